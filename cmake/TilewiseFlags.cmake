@@ -1,0 +1,34 @@
+# Flags that all of the project's own units share, and the flags of the instruction-set units.
+
+add_library(tilewise_flags INTERFACE)
+target_compile_options(
+  tilewise_flags
+  INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion
+            $<$<BOOL:${TILEWISE_WERROR}>:-Werror>
+            # Results do not depend on what a compiler chooses to fuse.
+            -ffp-contract=off -ffunction-sections -fdata-sections)
+
+if(TILEWISE_SANITIZE)
+  set(sanitizer_flags -fsanitize=${TILEWISE_SANITIZE} -fno-sanitize-recover=all
+                      -fno-omit-frame-pointer)
+  target_compile_options(tilewise_flags INTERFACE ${sanitizer_flags})
+  target_link_options(tilewise_flags INTERFACE ${sanitizer_flags})
+endif()
+
+# NOTE: an instruction-set unit must not define inline functions that other units define too: the
+# linker keeps one copy, perhaps the one that needs AVX-512. tests/install/isa_units_test.py checks.
+set(isa_avx2 -mavx2 -mfma -mf16c)
+set(isa_avx512 ${isa_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
+set(isa_amx ${isa_avx512} -mavx512bf16 -mamx-tile -mamx-bf16 -mamx-int8)
+
+# Gives each source named *_avx2.cpp, *_avx512.cpp or *_amx.cpp the flags of its instruction set.
+function(tilewise_isa_flags)
+  foreach(isa IN ITEMS avx2 avx512 amx)
+    set(units ${ARGN})
+    list(FILTER units INCLUDE REGEX "_${isa}\\.cpp$")
+    if(units)
+      set_source_files_properties(${units} PROPERTIES COMPILE_OPTIONS
+                                                      "${isa_${isa}};-ffp-contract=fast")
+    endif()
+  endforeach()
+endfunction()
