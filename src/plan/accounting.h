@@ -1,0 +1,24 @@
+/// Counting: visible pairs, FLOPs, and the bytes of every tensor that a pass holds.
+#pragma once
+
+#include <vector>
+
+#include "problem/problem.h"
+#include "tilewise/plan.h"
+
+namespace tilewise {
+
+/// (query, key) pairs that position and lengths leave visible, over batch and query heads. Element masks and block
+/// lists do not count. Packed lengths on a device: estimated from the totals.
+double visible_pairs(const Problem& problem);
+
+/// Forward: 2 * pairs * (D + Dv). Backward: 2 * pairs * (3 D + 2 Dv), i.e. 2.5 times forward when D = Dv.
+double attention_flops(const Problem& problem);
+
+/// Inputs, outputs and gradients of the call itself (not what a kernel adds).
+std::vector<MemoryItem> problem_memory(const Problem& problem);
+
+/// Bytes of the items with the given role.
+std::int64_t bytes_of(const std::vector<MemoryItem>& items, MemoryItem::Role role);
+
+}  // namespace tilewise
