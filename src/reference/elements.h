@@ -1,0 +1,26 @@
+/// Reading and writing tensor elements of any type as double.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tilewise/tensor.h"
+
+namespace tilewise::reference {
+
+/// The element at an offset (in elements) from the tensor's data, exactly; bool and integers too.
+double load(const Tensor& tensor, std::int64_t offset);
+
+/// Rounds once, to nearest even, to the tensor's type, and writes.
+void store(const Tensor& tensor, std::int64_t offset, double value);
+
+/// The value that `dtype` holds for `value`: rounded once, to nearest even, overflow to infinity.
+double round_to(DType dtype, double value);
+
+/// All elements in row-major order of the tensor's sizes.
+std::vector<double> to_double(const Tensor& tensor);
+
+/// Writes all elements in row-major order, each rounded once.
+void from_double(const Tensor& tensor, const std::vector<double>& values);
+
+}  // namespace tilewise::reference
