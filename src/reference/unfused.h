@@ -1,8 +1,10 @@
-/// The yardstick of CONTRACT 18: how far the textbook's own arithmetic is from float64. Not a kernel.
+/// The yardstick of CONTRACT 18: how far the textbook's own arithmetic is from float64. Not a
+/// kernel.
 ///
-/// Products of the given inputs in float32, S and P rounded to the input type, sums accumulated in float32, results
-/// rounded to the input type as a tensor of that type holds them. A finite S that the type cannot hold keeps its
-/// float32 value, so that float16 has a yardstick at large logits too. float64 inputs are measured as float32.
+/// Products of the given inputs in float32, S and P rounded to the input type, sums accumulated in
+/// float32, results rounded to the input type as a tensor of that type holds them. A finite S that
+/// the type cannot hold keeps its float32 value, so that float16 has a yardstick at large logits
+/// too. float64 inputs are measured as float32.
 #pragma once
 
 #include "reference/reference.h"
