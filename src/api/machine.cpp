@@ -1,0 +1,20 @@
+#include "api/machine.h"
+
+#include "cpu/isa.h"
+
+namespace tilewise {
+
+const Hardware& machine_at_hand(Device device) {
+  if (device.type == DeviceType::cpu) {
+    if (device.index != 0) {
+      throw DeviceError("device cpu:" + std::to_string(device.index) + " does not exist: the CPU is one device, index 0");
+    }
+    static const Hardware cpu = cpu::describe_cpu();
+    return cpu;
+  }
+  throw DeviceError(device_name(device) + " was asked for: this build has no CUDA backend");
+}
+
+Hardware hardware(Device device) { return machine_at_hand(device); }
+
+}  // namespace tilewise

@@ -1,0 +1,54 @@
+/// The default allocator: host memory. (runtime.h)
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "tilewise/error.h"
+#include "tilewise/runtime.h"
+
+namespace tilewise {
+namespace {
+
+constexpr std::int64_t kAlignment = 256;
+/// From this size on, memory comes in huge pages where the kernel has them: the first touch of an S x S matrix is
+/// otherwise a page fault every 4 KiB.
+constexpr std::int64_t kHugePageBytes = std::int64_t{2} << 20;
+
+class HostAllocator final : public Allocator {
+ public:
+  void* allocate(std::int64_t bytes, Device device, void* /*stream*/) override {
+    if (device.type != DeviceType::cpu) {
+      throw DeviceError("default_allocator: no memory on " + device_name(device) +
+                        "; this build allocates on cpu only");
+    }
+    const std::int64_t alignment = bytes >= 4 * kHugePageBytes ? kHugePageBytes : kAlignment;
+    // aligned_alloc wants a multiple of the alignment.
+    const auto rounded = (static_cast<std::size_t>(bytes) + static_cast<std::size_t>(alignment) - 1) /
+                         static_cast<std::size_t>(alignment) * static_cast<std::size_t>(alignment);
+    void* data = std::aligned_alloc(static_cast<std::size_t>(alignment), rounded);
+    if (data == nullptr) {
+      throw OutOfMemory("default_allocator: " + std::to_string(bytes) +
+                        " bytes on cpu were refused by the system");
+    }
+    if (alignment == kHugePageBytes) madvise(data, rounded, MADV_HUGEPAGE);  // a wish; may fail
+    return data;
+  }
+
+  void release(void* data, std::int64_t /*bytes*/, Device /*device*/,
+               void* /*stream*/) noexcept override {
+    std::free(data);
+  }
+};
+
+}  // namespace
+
+Allocator::~Allocator() = default;
+
+Allocator& default_allocator() {
+  // Never destroyed: callers' static objects may release memory after ours are gone.
+  static HostAllocator& allocator = *new HostAllocator;
+  return allocator;
+}
+
+}  // namespace tilewise

@@ -1,0 +1,22 @@
+/// Which instruction sets this CPU offers, and what the plan may expect of it.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "tilewise/plan.h"
+
+namespace tilewise::cpu {
+
+enum class Isa : std::uint8_t { scalar, avx2, avx512, amx };
+
+/// Best set that the CPU has and the operating system saves. TILEWISE_CPU_ISA (scalar, avx2, avx512) lowers it.
+Isa best_isa();
+std::string_view isa_name(Isa isa);
+/// The set of that name; scalar for an unknown one.
+Isa isa_from_name(std::string_view name);
+
+/// Name, threads, memory and rough rates of this CPU.
+Hardware describe_cpu();
+
+}  // namespace tilewise::cpu

@@ -1,0 +1,53 @@
+/// KernelUnit: what names one compiled kernel, and PackUnit: what the pack and the census need to
+/// know about it.
+///
+/// A kernel `stem` consists of
+///   cuda/kernels/<stem>_args.h  namespace tilewise::<stem>: struct Config (named constants) and
+///   struct Args (the one
+///                               parameter); includes only other *_args.h; read by the host and by
+///                               NVRTC
+///   cuda/kernels/<stem>.cuh     namespace tilewise::<stem>: template <Config kConfig> void
+///   kernel(const Args&) cuda/kernels/<stem>.hpp/.cpp  host: configs, supports, cost, run
+/// and the unit that NVRTC compiles is generated from a KernelUnit:
+///   #include "cuda/kernels/<stem>.cuh"
+///   using namespace tilewise::<stem>;
+///   constexpr Config kConfig{<config>};
+///   extern "C" __global__ void __launch_bounds__(<threads>, <min_blocks>)
+///   <name>(const __grid_constant__ <args> args) { <entry><kConfig>(args); }
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace tilewise::cuda {
+
+struct KernelUnit {
+  std::string stem;              ///< "fwd_sm80"
+  std::string config;            ///< designated initialisers: ".block_m = 128, .head_dim = 64"
+  int threads = 128;             ///< of a block
+  int min_blocks = 1;            ///< on a multiprocessor, the second argument of __launch_bounds__
+  int shared_bytes = 0;          ///< dynamic shared memory that each launch asks for
+  std::string entry = "kernel";  ///< the function template, for stems with several kernels
+  std::string args = "Args";     ///< its parameter's type
+
+  /// Name of the extern "C" function: the stem, or stem_entry when the entry is not "kernel".
+  std::string name() const;
+  /// The text that NVRTC compiles.
+  std::string source() const;
+  bool operator==(const KernelUnit&) const = default;
+};
+
+/// A unit that is compiled at build time. What the census holds it to.
+struct PackUnit {
+  KernelUnit unit;
+  std::string row;  ///< the kernel row it belongs to, for the table
+  std::string
+      instruction;  ///< that its PTX must contain: "mma.sync", "wgmma.mma_async"; empty = none
+  int allowed_spill_bytes = 0;  ///< at most 64, and the .hpp says why
+};
+
+/// Every unit that the pack holds for an architecture (80, 86, 89, 90, 100, 120): at most 60. Each
+/// kernel's .hpp contributes by a function of its own; src/cuda/rows.cpp calls them all.
+std::vector<PackUnit> pack_units(int arch);
+
+}  // namespace tilewise::cuda

@@ -1,0 +1,138 @@
+#include "plan/choose.h"
+
+#include <cstdlib>
+#include <optional>
+
+#include "plan/accounting.h"
+
+namespace tilewise {
+namespace {
+
+using Role = MemoryItem::Role;
+
+/// Sum of the parts as WorkspaceCutter lays them out.
+std::int64_t aligned_bytes(const std::vector<MemoryItem>& items, Role role) {
+  std::int64_t bytes = 0;
+  for (const MemoryItem& item : items) {
+    if (item.role == role) bytes += align_workspace(item.bytes);
+  }
+  return bytes;
+}
+
+Plan make_plan(const Problem& p, const KernelRow& row, const Cost& cost) {
+  Plan plan;
+  plan.pass = p.pass;
+  plan.kernel = row.name;
+  plan.implementation = row.implementation;
+  plan.device = p.device;
+  plan.block_m = cost.block_m;
+  plan.block_n = cost.block_n;
+  plan.splits = cost.splits;
+  plan.memory = problem_memory(p);
+  plan.memory.insert(plan.memory.end(), cost.memory.begin(), cost.memory.end());
+  plan.workspace_bytes = aligned_bytes(cost.memory, Role::workspace);
+  plan.saved_bytes = aligned_bytes(cost.memory, Role::saved);
+  plan.flops = attention_flops(p);
+  plan.bytes_moved = cost.bytes_moved;
+  plan.predicted_ms = cost.ms;
+  return plan;
+}
+
+std::string ms_text(double ms) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g ms", ms);
+  return text;
+}
+
+/// Why a row is not even asked whether it supports the problem; empty when it is.
+std::string passed_over(const KernelRow& row, const Choice& choice) {
+  if (!choice.kernel.empty()) return choice.kernel == row.name ? "" : "another kernel was named";
+  const std::string wanted = choice.implementation.empty() ? "flash" : choice.implementation;
+  if (wanted == row.implementation) return "";
+  return "implementation " + std::string(row.implementation) + " runs only when named";
+}
+
+[[noreturn]] void refuse(const Problem& p, const Choice& choice, const std::vector<Refusal>& refusals) {
+  std::string message = "no kernel runs this " + std::string(pass_name(p.pass)) + " on " + device_name(p.device);
+  if (!choice.kernel.empty()) message = "kernel " + choice.kernel + " cannot run this " + std::string(pass_name(p.pass));
+  if (choice.kernel.empty() && !choice.implementation.empty()) message += " as " + choice.implementation;
+  for (const Refusal& r : refusals) {
+    if (choice.kernel.empty() || r.kernel == choice.kernel) message += "\n  " + r.kernel + ": " + r.reason;
+  }
+  throw Unsupported(message);
+}
+
+void check_names(const Choice& choice, Pass pass, std::span<const KernelRow> rows) {
+  if (!choice.kernel.empty()) find_row(rows, choice.kernel, pass);
+  if (choice.implementation.empty()) return;
+  std::string known;
+  for (const KernelRow& row : rows) {
+    if (choice.implementation == row.implementation) return;
+    if (known.find(row.implementation) == std::string::npos) known += (known.empty() ? "" : ", ") + std::string(row.implementation);
+  }
+  throw InvalidArgument("implementation is \"" + choice.implementation + "\": expected one of " + known);
+}
+
+}  // namespace
+
+Plan choose(const Problem& p, const Hardware& machine, const Choice& choice, std::span<const KernelRow> rows) {
+  check_names(choice, p.pass, rows);
+  std::optional<Plan> best;
+  std::vector<Refusal> refusals;
+  for (const KernelRow& row : rows) {
+    if (row.pass != p.pass) continue;
+    if (row.device != p.device.type) {
+      if (choice.kernel == row.name) {
+        refusals.push_back({row.name, "it runs on " + std::string(row.device == DeviceType::cpu ? "cpu" : "cuda") +
+                                          ", the tensors are on " + device_name(p.device)});
+      }
+      continue;
+    }
+    std::string reason = passed_over(row, choice);
+    if (reason.empty()) reason = row.supports(row, p, machine);
+    if (!reason.empty()) {
+      refusals.push_back({row.name, reason});
+      continue;
+    }
+    const Cost cost = row.cost(row, p, machine);
+    if (best && best->predicted_ms <= cost.ms) {
+      refusals.push_back({row.name, "predicted " + ms_text(cost.ms) + ", slower than " + best->kernel});
+      continue;
+    }
+    if (best) {
+      refusals.push_back({best->kernel, "predicted " + ms_text(best->predicted_ms) + ", slower than " + row.name});
+    }
+    best = make_plan(p, row, cost);
+  }
+  if (!best) refuse(p, choice, refusals);
+  best->refusals = std::move(refusals);
+  const bool forced = !choice.kernel.empty() || !choice.implementation.empty();
+  best->reason = forced ? "named by the caller" : "least predicted time of the flash kernels, " + ms_text(best->predicted_ms);
+  return *best;
+}
+
+const KernelRow& find_row(std::span<const KernelRow> rows, const std::string& name, Pass pass) {
+  std::string known;
+  for (const KernelRow& row : rows) {
+    if (row.pass != pass) continue;
+    if (name == row.name) return row;
+    known += (known.empty() ? "" : ", ") + std::string(row.name);
+  }
+  throw InvalidArgument("kernel is \"" + name + "\": expected a " + std::string(pass_name(pass)) + " kernel, one of " + known);
+}
+
+Choice with_environment(const Choice& choice, Pass pass, std::span<const KernelRow> rows) {
+  if (!choice.kernel.empty() || !choice.implementation.empty()) return choice;
+  const char* forced = std::getenv("TILEWISE_FORCE_KERNEL");
+  if (forced == nullptr || *forced == '\0') return choice;
+  bool known = false;
+  for (const KernelRow& row : rows) {
+    known = known || std::string(row.name) == forced;
+    if (row.pass == pass && std::string(row.name) == forced) return {.implementation = "", .kernel = forced};
+    if (std::string(row.implementation) == forced) return {.implementation = forced, .kernel = ""};
+  }
+  if (known) return choice;  // a kernel of the other pass
+  throw InvalidArgument("TILEWISE_FORCE_KERNEL is \"" + std::string(forced) + "\": expected a kernel's or an implementation's name");
+}
+
+}  // namespace tilewise

@@ -1,0 +1,20 @@
+/// Choice: from a Problem and a machine to a Plan. Pure: the same arguments give the same plan.
+#pragma once
+
+#include <span>
+
+#include "plan/kernel_row.h"
+
+namespace tilewise {
+
+/// Considers `rows` in order. Left to itself: the supporting `flash` rows of the device, least predicted time, ties to
+/// the earlier row. Throws Unsupported with every refusal, InvalidArgument for a forced name that does not exist.
+Plan choose(const Problem& problem, const Hardware& machine, const Choice& choice, std::span<const KernelRow> rows);
+
+/// The row of that name for the pass. Throws InvalidArgument.
+const KernelRow& find_row(std::span<const KernelRow> rows, const std::string& name, Pass pass);
+
+/// `choice`, or what TILEWISE_FORCE_KERNEL names when both of its fields are empty.
+Choice with_environment(const Choice& choice, Pass pass, std::span<const KernelRow> rows);
+
+}  // namespace tilewise

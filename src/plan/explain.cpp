@@ -1,0 +1,68 @@
+#include <algorithm>
+#include <cstdio>
+
+#include "plan/accounting.h"
+#include "tilewise/plan.h"
+
+namespace tilewise {
+namespace {
+
+const char* role_name(MemoryItem::Role role) {
+  switch (role) {
+    case MemoryItem::Role::input:
+      return "input";
+    case MemoryItem::Role::output:
+      return "output";
+    case MemoryItem::Role::saved:
+      return "saved";
+    case MemoryItem::Role::gradient:
+      return "gradient";
+    case MemoryItem::Role::workspace:
+      return "workspace";
+  }
+  return "";
+}
+
+std::string line(const char* format, const auto&... values) {
+  char text[512];
+  std::snprintf(text, sizeof text, format, values...);
+  return text;
+}
+
+std::string bytes_text(std::int64_t bytes) {
+  const auto value = static_cast<double>(bytes);
+  if (bytes >= std::int64_t{1} << 30) return line("%.2f GiB", value / 1073741824.0);
+  if (bytes >= std::int64_t{1} << 20) return line("%.2f MiB", value / 1048576.0);
+  if (bytes >= 1024) return line("%.1f KiB", value / 1024.0);
+  return line("%lld B", static_cast<long long>(bytes));
+}
+
+}  // namespace
+
+std::string_view pass_name(Pass pass) { return pass == Pass::forward ? "forward" : "backward"; }
+
+std::int64_t Plan::live_bytes() const {
+  using Role = MemoryItem::Role;
+  return bytes_of(memory, Role::input) + bytes_of(memory, Role::output) + saved_bytes;
+}
+
+std::int64_t Plan::peak_bytes() const {
+  return live_bytes() + bytes_of(memory, MemoryItem::Role::gradient) + workspace_bytes;
+}
+
+std::string explain(const Plan& p) {
+  std::string text = std::string(pass_name(p.pass)) + " on " + device_name(p.device) + ": " + p.kernel + " (" +
+                     p.implementation + "), " + p.reason + "\n";
+  if (p.block_m > 0) text += line("  tiles      %d x %d (query rows x keys), %d split%s\n", p.block_m, p.block_n, p.splits, p.splits == 1 ? "" : "s");
+  text += line("  work       %.4g GFLOP, %.4g GB moved, predicted %.4g ms\n", p.flops * 1e-9, p.bytes_moved * 1e-9, p.predicted_ms);
+  text += "  memory     " + bytes_text(p.live_bytes()) + " live before backward, " + bytes_text(p.peak_bytes()) + " peak\n";
+  for (const MemoryItem& m : p.memory) {
+    text += line("    %-9s %-12s %-28s %-9s %12s\n", role_name(m.role), m.name.c_str(), m.shape.c_str(),
+                 std::string(dtype_name(m.dtype)).c_str(), bytes_text(m.bytes).c_str());
+  }
+  if (!p.refusals.empty()) text += "  passed over\n";
+  for (const Refusal& r : p.refusals) text += "    " + r.kernel + ": " + r.reason + "\n";
+  return text;
+}
+
+}  // namespace tilewise

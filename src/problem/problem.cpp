@@ -1,0 +1,409 @@
+#include "problem/problem.h"
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+
+#include "problem/arguments.h"
+
+namespace tilewise {
+namespace {
+
+using arguments::canonical;
+using arguments::expand;
+using arguments::fail;
+using arguments::require_device;
+using arguments::require_shape;
+
+/// Reads element i of an int32 or int64 vector on the host.
+std::int64_t integer_at(const Tensor& t, std::int64_t i) {
+  if (t.dtype == DType::int64) return static_cast<const std::int64_t*>(t.data)[i * t.strides[0]];
+  return static_cast<const std::int32_t*>(t.data)[i * t.strides[0]];
+}
+
+bool host_readable(const Tensor& t) { return t.device.type == DeviceType::cpu && t.data != nullptr; }
+
+/// Sizes of q, k, v against each other. Sets batch, heads, dims and dense lengths.
+void take_sizes(Problem& p, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionSpec& spec) {
+  p.q = canonical("q", q);
+  p.k = canonical("k", k);
+  p.v = canonical("v", v);
+  p.dtype = q.dtype;
+  p.device = q.device;
+  if (q.dtype != DType::float64 && q.dtype != DType::float32 && q.dtype != DType::bfloat16 &&
+      q.dtype != DType::float16) {
+    fail("q", q, "its type must be float64, float32, bfloat16 or float16");
+  }
+  if (k.dtype != q.dtype) fail("k", k, "q, k and v must have one type; q is " + std::string(dtype_name(q.dtype)));
+  if (v.dtype != q.dtype) fail("v", v, "q, k and v must have one type; q is " + std::string(dtype_name(q.dtype)));
+  require_device("k", k, p.device);
+  require_device("v", v, p.device);
+  p.packed = spec.cu_seqlens_q.defined() || spec.cu_seqlens_k.defined();
+  p.paged = spec.block_table.defined();
+  p.batch = p.q.sizes[0];
+  p.heads_q = p.q.sizes[1];
+  p.seq_q = p.total_q = p.q.sizes[2];
+  p.head_dim = p.q.sizes[3];
+  p.heads_k = p.k.sizes[1];
+  p.seq_k = p.total_k = p.k.sizes[2];
+  p.head_dim_v = p.v.sizes[3];
+  if (p.head_dim < 1) fail("q", q, "the head dim (last axis) must be at least 1");
+  if (p.head_dim_v < 1) fail("v", v, "the head dim (last axis) must be at least 1");
+  if (p.k.sizes[3] != p.head_dim) {
+    fail("k", k, "its head dim must equal q's, " + std::to_string(p.head_dim));
+  }
+  for (int axis = 0; axis < 3; ++axis) {
+    if (p.v.sizes[axis] != p.k.sizes[axis]) fail("v", v, "batch, heads and length must equal those of k, " + k.describe());
+  }
+  if (!p.paged && p.k.sizes[0] != p.batch) {
+    fail("k", k, "its batch must equal q's, " + std::to_string(p.batch));
+  }
+  if (p.heads_k == 0 ? p.heads_q != 0 : p.heads_q % p.heads_k != 0) {
+    fail("q", q, "the query heads (" + std::to_string(p.heads_q) + ") must be a multiple of the key heads (" +
+                     std::to_string(p.heads_k) + ")");
+  }
+}
+
+void check_offsets(const char* name, const Tensor& t, Device device) {
+  require_device(name, t, device);
+  if (t.rank != 1 || t.sizes[0] < 1 || (t.dtype != DType::int32 && t.dtype != DType::int64)) {
+    fail(name, t, "expected int32 or int64 with shape (sequences + 1)");
+  }
+}
+
+/// Walks host-visible offsets; returns the longest sequence.
+std::int64_t longest_sequence(const char* name, const Tensor& t, std::int64_t total) {
+  std::int64_t longest = 0;
+  std::int64_t previous = integer_at(t, 0);
+  if (previous != 0) fail(name, t, "the first offset must be 0, it is " + std::to_string(previous));
+  for (std::int64_t i = 1; i < t.sizes[0]; ++i) {
+    const std::int64_t offset = integer_at(t, i);
+    if (offset < previous || offset > total) {
+      fail(name, t, "offset " + std::to_string(i) + " is " + std::to_string(offset) + "; expected " +
+                        std::to_string(previous) + " (the one before) to " + std::to_string(total) +
+                        " (rows of the tensor)");
+    }
+    longest = std::max(longest, offset - previous);
+    previous = offset;
+  }
+  return longest;
+}
+
+std::int64_t packed_bound(const char* offsets_name, const char* bound_name, const Tensor& offsets,
+                          std::int64_t bound, std::int64_t total) {
+  if (bound < 0) arguments::fail_value(bound_name, std::to_string(bound), "it must be >= 0");
+  if (!host_readable(offsets)) {
+    if (bound == 0) {
+      arguments::fail_value(bound_name, "0", std::string("it must be given when ") + offsets_name +
+                                                 " cannot be read on the host");
+    }
+    return bound;
+  }
+  const std::int64_t longest = longest_sequence(offsets_name, offsets, total);
+  if (bound != 0 && bound < longest) {
+    arguments::fail_value(bound_name, std::to_string(bound),
+                          "the longest sequence has " + std::to_string(longest) + " rows");
+  }
+  return bound != 0 ? bound : longest;
+}
+
+void take_packed(Problem& p, const AttentionSpec& spec) {
+  if (!spec.cu_seqlens_q.defined()) fail("cu_seqlens_q", spec.cu_seqlens_q, "given together with cu_seqlens_k or not at all");
+  if (!spec.cu_seqlens_k.defined()) fail("cu_seqlens_k", spec.cu_seqlens_k, "given together with cu_seqlens_q or not at all");
+  check_offsets("cu_seqlens_q", spec.cu_seqlens_q, p.device);
+  check_offsets("cu_seqlens_k", spec.cu_seqlens_k, p.device);
+  if (spec.cu_seqlens_k.sizes[0] != spec.cu_seqlens_q.sizes[0]) {
+    fail("cu_seqlens_k", spec.cu_seqlens_k, "it must have as many offsets as cu_seqlens_q, " +
+                                                std::to_string(spec.cu_seqlens_q.sizes[0]));
+  }
+  if (p.batch != 1) fail("q", p.q, "packed tensors have batch 1: (1, Hq, total_q, D)");
+  if (spec.key_lengths.defined()) fail("key_lengths", spec.key_lengths, "not together with packed sequences");
+  if (p.paged) fail("block_table", spec.block_table, "not together with packed sequences");
+  p.cu_seqlens_q = spec.cu_seqlens_q;
+  p.cu_seqlens_k = spec.cu_seqlens_k;
+  p.batch = spec.cu_seqlens_q.sizes[0] - 1;
+  p.seq_q = packed_bound("cu_seqlens_q", "max_seqlen_q", p.cu_seqlens_q, spec.max_seqlen_q, p.total_q);
+  p.seq_k = packed_bound("cu_seqlens_k", "max_seqlen_k", p.cu_seqlens_k, spec.max_seqlen_k, p.total_k);
+  for (Tensor* t : {&p.q, &p.k, &p.v}) t->strides[0] = 0;
+}
+
+void take_paged(Problem& p, const AttentionSpec& spec) {
+  const Tensor& table = spec.block_table;
+  require_device("block_table", table, p.device);
+  if (table.rank != 2 || table.dtype != DType::int32 || table.sizes[0] != p.batch) {
+    fail("block_table", table, "expected int32 (B, max_pages) with B = " + std::to_string(p.batch));
+  }
+  if (!spec.key_lengths.defined()) fail("key_lengths", spec.key_lengths, "required with block_table");
+  if (p.pass == Pass::backward) fail("block_table", table, "a paged cache has no backward");
+  p.block_table = table;
+  p.page_size = p.k.sizes[2];
+  if (p.page_size < 1) fail("k", p.k, "the page size (third axis) must be at least 1");
+  p.seq_k = table.sizes[1] * p.page_size;
+}
+
+void check_page(const Problem& p, std::int64_t b, std::int64_t page) {
+  const auto* table = static_cast<const std::int32_t*>(p.block_table.data);
+  const std::int64_t entry = table[b * p.block_table.strides[0] + page * p.block_table.strides[1]];
+  if (entry < 0 || entry >= p.k.sizes[0]) {
+    fail("block_table", p.block_table, "entry (" + std::to_string(b) + ", " + std::to_string(page) + ") is " +
+                                           std::to_string(entry) + "; the pool has pages 0 to " +
+                                           std::to_string(p.k.sizes[0] - 1));
+  }
+}
+
+void take_key_lengths(Problem& p, const AttentionSpec& spec) {
+  const Tensor& lengths = spec.key_lengths;
+  require_device("key_lengths", lengths, p.device);
+  if (lengths.rank != 1 || lengths.dtype != DType::int32 || lengths.sizes[0] != p.batch) {
+    fail("key_lengths", lengths, "expected int32 (B) with B = " + std::to_string(p.batch));
+  }
+  p.key_lengths = lengths;
+  if (!host_readable(lengths)) return;
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    const std::int64_t length = integer_at(lengths, b);
+    if (length < 0 || length > p.seq_k) {
+      fail("key_lengths", lengths, "entry " + std::to_string(b) + " is " + std::to_string(length) + "; expected 0 to " +
+                                       std::to_string(p.seq_k));
+    }
+    if (!p.paged || !host_readable(p.block_table)) continue;
+    for (std::int64_t page = 0; page * p.page_size < length; ++page) check_page(p, b, page);
+  }
+}
+
+/// Bias, mask: broadcast to (B, Hq, Sq, Sk), packed to (1|Hq, total_q, max_k).
+Tensor take_pairs(const Problem& p, const char* name, const Tensor& t) {
+  require_device(name, t, p.device);
+  if (!p.packed) return expand(name, t, {p.batch, p.heads_q, p.seq_q, p.seq_k}, "(B, Hq, Sq, Sk)");
+  Tensor expanded = expand(name, t, {1, p.heads_q, p.total_q, p.seq_k}, "(1|Hq, total_q, max_k)");
+  expanded.sizes[0] = p.batch;
+  expanded.strides[0] = 0;
+  return expanded;
+}
+
+void take_scores(Problem& p, const AttentionSpec& spec) {
+  p.scale64 = spec.scale.value_or(1.0 / std::sqrt(static_cast<double>(p.head_dim)));
+  p.scale = static_cast<float>(p.scale64);
+  if (!std::isfinite(p.scale)) arguments::fail_value("scale", std::to_string(p.scale64), "it must be finite in float32");
+  p.softcap = spec.softcap;
+  if (!std::isfinite(p.softcap) || p.softcap < 0) {
+    arguments::fail_value("softcap", std::to_string(spec.softcap), "it must be finite and >= 0 (0 = off)");
+  }
+  if (spec.bias.defined()) {
+    if (!is_floating(spec.bias.dtype)) fail("bias", spec.bias, "its type must be a float type");
+    p.bias = take_pairs(p, "bias", spec.bias);
+  }
+  if (spec.alibi_slopes.defined()) {
+    const Tensor& slopes = spec.alibi_slopes;
+    require_device("alibi_slopes", slopes, p.device);
+    if (slopes.dtype != DType::float32) fail("alibi_slopes", slopes, "its type must be float32");
+    p.alibi_slopes = expand("alibi_slopes", slopes, {p.batch, p.heads_q}, "(Hq) or (B, Hq)");
+  }
+  if (spec.sinks.defined()) {
+    require_device("sinks", spec.sinks, p.device);
+    require_shape("sinks", spec.sinks, DType::float32, {p.heads_q}, "(Hq)");
+    p.sinks = spec.sinks;
+  }
+  p.score_mod = spec.score_mod;
+  if (p.score_mod != nullptr && !p.score_mod->apply) {
+    arguments::fail_value("score_mod", "no apply function", "apply must be callable");
+  }
+  if (p.score_mod != nullptr && p.pass == Pass::backward && !p.score_mod->derivative) {
+    arguments::fail_value("score_mod", "no derivative function", "backward needs it");
+  }
+  p.dropout = spec.dropout;
+  if (!(p.dropout.p >= 0.0 && p.dropout.p <= 1.0)) {
+    arguments::fail_value("dropout.p", std::to_string(p.dropout.p), "it must be in [0, 1]");
+  }
+}
+
+std::int64_t bounded(std::int64_t value) {
+  return std::clamp(value, -Problem::kUnbounded, Problem::kUnbounded);
+}
+
+void take_block_list(Problem& p, const BlockList& list) {
+  if (p.packed) fail("block_list.row_offsets", list.row_offsets, "not together with packed sequences");
+  if (list.block_q < 1) arguments::fail_value("block_list.block_q", std::to_string(list.block_q), "it must be >= 1");
+  if (list.block_k < 1) arguments::fail_value("block_list.block_k", std::to_string(list.block_k), "it must be >= 1");
+  require_device("block_list.row_offsets", list.row_offsets, p.device);
+  require_device("block_list.block_index", list.block_index, p.device);
+  const std::int64_t rows = (p.seq_q + list.block_q - 1) / list.block_q;
+  const Tensor& offsets = list.row_offsets;
+  const bool batch_ok = offsets.sizes[0] == 1 || offsets.sizes[0] == p.batch;
+  const bool heads_ok = offsets.sizes[1] == 1 || offsets.sizes[1] == p.heads_q;
+  if (offsets.rank != 3 || offsets.dtype != DType::int32 || !batch_ok || !heads_ok || offsets.sizes[2] != rows + 1) {
+    fail("block_list.row_offsets", offsets, "expected int32 (B|1, Hq|1, " + std::to_string(rows + 1) + ")");
+  }
+  if (list.block_index.rank != 1 || list.block_index.dtype != DType::int32) {
+    fail("block_list.block_index", list.block_index, "expected int32 (pairs)");
+  }
+  const Tensor& full = list.block_full;
+  if (full.defined()) {
+    require_device("block_list.block_full", full, p.device);
+    if (full.rank != 1 || full.sizes[0] != list.block_index.sizes[0] ||
+        (full.dtype != DType::boolean && full.dtype != DType::uint8)) {
+      fail("block_list.block_full", full, "expected bool or uint8 with the shape of block_index");
+    }
+  }
+  p.block_list = list;
+  if (offsets.sizes[0] == 1) p.block_list.row_offsets.strides[0] = 0;
+  if (offsets.sizes[1] == 1) p.block_list.row_offsets.strides[1] = 0;
+  arguments::check_block_list(p.block_list, offsets, (p.seq_k + list.block_k - 1) / list.block_k);
+}
+
+void take_masks(Problem& p, const AttentionSpec& spec) {
+  p.causal = spec.causal;
+  p.left = bounded(spec.window.left.value_or(Problem::kUnbounded));
+  p.right = bounded(spec.window.right.value_or(Problem::kUnbounded));
+  if (p.causal == Causal::bottom_right) p.right = std::min<std::int64_t>(p.right, 0);
+  if (spec.mask.defined()) {
+    if (spec.mask.dtype != DType::boolean) fail("mask", spec.mask, "its type must be bool (true = visible)");
+    p.mask = take_pairs(p, "mask", spec.mask);
+  }
+  if (spec.block_list.defined()) take_block_list(p, spec.block_list);
+}
+
+/// Row statistics: float32 (B, Hq, Sq), packed (Hq, total_q). Returns canonical (B, Hq, Sq).
+Tensor take_statistics(const Problem& p, const char* name, const Tensor& t) {
+  require_device(name, t, p.device);
+  if (p.packed) {
+    require_shape(name, t, DType::float32, {p.heads_q, p.total_q}, "(Hq, total_q)");
+    Tensor s = t;
+    s.rank = 3;
+    s.sizes = {p.batch, p.heads_q, p.total_q, 0};
+    s.strides = {0, t.strides[0], t.strides[1], 0};
+    return s;
+  }
+  if (t.rank == 2 && p.heads_q == 1) {  // rank-3 q: (B, S)
+    require_shape(name, t, DType::float32, {p.batch, p.seq_q}, "(B, Sq)");
+    Tensor s = t;
+    s.rank = 3;
+    s.sizes = {p.batch, 1, p.seq_q, 0};
+    s.strides = {t.strides[0], 0, t.strides[1], 0};
+    return s;
+  }
+  require_shape(name, t, DType::float32, {p.batch, p.heads_q, p.seq_q}, "(B, Hq, Sq)");
+  return t;
+}
+
+enum class Access : std::uint8_t { read, write };
+
+/// o, d_o, dq, dk, dv: shape of `like` with last axis `dim`.
+Tensor take_values(const Problem& p, const char* name, const Tensor& t, const Tensor& like, std::int64_t dim,
+                   Access access) {
+  if (!t.defined()) fail(name, t, "required");
+  require_device(name, t, p.device);
+  Tensor c = canonical(name, t);
+  if (c.dtype != p.dtype) fail(name, t, "its type must be that of q, " + std::string(dtype_name(p.dtype)));
+  const std::array<std::int64_t, 4> expected{like.sizes[0], like.sizes[1], like.sizes[2], dim};
+  if (c.sizes != expected) {
+    fail(name, t, "expected the shape " + arguments::shape_text(expected.data(), 4));
+  }
+  if (access == Access::write) arguments::require_no_overlap(name, c);
+  if (p.packed) c.strides[0] = 0;
+  return c;
+}
+
+void require_data(std::initializer_list<std::pair<const char*, const Tensor*>> tensors) {
+  for (const auto& [name, t] : tensors) {
+    if (t->defined() && t->data == nullptr && t->numel() > 0) fail(name, *t, "its data pointer is null");
+  }
+}
+
+void take_spec(Problem& p, const AttentionSpec& spec) {
+  if (p.packed) take_packed(p, spec);
+  if (p.paged) take_paged(p, spec);
+  if (spec.key_lengths.defined()) take_key_lengths(p, spec);
+  take_masks(p, spec);
+  take_scores(p, spec);
+  p.deterministic = spec.deterministic;
+  p.precision = spec.precision;
+}
+
+void require_spec_data(const AttentionSpec& s) {
+  require_data({{"mask", &s.mask}, {"bias", &s.bias}, {"alibi_slopes", &s.alibi_slopes}, {"sinks", &s.sinks},
+                {"key_lengths", &s.key_lengths}, {"cu_seqlens_q", &s.cu_seqlens_q},
+                {"cu_seqlens_k", &s.cu_seqlens_k}, {"block_table", &s.block_table},
+                {"block_list.row_offsets", &s.block_list.row_offsets},
+                {"block_list.block_index", &s.block_list.block_index},
+                {"block_list.block_full", &s.block_list.block_full}});
+}
+
+template <class Tensors>
+Problem begin_problem(const Tensors& t, const AttentionSpec& spec, Pass pass, Purpose purpose) {
+  Problem p;
+  p.pass = pass;
+  if (!t.q.defined()) fail("q", t.q, "required");
+  if (!t.k.defined()) fail("k", t.k, "required");
+  if (!t.v.defined()) fail("v", t.v, "required");
+  if (purpose == Purpose::run) {
+    require_data({{"q", &t.q}, {"k", &t.k}, {"v", &t.v}, {"o", &t.o}, {"lse", &t.lse}});
+    require_spec_data(spec);
+  }
+  take_sizes(p, t.q, t.k, t.v, spec);
+  const Tensor q_rows = p.q;  // before packing changes strides; sizes are the tensors' own
+  take_spec(p, spec);
+  const Access access = pass == Pass::forward ? Access::write : Access::read;
+  p.o = take_values(p, "o", t.o, q_rows, p.head_dim_v, access);
+  if (t.lse.defined()) p.lse = take_statistics(p, "lse", t.lse);
+  if (t.lse.defined() && access == Access::write) arguments::require_no_overlap("lse", t.lse);
+  p.saved = t.saved;
+  return p;
+}
+
+}  // namespace
+
+Problem make_problem(const ForwardTensors& t, const AttentionSpec& spec, Purpose purpose) {
+  return begin_problem(t, spec, Pass::forward, purpose);
+}
+
+Problem make_problem(const BackwardTensors& t, const AttentionSpec& spec, Purpose purpose) {
+  if (!t.lse.defined()) fail("lse", t.lse, "required by backward");
+  if (purpose == Purpose::run) {
+    require_data({{"d_o", &t.d_o}, {"d_lse", &t.d_lse}, {"dq", &t.dq}, {"dk", &t.dk}, {"dv", &t.dv},
+                  {"dbias", &t.dbias}, {"dsinks", &t.dsinks}});
+  }
+  Problem p = begin_problem(t, spec, Pass::backward, purpose);
+  p.d_o = take_values(p, "d_o", t.d_o, canonical("q", t.q), p.head_dim_v, Access::read);
+  if (t.d_lse.defined()) p.d_lse = take_statistics(p, "d_lse", t.d_lse);
+  p.dq = take_values(p, "dq", t.dq, canonical("q", t.q), p.head_dim, Access::write);
+  p.dk = take_values(p, "dk", t.dk, canonical("k", t.k), p.head_dim, Access::write);
+  p.dv = take_values(p, "dv", t.dv, canonical("v", t.v), p.head_dim_v, Access::write);
+  if (t.dbias.defined()) {
+    if (!spec.bias.defined()) fail("dbias", t.dbias, "given without a bias");
+    if (t.dbias.dtype != spec.bias.dtype || t.dbias.rank != spec.bias.rank || t.dbias.sizes != spec.bias.sizes) {
+      fail("dbias", t.dbias, "it must have the shape and type of bias, " + spec.bias.describe());
+    }
+    arguments::require_no_overlap("dbias", t.dbias);
+    p.dbias = take_pairs(p, "dbias", t.dbias);
+  }
+  if (t.dsinks.defined()) {
+    if (!spec.sinks.defined()) fail("dsinks", t.dsinks, "given without sinks");
+    require_device("dsinks", t.dsinks, p.device);
+    require_shape("dsinks", t.dsinks, DType::float32, {p.heads_q}, "(Hq)");
+    arguments::require_no_overlap("dsinks", t.dsinks);
+    p.dsinks = t.dsinks;
+  }
+  return p;
+}
+
+Sequence Problem::sequence(std::int64_t b) const {
+  Sequence s{.q_begin = 0, .q_length = seq_q, .k_begin = 0, .k_length = seq_k};
+  if (packed) {
+    s.q_begin = integer_at(cu_seqlens_q, b);
+    s.q_length = integer_at(cu_seqlens_q, b + 1) - s.q_begin;
+    s.k_begin = integer_at(cu_seqlens_k, b);
+    s.k_length = integer_at(cu_seqlens_k, b + 1) - s.k_begin;
+  } else if (key_lengths.defined()) {
+    s.k_length = integer_at(key_lengths, b);
+  }
+  return s;
+}
+
+Problem::KeyRow Problem::key_row(std::int64_t b, const Sequence& s, std::int64_t j) const {
+  if (!paged) return {b, s.k_begin + j};
+  const auto* table = static_cast<const std::int32_t*>(block_table.data);
+  const std::int64_t page = table[b * block_table.strides[0] + (j / page_size) * block_table.strides[1]];
+  return {page, j % page_size};
+}
+
+}  // namespace tilewise
