@@ -11,9 +11,10 @@
 /// and the unit that NVRTC compiles is generated from a KernelUnit:
 ///   #include "cuda/kernels/<stem>.cuh"
 ///   using namespace tilewise::<stem>;
-///   constexpr Config kConfig{<config>};
 ///   extern "C" __global__ void __launch_bounds__(<threads>, <min_blocks>)
-///   <name>(const __grid_constant__ <args> args) { <entry><kConfig>(args); }
+///   <name>(const __grid_constant__ <args> args) { <entry><Config{<config>}>(args); }
+/// Everything under -default-device: functions need no __device__. Includes are written from src/ and found among the
+/// embedded sources (cuda/tile/*, cuda/kernels/*.cuh, *_args.h).
 #pragma once
 
 #include <string>
