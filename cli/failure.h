@@ -1,0 +1,40 @@
+/// How a command ends: exit codes, and the exceptions of the command line itself.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace tilewise::cli {
+
+enum ExitCode : int {
+  kDone = 0,
+  kCheckFailed = 1,
+  kBadInput = 2,     ///< arguments or files
+  kNoDevice = 3,     ///< no such device, or no driver for it
+  kOutOfMemory = 4,
+  kUnsupported = 5,  ///< no kernel can run it, or it could not be compiled
+  kInterrupted = 130,
+};
+
+/// An argument or a file is wrong; the message says which, and what was expected.
+class BadInput : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// Ctrl-C.
+class Interrupted : public std::runtime_error {
+ public:
+  Interrupted() : std::runtime_error("interrupted") {}
+};
+
+/// The time given to one measurement is over.
+class TimedOut : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// Prints the exception that is being handled in one line on stderr and returns the exit code for it.
+int report_failure();
+
+}  // namespace tilewise::cli

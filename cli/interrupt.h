@@ -1,0 +1,39 @@
+/// Ctrl-C and deadlines: both stop the work between two tasks of a parallel region, so that even one
+/// long run gives way at once and what was measured before it is kept.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+
+#include "tilewise/runtime.h"
+
+namespace tilewise::cli {
+
+/// From here on the first Ctrl-C is noted instead of ending the process; the second one ends it.
+void catch_interrupts();
+bool interrupted();
+/// Throws Interrupted after a Ctrl-C.
+void throw_if_interrupted();
+
+/// Runs on a pool of its own; a task that begins after a Ctrl-C or past the deadline throws
+/// Interrupted or TimedOut in its place.
+class WatchedExecutor final : public Executor {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit WatchedExecutor(int threads) : pool_(make_thread_pool(threads)) {}
+  int concurrency() const override { return pool_->concurrency(); }
+  void parallel_for(std::int64_t tasks, const Body& body) override;
+
+  /// No deadline when not given.
+  void set_deadline(std::optional<Clock::time_point> deadline) { deadline_ = deadline; }
+
+ private:
+  void check() const;
+
+  std::unique_ptr<Executor> pool_;
+  std::optional<Clock::time_point> deadline_;
+};
+
+}  // namespace tilewise::cli
