@@ -79,6 +79,7 @@ struct Plan {
   int block_m = 0;  ///< query rows of a tile (B_r); 0 = the kernel has no tiles
   int block_n = 0;  ///< keys of a tile (B_c)
   int splits = 1;   ///< parts that the keys (backward: the queries or keys) of one head are split into
+  int threads = 1;  ///< CPU: bodies that run at a time; the workspace has scratch for so many
   std::int64_t workspace_bytes = 0;  ///< Launch::workspace must have at least this much, or the allocator gives it
   std::int64_t saved_bytes = 0;      ///< size of ForwardTensors::saved; 0 for flash
   double flops = 0.0;                ///< multiply-adds counted twice, visible pairs only

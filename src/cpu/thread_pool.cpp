@@ -18,6 +18,7 @@
 #include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tilewise/error.h"
@@ -181,11 +182,11 @@ class Crew {
 
 class ThreadPool final : public Executor {
  public:
-  explicit ThreadPool(int threads) : concurrency_(threads), fork_(current_fork()) {}
+  explicit ThreadPool(int threads) : concurrency_(threads), state_(current_fork() << 1) {}
 
   ~ThreadPool() override {
     // After a fork the threads are the parent's: nothing to join, and the crew is left as it lies.
-    if (fork_.load() == current_fork()) delete crew_;
+    if (state_.load() >> 1 == current_fork()) delete crew_;
   }
 
   int concurrency() const override { return concurrency_; }
@@ -197,30 +198,32 @@ class ThreadPool final : public Executor {
       return;
     }
     struct Release {
-      std::atomic<bool>& busy;
-      ~Release() { busy.store(false, std::memory_order_release); }
-    } const release{busy_};
+      std::atomic<std::uint32_t>& state;
+      ~Release() { state.fetch_and(~kBusy, std::memory_order_release); }
+    } const release{state_};
     if (crew_ == nullptr) crew_ = new Crew(concurrency_ - 1);
     crew_->run(tasks, body);
   }
 
  private:
+  static constexpr std::uint32_t kBusy = 1;
+
   /// False when a job of this pool is under way: on another thread, or around this very call.
   bool acquire() {
-    const std::uint32_t fork = current_fork();
-    std::uint32_t known = fork_.load(std::memory_order_relaxed);
-    if (known != fork && fork_.compare_exchange_strong(known, fork)) {
-      crew_ = nullptr;  // its threads stayed in the parent
-      busy_.store(true, std::memory_order_relaxed);
-      return true;
+    const std::uint32_t idle = current_fork() << 1;
+    std::uint32_t state = state_.load(std::memory_order_relaxed);
+    if (state == (idle | kBusy)) return false;
+    if (!state_.compare_exchange_strong(state, idle | kBusy, std::memory_order_acquire)) {
+      return false;  // another thread was faster
     }
-    return !busy_.exchange(true, std::memory_order_acquire);
+    if (state != idle) crew_ = nullptr;  // forked since: its threads stayed in the parent
+    return true;
   }
 
   const int concurrency_;
-  std::atomic<bool> busy_{false};
-  std::atomic<std::uint32_t> fork_;
-  Crew* crew_ = nullptr;  ///< started by the first job; guarded by busy_
+  /// The fork in which the crew was started, and whether it is at work.
+  std::atomic<std::uint32_t> state_;
+  Crew* crew_ = nullptr;  ///< started by the first job; belongs to the call that set kBusy
 };
 
 /// CPUs that this process may run on.

@@ -28,6 +28,7 @@ Plan make_plan(const Problem& p, const KernelRow& row, const Cost& cost) {
   plan.block_m = cost.block_m;
   plan.block_n = cost.block_n;
   plan.splits = cost.splits;
+  plan.threads = cost.threads;
   plan.memory = problem_memory(p);
   plan.memory.insert(plan.memory.end(), cost.memory.begin(), cost.memory.end());
   plan.workspace_bytes = aligned_bytes(cost.memory, Role::workspace);

@@ -16,7 +16,7 @@ namespace tilewise {
 struct Cost {
   double ms = 0.0;           ///< predicted time
   double bytes_moved = 0.0;  ///< through memory
-  int block_m = 0, block_n = 0, splits = 1;
+  int block_m = 0, block_n = 0, splits = 1, threads = 1;  ///< as in Plan
   /// Saved state and workspace of this row, in the order in which they lie in memory (each 256-byte aligned).
   std::vector<MemoryItem> memory;
 };

@@ -1,0 +1,260 @@
+/// FlashAttention-2 forward (Dao 2023, Algorithm 1) on the CPU. Schedule, memory and numbers: flash_fwd.md.
+///
+/// Per group of key heads: pack K^T panels and V rows as float32 (all workers), then one task per block of
+/// kTaskRows query rows: for each block of keys, S = Q K^T, logits, online softmax, O += P V.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "cpu/elements.h"
+#include "cpu/flash.h"
+#include "cpu/score_steps.h"
+#include "cpu/tiles.h"
+#include "plan/accounting.h"
+
+namespace tilewise::cpu {
+namespace {
+
+constexpr int kTaskRows = 96;   // query rows of a task: a packed K or V block is used by this many
+constexpr int kGroupRows = 24;  // rows whose strip of scores stays in the first-level cache
+constexpr int kBlockKeys = 128;
+constexpr std::int64_t kPackedBytes = std::int64_t{48} << 20;  // packed K and V held at a time
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+/// Padded sizes and the layout of the workspace.
+struct Geometry {
+  std::int64_t ld_q, ld_v;               ///< padded head dims of Q and of V
+  std::int64_t keys;                     ///< longest key sequence, padded to panels
+  std::int64_t k_elems, v_elems;         ///< packed K and V of one (sequence, key head)
+  std::int64_t pairs, pairs_at_a_time;   ///< (sequence, key head)
+  std::int64_t tasks_per_head;           ///< blocks of query rows of the longest sequence
+  int workers;
+
+  Geometry(const Problem& p, const Micro& micro, int threads) {
+    ld_q = p.head_dim;  // Q rows are only read element by element
+    ld_v = round_up(p.head_dim_v, micro.lanes);
+    keys = round_up(std::max<std::int64_t>(p.seq_k, 1), std::lcm(micro.panel_cols, kBlockKeys));
+    k_elems = keys * p.head_dim;
+    v_elems = keys * ld_v;
+    pairs = p.batch * p.heads_k;
+    const std::int64_t bytes = (k_elems + v_elems) * 4;
+    const std::int64_t fit = std::max<std::int64_t>(1, kPackedBytes / bytes);
+    tasks_per_head = ceil_div(p.seq_q, kTaskRows);
+    workers = threads;
+    // Enough heads at a time that every worker has several tasks.
+    const std::int64_t tasks_per_pair = std::max<std::int64_t>(1, tasks_per_head * p.group());
+    const std::int64_t busy = ceil_div(std::int64_t{4} * threads, tasks_per_pair);
+    pairs_at_a_time = std::clamp<std::int64_t>(std::max(fit, busy), 1, std::max<std::int64_t>(pairs, 1));
+  }
+};
+
+/// Scratch of one worker.
+struct Scratch {
+  float* q;      ///< kTaskRows x D, scaled
+  float* o;      ///< kTaskRows x ld_v
+  float* s;      ///< kGroupRows x kBlockKeys
+  float* m;      ///< kTaskRows
+  float* l;      ///< kTaskRows
+  float* alpha;  ///< kGroupRows: rescale factors
+  float* rows;   ///< kBlockKeys x max(D, ld_v): keys before they are packed
+};
+
+std::vector<MemoryItem> workspace_items(const Problem& p, const Geometry& g) {
+  using Role = MemoryItem::Role;
+  const std::int64_t widest = std::max(p.head_dim, g.ld_v);
+  return {
+      memory_item("packed K", Role::workspace, DType::float32, {g.pairs_at_a_time, g.keys, p.head_dim}),
+      memory_item("packed V", Role::workspace, DType::float32, {g.pairs_at_a_time, g.keys, g.ld_v}),
+      memory_item("Q tile", Role::workspace, DType::float32, {g.workers, kTaskRows, g.ld_q}),
+      memory_item("O tile", Role::workspace, DType::float32, {g.workers, kTaskRows, g.ld_v}),
+      memory_item("S strip", Role::workspace, DType::float32, {g.workers, kGroupRows, kBlockKeys}),
+      memory_item("m, l, alpha", Role::workspace, DType::float32, {g.workers, 3, kTaskRows}),
+      memory_item("K rows", Role::workspace, DType::float32, {g.workers, kBlockKeys, widest}),
+  };
+}
+
+class Forward {
+ public:
+  Forward(const Problem& p, const Micro& micro, const Context& context)
+      : p_(p),
+        micro_(micro),
+        geometry_(p, micro, context.plan.threads),
+        steps_(p),
+        executor_(context.executor) {
+    WorkspaceCutter cut(context.workspace);
+    const Geometry& g = geometry_;
+    const std::int64_t widest = std::max(p.head_dim, g.ld_v);
+    packed_k_ = cut.take<float>(g.pairs_at_a_time * g.k_elems);
+    packed_v_ = cut.take<float>(g.pairs_at_a_time * g.v_elems);
+    q_ = cut.take<float>(g.workers * kTaskRows * g.ld_q);
+    o_ = cut.take<float>(g.workers * kTaskRows * g.ld_v);
+    s_ = cut.take<float>(g.workers * kGroupRows * kBlockKeys);
+    statistics_ = cut.take<float>(g.workers * 3 * kTaskRows);
+    rows_ = cut.take<float>(g.workers * kBlockKeys * widest);
+  }
+
+  void run() {
+    const Geometry& g = geometry_;
+    const std::int64_t key_blocks = g.keys / kBlockKeys;
+    for (std::int64_t first = 0; first < g.pairs; first += g.pairs_at_a_time) {
+      const std::int64_t count = std::min(g.pairs_at_a_time, g.pairs - first);
+      run_tasks(executor_, g.workers, count * key_blocks, [&](std::int64_t task, int slot) {
+        pack(first + task / key_blocks, task / key_blocks, task % key_blocks, scratch(slot));
+      });
+      const std::int64_t per_pair = p_.group() * g.tasks_per_head;
+      run_tasks(executor_, g.workers, count * per_pair, [&](std::int64_t task, int slot) {
+        const std::int64_t pair = task / per_pair;
+        const std::int64_t head = task % per_pair / g.tasks_per_head;
+        // Causal rows near the end see most keys: longest tasks first.
+        const std::int64_t block = g.tasks_per_head - 1 - task % g.tasks_per_head;
+        attend(first + pair, pair, head, block * kTaskRows, scratch(slot));
+      });
+    }
+    clear_rows_past_the_end(p_);
+  }
+
+ private:
+  Scratch scratch(int slot) const {
+    const Geometry& g = geometry_;
+    float* statistics = statistics_ + std::int64_t{slot} * 3 * kTaskRows;
+    return {.q = q_ + slot * kTaskRows * g.ld_q,
+            .o = o_ + slot * kTaskRows * g.ld_v,
+            .s = s_ + std::int64_t{slot} * kGroupRows * kBlockKeys,
+            .m = statistics,
+            .l = statistics + kTaskRows,
+            .alpha = statistics + 2 * kTaskRows,
+            .rows = rows_ + slot * kBlockKeys * std::max(p_.head_dim, g.ld_v)};
+  }
+
+  /// Keys of one block of pair `pair` into slot `at` of the packed buffers.
+  void pack(std::int64_t pair, std::int64_t at, std::int64_t block, const Scratch& scratch) const {
+    const std::int64_t b = pair / p_.heads_k;
+    const std::int64_t h = pair % p_.heads_k;
+    const Sequence sequence = p_.sequence(b);
+    const std::int64_t j0 = block * kBlockKeys;
+    if (j0 >= sequence.k_length) return;  // never looked at
+    const int count = static_cast<int>(std::min<std::int64_t>(kBlockKeys, sequence.k_length - j0));
+    const int d = static_cast<int>(p_.head_dim);
+    load_keys(p_, p_.k, b, sequence, h, j0, count, d, scratch.rows, d);
+    pack_transposed(micro_, count, d, scratch.rows, d, packed_k_ + at * geometry_.k_elems + j0 * d, 1.0F);
+    const std::int64_t ld_v = geometry_.ld_v;
+    float* v = packed_v_ + at * geometry_.v_elems + j0 * ld_v;
+    load_keys(p_, p_.v, b, sequence, h, j0, count, static_cast<int>(p_.head_dim_v), v, ld_v);
+  }
+
+  /// Query rows i0 .. i0 + kTaskRows - 1 of one head against all keys.
+  void attend(std::int64_t pair, std::int64_t at, std::int64_t head, std::int64_t i0,
+              const Scratch& scratch) const {
+    const std::int64_t b = pair / p_.heads_k;
+    const std::int64_t h = pair % p_.heads_k * p_.group() + head;
+    const Sequence sequence = p_.sequence(b);
+    if (i0 >= sequence.q_length) return;
+    const int rows = static_cast<int>(std::min<std::int64_t>(kTaskRows, sequence.q_length - i0));
+    load_rows(p_.q, b, h, sequence.q_begin + i0, rows, static_cast<int>(p_.head_dim), scratch.q,
+              geometry_.ld_q, p_.scale);
+    std::fill_n(scratch.o, rows * geometry_.ld_v, 0.0F);
+    std::fill_n(scratch.m, rows, kNothing);
+    std::fill_n(scratch.l, rows, 0.0F);
+
+    const std::int64_t begin = p_.visible_keys(sequence, i0).begin / kBlockKeys * kBlockKeys;
+    const std::int64_t end = p_.visible_keys(sequence, i0 + rows - 1).end;
+    for (std::int64_t j0 = begin; j0 < end; j0 += kBlockKeys) {
+      const int keys = static_cast<int>(std::min<std::int64_t>(kBlockKeys, sequence.k_length - j0));
+      for (int r = 0; r < rows; r += kGroupRows) {
+        const int group_rows = std::min(kGroupRows, rows - r);
+        step({sequence, b, h, i0 + r, j0, group_rows, keys, kBlockKeys}, at, r, scratch);
+      }
+    }
+    finish(sequence, b, h, i0, rows, scratch);
+  }
+
+  /// One block of keys for one group of rows.
+  void step(const TilePlace& place, std::int64_t at, int r, const Scratch& scratch) const {
+    const Visibility seen =
+        tile_visibility(p_, place.sequence, place.i0, place.rows, place.j0, place.cols);
+    if (seen == Visibility::none) return;
+    const int d = static_cast<int>(p_.head_dim);
+    const auto ld_v = geometry_.ld_v;
+    const float* k = packed_k_ + at * geometry_.k_elems + place.j0 * d;
+    const float* v = packed_v_ + at * geometry_.v_elems + place.j0 * ld_v;
+    float* s = scratch.s;
+    float* o = scratch.o + r * ld_v;
+
+    // (F4) S = scale Q K^T, one panel of keys at a time
+    for (int n = 0; n < place.cols; n += micro_.panel_cols, k += std::int64_t{d} * micro_.panel_cols) {
+      const int cols = std::min<int>(micro_.panel_cols, static_cast<int>(round_up(place.cols - n, micro_.lanes)));
+      micro_.gemm(place.rows, cols, d, scratch.q + r * geometry_.ld_q, geometry_.ld_q, 1, k,
+                  micro_.panel_cols, s + n, kBlockKeys, false);
+    }
+    const int padded = static_cast<int>(round_up(place.cols, micro_.lanes));
+    if (steps_.elementwise()) {
+      steps_.apply(place, s);
+    } else if (seen == Visibility::some) {
+      steps_.mask_position(place, s);
+    }
+    for (int row = 0; padded > place.cols && row < place.rows; ++row) {
+      std::fill(s + row * kBlockKeys + place.cols, s + row * kBlockKeys + padded, kNothing);
+    }
+    // (F7)-(F9) m, P, l; (F10) O = diag(alpha) O + P V
+    micro_.softmax_step(place.rows, padded, s, kBlockKeys, scratch.m + r, scratch.l + r, scratch.alpha);
+    micro_.scale_rows(place.rows, static_cast<int>(ld_v), o, ld_v, scratch.alpha);
+    steps_.drop(place, s);
+    micro_.gemm(place.rows, static_cast<int>(ld_v), place.cols, s, kBlockKeys, 1, v, ld_v, o, ld_v, true);
+  }
+
+  /// (F11) O = diag(1 / l) O and LSE = m + log l; a sink adds its share to l.
+  void finish(const Sequence& sequence, std::int64_t b, std::int64_t h, std::int64_t i0, int rows,
+              const Scratch& scratch) const {
+    for (int r = 0; r < rows; ++r) {
+      float& m = scratch.m[r];
+      float& l = scratch.l[r];
+      float factor = 1.0F;
+      if (p_.sinks.defined()) {
+        const float sink = static_cast<const float*>(p_.sinks.data)[h * p_.sinks.strides[0]];
+        const float m_new = std::max(m, sink);
+        if (m_new != kNothing) {
+          factor = std::exp(m - m_new);
+          l = l * factor + std::exp(sink - m_new);
+          m = m_new;
+        }
+      }
+      if (p_.lse.defined()) {
+        static_cast<float*>(p_.lse.data)[offset_of(p_.lse, b, h, sequence.q_begin + i0 + r)] =
+            l == 0.0F ? kNothing : m + std::log(l);
+      }
+      scratch.l[r] = l == 0.0F ? 0.0F : factor / l;  // nothing visible: O = 0
+    }
+    store_rows(p_.o, b, h, sequence.q_begin + i0, rows, static_cast<int>(p_.head_dim_v), scratch.o,
+               geometry_.ld_v, scratch.l);
+  }
+
+  const Problem& p_;
+  const Micro& micro_;
+  Geometry geometry_;
+  ScoreSteps steps_;
+  Executor& executor_;
+  float *packed_k_, *packed_v_, *q_, *o_, *s_, *statistics_, *rows_;
+};
+
+}  // namespace
+
+void flash_forward(const KernelRow& row, const Problem& problem, const Context& context) {
+  const Micro& m = micro(*static_cast<const Isa*>(row.config));
+  Forward(problem, m, context).run();
+}
+
+Cost flash_forward_cost(const KernelRow& row, const Problem& problem, const Hardware& machine) {
+  const Isa isa = *static_cast<const Isa*>(row.config);
+  const Geometry g(problem, micro(isa), machine.threads);
+  Cost cost;
+  cost.block_m = kTaskRows;
+  cost.block_n = kBlockKeys;
+  cost.threads = machine.threads;
+  cost.memory = workspace_items(problem, g);
+  predict_flash_time(problem, machine, isa, cost);
+  return cost;
+}
+
+}  // namespace tilewise::cpu

@@ -1,0 +1,58 @@
+/// Micro: what an instruction set provides to the flash kernels. One table of functions per set, each
+/// compiled in its own unit with its own flags; everything above is compiled once for any CPU.
+///
+/// Buffers are float32 in memory of ours: leading dimensions and columns are multiples of `lanes`, so
+/// that whole vectors may be read and written up to the padded column count.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/isa.h"
+
+namespace tilewise::cpu {
+
+struct Micro {
+  Isa isa;
+  int lanes;       ///< floats in a vector
+  int panel_cols;  ///< columns of a packed panel of K^T or V^T: the widest register tile
+
+  /// C (rows x cols) = or += A (rows x k) B (k x cols). Element (r, i) of A is a[r * a_row + i * a_col];
+  /// B and C are row-major. cols is a multiple of lanes.
+  void (*gemm)(int rows, int cols, int k, const float* a, std::ptrdiff_t a_row, std::ptrdiff_t a_col,
+               const float* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc, bool accumulate);
+
+  /// One online-softmax step on a strip of logits, row by row: (F7)-(F9)
+  ///   m_new = max(m, rowmax(S)), rescale = exp(m - m_new), P = exp(S - m_new) in place of S,
+  ///   l = rescale * l + rowsum(P).
+  /// A row that has seen nothing visible keeps m = -inf, and its P is 0.
+  void (*softmax_step)(int rows, int cols, float* s, std::ptrdiff_t ld, float* m, float* l,
+                       float* rescale);
+
+  /// P = exp(min(S - LSE, 0)) in place of S. (B3); lse[r] = +inf gives 0.
+  void (*probabilities)(int rows, int cols, float* s, std::ptrdiff_t ld, const float* lse);
+
+  /// dS = P * (dP - delta) in place of dP. (B6)
+  void (*score_gradient)(int rows, int cols, const float* p, float* dp, std::ptrdiff_t ld,
+                         const float* delta);
+
+  /// Rows of x times factor[r]; rows whose factor is 1 are left alone.
+  void (*scale_rows)(int rows, int cols, float* x, std::ptrdiff_t ld, const float* factor);
+
+  /// dst[c * dst_ld + r] = src[r * src_ld + c] * factor.
+  void (*transpose)(int rows, int cols, const float* src, std::ptrdiff_t src_ld, float* dst,
+                    std::ptrdiff_t dst_ld, float factor);
+
+  /// y = exp(x): at most 2 ulp on [-87, 0]; exp(0) = 1, exp(-inf) = 0, NaN stays NaN. For the tests.
+  void (*exp)(int count, const float* x, float* y);
+};
+
+/// The table of an instruction set; the CPU must have it to call through it.
+const Micro& micro(Isa isa);
+
+// One per unit: micro_scalar.cpp, micro_avx2.cpp, micro_avx512.cpp.
+const Micro& micro_scalar();
+const Micro& micro_avx2();
+const Micro& micro_avx512();
+
+}  // namespace tilewise::cpu

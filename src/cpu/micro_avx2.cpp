@@ -1,0 +1,57 @@
+/// The micro-kernels for AVX2 with FMA: 6 x 16 register tile, 12 of 16 registers accumulate.
+#include <immintrin.h>
+
+#include "cpu/micro_impl.h"
+
+namespace tilewise::cpu {
+namespace {
+
+struct Avx2 {
+  using Float = __m256;
+  static constexpr int kLanes = 8;
+  static constexpr int kRows = 6;
+  static constexpr int kVectors = 2;
+
+  static Float zero() { return _mm256_setzero_ps(); }
+  static Float set(float x) { return _mm256_set1_ps(x); }
+  static Float load(const float* p) { return _mm256_loadu_ps(p); }
+  static void store(float* p, Float x) { _mm256_storeu_ps(p, x); }
+  static Float add(Float a, Float b) { return _mm256_add_ps(a, b); }
+  static Float sub(Float a, Float b) { return _mm256_sub_ps(a, b); }
+  static Float mul(Float a, Float b) { return _mm256_mul_ps(a, b); }
+  static Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
+  static Float max(Float a, Float b) { return _mm256_max_ps(a, b); }
+  static Float min(Float a, Float b) { return _mm256_min_ps(a, b); }
+  static Float round(Float x) {
+    return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+  static float sum(Float x) {
+    __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_add_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
+  }
+  static float highest(Float x) {
+    __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_max_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
+  }
+  static Float scale2(Float x, Float n) {
+    const __m256i whole = _mm256_cvtps_epi32(n);  // NaN becomes INT_MIN; x is NaN then and stays it
+    const __m256i half = _mm256_srai_epi32(whole, 1);  // two steps: 2^n alone may be subnormal
+    return mul(mul(x, power_of_two(half)), power_of_two(_mm256_sub_epi32(whole, half)));
+  }
+
+ private:
+  static Float power_of_two(__m256i n) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+  }
+};
+
+}  // namespace
+
+const Micro& micro_avx2() {
+  static constexpr Micro kMicro = make_micro<Avx2>(Isa::avx2);
+  return kMicro;
+}
+
+}  // namespace tilewise::cpu

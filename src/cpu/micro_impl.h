@@ -1,0 +1,216 @@
+/// The micro-kernels, written once over a vector type V and compiled per instruction set. Everything is
+/// in an unnamed namespace: no function of an AVX-512 unit can be linked into another.
+///
+/// V: Float (a vector), kLanes, kRows and kVectors (the register tile), zero, set, load, store, add,
+/// sub, mul, fma, max, min, round, sum, highest, scale2 (x * 2^n for integral n in a Float, also where
+/// 2^n alone would not be a normal number).
+#pragma once
+
+#include "cpu/micro.h"
+
+namespace tilewise::cpu {
+namespace {
+
+// exp(x) = 2^n exp(r), n = round(x log2 e), r = x - n ln 2 in two parts (Cody and Waite 1980), and
+// exp(r) = 1 + r + r^2 q(r) with q a minimax fit of relative error 3e-9 on |r| <= ln 2 / 2.
+constexpr float kLog2E = 1.44269504F;
+constexpr float kLn2High = 0.693359375F;  // 9 bits: n * kLn2High is exact
+constexpr float kLn2Low = -2.12194440e-4F;
+constexpr float kExpPolynomial[] = {0.49999993432F, 0.16666520399F, 0.04166838679F, 0.00836874513F,
+                                    0.00138145401F};
+constexpr float kExpLowest = -150.0F;  // exp of anything below is 0 in float32
+
+template <class V>
+inline typename V::Float exp_vector(typename V::Float x) {
+  // NOTE: the operand order lets NaN through: max and min give their second operand for NaN.
+  x = V::min(V::set(128.0F), V::max(V::set(kExpLowest), x));
+  const auto n = V::round(V::mul(x, V::set(kLog2E)));
+  auto r = V::fma(n, V::set(-kLn2High), x);
+  r = V::fma(n, V::set(-kLn2Low), r);
+  auto q = V::set(kExpPolynomial[4]);
+  for (int i = 3; i >= 0; --i) q = V::fma(q, r, V::set(kExpPolynomial[i]));
+  const auto y = V::fma(V::mul(r, r), q, V::add(r, V::set(1.0F)));
+  return V::scale2(y, n);
+}
+
+/// One register tile: R rows x C vectors of C, all of k.
+template <class V, int R, int C>
+inline void gemm_tile(int k, const float* a, std::ptrdiff_t a_row, std::ptrdiff_t a_col,
+                      const float* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc,
+                      bool accumulate) {
+  typename V::Float acc[R][C];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < C; ++v) {
+      acc[r][v] = accumulate ? V::load(c + r * ldc + v * V::kLanes) : V::zero();
+    }
+  }
+  for (int i = 0; i < k; ++i) {
+    typename V::Float rb[C];
+#pragma GCC unroll 4
+    for (int v = 0; v < C; ++v) rb[v] = V::load(b + i * ldb + v * V::kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const auto ra = V::set(a[r * a_row + i * a_col]);
+#pragma GCC unroll 4
+      for (int v = 0; v < C; ++v) acc[r][v] = V::fma(ra, rb[v], acc[r][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < C; ++v) V::store(c + r * ldc + v * V::kLanes, acc[r][v]);
+  }
+}
+
+/// All rows of a column panel of C vectors: full register tiles, then one of what is left.
+template <class V, int C>
+inline void gemm_panel(int rows, int k, const float* a, std::ptrdiff_t a_row, std::ptrdiff_t a_col,
+                       const float* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc,
+                       bool accumulate) {
+  int r = 0;
+  for (; r + V::kRows <= rows; r += V::kRows) {
+    gemm_tile<V, V::kRows, C>(k, a + r * a_row, a_row, a_col, b, ldb, c + r * ldc, ldc, accumulate);
+  }
+  a += r * a_row;
+  c += r * ldc;
+  switch (rows - r) {
+    case 5:
+      return gemm_tile<V, 5, C>(k, a, a_row, a_col, b, ldb, c, ldc, accumulate);
+    case 4:
+      return gemm_tile<V, 4, C>(k, a, a_row, a_col, b, ldb, c, ldc, accumulate);
+    case 3:
+      return gemm_tile<V, 3, C>(k, a, a_row, a_col, b, ldb, c, ldc, accumulate);
+    case 2:
+      return gemm_tile<V, 2, C>(k, a, a_row, a_col, b, ldb, c, ldc, accumulate);
+    case 1:
+      return gemm_tile<V, 1, C>(k, a, a_row, a_col, b, ldb, c, ldc, accumulate);
+    default:
+      return;
+  }
+}
+
+template <class V>
+void gemm(int rows, int cols, int k, const float* a, std::ptrdiff_t a_row, std::ptrdiff_t a_col,
+          const float* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc, bool accumulate) {
+  constexpr int kWide = V::kVectors * V::kLanes;
+  int j = 0;
+  for (; j + kWide <= cols; j += kWide) {
+    gemm_panel<V, V::kVectors>(rows, k, a, a_row, a_col, b + j, ldb, c + j, ldc, accumulate);
+  }
+  switch ((cols - j) / V::kLanes) {
+    case 3:
+      return gemm_panel<V, 3>(rows, k, a, a_row, a_col, b + j, ldb, c + j, ldc, accumulate);
+    case 2:
+      return gemm_panel<V, 2>(rows, k, a, a_row, a_col, b + j, ldb, c + j, ldc, accumulate);
+    case 1:
+      return gemm_panel<V, 1>(rows, k, a, a_row, a_col, b + j, ldb, c + j, ldc, accumulate);
+    default:
+      return;
+  }
+}
+
+template <class V>
+void softmax_step(int rows, int cols, float* s, std::ptrdiff_t ld, float* m, float* l,
+                  float* rescale) {
+  constexpr float kNothing = -__builtin_inff();
+  for (int r = 0; r < rows; ++r, s += ld) {
+    auto high = V::load(s);
+    for (int c = V::kLanes; c < cols; c += V::kLanes) high = V::max(high, V::load(s + c));
+    const float row_high = V::highest(high);
+    const float m_new = row_high > m[r] ? row_high : m[r];  // (F7)
+    const float shift = m_new == kNothing ? 0.0F : m_new;   // -inf - -inf would be NaN
+    const auto negative_shift = V::set(-shift);
+    auto sum = V::zero();
+    for (int c = 0; c < cols; c += V::kLanes) {  // (F8)
+      const auto p = exp_vector<V>(V::add(V::load(s + c), negative_shift));
+      V::store(s + c, p);
+      sum = V::add(sum, p);
+    }
+    rescale[r] = 1.0F;
+    if (m_new != m[r]) {
+      float factor[V::kLanes];
+      V::store(factor, exp_vector<V>(V::set(m[r] - shift)));
+      rescale[r] = factor[0];
+      m[r] = m_new;
+    }
+    l[r] = rescale[r] * l[r] + V::sum(sum);  // (F9)
+  }
+}
+
+template <class V>
+void probabilities(int rows, int cols, float* s, std::ptrdiff_t ld, const float* lse) {
+  const auto none = V::zero();
+  for (int r = 0; r < rows; ++r, s += ld) {
+    const auto row_lse = V::set(lse[r]);
+    for (int c = 0; c < cols; c += V::kLanes) {
+      V::store(s + c, exp_vector<V>(V::min(none, V::sub(V::load(s + c), row_lse))));
+    }
+  }
+}
+
+template <class V>
+void score_gradient(int rows, int cols, const float* p, float* dp, std::ptrdiff_t ld,
+                    const float* delta) {
+  for (int r = 0; r < rows; ++r, p += ld, dp += ld) {
+    const auto row_delta = V::set(delta[r]);
+    for (int c = 0; c < cols; c += V::kLanes) {
+      V::store(dp + c, V::mul(V::load(p + c), V::sub(V::load(dp + c), row_delta)));
+    }
+  }
+}
+
+template <class V>
+void scale_rows(int rows, int cols, float* x, std::ptrdiff_t ld, const float* factor) {
+  for (int r = 0; r < rows; ++r, x += ld) {
+    if (factor[r] == 1.0F) continue;
+    const auto f = V::set(factor[r]);
+    for (int c = 0; c < cols; c += V::kLanes) V::store(x + c, V::mul(V::load(x + c), f));
+  }
+}
+
+/// In squares of one cache line, so that both sides stay in the first-level cache.
+template <class V>
+void transpose(int rows, int cols, const float* src, std::ptrdiff_t src_ld, float* dst,
+               std::ptrdiff_t dst_ld, float factor) {
+  constexpr int kSquare = 16;
+  for (int r0 = 0; r0 < rows; r0 += kSquare) {
+    const int r1 = r0 + kSquare < rows ? r0 + kSquare : rows;
+    for (int c0 = 0; c0 < cols; c0 += kSquare) {
+      const int c1 = c0 + kSquare < cols ? c0 + kSquare : cols;
+      for (int c = c0; c < c1; ++c) {
+        for (int r = r0; r < r1; ++r) dst[c * dst_ld + r] = src[r * src_ld + c] * factor;
+      }
+    }
+  }
+}
+
+template <class V>
+void exp_all(int count, const float* x, float* y) {
+  float in[V::kLanes];
+  float out[V::kLanes];
+  for (int i = 0; i < count; i += V::kLanes) {
+    const int n = count - i < V::kLanes ? count - i : V::kLanes;
+    for (int j = 0; j < V::kLanes; ++j) in[j] = j < n ? x[i + j] : 0.0F;
+    V::store(out, exp_vector<V>(V::load(in)));
+    for (int j = 0; j < n; ++j) y[i + j] = out[j];
+  }
+}
+
+template <class V>
+constexpr Micro make_micro(Isa isa) {
+  return {.isa = isa,
+          .lanes = V::kLanes,
+          .panel_cols = V::kVectors * V::kLanes,
+          .gemm = gemm<V>,
+          .softmax_step = softmax_step<V>,
+          .probabilities = probabilities<V>,
+          .score_gradient = score_gradient<V>,
+          .scale_rows = scale_rows<V>,
+          .transpose = transpose<V>,
+          .exp = exp_all<V>};
+}
+
+}  // namespace
+}  // namespace tilewise::cpu

@@ -1,0 +1,53 @@
+/// One tile of backward: from Q, K, V, dO, LSE and delta to P and dS. Shared by the main pass (dQ, dK, dV) and
+/// the bias-gradient pass.
+#pragma once
+
+#include "cpu/micro.h"
+#include "cpu/score_steps.h"
+#include "problem/problem.h"
+
+namespace tilewise::cpu {
+
+inline constexpr int kTileRows = 48;   ///< query rows of a backward tile
+inline constexpr int kTileKeys = 128;  ///< keys of a backward tile
+
+class ScoreTileStep {
+ public:
+  /// Buffers of one worker. Tiles of scores are kTileRows x kTileKeys.
+  struct Scratch {
+    float *q, *d_o;          ///< kTileRows x ld, query rows of the tile
+    float *k, *v;            ///< kTileKeys x ld, keys of the tile
+    float *k_panels, *v_panels;  ///< K^T (times scale) and V^T in panels
+    float* p;                ///< P before dropout
+    float* dropped;          ///< P after dropout; the same buffer as p when there is none
+    float* ds;               ///< gradient of scale * q.k
+    float *capped, *premod;  ///< for a nonlinear spec
+    float* lse;              ///< kTileRows; +inf for rows that see nothing
+  };
+
+  ScoreTileStep(const Problem& problem, const Micro& micro);
+
+  const Micro& micro() const { return micro_; }
+  std::int64_t scratch_elems() const;
+  /// Cuts slot's part out of a buffer of workers * scratch_elems() floats.
+  Scratch scratch(float* base, int slot) const;
+
+  /// Loads and packs keys j0 .. j0 + keys - 1.
+  void load_keys_of(std::int64_t b, const Sequence& sequence, std::int64_t h_k, std::int64_t j0, int keys,
+                    const Scratch& scratch) const;
+
+  /// Loads the tile's query rows and fills p, dropped and ds; false, doing nothing, when position hides the
+  /// whole tile. With `bias_only`, ds is the gradient of the bias: before the way back through the cap.
+  bool gradient(const TilePlace& place, const float* delta, const Scratch& scratch,
+                bool bias_only = false) const;
+
+ private:
+  void products(const TilePlace& place, const Scratch& scratch) const;
+
+  const Problem& p_;
+  const Micro& micro_;
+  ScoreSteps steps_;
+  std::int64_t ld_q_, ld_v_;
+};
+
+}  // namespace tilewise::cpu

@@ -1,0 +1,125 @@
+#include "cpu/tiles.h"
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "cpu/elements.h"
+#include "plan/accounting.h"
+
+namespace tilewise::cpu {
+
+void run_tasks(Executor& executor, int workers, std::int64_t tasks,
+               const std::function<void(std::int64_t task, int slot)>& body) {
+  std::atomic<std::int64_t> next{0};
+  const std::int64_t bodies = std::min<std::int64_t>(workers, tasks);
+  executor.parallel_for(bodies, [&](std::int64_t slot, int /*worker*/) {
+    for (std::int64_t task = next.fetch_add(1, std::memory_order_relaxed); task < tasks;
+         task = next.fetch_add(1, std::memory_order_relaxed)) {
+      body(task, static_cast<int>(slot));
+    }
+  });
+}
+
+void load_rows(const Tensor& t, std::int64_t b, std::int64_t h, std::int64_t first, int count, int cols,
+               float* out, std::int64_t ld, float factor) {
+  for (int r = 0; r < count; ++r, out += ld) {
+    load_row(t, offset_of(t, b, h, first + r), t.strides[3], cols, out);
+    if (factor != 1.0F) {
+      for (int c = 0; c < cols; ++c) out[c] *= factor;
+    }
+    std::fill(out + cols, out + ld, 0.0F);
+  }
+}
+
+void store_rows(const Tensor& t, std::int64_t b, std::int64_t h, std::int64_t first, int count, int cols,
+                float* in, std::int64_t ld, const float* row_factor, float factor) {
+  for (int r = 0; r < count; ++r, in += ld) {
+    const float f = row_factor != nullptr ? row_factor[r] * factor : factor;
+    if (f != 1.0F) {
+      for (int c = 0; c < cols; ++c) in[c] *= f;
+    }
+    store_row(t, offset_of(t, b, h, first + r), t.strides[3], cols, in);
+  }
+}
+
+void load_keys(const Problem& p, const Tensor& pool, std::int64_t b, const Sequence& s, std::int64_t h,
+               std::int64_t first, int count, int cols, float* out, std::int64_t ld) {
+  if (!p.paged) return load_rows(pool, b, h, s.k_begin + first, count, cols, out, ld);
+  for (int r = 0; r < count; ++r) {
+    const Problem::KeyRow at = p.key_row(b, s, first + r);
+    load_rows(pool, at.batch, h, at.row, 1, cols, out + r * ld, ld);
+  }
+}
+
+void pack_transposed(const Micro& micro, int count, int dim, const float* rows, std::int64_t ld,
+                     float* panels, float factor) {
+  const int wide = micro.panel_cols;
+  for (int n = 0; n < count; n += wide, panels += static_cast<std::int64_t>(dim) * wide) {
+    const int keys = std::min(wide, count - n);
+    if (keys < wide) std::fill(panels, panels + static_cast<std::int64_t>(dim) * wide, 0.0F);
+    micro.transpose(keys, dim, rows + n * ld, ld, panels, wide, factor);
+  }
+}
+
+Visibility tile_visibility(const Problem& p, const Sequence& s, std::int64_t i0, int rows,
+                           std::int64_t j0, int cols) {
+  // Both ends of the visible range move to the right with i, so the first and last row decide.
+  const KeyRange first = p.visible_keys(s, i0);
+  const KeyRange last = p.visible_keys(s, i0 + rows - 1);
+  if (last.end <= j0 || first.begin >= j0 + cols) return Visibility::none;
+  const bool all = first.end >= j0 + cols && last.begin <= j0;
+  return all ? Visibility::all : Visibility::some;
+}
+
+void clear_rows_past_the_end(const Problem& p) {
+  if (!p.packed) return;
+  const Sequence last = p.batch > 0 ? p.sequence(p.batch - 1) : Sequence{};
+  const auto clear = [](const Tensor& t, std::int64_t heads, std::int64_t from, std::int64_t to) {
+    if (!t.defined()) return;
+    const std::vector<float> zeros(static_cast<std::size_t>(t.sizes[3]), 0.0F);
+    for (std::int64_t h = 0; h < heads; ++h) {
+      for (std::int64_t r = from; r < to; ++r) {
+        store_row(t, offset_of(t, 0, h, r), t.strides[3], t.sizes[3], zeros.data());
+      }
+    }
+  };
+  const std::int64_t q_end = last.q_begin + last.q_length;
+  const std::int64_t k_end = last.k_begin + last.k_length;
+  if (p.pass == Pass::backward) {
+    clear(p.dq, p.heads_q, q_end, p.total_q);
+    clear(p.dk, p.heads_k, k_end, p.total_k);
+    clear(p.dv, p.heads_k, k_end, p.total_k);
+    return;
+  }
+  clear(p.o, p.heads_q, q_end, p.total_q);
+  if (!p.lse.defined()) return;
+  auto* lse = static_cast<float*>(p.lse.data);
+  for (std::int64_t h = 0; h < p.heads_q; ++h) {
+    for (std::int64_t r = q_end; r < p.total_q; ++r) {
+      lse[offset_of(p.lse, 0, h, r)] = -std::numeric_limits<float>::infinity();
+    }
+  }
+}
+
+void predict_flash_time(const Problem& p, const Hardware& machine, Isa isa, Cost& cost) {
+  // Shares of the best set's multiply-add rate that the kernels reach (flash_fwd.md, flash_bwd.md).
+  constexpr double kRate[] = {0.04, 0.35, 0.7, 0.7};
+  const double tflops = std::max(machine.float32_tflops, 1e-6) * kRate[static_cast<int>(isa)];
+  double bytes = 0.0;
+  for (const MemoryItem& item : problem_memory(p)) bytes += static_cast<double>(item.bytes);
+  cost.bytes_moved = bytes;
+  const double compute_ms = attention_flops(p) / (tflops * 1e9);
+  const double memory_ms = bytes / (std::max(machine.bandwidth_gbps, 1e-3) * 1e6);
+  cost.ms = std::max(compute_ms, memory_ms) + 2.0 * machine.launch_us * 1e-3;
+}
+
+std::string tiled_refusal(const Problem& p, Isa isa, const Hardware& machine) {
+  if (isa_from_name(machine.isa) < isa) return "the CPU has no " + std::string(isa_name(isa));
+  if (p.dtype == DType::float64) return "float64 runs on the reference";
+  if (p.block_list.defined()) return "block lists are not supported by this kernel";
+  if (p.head_dim > 4096 || p.head_dim_v > 4096) return "head dims above 4096";
+  return "";
+}
+
+}  // namespace tilewise::cpu
