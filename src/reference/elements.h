@@ -1,5 +1,6 @@
-/// Reading and writing tensor elements of any type as double. Not shared with the CPU kernels: what they are
-/// compared with must not lean on their conversions, and double must be rounded to 16 bits in one step.
+/// Reading and writing tensor elements of any type as double. Not shared with the CPU kernels: what
+/// they are compared with must not lean on their conversions, and double must be rounded to 16 bits
+/// in one step.
 #pragma once
 
 #include <cstdint>

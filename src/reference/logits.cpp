@@ -1,0 +1,91 @@
+#include "reference/logits.h"
+
+#include "reference/elements.h"
+
+namespace tilewise::reference {
+namespace {
+
+std::int64_t pair_offset(const Tensor& t, const Head& head, std::int64_t i, std::int64_t j) {
+  return head.b * t.strides[0] + head.h * t.strides[1] +
+         (head.sequence.q_begin + i) * t.strides[2] + j * t.strides[3];
+}
+
+ScoreTile one_score(const Head& head, std::int64_t i, std::int64_t j, float& score) {
+  return {.scores = &score,
+          .row_stride = 1,
+          .rows = 1,
+          .cols = 1,
+          .b = head.b,
+          .h = head.h,
+          .i0 = i,
+          .j0 = j};
+}
+
+std::int64_t integer(const Tensor& t, std::int64_t offset) {
+  return static_cast<std::int64_t>(load(t, offset));
+}
+
+}  // namespace
+
+Head::Head(const Problem& p, std::int64_t batch_entry, std::int64_t head)
+    : problem(p),
+      b(batch_entry),
+      h(head),
+      h_k(head / p.group()),
+      sequence(p.sequence(batch_entry)) {
+  if (p.alibi_slopes.defined()) {
+    slope = load(p.alibi_slopes, b * p.alibi_slopes.strides[0] + h * p.alibi_slopes.strides[1]);
+  }
+  if (p.sinks.defined()) sink = load(p.sinks, h * p.sinks.strides[0]);
+}
+
+Visibility::Visibility(const Head& head) : head_(head) {}
+
+void Visibility::start_row(std::int64_t i) {
+  i_ = i;
+  range_ = head_.problem.visible_keys(head_.sequence, i);
+  const BlockList& list = head_.problem.block_list;
+  if (!list.defined()) return;
+  blocks_.assign(static_cast<std::size_t>((head_.problem.seq_k + list.block_k - 1) / list.block_k),
+                 Block::hidden);
+  const Tensor& offsets = list.row_offsets;
+  const std::int64_t at = head_.b * offsets.strides[0] + head_.h * offsets.strides[1] +
+                          i / list.block_q * offsets.strides[2];
+  const std::int64_t end = integer(offsets, at + offsets.strides[2]);
+  for (std::int64_t pair = integer(offsets, at); pair < end; ++pair) {
+    const bool full = list.block_full.defined() &&
+                      load(list.block_full, pair * list.block_full.strides[0]) != 0.0;
+    const std::int64_t block = integer(list.block_index, pair * list.block_index.strides[0]);
+    blocks_[static_cast<std::size_t>(block)] = full ? Block::full : Block::partial;
+  }
+}
+
+bool Visibility::sees(std::int64_t j) const {
+  const Problem& p = head_.problem;
+  if (!blocks_.empty()) {
+    const Block block = blocks_[static_cast<std::size_t>(j / p.block_list.block_k)];
+    if (block == Block::hidden) return false;
+    if (block == Block::full)
+      return true;  // the caller's promise: no other mask hides anything here
+  }
+  if (j < range_.begin || j >= range_.end) return false;
+  return !p.mask.defined() || load(p.mask, pair_offset(p.mask, head_, i_, j)) != 0.0;
+}
+
+double bias_at(const Head& head, std::int64_t i, std::int64_t j) {
+  const Tensor& bias = head.problem.bias;
+  return static_cast<float>(load(bias, pair_offset(bias, head, i, j)));
+}
+
+float apply_score_mod(const Head& head, std::int64_t i, std::int64_t j, float x) {
+  head.problem.score_mod->apply(one_score(head, i, j, x));
+  return x;
+}
+
+float score_mod_slope(const Head& head, std::int64_t i, std::int64_t j, float x) {
+  float slope = 1.0F;
+  head.problem.score_mod->derivative(one_score(head, i, j, x), &slope);
+  return slope;
+}
+
+}  // namespace tilewise::reference

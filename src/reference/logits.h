@@ -1,0 +1,94 @@
+/// From a product q.k to the logit that softmax sees, (F2) to (F4), and which keys a query sees.
+/// Shared by the oracle (Real = double) and its yardstick (Real = float).
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "problem/problem.h"
+
+namespace tilewise::reference {
+
+/// One query head of one sequence.
+struct Head {
+  Head(const Problem& problem, std::int64_t b, std::int64_t h);
+
+  const Problem& problem;
+  std::int64_t b, h;
+  std::int64_t h_k;  ///< the key head that it reads. CONTRACT 7
+  Sequence sequence;
+  double slope = 0.0;                                      ///< ALiBi's, 0 = none
+  double sink = -std::numeric_limits<double>::infinity();  ///< -inf = none
+};
+
+/// Which keys the queries of a head see. CONTRACT 1, 3 to 5.
+class Visibility {
+ public:
+  explicit Visibility(const Head& head);
+  /// Turns to query i; sees() then answers for it.
+  void start_row(std::int64_t i);
+  /// `j` is below the sequence's key length.
+  bool sees(std::int64_t j) const;
+
+ private:
+  enum class Block : std::uint8_t { hidden, partial, full };
+
+  const Head& head_;
+  std::int64_t i_ = 0;
+  KeyRange range_;             ///< by position
+  std::vector<Block> blocks_;  ///< of the row's query block; empty without a block list
+};
+
+/// The stages of one logit; backward needs them all.
+template <class Real>
+struct Logit {
+  Real s = 0;                                       ///< (F1) scale * q.k
+  Real x = 0;                                       ///< (F3) capped and biased
+  Real y = -std::numeric_limits<Real>::infinity();  ///< (F4) what softmax sees; -inf = hidden
+  bool hidden() const { return y == -std::numeric_limits<Real>::infinity(); }
+};
+
+/// bias_ij, as float32 (CONTRACT 15); 0 without a bias.
+double bias_at(const Head& head, std::int64_t i, std::int64_t j);
+
+/// The user's score function on one logit, in float32, which is what it is defined on.
+float apply_score_mod(const Head& head, std::int64_t i, std::int64_t j, float x);
+/// Its derivative at x, the logit before it.
+float score_mod_slope(const Head& head, std::int64_t i, std::int64_t j, float x);
+
+/// (F2) to (F4) for a visible pair.
+template <class Real>
+Logit<Real> make_logit(const Head& head, std::int64_t i, std::int64_t j, Real s) {
+  const Problem& p = head.problem;
+  const auto cap = static_cast<Real>(p.softcap);
+  const auto distance = static_cast<Real>(std::abs(i + head.sequence.shift() - j));
+  Logit<Real> logit{.s = s, .x = s};
+  if (cap != 0) logit.x = cap * std::tanh(s / cap);                            // (F2)
+  if (head.slope != 0.0) logit.x -= static_cast<Real>(head.slope) * distance;  // (F3)
+  if (p.bias.defined()) logit.x += static_cast<Real>(bias_at(head, i, j));     // (F3)
+  logit.y = logit.x;
+  // NOTE a bias of -inf is a mask (CONTRACT 3), and masks are applied after the score function.
+  if (p.score_mod != nullptr && !logit.hidden()) {
+    logit.y = apply_score_mod(head, i, j, static_cast<float>(logit.x));  // (F4)
+  }
+  return logit;
+}
+
+/// (B6): mod'(X), 1 without a score function.
+template <class Real>
+Real mod_derivative(const Head& head, std::int64_t i, std::int64_t j, const Logit<Real>& logit) {
+  if (head.problem.score_mod == nullptr) return 1;
+  return score_mod_slope(head, i, j, static_cast<float>(logit.x));
+}
+
+/// (B7): cap'(S), 1 without a cap.
+template <class Real>
+Real cap_derivative(const Head& head, const Logit<Real>& logit) {
+  if (head.problem.softcap == 0.0) return 1;
+  const Real t = std::tanh(logit.s / static_cast<Real>(head.problem.softcap));
+  return 1 - t * t;
+}
+
+}  // namespace tilewise::reference

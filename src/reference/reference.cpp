@@ -1,0 +1,253 @@
+#include "reference/reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "plan/accounting.h"
+#include "problem/philox.h"
+#include "reference/arrays.h"
+#include "reference/elements.h"
+#include "reference/logits.h"
+
+namespace tilewise {
+namespace reference {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+double dot(const double* a, const double* b, std::int64_t n) {
+  double sum = 0.0;
+  for (std::int64_t d = 0; d < n; ++d) sum += a[d] * b[d];
+  return sum;
+}
+
+/// y += a * x
+void add_scaled(double* y, double a, const double* x, std::int64_t n) {
+  for (std::int64_t d = 0; d < n; ++d) y[d] += a * x[d];
+}
+
+/// Maximum and sum of exp(Y - m) of a row, the sink included. Kept apart, because L = m + log(l)
+/// loses l where m is huge; kernels that have only L use (B1).
+struct RowSum {
+  double m = -kInfinity;
+  double l = 0.0;
+  bool empty() const { return l == 0.0; }
+  double lse() const { return empty() ? -kInfinity : m + std::log(l); }  // (F5)
+  double probability(double y) const { return std::exp(y - m) / l; }     // (F6)
+};
+
+/// Sums up a row. The maximum is an actual logit, so that l >= 1: l = 0 means that nothing was
+/// seen. A NaN that is seen makes l NaN.
+RowSum sum_row(const std::vector<Logit<double>>& row, double sink) {
+  RowSum sum;
+  sum.m = sink;
+  for (const auto& logit : row) sum.m = std::fmax(sum.m, logit.y);
+  if (sink != -kInfinity) sum.l += std::exp(sink - sum.m);
+  for (const auto& logit : row) {
+    if (!logit.hidden()) sum.l += std::exp(logit.y - sum.m);
+  }
+  return sum;
+}
+
+/// The loop over the queries of one head, and what it knows of each.
+class HeadRows {
+ public:
+  HeadRows(const Problem& problem, const Arrays& arrays, std::int64_t b, std::int64_t h)
+      : head_(problem, b, h),
+        a_(arrays),
+        visibility_(head_),
+        dropout_(problem.dropout),
+        row_(static_cast<std::size_t>(head_.sequence.k_length)) {}
+
+  HeadRows(const HeadRows&) = delete;
+  HeadRows& operator=(const HeadRows&) = delete;
+
+  const Head& head() const { return head_; }
+
+  /// (F1) to (F5) for query i.
+  void start_row(std::int64_t i) {
+    const Problem& p = head_.problem;
+    visibility_.start_row(i);
+    const double* q = query(a_.q, i);
+    for (std::int64_t j = 0; j < keys(); ++j) {
+      if (visibility_.sees(j)) {
+        const double s = p.scale64 * dot(q, key(a_.k, j), p.head_dim);  // (F1)
+        logit(j) = make_logit(head_, i, j, s);                          // (F2) to (F4)
+      } else {
+        logit(j) = {};
+      }
+    }
+    sum_ = sum_row(row_, head_.sink);
+  }
+
+  /// (F14): O of query i, added to `o`.
+  void add_output(std::int64_t i, double* o) const {
+    for (std::int64_t j = 0; j < keys(); ++j) {
+      if (logit(j).hidden()) continue;
+      const double weight = keep_factor(i, j) * sum_.probability(logit(j).y);
+      add_scaled(o, weight, key(a_.v, j), head_.problem.head_dim_v);
+    }
+  }
+
+  /// (B2) to (B10) for query i.
+  void add_gradients(std::int64_t i) const {
+    const Problem& p = head_.problem;
+    const double* q = query(a_.q, i);
+    const double* d_o = query(a_.d_o, i);
+    const double d_lse = p.d_lse.defined() ? *query(a_.d_lse, i) : 0.0;
+    std::vector<double> o(static_cast<std::size_t>(p.head_dim_v));
+    add_output(i, o.data());
+    const double delta = dot(d_o, o.data(), p.head_dim_v);  // (B2)
+    for (std::int64_t j = 0; j < keys(); ++j) {
+      if (logit(j).hidden()) continue;
+      const double z = keep_factor(i, j);
+      const double prob = sum_.probability(logit(j).y);                // (B1)
+      add_scaled(key(a_.dv, j), z * prob, d_o, p.head_dim_v);          // (B3)
+      const double d_prob = z * dot(d_o, key(a_.v, j), p.head_dim_v);  // (B4)
+      const double dy = prob * (d_prob - delta + d_lse);               // (B5)
+      const double dx = dy * mod_derivative(head_, i, j, logit(j));    // (B6)
+      if (p.dbias.defined()) a_.dbias.at(head_.b, head_.h, head_.sequence.q_begin + i, j) += dx;
+      const double ds = dx * cap_derivative(head_, logit(j));                 // (B7)
+      add_scaled(query(a_.dq, i), p.scale64 * ds, key(a_.k, j), p.head_dim);  // (B8)
+      add_scaled(key(a_.dk, j), p.scale64 * ds, q, p.head_dim);               // (B9)
+    }
+    if (head_.sink != -kInfinity) {
+      *a_.dsinks_b.row(head_.b, head_.h, 0) +=
+          sum_.probability(head_.sink) * (d_lse - delta);  // (B10)
+    }
+  }
+
+  double lse() const { return sum_.lse(); }
+
+  double* query(const Array& array, std::int64_t i) const {
+    return array.row(head_.b, head_.h, head_.sequence.q_begin + i);
+  }
+
+ private:
+  std::int64_t keys() const { return head_.sequence.k_length; }
+  double* key(const Array& array, std::int64_t j) const {
+    return array.row(head_.b, head_.h_k, head_.sequence.k_begin + j);
+  }
+  Logit<double>& logit(std::int64_t j) { return row_[static_cast<std::size_t>(j)]; }
+  const Logit<double>& logit(std::int64_t j) const { return row_[static_cast<std::size_t>(j)]; }
+  /// (F13)
+  double keep_factor(std::int64_t i, std::int64_t j) const {
+    if (head_.problem.dropout.p == 0.0) return 1.0;
+    const std::int64_t bh = head_.b * head_.problem.heads_q + head_.h;
+    return dropout_.keeps(bh, i, j) ? dropout_.scale() : 0.0;
+  }
+
+  Head head_;
+  const Arrays& a_;
+  Visibility visibility_;
+  DropoutMask dropout_;
+  std::vector<Logit<double>> row_;
+  RowSum sum_;
+};
+
+void forward_loops(const Problem& p, const Arrays& arrays, Executor& executor) {
+  executor.parallel_for(p.batch * p.heads_q, [&](std::int64_t task, int) {
+    HeadRows rows(p, arrays, task / p.heads_q, task % p.heads_q);
+    for (std::int64_t i = 0; i < rows.head().sequence.q_length; ++i) {
+      rows.start_row(i);
+      rows.add_output(i, rows.query(arrays.o, i));
+      *rows.query(arrays.lse, i) = rows.lse();
+    }
+  });
+}
+
+void backward_loops(const Problem& p, const Arrays& arrays, Executor& executor) {
+  const auto key_head = [&](std::int64_t b, std::int64_t h_k) {
+    for (std::int64_t h = h_k * p.group(); h < (h_k + 1) * p.group(); ++h) {
+      HeadRows rows(p, arrays, b, h);
+      for (std::int64_t i = 0; i < rows.head().sequence.q_length; ++i) {
+        rows.start_row(i);
+        rows.add_gradients(i);
+      }
+    }
+  };
+  // A bias gradient may be shared by all heads and the whole batch; one after another then.
+  const std::int64_t key_heads = p.batch * p.heads_k;
+  const std::int64_t tasks = p.dbias.defined() ? std::min<std::int64_t>(key_heads, 1) : key_heads;
+  executor.parallel_for(tasks, [&](std::int64_t task, int) {
+    for (std::int64_t n = task; n < key_heads; n += tasks) key_head(n / p.heads_k, n % p.heads_k);
+  });
+}
+
+void run_forward(const KernelRow&, const Problem& problem, const Context& context) {
+  Arrays arrays(problem, Pass::forward);
+  arrays.place(problem, context.workspace);
+  forward_loops(problem, arrays, context.executor);
+  write(problem.o, arrays.o);
+  if (problem.lse.defined()) write(problem.lse, arrays.lse);
+}
+
+void run_backward(const KernelRow&, const Problem& problem, const Context& context) {
+  Arrays arrays(problem, Pass::backward);
+  arrays.place(problem, context.workspace);
+  backward_loops(problem, arrays, context.executor);
+  write(problem.dq, arrays.dq);
+  write(problem.dk, arrays.dk);
+  write(problem.dv, arrays.dv);
+  if (problem.dbias.defined()) write(problem.dbias, arrays.dbias);
+  if (problem.dsinks.defined()) from_double(problem.dsinks, arrays.dsinks());
+}
+
+std::string supports(const KernelRow&, const Problem&, const Hardware&) { return {}; }
+
+Cost cost(const KernelRow& row, const Problem& problem, const Hardware& machine) {
+  // One multiply-add of doubles every four cycles: the loops are written for reading.
+  constexpr double kFlopsPerMsAndThread = 1e6;
+  Cost c;
+  c.memory = Arrays(problem, row.pass).memory();
+  c.ms = attention_flops(problem) / (kFlopsPerMsAndThread * machine.threads);
+  for (const MemoryItem& item : c.memory) c.bytes_moved += static_cast<double>(item.bytes);
+  return c;
+}
+
+}  // namespace
+
+Forward forward_f64(const Problem& problem, Executor& executor) {
+  const OwnedArrays owned(problem, Pass::forward);
+  const Arrays& arrays = owned.arrays();
+  forward_loops(problem, arrays, executor);
+  return {.o = arrays.o.values(), .lse = arrays.lse.values()};
+}
+
+Backward backward_f64(const Problem& problem, Executor& executor) {
+  const OwnedArrays owned(problem, Pass::backward);
+  const Arrays& arrays = owned.arrays();
+  backward_loops(problem, arrays, executor);
+  return {.dq = arrays.dq.values(),
+          .dk = arrays.dk.values(),
+          .dv = arrays.dv.values(),
+          .dbias = arrays.dbias.values(),
+          .dsinks = arrays.dsinks()};
+}
+
+}  // namespace reference
+
+std::span<const KernelRow> reference_rows() {
+  static const KernelRow rows[] = {
+      {.name = "reference_fwd",
+       .implementation = "reference",
+       .device = DeviceType::cpu,
+       .pass = Pass::forward,
+       .summary = "float64, row by row: the definition",
+       .supports = reference::supports,
+       .cost = reference::cost,
+       .run = reference::run_forward},
+      {.name = "reference_bwd",
+       .implementation = "reference",
+       .device = DeviceType::cpu,
+       .pass = Pass::backward,
+       .summary = "float64, row by row: the definition",
+       .supports = reference::supports,
+       .cost = reference::cost,
+       .run = reference::run_backward},
+  };
+  return rows;
+}
+
+}  // namespace tilewise
