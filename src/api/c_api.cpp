@@ -1,0 +1,301 @@
+/// The C API: C structs in, the C++ verbs, codes and messages out. No exception passes this file.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <optional>
+#include <string>
+
+#include "tilewise/attention.h"
+#include "tilewise/tilewise.h"
+
+namespace {
+
+thread_local std::string last_error;
+
+/// A struct as this version knows it: what an older caller left out is zero.
+template <class T>
+T known(const T* given, const char* name) {
+  T copy{};
+  if (given == nullptr) return copy;
+  if (given->struct_size < sizeof(size_t) || given->struct_size > 4 * sizeof(T)) {
+    throw tilewise::InvalidArgument(std::string(name) + ".struct_size is " + std::to_string(given->struct_size) +
+                                    ": expected " + std::to_string(sizeof(T)) + " (use TW_INIT)");
+  }
+  std::memcpy(&copy, given, std::min(given->struct_size, sizeof(T)));
+  return copy;
+}
+
+tilewise::Device device(std::int32_t type, std::int32_t index) {
+  return {type == TW_CUDA ? tilewise::DeviceType::cuda : tilewise::DeviceType::cpu, index};
+}
+
+tilewise::Tensor tensor(const tw_tensor& t) {
+  tilewise::Tensor out;
+  if (t.rank == 0) return out;
+  if (t.rank < 0 || t.rank > tilewise::Tensor::kMaxRank || t.dtype < TW_FLOAT64 || t.dtype > TW_INT64) {
+    throw tilewise::InvalidArgument("tw_tensor has rank " + std::to_string(t.rank) + " and dtype " +
+                                    std::to_string(t.dtype) + ": expected rank 0 to 4 and a tw_dtype");
+  }
+  out.data = t.data;
+  out.dtype = static_cast<tilewise::DType>(t.dtype);
+  out.device = device(t.device_type, t.device_index);
+  out.rank = t.rank;
+  std::copy_n(t.sizes, 4, out.sizes.begin());
+  std::copy_n(t.strides, 4, out.strides.begin());
+  return out;
+}
+
+tw_score_tile c_tile(const tilewise::ScoreTile& x) {
+  return {x.scores, x.row_stride, x.rows, x.cols, x.b, x.h, x.i0, x.j0};
+}
+
+/// The spec and what it points to.
+struct Spec {
+  tilewise::AttentionSpec spec;
+  tilewise::ScoreMod mod;
+
+  explicit Spec(const tw_spec* given) {
+    const tw_spec s = known(given, "spec");
+    if (s.has_scale != 0) spec.scale = s.scale;
+    if (s.causal < TW_CAUSAL_NONE || s.causal > TW_CAUSAL_TOP_LEFT) {
+      throw tilewise::InvalidArgument("spec.causal is " + std::to_string(s.causal) + ": expected a tw_causal");
+    }
+    spec.causal = static_cast<tilewise::Causal>(s.causal);
+    if (s.has_window_left != 0) spec.window.left = s.window_left;
+    if (s.has_window_right != 0) spec.window.right = s.window_right;
+    spec.softcap = s.softcap;
+    spec.dropout = {s.dropout_p, s.dropout_seed, s.dropout_offset};
+    spec.mask = tensor(s.mask);
+    spec.bias = tensor(s.bias);
+    spec.alibi_slopes = tensor(s.alibi_slopes);
+    spec.sinks = tensor(s.sinks);
+    spec.key_lengths = tensor(s.key_lengths);
+    spec.cu_seqlens_q = tensor(s.cu_seqlens_q);
+    spec.cu_seqlens_k = tensor(s.cu_seqlens_k);
+    spec.block_table = tensor(s.block_table);
+    spec.max_seqlen_q = s.max_seqlen_q;
+    spec.max_seqlen_k = s.max_seqlen_k;
+    spec.block_list = {tensor(s.block_row_offsets), tensor(s.block_index), tensor(s.block_full), s.block_q, s.block_k};
+    spec.deterministic = s.deterministic != 0;
+    spec.precision = s.precision == TW_TF32 ? tilewise::Precision::tf32 : tilewise::Precision::exact;
+    if (s.score_mod != nullptr) set_score_mod(known(s.score_mod, "score_mod"));
+  }
+  Spec(const Spec&) = delete;
+  Spec& operator=(const Spec&) = delete;
+
+ private:
+  void set_score_mod(const tw_score_mod& m) {
+    if (m.apply != nullptr) {
+      mod.apply = [m](const tilewise::ScoreTile& x) {
+        const tw_score_tile tile = c_tile(x);
+        m.apply(m.context, &tile);
+      };
+    }
+    if (m.derivative != nullptr) {
+      mod.derivative = [m](const tilewise::ScoreTile& x, float* grad) {
+        const tw_score_tile tile = c_tile(x);
+        m.derivative(m.context, &tile, grad);
+      };
+    }
+    spec.score_mod = &mod;
+  }
+};
+
+class CAllocator final : public tilewise::Allocator {
+ public:
+  explicit CAllocator(const tw_allocator& a) : a_(a) {}
+  void* allocate(std::int64_t bytes, tilewise::Device d, void* stream) override {
+    void* data = a_.allocate(a_.context, bytes, static_cast<std::int32_t>(d.type), d.index, stream);
+    if (data == nullptr) {
+      throw tilewise::OutOfMemory("the caller's allocator has no " + std::to_string(bytes) + " bytes on " +
+                                  tilewise::device_name(d));
+    }
+    return data;
+  }
+  void release(void* data, std::int64_t bytes, tilewise::Device d, void* stream) noexcept override {
+    a_.release(a_.context, data, bytes, static_cast<std::int32_t>(d.type), d.index, stream);
+  }
+
+ private:
+  tw_allocator a_;
+};
+
+class CExecutor final : public tilewise::Executor {
+ public:
+  explicit CExecutor(const tw_executor& e) : e_(e) {}
+  int concurrency() const override { return std::max(e_.concurrency, 1); }
+  void parallel_for(std::int64_t tasks, const Body& body) override {
+    Call call{body, nullptr};
+    e_.parallel_for(e_.context, tasks, run_body, &call);
+    if (call.error) std::rethrow_exception(call.error);
+  }
+
+ private:
+  struct Call {
+    const Body& body;
+    std::exception_ptr error;
+  };
+  /// NOTE: the caller's pool is C; an exception must not unwind through it.
+  static void run_body(void* context, std::int64_t task, std::int32_t worker) {
+    auto* call = static_cast<Call*>(context);
+    try {
+      call->body(task, worker);
+    } catch (...) {
+      call->error = std::current_exception();
+    }
+  }
+  tw_executor e_;
+};
+
+/// The launch and what it points to.
+struct Launch {
+  tilewise::Launch launch;
+  tilewise::Choice choice;
+  std::optional<CAllocator> allocator;
+  std::optional<CExecutor> executor;
+
+  explicit Launch(const tw_launch* given) {
+    const tw_launch l = known(given, "launch");
+    launch.stream = l.stream;
+    launch.workspace = l.workspace;
+    launch.workspace_bytes = l.workspace_bytes;
+    if (l.allocator != nullptr) {
+      launch.allocator = &allocator.emplace(known(l.allocator, "allocator"));
+    }
+    if (l.executor != nullptr) {
+      launch.executor = &executor.emplace(known(l.executor, "executor"));
+    }
+    if (l.implementation != nullptr) choice.implementation = l.implementation;
+    if (l.kernel != nullptr) choice.kernel = l.kernel;
+  }
+  Launch(const Launch&) = delete;
+  Launch& operator=(const Launch&) = delete;
+};
+
+tilewise::ForwardTensors tensors(const tw_forward_args* given) {
+  const tw_forward_args a = known(given, "args");
+  return {tensor(a.q), tensor(a.k), tensor(a.v), tensor(a.o), tensor(a.lse), {a.saved, a.saved_bytes}};
+}
+
+tilewise::BackwardTensors tensors(const tw_backward_args* given) {
+  const tw_backward_args a = known(given, "args");
+  return {tensor(a.q),  tensor(a.k),  tensor(a.v),  tensor(a.o),     tensor(a.lse),    tensor(a.d_o),           tensor(a.d_lse),
+          tensor(a.dq), tensor(a.dk), tensor(a.dv), tensor(a.dbias), tensor(a.dsinks), {a.saved, a.saved_bytes}};
+}
+
+void give(const tilewise::Plan& from, tw_plan* to) {
+  if (to == nullptr) return;
+  tw_plan p{};
+  p.struct_size = to->struct_size;
+  std::strncpy(p.kernel, from.kernel.c_str(), sizeof p.kernel - 1);
+  std::strncpy(p.implementation, from.implementation.c_str(), sizeof p.implementation - 1);
+  p.block_m = from.block_m;
+  p.block_n = from.block_n;
+  p.splits = from.splits;
+  p.threads = from.threads;
+  p.workspace_bytes = from.workspace_bytes;
+  p.saved_bytes = from.saved_bytes;
+  p.live_bytes = from.live_bytes();
+  p.peak_bytes = from.peak_bytes();
+  p.flops = from.flops;
+  p.bytes_moved = from.bytes_moved;
+  p.predicted_ms = from.predicted_ms;
+  std::memcpy(to, &p, std::min(to->struct_size, sizeof p));
+}
+
+tw_status failed(tw_status status, const char* message) noexcept {
+  try {
+    last_error = message;
+  } catch (...) {
+    last_error.clear();
+  }
+  return status;
+}
+
+template <class Verb>
+tw_status guarded(const Verb& verb) noexcept {
+  try {
+    verb();
+    return TW_OK;
+  } catch (const tilewise::InvalidArgument& e) {
+    return failed(TW_INVALID_ARGUMENT, e.what());
+  } catch (const tilewise::Unsupported& e) {
+    return failed(TW_UNSUPPORTED, e.what());
+  } catch (const tilewise::OutOfMemory& e) {
+    return failed(TW_OUT_OF_MEMORY, e.what());
+  } catch (const std::bad_alloc&) {
+    return failed(TW_OUT_OF_MEMORY, "the host has no memory left");
+  } catch (const tilewise::DeviceError& e) {
+    return failed(TW_DEVICE_ERROR, e.what());
+  } catch (const tilewise::CompileError& e) {
+    return failed(TW_COMPILE_ERROR, e.what());
+  } catch (const std::exception& e) {
+    return failed(TW_INTERNAL_ERROR, e.what());
+  } catch (...) {
+    return failed(TW_INTERNAL_ERROR, "an exception of an unknown type");
+  }
+}
+
+template <class Args>
+tw_status plan_only(const Args* args, const tw_spec* spec, const tw_launch* launch, tw_plan* plan) {
+  return guarded([&] {
+    const Spec s(spec);
+    const Launch l(launch);
+    give(tilewise::plan(tensors(args), s.spec, l.choice), plan);
+  });
+}
+
+template <class Args>
+tw_status explain_only(const Args* args, const tw_spec* spec, const tw_launch* launch, char** text) {
+  return guarded([&] {
+    if (text == nullptr) throw tilewise::InvalidArgument("text is NULL: expected a place for the string");
+    const Spec s(spec);
+    const Launch l(launch);
+    const std::string words = tilewise::explain(tilewise::plan(tensors(args), s.spec, l.choice));
+    *text = static_cast<char*>(std::malloc(words.size() + 1));
+    if (*text == nullptr) throw std::bad_alloc();
+    std::memcpy(*text, words.c_str(), words.size() + 1);
+  });
+}
+
+}  // namespace
+
+tw_status tw_forward(const tw_forward_args* args, const tw_spec* spec, const tw_launch* launch, tw_plan* plan) {
+  return guarded([&] {
+    const Spec s(spec);
+    const Launch l(launch);
+    give(tilewise::forward(tensors(args), s.spec, l.launch, l.choice), plan);
+  });
+}
+
+tw_status tw_backward(const tw_backward_args* args, const tw_spec* spec, const tw_launch* launch, tw_plan* plan) {
+  return guarded([&] {
+    const Spec s(spec);
+    const Launch l(launch);
+    give(tilewise::backward(tensors(args), s.spec, l.launch, l.choice), plan);
+  });
+}
+
+tw_status tw_plan_forward(const tw_forward_args* args, const tw_spec* spec, const tw_launch* launch, tw_plan* plan) {
+  return plan_only(args, spec, launch, plan);
+}
+
+tw_status tw_plan_backward(const tw_backward_args* args, const tw_spec* spec, const tw_launch* launch, tw_plan* plan) {
+  return plan_only(args, spec, launch, plan);
+}
+
+tw_status tw_explain_forward(const tw_forward_args* args, const tw_spec* spec, const tw_launch* launch, char** text) {
+  return explain_only(args, spec, launch, text);
+}
+
+tw_status tw_explain_backward(const tw_backward_args* args, const tw_spec* spec, const tw_launch* launch, char** text) {
+  return explain_only(args, spec, launch, text);
+}
+
+void tw_free_string(char* text) { std::free(text); }
+
+const char* tw_last_error(void) { return last_error.c_str(); }
+
+const char* tw_version(void) { return tilewise::version(); }
