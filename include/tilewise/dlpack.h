@@ -1,6 +1,7 @@
-/// DLPack, the tensor exchange format of Python's array libraries: its version 1 ABI declared here, and the way to
-/// and from Tensor. The layouts are those of the DLPack 1.0 specification; pointers to a host program's own
-/// DLManagedTensorVersioned, DLManagedTensor or DLTensor can be cast to these.
+/// DLPack, the tensor exchange format of Python's array libraries: its version 1 ABI declared here,
+/// and the way to and from Tensor. The layouts are those of the DLPack 1.0 specification; pointers
+/// to a host program's own DLManagedTensorVersioned, DLManagedTensor or DLTensor can be cast to
+/// these.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,13 @@ struct DeviceId {
   std::int32_t index = 0;
 };
 
-enum class TypeCode : std::uint8_t { integer = 0, unsigned_integer = 1, floating = 2, bfloat = 4, boolean = 6 };
+enum class TypeCode : std::uint8_t {
+  integer = 0,
+  unsigned_integer = 1,
+  floating = 2,
+  bfloat = 4,
+  boolean = 6
+};
 
 struct DataType {
   TypeCode code = TypeCode::floating;
@@ -57,14 +64,17 @@ struct ManagedViewVersioned {
   View view;
 };
 
-/// A Tensor over the same memory; it owns nothing, so the view must outlive it. Throws InvalidArgument, which names
-/// `name`, for types, devices or ranks that Tilewise does not know.
+/// A Tensor over the same memory; it owns nothing, so the view must outlive it. Throws
+/// InvalidArgument, which names `name`, for types, devices or ranks that Tilewise does not know.
 TILEWISE_API Tensor from_dlpack(const View& view, const char* name = "tensor");
-/// Checks the version too (major 1), and, for a tensor that will be written, that it is not read-only.
-TILEWISE_API Tensor from_dlpack(const ManagedViewVersioned& managed, bool will_be_written, const char* name = "tensor");
+/// Checks the version too (major 1), and, for a tensor that will be written, that it is not
+/// read-only.
+TILEWISE_API Tensor from_dlpack(const ManagedViewVersioned& managed, bool will_be_written,
+                                const char* name = "tensor");
 
-/// A managed view of `tensor`'s memory. Its deleter calls release(context) once and frees the view. `release` may be
-/// null when the memory outlives the view. Throws InvalidArgument for a tensor that is not given.
+/// A managed view of `tensor`'s memory. Its deleter calls release(context) once and frees the view.
+/// `release` may be null when the memory outlives the view. Throws InvalidArgument for a tensor
+/// that is not given.
 TILEWISE_API ManagedViewVersioned* to_dlpack(const Tensor& tensor, void* context = nullptr,
                                              void (*release)(void* context) = nullptr);
 

@@ -35,7 +35,8 @@ class TILEWISE_API OutOfMemory : public Error {
   using Error::Error;
 };
 
-/// A device or its driver is missing, or reported an error; the message carries the driver's name for it.
+/// A device or its driver is missing, or reported an error; the message carries the driver's name
+/// for it.
 class TILEWISE_API DeviceError : public Error {
  public:
   using Error::Error;

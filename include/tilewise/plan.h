@@ -1,5 +1,6 @@
-/// Plan: which kernel runs a problem, with which tiles, workspace and cost, and why. A plain value: it can be
-/// printed, forced, kept and compared with what was measured. Planning needs no device and no data.
+/// Plan: which kernel runs a problem, with which tiles, workspace and cost, and why. A plain value:
+/// it can be printed, forced, kept and compared with what was measured. Planning needs no device
+/// and no data.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +18,17 @@ enum class Pass : std::uint8_t { forward, backward };
 /// "forward" or "backward".
 TILEWISE_API std::string_view pass_name(Pass pass);
 
-/// The machine that a plan is made for, as plain numbers: the one at hand, or one that is only named.
+/// The machine that a plan is made for, as plain numbers: the one at hand, or one that is only
+/// named.
 struct Hardware {
   Device device;
   std::string name;               ///< "AMD EPYC 9654", "NVIDIA H100 80GB HBM3", ...
   std::int64_t memory_bytes = 0;  ///< of the device
-  double matrix_tflops = 0.0;     ///< sustained rate of the units that a bf16/fp16 kernel uses, TFLOP/s
-  double float32_tflops = 0.0;    ///< sustained rate of float32 multiply-add, TFLOP/s
-  double bandwidth_gbps = 0.0;    ///< memory, GB/s, both directions counted
-  double launch_us = 0.0;         ///< cost of starting one kernel or one parallel region, microseconds
+  double matrix_tflops =
+      0.0;  ///< sustained rate of the units that a bf16/fp16 kernel uses, TFLOP/s
+  double float32_tflops = 0.0;  ///< sustained rate of float32 multiply-add, TFLOP/s
+  double bandwidth_gbps = 0.0;  ///< memory, GB/s, both directions counted
+  double launch_us = 0.0;  ///< cost of starting one kernel or one parallel region, microseconds
 
   // CPU
   int threads = 1;
@@ -38,7 +41,8 @@ struct Hardware {
   std::int64_t l2_bytes = 0;  ///< L2 cache
 };
 
-/// The machine at hand. Throws DeviceError, saying what is missing, when there is no such device or driver.
+/// The machine at hand. Throws DeviceError, saying what is missing, when there is no such device or
+/// driver.
 TILEWISE_API Hardware hardware(Device device = {});
 
 /// One tensor that a pass holds in memory.
@@ -63,9 +67,9 @@ struct Refusal {
   std::string reason;
 };
 
-/// Narrows the choice. Empty = free: the `flash` rows of the tensors' device. A forced kernel or implementation
-/// that cannot run the problem is an error. TILEWISE_FORCE_KERNEL in the environment (a kernel's or an
-/// implementation's name) does the same for calls that leave both empty.
+/// Narrows the choice. Empty = free: the `flash` rows of the tensors' device. A forced kernel or
+/// implementation that cannot run the problem is an error. TILEWISE_FORCE_KERNEL in the environment
+/// (a kernel's or an implementation's name) does the same for calls that leave both empty.
 struct Choice {
   std::string implementation;  ///< baseline, eager, fused, flash, reference
   std::string kernel;          ///< a row's name: see kernels()
@@ -78,16 +82,18 @@ struct Plan {
   Device device;
   int block_m = 0;  ///< query rows of a tile (B_r); 0 = the kernel has no tiles
   int block_n = 0;  ///< keys of a tile (B_c)
-  int splits = 1;   ///< parts that the keys (backward: the queries or keys) of one head are split into
+  int splits =
+      1;  ///< parts that the keys (backward: the queries or keys) of one head are split into
   int threads = 1;  ///< CPU: bodies that run at a time; the workspace has scratch for so many
-  std::int64_t workspace_bytes = 0;  ///< Launch::workspace must have at least this much, or the allocator gives it
-  std::int64_t saved_bytes = 0;      ///< size of ForwardTensors::saved; 0 for flash
-  double flops = 0.0;                ///< multiply-adds counted twice, visible pairs only
-  double bytes_moved = 0.0;          ///< through memory, both directions
+  std::int64_t workspace_bytes =
+      0;  ///< Launch::workspace must have at least this much, or the allocator gives it
+  std::int64_t saved_bytes = 0;  ///< size of ForwardTensors::saved; 0 for flash
+  double flops = 0.0;            ///< multiply-adds counted twice, visible pairs only
+  double bytes_moved = 0.0;      ///< through memory, both directions
   double predicted_ms = 0.0;
-  std::string reason;             ///< why this kernel
+  std::string reason;              ///< why this kernel
   std::vector<MemoryItem> memory;  ///< every tensor of the pass, workspace included
-  std::vector<Refusal> refusals;  ///< every other kernel of the device and pass, with the reason
+  std::vector<Refusal> refusals;   ///< every other kernel of the device and pass, with the reason
 
   /// Bytes that are alive between forward and backward: inputs, outputs and saved.
   TILEWISE_API std::int64_t live_bytes() const;

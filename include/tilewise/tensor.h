@@ -1,5 +1,6 @@
 /// Tensor: a non-owning view of memory that the caller holds. Layouts (BSHD, BHSD, packed, slices,
-/// broadcasts) differ in strides only; the logical order of the axes is always (batch, heads, sequence, dim).
+/// broadcasts) differ in strides only; the logical order of the axes is always (batch, heads,
+/// sequence, dim).
 #pragma once
 
 #include <array>
@@ -14,11 +15,21 @@
 namespace tilewise {
 
 /// Element types. q, k and v may be float64 (reference only), float32, bfloat16 or float16.
-enum class DType : std::uint8_t { float64, float32, bfloat16, float16, boolean, uint8, int32, int64 };
+enum class DType : std::uint8_t {
+  float64,
+  float32,
+  bfloat16,
+  float16,
+  boolean,
+  uint8,
+  int32,
+  int64
+};
 
 /// Bytes of one element.
 TILEWISE_API std::int64_t dtype_bytes(DType dtype);
-/// Name in the field's spelling: "float64", "float32", "bfloat16", "float16", "bool", "uint8", "int32", "int64".
+/// Name in the field's spelling: "float64", "float32", "bfloat16", "float16", "bool", "uint8",
+/// "int32", "int64".
 TILEWISE_API std::string_view dtype_name(DType dtype);
 /// True for float64, float32, bfloat16 and float16.
 TILEWISE_API bool is_floating(DType dtype);
@@ -35,8 +46,9 @@ struct Device {
 /// "cpu" or "cuda:N".
 TILEWISE_API std::string device_name(Device device);
 
-/// A view of up to four axes. Strides count elements, not bytes; any stride is legal, 0 and negative too.
-/// A default-constructed Tensor is "not given". A Tensor with sizes and a null pointer is enough for plan().
+/// A view of up to four axes. Strides count elements, not bytes; any stride is legal, 0 and
+/// negative too. A default-constructed Tensor is "not given". A Tensor with sizes and a null
+/// pointer is enough for plan().
 struct Tensor {
   static constexpr int kMaxRank = 4;
 
@@ -47,26 +59,29 @@ struct Tensor {
   std::array<std::int64_t, kMaxRank> sizes{};
   std::array<std::int64_t, kMaxRank> strides{};
 
-  /// True when the tensor was given (its data may still be null: for planning, or with no elements).
+  /// True when the tensor was given (its data may still be null: for planning, or with no
+  /// elements).
   bool defined() const { return rank > 0; }
   /// Number of elements; 0 when not given.
   TILEWISE_API std::int64_t numel() const;
   /// "float32 (2, 8, 128, 64) on cpu": how messages name a tensor.
   TILEWISE_API std::string describe() const;
 
-  /// Row-major tensor of the given sizes. Throws InvalidArgument for more than four axes or a negative size.
-  TILEWISE_API static Tensor contiguous(void* data, DType dtype, std::initializer_list<std::int64_t> sizes,
+  /// Row-major tensor of the given sizes. Throws InvalidArgument for more than four axes or a
+  /// negative size.
+  TILEWISE_API static Tensor contiguous(void* data, DType dtype,
+                                        std::initializer_list<std::int64_t> sizes,
                                         Device device = {});
   /// Memory in the order (B, H, S, D), logical axes (B, H, S, D).
-  TILEWISE_API static Tensor bhsd(void* data, DType dtype, std::int64_t batch, std::int64_t heads, std::int64_t seq,
-                                  std::int64_t dim, Device device = {});
+  TILEWISE_API static Tensor bhsd(void* data, DType dtype, std::int64_t batch, std::int64_t heads,
+                                  std::int64_t seq, std::int64_t dim, Device device = {});
   /// Memory in the order (B, S, H, D), logical axes (B, H, S, D). Also the view of a paged pool
   /// (pages, page_size, heads, dim).
-  TILEWISE_API static Tensor bshd(void* data, DType dtype, std::int64_t batch, std::int64_t seq, std::int64_t heads,
-                                  std::int64_t dim, Device device = {});
+  TILEWISE_API static Tensor bshd(void* data, DType dtype, std::int64_t batch, std::int64_t seq,
+                                  std::int64_t heads, std::int64_t dim, Device device = {});
   /// Packed sequences: memory in the order (total, H, D), logical axes (1, H, total, D).
-  TILEWISE_API static Tensor packed(void* data, DType dtype, std::int64_t total, std::int64_t heads, std::int64_t dim,
-                                    Device device = {});
+  TILEWISE_API static Tensor packed(void* data, DType dtype, std::int64_t total, std::int64_t heads,
+                                    std::int64_t dim, Device device = {});
 };
 
 }  // namespace tilewise

@@ -1,8 +1,9 @@
 /* Tilewise's C API: the verbs of attention.h for C and for other languages.
  *
- * Every struct begins with its size in bytes; TW_INIT(type) sets it and zeroes the rest, which means "default" or
- * "not given" everywhere. Functions return TW_OK or an error code; tw_last_error() has the message, one per thread.
- * Shapes, rules and defaults are those of attention.h and spec.h, where each field is documented.
+ * Every struct begins with its size in bytes; TW_INIT(type) sets it and zeroes the rest, which
+ * means "default" or "not given" everywhere. Functions return TW_OK or an error code;
+ * tw_last_error() has the message, one per thread. Shapes, rules and defaults are those of
+ * attention.h and spec.h, where each field is documented.
  */
 #ifndef TILEWISE_TILEWISE_H
 #define TILEWISE_TILEWISE_H
@@ -49,11 +50,15 @@ typedef enum tw_dtype {
 } tw_dtype;
 
 typedef enum tw_device_type { TW_CPU = 0, TW_CUDA = 1 } tw_device_type;
-typedef enum tw_causal { TW_CAUSAL_NONE = 0, TW_CAUSAL_BOTTOM_RIGHT = 1, TW_CAUSAL_TOP_LEFT = 2 } tw_causal;
+typedef enum tw_causal {
+  TW_CAUSAL_NONE = 0,
+  TW_CAUSAL_BOTTOM_RIGHT = 1,
+  TW_CAUSAL_TOP_LEFT = 2
+} tw_causal;
 typedef enum tw_precision { TW_EXACT = 0, TW_TF32 = 1 } tw_precision;
 
-/* A view of memory that the caller holds. rank = 0: not given. Strides in elements. It lies inside other structs, so
- * its layout is fixed; its struct_size is not looked at. */
+/* A view of memory that the caller holds. rank = 0: not given. Strides in elements. It lies inside
+ * other structs, so its layout is fixed; its struct_size is not looked at. */
 typedef struct tw_tensor {
   size_t struct_size;
   void* data;
@@ -103,8 +108,10 @@ typedef struct tw_allocator {
   size_t struct_size;
   void* context;
   /* 256-byte aligned memory of the device, or NULL when there is none left. */
-  void* (*allocate)(void* context, int64_t bytes, int32_t device_type, int32_t device_index, void* stream);
-  void (*release)(void* context, void* data, int64_t bytes, int32_t device_type, int32_t device_index, void* stream);
+  void* (*allocate)(void* context, int64_t bytes, int32_t device_type, int32_t device_index,
+                    void* stream);
+  void (*release)(void* context, void* data, int64_t bytes, int32_t device_type,
+                  int32_t device_index, void* stream);
 } tw_allocator;
 
 typedef void (*tw_body)(void* body_context, int64_t task, int32_t worker);
@@ -151,24 +158,26 @@ typedef struct tw_plan {
 } tw_plan;
 
 /* spec, launch and plan may be NULL. `plan` receives the plan that ran. */
-TW_EXPORT tw_status tw_forward(const tw_forward_args* args, const tw_spec* spec, const tw_launch* launch, tw_plan* plan);
-TW_EXPORT tw_status tw_backward(const tw_backward_args* args, const tw_spec* spec, const tw_launch* launch,
-                                tw_plan* plan);
+TW_EXPORT tw_status tw_forward(const tw_forward_args* args, const tw_spec* spec,
+                               const tw_launch* launch, tw_plan* plan);
+TW_EXPORT tw_status tw_backward(const tw_backward_args* args, const tw_spec* spec,
+                                const tw_launch* launch, tw_plan* plan);
 
 /* Plans only: data pointers may be NULL. */
-TW_EXPORT tw_status tw_plan_forward(const tw_forward_args* args, const tw_spec* spec, const tw_launch* launch,
-                                    tw_plan* plan);
-TW_EXPORT tw_status tw_plan_backward(const tw_backward_args* args, const tw_spec* spec, const tw_launch* launch,
-                                     tw_plan* plan);
+TW_EXPORT tw_status tw_plan_forward(const tw_forward_args* args, const tw_spec* spec,
+                                    const tw_launch* launch, tw_plan* plan);
+TW_EXPORT tw_status tw_plan_backward(const tw_backward_args* args, const tw_spec* spec,
+                                     const tw_launch* launch, tw_plan* plan);
 
 /* The plan in words, as explain() gives it; free it with tw_free_string. */
-TW_EXPORT tw_status tw_explain_forward(const tw_forward_args* args, const tw_spec* spec, const tw_launch* launch,
-                                       char** text);
-TW_EXPORT tw_status tw_explain_backward(const tw_backward_args* args, const tw_spec* spec, const tw_launch* launch,
-                                        char** text);
+TW_EXPORT tw_status tw_explain_forward(const tw_forward_args* args, const tw_spec* spec,
+                                       const tw_launch* launch, char** text);
+TW_EXPORT tw_status tw_explain_backward(const tw_backward_args* args, const tw_spec* spec,
+                                        const tw_launch* launch, char** text);
 TW_EXPORT void tw_free_string(char* text);
 
-/* Message of this thread's last call that did not return TW_OK; "" before the first. Valid until the next call. */
+/* Message of this thread's last call that did not return TW_OK; "" before the first. Valid until
+ * the next call. */
 TW_EXPORT const char* tw_last_error(void);
 TW_EXPORT const char* tw_version(void);
 

@@ -15,8 +15,9 @@ class Workspace {
     if (plan.workspace_bytes == 0) return;
     if (launch.workspace != nullptr) {
       if (launch.workspace_bytes < plan.workspace_bytes) {
-        throw InvalidArgument("workspace_bytes is " + std::to_string(launch.workspace_bytes) + ": " + plan.kernel +
-                              " needs at least " + std::to_string(plan.workspace_bytes));
+        throw InvalidArgument("workspace_bytes is " + std::to_string(launch.workspace_bytes) +
+                              ": " + plan.kernel + " needs at least " +
+                              std::to_string(plan.workspace_bytes));
       }
       data_ = launch.workspace;
       return;
@@ -42,13 +43,15 @@ class Workspace {
 
 void launch_plan(const Plan& plan, const Problem& problem, const Launch& launch) {
   if (problem.saved.data != nullptr && problem.saved.bytes < plan.saved_bytes) {
-    throw InvalidArgument("saved.bytes is " + std::to_string(problem.saved.bytes) + ": " + plan.kernel +
-                          " needs at least " + std::to_string(plan.saved_bytes));
+    throw InvalidArgument("saved.bytes is " + std::to_string(problem.saved.bytes) + ": " +
+                          plan.kernel + " needs at least " + std::to_string(plan.saved_bytes));
   }
   const KernelRow& row = find_row(kernel_table(), plan.kernel, plan.pass);
   const Workspace workspace(plan, launch);
   Executor& executor = launch.executor != nullptr ? *launch.executor : default_executor();
-  row.run(row, problem, {.plan = plan, .workspace = workspace.data(), .stream = launch.stream, .executor = executor});
+  row.run(
+      row, problem,
+      {.plan = plan, .workspace = workspace.data(), .stream = launch.stream, .executor = executor});
 }
 
 Plan plan_problem(const Problem& problem, const Choice& choice, const Hardware* machine) {
@@ -58,7 +61,8 @@ Plan plan_problem(const Problem& problem, const Choice& choice, const Hardware* 
 }
 
 template <class Tensors>
-Plan execute(const Tensors& tensors, const AttentionSpec& spec, const Launch& launch, const Choice& choice) {
+Plan execute(const Tensors& tensors, const AttentionSpec& spec, const Launch& launch,
+             const Choice& choice) {
   const Problem problem = make_problem(tensors, spec, Purpose::run);
   Plan plan = plan_problem(problem, choice, nullptr);
   launch_plan(plan, problem, launch);
@@ -66,11 +70,13 @@ Plan execute(const Tensors& tensors, const AttentionSpec& spec, const Launch& la
 }
 
 template <class Tensors>
-void execute(const Plan& plan, const Tensors& tensors, const AttentionSpec& spec, const Launch& launch) {
+void execute(const Plan& plan, const Tensors& tensors, const AttentionSpec& spec,
+             const Launch& launch) {
   const Problem problem = make_problem(tensors, spec, Purpose::run);
   if (plan.pass != problem.pass || plan.device != problem.device) {
-    throw InvalidArgument("plan is for the " + std::string(pass_name(plan.pass)) + " on " + device_name(plan.device) +
-                          ": expected one for the " + std::string(pass_name(problem.pass)) + " on " +
+    throw InvalidArgument("plan is for the " + std::string(pass_name(plan.pass)) + " on " +
+                          device_name(plan.device) + ": expected one for the " +
+                          std::string(pass_name(problem.pass)) + " on " +
                           device_name(problem.device));
   }
   launch_plan(plan, problem, launch);
@@ -78,27 +84,33 @@ void execute(const Plan& plan, const Tensors& tensors, const AttentionSpec& spec
 
 }  // namespace
 
-Plan plan(const ForwardTensors& tensors, const AttentionSpec& spec, const Choice& choice, const Hardware* machine) {
+Plan plan(const ForwardTensors& tensors, const AttentionSpec& spec, const Choice& choice,
+          const Hardware* machine) {
   return plan_problem(make_problem(tensors, spec, Purpose::plan), choice, machine);
 }
 
-Plan plan(const BackwardTensors& tensors, const AttentionSpec& spec, const Choice& choice, const Hardware* machine) {
+Plan plan(const BackwardTensors& tensors, const AttentionSpec& spec, const Choice& choice,
+          const Hardware* machine) {
   return plan_problem(make_problem(tensors, spec, Purpose::plan), choice, machine);
 }
 
-Plan forward(const ForwardTensors& tensors, const AttentionSpec& spec, const Launch& launch, const Choice& choice) {
+Plan forward(const ForwardTensors& tensors, const AttentionSpec& spec, const Launch& launch,
+             const Choice& choice) {
   return execute(tensors, spec, launch, choice);
 }
 
-Plan backward(const BackwardTensors& tensors, const AttentionSpec& spec, const Launch& launch, const Choice& choice) {
+Plan backward(const BackwardTensors& tensors, const AttentionSpec& spec, const Launch& launch,
+              const Choice& choice) {
   return execute(tensors, spec, launch, choice);
 }
 
-void run(const Plan& plan, const ForwardTensors& tensors, const AttentionSpec& spec, const Launch& launch) {
+void run(const Plan& plan, const ForwardTensors& tensors, const AttentionSpec& spec,
+         const Launch& launch) {
   execute(plan, tensors, spec, launch);
 }
 
-void run(const Plan& plan, const BackwardTensors& tensors, const AttentionSpec& spec, const Launch& launch) {
+void run(const Plan& plan, const BackwardTensors& tensors, const AttentionSpec& spec,
+         const Launch& launch) {
   execute(plan, tensors, spec, launch);
 }
 

@@ -20,8 +20,9 @@ T known(const T* given, const char* name) {
   T copy{};
   if (given == nullptr) return copy;
   if (given->struct_size < sizeof(size_t) || given->struct_size > 4 * sizeof(T)) {
-    throw tilewise::InvalidArgument(std::string(name) + ".struct_size is " + std::to_string(given->struct_size) +
-                                    ": expected " + std::to_string(sizeof(T)) + " (use TW_INIT)");
+    throw tilewise::InvalidArgument(std::string(name) + ".struct_size is " +
+                                    std::to_string(given->struct_size) + ": expected " +
+                                    std::to_string(sizeof(T)) + " (use TW_INIT)");
   }
   std::memcpy(&copy, given, std::min(given->struct_size, sizeof(T)));
   return copy;
@@ -34,9 +35,11 @@ tilewise::Device device(std::int32_t type, std::int32_t index) {
 tilewise::Tensor tensor(const tw_tensor& t) {
   tilewise::Tensor out;
   if (t.rank == 0) return out;
-  if (t.rank < 0 || t.rank > tilewise::Tensor::kMaxRank || t.dtype < TW_FLOAT64 || t.dtype > TW_INT64) {
+  if (t.rank < 0 || t.rank > tilewise::Tensor::kMaxRank || t.dtype < TW_FLOAT64 ||
+      t.dtype > TW_INT64) {
     throw tilewise::InvalidArgument("tw_tensor has rank " + std::to_string(t.rank) + " and dtype " +
-                                    std::to_string(t.dtype) + ": expected rank 0 to 4 and a tw_dtype");
+                                    std::to_string(t.dtype) +
+                                    ": expected rank 0 to 4 and a tw_dtype");
   }
   out.data = t.data;
   out.dtype = static_cast<tilewise::DType>(t.dtype);
@@ -60,7 +63,8 @@ struct Spec {
     const tw_spec s = known(given, "spec");
     if (s.has_scale != 0) spec.scale = s.scale;
     if (s.causal < TW_CAUSAL_NONE || s.causal > TW_CAUSAL_TOP_LEFT) {
-      throw tilewise::InvalidArgument("spec.causal is " + std::to_string(s.causal) + ": expected a tw_causal");
+      throw tilewise::InvalidArgument("spec.causal is " + std::to_string(s.causal) +
+                                      ": expected a tw_causal");
     }
     spec.causal = static_cast<tilewise::Causal>(s.causal);
     if (s.has_window_left != 0) spec.window.left = s.window_left;
@@ -77,9 +81,11 @@ struct Spec {
     spec.block_table = tensor(s.block_table);
     spec.max_seqlen_q = s.max_seqlen_q;
     spec.max_seqlen_k = s.max_seqlen_k;
-    spec.block_list = {tensor(s.block_row_offsets), tensor(s.block_index), tensor(s.block_full), s.block_q, s.block_k};
+    spec.block_list = {tensor(s.block_row_offsets), tensor(s.block_index), tensor(s.block_full),
+                       s.block_q, s.block_k};
     spec.deterministic = s.deterministic != 0;
-    spec.precision = s.precision == TW_TF32 ? tilewise::Precision::tf32 : tilewise::Precision::exact;
+    spec.precision =
+        s.precision == TW_TF32 ? tilewise::Precision::tf32 : tilewise::Precision::exact;
     if (s.score_mod != nullptr) set_score_mod(known(s.score_mod, "score_mod"));
   }
   Spec(const Spec&) = delete;
@@ -109,8 +115,8 @@ class CAllocator final : public tilewise::Allocator {
   void* allocate(std::int64_t bytes, tilewise::Device d, void* stream) override {
     void* data = a_.allocate(a_.context, bytes, static_cast<std::int32_t>(d.type), d.index, stream);
     if (data == nullptr) {
-      throw tilewise::OutOfMemory("the caller's allocator has no " + std::to_string(bytes) + " bytes on " +
-                                  tilewise::device_name(d));
+      throw tilewise::OutOfMemory("the caller's allocator has no " + std::to_string(bytes) +
+                                  " bytes on " + tilewise::device_name(d));
     }
     return data;
   }
@@ -176,13 +182,25 @@ struct Launch {
 
 tilewise::ForwardTensors tensors(const tw_forward_args* given) {
   const tw_forward_args a = known(given, "args");
-  return {tensor(a.q), tensor(a.k), tensor(a.v), tensor(a.o), tensor(a.lse), {a.saved, a.saved_bytes}};
+  return {tensor(a.q), tensor(a.k),   tensor(a.v),
+          tensor(a.o), tensor(a.lse), {a.saved, a.saved_bytes}};
 }
 
 tilewise::BackwardTensors tensors(const tw_backward_args* given) {
   const tw_backward_args a = known(given, "args");
-  return {tensor(a.q),  tensor(a.k),  tensor(a.v),  tensor(a.o),     tensor(a.lse),    tensor(a.d_o),           tensor(a.d_lse),
-          tensor(a.dq), tensor(a.dk), tensor(a.dv), tensor(a.dbias), tensor(a.dsinks), {a.saved, a.saved_bytes}};
+  return {tensor(a.q),
+          tensor(a.k),
+          tensor(a.v),
+          tensor(a.o),
+          tensor(a.lse),
+          tensor(a.d_o),
+          tensor(a.d_lse),
+          tensor(a.dq),
+          tensor(a.dk),
+          tensor(a.dv),
+          tensor(a.dbias),
+          tensor(a.dsinks),
+          {a.saved, a.saved_bytes}};
 }
 
 void give(const tilewise::Plan& from, tw_plan* to) {
@@ -248,9 +266,11 @@ tw_status plan_only(const Args* args, const tw_spec* spec, const tw_launch* laun
 }
 
 template <class Args>
-tw_status explain_only(const Args* args, const tw_spec* spec, const tw_launch* launch, char** text) {
+tw_status explain_only(const Args* args, const tw_spec* spec, const tw_launch* launch,
+                       char** text) {
   return guarded([&] {
-    if (text == nullptr) throw tilewise::InvalidArgument("text is NULL: expected a place for the string");
+    if (text == nullptr)
+      throw tilewise::InvalidArgument("text is NULL: expected a place for the string");
     const Spec s(spec);
     const Launch l(launch);
     const std::string words = tilewise::explain(tilewise::plan(tensors(args), s.spec, l.choice));
@@ -262,7 +282,8 @@ tw_status explain_only(const Args* args, const tw_spec* spec, const tw_launch* l
 
 }  // namespace
 
-tw_status tw_forward(const tw_forward_args* args, const tw_spec* spec, const tw_launch* launch, tw_plan* plan) {
+tw_status tw_forward(const tw_forward_args* args, const tw_spec* spec, const tw_launch* launch,
+                     tw_plan* plan) {
   return guarded([&] {
     const Spec s(spec);
     const Launch l(launch);
@@ -270,7 +291,8 @@ tw_status tw_forward(const tw_forward_args* args, const tw_spec* spec, const tw_
   });
 }
 
-tw_status tw_backward(const tw_backward_args* args, const tw_spec* spec, const tw_launch* launch, tw_plan* plan) {
+tw_status tw_backward(const tw_backward_args* args, const tw_spec* spec, const tw_launch* launch,
+                      tw_plan* plan) {
   return guarded([&] {
     const Spec s(spec);
     const Launch l(launch);
@@ -278,19 +300,23 @@ tw_status tw_backward(const tw_backward_args* args, const tw_spec* spec, const t
   });
 }
 
-tw_status tw_plan_forward(const tw_forward_args* args, const tw_spec* spec, const tw_launch* launch, tw_plan* plan) {
+tw_status tw_plan_forward(const tw_forward_args* args, const tw_spec* spec, const tw_launch* launch,
+                          tw_plan* plan) {
   return plan_only(args, spec, launch, plan);
 }
 
-tw_status tw_plan_backward(const tw_backward_args* args, const tw_spec* spec, const tw_launch* launch, tw_plan* plan) {
+tw_status tw_plan_backward(const tw_backward_args* args, const tw_spec* spec,
+                           const tw_launch* launch, tw_plan* plan) {
   return plan_only(args, spec, launch, plan);
 }
 
-tw_status tw_explain_forward(const tw_forward_args* args, const tw_spec* spec, const tw_launch* launch, char** text) {
+tw_status tw_explain_forward(const tw_forward_args* args, const tw_spec* spec,
+                             const tw_launch* launch, char** text) {
   return explain_only(args, spec, launch, text);
 }
 
-tw_status tw_explain_backward(const tw_backward_args* args, const tw_spec* spec, const tw_launch* launch, char** text) {
+tw_status tw_explain_backward(const tw_backward_args* args, const tw_spec* spec,
+                              const tw_launch* launch, char** text) {
   return explain_only(args, spec, launch, text);
 }
 

@@ -27,9 +27,10 @@ DType dtype_of(const DataType& type, const char* name) {
   for (const TypeRow& row : kTypes) {
     if (row.code == type.code && row.bits == type.bits && type.lanes == 1) return row.dtype;
   }
-  refuse(name, "has type code " + std::to_string(static_cast<int>(type.code)) + " with " + std::to_string(type.bits) +
-                   " bits and " + std::to_string(type.lanes) +
-                   " lanes: expected float64, float32, float16, bfloat16, bool, uint8, int32 or int64");
+  refuse(name,
+         "has type code " + std::to_string(static_cast<int>(type.code)) + " with " +
+             std::to_string(type.bits) + " bits and " + std::to_string(type.lanes) +
+             " lanes: expected float64, float32, float16, bfloat16, bool, uint8, int32 or int64");
 }
 
 DataType type_of(DType dtype) {
@@ -48,7 +49,8 @@ Device device_of(const DeviceId& id, const char* name) {
     case DeviceCode::cuda_managed:
       return {DeviceType::cuda, id.index};
   }
-  refuse(name, "is on device type " + std::to_string(static_cast<int>(id.type)) + ": expected CPU (1) or CUDA (2)");
+  refuse(name, "is on device type " + std::to_string(static_cast<int>(id.type)) +
+                   ": expected CPU (1) or CUDA (2)");
 }
 
 /// What a managed view of ours points to.
@@ -71,7 +73,9 @@ Tensor from_dlpack(const View& view, const char* name) {
   if (view.rank < 1 || view.rank > Tensor::kMaxRank) {
     refuse(name, "has " + std::to_string(view.rank) + " axes: expected 1 to 4");
   }
-  Tensor t{.dtype = dtype_of(view.dtype, name), .device = device_of(view.device, name), .rank = view.rank};
+  Tensor t{.dtype = dtype_of(view.dtype, name),
+           .device = device_of(view.device, name),
+           .rank = view.rank};
   t.data = view.data == nullptr ? nullptr : static_cast<std::byte*>(view.data) + view.byte_offset;
   std::int64_t dense = 1;
   for (int i = view.rank - 1; i >= 0; --i) {
@@ -85,10 +89,11 @@ Tensor from_dlpack(const View& view, const char* name) {
 
 Tensor from_dlpack(const ManagedViewVersioned& managed, bool will_be_written, const char* name) {
   if (managed.version.major != 1) {
-    refuse(name, "has version " + std::to_string(managed.version.major) + "." + std::to_string(managed.version.minor) +
-                     ": expected major version 1");
+    refuse(name, "has version " + std::to_string(managed.version.major) + "." +
+                     std::to_string(managed.version.minor) + ": expected major version 1");
   }
-  if (will_be_written && (managed.flags & kReadOnly) != 0) refuse(name, "is read-only and would be written");
+  if (will_be_written && (managed.flags & kReadOnly) != 0)
+    refuse(name, "is read-only and would be written");
   return from_dlpack(managed.view, name);
 }
 

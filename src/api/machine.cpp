@@ -7,7 +7,8 @@ namespace tilewise {
 const Hardware& machine_at_hand(Device device) {
   if (device.type == DeviceType::cpu) {
     if (device.index != 0) {
-      throw DeviceError("device cpu:" + std::to_string(device.index) + " does not exist: the CPU is one device, index 0");
+      throw DeviceError("device cpu:" + std::to_string(device.index) +
+                        " does not exist: the CPU is one device, index 0");
     }
     static const Hardware cpu = cpu::describe_cpu();
     return cpu;

@@ -9,7 +9,8 @@
 namespace tilewise::cpu {
 namespace {
 
-/// Half-open range of indices along one axis: a task's own, or all of them where the bias broadcasts.
+/// Half-open range of indices along one axis: a task's own, or all of them where the bias
+/// broadcasts.
 struct Range {
   std::int64_t begin, end;
 };
@@ -40,7 +41,9 @@ class BiasGradient {
     keys_ = axis(3, p.seq_k, kTileKeys);
   }
 
-  std::int64_t tasks() const { return batch_.tasks() * heads_.tasks() * rows_.tasks() * keys_.tasks(); }
+  std::int64_t tasks() const {
+    return batch_.tasks() * heads_.tasks() * rows_.tasks() * keys_.tasks();
+  }
 
   void run(std::int64_t task, int slot) const {
     const Range keys = keys_.range(task % keys_.tasks());
@@ -51,29 +54,36 @@ class BiasGradient {
     const Range batch = batch_.range(task / heads_.tasks());
     std::vector<float> sum(static_cast<std::size_t>(kTileRows) * kTileKeys, 0.0F);
     for (std::int64_t b = batch.begin; b < batch.end; ++b) {
-      for (std::int64_t h = heads.begin; h < heads.end; ++h) add(b, h, rows, keys, slot, sum.data());
+      for (std::int64_t h = heads.begin; h < heads.end; ++h)
+        add(b, h, rows, keys, slot, sum.data());
     }
     const std::int64_t b = batch.begin;
     const Sequence sequence = p_.sequence(b);
-    const std::int64_t last_row = rows_.broadcasts ? rows.begin + 1 : std::min(rows.end, sequence.q_length);
+    const std::int64_t last_row =
+        rows_.broadcasts ? rows.begin + 1 : std::min(rows.end, sequence.q_length);
     store(b, heads.begin, sequence.q_begin, {rows.begin, last_row}, keys, sum.data());
   }
 
  private:
-  /// Adds dS of one (b, h) over rows and keys; where an axis broadcasts, everything lands in its index 0.
+  /// Adds dS of one (b, h) over rows and keys; where an axis broadcasts, everything lands in its
+  /// index 0.
   void add(std::int64_t b, std::int64_t h, Range rows, Range keys, int slot, float* sum) const {
     const Sequence sequence = p_.sequence(b);
     const ScoreTileStep::Scratch scratch = tile_.scratch(scratch_, slot);
-    for (std::int64_t j0 = keys.begin; j0 < std::min(keys.end, sequence.k_length); j0 += kTileKeys) {
+    for (std::int64_t j0 = keys.begin; j0 < std::min(keys.end, sequence.k_length);
+         j0 += kTileKeys) {
       const int cols = static_cast<int>(std::min<std::int64_t>(kTileKeys, sequence.k_length - j0));
       tile_.load_keys_of(b, sequence, h / p_.group(), j0, cols, scratch);
-      for (std::int64_t i0 = rows.begin; i0 < std::min(rows.end, sequence.q_length); i0 += kTileRows) {
-        const int count = static_cast<int>(std::min<std::int64_t>(kTileRows, sequence.q_length - i0));
+      for (std::int64_t i0 = rows.begin; i0 < std::min(rows.end, sequence.q_length);
+           i0 += kTileRows) {
+        const int count =
+            static_cast<int>(std::min<std::int64_t>(kTileRows, sequence.q_length - i0));
         const TilePlace place{sequence, b, h, i0, j0, count, cols, kTileKeys};
         if (!tile_.gradient(place, delta_at(b, h, sequence.q_begin + i0), scratch, true)) continue;
         for (int r = 0; r < count; ++r) {
           float* to = sum + (rows_.broadcasts ? 0 : r) * kTileKeys;
-          for (int c = 0; c < cols; ++c) to[keys_.broadcasts ? 0 : c] += scratch.ds[r * kTileKeys + c];
+          for (int c = 0; c < cols; ++c)
+            to[keys_.broadcasts ? 0 : c] += scratch.ds[r * kTileKeys + c];
         }
       }
     }
@@ -118,8 +128,8 @@ void clear_packed_rows(const Problem& p) {
 
 }  // namespace
 
-void bias_gradient(const Problem& problem, const ScoreTileStep& tile, Executor& executor, int workers,
-                   const float* delta, float* scratch) {
+void bias_gradient(const Problem& problem, const ScoreTileStep& tile, Executor& executor,
+                   int workers, const float* delta, float* scratch) {
   clear_packed_rows(problem);
   const BiasGradient gradient(problem, tile, delta, scratch);
   run_tasks(executor, workers, gradient.tasks(),

@@ -68,7 +68,8 @@ std::uint16_t float_to_float16(float value) {
   const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000U);
   const std::uint32_t magnitude = bits & 0x7FFFFFFFU;
   if (magnitude > 0x7F800000U) return static_cast<std::uint16_t>(sign | 0x7E00U);
-  if (magnitude >= 0x477FF000U) return static_cast<std::uint16_t>(sign | 0x7C00U);  // rounds past 65504
+  if (magnitude >= 0x477FF000U)
+    return static_cast<std::uint16_t>(sign | 0x7C00U);  // rounds past 65504
   if (magnitude < 0x38800000U) {
     // Subnormal half: adding 0.5 lines the bits up and rounds them as the FPU does.
     const float shifted = std::bit_cast<float>(magnitude) + 0.5F;

@@ -1,5 +1,5 @@
-/// The flash kernels of the CPU: tiled, online softmax, O(S) memory. flash_fwd.md and flash_bwd.md hold
-/// the schedules.
+/// The flash kernels of the CPU: tiled, online softmax, O(S) memory. flash_fwd.md and flash_bwd.md
+/// hold the schedules.
 #pragma once
 
 #include <span>

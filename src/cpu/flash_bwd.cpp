@@ -1,9 +1,10 @@
-/// FlashAttention-2 backward (Dao 2023, Algorithm 2) on the CPU. Schedule, memory and numbers: flash_bwd.md.
+/// FlashAttention-2 backward (Dao 2023, Algorithm 2) on the CPU. Schedule, memory and numbers:
+/// flash_bwd.md.
 ///
-/// delta = rowsum(dO * O) first; then tasks of (sequence, key head, split): for each of its blocks of keys,
-/// over all query heads of the group and all blocks of query rows, P is recomputed from LSE and the five
-/// products update dV, dK (owned by the task) and dQ (one float32 partial a split, summed in order). Every
-/// sum has a fixed order, so the result is the same from run to run.
+/// delta = rowsum(dO * O) first; then tasks of (sequence, key head, split): for each of its blocks
+/// of keys, over all query heads of the group and all blocks of query rows, P is recomputed from
+/// LSE and the five products update dV, dK (owned by the task) and dQ (one float32 partial a split,
+/// summed in order). Every sum has a fixed order, so the result is the same from run to run.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -22,11 +23,11 @@ constexpr int kMaxSplits = 16;
 
 /// Padded sizes and the layout of the workspace.
 struct Geometry {
-  std::int64_t ld_q, ld_v;      ///< padded head dims
-  std::int64_t rows;            ///< query rows along the S axis (packed: total_q)
-  std::int64_t key_blocks;      ///< of the longest key sequence
-  std::int64_t pairs;           ///< (sequence, key head)
-  std::int64_t dq_elems;        ///< one partial of dQ
+  std::int64_t ld_q, ld_v;  ///< padded head dims
+  std::int64_t rows;        ///< query rows along the S axis (packed: total_q)
+  std::int64_t key_blocks;  ///< of the longest key sequence
+  std::int64_t pairs;       ///< (sequence, key head)
+  std::int64_t dq_elems;    ///< one partial of dQ
   int splits, workers;
 
   Geometry(const Problem& p, const Micro& micro, int threads) {
@@ -36,7 +37,8 @@ struct Geometry {
     key_blocks = ceil_div(p.seq_k, kTileKeys);
     pairs = p.batch * p.heads_k;
     workers = threads;
-    const std::int64_t wanted = ceil_div(std::int64_t{2} * threads, std::max<std::int64_t>(pairs, 1));
+    const std::int64_t wanted =
+        ceil_div(std::int64_t{2} * threads, std::max<std::int64_t>(pairs, 1));
     const std::int64_t most = std::clamp<std::int64_t>(key_blocks, 1, kMaxSplits);
     splits = pairs >= threads ? 1 : static_cast<int>(std::clamp<std::int64_t>(wanted, 1, most));
     dq_elems = (p.packed ? 1 : p.batch) * p.heads_q * rows * ld_q;
@@ -65,17 +67,15 @@ class Backward {
 
   void run() {
     const Geometry& g = geometry_;
-    for_query_blocks([&](std::int64_t b, std::int64_t h, const Sequence& s, std::int64_t i0, int rows) {
-      prepare_rows(b, h, s, i0, rows);
-    });
+    for_query_blocks([&](std::int64_t b, std::int64_t h, const Sequence& s, std::int64_t i0,
+                         int rows) { prepare_rows(b, h, s, i0, rows); });
     run_tasks(executor_, g.workers, g.pairs * g.splits, [&](std::int64_t task, int slot) {
       for (std::int64_t block = task % g.splits; block < g.key_blocks; block += g.splits) {
         key_block(task / g.splits, block, static_cast<int>(task % g.splits), slot);
       }
     });
-    for_query_blocks([&](std::int64_t b, std::int64_t h, const Sequence& s, std::int64_t i0, int rows) {
-      finish_rows(b, h, s, i0, rows);
-    });
+    for_query_blocks([&](std::int64_t b, std::int64_t h, const Sequence& s, std::int64_t i0,
+                         int rows) { finish_rows(b, h, s, i0, rows); });
     if (p_.dsinks.defined()) sink_gradient();
     if (p_.dbias.defined()) {
       bias_gradient(p_, tile_, executor_, g.workers, delta_, scratch_);
@@ -83,7 +83,8 @@ class Backward {
     clear_rows_past_the_end(p_);
   }
 
-  static std::vector<MemoryItem> workspace_items(const Problem& p, const Micro& micro, const Geometry& g) {
+  static std::vector<MemoryItem> workspace_items(const Problem& p, const Micro& micro,
+                                                 const Geometry& g) {
     using Role = MemoryItem::Role;
     const std::int64_t batch = p.packed ? 1 : p.batch;
     return {memory_item("delta", Role::workspace, DType::float32, {batch, p.heads_q, g.rows}),
@@ -111,18 +112,22 @@ class Backward {
   template <class Body>
   void for_query_blocks(const Body& body) const {
     const std::int64_t blocks = ceil_div(p_.seq_q, kTileRows);
-    run_tasks(executor_, geometry_.workers, p_.batch * p_.heads_q * blocks, [&](std::int64_t task, int) {
-      const std::int64_t b = task / (p_.heads_q * blocks);
-      const Sequence sequence = p_.sequence(b);
-      const std::int64_t i0 = task % blocks * kTileRows;
-      if (i0 >= sequence.q_length) return;
-      const int rows = static_cast<int>(std::min<std::int64_t>(kTileRows, sequence.q_length - i0));
-      body(b, task / blocks % p_.heads_q, sequence, i0, rows);
-    });
+    run_tasks(executor_, geometry_.workers, p_.batch * p_.heads_q * blocks,
+              [&](std::int64_t task, int) {
+                const std::int64_t b = task / (p_.heads_q * blocks);
+                const Sequence sequence = p_.sequence(b);
+                const std::int64_t i0 = task % blocks * kTileRows;
+                if (i0 >= sequence.q_length) return;
+                const int rows =
+                    static_cast<int>(std::min<std::int64_t>(kTileRows, sequence.q_length - i0));
+                body(b, task / blocks % p_.heads_q, sequence, i0, rows);
+              });
   }
 
-  /// (B4) delta = rowsum(dO * O), less dLSE, since dS = P * (dP - delta + dLSE); dQ partials start at 0.
-  void prepare_rows(std::int64_t b, std::int64_t h, const Sequence& s, std::int64_t i0, int rows) const {
+  /// (B4) delta = rowsum(dO * O), less dLSE, since dS = P * (dP - delta + dLSE); dQ partials start
+  /// at 0.
+  void prepare_rows(std::int64_t b, std::int64_t h, const Sequence& s, std::int64_t i0,
+                    int rows) const {
     constexpr int kChunk = 64;
     float o[kChunk];
     float d_o[kChunk];
@@ -147,16 +152,19 @@ class Backward {
     }
   }
 
-  /// One block of keys of one (sequence, key head): dK, dV whole, dQ's share added to the split's partial.
+  /// One block of keys of one (sequence, key head): dK, dV whole, dQ's share added to the split's
+  /// partial.
   void key_block(std::int64_t pair, std::int64_t block, int split, int slot) const {
     const std::int64_t b = pair / p_.heads_k;
     const std::int64_t h_k = pair % p_.heads_k;
     const Sequence sequence = p_.sequence(b);
     const std::int64_t j0 = block * kTileKeys;
-    const std::int64_t rows = p_.packed ? sequence.k_length : p_.seq_k;  // keys past the length get 0
+    const std::int64_t rows =
+        p_.packed ? sequence.k_length : p_.seq_k;  // keys past the length get 0
     if (j0 >= rows) return;
     const Geometry& g = geometry_;
-    const int keys = static_cast<int>(std::clamp<std::int64_t>(sequence.k_length - j0, 0, kTileKeys));
+    const int keys =
+        static_cast<int>(std::clamp<std::int64_t>(sequence.k_length - j0, 0, kTileKeys));
     float* dk = gradients_ + slot * kTileKeys * (g.ld_q + g.ld_v);
     float* dv = dk + kTileKeys * g.ld_q;
     std::fill_n(dk, kTileKeys * (g.ld_q + g.ld_v), 0.0F);
@@ -168,23 +176,27 @@ class Backward {
       }
     }
     const int stored = static_cast<int>(std::min<std::int64_t>(kTileKeys, rows - j0));
-    store_rows(p_.dk, b, h_k, sequence.k_begin + j0, stored, static_cast<int>(p_.head_dim), dk, g.ld_q,
-               nullptr, p_.scale);
-    store_rows(p_.dv, b, h_k, sequence.k_begin + j0, stored, static_cast<int>(p_.head_dim_v), dv, g.ld_v,
-               nullptr);
+    store_rows(p_.dk, b, h_k, sequence.k_begin + j0, stored, static_cast<int>(p_.head_dim), dk,
+               g.ld_q, nullptr, p_.scale);
+    store_rows(p_.dv, b, h_k, sequence.k_begin + j0, stored, static_cast<int>(p_.head_dim_v), dv,
+               g.ld_v, nullptr);
   }
 
-  void query_blocks(std::int64_t b, std::int64_t h, const Sequence& sequence, std::int64_t j0, int keys,
-                    int split, const ScoreTileStep::Scratch& scratch, const KeyGradients& out) const {
+  void query_blocks(std::int64_t b, std::int64_t h, const Sequence& sequence, std::int64_t j0,
+                    int keys, int split, const ScoreTileStep::Scratch& scratch,
+                    const KeyGradients& out) const {
     const Micro& micro = tile_.micro();
     const auto ld_q = static_cast<int>(geometry_.ld_q);
     const auto ld_v = static_cast<int>(geometry_.ld_v);
     for (std::int64_t i0 = 0; i0 < sequence.q_length; i0 += kTileRows) {
       const int rows = static_cast<int>(std::min<std::int64_t>(kTileRows, sequence.q_length - i0));
       const TilePlace place{sequence, b, h, i0, j0, rows, keys, kTileKeys};
-      if (!tile_.gradient(place, delta_ + statistics_at(b, h, sequence.q_begin + i0), scratch)) continue;
-      // (B1) dV += P^T dO; (B8) dK += dS^T Q; (B9) dQ += dS K. The scale is applied when they are stored.
-      micro.gemm(keys, ld_v, rows, scratch.dropped, 1, kTileKeys, scratch.d_o, ld_v, out.dv, ld_v, true);
+      if (!tile_.gradient(place, delta_ + statistics_at(b, h, sequence.q_begin + i0), scratch))
+        continue;
+      // (B1) dV += P^T dO; (B8) dK += dS^T Q; (B9) dQ += dS K. The scale is applied when they are
+      // stored.
+      micro.gemm(keys, ld_v, rows, scratch.dropped, 1, kTileKeys, scratch.d_o, ld_v, out.dv, ld_v,
+                 true);
       micro.gemm(keys, ld_q, rows, scratch.ds, 1, kTileKeys, scratch.q, ld_q, out.dk, ld_q, true);
       micro.gemm(rows, ld_q, keys, scratch.ds, kTileKeys, 1, scratch.k, ld_q,
                  dq_rows(split, b, h, sequence.q_begin + i0), ld_q, true);
@@ -192,14 +204,15 @@ class Backward {
   }
 
   /// dQ = scale * sum of the partials, in their order.
-  void finish_rows(std::int64_t b, std::int64_t h, const Sequence& s, std::int64_t i0, int rows) const {
+  void finish_rows(std::int64_t b, std::int64_t h, const Sequence& s, std::int64_t i0,
+                   int rows) const {
     float* sum = dq_rows(0, b, h, s.q_begin + i0);
     for (int split = 1; split < geometry_.splits; ++split) {
       const float* partial = dq_rows(split, b, h, s.q_begin + i0);
       for (std::int64_t i = 0; i < rows * geometry_.ld_q; ++i) sum[i] += partial[i];
     }
-    store_rows(p_.dq, b, h, s.q_begin + i0, rows, static_cast<int>(p_.head_dim), sum, geometry_.ld_q, nullptr,
-               p_.scale);
+    store_rows(p_.dq, b, h, s.q_begin + i0, rows, static_cast<int>(p_.head_dim), sum,
+               geometry_.ld_q, nullptr, p_.scale);
   }
 
   /// (B10) dsink_h = -sum over rows of exp(sink - LSE) * delta.

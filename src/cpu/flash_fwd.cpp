@@ -1,7 +1,9 @@
-/// FlashAttention-2 forward (Dao 2023, Algorithm 1) on the CPU. Schedule, memory and numbers: flash_fwd.md.
+/// FlashAttention-2 forward (Dao 2023, Algorithm 1) on the CPU. Schedule, memory and numbers:
+/// flash_fwd.md.
 ///
-/// Per group of key heads: pack K^T panels and V rows as float32 (all workers), then one task per block of
-/// kTaskRows query rows: for each block of keys, S = Q K^T, logits, online softmax, O += P V.
+/// Per group of key heads: pack K^T panels and V rows as float32 (all workers), then one task per
+/// block of kTaskRows query rows: for each block of keys, S = Q K^T, logits, online softmax, O += P
+/// V.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -25,11 +27,11 @@ constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 /// Padded sizes and the layout of the workspace.
 struct Geometry {
-  std::int64_t ld_q, ld_v;               ///< padded head dims of Q and of V
-  std::int64_t keys;                     ///< longest key sequence, padded to panels
-  std::int64_t k_elems, v_elems;         ///< packed K and V of one (sequence, key head)
-  std::int64_t pairs, pairs_at_a_time;   ///< (sequence, key head)
-  std::int64_t tasks_per_head;           ///< blocks of query rows of the longest sequence
+  std::int64_t ld_q, ld_v;              ///< padded head dims of Q and of V
+  std::int64_t keys;                    ///< longest key sequence, padded to panels
+  std::int64_t k_elems, v_elems;        ///< packed K and V of one (sequence, key head)
+  std::int64_t pairs, pairs_at_a_time;  ///< (sequence, key head)
+  std::int64_t tasks_per_head;          ///< blocks of query rows of the longest sequence
   int workers;
 
   Geometry(const Problem& p, const Micro& micro, int threads) {
@@ -46,7 +48,8 @@ struct Geometry {
     // Enough heads at a time that every worker has several tasks.
     const std::int64_t tasks_per_pair = std::max<std::int64_t>(1, tasks_per_head * p.group());
     const std::int64_t busy = ceil_div(std::int64_t{4} * threads, tasks_per_pair);
-    pairs_at_a_time = std::clamp<std::int64_t>(std::max(fit, busy), 1, std::max<std::int64_t>(pairs, 1));
+    pairs_at_a_time =
+        std::clamp<std::int64_t>(std::max(fit, busy), 1, std::max<std::int64_t>(pairs, 1));
   }
 };
 
@@ -65,7 +68,8 @@ std::vector<MemoryItem> workspace_items(const Problem& p, const Geometry& g) {
   using Role = MemoryItem::Role;
   const std::int64_t widest = std::max(p.head_dim, g.ld_v);
   return {
-      memory_item("packed K", Role::workspace, DType::float32, {g.pairs_at_a_time, g.keys, p.head_dim}),
+      memory_item("packed K", Role::workspace, DType::float32,
+                  {g.pairs_at_a_time, g.keys, p.head_dim}),
       memory_item("packed V", Role::workspace, DType::float32, {g.pairs_at_a_time, g.keys, g.ld_v}),
       memory_item("Q tile", Role::workspace, DType::float32, {g.workers, kTaskRows, g.ld_q}),
       memory_item("O tile", Role::workspace, DType::float32, {g.workers, kTaskRows, g.ld_v}),
@@ -138,7 +142,8 @@ class Forward {
     const int count = static_cast<int>(std::min<std::int64_t>(kBlockKeys, sequence.k_length - j0));
     const int d = static_cast<int>(p_.head_dim);
     load_keys(p_, p_.k, b, sequence, h, j0, count, d, scratch.rows, d);
-    pack_transposed(micro_, count, d, scratch.rows, d, packed_k_ + at * geometry_.k_elems + j0 * d, 1.0F);
+    pack_transposed(micro_, count, d, scratch.rows, d, packed_k_ + at * geometry_.k_elems + j0 * d,
+                    1.0F);
     const std::int64_t ld_v = geometry_.ld_v;
     float* v = packed_v_ + at * geometry_.v_elems + j0 * ld_v;
     load_keys(p_, p_.v, b, sequence, h, j0, count, static_cast<int>(p_.head_dim_v), v, ld_v);
@@ -183,8 +188,10 @@ class Forward {
     float* o = scratch.o + r * ld_v;
 
     // (F4) S = scale Q K^T, one panel of keys at a time
-    for (int n = 0; n < place.cols; n += micro_.panel_cols, k += std::int64_t{d} * micro_.panel_cols) {
-      const int cols = std::min<int>(micro_.panel_cols, static_cast<int>(round_up(place.cols - n, micro_.lanes)));
+    for (int n = 0; n < place.cols;
+         n += micro_.panel_cols, k += std::int64_t{d} * micro_.panel_cols) {
+      const int cols = std::min<int>(micro_.panel_cols,
+                                     static_cast<int>(round_up(place.cols - n, micro_.lanes)));
       micro_.gemm(place.rows, cols, d, scratch.q + r * geometry_.ld_q, geometry_.ld_q, 1, k,
                   micro_.panel_cols, s + n, kBlockKeys, false);
     }
@@ -198,10 +205,12 @@ class Forward {
       std::fill(s + row * kBlockKeys + place.cols, s + row * kBlockKeys + padded, kNothing);
     }
     // (F7)-(F9) m, P, l; (F10) O = diag(alpha) O + P V
-    micro_.softmax_step(place.rows, padded, s, kBlockKeys, scratch.m + r, scratch.l + r, scratch.alpha);
+    micro_.softmax_step(place.rows, padded, s, kBlockKeys, scratch.m + r, scratch.l + r,
+                        scratch.alpha);
     micro_.scale_rows(place.rows, static_cast<int>(ld_v), o, ld_v, scratch.alpha);
     steps_.drop(place, s);
-    micro_.gemm(place.rows, static_cast<int>(ld_v), place.cols, s, kBlockKeys, 1, v, ld_v, o, ld_v, true);
+    micro_.gemm(place.rows, static_cast<int>(ld_v), place.cols, s, kBlockKeys, 1, v, ld_v, o, ld_v,
+                true);
   }
 
   /// (F11) O = diag(1 / l) O and LSE = m + log l; a sink adds its share to l.

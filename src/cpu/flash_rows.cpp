@@ -16,20 +16,25 @@ constexpr Isa kAvx2 = Isa::avx2;
 constexpr Isa kAvx512 = Isa::avx512;
 
 constexpr KernelRow forward_row(const char* name, const char* summary, const Isa& isa) {
-  return {name,    "flash",             DeviceType::cpu, Pass::forward, summary,
-          supports, flash_forward_cost, flash_forward,   &isa};
+  return {name,    "flash",  DeviceType::cpu,    Pass::forward,
+          summary, supports, flash_forward_cost, flash_forward,
+          &isa};
 }
 constexpr KernelRow backward_row(const char* name, const char* summary, const Isa& isa) {
-  return {name,    "flash",              DeviceType::cpu, Pass::backward, summary,
-          supports, flash_backward_cost, flash_backward,  &isa};
+  return {name,    "flash",  DeviceType::cpu,     Pass::backward,
+          summary, supports, flash_backward_cost, flash_backward,
+          &isa};
 }
 
 constexpr std::array kRows{
-    forward_row("flash_fwd_avx512", "tiled, online softmax; AVX-512, 6 x 64 register tile", kAvx512),
+    forward_row("flash_fwd_avx512", "tiled, online softmax; AVX-512, 6 x 64 register tile",
+                kAvx512),
     forward_row("flash_fwd_avx2", "tiled, online softmax; AVX2 + FMA, 6 x 16 register tile", kAvx2),
     forward_row("flash_fwd_scalar", "tiled, online softmax; any x86-64 CPU", kScalar),
-    backward_row("flash_bwd_avx512", "tiled, P recomputed from LSE; AVX-512, 6 x 64 register tile", kAvx512),
-    backward_row("flash_bwd_avx2", "tiled, P recomputed from LSE; AVX2 + FMA, 6 x 16 register tile", kAvx2),
+    backward_row("flash_bwd_avx512", "tiled, P recomputed from LSE; AVX-512, 6 x 64 register tile",
+                 kAvx512),
+    backward_row("flash_bwd_avx2", "tiled, P recomputed from LSE; AVX2 + FMA, 6 x 16 register tile",
+                 kAvx2),
     backward_row("flash_bwd_scalar", "tiled, P recomputed from LSE; any x86-64 CPU", kScalar),
 };
 

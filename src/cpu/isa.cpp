@@ -12,7 +12,8 @@
 namespace tilewise::cpu {
 namespace {
 
-// Rough rates per thread for the plan's prediction; `tilewise info --measure` measures the real ones.
+// Rough rates per thread for the plan's prediction; `tilewise info --measure` measures the real
+// ones.
 constexpr double kClockGhz = 2.6;
 constexpr double kFlopsPerCycle[] = {4.0, 32.0, 64.0, 64.0};
 constexpr double kBandwidthGbpsPerThread = 12.0;
@@ -21,8 +22,9 @@ constexpr double kParallelRegionUs = 5.0;
 Isa detect() {
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512vl");
   if (avx512) return Isa::avx512;
   return avx2 ? Isa::avx2 : Isa::scalar;
 }
@@ -60,7 +62,8 @@ Isa best_isa() {
 Hardware describe_cpu() {
   Hardware machine;
   machine.name = cpu_model();
-  machine.memory_bytes = static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
+  machine.memory_bytes =
+      static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
   machine.threads = default_executor().concurrency();
   machine.isa = isa_name(best_isa());
   const double gflops = kClockGhz * kFlopsPerCycle[static_cast<int>(best_isa())] * machine.threads;

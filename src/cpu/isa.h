@@ -10,7 +10,8 @@ namespace tilewise::cpu {
 
 enum class Isa : std::uint8_t { scalar, avx2, avx512, amx };
 
-/// Best set that the CPU has and the operating system saves. TILEWISE_CPU_ISA (scalar, avx2, avx512) lowers it.
+/// Best set that the CPU has and the operating system saves. TILEWISE_CPU_ISA (scalar, avx2,
+/// avx512) lowers it.
 Isa best_isa();
 std::string_view isa_name(Isa isa);
 /// The set of that name; scalar for an unknown one.

@@ -1,8 +1,8 @@
-/// Micro: what an instruction set provides to the flash kernels. One table of functions per set, each
-/// compiled in its own unit with its own flags; everything above is compiled once for any CPU.
+/// Micro: what an instruction set provides to the flash kernels. One table of functions per set,
+/// each compiled in its own unit with its own flags; everything above is compiled once for any CPU.
 ///
-/// Buffers are float32 in memory of ours: leading dimensions and columns are multiples of `lanes`, so
-/// that whole vectors may be read and written up to the padded column count.
+/// Buffers are float32 in memory of ours: leading dimensions and columns are multiples of `lanes`,
+/// so that whole vectors may be read and written up to the padded column count.
 #pragma once
 
 #include <cstddef>
@@ -17,10 +17,11 @@ struct Micro {
   int lanes;       ///< floats in a vector
   int panel_cols;  ///< columns of a packed panel of K^T or V^T: the widest register tile
 
-  /// C (rows x cols) = or += A (rows x k) B (k x cols). Element (r, i) of A is a[r * a_row + i * a_col];
-  /// B and C are row-major. cols is a multiple of lanes.
-  void (*gemm)(int rows, int cols, int k, const float* a, std::ptrdiff_t a_row, std::ptrdiff_t a_col,
-               const float* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc, bool accumulate);
+  /// C (rows x cols) = or += A (rows x k) B (k x cols). Element (r, i) of A is a[r * a_row + i *
+  /// a_col]; B and C are row-major. cols is a multiple of lanes.
+  void (*gemm)(int rows, int cols, int k, const float* a, std::ptrdiff_t a_row,
+               std::ptrdiff_t a_col, const float* b, std::ptrdiff_t ldb, float* c,
+               std::ptrdiff_t ldc, bool accumulate);
 
   /// One online-softmax step on a strip of logits, row by row: (F7)-(F9)
   ///   m_new = max(m, rowmax(S)), rescale = exp(m - m_new), P = exp(S - m_new) in place of S,
@@ -43,7 +44,8 @@ struct Micro {
   void (*transpose)(int rows, int cols, const float* src, std::ptrdiff_t src_ld, float* dst,
                     std::ptrdiff_t dst_ld, float factor);
 
-  /// y = exp(x): at most 2 ulp on [-87, 0]; exp(0) = 1, exp(-inf) = 0, NaN stays NaN. For the tests.
+  /// y = exp(x): at most 2 ulp on [-87, 0]; exp(0) = 1, exp(-inf) = 0, NaN stays NaN. For the
+  /// tests.
   void (*exp)(int count, const float* x, float* y);
 };
 

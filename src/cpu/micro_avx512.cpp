@@ -4,7 +4,8 @@
 #include "cpu/micro_impl.h"
 
 #if defined(__GNUC__) && !defined(__clang__)
-// NOTE: GCC 12 takes the "undefined" operand inside its own AVX-512 intrinsics for a mistake of ours.
+// NOTE: GCC 12 takes the "undefined" operand inside its own AVX-512 intrinsics for a mistake of
+// ours.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 

@@ -1,9 +1,10 @@
-/// The micro-kernels, written once over a vector type V and compiled per instruction set. Everything is
-/// in an unnamed namespace: no function of an AVX-512 unit can be linked into another.
+/// The micro-kernels, written once over a vector type V and compiled per instruction set.
+/// Everything is in an unnamed namespace: no function of an AVX-512 unit can be linked into
+/// another.
 ///
-/// V: Float (a vector), kLanes, kRows and kVectors (the register tile), zero, set, load, store, add,
-/// sub, mul, fma, max, min, round, sum, highest, scale2 (x * 2^n for integral n in a Float, also where
-/// 2^n alone would not be a normal number).
+/// V: Float (a vector), kLanes, kRows and kVectors (the register tile), zero, set, load, store,
+/// add, sub, mul, fma, max, min, round, sum, highest, scale2 (x * 2^n for integral n in a Float,
+/// also where 2^n alone would not be a normal number).
 #pragma once
 
 #include "cpu/micro.h"

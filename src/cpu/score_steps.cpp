@@ -48,8 +48,8 @@ void ScoreSteps::add_bias(const TilePlace& at, float* s) const {
   for (int r = 0; r < at.rows; ++r) {
     const std::int64_t row = offset_of(bias, at.b, at.h, at.sequence.q_begin + at.i0 + r);
     for (int c = 0; c < at.cols; c += kChunk) {
-      const int count = std::min({kChunk, at.cols - c,
-                                  static_cast<int>(at.sequence.k_length - at.j0) - c});
+      const int count =
+          std::min({kChunk, at.cols - c, static_cast<int>(at.sequence.k_length - at.j0) - c});
       if (count <= 0) break;  // beyond the length nothing is read
       load_row(bias, row + (at.j0 + c) * bias.strides[3], bias.strides[3], count, values);
       for (int j = 0; j < count; ++j) s[r * at.ld + c + j] += values[j];
@@ -96,9 +96,8 @@ void ScoreSteps::mask_position(const TilePlace& at, float* s) const {
 void ScoreSteps::back_through_mod(const TilePlace& at, const float* premod, float* ds) const {
   if (problem_.score_mod == nullptr) return;
   // NOTE: the caller's function sees the scores through a non-const tile; it must not change them.
-  problem_.score_mod->derivative({const_cast<float*>(premod), at.ld, at.rows, at.cols, at.b, at.h,
-                                  at.i0, at.j0},
-                                 ds);
+  problem_.score_mod->derivative(
+      {const_cast<float*>(premod), at.ld, at.rows, at.cols, at.b, at.h, at.i0, at.j0}, ds);
 }
 
 void ScoreSteps::back_through_cap(const TilePlace& at, const float* capped, float* ds) const {

@@ -1,5 +1,6 @@
-/// From scale * Q K^T to the logits that softmax sees, tile by tile, and the way back. The one place
-/// where cap, bias, ALiBi, the caller's score function, masks and dropout are applied on the CPU.
+/// From scale * Q K^T to the logits that softmax sees, tile by tile, and the way back. The one
+/// place where cap, bias, ALiBi, the caller's score function, masks and dropout are applied on the
+/// CPU.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +11,8 @@
 
 namespace tilewise::cpu {
 
-/// Where a tile of scores lies: rows i0 .. i0 + rows - 1 and keys j0 .. j0 + cols - 1 of query head h
-/// of sequence b. Element (r, c) of a buffer of the tile is at r * ld + c.
+/// Where a tile of scores lies: rows i0 .. i0 + rows - 1 and keys j0 .. j0 + cols - 1 of query head
+/// h of sequence b. Element (r, c) of a buffer of the tile is at r * ld + c.
 struct TilePlace {
   const Sequence& sequence;
   std::int64_t b = 0, h = 0;
@@ -30,8 +31,8 @@ class ScoreSteps {
   /// True when backward needs the scores before the cap or the score function again.
   bool nonlinear() const { return problem_.softcap != 0.0 || problem_.score_mod != nullptr; }
 
-  /// s: scale * q.k in, final logits out (hidden keys: -inf). For a nonlinear backward, `capped` and
-  /// `premod` (buffers like s, or null) receive cap(s) and the input of the score function.
+  /// s: scale * q.k in, final logits out (hidden keys: -inf). For a nonlinear backward, `capped`
+  /// and `premod` (buffers like s, or null) receive cap(s) and the input of the score function.
   void apply(const TilePlace& at, float* s, float* capped = nullptr, float* premod = nullptr) const;
   /// Only the part of apply() that position and length decide: hidden keys become -inf.
   void mask_position(const TilePlace& at, float* s) const;
@@ -41,7 +42,8 @@ class ScoreSteps {
   /// ds: gradient of cap(s) + bias in, gradient of s = scale * q.k out.
   void back_through_cap(const TilePlace& at, const float* capped, float* ds) const;
 
-  /// x *= keep / (1 - p): probabilities in forward, dP in backward. Nothing when there is no dropout.
+  /// x *= keep / (1 - p): probabilities in forward, dP in backward. Nothing when there is no
+  /// dropout.
   void drop(const TilePlace& at, float* x) const;
 
  private:

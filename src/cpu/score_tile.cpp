@@ -50,8 +50,8 @@ ScoreTileStep::Scratch ScoreTileStep::scratch(float* base, int slot) const {
   return s;
 }
 
-void ScoreTileStep::load_keys_of(std::int64_t b, const Sequence& sequence, std::int64_t h_k, std::int64_t j0,
-                                 int keys, const Scratch& s) const {
+void ScoreTileStep::load_keys_of(std::int64_t b, const Sequence& sequence, std::int64_t h_k,
+                                 std::int64_t j0, int keys, const Scratch& s) const {
   const int d = static_cast<int>(p_.head_dim);
   const int dv = static_cast<int>(p_.head_dim_v);
   load_keys(p_, p_.k, b, sequence, h_k, j0, keys, d, s.k, ld_q_);
@@ -68,13 +68,15 @@ void ScoreTileStep::products(const TilePlace& at, const Scratch& s) const {
   for (int n = 0; n < at.cols; n += wide) {
     const int cols = std::min(wide, static_cast<int>(round_up(at.cols - n, micro_.lanes)));
     const std::int64_t panel = n / wide;
-    micro_.gemm(at.rows, cols, d, s.q, ld_q_, 1, s.k_panels + panel * d * wide, wide, s.p + n, kTileKeys, false);
-    micro_.gemm(at.rows, cols, dv, s.d_o, ld_v_, 1, s.v_panels + panel * dv * wide, wide, s.ds + n, kTileKeys,
-                false);
+    micro_.gemm(at.rows, cols, d, s.q, ld_q_, 1, s.k_panels + panel * d * wide, wide, s.p + n,
+                kTileKeys, false);
+    micro_.gemm(at.rows, cols, dv, s.d_o, ld_v_, 1, s.v_panels + panel * dv * wide, wide, s.ds + n,
+                kTileKeys, false);
   }
 }
 
-bool ScoreTileStep::gradient(const TilePlace& at, const float* delta, const Scratch& s, bool bias_only) const {
+bool ScoreTileStep::gradient(const TilePlace& at, const float* delta, const Scratch& s,
+                             bool bias_only) const {
   const Visibility seen = tile_visibility(p_, at.sequence, at.i0, at.rows, at.j0, at.cols);
   if (seen == Visibility::none) return false;
   const std::int64_t row = at.sequence.q_begin + at.i0;
@@ -95,7 +97,8 @@ bool ScoreTileStep::gradient(const TilePlace& at, const float* delta, const Scra
   const int padded = static_cast<int>(round_up(at.cols, micro_.lanes));
   micro_.probabilities(at.rows, padded, s.p, kTileKeys, s.lse);  // (B3)
   if (steps_.has_dropout()) {
-    for (int r = 0; r < at.rows; ++r) std::copy_n(s.p + r * kTileKeys, at.cols, s.dropped + r * kTileKeys);
+    for (int r = 0; r < at.rows; ++r)
+      std::copy_n(s.p + r * kTileKeys, at.cols, s.dropped + r * kTileKeys);
     steps_.drop(at, s.dropped);
     steps_.drop(at, s.ds);  // (B5) dP through dropout
   }

@@ -1,5 +1,5 @@
-/// One tile of backward: from Q, K, V, dO, LSE and delta to P and dS. Shared by the main pass (dQ, dK, dV) and
-/// the bias-gradient pass.
+/// One tile of backward: from Q, K, V, dO, LSE and delta to P and dS. Shared by the main pass (dQ,
+/// dK, dV) and the bias-gradient pass.
 #pragma once
 
 #include "cpu/micro.h"
@@ -15,14 +15,14 @@ class ScoreTileStep {
  public:
   /// Buffers of one worker. Tiles of scores are kTileRows x kTileKeys.
   struct Scratch {
-    float *q, *d_o;          ///< kTileRows x ld, query rows of the tile
-    float *k, *v;            ///< kTileKeys x ld, keys of the tile
+    float *q, *d_o;              ///< kTileRows x ld, query rows of the tile
+    float *k, *v;                ///< kTileKeys x ld, keys of the tile
     float *k_panels, *v_panels;  ///< K^T (times scale) and V^T in panels
-    float* p;                ///< P before dropout
-    float* dropped;          ///< P after dropout; the same buffer as p when there is none
-    float* ds;               ///< gradient of scale * q.k
-    float *capped, *premod;  ///< for a nonlinear spec
-    float* lse;              ///< kTileRows; +inf for rows that see nothing
+    float* p;                    ///< P before dropout
+    float* dropped;              ///< P after dropout; the same buffer as p when there is none
+    float* ds;                   ///< gradient of scale * q.k
+    float *capped, *premod;      ///< for a nonlinear spec
+    float* lse;                  ///< kTileRows; +inf for rows that see nothing
   };
 
   ScoreTileStep(const Problem& problem, const Micro& micro);
@@ -33,11 +33,12 @@ class ScoreTileStep {
   Scratch scratch(float* base, int slot) const;
 
   /// Loads and packs keys j0 .. j0 + keys - 1.
-  void load_keys_of(std::int64_t b, const Sequence& sequence, std::int64_t h_k, std::int64_t j0, int keys,
-                    const Scratch& scratch) const;
+  void load_keys_of(std::int64_t b, const Sequence& sequence, std::int64_t h_k, std::int64_t j0,
+                    int keys, const Scratch& scratch) const;
 
-  /// Loads the tile's query rows and fills p, dropped and ds; false, doing nothing, when position hides the
-  /// whole tile. With `bias_only`, ds is the gradient of the bias: before the way back through the cap.
+  /// Loads the tile's query rows and fills p, dropped and ds; false, doing nothing, when position
+  /// hides the whole tile. With `bias_only`, ds is the gradient of the bias: before the way back
+  /// through the cap.
   bool gradient(const TilePlace& place, const float* delta, const Scratch& scratch,
                 bool bias_only = false) const;
 

@@ -21,8 +21,8 @@ void run_tasks(Executor& executor, int workers, std::int64_t tasks,
   });
 }
 
-void load_rows(const Tensor& t, std::int64_t b, std::int64_t h, std::int64_t first, int count, int cols,
-               float* out, std::int64_t ld, float factor) {
+void load_rows(const Tensor& t, std::int64_t b, std::int64_t h, std::int64_t first, int count,
+               int cols, float* out, std::int64_t ld, float factor) {
   for (int r = 0; r < count; ++r, out += ld) {
     load_row(t, offset_of(t, b, h, first + r), t.strides[3], cols, out);
     if (factor != 1.0F) {
@@ -32,8 +32,8 @@ void load_rows(const Tensor& t, std::int64_t b, std::int64_t h, std::int64_t fir
   }
 }
 
-void store_rows(const Tensor& t, std::int64_t b, std::int64_t h, std::int64_t first, int count, int cols,
-                float* in, std::int64_t ld, const float* row_factor, float factor) {
+void store_rows(const Tensor& t, std::int64_t b, std::int64_t h, std::int64_t first, int count,
+                int cols, float* in, std::int64_t ld, const float* row_factor, float factor) {
   for (int r = 0; r < count; ++r, in += ld) {
     const float f = row_factor != nullptr ? row_factor[r] * factor : factor;
     if (f != 1.0F) {
@@ -43,8 +43,9 @@ void store_rows(const Tensor& t, std::int64_t b, std::int64_t h, std::int64_t fi
   }
 }
 
-void load_keys(const Problem& p, const Tensor& pool, std::int64_t b, const Sequence& s, std::int64_t h,
-               std::int64_t first, int count, int cols, float* out, std::int64_t ld) {
+void load_keys(const Problem& p, const Tensor& pool, std::int64_t b, const Sequence& s,
+               std::int64_t h, std::int64_t first, int count, int cols, float* out,
+               std::int64_t ld) {
   if (!p.paged) return load_rows(pool, b, h, s.k_begin + first, count, cols, out, ld);
   for (int r = 0; r < count; ++r) {
     const Problem::KeyRow at = p.key_row(b, s, first + r);

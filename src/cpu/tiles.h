@@ -1,4 +1,5 @@
-/// What the tiled CPU kernels share: padded sizes, workers with scratch, packing of rows into float32.
+/// What the tiled CPU kernels share: padded sizes, workers with scratch, packing of rows into
+/// float32.
 #pragma once
 
 #include <atomic>
@@ -17,27 +18,28 @@ constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t step) {
   return (value + step - 1) / step;
 }
 
-/// Runs `tasks` on at most `workers` bodies at a time; `slot` in [0, workers) names the body's scratch.
-/// Lower tasks start first.
+/// Runs `tasks` on at most `workers` bodies at a time; `slot` in [0, workers) names the body's
+/// scratch. Lower tasks start first.
 void run_tasks(Executor& executor, int workers, std::int64_t tasks,
                const std::function<void(std::int64_t task, int slot)>& body);
 
-/// Rows first .. first + count - 1 of (b, h) of `t` along its S axis, as float32 with `cols` columns padded
-/// with zeros to `ld`; times `factor`.
-void load_rows(const Tensor& t, std::int64_t b, std::int64_t h, std::int64_t first, int count, int cols,
-               float* out, std::int64_t ld, float factor = 1.0F);
+/// Rows first .. first + count - 1 of (b, h) of `t` along its S axis, as float32 with `cols`
+/// columns padded with zeros to `ld`; times `factor`.
+void load_rows(const Tensor& t, std::int64_t b, std::int64_t h, std::int64_t first, int count,
+               int cols, float* out, std::int64_t ld, float factor = 1.0F);
 
 /// The way back: row r of `in` times row_factor[r] (null = 1) times `factor`.
-void store_rows(const Tensor& t, std::int64_t b, std::int64_t h, std::int64_t first, int count, int cols,
-                float* in, std::int64_t ld, const float* row_factor, float factor = 1.0F);
+void store_rows(const Tensor& t, std::int64_t b, std::int64_t h, std::int64_t first, int count,
+                int cols, float* in, std::int64_t ld, const float* row_factor, float factor = 1.0F);
 
-/// Keys first .. first + count - 1 of a sequence for key head h: like load_rows, through the page table when
-/// there is one.
-void load_keys(const Problem& p, const Tensor& pool, std::int64_t b, const Sequence& s, std::int64_t h,
-               std::int64_t first, int count, int cols, float* out, std::int64_t ld);
+/// Keys first .. first + count - 1 of a sequence for key head h: like load_rows, through the page
+/// table when there is one.
+void load_keys(const Problem& p, const Tensor& pool, std::int64_t b, const Sequence& s,
+               std::int64_t h, std::int64_t first, int count, int cols, float* out,
+               std::int64_t ld);
 
-/// K^T or V^T in column panels: panel n of `micro.panel_cols` keys holds dim x panel_cols floats. Keys past
-/// `count` are zero.
+/// K^T or V^T in column panels: panel n of `micro.panel_cols` keys holds dim x panel_cols floats.
+/// Keys past `count` are zero.
 void pack_transposed(const Micro& micro, int count, int dim, const float* rows, std::int64_t ld,
                      float* panels, float factor);
 
@@ -46,14 +48,15 @@ enum class Visibility : std::uint8_t { none, some, all };
 Visibility tile_visibility(const Problem& p, const Sequence& s, std::int64_t i0, int rows,
                            std::int64_t j0, int cols);
 
-/// Rows of O, LSE or gradients that belong to no sequence of a packed batch: O = 0, LSE = -inf, gradients 0.
+/// Rows of O, LSE or gradients that belong to no sequence of a packed batch: O = 0, LSE = -inf,
+/// gradients 0.
 void clear_rows_past_the_end(const Problem& p);
 
 /// Reason of a refusal that all tiled CPU kernels share; empty when there is none.
 std::string tiled_refusal(const Problem& p, Isa isa, const Hardware& machine);
 
-/// Fills cost.ms and cost.bytes_moved of a tiled kernel: arithmetic at the set's rate beside one reading of the
-/// tensors, and the cost of starting the parallel regions.
+/// Fills cost.ms and cost.bytes_moved of a tiled kernel: arithmetic at the set's rate beside one
+/// reading of the tensors, and the cost of starting the parallel regions.
 void predict_flash_time(const Problem& p, const Hardware& machine, Isa isa, Cost& cost);
 
 }  // namespace tilewise::cpu

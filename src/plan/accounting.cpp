@@ -7,10 +7,11 @@
 namespace tilewise {
 namespace {
 
-/// Sum over rows of one sequence of the visible keys. The count is piecewise linear in i; rows are walked, since
-/// lengths are at most millions and planning is not a hot path beside them.
+/// Sum over rows of one sequence of the visible keys. The count is piecewise linear in i; rows are
+/// walked, since lengths are at most millions and planning is not a hot path beside them.
 double sequence_pairs(const Problem& p, const Sequence& s) {
-  if (!p.has_positional_mask()) return static_cast<double>(s.q_length) * static_cast<double>(s.k_length);
+  if (!p.has_positional_mask())
+    return static_cast<double>(s.q_length) * static_cast<double>(s.k_length);
   double pairs = 0.0;
   for (std::int64_t i = 0; i < s.q_length; ++i) {
     const KeyRange keys = p.visible_keys(s, i);
@@ -27,7 +28,8 @@ bool lengths_on_host(const Problem& p) {
 
 std::string shape_of(const std::vector<std::int64_t>& sizes) {
   std::string text = "(";
-  for (std::size_t i = 0; i < sizes.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(sizes[i]);
+  for (std::size_t i = 0; i < sizes.size(); ++i)
+    text += (i > 0 ? ", " : "") + std::to_string(sizes[i]);
   return text + ")";
 }
 
@@ -40,7 +42,8 @@ double visible_pairs(const Problem& p) {
   if (dense) return batch * heads * sequence_pairs(p, {0, p.seq_q, 0, p.seq_k});
   if (!lengths_on_host(p)) {  // every sequence of average length
     const std::int64_t n = std::max<std::int64_t>(p.batch, 1);
-    const Sequence mean = p.packed ? Sequence{0, p.total_q / n, 0, p.total_k / n} : Sequence{0, p.seq_q, 0, p.seq_k};
+    const Sequence mean =
+        p.packed ? Sequence{0, p.total_q / n, 0, p.total_k / n} : Sequence{0, p.seq_q, 0, p.seq_k};
     return batch * heads * sequence_pairs(p, mean);
   }
   double pairs = 0.0;
@@ -55,10 +58,14 @@ double attention_flops(const Problem& p) {
   return visible_pairs(p) * per_pair;
 }
 
-MemoryItem memory_item(std::string name, MemoryItem::Role role, DType dtype, std::vector<std::int64_t> shape) {
+MemoryItem memory_item(std::string name, MemoryItem::Role role, DType dtype,
+                       std::vector<std::int64_t> shape) {
   std::int64_t elems = 1;
   for (const std::int64_t size : shape) elems *= size;
-  return {.name = std::move(name), .role = role, .shape = shape_of(shape), .dtype = dtype,
+  return {.name = std::move(name),
+          .role = role,
+          .shape = shape_of(shape),
+          .dtype = dtype,
           .bytes = elems * dtype_bytes(dtype)};
 }
 
@@ -73,7 +80,8 @@ std::vector<MemoryItem> problem_memory(const Problem& p) {
       const bool broadcast = t.strides[a] == 0 && role == Role::input;
       shape.push_back(broadcast ? 1 : t.sizes[a]);
     }
-    if (p.packed && t.rank >= 3) shape[0] = 1;  // the batch axis of packed tensors is the sequences', not memory
+    if (p.packed && t.rank >= 3)
+      shape[0] = 1;  // the batch axis of packed tensors is the sequences', not memory
     items.push_back(memory_item(name, role, t.dtype, shape));
   };
   add("Q", p.q, Role::input);

@@ -8,11 +8,12 @@
 
 namespace tilewise {
 
-/// (query, key) pairs that position and lengths leave visible, over batch and query heads. Element masks and block
-/// lists do not count. Packed lengths on a device: estimated from the totals.
+/// (query, key) pairs that position and lengths leave visible, over batch and query heads. Element
+/// masks and block lists do not count. Packed lengths on a device: estimated from the totals.
 double visible_pairs(const Problem& problem);
 
-/// Forward: 2 * pairs * (D + Dv). Backward: 2 * pairs * (3 D + 2 Dv), i.e. 2.5 times forward when D = Dv.
+/// Forward: 2 * pairs * (D + Dv). Backward: 2 * pairs * (3 D + 2 Dv), i.e. 2.5 times forward when D
+/// = Dv.
 double attention_flops(const Problem& problem);
 
 /// Inputs, outputs and gradients of the call itself (not what a kernel adds).

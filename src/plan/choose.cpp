@@ -53,12 +53,17 @@ std::string passed_over(const KernelRow& row, const Choice& choice) {
   return "implementation " + std::string(row.implementation) + " runs only when named";
 }
 
-[[noreturn]] void refuse(const Problem& p, const Choice& choice, const std::vector<Refusal>& refusals) {
-  std::string message = "no kernel runs this " + std::string(pass_name(p.pass)) + " on " + device_name(p.device);
-  if (!choice.kernel.empty()) message = "kernel " + choice.kernel + " cannot run this " + std::string(pass_name(p.pass));
-  if (choice.kernel.empty() && !choice.implementation.empty()) message += " as " + choice.implementation;
+[[noreturn]] void refuse(const Problem& p, const Choice& choice,
+                         const std::vector<Refusal>& refusals) {
+  std::string message =
+      "no kernel runs this " + std::string(pass_name(p.pass)) + " on " + device_name(p.device);
+  if (!choice.kernel.empty())
+    message = "kernel " + choice.kernel + " cannot run this " + std::string(pass_name(p.pass));
+  if (choice.kernel.empty() && !choice.implementation.empty())
+    message += " as " + choice.implementation;
   for (const Refusal& r : refusals) {
-    if (choice.kernel.empty() || r.kernel == choice.kernel) message += "\n  " + r.kernel + ": " + r.reason;
+    if (choice.kernel.empty() || r.kernel == choice.kernel)
+      message += "\n  " + r.kernel + ": " + r.reason;
   }
   throw Unsupported(message);
 }
@@ -69,14 +74,17 @@ void check_names(const Choice& choice, Pass pass, std::span<const KernelRow> row
   std::string known;
   for (const KernelRow& row : rows) {
     if (choice.implementation == row.implementation) return;
-    if (known.find(row.implementation) == std::string::npos) known += (known.empty() ? "" : ", ") + std::string(row.implementation);
+    if (known.find(row.implementation) == std::string::npos)
+      known += (known.empty() ? "" : ", ") + std::string(row.implementation);
   }
-  throw InvalidArgument("implementation is \"" + choice.implementation + "\": expected one of " + known);
+  throw InvalidArgument("implementation is \"" + choice.implementation + "\": expected one of " +
+                        known);
 }
 
 }  // namespace
 
-Plan choose(const Problem& p, const Hardware& machine, const Choice& choice, std::span<const KernelRow> rows) {
+Plan choose(const Problem& p, const Hardware& machine, const Choice& choice,
+            std::span<const KernelRow> rows) {
   check_names(choice, p.pass, rows);
   std::optional<Plan> best;
   std::vector<Refusal> refusals;
@@ -84,8 +92,9 @@ Plan choose(const Problem& p, const Hardware& machine, const Choice& choice, std
     if (row.pass != p.pass) continue;
     if (row.device != p.device.type) {
       if (choice.kernel == row.name) {
-        refusals.push_back({row.name, "it runs on " + std::string(row.device == DeviceType::cpu ? "cpu" : "cuda") +
-                                          ", the tensors are on " + device_name(p.device)});
+        refusals.push_back(
+            {row.name, "it runs on " + std::string(row.device == DeviceType::cpu ? "cpu" : "cuda") +
+                           ", the tensors are on " + device_name(p.device)});
       }
       continue;
     }
@@ -97,18 +106,22 @@ Plan choose(const Problem& p, const Hardware& machine, const Choice& choice, std
     }
     const Cost cost = row.cost(row, p, machine);
     if (best && best->predicted_ms <= cost.ms) {
-      refusals.push_back({row.name, "predicted " + ms_text(cost.ms) + ", slower than " + best->kernel});
+      refusals.push_back(
+          {row.name, "predicted " + ms_text(cost.ms) + ", slower than " + best->kernel});
       continue;
     }
     if (best) {
-      refusals.push_back({best->kernel, "predicted " + ms_text(best->predicted_ms) + ", slower than " + row.name});
+      refusals.push_back(
+          {best->kernel, "predicted " + ms_text(best->predicted_ms) + ", slower than " + row.name});
     }
     best = make_plan(p, row, cost);
   }
   if (!best) refuse(p, choice, refusals);
   best->refusals = std::move(refusals);
   const bool forced = !choice.kernel.empty() || !choice.implementation.empty();
-  best->reason = forced ? "named by the caller" : "least predicted time of the flash kernels, " + ms_text(best->predicted_ms);
+  best->reason = forced
+                     ? "named by the caller"
+                     : "least predicted time of the flash kernels, " + ms_text(best->predicted_ms);
   return *best;
 }
 
@@ -119,7 +132,8 @@ const KernelRow& find_row(std::span<const KernelRow> rows, const std::string& na
     if (name == row.name) return row;
     known += (known.empty() ? "" : ", ") + std::string(row.name);
   }
-  throw InvalidArgument("kernel is \"" + name + "\": expected a " + std::string(pass_name(pass)) + " kernel, one of " + known);
+  throw InvalidArgument("kernel is \"" + name + "\": expected a " + std::string(pass_name(pass)) +
+                        " kernel, one of " + known);
 }
 
 Choice with_environment(const Choice& choice, Pass pass, std::span<const KernelRow> rows) {
@@ -129,11 +143,13 @@ Choice with_environment(const Choice& choice, Pass pass, std::span<const KernelR
   bool known = false;
   for (const KernelRow& row : rows) {
     known = known || std::string(row.name) == forced;
-    if (row.pass == pass && std::string(row.name) == forced) return {.implementation = "", .kernel = forced};
+    if (row.pass == pass && std::string(row.name) == forced)
+      return {.implementation = "", .kernel = forced};
     if (std::string(row.implementation) == forced) return {.implementation = forced, .kernel = ""};
   }
   if (known) return choice;  // a kernel of the other pass
-  throw InvalidArgument("TILEWISE_FORCE_KERNEL is \"" + std::string(forced) + "\": expected a kernel's or an implementation's name");
+  throw InvalidArgument("TILEWISE_FORCE_KERNEL is \"" + std::string(forced) +
+                        "\": expected a kernel's or an implementation's name");
 }
 
 }  // namespace tilewise

@@ -7,9 +7,11 @@
 
 namespace tilewise {
 
-/// Considers `rows` in order. Left to itself: the supporting `flash` rows of the device, least predicted time, ties to
-/// the earlier row. Throws Unsupported with every refusal, InvalidArgument for a forced name that does not exist.
-Plan choose(const Problem& problem, const Hardware& machine, const Choice& choice, std::span<const KernelRow> rows);
+/// Considers `rows` in order. Left to itself: the supporting `flash` rows of the device, least
+/// predicted time, ties to the earlier row. Throws Unsupported with every refusal, InvalidArgument
+/// for a forced name that does not exist.
+Plan choose(const Problem& problem, const Hardware& machine, const Choice& choice,
+            std::span<const KernelRow> rows);
 
 /// The row of that name for the pass. Throws InvalidArgument.
 const KernelRow& find_row(std::span<const KernelRow> rows, const std::string& name, Pass pass);

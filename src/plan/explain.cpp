@@ -51,14 +51,19 @@ std::int64_t Plan::peak_bytes() const {
 }
 
 std::string explain(const Plan& p) {
-  std::string text = std::string(pass_name(p.pass)) + " on " + device_name(p.device) + ": " + p.kernel + " (" +
-                     p.implementation + "), " + p.reason + "\n";
-  if (p.block_m > 0) text += line("  tiles      %d x %d (query rows x keys), %d split%s\n", p.block_m, p.block_n, p.splits, p.splits == 1 ? "" : "s");
-  text += line("  work       %.4g GFLOP, %.4g GB moved, predicted %.4g ms\n", p.flops * 1e-9, p.bytes_moved * 1e-9, p.predicted_ms);
-  text += "  memory     " + bytes_text(p.live_bytes()) + " live before backward, " + bytes_text(p.peak_bytes()) + " peak\n";
+  std::string text = std::string(pass_name(p.pass)) + " on " + device_name(p.device) + ": " +
+                     p.kernel + " (" + p.implementation + "), " + p.reason + "\n";
+  if (p.block_m > 0)
+    text += line("  tiles      %d x %d (query rows x keys), %d split%s\n", p.block_m, p.block_n,
+                 p.splits, p.splits == 1 ? "" : "s");
+  text += line("  work       %.4g GFLOP, %.4g GB moved, predicted %.4g ms\n", p.flops * 1e-9,
+               p.bytes_moved * 1e-9, p.predicted_ms);
+  text += "  memory     " + bytes_text(p.live_bytes()) + " live before backward, " +
+          bytes_text(p.peak_bytes()) + " peak\n";
   for (const MemoryItem& m : p.memory) {
-    text += line("    %-9s %-12s %-28s %-9s %12s\n", role_name(m.role), m.name.c_str(), m.shape.c_str(),
-                 std::string(dtype_name(m.dtype)).c_str(), bytes_text(m.bytes).c_str());
+    text +=
+        line("    %-9s %-12s %-28s %-9s %12s\n", role_name(m.role), m.name.c_str(), m.shape.c_str(),
+             std::string(dtype_name(m.dtype)).c_str(), bytes_text(m.bytes).c_str());
   }
   if (!p.refusals.empty()) text += "  passed over\n";
   for (const Refusal& r : p.refusals) text += "    " + r.kernel + ": " + r.reason + "\n";

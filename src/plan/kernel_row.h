@@ -1,5 +1,5 @@
-/// KernelRow: one entry of the kernel table. Adding a kernel is its files plus one row; its conformance test,
-/// benchmark, `check` line, census and pack entry follow from the row.
+/// KernelRow: one entry of the kernel table. Adding a kernel is its files plus one row; its
+/// conformance test, benchmark, `check` line, census and pack entry follow from the row.
 #pragma once
 
 #include <cstddef>
@@ -14,10 +14,11 @@ namespace tilewise {
 
 /// What a row would cost on a problem.
 struct Cost {
-  double ms = 0.0;           ///< predicted time
-  double bytes_moved = 0.0;  ///< through memory
+  double ms = 0.0;                                        ///< predicted time
+  double bytes_moved = 0.0;                               ///< through memory
   int block_m = 0, block_n = 0, splits = 1, threads = 1;  ///< as in Plan
-  /// Saved state and workspace of this row, in the order in which they lie in memory (each 256-byte aligned).
+  /// Saved state and workspace of this row, in the order in which they lie in memory (each 256-byte
+  /// aligned).
   std::vector<MemoryItem> memory;
 };
 
@@ -39,10 +40,12 @@ struct KernelRow {
   std::string (*supports)(const KernelRow& row, const Problem& problem, const Hardware& machine);
   Cost (*cost)(const KernelRow& row, const Problem& problem, const Hardware& machine);
   void (*run)(const KernelRow& row, const Problem& problem, const Context& context);
-  const void* config = nullptr;  ///< the row's own constants (tiles, stages), for rows that share functions
+  const void* config =
+      nullptr;  ///< the row's own constants (tiles, stages), for rows that share functions
 };
 
-/// All rows, most special first. Each room that computes contributes its own span (cpu_rows(), reference_rows(), ...).
+/// All rows, most special first. Each room that computes contributes its own span (cpu_rows(),
+/// reference_rows(), ...).
 std::span<const KernelRow> kernel_table();
 
 /// Rounds up to the alignment of workspace parts.
@@ -64,6 +67,7 @@ class WorkspaceCutter {
 };
 
 /// A MemoryItem with its bytes worked out from a shape.
-MemoryItem memory_item(std::string name, MemoryItem::Role role, DType dtype, std::vector<std::int64_t> shape);
+MemoryItem memory_item(std::string name, MemoryItem::Role role, DType dtype,
+                       std::vector<std::int64_t> shape);
 
 }  // namespace tilewise

@@ -37,16 +37,18 @@ void require_device(const char* name, const Tensor& t, Device device) {
   if (t.device != device) fail(name, t, "it must be on q's device, " + device_name(device));
 }
 
-void require_shape(const char* name, const Tensor& t, DType dtype, std::initializer_list<std::int64_t> sizes,
-                   const char* words) {
+void require_shape(const char* name, const Tensor& t, DType dtype,
+                   std::initializer_list<std::int64_t> sizes, const char* words) {
   const bool same = t.rank == static_cast<int>(sizes.size()) && t.dtype == dtype &&
                     std::equal(sizes.begin(), sizes.end(), t.sizes.begin());
   if (same) return;
-  fail(name, t, "expected " + std::string(dtype_name(dtype)) + " " + words + " = " +
-                    shape_text(sizes.begin(), static_cast<int>(sizes.size())));
+  fail(name, t,
+       "expected " + std::string(dtype_name(dtype)) + " " + words + " = " +
+           shape_text(sizes.begin(), static_cast<int>(sizes.size())));
 }
 
-Tensor expand(const char* name, const Tensor& t, std::initializer_list<std::int64_t> sizes, const char* words) {
+Tensor expand(const char* name, const Tensor& t, std::initializer_list<std::int64_t> sizes,
+              const char* words) {
   const int rank = static_cast<int>(sizes.size());
   const int missing = rank - t.rank;
   Tensor e = t;
@@ -57,7 +59,9 @@ Tensor expand(const char* name, const Tensor& t, std::initializer_list<std::int6
     const std::int64_t size = i < missing ? 1 : t.sizes[static_cast<std::size_t>(i - missing)];
     const std::int64_t stride = i < missing ? 0 : t.strides[static_cast<std::size_t>(i - missing)];
     if (missing < 0 || (size != full && size != 1)) {
-      fail(name, t, std::string("expected a shape that broadcasts to ") + words + " = " + shape_text(sizes.begin(), rank));
+      fail(name, t,
+           std::string("expected a shape that broadcasts to ") + words + " = " +
+               shape_text(sizes.begin(), rank));
     }
     e.sizes[axis] = full;
     e.strides[axis] = size == 1 ? 0 : stride;  // an axis of one element never moves
@@ -66,48 +70,55 @@ Tensor expand(const char* name, const Tensor& t, std::initializer_list<std::int6
 }
 
 void require_no_overlap(const char* name, const Tensor& t) {
-  // Sorted by stride, every axis must step over all that the smaller ones span. Negative strides count by magnitude.
+  // Sorted by stride, every axis must step over all that the smaller ones span. Negative strides
+  // count by magnitude.
   std::array<std::pair<std::int64_t, std::int64_t>, Tensor::kMaxRank> axes{};
   int count = 0;
   for (int i = 0; i < t.rank; ++i) {
     const auto axis = static_cast<std::size_t>(i);
     if (t.sizes[axis] == 0) return;
-    if (t.sizes[axis] > 1) axes[static_cast<std::size_t>(count++)] = {std::abs(t.strides[axis]), t.sizes[axis]};
+    if (t.sizes[axis] > 1)
+      axes[static_cast<std::size_t>(count++)] = {std::abs(t.strides[axis]), t.sizes[axis]};
   }
   std::sort(axes.begin(), axes.begin() + count);
   std::int64_t span = 1;
   for (int i = 0; i < count; ++i) {
     const auto [stride, size] = axes[static_cast<std::size_t>(i)];
     if (stride < span) {
-      fail(name, t, "its elements overlap in memory (strides " + shape_text(t.strides.data(), t.rank) +
-                        "); an output needs one place for each");
+      fail(name, t,
+           "its elements overlap in memory (strides " + shape_text(t.strides.data(), t.rank) +
+               "); an output needs one place for each");
     }
     span = stride * (size - 1) + span;
   }
 }
 
 void check_block_list(const BlockList& list, const Tensor& given, std::int64_t key_blocks) {
-  if (given.device.type != DeviceType::cpu || given.data == nullptr || list.block_index.data == nullptr) return;
+  if (given.device.type != DeviceType::cpu || given.data == nullptr ||
+      list.block_index.data == nullptr)
+    return;
   const auto* offsets = static_cast<const std::int32_t*>(given.data);
   const auto* index = static_cast<const std::int32_t*>(list.block_index.data);
   const std::int64_t pairs = list.block_index.sizes[0];
   for (std::int64_t b = 0; b < given.sizes[0]; ++b) {
     for (std::int64_t h = 0; h < given.sizes[1]; ++h) {
       for (std::int64_t row = 0; row + 1 < given.sizes[2]; ++row) {
-        const std::int32_t* at = offsets + b * given.strides[0] + h * given.strides[1] + row * given.strides[2];
+        const std::int32_t* at =
+            offsets + b * given.strides[0] + h * given.strides[1] + row * given.strides[2];
         const std::int64_t begin = at[0];
         const std::int64_t end = at[given.strides[2]];
         if (begin < 0 || end < begin || end > pairs) {
-          fail("block_list.row_offsets", given, "row " + std::to_string(row) + " spans " + std::to_string(begin) + " to " +
-                                                    std::to_string(end) + " of " + std::to_string(pairs) + " pairs");
+          fail("block_list.row_offsets", given,
+               "row " + std::to_string(row) + " spans " + std::to_string(begin) + " to " +
+                   std::to_string(end) + " of " + std::to_string(pairs) + " pairs");
         }
         for (std::int64_t i = begin; i < end; ++i) {
           const std::int64_t block = index[i * list.block_index.strides[0]];
           const bool ascends = i == begin || index[(i - 1) * list.block_index.strides[0]] < block;
           if (block < 0 || block >= key_blocks || !ascends) {
             fail("block_list.block_index", list.block_index,
-                 "pair " + std::to_string(i) + " is " + std::to_string(block) + "; expected ascending blocks of 0 to " +
-                     std::to_string(key_blocks - 1));
+                 "pair " + std::to_string(i) + " is " + std::to_string(block) +
+                     "; expected ascending blocks of 0 to " + std::to_string(key_blocks - 1));
           }
         }
       }

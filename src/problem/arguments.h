@@ -11,7 +11,8 @@ namespace tilewise::arguments {
 
 /// Throws InvalidArgument: "k: float32 (2, 4, 8, 64) on cpu: <expected>".
 [[noreturn]] void fail(const char* name, const Tensor& value, const std::string& expected);
-[[noreturn]] void fail_value(const char* name, const std::string& value, const std::string& expected);
+[[noreturn]] void fail_value(const char* name, const std::string& value,
+                             const std::string& expected);
 
 /// "(2, 4, 8, 64)".
 std::string shape_text(const std::int64_t* sizes, int rank);
@@ -20,16 +21,19 @@ std::string shape_text(const std::int64_t* sizes, int rank);
 Tensor canonical(const char* name, const Tensor& t);
 
 void require_device(const char* name, const Tensor& t, Device device);
-void require_shape(const char* name, const Tensor& t, DType dtype, std::initializer_list<std::int64_t> sizes,
-                   const char* words);
+void require_shape(const char* name, const Tensor& t, DType dtype,
+                   std::initializer_list<std::int64_t> sizes, const char* words);
 
-/// Broadcasts t (right-aligned, size 1 or the full size) to `sizes`; axes that broadcast get stride 0.
-Tensor expand(const char* name, const Tensor& t, std::initializer_list<std::int64_t> sizes, const char* words);
+/// Broadcasts t (right-aligned, size 1 or the full size) to `sizes`; axes that broadcast get stride
+/// 0.
+Tensor expand(const char* name, const Tensor& t, std::initializer_list<std::int64_t> sizes,
+              const char* words);
 
 /// An output must not write one element twice.
 void require_no_overlap(const char* name, const Tensor& t);
 
-/// CSR offsets ascend and end at the number of pairs; block indices are in range and ascend. Host tensors only.
+/// CSR offsets ascend and end at the number of pairs; block indices are in range and ascend. Host
+/// tensors only.
 void check_block_list(const BlockList& list, const Tensor& given_offsets, std::int64_t key_blocks);
 
 }  // namespace tilewise::arguments

@@ -21,10 +21,13 @@ std::int64_t integer_at(const Tensor& t, std::int64_t i) {
   return static_cast<const std::int32_t*>(t.data)[i * t.strides[0]];
 }
 
-bool host_readable(const Tensor& t) { return t.device.type == DeviceType::cpu && t.data != nullptr; }
+bool host_readable(const Tensor& t) {
+  return t.device.type == DeviceType::cpu && t.data != nullptr;
+}
 
 /// Sizes of q, k, v against each other. Sets batch, heads, dims and dense lengths.
-void take_sizes(Problem& p, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionSpec& spec) {
+void take_sizes(Problem& p, const Tensor& q, const Tensor& k, const Tensor& v,
+                const AttentionSpec& spec) {
   p.q = canonical("q", q);
   p.k = canonical("k", k);
   p.v = canonical("v", v);
@@ -34,8 +37,10 @@ void take_sizes(Problem& p, const Tensor& q, const Tensor& k, const Tensor& v, c
       q.dtype != DType::float16) {
     fail("q", q, "its type must be float64, float32, bfloat16 or float16");
   }
-  if (k.dtype != q.dtype) fail("k", k, "q, k and v must have one type; q is " + std::string(dtype_name(q.dtype)));
-  if (v.dtype != q.dtype) fail("v", v, "q, k and v must have one type; q is " + std::string(dtype_name(q.dtype)));
+  if (k.dtype != q.dtype)
+    fail("k", k, "q, k and v must have one type; q is " + std::string(dtype_name(q.dtype)));
+  if (v.dtype != q.dtype)
+    fail("v", v, "q, k and v must have one type; q is " + std::string(dtype_name(q.dtype)));
   require_device("k", k, p.device);
   require_device("v", v, p.device);
   p.packed = spec.cu_seqlens_q.defined() || spec.cu_seqlens_k.defined();
@@ -53,14 +58,16 @@ void take_sizes(Problem& p, const Tensor& q, const Tensor& k, const Tensor& v, c
     fail("k", k, "its head dim must equal q's, " + std::to_string(p.head_dim));
   }
   for (int axis = 0; axis < 3; ++axis) {
-    if (p.v.sizes[axis] != p.k.sizes[axis]) fail("v", v, "batch, heads and length must equal those of k, " + k.describe());
+    if (p.v.sizes[axis] != p.k.sizes[axis])
+      fail("v", v, "batch, heads and length must equal those of k, " + k.describe());
   }
   if (!p.paged && p.k.sizes[0] != p.batch) {
     fail("k", k, "its batch must equal q's, " + std::to_string(p.batch));
   }
   if (p.heads_k == 0 ? p.heads_q != 0 : p.heads_q % p.heads_k != 0) {
-    fail("q", q, "the query heads (" + std::to_string(p.heads_q) + ") must be a multiple of the key heads (" +
-                     std::to_string(p.heads_k) + ")");
+    fail("q", q,
+         "the query heads (" + std::to_string(p.heads_q) +
+             ") must be a multiple of the key heads (" + std::to_string(p.heads_k) + ")");
   }
 }
 
@@ -79,9 +86,10 @@ std::int64_t longest_sequence(const char* name, const Tensor& t, std::int64_t to
   for (std::int64_t i = 1; i < t.sizes[0]; ++i) {
     const std::int64_t offset = integer_at(t, i);
     if (offset < previous || offset > total) {
-      fail(name, t, "offset " + std::to_string(i) + " is " + std::to_string(offset) + "; expected " +
-                        std::to_string(previous) + " (the one before) to " + std::to_string(total) +
-                        " (rows of the tensor)");
+      fail(name, t,
+           "offset " + std::to_string(i) + " is " + std::to_string(offset) + "; expected " +
+               std::to_string(previous) + " (the one before) to " + std::to_string(total) +
+               " (rows of the tensor)");
     }
     longest = std::max(longest, offset - previous);
     previous = offset;
@@ -94,8 +102,9 @@ std::int64_t packed_bound(const char* offsets_name, const char* bound_name, cons
   if (bound < 0) arguments::fail_value(bound_name, std::to_string(bound), "it must be >= 0");
   if (!host_readable(offsets)) {
     if (bound == 0) {
-      arguments::fail_value(bound_name, "0", std::string("it must be given when ") + offsets_name +
-                                                 " cannot be read on the host");
+      arguments::fail_value(
+          bound_name, "0",
+          std::string("it must be given when ") + offsets_name + " cannot be read on the host");
     }
     return bound;
   }
@@ -108,22 +117,28 @@ std::int64_t packed_bound(const char* offsets_name, const char* bound_name, cons
 }
 
 void take_packed(Problem& p, const AttentionSpec& spec) {
-  if (!spec.cu_seqlens_q.defined()) fail("cu_seqlens_q", spec.cu_seqlens_q, "given together with cu_seqlens_k or not at all");
-  if (!spec.cu_seqlens_k.defined()) fail("cu_seqlens_k", spec.cu_seqlens_k, "given together with cu_seqlens_q or not at all");
+  if (!spec.cu_seqlens_q.defined())
+    fail("cu_seqlens_q", spec.cu_seqlens_q, "given together with cu_seqlens_k or not at all");
+  if (!spec.cu_seqlens_k.defined())
+    fail("cu_seqlens_k", spec.cu_seqlens_k, "given together with cu_seqlens_q or not at all");
   check_offsets("cu_seqlens_q", spec.cu_seqlens_q, p.device);
   check_offsets("cu_seqlens_k", spec.cu_seqlens_k, p.device);
   if (spec.cu_seqlens_k.sizes[0] != spec.cu_seqlens_q.sizes[0]) {
-    fail("cu_seqlens_k", spec.cu_seqlens_k, "it must have as many offsets as cu_seqlens_q, " +
-                                                std::to_string(spec.cu_seqlens_q.sizes[0]));
+    fail("cu_seqlens_k", spec.cu_seqlens_k,
+         "it must have as many offsets as cu_seqlens_q, " +
+             std::to_string(spec.cu_seqlens_q.sizes[0]));
   }
   if (p.batch != 1) fail("q", p.q, "packed tensors have batch 1: (1, Hq, total_q, D)");
-  if (spec.key_lengths.defined()) fail("key_lengths", spec.key_lengths, "not together with packed sequences");
+  if (spec.key_lengths.defined())
+    fail("key_lengths", spec.key_lengths, "not together with packed sequences");
   if (p.paged) fail("block_table", spec.block_table, "not together with packed sequences");
   p.cu_seqlens_q = spec.cu_seqlens_q;
   p.cu_seqlens_k = spec.cu_seqlens_k;
   p.batch = spec.cu_seqlens_q.sizes[0] - 1;
-  p.seq_q = packed_bound("cu_seqlens_q", "max_seqlen_q", p.cu_seqlens_q, spec.max_seqlen_q, p.total_q);
-  p.seq_k = packed_bound("cu_seqlens_k", "max_seqlen_k", p.cu_seqlens_k, spec.max_seqlen_k, p.total_k);
+  p.seq_q =
+      packed_bound("cu_seqlens_q", "max_seqlen_q", p.cu_seqlens_q, spec.max_seqlen_q, p.total_q);
+  p.seq_k =
+      packed_bound("cu_seqlens_k", "max_seqlen_k", p.cu_seqlens_k, spec.max_seqlen_k, p.total_k);
   for (Tensor* t : {&p.q, &p.k, &p.v}) t->strides[0] = 0;
 }
 
@@ -133,7 +148,8 @@ void take_paged(Problem& p, const AttentionSpec& spec) {
   if (table.rank != 2 || table.dtype != DType::int32 || table.sizes[0] != p.batch) {
     fail("block_table", table, "expected int32 (B, max_pages) with B = " + std::to_string(p.batch));
   }
-  if (!spec.key_lengths.defined()) fail("key_lengths", spec.key_lengths, "required with block_table");
+  if (!spec.key_lengths.defined())
+    fail("key_lengths", spec.key_lengths, "required with block_table");
   if (p.pass == Pass::backward) fail("block_table", table, "a paged cache has no backward");
   p.block_table = table;
   p.page_size = p.k.sizes[2];
@@ -145,9 +161,10 @@ void check_page(const Problem& p, std::int64_t b, std::int64_t page) {
   const auto* table = static_cast<const std::int32_t*>(p.block_table.data);
   const std::int64_t entry = table[b * p.block_table.strides[0] + page * p.block_table.strides[1]];
   if (entry < 0 || entry >= p.k.sizes[0]) {
-    fail("block_table", p.block_table, "entry (" + std::to_string(b) + ", " + std::to_string(page) + ") is " +
-                                           std::to_string(entry) + "; the pool has pages 0 to " +
-                                           std::to_string(p.k.sizes[0] - 1));
+    fail("block_table", p.block_table,
+         "entry (" + std::to_string(b) + ", " + std::to_string(page) + ") is " +
+             std::to_string(entry) + "; the pool has pages 0 to " +
+             std::to_string(p.k.sizes[0] - 1));
   }
 }
 
@@ -162,8 +179,9 @@ void take_key_lengths(Problem& p, const AttentionSpec& spec) {
   for (std::int64_t b = 0; b < p.batch; ++b) {
     const std::int64_t length = integer_at(lengths, b);
     if (length < 0 || length > p.seq_k) {
-      fail("key_lengths", lengths, "entry " + std::to_string(b) + " is " + std::to_string(length) + "; expected 0 to " +
-                                       std::to_string(p.seq_k));
+      fail("key_lengths", lengths,
+           "entry " + std::to_string(b) + " is " + std::to_string(length) + "; expected 0 to " +
+               std::to_string(p.seq_k));
     }
     if (!p.paged || !host_readable(p.block_table)) continue;
     for (std::int64_t page = 0; page * p.page_size < length; ++page) check_page(p, b, page);
@@ -183,10 +201,12 @@ Tensor take_pairs(const Problem& p, const char* name, const Tensor& t) {
 void take_scores(Problem& p, const AttentionSpec& spec) {
   p.scale64 = spec.scale.value_or(1.0 / std::sqrt(static_cast<double>(p.head_dim)));
   p.scale = static_cast<float>(p.scale64);
-  if (!std::isfinite(p.scale)) arguments::fail_value("scale", std::to_string(p.scale64), "it must be finite in float32");
+  if (!std::isfinite(p.scale))
+    arguments::fail_value("scale", std::to_string(p.scale64), "it must be finite in float32");
   p.softcap = spec.softcap;
   if (!std::isfinite(p.softcap) || p.softcap < 0) {
-    arguments::fail_value("softcap", std::to_string(spec.softcap), "it must be finite and >= 0 (0 = off)");
+    arguments::fail_value("softcap", std::to_string(spec.softcap),
+                          "it must be finite and >= 0 (0 = off)");
   }
   if (spec.bias.defined()) {
     if (!is_floating(spec.bias.dtype)) fail("bias", spec.bias, "its type must be a float type");
@@ -221,17 +241,22 @@ std::int64_t bounded(std::int64_t value) {
 }
 
 void take_block_list(Problem& p, const BlockList& list) {
-  if (p.packed) fail("block_list.row_offsets", list.row_offsets, "not together with packed sequences");
-  if (list.block_q < 1) arguments::fail_value("block_list.block_q", std::to_string(list.block_q), "it must be >= 1");
-  if (list.block_k < 1) arguments::fail_value("block_list.block_k", std::to_string(list.block_k), "it must be >= 1");
+  if (p.packed)
+    fail("block_list.row_offsets", list.row_offsets, "not together with packed sequences");
+  if (list.block_q < 1)
+    arguments::fail_value("block_list.block_q", std::to_string(list.block_q), "it must be >= 1");
+  if (list.block_k < 1)
+    arguments::fail_value("block_list.block_k", std::to_string(list.block_k), "it must be >= 1");
   require_device("block_list.row_offsets", list.row_offsets, p.device);
   require_device("block_list.block_index", list.block_index, p.device);
   const std::int64_t rows = (p.seq_q + list.block_q - 1) / list.block_q;
   const Tensor& offsets = list.row_offsets;
   const bool batch_ok = offsets.sizes[0] == 1 || offsets.sizes[0] == p.batch;
   const bool heads_ok = offsets.sizes[1] == 1 || offsets.sizes[1] == p.heads_q;
-  if (offsets.rank != 3 || offsets.dtype != DType::int32 || !batch_ok || !heads_ok || offsets.sizes[2] != rows + 1) {
-    fail("block_list.row_offsets", offsets, "expected int32 (B|1, Hq|1, " + std::to_string(rows + 1) + ")");
+  if (offsets.rank != 3 || offsets.dtype != DType::int32 || !batch_ok || !heads_ok ||
+      offsets.sizes[2] != rows + 1) {
+    fail("block_list.row_offsets", offsets,
+         "expected int32 (B|1, Hq|1, " + std::to_string(rows + 1) + ")");
   }
   if (list.block_index.rank != 1 || list.block_index.dtype != DType::int32) {
     fail("block_list.block_index", list.block_index, "expected int32 (pairs)");
@@ -256,7 +281,8 @@ void take_masks(Problem& p, const AttentionSpec& spec) {
   p.right = bounded(spec.window.right.value_or(Problem::kUnbounded));
   if (p.causal == Causal::bottom_right) p.right = std::min<std::int64_t>(p.right, 0);
   if (spec.mask.defined()) {
-    if (spec.mask.dtype != DType::boolean) fail("mask", spec.mask, "its type must be bool (true = visible)");
+    if (spec.mask.dtype != DType::boolean)
+      fail("mask", spec.mask, "its type must be bool (true = visible)");
     p.mask = take_pairs(p, "mask", spec.mask);
   }
   if (spec.block_list.defined()) take_block_list(p, spec.block_list);
@@ -288,12 +314,13 @@ Tensor take_statistics(const Problem& p, const char* name, const Tensor& t) {
 enum class Access : std::uint8_t { read, write };
 
 /// o, d_o, dq, dk, dv: shape of `like` with last axis `dim`.
-Tensor take_values(const Problem& p, const char* name, const Tensor& t, const Tensor& like, std::int64_t dim,
-                   Access access) {
+Tensor take_values(const Problem& p, const char* name, const Tensor& t, const Tensor& like,
+                   std::int64_t dim, Access access) {
   if (!t.defined()) fail(name, t, "required");
   require_device(name, t, p.device);
   Tensor c = canonical(name, t);
-  if (c.dtype != p.dtype) fail(name, t, "its type must be that of q, " + std::string(dtype_name(p.dtype)));
+  if (c.dtype != p.dtype)
+    fail(name, t, "its type must be that of q, " + std::string(dtype_name(p.dtype)));
   const std::array<std::int64_t, 4> expected{like.sizes[0], like.sizes[1], like.sizes[2], dim};
   if (c.sizes != expected) {
     fail(name, t, "expected the shape " + arguments::shape_text(expected.data(), 4));
@@ -305,7 +332,8 @@ Tensor take_values(const Problem& p, const char* name, const Tensor& t, const Te
 
 void require_data(std::initializer_list<std::pair<const char*, const Tensor*>> tensors) {
   for (const auto& [name, t] : tensors) {
-    if (t->defined() && t->data == nullptr && t->numel() > 0) fail(name, *t, "its data pointer is null");
+    if (t->defined() && t->data == nullptr && t->numel() > 0)
+      fail(name, *t, "its data pointer is null");
   }
 }
 
@@ -320,9 +348,14 @@ void take_spec(Problem& p, const AttentionSpec& spec) {
 }
 
 void require_spec_data(const AttentionSpec& s) {
-  require_data({{"mask", &s.mask}, {"bias", &s.bias}, {"alibi_slopes", &s.alibi_slopes}, {"sinks", &s.sinks},
-                {"key_lengths", &s.key_lengths}, {"cu_seqlens_q", &s.cu_seqlens_q},
-                {"cu_seqlens_k", &s.cu_seqlens_k}, {"block_table", &s.block_table},
+  require_data({{"mask", &s.mask},
+                {"bias", &s.bias},
+                {"alibi_slopes", &s.alibi_slopes},
+                {"sinks", &s.sinks},
+                {"key_lengths", &s.key_lengths},
+                {"cu_seqlens_q", &s.cu_seqlens_q},
+                {"cu_seqlens_k", &s.cu_seqlens_k},
+                {"block_table", &s.block_table},
                 {"block_list.row_offsets", &s.block_list.row_offsets},
                 {"block_list.block_index", &s.block_list.block_index},
                 {"block_list.block_full", &s.block_list.block_full}});
@@ -359,8 +392,13 @@ Problem make_problem(const ForwardTensors& t, const AttentionSpec& spec, Purpose
 Problem make_problem(const BackwardTensors& t, const AttentionSpec& spec, Purpose purpose) {
   if (!t.lse.defined()) fail("lse", t.lse, "required by backward");
   if (purpose == Purpose::run) {
-    require_data({{"d_o", &t.d_o}, {"d_lse", &t.d_lse}, {"dq", &t.dq}, {"dk", &t.dk}, {"dv", &t.dv},
-                  {"dbias", &t.dbias}, {"dsinks", &t.dsinks}});
+    require_data({{"d_o", &t.d_o},
+                  {"d_lse", &t.d_lse},
+                  {"dq", &t.dq},
+                  {"dk", &t.dk},
+                  {"dv", &t.dv},
+                  {"dbias", &t.dbias},
+                  {"dsinks", &t.dsinks}});
   }
   Problem p = begin_problem(t, spec, Pass::backward, purpose);
   p.d_o = take_values(p, "d_o", t.d_o, canonical("q", t.q), p.head_dim_v, Access::read);
@@ -370,7 +408,8 @@ Problem make_problem(const BackwardTensors& t, const AttentionSpec& spec, Purpos
   p.dv = take_values(p, "dv", t.dv, canonical("v", t.v), p.head_dim_v, Access::write);
   if (t.dbias.defined()) {
     if (!spec.bias.defined()) fail("dbias", t.dbias, "given without a bias");
-    if (t.dbias.dtype != spec.bias.dtype || t.dbias.rank != spec.bias.rank || t.dbias.sizes != spec.bias.sizes) {
+    if (t.dbias.dtype != spec.bias.dtype || t.dbias.rank != spec.bias.rank ||
+        t.dbias.sizes != spec.bias.sizes) {
       fail("dbias", t.dbias, "it must have the shape and type of bias, " + spec.bias.describe());
     }
     arguments::require_no_overlap("dbias", t.dbias);
@@ -402,7 +441,8 @@ Sequence Problem::sequence(std::int64_t b) const {
 Problem::KeyRow Problem::key_row(std::int64_t b, const Sequence& s, std::int64_t j) const {
   if (!paged) return {b, s.k_begin + j};
   const auto* table = static_cast<const std::int32_t*>(block_table.data);
-  const std::int64_t page = table[b * block_table.strides[0] + (j / page_size) * block_table.strides[1]];
+  const std::int64_t page =
+      table[b * block_table.strides[0] + (j / page_size) * block_table.strides[1]];
   return {page, j % page_size};
 }
 

@@ -1,5 +1,5 @@
-/// Problem: a call's arguments, checked and in canonical form. The only place where arguments are judged; everything
-/// below trusts it.
+/// Problem: a call's arguments, checked and in canonical form. The only place where arguments are
+/// judged; everything below trusts it.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace tilewise {
 
-/// Where one sequence lies along the S axes of the tensors. Dense: q_begin = k_begin = 0 and the batch stride moves
-/// from one to the next. Packed: the batch stride is 0 and the begins differ.
+/// Where one sequence lies along the S axes of the tensors. Dense: q_begin = k_begin = 0 and the
+/// batch stride moves from one to the next. Packed: the batch stride is 0 and the begins differ.
 struct Sequence {
   std::int64_t q_begin = 0, q_length = 0;
   std::int64_t k_begin = 0, k_length = 0;
@@ -24,9 +24,10 @@ struct KeyRange {
   bool empty() const { return begin >= end; }
 };
 
-/// All tensors have logical axes (B, H, S, D) and rank 4; row statistics (B, H, S), rank 3; bias and mask
-/// (B, Hq, Sq, Sk), rank 4; slopes (B, Hq), rank 2. An axis that broadcasts, and the batch axis of packed tensors, has
-/// stride 0, so that element (b, h, s, d) is at b*strides[0] + h*strides[1] + (begin + s)*strides[2] + d*strides[3].
+/// All tensors have logical axes (B, H, S, D) and rank 4; row statistics (B, H, S), rank 3; bias
+/// and mask (B, Hq, Sq, Sk), rank 4; slopes (B, Hq), rank 2. An axis that broadcasts, and the batch
+/// axis of packed tensors, has stride 0, so that element (b, h, s, d) is at b*strides[0] +
+/// h*strides[1] + (begin + s)*strides[2] + d*strides[3].
 struct Problem {
   /// Stands for "no bound" in left and right; far outside any index, far inside int64.
   static constexpr std::int64_t kUnbounded = std::int64_t{1} << 60;
@@ -37,8 +38,9 @@ struct Problem {
 
   std::int64_t batch = 0;  ///< dense batch entries or packed sequences
   std::int64_t heads_q = 0, heads_k = 0;
-  std::int64_t seq_q = 0, seq_k = 0;      ///< dense lengths; packed or paged: upper bounds
-  std::int64_t total_q = 0, total_k = 0;  ///< rows along the S axes of the packed tensors (dense: seq_q, seq_k)
+  std::int64_t seq_q = 0, seq_k = 0;  ///< dense lengths; packed or paged: upper bounds
+  std::int64_t total_q = 0,
+               total_k = 0;  ///< rows along the S axes of the packed tensors (dense: seq_q, seq_k)
   std::int64_t head_dim = 0, head_dim_v = 0;
   bool packed = false;
   bool paged = false;
@@ -53,11 +55,12 @@ struct Problem {
   double scale64 = 0.0;  ///< as the reference uses it
   double softcap = 0.0;  ///< 0 = off
   Causal causal = Causal::none;
-  std::int64_t left = kUnbounded;   ///< on the shifted diagonal, inclusive
-  std::int64_t right = kUnbounded;  ///< on the shifted diagonal, inclusive; min(right, 0) when causal bottom_right
-  Tensor mask, bias;                ///< expanded to (B, Hq, Sq, Sk)
-  Tensor alibi_slopes;              ///< expanded to (B, Hq)
-  Tensor sinks;                     ///< (Hq)
+  std::int64_t left = kUnbounded;  ///< on the shifted diagonal, inclusive
+  std::int64_t right =
+      kUnbounded;  ///< on the shifted diagonal, inclusive; min(right, 0) when causal bottom_right
+  Tensor mask, bias;    ///< expanded to (B, Hq, Sq, Sk)
+  Tensor alibi_slopes;  ///< expanded to (B, Hq)
+  Tensor sinks;         ///< (Hq)
   const ScoreMod* score_mod = nullptr;
   BlockList block_list;
   Dropout dropout;
@@ -74,7 +77,8 @@ struct Problem {
   /// Where sequence b lies. Lengths must be on the host when they are tensors.
   Sequence sequence(std::int64_t b) const;
 
-  /// Keys that row i of a sequence may see by position and length: causal, window, k_length. CONTRACT 4, 5.
+  /// Keys that row i of a sequence may see by position and length: causal, window, k_length.
+  /// CONTRACT 4, 5.
   KeyRange visible_keys(const Sequence& s, std::int64_t i) const {
     const std::int64_t diagonal = i + s.shift();
     std::int64_t begin = std::max<std::int64_t>(0, diagonal - left);
@@ -83,7 +87,8 @@ struct Problem {
     return {begin, std::max(begin, end)};
   }
 
-  /// Row along the S axis of k and v of key j; paged: of the pool seen as (pages * page_size) rows, as page and slot.
+  /// Row along the S axis of k and v of key j; paged: of the pool seen as (pages * page_size) rows,
+  /// as page and slot.
   struct KeyRow {
     std::int64_t batch = 0;  ///< index along axis 0 of k and v
     std::int64_t row = 0;    ///< index along axis 2
@@ -94,7 +99,8 @@ struct Problem {
 /// Whether data pointers must be valid: planning looks at shapes only.
 enum class Purpose : std::uint8_t { plan, run };
 
-/// Judges every argument. Throws InvalidArgument, which names the argument, its value and what was expected.
+/// Judges every argument. Throws InvalidArgument, which names the argument, its value and what was
+/// expected.
 Problem make_problem(const ForwardTensors& tensors, const AttentionSpec& spec, Purpose purpose);
 Problem make_problem(const BackwardTensors& tensors, const AttentionSpec& spec, Purpose purpose);
 

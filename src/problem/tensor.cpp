@@ -45,7 +45,8 @@ std::string_view dtype_name(DType dtype) {
 }
 
 bool is_floating(DType dtype) {
-  return dtype == DType::float64 || dtype == DType::float32 || dtype == DType::bfloat16 || dtype == DType::float16;
+  return dtype == DType::float64 || dtype == DType::float32 || dtype == DType::bfloat16 ||
+         dtype == DType::float16;
 }
 
 std::string device_name(Device device) {
@@ -60,10 +61,12 @@ std::int64_t Tensor::numel() const {
 
 std::string Tensor::describe() const {
   if (!defined()) return "not given";
-  return std::string(dtype_name(dtype)) + " " + arguments::shape_text(sizes.data(), rank) + " on " + device_name(device);
+  return std::string(dtype_name(dtype)) + " " + arguments::shape_text(sizes.data(), rank) + " on " +
+         device_name(device);
 }
 
-Tensor Tensor::contiguous(void* data, DType dtype, std::initializer_list<std::int64_t> sizes, Device device) {
+Tensor Tensor::contiguous(void* data, DType dtype, std::initializer_list<std::int64_t> sizes,
+                          Device device) {
   Tensor t{.data = data, .dtype = dtype, .device = device, .rank = static_cast<int>(sizes.size())};
   if (t.rank > kMaxRank) {
     arguments::fail_value("sizes", std::to_string(t.rank) + " axes", "a Tensor has at most 4");
@@ -72,27 +75,29 @@ Tensor Tensor::contiguous(void* data, DType dtype, std::initializer_list<std::in
   for (int i = t.rank - 1; i >= 0; --i) {
     const auto axis = static_cast<std::size_t>(i);
     t.sizes[axis] = sizes.begin()[i];
-    if (t.sizes[axis] < 0) arguments::fail_value("sizes", std::to_string(t.sizes[axis]), "a size must be >= 0");
+    if (t.sizes[axis] < 0)
+      arguments::fail_value("sizes", std::to_string(t.sizes[axis]), "a size must be >= 0");
     t.strides[axis] = stride;
     stride *= t.sizes[axis];
   }
   return t;
 }
 
-Tensor Tensor::bhsd(void* data, DType dtype, std::int64_t batch, std::int64_t heads, std::int64_t seq, std::int64_t dim,
-                    Device device) {
+Tensor Tensor::bhsd(void* data, DType dtype, std::int64_t batch, std::int64_t heads,
+                    std::int64_t seq, std::int64_t dim, Device device) {
   return contiguous(data, dtype, {batch, heads, seq, dim}, device);
 }
 
-Tensor Tensor::bshd(void* data, DType dtype, std::int64_t batch, std::int64_t seq, std::int64_t heads, std::int64_t dim,
-                    Device device) {
+Tensor Tensor::bshd(void* data, DType dtype, std::int64_t batch, std::int64_t seq,
+                    std::int64_t heads, std::int64_t dim, Device device) {
   Tensor t = contiguous(data, dtype, {batch, seq, heads, dim}, device);
   std::swap(t.sizes[1], t.sizes[2]);
   std::swap(t.strides[1], t.strides[2]);
   return t;
 }
 
-Tensor Tensor::packed(void* data, DType dtype, std::int64_t total, std::int64_t heads, std::int64_t dim, Device device) {
+Tensor Tensor::packed(void* data, DType dtype, std::int64_t total, std::int64_t heads,
+                      std::int64_t dim, Device device) {
   return bshd(data, dtype, 1, total, heads, dim, device);
 }
 
