@@ -14,6 +14,8 @@
 
 namespace tilewise {
 
+class CaseState;
+
 struct MaterializeOptions {
   bool guards = true;  ///< bands of 256 bytes around each tensor
 };
@@ -29,6 +31,9 @@ class MaterializedCase {
   MaterializedCase(MaterializedCase&&) noexcept;
   MaterializedCase& operator=(MaterializedCase&&) noexcept;
   ~MaterializedCase();
+
+  /// Keeps the memory that was passed alive as long as the case.
+  void own(std::unique_ptr<DeviceMemory> memory);
 
   const Case& problem() const;
   const AttentionSpec& spec() const;
@@ -56,8 +61,7 @@ class MaterializedCase {
   std::string damage();
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  std::unique_ptr<CaseState> state_;
 };
 
 /// Shapes, strides and spec of a case with null data: all that plan() reads. Small index tensors
@@ -73,8 +77,7 @@ class PlannedCase {
   const AttentionSpec& spec() const;
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  std::unique_ptr<CaseState> state_;
 };
 
 /// On the CPU or any device: materialize(c, seed, *device_memory(device)) keeps `memory` alive
