@@ -4,6 +4,8 @@ add_library(tilewise_flags INTERFACE)
 target_compile_options(
   tilewise_flags
   INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion
+            # The public structs are made to be given by designated initialisers, some of them.
+            -Wno-missing-field-initializers
             $<$<BOOL:${TILEWISE_WERROR}>:-Werror>
             # g++ 12 sees overlaps and overruns in std::string and std::sort that are not there
             # (GCC PR 105651, 107986); the sanitizer builds look for real ones.
