@@ -13,8 +13,8 @@
 ///   using namespace tilewise::<stem>;
 ///   extern "C" __global__ void __launch_bounds__(<threads>, <min_blocks>)
 ///   <name>(const __grid_constant__ <args> args) { <entry><Config{<config>}>(args); }
-/// Everything under -default-device: functions need no __device__. Includes are written from src/ and found among the
-/// embedded sources (cuda/tile/*, cuda/kernels/*.cuh, *_args.h).
+/// Everything under -default-device: functions need no __device__. Includes are written from src/
+/// and found among the embedded sources (cuda/tile/*, cuda/kernels/*.cuh, *_args.h).
 #pragma once
 
 #include <string>

@@ -1,0 +1,28 @@
+/// combine: constants and parameters. See combine.md.
+#pragma once
+
+#include "cuda/tile/types.h"
+
+namespace tilewise::combine {
+
+enum class Output : int { bf16, fp16, float32 };
+
+struct Config {
+  Output output = Output::bf16;
+  int head_dim_v = 64;  ///< padded
+};
+
+struct Args {
+  const float* o = nullptr;    ///< (parts, rows, padded Dv): normalised partial results
+  const float* lse = nullptr;  ///< (parts, rows), natural log; -inf: the part saw no key and wrote no O
+  int parts = 1;
+  long long rows = 0;          ///< batch * heads * seq_q
+  tile::View4 to;
+  float* lse_to = nullptr;     ///< may be null
+  long long lse_b = 0, lse_h = 0, lse_s = 0;
+  int heads = 1, seq_q = 0, head_dim_v = 0;
+};
+
+inline constexpr int kThreads = 128;
+
+}  // namespace tilewise::combine

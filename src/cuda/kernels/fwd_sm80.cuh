@@ -1,0 +1,403 @@
+/// fwd_sm80: O = softmax(Q K^T) V by tiles, online softmax. FlashAttention-2, Dao 2023, Algorithm 1. sm_80 and newer.
+///
+///   S = scale * Q K^T; m = rowmax; P = 2^(S - m); l = rowsum(P); O = P V / l; LSE = m + log l        (docs/math.md F1-F12)
+///
+/// One block computes block_m rows of O; every warp owns 16 or 32 whole rows, so the softmax needs no exchange between
+/// warps, and P goes from the accumulators of S into the A operand of P V without leaving the registers. K and V come
+/// by cp.async in blocks of block_n keys, last block first: the blocks that a mask cuts, then those it does not, then
+/// (windows) the cut ones on the left. Schedule, budgets and measurements: fwd_sm80.md.
+#pragma once
+
+#include "cuda/kernels/fwd_sm80_args.h"
+#include "cuda/tile/shared_tile.cuh"
+#include "cuda/tile/softmax.cuh"
+
+namespace tilewise::fwd_sm80 {
+
+using namespace tile;
+
+template <Config kConfig>
+struct Forward {
+  static constexpr Element kElement = kConfig.element;
+  static constexpr int kPlanes = kConfig.planes;
+  static constexpr int kThreads = kConfig.warps * 32;
+  static constexpr int kBlockM = kConfig.block_m, kBlockN = kConfig.block_n;
+  static constexpr int kRows = kBlockM / kConfig.warps;  ///< of a warp
+  static constexpr int kM = kRows / 16, kN = kBlockN / 8;
+  static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
+  static constexpr int kBias = kPlanes == 2 ? 7 : 0;
+  /// With scale factors or two planes every block's P V starts from zero and is added in float32: tensor cores
+  /// truncate, and a long chain of truncations would bias O.
+  static constexpr bool kFreshSums = kConfig.scaled;
+  static_assert(kRows % 16 == 0 && kBlockN % 16 == 0);
+
+  using TileQ = SharedTile<kBlockM, kD, kPlanes>;
+  using TileK = SharedTile<kBlockN, kD, kPlanes>;
+  using TileV = SharedTile<kBlockN, kDv, kPlanes>;
+  /// Q, then `stages` of K, then `stages` of V. O is staged where Q was, in rows of kDv.
+  static constexpr int kQBytes =
+      TileQ::kBytes > kBlockM * kDv * 2 ? TileQ::kBytes : kBlockM * kDv * 2;
+
+  const Args& args;
+  const int thread, warp, lane;
+  TileIndex tile;
+  int head_k, row, seq_k;  ///< row: of the block
+  Diagonals diagonals;
+  ScoreModification mod;
+  u32 shared;
+  const unsigned short *gK, *gV;
+  float q_scale;
+  FragmentA<kPlanes> rQ[kConfig.q_in_registers ? kM : 1][kConfig.q_in_registers ? kD / 16 : 1];
+  Acc rO[kM][kDv / 8];
+  RowStatistics<kM> rows;
+
+  __forceinline__ int batch() const { return tile.pair / args.heads_q; }
+  __forceinline__ int head() const { return tile.pair % args.heads_q; }
+  __forceinline__ int warp_row() const { return row + warp * kRows; }
+  __forceinline__ TileQ sQ() const { return {shared}; }
+  __forceinline__ TileK sK(int stage) const { return {shared + kQBytes + stage * TileK::kBytes}; }
+  __forceinline__ TileV sV(int stage) const {
+    return {shared + kQBytes + kConfig.stages * TileK::kBytes + stage * TileV::kBytes};
+  }
+
+  __forceinline__ Forward(const Args& a, u32 shared_base, TileIndex index, int keys)
+      : args(a),
+        thread(static_cast<int>(threadIdx.x)),
+        warp(__shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0)),
+        lane(static_cast<int>(threadIdx.x) % 32),
+        tile(index),
+        row(index.block * kBlockM),
+        seq_k(keys),
+        diagonals(a.positions, a.seq_q, keys),
+        shared(shared_base) {
+    head_k = head() / args.group;
+    gK = static_cast<const unsigned short*>(args.k.data) + batch() * args.k.stride_b +
+         head_k * args.k.stride_h;
+    gV = static_cast<const unsigned short*>(args.v.data) + batch() * args.v.stride_b +
+         head_k * args.v.stride_h;
+    if constexpr (kConfig.scaled) {
+      const int block = min(warp_row() / kScaleRows, args.q_scale_blocks - 1);
+      q_scale = args.q_scale[static_cast<i64>(tile.pair) * args.q_scale_blocks + block];
+    } else {
+      q_scale = 1.0F;
+    }
+    if constexpr (kConfig.modified) {
+      mod.scale = args.scale;
+      mod.softcap = args.softcap;
+      mod.slope = args.alibi == nullptr
+                      ? 0.0F
+                      : args.alibi[batch() * args.alibi_b + head() * args.alibi_h];
+    }
+    rows.clear();
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int n = 0; n < kDv / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) rO[m][n][e] = 0.0F;
+      }
+    }
+  }
+
+  // ---- load
+
+  __forceinline__ void load_q() const {
+    const unsigned short* gQ = static_cast<const unsigned short*>(args.q.data) +
+                               batch() * args.q.stride_b + head() * args.q.stride_h +
+                               row * args.q.stride_s;
+    sQ().template load_async<kThreads>(gQ, args.q.stride_s, args.seq_q - row, args.cols_qk, thread);
+  }
+  __forceinline__ void load_k(int block, int stage) const {
+    sK(stage).template load_async<kThreads>(gK + static_cast<i64>(block) * kBlockN * args.k.stride_s,
+                                            args.k.stride_s, seq_k - block * kBlockN, args.cols_qk,
+                                            thread);
+  }
+  __forceinline__ void load_v(int block, int stage) const {
+    sV(stage).template load_async<kThreads>(gV + static_cast<i64>(block) * kBlockN * args.v.stride_s,
+                                            args.v.stride_s, seq_k - block * kBlockN,
+                                            args.cols_v, thread);
+  }
+  __forceinline__ void keep_q() {
+    if constexpr (kConfig.q_in_registers) {
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int k = 0; k < kD / 16; ++k) sQ().load_a(rQ[m][k], warp * kRows + 16 * m, k, lane);
+      }
+    }
+  }
+
+  // ---- scores
+
+  /// (F2) S = Q K^T
+  __forceinline__ void scores(Acc (&S)[kM][kN], int stage) const {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) S[m][n][e] = 0.0F;
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kD / 16; ++k) {
+      FragmentA<kPlanes> a[kM];
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        if constexpr (kConfig.q_in_registers) {
+          a[m] = rQ[m][k];
+        } else {
+          sQ().load_a(a[m], warp * kRows + 16 * m, k, lane);
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < kN; n += 2) {
+        FragmentB<kPlanes> b;
+        sK(stage).load_b(b, 8 * n, k, lane);
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+          mma_planes<kElement>(S[m][n], a[m], b, 0);
+          mma_planes<kElement>(S[m][n + 1], a[m], b, 1);
+        }
+      }
+    }
+  }
+
+  // ---- softmax
+
+  template <bool kMasked>
+  __forceinline__ void softmax(Acc (&S)[kM][kN], int block) {
+    float scale = args.scale_log2;
+    if constexpr (kConfig.scaled) {
+      const float k_scale =
+          args.k_scale[(static_cast<i64>(batch()) * (args.heads_q / args.group) + head_k) *
+                           args.k_scale_blocks +
+                       block * kBlockN / kScaleRows];
+      const float factor = q_scale * k_scale;
+      if constexpr (kConfig.modified) {
+        mod.scale = args.scale * factor;
+      } else {
+        // Neither 0 nor infinite: a hidden score times the scale must stay -inf.
+        scale = fminf(fmaxf(scale * factor, 1e-37F), 3e38F);
+      }
+    }
+    if constexpr (kConfig.modified) {
+      modify_scores(S, mod, warp_row(), block * kBlockN, seq_k - args.seq_q, lane);
+      scale = 1.0F;
+    }
+    if constexpr (kMasked) mask_scores(S, diagonals, seq_k, warp_row(), block * kBlockN, lane);
+    softmax_step<kBias>(S, rows, scale, [this](int r, float alpha) {
+#pragma unroll
+      for (int n = 0; n < kDv / 8; ++n) {
+        rO[r / 2][n][2 * (r % 2)] *= alpha;
+        rO[r / 2][n][2 * (r % 2) + 1] *= alpha;
+      }
+    });
+  }
+
+  // ---- accumulate
+
+  /// (F10) O += P V
+  __forceinline__ void accumulate(const FragmentA<kPlanes> (&P)[kM][kN / 2], int stage, int block) {
+    if constexpr (kFreshSums) {
+      const float v_scale =
+          args.v_scale[(static_cast<i64>(batch()) * (args.heads_q / args.group) + head_k) *
+                           args.k_scale_blocks +
+                       block * kBlockN / kScaleRows];
+#pragma unroll
+      for (int n = 0; n < kDv / 8; n += 2) {
+        Acc fresh[kM][2] = {};
+#pragma unroll
+        for (int k = 0; k < kN / 2; ++k) multiply(fresh, 0, P, k, n, stage);
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            rO[m][n][e] = __fmaf_rn(fresh[m][0][e], v_scale, rO[m][n][e]);
+            rO[m][n + 1][e] = __fmaf_rn(fresh[m][1][e], v_scale, rO[m][n + 1][e]);
+          }
+        }
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < kN / 2; ++k) {
+#pragma unroll
+        for (int n = 0; n < kDv / 8; n += 2) multiply(rO, n, P, k, n, stage);
+      }
+    }
+  }
+  template <int kColumns>
+  __forceinline__ void multiply(Acc (&sum)[kM][kColumns], int at,
+                                const FragmentA<kPlanes> (&P)[kM][kN / 2], int k, int n,
+                                int stage) const {
+    FragmentB<kPlanes> b;
+    sV(stage).load_b_trans(b, k, 8 * n, lane);
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      mma_planes<kElement>(sum[m][at], P[m][k], b, 0);
+      mma_planes<kElement>(sum[m][at + 1], P[m][k], b, 1);
+    }
+  }
+
+  /// One block of keys. `next` >= 0 is the block to fetch meanwhile.
+  template <bool kMasked>
+  __forceinline__ void step(int block, int next, int stage) {
+    // This block's K has landed, for all threads; all warps are done with the stage that the next copies overwrite.
+    copy_async_wait<0>();
+    __syncthreads();
+    if constexpr (kConfig.stages == 2) {
+      if (next >= 0) {
+        load_k(next, stage ^ 1);
+        load_v(next, stage ^ 1);
+      }
+    } else {
+      load_v(block, 0);
+    }
+    copy_async_commit();
+    Acc S[kM][kN];
+    scores(S, stage);
+    softmax<kMasked>(S, block);
+    FragmentA<kPlanes> P[kM][kN / 2];
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int k = 0; k < kN / 2; ++k) {
+        pack_fragment<kElement>(P[m][k], S[m][2 * k], S[m][2 * k + 1]);
+      }
+    }
+    if constexpr (kConfig.stages == 1) {
+      // V has landed, for all threads; all warps are done with K.
+      copy_async_wait<0>();
+      __syncthreads();
+      if (next >= 0) load_k(next, 0);
+      copy_async_commit();
+    }
+    accumulate(P, stage, block);
+  }
+
+  __forceinline__ void run(const BlockRange& range) {
+    load_q();
+    int block = range.end - 1;
+    load_k(block, 0);
+    if constexpr (kConfig.stages == 2) load_v(block, 0);
+    copy_async_commit();
+    if constexpr (kConfig.q_in_registers) {
+      copy_async_wait<0>();
+      __syncthreads();
+      keep_q();
+    }
+    int stage = 0;
+    const auto next = [&](int b) { return b > range.begin ? b - 1 : -1; };
+#pragma unroll 1
+    for (; block >= range.full_end; --block) {
+      step<true>(block, next(block), stage);
+      if constexpr (kConfig.stages == 2) stage ^= 1;
+    }
+#pragma unroll 1
+    for (; block >= range.full_begin; --block) {
+      step<false>(block, next(block), stage);
+      if constexpr (kConfig.stages == 2) stage ^= 1;
+    }
+    if constexpr (kConfig.positional) {
+#pragma unroll 1
+      for (; block >= range.begin; --block) {
+        step<true>(block, next(block), stage);
+        if constexpr (kConfig.stages == 2) stage ^= 1;
+      }
+    }
+  }
+
+  // ---- epilogue
+
+  /// (F11) O / l, (F12) LSE = m + log l
+  __forceinline__ void finish() {
+#pragma unroll
+    for (int r = 0; r < 2 * kM; ++r) {
+      const float l = quad_sum(rows.l[r]);
+      const float inverse = l == 0.0F ? 0.0F : 1.0F / l;
+      const float m = rows.m[r] == -infinity() ? 0.0F : rows.m[r] - kBias;
+      const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
+      if (args.lse != nullptr && lane % 4 == 0 && i < args.seq_q) {
+        args.lse[tile.split * args.lse_split + batch() * args.lse_b + head() * args.lse_h +
+                 i * args.lse_s] = (m + log2_approx(l)) * kLn2;
+      }
+#pragma unroll
+      for (int n = 0; n < kDv / 8; ++n) {
+        rO[r / 2][n][2 * (r % 2)] *= inverse;
+        rO[r / 2][n][2 * (r % 2) + 1] *= inverse;
+      }
+    }
+    if constexpr (kConfig.split || kConfig.scaled) {
+      store_floats();
+    } else {
+      store_elements();
+    }
+  }
+
+  __forceinline__ void store_floats() const {
+    float* gO = static_cast<float*>(args.o.data) + tile.split * args.o_split +
+                batch() * args.o.stride_b + head() * args.o.stride_h;
+#pragma unroll
+    for (int r = 0; r < 2 * kM; ++r) {
+      const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
+      if (i >= args.seq_q) continue;
+#pragma unroll
+      for (int n = 0; n < kDv / 8; ++n) {
+        const int d = 8 * n + 2 * (lane % 4);
+        float* to = gO + i * args.o.stride_s + d * args.o.stride_d;
+        const Acc& v = rO[r / 2][n];
+        if (args.o_vectors && d + 1 < args.head_dim_v) {
+          store_global_8(to, v[2 * (r % 2)], v[2 * (r % 2) + 1]);
+        } else {
+          if (d < args.head_dim_v) to[0] = v[2 * (r % 2)];
+          if (d + 1 < args.head_dim_v) to[args.o.stride_d] = v[2 * (r % 2) + 1];
+        }
+      }
+    }
+  }
+
+  /// Through shared memory, so that a lane stores 16 bytes of a row. Each warp stages its own rows of Q's place, which
+  /// only it has read.
+  __forceinline__ void store_elements() const {
+    const SharedTile<kBlockM, kDv> sO{shared};
+    if constexpr (kQBytes > TileQ::kBytes || kD != kDv) __syncthreads();  // rows of O lie elsewhere than rows of Q
+    __syncwarp();
+#pragma unroll
+    for (int r = 0; r < 2 * kM; ++r) {
+#pragma unroll
+      for (int n = 0; n < kDv / 8; ++n) {
+        const u32 at = sO.address(warp * kRows + 16 * (r / 2) + lane / 4 + 8 * (r % 2), n);
+        store_shared_4(at + 4 * (lane % 4), pack<kElement>(rO[r / 2][n][2 * (r % 2)],
+                                                           rO[r / 2][n][2 * (r % 2) + 1]));
+      }
+    }
+    __syncwarp();
+    unsigned short* gO = static_cast<unsigned short*>(args.o.data) + batch() * args.o.stride_b +
+                         head() * args.o.stride_h;
+    store_rows<kRows, kDv>(sO, warp * kRows, gO, args.o, args.o_vectors, warp_row(), args.seq_q,
+                           args.head_dim_v, lane);
+  }
+};
+
+template <Config kConfig>
+__forceinline__ void kernel(const Args& args) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  using Block = Forward<kConfig>;
+  const TileIndex tile = tile_index(args.order, blockIdx.x);
+  const int batch = tile.pair / args.heads_q;
+  const int seq_k =
+      args.key_lengths == nullptr
+          ? args.seq_k
+          : max(0, min(args.seq_k, args.key_lengths[batch * args.key_lengths_b]));
+  Block block(args, shared_address(shared), tile, seq_k);
+  const int row_end = min(block.row + kConfig.block_m, args.seq_q);
+  BlockRange range = key_blocks<kConfig.block_n>(block.diagonals, block.row, row_end, seq_k);
+  if constexpr (kConfig.split) {
+    const int blocks = args.keys_per_split / kConfig.block_n;
+    range.clip(tile.split * blocks, (tile.split + 1) * blocks);
+  }
+  if (range.begin < range.end) block.run(range);
+  block.finish();
+}
+
+}  // namespace tilewise::fwd_sm80

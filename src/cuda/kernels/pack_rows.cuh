@@ -1,0 +1,107 @@
+/// pack_rows: brings operands into the form that the sm_80-class kernels read: 16-bit rows side by side, padded with
+/// zeros to a multiple of 16 columns.
+///
+/// A float32 operand becomes `planes` fp16 planes with one power of two per kScaleRows rows:
+///   x = scale * (high + low + e), high = fp16(x / scale), low = fp16(x / scale - high), |e| <= 2^-24 |x| / scale
+/// as long as |x| is within 2^17 of the block's largest value, and below 2^-40 of that value anyway: float32's own 24
+/// bits. The power of two is exact, so nothing is lost by it. 16-bit operands with odd strides are only copied.
+///
+/// One block packs kScaleRows rows of one head of one operand.
+#pragma once
+
+#include "cuda/kernels/pack_rows_args.h"
+#include "cuda/tile/math.cuh"
+
+namespace tilewise::pack_rows {
+
+using namespace tile;
+
+/// Eight neighbours of a row, zero beyond its end.
+__forceinline__ void read_floats(float (&x)[8], const float* row, i64 stride, int col, int cols) {
+#pragma unroll
+  for (int e = 0; e < 8; ++e) x[e] = col + e < cols ? row[(col + e) * stride] : 0.0F;
+}
+
+/// Largest finite magnitude of the block's rows, for all threads.
+__forceinline__ float largest(const Source& s, const float* from, int row0, int rows) {
+  __shared__ float partial[kThreads / 32];
+  const int chunks = s.padded / 8;
+  float top = 0.0F;
+  for (int i = static_cast<int>(threadIdx.x); i < rows * chunks; i += kThreads) {
+    float x[8];
+    read_floats(x, from + (row0 + i / chunks) * s.from.stride_s, s.from.stride_d, i % chunks * 8,
+                s.cols);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const float a = fabsf(x[e]);
+      top = a < infinity() ? fmaxf(top, a) : top;
+    }
+  }
+  top = warp_max(top);
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = top;
+  __syncthreads();  // every warp's partial maximum is written before it is read
+#pragma unroll
+  for (int w = 0; w < kThreads / 32; ++w) top = fmaxf(top, partial[w]);
+  return top;
+}
+
+template <Config kConfig>
+__forceinline__ void pack_floats(const Source& s, const float* from, i64 pair, int block, int row0,
+                                 int rows) {
+  // The largest value lands in [2^14, 2^15): inside fp16, with room for the sum of its products in float32.
+  const float scale = power_below(largest(s, from, row0, rows)) * 0x1p-14F;
+  const float inverse = power_inverse(scale);
+  if (threadIdx.x == 0) s.scale[pair * s.blocks + block] = scale;
+  const int chunks = s.padded / 8, pitch = kConfig.planes * s.padded;
+  unsigned short* to = s.to + (pair * s.rows + row0) * pitch;
+  for (int i = static_cast<int>(threadIdx.x); i < rows * chunks; i += kThreads) {
+    const int row = i / chunks, col = i % chunks * 8;
+    float x[8];
+    read_floats(x, from + (row0 + row) * s.from.stride_s, s.from.stride_d, col, s.cols);
+    u32 high[4], low[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float a = x[2 * e] * inverse, b = x[2 * e + 1] * inverse;
+      high[e] = pack<kConfig.element>(a, b);
+      const float low_a = a - widen<kConfig.element>(high[e]);
+      const float low_b = b - widen_high<kConfig.element>(high[e]);
+      // An infinite value has no rest.
+      low[e] = pack<kConfig.element>(fabsf(a) < infinity() ? low_a : 0.0F,
+                                     fabsf(b) < infinity() ? low_b : 0.0F);
+    }
+    store_global_16(to + row * pitch + col, {high[0], high[1], high[2], high[3]});
+    if constexpr (kConfig.planes == 2) {
+      store_global_16(to + row * pitch + s.padded + col, {low[0], low[1], low[2], low[3]});
+    }
+  }
+}
+
+__forceinline__ void copy_elements(const Source& s, const unsigned short* from, i64 pair, int row0,
+                                   int rows) {
+  unsigned short* to = s.to + (pair * s.rows + row0) * s.padded;
+  for (int i = static_cast<int>(threadIdx.x); i < rows * s.padded; i += kThreads) {
+    const int row = i / s.padded, col = i % s.padded;
+    to[i] = col < s.cols ? from[(row0 + row) * s.from.stride_s + col * s.from.stride_d]
+                         : static_cast<unsigned short>(0);
+  }
+}
+
+template <Config kConfig>
+__forceinline__ void kernel(const Args& args) {
+  int which = 0;
+  while (which + 1 < args.count && blockIdx.x >= args.sources[which + 1].first_block) ++which;
+  const Source& s = args.sources[which];
+  const i64 index = blockIdx.x - s.first_block;
+  const i64 pair = index / s.blocks;
+  const int block = static_cast<int>(index % s.blocks);
+  const int row0 = block * kScaleRows, rows = min(kScaleRows, s.rows - row0);
+  const i64 offset = pair / s.heads * s.from.stride_b + pair % s.heads * s.from.stride_h;
+  if constexpr (kConfig.from_float) {
+    pack_floats<kConfig>(s, static_cast<const float*>(s.from.data) + offset, pair, block, row0,
+                         rows);
+  } else {
+    copy_elements(s, static_cast<const unsigned short*>(s.from.data) + offset, pair, row0, rows);
+  }
+}
+
+}  // namespace tilewise::pack_rows

@@ -1,0 +1,33 @@
+/// pack_rows: constants and parameters. See pack_rows.md.
+#pragma once
+
+#include "cuda/tile/types.h"
+
+namespace tilewise::pack_rows {
+
+struct Config {
+  tile::Element element = tile::Element::fp16;  ///< of the packed rows
+  bool from_float = true;  ///< float32 source: scaled, in planes; else 16-bit elements are copied as they are
+  int planes = 2;
+};
+
+/// One tensor to pack.
+struct Source {
+  tile::View4 from;
+  unsigned short* to = nullptr;  ///< (B, H, rows, planes * padded), contiguous
+  float* scale = nullptr;        ///< (B, H, blocks of kScaleRows rows), from_float only
+  int heads = 1, rows = 0, cols = 0;
+  int padded = 0;                ///< columns of a plane, a multiple of 16; those beyond cols become zero
+  int blocks = 0;                ///< of kScaleRows rows, of one head
+  long long first_block = 0;     ///< of the grid
+};
+
+struct Args {
+  static constexpr int kMaxSources = 4;
+  Source sources[kMaxSources];
+  int count = 0;
+};
+
+inline constexpr int kThreads = 128;
+
+}  // namespace tilewise::pack_rows

@@ -1,0 +1,72 @@
+/// Matrix products of a warp on the tensor cores (sm_80 class).
+///
+/// Fragments of m16n8k16, lane l, g = l / 4, t = l % 4:
+///   A  a[0] (g, 2t..)  a[1] (g+8, 2t..)  a[2] (g, 2t+8..)  a[3] (g+8, 2t+8..)
+///   B  b[0] (2t.., g)  b[1] (2t+8.., g)
+///   C  c[0], c[1] (g, 2t..)  c[2], c[3] (g+8, 2t..)
+/// so that two accumulator tiles side by side are, packed to 16 bits, one A fragment.
+#pragma once
+
+#include "cuda/tile/math.cuh"
+
+namespace tilewise::tile {
+
+using Acc = float[4];
+
+/// c += a b, 16-bit elements, float32 sums. 9.7.14.5.14 mma.m16n8k16
+template <Element kElement>
+__forceinline__ void mma(Acc& c, const u32 (&a)[4], u32 b0, u32 b1) {
+  if constexpr (kElement == Element::bf16) {
+    asm(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+
+/// A fragment in planes: the value is plane 0 plus plane 1.
+template <int kPlanes>
+struct FragmentA {
+  u32 r[kPlanes][4];
+};
+/// Two B fragments side by side in n: r[p][0..1] and r[p][2..3].
+template <int kPlanes>
+struct FragmentB {
+  u32 r[kPlanes][4];
+};
+
+/// c += a b for B fragment `half` (0, 1). With two planes the small products come first, while the sum is small:
+/// tensor cores truncate when they add. The product of the two low planes is below float32 accuracy.
+template <Element kElement, int kPlanes>
+__forceinline__ void mma_planes(Acc& c, const FragmentA<kPlanes>& a, const FragmentB<kPlanes>& b,
+                                int half) {
+  if constexpr (kPlanes == 2) {
+    mma<kElement>(c, a.r[1], b.r[0][2 * half], b.r[0][2 * half + 1]);
+    mma<kElement>(c, a.r[0], b.r[1][2 * half], b.r[1][2 * half + 1]);
+  }
+  mma<kElement>(c, a.r[0], b.r[0][2 * half], b.r[0][2 * half + 1]);
+}
+
+/// Two accumulator tiles side by side as one A fragment.
+template <Element kElement, int kPlanes>
+__forceinline__ void pack_fragment(FragmentA<kPlanes>& a, const Acc& left, const Acc& right) {
+  const float v[4][2] = {
+      {left[0], left[1]}, {left[2], left[3]}, {right[0], right[1]}, {right[2], right[3]}};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    a.r[0][i] = pack<kElement>(v[i][0], v[i][1]);
+    if constexpr (kPlanes == 2) {
+      a.r[1][i] = pack<kElement>(v[i][0] - widen<kElement>(a.r[0][i]),
+                                 v[i][1] - widen_high<kElement>(a.r[0][i]));
+    }
+  }
+}
+
+}  // namespace tilewise::tile

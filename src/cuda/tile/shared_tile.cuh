@@ -1,0 +1,131 @@
+/// A tile of 16-bit rows in shared memory, and how fragments are read from it.
+///
+/// 16-byte chunk c of row r lies at chunk c ^ swizzle(r) of the row: the eight rows that one ldmatrix phase touches
+/// fall into different banks for every row length in use (16, 32, 64, 96, 128, 192, 256 elements). With two planes
+/// the tile of the low parts follows that of the high parts.
+#pragma once
+
+#include "cuda/tile/mma.cuh"
+
+namespace tilewise::tile {
+
+template <int kRows, int kCols, int kPlanes = 1>
+struct SharedTile {
+  static constexpr int kChunks = kCols / 8;
+  static constexpr int kPitch = kCols * 2;
+  static constexpr int kPlaneBytes = kRows * kPitch;
+  static constexpr int kBytes = kPlanes * kPlaneBytes;
+  static_assert(kCols % 16 == 0);
+
+  u32 base;
+
+  static __forceinline__ int swizzle(int row) {
+    if constexpr (kChunks % 8 == 0) return row & 7;
+    if constexpr (kChunks % 4 == 0) return (row >> 1) & 3;
+    return (row >> 2) & 1;
+  }
+  __forceinline__ u32 address(int row, int chunk) const {
+    return base + static_cast<u32>(row * kPitch + ((chunk ^ swizzle(row)) << 4));
+  }
+
+  /// Address of chunk `chunk` + `lane_chunk` (one of which is even, the other 0 or 1) of row `row` + `lane_row`, where
+  /// `row` is a multiple of 8 and, with `chunk`, known to the compiler: one exclusive-or and an immediate offset on
+  /// an address that depends on the lane only.
+  __forceinline__ u32 lane_address(int row, int lane_row, int chunk, int lane_chunk) const {
+    constexpr int kMask = kChunks % 8 == 0 ? 7 : kChunks % 4 == 0 ? 3 : 1;
+    const u32 at = base + static_cast<u32>(lane_row * kPitch + ((lane_chunk ^ swizzle(lane_row)) << 4));
+    return (at ^ static_cast<u32>((chunk & kMask) << 4)) +
+           static_cast<u32>(row * kPitch + ((chunk & ~kMask) << 4));
+  }
+
+  /// A of rows row .. row+15, columns 16k .. 16k+15.
+  __forceinline__ void load_a(FragmentA<kPlanes>& a, int row, int k, int lane) const {
+    const u32 at = lane_address(row, lane & 15, 2 * k, lane >> 4);
+#pragma unroll
+    for (int p = 0; p < kPlanes; ++p) load_matrix_x4(a.r[p], at + p * kPlaneBytes);
+  }
+  /// A = transpose of rows 16k .. 16k+15 (the contracted index), columns col .. col+15.
+  __forceinline__ void load_a_trans(FragmentA<kPlanes>& a, int k, int col, int lane) const {
+    const u32 at =
+        lane_address(16 * k, (lane & 7) + ((lane >> 4) << 3), col / 8, (lane >> 3) & 1);
+#pragma unroll
+    for (int p = 0; p < kPlanes; ++p) load_matrix_trans_x4(a.r[p], at + p * kPlaneBytes);
+  }
+  /// B = transpose of rows row .. row+15 (n), columns 16k .. 16k+15.
+  __forceinline__ void load_b(FragmentB<kPlanes>& b, int row, int k, int lane) const {
+    const u32 at = lane_address(row, (lane & 7) + ((lane >> 4) << 3), 2 * k, (lane >> 3) & 1);
+#pragma unroll
+    for (int p = 0; p < kPlanes; ++p) load_matrix_x4(b.r[p], at + p * kPlaneBytes);
+  }
+  /// B of rows 16k .. 16k+15 (the contracted index), columns col .. col+15 (n).
+  __forceinline__ void load_b_trans(FragmentB<kPlanes>& b, int k, int col, int lane) const {
+    const u32 at = lane_address(16 * k, (lane & 7) + ((lane >> 3) & 1) * 8, col / 8, lane >> 4);
+#pragma unroll
+    for (int p = 0; p < kPlanes; ++p) load_matrix_trans_x4(b.r[p], at + p * kPlaneBytes);
+  }
+
+  /// Starts copying `rows` rows of `global` (the high plane in columns 0 .. cols-1, the low one kCols further on);
+  /// what lies beyond rows or cols becomes zero. The caller commits.
+  template <int kThreads>
+  __forceinline__ void load_async(const unsigned short* global, i64 stride, int rows, int cols,
+                                  int thread) const {
+    constexpr int kTotal = kRows * kChunks;
+    constexpr int kSteps = (kTotal + kThreads - 1) / kThreads;
+    if constexpr (kThreads % kChunks == 0 && (kThreads / kChunks) % 8 == 0) {
+      // A thread keeps its chunk and moves down: one pointer and one shared address.
+      constexpr int kRowStep = kThreads / kChunks;
+      const int chunk = thread % kChunks, row = thread / kChunks;
+      const int cut = chunk * 8 < cols ? rows - row : 0;
+      const unsigned short* from = global + row * stride + chunk * 8;
+      const u32 to = address(row, chunk);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        if (kRows % kRowStep != 0 && row + step * kRowStep >= kRows) break;
+        copy_chunk(to + step * kRowStep * kPitch, from, step * kRowStep < cut ? 16 : 0);
+        from += kRowStep * stride;
+      }
+    } else {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        const int index = thread + step * kThreads;
+        if (kTotal % kThreads != 0 && index >= kTotal) break;
+        const int row = index / kChunks, chunk = index % kChunks;
+        copy_chunk(address(row, chunk), global + row * stride + chunk * 8,
+                   row < rows && chunk * 8 < cols ? 16 : 0);
+      }
+    }
+  }
+  __forceinline__ void copy_chunk(u32 to, const unsigned short* from, int bytes) const {
+#pragma unroll
+    for (int p = 0; p < kPlanes; ++p) copy_async_16(to + p * kPlaneBytes, from + p * kCols, bytes);
+  }
+};
+
+/// A warp stores kRows rows of a tile, from tile row `first`, as rows row .. of `global` (16-bit elements), as far as
+/// rows < row_end and columns < cols; 16 bytes a lane where `vectors` says that rows allow it.
+template <int kRows, int kCols, int kTileRows>
+__forceinline__ void store_rows(const SharedTile<kTileRows, kCols>& tile, int first,
+                                unsigned short* global, const View4& view, bool vectors, int row,
+                                int row_end, int cols, int lane) {
+  constexpr int kChunks = kCols / 8;
+#pragma unroll
+  for (int index = lane; index < kRows * kChunks; index += 32) {
+    const int r = index / kChunks, chunk = index % kChunks;
+    if (row + r >= row_end || chunk * 8 >= cols) continue;
+    const Bytes16 v = load_shared_16(tile.address(first + r, chunk));
+    unsigned short* to = global + (row + r) * view.stride_s + chunk * 8 * view.stride_d;
+    if (vectors && chunk * 8 + 8 <= cols) {
+      store_global_16(to, v);
+    } else {
+      const u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        if (chunk * 8 + e < cols) {
+          to[e * view.stride_d] = static_cast<unsigned short>(words[e / 2] >> (16 * (e % 2)));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace tilewise::tile

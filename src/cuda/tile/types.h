@@ -1,0 +1,44 @@
+/// Words that host and device share: read by the compiler of the library and by NVRTC, so nothing is
+/// included.
+#pragma once
+
+namespace tilewise::tile {
+
+/// 16-bit element of a tensor-core operand.
+enum class Element : int { bf16, fp16 };
+
+/// A (batch, head, row) view of rows whose elements lie side by side. Strides count elements.
+struct View {
+  void* data = nullptr;
+  long long stride_b = 0, stride_h = 0, stride_s = 0;
+};
+
+/// A (batch, head, row, column) view of any strides.
+struct View4 {
+  void* data = nullptr;
+  long long stride_b = 0, stride_h = 0, stride_s = 0, stride_d = 0;
+};
+
+/// Which keys a row sees by position: j in [i + shift - left, i + shift + right], shift = Sk - Sq, and
+/// j <= i when top_left. Bounds are clipped to +-kFar by the host.
+struct Positions {
+  static constexpr int kFar = 1 << 30;
+  int left = kFar, right = kFar;
+  bool top_left = false;
+};
+
+/// Order of the tiles of a one-dimensional grid. Heads (of all batch entries) come in sections whose
+/// keys and values fit the L2 cache; inside a section the tiles of one row block of all its heads come
+/// together, last row block (the longest under a causal mask) first.
+struct TileOrder {
+  unsigned blocks = 1;        ///< row blocks of a head
+  unsigned splits = 1;        ///< parts of a row block
+  unsigned heads = 1;         ///< batch * heads
+  unsigned section = 1;       ///< heads of a section
+  bool last_first = true;     ///< row blocks from the last to the first
+};
+
+/// Rows that share one scale factor when a float32 operand is held as 16-bit planes.
+inline constexpr int kScaleRows = 64;
+
+}  // namespace tilewise::tile
