@@ -11,9 +11,12 @@ namespace tilewise {
 namespace {
 
 constexpr std::int64_t kAlignment = 256;
-/// From this size on, memory comes in huge pages where the kernel has them: the first touch of an S x S matrix is
-/// otherwise a page fault every 4 KiB.
+/// From this size on, memory comes in huge pages where the kernel has them: the first touch of an S
+/// x S matrix is otherwise a page fault every 4 KiB.
 constexpr std::int64_t kHugePageBytes = std::int64_t{2} << 20;
+
+/// More than an x86-64 process can address: refused without asking.
+constexpr std::int64_t kAddressableBytes = std::int64_t{1} << 47;
 
 class HostAllocator final : public Allocator {
  public:
@@ -24,9 +27,12 @@ class HostAllocator final : public Allocator {
     }
     const std::int64_t alignment = bytes >= 4 * kHugePageBytes ? kHugePageBytes : kAlignment;
     // aligned_alloc wants a multiple of the alignment.
-    const auto rounded = (static_cast<std::size_t>(bytes) + static_cast<std::size_t>(alignment) - 1) /
-                         static_cast<std::size_t>(alignment) * static_cast<std::size_t>(alignment);
-    void* data = std::aligned_alloc(static_cast<std::size_t>(alignment), rounded);
+    const auto rounded =
+        (static_cast<std::size_t>(bytes) + static_cast<std::size_t>(alignment) - 1) /
+        static_cast<std::size_t>(alignment) * static_cast<std::size_t>(alignment);
+    void* data = bytes > kAddressableBytes
+                     ? nullptr
+                     : std::aligned_alloc(static_cast<std::size_t>(alignment), rounded);
     if (data == nullptr) {
       throw OutOfMemory("default_allocator: " + std::to_string(bytes) +
                         " bytes on cpu were refused by the system");

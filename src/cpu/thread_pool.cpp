@@ -1,9 +1,10 @@
 /// The thread pool behind the default executor. (runtime.h)
 ///
-/// Worker threads start with the first parallel_for. Between jobs they spin for some microseconds, then sleep on
-/// `signal`. A job is open while its caller has not finished: a worker that wakes up in time enters the job, takes
-/// task numbers from one counter and leaves; one that wakes up late finds the gate closed and goes back to sleep, so
-/// that no job waits for a thread that the system has not scheduled.
+/// Worker threads start with the first parallel_for. Between jobs they spin for some microseconds,
+/// then sleep on `signal`. A job is open while its caller has not finished: a worker that wakes up
+/// in time enters the job, takes task numbers from one counter and leaves; one that wakes up late
+/// finds the gate closed and goes back to sleep, so that no job waits for a thread that the system
+/// has not scheduled.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
@@ -32,7 +33,8 @@ constexpr int kSpins = 1000;  ///< of a pause instruction: some tens of microsec
 
 inline void pause_briefly() { __builtin_ia32_pause(); }
 
-/// Counts the forks that led to this process: a pool whose threads stayed behind in the parent notices by it.
+/// Counts the forks that led to this process: a pool whose threads stayed behind in the parent
+/// notices by it.
 std::atomic<std::uint32_t> fork_count{0};
 
 std::uint32_t current_fork() {
@@ -41,7 +43,8 @@ std::uint32_t current_fork() {
   return fork_count.load(std::memory_order_relaxed);
 }
 
-/// Blocks all signals for its lifetime: threads started meanwhile leave them to the caller's own threads.
+/// Blocks all signals for its lifetime: threads started meanwhile leave them to the caller's own
+/// threads.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -234,7 +237,8 @@ int affinity_count() {
   return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
 }
 
-/// A whole positive number at the start of `text`; 0 when there is none. `rest` says whether more may follow.
+/// A whole positive number at the start of `text`; 0 when there is none. `rest` says whether more
+/// may follow.
 int leading_number(const char* text, bool rest) {
   const char* end = text + std::strlen(text);
   int value = 0;
@@ -261,7 +265,8 @@ int default_threads() {
   return std::min(affinity_count(), kMaxThreads);
 }
 
-/// Keeps the code of this library mapped after a dlclose: the default pool's threads run it until the process ends.
+/// Keeps the code of this library mapped after a dlclose: the default pool's threads run it until
+/// the process ends.
 void stay_loaded() {
   Dl_info info{};
   if (dladdr(reinterpret_cast<const void*>(&default_executor), &info) != 0) {
