@@ -2,7 +2,6 @@
 #include <vector>
 
 #include "cpu/flash.h"
-#include "cpu/textbook.h"
 #include "plan/kernel_row.h"
 #include "reference/reference.h"
 
@@ -11,7 +10,7 @@ namespace tilewise {
 std::span<const KernelRow> kernel_table() {
   static const std::vector<KernelRow> table = [] {
     std::vector<KernelRow> rows;
-    for (const auto room : {cpu::flash_rows(), cpu::textbook_rows(), reference_rows()}) {
+    for (const auto room : {cpu::flash_rows(), reference_rows()}) {
       rows.insert(rows.end(), room.begin(), room.end());
     }
     return rows;

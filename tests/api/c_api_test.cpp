@@ -1,0 +1,200 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "tilewise/attention.h"
+#include "tilewise/tilewise.h"
+
+namespace {
+
+tw_tensor tensor(float* data, std::int64_t b, std::int64_t h, std::int64_t s, std::int64_t d) {
+  tw_tensor t = TW_INIT(tw_tensor);
+  t.data = data;
+  t.dtype = TW_FLOAT32;
+  t.rank = 4;
+  const std::int64_t sizes[] = {b, h, s, d};
+  for (int i = 3, stride = 1; i >= 0; --i) {
+    t.sizes[i] = sizes[i];
+    t.strides[i] = stride;
+    stride *= static_cast<int>(sizes[i]);
+  }
+  return t;
+}
+
+/// One head, 4 queries, 6 keys, dim 8; q, k, v are a fixed wave.
+struct Example {
+  std::vector<float> q, k, v, o, lse, d_o, dq, dk, dv;
+  tw_forward_args forward = TW_INIT(tw_forward_args);
+  tw_backward_args backward = TW_INIT(tw_backward_args);
+
+  Example() {
+    const auto wave = [](std::size_t n, float phase) {
+      std::vector<float> x(n);
+      for (std::size_t i = 0; i < n; ++i) x[i] = std::sin(0.7F * static_cast<float>(i) + phase);
+      return x;
+    };
+    q = wave(32, 0.0F);
+    k = wave(48, 1.0F);
+    v = wave(48, 2.0F);
+    d_o = wave(32, 3.0F);
+    o = dq = std::vector<float>(32, NAN);
+    dk = dv = std::vector<float>(48, NAN);
+    lse = std::vector<float>(4, NAN);
+    forward.q = backward.q = tensor(q.data(), 1, 1, 4, 8);
+    forward.k = backward.k = tensor(k.data(), 1, 1, 6, 8);
+    forward.v = backward.v = tensor(v.data(), 1, 1, 6, 8);
+    forward.o = backward.o = tensor(o.data(), 1, 1, 4, 8);
+    tw_tensor l = TW_INIT(tw_tensor);
+    l.data = lse.data();
+    l.dtype = TW_FLOAT32;
+    l.rank = 3;
+    l.sizes[0] = l.sizes[1] = 1;
+    l.sizes[2] = l.strides[0] = l.strides[1] = 4;
+    l.strides[2] = 1;
+    forward.lse = backward.lse = l;
+    backward.d_o = tensor(d_o.data(), 1, 1, 4, 8);
+    backward.dq = tensor(dq.data(), 1, 1, 4, 8);
+    backward.dk = tensor(dk.data(), 1, 1, 6, 8);
+    backward.dv = tensor(dv.data(), 1, 1, 6, 8);
+  }
+};
+
+TEST(CApi, SameVerbsSameResults) {
+  Example c;
+  tw_spec spec = TW_INIT(tw_spec);
+  spec.causal = TW_CAUSAL_BOTTOM_RIGHT;
+  spec.has_scale = 1;
+  spec.scale = 0.5;
+  tw_plan plan = TW_INIT(tw_plan);
+  ASSERT_EQ(tw_forward(&c.forward, &spec, nullptr, &plan), TW_OK) << tw_last_error();
+  EXPECT_EQ(std::string(plan.implementation), "flash");
+  ASSERT_EQ(tw_backward(&c.backward, &spec, nullptr, nullptr), TW_OK) << tw_last_error();
+
+  Example cpp;
+  const auto t = [](std::vector<float>& x, std::int64_t s) {
+    return tilewise::Tensor::bhsd(x.data(), tilewise::DType::float32, 1, 1, s, 8);
+  };
+  const auto lse =
+      tilewise::Tensor::contiguous(cpp.lse.data(), tilewise::DType::float32, {1, 1, 4});
+  const tilewise::AttentionSpec s{.scale = 0.5, .causal = tilewise::Causal::bottom_right};
+  tilewise::forward({t(cpp.q, 4), t(cpp.k, 6), t(cpp.v, 6), t(cpp.o, 4), lse, {}}, s);
+  tilewise::backward({t(cpp.q, 4),
+                      t(cpp.k, 6),
+                      t(cpp.v, 6),
+                      t(cpp.o, 4),
+                      lse,
+                      t(cpp.d_o, 4),
+                      {},
+                      t(cpp.dq, 4),
+                      t(cpp.dk, 6),
+                      t(cpp.dv, 6),
+                      {},
+                      {},
+                      {}},
+                     s);
+  EXPECT_EQ(c.o, cpp.o);
+  EXPECT_EQ(c.lse, cpp.lse);
+  EXPECT_EQ(c.dq, cpp.dq);
+  EXPECT_EQ(c.dk, cpp.dk);
+  EXPECT_EQ(c.dv, cpp.dv);
+}
+
+TEST(CApi, ErrorsAreCodesAndMessages) {
+  Example c;
+  tw_spec spec = TW_INIT(tw_spec);
+  spec.softcap = -2;
+  EXPECT_EQ(tw_forward(&c.forward, &spec, nullptr, nullptr), TW_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tw_last_error()).find("softcap is -2"), std::string::npos)
+      << tw_last_error();
+  tw_launch launch = TW_INIT(tw_launch);
+  launch.kernel = "nonesuch";
+  EXPECT_EQ(tw_forward(&c.forward, nullptr, &launch, nullptr), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(tw_forward(nullptr, nullptr, nullptr, nullptr), TW_INVALID_ARGUMENT);
+  spec = TW_INIT(tw_spec);
+  spec.struct_size = 3;
+  EXPECT_EQ(tw_forward(&c.forward, &spec, nullptr, nullptr), TW_INVALID_ARGUMENT);
+  EXPECT_TRUE(std::isnan(c.o[0])) << "nothing is written on an error";
+}
+
+TEST(CApi, AnOlderCallerLeavesTheRestAtDefaults) {
+  Example c;
+  tw_spec spec = TW_INIT(tw_spec);
+  spec.struct_size = offsetof(tw_spec, dropout_p);  // knows nothing of what follows
+  spec.dropout_p = 1.0;
+  ASSERT_EQ(tw_forward(&c.forward, &spec, nullptr, nullptr), TW_OK) << tw_last_error();
+  EXPECT_NE(c.o[0], 0.0F);
+}
+
+TEST(CApi, CallersAllocatorAndExecutorAreUsed) {
+  Example c;
+  struct Count {
+    std::int64_t allocated = 0, released = 0, tasks = 0;
+  } count;
+  tw_allocator allocator = TW_INIT(tw_allocator);
+  allocator.context = &count;
+  allocator.allocate = [](void* context, std::int64_t bytes, std::int32_t, std::int32_t,
+                          void*) -> void* {
+    static_cast<Count*>(context)->allocated += bytes;
+    return std::aligned_alloc(256, static_cast<std::size_t>(bytes + 255) / 256 * 256);
+  };
+  allocator.release = [](void* context, void* data, std::int64_t bytes, std::int32_t, std::int32_t,
+                         void*) {
+    static_cast<Count*>(context)->released += bytes;
+    std::free(data);
+  };
+  tw_executor executor = TW_INIT(tw_executor);
+  executor.context = &count;
+  executor.concurrency = 1;
+  executor.parallel_for = [](void* context, std::int64_t tasks, tw_body body, void* body_context) {
+    static_cast<Count*>(context)->tasks += tasks;
+    for (std::int64_t i = 0; i < tasks; ++i) body(body_context, i, 0);
+  };
+  tw_launch launch = TW_INIT(tw_launch);
+  launch.allocator = &allocator;
+  launch.executor = &executor;
+  tw_plan plan = TW_INIT(tw_plan);
+  ASSERT_EQ(tw_forward(&c.forward, nullptr, &launch, &plan), TW_OK) << tw_last_error();
+  EXPECT_EQ(count.allocated, plan.workspace_bytes);
+  EXPECT_EQ(count.released, count.allocated);
+  EXPECT_GT(count.tasks, 0);
+  allocator.allocate = [](void*, std::int64_t, std::int32_t, std::int32_t, void*) -> void* {
+    return nullptr;
+  };
+  EXPECT_EQ(tw_forward(&c.forward, nullptr, &launch, nullptr), TW_OUT_OF_MEMORY);
+}
+
+TEST(CApi, PlansWithoutData) {
+  Example c;
+  c.forward.q.data = c.forward.k.data = c.forward.v.data = c.forward.o.data = c.forward.lse.data =
+      nullptr;
+  tw_plan plan = TW_INIT(tw_plan);
+  ASSERT_EQ(tw_plan_forward(&c.forward, nullptr, nullptr, &plan), TW_OK) << tw_last_error();
+  EXPECT_GT(plan.flops, 0.0);
+  char* text = nullptr;
+  ASSERT_EQ(tw_explain_forward(&c.forward, nullptr, nullptr, &text), TW_OK) << tw_last_error();
+  EXPECT_NE(std::string(text).find(plan.kernel), std::string::npos);
+  tw_free_string(text);
+  EXPECT_EQ(tw_forward(&c.forward, nullptr, nullptr, nullptr), TW_INVALID_ARGUMENT)
+      << "data is null";
+}
+
+TEST(CApi, ScoreModOfAnotherLanguage) {
+  Example c;
+  tw_score_mod mod = TW_INIT(tw_score_mod);
+  mod.apply = [](void*, const tw_score_tile* x) {  // hide everything but key 2
+    for (std::int64_t r = 0; r < x->rows; ++r) {
+      for (std::int64_t j = 0; j < x->cols; ++j) {
+        if (x->j0 + j != 2) x->scores[r * x->row_stride + j] = -INFINITY;
+      }
+    }
+  };
+  tw_spec spec = TW_INIT(tw_spec);
+  spec.score_mod = &mod;
+  ASSERT_EQ(tw_forward(&c.forward, &spec, nullptr, nullptr), TW_OK) << tw_last_error();
+  for (std::size_t i = 0; i < 32; ++i) EXPECT_FLOAT_EQ(c.o[i], c.v[2 * 8 + i % 8]);
+}
+
+}  // namespace

@@ -1,0 +1,167 @@
+#include "cpu/micro.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace tilewise::cpu {
+namespace {
+
+class MicroKernels : public ::testing::TestWithParam<Isa> {
+ protected:
+  void SetUp() override {
+    if (GetParam() > best_isa()) GTEST_SKIP() << "this CPU has no " << isa_name(GetParam());
+  }
+  const Micro& m() const { return micro(GetParam()); }
+};
+
+std::vector<float> random_floats(std::size_t n, unsigned seed) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(n);
+  for (float& value : x) value = normal(generator);
+  return x;
+}
+
+TEST_P(MicroKernels, GemmOfEveryTail) {
+  for (int rows = 1; rows <= 13; ++rows) {
+    for (int vectors = 1; vectors <= 6; ++vectors) {
+      for (const int k : {1, 7, 33}) {
+        for (const bool transposed : {false, true}) {
+          const int cols = vectors * m().lanes;
+          const auto a = random_floats(static_cast<std::size_t>(rows * k), 1);
+          const auto b = random_floats(static_cast<std::size_t>(k * cols), 2);
+          const auto before = random_floats(static_cast<std::size_t>(rows * cols), 3);
+          const int a_row = transposed ? 1 : k;
+          const int a_col = transposed ? rows : 1;
+          auto c = before;
+          m().gemm(rows, cols, k, a.data(), a_row, a_col, b.data(), cols, c.data(), cols, true);
+          auto fresh = std::vector<float>(c.size(), NAN);
+          m().gemm(rows, cols, k, a.data(), a_row, a_col, b.data(), cols, fresh.data(), cols,
+                   false);
+          for (int r = 0; r < rows; ++r) {
+            for (int j = 0; j < cols; ++j) {
+              double sum = 0.0;
+              for (int i = 0; i < k; ++i) {
+                sum += double{a[static_cast<std::size_t>(r * a_row + i * a_col)]} *
+                       b[static_cast<std::size_t>(i * cols + j)];
+              }
+              const auto at = static_cast<std::size_t>(r * cols + j);
+              ASSERT_NEAR(fresh[at], sum, 2e-5) << rows << "x" << cols << " k " << k;
+              ASSERT_NEAR(c[at], sum + before[at], 2e-5) << rows << "x" << cols << " k " << k;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+/// Distance in units in the last place of the exact value.
+double ulp_error(float got, double exact) {
+  const auto rounded = static_cast<float>(exact);
+  const float step = std::nextafter(rounded, std::numeric_limits<float>::infinity()) - rounded;
+  return std::abs(double{got} - exact) / double{step};
+}
+
+TEST_P(MicroKernels, ExpIsWithinTwoUlp) {
+  // Every 97th float32 of [-104, 0]: 11 million values would take longer than they tell.
+  std::vector<float> x;
+  const auto last = std::bit_cast<std::uint32_t>(-104.0F);
+  for (std::uint32_t bits = std::bit_cast<std::uint32_t>(-0.0F); bits <= last; bits += 9973) {
+    x.push_back(std::bit_cast<float>(bits));
+  }
+  std::vector<float> y(x.size());
+  m().exp(static_cast<int>(x.size()), x.data(), y.data());
+  double worst = 0.0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double exact = std::exp(double{x[i]});
+    if (x[i] >= -87.0F) {
+      worst = std::max(worst, ulp_error(y[i], exact));
+    } else {
+      ASSERT_NEAR(y[i], exact, 2e-45) << x[i];  // subnormal: within two steps
+    }
+  }
+  EXPECT_LE(worst, 2.0);
+  EXPECT_GT(worst, 0.0) << "nothing was compared";
+}
+
+TEST_P(MicroKernels, ExpOfSpecialValues) {
+  const float inf = std::numeric_limits<float>::infinity();
+  const float x[] = {0.0F, -0.0F, -inf, NAN, -1e30F, inf, 1.0F};
+  float y[7];
+  m().exp(7, x, y);
+  EXPECT_EQ(y[0], 1.0F);
+  EXPECT_EQ(y[1], 1.0F);
+  EXPECT_EQ(y[2], 0.0F);
+  EXPECT_TRUE(std::isnan(y[3]));
+  EXPECT_EQ(y[4], 0.0F);
+  EXPECT_EQ(y[5], inf);
+  EXPECT_NEAR(y[6], std::exp(1.0), 3e-7);
+}
+
+TEST_P(MicroKernels, SoftmaxStepMergesBlocks) {
+  const int cols = 2 * m().lanes * 4;
+  const auto logits = random_floats(static_cast<std::size_t>(cols), 5);
+  auto first = std::vector<float>(logits.begin(), logits.begin() + cols / 2);
+  auto second = std::vector<float>(logits.begin() + cols / 2, logits.end());
+  for (float& x : second) x += 3.0F;  // the maximum grows
+  float maximum = -std::numeric_limits<float>::infinity();
+  float sum = 0.0F;
+  float alpha = NAN;
+  m().softmax_step(1, cols / 2, first.data(), cols, &maximum, &sum, &alpha);
+  EXPECT_EQ(alpha, 0.0F) << "nothing seen before";
+  m().softmax_step(1, cols / 2, second.data(), cols, &maximum, &sum, &alpha);
+  EXPECT_GT(alpha, 0.0F);
+  EXPECT_LT(alpha, 1.0F);
+  double exact = 0.0;
+  for (int i = 0; i < cols; ++i) {
+    exact += std::exp(double{logits[static_cast<std::size_t>(i)]} + (i < cols / 2 ? 0.0 : 3.0));
+  }
+  EXPECT_NEAR(maximum + std::log(sum), std::log(exact), 1e-5);
+}
+
+TEST_P(MicroKernels, ARowThatSeesNothingStaysEmpty) {
+  const float hidden = -std::numeric_limits<float>::infinity();
+  std::vector<float> s(static_cast<std::size_t>(m().lanes), hidden);
+  float maximum = hidden;
+  float sum = 0.0F;
+  float alpha = NAN;
+  m().softmax_step(1, m().lanes, s.data(), m().lanes, &maximum, &sum, &alpha);
+  EXPECT_EQ(maximum, hidden);
+  EXPECT_EQ(sum, 0.0F);
+  EXPECT_EQ(alpha, 1.0F);
+  for (const float p : s) EXPECT_EQ(p, 0.0F);
+}
+
+TEST_P(MicroKernels, ProbabilitiesNeverPassOne) {
+  const int n = m().lanes;
+  std::vector<float> s(static_cast<std::size_t>(n), 5e8F);
+  float lse = 4e8F;  // rounded far below the scores: the exponent is clamped at 0
+  m().probabilities(1, n, s.data(), n, &lse);
+  for (const float p : s) EXPECT_EQ(p, 1.0F);
+  lse = std::numeric_limits<float>::infinity();
+  s.assign(s.size(), 1.0F);
+  m().probabilities(1, n, s.data(), n, &lse);
+  for (const float p : s) EXPECT_EQ(p, 0.0F);
+}
+
+TEST_P(MicroKernels, Transpose) {
+  const auto src = random_floats(37 * 21, 9);
+  std::vector<float> dst(21 * 40, NAN);
+  m().transpose(37, 21, src.data(), 21, dst.data(), 40, 2.0F);
+  for (std::size_t r = 0; r < 37; ++r) {
+    for (std::size_t c = 0; c < 21; ++c) ASSERT_EQ(dst[c * 40 + r], 2.0F * src[r * 21 + c]);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(EverySet, MicroKernels,
+                         ::testing::Values(Isa::scalar, Isa::avx2, Isa::avx512),
+                         [](const auto& p) { return std::string(isa_name(p.param)); });
+
+}  // namespace
+}  // namespace tilewise::cpu

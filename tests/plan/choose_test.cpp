@@ -1,0 +1,127 @@
+#include "plan/choose.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "plan/accounting.h"
+
+namespace tilewise {
+namespace {
+
+std::string run_everything(const KernelRow&, const Problem&, const Hardware&) { return ""; }
+std::string no_long_keys(const KernelRow&, const Problem& p, const Hardware&) {
+  return p.seq_k > 100 ? "more than 100 keys" : "";
+}
+template <int kMicroseconds>
+Cost fixed_cost(const KernelRow&, const Problem&, const Hardware&) {
+  Cost cost;
+  cost.ms = kMicroseconds * 1e-3;
+  cost.memory = {memory_item("S", MemoryItem::Role::saved, DType::float32, {3}),
+                 memory_item("tmp", MemoryItem::Role::workspace, DType::float32, {1, 100})};
+  return cost;
+}
+void no_run(const KernelRow&, const Problem&, const Context&) {}
+
+constexpr KernelRow kRows[] = {
+    {"quick", "flash", DeviceType::cpu, Pass::forward, "", no_long_keys, fixed_cost<5>, no_run},
+    {"steady", "flash", DeviceType::cpu, Pass::forward, "", run_everything, fixed_cost<9>, no_run},
+    {"twin", "flash", DeviceType::cpu, Pass::forward, "", run_everything, fixed_cost<9>, no_run},
+    {"plain", "eager", DeviceType::cpu, Pass::forward, "", run_everything, fixed_cost<1>, no_run},
+    {"device", "flash", DeviceType::cuda, Pass::forward, "", run_everything, fixed_cost<1>, no_run},
+    {"back", "flash", DeviceType::cpu, Pass::backward, "", run_everything, fixed_cost<1>, no_run},
+};
+
+Problem problem(std::int64_t keys) {
+  const auto tensor = [](std::int64_t s) {
+    return Tensor::bhsd(nullptr, DType::float32, 2, 3, s, 16);
+  };
+  const ForwardTensors t{tensor(50), tensor(keys), tensor(keys), tensor(50), {}, {}};
+  return make_problem(t, {}, Purpose::plan);
+}
+
+Plan choose_from(std::int64_t keys, const Choice& choice = {}) {
+  return choose(problem(keys), {}, choice, kRows);
+}
+
+TEST(Choose, TakesTheLeastPredictedTimeOfTheFlashRows) {
+  EXPECT_EQ(choose_from(100).kernel, "quick");
+  const Plan plan = choose_from(101);
+  EXPECT_EQ(plan.kernel, "steady") << "a tie goes to the earlier row";
+  ASSERT_EQ(plan.refusals.size(), 3U) << "every other row of the device and pass has its reason";
+  EXPECT_EQ(plan.refusals[0].kernel, "quick");
+  EXPECT_EQ(plan.refusals[0].reason, "more than 100 keys");
+}
+
+TEST(Choose, OtherImplementationsRunOnlyWhenNamed) {
+  EXPECT_EQ(choose_from(10, {.implementation = "eager", .kernel = ""}).kernel, "plain");
+  EXPECT_EQ(choose_from(10, {.implementation = "", .kernel = "plain"}).kernel, "plain");
+  EXPECT_NE(choose_from(10).kernel, "plain");
+}
+
+TEST(Choose, AForcedKernelThatCannotRunIsAnError) {
+  try {
+    choose_from(101, {.implementation = "", .kernel = "quick"});
+    FAIL();
+  } catch (const Unsupported& e) {
+    EXPECT_NE(std::string(e.what()).find("quick: more than 100 keys"), std::string::npos)
+        << e.what();
+  }
+  EXPECT_THROW(choose_from(10, {.implementation = "", .kernel = "device"}), Unsupported);
+  EXPECT_THROW(choose_from(10, {.implementation = "", .kernel = "back"}), InvalidArgument);
+  EXPECT_THROW(choose_from(10, {.implementation = "", .kernel = "nonesuch"}), InvalidArgument);
+  EXPECT_THROW(choose_from(10, {.implementation = "nonesuch", .kernel = ""}), InvalidArgument);
+}
+
+TEST(Choose, IsPure) {
+  const Plan a = choose_from(77);
+  const Plan b = choose_from(77);
+  EXPECT_EQ(explain(a), explain(b));
+}
+
+TEST(Choose, ReadsTheEnvironmentOnlyForFreeCalls) {
+  setenv("TILEWISE_FORCE_KERNEL", "twin", 1);
+  EXPECT_EQ(with_environment({}, Pass::forward, kRows).kernel, "twin");
+  EXPECT_EQ(with_environment({}, Pass::backward, kRows).kernel, "") << "a kernel of the other pass";
+  EXPECT_EQ(
+      with_environment({.implementation = "flash", .kernel = ""}, Pass::forward, kRows).kernel, "");
+  setenv("TILEWISE_FORCE_KERNEL", "eager", 1);
+  EXPECT_EQ(with_environment({}, Pass::forward, kRows).implementation, "eager");
+  setenv("TILEWISE_FORCE_KERNEL", "nonesuch", 1);
+  EXPECT_THROW(with_environment({}, Pass::forward, kRows), InvalidArgument);
+  unsetenv("TILEWISE_FORCE_KERNEL");
+}
+
+TEST(Choose, AccountsForMemory) {
+  const Plan plan = choose_from(100);
+  const std::int64_t q = 2 * 3 * 50 * 16 * 4;
+  const std::int64_t k = 2 * 3 * 100 * 16 * 4;
+  EXPECT_EQ(plan.saved_bytes, 256) << "parts are aligned";
+  EXPECT_EQ(plan.workspace_bytes, 512);
+  EXPECT_EQ(plan.live_bytes(), 2 * q + 2 * k + 256);
+  EXPECT_EQ(plan.peak_bytes(), plan.live_bytes() + 512);
+  EXPECT_DOUBLE_EQ(plan.flops, 4.0 * 2 * 3 * 50 * 100 * 16);
+}
+
+TEST(Accounting, CountsVisiblePairs) {
+  Problem p = problem(50);
+  EXPECT_DOUBLE_EQ(visible_pairs(p), 6.0 * 50 * 50);
+  p.causal = Causal::bottom_right;
+  p.right = 0;
+  EXPECT_DOUBLE_EQ(visible_pairs(p), 6.0 * 50 * 51 / 2);
+  p.left = 9;
+  EXPECT_DOUBLE_EQ(visible_pairs(p), 6.0 * (10 * 40 + 55));
+  p.pass = Pass::backward;
+  EXPECT_DOUBLE_EQ(attention_flops(p), visible_pairs(p) * 10 * 16);
+}
+
+TEST(Explain, SaysWhatAndWhy) {
+  const std::string words = explain(choose_from(101));
+  for (const char* part : {"forward on cpu: steady (flash)", "least predicted time",
+                           "quick: more than 100 keys", "(2, 3, 101, 16)", "workspace", "GFLOP"}) {
+    EXPECT_NE(words.find(part), std::string::npos) << part << "\n" << words;
+  }
+}
+
+}  // namespace
+}  // namespace tilewise

@@ -1,0 +1,243 @@
+#include "problem/problem.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace tilewise {
+namespace {
+
+/// A valid forward and backward whose fields a test then spoils.
+struct Call {
+  std::vector<float> memory = std::vector<float>(1 << 16);
+  ForwardTensors forward;
+  BackwardTensors backward;
+  AttentionSpec spec;
+
+  explicit Call(std::int64_t heads_k = 2) {
+    const auto make = [&](std::int64_t h, std::int64_t s, std::int64_t d) {
+      return Tensor::bhsd(memory.data(), DType::float32, 2, h, s, d);
+    };
+    const Tensor q = make(4, 5, 8);
+    const Tensor k = make(heads_k, 7, 8);
+    const Tensor v = make(heads_k, 7, 6);
+    const Tensor o = make(4, 5, 6);
+    const Tensor lse = Tensor::contiguous(memory.data(), DType::float32, {2, 4, 5});
+    forward = {q, k, v, o, lse, {}};
+    backward = {q, k, v, o, lse, o, {}, q, k, v, {}, {}, {}};
+  }
+};
+
+/// Runs the checks and returns the message of the InvalidArgument, or "accepted".
+std::string forward_message(const std::function<void(Call&)>& spoil) {
+  Call call;
+  spoil(call);
+  try {
+    make_problem(call.forward, call.spec, Purpose::run);
+  } catch (const InvalidArgument& e) {
+    return e.what();
+  }
+  return "accepted";
+}
+
+std::string backward_message(const std::function<void(Call&)>& spoil) {
+  Call call;
+  spoil(call);
+  try {
+    make_problem(call.backward, call.spec, Purpose::run);
+  } catch (const InvalidArgument& e) {
+    return e.what();
+  }
+  return "accepted";
+}
+
+void expect_parts(const std::string& message, std::initializer_list<const char*> parts) {
+  for (const char* part : parts) {
+    EXPECT_NE(message.find(part), std::string::npos)
+        << '"' << message << "\" lacks \"" << part << '"';
+  }
+}
+
+TEST(Problem, AcceptsWhatIsRight) {
+  EXPECT_EQ(forward_message([](Call&) {}), "accepted");
+  EXPECT_EQ(backward_message([](Call&) {}), "accepted");
+}
+
+TEST(Problem, NamesTheTensorItsValueAndTheAcceptedSet) {
+  expect_parts(forward_message([](Call& c) { c.forward.q = {}; }), {"q is not given", "required"});
+  expect_parts(forward_message([](Call& c) { c.forward.k.dtype = DType::float16; }),
+               {"k is float16 (2, 2, 7, 8)", "one type", "float32"});
+  expect_parts(forward_message([](Call& c) { c.forward.q.dtype = DType::int32; }),
+               {"q is int32", "float64, float32, bfloat16 or float16"});
+  expect_parts(forward_message([](Call& c) { c.forward.k.sizes[3] = 9; }),
+               {"k is float32 (2, 2, 7, 9)", "head dim must equal q's, 8"});
+  expect_parts(forward_message([](Call& c) { c.forward.v.sizes[2] = 6; }),
+               {"v is float32", "equal those of k"});
+  expect_parts(forward_message([](Call& c) { c.forward.k.sizes[0] = 3; }), {"k is", "batch"});
+  expect_parts(forward_message([](Call& c) { c.forward.o.sizes[3] = 8; }),
+               {"o is float32 (2, 4, 5, 8)", "(2, 4, 5, 6)"});
+  expect_parts(forward_message([](Call& c) { c.forward.lse.dtype = DType::float64; }),
+               {"lse is float64", "float32"});
+  expect_parts(forward_message([](Call& c) {
+                 c.forward.v.device = {DeviceType::cuda, 1};
+               }),
+               {"v is float32 (2, 2, 7, 6) on cuda:1", "on q's device, cpu"});
+  expect_parts(forward_message([](Call& c) { c.forward.v.data = nullptr; }), {"v is", "null"});
+  expect_parts(forward_message([](Call& c) {
+                 c.forward.q.sizes[3] = 0;
+                 c.forward.k.sizes[3] = 0;
+               }),
+               {"q is", "at least 1"});
+}
+
+TEST(Problem, GroupedHeadsMustDivide) {
+  for (const std::int64_t heads_k : {3, 8}) {
+    Call call(heads_k);
+    EXPECT_THROW(make_problem(call.forward, call.spec, Purpose::run), InvalidArgument) << heads_k;
+  }
+  for (const std::int64_t heads_k : {1, 2, 4}) {
+    Call call(heads_k);
+    EXPECT_EQ(make_problem(call.forward, call.spec, Purpose::run).group(), 4 / heads_k);
+  }
+}
+
+TEST(Problem, JudgesNumbers) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const double inf = std::numeric_limits<double>::infinity();
+  expect_parts(forward_message([&](Call& c) { c.spec.scale = nan; }), {"scale", "finite"});
+  expect_parts(forward_message([&](Call& c) { c.spec.scale = inf; }), {"scale is inf", "finite"});
+  expect_parts(forward_message([&](Call& c) { c.spec.scale = 1e39; }), {"scale", "float32"});
+  EXPECT_EQ(forward_message([](Call& c) { c.spec.scale = -0.5; }), "accepted");
+  EXPECT_EQ(forward_message([](Call& c) { c.spec.scale = 0.0; }), "accepted");
+  expect_parts(forward_message([](Call& c) { c.spec.softcap = -1.0; }), {"softcap", ">= 0"});
+  expect_parts(forward_message([](Call& c) { c.spec.dropout.p = 1.5; }), {"dropout.p", "[0, 1]"});
+  expect_parts(forward_message([&](Call& c) { c.spec.dropout.p = nan; }), {"dropout.p", "[0, 1]"});
+}
+
+TEST(Problem, OutputsMustNotOverlap) {
+  expect_parts(forward_message([](Call& c) { c.forward.o.strides[1] = 0; }), {"o is", "overlap"});
+  expect_parts(forward_message([](Call& c) { c.forward.o.strides[2] = 3; }), {"o is", "overlap"});
+  EXPECT_EQ(forward_message([](Call& c) { c.forward.q.strides[1] = 0; }), "accepted");
+  expect_parts(backward_message([](Call& c) { c.backward.dk.strides[0] = 0; }),
+               {"dk is", "overlap"});
+  EXPECT_EQ(backward_message([](Call& c) { c.backward.d_o.strides = {0, 0, 0, 0}; }), "accepted");
+}
+
+TEST(Problem, BiasAndMaskBroadcast) {
+  const auto with_bias = [](std::initializer_list<std::int64_t> sizes, DType dtype) {
+    return forward_message(
+        [&](Call& c) { c.spec.bias = Tensor::contiguous(c.memory.data(), dtype, sizes); });
+  };
+  EXPECT_EQ(with_bias({2, 4, 5, 7}, DType::float16), "accepted");
+  EXPECT_EQ(with_bias({7}, DType::float32), "accepted");
+  EXPECT_EQ(with_bias({4, 1, 7}, DType::bfloat16), "accepted");
+  expect_parts(with_bias({3, 1, 1, 1}, DType::float32), {"bias is", "broadcasts", "(2, 4, 5, 7)"});
+  expect_parts(with_bias({5, 7}, DType::int64), {"bias is int64", "float type"});
+  expect_parts(forward_message([](Call& c) {
+                 c.spec.mask = Tensor::contiguous(c.memory.data(), DType::uint8, {5, 7});
+               }),
+               {"mask is uint8", "bool"});
+
+  Call call;
+  call.spec.bias = Tensor::contiguous(call.memory.data(), DType::float32, {4, 1, 7});
+  const Problem p = make_problem(call.forward, call.spec, Purpose::run);
+  EXPECT_EQ(p.bias.sizes, (std::array<std::int64_t, 4>{2, 4, 5, 7}));
+  EXPECT_EQ(p.bias.strides, (std::array<std::int64_t, 4>{0, 7, 0, 1}));
+}
+
+TEST(Problem, GradientsNeedWhatTheyAreOf) {
+  expect_parts(backward_message([](Call& c) { c.backward.lse = {}; }), {"lse", "required"});
+  expect_parts(backward_message([](Call& c) {
+                 c.backward.dbias = Tensor::contiguous(c.memory.data(), DType::float32, {5, 7});
+               }),
+               {"dbias", "without a bias"});
+  expect_parts(backward_message([](Call& c) {
+                 c.backward.dsinks = Tensor::contiguous(c.memory.data(), DType::float32, {4});
+               }),
+               {"dsinks", "without sinks"});
+  expect_parts(backward_message([](Call& c) {
+                 c.spec.bias = Tensor::contiguous(c.memory.data(), DType::float32, {5, 7});
+                 c.backward.dbias = Tensor::contiguous(c.memory.data(), DType::float32, {1, 7});
+               }),
+               {"dbias is", "shape and type of bias"});
+}
+
+class Packed : public ::testing::Test {
+ protected:
+  std::string message(std::vector<std::int32_t> q, std::vector<std::int32_t> k,
+                      std::int64_t max_q = 0) {
+    std::vector<float> memory(4096);
+    const auto n_q = static_cast<std::int64_t>(q.size());
+    const auto n_k = static_cast<std::int64_t>(k.size());
+    const Tensor rows = Tensor::packed(memory.data(), DType::float32, 10, 2, 4);
+    AttentionSpec spec;
+    spec.cu_seqlens_q = Tensor::contiguous(q.data(), DType::int32, {n_q});
+    spec.cu_seqlens_k = Tensor::contiguous(k.data(), DType::int32, {n_k});
+    spec.max_seqlen_q = max_q;
+    try {
+      problem_ = make_problem(ForwardTensors{rows, rows, rows, rows, {}, {}}, spec, Purpose::run);
+    } catch (const InvalidArgument& e) {
+      return e.what();
+    }
+    return "accepted";
+  }
+  Problem problem_;
+};
+
+TEST_F(Packed, OffsetsAreChecked) {
+  EXPECT_EQ(message({0, 3, 3, 9}, {0, 0, 4, 10}), "accepted");
+  EXPECT_EQ(problem_.batch, 3);
+  EXPECT_EQ(problem_.seq_q, 6);
+  EXPECT_EQ(problem_.seq_k, 6);
+  expect_parts(message({1, 3}, {0, 3}), {"cu_seqlens_q", "first offset", "1"});
+  expect_parts(message({0, 5, 4}, {0, 1, 2}), {"cu_seqlens_q", "offset 2 is 4"});
+  expect_parts(message({0, 10}, {0, 20}), {"cu_seqlens_k", "offset 1 is 20", "10"});  // C110
+  expect_parts(message({0, 4, 8}, {0, 4}), {"cu_seqlens_k", "as many offsets"});
+  expect_parts(message({0, 8}, {0, 8}, 5), {"max_seqlen_q is 5", "8 rows"});
+}
+
+TEST(Problem, KeyLengthsAndPages) {
+  expect_parts(forward_message([](Call& c) {
+                 static std::int32_t lengths[] = {7, 8};
+                 c.spec.key_lengths = Tensor::contiguous(lengths, DType::int32, {2});
+               }),
+               {"key_lengths", "entry 1 is 8", "0 to 7"});
+  expect_parts(forward_message([](Call& c) {
+                 static std::int32_t lengths[] = {7, 7};
+                 static std::int32_t table[] = {0, 9};
+                 c.spec.key_lengths = Tensor::contiguous(lengths, DType::int32, {2});
+                 c.spec.block_table = Tensor::contiguous(table, DType::int32, {2, 1});
+               }),
+               {"block_table", "entry (1, 0) is 9", "0 to 1"});
+}
+
+TEST(Problem, VisibleKeysFollowTheContract) {
+  Problem p;
+  const Sequence wide{0, 2, 0, 5};
+  const Sequence tall{0, 5, 0, 2};
+  const auto range = [&](const Sequence& s, std::int64_t i) {
+    const KeyRange r = p.visible_keys(s, i);
+    return std::pair(r.begin, r.end);
+  };
+  p.causal = Causal::bottom_right;
+  p.right = 0;
+  EXPECT_EQ(range(wide, 0), std::pair(0L, 4L));  // C018: mean of 1..4
+  EXPECT_EQ(range(wide, 1), std::pair(0L, 5L));
+  EXPECT_EQ(range(tall, 2).second, 0);
+  EXPECT_EQ(range(tall, 3), std::pair(0L, 1L));
+  p.causal = Causal::top_left;
+  p.right = Problem::kUnbounded;
+  EXPECT_EQ(range(wide, 0), std::pair(0L, 1L));
+  EXPECT_EQ(range(tall, 4), std::pair(0L, 2L));
+  p.causal = Causal::none;
+  p.left = 1;
+  p.right = -1;  // a negative bound is an offset: only the key before the diagonal
+  EXPECT_EQ(range({0, 4, 0, 4}, 2), std::pair(1L, 2L));
+  EXPECT_TRUE(p.visible_keys({0, 4, 0, 4}, 0).empty());
+}
+
+}  // namespace
+}  // namespace tilewise
