@@ -65,13 +65,14 @@ inline void put(const std::filesystem::path& path, std::string_view content) {
 
 /// A folder of the test's own, removed at its end.
 class FolderTest : public testing::Test {
- protected:
+ public:
   FolderTest() {
     std::string name = testing::TempDir() + "tilewise-files-XXXXXX";
     folder_ = ::mkdtemp(name.data());
   }
   ~FolderTest() override { std::filesystem::remove_all(folder_); }
 
+ protected:
   std::size_t files_in_folder() const {
     return static_cast<std::size_t>(
         std::distance(std::filesystem::directory_iterator(folder_), {}));

@@ -35,6 +35,7 @@ void check(std::span<const std::byte> input) {
 }  // namespace
 }  // namespace tilewise::files
 
+// The name is libFuzzer's. NOLINTNEXTLINE(readability-identifier-naming)
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   tilewise::files::check(std::as_bytes(std::span(data, size)));
   return 0;
