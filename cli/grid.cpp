@@ -22,6 +22,7 @@ std::vector<std::string> implementations() {
 /// What runs each problem: implementations, or kernels by name.
 std::vector<Arm> arms(const GridFlags& flags) {
   std::vector<Arm> out;
+  if (flags.impl.empty() && flags.kernel.empty()) return {Arm{}};
   if (flags.kernel.empty()) {
     const bool all = flags.impl == "all";
     for (const std::string& name : all ? implementations() : split_list("--impl", flags.impl)) {
@@ -231,7 +232,8 @@ void add_grid_flags(CLI::App& app, GridFlags& flags, bool timing) {
   text("--dim", flags.dim, "LIST [64]", "head dims", axes);
   text("--dim-v", flags.dim_v, "LIST", "head dims of V [--dim]", axes);
   text("--dtype", flags.dtype, "LIST [f32]", "f32, bf16, f16, f64", axes);
-  text("--impl", flags.impl, "LIST [flash]", "baseline, eager, fused, flash, reference, or all",
+  text("--impl", flags.impl, "LIST",
+       "baseline, eager, fused, flash, reference, or all [free choice: flash]",
        axes);
   text("--kernel", flags.kernel, "LIST", "rows of the kernel table, instead of --impl", axes);
   text("--pass", flags.pass, "LIST [fwd,bwd]", "fwd, bwd, fwd+bwd", axes);

@@ -1,0 +1,18 @@
+/// The commands: each adds itself to the program, and its callback returns the exit code through
+/// `exit_code`.
+#pragma once
+
+#include <CLI/App.hpp>
+
+namespace tilewise::cli {
+
+void add_run(CLI::App& program, int& exit_code);
+void add_bench(CLI::App& program, int& exit_code);
+void add_plan(CLI::App& program, int& exit_code);
+void add_check(CLI::App& program, int& exit_code);
+void add_info(CLI::App& program, int& exit_code);
+
+/// The whole program: parses, runs, reports failures. Returns the exit code.
+int run_program(int argc, const char* const* argv);
+
+}  // namespace tilewise::cli

@@ -1,0 +1,25 @@
+/// Flags that several commands share: where it runs, and with how much.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <cstdint>
+#include <string>
+
+#include "tilewise/plan.h"
+
+namespace tilewise::cli {
+
+struct CommonFlags {
+  std::string device = "cpu";
+  std::string memory_limit;
+  int threads = 0;  ///< 0 = the default pool's
+};
+
+void add_common_flags(CLI::App& app, CommonFlags& flags);
+
+int thread_count(const CommonFlags& flags);
+
+/// --mem-limit, else 75 % of the machine's memory.
+std::int64_t memory_limit(const CommonFlags& flags, const Hardware& machine);
+
+}  // namespace tilewise::cli

@@ -1,0 +1,44 @@
+#include "cli/output.h"
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <span>
+
+#include "cli/files/error.h"
+#include "cli/files/output.h"
+
+namespace tilewise::cli {
+
+void add_output_flags(CLI::App& app, std::string& format, std::string& output) {
+  app.add_option("--format", format, "of the table")
+      ->group("Output")
+      ->option_text("md|csv|json [by the file's name, else md]");
+  app.add_option("-o,--output", output, "file instead of the terminal")
+      ->group("Output")
+      ->option_text("FILE");
+}
+
+Format output_format(const std::string& format, const std::string& output) {
+  if (!format.empty()) return parse_format("--format", format);
+  const std::string extension = std::filesystem::path(output).extension().string();
+  if (extension == ".json") return Format::json;
+  return extension == ".csv" ? Format::csv : Format::markdown;
+}
+
+void write_output(const std::string& path, std::string_view text) {
+  const std::span<const char> letters(text);
+  if (!path.empty()) {
+    const std::array pieces = {std::as_bytes(letters)};
+    files::write_file(path, pieces);
+    return;
+  }
+  const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
+  if (!written || std::fflush(stdout) != 0) {
+    throw files::FileError("standard output", std::strerror(errno));
+  }
+}
+
+}  // namespace tilewise::cli

@@ -1,0 +1,49 @@
+/// The program: its commands, its help, and how it ends.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+
+#include "cli/commands.h"
+#include "cli/failure.h"
+#include "tilewise/attention.h"
+
+namespace tilewise::cli {
+namespace {
+
+constexpr const char* kFooter = R"(Exit codes: 0 done, 1 a check failed, 2 bad arguments or files, 3 no such device or driver,
+4 out of memory, 5 unsupported or not compilable, 130 interrupted.
+
+Examples:
+  tilewise run examples/data/minilm_layer5_qkv.safetensors --compare reference
+  tilewise bench --seq 256:4096:x2 --dim 64 --impl eager,fused,flash --causal
+  tilewise plan --batch 8 --seq 16384 --dim 16 --impl eager --mem-limit 24GiB
+  tilewise check --smoke)";
+
+}  // namespace
+
+int run_program(int argc, const char* const* argv) {
+  CLI::App program("Exact attention, forward and backward: run it, measure it, plan it, check it.",
+                   "tilewise");
+  int exit_code = kDone;
+  program.require_subcommand(1);
+  program.set_version_flag("--version", std::string("tilewise ") + version());
+  program.footer(kFooter);
+  program.get_formatter()->column_width(40);
+  add_run(program, exit_code);
+  add_bench(program, exit_code);
+  add_plan(program, exit_code);
+  add_check(program, exit_code);
+  add_info(program, exit_code);
+  try {
+    program.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return program.exit(error) == 0 ? kDone : kBadInput;
+    fmt::print(stderr, "tilewise: {}\n", error.what());
+    return kBadInput;
+  } catch (...) {
+    return report_failure();
+  }
+  return exit_code;
+}
+
+}  // namespace tilewise::cli
