@@ -162,7 +162,8 @@ struct Case {
   std::vector<Poke> pokes;
 
   bool forward = true, backward = true;
-  bool invalid = false;  ///< the call must throw InvalidArgument
+  bool invalid = false;      ///< the call must throw InvalidArgument
+  bool finite_only = false;  ///< gradients need only be finite: logits too large for a float32 LSE
 
   bool operator==(const Case&) const = default;
 };

@@ -157,6 +157,7 @@ std::string format_case(const Case& c) {
   if (!c.backward) text += " pass=fwd";
   if (!c.forward) text += " pass=bwd";
   if (c.invalid) text += " expect=invalid";
+  if (c.finite_only) text += " expect=finite";
   if (!c.id.empty()) text += " id=" + c.id;
   return text;
 }

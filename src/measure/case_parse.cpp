@@ -190,8 +190,8 @@ const std::map<std::string_view, KeyReader>& key_readers() {
       {"dropout", [](Parser& p, std::string_view text) { p.c.dropout.p = read_number(text); }},
       {"expect",
        [](Parser& p, std::string_view text) {
-         if (text != "invalid") throw std::string("invalid");
-         p.c.invalid = true;
+         if (text != "invalid" && text != "finite") throw std::string("invalid or finite");
+         (text == "invalid" ? p.c.invalid : p.c.finite_only) = true;
        }},
       {"fill", [](Parser& p, std::string_view text) { p.c.q = p.c.k = p.c.v = read_fill(text); }},
       {"id", [](Parser& p, std::string_view text) { p.c.id = text; }},
