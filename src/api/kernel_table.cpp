@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "cpu/flash.h"
+#include "cuda/rows.h"
 #include "plan/kernel_row.h"
 #include "reference/reference.h"
 
@@ -10,7 +11,7 @@ namespace tilewise {
 std::span<const KernelRow> kernel_table() {
   static const std::vector<KernelRow> table = [] {
     std::vector<KernelRow> rows;
-    for (const auto room : {cpu::flash_rows(), reference_rows()}) {
+    for (const auto room : {cpu::flash_rows(), cuda::cuda_rows(), reference_rows()}) {
       rows.insert(rows.end(), room.begin(), room.end());
     }
     return rows;

@@ -1,9 +1,10 @@
-/// The default allocator: host memory. (runtime.h)
+/// The default allocator: host memory, and the driver's stream-ordered memory for CUDA devices. (runtime.h)
 #include <sys/mman.h>
 
 #include <cstdlib>
 #include <string>
 
+#include "cuda/driver/memory.h"
 #include "tilewise/error.h"
 #include "tilewise/runtime.h"
 
@@ -18,13 +19,10 @@ constexpr std::int64_t kHugePageBytes = std::int64_t{2} << 20;
 /// More than an x86-64 process can address: refused without asking.
 constexpr std::int64_t kAddressableBytes = std::int64_t{1} << 47;
 
-class HostAllocator final : public Allocator {
+class DefaultAllocator final : public Allocator {
  public:
-  void* allocate(std::int64_t bytes, Device device, void* /*stream*/) override {
-    if (device.type != DeviceType::cpu) {
-      throw DeviceError("default_allocator: no memory on " + device_name(device) +
-                        "; this build allocates on cpu only");
-    }
+  void* allocate(std::int64_t bytes, Device device, void* stream) override {
+    if (device.type == DeviceType::cuda) return cuda::allocate(bytes, device.index, stream);
     const std::int64_t alignment = bytes >= 4 * kHugePageBytes ? kHugePageBytes : kAlignment;
     // aligned_alloc wants a multiple of the alignment.
     const auto rounded =
@@ -41,8 +39,8 @@ class HostAllocator final : public Allocator {
     return data;
   }
 
-  void release(void* data, std::int64_t /*bytes*/, Device /*device*/,
-               void* /*stream*/) noexcept override {
+  void release(void* data, std::int64_t /*bytes*/, Device device, void* stream) noexcept override {
+    if (device.type == DeviceType::cuda) return cuda::release(data, device.index, stream);
     std::free(data);
   }
 };
@@ -53,7 +51,7 @@ Allocator::~Allocator() = default;
 
 Allocator& default_allocator() {
   // Never destroyed: callers' static objects may release memory after ours are gone.
-  static HostAllocator& allocator = *new HostAllocator;
+  static DefaultAllocator& allocator = *new DefaultAllocator;
   return allocator;
 }
 

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "measure/cuda_measure.h"
+
 namespace tilewise {
 namespace {
 
@@ -38,7 +40,7 @@ std::unique_ptr<DeviceMemory> host_memory(Allocator* allocator) {
 
 std::unique_ptr<DeviceMemory> device_memory(Device device, Allocator* allocator) {
   if (device.type == DeviceType::cpu) return host_memory(allocator);
-  throw DeviceError("device is " + device_name(device) + ": expected cpu");
+  return cuda_memory(device.index, allocator);
 }
 
 }  // namespace tilewise

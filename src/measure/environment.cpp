@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "build_info.h"
+#include "cuda/jit/nvrtc.h"
 #include "measure/timer.h"
 #include "tilewise/attention.h"
 
@@ -102,6 +103,7 @@ Environment read_environment() {
   e.isa = machine.isa;
   e.memory_bytes = machine.memory_bytes;
   read_gpus(e);
+  if (const cuda::Nvrtc* nvrtc = cuda::find_nvrtc()) e.nvrtc = nvrtc->version;
   e.driver = field("/proc/driver/nvidia/version", "NVRM version", ':');
   return e;
 }

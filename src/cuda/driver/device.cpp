@@ -11,7 +11,8 @@
 namespace tilewise::cuda {
 namespace {
 
-/// Share of the peak rates that kernels reach over long runs; the plan's numbers are sustained ones.
+/// Share of the peak rates that kernels reach over long runs; the plan's numbers are sustained
+/// ones.
 constexpr double kSustainedMatrix = 0.65;
 constexpr double kSustainedFloat32 = 0.85;
 constexpr double kSustainedBandwidth = 0.9;
@@ -36,8 +37,9 @@ int attribute(const Driver& d, DeviceAttribute which, CUdevice device) {
   return value;
 }
 
-/// bf16 multiply-adds with float32 accumulation of one multiprocessor in a clock, from the vendor's architecture
-/// papers. GeForce cards of these generations run them at half the rate of their professional twins.
+/// bf16 multiply-adds with float32 accumulation of one multiprocessor in a clock, from the vendor's
+/// architecture papers. GeForce cards of these generations run them at half the rate of their
+/// professional twins.
 double matrix_fma_per_clock(int arch, std::string_view name) {
   const bool half_rate = name.find("GeForce") != std::string_view::npos;
   if (arch >= 120) return half_rate ? 256 : 512;
@@ -106,8 +108,8 @@ DeviceState& device_state(int device) {
   }
   const std::string name = "cuda:" + std::to_string(device);
   if (list.devices.empty()) throw DeviceError(name + " cannot be used: " + list.reason);
-  throw DeviceError(name + " does not exist; devices: cuda:0 to cuda:" +
-                    std::to_string(list.devices.size() - 1));
+  throw DeviceError(
+      name + " does not exist; devices: cuda:0 to cuda:" + std::to_string(list.devices.size() - 1));
 }
 
 CUcontext primary_context(int device) {
@@ -132,7 +134,7 @@ std::string driver_version() {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
-Hardware hardware(int device) { return device_state(device).hardware; }
+const Hardware& hardware(int device) { return device_state(device).hardware; }
 
 int device_arch(int device) { return device_state(device).hardware.arch; }
 

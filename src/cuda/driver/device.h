@@ -21,7 +21,7 @@ std::string driver_version();
 
 /// What the plan needs to know. Throws DeviceError, saying what is missing, when there is no such
 /// device.
-Hardware hardware(int device);
+const Hardware& hardware(int device);
 
 /// Compute capability as 10 * major + minor: 80, 86, 89, 90, 100, 120. Throws as hardware().
 int device_arch(int device);

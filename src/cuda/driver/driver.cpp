@@ -81,7 +81,8 @@ OpenedDriver open_driver() {
     return opened;
   }
   if (!resolve_all(library, opened.functions)) {
-    opened.reason = "the NVIDIA driver is too old (CUDA 12.0 or newer is needed): " + library.error();
+    opened.reason =
+        "the NVIDIA driver is too old (CUDA 12.0 or newer is needed): " + library.error();
     return opened;
   }
   const CUresult result = opened.functions.cuInit(0);

@@ -66,9 +66,8 @@ struct Driver {
 
   CUresult (*cuTensorMapEncodeTiled)(TensorMap* map, int data_type, unsigned rank, void* data,
                                      const std::uint64_t* sizes, const std::uint64_t* strides,
-                                     const std::uint32_t* box,
-                                     const std::uint32_t* element_strides, int interleave,
-                                     int swizzle, int l2_promotion, int fill);
+                                     const std::uint32_t* box, const std::uint32_t* element_strides,
+                                     int interleave, int swizzle, int l2_promotion, int fill);
 };
 
 /// The driver after cuInit. Throws DeviceError, saying what is missing, when there is none.
@@ -77,8 +76,8 @@ const Driver& driver();
 /// The driver, or null with a reason.
 const Driver* find_driver(std::string* why_not);
 
-/// Throws OutOfMemory or DeviceError for anything but success: "cuLaunchKernelEx on cuda:0: CUDA_ERROR_... (...)".
-/// `device` < 0 leaves the device out.
+/// Throws OutOfMemory or DeviceError for anything but success: "cuLaunchKernelEx on cuda:0:
+/// CUDA_ERROR_... (...)". `device` < 0 leaves the device out.
 void check(CUresult result, const char* call, int device = -1);
 
 /// The driver's name and text for an error.

@@ -6,12 +6,14 @@
 
 namespace tilewise::cuda {
 
-/// One opened library; stays open until the process ends (the functions taken from it are kept in tables).
+/// One opened library; stays open until the process ends (the functions taken from it are kept in
+/// tables).
 class SharedLibrary {
  public:
-  /// Opens the first of `sonames` that is found: in TILEWISE_CUDA_PATH (the folder, its lib64 and its lib), where the
-  /// dynamic linker looks, in the toolkit's folder, in pip's nvidia folders beside this library and in the virtual
-  /// environment. Not found: false, and error() says what was looked for.
+  /// Opens the first of `sonames` that is found: in TILEWISE_CUDA_PATH (the folder, its lib64 and
+  /// its lib), where the dynamic linker looks, in the toolkit's folder, in pip's nvidia folders
+  /// beside this library and in the virtual environment. Not found: false, and error() says what
+  /// was looked for.
   bool open(std::span<const std::string> sonames);
 
   bool is_open() const { return handle_ != nullptr; }
@@ -33,7 +35,8 @@ class SharedLibrary {
   std::string path_, error_;
 };
 
-/// Folder of the file (shared library or program) that this code was linked into; empty when unknown.
+/// Folder of the file (shared library or program) that this code was linked into; empty when
+/// unknown.
 std::string module_folder();
 
 }  // namespace tilewise::cuda

@@ -14,7 +14,8 @@ namespace {
 constexpr std::uint64_t kPoolKeepsBytes = 256ULL << 20;
 constexpr int kPoolReleaseThreshold = 4;  // CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
 
-/// A pool of our own: the device's default pool belongs to the host program, with the settings it made.
+/// A pool of our own: the device's default pool belongs to the host program, with the settings it
+/// made.
 struct Pool {
   std::once_flag created;
   CUmemoryPool pool = nullptr;

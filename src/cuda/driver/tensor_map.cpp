@@ -1,6 +1,5 @@
 #include "cuda/driver/tensor_map.h"
 
-
 #include "cuda/driver/driver.h"
 
 namespace tilewise::cuda {
@@ -47,13 +46,13 @@ TensorMap encode(const TensorMapSpec& spec) {
     if (i > 0) strides[i - 1] = static_cast<std::uint64_t>(spec.strides[i]);
   }
   TensorMap map{};
-  check(driver().cuTensorMapEncodeTiled(&map, data_type(spec.dtype),
-                                        static_cast<unsigned>(spec.rank),
-                                        const_cast<void*>(spec.data), sizes.data(), strides.data(),
-                                        box.data(), element_strides.data(), /*interleave=*/0,
-                                        static_cast<int>(spec.swizzle), kL2Promotion256,
-                                        /*fill=*/0),
-        "cuTensorMapEncodeTiled");
+  check(
+      driver().cuTensorMapEncodeTiled(&map, data_type(spec.dtype), static_cast<unsigned>(spec.rank),
+                                      const_cast<void*>(spec.data), sizes.data(), strides.data(),
+                                      box.data(), element_strides.data(), /*interleave=*/0,
+                                      static_cast<int>(spec.swizzle), kL2Promotion256,
+                                      /*fill=*/0),
+      "cuTensorMapEncodeTiled");
   return map;
 }
 

@@ -1,0 +1,24 @@
+# tilewise.pack: kernels compiled at build time, beside the library. TILEWISE_PACK is auto (every
+# architecture, when NVRTC is on this machine), none, or a list such as "80;90".
+
+set(TILEWISE_PACK "auto" CACHE STRING "Kernels to compile at build time: auto, none, or architectures")
+
+set(pack_archs ${TILEWISE_PACK})
+if(TILEWISE_PACK STREQUAL "auto")
+  set(pack_archs 80 86 89 90 100 120)
+elseif(TILEWISE_PACK STREQUAL "none")
+  set(pack_archs "")
+endif()
+
+add_executable(tilewise_pack ${PROJECT_SOURCE_DIR}/tools/pack/main.cpp)
+target_link_libraries(tilewise_pack PRIVATE tilewise_core)
+set_target_properties(tilewise_pack PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tools)
+
+set(pack_file ${PROJECT_BINARY_DIR}/tilewise.pack)
+# A sanitizer's build would be slow at this and make the same file; its tests compile what they need.
+if(pack_archs AND NOT TILEWISE_SANITIZE)
+  add_custom_command(OUTPUT ${pack_file} COMMAND tilewise_pack ${pack_file} ${pack_archs}
+                     COMMENT "Compiling the kernel pack" VERBATIM)
+  add_custom_target(tilewise_pack_file ALL DEPENDS ${pack_file})
+  install(FILES ${pack_file} DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
