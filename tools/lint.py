@@ -23,18 +23,23 @@ UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
 def git(*arguments: str) -> list[str]:
     """Lines of a git command's output; empty when it fails or there is no git."""
     try:
-        done = subprocess.run(
-            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
-        )
+        # The checkout may belong to another user, as it does under sudo.
+        command = ["git", "-C", str(ROOT), "-c", f"safe.directory={ROOT}", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return []
     return done.stdout.splitlines() if done.returncode == 0 else []
 
 
 def source_files() -> list[Path]:
-    """Every file of the project: tracked, or new and not ignored."""
+    """The project's files: tracked, or new and not ignored; without git, all but what is built."""
     names = git("ls-files", "--cached", "--others", "--exclude-standard")
-    return sorted(path for name in names if (path := ROOT / name).is_file())
+    if names:
+        return sorted(path for name in names if (path := ROOT / name).is_file())
+    hidden = {"build", ".venv", ".git"}
+    tops = [top for top in ROOT.iterdir() if top.name not in hidden]
+    inside = [path for top in tops if top.is_dir() for path in top.rglob("*")]
+    return sorted(path for path in tops + inside if path.is_file())
 
 
 def run_tool(name: str, command: list[str]) -> Result:
@@ -146,7 +151,9 @@ def clang_tidy(everything: bool, seconds: float, report: Callable[[Result], None
     def check(unit: Path) -> Result | None:
         if time.monotonic() > deadline:
             return None
-        command = ["clang-tidy", "--quiet", "-p", str(build), str(unit)]
+        # The commands are g++'s, and so are some of their warning options.
+        extra = "--extra-arg=-Wno-unknown-warning-option"
+        command = ["clang-tidy", "--quiet", "-p", str(build), extra, str(unit)]
         result = run_tool(f"clang-tidy {unit.relative_to(ROOT)}", command)
         report(result)
         return result
