@@ -76,7 +76,8 @@ TEST(Problem, NamesTheTensorItsValueAndTheAcceptedSet) {
                {"k is float32 (2, 2, 7, 9)", "head dim must equal q's, 8"});
   expect_parts(forward_message([](Call& c) { c.forward.v.sizes[2] = 6; }),
                {"v is float32", "equal those of k"});
-  expect_parts(forward_message([](Call& c) { c.forward.k.sizes[0] = 3; }), {"k is", "batch"});
+  expect_parts(forward_message([](Call& c) { c.forward.k.sizes[0] = c.forward.v.sizes[0] = 3; }),
+               {"k is", "batch"});
   expect_parts(forward_message([](Call& c) { c.forward.o.sizes[3] = 8; }),
                {"o is float32 (2, 4, 5, 8)", "(2, 4, 5, 6)"});
   expect_parts(forward_message([](Call& c) { c.forward.lse.dtype = DType::float64; }),
