@@ -86,24 +86,27 @@ Arrays::Arrays(const Problem& p, Pass pass) {
   }
 }
 
-std::vector<Arrays::Named> Arrays::all() {
-  return {{"q_f64", &q},
-          {"k_f64", &k},
-          {"v_f64", &v},
-          {"dO_f64", &d_o},
-          {"dL_f64", &d_lse},
-          {"O_f64", &o},
-          {"L_f64", &lse},
-          {"dq_f64", &dq},
-          {"dk_f64", &dk},
-          {"dv_f64", &dv},
-          {"dsinks_f64", &dsinks_b},
-          {"dbias_f64", &dbias}};
+/// Names and arrays, in the order in which they lie in memory.
+template <class Self>
+auto Arrays::all(Self& self) {
+  using Pointer = decltype(&self.q);
+  return std::vector<std::pair<const char*, Pointer>>{{"q_f64", &self.q},
+                                                      {"k_f64", &self.k},
+                                                      {"v_f64", &self.v},
+                                                      {"dO_f64", &self.d_o},
+                                                      {"dL_f64", &self.d_lse},
+                                                      {"O_f64", &self.o},
+                                                      {"L_f64", &self.lse},
+                                                      {"dq_f64", &self.dq},
+                                                      {"dk_f64", &self.dk},
+                                                      {"dv_f64", &self.dv},
+                                                      {"dsinks_f64", &self.dsinks_b},
+                                                      {"dbias_f64", &self.dbias}};
 }
 
 std::vector<MemoryItem> Arrays::memory() const {
   std::vector<MemoryItem> items;
-  for (const auto& [name, array] : Arrays(*this).all()) {
+  for (const auto& [name, array] : all(*this)) {
     if (array->elems() == 0) continue;
     items.push_back(memory_item(name, MemoryItem::Role::workspace, DType::float64,
                                 {array->batch, array->heads, array->rows, array->dim}));
@@ -113,7 +116,7 @@ std::vector<MemoryItem> Arrays::memory() const {
 
 void Arrays::place(const Problem& problem, void* memory) {
   WorkspaceCutter cutter(memory);
-  for (const auto& [name, array] : all()) {
+  for (const auto& [name, array] : all(*this)) {
     array->data = cutter.take<double>(array->elems());
   }
   read(q, problem.q);

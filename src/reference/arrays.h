@@ -53,8 +53,8 @@ struct Arrays {
   std::vector<double> dsinks() const;
 
  private:
-  using Named = std::pair<const char*, Array*>;
-  std::vector<Named> all();
+  template <class Self>
+  static auto all(Self& self);
 };
 
 /// Arrays with memory of their own, for use outside the kernel table.
