@@ -1,0 +1,98 @@
+/// Device words of the implementations that keep an S x S matrix. Written to be read; one block
+/// works on one row where nothing else is said.
+#pragma once
+
+#include "cuda/kernels/textbook_args.h"
+#include "cuda/tile/math.cuh"
+
+namespace tilewise::textbook {
+
+using i64 = long long;
+
+template <Storage kStorage>
+__forceinline__ float load(const void* data, i64 at) {
+  if constexpr (kStorage == Storage::float32) {
+    return static_cast<const float*>(data)[at];
+  } else {
+    constexpr tile::Element kElement =
+        kStorage == Storage::bf16 ? tile::Element::bf16 : tile::Element::fp16;
+    return tile::widen<kElement>(static_cast<const unsigned short*>(data)[at]);
+  }
+}
+
+template <Storage kStorage>
+__forceinline__ void store(void* data, i64 at, float value) {
+  if constexpr (kStorage == Storage::float32) {
+    static_cast<float*>(data)[at] = value;
+  } else {
+    constexpr tile::Element kElement =
+        kStorage == Storage::bf16 ? tile::Element::bf16 : tile::Element::fp16;
+    static_cast<unsigned short*>(data)[at] =
+        static_cast<unsigned short>(tile::pack<kElement>(value, 0.0F));
+  }
+}
+
+/// Where row r of all (batch, head, query) rows lies.
+struct Row {
+  i64 b = 0, h = 0, i = 0;
+};
+
+__forceinline__ Row row_at(i64 r, int heads, int seq_q) {
+  const i64 head = r / seq_q;
+  return {head / heads, head % heads, r % seq_q};
+}
+
+__forceinline__ float* at(const RowView& view, const Row& row) {
+  return view.data + row.b * view.stride_b + row.h * view.stride_h + row.i * view.stride_s;
+}
+
+__forceinline__ float slope(const LogitRule& rule, const Row& row) {
+  return rule.alibi == nullptr ? 0.0F : rule.alibi[row.b * rule.alibi_b + row.h * rule.alibi_h];
+}
+
+__forceinline__ bool visible(const LogitRule& rule, i64 i, i64 j) {
+  const i64 diagonal = i + rule.seq_k - rule.seq_q;
+  return j >= diagonal - rule.left && j <= diagonal + rule.right && (!rule.top_left || j <= i);
+}
+
+/// ALiBi's bias of element (i, j). (F2)
+__forceinline__ float alibi_bias(const LogitRule& rule, float slope, i64 i, i64 j) {
+  const i64 distance = i + rule.seq_k - rule.seq_q - j;
+  return -slope * static_cast<float>(distance < 0 ? -distance : distance);
+}
+
+/// The logit of a product: scaled, capped, biased, masked. (F1), (F2), (F3)
+__forceinline__ float logit(const LogitRule& rule, float slope, float product, i64 i, i64 j) {
+  if (!visible(rule, i, j)) return -tile::infinity();
+  float x = product * rule.scale;
+  if (rule.softcap > 0.0F) x = rule.softcap * tanhf(x / rule.softcap);
+  return slope == 0.0F ? x : x + alibi_bias(rule, slope, i, j);
+}
+
+struct Sum {
+  __forceinline__ float operator()(float a, float b) const { return a + b; }
+};
+struct Max {
+  __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+
+/// One value of all threads of a block of kCount, in a fixed order; every thread gets it.
+template <int kCount, class Combine>
+__forceinline__ float block_reduce(float value, Combine combine) {
+  __shared__ float parts[kCount / 32];
+  for (int lane = 16; lane > 0; lane /= 2) {
+    value = combine(value, __shfl_xor_sync(0xFFFFFFFFU, value, lane));
+  }
+  __syncthreads();  // readers of the last reduction are done with `parts`
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = parts[0];
+  for (int warp = 1; warp < kCount / 32; ++warp) value = combine(value, parts[warp]);
+  return value;
+}
+
+/// What is subtracted before exp: a row that sees nothing has maximum -inf, and -inf - -inf would
+/// be NaN.
+__forceinline__ float shift(float maximum) { return maximum == -tile::infinity() ? 0.0F : maximum; }
+
+}  // namespace tilewise::textbook

@@ -1,0 +1,28 @@
+/// Host side of what baseline, eager and fused share.
+#pragma once
+
+#include <string>
+
+#include "cuda/jit/unit.h"
+#include "cuda/kernels/textbook_args.h"
+#include "plan/kernel_row.h"
+
+namespace tilewise::cuda {
+
+/// Why none of them runs a problem; empty when they may.
+std::string textbook_refusal(const Problem& problem);
+
+/// ".storage = tilewise::textbook::Storage::bf16": of a Config.
+std::string storage_config(DType dtype);
+
+textbook::LogitRule logit_rule(const Problem& problem);
+textbook::RowView row_view(const Tensor& tensor);
+tile::View4 view4(const Tensor& tensor);
+
+/// B * Hq * Sq.
+std::int64_t score_rows(const Problem& problem);
+
+/// Blocks of `threads` that give each of `elements` a thread.
+std::int64_t blocks_for(std::int64_t elements, int threads);
+
+}  // namespace tilewise::cuda
