@@ -84,6 +84,14 @@ std::int64_t parse_integer(std::string_view option, std::string_view text, std::
   return *value;
 }
 
+double parse_real(std::string_view option, std::string_view text) {
+  double value = 0.0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || stop != end) reject(option, text, "a number");
+  return value;
+}
+
 std::vector<std::int64_t> parse_axis(std::string_view option, std::string_view text,
                                      std::int64_t least) {
   std::vector<std::int64_t> out;

@@ -19,6 +19,9 @@ std::vector<std::string> split_list(std::string_view option, std::string_view te
 /// A whole number, at least `least`.
 std::int64_t parse_integer(std::string_view option, std::string_view text, std::int64_t least);
 
+/// A real number.
+double parse_real(std::string_view option, std::string_view text);
+
 /// Numbers and ranges: "64,256:16384:x4,1:8:+1".
 std::vector<std::int64_t> parse_axis(std::string_view option, std::string_view text,
                                      std::int64_t least);

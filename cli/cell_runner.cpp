@@ -6,7 +6,9 @@
 
 #include "cli/args.h"
 #include "cli/failure.h"
+#include "cli/memory_block.h"
 #include "measure/conformance.h"
+#include "measure/cuda_measure.h"
 #include "measure/materialize.h"
 #include "measure/memory_meter.h"
 #include "plan/accounting.h"
@@ -17,25 +19,6 @@ namespace {
 /// A run that takes up to the budget still finishes: warm-up until the budget is used, the last
 /// warm-up run, one timed run. What takes longer is stopped.
 constexpr double kDeadlineInBudgets = 3.0;
-
-/// A block of device memory; none for 0 bytes.
-class Block {
- public:
-  Block(DeviceMemory& memory, std::int64_t bytes)
-      : memory_(memory), bytes_(bytes), data_(bytes > 0 ? memory.allocate(bytes) : nullptr) {}
-  Block(const Block&) = delete;
-  Block& operator=(const Block&) = delete;
-  ~Block() {
-    if (data_ != nullptr) memory_.release(data_, bytes_);
-  }
-  void* data() const { return data_; }
-  std::int64_t bytes() const { return bytes_; }
-
- private:
-  DeviceMemory& memory_;
-  std::int64_t bytes_;
-  void* data_;
-};
 
 }  // namespace
 
@@ -265,13 +248,22 @@ CellRunner::CellRunner(Options options)
     : options_(options),
       machine_(hardware(options.device)),
       executor_(options.threads),
-      clock_(cpu_clock()) {
+      clock_(options.device.type == DeviceType::cuda ? cuda_clock(options.device.index)
+                                                     : cpu_clock()) {
   machine_.threads = options.threads;
 }
 
 void CellRunner::flush() {
-  if (!flusher_) flusher_.emplace();
-  (*flusher_)();
+  if (!flusher_) {
+    if (options_.device.type == DeviceType::cuda) {
+      flusher_ = [device = std::make_shared<CudaCacheFlusher>(options_.device.index)] {
+        (*device)();
+      };
+    } else {
+      flusher_ = [cpu = std::make_shared<CacheFlusher>()] { (*cpu)(); };
+    }
+  }
+  flusher_();
 }
 
 std::vector<Measurement> CellRunner::run(const Cell& cell) {

@@ -1,7 +1,8 @@
 /// Measures one cell of a grid: time, memory under a limit, and why it could not be measured.
 #pragma once
 
-#include <optional>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -60,7 +61,7 @@ class CellRunner {
   Hardware machine_;
   WatchedExecutor executor_;
   std::unique_ptr<Clock> clock_;
-  std::optional<CacheFlusher> flusher_;
+  std::function<void()> flusher_;
 };
 
 }  // namespace tilewise::cli

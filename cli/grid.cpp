@@ -49,18 +49,6 @@ std::vector<Timed> timed_passes(const GridFlags& flags) {
   return out;
 }
 
-double parse_number(const char* option, const std::string& text) {
-  std::size_t used = 0;
-  double value = 0.0;
-  try {
-    value = std::stod(text, &used);
-  } catch (const std::exception&) {
-    used = 0;
-  }
-  if (used != text.size()) throw BadInput(fmt::format("{} '{}': expected a number", option, text));
-  return value;
-}
-
 /// Everything of a problem but its sizes.
 Case prototype(const GridFlags& flags) {
   Case c;
@@ -70,9 +58,9 @@ Case prototype(const GridFlags& flags) {
   if (flags.causal) c.causal = Causal::bottom_right;
   if (flags.causal_top_left) c.causal = Causal::top_left;
   if (!flags.window.empty()) c.window = parse_window("--window", flags.window);
-  if (!flags.softcap.empty()) c.softcap = parse_number("--softcap", flags.softcap);
-  if (!flags.scale.empty()) c.scale = parse_number("--scale", flags.scale);
-  if (!flags.dropout.empty()) c.dropout.p = parse_number("--dropout", flags.dropout);
+  if (!flags.softcap.empty()) c.softcap = parse_real("--softcap", flags.softcap);
+  if (!flags.scale.empty()) c.scale = parse_real("--scale", flags.scale);
+  if (!flags.dropout.empty()) c.dropout.p = parse_real("--dropout", flags.dropout);
   if (flags.alibi) c.alibi = Case::Alibi::per_head;
   c.deterministic = flags.deterministic;
   check_one_of("--precision", flags.precision, {"exact", "tf32"});

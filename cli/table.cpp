@@ -57,6 +57,7 @@ std::string Table::cell_text(const Value& value, const Column& column) const {
   if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
   if (value.is_number_float()) {
     const double number = value.get<double>();
+    if (column.decimals == Column::kScientific) return fmt::format("{:.1e}", number);
     const bool tiny = number != 0.0 && std::abs(number) < 0.5 * std::pow(10.0, -column.decimals);
     return tiny ? fmt::format("{:.1e}", number) : fmt::format("{:.{}f}", number, column.decimals);
   }
@@ -68,7 +69,9 @@ std::string Table::markdown() const {
   std::vector<std::size_t> widths(columns);
   std::vector<bool> right(columns, true);
   std::vector<std::vector<std::string>> lines;
-  for (std::size_t c = 0; c < columns; ++c) widths[c] = std::max<std::size_t>(3, width_of(columns_[c].name));
+  for (std::size_t c = 0; c < columns; ++c) {
+    widths[c] = std::max<std::size_t>(3, width_of(columns_[c].name));
+  }
   for (const std::vector<Value>& row : rows_) {
     std::vector<std::string>& line = lines.emplace_back();
     for (std::size_t c = 0; c < columns; ++c) {

@@ -18,7 +18,8 @@ Format parse_format(std::string_view option, std::string_view text);
 
 struct Column {
   std::string name;
-  int decimals = 3;  ///< of real numbers, in Markdown and CSV
+  int decimals = 3;  ///< of real numbers, in Markdown and CSV; kScientific: "1.2e-07"
+  static constexpr int kScientific = -1;
 };
 
 class Table {

@@ -1,0 +1,109 @@
+#include "cli/probe.h"
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <vector>
+
+#include "cpu/isa.h"
+#include "measure/timer.h"
+
+namespace tilewise::cli {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+constexpr std::int64_t kRounds = 20'000'000;
+constexpr int kChains = 12;  ///< independent sums: latency times throughput of FMA units, and more
+constexpr int kRepeats = 3;
+
+// NOTE: the values stay finite: x -> x * 0.999 + 0.001 has the fixed point 1.
+
+__attribute__((target("avx512f"))) float fma_avx512(std::int64_t rounds) {
+  const __m512 factor = _mm512_set1_ps(0.999F);
+  const __m512 term = _mm512_set1_ps(0.001F);
+  __m512 sums[kChains];
+  for (int c = 0; c < kChains; ++c) sums[c] = _mm512_set1_ps(static_cast<float>(c));
+  for (std::int64_t r = 0; r < rounds; ++r) {
+#pragma GCC unroll 12
+    for (int c = 0; c < kChains; ++c) sums[c] = _mm512_fmadd_ps(sums[c], factor, term);
+  }
+  for (int c = 1; c < kChains; ++c) sums[0] = _mm512_add_ps(sums[0], sums[c]);
+  return _mm512_cvtss_f32(sums[0]);
+}
+
+__attribute__((target("avx2,fma"))) float fma_avx2(std::int64_t rounds) {
+  const __m256 factor = _mm256_set1_ps(0.999F);
+  const __m256 term = _mm256_set1_ps(0.001F);
+  __m256 sums[kChains];
+  for (int c = 0; c < kChains; ++c) sums[c] = _mm256_set1_ps(static_cast<float>(c));
+  for (std::int64_t r = 0; r < rounds; ++r) {
+#pragma GCC unroll 12
+    for (int c = 0; c < kChains; ++c) sums[c] = _mm256_fmadd_ps(sums[c], factor, term);
+  }
+  for (int c = 1; c < kChains; ++c) sums[0] = _mm256_add_ps(sums[0], sums[c]);
+  return _mm256_cvtss_f32(sums[0]);
+}
+
+float fma_sse(std::int64_t rounds) {
+  const __m128 factor = _mm_set1_ps(0.999F);
+  const __m128 term = _mm_set1_ps(0.001F);
+  __m128 sums[kChains];
+  for (int c = 0; c < kChains; ++c) sums[c] = _mm_set1_ps(static_cast<float>(c));
+  for (std::int64_t r = 0; r < rounds; ++r) {
+#pragma GCC unroll 12
+    for (int c = 0; c < kChains; ++c) sums[c] = _mm_add_ps(_mm_mul_ps(sums[c], factor), term);
+  }
+  for (int c = 1; c < kChains; ++c) sums[0] = _mm_add_ps(sums[0], sums[c]);
+  return _mm_cvtss_f32(sums[0]);
+}
+
+/// Seconds of the fastest of a few runs.
+template <class Work>
+double best_seconds(const Work& work) {
+  double best = 0.0;
+  for (int i = 0; i < kRepeats; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    work();
+    const double seconds = Seconds(std::chrono::steady_clock::now() - begin).count();
+    best = i == 0 ? seconds : std::min(best, seconds);
+  }
+  return best;
+}
+
+}  // namespace
+
+double measure_fma_tflops(Executor& executor) {
+  const cpu::Isa isa = cpu::best_isa();
+  const auto loop = isa >= cpu::Isa::avx512 ? fma_avx512 : isa == cpu::Isa::avx2 ? fma_avx2 : fma_sse;
+  const int lanes = isa >= cpu::Isa::avx512 ? 16 : isa == cpu::Isa::avx2 ? 8 : 4;
+  const int threads = executor.concurrency();
+  std::vector<float> sums(static_cast<std::size_t>(threads));
+  const double seconds = best_seconds([&] {
+    executor.parallel_for(threads, [&](std::int64_t task, int) {
+      sums[static_cast<std::size_t>(task)] = loop(kRounds);
+    });
+  });
+  const double flops = 2.0 * lanes * kChains * static_cast<double>(kRounds) * threads;
+  return flops / seconds * 1e-12;
+}
+
+double measure_copy_gbps(Executor& executor) {
+  constexpr std::int64_t kLeastBytes = std::int64_t{128} << 20;
+  constexpr std::int64_t kPieces = 64;
+  const std::int64_t bytes = std::max(kLeastBytes, 4 * last_level_cache_bytes());
+  const std::int64_t piece = bytes / kPieces;
+  std::vector<char> from(static_cast<std::size_t>(bytes), 1);
+  std::vector<char> to(static_cast<std::size_t>(bytes), 0);
+  const double seconds = best_seconds([&] {
+    executor.parallel_for(kPieces, [&](std::int64_t task, int) {
+      std::memcpy(to.data() + task * piece, from.data() + task * piece,
+                  static_cast<std::size_t>(piece));
+    });
+  });
+  return 2.0 * static_cast<double>(piece * kPieces) / seconds * 1e-9;
+}
+
+}  // namespace tilewise::cli

@@ -1,0 +1,24 @@
+/// The options of attention as flags, for `run`.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <cstdint>
+#include <string>
+
+#include "tilewise/spec.h"
+
+namespace tilewise::cli {
+
+struct SpecFlags {
+  std::string window, scale, precision = "exact";
+  bool causal = false, causal_top_left = false, deterministic = false;
+  double softcap = 0.0, dropout = 0.0;
+  std::uint64_t dropout_seed = 0, dropout_offset = 0;
+};
+
+void add_spec_flags(CLI::App& app, SpecFlags& flags);
+
+/// The spec without its tensors. Throws BadInput.
+AttentionSpec spec_of(const SpecFlags& flags);
+
+}  // namespace tilewise::cli
