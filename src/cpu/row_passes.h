@@ -1,0 +1,47 @@
+/// Passes over one row of scores, for the implementations that keep S x S matrices in memory. One
+/// table of functions per instruction set, each compiled in its own unit with its own flags.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/isa.h"
+
+namespace tilewise::cpu {
+
+/// Rows are n floats at any address. "seen" entries of P are those that are not 0: a hidden key's
+/// other values, whatever they are, do not enter a sum.
+struct RowPasses {
+  bool (*all_finite)(std::int64_t n, const float* x);
+  /// The largest value, NaN left aside; -inf for an empty row.
+  float (*highest)(std::int64_t n, const float* x);
+  float (*sum)(std::int64_t n, const float* x);
+  void (*scale)(std::int64_t n, float factor, float* x);
+  /// x = exp(x - shift).
+  void (*exp)(std::int64_t n, float shift, float* x);
+  /// Sum of p * dp over seen entries: delta. (B2)
+  float (*dot_seen)(std::int64_t n, const float* p, const float* dp);
+  /// dp = p * (dp - delta) where seen, else 0. (B5)
+  void (*score_gradient)(std::int64_t n, const float* p, float delta, float* dp);
+  /// y += factor * x.
+  void (*add_scaled)(std::int64_t n, float factor, const float* x, float* y);
+
+  // Several of the above in one walk, for `fused`.
+
+  /// x *= factor; the largest of the new values.
+  float (*scale_highest)(std::int64_t n, float factor, float* x);
+  /// y = exp(x - shift); the sum of y. x and y may be the same row.
+  float (*exp_sum)(std::int64_t n, float shift, const float* x, float* y);
+  /// score_gradient(), then times factor.
+  void (*score_gradient_scaled)(std::int64_t n, const float* p, float delta, float factor,
+                                float* dp);
+};
+
+/// The table of an instruction set; the CPU must have it to call through it.
+const RowPasses& row_passes(Isa isa);
+
+// One per unit: row_passes_scalar.cpp, row_passes_avx2.cpp, row_passes_avx512.cpp.
+const RowPasses& row_passes_scalar();
+const RowPasses& row_passes_avx2();
+const RowPasses& row_passes_avx512();
+
+}  // namespace tilewise::cpu

@@ -1,0 +1,36 @@
+#include "cpu/textbook.h"
+
+#include <algorithm>
+#include <array>
+#include <climits>
+
+namespace tilewise::cpu {
+
+std::span<const KernelRow> textbook_rows() {
+  static const std::array rows{kFusedForward, kFusedBackward, kEagerForward, kEagerBackward,
+                               kBaselineForward};
+  return rows;
+}
+
+std::string textbook_refusal(const Problem& p) {
+  if (p.dtype == DType::float64) return "float64 runs on the reference";
+  if (p.paged) return "paged K and V are not supported by this kernel";
+  if (p.block_list.defined()) return "block lists are not supported by this kernel";
+  constexpr std::int64_t kMost = INT_MAX;  // what a BLAS call takes
+  if (std::max({p.seq_q, p.seq_k, p.head_dim, p.head_dim_v}) > kMost) {
+    return "lengths and head dims above " + std::to_string(kMost);
+  }
+  return "";
+}
+
+std::vector<std::int64_t> scores_shape(const Problem& p) {
+  if (p.packed) return {1, p.heads_q, p.total_q, p.seq_k};
+  return {p.batch, p.heads_q, p.seq_q, p.seq_k};
+}
+
+std::int64_t score_at(const Problem& p, std::int64_t b, std::int64_t h, std::int64_t row) {
+  const std::int64_t rows = p.packed ? p.total_q : p.seq_q;
+  return (((p.packed ? 0 : b) * p.heads_q + h) * rows + row) * p.seq_k;
+}
+
+}  // namespace tilewise::cpu
