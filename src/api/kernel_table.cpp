@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "cpu/flash.h"
+#include "cpu/textbook.h"
 #include "cuda/rows.h"
 #include "plan/kernel_row.h"
 #include "reference/reference.h"
@@ -11,7 +12,8 @@ namespace tilewise {
 std::span<const KernelRow> kernel_table() {
   static const std::vector<KernelRow> table = [] {
     std::vector<KernelRow> rows;
-    for (const auto room : {cpu::flash_rows(), cuda::cuda_rows(), reference_rows()}) {
+    for (const auto room :
+         {cuda::cuda_rows(), cpu::flash_rows(), cpu::textbook_rows(), reference_rows()}) {
       rows.insert(rows.end(), room.begin(), room.end());
     }
     return rows;
