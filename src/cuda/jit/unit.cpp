@@ -5,7 +5,8 @@ namespace tilewise::cuda {
 std::string KernelUnit::name() const { return entry == "kernel" ? stem : stem + "_" + entry; }
 
 std::string KernelUnit::source() const {
-  return "#include \"cuda/kernels/" + stem + ".cuh\"\n" +                       //
+  return prelude +                                                              //
+         "#include \"cuda/kernels/" + stem + ".cuh\"\n" +                       //
          "using namespace tilewise::" + stem + ";\n" +                          //
          "extern \"C\" __global__ void __launch_bounds__(" +                    //
          std::to_string(threads) + ", " + std::to_string(min_blocks) + ")\n" +  //
