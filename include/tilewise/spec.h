@@ -26,6 +26,7 @@ enum class Causal : std::uint8_t {
 struct Window {
   std::optional<std::int64_t> left;
   std::optional<std::int64_t> right;
+  bool operator==(const Window&) const = default;
 };
 
 /// How float32 inputs are multiplied. exact: float32 accuracy, whatever unit computes it.
@@ -38,6 +39,7 @@ struct Dropout {
   double p = 0.0;  ///< in [0, 1]; kept values are scaled by 1 / (1 - p); 1 gives O = 0
   std::uint64_t seed = 0;
   std::uint64_t offset = 0;  ///< its low 32 bits are the counter's last word
+  bool operator==(const Dropout&) const = default;
 };
 
 /// The visible (query block, key block) pairs as CSR, per (B|1, Hq|1). Other masks still apply to
