@@ -1,6 +1,7 @@
 /// tilewise bench: time and memory of many problems.
 #include <fmt/format.h>
 
+#include <chrono>
 #include <memory>
 
 #include "cli/args.h"
@@ -18,7 +19,7 @@ struct BenchFlags {
   GridFlags grid;
   CommonFlags common;
   std::string preset, format, output;
-  double budget_s = 0.0;
+  double budget_s = 0.0, total_s = 0.0;
   bool check = false;
 };
 
@@ -43,12 +44,18 @@ int bench(const CLI::App& app, const BenchFlags& flags) {
   std::vector<Measurement> rows;
   std::size_t finished = 0;
   bool stopped = false;
+  const auto begin = std::chrono::steady_clock::now();
   {
     Progress progress(grid.cells.size());
     for (const Cell& cell : grid.cells) {
       progress.show(describe(cell));
       try {
-        for (Measurement& row : runner.run(cell)) rows.push_back(std::move(row));
+        const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
+        const bool late = flags.total_s > 0.0 && passed.count() > flags.total_s;
+        for (Measurement& row : late ? runner.skip(cell, "the time for all rows is over")
+                                     : runner.run(cell)) {
+          rows.push_back(std::move(row));
+        }
         throw_if_interrupted();
       } catch (const Interrupted&) {
         stopped = true;
@@ -86,6 +93,10 @@ void add_bench(CLI::App& program, int& exit_code) {
   app->add_option("--budget-s", flags->budget_s,
                   "seconds for each row: fewer runs when they do not fit, and timeout when a single "
                   "run takes longer")
+      ->option_text("S")
+      ->check(CLI::NonNegativeNumber);
+  app->add_option("--total-s", flags->total_s,
+                  "seconds for all rows: those that have not begun by then are timeouts")
       ->option_text("S")
       ->check(CLI::NonNegativeNumber);
   app->add_flag("--check", flags->check, "also compare each kernel with the reference on the problem");

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 
 #include "cli/args.h"
 #include "cli/environment_report.h"
@@ -24,21 +25,56 @@ Value memory(const Measurement& row, std::int64_t bytes) {
 /// First line of a reason: the others list every kernel.
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-bool same_problem(const Measurement& a, const Measurement& b) {
-  return format_case(a.problem) == format_case(b.problem) && a.implementation == b.implementation;
-}
+/// Forward and backward of one problem by one implementation.
+struct Pair {
+  const Measurement* forward = nullptr;
+  const Measurement* backward = nullptr;
 
-/// A cell of the seeds' table: the number, or what came in its place.
-Value seed_value(const Measurement* row, double value) {
-  if (row == nullptr) return {};
-  if (row->status == Status::ok) return value;
-  return row->status == Status::oom ? "OOM" : std::string(status_name(row->status));
+  const Measurement& any() const { return forward != nullptr ? *forward : *backward; }
+
+  /// The number, or what came in its place; null where the pass was not asked for.
+  template <class Field>
+  Value value(const Measurement* row, const Field& field) const {
+    if (row == nullptr) return {};
+    if (row->status == Status::oom) return "OOM";
+    if (row->status != Status::ok) return std::string(status_name(row->status));
+    return field(*row);
+  }
+  Value live_mb() const {
+    const Measurement* row = forward != nullptr ? forward : backward;
+    return value(row, [](auto& one) { return mebibytes(one.live_bytes); });
+  }
+  Value peak_mb() const {
+    const Measurement* row = forward != nullptr ? forward : backward;
+    const std::int64_t other = backward != nullptr ? backward->peak_bytes : 0;
+    return value(row, [&](auto& one) { return mebibytes(std::max(one.peak_bytes, other)); });
+  }
+};
+
+/// Rows of one cell follow each other; fwd+bwd has no column of its own in these tables.
+std::vector<Pair> pairs(const std::vector<Measurement>& rows) {
+  std::vector<Pair> out;
+  std::string last;
+  for (const Measurement& row : rows) {
+    if (row.timed == Timed::both) continue;
+    const std::string name = row.implementation + " " + format_case(row.problem);
+    const bool forward = row.timed == Timed::forward;
+    const bool taken = !out.empty() && (forward ? out.back().forward : out.back().backward);
+    if (name != last || taken) out.emplace_back();
+    (forward ? out.back().forward : out.back().backward) = &row;
+    last = name;
+  }
+  return out;
 }
 
 std::string markdown_cells(const std::vector<Measurement>& rows) {
   const std::vector<std::string> keep = {"implementation", "pass", "ms_median", "status"};
   std::vector<std::string> constant;
-  std::string out = cells_table(rows).without_constants(keep, constant).markdown();
+  Table table = cells_table(rows);
+  table.drop_copy("seq_k", "seq_q");
+  table.drop_copy("kv_heads", "heads");
+  table.drop_copy("head_dim_v", "head_dim");
+  std::string out = table.without_constants(keep, constant).markdown();
   if (!constant.empty()) out = fmt::format("{}\n\n{}", fmt::join(constant, ", "), out);
   return out;
 }
@@ -105,38 +141,52 @@ Table seed_table(const std::vector<Measurement>& rows) {
   const bool several = std::any_of(rows.begin(), rows.end(), [&](const Measurement& row) {
     return row.implementation != rows.front().implementation;
   });
-  std::vector<Column> columns = {{"seq_len"},
-                                 {"d_model"},
-                                 {"forward_ms_mean"},
-                                 {"forward_ms_std"},
-                                 {"backward_ms_mean"},
-                                 {"backward_ms_std"},
-                                 {"live_MB", 1},
-                                 {"peak_MB", 1},
-                                 {"batch_size"}};
+  std::vector<Column> columns = {{"seq_len"},          {"d_model"},         {"forward_ms_mean"},
+                                 {"forward_ms_std"},   {"backward_ms_mean"}, {"backward_ms_std"},
+                                 {"live_MB", 1},       {"peak_MB", 1},      {"batch_size"}};
   if (several) columns.insert(columns.begin(), {"implementation"});
   Table table(columns);
-  for (std::size_t i = 0; i < rows.size();) {
-    const Measurement& row = rows[i];
-    const Measurement* forward = nullptr;
-    const Measurement* backward = nullptr;
-    std::int64_t peak_bytes = 0;
-    for (; i < rows.size() && same_problem(row, rows[i]); ++i) {
-      if (rows[i].timed == Timed::forward) forward = &rows[i];
-      if (rows[i].timed == Timed::backward) backward = &rows[i];
-      peak_bytes = std::max(peak_bytes, rows[i].peak_bytes);
+  for (const Pair& pair : pairs(rows)) {
+    const Measurement& any = pair.any();
+    std::vector<Value> cells = {any.problem.seq_q,
+                                any.problem.head_dim,
+                                pair.value(pair.forward, [](auto& row) { return row.ms.mean; }),
+                                pair.value(pair.forward, [](auto& row) { return row.ms.stddev; }),
+                                pair.value(pair.backward, [](auto& row) { return row.ms.mean; }),
+                                pair.value(pair.backward, [](auto& row) { return row.ms.stddev; }),
+                                pair.live_mb(),
+                                pair.peak_mb(),
+                                any.problem.batch};
+    if (several) cells.insert(cells.begin(), any.implementation);
+    table.add(std::move(cells));
+  }
+  return table;
+}
+
+Table compare_table(const std::vector<Measurement>& rows) {
+  std::vector<std::string> names;
+  std::map<std::pair<std::int64_t, std::int64_t>, std::map<std::string, Pair>> lines;
+  for (const Pair& pair : pairs(rows)) {
+    const Measurement& any = pair.any();
+    if (std::find(names.begin(), names.end(), any.implementation) == names.end()) {
+      names.push_back(any.implementation);
     }
-    const Measurement* any = forward != nullptr ? forward : backward != nullptr ? backward : &row;
-    std::vector<Value> cells = {row.problem.seq_q,
-                                row.problem.head_dim,
-                                seed_value(forward, forward ? forward->ms.mean : 0.0),
-                                seed_value(forward, forward ? forward->ms.stddev : 0.0),
-                                seed_value(backward, backward ? backward->ms.mean : 0.0),
-                                seed_value(backward, backward ? backward->ms.stddev : 0.0),
-                                seed_value(any, mebibytes(any->live_bytes)),
-                                seed_value(any, mebibytes(peak_bytes)),
-                                row.problem.batch};
-    if (several) cells.insert(cells.begin(), row.implementation);
+    lines[{any.problem.head_dim, any.problem.seq_q}][any.implementation] = pair;
+  }
+  std::vector<Column> columns = {{"seq_len"}, {"d_model"}};
+  for (const std::string& name : names) {
+    columns.insert(columns.end(), {{name + " fwd ms", 2}, {"bwd ms", 2}, {"live MB", 1}});
+  }
+  Table table(columns);
+  for (const auto& [sizes, by_name] : lines) {
+    std::vector<Value> cells = {sizes.second, sizes.first};
+    for (const std::string& name : names) {
+      const auto at = by_name.find(name);
+      const Pair pair = at == by_name.end() ? Pair{} : at->second;
+      cells.push_back(pair.value(pair.forward, [](auto& row) { return row.ms.mean; }));
+      cells.push_back(pair.value(pair.backward, [](auto& row) { return row.ms.mean; }));
+      cells.push_back(pair.live_mb());
+    }
     table.add(std::move(cells));
   }
   return table;
@@ -151,11 +201,15 @@ std::string bench_report(const std::vector<Measurement>& rows, View view, Format
     return document.dump(2) + "\n";
   }
   if (format == Format::csv) {
-    return (view == View::seed ? seed_table(rows) : cells_table(rows)).csv();
+    return (view == View::seed      ? seed_table(rows)
+            : view == View::compare ? compare_table(rows)
+                                    : cells_table(rows))
+        .csv();
   }
   std::string out;
   if (view == View::cells) out = markdown_cells(rows);
   if (view == View::seed) out = seed_table(rows).markdown();
+  if (view == View::compare) out = compare_table(rows).markdown();
   if (view == View::scaling) out = scaling_markdown(rows);
   return fmt::format("{}{}\n{}\n", out, notes(rows), environment_line(environment));
 }

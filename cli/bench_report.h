@@ -19,6 +19,9 @@ Table cells_table(const std::vector<Measurement>& rows);
 /// The seeds' columns: a row for each problem, forward and backward side by side.
 Table seed_table(const std::vector<Measurement>& rows);
 
+/// A row for each length and dim, and columns for each implementation.
+Table compare_table(const std::vector<Measurement>& rows);
+
 /// The whole report in a format. JSON always holds the rows of the schema.
 std::string bench_report(const std::vector<Measurement>& rows, View view, Format format,
                          const Environment& environment);

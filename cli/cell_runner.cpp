@@ -40,6 +40,12 @@ class CellRunner::Attempt {
         meter_(runner.options_.limit_bytes),
         memory_(device_memory(device_, &meter_)) {}
 
+  std::vector<Measurement> skip(const std::string& reason) {
+    for (const Timed timed : cell_.timed) rows_.push_back(blank(timed));
+    fail_rest(reason);
+    return std::move(rows_);
+  }
+
   std::vector<Measurement> run() {
     for (const Timed timed : cell_.timed) rows_.push_back(blank(timed));
     stage_ = "planning";
@@ -264,6 +270,10 @@ void CellRunner::flush() {
     }
   }
   flusher_();
+}
+
+std::vector<Measurement> CellRunner::skip(const Cell& cell, const std::string& reason) {
+  return Attempt(*this, cell).skip(reason);
 }
 
 std::vector<Measurement> CellRunner::run(const Cell& cell) {

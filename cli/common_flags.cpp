@@ -16,7 +16,7 @@ void add_common_flags(CLI::App& app, CommonFlags& flags) {
       ->check(CLI::Range(1, 1024));
   app.add_option("--mem-limit", flags.memory_limit, "memory that a problem may take")
       ->group(group)
-      ->option_text("SIZE [75 % of the machine's]");
+      ->option_text("SIZE");
 }
 
 int thread_count(const CommonFlags& flags) {

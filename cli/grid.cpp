@@ -226,9 +226,7 @@ void add_grid_flags(CLI::App& app, GridFlags& flags, bool timing) {
   text("--kernel", flags.kernel, "LIST", "rows of the kernel table, instead of --impl", axes);
   text("--pass", flags.pass, "LIST [fwd,bwd]", "fwd, bwd, fwd+bwd", axes);
   const char* problem = "Problem";
-  app.add_flag("--causal,!--no-causal", flags.causal, "key j <= i + Sk - Sq")
-      ->group(problem)
-      ->take_last();
+  app.add_flag("--causal", flags.causal, "key j <= i + Sk - Sq")->group(problem)->take_last();
   app.add_flag("--causal-top-left", flags.causal_top_left, "key j <= i")->group(problem);
   text("--window", flags.window, "LEFT,RIGHT", "sliding window, a side without bound as -", problem);
   text("--softcap", flags.softcap, "C", "c tanh(x / c)", problem);
@@ -256,15 +254,14 @@ void add_grid_flags(CLI::App& app, GridFlags& flags, bool timing) {
   text("--protocol", flags.protocol, "NAME",
        "sustained: back to back; burst: idle gaps, fresh inputs, three runs a round [sustained]",
        timer);
-  text("--view", flags.view, "NAME", "layout of the table: cells, seed, scaling [cells]", timer);
+  text("--view", flags.view, "NAME", "layout of the table: cells, seed, compare, scaling [cells]", timer);
 }
 
 Grid expand_grid(const GridFlags& flags) {
-  check_one_of("--view", flags.view, {"cells", "seed", "scaling"});
+  const std::vector<std::string> views = {"cells", "seed", "compare", "scaling"};
+  check_one_of("--view", flags.view, views);
   Grid grid;
-  grid.view = flags.view == "seed"      ? View::seed
-              : flags.view == "scaling" ? View::scaling
-                                        : View::cells;
+  grid.view = static_cast<View>(std::find(views.begin(), views.end(), flags.view) - views.begin());
   const std::vector<Timed> wanted = timed_passes(flags);
   const TimerOptions timer = timer_options(flags);
   const std::vector<Arm> runners = arms(flags);

@@ -19,8 +19,9 @@ enum class Timed : std::uint8_t { forward, backward, both };
 std::string_view timed_name(Timed timed);
 
 /// How `bench` lays out its table: cells (every field that varies), seed (the columns of seeds 000
-/// and 001), scaling (seed 002's claims beside what was measured).
-enum class View : std::uint8_t { cells, seed, scaling };
+/// and 001), compare (implementations side by side), scaling (seed 002's claims beside what was
+/// measured).
+enum class View : std::uint8_t { cells, seed, compare, scaling };
 
 /// The flags as text, as a command line or a line of a preset gives them.
 struct GridFlags {

@@ -39,7 +39,7 @@ Table cpu_facts(const Environment& e, const InfoFlags& flags) {
   table.add({"system", e.host_os});
   table.add({"cpu", e.cpu});
   table.add({"cpus", fmt::format("{} of {} usable", e.cpu_usable, e.cpu_count)});
-  table.add({"threads", default_executor().concurrency()});
+  table.add({"threads", std::to_string(default_executor().concurrency())});
   table.add({"instruction set", fmt::format("{} ({})", e.isa, e.isa_flags)});
   table.add({"last-level cache", bytes_text(e.llc_bytes)});
   table.add({"memory", bytes_text(e.memory_bytes)});

@@ -13,9 +13,9 @@
 namespace tilewise::cli {
 
 void add_output_flags(CLI::App& app, std::string& format, std::string& output) {
-  app.add_option("--format", format, "of the table")
+  app.add_option("--format", format, "of the table [by the name of FILE, else md]")
       ->group("Output")
-      ->option_text("md|csv|json [by the file's name, else md]");
+      ->option_text("md|csv|json");
   app.add_option("-o,--output", output, "file instead of the terminal")
       ->group("Output")
       ->option_text("FILE");

@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <memory>
+#include <sstream>
 
 #include "cli/commands.h"
 #include "cli/failure.h"
@@ -9,6 +11,9 @@
 
 namespace tilewise::cli {
 namespace {
+
+constexpr std::size_t kHelpColumn = 34;
+constexpr std::size_t kHelpWidth = 96;
 
 constexpr const char* kFooter = R"(Exit codes: 0 done, 1 a check failed, 2 bad arguments or files, 3 no such device or driver,
 4 out of memory, 5 unsupported or not compilable, 130 interrupted.
@@ -19,6 +24,34 @@ Examples:
   tilewise plan --batch 8 --seq 16384 --dim 16 --impl eager --mem-limit 24GiB
   tilewise check --smoke)";
 
+/// Help whose descriptions are wrapped to the width of a terminal.
+class WrappedHelp final : public CLI::Formatter {
+ public:
+  std::string make_option_desc(const CLI::Option* option) const override {
+    return wrapped(option->get_description());
+  }
+  std::string make_subcommand(const CLI::App* command) const override {
+    std::ostringstream out;
+    const std::string text = wrapped(command->get_description());
+    CLI::detail::format_help(out, command->get_name(), text, kHelpColumn);
+    return out.str();
+  }
+
+ private:
+  static std::string wrapped(const std::string& text) {
+    std::string out;
+    std::size_t used = 0;
+    std::istringstream words(text);
+    for (std::string word; words >> word;) {
+      const bool fits = used + word.size() < kHelpWidth - kHelpColumn;
+      if (used > 0) out += fits ? ' ' : '\n';
+      used = (fits ? used + 1 : 0) + word.size();
+      out += word;
+    }
+    return out;
+  }
+};
+
 }  // namespace
 
 int run_program(int argc, const char* const* argv) {
@@ -27,13 +60,15 @@ int run_program(int argc, const char* const* argv) {
   int exit_code = kDone;
   program.require_subcommand(1);
   program.set_version_flag("--version", std::string("tilewise ") + version());
-  program.footer(kFooter);
-  program.get_formatter()->column_width(40);
+  const auto help = std::make_shared<WrappedHelp>();
+  help->column_width(kHelpColumn);
+  program.formatter(help);
   add_run(program, exit_code);
   add_bench(program, exit_code);
   add_plan(program, exit_code);
   add_check(program, exit_code);
   add_info(program, exit_code);
+  program.footer(kFooter);  // after the commands, which would inherit it
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -249,12 +249,13 @@ void add_run(CLI::App& program, int& exit_code) {
                   "or for .npy input a folder")
       ->option_text("PATH");
   app->add_option("--layout", flags->layout,
-                  "order of the axes in the files; 3 axes are (batch, seq, dim) of one head")
-      ->option_text("bshd|bhsd [the file's own word, else bshd]");
+                  "order of the axes in the files; 3 axes are (batch, seq, dim) of one head [the "
+                  "file's own word, else bshd]")
+      ->option_text("bshd|bhsd");
   app->add_option("--impl", flags->implementation,
                   "a list of baseline, eager, fused, flash, reference, or all; the first one's "
-                  "results are written")
-      ->option_text("LIST [flash; float64: reference]");
+                  "results are written [flash; for float64 reference]")
+      ->option_text("LIST");
   app->add_option("--kernel", flags->kernel, "a row of the kernel table")->option_text("ROW");
   app->add_option("--compare", flags->compare,
                   "print the largest error against the float64 reference; exit code 1 if it is "

@@ -59,7 +59,7 @@ std::string Table::cell_text(const Value& value, const Column& column) const {
     const double number = value.get<double>();
     if (column.decimals == Column::kScientific) return fmt::format("{:.1e}", number);
     const bool tiny = number != 0.0 && std::abs(number) < 0.5 * std::pow(10.0, -column.decimals);
-    return tiny ? fmt::format("{:.1e}", number) : fmt::format("{:.{}f}", number, column.decimals);
+    return tiny ? fmt::format("{:.1g}", number) : fmt::format("{:.{}f}", number, column.decimals);
   }
   return value.dump();
 }
@@ -139,6 +139,22 @@ std::string Table::text(Format format) const {
       break;
   }
   return json().dump(2) + "\n";
+}
+
+void Table::drop_copy(const std::string& name, const std::string& of) {
+  std::size_t copy = columns_.size();
+  std::size_t original = columns_.size();
+  for (std::size_t c = 0; c < columns_.size(); ++c) {
+    if (columns_[c].name == name) copy = c;
+    if (columns_[c].name == of) original = c;
+  }
+  assert(copy < columns_.size() && original < columns_.size());
+  for (const std::vector<Value>& row : rows_) {
+    if (row[copy] != row[original]) return;
+  }
+  const auto at = static_cast<std::ptrdiff_t>(copy);
+  columns_.erase(columns_.begin() + at);
+  for (std::vector<Value>& row : rows_) row.erase(row.begin() + at);
 }
 
 Table Table::without_constants(const std::vector<std::string>& keep,

@@ -36,6 +36,9 @@ class Table {
   Value json() const;
   std::string text(Format format) const;
 
+  /// Removes the column `name` when every row has the same there as in the column `of`.
+  void drop_copy(const std::string& name, const std::string& of);
+
   /// This table without the columns that say the same in every row (`keep` names those that stay
   /// anyway); those are returned in `constant` as "name value".
   Table without_constants(const std::vector<std::string>& keep,
