@@ -3,9 +3,10 @@
 /// cache has is not compiled again.
 #include <charconv>
 #include <cstdio>
-#include <cstring>
+#include <string>
 #include <vector>
 
+#include "cuda/jit/census.h"
 #include "cuda/jit/nvrtc.h"
 #include "cuda/jit/pack.h"
 #include "tilewise/error.h"
@@ -14,12 +15,13 @@ namespace {
 
 using namespace tilewise::cuda;
 
-int run(const char* output, const std::vector<int>& archs) {
+int build(const std::string& output, const std::vector<int>& archs) {
   std::string why_not;
   if (!archs.empty() && find_nvrtc(&why_not) == nullptr) {
     std::fprintf(stderr, "no kernel pack, kernels will be compiled at first use: %s\n",
                  why_not.c_str());
-    return build_pack(output, {}, DiskCache(""), {}), 0;
+    build_pack(output, {}, DiskCache(""), {});
+    return 0;
   }
   int compiled = 0, all = 0;
   double seconds = 0.0;
@@ -35,26 +37,58 @@ int run(const char* output, const std::vector<int>& archs) {
   return 0;
 }
 
+int take_census(const std::string& path, const std::vector<int>& archs) {
+  const Pack pack(path);
+  int faulty = 0;
+  std::printf("%-20s %-8s %4s %5s %7s %8s %6s %6s  %s\n", "row", "arch", "regs", "spill", "shared",
+              "cubin", "tensor", "s", "config");
+  for (const int arch : archs) {
+    const std::vector<CensusLine> lines = census(pack, arch);
+    if (lines.size() > kPackLimit) {
+      std::printf("FAULT: %zu kernels for %s, at most %zu\n", lines.size(), arch_name(arch).c_str(),
+                  kPackLimit);
+      ++faulty;
+    }
+    for (const CensusLine& line : lines) {
+      const CompileReport& r = line.entry.report;
+      std::printf("%-20s %-8s %4d %5d %7d %8lld %6d %6.2f  %s {%s}\n", line.packed.row.c_str(),
+                  arch_name(arch).c_str(), r.registers, r.spill_store_bytes + r.spill_load_bytes,
+                  r.static_shared_bytes + line.entry.shared_bytes,
+                  static_cast<long long>(line.entry.cubin_bytes), r.mma_count + r.wgmma_count,
+                  r.seconds, line.packed.unit.name().c_str(), line.packed.unit.config.c_str());
+      for (const std::string& fault : line.faults) {
+        std::printf("  FAULT: %s\n", fault.c_str());
+        ++faulty;
+      }
+    }
+  }
+  std::printf("%d faults\n", faulty);
+  return faulty == 0 ? 0 : 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2) {
-    std::fprintf(stderr, "usage: tilewise_pack OUTPUT ARCH...\n");
+  std::vector<std::string> words(argv + 1, argv + argc);
+  const bool counts = !words.empty() && words.front() == "--census";
+  if (counts) words.erase(words.begin());
+  if (words.empty()) {
+    std::fprintf(stderr, "usage: tilewise_pack [--census] PACK ARCH...\n");
     return 2;
   }
   std::vector<int> archs;
-  for (int i = 2; i < argc; ++i) {
+  for (std::size_t i = 1; i < words.size(); ++i) {
     int arch = 0;
-    const char* end = argv[i] + std::strlen(argv[i]);
-    if (std::from_chars(argv[i], end, arch).ptr != end || arch < 80) {
+    const char* end = words[i].data() + words[i].size();
+    if (std::from_chars(words[i].data(), end, arch).ptr != end || arch < 80) {
       std::fprintf(stderr, "tilewise_pack: architecture is %s: expected 80, 86, 89, 90, ...\n",
-                   argv[i]);
+                   words[i].c_str());
       return 2;
     }
     archs.push_back(arch);
   }
   try {
-    return run(argv[1], archs);
+    return counts ? take_census(words.front(), archs) : build(words.front(), archs);
   } catch (const tilewise::Error& error) {
     std::fprintf(stderr, "tilewise_pack: %s\n", error.what());
     return 1;

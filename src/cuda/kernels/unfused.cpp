@@ -52,9 +52,9 @@ std::vector<Named> product_outputs(const Problem& p) {
   return {{"dQ copy", &p.dq}, {"dK copy", &p.dk}, {"dV copy", &p.dv}};
 }
 
-/// True when S and P have to be made in workspace: the call brings tensors and no saved state. In
-/// planning, without data, it is taken to come.
-bool state_is_dropped(const Problem& p) { return p.q.data != nullptr && p.saved.data == nullptr; }
+/// True when the call brings no saved state, and S and P lie in workspace. In planning its size
+/// stands for it.
+bool state_is_dropped(const Problem& p) { return p.saved.data == nullptr && p.saved.bytes == 0; }
 
 /// Saved state and workspace, in the order in which they lie in memory.
 std::vector<MemoryItem> memory_items(const KernelRow& row, const Problem& p) {
@@ -65,8 +65,10 @@ std::vector<MemoryItem> memory_items(const KernelRow& row, const Problem& p) {
                        const std::vector<std::int64_t>& shape) {
     items.push_back(memory_item(name, role, dtype, shape));
   };
-  add("S", Role::saved, DType::float32, scores);
-  add("P", Role::saved, p.dtype, scores);
+  if (p.pass == Pass::forward || !state_is_dropped(p)) {  // what forward keeps, in this call or not
+    add("S", Role::saved, DType::float32, scores);
+    add("P", Role::saved, p.dtype, scores);
+  }
   if (state_is_dropped(p)) {
     add("S of this call", Role::workspace, DType::float32, scores);
     add("P of this call", Role::workspace, p.dtype, scores);
@@ -101,8 +103,9 @@ class Parts {
       parts_[item.name] = cutter.take<std::byte>(item.bytes);
     }
     if (needed > context.plan.workspace_bytes) {
-      throw InvalidArgument("saved is not given: the plan for " + context.plan.kernel +
-                            " was made for a call that keeps its state");
+      throw InvalidArgument("plan has " + std::to_string(context.plan.workspace_bytes) +
+                            " workspace bytes: this call needs " + std::to_string(needed) +
+                            "; plan with the same saved state");
     }
   }
   template <class T>
@@ -155,6 +158,7 @@ class Call {
                   kCublasWorkspaceBytes, p.precision == Precision::tf32) {
     args_.s = parts_.state<float>("S");
     args_.p = parts_.state<void>("P");
+    if (args_.s == nullptr) throw InvalidArgument("saved.data is null: expected saved state");
     args_.dp = parts_.find<float>("dP");
     args_.row_lse = parts_.find<float>("row LSE");
     args_.delta = parts_.find<float>("delta");

@@ -1,0 +1,33 @@
+/// Census: what the compiler said about every packed kernel, held against what its row allows.
+/// Needs no GPU.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cuda/jit/pack.h"
+
+namespace tilewise::cuda {
+
+struct CensusLine {
+  PackUnit packed;
+  KernelEntry entry;                ///< description; empty key when the pack has none
+  std::vector<std::string> faults;  ///< in words; none = the kernel passes
+};
+
+/// Every unit of pack_units(arch), looked up in `pack`.
+std::vector<CensusLine> census(const Pack& pack, int arch);
+
+/// What is wrong with one compiled unit: spills, ptxas's notes of serialised or ignored
+/// instructions, too much shared memory, a missing tensor-core instruction, too long a compilation.
+std::vector<std::string> census_faults(const PackUnit& packed, const KernelEntry& entry, int arch);
+
+/// Shared memory that a block may ask for, bytes. CUDA programming guide, "Technical Specifications
+/// per Compute Capability".
+int shared_limit_bytes(int arch);
+
+/// Kernels of an architecture that the pack may hold.
+inline constexpr std::size_t kPackLimit = 60;
+
+}  // namespace tilewise::cuda
