@@ -4,19 +4,31 @@
 
 #include "cuda/jit/unit.h"
 #include "cuda/kernels/baseline.hpp"
+#include "cuda/kernels/bwd_convert.hpp"
+#include "cuda/kernels/bwd_delta.hpp"
+#include "cuda/kernels/bwd_sm80.hpp"
+#include "cuda/kernels/combine.hpp"
+#include "cuda/kernels/fwd_sm80.hpp"
 #include "cuda/kernels/softmax_rows.hpp"
 #include "cuda/kernels/unfused.hpp"
 
 namespace tilewise::cuda {
 
 std::span<const KernelRow> cuda_rows() {
-  static const std::vector<KernelRow> rows = {kFusedForward, kFusedBackward, kEagerForward,
-                                              kEagerBackward, kBaselineForward};
+  static const std::vector<KernelRow> rows = {
+      kFlashForwardSm80, kFlashForwardTile16, kFlashBackwardSm80, kFlashBackwardTwoPassSm80,
+      kFusedForward,     kFusedBackward,      kEagerForward,      kEagerBackward,
+      kBaselineForward};
   return rows;
 }
 
-std::vector<PackUnit> pack_units(int /*arch*/) {
+std::vector<PackUnit> pack_units(int arch) {
   std::vector<PackUnit> units;
+  add_fwd_sm80_units(units, arch);
+  add_bwd_sm80_units(units, arch);
+  add_combine_units(units);
+  add_bwd_delta_units(units);
+  add_bwd_convert_units(units);
   add_softmax_units(units);
   add_baseline_units(units);
   return units;

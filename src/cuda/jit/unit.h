@@ -31,7 +31,7 @@ struct KernelUnit {
   std::string entry = "kernel";  ///< the function template, for stems with several kernels
   std::string args = "Args";     ///< its parameter's type
   /// Device text before the kernel's source: wrappers generated for this config (wgmma_text.h).
-  std::string prelude;
+  std::string prelude = "";
 
   /// Name of the extern "C" function: the stem, or stem_entry when the entry is not "kernel".
   std::string name() const;

@@ -1,9 +1,9 @@
 /// combine: merges partial results over disjoint keys.
 ///
-///   LSE = log sum_p exp(LSE_p);  O = sum_p exp(LSE_p - LSE) O_p                                  (docs/math.md)
+///   LSE = log sum_p exp(LSE_p);  O = sum_p exp(LSE_p - LSE) O_p (docs/math.md F15)
 ///
-/// A group of lanes takes one row, four columns a lane; the weights are worked out by every lane from the same few
-/// numbers. The order of the sum is the order of the parts: repeatable.
+/// A group of lanes takes one row, four columns a lane; the weights are worked out by every lane
+/// from the same few numbers. The order of the sum is the order of the parts: repeatable.
 #pragma once
 
 #include "cuda/kernels/combine_args.h"
@@ -20,7 +20,8 @@ constexpr int lanes(int head_dim_v) {
 }
 
 template <Output kOutput>
-__forceinline__ void store(const View4& to, i64 offset, int d, int head_dim_v, const float (&v)[4]) {
+__forceinline__ void store(const View4& to, i64 offset, int d, int head_dim_v,
+                           const float (&v)[4]) {
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
     if (d + e >= head_dim_v) continue;
@@ -44,7 +45,8 @@ __forceinline__ void kernel(const Args& args) {
   if (row >= args.rows) return;
   float top = -infinity();
   for (int p = 0; p < args.parts; ++p) top = fmaxf(top, args.lse[p * args.rows + row]);
-  // No part saw a key: weights 2^(-inf - 0) = 0. An infinite or NaN LSE of a part makes NaN, as the formula does.
+  // No part saw a key: weights 2^(-inf - 0) = 0. An infinite or NaN LSE of a part makes NaN, as the
+  // formula does.
   const float base = top == -infinity() ? 0.0F : top;
   float sum = 0.0F;
   float O[kVectors][4] = {};

@@ -10,15 +10,18 @@ enum class Output : int { bf16, fp16, float32 };
 struct Config {
   Output output = Output::bf16;
   int head_dim_v = 64;  ///< padded
+
+  bool operator==(const Config&) const = default;
 };
 
 struct Args {
-  const float* o = nullptr;    ///< (parts, rows, padded Dv): normalised partial results
-  const float* lse = nullptr;  ///< (parts, rows), natural log; -inf: the part saw no key and wrote no O
+  const float* o = nullptr;  ///< (parts, rows, padded Dv): normalised partial results
+  const float* lse =
+      nullptr;  ///< (parts, rows), natural log; -inf: the part saw no key and wrote no O
   int parts = 1;
-  long long rows = 0;          ///< batch * heads * seq_q
+  long long rows = 0;  ///< batch * heads * seq_q
   tile::View4 to;
-  float* lse_to = nullptr;     ///< may be null
+  float* lse_to = nullptr;  ///< may be null
   long long lse_b = 0, lse_h = 0, lse_s = 0;
   int heads = 1, seq_q = 0, head_dim_v = 0;
 };

@@ -1,11 +1,14 @@
-/// fwd_sm80: O = softmax(Q K^T) V by tiles, online softmax. FlashAttention-2, Dao 2023, Algorithm 1. sm_80 and newer.
+/// fwd_sm80: O = softmax(Q K^T) V by tiles, online softmax. FlashAttention-2, Dao 2023,
+/// Algorithm 1. sm_80 and newer.
 ///
-///   S = scale * Q K^T; m = rowmax; P = 2^(S - m); l = rowsum(P); O = P V / l; LSE = m + log l        (docs/math.md F1-F12)
+///   S = scale * Q K^T; m = rowmax; P = 2^(S - m); l = rowsum(P); O = P V / l; LSE = m + log l
+///   (docs/math.md F1-F11)
 ///
-/// One block computes block_m rows of O; every warp owns 16 or 32 whole rows, so the softmax needs no exchange between
-/// warps, and P goes from the accumulators of S into the A operand of P V without leaving the registers. K and V come
-/// by cp.async in blocks of block_n keys, last block first: the blocks that a mask cuts, then those it does not, then
-/// (windows) the cut ones on the left. Schedule, budgets and measurements: fwd_sm80.md.
+/// One block computes block_m rows of O; every warp owns 16 or 32 whole rows, so the softmax needs
+/// no exchange between warps, and P goes from the accumulators of S into the A operand of P V
+/// without leaving the registers. K and V come by cp.async in blocks of block_n keys, last block
+/// first: the blocks that a mask cuts, then those it does not, then (windows) the cut ones on the
+/// left. Schedule, budgets and measurements: fwd_sm80.md.
 #pragma once
 
 #include "cuda/kernels/fwd_sm80_args.h"
@@ -26,9 +29,6 @@ struct Forward {
   static constexpr int kM = kRows / 16, kN = kBlockN / 8;
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
   static constexpr int kBias = kPlanes == 2 ? 7 : 0;
-  /// With scale factors or two planes every block's P V starts from zero and is added in float32: tensor cores
-  /// truncate, and a long chain of truncations would bias O.
-  static constexpr bool kFreshSums = kConfig.scaled;
   static_assert(kRows % 16 == 0 && kBlockN % 16 == 0);
 
   using TileQ = SharedTile<kBlockM, kD, kPlanes>;
@@ -36,7 +36,7 @@ struct Forward {
   using TileV = SharedTile<kBlockN, kDv, kPlanes>;
   /// Q, then `stages` of K, then `stages` of V. O is staged where Q was, in rows of kDv.
   static constexpr int kQBytes =
-      TileQ::kBytes > kBlockM * kDv * 2 ? TileQ::kBytes : kBlockM * kDv * 2;
+      TileQ::kBytes > kBlockM* kDv * 2 ? TileQ::kBytes : kBlockM* kDv * 2;
 
   const Args& args;
   const int thread, warp, lane;
@@ -84,19 +84,11 @@ struct Forward {
     if constexpr (kConfig.modified) {
       mod.scale = args.scale;
       mod.softcap = args.softcap;
-      mod.slope = args.alibi == nullptr
-                      ? 0.0F
-                      : args.alibi[batch() * args.alibi_b + head() * args.alibi_h];
+      mod.slope =
+          args.alibi == nullptr ? 0.0F : args.alibi[batch() * args.alibi_b + head() * args.alibi_h];
     }
     rows.clear();
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int n = 0; n < kDv / 8; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) rO[m][n][e] = 0.0F;
-      }
-    }
+    clear(rO);
   }
 
   // ---- load
@@ -108,14 +100,14 @@ struct Forward {
     sQ().template load_async<kThreads>(gQ, args.q.stride_s, args.seq_q - row, args.cols_qk, thread);
   }
   __forceinline__ void load_k(int block, int stage) const {
-    sK(stage).template load_async<kThreads>(gK + static_cast<i64>(block) * kBlockN * args.k.stride_s,
-                                            args.k.stride_s, seq_k - block * kBlockN, args.cols_qk,
-                                            thread);
+    sK(stage).template load_async<kThreads>(
+        gK + static_cast<i64>(block) * kBlockN * args.k.stride_s, args.k.stride_s,
+        seq_k - block * kBlockN, args.cols_qk, thread);
   }
   __forceinline__ void load_v(int block, int stage) const {
-    sV(stage).template load_async<kThreads>(gV + static_cast<i64>(block) * kBlockN * args.v.stride_s,
-                                            args.v.stride_s, seq_k - block * kBlockN,
-                                            args.cols_v, thread);
+    sV(stage).template load_async<kThreads>(
+        gV + static_cast<i64>(block) * kBlockN * args.v.stride_s, args.v.stride_s,
+        seq_k - block * kBlockN, args.cols_v, thread);
   }
   __forceinline__ void keep_q() {
     if constexpr (kConfig.q_in_registers) {
@@ -129,51 +121,40 @@ struct Forward {
 
   // ---- scores
 
-  /// (F2) S = Q K^T
+  /// (F1) S = Q K^T
   __forceinline__ void scores(Acc (&S)[kM][kN], int stage) const {
+    clear(S);
+    if constexpr (kConfig.q_in_registers) {
 #pragma unroll
-    for (int m = 0; m < kM; ++m) {
+      for (int k = 0; k < kD / 16; ++k) {
 #pragma unroll
-      for (int n = 0; n < kN; ++n) {
+        for (int n = 0; n < kN; n += 2) {
+          FragmentB<kPlanes> b;
+          sK(stage).load_b(b, 8 * n, k, lane);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) S[m][n][e] = 0.0F;
-      }
-    }
-#pragma unroll
-    for (int k = 0; k < kD / 16; ++k) {
-      FragmentA<kPlanes> a[kM];
-#pragma unroll
-      for (int m = 0; m < kM; ++m) {
-        if constexpr (kConfig.q_in_registers) {
-          a[m] = rQ[m][k];
-        } else {
-          sQ().load_a(a[m], warp * kRows + 16 * m, k, lane);
+          for (int m = 0; m < kM; ++m) {
+            mma_high<kElement>(S[m][n], rQ[m][k], b, 0);
+            mma_high<kElement>(S[m][n + 1], rQ[m][k], b, 1);
+          }
         }
       }
-#pragma unroll
-      for (int n = 0; n < kN; n += 2) {
-        FragmentB<kPlanes> b;
-        sK(stage).load_b(b, 8 * n, k, lane);
-#pragma unroll
-        for (int m = 0; m < kM; ++m) {
-          mma_planes<kElement>(S[m][n], a[m], b, 0);
-          mma_planes<kElement>(S[m][n + 1], a[m], b, 1);
-        }
-      }
+    } else {
+      product_rows<kElement>(S, sQ(), warp * kRows, sK(stage), 0, lane);
     }
   }
 
   // ---- softmax
 
+  __forceinline__ i64 key_scale_index(int block) const {
+    return (static_cast<i64>(batch()) * (args.heads_q / args.group) + head_k) *
+               args.k_scale_blocks +
+           block * kBlockN / kScaleRows;
+  }
   template <bool kMasked>
   __forceinline__ void softmax(Acc (&S)[kM][kN], int block) {
     float scale = args.scale_log2;
     if constexpr (kConfig.scaled) {
-      const float k_scale =
-          args.k_scale[(static_cast<i64>(batch()) * (args.heads_q / args.group) + head_k) *
-                           args.k_scale_blocks +
-                       block * kBlockN / kScaleRows];
-      const float factor = q_scale * k_scale;
+      const float factor = q_scale * args.k_scale[key_scale_index(block)];
       if constexpr (kConfig.modified) {
         mod.scale = args.scale * factor;
       } else {
@@ -199,50 +180,16 @@ struct Forward {
 
   /// (F10) O += P V
   __forceinline__ void accumulate(const FragmentA<kPlanes> (&P)[kM][kN / 2], int stage, int block) {
-    if constexpr (kFreshSums) {
-      const float v_scale =
-          args.v_scale[(static_cast<i64>(batch()) * (args.heads_q / args.group) + head_k) *
-                           args.k_scale_blocks +
-                       block * kBlockN / kScaleRows];
-#pragma unroll
-      for (int n = 0; n < kDv / 8; n += 2) {
-        Acc fresh[kM][2] = {};
-#pragma unroll
-        for (int k = 0; k < kN / 2; ++k) multiply(fresh, 0, P, k, n, stage);
-#pragma unroll
-        for (int m = 0; m < kM; ++m) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            rO[m][n][e] = __fmaf_rn(fresh[m][0][e], v_scale, rO[m][n][e]);
-            rO[m][n + 1][e] = __fmaf_rn(fresh[m][1][e], v_scale, rO[m][n + 1][e]);
-          }
-        }
-      }
-    } else {
-#pragma unroll
-      for (int k = 0; k < kN / 2; ++k) {
-#pragma unroll
-        for (int n = 0; n < kDv / 8; n += 2) multiply(rO, n, P, k, n, stage);
-      }
-    }
-  }
-  template <int kColumns>
-  __forceinline__ void multiply(Acc (&sum)[kM][kColumns], int at,
-                                const FragmentA<kPlanes> (&P)[kM][kN / 2], int k, int n,
-                                int stage) const {
-    FragmentB<kPlanes> b;
-    sV(stage).load_b_trans(b, k, 8 * n, lane);
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-      mma_planes<kElement>(sum[m][at], P[m][k], b, 0);
-      mma_planes<kElement>(sum[m][at + 1], P[m][k], b, 1);
-    }
+    float v_scale = 1.0F;
+    if constexpr (kConfig.scaled) v_scale = args.v_scale[key_scale_index(block)];
+    product_register<kElement, kConfig.scaled>(rO, P, sV(stage), 0, 0, v_scale, lane);
   }
 
   /// One block of keys. `next` >= 0 is the block to fetch meanwhile.
   template <bool kMasked>
   __forceinline__ void step(int block, int next, int stage) {
-    // This block's K has landed, for all threads; all warps are done with the stage that the next copies overwrite.
+    // This block's K has landed, for all threads; all warps are done with the stage that the next
+    // copies overwrite.
     copy_async_wait<0>();
     __syncthreads();
     if constexpr (kConfig.stages == 2) {
@@ -258,13 +205,7 @@ struct Forward {
     scores(S, stage);
     softmax<kMasked>(S, block);
     FragmentA<kPlanes> P[kM][kN / 2];
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int k = 0; k < kN / 2; ++k) {
-        pack_fragment<kElement>(P[m][k], S[m][2 * k], S[m][2 * k + 1]);
-      }
-    }
+    pack_fragments<kElement>(P, S);
     if constexpr (kConfig.stages == 1) {
       // V has landed, for all threads; all warps are done with K.
       copy_async_wait<0>();
@@ -309,7 +250,7 @@ struct Forward {
 
   // ---- epilogue
 
-  /// (F11) O / l, (F12) LSE = m + log l
+  /// (F11) O / l, LSE = m + log l
   __forceinline__ void finish() {
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
@@ -337,40 +278,18 @@ struct Forward {
   __forceinline__ void store_floats() const {
     float* gO = static_cast<float*>(args.o.data) + tile.split * args.o_split +
                 batch() * args.o.stride_b + head() * args.o.stride_h;
-#pragma unroll
-    for (int r = 0; r < 2 * kM; ++r) {
-      const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
-      if (i >= args.seq_q) continue;
-#pragma unroll
-      for (int n = 0; n < kDv / 8; ++n) {
-        const int d = 8 * n + 2 * (lane % 4);
-        float* to = gO + i * args.o.stride_s + d * args.o.stride_d;
-        const Acc& v = rO[r / 2][n];
-        if (args.o_vectors && d + 1 < args.head_dim_v) {
-          store_global_8(to, v[2 * (r % 2)], v[2 * (r % 2) + 1]);
-        } else {
-          if (d < args.head_dim_v) to[0] = v[2 * (r % 2)];
-          if (d + 1 < args.head_dim_v) to[args.o.stride_d] = v[2 * (r % 2) + 1];
-        }
-      }
-    }
+    store_float_rows(rO, 1.0F, gO, args.o, args.o_vectors, warp_row(), args.seq_q, 0,
+                     args.head_dim_v, lane);
   }
 
-  /// Through shared memory, so that a lane stores 16 bytes of a row. Each warp stages its own rows of Q's place, which
-  /// only it has read.
+  /// Through shared memory, so that a lane stores 16 bytes of a row. Each warp stages its own rows
+  /// of Q's place, which only it has read.
   __forceinline__ void store_elements() const {
     const SharedTile<kBlockM, kDv> sO{shared};
-    if constexpr (kQBytes > TileQ::kBytes || kD != kDv) __syncthreads();  // rows of O lie elsewhere than rows of Q
+    if constexpr (kQBytes > TileQ::kBytes || kD != kDv)
+      __syncthreads();  // rows of O lie elsewhere than rows of Q
     __syncwarp();
-#pragma unroll
-    for (int r = 0; r < 2 * kM; ++r) {
-#pragma unroll
-      for (int n = 0; n < kDv / 8; ++n) {
-        const u32 at = sO.address(warp * kRows + 16 * (r / 2) + lane / 4 + 8 * (r % 2), n);
-        store_shared_4(at + 4 * (lane % 4), pack<kElement>(rO[r / 2][n][2 * (r % 2)],
-                                                           rO[r / 2][n][2 * (r % 2) + 1]));
-      }
-    }
+    stage_rows<kElement>(rO, 1.0F, sO, warp * kRows, 0, lane);
     __syncwarp();
     unsigned short* gO = static_cast<unsigned short*>(args.o.data) + batch() * args.o.stride_b +
                          head() * args.o.stride_h;
@@ -385,10 +304,9 @@ __forceinline__ void kernel(const Args& args) {
   using Block = Forward<kConfig>;
   const TileIndex tile = tile_index(args.order, blockIdx.x);
   const int batch = tile.pair / args.heads_q;
-  const int seq_k =
-      args.key_lengths == nullptr
-          ? args.seq_k
-          : max(0, min(args.seq_k, args.key_lengths[batch * args.key_lengths_b]));
+  const int seq_k = args.key_lengths == nullptr
+                        ? args.seq_k
+                        : max(0, min(args.seq_k, args.key_lengths[batch * args.key_lengths_b]));
   Block block(args, shared_address(shared), tile, seq_k);
   const int row_end = min(block.row + kConfig.block_m, args.seq_q);
   BlockRange range = key_blocks<kConfig.block_n>(block.diagonals, block.row, row_end, seq_k);

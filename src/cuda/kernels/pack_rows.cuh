@@ -1,10 +1,12 @@
-/// pack_rows: brings operands into the form that the sm_80-class kernels read: 16-bit rows side by side, padded with
-/// zeros to a multiple of 16 columns.
+/// pack_rows: brings operands into the form that the sm_80-class kernels read: 16-bit rows side by
+/// side, padded with zeros to a multiple of 16 columns.
 ///
 /// A float32 operand becomes `planes` fp16 planes with one power of two per kScaleRows rows:
-///   x = scale * (high + low + e), high = fp16(x / scale), low = fp16(x / scale - high), |e| <= 2^-24 |x| / scale
-/// as long as |x| is within 2^17 of the block's largest value, and below 2^-40 of that value anyway: float32's own 24
-/// bits. The power of two is exact, so nothing is lost by it. 16-bit operands with odd strides are only copied.
+///   x = scale * (high + low + e), high = fp16(x / scale), low = fp16(x / scale - high), |e| <=
+///   2^-24 |x| / scale
+/// as long as |x| is within 2^17 of the block's largest value, and below 2^-40 of that value
+/// anyway: float32's own 24 bits. The power of two is exact, so nothing is lost by it. 16-bit
+/// operands with odd strides are only copied.
 ///
 /// One block packs kScaleRows rows of one head of one operand.
 #pragma once
@@ -17,7 +19,15 @@ namespace tilewise::pack_rows {
 using namespace tile;
 
 /// Eight neighbours of a row, zero beyond its end.
-__forceinline__ void read_floats(float (&x)[8], const float* row, i64 stride, int col, int cols) {
+__forceinline__ void read_floats(float (&x)[8], const float* row, i64 stride, int col, int cols,
+                                 bool vectors) {
+  if (vectors && col + 8 <= cols) {
+    const Bytes16 a = load_global_16(row + col), b = load_global_16(row + col + 4);
+    const u32 words[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+    for (int e = 0; e < 8; ++e) x[e] = __int_as_float(static_cast<int>(words[e]));
+    return;
+  }
 #pragma unroll
   for (int e = 0; e < 8; ++e) x[e] = col + e < cols ? row[(col + e) * stride] : 0.0F;
 }
@@ -30,7 +40,7 @@ __forceinline__ float largest(const Source& s, const float* from, int row0, int 
   for (int i = static_cast<int>(threadIdx.x); i < rows * chunks; i += kThreads) {
     float x[8];
     read_floats(x, from + (row0 + i / chunks) * s.from.stride_s, s.from.stride_d, i % chunks * 8,
-                s.cols);
+                s.cols, s.vectors);
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
       const float a = fabsf(x[e]);
@@ -48,7 +58,8 @@ __forceinline__ float largest(const Source& s, const float* from, int row0, int 
 template <Config kConfig>
 __forceinline__ void pack_floats(const Source& s, const float* from, i64 pair, int block, int row0,
                                  int rows) {
-  // The largest value lands in [2^14, 2^15): inside fp16, with room for the sum of its products in float32.
+  // The largest value lands in [2^14, 2^15): inside fp16, with room for the sum of its products in
+  // float32.
   const float scale = power_below(largest(s, from, row0, rows)) * 0x1p-14F;
   const float inverse = power_inverse(scale);
   if (threadIdx.x == 0) s.scale[pair * s.blocks + block] = scale;
@@ -57,7 +68,7 @@ __forceinline__ void pack_floats(const Source& s, const float* from, i64 pair, i
   for (int i = static_cast<int>(threadIdx.x); i < rows * chunks; i += kThreads) {
     const int row = i / chunks, col = i % chunks * 8;
     float x[8];
-    read_floats(x, from + (row0 + row) * s.from.stride_s, s.from.stride_d, col, s.cols);
+    read_floats(x, from + (row0 + row) * s.from.stride_s, s.from.stride_d, col, s.cols, s.vectors);
     u32 high[4], low[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {

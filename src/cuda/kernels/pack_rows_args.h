@@ -7,8 +7,11 @@ namespace tilewise::pack_rows {
 
 struct Config {
   tile::Element element = tile::Element::fp16;  ///< of the packed rows
-  bool from_float = true;  ///< float32 source: scaled, in planes; else 16-bit elements are copied as they are
+  bool from_float =
+      true;  ///< float32 source: scaled, in planes; else 16-bit elements are copied as they are
   int planes = 2;
+
+  bool operator==(const Config&) const = default;
 };
 
 /// One tensor to pack.
@@ -16,10 +19,11 @@ struct Source {
   tile::View4 from;
   unsigned short* to = nullptr;  ///< (B, H, rows, planes * padded), contiguous
   float* scale = nullptr;        ///< (B, H, blocks of kScaleRows rows), from_float only
+  bool vectors = false;          ///< float32 rows are 16-byte aligned with unit stride
   int heads = 1, rows = 0, cols = 0;
-  int padded = 0;                ///< columns of a plane, a multiple of 16; those beyond cols become zero
-  int blocks = 0;                ///< of kScaleRows rows, of one head
-  long long first_block = 0;     ///< of the grid
+  int padded = 0;  ///< columns of a plane, a multiple of 16; those beyond cols become zero
+  int blocks = 0;  ///< of kScaleRows rows, of one head
+  long long first_block = 0;  ///< of the grid
 };
 
 struct Args {

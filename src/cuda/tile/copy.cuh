@@ -1,5 +1,5 @@
-/// Copies between global memory, shared memory and registers. One instruction per wrapper; sections are
-/// those of the PTX ISA manual.
+/// Copies between global memory, shared memory and registers. One instruction per wrapper; sections
+/// are those of the PTX ISA manual.
 #pragma once
 
 #include "cuda/tile/types.h"
@@ -15,7 +15,8 @@ __forceinline__ u32 shared_address(const void* p) {
   return static_cast<u32>(__cvta_generic_to_shared(p));
 }
 
-/// 16 bytes, global to shared, past L1; `bytes` of them are read, the rest is zero. 9.7.9.25.3 cp.async
+/// 16 bytes, global to shared, past L1; `bytes` of them are read, the rest is zero. 9.7.9.25.3
+/// cp.async
 __forceinline__ void copy_async_16(u32 shared, const void* global, int bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
                "r"(bytes)
@@ -37,7 +38,8 @@ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-/// Four 8x8 matrices of 16-bit elements; lane l addresses row l % 8 of matrix l / 8. 9.7.14.5.15 ldmatrix
+/// Four 8x8 matrices of 16-bit elements; lane l addresses row l % 8 of matrix l / 8. 9.7.14.5.15
+/// ldmatrix
 __forceinline__ void load_matrix_x4(u32 (&r)[4], u32 shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

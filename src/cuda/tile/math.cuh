@@ -1,4 +1,5 @@
-/// Scalar arithmetic and conversions. One instruction per wrapper; sections are those of the PTX ISA manual.
+/// Scalar arithmetic and conversions. One instruction per wrapper; sections are those of the PTX
+/// ISA manual.
 #pragma once
 
 #include "cuda/tile/copy.cuh"

@@ -17,13 +17,13 @@ using Acc = float[4];
 template <Element kElement>
 __forceinline__ void mma(Acc& c, const u32 (&a)[4], u32 b0, u32 b1) {
   if constexpr (kElement == Element::bf16) {
-    asm(
+    asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
         "{%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   } else {
-    asm(
+    asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
         "{%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -42,16 +42,17 @@ struct FragmentB {
   u32 r[kPlanes][4];
 };
 
-/// c += a b for B fragment `half` (0, 1). With two planes the small products come first, while the sum is small:
-/// tensor cores truncate when they add. The product of the two low planes is below float32 accuracy.
+/// c += a b of the high planes, for B fragment `half` (0, 1).
 template <Element kElement, int kPlanes>
-__forceinline__ void mma_planes(Acc& c, const FragmentA<kPlanes>& a, const FragmentB<kPlanes>& b,
-                                int half) {
-  if constexpr (kPlanes == 2) {
-    mma<kElement>(c, a.r[1], b.r[0][2 * half], b.r[0][2 * half + 1]);
-    mma<kElement>(c, a.r[0], b.r[1][2 * half], b.r[1][2 * half + 1]);
-  }
+__forceinline__ void mma_high(Acc& c, const FragmentA<kPlanes>& a, const FragmentB<kPlanes>& b,
+                              int half) {
   mma<kElement>(c, a.r[0], b.r[0][2 * half], b.r[0][2 * half + 1]);
+}
+/// c += what one low plane adds. The product of both low planes is below float32 accuracy.
+template <Element kElement>
+__forceinline__ void mma_low(Acc& c, const FragmentA<2>& a, const FragmentB<2>& b, int half) {
+  mma<kElement>(c, a.r[1], b.r[0][2 * half], b.r[0][2 * half + 1]);
+  mma<kElement>(c, a.r[0], b.r[1][2 * half], b.r[1][2 * half + 1]);
 }
 
 /// Two accumulator tiles side by side as one A fragment.
@@ -65,6 +66,42 @@ __forceinline__ void pack_fragment(FragmentA<kPlanes>& a, const Acc& left, const
     if constexpr (kPlanes == 2) {
       a.r[1][i] = pack<kElement>(v[i][0] - widen<kElement>(a.r[0][i]),
                                  v[i][1] - widen_high<kElement>(a.r[0][i]));
+    }
+  }
+}
+
+template <int kM, int kN>
+__forceinline__ void clear(Acc (&S)[kM][kN]) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) S[m][n][e] = 0.0F;
+    }
+  }
+}
+
+template <int kM, int kN>
+__forceinline__ void multiply(Acc (&S)[kM][kN], float factor) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) S[m][n][e] *= factor;
+    }
+  }
+}
+
+/// Packs a fragment as A operands.
+template <Element kElement, int kPlanes, int kM, int kN>
+__forceinline__ void pack_fragments(FragmentA<kPlanes> (&a)[kM][kN / 2], const Acc (&S)[kM][kN]) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int k = 0; k < kN / 2; ++k) {
+      pack_fragment<kElement>(a[m][k], S[m][2 * k], S[m][2 * k + 1]);
     }
   }
 }

@@ -8,7 +8,7 @@ namespace tilewise::tile {
 struct TileIndex {
   int block = 0;  ///< row block
   int split = 0;
-  int pair = 0;   ///< batch * heads + head
+  int pair = 0;  ///< batch * heads + head
 };
 
 __forceinline__ TileIndex tile_index(const TileOrder& order, unsigned index) {
@@ -41,7 +41,8 @@ struct Diagonals {
   }
 };
 
-/// Half-open ranges of blocks: those that hold a visible pair, and inside them those without a hidden one.
+/// Half-open ranges of blocks: those that hold a visible pair, and inside them those without a
+/// hidden one.
 struct BlockRange {
   int begin = 0, end = 0, full_begin = 0, full_end = 0;
 
@@ -71,7 +72,8 @@ __forceinline__ BlockRange key_blocks(const Diagonals& d, int row, int row_end, 
   return r;
 }
 
-/// Blocks of kBlock queries for keys key .. key_end-1: row i sees key j iff j - high < i <= j - low.
+/// Blocks of kBlock queries for keys key .. key_end-1: row i sees key j iff j - high < i <= j -
+/// low.
 template <int kBlock>
 __forceinline__ BlockRange query_blocks(const Diagonals& d, int key, int key_end, int seq_q) {
   BlockRange r;

@@ -1,17 +1,18 @@
 /// Score modifications, masks and the online softmax on score fragments of a warp.
 ///
-/// A warp holds kM x kN accumulator tiles of 16 x 8 scores: thread l has rows 16m + l/4 (+8) and columns
-/// 8n + 2(l%4) (+1). Row r of 2*kM counts (m, half).
+/// A warp holds kM x kN accumulator tiles of 16 x 8 scores: thread l has rows 16m + l/4 (+8) and
+/// columns 8n + 2(l%4) (+1). Row r of 2*kM counts (m, half).
 #pragma once
 
 #include "cuda/tile/order.cuh"
 
 namespace tilewise::tile {
 
-/// Row maxima move only when they grew by this (log2): P stays below 2^kSlack and most rescalings of O fall away.
+/// Row maxima move only when they grew by this (log2): P stays below 2^kSlack and most rescalings
+/// of O fall away.
 inline constexpr float kSlack = 8.0F;
-/// Exponents above this are taken from a rounded product, so that the largest score gives exactly 2^0. Below it a
-/// fused multiply-add is exact enough: its argument is off by less than 2^-3.
+/// Exponents above this are taken from a rounded product, so that the largest score gives exactly
+/// 2^0. Below it a fused multiply-add is exact enough: its argument is off by less than 2^-3.
 inline constexpr float kHuge = 2097152.0F;
 
 template <int kM>
@@ -25,8 +26,8 @@ struct RowStatistics {
   }
 };
 
-/// Softcap, ALiBi and scale: raw scores to logits in the log2 domain. `distance` is i + Sk - Sq - j at the thread's
-/// first element.
+/// Softcap, ALiBi and scale: raw scores to logits in the log2 domain. `distance` is i + Sk - Sq - j
+/// at the thread's first element.
 struct ScoreModification {
   float scale;    ///< of raw scores to logits
   float softcap;  ///< 0 = off
@@ -46,7 +47,8 @@ struct ScoreModification {
   }
 };
 
-/// (F3, F4, F5) on a whole fragment. `i0`, `j0`: row and column of the fragment's corner, `shift` = Sk - Sq.
+/// (F1 to F3) on a whole fragment. `i0`, `j0`: row and column of the fragment's corner, `shift` =
+/// Sk - Sq.
 template <int kM, int kN>
 __forceinline__ void modify_scores(Acc (&S)[kM][kN], const ScoreModification& mod, int i0, int j0,
                                    int shift, int lane) {
@@ -65,7 +67,8 @@ __forceinline__ void modify_scores(Acc (&S)[kM][kN], const ScoreModification& mo
   }
 }
 
-/// Hidden scores become -inf: replaced, so that nothing of a hidden key leaks. CONTRACT 4, 5, 10
+/// (F4) Hidden scores become -inf: replaced, so that nothing of a hidden key leaks. CONTRACT 4, 5,
+/// 10
 template <int kM, int kN>
 __forceinline__ void mask_scores(Acc (&S)[kM][kN], const Diagonals& d, int seq_k, int i0, int j0,
                                  int lane) {
@@ -88,9 +91,10 @@ __forceinline__ void mask_scores(Acc (&S)[kM][kN], const Diagonals& d, int seq_k
   }
 }
 
-/// One step of the online softmax: S becomes P = 2^(scale * S - m) and l grows by its row sums; when a maximum moved
-/// by more than kSlack, m moves and `rescale(r, alpha)` must multiply row r of O. `kBias` is added to the exponent
-/// (and cancels in O and LSE): it lifts P into the range of the operand's type.
+/// One step of the online softmax: S becomes P = 2^(scale * S - m) and l grows by its row sums;
+/// when a maximum moved by more than kSlack, m moves and `rescale(r, alpha)` must multiply row r of
+/// O. `kBias` is added to the exponent (and cancels in O and LSE): it lifts P into the range of the
+/// operand's type.
 template <int kBias, int kM, int kN, class Rescale>
 __forceinline__ void softmax_step(Acc (&S)[kM][kN], RowStatistics<kM>& rows, float scale,
                                   Rescale rescale) {
@@ -144,6 +148,56 @@ __forceinline__ void softmax_step(Acc (&S)[kM][kN], RowStatistics<kM>& rows, flo
     }
     rows.l[r] += sum[0] + sum[1];  // (F9) l
   }
+}
+
+// ---- backward
+
+/// Hidden scores of a transposed fragment (rows are keys j0 .., columns queries i0 ..) become -inf.
+template <int kM, int kN>
+__forceinline__ void mask_transposed(Acc (&S)[kM][kN], const Diagonals& d, int seq_k, int j0,
+                                     int i0, int lane) {
+#pragma unroll
+  for (int n = 0; n < kN; ++n) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int i = i0 + 8 * n + 2 * (lane % 4) + e;
+      const int begin = i + d.low - j0 - lane / 4, end = min(i + d.high, seq_k) - j0 - lane / 4;
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int j = 16 * m + 8 * half;
+          if (j < begin || j >= end) S[m][n][2 * half + e] = -infinity();
+        }
+      }
+    }
+  }
+}
+
+/// (B1) P = exp(min(S - LSE, 0)), all in the log2 domain. CONTRACT 11
+__forceinline__ float probability(float s, float scale, float lse2) {
+  return exp2_approx(min_nan(__fmaf_rn(s, scale, -lse2), 0.0F));
+}
+
+/// P is at most 1: two-plane operands hold P * 2^14.
+inline constexpr float kProbabilityScale = 0x1p14F;
+
+/// Multiplies a fragment by a power of two that brings its largest magnitude in the warp to [2^14,
+/// 2^15), and gives the inverse.
+template <int kM, int kN>
+__forceinline__ float normalise(Acc (&S)[kM][kN]) {
+  float top = 0.0F;
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) top = fmaxf(top, fabsf(S[m][n][e]));
+    }
+  }
+  const float scale = power_below(warp_max(top)) * 0x1p-14F;
+  multiply(S, power_inverse(scale));
+  return scale;
 }
 
 }  // namespace tilewise::tile

@@ -1,5 +1,5 @@
-/// Words that host and device share: read by the compiler of the library and by NVRTC, so nothing is
-/// included.
+/// Words that host and device share: read by the compiler of the library and by NVRTC, so nothing
+/// is included.
 #pragma once
 
 namespace tilewise::tile {
@@ -19,23 +19,23 @@ struct View4 {
   long long stride_b = 0, stride_h = 0, stride_s = 0, stride_d = 0;
 };
 
-/// Which keys a row sees by position: j in [i + shift - left, i + shift + right], shift = Sk - Sq, and
-/// j <= i when top_left. Bounds are clipped to +-kFar by the host.
+/// Which keys a row sees by position: j in [i + shift - left, i + shift + right], shift = Sk - Sq,
+/// and j <= i when top_left. Bounds are clipped to +-kFar by the host.
 struct Positions {
   static constexpr int kFar = 1 << 30;
   int left = kFar, right = kFar;
   bool top_left = false;
 };
 
-/// Order of the tiles of a one-dimensional grid. Heads (of all batch entries) come in sections whose
-/// keys and values fit the L2 cache; inside a section the tiles of one row block of all its heads come
-/// together, last row block (the longest under a causal mask) first.
+/// Order of the tiles of a one-dimensional grid. Heads (of all batch entries) come in sections
+/// whose keys and values fit the L2 cache; inside a section the tiles of one row block of all its
+/// heads come together, last row block (the longest under a causal mask) first.
 struct TileOrder {
-  unsigned blocks = 1;        ///< row blocks of a head
-  unsigned splits = 1;        ///< parts of a row block
-  unsigned heads = 1;         ///< batch * heads
-  unsigned section = 1;       ///< heads of a section
-  bool last_first = true;     ///< row blocks from the last to the first
+  unsigned blocks = 1;     ///< row blocks of a head
+  unsigned splits = 1;     ///< parts of a row block
+  unsigned heads = 1;      ///< batch * heads
+  unsigned section = 1;    ///< heads of a section
+  bool last_first = true;  ///< row blocks from the last to the first
 };
 
 /// Rows that share one scale factor when a float32 operand is held as 16-bit planes.

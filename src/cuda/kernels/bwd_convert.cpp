@@ -1,0 +1,49 @@
+#include "cuda/kernels/bwd_convert.hpp"
+
+#include "cuda/kernels/bwd_convert_args.h"
+#include "cuda/kernels/sm80.hpp"
+
+namespace tilewise::cuda {
+namespace {
+
+KernelUnit unit(const bwd_convert::Config& config) {
+  return {.stem = "bwd_convert",
+          .config = std::string(".type = Type::") +
+                    (config.type == bwd_convert::Type::bf16 ? "bf16" : "fp16"),
+          .threads = bwd_convert::kThreads,
+          .min_blocks = 4};
+}
+
+}  // namespace
+
+void convert_gradients(const Problem& p, std::span<const SummedGradient> gradients, void* stream) {
+  const bwd_convert::Config config = {.type = p.dtype == DType::bfloat16 ? bwd_convert::Type::bf16
+                                                                         : bwd_convert::Type::fp16};
+  bwd_convert::Args args;
+  std::int64_t blocks = 0;
+  for (const SummedGradient& gradient : gradients) {
+    const Tensor& to = *gradient.to;
+    bwd_convert::Source& source = args.sources[args.count++];
+    source.sums = gradient.sums;
+    source.to = sm80::view4(to);
+    source.vectors = sm80::has_vectors(to);
+    source.factor = gradient.factor;
+    source.heads = static_cast<int>(to.sizes[1]);
+    source.rows = static_cast<int>(to.sizes[2]);
+    source.padded_rows = static_cast<int>(gradient.padded_rows);
+    source.cols = static_cast<int>(to.sizes[3]);
+    source.padded = sm80::padded(to.sizes[3]);
+    source.items = to.sizes[0] * to.sizes[1] * (gradient.padded_rows / 16) * source.padded;
+    source.first_block = blocks;
+    blocks += (source.items + bwd_convert::kThreads - 1) / bwd_convert::kThreads;
+  }
+  launch(sm80::load_config(config, p.device.index, unit), {.x = blocks}, stream, args);
+}
+
+void add_bwd_convert_units(std::vector<PackUnit>& units) {
+  units.push_back({.unit = unit({.type = bwd_convert::Type::bf16}),
+                   .row = "flash_bwd_sm80",
+                   .instruction = ""});
+}
+
+}  // namespace tilewise::cuda

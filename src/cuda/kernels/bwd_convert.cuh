@@ -1,0 +1,66 @@
+/// bwd_convert: gradients that were summed in float32, in the order of accumulator fragments, to
+/// rows of 16-bit elements.
+///
+/// A fragment of 16 rows x 8 columns is 32 lanes of four floats (tile/shared_tile.cuh,
+/// add_fragments). A thread takes four lanes, which hold eight columns of row g and of row g + 8.
+#pragma once
+
+#include "cuda/kernels/bwd_convert_args.h"
+#include "cuda/tile/math.cuh"
+
+namespace tilewise::bwd_convert {
+
+using namespace tile;
+
+template <Element kElement>
+__forceinline__ void store(const Source& s, i64 base, int row, int col, const float (&x)[8]) {
+  if (row >= s.rows || col >= s.cols) return;
+  unsigned short* to =
+      static_cast<unsigned short*>(s.to.data) + base + row * s.to.stride_s + col * s.to.stride_d;
+  u32 words[4];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    words[e] = pack<kElement>(x[2 * e] * s.factor, x[2 * e + 1] * s.factor);
+  }
+  if (s.vectors && col + 8 <= s.cols) {
+    store_global_16(to, {words[0], words[1], words[2], words[3]});
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < 8; ++e) {
+    if (col + e < s.cols) {
+      to[e * s.to.stride_d] = static_cast<unsigned short>(words[e / 2] >> (16 * (e % 2)));
+    }
+  }
+}
+
+template <Config kConfig>
+__forceinline__ void kernel(const Args& args) {
+  constexpr Element kElement = kConfig.type == Type::bf16 ? Element::bf16 : Element::fp16;
+  int which = 0;
+  while (which + 1 < args.count && blockIdx.x >= args.sources[which + 1].first_block) ++which;
+  const Source& s = args.sources[which];
+  const i64 item = (blockIdx.x - s.first_block) * static_cast<i64>(kThreads) + threadIdx.x;
+  if (item >= s.items) return;
+  const int g = static_cast<int>(item % 8);
+  const i64 fragment = item / 8;
+  const int per_band = s.padded / 8, bands = s.padded_rows / 16;
+  const int col = static_cast<int>(fragment % per_band) * 8;
+  const i64 band = fragment / per_band;
+  const i64 pair = band / bands;
+  const int row = static_cast<int>(band % bands) * 16 + g;
+  float upper[8], lower[8];
+#pragma unroll
+  for (int t = 0; t < 4; ++t) {
+    const Bytes16 v = load_global_16(s.sums + fragment * 128 + (4 * g + t) * 4);
+    upper[2 * t] = __int_as_float(static_cast<int>(v.x));
+    upper[2 * t + 1] = __int_as_float(static_cast<int>(v.y));
+    lower[2 * t] = __int_as_float(static_cast<int>(v.z));
+    lower[2 * t + 1] = __int_as_float(static_cast<int>(v.w));
+  }
+  const i64 base = pair / s.heads * s.to.stride_b + pair % s.heads * s.to.stride_h;
+  store<kElement>(s, base, row, col, upper);
+  store<kElement>(s, base, row + 8, col, lower);
+}
+
+}  // namespace tilewise::bwd_convert

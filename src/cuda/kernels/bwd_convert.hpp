@@ -1,0 +1,26 @@
+/// bwd_convert on the host. See bwd_convert.md.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "cuda/jit/unit.h"
+#include "plan/kernel_row.h"
+
+namespace tilewise::cuda {
+
+/// A gradient that was summed in fragment order: (B, H, padded_rows, padded head dim) floats.
+struct SummedGradient {
+  const float* sums = nullptr;
+  const Tensor* to = nullptr;
+  std::int64_t padded_rows = 0;
+  float factor = 1.0F;
+};
+/// Brings up to three of them into their tensors.
+void convert_gradients(const Problem& problem, std::span<const SummedGradient> gradients,
+                       void* stream);
+
+void add_bwd_convert_units(std::vector<PackUnit>& units);
+
+}  // namespace tilewise::cuda

@@ -1,0 +1,249 @@
+/// bwd_dq_sm80: dQ by tiles, the second pass of the backward whose first is bwd_sm80 without dQ.
+/// Together they add in a fixed order: bitwise repeatable. sm_80 and newer.
+///
+///   P = exp(S - LSE); dP = dO V^T; dS = P (dP - delta); dQ = scale dS K (B1-B8)
+///
+/// One block owns block_m queries of one head and walks over the keys; a warp owns whole queries,
+/// and dS goes from the accumulators into the A operand without leaving the registers. See
+/// bwd_sm80.md.
+#pragma once
+
+#include "cuda/kernels/bwd_dq_sm80_args.h"
+#include "cuda/tile/shared_tile.cuh"
+#include "cuda/tile/softmax.cuh"
+
+namespace tilewise::bwd_dq_sm80 {
+
+using namespace tile;
+
+template <Config kConfig>
+struct QueryGradient {
+  static constexpr Element kElement = kConfig.element;
+  static constexpr int kPlanes = kConfig.planes;
+  static constexpr int kThreads = kConfig.warps * 32;
+  static constexpr int kBlockM = kConfig.block_m, kBlockN = kConfig.block_n;
+  static constexpr int kRows = kBlockM / kConfig.warps;  ///< of a warp
+  static constexpr int kM = kRows / 16, kN = kBlockN / 8;
+  static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
+  static_assert(kRows % 16 == 0 && kBlockN % 16 == 0);
+
+  using TileQ = SharedTile<kBlockM, kD, kPlanes>;
+  using TileO = SharedTile<kBlockM, kDv, kPlanes>;
+  using TileK = SharedTile<kBlockN, kD, kPlanes>;
+  using TileV = SharedTile<kBlockN, kDv, kPlanes>;
+
+  const Args& args;
+  const int thread, warp, lane;
+  const int batch, head, head_k, row, seq_k;  ///< row: of the block
+  const Diagonals diagonals;
+  const u32 shared;
+  float q_scale = 1.0F, do_scale = 1.0F;
+  float lse2[2 * kM], delta[2 * kM];
+  Acc dQ[kM][kD / 8];
+
+  __forceinline__ int warp_row() const { return row + warp * kRows; }
+  __forceinline__ TileQ sQ() const { return {shared}; }
+  __forceinline__ TileO sO() const { return {shared + TileQ::kBytes}; }
+  __forceinline__ u32 stage_base(int stage) const {
+    return shared + TileQ::kBytes + TileO::kBytes + stage * (TileK::kBytes + TileV::kBytes);
+  }
+  __forceinline__ TileK sK(int stage) const { return {stage_base(stage)}; }
+  __forceinline__ TileV sV(int stage) const { return {stage_base(stage) + TileK::kBytes}; }
+
+  __forceinline__ QueryGradient(const Args& a, u32 shared_base, TileIndex index, int keys)
+      : args(a),
+        thread(static_cast<int>(threadIdx.x)),
+        warp(__shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0)),
+        lane(static_cast<int>(threadIdx.x) % 32),
+        batch(index.pair / a.heads_q),
+        head(index.pair % a.heads_q),
+        head_k(index.pair % a.heads_q / a.group),
+        row(index.block * kBlockM),
+        seq_k(keys),
+        diagonals(a.positions, a.seq_q, keys),
+        shared(shared_base) {
+    const i64 pair = index.pair;
+    if constexpr (kConfig.scaled) {
+      const i64 at =
+          pair * args.q_scale_blocks + min(warp_row() / kScaleRows, args.q_scale_blocks - 1);
+      q_scale = args.q_scale[at];
+      do_scale = args.do_scale[at];
+    }
+#pragma unroll
+    for (int r = 0; r < 2 * kM; ++r) {
+      const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
+      lse2[r] = i < args.seq_q ? args.lse2[pair * args.rows_q + i] : infinity();
+      delta[r] = i < args.seq_q ? args.delta[pair * args.rows_q + i] : 0.0F;
+    }
+    clear(dQ);
+  }
+
+  __forceinline__ void load_queries() const {
+    const unsigned short* gQ = static_cast<const unsigned short*>(args.q.data) +
+                               batch * args.q.stride_b + head * args.q.stride_h +
+                               row * args.q.stride_s;
+    const unsigned short* gO = static_cast<const unsigned short*>(args.d_o.data) +
+                               batch * args.d_o.stride_b + head * args.d_o.stride_h +
+                               row * args.d_o.stride_s;
+    sQ().template load_async<kThreads>(gQ, args.q.stride_s, args.seq_q - row, args.cols_qk, thread);
+    sO().template load_async<kThreads>(gO, args.d_o.stride_s, args.seq_q - row, args.cols_v,
+                                       thread);
+  }
+  __forceinline__ void load_keys(int block, int stage) const {
+    const int key = block * kBlockN;
+    const unsigned short* gK = static_cast<const unsigned short*>(args.k.data) +
+                               batch * args.k.stride_b + head_k * args.k.stride_h +
+                               key * args.k.stride_s;
+    const unsigned short* gV = static_cast<const unsigned short*>(args.v.data) +
+                               batch * args.v.stride_b + head_k * args.v.stride_h +
+                               key * args.v.stride_s;
+    sK(stage).template load_async<kThreads>(gK, args.k.stride_s, seq_k - key, args.cols_qk, thread);
+    sV(stage).template load_async<kThreads>(gV, args.v.stride_s, seq_k - key, args.cols_v, thread);
+  }
+
+  /// (B1, B5) from S and dP to dS, in dP. S is in the log2 domain once multiplied by `scale`, dP by
+  /// `factor`.
+  __forceinline__ void score_gradients(Acc (&S)[kM][kN], Acc (&dP)[kM][kN], float scale,
+                                       float factor, bool masked) const {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int r = 2 * m + e / 2;
+          const float p = probability(S[m][n][e], scale, lse2[r]);
+          float x = dP[m][n][e];
+          x = kConfig.scaled ? p * __fmaf_rn(x, factor, -delta[r]) : p * (x - delta[r]);
+          dP[m][n][e] = masked && p == 0.0F ? 0.0F : x;
+        }
+      }
+    }
+  }
+
+  __forceinline__ void step(int block, int next, int stage, bool masked) {
+    // This block's K and V have landed, for all threads; all warps are done with the other stage.
+    copy_async_wait<0>();
+    __syncthreads();
+    if constexpr (kConfig.stages == 2) {
+      if (next >= 0) load_keys(next, stage ^ 1);
+      copy_async_commit();
+    }
+    const int key = block * kBlockN;
+    float k_scale = 1.0F, v_scale = 1.0F;
+    if constexpr (kConfig.scaled) {
+      const i64 at =
+          (static_cast<i64>(batch) * (args.heads_q / args.group) + head_k) * args.k_scale_blocks +
+          key / kScaleRows;
+      k_scale = args.k_scale[at];
+      v_scale = args.v_scale[at];
+    }
+    Acc S[kM][kN], dP[kM][kN];
+    clear(S);
+    clear(dP);
+    product_rows<kElement>(S, sQ(), warp * kRows, sK(stage), 0, lane);   // (F1) S = Q K^T
+    product_rows<kElement>(dP, sO(), warp * kRows, sV(stage), 0, lane);  // (B4) dP = dO V^T
+    if constexpr (kConfig.modified) {
+      modified(S, dP, args.scale * (k_scale * q_scale), v_scale * do_scale, key, masked);
+    } else {
+      float scale = args.scale_log2;
+      if constexpr (kConfig.scaled) {
+        scale = fminf(fmaxf(scale * (k_scale * q_scale), 1e-37F), 3e38F);
+      }
+      if (masked) mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
+      score_gradients(S, dP, scale, v_scale * do_scale, masked);
+    }
+    float ds_scale = 1.0F;
+    if constexpr (kConfig.scaled) ds_scale = normalise(dP);
+    FragmentA<kPlanes> a[kM][kN / 2];
+    pack_fragments<kElement>(a, dP);
+    product_register<kElement, kConfig.scaled>(dQ, a, sK(stage), 0, 0, ds_scale * k_scale,
+                                               lane);  // (B8) dQ += dS K
+    if constexpr (kConfig.stages == 1) {
+      __syncthreads();  // all warps are done with K and V before the next ones land there
+      if (next >= 0) load_keys(next, 0);
+      copy_async_commit();
+    }
+  }
+  __forceinline__ void modified(Acc (&S)[kM][kN], Acc (&dP)[kM][kN], float raw_scale, float factor,
+                                int key, bool masked) const {
+    ScoreModification mod;
+    mod.scale = raw_scale;
+    mod.softcap = args.softcap;
+    mod.slope =
+        args.alibi == nullptr ? 0.0F : args.alibi[batch * args.alibi_b + head * args.alibi_h];
+    const int shift = seq_k - args.seq_q;
+    Acc G[kM][kN];
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int i = warp_row() + 16 * m + lane / 4 + 8 * (e / 2);
+          const int j = key + 8 * n + 2 * (lane % 4) + e % 2;
+          S[m][n][e] = kLog2e * mod.logit(S[m][n][e], i + shift - j, G[m][n][e]);
+        }
+      }
+    }
+    if (masked) mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
+    score_gradients(S, dP, 1.0F, factor, masked);
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) dP[m][n][e] *= G[m][n][e];
+      }
+    }
+  }
+
+  __forceinline__ void run(const BlockRange& range) {
+    load_queries();
+    load_keys(range.begin, 0);
+    copy_async_commit();
+    int stage = 0;
+#pragma unroll 1
+    for (int block = range.begin; block < range.end; ++block) {
+      step(block, block + 1 < range.end ? block + 1 : -1, stage,
+           block < range.full_begin || block >= range.full_end);
+      if constexpr (kConfig.stages == 2) stage ^= 1;
+    }
+  }
+
+  __forceinline__ void finish() const {
+    if constexpr (kConfig.scaled) {
+      store_float_rows(dQ, args.scale, output<float>(), args.dq, args.dq_vectors, warp_row(),
+                       args.seq_q, 0, args.head_dim, lane);
+    } else {
+      // Through shared memory, each warp where its own rows of Q were.
+      const SharedTile<kBlockM, kD> out{shared};
+      __syncwarp();
+      stage_rows<kElement>(dQ, args.scale, out, warp * kRows, 0, lane);
+      __syncwarp();
+      store_rows<kRows, kD>(out, warp * kRows, output<unsigned short>(), args.dq, args.dq_vectors,
+                            warp_row(), args.seq_q, args.head_dim, lane);
+    }
+  }
+  template <class T>
+  __forceinline__ T* output() const {
+    return static_cast<T*>(args.dq.data) + batch * args.dq.stride_b + head * args.dq.stride_h;
+  }
+};
+
+template <Config kConfig>
+__forceinline__ void kernel(const Args& args) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const TileIndex tile = tile_index(args.order, blockIdx.x);
+  const int batch = tile.pair / args.heads_q;
+  const int seq_k = args.key_lengths == nullptr
+                        ? args.seq_k
+                        : max(0, min(args.seq_k, args.key_lengths[batch * args.key_lengths_b]));
+  QueryGradient<kConfig> block(args, shared_address(shared), tile, seq_k);
+  const int row_end = min(block.row + kConfig.block_m, args.seq_q);
+  const BlockRange range = key_blocks<kConfig.block_n>(block.diagonals, block.row, row_end, seq_k);
+  if (range.begin < range.end) block.run(range);
+  block.finish();
+}
+
+}  // namespace tilewise::bwd_dq_sm80

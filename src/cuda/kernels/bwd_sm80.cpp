@@ -1,0 +1,536 @@
+#include "cuda/kernels/bwd_sm80.hpp"
+
+#include <algorithm>
+#include <span>
+
+#include "cuda/driver/memory.h"
+#include "cuda/kernels/bwd_convert.hpp"
+#include "cuda/kernels/bwd_delta.hpp"
+#include "cuda/kernels/bwd_sm80_args.h"
+#include "cuda/kernels/sm80.hpp"
+#include "plan/accounting.h"
+
+namespace tilewise::cuda {
+namespace {
+
+using bwd_sm80::Args;
+using bwd_sm80::Config;
+using bwd_sm80::Gradients;
+using Role = MemoryItem::Role;
+
+/// A tile that was found good: see bwd_sm80.md.
+struct Tile {
+  int block_m, block_n, warps, column_warps, sub_m, stages;
+  int min_blocks;  ///< on a multiprocessor
+  double tflops;   ///< reached on an H100 with every multiprocessor full
+};
+/// The two launches of the repeatable form.
+struct TilePair {
+  Tile keys, queries;
+  bool apart = false;  ///< dK and dV in launches of their own
+};
+
+// By the larger padded head dim, best first; smaller tiles are for little shared memory.
+constexpr Tile kOne32[] = {{64, 128, 4, 1, 32, 2, 2, 180.0}};
+constexpr Tile kOne64[] = {{64, 128, 4, 1, 32, 2, 2, 350.0}};
+constexpr Tile kOne96[] = {{64, 64, 4, 1, 64, 2, 2, 260.0}};
+constexpr Tile kOne128[] = {{64, 128, 8, 2, 32, 2, 1, 325.0}, {64, 64, 4, 1, 64, 1, 2, 280.0}};
+constexpr Tile kOne192[] = {{64, 64, 8, 2, 32, 2, 1, 250.0}, {32, 64, 8, 2, 16, 1, 1, 200.0}};
+constexpr Tile kOne256[] = {{64, 64, 8, 2, 32, 1, 1, 230.0}, {32, 32, 4, 2, 16, 1, 1, 120.0}};
+
+// The first member is bwd_sm80 without dQ, the second bwd_dq_sm80, whose column_warps and sub_m do
+// not matter.
+constexpr TilePair kTwo32[] = {
+    {{64, 128, 4, 1, 32, 2, 2, 150.0}, {128, 32, 4, 1, 32, 2, 2, 150.0}}};
+constexpr TilePair kTwo64[] = {
+    {{64, 128, 4, 1, 32, 2, 2, 290.0}, {128, 32, 4, 1, 32, 2, 2, 290.0}}};
+constexpr TilePair kTwo96[] = {{{64, 64, 4, 1, 64, 2, 2, 240.0}, {64, 64, 4, 1, 32, 2, 2, 240.0}}};
+constexpr TilePair kTwo128[] = {{{64, 64, 4, 1, 64, 2, 2, 260.0}, {128, 32, 4, 1, 32, 2, 2, 260.0}},
+                                {{64, 64, 4, 1, 64, 1, 2, 240.0}, {64, 32, 4, 1, 32, 2, 2, 240.0}}};
+constexpr TilePair kTwo192[] = {{{64, 64, 8, 2, 32, 2, 1, 200.0}, {64, 32, 4, 1, 32, 1, 2, 200.0}},
+                                {{32, 64, 8, 2, 16, 1, 1, 160.0}, {64, 32, 4, 1, 32, 1, 2, 160.0}}};
+constexpr TilePair kTwo256[] = {{{64, 64, 8, 2, 32, 1, 1, 180.0}, {64, 32, 4, 1, 32, 1, 2, 180.0}},
+                                {{32, 32, 4, 2, 16, 1, 1, 100.0}, {64, 32, 4, 1, 32, 1, 2, 100.0}}};
+// float32: operands in one or two planes with scale factors; no column_warps.
+constexpr TilePair kFloat32[] = {{{64, 64, 4, 1, 32, 1, 2, 55.0}, {64, 64, 4, 1, 32, 1, 2, 55.0}}};
+constexpr TilePair kFloat64[] = {{{64, 64, 4, 1, 64, 1, 2, 92.0}, {64, 64, 4, 1, 32, 1, 2, 92.0}}};
+constexpr TilePair kFloat96[] = {{{32, 64, 4, 1, 32, 1, 2, 85.0}, {64, 32, 4, 1, 32, 1, 2, 85.0}}};
+constexpr TilePair kFloat128[] = {{{32, 64, 4, 1, 32, 1, 2, 82.0}, {64, 32, 4, 1, 32, 1, 2, 82.0}}};
+constexpr TilePair kFloat192[] = {{{16, 64, 4, 1, 16, 1, 1, 60.0}, {64, 16, 4, 1, 32, 1, 1, 60.0}},
+                                  {{16, 32, 2, 1, 16, 1, 1, 35.0}, {32, 16, 2, 1, 32, 1, 1, 35.0}}};
+constexpr TilePair kFloat256[] = {
+    {{16, 64, 4, 1, 16, 1, 1, 50.0}, {64, 16, 4, 1, 32, 1, 1, 50.0}, true},
+    {{16, 32, 2, 1, 16, 1, 1, 30.0}, {32, 16, 2, 1, 32, 1, 1, 30.0}, true}};
+
+int largest_dim(const Problem& p) {
+  return std::max(sm80::padded(p.head_dim), sm80::padded(p.head_dim_v));
+}
+
+std::span<const Tile> one_pass_tiles(const Problem& p) {
+  const int dim = largest_dim(p);
+  if (dim <= 32) return kOne32;
+  if (dim <= 64) return kOne64;
+  if (dim <= 96) return kOne96;
+  if (dim <= 128) return kOne128;
+  if (dim <= 192) return kOne192;
+  return kOne256;
+}
+
+std::span<const TilePair> two_pass_tiles(const Problem& p) {
+  const int dim = largest_dim(p);
+  const bool scaled = sm80::form(p).scaled;
+  if (dim <= 32) return scaled ? std::span<const TilePair>(kFloat32) : kTwo32;
+  if (dim <= 64) return scaled ? std::span<const TilePair>(kFloat64) : kTwo64;
+  if (dim <= 96) return scaled ? std::span<const TilePair>(kFloat96) : kTwo96;
+  if (dim <= 128) return scaled ? std::span<const TilePair>(kFloat128) : kTwo128;
+  if (dim <= 192) return scaled ? std::span<const TilePair>(kFloat192) : kTwo192;
+  return scaled ? std::span<const TilePair>(kFloat256) : kTwo256;
+}
+
+Config make_config(const Problem& p, const Tile& tile, bool with_dq, bool split) {
+  const sm80::Form form = sm80::form(p);
+  return {.element = form.element,
+          .planes = form.planes,
+          .scaled = form.scaled,
+          .head_dim = sm80::padded(p.head_dim),
+          .head_dim_v = sm80::padded(p.head_dim_v),
+          .block_m = tile.block_m,
+          .block_n = tile.block_n,
+          .warps = tile.warps,
+          .column_warps = tile.column_warps,
+          .sub_m = tile.sub_m,
+          .stages = tile.stages,
+          .positional = p.has_positional_mask(),
+          .modified = sm80::is_modified(p, form),
+          .with_dq = with_dq,
+          .split = split};
+}
+
+/// As bwd_sm80.cuh lays it out.
+int shared_bytes(const Config& c) {
+  const int row = (c.head_dim + c.head_dim_v) * c.planes * 2;
+  const int crossing = c.block_n * c.block_m * 2;
+  return c.block_n * row + c.stages * c.block_m * (row + 8) +
+         (c.with_dq || c.column_warps > 1 ? crossing : 0) + (c.column_warps > 1 ? crossing : 0);
+}
+/// As bwd_dq_sm80.cuh lays it out.
+int query_shared_bytes(const Config& c) {
+  return (c.block_m + c.stages * c.block_n) * (c.head_dim + c.head_dim_v) * c.planes * 2;
+}
+
+KernelUnit unit(const Config& c, const char* stem, int min_blocks, int bytes) {
+  const auto number = [](const char* name, int value) {
+    return std::string(", .") + name + " = " + std::to_string(value);
+  };
+  const auto flag = [](const char* name, bool value) {
+    return std::string(", .") + name + " = " + sm80::bool_text(value);
+  };
+  std::string config = sm80::form_text({c.element, c.planes, c.scaled}) +
+                       number("head_dim", c.head_dim) + number("head_dim_v", c.head_dim_v) +
+                       number("block_m", c.block_m) + number("block_n", c.block_n) +
+                       number("warps", c.warps) + number("column_warps", c.column_warps) +
+                       number("sub_m", c.sub_m) + number("stages", c.stages) +
+                       flag("positional", c.positional) + flag("modified", c.modified) +
+                       flag("with_dq", c.with_dq) + flag("split", c.split);
+  if (c.gradients != Gradients::both) {
+    config += std::string(", .gradients = tilewise::bwd_sm80::Gradients::") +
+              (c.gradients == Gradients::keys ? "keys" : "values");
+  }
+  return {.stem = stem,
+          .config = std::move(config),
+          .threads = c.warps * 32,
+          .min_blocks = min_blocks,
+          .shared_bytes = bytes};
+}
+KernelUnit key_unit(const Config& c, int min_blocks) {
+  return unit(c, "bwd_sm80", min_blocks, shared_bytes(c));
+}
+KernelUnit query_unit(const Config& c, int min_blocks) {
+  return unit(c, "bwd_dq_sm80", min_blocks, query_shared_bytes(c));
+}
+
+std::int64_t blocks_of(std::int64_t rows, int block) { return (rows + block - 1) / block; }
+/// Rows of a head in what bwd_delta writes and in the sums of dQ.
+std::int64_t rows_q(const Problem& p) {
+  return blocks_of(p.seq_q, tile::kScaleRows) * tile::kScaleRows;
+}
+/// Rows of a head in the sums of dK and dV.
+std::int64_t rows_k(const Problem& p, int block_n) { return blocks_of(p.seq_k, block_n) * block_n; }
+std::int64_t queries_per_split(const Problem& p, int block_m, int splits) {
+  return blocks_of(blocks_of(p.seq_q, splits), block_m) * block_m;
+}
+
+/// Milliseconds of one launch over `blocks` blocks a head that computes `products` matrix products
+/// of the five (or seven) of a backward.
+double predict(const Problem& p, const Tile& tile, double heads, double blocks, int block_rows,
+               double others, int splits, double products, const Hardware& machine) {
+  const double pairs = visible_pairs(p);
+  if (pairs <= 0.0 || heads * blocks <= 0.0) return sm80::kKernelMs;
+  const double dims = static_cast<double>(p.head_dim + p.head_dim_v);
+  const double pair_flops = products * dims;
+  const double tiles = heads * blocks;
+  sm80::Load load;
+  // Blocks that a diagonal cuts are computed whole.
+  const double whole =
+      p.has_positional_mask()
+          ? 1.0 + 0.5 * tile.block_m / std::max(1.0, pairs / (heads * blocks * block_rows))
+          : 1.0;
+  load.flops = pairs * pair_flops * whole;
+  load.tflops = tile.tflops * products / 5.0;  // the tables count five products of the whole pass
+  load.blocks_per_sm = tile.min_blocks;
+  const double average = load.flops / tiles;
+  const double full = others * block_rows * pair_flops;
+  load.tiles = tiles * splits;
+  load.largest = std::max(average, p.has_positional_mask() ? full : average) / splits;
+  return sm80::kKernelMs + sm80::time_ms(load, machine);
+}
+
+struct Choice {
+  const Tile* tile = nullptr;
+  int splits = 1;
+  double ms = 0.0;
+};
+
+Choice choose_one_pass(const Problem& p, const Hardware& machine) {
+  Choice best;
+  const double heads = static_cast<double>(p.batch * p.heads_k);
+  for (const Tile& tile : one_pass_tiles(p)) {
+    if (shared_bytes(make_config(p, tile, true, false)) > machine.shared_kib * 1024) continue;
+    for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16}) {
+      if (wanted > 1 && p.seq_q < 128 * wanted) break;
+      const std::int64_t queries = queries_per_split(p, tile.block_m, wanted);
+      const int splits =
+          wanted == 1 ? 1 : static_cast<int>(blocks_of(p.seq_q, static_cast<int>(queries)));
+      double ms =
+          predict(p, tile, heads, static_cast<double>(blocks_of(p.seq_k, tile.block_n)),
+                  tile.block_n, static_cast<double>(p.seq_q * p.group()), splits, 5.0, machine);
+      if (splits > 1) {
+        const double sums = heads * static_cast<double>(rows_k(p, tile.block_n)) *
+                            (sm80::padded(p.head_dim) + sm80::padded(p.head_dim_v)) * 4.0;
+        ms += 2.0 * sm80::kKernelMs + 1e-6 * sums * (2.0 + splits) / machine.bandwidth_gbps;
+      }
+      if (best.tile == nullptr || ms < best.ms) best = {&tile, splits, ms};
+    }
+  }
+  return best;
+}
+
+const TilePair* choose_two_pass(const Problem& p, const Hardware& machine) {
+  for (const TilePair& pair : two_pass_tiles(p)) {
+    if (shared_bytes(make_config(p, pair.keys, false, false)) <= machine.shared_kib * 1024 &&
+        query_shared_bytes(make_config(p, pair.queries, false, false)) <=
+            machine.shared_kib * 1024) {
+      return &pair;
+    }
+  }
+  return nullptr;
+}
+
+std::string no_tile(const Problem& p, const Hardware& machine) {
+  return "no tile for head dims " + std::to_string(p.head_dim) + ", " +
+         std::to_string(p.head_dim_v) + " fits " + std::to_string(machine.shared_kib) +
+         " KiB of shared memory";
+}
+
+std::string one_pass_supports(const KernelRow&, const Problem& p, const Hardware& machine) {
+  std::string reason = sm80::refusal(p, machine);
+  if (!reason.empty()) return reason;
+  if (p.dtype == DType::float32) return "float32 gradients come from two passes";
+  if (p.deterministic) return "dQ is summed in any order; deterministic takes two passes";
+  return choose_one_pass(p, machine).tile == nullptr ? no_tile(p, machine) : "";
+}
+
+std::string two_pass_supports(const KernelRow&, const Problem& p, const Hardware& machine) {
+  std::string reason = sm80::refusal(p, machine);
+  if (!reason.empty()) return reason;
+  return choose_two_pass(p, machine) == nullptr ? no_tile(p, machine) : "";
+}
+
+void add_row_memory(const Problem& p, std::vector<MemoryItem>& items) {
+  for (const char* name : {"LSE, log2", "delta"}) {
+    items.push_back(
+        memory_item(name, Role::workspace, DType::float32, {p.batch, p.heads_q, rows_q(p)}));
+  }
+}
+
+double tensor_bytes(const Problem& p) {
+  double bytes = 0.0;
+  for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv}) {
+    bytes += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
+  }
+  return bytes;
+}
+
+/// What both forms do before their main passes: bwd_delta reads O and dO.
+double before_ms(const Problem& p, const sm80::Operands& operands, const Hardware& machine) {
+  const double rows =
+      2.0 * static_cast<double>(p.d_o.numel() * dtype_bytes(p.d_o.dtype)) / machine.bandwidth_gbps;
+  double ms = sm80::kKernelMs + 1e-6 * rows;
+  if (operands.packs()) ms += sm80::kKernelMs + 1e-6 * operands.bytes() / machine.bandwidth_gbps;
+  return ms;
+}
+
+Cost one_pass_cost(const KernelRow&, const Problem& p, const Hardware& machine) {
+  const Choice choice = choose_one_pass(p, machine);
+  const sm80::Operands operands(p);
+  Cost cost;
+  cost.block_m = choice.tile->block_m;
+  cost.block_n = choice.tile->block_n;
+  cost.splits = choice.splits;
+  operands.add_memory(cost.memory);
+  add_row_memory(p, cost.memory);
+  const auto sums = [&](const char* name, std::int64_t heads, std::int64_t rows, std::int64_t dim) {
+    cost.memory.push_back(memory_item(name, Role::workspace, DType::float32,
+                                      {p.batch, heads, rows, sm80::padded(dim)}));
+    return static_cast<double>(cost.memory.back().bytes);
+  };
+  // The sums of dQ: cleared, added to by every block of keys, read.
+  const double dq = sums("dQ sums", p.heads_q, rows_q(p), p.head_dim);
+  double moved = 3.0 * dq;
+  if (choice.splits > 1) {
+    const std::int64_t rows = rows_k(p, choice.tile->block_n);
+    moved += 3.0 * sums("dK sums", p.heads_k, rows, p.head_dim);
+    moved += 3.0 * sums("dV sums", p.heads_k, rows, p.head_dim_v);
+  }
+  cost.bytes_moved = tensor_bytes(p) + 2.0 * operands.bytes() + moved;
+  cost.ms = choice.ms + before_ms(p, operands, machine) + sm80::kKernelMs +
+            1e-6 * 2.5 * dq / machine.bandwidth_gbps;
+  return cost;
+}
+
+Cost two_pass_cost(const KernelRow&, const Problem& p, const Hardware& machine) {
+  const TilePair& pair = *choose_two_pass(p, machine);
+  const sm80::Operands operands(p);
+  Cost cost;
+  cost.block_m = pair.keys.block_m;
+  cost.block_n = pair.keys.block_n;
+  operands.add_memory(cost.memory);
+  add_row_memory(p, cost.memory);
+  cost.bytes_moved = tensor_bytes(p) + 2.0 * operands.bytes();
+  // Seven products where one pass has five: four (apart: five) for dK and dV, three for dQ.
+  cost.ms = predict(p, pair.keys, static_cast<double>(p.batch * p.heads_k),
+                    static_cast<double>(blocks_of(p.seq_k, pair.keys.block_n)), pair.keys.block_n,
+                    static_cast<double>(p.seq_q * p.group()), 1, pair.apart ? 5.0 : 4.0, machine);
+  cost.ms += predict(p, pair.queries, static_cast<double>(p.batch * p.heads_q),
+                     static_cast<double>(blocks_of(p.seq_q, pair.queries.block_m)),
+                     pair.queries.block_m, static_cast<double>(p.seq_k), 1, 3.0, machine);
+  // The tables' rates are those of both launches together, in five products.
+  cost.ms = cost.ms * 5.0 / 7.0 + before_ms(p, operands, machine);
+  return cost;
+}
+
+void fill(Args& args, const Problem& p, const sm80::Operands& operands, const RowStatistics& rows) {
+  args.q = operands[0].view;
+  args.k = operands[1].view;
+  args.v = operands[2].view;
+  args.d_o = operands[3].view;
+  args.q_scale = operands[0].scale;
+  args.k_scale = operands[1].scale;
+  args.v_scale = operands[2].scale;
+  args.do_scale = operands[3].scale;
+  args.q_scale_blocks = operands[0].blocks;
+  args.k_scale_blocks = operands[1].blocks;
+  args.cols_qk = operands[0].cols;
+  args.cols_v = operands[2].cols;
+  args.lse2 = rows.lse2;
+  args.delta = rows.delta;
+  args.rows_q = static_cast<int>(rows.rows_q);
+  args.dq = sm80::view4(p.dq);
+  args.dk = sm80::view4(p.dk);
+  args.dv = sm80::view4(p.dv);
+  args.dq_vectors = sm80::has_vectors(p.dq);
+  args.dk_vectors = sm80::has_vectors(p.dk);
+  args.dv_vectors = sm80::has_vectors(p.dv);
+  args.heads_q = static_cast<int>(p.heads_q);
+  args.group = static_cast<int>(p.group());
+  args.seq_q = static_cast<int>(p.seq_q);
+  args.seq_k = static_cast<int>(p.seq_k);
+  args.head_dim = static_cast<int>(p.head_dim);
+  args.head_dim_v = static_cast<int>(p.head_dim_v);
+  if (p.key_lengths.defined()) {
+    args.key_lengths = static_cast<const int*>(p.key_lengths.data);
+    args.key_lengths_b = p.key_lengths.strides[0];
+  }
+  args.scale = p.scale;
+  args.scale_log2 = static_cast<float>(static_cast<double>(p.scale) * 1.4426950408889634);
+  args.softcap = static_cast<float>(p.softcap);
+  if (p.alibi_slopes.defined()) {
+    args.alibi = static_cast<const float*>(p.alibi_slopes.data);
+    args.alibi_b = p.alibi_slopes.strides[0];
+    args.alibi_h = p.alibi_slopes.strides[1];
+  }
+  args.positions = sm80::positions(p);
+}
+
+/// dK and dV, with dQ where the config says so: one block for block_n keys of a kv head.
+void launch_keys(const Problem& p, const Config& config, const Tile& tile, Args args, int splits,
+                 void* stream) {
+  const std::int64_t heads = p.batch * p.heads_k, blocks = blocks_of(p.seq_k, tile.block_n);
+  const double head_bytes = static_cast<double>(p.seq_q * p.group()) *
+                            (config.head_dim + config.head_dim_v) *
+                            (2.0 * config.planes + (config.with_dq ? 2.0 : 0.0));
+  args.order = {.blocks = static_cast<unsigned>(blocks),
+                .splits = static_cast<unsigned>(splits),
+                .heads = static_cast<unsigned>(heads),
+                .section = sm80::section(config.positional, heads, blocks, head_bytes,
+                                         sm80::kTypicalMultiprocessors),
+                .last_first = false};
+  const int min_blocks = tile.min_blocks;
+  const Kernel kernel = sm80::load_config(
+      config, p.device.index, [min_blocks](const Config& c) { return key_unit(c, min_blocks); });
+  launch(kernel, {.x = blocks * heads * splits}, stream, args);
+}
+
+void launch_queries(const Problem& p, const Config& config, const Tile& tile, Args args,
+                    void* stream) {
+  const std::int64_t heads = p.batch * p.heads_q, blocks = blocks_of(p.seq_q, tile.block_m);
+  const double head_bytes = static_cast<double>(p.seq_k) * (config.head_dim + config.head_dim_v) *
+                            2.0 * config.planes / static_cast<double>(p.group());
+  args.order = {.blocks = static_cast<unsigned>(blocks),
+                .splits = 1,
+                .heads = static_cast<unsigned>(heads),
+                .section = sm80::section(config.positional, heads, blocks, head_bytes,
+                                         sm80::kTypicalMultiprocessors),
+                .last_first = config.positional};
+  const int min_blocks = tile.min_blocks;
+  const Kernel kernel = sm80::load_config(
+      config, p.device.index, [min_blocks](const Config& c) { return query_unit(c, min_blocks); });
+  launch(kernel, {.x = blocks * heads}, stream, args);
+}
+
+RowStatistics take_rows(const Problem& p, WorkspaceCutter& workspace) {
+  RowStatistics rows;
+  rows.rows_q = rows_q(p);
+  const std::int64_t count = p.batch * p.heads_q * rows.rows_q;
+  rows.lse2 = workspace.take<float>(count);
+  rows.delta = workspace.take<float>(count);
+  return rows;
+}
+
+void run_one_pass(const KernelRow& row, const Problem& p, const Context& context) {
+  const Plan& plan = context.plan;
+  const auto tiles = one_pass_tiles(p);
+  const auto tile = std::find_if(tiles.begin(), tiles.end(), [&](const Tile& t) {
+    return t.block_m == plan.block_m && t.block_n == plan.block_n;
+  });
+  if (tile == tiles.end()) {
+    throw InvalidArgument("plan: " + std::string(row.name) + " has no tile of " +
+                          std::to_string(plan.block_m) + " x " + std::to_string(plan.block_n));
+  }
+  const bool split = plan.splits > 1;
+  const Config config = make_config(p, *tile, true, split);
+  WorkspaceCutter workspace(context.workspace);
+  sm80::Operands operands(p);
+  operands.prepare(workspace, context.stream);
+  RowStatistics rows = take_rows(p, workspace);
+  const std::int64_t heads_k = p.batch * p.heads_k, keys = rows_k(p, tile->block_n);
+  Args args;
+  args.dq_sum = workspace.take<float>(p.batch * p.heads_q * rows.rows_q * config.head_dim);
+  rows.clear = args.dq_sum;
+  rows.clear_cols = config.head_dim;
+  prepare_rows(p, rows, context.stream);
+  fill(args, p, operands, rows);
+  std::vector<SummedGradient> sums = {{args.dq_sum, &p.dq, rows.rows_q, p.scale}};
+  if (split) {
+    args.dk_sum = workspace.take<float>(heads_k * keys * config.head_dim);
+    args.dv_sum = workspace.take<float>(heads_k * keys * config.head_dim_v);
+    args.rows_k = static_cast<int>(keys);
+    args.queries_per_split = static_cast<int>(queries_per_split(p, tile->block_m, plan.splits));
+    fill_bytes(args.dk_sum, 0, heads_k * keys * config.head_dim * 4, p.device.index,
+               context.stream);
+    fill_bytes(args.dv_sum, 0, heads_k * keys * config.head_dim_v * 4, p.device.index,
+               context.stream);
+    sums.push_back({args.dk_sum, &p.dk, keys, p.scale});
+    sums.push_back({args.dv_sum, &p.dv, keys, 1.0F});
+  }
+  launch_keys(p, config, *tile, args, plan.splits, context.stream);
+  convert_gradients(p, sums, context.stream);
+}
+
+void run_two_pass(const KernelRow& row, const Problem& p, const Context& context) {
+  const Plan& plan = context.plan;
+  const auto pairs = two_pass_tiles(p);
+  const auto pair = std::find_if(pairs.begin(), pairs.end(), [&](const TilePair& t) {
+    return t.keys.block_m == plan.block_m && t.keys.block_n == plan.block_n;
+  });
+  if (pair == pairs.end()) {
+    throw InvalidArgument("plan: " + std::string(row.name) + " has no tiles of " +
+                          std::to_string(plan.block_m) + " x " + std::to_string(plan.block_n));
+  }
+  WorkspaceCutter workspace(context.workspace);
+  sm80::Operands operands(p);
+  operands.prepare(workspace, context.stream);
+  const RowStatistics rows = take_rows(p, workspace);
+  prepare_rows(p, rows, context.stream);
+  Args args;
+  fill(args, p, operands, rows);
+  Config config = make_config(p, pair->keys, false, false);
+  if (pair->apart) {
+    for (const Gradients gradients : {Gradients::keys, Gradients::values}) {
+      config.gradients = gradients;
+      launch_keys(p, config, pair->keys, args, 1, context.stream);
+    }
+  } else {
+    launch_keys(p, config, pair->keys, args, 1, context.stream);
+  }
+  launch_queries(p, make_config(p, pair->queries, false, false), pair->queries, args,
+                 context.stream);
+}
+
+}  // namespace
+
+const KernelRow kFlashBackwardSm80 = {
+    .name = "flash_bwd_sm80",
+    .implementation = "flash",
+    .device = DeviceType::cuda,
+    .pass = Pass::backward,
+    .summary = "tiled, P recomputed from LSE, dQ by atomic additions; mma.sync, cp.async",
+    .supports = one_pass_supports,
+    .cost = one_pass_cost,
+    .run = run_one_pass};
+
+const KernelRow kFlashBackwardTwoPassSm80 = {
+    .name = "flash_bwd_twopass_sm80",
+    .implementation = "flash",
+    .device = DeviceType::cuda,
+    .pass = Pass::backward,
+    .summary = "tiled, dK and dV, then dQ: repeatable; float32 as two fp16 planes",
+    .supports = two_pass_supports,
+    .cost = two_pass_cost,
+    .run = run_two_pass};
+
+void add_bwd_sm80_units(std::vector<PackUnit>& units, int arch) {
+  const int shared_limit = 1024 * (arch == 80 ? 163 : arch >= 90 && arch < 120 ? 227 : 99);
+  Problem p;
+  p.scale = 1.0F;
+  const auto add = [&](KernelUnit made, const KernelRow& row) {
+    if (made.shared_bytes > shared_limit) return;
+    // NOTE: the spills (see bwd_sm80.md) are of loop constants, reloaded once a step at most.
+    units.push_back({.unit = std::move(made),
+                     .row = row.name,
+                     .instruction = "mma.sync",
+                     .allowed_spill_bytes = 64});
+  };
+  for (const bool causal : {false, true}) {
+    p.causal = causal ? Causal::bottom_right : Causal::none;
+    for (const int dim : {64, 128}) {
+      p.head_dim = p.head_dim_v = dim;
+      p.dtype = DType::bfloat16;
+      const Tile& one = one_pass_tiles(p)[0];
+      add(key_unit(make_config(p, one, true, false), one.min_blocks), kFlashBackwardSm80);
+      const TilePair& two = two_pass_tiles(p)[0];
+      add(key_unit(make_config(p, two.keys, false, false), two.keys.min_blocks),
+          kFlashBackwardTwoPassSm80);
+      add(query_unit(make_config(p, two.queries, false, false), two.queries.min_blocks),
+          kFlashBackwardTwoPassSm80);
+      p.dtype = DType::float32;
+      const TilePair& exact = two_pass_tiles(p)[0];
+      add(key_unit(make_config(p, exact.keys, false, false), exact.keys.min_blocks),
+          kFlashBackwardTwoPassSm80);
+      add(query_unit(make_config(p, exact.queries, false, false), exact.queries.min_blocks),
+          kFlashBackwardTwoPassSm80);
+    }
+  }
+}
+
+}  // namespace tilewise::cuda

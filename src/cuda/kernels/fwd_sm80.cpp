@@ -1,0 +1,357 @@
+#include "cuda/kernels/fwd_sm80.hpp"
+
+#include <algorithm>
+#include <span>
+
+#include "cuda/kernels/combine.hpp"
+#include "cuda/kernels/fwd_sm80_args.h"
+#include "cuda/kernels/sm80.hpp"
+#include "plan/accounting.h"
+
+namespace tilewise::cuda {
+namespace {
+
+using fwd_sm80::Args;
+using fwd_sm80::Config;
+using Role = MemoryItem::Role;
+
+/// A tile that was found good: see fwd_sm80.md.
+struct Tile {
+  int block_m, block_n, warps, stages;
+  bool q_in_registers;
+  int min_blocks;  ///< on a multiprocessor
+  double tflops;   ///< reached on an H100 with every multiprocessor full
+};
+
+// By the larger padded head dim, best first; smaller tiles are for small grids and little shared
+// memory.
+constexpr Tile kTiles32[] = {{128, 64, 4, 2, true, 3, 190.0}, {64, 64, 4, 2, true, 4, 175.0}};
+constexpr Tile kTiles64[] = {{128, 64, 4, 2, true, 2, 350.0}, {64, 64, 4, 2, true, 4, 325.0}};
+constexpr Tile kTiles96[] = {{128, 64, 4, 2, false, 2, 370.0}, {64, 64, 4, 2, false, 2, 320.0}};
+constexpr Tile kTiles128[] = {{128, 64, 4, 2, false, 2, 400.0}, {64, 64, 4, 1, false, 3, 335.0}};
+constexpr Tile kTiles192[] = {{128, 64, 8, 2, false, 1, 330.0}, {64, 64, 4, 1, false, 2, 320.0}};
+constexpr Tile kTiles256[] = {{64, 32, 4, 2, false, 2, 290.0}, {64, 32, 4, 1, false, 2, 280.0}};
+// Two planes: every operand is twice as wide and every product three.
+constexpr Tile kPlanes32[] = {{64, 64, 4, 2, false, 3, 80.0}};
+constexpr Tile kPlanes64[] = {{64, 64, 4, 1, false, 3, 125.0}};
+constexpr Tile kPlanes96[] = {{64, 64, 4, 1, false, 2, 125.0}};
+constexpr Tile kPlanes128[] = {{64, 64, 4, 1, false, 2, 135.0}};
+constexpr Tile kPlanes192[] = {{64, 32, 4, 1, false, 2, 115.0}};
+constexpr Tile kPlanes256[] = {{64, 16, 4, 1, false, 2, 90.0}};
+constexpr Tile kTile16[] = {{16, 16, 1, 2, false, 8, 60.0}};
+
+std::span<const Tile> tiles(const KernelRow& row, const Problem& p) {
+  if (row.config != nullptr) return kTile16;
+  const int dim = std::max(sm80::padded(p.head_dim), sm80::padded(p.head_dim_v));
+  const bool planes = sm80::form(p).planes == 2;
+  if (dim <= 32) return planes ? std::span<const Tile>(kPlanes32) : kTiles32;
+  if (dim <= 64) return planes ? std::span<const Tile>(kPlanes64) : kTiles64;
+  if (dim <= 96) return planes ? std::span<const Tile>(kPlanes96) : kTiles96;
+  if (dim <= 128) return planes ? std::span<const Tile>(kPlanes128) : kTiles128;
+  if (dim <= 192) return planes ? std::span<const Tile>(kPlanes192) : kTiles192;
+  return planes ? std::span<const Tile>(kPlanes256) : kTiles256;
+}
+
+Config make_config(const Problem& p, const Tile& tile, bool split) {
+  const sm80::Form form = sm80::form(p);
+  return {.element = form.element,
+          .planes = form.planes,
+          .scaled = form.scaled,
+          .head_dim = sm80::padded(p.head_dim),
+          .head_dim_v = sm80::padded(p.head_dim_v),
+          .block_m = tile.block_m,
+          .block_n = tile.block_n,
+          .warps = tile.warps,
+          .stages = tile.stages,
+          .q_in_registers = tile.q_in_registers && form.planes == 1,
+          .positional = p.has_positional_mask(),
+          .modified = sm80::is_modified(p, form),
+          .split = split};
+}
+
+/// As fwd_sm80.cuh lays it out.
+int shared_bytes(const Config& c) {
+  const int q = c.block_m * std::max(c.head_dim * c.planes, c.head_dim_v) * 2;
+  return q + c.stages * c.block_n * (c.head_dim + c.head_dim_v) * c.planes * 2;
+}
+
+KernelUnit unit(const Config& c, int min_blocks) {
+  const auto number = [](const char* name, int value) {
+    return std::string(", .") + name + " = " + std::to_string(value);
+  };
+  const auto flag = [](const char* name, bool value) {
+    return std::string(", .") + name + " = " + sm80::bool_text(value);
+  };
+  return {.stem = "fwd_sm80",
+          .config = sm80::form_text({c.element, c.planes, c.scaled}) +
+                    number("head_dim", c.head_dim) + number("head_dim_v", c.head_dim_v) +
+                    number("block_m", c.block_m) + number("block_n", c.block_n) +
+                    number("warps", c.warps) + number("stages", c.stages) +
+                    flag("q_in_registers", c.q_in_registers) + flag("positional", c.positional) +
+                    flag("modified", c.modified) + flag("split", c.split),
+          .threads = c.warps * 32,
+          .min_blocks = min_blocks,
+          .shared_bytes = shared_bytes(c)};
+}
+
+/// Blocks that fit a multiprocessor: an sm_86 with its 100 KiB takes fewer than the tables say.
+int resident_blocks(const Tile& tile, int bytes, const Hardware& machine) {
+  const int fit = machine.shared_kib * 1024 / std::max(1, bytes);
+  return std::clamp(fit, 1, tile.min_blocks);
+}
+
+std::int64_t keys_per_split(const Problem& p, int block_n, int splits) {
+  const std::int64_t keys = (p.seq_k + splits - 1) / splits;
+  return (keys + block_n - 1) / block_n * block_n;
+}
+
+std::int64_t row_blocks(const Problem& p, const Tile& tile) {
+  return (p.seq_q + tile.block_m - 1) / tile.block_m;
+}
+
+/// Most keys that a tile of `rows` rows sees.
+double most_keys(const Problem& p, int rows) {
+  double most = static_cast<double>(p.seq_k);
+  if (p.left != Problem::kUnbounded && p.right != Problem::kUnbounded) {
+    most = std::min(most, std::max(0.0, static_cast<double>(p.left + p.right + 1 + rows)));
+  }
+  return most;
+}
+
+/// Predicted milliseconds of a tile with the keys in `splits` parts.
+double predict(const Problem& p, const Tile& tile, int bytes, int splits, const Hardware& machine) {
+  const double heads = static_cast<double>(p.batch * p.heads_q);
+  const double grid = heads * static_cast<double>(row_blocks(p, tile));
+  if (grid == 0.0 || p.seq_k == 0) return sm80::kKernelMs;
+  const double pair_flops = 2.0 * static_cast<double>(p.head_dim + p.head_dim_v);
+  // Blocks that a diagonal cuts are computed whole.
+  const double cut = p.has_positional_mask() ? 0.5 * tile.block_n : 0.0;
+  const double keys = visible_pairs(p) / (heads * static_cast<double>(p.seq_q)) + cut;
+  sm80::Load load;
+  load.flops = grid * tile.block_m * keys * pair_flops;
+  load.tflops = tile.tflops;
+  load.blocks_per_sm = resident_blocks(tile, bytes, machine);
+  double part_keys = most_keys(p, tile.block_m), parts = 1.0;
+  if (splits > 1) {
+    part_keys = std::min(part_keys, static_cast<double>(keys_per_split(p, tile.block_n, splits)));
+    parts = std::min<double>(splits, keys / part_keys + 0.5);
+  }
+  load.tiles = grid * std::max(1.0, parts);
+  load.largest = tile.block_m * part_keys * pair_flops;
+  double ms = sm80::kKernelMs + sm80::time_ms(load, machine);
+  if (splits > 1) {
+    const double partial = grid * tile.block_m * parts * sm80::padded(p.head_dim_v) * 4.0;
+    ms += sm80::kKernelMs + 1e-6 * 2.0 * partial / machine.bandwidth_gbps;
+  }
+  return ms;
+}
+
+struct Choice {
+  const Tile* tile = nullptr;
+  int splits = 1;
+  double ms = 0.0;
+};
+
+/// The tile and the number of parts with the least predicted time; none when no tile fits the
+/// machine.
+Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
+  Choice best;
+  for (const Tile& tile : tiles(row, p)) {
+    const int bytes = shared_bytes(make_config(p, tile, false));
+    if (bytes > machine.shared_kib * 1024) continue;
+    for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32}) {
+      // Fewer than 128 keys a part do not pay for the merge.
+      if (wanted > 1 && (row.config != nullptr || p.seq_k < 128 * wanted)) break;
+      const std::int64_t keys = keys_per_split(p, tile.block_n, wanted);
+      const int splits = wanted == 1 ? 1 : static_cast<int>((p.seq_k + keys - 1) / keys);
+      const double ms = predict(p, tile, bytes, splits, machine);
+      if (best.tile == nullptr || ms < best.ms) best = {&tile, splits, ms};
+    }
+  }
+  return best;
+}
+
+std::string supports(const KernelRow& row, const Problem& p, const Hardware& machine) {
+  std::string reason = sm80::refusal(p, machine);
+  if (reason.empty() && choose(row, p, machine).tile == nullptr) {
+    reason = "no tile for head dims " + std::to_string(p.head_dim) + ", " +
+             std::to_string(p.head_dim_v) + " fits " + std::to_string(machine.shared_kib) +
+             " KiB of shared memory";
+  }
+  return reason;
+}
+
+Cost cost(const KernelRow& row, const Problem& p, const Hardware& machine) {
+  const Choice choice = choose(row, p, machine);
+  const sm80::Operands operands(p);
+  Cost cost;
+  cost.block_m = choice.tile->block_m;
+  cost.block_n = choice.tile->block_n;
+  cost.splits = choice.splits;
+  operands.add_memory(cost.memory);
+  double partial = 0.0;
+  if (choice.splits > 1) {
+    cost.memory.push_back(
+        memory_item("partial O", Role::workspace, DType::float32,
+                    {choice.splits, p.batch, p.heads_q, p.seq_q, sm80::padded(p.head_dim_v)}));
+    cost.memory.push_back(memory_item("partial LSE", Role::workspace, DType::float32,
+                                      {choice.splits, p.batch, p.heads_q, p.seq_q}));
+    partial =
+        static_cast<double>(cost.memory.back().bytes + cost.memory[cost.memory.size() - 2].bytes);
+  }
+  const auto size = [](const Tensor& t) {
+    return static_cast<double>(t.numel() * dtype_bytes(t.dtype));
+  };
+  const double tensors = size(p.q) + size(p.k) + size(p.v) + size(p.o) + size(p.lse);
+  cost.bytes_moved = tensors + 2.0 * operands.bytes() + 2.0 * partial;
+  cost.ms = std::max(choice.ms, 1e-6 * tensors / machine.bandwidth_gbps);
+  if (operands.packs()) {
+    cost.ms += sm80::kKernelMs + 1e-6 * operands.bytes() / machine.bandwidth_gbps;
+  }
+  return cost;
+}
+
+void fill(Args& args, const Problem& p, const sm80::Operands& operands) {
+  args.q = operands[0].view;
+  args.k = operands[1].view;
+  args.v = operands[2].view;
+  args.q_scale = operands[0].scale;
+  args.k_scale = operands[1].scale;
+  args.v_scale = operands[2].scale;
+  args.q_scale_blocks = operands[0].blocks;
+  args.k_scale_blocks = operands[1].blocks;
+  args.cols_qk = operands[0].cols;
+  args.cols_v = operands[2].cols;
+  args.o = sm80::view4(p.o);
+  args.o_vectors = sm80::has_vectors(p.o);
+  if (p.lse.defined()) {
+    args.lse = static_cast<float*>(p.lse.data);
+    args.lse_b = p.lse.strides[0];
+    args.lse_h = p.lse.strides[1];
+    args.lse_s = p.lse.strides[2];
+  }
+  args.heads_q = static_cast<int>(p.heads_q);
+  args.group = static_cast<int>(p.group());
+  args.seq_q = static_cast<int>(p.seq_q);
+  args.seq_k = static_cast<int>(p.seq_k);
+  args.head_dim_v = static_cast<int>(p.head_dim_v);
+  if (p.key_lengths.defined()) {
+    args.key_lengths = static_cast<const int*>(p.key_lengths.data);
+    args.key_lengths_b = p.key_lengths.strides[0];
+  }
+  args.scale = p.scale;
+  args.scale_log2 = static_cast<float>(static_cast<double>(p.scale) * 1.4426950408889634);
+  args.softcap = static_cast<float>(p.softcap);
+  if (p.alibi_slopes.defined()) {
+    args.alibi = static_cast<const float*>(p.alibi_slopes.data);
+    args.alibi_b = p.alibi_slopes.strides[0];
+    args.alibi_h = p.alibi_slopes.strides[1];
+  }
+  args.positions = sm80::positions(p);
+}
+
+/// O and LSE of each part to workspace.
+void fill_parts(Args& args, const Problem& p, int splits, int block_n, WorkspaceCutter& workspace) {
+  const std::int64_t rows = p.batch * p.heads_q * p.seq_q, width = sm80::padded(p.head_dim_v);
+  args.o = {workspace.take<float>(splits * rows * width), p.heads_q * p.seq_q * width,
+            p.seq_q * width, width, 1};
+  args.o_vectors = true;
+  args.o_split = rows * width;
+  args.lse = workspace.take<float>(splits * rows);
+  args.lse_b = p.heads_q * p.seq_q;
+  args.lse_h = p.seq_q;
+  args.lse_s = 1;
+  args.lse_split = rows;
+  args.keys_per_split = static_cast<int>(keys_per_split(p, block_n, splits));
+}
+
+void run(const KernelRow& row, const Problem& p, const Context& context) {
+  const Plan& plan = context.plan;
+  const int device = p.device.index;
+  const auto candidates = tiles(row, p);
+  const auto tile = std::find_if(candidates.begin(), candidates.end(), [&](const Tile& t) {
+    return t.block_m == plan.block_m && t.block_n == plan.block_n;
+  });
+  if (tile == candidates.end()) {
+    throw InvalidArgument("plan: " + std::string(row.name) + " has no tile of " +
+                          std::to_string(plan.block_m) + " x " + std::to_string(plan.block_n));
+  }
+  const bool split = plan.splits > 1;
+  const Config config = make_config(p, *tile, split);
+  sm80::Operands operands(p);
+  WorkspaceCutter workspace(context.workspace);
+  operands.prepare(workspace, context.stream);
+  Args args;
+  fill(args, p, operands);
+  if (split) fill_parts(args, p, plan.splits, tile->block_n, workspace);
+  const std::int64_t blocks = row_blocks(p, *tile), heads = p.batch * p.heads_q;
+  const double head_bytes = static_cast<double>(p.seq_k) * config.planes * 2.0 *
+                            (config.head_dim + config.head_dim_v) / static_cast<double>(p.group());
+  args.order = {.blocks = static_cast<unsigned>(blocks),
+                .splits = static_cast<unsigned>(plan.splits),
+                .heads = static_cast<unsigned>(heads),
+                .section = sm80::section(config.positional, heads, blocks, head_bytes,
+                                         sm80::kTypicalMultiprocessors),
+                .last_first = config.positional};
+  const int min_blocks = tile->min_blocks;
+  const Kernel kernel = sm80::load_config(
+      config, device, [min_blocks](const Config& c) { return unit(c, min_blocks); });
+  launch(kernel, {.x = blocks * heads * plan.splits}, context.stream, args);
+  if (split) {
+    combine_parts(p, static_cast<const float*>(args.o.data), args.lse, plan.splits, context.stream);
+  }
+}
+
+}  // namespace
+
+const KernelRow kFlashForwardSm80 = {
+    .name = "flash_fwd_sm80",
+    .implementation = "flash",
+    .device = DeviceType::cuda,
+    .pass = Pass::forward,
+    .summary = "tiled, online softmax; mma.sync, cp.async; float32 as two fp16 planes",
+    .supports = supports,
+    .cost = cost,
+    .run = run};
+
+const KernelRow kFlashForwardTile16 = {.name = "flash_fwd_tile16",
+                                       .implementation = "flash",
+                                       .device = DeviceType::cuda,
+                                       .pass = Pass::forward,
+                                       .summary = "flash_fwd_sm80 with seed 004's tiles of 16 x 16",
+                                       .supports = supports,
+                                       .cost = cost,
+                                       .run = run,
+                                       .config = kTile16};
+
+void add_fwd_sm80_units(std::vector<PackUnit>& units, int arch) {
+  const int shared_limit = arch == 80 ? 163 : arch >= 90 && arch < 120 ? 227 : 99;
+  const auto add = [&](DType dtype, std::int64_t dim, bool causal, bool split, const Tile& tile) {
+    Problem p;
+    p.dtype = dtype;
+    p.head_dim = p.head_dim_v = dim;
+    p.causal = causal ? Causal::bottom_right : Causal::none;
+    p.scale = 1.0F;
+    const KernelUnit made = unit(make_config(p, tile, split), tile.min_blocks);
+    if (made.shared_bytes > shared_limit * 1024) return;
+    // NOTE: the spills of the 32-row warps (see fwd_sm80.md) are of values that only masked blocks
+    // use.
+    units.push_back({.unit = made,
+                     .row = kFlashForwardSm80.name,
+                     .instruction = "mma.sync",
+                     .allowed_spill_bytes = 64});
+  };
+  for (const bool causal : {false, true}) {
+    for (const bool split : {false, true}) {
+      add(DType::bfloat16, 64, causal, split, kTiles64[0]);
+      add(DType::bfloat16, 64, causal, split, kTiles64[1]);
+      add(DType::bfloat16, 128, causal, split, kTiles128[0]);
+      add(DType::float32, 64, causal, split, kPlanes64[0]);
+    }
+    add(DType::float16, 64, causal, false, kTiles64[0]);
+    add(DType::float16, 128, causal, false, kTiles128[0]);
+    add(DType::float32, 128, causal, false, kPlanes128[0]);
+  }
+}
+
+}  // namespace tilewise::cuda

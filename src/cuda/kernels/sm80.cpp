@@ -1,0 +1,211 @@
+#include "cuda/kernels/sm80.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "plan/accounting.h"
+
+namespace tilewise::cuda::sm80 {
+namespace {
+
+using Role = MemoryItem::Role;
+
+/// Lengths up to this leave room for sums of positions in 32 bits.
+constexpr std::int64_t kLongest = std::int64_t{1} << 29;
+/// Share of the L2 cache that a section of heads may fill.
+constexpr double kSectionBytes = 32.0 * 1024 * 1024;
+
+bool rows_are_aligned(const Tensor& t, std::int64_t vector) {
+  if (t.sizes[3] % vector != 0 || (t.strides[3] != 1 && t.sizes[3] > 1)) return false;
+  for (std::size_t axis = 0; axis < 3; ++axis) {
+    if (t.sizes[axis] > 1 && t.strides[axis] % vector != 0) return false;
+  }
+  return reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0;
+}
+
+Kernel pack_kernel(const Form& form, int device) {
+  const pack_rows::Config config = {
+      .element = form.element, .from_float = form.scaled, .planes = form.planes};
+  return load_config(config, device, [](const pack_rows::Config& c) {
+    return KernelUnit{.stem = "pack_rows",
+                      .config = std::string(".element = Element::") +
+                                (c.element == tile::Element::bf16 ? "bf16" : "fp16") +
+                                ", .from_float = " + bool_text(c.from_float) +
+                                ", .planes = " + std::to_string(c.planes),
+                      .threads = pack_rows::kThreads,
+                      .min_blocks = 4};
+  });
+}
+
+}  // namespace
+
+std::string refusal(const Problem& p, const Hardware& machine) {
+  if (machine.arch < 80) {
+    return "the device has compute capability " + std::to_string(machine.arch / 10) + "." +
+           std::to_string(machine.arch % 10) + ", 8.0 or newer is needed";
+  }
+  if (p.dtype == DType::float64) return "float64 runs on the reference";
+  if (p.head_dim > 256 || p.head_dim_v > 256) return "head dims above 256";
+  if (p.packed) return "packed sequences are not supported by this kernel";
+  if (p.paged) return "paged K and V are not supported by this kernel";
+  if (p.block_list.defined()) return "block lists are not supported by this kernel";
+  if (p.mask.defined()) return "a bool mask is not supported by this kernel";
+  if (p.bias.defined()) return "a bias is not supported by this kernel";
+  if (p.sinks.defined()) return "sinks are not supported by this kernel";
+  if (p.dropout.p > 0.0) return "dropout is not supported by this kernel";
+  if (p.score_mod != nullptr) return "a score function runs on the CPU";
+  if (p.seq_q > kLongest || p.seq_k > kLongest) {
+    return "lengths above " + std::to_string(kLongest);
+  }
+  // Tiles have at least 16 rows: a grid of one dimension holds 2^31 - 1 of them.
+  const std::int64_t heads = p.batch * p.heads_q;
+  if (heads > 0 && heads > (std::int64_t{1} << 31) / (std::max(p.seq_q, p.seq_k) / 16 + 1)) {
+    return "more than 2^31 tiles";
+  }
+  return "";
+}
+
+int padded(std::int64_t dim) {
+  for (const int size : {16, 32, 64, 96, 128, 192}) {
+    if (dim <= size) return size;
+  }
+  return 256;
+}
+
+Form form(const Problem& p) {
+  if (p.dtype == DType::bfloat16) return {};
+  if (p.dtype == DType::float16) return {.element = tile::Element::fp16};
+  return {.element = tile::Element::fp16,
+          .planes = p.precision == Precision::tf32 ? 1 : 2,
+          .scaled = true};
+}
+
+const char* bool_text(bool value) { return value ? "true" : "false"; }
+
+std::string form_text(const Form& f) {
+  return std::string(".element = Element::") +
+         (f.element == tile::Element::bf16 ? "bf16" : "fp16") +
+         ", .planes = " + std::to_string(f.planes) + ", .scaled = " + bool_text(f.scaled);
+}
+
+bool has_vectors(const Tensor& t) { return rows_are_aligned(t, 16 / dtype_bytes(t.dtype)); }
+
+Operands::Operands(const Problem& p) : form_(form(p)), device_(p.device.index) {
+  const std::array<std::pair<const Tensor*, const char*>, 4> tensors = {
+      {{&p.q, "Q"}, {&p.k, "K"}, {&p.v, "V"}, {&p.d_o, "dO"}}};
+  const std::size_t count = p.pass == Pass::forward ? 3 : 4;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Tensor& t = *tensors[i].first;
+    if (!form_.scaled && has_vectors(t)) {
+      operands_[i].view = {t.data, t.strides[0], t.strides[1], t.strides[2]};
+      operands_[i].cols = static_cast<int>(t.sizes[3]);
+      continue;
+    }
+    const std::int64_t width = form_.planes * padded(t.sizes[3]);
+    const std::int64_t blocks = (t.sizes[2] + tile::kScaleRows - 1) / tile::kScaleRows;
+    sources_.push_back(
+        {i, &t, tensors[i].second, {t.sizes[0], t.sizes[1], t.sizes[2], width}, blocks});
+    operands_[i].cols = padded(t.sizes[3]);
+    operands_[i].blocks = static_cast<int>(blocks);
+  }
+}
+
+void Operands::add_memory(std::vector<MemoryItem>& items) const {
+  for (const Source& s : sources_) {
+    const DType dtype = form_.element == tile::Element::bf16 ? DType::bfloat16 : DType::float16;
+    items.push_back(memory_item(std::string(s.name) + (form_.scaled ? " planes" : " packed"),
+                                Role::workspace, dtype,
+                                {s.packed[0], s.packed[1], s.packed[2], s.packed[3]}));
+    if (form_.scaled) {
+      items.push_back(memory_item(std::string(s.name) + " scales", Role::workspace, DType::float32,
+                                  {s.packed[0], s.packed[1], s.blocks}));
+    }
+  }
+}
+
+double Operands::bytes() const {
+  double bytes = 0.0;
+  for (const Source& s : sources_) {
+    bytes += static_cast<double>(s.tensor->numel() * dtype_bytes(s.tensor->dtype));
+    bytes += 2.0 * static_cast<double>(s.packed[0] * s.packed[1] * s.packed[2] * s.packed[3]);
+  }
+  return bytes;
+}
+
+void Operands::prepare(WorkspaceCutter& workspace, void* stream) {
+  if (sources_.empty()) return;
+  pack_rows::Args args;
+  std::int64_t blocks = 0;
+  for (const Source& s : sources_) {
+    const auto& [batch, heads, rows, width] = s.packed;
+    pack_rows::Source& source = args.sources[args.count++];
+    source.from = view4(*s.tensor);
+    source.to = workspace.take<unsigned short>(batch * heads * rows * width);
+    if (form_.scaled) source.scale = workspace.take<float>(batch * heads * s.blocks);
+    source.vectors = has_vectors(*s.tensor);
+    source.heads = static_cast<int>(heads);
+    source.rows = static_cast<int>(rows);
+    source.cols = static_cast<int>(s.tensor->sizes[3]);
+    source.padded = static_cast<int>(width / form_.planes);
+    source.blocks = static_cast<int>(s.blocks);
+    source.first_block = blocks;
+    blocks += batch * heads * s.blocks;
+    Operand& operand = operands_[s.index];
+    operand.view = {source.to, heads * rows * width, rows * width, width};
+    operand.scale = source.scale;
+  }
+  launch(pack_kernel(form_, device_), {.x = blocks}, stream, args);
+}
+
+tile::Positions positions(const Problem& p) {
+  constexpr std::int64_t kFar = tile::Positions::kFar;
+  tile::Positions positions;
+  positions.left = static_cast<int>(std::clamp(p.left, -kFar, kFar));
+  positions.right = static_cast<int>(std::clamp(p.right, -kFar, kFar));
+  positions.top_left = p.causal == Causal::top_left;
+  return positions;
+}
+
+tile::View4 view4(const Tensor& t) {
+  return {t.data, t.strides[0], t.strides[1], t.strides[2], t.strides[3]};
+}
+
+bool is_modified(const Problem& p, const Form&) {
+  // A hidden score is -inf times the scale: that must stay -inf, so the scale must be positive and
+  // not tiny.
+  return p.softcap != 0.0 || p.alibi_slopes.defined() || !(p.scale > 1e-30F);
+}
+
+unsigned section(bool positional, std::int64_t heads, std::int64_t blocks, double head_bytes,
+                 int multiprocessors) {
+  if (!positional || heads <= 1) return 1;
+  const auto fit = static_cast<std::int64_t>(kSectionBytes / std::max(1.0, head_bytes));
+  // The last section must keep every multiprocessor busy to its end.
+  const std::int64_t busy = (4 * multiprocessors + blocks - 1) / std::max<std::int64_t>(1, blocks);
+  const std::int64_t wanted = std::clamp<std::int64_t>(std::max(fit, busy), 1, heads);
+  const std::int64_t sections = (heads + wanted - 1) / wanted;
+  return static_cast<unsigned>((heads + sections - 1) / sections);
+}
+
+double machine_factor(const Hardware& machine) {
+  // sm_90 gives mma.sync about 0.6 of what its own instructions reach; older ones have nothing
+  // faster.
+  constexpr double kHopper = 700.0, kShare = 0.6;
+  if (machine.matrix_tflops <= 0.0) return 1.0;
+  const double tflops = machine.arch >= 90 && machine.arch < 120 ? machine.matrix_tflops
+                                                                 : machine.matrix_tflops / kShare;
+  return tflops / kHopper;
+}
+
+double time_ms(const Load& load, const Hardware& machine) {
+  if (load.tiles <= 0.0 || load.flops <= 0.0) return 0.0;
+  const double sms = std::max(1, machine.multiprocessors);
+  const double full = load.tflops * machine_factor(machine);  // TFLOP/s
+  // One block alone on a multiprocessor gets more than its share of it.
+  const double alone = full / sms / std::pow(static_cast<double>(load.blocks_per_sm), 0.6);
+  const double rate = std::min(full, load.tiles * alone);
+  return 1e-9 * (load.flops / rate + 0.5 * load.largest / alone);
+}
+
+}  // namespace tilewise::cuda::sm80

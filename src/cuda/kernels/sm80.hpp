@@ -1,0 +1,118 @@
+/// Host side of what the sm_80-class flash kernels share: what they refuse, how operands are
+/// brought into their form, the order of tiles, the time model.
+#pragma once
+
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda/driver/launch.h"
+#include "cuda/jit/kernel.h"
+#include "cuda/kernels/pack_rows_args.h"
+#include "cuda/tile/types.h"
+#include "plan/kernel_row.h"
+
+namespace tilewise::cuda::sm80 {
+
+/// What no kernel of the family takes, in words for the user; empty when nothing stands against it.
+std::string refusal(const Problem& problem, const Hardware& machine);
+
+/// Head dim as the kernels are built for it: 16, 32, 64, 96, 128, 192, 256.
+int padded(std::int64_t dim);
+
+/// How the values of a problem become 16-bit operands.
+struct Form {
+  tile::Element element = tile::Element::bf16;
+  int planes = 1;
+  bool scaled = false;  ///< float32 inputs: scale factors, float32 outputs
+};
+Form form(const Problem& problem);
+/// ".element = Element::bf16, .planes = 1, .scaled = false": of a Config.
+std::string form_text(const Form& form);
+const char* bool_text(bool value);
+
+/// True when rows can be read and written 16 bytes at a time.
+bool has_vectors(const Tensor& tensor);
+
+/// Q, K, V and in backward dO, as the kernels read them: the caller's rows, or packed ones.
+class Operands {
+ public:
+  struct Operand {
+    tile::View view;
+    const float* scale = nullptr;
+    int cols = 0;    ///< that a row holds
+    int blocks = 0;  ///< of scale factors, of one head
+  };
+
+  explicit Operands(const Problem& problem);
+  /// Workspace of the packed operands.
+  void add_memory(std::vector<MemoryItem>& items) const;
+  double bytes() const;
+  bool packs() const { return !sources_.empty(); }
+  /// Takes the workspace and starts the packing, where something is packed.
+  void prepare(WorkspaceCutter& workspace, void* stream);
+  const Operand& operator[](std::size_t index) const { return operands_[index]; }
+
+ private:
+  struct Source {
+    std::size_t index;
+    const Tensor* tensor;
+    const char* name;
+    std::array<std::int64_t, 4> packed;  ///< shape
+    std::int64_t blocks;
+  };
+  Form form_;
+  int device_ = 0;
+  std::array<Operand, 4> operands_;
+  std::vector<Source> sources_;
+};
+
+tile::Positions positions(const Problem& problem);
+tile::View4 view4(const Tensor& tensor);
+/// True when softcap, ALiBi or the scale need the general score path.
+bool is_modified(const Problem& problem, const Form& form);
+
+/// Heads that come together in the order of tiles: `head_bytes` of what one head's tiles read again
+/// and again.
+unsigned section(bool positional, std::int64_t heads, std::int64_t blocks, double head_bytes,
+                 int multiprocessors);
+
+/// A grid of tiles on a machine, for the time model.
+struct Load {
+  double flops = 0.0;    ///< of all tiles
+  double largest = 0.0;  ///< of one tile
+  double tiles = 0.0;
+  double tflops = 1.0;  ///< with every multiprocessor full
+  int blocks_per_sm = 1;
+};
+/// Milliseconds: throughput, what one tile takes alone, half a tile of tail.
+double time_ms(const Load& load, const Hardware& machine);
+/// Rate of the tensor cores by mma.sync, relative to the H100 that the tables were measured on.
+double machine_factor(const Hardware& machine);
+
+/// What the order of tiles takes a machine to have: a run-time query would cost more than a wrong
+/// guess.
+inline constexpr int kTypicalMultiprocessors = 132;
+
+/// Milliseconds that a small kernel adds to a pass.
+inline constexpr double kKernelMs = 2.5e-3;
+
+/// The kernel of a config, looked up by its value: no text is made after the first call of a
+/// thread.
+template <class Config, class MakeUnit>
+Kernel load_config(const Config& config, int device, MakeUnit make_unit) {
+  struct Entry {
+    Config config;
+    int device;
+    Kernel kernel;
+  };
+  thread_local std::vector<Entry> entries;
+  for (const Entry& entry : entries) {
+    if (entry.device == device && entry.config == config) return entry.kernel;
+  }
+  entries.push_back({config, device, load(make_unit(config), device)});
+  return entries.back().kernel;
+}
+
+}  // namespace tilewise::cuda::sm80
