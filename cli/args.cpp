@@ -16,7 +16,8 @@ namespace {
 
 constexpr std::size_t kMostAxisValues = 10000;
 
-[[noreturn]] void reject(std::string_view option, std::string_view text, std::string_view expected) {
+[[noreturn]] void reject(std::string_view option, std::string_view text,
+                         std::string_view expected) {
   throw BadInput(fmt::format("{} '{}': expected {}", option, text, expected));
 }
 

@@ -1,5 +1,5 @@
-/// The words of the command line: lists, ranges, sizes of memory, devices, types. Each parser throws
-/// BadInput, which names the option, the text and what was expected.
+/// The words of the command line: lists, ranges, sizes of memory, devices, types. Each parser
+/// throws BadInput, which names the option, the text and what was expected.
 #pragma once
 
 #include <cstdint>

@@ -60,8 +60,8 @@ class Probabilities {
       return static_cast<std::size_t>(elems * dtype_bytes(dtype));
     };
     std::vector<std::byte> v_bytes(bytes(keys_ * columns));
-    Tensor v = Tensor::bhsd(v_bytes.data(), dtype, tensors.k.sizes[0], tensors.k.sizes[1], keys_,
-                            columns);
+    Tensor v =
+        Tensor::bhsd(v_bytes.data(), dtype, tensors.k.sizes[0], tensors.k.sizes[1], keys_, columns);
     v.strides[0] = v.strides[1] = 0;  // every head has the same V
     for (std::int64_t c = 0; c < columns; ++c) {
       reference::store(v, (begin + c) * columns + c, 1.0);
@@ -120,9 +120,8 @@ std::vector<double> shares(const Probabilities& p, const Query& query, const Wor
 
 Tokens tokens_from_json(const std::string& source, const std::string& text) {
   const Value list = Value::parse(text, nullptr, false);
-  const bool strings = list.is_array() && std::all_of(list.begin(), list.end(), [](const Value& v) {
-                         return v.is_string();
-                       });
+  const bool strings = list.is_array() && std::all_of(list.begin(), list.end(),
+                                                      [](const Value& v) { return v.is_string(); });
   if (!strings) throw BadInput(fmt::format("{}: its tokens are no JSON list of strings", source));
   Tokens tokens;
   for (const Value& token : list) tokens.push_back(token.get<std::string>());
@@ -143,8 +142,8 @@ std::vector<Query> parse_queries(const std::string& text) {
 }
 
 Table attended_table(const std::vector<Query>& queries, int top, const Tokens& tokens,
-                     const ForwardTensors& tensors, const AttentionSpec& spec,
-                     const Choice& choice, const Launch& launch) {
+                     const ForwardTensors& tensors, const AttentionSpec& spec, const Choice& choice,
+                     const Launch& launch) {
   const auto count = static_cast<std::int64_t>(tokens.size());
   if (spec.cu_seqlens_q.defined() || tensors.q.sizes[0] < 1) {
     throw BadInput("--attended: expected a dense batch");

@@ -29,7 +29,7 @@ std::vector<Query> parse_queries(const std::string& text);
 /// of a word are taken together: the mean of their rows, the sum of their columns. Throws BadInput
 /// for a word that is not there or tokens that do not fit the tensors.
 Table attended_table(const std::vector<Query>& queries, int top, const Tokens& tokens,
-                     const ForwardTensors& tensors, const AttentionSpec& spec,
-                     const Choice& choice, const Launch& launch);
+                     const ForwardTensors& tensors, const AttentionSpec& spec, const Choice& choice,
+                     const Launch& launch);
 
 }  // namespace tilewise::cli

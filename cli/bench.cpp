@@ -52,8 +52,8 @@ int bench(const CLI::App& app, const BenchFlags& flags) {
       try {
         const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
         const bool late = flags.total_s > 0.0 && passed.count() > flags.total_s;
-        for (Measurement& row : late ? runner.skip(cell, "the time for all rows is over")
-                                     : runner.run(cell)) {
+        for (Measurement& row :
+             late ? runner.skip(cell, "the time for all rows is over") : runner.run(cell)) {
           rows.push_back(std::move(row));
         }
         throw_if_interrupted();
@@ -87,19 +87,22 @@ void add_bench(CLI::App& program, int& exit_code) {
   CLI::App* app = program.add_subcommand(
       "bench", "Tables of time and memory: latency, TFLOP/s, GB/s, live and peak memory");
   add_grid_flags(*app, flags->grid, true);
-  app->add_option("--preset", flags->preset, "a list from cases/presets; other flags given override it")
+  app->add_option("--preset", flags->preset,
+                  "a list from cases/presets; other flags given override it")
       ->option_text("NAME");
   add_common_flags(*app, flags->common);
-  app->add_option("--budget-s", flags->budget_s,
-                  "seconds for each row: fewer runs when they do not fit, and timeout when a single "
-                  "run takes longer")
+  app->add_option(
+         "--budget-s", flags->budget_s,
+         "seconds for each row: fewer runs when they do not fit, and timeout when a single "
+         "run takes longer")
       ->option_text("S")
       ->check(CLI::NonNegativeNumber);
   app->add_option("--total-s", flags->total_s,
                   "seconds for all rows: those that have not begun by then are timeouts")
       ->option_text("S")
       ->check(CLI::NonNegativeNumber);
-  app->add_flag("--check", flags->check, "also compare each kernel with the reference on the problem");
+  app->add_flag("--check", flags->check,
+                "also compare each kernel with the reference on the problem");
   add_output_flags(*app, flags->format, flags->output);
   app->footer([] { return fmt::format("Presets: {}", fmt::join(preset_names(), ", ")); });
   app->callback([app, flags, &exit_code] { exit_code = bench(*app, *flags); });

@@ -18,9 +18,7 @@ Value measured(const Measurement& row, double value) {
   return row.ms.count > 0 ? Value(value) : Value();
 }
 
-Value memory(const Measurement& row, std::int64_t bytes) {
-  return measured(row, mebibytes(bytes));
-}
+Value memory(const Measurement& row, std::int64_t bytes) { return measured(row, mebibytes(bytes)); }
 
 /// First line of a reason: the others list every kernel.
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
@@ -95,13 +93,12 @@ std::string notes(const std::vector<Measurement>& rows) {
 }  // namespace
 
 Table cells_table(const std::vector<Measurement>& rows) {
-  Table table({{"implementation"}, {"kernel"},   {"device"},     {"dtype"},
-               {"batch"},          {"heads"},    {"kv_heads"},   {"seq_q"},
-               {"seq_k"},          {"head_dim"}, {"head_dim_v"}, {"causal"},
-               {"mask"},           {"precision"}, {"deterministic"}, {"layout"},
-               {"threads"},        {"protocol"}, {"pass"},       {"ms_mean"},
-               {"ms_std"},         {"ms_median"}, {"tflops"},     {"gbps", 1},
-               {"live_mib", 1},    {"peak_mib", 1}, {"status"},   {"reason"}});
+  Table table({{"implementation"}, {"kernel"},    {"device"},   {"dtype"},     {"batch"},
+               {"heads"},          {"kv_heads"},  {"seq_q"},    {"seq_k"},     {"head_dim"},
+               {"head_dim_v"},     {"causal"},    {"mask"},     {"precision"}, {"deterministic"},
+               {"layout"},         {"threads"},   {"protocol"}, {"pass"},      {"ms_mean"},
+               {"ms_std"},         {"ms_median"}, {"tflops"},   {"gbps", 1},   {"live_mib", 1},
+               {"peak_mib", 1},    {"status"},    {"reason"}});
   for (const Measurement& row : rows) {
     const Case& c = row.problem;
     const double rate = row.ms.median > 0.0 ? 1e-9 / row.ms.median : 0.0;
@@ -141,9 +138,9 @@ Table seed_table(const std::vector<Measurement>& rows) {
   const bool several = std::any_of(rows.begin(), rows.end(), [&](const Measurement& row) {
     return row.implementation != rows.front().implementation;
   });
-  std::vector<Column> columns = {{"seq_len"},          {"d_model"},         {"forward_ms_mean"},
-                                 {"forward_ms_std"},   {"backward_ms_mean"}, {"backward_ms_std"},
-                                 {"live_MB", 1},       {"peak_MB", 1},      {"batch_size"}};
+  std::vector<Column> columns = {{"seq_len"},        {"d_model"},          {"forward_ms_mean"},
+                                 {"forward_ms_std"}, {"backward_ms_mean"}, {"backward_ms_std"},
+                                 {"live_MB", 1},     {"peak_MB", 1},       {"batch_size"}};
   if (several) columns.insert(columns.begin(), {"implementation"});
   Table table(columns);
   for (const Pair& pair : pairs(rows)) {

@@ -7,6 +7,7 @@
 #include "cli/args.h"
 #include "cli/failure.h"
 #include "cli/memory_block.h"
+#include "cli/pass_plans.h"
 #include "measure/conformance.h"
 #include "measure/cuda_measure.h"
 #include "measure/materialize.h"
@@ -96,11 +97,13 @@ class CellRunner::Attempt {
 
   void make_plans() {
     const PlannedCase planned(cell_.problem, device_);
-    const auto make = [&](const auto& tensors, Pass pass) {
-      return tilewise::plan(tensors, planned.spec(), cell_.choice(pass), &runner_.machine_);
-    };
-    forward_plan_ = make(planned.forward(), Pass::forward);
-    if (with_backward_) backward_plan_ = make(planned.backward(), Pass::backward);
+    const PassPlans plans = plan_passes(
+        planned.forward(), with_backward_ ? &planned.backward() : nullptr, planned.spec(),
+        cell_.choice(Pass::forward), cell_.choice(Pass::backward), runner_.machine_);
+    plans.require_forward();
+    plans.require_backward();
+    forward_plan_ = plans.forward;
+    backward_plan_ = plans.backward;
     for (Measurement& row : rows_) {
       const Plan& plan = row.timed == Timed::backward ? backward_plan_ : forward_plan_;
       row.kernel = plan.kernel;
@@ -188,7 +191,8 @@ class CellRunner::Attempt {
     if (budget_s <= 0.0) return;
     using Clock = WatchedExecutor::Clock;
     const std::chrono::duration<double> time(kDeadlineInBudgets * budget_s);
-    runner_.executor_.set_deadline(Clock::now() + std::chrono::duration_cast<Clock::duration>(time));
+    runner_.executor_.set_deadline(Clock::now() +
+                                   std::chrono::duration_cast<Clock::duration>(time));
   }
 
   void time(Timed timed, const std::function<void()>& run,
@@ -220,8 +224,8 @@ class CellRunner::Attempt {
 
   void check(Measurement& row) {
     for (const Plan* plan : {&forward_plan_, &backward_plan_}) {
-      const bool wanted = row.timed == Timed::both ||
-                          (row.timed == Timed::forward) == (plan == &forward_plan_);
+      const bool wanted =
+          row.timed == Timed::both || (row.timed == Timed::forward) == (plan == &forward_plan_);
       if (!wanted) continue;
       for (const KernelRow& kernel : kernel_table()) {
         if (plan->kernel != kernel.name || plan->pass != kernel.pass) continue;

@@ -29,7 +29,8 @@ struct Measurement {
   std::string reason;  ///< of another status than ok; of ok when fewer runs than asked for fitted
   Statistics ms;       ///< count 0 when not ok
   double flops = 0.0, bytes_moved = 0.0;
-  std::int64_t live_bytes = 0;  ///< alive between forward and backward: inputs, outputs, saved state
+  std::int64_t live_bytes =
+      0;  ///< alive between forward and backward: inputs, outputs, saved state
   std::int64_t peak_bytes = 0;  ///< most alive during the timed pass
   bool failed_check = false;    ///< --check found a deviation; `reason` says which
 };

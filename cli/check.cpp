@@ -122,7 +122,11 @@ Report check_all(const std::vector<Case>& cases, const std::vector<const KernelR
 }
 
 Table summary_table(const Report& report) {
-  Table table({{"kernel"}, {"passed"}, {"failed"}, {"skipped"}, {"worst_error_of_bound"},
+  Table table({{"kernel"},
+               {"passed"},
+               {"failed"},
+               {"skipped"},
+               {"worst_error_of_bound"},
                {"worst_quantity"}});
   for (const auto& [row, tally] : report.tallies) {
     const bool ran = tally.passed + tally.failed > 0;
@@ -134,8 +138,12 @@ Table summary_table(const Report& report) {
 
 /// Of single cases: every quantity with its bound.
 Table deviation_table(const Report& report) {
-  Table table({{"kernel"}, {"status"}, {"quantity"}, {"max_error", Column::kScientific},
-               {"bound", Column::kScientific}, {"reason"}});
+  Table table({{"kernel"},
+               {"status"},
+               {"quantity"},
+               {"max_error", Column::kScientific},
+               {"bound", Column::kScientific},
+               {"reason"}});
   constexpr const char* kStatus[] = {"passed", "failed", "skipped"};
   for (const CheckResult& result : report.results) {
     const Value status = kStatus[static_cast<int>(result.status)];
@@ -159,9 +167,8 @@ std::string report_text(const Report& report, Format format, bool single) {
   }
   Value failures = Value::array();
   for (const CheckResult& failure : report.failures) {
-    failures.push_back({{"kernel", failure.kernel},
-                        {"reason", failure.reason},
-                        {"repeat", failure.repeat}});
+    failures.push_back(
+        {{"kernel", failure.kernel}, {"reason", failure.reason}, {"repeat", failure.repeat}});
   }
   const Value document = {{"schema_version", 1},
                           {"environment", environment_json(environment)},

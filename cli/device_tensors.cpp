@@ -12,10 +12,10 @@ DeviceTensors::DeviceTensors(const RunTensors& host, DeviceMemory& memory)
     spec_.max_seqlen_q = problem.seq_q;
     spec_.max_seqlen_k = problem.seq_k;
   }
-  for (Tensor* t : {&forward_.q, &forward_.k, &forward_.v, &backward_.q, &backward_.k,
-                    &backward_.v, &backward_.d_o, &backward_.d_lse, &spec_.bias, &spec_.mask,
-                    &spec_.sinks, &spec_.alibi_slopes, &spec_.key_lengths, &spec_.cu_seqlens_q,
-                    &spec_.cu_seqlens_k}) {
+  for (Tensor* t :
+       {&forward_.q, &forward_.k, &forward_.v, &backward_.q, &backward_.k, &backward_.v,
+        &backward_.d_o, &backward_.d_lse, &spec_.bias, &spec_.mask, &spec_.sinks,
+        &spec_.alibi_slopes, &spec_.key_lengths, &spec_.cu_seqlens_q, &spec_.cu_seqlens_k}) {
     move(*t, false);
   }
   for (Tensor* t : {&forward_.o, &forward_.lse, &backward_.o, &backward_.lse, &backward_.dq,

@@ -30,8 +30,9 @@ Value environment_json(const Environment& e) {
 std::string environment_line(const Environment& e) {
   std::string gpus;
   for (const Environment::Gpu& gpu : e.gpus) gpus += fmt::format("; {} ({})", gpu.name, gpu.arch);
-  return fmt::format("{}, {} CPUs, {}{}; tilewise {} ({}), {} {}; {}; {}", e.cpu, e.cpu_usable, e.isa,
-                     gpus, e.library_version, e.commit, e.compiler, e.build_type, e.host_os, e.date);
+  return fmt::format("{}, {} CPUs, {}{}; tilewise {} ({}), {} {}; {}; {}", e.cpu, e.cpu_usable,
+                     e.isa, gpus, e.library_version, e.commit, e.compiler, e.build_type, e.host_os,
+                     e.date);
 }
 
 }  // namespace tilewise::cli

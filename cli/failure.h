@@ -9,8 +9,8 @@ namespace tilewise::cli {
 enum ExitCode : int {
   kDone = 0,
   kCheckFailed = 1,
-  kBadInput = 2,     ///< arguments or files
-  kNoDevice = 3,     ///< no such device, or no driver for it
+  kBadInput = 2,  ///< arguments or files
+  kNoDevice = 3,  ///< no such device, or no driver for it
   kOutOfMemory = 4,
   kUnsupported = 5,  ///< no kernel can run it, or it could not be compiled
   kInterrupted = 130,
@@ -34,7 +34,8 @@ class TimedOut : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Prints the exception that is being handled in one line on stderr and returns the exit code for it.
+/// Prints the exception that is being handled in one line on stderr and returns the exit code for
+/// it.
 int report_failure();
 
 }  // namespace tilewise::cli

@@ -157,8 +157,10 @@ std::vector<Case> problems(const GridFlags& flags) {
 
 TimerOptions timer_options(const GridFlags& flags) {
   check_one_of("--protocol", flags.protocol, {"burst", "sustained"});
-  if (flags.warmup < 0) throw BadInput(fmt::format("--warmup '{}': expected 0 or more", flags.warmup));
-  if (flags.repeat < 1) throw BadInput(fmt::format("--repeat '{}': expected 1 or more", flags.repeat));
+  if (flags.warmup < 0)
+    throw BadInput(fmt::format("--warmup '{}': expected 0 or more", flags.warmup));
+  if (flags.repeat < 1)
+    throw BadInput(fmt::format("--repeat '{}': expected 1 or more", flags.repeat));
   TimerOptions timer;
   timer.protocol = flags.protocol == "burst" ? Protocol::burst : Protocol::sustained;
   timer.warmup = flags.warmup;
@@ -221,14 +223,14 @@ void add_grid_flags(CLI::App& app, GridFlags& flags, bool timing) {
   text("--dim-v", flags.dim_v, "LIST", "head dims of V [--dim]", axes);
   text("--dtype", flags.dtype, "LIST [f32]", "f32, bf16, f16, f64", axes);
   text("--impl", flags.impl, "LIST",
-       "baseline, eager, fused, flash, reference, or all [free choice: flash]",
-       axes);
+       "baseline, eager, fused, flash, reference, or all [free choice: flash]", axes);
   text("--kernel", flags.kernel, "LIST", "rows of the kernel table, instead of --impl", axes);
   text("--pass", flags.pass, "LIST [fwd,bwd]", "fwd, bwd, fwd+bwd", axes);
   const char* problem = "Problem";
   app.add_flag("--causal", flags.causal, "key j <= i + Sk - Sq")->group(problem)->take_last();
   app.add_flag("--causal-top-left", flags.causal_top_left, "key j <= i")->group(problem);
-  text("--window", flags.window, "LEFT,RIGHT", "sliding window, a side without bound as -", problem);
+  text("--window", flags.window, "LEFT,RIGHT", "sliding window, a side without bound as -",
+       problem);
   text("--softcap", flags.softcap, "C", "c tanh(x / c)", problem);
   text("--scale", flags.scale, "X", "instead of 1 / sqrt(dim)", problem);
   app.add_flag("--alibi", flags.alibi, "ALiBi slopes, one a head")->group(problem);
@@ -254,7 +256,8 @@ void add_grid_flags(CLI::App& app, GridFlags& flags, bool timing) {
   text("--protocol", flags.protocol, "NAME",
        "sustained: back to back; burst: idle gaps, fresh inputs, three runs a round [sustained]",
        timer);
-  text("--view", flags.view, "NAME", "layout of the table: cells, seed, compare, scaling [cells]", timer);
+  text("--view", flags.view, "NAME", "layout of the table: cells, seed, compare, scaling [cells]",
+       timer);
 }
 
 Grid expand_grid(const GridFlags& flags) {
@@ -273,7 +276,8 @@ Grid expand_grid(const GridFlags& flags) {
     }
   }
   if (grid.cells.empty()) {
-    throw BadInput(fmt::format("--pass '{}': none of what was asked for has such a pass", flags.pass));
+    throw BadInput(
+        fmt::format("--pass '{}': none of what was asked for has such a pass", flags.pass));
   }
   return grid;
 }

@@ -25,7 +25,8 @@ enum class View : std::uint8_t { cells, seed, compare, scaling };
 
 /// The flags as text, as a command line or a line of a preset gives them.
 struct GridFlags {
-  std::string batch = "1", tokens, heads = "1", hidden, kv_heads, seq = "1024", seq_q, seq_k, dim = "64", dim_v;
+  std::string batch = "1", tokens, heads = "1", hidden, kv_heads, seq = "1024", seq_q, seq_k,
+              dim = "64", dim_v;
   std::string dtype = "f32", layout = "bhsd", impl, kernel, pass = "fwd,bwd";
   std::string window, softcap, scale, dropout, precision = "exact", protocol = "sustained";
   bool causal = false, causal_top_left = false, alibi = false, deterministic = false;

@@ -57,9 +57,9 @@ Table cpu_facts(const Environment& e, const InfoFlags& flags) {
     table.add({implementation + " on cuda", names});
   }
   if (flags.measure) {
-    table.add({"float32 multiply-add", fmt::format("{:.3f} TFLOP/s, {} threads",
-                                                   measure_fma_tflops(default_executor()),
-                                                   default_executor().concurrency())});
+    table.add({"float32 multiply-add",
+               fmt::format("{:.3f} TFLOP/s, {} threads", measure_fma_tflops(default_executor()),
+                           default_executor().concurrency())});
     table.add({"memory copy", fmt::format("{:.1f} GB/s, both directions counted",
                                           measure_copy_gbps(default_executor()))});
   }

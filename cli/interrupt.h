@@ -1,5 +1,5 @@
-/// Ctrl-C and deadlines: both stop the work between two tasks of a parallel region, so that even one
-/// long run gives way at once and what was measured before it is kept.
+/// Ctrl-C and deadlines: both stop the work between two tasks of a parallel region, so that even
+/// one long run gives way at once and what was measured before it is kept.
 #pragma once
 
 #include <chrono>

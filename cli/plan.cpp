@@ -10,6 +10,7 @@
 #include "cli/failure.h"
 #include "cli/grid.h"
 #include "cli/output.h"
+#include "cli/pass_plans.h"
 #include "cli/seed_memory.h"
 #include "measure/materialize.h"
 
@@ -29,43 +30,63 @@ struct Planned {
   Pass pass = Pass::forward;
   std::optional<Plan> plan;
   std::string refusal;
+  bool oom = false;  ///< this pass or the cell's other one needs more memory than there may be
 };
 
-std::vector<Planned> plan_all(const Grid& grid, Device device, const Hardware& machine) {
+std::vector<Planned> plan_all(const Grid& grid, const Hardware& machine, std::int64_t limit_bytes) {
   std::vector<Planned> out;
   for (const Cell& cell : grid.cells) {
-    const PlannedCase planned(cell.problem, device);
-    const auto add = [&](const auto& tensors, Pass pass) {
-      Planned& entry = out.emplace_back();
-      entry.cell = &cell;
-      entry.pass = pass;
-      try {
-        entry.plan = tilewise::plan(tensors, planned.spec(), cell.choice(pass), &machine);
-      } catch (const Unsupported& error) {
-        entry.refusal = error.what();
-      }
-    };
+    const PlannedCase planned(cell.problem, machine.device);
     const bool both = cell.has(Timed::both);
-    if (both || cell.has(Timed::forward)) add(planned.forward(), Pass::forward);
-    if (both || cell.has(Timed::backward)) add(planned.backward(), Pass::backward);
+    const bool with_backward = both || cell.has(Timed::backward);
+    const PassPlans plans = plan_passes(
+        planned.forward(), with_backward ? &planned.backward() : nullptr, planned.spec(),
+        cell.choice(Pass::forward), cell.choice(Pass::backward), machine);
+    const bool oom = plans.forward.peak_bytes() > limit_bytes ||
+                     (with_backward && plans.backward.peak_bytes() > limit_bytes);
+    const auto add = [&](Pass pass, const Plan& plan, const std::string& refusal) {
+      out.push_back({&cell, pass, {}, refusal, refusal.empty() && oom});
+      if (refusal.empty()) out.back().plan = plan;
+    };
+    if (both || cell.has(Timed::forward)) add(Pass::forward, plans.forward, plans.forward_refusal);
+    if (with_backward) add(Pass::backward, plans.backward, plans.backward_refusal);
   }
   return out;
 }
 
-std::string verdict(const Plan& plan, std::int64_t limit_bytes) {
-  return plan.peak_bytes() > limit_bytes ? "oom" : "ok";
+const char* verdict(const Planned& entry) {
+  return entry.plan ? (entry.oom ? "oom" : "ok") : "unsupported";
 }
 
-Table overview(const std::vector<Planned>& plans, std::int64_t limit_bytes) {
-  Table table({{"problem"}, {"implementation"}, {"pass"}, {"kernel"}, {"tiles"}, {"splits"},
-               {"GFLOP"}, {"GB_moved"}, {"predicted_ms"}, {"live_MiB", 1}, {"peak_MiB", 1},
+Table overview(const std::vector<Planned>& plans) {
+  Table table({{"problem"},
+               {"implementation"},
+               {"pass"},
+               {"kernel"},
+               {"tiles"},
+               {"splits"},
+               {"GFLOP"},
+               {"GB_moved"},
+               {"predicted_ms"},
+               {"live_MiB", 1},
+               {"peak_MiB", 1},
                {"verdict"}});
   for (const Planned& entry : plans) {
     const std::string problem = format_case(entry.cell->problem);
     const Value pass = pass_name(entry.pass);
     if (!entry.plan) {
-      table.add({problem, entry.cell->implementation, pass, entry.cell->kernel, {}, {}, {}, {}, {},
-                 {}, {}, "unsupported"});
+      table.add({problem,
+                 entry.cell->implementation,
+                 pass,
+                 entry.cell->kernel,
+                 {},
+                 {},
+                 {},
+                 {},
+                 {},
+                 {},
+                 {},
+                 verdict(entry)});
       continue;
     }
     const Plan& plan = *entry.plan;
@@ -73,14 +94,13 @@ Table overview(const std::vector<Planned>& plans, std::int64_t limit_bytes) {
         plan.block_m > 0 ? Value(fmt::format("{}x{}", plan.block_m, plan.block_n)) : Value();
     table.add({problem, plan.implementation, pass, plan.kernel, tiles, plan.splits,
                plan.flops * 1e-9, plan.bytes_moved * 1e-9, plan.predicted_ms,
-               mebibytes(plan.live_bytes()), mebibytes(plan.peak_bytes()),
-               verdict(plan, limit_bytes)});
+               mebibytes(plan.live_bytes()), mebibytes(plan.peak_bytes()), verdict(entry)});
   }
   return table;
 }
 
 /// A row for each plan and a column for each tensor that one of them holds.
-Table tensor_table(const std::vector<Planned>& plans, std::int64_t limit_bytes, bool in_bytes) {
+Table tensor_table(const std::vector<Planned>& plans, bool in_bytes) {
   std::vector<std::string> names;
   for (const Planned& entry : plans) {
     if (!entry.plan) continue;
@@ -108,7 +128,7 @@ Table tensor_table(const std::vector<Planned>& plans, std::int64_t limit_bytes, 
     }
     line.push_back(size(entry.plan->live_bytes()));
     line.push_back(size(entry.plan->peak_bytes()));
-    line.push_back(verdict(*entry.plan, limit_bytes));
+    line.push_back(verdict(entry));
     table.add(std::move(line));
   }
   return table;
@@ -127,8 +147,8 @@ std::string markdown(const PlanFlags& flags, const std::vector<Planned>& plans,
                      std::int64_t limit_bytes, bool single) {
   std::string out;
   if (flags.memory && (flags.preset == "seed-eager" || flags.preset == "seed-fused")) {
-    const BlasWorkspaces workspaces{
-        .bytes_each = parse_bytes("--blas-workspace", flags.blas_workspace)};
+    const BlasWorkspaces workspaces{.bytes_each =
+                                        parse_bytes("--blas-workspace", flags.blas_workspace)};
     out += seed_memory_markdown(flags.preset, workspaces);
     out += "\nThe same problems here (MiB; peak: with the backward's gradients and workspace)\n\n";
   }
@@ -138,10 +158,10 @@ std::string markdown(const PlanFlags& flags, const std::vector<Planned>& plans,
   }
   const std::vector<std::string> keep = {"problem", "pass", "verdict"};
   std::vector<std::string> constant;
-  const Table table =
-      flags.memory ? tensor_table(plans, limit_bytes, false) : overview(plans, limit_bytes);
+  const Table table = flags.memory ? tensor_table(plans, false) : overview(plans);
   const std::string rows = table.without_constants(keep, constant).markdown();
-  for (const std::string& same : constant) out += same + (&same == &constant.back() ? "\n\n" : ", ");
+  for (const std::string& same : constant)
+    out += same + (&same == &constant.back() ? "\n\n" : ", ");
   return fmt::format("{}{}\nverdict under {}\n", out, rows, bytes_text(limit_bytes));
 }
 
@@ -149,11 +169,10 @@ int plan(const CLI::App& app, const PlanFlags& flags) {
   const Format format = output_format(flags.format, flags.output);
   const Grid grid =
       flags.preset.empty() ? expand_grid(flags.grid) : read_preset(flags.preset, app, false);
-  const Device device = parse_device("--device", flags.common.device);
-  Hardware machine = hardware(device);
+  Hardware machine = hardware(parse_device("--device", flags.common.device));
   if (flags.common.threads > 0) machine.threads = flags.common.threads;
   const std::int64_t limit_bytes = memory_limit(flags.common, machine);
-  const std::vector<Planned> plans = plan_all(grid, device, machine);
+  const std::vector<Planned> plans = plan_all(grid, machine, limit_bytes);
   const bool single = grid.cells.size() == 1;
   for (const Planned& entry : plans) {
     if (single && !entry.plan) throw Unsupported(entry.refusal);
@@ -162,8 +181,7 @@ int plan(const CLI::App& app, const PlanFlags& flags) {
   if (format == Format::markdown) {
     text = markdown(flags, plans, limit_bytes, single);
   } else {
-    text = (flags.memory ? tensor_table(plans, limit_bytes, true) : overview(plans, limit_bytes))
-               .text(format);
+    text = (flags.memory ? tensor_table(plans, true) : overview(plans)).text(format);
   }
   write_output(flags.output, text);
   return kDone;

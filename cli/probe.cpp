@@ -77,7 +77,9 @@ double best_seconds(const Work& work) {
 
 double measure_fma_tflops(Executor& executor) {
   const cpu::Isa isa = cpu::best_isa();
-  const auto loop = isa >= cpu::Isa::avx512 ? fma_avx512 : isa == cpu::Isa::avx2 ? fma_avx2 : fma_sse;
+  const auto loop = isa >= cpu::Isa::avx512 ? fma_avx512
+                    : isa == cpu::Isa::avx2 ? fma_avx2
+                                            : fma_sse;
   const int lanes = isa >= cpu::Isa::avx512 ? 16 : isa == cpu::Isa::avx2 ? 8 : 4;
   const int threads = executor.concurrency();
   std::vector<float> sums(static_cast<std::size_t>(threads));

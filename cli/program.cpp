@@ -15,7 +15,8 @@ namespace {
 constexpr std::size_t kHelpColumn = 34;
 constexpr std::size_t kHelpWidth = 96;
 
-constexpr const char* kFooter = R"(Exit codes: 0 done, 1 a check failed, 2 bad arguments or files, 3 no such device or driver,
+constexpr const char* kFooter =
+    R"(Exit codes: 0 done, 1 a check failed, 2 bad arguments or files, 3 no such device or driver,
 4 out of memory, 5 unsupported or not compilable, 130 interrupted.
 
 Examples:

@@ -12,10 +12,11 @@
 #include "cli/device_tensors.h"
 #include "cli/failure.h"
 #include "cli/interrupt.h"
+#include "cli/memory_block.h"
 #include "cli/output.h"
+#include "cli/pass_plans.h"
 #include "cli/run_tensors.h"
 #include "cli/spec_flags.h"
-#include "cli/memory_block.h"
 #include "measure/expected.h"
 #include "measure/memory_meter.h"
 #include "measure/timer.h"
@@ -67,17 +68,20 @@ std::vector<Choice> choices(const RunFlags& flags, DType dtype) {
   }
   std::vector<Choice> out;
   const std::string all = "baseline,eager,fused,flash,reference";
-  for (const std::string& name : split_list(
-           "--impl", flags.implementation == "all" ? all : flags.implementation)) {
+  for (const std::string& name :
+       split_list("--impl", flags.implementation == "all" ? all : flags.implementation)) {
     out.push_back({.implementation = name, .kernel = ""});
   }
   return out;
 }
 
 /// The backward by the kernel's own implementation: it may use what the forward saved.
-Choice backward_choice(const Choice& choice, const Plan& forward) {
-  if (choice.kernel.empty()) return choice;
-  return {.implementation = forward.implementation, .kernel = ""};
+Choice backward_choice(const Choice& choice) {
+  for (const KernelInfo& kernel : kernels()) {
+    if (kernel.name == choice.kernel)
+      return {.implementation = kernel.implementation, .kernel = ""};
+  }
+  return choice;
 }
 
 double median_ms(const Setting& s, DeviceMemory& memory, const std::function<void()>& work) {
@@ -101,7 +105,7 @@ void compare_results(const Setting& s, Outcome& outcome) {
   const BackwardTensors& b = s.tensors.backward();
   const ForwardTensors& f = s.tensors.forward();
   const std::map<std::string, const Tensor*> results = {
-      {"O", &f.o},   {"LSE", &f.lse}, {"dQ", &b.dq},        {"dK", &b.dk},
+      {"O", &f.o},   {"LSE", &f.lse},     {"dQ", &b.dq},        {"dK", &b.dk},
       {"dV", &b.dv}, {"dbias", &b.dbias}, {"dsinks", &b.dsinks}};
   CheckResult judged;
   for (const Expected& expected : s.truth) {
@@ -117,22 +121,22 @@ Outcome run_one(const Setting& s, const Choice& choice) {
   const AttentionSpec& spec = on_device.spec();
   ForwardTensors& forward = on_device.forward();
   Outcome outcome;
-  const Plan forward_plan = plan(forward, spec, choice, &s.machine);
-  outcome.implementation = forward_plan.implementation;
-  outcome.kernels = forward_plan.kernel;
+  BackwardTensors& backward = on_device.backward();
   const bool has_backward = s.tensors.has_backward();
-  const Block saved(*memory, has_backward ? forward_plan.saved_bytes : 0);
-  forward.saved = {saved.data(), saved.bytes()};
+  const PassPlans plans = plan_passes(forward, has_backward ? &backward : nullptr, spec, choice,
+                                      backward_choice(choice), s.machine);
+  plans.require_forward();
+  plans.require_backward();
+  outcome.implementation = plans.forward.implementation;
+  outcome.kernels = plans.forward.kernel;
+  const Block saved(*memory, has_backward ? plans.forward.saved_bytes : 0);
+  forward.saved = backward.saved = {saved.data(), saved.bytes()};
   const Launch launch{.allocator = &s.meter, .executor = &s.executor};
-  outcome.forward_ms = median_ms(s, *memory, [&] { run(forward_plan, forward, spec, launch); });
+  outcome.forward_ms = median_ms(s, *memory, [&] { run(plans.forward, forward, spec, launch); });
   if (has_backward) {
-    BackwardTensors& backward = on_device.backward();
-    backward.saved = forward.saved;
-    const Plan backward_plan =
-        plan(backward, spec, backward_choice(choice, forward_plan), &s.machine);
-    outcome.kernels += ", " + backward_plan.kernel;
+    outcome.kernels += ", " + plans.backward.kernel;
     outcome.backward_ms =
-        median_ms(s, *memory, [&] { run(backward_plan, backward, spec, launch); });
+        median_ms(s, *memory, [&] { run(plans.backward, backward, spec, launch); });
   }
   on_device.download();
   compare_results(s, outcome);
@@ -149,8 +153,7 @@ Table outcome_table(const std::vector<Outcome>& outcomes, const Setting& s) {
   Table table(columns);
   for (const Outcome& outcome : outcomes) {
     const bool refused = !outcome.refusal.empty();
-    std::vector<Value> line = {outcome.implementation,
-                               refused ? outcome.refusal : outcome.kernels,
+    std::vector<Value> line = {outcome.implementation, refused ? outcome.refusal : outcome.kernels,
                                refused ? Value() : Value(outcome.forward_ms)};
     if (s.tensors.has_backward()) line.push_back(refused ? Value() : Value(outcome.backward_ms));
     for (const Expected& expected : s.truth) {
@@ -222,10 +225,10 @@ int run_files(const RunFlags& flags) {
   std::string text = outcome_table(outcomes, setting).text(format);
   if (!flags.attended.empty()) {
     const Launch launch{.allocator = &meter, .executor = &executor};
-    text += "\n" + attended_table(parse_queries(flags.attended), flags.top,
-                                  run_tokens(flags, input), tensors.forward(), tensors.spec(),
-                                  wanted.front(), launch)
-                       .text(format);
+    text +=
+        "\n" + attended_table(parse_queries(flags.attended), flags.top, run_tokens(flags, input),
+                              tensors.forward(), tensors.spec(), wanted.front(), launch)
+                   .text(format);
   }
   write_output("", text);
   const bool passed = std::all_of(outcomes.begin(), outcomes.end(),
@@ -238,10 +241,11 @@ int run_files(const RunFlags& flags) {
 void add_run(CLI::App& program, int& exit_code) {
   const auto flags = std::make_shared<RunFlags>();
   CLI::App* app = program.add_subcommand("run", "Attention on .npy and .safetensors files");
-  app->add_option("files", flags->files,
-                  "one .safetensors file with tensors q, k, v and, if wanted, dO, dLSE, bias, mask, "
-                  "sinks, alibi_slopes, key_lengths, cu_seqlens_q, cu_seqlens_k; or .npy files of "
-                  "those names (q.npy ...)")
+  app->add_option(
+         "files", flags->files,
+         "one .safetensors file with tensors q, k, v and, if wanted, dO, dLSE, bias, mask, "
+         "sinks, alibi_slopes, key_lengths, cu_seqlens_q, cu_seqlens_k; or .npy files of "
+         "those names (q.npy ...)")
       ->required()
       ->option_text("FILE...");
   app->add_option("-o,--output", flags->output,

@@ -18,9 +18,18 @@ namespace {
 namespace fs = std::filesystem;
 
 const std::vector<std::string>& input_names() {
-  static const std::vector<std::string> names = {
-      "q",     "k",            "v",           "dO",           "dLSE",        "bias", "mask",
-      "sinks", "alibi_slopes", "key_lengths", "cu_seqlens_q", "cu_seqlens_k"};
+  static const std::vector<std::string> names = {"q",
+                                                 "k",
+                                                 "v",
+                                                 "dO",
+                                                 "dLSE",
+                                                 "bias",
+                                                 "mask",
+                                                 "sinks",
+                                                 "alibi_slopes",
+                                                 "key_lengths",
+                                                 "cu_seqlens_q",
+                                                 "cu_seqlens_k"};
   return names;
 }
 
@@ -31,17 +40,17 @@ bool same_letters(const std::string& a, const std::string& b) {
 }
 
 void add(RunInput& input, const std::string& path, const std::string& name, files::Array array) {
-  const auto known =
-      std::find_if(input_names().begin(), input_names().end(),
-                   [&](const std::string& one) { return same_letters(one, name); });
+  const auto known = std::find_if(input_names().begin(), input_names().end(),
+                                  [&](const std::string& one) { return same_letters(one, name); });
   if (known == input_names().end()) {
-    throw files::FileError(path, fmt::format("the name {} means nothing here: expected {}",
-                                             files::in_quotes(name), fmt::join(input_names(), ", ")));
+    throw files::FileError(
+        path, fmt::format("the name {} means nothing here: expected {}", files::in_quotes(name),
+                          fmt::join(input_names(), ", ")));
   }
   if (const std::optional<std::int64_t> nan = files::first_nan(array)) {
     const std::vector<std::int64_t> index = files::element_index(array, *nan);
-    throw files::FileError(path, fmt::format("{} has a NaN at {}", *known,
-                                             files::shape_text(index)));
+    throw files::FileError(path,
+                           fmt::format("{} has a NaN at {}", *known, files::shape_text(index)));
   }
   if (!input.arrays.emplace(*known, std::move(array)).second) {
     throw files::FileError(path, fmt::format("{} is given a second time", *known));
@@ -104,8 +113,8 @@ Tensor RunTensors::plain_view(const std::string& name) {
   if (array == nullptr) return {};
   const std::vector<std::int64_t>& shape = array->shape;
   if (shape.empty() || shape.size() > Tensor::kMaxRank) {
-    throw BadInput(fmt::format("{}: its shape is {}: expected 1 to 4 axes", name,
-                               files::shape_text(shape)));
+    throw BadInput(
+        fmt::format("{}: its shape is {}: expected 1 to 4 axes", name, files::shape_text(shape)));
   }
   Tensor t;
   t.data = array->bytes.data();
@@ -128,8 +137,9 @@ Tensor RunTensors::input_view(const std::string& name) {
   if (packed ? rank != 3 : rank != 3 && rank != 4) {
     throw BadInput(fmt::format(
         "{}: its shape is {}: expected {}", name, files::shape_text(array->shape),
-        packed ? "(total, heads, dim), in bhsd (heads, total, dim), with packed sequences"
-               : "(batch, seq, heads, dim), in bhsd (batch, heads, seq, dim), or (batch, seq, dim)"));
+        packed
+            ? "(total, heads, dim), in bhsd (heads, total, dim), with packed sequences"
+            : "(batch, seq, heads, dim), in bhsd (batch, heads, seq, dim), or (batch, seq, dim)"));
   }
   return view(*array);
 }

@@ -43,7 +43,8 @@ std::string sweep(const std::vector<Measurement>& rows, const char* name,
                   const std::function<std::int64_t&(Sizes&)>& size,
                   const std::vector<std::int64_t>& values, std::int64_t base,
                   const std::function<Value(std::int64_t)>& claim, const char* growth) {
-  Table table({{name}, {"scores_MiB", 2}, {"ms_median"}, {"ms_std"}, {"measured", 2}, {"claimed", 2}});
+  Table table(
+      {{name}, {"scores_MiB", 2}, {"ms_median"}, {"ms_std"}, {"measured", 2}, {"claimed", 2}});
   Sizes base_sizes;
   size(base_sizes) = base;
   const Measurement* first = find(rows, "baseline", base_sizes);
@@ -61,8 +62,9 @@ std::string sweep(const std::vector<Measurement>& rows, const char* name,
                row->ms.median / first->ms.median, claim(value)});
   }
   if (x.size() < 2) return "";
-  return fmt::format("{}\ntime ~ {}^{:.2f} measured, {}; measured and claimed in units of {} = {}\n\n",
-                     table.markdown(), name, log_slope(x, y), growth, name, base);
+  return fmt::format(
+      "{}\ntime ~ {}^{:.2f} measured, {}; measured and claimed in units of {} = {}\n\n",
+      table.markdown(), name, log_slope(x, y), growth, name, base);
 }
 
 /// The claim of the first of `rows` that has these fields.
@@ -115,15 +117,21 @@ std::string scaling_markdown(const std::vector<Measurement>& rows) {
   out += sweep(
       rows, "seq_len", [](Sizes& s) -> std::int64_t& { return s.seq; },
       {128, 256, 512, 1024, 2048, 4096}, 256,
-      [&](std::int64_t n) { return claimed_time(seq_claims, {{"seq_len", n}}); },
+      [&](std::int64_t n) {
+        return claimed_time(seq_claims, {{"seq_len", n}});
+      },
       "claimed seq_len^2");
   out += sweep(
       rows, "batch", [](Sizes& s) -> std::int64_t& { return s.batch; }, {1, 2, 4, 8}, 1,
-      [&](std::int64_t n) { return claimed_time(count_claims, {{"batch", n}, {"heads", 1}}); },
+      [&](std::int64_t n) {
+        return claimed_time(count_claims, {{"batch", n}, {"heads", 1}});
+      },
       "claimed linear");
   out += sweep(
       rows, "heads", [](Sizes& s) -> std::int64_t& { return s.heads; }, {1, 2, 4, 8}, 1,
-      [&](std::int64_t n) { return claimed_time(count_claims, {{"batch", 1}, {"heads", n}}); },
+      [&](std::int64_t n) {
+        return claimed_time(count_claims, {{"batch", 1}, {"heads", n}});
+      },
       "claimed linear");
   out += sweep(
       rows, "head_dim", [](Sizes& s) -> std::int64_t& { return s.dim; }, {32, 64, 128}, kBaseDim,

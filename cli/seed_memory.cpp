@@ -34,7 +34,8 @@ std::string accounting(int row_statistics, const BlasWorkspaces& workspaces) {
       "Smallest size that runs out of memory: batch {}, seq {}, dim {}.\n"
       "  S has {} x {} x {} = {} elements: {:.1f} GiB in float32.\n"
       "  S and P, kept for the backward: {:.0f} GiB; with the backward's dP: {:.0f} GiB.\n"
-      "  Live memory grows from {:.1f} MB at 4096 to {:.1f} MB at 8192, from 1 to 4 GB: {:.2f} times\n"
+      "  Live memory grows from {:.1f} MB at 4096 to {:.1f} MB at 8192, from 1 to 4 GB: {:.2f} "
+      "times\n"
       "  for twice the length. Keeping O and LSE alone (flash) makes it linear: {:.0f} MB at {}.\n",
       kBatch, kSeq, kDim, kBatch, kSeq, kSeq, grouped(elements), matrix_gib, 2.0 * matrix_gib,
       3.0 * matrix_gib, live_mb(4096), live_mb(8192), live_mb(8192) / live_mb(4096),
@@ -99,7 +100,7 @@ std::string seed_memory_markdown(const std::string& preset, const BlasWorkspaces
     table.add(std::move(line));
   }
   return fmt::format(
-      "Memory alive before the backward as {} measured it (MB of 2^20 bytes, batch 8, float32)\n\n"
+      "{}: memory alive before the backward (MB of 2^20 bytes, batch 8, float32)\n\n"
       "{}\nAll {} published cells are reproduced to {:.2f} MB.\n\n{}",
       seed.at("source").get<std::string>(), table.markdown(), cells, worst,
       accounting(row_statistics, workspaces));
