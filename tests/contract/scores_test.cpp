@@ -1,5 +1,6 @@
 /// Heads, softcap, bias, ALiBi, sinks, the gradient of LSE: CONTRACT 1, 7, 12.
 #include <cmath>
+#include <limits>
 
 #include "contract/harness.h"
 
@@ -233,6 +234,51 @@ TEST_P(Backward, AScoreFunctionOfTheCaller) {
   const Trial s = penalised(penalty);
   if (skips(s)) return;
   expect_gradients_conform(s, run(s));
+}
+
+/// Masks come after the score function, and a bias of -inf is a mask (CONTRACT 3): a function that
+/// forgets its score does not bring hidden keys back, and one that is NaN at -inf does no harm.
+struct HidingBias {
+  ScoreMod mod;
+  Owned bias = Owned(DType::float32, {4}, {0, -std::numeric_limits<double>::infinity(), 0, 0});
+  Owned mask = booleans({4}, {true, true, false, true});
+  Trial s = trial(DType::float32, 1, 1, 1, 3, 4, 8, 1);
+  explicit HidingBias(float (*function)(float), float (*derivative)(float)) {
+    const auto each = [](const ScoreTile& t, auto f) {
+      for (std::int64_t r = 0; r < t.rows; ++r) {
+        for (std::int64_t c = 0; c < t.cols; ++c) f(r * t.row_stride + c);
+      }
+    };
+    mod.apply = [=](const ScoreTile& t) {
+      each(t, [&](std::int64_t n) { t.scores[n] = function(t.scores[n]); });
+    };
+    mod.derivative = [=](const ScoreTile& t, float* grad) {
+      each(t, [&](std::int64_t n) { grad[n] *= derivative(t.scores[n]); });
+    };
+    s.v = {1, 2, 4, 8};
+    s.spec.bias = bias.tensor();
+    s.spec.mask = mask.tensor();
+    s.spec.causal = Causal::bottom_right;
+    s.spec.score_mod = &mod;
+  }
+};
+
+TEST_P(Forward, AScoreFunctionCannotUnhideAKey) {
+  const HidingBias zero([](float) { return 0.0F; }, [](float) { return 0.0F; });
+  if (skips(zero.s)) return;
+  const Results r = run(zero.s);
+  expect_near(r.o, {1, 1, 4.5}, 1e-6, "O");
+  expect_near(r.lse, {0, 0, std::log(2.0)}, 1e-6, "LSE");
+}
+
+TEST_P(Backward, AScoreFunctionThatIsNanAtMinusInfinityDoesNoHarm) {
+  HidingBias sine([](float x) { return x + std::sin(x); }, [](float x) { return 1 + std::cos(x); });
+  sine.s.fill(66);
+  if (skips(sine.s)) return;
+  const Results r = run(sine.s);
+  for (const Values* gradient : {&r.dq, &r.dk, &r.dv, &r.dbias})
+    expect_finite(*gradient, "gradient");
+  expect_gradients_conform(sine.s, r);
 }
 
 TEST(ScoreFunction, FlashTakesIt) {
