@@ -146,6 +146,20 @@ TEST_P(Backward, ASinkOnEmptyRowsTakesTheGradientOfLse) {
   expect_near(run(s).dsinks, {7}, 1e-5, "dsinks");
 }
 
+/// exp(-inf) = 0: such a sink takes nothing, on rows that see no key either.
+TEST_P(Backward, ASinkOfMinusInfinityIsNone) {
+  Trial s = trial(DType::float32, 1, 1, 1, 4, 2, 8, 8).fill(67);
+  s.spec.causal = Causal::bottom_right;  // rows 0 and 1 see nothing
+  s.d_lse = randn(4, 68);
+  const Results expected = run(s);
+  Owned sink(DType::float32, {1}, {-std::numeric_limits<double>::infinity()});
+  s.spec.sinks = sink.tensor();
+  const Results r = run(s);
+  expect_near(r.dq, expected.dq, 1e-6, "dQ");
+  expect_near(r.dk, expected.dk, 1e-6, "dK");
+  expect_near(r.dsinks, {0}, 0.0, "dsinks");
+}
+
 TEST_P(Forward, C088Alibi) {
   const Values heads = counting(10, 1.0);
   for (const bool per_batch : {false, true}) {
