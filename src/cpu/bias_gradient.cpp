@@ -28,8 +28,9 @@ struct Axis {
 
 class BiasGradient {
  public:
-  BiasGradient(const Problem& p, const ScoreTileStep& tile, const float* delta, float* scratch)
-      : p_(p), tile_(tile), delta_(delta), scratch_(scratch) {
+  BiasGradient(const Problem& p, const ScoreTileStep& tile, const ScoreTileStep::Rows& known,
+               float* scratch)
+      : p_(p), tile_(tile), known_(known), scratch_(scratch) {
     const auto axis = [&](int i, std::int64_t count, std::int64_t step) {
       return Axis{count, step, p.dbias.strides[static_cast<std::size_t>(i)] == 0};
     };
@@ -79,7 +80,7 @@ class BiasGradient {
         const int count =
             static_cast<int>(std::min<std::int64_t>(kTileRows, sequence.q_length - i0));
         const TilePlace place{sequence, b, h, i0, j0, count, cols, kTileKeys};
-        if (!tile_.gradient(place, delta_at(b, h, sequence.q_begin + i0), scratch, true)) continue;
+        if (!tile_.gradient(place, known_at(b, h, sequence.q_begin + i0), scratch, true)) continue;
         for (int r = 0; r < count; ++r) {
           float* to = sum + (rows_.broadcasts ? 0 : r) * kTileKeys;
           for (int c = 0; c < cols; ++c)
@@ -99,14 +100,15 @@ class BiasGradient {
     }
   }
 
-  const float* delta_at(std::int64_t b, std::int64_t h, std::int64_t row) const {
+  ScoreTileStep::Rows known_at(std::int64_t b, std::int64_t h, std::int64_t row) const {
     const std::int64_t rows = p_.packed ? p_.total_q : p_.seq_q;
-    return delta_ + ((p_.packed ? 0 : b) * p_.heads_q + h) * rows + row;
+    const std::int64_t at = ((p_.packed ? 0 : b) * p_.heads_q + h) * rows + row;
+    return {known_.delta + at, known_.lse_low + at};
   }
 
   const Problem& p_;
   const ScoreTileStep& tile_;
-  const float* delta_;
+  ScoreTileStep::Rows known_;
   float* scratch_;
   Axis batch_{}, heads_{}, rows_{}, keys_{};
 };
@@ -129,9 +131,9 @@ void clear_packed_rows(const Problem& p) {
 }  // namespace
 
 void bias_gradient(const Problem& problem, const ScoreTileStep& tile, Executor& executor,
-                   int workers, const float* delta, float* scratch) {
+                   int workers, const ScoreTileStep::Rows& known, float* scratch) {
   clear_packed_rows(problem);
-  const BiasGradient gradient(problem, tile, delta, scratch);
+  const BiasGradient gradient(problem, tile, known, scratch);
   run_tasks(executor, workers, gradient.tasks(),
             [&](std::int64_t task, int slot) { gradient.run(task, slot); });
 }

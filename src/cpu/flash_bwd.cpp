@@ -60,6 +60,7 @@ class Backward {
     WorkspaceCutter cut(context.workspace);
     const Geometry& g = geometry_;
     delta_ = cut.take<float>(statistics_elems());
+    lse_low_ = cut.take<float>(statistics_elems());
     dq_ = cut.take<float>(g.splits * g.dq_elems);
     gradients_ = cut.take<float>(g.workers * kTileKeys * (g.ld_q + g.ld_v));
     scratch_ = cut.take<float>(g.workers * tile_.scratch_elems());
@@ -68,17 +69,22 @@ class Backward {
   void run() {
     const Geometry& g = geometry_;
     for_query_blocks([&](std::int64_t b, std::int64_t h, const Sequence& s, std::int64_t i0,
-                         int rows) { prepare_rows(b, h, s, i0, rows); });
+                         int rows, int slot) {
+      prepare_rows(b, h, s, i0, rows);
+      if (tile_.needs_refining(b, h, s, i0, rows)) {
+        tile_.refine(b, h, s, i0, rows, tile_.scratch(scratch_, slot), known(b, h, s.q_begin + i0));
+      }
+    });
     run_tasks(executor_, g.workers, g.pairs * g.splits, [&](std::int64_t task, int slot) {
       for (std::int64_t block = task % g.splits; block < g.key_blocks; block += g.splits) {
         key_block(task / g.splits, block, static_cast<int>(task % g.splits), slot);
       }
     });
     for_query_blocks([&](std::int64_t b, std::int64_t h, const Sequence& s, std::int64_t i0,
-                         int rows) { finish_rows(b, h, s, i0, rows); });
+                         int rows, int) { finish_rows(b, h, s, i0, rows); });
     if (p_.dsinks.defined()) sink_gradient();
     if (p_.dbias.defined()) {
-      bias_gradient(p_, tile_, executor_, g.workers, delta_, scratch_);
+      bias_gradient(p_, tile_, executor_, g.workers, known(0, 0, 0), scratch_);
     }
     clear_rows_past_the_end(p_);
   }
@@ -87,13 +93,15 @@ class Backward {
                                                  const Geometry& g) {
     using Role = MemoryItem::Role;
     const std::int64_t batch = p.packed ? 1 : p.batch;
-    return {memory_item("delta", Role::workspace, DType::float32, {batch, p.heads_q, g.rows}),
-            memory_item("dQ partials", Role::workspace, DType::float32,
-                        {g.splits * batch, p.heads_q, g.rows, g.ld_q}),
-            memory_item("dK, dV tiles", Role::workspace, DType::float32,
-                        {g.workers, kTileKeys, g.ld_q + g.ld_v}),
-            memory_item("tile scratch", Role::workspace, DType::float32,
-                        {g.workers, ScoreTileStep(p, micro).scratch_elems()})};
+    return {
+        memory_item("delta", Role::workspace, DType::float32, {batch, p.heads_q, g.rows}),
+        memory_item("LSE, low part", Role::workspace, DType::float32, {batch, p.heads_q, g.rows}),
+        memory_item("dQ partials", Role::workspace, DType::float32,
+                    {g.splits * batch, p.heads_q, g.rows, g.ld_q}),
+        memory_item("dK, dV tiles", Role::workspace, DType::float32,
+                    {g.workers, kTileKeys, g.ld_q + g.ld_v}),
+        memory_item("tile scratch", Role::workspace, DType::float32,
+                    {g.workers, ScoreTileStep(p, micro).scratch_elems()})};
   }
 
  private:
@@ -104,23 +112,27 @@ class Backward {
   std::int64_t statistics_at(std::int64_t b, std::int64_t h, std::int64_t row) const {
     return ((p_.packed ? 0 : b) * p_.heads_q + h) * geometry_.rows + row;
   }
+  ScoreTileStep::Rows known(std::int64_t b, std::int64_t h, std::int64_t row) const {
+    const std::int64_t at = statistics_at(b, h, row);
+    return {delta_ + at, lse_low_ + at};
+  }
   float* dq_rows(int split, std::int64_t b, std::int64_t h, std::int64_t row) const {
     return dq_ + split * geometry_.dq_elems + statistics_at(b, h, row) * geometry_.ld_q;
   }
 
-  /// body(b, h, sequence, i0, rows) for every block of query rows, in parallel.
+  /// body(b, h, sequence, i0, rows, slot) for every block of query rows, in parallel.
   template <class Body>
   void for_query_blocks(const Body& body) const {
     const std::int64_t blocks = ceil_div(p_.seq_q, kTileRows);
     run_tasks(executor_, geometry_.workers, p_.batch * p_.heads_q * blocks,
-              [&](std::int64_t task, int) {
+              [&](std::int64_t task, int slot) {
                 const std::int64_t b = task / (p_.heads_q * blocks);
                 const Sequence sequence = p_.sequence(b);
                 const std::int64_t i0 = task % blocks * kTileRows;
                 if (i0 >= sequence.q_length) return;
                 const int rows =
                     static_cast<int>(std::min<std::int64_t>(kTileRows, sequence.q_length - i0));
-                body(b, task / blocks % p_.heads_q, sequence, i0, rows);
+                body(b, task / blocks % p_.heads_q, sequence, i0, rows, slot);
               });
   }
 
@@ -146,6 +158,7 @@ class Backward {
         sum -= static_cast<const float*>(p_.d_lse.data)[offset_of(p_.d_lse, b, h, row)];
       }
       delta_[statistics_at(b, h, row)] = sum;
+      lse_low_[statistics_at(b, h, row)] = 0.0F;
       for (int split = 0; split < geometry_.splits; ++split) {
         std::fill_n(dq_rows(split, b, h, row), geometry_.ld_q, 0.0F);
       }
@@ -191,8 +204,7 @@ class Backward {
     for (std::int64_t i0 = 0; i0 < sequence.q_length; i0 += kTileRows) {
       const int rows = static_cast<int>(std::min<std::int64_t>(kTileRows, sequence.q_length - i0));
       const TilePlace place{sequence, b, h, i0, j0, rows, keys, kTileKeys};
-      if (!tile_.gradient(place, delta_ + statistics_at(b, h, sequence.q_begin + i0), scratch))
-        continue;
+      if (!tile_.gradient(place, known(b, h, sequence.q_begin + i0), scratch)) continue;
       // (B1) dV += P^T dO; (B8) dK += dS^T Q; (B9) dQ += dS K. The scale is applied when they are
       // stored.
       micro.gemm(keys, ld_v, rows, scratch.dropped, 1, kTileKeys, scratch.d_o, ld_v, out.dv, ld_v,
@@ -225,7 +237,8 @@ class Backward {
         const Sequence s = p_.sequence(b);
         for (std::int64_t row = s.q_begin; row < s.q_begin + s.q_length; ++row) {
           const float x = sinks[h * p_.sinks.strides[0]] - lse[offset_of(p_.lse, b, h, row)];
-          sum -= std::exp(std::min(x, 0.0F)) * delta_[statistics_at(b, h, row)];
+          const float low = lse_low_[statistics_at(b, h, row)];
+          sum -= std::exp(std::min(x - low, 0.0F)) * delta_[statistics_at(b, h, row)];
         }
       }
       static_cast<float*>(p_.dsinks.data)[h * p_.dsinks.strides[0]] = static_cast<float>(sum);
@@ -236,7 +249,7 @@ class Backward {
   Geometry geometry_;
   ScoreTileStep tile_;
   Executor& executor_;
-  float *delta_, *dq_, *gradients_, *scratch_;
+  float *delta_, *lse_low_, *dq_, *gradients_, *scratch_;
 
   friend Cost tilewise::cpu::flash_backward_cost(const KernelRow&, const Problem&, const Hardware&);
 };

@@ -30,8 +30,14 @@ struct Micro {
   void (*softmax_step)(int rows, int cols, float* s, std::ptrdiff_t ld, float* m, float* l,
                        float* rescale);
 
-  /// P = exp(min(S - LSE, 0)) in place of S. (B3); lse[r] = +inf gives 0.
-  void (*probabilities)(int rows, int cols, float* s, std::ptrdiff_t ld, const float* lse);
+  /// P = exp(min(S - LSE, 0)) in place of S, with LSE = lse + lse_low in two floats. (B3); lse[r] =
+  /// +inf gives 0.
+  void (*probabilities)(int rows, int cols, float* s, std::ptrdiff_t ld, const float* lse,
+                        const float* lse_low);
+
+  /// acc[r] = rescale[r] * acc[r] + sum over columns of x * y.
+  void (*add_row_dots)(int rows, int cols, const float* x, const float* y, std::ptrdiff_t ld,
+                       const float* rescale, float* acc);
 
   /// dS = P * (dP - delta) in place of dP. (B6)
   void (*score_gradient)(int rows, int cols, const float* p, float* dp, std::ptrdiff_t ld,

@@ -141,13 +141,26 @@ void softmax_step(int rows, int cols, float* s, std::ptrdiff_t ld, float* m, flo
 }
 
 template <class V>
-void probabilities(int rows, int cols, float* s, std::ptrdiff_t ld, const float* lse) {
+void probabilities(int rows, int cols, float* s, std::ptrdiff_t ld, const float* lse,
+                   const float* lse_low) {
   const auto none = V::zero();
   for (int r = 0; r < rows; ++r, s += ld) {
-    const auto row_lse = V::set(lse[r]);
+    const auto high = V::set(lse[r]);
+    const auto low = V::set(lse_low[r]);
     for (int c = 0; c < cols; c += V::kLanes) {
-      V::store(s + c, exp_vector<V>(V::min(none, V::sub(V::load(s + c), row_lse))));
+      const auto x = V::sub(V::sub(V::load(s + c), high), low);
+      V::store(s + c, exp_vector<V>(V::min(none, x)));
     }
+  }
+}
+
+template <class V>
+void add_row_dots(int rows, int cols, const float* x, const float* y, std::ptrdiff_t ld,
+                  const float* rescale, float* acc) {
+  for (int r = 0; r < rows; ++r, x += ld, y += ld) {
+    auto sum = V::zero();
+    for (int c = 0; c < cols; c += V::kLanes) sum = V::fma(V::load(x + c), V::load(y + c), sum);
+    acc[r] = rescale[r] * acc[r] + V::sum(sum);
   }
 }
 
@@ -207,6 +220,7 @@ constexpr Micro make_micro(Isa isa) {
           .gemm = gemm<V>,
           .softmax_step = softmax_step<V>,
           .probabilities = probabilities<V>,
+          .add_row_dots = add_row_dots<V>,
           .score_gradient = score_gradient<V>,
           .scale_rows = scale_rows<V>,
           .transpose = transpose<V>,

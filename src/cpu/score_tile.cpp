@@ -1,6 +1,7 @@
 #include "cpu/score_tile.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "cpu/elements.h"
@@ -10,6 +11,7 @@ namespace tilewise::cpu {
 namespace {
 
 constexpr std::int64_t kTileElems = std::int64_t{kTileRows} * kTileKeys;
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr int kScoreTiles = 5;  // p, dropped, ds, capped, premod
 
 }  // namespace
@@ -75,34 +77,98 @@ void ScoreTileStep::products(const TilePlace& at, const Scratch& s) const {
   }
 }
 
-bool ScoreTileStep::gradient(const TilePlace& at, const float* delta, const Scratch& s,
-                             bool bias_only) const {
+bool ScoreTileStep::logits(const TilePlace& at, const Scratch& s) const {
   const Visibility seen = tile_visibility(p_, at.sequence, at.i0, at.rows, at.j0, at.cols);
   if (seen == Visibility::none) return false;
   const std::int64_t row = at.sequence.q_begin + at.i0;
   load_rows(p_.q, at.b, at.h, row, at.rows, static_cast<int>(p_.head_dim), s.q, ld_q_);
   load_rows(p_.d_o, at.b, at.h, row, at.rows, static_cast<int>(p_.head_dim_v), s.d_o, ld_v_);
-  const auto* lse = static_cast<const float*>(p_.lse.data);
-  for (int r = 0; r < at.rows; ++r) {
-    const float value = lse[offset_of(p_.lse, at.b, at.h, row + r)];
-    const bool sees_nothing = value == -std::numeric_limits<float>::infinity();
-    s.lse[r] = sees_nothing ? std::numeric_limits<float>::infinity() : value;
-  }
   products(at, s);
   if (steps_.elementwise()) {
     steps_.apply(at, s.p, s.capped, s.premod);
   } else if (seen == Visibility::some) {
     steps_.mask_position(at, s.p);
   }
-  const int padded = static_cast<int>(round_up(at.cols, micro_.lanes));
-  micro_.probabilities(at.rows, padded, s.p, kTileKeys, s.lse);  // (B3)
-  if (steps_.has_dropout()) {
-    for (int r = 0; r < at.rows; ++r)
-      std::copy_n(s.p + r * kTileKeys, at.cols, s.dropped + r * kTileKeys);
-    steps_.drop(at, s.dropped);
-    steps_.drop(at, s.ds);  // (B5) dP through dropout
+  const auto padded = round_up(at.cols, micro_.lanes);
+  for (int r = 0; padded > at.cols && r < at.rows; ++r) {
+    std::fill(s.p + r * kTileKeys + at.cols, s.p + r * kTileKeys + padded, kNothing);
   }
-  micro_.score_gradient(at.rows, padded, s.p, s.ds, kTileKeys, delta);  // (B6)
+  steps_.drop(at, s.ds);  // (B5) dP through dropout
+  return true;
+}
+
+bool ScoreTileStep::needs_refining(std::int64_t b, std::int64_t h, const Sequence& sequence,
+                                   std::int64_t i0, int rows) const {
+  // P = exp(S - LSE) is off by |LSE| * 2^-24; that must stay below what the storage type loses.
+  constexpr float kCoarseFloat32 = 16.0F;
+  constexpr float kCoarseHalf = 512.0F;
+  const bool float32 = p_.dtype == DType::float32;
+  if (p_.dsinks.defined() && !float32) return true;  // a sum of deltas of a rounded O
+  const float coarse = float32 ? kCoarseFloat32 : kCoarseHalf;
+  const auto* lse = static_cast<const float*>(p_.lse.data);
+  for (int r = 0; r < rows; ++r) {
+    const float value = lse[offset_of(p_.lse, b, h, sequence.q_begin + i0 + r)];
+    if (std::isfinite(value) && std::abs(value) > coarse) return true;
+  }
+  return false;
+}
+
+void ScoreTileStep::refine(std::int64_t b, std::int64_t h, const Sequence& sequence,
+                           std::int64_t i0, int rows, const Scratch& s, const Rows& out) const {
+  float m[kTileRows];
+  float l[kTileRows];
+  float dots[kTileRows];
+  float alpha[kTileRows];
+  std::fill_n(m, rows, kNothing);
+  std::fill_n(l, rows, 0.0F);
+  std::fill_n(dots, rows, 0.0F);
+  for (std::int64_t j0 = 0; j0 < sequence.k_length; j0 += kTileKeys) {
+    const int keys = static_cast<int>(std::min<std::int64_t>(kTileKeys, sequence.k_length - j0));
+    const TilePlace place{sequence, b, h, i0, j0, rows, keys, kTileKeys};
+    if (tile_visibility(p_, sequence, i0, rows, j0, keys) == Visibility::none) continue;
+    load_keys_of(b, sequence, h / p_.group(), j0, keys, s);
+    logits(place, s);
+    const int padded = static_cast<int>(round_up(keys, micro_.lanes));
+    micro_.softmax_step(rows, padded, s.p, kTileKeys, m, l, alpha);
+    micro_.add_row_dots(rows, padded, s.p, s.ds, kTileKeys, alpha, dots);
+  }
+  for (int r = 0; r < rows; ++r) {
+    if (l[r] == 0.0F) continue;  // sees nothing: P is 0 whatever delta is
+    const std::int64_t row = sequence.q_begin + i0 + r;
+    float high = m[r];
+    float total = l[r];
+    if (p_.sinks.defined()) {
+      const float sink = static_cast<const float*>(p_.sinks.data)[h * p_.sinks.strides[0]];
+      high = std::max(m[r], sink);
+      total = l[r] * std::exp(m[r] - high) + std::exp(sink - high);
+    }
+    const float lse = static_cast<const float*>(p_.lse.data)[offset_of(p_.lse, b, h, row)];
+    out.lse_low[r] = (high - lse) + std::log(total);
+    out.delta[r] = dots[r] * std::exp(m[r] - high) / total;
+    if (p_.d_lse.defined()) {
+      out.delta[r] -= static_cast<const float*>(p_.d_lse.data)[offset_of(p_.d_lse, b, h, row)];
+    }
+  }
+}
+
+bool ScoreTileStep::gradient(const TilePlace& at, const Rows& known, const Scratch& s,
+                             bool bias_only) const {
+  if (!logits(at, s)) return false;
+  const std::int64_t row = at.sequence.q_begin + at.i0;
+  const auto* lse = static_cast<const float*>(p_.lse.data);
+  for (int r = 0; r < at.rows; ++r) {
+    const float value = lse[offset_of(p_.lse, at.b, at.h, row + r)];
+    s.lse[r] = value == kNothing ? -kNothing : value;
+  }
+  const int padded = static_cast<int>(round_up(at.cols, micro_.lanes));
+  micro_.probabilities(at.rows, padded, s.p, kTileKeys, s.lse, known.lse_low);  // (B3)
+  if (steps_.has_dropout()) {
+    for (int r = 0; r < at.rows; ++r) {
+      std::copy_n(s.p + r * kTileKeys, at.cols, s.dropped + r * kTileKeys);
+    }
+    steps_.drop(at, s.dropped);
+  }
+  micro_.score_gradient(at.rows, padded, s.p, s.ds, kTileKeys, known.delta);  // (B6)
   steps_.back_through_mod(at, s.premod, s.ds);
   if (!bias_only) steps_.back_through_cap(at, s.capped, s.ds);
   return true;

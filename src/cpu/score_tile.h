@@ -25,6 +25,12 @@ class ScoreTileStep {
     float* lse;                  ///< kTileRows; +inf for rows that see nothing
   };
 
+  /// What backward knows of each query row besides LSE; element 0 is the tile's first row.
+  struct Rows {
+    float* delta;    ///< rowsum(P * dP) - dLSE
+    float* lse_low;  ///< what LSE lost when it was rounded to float32: LSE = lse + lse_low
+  };
+
   ScoreTileStep(const Problem& problem, const Micro& micro);
 
   const Micro& micro() const { return micro_; }
@@ -36,13 +42,23 @@ class ScoreTileStep {
   void load_keys_of(std::int64_t b, const Sequence& sequence, std::int64_t h_k, std::int64_t j0,
                     int keys, const Scratch& scratch) const;
 
+  /// True when the float32 LSE or the rounded O is too coarse for rows i0 .. i0 + rows - 1.
+  bool needs_refining(std::int64_t b, std::int64_t h, const Sequence& sequence, std::int64_t i0,
+                      int rows) const;
+  /// Works out delta and lse_low of these rows from a pass of their own over the keys: exact where
+  /// logits are huge, at the price of two more products.
+  void refine(std::int64_t b, std::int64_t h, const Sequence& sequence, std::int64_t i0, int rows,
+              const Scratch& scratch, const Rows& out) const;
+
   /// Loads the tile's query rows and fills p, dropped and ds; false, doing nothing, when position
   /// hides the whole tile. With `bias_only`, ds is the gradient of the bias: before the way back
   /// through the cap.
-  bool gradient(const TilePlace& place, const float* delta, const Scratch& scratch,
+  bool gradient(const TilePlace& place, const Rows& known, const Scratch& scratch,
                 bool bias_only = false) const;
 
  private:
+  /// Logits into p and dP (through dropout) into ds; false when position hides the whole tile.
+  bool logits(const TilePlace& place, const Scratch& scratch) const;
   void products(const TilePlace& place, const Scratch& scratch) const;
 
   const Problem& p_;

@@ -141,12 +141,13 @@ TEST_P(MicroKernels, ARowThatSeesNothingStaysEmpty) {
 TEST_P(MicroKernels, ProbabilitiesNeverPassOne) {
   const int n = m().lanes;
   std::vector<float> s(static_cast<std::size_t>(n), 5e8F);
+  const float low = 0.0F;
   float lse = 4e8F;  // rounded far below the scores: the exponent is clamped at 0
-  m().probabilities(1, n, s.data(), n, &lse);
+  m().probabilities(1, n, s.data(), n, &lse, &low);
   for (const float p : s) EXPECT_EQ(p, 1.0F);
   lse = std::numeric_limits<float>::infinity();
   s.assign(s.size(), 1.0F);
-  m().probabilities(1, n, s.data(), n, &lse);
+  m().probabilities(1, n, s.data(), n, &lse, &low);
   for (const float p : s) EXPECT_EQ(p, 0.0F);
 }
 
