@@ -11,6 +11,7 @@ void add_bench(CLI::App& program, int& exit_code);
 void add_plan(CLI::App& program, int& exit_code);
 void add_check(CLI::App& program, int& exit_code);
 void add_info(CLI::App& program, int& exit_code);
+void add_kernels(CLI::App& program, int& exit_code);
 
 /// The whole program: parses, runs, reports failures. Returns the exit code.
 int run_program(int argc, const char* const* argv);

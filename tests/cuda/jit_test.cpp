@@ -121,6 +121,10 @@ TEST(Census, FindsEachFault) {
   EXPECT_EQ(census_faults(allows, bad, 90).size(), 1U);
 
   bad = entry;
+  bad.report.stack_bytes = 80;
+  EXPECT_EQ(census_faults(plain, bad, 90).size(), 1U);
+
+  bad = entry;
   bad.report.notes = {"C7510 x", "C7519 x", "C7520 x", "C7508 x", "C7515 x", "C7516 x"};
   EXPECT_EQ(census_faults(plain, bad, 90).size(), 4U);
 

@@ -46,6 +46,10 @@ std::vector<std::string> census_faults(const PackUnit& packed, const KernelEntry
     faults.push_back("spills " + std::to_string(spilled) + " bytes, allowed are " +
                      std::to_string(packed.allowed_spill_bytes));
   }
+  if (spilled == 0 && r.stack_bytes > 0) {
+    // An array that is indexed by what the compiler does not know.
+    faults.push_back("keeps " + std::to_string(r.stack_bytes) + " bytes in local memory");
+  }
   for (const std::string& note : r.notes) {
     if (is_harmful(note)) faults.push_back(note);
   }

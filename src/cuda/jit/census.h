@@ -19,8 +19,9 @@ struct CensusLine {
 /// Every unit of pack_units(arch), looked up in `pack`.
 std::vector<CensusLine> census(const Pack& pack, int arch);
 
-/// What is wrong with one compiled unit: spills, ptxas's notes of serialised or ignored
-/// instructions, too much shared memory, a missing tensor-core instruction, too long a compilation.
+/// What is wrong with one compiled unit: spills, arrays in local memory, ptxas's notes of
+/// serialised or ignored instructions, too much shared memory, a missing tensor-core instruction,
+/// too long a compilation.
 std::vector<std::string> census_faults(const PackUnit& packed, const KernelEntry& entry, int arch);
 
 /// Shared memory that a block may ask for, bytes. CUDA programming guide, "Technical Specifications

@@ -1,5 +1,6 @@
 #include "cuda/jit/kernel.h"
 
+#include <deque>
 #include <functional>
 #include <mutex>
 #include <shared_mutex>
@@ -13,17 +14,20 @@
 namespace tilewise::cuda {
 namespace {
 
+/// Compared by what it points to: looking a kernel up copies no text.
 struct LoadedKey {
-  KernelUnit unit;
+  const KernelUnit* unit;
   int device = 0;
-  bool operator==(const LoadedKey&) const = default;
+  bool operator==(const LoadedKey& other) const {
+    return device == other.device && *unit == *other.unit;
+  }
 };
 
 struct LoadedKeyHash {
   std::size_t operator()(const LoadedKey& key) const {
     const std::hash<std::string> hash;
-    // The other fields follow from these: stems and entries differ in few bits, configs in many.
-    return hash(key.unit.config) * 31 + hash(key.unit.stem) * 7 + hash(key.unit.entry) +
+    // Stems and entries have few values, configs many; what else differs is left to the comparison.
+    return hash(key.unit->config) * 31 + hash(key.unit->stem) * 7 + hash(key.unit->entry) +
            static_cast<std::size_t>(key.device);
   }
 };
@@ -31,6 +35,7 @@ struct LoadedKeyHash {
 /// Kernels of this process. Never unloaded: functions handed out stay valid.
 struct Table {
   std::shared_mutex mutex;
+  std::deque<KernelUnit> units;  // what the keys point to
   std::unordered_map<LoadedKey, Kernel, LoadedKeyHash> kernels;
 };
 
@@ -106,7 +111,7 @@ Kernel load_new(const KernelUnit& unit, int device) {
 
 Kernel load(const KernelUnit& unit, int device) {
   Table& loaded = table();
-  const LoadedKey key{unit, device};
+  const LoadedKey key{&unit, device};
   {
     const std::shared_lock lock(loaded.mutex);
     const auto found = loaded.kernels.find(key);
@@ -116,7 +121,8 @@ Kernel load(const KernelUnit& unit, int device) {
   // kept.
   const Kernel kernel = load_new(unit, device);
   const std::unique_lock lock(loaded.mutex);
-  return loaded.kernels.emplace(key, kernel).first->second;
+  loaded.units.push_back(unit);
+  return loaded.kernels.emplace(LoadedKey{&loaded.units.back(), device}, kernel).first->second;
 }
 
 }  // namespace tilewise::cuda

@@ -37,7 +37,7 @@ template <Config kConfig>
 void scores(const Args& a) {
   const i64 element = thread_index();
   if (element >= a.rows * a.rule.seq_k) return;
-  const i64 j = element % a.rule.seq_k;
+  const int j = static_cast<int>(element % a.rule.seq_k);
   const Row row = row_at(element / a.rule.seq_k, a.rule.heads, a.rule.seq_q);
   const i64 q = start_of(a.q, row.b, row.h, row.i);
   const i64 k = start_of(a.k, row.b, row.h / a.group, j);
@@ -46,7 +46,7 @@ void scores(const Args& a) {
     product += load<kConfig.storage>(a.q.data, q + d * a.q.stride_d) *
                load<kConfig.storage>(a.k.data, k + d * a.k.stride_d);
   }
-  a.s[element] = textbook::logit(a.rule, textbook::slope(a.rule, row), product, row.i, j);
+  a.s[element] = textbook::logit(a.rule, textbook::row_rule(a.rule, row), product, j);
 }
 
 /// One block a row.

@@ -41,10 +41,10 @@ struct Place {
 template <Config kConfig>
 void logits(const Args& a) {
   const Place at(a);
-  const float slope = textbook::slope(a.rule, at.row);
+  const textbook::RowRule rule = textbook::row_rule(a.rule, at.row);
   float* s = a.s + at.begin;
   for (int j = threadIdx.x; j < at.n; j += kConfig.threads) {
-    s[j] = textbook::logit(a.rule, slope, s[j], at.row.i, j);
+    s[j] = textbook::logit(a.rule, rule, s[j], j);
   }
 }
 
@@ -119,30 +119,30 @@ void scale_gradient(const Args& a) {
   const Place at(a);
   float* dp = a.dp + at.begin;
   const float* s = a.s + at.begin;
-  const float slope = textbook::slope(a.rule, at.row);
+  const textbook::RowRule rule = textbook::row_rule(a.rule, at.row);
   for (int first = 0; first < at.n; first += kConfig.threads) {
     const int j = first + threadIdx.x;
     float value = 0.0F;
     if (j < at.n) {
       value = dp[j] * a.rule.scale;
       if (a.rule.softcap > 0.0F && value != 0.0F) {
-        const float bias = textbook::alibi_bias(a.rule, slope, at.row.i, j);
-        value *= cap_slope((s[j] - bias) / a.rule.softcap);
+        value *= cap_slope((s[j] - textbook::alibi_bias(rule, j)) / a.rule.softcap);
       }
     }
     store_chunk<kConfig>(dp, j, at.n, value);
   }
 }
 
-/// A row in registers, or read again at each use when it is too long.
+/// A row spread over the block: in registers, or read again at each use when it is too long for
+/// them.
 template <Config kConfig, class Read>
-struct KeptRow {
+struct SpreadRow {
   static constexpr int kItems = kConfig.items;
   Read read;
   int n;
   float kept[kItems > 0 ? kItems : 1];
 
-  __forceinline__ KeptRow(Read read_element, int count) : read(read_element), n(count) {
+  __forceinline__ SpreadRow(Read read_element, int count) : read(read_element), n(count) {
     if constexpr (kItems > 0) {
 #pragma unroll
       for (int k = 0; k < kItems; ++k) {
@@ -152,37 +152,47 @@ struct KeptRow {
     }
   }
 
-  /// visit(j, element) for this thread's elements.
-  template <class Visit>
-  __forceinline__ void each(Visit visit) const {
+  /// change(k, j, element) for this thread's k-th element j, all of them; what it leaves in
+  /// `element` stays while rows are kept.
+  template <class Change>
+  __forceinline__ void each(Change change) {
     if constexpr (kItems > 0) {
 #pragma unroll
       for (int k = 0; k < kItems; ++k) {
         const int j = k * kConfig.threads + threadIdx.x;
-        if (j < n) visit(j, kept[k]);
+        if (j < n) change(k, j, kept[k]);
       }
     } else {
-      for (int j = threadIdx.x; j < n; j += kConfig.threads) visit(j, read(j));
+      for (int j = threadIdx.x; j < n; j += kConfig.threads) {
+        float element = read(j);
+        change(0, j, element);
+      }
     }
   }
 };
 
 template <Config kConfig>
 void forward(const Args& a) {
+  constexpr bool kKept = kConfig.items > 0;
   const Place at(a);
-  const float slope = textbook::slope(a.rule, at.row);
+  const textbook::RowRule rule = textbook::row_rule(a.rule, at.row);
   const float* s = a.s + at.begin;
-  const auto read = [&](int j) { return textbook::logit(a.rule, slope, s[j], at.row.i, j); };
-  const KeptRow<kConfig, decltype(read)> row(read, at.n);
+  const auto read = [&](int j) { return textbook::logit(a.rule, rule, s[j], j); };
+  SpreadRow<kConfig, decltype(read)> row(read, at.n);
   float maximum = -tile::infinity();
-  row.each([&](int, float x) { maximum = fmaxf(maximum, x); });
+  row.each([&](int, int, float& x) { maximum = fmaxf(maximum, x); });
   const float shift = textbook::shift(block_reduce<kConfig.threads>(maximum, Max{}));
   float sum = 0.0F;
-  row.each([&](int, float x) { sum += expf(x - shift); });
+  row.each([&](int, int, float& x) {
+    x = expf(x - shift);
+    sum += x;
+  });
   sum = block_reduce<kConfig.threads>(sum, Sum{});
   const float factor = sum == 0.0F ? 0.0F : 1.0F / sum;
-  row.each(
-      [&](int j, float x) { store<kConfig.storage>(a.p, at.begin + j, expf(x - shift) * factor); });
+  row.each([&](int, int j, float& x) {
+    const float e = kKept ? x : expf(x - shift);
+    store<kConfig.storage>(a.p, at.begin + j, e * factor);
+  });
   if (threadIdx.x == 0 && a.lse.data != nullptr) {
     *textbook::at(a.lse, at.row) = shift + logf(sum);
   }
@@ -190,43 +200,38 @@ void forward(const Args& a) {
 
 template <Config kConfig>
 void backward(const Args& a) {
+  constexpr bool kKept = kConfig.items > 0;
   const Place at(a);
   float* dp = a.dp + at.begin;
   const float* s = a.s + at.begin;
   const auto read_p = [&](int j) { return load<kConfig.storage>(a.p, at.begin + j); };
   const auto read_dp = [&](int j) { return dp[j]; };
-  const KeptRow<kConfig, decltype(read_p)> p(read_p, at.n);
-  const KeptRow<kConfig, decltype(read_dp)> row(read_dp, at.n);
-  float sum = 0.0F;
-  if constexpr (kConfig.items > 0) {
-#pragma unroll
-    for (int k = 0; k < kConfig.items; ++k) {
-      const int j = k * kConfig.threads + threadIdx.x;
-      if (j < at.n) sum += weighted(p.kept[k], row.kept[k]);
+  SpreadRow<kConfig, decltype(read_p)> p(read_p, at.n);
+  SpreadRow<kConfig, decltype(read_dp)> row(read_dp, at.n);
+  const auto probability = [&](int k, int j) {
+    if constexpr (kKept) {
+      return p.kept[k];
+    } else {
+      return read_p(j);
     }
-  } else {
-    row.each([&](int j, float x) { sum += weighted(p.read(j), x); });
-  }
+  };
+  float sum = 0.0F;
+  row.each([&](int k, int j, float& x) { sum += weighted(probability(k, j), x); });
   const float delta = block_reduce<kConfig.threads>(sum, Sum{}) - row_d_lse(a, at.row);
-  const auto gradient = [&](int j, float probability, float x) {
-    float value = weighted(probability, x - delta) * a.rule.scale;
+  const auto gradient = [&](int k, int j, float x) {
+    float value = weighted(probability(k, j), x - delta) * a.rule.scale;
     if (a.rule.softcap > 0.0F && value != 0.0F) {
       value *= cap_slope(tanhf(s[j] * a.rule.scale / a.rule.softcap));
     }
     return value;
   };
-  if constexpr (kConfig.items > 0) {
+  if constexpr (kKept) {
     // The reduction's barrier lies behind every read of the row.
-#pragma unroll
-    for (int k = 0; k < kConfig.items; ++k) {
-      const int j = k * kConfig.threads + threadIdx.x;
-      if (j < at.n) store<kConfig.storage>(dp, j, gradient(j, p.kept[k], row.kept[k]));
-    }
+    row.each([&](int k, int j, float& x) { store<kConfig.storage>(dp, j, gradient(k, j, x)); });
   } else {
     for (int first = 0; first < at.n; first += kConfig.threads) {
       const int j = first + threadIdx.x;
-      const float value = j < at.n ? gradient(j, p.read(j), row.read(j)) : 0.0F;
-      store_chunk<kConfig>(dp, j, at.n, value);
+      store_chunk<kConfig>(dp, j, at.n, j < at.n ? gradient(0, j, dp[j]) : 0.0F);
     }
   }
 }

@@ -46,27 +46,39 @@ __forceinline__ float* at(const RowView& view, const Row& row) {
   return view.data + row.b * view.stride_b + row.h * view.stride_h + row.i * view.stride_s;
 }
 
-__forceinline__ float slope(const LogitRule& rule, const Row& row) {
-  return rule.alibi == nullptr ? 0.0F : rule.alibi[row.b * rule.alibi_b + row.h * rule.alibi_h];
+/// What the logits of one row have in common. Row indices and lengths fit in 32 bits.
+struct RowRule {
+  int begin = 0, end = 0;  ///< keys that position leaves visible
+  int diagonal = 0;        ///< the row's own key: i + Sk - Sq
+  float slope = 0.0F;      ///< of ALiBi
+};
+
+__forceinline__ RowRule row_rule(const LogitRule& rule, const Row& row) {
+  const i64 diagonal = row.i + rule.seq_k - rule.seq_q;
+  i64 begin = diagonal - rule.left;
+  i64 end = diagonal + rule.right + 1;
+  if (rule.top_left && end > row.i + 1) end = row.i + 1;
+  if (begin < 0) begin = 0;
+  if (end > rule.seq_k) end = rule.seq_k;
+  const float slope =
+      rule.alibi == nullptr ? 0.0F : rule.alibi[row.b * rule.alibi_b + row.h * rule.alibi_h];
+  // An empty range may lie far outside 32 bits.
+  if (begin >= end) begin = end = 0;
+  return {static_cast<int>(begin), static_cast<int>(end), static_cast<int>(diagonal), slope};
 }
 
-__forceinline__ bool visible(const LogitRule& rule, i64 i, i64 j) {
-  const i64 diagonal = i + rule.seq_k - rule.seq_q;
-  return j >= diagonal - rule.left && j <= diagonal + rule.right && (!rule.top_left || j <= i);
-}
-
-/// ALiBi's bias of element (i, j). (F2)
-__forceinline__ float alibi_bias(const LogitRule& rule, float slope, i64 i, i64 j) {
-  const i64 distance = i + rule.seq_k - rule.seq_q - j;
-  return -slope * static_cast<float>(distance < 0 ? -distance : distance);
+/// ALiBi's bias of key j. (F2)
+__forceinline__ float alibi_bias(const RowRule& row, int j) {
+  const int distance = row.diagonal - j;
+  return -row.slope * static_cast<float>(distance < 0 ? -distance : distance);
 }
 
 /// The logit of a product: scaled, capped, biased, masked. (F1), (F2), (F3)
-__forceinline__ float logit(const LogitRule& rule, float slope, float product, i64 i, i64 j) {
-  if (!visible(rule, i, j)) return -tile::infinity();
+__forceinline__ float logit(const LogitRule& rule, const RowRule& row, float product, int j) {
+  if (j < row.begin || j >= row.end) return -tile::infinity();
   float x = product * rule.scale;
   if (rule.softcap > 0.0F) x = rule.softcap * tanhf(x / rule.softcap);
-  return slope == 0.0F ? x : x + alibi_bias(rule, slope, i, j);
+  return row.slope == 0.0F ? x : x + alibi_bias(row, j);
 }
 
 struct Sum {
