@@ -61,7 +61,7 @@ constexpr UnfusedPasses kPasses{.strip_scores = 0,
 
 }  // namespace
 
-const KernelRow kEagerForward{"eager_fwd",
+constinit const KernelRow kEagerForward{"eager_fwd",
                               "eager",
                               DeviceType::cpu,
                               Pass::forward,
@@ -70,7 +70,7 @@ const KernelRow kEagerForward{"eager_fwd",
                               unfused_cost,
                               unfused_run,
                               &kPasses};
-const KernelRow kEagerBackward{
+constinit const KernelRow kEagerBackward{
     "eager_bwd",
     "eager",
     DeviceType::cpu,

@@ -55,7 +55,7 @@ constexpr UnfusedPasses kPasses{.strip_scores = kStripScores,
 
 }  // namespace
 
-const KernelRow kFusedForward{"fused_fwd",
+constinit const KernelRow kFusedForward{"fused_fwd",
                               "fused",
                               DeviceType::cpu,
                               Pass::forward,
@@ -64,7 +64,7 @@ const KernelRow kFusedForward{"fused_fwd",
                               unfused_cost,
                               unfused_run,
                               &kPasses};
-const KernelRow kFusedBackward{"fused_bwd",
+constinit const KernelRow kFusedBackward{"fused_bwd",
                                "fused",
                                DeviceType::cpu,
                                Pass::backward,

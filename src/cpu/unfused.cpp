@@ -1,7 +1,6 @@
 #include "cpu/unfused.h"
 
 #include <algorithm>
-#include <climits>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -11,6 +10,8 @@
 #include "cpu/scores_bias_gradient.h"
 #include "cpu/textbook.h"
 #include "cpu/tiles.h"
+#include "cpu/unfused_products.h"
+#include "cpu/way_back.h"
 #include "plan/accounting.h"
 
 namespace tilewise::cpu {
@@ -20,32 +21,6 @@ using Role = MemoryItem::Role;
 
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr std::int64_t kLeastTaskRows = 64;
-constexpr std::int64_t kLoadRows = 256;  ///< rows of a task that converts an operand
-constexpr std::int64_t kNonlinearScores =
-    8192;  ///< scores of a strip on the way back through cap and mod
-
-/// True when BLAS can read or write the rows of `t` where they lie.
-bool direct(const Tensor& t) {
-  return t.dtype == DType::float32 && t.strides[3] == 1 && t.strides[2] >= t.sizes[3] &&
-         t.strides[2] <= INT_MAX;
-}
-
-/// A (B, H, S, D) tensor as float32 matrices: the caller's own memory, or a copy in the workspace.
-struct Operand {
-  const float* data = nullptr;
-  std::int64_t batch = 0, head = 0, ld = 0;
-  const float* at(std::int64_t b, std::int64_t h, std::int64_t row) const {
-    return data + b * batch + h * head + row * ld;
-  }
-};
-
-Operand operand(const Tensor& t, const float* copy, bool packed) {
-  if (direct(t)) {
-    return {static_cast<const float*>(t.data), t.strides[0], t.strides[1], t.strides[2]};
-  }
-  const std::int64_t head = t.sizes[2] * t.sizes[3];
-  return {copy, packed ? 0 : t.sizes[1] * head, head, t.sizes[3]};
-}
 
 /// How the work is cut. NOTE: rows of a task depend on the sequence's own length and not on the
 /// batch, so that a sequence's result does not either (CONTRACT 14).
@@ -82,6 +57,7 @@ class Unfused {
     const Blas::OneThread one_thread(*Blas::get());
     blas_ = Blas::get();
     rows_ = &row_passes(best_isa());
+    products_ = {blas_, rows_};
     executor_ = &context.executor;
     place(context);
     load_operands();
@@ -124,8 +100,8 @@ class Unfused {
       add("dP, then dS", Role::workspace, &dp_, scores);
       add("delta", Role::workspace, &delta_, statistics);
       if (steps_.nonlinear()) {
-        const std::int64_t strip = std::max(kNonlinearScores, p_.seq_k);
-        add("cap and mod strips", Role::workspace, &strips_, {threads_, 3, strip});
+        add("cap and mod strips", Role::workspace, &strips_,
+            {threads_, WayBack::scratch_elems(p_)});
       }
     }
     const auto copy = [&](const char* name, const Tensor& t, float** at) {
@@ -179,60 +155,15 @@ class Unfused {
   // --- operands and products ---
 
   void load_operands() {
-    load(p_.q, q_copy_);
-    load(p_.k, k_copy_);
-    load(p_.v, v_copy_);
-    q_ = operand(p_.q, q_copy_, p_.packed);
-    k_ = operand(p_.k, k_copy_, p_.packed);
-    v_ = operand(p_.v, v_copy_, p_.packed);
+    load_operand(p_.q, p_.packed, *executor_, threads_, q_copy_);
+    load_operand(p_.k, p_.packed, *executor_, threads_, k_copy_);
+    load_operand(p_.v, p_.packed, *executor_, threads_, v_copy_);
+    q_ = operand(p_.q, p_.packed, q_copy_);
+    k_ = operand(p_.k, p_.packed, k_copy_);
+    v_ = operand(p_.v, p_.packed, v_copy_);
     if (!backward_) return;
-    load(p_.d_o, do_copy_);
-    do_ = operand(p_.d_o, do_copy_, p_.packed);
-  }
-
-  void load(const Tensor& t, float* copy) const {
-    if (direct(t)) return;
-    const std::int64_t rows = t.sizes[2];
-    const std::int64_t chunks = ceil_div(rows, kLoadRows);
-    const std::int64_t heads = (p_.packed ? 1 : p_.batch) * t.sizes[1];
-    run_tasks(*executor_, threads_, heads * chunks, [&](std::int64_t task, int /*slot*/) {
-      const std::int64_t head = task / chunks;
-      const std::int64_t first = task % chunks * kLoadRows;
-      const auto count = static_cast<int>(std::min(kLoadRows, rows - first));
-      load_rows(t, head / t.sizes[1], head % t.sizes[1], first, count, static_cast<int>(t.sizes[3]),
-                copy + (head * rows + first) * t.sizes[3], t.sizes[3]);
-    });
-  }
-
-  /// C (m x n) = or += A (m x k) B (k x n). Rows of B that are not finite enter only where their
-  /// factor is not 0: a hidden key's, or a row's that sees nothing, never leak as 0 * NaN. CONTRACT
-  /// 3, 10.
-  void product(std::int64_t m, std::int64_t n, std::int64_t k, Factor a, const float* b,
-               std::int64_t ldb, bool add, float* c, std::int64_t ldc) const {
-    if (m == 0 || n == 0) return;
-    std::vector<std::int64_t> apart;
-    std::int64_t begin = 0;
-    const auto multiply_up_to = [&](std::int64_t end) {
-      if (end > begin) {
-        const Factor part{a.data + begin * (a.transposed ? a.ld : 1), a.ld, a.transposed};
-        blas_->multiply(m, n, end - begin, part, {b + begin * ldb, ldb}, add ? 1.0F : 0.0F, c, ldc);
-        add = true;
-      }
-      begin = end + 1;
-    };
-    for (std::int64_t r = 0; r < k; ++r) {
-      if (rows_->all_finite(n, b + r * ldb)) continue;
-      multiply_up_to(r);
-      apart.push_back(r);
-    }
-    multiply_up_to(k);
-    for (std::int64_t i = 0; !add && i < m; ++i) std::fill_n(c + i * ldc, n, 0.0F);
-    for (const std::int64_t r : apart) {
-      for (std::int64_t i = 0; i < m; ++i) {
-        const float factor = a.transposed ? a.data[r * a.ld + i] : a.data[i * a.ld + r];
-        if (factor != 0.0F) rows_->add_scaled(n, factor, b + r * ldb, c + i * ldc);
-      }
-    }
+    load_operand(p_.d_o, p_.packed, *executor_, threads_, do_copy_);
+    do_ = operand(p_.d_o, p_.packed, do_copy_);
   }
 
   /// Where a task's rows of a result are computed: in place, or in the slot's buffer.
@@ -274,20 +205,6 @@ class Unfused {
             p_.seq_k},
            slot);
     });
-  }
-
-  /// body(part of the block, its first row within the block) for strips of about `scores` scores.
-  template <class Body>
-  static void for_strips(const TilePlace& block, std::int64_t scores, const Body& body) {
-    const std::int64_t fit = scores / std::max(block.cols, 1);
-    const int most =
-        scores == 0 ? block.rows : static_cast<int>(std::clamp<std::int64_t>(fit, 1, block.rows));
-    for (int r = 0; r < block.rows; r += most) {
-      TilePlace strip = block;
-      strip.i0 += r;
-      strip.rows = std::min(most, block.rows - r);
-      body(strip, r);
-    }
   }
 
   /// Place of the block's first score in an S x S buffer.
@@ -349,8 +266,9 @@ class Unfused {
     float* p = (dropped_ != nullptr ? dropped_ : prob_) + at(block);
     if (steps_.has_dropout()) drop(block, p);
     const Result o = result(p_.o, block.b, block.h, row, slot);  // (F14)
-    product(block.rows, p_.head_dim_v, block.cols, {p, block.ld},
-            v_.at(block.b, block.h / p_.group(), sequence.k_begin), v_.ld, false, o.data, o.ld);
+    products_.multiply(block.rows, p_.head_dim_v, block.cols, {p, block.ld},
+                       v_.at(block.b, block.h / p_.group(), sequence.k_begin), v_.ld, false, o.data,
+                       o.ld);
     finish(o, block.rows);
   }
 
@@ -368,7 +286,6 @@ class Unfused {
   // --- backward ---
 
   void run_backward() const {
-    const bool bias_between = p_.dbias.defined() && steps_.nonlinear();
     if (!keeps_ || steps_.has_dropout()) {
       for_query_blocks([&](const TilePlace& block, int /*slot*/) {
         if (!keeps_) probabilities(block);
@@ -384,10 +301,10 @@ class Unfused {
     if (p_.dbias.defined()) {
       scores_bias_gradient(p_, dp_, *executor_, threads_);
       for_query_blocks([&](const TilePlace& block, int slot) {
-        if (bias_between) back_through_cap(block, slot);
-        for (int r = 0; r < block.rows; ++r) {
-          rows_->scale(block.cols, p_.scale, dp_ + at(block) + r * block.ld);
+        if (steps_.nonlinear()) {
+          way_back(slot).run(block, s_ + at(block), dp_ + at(block), {.mod = false, .cap = true});
         }
+        scale(block);
         query_gradient(block, slot);
       });
     }
@@ -421,73 +338,30 @@ class Unfused {
       passes_.score_gradient(tools(block.h), strip, p + r * block.ld, factor, dp + r * block.ld,
                              delta + r);
     });
-    if (!linear) back_through_mod(block, slot);
+    if (linear) return;
+    const bool all_the_way = !p_.dbias.defined();
+    way_back(slot).run(block, s_ + at(block), dp, {.mod = true, .cap = all_the_way});
+    if (all_the_way) scale(block);
   }
 
-  /// Buffers of a strip, for S and what becomes of it: logits, cap(S), input of the score function.
-  struct Strip {
-    float *logits, *capped, *premod;
-  };
+  WayBack way_back(int slot) const {
+    return {p_, steps_, strips_ + slot * WayBack::scratch_elems(p_)};
+  }
 
-  /// Works the logits of a strip out anew, from S, for the way back through cap and score function.
-  Strip logits_of(const TilePlace& strip, int slot) const {
-    const std::int64_t floats = std::max(kNonlinearScores, p_.seq_k);
-    float* base = strips_ + 3 * slot * floats;
-    const Strip out{base, base + floats, base + 2 * floats};
-    const float* s = s_ + at(strip);
-    for (int r = 0; r < strip.rows; ++r) {
-      std::copy_n(s + r * strip.ld, strip.cols, out.logits + r * strip.cols);
+  /// dS times scale, for dQ and dK.
+  void scale(const TilePlace& block) const {
+    for (int r = 0; r < block.rows; ++r) {
+      rows_->scale(block.cols, p_.scale, dp_ + at(block) + r * block.ld);
     }
-    TilePlace tight = strip;
-    tight.ld = strip.cols;
-    steps_.apply(tight, out.logits, out.capped, out.premod);
-    return out;
-  }
-
-  /// dY to dX, and on to scale * dS unless dbias has to see dX first.
-  void back_through_mod(const TilePlace& block, int slot) const {
-    for_strips(block, kNonlinearScores, [&](const TilePlace& strip, int /*r*/) {
-      const Strip at_strip = logits_of(strip, slot);
-      // NOTE: the steps take one leading dimension for all buffers of a tile.
-      float* dp = dp_ + at(strip);
-      TilePlace row = strip;
-      row.rows = 1;
-      for (int r = 0; r < strip.rows; ++r, ++row.i0, dp += strip.ld) {
-        steps_.back_through_mod(row, at_strip.premod + r * strip.cols, dp);
-        keep_hidden(at_strip.logits + r * strip.cols, strip.cols, dp);
-        if (p_.dbias.defined()) continue;
-        steps_.back_through_cap(row, at_strip.capped + r * strip.cols, dp);
-        rows_->scale(strip.cols, p_.scale, dp);
-      }
-    });
-  }
-
-  /// A hidden key's gradient is 0, whatever the score function's derivative is there.
-  static void keep_hidden(const float* logits, int cols, float* gradient) {
-    for (int c = 0; c < cols; ++c) {
-      if (logits[c] == kNothing) gradient[c] = 0.0F;
-    }
-  }
-
-  void back_through_cap(const TilePlace& block, int slot) const {
-    for_strips(block, kNonlinearScores, [&](const TilePlace& strip, int /*r*/) {
-      const Strip at_strip = logits_of(strip, slot);
-      float* dp = dp_ + at(strip);
-      TilePlace row = strip;
-      row.rows = 1;
-      for (int r = 0; r < strip.rows; ++r, ++row.i0, dp += strip.ld) {
-        steps_.back_through_cap(row, at_strip.capped + r * strip.cols, dp);
-        keep_hidden(at_strip.logits + r * strip.cols, strip.cols, dp);
-      }
-    });
   }
 
   /// (B8) dQ = scale * dS K; the scale is in dS.
   void query_gradient(const TilePlace& block, int slot) const {
     const Sequence& sequence = block.sequence;
     const Result dq = result(p_.dq, block.b, block.h, sequence.q_begin + block.i0, slot);
-    product(block.rows, p_.head_dim, block.cols, {dp_ + at(block), block.ld},
-            k_.at(block.b, block.h / p_.group(), sequence.k_begin), k_.ld, false, dq.data, dq.ld);
+    products_.multiply(block.rows, p_.head_dim, block.cols, {dp_ + at(block), block.ld},
+                       k_.at(block.b, block.h / p_.group(), sequence.k_begin), k_.ld, false,
+                       dq.data, dq.ld);
     finish(dq, block.rows);
   }
 
@@ -511,8 +385,8 @@ class Unfused {
       for (std::int64_t g = 0; g < p_.group(); ++g) {
         const std::int64_t h = h_k * p_.group() + g;
         const float* from = scores + score_at(p_, b, h, sequence.q_begin) + j0;
-        product(keys, dim, sequence.q_length, {from, p_.seq_k, true},
-                rows_of.at(b, h, sequence.q_begin), rows_of.ld, g > 0, out.data, out.ld);
+        products_.multiply(keys, dim, sequence.q_length, {from, p_.seq_k, true},
+                           rows_of.at(b, h, sequence.q_begin), rows_of.ld, g > 0, out.data, out.ld);
       }
       for (std::int64_t r = keys; r < rows; ++r) {  // beyond the length
         std::fill_n(out.data + r * out.ld, dim, 0.0F);
@@ -549,6 +423,7 @@ class Unfused {
 
   const Blas* blas_ = nullptr;
   const RowPasses* rows_ = nullptr;
+  Products products_;
   Executor* executor_ = nullptr;
   Operand q_, k_, v_, do_;
   // Parts of the saved state and the workspace: parts().

@@ -11,6 +11,10 @@
 ///   keys:  dK = dS^T Q
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
 #include "cpu/row_passes.h"
 #include "cpu/score_steps.h"
 #include "plan/kernel_row.h"
@@ -40,6 +44,21 @@ struct UnfusedPasses {
   /// How often a pass walks through S x S floats of memory: for the predicted time.
   double walks_forward, walks_backward;
 };
+
+/// body(strip, its first row within the block) for strips of whole rows that hold about `scores`
+/// scores; 0 = the block is one strip.
+template <class Body>
+void for_strips(const TilePlace& block, std::int64_t scores, const Body& body) {
+  const std::int64_t fit = scores / std::max(block.cols, 1);
+  const int most =
+      scores == 0 ? block.rows : static_cast<int>(std::clamp<std::int64_t>(fit, 1, block.rows));
+  for (int r = 0; r < block.rows; r += most) {
+    TilePlace strip = block;
+    strip.i0 += r;
+    strip.rows = std::min(most, block.rows - r);
+    body(strip, r);
+  }
+}
 
 /// m as softmax subtracts it: the highest logit, the sink counted in; 0 for a row that sees
 /// nothing, because -inf - -inf would be NaN.
