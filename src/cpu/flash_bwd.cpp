@@ -190,7 +190,7 @@ class Backward {
     }
     const int stored = static_cast<int>(std::min<std::int64_t>(kTileKeys, rows - j0));
     store_rows(p_.dk, b, h_k, sequence.k_begin + j0, stored, static_cast<int>(p_.head_dim), dk,
-               g.ld_q, nullptr, p_.scale);
+               g.ld_q, nullptr);
     store_rows(p_.dv, b, h_k, sequence.k_begin + j0, stored, static_cast<int>(p_.head_dim_v), dv,
                g.ld_v, nullptr);
   }

@@ -58,7 +58,7 @@ void ScoreTileStep::load_keys_of(std::int64_t b, const Sequence& sequence, std::
   const int dv = static_cast<int>(p_.head_dim_v);
   load_keys(p_, p_.k, b, sequence, h_k, j0, keys, d, s.k, ld_q_);
   load_keys(p_, p_.v, b, sequence, h_k, j0, keys, dv, s.v, ld_v_);
-  pack_transposed(micro_, keys, d, s.k, ld_q_, s.k_panels, p_.scale);
+  pack_transposed(micro_, keys, d, s.k, ld_q_, s.k_panels, 1.0F);
   pack_transposed(micro_, keys, dv, s.v, ld_v_, s.v_panels, 1.0F);
 }
 
@@ -81,7 +81,7 @@ bool ScoreTileStep::logits(const TilePlace& at, const Scratch& s) const {
   const Visibility seen = tile_visibility(p_, at.sequence, at.i0, at.rows, at.j0, at.cols);
   if (seen == Visibility::none) return false;
   const std::int64_t row = at.sequence.q_begin + at.i0;
-  load_rows(p_.q, at.b, at.h, row, at.rows, static_cast<int>(p_.head_dim), s.q, ld_q_);
+  load_rows(p_.q, at.b, at.h, row, at.rows, static_cast<int>(p_.head_dim), s.q, ld_q_, p_.scale);
   load_rows(p_.d_o, at.b, at.h, row, at.rows, static_cast<int>(p_.head_dim_v), s.d_o, ld_v_);
   products(at, s);
   if (steps_.elementwise()) {
@@ -100,10 +100,11 @@ bool ScoreTileStep::logits(const TilePlace& at, const Scratch& s) const {
 bool ScoreTileStep::needs_refining(std::int64_t b, std::int64_t h, const Sequence& sequence,
                                    std::int64_t i0, int rows) const {
   // P = exp(S - LSE) is off by |LSE| * 2^-24; that must stay below what the storage type loses.
-  constexpr float kCoarseFloat32 = 16.0F;
+  constexpr float kCoarseFloat32 = 12.0F;
   constexpr float kCoarseHalf = 512.0F;
   const bool float32 = p_.dtype == DType::float32;
-  if (p_.dsinks.defined() && !float32) return true;  // a sum of deltas of a rounded O
+  // Sums of many dS: the errors of a delta from a rounded O would add up.
+  if ((p_.dsinks.defined() || p_.dbias.defined()) && !float32) return true;
   const float coarse = float32 ? kCoarseFloat32 : kCoarseHalf;
   const auto* lse = static_cast<const float*>(p_.lse.data);
   for (int r = 0; r < rows; ++r) {

@@ -15,9 +15,9 @@ class ScoreTileStep {
  public:
   /// Buffers of one worker. Tiles of scores are kTileRows x kTileKeys.
   struct Scratch {
-    float *q, *d_o;              ///< kTileRows x ld, query rows of the tile
-    float *k, *v;                ///< kTileKeys x ld, keys of the tile
-    float *k_panels, *v_panels;  ///< K^T (times scale) and V^T in panels
+    float *q, *d_o;  ///< kTileRows x ld, query rows of the tile; Q times scale, as in forward
+    float *k, *v;    ///< kTileKeys x ld, keys of the tile
+    float *k_panels, *v_panels;  ///< K^T and V^T in panels
     float* p;                    ///< P before dropout
     float* dropped;              ///< P after dropout; the same buffer as p when there is none
     float* ds;                   ///< gradient of scale * q.k
