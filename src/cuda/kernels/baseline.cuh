@@ -1,10 +1,10 @@
 /// baseline: attention as the textbook writes it, five kernels around one S x S buffer.
 ///
-///   scores       S = mask(cap(scale * Q K^T) + bias)     (F1) to (F3)   reads all of K for every
-///   row row_max      m = max_j S                             (F4)           softmax walks S three
-///   times exponentials S = exp(S - m), l = sum_j S             (F5) normalise    S = S / l, LSE =
-///   m + log l              (F6) output       O = S V                                 (F7) reads
-///   all of V for every row
+///   scores       Y = mask(cap(scale * Q K^T) + bias)   (F1) to (F4)   reads all of K for every row
+///   row_max      m = max_j Y                           (F5), with the largest taken out: the walks
+///   exponentials e = exp(Y - m), l = sum_j e           over S that the one-pass forms save
+///   normalise    P = e / l, L = m + log l              (F6)
+///   output       O = P V                               (F14)          reads all of V for every row
 ///
 /// Nothing is tiled and nothing is reused: what it costs is what the other implementations save.
 /// See baseline.md.

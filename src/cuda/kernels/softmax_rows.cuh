@@ -1,15 +1,15 @@
 /// softmax_rows: what happens to an S x S matrix between two matrix products. One block a row.
 ///
 /// eager, one pass a step, as a framework runs it:
-///   logits          S = mask(cap(scale * S) + bias)             (F1) to (F3)
-///   statistics      LSE = log sum_j exp S                       (F4), (F5)
-///   probabilities   P = exp(S - LSE)                            (F6)
-///   row_delta       delta = sum_j P * dP - dLSE                 (B3)
-///   score_gradient  dS = P * (dP - delta)                       (B4)
-///   scale_gradient  dS = scale * cap'(S) * dS                   (B5)
+///   logits          Y = mask(cap(scale * S) + bias)   (F1) to (F4)
+///   statistics      L = log sum_j exp Y               (F5)
+///   probabilities   P = exp(Y - m) / l                  (F6)
+///   row_delta       delta = sum_j P * dP              (B2)
+///   score_gradient  dY = P * (dP - delta + dL)        (B5)
+///   scale_gradient  scale * cap'(S) * dY              (B7), (B8)
 /// fused, one pass, as a compiler makes it:
-///   forward         S -> P, LSE
-///   backward        P, dP -> dS
+///   forward         S -> P, L
+///   backward        P, dP -> scale * dS
 /// In eager S ends as logits, in fused it stays the product.
 #pragma once
 
@@ -59,18 +59,20 @@ void statistics(const Args& a) {
   for (int j = threadIdx.x; j < at.n; j += kConfig.threads) sum += expf(s[j] - shift);
   sum = block_reduce<kConfig.threads>(sum, Sum{});
   if (threadIdx.x != 0) return;
-  const float lse = shift + logf(sum);
-  a.row_lse[blockIdx.x] = lse;
-  if (a.lse.data != nullptr) *textbook::at(a.lse, at.row) = lse;
+  // NOTE: not L alone: at logits of 1e8 its rounding error is larger than log(sum).
+  a.statistics[2 * static_cast<i64>(blockIdx.x)] = shift;
+  a.statistics[2 * static_cast<i64>(blockIdx.x) + 1] = sum == 0.0F ? 0.0F : 1.0F / sum;
+  if (a.lse.data != nullptr) *textbook::at(a.lse, at.row) = shift + logf(sum);
 }
 
 template <Config kConfig>
 void probabilities(const Args& a) {
   const Place at(a);
   const float* s = a.s + at.begin;
-  const float shift = textbook::shift(a.row_lse[blockIdx.x]);
+  const float shift = a.statistics[2 * static_cast<i64>(blockIdx.x)];
+  const float factor = a.statistics[2 * static_cast<i64>(blockIdx.x) + 1];
   for (int j = threadIdx.x; j < at.n; j += kConfig.threads) {
-    store<kConfig.storage>(a.p, at.begin + j, expf(s[j] - shift));
+    store<kConfig.storage>(a.p, at.begin + j, expf(s[j] - shift) * factor);
   }
 }
 

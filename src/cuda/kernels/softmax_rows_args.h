@@ -18,8 +18,8 @@ struct Args {
   void* p = nullptr;   ///< probabilities
   /// dP. Becomes dS, whose elements are of P's type: row r starts where dP's row r does.
   float* dp = nullptr;
-  float* row_lse = nullptr;  ///< (rows), eager only
-  float* delta = nullptr;    ///< (rows), eager only
+  float* statistics = nullptr;  ///< (rows, 2), eager only: what is subtracted, and 1 / sum
+  float* delta = nullptr;       ///< (rows), eager only
   textbook::RowView lse;
   textbook::RowView d_lse;
   textbook::LogitRule rule;

@@ -67,13 +67,13 @@ __forceinline__ RowRule row_rule(const LogitRule& rule, const Row& row) {
   return {static_cast<int>(begin), static_cast<int>(end), static_cast<int>(diagonal), slope};
 }
 
-/// ALiBi's bias of key j. (F2)
+/// ALiBi's bias of key j. (F3)
 __forceinline__ float alibi_bias(const RowRule& row, int j) {
   const int distance = row.diagonal - j;
   return -row.slope * static_cast<float>(distance < 0 ? -distance : distance);
 }
 
-/// The logit of a product: scaled, capped, biased, masked. (F1), (F2), (F3)
+/// The logit of a product: scaled, capped, biased, masked. (F1) to (F4)
 __forceinline__ float logit(const LogitRule& rule, const RowRule& row, float product, int j) {
   if (j < row.begin || j >= row.end) return -tile::infinity();
   float x = product * rule.scale;

@@ -61,6 +61,7 @@ std::vector<MemoryItem> memory_items(const KernelRow& row, const Problem& p) {
   std::vector<MemoryItem> items;
   const std::vector<std::int64_t> scores = {p.batch, p.heads_q, p.seq_q, p.seq_k};
   const std::vector<std::int64_t> rows = {p.batch, p.heads_q, p.seq_q};
+  const std::vector<std::int64_t> pairs = {p.batch, p.heads_q, p.seq_q, 2};
   const auto add = [&](const char* name, Role role, DType dtype,
                        const std::vector<std::int64_t>& shape) {
     items.push_back(memory_item(name, role, dtype, shape));
@@ -74,7 +75,7 @@ std::vector<MemoryItem> memory_items(const KernelRow& row, const Problem& p) {
     add("P of this call", Role::workspace, p.dtype, scores);
   }
   const bool makes_p = p.pass == Pass::forward || state_is_dropped(p);
-  if (makes_p && !one_pass(row)) add("row LSE", Role::workspace, DType::float32, rows);
+  if (makes_p && !one_pass(row)) add("statistics", Role::workspace, DType::float32, pairs);
   if (p.pass == Pass::backward) {
     add("dP", Role::workspace, DType::float32, scores);
     if (!one_pass(row)) add("delta", Role::workspace, DType::float32, rows);
@@ -160,7 +161,7 @@ class Call {
     args_.p = parts_.state<void>("P");
     if (args_.s == nullptr) throw InvalidArgument("saved.data is null: expected saved state");
     args_.dp = parts_.find<float>("dP");
-    args_.row_lse = parts_.find<float>("row LSE");
+    args_.statistics = parts_.find<float>("statistics");
     args_.delta = parts_.find<float>("delta");
     args_.rule = logit_rule(p);
     q_ = input("Q copy", p.q);
@@ -185,14 +186,14 @@ class Call {
     const Tensor dv = dense(p_.dv, parts_.find<void>("dV copy"));
     args_.d_lse = row_view(p_.d_lse);
 
-    // (B1) dV = P^T dO
+    // (B3) dV = P^T dO
     multiply(weights(args_.p, p_.dtype, p_.seq_k, true), rows(d_o, false), p_.head_dim_v, dv);
-    // (B2) dP = dO V^T
+    // (B4) dP = dO V^T
     multiply_scores(rows(d_o, false), rows(v_, true), p_.head_dim_v, args_.dp);
     softmax_backward(p_, args_, one_pass_, stream_);
     // dS lies in dP's rows, in the inputs' type.
     const std::int64_t stride = p_.seq_k * dtype_bytes(DType::float32) / dtype_bytes(p_.dtype);
-    // (B6) dQ = dS K, (B7) dK = dS^T Q
+    // (B8) dQ = scale * dS K, (B9) dK = scale * dS^T Q
     multiply(weights(args_.dp, p_.dtype, stride, false), rows(k_, false), p_.head_dim, dq);
     multiply(weights(args_.dp, p_.dtype, stride, true), rows(q_, false), p_.head_dim, dk);
     finish(dq, p_.dq);
