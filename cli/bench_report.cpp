@@ -66,9 +66,12 @@ std::vector<Pair> pairs(const std::vector<Measurement>& rows) {
 }
 
 std::string markdown_cells(const std::vector<Measurement>& rows) {
-  const std::vector<std::string> keep = {"implementation", "pass", "ms_median", "status"};
+  const std::vector<std::string> keep = {"implementation", "pass",   "ms_mean", "ms_std",
+                                         "ms_median",      "tflops", "gbps",    "live_mib",
+                                         "peak_mib",       "status"};
   std::vector<std::string> constant;
   Table table = cells_table(rows);
+  table.drop("reason");  // the notes below the table say it once
   table.drop_copy("seq_k", "seq_q");
   table.drop_copy("kv_heads", "heads");
   table.drop_copy("head_dim_v", "head_dim");
@@ -77,12 +80,13 @@ std::string markdown_cells(const std::vector<Measurement>& rows) {
   return out;
 }
 
-/// What did not run, and why: once for each reason.
+/// What did not run as asked for, and why: once for each reason.
 std::string notes(const std::vector<Measurement>& rows) {
   std::vector<std::string> lines;
   for (const Measurement& row : rows) {
-    if (row.reason.empty() || row.status == Status::ok) continue;
-    std::string line = fmt::format("{}: {}", status_name(row.status), row.reason);
+    if (row.reason.empty()) continue;
+    const bool ok = row.status == Status::ok;
+    std::string line = ok ? row.reason : fmt::format("{}: {}", status_name(row.status), row.reason);
     if (std::find(lines.begin(), lines.end(), line) == lines.end()) lines.push_back(line);
   }
   std::string out;

@@ -80,6 +80,7 @@ class CellRunner::Attempt {
   /// Every pass of the cell: one that does not fit takes the other with it.
   void fail(Status status, const std::string& reason) {
     for (Measurement& row : rows_) {
+      if (row.status != Status::ok) continue;
       row.status = status;
       row.reason = reason;
       row.ms = {};
@@ -89,22 +90,41 @@ class CellRunner::Attempt {
   /// The passes that have no numbers yet.
   void fail_rest(const std::string& reason) {
     for (Measurement& row : rows_) {
-      if (row.ms.count > 0) continue;
+      if (row.ms.count > 0 || row.status != Status::ok) continue;
       row.status = Status::timeout;
       row.reason = reason;
     }
   }
 
+  /// Leaves the forward alone to be measured, if it was asked for.
+  void refuse_backward(const std::string& reason) {
+    if (!cell_.has(Timed::forward)) throw Unsupported(reason);
+    with_backward_ = false;
+    for (Measurement& row : rows_) {
+      if (row.timed == Timed::forward) continue;
+      row.status = Status::unsupported;
+      row.reason = reason;
+    }
+  }
+
+  PassPlans plans_of(PlannedCase& planned) const {
+    return plan_passes(planned.forward(), with_backward_ ? &planned.backward() : nullptr,
+                       planned.spec(), cell_.choice(Pass::forward), cell_.choice(Pass::backward),
+                       runner_.machine_);
+  }
+
   void make_plans() {
-    const PlannedCase planned(cell_.problem, device_);
-    const PassPlans plans = plan_passes(
-        planned.forward(), with_backward_ ? &planned.backward() : nullptr, planned.spec(),
-        cell_.choice(Pass::forward), cell_.choice(Pass::backward), runner_.machine_);
+    PlannedCase planned(cell_.problem, device_);
+    PassPlans plans = plans_of(planned);
+    if (!plans.backward_refusal.empty()) {
+      refuse_backward(plans.backward_refusal);
+      plans = plans_of(planned);
+    }
     plans.require_forward();
-    plans.require_backward();
     forward_plan_ = plans.forward;
     backward_plan_ = plans.backward;
     for (Measurement& row : rows_) {
+      if (row.status != Status::ok) continue;
       const Plan& plan = row.timed == Timed::backward ? backward_plan_ : forward_plan_;
       row.kernel = plan.kernel;
       row.implementation = plan.implementation;

@@ -141,20 +141,26 @@ std::string Table::text(Format format) const {
   return json().dump(2) + "\n";
 }
 
-void Table::drop_copy(const std::string& name, const std::string& of) {
-  std::size_t copy = columns_.size();
-  std::size_t original = columns_.size();
-  for (std::size_t c = 0; c < columns_.size(); ++c) {
-    if (columns_[c].name == name) copy = c;
-    if (columns_[c].name == of) original = c;
-  }
-  assert(copy < columns_.size() && original < columns_.size());
-  for (const std::vector<Value>& row : rows_) {
-    if (row[copy] != row[original]) return;
-  }
-  const auto at = static_cast<std::ptrdiff_t>(copy);
+std::size_t Table::index_of(const std::string& name) const {
+  const auto at = std::find_if(columns_.begin(), columns_.end(),
+                               [&](const Column& column) { return column.name == name; });
+  assert(at != columns_.end());
+  return static_cast<std::size_t>(at - columns_.begin());
+}
+
+void Table::drop(const std::string& name) {
+  const auto at = static_cast<std::ptrdiff_t>(index_of(name));
   columns_.erase(columns_.begin() + at);
   for (std::vector<Value>& row : rows_) row.erase(row.begin() + at);
+}
+
+void Table::drop_copy(const std::string& name, const std::string& of) {
+  const std::size_t copy = index_of(name);
+  const std::size_t original = index_of(of);
+  const bool same = std::all_of(rows_.begin(), rows_.end(), [&](const std::vector<Value>& row) {
+    return row[copy] == row[original];
+  });
+  if (same) drop(name);
 }
 
 Table Table::without_constants(const std::vector<std::string>& keep,

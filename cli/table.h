@@ -36,6 +36,9 @@ class Table {
   Value json() const;
   std::string text(Format format) const;
 
+  /// Removes a column.
+  void drop(const std::string& name);
+
   /// Removes the column `name` when every row has the same there as in the column `of`.
   void drop_copy(const std::string& name, const std::string& of);
 
@@ -45,6 +48,7 @@ class Table {
                           std::vector<std::string>& constant) const;
 
  private:
+  std::size_t index_of(const std::string& name) const;
   std::string cell_text(const Value& value, const Column& column) const;
 
   std::vector<Column> columns_;

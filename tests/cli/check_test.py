@@ -1,0 +1,68 @@
+"""tilewise check: a failure names the line that repeats it; the summary; info."""
+
+import json
+import re
+import shlex
+
+from cli_testing import BAD_INPUT, CHECK_FAILED, NO_DEVICE, UNSUPPORTED, CliTest, main, run
+
+
+class Check(CliTest):
+    def test_one_case(self):
+        text = self.ok("check", "--impl", "flash", "--case", "b1 h2 s40 d16 f32 causal")
+        cells = self.assert_aligned(text)
+        self.assertEqual(cells[0][:3], ["kernel", "status", "quantity"])
+        quantities = {line[2] for line in cells[2:]}
+        self.assertEqual(quantities, {"O", "LSE", "dQ", "dK", "dV"})
+        for line in cells[2:]:
+            self.assertEqual(line[1], "passed")
+            self.assertLessEqual(float(line[3]), float(line[4]))
+
+    def test_failure_repeats(self):
+        """A sound problem that is said to be an error fails, and again by the line printed."""
+        case = ["--case", "b1 h1 s8 d4 f32 expect=invalid", "--seed", "7"]
+        first = run("check", "--kernel", "flash_fwd_scalar", *case)
+        self.assertEqual(first.returncode, CHECK_FAILED)
+        line = re.search(r"^ *(tilewise check .*)$", first.stderr, re.MULTILINE)
+        self.assertIsNotNone(line, first.stderr)
+        words = shlex.split(line.group(1))
+        self.assertIn("--seed", words)
+        again = run(*words[1:])
+        self.assertEqual(again.returncode, CHECK_FAILED)
+        self.assertIn("FAILED flash_fwd_scalar", again.stderr)
+
+    def test_smoke_by_one_row(self):
+        args = ["check", "--smoke", "--kernel", "eager_fwd", "--format", "json"]
+        document = json.loads(self.ok(*args))
+        self.assertEqual(document["failures"], [])
+        (row,) = document["rows"]
+        self.assertEqual(row["kernel"], "eager_fwd")
+        self.assertGreater(row["passed"], 10)
+        self.assertEqual(row["failed"], 0)
+        self.assertLessEqual(row["worst_error_of_bound"], 1.0)
+
+    def test_exit_codes(self):
+        self.fails(BAD_INPUT, "check", "--kernel", "magic")
+        self.fails(BAD_INPUT, "check", "--case", "q1 q")
+        self.fails(UNSUPPORTED, "check", "--impl", "baseline", "--case", "s8 d4 pass=bwd")
+        if json.loads(self.ok("info", "--format", "json"))["environment"]["gpus"]:
+            self.skipTest("this machine has a GPU")
+        self.fails(NO_DEVICE, "check", "--device", "cuda:0")
+
+
+class Info(CliTest):
+    def test_facts(self):
+        cells = self.assert_aligned(self.ok("info"))
+        facts = {line[0]: line[1] for line in cells[2:]}
+        for name in ("cpu", "threads", "instruction set", "memory", "BLAS", "flash on cpu"):
+            self.assertTrue(facts[name], name)
+
+    def test_measured_ceilings(self):
+        document = json.loads(self.ok("info", "--measure", "--format", "json"))
+        facts = {fact["what"]: fact["value"] for fact in document["facts"]}
+        self.assertGreater(float(facts["float32 multiply-add"].split()[0]), 0.001)
+        self.assertGreater(float(facts["memory copy"].split()[0]), 0.1)
+
+
+if __name__ == "__main__":
+    main()

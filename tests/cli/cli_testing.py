@@ -1,0 +1,157 @@
+"""What the tests of the command line share: running it, and files in the formats that it reads."""
+
+import ast
+import json
+import math
+import os
+import random
+import struct
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+CLI = os.environ.get("TILEWISE_CLI", "")
+SOURCE = Path(os.environ.get("TILEWISE_SOURCE_DIR", Path(__file__).resolve().parents[2]))
+
+DONE, CHECK_FAILED, BAD_INPUT, NO_DEVICE, OUT_OF_MEMORY, UNSUPPORTED, INTERRUPTED = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+    130,
+)
+
+
+def run(*args, env=None, timeout=300):
+    """Runs the command line with its output in pipes."""
+    environment = {**os.environ, "TILEWISE_CASES_DIR": str(SOURCE / "cases"), **(env or {})}
+    return subprocess.run(
+        [CLI, *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=environment,
+        check=False,
+    )
+
+
+def write_npy(path, shape, values, dtype="<f4"):
+    """A version 1.0 .npy file in C order."""
+    code = {"<f4": "f", "<f8": "d", "<f2": "e", "|b1": "?", "<i4": "i"}[dtype]
+    text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {tuple(shape)}, }}"
+    text += " " * (-(len(text) + 11) % 64) + "\n"
+    body = struct.pack(f"<{len(values)}{code}", *values)
+    header = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode()
+    Path(path).write_bytes(header + body)
+
+
+def read_npy(path):
+    """(shape, values) of a .npy file."""
+    data = Path(path).read_bytes()
+    length = struct.unpack("<H", data[8:10])[0]
+    header = ast.literal_eval(data[10 : 10 + length].decode().strip())
+    code = {"<f4": "f", "<f8": "d", "<f2": "e"}[header["descr"]]
+    count = math.prod(header["shape"])
+    return header["shape"], struct.unpack(f"<{count}{code}", data[10 + length :])
+
+
+def write_safetensors(path, tensors, metadata=None):
+    """tensors: name -> (type, shape, values); types F32, F64, BOOL, I32."""
+    codes = {"F32": "f", "F64": "d", "BOOL": "?", "I32": "i"}
+    header, body = {}, b""
+    if metadata:
+        header["__metadata__"] = metadata
+    for name, (kind, shape, values) in tensors.items():
+        data = struct.pack(f"<{len(values)}{codes[kind]}", *values)
+        offsets = [len(body), len(body) + len(data)]
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": offsets}
+        body += data
+    text = json.dumps(header).encode()
+    Path(path).write_bytes(struct.pack("<Q", len(text)) + text + body)
+
+
+def read_safetensors(path):
+    """name -> (type, shape, values)."""
+    data = Path(path).read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8 : 8 + length])
+    header.pop("__metadata__", None)
+    out = {}
+    for name, entry in header.items():
+        begin, end = (8 + length + offset for offset in entry["data_offsets"])
+        code = {"F32": "f", "F64": "d"}[entry["dtype"]]
+        count = math.prod(entry["shape"])
+        values = struct.unpack(f"<{count}{code}", data[begin:end])
+        out[name] = (entry["dtype"], tuple(entry["shape"]), values)
+    return out
+
+
+def normals(count, seed):
+    """Reproducible N(0, 1) values, rounded to float32."""
+    source = random.Random(seed)
+    raw = [source.gauss(0.0, 1.0) for _ in range(count)]
+    return list(struct.unpack(f"<{count}f", struct.pack(f"<{count}f", *raw)))
+
+
+def attention(q, k, v, shape, causal=False):
+    """O and LSE of (batch, seq, dim) lists, one head, in the textbook's words."""
+    batch, seq, dim = shape
+    out, lses = [], []
+    for b in range(batch):
+        rows = [slice((b * seq + i) * dim, (b * seq + i + 1) * dim) for i in range(seq)]
+        for i in range(seq):
+            last = i + 1 if causal else seq
+            s = [
+                sum(x * y for x, y in zip(q[rows[i]], k[rows[j]])) / math.sqrt(dim)
+                for j in range(last)
+            ]
+            lse = max(s) + math.log(sum(math.exp(x - max(s)) for x in s))
+            p = [math.exp(x - lse) for x in s]
+            out += [sum(p[j] * v[rows[j]][d] for j in range(last)) for d in range(dim)]
+            lses.append(lse)
+    return out, lses
+
+
+class CliTest(unittest.TestCase):
+    """A test with a folder of its own."""
+
+    def setUp(self):
+        if not CLI:
+            self.skipTest("TILEWISE_CLI names no command line")
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def ok(self, *args, **kwargs):
+        result = run(*args, **kwargs)
+        self.assertEqual(result.returncode, DONE, result.stderr)
+        return result.stdout
+
+    def fails(self, code, *args, **kwargs):
+        """Ends with that exit code and a message; returns the message."""
+        result = run(*args, **kwargs)
+        self.assertEqual(result.returncode, code, result.stdout + result.stderr)
+        self.assertTrue(result.stderr.startswith("tilewise: "), result.stderr)
+        return result.stderr
+
+    def assert_close(self, actual, expected, bound):
+        self.assertEqual(len(actual), len(expected))
+        worst = max((abs(a - e) for a, e in zip(actual, expected)), default=0.0)
+        self.assertLessEqual(worst, bound)
+
+    def assert_aligned(self, markdown):
+        """Every table of the text has lines of one length; returns the first one's cells."""
+        blocks = [block.splitlines() for block in markdown.split("\n\n")]
+        tables = [lines for lines in blocks if lines and lines[0].startswith("|")]
+        self.assertTrue(tables, markdown)
+        for lines in tables:
+            table = [line for line in lines if line.startswith("|")]
+            self.assertEqual(len({len(line) for line in table}), 1, markdown)
+        return [[cell.strip() for cell in line.strip("|").split("|")] for line in tables[0]]
+
+
+def main():
+    unittest.main(verbosity=1)

@@ -1,0 +1,101 @@
+"""The terminal: a progress bar there and none in a pipe; Ctrl-C keeps what was measured."""
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import time
+
+from cli_testing import CLI, INTERRUPTED, SOURCE, CliTest, main, run
+
+PATIENCE_S = 120
+
+
+class Terminal:
+    """A command whose standard error is a terminal."""
+
+    def __init__(self, *args):
+        self.master, slave = pty.openpty()
+        environment = {**os.environ, "TERM": "xterm", "TILEWISE_CASES_DIR": str(SOURCE / "cases")}
+        self.process = subprocess.Popen(
+            [CLI, *args], stdout=subprocess.PIPE, stderr=slave, env=environment, text=True
+        )
+        os.close(slave)
+        self.seen = b""
+
+    def wait_for(self, words):
+        """Reads until the terminal has shown the words; False if the command ends before."""
+        deadline = time.monotonic() + PATIENCE_S
+        while words not in self.seen and time.monotonic() < deadline:
+            if not select.select([self.master], [], [], 1.0)[0]:
+                continue
+            try:
+                piece = os.read(self.master, 4096)
+            except OSError:  # Linux says so when the other side is closed
+                return words in self.seen
+            if not piece:
+                return False
+            self.seen += piece
+        return words in self.seen
+
+    def finish(self):
+        """The exit code and standard output."""
+        out, _ = self.process.communicate(timeout=PATIENCE_S)
+        self.wait_for(b"\0never\0")
+        os.close(self.master)
+        return self.process.returncode, out
+
+
+QUICK = ["--warmup", "0", "--repeat", "1", "--pass", "fwd", "--format", "json"]
+# The second cell takes minutes, in tasks of some milliseconds.
+LONG = ["bench", "--impl", "reference", "--batch", "1000", "--dim", "16", "--seq", "8,512"]
+LONG += ["--warmup", "0", "--repeat", "20", "--pass", "fwd", "--format", "json"]
+
+
+class ProgressBar(CliTest):
+    def test_on_a_terminal(self):
+        terminal = Terminal("bench", "--seq", "32,64", *QUICK)
+        code, out = terminal.finish()
+        self.assertEqual(code, 0)
+        self.assertEqual(len(json.loads(out)["rows"]), 2)
+        shown = terminal.seen.decode()
+        self.assertIn("░", shown)
+        self.assertIn("1/2", shown)
+        self.assertTrue(shown.endswith("\r\x1b[K"), repr(shown[-40:]))
+
+    def test_not_in_a_pipe(self):
+        result = run("bench", "--seq", "32,64", *QUICK)
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+
+    def test_check_has_one_too(self):
+        args = ["check", "--impl", "flash", "--case", "s16 d8", "--case", "s17 d8"]
+        terminal = Terminal(*args)
+        self.assertEqual(terminal.finish()[0], 0)
+        self.assertIn("░", terminal.seen.decode())
+
+
+class Interrupt(CliTest):
+    def test_finished_rows_are_kept(self):
+        terminal = Terminal(*LONG)
+        self.assertTrue(terminal.wait_for(b"1/2"), terminal.seen)
+        time.sleep(0.5)  # let the long cell begin
+        terminal.process.send_signal(signal.SIGINT)
+        code, out = terminal.finish()
+        self.assertEqual(code, INTERRUPTED)
+        rows = json.loads(out)["rows"]
+        self.assertEqual([(r["seq_q"], r["status"]) for r in rows], [(8, "ok")])
+        self.assertIn(b"interrupted: 1 of 2 cells were measured", terminal.seen)
+
+    def test_into_a_file(self):
+        path = self.folder / "rows.json"
+        terminal = Terminal(*LONG, "-o", str(path))
+        self.assertTrue(terminal.wait_for(b"1/2"), terminal.seen)
+        terminal.process.send_signal(signal.SIGINT)
+        self.assertEqual(terminal.finish()[0], INTERRUPTED)
+        self.assertEqual(len(json.loads(path.read_text())["rows"]), 1)
+
+
+if __name__ == "__main__":
+    main()
