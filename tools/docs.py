@@ -1,0 +1,265 @@
+"""Tables and plots of the docs, made from the committed results in bench/results.
+
+`./tw docs` rewrites docs/performance.md, the plots in docs/plots and the marked block of README.md. Every number
+comes from a result file; this script only arranges. `--check` writes nothing and fails when a document is stale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+PLOTS = ROOT / "docs" / "plots"
+README_RESULT = "cpu/amd-epyc/seeds.json"
+README_DIM = 64
+PASS_NAMES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "forward + backward"}
+ORDER = [
+    "flash",
+    "fa3",
+    "cudnn",
+    "fa2",
+    "flex",
+    "memeff",
+    "fused",
+    "torch-compile",
+    "eager",
+    "torch-eager",
+    "baseline",
+]
+COLORS = {
+    "flash": "#0b6e4f",
+    "fused": "#e09f3e",
+    "eager": "#9e2a2b",
+    "baseline": "#6c757d",
+    "fa2": "#3a86ff",
+    "fa3": "#8338ec",
+    "cudnn": "#76b900",
+    "memeff": "#ff006e",
+    "flex": "#fb5607",
+}
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Result:
+    """One result file: its path below bench/results, its environment and its rows."""
+
+    name: str
+    environment: dict[str, Any]
+    rows: list[Row]
+
+    def machine(self) -> str:
+        """The environment in a line, as a reader wants it under a table."""
+        env = self.environment
+        gpus = ", ".join(g["name"] if isinstance(g, dict) else str(g) for g in env.get("gpus", []))
+        parts = [
+            gpus
+            or f"{env.get('cpu', 'CPU')}, {env.get('cpu_usable', '?')} cores, {env.get('isa', '')}"
+        ]
+        if env.get("driver"):
+            parts.append(f"driver {env['driver']}")
+        parts.append(f"tilewise {env.get('library_version', '?')} ({env.get('commit', '?')})")
+        parts.append(str(env.get("date", ""))[:10])
+        return "; ".join(parts)
+
+
+def load(path: Path) -> Result:
+    data = json.loads(path.read_text())
+    return Result(str(path.relative_to(RESULTS)), data["environment"], data["rows"])
+
+
+def implementations(rows: list[Row]) -> list[str]:
+    present = {row["implementation"] for row in rows}
+    return [name for name in ORDER if name in present] + sorted(present - set(ORDER))
+
+
+def cell(row: Row | None, field: str) -> str:
+    """A number with three digits, or why there is none."""
+    if row is None:
+        return "-"
+    if row["status"] != "ok":
+        return {"oom": "OOM", "timeout": "too long"}.get(row["status"], row["status"])
+    value = row[field]
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def shape_key(row: Row) -> tuple[Any, ...]:
+    return (row["dtype"], row["causal"], row["head_dim"], row["batch"], row["heads"], row["seq_q"])
+
+
+def compare_table(rows: list[Row], field: str) -> list[str]:
+    """One line per shape and pass, one column per implementation."""
+    names = implementations(rows)
+    cells: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in rows:
+        cells.setdefault((*shape_key(row), row["pass"]), {})[row["implementation"]] = row
+    lines = [
+        "| dtype | causal | dim | batch | heads | length | pass | " + " | ".join(names) + " |",
+        "|---|---|---:|---:|---:|---:|---|" + "---:|" * len(names),
+    ]
+    for key in sorted(cells, key=str_sort):
+        dtype, causal, dim, batch, heads, seq, which = key
+        values = " | ".join(cell(cells[key].get(name), field) for name in names)
+        yes = "yes" if causal else "no"
+        lines.append(
+            f"| {dtype} | {yes} | {dim} | {batch} | {heads} | {seq} | {PASS_NAMES[which]} | {values} |"
+        )
+    return lines
+
+
+def str_sort(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(str(part) if isinstance(part, str) else part for part in key)
+
+
+def readme_table(result: Result) -> list[str]:
+    """The seeds' question in one table: time and memory of eager beside flash, one head dim."""
+    rows = [row for row in result.rows if row["head_dim"] == README_DIM]
+    by = {(row["implementation"], row["seq_q"], row["pass"]): row for row in rows}
+    lengths = sorted({row["seq_q"] for row in rows})
+    lines = [
+        "| length | eager forward, ms | flash forward, ms | eager backward, ms | flash backward, ms"
+        " | eager peak, MiB | flash peak, MiB |",
+        "|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for seq in lengths:
+        values = [
+            cell(by.get((name, seq, which)), "ms_median")
+            for which in ("fwd", "bwd")
+            for name in ("eager", "flash")
+        ]
+        values += [cell(by.get((name, seq, "bwd")), "peak_mib") for name in ("eager", "flash")]
+        lines.append(f"| {seq} | " + " | ".join(values) + " |")
+    first = rows[0]
+    lines += [
+        "",
+        f"Batch {first['batch']}, one head, dim {README_DIM}, {first['dtype']}, not causal; {result.machine()}. "
+        f"From `bench/results/{result.name}`.",
+    ]
+    return lines
+
+
+def plot(result: Result, path: Path) -> None:
+    """Time and memory over the length, one line per implementation, log-log; one file per result."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "tilewise"
+    import matplotlib.pyplot as plt
+
+    dims = sorted({row["head_dim"] for row in result.rows})
+    dim = README_DIM if README_DIM in dims else dims[0]
+    rows = [r for r in result.rows if r["head_dim"] == dim and r["status"] == "ok"]
+    causal = any(r["causal"] for r in rows)
+    rows = [r for r in rows if r["causal"] == causal]
+    panels = [
+        ("fwd", "ms_median", "forward, ms"),
+        ("bwd", "ms_median", "backward, ms"),
+        ("bwd", "peak_mib", "peak memory, MiB"),
+    ]
+    figure, axes = plt.subplots(1, len(panels), figsize=(11, 3.4), constrained_layout=True)
+    for axis, (which, field, title) in zip(axes, panels, strict=True):
+        for name in implementations(rows):
+            points = sorted(
+                (r["seq_q"], r[field])
+                for r in rows
+                if r["implementation"] == name and r["pass"] == which
+            )
+            if points:
+                axis.plot(
+                    *zip(*points, strict=True),
+                    marker="o",
+                    markersize=3.5,
+                    label=name,
+                    color=COLORS.get(name),
+                )
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel("sequence length", fontsize=9)
+        axis.tick_params(labelsize=8)
+        axis.grid(True, which="major", alpha=0.3)
+    axes[0].legend(fontsize=8, frameon=False)
+    figure.suptitle(f"{result.name}: head dim {dim}", fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def plot_path(result: Result) -> Path:
+    return PLOTS / (result.name.removesuffix(".json").replace("/", "-") + ".svg")
+
+
+def performance_page(results: list[Result]) -> str:
+    lines = [
+        "# Performance",
+        "",
+        "Made by `./tw docs` from the files in `bench/results`; do not edit. OOM: more than the memory limit of the run.",
+        "How to measure, and what not to compare: docs/numerics.md and the header of each preset in `cases/presets`.",
+    ]
+    for result in results:
+        plotted = plot_path(result)
+        lines += ["", f"## {result.name}", "", result.machine() + ".", ""]
+        if plotted.exists():
+            lines += [
+                f"![time and memory over the length]({plotted.relative_to(ROOT / 'docs')})",
+                "",
+            ]
+        lines += ["Median milliseconds:", "", *compare_table(result.rows, "ms_median")]
+        if result.environment.get("gpus"):
+            lines += ["", "TFLOP/s:", "", *compare_table(result.rows, "tflops")]
+        memory = [row for row in result.rows if row["pass"] != "fwd"]
+        if memory:
+            lines += ["", "Peak MiB:", "", *compare_table(memory, "peak_mib")]
+    return "\n".join(lines) + "\n"
+
+
+def with_block(text: str, name: str, lines: list[str]) -> str:
+    """Replaces what stands between the markers of block `name`."""
+    begin, end = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
+    if begin not in text or end not in text:
+        sys.exit(f"docs: README.md has no block {begin} ... {end}")
+    head, rest = text.split(begin, 1)
+    return head + begin + "\n" + "\n".join(lines) + "\n" + end + rest.split(end, 1)[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing, fail when a document is stale"
+    )
+    check = parser.parse_args().check
+    results = [load(path) for path in sorted(RESULTS.rglob("*.json"))]
+    results = [result for result in results if result.rows and "implementation" in result.rows[0]]
+    if not check:
+        for result in results:
+            plot(result, plot_path(result))
+    documents = {ROOT / "docs" / "performance.md": performance_page(results)}
+    readme = ROOT / "README.md"
+    for result in results:
+        if result.name == README_RESULT:
+            documents[readme] = with_block(readme.read_text(), "seeds", readme_table(result))
+    stale = [
+        path for path, text in documents.items() if not path.exists() or path.read_text() != text
+    ]
+    if check and stale:
+        sys.exit(
+            "docs: stale, run ./tw docs: "
+            + ", ".join(str(path.relative_to(ROOT)) for path in stale)
+        )
+    for path in stale:
+        documents[path].encode()
+        path.write_text(documents[path])
+        print(f"docs: wrote {path.relative_to(ROOT)}")
+    if not stale:
+        print("docs: up to date")
+
+
+if __name__ == "__main__":
+    main()
