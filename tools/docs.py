@@ -1,7 +1,8 @@
 """Tables and plots of the docs, made from the committed results in bench/results.
 
-`./tw docs` rewrites docs/performance.md, the plots in docs/plots and the marked block of README.md. Every number
-comes from a result file; this script only arranges. `--check` writes nothing and fails when a document is stale.
+`./tw docs` rewrites docs/performance.md, the plots in docs/plots and the marked block of README.md.
+Every number comes from a result file; this script only arranges. `--check` writes nothing and fails
+when a document is stale.
 """
 
 from __future__ import annotations
@@ -108,9 +109,8 @@ def compare_table(rows: list[Row], field: str) -> list[str]:
         dtype, causal, dim, batch, heads, seq, which = key
         values = " | ".join(cell(cells[key].get(name), field) for name in names)
         yes = "yes" if causal else "no"
-        lines.append(
-            f"| {dtype} | {yes} | {dim} | {batch} | {heads} | {seq} | {PASS_NAMES[which]} | {values} |"
-        )
+        shape = f"{dtype} | {yes} | {dim} | {batch} | {heads} | {seq}"
+        lines.append(f"| {shape} | {PASS_NAMES[which]} | {values} |")
     return lines
 
 
@@ -139,14 +139,15 @@ def readme_table(result: Result) -> list[str]:
     first = rows[0]
     lines += [
         "",
-        f"Batch {first['batch']}, one head, dim {README_DIM}, {first['dtype']}, not causal; {result.machine()}. "
+        f"Batch {first['batch']}, one head, dim {README_DIM}, {first['dtype']}, not causal; "
+        f"{result.machine()}. "
         f"From `bench/results/{result.name}`.",
     ]
     return lines
 
 
 def plot(result: Result, path: Path) -> None:
-    """Time and memory over the length, one line per implementation, log-log; one file per result."""
+    """Time and memory over the length, log-log, one line per implementation."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -200,8 +201,9 @@ def performance_page(results: list[Result]) -> str:
     lines = [
         "# Performance",
         "",
-        "Made by `./tw docs` from the files in `bench/results`; do not edit. OOM: more than the memory limit of the run.",
-        "How to measure, and what not to compare: docs/numerics.md and the header of each preset in `cases/presets`.",
+        "Made by `./tw docs` from the files in `bench/results`; do not edit.",
+        "OOM: more than the memory limit of the run.",
+        "The problems and the protocol of a run stand in its preset in `cases/presets`.",
     ]
     for result in results:
         plotted = plot_path(result)
