@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/wait.h>
@@ -223,20 +224,32 @@ TEST(ThreadPool, AChildForkedWhileThePoolWorksDoesNotHang) {
 }
 #endif
 
-/// default_executor() reads the environment once in a process: each case gets a fresh image of one.
+constexpr const char* kFresh = "TILEWISE_TEST_FRESH_PROCESS";
+
+/// default_executor() reads the environment once in a process: each case runs this very test in a
+/// fresh one, which stops at its beginning and tells by its exit status.
 int default_concurrency_with(const char* ours, const char* openmp) {
   return status_in_fork([&] {
+    setenv(kFresh, "1", 1);
     ours == nullptr ? unsetenv("TILEWISE_NUM_THREADS") : setenv("TILEWISE_NUM_THREADS", ours, 1);
     openmp == nullptr ? unsetenv("OMP_NUM_THREADS") : setenv("OMP_NUM_THREADS", openmp, 1);
-    try {
-      return default_executor().concurrency();
-    } catch (const InvalidArgument&) {
-      return 99;
-    }
+    dup2(open("/dev/null", O_WRONLY), 1);
+    execl("/proc/self/exe", "test_cpu",
+          "--gtest_filter=DefaultExecutor.ThreadsComeFromTheEnvironment", nullptr);
+    return 1;
   });
 }
 
+[[noreturn]] void tell_default_concurrency() {
+  try {
+    _exit(default_executor().concurrency());
+  } catch (const InvalidArgument&) {
+    _exit(99);
+  }
+}
+
 TEST(DefaultExecutor, ThreadsComeFromTheEnvironment) {
+  if (std::getenv(kFresh) != nullptr) tell_default_concurrency();
   cpu_set_t set;
   ASSERT_EQ(sched_getaffinity(0, sizeof set, &set), 0);
   const int cpus = CPU_COUNT(&set);
