@@ -14,13 +14,13 @@ QUICK = ["--warmup", "0", "--repeat", "2"]
 
 
 class Bench(CliTest):
-    def document(self, *args):
+    def document(self, *args: str) -> dict:
         return json.loads(self.ok("bench", *args, "--format", "json"))
 
-    def rows(self, *args):
+    def rows(self, *args: str) -> list[dict]:
         return self.document(*args)["rows"]
 
-    def test_schema(self):
+    def test_schema(self) -> None:
         axes = ["--seq", "64:128:x2", "--dim", "16,32", "--heads", "4", "--kv-heads", "2"]
         passes = ["--pass", "fwd,bwd,fwd+bwd", "--causal", "--dtype", "f32,bf16"]
         document = self.document(*axes, *passes, *QUICK)
@@ -39,7 +39,7 @@ class Bench(CliTest):
             self.assertGreaterEqual(row["peak_mib"], row["live_mib"])
         self.assertEqual({row["dtype"] for row in rows}, {"float32", "bfloat16"})
 
-    def test_markdown_and_csv_hold_the_same(self):
+    def test_markdown_and_csv_hold_the_same(self) -> None:
         args = ["bench", "--seq", "32,64", "--impl", "eager,flash", *QUICK]
         cells = self.assert_aligned(self.ok(*args))
         self.assertIn("ms_median", cells[0])
@@ -48,12 +48,12 @@ class Bench(CliTest):
         self.assertEqual(list(table[0]), FIELDS)
         self.assertEqual(len(table), 8)
 
-    def test_output_file_names_the_format(self):
+    def test_output_file_names_the_format(self) -> None:
         path = self.folder / "result.json"
         self.assertEqual(self.ok("bench", "--seq", "32", *QUICK, "-o", path), "")
         self.assertEqual(len(json.loads(path.read_text())["rows"]), 2)
 
-    def test_seed_view(self):
+    def test_seed_view(self) -> None:
         """The seeds' columns, OOM rows among them."""
         args = ["--preset", "seed-eager", "--seq", "256,1024", "--dim", "16", *QUICK]
         cells = self.assert_aligned(self.ok("bench", *args, "--mem-limit", "64MiB"))
@@ -66,7 +66,7 @@ class Bench(CliTest):
         self.assertGreater(float(cells[2][2]), 0.0)
         self.assertEqual(cells[3], ["1024", "16", *["OOM"] * 6, "8"])
 
-    def test_a_row_is_oom_when_either_pass_is(self):
+    def test_a_row_is_oom_when_either_pass_is(self) -> None:
         """The forward alone fits into what the backward does not."""
         problem = ["--impl", "eager", "--seq", "1024", "--batch", "2", "--dim", "16", *QUICK]
         limit = ["--mem-limit", "20MiB"]
@@ -75,27 +75,27 @@ class Bench(CliTest):
         self.assertEqual([r["status"] for r in alone], ["ok"])
         self.assertLessEqual(alone[0]["peak_mib"], 20.0)
 
-    def test_memory_is_as_planned(self):
+    def test_memory_is_as_planned(self) -> None:
         """What the meter counts is what plan says, for every implementation and pass."""
         grid = ["--seq", "128,300", "--batch", "3", "--heads", "2", "--dim", "24"]
         grid += ["--impl", "eager,fused,flash"]
         measured = self.rows(*grid, *QUICK)
         planned = json.loads(self.ok("plan", *grid, "--format", "json"))
         self.assertEqual(len(measured), len(planned))
-        for row, plan in zip(measured, planned):
+        for row, plan in zip(measured, planned, strict=True):
             name = (row["implementation"], row["seq_q"], row["pass"])
             self.assertEqual(row["kernel"], plan["kernel"])
             for field in ("live", "peak"):
                 ratio = row[f"{field}_mib"] / plan[f"{field}_MiB"]
                 self.assertAlmostEqual(ratio, 1.0, delta=0.01, msg=f"{name} {field}")
 
-    def test_flash_memory_is_linear(self):
+    def test_flash_memory_is_linear(self) -> None:
         rows = self.rows("--seq", "1024,2048,4096", "--dim", "16", "--pass", "fwd", *QUICK)
         peaks = [row["peak_mib"] for row in rows]
         self.assertLess(peaks[2], 2.2 * peaks[1])
         self.assertLess(peaks[1], 2.2 * peaks[0])
 
-    def test_statuses(self):
+    def test_statuses(self) -> None:
         rows = self.rows("--impl", "baseline", "--seq", "32", *QUICK)
         self.assertEqual([r["status"] for r in rows], ["ok", "unsupported"])
         self.assertIn("baseline", rows[1]["reason"])
@@ -106,12 +106,12 @@ class Bench(CliTest):
         rows = self.rows("--seq", "32,64", "--pass", "fwd", "--total-s", "1e-9", *QUICK)
         self.assertEqual([r["status"] for r in rows], ["timeout", "timeout"])
 
-    def test_budget_takes_fewer_runs(self):
+    def test_budget_takes_fewer_runs(self) -> None:
         row = self.rows("--seq", "64", "--pass", "fwd", "--repeat", "1000000", "--budget-s", "0.2")
         self.assertEqual(row[0]["status"], "ok")
         self.assertIn("of 1000000 runs fitted", row[0]["reason"])
 
-    def test_case_lines_and_kernels(self):
+    def test_case_lines_and_kernels(self) -> None:
         line = "b1 h4/2 q20 k30 d16 f32 causal window=8,0"
         rows = self.rows("--case", line, "--kernel", "flash_fwd_scalar,flash_bwd_scalar", *QUICK)
         self.assertEqual(
@@ -120,13 +120,13 @@ class Bench(CliTest):
         )
         self.assertEqual(rows[0]["mask"], "causal+window")
 
-    def test_check(self):
+    def test_check(self) -> None:
         self.rows("--seq", "96", "--causal", "--impl", "flash,eager", "--check", *QUICK)
 
-    def test_threads(self):
+    def test_threads(self) -> None:
         self.assertEqual(self.rows("--seq", "32", "--threads", "1", *QUICK)[0]["threads"], 1)
 
-    def test_every_preset_is_read(self):
+    def test_every_preset_is_read(self) -> None:
         names = self.ok("bench", "--help").split("Presets:")[1].split("\n")[0]
         names = [name.strip() for name in names.split(",")]
         for wanted in ("seed-eager", "seed-fused", "seed-flash", "assignment", "leaderboard"):
@@ -139,14 +139,14 @@ class Bench(CliTest):
             self.assertTrue(rows, name)
             self.assertEqual({row["status"] for row in rows} - {"ok"}, set(), name)
 
-    def test_scaling_view(self):
+    def test_scaling_view(self) -> None:
         small = ["--preset", "baseline-scaling", "--repeat", "1", "--warmup", "0"]
         text = self.ok("bench", *small, "--budget-s", "2")
         self.assertRegex(text, r"time ~ seq_len\^[0-9.]+ measured, claimed seq_len\^2")
         self.assertIn("Gain of flash over the baseline", text)
         self.assert_aligned(text)
 
-    def test_bad_arguments(self):
+    def test_bad_arguments(self) -> None:
         for args in (
             ["--seq", "64:32:x2"],
             ["--seq", "64:128"],
@@ -171,7 +171,7 @@ class Bench(CliTest):
             self.assertEqual(message.count("\n"), 1, message)
             self.assertIn(args[0], message.replace("case:", "--case"), message)
 
-    def test_no_device(self):
+    def test_no_device(self) -> None:
         if json.loads(self.ok("info", "--format", "json"))["environment"]["gpus"]:
             self.skipTest("this machine has a GPU")
         self.fails(NO_DEVICE, "bench", "--device", "cuda:0")

@@ -8,7 +8,7 @@ from cli_testing import BAD_INPUT, CHECK_FAILED, NO_DEVICE, UNSUPPORTED, CliTest
 
 
 class Check(CliTest):
-    def test_one_case(self):
+    def test_one_case(self) -> None:
         text = self.ok("check", "--impl", "flash", "--case", "b1 h2 s40 d16 f32 causal")
         cells = self.assert_aligned(text)
         self.assertEqual(cells[0][:3], ["kernel", "status", "quantity"])
@@ -18,7 +18,7 @@ class Check(CliTest):
             self.assertEqual(line[1], "passed")
             self.assertLessEqual(float(line[3]), float(line[4]))
 
-    def test_failure_repeats(self):
+    def test_failure_repeats(self) -> None:
         """A sound problem that is said to be an error fails, and again by the line printed."""
         case = ["--case", "b1 h1 s8 d4 f32 expect=invalid", "--seed", "7"]
         first = run("check", "--kernel", "flash_fwd_scalar", *case)
@@ -31,7 +31,7 @@ class Check(CliTest):
         self.assertEqual(again.returncode, CHECK_FAILED)
         self.assertIn("FAILED flash_fwd_scalar", again.stderr)
 
-    def test_smoke_by_one_row(self):
+    def test_smoke_by_one_row(self) -> None:
         args = ["check", "--smoke", "--kernel", "eager_fwd", "--format", "json"]
         document = json.loads(self.ok(*args))
         self.assertEqual(document["failures"], [])
@@ -41,7 +41,7 @@ class Check(CliTest):
         self.assertEqual(row["failed"], 0)
         self.assertLessEqual(row["worst_error_of_bound"], 1.0)
 
-    def test_exit_codes(self):
+    def test_exit_codes(self) -> None:
         self.fails(BAD_INPUT, "check", "--kernel", "magic")
         self.fails(BAD_INPUT, "check", "--case", "q1 q")
         self.fails(UNSUPPORTED, "check", "--impl", "baseline", "--case", "s8 d4 pass=bwd")
@@ -51,13 +51,13 @@ class Check(CliTest):
 
 
 class Info(CliTest):
-    def test_facts(self):
+    def test_facts(self) -> None:
         cells = self.assert_aligned(self.ok("info"))
         facts = {line[0]: line[1] for line in cells[2:]}
         for name in ("cpu", "threads", "instruction set", "memory", "BLAS", "flash on cpu"):
             self.assertTrue(facts[name], name)
 
-    def test_measured_ceilings(self):
+    def test_measured_ceilings(self) -> None:
         document = json.loads(self.ok("info", "--measure", "--format", "json"))
         facts = {fact["what"]: fact["value"] for fact in document["facts"]}
         self.assertGreater(float(facts["float32 multiply-add"].split()[0]), 0.001)

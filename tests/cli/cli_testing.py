@@ -9,7 +9,14 @@ import struct
 import subprocess
 import tempfile
 import unittest
+from collections.abc import Sequence
 from pathlib import Path
+
+Argument = str | Path
+Shape = Sequence[int]
+Values = Sequence[float]
+# name -> (type, shape, values)
+Tensors = dict[str, tuple[str, Shape, Values]]
 
 CLI = os.environ.get("TILEWISE_CLI", "")
 SOURCE = Path(os.environ.get("TILEWISE_SOURCE_DIR", Path(__file__).resolve().parents[2]))
@@ -25,7 +32,9 @@ DONE, CHECK_FAILED, BAD_INPUT, NO_DEVICE, OUT_OF_MEMORY, UNSUPPORTED, INTERRUPTE
 )
 
 
-def run(*args, env=None, timeout=300):
+def run(
+    *args: Argument, env: dict[str, str] | None = None, timeout: float = 300
+) -> subprocess.CompletedProcess[str]:
     """Runs the command line with its output in pipes."""
     environment = {**os.environ, "TILEWISE_CASES_DIR": str(SOURCE / "cases"), **(env or {})}
     return subprocess.run(
@@ -38,7 +47,7 @@ def run(*args, env=None, timeout=300):
     )
 
 
-def write_npy(path, shape, values, dtype="<f4"):
+def write_npy(path: Path, shape: Shape, values: Values, dtype: str = "<f4") -> None:
     """A version 1.0 .npy file in C order."""
     code = {"<f4": "f", "<f8": "d", "<f2": "e", "|b1": "?", "<i4": "i"}[dtype]
     text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {tuple(shape)}, }}"
@@ -48,7 +57,7 @@ def write_npy(path, shape, values, dtype="<f4"):
     Path(path).write_bytes(header + body)
 
 
-def read_npy(path):
+def read_npy(path: Path) -> tuple[tuple[int, ...], Values]:
     """(shape, values) of a .npy file."""
     data = Path(path).read_bytes()
     length = struct.unpack("<H", data[8:10])[0]
@@ -58,7 +67,7 @@ def read_npy(path):
     return header["shape"], struct.unpack(f"<{count}{code}", data[10 + length :])
 
 
-def write_safetensors(path, tensors, metadata=None):
+def write_safetensors(path: Path, tensors: Tensors, metadata: dict[str, str] | None = None) -> None:
     """tensors: name -> (type, shape, values); types F32, F64, BOOL, I32."""
     codes = {"F32": "f", "F64": "d", "BOOL": "?", "I32": "i"}
     header, body = {}, b""
@@ -73,7 +82,7 @@ def write_safetensors(path, tensors, metadata=None):
     Path(path).write_bytes(struct.pack("<Q", len(text)) + text + body)
 
 
-def read_safetensors(path):
+def read_safetensors(path: Path) -> Tensors:
     """name -> (type, shape, values)."""
     data = Path(path).read_bytes()
     length = struct.unpack("<Q", data[:8])[0]
@@ -89,14 +98,16 @@ def read_safetensors(path):
     return out
 
 
-def normals(count, seed):
+def normals(count: int, seed: int) -> list[float]:
     """Reproducible N(0, 1) values, rounded to float32."""
     source = random.Random(seed)
     raw = [source.gauss(0.0, 1.0) for _ in range(count)]
     return list(struct.unpack(f"<{count}f", struct.pack(f"<{count}f", *raw)))
 
 
-def attention(q, k, v, shape, causal=False):
+def attention(
+    q: Values, k: Values, v: Values, shape: Shape, *, causal: bool = False
+) -> tuple[list[float], list[float]]:
     """O and LSE of (batch, seq, dim) lists, one head, in the textbook's words."""
     batch, seq, dim = shape
     out, lses = [], []
@@ -105,7 +116,7 @@ def attention(q, k, v, shape, causal=False):
         for i in range(seq):
             last = i + 1 if causal else seq
             s = [
-                sum(x * y for x, y in zip(q[rows[i]], k[rows[j]])) / math.sqrt(dim)
+                sum(x * y for x, y in zip(q[rows[i]], k[rows[j]], strict=True)) / math.sqrt(dim)
                 for j in range(last)
             ]
             lse = max(s) + math.log(sum(math.exp(x - max(s)) for x in s))
@@ -118,31 +129,31 @@ def attention(q, k, v, shape, causal=False):
 class CliTest(unittest.TestCase):
     """A test with a folder of its own."""
 
-    def setUp(self):
+    def setUp(self) -> None:
         if not CLI:
             self.skipTest("TILEWISE_CLI names no command line")
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
 
-    def ok(self, *args, **kwargs):
-        result = run(*args, **kwargs)
+    def ok(self, *args: Argument) -> str:
+        result = run(*args)
         self.assertEqual(result.returncode, DONE, result.stderr)
         return result.stdout
 
-    def fails(self, code, *args, **kwargs):
+    def fails(self, code: int, *args: Argument) -> str:
         """Ends with that exit code and a message; returns the message."""
-        result = run(*args, **kwargs)
+        result = run(*args)
         self.assertEqual(result.returncode, code, result.stdout + result.stderr)
         self.assertTrue(result.stderr.startswith("tilewise: "), result.stderr)
         return result.stderr
 
-    def assert_close(self, actual, expected, bound):
+    def assert_close(self, actual: Values, expected: Values, bound: float) -> None:
         self.assertEqual(len(actual), len(expected))
-        worst = max((abs(a - e) for a, e in zip(actual, expected)), default=0.0)
+        worst = max((abs(a - e) for a, e in zip(actual, expected, strict=True)), default=0.0)
         self.assertLessEqual(worst, bound)
 
-    def assert_aligned(self, markdown):
+    def assert_aligned(self, markdown: str) -> list[list[str]]:
         """Every table of the text has lines of one length; returns the first one's cells."""
         blocks = [block.splitlines() for block in markdown.split("\n\n")]
         tables = [lines for lines in blocks if lines and lines[0].startswith("|")]
@@ -153,5 +164,5 @@ class CliTest(unittest.TestCase):
         return [[cell.strip() for cell in line.strip("|").split("|")] for line in tables[0]]
 
 
-def main():
+def main() -> None:
     unittest.main(verbosity=1)

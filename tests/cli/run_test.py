@@ -3,6 +3,7 @@
 import json
 import math
 import struct
+from pathlib import Path
 
 from cli_testing import (
     BAD_INPUT,
@@ -12,6 +13,8 @@ from cli_testing import (
     SOURCE,
     UNSUPPORTED,
     CliTest,
+    Shape,
+    Values,
     attention,
     main,
     normals,
@@ -29,13 +32,13 @@ EXAMPLE = SOURCE / "examples" / "data" / "minilm_layer5_qkv.safetensors"
 
 
 class Results(CliTest):
-    def write_npys(self, **extra):
-        tensors = {"q": (SHAPE, Q), "k": (SHAPE, K), "v": (SHAPE, V), **extra}
+    def write_npys(self) -> list[Path]:
+        tensors = {"q": (SHAPE, Q), "k": (SHAPE, K), "v": (SHAPE, V)}
         for name, (shape, values) in tensors.items():
             write_npy(self.folder / f"{name}.npy", shape, values)
         return [self.folder / f"{name}.npy" for name in tensors]
 
-    def test_npy(self):
+    def test_npy(self) -> None:
         out = self.folder / "out"
         self.ok("run", *self.write_npys(), "-o", out)
         expected_o, expected_lse = attention(Q, K, V, SHAPE)
@@ -46,11 +49,14 @@ class Results(CliTest):
         self.assertEqual(shape, SHAPE[:2])
         self.assert_close(values, expected_lse, 1e-5)
 
-    def test_safetensors_with_gradients(self):
+    def test_safetensors_with_gradients(self) -> None:
         path, out = self.folder / "in.safetensors", self.folder / "out.safetensors"
         write_safetensors(
             path,
-            {name: ("F32", SHAPE, x) for name, x in zip(("q", "k", "v", "dO"), (Q, K, V, DO))},
+            {
+                name: ("F32", SHAPE, x)
+                for name, x in zip(("q", "k", "v", "dO"), (Q, K, V, DO), strict=True)
+            },
         )
         self.ok("run", path, "-o", out, "--causal", "--compare", "reference")
         results = read_safetensors(out)
@@ -61,16 +67,16 @@ class Results(CliTest):
         bumped[7] += 1.0
         change = attention(Q, K, bumped, SHAPE, causal=True)[0]
         base = attention(Q, K, V, SHAPE, causal=True)[0]
-        slope = sum((c - b) * d for c, b, d in zip(change, base, DO))
+        slope = sum((c - b) * d for c, b, d in zip(change, base, DO, strict=True))
         self.assertAlmostEqual(results["dV"][2][7], slope, delta=1e-5)
 
-    def test_layouts_agree(self):
+    def test_layouts_agree(self) -> None:
         """(B, S, H, D) and (B, H, S, D) files of the same values give the same results."""
         batch, seq, heads, dim = 2, 5, 3, 4
         count = batch * seq * heads * dim
         x = {name: normals(count, seed) for seed, name in enumerate("qkv")}
 
-        def transposed(values):
+        def transposed(values: Values) -> list[float]:
             return [
                 values[((b * seq + s) * heads + h) * dim + d]
                 for b in range(batch)
@@ -93,20 +99,22 @@ class Results(CliTest):
         self.assertEqual(first["LSE"], second["LSE"])
         self.assert_close(transposed(first["O"][2]), second["O"][2], 1e-6)
 
-    def test_float64_runs_on_the_reference(self):
+    def test_float64_runs_on_the_reference(self) -> None:
         path, out = self.folder / "in.safetensors", self.folder / "out.safetensors"
-        write_safetensors(path, {n: ("F64", SHAPE, x) for n, x in zip("qkv", (Q, K, V))})
+        write_safetensors(
+            path, {n: ("F64", SHAPE, x) for n, x in zip("qkv", (Q, K, V), strict=True)}
+        )
         text = self.ok("run", path, "-o", out)
         self.assertIn("reference_fwd", text)
         results = read_safetensors(out)
         self.assertEqual(results["O"][0], "F64")
         self.assert_close(results["O"][2], attention(Q, K, V, SHAPE)[0], 1e-14)
 
-    def test_bias_and_mask(self):
+    def test_bias_and_mask(self) -> None:
         """A bool mask equals a bias of -inf, and a constant bias changes nothing but LSE."""
         seq = SHAPE[1]
         hidden = [j % 3 == 0 for _ in range(seq) for j in range(seq)]
-        tensors = {n: ("F32", SHAPE, x) for n, x in zip("qkv", (Q, K, V))}
+        tensors = {n: ("F32", SHAPE, x) for n, x in zip("qkv", (Q, K, V), strict=True)}
         masked, biased = self.folder / "mask.safetensors", self.folder / "bias.safetensors"
         write_safetensors(
             masked, {**tensors, "mask": ("BOOL", (1, 1, seq, seq), [not h for h in hidden])}
@@ -120,7 +128,7 @@ class Results(CliTest):
         self.assert_close(first["O"][2], second["O"][2], 1e-6)
         self.assert_close([x + 2.0 for x in first["LSE"][2]], second["LSE"][2], 1e-5)
 
-    def test_packed(self):
+    def test_packed(self) -> None:
         """Two sequences packed together are the two apart."""
         total, heads, dim = 12, 2, 4
         x = {n: normals(total * heads * dim, 10 + i) for i, n in enumerate("qkv")}
@@ -137,84 +145,84 @@ class Results(CliTest):
         alone = read_safetensors(self.folder / "ao.safetensors")["O"][2]
         self.assert_close(together[:split], alone, 1e-6)
 
-    def test_every_implementation_on_the_example(self):
+    def test_every_implementation_on_the_example(self) -> None:
         text = self.ok("run", EXAMPLE, "--impl", "all", "--compare", "reference", "--format", "csv")
         lines = text.splitlines()
         names = [line.split(",")[0] for line in lines[1:]]
         self.assertEqual(names, ["baseline", "eager", "fused", "flash", "reference"])
         self.assertTrue(all(line.endswith(",yes") for line in lines[1:]), text)
 
-    def test_attended(self):
+    def test_attended(self) -> None:
         text = self.ok("run", EXAMPLE, "--attended", "birds@11,extinction@4", "--top", "2")
         self.assertRegex(text, r"birds +\| +11 \| worms [0-9.]+ %")
         self.assertRegex(text, r"extinction +\| +4 \| famine [0-9.]+ %")
         self.fails(BAD_INPUT, "run", EXAMPLE, "--attended", "aardvark")
         self.fails(BAD_INPUT, "run", EXAMPLE, "--attended", "birds@12")
 
-    def test_forced_kernel_is_the_one_that_runs(self):
+    def test_forced_kernel_is_the_one_that_runs(self) -> None:
         text = self.ok("run", EXAMPLE, "--kernel", "flash_fwd_scalar", "--format", "json")
         self.assertEqual(json.loads(text)[0]["kernel"], "flash_fwd_scalar")
 
 
 class BadFiles(CliTest):
-    def setUp(self):
+    def setUp(self) -> None:
         super().setUp()
         self.out = self.folder / "out.safetensors"
 
-    def write(self, **changes):
+    def write(self, **changes: tuple[str, Shape, Values] | None) -> Path:
         path = self.folder / "in.safetensors"
-        tensors = {n: ("F32", SHAPE, x) for n, x in zip("qkv", (Q, K, V))}
+        tensors = {n: ("F32", SHAPE, x) for n, x in zip("qkv", (Q, K, V), strict=True)}
         tensors.update(changes)
         write_safetensors(path, {n: t for n, t in tensors.items() if t is not None})
         return path
 
-    def refused(self, path, *args):
+    def refused(self, path: Path, *args: str) -> str:
         message = self.fails(BAD_INPUT, "run", path, *args, "-o", self.out)
         self.assertFalse(self.out.exists())
         self.assertEqual(message.count("\n"), 1, message)
         return message
 
-    def test_nan(self):
+    def test_nan(self) -> None:
         values = list(K)
         values[13] = math.nan
         message = self.refused(self.write(k=("F32", SHAPE, values)))
         self.assertIn("k has a NaN at (0, 3, 1)", message)
 
-    def test_missing(self):
+    def test_missing(self) -> None:
         self.assertIn("v is missing", self.refused(self.write(v=None)))
 
-    def test_unknown_name(self):
+    def test_unknown_name(self) -> None:
         self.assertIn("expected q, k, v", self.refused(self.write(mystery=("F32", (1,), [0.0]))))
 
-    def test_shapes_that_disagree(self):
+    def test_shapes_that_disagree(self) -> None:
         self.assertIn("k", self.refused(self.write(k=("F32", (2, 12, 3), K))))
         self.assertIn("axes", self.refused(self.write(bias=("F32", (1,) * 5, [0.0]))))
         self.assertIn("expected (batch, seq", self.refused(self.write(q=("F32", (COUNT,), Q))))
 
-    def test_truncated(self):
+    def test_truncated(self) -> None:
         path = self.write()
         data = path.read_bytes()
         for length in (0, 7, 8, 40, len(data) - 1):
             path.write_bytes(data[:length])
             self.refused(path)
 
-    def test_huge_header(self):
+    def test_huge_header(self) -> None:
         path = self.folder / "in.safetensors"
         path.write_bytes(struct.pack("<Q", 2**62) + b"{}")
         self.refused(path)
 
-    def test_not_there(self):
+    def test_not_there(self) -> None:
         self.refused(self.folder / "none.safetensors")
         self.refused(self.folder / "none.txt")
 
-    def test_output_folder_missing(self):
+    def test_output_folder_missing(self) -> None:
         target = self.folder / "no" / "such" / "o.safetensors"
         self.fails(BAD_INPUT, "run", self.write(), "-o", target)
         self.assertEqual([p.name for p in self.folder.iterdir()], ["in.safetensors"])
 
 
 class ExitCodes(CliTest):
-    def test_bad_arguments(self):
+    def test_bad_arguments(self) -> None:
         for args in (
             [],
             ["fly"],
@@ -231,28 +239,30 @@ class ExitCodes(CliTest):
             message = self.fails(BAD_INPUT, *args)
             self.assertLess(len(message), 500, message)
 
-    def test_no_device(self):
+    def test_no_device(self) -> None:
         if json.loads(self.ok("info", "--format", "json"))["environment"]["gpus"]:
             self.skipTest("this machine has a GPU")
         message = self.fails(NO_DEVICE, "run", EXAMPLE, "--device", "cuda:0")
         self.assertIn("cuda:0", message)
 
-    def test_out_of_memory(self):
+    def test_out_of_memory(self) -> None:
         self.fails(OUT_OF_MEMORY, "run", EXAMPLE, "--impl", "eager", "--mem-limit", "1MiB")
 
-    def test_unsupported(self):
+    def test_unsupported(self) -> None:
         path = self.folder / "in.safetensors"
         names = ("q", "k", "v", "dO")
-        write_safetensors(path, {n: ("F32", SHAPE, x) for n, x in zip(names, (Q, K, V, DO))})
+        write_safetensors(
+            path, {n: ("F32", SHAPE, x) for n, x in zip(names, (Q, K, V, DO), strict=True)}
+        )
         message = self.fails(UNSUPPORTED, "run", path, "--impl", "baseline")
         self.assertIn("baseline", message)
 
-    def test_check_failed(self):
+    def test_check_failed(self) -> None:
         """A sound problem that is said to be an error fails."""
         result = run("check", "--kernel", "flash_fwd_scalar", "--case", "s8 d4 f32 expect=invalid")
         self.assertEqual(result.returncode, CHECK_FAILED, result.stdout + result.stderr)
 
-    def test_help(self):
+    def test_help(self) -> None:
         for command in ([], ["run"], ["bench"], ["plan"], ["check"], ["info"]):
             text = self.ok(*command, "--help")
             self.assertLessEqual(max(map(len, text.splitlines())), 110, text)

@@ -16,7 +16,7 @@ PATIENCE_S = 120
 class Terminal:
     """A command whose standard error is a terminal."""
 
-    def __init__(self, *args):
+    def __init__(self, *args: str) -> None:
         self.master, slave = pty.openpty()
         environment = {**os.environ, "TERM": "xterm", "TILEWISE_CASES_DIR": str(SOURCE / "cases")}
         self.process = subprocess.Popen(
@@ -25,7 +25,7 @@ class Terminal:
         os.close(slave)
         self.seen = b""
 
-    def wait_for(self, words):
+    def wait_for(self, words: bytes) -> bool:
         """Reads until the terminal has shown the words; False if the command ends before."""
         deadline = time.monotonic() + PATIENCE_S
         while words not in self.seen and time.monotonic() < deadline:
@@ -40,7 +40,7 @@ class Terminal:
             self.seen += piece
         return words in self.seen
 
-    def finish(self):
+    def finish(self) -> tuple[int, str]:
         """The exit code and standard output."""
         out, _ = self.process.communicate(timeout=PATIENCE_S)
         self.wait_for(b"\0never\0")
@@ -55,7 +55,7 @@ LONG += ["--warmup", "0", "--repeat", "20", "--pass", "fwd", "--format", "json"]
 
 
 class ProgressBar(CliTest):
-    def test_on_a_terminal(self):
+    def test_on_a_terminal(self) -> None:
         terminal = Terminal("bench", "--seq", "32,64", *QUICK)
         code, out = terminal.finish()
         self.assertEqual(code, 0)
@@ -65,11 +65,11 @@ class ProgressBar(CliTest):
         self.assertIn("1/2", shown)
         self.assertTrue(shown.endswith("\r\x1b[K"), repr(shown[-40:]))
 
-    def test_not_in_a_pipe(self):
+    def test_not_in_a_pipe(self) -> None:
         result = run("bench", "--seq", "32,64", *QUICK)
         self.assertEqual((result.returncode, result.stderr), (0, ""))
 
-    def test_check_has_one_too(self):
+    def test_check_has_one_too(self) -> None:
         args = ["check", "--impl", "flash", "--case", "s16 d8", "--case", "s17 d8"]
         terminal = Terminal(*args)
         self.assertEqual(terminal.finish()[0], 0)
@@ -77,7 +77,7 @@ class ProgressBar(CliTest):
 
 
 class Interrupt(CliTest):
-    def test_finished_rows_are_kept(self):
+    def test_finished_rows_are_kept(self) -> None:
         terminal = Terminal(*LONG)
         self.assertTrue(terminal.wait_for(b"1/2"), terminal.seen)
         time.sleep(0.5)  # let the long cell begin
@@ -88,7 +88,7 @@ class Interrupt(CliTest):
         self.assertEqual([(r["seq_q"], r["status"]) for r in rows], [(8, "ok")])
         self.assertIn(b"interrupted: 1 of 2 cells were measured", terminal.seen)
 
-    def test_into_a_file(self):
+    def test_into_a_file(self) -> None:
         path = self.folder / "rows.json"
         terminal = Terminal(*LONG, "-o", str(path))
         self.assertTrue(terminal.wait_for(b"1/2"), terminal.seen)
