@@ -232,11 +232,13 @@ class Backward {
     const auto* sinks = static_cast<const float*>(p_.sinks.data);
     const auto* lse = static_cast<const float*>(p_.lse.data);
     for (std::int64_t h = 0; h < p_.heads_q; ++h) {
+      const float sink = sinks[h * p_.sinks.strides[0]];
+      const bool takes_nothing = sink == -std::numeric_limits<float>::infinity();
       double sum = 0.0;
-      for (std::int64_t b = 0; b < p_.batch; ++b) {
+      for (std::int64_t b = 0; b < p_.batch && !takes_nothing; ++b) {
         const Sequence s = p_.sequence(b);
         for (std::int64_t row = s.q_begin; row < s.q_begin + s.q_length; ++row) {
-          const float x = sinks[h * p_.sinks.strides[0]] - lse[offset_of(p_.lse, b, h, row)];
+          const float x = sink - lse[offset_of(p_.lse, b, h, row)];
           const float low = lse_low_[statistics_at(b, h, row)];
           sum -= std::exp(std::min(x - low, 0.0F)) * delta_[statistics_at(b, h, row)];
         }

@@ -36,12 +36,14 @@ void ScoreSteps::apply(const TilePlace& at, float* s, float* capped, float* prem
       for (int r = 0; r < at.rows; ++r) std::copy_n(s + r * at.ld, at.cols, premod + r * at.ld);
     }
     p.score_mod->apply({s, at.ld, at.rows, at.cols, at.b, at.h, at.i0, at.j0});
+    if (p.bias.defined()) mask_infinite_bias(at, s);  // whatever the function made of -inf
   }
   if (p.mask.defined()) mask_elements(at, s);
   mask_position(at, s);
 }
 
-void ScoreSteps::add_bias(const TilePlace& at, float* s) const {
+template <class Use>
+void ScoreSteps::for_bias(const TilePlace& at, float* s, const Use& use) const {
   const Tensor& bias = problem_.bias;
   constexpr int kChunk = 64;
   float values[kChunk];
@@ -52,9 +54,17 @@ void ScoreSteps::add_bias(const TilePlace& at, float* s) const {
           std::min({kChunk, at.cols - c, static_cast<int>(at.sequence.k_length - at.j0) - c});
       if (count <= 0) break;  // beyond the length nothing is read
       load_row(bias, row + (at.j0 + c) * bias.strides[3], bias.strides[3], count, values);
-      for (int j = 0; j < count; ++j) s[r * at.ld + c + j] += values[j];
+      for (int j = 0; j < count; ++j) use(values[j], s[r * at.ld + c + j]);
     }
   }
+}
+
+void ScoreSteps::add_bias(const TilePlace& at, float* s) const {
+  for_bias(at, s, [](float bias, float& score) { score += bias; });
+}
+
+void ScoreSteps::mask_infinite_bias(const TilePlace& at, float* s) const {
+  for_bias(at, s, [](float bias, float& score) { score = bias == kHidden ? kHidden : score; });
 }
 
 void ScoreSteps::add_alibi(const TilePlace& at, float* s) const {
@@ -98,6 +108,11 @@ void ScoreSteps::back_through_mod(const TilePlace& at, const float* premod, floa
   // NOTE: the caller's function sees the scores through a non-const tile; it must not change them.
   problem_.score_mod->derivative(
       {const_cast<float*>(premod), at.ld, at.rows, at.cols, at.b, at.h, at.i0, at.j0}, ds);
+  for (int r = 0; r < at.rows; ++r) {
+    for (int c = 0; c < at.cols; ++c) {  // hidden by the bias: no gradient, be the derivative NaN
+      if (premod[r * at.ld + c] == kHidden) ds[r * at.ld + c] = 0.0F;
+    }
+  }
 }
 
 void ScoreSteps::back_through_cap(const TilePlace& at, const float* capped, float* ds) const {

@@ -47,7 +47,11 @@ class ScoreSteps {
   void drop(const TilePlace& at, float* x) const;
 
  private:
+  /// use(bias, score) for every element of the tile within the length.
+  template <class Use>
+  void for_bias(const TilePlace& at, float* s, const Use& use) const;
   void add_bias(const TilePlace& at, float* s) const;
+  void mask_infinite_bias(const TilePlace& at, float* s) const;
   void add_alibi(const TilePlace& at, float* s) const;
   void mask_elements(const TilePlace& at, float* s) const;
 

@@ -401,7 +401,7 @@ class Unfused {
     run_tasks(*executor_, threads_, p_.heads_q, [&](std::int64_t h, int /*slot*/) {
       const float sink = tools(h).sink;
       double sum = 0.0;
-      for (std::int64_t b = 0; b < p_.batch; ++b) {
+      for (std::int64_t b = 0; b < p_.batch && sink != kNothing; ++b) {
         const Sequence sequence = p_.sequence(b);
         const float* delta = delta_ + statistics_at({sequence, b, h});
         for (std::int64_t i = 0; i < sequence.q_length; ++i) {
