@@ -82,9 +82,7 @@ const KernelRow kBaselineForward = {.name = "baseline_fwd_cuda",
                                     .run = run};
 
 void add_baseline_units(std::vector<PackUnit>& units) {
-  for (const char* entry : {"scores", "row_max", "exponentials", "normalise", "output"}) {
-    units.push_back({.unit = unit(entry, DType::float32), .row = kBaselineForward.name});
-  }
+  units.push_back({.unit = unit("scores", DType::float32), .row = kBaselineForward.name});
 }
 
 }  // namespace tilewise::cuda
