@@ -49,8 +49,11 @@ Placement place(Layout layout, const Sizes& sizes) {
       placement.strides[2] = -placement.strides[2];
       return placement;
     }
-    case Layout::expanded:
-      return in_order({1, 1, sizes[2], sizes[3]}, {0, 1, 2, 3}, 1, 0);
+    case Layout::expanded: {
+      Placement placement = in_order({1, 1, sizes[2], sizes[3]}, {0, 1, 2, 3}, 1, 0);
+      placement.strides[0] = placement.strides[1] = 0;
+      return placement;
+    }
   }
   throw InvalidArgument("layout is out of range");
 }
@@ -95,7 +98,7 @@ bool Buffer::intact(const Tensor& view) const {
   if (host_ == nullptr) return true;
   if (!all_poison(host_, guard_) || !all_poison(host_ + guard_ + bytes_, guard_)) return false;
   const std::int64_t element = dtype_bytes(view.dtype);
-  if (view.numel() * element == bytes_) return true;  // no gaps
+  if (!view.defined() || view.numel() * element == bytes_) return true;  // no gaps
   std::vector<bool> covered(static_cast<std::size_t>(bytes_ / element));
   const auto* base = static_cast<const std::byte*>(host());
   const std::int64_t origin = (static_cast<const std::byte*>(view.data) - base) / element;

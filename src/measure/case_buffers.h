@@ -46,8 +46,8 @@ class Buffer {
   /// Host bytes to the device, and back.
   void upload();
   void download();
-  /// True when the bands, and all that `view` (a tensor in this block) does not cover, are 0xFF on
-  /// the host.
+  /// True when the bands, and all that `view` (a tensor in this block; not given = the whole) does
+  /// not cover, are 0xFF on the host.
   bool intact(const Tensor& view) const;
 
  private:

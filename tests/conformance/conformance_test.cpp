@@ -1,11 +1,11 @@
-// Every kernel row over cases/ against the float64 reference. One test is a stretch of a case file with all rows of a
-// device, so that the reference is worked out once for all of them.
+// Every kernel row over cases/ against the float64 reference. One test is a stretch of a case file
+// with all rows of a device, so that the reference is worked out once for all of them.
 #include "measure/conformance.h"
 
 #include <gtest/gtest.h>
 
 #include <map>
-#include <optional>
+#include <ostream>
 
 #include "plan/kernel_row.h"
 
@@ -20,7 +20,13 @@ struct Stretch {
   DeviceType device = DeviceType::cpu;
 };
 
-std::string path_of(const std::string& file) { return cases_dir(TILEWISE_CASES_DIR) + "/" + file + ".txt"; }
+void PrintTo(const Stretch& stretch, std::ostream* out) {
+  *out << stretch.file << " cases " << stretch.begin << " to " << stretch.end;
+}
+
+std::string path_of(const std::string& file) {
+  return cases_dir(TILEWISE_CASES_DIR) + "/" + file + ".txt";
+}
 
 std::vector<Stretch> stretches(DeviceType device) {
   std::vector<Stretch> all;
