@@ -40,7 +40,7 @@ def status_line(text: str) -> None:
 
 def run_logged(command: list[str], log: Path) -> bool:
     """Runs a command, its output in a log file and its last line on the terminal."""
-    with log.open("a", encoding="utf-8") as file:
+    with log.open("a", buffering=1, encoding="utf-8") as file:
         file.write(f"$ {' '.join(command)}\n")
         process = subprocess.Popen(
             command,
