@@ -1,0 +1,93 @@
+/// fwd_sm90: constants and parameters. See fwd_sm90.md.
+#pragma once
+
+#include "cuda/tile/tensor_map.h"
+#include "cuda/tile/types.h"
+
+namespace tilewise::fwd_sm90 {
+
+/// Which keys position hides: none (only those past the end), those right of a diagonal, or those
+/// on either side of a band.
+enum class Mask : int { none, right, both };
+
+struct Config {
+  tile::Element element = tile::Element::bf16;
+  int head_dim = 128;    ///< padded D, multiple of 16
+  int head_dim_v = 128;  ///< padded Dv, multiple of 16
+  int warpgroups = 2;    ///< that compute, 64 query rows each: B_r = 64 * warpgroups
+  int block_n = 128;     ///< B_c, multiple of 16
+  int stages = 2;        ///< of K and of V in shared memory
+  int q_buffers = 1;
+  bool own_o = true;         ///< O is staged in shared memory of its own, not in Q's place
+  bool ping_pong = true;     ///< warpgroups take turns at issuing products
+  bool lazy_rescale = true;  ///< a row maximum moves only when it grew by 2^8
+  bool chain_tiles =
+      false;  ///< the next tile's first scores are computed under this tile's epilogue
+  bool skip_blocks = true;  ///< a warpgroup passes over blocks that its own 64 rows do not see
+  bool dynamic = false;     ///< tiles are handed out by a counter, not in turn
+  Mask mask = Mask::none;
+  bool modified = false;  ///< softcap, ALiBi, or a scale that is not positive
+  bool split = false;     ///< keys in parts: O and LSE of each part to float32 workspace
+  bool operator==(const Config&) const = default;
+};
+
+/// What lies where in shared memory, in bytes from its 1024-byte aligned start.
+struct SharedPlan {
+  static constexpr int kPanel = 64 * 128;                    ///< 64 rows x 64 columns
+  int q_warpgroup, q_buffer, k_stage, v_stage, o_warpgroup;  ///< sizes
+  int q, k, v, o, barriers, slots, bytes;
+
+  static constexpr int panels(int columns) { return (columns + 63) / 64; }
+  constexpr explicit SharedPlan(const Config& c)
+      : q_warpgroup(panels(c.head_dim) * kPanel),
+        q_buffer(q_warpgroup * c.warpgroups),
+        k_stage(panels(c.head_dim) * c.block_n * 128),
+        v_stage(panels(c.head_dim_v) * c.block_n * 128),
+        o_warpgroup(panels(c.head_dim_v) * kPanel),
+        q(0),
+        k(q + q_buffer * c.q_buffers),
+        v(k + k_stage * c.stages),
+        o(c.own_o ? v + v_stage * c.stages : q),
+        barriers(v + v_stage * c.stages + (c.own_o ? o_warpgroup * c.warpgroups : 0)),
+        slots(barriers + 8 * (4 * c.stages + 2 * c.warpgroups * c.q_buffers + 4)),
+        bytes(slots + 2 * 16) {}
+};
+
+/// Order of the tiles: all row blocks of a section of heads, then the next section. `sections`
+/// sections of `section_heads` heads, then sections of `last_heads`. Inside a section the last row
+/// block (the longest under a causal mask) of all its heads comes first. Chosen by
+/// kernels/tile_order.h.
+struct SectionOrder {
+  int blocks = 1;  ///< row blocks of a head
+  int heads = 1;   ///< batch * query heads * splits
+  int sections = 0, section_heads = 1, last_heads = 1;
+};
+
+/// The counter that hands out tiles: 8 bytes of workspace with any content. A launch knows its own
+/// counts by `tag`.
+struct TileCounter {
+  unsigned long long* word = nullptr;
+  unsigned long long tag = 0;  ///< 40 bits, never 0
+  static constexpr int kCountBits = 24;
+};
+
+struct Args {
+  tile::TensorMapBytes q, k, v, o;
+  int heads_q = 1, group = 1, seq_q = 0, seq_k = 0;
+  int tiles = 0;
+  float scale = 0.0F, scale_log2 = 0.0F;  ///< scale, scale * log2 e
+  float softcap = 0.0F;
+  const float* alibi = nullptr;  ///< (B, Hq), may be null
+  long long alibi_b = 0, alibi_h = 0;
+  float* lse = nullptr;  ///< may be null
+  long long lse_b = 0, lse_h = 0, lse_s = 0;
+  int low = 0, high = 0;  ///< row i sees the keys j with i + low <= j < min(i + high, seq_k)
+  SectionOrder order;
+  TileCounter counter;  ///< dynamic only
+  int splits = 1, blocks_per_split = 0;
+  float* o_part =
+      nullptr;  ///< split only: (split, row of all heads, padded Dv), lse_part (split, row)
+  float* lse_part = nullptr;
+};
+
+}  // namespace tilewise::fwd_sm90

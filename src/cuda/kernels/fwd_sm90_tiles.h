@@ -1,0 +1,48 @@
+/// Tiles of fwd_sm90: which fit a problem, what each would take. Pure functions; the numbers are
+/// measured (fwd_sm90.md).
+#pragma once
+
+#include <span>
+
+#include "cuda/kernels/fwd_sm90_args.h"
+#include "problem/problem.h"
+
+namespace tilewise::cuda {
+
+/// A tile that was found good, and what it takes on an H100: a tile over n blocks of keys lasts
+/// fixed_us + n * block_us.
+struct Sm90Tile {
+  int warpgroups, block_n, stages;
+  bool own_o, ping_pong, lazy_rescale, skip_blocks;
+  bool chain_short;  ///< chained tiles pay at short lengths
+  double fixed_us, block_us;
+  int block_m() const { return 64 * warpgroups; }
+};
+
+/// Candidates for a problem's head dims.
+std::span<const Sm90Tile> sm90_tiles(const Problem& problem);
+
+/// Diagonals of the problem as the kernel takes them, and which of them hide anything.
+struct Sm90Mask {
+  int low = 0, high = 0;
+  fwd_sm90::Mask mask = fwd_sm90::Mask::none;
+};
+Sm90Mask sm90_mask(const Problem& problem);
+
+fwd_sm90::Config sm90_config(const Problem& problem, const Sm90Tile& tile, bool split);
+
+fwd_sm90::SectionOrder sm90_order(const Problem& problem, const fwd_sm90::Config& config,
+                                  int splits);
+
+/// The tile and the number of parts of the keys with the least predicted time.
+struct Sm90Choice {
+  const Sm90Tile* tile = nullptr;
+  int splits = 1;
+  double ms = 0.0;
+};
+Sm90Choice sm90_choose(const Problem& problem, const Hardware& machine);
+
+/// Key blocks of a part.
+int sm90_blocks_per_split(const Problem& problem, int block_n, int splits);
+
+}  // namespace tilewise::cuda

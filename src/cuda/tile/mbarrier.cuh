@@ -1,0 +1,71 @@
+/// Memory barriers in shared memory (sm_90): how the copy engine and warps of different roles hand
+/// tiles to each other. One instruction per wrapper; sections are those of the PTX ISA manual,
+/// "mbarrier".
+#pragma once
+
+#include "cuda/tile/copy.cuh"
+
+namespace tilewise::tile {
+
+inline constexpr int kMbarrierBytes = 8;
+
+/// A new phase 0 that completes after `arrivals`. "mbarrier.init"
+__forceinline__ void mbarrier_init(u32 barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+/// Makes initialised barriers visible to the copy engine. "membar / fence", .mbarrier_init
+__forceinline__ void mbarrier_fence_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/// One arrival; releases what this thread has read and written. "mbarrier.arrive"
+__forceinline__ void mbarrier_arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/// One arrival, and `bytes` that copies must deliver before the phase completes. "mbarrier.arrive",
+/// .expect_tx
+__forceinline__ void mbarrier_expect(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+/// Whether the phase of this parity is complete; may sleep a while first. "mbarrier.try_wait",
+/// .parity
+__forceinline__ bool mbarrier_try_wait(u32 barrier, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+/// Waits until the phase of this parity is complete. A barrier counts as having completed a phase
+/// of parity 1 before its first.
+__forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
+  while (!mbarrier_try_wait(barrier, parity)) {
+  }
+}
+
+/// A position in a ring of kSlots buffers that each have a barrier: the slot, and the parity of its
+/// current use.
+template <int kSlots>
+struct Ring {
+  u32 slot = 0, parity = 0;
+
+  __forceinline__ void advance() {
+    if constexpr (kSlots == 1) {
+      parity ^= 1;
+    } else {
+      if (++slot == kSlots) {
+        slot = 0;
+        parity ^= 1;
+      }
+    }
+  }
+};
+
+}  // namespace tilewise::tile

@@ -1,0 +1,67 @@
+/// Matrix products of a warpgroup on the tensor cores (sm_90a). One instruction per wrapper;
+/// sections are those of the PTX ISA manual, "Asynchronous warpgroup level matrix instructions".
+///
+/// Accumulator m64nN: thread t of the warpgroup, warp w = t / 32, lane l: register 4j + i is row
+/// 16w + l/4 (+8 for i = 2, 3), column 8j + 2(l%4) + i%2. A operand from registers, k step of 16:
+/// {d[8k], d[8k+1]}, {d[8k+2], d[8k+3]}, {d[8k+4], d[8k+5]}, {d[8k+6], d[8k+7]} of such an
+/// accumulator, packed.
+///
+/// Shared memory: panels of 64 columns (128 bytes) x R rows, 128-byte swizzle, 1024-byte aligned,
+/// as one box of the copy engine leaves them: element (r, c) lies at r*128 + ((c/8) ^ (r%8))*16 +
+/// (c%8)*2.
+#pragma once
+
+#include "cuda/tile/math.cuh"
+
+namespace tilewise::tile {
+
+inline constexpr int kPanelColumns = 64;
+inline constexpr int kPanelRowBytes = 128;
+/// Descriptors count 16-byte units: along the columns of a panel (K-major, 16 of them), along its
+/// rows (MN-major, 16).
+inline constexpr int kStepColumns = 32 / 16;
+inline constexpr int kStepRows = 16 * kPanelRowBytes / 16;
+
+/// Products for one shape, m64 x kN x k16; the host generates the ones that a config needs
+/// (kernels/wgmma_text.h):
+///   multiply_shared(d, a, b, accumulate)   d (+)= A B^T, A and B K-major in shared memory
+///   multiply_register(d, a0..a3, b)        d += A B, A in registers, B MN-major in shared memory
+template <Element kElement, int kN>
+struct Wgmma;
+
+/// Before the first product of a group: orders earlier uses of its registers. "wgmma.fence"
+__forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+/// Ends a group of products. "wgmma.commit_group"
+__forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+/// Waits until at most kPending groups of this warp are in flight. "wgmma.wait_group"
+template <int kPending>
+__forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+/// Keeps plain reads and writes of these registers on this side of a wait: the compiler sees them
+/// change here.
+template <int kN>
+__forceinline__ void pin(float (&d)[kN]) {
+#pragma unroll
+  for (int i = 0; i < kN; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int kN>
+__forceinline__ void pin(u32 (&d)[kN]) {
+#pragma unroll
+  for (int i = 0; i < kN; ++i) asm volatile("" : "+r"(d[i])::"memory");
+}
+
+/// Descriptor of panels with 128-byte swizzle. `panel_bytes`: from one panel to the next, for
+/// MN-major operands (64 more columns of N); not read for K-major ones. Eight rows are 1024 bytes.
+/// "Matrix descriptor"
+__forceinline__ u64 panel_descriptor(u32 shared, u32 panel_bytes) {
+  return static_cast<u64>((shared & 0x3FFFF) >> 4) | static_cast<u64>(panel_bytes >> 4) << 16 |
+         static_cast<u64>(1024 >> 4) << 32 | 1ULL << 62;
+}
+
+}  // namespace tilewise::tile
