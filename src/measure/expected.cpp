@@ -80,6 +80,16 @@ std::string number(double value) {
   return text.data();
 }
 
+/// A quantity that is compared more than once (samples, saved state) keeps its largest error.
+void note(const Deviation& deviation, CheckResult& result) {
+  for (Deviation& known : result.deviations) {
+    if (known.quantity != deviation.quantity) continue;
+    if (deviation.error > known.error) known = deviation;
+    return;
+  }
+  result.deviations.push_back(deviation);
+}
+
 std::string index_text(const Tensor& tensor, std::int64_t n) {
   std::string text;
   for (int axis = tensor.rank - 1; axis >= 0; --axis) {
@@ -140,7 +150,7 @@ void compare(const Expected& expected, const Tensor& actual, bool finite_only,
       worst = static_cast<std::int64_t>(n);
     }
   }
-  result.deviations.push_back(deviation);
+  note(deviation, result);
   if (misses == 0) return;
   const auto at = static_cast<std::size_t>(worst);
   result.status = CheckStatus::failed;

@@ -1,0 +1,80 @@
+// The runner itself: what it calls passed, failed and skipped.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "measure/conformance.h"
+#include "plan/choose.h"
+
+namespace tilewise {
+namespace {
+
+const KernelRow& row(const char* name, Pass pass) { return find_row(kernel_table(), name, pass); }
+
+TEST(Check, RepeatLineReadsBack) {
+  const Case c = parse_case("b2 h4/2 s16 d8 bf16 causal id=X1");
+  CheckOptions options;
+  options.seed = 5;
+  const std::string line = repeat_line(row("reference_fwd", Pass::forward), c, options);
+  EXPECT_EQ(
+      line,
+      "tilewise check --kernel reference_fwd --seed 5 --case \"b2 h4/2 s16 d8 bf16 causal id=X1\"");
+}
+
+TEST(Check, SaysWhatItMeasured) {
+  const CheckResult result =
+      check_case(row("reference_bwd", Pass::backward), parse_case("s16 d8 bf16 bias=1,h,q,k sink"));
+  EXPECT_EQ(result.status, CheckStatus::passed) << result.reason;
+  ASSERT_EQ(result.deviations.size(), 5U);
+  EXPECT_EQ(result.deviations[3].quantity, "dbias");
+  EXPECT_GT(result.deviations[0].bound, result.deviations[0].error);
+}
+
+TEST(Check, SkipsAPassThatTheCaseLeavesOut) {
+  const CheckResult result =
+      check_case(row("reference_bwd", Pass::backward), parse_case("s16 d8 pass=fwd"));
+  EXPECT_EQ(result.status, CheckStatus::skipped);
+  EXPECT_EQ(result.reason, "the case has no backward");
+}
+
+TEST(Check, ExpectsInvalidArguments) {
+  const KernelRow& forward = row("reference_fwd", Pass::forward);
+  EXPECT_EQ(check_case(forward, parse_case("h3/2 s4 d8 expect=invalid")).status,
+            CheckStatus::passed);
+  const CheckResult wrong = check_case(forward, parse_case("h4/2 s4 d8 expect=invalid"));
+  EXPECT_EQ(wrong.status, CheckStatus::failed);
+  EXPECT_NE(wrong.reason.find("InvalidArgument was expected"), std::string::npos) << wrong.reason;
+  EXPECT_EQ(check_case(forward, parse_case("h3/2 s4 d8")).status, CheckStatus::failed);
+}
+
+TEST(Check, NoticesWrongResults) {
+  // Gradients of these inputs cancel to 0 in exact arithmetic, which float32 cannot follow; the
+  // whole file passes only because the case is marked.
+  const KernelRow& backward = row("flash_bwd_scalar", Pass::backward);
+  const Case marked = parse_case("b1 h1 s128 d64 bf16 fill=133120 expect=finite");
+  EXPECT_EQ(check_case(backward, marked).status, CheckStatus::passed);
+  Case strict = marked;
+  strict.finite_only = false;
+  const CheckResult result = check_case(backward, strict);
+  EXPECT_EQ(result.status, CheckStatus::failed);
+  EXPECT_NE(result.reason.find("off by more than the bound"), std::string::npos) << result.reason;
+  EXPECT_EQ(result.repeat,
+            "tilewise check --kernel flash_bwd_scalar --case \"b1 h1 s128 d64 bf16 fill=133120\"");
+}
+
+TEST(Check, LargeProblemsAreSampled) {
+  CheckOptions options;
+  options.max_work = 2e4;
+  for (const char* line :
+       {"b2 h4/2 q50 k70 d16 causal", "b3 h2 q70 k50 d16 bf16 causal lengths=50,0,9",
+        "b2 h2 s64 d16 window=9,0 layout=bshd"}) {
+    for (const KernelRow& candidate : kernel_table()) {
+      if (candidate.device != DeviceType::cpu) continue;
+      const CheckResult result = check_case(candidate, parse_case(line), options);
+      EXPECT_NE(result.status, CheckStatus::failed) << result.repeat << "\n" << result.reason;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tilewise
