@@ -1,7 +1,6 @@
 /// tilewise bench: time and memory of many problems.
 #include <fmt/format.h>
 
-#include <chrono>
 #include <memory>
 
 #include "cli/args.h"
@@ -37,6 +36,7 @@ int bench(const CLI::App& app, const BenchFlags& flags) {
   options.threads = thread_count(flags.common);
   options.limit_bytes = memory_limit(flags.common, hardware(options.device));
   options.budget_s = flags.budget_s;
+  options.total_s = flags.total_s;
   options.check = flags.check;
   CellRunner runner(options);
 
@@ -44,18 +44,12 @@ int bench(const CLI::App& app, const BenchFlags& flags) {
   std::vector<Measurement> rows;
   std::size_t finished = 0;
   bool stopped = false;
-  const auto begin = std::chrono::steady_clock::now();
   {
     Progress progress(grid.cells.size());
     for (const Cell& cell : grid.cells) {
       progress.show(describe(cell));
       try {
-        const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
-        const bool late = flags.total_s > 0.0 && passed.count() > flags.total_s;
-        for (Measurement& row :
-             late ? runner.skip(cell, "the time for all rows is over") : runner.run(cell)) {
-          rows.push_back(std::move(row));
-        }
+        for (Measurement& row : runner.run(cell)) rows.push_back(std::move(row));
         throw_if_interrupted();
       } catch (const Interrupted&) {
         stopped = true;
@@ -98,7 +92,7 @@ void add_bench(CLI::App& program, int& exit_code) {
       ->option_text("S")
       ->check(CLI::NonNegativeNumber);
   app->add_option("--total-s", flags->total_s,
-                  "seconds for all rows: those that have not begun by then are timeouts")
+                  "seconds for all rows: those that have not been measured by then are timeouts")
       ->option_text("S")
       ->check(CLI::NonNegativeNumber);
   app->add_flag("--check", flags->check,

@@ -40,14 +40,31 @@ struct Pair {
   }
   Value live_mb() const {
     const Measurement* row = forward != nullptr ? forward : backward;
+    if (row != nullptr && row->status == Status::timeout) return {};
     return value(row, [](auto& one) { return mebibytes(one.live_bytes); });
   }
   Value peak_mb() const {
     const Measurement* row = forward != nullptr ? forward : backward;
+    if (row != nullptr && row->status == Status::timeout) return {};
     const std::int64_t other = backward != nullptr ? backward->peak_bytes : 0;
     return value(row, [&](auto& one) { return mebibytes(std::max(one.peak_bytes, other)); });
   }
 };
+
+/// Time of all passes of one implementation over the other's; null unless both were measured.
+Value time_ratio(const std::map<std::string, Pair>& by_name, const std::string& a,
+                 const std::string& b) {
+  double sums[2] = {};
+  for (int i = 0; i < 2; ++i) {
+    const auto at = by_name.find(i == 0 ? a : b);
+    if (at == by_name.end()) return {};
+    for (const Measurement* row : {at->second.forward, at->second.backward}) {
+      if (row != nullptr && row->status != Status::ok) return {};
+      if (row != nullptr) sums[i] += row->ms.mean;
+    }
+  }
+  return sums[1] > 0.0 ? Value(sums[0] / sums[1]) : Value();
+}
 
 /// Rows of one cell follow each other; fwd+bwd has no column of its own in these tables.
 std::vector<Pair> pairs(const std::vector<Measurement>& rows) {
@@ -176,8 +193,11 @@ Table compare_table(const std::vector<Measurement>& rows) {
   }
   std::vector<Column> columns = {{"seq_len"}, {"d_model"}};
   for (const std::string& name : names) {
-    columns.insert(columns.end(), {{name + " fwd ms", 2}, {"bwd ms", 2}, {"live MB", 1}});
+    columns.insert(columns.end(),
+                   {{name + "_fwd_ms", 2}, {name + "_bwd_ms", 2}, {name + "_live_MB", 1}});
   }
+  const bool two = names.size() == 2;
+  if (two) columns.push_back({fmt::format("time_{}/{}", names[0], names[1]), 2});
   Table table(columns);
   for (const auto& [sizes, by_name] : lines) {
     std::vector<Value> cells = {sizes.second, sizes.first};
@@ -188,6 +208,7 @@ Table compare_table(const std::vector<Measurement>& rows) {
       cells.push_back(pair.value(pair.backward, [](auto& row) { return row.ms.mean; }));
       cells.push_back(pair.live_mb());
     }
+    if (two) cells.push_back(time_ratio(by_name, names[0], names[1]));
     table.add(std::move(cells));
   }
   return table;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "cli/args.h"
@@ -20,6 +21,10 @@ namespace {
 /// A run that takes up to the budget still finishes: warm-up until the budget is used, the last
 /// warm-up run, one timed run. What takes longer is stopped.
 constexpr double kDeadlineInBudgets = 3.0;
+
+constexpr double kForever_s = 1e9;
+
+constexpr const char* kAllTimeOver = "the time for all rows is over";
 
 }  // namespace
 
@@ -41,30 +46,43 @@ class CellRunner::Attempt {
         meter_(runner.options_.limit_bytes),
         memory_(device_memory(device_, &meter_)) {}
 
-  std::vector<Measurement> skip(const std::string& reason) {
-    for (const Timed timed : cell_.timed) rows_.push_back(blank(timed));
-    fail_rest(reason);
-    return std::move(rows_);
-  }
-
   std::vector<Measurement> run() {
     for (const Timed timed : cell_.timed) rows_.push_back(blank(timed));
     stage_ = "planning";
     try {
       make_plans();
-      measure_all();
+      if (runner_.left_s() <= 0.0) {
+        skip();
+      } else {
+        measure_all();
+      }
     } catch (const Unsupported& error) {
       fail(Status::unsupported, error.what());
     } catch (const OutOfMemory& error) {
       fail(Status::oom, fmt::format("{}: {}", stage_, error.what()));
     } catch (const TimedOut&) {
-      fail_rest(fmt::format("{}: one run takes longer than the budget of {:g} s", stage_,
-                            runner_.options_.budget_s));
+      fail_rest(runner_.left_s() <= 0.0
+                    ? kAllTimeOver
+                    : fmt::format("{}: one run takes longer than the budget of {:g} s", stage_,
+                                  runner_.options_.budget_s));
     }
     return std::move(rows_);
   }
 
  private:
+  /// No time is left; whether there would be memory is known without any.
+  void skip() {
+    const std::int64_t peak_bytes =
+        std::max(forward_plan_.peak_bytes(), with_backward_ ? backward_plan_.peak_bytes() : 0);
+    const std::int64_t limit_bytes = runner_.options_.limit_bytes;
+    if (peak_bytes > limit_bytes) {
+      fail(Status::oom, fmt::format("{} needed of {} allowed, by the plan", bytes_text(peak_bytes),
+                                    bytes_text(limit_bytes)));
+    } else {
+      fail_rest(kAllTimeOver);
+    }
+  }
+
   Measurement blank(Timed timed) const {
     Measurement row;
     row.problem = cell_.problem;
@@ -208,9 +226,11 @@ class CellRunner::Attempt {
 
   void set_deadline() {
     const double budget_s = runner_.options_.budget_s;
-    if (budget_s <= 0.0) return;
+    const double time_s =
+        std::min(budget_s > 0.0 ? kDeadlineInBudgets * budget_s : kForever_s, runner_.left_s());
+    if (time_s >= kForever_s) return;
     using Clock = WatchedExecutor::Clock;
-    const std::chrono::duration<double> time(kDeadlineInBudgets * budget_s);
+    const std::chrono::duration<double> time(time_s);
     runner_.executor_.set_deadline(Clock::now() +
                                    std::chrono::duration_cast<Clock::duration>(time));
   }
@@ -222,6 +242,10 @@ class CellRunner::Attempt {
     work.interrupted = [] { return interrupted(); };
     TimerOptions timer = cell_.timer;
     timer.budget_s = runner_.options_.budget_s;
+    if (runner_.options_.total_s > 0.0) {
+      const double left_s = std::max(runner_.left_s(), 1e-3);
+      timer.budget_s = timer.budget_s > 0.0 ? std::min(timer.budget_s, left_s) : left_s;
+    }
     if (timer.protocol == Protocol::burst) {
       work.fresh_inputs = fresh_inputs;
       work.flush = [this] { runner_.flush(); };
@@ -278,6 +302,7 @@ CellRunner::CellRunner(Options options)
     : options_(options),
       machine_(hardware(options.device)),
       executor_(options.threads),
+      begin_(WatchedExecutor::Clock::now()),
       clock_(options.device.type == DeviceType::cuda ? cuda_clock(options.device.index)
                                                      : cpu_clock()) {
   machine_.threads = options.threads;
@@ -296,8 +321,10 @@ void CellRunner::flush() {
   flusher_();
 }
 
-std::vector<Measurement> CellRunner::skip(const Cell& cell, const std::string& reason) {
-  return Attempt(*this, cell).skip(reason);
+double CellRunner::left_s() const {
+  if (options_.total_s <= 0.0) return kForever_s;
+  const std::chrono::duration<double> passed = WatchedExecutor::Clock::now() - begin_;
+  return options_.total_s - passed.count();
 }
 
 std::vector<Measurement> CellRunner::run(const Cell& cell) {

@@ -42,6 +42,7 @@ class CellRunner {
     int threads = 1;
     std::int64_t limit_bytes = 0;
     double budget_s = 0.0;  ///< of a timed pass; 0 = none
+    double total_s = 0.0;   ///< of all cells, from the runner's making on; 0 = none
     bool check = false;
     std::uint64_t seed = 1;
   };
@@ -52,18 +53,18 @@ class CellRunner {
   /// becomes a status.
   std::vector<Measurement> run(const Cell& cell);
 
-  /// The cell's passes as timed out, without running them.
-  std::vector<Measurement> skip(const Cell& cell, const std::string& reason);
-
  private:
   class Attempt;
 
+  /// What is left of total_s.
+  double left_s() const;
   /// Empties the caches.
   void flush();
 
   Options options_;
   Hardware machine_;
   WatchedExecutor executor_;
+  WatchedExecutor::Clock::time_point begin_;
   std::unique_ptr<Clock> clock_;
   std::function<void()> flusher_;
 };

@@ -62,9 +62,9 @@ std::string sweep(const std::vector<Measurement>& rows, const char* name,
                row->ms.median / first->ms.median, claim(value)});
   }
   if (x.size() < 2) return "";
-  return fmt::format(
-      "{}\ntime ~ {}^{:.2f} measured, {}; measured and claimed in units of {} = {}\n\n",
-      table.markdown(), name, log_slope(x, y), growth, name, base);
+  if (claim(base).is_null()) table.drop("claimed");
+  return fmt::format("{}\ntime ~ {}^{:.2f} measured, {}; times in units of that at {} = {}\n\n",
+                     table.markdown(), name, log_slope(x, y), growth, name, base);
 }
 
 /// The claim of the first of `rows` that has these fields.
