@@ -32,12 +32,13 @@ void convert_gradients(const Problem& p, std::span<const SummedGradient> gradien
     source.rows = static_cast<int>(to.sizes[2]);
     source.padded_rows = static_cast<int>(gradient.padded_rows);
     source.cols = static_cast<int>(to.sizes[3]);
-    source.padded = sm80::padded(to.sizes[3]);
+    source.padded = gradient.padded;
     source.items = to.sizes[0] * to.sizes[1] * (gradient.padded_rows / 16) * source.padded;
     source.first_block = blocks;
     blocks += (source.items + bwd_convert::kThreads - 1) / bwd_convert::kThreads;
   }
-  launch(sm80::load_config(config, p.device.index, unit), {.x = blocks}, stream, args);
+  launch(sm80::load_config(config, p.device.index, unit), sm80::following(blocks, p.device.index),
+         stream, args);
 }
 
 void add_bwd_convert_units(std::vector<PackUnit>& units) {

@@ -42,6 +42,7 @@ __forceinline__ void kernel(const Args& args) {
   const Source& s = args.sources[which];
   const i64 item = (blockIdx.x - s.first_block) * static_cast<i64>(kThreads) + threadIdx.x;
   if (item >= s.items) return;
+  wait_for_previous();  // for the sums
   const int g = static_cast<int>(item % 8);
   const i64 fragment = item / 8;
   const int per_band = s.padded / 8, bands = s.padded_rows / 16;

@@ -57,6 +57,7 @@ __forceinline__ void read(float (&x)[8], const void* data, i64 row, i64 stride, 
 
 template <Config kConfig>
 __forceinline__ void kernel(const Args& args) {
+  let_next_start();
   constexpr int kLanes = lanes(kConfig.head_dim_v);
   const i64 row = (blockIdx.x * static_cast<i64>(kThreads) + threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;

@@ -235,6 +235,7 @@ template <Config kConfig>
 __forceinline__ void kernel(const Args& args) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const TileIndex tile = tile_index(args.order, blockIdx.x);
+  wait_for_previous();  // for packed operands, lse2 and delta
   const int batch = tile.pair / args.heads_q;
   const int seq_k = args.key_lengths == nullptr
                         ? args.seq_k
@@ -243,6 +244,7 @@ __forceinline__ void kernel(const Args& args) {
   const int row_end = min(block.row + kConfig.block_m, args.seq_q);
   const BlockRange range = key_blocks<kConfig.block_n>(block.diagonals, block.row, row_end, seq_k);
   if (range.begin < range.end) block.run(range);
+  let_next_start();
   block.finish();
 }
 

@@ -31,12 +31,12 @@ struct TilePair {
 };
 
 // By the larger padded head dim, best first; smaller tiles are for little shared memory.
-constexpr Tile kOne32[] = {{64, 128, 4, 1, 32, 2, 2, 180.0}};
+constexpr Tile kOne32[] = {{64, 128, 4, 1, 32, 2, 2, 260.0}};
 constexpr Tile kOne64[] = {{64, 128, 4, 1, 32, 2, 2, 350.0}};
 constexpr Tile kOne96[] = {{64, 64, 4, 1, 64, 2, 2, 260.0}};
 constexpr Tile kOne128[] = {{64, 128, 8, 2, 32, 2, 1, 325.0}, {64, 64, 4, 1, 64, 1, 2, 280.0}};
 constexpr Tile kOne192[] = {{64, 64, 8, 2, 32, 2, 1, 250.0}, {32, 64, 8, 2, 16, 1, 1, 200.0}};
-constexpr Tile kOne256[] = {{64, 64, 8, 2, 32, 1, 1, 230.0}, {32, 32, 4, 2, 16, 1, 1, 120.0}};
+constexpr Tile kOne256[] = {{32, 64, 8, 2, 16, 2, 1, 225.0}, {32, 32, 4, 2, 16, 1, 1, 120.0}};
 
 // The first member is bwd_sm80 without dQ, the second bwd_dq_sm80, whose column_warps and sub_m do
 // not matter.
@@ -45,17 +45,18 @@ constexpr TilePair kTwo32[] = {
 constexpr TilePair kTwo64[] = {
     {{64, 128, 4, 1, 32, 2, 2, 290.0}, {128, 32, 4, 1, 32, 2, 2, 290.0}}};
 constexpr TilePair kTwo96[] = {{{64, 64, 4, 1, 64, 2, 2, 240.0}, {64, 64, 4, 1, 32, 2, 2, 240.0}}};
-constexpr TilePair kTwo128[] = {{{64, 64, 4, 1, 64, 2, 2, 260.0}, {128, 32, 4, 1, 32, 2, 2, 260.0}},
-                                {{64, 64, 4, 1, 64, 1, 2, 240.0}, {64, 32, 4, 1, 32, 2, 2, 240.0}}};
+constexpr TilePair kTwo128[] = {
+    {{64, 64, 4, 1, 64, 2, 2, 260.0}, {128, 32, 4, 1, 32, 2, 2, 260.0}}};
 constexpr TilePair kTwo192[] = {{{64, 64, 8, 2, 32, 2, 1, 200.0}, {64, 32, 4, 1, 32, 1, 2, 200.0}},
                                 {{32, 64, 8, 2, 16, 1, 1, 160.0}, {64, 32, 4, 1, 32, 1, 2, 160.0}}};
-constexpr TilePair kTwo256[] = {{{64, 64, 8, 2, 32, 1, 1, 180.0}, {64, 32, 4, 1, 32, 1, 2, 180.0}},
+constexpr TilePair kTwo256[] = {{{32, 64, 8, 2, 16, 2, 1, 180.0}, {64, 32, 4, 1, 32, 1, 2, 180.0}},
                                 {{32, 32, 4, 2, 16, 1, 1, 100.0}, {64, 32, 4, 1, 32, 1, 2, 100.0}}};
 // float32: operands in one or two planes with scale factors; no column_warps.
-constexpr TilePair kFloat32[] = {{{64, 64, 4, 1, 32, 1, 2, 55.0}, {64, 64, 4, 1, 32, 1, 2, 55.0}}};
-constexpr TilePair kFloat64[] = {{{64, 64, 4, 1, 64, 1, 2, 92.0}, {64, 64, 4, 1, 32, 1, 2, 92.0}}};
+constexpr TilePair kFloat32[] = {
+    {{64, 128, 4, 1, 32, 2, 2, 80.0}, {128, 32, 4, 1, 32, 2, 2, 80.0}}};
+constexpr TilePair kFloat64[] = {{{64, 64, 4, 1, 64, 1, 2, 87.0}, {64, 64, 4, 1, 32, 1, 2, 87.0}}};
 constexpr TilePair kFloat96[] = {{{32, 64, 4, 1, 32, 1, 2, 85.0}, {64, 32, 4, 1, 32, 1, 2, 85.0}}};
-constexpr TilePair kFloat128[] = {{{32, 64, 4, 1, 32, 1, 2, 82.0}, {64, 32, 4, 1, 32, 1, 2, 82.0}}};
+constexpr TilePair kFloat128[] = {{{32, 64, 4, 1, 32, 1, 2, 74.0}, {64, 32, 4, 1, 32, 1, 2, 74.0}}};
 constexpr TilePair kFloat192[] = {{{16, 64, 4, 1, 16, 1, 1, 60.0}, {64, 16, 4, 1, 32, 1, 1, 60.0}},
                                   {{16, 32, 2, 1, 16, 1, 1, 35.0}, {32, 16, 2, 1, 32, 1, 1, 35.0}}};
 constexpr TilePair kFloat256[] = {
@@ -64,6 +65,17 @@ constexpr TilePair kFloat256[] = {
 
 int largest_dim(const Problem& p) {
   return std::max(sm80::padded(p.head_dim), sm80::padded(p.head_dim_v));
+}
+
+/// Head dims of the config. 16-bit: both the larger one, which is what the tables' tiles divide
+/// among warps; the columns that a tensor lacks are zeros. float32: each its own, as its planes
+/// were packed.
+struct Dims {
+  int qk, v;
+};
+Dims dims(const Problem& p) {
+  if (sm80::form(p).scaled) return {sm80::padded(p.head_dim), sm80::padded(p.head_dim_v)};
+  return {largest_dim(p), largest_dim(p)};
 }
 
 std::span<const Tile> one_pass_tiles(const Problem& p) {
@@ -92,8 +104,8 @@ Config make_config(const Problem& p, const Tile& tile, bool with_dq, bool split)
   return {.element = form.element,
           .planes = form.planes,
           .scaled = form.scaled,
-          .head_dim = sm80::padded(p.head_dim),
-          .head_dim_v = sm80::padded(p.head_dim_v),
+          .head_dim = dims(p).qk,
+          .head_dim_v = dims(p).v,
           .block_m = tile.block_m,
           .block_n = tile.block_n,
           .warps = tile.warps,
@@ -196,7 +208,7 @@ Choice choose_one_pass(const Problem& p, const Hardware& machine) {
   const double heads = static_cast<double>(p.batch * p.heads_k);
   for (const Tile& tile : one_pass_tiles(p)) {
     if (shared_bytes(make_config(p, tile, true, false)) > machine.shared_kib * 1024) continue;
-    for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16}) {
+    for (const int wanted : {1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16}) {
       if (wanted > 1 && p.seq_q < 128 * wanted) break;
       const std::int64_t queries = queries_per_split(p, tile.block_m, wanted);
       const int splits =
@@ -205,8 +217,8 @@ Choice choose_one_pass(const Problem& p, const Hardware& machine) {
           predict(p, tile, heads, static_cast<double>(blocks_of(p.seq_k, tile.block_n)),
                   tile.block_n, static_cast<double>(p.seq_q * p.group()), splits, 5.0, machine);
       if (splits > 1) {
-        const double sums = heads * static_cast<double>(rows_k(p, tile.block_n)) *
-                            (sm80::padded(p.head_dim) + sm80::padded(p.head_dim_v)) * 4.0;
+        const double sums =
+            heads * static_cast<double>(rows_k(p, tile.block_n)) * (dims(p).qk + dims(p).v) * 4.0;
         ms += 2.0 * sm80::kKernelMs + 1e-6 * sums * (2.0 + splits) / machine.bandwidth_gbps;
       }
       if (best.tile == nullptr || ms < best.ms) best = {&tile, splits, ms};
@@ -279,18 +291,18 @@ Cost one_pass_cost(const KernelRow&, const Problem& p, const Hardware& machine) 
   cost.splits = choice.splits;
   operands.add_memory(cost.memory);
   add_row_memory(p, cost.memory);
-  const auto sums = [&](const char* name, std::int64_t heads, std::int64_t rows, std::int64_t dim) {
-    cost.memory.push_back(memory_item(name, Role::workspace, DType::float32,
-                                      {p.batch, heads, rows, sm80::padded(dim)}));
+  const auto sums = [&](const char* name, std::int64_t heads, std::int64_t rows, int dim) {
+    cost.memory.push_back(
+        memory_item(name, Role::workspace, DType::float32, {p.batch, heads, rows, dim}));
     return static_cast<double>(cost.memory.back().bytes);
   };
   // The sums of dQ: cleared, added to by every block of keys, read.
-  const double dq = sums("dQ sums", p.heads_q, rows_q(p), p.head_dim);
+  const double dq = sums("dQ sums", p.heads_q, rows_q(p), dims(p).qk);
   double moved = 3.0 * dq;
   if (choice.splits > 1) {
     const std::int64_t rows = rows_k(p, choice.tile->block_n);
-    moved += 3.0 * sums("dK sums", p.heads_k, rows, p.head_dim);
-    moved += 3.0 * sums("dV sums", p.heads_k, rows, p.head_dim_v);
+    moved += 3.0 * sums("dK sums", p.heads_k, rows, dims(p).qk);
+    moved += 3.0 * sums("dV sums", p.heads_k, rows, dims(p).v);
   }
   cost.bytes_moved = tensor_bytes(p) + 2.0 * operands.bytes() + moved;
   cost.ms = choice.ms + before_ms(p, operands, machine) + sm80::kKernelMs +
@@ -378,7 +390,10 @@ void launch_keys(const Problem& p, const Config& config, const Tile& tile, Args 
   const int min_blocks = tile.min_blocks;
   const Kernel kernel = sm80::load_config(
       config, p.device.index, [min_blocks](const Config& c) { return key_unit(c, min_blocks); });
-  launch(kernel, {.x = blocks * heads * splits}, stream, args);
+  const std::int64_t grid = blocks * heads * splits;
+  // With splits the sums were cleared last, which is no kernel.
+  launch(kernel, splits > 1 ? Grid{.x = grid} : sm80::following(grid, p.device.index), stream,
+         args);
 }
 
 void launch_queries(const Problem& p, const Config& config, const Tile& tile, Args args,
@@ -395,7 +410,7 @@ void launch_queries(const Problem& p, const Config& config, const Tile& tile, Ar
   const int min_blocks = tile.min_blocks;
   const Kernel kernel = sm80::load_config(
       config, p.device.index, [min_blocks](const Config& c) { return query_unit(c, min_blocks); });
-  launch(kernel, {.x = blocks * heads}, stream, args);
+  launch(kernel, sm80::following(blocks * heads, p.device.index), stream, args);
 }
 
 RowStatistics take_rows(const Problem& p, WorkspaceCutter& workspace) {
@@ -430,7 +445,7 @@ void run_one_pass(const KernelRow& row, const Problem& p, const Context& context
   rows.clear_cols = config.head_dim;
   prepare_rows(p, rows, context.stream);
   fill(args, p, operands, rows);
-  std::vector<SummedGradient> sums = {{args.dq_sum, &p.dq, rows.rows_q, p.scale}};
+  std::vector<SummedGradient> sums = {{args.dq_sum, &p.dq, rows.rows_q, config.head_dim, p.scale}};
   if (split) {
     args.dk_sum = workspace.take<float>(heads_k * keys * config.head_dim);
     args.dv_sum = workspace.take<float>(heads_k * keys * config.head_dim_v);
@@ -440,8 +455,8 @@ void run_one_pass(const KernelRow& row, const Problem& p, const Context& context
                context.stream);
     fill_bytes(args.dv_sum, 0, heads_k * keys * config.head_dim_v * 4, p.device.index,
                context.stream);
-    sums.push_back({args.dk_sum, &p.dk, keys, p.scale});
-    sums.push_back({args.dv_sum, &p.dv, keys, 1.0F});
+    sums.push_back({args.dk_sum, &p.dk, keys, config.head_dim, p.scale});
+    sums.push_back({args.dv_sum, &p.dv, keys, config.head_dim_v, 1.0F});
   }
   launch_keys(p, config, *tile, args, plan.splits, context.stream);
   convert_gradients(p, sums, context.stream);
@@ -518,11 +533,6 @@ void add_bwd_sm80_units(std::vector<PackUnit>& units, int arch) {
       p.dtype = DType::bfloat16;
       const Tile& one = one_pass_tiles(p)[0];
       add(key_unit(make_config(p, one, true, false), one.min_blocks), kFlashBackwardSm80);
-      const TilePair& two = two_pass_tiles(p)[0];
-      add(key_unit(make_config(p, two.keys, false, false), two.keys.min_blocks),
-          kFlashBackwardTwoPassSm80);
-      add(query_unit(make_config(p, two.queries, false, false), two.queries.min_blocks),
-          kFlashBackwardTwoPassSm80);
       p.dtype = DType::float32;
       const TilePair& exact = two_pass_tiles(p)[0];
       add(key_unit(make_config(p, exact.keys, false, false), exact.keys.min_blocks),

@@ -404,6 +404,7 @@ template <Config kConfig>
 __forceinline__ void kernel(const Args& args) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const TileIndex tile = tile_index(args.order, blockIdx.x);
+  wait_for_previous();  // for packed operands, lse2 and delta
   const int batch = tile.pair / (args.heads_q / args.group);
   const int seq_k = args.key_lengths == nullptr
                         ? args.seq_k
@@ -422,6 +423,7 @@ __forceinline__ void kernel(const Args& args) {
     if (range.begin >= range.end) return;
   }
   if (range.begin < range.end) block.run(range);
+  let_next_start();
   block.finish();
 }
 

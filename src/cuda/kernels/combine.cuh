@@ -43,6 +43,7 @@ __forceinline__ void kernel(const Args& args) {
   const i64 row = (blockIdx.x * static_cast<i64>(kThreads) + threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   if (row >= args.rows) return;
+  wait_for_previous();  // for the parts
   float top = -infinity();
   for (int p = 0; p < args.parts; ++p) top = fmaxf(top, args.lse[p * args.rows + row]);
   // No part saw a key: weights 2^(-inf - 0) = 0. An infinite or NaN LSE of a part makes NaN, as the

@@ -304,6 +304,7 @@ __forceinline__ void kernel(const Args& args) {
   using Block = Forward<kConfig>;
   const TileIndex tile = tile_index(args.order, blockIdx.x);
   const int batch = tile.pair / args.heads_q;
+  wait_for_previous();  // for packed operands
   const int seq_k = args.key_lengths == nullptr
                         ? args.seq_k
                         : max(0, min(args.seq_k, args.key_lengths[batch * args.key_lengths_b]));
@@ -315,6 +316,7 @@ __forceinline__ void kernel(const Args& args) {
     range.clip(tile.split * blocks, (tile.split + 1) * blocks);
   }
   if (range.begin < range.end) block.run(range);
+  let_next_start();
   block.finish();
 }
 

@@ -32,21 +32,19 @@ __forceinline__ void read_floats(float (&x)[8], const float* row, i64 stride, in
   for (int e = 0; e < 8; ++e) x[e] = col + e < cols ? row[(col + e) * stride] : 0.0F;
 }
 
-/// Largest finite magnitude of the block's rows, for all threads.
-__forceinline__ float largest(const Source& s, const float* from, int row0, int rows) {
-  __shared__ float partial[kThreads / 32];
-  const int chunks = s.padded / 8;
-  float top = 0.0F;
-  for (int i = static_cast<int>(threadIdx.x); i < rows * chunks; i += kThreads) {
-    float x[8];
-    read_floats(x, from + (row0 + i / chunks) * s.from.stride_s, s.from.stride_d, i % chunks * 8,
-                s.cols, s.vectors);
+/// Largest magnitude that a finite value of the chunk has, or `top`.
+__forceinline__ float larger(float top, const float (&x)[8]) {
 #pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      const float a = fabsf(x[e]);
-      top = a < infinity() ? fmaxf(top, a) : top;
-    }
+  for (int e = 0; e < 8; ++e) {
+    const float a = fabsf(x[e]);
+    top = a < infinity() ? fmaxf(top, a) : top;
   }
+  return top;
+}
+
+/// Largest of all threads' values, for all threads.
+__forceinline__ float block_max(float top) {
+  __shared__ float partial[kThreads / 32];
   top = warp_max(top);
   if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = top;
   __syncthreads();  // every warp's partial maximum is written before it is read
@@ -55,35 +53,69 @@ __forceinline__ float largest(const Source& s, const float* from, int row0, int 
   return top;
 }
 
+/// One chunk as planes.
+template <Config kConfig>
+__forceinline__ void write_chunk(unsigned short* to, int padded, const float (&x)[8],
+                                 float inverse) {
+  u32 high[4], low[4];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const float a = x[2 * e] * inverse, b = x[2 * e + 1] * inverse;
+    high[e] = pack<kConfig.element>(a, b);
+    // An infinite value has no rest.
+    low[e] = pack<kConfig.element>(
+        fabsf(a) < infinity() ? a - widen<kConfig.element>(high[e] & 0xffffU) : 0.0F,
+        fabsf(b) < infinity() ? b - widen_high<kConfig.element>(high[e]) : 0.0F);
+  }
+  store_global_16(to, {high[0], high[1], high[2], high[3]});
+  if constexpr (kConfig.planes == 2) {
+    store_global_16(to + padded, {low[0], low[1], low[2], low[3]});
+  }
+}
+
 template <Config kConfig>
 __forceinline__ void pack_floats(const Source& s, const float* from, i64 pair, int block, int row0,
                                  int rows) {
+  const int chunks = s.padded / 8, total = rows * chunks, pitch = kConfig.planes * s.padded;
+  const auto read = [&](float(&x)[8], int i) {
+    read_floats(x, from + (row0 + i / chunks) * s.from.stride_s, s.from.stride_d, i % chunks * 8,
+                s.cols, s.vectors);
+  };
+  unsigned short* to = s.to + (pair * s.rows + row0) * pitch;
+  const auto write = [&](const float(&x)[8], int i, float inverse) {
+    write_chunk<kConfig>(to + i / chunks * pitch + i % chunks * 8, s.padded, x, inverse);
+  };
+  const int thread = static_cast<int>(threadIdx.x);
+  // Up to 128 columns a thread keeps its chunks while the maximum is found; beyond it reads them
+  // twice.
+  constexpr int kKept = kScaleRows * 128 / 8 / kThreads;
+  float kept[kKept][8], top = 0.0F;
+#pragma unroll
+  for (int k = 0; k < kKept; ++k) {
+    const int i = thread + k * kThreads;
+    if (i < total) {
+      read(kept[k], i);
+      top = larger(top, kept[k]);
+    }
+  }
+  for (int i = thread + kKept * kThreads; i < total; i += kThreads) {
+    float x[8];
+    read(x, i);
+    top = larger(top, x);
+  }
   // The largest value lands in [2^14, 2^15): inside fp16, with room for the sum of its products in
   // float32.
-  const float scale = power_below(largest(s, from, row0, rows)) * 0x1p-14F;
-  const float inverse = power_inverse(scale);
-  if (threadIdx.x == 0) s.scale[pair * s.blocks + block] = scale;
-  const int chunks = s.padded / 8, pitch = kConfig.planes * s.padded;
-  unsigned short* to = s.to + (pair * s.rows + row0) * pitch;
-  for (int i = static_cast<int>(threadIdx.x); i < rows * chunks; i += kThreads) {
-    const int row = i / chunks, col = i % chunks * 8;
-    float x[8];
-    read_floats(x, from + (row0 + row) * s.from.stride_s, s.from.stride_d, col, s.cols, s.vectors);
-    u32 high[4], low[4];
+  const float scale = power_below(block_max(top)) * 0x1p-14F, inverse = power_inverse(scale);
+  if (thread == 0) s.scale[pair * s.blocks + block] = scale;
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const float a = x[2 * e] * inverse, b = x[2 * e + 1] * inverse;
-      high[e] = pack<kConfig.element>(a, b);
-      const float low_a = a - widen<kConfig.element>(high[e]);
-      const float low_b = b - widen_high<kConfig.element>(high[e]);
-      // An infinite value has no rest.
-      low[e] = pack<kConfig.element>(fabsf(a) < infinity() ? low_a : 0.0F,
-                                     fabsf(b) < infinity() ? low_b : 0.0F);
-    }
-    store_global_16(to + row * pitch + col, {high[0], high[1], high[2], high[3]});
-    if constexpr (kConfig.planes == 2) {
-      store_global_16(to + row * pitch + s.padded + col, {low[0], low[1], low[2], low[3]});
-    }
+  for (int k = 0; k < kKept; ++k) {
+    const int i = thread + k * kThreads;
+    if (i < total) write(kept[k], i, inverse);
+  }
+  for (int i = thread + kKept * kThreads; i < total; i += kThreads) {
+    float x[8];
+    read(x, i);
+    write(x, i, inverse);
   }
 }
 
@@ -99,6 +131,7 @@ __forceinline__ void copy_elements(const Source& s, const unsigned short* from, 
 
 template <Config kConfig>
 __forceinline__ void kernel(const Args& args) {
+  let_next_start();
   int which = 0;
   while (which + 1 < args.count && blockIdx.x >= args.sources[which + 1].first_block) ++which;
   const Source& s = args.sources[which];

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "cuda/driver/device.h"
 #include "plan/accounting.h"
 
 namespace tilewise::cuda::sm80 {
@@ -24,18 +25,13 @@ bool rows_are_aligned(const Tensor& t, std::int64_t vector) {
   return reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0;
 }
 
-Kernel pack_kernel(const Form& form, int device) {
-  const pack_rows::Config config = {
-      .element = form.element, .from_float = form.scaled, .planes = form.planes};
-  return load_config(config, device, [](const pack_rows::Config& c) {
-    return KernelUnit{.stem = "pack_rows",
-                      .config = std::string(".element = Element::") +
-                                (c.element == tile::Element::bf16 ? "bf16" : "fp16") +
-                                ", .from_float = " + bool_text(c.from_float) +
-                                ", .planes = " + std::to_string(c.planes),
-                      .threads = pack_rows::kThreads,
-                      .min_blocks = 4};
-  });
+KernelUnit pack_unit(const pack_rows::Config& c) {
+  return {.stem = "pack_rows",
+          .config = std::string(".element = Element::") +
+                    (c.element == tile::Element::bf16 ? "bf16" : "fp16") + ", .from_float = " +
+                    bool_text(c.from_float) + ", .planes = " + std::to_string(c.planes),
+          .threads = pack_rows::kThreads,
+          .min_blocks = 4};
 }
 
 }  // namespace
@@ -90,6 +86,10 @@ std::string form_text(const Form& f) {
 }
 
 bool has_vectors(const Tensor& t) { return rows_are_aligned(t, 16 / dtype_bytes(t.dtype)); }
+
+void add_pack_rows_units(std::vector<PackUnit>& units) {
+  units.push_back({.unit = pack_unit({}), .row = "flash_fwd_sm80", .instruction = ""});
+}
 
 Operands::Operands(const Problem& p) : form_(form(p)), device_(p.device.index) {
   const std::array<std::pair<const Tensor*, const char*>, 4> tensors = {
@@ -155,7 +155,9 @@ void Operands::prepare(WorkspaceCutter& workspace, void* stream) {
     operand.view = {source.to, heads * rows * width, rows * width, width};
     operand.scale = source.scale;
   }
-  launch(pack_kernel(form_, device_), {.x = blocks}, stream, args);
+  const pack_rows::Config config = {
+      .element = form_.element, .from_float = form_.scaled, .planes = form_.planes};
+  launch(load_config(config, device_, pack_unit), {.x = blocks}, stream, args);
 }
 
 tile::Positions positions(const Problem& p) {
@@ -188,6 +190,10 @@ unsigned section(bool positional, std::int64_t heads, std::int64_t blocks, doubl
   return static_cast<unsigned>((heads + sections - 1) / sections);
 }
 
+Grid following(std::int64_t blocks, int device) {
+  return {.x = blocks, .overlap_previous = device_arch(device) >= 90};
+}
+
 double machine_factor(const Hardware& machine) {
   // sm_90 gives mma.sync about 0.6 of what its own instructions reach; older ones have nothing
   // faster.
@@ -200,12 +206,19 @@ double machine_factor(const Hardware& machine) {
 
 double time_ms(const Load& load, const Hardware& machine) {
   if (load.tiles <= 0.0 || load.flops <= 0.0) return 0.0;
-  const double sms = std::max(1, machine.multiprocessors);
+  const double sms = std::max(1, machine.multiprocessors), per_sm = load.blocks_per_sm;
   const double full = load.tflops * machine_factor(machine);  // TFLOP/s
-  // One block alone on a multiprocessor gets more than its share of it.
-  const double alone = full / sms / std::pow(static_cast<double>(load.blocks_per_sm), 0.6);
-  const double rate = std::min(full, load.tiles * alone);
-  return 1e-9 * (load.flops / rate + 0.5 * load.largest / alone);
+  // A multiprocessor with few blocks reaches less, and each of them gets more, than with all that
+  // fit.
+  const double waves = load.tiles / (sms * per_sm);
+  if (waves <= 1.0) {
+    const double blocks = std::max(1.0, load.tiles / sms);
+    const double rate = full / sms * std::pow(blocks / per_sm, 0.6) / blocks;
+    return 1e-9 * load.largest / rate;
+  }
+  // Tiles of about one size come in whole waves; many of them, longest first, leave half a wave of
+  // tail.
+  return 1e-9 * load.flops / full * (waves <= 4.0 ? std::ceil(waves) : waves + 0.5) / waves;
 }
 
 }  // namespace tilewise::cuda::sm80

@@ -35,6 +35,9 @@ const char* bool_text(bool value);
 /// True when rows can be read and written 16 bytes at a time.
 bool has_vectors(const Tensor& tensor);
 
+/// The packing of float32 operands.
+void add_pack_rows_units(std::vector<PackUnit>& units);
+
 /// Q, K, V and in backward dO, as the kernels read them: the caller's rows, or packed ones.
 class Operands {
  public:
@@ -86,7 +89,7 @@ struct Load {
   double tflops = 1.0;  ///< with every multiprocessor full
   int blocks_per_sm = 1;
 };
-/// Milliseconds: throughput, what one tile takes alone, half a tile of tail.
+/// Milliseconds, by waves of tiles; see fwd_sm80.md.
 double time_ms(const Load& load, const Hardware& machine);
 /// Rate of the tensor cores by mma.sync, relative to the H100 that the tables were measured on.
 double machine_factor(const Hardware& machine);
@@ -94,6 +97,10 @@ double machine_factor(const Hardware& machine);
 /// What the order of tiles takes a machine to have: a run-time query would cost more than a wrong
 /// guess.
 inline constexpr int kTypicalMultiprocessors = 132;
+
+/// A grid whose kernel may start while the kernel before it on the stream ends: it waits by
+/// wait_for_previous().
+Grid following(std::int64_t blocks, int device);
 
 /// Milliseconds that a small kernel adds to a pass.
 inline constexpr double kKernelMs = 2.5e-3;

@@ -120,4 +120,21 @@ __forceinline__ void add_global_x4(float* global, const float (&v)[4]) {
 }
 #endif
 
+/// Waits until the kernel before this one on the stream is done and what it wrote can be read;
+/// returns at once when this kernel was started the ordinary way. 9.7.13.16 griddepcontrol (sm_90;
+/// before that kernels never overlap)
+__forceinline__ void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/// Lets the next kernel on the stream start, as far as there is room; it waits by
+/// wait_for_previous() for what this one writes. 9.7.13.16 griddepcontrol
+__forceinline__ void let_next_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 }  // namespace tilewise::tile
