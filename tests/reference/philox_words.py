@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes philox_words.txt: dropout's words by an implementation that shares nothing with src/problem/philox.h.
+"""Writes philox_words.txt: dropout's words by another implementation than src/problem/philox.h.
 
-Each line: seed offset bh i j word, the word in hexadecimal, as CONTRACT 13 pins them. philox_words_test.py checks
-the file against this module, philox_test.cpp checks the library against the file.
+Each line: seed offset bh i j word, the word in hexadecimal, as CONTRACT 13 pins them.
+philox_words_test.py checks the file against this module, philox_test.cpp the library against it.
 """
 
 from pathlib import Path
@@ -11,7 +11,9 @@ FILE = Path(__file__).with_name("philox_words.txt")
 MASK = 2**32 - 1
 
 
-def philox4x32_10(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+def philox4x32_10(
+    counter: tuple[int, int, int, int], key: tuple[int, int]
+) -> tuple[int, int, int, int]:
     """Salmon et al. 2011, section 3.3, with numbers of any size."""
     left_0, right_0, left_1, right_1 = counter
     for step in range(10):
@@ -19,7 +21,12 @@ def philox4x32_10(counter: tuple[int, int, int, int], key: tuple[int, int]) -> t
         key_1 = key[1] + step * 0xBB67AE85 & MASK
         high_0, low_0 = divmod(left_0 * 0xD2511F53, 2**32)
         high_1, low_1 = divmod(left_1 * 0xCD9E8D57, 2**32)
-        left_0, right_0, left_1, right_1 = high_1 ^ right_0 ^ key_0, low_1, high_0 ^ right_1 ^ key_1, low_0
+        left_0, right_0, left_1, right_1 = (
+            high_1 ^ right_0 ^ key_0,
+            low_1,
+            high_0 ^ right_1 ^ key_1,
+            low_0,
+        )
     return left_0, right_0, left_1, right_1
 
 
@@ -33,7 +40,15 @@ def lines() -> list[str]:
     """The file's lines."""
     rows = []
     for seed, offset in [(0, 0), (1, 0), (0xFEDCBA9876543210, 0x1000000FF), (2**64 - 1, 2**64 - 1)]:
-        for bh, i, j in [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (3, 17, 1022), (3, 17, 1023), (2**31, 2**20, 2**33 + 7)]:
+        for bh, i, j in [
+            (0, 0, 0),
+            (0, 0, 1),
+            (0, 1, 0),
+            (1, 0, 0),
+            (3, 17, 1022),
+            (3, 17, 1023),
+            (2**31, 2**20, 2**33 + 7),
+        ]:
             rows.append(f"{seed} {offset} {bh} {i} {j} {word(seed, offset, bh, i, j):08x}")
     return rows
 

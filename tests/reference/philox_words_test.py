@@ -24,7 +24,9 @@ class PhiloxWords(unittest.TestCase):
             self.assertEqual(philox_words.philox4x32_10(counter, key), words)
 
     def test_the_file_is_current(self) -> None:
-        self.assertEqual(philox_words.FILE.read_text(encoding="utf-8").splitlines(), philox_words.lines())
+        self.assertEqual(
+            philox_words.FILE.read_text(encoding="utf-8").splitlines(), philox_words.lines()
+        )
 
 
 if __name__ == "__main__":
