@@ -1,4 +1,5 @@
-/// The default allocator: host memory, and the driver's stream-ordered memory for CUDA devices. (runtime.h)
+/// The default allocator: host memory, and the driver's stream-ordered memory for CUDA devices.
+/// (runtime.h)
 #include <sys/mman.h>
 
 #include <cstdlib>

@@ -206,12 +206,12 @@ void run(const KernelRow& /*row*/, const Problem& problem, const Context& contex
 }  // namespace
 
 constinit const KernelRow kBaselineForward{"baseline_fwd",
-                                 "baseline",
-                                 DeviceType::cpu,
-                                 Pass::forward,
-                                 "the textbook: S x S scores in memory, five plain steps",
-                                 supports,
-                                 cost,
-                                 run};
+                                           "baseline",
+                                           DeviceType::cpu,
+                                           Pass::forward,
+                                           "the textbook: S x S scores in memory, five plain steps",
+                                           supports,
+                                           cost,
+                                           run};
 
 }  // namespace tilewise::cpu

@@ -61,15 +61,16 @@ constexpr UnfusedPasses kPasses{.strip_scores = 0,
 
 }  // namespace
 
-constinit const KernelRow kEagerForward{"eager_fwd",
-                              "eager",
-                              DeviceType::cpu,
-                              Pass::forward,
-                              "BLAS products, one walk through S x S per operation; keeps S and P",
-                              unfused_supports,
-                              unfused_cost,
-                              unfused_run,
-                              &kPasses};
+constinit const KernelRow kEagerForward{
+    "eager_fwd",
+    "eager",
+    DeviceType::cpu,
+    Pass::forward,
+    "BLAS products, one walk through S x S per operation; keeps S and P",
+    unfused_supports,
+    unfused_cost,
+    unfused_run,
+    &kPasses};
 constinit const KernelRow kEagerBackward{
     "eager_bwd",
     "eager",

@@ -55,23 +55,25 @@ constexpr UnfusedPasses kPasses{.strip_scores = kStripScores,
 
 }  // namespace
 
-constinit const KernelRow kFusedForward{"fused_fwd",
-                              "fused",
-                              DeviceType::cpu,
-                              Pass::forward,
-                              "BLAS products, one walk through S x S in all; keeps S and P",
-                              unfused_supports,
-                              unfused_cost,
-                              unfused_run,
-                              &kPasses};
-constinit const KernelRow kFusedBackward{"fused_bwd",
-                               "fused",
-                               DeviceType::cpu,
-                               Pass::backward,
-                               "BLAS products, one walk through S x S in all; uses the kept P",
-                               unfused_supports,
-                               unfused_cost,
-                               unfused_run,
-                               &kPasses};
+constinit const KernelRow kFusedForward{
+    "fused_fwd",
+    "fused",
+    DeviceType::cpu,
+    Pass::forward,
+    "BLAS products, one walk through S x S in all; keeps S and P",
+    unfused_supports,
+    unfused_cost,
+    unfused_run,
+    &kPasses};
+constinit const KernelRow kFusedBackward{
+    "fused_bwd",
+    "fused",
+    DeviceType::cpu,
+    Pass::backward,
+    "BLAS products, one walk through S x S in all; uses the kept P",
+    unfused_supports,
+    unfused_cost,
+    unfused_run,
+    &kPasses};
 
 }  // namespace tilewise::cpu
