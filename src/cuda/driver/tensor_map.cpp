@@ -1,5 +1,6 @@
 #include "cuda/driver/tensor_map.h"
 
+#include "cuda/driver/device.h"
 #include "cuda/driver/driver.h"
 
 namespace tilewise::cuda {
@@ -46,13 +47,14 @@ TensorMap encode(const TensorMapSpec& spec) {
     if (i > 0) strides[i - 1] = static_cast<std::uint64_t>(spec.strides[i]);
   }
   TensorMap map{};
+  const ContextScope scope(spec.device);  // the call wants one, though it touches no device
   check(
       driver().cuTensorMapEncodeTiled(&map, data_type(spec.dtype), static_cast<unsigned>(spec.rank),
                                       const_cast<void*>(spec.data), sizes.data(), strides.data(),
                                       box.data(), element_strides.data(), /*interleave=*/0,
                                       static_cast<int>(spec.swizzle), kL2Promotion256,
                                       /*fill=*/0),
-      "cuTensorMapEncodeTiled");
+      "cuTensorMapEncodeTiled", spec.device);
   return map;
 }
 
@@ -112,6 +114,7 @@ TensorMapSpec attention_tensor_map(const Tensor& tensor, int box_dim, int box_ro
   const std::int64_t element = dtype_bytes(tensor.dtype);
   TensorMapSpec spec;
   spec.data = tensor.data;
+  spec.device = tensor.device.index;
   spec.dtype = tensor.dtype;
   spec.rank = 4;
   spec.swizzle = swizzle;

@@ -16,6 +16,7 @@ namespace tilewise::cuda {
 struct TensorMapSpec {
   enum class Swizzle : std::uint8_t { none = 0, bytes32 = 1, bytes64 = 2, bytes128 = 3 };
   const void* data = nullptr;  ///< 16-byte aligned
+  int device = 0;
   DType dtype = DType::bfloat16;
   int rank = 4;
   std::array<std::int64_t, 5> sizes{};    ///< elements, each in [1, 2^32]

@@ -16,10 +16,11 @@ KernelUnit step_unit(const char* entry, DType dtype) {
 /// How a row is spread over a block: as many elements a thread as its registers keep.
 struct RowShape {
   int threads, items;
+  int min_blocks;  ///< on a multiprocessor: one block's reductions hide behind another's loads
   std::int64_t longest() const { return static_cast<std::int64_t>(threads) * items; }
 };
-constexpr RowShape kShapes[] = {{256, 4}, {256, 16}, {1024, 16}};
-constexpr RowShape kAnyLength = {1024, 0};
+constexpr RowShape kShapes[] = {{256, 4, 8}, {256, 16, 4}, {512, 16, 2}, {1024, 16, 1}};
+constexpr RowShape kAnyLength = {1024, 0, 1};
 
 RowShape row_shape(std::int64_t n) {
   for (const RowShape& shape : kShapes) {
@@ -33,6 +34,7 @@ KernelUnit one_pass_unit(const char* entry, DType dtype, RowShape shape) {
           .config = storage_config(dtype) + ", .threads = " + std::to_string(shape.threads) +
                     ", .items = " + std::to_string(shape.items),
           .threads = shape.threads,
+          .min_blocks = shape.min_blocks,
           .entry = entry};
 }
 

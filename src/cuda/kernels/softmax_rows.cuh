@@ -135,106 +135,127 @@ void scale_gradient(const Args& a) {
   }
 }
 
-/// A row spread over the block: in registers, or read again at each use when it is too long for
-/// them.
-template <Config kConfig, class Read>
-struct SpreadRow {
-  static constexpr int kItems = kConfig.items;
-  Read read;
-  int n;
-  float kept[kItems > 0 ? kItems : 1];
-
-  __forceinline__ SpreadRow(Read read_element, int count) : read(read_element), n(count) {
-    if constexpr (kItems > 0) {
+/// This thread's elements of a row that is kept in registers: change(k, j) for the k-th, j.
+template <Config kConfig, class Change>
+__forceinline__ void each_kept(int n, Change change) {
 #pragma unroll
-      for (int k = 0; k < kItems; ++k) {
-        const int j = k * kConfig.threads + threadIdx.x;
-        if (j < n) kept[k] = read(j);
-      }
-    }
+  for (int k = 0; k < kConfig.items; ++k) {
+    const int j = k * kConfig.threads + threadIdx.x;
+    if (j < n) change(k, j);
   }
+}
 
-  /// change(k, j, element) for this thread's k-th element j, all of them; what it leaves in
-  /// `element` stays while rows are kept.
-  template <class Change>
-  __forceinline__ void each(Change change) {
-    if constexpr (kItems > 0) {
-#pragma unroll
-      for (int k = 0; k < kItems; ++k) {
-        const int j = k * kConfig.threads + threadIdx.x;
-        if (j < n) change(k, j, kept[k]);
-      }
-    } else {
-      for (int j = threadIdx.x; j < n; j += kConfig.threads) {
-        float element = read(j);
-        change(0, j, element);
-      }
-    }
-  }
-};
+/// The same for rows of any length, which are read again at each use: change(j).
+template <Config kConfig, class Change>
+__forceinline__ void each_read(int n, Change change) {
+  for (int j = threadIdx.x; j < n; j += kConfig.threads) change(j);
+}
+
+__forceinline__ void store_lse(const Args& a, const Place& at, float shift, float sum) {
+  if (threadIdx.x == 0 && a.lse.data != nullptr) *textbook::at(a.lse, at.row) = shift + logf(sum);
+}
 
 template <Config kConfig>
-void forward(const Args& a) {
-  constexpr bool kKept = kConfig.items > 0;
-  const Place at(a);
+__forceinline__ void forward_kept(const Args& a, const Place& at) {
   const textbook::RowRule rule = textbook::row_rule(a.rule, at.row);
   const float* s = a.s + at.begin;
-  const auto read = [&](int j) { return textbook::logit(a.rule, rule, s[j], j); };
-  SpreadRow<kConfig, decltype(read)> row(read, at.n);
+  float x[kConfig.items];
+  // NOTE: a loop of its own, so that all loads are on their way before the first is used.
+  each_kept<kConfig>(at.n, [&](int k, int j) { x[k] = s[j]; });
   float maximum = -tile::infinity();
-  row.each([&](int, int, float& x) { maximum = fmaxf(maximum, x); });
+  each_kept<kConfig>(at.n, [&](int k, int j) {
+    x[k] = textbook::logit(a.rule, rule, x[k], j);
+    maximum = fmaxf(maximum, x[k]);
+  });
   const float shift = textbook::shift(block_reduce<kConfig.threads>(maximum, Max{}));
   float sum = 0.0F;
-  row.each([&](int, int, float& x) {
-    x = expf(x - shift);
-    sum += x;
+  each_kept<kConfig>(at.n, [&](int k, int) {
+    x[k] = expf(x[k] - shift);
+    sum += x[k];
   });
   sum = block_reduce<kConfig.threads>(sum, Sum{});
   const float factor = sum == 0.0F ? 0.0F : 1.0F / sum;
-  row.each([&](int, int j, float& x) {
-    const float e = kKept ? x : expf(x - shift);
-    store<kConfig.storage>(a.p, at.begin + j, e * factor);
+  each_kept<kConfig>(
+      at.n, [&](int k, int j) { store<kConfig.storage>(a.p, at.begin + j, x[k] * factor); });
+  store_lse(a, at, shift, sum);
+}
+
+template <Config kConfig>
+__forceinline__ void forward_read(const Args& a, const Place& at) {
+  const textbook::RowRule rule = textbook::row_rule(a.rule, at.row);
+  const float* s = a.s + at.begin;
+  const auto x = [&](int j) { return textbook::logit(a.rule, rule, s[j], j); };
+  float maximum = -tile::infinity();
+  each_read<kConfig>(at.n, [&](int j) { maximum = fmaxf(maximum, x(j)); });
+  const float shift = textbook::shift(block_reduce<kConfig.threads>(maximum, Max{}));
+  float sum = 0.0F;
+  each_read<kConfig>(at.n, [&](int j) { sum += expf(x(j) - shift); });
+  sum = block_reduce<kConfig.threads>(sum, Sum{});
+  const float factor = sum == 0.0F ? 0.0F : 1.0F / sum;
+  each_read<kConfig>(
+      at.n, [&](int j) { store<kConfig.storage>(a.p, at.begin + j, expf(x(j) - shift) * factor); });
+  store_lse(a, at, shift, sum);
+}
+
+template <Config kConfig>
+void forward(const Args& a) {
+  const Place at(a);
+  if constexpr (kConfig.items > 0) {
+    forward_kept<kConfig>(a, at);
+  } else {
+    forward_read<kConfig>(a, at);
+  }
+}
+
+/// dY of one element, times scale and the slope of the cap.
+__forceinline__ float gradient(const Args& a, const float* s, int j, float p, float dp,
+                               float delta) {
+  float value = weighted(p, dp - delta) * a.rule.scale;
+  if (a.rule.softcap > 0.0F && value != 0.0F) {
+    value *= cap_slope(tanhf(s[j] * a.rule.scale / a.rule.softcap));
+  }
+  return value;
+}
+
+template <Config kConfig>
+__forceinline__ void backward_kept(const Args& a, const Place& at) {
+  float* dp = a.dp + at.begin;
+  const float* s = a.s + at.begin;
+  float p[kConfig.items], x[kConfig.items];
+  each_kept<kConfig>(at.n, [&](int k, int j) {
+    p[k] = load<kConfig.storage>(a.p, at.begin + j);
+    x[k] = dp[j];
   });
-  if (threadIdx.x == 0 && a.lse.data != nullptr) {
-    *textbook::at(a.lse, at.row) = shift + logf(sum);
+  float sum = 0.0F;
+  each_kept<kConfig>(at.n, [&](int k, int) { sum += weighted(p[k], x[k]); });
+  // The reduction's barrier lies behind every read of the row, and before every store.
+  const float delta = block_reduce<kConfig.threads>(sum, Sum{}) - row_d_lse(a, at.row);
+  each_kept<kConfig>(at.n, [&](int k, int j) {
+    store<kConfig.storage>(dp, j, gradient(a, s, j, p[k], x[k], delta));
+  });
+}
+
+template <Config kConfig>
+__forceinline__ void backward_read(const Args& a, const Place& at) {
+  float* dp = a.dp + at.begin;
+  const float* s = a.s + at.begin;
+  const auto p = [&](int j) { return load<kConfig.storage>(a.p, at.begin + j); };
+  float sum = 0.0F;
+  each_read<kConfig>(at.n, [&](int j) { sum += weighted(p(j), dp[j]); });
+  const float delta = block_reduce<kConfig.threads>(sum, Sum{}) - row_d_lse(a, at.row);
+  for (int first = 0; first < at.n; first += kConfig.threads) {
+    const int j = first + threadIdx.x;
+    store_chunk<kConfig>(dp, j, at.n, j < at.n ? gradient(a, s, j, p(j), dp[j], delta) : 0.0F);
   }
 }
 
 template <Config kConfig>
 void backward(const Args& a) {
-  constexpr bool kKept = kConfig.items > 0;
   const Place at(a);
-  float* dp = a.dp + at.begin;
-  const float* s = a.s + at.begin;
-  const auto read_p = [&](int j) { return load<kConfig.storage>(a.p, at.begin + j); };
-  const auto read_dp = [&](int j) { return dp[j]; };
-  SpreadRow<kConfig, decltype(read_p)> p(read_p, at.n);
-  SpreadRow<kConfig, decltype(read_dp)> row(read_dp, at.n);
-  const auto probability = [&](int k, int j) {
-    if constexpr (kKept) {
-      return p.kept[k];
-    } else {
-      return read_p(j);
-    }
-  };
-  float sum = 0.0F;
-  row.each([&](int k, int j, float& x) { sum += weighted(probability(k, j), x); });
-  const float delta = block_reduce<kConfig.threads>(sum, Sum{}) - row_d_lse(a, at.row);
-  const auto gradient = [&](int k, int j, float x) {
-    float value = weighted(probability(k, j), x - delta) * a.rule.scale;
-    if (a.rule.softcap > 0.0F && value != 0.0F) {
-      value *= cap_slope(tanhf(s[j] * a.rule.scale / a.rule.softcap));
-    }
-    return value;
-  };
-  if constexpr (kKept) {
-    // The reduction's barrier lies behind every read of the row.
-    row.each([&](int k, int j, float& x) { store<kConfig.storage>(dp, j, gradient(k, j, x)); });
+  if constexpr (kConfig.items > 0) {
+    backward_kept<kConfig>(a, at);
   } else {
-    for (int first = 0; first < at.n; first += kConfig.threads) {
-      const int j = first + threadIdx.x;
-      store_chunk<kConfig>(dp, j, at.n, j < at.n ? gradient(0, j, dp[j]) : 0.0F);
-    }
+    backward_read<kConfig>(a, at);
   }
 }
 
