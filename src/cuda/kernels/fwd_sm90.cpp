@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "cuda/driver/device.h"
 #include "cuda/driver/tensor_map.h"
 #include "cuda/kernels/combine.hpp"
 #include "cuda/kernels/fwd_sm90_tiles.h"
@@ -170,6 +171,7 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   const bool split = plan.splits > 1;
   const Config config = sm90_config(p, *tile, split);
   WorkspaceCutter workspace(context.workspace);
+  const ContextScope scope(p.device.index);  // tensor maps are made in a context
   Args args;
   fill(args, p, config);
   args.order = sm90_order(p, config, plan.splits);

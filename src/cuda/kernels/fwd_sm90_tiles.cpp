@@ -13,14 +13,16 @@ namespace {
 using fwd_sm90::Config;
 using fwd_sm90::Mask;
 
-// warpgroups, block_n, stages, own_o, ping_pong, lazy_rescale, skip_blocks, chain_short, us, us
-constexpr Sm90Tile kTiles64[] = {{3, 128, 3, true, true, true, true, true, 1.1, 1.37}};
-constexpr Sm90Tile kTiles96[] = {{3, 96, 2, true, true, true, true, false, 2.8, 1.35}};
-constexpr Sm90Tile kTiles128[] = {{3, 80, 2, true, true, true, true, false, 2.1, 1.36},
-                                  {2, 128, 2, true, true, false, false, false, 2.0, 1.51}};
-constexpr Sm90Tile kTiles192[] = {{2, 112, 2, false, true, true, true, false, 4.9, 1.75}};
-constexpr Sm90Tile kTiles192Values128[] = {{2, 112, 2, true, true, true, true, false, 4.0, 1.46}};
-constexpr Sm90Tile kTiles256[] = {{2, 80, 2, false, true, true, true, false, 5.7, 1.66}};
+// warpgroups, block_n, stages, own_o, ping_pong, ping_pong_masked, lazy_rescale, skip_blocks,
+// chain_short, us, us
+constexpr Sm90Tile kTiles64[] = {{3, 128, 3, true, true, true, true, true, true, 1.1, 1.37}};
+constexpr Sm90Tile kTiles96[] = {{3, 96, 2, true, true, true, true, true, false, 2.8, 1.35}};
+constexpr Sm90Tile kTiles128[] = {{3, 80, 2, true, true, false, true, true, false, 2.1, 1.36},
+                                  {2, 128, 2, true, true, true, false, false, false, 2.0, 1.51}};
+constexpr Sm90Tile kTiles192[] = {{2, 112, 2, false, true, true, true, true, false, 4.9, 1.75}};
+constexpr Sm90Tile kTiles192Values128[] = {
+    {2, 112, 2, true, true, true, true, true, false, 4.0, 1.46}};
+constexpr Sm90Tile kTiles256[] = {{2, 80, 2, false, true, true, true, true, false, 5.7, 1.66}};
 
 /// Up to this many keys, memory is a large part of the time: sections of heads are small, and the
 /// start and end of a tile count.
@@ -98,13 +100,13 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   config.block_n = tile.block_n;
   config.stages = tile.stages;
   config.own_o = tile.own_o;
-  config.ping_pong = tile.ping_pong;
   config.lazy_rescale = tile.lazy_rescale;
   config.mask = sm90_mask(p).mask;
   config.skip_blocks = tile.skip_blocks;
   config.modified = sm80::is_modified(p, sm80::form(p));
   config.split = split;
   const bool masked = config.mask != Mask::none;
+  config.ping_pong = masked ? tile.ping_pong_masked : tile.ping_pong;
   // A counter pays where tiles differ, and at dim 64, whose tiles are short. It counts to 2^24.
   const double tiles = static_cast<double>(p.batch * p.heads_q * (split ? kMostSplits : 1)) *
                        static_cast<double>(p.seq_q / tile.block_m() + 1);

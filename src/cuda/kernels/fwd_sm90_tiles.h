@@ -13,7 +13,7 @@ namespace tilewise::cuda {
 /// fixed_us + n * block_us.
 struct Sm90Tile {
   int warpgroups, block_n, stages;
-  bool own_o, ping_pong, lazy_rescale, skip_blocks;
+  bool own_o, ping_pong, ping_pong_masked, lazy_rescale, skip_blocks;
   bool chain_short;  ///< chained tiles pay at short lengths
   double fixed_us, block_us;
   int block_m() const { return 64 * warpgroups; }
