@@ -29,6 +29,7 @@ std::string describe(const Cell& cell) {
 
 int bench(const CLI::App& app, const BenchFlags& flags) {
   const Format format = output_format(flags.format, flags.output);
+  check_output(flags.output);
   const Grid grid =
       flags.preset.empty() ? expand_grid(flags.grid) : read_preset(flags.preset, app, true);
   CellRunner::Options options;
@@ -54,6 +55,12 @@ int bench(const CLI::App& app, const BenchFlags& flags) {
       } catch (const Interrupted&) {
         stopped = true;
         break;
+      } catch (...) {  // what was measured before is kept
+        progress.clear();
+        if (!rows.empty()) {
+          write_output(flags.output, bench_report(rows, grid.view, format, read_environment()));
+        }
+        throw;
       }
       progress.advance();
       ++finished;

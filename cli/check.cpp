@@ -179,6 +179,7 @@ std::string report_text(const Report& report, Format format, bool single) {
 
 int check(const CheckFlags& flags) {
   const Format format = output_format(flags.format, flags.output);
+  check_output(flags.output);
   CheckOptions options;
   options.seed = flags.seed;
   options.device = parse_device("--device", flags.common.device);
@@ -231,7 +232,7 @@ void add_check(CLI::App& program, int& exit_code) {
       ->group(kernels)
       ->option_text("NAME");
   app->add_option("--seed", flags->seed, "of the random inputs")->option_text("N [1]");
-  add_common_flags(*app, flags->common);
+  add_device_flags(*app, flags->common);
   add_output_flags(*app, flags->format, flags->output);
   app->callback([flags, &exit_code] { exit_code = check(*flags); });
 }

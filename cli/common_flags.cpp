@@ -5,17 +5,26 @@
 
 namespace tilewise::cli {
 
-void add_common_flags(CLI::App& app, CommonFlags& flags) {
-  const char* group = "Machine";
+namespace {
+
+constexpr const char* kGroup = "Machine";
+
+}  // namespace
+
+void add_device_flags(CLI::App& app, CommonFlags& flags) {
   app.add_option("--device", flags.device, "where it runs")
-      ->group(group)
+      ->group(kGroup)
       ->option_text("cpu|cuda:N [cpu]");
   app.add_option("--threads", flags.threads, "threads of the CPU to use")
-      ->group(group)
+      ->group(kGroup)
       ->option_text("N [all]")
       ->check(CLI::Range(1, 1024));
+}
+
+void add_common_flags(CLI::App& app, CommonFlags& flags) {
+  add_device_flags(app, flags);
   app.add_option("--mem-limit", flags.memory_limit, "memory that a problem may take")
-      ->group(group)
+      ->group(kGroup)
       ->option_text("SIZE");
 }
 

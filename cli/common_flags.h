@@ -15,6 +15,9 @@ struct CommonFlags {
   int threads = 0;  ///< 0 = the default pool's
 };
 
+/// --device and --threads.
+void add_device_flags(CLI::App& app, CommonFlags& flags);
+/// Those and --mem-limit.
 void add_common_flags(CLI::App& app, CommonFlags& flags);
 
 int thread_count(const CommonFlags& flags);

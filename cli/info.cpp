@@ -68,6 +68,7 @@ Table cpu_facts(const Environment& e, const InfoFlags& flags) {
 
 int info(const InfoFlags& flags) {
   const Format format = output_format(flags.format, flags.output);
+  check_output(flags.output);
   const Environment environment = read_environment();
   const Table facts = cpu_facts(environment, flags);
   std::string text;

@@ -21,6 +21,18 @@ void add_output_flags(CLI::App& app, std::string& format, std::string& output) {
       ->option_text("FILE");
 }
 
+void check_output(const std::string& path) {
+  if (path.empty()) return;
+  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
+  std::error_code error;
+  if (!parent.empty() && !std::filesystem::is_directory(parent, error)) {
+    throw files::FileError(path, "cannot be written: there is no folder " + parent.string());
+  }
+  if (std::filesystem::is_directory(path, error)) {
+    throw files::FileError(path, "cannot be written: it is a folder");
+  }
+}
+
 Format output_format(const std::string& format, const std::string& output) {
   if (!format.empty()) return parse_format("--format", format);
   const std::string extension = std::filesystem::path(output).extension().string();

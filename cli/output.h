@@ -12,6 +12,9 @@ namespace tilewise::cli {
 /// --format and -o.
 void add_output_flags(CLI::App& app, std::string& format, std::string& output);
 
+/// Throws FileError when no file of that name can be made, before any work is done for it.
+void check_output(const std::string& path);
+
 /// What --format says; else what the file's name ends in; else Markdown.
 Format output_format(const std::string& format, const std::string& output);
 

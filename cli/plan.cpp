@@ -167,6 +167,7 @@ std::string markdown(const PlanFlags& flags, const std::vector<Planned>& plans,
 
 int plan(const CLI::App& app, const PlanFlags& flags) {
   const Format format = output_format(flags.format, flags.output);
+  check_output(flags.output);
   const Grid grid =
       flags.preset.empty() ? expand_grid(flags.grid) : read_preset(flags.preset, app, false);
   Hardware machine = hardware(parse_device("--device", flags.common.device));

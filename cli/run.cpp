@@ -201,6 +201,8 @@ int run_files(const RunFlags& flags) {
   Hardware machine = hardware(device);
   const Format format = parse_format("--format", flags.format.empty() ? "md" : flags.format);
   RunInput input = read_run_input(flags.files);
+  const bool npy = !input.safetensors && !flags.output.ends_with(".safetensors");
+  if (!npy) check_output(flags.output);
   RunTensors tensors(input, file_layout(flags.layout, input), spec_of(flags.spec));
   WatchedExecutor executor(thread_count(flags.common));
   MemoryMeter meter(memory_limit(flags.common, machine));
@@ -215,7 +217,7 @@ int run_files(const RunFlags& flags) {
     try {
       outcomes.push_back(run_one(setting, choice));
       if (outcomes.size() == 1 && !flags.output.empty()) {
-        write_results(flags.output, tensors, !input.safetensors);
+        write_results(flags.output, tensors, npy);
       }
     } catch (const Unsupported& error) {
       if (wanted.size() == 1) throw;

@@ -61,7 +61,7 @@ class RunTensors {
   std::map<std::string, files::Array> results_;
 };
 
-/// A safetensors file, or a folder of .npy files when `path` does not end in .safetensors.
+/// A .safetensors file, or with `npy` a folder of .npy files.
 void write_results(const std::string& path, const RunTensors& tensors, bool npy);
 
 }  // namespace tilewise::cli
