@@ -27,7 +27,7 @@ S x S matrices S and P for its backward, flash keeps O and LSE alone. OOM: more 
 machine's memory. Ctrl-C ends it with what there is.
 
 EOF
-"$tilewise" bench --preset demo --budget-s 10 --total-s 120
+"$tilewise" bench --preset demo --budget-s 20 --total-s 150
 
 title 'More'
 cat <<'EOF'
