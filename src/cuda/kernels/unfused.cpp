@@ -1,5 +1,6 @@
 #include "cuda/kernels/unfused.hpp"
 
+#include <algorithm>
 #include <map>
 
 #include "cuda/driver/cublas.h"
@@ -220,7 +221,8 @@ class Call {
 
   /// A dense tensor as one matrix a key head: its rows, those of all query heads of the key head.
   MatrixBatch rows(const Tensor& t, bool transposed) const {
-    const std::int64_t elements = t.sizes[1] / p_.heads_k * t.sizes[2] * t.sizes[3];
+    const std::int64_t heads = t.sizes[1] / std::max<std::int64_t>(p_.heads_k, 1);
+    const std::int64_t elements = heads * t.sizes[2] * t.sizes[3];
     return {t.data, t.dtype, transposed, t.sizes[3], elements};
   }
 
