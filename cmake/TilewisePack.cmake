@@ -17,7 +17,9 @@ set_target_properties(tilewise_pack PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJEC
 set(pack_file ${PROJECT_BINARY_DIR}/tilewise.pack)
 # A sanitizer's build would be slow at this and make the same file; its tests compile what they need.
 if(pack_archs AND NOT TILEWISE_SANITIZE)
+  # The tool holds the device sources; what they give unchanged comes from the kernel cache.
   add_custom_command(OUTPUT ${pack_file} COMMAND tilewise_pack ${pack_file} ${pack_archs}
+                     DEPENDS tilewise_pack
                      COMMENT "Compiling the kernel pack" VERBATIM)
   add_custom_target(tilewise_pack_file ALL DEPENDS ${pack_file})
   install(FILES ${pack_file} DESTINATION ${CMAKE_INSTALL_LIBDIR})
