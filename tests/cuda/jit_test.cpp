@@ -279,7 +279,7 @@ TEST(PackUnits, FitTheLimitAndAreDistinct) {
   }
 }
 
-class Nvrtc13 : public testing::Test {
+class WithNvrtc : public testing::Test {
  protected:
   void SetUp() override {
     std::string why_not;
@@ -287,7 +287,7 @@ class Nvrtc13 : public testing::Test {
   }
 };
 
-TEST_F(Nvrtc13, CompilesWithoutAGpu) {
+TEST_F(WithNvrtc, CompilesWithoutAGpu) {
   const Compiled compiled = compile(copy_unit(), 90);
   EXPECT_EQ(compiled.cubin.substr(1, 3), "ELF");
   EXPECT_GT(compiled.report.registers, 0);
@@ -295,7 +295,22 @@ TEST_F(Nvrtc13, CompilesWithoutAGpu) {
   EXPECT_FALSE(compiled.compiler.empty());
 }
 
-TEST_F(Nvrtc13, ErrorCarriesTheLog) {
+TEST_F(WithNvrtc, KnowsItsArchitectures) {
+  EXPECT_TRUE(supports_arch(*find_nvrtc(), 80));
+  EXPECT_TRUE(supports_arch(*find_nvrtc(), 90));
+  EXPECT_FALSE(supports_arch(*find_nvrtc(), 81));
+}
+
+TEST_F(WithNvrtc, PackHoldsItsUnits) {
+  const Folder folder;
+  const DiskCache cache(folder.path("cache"));
+  const std::vector<int> none;
+  build_pack(folder.path("empty.pack"), none, cache, {});
+  EXPECT_TRUE(Pack(folder.path("empty.pack")).list().empty());
+  EXPECT_THROW(build_pack(folder.path("missing/x.pack"), none, cache, {}), Error);
+}
+
+TEST_F(WithNvrtc, ErrorCarriesTheLog) {
   KernelUnit unit = copy_unit();
   unit.config = ".no_such_field = 1";
   try {
@@ -306,7 +321,7 @@ TEST_F(Nvrtc13, ErrorCarriesTheLog) {
   }
 }
 
-TEST_F(Nvrtc13, CompilesOnceThenReadsTheCache) {
+TEST_F(WithNvrtc, CompilesOnceThenReadsTheCache) {
   const Folder folder;
   const DiskCache cache(folder.path());
   bool cached = true;

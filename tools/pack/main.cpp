@@ -17,15 +17,24 @@ using namespace tilewise::cuda;
 
 int build(const std::string& output, const std::vector<int>& archs) {
   std::string why_not;
-  if (!archs.empty() && find_nvrtc(&why_not) == nullptr) {
+  const Nvrtc* nvrtc = archs.empty() ? nullptr : find_nvrtc(&why_not);
+  if (nvrtc == nullptr && !archs.empty()) {
     std::fprintf(stderr, "no kernel pack, kernels will be compiled at first use: %s\n",
                  why_not.c_str());
-    build_pack(output, {}, DiskCache(""), {});
-    return 0;
+  }
+  std::vector<int> known;
+  for (const int arch : archs) {
+    if (nvrtc == nullptr) break;
+    if (supports_arch(*nvrtc, arch)) {
+      known.push_back(arch);
+    } else {
+      std::fprintf(stderr, "kernel pack: NVRTC %s makes no code for %s, left out\n",
+                   nvrtc->version.c_str(), arch_name(arch).c_str());
+    }
   }
   int compiled = 0, all = 0;
   double seconds = 0.0;
-  build_pack(output, archs, DiskCache(default_cache_folder()),
+  build_pack(output, known, DiskCache(default_cache_folder()),
              [&](int, int total, const KernelEntry& entry, bool cached) {
                all = total;
                if (cached) return;

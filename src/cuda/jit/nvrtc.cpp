@@ -17,6 +17,8 @@ struct OpenedNvrtc {
 
 bool resolve_all(SharedLibrary& library, Nvrtc& n) {
   return library.resolve("nvrtcVersion", n.nvrtcVersion) &&
+         library.resolve("nvrtcGetNumSupportedArchs", n.nvrtcGetNumSupportedArchs) &&
+         library.resolve("nvrtcGetSupportedArchs", n.nvrtcGetSupportedArchs) &&
          library.resolve("nvrtcGetErrorString", n.nvrtcGetErrorString) &&
          library.resolve("nvrtcCreateProgram", n.nvrtcCreateProgram) &&
          library.resolve("nvrtcDestroyProgram", n.nvrtcDestroyProgram) &&
@@ -63,6 +65,14 @@ const Nvrtc* find_nvrtc(std::string* why_not) {
   if (opened.usable) return &opened.functions;
   if (why_not != nullptr) *why_not = opened.reason;
   return nullptr;
+}
+
+bool supports_arch(const Nvrtc& nvrtc, int arch) {
+  int count = 0;
+  if (nvrtc.nvrtcGetNumSupportedArchs(&count) != 0 || count <= 0) return false;
+  std::vector<int> archs(static_cast<std::size_t>(count));
+  if (nvrtc.nvrtcGetSupportedArchs(archs.data()) != 0) return false;
+  return std::find(archs.begin(), archs.end(), arch) != archs.end();
 }
 
 }  // namespace tilewise::cuda

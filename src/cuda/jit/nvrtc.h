@@ -13,6 +13,8 @@ using NvrtcResult = int;
 /// One pointer a function, named as in NVRTC's manual.
 struct Nvrtc {
   NvrtcResult (*nvrtcVersion)(int* major, int* minor);
+  NvrtcResult (*nvrtcGetNumSupportedArchs)(int* count);
+  NvrtcResult (*nvrtcGetSupportedArchs)(int* archs);
   const char* (*nvrtcGetErrorString)(NvrtcResult result);
   NvrtcResult (*nvrtcCreateProgram)(NvrtcProgram* program, const char* source, const char* name,
                                     int header_count, const char* const* headers,
@@ -33,5 +35,8 @@ struct Nvrtc {
 /// The compiler, or null with what was looked for. With a driver present its own major version is
 /// tried first: a driver loads what a compiler of its version makes.
 const Nvrtc* find_nvrtc(std::string* why_not = nullptr);
+
+/// True when the compiler makes code for an architecture (80, 90, ...).
+bool supports_arch(const Nvrtc& nvrtc, int arch);
 
 }  // namespace tilewise::cuda

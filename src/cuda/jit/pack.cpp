@@ -1,7 +1,12 @@
 #include "cuda/jit/pack.h"
 
+#include <algorithm>
+#include <atomic>
+#include <exception>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
+#include <thread>
 
 #include "cuda/driver/library.h"
 #include "cuda/jit/nvrtc.h"
@@ -60,25 +65,66 @@ KernelEntry compile_through(const KernelUnit& unit, int arch, const DiskCache& c
   return std::move(*entry);
 }
 
+namespace {
+
+struct PackJob {
+  KernelUnit unit;
+  int arch = 0;
+  KernelEntry entry;
+};
+
+/// Compiles the jobs on every CPU there is, in their order. The first failure stops the rest.
+class PackWorkers {
+ public:
+  PackWorkers(std::vector<PackJob>& jobs, const DiskCache& cache, const PackProgress& progress)
+      : jobs_(jobs), cache_(cache), progress_(progress) {}
+
+  void run() {
+    const unsigned count = std::clamp(std::thread::hardware_concurrency(), 1U, 16U);
+    std::vector<std::thread> threads;
+    for (unsigned i = 0; i < count; ++i) threads.emplace_back([this] { work(); });
+    for (std::thread& thread : threads) thread.join();
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+ private:
+  void work() {
+    for (std::size_t i = next_++; i < jobs_.size(); i = next_++) {
+      try {
+        bool cached = false;
+        jobs_[i].entry = compile_through(jobs_[i].unit, jobs_[i].arch, cache_, &cached);
+        const std::lock_guard lock(mutex_);
+        progress_(++done_, static_cast<int>(jobs_.size()), jobs_[i].entry, cached);
+      } catch (...) {
+        const std::lock_guard lock(mutex_);
+        if (!failure_) failure_ = std::current_exception();
+        next_ = jobs_.size();
+      }
+    }
+  }
+
+  std::vector<PackJob>& jobs_;
+  const DiskCache& cache_;
+  const PackProgress& progress_;
+  std::atomic<std::size_t> next_{0};
+  std::mutex mutex_;
+  int done_ = 0;
+  std::exception_ptr failure_;
+};
+
+}  // namespace
+
 void build_pack(const std::string& path, std::span<const int> archs, const DiskCache& cache,
                 const PackProgress& progress) {
-  struct Job {
-    KernelUnit unit;
-    int arch;
-  };
-  std::vector<Job> jobs;
+  std::vector<PackJob> jobs;
   for (const int arch : archs) {
-    for (PackUnit& packed : pack_units(arch)) jobs.push_back({std::move(packed.unit), arch});
+    for (PackUnit& packed : pack_units(arch)) jobs.push_back({std::move(packed.unit), arch, {}});
   }
+  PackWorkers(jobs, cache, progress).run();
+
   const std::string temporary = path + ".tmp";
   std::ofstream out(temporary, std::ios::binary);
-  int done = 0;
-  for (const Job& job : jobs) {
-    bool cached = false;
-    const KernelEntry entry = compile_through(job.unit, job.arch, cache, &cached);
-    write_entry(out, entry);
-    progress(++done, static_cast<int>(jobs.size()), entry, cached);
-  }
+  for (const PackJob& job : jobs) write_entry(out, job.entry);
   out.close();
   std::error_code failed;
   if (!out.fail()) std::filesystem::rename(temporary, path, failed);

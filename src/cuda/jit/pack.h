@@ -42,8 +42,8 @@ std::string find_pack();
 const Pack& installed_pack();
 
 /// Writes the pack of the given architectures to `path` (atomically). What `cache` has is not
-/// compiled again. After each kernel calls progress(done, all, entry, from_cache). Throws
-/// CompileError, Error.
+/// compiled again. Compiles on every CPU; after each kernel, in no order and one at a time, calls
+/// progress(done, all, entry, from_cache). Throws CompileError, Error.
 using PackProgress = std::function<void(int done, int all, const KernelEntry& entry, bool cached)>;
 void build_pack(const std::string& path, std::span<const int> archs, const DiskCache& cache,
                 const PackProgress& progress);
