@@ -9,7 +9,7 @@ namespace {
 Trial shape_of(int thread) {
   Trial s = trial(thread % 2 == 0 ? DType::float32 : DType::bfloat16, 1, 2, 1, 5 + 7 * thread,
                   9 + 5 * thread, 16, 24);
-  s.fill(static_cast<std::uint64_t>(90 + thread));
+  s.fill(90 + static_cast<std::uint64_t>(thread));
   s.spec.causal = thread % 3 == 0 ? Causal::none : Causal::bottom_right;
   s.spec.deterministic = true;
   return s;
