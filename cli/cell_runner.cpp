@@ -22,7 +22,7 @@ namespace {
 /// warm-up run, one timed run. What takes longer is stopped.
 constexpr double kDeadlineInBudgets = 3.0;
 
-constexpr double kForever_s = 1e9;
+constexpr double kForeverSeconds = 1e9;
 
 constexpr const char* kAllTimeOver = "the time for all rows is over";
 
@@ -226,9 +226,9 @@ class CellRunner::Attempt {
 
   void set_deadline() {
     const double budget_s = runner_.options_.budget_s;
-    const double time_s =
-        std::min(budget_s > 0.0 ? kDeadlineInBudgets * budget_s : kForever_s, runner_.left_s());
-    if (time_s >= kForever_s) return;
+    const double time_s = std::min(budget_s > 0.0 ? kDeadlineInBudgets * budget_s : kForeverSeconds,
+                                   runner_.left_s());
+    if (time_s >= kForeverSeconds) return;
     using Clock = WatchedExecutor::Clock;
     const std::chrono::duration<double> time(time_s);
     runner_.executor_.set_deadline(Clock::now() +
@@ -322,7 +322,7 @@ void CellRunner::flush() {
 }
 
 double CellRunner::left_s() const {
-  if (options_.total_s <= 0.0) return kForever_s;
+  if (options_.total_s <= 0.0) return kForeverSeconds;
   const std::chrono::duration<double> passed = WatchedExecutor::Clock::now() - begin_;
   return options_.total_s - passed.count();
 }
