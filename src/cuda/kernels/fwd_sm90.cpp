@@ -137,7 +137,10 @@ void fill(Args& args, const Problem& p, const Config& config) {
   args.seq_k = static_cast<int>(p.seq_k);
   args.scale = p.scale;
   args.scale_log2 = static_cast<float>(static_cast<double>(p.scale) * kLog2e);
-  args.softcap = static_cast<float>(p.softcap);
+  if (p.softcap != 0.0) {
+    args.scale_cap = static_cast<float>(p.scale / p.softcap);
+    args.cap_log2 = static_cast<float>(p.softcap * kLog2e);
+  }
   if (p.alibi_slopes.defined()) {
     args.alibi = static_cast<const float*>(p.alibi_slopes.data);
     args.alibi_b = p.alibi_slopes.strides[0];

@@ -409,20 +409,21 @@ struct Consumer {
   /// (F3, F4, F5) raw scores to logits in the log2 domain.
   __forceinline__ void modify(int block) {
     if constexpr (kConfig.modified) {
-      if (args.softcap != 0.0F) {
-        const float inner = args.scale / args.softcap, outer = kLog2e * args.softcap;
+      if (args.cap_log2 != 0.0F) {
 #pragma unroll
-        for (int i = 0; i < kBlockN / 2; ++i) rS[i] = outer * tanh_fast(inner * rS[i]);
+        for (int i = 0; i < kBlockN / 2; ++i) rS[i] = args.cap_log2 * tanh_fast(args.scale_cap * rS[i]);
       } else {
 #pragma unroll
         for (int i = 0; i < kBlockN / 2; ++i) rS[i] *= args.scale_log2;
       }
       if (slope != 0.0F) {
-        const int distance = thread_row() + args.seq_k - args.seq_q - block * kBlockN - 2 * (lane % 4);
+        // In float32: exact up to 2^24 keys, and rounded as the distance itself would be beyond.
+        const float distance =
+            static_cast<float>(thread_row() + args.seq_k - args.seq_q - block * kBlockN - 2 * (lane % 4));
 #pragma unroll
         for (int i = 0; i < kBlockN / 2; ++i) {
-          const int here = distance + 8 * (i / 2 % 2) - 8 * (i / 4) - i % 2;
-          rS[i] = __fmaf_rn(-slope, fabsf(static_cast<float>(here)), rS[i]);
+          const float here = distance + static_cast<float>(8 * (i / 2 % 2) - 8 * (i / 4) - i % 2);
+          rS[i] = __fmaf_rn(-slope, fabsf(here), rS[i]);
         }
       }
     }

@@ -14,15 +14,20 @@ using fwd_sm90::Config;
 using fwd_sm90::Mask;
 
 // warpgroups, block_n, stages, own_o, ping_pong, ping_pong_masked, lazy_rescale, skip_blocks,
-// chain_short, us, us
-constexpr Sm90Tile kTiles64[] = {{3, 128, 3, true, true, true, true, true, true, 1.1, 1.37}};
-constexpr Sm90Tile kTiles96[] = {{3, 96, 2, true, true, true, true, true, false, 2.8, 1.35}};
-constexpr Sm90Tile kTiles128[] = {{3, 80, 2, true, true, false, true, true, false, 2.1, 1.36},
-                                  {2, 128, 2, true, true, true, false, false, false, 2.0, 1.51}};
-constexpr Sm90Tile kTiles192[] = {{2, 112, 2, false, true, true, true, true, false, 4.9, 1.75}};
+// chain_short, full, masked
+constexpr Sm90Tile kTiles64[] = {
+    {3, 128, 3, true, true, true, true, true, true, {1.1, 1.37}, {0.4, 1.33}}};
+constexpr Sm90Tile kTiles96[] = {
+    {3, 96, 2, true, true, true, true, true, false, {2.8, 1.35}, {2.8, 1.22}}};
+constexpr Sm90Tile kTiles128[] = {
+    {3, 80, 2, true, true, false, true, true, false, {2.1, 1.36}, {3.1, 1.21}},
+    {2, 128, 2, true, true, true, false, false, false, {2.0, 1.51}, {2.0, 1.37}}};
+constexpr Sm90Tile kTiles192[] = {
+    {2, 112, 2, false, true, true, true, true, false, {4.9, 1.75}, {4.9, 1.56}}};
 constexpr Sm90Tile kTiles192Values128[] = {
-    {2, 112, 2, true, true, true, true, true, false, 4.0, 1.46}};
-constexpr Sm90Tile kTiles256[] = {{2, 80, 2, false, true, true, true, true, false, 5.7, 1.66}};
+    {2, 112, 2, true, true, true, true, true, false, {4.0, 1.46}, {4.0, 1.32}}};
+constexpr Sm90Tile kTiles256[] = {
+    {2, 80, 2, false, true, true, true, true, false, {5.7, 1.66}, {5.7, 1.49}}};
 
 /// Up to this many keys, memory is a large part of the time: sections of heads are small, and the
 /// start and end of a tile count.
@@ -46,7 +51,10 @@ double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardwar
   const double tiles = static_cast<double>(p.batch * p.heads_q) * row_blocks;
   const double blocks = blocks_of_tile(p, tile);
   const double parts = std::min<double>(splits, std::ceil(blocks));
-  const double part_us = tile.fixed_us + tile.block_us * std::ceil(blocks / parts);
+  // Masked blocks run faster: the card draws less power and clocks higher.
+  const double part_us = p.has_positional_mask()
+                             ? tile.masked.fixed_us + tile.masked.block_us * blocks / parts
+                             : tile.full.fixed_us + tile.full.block_us * std::ceil(blocks / parts);
   const double jobs = tiles * parts;
   // Whole waves where every tile costs the same, half a tile of tail where they are handed out.
   const double waves =

@@ -9,13 +9,17 @@
 
 namespace tilewise::cuda {
 
-/// A tile that was found good, and what it takes on an H100: a tile over n blocks of keys lasts
-/// fixed_us + n * block_us.
+/// What a tile takes on an H100: over n blocks of keys it lasts fixed_us + n * block_us.
+struct Sm90Time {
+  double fixed_us, block_us;
+};
+
+/// A tile that was found good.
 struct Sm90Tile {
   int warpgroups, block_n, stages;
   bool own_o, ping_pong, ping_pong_masked, lazy_rescale, skip_blocks;
   bool chain_short;  ///< chained tiles pay at short lengths
-  double fixed_us, block_us;
+  Sm90Time full, masked;
   int block_m() const { return 64 * warpgroups; }
 };
 
