@@ -50,6 +50,7 @@ void prepare_rows(const Problem& p, const RowStatistics& rows, void* stream) {
   }
   args.lse2 = rows.lse2;
   args.delta = rows.delta;
+  args.lse2_low = rows.lse2_low;
   args.clear = rows.clear;
   args.clear_cols = rows.clear_cols;
   args.heads = static_cast<int>(p.heads_q);

@@ -98,6 +98,7 @@ __forceinline__ void kernel(const Args& args) {
     }
   }
   args.lse2[row] = lse2;
+  if (args.lse2_low != nullptr) args.lse2_low[row] = 0.0F;
   args.delta[row] = sum;
 }
 

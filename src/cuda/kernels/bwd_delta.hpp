@@ -14,6 +14,7 @@ namespace tilewise::cuda {
 struct RowStatistics {
   float* lse2 = nullptr;
   float* delta = nullptr;
+  float* lse2_low = nullptr;  ///< becomes zero where given
   std::int64_t rows_q = 0;
   float* clear = nullptr;
   int clear_cols = 0;

@@ -21,10 +21,11 @@ struct Args {
   long long lse_b = 0, lse_h = 0, lse_s = 0;
   const float* d_lse = nullptr;  ///< may be null
   long long d_lse_b = 0, d_lse_h = 0, d_lse_s = 0;
-  float* lse2 = nullptr;   ///< (B, Hq, rows_q)
-  float* delta = nullptr;  ///< (B, Hq, rows_q)
-  float* clear = nullptr;  ///< (B, Hq, rows_q, clear_cols) becomes zero; may be null
-  int clear_cols = 0;      ///< a multiple of 16
+  float* lse2 = nullptr;      ///< (B, Hq, rows_q)
+  float* lse2_low = nullptr;  ///< (B, Hq, rows_q) becomes zero; may be null
+  float* delta = nullptr;     ///< (B, Hq, rows_q)
+  float* clear = nullptr;     ///< (B, Hq, rows_q, clear_cols) becomes zero; may be null
+  int clear_cols = 0;         ///< a multiple of 16
   int heads = 1, seq_q = 0, rows_q = 0, head_dim_v = 0;
   long long rows = 0;  ///< B * Hq * rows_q
 };

@@ -27,6 +27,9 @@ struct QueryGradient {
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
   static_assert(kRows % 16 == 0 && kBlockN % 16 == 0);
 
+  /// Planes of dS as an operand.
+  static constexpr int kDsPlanes = kConfig.exact_ds ? 2 : kPlanes;
+
   using TileQ = SharedTile<kBlockM, kD, kPlanes>;
   using TileO = SharedTile<kBlockM, kDv, kPlanes>;
   using TileK = SharedTile<kBlockN, kD, kPlanes>;
@@ -38,7 +41,7 @@ struct QueryGradient {
   const Diagonals diagonals;
   const u32 shared;
   float q_scale = 1.0F, do_scale = 1.0F;
-  float lse2[2 * kM], delta[2 * kM];
+  float lse2[2 * kM], low[2 * kM], delta[2 * kM];
   Acc dQ[kM][kD / 8];
 
   __forceinline__ int warp_row() const { return row + warp * kRows; }
@@ -74,6 +77,7 @@ struct QueryGradient {
       const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
       lse2[r] = i < args.seq_q ? args.lse2[pair * args.rows_q + i] : infinity();
       delta[r] = i < args.seq_q ? args.delta[pair * args.rows_q + i] : 0.0F;
+      low[r] = 0.0F;
     }
     clear(dQ);
   }
@@ -85,8 +89,8 @@ struct QueryGradient {
     const unsigned short* gO = static_cast<const unsigned short*>(args.d_o.data) +
                                batch * args.d_o.stride_b + head * args.d_o.stride_h +
                                row * args.d_o.stride_s;
-    sQ().template load_async<kThreads>(gQ, args.q.stride_s, args.seq_q - row, args.cols_qk, thread);
-    sO().template load_async<kThreads>(gO, args.d_o.stride_s, args.seq_q - row, args.cols_v,
+    sQ().template load_async<kThreads>(gQ, args.q.stride_s, args.seq_q - row, args.cols_q, thread);
+    sO().template load_async<kThreads>(gO, args.d_o.stride_s, args.seq_q - row, args.cols_o,
                                        thread);
   }
   __forceinline__ void load_keys(int block, int stage) const {
@@ -97,7 +101,7 @@ struct QueryGradient {
     const unsigned short* gV = static_cast<const unsigned short*>(args.v.data) +
                                batch * args.v.stride_b + head_k * args.v.stride_h +
                                key * args.v.stride_s;
-    sK(stage).template load_async<kThreads>(gK, args.k.stride_s, seq_k - key, args.cols_qk, thread);
+    sK(stage).template load_async<kThreads>(gK, args.k.stride_s, seq_k - key, args.cols_k, thread);
     sV(stage).template load_async<kThreads>(gV, args.v.stride_s, seq_k - key, args.cols_v, thread);
   }
 
@@ -112,7 +116,7 @@ struct QueryGradient {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int r = 2 * m + e / 2;
-          const float p = probability(S[m][n][e], scale, lse2[r]);
+          const float p = probability(S[m][n][e], scale, lse2[r], low[r]);
           float x = dP[m][n][e];
           x = kConfig.scaled ? p * __fmaf_rn(x, factor, -delta[r]) : p * (x - delta[r]);
           dP[m][n][e] = masked && p == 0.0F ? 0.0F : x;
@@ -155,7 +159,7 @@ struct QueryGradient {
     }
     float ds_scale = 1.0F;
     if constexpr (kConfig.scaled) ds_scale = normalise(dP);
-    FragmentA<kPlanes> a[kM][kN / 2];
+    FragmentA<kDsPlanes> a[kM][kN / 2];
     pack_fragments<kElement>(a, dP);
     product_register<kElement, kConfig.scaled>(dQ, a, sK(stage), 0, 0, ds_scale * k_scale,
                                                lane);  // (B8) dQ += dS K
@@ -165,15 +169,14 @@ struct QueryGradient {
       copy_async_commit();
     }
   }
-  __forceinline__ void modified(Acc (&S)[kM][kN], Acc (&dP)[kM][kN], float raw_scale, float factor,
-                                int key, bool masked) const {
+  /// (F1 to F3) Raw scores to logits in the log2 domain; G becomes d logit / dS.
+  __forceinline__ void logits(Acc (&S)[kM][kN], Acc (&G)[kM][kN], float raw_scale, int key) const {
     ScoreModification mod;
     mod.scale = raw_scale;
     mod.softcap = args.softcap;
     mod.slope =
         args.alibi == nullptr ? 0.0F : args.alibi[batch * args.alibi_b + head * args.alibi_h];
     const int shift = seq_k - args.seq_q;
-    Acc G[kM][kN];
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -186,6 +189,11 @@ struct QueryGradient {
         }
       }
     }
+  }
+  __forceinline__ void modified(Acc (&S)[kM][kN], Acc (&dP)[kM][kN], float raw_scale, float factor,
+                                int key, bool masked) const {
+    Acc G[kM][kN];
+    logits(S, G, raw_scale, key);
     if (masked) mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
     score_gradients(S, dP, 1.0F, factor, masked);
 #pragma unroll
@@ -198,7 +206,82 @@ struct QueryGradient {
     }
   }
 
+  // ---- refine
+
+  /// (B1) The sum of a row's probabilities as they come out with the rounded lse2 is not 1 when
+  /// |lse2| is large: its log2 is what lse2 lacks. Written as the first term of a second plane.
+  __forceinline__ void refine(const BlockRange& range) {
+    load_queries();
+    float sum[2 * kM] = {};
+#pragma unroll 1
+    for (int block = range.begin; block < range.end; ++block) {
+      __syncthreads();  // all warps are done with the K before
+      load_keys(block, 0);
+      copy_async_commit();
+      copy_async_wait<0>();
+      __syncthreads();  // K has landed, for all threads
+      const int key = block * kBlockN;
+      float k_scale = 1.0F;
+      if constexpr (kConfig.scaled) {
+        k_scale = args.k_scale[(static_cast<i64>(batch) * (args.heads_q / args.group) + head_k) *
+                                   args.k_scale_blocks +
+                               key / kScaleRows];
+      }
+      Acc S[kM][kN];
+      clear(S);
+      product_rows<kElement>(S, sQ(), warp * kRows, sK(0), 0, lane);  // (F1) S = Q K^T
+      float scale = fminf(fmaxf(args.scale_log2 * (k_scale * q_scale), 1e-37F), 3e38F);
+      if constexpr (kConfig.modified) {
+        Acc unused[kM][kN];
+        logits(S, unused, args.scale * (k_scale * q_scale), key);
+        scale = 1.0F;
+      }
+      mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int n = 0; n < kN; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            sum[2 * m + e / 2] += exp2_approx(__fmaf_rn(S[m][n][e], scale, -lse2[2 * m + e / 2]));
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2 * kM; ++r) {
+      const float total = quad_sum(sum[r]);
+      const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
+      if (lane % 4 == 0 && i < args.seq_q) args.lse2_low[row_index(i)] = correction(total);
+    }
+  }
+  /// None where the sum says nothing: a row without keys, NaN, infinite logits.
+  static __forceinline__ float correction(float total) {
+    return total > 0x1p-20F && total < 0x1p20F ? log2_approx(total) : 0.0F;
+  }
+  __forceinline__ i64 row_index(int i) const {
+    return (static_cast<i64>(batch) * args.heads_q + head) * args.rows_q + i;
+  }
+  /// Rows whose |lse2| is at most this are exact enough: half a unit in the last place is below
+  /// 2^-20.
+  static constexpr float kCoarse = 16.0F;
+  __forceinline__ bool is_coarse() const {
+    bool coarse = false;
+#pragma unroll
+    for (int r = 0; r < 2 * kM; ++r) {
+      coarse |= fabsf(lse2[r]) > kCoarse && fabsf(lse2[r]) < infinity();
+    }
+    return coarse;
+  }
+
   __forceinline__ void run(const BlockRange& range) {
+    if constexpr (kConfig.scaled) {
+#pragma unroll
+      for (int r = 0; r < 2 * kM; ++r) {
+        const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
+        low[r] = i < args.seq_q ? args.lse2_low[row_index(i)] : 0.0F;
+      }
+    }
     load_queries();
     load_keys(range.begin, 0);
     copy_async_commit();
@@ -231,21 +314,43 @@ struct QueryGradient {
   }
 };
 
+/// The block of this thread block, and the blocks of keys that its rows see.
+template <Config kConfig>
+struct Work {
+  QueryGradient<kConfig> block;
+  BlockRange range;
+
+  static __forceinline__ int keys(const Args& args, const TileIndex& tile) {
+    if (args.key_lengths == nullptr) return args.seq_k;
+    return max(0, min(args.seq_k, args.key_lengths[tile.pair / args.heads_q * args.key_lengths_b]));
+  }
+  __forceinline__ Work(const Args& args, u32 shared, const TileIndex& tile)
+      : block(args, shared, tile, keys(args, tile)) {
+    const int row_end = min(block.row + kConfig.block_m, args.seq_q);
+    range = key_blocks<kConfig.block_n>(block.diagonals, block.row, row_end, block.seq_k);
+  }
+};
+
 template <Config kConfig>
 __forceinline__ void kernel(const Args& args) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const TileIndex tile = tile_index(args.order, blockIdx.x);
   wait_for_previous();  // for packed operands, lse2 and delta
-  const int batch = tile.pair / args.heads_q;
-  const int seq_k = args.key_lengths == nullptr
-                        ? args.seq_k
-                        : max(0, min(args.seq_k, args.key_lengths[batch * args.key_lengths_b]));
-  QueryGradient<kConfig> block(args, shared_address(shared), tile, seq_k);
-  const int row_end = min(block.row + kConfig.block_m, args.seq_q);
-  const BlockRange range = key_blocks<kConfig.block_n>(block.diagonals, block.row, row_end, seq_k);
-  if (range.begin < range.end) block.run(range);
+  Work<kConfig> work(args, shared_address(shared), tile);
+  if (work.range.begin < work.range.end) work.block.run(work.range);
   let_next_start();
-  block.finish();
+  work.block.finish();
+}
+
+/// What rounding took from lse2; blocks of rows whose lse2 is small keep the 0 that bwd_delta
+/// wrote.
+template <Config kConfig>
+__forceinline__ void refine(const Args& args) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const TileIndex tile = tile_index(args.order, blockIdx.x);
+  wait_for_previous();  // for packed operands and lse2
+  Work<kConfig> work(args, shared_address(shared), tile);
+  if (__syncthreads_or(work.block.is_coarse())) work.block.refine(work.range);
 }
 
 }  // namespace tilewise::bwd_dq_sm80

@@ -99,6 +99,13 @@ std::span<const TilePair> two_pass_tiles(const Problem& p) {
   return scaled ? std::span<const TilePair>(kFloat256) : kTwo256;
 }
 
+/// Problems that take no time whatever they do: dS is kept in two planes, because with few terms
+/// its rounding to the input's type would show in dQ and dK.
+bool is_small(const Problem& p) {
+  constexpr std::int64_t kPairs = std::int64_t{1} << 21;
+  return p.batch * p.heads_q * p.seq_q * p.seq_k <= kPairs;
+}
+
 Config make_config(const Problem& p, const Tile& tile, bool with_dq, bool split) {
   const sm80::Form form = sm80::form(p);
   return {.element = form.element,
@@ -115,15 +122,17 @@ Config make_config(const Problem& p, const Tile& tile, bool with_dq, bool split)
           .positional = p.has_positional_mask(),
           .modified = sm80::is_modified(p, form),
           .with_dq = with_dq,
-          .split = split};
+          .split = split,
+          .exact_ds = !form.scaled && is_small(p)};
 }
 
 /// As bwd_sm80.cuh lays it out.
 int shared_bytes(const Config& c) {
   const int row = (c.head_dim + c.head_dim_v) * c.planes * 2;
   const int crossing = c.block_n * c.block_m * 2;
-  return c.block_n * row + c.stages * c.block_m * (row + 8) +
-         (c.with_dq || c.column_warps > 1 ? crossing : 0) + (c.column_warps > 1 ? crossing : 0);
+  const int crossing_ds = c.with_dq || c.column_warps > 1 ? crossing * (c.exact_ds ? 2 : 1) : 0;
+  return c.block_n * row + c.stages * c.block_m * (row + (c.scaled ? 12 : 8)) + crossing_ds +
+         (c.column_warps > 1 ? crossing : 0);
 }
 /// As bwd_dq_sm80.cuh lays it out.
 int query_shared_bytes(const Config& c) {
@@ -137,13 +146,13 @@ KernelUnit unit(const Config& c, const char* stem, int min_blocks, int bytes) {
   const auto flag = [](const char* name, bool value) {
     return std::string(", .") + name + " = " + sm80::bool_text(value);
   };
-  std::string config = sm80::form_text({c.element, c.planes, c.scaled}) +
-                       number("head_dim", c.head_dim) + number("head_dim_v", c.head_dim_v) +
-                       number("block_m", c.block_m) + number("block_n", c.block_n) +
-                       number("warps", c.warps) + number("column_warps", c.column_warps) +
-                       number("sub_m", c.sub_m) + number("stages", c.stages) +
-                       flag("positional", c.positional) + flag("modified", c.modified) +
-                       flag("with_dq", c.with_dq) + flag("split", c.split);
+  std::string config =
+      sm80::form_text({c.element, c.planes, c.scaled}) + number("head_dim", c.head_dim) +
+      number("head_dim_v", c.head_dim_v) + number("block_m", c.block_m) +
+      number("block_n", c.block_n) + number("warps", c.warps) +
+      number("column_warps", c.column_warps) + number("sub_m", c.sub_m) +
+      number("stages", c.stages) + flag("positional", c.positional) + flag("modified", c.modified) +
+      flag("with_dq", c.with_dq) + flag("split", c.split) + flag("exact_ds", c.exact_ds);
   if (c.gradients != Gradients::both) {
     config += std::string(", .gradients = tilewise::bwd_sm80::Gradients::") +
               (c.gradients == Gradients::keys ? "keys" : "values");
@@ -160,6 +169,14 @@ KernelUnit key_unit(const Config& c, int min_blocks) {
 KernelUnit query_unit(const Config& c, int min_blocks) {
   return unit(c, "bwd_dq_sm80", min_blocks, query_shared_bytes(c));
 }
+KernelUnit refine_unit(const Config& c, int min_blocks) {
+  KernelUnit made = query_unit(c, min_blocks);
+  made.entry = "refine";
+  return made;
+}
+
+/// float32: lse2 is refined where it is too coarse.
+bool refines(const Problem& p) { return sm80::form(p).planes == 2; }
 
 std::int64_t blocks_of(std::int64_t rows, int block) { return (rows + block - 1) / block; }
 /// Rows of a head in what bwd_delta writes and in the sums of dQ.
@@ -259,10 +276,13 @@ std::string two_pass_supports(const KernelRow&, const Problem& p, const Hardware
 }
 
 void add_row_memory(const Problem& p, std::vector<MemoryItem>& items) {
-  for (const char* name : {"LSE, log2", "delta"}) {
+  const auto add = [&](const char* name) {
     items.push_back(
         memory_item(name, Role::workspace, DType::float32, {p.batch, p.heads_q, rows_q(p)}));
-  }
+  };
+  add("LSE, log2");
+  add("delta");
+  if (sm80::form(p).scaled) add("LSE, log2, low part");
 }
 
 double tensor_bytes(const Problem& p) {
@@ -342,10 +362,13 @@ void fill(Args& args, const Problem& p, const sm80::Operands& operands, const Ro
   args.do_scale = operands[3].scale;
   args.q_scale_blocks = operands[0].blocks;
   args.k_scale_blocks = operands[1].blocks;
-  args.cols_qk = operands[0].cols;
+  args.cols_q = operands[0].cols;
+  args.cols_k = operands[1].cols;
+  args.cols_o = operands[3].cols;
   args.cols_v = operands[2].cols;
   args.lse2 = rows.lse2;
   args.delta = rows.delta;
+  args.lse2_low = rows.lse2_low;
   args.rows_q = static_cast<int>(rows.rows_q);
   args.dq = sm80::view4(p.dq);
   args.dk = sm80::view4(p.dk);
@@ -396,8 +419,9 @@ void launch_keys(const Problem& p, const Config& config, const Tile& tile, Args 
          args);
 }
 
+/// dQ, or with `refine` what rounding took from lse2: one block for block_m queries of a head.
 void launch_queries(const Problem& p, const Config& config, const Tile& tile, Args args,
-                    void* stream) {
+                    bool refine, void* stream) {
   const std::int64_t heads = p.batch * p.heads_q, blocks = blocks_of(p.seq_q, tile.block_m);
   const double head_bytes = static_cast<double>(p.seq_k) * (config.head_dim + config.head_dim_v) *
                             2.0 * config.planes / static_cast<double>(p.group());
@@ -408,8 +432,12 @@ void launch_queries(const Problem& p, const Config& config, const Tile& tile, Ar
                                          sm80::kTypicalMultiprocessors),
                 .last_first = config.positional};
   const int min_blocks = tile.min_blocks;
-  const Kernel kernel = sm80::load_config(
-      config, p.device.index, [min_blocks](const Config& c) { return query_unit(c, min_blocks); });
+  const int device = p.device.index;
+  const Kernel kernel =
+      refine ? sm80::load_config(config, device,
+                                 [=](const Config& c) { return refine_unit(c, min_blocks); })
+             : sm80::load_config(config, device,
+                                 [=](const Config& c) { return query_unit(c, min_blocks); });
   launch(kernel, sm80::following(blocks * heads, p.device.index), stream, args);
 }
 
@@ -419,6 +447,7 @@ RowStatistics take_rows(const Problem& p, WorkspaceCutter& workspace) {
   const std::int64_t count = p.batch * p.heads_q * rows.rows_q;
   rows.lse2 = workspace.take<float>(count);
   rows.delta = workspace.take<float>(count);
+  if (sm80::form(p).scaled) rows.lse2_low = workspace.take<float>(count);
   return rows;
 }
 
@@ -479,6 +508,8 @@ void run_two_pass(const KernelRow& row, const Problem& p, const Context& context
   prepare_rows(p, rows, context.stream);
   Args args;
   fill(args, p, operands, rows);
+  const Config queries = make_config(p, pair->queries, false, false);
+  if (refines(p)) launch_queries(p, queries, pair->queries, args, true, context.stream);
   Config config = make_config(p, pair->keys, false, false);
   if (pair->apart) {
     for (const Gradients gradients : {Gradients::keys, Gradients::values}) {
@@ -488,8 +519,7 @@ void run_two_pass(const KernelRow& row, const Problem& p, const Context& context
   } else {
     launch_keys(p, config, pair->keys, args, 1, context.stream);
   }
-  launch_queries(p, make_config(p, pair->queries, false, false), pair->queries, args,
-                 context.stream);
+  launch_queries(p, queries, pair->queries, args, false, context.stream);
 }
 
 }  // namespace
@@ -518,6 +548,9 @@ void add_bwd_sm80_units(std::vector<PackUnit>& units, int arch) {
   const int shared_limit = 1024 * (arch == 80 ? 163 : arch >= 90 && arch < 120 ? 227 : 99);
   Problem p;
   p.scale = 1.0F;
+  // Not a small problem.
+  p.batch = p.heads_q = p.heads_k = 64;
+  p.seq_q = p.seq_k = 1024;
   const auto add = [&](KernelUnit made, const KernelRow& row) {
     if (made.shared_bytes > shared_limit) return;
     // NOTE: the spills (see bwd_sm80.md) are of loop constants, reloaded once a step at most.
@@ -538,6 +571,8 @@ void add_bwd_sm80_units(std::vector<PackUnit>& units, int arch) {
       add(key_unit(make_config(p, exact.keys, false, false), exact.keys.min_blocks),
           kFlashBackwardTwoPassSm80);
       add(query_unit(make_config(p, exact.queries, false, false), exact.queries.min_blocks),
+          kFlashBackwardTwoPassSm80);
+      add(refine_unit(make_config(p, exact.queries, false, false), exact.queries.min_blocks),
           kFlashBackwardTwoPassSm80);
     }
   }

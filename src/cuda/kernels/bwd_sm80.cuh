@@ -42,6 +42,9 @@ struct Backward {
   static constexpr bool kCross = kColumnWarps > 1;  ///< P and dS are read back from shared memory
   static constexpr bool kWithK = kConfig.gradients != Gradients::values;
   static constexpr bool kWithV = kConfig.gradients != Gradients::keys;
+  /// Planes of dS as an operand.
+  static constexpr int kDsPlanes = kConfig.exact_ds ? 2 : kPlanes;
+  static_assert(!kConfig.exact_ds || (kPlanes == 1 && !kConfig.scaled));
   static_assert(kKeys % 16 == 0 && kSub % 16 == 0 && kSubs >= 1);
   static_assert(!kCross || (kPlanes == 1 && !kConfig.scaled));
   static_assert((kWithK && kWithV) || (!kCross && !kConfig.with_dq));
@@ -52,10 +55,12 @@ struct Backward {
   using TileV = SharedTile<kBlockN, kDv, kPlanes>;
   using TileQ = SharedTile<kBlockM, kD, kPlanes>;
   using TileO = SharedTile<kBlockM, kDv, kPlanes>;
-  using TileS = SharedTile<kBlockN, kBlockM>;
+  using TileP = SharedTile<kBlockN, kBlockM>;
+  using TileS = SharedTile<kBlockN, kBlockM, kConfig.exact_ds ? 2 : 1>;
   static constexpr int kRowBytes = kBlockM * 4;
-  /// One stage: Q, dO, lse2, delta.
-  static constexpr int kStageBytes = TileQ::kBytes + TileO::kBytes + 2 * kRowBytes;
+  /// One stage: Q, dO, lse2, delta, and with scale factors lse2_low.
+  static constexpr int kStageBytes =
+      TileQ::kBytes + TileO::kBytes + (kConfig.scaled ? 3 : 2) * kRowBytes;
 
   const Args& args;
   const int thread, warp, lane;
@@ -80,7 +85,7 @@ struct Backward {
     return stage_base(stage) + TileQ::kBytes + TileO::kBytes;
   }
   __forceinline__ TileS sS() const { return {stage_base(kConfig.stages)}; }
-  __forceinline__ TileS sP() const { return {stage_base(kConfig.stages) + TileS::kBytes}; }
+  __forceinline__ TileP sP() const { return {stage_base(kConfig.stages) + TileS::kBytes}; }
 
   __forceinline__ Backward(const Args& a, u32 shared_base, TileIndex index, int keys)
       : args(a),
@@ -113,7 +118,7 @@ struct Backward {
     const unsigned short* gV = static_cast<const unsigned short*>(args.v.data) +
                                batch * args.v.stride_b + head_k * args.v.stride_h +
                                key * args.v.stride_s;
-    sK().template load_async<kThreads>(gK, args.k.stride_s, seq_k - key, args.cols_qk, thread);
+    sK().template load_async<kThreads>(gK, args.k.stride_s, seq_k - key, args.cols_k, thread);
     sV().template load_async<kThreads>(gV, args.v.stride_s, seq_k - key, args.cols_v, thread);
   }
   __forceinline__ void load_queries(int head, int block, int stage) const {
@@ -124,15 +129,18 @@ struct Backward {
     const unsigned short* gO = static_cast<const unsigned short*>(args.d_o.data) +
                                batch * args.d_o.stride_b + head * args.d_o.stride_h +
                                row * args.d_o.stride_s;
-    sQ(stage).template load_async<kThreads>(gQ, args.q.stride_s, args.seq_q - row, args.cols_qk,
+    sQ(stage).template load_async<kThreads>(gQ, args.q.stride_s, args.seq_q - row, args.cols_q,
                                             thread);
-    sO(stage).template load_async<kThreads>(gO, args.d_o.stride_s, args.seq_q - row, args.cols_v,
+    sO(stage).template load_async<kThreads>(gO, args.d_o.stride_s, args.seq_q - row, args.cols_o,
                                             thread);
     if (thread < kBlockM / 4) {
       const i64 at =
           (static_cast<i64>(batch) * args.heads_q + head) * args.rows_q + row + thread * 4;
       copy_async_16(s_lse(stage) + thread * 16, args.lse2 + at, 16);
       copy_async_16(s_lse(stage) + kRowBytes + thread * 16, args.delta + at, 16);
+      if constexpr (kConfig.scaled) {
+        copy_async_16(s_lse(stage) + 2 * kRowBytes + thread * 16, args.lse2_low + at, 16);
+      }
     }
   }
 
@@ -149,11 +157,13 @@ struct Backward {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const float lse2 = row_value(s_lse(stage), query, n, e);
+        float low = 0.0F;
+        if constexpr (kConfig.scaled) low = row_value(s_lse(stage) + 2 * kRowBytes, query, n, e);
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            S[m][n][2 * half + e] = probability(S[m][n][2 * half + e], scale, lse2);
+            S[m][n][2 * half + e] = probability(S[m][n][2 * half + e], scale, lse2, low);
           }
         }
       }
@@ -262,8 +272,8 @@ struct Backward {
       return;
     }
     if constexpr (kConfig.with_dq) stage_rows<kElement>(dP, 1.0F, sS(), warp_key(), query, lane);
-    FragmentA<kPlanes> a[kM][kN / 2];
     if constexpr (kWithV) {
+      FragmentA<kPlanes> a[kM][kN / 2];
       if constexpr (kConfig.scaled) multiply(S, kProbabilityScale);
       pack_fragments<kElement>(a, S);
       product_register<kElement, kConfig.scaled>(rV, a, sO(stage), query / 16, 0,
@@ -273,6 +283,7 @@ struct Backward {
     if constexpr (kWithK) {
       float ds_scale = 1.0F;
       if constexpr (kConfig.scaled) ds_scale = normalise(dP);
+      FragmentA<kDsPlanes> a[kM][kN / 2];
       pack_fragments<kElement>(a, dP);
       product_register<kElement, kConfig.scaled>(rK, a, sQ(stage), query / 16, 0,
                                                  ds_scale * q_scale, lane);  // (B9) dK += dS^T Q
@@ -288,9 +299,10 @@ struct Backward {
       for (int m = 0; m < kM; ++m) sP().load_a(a[m][0], warp_key() + 16 * m, k, lane);
       product_register<kElement, false>(rV, a, sO(stage), k, column_warp() * (kDv / kColumnWarps),
                                         1.0F, lane);  // (B3)
+      FragmentA<kDsPlanes> b[kM][1];
 #pragma unroll
-      for (int m = 0; m < kM; ++m) sS().load_a(a[m][0], warp_key() + 16 * m, k, lane);
-      product_register<kElement, false>(rK, a, sQ(stage), k, column_warp() * (kD / kColumnWarps),
+      for (int m = 0; m < kM; ++m) sS().load_a(b[m][0], warp_key() + 16 * m, k, lane);
+      product_register<kElement, false>(rK, b, sQ(stage), k, column_warp() * (kD / kColumnWarps),
                                         1.0F, lane);  // (B9)
     }
   }
@@ -303,7 +315,7 @@ struct Backward {
     clear(dQ);
 #pragma unroll
     for (int k = 0; k < kBlockN / 16; ++k) {
-      FragmentA<1> a[kQm][1];
+      FragmentA<kDsPlanes> a[kQm][1];
 #pragma unroll
       for (int m = 0; m < kQm; ++m) sS().load_a_trans(a[m][0], k, first + 16 * m, lane);
       product_register<kElement, false>(dQ, a, sK(), k, col, 1.0F, lane);

@@ -27,6 +27,7 @@ struct Config {
   bool modified = false;    ///< softcap, ALiBi, or a scale that is not positive
   bool with_dq = true;      ///< one pass: dQ is accumulated in memory by atomic additions
   bool split = false;       ///< queries in parts: dK, dV are accumulated in memory too
+  bool exact_ds = false;    ///< dS in two planes, where operands have one: small problems
   Gradients gradients = Gradients::both;  ///< both, unless with_dq is off and column_warps is 1
 
   bool operator==(const Config&) const = default;
@@ -41,6 +42,8 @@ struct Args {
   int q_scale_blocks = 0, k_scale_blocks = 0;
   const float* lse2 =
       nullptr;  ///< (B, Hq, rows_q): LSE * log2 e, +inf where nothing was seen: bwd_delta
+  /// (B, Hq, rows_q): what rounding took from lse2, written by refine; scaled only.
+  float* lse2_low = nullptr;
   const float* delta = nullptr;  ///< (B, Hq, rows_q): rowsum(dO O) - dLSE
   int rows_q = 0;                ///< seq_q rounded up to kScaleRows
   tile::View4 dq, dk, dv;        ///< gradients
@@ -51,8 +54,8 @@ struct Args {
   float* dv_sum = nullptr;
   int rows_k = 0;  ///< rows of a head in dk_sum, dv_sum: a multiple of 16
   int heads_q = 1, group = 1, seq_q = 0, seq_k = 0, head_dim = 0, head_dim_v = 0;
-  int cols_qk = 0, cols_v = 0;  ///< columns that rows of q, k and of v, d_o hold: a multiple of 8
-  const int* key_lengths = nullptr;  ///< (B), may be null
+  int cols_q = 0, cols_k = 0, cols_v = 0, cols_o = 0;  ///< columns that rows hold: multiples of 8
+  const int* key_lengths = nullptr;                    ///< (B), may be null
   long long key_lengths_b = 0;
   float scale = 0.0F, scale_log2 = 0.0F;  ///< scale, scale * log2 e
   float softcap = 0.0F;

@@ -220,7 +220,8 @@ void fill(Args& args, const Problem& p, const sm80::Operands& operands) {
   args.v_scale = operands[2].scale;
   args.q_scale_blocks = operands[0].blocks;
   args.k_scale_blocks = operands[1].blocks;
-  args.cols_qk = operands[0].cols;
+  args.cols_q = operands[0].cols;
+  args.cols_k = operands[1].cols;
   args.cols_v = operands[2].cols;
   args.o = sm80::view4(p.o);
   args.o_vectors = sm80::has_vectors(p.o);

@@ -97,12 +97,12 @@ struct Forward {
     const unsigned short* gQ = static_cast<const unsigned short*>(args.q.data) +
                                batch() * args.q.stride_b + head() * args.q.stride_h +
                                row * args.q.stride_s;
-    sQ().template load_async<kThreads>(gQ, args.q.stride_s, args.seq_q - row, args.cols_qk, thread);
+    sQ().template load_async<kThreads>(gQ, args.q.stride_s, args.seq_q - row, args.cols_q, thread);
   }
   __forceinline__ void load_k(int block, int stage) const {
     sK(stage).template load_async<kThreads>(
         gK + static_cast<i64>(block) * kBlockN * args.k.stride_s, args.k.stride_s,
-        seq_k - block * kBlockN, args.cols_qk, thread);
+        seq_k - block * kBlockN, args.cols_k, thread);
   }
   __forceinline__ void load_v(int block, int stage) const {
     sV(stage).template load_async<kThreads>(

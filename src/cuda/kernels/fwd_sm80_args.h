@@ -35,8 +35,8 @@ struct Args {
   long long lse_b = 0, lse_h = 0, lse_s = 0;
   long long o_split = 0, lse_split = 0;  ///< elements from one part to the next, split only
   int heads_q = 1, group = 1, seq_q = 0, seq_k = 0, head_dim_v = 0;
-  int cols_qk = 0, cols_v = 0;       ///< columns that rows of q, k and of v hold: a multiple of 8
-  const int* key_lengths = nullptr;  ///< (B), may be null
+  int cols_q = 0, cols_k = 0, cols_v = 0;  ///< columns that rows hold: multiples of 8
+  const int* key_lengths = nullptr;        ///< (B), may be null
   long long key_lengths_b = 0;
   float scale = 0.0F, scale_log2 = 0.0F;  ///< scale, scale * log2 e
   float softcap = 0.0F;

@@ -182,8 +182,9 @@ __forceinline__ void product_rows(Acc (&sum)[kM][kN], const SharedTile<kRowsA, k
 /// sum += A B: A in registers, B is rows 16 * b_k .. of tile `b`, columns b_col ... With `kFresh`
 /// the products start from zero, those with a low plane first, and are added as factor * product in
 /// float32.
-template <Element kElement, bool kFresh, int kM, int kN, int kK, int kRows, int kCols, int kPlanes>
-__forceinline__ void product_register(Acc (&sum)[kM][kN], const FragmentA<kPlanes> (&a)[kM][kK],
+template <Element kElement, bool kFresh, int kM, int kN, int kK, int kRows, int kCols, int kPlanes,
+          int kPlanesA>
+__forceinline__ void product_register(Acc (&sum)[kM][kN], const FragmentA<kPlanesA> (&a)[kM][kK],
                                       const SharedTile<kRows, kCols, kPlanes>& b, int b_k,
                                       int b_col, float factor, int lane) {
   if constexpr (kFresh) {
@@ -231,8 +232,11 @@ __forceinline__ void product_register(Acc (&sum)[kM][kN], const FragmentA<kPlane
         b.load_b_trans(rB, b_k + k, b_col + 8 * n, lane);
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
-          mma_high<kElement>(sum[m][n], a[m][k], rB, 0);
-          mma_high<kElement>(sum[m][n + 1], a[m][k], rB, 1);
+#pragma unroll
+          for (int p = kPlanesA - 1; p >= 0; --p) {
+            mma<kElement>(sum[m][n], a[m][k].r[p], rB.r[0][0], rB.r[0][1]);
+            mma<kElement>(sum[m][n + 1], a[m][k].r[p], rB.r[0][2], rB.r[0][3]);
+          }
         }
       }
     }
@@ -264,17 +268,26 @@ __forceinline__ void store_float_rows(const Acc (&x)[kM][kN], float factor, floa
   }
 }
 
-/// A fragment, times `factor`, to rows `row` .. and columns `col` .. of a tile as 16-bit elements.
-template <Element kElement, int kM, int kN, int kRows, int kCols>
+/// A fragment, times `factor`, to rows `row` .. and columns `col` .. of a tile as 16-bit elements,
+/// in its planes.
+template <Element kElement, int kM, int kN, int kRows, int kCols, int kPlanes>
 __forceinline__ void stage_rows(const Acc (&x)[kM][kN], float factor,
-                                const SharedTile<kRows, kCols>& tile, int row, int col, int lane) {
+                                const SharedTile<kRows, kCols, kPlanes>& tile, int row, int col,
+                                int lane) {
 #pragma unroll
   for (int r = 0; r < 2 * kM; ++r) {
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
-      const u32 at = tile.address(row + 16 * (r / 2) + lane / 4 + 8 * (r % 2), col / 8 + n);
-      store_shared_4(at + 4 * (lane % 4), pack<kElement>(factor * x[r / 2][n][2 * (r % 2)],
-                                                         factor * x[r / 2][n][2 * (r % 2) + 1]));
+      const u32 at = tile.address(row + 16 * (r / 2) + lane / 4 + 8 * (r % 2), col / 8 + n) +
+                     static_cast<u32>(4 * (lane % 4));
+      const float a = factor * x[r / 2][n][2 * (r % 2)];
+      const float b = factor * x[r / 2][n][2 * (r % 2) + 1];
+      const u32 high = pack<kElement>(a, b);
+      store_shared_4(at, high);
+      if constexpr (kPlanes == 2) {
+        store_shared_4(at + tile.kPlaneBytes, pack<kElement>(a - widen<kElement>(high & 0xffffU),
+                                                             b - widen_high<kElement>(high)));
+      }
     }
   }
 }

@@ -175,8 +175,9 @@ __forceinline__ void mask_transposed(Acc (&S)[kM][kN], const Diagonals& d, int s
 }
 
 /// (B1) P = exp(min(S - LSE, 0)), all in the log2 domain. CONTRACT 11
-__forceinline__ float probability(float s, float scale, float lse2) {
-  return exp2_approx(min_nan(__fmaf_rn(s, scale, -lse2), 0.0F));
+/// `low` is what rounding took from lse2.
+__forceinline__ float probability(float s, float scale, float lse2, float low) {
+  return exp2_approx(min_nan(__fmaf_rn(s, scale, -lse2) - low, 0.0F));
 }
 
 /// P is at most 1: two-plane operands hold P * 2^14.

@@ -1,0 +1,221 @@
+/// The sm_80-class rows: what they refuse, which tiles and splits they plan, and, with a device,
+/// that they repeat.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cuda/driver/device.h"
+#include "cuda/driver/memory.h"
+#include "cuda/kernels/bwd_sm80.hpp"
+#include "cuda/kernels/fwd_sm80.hpp"
+#include "problem/problem.h"
+#include "tilewise/attention.h"
+
+namespace tilewise {
+namespace {
+
+constexpr Device kCuda = {DeviceType::cuda, 0};
+
+Hardware machine(int arch) {
+  Hardware m;
+  m.device = kCuda;
+  m.arch = arch;
+  m.multiprocessors = arch == 90 ? 132 : 108;
+  m.shared_kib = arch == 80 ? 163 : arch == 90 ? 227 : 99;
+  m.matrix_tflops = arch == 90 ? 700.0 : 250.0;
+  m.float32_tflops = 50.0;
+  m.bandwidth_gbps = 2000.0;
+  m.launch_us = 3.0;
+  return m;
+}
+
+struct Shape {
+  DType dtype = DType::bfloat16;
+  std::int64_t batch = 1, heads = 1, seq = 1024, dim = 64, dim_v = 64;
+};
+
+Problem forward_problem(const Shape& s, const AttentionSpec& spec = {}) {
+  ForwardTensors t;
+  t.q = Tensor::bhsd(nullptr, s.dtype, s.batch, s.heads, s.seq, s.dim, kCuda);
+  t.k = t.q;
+  t.v = Tensor::bhsd(nullptr, s.dtype, s.batch, s.heads, s.seq, s.dim_v, kCuda);
+  t.o = t.v;
+  t.lse = Tensor::contiguous(nullptr, DType::float32, {s.batch, s.heads, s.seq}, kCuda);
+  return make_problem(t, spec, Purpose::plan);
+}
+
+Problem backward_problem(const Shape& s, const AttentionSpec& spec = {}) {
+  BackwardTensors t;
+  t.q = t.k = t.dq = t.dk = Tensor::bhsd(nullptr, s.dtype, s.batch, s.heads, s.seq, s.dim, kCuda);
+  t.v = t.o = t.d_o = t.dv =
+      Tensor::bhsd(nullptr, s.dtype, s.batch, s.heads, s.seq, s.dim_v, kCuda);
+  t.lse = Tensor::contiguous(nullptr, DType::float32, {s.batch, s.heads, s.seq}, kCuda);
+  return make_problem(t, spec, Purpose::plan);
+}
+
+const KernelRow& kForward = cuda::kFlashForwardSm80;
+const KernelRow& kOnePass = cuda::kFlashBackwardSm80;
+const KernelRow& kTwoPass = cuda::kFlashBackwardTwoPassSm80;
+
+std::string refusal(const KernelRow& row, const Problem& p, int arch = 90) {
+  return row.supports(row, p, machine(arch));
+}
+
+TEST(FlashSm80, EveryHeadDimHasATileOnEveryArchitecture) {
+  for (const int arch : {80, 86, 89, 90}) {
+    for (const DType dtype : {DType::bfloat16, DType::float16, DType::float32}) {
+      for (const std::int64_t dim : {1, 16, 40, 64, 80, 96, 128, 160, 192, 256}) {
+        const Shape shape{.dtype = dtype, .dim = dim, .dim_v = dim};
+        EXPECT_EQ(refusal(kForward, forward_problem(shape), arch), "") << arch << " " << dim;
+        EXPECT_EQ(refusal(kTwoPass, backward_problem(shape), arch), "") << arch << " " << dim;
+        if (dtype == DType::float32) continue;
+        EXPECT_EQ(refusal(kOnePass, backward_problem(shape), arch), "") << arch << " " << dim;
+      }
+    }
+  }
+}
+
+TEST(FlashSm80, RefusalsNameTheReason) {
+  EXPECT_NE(refusal(kForward, forward_problem({}), 75).find("7.5"), std::string::npos);
+  AttentionSpec dropout;
+  dropout.dropout.p = 0.5;
+  EXPECT_NE(refusal(kForward, forward_problem({}, dropout)).find("dropout"), std::string::npos);
+  EXPECT_NE(refusal(kForward, forward_problem({.dim = 512, .dim_v = 64})).find("256"),
+            std::string::npos);
+  EXPECT_NE(refusal(kOnePass, backward_problem({.dtype = DType::float32})).find("two passes"),
+            std::string::npos);
+  AttentionSpec deterministic;
+  deterministic.deterministic = true;
+  EXPECT_NE(refusal(kOnePass, backward_problem({}, deterministic)).find("deterministic"),
+            std::string::npos);
+  EXPECT_EQ(refusal(kTwoPass, backward_problem({}, deterministic)), "");
+}
+
+TEST(FlashSm80, KeysAreSplitOnlyWhenMultiprocessorsAreIdle) {
+  const Hardware m = machine(90);
+  const Cost full =
+      kForward.cost(kForward, forward_problem({.batch = 4, .heads = 32, .seq = 4096}), m);
+  EXPECT_EQ(full.splits, 1);
+  EXPECT_TRUE(full.memory.empty());
+  const Cost idle = kForward.cost(kForward, forward_problem({.seq = 8192}), m);
+  EXPECT_GT(idle.splits, 1);
+  // Splitting is only worth its workspace because it is faster than what one part could be.
+  EXPECT_LT(idle.ms, kForward.cost(kForward, forward_problem({.heads = 8, .seq = 8192}), m).ms);
+  ASSERT_EQ(idle.memory.size(), 2U);
+  EXPECT_EQ(idle.memory[0].bytes, std::int64_t{idle.splits} * 8192 * 64 * 4);
+}
+
+TEST(FlashSm80, Float32IsPackedAndOddStridesTooButAlignedRowsAreNot) {
+  const Hardware m = machine(90);
+  const Shape busy{.dtype = DType::float32, .batch = 8, .heads = 32};
+  const Cost planes = kForward.cost(kForward, forward_problem(busy), m);
+  ASSERT_EQ(planes.memory.size(), 6U);  // planes and scales of Q, K, V
+  EXPECT_EQ(planes.memory[0].bytes, std::int64_t{8} * 32 * 1024 * 64 * 4);
+  const Cost aligned = kForward.cost(kForward, forward_problem({.batch = 8, .heads = 32}), m);
+  EXPECT_TRUE(aligned.memory.empty());
+  const Cost odd = kForward.cost(
+      kForward, forward_problem({.batch = 8, .heads = 32, .dim = 37, .dim_v = 64}), m);
+  EXPECT_EQ(odd.memory.size(), 2U);  // Q and K; rows of V are whole vectors
+}
+
+TEST(FlashSm80, TwoPassesNeedNoSumsOfDq) {
+  const Hardware m = machine(90);
+  const Problem p = backward_problem({.batch = 4, .heads = 32, .seq = 2048});
+  const auto bytes = [](const Cost& cost) {
+    std::int64_t sum = 0;
+    for (const MemoryItem& item : cost.memory) sum += item.bytes;
+    return sum;
+  };
+  const std::int64_t rows = std::int64_t{4} * 32 * 2048;
+  EXPECT_EQ(bytes(kTwoPass.cost(kTwoPass, p, m)), 2 * rows * 4);
+  EXPECT_EQ(bytes(kOnePass.cost(kOnePass, p, m)), 2 * rows * 4 + rows * 64 * 4);
+}
+
+/// float32 or 16-bit random bits on the device.
+class DeviceTensor {
+ public:
+  DeviceTensor(DType dtype, std::int64_t batch, std::int64_t heads, std::int64_t seq,
+               std::int64_t dim, unsigned seed)
+      : bytes_(batch * heads * seq * dim * dtype_bytes(dtype)) {
+    data_ = cuda::allocate(bytes_, 0, nullptr);
+    tensor_ = Tensor::bhsd(data_, dtype, batch, heads, seq, dim, kCuda);
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    std::vector<std::byte> host(static_cast<std::size_t>(bytes_));
+    for (std::int64_t i = 0; i < tensor_.numel(); ++i) {
+      const float x = seed == 0 ? std::numeric_limits<float>::quiet_NaN() : normal(random);
+      // The upper half of a float is a bfloat16.
+      const auto width = static_cast<std::size_t>(dtype_bytes(dtype));
+      std::memcpy(&host[static_cast<std::size_t>(i) * width],
+                  reinterpret_cast<const char*>(&x) + 4 - width, width);
+    }
+    cuda::copy_to_device(data_, host.data(), bytes_, 0, nullptr);
+    cuda::synchronize(0, nullptr);
+  }
+  ~DeviceTensor() { cuda::release(data_, 0, nullptr); }
+  DeviceTensor(const DeviceTensor&) = delete;
+  DeviceTensor& operator=(const DeviceTensor&) = delete;
+  const Tensor& get() const { return tensor_; }
+  std::vector<std::byte> read() const {
+    std::vector<std::byte> host(static_cast<std::size_t>(bytes_));
+    cuda::copy_to_host(host.data(), data_, bytes_, 0, nullptr);
+    cuda::synchronize(0, nullptr);
+    return host;
+  }
+
+ private:
+  std::int64_t bytes_;
+  void* data_ = nullptr;
+  Tensor tensor_;
+};
+
+class FlashSm80Device : public ::testing::TestWithParam<DType> {
+ protected:
+  void SetUp() override {
+    if (cuda::device_count() == 0) GTEST_SKIP() << cuda::missing_driver_reason();
+  }
+};
+
+TEST_P(FlashSm80Device, ForwardAndTwoPassBackwardRepeatBitwise) {
+  constexpr std::int64_t kHeads = 3, kSeq = 1000, kDim = 64;
+  const DType dtype = GetParam();
+  const DeviceTensor q(dtype, 1, kHeads, kSeq, kDim, 1), k(dtype, 1, kHeads, kSeq, kDim, 2);
+  const DeviceTensor v(dtype, 1, kHeads, kSeq, kDim, 3), d_o(dtype, 1, kHeads, kSeq, kDim, 4);
+  AttentionSpec spec;
+  spec.causal = Causal::bottom_right;
+  spec.deterministic = true;
+  std::vector<std::vector<std::byte>> first;
+  for (int round = 0; round < 3; ++round) {
+    const DeviceTensor o(dtype, 1, kHeads, kSeq, kDim, 0),
+        lse(DType::float32, 1, kHeads, kSeq, 1, 0);
+    const DeviceTensor dq(dtype, 1, kHeads, kSeq, kDim, 0), dk(dtype, 1, kHeads, kSeq, kDim, 0);
+    const DeviceTensor dv(dtype, 1, kHeads, kSeq, kDim, 0);
+    const Tensor rows =
+        Tensor::contiguous(lse.get().data, DType::float32, {1, kHeads, kSeq}, kCuda);
+    ForwardTensors f{q.get(), k.get(), v.get(), o.get(), rows, {}};
+    const Plan forward_plan =
+        forward(f, spec, {}, {.implementation = "", .kernel = "flash_fwd_sm80"});
+    EXPECT_EQ(forward_plan.kernel, "flash_fwd_sm80");
+    BackwardTensors b;
+    b.q = q.get(), b.k = k.get(), b.v = v.get(), b.o = o.get(), b.lse = rows, b.d_o = d_o.get();
+    b.dq = dq.get(), b.dk = dk.get(), b.dv = dv.get();
+    const Plan backward_plan = backward(b, spec);
+    EXPECT_EQ(backward_plan.kernel, "flash_bwd_twopass_sm80");
+    const std::vector<std::vector<std::byte>> now = {o.read(), lse.read(), dq.read(), dk.read(),
+                                                     dv.read()};
+    if (round == 0) {
+      first = now;
+    } else {
+      EXPECT_EQ(first, now);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, FlashSm80Device, ::testing::Values(DType::bfloat16, DType::float32),
+                         [](const auto& test) { return std::string(dtype_name(test.param)); });
+
+}  // namespace
+}  // namespace tilewise
