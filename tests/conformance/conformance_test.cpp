@@ -20,8 +20,8 @@ struct Stretch {
   DeviceType device = DeviceType::cpu;
 };
 
-void PrintTo(const Stretch& stretch, std::ostream* out) {
-  *out << stretch.file << " cases " << stretch.begin << " to " << stretch.end;
+std::ostream& operator<<(std::ostream& out, const Stretch& stretch) {
+  return out << stretch.file << " cases " << stretch.begin << " to " << stretch.end;
 }
 
 std::string path_of(const std::string& file) {
