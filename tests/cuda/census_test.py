@@ -1,10 +1,9 @@
-"""The census: every packed kernel of every architecture, as the compiler described it. Needs no GPU.
+"""The census: every packed kernel of every architecture, as the compiler described it; no GPU.
 
-Takes the pack that the build made. Where the building machine had no NVRTC, NVRTC comes from PyPI into .venv and the
-pack is made here.
+Takes the pack that the build made. Where the building machine had no NVRTC, NVRTC comes from PyPI
+into .venv and the pack is made here.
 """
 
-import glob
 import os
 import subprocess
 import sys
@@ -16,18 +15,18 @@ NVRTC = "nvidia-cuda-nvrtc>=13.0,<13.1"
 
 
 def nvrtc_folder(source: Path) -> str | None:
-    """Folder of an NVRTC in the project's .venv, installed when it is missing; None when it cannot be had."""
+    """Folder of an NVRTC in the project's .venv, installed if missing; None where there is none."""
     venv = source / ".venv"
-    pattern = str(venv / "lib/python3*/site-packages/nvidia/*/lib/libnvrtc.so.*")
-    found = glob.glob(pattern)
+    pattern = "lib/python3*/site-packages/nvidia/*/lib/libnvrtc.so.*"
+    found = list(venv.glob(pattern))
     if not found:
         if not (venv / "bin/python").exists():
             subprocess.run([sys.executable, "-m", "venv", str(venv)], check=False)
         command = [str(venv / "bin/python"), "-m", "pip", "install", "--quiet", NVRTC]
         if not Path(command[0]).exists() or subprocess.run(command, check=False).returncode != 0:
             return None
-        found = glob.glob(pattern)
-    return str(Path(found[0]).parent) if found else None
+        found = list(venv.glob(pattern))
+    return str(found[0].parent) if found else None
 
 
 def cached(build: Path, name: str) -> str:
