@@ -210,6 +210,7 @@ TEST_F(OnDevice, ThreadsWithTheirOwnStreamsAgreeWithOne) {
   for (const KernelRow* row : all_rows()) {
     std::vector<std::string> failures(kThreads);
     std::vector<std::thread> threads;
+    threads.reserve(kThreads);
     for (int t = 0; t < kThreads; ++t) {
       threads.emplace_back([&, t] {
         try {

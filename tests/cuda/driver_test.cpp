@@ -69,7 +69,9 @@ TEST(TensorMap, RefusesWhatTmaCannotExpress) {
     change(spec);
     return !tensor_map_refusal(spec).empty();
   };
-  EXPECT_TRUE(refuses([](TensorMapSpec& s) { s.data = reinterpret_cast<void*>(8); }));
+  alignas(16) static char bytes[32];
+  EXPECT_TRUE(refuses([](TensorMapSpec& s) { s.data = bytes + 8; }));
+  EXPECT_FALSE(refuses([](TensorMapSpec& s) { s.data = bytes + 16; }));
   EXPECT_TRUE(refuses([](TensorMapSpec& s) { s.strides[1] = 40; }));
   EXPECT_TRUE(refuses([](TensorMapSpec& s) { s.strides[2] = -128; }));
   EXPECT_TRUE(refuses([](TensorMapSpec& s) { s.strides[3] = std::int64_t{1} << 40; }));

@@ -234,6 +234,7 @@ TEST(DiskCache, WritersAndReadersAtOnce) {
   const KernelEntry entry = some_entry(std::string(200000, 'c'));
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
+  threads.reserve(8);
   for (int t = 0; t < 8; ++t) {
     threads.emplace_back([&, t] {
       for (int i = 0; i < 20; ++i) {

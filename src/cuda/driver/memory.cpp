@@ -44,13 +44,15 @@ void* allocate(std::int64_t bytes, int device, void* stream) {
   const ContextScope scope(device);
   const Driver& d = driver();
   const CUmemoryPool pool = pool_of(device).pool;
-  CUdeviceptr data = 0;
+  void* data = nullptr;
+  auto* address_of_data = reinterpret_cast<CUdeviceptr*>(&data);
   const auto size = static_cast<std::size_t>(bytes);
-  CUresult result = d.cuMemAllocFromPoolAsync(&data, size, pool, static_cast<CUstream>(stream));
+  CUresult result =
+      d.cuMemAllocFromPoolAsync(address_of_data, size, pool, static_cast<CUstream>(stream));
   if (result == kCudaOutOfMemory) {
     // What the pool keeps may be what is missing.
     d.cuMemPoolTrimTo(pool, 0);
-    result = d.cuMemAllocFromPoolAsync(&data, size, pool, static_cast<CUstream>(stream));
+    result = d.cuMemAllocFromPoolAsync(address_of_data, size, pool, static_cast<CUstream>(stream));
   }
   if (result == kCudaOutOfMemory) {
     const MemoryInfo info = memory_info(device);
@@ -59,7 +61,7 @@ void* allocate(std::int64_t bytes, int device, void* stream) {
                       std::to_string(info.total_bytes) + " are free): " + describe_error(result));
   }
   check(result, "cuMemAllocFromPoolAsync", device);
-  return reinterpret_cast<void*>(data);
+  return data;
 }
 
 void release(void* data, int device, void* stream) noexcept {

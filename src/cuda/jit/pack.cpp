@@ -82,6 +82,7 @@ class PackWorkers {
   void run() {
     const unsigned count = std::clamp(std::thread::hardware_concurrency(), 1U, 16U);
     std::vector<std::thread> threads;
+    threads.reserve(count);
     for (unsigned i = 0; i < count; ++i) threads.emplace_back([this] { work(); });
     for (std::thread& thread : threads) thread.join();
     if (failure_) std::rethrow_exception(failure_);
