@@ -75,9 +75,9 @@ struct Args {
   tile::TensorMapBytes q, k, v, o;
   int heads_q = 1, group = 1, seq_q = 0, seq_k = 0;
   int tiles = 0;
-  float scale = 0.0F, scale_log2 = 0.0F;    ///< scale, scale * log2 e
-  float scale_cap = 0.0F, cap_log2 = 0.0F;  ///< scale / softcap, softcap * log2 e; 0 = off
-  const float* alibi = nullptr;             ///< (B, Hq), may be null
+  float scale = 0.0F, scale_log2 = 0.0F;  ///< scale, scale * log2 e
+  float scale_cap = 0.0F;                 ///< scale / softcap
+  const float* alibi = nullptr;           ///< (B, Hq), may be null
   long long alibi_b = 0, alibi_h = 0;
   float* lse = nullptr;  ///< may be null
   long long lse_b = 0, lse_h = 0, lse_s = 0;
@@ -88,6 +88,7 @@ struct Args {
   float* o_part =
       nullptr;  ///< split only: (split, row of all heads, padded Dv), lse_part (split, row)
   float* lse_part = nullptr;
+  float cap_log2 = 0.0F;  ///< softcap * log2 e, 0 = off
 };
 
 }  // namespace tilewise::fwd_sm90

@@ -1,0 +1,500 @@
+/// fwd_sm90: the consumer, a warpgroup: scores, softmax, values, epilogue of 64 query rows of each
+/// tile.
+#pragma once
+
+#include "cuda/kernels/fwd_sm90_shared.cuh"
+#include "cuda/tile/mma.cuh"
+#include "cuda/tile/softcap.cuh"
+#include "cuda/tile/softmax.cuh"
+#include "cuda/tile/tma.cuh"
+#include "cuda/tile/warpgroup.cuh"
+#include "cuda/tile/wgmma.cuh"
+
+namespace tilewise::fwd_sm90 {
+
+using namespace tile;
+
+template <Config kConfig>
+struct Consumer {
+  static constexpr int kBlockM = 64 * kConfig.warpgroups, kBlockN = kConfig.block_n;
+  static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
+  static constexpr SharedPlan kPlan{kConfig};
+  static constexpr int kTurnThreads = 256;  ///< a turn passes from one warpgroup to the next
+  using Scores = Wgmma<kConfig.element, kBlockN>;
+  using Values = Wgmma<kConfig.element, kDv>;
+  static_assert(!kConfig.chain_tiles ||
+                (kConfig.mask != Mask::both && kConfig.own_o && !kConfig.split));
+
+  const Args& args;
+  const Shared<kConfig> shared;
+  const int warpgroup, thread, warp, lane;  ///< thread, warp: of the warpgroup
+  const u64 dQ, dK, dV;                     ///< descriptors of the first buffer
+  Ring<kConfig.stages> rK, rV;
+  Ring<kConfig.q_buffers> rQ;
+  Ring<2> slots;
+  Tile tile;
+  BlockRange blocks;  ///< of this warpgroup's rows
+  int tile_begin = 0, tile_end = 0;
+  float rS[kBlockN / 2], rO[kDv / 2];
+  u32 rP[kBlockN / 4];
+  float m[2], l[2],
+      alpha[2];  ///< of rows r and r + 8: reference maximum (log2 domain), sum, what O is scaled by
+  float slope = 0.0F;  ///< ALiBi's, log2 domain
+
+  __forceinline__ Consumer(const Args& a, u32 shared_base, int group)
+      : args(a),
+        shared{shared_base},
+        warpgroup(group),
+        thread(static_cast<int>(threadIdx.x) & 127),
+        warp(thread / 32),
+        lane(thread % 32),
+        dQ(panel_descriptor(shared.q(0, group), 16)),
+        dK(panel_descriptor(shared.k(0), 16)),
+        dV(panel_descriptor(shared.v(0), kBlockN * kPanelRowBytes)) {}
+
+  __forceinline__ int pair(const Tile& t) const { return t.batch * args.heads_q + t.head; }
+  __forceinline__ int group_row() const { return tile.block * kBlockM + warpgroup * 64; }
+  __forceinline__ int thread_row() const { return group_row() + warp * 16 + lane / 4; }
+
+  // ---- hand-over with the producer and among warpgroups
+
+  __forceinline__ void wait_k() const {
+    mbarrier_wait(shared.k_full(static_cast<int>(rK.slot)), rK.parity);
+  }
+  __forceinline__ void wait_v() const {
+    mbarrier_wait(shared.v_full(static_cast<int>(rV.slot)), rV.parity);
+  }
+  __forceinline__ void wait_q() const {
+    mbarrier_wait(shared.q_full(static_cast<int>(rQ.slot), warpgroup), rQ.parity);
+  }
+  __forceinline__ void release_k() {
+    if (lane == 0) mbarrier_arrive(shared.k_empty(static_cast<int>(rK.slot)));
+    rK.advance();
+  }
+  __forceinline__ void release_v() {
+    if (lane == 0) mbarrier_arrive(shared.v_empty(static_cast<int>(rV.slot)));
+    rV.advance();
+  }
+  /// Q's place is free: at once, or (O in its place) when O has been copied out.
+  __forceinline__ void release_q() {
+    if (kConfig.own_o ? lane == 0 : thread == 0) {
+      mbarrier_arrive(shared.q_empty(static_cast<int>(rQ.slot), warpgroup));
+    }
+    rQ.advance();
+  }
+  /// Ping-pong: the products of one warpgroup run under the softmax of the others. One turn for
+  /// every block of the tile but one, skipped ones included.
+  __forceinline__ void await_turn() const {
+    if constexpr (kConfig.ping_pong) named_barrier_sync(1 + warpgroup, kTurnThreads);
+  }
+  __forceinline__ void pass_turn() const {
+    if constexpr (kConfig.ping_pong) {
+      named_barrier_arrive(1 + (warpgroup + 1) % kConfig.warpgroups, kTurnThreads);
+    }
+  }
+  __forceinline__ void sync_warpgroup() const { named_barrier_sync(8 + warpgroup, 128); }
+
+  __forceinline__ void fetch_tile() {
+    const int s = static_cast<int>(slots.slot);
+    mbarrier_wait(shared.tile_full(s), slots.parity);
+    const Bytes16 words = load_shared_16(shared.slot(s));
+    tile = {static_cast<int>(words.x), static_cast<int>(words.y), static_cast<int>(words.z),
+            static_cast<int>(words.w)};
+    __syncwarp();  // all lanes have read the slot
+    if (lane == 0) mbarrier_arrive(shared.tile_empty(s));
+    slots.advance();
+    const int row = tile.block * kBlockM;
+    const BlockRange all =
+        block_range<kConfig>(args, row, min(row + kBlockM, args.seq_q), tile.split);
+    tile_begin = all.begin;
+    tile_end = all.end;
+    own_range<kConfig>(blocks, args, group_row(), tile.split, tile_begin, tile_end);
+  }
+
+  /// Blocks of the tile right of this warpgroup's own: K and V in turn, or the producer could wait
+  /// for V's place while this waits for K. With kKeysOnly the number of V blocks still to pass over
+  /// is given back.
+  template <bool kKeysOnly>
+  __forceinline__ int skip_right() {
+    int skipped = 0;
+    if constexpr (kConfig.skip_blocks) {
+      for (int block = tile_end - 1; block >= blocks.end && block >= tile_begin; --block) {
+        wait_k();
+        if (block > tile_begin) {
+          await_turn();
+          pass_turn();
+        }
+        release_k();
+        if constexpr (kKeysOnly) {
+          ++skipped;
+        } else {
+          wait_v();
+          release_v();
+        }
+      }
+    }
+    return skipped;
+  }
+  __forceinline__ void skip_left() {
+    if constexpr (kConfig.skip_blocks && kConfig.mask == Mask::both) {
+      for (int block = blocks.begin - 1; block >= tile_begin; --block) {
+        wait_k();
+        await_turn();
+        pass_turn();
+        release_k();
+        wait_v();
+        release_v();
+      }
+    }
+  }
+
+  // ---- scores
+
+  /// (F2) S = Q K^T, issued
+  __forceinline__ void issue_scores() {
+    const u64 q = kConfig.q_buffers == 1 ? dQ : dQ + rQ.slot * (kPlan.q_buffer / 16);
+    const u64 k = dK + rK.slot * (kPlan.k_stage / 16);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kD / 16; ++i) {
+      Scores::multiply_shared(
+          rS, q + (i / 4) * (SharedPlan::kPanel / 16) + (i % 4) * kStepColumns,
+          k + (i / 4) * (kBlockN * kPanelRowBytes / 16) + (i % 4) * kStepColumns, i != 0);
+    }
+    wgmma_commit();
+  }
+
+  // ---- softmax step
+
+  /// (F3, F4, F5) raw scores to logits in the log2 domain.
+  __forceinline__ void modify(int block) {
+    if constexpr (kConfig.modified) {
+      if (args.cap_log2 != 0.0F) {
+#pragma unroll
+        for (int i = 0; i < kBlockN / 2; ++i)
+          rS[i] = args.cap_log2 * tanh_fast(args.scale_cap * rS[i]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kBlockN / 2; ++i) rS[i] *= args.scale_log2;
+      }
+      if (slope != 0.0F) {
+        // In float32: exact up to 2^24 keys, and rounded as the distance itself would be beyond.
+        const float distance = static_cast<float>(thread_row() + args.seq_k - args.seq_q -
+                                                  block * kBlockN - 2 * (lane % 4));
+#pragma unroll
+        for (int i = 0; i < kBlockN / 2; ++i) {
+          const float here = distance + static_cast<float>(8 * (i / 2 % 2) - 8 * (i / 4) - i % 2);
+          rS[i] = __fmaf_rn(-slope, fabsf(here), rS[i]);
+        }
+      }
+    }
+  }
+
+  /// Hidden scores become -inf: replaced, so that nothing of a hidden key leaks. CONTRACT 4, 5, 10
+  __forceinline__ void mask(int block) {
+    const int column = block * kBlockN + 2 * (lane % 4);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      int begin = 0, end = args.seq_k;
+      if constexpr (kConfig.mask != Mask::none) {
+        const int row = thread_row() + 8 * r;
+        end = min(end, row + args.high);
+        begin = row + args.low - column;
+      }
+      end -= column;
+#pragma unroll
+      for (int j = 0; j < kBlockN / 8; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          bool hidden = 8 * j + e >= end;
+          if constexpr (kConfig.mask == Mask::both) hidden |= 8 * j + e < begin;
+          if (hidden) rS[4 * j + 2 * r + e] = -infinity();
+        }
+      }
+    }
+  }
+
+  /// S becomes P in place, m and l follow, alpha is what O must be scaled by.
+  template <bool kFirst>
+  __forceinline__ void softmax() {
+    float scale = kConfig.modified ? 1.0F : args.scale_log2;
+    float top[2][2], base[2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) top[i / 2][i % 2] = rS[i];
+#pragma unroll
+    for (int i = 4; i < kBlockN / 2; ++i)
+      top[i / 2 % 2][i % 2] = fmaxf(top[i / 2 % 2][i % 2], rS[i]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float before = m[r];
+      const float now = quad_max(fmaxf(top[r][0], top[r][1])) * scale;
+      if constexpr (kFirst) {
+        m[r] = now;
+      } else if constexpr (kConfig.lazy_rescale) {
+        m[r] = now - before <= kSlack ? before : now;  // a NaN (-inf - -inf) is no reason to keep
+      } else {
+        m[r] = fmaxf(before, now);  // (F7) m_new = max(m, rowmax(S))
+      }
+      // Where nothing was seen yet every score is -inf: any finite base gives 2^-inf = 0, as alpha
+      // is 0 wherever `before` is -inf. CONTRACT 3
+      base[r] = fmaxf(m[r], -kLargest);
+      alpha[r] = kFirst ? 0.0F : exp2_approx(before - base[r]);
+    }
+    if constexpr (!kConfig.modified) {
+      // A fused s * scale - m is off by the rounding of m = s * scale at the largest score. That
+      // cancels in O and in LSE until it passes what P can hold: then both are rounded alike.
+      if (__any_sync(~0U, fmaxf(fabsf(m[0]), fabsf(m[1])) > kHugeMaximum)) {
+#pragma unroll
+        for (int i = 0; i < kBlockN / 2; ++i) rS[i] = __fmul_rn(rS[i], scale);
+        scale = 1.0F;
+      }
+    }
+    float sum[2][2] = {};
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i) {
+      const int r = i / 2 % 2;
+      rS[i] = exp2_approx(__fmaf_rn(rS[i], scale, -base[r]));  // (F8) P = exp(S - m)
+      sum[r][i % 2] += rS[i];
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {  // (F9) l
+      const float here = sum[r][0] + sum[r][1];
+      l[r] = kFirst ? here : __fmaf_rn(l[r], alpha[r], here);
+    }
+  }
+
+  __forceinline__ void pack_p() {
+#pragma unroll
+    for (int i = 0; i < kBlockN / 4; ++i) rP[i] = pack<kConfig.element>(rS[2 * i], rS[2 * i + 1]);
+  }
+
+  // ---- accumulate
+
+  /// (F10) O += P V, issued
+  __forceinline__ void issue_values() {
+    const u64 v = dV + rV.slot * (kPlan.v_stage / 16);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kBlockN / 16; ++i) {
+      Values::multiply_register(rO, rP[4 * i], rP[4 * i + 1], rP[4 * i + 2], rP[4 * i + 3],
+                                v + i * kStepRows);
+    }
+    wgmma_commit();
+  }
+  __forceinline__ void finish_values() {
+    wgmma_wait<0>();
+    pin(rO);
+    pin(rP);
+    release_v();
+  }
+
+  /// Scores of `block` beside the values of the block before, then its softmax.
+  template <bool kMasked>
+  __forceinline__ void step(int block) {
+    wait_k();
+    await_turn();
+    issue_scores();
+    wait_v();
+    issue_values();
+    pass_turn();
+    wgmma_wait<1>();  // S; O is still being summed
+    pin(rS);
+    release_k();
+    modify(block);
+    if constexpr (kMasked) mask(block);
+    softmax<false>();
+    finish_values();
+    // P may be packed only now: the products that just ended read it. So may O be scaled.
+    if (!kConfig.lazy_rescale || __any_sync(~0U, alpha[0] != 1.0F || alpha[1] != 1.0F)) {
+#pragma unroll
+      for (int i = 0; i < kDv / 2; ++i) rO[i] *= alpha[i / 2 % 2];
+    }
+    pack_p();
+  }
+
+  /// From the finished scores of the first block to P of the last.
+  __forceinline__ void process_blocks() {
+    int block = blocks.end - 1;
+#pragma unroll
+    for (int i = 0; i < kDv / 2; ++i) rO[i] = 0.0F;
+    modify(block);
+    if (block >= blocks.full_end || (kConfig.mask == Mask::both && block < blocks.full_begin))
+      mask(block);
+    softmax<true>();
+    pack_p();
+    --block;
+    if constexpr (kConfig.mask != Mask::none) {
+#pragma unroll 1
+      for (; block >= blocks.begin && block >= blocks.full_end; --block) step<true>(block);
+    }
+    const int full_begin = kConfig.mask == Mask::both ? blocks.full_begin : blocks.begin;
+#pragma unroll 1
+    for (; block >= full_begin; --block) step<false>(block);
+    if constexpr (kConfig.mask == Mask::both) {
+#pragma unroll 1
+      for (; block >= blocks.begin; --block) step<true>(block);
+    }
+  }
+
+  // ---- epilogue
+
+  /// (F11) alpha = 1 / l, (F12) LSE = m + log l
+  __forceinline__ void finish_rows(const Finished& done) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      l[r] = quad_sum(l[r]);
+      alpha[r] = l[r] == 0.0F ? 0.0F : 1.0F / l[r];
+      const int i = done.row + 8 * r;
+      if (lane % 4 != 0 || i >= args.seq_q) continue;
+      const float lse = (m[r] + log2_approx(l[r])) * kLn2;
+      if constexpr (kConfig.split) {
+        args.lse_part[(static_cast<i64>(done.tile.split) * (args.order.heads / args.splits) +
+                       pair(done.tile)) *
+                          args.seq_q +
+                      i] = lse;
+      } else if (args.lse != nullptr) {
+        args.lse[done.tile.batch * args.lse_b + done.tile.head * args.lse_h + i * args.lse_s] = lse;
+      }
+    }
+    if constexpr (!kConfig.split) {
+      // O's staging place is free: own, when the tile before has been copied out; in Q's place,
+      // when all four warps are done with Q.
+      if (kConfig.own_o && thread == 0) bulk_wait_read();
+      sync_warpgroup();
+    }
+  }
+
+  __forceinline__ void store_o(const Finished& done) {
+    if constexpr (kConfig.split) {
+      store_parts(done);
+    } else {
+      const u32 sO = shared.o(warpgroup);
+      const int row = warp * 16 + lane % 16;
+#pragma unroll
+      for (int k = 0; k < kDv / 16; ++k) {
+        u32 words[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          words[i] = pack<kConfig.element>(rO[8 * k + 2 * i] * alpha[i % 2],
+                                           rO[8 * k + 2 * i + 1] * alpha[i % 2]);
+        }
+        const int chunk = (k % 4 * 2 + lane / 16) ^ (row % 8);
+        store_matrix_x4(sO + (k / 4) * SharedPlan::kPanel + row * kPanelRowBytes + chunk * 16,
+                        words);
+      }
+      fence_async_shared();
+      sync_warpgroup();  // the whole warpgroup has staged its rows
+      if (thread == 0) {
+        for (int p = 0; p < SharedPlan::panels(kDv); ++p) {
+          tma_store(&args.o, sO + p * SharedPlan::kPanel, p * kPanelColumns, done.tile.head,
+                    done.tile.block * kBlockM + warpgroup * 64, done.tile.batch);
+        }
+        bulk_commit();
+        if (!kConfig.own_o) bulk_wait_read();
+      }
+    }
+  }
+
+  __forceinline__ void store_parts(const Finished& done) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int i = done.row + 8 * r;
+      if (i >= args.seq_q) continue;
+      float* to = args.o_part +
+                  ((static_cast<i64>(done.tile.split) * (args.order.heads / args.splits) +
+                    pair(done.tile)) *
+                       args.seq_q +
+                   i) *
+                      kDv +
+                  2 * (lane % 4);
+#pragma unroll
+      for (int j = 0; j < kDv / 8; ++j) {
+        store_global_8(to + 8 * j, rO[4 * j + 2 * r] * alpha[r], rO[4 * j + 2 * r + 1] * alpha[r]);
+      }
+    }
+  }
+
+  /// Rows of this warpgroup that see no key of the tile: O = 0, LSE = -inf. CONTRACT 3
+  __forceinline__ void finish_empty_tile() {
+    wait_q();  // not read, but its place may be where O is staged
+    if (group_row() < args.seq_q) {
+      m[0] = m[1] = -infinity();
+      l[0] = l[1] = 0.0F;
+#pragma unroll
+      for (int i = 0; i < kDv / 2; ++i) rO[i] = 0.0F;
+      const Finished done{tile, thread_row()};
+      finish_rows(done);
+      store_o(done);
+    }
+    release_q();
+  }
+
+  __forceinline__ void first_scores_wait() {
+    wgmma_wait<0>();
+    pin(rS);
+    release_k();
+  }
+
+  __forceinline__ void run() {
+    if (kConfig.ping_pong && warpgroup == kConfig.warpgroups - 1)
+      pass_turn();  // the first turn is warpgroup 0's
+    fetch_tile();
+    while (tile.block >= 0) {
+      skip_right<false>();
+      if (blocks.begin >= blocks.end) {
+        finish_empty_tile();
+        fetch_tile();
+        continue;
+      }
+      wait_q();
+      wait_k();
+      issue_scores();
+      first_scores_wait();
+      while (true) {
+        if constexpr (kConfig.modified) {
+          slope = args.alibi == nullptr
+                      ? 0.0F
+                      : kLog2e * args.alibi[tile.batch * args.alibi_b + tile.head * args.alibi_h];
+        }
+        process_blocks();
+        if constexpr (kConfig.own_o) release_q();
+        const Finished done{tile, thread_row()};
+        if constexpr (kConfig.chain_tiles) {
+          fetch_tile();
+          if (tile.block >= 0 && blocks.begin < blocks.end) {
+            const int skipped = skip_right<true>();
+            wait_v();
+            issue_values();
+            wait_q();
+            wait_k();
+            issue_scores();
+            finish_rows(done);
+            wgmma_wait<1>();
+            pin(rO);
+            pin(rP);
+            release_v();
+            store_o(done);
+            first_scores_wait();
+            for (int i = 0; i < skipped; ++i) {
+              wait_v();
+              release_v();
+            }
+            continue;
+          }
+        }
+        wait_v();
+        issue_values();
+        finish_rows(done);
+        finish_values();
+        skip_left();
+        store_o(done);
+        if constexpr (!kConfig.own_o) release_q();
+        break;
+      }
+      if constexpr (!kConfig.chain_tiles) fetch_tile();
+    }
+    if (thread == 0) bulk_wait_read();  // shared memory must outlive the copies out of it
+  }
+};
+
+}  // namespace tilewise::fwd_sm90
