@@ -1,0 +1,224 @@
+#include "cuda/kernels/bwd_sm80_tiles.h"
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "plan/accounting.h"
+
+namespace tilewise::cuda::bwd_tiles {
+namespace {
+
+// By the larger padded head dim, best first; smaller tiles are for little shared memory.
+constexpr Tile kOne32[] = {{64, 128, 4, 1, 32, 2, 2, 260.0}};
+constexpr Tile kOne64[] = {{64, 128, 4, 1, 32, 2, 2, 350.0}};
+constexpr Tile kOne96[] = {{64, 64, 4, 1, 64, 2, 2, 260.0}};
+constexpr Tile kOne128[] = {{64, 128, 8, 2, 32, 2, 1, 325.0}, {64, 64, 4, 1, 64, 1, 2, 280.0}};
+constexpr Tile kOne192[] = {{64, 64, 8, 2, 32, 2, 1, 250.0}, {32, 64, 8, 2, 16, 1, 1, 200.0}};
+constexpr Tile kOne256[] = {{32, 64, 8, 2, 16, 2, 1, 225.0}, {32, 32, 4, 2, 16, 1, 1, 120.0}};
+
+// The first member is bwd_sm80 without dQ, the second bwd_dq_sm80, whose column_warps and sub_m do
+// not matter.
+constexpr TilePair kTwo32[] = {
+    {{64, 128, 4, 1, 32, 2, 2, 150.0}, {128, 32, 4, 1, 32, 2, 2, 150.0}}};
+constexpr TilePair kTwo64[] = {
+    {{64, 128, 4, 1, 32, 2, 2, 290.0}, {128, 32, 4, 1, 32, 2, 2, 290.0}}};
+constexpr TilePair kTwo96[] = {{{64, 64, 4, 1, 64, 2, 2, 240.0}, {64, 64, 4, 1, 32, 2, 2, 240.0}}};
+constexpr TilePair kTwo128[] = {
+    {{64, 64, 4, 1, 64, 2, 2, 260.0}, {128, 32, 4, 1, 32, 2, 2, 260.0}}};
+constexpr TilePair kTwo192[] = {{{64, 64, 8, 2, 32, 2, 1, 200.0}, {64, 32, 4, 1, 32, 1, 2, 200.0}},
+                                {{32, 64, 8, 2, 16, 1, 1, 160.0}, {64, 32, 4, 1, 32, 1, 2, 160.0}}};
+constexpr TilePair kTwo256[] = {{{32, 64, 8, 2, 16, 2, 1, 180.0}, {64, 32, 4, 1, 32, 1, 2, 180.0}},
+                                {{32, 32, 4, 2, 16, 1, 1, 100.0}, {64, 32, 4, 1, 32, 1, 2, 100.0}}};
+// float32: operands in one or two planes with scale factors; no column_warps.
+constexpr TilePair kFloat32[] = {
+    {{64, 128, 4, 1, 32, 2, 2, 80.0}, {128, 32, 4, 1, 32, 2, 2, 80.0}}};
+constexpr TilePair kFloat64[] = {{{64, 64, 4, 1, 64, 1, 2, 87.0}, {64, 64, 4, 1, 32, 1, 2, 87.0}}};
+constexpr TilePair kFloat96[] = {{{32, 64, 4, 1, 32, 1, 2, 85.0}, {64, 32, 4, 1, 32, 1, 2, 85.0}}};
+constexpr TilePair kFloat128[] = {{{32, 64, 4, 1, 32, 1, 2, 74.0}, {64, 32, 4, 1, 32, 1, 2, 74.0}}};
+constexpr TilePair kFloat192[] = {{{16, 64, 4, 1, 16, 1, 1, 60.0}, {64, 16, 4, 1, 32, 1, 1, 60.0}},
+                                  {{16, 32, 2, 1, 16, 1, 1, 35.0}, {32, 16, 2, 1, 32, 1, 1, 35.0}}};
+constexpr TilePair kFloat256[] = {
+    {{16, 64, 4, 1, 16, 1, 1, 50.0}, {64, 16, 4, 1, 32, 1, 1, 50.0}, true},
+    {{16, 32, 2, 1, 16, 1, 1, 30.0}, {32, 16, 2, 1, 32, 1, 1, 30.0}, true}};
+
+int largest_dim(const Problem& p) {
+  return std::max(sm80::padded(p.head_dim), sm80::padded(p.head_dim_v));
+}
+
+/// Problems that take no time whatever they do: dS is kept in two planes, because with few terms
+/// its rounding to the input's type would show in dQ and dK.
+bool is_small(const Problem& p) {
+  constexpr std::int64_t kPairs = std::int64_t{1} << 21;
+  return p.batch * p.heads_q * p.seq_q * p.seq_k <= kPairs;
+}
+
+KernelUnit unit(const Config& c, const char* stem, int min_blocks, int bytes) {
+  const auto number = [](const char* name, int value) {
+    return std::string(", .") + name + " = " + std::to_string(value);
+  };
+  const auto flag = [](const char* name, bool value) {
+    return std::string(", .") + name + " = " + sm80::bool_text(value);
+  };
+  std::string config =
+      sm80::form_text({c.element, c.planes, c.scaled}) + number("head_dim", c.head_dim) +
+      number("head_dim_v", c.head_dim_v) + number("block_m", c.block_m) +
+      number("block_n", c.block_n) + number("warps", c.warps) +
+      number("column_warps", c.column_warps) + number("sub_m", c.sub_m) +
+      number("stages", c.stages) + flag("positional", c.positional) + flag("modified", c.modified) +
+      flag("with_dq", c.with_dq) + flag("split", c.split) + flag("exact_ds", c.exact_ds);
+  if (c.gradients != Gradients::both) {
+    config += std::string(", .gradients = tilewise::bwd_sm80::Gradients::") +
+              (c.gradients == Gradients::keys ? "keys" : "values");
+  }
+  return {.stem = stem,
+          .config = std::move(config),
+          .threads = c.warps * 32,
+          .min_blocks = min_blocks,
+          .shared_bytes = bytes};
+}
+
+}  // namespace
+
+std::span<const Tile> one_pass_tiles(const Problem& p) {
+  const int dim = largest_dim(p);
+  if (dim <= 32) return kOne32;
+  if (dim <= 64) return kOne64;
+  if (dim <= 96) return kOne96;
+  if (dim <= 128) return kOne128;
+  if (dim <= 192) return kOne192;
+  return kOne256;
+}
+
+std::span<const TilePair> two_pass_tiles(const Problem& p) {
+  const int dim = largest_dim(p);
+  const bool scaled = sm80::form(p).scaled;
+  if (dim <= 32) return scaled ? std::span<const TilePair>(kFloat32) : kTwo32;
+  if (dim <= 64) return scaled ? std::span<const TilePair>(kFloat64) : kTwo64;
+  if (dim <= 96) return scaled ? std::span<const TilePair>(kFloat96) : kTwo96;
+  if (dim <= 128) return scaled ? std::span<const TilePair>(kFloat128) : kTwo128;
+  if (dim <= 192) return scaled ? std::span<const TilePair>(kFloat192) : kTwo192;
+  return scaled ? std::span<const TilePair>(kFloat256) : kTwo256;
+}
+
+Dims dims(const Problem& p) {
+  if (sm80::form(p).scaled) return {sm80::padded(p.head_dim), sm80::padded(p.head_dim_v)};
+  return {largest_dim(p), largest_dim(p)};
+}
+
+Config make_config(const Problem& p, const Tile& tile, bool with_dq, bool split) {
+  const sm80::Form form = sm80::form(p);
+  return {.element = form.element,
+          .planes = form.planes,
+          .scaled = form.scaled,
+          .head_dim = dims(p).qk,
+          .head_dim_v = dims(p).v,
+          .block_m = tile.block_m,
+          .block_n = tile.block_n,
+          .warps = tile.warps,
+          .column_warps = tile.column_warps,
+          .sub_m = tile.sub_m,
+          .stages = tile.stages,
+          .positional = p.has_positional_mask(),
+          .modified = sm80::is_modified(p, form),
+          .with_dq = with_dq,
+          .split = split,
+          .exact_ds = !form.scaled && is_small(p)};
+}
+
+/// As bwd_sm80.cuh lays it out.
+int shared_bytes(const Config& c) {
+  const int row = (c.head_dim + c.head_dim_v) * c.planes * 2;
+  const int crossing = c.block_n * c.block_m * 2;
+  const int crossing_ds = c.with_dq || c.column_warps > 1 ? crossing * (c.exact_ds ? 2 : 1) : 0;
+  return c.block_n * row + c.stages * c.block_m * (row + (c.scaled ? 12 : 8)) + crossing_ds +
+         (c.column_warps > 1 ? crossing : 0);
+}
+/// As bwd_dq_sm80.cuh lays it out.
+int query_shared_bytes(const Config& c) {
+  return (c.block_m + c.stages * c.block_n) * (c.head_dim + c.head_dim_v) * c.planes * 2;
+}
+
+KernelUnit key_unit(const Config& c, int min_blocks) {
+  return unit(c, "bwd_sm80", min_blocks, shared_bytes(c));
+}
+KernelUnit query_unit(const Config& c, int min_blocks) {
+  return unit(c, "bwd_dq_sm80", min_blocks, query_shared_bytes(c));
+}
+KernelUnit refine_unit(const Config& c, int min_blocks) {
+  KernelUnit made = query_unit(c, min_blocks);
+  made.entry = "refine";
+  return made;
+}
+
+bool refines(const Problem& p) { return sm80::form(p).planes == 2; }
+
+std::int64_t blocks_of(std::int64_t rows, int block) { return (rows + block - 1) / block; }
+std::int64_t rows_q(const Problem& p) {
+  return blocks_of(p.seq_q, tile::kScaleRows) * tile::kScaleRows;
+}
+std::int64_t rows_k(const Problem& p, int block_n) { return blocks_of(p.seq_k, block_n) * block_n; }
+std::int64_t queries_per_split(const Problem& p, int block_m, int splits) {
+  return blocks_of(blocks_of(p.seq_q, splits), block_m) * block_m;
+}
+
+double predict(const Problem& p, const Tile& tile, double heads, double blocks, int block_rows,
+               double others, int splits, double products, const Hardware& machine) {
+  const double pairs = visible_pairs(p);
+  if (pairs <= 0.0 || heads * blocks <= 0.0) return sm80::kKernelMs;
+  const double dims = static_cast<double>(p.head_dim + p.head_dim_v);
+  const double pair_flops = products * dims;
+  const double tiles = heads * blocks;
+  sm80::Load load;
+  // Blocks that a diagonal cuts are computed whole.
+  const double whole =
+      p.has_positional_mask()
+          ? 1.0 + 0.5 * tile.block_m / std::max(1.0, pairs / (heads * blocks * block_rows))
+          : 1.0;
+  load.flops = pairs * pair_flops * whole;
+  load.tflops = tile.tflops * products / 5.0;  // the tables count five products of the whole pass
+  load.blocks_per_sm = tile.min_blocks;
+  const double average = load.flops / tiles;
+  const double full = others * block_rows * pair_flops;
+  load.tiles = tiles * splits;
+  load.largest = std::max(average, p.has_positional_mask() ? full : average) / splits;
+  return sm80::kKernelMs + sm80::time_ms(load, machine);
+}
+
+OnePass choose_one_pass(const Problem& p, const Hardware& machine) {
+  OnePass best;
+  const double heads = static_cast<double>(p.batch * p.heads_k);
+  for (const Tile& tile : one_pass_tiles(p)) {
+    if (shared_bytes(make_config(p, tile, true, false)) > machine.shared_kib * 1024) continue;
+    for (const int wanted : {1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16}) {
+      if (wanted > 1 && p.seq_q < 128 * wanted) break;
+      const std::int64_t queries = queries_per_split(p, tile.block_m, wanted);
+      const int splits =
+          wanted == 1 ? 1 : static_cast<int>(blocks_of(p.seq_q, static_cast<int>(queries)));
+      double ms =
+          predict(p, tile, heads, static_cast<double>(blocks_of(p.seq_k, tile.block_n)),
+                  tile.block_n, static_cast<double>(p.seq_q * p.group()), splits, 5.0, machine);
+      if (splits > 1) {
+        const double sums =
+            heads * static_cast<double>(rows_k(p, tile.block_n)) * (dims(p).qk + dims(p).v) * 4.0;
+        ms += 2.0 * sm80::kKernelMs + 1e-6 * sums * (2.0 + splits) / machine.bandwidth_gbps;
+      }
+      if (best.tile == nullptr || ms < best.ms) best = {&tile, splits, ms};
+    }
+  }
+  return best;
+}
+
+const TilePair* choose_two_pass(const Problem& p, const Hardware& machine) {
+  for (const TilePair& pair : two_pass_tiles(p)) {
+    if (shared_bytes(make_config(p, pair.keys, false, false)) <= machine.shared_kib * 1024 &&
+        query_shared_bytes(make_config(p, pair.queries, false, false)) <=
+            machine.shared_kib * 1024) {
+      return &pair;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace tilewise::cuda::bwd_tiles

@@ -1,0 +1,75 @@
+/// Tiles of the backward on mma.sync, and which of them a problem gets. Used by bwd_sm80.cpp.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "cuda/kernels/bwd_sm80_args.h"
+#include "cuda/kernels/sm80.hpp"
+#include "plan/kernel_row.h"
+
+namespace tilewise::cuda::bwd_tiles {
+
+using bwd_sm80::Args;
+using bwd_sm80::Config;
+using bwd_sm80::Gradients;
+
+/// A tile that was found good: see bwd_sm80.md.
+struct Tile {
+  int block_m, block_n, warps, column_warps, sub_m, stages;
+  int min_blocks;  ///< on a multiprocessor
+  double tflops;   ///< reached on an H100 with every multiprocessor full
+};
+/// The two launches of the repeatable form.
+struct TilePair {
+  Tile keys, queries;
+  bool apart = false;  ///< dK and dV in launches of their own
+};
+
+/// Head dims of the config. 16-bit: both the larger one, which is what the tables' tiles divide
+/// among warps; the columns that a tensor lacks are zeros. float32: each its own, as its planes
+/// were packed.
+struct Dims {
+  int qk, v;
+};
+Dims dims(const Problem& p);
+
+/// The tiles of a head dim, best first.
+std::span<const Tile> one_pass_tiles(const Problem& p);
+std::span<const TilePair> two_pass_tiles(const Problem& p);
+
+Config make_config(const Problem& p, const Tile& tile, bool with_dq, bool split);
+int shared_bytes(const Config& c);
+int query_shared_bytes(const Config& c);
+
+KernelUnit key_unit(const Config& c, int min_blocks);
+KernelUnit query_unit(const Config& c, int min_blocks);
+KernelUnit refine_unit(const Config& c, int min_blocks);
+
+/// float32: lse2 is refined where it is too coarse.
+bool refines(const Problem& p);
+
+std::int64_t blocks_of(std::int64_t rows, int block);
+/// Rows of a head in what bwd_delta writes and in the sums of dQ.
+std::int64_t rows_q(const Problem& p);
+/// Rows of a head in the sums of dK and dV.
+std::int64_t rows_k(const Problem& p, int block_n);
+std::int64_t queries_per_split(const Problem& p, int block_m, int splits);
+
+/// Milliseconds of one launch over `blocks` blocks a head that computes `products` matrix products
+/// of the five (or seven) of a backward.
+double predict(const Problem& p, const Tile& tile, double heads, double blocks, int block_rows,
+               double others, int splits, double products, const Hardware& machine);
+
+/// The best tile and number of parts of the one-pass form; no tile when none fits.
+struct OnePass {
+  const Tile* tile = nullptr;
+  int splits = 1;
+  double ms = 0.0;
+};
+
+OnePass choose_one_pass(const Problem& p, const Hardware& machine);
+/// The first pair that fits; null when none does.
+const TilePair* choose_two_pass(const Problem& p, const Hardware& machine);
+
+}  // namespace tilewise::cuda::bwd_tiles
