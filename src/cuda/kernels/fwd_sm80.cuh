@@ -45,7 +45,6 @@ struct Forward {
   Diagonals diagonals;
   ScoreModification mod;
   u32 shared;
-  const unsigned short *gK, *gV;
   float q_scale;
   FragmentA<kPlanes> rQ[kConfig.q_in_registers ? kM : 1][kConfig.q_in_registers ? kD / 16 : 1];
   Acc rO[kM][kDv / 8];
@@ -71,10 +70,6 @@ struct Forward {
         diagonals(a.positions, a.seq_q, keys),
         shared(shared_base) {
     head_k = head() / args.group;
-    gK = static_cast<const unsigned short*>(args.k.data) + batch() * args.k.stride_b +
-         head_k * args.k.stride_h;
-    gV = static_cast<const unsigned short*>(args.v.data) + batch() * args.v.stride_b +
-         head_k * args.v.stride_h;
     if constexpr (kConfig.scaled) {
       const int block = min(warp_row() / kScaleRows, args.q_scale_blocks - 1);
       q_scale = args.q_scale[static_cast<i64>(tile.pair) * args.q_scale_blocks + block];
@@ -99,14 +94,18 @@ struct Forward {
                                row * args.q.stride_s;
     sQ().template load_async<kThreads>(gQ, args.q.stride_s, args.seq_q - row, args.cols_q, thread);
   }
+  __forceinline__ const unsigned short* key_rows(const View& view) const {
+    return static_cast<const unsigned short*>(view.data) + batch() * view.stride_b +
+           head_k * view.stride_h;
+  }
   __forceinline__ void load_k(int block, int stage) const {
     sK(stage).template load_async<kThreads>(
-        gK + static_cast<i64>(block) * kBlockN * args.k.stride_s, args.k.stride_s,
+        key_rows(args.k) + static_cast<i64>(block) * kBlockN * args.k.stride_s, args.k.stride_s,
         seq_k - block * kBlockN, args.cols_k, thread);
   }
   __forceinline__ void load_v(int block, int stage) const {
     sV(stage).template load_async<kThreads>(
-        gV + static_cast<i64>(block) * kBlockN * args.v.stride_s, args.v.stride_s,
+        key_rows(args.v) + static_cast<i64>(block) * kBlockN * args.v.stride_s, args.v.stride_s,
         seq_k - block * kBlockN, args.cols_v, thread);
   }
   __forceinline__ void keep_q() {
