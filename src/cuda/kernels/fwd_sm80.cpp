@@ -351,7 +351,8 @@ void add_fwd_sm80_units(std::vector<PackUnit>& units, int arch) {
       // NOTE: the tile of 16-bit dim 128 is not packed, it is compiled at first use: on 90
       // flash_fwd_sm90 takes its problems, for the others it spills more than the pack may hold.
     }
-    add(DType::float32, 64, causal, false, kPlanes64[0]);
+    // NOTE: on 90 the masked float32 tile of dim 64 spills more than the pack may hold.
+    if (!causal || arch != 90) add(DType::float32, 64, causal, false, kPlanes64[0]);
     add(DType::float32, 128, causal, false, kPlanes128[0]);
   }
 }

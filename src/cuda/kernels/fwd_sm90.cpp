@@ -233,7 +233,6 @@ void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
       if (dim == 64 || dim == 128) add(DType::float16, dim, causal, 16384, false);
     }
   }
-  add(DType::bfloat16, 64, true, 16384, true);
   add(DType::bfloat16, 128, true, 16384, true);
 }
 
