@@ -1,0 +1,159 @@
+/// One thread block on the CPU: every thread is a fiber, collective instructions meet in their
+/// warp. Enough of CUDA's built-in names for the device files of src/cuda; what the wrappers of
+/// tile/ do is in kernel_emulation_test.py. It finds wrong indices, masks, formulas and missing
+/// writes; not races: copies are done at once, in program order.
+#pragma once
+
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#define __forceinline__ inline
+#define __shared__
+#define __align__(bytes)
+
+namespace emulator {
+
+struct Index {
+  unsigned x;
+};
+/// What a lane brings to a collective instruction.
+struct Slot {
+  unsigned words[6];
+};
+struct Warp {
+  Slot slots[2][32];
+  unsigned long arrived = 0;
+};
+struct Fiber {
+  ucontext_t context;
+  std::vector<char> stack;
+  unsigned thread = 0;
+  unsigned long collectives = 0, barriers = 0;
+  bool done = false;
+};
+
+inline std::vector<Fiber> fibers;
+inline Fiber* current = nullptr;
+inline ucontext_t scheduler;
+inline std::vector<Warp> warps;
+inline unsigned long arrived_at_barrier = 0;
+inline Index block_index;
+inline std::function<void()> body;
+inline unsigned char* shared_base = nullptr;
+
+inline void yield() { swapcontext(&current->context, &scheduler); }
+inline void start() {
+  body();
+  current->done = true;
+  yield();
+}
+
+/// Runs `kernel` as thread block `index`.
+inline void run_block(unsigned index, unsigned threads, std::function<void()> kernel) {
+  body = std::move(kernel);
+  block_index.x = index;
+  arrived_at_barrier = 0;
+  warps.assign(threads / 32, {});
+  fibers = std::vector<Fiber>(threads);
+  for (unsigned i = 0; i < threads; ++i) {
+    Fiber& fiber = fibers[i];
+    fiber.thread = i;
+    fiber.stack.resize(512 * 1024);
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.data();
+    fiber.context.uc_stack.ss_size = fiber.stack.size();
+    fiber.context.uc_link = &scheduler;
+    makecontext(&fiber.context, start, 0);
+  }
+  for (unsigned left = threads; left > 0;) {
+    left = 0;
+    for (Fiber& fiber : fibers) {
+      if (fiber.done) continue;
+      current = &fiber;
+      swapcontext(&scheduler, &fiber.context);
+      if (!fiber.done) ++left;
+    }
+  }
+}
+
+/// Leaves `slot` and gives those of all lanes, once they have come. Two sets in turn: a lane that
+/// comes to the next but one instruction knows that all have read this one's.
+inline const Slot* meet(const Slot& slot) {
+  Warp& warp = warps[current->thread / 32];
+  Slot* slots = warp.slots[current->collectives % 2];
+  slots[current->thread % 32] = slot;
+  ++warp.arrived;
+  const unsigned long all = 32 * ++current->collectives;
+  while (warp.arrived < all) yield();
+  return slots;
+}
+
+inline unsigned bits(float x) {
+  unsigned u;
+  std::memcpy(&u, &x, 4);
+  return u;
+}
+inline float number(unsigned u) {
+  float x;
+  std::memcpy(&x, &u, 4);
+  return x;
+}
+
+}  // namespace emulator
+
+#define threadIdx (emulator::Index{emulator::current->thread})
+#define blockIdx emulator::block_index
+
+inline void __syncthreads() {
+  using namespace emulator;
+  ++arrived_at_barrier;
+  const unsigned long all = fibers.size() * ++current->barriers;
+  while (arrived_at_barrier < all) yield();
+}
+inline int __syncthreads_or(int value) {
+  static int any[2];
+  const unsigned long which = emulator::current->barriers / 2 % 2;
+  if (value != 0) any[which] = 1;
+  __syncthreads();
+  const int result = any[which];
+  __syncthreads();
+  any[which] = 0;
+  return result;
+}
+inline void __syncwarp() { emulator::meet({}); }
+inline float __shfl_xor_sync(unsigned, float x, int mask) {
+  const unsigned lane = emulator::current->thread % 32;
+  return emulator::number(emulator::meet({{emulator::bits(x)}})[lane ^ mask].words[0]);
+}
+inline int __shfl_sync(unsigned, int x, int lane) {
+  return static_cast<int>(emulator::meet({{static_cast<unsigned>(x)}})[lane].words[0]);
+}
+inline bool __any_sync(unsigned, bool value) {
+  const emulator::Slot* slots = emulator::meet({{value}});
+  for (int lane = 0; lane < 32; ++lane) {
+    if (slots[lane].words[0] != 0) return true;
+  }
+  return false;
+}
+inline float __int_as_float(int i) { return emulator::number(static_cast<unsigned>(i)); }
+inline int __float_as_int(float x) { return static_cast<int>(emulator::bits(x)); }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline float __fmul_rn(float a, float b) { return a * b; }
+
+namespace tilewise::tile {
+template <class A, class B>
+auto min(A a, B b) {
+  return a < b ? a : static_cast<decltype(a + b)>(b);
+}
+template <class A, class B>
+auto max(A a, B b) {
+  return a > b ? a : static_cast<decltype(a + b)>(b);
+}
+}  // namespace tilewise::tile

@@ -1,0 +1,422 @@
+/// fwd_sm80, bwd_sm80 and bwd_dq_sm80 on the emulator, against the formulas in float64: odd
+/// lengths, GQA, masks, operands of different widths, poisoned shared memory and outputs.
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <random>
+
+#include "cuda/kernels/bwd_dq_sm80.cuh"
+#include "cuda/kernels/bwd_sm80.cuh"
+#include "cuda/kernels/fwd_sm80.cuh"
+
+constexpr int kSharedBytes = 256 * 1024;
+namespace tilewise::fwd_sm80 {
+alignas(1024) unsigned char shared[kSharedBytes];
+}
+namespace tilewise::bwd_sm80 {
+alignas(1024) unsigned char shared[kSharedBytes];
+}
+namespace tilewise::bwd_dq_sm80 {
+alignas(1024) unsigned char shared[kSharedBytes];
+}
+
+namespace {
+
+using namespace tilewise;
+using tile::Element;
+using Bits = unsigned short;
+using Gradient = bwd_sm80::Config;
+
+constexpr Bits kPoison = 0x7fff;  // NaN in both types
+int failures = 0;
+
+struct Shape {
+  int heads_q = 2, heads_k = 1, seq_q = 33, seq_k = 129, dim = 40;
+  float scale = 0.158F;
+  float amplitude = 1.0F;
+  bool causal = false;
+};
+
+template <Element kElement>
+Bits narrow(float x) {
+  return static_cast<Bits>(tile::pack<kElement>(x, 0.0F));
+}
+template <Element kElement>
+float widened(Bits x) {
+  return tile::widen<kElement>(x);
+}
+
+/// Inputs, and the results of the formulas.
+struct Truth {
+  std::vector<float> q, k, v, d_o;
+  std::vector<double> o, lse, dq, dk, dv;
+};
+
+template <class Round>
+std::vector<float> random_values(std::mt19937& random, int count, float amplitude, Round round) {
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<std::size_t>(count));
+  for (float& x : values) x = round(amplitude * normal(random));
+  return values;
+}
+
+/// One query row of one head: (F1) to (F11), (B1) to (B9).
+void add_row(const Shape& s, int h, int i, Truth& t) {
+  const int row = h * s.seq_q + i, keys = h / (s.heads_q / s.heads_k) * s.seq_k;
+  const int visible = s.causal ? std::clamp(i + 1 + s.seq_k - s.seq_q, 0, s.seq_k) : s.seq_k;
+  const auto dot = [&](const std::vector<float>& a, int i_a, const auto& b, int i_b) {
+    double sum = 0.0;
+    for (int d = 0; d < s.dim; ++d) {
+      sum += static_cast<double>(a[i_a * s.dim + d]) * static_cast<double>(b[i_b * s.dim + d]);
+    }
+    return sum;
+  };
+  std::vector<double> p(static_cast<std::size_t>(visible));
+  for (int j = 0; j < visible; ++j) p[j] = dot(t.q, row, t.k, keys + j) * s.scale;
+  const double m = p.empty() ? 0.0 : *std::max_element(p.begin(), p.end());
+  double l = 0.0;
+  for (double& x : p) l += x = std::exp(x - m);
+  t.lse[row] = m + std::log(l);
+  for (int j = 0; j < visible; ++j) {
+    p[j] /= l;
+    for (int d = 0; d < s.dim; ++d) t.o[row * s.dim + d] += p[j] * t.v[(keys + j) * s.dim + d];
+  }
+  const double delta = dot(t.d_o, row, t.o, row);
+  for (int j = 0; j < visible; ++j) {
+    const double ds = p[j] * (dot(t.d_o, row, t.v, keys + j) - delta) * s.scale;
+    for (int d = 0; d < s.dim; ++d) {
+      t.dq[row * s.dim + d] += ds * t.k[(keys + j) * s.dim + d];
+      t.dk[(keys + j) * s.dim + d] += ds * t.q[row * s.dim + d];
+      t.dv[(keys + j) * s.dim + d] += p[j] * t.d_o[row * s.dim + d];
+    }
+  }
+}
+
+template <class Round>
+Truth make_truth(const Shape& s, Round round) {
+  std::mt19937 random(7);
+  Truth t;
+  const int queries = s.heads_q * s.seq_q, keys = s.heads_k * s.seq_k;
+  t.q = random_values(random, queries * s.dim, s.amplitude, round);
+  t.k = random_values(random, keys * s.dim, s.amplitude, round);
+  t.v = random_values(random, keys * s.dim, 1.0F, round);
+  t.d_o = random_values(random, queries * s.dim, 1.0F, round);
+  t.o = t.dq = std::vector<double>(t.q.size());
+  t.dk = t.dv = std::vector<double>(t.k.size());
+  t.lse.resize(static_cast<std::size_t>(queries));
+  for (int h = 0; h < s.heads_q; ++h) {
+    for (int i = 0; i < s.seq_q; ++i) add_row(s, h, i, t);
+  }
+  return t;
+}
+
+/// Largest error relative to the largest value; NaN stays.
+template <class T>
+double error(const std::vector<double>& truth, const std::vector<T>& got) {
+  double worst = 0.0, largest = 0.0;
+  for (std::size_t i = 0; i < truth.size(); ++i) {
+    const double off = std::fabs(truth[i] - static_cast<double>(got[i]));
+    if (std::isnan(off)) return off;
+    worst = std::max(worst, off);
+    largest = std::max(largest, std::fabs(truth[i]));
+  }
+  return worst / largest;
+}
+
+void expect(const char* name, const char* quantity, double value, double bound) {
+  const bool good = value <= bound;
+  std::printf("%-28s %-4s %.1e of %.1e%s\n", name, quantity, value, bound, good ? "" : "  FAILED");
+  if (!good) ++failures;
+}
+
+/// Rows of 16-bit elements, `width` columns of them, NaN behind the last.
+template <Element kElement>
+struct Rows {
+  std::vector<Bits> data;
+  tile::View view;
+  Rows(const std::vector<float>& x, int dim, int width, int seq) {
+    const int rows = static_cast<int>(x.size()) / dim;
+    data.assign(static_cast<std::size_t>(rows * width + 64), kPoison);
+    for (int r = 0; r < rows; ++r) {
+      for (int d = 0; d < width; ++d) {
+        data[r * width + d] = d < dim ? narrow<kElement>(x[r * dim + d]) : Bits{0};
+      }
+    }
+    view = {data.data(), 0, static_cast<long long>(seq) * width, width};
+  }
+};
+
+/// A float32 operand as pack_rows makes it.
+struct Planes {
+  std::vector<Bits> data;
+  std::vector<float> scales;
+  tile::View view;
+  int blocks;
+  Planes(const std::vector<float>& x, int dim, int width, int seq, int heads)
+      : blocks((seq + tile::kScaleRows - 1) / tile::kScaleRows) {
+    data.assign(static_cast<std::size_t>(heads * seq * 2 * width), 0);
+    for (int h = 0; h < heads; ++h) {
+      for (int b = 0; b < blocks; ++b) pack_block(x, dim, width, seq, h, b);
+    }
+    view = {data.data(), 0, static_cast<long long>(seq) * 2 * width, 2 * width};
+  }
+
+ private:
+  void pack_block(const std::vector<float>& x, int dim, int width, int seq, int h, int b) {
+    const int first = b * tile::kScaleRows, last = std::min(seq, first + tile::kScaleRows);
+    float top = 0.0F;
+    for (int i = (h * seq + first) * dim; i < (h * seq + last) * dim; ++i) {
+      top = std::max(top, std::fabs(x[i]));
+    }
+    scales.push_back(tile::power_below(top) * 0x1p-14F);
+    for (int i = h * seq + first; i < h * seq + last; ++i) {
+      for (int d = 0; d < dim; ++d) {
+        const float scaled = x[i * dim + d] * tile::power_inverse(scales.back());
+        const Bits high = narrow<Element::fp16>(scaled);
+        data[i * 2 * width + d] = high;
+        data[i * 2 * width + width + d] =
+            narrow<Element::fp16>(scaled - widened<Element::fp16>(high));
+      }
+    }
+  }
+};
+
+template <class Kernel>
+void run_grid(unsigned blocks, int warps, unsigned char* shared, Kernel kernel) {
+  emulator::shared_base = shared;
+  for (unsigned b = 0; b < blocks; ++b) {
+    std::memset(shared, 0xff, kSharedBytes);
+    emulator::run_block(b, static_cast<unsigned>(warps * 32), kernel);
+  }
+}
+
+tile::TileOrder order(int rows, int block, int heads, bool last_first) {
+  return {static_cast<unsigned>((rows + block - 1) / block), 1, static_cast<unsigned>(heads), 1,
+          last_first};
+}
+
+template <class T>
+tile::View4 view4(std::vector<T>& x, int seq, int dim) {
+  return {x.data(), 0, static_cast<long long>(seq) * dim, dim, 1};
+}
+
+template <fwd_sm80::Config kConfig>
+void check_forward(const char* name, const Shape& s) {
+  constexpr Element kElement = kConfig.element;
+  const Truth t = make_truth(s, [](float x) { return widened<kElement>(narrow<kElement>(x)); });
+  const Rows<kElement> q(t.q, s.dim, s.dim, s.seq_q), v(t.v, s.dim, s.dim, s.seq_k);
+  const Rows<kElement> k(t.k, s.dim, kConfig.head_dim, s.seq_k);
+  std::vector<Bits> o(t.o.size(), kPoison);
+  std::vector<float> lse(t.lse.size(), std::numeric_limits<float>::quiet_NaN());
+  fwd_sm80::Args a;
+  a.q = q.view, a.k = k.view, a.v = v.view;
+  a.cols_q = a.cols_v = a.head_dim_v = s.dim;
+  a.cols_k = kConfig.head_dim;
+  a.heads_q = s.heads_q, a.group = s.heads_q / s.heads_k, a.seq_q = s.seq_q, a.seq_k = s.seq_k;
+  a.scale = s.scale, a.scale_log2 = s.scale * tile::kLog2e;
+  if (s.causal) a.positions.right = 0;
+  a.o = view4(o, s.seq_q, s.dim), a.o_vectors = s.dim % 8 == 0;
+  a.lse = lse.data(), a.lse_h = s.seq_q, a.lse_s = 1;
+  a.order = order(s.seq_q, kConfig.block_m, s.heads_q, true);
+  run_grid(a.order.blocks * a.order.heads, kConfig.warps, fwd_sm80::shared,
+           [&] { fwd_sm80::kernel<kConfig>(a); });
+  std::vector<float> got;
+  for (const Bits x : o) got.push_back(widened<kElement>(x));
+  expect(name, "O", error(t.o, got), 1.2e-2);
+  double worst = 0.0;
+  for (std::size_t i = 0; i < lse.size(); ++i) {
+    if (static_cast<double>(lse[i]) == t.lse[i]) continue;  // both -inf, say
+    worst = std::max(worst, std::fabs(t.lse[i] - static_cast<double>(lse[i])));
+  }
+  expect(name, "LSE", worst, 1e-5);
+}
+
+/// What bwd_delta makes.
+struct Statistics {
+  int rows_q;
+  std::vector<float> lse2, delta, low;
+  Statistics(const Shape& s, const Truth& t)
+      : rows_q((s.seq_q + tile::kScaleRows - 1) / tile::kScaleRows * tile::kScaleRows) {
+    const auto count = static_cast<std::size_t>(s.heads_q * rows_q);
+    lse2.assign(count, tile::infinity());
+    delta.assign(count, 0.0F);
+    low.assign(count, 0.0F);
+    for (int h = 0; h < s.heads_q; ++h) {
+      for (int i = 0; i < s.seq_q; ++i) {
+        const int row = h * s.seq_q + i, at = h * rows_q + i;
+        const auto lse = static_cast<float>(t.lse[row]);
+        lse2[at] = lse == -tile::infinity() ? tile::infinity() : lse * tile::kLog2e;
+        for (int d = 0; d < s.dim; ++d) {
+          delta[at] += static_cast<float>(t.o[row * s.dim + d]) * t.d_o[row * s.dim + d];
+        }
+      }
+    }
+  }
+};
+
+bwd_sm80::Args backward_args(const Shape& s, Statistics& rows) {
+  bwd_sm80::Args a;
+  a.lse2 = rows.lse2.data(), a.lse2_low = rows.low.data(), a.delta = rows.delta.data();
+  a.rows_q = rows.rows_q;
+  a.heads_q = s.heads_q, a.group = s.heads_q / s.heads_k, a.seq_q = s.seq_q, a.seq_k = s.seq_k;
+  a.head_dim = a.head_dim_v = s.dim;
+  a.scale = s.scale, a.scale_log2 = s.scale * tile::kLog2e;
+  if (s.causal) a.positions.right = 0;
+  return a;
+}
+
+/// Sums in fragment order to rows, as bwd_convert does.
+std::vector<float> from_fragments(const std::vector<float>& sums, const Shape& s, int rows_q,
+                                  int width) {
+  std::vector<float> x;
+  for (int h = 0; h < s.heads_q; ++h) {
+    for (int i = 0; i < s.seq_q; ++i) {
+      for (int d = 0; d < s.dim; ++d) {
+        const int lane = i % 8 * 4 + d % 8 / 2, element = i % 16 / 8 * 2 + d % 2;
+        x.push_back(s.scale *
+                    sums[(h * rows_q + i / 16 * 16) * width + d / 8 * 128 + lane * 4 + element]);
+      }
+    }
+  }
+  return x;
+}
+
+/// kKeys: bwd_sm80, with dQ or, when kQueries is another config, without.
+template <Gradient kKeys, Gradient kQueries>
+void check_backward(const char* name, const Shape& s, double bound, double dq_bound) {
+  constexpr Element kElement = kKeys.element;
+  const Truth t = make_truth(s, [](float x) { return widened<kElement>(narrow<kElement>(x)); });
+  const int width = kKeys.head_dim;
+  // K and V as packed rows, Q and dO as the caller's: their widths differ.
+  const Rows<kElement> q(t.q, s.dim, s.dim, s.seq_q), k(t.k, s.dim, width, s.seq_k);
+  const Rows<kElement> v(t.v, s.dim, width, s.seq_k), d_o(t.d_o, s.dim, s.dim, s.seq_q);
+  Statistics rows(s, t);
+  bwd_sm80::Args a = backward_args(s, rows);
+  a.q = q.view, a.k = k.view, a.v = v.view, a.d_o = d_o.view;
+  a.cols_q = a.cols_o = s.dim;
+  a.cols_k = a.cols_v = width;
+  std::vector<Bits> dq(t.dq.size(), kPoison), dk(t.dk.size(), kPoison), dv(t.dv.size(), kPoison);
+  a.dq = view4(dq, s.seq_q, s.dim), a.dk = view4(dk, s.seq_k, s.dim);
+  a.dv = view4(dv, s.seq_k, s.dim);
+  std::vector<float> sums(static_cast<std::size_t>(s.heads_q * rows.rows_q * width));
+  a.dq_sum = sums.data();
+  a.order = order(s.seq_k, kKeys.block_n, s.heads_k, false);
+  run_grid(a.order.blocks * a.order.heads, kKeys.warps, bwd_sm80::shared,
+           [&] { bwd_sm80::kernel<kKeys>(a); });
+  const auto floats = [](const std::vector<Bits>& x) {
+    std::vector<float> y;
+    for (const Bits b : x) y.push_back(widened<kElement>(b));
+    return y;
+  };
+  std::vector<float> got_dq;
+  if constexpr (kKeys.with_dq) {
+    got_dq = from_fragments(sums, s, rows.rows_q, width);
+  } else {
+    a.order = order(s.seq_q, kQueries.block_m, s.heads_q, true);
+    run_grid(a.order.blocks * a.order.heads, kQueries.warps, bwd_dq_sm80::shared,
+             [&] { bwd_dq_sm80::kernel<kQueries>(a); });
+    got_dq = floats(dq);
+  }
+  expect(name, "dQ", error(t.dq, got_dq), dq_bound);
+  expect(name, "dK", error(t.dk, floats(dk)), bound);
+  expect(name, "dV", error(t.dv, floats(dv)), bound);
+}
+
+/// Error of dV.
+template <Gradient kKeys, Gradient kQueries>
+double check_float(const char* name, const Shape& s, bool refine, double bound) {
+  const Truth t = make_truth(s, [](float x) { return x; });
+  const int width = kKeys.head_dim;
+  const Planes q(t.q, s.dim, width, s.seq_q, s.heads_q), k(t.k, s.dim, width, s.seq_k, s.heads_k);
+  const Planes v(t.v, s.dim, width, s.seq_k, s.heads_k);
+  const Planes d_o(t.d_o, s.dim, width, s.seq_q, s.heads_q);
+  Statistics rows(s, t);
+  bwd_sm80::Args a = backward_args(s, rows);
+  a.q = q.view, a.k = k.view, a.v = v.view, a.d_o = d_o.view;
+  a.q_scale = q.scales.data(), a.k_scale = k.scales.data(), a.v_scale = v.scales.data();
+  a.do_scale = d_o.scales.data();
+  a.q_scale_blocks = q.blocks, a.k_scale_blocks = k.blocks;
+  a.cols_q = a.cols_k = a.cols_v = a.cols_o = width;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::vector<float> dq(t.dq.size(), nan), dk(t.dk.size(), nan), dv(t.dv.size(), nan);
+  a.dq = view4(dq, s.seq_q, s.dim), a.dk = view4(dk, s.seq_k, s.dim);
+  a.dv = view4(dv, s.seq_k, s.dim);
+  const tile::TileOrder queries = order(s.seq_q, kQueries.block_m, s.heads_q, true);
+  const unsigned query_blocks = queries.blocks * queries.heads;
+  if (refine) {
+    a.order = queries;
+    run_grid(query_blocks, kQueries.warps, bwd_dq_sm80::shared,
+             [&] { bwd_dq_sm80::refine<kQueries>(a); });
+  }
+  a.order = order(s.seq_k, kKeys.block_n, s.heads_k, false);
+  run_grid(a.order.blocks * a.order.heads, kKeys.warps, bwd_sm80::shared,
+           [&] { bwd_sm80::kernel<kKeys>(a); });
+  a.order = queries;
+  run_grid(query_blocks, kQueries.warps, bwd_dq_sm80::shared,
+           [&] { bwd_dq_sm80::kernel<kQueries>(a); });
+  expect(name, "dQ", error(t.dq, dq), bound);
+  expect(name, "dK", error(t.dk, dk), bound);
+  expect(name, "dV", error(t.dv, dv), bound);
+  return error(t.dv, dv);
+}
+
+constexpr Gradient kSmall = {.positional = true, .exact_ds = true};
+constexpr Gradient kPlain = {.positional = true};
+constexpr Gradient kFirstPass = {.positional = true, .with_dq = false, .exact_ds = true};
+constexpr Gradient kSecondPass = {
+    .block_m = 128, .block_n = 32, .positional = true, .with_dq = false, .exact_ds = true};
+constexpr Gradient kWide = {.head_dim = 128,
+                            .head_dim_v = 128,
+                            .warps = 8,
+                            .column_warps = 2,
+                            .positional = true,
+                            .exact_ds = true};
+constexpr Gradient kWideHalf = {.element = Element::fp16,
+                                .head_dim = 128,
+                                .head_dim_v = 128,
+                                .warps = 8,
+                                .column_warps = 2,
+                                .positional = true};
+constexpr Gradient kFloatKeys = {.element = Element::fp16,
+                                 .planes = 2,
+                                 .scaled = true,
+                                 .block_n = 64,
+                                 .sub_m = 64,
+                                 .stages = 1,
+                                 .positional = true,
+                                 .with_dq = false};
+constexpr Gradient kFloatQueries = {.element = Element::fp16,
+                                    .planes = 2,
+                                    .scaled = true,
+                                    .block_n = 64,
+                                    .stages = 1,
+                                    .positional = true,
+                                    .with_dq = false};
+
+}  // namespace
+
+int main() {
+  constexpr double kBf16 = 1.2e-2, kFp16 = 1.5e-3, kExact = 2e-5;
+  check_forward<fwd_sm80::Config{.q_in_registers = true, .positional = true}>(
+      "forward, fully masked rows", {.seq_q = 150, .seq_k = 129, .causal = true});
+  check_forward<fwd_sm80::Config{.head_dim = 128, .head_dim_v = 128}>(
+      "forward, dim 104", {.seq_q = 33, .seq_k = 200, .dim = 104});
+  check_backward<kPlain, kPlain>("one pass", {}, kBf16, kBf16);
+  check_backward<kSmall, kSmall>("one pass, exact dS", {.causal = true}, kBf16, kExact);
+  check_backward<kFirstPass, kSecondPass>("two passes, exact dS", {.causal = true}, kBf16, kBf16);
+  check_backward<kWide, kWide>("one pass, dim 104, exact dS",
+                               {.seq_q = 70, .seq_k = 140, .dim = 104, .causal = true}, kBf16,
+                               kExact);
+  check_backward<kWideHalf, kWideHalf>("one pass, dim 104, fp16",
+                                       {.seq_q = 70, .seq_k = 140, .dim = 104}, kFp16, kFp16);
+  check_float<kFloatKeys, kFloatQueries>("float32", {.seq_q = 100, .seq_k = 70, .causal = true},
+                                         true, 2e-6);
+  const Shape huge = {
+      .heads_q = 1, .seq_q = 64, .seq_k = 64, .dim = 64, .scale = 0.125F, .amplitude = 10.0F};
+  const double coarse =
+      check_float<kFloatKeys, kFloatQueries>("float32, |LSE| 350", huge, false, 1e-4);
+  const double refined =
+      check_float<kFloatKeys, kFloatQueries>("float32, |LSE| 350, refined", huge, true, 2e-5);
+  expect("refine over coarse", "dV", refined / coarse, 0.35);
+  return failures == 0 ? 0 : 1;
+}

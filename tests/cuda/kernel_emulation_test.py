@@ -1,0 +1,176 @@
+"""The sm_80-class kernels on the CPU: device source compiled by the host's compiler, one fiber a thread.
+
+The wrappers of src/cuda/tile hold one instruction each; here each gets a body that does on the CPU what its
+instruction does. Everything above them is compiled as it is. Needs no GPU and no CUDA.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SKIPPED = 77
+
+LOAD_MATRIX = """
+  const emulator::Slot* slots = emulator::meet({{shared}});
+  u32 addresses[32];
+  for (int i = 0; i < 32; ++i) addresses[i] = slots[i].words[0];
+  const int lane = emulator::current->thread % 32;
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    r[matrix] = 0;
+    for (int e = 0; e < 2; ++e) {
+      const int along = lane / 4, across = 2 * (lane % 4) + e;
+      unsigned short x;
+      std::memcpy(&x, emulator::shared_base + addresses[matrix * 8 + ROW] + 2 * COLUMN, 2);
+      r[matrix] |= static_cast<u32>(x) << (16 * e);
+    }
+  }
+"""
+
+MMA = """
+  const int lane = emulator::current->thread % 32;
+  const emulator::Slot* w = emulator::meet({{a[0], a[1], a[2], a[3], b0, b1}});
+  for (int e = 0; e < 4; ++e) {
+    const int row = lane / 4 + 8 * (e / 2), col = 2 * (lane % 4) + e % 2;
+    double sum = 0.0;
+    for (int k = 0; k < 16; ++k) {
+      const u32 x = w[row % 8 * 4 + k % 8 / 2].words[row / 8 + 2 * (k / 8)];
+      const u32 y = w[col * 4 + k % 8 / 2].words[4 + k / 8];
+      sum += static_cast<double>(widen<kElement>(x >> (16 * (k % 2)) & 0xffffU)) *
+             static_cast<double>(widen<kElement>(y >> (16 * (k % 2)) & 0xffffU));
+    }
+    c[e] += static_cast<float>(sum);
+  }
+"""
+
+PACK = """
+  const auto one = [](float x) -> u32 {
+    if constexpr (kElement == Element::bf16) {
+      const u32 u = emulator::bits(x);
+      return x != x ? 0x7fffU : (u + 0x7fffU + (u >> 16 & 1U)) >> 16;
+    } else {
+      const _Float16 half = static_cast<_Float16>(x);
+      unsigned short u;
+      std::memcpy(&u, &half, 2);
+      return u;
+    }
+  };
+  return one(lo) | one(hi) << 16;
+"""
+
+WIDEN = """
+  if constexpr (kElement == Element::bf16) return emulator::number(bits << 16);
+  const unsigned short u = static_cast<unsigned short>(bits);
+  _Float16 half;
+  std::memcpy(&half, &u, 2);
+  return static_cast<float>(half);
+"""
+
+
+def copy(size: int) -> str:
+    """An asynchronous copy, done at once."""
+    return f"""
+  unsigned char* to = emulator::shared_base + shared;
+  std::memset(to, 0, {size});
+  if (bytes > 0) std::memcpy(to, global, {size});
+"""
+
+
+# File of tile/ -> (start of a wrapper's declarator, its body here).
+BODIES = {
+    "copy.cuh": [
+        (
+            "u32 shared_address(",
+            "return static_cast<u32>(static_cast<const unsigned char*>(p) - emulator::shared_base);",
+        ),
+        ("void copy_async_16(", copy(16)),
+        ("void copy_async_4(", copy(4)),
+        ("void copy_async_commit(", ""),
+        ("void copy_async_wait(", ""),
+        (
+            "void load_matrix_x4(",
+            LOAD_MATRIX.replace("ROW", "along").replace("COLUMN", "across"),
+        ),
+        (
+            "void load_matrix_trans_x4(",
+            LOAD_MATRIX.replace("ROW", "across").replace("COLUMN", "along"),
+        ),
+        ("void store_shared_4(", "std::memcpy(emulator::shared_base + shared, &value, 4);"),
+        (
+            "Bytes16 load_shared_16(",
+            "Bytes16 r; std::memcpy(&r, emulator::shared_base + shared, 16); return r;",
+        ),
+        (
+            "float load_shared_f32(",
+            "float r; std::memcpy(&r, emulator::shared_base + shared, 4); return r;",
+        ),
+        ("Bytes16 load_global_16(", "Bytes16 r; std::memcpy(&r, global, 16); return r;"),
+        ("void store_global_16(", "std::memcpy(global, &v, 16);"),
+        ("void store_global_8(", "global[0] = x; global[1] = y;"),
+        ("void add_global(", "*global += v;"),
+    ],
+    "math.cuh": [
+        ("float exp2_approx(", "return std::exp2(x);"),
+        ("float log2_approx(", "return std::log2(x);"),
+        ("float reciprocal(", "return 1.0F / x;"),
+        ("float min_nan(", "return a != a || b != b ? a + b : std::fmin(a, b);"),
+        ("u32 pack(", PACK),
+        ("float widen(", WIDEN),
+    ],
+    "mma.cuh": [("void mma(", MMA)],
+}
+
+
+def replace_body(text: str, declarator: str, body: str) -> str:
+    """The text with another body for the function that `declarator` starts."""
+    begin = text.index("{", text.index(declarator))
+    depth = 0
+    for at in range(begin, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
+        if depth == 0:
+            return text[:begin] + "{" + body + "}" + text[at + 1 :]
+    raise ValueError(f"no end of {declarator}")
+
+
+def make_sources(source: Path, folder: Path) -> None:
+    """Copies tile/ and kernels/ and gives the wrappers their bodies."""
+    for room in ("tile", "kernels"):
+        (folder / "cuda" / room).mkdir(parents=True)
+        for pattern in ("*.cuh", "*_args.h", "types.h"):
+            for file in (source / "src/cuda" / room).glob(pattern):
+                shutil.copy(file, folder / "cuda" / room)
+    for name, bodies in BODIES.items():
+        path = folder / "cuda/tile" / name
+        text = path.read_text()
+        for declarator, body in bodies:
+            text = replace_body(text, declarator, body)
+        newer = r"#if defined\(__CUDA_ARCH__\) && __CUDA_ARCH__ >= 900\n.*?#(else|endif)"
+        if "asm" in re.sub(newer, "", text, flags=re.DOTALL):
+            raise ValueError(f"{name}: an instruction has no body here")
+        path.write_text(text)
+
+
+def main() -> int:
+    """Compiles and runs emulation/flash_sm80.cxx."""
+    here = Path(__file__).resolve().parent
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        print("no C++ compiler")
+        return SKIPPED
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_sources(here.parent.parent, folder)
+        program = folder / "flash_sm80"
+        command = [compiler, "-std=c++20", "-O1", "-w", "-x", "c++", "-I", str(folder)]
+        command += ["-include", str(here / "emulation/emulator.h")]
+        command += [str(here / "emulation/flash_sm80.cxx"), "-o", str(program)]
+        if subprocess.run(command, check=False).returncode != 0:
+            return 1
+        return subprocess.run([str(program)], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
