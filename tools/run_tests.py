@@ -20,8 +20,7 @@ STAGES: dict[str, tuple[list[str], list[str]]] = {
     "lint": ([], []),
     "release": ([], []),
     "asan": ([], ["-LE", "install"]),
-    # The conformance room runs the same code on every case: under tsan the smoke set is enough.
-    "tsan": (["threads_tests"], ["-L", "threads", "-E", "Reference/(seeds|edge|conformance)_"]),
+    "tsan": (["threads_tests"], ["-L", "threads"]),
     "fuzz": ([], []),
 }
 ENVIRONMENT = {
