@@ -1,7 +1,7 @@
-"""The sm_80-class kernels on the CPU: device source compiled by the host's compiler, one fiber a thread.
+"""The sm_80-class kernels on the CPU: compiled by the host's compiler, one fiber a thread.
 
-The wrappers of src/cuda/tile hold one instruction each; here each gets a body that does on the CPU what its
-instruction does. Everything above them is compiled as it is. Needs no GPU and no CUDA.
+The wrappers of src/cuda/tile hold one instruction each; here each gets a body that does on the CPU
+what its instruction does. Everything above them is compiled as it is. Needs no GPU and no CUDA.
 """
 
 import os
@@ -84,7 +84,8 @@ BODIES = {
     "copy.cuh": [
         (
             "u32 shared_address(",
-            "return static_cast<u32>(static_cast<const unsigned char*>(p) - emulator::shared_base);",
+            "return static_cast<u32>("
+            "static_cast<const unsigned char*>(p) - emulator::shared_base);",
         ),
         ("void copy_async_16(", copy(16)),
         ("void copy_async_4(", copy(4)),
