@@ -136,7 +136,7 @@ class Backward {
               });
   }
 
-  /// (B4) delta = rowsum(dO * O), less dLSE, since dS = P * (dP - delta + dLSE); dQ partials start
+  /// (B2) delta = rowsum(dO * O), less dLSE, since dS = P * (dP - delta + dLSE); dQ partials start
   /// at 0.
   void prepare_rows(std::int64_t b, std::int64_t h, const Sequence& s, std::int64_t i0,
                     int rows) const {
@@ -205,8 +205,7 @@ class Backward {
       const int rows = static_cast<int>(std::min<std::int64_t>(kTileRows, sequence.q_length - i0));
       const TilePlace place{sequence, b, h, i0, j0, rows, keys, kTileKeys};
       if (!tile_.gradient(place, known(b, h, sequence.q_begin + i0), scratch)) continue;
-      // (B1) dV += P^T dO; (B8) dK += dS^T Q; (B9) dQ += dS K. The scale is applied when they are
-      // stored.
+      // (B3) dV += P^T dO; (B9) dK += dS^T Q with Q scaled; (B8) dQ += dS K, scaled when stored.
       micro.gemm(keys, ld_v, rows, scratch.dropped, 1, kTileKeys, scratch.d_o, ld_v, out.dv, ld_v,
                  true);
       micro.gemm(keys, ld_q, rows, scratch.ds, 1, kTileKeys, scratch.q, ld_q, out.dk, ld_q, true);

@@ -187,7 +187,7 @@ class Forward {
     float* s = scratch.s;
     float* o = scratch.o + r * ld_v;
 
-    // (F4) S = scale Q K^T, one panel of keys at a time
+    // (F1) S = scale Q K^T, one panel of keys at a time
     for (int n = 0; n < place.cols;
          n += micro_.panel_cols, k += std::int64_t{d} * micro_.panel_cols) {
       const int cols = std::min<int>(micro_.panel_cols,

@@ -30,7 +30,7 @@ struct Micro {
   void (*softmax_step)(int rows, int cols, float* s, std::ptrdiff_t ld, float* m, float* l,
                        float* rescale);
 
-  /// P = exp(min(S - LSE, 0)) in place of S, with LSE = lse + lse_low in two floats. (B3); lse[r] =
+  /// P = exp(min(S - LSE, 0)) in place of S, with LSE = lse + lse_low in two floats. (B1); lse[r] =
   /// +inf gives 0.
   void (*probabilities)(int rows, int cols, float* s, std::ptrdiff_t ld, const float* lse,
                         const float* lse_low);
@@ -39,7 +39,7 @@ struct Micro {
   void (*add_row_dots)(int rows, int cols, const float* x, const float* y, std::ptrdiff_t ld,
                        const float* rescale, float* acc);
 
-  /// dS = P * (dP - delta) in place of dP. (B6)
+  /// dS = P * (dP - delta) in place of dP. (B5)
   void (*score_gradient)(int rows, int cols, const float* p, float* dp, std::ptrdiff_t ld,
                          const float* delta);
 

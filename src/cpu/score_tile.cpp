@@ -93,7 +93,7 @@ bool ScoreTileStep::logits(const TilePlace& at, const Scratch& s) const {
   for (int r = 0; padded > at.cols && r < at.rows; ++r) {
     std::fill(s.p + r * kTileKeys + at.cols, s.p + r * kTileKeys + padded, kNothing);
   }
-  steps_.drop(at, s.ds);  // (B5) dP through dropout
+  steps_.drop(at, s.ds);  // (B4) dP through dropout
   return true;
 }
 
@@ -162,14 +162,14 @@ bool ScoreTileStep::gradient(const TilePlace& at, const Rows& known, const Scrat
     s.lse[r] = value == kNothing ? -kNothing : value;
   }
   const int padded = static_cast<int>(round_up(at.cols, micro_.lanes));
-  micro_.probabilities(at.rows, padded, s.p, kTileKeys, s.lse, known.lse_low);  // (B3)
+  micro_.probabilities(at.rows, padded, s.p, kTileKeys, s.lse, known.lse_low);  // (B1)
   if (steps_.has_dropout()) {
     for (int r = 0; r < at.rows; ++r) {
       std::copy_n(s.p + r * kTileKeys, at.cols, s.dropped + r * kTileKeys);
     }
     steps_.drop(at, s.dropped);
   }
-  micro_.score_gradient(at.rows, padded, s.p, s.ds, kTileKeys, known.delta);  // (B6)
+  micro_.score_gradient(at.rows, padded, s.p, s.ds, kTileKeys, known.delta);  // (B5)
   steps_.back_through_mod(at, s.premod, s.ds);
   if (!bias_only) steps_.back_through_cap(at, s.capped, s.ds);
   return true;

@@ -9,7 +9,7 @@
 
 namespace tilewise::arguments {
 
-/// Throws InvalidArgument: "k: float32 (2, 4, 8, 64) on cpu: <expected>".
+/// Throws InvalidArgument: "k is float32 (2, 4, 8, 64) on cpu: <expected>".
 [[noreturn]] void fail(const char* name, const Tensor& value, const std::string& expected);
 [[noreturn]] void fail_value(const char* name, const std::string& value,
                              const std::string& expected);

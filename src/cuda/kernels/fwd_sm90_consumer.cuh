@@ -150,7 +150,7 @@ struct Consumer {
 
   // ---- scores
 
-  /// (F2) S = Q K^T, issued
+  /// (F1) S = Q K^T, issued
   __forceinline__ void issue_scores() {
     const u64 q = kConfig.q_buffers == 1 ? dQ : dQ + rQ.slot * (kPlan.q_buffer / 16);
     const u64 k = dK + rK.slot * (kPlan.k_stage / 16);
@@ -338,7 +338,7 @@ struct Consumer {
 
   // ---- epilogue
 
-  /// (F11) alpha = 1 / l, (F12) LSE = m + log l
+  /// (F11) alpha = 1 / l, (F11) LSE = m + log l
   __forceinline__ void finish_rows(const Finished& done) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
