@@ -81,7 +81,7 @@ class BiasGradient {
             static_cast<int>(std::min<std::int64_t>(kTileRows, sequence.q_length - i0));
         const TilePlace place{sequence, b, h, i0, j0, count, cols, kTileKeys};
         if (!tile_.gradient(place, known_at(b, h, sequence.q_begin + i0), scratch, true)) continue;
-        for (int r = 0; r < count; ++r) {
+        for (std::int64_t r = 0; r < count; ++r) {
           float* to = sum + (rows_.broadcasts ? 0 : r) * kTileKeys;
           for (int c = 0; c < cols; ++c)
             to[keys_.broadcasts ? 0 : c] += scratch.ds[r * kTileKeys + c];

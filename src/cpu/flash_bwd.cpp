@@ -62,7 +62,7 @@ class Backward {
     delta_ = cut.take<float>(statistics_elems());
     lse_low_ = cut.take<float>(statistics_elems());
     dq_ = cut.take<float>(g.splits * g.dq_elems);
-    gradients_ = cut.take<float>(g.workers * kTileKeys * (g.ld_q + g.ld_v));
+    gradients_ = cut.take<float>(g.workers * ((g.ld_q + g.ld_v) * kTileKeys));
     scratch_ = cut.take<float>(g.workers * tile_.scratch_elems());
   }
 
@@ -178,7 +178,7 @@ class Backward {
     const Geometry& g = geometry_;
     const int keys =
         static_cast<int>(std::clamp<std::int64_t>(sequence.k_length - j0, 0, kTileKeys));
-    float* dk = gradients_ + slot * kTileKeys * (g.ld_q + g.ld_v);
+    float* dk = gradients_ + slot * ((g.ld_q + g.ld_v) * kTileKeys);
     float* dv = dk + kTileKeys * g.ld_q;
     std::fill_n(dk, kTileKeys * (g.ld_q + g.ld_v), 0.0F);
     const ScoreTileStep::Scratch scratch = tile_.scratch(scratch_, slot);

@@ -92,11 +92,11 @@ class Forward {
     const std::int64_t widest = std::max(p.head_dim, g.ld_v);
     packed_k_ = cut.take<float>(g.pairs_at_a_time * g.k_elems);
     packed_v_ = cut.take<float>(g.pairs_at_a_time * g.v_elems);
-    q_ = cut.take<float>(g.workers * kTaskRows * g.ld_q);
-    o_ = cut.take<float>(g.workers * kTaskRows * g.ld_v);
-    s_ = cut.take<float>(g.workers * kGroupRows * kBlockKeys);
-    statistics_ = cut.take<float>(g.workers * 3 * kTaskRows);
-    rows_ = cut.take<float>(g.workers * kBlockKeys * widest);
+    q_ = cut.take<float>(g.ld_q * kTaskRows * g.workers);
+    o_ = cut.take<float>(g.ld_v * kTaskRows * g.workers);
+    s_ = cut.take<float>(std::int64_t{g.workers} * kGroupRows * kBlockKeys);
+    statistics_ = cut.take<float>(std::int64_t{g.workers} * 3 * kTaskRows);
+    rows_ = cut.take<float>(widest * kBlockKeys * g.workers);
   }
 
   void run() {
@@ -123,13 +123,13 @@ class Forward {
   Scratch scratch(int slot) const {
     const Geometry& g = geometry_;
     float* statistics = statistics_ + std::int64_t{slot} * 3 * kTaskRows;
-    return {.q = q_ + slot * kTaskRows * g.ld_q,
-            .o = o_ + slot * kTaskRows * g.ld_v,
+    return {.q = q_ + g.ld_q * kTaskRows * slot,
+            .o = o_ + g.ld_v * kTaskRows * slot,
             .s = s_ + std::int64_t{slot} * kGroupRows * kBlockKeys,
             .m = statistics,
             .l = statistics + kTaskRows,
-            .alpha = statistics + 2 * kTaskRows,
-            .rows = rows_ + slot * kBlockKeys * std::max(p_.head_dim, g.ld_v)};
+            .alpha = statistics + std::int64_t{2} * kTaskRows,
+            .rows = rows_ + std::max(p_.head_dim, g.ld_v) * kBlockKeys * slot};
   }
 
   /// Keys of one block of pair `pair` into slot `at` of the packed buffers.
@@ -201,7 +201,7 @@ class Forward {
     } else if (seen == Visibility::some) {
       steps_.mask_position(place, s);
     }
-    for (int row = 0; padded > place.cols && row < place.rows; ++row) {
+    for (std::int64_t row = 0; padded > place.cols && row < place.rows; ++row) {
       std::fill(s + row * kBlockKeys + place.cols, s + row * kBlockKeys + padded, kNothing);
     }
     // (F7)-(F9) m, P, l; (F10) O = diag(alpha) O + P V

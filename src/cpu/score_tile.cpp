@@ -90,7 +90,7 @@ bool ScoreTileStep::logits(const TilePlace& at, const Scratch& s) const {
     steps_.mask_position(at, s.p);
   }
   const auto padded = round_up(at.cols, micro_.lanes);
-  for (int r = 0; padded > at.cols && r < at.rows; ++r) {
+  for (std::int64_t r = 0; padded > at.cols && r < at.rows; ++r) {
     std::fill(s.p + r * kTileKeys + at.cols, s.p + r * kTileKeys + padded, kNothing);
   }
   steps_.drop(at, s.ds);  // (B4) dP through dropout
@@ -164,7 +164,7 @@ bool ScoreTileStep::gradient(const TilePlace& at, const Rows& known, const Scrat
   const int padded = static_cast<int>(round_up(at.cols, micro_.lanes));
   micro_.probabilities(at.rows, padded, s.p, kTileKeys, s.lse, known.lse_low);  // (B1)
   if (steps_.has_dropout()) {
-    for (int r = 0; r < at.rows; ++r) {
+    for (std::int64_t r = 0; r < at.rows; ++r) {
       std::copy_n(s.p + r * kTileKeys, at.cols, s.dropped + r * kTileKeys);
     }
     steps_.drop(at, s.dropped);
