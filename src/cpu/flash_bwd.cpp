@@ -251,8 +251,6 @@ class Backward {
   ScoreTileStep tile_;
   Executor& executor_;
   float *delta_, *lse_low_, *dq_, *gradients_, *scratch_;
-
-  friend Cost tilewise::cpu::flash_backward_cost(const KernelRow&, const Problem&, const Hardware&);
 };
 
 }  // namespace

@@ -212,17 +212,7 @@ Cost cost(const KernelRow& row, const Problem& p, const Hardware& machine) {
 }
 
 void fill(Args& args, const Problem& p, const sm80::Operands& operands) {
-  args.q = operands[0].view;
-  args.k = operands[1].view;
-  args.v = operands[2].view;
-  args.q_scale = operands[0].scale;
-  args.k_scale = operands[1].scale;
-  args.v_scale = operands[2].scale;
-  args.q_scale_blocks = operands[0].blocks;
-  args.k_scale_blocks = operands[1].blocks;
-  args.cols_q = operands[0].cols;
-  args.cols_k = operands[1].cols;
-  args.cols_v = operands[2].cols;
+  sm80::fill_shared(args, p, operands);
   args.o = sm80::view4(p.o);
   args.o_vectors = sm80::has_vectors(p.o);
   if (p.lse.defined()) {
@@ -231,24 +221,6 @@ void fill(Args& args, const Problem& p, const sm80::Operands& operands) {
     args.lse_h = p.lse.strides[1];
     args.lse_s = p.lse.strides[2];
   }
-  args.heads_q = static_cast<int>(p.heads_q);
-  args.group = static_cast<int>(p.group());
-  args.seq_q = static_cast<int>(p.seq_q);
-  args.seq_k = static_cast<int>(p.seq_k);
-  args.head_dim_v = static_cast<int>(p.head_dim_v);
-  if (p.key_lengths.defined()) {
-    args.key_lengths = static_cast<const int*>(p.key_lengths.data);
-    args.key_lengths_b = p.key_lengths.strides[0];
-  }
-  args.scale = p.scale;
-  args.scale_log2 = static_cast<float>(static_cast<double>(p.scale) * 1.4426950408889634);
-  args.softcap = static_cast<float>(p.softcap);
-  if (p.alibi_slopes.defined()) {
-    args.alibi = static_cast<const float*>(p.alibi_slopes.data);
-    args.alibi_b = p.alibi_slopes.strides[0];
-    args.alibi_h = p.alibi_slopes.strides[1];
-  }
-  args.positions = sm80::positions(p);
 }
 
 /// O and LSE of each part to workspace.

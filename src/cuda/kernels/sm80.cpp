@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cuda/driver/device.h"
+#include "cuda/kernels/refusal.hpp"
 #include "plan/accounting.h"
 
 namespace tilewise::cuda::sm80 {
@@ -41,16 +42,9 @@ std::string refusal(const Problem& p, const Hardware& machine) {
     return "the device has compute capability " + std::to_string(machine.arch / 10) + "." +
            std::to_string(machine.arch % 10) + ", 8.0 or newer is needed";
   }
-  if (p.dtype == DType::float64) return "float64 runs on the reference";
+  std::string reason = option_refusal(p);
+  if (!reason.empty()) return reason;
   if (p.head_dim > 256 || p.head_dim_v > 256) return "head dims above 256";
-  if (p.packed) return "packed sequences are not supported by this kernel";
-  if (p.paged) return "paged K and V are not supported by this kernel";
-  if (p.block_list.defined()) return "block lists are not supported by this kernel";
-  if (p.mask.defined()) return "a bool mask is not supported by this kernel";
-  if (p.bias.defined()) return "a bias is not supported by this kernel";
-  if (p.sinks.defined()) return "sinks are not supported by this kernel";
-  if (p.dropout.p > 0.0) return "dropout is not supported by this kernel";
-  if (p.score_mod != nullptr) return "a score function runs on the CPU";
   if (p.seq_q > kLongest || p.seq_k > kLongest) {
     return "lengths above " + std::to_string(kLongest);
   }

@@ -73,6 +73,40 @@ class Operands {
 
 tile::Positions positions(const Problem& problem);
 tile::View4 view4(const Tensor& tensor);
+/// The arguments that every kernel of the family has: operands, sizes, key lengths, score steps,
+/// positions.
+template <class Args>
+void fill_shared(Args& args, const Problem& p, const Operands& operands) {
+  args.q = operands[0].view;
+  args.k = operands[1].view;
+  args.v = operands[2].view;
+  args.q_scale = operands[0].scale;
+  args.k_scale = operands[1].scale;
+  args.v_scale = operands[2].scale;
+  args.q_scale_blocks = operands[0].blocks;
+  args.k_scale_blocks = operands[1].blocks;
+  args.cols_q = operands[0].cols;
+  args.cols_k = operands[1].cols;
+  args.cols_v = operands[2].cols;
+  args.heads_q = static_cast<int>(p.heads_q);
+  args.group = static_cast<int>(p.group());
+  args.seq_q = static_cast<int>(p.seq_q);
+  args.seq_k = static_cast<int>(p.seq_k);
+  args.head_dim_v = static_cast<int>(p.head_dim_v);
+  if (p.key_lengths.defined()) {
+    args.key_lengths = static_cast<const int*>(p.key_lengths.data);
+    args.key_lengths_b = p.key_lengths.strides[0];
+  }
+  args.scale = p.scale;
+  args.scale_log2 = static_cast<float>(static_cast<double>(p.scale) * 1.4426950408889634);
+  args.softcap = static_cast<float>(p.softcap);
+  if (p.alibi_slopes.defined()) {
+    args.alibi = static_cast<const float*>(p.alibi_slopes.data);
+    args.alibi_b = p.alibi_slopes.strides[0];
+    args.alibi_h = p.alibi_slopes.strides[1];
+  }
+  args.positions = positions(p);
+}
 /// True when softcap, ALiBi or the scale need the general score path.
 bool is_modified(const Problem& problem, const Form& form);
 

@@ -2,19 +2,14 @@
 
 #include <limits>
 
+#include "cuda/kernels/refusal.hpp"
+
 namespace tilewise::cuda {
 
 std::string textbook_refusal(const Problem& p) {
-  if (p.dtype == DType::float64) return "float64 runs on the reference";
-  if (p.packed) return "packed sequences are not supported by this kernel";
-  if (p.paged) return "paged K and V are not supported by this kernel";
+  std::string reason = option_refusal(p);
+  if (!reason.empty()) return reason;
   if (p.key_lengths.defined()) return "key lengths are not supported by this kernel";
-  if (p.block_list.defined()) return "block lists are not supported by this kernel";
-  if (p.mask.defined()) return "a bool mask is not supported by this kernel";
-  if (p.bias.defined()) return "a bias is not supported by this kernel";
-  if (p.sinks.defined()) return "sinks are not supported by this kernel";
-  if (p.dropout.p > 0.0) return "dropout is not supported by this kernel";
-  if (p.score_mod != nullptr) return "a score function runs on the CPU";
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   for (const std::int64_t size : {p.seq_q * p.group(), p.seq_k, p.head_dim, p.head_dim_v}) {
     if (size > kMost) return "lengths and head dims above " + std::to_string(kMost);
