@@ -59,7 +59,8 @@ class BiasGradient {
         add(b, h, rows, keys, slot, sum.data());
     }
     const std::int64_t b = batch.begin;
-    const Sequence sequence = p_.sequence(b);
+    // NOTE: a bias that broadcasts over a batch of 0 still has elements.
+    const Sequence sequence = p_.batch > 0 ? p_.sequence(b) : Sequence{0, p_.seq_q, 0, p_.seq_k};
     const std::int64_t last_row =
         rows_.broadcasts ? rows.begin + 1 : std::min(rows.end, sequence.q_length);
     store(b, heads.begin, sequence.q_begin, {rows.begin, last_row}, keys, sum.data());
