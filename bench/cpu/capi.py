@@ -1,0 +1,174 @@
+"""The C API of tilewise.h for numpy arrays, as much of it as bench/cpu needs."""
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+DTYPES = {"float32": 1, "bfloat16": 2, "float16": 3}
+
+_PARALLEL_FOR = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p
+)
+_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32)
+
+
+class _Struct(ctypes.Structure):
+    def __init__(self, **fields: object) -> None:
+        super().__init__(struct_size=ctypes.sizeof(type(self)), **fields)
+
+
+class Tensor(_Struct):
+    _fields_: ClassVar = [
+        ("struct_size", ctypes.c_size_t),
+        ("data", ctypes.c_void_p),
+        ("dtype", ctypes.c_int32),
+        ("device_type", ctypes.c_int32),
+        ("device_index", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("sizes", ctypes.c_int64 * 4),
+        ("strides", ctypes.c_int64 * 4),
+    ]
+
+
+class Spec(_Struct):
+    _fields_: ClassVar = [
+        ("struct_size", ctypes.c_size_t),
+        ("has_scale", ctypes.c_int32),
+        ("causal", ctypes.c_int32),
+        ("scale", ctypes.c_double),
+        ("has_window_left", ctypes.c_int32),
+        ("has_window_right", ctypes.c_int32),
+        ("window_left", ctypes.c_int64),
+        ("window_right", ctypes.c_int64),
+        ("softcap", ctypes.c_double),
+        ("dropout_p", ctypes.c_double),
+        ("dropout_seed", ctypes.c_uint64),
+        ("dropout_offset", ctypes.c_uint64),
+        *((name, Tensor) for name in ("mask", "bias", "alibi_slopes", "sinks")),
+        *(
+            (name, Tensor)
+            for name in ("key_lengths", "cu_seqlens_q", "cu_seqlens_k", "block_table")
+        ),
+        ("max_seqlen_q", ctypes.c_int64),
+        ("max_seqlen_k", ctypes.c_int64),
+        *((name, Tensor) for name in ("block_row_offsets", "block_index", "block_full")),
+        ("block_q", ctypes.c_int64),
+        ("block_k", ctypes.c_int64),
+        ("score_mod", ctypes.c_void_p),
+        ("deterministic", ctypes.c_int32),
+        ("precision", ctypes.c_int32),
+    ]
+
+
+class Executor(_Struct):
+    _fields_: ClassVar = [
+        ("struct_size", ctypes.c_size_t),
+        ("context", ctypes.c_void_p),
+        ("concurrency", ctypes.c_int32),
+        ("parallel_for", _PARALLEL_FOR),
+    ]
+
+
+class Launch(_Struct):
+    _fields_: ClassVar = [
+        ("struct_size", ctypes.c_size_t),
+        ("stream", ctypes.c_void_p),
+        ("allocator", ctypes.c_void_p),
+        ("executor", ctypes.POINTER(Executor)),
+        ("workspace", ctypes.c_void_p),
+        ("workspace_bytes", ctypes.c_int64),
+        ("implementation", ctypes.c_char_p),
+        ("kernel", ctypes.c_char_p),
+    ]
+
+
+class Forward(_Struct):
+    _fields_: ClassVar = [
+        ("struct_size", ctypes.c_size_t),
+        *((name, Tensor) for name in ("q", "k", "v", "o", "lse")),
+        ("saved", ctypes.c_void_p),
+        ("saved_bytes", ctypes.c_int64),
+    ]
+
+
+class Backward(_Struct):
+    _fields_: ClassVar = [
+        ("struct_size", ctypes.c_size_t),
+        *((name, Tensor) for name in ("q", "k", "v", "o", "lse", "d_o", "d_lse")),
+        *((name, Tensor) for name in ("dq", "dk", "dv", "dbias", "dsinks")),
+        ("saved", ctypes.c_void_p),
+        ("saved_bytes", ctypes.c_int64),
+    ]
+
+
+class Plan(_Struct):
+    _fields_: ClassVar = [
+        ("struct_size", ctypes.c_size_t),
+        ("kernel", ctypes.c_char * 64),
+        ("implementation", ctypes.c_char * 32),
+        *((name, ctypes.c_int32) for name in ("block_m", "block_n", "splits", "threads")),
+        *((name, ctypes.c_int64) for name in ("workspace_bytes", "saved_bytes")),
+        *((name, ctypes.c_int64) for name in ("live_bytes", "peak_bytes")),
+        *((name, ctypes.c_double) for name in ("flops", "bytes_moved", "predicted_ms")),
+    ]
+
+
+@_PARALLEL_FOR
+def _one_thread(_context: int, tasks: int, body: int, body_context: int) -> None:
+    call = ctypes.cast(body, _BODY)
+    for task in range(tasks):
+        call(body_context, task, 0)
+
+
+def tensor(array: np.ndarray, dtype: str = "float32") -> Tensor:
+    """A view of the array; half types lie in uint16 arrays."""
+    view = Tensor(data=array.ctypes.data, dtype=DTYPES[dtype], rank=array.ndim)
+    view.sizes[: array.ndim] = array.shape
+    view.strides[: array.ndim] = [stride // array.itemsize for stride in array.strides]
+    return view
+
+
+class Library:
+    """libtilewise; a call runs on the calling thread alone or on the default pool."""
+
+    def __init__(self, path: Path) -> None:
+        self._lib = ctypes.CDLL(str(path))
+        self._lib.tw_last_error.restype = ctypes.c_char_p
+        self._alone = Executor(concurrency=1, parallel_for=_one_thread)
+
+    def prepare(
+        self,
+        args: Forward | Backward,
+        *,
+        causal: bool,
+        one_thread: bool,
+        implementation: str = "",
+        kernel: str = "",
+    ) -> tuple[Callable[[], None], Plan]:
+        """A call of forward or backward with a workspace of its own, and its plan."""
+        name = "forward" if isinstance(args, Forward) else "backward"
+        run = getattr(self._lib, f"tw_{name}")
+        spec = Spec(causal=1 if causal else 0)
+        launch = Launch(
+            executor=ctypes.pointer(self._alone) if one_thread else None,
+            implementation=implementation.encode() or None,
+            kernel=kernel.encode() or None,
+        )
+        plan = Plan()
+        references = [ctypes.byref(x) for x in (args, spec, launch, plan)]
+        self._check(getattr(self._lib, f"tw_plan_{name}")(*references))
+        memory = np.empty(plan.workspace_bytes + 256, np.uint8)
+        launch.workspace = memory.ctypes.data + -memory.ctypes.data % 256
+        launch.workspace_bytes = plan.workspace_bytes
+
+        def call(_keep: tuple = (memory, args, spec, launch, plan)) -> None:
+            self._check(run(*references))
+
+        return call, plan
+
+    def _check(self, status: int) -> None:
+        if status != 0:
+            raise RuntimeError(self._lib.tw_last_error().decode())

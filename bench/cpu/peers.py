@@ -1,0 +1,118 @@
+"""The libraries that bench/cpu measures beside ours. Each gives a call, or None where it has none.
+
+Inputs are q, k, v, dO: numpy arrays (B, H, S, D) in float32; each peer gets them in the layout it likes best.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cases import Case
+
+Call = Callable[[], Any]
+
+
+class Torch:
+    """aten's flash attention for CPU, forward and backward, without the dispatch above it."""
+
+    name = "torch"
+
+    def __init__(self) -> None:
+        import torch
+
+        self._torch = torch
+        self.version = torch.__version__
+
+    def prepare(self, case: Case, *arrays: np.ndarray) -> Call | None:
+        torch = self._torch
+        dtype = getattr(torch, case.dtype)
+        q, k, v, d_o = (torch.from_numpy(x).to(dtype) for x in arrays)
+        forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        with torch.no_grad():
+            if case.direction == "fwd":
+                return lambda: forward(q, k, v, 0.0, case.causal)
+            o, lse = forward(q, k, v, 0.0, case.causal)
+        return lambda: backward(d_o, q, k, v, o, lse, 0.0, case.causal)
+
+    def threads(self, count: int) -> None:
+        self._torch.set_num_threads(count)
+
+
+class OnnxRuntime:
+    """MultiHeadAttention of com.microsoft on (B, S, H * D): float32, forward only."""
+
+    name = "onnxruntime"
+
+    def __init__(self) -> None:
+        import onnxruntime
+
+        self._ort = onnxruntime
+        self.version = onnxruntime.__version__
+        self._threads = 1
+
+    def threads(self, count: int) -> None:
+        self._threads = count
+
+    def prepare(self, case: Case, *arrays: np.ndarray) -> Call | None:
+        if case.direction != "fwd" or case.dtype != "float32":
+            return None
+        options = self._ort.SessionOptions()
+        options.intra_op_num_threads = self._threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        session = self._ort.InferenceSession(
+            self._model(case), options, providers=["CPUExecutionProvider"]
+        )
+        binding = session.io_binding()
+        for name, x in zip("qkv", arrays[:3], strict=True):
+            rows = np.ascontiguousarray(x.transpose(0, 2, 1, 3)).reshape(x.shape[0], x.shape[2], -1)
+            binding.bind_cpu_input(name, rows)
+        binding.bind_output("o", "cpu")
+        return lambda: session.run_with_iobinding(binding)
+
+    @staticmethod
+    def _model(case: Case) -> bytes:
+        import onnx
+        from onnx import TensorProto, helper
+
+        hidden = case.heads * case.dim
+        inputs = [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, [case.batch, seq, hidden])
+            for name, seq in (("q", case.seq_q), ("k", case.seq_k), ("v", case.seq_k))
+        ]
+        output = helper.make_tensor_value_info(
+            "o", TensorProto.FLOAT, [case.batch, case.seq_q, hidden]
+        )
+        node = helper.make_node(
+            "MultiHeadAttention",
+            ["q", "k", "v"],
+            ["o"],
+            domain="com.microsoft",
+            num_heads=case.heads,
+            unidirectional=int(case.causal),
+            scale=1.0 / math.sqrt(case.dim),
+        )
+        graph = helper.make_graph([node], "attention", inputs, [output])
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+        onnx.checker.check_model(model, skip_opset_compatibility_check=True)
+        return model.SerializeToString()
+
+
+def available(names: list[str]) -> tuple[list, dict[str, str]]:
+    """The peers that can be loaded here, and for each name its version or why it is missing."""
+    peers, notes = [], {}
+    for kind in (Torch, OnnxRuntime):
+        if kind.name not in names:
+            continue
+        try:
+            peer = kind()
+        except (ImportError, OSError) as error:
+            notes[kind.name] = f"not here: {error}"
+            continue
+        peers.append(peer)
+        notes[kind.name] = peer.version
+    return peers, notes

@@ -1,0 +1,269 @@
+#!/usr/bin/env python3
+"""Our CPU kernels beside their peers, each repetition between two probes of the FMA peak.
+
+Contestants of a case take turns, round after round, so that a ratio compares neighbours in time.
+One thread is timed by the CPU time of the thread, more by the clock. The best round counts:
+a busy neighbour can only slow a round down. Writes bench/results/cpu/<model>.json.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import capi
+import numpy as np
+import peers as peer_room
+
+from cases import Case, cases
+
+ROOT = Path(__file__).resolve().parents[2]
+PROBE_SECONDS = 3e-3
+LEAST_SECONDS = 20e-3  # a timed run repeats short calls until it is this long
+
+
+@dataclass
+class Contestant:
+    implementation: str
+    kernel: str
+    call: Callable[[], object]
+    live_mib: float | None = None
+    peak_mib: float | None = None
+    ms: list[float] = field(default_factory=list)
+    probe: list[float] = field(default_factory=list)
+
+
+LANES = {"avx512": 16, "avx2": 8}
+
+
+class Probe:
+    """Ceilings of one thread, from the library that probe.cpp builds to."""
+
+    def __init__(self, path: Path) -> None:
+        self._lib = ctypes.CDLL(str(path))
+        self._lib.probe_fma_gflops.restype = ctypes.c_double
+        self._lib.probe_read_gbps.restype = ctypes.c_double
+
+    def fma_gflops(self, kind: str) -> float:
+        lanes = LANES[kind]
+        rounds = int(PROBE_SECONDS * 100e9 / (2 * lanes * 12))
+        return self._lib.probe_fma_gflops(lanes, ctypes.c_int64(rounds))
+
+    def read_gbps(self, memory: np.ndarray) -> float:
+        return self._lib.probe_read_gbps(
+            ctypes.c_void_p(memory.ctypes.data), ctypes.c_int64(memory.nbytes // 256 * 256)
+        )
+
+
+def to_storage(x: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 values in the case's type; bfloat16 lies in uint16."""
+    if dtype == "float16":
+        return x.astype(np.float16)
+    if dtype == "bfloat16":
+        bits = x.view(np.uint32)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    return x
+
+
+def ours(
+    library: capi.Library, case: Case, arrays: list[np.ndarray], implementation: str
+) -> Contestant:
+    q, k, v, d_o = (to_storage(x, case.dtype) for x in arrays)
+    o = np.zeros_like(q)
+    lse = np.zeros(q.shape[:3], np.float32)
+    named = {
+        name: capi.tensor(x, case.dtype) for name, x in (("q", q), ("k", k), ("v", v), ("o", o))
+    } | {"lse": capi.tensor(lse)}
+    forced = {"implementation": implementation, "kernel": ""}
+    alone = case.threads == 1
+    if case.direction == "bwd":
+        library.prepare(
+            capi.Forward(**named), causal=case.causal, one_thread=False, implementation="flash"
+        )[0]()
+        gradients = [np.zeros_like(x) for x in (q, k, v)]
+        args = capi.Backward(
+            **named,
+            d_o=capi.tensor(d_o, case.dtype),
+            **{
+                name: capi.tensor(x, case.dtype)
+                for name, x in zip(("dq", "dk", "dv"), gradients, strict=True)
+            },
+        )
+    else:
+        gradients = []
+        args = capi.Forward(**named)
+    if implementation == "flash" and case.kernel:
+        forced = {"kernel": case.kernel}
+    call, plan = library.prepare(args, causal=case.causal, one_thread=alone, **forced)
+    keep = (q, k, v, d_o, o, lse, gradients)
+    return Contestant(
+        implementation,
+        plan.kernel.decode(),
+        lambda _keep=keep: call(),
+        plan.live_bytes / 2**20,
+        plan.peak_bytes / 2**20,
+    )
+
+
+def timed(call: Callable[[], object], repeats: int, one_thread: bool) -> float:
+    """Seconds of one call."""
+    clock = time.thread_time if one_thread else time.perf_counter
+    begin = clock()
+    for _ in range(repeats):
+        call()
+    return (clock() - begin) / repeats
+
+
+def measure(case: Case, contestants: list[Contestant], probe: Probe, rounds: int) -> None:
+    repeats = []
+    for one in contestants:
+        one.call()
+        seconds = timed(one.call, 1, case.threads == 1)
+        repeats.append(max(1, int(LEAST_SECONDS / max(seconds, 1e-6))))
+    for _ in range(rounds):
+        before = probe.fma_gflops(case.probe)
+        for one, count in zip(contestants, repeats, strict=True):
+            seconds = timed(one.call, count, case.threads == 1)
+            after = probe.fma_gflops(case.probe)
+            one.ms.append(seconds * 1e3)
+            one.probe.append((before + after) / 2)
+            before = after
+
+
+def row(case: Case, one: Contestant, read_gbps: float | None) -> dict:
+    """One row in the schema of `tilewise bench --format json`, and what only we measure."""
+    median = statistics.median(one.ms)
+    best = min(range(len(one.ms)), key=lambda i: one.ms[i])
+    itemsize = 4 if case.dtype == "float32" else 2
+    moved = itemsize * case.batch * case.heads * case.dim * (2 * case.seq_q + 2 * case.seq_k)
+    return {
+        "implementation": one.implementation,
+        "kernel": one.kernel,
+        "device": "cpu",
+        "dtype": case.dtype,
+        "batch": case.batch,
+        "heads": case.heads,
+        "kv_heads": case.heads,
+        "seq_q": case.seq_q,
+        "seq_k": case.seq_k,
+        "head_dim": case.dim,
+        "head_dim_v": case.dim,
+        "causal": case.causal,
+        "mask": "none",
+        "precision": "exact",
+        "deterministic": False,
+        "layout": "bhsd",
+        "threads": case.threads,
+        "protocol": "interleaved",
+        "pass": case.direction,
+        "ms_mean": statistics.fmean(one.ms),
+        "ms_std": statistics.pstdev(one.ms),
+        "ms_median": median,
+        "ms_min": one.ms[best],
+        "tflops": case.flops / median * 1e-9,
+        "gbps": moved / median * 1e-6,
+        "live_mib": one.live_mib,
+        "peak_mib": one.peak_mib,
+        "status": "ok",
+        "reason": "",
+        "probe_gflops": one.probe[best],
+        "probe_isa": case.probe,
+        "probe_fraction": max(
+            case.flops / ms * 1e-6 / (case.threads * gflops)
+            for ms, gflops in zip(one.ms, one.probe, strict=True)
+        ),
+        "read_gbps": read_gbps,
+    }
+
+
+def show(case: Case, rows: list[dict]) -> None:
+    """Ratios are times of others over ours, of the best rounds."""
+    print(case.label, flush=True)
+    for one in rows:
+        rate = case.flops / one["ms_min"] * 1e-6
+        line = f"  {one['implementation']:<12}{one['ms_min']:>10.3f} ms {rate:>7.1f} GFLOP/s"
+        line += f"  {one['probe_fraction']:.3f} of the probe"
+        line += f"  x {one['ms_min'] / rows[0]['ms_min']:.2f}"
+        if one["read_gbps"]:
+            gbps = one["gbps"] * one["ms_median"] / one["ms_min"]
+            line += f"  {gbps:.1f} GB/s, {gbps / one['read_gbps']:.2f} of reading"
+        print(line, flush=True)
+
+
+def environment(tilewise: Path) -> dict:
+    """As the command line reports it."""
+    text = subprocess.run(
+        [tilewise, "bench", "--seq", "16", "--dim", "16", "--repeat", "1", "--format", "json"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    return json.loads(text)["environment"]
+
+
+def raise_priority() -> str:
+    """Real-time scheduling where it is allowed: other processes then hardly disturb."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
+    except (PermissionError, OSError):
+        return "normal"
+    return "fifo"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", type=Path, default=ROOT / "build/release")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="one length of each path")
+    parser.add_argument("--only", default="", help="regular expression on a case's label")
+    parser.add_argument("--peers", default="eager,torch,onnxruntime", help="names, comma-separated")
+    parser.add_argument("--output", type=Path, help="default: bench/results/cpu/<model>.json")
+    args = parser.parse_args()
+
+    names = args.peers.split(",")
+    peers, versions = peer_room.available(names)
+    library = capi.Library(args.build / "libtilewise.so")
+    probe = Probe(args.build / "bench/cpu/libbench_cpu_probe.so")
+    report = {"schema_version": 1, "environment": environment(args.build / "tilewise")}
+    report["environment"] |= {"peers": versions, "priority": raise_priority()}
+    rng = np.random.default_rng(0)
+    rows = []
+    for case in cases(args.quick):
+        if not re.search(args.only, case.label):
+            continue
+        shapes = [(case.batch, case.heads, s, case.dim) for s in (case.seq_q, case.seq_k)]
+        arrays = [rng.standard_normal(shapes[i], np.float32) for i in (0, 1, 1, 0)]  # q, k, v, dO
+        contestants = [ours(library, case, arrays, "flash")]
+        if "eager" in names:
+            contestants.append(ours(library, case, arrays, "eager"))
+        for peer in peers:
+            peer.threads(case.threads)
+            call = peer.prepare(case, *arrays)
+            if call is not None:
+                contestants.append(Contestant(peer.name, peer.version, call))
+        measure(case, contestants, probe, args.rounds)
+        read = None
+        if case.seq_q == 1:
+            memory = np.ones(arrays[1].nbytes * 2, np.uint8)
+            read = case.threads * max(probe.read_gbps(memory) for _ in range(5))
+        done = [row(case, one, read) for one in contestants]
+        show(case, done)
+        rows += done
+    report["rows"] = rows
+    model = re.sub(r"[^a-z0-9]+", "-", report["environment"]["cpu"].lower()).strip("-")
+    output = args.output or ROOT / f"bench/results/cpu/{model}.json"
+    output.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"{len(rows)} rows in {output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
