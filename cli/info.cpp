@@ -8,6 +8,7 @@
 #include "cli/commands.h"
 #include "cli/environment_report.h"
 #include "cli/failure.h"
+#include "cli/machines.h"
 #include "cli/output.h"
 #include "cli/probe.h"
 #include "cpu/blas.h"
@@ -17,7 +18,7 @@ namespace tilewise::cli {
 namespace {
 
 struct InfoFlags {
-  std::string format, output;
+  std::string format, output, hardware;
   bool measure = false;
 };
 
@@ -30,6 +31,29 @@ std::map<std::string, std::string> kernels_by_implementation(DeviceType type) {
     names += (names.empty() ? "" : ", ") + kernel.name;
   }
   return out;
+}
+
+/// Measures this CPU, shows what came out and keeps it for `plan`.
+void add_ceilings(Table& table, const Environment& e) {
+  Executor& executor = default_executor();
+  Ceilings found;
+  found.float32_tflops = measure_fma_tflops(executor);
+  found.bandwidth_gbps = measure_copy_gbps(executor);
+  found.cache_gbps = measure_cache_gbps(executor);
+  found.launch_us = measure_region_us(executor);
+  found.date = e.date;
+  table.add({"float32 multiply-add", fmt::format("{:.3f} TFLOP/s, {} threads", found.float32_tflops,
+                                                 executor.concurrency())});
+  table.add(
+      {"memory copy", fmt::format("{:.1f} GB/s, both directions counted", found.bandwidth_gbps)});
+  // Seed 002 claims 12 times for a GPU's shared memory over its device memory.
+  table.add({"cache copy",
+             fmt::format("{:.1f} GB/s, {:.1f} times memory (seed 002 claims 12 for a GPU's shared "
+                         "memory)",
+                         found.cache_gbps, found.cache_gbps / found.bandwidth_gbps)});
+  table.add({"parallel region", fmt::format("{:.1f} us", found.launch_us)});
+  const std::string path = keep_ceilings(hardware(), found);
+  table.add({"kept for plan", path.empty() ? "no, there is no home folder" : path});
 }
 
 Table cpu_facts(const Environment& e, const InfoFlags& flags) {
@@ -56,19 +80,17 @@ Table cpu_facts(const Environment& e, const InfoFlags& flags) {
   for (const auto& [implementation, names] : kernels_by_implementation(DeviceType::cuda)) {
     table.add({implementation + " on cuda", names});
   }
-  if (flags.measure) {
-    table.add({"float32 multiply-add",
-               fmt::format("{:.3f} TFLOP/s, {} threads", measure_fma_tflops(default_executor()),
-                           default_executor().concurrency())});
-    table.add({"memory copy", fmt::format("{:.1f} GB/s, both directions counted",
-                                          measure_copy_gbps(default_executor()))});
-  }
+  if (flags.measure) add_ceilings(table, e);
   return table;
 }
 
 int info(const InfoFlags& flags) {
   const Format format = output_format(flags.format, flags.output);
   check_output(flags.output);
+  if (!flags.hardware.empty()) {
+    write_output(flags.output, machine_figures(flags.hardware).text(format));
+    return kDone;
+  }
   const Environment environment = read_environment();
   const Table facts = cpu_facts(environment, flags);
   std::string text;
@@ -91,7 +113,11 @@ void add_info(CLI::App& program, int& exit_code) {
   CLI::App* app = program.add_subcommand(
       "info", "Devices, instruction sets, drivers, compilers, kernels, measured ceilings");
   app->add_flag("--measure", flags->measure,
-                "also measure multiply-add rate and memory bandwidth, some seconds");
+                "also measure this CPU's multiply-add rate and the bandwidth of memory and cache, "
+                "some seconds; `plan` uses what was measured last");
+  app->add_option("--hardware", flags->hardware,
+                  "instead: the figures of a machine of cases/hardware.json, with their sources")
+      ->option_text("NAME|FILE");
   add_output_flags(*app, flags->format, flags->output);
   app->callback([flags, &exit_code] { exit_code = info(*flags); });
 }

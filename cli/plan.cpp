@@ -1,7 +1,6 @@
 /// tilewise plan: memory, kernel, predicted time and why, before anything runs. Needs no device.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <memory>
 
 #include "cli/args.h"
@@ -9,10 +8,11 @@
 #include "cli/common_flags.h"
 #include "cli/failure.h"
 #include "cli/grid.h"
+#include "cli/machines.h"
 #include "cli/output.h"
-#include "cli/pass_plans.h"
+#include "cli/plan_against.h"
+#include "cli/plan_report.h"
 #include "cli/seed_memory.h"
-#include "measure/materialize.h"
 
 namespace tilewise::cli {
 namespace {
@@ -20,131 +20,13 @@ namespace {
 struct PlanFlags {
   GridFlags grid;
   CommonFlags common;
-  std::string preset, format, output, blas_workspace = "8.125MiB";
-  bool memory = false;
+  std::string preset, format, output, hardware, blas_workspace = "8.125MiB";
+  std::vector<std::string> against;
+  bool memory = false, limits = false;
 };
 
-/// One pass of one cell: its plan, or why there is none.
-struct Planned {
-  const Cell* cell = nullptr;
-  Pass pass = Pass::forward;
-  std::optional<Plan> plan;
-  std::string refusal;
-  bool oom = false;  ///< this pass or the cell's other one needs more memory than there may be
-};
-
-std::vector<Planned> plan_all(const Grid& grid, const Hardware& machine, std::int64_t limit_bytes) {
-  std::vector<Planned> out;
-  for (const Cell& cell : grid.cells) {
-    const PlannedCase planned(cell.problem, machine.device);
-    const bool both = cell.has(Timed::both);
-    const bool with_backward = both || cell.has(Timed::backward);
-    const PassPlans plans = plan_passes(
-        planned.forward(), with_backward ? &planned.backward() : nullptr, planned.spec(),
-        cell.choice(Pass::forward), cell.choice(Pass::backward), machine);
-    const bool oom = plans.forward.peak_bytes() > limit_bytes ||
-                     (with_backward && plans.backward.peak_bytes() > limit_bytes);
-    const auto add = [&](Pass pass, const Plan& plan, const std::string& refusal) {
-      out.push_back({&cell, pass, {}, refusal, refusal.empty() && oom});
-      if (refusal.empty()) out.back().plan = plan;
-    };
-    if (both || cell.has(Timed::forward)) add(Pass::forward, plans.forward, plans.forward_refusal);
-    if (with_backward) add(Pass::backward, plans.backward, plans.backward_refusal);
-  }
-  return out;
-}
-
-const char* verdict(const Planned& entry) {
-  return entry.plan ? (entry.oom ? "oom" : "ok") : "unsupported";
-}
-
-Table overview(const std::vector<Planned>& plans) {
-  Table table({{"problem"},
-               {"implementation"},
-               {"pass"},
-               {"kernel"},
-               {"tiles"},
-               {"splits"},
-               {"GFLOP"},
-               {"GB_moved"},
-               {"predicted_ms"},
-               {"live_MiB", 1},
-               {"peak_MiB", 1},
-               {"verdict"}});
-  for (const Planned& entry : plans) {
-    const std::string problem = format_case(entry.cell->problem);
-    const Value pass = pass_name(entry.pass);
-    if (!entry.plan) {
-      table.add({problem,
-                 entry.cell->implementation,
-                 pass,
-                 entry.cell->kernel,
-                 {},
-                 {},
-                 {},
-                 {},
-                 {},
-                 {},
-                 {},
-                 verdict(entry)});
-      continue;
-    }
-    const Plan& plan = *entry.plan;
-    const Value tiles =
-        plan.block_m > 0 ? Value(fmt::format("{}x{}", plan.block_m, plan.block_n)) : Value();
-    table.add({problem, plan.implementation, pass, plan.kernel, tiles, plan.splits,
-               plan.flops * 1e-9, plan.bytes_moved * 1e-9, plan.predicted_ms,
-               mebibytes(plan.live_bytes()), mebibytes(plan.peak_bytes()), verdict(entry)});
-  }
-  return table;
-}
-
-/// A row for each plan and a column for each tensor that one of them holds.
-Table tensor_table(const std::vector<Planned>& plans, bool in_bytes) {
-  std::vector<std::string> names;
-  for (const Planned& entry : plans) {
-    if (!entry.plan) continue;
-    for (const MemoryItem& item : entry.plan->memory) {
-      if (std::find(names.begin(), names.end(), item.name) == names.end()) {
-        names.push_back(item.name);
-      }
-    }
-  }
-  std::vector<Column> columns = {{"implementation"}, {"pass"}, {"problem"}};
-  for (const std::string& name : names) columns.push_back({name, 2});
-  columns.insert(columns.end(), {{"live", 2}, {"peak", 2}, {"verdict"}});
-  Table table(columns);
-  const auto size = [&](std::int64_t bytes) {
-    return in_bytes ? Value(bytes) : Value(mebibytes(bytes));
-  };
-  for (const Planned& entry : plans) {
-    if (!entry.plan) continue;
-    std::vector<Value> line = {entry.plan->implementation, pass_name(entry.pass),
-                               format_case(entry.cell->problem)};
-    for (const std::string& name : names) {
-      std::int64_t bytes = 0;
-      for (const MemoryItem& item : entry.plan->memory) bytes += item.name == name ? item.bytes : 0;
-      line.push_back(bytes > 0 ? size(bytes) : Value());
-    }
-    line.push_back(size(entry.plan->live_bytes()));
-    line.push_back(size(entry.plan->peak_bytes()));
-    line.push_back(verdict(entry));
-    table.add(std::move(line));
-  }
-  return table;
-}
-
-std::string verdict_line(const std::vector<Planned>& plans, std::int64_t limit_bytes) {
-  std::int64_t peak_bytes = 0;
-  for (const Planned& entry : plans) {
-    if (entry.plan) peak_bytes = std::max(peak_bytes, entry.plan->peak_bytes());
-  }
-  return fmt::format("{} of {} allowed: {}\n", bytes_text(peak_bytes), bytes_text(limit_bytes),
-                     peak_bytes > limit_bytes ? "out of memory" : "fits");
-}
-
-std::string markdown(const PlanFlags& flags, const std::vector<Planned>& plans,
-                     std::int64_t limit_bytes, bool single) {
+std::string markdown(const PlanFlags& flags, const Grid& grid, const std::vector<Planned>& plans,
+                     const Machine& machine, std::int64_t limit_bytes) {
   std::string out;
   if (flags.memory && (flags.preset == "seed-eager" || flags.preset == "seed-fused")) {
     const BlasWorkspaces workspaces{.bytes_each =
@@ -152,37 +34,60 @@ std::string markdown(const PlanFlags& flags, const std::vector<Planned>& plans,
     out += seed_memory_markdown(flags.preset, workspaces);
     out += "\nThe same problems here (MiB; peak: with the backward's gradients and workspace)\n\n";
   }
-  if (single) {
-    for (const Planned& entry : plans) out += entry.plan ? explain(*entry.plan) + "\n" : "";
-    return out + verdict_line(plans, limit_bytes);
+  if (grid.cells.size() == 1) {
+    return out + cell_report(grid.cells.front(), plans, machine, limit_bytes);
   }
   const std::vector<std::string> keep = {"problem", "pass", "verdict"};
   std::vector<std::string> constant;
-  const Table table = flags.memory ? tensor_table(plans, false) : overview(plans);
+  const Table table = flags.memory ? tensor_table(plans, false)
+                                   : overview(plans, machine.hardware, limit_bytes, flags.limits);
   const std::string rows = table.without_constants(keep, constant).markdown();
   for (const std::string& same : constant)
     out += same + (&same == &constant.back() ? "\n\n" : ", ");
-  return fmt::format("{}{}\nverdict under {}\n", out, rows, bytes_text(limit_bytes));
+  return fmt::format("{}{}\n{} ({}); verdict under {}\n", out, rows, machine.hardware.name,
+                     machine.origin, bytes_text(limit_bytes));
+}
+
+/// Predicted beside measured.
+std::string against(const PlanFlags& flags, const Machine& machine, Format format) {
+  std::vector<Compared> rows;
+  for (const std::string& path : flags.against) {
+    for (Compared& row : compare_with_results(path, machine.hardware)) rows.push_back(row);
+  }
+  if (rows.empty()) {
+    throw BadInput(fmt::format("--against: no row was measured with a kernel of ours for {}",
+                               machine.hardware.name));
+  }
+  if (format != Format::markdown) return compared_table(rows).text(format);
+  return fmt::format("{}\n{}\n{} ({})\n", compared_table(rows).markdown(),
+                     error_table(rows).markdown(), machine.hardware.name, machine.origin);
 }
 
 int plan(const CLI::App& app, const PlanFlags& flags) {
   const Format format = output_format(flags.format, flags.output);
   check_output(flags.output);
+  if (!flags.against.empty()) {
+    write_output(flags.output, against(flags, machine_of(flags.hardware, flags.common), format));
+    return kDone;
+  }
   const Grid grid =
       flags.preset.empty() ? expand_grid(flags.grid) : read_preset(flags.preset, app, false);
-  Hardware machine = hardware(parse_device("--device", flags.common.device));
-  if (flags.common.threads > 0) machine.threads = flags.common.threads;
-  const std::int64_t limit_bytes = memory_limit(flags.common, machine);
-  const std::vector<Planned> plans = plan_all(grid, machine, limit_bytes);
-  const bool single = grid.cells.size() == 1;
-  for (const Planned& entry : plans) {
-    if (single && !entry.plan) throw Unsupported(entry.refusal);
+  const Machine machine = machine_of(flags.hardware, flags.common);
+  const std::int64_t limit_bytes = memory_limit(flags.common, machine.hardware);
+  std::vector<Planned> plans;
+  for (const Cell& cell : grid.cells) {
+    for (Planned& entry : plan_cell(cell, machine.hardware, limit_bytes)) {
+      if (grid.cells.size() == 1 && !entry.plan) throw Unsupported(entry.refusal);
+      plans.push_back(std::move(entry));
+    }
   }
   std::string text;
   if (format == Format::markdown) {
-    text = markdown(flags, plans, limit_bytes, single);
+    text = markdown(flags, grid, plans, machine, limit_bytes);
   } else {
-    text = (flags.memory ? tensor_table(plans, true) : overview(plans)).text(format);
+    const Table table = flags.memory ? tensor_table(plans, true)
+                                     : overview(plans, machine.hardware, limit_bytes, flags.limits);
+    text = table.text(format);
   }
   write_output(flags.output, text);
   return kDone;
@@ -201,9 +106,20 @@ void add_plan(CLI::App& program, int& exit_code) {
   app->add_flag("--memory", flags->memory,
                 "the bytes of every tensor; with seed-eager and seed-fused also beside what the "
                 "seeds measured");
+  app->add_flag("--limits", flags->limits,
+                "in tables too: the largest length, batch and heads that fit, and what helps most");
+  app->add_option("--against", flags->against,
+                  "instead: the predicted times and bytes beside those of result files of `bench`, "
+                  "and the errors; --hardware names the machine that they were measured on")
+      ->option_text("FILE...");
   app->add_option("--blas-workspace", flags->blas_workspace,
                   "of each of the seeds' two cuBLAS handles (on Hopper 32MiB)")
       ->option_text("SIZE [8.125MiB]");
+  app->add_option("--hardware", flags->hardware,
+                  "plan for a machine of cases/hardware.json (rtx3060, rtx4090, a100, h100, h200), "
+                  "or one that a JSON file describes, instead of --device")
+      ->group("Machine")
+      ->option_text("NAME|FILE");
   add_common_flags(*app, flags->common);
   add_output_flags(*app, flags->format, flags->output);
   app->callback([app, flags, &exit_code] { exit_code = plan(*app, *flags); });

@@ -108,4 +108,32 @@ double measure_copy_gbps(Executor& executor) {
   return 2.0 * static_cast<double>(piece * kPieces) / seconds * 1e-9;
 }
 
+double measure_cache_gbps(Executor& executor) {
+  constexpr std::size_t kTileBytes = 8192;  // two of them stay in a first-level cache
+  constexpr std::int64_t kCopies = 200'000;
+  const int threads = executor.concurrency();
+  const double seconds = best_seconds([&] {
+    executor.parallel_for(threads, [&](std::int64_t, int) {
+      std::vector<char> a(kTileBytes, 1);
+      std::vector<char> b(kTileBytes, 0);
+      for (std::int64_t i = 0; i < kCopies; ++i) {
+        std::memcpy(b.data(), a.data(), kTileBytes);
+        // Keeps the compiler from copying once.
+        asm volatile("" : : "r"(a.data()), "r"(b.data()) : "memory");
+      }
+    });
+  });
+  return 2.0 * static_cast<double>(kTileBytes) * kCopies * threads / seconds * 1e-9;
+}
+
+double measure_region_us(Executor& executor) {
+  constexpr int kRegions = 2000;
+  const double seconds = best_seconds([&] {
+    for (int i = 0; i < kRegions; ++i) {
+      executor.parallel_for(executor.concurrency(), [](std::int64_t, int) {});
+    }
+  });
+  return seconds / kRegions * 1e6;
+}
+
 }  // namespace tilewise::cli

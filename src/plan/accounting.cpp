@@ -7,15 +7,40 @@
 namespace tilewise {
 namespace {
 
-/// Sum over rows of one sequence of the visible keys. The count is piecewise linear in i; rows are
-/// walked, since lengths are at most millions and planning is not a hot path beside them.
+/// Sum of max(0, first + slope * i) over i = 0 .. n - 1, for a slope of -1, 0 or 1.
+double ramp_sum(std::int64_t first, int slope, std::int64_t n) {
+  if (slope == 0)
+    return static_cast<double>(std::max<std::int64_t>(0, first)) * static_cast<double>(n);
+  const std::int64_t last = first + slope * (n - 1);
+  const std::int64_t high = std::max(first, last);
+  if (high <= 0) return 0.0;
+  const std::int64_t low = std::max<std::int64_t>(1, std::min(first, last));
+  return 0.5 * static_cast<double>(low + high) * static_cast<double>(high - low + 1);
+}
+
+/// Sum over rows of one sequence of the visible keys, as Problem::visible_keys counts them: the end
+/// of a row's keys grows with it up to the length, the beginning grows once it has left 0, so that
+/// the count is linear in at most three stretches of rows.
 double sequence_pairs(const Problem& p, const Sequence& s) {
   if (!p.has_positional_mask())
     return static_cast<double>(s.q_length) * static_cast<double>(s.k_length);
+  const std::int64_t rows = s.q_length;
+  if (rows <= 0) return 0.0;
+  std::int64_t end_ahead = s.shift() + p.right + 1;  // row i ends at i + end_ahead
+  if (p.causal == Causal::top_left) end_ahead = std::min<std::int64_t>(end_ahead, 1);
+  const std::int64_t begin_ahead = s.shift() - p.left;
+  const std::int64_t ends_fixed = std::clamp<std::int64_t>(s.k_length - end_ahead, 0, rows);
+  const std::int64_t begins_move = std::clamp<std::int64_t>(-begin_ahead, 0, rows);
+  const std::int64_t cuts[] = {0, std::min(ends_fixed, begins_move),
+                               std::max(ends_fixed, begins_move), rows};
   double pairs = 0.0;
-  for (std::int64_t i = 0; i < s.q_length; ++i) {
-    const KeyRange keys = p.visible_keys(s, i);
-    pairs += static_cast<double>(keys.end - keys.begin);
+  for (int part = 0; part < 3; ++part) {
+    const std::int64_t from = cuts[part], to = cuts[part + 1];
+    if (from == to) continue;
+    const bool grows = from < ends_fixed, shrinks = from >= begins_move;
+    const std::int64_t end = std::min(s.k_length, from + end_ahead);
+    const std::int64_t begin = std::max<std::int64_t>(0, from + begin_ahead);
+    pairs += ramp_sum(end - begin, (grows ? 1 : 0) - (shrinks ? 1 : 0), to - from);
   }
   return pairs;
 }

@@ -10,6 +10,9 @@ namespace {
 
 using Role = MemoryItem::Role;
 
+/// Of every implementation but flash; a message that lists refusals says it once.
+constexpr std::string_view kOnlyWhenNamed = "only when its implementation is named";
+
 /// Sum of the parts as WorkspaceCutter lays them out.
 std::int64_t aligned_bytes(const std::vector<MemoryItem>& items, Role role) {
   std::int64_t bytes = 0;
@@ -50,7 +53,7 @@ std::string passed_over(const KernelRow& row, const Choice& choice) {
   if (!choice.kernel.empty()) return choice.kernel == row.name ? "" : "another kernel was named";
   const std::string wanted = choice.implementation.empty() ? "flash" : choice.implementation;
   if (wanted == row.implementation) return "";
-  return "implementation " + std::string(row.implementation) + " runs only when named";
+  return std::string(kOnlyWhenNamed);
 }
 
 [[noreturn]] void refuse(const Problem& p, const Choice& choice,
@@ -61,10 +64,7 @@ std::string passed_over(const KernelRow& row, const Choice& choice) {
     message = "kernel " + choice.kernel + " cannot run this " + std::string(pass_name(p.pass));
   if (choice.kernel.empty() && !choice.implementation.empty())
     message += " as " + choice.implementation;
-  for (const Refusal& r : refusals) {
-    if (choice.kernel.empty() || r.kernel == choice.kernel)
-      message += "\n  " + r.kernel + ": " + r.reason;
-  }
+  for (const std::string& line : refusal_lines(refusals, choice.kernel)) message += "\n  " + line;
   throw Unsupported(message);
 }
 

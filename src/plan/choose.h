@@ -13,6 +13,11 @@ namespace tilewise {
 Plan choose(const Problem& problem, const Hardware& machine, const Choice& choice,
             std::span<const KernelRow> rows);
 
+/// "KERNEL: REASON" for each refusal, or only for that of `kernel` when one is given; kernels that
+/// share a reason share a line.
+std::vector<std::string> refusal_lines(const std::vector<Refusal>& refusals,
+                                       const std::string& kernel = {});
+
 /// The row of that name for the pass. Throws InvalidArgument.
 const KernelRow& find_row(std::span<const KernelRow> rows, const std::string& name, Pass pass);
 

@@ -2,6 +2,7 @@
 #include <cstdio>
 
 #include "plan/accounting.h"
+#include "plan/choose.h"
 #include "tilewise/plan.h"
 
 namespace tilewise {
@@ -39,6 +40,24 @@ std::string bytes_text(std::int64_t bytes) {
 
 }  // namespace
 
+std::vector<std::string> refusal_lines(const std::vector<Refusal>& refusals,
+                                       const std::string& kernel) {
+  std::vector<std::pair<std::string, std::string>> groups;  // reason, kernels
+  for (const Refusal& r : refusals) {
+    if (!kernel.empty() && r.kernel != kernel) continue;
+    const auto same = std::find_if(groups.begin(), groups.end(),
+                                   [&](const auto& group) { return group.first == r.reason; });
+    if (same == groups.end()) {
+      groups.emplace_back(r.reason, r.kernel);
+    } else {
+      same->second += ", " + r.kernel;
+    }
+  }
+  std::vector<std::string> lines;
+  for (const auto& [reason, kernels] : groups) lines.push_back(kernels + ": " + reason);
+  return lines;
+}
+
 std::string_view pass_name(Pass pass) { return pass == Pass::forward ? "forward" : "backward"; }
 
 std::int64_t Plan::live_bytes() const {
@@ -62,11 +81,11 @@ std::string explain(const Plan& p) {
           bytes_text(p.peak_bytes()) + " peak\n";
   for (const MemoryItem& m : p.memory) {
     text +=
-        line("    %-9s %-12s %-28s %-9s %12s\n", role_name(m.role), m.name.c_str(), m.shape.c_str(),
+        line("    %-9s %-17s %-28s %-9s %12s\n", role_name(m.role), m.name.c_str(), m.shape.c_str(),
              std::string(dtype_name(m.dtype)).c_str(), bytes_text(m.bytes).c_str());
   }
   if (!p.refusals.empty()) text += "  passed over\n";
-  for (const Refusal& r : p.refusals) text += "    " + r.kernel + ": " + r.reason + "\n";
+  for (const std::string& refusal : refusal_lines(p.refusals)) text += "    " + refusal + "\n";
   return text;
 }
 

@@ -3,8 +3,9 @@
 import json
 import math
 
-from cli_testing import SOURCE, UNSUPPORTED, CliTest, main
+from cli_testing import BAD_INPUT, SOURCE, UNSUPPORTED, CliTest, main, run
 
+BF16 = ["--seq", "4096", "--dim", "128", "--heads", "16", "--dtype", "bf16", "--pass", "fwd"]
 PUBLISHED = json.loads((SOURCE / "cases" / "seeds_published.json").read_text())
 
 
@@ -92,7 +93,9 @@ class Plan(CliTest):
         text = self.ok("plan", "--seq", "4096", "--dim", "64", "--causal", "--mem-limit", "1GiB")
         self.assertRegex(text, r"forward on cpu: flash_fwd_\w+ \(flash\)")
         self.assertRegex(text, r"backward on cpu: flash_bwd_\w+ \(flash\)")
-        self.assertIn("reference_fwd:", text)
+        self.assertRegex(text, r"fused_fwd, .*reference_fwd: only when its implementation is named")
+        self.assertEqual(text.count("only when its implementation is named"), 2)
+        self.assertRegex(text, r"(?s)largest that fit.*  length +\d+.*  batch +\d+.*  heads +\d+")
         self.assertIn("of 1.0 GiB allowed: fits", text)
         text = self.ok("plan", "--impl", "eager", "--seq", "16384", "--mem-limit", "1GiB")
         self.assertIn("of 1.0 GiB allowed: out of memory", text)
@@ -113,6 +116,105 @@ class Plan(CliTest):
             self.ok("plan", "--impl", "baseline", "--seq", "8,16", "--format", "json")
         )
         self.assertEqual([row["verdict"] for row in rows], ["ok", "unsupported"] * 2)
+
+    def test_named_machines(self) -> None:
+        """GPUs that are not here: kernels of their architecture, figures with sources."""
+        for name, kernel in (
+            ("rtx3060", "flash_fwd_sm80"),
+            ("rtx4090", "flash_fwd_sm80"),
+            ("a100", "flash_fwd_sm80"),
+            ("h100", "flash_fwd_sm90"),
+            ("h200", "flash_fwd_sm90"),
+        ):
+            rows = json.loads(self.ok("plan", "--hardware", name, *BF16, "--format", "json"))
+            self.assertEqual(rows[0]["kernel"], kernel)
+            figures = json.loads(self.ok("info", "--hardware", name, "--format", "json"))
+            self.assertGreaterEqual(len(figures), 9)
+            for figure in figures:
+                self.assertTrue(figure["source"], figure)
+        self.assertIn("rtx3060, rtx4090", self.fails(BAD_INPUT, "plan", "--hardware", "k80"))
+
+    def test_machine_from_a_file(self) -> None:
+        """A card with half the memory and four times the bandwidth: the limit and time follow."""
+        path = self.folder / "card.json"
+        path.write_text('{"like": "a100", "memory_bytes": 42949672960, "bandwidth_gbps": 8156}')
+        problem = ["--batch", "4", "--seq", "4096", "--dim", "64", "--impl", "eager"]
+        own = self.ok("plan", "--hardware", path, *problem)
+        self.assertIn("of 30.0 GiB allowed", own)
+        self.assertIn("of 60.0 GiB allowed", self.ok("plan", "--hardware", "a100", *problem))
+        for text in ("{", "[]", '{"like": "k80"}', '{"arch": 80}', '{"like": "a100", "arch": -1}'):
+            path.write_text(text)
+            self.assertIn("card.json", self.fails(BAD_INPUT, "plan", "--hardware", path))
+
+    def test_largest_sizes_are_exact(self) -> None:
+        """The largest that fit do fit; one more of each does not."""
+        problem = {"--seq": 512, "--batch": 3, "--heads": 2}
+        common = ["--dim", "32", "--impl", "eager", "--mem-limit", "200MiB", "--format", "json"]
+
+        def rows(sizes: dict[str, int], *more: str) -> list[dict[str, object]]:
+            words = [str(word) for pair in sizes.items() for word in pair]
+            return list(json.loads(self.ok("plan", *words, *common, *more)))
+
+        limits = rows(problem, "--limits")[0]
+        names = (("--seq", "length"), ("--batch", "batch"), ("--heads", "heads"))
+        for flag, name in names:
+            most = int(str(limits[f"largest_{name}"]))
+            for value, verdict in ((most, "ok"), (most + 1, "oom")):
+                for row in rows({**problem, flag: value}):
+                    self.assertEqual(row["verdict"], verdict, (flag, value))
+
+    def test_bounds(self) -> None:
+        """On an H100: a tiny problem waits for its launch, one query for memory, a long one for
+        arithmetic."""
+        for words, bound in (
+            (["--seq", "128", "--dim", "64"], "launch"),
+            (["--seq-q", "1", "--seq-k", "16384", "--dim", "64", "--heads", "256"], "memory"),
+            (["--seq", "16384", "--dim", "64", "--heads", "16"], "compute"),
+        ):
+            args = [*words, "--dtype", "bf16", "--pass", "fwd", "--format", "json"]
+            row = json.loads(self.ok("plan", "--hardware", "h100", *args))[0]
+            self.assertEqual(row["bound"], bound, row)
+        flops = 4 * 16384**2 * 64 * 16
+        self.assertAlmostEqual(row["GFLOP"] * 1e9 / flops, 1.0, places=9)
+        self.assertAlmostEqual(row["FLOP_per_byte"], row["GFLOP"] / row["GB_moved"], delta=1e-6)
+
+    def test_what_helps(self) -> None:
+        """Two S x S matrices are the worst thing to have: the plan says so."""
+        args = ["--impl", "eager", "--seq", "8192", "--dim", "64", "--heads", "16"]
+        text = self.ok("plan", "--hardware", "h100", *args)
+        first = text.split("what would help, by the model\n")[1].splitlines()[0]
+        self.assertIn("flash", first)
+
+    def test_measured_rates_are_kept(self) -> None:
+        """`info --measure` writes what the next plan counts on; a damaged file is as none."""
+        state = {"XDG_STATE_HOME": str(self.folder), "TILEWISE_STATE_DIR": ""}
+        problem = ["plan", "--seq", "4096", "--dim", "64", "--pass", "fwd"]
+        self.assertNotIn("rates measured", run(*problem, env=state).stdout)
+        measured = run("info", "--measure", env=state)
+        self.assertEqual(measured.returncode, 0, measured.stderr)
+        self.assertIn("times memory", measured.stdout)
+        kept = self.folder / "tilewise/machine.json"
+        (entry,) = json.loads(kept.read_text()).values()
+        for rate in ("float32_tflops", "bandwidth_gbps", "cache_gbps", "launch_us"):
+            self.assertGreater(entry[rate], 0.0)
+        text = run(*problem, env=state).stdout
+        self.assertIn(f"rates measured {entry['date']}", text)
+        kept.write_text(kept.read_text().replace("float32_tflops", "lost"))
+        self.assertNotIn("rates measured", run(*problem, env=state).stdout)
+        kept.write_text("[")
+        self.assertNotIn("rates measured", run(*problem, env=state).stdout)
+
+    def test_measured_memory(self) -> None:
+        """What the committed results metered is what the plan says, to the byte."""
+        results = SOURCE / "bench/results/cpu/amd-epyc/seeds.json"
+        text = self.ok("plan", "--hardware", "epyc-2", "--against", results, "--format", "json")
+        rows = json.loads(text)
+        self.assertGreaterEqual(len(rows), 72)
+        for row in rows:
+            self.assertAlmostEqual(row["live_MiB"], row["planned_live_MiB"], places=6)
+            if row["pass"] == "bwd" or row["kernel"].startswith("flash"):
+                self.assertAlmostEqual(row["peak_MiB"], row["planned_peak_MiB"], places=6)
+        self.fails(BAD_INPUT, "plan", "--against", self.folder / "missing.json")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "plan/accounting.h"
@@ -113,6 +114,36 @@ TEST(Accounting, CountsVisiblePairs) {
   EXPECT_DOUBLE_EQ(visible_pairs(p), 6.0 * (10 * 40 + 55));
   p.pass = Pass::backward;
   EXPECT_DOUBLE_EQ(attention_flops(p), visible_pairs(p) * 10 * 16);
+}
+
+// The closed form counts what walking the rows counts, for every window, diagonal and length.
+TEST(Accounting, VisiblePairsAreThoseOfTheRows) {
+  const std::int64_t bounds[] = {-7, -1, 0, 3, 12, 60, Problem::kUnbounded};
+  for (const std::int64_t keys : {0, 1, 20, 50, 77}) {
+    for (const Causal causal : {Causal::none, Causal::top_left, Causal::bottom_right}) {
+      for (const std::int64_t left : bounds) {
+        for (const std::int64_t right : bounds) {
+          Problem p = problem(keys);
+          p.causal = causal;
+          p.left = left;
+          p.right = causal == Causal::bottom_right ? std::min<std::int64_t>(right, 0) : right;
+          double pairs = 0.0;
+          for (std::int64_t i = 0; i < p.seq_q; ++i) {
+            const KeyRange range = p.visible_keys({0, p.seq_q, 0, p.seq_k}, i);
+            pairs += static_cast<double>(range.end - range.begin);
+          }
+          EXPECT_DOUBLE_EQ(visible_pairs(p), 6.0 * pairs)
+              << keys << " keys, window " << left << ", " << right;
+        }
+      }
+    }
+  }
+}
+
+TEST(Explain, KernelsThatShareAReasonShareALine) {
+  const std::vector<Refusal> refusals = {{"a", "x"}, {"b", "y"}, {"c", "x"}};
+  EXPECT_EQ(refusal_lines(refusals), (std::vector<std::string>{"a, c: x", "b: y"}));
+  EXPECT_EQ(refusal_lines(refusals, "b"), (std::vector<std::string>{"b: y"}));
 }
 
 TEST(Explain, SaysWhatAndWhy) {

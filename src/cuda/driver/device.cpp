@@ -3,21 +3,13 @@
 #include <array>
 #include <memory>
 #include <mutex>
-#include <string_view>
 #include <vector>
 
 #include "cuda/driver/driver.h"
+#include "plan/gpu_facts.h"
 
 namespace tilewise::cuda {
 namespace {
-
-/// Share of the peak rates that kernels reach over long runs; the plan's numbers are sustained
-/// ones.
-constexpr double kSustainedMatrix = 0.65;
-constexpr double kSustainedFloat32 = 0.85;
-constexpr double kSustainedBandwidth = 0.9;
-/// One kernel after another on a stream, microseconds.
-constexpr double kLaunchMicroseconds = 3.0;
 
 struct DeviceState {
   CUdevice handle = 0;
@@ -37,42 +29,27 @@ int attribute(const Driver& d, DeviceAttribute which, CUdevice device) {
   return value;
 }
 
-/// bf16 multiply-adds with float32 accumulation of one multiprocessor in a clock, from the vendor's
-/// architecture papers. GeForce cards of these generations run them at half the rate of their
-/// professional twins.
-double matrix_fma_per_clock(int arch, std::string_view name) {
-  const bool half_rate = name.find("GeForce") != std::string_view::npos;
-  if (arch >= 120) return half_rate ? 256 : 512;
-  if (arch >= 100) return 4096;
-  if (arch >= 90) return 2048;
-  if (arch == 80) return 1024;
-  return half_rate ? 256 : 512;
-}
-
 Hardware read_hardware(const Driver& d, int index, CUdevice device) {
-  Hardware hw;
-  hw.device = {DeviceType::cuda, index};
+  GpuFacts facts;
   std::array<char, 256> name{};
   check(d.cuDeviceGetName(name.data(), static_cast<int>(name.size()), device), "cuDeviceGetName");
-  hw.name = name.data();
+  facts.name = name.data();
   std::size_t bytes = 0;
   check(d.cuDeviceTotalMem(&bytes, device), "cuDeviceTotalMem");
-  hw.memory_bytes = static_cast<std::int64_t>(bytes);
-  hw.arch = 10 * attribute(d, DeviceAttribute::capability_major, device) +
-            attribute(d, DeviceAttribute::capability_minor, device);
-  hw.multiprocessors = attribute(d, DeviceAttribute::multiprocessors, device);
-  hw.shared_kib = attribute(d, DeviceAttribute::shared_bytes_per_block_optin, device) / 1024;
-  hw.l2_bytes = attribute(d, DeviceAttribute::l2_bytes, device);
-
-  const double clock_hz = 1e3 * attribute(d, DeviceAttribute::clock_rate_khz, device);
-  const double tera_per_fma = 2e-12 * clock_hz * hw.multiprocessors;
-  hw.matrix_tflops = kSustainedMatrix * tera_per_fma * matrix_fma_per_clock(hw.arch, hw.name);
-  hw.float32_tflops = kSustainedFloat32 * tera_per_fma * (hw.arch == 80 ? 64 : 128);
+  facts.memory_bytes = static_cast<std::int64_t>(bytes);
+  facts.arch = 10 * attribute(d, DeviceAttribute::capability_major, device) +
+               attribute(d, DeviceAttribute::capability_minor, device);
+  facts.multiprocessors = attribute(d, DeviceAttribute::multiprocessors, device);
+  facts.shared_kib = attribute(d, DeviceAttribute::shared_bytes_per_block_optin, device) / 1024;
+  facts.l2_bytes = attribute(d, DeviceAttribute::l2_bytes, device);
+  facts.clock_mhz = 1e-3 * attribute(d, DeviceAttribute::clock_rate_khz, device);
+  facts.matrix_fma_per_clock = matrix_fma_per_clock(facts.arch, facts.name);
+  facts.float32_fma_per_clock = float32_fma_per_clock(facts.arch);
   // Two transfers a memory clock.
-  hw.bandwidth_gbps = kSustainedBandwidth * 2e-6 *
-                      attribute(d, DeviceAttribute::memory_clock_khz, device) *
-                      (attribute(d, DeviceAttribute::memory_bus_bits, device) / 8.0);
-  hw.launch_us = kLaunchMicroseconds;
+  facts.bandwidth_gbps = 2e-6 * attribute(d, DeviceAttribute::memory_clock_khz, device) *
+                         (attribute(d, DeviceAttribute::memory_bus_bits, device) / 8.0);
+  Hardware hw = sustained(facts);
+  hw.device = {DeviceType::cuda, index};
   return hw;
 }
 

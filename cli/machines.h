@@ -1,0 +1,53 @@
+/// The machines that a plan can be made for: the one at hand, those of cases/hardware.json, and
+/// those that a user's file describes.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/common_flags.h"
+#include "cli/table.h"
+#include "tilewise/plan.h"
+
+namespace tilewise::cli {
+
+/// A machine and where its numbers come from.
+struct Machine {
+  Hardware hardware;
+  std::string origin;  ///< "named h100", "at hand, measured 2026-11-28", ...
+};
+
+/// The names in cases/hardware.json, in its order.
+std::vector<std::string> machine_names();
+
+/// `text` is one of the names, or a JSON file: an object with the fields of an entry of
+/// cases/hardware.json, each a number or {"value": ..., "source": ...}; "like": NAME takes what is
+/// not given from that entry. Throws BadInput.
+Machine named_machine(const std::string& text);
+
+/// The figures of a named machine or file, each with its source: a row a figure.
+Table machine_figures(const std::string& text);
+
+/// --hardware, else the machine at hand with what `info --measure` kept of it.
+Machine machine_of(const std::string& hardware_flag, const CommonFlags& common);
+
+/// What `info --measure` found out about this CPU with this many threads.
+struct Ceilings {
+  double float32_tflops = 0.0;
+  double bandwidth_gbps = 0.0;  ///< memory, a copy's both directions
+  double cache_gbps = 0.0;      ///< the same within the cache nearest to a core
+  double launch_us = 0.0;       ///< of one parallel region
+  std::string date;
+};
+
+/// TILEWISE_STATE_DIR, else XDG_STATE_HOME/tilewise, else HOME/.local/state/tilewise, else none.
+std::string state_folder();
+
+/// Keeps them in machine.json of state_folder(). Returns the path; empty when there is no folder.
+/// Throws FileError.
+std::string keep_ceilings(const Hardware& cpu, const Ceilings& ceilings);
+
+/// Sets the rates of `cpu` to the kept ones, if there are any for it; returns their date or "".
+std::string apply_kept_ceilings(Hardware& cpu);
+
+}  // namespace tilewise::cli

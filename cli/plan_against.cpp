@@ -1,0 +1,222 @@
+#include "cli/plan_against.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "cli/args.h"
+#include "cli/failure.h"
+#include "cli/plan_cells.h"
+#include "measure/materialize.h"
+#include "measure/timer.h"
+#include "plan/kernel_row.h"
+
+namespace tilewise::cli {
+namespace {
+
+/// A choice within this of the best counts as right.
+constexpr double kAsGood = 1.05;
+
+/// The problem of a row in the schema of `bench`; none when its mask or sizes are not told.
+std::optional<Case> case_of(const Value& row) {
+  Case c;
+  const std::string mask = row.value("mask", row.value("causal", false) ? "causal" : "none");
+  if (mask != "none" && mask != "causal") return std::nullopt;
+  c.causal = mask == "causal" ? Causal::bottom_right : Causal::none;
+  c.batch = row.at("batch").get<std::int64_t>();
+  c.heads_q = row.at("heads").get<std::int64_t>();
+  c.heads_k = row.value("kv_heads", c.heads_q);
+  c.seq_q = row.at("seq_q").get<std::int64_t>();
+  c.seq_k = row.value("seq_k", c.seq_q);
+  c.head_dim = row.at("head_dim").get<std::int64_t>();
+  c.head_dim_v = row.value("head_dim_v", c.head_dim);
+  c.dtype = parse_float_type("dtype", row.at("dtype").get<std::string>());
+  c.deterministic = row.value("deterministic", false);
+  if (row.value("precision", "exact") == "tf32") c.precision = Precision::tf32;
+  if (row.value("layout", "bhsd") == "bshd") c.layout = Layout::bshd;
+  return c;
+}
+
+const KernelRow* row_named(const std::string& name) {
+  for (const KernelRow& row : kernel_table()) {
+    if (name == row.name) return &row;
+  }
+  return nullptr;
+}
+
+Problem problem_of(PlannedCase& tensors, Pass pass) {
+  return pass == Pass::forward ? make_problem(tensors.forward(), tensors.spec(), Purpose::plan)
+                               : make_problem(tensors.backward(), tensors.spec(), Purpose::plan);
+}
+
+/// Memory as `bench` meters it: live before the backward, peak of the timed pass. A forward that
+/// was measured with its backward keeps what that needs.
+void add_memory(Compared& out, const Value& row, Cell cell, bool with_backward,
+                const Hardware& machine) {
+  const Value live = row.value("live_mib", Value()), peak = row.value("peak_mib", Value());
+  out.live_mib = live.is_number() ? live.get<double>() : 0.0;
+  out.peak_mib = peak.is_number() ? peak.get<double>() : 0.0;
+  if (with_backward) cell.timed = {Timed::forward, Timed::backward};
+  const std::vector<Planned> both =
+      plan_cell(cell, machine, std::numeric_limits<std::int64_t>::max());
+  const Planned& planned = out.pass == "fwd" ? both.front() : both.back();
+  if (!planned.plan) return;
+  out.planned_live_mib = mebibytes(planned.plan->live_bytes());
+  out.planned_peak_mib = mebibytes(planned.plan->peak_bytes());
+}
+
+/// What makes two rows passes of one cell.
+std::string cell_key(const Value& row) {
+  std::string key;
+  for (const char* field : {"implementation", "dtype", "batch", "heads", "kv_heads", "seq_q",
+                            "seq_k", "head_dim", "mask"}) {
+    key += row.value(field, Value()).dump() + " ";
+  }
+  return key;
+}
+
+std::optional<Compared> compare(const Value& row, bool with_backward, const Hardware& machine) {
+  if (row.value("status", "ok") != "ok" || !row.value("ms_median", Value()).is_number()) {
+    return std::nullopt;
+  }
+  const KernelRow* kernel = row_named(row.value("kernel", ""));
+  const std::string pass = row.value("pass", "");
+  if (kernel == nullptr || kernel->device != machine.device.type || pass == "fwd+bwd") {
+    return std::nullopt;
+  }
+  const std::optional<Case> problem = case_of(row);
+  if (!problem) return std::nullopt;
+  Cell cell{*problem,
+            "",
+            kernel->name,
+            {kernel->pass == Pass::forward ? Timed::forward : Timed::backward},
+            {}};
+  const std::vector<Planned> planned =
+      plan_cell(cell, machine, std::numeric_limits<std::int64_t>::max());
+  if (planned.empty() || !planned.front().plan) return std::nullopt;
+  Compared out;
+  out.problem = format_case(*problem);
+  out.pass = pass;
+  out.kernel = kernel->name;
+  out.implementation = kernel->implementation;
+  out.measured_ms = row.at("ms_median").get<double>();
+  out.predicted_ms = planned.front().plan->predicted_ms;
+  PlannedCase tensors(*problem, machine.device);
+  out.model_ms = kernel->cost(*kernel, problem_of(tensors, kernel->pass), machine).ms;
+  add_memory(out, row, cell, with_backward, machine);
+  if (out.implementation == "flash") {
+    cell.kernel.clear();
+    const std::vector<Planned> free =
+        plan_cell(cell, machine, std::numeric_limits<std::int64_t>::max());
+    if (free.front().plan) out.chosen = free.front().plan->kernel;
+  }
+  return out;
+}
+
+/// How many problems have their flash kernels measured side by side, and on how many of them the
+/// plan's choice is as good as the best.
+std::pair<int, int> right_choices(const std::vector<Compared>& rows) {
+  std::map<std::string, std::vector<const Compared*>> problems;
+  for (const Compared& row : rows) {
+    if (row.implementation == "flash") problems[row.problem + row.pass].push_back(&row);
+  }
+  int right = 0, several = 0;
+  for (const auto& [name, kernels] : problems) {
+    if (kernels.size() < 2) continue;
+    double best = kernels.front()->measured_ms, chosen = 0.0;
+    for (const Compared* row : kernels) {
+      best = std::min(best, row->measured_ms);
+      if (row->kernel == row->chosen) chosen = row->measured_ms;
+    }
+    ++several;
+    right += chosen > 0.0 && chosen <= kAsGood * best ? 1 : 0;
+  }
+  return {right, several};
+}
+
+}  // namespace
+
+std::vector<Compared> compare_with_results(const std::string& path, const Hardware& machine) {
+  std::ifstream file(path);
+  if (!file) throw BadInput(fmt::format("--against '{}': cannot be read", path));
+  const Value document = Value::parse(file, nullptr, false);
+  if (document.is_discarded() || !document.is_object() || !document.contains("rows")) {
+    throw BadInput(fmt::format("--against '{}': expected a result file of `bench`", path));
+  }
+  std::vector<Compared> out;
+  try {
+    std::set<std::string> backward;
+    for (const Value& row : document.at("rows")) {
+      if (row.value("pass", "") != "fwd") backward.insert(cell_key(row));
+    }
+    for (const Value& row : document.at("rows")) {
+      const bool with_backward = backward.contains(cell_key(row));
+      if (std::optional<Compared> compared = compare(row, with_backward, machine)) {
+        out.push_back(*compared);
+      }
+    }
+  } catch (const nlohmann::json::exception& error) {
+    throw BadInput(fmt::format("--against '{}': {}", path, error.what()));
+  }
+  return out;
+}
+
+Table compared_table(const std::vector<Compared>& rows) {
+  Table table({{"problem"},
+               {"pass"},
+               {"kernel"},
+               {"measured_ms"},
+               {"predicted_ms"},
+               {"error_percent", 1},
+               {"model_ms"},
+               {"live_MiB", 2},
+               {"planned_live_MiB", 2},
+               {"peak_MiB", 2},
+               {"planned_peak_MiB", 2}});
+  for (const Compared& row : rows) {
+    table.add({row.problem, row.pass, row.kernel, row.measured_ms, row.predicted_ms,
+               100.0 * row.error(), row.model_ms, row.live_mib, row.planned_live_mib, row.peak_mib,
+               row.planned_peak_mib});
+  }
+  return table;
+}
+
+Table error_table(const std::vector<Compared>& rows) {
+  Table table({{"kernel"},
+               {"rows"},
+               {"median_percent", 1},
+               {"p90_percent", 1},
+               {"worst_percent", 1},
+               {"choice"}});
+  std::vector<std::string> names = {"flash", "all"};
+  for (const Compared& row : rows) {
+    if (std::find(names.begin(), names.end(), row.kernel) == names.end()) {
+      names.insert(names.end() - 2, row.kernel);
+    }
+  }
+  for (const std::string& name : names) {
+    std::vector<double> errors;
+    for (const Compared& row : rows) {
+      if (name == row.kernel || name == row.implementation || name == "all") {
+        errors.push_back(100.0 * std::abs(row.error()));
+      }
+    }
+    if (errors.empty()) continue;
+    const Statistics s = summarize(errors);
+    Value choice;
+    if (name == "flash") {
+      const auto [right, several] = right_choices(rows);
+      if (several > 0) choice = fmt::format("right on {} of {}", right, several);
+    }
+    table.add({name, s.count, s.median, s.p90, s.max, choice});
+  }
+  return table;
+}
+
+}  // namespace tilewise::cli
