@@ -142,12 +142,35 @@ Machine named_machine(const std::string& text) {
   }
 }
 
+Machine machine_of_results(const Value& environment) {
+  std::string name = environment.value("cpu", "");
+  if (environment.contains("gpu")) name = environment.at("gpu").get<std::string>();
+  const Value gpus = environment.value("gpus", Value::array());
+  if (!gpus.empty()) {
+    name = gpus[0].is_object() ? gpus[0].value("name", "") : gpus[0].get<std::string>();
+  }
+  for (const auto& [key, entry] : machine_table().at("machines").items()) {
+    const std::string matches = entry.value("matches", "");
+    if (!matches.empty() && name.find(matches) != std::string::npos) return named_machine(key);
+  }
+  throw BadInput(
+      fmt::format("'{}' is none of the machines of cases/hardware.json: give --hardware", name));
+}
+
+void set_threads(Hardware& machine, int threads) {
+  if (machine.device.type != DeviceType::cpu || threads <= 0 || threads == machine.threads) return;
+  const double share = static_cast<double>(threads) / machine.threads;
+  machine.float32_tflops *= share;
+  machine.matrix_tflops *= share;
+  machine.threads = threads;
+}
+
 Table machine_figures(const std::string& text) {
   const Value entry = entry_of(text);
   const Value& sources = machine_table().at("sources");
   Table table({{"figure"}, {"value"}, {"source"}, {"note"}});
   for (const auto& [key, field] : entry.items()) {
-    if (key == "name" || key == "device") continue;
+    if (key == "name" || key == "device" || key == "matches") continue;
     std::string source = field.is_object() ? field.value("source", "") : "";
     if (sources.contains(source)) source = sources.at(source).get<std::string>();
     table.add({key, figure(entry, key.c_str()), source,
@@ -164,7 +187,7 @@ Machine machine_of(const std::string& hardware_flag, const CommonFlags& common) 
     machine.hardware = hardware(parse_device("--device", common.device));
     machine.origin = "at hand";
   }
-  if (common.threads > 0) machine.hardware.threads = common.threads;
+  set_threads(machine.hardware, common.threads);
   if (hardware_flag.empty() && machine.hardware.device.type == DeviceType::cpu) {
     const std::string date = apply_kept_ceilings(machine.hardware);
     if (!date.empty()) machine.origin = "at hand, rates measured " + date;

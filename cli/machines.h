@@ -25,6 +25,13 @@ std::vector<std::string> machine_names();
 /// not given from that entry. Throws BadInput.
 Machine named_machine(const std::string& text);
 
+/// The named machine that the environment of a result file tells of: by its GPU, else its CPU.
+/// Throws BadInput when none matches.
+Machine machine_of_results(const Value& environment);
+
+/// A CPU with another number of threads, each as fast as before.
+void set_threads(Hardware& machine, int threads);
+
 /// The figures of a named machine or file, each with its source: a row a figure.
 Table machine_figures(const std::string& text);
 

@@ -49,25 +49,23 @@ std::string markdown(const PlanFlags& flags, const Grid& grid, const std::vector
 }
 
 /// Predicted beside measured.
-std::string against(const PlanFlags& flags, const Machine& machine, Format format) {
+std::string against(const PlanFlags& flags, Format format) {
   std::vector<Compared> rows;
   for (const std::string& path : flags.against) {
-    for (Compared& row : compare_with_results(path, machine.hardware)) rows.push_back(row);
+    for (Compared& row : compare_with_results(path, flags.hardware)) rows.push_back(row);
   }
-  if (rows.empty()) {
-    throw BadInput(fmt::format("--against: no row was measured with a kernel of ours for {}",
-                               machine.hardware.name));
-  }
+  if (rows.empty()) throw BadInput("--against: no row was measured with a kernel of ours");
   if (format != Format::markdown) return compared_table(rows).text(format);
-  return fmt::format("{}\n{}\n{} ({})\n", compared_table(rows).markdown(),
-                     error_table(rows).markdown(), machine.hardware.name, machine.origin);
+  Table table = compared_table(rows);
+  for (const char* column : {"implementation", "chosen", "model_ms"}) table.drop(column);
+  return table.markdown() + "\n" + error_table(rows).markdown();
 }
 
 int plan(const CLI::App& app, const PlanFlags& flags) {
   const Format format = output_format(flags.format, flags.output);
   check_output(flags.output);
   if (!flags.against.empty()) {
-    write_output(flags.output, against(flags, machine_of(flags.hardware, flags.common), format));
+    write_output(flags.output, against(flags, format));
     return kDone;
   }
   const Grid grid =
@@ -110,7 +108,7 @@ void add_plan(CLI::App& program, int& exit_code) {
                 "in tables too: the largest length, batch and heads that fit, and what helps most");
   app->add_option("--against", flags->against,
                   "instead: the predicted times and bytes beside those of result files of `bench`, "
-                  "and the errors; --hardware names the machine that they were measured on")
+                  "and the errors; the machine is theirs, or what --hardware names")
       ->option_text("FILE...");
   app->add_option("--blas-workspace", flags->blas_workspace,
                   "of each of the seeds' two cuBLAS handles (on Hopper 32MiB)")

@@ -12,10 +12,13 @@
 
 #include "cli/args.h"
 #include "cli/failure.h"
+#include "cli/machines.h"
 #include "cli/plan_cells.h"
 #include "measure/materialize.h"
 #include "measure/timer.h"
+#include "plan/accounting.h"
 #include "plan/kernel_row.h"
+#include "plan/time_model.h"
 
 namespace tilewise::cli {
 namespace {
@@ -23,10 +26,17 @@ namespace {
 /// A choice within this of the best counts as right.
 constexpr double kAsGood = 1.05;
 
+/// A field's text; empty when it is missing, null or no text.
+std::string text_of(const Value& row, const char* field) {
+  return row.contains(field) && row.at(field).is_string() ? row.at(field).get<std::string>() : "";
+}
+
 /// The problem of a row in the schema of `bench`; none when its mask or sizes are not told.
 std::optional<Case> case_of(const Value& row) {
   Case c;
-  const std::string mask = row.value("mask", row.value("causal", false) ? "causal" : "none");
+  std::string mask = text_of(row, "mask");
+  if (mask.empty()) mask = "none";
+  if (mask == "none" && row.value("causal", false)) mask = "causal";
   if (mask != "none" && mask != "causal") return std::nullopt;
   c.causal = mask == "causal" ? Causal::bottom_right : Causal::none;
   c.batch = row.at("batch").get<std::int64_t>();
@@ -38,8 +48,8 @@ std::optional<Case> case_of(const Value& row) {
   c.head_dim_v = row.value("head_dim_v", c.head_dim);
   c.dtype = parse_float_type("dtype", row.at("dtype").get<std::string>());
   c.deterministic = row.value("deterministic", false);
-  if (row.value("precision", "exact") == "tf32") c.precision = Precision::tf32;
-  if (row.value("layout", "bhsd") == "bshd") c.layout = Layout::bshd;
+  if (text_of(row, "precision") == "tf32") c.precision = Precision::tf32;
+  if (text_of(row, "layout") == "bshd") c.layout = Layout::bshd;
   return c;
 }
 
@@ -81,17 +91,32 @@ std::string cell_key(const Value& row) {
   return key;
 }
 
-std::optional<Compared> compare(const Value& row, bool with_backward, const Hardware& machine) {
-  if (row.value("status", "ok") != "ok" || !row.value("ms_median", Value()).is_number()) {
+/// The terms of the CPU's model: its work counted as the kernels' cost functions do.
+std::array<double, 4> features_of(const KernelRow& kernel, const Problem& problem, const Plan& plan,
+                                  const Hardware& machine) {
+  const bool flash = std::string_view(kernel.implementation) == "flash";
+  CpuWork work{.pairs = visible_pairs(problem), .flops = plan.flops, .bytes = plan.bytes_moved};
+  if (!flash) {
+    work.pairs = static_cast<double>(problem.batch * problem.heads_q) *
+                 static_cast<double>(problem.seq_q) * static_cast<double>(problem.seq_k);
+    const auto dims = static_cast<double>(problem.head_dim + problem.head_dim_v);
+    work.flops = work.pairs * dims * (problem.pass == Pass::forward ? 2.0 : 4.0);
+  }
+  return cpu_features(work, machine);
+}
+
+std::optional<Compared> compare(const Value& row, bool with_backward, Hardware machine) {
+  if (text_of(row, "status") != "ok" || !row.value("ms_median", Value()).is_number()) {
     return std::nullopt;
   }
-  const KernelRow* kernel = row_named(row.value("kernel", ""));
-  const std::string pass = row.value("pass", "");
+  const KernelRow* kernel = row_named(text_of(row, "kernel"));
+  const std::string pass = text_of(row, "pass");
   if (kernel == nullptr || kernel->device != machine.device.type || pass == "fwd+bwd") {
     return std::nullopt;
   }
   const std::optional<Case> problem = case_of(row);
   if (!problem) return std::nullopt;
+  set_threads(machine, row.value("threads", 0));
   Cell cell{*problem,
             "",
             kernel->name,
@@ -108,7 +133,13 @@ std::optional<Compared> compare(const Value& row, bool with_backward, const Hard
   out.measured_ms = row.at("ms_median").get<double>();
   out.predicted_ms = planned.front().plan->predicted_ms;
   PlannedCase tensors(*problem, machine.device);
-  out.model_ms = kernel->cost(*kernel, problem_of(tensors, kernel->pass), machine).ms;
+  const Problem judged = problem_of(tensors, kernel->pass);
+  out.model_ms = kernel->cost(*kernel, judged, machine).ms;
+  out.backward = kernel->pass == Pass::backward;
+  out.masked = judged.has_positional_mask();
+  out.arch = machine.arch;
+  if (machine.arch == 0)
+    out.features = features_of(*kernel, judged, *planned.front().plan, machine);
   add_memory(out, row, cell, with_backward, machine);
   if (out.implementation == "flash") {
     cell.kernel.clear();
@@ -142,7 +173,7 @@ std::pair<int, int> right_choices(const std::vector<Compared>& rows) {
 
 }  // namespace
 
-std::vector<Compared> compare_with_results(const std::string& path, const Hardware& machine) {
+std::vector<Compared> compare_with_results(const std::string& path, const std::string& hardware) {
   std::ifstream file(path);
   if (!file) throw BadInput(fmt::format("--against '{}': cannot be read", path));
   const Value document = Value::parse(file, nullptr, false);
@@ -151,9 +182,13 @@ std::vector<Compared> compare_with_results(const std::string& path, const Hardwa
   }
   std::vector<Compared> out;
   try {
+    const Hardware machine =
+        hardware.empty()
+            ? machine_of_results(document.value("environment", Value::object())).hardware
+            : named_machine(hardware).hardware;
     std::set<std::string> backward;
     for (const Value& row : document.at("rows")) {
-      if (row.value("pass", "") != "fwd") backward.insert(cell_key(row));
+      if (text_of(row, "pass") != "fwd") backward.insert(cell_key(row));
     }
     for (const Value& row : document.at("rows")) {
       const bool with_backward = backward.contains(cell_key(row));
@@ -170,7 +205,9 @@ std::vector<Compared> compare_with_results(const std::string& path, const Hardwa
 Table compared_table(const std::vector<Compared>& rows) {
   Table table({{"problem"},
                {"pass"},
+               {"implementation"},
                {"kernel"},
+               {"chosen"},
                {"measured_ms"},
                {"predicted_ms"},
                {"error_percent", 1},
@@ -180,9 +217,9 @@ Table compared_table(const std::vector<Compared>& rows) {
                {"peak_MiB", 2},
                {"planned_peak_MiB", 2}});
   for (const Compared& row : rows) {
-    table.add({row.problem, row.pass, row.kernel, row.measured_ms, row.predicted_ms,
-               100.0 * row.error(), row.model_ms, row.live_mib, row.planned_live_mib, row.peak_mib,
-               row.planned_peak_mib});
+    table.add({row.problem, row.pass, row.implementation, row.kernel, row.chosen, row.measured_ms,
+               row.predicted_ms, 100.0 * row.error(), row.model_ms, row.live_mib,
+               row.planned_live_mib, row.peak_mib, row.planned_peak_mib});
   }
   return table;
 }

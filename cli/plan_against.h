@@ -1,6 +1,7 @@
 /// The plan's times beside measured ones: `plan --against RESULT.json`.
 #pragma once
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,10 @@ struct Compared {
   std::string implementation;
   double measured_ms = 0.0;
   double predicted_ms = 0.0;
-  double model_ms = 0.0;                  ///< of the kernel's own cost function, before the fit
+  double model_ms = 0.0;  ///< of the kernel's own cost function, before a fit
+  bool backward = false, masked = false;
+  int arch = 0;                           ///< 0: a CPU
+  std::array<double, 4> features = {};    ///< CPU: the terms of its model, see time_model.h
   double live_mib = 0.0, peak_mib = 0.0;  ///< measured; 0 when the file does not say
   double planned_live_mib = 0.0, planned_peak_mib = 0.0;
   std::string chosen;  ///< the kernel that the plan takes by itself, of the flash rows
@@ -23,9 +27,9 @@ struct Compared {
   double error() const { return predicted_ms / measured_ms - 1.0; }
 };
 
-/// The rows of a result file that one of our kernels ran and that a case can express. Throws
-/// BadInput.
-std::vector<Compared> compare_with_results(const std::string& path, const Hardware& machine);
+/// The rows of a result file that one of our kernels ran and that a case can express. `hardware`
+/// names the machine; empty: the one that the file tells of. Throws BadInput.
+std::vector<Compared> compare_with_results(const std::string& path, const std::string& hardware);
 
 /// A row for each of them.
 Table compared_table(const std::vector<Compared>& rows);

@@ -6,6 +6,7 @@
 
 #include "cpu/elements.h"
 #include "plan/accounting.h"
+#include "plan/time_model.h"
 
 namespace tilewise::cpu {
 
@@ -104,15 +105,15 @@ void clear_rows_past_the_end(const Problem& p) {
 }
 
 void predict_flash_time(const Problem& p, const Hardware& machine, Isa isa, Cost& cost) {
-  // Shares of the best set's multiply-add rate that the kernels reach (flash_fwd.md, flash_bwd.md).
-  constexpr double kRate[] = {0.04, 0.35, 0.7, 0.7};
-  const double tflops = std::max(machine.float32_tflops, 1e-6) * kRate[static_cast<int>(isa)];
-  double bytes = 0.0;
-  for (const MemoryItem& item : problem_memory(p)) bytes += static_cast<double>(item.bytes);
-  cost.bytes_moved = bytes;
-  const double compute_ms = attention_flops(p) / (tflops * 1e9);
-  const double memory_ms = bytes / (std::max(machine.bandwidth_gbps, 1e-3) * 1e6);
-  cost.ms = std::max(compute_ms, memory_ms) + 2.0 * machine.launch_us * 1e-3;
+  // Rates of the sets relative to the best one's (flash_fwd.md, flash_bwd.md).
+  constexpr double kAvx512 = 0.7, kShare[] = {0.04, 0.35, 0.7, 0.7};
+  CpuWork work;
+  work.pairs = visible_pairs(p);
+  work.flops = attention_flops(p);
+  work.rate = kShare[static_cast<int>(isa)] / kAvx512;
+  for (const MemoryItem& item : problem_memory(p)) work.bytes += static_cast<double>(item.bytes);
+  cost.bytes_moved = work.bytes;
+  cost.ms = cpu_time_ms(cpu_terms(CpuForm::flash, p.pass), work, machine);
 }
 
 std::string tiled_refusal(const Problem& p, Isa isa, const Hardware& machine) {

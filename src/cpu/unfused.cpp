@@ -13,6 +13,7 @@
 #include "cpu/unfused_products.h"
 #include "cpu/way_back.h"
 #include "plan/accounting.h"
+#include "plan/time_model.h"
 
 namespace tilewise::cpu {
 namespace {
@@ -447,7 +448,6 @@ std::string unfused_supports(const KernelRow& /*row*/, const Problem& problem,
 }
 
 Cost unfused_cost(const KernelRow& row, const Problem& p, const Hardware& machine) {
-  constexpr double kBlasShare = 0.6;  // of the multiply-add rate: eager.md
   const auto& passes = *static_cast<const UnfusedPasses*>(row.config);
   Cost cost;
   cost.threads = machine.threads;
@@ -461,9 +461,8 @@ Cost unfused_cost(const KernelRow& row, const Problem& p, const Hardware& machin
   const auto d = static_cast<double>(p.head_dim);
   const auto dv = static_cast<double>(p.head_dim_v);
   const double per_pair = backward ? 2.0 * (2.0 * d + 2.0 * dv) : 2.0 * (d + dv);
-  cost.ms = pairs * per_pair / (std::max(machine.float32_tflops, 1e-6) * kBlasShare * 1e9) +
-            cost.bytes_moved / (std::max(machine.bandwidth_gbps, 1e-3) * 1e6) +
-            machine.launch_us * 1e-3;
+  const CpuWork work{.pairs = pairs, .flops = pairs * per_pair, .bytes = cost.bytes_moved};
+  cost.ms = cpu_time_ms(cpu_terms(CpuForm::unfused, p.pass), work, machine);
   return cost;
 }
 

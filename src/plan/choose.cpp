@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "plan/accounting.h"
+#include "plan/time_model.h"
 
 namespace tilewise {
 namespace {
@@ -104,7 +105,10 @@ Plan choose(const Problem& p, const Hardware& machine, const Choice& choice,
       refusals.push_back({row.name, reason});
       continue;
     }
-    const Cost cost = row.cost(row, p, machine);
+    Cost cost = row.cost(row, p, machine);
+    if (row.device == DeviceType::cuda) {
+      cost.ms = fitted_cuda_ms(row.name, p.has_positional_mask(), cost.ms, machine);
+    }
     if (best && best->predicted_ms <= cost.ms) {
       refusals.push_back(
           {row.name, "predicted " + ms_text(cost.ms) + ", slower than " + best->kernel});

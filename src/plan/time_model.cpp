@@ -1,0 +1,42 @@
+#include "plan/time_model.h"
+
+#include <algorithm>
+
+namespace tilewise {
+namespace {
+
+#include "plan/fitted_constants.inc"
+
+}  // namespace
+
+const CpuTerms& cpu_terms(CpuForm form, Pass pass) {
+  const bool forward = pass == Pass::forward;
+  if (form == CpuForm::flash) return forward ? kCpuFlashForward : kCpuFlashBackward;
+  return forward ? kCpuUnfusedForward : kCpuUnfusedBackward;
+}
+
+std::span<const CudaTerms> cuda_terms() { return kCuda; }
+
+std::array<double, 4> cpu_features(const CpuWork& work, const Hardware& machine) {
+  const double flops_per_ms = std::max(machine.float32_tflops, 1e-6) * work.rate * 1e9;
+  const double bytes_per_ms = std::max(machine.bandwidth_gbps, 1e-3) * 1e6;
+  return {1e-3, work.pairs / flops_per_ms, work.flops / flops_per_ms, work.bytes / bytes_per_ms};
+}
+
+double cpu_time_ms(const CpuTerms& terms, const CpuWork& work, const Hardware& machine) {
+  const std::array<double, 4> f = cpu_features(work, machine);
+  return terms.fixed_us * f[0] + terms.flops_per_pair * f[1] + terms.flop_factor * f[2] +
+         terms.byte_factor * f[3];
+}
+
+double fitted_cuda_ms(std::string_view kernel, bool masked, double model_ms,
+                      const Hardware& machine) {
+  for (const CudaTerms& terms : cuda_terms()) {
+    if (terms.kernel == kernel && terms.arch == machine.arch && terms.masked == masked) {
+      return 1e-3 * terms.fixed_us + terms.factor * model_ms;
+    }
+  }
+  return model_ms;
+}
+
+}  // namespace tilewise

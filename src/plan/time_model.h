@@ -1,0 +1,52 @@
+/// The fitted part of the time model: docs/planner.md. Kernels count work; these constants, fitted
+/// to the results in bench/results by `./tw fit`, turn it into time.
+#pragma once
+
+#include <array>
+#include <span>
+#include <string_view>
+
+#include "tilewise/plan.h"
+
+namespace tilewise {
+
+/// How a CPU pass spends its time, each term in units of what the machine's own rates give:
+/// ms = fixed + (pairs flops_per_pair + flops flop_factor) / rate + bytes byte_factor / bandwidth.
+struct CpuTerms {
+  double fixed_us = 0.0;
+  double flops_per_pair = 0.0;  ///< what a pair costs beside its products: exp, maximum, sums
+  double flop_factor = 0.0;     ///< 1 / share of the multiply-add rate
+  double byte_factor = 0.0;     ///< 1 / share of the copy bandwidth
+};
+
+/// A kernel's own prediction on one architecture: ms = fixed + factor * its model.
+struct CudaTerms {
+  std::string_view kernel;
+  int arch = 0;
+  bool masked = false;  ///< of problems with a causal mask or a window; else of those without
+  double fixed_us = 0.0;
+  double factor = 1.0;
+};
+
+enum class CpuForm { flash, unfused };
+
+/// Of the four pairs of form and pass.
+const CpuTerms& cpu_terms(CpuForm form, Pass pass);
+std::span<const CudaTerms> cuda_terms();
+
+/// What a CPU pass does.
+struct CpuWork {
+  double pairs = 0.0, flops = 0.0, bytes = 0.0;
+  double rate = 1.0;  ///< of the kernel's instruction set, relative to the machine's best
+};
+
+double cpu_time_ms(const CpuTerms& terms, const CpuWork& work, const Hardware& machine);
+
+/// Each term of cpu_time_ms with its constant at 1, in the order of CpuTerms: what is fitted.
+std::array<double, 4> cpu_features(const CpuWork& work, const Hardware& machine);
+
+/// `model_ms` with the kernel's correction on this architecture, if it has one.
+double fitted_cuda_ms(std::string_view kernel, bool masked, double model_ms,
+                      const Hardware& machine);
+
+}  // namespace tilewise

@@ -1,0 +1,89 @@
+"""The plan's times against the committed measurements: fails when the model is off by more than its
+bounds (issue 7), whether a kernel, a constant or a result file changed. `./tw fit` refits."""
+
+import json
+import os
+import statistics
+import subprocess
+import unittest
+from pathlib import Path
+from typing import Any, ClassVar
+
+CLI = os.environ.get("TILEWISE_CLI", "")
+SOURCE = Path(os.environ.get("TILEWISE_SOURCE_DIR", Path(__file__).resolve().parents[2]))
+RESULTS = sorted((SOURCE / "bench/results").rglob("*.json"))
+AS_GOOD = 1.05
+
+Row = dict[str, Any]
+
+
+def compared(path: Path) -> list[Row]:
+    """Rows of `plan --against`; none for files without kernels of ours."""
+    command = [CLI, "plan", "--against", str(path), "--format", "json"]
+    environment = {**os.environ, "TILEWISE_CASES_DIR": str(SOURCE / "cases")}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode == 2 and "no row was measured" in done.stderr:
+        return []
+    assert done.returncode == 0, done.stderr
+    rows: list[Row] = json.loads(done.stdout)
+    return rows
+
+
+def percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    at = share * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
+
+
+class TimeModel(unittest.TestCase):
+    rows: ClassVar[dict[str, list[Row]]] = {}
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        if not CLI:
+            raise unittest.SkipTest("TILEWISE_CLI names no command line")
+        cls.rows = {str(p.relative_to(SOURCE / "bench/results")): compared(p) for p in RESULTS}
+
+    def errors_within(self, rows: list[Row], median: float, p90: float, what: str) -> None:
+        errors = [abs(row["error_percent"]) for row in rows]
+        self.assertGreaterEqual(len(errors), 36, what)
+        middle, high = statistics.median(errors), percentile(errors, 0.9)
+        got = f"{what}: median {middle:.1f} %, 90th percentile {high:.1f} %"
+        self.assertLessEqual(middle, median, got)
+        self.assertLessEqual(high, p90, got)
+
+    def of_folder(self, folder: str) -> list[Row]:
+        return [row for name, rows in self.rows.items() if name.startswith(folder) for row in rows]
+
+    def test_h100_flash_bf16(self) -> None:
+        rows = [
+            row
+            for row in self.of_folder("h100/")
+            if row["implementation"] == "flash" and " bf16" in row["problem"]
+        ]
+        self.errors_within(rows, 12.0, 25.0, "H100 flash bf16")
+
+    def test_cpu(self) -> None:
+        self.errors_within(self.of_folder("cpu/"), 20.0, 40.0, "CPU")
+
+    def test_choice(self) -> None:
+        """Where several flash kernels were measured on a problem, the plan's is as good as the best
+        on 95 % of them."""
+        problems: dict[tuple[str, str, str], list[Row]] = {}
+        for name, rows in self.rows.items():
+            for row in rows:
+                if row["implementation"] == "flash":
+                    problems.setdefault((name, row["problem"], row["pass"]), []).append(row)
+        several = [rows for rows in problems.values() if len({r["kernel"] for r in rows}) > 1]
+        right = 0
+        for rows in several:
+            best = min(row["measured_ms"] for row in rows)
+            chosen = [row["measured_ms"] for row in rows if row["kernel"] == row["chosen"]]
+            right += bool(chosen) and min(chosen) <= AS_GOOD * best
+        self.assertGreaterEqual(right, 0.95 * len(several))
+
+
+if __name__ == "__main__":
+    unittest.main()
