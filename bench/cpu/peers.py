@@ -1,6 +1,7 @@
 """The libraries that bench/cpu measures beside ours. Each gives a call, or None where it has none.
 
-Inputs are q, k, v, dO: numpy arrays (B, H, S, D) in float32; each peer gets them in the layout it likes best.
+Inputs are q, k, v, dO: numpy arrays (B, H, S, D) in float32; each peer gets them in the layout it
+likes best.
 """
 
 import math

@@ -201,17 +201,46 @@ class Backward {
     const Micro& micro = tile_.micro();
     const auto ld_q = static_cast<int>(geometry_.ld_q);
     const auto ld_v = static_cast<int>(geometry_.ld_v);
-    for (std::int64_t i0 = 0; i0 < sequence.q_length; i0 += kTileRows) {
-      const int rows = static_cast<int>(std::min<std::int64_t>(kTileRows, sequence.q_length - i0));
-      const TilePlace place{sequence, b, h, i0, j0, rows, keys, kTileKeys};
+    const KeyRange seeing = rows_that_see(sequence, j0, keys);
+    int rows = 0;
+    for (std::int64_t i0 = seeing.begin; i0 < seeing.end; i0 += rows) {
+      const std::int64_t left = seeing.end - i0;
+      rows = static_cast<int>(std::min<std::int64_t>(kTileRows, left));
+      if (tile_visibility(p_, sequence, i0, rows, j0, keys) != Visibility::all) {
+        rows = std::min(rows, kBoundaryRows);
+      }
+      const std::int64_t end = p_.visible_keys(sequence, i0 + rows - 1).end;
+      const auto cols = static_cast<int>(std::min<std::int64_t>(keys, end - j0));
+      if (cols <= 0) continue;  // a sequence without keys for these rows
+      const TilePlace place{sequence, b, h, i0, j0, rows, cols, kTileKeys};
       if (!tile_.gradient(place, known(b, h, sequence.q_begin + i0), scratch)) continue;
       // (B3) dV += P^T dO; (B9) dK += dS^T Q with Q scaled; (B8) dQ += dS K, scaled when stored.
-      micro.gemm(keys, ld_v, rows, scratch.dropped, 1, kTileKeys, scratch.d_o, ld_v, out.dv, ld_v,
+      micro.gemm(cols, ld_v, rows, scratch.dropped, 1, kTileKeys, scratch.d_o, ld_v, out.dv, ld_v,
                  true);
-      micro.gemm(keys, ld_q, rows, scratch.ds, 1, kTileKeys, scratch.q, ld_q, out.dk, ld_q, true);
-      micro.gemm(rows, ld_q, keys, scratch.ds, kTileKeys, 1, scratch.k, ld_q,
+      micro.gemm(cols, ld_q, rows, scratch.ds, 1, kTileKeys, scratch.q, ld_q, out.dk, ld_q, true);
+      micro.gemm(rows, ld_q, cols, scratch.ds, kTileKeys, 1, scratch.k, ld_q,
                  dq_rows(split, b, h, sequence.q_begin + i0), ld_q, true);
     }
+  }
+
+  /// Query rows that may see one of the keys j0 .. j0 + keys - 1.
+  KeyRange rows_that_see(const Sequence& sequence, std::int64_t j0, int keys) const {
+    // Both ends of a row's visible range move to the right with the row.
+    const auto first_row = [&](const auto& reached) {
+      std::int64_t low = 0;
+      std::int64_t high = sequence.q_length;
+      while (low < high) {
+        const std::int64_t middle = low + (high - low) / 2;
+        if (reached(p_.visible_keys(sequence, middle))) {
+          high = middle;
+        } else {
+          low = middle + 1;
+        }
+      }
+      return low;
+    };
+    return {first_row([&](const KeyRange& seen) { return seen.end > j0; }),
+            first_row([&](const KeyRange& seen) { return seen.begin >= j0 + keys; })};
   }
 
   /// dQ = scale * sum of the partials, in their order.

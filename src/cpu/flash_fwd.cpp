@@ -21,15 +21,22 @@ namespace {
 
 constexpr int kTaskRows = 96;   // query rows of a task: a packed K or V block is used by this many
 constexpr int kGroupRows = 24;  // rows whose strip of scores stays in the first-level cache
-constexpr int kBlockKeys = 128;
+constexpr int kBlockKeys = 256;
+constexpr int kKeyStep = 64;  // a group's keys begin at a multiple of it: whole panels of every set
 constexpr std::int64_t kPackedBytes = std::int64_t{48} << 20;  // packed K and V held at a time
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+/// True when rows of `t` can be read as whole vectors where they lie.
+bool whole_vectors(const Tensor& t, int lanes) {
+  return t.dtype == DType::float32 && t.strides[3] == 1 && t.sizes[3] % lanes == 0;
+}
 
 /// Padded sizes and the layout of the workspace.
 struct Geometry {
   std::int64_t ld_q, ld_v;              ///< padded head dims of Q and of V
   std::int64_t keys;                    ///< longest key sequence, padded to panels
   std::int64_t k_elems, v_elems;        ///< packed K and V of one (sequence, key head)
+  bool v_in_place;                      ///< V's rows are read where they lie
   std::int64_t pairs, pairs_at_a_time;  ///< (sequence, key head)
   std::int64_t tasks_per_head;          ///< blocks of query rows of the longest sequence
   int workers;
@@ -39,7 +46,8 @@ struct Geometry {
     ld_v = round_up(p.head_dim_v, micro.lanes);
     keys = round_up(std::max<std::int64_t>(p.seq_k, 1), std::lcm(micro.panel_cols, kBlockKeys));
     k_elems = keys * p.head_dim;
-    v_elems = keys * ld_v;
+    v_in_place = whole_vectors(p.v, micro.lanes) && !p.paged;
+    v_elems = v_in_place ? 0 : keys * ld_v;
     pairs = p.batch * p.heads_k;
     const std::int64_t bytes = (k_elems + v_elems) * 4;
     const std::int64_t fit = std::max<std::int64_t>(1, kPackedBytes / bytes);
@@ -70,7 +78,8 @@ std::vector<MemoryItem> workspace_items(const Problem& p, const Geometry& g) {
   return {
       memory_item("packed K", Role::workspace, DType::float32,
                   {g.pairs_at_a_time, g.keys, p.head_dim}),
-      memory_item("packed V", Role::workspace, DType::float32, {g.pairs_at_a_time, g.keys, g.ld_v}),
+      memory_item("packed V", Role::workspace, DType::float32,
+                  {g.pairs_at_a_time, g.v_in_place ? 0 : g.keys, g.ld_v}),
       memory_item("Q tile", Role::workspace, DType::float32, {g.workers, kTaskRows, g.ld_q}),
       memory_item("O tile", Role::workspace, DType::float32, {g.workers, kTaskRows, g.ld_v}),
       memory_item("S strip", Role::workspace, DType::float32, {g.workers, kGroupRows, kBlockKeys}),
@@ -144,6 +153,7 @@ class Forward {
     load_keys(p_, p_.k, b, sequence, h, j0, count, d, scratch.rows, d);
     pack_transposed(micro_, count, d, scratch.rows, d, packed_k_ + at * geometry_.k_elems + j0 * d,
                     1.0F);
+    if (geometry_.v_in_place) return;
     const std::int64_t ld_v = geometry_.ld_v;
     float* v = packed_v_ + at * geometry_.v_elems + j0 * ld_v;
     load_keys(p_, p_.v, b, sequence, h, j0, count, static_cast<int>(p_.head_dim_v), v, ld_v);
@@ -166,13 +176,35 @@ class Forward {
     const std::int64_t begin = p_.visible_keys(sequence, i0).begin / kBlockKeys * kBlockKeys;
     const std::int64_t end = p_.visible_keys(sequence, i0 + rows - 1).end;
     for (std::int64_t j0 = begin; j0 < end; j0 += kBlockKeys) {
-      const int keys = static_cast<int>(std::min<std::int64_t>(kBlockKeys, sequence.k_length - j0));
       for (int r = 0; r < rows; r += kGroupRows) {
         const int group_rows = std::min(kGroupRows, rows - r);
-        step({sequence, b, h, i0 + r, j0, group_rows, keys, kBlockKeys}, at, r, scratch);
+        const KeyRange seen = seen_keys(sequence, i0 + r, group_rows, j0);
+        if (seen.empty()) continue;
+        const auto keys = static_cast<int>(seen.end - seen.begin);
+        step({sequence, b, h, i0 + r, seen.begin, group_rows, keys, kBlockKeys}, at, r, scratch);
       }
     }
     finish(sequence, b, h, i0, rows, scratch);
+  }
+
+  /// The keys of the block at j0 that some row of a group sees, from a whole panel on.
+  KeyRange seen_keys(const Sequence& sequence, std::int64_t i0, int rows, std::int64_t j0) const {
+    // Both ends of the visible range move to the right with i.
+    const KeyRange first = p_.visible_keys(sequence, i0);
+    const KeyRange last = p_.visible_keys(sequence, i0 + rows - 1);
+    const std::int64_t begin = std::max(j0, first.begin / kKeyStep * kKeyStep);
+    return {begin, std::min({j0 + kBlockKeys, last.end, sequence.k_length})};
+  }
+
+  /// V's rows from key j on, for all query rows of key head h_k; ld is their distance.
+  const float* value_rows(const TilePlace& place, std::int64_t at, std::int64_t& ld) const {
+    if (!geometry_.v_in_place) {
+      ld = geometry_.ld_v;
+      return packed_v_ + at * geometry_.v_elems + place.j0 * ld;
+    }
+    ld = p_.v.strides[2];
+    return static_cast<const float*>(p_.v.data) +
+           offset_of(p_.v, place.b, place.h / p_.group(), place.sequence.k_begin + place.j0);
   }
 
   /// One block of keys for one group of rows.
@@ -182,8 +214,9 @@ class Forward {
     if (seen == Visibility::none) return;
     const int d = static_cast<int>(p_.head_dim);
     const auto ld_v = geometry_.ld_v;
+    std::int64_t v_row = 0;
     const float* k = packed_k_ + at * geometry_.k_elems + place.j0 * d;
-    const float* v = packed_v_ + at * geometry_.v_elems + place.j0 * ld_v;
+    const float* v = value_rows(place, at, v_row);
     float* s = scratch.s;
     float* o = scratch.o + r * ld_v;
 
@@ -209,7 +242,7 @@ class Forward {
                         scratch.alpha);
     micro_.scale_rows(place.rows, static_cast<int>(ld_v), o, ld_v, scratch.alpha);
     steps_.drop(place, s);
-    micro_.gemm(place.rows, static_cast<int>(ld_v), place.cols, s, kBlockKeys, 1, v, ld_v, o, ld_v,
+    micro_.gemm(place.rows, static_cast<int>(ld_v), place.cols, s, kBlockKeys, 1, v, v_row, o, ld_v,
                 true);
   }
 

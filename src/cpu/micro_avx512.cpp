@@ -7,6 +7,7 @@
 // NOTE: GCC 12 takes the "undefined" operand inside its own AVX-512 intrinsics for a mistake of
 // ours.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 
 namespace tilewise::cpu {

@@ -21,17 +21,25 @@ constexpr float kExpPolynomial[] = {0.49999993432F, 0.16666520399F, 0.0416683867
                                     0.00138145401F};
 constexpr float kExpLowest = -150.0F;  // exp of anything below is 0 in float32
 
+/// exp(x) for x <= 0 or NaN.
+// NOTE: the operand order lets NaN through: max and min give their second operand for NaN.
 template <class V>
-inline typename V::Float exp_vector(typename V::Float x) {
-  // NOTE: the operand order lets NaN through: max and min give their second operand for NaN.
-  x = V::min(V::set(128.0F), V::max(V::set(kExpLowest), x));
+inline typename V::Float exp_nonpositive(typename V::Float x) {
+  x = V::max(V::set(kExpLowest), x);
   const auto n = V::round(V::mul(x, V::set(kLog2E)));
   auto r = V::fma(n, V::set(-kLn2High), x);
   r = V::fma(n, V::set(-kLn2Low), r);
-  auto q = V::set(kExpPolynomial[4]);
-  for (int i = 3; i >= 0; --i) q = V::fma(q, r, V::set(kExpPolynomial[i]));
-  const auto y = V::fma(V::mul(r, r), q, V::add(r, V::set(1.0F)));
+  auto y = V::set(kExpPolynomial[4]);
+#pragma GCC unroll 4
+  for (int i = 3; i >= 0; --i) y = V::fma(y, r, V::set(kExpPolynomial[i]));
+  y = V::fma(y, r, V::set(1.0F));
+  y = V::fma(y, r, V::set(1.0F));
   return V::scale2(y, n);
+}
+
+template <class V>
+inline typename V::Float exp_vector(typename V::Float x) {
+  return exp_nonpositive<V>(V::min(V::set(128.0F), x));
 }
 
 /// One register tile: R rows x C vectors of C, all of k.
@@ -112,32 +120,61 @@ void gemm(int rows, int cols, int k, const float* a, std::ptrdiff_t a_row, std::
   }
 }
 
+/// R rows at once: their maxima, sums and exponentials do not wait for each other.
+template <class V, int R>
+inline void softmax_rows(int cols, float* s, std::ptrdiff_t ld, float* m, float* l,
+                         float* rescale) {
+  constexpr float kNothing = -__builtin_inff();
+  typename V::Float high[R];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) high[r] = V::load(s + r * ld);
+  for (int c = V::kLanes; c < cols; c += V::kLanes) {
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) high[r] = V::max(high[r], V::load(s + r * ld + c));
+  }
+  float m_new[R];
+  float shift[R];
+  typename V::Float negative_shift[R];
+  typename V::Float sum[R];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+    const float row_high = V::highest(high[r]);
+    m_new[r] = row_high > m[r] ? row_high : m[r];       // (F7)
+    shift[r] = m_new[r] == kNothing ? 0.0F : m_new[r];  // -inf - -inf would be NaN
+    negative_shift[r] = V::set(-shift[r]);
+    sum[r] = V::zero();
+  }
+  for (int c = 0; c < cols; c += V::kLanes) {  // (F8)
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      float* at = s + r * ld + c;
+      const auto p = exp_nonpositive<V>(V::add(V::load(at), negative_shift[r]));
+      V::store(at, p);
+      sum[r] = V::add(sum[r], p);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+    rescale[r] = 1.0F;
+    if (m_new[r] != m[r]) {
+      float factor[V::kLanes];
+      V::store(factor, exp_nonpositive<V>(V::set(m[r] - shift[r])));
+      rescale[r] = factor[0];
+      m[r] = m_new[r];
+    }
+    l[r] = rescale[r] * l[r] + V::sum(sum[r]);  // (F9)
+  }
+}
+
 template <class V>
 void softmax_step(int rows, int cols, float* s, std::ptrdiff_t ld, float* m, float* l,
                   float* rescale) {
-  constexpr float kNothing = -__builtin_inff();
-  for (int r = 0; r < rows; ++r, s += ld) {
-    auto high = V::load(s);
-    for (int c = V::kLanes; c < cols; c += V::kLanes) high = V::max(high, V::load(s + c));
-    const float row_high = V::highest(high);
-    const float m_new = row_high > m[r] ? row_high : m[r];  // (F7)
-    const float shift = m_new == kNothing ? 0.0F : m_new;   // -inf - -inf would be NaN
-    const auto negative_shift = V::set(-shift);
-    auto sum = V::zero();
-    for (int c = 0; c < cols; c += V::kLanes) {  // (F8)
-      const auto p = exp_vector<V>(V::add(V::load(s + c), negative_shift));
-      V::store(s + c, p);
-      sum = V::add(sum, p);
-    }
-    rescale[r] = 1.0F;
-    if (m_new != m[r]) {
-      float factor[V::kLanes];
-      V::store(factor, exp_vector<V>(V::set(m[r] - shift)));
-      rescale[r] = factor[0];
-      m[r] = m_new;
-    }
-    l[r] = rescale[r] * l[r] + V::sum(sum);  // (F9)
+  constexpr int kTogether = 4;
+  int r = 0;
+  for (; r + kTogether <= rows; r += kTogether) {
+    softmax_rows<V, kTogether>(cols, s + r * ld, ld, m + r, l + r, rescale + r);
   }
+  for (; r < rows; ++r) softmax_rows<V, 1>(cols, s + r * ld, ld, m + r, l + r, rescale + r);
 }
 
 template <class V>
@@ -149,7 +186,7 @@ void probabilities(int rows, int cols, float* s, std::ptrdiff_t ld, const float*
     const auto low = V::set(lse_low[r]);
     for (int c = 0; c < cols; c += V::kLanes) {
       const auto x = V::sub(V::sub(V::load(s + c), high), low);
-      V::store(s + c, exp_vector<V>(V::min(none, x)));
+      V::store(s + c, exp_nonpositive<V>(V::min(none, x)));
     }
   }
 }

@@ -8,8 +8,10 @@
 
 namespace tilewise::cpu {
 
-inline constexpr int kTileRows = 48;   ///< query rows of a backward tile
+inline constexpr int kTileRows = 96;   ///< query rows of a backward tile
 inline constexpr int kTileKeys = 128;  ///< keys of a backward tile
+/// Query rows of a tile that position cuts: less is worked out for nothing.
+inline constexpr int kBoundaryRows = 48;
 
 class ScoreTileStep {
  public:
