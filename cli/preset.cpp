@@ -25,7 +25,8 @@ std::vector<std::string> overrides(const CLI::App& app) {
     const std::string name = option->get_name();
     const CLI::Option* given = app.get_option_no_throw(name);
     if (given == nullptr || given->count() == 0 || name == "--help") continue;
-    for (const std::string& value : given->results()) words.push_back(name + "=" + value);
+    for (const std::string& value : given->results())
+      words.push_back(std::string(name).append("=").append(value));
   }
   return words;
 }

@@ -80,11 +80,11 @@ inline float reduce(std::int64_t n, const float* x, float start, const Step& ste
   Float acc[kParts];
   for (auto& part : acc) part = Lanes::set(start);
   std::int64_t i = 0;
-  for (; i + kParts * Lanes::kLanes <= n; i += kParts * Lanes::kLanes) {
+  for (; i + std::int64_t{kParts} * Lanes::kLanes <= n; i += std::int64_t{kParts} * Lanes::kLanes) {
 #pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part) {
-      acc[part] =
-          step(acc[part], Lanes::load(x + i + part * Lanes::kLanes), i + part * Lanes::kLanes);
+      const std::int64_t at = i + std::int64_t{part} * Lanes::kLanes;
+      acc[part] = step(acc[part], Lanes::load(x + at), at);
     }
   }
   for (; i + Lanes::kLanes <= n; i += Lanes::kLanes) acc[0] = step(acc[0], Lanes::load(x + i), i);

@@ -94,7 +94,8 @@ std::string index_text(const Tensor& tensor, std::int64_t n) {
   std::string text;
   for (int axis = tensor.rank - 1; axis >= 0; --axis) {
     const std::int64_t size = tensor.sizes[static_cast<std::size_t>(axis)];
-    text = std::to_string(n % size) + (text.empty() ? "" : ",") + text;
+    if (!text.empty()) text.insert(0, ",");
+    text.insert(0, std::to_string(n % size));
     n /= size;
   }
   return "[" + text + "]";

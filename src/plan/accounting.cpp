@@ -84,7 +84,7 @@ double attention_flops(const Problem& p) {
 }
 
 MemoryItem memory_item(std::string name, MemoryItem::Role role, DType dtype,
-                       std::vector<std::int64_t> shape) {
+                       const std::vector<std::int64_t>& shape) {
   std::int64_t elems = 1;
   for (const std::int64_t size : shape) elems *= size;
   return {.name = std::move(name),

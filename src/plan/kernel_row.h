@@ -68,6 +68,6 @@ class WorkspaceCutter {
 
 /// A MemoryItem with its bytes worked out from a shape.
 MemoryItem memory_item(std::string name, MemoryItem::Role role, DType dtype,
-                       std::vector<std::int64_t> shape);
+                       const std::vector<std::int64_t>& shape);
 
 }  // namespace tilewise

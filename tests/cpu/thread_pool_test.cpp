@@ -131,6 +131,7 @@ TEST(ThreadPool, ManyCallersAtOnce) {
   const auto pool = make_thread_pool(3);
   std::atomic<std::int64_t> total{0};
   std::vector<std::thread> callers;
+  callers.reserve(4);
   for (int caller = 0; caller < 4; ++caller) {
     callers.emplace_back([&] {
       for (int job = 0; job < 200; ++job) {

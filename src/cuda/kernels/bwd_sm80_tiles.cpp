@@ -192,7 +192,7 @@ OnePass choose_one_pass(const Problem& p, const Hardware& machine) {
   for (const Tile& tile : one_pass_tiles(p)) {
     if (shared_bytes(make_config(p, tile, true, false)) > machine.shared_kib * 1024) continue;
     for (const int wanted : {1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16}) {
-      if (wanted > 1 && p.seq_q < 128 * wanted) break;
+      if (wanted > 1 && p.seq_q < std::int64_t{128} * wanted) break;
       const std::int64_t queries = queries_per_split(p, tile.block_m, wanted);
       const int splits =
           wanted == 1 ? 1 : static_cast<int>(blocks_of(p.seq_q, static_cast<int>(queries)));

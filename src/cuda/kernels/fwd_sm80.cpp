@@ -161,7 +161,7 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
     if (bytes > machine.shared_kib * 1024) continue;
     for (const int wanted : {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32}) {
       // Fewer than 128 keys a part do not pay for the merge.
-      if (wanted > 1 && (row.config != nullptr || p.seq_k < 128 * wanted)) break;
+      if (wanted > 1 && (row.config != nullptr || p.seq_k < std::int64_t{128} * wanted)) break;
       const std::int64_t keys = keys_per_split(p, tile.block_n, wanted);
       const int splits = wanted == 1 ? 1 : static_cast<int>((p.seq_k + keys - 1) / keys);
       const double ms = predict(p, tile, bytes, splits, machine);
@@ -183,6 +183,7 @@ std::string supports(const KernelRow& row, const Problem& p, const Hardware& mac
 
 Cost cost(const KernelRow& row, const Problem& p, const Hardware& machine) {
   const Choice choice = choose(row, p, machine);
+  if (choice.tile == nullptr) return {};  // supports() says why
   const sm80::Operands operands(p);
   Cost cost;
   cost.block_m = choice.tile->block_m;

@@ -116,8 +116,9 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   const bool masked = config.mask != Mask::none;
   config.ping_pong = masked ? tile.ping_pong_masked : tile.ping_pong;
   // A counter pays where tiles differ, and at dim 64, whose tiles are short. It counts to 2^24.
+  const std::int64_t q_blocks = p.seq_q / tile.block_m() + 1;
   const double tiles = static_cast<double>(p.batch * p.heads_q * (split ? kMostSplits : 1)) *
-                       static_cast<double>(p.seq_q / tile.block_m() + 1);
+                       static_cast<double>(q_blocks);
   config.dynamic = (masked || tile.chain_short) && tiles < 0x1p23;
   config.chain_tiles =
       tile.chain_short && !split && config.mask != Mask::both && (!masked || p.seq_k <= kShortKeys);
@@ -127,7 +128,8 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
 
 fwd_sm90::SectionOrder sm90_order(const Problem& p, const Config& config, int splits) {
   OrderProblem order;
-  order.blocks = (p.seq_q + 64 * config.warpgroups - 1) / (64 * config.warpgroups);
+  const std::int64_t block_m = std::int64_t{64} * config.warpgroups;
+  order.blocks = (p.seq_q + block_m - 1) / block_m;
   order.heads = p.batch * p.heads_q * splits;
   order.heads_per_kv = p.group() * splits;
   order.kv_bytes = p.seq_k * (p.head_dim + p.head_dim_v) * 2;

@@ -96,7 +96,7 @@ Operands::Operands(const Problem& p) : form_(form(p)), device_(p.device.index) {
       operands_[i].cols = static_cast<int>(t.sizes[3]);
       continue;
     }
-    const std::int64_t width = form_.planes * padded(t.sizes[3]);
+    const std::int64_t width = std::int64_t{form_.planes} * padded(t.sizes[3]);
     const std::int64_t blocks = (t.sizes[2] + tile::kScaleRows - 1) / tile::kScaleRows;
     sources_.push_back(
         {i, &t, tensors[i].second, {t.sizes[0], t.sizes[1], t.sizes[2], width}, blocks});
@@ -178,7 +178,8 @@ unsigned section(bool positional, std::int64_t heads, std::int64_t blocks, doubl
   if (!positional || heads <= 1) return 1;
   const auto fit = static_cast<std::int64_t>(kSectionBytes / std::max(1.0, head_bytes));
   // The last section must keep every multiprocessor busy to its end.
-  const std::int64_t busy = (4 * multiprocessors + blocks - 1) / std::max<std::int64_t>(1, blocks);
+  const std::int64_t busy =
+      (std::int64_t{4} * multiprocessors + blocks - 1) / std::max<std::int64_t>(1, blocks);
   const std::int64_t wanted = std::clamp<std::int64_t>(std::max(fit, busy), 1, heads);
   const std::int64_t sections = (heads + wanted - 1) / wanted;
   return static_cast<unsigned>((heads + sections - 1) / sections);
