@@ -4,7 +4,9 @@
 #include <memory>
 
 #include "cli/args.h"
+#include "cli/bench_compare.h"
 #include "cli/bench_report.h"
+#include "cli/best_batch.h"
 #include "cli/commands.h"
 #include "cli/common_flags.h"
 #include "cli/failure.h"
@@ -18,8 +20,9 @@ struct BenchFlags {
   GridFlags grid;
   CommonFlags common;
   std::string preset, format, output;
-  double budget_s = 0.0, total_s = 0.0;
-  bool check = false;
+  std::vector<std::string> compare;
+  double budget_s = 0.0, total_s = 0.0, bound = 1.05;
+  bool check = false, best_batch = false;
 };
 
 std::string describe(const Cell& cell) {
@@ -27,9 +30,36 @@ std::string describe(const Cell& cell) {
   return fmt::format("{}  {}", name.empty() ? "flash" : name, format_case(cell.problem));
 }
 
+int compare(const BenchFlags& flags, Format format) {
+  const Comparison comparison =
+      compare_results(flags.compare.front(), flags.compare.back(), flags.bound);
+  write_output(flags.output, comparison_text(comparison, format));
+  return comparison.slower > 0 ? kCheckFailed : kDone;
+}
+
+int best_batches(const Grid& grid, const CellRunner::Options& options, const BenchFlags& flags,
+                 Format format) {
+  Hardware machine = hardware(options.device);
+  machine.threads = options.threads;
+  CellRunner runner(options);
+  catch_interrupts();
+  std::vector<BatchCurve> curves;
+  Progress progress(grid.cells.size());
+  for (const Cell& cell : grid.cells) {
+    progress.show(describe(cell));
+    curves.push_back(measure_batches(cell, runner, machine, options.limit_bytes));
+    throw_if_interrupted();
+    progress.advance();
+  }
+  progress.clear();
+  write_output(flags.output, batch_report(curves, format));
+  return kDone;
+}
+
 int bench(const CLI::App& app, const BenchFlags& flags) {
   const Format format = output_format(flags.format, flags.output);
   check_output(flags.output);
+  if (!flags.compare.empty()) return compare(flags, format);
   const Grid grid =
       flags.preset.empty() ? expand_grid(flags.grid) : read_preset(flags.preset, app, true);
   CellRunner::Options options;
@@ -39,6 +69,7 @@ int bench(const CLI::App& app, const BenchFlags& flags) {
   options.budget_s = flags.budget_s;
   options.total_s = flags.total_s;
   options.check = flags.check;
+  if (flags.best_batch) return best_batches(grid, options, flags, format);
   CellRunner runner(options);
 
   catch_interrupts();
@@ -104,6 +135,17 @@ void add_bench(CLI::App& program, int& exit_code) {
       ->check(CLI::NonNegativeNumber);
   app->add_flag("--check", flags->check,
                 "also compare each kernel with the reference on the problem");
+  app->add_flag("--best-batch", flags->best_batch,
+                "instead of the batch sizes given: the one of best throughput that fits the memory "
+                "limit, with the curve that leads to it");
+  app->add_option("--compare", flags->compare,
+                  "instead of measuring: two result files; exit code 1 when a row became slower by "
+                  "more than --bound and its noise, or takes more memory, or no longer runs")
+      ->option_text("OLD NEW")
+      ->expected(2);
+  app->add_option("--bound", flags->bound, "of --compare: ratio of times that still is the same")
+      ->option_text("X [1.05]")
+      ->check(CLI::Range(1.0, 100.0));
   add_output_flags(*app, flags->format, flags->output);
   app->footer([] { return fmt::format("Presets: {}", fmt::join(preset_names(), ", ")); });
   app->callback([app, flags, &exit_code] { exit_code = bench(*app, *flags); });

@@ -10,7 +10,9 @@
 #include "cli/grid.h"
 #include "cli/machines.h"
 #include "cli/output.h"
+#include "cli/plan_advise.h"
 #include "cli/plan_against.h"
+#include "cli/plan_analyze.h"
 #include "cli/plan_report.h"
 #include "cli/seed_memory.h"
 
@@ -21,8 +23,8 @@ struct PlanFlags {
   GridFlags grid;
   CommonFlags common;
   std::string preset, format, output, hardware, blas_workspace = "8.125MiB";
-  std::vector<std::string> against;
-  bool memory = false, limits = false;
+  std::vector<std::string> against, measured;
+  bool memory = false, limits = false, analyze = false, advise = false;
 };
 
 std::string markdown(const PlanFlags& flags, const Grid& grid, const std::vector<Planned>& plans,
@@ -61,11 +63,33 @@ std::string against(const PlanFlags& flags, Format format) {
   return table.markdown() + "\n" + error_table(rows).markdown();
 }
 
+/// The flags' problems by the implementations that the analysis compares, unless some were named.
+std::string analysis(GridFlags grid, const Machine& machine, Format format) {
+  if (grid.impl.empty() && grid.kernel.empty()) grid.impl = "baseline,flash";
+  const Grid made = expand_grid(grid);
+  const std::string problem = format_case(made.cells.front().problem);
+  for (const Cell& cell : made.cells) {
+    if (format_case(cell.problem) != problem) throw BadInput("--analyze: expected one problem");
+  }
+  return analyze(made.cells, machine, format);
+}
+
 int plan(const CLI::App& app, const PlanFlags& flags) {
   const Format format = output_format(flags.format, flags.output);
   check_output(flags.output);
   if (!flags.against.empty()) {
     write_output(flags.output, against(flags, format));
+    return kDone;
+  }
+  if (flags.analyze || flags.advise) {
+    const Machine machine = machine_of(flags.hardware, flags.common);
+    GridFlags grid = flags.grid;
+    if (flags.advise && app.count("--seq") == 0) grid.seq = "128:16384:x2";
+    if (flags.analyze && app.count("--pass") == 0) grid.pass = "fwd";
+    if (flags.analyze && app.count("--seq") == 0) grid.seq = "512";
+    write_output(flags.output,
+                 flags.analyze ? analysis(grid, machine, format)
+                               : advise(expand_grid(grid).cells, machine, flags.measured, format));
     return kDone;
   }
   const Grid grid =
@@ -106,6 +130,15 @@ void add_plan(CLI::App& program, int& exit_code) {
                 "seeds measured");
   app->add_flag("--limits", flags->limits,
                 "in tables too: the largest length, batch and heads that fit, and what helps most");
+  app->add_flag("--analyze", flags->analyze,
+                "instead: how memory, accesses and time grow along each size, beside seed 002's "
+                "claims");
+  app->add_flag("--advise", flags->advise,
+                "instead: which type and implementation to use at each length, and where that "
+                "changes");
+  app->add_option("--measured", flags->measured,
+                  "with --advise: result files of `bench`, whose times go before the model's")
+      ->option_text("FILE...");
   app->add_option("--against", flags->against,
                   "instead: the predicted times and bytes beside those of result files of `bench`, "
                   "and the errors; the machine is theirs, or what --hardware names")

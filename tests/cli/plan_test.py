@@ -185,6 +185,65 @@ class Plan(CliTest):
         first = text.split("what would help, by the model\n")[1].splitlines()[0]
         self.assertIn("flash", first)
 
+    def test_analyze(self) -> None:
+        """Seed 002's answers: which size grows what, the accesses, the tile, the claimed times."""
+        words = ["plan", "--analyze", "--hardware", "h100", "--impl", "baseline,eager,flash"]
+        answers = json.loads(self.ok(*words, "--format", "json"))
+        growth = {(row["implementation"], row["doubled"]): row for row in answers["growth"]}
+        for name in ("baseline", "eager", "flash"):
+            for size, flops in (("length", 4), ("batch", 2), ("heads", 2), ("head dim", 2)):
+                self.assertAlmostEqual(growth[name, size]["flops_times"], flops)
+                # LSE and masks do not grow with the head dim.
+                self.assertAlmostEqual(growth[name, size]["tensors_times"], 2.0, delta=0.01)
+        self.assertAlmostEqual(growth["baseline", "length"]["held_times"], 4.0, delta=0.02)
+        self.assertAlmostEqual(growth["baseline", "batch"]["held_times"], 2.0, delta=0.01)
+        self.assertAlmostEqual(growth["baseline", "head dim"]["held_times"], 1.0)
+        baseline = [row for row in answers["length"] if row["implementation"] == "baseline"]
+        self.assertEqual([row["scores_MiB"] for row in baseline], [0.25, 1.0, 4.0, 16.0])
+        self.assertEqual([row["claimed_times"] for row in baseline], [1, 4, 16, 64])
+        self.assertLess(baseline[1]["predicted_times"], 4.0)  # the GPU is not full yet
+        d = 64
+        total = answers["accesses"][-1]["one_query"]
+        self.assertEqual(total, 512 * (d + 3 + d + 1))
+        self.assertEqual([row["length"] for row in answers["flash_gain"]], [128, 512, 2048, 4096])
+        text = self.ok("plan", "--analyze", "--hardware", "h100")
+        self.assertIn("16384 bytes = 16 KB", text)
+        self.fails(BAD_INPUT, "plan", "--analyze", "--seq", "64,128")
+
+    def test_advise(self) -> None:
+        """The advice is the fastest arm, or a more exact one within 10 %; the crossover is where
+        the table turns."""
+        shape = ["--batch", "2", "--heads", "4", "--format", "json"]
+        for machine in ("h100", "rtx3060", "epyc-2"):
+            advice = json.loads(self.ok("plan", "--advise", "--hardware", machine, *shape))
+            arms = ("flash f32", "flash tf32", "flash bf16", "eager f32", "eager bf16")
+            for row in advice["lengths"]:
+                times = [row[f"{arm}_ms"] for arm in arms if row[f"{arm}_ms"] is not None]
+                self.assertLessEqual(row[f"{row['use']}_ms"], 1.1 * min(times) + 1e-12)
+            start = advice["bf16_from"]
+            for row in advice["lengths"]:
+                pays = row["flash f32_ms"] > advice["worthwhile"] * row["flash bf16_ms"]
+                if start is not None and row["length"] >= start:
+                    self.assertTrue(pays, (machine, row))
+            if start:
+                self.assertLess(advice["lengths"][0]["length"], start)
+
+    def test_advice_from_measurements(self) -> None:
+        """A measured problem's time is the measured one."""
+        results = SOURCE / "bench/results/cpu/amd-epyc/seeds.json"
+        measured = {
+            (row["implementation"], row["pass"]): row["ms_median"]
+            for row in json.loads(results.read_text())["rows"]
+            if row["seq_q"] == 1024 and row["head_dim"] == 64
+        }
+        shape = ["--batch", "8", "--seq", "1024", "--dim", "64", "--format", "json"]
+        words = ["plan", "--advise", "--hardware", "epyc-2", "--measured", str(results), *shape]
+        (row,) = json.loads(self.ok(*words))["lengths"]
+        for name in ("flash", "eager"):
+            total = measured[name, "fwd"] + measured[name, "bwd"]
+            self.assertAlmostEqual(row[f"{name} f32_ms"], total)
+        self.assertEqual(row["origin"], "2 of 5 measured")
+
     def test_measured_rates_are_kept(self) -> None:
         """`info --measure` writes what the next plan counts on; a damaged file is as none."""
         state = {"XDG_STATE_HOME": str(self.folder), "TILEWISE_STATE_DIR": ""}
