@@ -55,6 +55,7 @@ TEST(MemoryMeter, HugeRequestsDoNotWrap) {
 TEST(MemoryMeter, ThreadsShareTheBudget) {
   MemoryMeter meter(8 * 1024);
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&meter] {
       for (int n = 0; n < 500; ++n) {
