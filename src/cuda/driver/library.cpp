@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <glob.h>
+#include <link.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -80,6 +81,13 @@ bool SharedLibrary::open(std::span<const std::string> sonames) {
   }
   error_ = soname_error;
   return false;
+}
+
+bool SharedLibrary::open_beside(const std::string& file) const {
+  link_map* map = nullptr;
+  if (handle_ == nullptr || dlinfo(handle_, RTLD_DI_LINKMAP, &map) != 0) return false;
+  const std::filesystem::path path = std::filesystem::path(map->l_name).replace_filename(file);
+  return dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) != nullptr;
 }
 
 void* SharedLibrary::symbol(const char* name) {

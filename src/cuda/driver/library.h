@@ -16,6 +16,9 @@ class SharedLibrary {
   /// was looked for.
   bool open(std::span<const std::string> sonames);
 
+  /// Opens another library of the folder that this one was found in; false when it is not there.
+  bool open_beside(const std::string& file) const;
+
   bool is_open() const { return handle_ != nullptr; }
   /// File that was opened, as it was named to the dynamic linker.
   const std::string& path() const { return path_; }

@@ -54,6 +54,10 @@ OpenedNvrtc open_nvrtc() {
   int major = 0, minor = 0;
   opened.functions.nvrtcVersion(&major, &minor);
   opened.functions.version = std::to_string(major) + "." + std::to_string(minor);
+  // NVRTC asks the dynamic linker for its built-in functions by soname, and the linker does not
+  // look into pip's folders: a library that is open already is found. Elsewhere the linker finds
+  // it.
+  static_cast<void>(library.open_beside("libnvrtc-builtins.so." + opened.functions.version));
   opened.usable = true;
   return opened;
 }
