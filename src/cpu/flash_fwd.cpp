@@ -23,7 +23,7 @@ constexpr int kTaskRows = 96;   // query rows of a task: a packed K or V block i
 constexpr int kGroupRows = 24;  // rows whose strip of scores stays in the first-level cache
 constexpr int kBlockKeys = 256;
 constexpr int kKeyStep = 64;  // a group's keys begin at a multiple of it: whole panels of every set
-constexpr std::int64_t kPackedBytes = std::int64_t{48} << 20;  // packed K and V held at a time
+constexpr int kTasksPerWorker = 16;  // between two phases of packing: idle ends stay short
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 /// True when rows of `t` can be read as whole vectors where they lie.
@@ -49,15 +49,14 @@ struct Geometry {
     v_in_place = whole_vectors(p.v, micro.lanes) && !p.paged;
     v_elems = v_in_place ? 0 : keys * ld_v;
     pairs = p.batch * p.heads_k;
-    const std::int64_t bytes = (k_elems + v_elems) * 4;
-    const std::int64_t fit = std::max<std::int64_t>(1, kPackedBytes / bytes);
     tasks_per_head = ceil_div(p.seq_q, kTaskRows);
     workers = threads;
-    // Enough heads at a time that every worker has several tasks.
+    // As few heads at a time as keep every worker busy: what is packed is read while it is in
+    // cache.
     const std::int64_t tasks_per_pair = std::max<std::int64_t>(1, tasks_per_head * p.group());
-    const std::int64_t busy = ceil_div(std::int64_t{4} * threads, tasks_per_pair);
-    pairs_at_a_time =
-        std::clamp<std::int64_t>(std::max(fit, busy), 1, std::max<std::int64_t>(pairs, 1));
+    const std::int64_t wanted = threads == 1 ? 1 : std::int64_t{kTasksPerWorker} * threads;
+    pairs_at_a_time = std::clamp<std::int64_t>(ceil_div(wanted, tasks_per_pair), 1,
+                                               std::max<std::int64_t>(pairs, 1));
   }
 };
 
