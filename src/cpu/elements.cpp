@@ -1,7 +1,9 @@
 #include "cpu/elements.h"
 
 #include <bit>
-#include <cstring>
+#include <type_traits>
+
+#include "cpu/row_passes.h"
 
 namespace tilewise::cpu {
 namespace {
@@ -24,21 +26,42 @@ void narrow(float x, double& out) { out = x; }
 void narrow(float x, Bfloat16& out) { out.bits = float_to_bfloat16(x); }
 void narrow(float x, Float16& out) { out.bits = float_to_float16(x); }
 
+/// A contiguous row; half types by the widest registers there are.
+template <class T>
+void widen_row(const T* in, std::int64_t count, float* out) {
+  if constexpr (std::is_same_v<T, Bfloat16>) {
+    row_passes(best_isa()).widen_bfloat16(count, &in->bits, out);
+  } else if constexpr (std::is_same_v<T, Float16>) {
+    row_passes(best_isa()).widen_float16(count, &in->bits, out);
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) out[i] = widen(in[i]);
+  }
+}
+
+template <class T>
+void narrow_row(const float* in, std::int64_t count, T* out) {
+  if constexpr (std::is_same_v<T, Bfloat16>) {
+    row_passes(best_isa()).narrow_bfloat16(count, in, &out->bits);
+  } else if constexpr (std::is_same_v<T, Float16>) {
+    row_passes(best_isa()).narrow_float16(count, in, &out->bits);
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) narrow(in[i], out[i]);
+  }
+}
+
 template <class T>
 void load_as(const void* data, std::int64_t offset, std::int64_t stride, std::int64_t count,
              float* out) {
   const T* in = static_cast<const T*>(data) + offset;
-  if (stride == 1) {
-    for (std::int64_t i = 0; i < count; ++i) out[i] = widen(in[i]);
-  } else {
-    for (std::int64_t i = 0; i < count; ++i) out[i] = widen(in[i * stride]);
-  }
+  if (stride == 1) return widen_row(in, count, out);
+  for (std::int64_t i = 0; i < count; ++i) out[i] = widen(in[i * stride]);
 }
 
 template <class T>
 void store_as(void* data, std::int64_t offset, std::int64_t stride, std::int64_t count,
               const float* in) {
   T* out = static_cast<T*>(data) + offset;
+  if (stride == 1) return narrow_row(in, count, out);
   for (std::int64_t i = 0; i < count; ++i) narrow(in[i], out[i * stride]);
 }
 

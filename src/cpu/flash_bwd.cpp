@@ -140,7 +140,9 @@ class Backward {
   /// at 0.
   void prepare_rows(std::int64_t b, std::int64_t h, const Sequence& s, std::int64_t i0,
                     int rows) const {
-    constexpr int kChunk = 64;
+    constexpr int kChunk = 64;  // whole vectors of every set
+    const Micro& micro = tile_.micro();
+    const float keep = 1.0F;
     float o[kChunk];
     float d_o[kChunk];
     for (int r = 0; r < rows; ++r) {
@@ -152,7 +154,9 @@ class Backward {
         const std::int64_t count = std::min<std::int64_t>(kChunk, p_.head_dim_v - c);
         load_row(p_.o, o_at + c * p_.o.strides[3], p_.o.strides[3], count, o);
         load_row(p_.d_o, d_at + c * p_.d_o.strides[3], p_.d_o.strides[3], count, d_o);
-        for (std::int64_t i = 0; i < count; ++i) sum += o[i] * d_o[i];
+        std::fill(o + count, o + kChunk, 0.0F);
+        std::fill(d_o + count, d_o + kChunk, 0.0F);
+        micro.add_row_dots(1, kChunk, o, d_o, kChunk, &keep, &sum);
       }
       if (p_.d_lse.defined()) {
         sum -= static_cast<const float*>(p_.d_lse.data)[offset_of(p_.d_lse, b, h, row)];

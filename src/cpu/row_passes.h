@@ -8,6 +8,15 @@
 
 namespace tilewise::cpu {
 
+/// What decides dropout's bits of a row of P, as in DropoutMask. CONTRACT 13.
+struct DropoutRow {
+  std::uint32_t key0, key1, offset;
+  std::uint32_t head, query;  ///< b * Hq + h, and i
+  std::int64_t first_key;     ///< j of the row's first element
+  std::uint64_t threshold;
+  float scale;
+};
+
 /// Rows are n floats at any address. "seen" entries of P are those that are not 0: a hidden key's
 /// other values, whatever they are, do not enter a sum.
 struct RowPasses {
@@ -34,6 +43,16 @@ struct RowPasses {
   /// score_gradient(), then times factor.
   void (*score_gradient_scaled)(std::int64_t n, const float* p, float delta, float factor,
                                 float* dp);
+
+  // Half types, as elements.h has them one by one.
+
+  void (*widen_bfloat16)(std::int64_t n, const std::uint16_t* in, float* out);
+  void (*narrow_bfloat16)(std::int64_t n, const float* in, std::uint16_t* out);
+  void (*widen_float16)(std::int64_t n, const std::uint16_t* in, float* out);
+  void (*narrow_float16)(std::int64_t n, const float* in, std::uint16_t* out);
+
+  /// x *= keep / (1 - p); what is not kept becomes 0, whatever it was. (F13)
+  void (*drop)(std::int64_t n, const DropoutRow& row, float* x);
 };
 
 /// The table of an instruction set; the CPU must have it to call through it.

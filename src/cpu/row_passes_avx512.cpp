@@ -1,4 +1,10 @@
 /// The row passes for AVX-512.
+#if defined(__GNUC__) && !defined(__clang__)
+// NOTE: as in micro_avx512.cpp; here for the functions of the header.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+
 #include "cpu/row_passes_impl.h"
 
 namespace tilewise::cpu {

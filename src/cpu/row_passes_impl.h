@@ -17,6 +17,14 @@ constexpr int kVectorBytes = 32;
 constexpr int kVectorBytes = 16;
 #endif
 
+}  // namespace
+}  // namespace tilewise::cpu
+
+#include "cpu/row_bits_impl.h"
+
+namespace tilewise::cpu {
+namespace {
+
 /// A vector of the unit's instruction set, with what micro_impl.h's exp_vector() asks of one.
 /// NOTE: not a template over the width: GCC 12 loses vector attributes that depend on a parameter.
 struct Lanes {
@@ -209,7 +217,12 @@ constexpr RowPasses make_row_passes() {
           .add_scaled = add_scaled,
           .scale_highest = scale_highest,
           .exp_sum = exp_sum,
-          .score_gradient_scaled = score_gradient_scaled};
+          .score_gradient_scaled = score_gradient_scaled,
+          .widen_bfloat16 = widen_bfloat16,
+          .narrow_bfloat16 = narrow_bfloat16,
+          .widen_float16 = widen_float16,
+          .narrow_float16 = narrow_float16,
+          .drop = drop};
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "cpu/elements.h"
+#include "cpu/row_passes.h"
 
 namespace tilewise::cpu {
 namespace {
@@ -128,17 +129,19 @@ void ScoreSteps::back_through_cap(const TilePlace& at, const float* capped, floa
 
 void ScoreSteps::drop(const TilePlace& at, float* x) const {
   if (!dropout_) return;
-  const auto scale = static_cast<float>(dropout_->scale());
+  const RowPasses& passes = row_passes(best_isa());
+  const PhiloxKey key = dropout_->key();
   const std::int64_t bh = at.b * problem_.heads_q + at.h;
   for (int r = 0; r < at.rows; ++r) {
-    PhiloxCounter words{};
-    std::int64_t held = -1;
-    for (int c = 0; c < at.cols; ++c) {
-      const std::int64_t j = at.j0 + c;
-      if (j / 4 != held) words = dropout_->words(bh, at.i0 + r, held = j / 4);
-      const bool kept = dropout_->keeps(words[static_cast<std::size_t>(j % 4)]);
-      x[r * at.ld + c] = kept ? x[r * at.ld + c] * scale : 0.0F;
-    }
+    const DropoutRow row{.key0 = key[0],
+                         .key1 = key[1],
+                         .offset = dropout_->offset(),
+                         .head = static_cast<std::uint32_t>(bh),
+                         .query = static_cast<std::uint32_t>(at.i0 + r),
+                         .first_key = at.j0,
+                         .threshold = dropout_->threshold(),
+                         .scale = static_cast<float>(dropout_->scale())};
+    passes.drop(at.cols, row, x + r * at.ld);
   }
 }
 

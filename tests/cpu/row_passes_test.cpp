@@ -3,9 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <vector>
+
+#include "cpu/elements.h"
+#include "problem/philox.h"
 
 namespace tilewise::cpu {
 namespace {
@@ -152,6 +156,71 @@ TEST_P(RowPassesTest, HiddenEntriesOfPDoNotEnter) {
       EXPECT_EQ(scaled[i], 0.0F);
     }
     EXPECT_TRUE(passes().all_finite(n, dp.data()));
+  }
+}
+
+TEST_P(RowPassesTest, EveryFloat16) {
+  std::vector<std::uint16_t> halves(65536);
+  for (std::size_t i = 0; i < halves.size(); ++i) halves[i] = static_cast<std::uint16_t>(i);
+  std::vector<float> values(halves.size());
+  passes().widen_float16(65536, halves.data(), values.data());
+  for (std::size_t i = 0; i < halves.size(); ++i) {
+    const float one = float16_to_float(halves[i]);
+    ASSERT_EQ(std::bit_cast<std::uint32_t>(values[i]), std::bit_cast<std::uint32_t>(one)) << i;
+  }
+}
+
+TEST_P(RowPassesTest, HalfTypesOneByOne) {
+  std::vector<float> x{0.0F,   -0.0F,    kInf,     -kInf,   kNaN,  65504.0F, 65519.9F,
+                       1e-8F,  6.0e-8F,  -6e-5F,   6.1e-5F, 1e38F, 3.4e38F,  -1e-40F,
+                       1.001F, 65520.0F, 2.98e-8F, 0.1F,    -3.3F};
+  for (unsigned bits = 0x30000000U; bits < 0x48000000U; bits += 77773U) {
+    x.push_back(std::bit_cast<float>(bits));
+  }
+  std::vector<std::uint16_t> brain(x.size());
+  std::vector<std::uint16_t> half(x.size());
+  const auto n = static_cast<std::int64_t>(x.size());
+  passes().narrow_bfloat16(n, x.data(), brain.data());
+  passes().narrow_float16(n, x.data(), half.data());
+  std::vector<float> back(x.size());
+  passes().widen_bfloat16(n, brain.data(), back.data());
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    ASSERT_EQ(brain[i], float_to_bfloat16(x[i])) << x[i];
+    ASSERT_EQ(half[i], float_to_float16(x[i])) << x[i];
+    const float one = bfloat16_to_float(brain[i]);
+    ASSERT_EQ(std::bit_cast<std::uint32_t>(back[i]), std::bit_cast<std::uint32_t>(one)) << x[i];
+  }
+}
+
+TEST_P(RowPassesTest, DropKeepsWhatTheMaskKeeps) {
+  for (const double p : {0.0, 0.3, 0.999, 1.0}) {
+    const DropoutMask mask({.p = p, .seed = 0x123456789ABCDEFULL, .offset = 7});
+    for (const std::int64_t first : {0, 1, 64, 4099}) {
+      for (const std::int64_t n : kLengths) {
+        std::vector<float> x = row(n, 11);
+        if (n > 2) x[2] = kNaN;
+        const std::vector<float> before = x;
+        passes().drop(n,
+                      {.key0 = mask.key()[0],
+                       .key1 = mask.key()[1],
+                       .offset = mask.offset(),
+                       .head = 5,
+                       .query = 99,
+                       .first_key = first,
+                       .threshold = mask.threshold(),
+                       .scale = static_cast<float>(mask.scale())},
+                      x.data());
+        for (std::int64_t i = 0; i < n; ++i) {
+          const auto at = static_cast<std::size_t>(i);
+          if (!mask.keeps(5, 99, first + i)) {
+            ASSERT_EQ(x[at], 0.0F) << "key " << first + i;
+          } else if (!std::isnan(before[at])) {
+            ASSERT_EQ(x[at], before[at] * static_cast<float>(mask.scale())) << "key " << first + i;
+          }
+        }
+        ASSERT_EQ(x.back(), 777.0F);
+      }
+    }
   }
 }
 
