@@ -1,0 +1,47 @@
+"""Writes the report: `./tw report [FILE...] [-o OUT]`; without files, all of bench/results."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from .claims import Evidence
+from .data import ROOT, Measured, Planner, load, machines, published
+from .judge import judge_all
+from .page import render
+from .plots import accuracy, plan_of, roofline, sections
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="./tw report", description=__doc__)
+    parser.add_argument("files", nargs="*", type=Path, help="result files of `tilewise bench`")
+    parser.add_argument("-o", "--output", type=Path, default=ROOT / "build" / "report.html")
+    parser.add_argument("--tilewise", type=Path, default=ROOT / "build" / "release" / "tilewise")
+    options = parser.parse_args()
+    paths = options.files or sorted((ROOT / "bench" / "results").rglob("*.json"))
+    # A GPU's results first: they are what most readers come for.
+    results = sorted(load(paths), key=lambda result: (not result.on_gpu, result.name))
+    if not results:
+        print("report: no result file has rows of `tilewise bench`", file=sys.stderr)
+        return 2
+    planner, measured = Planner(options.tilewise), Measured(results)
+    claims = judge_all(Evidence(planner, measured, published(), machines()))
+    drawn = sections(results)
+    roofs = [roofline(machine, machines(), results) for machine in measured.machines]
+    compared = plan_of(planner, results)
+    page = render(
+        results,
+        claims,
+        drawn,
+        [roof for roof in roofs if roof],
+        accuracy(compared) if compared else None,
+    )
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(page)
+    print(f"report: {options.output}, {len(results)} files, {len(claims)} claims")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""Looks at a report in headless Chromium: console errors, plots that are not drawn, overflow.
+
+python -m report.browser REPORT.html FOLDER keeps a screenshot of each view in FOLDER; exit code 1
+when something is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+PATIENCE_S = 120.0
+
+
+@dataclass(frozen=True)
+class View:
+    name: str
+    width: int
+    height: int
+    dark: bool
+
+
+VIEWS = (
+    View("desktop-light", 1280, 1700, dark=False),
+    View("desktop-dark", 1280, 1700, dark=True),
+    View("phone-light", 390, 2400, dark=False),
+    View("phone-dark", 390, 2400, dark=True),
+)
+
+# Of every visible plot: its id, whether it has axes and how many curves or sets of points.
+PLOTS = """
+return [...document.querySelectorAll('.plot')].filter(p => !p.hidden).map(p => ({
+  id: p.id, drawn: !!p.querySelector('.main-svg'),
+  traces: p.querySelectorAll('.scatterlayer .trace').length,
+  width: p.getBoundingClientRect().width,
+  inner: Math.max(0, ...[...p.querySelectorAll(".main-svg")]
+    .map(s => s.getBoundingClientRect().width))
+}));
+"""
+
+
+def missing_programs() -> list[str]:
+    return [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
+
+
+def open_browser(view: View) -> webdriver.Chrome:
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(shutil.which("chromium"))
+    arguments = ["--headless=new", "--disable-gpu", "--hide-scrollbars", "--disable-dev-shm-usage"]
+    if os.geteuid() == 0:
+        arguments.append("--no-sandbox")
+    for argument in arguments:
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options, Service(str(shutil.which("chromedriver"))))
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if view.dark else "light"}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    metrics = {"width": view.width, "height": view.height, "deviceScaleFactor": 1}
+    driver.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {**metrics, "mobile": view.width < 600}
+    )
+    return driver
+
+
+def wait_until_drawn(driver: webdriver.Chrome) -> None:
+    """Returns when the page's script has come to its end, or after PATIENCE_S."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        if driver.execute_script("return document.documentElement.dataset.drawn === 'yes'"):
+            return
+        time.sleep(0.2)
+
+
+def problems_of(driver: webdriver.Chrome, view: View) -> list[str]:
+    """What is wrong with the page as it stands."""
+    problems = [
+        f"console: {entry['message']}"
+        for entry in driver.get_log("browser")
+        if entry["level"] in ("SEVERE", "WARNING")
+    ]
+    plots = driver.execute_script(PLOTS)
+    if not plots:
+        problems.append("there is no plot")
+    for plot in plots:
+        if not plot["drawn"] or plot["traces"] == 0:
+            problems.append(f"plot {plot['id']} is not drawn")
+        elif plot["inner"] > plot["width"] + 1:
+            problems.append(f"plot {plot['id']} is wider than its frame")
+    wide = driver.execute_script("return document.documentElement.scrollWidth")
+    if wide > view.width:
+        problems.append(f"the page is {wide} pixels wide, the window {view.width}")
+    return [f"{view.name}: {problem}" for problem in problems]
+
+
+def change_shapes(driver: webdriver.Chrome) -> None:
+    """Chooses the last shape of every file, as a reader would."""
+    driver.execute_script(
+        "for (const s of document.querySelectorAll('select[data-file]')) {"
+        "  s.selectedIndex = s.options.length - 1; s.dispatchEvent(new Event('change')); }"
+    )
+
+
+def look(page: Path, folder: Path) -> list[str]:
+    """Problems of all views, before and after other shapes are chosen; screenshots in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    problems: list[str] = []
+    for view in VIEWS:
+        driver = open_browser(view)
+        try:
+            driver.get(page.resolve().as_uri())
+            wait_until_drawn(driver)
+            problems += problems_of(driver, view)
+            driver.save_screenshot(str(folder / f"{view.name}.png"))
+            driver.execute_script(
+                "document.getElementById('measurements').scrollIntoView({behavior: 'instant'})"
+            )
+            time.sleep(0.5)
+            driver.save_screenshot(str(folder / f"{view.name}-plots.png"))
+            change_shapes(driver)
+            problems += problems_of(driver, view)
+        finally:
+            driver.quit()
+    return problems
+
+
+def main() -> int:
+    if len(sys.argv) != 3:
+        print(f"usage: python -m report.browser REPORT.html FOLDER; {__doc__}", file=sys.stderr)
+        return 2
+    problems = look(Path(sys.argv[1]), Path(sys.argv[2]))
+    print(json.dumps(problems, indent=2))
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

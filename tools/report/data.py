@@ -1,0 +1,153 @@
+"""Result files, and the plan's answers to questions about them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = ("flash", "fused", "eager", "baseline", "reference")
+Row = dict[str, Any]
+Answer = Any  # of JSON
+
+
+@dataclass
+class Result:
+    """One result file: its name, the machine that it was measured on, its rows."""
+
+    name: str
+    path: Path
+    environment: dict[str, Any]
+    rows: list[Row]
+
+    @property
+    def machine(self) -> str:
+        """ "NVIDIA H100 80GB HBM3", or "AMD EPYC, 2 cores"."""
+        gpus = self.environment.get("gpus") or []
+        if gpus:
+            first = gpus[0]
+            return str(first["name"] if isinstance(first, dict) else first)
+        return f"{self.environment.get('cpu', 'CPU')}, {self.environment.get('cpu_usable')} cores"
+
+    @property
+    def on_gpu(self) -> bool:
+        return bool(self.environment.get("gpus"))
+
+    def facts(self) -> list[tuple[str, str]]:
+        """What a reader wants to know of where the numbers come from."""
+        env = self.environment
+        rows = [
+            ("machine", self.machine),
+            ("system", env.get("host_os", "")),
+            ("driver", str(env.get("driver", "")).split("  ")[0]),
+            ("tilewise", f"{env.get('library_version', '?')}, commit {env.get('commit', '?')}"),
+            ("date", env.get("date", "")),
+            ("rows", str(len(self.rows))),
+            ("note", env.get("note", "")),
+        ]
+        return [(name, value) for name, value in rows if value]
+
+
+def key_of(row: Row) -> Row:
+    """Shape fields with the defaults of the schema filled in."""
+    row.setdefault("kv_heads", row["heads"])
+    row.setdefault("seq_k", row["seq_q"])
+    row.setdefault("causal", row.get("mask") == "causal")
+    return row
+
+
+def load(paths: list[Path]) -> list[Result]:
+    """The files that hold rows in the schema of `tilewise bench`; others are passed over."""
+    results = []
+    for path in paths:
+        document = json.loads(path.read_text())
+        rows = document.get("rows") if isinstance(document, dict) else None
+        if not rows or "status" not in rows[0] or "implementation" not in rows[0]:
+            continue
+        try:
+            name = str(path.resolve().relative_to(ROOT / "bench" / "results"))
+        except ValueError:
+            name = path.name
+        results.append(Result(name, path, document.get("environment", {}), list(map(key_of, rows))))
+    return results
+
+
+class Measured:
+    """Looks measurements up across files, one machine at a time."""
+
+    def __init__(self, results: list[Result]) -> None:
+        self.results = results
+        self.machines = list(dict.fromkeys(result.machine for result in results))
+
+    def rows(self, machine: str, **fields: object) -> list[Row]:
+        return [
+            row
+            for result in self.results
+            if result.machine == machine
+            for row in result.rows
+            if all(row.get(name) == value for name, value in fields.items())
+        ]
+
+    def ms(self, machine: str, implementation: str, which: str, **fields: object) -> float | None:
+        """The least median of the rows that match, in milliseconds."""
+        wanted = {"implementation": implementation, "pass": which, **fields}
+        found = [
+            row["ms_median"]
+            for row in self.rows(machine, **wanted)
+            if row["status"] == "ok" and row.get("ms_median")
+        ]
+        return min(found, default=None)
+
+    def shapes(self, machine: str, implementation: str, which: str) -> list[Row]:
+        return [
+            row
+            for row in self.rows(machine, implementation=implementation, status="ok")
+            if row["pass"] == which and row.get("ms_median")
+        ]
+
+
+class Planner:
+    """`tilewise plan`, asked for JSON."""
+
+    def __init__(self, command: Path) -> None:
+        self.command = command
+
+    def ask(self, *words: object) -> Answer:
+        environment = {**os.environ, "TILEWISE_CASES_DIR": str(ROOT / "cases")}
+        command = [str(self.command), "plan", *map(str, words), "--format", "json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+        return json.loads(done.stdout)
+
+    def ms(self, *words: object) -> float:
+        """Predicted milliseconds of all passes of one problem."""
+        return float(sum(row["predicted_ms"] for row in self.ask(*words)))
+
+    def against(self, result: Result) -> list[Row]:
+        """Predicted beside measured; nothing for files without kernels of ours."""
+        try:
+            rows = self.ask("--against", result.path)
+        except RuntimeError as error:
+            if "no row was measured" in str(error) or "none of the machines" in str(error):
+                return []
+            raise
+        return list(rows)
+
+
+def published() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((ROOT / "cases" / "seeds_published.json").read_text())
+    return document
+
+
+def machines() -> dict[str, Any]:
+    """The named machines of cases/hardware.json, figures without their sources."""
+    document = json.loads((ROOT / "cases" / "hardware.json").read_text())
+    return {
+        name: {key: v["value"] if isinstance(v, dict) else v for key, v in entry.items()}
+        for name, entry in document["machines"].items()
+    }

@@ -1,0 +1,140 @@
+"use strict";
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const COLORS = {
+  flash: "#1f9d6b", fused: "#d98e04", eager: "#d1495b", baseline: "#8a8f98", reference: "#8a8f98",
+  fa2: "#3a86ff", fa3: "#8e5bea", cudnn: "#6aa000", memeff: "#e0439a", flex: "#e4632e",
+};
+const OTHERS = ["#1f9d6b", "#3a86ff", "#d1495b", "#d98e04", "#8e5bea", "#17a2b8", "#e0439a", "#8a8f98"];
+
+function theme() {
+  const style = getComputedStyle(document.documentElement);
+  const value = (name) => style.getPropertyValue(name).trim();
+  return { ink: value("--ink"), muted: value("--muted"), grid: value("--grid"), card: value("--card") };
+}
+
+function color(name, index) {
+  return COLORS[name] || OTHERS[index % OTHERS.length];
+}
+
+/** `values`: what a logarithmic axis shows; few decades get ticks at 2 and 5 too. */
+function axis(title, log, colors, values) {
+  const out = {
+    title: { text: title, standoff: 6 }, type: log ? "log" : "linear", gridcolor: colors.grid,
+    linecolor: colors.grid, zerolinecolor: colors.grid, automargin: true,
+    rangemode: log ? "normal" : "tozero",
+  };
+  if (!log || !values) return out;
+  const low = Math.floor(Math.log10(Math.min(...values)));
+  const high = Math.ceil(Math.log10(Math.max(...values)));
+  const steps = high - low <= 2 ? [1, 2, 5] : [1];
+  out.tickvals = [];
+  for (let e = low; e <= high; ++e) steps.forEach((s) => out.tickvals.push(s * 10 ** e));
+  out.ticktext = out.tickvals.map((v) => Number(v.toPrecision(3)).toLocaleString("en"));
+  return out;
+}
+
+/** What all plots share; long legends go below, where a phone has room. */
+function layout(title, x, y, colors) {
+  return {
+    title: { text: title, font: { size: 15, color: colors.ink }, x: 0.03, xanchor: "left" },
+    paper_bgcolor: colors.card, plot_bgcolor: colors.card,
+    font: { family: "system-ui, DejaVu Sans, sans-serif", size: 12, color: colors.muted },
+    margin: { l: 52, r: 14, t: 44, b: 40 }, xaxis: x, yaxis: y, showlegend: true, hovermode: "closest",
+    legend: { orientation: "h", y: -0.2, x: 0, font: { size: 12 } },
+  };
+}
+
+/** Ticks at the lengths that were measured, as people write them. */
+function lengthAxis(series, colors) {
+  const lengths = [...new Set(series.flatMap((s) => s.x))].sort((a, b) => a - b);
+  const short = (n) => (n >= 1024 && n % 1024 === 0 ? `${n / 1024}k` : `${n}`);
+  return { ...axis("length", true, colors), tickvals: lengths, ticktext: lengths.map(short) };
+}
+
+function draw(id, traces, shape) {
+  const config = { responsive: true, displayModeBar: false };
+  return Plotly.react(id, traces, shape, config);
+}
+
+function drawPanel(id, panel) {
+  const colors = theme();
+  const traces = panel.series.map((s, i) => ({
+    type: "scatter", mode: "lines+markers", name: s.name, x: s.x, y: s.y,
+    line: { color: color(s.name, i), width: 2 }, marker: { size: 6 },
+    hovertemplate: `%{y:.4g} ${panel.y} at %{x}<extra>${s.name}</extra>`,
+  }));
+  const y = axis(panel.y, panel.logY, colors, panel.series.flatMap((s) => s.y));
+  return draw(id, traces, layout(panel.title, lengthAxis(panel.series, colors), y, colors));
+}
+
+function drawFile(index, shape) {
+  const panels = DATA.files[index].shapes[shape];
+  for (let i = 0; ; ++i) {
+    const div = document.getElementById(`file${index}-${i}`);
+    if (!div) return;
+    div.hidden = i >= panels.length;
+    if (div.hidden) Plotly.purge(div);
+    else drawPanel(div.id, panels[i]);
+  }
+}
+
+function drawRoofline(id, roof) {
+  const colors = theme();
+  const xs = roof.series.flatMap((s) => s.x);
+  const left = Math.min(...xs) / 3;
+  const top = Math.max(...roof.ceilings.map((c) => c.tflops));
+  const right = Math.max(...xs, (1e3 * top) / roof.gbps) * 3;
+  const lines = roof.ceilings.map((c) => {
+    const ridge = (1e3 * c.tflops) / roof.gbps;
+    return {
+      type: "scatter", mode: "lines", name: `${c.name} peak`, x: [left, ridge, right],
+      y: [(left * roof.gbps) / 1e3, c.tflops, c.tflops], hoverinfo: "name",
+      line: { color: colors.muted, width: 1.5, dash: c.tflops === top ? "solid" : "dot" },
+    };
+  });
+  const points = roof.series.map((s, i) => ({
+    type: "scatter", mode: "markers", name: s.name, x: s.x, y: s.y, text: s.text,
+    marker: { color: color(s.name, i), size: 7, opacity: 0.75 },
+    hovertemplate: `%{text}: %{y:.3g} TFLOP/s, %{x:.3g} FLOP a byte<extra>${s.name}</extra>`,
+  }));
+  const y = axis(roof.y, true, colors, [...roof.series.flatMap((s) => s.y), top]);
+  const shape = layout(roof.title, axis(roof.x, true, colors, [left, right]), y, colors);
+  return draw(id, [...lines, ...points], shape);
+}
+
+function drawAccuracy(id, plot) {
+  const colors = theme();
+  const all = plot.series.flatMap((s) => [...s.x, ...s.y]);
+  const ends = [Math.min(...all) / 1.5, Math.max(...all) * 1.5];
+  const band = (factor, name, dash) => ({
+    type: "scatter", mode: "lines", name, x: ends, y: ends.map((e) => e * factor), hoverinfo: "skip",
+    showlegend: false, line: { color: colors.muted, width: 1, dash },
+  });
+  const points = plot.series.map((s, i) => ({
+    type: "scatter", mode: "markers", name: s.name, x: s.x, y: s.y, text: s.text,
+    marker: { color: OTHERS[i % OTHERS.length], size: 7, opacity: 0.75 },
+    hovertemplate: `%{text}: %{y:.4g} ms predicted, %{x:.4g} measured<extra>${s.name}</extra>`,
+  }));
+  const traces = [band(1, "equal", "solid"), band(1.25, "25 % more", "dash"), band(0.8, "25 % less", "dash")];
+  const [x, y] = [axis(plot.x, true, colors, ends), axis(plot.y, true, colors, ends)];
+  const shape = layout(plot.title, x, y, colors);
+  return draw(id, [...traces, ...points], shape);
+}
+
+function drawAll() {
+  for (const select of document.querySelectorAll("select[data-file]")) {
+    drawFile(Number(select.dataset.file), select.value);
+  }
+  DATA.rooflines.forEach((roof, i) => drawRoofline(`roof${i}`, roof));
+  const accuracy = document.getElementById("accuracy");
+  accuracy.hidden = !DATA.accuracy;
+  if (DATA.accuracy) drawAccuracy("accuracy", DATA.accuracy);
+  document.documentElement.dataset.drawn = "yes";
+}
+
+for (const select of document.querySelectorAll("select[data-file]")) {
+  select.addEventListener("change", () => drawFile(Number(select.dataset.file), select.value));
+}
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+drawAll();

@@ -1,0 +1,159 @@
+"""The page: one HTML file with everything inside."""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+from typing import Any
+
+from plotly.offline import get_plotlyjs
+
+from .claims import FAILS, HOLDS, OPEN, PARTLY, Claim
+from .data import Result, Row
+
+HERE = Path(__file__).parent
+CLASSES = {HOLDS: "holds", PARTLY: "partly", FAILS: "fails", OPEN: "open"}
+TABLE_FIELDS = {
+    "implementation": "implementation",
+    "kernel": "kernel",
+    "dtype": "type",
+    "causal": "causal",
+    "batch": "batch",
+    "heads": "heads",
+    "seq_q": "length",
+    "head_dim": "dim",
+    "pass": "pass",
+    "ms_median": "median, ms",
+    "ms_std": "std, ms",
+    "tflops": "TFLOP/s",
+    "gbps": "GB/s",
+    "live_mib": "live, MiB",
+    "peak_mib": "peak, MiB",
+    "status": "status",
+}
+
+
+def text(value: object) -> str:
+    return html.escape(str(value))
+
+
+def cell(value: object) -> str:
+    if value is None:
+        return "<td></td>"
+    if isinstance(value, bool):
+        return f"<td>{'yes' if value else 'no'}</td>"
+    if isinstance(value, float):
+        shown = f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+        return f'<td class="number">{shown}</td>'
+    if isinstance(value, int):
+        return f'<td class="number">{value}</td>'
+    return f"<td>{text(value)}</td>"
+
+
+def table(header: list[str], rows: list[list[object]]) -> str:
+    head = "".join(f'<th scope="col">{text(name)}</th>' for name in header)
+    body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
+    return (
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def environment(results: list[Result]) -> str:
+    cards = []
+    for result in results:
+        facts = "".join(f"<dt>{text(k)}</dt><dd>{text(v)}</dd>" for k, v in result.facts())
+        cards.append(
+            f'<article class="card"><h3>{text(result.name)}</h3><dl>{facts}</dl></article>'
+        )
+    return f'<div class="cards">{"".join(cards)}</div>'
+
+
+def claim_cards(claims: list[Claim]) -> str:
+    cards = []
+    for claim in claims:
+        parts = [
+            ("Claim", claim.claim),
+            ("Prediction", claim.prediction),
+            ("Measurement", claim.measurement),
+        ]
+        facts = "".join(f"<dt>{name}</dt><dd>{text(words)}</dd>" for name, words in parts)
+        cards.append(
+            f'<article class="card claim {CLASSES[claim.verdict]}"><header>'
+            f'<span class="seed">seed {claim.seed}</span><h3>{text(claim.title)}</h3>'
+            f'<span class="badge">{text(claim.verdict)}</span></header>'
+            f'<p class="sentence">{text(claim.sentence)}</p><dl>{facts}</dl></article>'
+        )
+    return f'<div class="cards claims">{"".join(cards)}</div>'
+
+
+def claim_counts(claims: list[Claim]) -> str:
+    """ "12 hold, ...": the page in a line."""
+    counts = []
+    for verdict, name in CLASSES.items():
+        found = sum(claim.verdict == verdict for claim in claims)
+        counts.append(
+            f'<li class="{name}"><strong>{found}</strong> <span>{text(verdict)}</span></li>'
+        )
+    return f'<ul class="counts">{"".join(counts)}</ul>'
+
+
+def measurement(index: int, result: Result, section: dict[str, Any]) -> str:
+    """One file: a choice of shapes, its plots, its rows."""
+    shapes = list(section["shapes"])
+    options = "".join(f"<option>{text(label)}</option>" for label in shapes)
+    most = max((len(panels) for panels in section["shapes"].values()), default=0)
+    plots = "".join(f'<div class="plot" id="file{index}-{i}"></div>' for i in range(most))
+    header = [TABLE_FIELDS[name] for name in TABLE_FIELDS]
+    rows: list[list[object]] = [[row.get(name) for name in TABLE_FIELDS] for row in result.rows]
+    chooser = (
+        f'<label class="choose">Shape <select data-file="{index}">{options}</select></label>'
+        if shapes
+        else ""
+    )
+    return (
+        f'<section class="file"><h3>{text(result.name)}</h3>'
+        f'<p class="muted">{text(result.machine)}</p>{chooser}<div class="plots">{plots}</div>'
+        f"<details><summary>All {len(rows)} rows</summary>{table(header, rows)}</details></section>"
+    )
+
+
+def render(
+    results: list[Result],
+    claims: list[Claim],
+    sections: list[dict[str, Any]],
+    rooflines: list[dict[str, Any]],
+    accuracy: tuple[dict[str, Any], list[list[str]]] | None,
+) -> str:
+    data: Row = {"files": sections, "rooflines": rooflines, "accuracy": None}
+    errors = ""
+    if accuracy:
+        data["accuracy"] = accuracy[0]
+        header = ["kernel", "rows", "median error", "90th percentile", "worst"]
+        errors = table(header, [list(row) for row in accuracy[1]])
+    files = "".join(
+        measurement(i, result, section)
+        for i, (result, section) in enumerate(zip(results, sections, strict=True))
+    )
+    roofs = "".join(f'<div class="plot" id="roof{i}"></div>' for i in range(len(rooflines)))
+    machines = ", ".join(dict.fromkeys(result.machine for result in results))
+    # A script's text must not close its element.
+    encoded = json.dumps(data).replace("</", "<\\/")
+    parts = {
+        "STYLE": (HERE / "page.css").read_text(),
+        "MACHINES": text(machines),
+        "COUNTS": claim_counts(claims),
+        "CLAIMS": claim_cards(claims),
+        "FILES": files,
+        "ROOFLINES": roofs,
+        "ERRORS": errors,
+        "ENVIRONMENT": environment(results),
+        "DATA": encoded,
+        "PLOTLY": get_plotlyjs(),
+        "SCRIPT": (HERE / "page.js").read_text(),
+    }
+    page = (HERE / "page.html").read_text()
+    for name, value in parts.items():
+        page = page.replace(f"{{{{{name}}}}}", value, 1)
+    return page
