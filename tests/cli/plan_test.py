@@ -6,6 +6,8 @@ import math
 from cli_testing import BAD_INPUT, SOURCE, UNSUPPORTED, CliTest, main, run
 
 BF16 = ["--seq", "4096", "--dim", "128", "--heads", "16", "--dtype", "bf16", "--pass", "fwd"]
+# A file that was measured anywhere, compared for its memory only.
+NAMED = ["--hardware", "epyc-2"]
 PUBLISHED = json.loads((SOURCE / "cases" / "seeds_published.json").read_text())
 
 
@@ -264,15 +266,36 @@ class Plan(CliTest):
         self.assertNotIn("rates measured", run(*problem, env=state).stdout)
 
     def test_measured_memory(self) -> None:
-        """What the committed results metered is what the plan says, to the byte."""
+        """What `bench` meters is what the plan says, to the byte, for every implementation."""
+        path = self.folder / "measured.json"
+        shapes = [
+            "--seq",
+            "64,200",
+            "--dim",
+            "16,40",
+            "--heads",
+            "3",
+            "--impl",
+            "eager,fused,flash",
+        ]
+        self.ok("bench", *shapes, "--warmup", "0", "--repeat", "1", "-o", path)
+        rows = json.loads(self.ok("plan", "--against", path, *NAMED, "--format", "json"))
+        self.assertEqual(len(rows), 24)
+        for row in rows:
+            for memory in ("live", "peak"):
+                self.assertEqual(row[f"{memory}_MiB"], row[f"planned_{memory}_MiB"], row)
+
+    def test_committed_memory(self) -> None:
+        """The committed results: live memory to the byte, eager's peaks within 1 %; flash's
+        workspace is its kernels' own matter, which may have changed since."""
         results = SOURCE / "bench/results/cpu/amd-epyc/seeds.json"
-        text = self.ok("plan", "--hardware", "epyc-2", "--against", results, "--format", "json")
-        rows = json.loads(text)
+        rows = json.loads(self.ok("plan", "--against", results, "--format", "json"))
         self.assertGreaterEqual(len(rows), 72)
         for row in rows:
             self.assertAlmostEqual(row["live_MiB"], row["planned_live_MiB"], places=6)
-            if row["pass"] == "bwd" or row["kernel"].startswith("flash"):
-                self.assertAlmostEqual(row["peak_MiB"], row["planned_peak_MiB"], places=6)
+            if row["implementation"] == "eager":
+                error = row["peak_MiB"] / row["planned_peak_MiB"] - 1
+                self.assertLess(abs(error), 0.01, row)
         self.fails(BAD_INPUT, "plan", "--against", self.folder / "missing.json")
 
 
