@@ -68,6 +68,27 @@ class TimeModel(unittest.TestCase):
     def test_cpu(self) -> None:
         self.errors_within(self.of_folder("cpu/"), 20.0, 40.0, "CPU")
 
+    def test_precision(self) -> None:
+        """Where flash was measured in float32 and in bf16, the type that the plan expects to be
+        faster is as good as the faster one on 95 % of the problems."""
+        problems: dict[tuple[str, ...], dict[str, Row]] = {}
+        for name, rows in self.rows.items():
+            for row in rows:
+                words = row["problem"].split()
+                types = {"f32", "bf16"} & set(words)
+                if row["implementation"] == "flash" and types:
+                    (dtype,) = types
+                    key = (name, row["pass"], *(word for word in words if word != dtype))
+                    least = problems.setdefault(key, {}).setdefault(dtype, row)
+                    if row["measured_ms"] < least["measured_ms"]:
+                        problems[key][dtype] = row
+        both = [rows for rows in problems.values() if len(rows) == 2]
+        right = 0
+        for rows in both:
+            picked = min(rows.values(), key=lambda row: float(row["predicted_ms"]))
+            right += picked["measured_ms"] <= AS_GOOD * min(r["measured_ms"] for r in rows.values())
+        self.assertGreaterEqual(right, 0.95 * len(both))
+
     def test_choice(self) -> None:
         """Where several flash kernels were measured on a problem, the plan's is as good as the best
         on 95 % of them."""

@@ -18,6 +18,12 @@ def main() -> int:
     parser.add_argument("files", nargs="*", type=Path, help="result files of `tilewise bench`")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "build" / "report.html")
     parser.add_argument("--tilewise", type=Path, default=ROOT / "build" / "release" / "tilewise")
+    parser.add_argument(
+        "--look",
+        type=Path,
+        metavar="FOLDER",
+        help="look at it in headless Chromium; screenshots in FOLDER",
+    )
     options = parser.parse_args()
     paths = options.files or sorted((ROOT / "bench" / "results").rglob("*.json"))
     # A GPU's results first: they are what most readers come for.
@@ -40,7 +46,20 @@ def main() -> int:
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(page)
     print(f"report: {options.output}, {len(results)} files, {len(claims)} claims")
-    return 0
+    return look(options.output, options.look) if options.look else 0
+
+
+def look(page: Path, folder: Path) -> int:
+    """Prints what is wrong with the page as a browser shows it."""
+    from . import browser  # its packages are needed for nothing else
+
+    if missing := browser.missing_programs():
+        print(f"report: not installed: {', '.join(missing)}", file=sys.stderr)
+        return 2
+    problems = browser.look(page, folder)
+    for problem in problems:
+        print(f"report: {problem}", file=sys.stderr)
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":
