@@ -24,6 +24,7 @@ struct CheckFlags {
   std::string kernel, implementation, format, output;
   std::vector<std::string> cases;
   std::uint64_t seed = 1;
+  std::int64_t random = 0;
   CommonFlags common;
 };
 
@@ -45,7 +46,9 @@ std::vector<Case> wanted_cases(const CheckFlags& flags) {
   std::vector<Case> cases;
   for (const std::string& line : flags.cases) cases.push_back(parse_case(line));
   if (!cases.empty()) return cases;
-  const bool none = !flags.smoke && !flags.conformance && !flags.edge && !flags.large && !flags.all;
+  for (std::int64_t n = 0; n < flags.random; ++n) cases.push_back(random_case(flags.seed, n));
+  const bool none = cases.empty() && !flags.smoke && !flags.conformance && !flags.edge &&
+                    !flags.large && !flags.all;
   const std::pair<const char*, bool> sets[] = {{"smoke", flags.smoke || none},
                                                {"conformance", flags.conformance},
                                                {"edge", flags.edge},
@@ -221,6 +224,10 @@ void add_check(CLI::App& program, int& exit_code) {
   app->add_flag("--edge", flags->edge, "inputs that broke other libraries")->group(sets);
   app->add_flag("--large", flags->large, "sizes past 2^31 elements; much memory")->group(sets);
   app->add_flag("--all", flags->all, "smoke, conformance and edge")->group(sets);
+  app->add_option("--random", flags->random, "small problems drawn from --seed")
+      ->group(sets)
+      ->option_text("N")
+      ->check(CLI::NonNegativeNumber);
   app->add_option("--case", flags->cases, "one problem (cases/README.md); may be repeated")
       ->group(sets)
       ->option_text("\"LINE\"");

@@ -179,6 +179,10 @@ std::string format_case(const Case& c);
 /// InvalidArgument with path and line number.
 std::vector<Case> read_case_file(const std::string& path);
 
+/// The index-th random small problem of a seed: sizes up to 300 rows and 256 columns, every type
+/// but float64, masks, score options, strides. The same on every machine.
+Case random_case(std::uint64_t seed, std::int64_t index);
+
 /// The folder of the case files: TILEWISE_CASES_DIR in the environment, else `fallback`.
 std::string cases_dir(std::string_view fallback);
 

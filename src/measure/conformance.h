@@ -17,7 +17,9 @@ enum class CheckStatus : std::uint8_t { passed, failed, skipped };
 struct Deviation {
   std::string quantity;  ///< "O", "LSE", "dQ", "dK", "dV", "dbias", "dsinks"
   double error = 0.0;    ///< max |ours - float64|
-  double bound = 0.0;    ///< 2 max |unfused - float64| + 1e-5; LSE: 1e-5 max(1, max |s|)
+  /// 2 max |unfused - float64| + 1e-5; LSE: 1e-5 max(1, max |s|); 0 = only finiteness was asked
+  /// for.
+  double bound = 0.0;
 };
 
 struct CheckResult {

@@ -34,6 +34,15 @@ void* GuardedAllocator::allocate(std::int64_t bytes, Device, void*) {
 void GuardedAllocator::release(void* data, std::int64_t bytes, Device, void*) noexcept {
   auto* begin = static_cast<std::byte*>(data) - kBandBytes;
   bool damaged = true;
+  bool known = false;
+  {
+    // First of all: whatever the device says below, the block is given back once.
+    const std::scoped_lock lock(mutex_);
+    const auto block = blocks_.find(data);
+    known = block != blocks_.end() && block->second == bytes;
+    if (block != blocks_.end()) blocks_.erase(block);
+    live_ -= bytes;
+  }
   try {
     std::vector<std::byte> bands(2 * kBandBytes);
     memory_.synchronize();
@@ -41,15 +50,12 @@ void GuardedAllocator::release(void* data, std::int64_t bytes, Device, void*) no
     memory_.copy_out(bands.data() + kBandBytes, begin + kBandBytes + bytes, kBandBytes);
     damaged = !std::all_of(bands.begin(), bands.end(),
                            [](std::byte byte) { return byte == std::byte{kNan}; });
-    const std::scoped_lock lock(mutex_);
-    const auto block = blocks_.find(data);
-    damaged = damaged || block == blocks_.end() || block->second != bytes;
-    if (block != blocks_.end()) blocks_.erase(block);
-    live_ -= bytes;
   } catch (const Error&) {  // a device that cannot be read any more: counted as damage
   }
-  const std::scoped_lock lock(mutex_);
-  if (damaged) ++damaged_;
+  if (damaged || !known) {
+    const std::scoped_lock lock(mutex_);
+    ++damaged_;
+  }
   memory_.release(begin, bytes + 2 * kBandBytes);
 }
 

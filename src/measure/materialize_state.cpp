@@ -252,9 +252,15 @@ void CaseState::add_packed() {
   add_vector(
       "cu_seqlens_k", [](CaseViews& s) -> Tensor& { return s.spec.cu_seqlens_k; }, dtype, sizes,
       offsets(packed.k_lengths));
+  // NOTE: at least 1: 0 says that no bound is given, and all sequences may be empty.
+  const auto longest = [](const std::vector<std::int64_t>& lengths) {
+    std::int64_t most = 1;
+    for (const std::int64_t length : lengths) most = std::max(most, length);
+    return most;
+  };
   const auto give_max = [&](AttentionSpec& spec) {
-    spec.max_seqlen_q = *std::max_element(packed.q_lengths.begin(), packed.q_lengths.end());
-    spec.max_seqlen_k = *std::max_element(packed.k_lengths.begin(), packed.k_lengths.end());
+    spec.max_seqlen_q = longest(packed.q_lengths);
+    spec.max_seqlen_k = longest(packed.k_lengths);
   };
   if (packed.give_max) give_max(host_.spec);
   // Offsets on a GPU cannot be read by the host, so the bounds must be given.

@@ -41,6 +41,13 @@ class Check(CliTest):
         self.assertEqual(row["failed"], 0)
         self.assertLessEqual(row["worst_error_of_bound"], 1.0)
 
+    def test_random_problems(self) -> None:
+        args = ["check", "--random", "12", "--seed", "3", "--kernel", "flash_fwd_scalar"]
+        document = json.loads(self.ok(*args, "--format", "json"))
+        (row,) = document["rows"]
+        self.assertEqual(row["passed"] + row["skipped"], 12)
+        self.fails(BAD_INPUT, "check", "--random", "-1")
+
     def test_exit_codes(self) -> None:
         self.fails(BAD_INPUT, "check", "--kernel", "magic")
         self.fails(BAD_INPUT, "check", "--case", "q1 q")

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 namespace tilewise {
 namespace {
@@ -180,6 +181,19 @@ TEST(CaseFile, ErrorsNameFileAndLine) {
   EXPECT_EQ(cases[1].seq_q, 5);
   std::filesystem::remove(path);
   EXPECT_THROW(read_case_file(path), InvalidArgument);
+}
+
+TEST(RandomCase, ReadsBackAndDependsOnSeedAndIndexOnly) {
+  std::set<std::string> lines;
+  for (std::int64_t index = 0; index < 300; ++index) {
+    const Case c = random_case(5, index);
+    const std::string line = format_case(c);
+    EXPECT_EQ(parse_case(line), c) << line;
+    EXPECT_EQ(format_case(random_case(5, index)), line);
+    lines.insert(line);
+  }
+  EXPECT_GT(lines.size(), 295U);
+  EXPECT_NE(format_case(random_case(6, 0)), format_case(random_case(5, 0)));
 }
 
 }  // namespace

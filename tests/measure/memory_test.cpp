@@ -115,5 +115,38 @@ TEST(GuardedAllocator, FillsWithNanAndSeesOverruns) {
   EXPECT_EQ(guarded.peak_bytes(), 400);
 }
 
+/// A device that has failed: nothing can be read from it any more.
+class FailedMemory final : public DeviceMemory {
+ public:
+  Device device() const override { return {}; }
+  void* allocate(std::int64_t bytes) override { return host_->allocate(bytes); }
+  void release(void* data, std::int64_t bytes) noexcept override {
+    ++releases_;
+    host_->release(data, bytes);
+  }
+  void copy_in(void*, const void*, std::int64_t) override {}
+  void copy_out(void*, const void*, std::int64_t) override { throw DeviceError("gone"); }
+  void fill(void*, int, std::int64_t) override {}
+  void synchronize() override { throw DeviceError("gone"); }
+  bool is_host() const override { return false; }
+  int releases() const { return releases_; }
+
+ private:
+  std::unique_ptr<DeviceMemory> host_ = host_memory();
+  int releases_ = 0;
+};
+
+TEST(GuardedAllocator, GivesABlockOfAFailedDeviceBackOnce) {
+  FailedMemory memory;
+  {
+    GuardedAllocator guarded(memory);
+    void* data = guarded.allocate(64, {}, nullptr);
+    guarded.release(data, 64, {}, nullptr);
+    EXPECT_EQ(guarded.damaged(), 1);
+    EXPECT_EQ(guarded.outstanding(), 0);
+  }
+  EXPECT_EQ(memory.releases(), 1);
+}
+
 }  // namespace
 }  // namespace tilewise

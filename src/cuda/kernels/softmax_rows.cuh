@@ -80,6 +80,24 @@ __forceinline__ float row_d_lse(const Args& a, const Row& row) {
   return a.d_lse.data == nullptr ? 0.0F : *textbook::at(a.d_lse, row);
 }
 
+/// The row's LSE where it tells P better than a 16-bit P does: up to 512 its own rounding moves P
+/// by less than half a unit of float16's last place. -inf where the stored P is the better one.
+template <Config kConfig>
+__forceinline__ float exact_lse(const Args& a, const Row& row) {
+  if constexpr (kConfig.storage == textbook::Storage::float32) return -tile::infinity();
+  const float lse = *textbook::at(a.lse, row);
+  return fabsf(lse) <= 512.0F ? lse : -tile::infinity();
+}
+/// P as dS takes it, from the logit. In 16 bits P is rounded once where it is an operand; a second
+/// rounding on the way to dS would show in dQ and dK.
+template <Config kConfig>
+__forceinline__ float row_probability(const Args& a, float logit, i64 at, float lse) {
+  if constexpr (kConfig.storage != textbook::Storage::float32) {
+    if (lse != -tile::infinity()) return expf(fminf(logit - lse, 0.0F));
+  }
+  return load<kConfig.storage>(a.p, at);
+}
+
 /// P * dP where P is not 0: a hidden key's dP may be anything.
 __forceinline__ float weighted(float p, float dp) { return p == 0.0F ? 0.0F : p * dp; }
 
@@ -87,9 +105,11 @@ template <Config kConfig>
 void row_delta(const Args& a) {
   const Place at(a);
   const float* dp = a.dp + at.begin;
+  const float* s = a.s + at.begin;
+  const float lse = exact_lse<kConfig>(a, at.row);
   float sum = 0.0F;
   for (int j = threadIdx.x; j < at.n; j += kConfig.threads) {
-    sum += weighted(load<kConfig.storage>(a.p, at.begin + j), dp[j]);
+    sum += weighted(row_probability<kConfig>(a, s[j], at.begin + j, lse), dp[j]);
   }
   sum = block_reduce<kConfig.threads>(sum, Sum{});
   if (threadIdx.x == 0) a.delta[blockIdx.x] = sum - row_d_lse(a, at.row);
@@ -99,9 +119,11 @@ template <Config kConfig>
 void score_gradient(const Args& a) {
   const Place at(a);
   float* dp = a.dp + at.begin;
+  const float* s = a.s + at.begin;
   const float delta = a.delta[blockIdx.x];
+  const float lse = exact_lse<kConfig>(a, at.row);
   for (int j = threadIdx.x; j < at.n; j += kConfig.threads) {
-    dp[j] = weighted(load<kConfig.storage>(a.p, at.begin + j), dp[j] - delta);
+    dp[j] = weighted(row_probability<kConfig>(a, s[j], at.begin + j, lse), dp[j] - delta);
   }
 }
 
@@ -217,13 +239,26 @@ __forceinline__ float gradient(const Args& a, const float* s, int j, float p, fl
   return value;
 }
 
+/// row_probability() from the product.
+template <Config kConfig>
+__forceinline__ float product_probability(const Args& a, const textbook::RowRule& rule,
+                                          const float* s, i64 begin, int j, float lse) {
+  float logit = 0.0F;
+  if constexpr (kConfig.storage != textbook::Storage::float32) {
+    logit = textbook::logit(a.rule, rule, s[j], j);
+  }
+  return row_probability<kConfig>(a, logit, begin + j, lse);
+}
+
 template <Config kConfig>
 __forceinline__ void backward_kept(const Args& a, const Place& at) {
   float* dp = a.dp + at.begin;
   const float* s = a.s + at.begin;
+  const float lse = exact_lse<kConfig>(a, at.row);
+  const textbook::RowRule rule = textbook::row_rule(a.rule, at.row);
   float p[kConfig.items], x[kConfig.items];
   each_kept<kConfig>(at.n, [&](int k, int j) {
-    p[k] = load<kConfig.storage>(a.p, at.begin + j);
+    p[k] = product_probability<kConfig>(a, rule, s, at.begin, j, lse);
     x[k] = dp[j];
   });
   float sum = 0.0F;
@@ -239,7 +274,9 @@ template <Config kConfig>
 __forceinline__ void backward_read(const Args& a, const Place& at) {
   float* dp = a.dp + at.begin;
   const float* s = a.s + at.begin;
-  const auto p = [&](int j) { return load<kConfig.storage>(a.p, at.begin + j); };
+  const float lse = exact_lse<kConfig>(a, at.row);
+  const textbook::RowRule rule = textbook::row_rule(a.rule, at.row);
+  const auto p = [&](int j) { return product_probability<kConfig>(a, rule, s, at.begin, j, lse); };
   float sum = 0.0F;
   each_read<kConfig>(at.n, [&](int j) { sum += weighted(p(j), dp[j]); });
   const float delta = block_reduce<kConfig.threads>(sum, Sum{}) - row_d_lse(a, at.row);

@@ -23,7 +23,7 @@ struct Walks {
   double floats = 0.0;    ///< S, dP
   double elements = 0.0;  ///< P, dS, of the inputs' type
 };
-Walks softmax_walks(Pass pass, bool one_pass);
+Walks softmax_walks(Pass pass, bool one_pass, DType dtype);
 
 void add_softmax_units(std::vector<PackUnit>& units);
 

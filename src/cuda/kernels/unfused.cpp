@@ -185,6 +185,7 @@ class Call {
     const Tensor dq = dense(p_.dq, parts_.find<void>("dQ copy"));
     const Tensor dk = dense(p_.dk, parts_.find<void>("dK copy"));
     const Tensor dv = dense(p_.dv, parts_.find<void>("dV copy"));
+    args_.lse = row_view(p_.lse);
     args_.d_lse = row_view(p_.d_lse);
 
     // (B3) dV = P^T dO
@@ -284,7 +285,7 @@ Cost cost(const KernelRow& row, const Problem& p, const Hardware& machine) {
   const auto element = static_cast<double>(dtype_bytes(p.dtype));
   const bool forward = p.pass == Pass::forward;
   // The products write S, read P; backward writes dP, reads P once and dS twice.
-  const Walks walks = softmax_walks(p.pass, one_pass(row));
+  const Walks walks = softmax_walks(p.pass, one_pass(row), p.dtype);
   cost.bytes_moved =
       scores * (4.0 * (walks.floats + 1.0) + element * (walks.elements + (forward ? 1.0 : 3.0)));
   const auto d = static_cast<double>(p.head_dim), dv = static_cast<double>(p.head_dim_v);
