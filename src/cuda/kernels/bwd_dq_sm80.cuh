@@ -210,26 +210,32 @@ struct QueryGradient {
 
   /// (B1) The sum of a row's probabilities as they come out with the rounded lse2 is not 1 when
   /// |lse2| is large: its log2 is what lse2 lacks. Written as the first term of a second plane.
+  /// (B2) delta is taken from the same P: where keys are large, what is left of sum_j dS_j = 0
+  /// after rounding P and O apart is multiplied by them.
   __forceinline__ void refine(const BlockRange& range) {
     load_queries();
-    float sum[2 * kM] = {};
+    float sum[2 * kM] = {}, weighted[2 * kM] = {};
 #pragma unroll 1
     for (int block = range.begin; block < range.end; ++block) {
-      __syncthreads();  // all warps are done with the K before
+      __syncthreads();  // all warps are done with the K and V before
       load_keys(block, 0);
       copy_async_commit();
       copy_async_wait<0>();
-      __syncthreads();  // K has landed, for all threads
+      __syncthreads();  // K and V have landed, for all threads
       const int key = block * kBlockN;
-      float k_scale = 1.0F;
+      float k_scale = 1.0F, v_scale = 1.0F;
       if constexpr (kConfig.scaled) {
-        k_scale = args.k_scale[(static_cast<i64>(batch) * (args.heads_q / args.group) + head_k) *
-                                   args.k_scale_blocks +
-                               key / kScaleRows];
+        const i64 at =
+            (static_cast<i64>(batch) * (args.heads_q / args.group) + head_k) * args.k_scale_blocks +
+            key / kScaleRows;
+        k_scale = args.k_scale[at];
+        v_scale = args.v_scale[at];
       }
-      Acc S[kM][kN];
+      Acc S[kM][kN], dP[kM][kN];
       clear(S);
-      product_rows<kElement>(S, sQ(), warp * kRows, sK(0), 0, lane);  // (F1) S = Q K^T
+      clear(dP);
+      product_rows<kElement>(S, sQ(), warp * kRows, sK(0), 0, lane);   // (F1) S = Q K^T
+      product_rows<kElement>(dP, sO(), warp * kRows, sV(0), 0, lane);  // (B4) dP = dO V^T
       float scale = fminf(fmaxf(args.scale_log2 * (k_scale * q_scale), 1e-37F), 3e38F);
       if constexpr (kConfig.modified) {
         Acc unused[kM][kN];
@@ -243,21 +249,28 @@ struct QueryGradient {
         for (int n = 0; n < kN; ++n) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            sum[2 * m + e / 2] += exp2_approx(__fmaf_rn(S[m][n][e], scale, -lse2[2 * m + e / 2]));
+            const float p = exp2_approx(__fmaf_rn(S[m][n][e], scale, -lse2[2 * m + e / 2]));
+            sum[2 * m + e / 2] += p;
+            // Of a hidden pair nothing comes through, a NaN of V neither.
+            weighted[2 * m + e / 2] += p == 0.0F ? 0.0F : p * (v_scale * do_scale * dP[m][n][e]);
           }
         }
       }
     }
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
-      const float total = quad_sum(sum[r]);
+      const float total = quad_sum(sum[r]), products = quad_sum(weighted[r]);
       const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
-      if (lane % 4 == 0 && i < args.seq_q) args.lse2_low[row_index(i)] = correction(total);
+      // A row without keys, NaN, infinite logits: the sums say nothing.
+      const bool says = total > 0x1p-20F && total < 0x1p20F;
+      if (lane % 4 != 0 || i >= args.seq_q || !says) continue;
+      args.lse2_low[row_index(i)] = log2_approx(total);
+      const float d_lse =
+          args.d_lse == nullptr
+              ? 0.0F
+              : args.d_lse[batch * args.d_lse_b + head * args.d_lse_h + i * args.d_lse_s];
+      args.delta[row_index(i)] = products / total - d_lse;
     }
-  }
-  /// None where the sum says nothing: a row without keys, NaN, infinite logits.
-  static __forceinline__ float correction(float total) {
-    return total > 0x1p-20F && total < 0x1p20F ? log2_approx(total) : 0.0F;
   }
   __forceinline__ i64 row_index(int i) const {
     return (static_cast<i64>(batch) * args.heads_q + head) * args.rows_q + i;

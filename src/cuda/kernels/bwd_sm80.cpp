@@ -121,6 +121,12 @@ void fill(Args& args, const Problem& p, const sm80::Operands& operands, const Ro
   args.lse2 = rows.lse2;
   args.delta = rows.delta;
   args.lse2_low = rows.lse2_low;
+  if (p.d_lse.defined()) {
+    args.d_lse = static_cast<const float*>(p.d_lse.data);
+    args.d_lse_b = p.d_lse.strides[0];
+    args.d_lse_h = p.d_lse.strides[1];
+    args.d_lse_s = p.d_lse.strides[2];
+  }
   args.rows_q = static_cast<int>(rows.rows_q);
   args.dq = sm80::view4(p.dq);
   args.dk = sm80::view4(p.dk);
@@ -141,7 +147,7 @@ void launch_keys(const Problem& p, const Config& config, const Tile& tile, Args 
   args.order = {.blocks = static_cast<unsigned>(blocks),
                 .splits = static_cast<unsigned>(splits),
                 .heads = static_cast<unsigned>(heads),
-                .section = sm80::section(config.positional, heads, blocks, head_bytes,
+                .section = sm80::section(p.has_positional_mask(), heads, blocks, head_bytes,
                                          sm80::kTypicalMultiprocessors),
                 .last_first = false};
   const int min_blocks = tile.min_blocks;
@@ -162,9 +168,9 @@ void launch_queries(const Problem& p, const Config& config, const Tile& tile, Ar
   args.order = {.blocks = static_cast<unsigned>(blocks),
                 .splits = 1,
                 .heads = static_cast<unsigned>(heads),
-                .section = sm80::section(config.positional, heads, blocks, head_bytes,
+                .section = sm80::section(p.has_positional_mask(), heads, blocks, head_bytes,
                                          sm80::kTypicalMultiprocessors),
-                .last_first = config.positional};
+                .last_first = p.has_positional_mask()};
   const int min_blocks = tile.min_blocks;
   const int device = p.device.index;
   const Kernel kernel =
@@ -293,30 +299,27 @@ void add_bwd_sm80_units(std::vector<PackUnit>& units, int arch) {
                      .instruction = "mma.sync",
                      .allowed_spill_bytes = 64});
   };
-  for (const bool causal : {false, true}) {
-    p.causal = causal ? Causal::bottom_right : Causal::none;
-    for (const int dim : {64, 128}) {
-      p.head_dim = p.head_dim_v = dim;
-      p.dtype = DType::bfloat16;
-      const Tile& one = one_pass_tiles(p)[0];
-      // NOTE: what spills more than the pack may hold is left to the first use: dim 64 before 90,
-      // dim 128 on 90, float32 of dim 128 but on 90 and 100.
-      const bool one_fits = dim == 64 ? arch >= 90 : arch != 90;
-      const bool exact_fits = dim == 64 || arch == 90 || arch == 100;
-      if (one_fits) {
-        add(key_unit(make_config(p, one, true, false), one.min_blocks), kFlashBackwardSm80);
-      }
-      p.dtype = DType::float32;
-      const TilePair& exact = two_pass_tiles(p)[0];
-      if (exact_fits) {
-        add(key_unit(make_config(p, exact.keys, false, false), exact.keys.min_blocks),
-            kFlashBackwardTwoPassSm80);
-      }
-      add(query_unit(make_config(p, exact.queries, false, false), exact.queries.min_blocks),
-          kFlashBackwardTwoPassSm80);
-      add(refine_unit(make_config(p, exact.queries, false, false), exact.queries.min_blocks),
+  for (const int dim : {64, 128}) {
+    p.head_dim = p.head_dim_v = dim;
+    p.dtype = DType::bfloat16;
+    const Tile& one = one_pass_tiles(p)[0];
+    // NOTE: what spills more than the pack may hold is left to the first use: dim 64 before 90,
+    // dim 128 on 90, float32 of dim 128 but on 90 and 100.
+    const bool one_fits = dim == 64 ? arch >= 90 : arch != 90;
+    const bool exact_fits = dim == 64 || arch == 90 || arch == 100;
+    if (one_fits) {
+      add(key_unit(make_config(p, one, true, false), one.min_blocks), kFlashBackwardSm80);
+    }
+    p.dtype = DType::float32;
+    const TilePair& exact = two_pass_tiles(p)[0];
+    if (exact_fits) {
+      add(key_unit(make_config(p, exact.keys, false, false), exact.keys.min_blocks),
           kFlashBackwardTwoPassSm80);
     }
+    add(query_unit(make_config(p, exact.queries, false, false), exact.queries.min_blocks),
+        kFlashBackwardTwoPassSm80);
+    add(refine_unit(make_config(p, exact.queries, false, false), exact.queries.min_blocks),
+        kFlashBackwardTwoPassSm80);
   }
 }
 

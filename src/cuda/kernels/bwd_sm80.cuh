@@ -304,6 +304,7 @@ struct Backward {
       for (int m = 0; m < kM; ++m) sS().load_a(b[m][0], warp_key() + 16 * m, k, lane);
       product_register<kElement, false>(rK, b, sQ(stage), k, column_warp() * (kD / kColumnWarps),
                                         1.0F, lane);  // (B9)
+      limit_overlap<2 * kD>();
     }
   }
 

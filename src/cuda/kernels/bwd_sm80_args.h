@@ -23,11 +23,10 @@ struct Config {
                          ///< stay in registers
   int sub_m = 32;        ///< queries that a warp takes at a time
   int stages = 2;        ///< of Q and dO in shared memory (bwd_dq_sm80: of K and V)
-  bool positional = false;  ///< causal or window
-  bool modified = false;    ///< softcap, ALiBi, or a scale that is not positive
-  bool with_dq = true;      ///< one pass: dQ is accumulated in memory by atomic additions
-  bool split = false;       ///< queries in parts: dK, dV are accumulated in memory too
-  bool exact_ds = false;    ///< dS in two planes, where operands have one: small problems
+  bool modified = false;  ///< softcap, ALiBi, or a scale that is not positive
+  bool with_dq = true;    ///< one pass: dQ is accumulated in memory by atomic additions
+  bool split = false;     ///< queries in parts: dK, dV are accumulated in memory too
+  bool exact_ds = false;  ///< dS in two planes, where operands have one: small problems
   Gradients gradients = Gradients::both;  ///< both, unless with_dq is off and column_warps is 1
 
   bool operator==(const Config&) const = default;
@@ -44,9 +43,11 @@ struct Args {
       nullptr;  ///< (B, Hq, rows_q): LSE * log2 e, +inf where nothing was seen: bwd_delta
   /// (B, Hq, rows_q): what rounding took from lse2, written by refine; scaled only.
   float* lse2_low = nullptr;
-  const float* delta = nullptr;  ///< (B, Hq, rows_q): rowsum(dO O) - dLSE
-  int rows_q = 0;                ///< seq_q rounded up to kScaleRows
-  tile::View4 dq, dk, dv;        ///< gradients
+  float* delta = nullptr;        ///< (B, Hq, rows_q): rowsum(dO O) - dLSE; refine corrects it
+  const float* d_lse = nullptr;  ///< (B, Hq, Sq), may be null; read by refine
+  long long d_lse_b = 0, d_lse_h = 0, d_lse_s = 0;
+  int rows_q = 0;          ///< seq_q rounded up to kScaleRows
+  tile::View4 dq, dk, dv;  ///< gradients
   bool dq_vectors = false, dk_vectors = false,
        dv_vectors = false;  ///< rows 16-byte aligned, unit stride
   float* dq_sum = nullptr;  ///< float32 sums in fragment order, zeroed: with_dq

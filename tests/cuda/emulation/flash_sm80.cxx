@@ -360,37 +360,27 @@ double check_float(const char* name, const Shape& s, bool refine, double bound) 
   return error(t.dv, dv);
 }
 
-constexpr Gradient kSmall = {.positional = true, .exact_ds = true};
-constexpr Gradient kPlain = {.positional = true};
-constexpr Gradient kFirstPass = {.positional = true, .with_dq = false, .exact_ds = true};
+constexpr Gradient kSmall = {.exact_ds = true};
+constexpr Gradient kPlain = {};
+constexpr Gradient kFirstPass = {.with_dq = false, .exact_ds = true};
 constexpr Gradient kSecondPass = {
-    .block_m = 128, .block_n = 32, .positional = true, .with_dq = false, .exact_ds = true};
-constexpr Gradient kWide = {.head_dim = 128,
-                            .head_dim_v = 128,
-                            .warps = 8,
-                            .column_warps = 2,
-                            .positional = true,
-                            .exact_ds = true};
-constexpr Gradient kWideHalf = {.element = Element::fp16,
-                                .head_dim = 128,
-                                .head_dim_v = 128,
-                                .warps = 8,
-                                .column_warps = 2,
-                                .positional = true};
+    .block_m = 128, .block_n = 32, .with_dq = false, .exact_ds = true};
+constexpr Gradient kWide = {
+    .head_dim = 128, .head_dim_v = 128, .warps = 8, .column_warps = 2, .exact_ds = true};
+constexpr Gradient kWideHalf = {
+    .element = Element::fp16, .head_dim = 128, .head_dim_v = 128, .warps = 8, .column_warps = 2};
 constexpr Gradient kFloatKeys = {.element = Element::fp16,
                                  .planes = 2,
                                  .scaled = true,
                                  .block_n = 64,
                                  .sub_m = 64,
                                  .stages = 1,
-                                 .positional = true,
                                  .with_dq = false};
 constexpr Gradient kFloatQueries = {.element = Element::fp16,
                                     .planes = 2,
                                     .scaled = true,
                                     .block_n = 64,
                                     .stages = 1,
-                                    .positional = true,
                                     .with_dq = false};
 
 }  // namespace
