@@ -1,0 +1,180 @@
+/// tilewise._native: the C++ verbs for the package's Python side. Arguments come as flat tuples
+/// (_spec.py); shapes and meanings are those of include/tilewise/attention.h.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <tuple>
+
+#include "plan_cache.h"
+#include "spec.h"
+#include "tilewise/attention.h"
+
+namespace nb = nanobind;
+
+namespace tilewise::python {
+namespace {
+
+/// Runs a pass: the plan from the cache when it may be, workspace and stream from where q lives.
+template <class Tensors>
+void execute(const Call& call, const Tensors& tensors, nb::handle q) {
+  const ExchangeApi* api = exchange_api(q);
+  std::optional<ExchangeAllocator> allocator;
+  Launch launch;
+  if (api != nullptr && tensors.q.device.type == DeviceType::cuda) {
+    launch.stream = current_stream(*api, tensors.q.device);
+    launch.allocator = &allocator.emplace(*api);
+  }
+  const std::shared_ptr<const Plan> plan =
+      call.reads_lengths() ? nullptr : cached_plan(call, tensors);
+  const nb::gil_scoped_release unlocked;
+  if (plan != nullptr) {
+    run(*plan, tensors, call.spec, launch);
+  } else if constexpr (std::is_same_v<Tensors, ForwardTensors>) {
+    tilewise::forward(tensors, call.spec, launch, call.choice);
+  } else {
+    tilewise::backward(tensors, call.spec, launch, call.choice);
+  }
+}
+
+/// inputs: q, k, v. outputs: o, lse.
+ForwardTensors forward_tensors(Call& call, const nb::tuple& inputs, const nb::tuple& outputs) {
+  return {.q = call.values(inputs[0], "q"),
+          .k = call.values(inputs[1], "k"),
+          .v = call.values(inputs[2], "v"),
+          .o = call.values(outputs[0], "o"),
+          .lse = call.statistics(outputs[1], "lse")};
+}
+
+/// inputs: q, k, v, o, lse, d_o, d_lse. outputs: dq, dk, dv, dbias, dsinks.
+BackwardTensors backward_tensors(Call& call, const nb::tuple& inputs, const nb::tuple& outputs) {
+  return {.q = call.values(inputs[0], "q"),
+          .k = call.values(inputs[1], "k"),
+          .v = call.values(inputs[2], "v"),
+          .o = call.values(inputs[3], "o"),
+          .lse = call.statistics(inputs[4], "lse"),
+          .d_o = call.values(inputs[5], "d_o"),
+          .d_lse = call.statistics(inputs[6], "d_lse"),
+          .dq = call.values(outputs[0], "dq"),
+          .dk = call.values(outputs[1], "dk"),
+          .dv = call.values(outputs[2], "dv"),
+          .dbias = call.arrays.take(outputs[3], "dbias"),
+          .dsinks = call.arrays.take(outputs[4], "dsinks")};
+}
+
+void forward_call(const nb::tuple& inputs, const nb::tuple& outputs, const nb::tuple& spec) {
+  Call call(spec);
+  execute(call, forward_tensors(call, inputs, outputs), inputs[0]);
+}
+
+void backward_call(const nb::tuple& inputs, const nb::tuple& outputs, const nb::tuple& spec) {
+  Call call(spec);
+  execute(call, backward_tensors(call, inputs, outputs), inputs[0]);
+}
+
+Plan plan_call(const nb::tuple& inputs, const nb::tuple& outputs, const nb::tuple& spec) {
+  Call call(spec);
+  if (nb::len(inputs) == 3) {
+    return plan(forward_tensors(call, inputs, outputs), call.spec, call.choice);
+  }
+  return plan(backward_tensors(call, inputs, outputs), call.spec, call.choice);
+}
+
+DType dtype_named(const std::string& name) {
+  for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16, DType::float16}) {
+    if (name == dtype_name(dtype)) return dtype;
+  }
+  throw InvalidArgument("dtype is \"" + name +
+                        "\": expected float64, float32, bfloat16 or float16");
+}
+
+/// Sizes in the caller's order, type and device of an array: (sizes, "float32", "cpu", 0).
+std::tuple<std::vector<std::int64_t>, std::string, bool, int> describe(nb::handle object,
+                                                                       const std::string& name) {
+  Arrays arrays;
+  const Tensor t = arrays.take(object, name.c_str());
+  return {{t.sizes.begin(), t.sizes.begin() + t.rank},
+          std::string(dtype_name(t.dtype)),
+          t.device.type == DeviceType::cuda,
+          t.device.index};
+}
+
+void translate_errors() {
+  nb::register_exception_translator([](const std::exception_ptr& error, void*) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const InvalidArgument& e) {
+      PyErr_SetString(PyExc_ValueError, e.what());
+    } catch (const Unsupported& e) {
+      PyErr_SetString(PyExc_NotImplementedError, e.what());
+    } catch (const OutOfMemory& e) {
+      PyErr_SetString(PyExc_MemoryError, e.what());
+    } catch (const Error& e) {
+      PyErr_SetString(PyExc_RuntimeError, e.what());
+    }
+  });
+}
+
+void bind_plan(nb::module_& m) {
+  nb::class_<Plan>(m, "Plan")
+      .def_prop_ro("backward", [](const Plan& p) { return p.pass == Pass::backward; })
+      .def_ro("kernel", &Plan::kernel)
+      .def_ro("implementation", &Plan::implementation)
+      .def_ro("block_m", &Plan::block_m)
+      .def_ro("block_n", &Plan::block_n)
+      .def_ro("splits", &Plan::splits)
+      .def_ro("threads", &Plan::threads)
+      .def_ro("workspace_bytes", &Plan::workspace_bytes)
+      .def_ro("flops", &Plan::flops)
+      .def_ro("bytes_moved", &Plan::bytes_moved)
+      .def_ro("predicted_ms", &Plan::predicted_ms)
+      .def_ro("reason", &Plan::reason)
+      .def_prop_ro("peak_bytes", &Plan::peak_bytes)
+      .def_prop_ro("refusals",
+                   [](const Plan& p) {
+                     std::vector<std::pair<std::string, std::string>> list;
+                     for (const Refusal& r : p.refusals) list.emplace_back(r.kernel, r.reason);
+                     return list;
+                   })
+      .def("__str__", [](const Plan& p) { return explain(p); })
+      .def("__repr__", [](const Plan& p) {
+        return "<tilewise.Plan " + std::string(pass_name(p.pass)) + " on " + device_name(p.device) +
+               ": " + p.kernel + ">";
+      });
+}
+
+void bind_kernels(nb::module_& m) {
+  nb::class_<KernelInfo>(m, "KernelInfo")
+      .def_ro("name", &KernelInfo::name)
+      .def_ro("implementation", &KernelInfo::implementation)
+      .def_prop_ro("device",
+                   [](const KernelInfo& k) { return k.device == DeviceType::cpu ? "cpu" : "cuda"; })
+      .def_prop_ro("backward", [](const KernelInfo& k) { return k.pass == Pass::backward; })
+      .def_ro("summary", &KernelInfo::summary)
+      .def("__repr__", [](const KernelInfo& k) { return "<tilewise.KernelInfo " + k.name + ">"; });
+  m.def("kernels", &kernels);
+}
+
+}  // namespace
+}  // namespace tilewise::python
+
+NB_MODULE(_native, m) {
+  using namespace tilewise::python;
+  translate_errors();
+  bind_plan(m);
+  bind_kernels(m);
+  m.attr("version") = tilewise::version();
+  m.def("forward", &forward_call);
+  m.def("backward", &backward_call);
+  m.def("plan", &plan_call);
+  m.def("describe", &describe);
+  m.def("new_array",
+        [](const std::vector<std::int64_t>& sizes, const std::string& dtype, bool cuda, int index) {
+          const auto type = cuda ? tilewise::DeviceType::cuda : tilewise::DeviceType::cpu;
+          return new_array(sizes, dtype_named(dtype), {type, index});
+        });
+  m.def("plan_cache_size", &plan_cache_size);
+}

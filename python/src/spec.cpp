@@ -1,0 +1,174 @@
+#include "spec.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdlib>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+namespace tilewise::python {
+namespace {
+
+/// Takes the fields of a tuple one after the other.
+class Fields {
+ public:
+  explicit Fields(const nb::tuple& fields) : fields_(fields) {}
+  nb::handle next() { return fields_[at_++]; }
+  template <class T>
+  T next(const char* name) {
+    const nb::handle field = next();
+    T value{};
+    if (!nb::try_cast(field, value)) {
+      throw InvalidArgument(std::string(name) + " is " + nb::repr(field).c_str() +
+                            ": it has the wrong type");
+    }
+    return value;
+  }
+
+ private:
+  const nb::tuple& fields_;
+  std::size_t at_ = 0;
+};
+
+Causal causal_of(const std::string& name) {
+  if (name.empty()) return Causal::none;
+  if (name == "bottom_right") return Causal::bottom_right;
+  if (name == "top_left") return Causal::top_left;
+  throw InvalidArgument("causal is \"" + name +
+                        "\": expected a bool, \"bottom_right\" or \"top_left\"");
+}
+
+bool heads_first_of(const std::string& layout) {
+  if (layout == "bshd") return false;
+  if (layout == "bhsd") return true;
+  throw InvalidArgument("layout is \"" + layout + "\": expected \"bshd\" or \"bhsd\"");
+}
+
+Precision precision_of(const std::string& name) {
+  if (name == "exact") return Precision::exact;
+  if (name == "tf32") return Precision::tf32;
+  throw InvalidArgument("precision is \"" + name + "\": expected \"exact\" or \"tf32\"");
+}
+
+/// Dropout's seed and offset: int64 (2) on the CPU.
+void take_seed(Dropout& dropout, const Tensor& seed) {
+  if (!seed.defined()) {
+    if (dropout.p > 0.0) throw InvalidArgument("seed is not given: dropout needs one");
+    return;
+  }
+  if (seed.rank != 1 || seed.sizes[0] != 2 || seed.dtype != DType::int64 ||
+      seed.device.type != DeviceType::cpu) {
+    throw InvalidArgument("seed is " + seed.describe() + ": expected int64 (2) on the CPU");
+  }
+  const auto* words = static_cast<const std::int64_t*>(seed.data);
+  dropout.seed = static_cast<std::uint64_t>(words[0]);
+  dropout.offset = static_cast<std::uint64_t>(words[seed.strides[0]]);
+}
+
+template <class T>
+void append(std::string& key, const T& value) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  key.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+void append_optional(std::string& key, const std::optional<std::int64_t>& value) {
+  append(key, value.has_value());
+  append(key, value.value_or(0));
+}
+
+}  // namespace
+
+Call::Call(const nb::tuple& fields) {
+  Fields f(fields);
+  spec.mask = arrays.take(f.next(), "mask");
+  spec.bias = arrays.take(f.next(), "bias");
+  spec.alibi_slopes = arrays.take(f.next(), "alibi_slopes");
+  spec.sinks = arrays.take(f.next(), "sinks");
+  spec.key_lengths = arrays.take(f.next(), "key_lengths");
+  spec.cu_seqlens_q = arrays.take(f.next(), "cu_seqlens_q");
+  spec.cu_seqlens_k = arrays.take(f.next(), "cu_seqlens_k");
+  spec.block_table = arrays.take(f.next(), "block_table");
+  spec.block_list.row_offsets = arrays.take(f.next(), "block_list.row_offsets");
+  spec.block_list.block_index = arrays.take(f.next(), "block_list.block_index");
+  spec.block_list.block_full = arrays.take(f.next(), "block_list.block_full");
+  const Tensor seed = arrays.take(f.next(), "seed");
+  heads_first = heads_first_of(f.next<std::string>("layout"));
+  spec.scale = f.next<std::optional<double>>("scale");
+  spec.causal = causal_of(f.next<std::string>("causal"));
+  spec.window.left = f.next<std::optional<std::int64_t>>("window's left");
+  spec.window.right = f.next<std::optional<std::int64_t>>("window's right");
+  spec.softcap = f.next<double>("softcap");
+  spec.dropout.p = f.next<double>("dropout_p");
+  spec.max_seqlen_q = f.next<std::int64_t>("max_seqlen_q");
+  spec.max_seqlen_k = f.next<std::int64_t>("max_seqlen_k");
+  spec.block_list.block_q = f.next<std::int64_t>("block_q");
+  spec.block_list.block_k = f.next<std::int64_t>("block_k");
+  spec.deterministic = f.next<bool>("deterministic");
+  spec.precision = precision_of(f.next<std::string>("precision"));
+  choice.implementation = f.next<std::string>("implementation");
+  choice.kernel = f.next<std::string>("kernel");
+  packed = spec.cu_seqlens_q.defined() || spec.cu_seqlens_k.defined();
+  take_seed(spec.dropout, seed);
+}
+
+Tensor Call::values(nb::handle object, const char* name) {
+  Tensor t = arrays.take(object, name);
+  if (packed && t.rank == 3) {
+    t.rank = 4;
+    t.sizes = {1, t.sizes[0], t.sizes[1], t.sizes[2]};
+    t.strides = {0, t.strides[0], t.strides[1], t.strides[2]};
+  }
+  if (t.rank == 4 && !heads_first) {
+    std::swap(t.sizes[1], t.sizes[2]);
+    std::swap(t.strides[1], t.strides[2]);
+  }
+  return t;
+}
+
+bool Call::reads_lengths() const {
+  for (const Tensor* t :
+       {&spec.key_lengths, &spec.cu_seqlens_q, &spec.cu_seqlens_k, &spec.block_list.row_offsets}) {
+    if (t->defined() && t->device.type == DeviceType::cpu) return true;
+  }
+  return false;
+}
+
+void Call::append_key(std::string& key) const {
+  for (const Tensor* t :
+       {&spec.mask, &spec.bias, &spec.alibi_slopes, &spec.sinks, &spec.key_lengths,
+        &spec.cu_seqlens_q, &spec.cu_seqlens_k, &spec.block_table, &spec.block_list.row_offsets,
+        &spec.block_list.block_index, &spec.block_list.block_full}) {
+    python::append_key(key, *t);
+  }
+  append(key, spec.scale.has_value());
+  append(key, spec.scale.value_or(0.0));
+  append(key, spec.causal);
+  append_optional(key, spec.window.left);
+  append_optional(key, spec.window.right);
+  append(key, spec.softcap);
+  append(key, spec.dropout.p);
+  append(key, spec.max_seqlen_q);
+  append(key, spec.max_seqlen_k);
+  append(key, spec.block_list.block_q);
+  append(key, spec.block_list.block_k);
+  append(key, spec.deterministic);
+  append(key, spec.precision);
+  const char* forced = std::getenv("TILEWISE_FORCE_KERNEL");
+  key += choice.implementation + '\n' + choice.kernel + '\n' + (forced != nullptr ? forced : "");
+}
+
+void append_key(std::string& key, const Tensor& t) {
+  append(key, t.rank);
+  if (!t.defined()) return;
+  append(key, t.dtype);
+  append(key, t.device.type);
+  append(key, t.device.index);
+  append(key, reinterpret_cast<std::uintptr_t>(t.data) % 16);
+  const auto rank = static_cast<std::size_t>(t.rank);
+  key.append(reinterpret_cast<const char*>(t.sizes.data()), rank * sizeof(std::int64_t));
+  key.append(reinterpret_cast<const char*>(t.strides.data()), rank * sizeof(std::int64_t));
+}
+
+}  // namespace tilewise::python

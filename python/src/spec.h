@@ -1,0 +1,36 @@
+/// What Python passes: flat tuples, in the order of python/tilewise/_spec.py.
+#pragma once
+
+#include <string>
+
+#include "arrays.h"
+#include "tilewise/attention.h"
+
+namespace tilewise::python {
+
+/// One call's spec and what it needs to be read.
+struct Call {
+  Arrays arrays;
+  AttentionSpec spec;
+  Choice choice;
+  bool heads_first = false;  ///< tensors are (B, H, S, D), not (B, S, H, D)
+  bool packed = false;       ///< tensors have no batch axis
+
+  /// `fields`: the tuple of _spec.py's Spec.
+  explicit Call(const nb::tuple& fields);
+
+  /// q, k, v, o or a gradient of theirs, with logical axes (B, H, S, D).
+  Tensor values(nb::handle object, const char* name);
+  /// LSE or its gradient: (B, H, S), packed (H, S).
+  Tensor statistics(nb::handle object, const char* name) { return arrays.take(object, name); }
+
+  /// True when a plan depends on numbers in host memory: it must be made anew for each call.
+  bool reads_lengths() const;
+  /// Everything but tensors that a plan depends on, as bytes.
+  void append_key(std::string& key) const;
+};
+
+/// A tensor's part of a plan's key: type, place, sizes, strides, alignment.
+void append_key(std::string& key, const Tensor& tensor);
+
+}  // namespace tilewise::python

@@ -1,0 +1,82 @@
+"""Attention on NumPy arrays and on any other array with DLPack; no torch, no autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import _native
+from ._spec import BIAS, CU_SEQLENS_Q, LAYOUT, SINKS, Spec
+
+
+def _shape(array: Any, name: str) -> list[int]:
+    return list(array.shape) if isinstance(array, np.ndarray) else _native.describe(array, name)[0]
+
+
+def _empty(like: Any, name: str, shape: list[int], dtype: str | None = None) -> Any:
+    """Uninitialised: a NumPy array for one, else an array of ours on the same device."""
+    if isinstance(like, np.ndarray):
+        return np.empty(shape, dtype or like.dtype)
+    _, own_dtype, on_cuda, index = _native.describe(like, name)
+    return _native.new_array(shape, dtype or own_dtype, on_cuda, index)
+
+
+def _as_kind_of(array: Any, like: Any) -> Any:
+    """Our array in the library of `like`, where that library says how; no copy."""
+    if isinstance(array, np.ndarray) or not hasattr(like, "__array_namespace__"):
+        return array
+    return like.__array_namespace__().from_dlpack(array)
+
+
+def _statistics_shape(q: list[int], spec: Spec) -> list[int]:
+    heads_first = spec[LAYOUT] == "bhsd"
+    packed = spec[CU_SEQLENS_Q] is not None
+    if len(q) not in (3, 4):
+        raise ValueError(f"q has {len(q)} axes: expected (B, S, H, D), or (total, H, D) packed")
+    rows = q[:-1]
+    if not heads_first and (len(q) == 4 or packed):
+        rows[-2], rows[-1] = rows[-1], rows[-2]
+    return rows
+
+
+def _outputs(q: Any, v: Any, spec: Spec) -> tuple[Any, Any]:
+    shape = _shape(q, "q")
+    o = _empty(q, "q", [*shape[:-1], _shape(v, "v")[-1]])
+    return o, _empty(q, "q", _statistics_shape(shape, spec), "float32")
+
+
+def attention(q: Any, k: Any, v: Any, spec: Spec) -> tuple[Any, Any]:
+    """O and LSE in q's own kind of array."""
+    o, lse = _outputs(q, v, spec)
+    _native.forward((q, k, v), (o, lse), spec)
+    return _as_kind_of(o, q), _as_kind_of(lse, q)
+
+
+def gradients(
+    d_o: Any, d_lse: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, spec: Spec
+) -> tuple[Any, ...]:
+    """dq, dk, dv, and dbias and dsinks when the spec has them."""
+    wanted = {"q": q, "k": k, "v": v, "bias": spec[BIAS], "sinks": spec[SINKS]}
+    made = tuple(
+        None if array is None else _empty(array, name, _shape(array, name))
+        for name, array in wanted.items()
+    )
+    _native.backward((q, k, v, o, lse, d_o, d_lse), made, spec)
+    return tuple(None if array is None else _as_kind_of(array, q) for array in made)
+
+
+def plan(q: Any, k: Any, v: Any, spec: Spec, backward: bool) -> _native.Plan:
+    """The plan of a pass, without running it."""
+    o, lse = _outputs(q, v, spec)
+    if not backward:
+        return _native.plan((q, k, v), (o, lse), spec)
+    made = tuple(_empty(array, "q", _shape(array, "q")) for array in (q, k, v))
+    return _native.plan((q, k, v, o, lse, o, None), (*made, None, None), spec)
+
+
+def draw_seed(seed: int | None) -> Any:
+    """Dropout's seed and offset, int64 (2)."""
+    if seed is None:
+        raise ValueError("dropout_seed is None: dropout of arrays other than torch's needs one")
+    return np.array([seed, 0], dtype=np.uint64).view(np.int64)

@@ -1,0 +1,159 @@
+"""The package's verbs: attention, its backward, its plan. torch tensors, NumPy, DLPack."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from . import _arrays, _native
+from ._spec import BlockList, Spec, make_spec
+
+_torch: ModuleType | None = None  # set once torch has been imported
+
+
+class Gradients(NamedTuple):
+    """Gradients of a scalar loss, each in the shape and type of what it is the gradient of."""
+
+    dq: Any
+    dk: Any
+    dv: Any
+    dbias: Any | None  # when there is a bias
+    dsinks: Any | None  # when there are sinks
+
+
+def _torch_backend(q: Any) -> ModuleType | None:
+    """The torch side of the package, when q is a torch tensor: torch has been imported then."""
+    global _torch
+    if _torch is None and "torch" in sys.modules:
+        from . import _torch as module
+
+        _torch = module
+    return _torch if _torch is not None and isinstance(q, _torch.Tensor) else None
+
+
+def _make_spec(backend: ModuleType, dropout_seed: int | None, options: dict[str, Any]) -> Spec:
+    seed = backend.draw_seed(dropout_seed) if options.get("dropout_p") else None
+    return make_spec(seed=seed, **options)
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool | str = False,
+    window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    bias: Any = None,
+    mask: Any = None,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int | None = None,
+    deterministic: bool = False,
+    layout: str = "bshd",
+    return_lse: bool = False,
+    key_lengths: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    block_table: Any = None,
+    block_list: BlockList | None = None,
+    precision: str = "exact",
+    implementation: str = "",
+    kernel: str = "",
+    fallback: str | None = None,
+) -> Any:
+    """Exact attention: O = dropout(softmax(mask(cap(scale Q K^T) + bias))) V.
+
+    Shapes, with layout "bshd": q (B, Sq, Hq, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv), the result
+    (B, Sq, Hq, Dv). With "bhsd" heads come before rows. Packed sequences (cu_seqlens_q and _k) have
+    no batch axis: (total, H, D) or (H, total, D). Hq is a multiple of Hk. Any strides.
+
+    causal: False, True (the same as "bottom_right": j <= i + Sk - Sq) or "top_left" (j <= i).
+    window: (left, right), inclusive, on the shifted diagonal; None = no bound on that side.
+    scale: 1/sqrt(D) when None. softcap: c of c tanh(x / c); 0 = off.
+    bias (any float type, -inf hides) and mask (bool, True = visible): broadcast to (B, Hq, Sq, Sk);
+    packed: (1|Hq, total_q, max_k). alibi_slopes: float32 (Hq) or (B, Hq). sinks: float32 (Hq).
+    dropout_p: on the probabilities. dropout_seed: with torch drawn from its generator when None.
+    key_lengths: int32 (B), how many keys of each batch entry there are.
+    cu_seqlens: int32 or int64 (sequences + 1). max_seqlen: bounds of the packed lengths; needed
+    on a GPU, read from the offsets on a CPU. block_table: int32 (B, max_pages), for k and v that
+    are pools of pages (pages, page_size, Hk, D). block_list: visible pairs of blocks.
+    return_lse: also LSE, float32 (B, Hq, Sq), packed (Hq, total_q); it can be differentiated.
+    precision: "exact" or "tf32", for float32. implementation, kernel: force one (see kernels()).
+    fallback: "torch" = torch's attention runs where no kernel of ours can; it warns once.
+
+    Gradients by autograd for torch tensors: q, k, v, bias, sinks, and through LSE. Under autocast
+    q, k and v take its type. Raises ValueError (an argument is wrong), NotImplementedError (no
+    kernel runs it; the message has every kernel's reason), MemoryError, RuntimeError.
+    """
+    backend = _torch_backend(q) or _arrays
+    spec = make_spec(
+        causal=causal,
+        window=window,
+        scale=scale,
+        softcap=softcap,
+        bias=bias,
+        mask=mask,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        dropout_p=dropout_p,
+        seed=backend.draw_seed(dropout_seed) if dropout_p else None,
+        key_lengths=key_lengths,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+        block_table=block_table,
+        block_list=block_list,
+        deterministic=deterministic,
+        precision=precision,
+        layout=layout,
+        implementation=implementation,
+        kernel=kernel,
+    )
+    if fallback is not None:
+        from . import _fallback
+
+        o, lse = _fallback.attention(q, k, v, spec, fallback, return_lse)
+    else:
+        o, lse = backend.attention(q, k, v, spec)
+    return (o, lse) if return_lse else o
+
+
+def attention_backward(
+    d_o: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    o: Any,
+    lse: Any,
+    *,
+    d_lse: Any = None,
+    dropout_seed: int | None = None,
+    **options: Any,
+) -> Gradients:
+    """The gradients of a scalar loss, given those of O and LSE; for arrays without autograd.
+
+    o and lse come from attention(..., return_lse=True) with the same options. Shapes, options and
+    errors are attention's; dropout needs its dropout_seed.
+    """
+    if options.get("dropout_p") and dropout_seed is None:
+        raise ValueError("dropout_seed is None: backward needs the seed of its forward")
+    backend = _torch_backend(q) or _arrays
+    spec = _make_spec(backend, dropout_seed, options)
+    return Gradients(*backend.gradients(d_o, d_lse, q, k, v, o, lse, spec))
+
+
+def plan(q: Any, k: Any, v: Any, *, backward: bool = False, **options: Any) -> _native.Plan:
+    """Which kernel attention would run on these arrays, with what memory, time and reasons.
+
+    Printed, a plan explains itself. Options and errors are attention's.
+    """
+    backend = _torch_backend(q) or _arrays
+    found: _native.Plan = backend.plan(q, k, v, _make_spec(backend, 0, options), backward)
+    return found

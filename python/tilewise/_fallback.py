@@ -1,0 +1,120 @@
+"""fallback="torch": torch's scaled_dot_product_attention where no kernel of ours runs a problem."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from . import _torch as ours
+from ._spec import FIELDS, Spec
+
+# What torch's function has no word for, and the values with which it need not.
+_BEYOND_TORCH = {
+    "softcap": 0.0,
+    "sinks": None,
+    "cu_seqlens_q": None,
+    "cu_seqlens_k": None,
+    "block_table": None,
+    "block_rows": None,
+    "implementation": "",
+    "kernel": "",
+}
+
+
+def check(fallback: str) -> None:
+    if fallback != "torch":
+        raise ValueError(f'fallback is {fallback!r}: expected None or "torch"')
+
+
+def refusal(q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> str:
+    """Why no kernel of ours runs the problem, its backward included when it will be asked for."""
+    if torch.compiler.is_compiling():
+        return ""
+    wanted = [t for t in (q, k, v, *spec) if isinstance(t, Tensor)]
+    try:
+        ours.plan(q, k, v, spec, backward=False)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in wanted):
+            ours.plan(q, k, v, spec, backward=True)
+    except NotImplementedError as error:
+        return str(error)
+    return ""
+
+
+def visible(s: dict[str, Any], rows: int, keys: int, device: torch.device) -> Tensor | None:
+    """The spec's masks as one bool tensor for (B, Hq, Sq, Sk); None = all visible."""
+    i = torch.arange(rows, device=device)[:, None]
+    j = torch.arange(keys, device=device)
+    diagonal = i + (keys - rows)
+    parts = []
+    if s["causal"]:
+        parts.append(j <= (diagonal if s["causal"] == "bottom_right" else i))
+    if s["window_left"] is not None:
+        parts.append(j >= diagonal - s["window_left"])
+    if s["window_right"] is not None:
+        parts.append(j <= diagonal + s["window_right"])
+    if s["key_lengths"] is not None:
+        parts.append(j < s["key_lengths"][:, None, None, None])
+    if s["mask"] is not None:
+        parts.append(s["mask"])
+    mask: Tensor | None = None
+    for part in parts:
+        mask = part if mask is None else mask & part
+    return mask
+
+
+def _added(s: dict[str, Any], rows: int, keys: int, like: Tensor) -> Tensor | None:
+    """Bias and ALiBi as one tensor in the type of q."""
+    bias: Tensor | None = None if s["bias"] is None else s["bias"].to(like.dtype)
+    if s["alibi_slopes"] is None:
+        return bias
+    i = torch.arange(rows, device=like.device)[:, None]
+    distance = (i + (keys - rows) - torch.arange(keys, device=like.device)).abs()
+    alibi: Tensor = (-s["alibi_slopes"][..., None, None] * distance).to(like.dtype)
+    return alibi if bias is None else bias + alibi
+
+
+def torch_attention(q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> Tensor:
+    """The same attention by torch, where it has words for it; its dropout is its own."""
+    s = dict(zip(FIELDS, spec, strict=True))
+    beyond = [name for name, value in _BEYOND_TORCH.items() if s[name] != value]
+    if beyond or q.dim() != 4:
+        what = ", ".join(beyond) or f"{q.dim()} axes"
+        raise NotImplementedError(f"torch's attention has no {what} either")
+    heads_first = s["layout"] == "bhsd"
+    if not heads_first:
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    rows, keys = q.shape[2], k.shape[2]
+    mask, bias = visible(s, rows, keys, q.device), _added(s, rows, keys, q)
+    if bias is not None:
+        mask = bias if mask is None else torch.where(mask, bias, float("-inf"))
+    out = functional.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        mask,
+        s["dropout_p"],
+        scale=s["scale"],
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return out if heads_first else out.transpose(1, 2)
+
+
+def attention(
+    q: Any, k: Any, v: Any, spec: Spec, fallback: str, return_lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Ours where a kernel runs it, else torch's, which has no LSE to give."""
+    check(fallback)
+    if not isinstance(q, Tensor):
+        raise ValueError('fallback is "torch": q must be a torch tensor')
+    reason = refusal(q, k, v, spec)
+    if not reason:
+        return ours.attention(q, k, v, spec)
+    if return_lse:
+        raise NotImplementedError(f"torch's attention has no LSE either\n{reason}")
+    q, k, v = ours._autocast(q, k, v)
+    out = torch_attention(q, k, v, spec)
+    ours.warn_once(reason)
+    return out, None

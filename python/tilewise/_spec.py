@@ -1,0 +1,138 @@
+"""What a call computes, as the flat tuple that the C++ side reads (python/src/spec.cpp)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+# The order of the fields in a spec and, behind the tensors, in the torch operators' signatures.
+TENSOR_FIELDS = (
+    "mask",
+    "bias",
+    "alibi_slopes",
+    "sinks",
+    "key_lengths",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "block_table",
+    "block_rows",
+    "block_index",
+    "block_full",
+    "seed",
+)
+PLAIN_FIELDS = (
+    "layout",
+    "scale",
+    "causal",
+    "window_left",
+    "window_right",
+    "softcap",
+    "dropout_p",
+    "max_seqlen_q",
+    "max_seqlen_k",
+    "block_q",
+    "block_k",
+    "deterministic",
+    "precision",
+    "implementation",
+    "kernel",
+)
+FIELDS = TENSOR_FIELDS + PLAIN_FIELDS
+BIAS = FIELDS.index("bias")
+ALIBI_SLOPES = FIELDS.index("alibi_slopes")
+SINKS = FIELDS.index("sinks")
+CU_SEQLENS_Q = FIELDS.index("cu_seqlens_q")
+SEED = FIELDS.index("seed")
+LAYOUT = FIELDS.index("layout")
+
+Spec = tuple[Any, ...]
+
+
+class BlockList(NamedTuple):
+    """The visible (query block, key block) pairs as CSR.
+
+    Other masks still apply inside blocks that are not marked full.
+    """
+
+    row_offsets: Any  # int32 (B|1, Hq|1, query blocks + 1): where a row's pairs begin
+    block_index: Any  # int32 (pairs): the key block of each pair, ascending within a row
+    block_full: Any | None  # bool (pairs): True = the block needs no element mask; None = all do
+    block_q: int  # rows of a query block
+    block_k: int  # keys of a key block
+
+
+_NO_BLOCKS = BlockList(None, None, None, 0, 0)
+
+
+def _causal_name(causal: bool | str) -> str:
+    if isinstance(causal, str):
+        return causal
+    return "bottom_right" if causal else ""
+
+
+def _window_bounds(
+    window: tuple[int | None, int | None] | None,
+) -> tuple[int | None, int | None]:
+    if window is None:
+        return None, None
+    if not isinstance(window, tuple | list) or len(window) != 2:
+        raise ValueError(f"window is {window!r}: expected (left, right), None for an open side")
+    return window[0], window[1]
+
+
+def make_spec(
+    *,
+    causal: bool | str = False,
+    window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    bias: Any = None,
+    mask: Any = None,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    dropout_p: float = 0.0,
+    seed: Any = None,
+    key_lengths: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    block_table: Any = None,
+    block_list: BlockList | None = None,
+    deterministic: bool = False,
+    precision: str = "exact",
+    layout: str = "bshd",
+    implementation: str = "",
+    kernel: str = "",
+) -> Spec:
+    """The fields in order. The C++ side judges their values; here only their form is changed."""
+    left, right = _window_bounds(window)
+    rows, index, full, block_q, block_k = block_list or _NO_BLOCKS
+    return (
+        mask,
+        bias,
+        alibi_slopes,
+        sinks,
+        key_lengths,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        block_table,
+        rows,
+        index,
+        full,
+        seed,
+        layout,
+        None if scale is None else float(scale),
+        _causal_name(causal),
+        left,
+        right,
+        float(softcap),
+        float(dropout_p),
+        max_seqlen_q,
+        max_seqlen_k,
+        block_q,
+        block_k,
+        deterministic,
+        precision,
+        implementation,
+        kernel,
+    )

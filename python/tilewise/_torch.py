@@ -1,0 +1,341 @@
+"""Attention on torch tensors: the operators tilewise::attention_forward and ..._backward.
+
+Both are registered with torch.library: with fake kernels and autograd, so that torch.compile and
+torch's own tools see them as they see torch's operators. Plain eager calls take a shorter way to
+the same functions: an operator written in Python costs some 15 us of dispatch, its generated
+autograd 200 us. Outputs come from torch's allocator, and so does workspace on a GPU; work goes to
+the current stream.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from . import _native
+from ._spec import (
+    ALIBI_SLOPES,
+    BIAS,
+    CU_SEQLENS_Q,
+    LAYOUT,
+    PLAIN_FIELDS,
+    SINKS,
+    TENSOR_FIELDS,
+    Spec,
+)
+
+_TYPES = {
+    "layout": "str",
+    "scale": "float?",
+    "causal": "str",
+    "window_left": "SymInt?",
+    "window_right": "SymInt?",
+    "softcap": "float",
+    "dropout_p": "float",
+    "max_seqlen_q": "SymInt",
+    "max_seqlen_k": "SymInt",
+    "block_q": "SymInt",
+    "block_k": "SymInt",
+    "deterministic": "bool",
+    "precision": "str",
+    "implementation": "str",
+    "kernel": "str",
+}
+_SPEC_SCHEMA = ", ".join(
+    [f"Tensor? {name}" for name in TENSOR_FIELDS]
+    + [f"{_TYPES[name]} {name}" for name in PLAIN_FIELDS]
+)
+_library = torch.library.Library("tilewise", "DEF")
+_library.define(
+    f"attention_forward(Tensor q, Tensor k, Tensor v, {_SPEC_SCHEMA}) -> (Tensor o, Tensor lse)"
+)
+_library.define(
+    "attention_backward(Tensor? d_o, Tensor? d_lse, Tensor q, Tensor k, Tensor v, Tensor o, "
+    f"Tensor lse, bool need_dbias, bool need_dsinks, {_SPEC_SCHEMA}) "
+    "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks)"
+)
+
+
+def _empty_like(t: Tensor, dim: int) -> Tensor:
+    """Uninitialised, the shape of t with last axis dim; heads and rows lie in memory as t's do."""
+    if t.is_contiguous():
+        return torch.empty_like(t) if dim == t.shape[-1] else t.new_empty((*t.shape[:-1], dim))
+    if t.dim() < 3 or t.stride(-3) >= t.stride(-2):
+        return t.new_empty((*t.shape[:-1], dim))
+    *outer, first, second, _ = t.shape
+    return t.new_empty((*outer, second, first, dim)).transpose(-3, -2)
+
+
+def _empty_statistics(q: Tensor, spec: Spec) -> Tensor:
+    """Uninitialised LSE: (B, H, S); packed (H, S); of q (B, S, D) without heads, (B, S)."""
+    heads_first = spec[LAYOUT] == "bhsd"
+    if q.dim() == 4:
+        batch, first, second, _ = q.shape
+        shape = [batch, first, second] if heads_first else [batch, second, first]
+    elif q.dim() == 3:
+        first, second, _ = q.shape
+        swapped = spec[CU_SEQLENS_Q] is not None and not heads_first
+        shape = [second, first] if swapped else [first, second]
+    else:
+        raise ValueError(f"q has {q.dim()} axes: expected (B, S, H, D), or (total, H, D) packed")
+    return q.new_empty(shape, dtype=torch.float32)
+
+
+def _empty_outputs(q: Tensor, k: Tensor, v: Tensor, *spec: Any) -> tuple[Tensor, Tensor]:
+    return _empty_like(q, v.shape[-1]), _empty_statistics(q, spec)
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, *spec: Any) -> tuple[Tensor, Tensor]:
+    outputs = _empty_outputs(q, k, v, *spec)
+    _native.forward((q, k, v), outputs, spec)
+    return outputs
+
+
+def _make_gradients(
+    q: Tensor, k: Tensor, v: Tensor, need_dbias: bool, need_dsinks: bool, spec: Spec
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    bias, sinks = spec[BIAS], spec[SINKS]
+    return (
+        _empty_like(q, q.shape[-1]),
+        _empty_like(k, k.shape[-1]),
+        _empty_like(v, v.shape[-1]),
+        bias.new_empty(bias.shape) if need_dbias else None,
+        sinks.new_empty(sinks.shape) if need_dsinks else None,
+    )
+
+
+def _empty_gradients(
+    d_o: Tensor | None,
+    d_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    need_dbias: bool,
+    need_dsinks: bool,
+    *spec: Any,
+) -> tuple[Tensor, ...]:
+    dq, dk, dv, dbias, dsinks = _make_gradients(q, k, v, need_dbias, need_dsinks, spec)
+    return (
+        dq,
+        dk,
+        dv,
+        q.new_empty(0) if dbias is None else dbias,
+        q.new_empty(0) if dsinks is None else dsinks,
+    )
+
+
+def _run_backward(
+    d_o: Tensor | None,
+    d_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    need_dbias: bool,
+    need_dsinks: bool,
+    *spec: Any,
+) -> tuple[Tensor | None, ...]:
+    gradients = _make_gradients(q, k, v, need_dbias, need_dsinks, spec)
+    if d_o is None:
+        d_o = o.new_zeros(()).expand(o.shape)
+    _native.backward((q, k, v, o, lse, d_o, d_lse), gradients, spec)
+    return gradients
+
+
+def _backward(d_o: Tensor | None, d_lse: Tensor | None, q: Tensor, *rest: Any) -> tuple[Any, ...]:
+    # An operator's outputs are tensors: an empty one stands for a gradient that nobody wants.
+    gradients = _run_backward(d_o, d_lse, q, *rest)
+    return tuple(q.new_empty(0) if g is None else g for g in gradients)
+
+
+def _gradients(
+    saved: tuple[Tensor, ...],
+    spec: Spec,
+    needed: tuple[bool, bool, bool],
+    d_o: Tensor | None,
+    d_lse: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """dq, dk, dv, dbias, dsinks; `needed` says which of bias, sinks and slopes want one."""
+    need_dbias, need_dsinks, need_dslopes = needed
+    if need_dslopes:
+        raise NotImplementedError("alibi_slopes has no gradient: detach it")
+    if d_o is None and d_lse is None:
+        return (None,) * 5
+    # With create_graph the operator is recorded, so that its own backward can refuse.
+    short = _plain(saved[0]) and not torch.is_grad_enabled()
+    if short:
+        q, k, v, o, lse = saved
+        return _run_backward(d_o, d_lse, q, k, v, o, lse, need_dbias, need_dsinks, *spec)
+    dq, dk, dv, dbias, dsinks = torch.ops.tilewise.attention_backward(
+        d_o, d_lse, *saved, need_dbias, need_dsinks, *spec
+    )
+    return dq, dk, dv, dbias if need_dbias else None, dsinks if need_dsinks else None
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, *spec = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, *output, *spec[: len(TENSOR_FIELDS)])
+    ctx.plain = spec[len(TENSOR_FIELDS) :]
+
+
+def _differentiate(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:
+    saved = ctx.saved_tensors
+    wanted = ctx.needs_input_grad[3:]
+    needed = wanted[BIAS], wanted[SINKS], wanted[ALIBI_SLOPES]
+    spec = (*saved[5:], *ctx.plain)
+    dq, dk, dv, dbias, dsinks = _gradients(saved[:5], spec, needed, d_o, d_lse)
+    rest: list[Tensor | None] = [None] * len(wanted)
+    rest[BIAS], rest[SINKS] = dbias, dsinks
+    return dq, dk, dv, *rest
+
+
+def _refuse(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+    raise NotImplementedError(
+        "attention's gradient has no gradient of its own (double backward): call backward without "
+        "create_graph, or use torch's scaled_dot_product_attention"
+    )
+
+
+for _device in ("CPU", "CUDA"):
+    _library.impl("attention_forward", _forward, _device)
+    _library.impl("attention_backward", _backward, _device)
+torch.library.register_fake("tilewise::attention_forward", _empty_outputs, lib=_library)
+torch.library.register_fake("tilewise::attention_backward", _empty_gradients, lib=_library)
+torch.library.register_autograd(
+    "tilewise::attention_forward", _differentiate, setup_context=_save, lib=_library
+)
+torch.library.register_autograd("tilewise::attention_backward", _refuse, lib=_library)
+
+
+_GIVEN = object()
+
+
+class _Attention(torch.autograd.Function):
+    """The short way: what the operator's autograd does, for plain tensors."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        sinks: Tensor | None,
+        slopes: Tensor | None,
+        spec: Spec,
+    ) -> tuple[Tensor, Tensor]:
+        output = _forward(q, k, v, *spec)
+        ctx.set_materialize_grads(False)
+        # Tensors are kept where autograd watches over them, and leave a mark in the spec.
+        given = [t for t in spec[: len(TENSOR_FIELDS)] if t is not None]
+        ctx.save_for_backward(q, k, v, *output, *given)
+        if given:
+            tensors = (None if t is None else _GIVEN for t in spec[: len(TENSOR_FIELDS)])
+            spec = (*tensors, *spec[len(TENSOR_FIELDS) :])
+        ctx.spec = spec
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:
+        saved = ctx.saved_tensors
+        spec = ctx.spec
+        if len(saved) > 5:
+            given = iter(saved[5:])
+            spec = tuple(next(given) if field is _GIVEN else field for field in spec)
+        return *_gradients(saved[:5], spec, ctx.needs_input_grad[3:6], d_o, d_lse), None, None
+
+
+_PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})
+# Not public, and worth it: what they guard against would otherwise be passed by unseen.
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._functorch.maybe_current_level
+
+
+def _plain(q: Tensor) -> bool:
+    """True when nobody but autograd looks on: no compiler, no dispatch mode, no transform."""
+    return (
+        type(q) in _PLAIN_TYPES
+        and not torch.compiler.is_compiling()
+        and _dispatch_modes() == 0
+        and _transforms() is None
+    )
+
+
+def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Under autocast q, k and v take its type, as in torch's own attention; float64 stays."""
+    device = q.device.type
+    if not torch.is_autocast_enabled(device) or q.dtype == torch.float64:
+        return q, k, v
+    dtype = torch.get_autocast_dtype(device)
+    return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
+    """O and LSE, recorded by autograd."""
+    q, k, v = _autocast(q, k, v)
+    if not _plain(q):
+        o, lse = torch.ops.tilewise.attention_forward(q, k, v, *spec)
+        return o, lse
+    bias, sinks, slopes = spec[BIAS], spec[SINKS], spec[ALIBI_SLOPES]
+    leaves = (q, k, v, bias, sinks, slopes)
+    recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in leaves)
+    # The function has no forward-mode derivative and says so; a direct call would drop it.
+    if recorded or forward_ad._current_level >= 0:
+        o, lse = _Attention.apply(*leaves, spec)
+        return o, lse
+    return _forward(q, k, v, *spec)
+
+
+def gradients(
+    d_o: Tensor | None,
+    d_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    spec: Spec,
+) -> tuple[Tensor | None, ...]:
+    """dq, dk, dv, and dbias and dsinks when the spec has them."""
+    needed = spec[BIAS] is not None, spec[SINKS] is not None, False
+    with torch.no_grad():
+        return _gradients((q, k, v, o, lse), spec, needed, d_o, d_lse)
+
+
+def plan(q: Tensor, k: Tensor, v: Tensor, spec: Spec, backward: bool) -> _native.Plan:
+    """The plan of a pass, without running it."""
+    q, k, v = (t.detach() for t in _autocast(q, k, v))
+    o, lse = _empty_outputs(q, k, v, *spec)
+    if not backward:
+        return _native.plan((q, k, v), (o, lse), spec)
+    gradients = _empty_gradients(o, None, q, k, v, o, lse, False, False, *spec)
+    return _native.plan((q, k, v, o, lse, o, None), (*gradients[:3], None, None), spec)
+
+
+def draw_seed(seed: int | None) -> Tensor:
+    """Dropout's seed and offset, int64 (2) on the CPU: the caller's, else from torch's generator.
+
+    On the CPU for any device, so that nothing waits for a GPU to learn it; torch.manual_seed and
+    checkpointing's saved random state hold for it.
+    """
+    if seed is None:
+        return torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64)
+    return torch.tensor([seed if seed < 2**63 else seed - 2**64, 0], dtype=torch.int64)
+
+
+_warned: set[str] = set()
+
+
+def warn_once(reason: str) -> None:
+    """Says, once for each reason, that torch computes what tilewise cannot."""
+    if reason not in _warned:
+        _warned.add(reason)
+        warnings.warn(f"torch's attention runs instead of tilewise's: {reason}", stacklevel=3)

@@ -1,0 +1,281 @@
+"""Drop-ins for the functions of the package flash_attn (version 2), with its signatures.
+
+    from tilewise.flash_attn import flash_attn_func
+
+The same meaning: causal is bottom-right, -1 in window_size is an open side, float32 LSE of shape
+(batch, heads, rows), packed (heads, total). Differences: any float type, also on a CPU; any
+strides; dropout's random bits are Tilewise's own, and the third value that return_attn_probs asks
+for, the test matrix S_dmask, is None; with ALiBi the LSE is that of -slope * |distance|, causal or
+not. What no kernel runs raises NotImplementedError with the reasons, unless fallback="torch".
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn, TypeAlias
+
+from torch import Tensor
+
+from ._attention import attention
+
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+]
+
+Result: TypeAlias = Tensor | tuple[Tensor, Tensor, None]
+
+
+def _window(window_size: tuple[int, int]) -> tuple[int | None, int | None]:
+    left, right = window_size
+    return None if left < 0 else left, None if right < 0 else right
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    return_attn_probs: bool,
+    window_size: tuple[int, int],
+    softmax_scale: float | None,
+    **options: Any,
+) -> Result:
+    common = {"window": _window(window_size), "scale": softmax_scale, **options}
+    if not return_attn_probs:
+        out: Tensor = attention(q, k, v, **common)
+        return out
+    out, lse = attention(q, k, v, return_lse=True, **common)
+    return out, lse, None
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    fallback: str | None = None,
+) -> Result:
+    """Attention of q (B, Sq, Hq, D) over k, v (B, Sk, Hk, D)."""
+    return _attend(
+        q,
+        k,
+        v,
+        return_attn_probs,
+        window_size,
+        softmax_scale,
+        dropout_p=dropout_p,
+        causal=causal,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        deterministic=deterministic,
+        fallback=fallback,
+    )
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    fallback: str | None = None,
+) -> Result:
+    """flash_attn_func of qkv (B, S, 3, H, D)."""
+    q, k, v = qkv.unbind(2)
+    return flash_attn_func(
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+        fallback=fallback,
+    )
+
+
+def flash_attn_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    fallback: str | None = None,
+) -> Result:
+    """flash_attn_func of q (B, Sq, Hq, D) and kv (B, Sk, 2, Hk, D)."""
+    k, v = kv.unbind(2)
+    return flash_attn_func(
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+        fallback=fallback,
+    )
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+    *,
+    fallback: str | None = None,
+) -> Result:
+    """Attention of packed sequences: q (total_q, Hq, D), k, v (total_k, Hk, D).
+
+    cu_seqlens: int32 (sequences + 1), where each sequence begins.
+    """
+    if block_table is not None:
+        raise NotImplementedError("block_table: pages of packed sequences are not supported")
+    return _attend(
+        q,
+        k,
+        v,
+        return_attn_probs,
+        window_size,
+        softmax_scale,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+        dropout_p=dropout_p,
+        causal=causal,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        deterministic=deterministic,
+        fallback=fallback,
+    )
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    fallback: str | None = None,
+) -> Result:
+    """flash_attn_varlen_func of qkv (total, 3, H, D)."""
+    q, k, v = qkv.unbind(1)
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+        fallback=fallback,
+    )
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    fallback: str | None = None,
+) -> Result:
+    """flash_attn_varlen_func of q (total_q, Hq, D) and kv (total_k, 2, Hk, D)."""
+    k, v = kv.unbind(1)
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+        fallback=fallback,
+    )
+
+
+def flash_attn_with_kvcache(*arguments: Any, **options: Any) -> NoReturn:
+    """Refuses: appending to a cache and rotating positions are not attention's.
+
+    Use tilewise.attention with key_lengths, or with block_table for pages.
+    """
+    raise NotImplementedError(
+        "flash_attn_with_kvcache is not supported: write the new keys into the cache, then call "
+        "tilewise.attention with key_lengths (and block_table for pages)"
+    )
