@@ -52,6 +52,28 @@ def read_junit(path: Path, stage: str) -> list[Result]:
     return results
 
 
+def read_pytest(path: Path, stage: str) -> list[Result]:
+    """Results of `pytest --junit-xml`; what could not be collected has failed."""
+    results = []
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        words = f"{case.get('classname', '')}.{case.get('name', '')}"
+        name = words.removeprefix(".").removeprefix("python.tests.")
+        skipped = case.find("skipped")
+        broken = [node for kind in ("failure", "error") for node in case.findall(kind)]
+        if broken:
+            text = "\n".join(node.text or node.get("message", "") for node in broken)
+            results.append(Result(stage, name, Status.FAILED, text))
+        elif skipped is not None:
+            # A module that skipped itself has its reason in the text.
+            message = skipped.get("message", "")
+            text = (skipped.text or "") if message == "collection skipped" else message
+            reason = " ".join(text.rpartition("Skipped: ")[2].split()).rstrip("\"')")
+            results.append(Result(stage, name, Status.SKIPPED, reason))
+        else:
+            results.append(Result(stage, name, Status.PASSED))
+    return results
+
+
 def print_result(result: Result) -> None:
     """One line; the end of its output too when it failed."""
     print(f"  {result.status.value}  {result.name}", flush=True)

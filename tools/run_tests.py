@@ -1,4 +1,4 @@
-"""./tw test: lint, release, asan, tsan, fuzz; ends with 'N passed, N failed, N skipped'."""
+"""./tw test: lint, release, python, asan, tsan, fuzz; ends with 'N passed, N failed, N skipped'."""
 
 import argparse
 import os
@@ -10,15 +10,17 @@ import time
 from pathlib import Path
 
 from lint import run_lint
+from python_stage import run_python
 from results import SHOWN_LINES, Result, Status, counts, print_result, read_junit
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build/logs"
 # Which targets a stage builds and which tests it runs, as ninja's and ctest's arguments; each stage
-# but lint has a preset of its name.
+# but lint and python has a preset of its name.
 STAGES: dict[str, tuple[list[str], list[str]]] = {
     "lint": ([], []),
     "release": ([], []),
+    "python": ([], []),
     "asan": ([], ["-LE", "install"]),
     "tsan": (["threads_tests"], ["-L", "threads"]),
     "fuzz": ([], []),
@@ -98,13 +100,16 @@ def run_ctest(preset: str) -> list[Result]:
     return read_junit(junit, preset)
 
 
-def run_stage(stage: str) -> list[Result]:
+def run_stage(stage: str, without_torch: bool) -> list[Result]:
     if stage == "lint":
         print("lint:", flush=True)
         # clang-tidy reads the compile commands of the release build.
         if not (ROOT / "build/release/build.ninja").exists():
             run_logged(["cmake", "--preset", "release"], LOGS / "release-configure.log")
         return run_lint(report=lambda result: status_line(result.name))
+    if stage == "python":
+        print("python: building and testing the package", flush=True)
+        return run_python(run_logged, LOGS, without_torch)
     broken = build(stage)
     return [broken] if broken else run_ctest(stage)
 
@@ -112,7 +117,9 @@ def run_stage(stage: str) -> list[Result]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="./tw test", description=__doc__)
     parser.add_argument("stage", nargs="*", help=f"some of: {' '.join(STAGES)}")
-    chosen = parser.parse_args().stage or list(STAGES)
+    parser.add_argument("--no-torch", action="store_true", help="python: as if there were no torch")
+    arguments = parser.parse_args()
+    chosen = arguments.stage or list(STAGES)
     unknown = [stage for stage in chosen if stage not in STAGES]
     if unknown:
         parser.error(f"no such stage: {' '.join(unknown)}; there are: {' '.join(STAGES)}")
@@ -121,7 +128,7 @@ def main() -> int:
     results: list[Result] = []
     for stage in chosen:
         started = time.monotonic()
-        new = run_stage(stage)
+        new = run_stage(stage, arguments.no_torch)
         results += new
         status_line("")
         print(f"{stage}: {counts(new)} in {time.monotonic() - started:.0f} s", flush=True)

@@ -143,9 +143,9 @@ nb::object new_array(const std::vector<std::int64_t>& sizes, DType dtype, Device
   const auto place = static_cast<int>(managed->view.device.type);
   managed->deleter(managed);
   const std::vector<std::size_t> shape(sizes.begin(), sizes.end());
-  const nb::ndarray<> array(owned->data, shape.size(), shape.data(), owner, nullptr,
-                            {static_cast<std::uint8_t>(type.code), type.bits, type.lanes}, place,
-                            device.index);
+  const nb::ndarray<nb::array_api> array(
+      owned->data, shape.size(), shape.data(), owner, nullptr,
+      {static_cast<std::uint8_t>(type.code), type.bits, type.lanes}, place, device.index);
   return nb::cast(array);
 }
 

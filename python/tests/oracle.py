@@ -1,6 +1,6 @@
 """Attention as it is written on paper, in torch, and how far a result may be from it.
 
-The rule is that of docs/numerics.md: max |ours - f64| <= 2 max |unfused - f64| + 1e-5, where `unfused`
+The rule is that of docs/numerics.md: max |ours - f64| <= 2 max |unfused - f64| + 1e-5; `unfused`
 takes float32 products of the given inputs and rounds S and P to their type.
 """
 

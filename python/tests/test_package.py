@@ -1,0 +1,48 @@
+"""The package as it is installed: its files, its version, its types."""
+
+import importlib.metadata
+import importlib.resources
+import inspect
+from pathlib import Path
+
+import tilewise
+from tilewise import _spec
+
+
+def test_version_is_the_library_s() -> None:
+    assert tilewise.__version__ == importlib.metadata.version("tilewise")
+
+
+def test_typed() -> None:
+    files = importlib.resources.files("tilewise")
+    assert files.joinpath("py.typed").is_file()
+    assert files.joinpath("_native.pyi").is_file()
+
+
+def test_library_is_inside() -> None:
+    from tilewise import _native
+
+    assert Path(_native.__file__).parent == Path(tilewise.__file__).parent
+
+
+def test_kernel_table() -> None:
+    kernels = tilewise.kernels()
+    assert {k.device for k in kernels} == {"cpu", "cuda"}
+    assert {k.implementation for k in kernels} >= {"flash", "reference"}
+    assert {k.backward for k in kernels} == {False, True}
+
+
+def test_spec_has_its_fields_in_order() -> None:
+    marks = {name: object() for name in ("mask", "bias", "alibi_slopes", "sinks", "key_lengths")}
+    spec = _spec.make_spec(**marks, seed="seed", layout="bhsd", kernel="kernel")
+    assert len(spec) == len(_spec.FIELDS)
+    fields = dict(zip(_spec.FIELDS, spec, strict=True))
+    for name, mark in {**marks, "seed": "seed", "layout": "bhsd", "kernel": "kernel"}.items():
+        assert fields[name] is mark
+
+
+def test_every_option_of_attention_reaches_the_spec() -> None:
+    options = set(inspect.signature(tilewise.attention).parameters)
+    spec = set(inspect.signature(_spec.make_spec).parameters)
+    assert options - spec == {"q", "k", "v", "dropout_seed", "return_lse", "fallback"}
+    assert spec - options == {"seed"}

@@ -1,0 +1,192 @@
+"""The drop-in for torch's scaled_dot_product_attention, on a sample of torch's own test shapes."""
+
+import inspect
+import itertools
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tilewise.sdpa  # noqa: E402
+import torch.nn.functional as functional  # noqa: E402
+from torch import Tensor  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+
+
+def ours(device: str, *arguments: Any, **options: Any) -> Tensor:
+    try:
+        return tilewise.sdpa.scaled_dot_product_attention(*arguments, **options)
+    except NotImplementedError as error:
+        if device == "cpu":
+            raise
+        pytest.skip(f"on {device}: {error}")
+
+
+def exact(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
+    """torch's own, in float64 by its mathematical backend."""
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.double()
+    with sdpa_kernel(SDPBackend.MATH):
+        return functional.scaled_dot_product_attention(
+            q.double(), k.double(), v.double(), mask, **options
+        )
+
+
+def compare(device: str, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, **options: Any) -> None:
+    of = [t for t in (q, k, v, mask) if t is not None and t.is_floating_point()]
+    for leaf in of:
+        leaf.requires_grad_()
+    o = ours(device, q, k, v, mask, **options)
+    wanted = exact(q, k, v, mask, **options)
+    bound = {torch.float32: 1e-5, torch.float16: 6e-3, torch.bfloat16: 5e-2}[q.dtype]
+    torch.testing.assert_close(o.double(), wanted, atol=bound, rtol=bound)
+    d_o = torch.randn_like(o)
+    try:
+        got = torch.autograd.grad(o, of, d_o)
+    except NotImplementedError as error:
+        assert device == "cuda", error
+        pytest.skip(f"on {device}: {error}")
+    for a, b in zip(got, torch.autograd.grad(wanted, of, d_o.double()), strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, atol=4 * bound, rtol=4 * bound)
+
+
+# test_transformers.py of torch: batch, lengths, heads, dims.
+TORCH_SHAPES = list(
+    itertools.chain(
+        itertools.product([1, 8], [4, 143, 256], [4, 127, 256], [2], [8, 40, 64]),
+        itertools.product([2], [33], [7], [4], [16, 96, 128]),
+    )
+)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("b", "sq", "sk", "h", "d"), TORCH_SHAPES[::4])
+def test_torch_shapes(
+    device: str, b: int, sq: int, sk: int, h: int, d: int, is_causal: bool
+) -> None:
+    q = torch.randn(b, h, sq, d, device=device)
+    k, v = torch.randn(2, b, h, sk, d, device=device)
+    compare(device, q, k.clone(), v.clone(), is_causal=is_causal)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_types(device: str, dtype: Any) -> None:
+    q, k, v = (torch.randn(2, 4, 65, 64, device=device, dtype=dtype) for _ in range(3))
+    compare(device, q, k, v, is_causal=True)
+
+
+@pytest.mark.parametrize("axes", [2, 3, 5])
+def test_other_ranks(device: str, axes: int) -> None:
+    shape = {2: (9, 16), 3: (3, 9, 16), 5: (2, 3, 2, 9, 16)}[axes]
+    q, k, v = (torch.randn(shape, device=device) for _ in range(3))
+    compare(device, q, k, v)
+    mask = torch.randn(*shape[:-1], 9, device=device)
+    compare(device, q, k, v, mask)
+
+
+@pytest.mark.parametrize("shape", [(9, 12), (2, 1, 9, 12), (1, 4, 1, 12), (2, 4, 9, 12)])
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_masks(device: str, kind: str, shape: tuple[int, ...]) -> None:
+    q = torch.randn(2, 4, 9, 16, device=device)
+    k, v = (torch.randn(2, 4, 12, 16, device=device) for _ in range(2))
+    mask = torch.randn(shape, device=device)
+    if kind == "bool":
+        mask = mask > -0.5
+        mask[..., 0] = True
+    compare(device, q, k, v, mask)
+
+
+def test_infinite_mask(device: str) -> None:
+    q, k, v = (torch.randn(1, 2, 6, 16, device=device) for _ in range(3))
+    mask = torch.zeros(6, 6, device=device).masked_fill_(
+        torch.ones(6, 6, device=device).triu(1).bool(), float("-inf")
+    )
+    o = ours(device, q, k, v, mask)
+    torch.testing.assert_close(o.double(), exact(q, k, v, None, is_causal=True), atol=1e-5, rtol=0)
+
+
+def test_fully_masked_rows_are_zero(device: str) -> None:
+    q, k, v = (torch.randn(1, 2, 6, 16, device=device) for _ in range(3))
+    mask = torch.ones(6, 6, dtype=torch.bool, device=device)
+    mask[2] = False
+    o = ours(device, q, k, v, mask)
+    assert not o[:, :, 2].any() and bool(o.isfinite().all())
+
+
+def test_grouped_queries(device: str) -> None:
+    q = torch.randn(2, 8, 9, 16, device=device)
+    k, v = (torch.randn(2, 2, 12, 16, device=device) for _ in range(2))
+    compare(device, q, k, v, enable_gqa=True)
+    with pytest.raises(ValueError, match="enable_gqa"):
+        tilewise.sdpa.scaled_dot_product_attention(q, k, v)
+
+
+def test_scale_and_value_dim(device: str) -> None:
+    q, k = (torch.randn(2, 4, 9, 16, device=device) for _ in range(2))
+    v = torch.randn(2, 4, 9, 24, device=device)
+    compare(device, q, k, v, scale=0.7)
+
+
+def test_signature() -> None:
+    # Arguments after attn_mask in torch's documented order; ours has one keyword more.
+    parameters = list(inspect.signature(tilewise.sdpa.scaled_dot_product_attention).parameters)
+    assert parameters == [
+        *("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"),
+        "fallback",
+    ]
+
+
+def test_errors() -> None:
+    q = torch.randn(1, 2, 4, 8)
+    attention = tilewise.sdpa.scaled_dot_product_attention
+    with pytest.raises(ValueError, match="is_causal"):
+        attention(q, q, q, torch.ones(4, 4, dtype=torch.bool), is_causal=True)
+    with pytest.raises(ValueError, match="attn_mask"):
+        attention(q, q, q, torch.ones(4, 4, dtype=torch.int32))
+    with pytest.raises(NotImplementedError, match="float64"):
+        attention(q.double(), q.double(), q.double())
+
+
+def test_fallback_is_torch_s_and_warns_once() -> None:
+    q = torch.randn(1, 2, 4, 8, dtype=torch.float64, requires_grad=True)
+    attention = tilewise.sdpa.scaled_dot_product_attention
+    with pytest.warns(UserWarning, match="torch's attention runs instead"):
+        o = attention(q, q, q, is_causal=True, fallback="torch")
+    torch.testing.assert_close(o, functional.scaled_dot_product_attention(q, q, q, is_causal=True))
+    assert o.requires_grad
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attention(q, q, q, is_causal=True, fallback="torch")
+
+
+def test_fallback_has_every_word_it_can(device: str) -> None:
+    q = torch.randn(2, 9, 8, 16, device=device)
+    k, v = (torch.randn(2, 12, 2, 16, device=device) for _ in range(2))
+    from tilewise import _fallback
+    from tilewise._spec import make_spec
+
+    for options in (
+        {"causal": True},
+        {"causal": "top_left", "scale": 0.3},
+        {"window": (3, 1)},
+        {"alibi_slopes": torch.rand(8, device=device)},
+        {"bias": torch.randn(8, 9, 12, device=device), "causal": True},
+        {"mask": torch.rand(9, 12, device=device) > 0.2, "bias": torch.randn(12, device=device)},
+        {"key_lengths": torch.tensor([12, 5], dtype=torch.int32, device=device)},
+    ):
+        theirs = _fallback.torch_attention(q, k, v, make_spec(**options))
+        from oracle import paper
+
+        torch.testing.assert_close(theirs.double(), paper(q, k, v, **options)[0], atol=1e-5, rtol=0)
+    with pytest.raises(NotImplementedError, match="softcap"):
+        _fallback.torch_attention(q, k, v, make_spec(softcap=1.0))
+
+
+def test_fallback_gives_no_lse() -> None:
+    q = torch.randn(1, 4, 2, 8, dtype=torch.float64)
+    with pytest.raises(NotImplementedError, match="LSE"):
+        tilewise.attention(q, q, q, return_lse=True, fallback="torch")
