@@ -59,7 +59,7 @@ Amounts amounts_of(const Cell& cell, const Hardware& machine) {
     if (peak > sum.peak) {
       sum.peak = peak;
       sum.tensors = tensors;
-      sum.held = static_cast<double>(plan.saved_bytes + plan.workspace_bytes);
+      sum.held = peak - tensors;
     }
     sum.flops += plan.flops;
     sum.moved += plan.bytes_moved;

@@ -114,7 +114,10 @@ Table tensor_table(const std::vector<Planned>& plans, bool in_bytes) {
                                format_case(entry.cell.problem)};
     for (const std::string& name : names) {
       std::int64_t bytes = 0;
-      for (const MemoryItem& item : entry.plan->memory) bytes += item.name == name ? item.bytes : 0;
+      for (const MemoryItem& item : entry.plan->memory) {
+        const bool there = item.role != MemoryItem::Role::saved || entry.plan->keeps_saved;
+        if (item.name == name && there) bytes += item.bytes;
+      }
       line.push_back(bytes > 0 ? size(bytes) : Value());
     }
     line.push_back(size(entry.plan->live_bytes()));

@@ -88,14 +88,16 @@ struct Plan {
   std::int64_t workspace_bytes =
       0;  ///< Launch::workspace must have at least this much, or the allocator gives it
   std::int64_t saved_bytes = 0;  ///< size of ForwardTensors::saved; 0 for flash
-  double flops = 0.0;            ///< multiply-adds counted twice, visible pairs only
-  double bytes_moved = 0.0;      ///< through memory, both directions
+  bool keeps_saved =
+      true;  ///< false: a forward that was given no ForwardTensors::saved, so that nothing is kept
+  double flops = 0.0;        ///< multiply-adds counted twice, visible pairs only
+  double bytes_moved = 0.0;  ///< through memory, both directions
   double predicted_ms = 0.0;
   std::string reason;              ///< why this kernel
   std::vector<MemoryItem> memory;  ///< every tensor of the pass, workspace included
   std::vector<Refusal> refusals;   ///< every other kernel of the device and pass, with the reason
 
-  /// Bytes that are alive between forward and backward: inputs, outputs and saved.
+  /// Bytes that are alive between forward and backward: inputs, outputs and what is saved.
   TILEWISE_API std::int64_t live_bytes() const;
   /// Most bytes alive during the pass.
   TILEWISE_API std::int64_t peak_bytes() const;

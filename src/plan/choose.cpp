@@ -37,6 +37,7 @@ Plan make_plan(const Problem& p, const KernelRow& row, const Cost& cost) {
   plan.memory.insert(plan.memory.end(), cost.memory.begin(), cost.memory.end());
   plan.workspace_bytes = aligned_bytes(cost.memory, Role::workspace);
   plan.saved_bytes = aligned_bytes(cost.memory, Role::saved);
+  plan.keeps_saved = p.pass == Pass::backward || p.saved.data != nullptr || p.saved.bytes > 0;
   plan.flops = attention_flops(p);
   plan.bytes_moved = cost.bytes_moved;
   plan.predicted_ms = cost.ms;

@@ -62,7 +62,8 @@ std::string_view pass_name(Pass pass) { return pass == Pass::forward ? "forward"
 
 std::int64_t Plan::live_bytes() const {
   using Role = MemoryItem::Role;
-  return bytes_of(memory, Role::input) + bytes_of(memory, Role::output) + saved_bytes;
+  return bytes_of(memory, Role::input) + bytes_of(memory, Role::output) +
+         (keeps_saved ? saved_bytes : 0);
 }
 
 std::int64_t Plan::peak_bytes() const {
@@ -80,6 +81,7 @@ std::string explain(const Plan& p) {
   text += "  memory     " + bytes_text(p.live_bytes()) + " live before backward, " +
           bytes_text(p.peak_bytes()) + " peak\n";
   for (const MemoryItem& m : p.memory) {
+    if (m.role == MemoryItem::Role::saved && !p.keeps_saved) continue;
     text +=
         line("    %-9s %-17s %-28s %-9s %12s\n", role_name(m.role), m.name.c_str(), m.shape.c_str(),
              std::string(dtype_name(m.dtype)).c_str(), bytes_text(m.bytes).c_str());

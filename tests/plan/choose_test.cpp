@@ -99,8 +99,14 @@ TEST(Choose, AccountsForMemory) {
   const std::int64_t k = 2 * 3 * 100 * 16 * 4;
   EXPECT_EQ(plan.saved_bytes, 256) << "parts are aligned";
   EXPECT_EQ(plan.workspace_bytes, 512);
-  EXPECT_EQ(plan.live_bytes(), 2 * q + 2 * k + 256);
+  EXPECT_FALSE(plan.keeps_saved);
+  EXPECT_EQ(plan.live_bytes(), 2 * q + 2 * k) << "a forward alone keeps nothing";
   EXPECT_EQ(plan.peak_bytes(), plan.live_bytes() + 512);
+  Problem keeping = problem(100);
+  keeping.saved.bytes = plan.saved_bytes;
+  const Plan kept = choose(keeping, {}, {}, kRows);
+  EXPECT_EQ(kept.live_bytes(), 2 * q + 2 * k + 256);
+  EXPECT_EQ(kept.peak_bytes(), kept.live_bytes() + 512);
   EXPECT_DOUBLE_EQ(plan.flops, 4.0 * 2 * 3 * 50 * 100 * 16);
 }
 
