@@ -41,7 +41,7 @@ function layout(title, x, y, colors) {
     paper_bgcolor: colors.card, plot_bgcolor: colors.card,
     font: { family: "system-ui, DejaVu Sans, sans-serif", size: 12, color: colors.muted },
     margin: { l: 52, r: 14, t: 44, b: 40 }, xaxis: x, yaxis: y, showlegend: true, hovermode: "closest",
-    legend: { orientation: "h", y: -0.2, x: 0, font: { size: 12 } },
+    legend: { orientation: "h", y: -0.26, yanchor: "top", x: 0, font: { size: 12 } },
   };
 }
 
@@ -105,20 +105,21 @@ function drawRoofline(id, roof) {
 
 function drawAccuracy(id, plot) {
   const colors = theme();
-  const all = plot.series.flatMap((s) => [...s.x, ...s.y]);
-  const ends = [Math.min(...all) / 1.5, Math.max(...all) * 1.5];
-  const band = (factor, name, dash) => ({
-    type: "scatter", mode: "lines", name, x: ends, y: ends.map((e) => e * factor), hoverinfo: "skip",
-    showlegend: false, line: { color: colors.muted, width: 1, dash },
+  const xs = plot.series.flatMap((s) => s.x);
+  const ratios = plot.series.flatMap((s) => s.y);
+  const ends = [Math.min(...xs) / 1.5, Math.max(...xs) * 1.5];
+  const band = (ratio, dash) => ({
+    type: "scatter", mode: "lines", x: ends, y: [ratio, ratio], hoverinfo: "skip", showlegend: false,
+    line: { color: colors.muted, width: 1, dash },
   });
   const points = plot.series.map((s, i) => ({
     type: "scatter", mode: "markers", name: s.name, x: s.x, y: s.y, text: s.text,
     marker: { color: OTHERS[i % OTHERS.length], size: 7, opacity: 0.75 },
-    hovertemplate: `%{text}: %{y:.4g} ms predicted, %{x:.4g} measured<extra>${s.name}</extra>`,
+    hovertemplate: `%{text}: %{y:.3g} of the measured %{x:.4g} ms<extra>${s.name}</extra>`,
   }));
-  const traces = [band(1, "equal", "solid"), band(1.25, "25 % more", "dash"), band(0.8, "25 % less", "dash")];
-  const [x, y] = [axis(plot.x, true, colors, ends), axis(plot.y, true, colors, ends)];
-  const shape = layout(plot.title, x, y, colors);
+  const traces = [band(1, "solid"), band(1.25, "dash"), band(0.8, "dash")];
+  const x = axis(plot.x, true, colors, ends);
+  const shape = layout(plot.title, x, axis(plot.y, true, colors, ratios), colors);
   return draw(id, [...traces, ...points], shape);
 }
 

@@ -166,7 +166,7 @@ def accuracy(compared: list[Row]) -> tuple[Plot, list[list[str]]]:
             {
                 "name": name,
                 "x": [row["measured_ms"] for row in rows],
-                "y": [row["predicted_ms"] for row in rows],
+                "y": [row["predicted_ms"] / row["measured_ms"] for row in rows],
                 "text": [f"{row['problem']} {row['pass']}" for row in rows],
             }
         )
@@ -177,7 +177,7 @@ def accuracy(compared: list[Row]) -> tuple[Plot, list[list[str]]]:
             [name, str(len(rows)), f"{median:.1f} %", f"{p90:.1f} %", f"{errors[-1]:.1f} %"]
         )
     plot = {"title": "Predicted over measured", "series": series, "x": "measured, ms"}
-    return {**plot, "y": "predicted, ms"}, table
+    return {**plot, "y": "predicted / measured"}, table
 
 
 def sections(results: list[Result]) -> list[Plot]:
