@@ -8,6 +8,7 @@ when a document is stale.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from dataclasses import dataclass
@@ -15,10 +16,20 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # bench.peers, whose summaries the tables hold
+
+import docs_gpu  # noqa: E402
+
 RESULTS = ROOT / "bench" / "results"
 PLOTS = ROOT / "docs" / "plots"
 README_RESULT = "cpu/amd-epyc/seeds.json"
 README_DIM = 64
+README_GRID = "h100/grid-sm90.json"
+PEER_RUNS = "h100/peers-"
+README_SCALED = [
+    "Scaled: measured beside cuDNN in another run on the same kind of card, and multiplied by the",
+    "ratio of the two runs' cuDNN; dashed in the plot.",
+]
 PASS_NAMES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "forward + backward"}
 ORDER = [
     "flash",
@@ -55,6 +66,10 @@ class Result:
     name: str
     environment: dict[str, Any]
     rows: list[Row]
+
+    def gpu(self) -> str:
+        """The GPU's name; empty for a CPU's result."""
+        return next((g["name"] for g in self.environment.get("gpus", [])), "")
 
     def machine(self) -> str:
         """The environment in a line, as a reader wants it under a table."""
@@ -193,6 +208,40 @@ def plot(result: Result, path: Path) -> None:
     plt.close(figure)
 
 
+def peer_runs(results: list[Result]) -> list[list[Row]]:
+    """Rows of each run of peers alone."""
+    return [result.rows for result in results if result.name.startswith(PEER_RUNS)]
+
+
+def gpu_plots(results: list[Result]) -> dict[str, Path]:
+    """Draws what GPU results show best; the plot of each result that has one, by result name."""
+    import docs_plots
+
+    drawn: dict[str, Path] = {}
+    seeds = [r for r in results if Path(r.name).stem.startswith("seed-")]
+    rows = [row for r in seeds for row in r.rows if row["head_dim"] == README_DIM]
+    for result in results:
+        path = plot_path(result)
+        stem = Path(result.name).stem
+        if len({row["seq_q"] for row in result.rows}) < 2:
+            continue
+        if stem.startswith("grid"):
+            title = "bf16, 16,384 tokens, hidden 2048, " + result.gpu()
+            shown = result.rows + docs_gpu.scaled_peers(result.rows, peer_runs(results))
+            docs_plots.grid_plot(shown, title, path)
+        elif stem.startswith("seed-flash"):
+            title = f"batch 8, one head, dim {README_DIM}, float32, full, {result.gpu()}"
+            docs_plots.growth_plot(rows, title, path)
+        elif stem.startswith("assignment"):
+            some = [r for r in result.rows if r["head_dim"] == 64 and r["dtype"] == "bfloat16"]
+            title = f"one head, batch 1, causal, dim 64, bfloat16, {result.gpu()}"
+            docs_plots.growth_plot(some, title, path)
+        else:
+            continue
+        drawn[result.name] = path
+    return drawn
+
+
 def plot_path(result: Result) -> Path:
     return PLOTS / (result.name.removesuffix(".json").replace("/", "-") + ".svg")
 
@@ -205,21 +254,41 @@ def performance_page(results: list[Result]) -> str:
         "OOM: more than the memory limit of the run.",
         "The problems and the protocol of a run stand in its preset in `cases/presets`.",
     ]
-    for result in results:
-        plotted = plot_path(result)
-        lines += ["", f"## {result.name}", "", result.machine() + ".", ""]
-        if plotted.exists():
-            lines += [
-                f"![time and memory over the length]({plotted.relative_to(ROOT / 'docs')})",
-                "",
-            ]
-        lines += ["Median milliseconds:", "", *compare_table(result.rows, "ms_median")]
-        if result.environment.get("gpus"):
-            lines += ["", "TFLOP/s:", "", *compare_table(result.rows, "tflops")]
-        memory = [row for row in result.rows if row["pass"] != "fwd"]
-        if memory:
-            lines += ["", "Peak MiB:", "", *compare_table(memory, "peak_mib")]
+    by_kind = itertools.groupby(sorted(results, key=lambda r: not r.gpu()), key=lambda r: r.gpu())
+    for gpu, group in by_kind:
+        for result in group:
+            lines += gpu_section(result, peer_runs(results)) if gpu else cpu_section(result)
     return "\n".join(lines) + "\n"
+
+
+def picture(result: Result, what: str) -> list[str]:
+    plotted = plot_path(result)
+    if not plotted.exists():
+        return []
+    return [f"![{what}]({plotted.relative_to(ROOT / 'docs')})", ""]
+
+
+def gpu_section(result: Result, peers: list[list[Row]]) -> list[str]:
+    env = result.environment
+    stem = Path(result.name).stem
+    title = docs_gpu.TITLES.get(stem.rsplit("-", 1)[0], stem)
+    lines = ["", f"## {title} ({result.name})", "", result.machine() + "."]
+    for field in ("protocol", "note", "note_backward"):
+        lines += (
+            ["", f"{field.partition('_')[0].capitalize()}: {env[field]}."] if field in env else []
+        )
+    tables = docs_gpu.section(result.name, result.rows, peers)
+    return [*lines, "", *picture(result, title), *tables]
+
+
+def cpu_section(result: Result) -> list[str]:
+    lines = ["", f"## {result.name}", "", result.machine() + ".", ""]
+    lines += picture(result, "time and memory over the length")
+    lines += ["Median milliseconds:", "", *compare_table(result.rows, "ms_median")]
+    memory = [row for row in result.rows if row["pass"] != "fwd"]
+    if memory:
+        lines += ["", "Peak MiB:", "", *compare_table(memory, "peak_mib")]
+    return lines
 
 
 def with_block(text: str, name: str, lines: list[str]) -> str:
@@ -242,13 +311,20 @@ def main() -> None:
     results = [load(p) for p in paths if "schema_version" in json.loads(p.read_text())]
     results = [result for result in results if result.rows and "status" in result.rows[0]]
     if not check:
+        gpu_plots([result for result in results if result.gpu()])
         for result in results:
-            plot(result, plot_path(result))
+            if not result.gpu():
+                plot(result, plot_path(result))
     documents = {ROOT / "docs" / "performance.md": performance_page(results)}
     readme = ROOT / "README.md"
+    documents[readme] = readme.read_text()
     for result in results:
         if result.name == README_RESULT:
-            documents[readme] = with_block(readme.read_text(), "seeds", readme_table(result))
+            documents[readme] = with_block(documents[readme], "seeds", readme_table(result))
+        if result.name == README_GRID:
+            table = [*docs_gpu.readme_table(result.rows, peer_runs(results)), ""]
+            table += [result.machine() + ".", *README_SCALED]
+            documents[readme] = with_block(documents[readme], "grid", table)
     stale = [
         path for path, text in documents.items() if not path.exists() or path.read_text() != text
     ]

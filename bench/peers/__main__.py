@@ -1,0 +1,111 @@
+"""Peers and ours on one GPU, in one process.
+
+    python3 -m bench.peers measure --preset grid --peers cudnn,fa2,fa3 -o grid.json
+    python3 -m bench.peers summary grid.json
+    python3 -m bench.peers select grid.json --ours sm90 -o grid-sm90.json
+
+Every output is compared with a float64 reference before it is timed; what fails is not timed, and
+the exit code is 1. Several commands, with --then between them, run in one process. Run from the
+repository's root, or with it in PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from pathlib import Path
+
+from . import summary
+from .problem import grid_flags
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="bench.peers", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    commands = made.add_subparsers(dest="command", required=True)
+    measure = commands.add_parser("measure", help="time a preset of cases/presets")
+    measure.add_argument("--preset", required=True)
+    measure.add_argument("--cases", type=Path, default=ROOT / "cases")
+    measure.add_argument(
+        "--build", type=Path, default=ROOT / "build/release", help="libtilewise.so and tilewise"
+    )
+    measure.add_argument("--fa3", type=Path, help="libfa3.so, made by bench/peers/fa3/build.sh")
+    measure.add_argument("--peers", default="", help="cudnn,fa2,fa3,memeff,flex,torch-eager,...")
+    measure.add_argument(
+        "--kernel",
+        action="append",
+        default=[],
+        metavar="[DTYPE:]FWD+BWD",
+        help="rows to force for flash (in cells of a type); may be repeated, each is a contender",
+    )
+    measure.add_argument(
+        "--compile-jobs", type=int, default=0, help="processes that first compile what is timed"
+    )
+    measure.add_argument("--rounds", type=int, default=4)
+    measure.add_argument("--protocol", default="burst", help="burst,sustained,board")
+    measure.add_argument("--mem-limit", type=float, default=0, metavar="GIB")
+    measure.add_argument("--total-s", type=float, default=0, help="stop in time to write")
+    measure.add_argument("-o", "--output", type=Path, required=True)
+    grid_flags(measure, preset_line=False)
+    show = commands.add_parser("summary", help="ratio tables of result files")
+    show.add_argument("files", type=Path, nargs="+")
+    show.add_argument("--ours", default="flash", help="part of our implementation's and row's name")
+    show.add_argument("--against", default="", help="one peer; default: the best of each cell")
+    pick = commands.add_parser("select", help="one result file of several, with some of our rows")
+    pick.add_argument("files", type=Path, nargs="+", help="the first one's environment is kept")
+    pick.add_argument("--ours", required=True, help="part of the kernel's name; peers stay")
+    pick.add_argument("-o", "--output", type=Path, required=True)
+    return made
+
+
+def run_summary(args: argparse.Namespace) -> int:
+    from .results import read
+
+    for path in args.files:
+        rows = read(path)["rows"]
+        print(f"== {path}")
+        print("\n".join(summary.table(rows, args.ours, args.against)))
+        print("\n".join(summary.choices(rows) + summary.failures(rows)))
+    return 0
+
+
+def run_select(args: argparse.Namespace) -> int:
+    from .results import read, write
+
+    wholes = [read(path) for path in args.files]
+    rows = [
+        row
+        for whole in wholes
+        for row in whole["rows"]
+        if row["implementation"] not in summary.OURS or args.ours in summary.label(row)
+    ]
+    write(args.output, wholes[0]["environment"], rows)
+    return 0
+
+
+def main() -> int:
+    words = itertools.groupby(sys.argv[1:], key=lambda word: word != "--then")
+    calls = [parser().parse_args(list(group)) for is_call, group in words if is_call]
+    if not calls:
+        parser().print_help()
+        return 2
+    measuring = [args for args in calls if args.command == "measure"]
+    if measuring:
+        from .measure_command import compile_for, run_measure
+
+        compile_for(measuring)
+    codes = []
+    for args in calls:
+        if args.command == "measure":
+            codes.append(run_measure(args))
+        else:
+            codes.append({"summary": run_summary, "select": run_select}[args.command](args))
+    return max(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""One cell after another: check every contender, then let them take turns."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .board import board_step
+from .contender import Contender, RefusedError, Session
+from .problem import Cell, Problem
+from .protocol import Card, Samples
+from .reference import Inputs, Reference
+
+MIB = 2**20
+
+
+@dataclass
+class Entry:
+    """A contender in a cell: what the check found, and its samples by pass."""
+
+    contender: Contender
+    passes: tuple[str, ...]
+    status: dict[str, str] = field(default_factory=dict)
+    reason: dict[str, str] = field(default_factory=dict)
+    live_mib: float = 0.0
+    peak_mib: dict[str, float] = field(default_factory=dict)
+    samples: dict[tuple[str, str], Samples] = field(default_factory=dict)  # (protocol, pass)
+
+    def refuse(self, status: str, reason: str, which: tuple[str, ...] | None = None) -> None:
+        for one in which if which is not None else self.passes:
+            self.status[one] = status
+            self.reason[one] = " ".join(reason.split())[:200]
+
+    def ok(self) -> list[str]:
+        return [one for one in self.passes if self.status.get(one, "ok") == "ok"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How long and how to measure."""
+
+    rounds: int  # of turns; the other protocols take one
+    protocols: tuple[str, ...] = ("burst",)
+    seconds: float = 1.0  # of a launch sustained
+    seed: int = 0
+
+
+class Bench:
+    """Measures cells on the current device."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._card = Card()
+        self._random = random.Random(options.seed)
+        torch.manual_seed(options.seed)
+
+    def run(self, cell: Cell, contenders: list[Contender]) -> list[Entry]:
+        entries = [Entry(one, cell.passes) for one in contenders]
+        inputs = Inputs.random(cell.problem)
+        backward = cell.passes != ("fwd",)
+        reference = Reference(cell.problem, inputs, backward=backward)
+        for entry in entries:
+            self._guarded(entry, self._check, entry, cell, inputs, reference)
+        del reference
+        for protocol in self._options.protocols:
+            for _ in range(self._options.rounds if protocol == "burst" else 1):
+                inputs.refresh()
+                self._random.shuffle(entries)
+                for entry in entries:
+                    if entry.ok():
+                        self._guarded(entry, self._turn, entry, cell, inputs, protocol)
+        return sorted(entries, key=lambda e: contenders.index(e.contender))
+
+    @staticmethod
+    def _guarded(entry: Entry, work: Callable[..., None], *args: object) -> None:
+        """What a contender cannot do is a row of its own; a broken context ends the run."""
+        try:
+            work(*args)
+        except RefusedError as refusal:
+            entry.refuse("unsupported", str(refusal))
+        except torch.OutOfMemoryError as error:
+            entry.refuse("oom", str(error))
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            entry.refuse("unsupported", f"{type(error).__name__}: {error}")
+        torch.cuda.synchronize()
+
+    def _check(self, entry: Entry, cell: Cell, inputs: Inputs, reference: Reference) -> None:
+        """Compares every output with the reference, and meters memory on the way.
+
+        Memory is counted as `tilewise bench` does: Q, K, V, O and what is kept live after the
+        forward; at the peak of the backward also dO, the gradients and its workspace.
+        """
+        mine = sum(x.numel() * x.element_size() for x in (inputs.q, inputs.k, inputs.v))
+        base = torch.cuda.memory_allocated() - mine
+        torch.cuda.reset_peak_memory_stats()
+        session = entry.contender.open(cell.problem, inputs)
+        session.forward()
+        refused = reference.refusal(session.outputs())
+        entry.peak_mib = {"fwd": (torch.cuda.max_memory_allocated() - base) / MIB}
+        if refused:
+            entry.refuse("failed", refused)
+            return
+        if cell.passes == ("fwd",):
+            entry.live_mib = (torch.cuda.memory_allocated() - base) / MIB
+            self._note_choice(entry, session)
+            return
+        del session
+        self._check_backward(entry, cell, inputs, reference, base)
+
+    def _check_backward(
+        self, entry: Entry, cell: Cell, inputs: Inputs, reference: Reference, base: int
+    ) -> None:
+        torch.cuda.reset_peak_memory_stats()
+        session = entry.contender.open(cell.problem, inputs)
+        session.forward_for_backward()
+        torch.cuda.synchronize()
+        entry.live_mib = (torch.cuda.memory_allocated() - base) / MIB
+        entry.peak_mib["fwd"] = (torch.cuda.max_memory_allocated() - base) / MIB
+        torch.cuda.reset_peak_memory_stats()
+        try:
+            session.backward()
+        except RefusedError as refusal:
+            later = tuple(one for one in cell.passes if one != "fwd")
+            entry.refuse("unsupported", str(refusal), later)
+            return
+        torch.cuda.synchronize()
+        d_o_bytes = inputs.d_o.numel() * inputs.d_o.element_size()
+        peak = (torch.cuda.max_memory_allocated() - base + d_o_bytes) / MIB
+        entry.peak_mib |= {"bwd": peak, "fwd+bwd": peak}
+        refused = reference.refusal(session.outputs())
+        if refused:
+            entry.refuse("failed", refused)
+        self._note_choice(entry, session)
+
+    @staticmethod
+    def _note_choice(entry: Entry, session: Session) -> None:
+        choice = getattr(session, "own_choice", {})
+        for which, verb in (("fwd", "forward"), ("bwd", "backward")):
+            if which in entry.ok() and choice.get(verb):
+                entry.reason[which] = "also the plan's own choice"
+
+    def _turn(self, entry: Entry, cell: Cell, inputs: Inputs, protocol: str) -> None:
+        if protocol == "board":
+            ms = self._card.board(board_step(entry.contender, cell.problem), self._options.seconds)
+            entry.samples["board", "fwd+bwd"] = Samples(ms)
+            return
+        session = entry.contender.open(cell.problem, inputs)
+        steps = {
+            "fwd": (lambda: None, session.forward),
+            "bwd": (session.forward_for_backward, session.backward),
+            "fwd+bwd": (lambda: None, session.both),
+        }
+        for which in entry.ok():
+            warm, launch = steps[which]
+            if protocol == "burst":
+                ms = self._card.burst(warm, launch)
+            else:
+                warm()
+                ms = self._card.sustained(launch, self._options.seconds)
+            entry.samples.setdefault((protocol, which), Samples()).ms.extend(ms)
+
+
+def rows_of(cell: Cell, entries: list[Entry], protocols: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The cell's rows in the schema of `tilewise bench --format json`."""
+    rows = []
+    for protocol in protocols:
+        for entry in entries:
+            for which in ("fwd+bwd",) if protocol == "board" else cell.passes:
+                rows.append(row_of(cell.problem, entry, protocol, which))
+    return rows
+
+
+def row_of(p: Problem, entry: Entry, protocol: str, which: str) -> dict[str, Any]:
+    status = entry.status.get(which, "ok")
+    measured: dict[str, Any] = dict.fromkeys(
+        ("ms_mean", "ms_std", "ms_median", "tflops", "gbps", "live_mib", "peak_mib")
+    )
+    if status == "ok":
+        measured |= entry.samples[protocol, which].statistics()
+        measured["tflops"] = p.flops(which) / measured["ms_median"] * 1e-9
+        measured["gbps"] = p.bytes_moved(which) / measured["ms_median"] * 1e-6
+        measured["live_mib"] = entry.live_mib
+        measured["peak_mib"] = entry.peak_mib[which]
+    return {
+        "implementation": entry.contender.name,
+        "kernel": entry.contender.kernel(p, which),
+        "device": "cuda:0",
+        "dtype": p.dtype,
+        "batch": p.batch,
+        "heads": p.heads,
+        "kv_heads": p.kv_heads,
+        "seq_q": p.seq,
+        "seq_k": p.seq,
+        "head_dim": p.dim,
+        "head_dim_v": p.dim,
+        "causal": p.causal,
+        "mask": "none",
+        "precision": "exact",
+        "deterministic": False,
+        "layout": "bhsd",
+        "threads": torch.get_num_threads(),
+        "protocol": protocol,
+        "pass": which,
+        **measured,
+        "status": status,
+        "reason": entry.reason.get(which, ""),
+    }
+
+
+class Deadline:
+    """When to stop so that what was measured is still written."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds if seconds > 0 else float("inf")
+
+    def passed(self) -> bool:
+        return time.monotonic() > self._end

@@ -1,0 +1,101 @@
+"""Whether an output may be timed: every one is first compared with float64 on the same inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .problem import Problem
+
+# Largest norm of the error over the norm of the result. Products of bfloat16 inputs land between
+# 1e-3 and 6e-3 (P and dS are rounded), float32 ones under 2e-6.
+TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
+SAMPLED_PAIRS = 2**30  # what one check computes; beyond it only some heads are compared
+MOST_HEADS = 8
+CHUNK_PAIRS = 2**28  # scores in memory at a time: 2 GiB of float64
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Q, K, V (leaves of the autograd graph) and dO of one problem."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    d_o: torch.Tensor
+
+    @staticmethod
+    def random(problem: Problem) -> Inputs:
+        def tensor(heads: int, *, leaf: bool) -> torch.Tensor:
+            shape = (problem.batch, heads, problem.seq, problem.dim)
+            made = torch.empty(shape, device="cuda", dtype=getattr(torch, problem.dtype))
+            return made.normal_().requires_grad_(leaf)
+
+        kv = problem.kv_heads
+        q, d_o = tensor(problem.heads, leaf=True), tensor(problem.heads, leaf=False)
+        return Inputs(q, tensor(kv, leaf=True), tensor(kv, leaf=True), d_o)
+
+    def refresh(self) -> None:
+        """New values in place."""
+        with torch.no_grad():
+            for x in (self.q, self.k, self.v, self.d_o):
+                x.normal_()
+
+
+class Reference:
+    """Float64 results of a problem's heads: of all where that is cheap, else from first to last."""
+
+    def __init__(self, problem: Problem, inputs: Inputs, *, backward: bool) -> None:
+        self._problem = problem
+        self._group = problem.heads // problem.kv_heads
+        all_heads = [(b, h) for b in range(problem.batch) for h in range(problem.kv_heads)]
+        affordable = max(1, SAMPLED_PAIRS // (problem.pairs // len(all_heads)))
+        count = min(affordable, MOST_HEADS)
+        if count < len(all_heads):
+            step = (len(all_heads) - 1) / max(count - 1, 1)
+            all_heads = [all_heads[round(i * step)] for i in range(count)]
+        self._results = {at: self._attention(inputs, *at, backward=backward) for at in all_heads}
+
+    def _attention(
+        self, inputs: Inputs, b: int, h: int, *, backward: bool
+    ) -> dict[str, torch.Tensor]:
+        p, scale = self._problem, self._problem.scale
+        queries = slice(h * self._group, (h + 1) * self._group)
+        k, v = (x.detach()[b, h].double() for x in (inputs.k, inputs.v))
+        q, d_o = (x.detach()[b, queries].double() for x in (inputs.q, inputs.d_o))
+        o, d_q = torch.empty_like(q), torch.empty_like(q)
+        d_k, d_v = torch.zeros_like(k), torch.zeros_like(v)
+        rows = max(1, CHUNK_PAIRS // (p.seq * self._group))
+        key_at = torch.arange(p.seq, device=k.device)
+        for first in range(0, p.seq, rows):
+            part = slice(first, min(first + rows, p.seq))
+            s = (q[:, part] @ k.T).mul_(scale)
+            if p.causal:
+                s.masked_fill_(key_at > key_at[part, None], -torch.inf)
+            prob = s.sub_(s.logsumexp(-1, keepdim=True)).exp_()
+            o[:, part] = prob @ v
+            if not backward:
+                continue
+            d_v += torch.einsum("gij,gid->jd", prob, d_o[:, part])
+            d_s = d_o[:, part] @ v.T
+            d_s.sub_((d_s * prob).sum(-1, keepdim=True)).mul_(prob).mul_(scale)
+            d_q[:, part] = d_s @ k
+            d_k += torch.einsum("gij,gid->jd", d_s, q[:, part])
+        results = {"O": o}
+        return results | {"dQ": d_q, "dK": d_k, "dV": d_v} if backward else results
+
+    def refusal(self, outputs: dict[str, torch.Tensor]) -> str:
+        """Why these outputs may not be timed; "" when they are right."""
+        bound = TOLERANCE[self._problem.dtype]
+        for name, got in outputs.items():
+            if not bool(torch.isfinite(got).all()):
+                return f"{name} has values that are not finite"
+            for (b, h), results in self._results.items():
+                heads = slice(h * self._group, (h + 1) * self._group)
+                ours = got[b, h] if name in ("dK", "dV") else got[b, heads]
+                want = results[name]
+                error = float((ours.double() - want).norm() / want.norm())
+                if not error <= bound:
+                    return f"{name} of batch {b}, head {h} is off by {error:.2g} of its norm"
+        return ""

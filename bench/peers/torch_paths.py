@@ -1,0 +1,154 @@
+"""PyTorch's ways to compute attention: its fused backends, FlexAttention, eager, torch.compile."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+import torch._dynamo.config
+import torch._functorch.config
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from .contender import RefusedError
+from .problem import Problem
+from .reference import Inputs
+
+# The timed backward runs many times after one forward, which donated buffers forbid.
+torch._functorch.config.donated_buffer = False
+# Every problem is compiled for its own shapes.
+torch._dynamo.config.recompile_limit = 100_000
+torch._dynamo.config.accumulated_recompile_limit = 100_000
+
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class TorchSession:
+    """See contender.Session."""
+
+    def __init__(self, attention: Attention, inputs: Inputs) -> None:
+        self.attention = attention
+        self._inputs = inputs
+        self._leaves = (inputs.q, inputs.k, inputs.v)
+        self._o = inputs.q
+        self._gradients: tuple[torch.Tensor, ...] = ()
+
+    def forward(self) -> None:
+        with torch.no_grad():
+            self._o = self.attention(*self._leaves)
+
+    def forward_for_backward(self) -> None:
+        self._o = self.attention(*self._leaves)
+
+    def backward(self) -> None:
+        self._gradients = torch.autograd.grad(
+            self._o, self._leaves, self._inputs.d_o, retain_graph=True
+        )
+
+    def both(self) -> None:
+        self._o = self.attention(*self._leaves)
+        self._gradients = torch.autograd.grad(self._o, self._leaves, self._inputs.d_o)
+
+    def outputs(self) -> dict[str, torch.Tensor]:
+        named = zip(("dQ", "dK", "dV"), self._gradients, strict=False)
+        return {"O": self._o.detach()} | dict(named)
+
+
+class TorchPath:
+    """A contender whose attention is a torch function, made for each problem."""
+
+    def __init__(
+        self, name: str, kernel: str, make: Callable[[Problem], Attention], dtypes: tuple[str, ...]
+    ) -> None:
+        self.name = name
+        self._kernel = kernel
+        self._make = make
+        self.dtypes = dtypes
+
+    def kernel(self, problem: Problem, which: str) -> str:
+        del problem, which
+        return self._kernel
+
+    def open(self, problem: Problem, inputs: Inputs) -> TorchSession:
+        return TorchSession(self._make(problem), inputs)
+
+
+def _sdpa(backend: SDPBackend) -> Callable[[Problem], Attention]:
+    def make(problem: Problem) -> Attention:
+        gqa = problem.heads != problem.kv_heads
+
+        def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            with sdpa_kernel(backend):
+                return torch.nn.functional.scaled_dot_product_attention(
+                    q, k, v, is_causal=problem.causal, enable_gqa=gqa
+                )
+
+        return attention
+
+    return make
+
+
+@functools.lru_cache(maxsize=1)
+def _hidden(seq: int) -> torch.Tensor:
+    """True where a causal mask hides; made before anything is timed."""
+    return torch.ones(seq, seq, dtype=torch.bool, device="cuda").triu(1)
+
+
+def _formula(problem: Problem) -> Attention:
+    """The textbook in torch's own operations."""
+    if problem.heads != problem.kv_heads:
+        raise RefusedError("the plain formula is written for as many key heads as query heads")
+    hidden = _hidden(problem.seq) if problem.causal else None
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        s = q @ k.transpose(-1, -2) * problem.scale
+        if hidden is not None:
+            s = s.masked_fill(hidden, float("-inf"))
+        return torch.softmax(s, -1) @ v
+
+    return attention
+
+
+@functools.lru_cache(maxsize=1)
+def _compiled(problem: Problem) -> Attention:
+    return torch.compile(_formula(problem), dynamic=False)
+
+
+@functools.lru_cache(maxsize=4)
+def _causal_blocks(seq: int) -> BlockMask:
+    return create_block_mask(lambda b, h, i, j: i >= j, None, None, seq, seq, device="cuda")
+
+
+@functools.cache
+def _compiled_flex() -> Callable[..., torch.Tensor]:
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def _flex(problem: Problem) -> Attention:
+    compiled = _compiled_flex()
+    blocks = _causal_blocks(problem.seq) if problem.causal else None
+    gqa = problem.heads != problem.kv_heads
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return compiled(q, k, v, block_mask=blocks, enable_gqa=gqa)
+
+    return attention
+
+
+HALF = ("bfloat16", "float16")
+ALL = ("float32", *HALF)
+
+
+def torch_paths() -> dict[str, TorchPath]:
+    """Every path by the name of its rows."""
+    cudnn = torch.backends.cudnn.version()
+    paths = [
+        TorchPath("cudnn", f"sdpa cuDNN {cudnn}", _sdpa(SDPBackend.CUDNN_ATTENTION), HALF),
+        TorchPath("fa2", "sdpa flash", _sdpa(SDPBackend.FLASH_ATTENTION), HALF),
+        TorchPath("memeff", "sdpa memory-efficient", _sdpa(SDPBackend.EFFICIENT_ATTENTION), ALL),
+        TorchPath("flex", "flex_attention", _flex, ALL),
+        TorchPath("torch-eager", "matmul, softmax, matmul", _formula, ALL),
+        TorchPath("torch-compile", "torch.compile of the formula", _compiled, ALL),
+    ]
+    return {path.name: path for path in paths}
