@@ -140,16 +140,15 @@ def seeds_beside(rows: list[Row]) -> list[str]:
                 at not in best or row["ms_median"] < best[at]["ms_median"]
             ):
                 best[at] = row
-    titles = [f"{t['implementation']}, {t['variant']}" for t in claims["tables"]]
-    lines = ["", f"Seed 004's tables ({claims['hardware']}) beside ours ({rows[0]['device']} of"]
-    lines[-1] += " the environment above), milliseconds, dim 16:"
+    tables = claims["tables"]
+    lines = ["", f"Beside ours on the card above, milliseconds: {claims['source']}:"]
     for which, field in (("fwd", "forward_ms"), ("fwd+bwd", "forward_backward_ms")):
         mine = [f"**ours, {dtype}**" for dtype in ours]
-        lines += ["", f"| {PASS_NAMES[which]} | " + " | ".join(titles + mine) + " |"]
-        lines.append("|---:|" + "---:|" * len(titles + mine))
-        for at, first in enumerate(claims["tables"][0]["rows"]):
+        lines += ["", f"| {PASS_NAMES[which]} | " + " | ".join([*tables, *mine]) + " |"]
+        lines.append("|---:|" + "---:|" * len([*tables, *mine]))
+        for at, first in enumerate(next(iter(tables.values()))):
             seq = first["seq_len"]
-            values = [t["rows"][at][field] for t in claims["tables"]]
+            values = [table[at][field] for table in tables.values()]
             theirs = ["nan" if v is None else f"{v:.3g}" for v in values]
             own = [number(ours[dtype].get((seq, which)), "ms_median") for dtype in ours]
             lines.append(f"| {seq} | " + " | ".join(theirs + own) + " |")
@@ -218,7 +217,7 @@ def section(name: str, rows: list[Row], peers: list[list[Row]]) -> list[str]:
     if preset.startswith("seed"):
         memory = [row for row in rows if row["pass"] == "bwd"]
         lines += ["", "Peak MiB of forward and backward:", "", *wide_table(memory, "peak_mib")]
-    if preset == "assignment":
+    if Path(name).stem == "assignment-sm80":
         lines += seeds_beside(rows)
     return lines
 

@@ -27,14 +27,14 @@ python3 -m bench.peers \
   --kernel $sm80_f32 --mem-limit 24 --rounds 2 -o "$out/seeds.json" --then \
   $m --preset baseline-scaling -o "$out/scaling.json" || echo "an output was refused; see the rows"
 
-select() { # OURS RESULT FILE...
+choose() { # OURS RESULT FILE...
   ours=$1 result=$2
   shift 2
   python3 -m bench.peers select --ours "$ours" -o "$out/$result.json" "$@"
 }
 for arch in sm80 sm90; do
-  select $arch grid-$arch "$out/grid.json" "$out/grid-flex.json"
-  for preset in leaderboard assignment; do select $arch $preset-$arch "$out/$preset.json"; done
+  choose $arch grid-$arch "$out/grid.json" "$out/grid-flex.json"
+  for preset in leaderboard assignment; do choose $arch $preset-$arch "$out/$preset.json"; done
 done
-for name in eager fused flash; do select $name seed-$name-sm80 "$out/seeds.json"; done
+for name in eager fused flash; do choose $name seed-$name-sm80 "$out/seeds.json"; done
 cp "$out/scaling.json" "$out/baseline-scaling-sm80.json"
