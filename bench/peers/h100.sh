@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every result of bench/results/h100 that compares ours with peers: seven presets, one process, one card.
+# What bench/results/h100 compares with peers: seven presets, one process, one card.
 #
 #   bench/peers/h100.sh BUILD LIBFA3 OUT
 #

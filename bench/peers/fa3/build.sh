@@ -7,6 +7,7 @@
 # folder for objects and the library. Only what the comparison runs is compiled: bf16, sm_90a, full and
 # causal, dims 64 128 256 by default. One file at a time: each takes minutes and up to 5 GB.
 set -eu
+# A checkout without .git: FA3_COMMIT names it.
 checkout=$(cd "$1" && pwd)
 mkdir -p "$2"
 out=$(cd "$2" && pwd)
@@ -42,3 +43,5 @@ for dim in $dims; do has="$has -DFA3_HAS_$dim"; done
 # shellcheck disable=SC2086
 "$nvcc" $flags $has -shared -cudart static -o "$out/libfa3.so" "$here/shim.cpp" $objects
 strip "$out/libfa3.so"
+# What was built, for the results' environment.
+(git -C "$checkout" rev-parse HEAD 2>/dev/null || echo "${FA3_COMMIT:-unknown}") > "$out/libfa3.commit"
