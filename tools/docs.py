@@ -253,6 +253,8 @@ def performance_page(results: list[Result]) -> str:
         "Made by `./tw docs` from the files in `bench/results`; do not edit.",
         "OOM: more than the memory limit of the run.",
         "The problems and the protocol of a run stand in its preset in `cases/presets`.",
+        "GPU results beside peers are made by `bench/peers/h100.sh`, which runs ours and the peers in",
+        "one process and compares every output with float64 before it is timed.",
     ]
     by_kind = itertools.groupby(sorted(results, key=lambda r: not r.gpu()), key=lambda r: r.gpu())
     for gpu, group in by_kind:

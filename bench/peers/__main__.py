@@ -57,7 +57,9 @@ def parser() -> argparse.ArgumentParser:
     show.add_argument("--against", default="", help="one peer; default: the best of each cell")
     pick = commands.add_parser("select", help="one result file of several, with some of our rows")
     pick.add_argument("files", type=Path, nargs="+", help="the first one's environment is kept")
-    pick.add_argument("--ours", required=True, help="part of the kernel's name; peers stay")
+    pick.add_argument(
+        "--ours", required=True, help="parts of names of implementations or kernels; peers stay"
+    )
     pick.add_argument("-o", "--output", type=Path, required=True)
     return made
 
@@ -81,7 +83,8 @@ def run_select(args: argparse.Namespace) -> int:
         row
         for whole in wholes
         for row in whole["rows"]
-        if row["implementation"] not in summary.OURS or args.ours in summary.label(row)
+        if row["implementation"] not in summary.OURS
+        or any(part in summary.label(row) for part in args.ours.split(","))
     ]
     write(args.output, wholes[0]["environment"], rows)
     return 0

@@ -50,9 +50,11 @@ class Problem:
         return {"fwd": forward, "bwd": backward, "fwd+bwd": forward + backward}[which]
 
     def __str__(self) -> str:
+        """As cases/README.md writes it."""
         heads = f"{self.heads}" if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
+        dtype = next(short for short, name in DTYPES.items() if name == self.dtype)
         mask = " causal" if self.causal else ""
-        return f"b{self.batch} h{heads} s{self.seq} d{self.dim} {self.dtype}{mask}"
+        return f"b{self.batch} h{heads} s{self.seq} d{self.dim} {dtype}{mask}"
 
 
 @dataclass(frozen=True)

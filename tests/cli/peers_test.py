@@ -1,0 +1,111 @@
+"""bench/peers where it needs no GPU: its presets are the command line's, its ratios are right."""
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+
+from cli_testing import SOURCE, run
+
+sys.path.insert(0, str(SOURCE))
+
+from bench.peers import summary
+from bench.peers.problem import axis, read_preset
+
+PRESETS = SOURCE / "cases" / "presets"
+PASSES = {"forward": "fwd", "backward": "bwd"}
+
+
+def row(implementation: str, kernel: str, ms: float, **other: object) -> dict[str, Any]:
+    shape = {"dtype": "bfloat16", "causal": True, "head_dim": 64, "batch": 1, "heads": 16}
+    shape |= {"kv_heads": 16, "seq_q": 1024, "protocol": "burst", "pass": "fwd"}
+    named = {"implementation": implementation, "kernel": kernel, "ms_median": ms}
+    return {**shape, **named, "status": "ok", "reason": "", **other}
+
+
+class Presets(unittest.TestCase):
+    def test_cells_are_those_of_the_command_line(self) -> None:
+        for path in sorted(PRESETS.glob("*.txt")):
+            done = run("plan", "--preset", path.stem, "--format", "json")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            theirs = {
+                (r["problem"], r["implementation"], PASSES[r["pass"]], r["GFLOP"], r["GB_moved"])
+                for r in json.loads(done.stdout)
+            }
+            ours = {
+                (str(c.problem), name, which, flops * 1e-9, c.problem.bytes_moved(which) * 1e-9)
+                for c in read_preset(path, argparse.Namespace())
+                for name in c.implementations
+                for which in ("fwd", "bwd")
+                if which in c.passes or "fwd+bwd" in c.passes
+                for flops in [c.problem.flops(which)]
+            }
+            problems = [sorted({key[:3] for key in keys}) for keys in (ours, theirs)]
+            self.assertEqual(*problems, path.stem)
+            counted = {key[:3]: key[3:] for key in theirs}
+            for key in ours:
+                flops, gb = counted[key[:3]]
+                self.assertTrue(math.isclose(key[3], flops, rel_tol=1e-9), (key, flops))
+                if key[1] == "flash":  # the others move S and P too, which no peer is charged for
+                    self.assertTrue(math.isclose(key[4], gb, rel_tol=1e-9), (key, gb))
+
+    def test_overrides_have_the_last_word(self) -> None:
+        given = argparse.Namespace(seq="512,1024", dim="64", causal=None)
+        cells = read_preset(PRESETS / "grid.txt", given)
+        self.assertEqual({(c.problem.seq, c.problem.dim) for c in cells}, {(512, 64), (1024, 64)})
+        self.assertEqual({c.problem.causal for c in cells}, {False, True})
+
+    def test_axis(self) -> None:
+        self.assertEqual(axis("7,256:4096:x4,1:5:+2"), [7, 256, 1024, 4096, 1, 3, 5])
+
+
+class Summaries(unittest.TestCase):
+    def test_ratio_is_of_the_best_peer(self) -> None:
+        rows = [
+            row("flash", "flash_fwd_sm90", 2.0),
+            row("flash", "flash_fwd_sm80", 4.0),
+            row("cudnn", "sdpa", 3.0),
+            row("fa2", "sdpa", 5.0),
+            row("fa3", "own", 1.0, status="failed"),
+        ]
+        self.assertEqual(list(summary.ratios(rows, "sm90").values()), [1.5])
+        self.assertEqual(list(summary.ratios(rows, "sm80").values()), [0.75])
+        self.assertEqual(list(summary.ratios(rows, "flash", "fa2").values()), [2.5])
+        self.assertEqual(list(summary.ratios(rows, "flash", "fa3").values()), [])
+        self.assertAlmostEqual(summary.geomean([0.5, 2.0]), 1.0)
+
+    def test_choice_is_judged_by_the_best_row(self) -> None:
+        rows = [
+            row("flash", "flash_fwd_sm90", 1.1, reason="also the plan's own choice"),
+            row("flash", "flash_fwd_sm80", 1.0),
+        ]
+        self.assertIn("on 0 of 1 cells", summary.choices(rows)[0])
+        rows[1]["ms_median"] = 1.06
+        self.assertIn("on 1 of 1 cells", summary.choices(rows)[0])
+
+    def test_select_keeps_peers_and_what_is_named(self) -> None:
+        rows = [
+            row("flash", "flash_fwd_sm90", 2.0),
+            row("flash", "flash_fwd_sm80", 4.0),
+            row("cudnn", "sdpa", 3.0),
+        ]
+        with tempfile.TemporaryDirectory() as folder:
+            whole, part = Path(folder) / "whole.json", Path(folder) / "part.json"
+            whole.write_text(json.dumps({"environment": {"a": 1}, "rows": rows}))
+            command = [sys.executable, "-m", "bench.peers", "select", whole, "--ours", "sm90"]
+            environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+            subprocess.run([*command, "-o", part], check=True, env=environment)
+            made = json.loads(part.read_text())
+        self.assertEqual(made["schema_version"], 1)
+        self.assertEqual(made["environment"], {"a": 1})
+        self.assertEqual(made["rows"], [rows[0], rows[2]])
+
+
+if __name__ == "__main__":
+    unittest.main()
