@@ -3,18 +3,11 @@
 #include <bit>
 #include <type_traits>
 
+#include "cpu/micro.h"
 #include "cpu/row_passes.h"
 
 namespace tilewise::cpu {
 namespace {
-
-/// Types as they lie in memory, each with its conversions.
-struct Bfloat16 {
-  std::uint16_t bits;
-};
-struct Float16 {
-  std::uint16_t bits;
-};
 
 float widen(float x) { return x; }
 float widen(double x) { return static_cast<float>(x); }

@@ -1,5 +1,5 @@
-/// The flash kernels of the CPU: tiled, online softmax, O(S) memory. flash_fwd.md and flash_bwd.md
-/// hold the schedules.
+/// The flash kernels of the CPU: tiled, online softmax, O(S) memory. flash_fwd.md, flash_decode.md
+/// and flash_bwd.md hold the schedules.
 #pragma once
 
 #include <span>
@@ -16,5 +16,10 @@ void flash_backward(const KernelRow& row, const Problem& problem, const Context&
 
 Cost flash_forward_cost(const KernelRow& row, const Problem& problem, const Hardware& machine);
 Cost flash_backward_cost(const KernelRow& row, const Problem& problem, const Hardware& machine);
+
+/// The schedule of flash_fwd_* for few query rows: keys are read once, where they lie, and split.
+bool few_query_rows(const Problem& problem);
+void flash_decode(const KernelRow& row, const Problem& problem, const Context& context);
+Cost flash_decode_cost(const KernelRow& row, const Problem& problem, const Hardware& machine);
 
 }  // namespace tilewise::cpu

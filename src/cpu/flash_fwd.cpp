@@ -26,11 +26,6 @@ constexpr int kKeyStep = 64;  // a group's keys begin at a multiple of it: whole
 constexpr int kTasksPerWorker = 16;  // between two phases of packing: idle ends stay short
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
-/// True when rows of `t` can be read as whole vectors where they lie.
-bool whole_vectors(const Tensor& t, int lanes) {
-  return t.dtype == DType::float32 && t.strides[3] == 1 && t.sizes[3] % lanes == 0;
-}
-
 /// Padded sizes and the layout of the workspace.
 struct Geometry {
   std::int64_t ld_q, ld_v;              ///< padded head dims of Q and of V
@@ -46,7 +41,7 @@ struct Geometry {
     ld_v = round_up(p.head_dim_v, micro.lanes);
     keys = round_up(std::max<std::int64_t>(p.seq_k, 1), std::lcm(micro.panel_cols, kBlockKeys));
     k_elems = keys * p.head_dim;
-    v_in_place = whole_vectors(p.v, micro.lanes) && !p.paged;
+    v_in_place = whole_vectors(p.v, micro) && !p.paged;
     v_elems = v_in_place ? 0 : keys * ld_v;
     pairs = p.batch * p.heads_k;
     tasks_per_head = ceil_div(p.seq_q, kTaskRows);
@@ -183,7 +178,7 @@ class Forward {
         step({sequence, b, h, i0 + r, seen.begin, group_rows, keys, kBlockKeys}, at, r, scratch);
       }
     }
-    finish(sequence, b, h, i0, rows, scratch);
+    finish_rows(p_, {sequence, b, h, i0, rows}, scratch.m, scratch.l, scratch.o, geometry_.ld_v);
   }
 
   /// The keys of the block at j0 that some row of a group sees, from a whole panel on.
@@ -245,32 +240,6 @@ class Forward {
                 true);
   }
 
-  /// (F11) O = diag(1 / l) O and LSE = m + log l; a sink adds its share to l.
-  void finish(const Sequence& sequence, std::int64_t b, std::int64_t h, std::int64_t i0, int rows,
-              const Scratch& scratch) const {
-    for (int r = 0; r < rows; ++r) {
-      float& m = scratch.m[r];
-      float& l = scratch.l[r];
-      float factor = 1.0F;
-      if (p_.sinks.defined()) {
-        const float sink = static_cast<const float*>(p_.sinks.data)[h * p_.sinks.strides[0]];
-        const float m_new = std::max(m, sink);
-        if (m_new != kNothing) {
-          factor = std::exp(m - m_new);
-          l = l * factor + std::exp(sink - m_new);
-          m = m_new;
-        }
-      }
-      if (p_.lse.defined()) {
-        static_cast<float*>(p_.lse.data)[offset_of(p_.lse, b, h, sequence.q_begin + i0 + r)] =
-            l == 0.0F ? kNothing : m + std::log(l);
-      }
-      scratch.l[r] = l == 0.0F ? 0.0F : factor / l;  // nothing visible: O = 0
-    }
-    store_rows(p_.o, b, h, sequence.q_begin + i0, rows, static_cast<int>(p_.head_dim_v), scratch.o,
-               geometry_.ld_v, scratch.l);
-  }
-
   const Problem& p_;
   const Micro& micro_;
   Geometry geometry_;
@@ -282,11 +251,13 @@ class Forward {
 }  // namespace
 
 void flash_forward(const KernelRow& row, const Problem& problem, const Context& context) {
+  if (few_query_rows(problem)) return flash_decode(row, problem, context);
   const Micro& m = micro(*static_cast<const Isa*>(row.config));
   Forward(problem, m, context).run();
 }
 
 Cost flash_forward_cost(const KernelRow& row, const Problem& problem, const Hardware& machine) {
+  if (few_query_rows(problem)) return flash_decode_cost(row, problem, machine);
   const Isa isa = *static_cast<const Isa*>(row.config);
   const Geometry g(problem, micro(isa), machine.threads);
   Cost cost;

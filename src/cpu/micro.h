@@ -9,8 +9,22 @@
 #include <cstdint>
 
 #include "cpu/isa.h"
+#include "tilewise/tensor.h"
 
 namespace tilewise::cpu {
+
+/// Half types as they lie in memory.
+struct Bfloat16 {
+  std::uint16_t bits;
+};
+struct Float16 {
+  std::uint16_t bits;
+};
+
+/// Index of a storage type in Micro's tables.
+constexpr int storage_of(DType dtype) {
+  return dtype == DType::float32 ? 0 : dtype == DType::bfloat16 ? 1 : 2;
+}
 
 struct Micro {
   Isa isa;
@@ -22,6 +36,16 @@ struct Micro {
   void (*gemm)(int rows, int cols, int k, const float* a, std::ptrdiff_t a_row,
                std::ptrdiff_t a_col, const float* b, std::ptrdiff_t ldb, float* c,
                std::ptrdiff_t ldc, bool accumulate);
+
+  // For B that is read once where it lies, in float32, bfloat16 or float16 (index: storage_of), and
+  // few rows of A.
+
+  /// C[r, j] = row r of A . row j of B, both `k` long, a multiple of lanes.
+  void (*row_products[3])(int rows, int cols, int k, const float* a, std::ptrdiff_t lda,
+                          const void* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc);
+  /// C += A B; cols is a multiple of lanes.
+  void (*add_weighted_rows[3])(int rows, int cols, int k, const float* a, std::ptrdiff_t lda,
+                               const void* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc);
 
   /// One online-softmax step on a strip of logits, row by row: (F7)-(F9)
   ///   m_new = max(m, rowmax(S)), rescale = exp(m - m_new), P = exp(S - m_new) in place of S,

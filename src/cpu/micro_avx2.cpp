@@ -15,6 +15,13 @@ struct Avx2 {
   static Float zero() { return _mm256_setzero_ps(); }
   static Float set(float x) { return _mm256_set1_ps(x); }
   static Float load(const float* p) { return _mm256_loadu_ps(p); }
+  static Float load(const Bfloat16* p) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+  }
+  static Float load(const Float16* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
   static void store(float* p, Float x) { _mm256_storeu_ps(p, x); }
   static Float add(Float a, Float b) { return _mm256_add_ps(a, b); }
   static Float sub(Float a, Float b) { return _mm256_sub_ps(a, b); }

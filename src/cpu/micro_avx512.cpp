@@ -22,6 +22,13 @@ struct Avx512 {
   static Float zero() { return _mm512_setzero_ps(); }
   static Float set(float x) { return _mm512_set1_ps(x); }
   static Float load(const float* p) { return _mm512_loadu_ps(p); }
+  static Float load(const Bfloat16* p) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+  }
+  static Float load(const Float16* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
   static void store(float* p, Float x) { _mm512_storeu_ps(p, x); }
   static Float add(Float a, Float b) { return _mm512_add_ps(a, b); }
   static Float sub(Float a, Float b) { return _mm512_sub_ps(a, b); }

@@ -2,7 +2,8 @@
 /// Everything is in an unnamed namespace: no function of an AVX-512 unit can be linked into
 /// another.
 ///
-/// V: Float (a vector), kLanes, kRows and kVectors (the register tile), zero, set, load, store,
+/// V: Float (a vector), kLanes, kRows and kVectors (the register tile), zero, set, load (of each
+/// storage type), store,
 /// add, sub, mul, fma, max, min, round, sum, highest, scale2 (x * 2^n for integral n in a Float,
 /// also where 2^n alone would not be a normal number).
 #pragma once
@@ -43,40 +44,39 @@ inline typename V::Float exp_vector(typename V::Float x) {
 }
 
 /// One register tile: R rows x C vectors of C, all of k.
-template <class V, int R, int C>
-inline void gemm_tile(int k, const float* a, std::ptrdiff_t a_row, std::ptrdiff_t a_col,
-                      const float* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc,
-                      bool accumulate) {
+template <class V, int R, int C, class B>
+inline void gemm_tile(int k, const float* a, std::ptrdiff_t a_row, std::ptrdiff_t a_col, const B* b,
+                      std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc, bool accumulate) {
   typename V::Float acc[R][C];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int v = 0; v < C; ++v) {
       acc[r][v] = accumulate ? V::load(c + r * ldc + v * V::kLanes) : V::zero();
     }
   }
   for (int i = 0; i < k; ++i) {
     typename V::Float rb[C];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int v = 0; v < C; ++v) rb[v] = V::load(b + i * ldb + v * V::kLanes);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const auto ra = V::set(a[r * a_row + i * a_col]);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int v = 0; v < C; ++v) acc[r][v] = V::fma(ra, rb[v], acc[r][v]);
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int v = 0; v < C; ++v) V::store(c + r * ldc + v * V::kLanes, acc[r][v]);
   }
 }
 
 /// All rows of a column panel of C vectors: full register tiles, then one of what is left.
-template <class V, int C>
+template <class V, int C, class B>
 inline void gemm_panel(int rows, int k, const float* a, std::ptrdiff_t a_row, std::ptrdiff_t a_col,
-                       const float* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc,
+                       const B* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc,
                        bool accumulate) {
   int r = 0;
   for (; r + V::kRows <= rows; r += V::kRows) {
@@ -100,11 +100,15 @@ inline void gemm_panel(int rows, int k, const float* a, std::ptrdiff_t a_row, st
   }
 }
 
-template <class V>
+template <class V, class B>
 void gemm(int rows, int cols, int k, const float* a, std::ptrdiff_t a_row, std::ptrdiff_t a_col,
-          const float* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc, bool accumulate) {
+          const B* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc, bool accumulate) {
   constexpr int kWide = V::kVectors * V::kLanes;
   int j = 0;
+  // One row leaves registers for twice the columns: B is read in longer runs.
+  for (; rows == 1 && j + 2 * kWide <= cols; j += 2 * kWide) {
+    gemm_tile<V, 1, 2 * V::kVectors>(k, a, a_row, a_col, b + j, ldb, c + j, ldc, accumulate);
+  }
   for (; j + kWide <= cols; j += kWide) {
     gemm_panel<V, V::kVectors>(rows, k, a, a_row, a_col, b + j, ldb, c + j, ldc, accumulate);
   }
@@ -118,6 +122,42 @@ void gemm(int rows, int cols, int k, const float* a, std::ptrdiff_t a_row, std::
     default:
       return;
   }
+}
+
+/// R rows of A by all rows of B, which are read in the order of memory.
+template <class V, int R, class B>
+inline void row_products_of(int cols, int k, const float* a, std::ptrdiff_t lda, const B* b,
+                            std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc) {
+  for (int j = 0; j < cols; ++j, b += ldb) {
+    typename V::Float acc[R];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) acc[r] = V::zero();
+#pragma GCC unroll 4
+    for (int i = 0; i < k; i += V::kLanes) {
+      const auto rb = V::load(b + i);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) acc[r] = V::fma(V::load(a + r * lda + i), rb, acc[r]);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) c[r * ldc + j] = V::sum(acc[r]);
+  }
+}
+
+template <class V, class B>
+void row_products(int rows, int cols, int k, const float* a, std::ptrdiff_t lda, const void* b,
+                  std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc) {
+  const B* in = static_cast<const B*>(b);
+  int r = 0;
+  for (; r + 4 <= rows; r += 4) {
+    row_products_of<V, 4>(cols, k, a + r * lda, lda, in, ldb, c + r * ldc, ldc);
+  }
+  for (; r < rows; ++r) row_products_of<V, 1>(cols, k, a + r * lda, lda, in, ldb, c + r * ldc, ldc);
+}
+
+template <class V, class B>
+void add_weighted_rows(int rows, int cols, int k, const float* a, std::ptrdiff_t lda, const void* b,
+                       std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc) {
+  gemm<V>(rows, cols, k, a, lda, 1, static_cast<const B*>(b), ldb, c, ldc, true);
 }
 
 /// R rows at once: their maxima, sums and exponentials do not wait for each other.
@@ -251,17 +291,21 @@ void exp_all(int count, const float* x, float* y) {
 
 template <class V>
 constexpr Micro make_micro(Isa isa) {
-  return {.isa = isa,
-          .lanes = V::kLanes,
-          .panel_cols = V::kVectors * V::kLanes,
-          .gemm = gemm<V>,
-          .softmax_step = softmax_step<V>,
-          .probabilities = probabilities<V>,
-          .add_row_dots = add_row_dots<V>,
-          .score_gradient = score_gradient<V>,
-          .scale_rows = scale_rows<V>,
-          .transpose = transpose<V>,
-          .exp = exp_all<V>};
+  return {
+      .isa = isa,
+      .lanes = V::kLanes,
+      .panel_cols = V::kVectors * V::kLanes,
+      .gemm = gemm<V, float>,
+      .row_products = {row_products<V, float>, row_products<V, Bfloat16>, row_products<V, Float16>},
+      .add_weighted_rows = {add_weighted_rows<V, float>, add_weighted_rows<V, Bfloat16>,
+                            add_weighted_rows<V, Float16>},
+      .softmax_step = softmax_step<V>,
+      .probabilities = probabilities<V>,
+      .add_row_dots = add_row_dots<V>,
+      .score_gradient = score_gradient<V>,
+      .scale_rows = scale_rows<V>,
+      .transpose = transpose<V>,
+      .exp = exp_all<V>};
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 /// The micro-kernels for any x86-64 CPU: one lane.
+#include "cpu/elements.h"
 #include "cpu/micro_impl.h"
 
 namespace tilewise::cpu {
@@ -13,6 +14,8 @@ struct Scalar {
   static Float zero() { return 0.0F; }
   static Float set(float x) { return x; }
   static Float load(const float* p) { return *p; }
+  static Float load(const Bfloat16* p) { return bfloat16_to_float(p->bits); }
+  static Float load(const Float16* p) { return float16_to_float(p->bits); }
   static void store(float* p, Float x) { *p = x; }
   static Float add(Float a, Float b) { return a + b; }
   static Float sub(Float a, Float b) { return a - b; }

@@ -1,6 +1,7 @@
 #include "cpu/tiles.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -52,6 +53,34 @@ void load_keys(const Problem& p, const Tensor& pool, std::int64_t b, const Seque
     const Problem::KeyRow at = p.key_row(b, s, first + r);
     load_rows(pool, at.batch, h, at.row, 1, cols, out + r * ld, ld);
   }
+}
+
+bool whole_vectors(const Tensor& t, const Micro& micro) {
+  return t.dtype == DType::float32 && t.strides[3] == 1 && t.sizes[3] % micro.lanes == 0;
+}
+
+void finish_rows(const Problem& p, const RowBlock& block, const float* m, float* l, float* o,
+                 std::int64_t ld) {
+  constexpr float kNothing = -std::numeric_limits<float>::infinity();
+  const std::int64_t first = block.sequence.q_begin + block.i0;
+  for (int r = 0; r < block.rows; ++r) {
+    float high = m[r];
+    float factor = 1.0F;
+    if (p.sinks.defined()) {
+      const float sink = static_cast<const float*>(p.sinks.data)[block.h * p.sinks.strides[0]];
+      high = std::max(high, sink);
+      if (high != kNothing) {
+        factor = std::exp(m[r] - high);
+        l[r] = l[r] * factor + std::exp(sink - high);
+      }
+    }
+    if (p.lse.defined()) {
+      static_cast<float*>(p.lse.data)[offset_of(p.lse, block.b, block.h, first + r)] =
+          l[r] == 0.0F ? kNothing : high + std::log(l[r]);
+    }
+    l[r] = l[r] == 0.0F ? 0.0F : factor / l[r];  // nothing visible: O = 0
+  }
+  store_rows(p.o, block.b, block.h, first, block.rows, static_cast<int>(p.head_dim_v), o, ld, l);
 }
 
 void pack_transposed(const Micro& micro, int count, int dim, const float* rows, std::int64_t ld,

@@ -38,6 +38,21 @@ void load_keys(const Problem& p, const Tensor& pool, std::int64_t b, const Seque
                std::int64_t h, std::int64_t first, int count, int cols, float* out,
                std::int64_t ld);
 
+/// True when rows of `t` can be read as whole vectors where they lie.
+bool whole_vectors(const Tensor& t, const Micro& micro);
+
+/// Query rows i0 .. i0 + rows - 1 of head h of sequence b.
+struct RowBlock {
+  const Sequence& sequence;
+  std::int64_t b, h, i0;
+  int rows;
+};
+
+/// End of a forward: O = diag(1 / l) O and LSE = m + log l; a sink adds its share to l. (F11) l is
+/// overwritten.
+void finish_rows(const Problem& p, const RowBlock& block, const float* m, float* l, float* o,
+                 std::int64_t ld);
+
 /// K^T or V^T in column panels: panel n of `micro.panel_cols` keys holds dim x panel_cols floats.
 /// Keys past `count` are zero.
 void pack_transposed(const Micro& micro, int count, int dim, const float* rows, std::int64_t ld,
