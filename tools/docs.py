@@ -8,8 +8,8 @@ when a document is stale.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +80,8 @@ class Result:
             or f"{env.get('cpu', 'CPU')}, {env.get('cpu_usable', '?')} cores, {env.get('isa', '')}"
         ]
         if env.get("driver"):
-            parts.append(f"driver {env['driver']}")
+            version = re.search(r"\d+\.[\d.]+", env["driver"])
+            parts.append(f"driver {version[0] if version else env['driver']}")
         parts.append(f"tilewise {env.get('library_version', '?')} ({env.get('commit', '?')})")
         parts.append(str(env.get("date", ""))[:10])
         return "; ".join(parts)
@@ -253,13 +254,15 @@ def performance_page(results: list[Result]) -> str:
         "Made by `./tw docs` from the files in `bench/results`; do not edit.",
         "OOM: more than the memory limit of the run.",
         "The problems and the protocol of a run stand in its preset in `cases/presets`.",
-        "GPU results beside peers are made by `bench/peers/h100.sh`, which runs ours and the peers in",
-        "one process and compares every output with float64 before it is timed.",
+        "`bench/peers/h100.sh` makes GPU results beside peers: ours and the peers in one process, every",
+        "output compared with float64 before it is timed.",
     ]
-    by_kind = itertools.groupby(sorted(results, key=lambda r: not r.gpu()), key=lambda r: r.gpu())
-    for gpu, group in by_kind:
-        for result in group:
-            lines += gpu_section(result, peer_runs(results)) if gpu else cpu_section(result)
+    told: set[str] = set()  # texts that stand once on the page
+    for result in sorted(results, key=lambda r: not r.gpu()):
+        if result.gpu():
+            lines += gpu_section(result, peer_runs(results), told)
+        else:
+            lines += cpu_section(result)
     return "\n".join(lines) + "\n"
 
 
@@ -270,15 +273,16 @@ def picture(result: Result, what: str) -> list[str]:
     return [f"![{what}]({plotted.relative_to(ROOT / 'docs')})", ""]
 
 
-def gpu_section(result: Result, peers: list[list[Row]]) -> list[str]:
+def gpu_section(result: Result, peers: list[list[Row]], told: set[str]) -> list[str]:
     env = result.environment
     stem = Path(result.name).stem
     title = docs_gpu.TITLES.get(stem.rsplit("-", 1)[0], stem)
     lines = ["", f"## {title} ({result.name})", "", result.machine() + "."]
     for field in ("protocol", "note", "note_backward"):
-        lines += (
-            ["", f"{field.partition('_')[0].capitalize()}: {env[field]}."] if field in env else []
-        )
+        text = env.get(field, "")
+        if text and text not in told:
+            lines += ["", f"{field.partition('_')[0].capitalize()}: {text}."]
+            told.add(text)
     tables = docs_gpu.section(result.name, result.rows, peers)
     return [*lines, "", *picture(result, title), *tables]
 
