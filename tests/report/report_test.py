@@ -93,8 +93,10 @@ class Report(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             page = Path(folder) / "bad.html"
             page.write_text(
-                "<html data-drawn='yes'><p id='measurements' style='width: 3000px'>x</p>"
-                "<div class='plot' id='empty'></div><script>missing()</script></html>"
+                "<html><p id='measurements' style='width: 3000px'>x</p>"
+                "<div class='plot' id='empty'></div><script>"
+                "function drawEverything() { document.documentElement.dataset.drawn = 'all'; }"
+                "setTimeout(drawEverything); missing();</script></html>"
             )
             problems = "\n".join(browser.look(page, Path(folder)))
         for view in browser.VIEWS:

@@ -11,7 +11,7 @@ from pathlib import Path
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ def open_browser(view: View) -> webdriver.Chrome:
         arguments.append("--no-sandbox")
     for argument in arguments:
         options.add_argument(argument)
+    options.page_load_strategy = "none"  # draw_everything() waits, in short calls
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options, Service(str(shutil.which("chromedriver"))))
     scheme = {"name": "prefers-color-scheme", "value": "dark" if view.dark else "light"}
@@ -64,12 +65,17 @@ def open_browser(view: View) -> webdriver.Chrome:
     return driver
 
 
-def wait_until_drawn(driver: webdriver.Chrome) -> None:
-    """Returns when the page's script has come to its end, or after PATIENCE_S."""
+def draw_everything(driver: webdriver.Chrome) -> None:
+    """Returns when the page has drawn all its plots, or after PATIENCE_S."""
     deadline = time.monotonic() + PATIENCE_S
+    asked = False
     while time.monotonic() < deadline:
-        if driver.execute_script("return document.documentElement.dataset.drawn === 'yes'"):
+        state = driver.execute_script("return document.documentElement.dataset.drawn")
+        if state == "all":
             return
+        if state == "ready" and not asked:
+            driver.execute_script("delete document.documentElement.dataset.drawn; drawEverything()")
+            asked = True
         time.sleep(0.2)
 
 
@@ -99,6 +105,7 @@ def change_shapes(driver: webdriver.Chrome) -> None:
     driver.execute_script(
         "for (const s of document.querySelectorAll('select[data-file]')) {"
         "  s.selectedIndex = s.options.length - 1; s.dispatchEvent(new Event('change')); }"
+        "document.documentElement.dataset.drawn = 'ready';"
     )
 
 
@@ -110,7 +117,8 @@ def look(page: Path, folder: Path) -> list[str]:
         driver = open_browser(view)
         try:
             driver.get(page.resolve().as_uri())
-            wait_until_drawn(driver)
+            draw_everything(driver)
+            driver.execute_script("scrollTo({top: 0, behavior: 'instant'})")
             problems += problems_of(driver, view)
             driver.save_screenshot(str(folder / f"{view.name}.png"))
             driver.execute_script(
@@ -119,6 +127,7 @@ def look(page: Path, folder: Path) -> list[str]:
             time.sleep(0.5)
             driver.save_screenshot(str(folder / f"{view.name}-plots.png"))
             change_shapes(driver)
+            draw_everything(driver)
             problems += problems_of(driver, view)
         finally:
             driver.quit()

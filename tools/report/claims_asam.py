@@ -52,7 +52,9 @@ def thresholds(e: Evidence) -> Claim:
         gains = measured_gains(e, machine, "fwd")
         if gains:
             pays = [length for length, gain in gains.items() if gain > 1.1]
-            start = f"from {min(pays)}" if pays else "nowhere"
+            start = "nowhere"
+            if pays:
+                start = "everywhere" if len(pays) == len(gains) else f"from {min(pays)}"
             lines[machine] = (
                 f"{start}; {listed(list(gains.values()))} times at {', '.join(map(str, gains))}."
             )
@@ -256,15 +258,17 @@ def half_the_memory(e: Evidence) -> Claim:
     for machine in e.measured.machines:
         shares = []
         for row in e.measured.rows(machine, implementation="flash", dtype="float32", status="ok"):
-            fields = ("pass", "batch", "heads", "seq_q", "head_dim", "causal")
+            fields = ("pass", "kernel", "batch", "heads", "seq_q", "head_dim", "causal")
             same = {name: row[name] for name in fields}
             for other in e.measured.rows(
                 machine, implementation="flash", dtype="bfloat16", status="ok", **same
             ):
-                if row.get("live_mib") and other.get("live_mib"):
-                    shares.append(100 * (1 - other["live_mib"] / row["live_mib"]))
+                if row.get("peak_mib") and other.get("peak_mib"):
+                    shares.append(100 * (1 - other["peak_mib"] / row["peak_mib"]))
         if shares:
-            lines[machine] = f"flash saves {number(min(shares))} to {number(max(shares))} % live."
+            lines[machine] = (
+                f"flash saves {number(min(shares))} to {number(max(shares))} % of the peak."
+            )
     return Claim(
         "003",
         "FP16 saves half the memory, so twice the batch fits",

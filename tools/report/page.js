@@ -4,6 +4,7 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 const COLORS = {
   flash: "#1f9d6b", fused: "#d98e04", eager: "#d1495b", baseline: "#8a8f98", reference: "#8a8f98",
   fa2: "#3a86ff", fa3: "#8e5bea", cudnn: "#6aa000", memeff: "#e0439a", flex: "#e4632e",
+  "torch-eager": "#17a2b8", "torch-compile": "#a17c5b",
 };
 const OTHERS = ["#1f9d6b", "#3a86ff", "#d1495b", "#d98e04", "#8e5bea", "#17a2b8", "#e0439a", "#8a8f98"];
 
@@ -68,14 +69,43 @@ function drawPanel(id, panel) {
   return draw(id, traces, layout(panel.title, lengthAxis(panel.series, colors), y, colors));
 }
 
-function drawFile(index, shape) {
+/** What draws each plot that is shown now; plots draw when they come near the window. */
+const drawers = new Map();
+const drawn = new Set();
+
+function drawNow(id) {
+  drawn.add(id);
+  return drawers.get(id)();
+}
+
+const near = new IntersectionObserver(
+  (entries) => {
+    for (const entry of entries) {
+      if (entry.isIntersecting && !drawn.has(entry.target.id)) drawNow(entry.target.id);
+    }
+  },
+  { rootMargin: "500px" },
+);
+
+function setDrawer(id, drawer) {
+  drawers.set(id, drawer);
+  if (drawn.has(id)) drawer();
+  else near.observe(document.getElementById(id));
+}
+
+function showShape(index, shape) {
   const panels = DATA.files[index].shapes[shape];
   for (let i = 0; ; ++i) {
     const div = document.getElementById(`file${index}-${i}`);
     if (!div) return;
     div.hidden = i >= panels.length;
-    if (div.hidden) Plotly.purge(div);
-    else drawPanel(div.id, panels[i]);
+    if (div.hidden) {
+      drawers.delete(div.id);
+      drawn.delete(div.id);
+      Plotly.purge(div);
+    } else {
+      setDrawer(div.id, () => drawPanel(div.id, panels[i]));
+    }
   }
 }
 
@@ -123,19 +153,23 @@ function drawAccuracy(id, plot) {
   return draw(id, [...traces, ...points], shape);
 }
 
-function drawAll() {
-  for (const select of document.querySelectorAll("select[data-file]")) {
-    drawFile(Number(select.dataset.file), select.value);
+/** Draws every plot, also those far from the window, a plot at a time. */
+async function drawEverything() {
+  for (const id of drawers.keys()) {
+    if (!drawn.has(id)) drawNow(id);
+    await new Promise((resume) => setTimeout(resume));
   }
-  DATA.rooflines.forEach((roof, i) => drawRoofline(`roof${i}`, roof));
-  const accuracy = document.getElementById("accuracy");
-  accuracy.hidden = !DATA.accuracy;
-  if (DATA.accuracy) drawAccuracy("accuracy", DATA.accuracy);
-  document.documentElement.dataset.drawn = "yes";
+  document.documentElement.dataset.drawn = "all";
 }
 
 for (const select of document.querySelectorAll("select[data-file]")) {
-  select.addEventListener("change", () => drawFile(Number(select.dataset.file), select.value));
+  showShape(Number(select.dataset.file), select.value);
+  select.addEventListener("change", () => showShape(Number(select.dataset.file), select.value));
 }
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
-drawAll();
+DATA.rooflines.forEach((roof, i) => setDrawer(`roof${i}`, () => drawRoofline(`roof${i}`, roof)));
+const accuracy = document.getElementById("accuracy");
+accuracy.hidden = !DATA.accuracy;
+if (DATA.accuracy) setDrawer("accuracy", () => drawAccuracy("accuracy", DATA.accuracy));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawn.forEach(drawNow));
+addEventListener("beforeprint", () => drawers.forEach((_, id) => drawNow(id)));
+document.documentElement.dataset.drawn = "ready";

@@ -64,7 +64,7 @@ def line(rows: list[Row], name: str, which: str, field: str) -> Plot | None:
         if label_of(row) == name
         and row["pass"] == which
         and row["status"] == "ok"
-        and row.get(field)
+        and (row.get(field) or 0) > 0
     )
     if not points:
         return None
