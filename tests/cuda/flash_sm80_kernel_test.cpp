@@ -108,6 +108,34 @@ TEST(FlashSm80, KeysAreSplitOnlyWhenMultiprocessorsAreIdle) {
   EXPECT_EQ(idle.memory[0].bytes, std::int64_t{idle.splits} * 8192 * 64 * 4);
 }
 
+TEST(FlashSm80, PredictsWhatAnH100Took) {
+  // Rows of bench/results/h100/sm80-variants.json: 16,384 tokens, hidden 2048, bf16; milliseconds.
+  struct Cell {
+    std::int64_t seq, dim;
+    bool causal;
+    double ms;
+  };
+  constexpr Cell kCells[] = {{512, 64, false, 0.2508},  {512, 64, true, 0.1828},
+                             {1024, 64, true, 0.2727},  {4096, 64, true, 0.8432},
+                             {16384, 64, false, 6.194}, {512, 128, false, 0.2154},
+                             {512, 128, true, 0.1660},  {1024, 128, true, 0.2463},
+                             {4096, 128, true, 0.7311}, {16384, 128, false, 5.403}};
+  Hardware h100 = machine(90);
+  h100.bandwidth_gbps = 3000.0;
+  for (const Cell& cell : kCells) {
+    AttentionSpec spec;
+    if (cell.causal) spec.causal = Causal::bottom_right;
+    const Problem p = forward_problem({.batch = 16384 / cell.seq,
+                                       .heads = 2048 / cell.dim,
+                                       .seq = cell.seq,
+                                       .dim = cell.dim,
+                                       .dim_v = cell.dim},
+                                      spec);
+    const double ms = kForward.cost(kForward, p, h100).ms;
+    EXPECT_NEAR(ms / cell.ms, 1.0, 0.12) << cell.seq << " rows, dim " << cell.dim;
+  }
+}
+
 TEST(FlashSm80, Float32IsPackedAndOddStridesTooButAlignedRowsAreNot) {
   const Hardware m = machine(90);
   const Shape busy{.dtype = DType::float32, .batch = 8, .heads = 32};

@@ -20,24 +20,24 @@ struct Tile {
   int block_m, block_n, warps, stages;
   bool q_in_registers;
   int min_blocks;  ///< on a multiprocessor
-  double tflops;   ///< reached on an H100 with every multiprocessor full
+  double tflops;   ///< reached on an H100 by long tiles with every multiprocessor full
 };
 
 // By the larger padded head dim, best first; smaller tiles are for small grids and little shared
 // memory.
-constexpr Tile kTiles32[] = {{128, 64, 4, 2, true, 3, 250.0}, {64, 64, 4, 2, true, 4, 235.0}};
-constexpr Tile kTiles64[] = {{128, 64, 4, 2, true, 2, 350.0}, {64, 64, 4, 2, true, 4, 335.0}};
-constexpr Tile kTiles96[] = {{128, 64, 4, 2, false, 2, 355.0}, {64, 64, 4, 2, false, 2, 285.0}};
-constexpr Tile kTiles128[] = {{128, 64, 4, 2, false, 2, 400.0}, {64, 64, 4, 1, false, 3, 340.0}};
-constexpr Tile kTiles192[] = {{128, 64, 8, 2, false, 1, 300.0}, {64, 32, 4, 2, false, 2, 275.0}};
-constexpr Tile kTiles256[] = {{128, 64, 8, 2, false, 1, 320.0}, {64, 32, 4, 2, false, 2, 280.0}};
+constexpr Tile kTiles32[] = {{128, 64, 4, 2, true, 3, 260.0}, {64, 64, 4, 2, true, 4, 245.0}};
+constexpr Tile kTiles64[] = {{128, 64, 4, 2, true, 2, 365.0}, {64, 64, 4, 2, true, 4, 350.0}};
+constexpr Tile kTiles96[] = {{128, 64, 4, 2, false, 2, 370.0}, {64, 64, 4, 2, false, 2, 295.0}};
+constexpr Tile kTiles128[] = {{128, 64, 4, 2, false, 2, 415.0}, {64, 64, 4, 1, false, 3, 353.0}};
+constexpr Tile kTiles192[] = {{128, 64, 8, 2, false, 1, 310.0}, {64, 32, 4, 2, false, 2, 285.0}};
+constexpr Tile kTiles256[] = {{128, 64, 8, 2, false, 1, 330.0}, {64, 32, 4, 2, false, 2, 290.0}};
 // Two planes: every operand is twice as wide and every product three.
-constexpr Tile kPlanes32[] = {{128, 64, 4, 2, false, 2, 112.0}, {64, 64, 4, 2, false, 3, 100.0}};
-constexpr Tile kPlanes64[] = {{128, 64, 4, 1, false, 2, 142.0}, {64, 64, 4, 1, false, 3, 122.0}};
-constexpr Tile kPlanes96[] = {{64, 64, 4, 1, false, 2, 120.0}};
-constexpr Tile kPlanes128[] = {{64, 64, 4, 1, false, 2, 124.0}};
-constexpr Tile kPlanes192[] = {{64, 32, 4, 1, false, 2, 105.0}};
-constexpr Tile kPlanes256[] = {{64, 16, 4, 1, false, 2, 88.0}};
+constexpr Tile kPlanes32[] = {{128, 64, 4, 2, false, 2, 114.0}, {64, 64, 4, 2, false, 3, 102.0}};
+constexpr Tile kPlanes64[] = {{128, 64, 4, 1, false, 2, 145.0}, {64, 64, 4, 1, false, 3, 124.0}};
+constexpr Tile kPlanes96[] = {{64, 64, 4, 1, false, 2, 122.0}};
+constexpr Tile kPlanes128[] = {{64, 64, 4, 1, false, 2, 126.0}};
+constexpr Tile kPlanes192[] = {{64, 32, 4, 1, false, 2, 107.0}};
+constexpr Tile kPlanes256[] = {{64, 16, 4, 1, false, 2, 90.0}};
 constexpr Tile kTile16[] = {{16, 16, 1, 2, false, 8, 60.0}};
 
 std::span<const Tile> tiles(const KernelRow& row, const Problem& p) {
@@ -118,6 +118,9 @@ double most_keys(const Problem& p, int rows) {
   return most;
 }
 
+/// Of a tile's first K and V, and of a row of its Q and O.
+constexpr double kTileMs = 2e-3, kTileRowMs = 2.5e-5;
+
 /// Predicted milliseconds of a tile with the keys in `splits` parts.
 double predict(const Problem& p, const Tile& tile, int bytes, int splits, const Hardware& machine) {
   const double heads = static_cast<double>(p.batch * p.heads_q);
@@ -125,11 +128,13 @@ double predict(const Problem& p, const Tile& tile, int bytes, int splits, const 
   if (grid == 0.0 || p.seq_k == 0) return sm80::kKernelMs;
   const double pair_flops = 2.0 * static_cast<double>(p.head_dim + p.head_dim_v);
   // Blocks that a diagonal cuts are computed whole.
-  const double cut = p.has_positional_mask() ? 0.5 * tile.block_n : 0.0;
-  const double keys = visible_pairs(p) / (heads * static_cast<double>(p.seq_q)) + cut;
+  const double cut = p.has_positional_mask() ? 0.5 * (tile.block_m + tile.block_n) : 0.0;
+  const double keys = std::min(static_cast<double>(p.seq_k),
+                               visible_pairs(p) / (heads * static_cast<double>(p.seq_q)) + cut);
   sm80::Load load;
   load.flops = grid * tile.block_m * keys * pair_flops;
   load.tflops = tile.tflops;
+  load.tile_ms = kTileMs + kTileRowMs * tile.block_m;
   load.blocks_per_sm = resident_blocks(tile, bytes, machine);
   double part_keys = most_keys(p, tile.block_m), parts = 1.0;
   if (splits > 1) {

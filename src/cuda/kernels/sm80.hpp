@@ -122,6 +122,7 @@ struct Load {
   double tiles = 0.0;
   double tflops = 1.0;  ///< with every multiprocessor full
   int blocks_per_sm = 1;
+  double tile_ms = 0.0;  ///< of a tile beside its flops: its first loads, its results
 };
 /// Milliseconds, by waves of tiles; see fwd_sm80.md.
 double time_ms(const Load& load, const Hardware& machine);

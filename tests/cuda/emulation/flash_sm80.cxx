@@ -35,6 +35,7 @@ struct Shape {
   float scale = 0.158F;
   float amplitude = 1.0F;
   bool causal = false;
+  bool rising = false;  ///< keys are their index
 };
 
 template <Element kElement>
@@ -99,6 +100,9 @@ Truth make_truth(const Shape& s, Round round) {
   const int queries = s.heads_q * s.seq_q, keys = s.heads_k * s.seq_k;
   t.q = random_values(random, queries * s.dim, s.amplitude, round);
   t.k = random_values(random, keys * s.dim, s.amplitude, round);
+  for (int n = 0; s.rising && n < keys * s.dim; ++n) {
+    t.k[n] = round(static_cast<float>(n / s.dim % s.seq_k));
+  }
   t.v = random_values(random, keys * s.dim, 1.0F, round);
   t.d_o = random_values(random, queries * s.dim, 1.0F, round);
   t.o = t.dq = std::vector<double>(t.q.size());
@@ -322,9 +326,12 @@ void check_backward(const char* name, const Shape& s, double bound, double dq_bo
   expect(name, "dV", error(t.dv, floats(dv)), bound);
 }
 
-/// Error of dV.
+struct FloatErrors {
+  double dq, dv;
+};
+
 template <Gradient kKeys, Gradient kQueries>
-double check_float(const char* name, const Shape& s, bool refine, double bound) {
+FloatErrors check_float(const char* name, const Shape& s, bool refine, double bound) {
   const Truth t = make_truth(s, [](float x) { return x; });
   const int width = kKeys.head_dim;
   const Planes q(t.q, s.dim, width, s.seq_q, s.heads_q), k(t.k, s.dim, width, s.seq_k, s.heads_k);
@@ -357,7 +364,7 @@ double check_float(const char* name, const Shape& s, bool refine, double bound) 
   expect(name, "dQ", error(t.dq, dq), bound);
   expect(name, "dK", error(t.dk, dk), bound);
   expect(name, "dV", error(t.dv, dv), bound);
-  return error(t.dv, dv);
+  return {error(t.dq, dq), error(t.dv, dv)};
 }
 
 constexpr Gradient kSmall = {.exact_ds = true};
@@ -403,10 +410,17 @@ int main() {
                                          true, 2e-6);
   const Shape huge = {
       .heads_q = 1, .seq_q = 64, .seq_k = 64, .dim = 64, .scale = 0.125F, .amplitude = 10.0F};
-  const double coarse =
+  const FloatErrors coarse =
       check_float<kFloatKeys, kFloatQueries>("float32, |LSE| 350", huge, false, 1e-4);
-  const double refined =
+  const FloatErrors refined =
       check_float<kFloatKeys, kFloatQueries>("float32, |LSE| 350, refined", huge, true, 2e-5);
-  expect("refine over coarse", "dV", refined / coarse, 0.35);
+  expect("refine over coarse", "dV", refined.dv / coarse.dv, 0.35);
+  const Shape rising = {
+      .heads_q = 1, .seq_q = 64, .seq_k = 64, .dim = 32, .scale = 0.177F, .rising = true};
+  const FloatErrors apart =
+      check_float<kFloatKeys, kFloatQueries>("float32, rising keys", rising, false, 1e-4);
+  const FloatErrors together =
+      check_float<kFloatKeys, kFloatQueries>("float32, rising keys, refined", rising, true, 2e-5);
+  expect("delta of the same P", "dQ", together.dq / apart.dq, 0.2);
   return failures == 0 ? 0 : 1;
 }

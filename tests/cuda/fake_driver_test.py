@@ -1,0 +1,114 @@
+"""The host's side of CUDA without a GPU: a driver whose kernels do nothing.
+
+Its device memory lies at addresses that the host may not touch, so whatever of `check` and `bench`
+reads a device tensor ends by a signal. What they say of arguments and of memory is the same as on
+a GPU; results are never right.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+CLI = os.environ.get("TILEWISE_CLI", "")
+SOURCE = Path(os.environ.get("TILEWISE_SOURCE_DIR", Path(__file__).resolve().parents[2]))
+SKIPPED = 77
+DONE, CHECK_FAILED, UNSUPPORTED = 0, 1, 5
+LIBRARIES = {"driver": "libcuda.so.1", "compiler": "libnvrtc.so.13", "blas": "libcublas.so.13"}
+
+
+class FakeDriver(unittest.TestCase):
+    folder: tempfile.TemporaryDirectory[str]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.folder = tempfile.TemporaryDirectory()
+        compiler = shutil.which(os.environ.get("CXX", "g++"))
+        if compiler is None:
+            raise unittest.SkipTest("no C++ compiler")
+        for stem, name in LIBRARIES.items():
+            text = SOURCE / f"tests/cuda/fake_driver/{stem}.cxx"
+            command = [compiler, "-std=c++20", "-O1", "-shared", "-fPIC", "-x", "c++", str(text)]
+            subprocess.run([*command, "-o", f"{cls.folder.name}/{name}"], check=True)
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        cls.folder.cleanup()
+
+    def run_cli(self, *words: str) -> subprocess.CompletedProcess[str]:
+        environment = {
+            **os.environ,
+            "LD_LIBRARY_PATH": self.folder.name,
+            "TILEWISE_CUDA_PATH": self.folder.name,
+            "TILEWISE_CACHE_DIR": f"{self.folder.name}/cache",
+            "TILEWISE_CASES_DIR": str(SOURCE / "cases"),
+        }
+        return subprocess.run(
+            [CLI, *words, "--device", "cuda:0"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def rows(self, *words: str) -> list[dict[str, object]]:
+        done = self.run_cli(*words, "--format", "json")
+        self.assertIn(done.returncode, (DONE, CHECK_FAILED, UNSUPPORTED), done.stderr[-2000:])
+        return json.loads(done.stdout)["rows"]
+
+    def test_the_host_leaves_device_memory_alone(self) -> None:
+        """Every row on the smoke set, two of them on all cases."""
+        for row in self.rows("check", "--smoke"):
+            self.assertGreater(row["failed"], 0, row)
+        for kernel in ("flash_fwd_sm80", "eager_bwd_cuda"):
+            (row,) = self.rows("check", "--conformance", "--edge", "--kernel", kernel)
+            self.assertGreater(row["failed"] + row["passed"] + row["skipped"], 600, row)
+
+    def test_what_only_a_host_can_see_is_no_failure(self) -> None:
+        for line, words in (
+            ("b2 h2 q8 k8 d16 f32 lengths=9,8 expect=invalid", "lies on the device"),
+            ("packed=0,0 h2 d8 f32", "packed sequences"),
+        ):
+            (row,) = self.rows("check", "--kernel", "flash_fwd_sm80", "--case", line)
+            self.assertEqual(row["status"], "skipped", row)
+            self.assertIn(words, row["reason"])
+        (row,) = self.rows(
+            "check", "--kernel", "flash_fwd_sm80", "--case", "b1 h3/2 s4 d8 f32 expect=invalid"
+        )
+        self.assertEqual(row["status"], "passed", row)
+
+    def test_seeds_memory_is_what_the_plan_says(self) -> None:
+        """SEEDS: with 24 GiB, S and P of 16,384 rows do not fit, in any dim; flash always does."""
+        for kind in ("eager", "fused", "flash"):
+            limits = ["--mem-limit", "24GiB", "--warmup", "0", "--repeat", "1"]
+            rows = self.rows("bench", "--preset", f"seed-{kind}", *limits)
+            self.assertEqual(len(rows), 40)
+            planned = self.planned_mib(kind, rows)
+            for row in rows:
+                fits = kind == "flash" or row["seq_q"] < 16384
+                self.assertEqual(row["status"], "ok" if fits else "oom", row)
+                if fits:
+                    peak = row["peak_mib"]
+                    self.assertAlmostEqual(peak, planned[key_of(row)], delta=0.01 * peak, msg=row)
+
+    def planned_mib(self, kind: str, rows: list[dict[str, object]]) -> dict[tuple[str, str], float]:
+        """Peaks by problem and pass, as `tilewise plan` has them."""
+        cases = [word for row in rows[::2] for word in ("--case", key_of(row)[0])]
+        done = self.run_cli("plan", "--impl", kind, *cases, "--format", "json")
+        return {(p["problem"], p["pass"]): p["peak_MiB"] for p in json.loads(done.stdout)}
+
+
+def key_of(row: dict[str, object]) -> tuple[str, str]:
+    """Problem and pass of a row of `bench`."""
+    problem = f"b{row['batch']} h{row['heads']} s{row['seq_q']} d{row['head_dim']} f32"
+    return problem, "forward" if row["pass"] == "fwd" else "backward"
+
+
+if __name__ == "__main__":
+    if not CLI:
+        sys.exit(SKIPPED)
+    unittest.main()
