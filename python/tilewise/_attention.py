@@ -22,14 +22,20 @@ class Gradients(NamedTuple):
     dsinks: Any | None  # when there are sinks
 
 
-def _torch_backend(q: Any) -> ModuleType | None:
-    """The torch side of the package, when q is a torch tensor: torch has been imported then."""
+def _torch_side() -> ModuleType | None:
+    """The torch side of the package, which registers the operators; None without torch."""
     global _torch
     if _torch is None and "torch" in sys.modules:
         from . import _torch as module
 
         _torch = module
-    return _torch if _torch is not None and isinstance(q, _torch.Tensor) else None
+    return _torch
+
+
+def _torch_backend(q: Any) -> ModuleType | None:
+    """The torch side when q is a torch tensor."""
+    side = _torch if _torch is not None else _torch_side()
+    return side if side is not None and isinstance(q, side.Tensor) else None
 
 
 def _make_spec(backend: ModuleType, dropout_seed: int | None, options: dict[str, Any]) -> Spec:
@@ -157,3 +163,7 @@ def plan(q: Any, k: Any, v: Any, *, backward: bool = False, **options: Any) -> _
     backend = _torch_backend(q) or _arrays
     found: _native.Plan = backend.plan(q, k, v, _make_spec(backend, 0, options), backward)
     return found
+
+
+# So that torch.ops.tilewise is there from the import on, where torch was imported first.
+_torch_side()
