@@ -5,7 +5,9 @@
 
 #include <set>
 #include <utility>
+#include <vector>
 
+#include "cuda/kernels/fwd_sm90_fill.h"
 #include "cuda/kernels/fwd_sm90_tiles.h"
 #include "cuda/kernels/fwd_sm90_unit.h"
 #include "cuda/kernels/tile_order.h"
@@ -161,7 +163,7 @@ TEST(ForwardSm90, DiagonalsFollowTheContract) {
 // Every head dim and mask: a tile that fits shared memory and registers.
 TEST(ForwardSm90, EveryTileFits) {
   for (const std::int64_t dim : {8, 40, 64, 72, 96, 128, 136, 192, 200, 256}) {
-    for (const std::int64_t dim_v : {dim, dim > 128 ? std::int64_t{128} : dim}) {
+    for (const std::int64_t dim_v : {dim, dim > 128 ? std::int64_t{128} : dim, std::int64_t{256}}) {
       Problem p = problem(DType::bfloat16, 4096, 4096, dim, dim_v);
       for (const bool causal : {false, true}) {
         if (causal) p.causal = Causal::bottom_right, p.right = 0;
@@ -193,6 +195,79 @@ TEST(ForwardSm90, RefusesByName) {
             std::string::npos)
       << "rows of 40 bytes";
   EXPECT_NE(refusal(problem(DType::bfloat16, 128, 0, 64, 64), h100()), "");
+}
+
+TEST(ForwardSm90, PacksHeadsWhereQueriesAreFew) {
+  Problem p = problem(DType::bfloat16, 1, 8192, 128, 128);
+  p.heads_q = 32;
+  p.heads_k = 8;
+  const Sm90Tile& tile = *sm90_choose(p, h100()).tile;
+  EXPECT_EQ(sm90_pack_shift(p, tile), 2);
+  EXPECT_TRUE(sm90_config(p, tile, false).pack_heads);
+  EXPECT_EQ(sm90_order(p, sm90_config(p, tile, false), tile.block_m() >> 2, 1).heads, 2 * 8);
+  p.heads_q = 40;  // five to a group: eight rows a query, three of them idle
+  EXPECT_EQ(sm90_pack_shift(p, tile), 3);
+  p.packed = true;
+  EXPECT_EQ(sm90_pack_shift(p, tile), 0) << "the map of packed sequences has no axis for idle rows";
+  p = problem(DType::bfloat16, 4096, 4096, 128, 128);
+  p.heads_q = 32;
+  p.heads_k = 8;
+  EXPECT_EQ(sm90_pack_shift(p, *sm90_choose(p, h100()).tile), 0) << "tiles are full anyway";
+}
+
+TEST(ForwardSm90, OneModificationHasAKernelOfItsOwn) {
+  using fwd_sm90::Modification;
+  Problem p = problem(DType::bfloat16, 128, 128, 64, 64);
+  const auto modification = [&] {
+    return sm90_config(p, sm90_tiles(p).front(), false).modification;
+  };
+  EXPECT_EQ(modification(), Modification::none);
+  p.softcap = 50.0;
+  EXPECT_EQ(modification(), Modification::softcap);
+  p.scale = -1.0F;
+  EXPECT_EQ(modification(), Modification::general);
+  p.scale = 0.125F;
+  float slopes[4] = {};
+  p.alibi_slopes = Tensor::contiguous(slopes, DType::float32, {1, 4}, p.device);
+  EXPECT_EQ(modification(), Modification::general);
+  p.softcap = 0.0;
+  EXPECT_EQ(modification(), Modification::alibi);
+}
+
+// Row i of a sequence of n rows that begins at row b: x = N - n + i, y = n + b.
+TEST(ForwardSm90, MapsOfSequencesEndWhereTheSequenceDoes) {
+  static std::vector<TensorMapSpec> specs;
+  specs.clear();
+  Problem p = problem(DType::bfloat16, 50, 70, 64, 64);
+  int offsets[3] = {0, 30, 80};
+  std::vector<unsigned short> memory(1 << 16);
+  p.packed = true;
+  p.total_q = 80;
+  p.total_k = 90;
+  const auto rows = [&](std::int64_t total) {
+    Tensor t = Tensor::bshd(memory.data(), p.dtype, 1, total, 4, 64, p.device);
+    t.sizes[0] = 2;
+    t.strides[0] = 0;
+    return t;
+  };
+  p.q = p.o = rows(80);
+  p.k = p.v = rows(90);
+  p.cu_seqlens_q = p.cu_seqlens_k = Tensor::contiguous(offsets, DType::int32, {3}, p.device);
+  const Sm90Tile& tile = sm90_tiles(p).front();
+  fwd_sm90::Args args;
+  sm90_fill(args, p, sm90_config(p, tile, false), 0,
+            [](tile::TensorMapBytes&, const TensorMapSpec& spec) { specs.push_back(spec); });
+  ASSERT_EQ(specs.size(), 4U);
+  EXPECT_EQ(tensor_map_refusal(specs[0]), "");
+  const int length = 50, begin = 30, row = 7;
+  const std::int64_t x = args.q_rows - length + row, y = length + begin;
+  EXPECT_LT(x, specs[0].sizes[2]);
+  EXPECT_EQ(args.q_rows - length + length, specs[0].sizes[2]) << "the row behind the last one";
+  EXPECT_LT(y, specs[0].sizes[3]);
+  const std::byte* at = static_cast<const std::byte*>(specs[0].data) + x * specs[0].strides[2] +
+                        y * specs[0].strides[3];
+  EXPECT_EQ(static_cast<const void*>(at), &memory[(begin + row) * 4 * 64]);
+  EXPECT_EQ(args.k_rows, 90);
 }
 
 TEST(ForwardSm90, SplitsKeysWhereTheGridIsSmall) {

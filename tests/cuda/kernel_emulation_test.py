@@ -1,4 +1,4 @@
-"""The sm_80-class kernels on the CPU: compiled by the host's compiler, one fiber a thread.
+"""The flash kernels on the CPU: compiled by the host's compiler, one fiber a thread.
 
 The wrappers of src/cuda/tile hold one instruction each; here each gets a body that does on the CPU
 what its instruction does. Everything above them is compiled as it is. Needs no GPU and no CUDA.
@@ -27,6 +27,15 @@ LOAD_MATRIX = """
       std::memcpy(&x, emulator::shared_base + addresses[matrix * 8 + ROW] + 2 * COLUMN, 2);
       r[matrix] |= static_cast<u32>(x) << (16 * e);
     }
+  }
+"""
+
+STORE_MATRIX = """
+  const emulator::Slot* slots = emulator::meet({{shared}});
+  const int lane = emulator::current->thread % 32;
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    const u32 row = slots[matrix * 8 + lane / 4].words[0];
+    std::memcpy(emulator::shared_base + row + 4 * (lane % 4), &r[matrix], 4);
   }
 """
 
@@ -120,9 +129,64 @@ BODIES = {
         ("float min_nan(", "return a != a || b != b ? a + b : std::fmin(a, b);"),
         ("u32 pack(", PACK),
         ("float widen(", WIDEN),
+        (
+            "u32 bit_mask(",
+            "return static_cast<u32>(start > 31 ? 0 : "
+            "((1ULL << (width > 32 ? 32 : width)) - 1) << start);",
+        ),
     ],
     "mma.cuh": [("void mma(", MMA)],
+    "softcap.cuh": [("float reciprocal_approx(", "return 1.0F / x;")],
+    "mbarrier.cuh": [
+        ("void mbarrier_init(", "emulator::mbarriers[barrier] = {arrivals, arrivals};"),
+        ("void mbarrier_fence_init(", ""),
+        ("void mbarrier_arrive(", "emulator::mbarriers[barrier].arrive();"),
+        ("void mbarrier_expect(", "emulator::mbarriers[barrier].expect(bytes);"),
+        (
+            "bool mbarrier_try_wait(",
+            "if (emulator::mbarriers[barrier].passed(parity)) return true;"
+            "emulator::yield(); return false;",
+        ),
+    ],
+    "tma.cuh": [
+        ("void tma_prefetch_map(", ""),
+        (
+            "void tma_load(",
+            "emulator::copy_box(map, shared, {d, h, s, b, 0}, 4, false);"
+            "emulator::mbarriers[barrier].deliver(emulator::box_bytes(map));",
+        ),
+        (
+            "void tma_load_5d(",
+            "emulator::copy_box(map, shared, {d, c[0], c[1], c[2], c[3]}, 5, false);"
+            "emulator::mbarriers[barrier].deliver(emulator::box_bytes(map));",
+        ),
+        ("void tma_store(", "emulator::copy_box(map, shared, {d, h, s, b, 0}, 4, true);"),
+        (
+            "void tma_store_5d(",
+            "emulator::copy_box(map, shared, {d, c[0], c[1], c[2], c[3]}, 5, true);",
+        ),
+        ("void bulk_commit(", ""),
+        ("void bulk_wait_read(", ""),
+        ("void fence_async_shared(", ""),
+        ("void store_matrix_x4(", STORE_MATRIX),
+    ],
+    "warpgroup.cuh": [
+        ("void take_registers(", ""),
+        ("void give_registers(", ""),
+        ("void named_barrier_sync(", "emulator::named_barriers[id].sync(threads);"),
+        ("void named_barrier_arrive(", "++emulator::named_barriers[id].arrived;"),
+    ],
+    "wgmma.cuh": [
+        ("void wgmma_fence(", ""),
+        ("void wgmma_commit(", ""),
+        ("void wgmma_wait(", ""),
+        ("void pin(float", ""),
+        ("void pin(u32", ""),
+    ],
 }
+
+# Programs in emulation/, and whether they need the library's objects for its host side.
+PROGRAMS = {"flash_sm80": False, "fwd_sm90": True}
 
 
 def replace_body(text: str, declarator: str, body: str) -> str:
@@ -154,23 +218,43 @@ def make_sources(source: Path, folder: Path) -> None:
         path.write_text(text)
 
 
-def main() -> int:
-    """Compiles and runs emulation/flash_sm80.cxx."""
+def library_objects() -> list[str]:
+    """The library's object files; none where the build folder is not known or has none."""
+    build = os.environ.get("TILEWISE_BUILD_DIR", "")
+    return [str(path) for path in Path(build).glob("CMakeFiles/tilewise_core.dir/**/*.o")]
+
+
+def run(program: str, folder: Path, compiler: str) -> int:
+    """Compiles and runs one program; SKIPPED when it needs objects that are not there."""
     here = Path(__file__).resolve().parent
+    source = here.parent.parent
+    binary = folder / program
+    command = [compiler, "-std=c++20", "-O1", "-w", "-I", str(folder)]
+    command += ["-I", str(here / "emulation"), "-include", str(here / "emulation/emulator.h")]
+    command += ["-x", "c++", str(here / f"emulation/{program}.cxx"), "-o", str(binary)]
+    if PROGRAMS[program]:
+        objects = library_objects()
+        if not objects:
+            print(f"{program}: no object files of the library")
+            return SKIPPED
+        command += ["-I", str(source / "src"), "-I", str(source / "include")]
+        command += ["-x", "none", *objects, "-lpthread", "-ldl"]
+    if subprocess.run(command, check=False).returncode != 0:
+        return 1
+    return subprocess.run([str(binary)], check=False).returncode
+
+
+def main() -> int:
+    """Runs the programs named, or all."""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         print("no C++ compiler")
         return SKIPPED
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_sources(here.parent.parent, folder)
-        program = folder / "flash_sm80"
-        command = [compiler, "-std=c++20", "-O1", "-w", "-x", "c++", "-I", str(folder)]
-        command += ["-include", str(here / "emulation/emulator.h")]
-        command += [str(here / "emulation/flash_sm80.cxx"), "-o", str(program)]
-        if subprocess.run(command, check=False).returncode != 0:
-            return 1
-        return subprocess.run([str(program)], check=False).returncode
+        make_sources(Path(__file__).resolve().parent.parent.parent, folder)
+        results = [run(program, folder, compiler) for program in sys.argv[1:] or PROGRAMS]
+    return next((result for result in results if result not in (0, SKIPPED)), max(results))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@
 #include "cuda/driver/device.h"
 #include "cuda/driver/tensor_map.h"
 #include "cuda/kernels/combine.hpp"
+#include "cuda/kernels/fwd_sm90_fill.h"
 #include "cuda/kernels/fwd_sm90_tiles.h"
 #include "cuda/kernels/fwd_sm90_unit.h"
 #include "cuda/kernels/sm80.hpp"
@@ -19,41 +20,8 @@ using fwd_sm90::Args;
 using fwd_sm90::Config;
 using Role = MemoryItem::Role;
 
-constexpr double kLog2e = 1.4426950408889634;
-
-/// The map of a tensor whose rows are copied in panels of 64 columns.
-TensorMapSpec map_spec(const Tensor& tensor, int box_rows) {
-  TensorMapSpec spec = attention_tensor_map(tensor, /*box_dim=*/64, box_rows);
-  for (std::size_t axis = 1; axis < 4; ++axis) {
-    // The stride of an axis with one element is never used; it must be a legal one all the same.
-    if (spec.sizes[axis] == 1) spec.strides[axis] = (spec.sizes[0] * 2 + 15) / 16 * 16;
-  }
-  return spec;
-}
-
-/// Why the copy engine cannot read or write a tensor; empty when it can.
-std::string map_refusal(const char* name, const Tensor& tensor) {
-  std::string reason;
-  if (tensor.strides[3] != 1 && tensor.sizes[3] > 1) {
-    reason = "its innermost stride is " + std::to_string(tensor.strides[3]) + " (expected 1)";
-  } else {
-    const TensorMapSpec spec = map_spec(tensor, 64);
-    reason = tensor_map_refusal(spec);
-    for (std::size_t axis = 1; axis < 4 && reason.empty(); ++axis) {
-      if (spec.strides[axis] == 0) reason = "an axis of more than one element has stride 0";
-    }
-  }
-  if (reason.empty()) return {};
-  return std::string(name) + " cannot be copied by TMA: " + reason;
-}
-
-std::string maps_refusal(const Problem& p) {
-  std::string reason = map_refusal("q", p.q);
-  if (reason.empty()) reason = map_refusal("k", p.k);
-  if (reason.empty()) reason = map_refusal("v", p.v);
-  if (reason.empty()) reason = map_refusal("o", p.o);
-  return reason;
-}
+/// Positions in packed tensors are 32-bit, and so are sums of two of them.
+constexpr std::int64_t kMostPackedRows = std::int64_t{1} << 29;
 
 std::string supports(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
   if (machine.arch != 90) {
@@ -64,17 +32,15 @@ std::string supports(const KernelRow& /*row*/, const Problem& p, const Hardware&
     return std::string(dtype_name(p.dtype)) +
            " is not supported by this kernel (bfloat16, float16)";
   }
-  std::string reason = sm80::refusal(p, machine);
+  std::string reason = sm80::refusal(p, machine, /*takes_packed=*/true);
   if (!reason.empty()) return reason;
-  if (p.key_lengths.defined()) return "key lengths are not supported by this kernel";
   if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0) {
     return "empty problems are left to flash_fwd_sm80";
   }
-  if (p.head_dim_v > p.head_dim && sm80::padded(p.head_dim_v) != sm80::padded(p.head_dim)) {
-    return "values wider than keys (head dims " + std::to_string(p.head_dim) + ", " +
-           std::to_string(p.head_dim_v) + ") are not supported by this kernel";
+  if (p.packed && (p.total_q > kMostPackedRows || p.total_k > kMostPackedRows)) {
+    return "packed tensors of more than " + std::to_string(kMostPackedRows) + " rows";
   }
-  return maps_refusal(p);
+  return sm90_maps_refusal(p);
 }
 
 /// Workspace beside the caller's tensors: the tile counter, then what the parts leave.
@@ -120,41 +86,10 @@ unsigned long long next_tag() {
   return (x ^ (x >> 31)) >> fwd_sm90::TileCounter::kCountBits | 1;
 }
 
-void set_map(tile::TensorMapBytes& to, const Tensor& tensor, int box_rows) {
-  const TensorMap map = tensor_map(map_spec(tensor, box_rows));
+void set_map(tile::TensorMapBytes& to, const TensorMapSpec& spec) {
+  const TensorMap map = tensor_map(spec);
   static_assert(sizeof(to) == sizeof(map));
   std::memcpy(to.bytes, map.bytes, sizeof(map));
-}
-
-void fill(Args& args, const Problem& p, const Config& config) {
-  set_map(args.q, p.q, 64);
-  set_map(args.k, p.k, config.block_n);
-  set_map(args.v, p.v, config.block_n);
-  set_map(args.o, p.o, 64);
-  args.heads_q = static_cast<int>(p.heads_q);
-  args.group = static_cast<int>(p.group());
-  args.seq_q = static_cast<int>(p.seq_q);
-  args.seq_k = static_cast<int>(p.seq_k);
-  args.scale = p.scale;
-  args.scale_log2 = static_cast<float>(static_cast<double>(p.scale) * kLog2e);
-  if (p.softcap != 0.0) {
-    args.scale_cap = static_cast<float>(p.scale / p.softcap);
-    args.cap_log2 = static_cast<float>(p.softcap * kLog2e);
-  }
-  if (p.alibi_slopes.defined()) {
-    args.alibi = static_cast<const float*>(p.alibi_slopes.data);
-    args.alibi_b = p.alibi_slopes.strides[0];
-    args.alibi_h = p.alibi_slopes.strides[1];
-  }
-  if (p.lse.defined()) {
-    args.lse = static_cast<float*>(p.lse.data);
-    args.lse_b = p.lse.strides[0];
-    args.lse_h = p.lse.strides[1];
-    args.lse_s = p.lse.strides[2];
-  }
-  const Sm90Mask mask = sm90_mask(p);
-  args.low = mask.low;
-  args.high = mask.high;
 }
 
 void run(const KernelRow& row, const Problem& p, const Context& context) {
@@ -168,7 +103,7 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
                           std::to_string(plan.block_m) + " x " + std::to_string(plan.block_n));
   }
   // A plan made for aligned tensors may be run with others.
-  if (const std::string reason = maps_refusal(p); !reason.empty()) {
+  if (const std::string reason = sm90_maps_refusal(p); !reason.empty()) {
     throw InvalidArgument("plan: " + std::string(row.name) + ": " + reason);
   }
   const bool split = plan.splits > 1;
@@ -176,13 +111,15 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   WorkspaceCutter workspace(context.workspace);
   const ContextScope scope(p.device.index);  // tensor maps are made in a context
   Args args;
-  fill(args, p, config);
-  args.order = sm90_order(p, config, plan.splits);
+  const int shift = sm90_pack_shift(p, *tile);
+  sm90_fill(args, p, config, shift, set_map);
+  args.order = sm90_order(p, config, tile->block_m() >> shift, plan.splits);
   args.tiles = args.order.blocks * args.order.heads;
   if (config.dynamic) args.counter = {workspace.take<unsigned long long>(1), next_tag()};
   if (split) {
     const std::int64_t rows = p.batch * p.heads_q * p.seq_q;
     args.splits = plan.splits;
+    args.part_rows = rows;
     args.blocks_per_split = sm90_blocks_per_split(p, config.block_n, plan.splits);
     args.o_part = workspace.take<float>(plan.splits * rows * config.head_dim_v);
     args.lse_part = workspace.take<float>(plan.splits * rows);
@@ -207,22 +144,30 @@ const KernelRow kFlashForwardSm90 = {
 
 void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;
-  const auto add = [&](DType dtype, std::int64_t dim, bool causal, std::int64_t seq,
-                       bool windowed) {
+  const auto add_unit = [&](const Config& config) {
+    const PackUnit unit = {.unit = fwd_sm90_unit(config),
+                           .row = kFlashForwardSm90.name,
+                           .instruction = "wgmma.mma_async"};
+    const auto same = [&](const PackUnit& other) { return other.unit == unit.unit; };
+    if (std::none_of(units.begin(), units.end(), same)) units.push_back(unit);
+  };
+  const auto problem = [](DType dtype, std::int64_t dim, std::int64_t seq_q, std::int64_t seq_k) {
     Problem p;
     p.dtype = dtype;
     p.batch = p.heads_q = p.heads_k = 1;
-    p.seq_q = p.seq_k = seq;
+    p.seq_q = seq_q;
+    p.seq_k = seq_k;
     p.head_dim = p.head_dim_v = dim;
     p.scale = 1.0F;
+    return p;
+  };
+  const auto add = [&](DType dtype, std::int64_t dim, bool causal, std::int64_t seq,
+                       bool windowed) {
+    Problem p = problem(dtype, dim, seq, seq);
     if (causal) p.causal = Causal::bottom_right, p.right = 0;
     if (windowed) p.left = 1023;
     for (const Sm90Tile& tile : sm90_tiles(p)) {
-      const PackUnit unit = {.unit = fwd_sm90_unit(sm90_config(p, tile, false)),
-                             .row = kFlashForwardSm90.name,
-                             .instruction = "wgmma.mma_async"};
-      const auto same = [&](const PackUnit& other) { return other.unit == unit.unit; };
-      if (std::none_of(units.begin(), units.end(), same)) units.push_back(unit);
+      if (tile.warpgroups > 1) add_unit(sm90_config(p, tile, false));
     }
   };
   for (const std::int64_t dim : {64, 96, 128, 192, 256}) {
@@ -234,6 +179,12 @@ void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
     }
   }
   add(DType::bfloat16, 128, true, 16384, true);
+  // One query of grouped heads: the keys whole and in parts.
+  Problem decode = problem(DType::bfloat16, 128, 1, 8192);
+  decode.heads_q = 4;
+  for (const bool split : {false, true}) {
+    add_unit(sm90_config(decode, sm90_tiles(decode).back(), split));
+  }
 }
 
 }  // namespace tilewise::cuda

@@ -27,13 +27,13 @@ __forceinline__ void kernel(const Args& args) {
   // A warp-uniform role: what depends on it stays in uniform registers.
   const int role = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
   if (role == 0) {
-    give_registers<kConfig.warpgroups == 2 ? 40 : 32>();
+    if constexpr (kConfig.warpgroups > 1) give_registers<kConfig.warpgroups == 2 ? 40 : 32>();
     if (threadIdx.x == 0) {
       Producer<kConfig> producer{args, shared};
       producer.run();
     }
   } else {
-    take_registers<kConfig.warpgroups == 2 ? 232 : 160>();
+    if constexpr (kConfig.warpgroups > 1) take_registers<kConfig.warpgroups == 2 ? 232 : 160>();
     Consumer<kConfig> consumer(args, shared.base, role - 1);
     consumer.run();
   }

@@ -2,10 +2,7 @@
 /// tile.
 #pragma once
 
-#include "cuda/kernels/fwd_sm90_shared.cuh"
-#include "cuda/tile/mma.cuh"
-#include "cuda/tile/softcap.cuh"
-#include "cuda/tile/softmax.cuh"
+#include "cuda/kernels/fwd_sm90_scores.cuh"
 #include "cuda/tile/tma.cuh"
 #include "cuda/tile/warpgroup.cuh"
 #include "cuda/tile/wgmma.cuh"
@@ -15,15 +12,18 @@ namespace tilewise::fwd_sm90 {
 using namespace tile;
 
 template <Config kConfig>
-struct Consumer {
-  static constexpr int kBlockM = 64 * kConfig.warpgroups, kBlockN = kConfig.block_n;
+struct Consumer : Scores<kConfig> {
+  using Base = Scores<kConfig>;
+  using Base::alpha, Base::l, Base::m, Base::rS, Base::slope;
+  static constexpr int kBlockN = kConfig.block_n;
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
   static constexpr SharedPlan kPlan{kConfig};
   static constexpr int kTurnThreads = 256;  ///< a turn passes from one warpgroup to the next
-  using Scores = Wgmma<kConfig.element, kBlockN>;
-  using Values = Wgmma<kConfig.element, kDv>;
+  using ScoreProduct = Wgmma<kConfig.element, kBlockN>;
+  using ValueProduct = Wgmma<kConfig.element, kDv>;
   static_assert(!kConfig.chain_tiles ||
                 (kConfig.mask != Mask::both && kConfig.own_o && !kConfig.split));
+  static_assert(!kConfig.ping_pong || kConfig.warpgroups > 1);
 
   const Args& args;
   const Shared<kConfig> shared;
@@ -35,11 +35,8 @@ struct Consumer {
   Tile tile;
   BlockRange blocks;  ///< of this warpgroup's rows
   int tile_begin = 0, tile_end = 0;
-  float rS[kBlockN / 2], rO[kDv / 2];
+  float rO[kDv / 2];
   u32 rP[kBlockN / 4];
-  float m[2], l[2],
-      alpha[2];  ///< of rows r and r + 8: reference maximum (log2 domain), sum, what O is scaled by
-  float slope = 0.0F;  ///< ALiBi's, log2 domain
 
   __forceinline__ Consumer(const Args& a, u32 shared_base, int group)
       : args(a),
@@ -52,9 +49,27 @@ struct Consumer {
         dK(panel_descriptor(shared.k(0), 16)),
         dV(panel_descriptor(shared.v(0), kBlockN * kPanelRowBytes)) {}
 
-  __forceinline__ int pair(const Tile& t) const { return t.batch * args.heads_q + t.head; }
-  __forceinline__ int group_row() const { return tile.block * kBlockM + warpgroup * 64; }
-  __forceinline__ int thread_row() const { return group_row() + warp * 16 + lane / 4; }
+  // ---- rows: 16 of a warp, two of a thread (r = 0, 1)
+
+  __forceinline__ int local_row(int r) const { return warp * 16 + lane / 4 + 8 * r; }
+  /// The first query of the warpgroup's rows.
+  __forceinline__ int group_query() const {
+    return first_query<kConfig>(args, tile) + warpgroup * warpgroup_queries<kConfig>(args);
+  }
+  __forceinline__ int query(int first, int r) const {
+    return first + (kConfig.pack_heads ? local_row(r) >> args.pack_shift : local_row(r));
+  }
+  __forceinline__ int head(const Tile& t, int r) const {
+    if constexpr (!kConfig.pack_heads) return t.head;
+    return t.head * args.group + (local_row(r) & ((1 << args.pack_shift) - 1));
+  }
+  /// False for rows past the last query, and for heads that a group has not.
+  __forceinline__ bool exists(const Finished& done, int r) const {
+    bool in_group = true;
+    if constexpr (kConfig.pack_heads)
+      in_group = (local_row(r) & ((1 << args.pack_shift) - 1)) < args.group;
+    return in_group && query(done.query, r) < queries<kConfig>(args, done.tile);
+  }
 
   // ---- hand-over with the producer and among warpgroups
 
@@ -98,17 +113,23 @@ struct Consumer {
     const int s = static_cast<int>(slots.slot);
     mbarrier_wait(shared.tile_full(s), slots.parity);
     const Bytes16 words = load_shared_16(shared.slot(s));
-    tile = {static_cast<int>(words.x), static_cast<int>(words.y), static_cast<int>(words.z),
-            static_cast<int>(words.w)};
+    tile.block = static_cast<int>(words.x);
+    tile.batch = static_cast<int>(words.y);
+    tile.head = static_cast<int>(words.z);
+    tile.split = static_cast<int>(words.w);
+    if constexpr (kConfig.lengths != Lengths::dense) {
+      const Bytes16 lengths = load_shared_16(shared.slot(s) + 16);
+      tile.seq_q = static_cast<int>(lengths.x);
+      tile.seq_k = static_cast<int>(lengths.y);
+      tile.q_begin = static_cast<int>(lengths.z);
+    }
     __syncwarp();  // all lanes have read the slot
     if (lane == 0) mbarrier_arrive(shared.tile_empty(s));
     slots.advance();
-    const int row = tile.block * kBlockM;
-    const BlockRange all =
-        block_range<kConfig>(args, row, min(row + kBlockM, args.seq_q), tile.split);
+    const BlockRange all = tile_range<kConfig>(args, tile);
     tile_begin = all.begin;
     tile_end = all.end;
-    own_range<kConfig>(blocks, args, group_row(), tile.split, tile_begin, tile_end);
+    own_range<kConfig>(blocks, args, tile, group_query(), all);
   }
 
   /// Blocks of the tile right of this warpgroup's own: K and V in turn, or the producer could wait
@@ -157,7 +178,7 @@ struct Consumer {
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kD / 16; ++i) {
-      Scores::multiply_shared(
+      ScoreProduct::multiply_shared(
           rS, q + (i / 4) * (SharedPlan::kPanel / 16) + (i % 4) * kStepColumns,
           k + (i / 4) * (kBlockN * kPanelRowBytes / 16) + (i % 4) * kStepColumns, i != 0);
     }
@@ -166,100 +187,23 @@ struct Consumer {
 
   // ---- softmax step
 
-  /// (F3, F4, F5) raw scores to logits in the log2 domain.
-  __forceinline__ void modify(int block) {
-    if constexpr (kConfig.modified) {
-      if (args.cap_log2 != 0.0F) {
-#pragma unroll
-        for (int i = 0; i < kBlockN / 2; ++i)
-          rS[i] = args.cap_log2 * tanh_fast(args.scale_cap * rS[i]);
-      } else {
-#pragma unroll
-        for (int i = 0; i < kBlockN / 2; ++i) rS[i] *= args.scale_log2;
-      }
-      if (slope != 0.0F) {
-        // In float32: exact up to 2^24 keys, and rounded as the distance itself would be beyond.
-        const float distance = static_cast<float>(thread_row() + args.seq_k - args.seq_q -
-                                                  block * kBlockN - 2 * (lane % 4));
-#pragma unroll
-        for (int i = 0; i < kBlockN / 2; ++i) {
-          const float here = distance + static_cast<float>(8 * (i / 2 % 2) - 8 * (i / 4) - i % 2);
-          rS[i] = __fmaf_rn(-slope, fabsf(here), rS[i]);
-        }
-      }
-    }
-  }
-
-  /// Hidden scores become -inf: replaced, so that nothing of a hidden key leaks. CONTRACT 4, 5, 10
-  __forceinline__ void mask(int block) {
-    const int column = block * kBlockN + 2 * (lane % 4);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      int begin = 0, end = args.seq_k;
+  template <bool kMasked>
+  __forceinline__ void adjust_scores(int block) {
+    const int first = group_query(), column = block * kBlockN + 2 * (lane % 4);
+    const int rows[2] = {query(first, 0), query(first, 1)};
+    const int seq_k = keys<kConfig>(args, tile);
+    Base::modify(args, rows, seq_k - queries<kConfig>(args, tile), column, lane);
+    if constexpr (kMasked) {
+      const Diagonals d = diagonals<kConfig>(args, tile);
+      int begin[2] = {}, end[2] = {seq_k - column, seq_k - column};
       if constexpr (kConfig.mask != Mask::none) {
-        const int row = thread_row() + 8 * r;
-        end = min(end, row + args.high);
-        begin = row + args.low - column;
-      }
-      end -= column;
 #pragma unroll
-      for (int j = 0; j < kBlockN / 8; ++j) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          bool hidden = 8 * j + e >= end;
-          if constexpr (kConfig.mask == Mask::both) hidden |= 8 * j + e < begin;
-          if (hidden) rS[4 * j + 2 * r + e] = -infinity();
+        for (int r = 0; r < 2; ++r) {
+          end[r] = min(end[r], rows[r] + d.high - column);
+          if constexpr (kConfig.mask == Mask::both) begin[r] = rows[r] + d.low - column;
         }
       }
-    }
-  }
-
-  /// S becomes P in place, m and l follow, alpha is what O must be scaled by.
-  template <bool kFirst>
-  __forceinline__ void softmax() {
-    float scale = kConfig.modified ? 1.0F : args.scale_log2;
-    float top[2][2], base[2];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) top[i / 2][i % 2] = rS[i];
-#pragma unroll
-    for (int i = 4; i < kBlockN / 2; ++i)
-      top[i / 2 % 2][i % 2] = fmaxf(top[i / 2 % 2][i % 2], rS[i]);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float before = m[r];
-      const float now = quad_max(fmaxf(top[r][0], top[r][1])) * scale;
-      if constexpr (kFirst) {
-        m[r] = now;
-      } else if constexpr (kConfig.lazy_rescale) {
-        m[r] = now - before <= kSlack ? before : now;  // a NaN (-inf - -inf) is no reason to keep
-      } else {
-        m[r] = fmaxf(before, now);  // (F7) m_new = max(m, rowmax(S))
-      }
-      // Where nothing was seen yet every score is -inf: any finite base gives 2^-inf = 0, as alpha
-      // is 0 wherever `before` is -inf. CONTRACT 3
-      base[r] = fmaxf(m[r], -kLargest);
-      alpha[r] = kFirst ? 0.0F : exp2_approx(before - base[r]);
-    }
-    if constexpr (!kConfig.modified) {
-      // A fused s * scale - m is off by the rounding of m = s * scale at the largest score. That
-      // cancels in O and in LSE until it passes what P can hold: then both are rounded alike.
-      if (__any_sync(~0U, fmaxf(fabsf(m[0]), fabsf(m[1])) > kHugeMaximum)) {
-#pragma unroll
-        for (int i = 0; i < kBlockN / 2; ++i) rS[i] = __fmul_rn(rS[i], scale);
-        scale = 1.0F;
-      }
-    }
-    float sum[2][2] = {};
-#pragma unroll
-    for (int i = 0; i < kBlockN / 2; ++i) {
-      const int r = i / 2 % 2;
-      rS[i] = exp2_approx(__fmaf_rn(rS[i], scale, -base[r]));  // (F8) P = exp(S - m)
-      sum[r][i % 2] += rS[i];
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {  // (F9) l
-      const float here = sum[r][0] + sum[r][1];
-      l[r] = kFirst ? here : __fmaf_rn(l[r], alpha[r], here);
+      Base::mask(begin, end);
     }
   }
 
@@ -276,8 +220,8 @@ struct Consumer {
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kBlockN / 16; ++i) {
-      Values::multiply_register(rO, rP[4 * i], rP[4 * i + 1], rP[4 * i + 2], rP[4 * i + 3],
-                                v + i * kStepRows);
+      ValueProduct::multiply_register(rO, rP[4 * i], rP[4 * i + 1], rP[4 * i + 2], rP[4 * i + 3],
+                                      v + i * kStepRows);
     }
     wgmma_commit();
   }
@@ -300,9 +244,8 @@ struct Consumer {
     wgmma_wait<1>();  // S; O is still being summed
     pin(rS);
     release_k();
-    modify(block);
-    if constexpr (kMasked) mask(block);
-    softmax<false>();
+    adjust_scores<kMasked>(block);
+    Base::template softmax<false>(args);
     finish_values();
     // P may be packed only now: the products that just ended read it. So may O be scaled.
     if (!kConfig.lazy_rescale || __any_sync(~0U, alpha[0] != 1.0F || alpha[1] != 1.0F)) {
@@ -317,10 +260,12 @@ struct Consumer {
     int block = blocks.end - 1;
 #pragma unroll
     for (int i = 0; i < kDv / 2; ++i) rO[i] = 0.0F;
-    modify(block);
-    if (block >= blocks.full_end || (kConfig.mask == Mask::both && block < blocks.full_begin))
-      mask(block);
-    softmax<true>();
+    if (block >= blocks.full_end || (kConfig.mask == Mask::both && block < blocks.full_begin)) {
+      adjust_scores<true>(block);
+    } else {
+      adjust_scores<false>(block);
+    }
+    Base::template softmax<true>(args);
     pack_p();
     --block;
     if constexpr (kConfig.mask != Mask::none) {
@@ -338,22 +283,26 @@ struct Consumer {
 
   // ---- epilogue
 
+  /// Row of the parts' workspace, split only.
+  __forceinline__ i64 part_row(const Tile& t, int h, int i) const {
+    return t.split * args.part_rows + (static_cast<i64>(t.batch) * args.heads_q + h) * args.seq_q +
+           i;
+  }
+
   /// (F11) alpha = 1 / l, (F11) LSE = m + log l
   __forceinline__ void finish_rows(const Finished& done) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       l[r] = quad_sum(l[r]);
       alpha[r] = l[r] == 0.0F ? 0.0F : 1.0F / l[r];
-      const int i = done.row + 8 * r;
-      if (lane % 4 != 0 || i >= args.seq_q) continue;
+      if (lane % 4 != 0 || !exists(done, r)) continue;
       const float lse = (m[r] + log2_approx(l[r])) * kLn2;
+      const int i = query(done.query, r), h = head(done.tile, r);
       if constexpr (kConfig.split) {
-        args.lse_part[(static_cast<i64>(done.tile.split) * (args.order.heads / args.splits) +
-                       pair(done.tile)) *
-                          args.seq_q +
-                      i] = lse;
+        args.lse_part[part_row(done.tile, h, i)] = lse;
       } else if (args.lse != nullptr) {
-        args.lse[done.tile.batch * args.lse_b + done.tile.head * args.lse_h + i * args.lse_s] = lse;
+        args.lse[done.tile.batch * args.lse_b + h * args.lse_h +
+                 (done.tile.q_begin + i) * args.lse_s] = lse;
       }
     }
     if constexpr (!kConfig.split) {
@@ -384,10 +333,18 @@ struct Consumer {
       }
       fence_async_shared();
       sync_warpgroup();  // the whole warpgroup has staged its rows
-      if (thread == 0) {
+      const bool exists = kConfig.lengths != Lengths::packed || done.query < done.tile.seq_q;
+      if (thread == 0 && exists) {
         for (int p = 0; p < SharedPlan::panels(kDv); ++p) {
-          tma_store(&args.o, sO + p * SharedPlan::kPanel, p * kPanelColumns, done.tile.head,
-                    done.tile.block * kBlockM + warpgroup * 64, done.tile.batch);
+          const u32 from = sO + p * SharedPlan::kPanel;
+          if constexpr (kQueryRank5<kConfig>) {
+            int at[4];
+            query_coordinates<kConfig>(at, args, done.tile, done.query);
+            tma_store_5d(&args.o, from, p * kPanelColumns, at);
+          } else {
+            tma_store(&args.o, from, p * kPanelColumns, done.tile.head, done.query,
+                      done.tile.batch);
+          }
         }
         bulk_commit();
         if (!kConfig.own_o) bulk_wait_read();
@@ -398,15 +355,9 @@ struct Consumer {
   __forceinline__ void store_parts(const Finished& done) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int i = done.row + 8 * r;
-      if (i >= args.seq_q) continue;
-      float* to = args.o_part +
-                  ((static_cast<i64>(done.tile.split) * (args.order.heads / args.splits) +
-                    pair(done.tile)) *
-                       args.seq_q +
-                   i) *
-                      kDv +
-                  2 * (lane % 4);
+      if (!exists(done, r)) continue;
+      const i64 row = part_row(done.tile, head(done.tile, r), query(done.query, r));
+      float* to = args.o_part + row * kDv + 2 * (lane % 4);
 #pragma unroll
       for (int j = 0; j < kDv / 8; ++j) {
         store_global_8(to + 8 * j, rO[4 * j + 2 * r] * alpha[r], rO[4 * j + 2 * r + 1] * alpha[r]);
@@ -417,12 +368,12 @@ struct Consumer {
   /// Rows of this warpgroup that see no key of the tile: O = 0, LSE = -inf. CONTRACT 3
   __forceinline__ void finish_empty_tile() {
     wait_q();  // not read, but its place may be where O is staged
-    if (group_row() < args.seq_q) {
+    if (group_query() < queries<kConfig>(args, tile)) {
       m[0] = m[1] = -infinity();
       l[0] = l[1] = 0.0F;
 #pragma unroll
       for (int i = 0; i < kDv / 2; ++i) rO[i] = 0.0F;
-      const Finished done{tile, thread_row()};
+      const Finished done{tile, group_query()};
       finish_rows(done);
       store_o(done);
     }
@@ -451,14 +402,15 @@ struct Consumer {
       issue_scores();
       first_scores_wait();
       while (true) {
-        if constexpr (kConfig.modified) {
+        if constexpr (kConfig.modification == Modification::alibi ||
+                      kConfig.modification == Modification::general) {
           slope = args.alibi == nullptr
                       ? 0.0F
                       : kLog2e * args.alibi[tile.batch * args.alibi_b + tile.head * args.alibi_h];
         }
         process_blocks();
         if constexpr (kConfig.own_o) release_q();
-        const Finished done{tile, thread_row()};
+        const Finished done{tile, group_query()};
         if constexpr (kConfig.chain_tiles) {
           fetch_tile();
           if (tile.block >= 0 && blocks.begin < blocks.end) {

@@ -10,15 +10,16 @@ using namespace tile;
 
 template <Config kConfig>
 struct Producer {
-  static constexpr int kBlockM = 64 * kConfig.warpgroups, kBlockN = kConfig.block_n;
+  static constexpr int kBlockN = kConfig.block_n;
   static constexpr int kPanels = SharedPlan::panels(kConfig.head_dim);
   static constexpr int kPanelsV = SharedPlan::panels(kConfig.head_dim_v);
   const Args& args;
   const Shared<kConfig> shared;
   Ring<kConfig.stages> rK, rV;
   Ring<kConfig.q_buffers> rQ;
-  int head_k = 0;
+  int head_k = 0, k_begin = 0;
   Tile tile;
+  u64 asked = 0;
 
   /// Makes the counter's word ours, whatever it holds: the first block to come starts the count.
   __forceinline__ void claim_counter() const {
@@ -71,41 +72,78 @@ struct Producer {
       at.split = pair % args.splits;
       pair /= args.splits;
     }
-    at.batch = pair / args.heads_q;
-    at.head = pair - at.batch * args.heads_q;
+    at.batch = pair / args.tile_heads;
+    at.head = pair - at.batch * args.tile_heads;
     return at;
   }
 
-  __forceinline__ void load_q(int block) {
-    for (int w = 0; w < kConfig.warpgroups; ++w) {
-      const u32 full = shared.q_full(static_cast<int>(rQ.slot), w);
-      mbarrier_wait(shared.q_empty(static_cast<int>(rQ.slot), w), rQ.parity ^ 1);
+  static __forceinline__ int offset_at(const Offsets& offsets, int index) {
+    const i64 at = index * offsets.stride;
+    return offsets.wide ? static_cast<int>(static_cast<const i64*>(offsets.data)[at])
+                        : static_cast<const int*>(offsets.data)[at];
+  }
+  /// The lengths of the tile's sequence.
+  __forceinline__ void look_up_lengths() {
+    if constexpr (kConfig.lengths == Lengths::keys) {
+      tile.seq_q = args.seq_q;
+      tile.seq_k = min(max(args.key_lengths[tile.batch * args.key_lengths_b], 0), args.k_rows);
+    }
+    if constexpr (kConfig.lengths == Lengths::packed) {
+      const bool behind = tile.batch == args.sequences;
+      tile.q_begin = offset_at(args.cu_q, tile.batch);
+      const int q_end = behind ? args.q_rows : offset_at(args.cu_q, tile.batch + 1);
+      k_begin = offset_at(args.cu_k, tile.batch);
+      const int k_end = behind ? k_begin : offset_at(args.cu_k, tile.batch + 1);
+      tile.seq_q = min(max(q_end - tile.q_begin, 0), args.q_rows);
+      tile.seq_k = min(max(k_end - k_begin, 0), args.k_rows);
+    }
+  }
+
+  __forceinline__ void load_q() {
+    const int slot = static_cast<int>(rQ.slot);
+    int query = first_query<kConfig>(args, tile);
+    for (int w = 0; w < kConfig.warpgroups; ++w, query += warpgroup_queries<kConfig>(args)) {
+      const u32 full = shared.q_full(slot, w);
+      mbarrier_wait(shared.q_empty(slot, w), rQ.parity ^ 1);
       mbarrier_expect(full, Shared<kConfig>::kPlan.q_warpgroup);
       for (int p = 0; p < kPanels; ++p) {
-        tma_load(shared.q(static_cast<int>(rQ.slot), w) + p * SharedPlan::kPanel, &args.q, full,
-                 p * kPanelColumns, tile.head, block * kBlockM + w * 64, tile.batch, kEvictFirst);
+        const u32 to = shared.q(slot, w) + p * SharedPlan::kPanel;
+        if constexpr (kQueryRank5<kConfig>) {
+          int at[4];
+          query_coordinates<kConfig>(at, args, tile, query);
+          tma_load_5d(to, &args.q, full, p * kPanelColumns, at, kEvictFirst);
+        } else {
+          tma_load(to, &args.q, full, p * kPanelColumns, tile.head, query, tile.batch, kEvictFirst);
+        }
       }
     }
     rQ.advance();
+  }
+  /// Rows of a block of keys or values: panels of the copy engine.
+  __forceinline__ void load_rows(const TensorMapBytes* map, u32 to, u32 full, int panels,
+                                 int block) const {
+    for (int p = 0; p < panels; ++p, to += kBlockN * kPanelRowBytes) {
+      if constexpr (kConfig.lengths == Lengths::dense) {
+        tma_load(to, map, full, p * kPanelColumns, head_k, block * kBlockN, tile.batch, kEvictLast);
+      } else {
+        const int at[4] = {head_k, args.k_rows - tile.seq_k + block * kBlockN, tile.seq_k + k_begin,
+                           kConfig.lengths == Lengths::packed ? 0 : tile.batch};
+        tma_load_5d(to, map, full, p * kPanelColumns, at, kEvictLast);
+      }
+    }
   }
   __forceinline__ void load_k(int block) {
     const int s = static_cast<int>(rK.slot);
     mbarrier_wait(shared.k_empty(s), rK.parity ^ 1);
     mbarrier_expect(shared.k_full(s), Shared<kConfig>::kPlan.k_stage);
-    for (int p = 0; p < kPanels; ++p) {
-      tma_load(shared.k(s) + p * kBlockN * kPanelRowBytes, &args.k, shared.k_full(s),
-               p * kPanelColumns, head_k, block * kBlockN, tile.batch, kEvictLast);
-    }
+    load_rows(&args.k, shared.k(s), shared.k_full(s), kPanels, block);
     rK.advance();
   }
   __forceinline__ void load_v(int block) {
     const int s = static_cast<int>(rV.slot);
     mbarrier_wait(shared.v_empty(s), rV.parity ^ 1);
     mbarrier_expect(shared.v_full(s), Shared<kConfig>::kPlan.v_stage);
-    for (int p = 0; p < kPanelsV; ++p) {
-      tma_load(shared.v(s) + p * kBlockN * kPanelRowBytes, &args.v, shared.v_full(s),
-               p * kPanelColumns, head_k, block * kBlockN, tile.batch, kEvictLast);
-    }
+    load_rows(&args.v, shared.v(s), shared.v_full(s), kPanelsV, block);
     rV.advance();
   }
 
@@ -116,12 +154,33 @@ struct Producer {
     store_shared_4(shared.slot(s) + 4, static_cast<u32>(tile.batch));
     store_shared_4(shared.slot(s) + 8, static_cast<u32>(tile.head));
     store_shared_4(shared.slot(s) + 12, static_cast<u32>(tile.split));
+    if constexpr (kConfig.lengths != Lengths::dense) {
+      store_shared_4(shared.slot(s) + 16, static_cast<u32>(tile.seq_q));
+      store_shared_4(shared.slot(s) + 20, static_cast<u32>(tile.seq_k));
+      store_shared_4(shared.slot(s) + 24, static_cast<u32>(tile.q_begin));
+    }
     mbarrier_arrive(shared.tile_full(s));  // releases the stores to the consumers that wait for it
     slots.advance();
   }
 
   /// Order of the copies of a tile: K of the last block, Q, then K and V in turn, V one block
   /// behind.
+  __forceinline__ void copy_tile(int index, bool ask_next) {
+    head_k = kConfig.pack_heads ? tile.head : tile.head / args.group;
+    const BlockRange range = tile_range<kConfig>(args, tile);
+    int block = range.end - 1;
+    const bool any = range.begin < range.end;
+    if (kConfig.q_buffers == 1 && any) load_k(block);
+    load_q();
+    if (kConfig.q_buffers > 1 && any) load_k(block);
+    for (; block > range.begin; --block) {
+      load_k(block - 1);
+      load_v(block);
+    }
+    if (ask_next) asked = ask(index);
+    if (any) load_v(block);
+  }
+
   __forceinline__ void run() {
     tma_prefetch_map(&args.q);
     tma_prefetch_map(&args.k);
@@ -132,22 +191,22 @@ struct Producer {
     int index = static_cast<int>(blockIdx.x);
     while (index < args.tiles) {
       tile = tile_at(index);
-      announce(slots);
-      head_k = tile.head / args.group;
-      const int row = tile.block * kBlockM;
-      const BlockRange range =
-          block_range<kConfig>(args, row, min(row + kBlockM, args.seq_q), tile.split);
-      int block = range.end - 1;
-      const bool any = range.begin < range.end;
-      if (kConfig.q_buffers == 1 && any) load_k(block);
-      load_q(tile.block);
-      if (kConfig.q_buffers > 1 && any) load_k(block);
-      for (; block > range.begin; --block) {
-        load_k(block - 1);
-        load_v(block);
+      look_up_lengths();
+      if constexpr (kConfig.lengths != Lengths::packed) {
+        announce(slots);
+        copy_tile(index, true);
+      } else {
+        // A sequence may have fewer row blocks than the longest. What lies behind the last sequence
+        // may have more: then a tile's turn comes again.
+        if (first_query<kConfig>(args, tile) >= tile.seq_q) asked = ask(index);
+        while (first_query<kConfig>(args, tile) < tile.seq_q) {
+          announce(slots);
+          Tile next = tile;
+          next.block += args.order.blocks;
+          copy_tile(index, first_query<kConfig>(args, next) >= tile.seq_q);
+          tile.block = next.block;
+        }
       }
-      const u64 asked = ask(index);
-      if (any) load_v(block);
       index = answer(asked);
     }
     tile.block = -1;

@@ -43,7 +43,9 @@ struct Shared {
     return barrier(4 * kStages + 2 * kConfig.q_buffers * kWarpgroups + slot);
   }
   __forceinline__ u32 tile_empty(int slot) const { return tile_full(slot) + 2 * kMbarrierBytes; }
-  __forceinline__ u32 slot(int index) const { return base + kPlan.slots + index * 16; }
+  __forceinline__ u32 slot(int index) const {
+    return base + kPlan.slots + index * SharedPlan::kSlot;
+  }
 
   __forceinline__ void init_barriers() const {
     // Every warp of a warpgroup arrives for itself: one warp's wait does not prove that the others
@@ -66,54 +68,110 @@ struct Shared {
   }
 };
 
-/// A tile as the producer announces it; `block` < 0: no more.
+/// A tile as the producer announces it; `block` < 0: no more. The lengths, and where the queries
+/// begin in a packed tensor, only where Args does not say.
 struct Tile {
   int block = -1, batch = 0, head = 0, split = 0;
+  int seq_q = 0, seq_k = 0, q_begin = 0;
 };
 
 template <Config kConfig>
-__forceinline__ Diagonals diagonals(const Args& args) {
+__forceinline__ int queries(const Args& args, const Tile& tile) {
+  return kConfig.lengths == Lengths::dense ? args.seq_q : tile.seq_q;
+}
+template <Config kConfig>
+__forceinline__ int keys(const Args& args, const Tile& tile) {
+  return kConfig.lengths == Lengths::dense ? args.seq_k : tile.seq_k;
+}
+
+/// Queries in the 64 rows of a warpgroup.
+template <Config kConfig>
+__forceinline__ int warpgroup_queries(const Args& args) {
+  return kConfig.pack_heads ? 64 >> args.pack_shift : 64;
+}
+/// First query of a tile.
+template <Config kConfig>
+__forceinline__ int first_query(const Args& args, const Tile& tile) {
+  return tile.block * kConfig.warpgroups * warpgroup_queries<kConfig>(args);
+}
+
+/// Coordinates beside the column of row `query` of Q and O, where their maps have rank 5: packed
+/// sequences (head, x, y, 0), packed heads (head in group, group, query, batch).
+template <Config kConfig>
+__forceinline__ void query_coordinates(int (&c)[4], const Args& args, const Tile& tile, int query) {
+  if constexpr (kConfig.lengths == Lengths::packed) {
+    c[0] = kConfig.pack_heads ? tile.head * args.group : tile.head;
+    // NOTE: a box that lies wholly behind x is an illegal access (seen on an H100). The last row
+    // stands for it: what is read then is not used.
+    c[1] = args.q_rows - tile.seq_q + min(query, tile.seq_q - 1);
+    c[2] = tile.seq_q + tile.q_begin;
+    c[3] = 0;
+  } else {
+    c[0] = 0;
+    c[1] = tile.head;
+    c[2] = query;
+    c[3] = tile.batch;
+  }
+}
+template <Config kConfig>
+inline constexpr bool kQueryRank5 = kConfig.pack_heads || kConfig.lengths == Lengths::packed;
+
+template <Config kConfig>
+__forceinline__ Diagonals diagonals(const Args& args, const Tile& tile) {
   Diagonals d(Positions{}, 0, 0);
+  const int shift = kConfig.lengths == Lengths::dense ? 0 : tile.seq_k - tile.seq_q;
   // A constant where nothing is hidden on the left: the ranges fold to a few instructions.
-  d.low = kConfig.mask == Mask::both ? args.low : -Positions::kFar;
-  d.high = args.high;
+  d.low = kConfig.mask == Mask::both ? args.low + shift : -Positions::kFar;
+  d.high = args.high + shift;
+  if constexpr (kConfig.lengths != Lengths::dense) d.high = min(d.high, args.top);
   return d;
 }
 
-/// A tile whose rows are being finished, and the first row of the thread.
+/// A tile whose rows are being finished, and the first query of its warpgroup's rows.
 struct Finished {
   Tile tile;
-  int row;
+  int query;
 };
 
-/// Key blocks of rows row .. row_end-1 of a tile, within its split.
+/// Key blocks of queries query .. query_end-1 of a tile, within its split.
 template <Config kConfig>
-__forceinline__ BlockRange block_range(const Args& args, int row, int row_end, int split) {
+__forceinline__ BlockRange block_range(const Args& args, const Tile& tile, int query,
+                                       int query_end) {
   constexpr int kN = kConfig.block_n;
+  const int seq_k = keys<kConfig>(args, tile);
   BlockRange range;
   if constexpr (kConfig.mask == Mask::none) {
-    range.end = (args.seq_k + kN - 1) / kN;
-    range.full_end = args.seq_k / kN;
+    range.end = (seq_k + kN - 1) / kN;
+    range.full_end = seq_k / kN;
   } else {
-    range = key_blocks<kN>(diagonals<kConfig>(args), row, row_end, args.seq_k);
+    range = key_blocks<kN>(diagonals<kConfig>(args, tile), query, query_end, seq_k);
   }
   if constexpr (kConfig.split)
-    range.clip(split * args.blocks_per_split, (split + 1) * args.blocks_per_split);
+    range.clip(tile.split * args.blocks_per_split, (tile.split + 1) * args.blocks_per_split);
   return range;
 }
+/// Those of the whole tile.
+template <Config kConfig>
+__forceinline__ BlockRange tile_range(const Args& args, const Tile& tile) {
+  const int query = first_query<kConfig>(args, tile);
+  const int end = query + kConfig.warpgroups * warpgroup_queries<kConfig>(args);
+  return block_range<kConfig>(args, tile, query, min(end, queries<kConfig>(args, tile)));
+}
 
-/// Key blocks of the 64 rows of a warpgroup: what it skips is not in them. Without skip_blocks all
+/// Key blocks of the rows of a warpgroup: what it skips is not in them. Without skip_blocks all
 /// blocks of the tile, of which only those inside the full range need no mask.
 template <Config kConfig>
-__forceinline__ void own_range(BlockRange& own, const Args& args, int row, int split,
-                               int tile_begin, int tile_end) {
-  own = block_range<kConfig>(args, row, min(row + 64, args.seq_q), split);
+__forceinline__ void own_range(BlockRange& own, const Args& args, const Tile& tile, int query,
+                               const BlockRange& all) {
+  const int seq_q = queries<kConfig>(args, tile);
+  const int end = min(query + warpgroup_queries<kConfig>(args), seq_q);
+  own = block_range<kConfig>(args, tile, query, end);
   if constexpr (kConfig.skip_blocks) {
-    if (row >= args.seq_q) own.end = own.begin;
-    if (own.begin >= own.end) own.begin = own.end = tile_begin;
+    if (query >= seq_q) own.end = own.begin;
+    if (own.begin >= own.end) own.begin = own.end = all.begin;
   } else {
-    own.begin = tile_begin;
-    own.end = tile_end;
+    own.begin = all.begin;
+    own.end = all.end;
   }
 }
 

@@ -11,30 +11,56 @@ namespace tilewise::cuda {
 namespace {
 
 using fwd_sm90::Config;
+using fwd_sm90::Lengths;
 using fwd_sm90::Mask;
+using fwd_sm90::Modification;
 
 // warpgroups, block_n, stages, own_o, ping_pong, ping_pong_masked, lazy_rescale, skip_blocks,
 // chain_short, full, masked
+// The tiles of one warpgroup are for few queries: copying K and V takes all the time then.
 constexpr Sm90Tile kTiles64[] = {
-    {3, 128, 3, true, true, true, true, true, true, {1.1, 1.37}, {0.4, 1.33}}};
+    {3, 128, 3, true, true, true, true, true, true, {1.1, 1.37}, {0.4, 1.33}},
+    {1, 128, 4, true, false, false, true, false, false, {2.0, 0.9}, {2.0, 0.9}}};
 constexpr Sm90Tile kTiles96[] = {
-    {3, 96, 2, true, true, true, true, true, false, {2.8, 1.35}, {2.8, 1.22}}};
+    {3, 96, 2, true, true, true, true, true, false, {2.8, 1.35}, {2.8, 1.22}},
+    {1, 128, 3, true, false, false, true, false, false, {3.0, 1.2}, {3.0, 1.2}}};
 constexpr Sm90Tile kTiles128[] = {
     {3, 80, 2, true, true, false, true, true, false, {2.1, 1.36}, {3.1, 1.21}},
-    {2, 128, 2, true, true, true, false, false, false, {2.0, 1.51}, {2.0, 1.37}}};
+    {2, 128, 2, true, true, true, false, false, false, {2.0, 1.51}, {2.0, 1.37}},
+    {1, 128, 3, true, false, false, true, false, false, {3.0, 1.4}, {3.0, 1.4}}};
 constexpr Sm90Tile kTiles192[] = {
-    {2, 112, 2, false, true, true, true, true, false, {4.9, 1.75}, {4.9, 1.56}}};
+    {2, 112, 2, false, true, true, true, true, false, {4.9, 1.75}, {4.9, 1.56}},
+    {1, 64, 3, true, false, false, true, false, false, {4.0, 1.2}, {4.0, 1.2}}};
 constexpr Sm90Tile kTiles192Values128[] = {
-    {2, 112, 2, true, true, true, true, true, false, {4.0, 1.46}, {4.0, 1.32}}};
+    {2, 112, 2, true, true, true, true, true, false, {4.0, 1.46}, {4.0, 1.32}},
+    {1, 64, 3, true, false, false, true, false, false, {4.0, 1.0}, {4.0, 1.0}}};
 constexpr Sm90Tile kTiles256[] = {
-    {2, 80, 2, false, true, true, true, true, false, {5.7, 1.66}, {5.7, 1.49}}};
+    {2, 80, 2, false, true, true, true, true, false, {5.7, 1.66}, {5.7, 1.49}},
+    {1, 64, 3, false, false, false, true, false, false, {4.0, 1.5}, {4.0, 1.5}}};
 
 /// Up to this many keys, memory is a large part of the time: sections of heads are small, and the
 /// start and end of a tile count.
 constexpr std::int64_t kShortKeys = 2048;
 /// Parts that keys are split into at most.
-constexpr int kMostSplits = 32;
+constexpr int kMostSplits = 64;
+/// Share of a tile's rows that must be gained before heads are packed.
+constexpr double kPackGain = 0.9;
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+
+Lengths lengths(const Problem& p) {
+  return p.packed ? Lengths::packed : p.key_lengths.defined() ? Lengths::keys : Lengths::dense;
+}
+
+Modification modification(const Problem& p) {
+  if (!sm80::is_modified(p, sm80::form(p))) return Modification::none;
+  const bool positive = p.scale > 1e-30F;  // the scale may be applied after the mask
+  if (positive && !p.alibi_slopes.defined()) {
+    // The bounds keep powers of scale / softcap in float32.
+    const double ratio = p.scale / p.softcap;
+    return ratio > 1e-8 && ratio < 1e8 ? Modification::softcap : Modification::general;
+  }
+  return positive && p.softcap == 0.0 ? Modification::alibi : Modification::general;
+}
 
 /// Blocks of keys that a tile takes on average, those that a diagonal cuts counted whole.
 double blocks_of_tile(const Problem& p, const Sm90Tile& tile) {
@@ -45,10 +71,21 @@ double blocks_of_tile(const Problem& p, const Sm90Tile& tile) {
   return std::clamp((keys + cut) / tile.block_n, 1.0, all);
 }
 
+/// Queries of a tile, row blocks of a head, heads as tiles see them.
+struct QueryGrid {
+  std::int64_t queries, blocks, heads;
+};
+QueryGrid query_grid(const Problem& p, const Sm90Tile& tile) {
+  const int shift = sm90_pack_shift(p, tile);
+  const std::int64_t queries = tile.block_m() >> shift;
+  return {queries, (p.seq_q + queries - 1) / queries,
+          p.batch * (shift > 0 ? p.heads_k : p.heads_q)};
+}
+
 double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardware& machine) {
   const double sms = std::max(1, machine.multiprocessors);
-  const double row_blocks = std::ceil(static_cast<double>(p.seq_q) / tile.block_m());
-  const double tiles = static_cast<double>(p.batch * p.heads_q) * row_blocks;
+  const QueryGrid g = query_grid(p, tile);
+  const double tiles = static_cast<double>(g.heads * g.blocks);
   const double blocks = blocks_of_tile(p, tile);
   const double parts = std::min<double>(splits, std::ceil(blocks));
   // Masked blocks run faster: the card draws less power and clocks higher.
@@ -72,28 +109,56 @@ double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardwar
 
 std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
   const int dim = sm80::padded(p.head_dim), dim_v = sm80::padded(p.head_dim_v);
-  if (dim == 192 && dim_v <= 128) return kTiles192Values128;
   const int larger = std::max(dim, dim_v);
-  if (larger <= 64) return kTiles64;
-  if (larger <= 96) return kTiles96;
-  if (larger <= 128) return kTiles128;
-  if (larger <= 192) return kTiles192;
-  return kTiles256;
+  std::span<const Sm90Tile> tiles = kTiles256;
+  if (dim == 192 && dim_v <= 128) {
+    tiles = kTiles192Values128;
+  } else if (larger <= 64) {
+    tiles = kTiles64;
+  } else if (larger <= 96) {
+    tiles = kTiles96;
+  } else if (larger <= 128) {
+    tiles = kTiles128;
+  } else if (larger <= 192) {
+    tiles = kTiles192;
+  }
+  // NOTE: for packed sequences the tile of one warpgroup: what a GPU has been seen to do right (see
+  // fwd_sm90.md).
+  return p.packed ? tiles.last(1) : tiles;
+}
+
+int sm90_pack_shift(const Problem& p, const Sm90Tile& tile) {
+  const std::int64_t group = p.group();
+  if (group <= 1 || group > 64 || p.alibi_slopes.defined()) return 0;
+  int shift = 0;
+  while (std::int64_t{1} << shift < group) ++shift;
+  // The map of packed sequences has no axis left for the heads of a group.
+  if (p.packed && std::int64_t{1} << shift != group) return 0;
+  const auto filled = [&](std::int64_t heads, std::int64_t queries) {
+    const std::int64_t blocks = (p.seq_q + queries - 1) / queries;
+    return static_cast<double>(p.seq_q * heads) / static_cast<double>(blocks * tile.block_m());
+  };
+  const double packed = filled(group, tile.block_m() >> shift);
+  return filled(1, tile.block_m()) < kPackGain * packed ? shift : 0;
 }
 
 Sm90Mask sm90_mask(const Problem& p) {
   constexpr std::int64_t kFar = tile::Positions::kFar;
-  const std::int64_t shift = p.seq_k - p.seq_q;
+  const bool dense = lengths(p) == Lengths::dense;
+  const bool top_left = p.causal == Causal::top_left;
+  const std::int64_t shift = dense ? p.seq_k - p.seq_q : 0;
   std::int64_t high = shift + p.right + 1;
-  if (p.causal == Causal::top_left) high = std::min<std::int64_t>(high, 1);
+  if (dense && top_left) high = std::min<std::int64_t>(high, 1);
   const std::int64_t low = shift - p.left;
   Sm90Mask mask;
   mask.high = static_cast<int>(std::clamp(high, -kFar, kFar));
   mask.low = static_cast<int>(std::clamp(low, -kFar, kFar));
-  // The first row has the nearest right edge, the last row the nearest left one.
-  if (low + p.seq_q - 1 > 0) {
+  mask.top = top_left ? 1 : static_cast<int>(kFar);
+  // The first row has the nearest right edge, the last row the nearest left one. With lengths from
+  // the device: in the longest sequence.
+  if (p.left < p.seq_k - 1) {
     mask.mask = Mask::both;
-  } else if (high < p.seq_k) {
+  } else if (dense ? high < p.seq_k : top_left || p.right + 1 < p.seq_q) {
     mask.mask = Mask::right;
   }
   return mask;
@@ -102,8 +167,9 @@ Sm90Mask sm90_mask(const Problem& p) {
 Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   Config config;
   config.element = p.dtype == DType::bfloat16 ? tile::Element::bf16 : tile::Element::fp16;
-  config.head_dim = sm80::padded(p.head_dim);
   config.head_dim_v = sm80::padded(p.head_dim_v);
+  // O in Q's place needs the room.
+  config.head_dim = std::max(sm80::padded(p.head_dim), tile.own_o ? 0 : config.head_dim_v);
   config.warpgroups = tile.warpgroups;
   config.block_n = tile.block_n;
   config.stages = tile.stages;
@@ -111,28 +177,35 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   config.lazy_rescale = tile.lazy_rescale;
   config.mask = sm90_mask(p).mask;
   config.skip_blocks = tile.skip_blocks;
-  config.modified = sm80::is_modified(p, sm80::form(p));
+  config.modification = modification(p);
+  config.lengths = lengths(p);
+  config.pack_heads = sm90_pack_shift(p, tile) > 0;
   config.split = split;
   const bool masked = config.mask != Mask::none;
   config.ping_pong = masked ? tile.ping_pong_masked : tile.ping_pong;
   // A counter pays where tiles differ, and at dim 64, whose tiles are short. It counts to 2^24.
-  const std::int64_t q_blocks = p.seq_q / tile.block_m() + 1;
-  const double tiles = static_cast<double>(p.batch * p.heads_q * (split ? kMostSplits : 1)) *
-                       static_cast<double>(q_blocks);
-  config.dynamic = (masked || tile.chain_short) && tiles < 0x1p23;
-  config.chain_tiles =
-      tile.chain_short && !split && config.mask != Mask::both && (!masked || p.seq_k <= kShortKeys);
+  const QueryGrid g = query_grid(p, tile);
+  const bool dense = config.lengths == Lengths::dense;
+  const double tiles =
+      static_cast<double>((g.heads + p.heads_q) * g.blocks) * (split ? kMostSplits : 1);
+  config.dynamic = (masked || tile.chain_short || !dense) && tiles < 0x1p23;
+  config.chain_tiles = tile.chain_short && !split && dense && !config.pack_heads &&
+                       config.mask != Mask::both && (!masked || p.seq_k <= kShortKeys);
   config.q_buffers = config.chain_tiles ? 2 : 1;
   return config;
 }
 
-fwd_sm90::SectionOrder sm90_order(const Problem& p, const Config& config, int splits) {
+fwd_sm90::SectionOrder sm90_order(const Problem& p, const Config& config, std::int64_t queries,
+                                  int splits) {
+  const std::int64_t heads = config.pack_heads ? p.heads_k : p.heads_q;
   OrderProblem order;
-  const std::int64_t block_m = std::int64_t{64} * config.warpgroups;
-  order.blocks = (p.seq_q + block_m - 1) / block_m;
-  order.heads = p.batch * p.heads_q * splits;
-  order.heads_per_kv = p.group() * splits;
-  order.kv_bytes = p.seq_k * (p.head_dim + p.head_dim_v) * 2;
+  order.blocks = (p.seq_q + queries - 1) / queries;
+  order.heads = (p.packed ? p.batch + 1 : p.batch) * heads * splits;
+  order.heads_per_kv = heads / p.heads_k * splits;
+  // Of a window only the part that the tiles at work see has to stay in the cache.
+  const std::int64_t keys =
+      std::min(p.seq_k, std::min(p.left, p.seq_k) + std::min(p.right, p.seq_k) + 4 * queries);
+  order.kv_bytes = std::max<std::int64_t>(keys, 1) * (p.head_dim + p.head_dim_v) * 2;
   if (config.mask != Mask::none) {
     const bool is_short = p.seq_k <= kShortKeys;
     order.section_bytes = (is_short ? 4 : 16) * kMiB;
@@ -149,14 +222,21 @@ int sm90_blocks_per_split(const Problem& p, int block_n, int splits) {
 Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
   Sm90Choice best;
   for (const Sm90Tile& tile : sm90_tiles(p)) {
-    for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24, kMostSplits}) {
-      // Fewer than two blocks a part do not pay for the merge.
-      if (wanted > 1 && p.seq_k < std::int64_t{2} * tile.block_n * wanted) break;
-      const std::int64_t blocks = (p.seq_k + tile.block_n - 1) / tile.block_n;
-      const int per_part = sm90_blocks_per_split(p, tile.block_n, wanted);
-      const int splits = wanted == 1 ? 1 : static_cast<int>((blocks + per_part - 1) / per_part);
+    const std::int64_t blocks = (p.seq_k + tile.block_n - 1) / tile.block_n;
+    const auto consider = [&](std::int64_t wanted) {
+      if (wanted < 1) return;
+      // Fewer than two blocks a part do not pay for the merge; packed sequences have no merge.
+      if (wanted > 1 && (p.packed || blocks < 2 * wanted || wanted > kMostSplits)) return;
+      const std::int64_t per_part = (blocks + wanted - 1) / wanted;
+      const int splits = static_cast<int>((blocks + per_part - 1) / per_part);
       const double ms = predict(p, tile, splits, machine);
       if (best.tile == nullptr || ms < best.ms) best = {&tile, splits, ms};
+    };
+    for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48}) consider(wanted);
+    // Parts that fill the card a whole number of times.
+    const QueryGrid g = query_grid(p, tile);
+    for (const std::int64_t times : {1, 2, 3}) {
+      consider(times * machine.multiprocessors / std::max<std::int64_t>(1, g.heads * g.blocks));
     }
   }
   return best;

@@ -26,17 +26,22 @@ struct Sm90Tile {
 /// Candidates for a problem's head dims.
 std::span<const Sm90Tile> sm90_tiles(const Problem& problem);
 
+/// log2 of the query heads (rounded up to a power of two) that a tile packs as its rows; 0: none.
+/// Heads are packed where their few queries would leave most of a tile empty.
+int sm90_pack_shift(const Problem& problem, const Sm90Tile& tile);
+
 /// Diagonals of the problem as the kernel takes them, and which of them hide anything.
 struct Sm90Mask {
-  int low = 0, high = 0;
+  int low = 0, high = 0, top = 0;
   fwd_sm90::Mask mask = fwd_sm90::Mask::none;
 };
 Sm90Mask sm90_mask(const Problem& problem);
 
 fwd_sm90::Config sm90_config(const Problem& problem, const Sm90Tile& tile, bool split);
 
+/// `queries`: of a tile.
 fwd_sm90::SectionOrder sm90_order(const Problem& problem, const fwd_sm90::Config& config,
-                                  int splits);
+                                  std::int64_t queries, int splits);
 
 /// The tile and the number of parts of the keys with the least predicted time.
 struct Sm90Choice {

@@ -25,7 +25,7 @@ std::string config_refusal(const fwd_sm90::Config& config) {
            std::to_string(kSharedLimit) + ")";
   }
   const int registers = config.block_n / 2 + config.block_n / 4 + config.head_dim_v / 2;
-  const int limit = config.warpgroups == 2 ? kRegisters2 : kRegisters3;
+  const int limit = config.warpgroups == 3 ? kRegisters3 : kRegisters2;
   if (registers > limit) {
     return "S, P and O take " + std::to_string(registers) + " registers of a thread (at most " +
            std::to_string(limit) + ")";
@@ -45,7 +45,10 @@ KernelUnit fwd_sm90_unit(const fwd_sm90::Config& c) {
         field("lazy_rescale", c.lazy_rescale), field("chain_tiles", c.chain_tiles),
         field("skip_blocks", c.skip_blocks), field("dynamic", c.dynamic),
         ".mask = static_cast<Mask>(" + std::to_string(static_cast<int>(c.mask)) + ")",
-        field("modified", c.modified), field("split", c.split)}) {
+        ".modification = static_cast<Modification>(" +
+            std::to_string(static_cast<int>(c.modification)) + ")",
+        ".lengths = static_cast<Lengths>(" + std::to_string(static_cast<int>(c.lengths)) + ")",
+        field("pack_heads", c.pack_heads), field("split", c.split)}) {
     unit.config += ", " + text;
   }
   unit.threads = 128 * (c.warpgroups + 1);

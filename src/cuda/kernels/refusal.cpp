@@ -2,9 +2,9 @@
 
 namespace tilewise::cuda {
 
-std::string option_refusal(const Problem& p) {
+std::string option_refusal(const Problem& p, bool takes_packed) {
   if (p.dtype == DType::float64) return "float64 runs on the reference";
-  if (p.packed) return "packed sequences are not supported by this kernel";
+  if (p.packed && !takes_packed) return "packed sequences are not supported by this kernel";
   if (p.paged) return "paged K and V are not supported by this kernel";
   if (p.block_list.defined()) return "block lists are not supported by this kernel";
   if (p.mask.defined()) return "a bool mask is not supported by this kernel";

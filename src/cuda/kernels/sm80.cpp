@@ -37,12 +37,12 @@ KernelUnit pack_unit(const pack_rows::Config& c) {
 
 }  // namespace
 
-std::string refusal(const Problem& p, const Hardware& machine) {
+std::string refusal(const Problem& p, const Hardware& machine, bool takes_packed) {
   if (machine.arch < 80) {
     return "the device has compute capability " + std::to_string(machine.arch / 10) + "." +
            std::to_string(machine.arch % 10) + ", 8.0 or newer is needed";
   }
-  std::string reason = option_refusal(p);
+  std::string reason = option_refusal(p, takes_packed);
   if (!reason.empty()) return reason;
   if (p.head_dim > 256 || p.head_dim_v > 256) return "head dims above 256";
   if (p.seq_q > kLongest || p.seq_k > kLongest) {

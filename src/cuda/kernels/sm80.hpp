@@ -16,7 +16,8 @@
 namespace tilewise::cuda::sm80 {
 
 /// What no kernel of the family takes, in words for the user; empty when nothing stands against it.
-std::string refusal(const Problem& problem, const Hardware& machine);
+/// None takes packed sequences (fwd_sm90, which has the other limits too, does).
+std::string refusal(const Problem& problem, const Hardware& machine, bool takes_packed = false);
 
 /// Head dim as the kernels are built for it: 16, 32, 64, 96, 128, 192, 256.
 int padded(std::int64_t dim);

@@ -39,6 +39,13 @@ __forceinline__ float min_nan(float a, float b) {
   return y;
 }
 
+/// `width` ones from bit `start` on; both are clamped to 0 .. 32. "bmsk", .clamp
+__forceinline__ u32 bit_mask(u32 start, u32 width) {
+  u32 y;
+  asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(y) : "r"(start), "r"(width));
+  return y;
+}
+
 /// Two floats to two 16-bit elements, round to nearest even; `lo` in the lower half. 9.7.9.22 cvt
 template <Element kElement>
 __forceinline__ u32 pack(float lo, float hi) {

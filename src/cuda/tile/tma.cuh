@@ -28,12 +28,32 @@ __forceinline__ void tma_load(u32 shared, const TensorMapBytes* map, u32 barrier
       : "memory");
 }
 
+/// The same with coordinates (d, c1, c2, c3, c4) of a map of rank 5.
+__forceinline__ void tma_load_5d(u32 shared, const TensorMapBytes* map, u32 barrier, int d,
+                                 const int (&c)[4], u64 policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_"
+      "hint"
+      " [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(d), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]), "l"(policy)
+      : "memory");
+}
+
 /// A box from shared memory; what lies outside the tensor is not written. "cp.async.bulk.tensor"
 __forceinline__ void tma_store(const TensorMapBytes* map, u32 shared, int d, int h, int s, int b) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::
           "l"(map),
       "r"(shared), "r"(d), "r"(h), "r"(s), "r"(b)
+      : "memory");
+}
+
+/// The same with coordinates (d, c1, c2, c3, c4) of a map of rank 5.
+__forceinline__ void tma_store_5d(const TensorMapBytes* map, u32 shared, int d, const int (&c)[4]) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], "
+      "[%1];" ::"l"(map),
+      "r"(shared), "r"(d), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3])
       : "memory");
 }
 

@@ -27,6 +27,11 @@ struct Positions {
   bool top_left = false;
 };
 
+/// tanh(x) = x + k1 x^3 + k2 x^5, the best in relative error for |x| <= kBound: 4.9e-7.
+struct SoftcapSeries {
+  static constexpr double kBound = 0.25, k1 = -0.33324571, k2 = 0.1287642;
+};
+
 /// Order of the tiles of a one-dimensional grid. Heads (of all batch entries) come in sections
 /// whose keys and values fit the L2 cache; inside a section the tiles of one row block of all its
 /// heads come together, last row block (the longest under a causal mask) first.

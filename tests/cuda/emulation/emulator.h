@@ -6,12 +6,14 @@
 
 #include <ucontext.h>
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <vector>
 
 #define __forceinline__ inline
@@ -47,6 +49,7 @@ inline unsigned long arrived_at_barrier = 0;
 inline Index block_index;
 inline std::function<void()> body;
 inline unsigned char* shared_base = nullptr;
+inline Index grid_size{1};
 
 inline void yield() { swapcontext(&current->context, &scheduler); }
 inline void start() {
@@ -55,12 +58,51 @@ inline void start() {
   yield();
 }
 
+/// A barrier in shared memory, by its address.
+struct Mbarrier {
+  unsigned arrivals = 0, pending = 0;
+  long bytes = 0;
+  unsigned parity = 0;  ///< of the phase that is not complete
+
+  void settle() {
+    if (pending > 0 || bytes > 0) return;
+    parity ^= 1;
+    pending = arrivals;
+  }
+  void arrive() {
+    --pending;
+    settle();
+  }
+  void expect(unsigned more) {
+    bytes += more;
+    arrive();
+  }
+  void deliver(unsigned some) {
+    bytes -= some;
+    settle();
+  }
+  bool passed(unsigned wanted) const { return parity != wanted; }
+};
+inline std::map<unsigned, Mbarrier> mbarriers;
+
+struct NamedBarrier {
+  long arrived = 0;
+  void sync(int threads) {
+    const long all = (arrived / threads + 1) * threads;
+    ++arrived;
+    while (arrived < all) yield();
+  }
+};
+inline std::array<NamedBarrier, 16> named_barriers;
+
 /// Runs `kernel` as thread block `index`.
 inline void run_block(unsigned index, unsigned threads, std::function<void()> kernel) {
   body = std::move(kernel);
   block_index.x = index;
   arrived_at_barrier = 0;
   warps.assign(threads / 32, {});
+  mbarriers.clear();
+  named_barriers = {};
   fibers = std::vector<Fiber>(threads);
   for (unsigned i = 0; i < threads; ++i) {
     Fiber& fiber = fibers[i];
@@ -95,6 +137,58 @@ inline const Slot* meet(const Slot& slot) {
   return slots;
 }
 
+/// What a tensor map holds here: elements of 16 bits, strides in bytes, 128-byte swizzle.
+struct Box {
+  unsigned char* data;
+  long sizes[5], strides[5];
+  int box[5], rank;
+};
+inline Box box_of(const void* map) {
+  Box box;
+  static_assert(sizeof(box) <= 128);
+  std::memcpy(&box, map, sizeof(box));
+  return box;
+}
+inline unsigned box_bytes(const void* map) {
+  const Box b = box_of(map);
+  unsigned bytes = 2;
+  for (int axis = 0; axis < b.rank; ++axis) bytes *= b.box[axis];
+  return bytes;
+}
+inline unsigned swizzled(unsigned address) { return address ^ (address >> 7 & 7) << 4; }
+
+/// One box between memory and shared memory; outside the tensor zeros are read and nothing is
+/// written.
+inline void copy_box(const void* map, unsigned shared, std::array<int, 5> at, int rank,
+                     bool store) {
+  const Box b = box_of(map);
+  if (b.rank != rank) std::printf("a map of rank %d used as %d\n", b.rank, rank), std::exit(1);
+  // Seen to be an illegal access on an H100 where two axes share a stride (fwd_sm90_args.h).
+  if (rank == 5 && b.strides[2] == b.strides[3] && at[2] >= b.sizes[2]) {
+    std::printf("a box wholly behind its sequence\n"), std::exit(1);
+  }
+  const int elems = static_cast<int>(box_bytes(map) / 2);
+  for (int i = 0; i < elems; ++i) {
+    int rest = i;
+    bool inside = true;
+    long offset = 0;
+    for (int axis = 0; axis < rank; ++axis) {
+      const long index = at[axis] + rest % b.box[axis];
+      rest /= b.box[axis];
+      inside &= index >= 0 && index < b.sizes[axis];
+      offset += index * (axis == 0 ? 2 : b.strides[axis]);
+    }
+    unsigned char* to = shared_base + swizzled(shared + 2 * i);
+    if (store) {
+      if (inside) std::memcpy(b.data + offset, to, 2);
+    } else if (inside) {
+      std::memcpy(to, b.data + offset, 2);
+    } else {
+      std::memset(to, 0, 2);
+    }
+  }
+}
+
 inline unsigned bits(float x) {
   unsigned u;
   std::memcpy(&u, &x, 4);
@@ -110,6 +204,19 @@ inline float number(unsigned u) {
 
 #define threadIdx (emulator::Index{emulator::current->thread})
 #define blockIdx emulator::block_index
+#define gridDim emulator::grid_size
+
+inline unsigned long long atomicAdd(unsigned long long* at, unsigned long long value) {
+  const unsigned long long old = *at;
+  *at += value;
+  return old;
+}
+inline unsigned long long atomicCAS(unsigned long long* at, unsigned long long compare,
+                                    unsigned long long value) {
+  const unsigned long long old = *at;
+  if (old == compare) *at = value;
+  return old;
+}
 
 inline void __syncthreads() {
   using namespace emulator;

@@ -1,0 +1,20 @@
+/// A problem's tensors and numbers as fwd_sm90 takes them.
+#pragma once
+
+#include <string>
+
+#include "cuda/driver/tensor_map.h"
+#include "cuda/kernels/fwd_sm90_args.h"
+#include "problem/problem.h"
+
+namespace tilewise::cuda {
+
+/// Why the copy engine cannot read or write a tensor of the problem; empty when it can all.
+std::string sm90_maps_refusal(const Problem& problem);
+
+/// Everything of Args but the order of tiles, their counter and the parts of split keys. `shift`:
+/// sm90_pack_shift(). `set_map` encodes a tensor map (tests look at what it is made of instead).
+void sm90_fill(fwd_sm90::Args& args, const Problem& problem, const fwd_sm90::Config& config,
+               int shift, void (*set_map)(tile::TensorMapBytes&, const TensorMapSpec&));
+
+}  // namespace tilewise::cuda

@@ -1,0 +1,225 @@
+/// fwd_sm90: what a consumer does to a block of scores: softcap, ALiBi, mask, a step of the online
+/// softmax.
+#pragma once
+
+#include "cuda/kernels/fwd_sm90_shared.cuh"
+#include "cuda/tile/mma.cuh"
+#include "cuda/tile/softcap.cuh"
+#include "cuda/tile/softmax.cuh"
+
+namespace tilewise::fwd_sm90 {
+
+using namespace tile;
+
+/// Scores of 64 rows x block_n keys, as wgmma leaves them, and the statistics of the thread's two
+/// rows (r and r + 8 of the warp).
+template <Config kConfig>
+struct Scores {
+  static constexpr int kBlockN = kConfig.block_n;
+  static constexpr Modification kModification = kConfig.modification;
+  float rS[kBlockN / 2];
+  float m[2], l[2],
+      alpha[2];        ///< reference maximum (log2 domain), sum, what O is scaled by
+  float slope = 0.0F;  ///< ALiBi's, log2 domain
+  float offset[2];     ///< alibi: what the thread's logits of a block are beside rS times the scale
+
+  // softcap, narrow: the scores of the block are raw yet; the largest size in each row.
+  bool narrow = false;
+  float largest[2];
+
+  /// (F3, F4, F5) Softcap, ALiBi and the scale, as far as softmax() does not apply it. `rows`: of
+  /// the thread; `column`: of its first score.
+  __forceinline__ void modify(const Args& args, const int (&rows)[2], int shift, int column,
+                              int lane) {
+    if constexpr (kModification == Modification::softcap) soften(args);
+    if constexpr (kModification == Modification::alibi) slant(args, rows, shift, column, lane);
+    if constexpr (kModification == Modification::general) {
+      if (args.cap_log2 != 0.0F) {
+#pragma unroll
+        for (int i = 0; i < kBlockN / 2; ++i)
+          rS[i] = args.cap_log2 * tanh_fast(args.scale_cap * rS[i]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kBlockN / 2; ++i) rS[i] *= args.scale_log2;
+      }
+      if (slope != 0.0F) subtract_distance(slope, rows, shift, column);
+    }
+  }
+
+  /// (F4) Softcap. Few blocks hold a score so large that the cap bends it by more than 2 %: there
+  /// raw scores become capped ones; the others stay, softmax() caps them in the exponent without
+  /// another exponential.
+  __forceinline__ void soften(const Args& args) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) largest[r] = 0.0F;
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i)
+      largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], fabsf(rS[i]));
+    narrow = !__any_sync(~0U, fmaxf(largest[0], largest[1]) > args.cap_narrow);
+    if (!narrow) {
+#pragma unroll
+      for (int i = 0; i < kBlockN / 2; ++i) rS[i] = cap_wide(rS[i], args.cap_slope, args.cap_raw);
+    }
+  }
+
+  /// (F5) ALiBi in units of raw scores. Where all keys of the block lie on one side of the warp's
+  /// diagonals, the distance grows with the column alike for every row: one fma a score, and what
+  /// depends on the row goes to `offset`.
+  __forceinline__ void slant(const Args& args, const int (&rows)[2], int shift, int column,
+                             int lane) {
+    // Distance of the warp's first row to the last key, of its last row to the first one.
+    const int first = rows[0] - lane / 4 + shift - (column - 2 * (lane % 4));
+    const bool left = args.high <= shift + 1 || first >= kBlockN - 1, right = first + 15 <= 0;
+    if (left || right) {
+      const float side = left ? slope : -slope, raw_side = side * args.scale_inverse;
+#pragma unroll
+      for (int i = 0; i < kBlockN / 2; ++i)
+        rS[i] = __fmaf_rn(raw_side, static_cast<float>(8 * (i / 4) + i % 2), rS[i]);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) offset[r] = -side * static_cast<float>(rows[r] + shift - column);
+    } else {
+      subtract_distance(slope * args.scale_inverse, rows, shift, column);
+      offset[0] = offset[1] = 0.0F;
+    }
+  }
+
+  /// Subtracts factor * |i + Sk - Sq - j|. In float32: exact up to 2^24 keys, and rounded as the
+  /// distance itself would be beyond.
+  __forceinline__ void subtract_distance(float factor, const int (&rows)[2], int shift,
+                                         int column) {
+    const float distance[2] = {static_cast<float>(rows[0] + shift - column),
+                               static_cast<float>(rows[1] + shift - column)};
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i) {
+      const float here = distance[i / 2 % 2] - static_cast<float>(8 * (i / 4) + i % 2);
+      rS[i] = __fmaf_rn(-factor, fabsf(here), rS[i]);
+    }
+  }
+
+  /// Hidden scores become -inf: replaced, so that nothing of a hidden key leaks. CONTRACT 4, 5, 10.
+  /// `begin`, `end`: columns that each row sees, from the thread's first one on.
+  __forceinline__ void mask(const int (&begin)[2], const int (&end)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      // One bit a score: the tests of eight of them are one instruction.
+      const int from = scores_before(begin[r]), to = scores_before(end[r]);
+      const u32 visible = bit_mask(static_cast<u32>(from), static_cast<u32>(max(to - from, 0)));
+#pragma unroll
+      for (int i = 0; i < kBlockN / 4; ++i) {
+        if ((visible >> i & 1) == 0) rS[4 * (i / 2) + 2 * r + i % 2] = -infinity();
+      }
+    }
+  }
+  /// How many of a row's scores in this thread (columns 0, 1, 8, 9, 16, ...) are left of `column`.
+  static __forceinline__ int scores_before(int column) {
+    const int c = max(column, 0);
+    return c / 8 * 2 + min(c % 8, 2);
+  }
+
+  /// Largest logit of each row in the log2 domain.
+  __forceinline__ void row_maxima(const Args& args, float scale, float (&now)[2]) const {
+    float top[2][2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) top[i / 2][i % 2] = rS[i];
+#pragma unroll
+    for (int i = 4; i < kBlockN / 2; ++i)
+      top[i / 2 % 2][i % 2] = fmaxf(top[i / 2 % 2][i % 2], rS[i]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float x = fmaxf(top[r][0], top[r][1]);
+      if constexpr (kModification == Modification::softcap) {
+        x *= narrow ? cap_narrow(x * x, scale, args.cap_1, args.cap_2) : scale;
+      } else {
+        x *= scale;
+      }
+      if constexpr (kModification == Modification::alibi) x += offset[r];
+      now[r] = quad_max(x);
+    }
+  }
+
+  /// True when no row of the warp can have grown by 2^8: seen from the sizes of its scores alone.
+  __forceinline__ bool keeps_maxima(float scale) const {
+    if constexpr (kModification != Modification::softcap || !kConfig.lazy_rescale) return false;
+    const bool grows = largest[0] * scale > m[0] + kSlack || largest[1] * scale > m[1] + kSlack ||
+                       m[0] == -infinity() || m[1] == -infinity();
+    return narrow && !__any_sync(~0U, grows);
+  }
+
+  /// (F7) m follows the maxima `now`; alpha is what O must be scaled by, `base` what the exponents
+  /// are taken against.
+  template <bool kFirst>
+  __forceinline__ void move_maxima(const float (&now)[2], float (&base)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float before = m[r];
+      if constexpr (kFirst) {
+        m[r] = now[r];
+      } else if constexpr (kConfig.lazy_rescale) {
+        // A NaN (-inf - -inf) is no reason to keep.
+        m[r] = now[r] - before <= kSlack ? before : now[r];
+      } else {
+        m[r] = fmaxf(before, now[r]);
+      }
+      // Where nothing was seen yet every score is -inf: any finite base gives 2^-inf = 0, as alpha
+      // is 0 wherever `before` is -inf. CONTRACT 3
+      base[r] = fmaxf(m[r], -kLargest);
+      alpha[r] = kFirst ? 0.0F : exp2_approx(before - base[r]);
+      if constexpr (kModification == Modification::alibi) base[r] -= offset[r];
+    }
+  }
+
+  /// (F8) P = exp(S - m) in place; sums over the thread's columns. `kNarrow`: the softcap is
+  /// applied on the way.
+  template <bool kNarrow>
+  __forceinline__ void exponentials(const Args& args, float scale, const float (&base)[2],
+                                    float (&sum)[2][2]) {
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i) {
+      const int r = i / 2 % 2;
+      const float factor =
+          kNarrow ? cap_narrow(rS[i] * rS[i], scale, args.cap_1, args.cap_2) : scale;
+      rS[i] = exp2_approx(__fmaf_rn(rS[i], factor, -base[r]));
+      sum[r][i % 2] += rS[i];
+    }
+  }
+
+  /// S becomes P in place, m and l follow, alpha is what O must be scaled by.
+  template <bool kFirst>
+  __forceinline__ void softmax(const Args& args) {
+    float scale = kModification == Modification::general ? 1.0F : args.scale_log2;
+    float base[2];
+    if (!kFirst && keeps_maxima(scale)) {
+      alpha[0] = alpha[1] = 1.0F;
+      base[0] = m[0];
+      base[1] = m[1];
+    } else {
+      float now[2];
+      row_maxima(args, scale, now);
+      move_maxima<kFirst>(now, base);
+    }
+    if constexpr (kModification != Modification::general) {
+      // A fused s * scale - m is off by the rounding of m = s * scale at the largest score. That
+      // cancels in O and in LSE until it passes what P can hold: then both are rounded alike.
+      if (__any_sync(~0U, fmaxf(fabsf(m[0]), fabsf(m[1])) > kHugeMaximum)) {
+        if (kModification != Modification::softcap || !narrow) {
+#pragma unroll
+          for (int i = 0; i < kBlockN / 2; ++i) rS[i] = __fmul_rn(rS[i], scale);
+          scale = 1.0F;
+        }
+      }
+    }
+    float sum[2][2] = {};
+    if (kModification == Modification::softcap && narrow) {
+      exponentials<true>(args, scale, base, sum);
+    } else {
+      exponentials<false>(args, scale, base, sum);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {  // (F9) l
+      const float here = sum[r][0] + sum[r][1];
+      l[r] = kFirst ? here : __fmaf_rn(l[r], alpha[r], here);
+    }
+  }
+};
+
+}  // namespace tilewise::fwd_sm90
