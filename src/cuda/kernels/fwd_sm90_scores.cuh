@@ -126,14 +126,14 @@ struct Scores {
       top[i / 2 % 2][i % 2] = fmaxf(top[i / 2 % 2][i % 2], rS[i]);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float x = fmaxf(top[r][0], top[r][1]);
+      const float x = fmaxf(top[r][0], top[r][1]);
       if constexpr (kModification == Modification::softcap) {
-        x *= narrow ? cap_narrow(x * x, scale, args.cap_1, args.cap_2) : scale;
+        now[r] = quad_max(x * (narrow ? cap_narrow(x * x, scale, args.cap_1, args.cap_2) : scale));
+      } else if constexpr (kModification == Modification::alibi) {
+        now[r] = quad_max(x * scale + offset[r]);  // the offset is the thread's own
       } else {
-        x *= scale;
+        now[r] = quad_max(x) * scale;
       }
-      if constexpr (kModification == Modification::alibi) x += offset[r];
-      now[r] = quad_max(x);
     }
   }
 

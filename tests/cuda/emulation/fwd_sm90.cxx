@@ -302,7 +302,9 @@ void check(const Case& c) {
 
   const cuda::Sm90Tile& tile = pick_tile(c, p);
   const bool split = c.splits > 1;
-  const Config config = cuda::sm90_config(p, tile, split);
+  Config config = cuda::sm90_config(p, tile, split);
+  if (c.softcap != 0.0 && !c.alibi) config.modification = Modification::softcap;
+  if (c.alibi && c.softcap == 0.0) config.modification = Modification::alibi;
   const int shift = cuda::sm90_pack_shift(p, tile);
   Args args;
   cuda::sm90_fill(args, p, config, shift, set_map);
