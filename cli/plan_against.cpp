@@ -14,6 +14,7 @@
 #include "cli/failure.h"
 #include "cli/machines.h"
 #include "cli/plan_cells.h"
+#include "cpu/flash.h"
 #include "measure/materialize.h"
 #include "measure/timer.h"
 #include "plan/accounting.h"
@@ -96,6 +97,8 @@ std::array<double, 4> features_of(const KernelRow& kernel, const Problem& proble
                                   const Hardware& machine) {
   const bool flash = std::string_view(kernel.implementation) == "flash";
   CpuWork work{.pairs = visible_pairs(problem), .flops = plan.flops, .bytes = plan.bytes_moved};
+  const std::string name = kernel.name;
+  if (flash) work.rate = isa_rate(name.substr(name.rfind('_') + 1));
   if (!flash) {
     work.pairs = static_cast<double>(problem.batch * problem.heads_q) *
                  static_cast<double>(problem.seq_q) * static_cast<double>(problem.seq_k);
@@ -137,6 +140,8 @@ std::optional<Compared> compare(const Value& row, bool with_backward, Hardware m
   out.model_ms = kernel->cost(*kernel, judged, machine).ms;
   out.backward = kernel->pass == Pass::backward;
   out.masked = judged.has_positional_mask();
+  out.decode = machine.arch == 0 && !out.backward && out.implementation == "flash" &&
+               cpu::few_query_rows(judged);
   out.arch = machine.arch;
   if (machine.arch == 0)
     out.features = features_of(*kernel, judged, *planned.front().plan, machine);

@@ -18,6 +18,7 @@ struct Compared {
   double predicted_ms = 0.0;
   double model_ms = 0.0;  ///< of the kernel's own cost function, before a fit
   bool backward = false, masked = false;
+  bool decode = false;                    ///< CPU: few query rows, a form of its own
   int arch = 0;                           ///< 0: a CPU
   std::array<double, 4> features = {};    ///< CPU: the terms of its model, see time_model.h
   double live_mib = 0.0, peak_mib = 0.0;  ///< measured; 0 when the file does not say

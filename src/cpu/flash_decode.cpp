@@ -251,7 +251,7 @@ Cost flash_decode_cost(const KernelRow& row, const Problem& problem, const Hardw
   cost.splits = static_cast<int>(g.splits);
   cost.threads = machine.threads;
   cost.memory = workspace_items(g);
-  predict_flash_time(problem, machine, isa, cost);
+  predict_flash_time(problem, machine, isa, cost, CpuForm::decode);
   return cost;
 }
 

@@ -7,7 +7,6 @@
 
 #include "cpu/elements.h"
 #include "plan/accounting.h"
-#include "plan/time_model.h"
 
 namespace tilewise::cpu {
 
@@ -133,16 +132,15 @@ void clear_rows_past_the_end(const Problem& p) {
   }
 }
 
-void predict_flash_time(const Problem& p, const Hardware& machine, Isa isa, Cost& cost) {
-  // Rates of the sets relative to the best one's (flash_fwd.md, flash_bwd.md).
-  constexpr double kAvx512 = 0.7, kShare[] = {0.04, 0.35, 0.7, 0.7};
+void predict_flash_time(const Problem& p, const Hardware& machine, Isa isa, Cost& cost,
+                        CpuForm form) {
   CpuWork work;
   work.pairs = visible_pairs(p);
   work.flops = attention_flops(p);
-  work.rate = kShare[static_cast<int>(isa)] / kAvx512;
+  work.rate = isa_rate(isa_name(isa));
   for (const MemoryItem& item : problem_memory(p)) work.bytes += static_cast<double>(item.bytes);
   cost.bytes_moved = work.bytes;
-  cost.ms = cpu_time_ms(cpu_terms(CpuForm::flash, p.pass), work, machine);
+  cost.ms = cpu_time_ms(cpu_terms(form, p.pass), work, machine);
 }
 
 std::string tiled_refusal(const Problem& p, Isa isa, const Hardware& machine) {

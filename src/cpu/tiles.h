@@ -8,6 +8,7 @@
 
 #include "cpu/micro.h"
 #include "plan/kernel_row.h"
+#include "plan/time_model.h"
 
 namespace tilewise::cpu {
 
@@ -72,6 +73,7 @@ std::string tiled_refusal(const Problem& p, Isa isa, const Hardware& machine);
 
 /// Fills cost.ms and cost.bytes_moved of a tiled kernel: arithmetic at the set's rate beside one
 /// reading of the tensors, and the cost of starting the parallel regions.
-void predict_flash_time(const Problem& p, const Hardware& machine, Isa isa, Cost& cost);
+void predict_flash_time(const Problem& p, const Hardware& machine, Isa isa, Cost& cost,
+                        CpuForm form = CpuForm::flash);
 
 }  // namespace tilewise::cpu

@@ -11,8 +11,14 @@ namespace {
 
 const CpuTerms& cpu_terms(CpuForm form, Pass pass) {
   const bool forward = pass == Pass::forward;
+  if (form == CpuForm::decode) return kCpuDecode;
   if (form == CpuForm::flash) return forward ? kCpuFlashForward : kCpuFlashBackward;
   return forward ? kCpuUnfusedForward : kCpuUnfusedBackward;
+}
+
+double isa_rate(std::string_view isa) {
+  if (isa == "avx2") return 0.5;
+  return isa == "scalar" ? 0.06 : 1.0;
 }
 
 std::span<const CudaTerms> cuda_terms() { return kCuda; }

@@ -28,9 +28,10 @@ struct CudaTerms {
   double factor = 1.0;
 };
 
-enum class CpuForm { flash, unfused };
+/// Tiles; a few query rows, which read the keys where they lie; matrices in memory.
+enum class CpuForm { flash, decode, unfused };
 
-/// Of the four pairs of form and pass.
+/// Of a form and a pass; decode has a forward only.
 const CpuTerms& cpu_terms(CpuForm form, Pass pass);
 std::span<const CudaTerms> cuda_terms();
 
@@ -39,6 +40,10 @@ struct CpuWork {
   double pairs = 0.0, flops = 0.0, bytes = 0.0;
   double rate = 1.0;  ///< of the kernel's instruction set, relative to the machine's best
 };
+
+/// Rate of the flash kernels of an instruction set ("scalar", "avx2", ...) relative to the best
+/// set's (flash_fwd.md, flash_bwd.md).
+double isa_rate(std::string_view isa);
 
 double cpu_time_ms(const CpuTerms& terms, const CpuWork& work, const Hardware& machine);
 

@@ -126,15 +126,20 @@ void report(const std::string& name, const std::vector<Sample>& samples,
 
 std::string cpu_constants(const std::vector<Compared>& rows) {
   std::string out;
-  for (const auto& [name, flash, backward] : {std::tuple{"kCpuFlashForward", true, false},
-                                              {"kCpuFlashBackward", true, true},
-                                              {"kCpuUnfusedForward", false, false},
-                                              {"kCpuUnfusedBackward", false, true}}) {
+  for (const auto& [name, flash, backward, decode] :
+       {std::tuple{"kCpuFlashForward", true, false, false},
+        {"kCpuDecode", true, false, true},
+        {"kCpuFlashBackward", true, true, false},
+        {"kCpuUnfusedForward", false, false, false},
+        {"kCpuUnfusedBackward", false, true, false}}) {
     std::vector<Sample> samples;
     for (const Compared& row : rows) {
       const bool tiled = row.implementation == "flash";
       const bool counted = tiled || row.implementation == "eager" || row.implementation == "fused";
-      if (row.arch != 0 || !counted || tiled != flash || row.backward != backward) continue;
+      if (row.arch != 0 || !counted || tiled != flash || row.backward != backward ||
+          row.decode != decode) {
+        continue;
+      }
       samples.push_back({{row.features.begin(), row.features.end()}, row.measured_ms});
     }
     if (samples.size() < kLeastRows) throw std::runtime_error(std::string(name) + ": too few rows");
