@@ -186,16 +186,21 @@ std::vector<Compared> compare_with_results(const std::string& path, const std::s
     throw BadInput(fmt::format("--against '{}': expected a result file of `bench`", path));
   }
   std::vector<Compared> out;
+  const Value& rows = document.at("rows");
+  const bool timed = std::any_of(rows.begin(), rows.end(), [](const Value& row) {
+    return row.is_object() && row.contains("ms_median");
+  });
+  if (!timed) return out;  // other files have rows too
   try {
     const Hardware machine =
         hardware.empty()
             ? machine_of_results(document.value("environment", Value::object())).hardware
             : named_machine(hardware).hardware;
     std::set<std::string> backward;
-    for (const Value& row : document.at("rows")) {
+    for (const Value& row : rows) {
       if (text_of(row, "pass") != "fwd") backward.insert(cell_key(row));
     }
-    for (const Value& row : document.at("rows")) {
+    for (const Value& row : rows) {
       const bool with_backward = backward.contains(cell_key(row));
       if (std::optional<Compared> compared = compare(row, with_backward, machine)) {
         out.push_back(*compared);

@@ -95,6 +95,8 @@ class TimeModel(unittest.TestCase):
         date), the plan's is as good as the best on 95 % of them."""
         problems: dict[tuple[str, str, str], list[Row]] = {}
         for name, rows in self.rows.items():
+            if not rows:
+                continue
             document = json.loads((SOURCE / "bench/results" / name).read_text())
             run = str(Path(name).parent) + document["environment"].get("date", name)
             for row in rows:
