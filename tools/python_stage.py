@@ -15,6 +15,11 @@ BUILD = [
     *("-C", "cmake.define.TILEWISE_TESTS=ON"),
     *("-C", "cmake.define.TILEWISE_CLI=ON"),
 ]
+# What scikit-build-core wrote into that tree's cache: a later build of it must not need .venv.
+FORGET = [
+    f"-U{pattern}"
+    for pattern in ("Python*", "_Python*", "PYTHON*", "SKBUILD*", "nanobind*", "CMAKE_MODULE_PATH")
+] + ["-UCMAKE_PREFIX_PATH", "-UCMAKE_FIND_ROOT_PATH_MODE_PACKAGE"]
 Run = Callable[[list[str], Path], bool]
 
 
@@ -28,8 +33,7 @@ def make_wheel(run: Run, log: Path) -> bool:
     pip = [PYTHON, "-m", "pip", "--disable-pip-version-check"]
     own = ["--no-deps", "--no-build-isolation"]
     built = run([*pip, "wheel", ".", *own, "-w", str(WHEELS), *BUILD], log)
-    # A later build of the C++ tree must not need .venv.
-    run(["cmake", str(release), "-DTILEWISE_PYTHON=OFF"], log)
+    run(["cmake", str(release), "-DTILEWISE_PYTHON=OFF", *FORGET], log)
     wheels = [str(path) for path in WHEELS.glob("*.whl")]
     return built and run([*pip, "install", "--no-deps", "--force-reinstall", *wheels], log)
 
