@@ -207,7 +207,7 @@ std::string state_folder() {
 }
 
 std::string keep_ceilings(const Hardware& cpu, const Ceilings& ceilings) {
-  const std::string path = ceilings_path();
+  std::string path = ceilings_path();
   if (path.empty()) return path;
   Value all = kept();
   all[ceilings_key(cpu)] = {{"float32_tflops", ceilings.float32_tflops},

@@ -29,8 +29,8 @@ double filled_share(const Plan& plan, const Case& problem, const Hardware& machi
   const std::int64_t rows = queries ? problem.seq_q : problem.seq_k;
   const std::int64_t heads = queries ? problem.heads_q : problem.heads_k;
   const int block = queries ? plan.block_m : plan.block_n;
-  const double tiles = static_cast<double>(problem.batch * heads * plan.splits) *
-                       static_cast<double>((rows + block - 1) / block);
+  const std::int64_t blocks = (rows + block - 1) / block;
+  const auto tiles = static_cast<double>(problem.batch * heads * plan.splits * blocks);
   const double units =
       machine.device.type == DeviceType::cpu ? machine.threads : machine.multiprocessors;
   return std::clamp(tiles / std::max(1.0, units), 1.0 / std::max(1.0, units), 1.0);

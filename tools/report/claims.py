@@ -67,16 +67,17 @@ def per_machine(lines: dict[str, str], command: str) -> str:
 def ratios(
     e: Evidence, machine: str, slow: str, fast: str, which: str, **fields: object
 ) -> dict[int, float]:
-    """Length -> times that `fast` is faster, where both were measured."""
+    """Length -> times that `fast` is faster, where one run measured both on the same problem."""
     out = {}
-    for row in e.measured.shapes(machine, slow, which):
-        if any(row.get(name) != value for name, value in fields.items()):
-            continue
-        same = {
-            name: row[name]
-            for name in ("dtype", "batch", "heads", "seq_q", "seq_k", "head_dim", "causal")
-        }
-        other = e.measured.ms(machine, fast, which, **same)
-        if other:
-            out[row["seq_q"]] = row["ms_median"] / other
+    for run in e.measured.runs(machine):
+        for row in run.shapes(machine, slow, which):
+            if any(row.get(name) != value for name, value in fields.items()):
+                continue
+            same = {
+                name: row[name]
+                for name in ("dtype", "batch", "heads", "seq_q", "seq_k", "head_dim", "causal")
+            }
+            other = run.ms(machine, fast, which, **same)
+            if other:
+                out[row["seq_q"]] = row["ms_median"] / other
     return dict(sorted(out.items()))

@@ -102,6 +102,16 @@ class Measured:
         ]
         return min(found, default=None)
 
+    def runs(self, machine: str) -> list[Measured]:
+        """The files of a machine by the run that made them: those of one date. Times of different
+        runs say little about each other."""
+        dates: dict[str, list[Result]] = {}
+        for result in self.results:
+            if result.machine == machine:
+                date = str(result.environment.get("date", result.name))
+                dates.setdefault(date, []).append(result)
+        return [Measured(results) for results in dates.values()]
+
     def shapes(self, machine: str, implementation: str, which: str) -> list[Row]:
         return [
             row
