@@ -1,6 +1,7 @@
 """Tables and plots of the docs, made from the committed results in bench/results.
 
-`./tw docs` rewrites docs/performance.md, the plots in docs/plots and the marked block of README.md.
+`./tw docs` rewrites docs/performance.md, the plots in docs/plots and the marked blocks of README.md
+and docs/cpu.md.
 Every number comes from a result file; this script only arranges. `--check` writes nothing and fails
 when a document is stale.
 """
@@ -18,6 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # bench.peers, whose summaries the tables hold
 
+import docs_cpu  # noqa: E402
 import docs_gpu  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
@@ -301,7 +303,7 @@ def with_block(text: str, name: str, lines: list[str]) -> str:
     """Replaces what stands between the markers of block `name`."""
     begin, end = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
     if begin not in text or end not in text:
-        sys.exit(f"docs: README.md has no block {begin} ... {end}")
+        sys.exit(f"docs: no block {begin} ... {end} to fill")
     head, rest = text.split(begin, 1)
     return head + begin + "\n" + "\n".join(lines) + "\n" + end + rest.split(end, 1)[1]
 
@@ -316,6 +318,8 @@ def main() -> None:
     paths = sorted(RESULTS.rglob("*.json"))
     results = [load(p) for p in paths if "schema_version" in json.loads(p.read_text())]
     results = [result for result in results if result.rows and "status" in result.rows[0]]
+    beside_peers = [result for result in results if docs_cpu.is_beside_peers(result.rows)]
+    results = [result for result in results if result not in beside_peers]
     if not check:
         gpu_plots([result for result in results if result.gpu()])
         for result in results:
@@ -324,6 +328,11 @@ def main() -> None:
     documents = {ROOT / "docs" / "performance.md": performance_page(results)}
     readme = ROOT / "README.md"
     documents[readme] = readme.read_text()
+    cpu = ROOT / "docs" / "cpu.md"
+    lines: list[str] = []
+    for result in beside_peers:
+        lines += docs_cpu.block(result.machine(), result.environment, result.rows)
+    documents[cpu] = with_block(cpu.read_text(), "bench-cpu", lines)
     for result in results:
         if result.name == README_RESULT:
             documents[readme] = with_block(documents[readme], "seeds", readme_table(result))

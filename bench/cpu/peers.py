@@ -5,6 +5,7 @@ likes best.
 """
 
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,8 @@ class Torch:
     name = "torch"
 
     def __init__(self) -> None:
+        # Idle threads that spin would take the cores from whoever is measured next.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         import torch
 
         self._torch = torch
@@ -64,6 +67,7 @@ class OnnxRuntime:
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         session = self._ort.InferenceSession(
             self._model(case), options, providers=["CPUExecutionProvider"]
         )
