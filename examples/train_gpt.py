@@ -165,6 +165,8 @@ def main() -> int:
         print(f"{dtype}: the loss curves differ by at most {100 * value:.3f} %")
     if arguments.json:
         report = {
+            "schema_version": 1,
+            "rows": [],  # none of `tilewise bench`: its tools pass this file by
             "device": machine(arguments.device),
             "torch": torch.__version__,
             "tilewise": tilewise.__version__,
