@@ -23,13 +23,22 @@ constexpr const char* kKey[] = {
     "device",         "precision", "deterministic", "layout",     "threads", "protocol"};
 
 struct Rows {
-  Value environment;
+  std::string machine;
   std::map<std::string, Value> by_key;
   std::vector<std::string> order;
 };
 
 std::string text_of(const Value& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+/// "AMD EPYC, NVIDIA H100 80GB HBM3": what times depend on.
+std::string machine_text(const Value& environment) {
+  std::string name = environment.value("cpu", "");
+  for (const Value& gpu : environment.value("gpus", Value::array())) {
+    name += ", " + (gpu.is_object() ? gpu.value("name", "") : text_of(gpu));
+  }
+  return name;
 }
 
 Rows read_rows(const std::string& path) {
@@ -41,13 +50,13 @@ Rows read_rows(const std::string& path) {
     throw BadInput(fmt::format("--compare '{}': expected a result file of `bench`", path));
   }
   Rows rows;
-  rows.environment = document.value("environment", Value::object());
+  rows.machine = machine_text(document.value("environment", Value::object()));
   for (const Value& row : document.at("rows")) {
     if (!row.is_object() || !row.contains("status") || !row.contains("ms_median")) {
       throw BadInput(fmt::format("--compare '{}': a row has no status or median", path));
     }
     std::string key;
-    for (const char* field : kKey) key += text_of(row.value(field, Value())) + "|";
+    for (const char* field : kKey) key.append(text_of(row.value(field, Value()))).append("|");
     // Several kernels of one implementation on one problem tell themselves apart by name.
     if (rows.by_key.contains(key)) key += text_of(row.value("kernel", Value()));
     if (rows.by_key.emplace(key, row).second) rows.order.push_back(key);
@@ -67,15 +76,6 @@ const char* judge(const Value& before, const Value& after, double bound) {
   const double spread = std::hypot(number(before, "ms_std"), number(after, "ms_std"));
   if (std::abs(new_ms - old_ms) <= kSpreads * spread) return "within noise";
   return ratio > 1.0 ? "slower" : "faster";
-}
-
-/// "AMD EPYC, NVIDIA H100 80GB HBM3": what times depend on.
-std::string machine_text(const Value& environment) {
-  std::string name = environment.value("cpu", "");
-  for (const Value& gpu : environment.value("gpus", Value::array())) {
-    name += ", " + (gpu.is_object() ? gpu.value("name", "") : text_of(gpu));
-  }
-  return name;
 }
 
 }  // namespace
@@ -120,10 +120,8 @@ Comparison compare_results(const std::string& old_path, const std::string& new_p
     throw BadInput(
         fmt::format("--compare: {} and {} have no measurement in common", old_path, new_path));
   }
-  const std::string old_machine = machine_text(before.environment);
-  const std::string new_machine = machine_text(after.environment);
-  if (old_machine != new_machine) {
-    out.caution = fmt::format("the machines differ: {} and {}", old_machine, new_machine);
+  if (before.machine != after.machine) {
+    out.caution = fmt::format("the machines differ: {} and {}", before.machine, after.machine);
   }
   return out;
 }

@@ -54,7 +54,8 @@ std::vector<std::string> refusal_lines(const std::vector<Refusal>& refusals,
     }
   }
   std::vector<std::string> lines;
-  for (const auto& [reason, kernels] : groups) lines.push_back(kernels + ": " + reason);
+  lines.reserve(groups.size());
+  for (auto& [reason, kernels] : groups) lines.push_back(kernels.append(": ").append(reason));
   return lines;
 }
 
