@@ -7,6 +7,7 @@
 #include "cuda/kernels/bwd_convert.hpp"
 #include "cuda/kernels/bwd_delta.hpp"
 #include "cuda/kernels/bwd_sm80.hpp"
+#include "cuda/kernels/bwd_sm90.hpp"
 #include "cuda/kernels/combine.hpp"
 #include "cuda/kernels/fwd_sm80.hpp"
 #include "cuda/kernels/fwd_sm90.hpp"
@@ -17,22 +18,18 @@
 namespace tilewise::cuda {
 
 std::span<const KernelRow> cuda_rows() {
-  static const std::vector<KernelRow> rows = {kFlashForwardSm90,
-                                              kFlashForwardSm80,
-                                              kFlashForwardTile16,
-                                              kFlashBackwardSm80,
-                                              kFlashBackwardTwoPassSm80,
-                                              kFusedForward,
-                                              kFusedBackward,
-                                              kEagerForward,
-                                              kEagerBackward,
-                                              kBaselineForward};
+  static const std::vector<KernelRow> rows = {
+      kFlashForwardSm90,  kFlashForwardSm80,  kFlashForwardTile16,
+      kFlashBackwardSm90, kFlashBackwardSm80, kFlashBackwardTwoPassSm80,
+      kFusedForward,      kFusedBackward,     kEagerForward,
+      kEagerBackward,     kBaselineForward};
   return rows;
 }
 
 std::vector<PackUnit> pack_units(int arch) {
   std::vector<PackUnit> units;
   add_fwd_sm90_units(units, arch);
+  add_bwd_sm90_units(units, arch);
   add_fwd_sm80_units(units, arch);
   add_bwd_sm80_units(units, arch);
   sm80::add_pack_rows_units(units);

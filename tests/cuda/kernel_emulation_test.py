@@ -79,6 +79,23 @@ WIDEN = """
 """
 
 
+MIN_2 = """
+  const auto one = [](u32 x, u32 y) {
+    const float a = widen<kElement>(x & 0xffffU), b = widen<kElement>(y & 0xffffU);
+    return a != a ? x & 0xffffU : b != b || b < a ? y & 0xffffU : x & 0xffffU;
+  };
+  return one(a, b) | one(a >> 16, b >> 16) << 16;
+"""
+
+BULK_ADD = """
+  for (u32 i = 0; i < bytes / 4; ++i) {
+    float x;
+    std::memcpy(&x, emulator::shared_base + shared + 4 * i, 4);
+    global[i] += x;
+  }
+"""
+
+
 def copy(size: int) -> str:
     """An asynchronous copy, done at once."""
     return f"""
@@ -94,7 +111,7 @@ BODIES = {
         (
             "u32 shared_address(",
             "return static_cast<u32>("
-            "static_cast<const unsigned char*>(p) - emulator::shared_base);",
+            "static_cast<const unsigned char*>(p) - emulator::shared_name);",
         ),
         ("void copy_async_16(", copy(16)),
         ("void copy_async_4(", copy(4)),
@@ -117,6 +134,15 @@ BODIES = {
             "float load_shared_f32(",
             "float r; std::memcpy(&r, emulator::shared_base + shared, 4); return r;",
         ),
+        (
+            "Floats2 load_shared_8(",
+            "Floats2 r; std::memcpy(&r, emulator::shared_base + shared, 8); return r;",
+        ),
+        (
+            "void store_shared_16(",
+            "const float v[4] = {x, y, z, w}; "
+            "std::memcpy(emulator::shared_base + shared, v, 16);",
+        ),
         ("Bytes16 load_global_16(", "Bytes16 r; std::memcpy(&r, global, 16); return r;"),
         ("void store_global_16(", "std::memcpy(global, &v, 16);"),
         ("void store_global_8(", "global[0] = x; global[1] = y;"),
@@ -128,6 +154,7 @@ BODIES = {
         ("float reciprocal(", "return 1.0F / x;"),
         ("float min_nan(", "return a != a || b != b ? a + b : std::fmin(a, b);"),
         ("u32 pack(", PACK),
+        ("u32 min_nan_2(", MIN_2),
         ("float widen(", WIDEN),
         (
             "u32 bit_mask(",
@@ -138,13 +165,13 @@ BODIES = {
     "mma.cuh": [("void mma(", MMA)],
     "softcap.cuh": [("float reciprocal_approx(", "return 1.0F / x;")],
     "mbarrier.cuh": [
-        ("void mbarrier_init(", "emulator::mbarriers[barrier] = {arrivals, arrivals};"),
+        ("void mbarrier_init(", "emulator::current->block->mbarriers[barrier] = {arrivals, arrivals};"),
         ("void mbarrier_fence_init(", ""),
-        ("void mbarrier_arrive(", "emulator::mbarriers[barrier].arrive();"),
-        ("void mbarrier_expect(", "emulator::mbarriers[barrier].expect(bytes);"),
+        ("void mbarrier_arrive(", "emulator::current->block->mbarriers[barrier].arrive();"),
+        ("void mbarrier_expect(", "emulator::current->block->mbarriers[barrier].expect(bytes);"),
         (
             "bool mbarrier_try_wait(",
-            "if (emulator::mbarriers[barrier].passed(parity)) return true;"
+            "if (emulator::current->block->mbarriers[barrier].passed(parity)) return true;"
             "emulator::yield(); return false;",
         ),
     ],
@@ -153,28 +180,40 @@ BODIES = {
         (
             "void tma_load(",
             "emulator::copy_box(map, shared, {d, h, s, b, 0}, 4, false);"
-            "emulator::mbarriers[barrier].deliver(emulator::box_bytes(map));",
+            "emulator::current->block->mbarriers[barrier].deliver(emulator::box_bytes(map));",
         ),
         (
             "void tma_load_5d(",
             "emulator::copy_box(map, shared, {d, c[0], c[1], c[2], c[3]}, 5, false);"
-            "emulator::mbarriers[barrier].deliver(emulator::box_bytes(map));",
+            "emulator::current->block->mbarriers[barrier].deliver(emulator::box_bytes(map));",
         ),
         ("void tma_store(", "emulator::copy_box(map, shared, {d, h, s, b, 0}, 4, true);"),
         (
             "void tma_store_5d(",
             "emulator::copy_box(map, shared, {d, c[0], c[1], c[2], c[3]}, 5, true);",
         ),
+        (
+            "void bulk_load(",
+            "std::memcpy(emulator::shared_base + shared, global, bytes);"
+            "emulator::current->block->mbarriers[barrier].deliver(bytes);",
+        ),
+        ("void bulk_add(", BULK_ADD),
         ("void bulk_commit(", ""),
         ("void bulk_wait_read(", ""),
+        ("void bulk_wait(", ""),
         ("void fence_async_shared(", ""),
+        ("void fence_async(", ""),
         ("void store_matrix_x4(", STORE_MATRIX),
+    ],
+    "signal.cuh": [
+        ("void signal_add(", "*counter += value;"),
+        ("u32 signal_read(", "emulator::yield(); return *counter;"),
     ],
     "warpgroup.cuh": [
         ("void take_registers(", ""),
         ("void give_registers(", ""),
-        ("void named_barrier_sync(", "emulator::named_barriers[id].sync(threads);"),
-        ("void named_barrier_arrive(", "++emulator::named_barriers[id].arrived;"),
+        ("void named_barrier_sync(", "emulator::current->block->named_barriers[id].sync(threads);"),
+        ("void named_barrier_arrive(", "++emulator::current->block->named_barriers[id].arrived;"),
     ],
     "wgmma.cuh": [
         ("void wgmma_fence(", ""),
@@ -186,7 +225,7 @@ BODIES = {
 }
 
 # Programs in emulation/, and whether they need the library's objects for its host side.
-PROGRAMS = {"flash_sm80": False, "fwd_sm90": True}
+PROGRAMS = {"flash_sm80": False, "fwd_sm90": True, "bwd_sm90": False}
 
 
 def replace_body(text: str, declarator: str, body: str) -> str:
@@ -204,7 +243,7 @@ def make_sources(source: Path, folder: Path) -> None:
     """Copies tile/ and kernels/ and gives the wrappers their bodies."""
     for room in ("tile", "kernels"):
         (folder / "cuda" / room).mkdir(parents=True)
-        for pattern in ("*.cuh", "*_args.h", "types.h"):
+        for pattern in ("*.cuh", "*_args.h", "types.h", "tensor_map.h"):
             for file in (source / "src/cuda" / room).glob(pattern):
                 shutil.copy(file, folder / "cuda" / room)
     for name, bodies in BODIES.items():

@@ -13,6 +13,8 @@ struct WgmmaShape {
   int n = 0;                          ///< multiple of 8, at most 256
   bool operands_in_shared = false;    ///< multiply_shared
   bool operand_in_registers = false;  ///< multiply_register
+  bool transposed_in_shared = false;  ///< multiply_transposed
+  bool rows_in_shared = false;        ///< multiply_register_rows
 };
 
 /// The specialisation tile::Wgmma<element, shape.n>; needs cuda/tile/wgmma.cuh before it.

@@ -74,6 +74,24 @@ __forceinline__ Bytes16 load_shared_16(u32 shared) {
   return r;
 }
 
+struct Floats2 {
+  float x, y;
+};
+
+/// 8 bytes, shared to registers. 9.7.9.8 ld
+__forceinline__ Floats2 load_shared_8(u32 shared) {
+  Floats2 r;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "r"(shared) : "memory");
+  return r;
+}
+
+/// 16 bytes, registers to shared. 9.7.9.11 st
+__forceinline__ void store_shared_16(u32 shared, float x, float y, float z, float w) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "f"(x), "f"(y), "f"(z),
+               "f"(w)
+               : "memory");
+}
+
 /// A float from shared memory. 9.7.9.8 ld
 __forceinline__ float load_shared_f32(u32 shared) {
   float r;

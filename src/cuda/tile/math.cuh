@@ -78,6 +78,21 @@ __forceinline__ float widen_high(u32 bits) {
   }
 }
 
+/// The smaller of two elements each; a NaN operand gives NaN. 9.7.4.7 min (half precision)
+template <Element kElement>
+__forceinline__ u32 min_nan_2(u32 a, u32 b) {
+  u32 r;
+  if constexpr (kElement == Element::bf16) {
+    asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  } else {
+    asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  }
+  return r;
+}
+/// 1.0 twice.
+template <Element kElement>
+inline constexpr u32 kOnes = kElement == Element::bf16 ? 0x3f803f80U : 0x3c003c00U;
+
 /// tanh to float32 accuracy: the odd series below 0.1, else 1 - 2 / (e^2x + 1).
 __forceinline__ float tanh_exact(float x) {
   const float x2 = x * x;

@@ -57,6 +57,25 @@ __forceinline__ void tma_store_5d(const TensorMapBytes* map, u32 shared, int d, 
       : "memory");
 }
 
+/// `bytes` (a multiple of 16) of plain memory to shared memory; they arrive at `barrier`.
+/// "cp.async.bulk"
+__forceinline__ void bulk_load(u32 shared, const void* global, u32 bytes, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+/// Adds `bytes` (a multiple of 16) of floats in shared memory to floats in memory, each atomically.
+/// "cp.reduce.async.bulk"
+__forceinline__ void bulk_add(float* global, u32 shared, u32 bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
+      "r"(shared), "r"(bytes)
+      : "memory");
+}
+
 /// Ends this thread's group of bulk stores. "cp.async.bulk.commit_group"
 __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
@@ -65,6 +84,14 @@ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" 
 __forceinline__ void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
+
+/// Waits until this thread's bulk stores and additions are complete: their results are in memory.
+/// "cp.async.bulk.wait_group"
+__forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+/// Orders this thread's ordinary accesses of memory of any kind and those of the copy engine.
+/// "membar / fence", .proxy.async
+__forceinline__ void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 /// Orders this thread's ordinary accesses of shared memory before later ones of the copy engine and
 /// of wgmma. "membar / fence", .proxy.async

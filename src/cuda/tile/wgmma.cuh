@@ -26,6 +26,8 @@ inline constexpr int kStepRows = 16 * kPanelRowBytes / 16;
 /// (kernels/wgmma_text.h):
 ///   multiply_shared(d, a, b, accumulate)   d (+)= A B^T, A and B K-major in shared memory
 ///   multiply_register(d, a0..a3, b)        d += A B, A in registers, B MN-major in shared memory
+///   multiply_register_rows(d, a0..a3, b, accumulate)  d (+)= A B^T, A in registers, B K-major
+///   multiply_transposed(d, a, b, accumulate)  d (+)= A^T B, A and B MN-major in shared memory
 template <Element kElement, int kN>
 struct Wgmma;
 

@@ -1,7 +1,8 @@
-/// One thread block on the CPU: every thread is a fiber, collective instructions meet in their
-/// warp. Enough of CUDA's built-in names for the device files of src/cuda; what the wrappers of
-/// tile/ do is in kernel_emulation_test.py. It finds wrong indices, masks, formulas and missing
-/// writes; not races: copies are done at once, in program order.
+/// Thread blocks on the CPU: every thread is a fiber, collective instructions meet in their warp.
+/// Blocks run one after another (run_block), or together where they wait for each other
+/// (run_together). Enough of CUDA's built-in names for the device files of src/cuda; what the
+/// wrappers of tile/ do is in kernel_emulation_test.py. It finds wrong indices, masks, formulas and
+/// missing writes; not races: copies are done at once, in program order.
 #pragma once
 
 #include <ucontext.h>
@@ -33,30 +34,7 @@ struct Warp {
   Slot slots[2][32];
   unsigned long arrived = 0;
 };
-struct Fiber {
-  ucontext_t context;
-  std::vector<char> stack;
-  unsigned thread = 0;
-  unsigned long collectives = 0, barriers = 0;
-  bool done = false;
-};
-
-inline std::vector<Fiber> fibers;
-inline Fiber* current = nullptr;
-inline ucontext_t scheduler;
-inline std::vector<Warp> warps;
-inline unsigned long arrived_at_barrier = 0;
-inline Index block_index;
-inline std::function<void()> body;
-inline unsigned char* shared_base = nullptr;
-inline Index grid_size{1};
-
-inline void yield() { swapcontext(&current->context, &scheduler); }
-inline void start() {
-  body();
-  current->done = true;
-  yield();
-}
+inline void yield();
 
 /// A barrier in shared memory, by its address.
 struct Mbarrier {
@@ -83,7 +61,6 @@ struct Mbarrier {
   }
   bool passed(unsigned wanted) const { return parity != wanted; }
 };
-inline std::map<unsigned, Mbarrier> mbarriers;
 
 struct NamedBarrier {
   long arrived = 0;
@@ -93,20 +70,53 @@ struct NamedBarrier {
     while (arrived < all) yield();
   }
 };
-inline std::array<NamedBarrier, 16> named_barriers;
 
-/// Runs `kernel` as thread block `index`.
-inline void run_block(unsigned index, unsigned threads, std::function<void()> kernel) {
+struct Block {
+  unsigned index = 0, threads = 0;
+  unsigned char* shared = nullptr;
+  std::vector<Warp> warps;
+  unsigned long arrived_at_barrier = 0;
+  std::map<unsigned, Mbarrier> mbarriers;
+  std::array<NamedBarrier, 16> named_barriers;
+};
+struct Fiber {
+  ucontext_t context;
+  std::vector<char> stack;
+  Block* block = nullptr;
+  unsigned thread = 0;
+  unsigned long collectives = 0, barriers = 0;
+  bool done = false;
+};
+
+inline Fiber* current = nullptr;
+inline ucontext_t scheduler;
+inline Index block_index;
+inline std::function<void()> body;
+/// Shared memory of the running fiber's block; where the device's name for it points.
+inline unsigned char* shared_base = nullptr;
+inline unsigned char* shared_name = nullptr;
+inline Index grid_size{1};
+
+inline void yield() { swapcontext(&current->context, &scheduler); }
+inline void start() {
+  body();
+  current->done = true;
+  yield();
+}
+
+/// Runs `kernel` as all of `blocks` together.
+inline void run_together(std::vector<Block>& blocks, std::function<void()> kernel) {
   body = std::move(kernel);
-  block_index.x = index;
-  arrived_at_barrier = 0;
-  warps.assign(threads / 32, {});
-  mbarriers.clear();
-  named_barriers = {};
-  fibers = std::vector<Fiber>(threads);
-  for (unsigned i = 0; i < threads; ++i) {
-    Fiber& fiber = fibers[i];
-    fiber.thread = i;
+  std::vector<Fiber> fibers;
+  for (Block& block : blocks) {
+    block.warps.assign(block.threads / 32, {});
+    for (unsigned i = 0; i < block.threads; ++i) {
+      fibers.emplace_back();
+      fibers.back().block = &block;
+      fibers.back().thread = i;
+    }
+  }
+  for (Fiber& fiber : fibers) {
     fiber.stack.resize(512 * 1024);
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack.data();
@@ -114,21 +124,32 @@ inline void run_block(unsigned index, unsigned threads, std::function<void()> ke
     fiber.context.uc_link = &scheduler;
     makecontext(&fiber.context, start, 0);
   }
-  for (unsigned left = threads; left > 0;) {
+  for (std::size_t left = fibers.size(); left > 0;) {
     left = 0;
     for (Fiber& fiber : fibers) {
       if (fiber.done) continue;
       current = &fiber;
+      shared_base = fiber.block->shared;
+      block_index.x = fiber.block->index;
       swapcontext(&scheduler, &fiber.context);
       if (!fiber.done) ++left;
     }
   }
 }
 
+/// Runs `kernel` as thread block `index`, with shared memory where shared_base points.
+inline void run_block(unsigned index, unsigned threads, std::function<void()> kernel) {
+  std::vector<Block> block(1);
+  block[0].index = index;
+  block[0].threads = threads;
+  block[0].shared = shared_name = shared_base;
+  run_together(block, std::move(kernel));
+}
+
 /// Leaves `slot` and gives those of all lanes, once they have come. Two sets in turn: a lane that
 /// comes to the next but one instruction knows that all have read this one's.
 inline const Slot* meet(const Slot& slot) {
-  Warp& warp = warps[current->thread / 32];
+  Warp& warp = current->block->warps[current->thread / 32];
   Slot* slots = warp.slots[current->collectives % 2];
   slots[current->thread % 32] = slot;
   ++warp.arrived;
@@ -206,6 +227,11 @@ inline float number(unsigned u) {
 #define blockIdx emulator::block_index
 #define gridDim emulator::grid_size
 
+inline unsigned atomicAdd(unsigned* at, unsigned value) {
+  const unsigned old = *at;
+  *at += value;
+  return old;
+}
 inline unsigned long long atomicAdd(unsigned long long* at, unsigned long long value) {
   const unsigned long long old = *at;
   *at += value;
@@ -220,9 +246,10 @@ inline unsigned long long atomicCAS(unsigned long long* at, unsigned long long c
 
 inline void __syncthreads() {
   using namespace emulator;
-  ++arrived_at_barrier;
-  const unsigned long all = fibers.size() * ++current->barriers;
-  while (arrived_at_barrier < all) yield();
+  Block& block = *current->block;
+  ++block.arrived_at_barrier;
+  const unsigned long all = block.threads * ++current->barriers;
+  while (block.arrived_at_barrier < all) yield();
 }
 inline int __syncthreads_or(int value) {
   static int any[2];
@@ -250,6 +277,7 @@ inline bool __any_sync(unsigned, bool value) {
   return false;
 }
 inline float __int_as_float(int i) { return emulator::number(static_cast<unsigned>(i)); }
+inline float __uint_as_float(unsigned u) { return emulator::number(u); }
 inline int __float_as_int(float x) { return static_cast<int>(emulator::bits(x)); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fmul_rn(float a, float b) { return a * b; }

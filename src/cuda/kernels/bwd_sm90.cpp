@@ -1,0 +1,202 @@
+#include "cuda/kernels/bwd_sm90.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "cuda/driver/device.h"
+#include "cuda/driver/memory.h"
+#include "cuda/kernels/bwd_sm90_tiles.h"
+#include "cuda/kernels/bwd_sm90_unit.h"
+#include "cuda/kernels/fwd_sm90_tiles.h"
+#include "cuda/kernels/sm80.hpp"
+#include "cuda/kernels/sm90_maps.h"
+#include "tilewise/error.h"
+
+namespace tilewise::cuda {
+namespace {
+
+using bwd_sm90::Args;
+using bwd_sm90::Config;
+using Role = MemoryItem::Role;
+
+constexpr double kLog2e = 1.4426950408889634;
+
+std::string maps_refusal(const Problem& p) {
+  const std::pair<const char*, const Tensor*> tensors[] = {
+      {"q", &p.q},    {"k", &p.k},   {"v", &p.v},   {"o", &p.o},
+      {"dO", &p.d_o}, {"dq", &p.dq}, {"dk", &p.dk}, {"dv", &p.dv}};
+  for (const auto& [name, tensor] : tensors) {
+    if (std::string reason = sm90_map_refusal(name, *tensor); !reason.empty()) return reason;
+  }
+  return {};
+}
+
+std::string supports(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
+  if (machine.arch != 90) {
+    return "it is for compute capability 9.0 (Hopper), the device has " +
+           std::to_string(machine.arch / 10) + "." + std::to_string(machine.arch % 10);
+  }
+  if (p.dtype != DType::bfloat16 && p.dtype != DType::float16) {
+    return std::string(dtype_name(p.dtype)) +
+           " is not supported by this kernel (bfloat16, float16)";
+  }
+  std::string reason = sm80::refusal(p, machine);
+  if (!reason.empty()) return reason;
+  if (p.key_lengths.defined()) return "key lengths are not supported by this kernel";
+  if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0) {
+    return "empty problems are left to flash_bwd_sm80";
+  }
+  if (p.head_dim > 128 || p.head_dim_v > 128) {
+    return "head dims " + std::to_string(p.head_dim) + ", " + std::to_string(p.head_dim_v) +
+           " are not supported by this kernel (at most 128)";
+  }
+  const Sm90Mask mask = sm90_mask(p);
+  if (mask.low >= mask.high) return "a window that hides every key is left to flash_bwd_sm80";
+  if (bwd_sm90_jobs(p, bwd_sm90_config(p)) > std::int64_t{1} << 30) return "more than 2^30 jobs";
+  return maps_refusal(p);
+}
+
+std::int64_t turns(const Problem& p, const Config& config) {
+  return config.deterministic
+             ? p.batch * p.heads_q * (bwd_sm90_rows(p, config) / config.block_m) * 8
+             : 0;
+}
+/// Of 4 bytes: the queue's, two for each key head, turns.
+std::int64_t counters(const Problem& p, const Config& config) {
+  return 1 + 2 * p.batch * p.heads_k + turns(p, config);
+}
+
+Cost cost(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
+  const Config config = bwd_sm90_config(p);
+  const std::int64_t rows = bwd_sm90_rows(p, config);
+  Cost cost;
+  cost.block_m = config.block_m;
+  cost.block_n = bwd_sm90::kBlockN;
+  const auto add = [&](const char* name, const std::vector<std::int64_t>& shape) {
+    cost.memory.push_back(memory_item(name, Role::workspace, DType::float32, shape));
+  };
+  add("counters", {counters(p, config)});
+  add("offsets", {p.batch, p.heads_q, rows});
+  add("delta", {p.batch, p.heads_q, rows});
+  add("dQ sums", {p.batch, p.heads_q, rows, config.columns_dq()});
+  for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv}) {
+    cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
+  }
+  cost.bytes_moved += static_cast<double>(p.d_o.numel() * dtype_bytes(p.d_o.dtype)) +
+                      3.0 * static_cast<double>(cost.memory.back().bytes);
+  cost.ms =
+      std::max(bwd_sm90_ms(p, config, machine), 1e-6 * cost.bytes_moved / machine.bandwidth_gbps);
+  return cost;
+}
+
+void fill(Args& args, const Problem& p, const Config& config) {
+  sm90_set_map(args.q, p.q, config.block_m);
+  sm90_set_map(args.o, p.o, config.block_m);
+  sm90_set_map(args.d_o, p.d_o, config.block_m);
+  sm90_set_map(args.dq, p.dq, config.chunk_rows());
+  sm90_set_map(args.k, p.k, bwd_sm90::kBlockN);
+  sm90_set_map(args.v, p.v, bwd_sm90::kBlockN);
+  sm90_set_map(args.dk, p.dk, 64);
+  sm90_set_map(args.dv, p.dv, 64);
+  args.heads_q = static_cast<int>(p.heads_q);
+  args.heads_k = static_cast<int>(p.heads_k);
+  args.group = static_cast<int>(p.group());
+  args.seq_q = static_cast<int>(p.seq_q);
+  args.seq_k = static_cast<int>(p.seq_k);
+  args.rows_q = static_cast<int>(bwd_sm90_rows(p, config));
+  args.jobs = static_cast<int>(bwd_sm90_jobs(p, config));
+  args.scale = p.scale;
+  args.scale_log2 = static_cast<float>(static_cast<double>(p.scale) * kLog2e);
+  args.offset_factor = static_cast<float>(config.fold_lse ? -1.0 / p.scale : -kLog2e);
+  if (p.softcap != 0.0) {
+    args.scale_cap = static_cast<float>(p.scale / p.softcap);
+    args.cap_log2 = static_cast<float>(p.softcap * kLog2e);
+  }
+  if (p.alibi_slopes.defined()) {
+    args.alibi = static_cast<const float*>(p.alibi_slopes.data);
+    args.alibi_b = p.alibi_slopes.strides[0];
+    args.alibi_h = p.alibi_slopes.strides[1];
+  }
+  const Sm90Mask mask = sm90_mask(p);
+  args.low = mask.low;
+  args.high = mask.high;
+  args.order = bwd_sm90_order(p, config);
+  args.lead = args.lag = bwd_sm90_sections_apart(args.order);
+  // Under a causal mask the first keys are seen by most queries: longest first. In a fixed order of
+  // additions the last keys come first: theirs are the first queries that others wait for.
+  args.last_first = config.deterministic && config.mask != bwd_sm90::Mask::none;
+  args.lse_in = static_cast<const float*>(p.lse.data);
+  args.lse_b = p.lse.strides[0];
+  args.lse_h = p.lse.strides[1];
+  args.lse_s = p.lse.strides[2];
+  if (p.d_lse.defined()) {
+    args.d_lse = static_cast<const float*>(p.d_lse.data);
+    args.d_lse_b = p.d_lse.strides[0];
+    args.d_lse_h = p.d_lse.strides[1];
+    args.d_lse_s = p.d_lse.strides[2];
+  }
+}
+
+void run(const KernelRow& row, const Problem& p, const Context& context) {
+  // A plan made for aligned tensors may be run with others.
+  if (const std::string reason = maps_refusal(p); !reason.empty()) {
+    throw InvalidArgument("plan: " + std::string(row.name) + ": " + reason);
+  }
+  const Config config = bwd_sm90_config(p);
+  const std::int64_t rows = p.batch * p.heads_q * bwd_sm90_rows(p, config);
+  const ContextScope scope(p.device.index);  // tensor maps are made in a context
+  WorkspaceCutter workspace(context.workspace);
+  Args args;
+  fill(args, p, config);
+  const std::int64_t count = counters(p, config);
+  args.next_job = workspace.take<unsigned>(count);
+  args.prepared = args.next_job + 1;
+  args.finished = args.prepared + p.batch * p.heads_k;
+  if (config.deterministic) args.turns = args.finished + p.batch * p.heads_k;
+  args.offset = workspace.take<float>(rows);
+  args.delta = workspace.take<float>(rows);
+  args.dq_sum = workspace.take<float>(rows * config.columns_dq());
+  const Kernel kernel = sm80::load_config(config, p.device.index, bwd_sm90_unit);
+  fill_bytes(args.next_job, 0, count * 4, p.device.index, context.stream);
+  const std::int64_t grid = std::min<std::int64_t>(args.jobs, sm80::kTypicalMultiprocessors);
+  launch(kernel, {.x = grid}, context.stream, args);
+}
+
+}  // namespace
+
+const KernelRow kFlashBackwardSm90 = {
+    .name = "flash_bwd_sm90",
+    .implementation = "flash",
+    .device = DeviceType::cuda,
+    .pass = Pass::backward,
+    .summary = "tiled, P recomputed from LSE, one launch; wgmma, TMA, dQ by bulk additions",
+    .supports = supports,
+    .cost = cost,
+    .run = run};
+
+void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch) {
+  if (arch != 90) return;
+  const auto add = [&](DType dtype, std::int64_t dim, bool causal) {
+    Problem p;
+    p.dtype = dtype;
+    p.batch = p.heads_q = p.heads_k = 1;
+    p.seq_q = p.seq_k = 4096;
+    p.head_dim = p.head_dim_v = dim;
+    p.scale = 1.0F;
+    if (causal) p.causal = Causal::bottom_right, p.right = 0;
+    // NOTE: the producer's 24 registers spill; the loops of those who compute do not.
+    units.push_back({.unit = bwd_sm90_unit(bwd_sm90_config(p)),
+                     .row = kFlashBackwardSm90.name,
+                     .instruction = "wgmma.mma_async",
+                     .allowed_spill_bytes = 64});
+  };
+  for (const std::int64_t dim : {64, 128}) {
+    for (const bool causal : {false, true}) {
+      add(DType::bfloat16, dim, causal);
+      add(DType::float16, dim, causal);
+    }
+  }
+}
+
+}  // namespace tilewise::cuda

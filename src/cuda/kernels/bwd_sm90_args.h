@@ -1,0 +1,94 @@
+/// bwd_sm90: constants and parameters. See bwd_sm90.md.
+#pragma once
+
+#include "cuda/kernels/fwd_sm90_args.h"
+#include "cuda/tile/tensor_map.h"
+#include "cuda/tile/types.h"
+
+namespace tilewise::bwd_sm90 {
+
+using fwd_sm90::Mask;
+using fwd_sm90::SectionOrder;
+
+inline constexpr int kBlockN = 128;  ///< keys of a tile: 64 for each of two warpgroups
+
+struct Config {
+  tile::Element element = tile::Element::bf16;
+  int head_dim = 128;    ///< padded D: 64, 96, 128
+  int head_dim_v = 128;  ///< padded Dv
+  int block_m = 64;      ///< queries of a step: 64 or 128
+  int q_stages = 2;      ///< of Q and of dO in shared memory
+  Mask mask = Mask::none;
+  bool modified = false;       ///< logits are worked out before the mask: scale not positive, or
+  bool softcap = false;        ///< (implies modified)
+  bool alibi = false;          ///< (implies modified)
+  bool deterministic = false;  ///< dQ is summed in the order of the key blocks
+  bool fold_lse = false;       ///< the scores are summed from -LSE on
+  bool late_dq = false;        ///< dQ of a step is added under the next step's products
+  bool v_registers = false;    ///< V is held in registers as the A operand of dP
+  bool operator==(const Config&) const = default;
+
+  /// Columns of the sums of dQ: whole panels, which the two warpgroups divide.
+  constexpr int columns_dq() const { return (head_dim + 63) / 64 * 64; }
+  /// Query rows that are prepared or converted together.
+  constexpr int chunk_rows() const { return 2 * block_m; }
+};
+
+/// What lies where in shared memory, in bytes from its 1024-byte aligned start.
+struct SharedPlan {
+  static constexpr int kPanelRow = 128;       ///< bytes: 64 columns
+  int q_stage, do_stage, ds_buffer, dq_warp;  ///< sizes; a stage of Q takes O too
+  int k, v, q, d_o, ds, dq, gate, offset, delta, barriers, slots, bytes;
+
+  static constexpr int panels(int columns) { return (columns + 63) / 64; }
+  constexpr explicit SharedPlan(const Config& c)
+      : q_stage(panels(c.head_dim > c.head_dim_v ? c.head_dim : c.head_dim_v) * c.block_m *
+                kPanelRow),
+        do_stage(panels(c.head_dim_v) * c.block_m * kPanelRow),
+        ds_buffer(c.block_m / 64 * kBlockN * kPanelRow),
+        dq_warp(c.block_m * c.columns_dq() * 4 / 8),
+        k(0),
+        v(k + panels(c.head_dim) * kBlockN * kPanelRow),
+        q(v + panels(c.head_dim_v) * kBlockN * kPanelRow),
+        d_o(q + q_stage * c.q_stages),
+        ds(d_o + do_stage * c.q_stages),
+        dq(ds + 2 * ds_buffer),
+        gate(dq + 8 * dq_warp),
+        offset(gate + (c.softcap ? 256 * c.block_m : 0)),
+        delta(offset + c.q_stages * c.block_m * 4),
+        barriers(delta + c.q_stages * c.block_m * 4),
+        slots(barriers + (8 * (4 * c.q_stages + 3 + 2 + 4) + 15) / 16 * 16),
+        bytes(slots + 2 * 16) {}
+};
+
+struct Args {
+  tile::TensorMapBytes q, k, v, o, d_o, dq, dk, dv;
+  int heads_q = 1, heads_k = 1, group = 1, seq_q = 0, seq_k = 0;
+  int rows_q = 0;  ///< seq_q rounded up to chunks: rows of a head in offset, delta, dq_sum
+  int jobs = 0;
+  float scale = 0.0F, scale_log2 = 0.0F;  ///< scale, scale * log2 e
+  float offset_factor = 0.0F;             ///< of LSE to offset
+  float scale_cap = 0.0F;                 ///< scale / softcap
+  float cap_log2 = 0.0F;                  ///< softcap * log2 e, 0 = off
+  const float* alibi = nullptr;           ///< (B, Hq), may be null
+  long long alibi_b = 0, alibi_h = 0;
+  int low = 0, high = 0;  ///< row i sees the keys j with i + low <= j < min(i + high, seq_k)
+  SectionOrder order;     ///< of key blocks and key heads
+  int lead = 1, lag = 1;  ///< sections that preparation runs ahead of tiles, and conversion behind
+  bool last_first = false;  ///< key blocks from the last to the first
+  const float* lse_in = nullptr;
+  long long lse_b = 0, lse_h = 0, lse_s = 0;
+  const float* d_lse = nullptr;  ///< may be null
+  long long d_lse_b = 0, d_lse_h = 0, d_lse_s = 0;
+  /// (B, Hq, rows_q): -LSE * log2 e; with fold_lse -LSE / scale, what the raw scores start from.
+  float* offset = nullptr;
+  float* delta = nullptr;   ///< (B, Hq, rows_q)
+  float* dq_sum = nullptr;  ///< (B, Hq, rows_q, columns_dq), in fragment order
+  // Counters, all zero at the start.
+  unsigned* next_job = nullptr;
+  unsigned* prepared = nullptr;  ///< (B, Hk) warps of chunks
+  unsigned* finished = nullptr;  ///< (B, Hk) warps of tiles
+  unsigned* turns = nullptr;     ///< deterministic: (B, Hq, rows_q / block_m, 8 warps)
+};
+
+}  // namespace tilewise::bwd_sm90

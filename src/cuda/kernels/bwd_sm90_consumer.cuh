@@ -1,0 +1,237 @@
+/// bwd_sm90: the consumers, two warpgroups of 64 keys each, and what they do of each job.
+#pragma once
+
+#include "cuda/kernels/bwd_sm90_rows.cuh"
+#include "cuda/kernels/bwd_sm90_steps.cuh"
+
+namespace tilewise::bwd_sm90 {
+
+using namespace tile;
+
+template <Config kConfig>
+struct Consumer : Steps<kConfig> {
+  using Base = Steps<kConfig>;
+  using Base::args;
+  using Base::await_producer;
+  using Base::Base;
+  /// Every block is taken as masked where a second loop costs registers that are not there.
+  static constexpr bool kOneLoop = kConfig.block_m == 64 && kConfig.mask == Mask::both;
+  using Base::block;
+  using Base::fetch_job;
+  using Base::first_step;
+  using Base::job;
+  using Base::kD;
+  using Base::kDv;
+  using Base::kElement;
+  using Base::kM;
+  using Base::kPlan;
+  using Base::kSlot;
+  using Base::lane;
+  using Base::pair;
+  using Base::rDk;
+  using Base::rDv;
+  using Base::release;
+  using Base::rO;
+  using Base::rQ;
+  using Base::shared;
+  using Base::signal_done;
+  using Base::slope;
+  using Base::sync_consumers;
+  using Base::sync_warpgroup;
+  using Base::thread;
+  using Base::unsignalled;
+  using Base::wait_do;
+  using Base::warp;
+  using Base::warpgroup;
+
+  __forceinline__ void load_slope(int of_head) {
+    if constexpr (kConfig.alibi) {
+      slope = kLog2e * args.alibi[job.batch * args.alibi_b + of_head * args.alibi_h];
+    }
+  }
+
+  __forceinline__ void run_tile() {
+    const BlockRange range = query_range<kConfig>(args, job.block);
+#pragma unroll
+    for (int i = 0; i < kD / 2; ++i) rDk[i] = 0.0F;
+#pragma unroll
+    for (int i = 0; i < kDv / 2; ++i) rDv[i] = 0.0F;
+    if (range.begin < range.end) {
+      const int head = job.head * args.group;
+      pair = job.batch * args.heads_q + head;
+      load_slope(head);
+      first_step(range);
+      signal_done();
+      // What was staged of the job before has been read: its place is dS's and dQ's again.
+      if (thread == 0) bulk_wait_read();
+      sync_consumers();
+      int next = range.begin + 1;
+#pragma unroll 1
+      for (int g = 0; g < args.group; ++g) {
+        if (g > 0) {
+          load_slope(head + g);
+          next = range.begin;
+        }
+        const int of = job.batch * args.heads_q + head + g;
+        // A block that follows another head's is taken as masked, whatever it is: one loop less.
+        int masked_end = kOneLoop ? range.end : max(range.full_begin, range.begin + 1);
+#pragma unroll 1
+        while (true) {
+#pragma unroll 1
+          for (; next < masked_end; ++next) this->template step<true, false>(of, next);
+          if constexpr (!kOneLoop) {
+#pragma unroll 1
+            for (; next < range.full_end; ++next) this->template step<false, false>(of, next);
+          }
+          if (next >= range.end) break;
+          masked_end = range.end;
+        }
+      }
+      this->template step<false, true>(0, 0);
+    } else {
+      signal_done();
+    }
+    unsignalled = args.finished + job.batch * args.heads_k + job.head;
+    store_tile();
+  }
+
+  /// Where panel `index` of what a warpgroup stores is staged: only where the warpgroup itself
+  /// writes dS and dQ.
+  __forceinline__ u32 staging(int index) const {
+    constexpr int kPanels = kM / 64;  // of a buffer of dS
+    if (index < 2 * kPanels) {
+      return shared.ds(0) + index * (kBlockN * kPanelRowBytes) + warpgroup * kSlot;
+    }
+    return shared.dq(warpgroup * 4) + (index - 2 * kPanels) * kSlot;
+  }
+  template <int kColumns>
+  __forceinline__ void stage(const float (&r)[kColumns / 2], float factor, int first) const {
+    const int row = warp * 16 + lane % 16;
+#pragma unroll
+    for (int k = 0; k < kColumns / 16; ++k) {
+      u32 words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        words[i] = pack<kElement>(r[8 * k + 2 * i] * factor, r[8 * k + 2 * i + 1] * factor);
+      }
+      const int chunk = (k % 4 * 2 + lane / 16) ^ (row % 8);
+      store_matrix_x4(staging(first + k / 4) + row * kPanelRowBytes + chunk * 16, words);
+    }
+  }
+  /// dK and dV of the tile to memory. dS and dQ are out of use.
+  __forceinline__ void store_tile() {
+    constexpr int kPanels = SharedPlan::panels(kD), kPanelsV = SharedPlan::panels(kDv);
+    static_assert(kPanels + kPanelsV <= 2 * (kM / 64) + 4 * kPlan.dq_warp / kSlot);
+    if (lane == 0 || thread == 0) bulk_wait_read();
+    sync_consumers();  // both warpgroups' last products with dS, and their additions' reads
+    stage<kDv>(rDv, 1.0F, 0);
+    stage<kD>(rDk, args.scale, kPanelsV);
+    fence_async_shared();
+    sync_warpgroup();
+    if (thread == 0) {
+      const int row = job.block * kBlockN + warpgroup * 64;
+      for (int p = 0; p < kPanelsV; ++p) {
+        tma_store(&args.dv, staging(p), p * kPanelColumns, job.head, row, job.batch);
+      }
+      for (int p = 0; p < kPanels; ++p) {
+        tma_store(&args.dk, staging(kPanelsV + p), p * kPanelColumns, job.head, row, job.batch);
+      }
+      bulk_commit();
+    }
+  }
+
+  /// (B2) delta = rowsum(dO O) - dLSE; offset = -LSE in the scores' domain, -inf where LSE = -inf
+  /// (a row that saw no key) and past the end: P = 2^-inf is then 0 without a mask.
+  __forceinline__ void run_prepare() {
+    constexpr int kThreads = 256 / kM;  // of a row
+    const int t = warpgroup * 128 + thread, first = job.block * kConfig.chunk_rows();
+    const i64 base = static_cast<i64>(job.batch * args.heads_q + job.head) * args.rows_q + first;
+    float lse = -infinity();  // asked for first, used last
+    if (t < kConfig.chunk_rows() && first + t < args.seq_q) {
+      lse = args.lse_in[job.batch * args.lse_b + job.head * args.lse_h + (first + t) * args.lse_s];
+    }
+    signal_done();  // before this job's stores, which it would wait for
+    clear_sums<kConfig>(args, base, t);
+#pragma unroll 1
+    for (int row0 = 0; row0 < kConfig.chunk_rows(); row0 += kM) {
+      await_producer(shared.q_full(rQ.slot), rQ.parity);
+      wait_do();
+      float delta = row_products<kConfig>(shared.q(rQ.slot), shared.d_o(rO.slot), t);
+      __syncwarp();  // all lanes have read
+      release(shared.q_empty(rQ.slot));
+      release(shared.do_empty(rO.slot));
+      rQ.advance();
+      rO.advance();
+      if (t % kThreads != 0) continue;
+      const int row = row0 + t / kThreads;
+      if (args.d_lse != nullptr && first + row < args.seq_q) {
+        delta -= args.d_lse[job.batch * args.d_lse_b + job.head * args.d_lse_h +
+                            (first + row) * args.d_lse_s];
+      }
+      args.delta[base + row] = delta;
+    }
+    if (t < kConfig.chunk_rows()) {
+      args.offset[base + t] = lse == -infinity() ? lse : lse * args.offset_factor;
+    }
+    __syncwarp();  // the signal of lane 0 is for the stores of all
+    unsignalled = args.prepared + job.batch * args.heads_k + job.head / args.group;
+  }
+
+  /// Sums of dQ to dQ.
+  __forceinline__ void run_convert() {
+    const u32 to = shared.dq(0);
+    if (lane == 0) bulk_wait_read();
+    sync_consumers();  // the place is free: what was staged there has been read
+#pragma unroll 1
+    for (int piece = 0; piece < Piece<kConfig>::kCount; piece += 2) {
+      await_producer(shared.q_full(rQ.slot), rQ.parity);
+      convert_piece<kConfig>(shared.q(rQ.slot), to, piece, args.scale, warpgroup * 4 + warp, lane);
+      __syncwarp();
+      release(shared.q_empty(rQ.slot));
+      rQ.advance();
+      if constexpr (Piece<kConfig>::in_do(1)) {
+        await_producer(shared.do_full(rO.slot), rO.parity);
+        convert_piece<kConfig>(shared.d_o(rO.slot), to, piece + 1, args.scale, warpgroup * 4 + warp,
+                               lane);
+        __syncwarp();
+        release(shared.do_empty(rO.slot));
+        rO.advance();
+      } else {
+        await_producer(shared.q_full(rQ.slot), rQ.parity);
+        convert_piece<kConfig>(shared.q(rQ.slot), to, piece + 1, args.scale, warpgroup * 4 + warp,
+                               lane);
+        __syncwarp();
+        release(shared.q_empty(rQ.slot));
+        rQ.advance();
+      }
+    }
+    signal_done();
+    fence_async_shared();
+    sync_consumers();
+    if (warpgroup == 0 && thread == 0) {
+      for (int p = 0; p < SharedPlan::panels(kD); ++p) {
+        tma_store(&args.dq, to + p * kConfig.chunk_rows() * kPanelRowBytes, p * kPanelColumns,
+                  job.head, job.block * kConfig.chunk_rows(), job.batch);
+      }
+      bulk_commit();
+    }
+  }
+
+  __forceinline__ void run() {
+    fetch_job();
+    while (job.kind != JobKind::end) {
+      if (job.kind == JobKind::tile) {
+        run_tile();
+      } else if (job.kind == JobKind::prepare) {
+        run_prepare();
+      } else {
+        run_convert();
+      }
+      fetch_job();
+    }
+    signal_done();
+    if (lane == 0) bulk_wait_read();  // shared memory must outlive the copies out of it
+  }
+};
+
+}  // namespace tilewise::bwd_sm90

@@ -1,0 +1,241 @@
+/// bwd_sm90: the producer, one thread: takes jobs from the queue, announces them, and copies what a
+/// tile needs.
+#pragma once
+
+#include "cuda/kernels/bwd_sm90_shared.cuh"
+#include "cuda/tile/signal.cuh"
+#include "cuda/tile/tma.cuh"
+
+namespace tilewise::bwd_sm90 {
+
+using namespace tile;
+
+/// The queue's order. Step t: prepare section t; tiles of section t - lead; convert section
+/// t - lead - lag. With enough tiles between them nobody waits, and the rows are still in the L2
+/// cache.
+template <Config kConfig>
+struct Queue {
+  const Args& args;
+  int step = 0, base = 0;  ///< base: index of the first job of the step
+
+  __forceinline__ int head_begin(int section) const {
+    const SectionOrder& order = args.order;
+    const int first = min(section, order.sections);
+    return min(first * order.section_heads + (section - first) * order.last_heads, order.heads);
+  }
+  __forceinline__ int heads(int section) const {
+    return section < 0 ? 0 : head_begin(section + 1) - head_begin(section);
+  }
+
+  /// Job `index`; indices come in rising order.
+  __forceinline__ Job job(int index) {
+    Job job;
+    if (index >= args.jobs) return job;
+    const int chunks = args.rows_q / kConfig.chunk_rows() * args.group;  // of a key head
+    while (true) {
+      const int prepares = heads(step) * chunks,
+                tiles = heads(step - args.lead) * args.order.blocks;
+      const int converts = heads(step - args.lead - args.lag) * chunks;
+      const int rest = index - base;
+      if (rest < prepares) {
+        job.kind = JobKind::prepare;
+        locate_rows(job, rest, step);
+        return job;
+      }
+      if (rest < prepares + tiles) {
+        const int section = step - args.lead, here = heads(section), in = rest - prepares;
+        job.kind = JobKind::tile;
+        job.block = args.last_first ? args.order.blocks - 1 - in / here : in / here;
+        locate(job, head_begin(section) + in % here, args.heads_k);
+        return job;
+      }
+      if (rest < prepares + tiles + converts) {
+        job.kind = JobKind::convert;
+        locate_rows(job, rest - prepares - tiles, step - args.lead - args.lag);
+        return job;
+      }
+      base += prepares + tiles + converts;
+      ++step;
+    }
+  }
+
+ private:
+  __forceinline__ void locate(Job& job, int pair, int heads) const {
+    job.batch = pair / heads;
+    job.head = pair - job.batch * heads;
+  }
+  __forceinline__ void locate_rows(Job& job, int rest, int section) const {
+    const int here = heads(section) * args.group;
+    job.block = rest / here;
+    locate(job, head_begin(section) * args.group + rest % here, args.heads_q);
+  }
+};
+
+/// A position in a ring of two buffers, in one register: the producer has few.
+struct Pair {
+  u32 uses = 0;
+  __forceinline__ u32 slot() const { return uses & 1; }
+  __forceinline__ u32 parity() const { return uses >> 1 & 1; }
+};
+
+template <Config kConfig>
+struct Producer {
+  static constexpr int kM = kConfig.block_m;
+  static constexpr int kPanels = SharedPlan::panels(kConfig.head_dim);
+  static constexpr int kPanelsV = SharedPlan::panels(kConfig.head_dim_v);
+  static constexpr SharedPlan kPlan{kConfig};
+  const Args& args;
+  const Shared<kConfig> shared;
+  static_assert(kConfig.q_stages == 2);
+  Pair rQ, rO, slots;
+  u32 kv_uses = 0;
+
+  __forceinline__ void announce(const Job& job) {
+    mbarrier_wait(shared.job_empty(slots.slot()), slots.parity() ^ 1);
+    const u32 at = shared.slot(slots.slot());
+    store_shared_4(at, static_cast<u32>(job.kind));
+    store_shared_4(at + 4, static_cast<u32>(job.block));
+    store_shared_4(at + 8, static_cast<u32>(job.batch));
+    store_shared_4(at + 12, static_cast<u32>(job.head));
+    mbarrier_arrive(shared.job_full(slots.slot()));  // releases the stores to the consumers
+    ++slots.uses;
+  }
+
+  /// One box of rows for each panel of `map` to a stage.
+  __forceinline__ void load_rows(u32 stage, const TensorMapBytes& map, int panels, u32 full,
+                                 const Job& job, int head, int row) const {
+    for (int p = 0; p < panels; ++p) {
+      tma_load(stage + p * kM * kPanelRowBytes, &map, full, p * kPanelColumns, head, row, job.batch,
+               kEvictLast);
+    }
+  }
+  /// The next stage of a ring, once it is empty; `bytes` will arrive.
+  __forceinline__ u32 open_q(u32 bytes) {
+    const u32 slot = rQ.slot();
+    mbarrier_wait(shared.q_empty(slot), rQ.parity() ^ 1);
+    mbarrier_expect(shared.q_full(slot), bytes);
+    ++rQ.uses;
+    return slot;
+  }
+  __forceinline__ u32 open_do(u32 bytes) {
+    const u32 slot = rO.slot();
+    mbarrier_wait(shared.do_empty(slot), rO.parity() ^ 1);
+    mbarrier_expect(shared.do_full(slot), bytes);
+    ++rO.uses;
+    return slot;
+  }
+  __forceinline__ i64 row_offset(const Job& job, int head, int row) const {
+    return static_cast<i64>(job.batch * args.heads_q + head) * args.rows_q + row;
+  }
+  __forceinline__ int key_pair(const Job& job) const {
+    return job.batch * args.heads_k +
+           (job.kind == JobKind::tile ? job.head : job.head / args.group);
+  }
+
+  /// Rows of Q with their offsets.
+  __forceinline__ void load_q(const Job& job, int head, int row) {
+    const u32 s = open_q(kPanels * kM * kPanelRowBytes + kM * 4);
+    load_rows(shared.q(s), args.q, kPanels, shared.q_full(s), job, head, row);
+    bulk_load(shared.offset(s), args.offset + row_offset(job, head, row), kM * 4, shared.q_full(s));
+  }
+  /// Rows of dO with their delta.
+  __forceinline__ void load_do(const Job& job, int head, int row) {
+    const u32 s = open_do(kPlan.do_stage + kM * 4);
+    load_rows(shared.d_o(s), args.d_o, kPanelsV, shared.do_full(s), job, head, row);
+    bulk_load(shared.delta(s), args.delta + row_offset(job, head, row), kM * 4, shared.do_full(s));
+  }
+  __forceinline__ void load_kv(const Job& job) {
+    mbarrier_wait(shared.kv_empty(), kv_uses & 1 ^ 1);
+    ++kv_uses;
+    mbarrier_expect(shared.k_full(), kPanels * kBlockN * kPanelRowBytes);
+    for (int p = 0; p < kPanels; ++p) {
+      tma_load(shared.k() + p * kBlockN * kPanelRowBytes, &args.k, shared.k_full(),
+               p * kPanelColumns, job.head, job.block * kBlockN, job.batch, kEvictFirst);
+    }
+    mbarrier_expect(shared.v_full(), kPanelsV * kBlockN * kPanelRowBytes);
+    for (int p = 0; p < kPanelsV; ++p) {
+      tma_load(shared.v() + p * kBlockN * kPanelRowBytes, &args.v, shared.v_full(),
+               p * kPanelColumns, job.head, job.block * kBlockN, job.batch, kEvictFirst);
+    }
+  }
+
+  __forceinline__ u32 ask() const { return atomicAdd(args.next_job, 1U); }
+
+  // Each copies a job's rows and gives back the next job's index, asked for while copies are still
+  // to come.
+
+  __forceinline__ u32 load_tile(const Job& job) {
+    const BlockRange range = query_range<kConfig>(args, job.block);
+    if (range.begin >= range.end) return ask();
+    u32 next = 0;
+    const u32 warps =
+        static_cast<u32>(args.rows_q / kConfig.chunk_rows() * args.group * kConsumerWarps);
+    signal_wait(args.prepared + key_pair(job), warps);
+    fence_async();  // what others stored before the signal, to our copies
+    for (int g = 0; g < args.group; ++g) {
+      const int head = job.head * args.group + g;
+      for (int block = range.begin; block < range.end; ++block) {
+        load_q(job, head, block * kM);
+        if (g == 0 && block == range.begin) load_kv(job);
+        // Not earlier: a tile must not be held while another block could take it.
+        if (g == args.group - 1 && block == range.end - 1) next = ask();
+        load_do(job, head, block * kM);
+      }
+    }
+    return next;
+  }
+  __forceinline__ u32 load_prepare(const Job& job) {
+    const u32 next = ask();
+    for (int row = 0; row < kConfig.chunk_rows(); row += kM) {
+      const int at = job.block * kConfig.chunk_rows() + row;
+      const u32 q = open_q(kPlan.do_stage);
+      load_rows(shared.q(q), args.o, kPanelsV, shared.q_full(q), job, job.head, at);
+      const u32 d = open_do(kPlan.do_stage);
+      load_rows(shared.d_o(d), args.d_o, kPanelsV, shared.do_full(d), job, job.head, at);
+    }
+    return next;
+  }
+  __forceinline__ u32 load_convert(const Job& job) {
+    const u32 next = ask();
+    signal_wait(args.finished + key_pair(job),
+                static_cast<u32>(args.order.blocks * kConsumerWarps));
+    fence_async();
+    const float* sums = args.dq_sum + row_offset(job, job.head, job.block * kConfig.chunk_rows()) *
+                                          kConfig.columns_dq();
+    for (int piece = 0; piece < Piece<kConfig>::kCount; ++piece) {
+      const bool second = Piece<kConfig>::in_do(piece);
+      const u32 s = second ? open_do(Piece<kConfig>::kBytes) : open_q(Piece<kConfig>::kBytes);
+      bulk_load(second ? shared.d_o(s) : shared.q(s), sums + piece * (Piece<kConfig>::kBytes / 4),
+                Piece<kConfig>::kBytes, second ? shared.do_full(s) : shared.q_full(s));
+    }
+    return next;
+  }
+
+  __forceinline__ void run() {
+    tma_prefetch_map(&args.q);
+    tma_prefetch_map(&args.k);
+    tma_prefetch_map(&args.v);
+    tma_prefetch_map(&args.o);
+    tma_prefetch_map(&args.d_o);
+    tma_prefetch_map(&args.dq);
+    tma_prefetch_map(&args.dk);
+    tma_prefetch_map(&args.dv);
+    Queue<kConfig> queue{args};
+    u32 index = ask();
+    while (true) {
+      const Job job = queue.job(static_cast<int>(index));
+      announce(job);
+      if (job.kind == JobKind::tile) {
+        index = load_tile(job);
+      } else if (job.kind == JobKind::prepare) {
+        index = load_prepare(job);
+      } else if (job.kind == JobKind::convert) {
+        index = load_convert(job);
+      } else {
+        break;
+      }
+    }
+  }
+};
+
+}  // namespace tilewise::bwd_sm90

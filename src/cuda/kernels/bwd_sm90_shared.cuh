@@ -1,0 +1,119 @@
+/// bwd_sm90: what the roles share: addresses in shared memory, barriers, jobs and ranges of
+/// queries.
+#pragma once
+
+#include "cuda/kernels/bwd_sm90_args.h"
+#include "cuda/tile/mbarrier.cuh"
+#include "cuda/tile/order.cuh"
+
+namespace tilewise::bwd_sm90 {
+
+using namespace tile;
+
+inline constexpr int kConsumerWarps = 8;
+
+/// Addresses of what SharedPlan lays out. "full": the copies have landed; "empty": the readers are
+/// done.
+template <Config kConfig>
+struct Shared {
+  static constexpr SharedPlan kPlan{kConfig};
+  static constexpr int kStages = kConfig.q_stages;
+  u32 base;
+
+  __forceinline__ u32 k() const { return base + kPlan.k; }
+  __forceinline__ u32 v() const { return base + kPlan.v; }
+  __forceinline__ u32 q(u32 stage) const { return base + kPlan.q + stage * kPlan.q_stage; }
+  __forceinline__ u32 d_o(u32 stage) const { return base + kPlan.d_o + stage * kPlan.do_stage; }
+  __forceinline__ u32 ds(u32 buffer) const { return base + kPlan.ds + buffer * kPlan.ds_buffer; }
+  __forceinline__ u32 dq(int warp) const { return base + kPlan.dq + warp * kPlan.dq_warp; }
+  __forceinline__ u32 offset(u32 stage) const {
+    return base + kPlan.offset + stage * (kConfig.block_m * 4);
+  }
+  __forceinline__ u32 delta(u32 stage) const {
+    return base + kPlan.delta + stage * (kConfig.block_m * 4);
+  }
+  __forceinline__ u32 barrier(u32 index) const {
+    return base + kPlan.barriers + index * kMbarrierBytes;
+  }
+  __forceinline__ u32 q_full(u32 stage) const { return barrier(stage); }
+  __forceinline__ u32 q_empty(u32 stage) const { return barrier(kStages + stage); }
+  __forceinline__ u32 do_full(u32 stage) const { return barrier(2 * kStages + stage); }
+  __forceinline__ u32 do_empty(u32 stage) const { return barrier(3 * kStages + stage); }
+  __forceinline__ u32 k_full() const { return barrier(4 * kStages); }
+  __forceinline__ u32 v_full() const { return barrier(4 * kStages + 1); }
+  __forceinline__ u32 kv_empty() const { return barrier(4 * kStages + 2); }
+  __forceinline__ u32 ds_full(u32 buffer) const { return barrier(4 * kStages + 3 + buffer); }
+  __forceinline__ u32 job_full(u32 slot) const { return barrier(4 * kStages + 5 + slot); }
+  __forceinline__ u32 job_empty(u32 slot) const { return barrier(4 * kStages + 7 + slot); }
+  __forceinline__ u32 slot(u32 index) const { return base + kPlan.slots + index * 16; }
+
+  __forceinline__ void init_barriers() const {
+    // Every consumer warp arrives for itself: one warp's wait does not prove that the others have
+    // read.
+    for (int s = 0; s < kStages; ++s) {
+      mbarrier_init(q_full(s), 1);
+      mbarrier_init(do_full(s), 1);
+      mbarrier_init(q_empty(s), kConsumerWarps);
+      mbarrier_init(do_empty(s), kConsumerWarps);
+    }
+    mbarrier_init(k_full(), 1);
+    mbarrier_init(v_full(), 1);
+    mbarrier_init(kv_empty(), kConsumerWarps);
+    for (int s = 0; s < 2; ++s) {
+      mbarrier_init(ds_full(s), kConsumerWarps);
+      mbarrier_init(job_full(s), 1);
+      mbarrier_init(job_empty(s), kConsumerWarps);
+    }
+    mbarrier_fence_init();
+  }
+};
+
+/// What the queue holds. Prepare: row statistics of a chunk of queries, zeros for its dQ. Tile: dK
+/// and dV of a block of keys, and what it adds to dQ. Convert: the finished sums of a chunk to dQ.
+enum class JobKind : int { prepare, tile, convert, end };
+
+/// `block`: chunk of rows or block of keys; `head`: query head, for a tile key head.
+struct Job {
+  JobKind kind = JobKind::end;
+  int block = 0, batch = 0, head = 0;
+};
+
+/// The sums of dQ of a chunk come to be converted in pieces that fill a stage: of Q, where they fit
+/// of dO in turn with it.
+template <Config kConfig>
+struct Piece {
+  static constexpr int kBytes = kConfig.block_m * kConfig.columns_dq() * 2;
+  static constexpr int kCount = kConfig.chunk_rows() * kConfig.columns_dq() * 4 / kBytes;
+  static constexpr bool in_do(int piece) {
+    return SharedPlan(kConfig).do_stage >= kBytes && piece % 2 == 1;
+  }
+};
+
+template <Config kConfig>
+__forceinline__ Diagonals diagonals(const Args& args) {
+  Diagonals d(Positions{}, 0, 0);
+  // A constant where nothing is hidden on the left: the ranges fold to a few instructions.
+  d.low = kConfig.mask == Mask::both ? args.low : -Positions::kFar;
+  d.high = kConfig.mask == Mask::none ? Positions::kFar : args.high;
+  return d;
+}
+
+/// Blocks of queries that see a block of keys; "full" are those without a hidden pair, none where
+/// keys lie past the end.
+template <Config kConfig>
+__forceinline__ BlockRange query_range(const Args& args, int block) {
+  constexpr int kM = kConfig.block_m;
+  const int key = block * kBlockN, key_end = min(key + kBlockN, args.seq_k);
+  BlockRange range;
+  if constexpr (kConfig.mask == Mask::none) {
+    range.end = range.full_end = (args.seq_q + kM - 1) / kM;
+  } else {
+    range = query_blocks<kM>(diagonals<kConfig>(args), key, key_end, args.seq_q);
+    // Rows past the end see nothing by their LSE: the last block needs no mask for them.
+    if (kConfig.mask == Mask::right) range.full_end = range.end;
+  }
+  if (key_end < key + kBlockN) range.full_begin = range.full_end = range.end;
+  return range;
+}
+
+}  // namespace tilewise::bwd_sm90

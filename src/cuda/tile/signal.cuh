@@ -1,0 +1,28 @@
+/// Signals between blocks of one launch: counters in memory. One instruction per wrapper; sections
+/// are those of the PTX ISA manual.
+#pragma once
+
+#include "cuda/tile/copy.cuh"
+
+namespace tilewise::tile {
+
+/// Adds to a counter; who acquires the sum sees what this thread has written and observed.
+/// 9.7.13.4 red, .release
+__forceinline__ void signal_add(u32* counter, u32 value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
+}
+
+/// 9.7.9.8 ld, .acquire
+__forceinline__ u32 signal_read(const u32* counter) {
+  u32 value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  return value;
+}
+
+/// Waits until a counter has reached `value`.
+__forceinline__ void signal_wait(const u32* counter, u32 value) {
+  while (signal_read(counter) < value) {
+  }
+}
+
+}  // namespace tilewise::tile

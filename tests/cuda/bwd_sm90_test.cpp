@@ -1,0 +1,156 @@
+// The Hopper backward's host side, without a GPU: configs, order, refusals, workspace, time model.
+#include "cuda/kernels/bwd_sm90.hpp"
+
+#include <gtest/gtest.h>
+
+#include "cuda/kernels/bwd_sm90_tiles.h"
+#include "cuda/kernels/bwd_sm90_unit.h"
+
+namespace tilewise::cuda {
+namespace {
+
+using bwd_sm90::Config;
+using bwd_sm90::Mask;
+using bwd_sm90::SharedPlan;
+
+constexpr int kSharedLimit = 227 * 1024;
+
+Tensor rows(std::int64_t batch, std::int64_t heads, std::int64_t seq, std::int64_t dim) {
+  static std::byte memory[16];
+  return Tensor::bshd(memory, DType::bfloat16, batch, seq, heads, dim, {DeviceType::cuda, 0});
+}
+
+Problem problem(std::int64_t seq, std::int64_t dim, bool causal) {
+  Problem p;
+  p.pass = Pass::backward;
+  p.device = {DeviceType::cuda, 0};
+  p.dtype = DType::bfloat16;
+  p.batch = 16384 / seq;
+  p.heads_q = p.heads_k = 2048 / dim;
+  p.seq_q = p.seq_k = p.total_q = p.total_k = seq;
+  p.head_dim = p.head_dim_v = dim;
+  p.scale = 0.125F;
+  if (causal) p.causal = Causal::bottom_right, p.right = 0;
+  p.q = p.k = p.v = p.o = p.d_o = p.dq = p.dk = p.dv = rows(p.batch, p.heads_q, seq, dim);
+  p.lse = Tensor::contiguous(p.q.data, DType::float32, {p.batch, p.heads_q, seq}, p.device);
+  return p;
+}
+
+Hardware h100() {
+  Hardware machine;
+  machine.device = {DeviceType::cuda, 0};
+  machine.arch = 90;
+  machine.multiprocessors = 132;
+  machine.shared_kib = 227;
+  machine.bandwidth_gbps = 3000.0;
+  machine.matrix_tflops = 700.0;
+  return machine;
+}
+
+std::string refusal(const Problem& p) {
+  return kFlashBackwardSm90.supports(kFlashBackwardSm90, p, h100());
+}
+
+TEST(BwdSm90, EveryConfigFitsSharedMemory) {
+  for (const std::int64_t dim : {16, 64, 80, 96, 128}) {
+    for (const std::int64_t dim_v : {16, 64, 80, 96, 128}) {
+      Problem p = problem(1024, 64, true);
+      p.head_dim = dim;
+      p.head_dim_v = dim_v;
+      p.softcap = 30.0;
+      const SharedPlan plan(bwd_sm90_config(p));
+      EXPECT_LE(plan.bytes, kSharedLimit) << dim << ' ' << dim_v;
+      EXPECT_EQ(plan.slots % 16, 0);
+      // What the copy engine swizzles begins at multiples of 1024.
+      for (const int at : {plan.k, plan.v, plan.q, plan.d_o, plan.ds, plan.dq}) {
+        EXPECT_EQ(at % 1024, 0) << dim << ' ' << dim_v;
+      }
+      // O passes through a stage of Q.
+      EXPECT_GE(plan.q_stage, plan.do_stage);
+    }
+  }
+}
+
+TEST(BwdSm90, MasksOfAProblem) {
+  EXPECT_EQ(bwd_sm90_config(problem(1024, 64, false)).mask, Mask::none);
+  EXPECT_EQ(bwd_sm90_config(problem(1024, 64, true)).mask, Mask::right);
+  Problem p = problem(1024, 64, true);
+  p.left = 100;
+  EXPECT_EQ(bwd_sm90_config(p).mask, Mask::both);
+}
+
+TEST(BwdSm90, ScoresStartFromLseOnlyWhereTheyAreNotModified) {
+  Problem p = problem(1024, 128, false);
+  EXPECT_TRUE(bwd_sm90_config(p).fold_lse);
+  p.scale = -0.5F;
+  EXPECT_FALSE(bwd_sm90_config(p).fold_lse);
+  EXPECT_TRUE(bwd_sm90_config(p).modified);
+}
+
+TEST(BwdSm90, Refusals) {
+  EXPECT_EQ(refusal(problem(1024, 64, true)), "");
+  Problem p = problem(1024, 64, true);
+  p.head_dim = 192;
+  EXPECT_NE(refusal(p).find("head dims 192, 64"), std::string::npos);
+  p = problem(1024, 64, true);
+  p.dtype = DType::float32;
+  EXPECT_NE(refusal(p).find("float32"), std::string::npos);
+  p = problem(1024, 64, true);
+  p.dv.strides[3] = 2;
+  EXPECT_NE(refusal(p).find("dv cannot be copied by TMA"), std::string::npos);
+  p = problem(1024, 64, true);
+  p.d_o.strides[2] = 0;  // an expanded gradient
+  EXPECT_NE(refusal(p).find("dO cannot be copied by TMA"), std::string::npos);
+  p = problem(1024, 64, false);
+  p.left = -5, p.right = 3;
+  EXPECT_NE(refusal(p).find("hides every key"), std::string::npos);
+}
+
+TEST(BwdSm90, PreparationAndConversionKeepADistance) {
+  for (const std::int64_t seq : {512, 4096, 16384}) {
+    for (const bool causal : {false, true}) {
+      const Problem p = problem(seq, 128, causal);
+      const Config config = bwd_sm90_config(p);
+      const bwd_sm90::SectionOrder order = bwd_sm90_order(p, config);
+      EXPECT_GE(bwd_sm90_sections_apart(order) * order.section_heads * order.blocks, 132) << seq;
+      EXPECT_EQ(bwd_sm90_jobs(p, config),
+                2 * p.batch * p.heads_q * (bwd_sm90_rows(p, config) / config.chunk_rows()) +
+                    std::int64_t{order.blocks} * order.heads);
+    }
+  }
+}
+
+TEST(BwdSm90, TurnsOnlyWhereTheOrderIsFixed) {
+  Problem p = problem(4096, 128, true);
+  const Cost free_order = kFlashBackwardSm90.cost(kFlashBackwardSm90, p, h100());
+  p.deterministic = true;
+  const Cost fixed_order = kFlashBackwardSm90.cost(kFlashBackwardSm90, p, h100());
+  // Eight counters for 64 queries: linear in the length.
+  EXPECT_EQ(fixed_order.memory.front().bytes - free_order.memory.front().bytes,
+            p.batch * p.heads_q * (p.seq_q / 64) * 8 * 4);
+}
+
+// Measured: bench/results/h100/bwd-sm90.json.
+TEST(BwdSm90, TimeModelIsNearTheMeasuredTimes) {
+  const struct {
+    std::int64_t seq, dim;
+    bool causal;
+    double ms;
+  } measured[] = {{1024, 64, false, 0.942},  {8192, 64, true, 2.614},  {16384, 64, false, 9.540},
+                  {1024, 128, false, 0.727}, {8192, 128, true, 2.170}, {16384, 128, false, 8.130}};
+  for (const auto& m : measured) {
+    const Problem p = problem(m.seq, m.dim, m.causal);
+    const double ms = bwd_sm90_ms(p, bwd_sm90_config(p), h100());
+    EXPECT_NEAR(ms / m.ms, 1.0, 0.12) << m.seq << ' ' << m.dim << ' ' << m.causal;
+  }
+}
+
+TEST(BwdSm90, UnitNamesTheProductsItNeeds) {
+  const KernelUnit unit = bwd_sm90_unit(bwd_sm90_config(problem(1024, 128, true)));
+  for (const char* text : {"m64n64k16", "m64n128k16", "multiply_transposed", "multiply_register"}) {
+    EXPECT_NE(unit.prelude.find(text), std::string::npos) << text;
+  }
+}
+
+}  // namespace
+}  // namespace tilewise::cuda
