@@ -18,7 +18,7 @@ namespace tilewise::cpu {
 namespace {
 
 constexpr int kMaxRows = 16;  // query rows of a key head: more are worth packed keys
-constexpr int kBlockKeys = 128;
+constexpr std::int64_t kBlockKeys = 128;
 constexpr int kSplitKeys = 2048;  // fixed: the result depends neither on threads nor on the batch
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
@@ -49,8 +49,8 @@ struct Geometry {
 
 std::vector<MemoryItem> workspace_items(const Geometry& g) {
   using Role = MemoryItem::Role;
-  const auto item = [](const char* name, std::vector<std::int64_t> shape) {
-    return memory_item(name, Role::workspace, DType::float32, std::move(shape));
+  const auto item = [](const char* name, const std::vector<std::int64_t>& shape) {
+    return memory_item(name, Role::workspace, DType::float32, shape);
   };
   return {item("O of splits", {g.pairs, g.splits, g.rows, g.ld_v}),
           item("m, l of splits", {2, g.pairs, g.splits, g.rows}),
@@ -114,7 +114,7 @@ class Decode {
                 q + head * q_rows * g_.ld_q, g_.ld_q, p_.scale);
     }
     for (std::int64_t j0 = begin / 4 * 4; j0 < end; j0 += kBlockKeys) {
-      const auto keys = static_cast<int>(std::min<std::int64_t>(kBlockKeys, end - j0));
+      const auto keys = static_cast<int>(std::min(kBlockKeys, end - j0));
       step({sequence, b, h, 0, j0, q_rows, keys, kBlockKeys}, slot, rows, q, {o, m, l});
     }
   }
@@ -247,7 +247,7 @@ Cost flash_decode_cost(const KernelRow& row, const Problem& problem, const Hardw
   const Geometry g(problem, micro(isa), machine.threads);
   Cost cost;
   cost.block_m = static_cast<int>(g.rows);
-  cost.block_n = kBlockKeys;
+  cost.block_n = static_cast<int>(kBlockKeys);
   cost.splits = static_cast<int>(g.splits);
   cost.threads = machine.threads;
   cost.memory = workspace_items(g);

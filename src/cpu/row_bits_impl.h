@@ -117,7 +117,7 @@ inline void philox_words(const DropoutRow& row, std::uint32_t j4, std::uint32_t*
     key1 += kPhiloxWeyl1;
   }
   Counters out[2 * kChains];
-  for (int i = 0; i < kChains; ++i) {
+  for (std::ptrdiff_t i = 0; i < kChains; ++i) {
     interleave((c0[i] & kLow) | c1[i] << 32, (c2[i] & kLow) | c3[i] << 32, out + 2 * i);
   }
   __builtin_memcpy(words, out, sizeof out);
