@@ -99,8 +99,9 @@ Comparison compare_results(const std::string& old_path, const std::string& new_p
     if (old_status != "ok" || new_status != "ok") {
       const bool same = old_status == new_status;
       if (!same) ++(new_status == "ok" ? out.faster : out.slower);
-      line.insert(line.end(), {a.at("ms_median"), b.at("ms_median"), Value(), Value(),
-                               same ? old_status : old_status + " -> " + new_status});
+      line.insert(line.end(),
+                  {a.at("ms_median"), b.at("ms_median"), Value(), Value(),
+                   same ? old_status : fmt::format("{} -> {}", old_status, new_status)});
       out.table.add(std::move(line));
       continue;
     }
