@@ -93,6 +93,9 @@ TEST(BwdSm90, Refusals) {
   p.head_dim = 192;
   EXPECT_NE(refusal(p).find("head dims 192, 64"), std::string::npos);
   p = problem(1024, 64, true);
+  p.deterministic = true;
+  EXPECT_NE(refusal(p).find("not yet proven"), std::string::npos);
+  p = problem(1024, 64, true);
   p.dtype = DType::float32;
   EXPECT_NE(refusal(p).find("float32"), std::string::npos);
   p = problem(1024, 64, true);

@@ -31,7 +31,7 @@ struct Config {
   /// Columns of the sums of dQ: whole panels, which the two warpgroups divide.
   constexpr int columns_dq() const { return (head_dim + 63) / 64 * 64; }
   /// Query rows that are prepared or converted together.
-  constexpr int chunk_rows() const { return 2 * block_m; }
+  constexpr int chunk_rows() const { return 128; }
 };
 
 /// What lies where in shared memory, in bytes from its 1024-byte aligned start.
