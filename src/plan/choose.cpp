@@ -54,8 +54,9 @@ std::string ms_text(double ms) {
 std::string passed_over(const KernelRow& row, const Choice& choice) {
   if (!choice.kernel.empty()) return choice.kernel == row.name ? "" : "another kernel was named";
   const std::string wanted = choice.implementation.empty() ? "flash" : choice.implementation;
-  if (wanted == row.implementation) return "";
-  return std::string(kOnlyWhenNamed);
+  if (wanted != row.implementation) return std::string(kOnlyWhenNamed);
+  return row.on_trial == nullptr ? ""
+                                 : "only when the kernel is named: " + std::string(row.on_trial);
 }
 
 [[noreturn]] void refuse(const Problem& p, const Choice& choice,

@@ -42,6 +42,9 @@ struct KernelRow {
   void (*run)(const KernelRow& row, const Problem& problem, const Context& context);
   const void* config =
       nullptr;  ///< the row's own constants (tiles, stages), for rows that share functions
+  /// Set: the plan does not take the row by itself, only by its name, and says this reason. For a
+  /// kernel whose text has not run on its hardware yet.
+  const char* on_trial = nullptr;
 };
 
 /// All rows, most special first. Each room that computes contributes its own span (cpu_rows(),

@@ -30,6 +30,8 @@ constexpr KernelRow kRows[] = {
     {"twin", "flash", DeviceType::cpu, Pass::forward, "", run_everything, fixed_cost<9>, no_run},
     {"plain", "eager", DeviceType::cpu, Pass::forward, "", run_everything, fixed_cost<1>, no_run},
     {"device", "flash", DeviceType::cuda, Pass::forward, "", run_everything, fixed_cost<1>, no_run},
+    {"new", "flash", DeviceType::cpu, Pass::forward, "", run_everything, fixed_cost<1>, no_run,
+     nullptr, "it is new"},
     {"back", "flash", DeviceType::cpu, Pass::backward, "", run_everything, fixed_cost<1>, no_run},
 };
 
@@ -49,7 +51,7 @@ TEST(Choose, TakesTheLeastPredictedTimeOfTheFlashRows) {
   EXPECT_EQ(choose_from(100).kernel, "quick");
   const Plan plan = choose_from(101);
   EXPECT_EQ(plan.kernel, "steady") << "a tie goes to the earlier row";
-  ASSERT_EQ(plan.refusals.size(), 3U) << "every other row of the device and pass has its reason";
+  ASSERT_EQ(plan.refusals.size(), 4U) << "every other row of the device and pass has its reason";
   EXPECT_EQ(plan.refusals[0].kernel, "quick");
   EXPECT_EQ(plan.refusals[0].reason, "more than 100 keys");
 }
@@ -58,6 +60,13 @@ TEST(Choose, OtherImplementationsRunOnlyWhenNamed) {
   EXPECT_EQ(choose_from(10, {.implementation = "eager", .kernel = ""}).kernel, "plain");
   EXPECT_EQ(choose_from(10, {.implementation = "", .kernel = "plain"}).kernel, "plain");
   EXPECT_NE(choose_from(10).kernel, "plain");
+}
+
+TEST(Choose, ARowOnTrialRunsOnlyWhenItsKernelIsNamed) {
+  EXPECT_EQ(choose_from(10, {.implementation = "", .kernel = "new"}).kernel, "new");
+  const Plan plan = choose_from(10);
+  EXPECT_EQ(plan.kernel, "quick");
+  EXPECT_EQ(plan.refusals.back().reason, "only when the kernel is named: it is new");
 }
 
 TEST(Choose, AForcedKernelThatCannotRunIsAnError) {

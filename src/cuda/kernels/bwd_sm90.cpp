@@ -188,7 +188,8 @@ const KernelRow kFlashBackwardSm90 = {
     .summary = "tiled, P recomputed from LSE, one launch; wgmma, TMA, dQ by bulk additions",
     .supports = supports,
     .cost = cost,
-    .run = run};
+    .run = run,
+    .on_trial = "as it stands it has run in CPU emulation only"};
 
 void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;
