@@ -91,7 +91,7 @@ class Result:
 
 def load(path: Path) -> Result:
     data = json.loads(path.read_text())
-    return Result(str(path.relative_to(RESULTS)), data["environment"], data["rows"])
+    return Result(str(path.relative_to(RESULTS)), data.get("environment", {}), data["rows"])
 
 
 def implementations(rows: list[Row]) -> list[str]:

@@ -133,7 +133,7 @@ TEST(BwdSm90, TurnsOnlyWhereTheOrderIsFixed) {
             p.batch * p.heads_q * (p.seq_q / 64) * 8 * 4);
 }
 
-// Measured: bench/results/h100/bwd-sm90.json.
+// Measured: bench/results/h100/grid-sm90.json.
 TEST(BwdSm90, TimeModelIsNearTheMeasuredTimes) {
   const struct {
     std::int64_t seq, dim;
