@@ -165,7 +165,10 @@ BODIES = {
     "mma.cuh": [("void mma(", MMA)],
     "softcap.cuh": [("float reciprocal_approx(", "return 1.0F / x;")],
     "mbarrier.cuh": [
-        ("void mbarrier_init(", "emulator::current->block->mbarriers[barrier] = {arrivals, arrivals};"),
+        (
+            "void mbarrier_init(",
+            "emulator::current->block->mbarriers[barrier] = {arrivals, arrivals};",
+        ),
         ("void mbarrier_fence_init(", ""),
         ("void mbarrier_arrive(", "emulator::current->block->mbarriers[barrier].arrive();"),
         ("void mbarrier_expect(", "emulator::current->block->mbarriers[barrier].expect(bytes);"),
