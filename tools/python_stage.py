@@ -11,9 +11,9 @@ PYTHON = str(ROOT / ".venv/bin/python")
 WHEELS = ROOT / "build/wheel"
 # The library's objects come from the release build: a wheel's own folder would compile them again.
 BUILD = [
-    *("-C", "build-dir=build/release"),
-    *("-C", "cmake.define.TILEWISE_TESTS=ON"),
-    *("-C", "cmake.define.TILEWISE_CLI=ON"),
+    *("--config-settings", "build-dir=build/release"),
+    *("--config-settings", "cmake.define.TILEWISE_TESTS=ON"),
+    *("--config-settings", "cmake.define.TILEWISE_CLI=ON"),
 ]
 # What scikit-build-core wrote into that tree's cache: a later build of it must not need .venv.
 FORGET = [
