@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from build_cache import cached
+
 SKIPPED = 77
 ARCHS = ["80", "86", "89", "90", "100", "120"]
 NVRTC = "nvidia-cuda-nvrtc>=13.0,<13.1"
@@ -29,19 +31,11 @@ def nvrtc_folder(source: Path) -> str | None:
     return str(found[0].parent) if found else None
 
 
-def cached(build: Path, name: str) -> str:
-    """A variable of the build folder's CMakeCache.txt."""
-    for line in (build / "CMakeCache.txt").read_text().splitlines():
-        if line.startswith(name + ":"):
-            return line.partition("=")[2]
-    return ""
-
-
 def main() -> int:
     source = Path(os.environ["TILEWISE_SOURCE_DIR"])
     build = Path(os.environ["TILEWISE_BUILD_DIR"])
-    wanted = cached(build, "TILEWISE_PACK")
-    if wanted == "none" or cached(build, "TILEWISE_SANITIZE"):
+    wanted = cached("TILEWISE_PACK")
+    if wanted == "none" or cached("TILEWISE_SANITIZE"):
         print("this build makes no pack")
         return SKIPPED
     archs = ARCHS if wanted == "auto" else wanted.split(";")

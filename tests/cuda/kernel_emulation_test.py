@@ -12,6 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from build_cache import cached
+
 SKIPPED = 77
 
 LOAD_MATRIX = """
@@ -286,19 +288,13 @@ def run(program: str, folder: Path, compiler: str) -> int:
     return subprocess.run([str(binary)], check=False).returncode
 
 
-def sanitized() -> bool:
-    """Whether the library's objects need a sanitizer's runtime."""
-    cache = Path(os.environ.get("TILEWISE_BUILD_DIR", "")) / "CMakeCache.txt"
-    return cache.exists() and "TILEWISE_SANITIZE:STRING=\n" not in cache.read_text()
-
-
 def main() -> int:
     """Runs the programs named, or all."""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         print("no C++ compiler")
         return SKIPPED
-    if sanitized():
+    if cached("TILEWISE_SANITIZE"):
         print("the emulated kernels are built without this build's sanitizer")
         return SKIPPED
     with tempfile.TemporaryDirectory() as name:
