@@ -106,14 +106,17 @@ Cost cost(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
 }
 
 void fill(Args& args, const Problem& p, const Config& config) {
-  sm90_set_map(args.q, p.q, config.block_m);
-  sm90_set_map(args.o, p.o, config.block_m);
-  sm90_set_map(args.d_o, p.d_o, config.block_m);
-  sm90_set_map(args.dq, p.dq, config.chunk_rows());
-  sm90_set_map(args.k, p.k, bwd_sm90::kBlockN);
-  sm90_set_map(args.v, p.v, bwd_sm90::kBlockN);
-  sm90_set_map(args.dk, p.dk, 64);
-  sm90_set_map(args.dv, p.dv, 64);
+  const auto set_map = [](tile::TensorMapBytes& to, const Tensor& tensor, int box_rows) {
+    sm90_set_map(to, sm90_map_spec(tensor, box_rows));
+  };
+  set_map(args.q, p.q, config.block_m);
+  set_map(args.o, p.o, config.block_m);
+  set_map(args.d_o, p.d_o, config.block_m);
+  set_map(args.dq, p.dq, config.chunk_rows());
+  set_map(args.k, p.k, bwd_sm90::kBlockN);
+  set_map(args.v, p.v, bwd_sm90::kBlockN);
+  set_map(args.dk, p.dk, 64);
+  set_map(args.dv, p.dv, 64);
   args.heads_q = static_cast<int>(p.heads_q);
   args.heads_k = static_cast<int>(p.heads_k);
   args.group = static_cast<int>(p.group());

@@ -2,15 +2,14 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 
 #include "cuda/driver/device.h"
-#include "cuda/driver/tensor_map.h"
 #include "cuda/kernels/combine.hpp"
 #include "cuda/kernels/fwd_sm90_fill.h"
 #include "cuda/kernels/fwd_sm90_tiles.h"
 #include "cuda/kernels/fwd_sm90_unit.h"
 #include "cuda/kernels/sm80.hpp"
+#include "cuda/kernels/sm90_maps.h"
 #include "tilewise/error.h"
 
 namespace tilewise::cuda {
@@ -86,12 +85,6 @@ unsigned long long next_tag() {
   return (x ^ (x >> 31)) >> fwd_sm90::TileCounter::kCountBits | 1;
 }
 
-void set_map(tile::TensorMapBytes& to, const TensorMapSpec& spec) {
-  const TensorMap map = tensor_map(spec);
-  static_assert(sizeof(to) == sizeof(map));
-  std::memcpy(to.bytes, map.bytes, sizeof(map));
-}
-
 void run(const KernelRow& row, const Problem& p, const Context& context) {
   const Plan& plan = context.plan;
   const auto candidates = sm90_tiles(p);
@@ -112,7 +105,7 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   const ContextScope scope(p.device.index);  // tensor maps are made in a context
   Args args;
   const int shift = sm90_pack_shift(p, *tile);
-  sm90_fill(args, p, config, shift, set_map);
+  sm90_fill(args, p, config, shift, sm90_set_map);
   args.order = sm90_order(p, config, tile->block_m() >> shift, plan.splits);
   args.tiles = args.order.blocks * args.order.heads;
   if (config.dynamic) args.counter = {workspace.take<unsigned long long>(1), next_tag()};

@@ -1,6 +1,7 @@
 #include "cuda/kernels/fwd_sm90_fill.h"
 
 #include "cuda/kernels/fwd_sm90_tiles.h"
+#include "cuda/kernels/sm90_maps.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -11,17 +12,6 @@ using fwd_sm90::Lengths;
 using SetMap = void (*)(tile::TensorMapBytes&, const TensorMapSpec&);
 
 constexpr double kLog2e = 1.4426950408889634;
-
-/// The map of a tensor whose rows are copied in panels of 64 columns.
-TensorMapSpec map_spec(const Tensor& tensor, int box_rows, bool packed) {
-  TensorMapSpec spec = attention_tensor_map(tensor, /*box_dim=*/64, box_rows);
-  if (packed) spec.sizes[3] = 1;
-  for (std::size_t axis = 1; axis < 4; ++axis) {
-    // The stride of an axis with one element is never used; it must be a legal one all the same.
-    if (spec.sizes[axis] == 1) spec.strides[axis] = (spec.sizes[0] * 2 + 15) / 16 * 16;
-  }
-  return spec;
-}
 
 /// Axes {D, H, S, B} to {D, H, x, y, B}: see Args. A box takes `heads` heads.
 TensorMapSpec ragged_map(TensorMapSpec spec, std::int64_t rows, int heads) {
@@ -42,30 +32,14 @@ TensorMapSpec grouped_map(TensorMapSpec spec, std::int64_t group, int shift) {
   return spec;
 }
 
-/// Why the copy engine cannot read or write a tensor; empty when it can.
-std::string map_refusal(const char* name, const Tensor& tensor, bool packed) {
-  std::string reason;
-  if (tensor.strides[3] != 1 && tensor.sizes[3] > 1) {
-    reason = "its innermost stride is " + std::to_string(tensor.strides[3]) + " (expected 1)";
-  } else {
-    const TensorMapSpec spec = map_spec(tensor, 64, packed);
-    reason = tensor_map_refusal(spec);
-    for (std::size_t axis = 1; axis < 4 && reason.empty(); ++axis) {
-      if (spec.strides[axis] == 0) reason = "an axis of more than one element has stride 0";
-    }
-  }
-  if (reason.empty()) return {};
-  return std::string(name) + " cannot be copied by TMA: " + reason;
-}
-
 void fill_maps(Args& args, const Problem& p, const Config& config, int shift, SetMap set_map) {
   const auto query_map = [&](const Tensor& t) {
-    const TensorMapSpec spec = map_spec(t, 64 >> shift, p.packed);
+    const TensorMapSpec spec = sm90_map_spec(t, 64 >> shift, p.packed);
     if (p.packed) return ragged_map(spec, p.total_q, 1 << shift);
     return shift > 0 ? grouped_map(spec, p.group(), shift) : spec;
   };
   const auto key_map = [&](const Tensor& t) {
-    const TensorMapSpec spec = map_spec(t, config.block_n, p.packed);
+    const TensorMapSpec spec = sm90_map_spec(t, config.block_n, p.packed);
     return config.lengths == Lengths::dense ? spec : ragged_map(spec, args.k_rows, 1);
   };
   set_map(args.q, query_map(p.q));
@@ -116,10 +90,10 @@ void fill_modification(Args& args, const Problem& p) {
 }  // namespace
 
 std::string sm90_maps_refusal(const Problem& p) {
-  std::string reason = map_refusal("q", p.q, p.packed);
-  if (reason.empty()) reason = map_refusal("k", p.k, p.packed);
-  if (reason.empty()) reason = map_refusal("v", p.v, p.packed);
-  if (reason.empty()) reason = map_refusal("o", p.o, p.packed);
+  std::string reason = sm90_map_refusal("q", p.q, p.packed);
+  if (reason.empty()) reason = sm90_map_refusal("k", p.k, p.packed);
+  if (reason.empty()) reason = sm90_map_refusal("v", p.v, p.packed);
+  if (reason.empty()) reason = sm90_map_refusal("o", p.o, p.packed);
   return reason;
 }
 

@@ -3,14 +3,19 @@
 
 #include <string>
 
+#include "cuda/driver/tensor_map.h"
 #include "cuda/tile/tensor_map.h"
 #include "tilewise/tensor.h"
 
 namespace tilewise::cuda {
 
-/// Why the copy engine cannot read or write a tensor; empty when it can.
-std::string sm90_map_refusal(const char* name, const Tensor& tensor);
+/// The map of a tensor whose boxes are `box_rows` rows of 64 columns. `packed`: its batches are not
+/// an axis of their own.
+TensorMapSpec sm90_map_spec(const Tensor& tensor, int box_rows, bool packed = false);
 
-void sm90_set_map(tile::TensorMapBytes& to, const Tensor& tensor, int box_rows);
+/// Why the copy engine cannot read or write a tensor; empty when it can.
+std::string sm90_map_refusal(const char* name, const Tensor& tensor, bool packed = false);
+
+void sm90_set_map(tile::TensorMapBytes& to, const TensorMapSpec& spec);
 
 }  // namespace tilewise::cuda
