@@ -1,13 +1,12 @@
 #include "cli/probe.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <vector>
 
 #include "cpu/isa.h"
+#include "measure/fma_loops.h"
 #include "measure/timer.h"
 
 namespace tilewise::cli {
@@ -16,49 +15,7 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 
 constexpr std::int64_t kRounds = 20'000'000;
-constexpr int kChains = 12;  ///< independent sums: latency times throughput of FMA units, and more
 constexpr int kRepeats = 3;
-
-// NOTE: the values stay finite: x -> x * 0.999 + 0.001 has the fixed point 1.
-
-__attribute__((target("avx512f"))) float fma_avx512(std::int64_t rounds) {
-  const __m512 factor = _mm512_set1_ps(0.999F);
-  const __m512 term = _mm512_set1_ps(0.001F);
-  __m512 sums[kChains];
-  for (int c = 0; c < kChains; ++c) sums[c] = _mm512_set1_ps(static_cast<float>(c));
-  for (std::int64_t r = 0; r < rounds; ++r) {
-#pragma GCC unroll 12
-    for (int c = 0; c < kChains; ++c) sums[c] = _mm512_fmadd_ps(sums[c], factor, term);
-  }
-  for (int c = 1; c < kChains; ++c) sums[0] = _mm512_add_ps(sums[0], sums[c]);
-  return _mm512_cvtss_f32(sums[0]);
-}
-
-__attribute__((target("avx2,fma"))) float fma_avx2(std::int64_t rounds) {
-  const __m256 factor = _mm256_set1_ps(0.999F);
-  const __m256 term = _mm256_set1_ps(0.001F);
-  __m256 sums[kChains];
-  for (int c = 0; c < kChains; ++c) sums[c] = _mm256_set1_ps(static_cast<float>(c));
-  for (std::int64_t r = 0; r < rounds; ++r) {
-#pragma GCC unroll 12
-    for (int c = 0; c < kChains; ++c) sums[c] = _mm256_fmadd_ps(sums[c], factor, term);
-  }
-  for (int c = 1; c < kChains; ++c) sums[0] = _mm256_add_ps(sums[0], sums[c]);
-  return _mm256_cvtss_f32(sums[0]);
-}
-
-float fma_sse(std::int64_t rounds) {
-  const __m128 factor = _mm_set1_ps(0.999F);
-  const __m128 term = _mm_set1_ps(0.001F);
-  __m128 sums[kChains];
-  for (int c = 0; c < kChains; ++c) sums[c] = _mm_set1_ps(static_cast<float>(c));
-  for (std::int64_t r = 0; r < rounds; ++r) {
-#pragma GCC unroll 12
-    for (int c = 0; c < kChains; ++c) sums[c] = _mm_add_ps(_mm_mul_ps(sums[c], factor), term);
-  }
-  for (int c = 1; c < kChains; ++c) sums[0] = _mm_add_ps(sums[0], sums[c]);
-  return _mm_cvtss_f32(sums[0]);
-}
 
 /// Seconds of the fastest of a few runs.
 template <class Work>
@@ -88,7 +45,7 @@ double measure_fma_tflops(Executor& executor) {
       sums[static_cast<std::size_t>(task)] = loop(kRounds);
     });
   });
-  const double flops = 2.0 * lanes * kChains * static_cast<double>(kRounds) * threads;
+  const double flops = 2.0 * lanes * kFmaChains * static_cast<double>(kRounds) * threads;
   return flops / seconds * 1e-12;
 }
 

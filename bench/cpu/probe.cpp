@@ -5,42 +5,14 @@
 #include <cstdint>
 #include <ctime>
 
-namespace {
+#include "measure/fma_loops.h"
 
-constexpr int kChains = 12;  ///< independent sums: latency times throughput of the FMA units
+namespace {
 
 double thread_seconds() {
   timespec t{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
-
-// NOTE: the values stay finite: x -> x * 0.999 + 0.001 has the fixed point 1.
-
-__attribute__((target("avx512f"))) float fma_avx512(std::int64_t rounds) {
-  const __m512 factor = _mm512_set1_ps(0.999F);
-  const __m512 term = _mm512_set1_ps(0.001F);
-  __m512 sums[kChains];
-  for (int c = 0; c < kChains; ++c) sums[c] = _mm512_set1_ps(static_cast<float>(c));
-  for (std::int64_t r = 0; r < rounds; ++r) {
-#pragma GCC unroll 12
-    for (int c = 0; c < kChains; ++c) sums[c] = _mm512_fmadd_ps(sums[c], factor, term);
-  }
-  for (int c = 1; c < kChains; ++c) sums[0] = _mm512_add_ps(sums[0], sums[c]);
-  return _mm512_cvtss_f32(sums[0]);
-}
-
-__attribute__((target("avx2,fma"))) float fma_avx2(std::int64_t rounds) {
-  const __m256 factor = _mm256_set1_ps(0.999F);
-  const __m256 term = _mm256_set1_ps(0.001F);
-  __m256 sums[kChains];
-  for (int c = 0; c < kChains; ++c) sums[c] = _mm256_set1_ps(static_cast<float>(c));
-  for (std::int64_t r = 0; r < rounds; ++r) {
-#pragma GCC unroll 12
-    for (int c = 0; c < kChains; ++c) sums[c] = _mm256_fmadd_ps(sums[c], factor, term);
-  }
-  for (int c = 1; c < kChains; ++c) sums[0] = _mm256_add_ps(sums[0], sums[c]);
-  return _mm256_cvtss_f32(sums[0]);
 }
 
 volatile float sink;
@@ -52,9 +24,9 @@ extern "C" {
 /// GFLOP/s of float32 multiply-adds from registers of `lanes` floats (8 or 16), on this thread.
 double probe_fma_gflops(int lanes, std::int64_t rounds) {
   const double begin = thread_seconds();
-  sink = lanes == 16 ? fma_avx512(rounds) : fma_avx2(rounds);
+  sink = lanes == 16 ? tilewise::fma_avx512(rounds) : tilewise::fma_avx2(rounds);
   const double seconds = thread_seconds() - begin;
-  return 2.0 * lanes * kChains * static_cast<double>(rounds) / seconds * 1e-9;
+  return 2.0 * lanes * tilewise::kFmaChains * static_cast<double>(rounds) / seconds * 1e-9;
 }
 
 /// GB/s of reading `bytes` bytes (a multiple of 256) at `data` once, in order, on this thread.
