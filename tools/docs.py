@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))  # bench.peers, whose summaries the tables hold
 
 import docs_cpu  # noqa: E402
 import docs_gpu  # noqa: E402
+from docs_gpu import number  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
 PLOTS = ROOT / "docs" / "plots"
@@ -46,17 +47,6 @@ ORDER = [
     "torch-eager",
     "baseline",
 ]
-COLORS = {
-    "flash": "#0b6e4f",
-    "fused": "#e09f3e",
-    "eager": "#9e2a2b",
-    "baseline": "#6c757d",
-    "fa2": "#3a86ff",
-    "fa3": "#8338ec",
-    "cudnn": "#76b900",
-    "memeff": "#ff006e",
-    "flex": "#fb5607",
-}
 
 Row = dict[str, Any]
 
@@ -99,16 +89,6 @@ def implementations(rows: list[Row]) -> list[str]:
     return [name for name in ORDER if name in present] + sorted(present - set(ORDER))
 
 
-def cell(row: Row | None, field: str) -> str:
-    """A number with three digits, or why there is none."""
-    if row is None:
-        return "-"
-    if row["status"] != "ok":
-        return {"oom": "OOM", "timeout": "too long"}.get(row["status"], row["status"])
-    value = row[field]
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-
-
 def shape_key(row: Row) -> tuple[Any, ...]:
     return (row["dtype"], row["causal"], row["head_dim"], row["batch"], row["heads"], row["seq_q"])
 
@@ -125,7 +105,7 @@ def compare_table(rows: list[Row], field: str) -> list[str]:
     ]
     for key in sorted(cells, key=str_sort):
         dtype, causal, dim, batch, heads, seq, which = key
-        values = " | ".join(cell(cells[key].get(name), field) for name in names)
+        values = " | ".join(number(cells[key].get(name), field) for name in names)
         yes = "yes" if causal else "no"
         shape = f"{dtype} | {yes} | {dim} | {batch} | {heads} | {seq}"
         lines.append(f"| {shape} | {PASS_NAMES[which]} | {values} |")
@@ -148,11 +128,11 @@ def readme_table(result: Result) -> list[str]:
     ]
     for seq in lengths:
         values = [
-            cell(by.get((name, seq, which)), "ms_median")
+            number(by.get((name, seq, which)), "ms_median")
             for which in ("fwd", "bwd")
             for name in ("eager", "flash")
         ]
-        values += [cell(by.get((name, seq, "bwd")), "peak_mib") for name in ("eager", "flash")]
+        values += [number(by.get((name, seq, "bwd")), "peak_mib") for name in ("eager", "flash")]
         lines.append(f"| {seq} | " + " | ".join(values) + " |")
     first = rows[0]
     lines += [
@@ -169,8 +149,8 @@ def plot(result: Result, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "tilewise"
     import matplotlib.pyplot as plt
+    from docs_plots import COLORS  # sets the salt of the plots' names, too
 
     dims = sorted({row["head_dim"] for row in result.rows})
     dim = README_DIM if README_DIM in dims else dims[0]

@@ -44,7 +44,8 @@ def number(row: Row | None, field: str) -> str:
     if row is None:
         return "-"
     if row["status"] != "ok":
-        return {"oom": "OOM", "unsupported": "-"}.get(row["status"], row["status"])
+        words = {"oom": "OOM", "timeout": "too long", "unsupported": "-"}
+        return words.get(row["status"], row["status"])
     value = row[field]
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
