@@ -1,5 +1,6 @@
 #include "cpu/isa.h"
 
+#include <cpuid.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,10 +20,15 @@ constexpr double kFlopsPerCycle[] = {4.0, 32.0, 64.0, 64.0};
 constexpr double kBandwidthGbpsPerThread = 12.0;
 constexpr double kParallelRegionUs = 5.0;
 
+/// CPUID's bit for conversions of float16; clang 14's __builtin_cpu_supports has no name for it.
+bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
 Isa detect() {
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl");
