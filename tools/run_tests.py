@@ -103,9 +103,8 @@ def run_ctest(preset: str) -> list[Result]:
 def run_stage(stage: str, without_torch: bool) -> list[Result]:
     if stage == "lint":
         print("lint:", flush=True)
-        # clang-tidy reads the compile commands of the release build.
-        if not (ROOT / "build/release/build.ninja").exists():
-            run_logged(["cmake", "--preset", "release"], LOGS / "release-configure.log")
+        # clang-tidy reads the compile commands of the release build: they must be of these sources.
+        run_logged(["cmake", "--preset", "release"], LOGS / "release-configure.log")
         return run_lint(report=lambda result: status_line(result.name))
     if stage == "python":
         print("python: building and testing the package", flush=True)
