@@ -236,7 +236,7 @@ def performance_page(results: list[Result]) -> str:
         "Made by `./tw docs` from the files in `bench/results`; do not edit.",
         "OOM: more than the memory limit of the run.",
         "The problems and the protocol of a run stand in its preset in `cases/presets`.",
-        "`bench/peers/h100.sh` makes GPU results beside peers: ours and the peers in one process,",
+        "`bench/peers/card.sh` makes GPU results beside peers: ours and the peers in one process,",
         "every output compared with float64 before it is timed.",
     ]
     told: set[str] = set()  # texts that stand once on the page

@@ -1,11 +1,11 @@
 #!/bin/sh
-# What bench/results/h100 compares with peers: presets in one process, on one card.
+# What bench/results/CARD compares with peers: presets in one process, on one Hopper card.
 #
-#   bench/peers/h100.sh BUILD LIBFA3 OUT [PART...]
+#   bench/peers/card.sh BUILD LIBFA3 OUT [PART...]
 #
-# BUILD holds libtilewise.so and tilewise, LIBFA3 is made by fa3/build.sh, OUT is a folder. Parts, with
-# minutes on an H100: grid (2), leaderboard (1), assignment (3.5), flex (1.5), seeds (1.5), scaling;
-# all of them by default. What is finished stays when a run is interrupted.
+# BUILD holds libtilewise.so and tilewise, LIBFA3 is made by fa3/build.sh, OUT is a folder. Parts,
+# with minutes on a card: grid (2), leaderboard (1), assignment (3.5), flex (1.5), fp16 (0.5), seeds
+# (1.5), scaling; all of them by default. What is finished stays when a run is interrupted.
 set -eu
 build=$1 fa3=$2 out=$3
 shift 3
@@ -21,7 +21,7 @@ add() { # PART FLAGS...
   shift
   words="$words ${words:+--then} measure --build $build --fa3 $fa3 -o $out/$part.json $*"
 }
-[ $# -gt 0 ] || set -- grid leaderboard assignment flex seeds scaling
+[ $# -gt 0 ] || set -- grid leaderboard assignment flex fp16 seeds scaling
 for part in "$@"; do
   case $part in
     grid)
@@ -39,13 +39,17 @@ for part in "$@"; do
       add flex --preset grid --seq 2048,8192 --dim 64,128 --peers cudnn,fa3,flex --kernel $sm90 \
         --protocol burst,sustained --compile-jobs 14
       ;;
+    fp16)
+      add fp16 --preset grid --dtype f16 --seq 1024,8192 --peers cudnn,fa2,fa3 --kernel $sm90 \
+        --kernel $sm80 --compile-jobs 14
+      ;;
     seeds)
       add seeds --preset seed-eager --impl eager,fused,flash,baseline --rounds 2 --mem-limit 24 \
         --peers memeff,torch-eager,torch-compile --kernel $sm80_f32 --compile-jobs 14
       ;;
     scaling) add scaling --preset baseline-scaling --kernel $sm80_f32 ;;
     *)
-      echo "h100.sh: no part $part" >&2
+      echo "card.sh: no part $part" >&2
       exit 2
       ;;
   esac
@@ -62,7 +66,7 @@ choose() { # OURS RESULT PART...
   [ -z "$files" ] || python3 -m bench.peers select --ours "$ours" -o "$out/$result.json" $files
 }
 for arch in sm80 sm90; do
-  choose $arch grid-$arch grid flex
+  choose $arch grid-$arch grid flex fp16
   choose $arch leaderboard-$arch leaderboard
   choose $arch assignment-$arch assignment
 done
