@@ -46,6 +46,8 @@ class Fa3:
         return "FlashAttention-3, built from source"
 
     def open(self, problem: Problem, inputs: Inputs) -> Fa3Session:
+        if problem.dtype != "bfloat16":
+            raise RefusedError("this build of FlashAttention-3 has bfloat16 only")
         if not self._lib.fa3_has(ctypes.c_int64(problem.dim)):
             raise RefusedError(f"this build of FlashAttention-3 has no head dim {problem.dim}")
         return Fa3Session(self._lib, problem, inputs)
