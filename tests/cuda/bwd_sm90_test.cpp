@@ -104,6 +104,11 @@ TEST(BwdSm90, Refusals) {
   p = problem(1024, 64, true);
   p.d_o.strides[2] = 0;  // an expanded gradient
   EXPECT_NE(refusal(p).find("dO cannot be copied by TMA"), std::string::npos);
+  for (Tensor Problem::*tensor : {&Problem::dq, &Problem::dk, &Problem::dv}) {
+    p = problem(1024, 64, true);
+    (p.*tensor).sizes[3] = 61;  // of rows 64 elements apart
+    EXPECT_NE(refusal(p).find("its rows are 122 bytes"), std::string::npos) << refusal(p);
+  }
   p = problem(1024, 64, false);
   p.left = -5, p.right = 3;
   EXPECT_NE(refusal(p).find("hides every key"), std::string::npos);

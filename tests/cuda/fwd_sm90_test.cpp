@@ -194,6 +194,16 @@ TEST(ForwardSm90, RefusesByName) {
   EXPECT_NE(refusal(problem(DType::bfloat16, 128, 128, 20, 20), h100()).find("multiples of 16"),
             std::string::npos)
       << "rows of 40 bytes";
+  // A row of o that ends inside of 16 bytes would be written on to their end.
+  for (const std::int64_t seq : {1, 128}) {
+    Problem odd = problem(DType::bfloat16, seq, 128, 61, 61);
+    for (Tensor* t : {&odd.q, &odd.k, &odd.v, &odd.o}) t->strides = {1 << 16, 1 << 12, 64, 1};
+    EXPECT_NE(refusal(odd, h100()).find("o cannot be copied by TMA: its rows are 122 bytes"),
+              std::string::npos)
+        << refusal(odd, h100());
+    odd.o.sizes[3] = odd.v.sizes[3] = odd.head_dim_v = 56;
+    EXPECT_EQ(refusal(odd, h100()), "") << "rows that are read may end anywhere";
+  }
   EXPECT_NE(refusal(problem(DType::bfloat16, 128, 0, 64, 64), h100()), "");
 }
 

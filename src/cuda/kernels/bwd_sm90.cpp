@@ -23,11 +23,15 @@ using Role = MemoryItem::Role;
 constexpr double kLog2e = 1.4426950408889634;
 
 std::string maps_refusal(const Problem& p) {
-  const std::pair<const char*, const Tensor*> tensors[] = {
-      {"q", &p.q},    {"k", &p.k},   {"v", &p.v},   {"o", &p.o},
-      {"dO", &p.d_o}, {"dq", &p.dq}, {"dk", &p.dk}, {"dv", &p.dv}};
-  for (const auto& [name, tensor] : tensors) {
-    if (std::string reason = sm90_map_refusal(name, *tensor); !reason.empty()) return reason;
+  using Named = std::pair<const char*, const Tensor*>;
+  for (const auto& [name, tensor] : {Named{"q", &p.q}, Named{"k", &p.k}, Named{"v", &p.v},
+                                     Named{"o", &p.o}, Named{"dO", &p.d_o}}) {
+    std::string reason = sm90_map_refusal(name, *tensor, Sm90Access::read);
+    if (!reason.empty()) return reason;
+  }
+  for (const auto& [name, tensor] : {Named{"dq", &p.dq}, Named{"dk", &p.dk}, Named{"dv", &p.dv}}) {
+    std::string reason = sm90_map_refusal(name, *tensor, Sm90Access::write);
+    if (!reason.empty()) return reason;
   }
   return {};
 }

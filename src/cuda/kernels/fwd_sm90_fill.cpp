@@ -90,10 +90,10 @@ void fill_modification(Args& args, const Problem& p) {
 }  // namespace
 
 std::string sm90_maps_refusal(const Problem& p) {
-  std::string reason = sm90_map_refusal("q", p.q, p.packed);
-  if (reason.empty()) reason = sm90_map_refusal("k", p.k, p.packed);
-  if (reason.empty()) reason = sm90_map_refusal("v", p.v, p.packed);
-  if (reason.empty()) reason = sm90_map_refusal("o", p.o, p.packed);
+  std::string reason = sm90_map_refusal("q", p.q, Sm90Access::read, p.packed);
+  if (reason.empty()) reason = sm90_map_refusal("k", p.k, Sm90Access::read, p.packed);
+  if (reason.empty()) reason = sm90_map_refusal("v", p.v, Sm90Access::read, p.packed);
+  if (reason.empty()) reason = sm90_map_refusal("o", p.o, Sm90Access::write, p.packed);
   return reason;
 }
 

@@ -3,21 +3,35 @@
 #include <cstring>
 
 namespace tilewise::cuda {
+namespace {
+
+/// What the copy engine writes at least.
+constexpr std::int64_t kUnitBytes = 16;
+
+}  // namespace
 
 TensorMapSpec sm90_map_spec(const Tensor& tensor, int box_rows, bool packed) {
   TensorMapSpec spec = attention_tensor_map(tensor, /*box_dim=*/64, box_rows);
   if (packed) spec.sizes[3] = 1;
   for (std::size_t axis = 1; axis < 4; ++axis) {
     // The stride of an axis with one element is never used; it must be a legal one all the same.
-    if (spec.sizes[axis] == 1) spec.strides[axis] = (spec.sizes[0] * 2 + 15) / 16 * 16;
+    if (spec.sizes[axis] == 1) {
+      spec.strides[axis] = (spec.sizes[0] * 2 + kUnitBytes - 1) / kUnitBytes * kUnitBytes;
+    }
   }
   return spec;
 }
 
-std::string sm90_map_refusal(const char* name, const Tensor& tensor, bool packed) {
+std::string sm90_map_refusal(const char* name, const Tensor& tensor, Sm90Access access,
+                             bool packed) {
   std::string reason;
+  const std::int64_t row_bytes = tensor.sizes[3] * dtype_bytes(tensor.dtype);
   if (tensor.strides[3] != 1 && tensor.sizes[3] > 1) {
     reason = "its innermost stride is " + std::to_string(tensor.strides[3]) + " (expected 1)";
+  } else if (access == Sm90Access::write && row_bytes % kUnitBytes != 0) {
+    // NOTE: a row's last unit is written whole, what lies behind the row with it (seen on an H200).
+    reason = "its rows are " + std::to_string(row_bytes) + " bytes (multiples of " +
+             std::to_string(kUnitBytes) + " can be written)";
   } else {
     const TensorMapSpec spec = sm90_map_spec(tensor, 64, packed);
     reason = tensor_map_refusal(spec);

@@ -13,8 +13,11 @@ namespace tilewise::cuda {
 /// an axis of their own.
 TensorMapSpec sm90_map_spec(const Tensor& tensor, int box_rows, bool packed = false);
 
+enum class Sm90Access { read, write };
+
 /// Why the copy engine cannot read or write a tensor; empty when it can.
-std::string sm90_map_refusal(const char* name, const Tensor& tensor, bool packed = false);
+std::string sm90_map_refusal(const char* name, const Tensor& tensor, Sm90Access access,
+                             bool packed = false);
 
 void sm90_set_map(tile::TensorMapBytes& to, const TensorMapSpec& spec);
 

@@ -179,7 +179,7 @@ inline unsigned box_bytes(const void* map) {
 inline unsigned swizzled(unsigned address) { return address ^ (address >> 7 & 7) << 4; }
 
 /// One box between memory and shared memory; outside the tensor zeros are read and nothing is
-/// written.
+/// written, but the 16 bytes in which a row ends are written whole, as an H200 was seen to do.
 inline void copy_box(const void* map, unsigned shared, std::array<int, 5> at, int rank,
                      bool store) {
   const Box b = box_of(map);
@@ -193,10 +193,11 @@ inline void copy_box(const void* map, unsigned shared, std::array<int, 5> at, in
     int rest = i;
     bool inside = true;
     long offset = 0;
+    const long size = store ? (b.sizes[0] + 7) / 8 * 8 : b.sizes[0];
     for (int axis = 0; axis < rank; ++axis) {
       const long index = at[axis] + rest % b.box[axis];
       rest /= b.box[axis];
-      inside &= index >= 0 && index < b.sizes[axis];
+      inside &= index >= 0 && index < (axis == 0 ? size : b.sizes[axis]);
       offset += index * (axis == 0 ? 2 : b.strides[axis]);
     }
     unsigned char* to = shared_base + swizzled(shared + 2 * i);
