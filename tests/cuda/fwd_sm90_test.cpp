@@ -225,8 +225,7 @@ TEST(ForwardSm90, PacksHeadsWhereQueriesAreFew) {
   EXPECT_EQ(sm90_pack_shift(p, *sm90_choose(p, h100()).tile), 0) << "tiles are full anyway";
 }
 
-// What no GPU has run right yet is not chosen.
-TEST(ForwardSm90, ModificationsTakeTheGeneralKernel) {
+TEST(ForwardSm90, AModificationHasItsOwnKernel) {
   using fwd_sm90::Modification;
   Problem p = problem(DType::bfloat16, 128, 128, 64, 64);
   const auto modification = [&] {
@@ -234,9 +233,15 @@ TEST(ForwardSm90, ModificationsTakeTheGeneralKernel) {
   };
   EXPECT_EQ(modification(), Modification::none);
   p.softcap = 50.0;
+  EXPECT_EQ(modification(), Modification::softcap);
+  float slopes[4] = {};
+  p.alibi_slopes = Tensor::contiguous(slopes, DType::float32, {1, 4}, p.device);
   EXPECT_EQ(modification(), Modification::general);
   p.softcap = 0.0;
+  EXPECT_EQ(modification(), Modification::alibi);
   p.scale = -1.0F;
+  EXPECT_EQ(modification(), Modification::general);
+  p.alibi_slopes = {};
   EXPECT_EQ(modification(), Modification::general);
 }
 

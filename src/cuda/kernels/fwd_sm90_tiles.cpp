@@ -52,9 +52,11 @@ Lengths lengths(const Problem& p) {
 }
 
 Modification modification(const Problem& p) {
-  // NOTE: softcap and alibi have kernels of their own, which have run in CPU emulation only since
-  // their last change: until a GPU has run them right, the general one serves both (fwd_sm90.md).
-  return sm80::is_modified(p, sm80::form(p)) ? Modification::general : Modification::none;
+  if (!sm80::is_modified(p, sm80::form(p))) return Modification::none;
+  // The kernels of one modification divide by the scale.
+  const bool softcap = p.softcap > 0.0, alibi = p.alibi_slopes.defined();
+  if (!(p.scale > 1e-30F) || (softcap && alibi)) return Modification::general;
+  return softcap ? Modification::softcap : Modification::alibi;
 }
 
 /// Blocks of keys that a tile takes on average, those that a diagonal cuts counted whole.
@@ -117,9 +119,7 @@ std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
   } else if (larger <= 192) {
     tiles = kTiles192;
   }
-  // NOTE: for packed sequences the tile of one warpgroup: what a GPU has been seen to do right (see
-  // fwd_sm90.md).
-  return p.packed ? tiles.last(1) : tiles;
+  return tiles;
 }
 
 int sm90_pack_shift(const Problem& p, const Sm90Tile& tile) {

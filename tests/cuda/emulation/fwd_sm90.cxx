@@ -316,9 +316,7 @@ void check(const Case& c) {
   }
   const cuda::Sm90Tile& tile = pick_tile(c, p);
   const bool split = c.splits > 1;
-  Config config = cuda::sm90_config(p, tile, split);
-  if (c.softcap != 0.0 && !c.alibi) config.modification = Modification::softcap;
-  if (c.alibi && c.softcap == 0.0) config.modification = Modification::alibi;
+  const Config config = cuda::sm90_config(p, tile, split);
   const int shift = cuda::sm90_pack_shift(p, tile);
   Args args;
   cuda::sm90_fill(args, p, config, shift, set_map);
