@@ -209,9 +209,10 @@ struct QueryGradient {
   // ---- refine
 
   /// (B1) The sum of a row's probabilities as they come out with the rounded lse2 is not 1 when
-  /// |lse2| is large: its log2 is what lse2 lacks. Written as the first term of a second plane.
+  /// |lse2| is large: its log2 is what lse2 lacks. Written as the first term of a second plane,
+  /// where operands have two.
   /// (B2) delta is taken from the same P: where keys are large, what is left of sum_j dS_j = 0
-  /// after rounding P and O apart is multiplied by them.
+  /// after rounding P and O apart is multiplied by them. 16-bit rows see the rounding of O itself.
   __forceinline__ void refine(const BlockRange& range) {
     load_queries();
     float sum[2 * kM] = {}, weighted[2 * kM] = {};
@@ -264,7 +265,7 @@ struct QueryGradient {
       // A row without keys, NaN, infinite logits: the sums say nothing.
       const bool says = total > 0x1p-20F && total < 0x1p20F;
       if (lane % 4 != 0 || i >= args.seq_q || !says) continue;
-      args.lse2_low[row_index(i)] = log2_approx(total);
+      if constexpr (kConfig.scaled) args.lse2_low[row_index(i)] = log2_approx(total);
       const float d_lse =
           args.d_lse == nullptr
               ? 0.0F
@@ -355,15 +356,15 @@ __forceinline__ void kernel(const Args& args) {
   work.block.finish();
 }
 
-/// What rounding took from lse2; blocks of rows whose lse2 is small keep the 0 that bwd_delta
-/// wrote.
+/// What rounding took from lse2 and delta. float32: blocks of rows whose lse2 is small keep what
+/// bwd_delta wrote.
 template <Config kConfig>
 __forceinline__ void refine(const Args& args) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const TileIndex tile = tile_index(args.order, blockIdx.x);
   wait_for_previous();  // for packed operands and lse2
   Work<kConfig> work(args, shared_address(shared), tile);
-  if (__syncthreads_or(work.block.is_coarse())) work.block.refine(work.range);
+  if (!kConfig.scaled || __syncthreads_or(work.block.is_coarse())) work.block.refine(work.range);
 }
 
 }  // namespace tilewise::bwd_dq_sm80

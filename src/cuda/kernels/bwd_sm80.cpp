@@ -55,12 +55,14 @@ double tensor_bytes(const Problem& p) {
   return bytes;
 }
 
-/// What both forms do before their main passes: bwd_delta reads O and dO.
+/// What both forms do before their main passes: bwd_delta reads O and dO, refine returns at once or
+/// is over a small problem.
 double before_ms(const Problem& p, const sm80::Operands& operands, const Hardware& machine) {
   const double rows =
       2.0 * static_cast<double>(p.d_o.numel() * dtype_bytes(p.d_o.dtype)) / machine.bandwidth_gbps;
   double ms = sm80::kKernelMs + 1e-6 * rows;
   if (operands.packs()) ms += sm80::kKernelMs + 1e-6 * operands.bytes() / machine.bandwidth_gbps;
+  if (refines(p)) ms += sm80::kKernelMs;
   return ms;
 }
 
@@ -214,6 +216,10 @@ void run_one_pass(const KernelRow& row, const Problem& p, const Context& context
   rows.clear_cols = config.head_dim;
   prepare_rows(p, rows, context.stream);
   fill(args, p, operands, rows);
+  if (refines(p)) {
+    const Tile& queries = two_pass_tiles(p)[0].queries;  // fits every machine
+    launch_queries(p, make_config(p, queries, false, false), queries, args, true, context.stream);
+  }
   std::vector<SummedGradient> sums = {{args.dq_sum, &p.dq, rows.rows_q, config.head_dim, p.scale}};
   if (split) {
     args.dk_sum = workspace.take<float>(heads_k * keys * config.head_dim);

@@ -34,7 +34,7 @@ struct Backward {
   static constexpr int kSub = kConfig.sub_m, kN = kSub / 8;
   static constexpr int kSubs = kBlockM / kColumnWarps / kSub;
   /// dQ: block_m x D over all warps.
-  static constexpr int kWantedRowWarps = kBlockM >= 64 ? 2 : 1;
+  static constexpr int kWantedRowWarps = kBlockM >= 64 || kD / kConfig.warps % 16 != 0 ? 2 : 1;
   static constexpr int kRowWarps =
       kD * kWantedRowWarps >= 16 * kConfig.warps ? kWantedRowWarps : kConfig.warps * 16 / kD;
   static constexpr int kQm = kBlockM / kRowWarps / 16;

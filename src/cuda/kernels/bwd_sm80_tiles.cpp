@@ -47,12 +47,12 @@ int largest_dim(const Problem& p) {
   return std::max(sm80::padded(p.head_dim), sm80::padded(p.head_dim_v));
 }
 
+std::int64_t pairs_of(const Problem& p) { return p.batch * p.heads_q * p.seq_q * p.seq_k; }
 /// Problems that take no time whatever they do: dS is kept in two planes, because with few terms
 /// its rounding to the input's type would show in dQ and dK.
-bool is_small(const Problem& p) {
-  constexpr std::int64_t kPairs = std::int64_t{1} << 21;
-  return p.batch * p.heads_q * p.seq_q * p.seq_k <= kPairs;
-}
+bool is_small(const Problem& p) { return pairs_of(p) <= std::int64_t{1} << 21; }
+/// Where that of O, by delta, would show too.
+bool is_tiny(const Problem& p) { return pairs_of(p) <= std::int64_t{1} << 17; }
 
 KernelUnit unit(const Config& c, const char* stem, int min_blocks, int bytes) {
   const auto number = [](const char* name, int value) {
@@ -151,7 +151,10 @@ KernelUnit refine_unit(const Config& c, int min_blocks) {
   return made;
 }
 
-bool refines(const Problem& p) { return sm80::form(p).planes == 2; }
+bool refines(const Problem& p) {
+  const sm80::Form form = sm80::form(p);
+  return form.scaled ? form.planes == 2 : is_tiny(p);
+}
 
 std::int64_t blocks_of(std::int64_t rows, int block) { return (rows + block - 1) / block; }
 std::int64_t rows_q(const Problem& p) {

@@ -46,7 +46,8 @@ KernelUnit key_unit(const Config& c, int min_blocks);
 KernelUnit query_unit(const Config& c, int min_blocks);
 KernelUnit refine_unit(const Config& c, int min_blocks);
 
-/// float32: lse2 is refined where it is too coarse.
+/// float32: lse2 is refined where it is too coarse. 16-bit, very small problems: delta is taken
+/// from P, not from the rounded O.
 bool refines(const Problem& p);
 
 std::int64_t blocks_of(std::int64_t rows, int block);

@@ -239,7 +239,8 @@ void check_forward(const char* name, const Shape& s) {
 struct Statistics {
   int rows_q;
   std::vector<float> lse2, delta, low;
-  Statistics(const Shape& s, const Truth& t)
+  template <class Round>
+  Statistics(const Shape& s, const Truth& t, Round round)
       : rows_q((s.seq_q + tile::kScaleRows - 1) / tile::kScaleRows * tile::kScaleRows) {
     const auto count = static_cast<std::size_t>(s.heads_q * rows_q);
     lse2.assign(count, tile::infinity());
@@ -251,7 +252,7 @@ struct Statistics {
         const auto lse = static_cast<float>(t.lse[row]);
         lse2[at] = lse == -tile::infinity() ? tile::infinity() : lse * tile::kLog2e;
         for (int d = 0; d < s.dim; ++d) {
-          delta[at] += static_cast<float>(t.o[row * s.dim + d]) * t.d_o[row * s.dim + d];
+          delta[at] += round(static_cast<float>(t.o[row * s.dim + d])) * t.d_o[row * s.dim + d];
         }
       }
     }
@@ -285,16 +286,20 @@ std::vector<float> from_fragments(const std::vector<float>& sums, const Shape& s
   return x;
 }
 
+/// What delta is made of: O as it is or as the input's type holds it, or P.
+enum class Delta { exact_o, rounded_o, p };
+
 /// kKeys: bwd_sm80, with dQ or, when kQueries is another config, without.
-template <Gradient kKeys, Gradient kQueries>
-void check_backward(const char* name, const Shape& s, double bound, double dq_bound) {
+template <Gradient kKeys, Gradient kQueries, Delta kDelta = Delta::exact_o>
+double check_backward(const char* name, const Shape& s, double bound, double dq_bound) {
   constexpr Element kElement = kKeys.element;
-  const Truth t = make_truth(s, [](float x) { return widened<kElement>(narrow<kElement>(x)); });
+  const auto rounded = [](float x) { return widened<kElement>(narrow<kElement>(x)); };
+  const Truth t = make_truth(s, rounded);
   const int width = kKeys.head_dim;
   // K and V as packed rows, Q and dO as the caller's: their widths differ.
   const Rows<kElement> q(t.q, s.dim, s.dim, s.seq_q), k(t.k, s.dim, width, s.seq_k);
   const Rows<kElement> v(t.v, s.dim, width, s.seq_k), d_o(t.d_o, s.dim, s.dim, s.seq_q);
-  Statistics rows(s, t);
+  Statistics rows(s, t, [&](float o) { return kDelta == Delta::exact_o ? o : rounded(o); });
   bwd_sm80::Args a = backward_args(s, rows);
   a.q = q.view, a.k = k.view, a.v = v.view, a.d_o = d_o.view;
   a.cols_q = a.cols_o = s.dim;
@@ -304,6 +309,11 @@ void check_backward(const char* name, const Shape& s, double bound, double dq_bo
   a.dv = view4(dv, s.seq_k, s.dim);
   std::vector<float> sums(static_cast<std::size_t>(s.heads_q * rows.rows_q * width));
   a.dq_sum = sums.data();
+  if constexpr (kDelta == Delta::p) {
+    a.order = order(s.seq_q, kQueries.block_m, s.heads_q, true);
+    run_grid(a.order.blocks * a.order.heads, kQueries.warps, bwd_dq_sm80::shared,
+             [&] { bwd_dq_sm80::refine<kQueries>(a); });
+  }
   a.order = order(s.seq_k, kKeys.block_n, s.heads_k, false);
   run_grid(a.order.blocks * a.order.heads, kKeys.warps, bwd_sm80::shared,
            [&] { bwd_sm80::kernel<kKeys>(a); });
@@ -324,6 +334,7 @@ void check_backward(const char* name, const Shape& s, double bound, double dq_bo
   expect(name, "dQ", error(t.dq, got_dq), dq_bound);
   expect(name, "dK", error(t.dk, floats(dk)), bound);
   expect(name, "dV", error(t.dv, floats(dv)), bound);
+  return error(t.dq, got_dq);
 }
 
 struct FloatErrors {
@@ -337,7 +348,7 @@ FloatErrors check_float(const char* name, const Shape& s, bool refine, double bo
   const Planes q(t.q, s.dim, width, s.seq_q, s.heads_q), k(t.k, s.dim, width, s.seq_k, s.heads_k);
   const Planes v(t.v, s.dim, width, s.seq_k, s.heads_k);
   const Planes d_o(t.d_o, s.dim, width, s.seq_q, s.heads_q);
-  Statistics rows(s, t);
+  Statistics rows(s, t, [](float o) { return o; });
   bwd_sm80::Args a = backward_args(s, rows);
   a.q = q.view, a.k = k.view, a.v = v.view, a.d_o = d_o.view;
   a.q_scale = q.scales.data(), a.k_scale = k.scales.data(), a.v_scale = v.scales.data();
@@ -374,6 +385,16 @@ constexpr Gradient kSecondPass = {
     .block_m = 128, .block_n = 32, .with_dq = false, .exact_ds = true};
 constexpr Gradient kWide = {
     .head_dim = 128, .head_dim_v = 128, .warps = 8, .column_warps = 2, .exact_ds = true};
+/// Of machines with 99 KiB of shared memory.
+constexpr Gradient kSmallWide = {.head_dim = 192,
+                                 .head_dim_v = 192,
+                                 .block_m = 32,
+                                 .block_n = 64,
+                                 .warps = 8,
+                                 .column_warps = 2,
+                                 .sub_m = 16,
+                                 .stages = 1,
+                                 .exact_ds = true};
 constexpr Gradient kWideHalf = {
     .element = Element::fp16, .head_dim = 128, .head_dim_v = 128, .warps = 8, .column_warps = 2};
 constexpr Gradient kFloatKeys = {.element = Element::fp16,
@@ -406,6 +427,13 @@ int main() {
                                kExact);
   check_backward<kWideHalf, kWideHalf>("one pass, dim 104, fp16",
                                        {.seq_q = 70, .seq_k = 140, .dim = 104}, kFp16, kFp16);
+  check_backward<kSmallWide, kSmallWide>("one pass, dim 192, 99 KiB", {.dim = 152}, kBf16, kExact);
+  const Shape few = {.seq_q = 20, .seq_k = 3};
+  const double of_o = check_backward<kSmall, kSecondPass, Delta::rounded_o>(
+      "three keys, delta of rounded O", few, kBf16, kBf16);
+  const double of_p =
+      check_backward<kSmall, kSecondPass, Delta::p>("three keys, delta of P", few, kBf16, kExact);
+  expect("delta of P over of O", "dQ", of_p / of_o, 0.02);
   check_float<kFloatKeys, kFloatQueries>("float32", {.seq_q = 100, .seq_k = 70, .causal = true},
                                          true, 2e-6);
   const Shape huge = {
