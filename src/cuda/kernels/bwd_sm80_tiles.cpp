@@ -48,9 +48,6 @@ int largest_dim(const Problem& p) {
 }
 
 std::int64_t pairs_of(const Problem& p) { return p.batch * p.heads_q * p.seq_q * p.seq_k; }
-/// Problems that take no time whatever they do: dS is kept in two planes, because with few terms
-/// its rounding to the input's type would show in dQ and dK.
-bool is_small(const Problem& p) { return pairs_of(p) <= std::int64_t{1} << 21; }
 /// Where that of O, by delta, would show too.
 bool is_tiny(const Problem& p) { return pairs_of(p) <= std::int64_t{1} << 17; }
 
@@ -80,6 +77,8 @@ KernelUnit unit(const Config& c, const char* stem, int min_blocks, int bytes) {
 }
 
 }  // namespace
+
+bool is_small(const Problem& p) { return pairs_of(p) <= std::int64_t{1} << 21; }
 
 std::span<const Tile> one_pass_tiles(const Problem& p) {
   const int dim = largest_dim(p);

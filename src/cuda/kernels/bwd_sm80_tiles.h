@@ -34,6 +34,10 @@ struct Dims {
 };
 Dims dims(const Problem& p);
 
+/// Problems that take no time whatever they do: dS is kept in two planes, because with few terms
+/// its rounding to the input's type would show in dQ and dK.
+bool is_small(const Problem& p);
+
 /// The tiles of a head dim, best first.
 std::span<const Tile> one_pass_tiles(const Problem& p);
 std::span<const TilePair> two_pass_tiles(const Problem& p);

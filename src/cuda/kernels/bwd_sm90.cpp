@@ -6,6 +6,7 @@
 
 #include "cuda/driver/device.h"
 #include "cuda/driver/memory.h"
+#include "cuda/kernels/bwd_sm80_tiles.h"
 #include "cuda/kernels/bwd_sm90_tiles.h"
 #include "cuda/kernels/bwd_sm90_unit.h"
 #include "cuda/kernels/fwd_sm90_tiles.h"
@@ -36,20 +37,6 @@ std::string maps_refusal(const Problem& p) {
   return {};
 }
 
-/// What has run in CPU emulation only; empty for what has run right on a card. See bwd_sm90.md.
-std::string unproven(const Problem& p) {
-  std::string what;
-  if (p.dtype == DType::float16) what = "float16";
-  if (p.head_dim != p.head_dim_v || (p.head_dim != 64 && p.head_dim != 128)) {
-    what = "head dims " + std::to_string(p.head_dim) + ", " + std::to_string(p.head_dim_v);
-  }
-  if (sm80::is_modified(p, sm80::form(p))) what = "softcap, ALiBi or a scale that is not positive";
-  if (sm90_mask(p).mask == bwd_sm90::Mask::both) what = "a window";
-  if (p.d_lse.defined()) what = "the gradient through LSE";
-  if (p.deterministic) what = "deterministic";
-  return what.empty() ? what : what + ": not yet proven on a GPU";
-}
-
 std::string supports(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
   if (machine.arch != 90) {
     return "it is for compute capability 9.0 (Hopper), the device has " +
@@ -71,7 +58,11 @@ std::string supports(const KernelRow& /*row*/, const Problem& p, const Hardware&
   }
   const Sm90Mask mask = sm90_mask(p);
   if (mask.low >= mask.high) return "a window that hides every key is left to flash_bwd_sm80";
-  if (std::string what = unproven(p); !what.empty()) return what;
+  if (bwd_tiles::is_small(p)) {
+    return "at most 2^21 pairs of a query and a key are left to flash_bwd_sm80, which keeps dS "
+           "finer "
+           "than 16 bits there";
+  }
   if (bwd_sm90_jobs(p, bwd_sm90_config(p)) > std::int64_t{1} << 30) return "more than 2^30 jobs";
   return maps_refusal(p);
 }
@@ -195,8 +186,7 @@ const KernelRow kFlashBackwardSm90 = {
     .summary = "tiled, P recomputed from LSE, one launch; wgmma, TMA, dQ by bulk additions",
     .supports = supports,
     .cost = cost,
-    .run = run,
-    .on_trial = "as it stands it has run in CPU emulation only"};
+    .run = run};
 
 void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;
@@ -217,6 +207,7 @@ void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   for (const std::int64_t dim : {64, 128}) {
     for (const bool causal : {false, true}) {
       add(DType::bfloat16, dim, causal);
+      add(DType::float16, dim, causal);
     }
   }
 }
