@@ -3,14 +3,15 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "cli/args.h"
+#include "cli/ceilings.h"
 #include "cli/commands.h"
 #include "cli/environment_report.h"
 #include "cli/failure.h"
 #include "cli/machines.h"
 #include "cli/output.h"
-#include "cli/probe.h"
 #include "cpu/blas.h"
 #include "tilewise/attention.h"
 
@@ -18,7 +19,7 @@ namespace tilewise::cli {
 namespace {
 
 struct InfoFlags {
-  std::string format, output, hardware;
+  std::string format, output, hardware, device = "cpu";
   bool measure = false;
 };
 
@@ -33,30 +34,7 @@ std::map<std::string, std::string> kernels_by_implementation(DeviceType type) {
   return out;
 }
 
-/// Measures this CPU, shows what came out and keeps it for `plan`.
-void add_ceilings(Table& table, const Environment& e) {
-  Executor& executor = default_executor();
-  Ceilings found;
-  found.float32_tflops = measure_fma_tflops(executor);
-  found.bandwidth_gbps = measure_copy_gbps(executor);
-  found.cache_gbps = measure_cache_gbps(executor);
-  found.launch_us = measure_region_us(executor);
-  found.date = e.date;
-  table.add({"float32 multiply-add", fmt::format("{:.3f} TFLOP/s, {} threads", found.float32_tflops,
-                                                 executor.concurrency())});
-  table.add(
-      {"memory copy", fmt::format("{:.1f} GB/s, both directions counted", found.bandwidth_gbps)});
-  // Seed 002 claims 12 times for a GPU's shared memory over its device memory.
-  table.add({"cache copy",
-             fmt::format("{:.1f} GB/s, {:.1f} times memory (seed 002 claims 12 for a GPU's shared "
-                         "memory)",
-                         found.cache_gbps, found.cache_gbps / found.bandwidth_gbps)});
-  table.add({"parallel region", fmt::format("{:.1f} us", found.launch_us)});
-  const std::string path = keep_ceilings(hardware(), found);
-  table.add({"kept for plan", path.empty() ? "no, there is no home folder" : path});
-}
-
-Table cpu_facts(const Environment& e, const InfoFlags& flags) {
+Table facts_of(const Environment& e) {
   Table table({{"what"}, {"value", 2}});
   table.add({"tilewise", fmt::format("{} (commit {})", e.library_version, e.commit)});
   table.add({"built with", fmt::format("{}, {}", e.compiler, e.build_type)});
@@ -80,7 +58,6 @@ Table cpu_facts(const Environment& e, const InfoFlags& flags) {
   for (const auto& [implementation, names] : kernels_by_implementation(DeviceType::cuda)) {
     table.add({implementation + " on cuda", names});
   }
-  if (flags.measure) add_ceilings(table, e);
   return table;
 }
 
@@ -91,16 +68,24 @@ int info(const InfoFlags& flags) {
     write_output(flags.output, machine_figures(flags.hardware).text(format));
     return kDone;
   }
+  const Device device = parse_device("--device", flags.device);
   const Environment environment = read_environment();
-  const Table facts = cpu_facts(environment, flags);
+  std::optional<CeilingReport> ceilings;
+  if (flags.measure) ceilings = measure_ceilings(tilewise::hardware(device), environment.date);
+  const Table facts = facts_of(environment);
   std::string text;
   if (format == Format::json) {
-    const Value document = {{"schema_version", 1},
-                            {"environment", environment_json(environment)},
-                            {"facts", facts.json()}};
+    Value document = {{"schema_version", 1},
+                      {"environment", environment_json(environment)},
+                      {"facts", facts.json()}};
+    if (ceilings) document["ceilings"] = ceilings->table.json();
     text = document.dump(2) + "\n";
-  } else {
+  } else if (!ceilings) {
     text = facts.text(format);
+  } else if (format == Format::csv) {
+    text = ceilings->table.csv();
+  } else {
+    text = facts.markdown() + "\n" + ceilings->table.markdown() + "\n" + ceilings->words;
   }
   write_output(flags.output, text);
   return kDone;
@@ -113,8 +98,10 @@ void add_info(CLI::App& program, int& exit_code) {
   CLI::App* app = program.add_subcommand(
       "info", "Devices, instruction sets, drivers, compilers, kernels, measured ceilings");
   app->add_flag("--measure", flags->measure,
-                "also measure this CPU's multiply-add rate and the bandwidth of memory and cache, "
-                "some seconds; `plan` uses what was measured last");
+                "also measure the device: its rates of multiply-add and of matrix products, the "
+                "bandwidth of its memories, beside the vendor's figures; some seconds; `plan` uses "
+                "what was measured last");
+  app->add_option("--device", flags->device, "what to measure")->option_text("cpu|cuda:N [cpu]");
   app->add_option("--hardware", flags->hardware,
                   "instead: the figures of a machine of cases/hardware.json, with their sources")
       ->option_text("NAME|FILE");

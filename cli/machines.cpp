@@ -71,7 +71,7 @@ T number(const std::string& text, const Value& entry, const char* key) {
   return value.get<T>();
 }
 
-Hardware gpu_of(const std::string& text, const Value& entry) {
+GpuFacts facts_of(const std::string& text, const Value& entry) {
   GpuFacts facts;
   facts.name = entry.value("name", text);
   facts.arch = number<int>(text, entry, "arch");
@@ -83,7 +83,11 @@ Hardware gpu_of(const std::string& text, const Value& entry) {
   facts.memory_bytes = number<std::int64_t>(text, entry, "memory_bytes");
   facts.l2_bytes = number<std::int64_t>(text, entry, "l2_bytes");
   facts.shared_kib = number<int>(text, entry, "shared_kib");
-  Hardware hw = sustained(facts);
+  return facts;
+}
+
+Hardware gpu_of(const std::string& text, const Value& entry) {
+  Hardware hw = sustained(facts_of(text, entry));
   if (entry.contains("launch_us")) hw.launch_us = number<double>(text, entry, "launch_us");
   return hw;
 }
@@ -107,8 +111,18 @@ std::string environment(const char* name) {
   return value != nullptr ? value : "";
 }
 
-std::string ceilings_key(const Hardware& cpu) {
-  return fmt::format("{}, {} threads, {}", cpu.name, cpu.threads, cpu.isa);
+/// The machine of the table whose name is part of this one; none when there is none.
+std::optional<std::string> key_of_name(const std::string& name) {
+  for (const auto& [key, entry] : machine_table().at("machines").items()) {
+    const std::string matches = entry.value("matches", "");
+    if (!matches.empty() && name.find(matches) != std::string::npos) return key;
+  }
+  return std::nullopt;
+}
+
+std::string ceilings_key(const Hardware& machine) {
+  if (machine.device.type == DeviceType::cuda) return machine.name;
+  return fmt::format("{}, {} threads, {}", machine.name, machine.threads, machine.isa);
 }
 
 std::string ceilings_path() {
@@ -149,12 +163,15 @@ Machine machine_of_results(const Value& environment) {
   if (!gpus.empty()) {
     name = gpus[0].is_object() ? gpus[0].value("name", "") : gpus[0].get<std::string>();
   }
-  for (const auto& [key, entry] : machine_table().at("machines").items()) {
-    const std::string matches = entry.value("matches", "");
-    if (!matches.empty() && name.find(matches) != std::string::npos) return named_machine(key);
-  }
+  if (const std::optional<std::string> key = key_of_name(name)) return named_machine(*key);
   throw BadInput(
       fmt::format("'{}' is none of the machines of cases/hardware.json: give --hardware", name));
+}
+
+std::optional<GpuFacts> vendor_facts(const std::string& driver_name) {
+  const std::optional<std::string> key = key_of_name(driver_name);
+  if (!key || entry_of(*key).value("device", "cuda") != "cuda") return std::nullopt;
+  return facts_of(*key, entry_of(*key));
 }
 
 void set_threads(Hardware& machine, int threads) {
@@ -188,7 +205,7 @@ Machine machine_of(const std::string& hardware_flag, const CommonFlags& common) 
     machine.origin = "at hand";
   }
   set_threads(machine.hardware, common.threads);
-  if (hardware_flag.empty() && machine.hardware.device.type == DeviceType::cpu) {
+  if (hardware_flag.empty()) {
     const std::string date = apply_kept_ceilings(machine.hardware);
     if (!date.empty()) machine.origin = "at hand, rates measured " + date;
   }
@@ -206,15 +223,14 @@ std::string state_folder() {
   return {};
 }
 
-std::string keep_ceilings(const Hardware& cpu, const Ceilings& ceilings) {
+std::string keep_ceilings(const Hardware& machine, const Ceilings& ceilings) {
   std::string path = ceilings_path();
   if (path.empty()) return path;
   Value all = kept();
-  all[ceilings_key(cpu)] = {{"float32_tflops", ceilings.float32_tflops},
-                            {"bandwidth_gbps", ceilings.bandwidth_gbps},
-                            {"cache_gbps", ceilings.cache_gbps},
-                            {"launch_us", ceilings.launch_us},
-                            {"date", ceilings.date}};
+  all[ceilings_key(machine)] = {
+      {"float32_tflops", ceilings.float32_tflops}, {"matrix_tflops", ceilings.matrix_tflops},
+      {"bandwidth_gbps", ceilings.bandwidth_gbps}, {"cache_gbps", ceilings.cache_gbps},
+      {"launch_us", ceilings.launch_us},           {"date", ceilings.date}};
   std::error_code error;  // writing the file says what is wrong
   std::filesystem::create_directories(state_folder(), error);
   const std::string text = all.dump(2) + "\n";
@@ -224,22 +240,25 @@ std::string keep_ceilings(const Hardware& cpu, const Ceilings& ceilings) {
   return path;
 }
 
-std::string apply_kept_ceilings(Hardware& cpu) {
+std::string apply_kept_ceilings(Hardware& machine) {
   const Value all = kept();
-  const std::string key = ceilings_key(cpu);
+  const std::string key = ceilings_key(machine);
   if (!all.contains(key)) return "";
   const Value& entry = all.at(key);
+  bool whole = true;
   const auto rate = [&](const char* name) {
-    return entry.is_object() && entry.contains(name) && entry.at(name).is_number()
-               ? entry.at(name).get<double>()
-               : 0.0;
+    const bool told = entry.is_object() && entry.contains(name) && entry.at(name).is_number() &&
+                      entry.at(name).get<double>() > 0.0;
+    whole = whole && told;
+    return told ? entry.at(name).get<double>() : 0.0;
   };
-  if (rate("float32_tflops") <= 0.0 || rate("bandwidth_gbps") <= 0.0 || rate("launch_us") <= 0.0) {
-    return "";
-  }
-  cpu.float32_tflops = cpu.matrix_tflops = rate("float32_tflops");
-  cpu.bandwidth_gbps = rate("bandwidth_gbps");
-  cpu.launch_us = rate("launch_us");
+  Hardware measured = machine;
+  measured.float32_tflops = rate("float32_tflops");
+  measured.matrix_tflops = rate("matrix_tflops");
+  measured.bandwidth_gbps = rate("bandwidth_gbps");
+  measured.launch_us = rate("launch_us");
+  if (!whole) return "";
+  machine = measured;
   const Value date = entry.value("date", Value(""));
   return date.is_string() && !date.empty() ? date.get<std::string>() : "before";
 }

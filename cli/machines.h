@@ -2,11 +2,13 @@
 /// those that a user's file describes.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cli/common_flags.h"
 #include "cli/table.h"
+#include "plan/gpu_facts.h"
 #include "tilewise/plan.h"
 
 namespace tilewise::cli {
@@ -29,6 +31,10 @@ Machine named_machine(const std::string& text);
 /// Throws BadInput when none matches.
 Machine machine_of_results(const Value& environment);
 
+/// The vendor's figures of a GPU by the name that its driver gives; none when it is none of the
+/// machines of cases/hardware.json.
+std::optional<GpuFacts> vendor_facts(const std::string& driver_name);
+
 /// A CPU with another number of threads, each as fast as before.
 void set_threads(Hardware& machine, int threads);
 
@@ -38,12 +44,13 @@ Table machine_figures(const std::string& text);
 /// --hardware, else the machine at hand with what `info --measure` kept of it.
 Machine machine_of(const std::string& hardware_flag, const CommonFlags& common);
 
-/// What `info --measure` found out about this CPU with this many threads.
+/// What `info --measure` found out about a machine: a CPU with so many threads, or a GPU.
 struct Ceilings {
   double float32_tflops = 0.0;
+  double matrix_tflops = 0.0;   ///< bf16 on tensor cores; a CPU's is float32_tflops
   double bandwidth_gbps = 0.0;  ///< memory, a copy's both directions
-  double cache_gbps = 0.0;      ///< the same within the cache nearest to a core
-  double launch_us = 0.0;       ///< of one parallel region
+  double cache_gbps = 0.0;      ///< within the cache nearest to a core, a GPU's shared memory
+  double launch_us = 0.0;       ///< of one parallel region, one kernel after another
   std::string date;
 };
 
@@ -52,9 +59,9 @@ std::string state_folder();
 
 /// Keeps them in machine.json of state_folder(). Returns the path; empty when there is no folder.
 /// Throws FileError.
-std::string keep_ceilings(const Hardware& cpu, const Ceilings& ceilings);
+std::string keep_ceilings(const Hardware& machine, const Ceilings& ceilings);
 
-/// Sets the rates of `cpu` to the kept ones, if there are any for it; returns their date or "".
-std::string apply_kept_ceilings(Hardware& cpu);
+/// Sets the rates of `machine` to the kept ones, if there are any for it; returns their date or "".
+std::string apply_kept_ceilings(Hardware& machine);
 
 }  // namespace tilewise::cli

@@ -3,7 +3,7 @@
 import json
 import math
 
-from cli_testing import BAD_INPUT, SOURCE, UNSUPPORTED, CliTest, main, run
+from cli_testing import BAD_INPUT, NO_DEVICE, SOURCE, UNSUPPORTED, CliTest, main, run
 
 BF16 = ["--seq", "4096", "--dim", "128", "--heads", "16", "--dtype", "bf16", "--pass", "fwd"]
 # A file that was measured anywhere, compared for its memory only.
@@ -254,10 +254,16 @@ class Plan(CliTest):
         self.assertNotIn("rates measured", run(*problem, env=state).stdout)
         measured = run("info", "--measure", env=state)
         self.assertEqual(measured.returncode, 0, measured.stderr)
-        self.assertIn("times memory", measured.stdout)
+        self.assertIn("times the bandwidth of memory", measured.stdout)
         kept = self.folder / "tilewise/machine.json"
         (entry,) = json.loads(kept.read_text()).values()
-        for rate in ("float32_tflops", "bandwidth_gbps", "cache_gbps", "launch_us"):
+        for rate in (
+            "float32_tflops",
+            "matrix_tflops",
+            "bandwidth_gbps",
+            "cache_gbps",
+            "launch_us",
+        ):
             self.assertGreater(entry[rate], 0.0)
         text = run(*problem, env=state).stdout
         self.assertIn(f"rates measured {entry['date']}", text)
@@ -265,6 +271,14 @@ class Plan(CliTest):
         self.assertNotIn("rates measured", run(*problem, env=state).stdout)
         kept.write_text("[")
         self.assertNotIn("rates measured", run(*problem, env=state).stdout)
+
+    def test_measuring_needs_the_device(self) -> None:
+        """A card that is not there has nothing to measure."""
+        environment = {"LD_LIBRARY_PATH": "", "CUDA_VISIBLE_DEVICES": ""}
+        for device, code in (("cuda:63", NO_DEVICE), ("gpu", BAD_INPUT)):
+            done = run("info", "--measure", "--device", device, env=environment)
+            self.assertEqual(done.returncode, code, done.stderr)
+            self.assertIn(device, done.stderr)
 
     def test_measured_memory(self) -> None:
         """What `bench` meters is what the plan says, to the byte, for every implementation."""
