@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <unordered_map>
 
@@ -28,6 +29,18 @@ const ExchangeApi* find_exchange_api(nb::handle type) {
 /// Keeps the message of an allocation that failed.
 void keep_message(void* context, const char* /*kind*/, const char* message) {
   *static_cast<std::string*>(context) = message != nullptr ? message : "";
+}
+
+bool is_text(nb::handle object, const char* text) {
+  return nb::isinstance<nb::str>(object) &&
+         std::strcmp(nb::borrow<nb::str>(object).c_str(), text) == 0;
+}
+
+/// ml_dtypes' bfloat16 in a NumPy array, whose kind is "V": a type that is not NumPy's own.
+bool is_bfloat16_of_numpy(nb::handle object) {
+  const nb::object dtype = nb::getattr(object, "dtype", nb::none());
+  return is_text(nb::getattr(dtype, "kind", nb::none()), "V") &&
+         is_text(nb::getattr(dtype, "name", nb::none()), "bfloat16");
 }
 
 dlpack::View view_of(const nb::ndarray<nb::ro>& array, std::vector<std::int64_t>& axes) {
@@ -70,14 +83,18 @@ Tensor Arrays::take(nb::handle object, const char* name) {
     return dlpack::from_dlpack(view, name);
   }
   nb::ndarray<nb::ro> array;
-  if (!nb::try_cast(object, array)) {
+  // NumPy exchanges only its own types: the bits of a bfloat16 of ml_dtypes come as integers.
+  const bool bfloat16 = is_bfloat16_of_numpy(object);
+  if (!nb::try_cast(bfloat16 ? object.attr("view")("uint16") : nb::borrow(object), array)) {
     throw InvalidArgument(std::string(name) + " is of type " +
                           nb::type_name(object.type()).c_str() +
                           ": expected a torch tensor, a NumPy array or another one with DLPack");
   }
   borrowed_.push_back(array);
   std::vector<std::int64_t> axes;
-  return dlpack::from_dlpack(view_of(array, axes), name);
+  dlpack::View view = view_of(array, axes);
+  if (bfloat16) view.dtype.code = dlpack::TypeCode::bfloat;
+  return dlpack::from_dlpack(view, name);
 }
 
 void* ExchangeAllocator::allocate(std::int64_t bytes, Device device, void* /*stream*/) {

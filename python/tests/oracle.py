@@ -15,20 +15,27 @@ from torch import Tensor
 Tensors = tuple[Tensor, ...]
 
 
-def positions(sq: int, sk: int, causal: Any, window: Any, device: Any) -> Tensor:
-    """Which keys each row sees by position: bool (Sq, Sk)."""
+def positions(
+    sq: int, sk: int, causal: Any, window: Any, device: Any, key_lengths: Tensor | None = None
+) -> Tensor:
+    """Which keys each row sees by position: bool (Sq, Sk), with key lengths (B, 1, Sq, Sk)."""
     i = torch.arange(sq, device=device)[:, None]
     j = torch.arange(sk, device=device)
     seen = torch.ones(sq, sk, dtype=torch.bool, device=device)
+    shift: Any = sk - sq
+    if key_lengths is not None:
+        lengths = key_lengths[:, None, None, None]
+        seen = seen & (j < lengths)
+        shift = lengths - sq
     if causal == "top_left":
-        seen &= j <= i
+        seen = seen & (j <= i)
     elif causal:
-        seen &= j <= i + sk - sq
+        seen = seen & (j <= i + shift)
     left, right = window or (None, None)
     if left is not None:
-        seen &= j >= i + sk - sq - left
+        seen = seen & (j >= i + shift - left)
     if right is not None:
-        seen &= j <= i + sk - sq + right
+        seen = seen & (j <= i + shift + right)
     return seen
 
 
@@ -66,14 +73,13 @@ def paper(
         s = s + bias.to(compute)
     if alibi_slopes is not None:
         i = torch.arange(sq, device=q.device)[:, None]
-        distance = (i + sk - sq - torch.arange(sk, device=q.device)).abs()
+        keys = sk if key_lengths is None else key_lengths[:, None, None, None]
+        distance = (i + keys - sq - torch.arange(sk, device=q.device)).abs()
         s = s - alibi_slopes.to(compute)[..., None, None] * distance
     s = rounding(s)
-    seen = positions(sq, sk, causal, window, q.device)
+    seen = positions(sq, sk, causal, window, q.device, key_lengths)
     if mask is not None:
         seen = seen & mask
-    if key_lengths is not None:
-        seen = seen & (torch.arange(sk, device=q.device) < key_lengths[:, None, None, None])
     s = s.masked_fill(~seen, float("-inf"))
     logits = s
     if sinks is not None:

@@ -69,6 +69,29 @@ def test_numpy_backward_is_the_slope() -> None:
         assert float((gradient * step).sum()) == pytest.approx(slope, rel=5e-4, abs=5e-4), name
 
 
+def test_bfloat16_of_ml_dtypes() -> None:
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    q, k, v = (t.astype(bfloat16) for t in arrays())
+    bias = np.random.default_rng(1).standard_normal((17, 23)).astype(bfloat16)
+    o, lse = tilewise.attention(q, k, v, bias=bias, return_lse=True)
+    assert isinstance(o, np.ndarray) and o.dtype == bfloat16 and lse.dtype == np.float32
+    wide = [t.astype(np.float32) for t in (q, k, v)]
+    exact, exact_lse = tilewise.attention(*wide, bias=bias.astype(np.float32), return_lse=True)
+    np.testing.assert_allclose(o.astype(np.float32), exact, atol=2e-2)
+    np.testing.assert_allclose(lse, exact_lse, atol=1e-4)
+    turned = np.asfortranarray(q)
+    turned.flags.writeable = False
+    np.testing.assert_array_equal(tilewise.attention(turned, k, v, bias=bias), o)
+    d_o = np.ones_like(o)
+    got = tilewise.attention_backward(d_o, q, k, v, o, lse, bias=bias)
+    wanted = tilewise.attention_backward(
+        d_o.astype(np.float32), *wide, exact, exact_lse, bias=bias.astype(np.float32)
+    )
+    for a, b in zip(got[:4], wanted[:4], strict=True):
+        assert a.dtype == bfloat16
+        np.testing.assert_allclose(a.astype(np.float32), b, atol=3e-2 * float(np.abs(b).max()))
+
+
 def test_strides_and_read_only_arrays() -> None:
     q, k, v = arrays()
     o = tilewise.attention(q, k, v)

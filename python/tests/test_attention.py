@@ -86,6 +86,10 @@ def test_sinks(device: str) -> None:
 def test_key_lengths(device: str) -> None:
     lengths = torch.tensor([65, 20], dtype=torch.int32, device=device)
     check(device, *tensors("gqa", "float32", device), key_lengths=lengths)
+    # Diagonals count from the end of each entry's own keys.
+    check(device, *tensors("gqa", "float32", device), key_lengths=lengths, causal=True)
+    options = {"window": (9, 4), "alibi_slopes": torch.rand(8, device=device)}
+    check(device, *tensors("gqa", "float32", device), key_lengths=lengths, **options)
 
 
 def test_layouts_agree(device: str) -> None:

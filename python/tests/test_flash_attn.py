@@ -118,5 +118,3 @@ def test_refusals() -> None:
     cu = torch.tensor([0, 4], dtype=torch.int32)
     with pytest.raises(NotImplementedError, match="block_table"):
         ours.flash_attn_varlen_func(q, q, q, cu, cu, 4, 4, block_table=cu[None])
-    with pytest.raises(NotImplementedError, match="key_lengths"):
-        ours.flash_attn_with_kvcache(q, q, q)

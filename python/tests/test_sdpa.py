@@ -166,6 +166,7 @@ def test_fallback_is_torch_s_and_warns_once() -> None:
 def test_fallback_has_every_word_it_can(device: str) -> None:
     q = torch.randn(2, 9, 8, 16, device=device)
     k, v = (torch.randn(2, 12, 2, 16, device=device) for _ in range(2))
+    lengths = torch.tensor([12, 10], dtype=torch.int32, device=device)
     from tilewise import _fallback
     from tilewise._spec import make_spec
 
@@ -176,7 +177,10 @@ def test_fallback_has_every_word_it_can(device: str) -> None:
         {"alibi_slopes": torch.rand(8, device=device)},
         {"bias": torch.randn(8, 9, 12, device=device), "causal": True},
         {"mask": torch.rand(9, 12, device=device) > 0.2, "bias": torch.randn(12, device=device)},
-        {"key_lengths": torch.tensor([12, 5], dtype=torch.int32, device=device)},
+        {"key_lengths": lengths},
+        # Diagonals count from the end of each entry's own keys.
+        {"key_lengths": lengths, "causal": True},
+        {"key_lengths": lengths, "window": (3, 1), "alibi_slopes": torch.rand(8, device=device)},
     ):
         theirs = _fallback.torch_attention(q, k, v, make_spec(**options))
         from oracle import paper

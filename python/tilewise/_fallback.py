@@ -43,11 +43,18 @@ def refusal(q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> str:
     return ""
 
 
+def _diagonal(s: dict[str, Any], rows: int, keys: int, device: torch.device) -> Tensor:
+    """i + Sk - Sq, (Sq, 1), with key lengths each entry's own: (B, 1, Sq, 1)."""
+    i = torch.arange(rows, device=device)[:, None]
+    lengths = s["key_lengths"]
+    return i + ((keys if lengths is None else lengths[:, None, None, None]) - rows)
+
+
 def visible(s: dict[str, Any], rows: int, keys: int, device: torch.device) -> Tensor | None:
     """The spec's masks as one bool tensor for (B, Hq, Sq, Sk); None = all visible."""
     i = torch.arange(rows, device=device)[:, None]
     j = torch.arange(keys, device=device)
-    diagonal = i + (keys - rows)
+    diagonal = _diagonal(s, rows, keys, device)
     parts = []
     if s["causal"]:
         parts.append(j <= (diagonal if s["causal"] == "bottom_right" else i))
@@ -70,8 +77,8 @@ def _added(s: dict[str, Any], rows: int, keys: int, like: Tensor) -> Tensor | No
     bias: Tensor | None = None if s["bias"] is None else s["bias"].to(like.dtype)
     if s["alibi_slopes"] is None:
         return bias
-    i = torch.arange(rows, device=like.device)[:, None]
-    distance = (i + (keys - rows) - torch.arange(keys, device=like.device)).abs()
+    diagonal = _diagonal(s, rows, keys, like.device)
+    distance = (diagonal - torch.arange(keys, device=like.device)).abs()
     alibi: Tensor = (-s["alibi_slopes"][..., None, None] * distance).to(like.dtype)
     return alibi if bias is None else bias + alibi
 

@@ -79,6 +79,12 @@ def _window_bounds(
     return window[0], window[1]
 
 
+def flash_window(window_size: tuple[int, int]) -> tuple[int | None, int | None]:
+    """The window of flash_attn's functions, whose negative bounds are open sides."""
+    left, right = window_size
+    return None if left < 0 else left, None if right < 0 else right
+
+
 def make_spec(
     *,
     causal: bool | str = False,

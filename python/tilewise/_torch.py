@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _native
+from . import _native, _torch_vmap
 from ._spec import (
     ALIBI_SLOPES,
     BIAS,
@@ -169,7 +169,7 @@ def _gradients(
     if d_o is None and d_lse is None:
         return (None,) * 5
     # With create_graph the operator is recorded, so that its own backward can refuse.
-    short = _plain(saved[0]) and not torch.is_grad_enabled()
+    short = _plain(saved[0]) and not torch.is_grad_enabled() and not _batched(d_o, d_lse)
     if short:
         q, k, v, o, lse = saved
         return _run_backward(d_o, d_lse, q, k, v, o, lse, need_dbias, need_dsinks, *spec)
@@ -213,6 +213,7 @@ torch.library.register_autograd(
     "tilewise::attention_forward", _differentiate, setup_context=_save, lib=_library
 )
 torch.library.register_autograd("tilewise::attention_backward", _refuse, lib=_library)
+_torch_vmap.register(_library)
 
 
 _GIVEN = object()
@@ -257,6 +258,14 @@ _PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})
 # Not public, and worth it: what they guard against would otherwise be passed by unseen.
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.maybe_current_level
+
+
+_is_batched = torch._C._functorch.is_legacy_batchedtensor
+
+
+def _batched(*gradients: Tensor | None) -> bool:
+    """True for the many gradients at once of torch.autograd.grad(is_grads_batched=True)."""
+    return any(g is not None and _is_batched(g) for g in gradients)
 
 
 def _plain(q: Tensor) -> bool:

@@ -11,11 +11,13 @@ not. What no kernel runs raises NotImplementedError with the reasons, unless fal
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
 from ._attention import attention
+from ._kv_cache import flash_attn_with_kvcache
+from ._spec import flash_window
 
 __all__ = [
     "flash_attn_func",
@@ -30,11 +32,6 @@ __all__ = [
 Result: TypeAlias = Tensor | tuple[Tensor, Tensor, None]
 
 
-def _window(window_size: tuple[int, int]) -> tuple[int | None, int | None]:
-    left, right = window_size
-    return None if left < 0 else left, None if right < 0 else right
-
-
 def _attend(
     q: Tensor,
     k: Tensor,
@@ -44,7 +41,7 @@ def _attend(
     softmax_scale: float | None,
     **options: Any,
 ) -> Result:
-    common = {"window": _window(window_size), "scale": softmax_scale, **options}
+    common = {"window": flash_window(window_size), "scale": softmax_scale, **options}
     if not return_attn_probs:
         out: Tensor = attention(q, k, v, **common)
         return out
@@ -267,15 +264,4 @@ def flash_attn_varlen_kvpacked_func(
         deterministic,
         return_attn_probs,
         fallback=fallback,
-    )
-
-
-def flash_attn_with_kvcache(*arguments: Any, **options: Any) -> NoReturn:
-    """Refuses: appending to a cache and rotating positions are not attention's.
-
-    Use tilewise.attention with key_lengths, or with block_table for pages.
-    """
-    raise NotImplementedError(
-        "flash_attn_with_kvcache is not supported: write the new keys into the cache, then call "
-        "tilewise.attention with key_lengths (and block_table for pages)"
     )

@@ -1,0 +1,209 @@
+"""flash_attn_with_kvcache: what it appends, what each entry sees, what it refuses."""
+
+import inspect
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from oracle import paper  # noqa: E402
+from tilewise.flash_attn import flash_attn_with_kvcache  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+SIGNATURE = (
+    *("q", "k_cache", "v_cache", "k", "v", "rotary_cos", "rotary_sin", "cache_seqlens"),
+    *("cache_batch_idx", "cache_leftpad", "block_table", "softmax_scale", "causal", "window_size"),
+    *("softcap", "rotary_interleaved", "alibi_slopes", "num_splits", "return_softmax_lse"),
+)
+LENGTHS = [11, 0, 5]
+BATCH, CAPACITY, HEADS, DIM = 3, 16, 2, 16
+
+
+def test_signature() -> None:
+    parameters = inspect.signature(flash_attn_with_kvcache).parameters
+    assert tuple(parameters) == SIGNATURE
+    assert parameters["window_size"].default == (-1, -1)
+
+
+def caches(device: str, entries: int = BATCH, rows: int = CAPACITY) -> tuple[Tensor, Tensor]:
+    k, v = torch.randn(2, entries, rows, HEADS, DIM, device=device)
+    return k, v
+
+
+def new(device: str, rows: int, heads: int = HEADS) -> Tensor:
+    return torch.randn(BATCH, rows, heads, DIM, device=device)
+
+
+def lengths(device: str) -> Tensor:
+    return torch.tensor(LENGTHS, dtype=torch.int32, device=device)
+
+
+def run(device: str, *arguments: Any, **options: Any) -> Any:
+    try:
+        return flash_attn_with_kvcache(*arguments, **options)
+    except NotImplementedError as error:
+        if device == "cpu":
+            raise
+        return pytest.skip(f"on {device}: {error}")
+
+
+def assert_rows(o: Tensor, q: Tensor, k: list[Tensor], v: list[Tensor], **options: Any) -> None:
+    """Each entry is attention of its own over its own keys."""
+    for b in range(BATCH):
+        own = dict(options)
+        if "alibi_slopes" in own and own["alibi_slopes"].dim() == 2:
+            own["alibi_slopes"] = own["alibi_slopes"][b : b + 1]
+        exact, _ = paper(q[b : b + 1], k[b][None], v[b][None], **own)
+        torch.testing.assert_close(o[b : b + 1].double(), exact, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "meaning"),
+    [
+        ({}, {}),
+        ({"causal": True}, {"causal": True}),
+        ({"causal": True, "window_size": (4, -1)}, {"causal": True, "window": (4, None)}),
+        ({"window_size": (3, 1), "num_splits": 4}, {"window": (3, 1)}),
+        ({"softcap": 2.0, "softmax_scale": 0.4}, {"softcap": 2.0, "scale": 0.4}),
+    ],
+)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_appends_and_attends(
+    device: str, rows: int, given: dict[str, Any], meaning: dict[str, Any]
+) -> None:
+    k_cache, v_cache = caches(device)
+    before = k_cache.clone(), v_cache.clone()
+    q, k, v = new(device, rows, 4 * HEADS), new(device, rows), new(device, rows)
+    o, lse = run(
+        device,
+        q,
+        k_cache,
+        v_cache,
+        k,
+        v,
+        cache_seqlens=lengths(device),
+        return_softmax_lse=True,
+        **given,
+    )
+    assert lse.shape == (BATCH, 4 * HEADS, rows) and lse.dtype == torch.float32
+    wanted = [old.clone() for old in before]
+    for b, length in enumerate(LENGTHS):
+        wanted[0][b, length : length + rows] = k[b]
+        wanted[1][b, length : length + rows] = v[b]
+    assert torch.equal(k_cache, wanted[0]) and torch.equal(v_cache, wanted[1])
+    ends = [length + rows for length in LENGTHS]
+    keys, values = ([cache[b, :end] for b, end in enumerate(ends)] for cache in wanted)
+    assert_rows(o, q, keys, values, **meaning)
+
+
+def test_alibi(device: str) -> None:
+    k_cache, v_cache = caches(device)
+    q, slopes = new(device, 2), torch.rand(BATCH, HEADS, device=device)
+    filled = torch.tensor([11, 4, 5], dtype=torch.int32, device=device)
+    o = run(device, q, k_cache, v_cache, cache_seqlens=filled, causal=True, alibi_slopes=slopes)
+    parts = [[cache[b, :n] for b, n in enumerate([11, 4, 5])] for cache in (k_cache, v_cache)]
+    assert_rows(o, q, *parts, causal=True, alibi_slopes=slopes)
+
+
+@pytest.mark.parametrize("filled", [None, 7])
+def test_one_length_for_all(device: str, filled: int | None) -> None:
+    k_cache, v_cache = caches(device, BATCH + 1)  # more entries than q has
+    q = new(device, 2)
+    o = run(device, q, k_cache, v_cache, cache_seqlens=filled, causal=True)
+    exact, _ = paper(q, k_cache[:BATCH, :filled], v_cache[:BATCH, :filled], causal=True)
+    torch.testing.assert_close(o.double(), exact, atol=1e-5, rtol=0)
+
+
+def test_entries_of_the_cache(device: str) -> None:
+    k_cache, v_cache = caches(device, 5)
+    before = k_cache.clone()
+    index = torch.tensor([4, 0, 2], device=device)
+    q, k, v = new(device, 2), new(device, 2), new(device, 2)
+    o = run(device, q, k_cache, v_cache, k, v, cache_seqlens=lengths(device), cache_batch_idx=index)
+    entries = [4, 0, 2]
+    parts = [
+        [cache[entry, : length + 2] for entry, length in zip(entries, LENGTHS, strict=True)]
+        for cache in (k_cache, v_cache)
+    ]
+    assert torch.equal(parts[0][0][-2:], k[0]) and torch.equal(k_cache[[1, 3]], before[[1, 3]])
+    assert_rows(o, q, *parts)
+
+
+def test_pages(device: str) -> None:
+    size = 4
+    k_pool, v_pool = caches(device, 9, size)
+    table = torch.tensor(
+        [[3, 0, 8, 5], [1, -1, -1, -1], [7, 2, -1, -1]], dtype=torch.int32, device=device
+    )
+    q, k, v = new(device, 3), new(device, 3), new(device, 3)
+    o = run(
+        device,
+        q,
+        k_pool,
+        v_pool,
+        k,
+        v,
+        cache_seqlens=lengths(device),
+        block_table=table,
+        causal=True,
+    )
+    parts: list[list[Tensor]] = [[], []]
+    for b, length in enumerate(LENGTHS):
+        pages = table[b, : -(-(length + 3) // size)].long()
+        for part, pool in zip(parts, (k_pool, v_pool), strict=True):
+            part.append(pool[pages].flatten(0, 1)[: length + 3])
+    assert torch.equal(parts[0][0][11:14], k[0]) and torch.equal(parts[1][2][5:8], v[2])
+    assert_rows(o, q, *parts, causal=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"rotary_cos": torch.ones(1)}, NotImplementedError, "rotary_cos"),
+        ({"cache_leftpad": torch.ones(1)}, NotImplementedError, "cache_leftpad"),
+        ({"k": torch.zeros(3, 1, 2, 16)}, ValueError, "one of k and v"),
+        (dict.fromkeys("kv", torch.zeros(3, 1, 2, 16)), ValueError, "cache_seqlens is None"),
+        (
+            dict.fromkeys("kv", torch.zeros(3, 6, 2, 16)) | {"cache_seqlens": 11},
+            ValueError,
+            "cache's 16",
+        ),
+        (
+            dict.fromkeys("kv", torch.zeros(3, 1, 1, 16)) | {"cache_seqlens": 1},
+            ValueError,
+            r"k is torch.float32 \(3, 1, 1, 16\)",
+        ),
+        (
+            dict.fromkeys("kv", torch.zeros(3, 1, 2, 16).half()) | {"cache_seqlens": 1},
+            ValueError,
+            "k is torch.float16",
+        ),
+        (
+            dict.fromkeys(("block_table", "cache_batch_idx"), torch.zeros(3, 1).int()),
+            ValueError,
+            "one of them",
+        ),
+        # Refused before anything is written.
+        (
+            dict.fromkeys("kv", torch.zeros(3, 1, 2, 16)) | {"cache_seqlens": 1, "softcap": -1.0},
+            ValueError,
+            "softcap",
+        ),
+    ],
+)
+def test_refusals(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    k_cache, v_cache = caches("cpu")
+    before = k_cache.clone()
+    with pytest.raises(error, match=message):
+        flash_attn_with_kvcache(new("cpu", 1), k_cache, v_cache, **options)
+    assert torch.equal(k_cache, before)
+
+
+def test_no_gradient() -> None:
+    k_cache, v_cache = caches("cpu")
+    q = new("cpu", 1).requires_grad_()
+    with pytest.raises(NotImplementedError, match="no gradient"):
+        flash_attn_with_kvcache(q, k_cache, v_cache)
+    with torch.no_grad():
+        assert flash_attn_with_kvcache(q, k_cache, v_cache).shape == q.shape
