@@ -202,7 +202,8 @@ def gpu_plots(results: list[Result]) -> dict[str, Path]:
 
     drawn: dict[str, Path] = {}
     seeds = [r for r in results if Path(r.name).stem.startswith("seed-")]
-    rows = [row for r in seeds for row in r.rows if row["head_dim"] == README_DIM]
+    of_dim = [row for r in seeds for row in r.rows if row["head_dim"] == README_DIM]
+    rows = [row for row in of_dim if row["protocol"] != "seed"]
     for result in results:
         path = plot_path(result)
         stem = Path(result.name).stem

@@ -22,6 +22,12 @@ NAMES = {
     "fa3": "FlashAttention-3",
     "flex": "FlexAttention",
     "memeff": "memory-efficient",
+    "math": "SDPA's math path",
+    "flash-attn-2": "flash_attn 2",
+    "flash-attn-3": "flash_attn 3",
+    "flash-attn-4": "flash_attn 4",
+    "seed-eager": "seed 001's table",
+    "seed-fused": "seed 000's table",
     "torch-eager": "eager PyTorch",
     "torch-compile": "torch.compile",
 }
@@ -35,6 +41,8 @@ TITLES = {
     "seed-flash": "The seeds' grid, flash",
     "seed-fused": "The seeds' grid, fused",
     "seed-eager": "The seeds' grid, eager",
+    "seed-protocol": "The seeds' grid by the seeds' own protocol",
+    "paths": "Every path of PyTorch: 16,384 tokens, hidden size 2048, bf16",
     "baseline-scaling": "Seed 002: growth of the textbook's time, gain of flash",
 }
 
@@ -199,6 +207,28 @@ def scaling_section(rows: list[Row]) -> list[str]:
     return lines
 
 
+def seed_tables(like: Row) -> list[Row]:
+    """The tables of seeds 001 and 000 as rows; their card is not named."""
+    rows = []
+    for name in ("seed-eager", "seed-fused"):
+        for row in published()[name]["rows"]:
+            shape = {"seq_q": row["seq_len"], "head_dim": row["d_model"], "implementation": name}
+            for which, word in (("fwd", "forward"), ("bwd", "backward")):
+                ms, live = row.get(f"{word}_ms_mean"), row.get("memory_mb")
+                values = {"pass": which, "ms_mean": ms, "live_mib": live, "status": row["status"]}
+                rows.append({**like, **shape, **values, "kernel": ""})
+    return rows
+
+
+def seed_protocol_section(rows: list[Row]) -> list[str]:
+    """Means as the seeds give them, and the memory that they call a peak; theirs beside them."""
+    measured, rows = rows, rows + seed_tables(rows[0])
+    lines = ["", "Milliseconds, means of 100 runs:", "", *wide_table(rows, "ms_mean")]
+    memory = [row for row in rows if row["pass"] == "bwd"]
+    title = "MiB allocated before backward (the seeds' column `fwd_peak_mem_MB`):"
+    return [*lines, *ratio_section(measured), "", title, "", *wide_table(memory, "live_mib")]
+
+
 def section(name: str, rows: list[Row], peers: list[list[Row]]) -> list[str]:
     """The tables of one GPU result file; `peers` are rows of other runs, for the grid."""
     preset = Path(name).stem.rsplit("-", 1)[0]
@@ -209,9 +239,11 @@ def section(name: str, rows: list[Row], peers: list[list[Row]]) -> list[str]:
     if preset == "baseline-scaling":
         own = [r for r in rows if r["batch"] * r["heads"] == 1 or r["seq_q"] == 512]
         return scaling_section([r for r in own if r["pass"] == "fwd"])
+    if preset == "seed-protocol":
+        return seed_protocol_section(rows)
     field, unit = (
         ("tflops", "TFLOP/s")
-        if preset in ("grid", "grid1024", "peers")
+        if preset in ("grid", "grid1024", "paths", "peers")
         else ("ms_median", "Milliseconds")
     )
     lines = ["", f"{unit}, medians:", "", *wide_table(rows, field), *ratio_section(rows)]

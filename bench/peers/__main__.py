@@ -34,7 +34,9 @@ def parser() -> argparse.ArgumentParser:
         "--build", type=Path, default=ROOT / "build/release", help="libtilewise.so and tilewise"
     )
     measure.add_argument("--fa3", type=Path, help="libfa3.so, made by bench/peers/fa3/build.sh")
-    measure.add_argument("--peers", default="", help="cudnn,fa2,fa3,memeff,flex,torch-eager,...")
+    measure.add_argument(
+        "--peers", default="", help="cudnn,fa2,fa3,memeff,math,flex,torch-eager,..."
+    )
     measure.add_argument(
         "--kernel",
         action="append",
@@ -46,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
         "--compile-jobs", type=int, default=0, help="processes that first compile what is timed"
     )
     measure.add_argument("--rounds", type=int, default=4)
-    measure.add_argument("--protocol", default="burst", help="burst,sustained,board")
+    measure.add_argument("--protocol", default="burst", help="burst,sustained,board,seed")
     measure.add_argument("--mem-limit", type=float, default=0, metavar="GIB")
     measure.add_argument("--total-s", type=float, default=0, help="stop in time to write")
     measure.add_argument("-o", "--output", type=Path, required=True)

@@ -5,7 +5,7 @@
 #
 # BUILD holds libtilewise.so and tilewise, LIBFA3 is made by fa3/build.sh, OUT is a folder. Parts,
 # with minutes on a card: grid (2), leaderboard (1), assignment (3.5), flex (1.5), fp16 (0.5), seeds
-# (1.5), scaling; all of them by default. What is finished stays when a run is interrupted.
+# (1.5), seed-protocol (3), paths (0.5), scaling; all of them by default. What is finished stays when a run is interrupted.
 set -eu
 build=$1 fa3=$2 out=$3
 shift 3
@@ -21,7 +21,7 @@ add() { # PART FLAGS...
   shift
   words="$words ${words:+--then} measure --build $build --fa3 $fa3 -o $out/$part.json $*"
 }
-[ $# -gt 0 ] || set -- grid leaderboard assignment flex fp16 seeds scaling
+[ $# -gt 0 ] || set -- grid leaderboard assignment flex fp16 seeds seed-protocol paths scaling
 for part in "$@"; do
   case $part in
     grid)
@@ -46,6 +46,14 @@ for part in "$@"; do
     seeds)
       add seeds --preset seed-eager --impl eager,fused,flash,baseline --rounds 2 --mem-limit 24 \
         --peers memeff,torch-eager,torch-compile --kernel $sm80_f32 --compile-jobs 14
+      ;;
+    seed-protocol)
+      add seed-protocol --preset seed-eager --impl eager,fused,flash --protocol seed --mem-limit 24 \
+        --peers torch-eager,torch-compile,math,memeff,flex --kernel $sm80_f32 --compile-jobs 14
+      ;;
+    paths)
+      add paths --preset grid --seq 1024,4096 --dim 64,128 --kernel $sm90 --compile-jobs 14 --rounds 2 \
+        --peers cudnn,fa2,fa3,memeff,math,flex,torch-eager,torch-compile
       ;;
     scaling) add scaling --preset baseline-scaling --kernel $sm80_f32 ;;
     *)
@@ -72,4 +80,6 @@ for arch in sm80 sm90; do
 done
 for name in fused flash; do choose $name seed-$name-sm80 seeds; done
 choose eager,baseline seed-eager-sm80 seeds
+choose "" seed-protocol-sm80 seed-protocol
+choose "" paths-sm90 paths
 choose "" baseline-scaling-sm80 scaling

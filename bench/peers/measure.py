@@ -16,6 +16,7 @@ from .contender import Contender, RefusedError, Session
 from .problem import Cell, Problem
 from .protocol import Card, Samples
 from .reference import Inputs, Reference
+from .seed_runs import seed_runs
 
 MIB = 2**20
 
@@ -29,6 +30,7 @@ class Entry:
     status: dict[str, str] = field(default_factory=dict)
     reason: dict[str, str] = field(default_factory=dict)
     live_mib: float = 0.0
+    seed_live_mib: float = 0.0  # before backward, as the protocol "seed" reads it
     peak_mib: dict[str, float] = field(default_factory=dict)
     samples: dict[tuple[str, str], Samples] = field(default_factory=dict)  # (protocol, pass)
 
@@ -153,6 +155,14 @@ class Bench:
             ms = self._card.board(board_step(entry.contender, cell.problem), self._options.seconds)
             entry.samples["board", "fwd+bwd"] = Samples(ms)
             return
+        if protocol == "seed":
+            if "bwd" not in entry.ok():
+                raise RefusedError("the seeds' protocol needs a backward")
+            runs = seed_runs(entry.contender, cell.problem, inputs)
+            entry.samples["seed", "fwd"] = Samples(runs.forward_ms)
+            entry.samples["seed", "bwd"] = Samples(runs.backward_ms)
+            entry.seed_live_mib = runs.live_mib
+            return
         session = entry.contender.open(cell.problem, inputs)
         steps = {
             "fwd": (lambda: None, session.forward),
@@ -169,12 +179,19 @@ class Bench:
             entry.samples.setdefault((protocol, which), Samples()).ms.extend(ms)
 
 
+def passes_of(cell: Cell, protocol: str) -> tuple[str, ...]:
+    """What a protocol times of a cell."""
+    if protocol == "board":
+        return ("fwd+bwd",)
+    return ("fwd", "bwd") if protocol == "seed" else cell.passes
+
+
 def rows_of(cell: Cell, entries: list[Entry], protocols: tuple[str, ...]) -> list[dict[str, Any]]:
     """The cell's rows in the schema of `tilewise bench --format json`."""
     rows = []
     for protocol in protocols:
         for entry in entries:
-            for which in ("fwd+bwd",) if protocol == "board" else cell.passes:
+            for which in passes_of(cell, protocol):
                 rows.append(row_of(cell.problem, entry, protocol, which))
     return rows
 
@@ -188,11 +205,13 @@ def row_of(p: Problem, entry: Entry, protocol: str, which: str) -> dict[str, Any
         measured |= entry.samples[protocol, which].statistics()
         measured["tflops"] = p.flops(which) / measured["ms_median"] * 1e-9
         measured["gbps"] = p.bytes_moved(which) / measured["ms_median"] * 1e-6
-        measured["live_mib"] = entry.live_mib
+        measured["live_mib"] = entry.seed_live_mib if protocol == "seed" else entry.live_mib
         measured["peak_mib"] = entry.peak_mib[which]
+    # Host and autograd are in these times: no tool may take them for the kernel's own.
+    beside = ", by autograd" if protocol == "seed" else ""
     return {
         "implementation": entry.contender.name,
-        "kernel": entry.contender.kernel(p, which),
+        "kernel": entry.contender.kernel(p, which) + beside,
         "device": "cuda:0",
         "dtype": p.dtype,
         "batch": p.batch,

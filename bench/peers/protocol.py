@@ -22,7 +22,10 @@ DESCRIPTION = (
     "round; the GPU is kept busy while the host enqueues, so that no host time is counted. "
     "sustained: launches back to back for a second, the first third of it not counted. "
     "board: as sustained, with the L2 emptied before each; a launch is a step of the leaderboard: "
-    "forward, o.sum(), backward, gradients added to those of one (3, heads, seq, dim) leaf"
+    "forward, o.sum(), backward, gradients added to those of one (3, heads, seq, dim) leaf. "
+    "seed: as the tables of seeds 000 and 001: five warm-ups, then 100 forwards and 100 backwards "
+    "through autograd by the host's clock, a synchronisation before and after each; memory is what "
+    "is allocated between the two"
 )
 
 

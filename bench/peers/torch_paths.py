@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import importlib.util
 from collections.abc import Callable
 
 import torch
@@ -136,6 +138,34 @@ def _flex(problem: Problem) -> Attention:
     return attention
 
 
+def _package(module: str, function: str) -> Callable[[Problem], Attention]:
+    """A function of flash_attn's packages, whose tensors are (B, S, H, D)."""
+
+    def make(problem: Problem) -> Attention:
+        run = getattr(importlib.import_module(module), function)
+
+        def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            o = run(*(x.transpose(1, 2) for x in (q, k, v)), causal=problem.causal)
+            return (o[0] if isinstance(o, tuple) else o).transpose(1, 2)
+
+        return attention
+
+    return make
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of its parent
+        return False
+
+
+# FlashAttention's own packages, where they are installed: name of the rows, module.
+PACKAGES = {
+    "flash-attn-2": "flash_attn",
+    "flash-attn-3": "flash_attn_interface",
+    "flash-attn-4": "flash_attn.cute",
+}
 HALF = ("bfloat16", "float16")
 ALL = ("float32", *HALF)
 
@@ -147,8 +177,14 @@ def torch_paths() -> dict[str, TorchPath]:
         TorchPath("cudnn", f"sdpa cuDNN {cudnn}", _sdpa(SDPBackend.CUDNN_ATTENTION), HALF),
         TorchPath("fa2", "sdpa flash", _sdpa(SDPBackend.FLASH_ATTENTION), HALF),
         TorchPath("memeff", "sdpa memory-efficient", _sdpa(SDPBackend.EFFICIENT_ATTENTION), ALL),
+        TorchPath("math", "sdpa math", _sdpa(SDPBackend.MATH), ALL),
         TorchPath("flex", "flex_attention", _flex, ALL),
         TorchPath("torch-eager", "matmul, softmax, matmul", _formula, ALL),
         TorchPath("torch-compile", "torch.compile of the formula", _compiled, ALL),
+    ]
+    paths += [
+        TorchPath(name, f"{module}.flash_attn_func", _package(module, "flash_attn_func"), HALF)
+        for name, module in PACKAGES.items()
+        if _installed(module)
     ]
     return {path.name: path for path in paths}
