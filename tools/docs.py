@@ -27,8 +27,7 @@ RESULTS = ROOT / "bench" / "results"
 PLOTS = ROOT / "docs" / "plots"
 README_RESULT = "cpu/amd-epyc/seeds.json"
 README_DIM = 64
-README_GRID = "h100/grid-sm90.json"
-PEER_RUNS = "h100/peers-"
+README_GRID = "grid-sm90.json"
 README_SCALED = [
     "Scaled: measured beside cuDNN in another run on the same kind of card, and multiplied by the",
     "ratio of the two runs' cuDNN; dashed in the plot.",
@@ -144,6 +143,24 @@ def readme_table(result: Result) -> list[str]:
     return lines
 
 
+def grid_block(results: list[Result]) -> list[str]:
+    """Plot and table of one card's grid."""
+    grid = readme_grid(results)
+    peers = peer_runs(results, grid.name)
+    drawn = plot_path(grid).relative_to(ROOT)
+    scaled = docs_gpu.scaled_peers(grid.rows, peers)
+    return [
+        f"![TFLOP/s of ours and the peers over the length]({drawn})",
+        "",
+        f"bf16, causal, dim 128, 16,384 tokens on one {grid.gpu()}; TFLOP/s, medians:",
+        "",
+        *docs_gpu.readme_table(grid.rows, peers),
+        "",
+        grid.machine() + ".",
+        *(README_SCALED if scaled else []),
+    ]
+
+
 def plot(result: Result, path: Path) -> None:
     """Time and memory over the length, log-log, one line per implementation."""
     import matplotlib
@@ -191,9 +208,16 @@ def plot(result: Result, path: Path) -> None:
     plt.close(figure)
 
 
-def peer_runs(results: list[Result]) -> list[list[Row]]:
-    """Rows of each run of peers alone."""
-    return [result.rows for result in results if result.name.startswith(PEER_RUNS)]
+def peer_runs(results: list[Result], name: str) -> list[list[Row]]:
+    """Rows of each run of peers alone on the card of result `name`: those of its folder."""
+    runs = str(Path(name).parent / "peers-")
+    return [result.rows for result in results if result.name.startswith(runs)]
+
+
+def readme_grid(results: list[Result]) -> Result:
+    """The grid that the README shows: the card with the most cells that ran, or the later name."""
+    grids = [result for result in results if Path(result.name).name == README_GRID]
+    return max(grids, key=lambda r: (sum(row["status"] == "ok" for row in r.rows), r.name))
 
 
 def gpu_plots(results: list[Result]) -> dict[str, Path]:
@@ -211,7 +235,9 @@ def gpu_plots(results: list[Result]) -> dict[str, Path]:
             continue
         if stem.startswith("grid"):
             title = "bf16, 16,384 tokens, hidden 2048, " + result.gpu()
-            shown = result.rows + docs_gpu.scaled_peers(result.rows, peer_runs(results))
+            shown = result.rows + docs_gpu.scaled_peers(
+                result.rows, peer_runs(results, result.name)
+            )
             docs_plots.grid_plot(shown, title, path)
         elif stem.startswith("seed-flash"):
             title = f"batch 8, one head, dim {README_DIM}, float32, full, {result.gpu()}"
@@ -243,7 +269,7 @@ def performance_page(results: list[Result]) -> str:
     told: set[str] = set()  # texts that stand once on the page
     for result in sorted(results, key=lambda r: not r.gpu()):
         if result.gpu():
-            lines += gpu_section(result, peer_runs(results), told)
+            lines += gpu_section(result, peer_runs(results, result.name), told)
         else:
             lines += cpu_section(result)
     return "\n".join(lines) + "\n"
@@ -317,10 +343,7 @@ def main() -> None:
     for result in results:
         if result.name == README_RESULT:
             documents[readme] = with_block(documents[readme], "seeds", readme_table(result))
-        if result.name == README_GRID:
-            table = [*docs_gpu.readme_table(result.rows, peer_runs(results)), ""]
-            table += [result.machine() + ".", *README_SCALED]
-            documents[readme] = with_block(documents[readme], "grid", table)
+    documents[readme] = with_block(documents[readme], "grid", grid_block(results))
     stale = [
         path for path, text in documents.items() if not path.exists() or path.read_text() != text
     ]

@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from .claims import Evidence
-from .data import ROOT, Measured, Planner, load, machines, published
+from .claims import evidence
+from .data import ROOT, Measured, Planner, load, load_ceilings, machines
 from .judge import judge_all
 from .page import render
 from .plots import accuracy, plan_of, roofline, sections
@@ -31,8 +31,8 @@ def main() -> int:
     if not results:
         print("report: no result file has rows of `tilewise bench`", file=sys.stderr)
         return 2
-    planner, measured = Planner(options.tilewise), Measured(results)
-    claims = judge_all(Evidence(planner, measured, published(), machines()))
+    planner, measured = Planner(options.tilewise), Measured(results, load_ceilings(paths))
+    claims = judge_all(evidence(planner, measured))
     drawn = sections(results)
     roofs = [roofline(machine, machines(), results) for machine in measured.machines]
     compared = plan_of(planner, results)

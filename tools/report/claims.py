@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .data import Measured, Planner
+from .data import Measured, Planner, machines, published
 
 HOLDS, PARTLY, FAILS, OPEN = "holds", "partly", "does not hold", "open"
 
@@ -33,6 +33,17 @@ class Evidence:
     measured: Measured
     published: dict
     hardware: dict
+    card: str  # the GPU of cases/hardware.json that predictions are made for
+
+    @property
+    def card_name(self) -> str:
+        """ "H200"."""
+        return str(self.hardware[self.card]["matches"]).split()[0]
+
+
+def evidence(plan: Planner, measured: Measured) -> Evidence:
+    hardware = machines()
+    return Evidence(plan, measured, published(), hardware, measured.card(hardware))
 
 
 Judge = Callable[[Evidence], Claim]

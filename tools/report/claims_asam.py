@@ -44,7 +44,7 @@ def measured_gains(e: Evidence, machine: str, which: str) -> dict[int, float]:
 def thresholds(e: Evidence) -> Claim:
     named = sorted(e.published["asam"]["thresholds"].values())
     told = {}
-    for name in ("rtx3060", "h100", "epyc-2"):
+    for name in ("rtx3060", e.card, "epyc-2"):
         start = e.plan.ask("--advise", "--hardware", name, *SHAPE)["bf16_from"]
         told[name] = "nowhere" if start is None else f"from {start or 128} on"
     lines = {}
@@ -70,7 +70,7 @@ def thresholds(e: Evidence) -> Claim:
         FAILS,
         f"{listed(list(map(float, named)))} contradict each other because the threshold is no "
         f"constant: attention itself gains {told['rtx3060']} on the seed's card, "
-        f"{told['h100']} on an H100, {told['epyc-2']} on a CPU. What "
+        f"{told[e.card]} on an {e.card_name}, {told['epyc-2']} on a CPU. What "
         f"the seed saw at 128 to 512 is its layer's other work.",
     )
 
@@ -143,7 +143,7 @@ def dip(e: Evidence) -> Claim:
     advice = e.plan.ask(
         "--advise",
         "--hardware",
-        "h100",
+        e.card,
         *SHAPE,
         "--seq",
         ",".join(map(str, LENGTHS)),
@@ -164,7 +164,7 @@ def dip(e: Evidence) -> Claim:
         "The gain dips at 1024",
         f"Flash gains {listed(list(gains.values()))} times at {', '.join(map(str, gains))}; "
         f"perhaps the framework changes kernels at 1024.",
-        f"Our flash over eager on an H100, float32: {listed(predicted)} times.",
+        f"Our flash over eager on an {e.card_name}, float32: {listed(predicted)} times.",
         per_machine(lines, "tilewise bench --dtype f32 --impl eager,flash over the lengths."),
         FAILS if rising else PARTLY,
         "There is no dip where one kernel runs at every length: the seed's comes from its flash "
@@ -185,7 +185,7 @@ def linear_accesses(e: Evidence) -> Claim:
         for name in ("eager", "flash")
     }
     moved = {name: pair[1]["GB_moved"] / pair[0]["GB_moved"] for name, pair in rows.items()}
-    words = ("--hardware", "h100", *SHAPE, "--pass", "fwd", "--seq")
+    words = ("--hardware", e.card, *SHAPE, "--pass", "fwd", "--seq")
     gains = [
         e.plan.ms(*words, n, "--impl", "eager") / e.plan.ms(*words, n, "--impl", "flash")
         for n in (2048, 4096, 8192, 16384)
@@ -202,8 +202,8 @@ def linear_accesses(e: Evidence) -> Claim:
         "Flash accesses memory O(n) times instead of O(n^2); in theory the speed-up is "
         "proportional to the length.",
         f"Twice the length moves {times(moved['eager'])} (eager) and {times(moved['flash'])} "
-        f"(flash) the bytes; on an H100 flash gains {listed(gains)} times at 2048, 4096, 8192, "
-        f"16384.",
+        f"(flash) the bytes; on an {e.card_name} flash gains {listed(gains)} times at 2048, "
+        f"4096, 8192, 16384.",
         per_machine(lines, "tilewise bench --impl eager,flash over the lengths."),
         PARTLY if gains[-1] < 4 * gains[0] else HOLDS,
         f"The accesses are as claimed. The gain is not proportional: both do the same O(n^2) "
@@ -214,7 +214,7 @@ def linear_accesses(e: Evidence) -> Claim:
 
 def combined(e: Evidence) -> Claim:
     predicted = {}
-    for name in ("rtx3060", "h100"):
+    for name in ("rtx3060", e.card):
         words = ("--hardware", name, *SHAPE, "--seq", 1024)
         slow = e.plan.ms(*words, "--impl", "eager", "--dtype", "f32")
         fast = e.plan.ms(*words, "--impl", "flash", "--dtype", "bf16")
@@ -235,7 +235,7 @@ def combined(e: Evidence) -> Claim:
         "Flash with FP16 is 5.4 times faster from 1024 on",
         "2.7 (forward) times 2.0 (training) = 5.4 times.",
         f"Eager float32 over flash bf16 at 1024, forward and backward: RTX 3060 "
-        f"{times(predicted['rtx3060'])}, H100 {times(predicted['h100'])}.",
+        f"{times(predicted['rtx3060'])}, {e.card_name} {times(predicted[e.card])}.",
         per_machine(lines, "tilewise bench --seq 1024 --dtype f32,bf16 --impl eager,flash."),
         OPEN if not found else PARTLY,
         f"A forward's gain times a training step's is no number of anything. Attention alone "

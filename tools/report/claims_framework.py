@@ -34,7 +34,7 @@ def published_gains(e: Evidence, field: str) -> dict[tuple[int, int], float]:
 
 
 def predicted_gain(e: Evidence, which: str, length: int, dim: int) -> float:
-    words = ("--hardware", "h100", *SHAPE, "--seq", length, "--dim", dim, "--pass", which)
+    words = ("--hardware", e.card, *SHAPE, "--seq", length, "--dim", dim, "--pass", which)
     return e.plan.ms(*words, "--impl", "eager") / e.plan.ms(*words, "--impl", "fused")
 
 
@@ -69,14 +69,15 @@ def fusion_gain(e: Evidence) -> Claim:
         f"Fusing the passes gives at most {times(max(best))} where it was measured, against the "
         f"seed's {times(seed)}: the gain is that of a card's memory, not of the method."
         if best
-        else f"The model expects {times(predicted)} on an H100 for the seed's {times(seed)}."
+        else f"The model expects {times(predicted)} on an {e.card_name} for the seed's "
+        f"{times(seed)}."
     )
     return Claim(
         "000",
         "Fusion: 44 % less time in the forward",
         f"At length 8192 and dim 128 the forward falls from 21.835 to 12.178 ms, by 44 %: "
         f"{times(seed)} faster.",
-        f"H100: {times(predicted)} (eager over fused).",
+        f"{e.card_name}: {times(predicted)} (eager over fused).",
         per_machine(lines, COMMAND),
         verdict,
         sentence,
@@ -105,7 +106,7 @@ def longer_is_better(e: Evidence) -> Claim:
         "000",
         "The longer the sequence, the more fusion helps",
         "The longer the sequence, the larger the gain of compiling.",
-        f"H100, dim 64: {listed(predicted)} times at lengths 256, 1024, 4096, 8192.",
+        f"{e.card_name}, dim 64: {listed(predicted)} times at lengths 256, 1024, 4096, 8192.",
         per_machine(lines, COMMAND),
         verdict,
         f"In the seed's own tables the compiled forward is slower than eager in {len(slower)} of "
@@ -122,7 +123,7 @@ def backward_gain(e: Evidence) -> Claim:
         "000",
         "Fusion nearly doubles the backward",
         "At 8192 and dim 128 the backward falls from 50.456 to 28.37 ms, nearly twice as fast.",
-        f"H100: {times(predicted)}.",
+        f"{e.card_name}: {times(predicted)}.",
         per_machine(lines, COMMAND),
         OPEN if not best else HOLDS if max(best) >= seed else PARTLY,
         f"{times(seed)} is what the seed measured; "
@@ -133,7 +134,7 @@ def backward_gain(e: Evidence) -> Claim:
 def memory_unchanged(e: Evidence) -> Claim:
     live = {}
     for name in ("eager", "fused"):
-        rows = e.plan.ask(*SHAPE, "--seq", 8192, "--dim", 128, "--impl", name, "--hardware", "h100")
+        rows = e.plan.ask(*SHAPE, "--seq", 8192, "--dim", 128, "--impl", name, "--hardware", e.card)
         live[name] = rows[0]["live_MiB"]
     lines = {}
     for machine in e.measured.machines:
@@ -157,7 +158,7 @@ def memory_unchanged(e: Evidence) -> Claim:
 
 
 def out_of_memory(e: Evidence) -> Claim:
-    words = (*SHAPE, "--seq", 16384, "--dim", 16, "--impl", "eager", "--hardware", "h100")
+    words = (*SHAPE, "--seq", 16384, "--dim", 16, "--impl", "eager", "--hardware", e.card)
     plan = e.plan.ask(*words, "--memory")
     forward, backward = plan[0], plan[-1]
     s_gib, peak_gib = forward["S"] / 2**30, backward["peak"] / 2**30
@@ -188,7 +189,7 @@ def out_of_memory(e: Evidence) -> Claim:
 
 
 def live_is_not_peak(e: Evidence) -> Claim:
-    rows = e.plan.ask(*SHAPE, "--seq", 8192, "--dim", 128, "--impl", "eager", "--hardware", "h100")
+    rows = e.plan.ask(*SHAPE, "--seq", 8192, "--dim", 128, "--impl", "eager", "--hardware", e.card)
     live, peak = rows[-1]["live_MiB"], rows[-1]["peak_MiB"]
     lines = {}
     for machine in e.measured.machines:
@@ -214,7 +215,7 @@ def live_is_not_peak(e: Evidence) -> Claim:
 def quadratic_growth(e: Evidence) -> Claim:
     lives = {
         length: e.plan.ask(
-            *SHAPE, "--seq", length, "--dim", 16, "--impl", "eager,flash", "--hardware", "h100"
+            *SHAPE, "--seq", length, "--dim", 16, "--impl", "eager,flash", "--hardware", e.card
         )
         for length in (4096, 8192)
     }

@@ -15,6 +15,15 @@ Row = dict[str, Any]
 Answer = Any  # of JSON
 
 
+def machine_of(environment: dict[str, Any]) -> str:
+    """ "NVIDIA H200", or "AMD EPYC, 2 cores"."""
+    gpus = environment.get("gpus") or []
+    if gpus:
+        first = gpus[0]
+        return str(first["name"] if isinstance(first, dict) else first)
+    return f"{environment.get('cpu', 'CPU')}, {environment.get('cpu_usable')} cores"
+
+
 @dataclass
 class Result:
     """One result file: its name, the machine that it was measured on, its rows."""
@@ -26,12 +35,7 @@ class Result:
 
     @property
     def machine(self) -> str:
-        """ "NVIDIA H100 80GB HBM3", or "AMD EPYC, 2 cores"."""
-        gpus = self.environment.get("gpus") or []
-        if gpus:
-            first = gpus[0]
-            return str(first["name"] if isinstance(first, dict) else first)
-        return f"{self.environment.get('cpu', 'CPU')}, {self.environment.get('cpu_usable')} cores"
+        return machine_of(self.environment)
 
     @property
     def on_gpu(self) -> bool:
@@ -76,11 +80,25 @@ def load(paths: list[Path]) -> list[Result]:
     return results
 
 
+def load_ceilings(paths: list[Path]) -> dict[str, dict[str, Row]]:
+    """Machine -> ceiling -> its row, of the files of `tilewise info --measure`."""
+    found: dict[str, dict[str, Row]] = {}
+    for path in paths:
+        document = json.loads(path.read_text())
+        if isinstance(document, dict) and "ceilings" in document:
+            machine = machine_of(document.get("environment", {}))
+            found[machine] = {row["ceiling"]: row for row in document["ceilings"]}
+    return found
+
+
 class Measured:
     """Looks measurements up across files, one machine at a time."""
 
-    def __init__(self, results: list[Result]) -> None:
+    def __init__(
+        self, results: list[Result], ceilings: dict[str, dict[str, Row]] | None = None
+    ) -> None:
         self.results = results
+        self.ceilings = ceilings or {}
         self.machines = list(dict.fromkeys(result.machine for result in results))
 
     def rows(self, machine: str, **fields: object) -> list[Row]:
@@ -101,6 +119,15 @@ class Measured:
             if row["status"] == "ok" and row.get("ms_median")
         ]
         return min(found, default=None)
+
+    def card(self, hardware: dict[str, Any]) -> str:
+        """The GPU of `hardware` with the most rows; the H100 when none was measured."""
+        rows: dict[str, int] = {}
+        for result in self.results:
+            for name, entry in hardware.items():
+                if result.on_gpu and entry.get("matches", "?") in result.machine:
+                    rows[name] = rows.get(name, 0) + len(result.rows)
+        return max(rows, key=lambda name: rows[name], default="h100")
 
     def runs(self, machine: str) -> list[Measured]:
         """The files of a machine by the run that made them: those of one date. Times of different
