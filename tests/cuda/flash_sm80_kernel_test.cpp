@@ -11,6 +11,8 @@
 #include "cuda/driver/memory.h"
 #include "cuda/kernels/bwd_sm80.hpp"
 #include "cuda/kernels/fwd_sm80.hpp"
+#include "cuda/kernels/sm80.hpp"
+#include "plan/gpu_facts.h"
 #include "problem/problem.h"
 #include "tilewise/attention.h"
 
@@ -134,6 +136,36 @@ TEST(FlashSm80, PredictsWhatAnH100Took) {
     const double ms = kForward.cost(kForward, p, h100).ms;
     EXPECT_NEAR(ms / cell.ms, 1.0, 0.12) << cell.seq << " rows, dim " << cell.dim;
   }
+}
+
+TEST(FlashSm80, OtherCardsReachLessThanTheirProductsAllow) {
+  const GpuFacts h100{.arch = 90,
+                      .multiprocessors = 132,
+                      .clock_mhz = 1980,
+                      .matrix_fma_per_clock = 2048,
+                      .float32_fma_per_clock = 128};
+  GpuFacts rtx4090 = h100, a100 = h100;
+  rtx4090.arch = 89, rtx4090.multiprocessors = 128, rtx4090.clock_mhz = 2520;
+  rtx4090.matrix_fma_per_clock = 256;
+  a100.arch = 80, a100.multiprocessors = 108, a100.clock_mhz = 1410;
+  a100.matrix_fma_per_clock = 1024, a100.float32_fma_per_clock = 64;
+  const double dim128 = 415.0, planes64 = 145.0;  // as the tables have them
+  EXPECT_NEAR(cuda::sm80::full_tflops({.tflops = dim128}, sustained(h100)), dim128, 4.0);
+  EXPECT_NEAR(cuda::sm80::full_tflops({.tflops = planes64, .products = 3.0}, sustained(h100)),
+              planes64, 1.5);
+  // A GeForce card has a fifth of the products for each exp, an A100 half: what is beside the
+  // products hides the better, the fewer there are.
+  const double peak4090 = 165.2, peak_a100 = 312.0;
+  const double on_4090 = cuda::sm80::full_tflops({.tflops = dim128}, sustained(rtx4090));
+  const double on_a100 = cuda::sm80::full_tflops({.tflops = dim128}, sustained(a100));
+  EXPECT_GT(on_4090 / peak4090, 0.8);
+  EXPECT_LT(on_4090 / peak4090, 0.95);
+  EXPECT_GT(on_a100 / peak_a100, 0.65);
+  EXPECT_LT(on_a100 / peak_a100, 0.75);
+  const double float32 =
+      cuda::sm80::full_tflops({.tflops = planes64, .products = 3.0}, sustained(rtx4090));
+  EXPECT_LT(float32, peak4090 / 3.0);
+  EXPECT_GT(float32, 0.75 * peak4090 / 3.0);
 }
 
 TEST(FlashSm80, Float32IsPackedAndOddStridesTooButAlignedRowsAreNot) {

@@ -179,6 +179,7 @@ double predict(const Problem& p, const Tile& tile, double heads, double blocks, 
           : 1.0;
   load.flops = pairs * pair_flops * whole;
   load.tflops = tile.tflops * products / 5.0;  // the tables count five products of the whole pass
+  load.products = sm80::products(p);
   load.blocks_per_sm = tile.min_blocks;
   const double average = load.flops / tiles;
   const double full = others * block_rows * pair_flops;

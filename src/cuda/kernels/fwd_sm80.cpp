@@ -134,6 +134,7 @@ double predict(const Problem& p, const Tile& tile, int bytes, int splits, const 
   sm80::Load load;
   load.flops = grid * tile.block_m * keys * pair_flops;
   load.tflops = tile.tflops;
+  load.products = sm80::products(p);
   load.tile_ms = kTileMs + kTileRowMs * tile.block_m;
   load.blocks_per_sm = resident_blocks(tile, bytes, machine);
   double part_keys = most_keys(p, tile.block_m), parts = 1.0;

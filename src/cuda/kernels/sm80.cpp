@@ -7,6 +7,7 @@
 #include "cuda/driver/device.h"
 #include "cuda/kernels/refusal.hpp"
 #include "plan/accounting.h"
+#include "plan/gpu_facts.h"
 
 namespace tilewise::cuda::sm80 {
 namespace {
@@ -70,6 +71,8 @@ Form form(const Problem& p) {
           .planes = p.precision == Precision::tf32 ? 1 : 2,
           .scaled = true};
 }
+
+double products(const Problem& p) { return form(p).planes == 2 ? 3.0 : 1.0; }
 
 const char* bool_text(bool value) { return value ? "true" : "false"; }
 
@@ -189,20 +192,26 @@ Grid following(std::int64_t blocks, int device) {
   return {.x = blocks, .overlap_previous = device_arch(device) >= 90};
 }
 
-double machine_factor(const Hardware& machine) {
-  // sm_90 gives mma.sync about 0.6 of what its own instructions reach; older ones have nothing
-  // faster.
-  constexpr double kHopper = 700.0, kShare = 0.6;
-  if (machine.matrix_tflops <= 0.0) return 1.0;
-  const double tflops = machine.arch >= 90 && machine.arch < 120 ? machine.matrix_tflops
-                                                                 : machine.matrix_tflops / kShare;
-  return tflops / kHopper;
+double full_tflops(const Load& load, const Hardware& machine) {
+  // The H100 that the tables were measured on: what the plan counts on of its tensor cores and CUDA
+  // cores, TFLOP/s, and its peak by mma.sync, 0.62 of what wgmma reaches.
+  constexpr double kMatrix = 695.0, kFloat32 = 56.9, kMmaPeak = 613.0, kMmaShare = 0.62;
+  if (machine.matrix_tflops <= 0.0 || machine.float32_tflops <= 0.0) return load.tflops;
+  // Architectures before and after sm_90 have nothing faster than mma.sync.
+  const bool hopper = machine.arch >= 90 && machine.arch < 100;
+  const double matrix = machine.matrix_tflops / kMatrix / (hopper ? 1.0 : kMmaShare);
+  // Clocks of all multiprocessors.
+  const double clocks = machine.float32_tflops / float32_fma_per_clock(machine.arch) /
+                        (kFloat32 / float32_fma_per_clock(90));
+  const double products = load.products / kMmaPeak;  // of a microsecond, for a MFLOP
+  const double rest = std::max(0.0, 1.0 / load.tflops - products);
+  return 1.0 / (products / matrix + rest / clocks);
 }
 
 double time_ms(const Load& load, const Hardware& machine) {
   if (load.tiles <= 0.0 || load.flops <= 0.0) return 0.0;
   const double sms = std::max(1, machine.multiprocessors), per_sm = load.blocks_per_sm;
-  const double full = load.tflops * machine_factor(machine);  // TFLOP/s
+  const double full = full_tflops(load, machine);
   // A multiprocessor with few blocks reaches less, and each of them gets more, than with all that
   // fit.
   const double waves = load.tiles / (sms * per_sm);

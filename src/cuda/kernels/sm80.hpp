@@ -116,19 +116,24 @@ bool is_modified(const Problem& problem, const Form& form);
 unsigned section(bool positional, std::int64_t heads, std::int64_t blocks, double head_bytes,
                  int multiprocessors);
 
+/// Tensor-core products for each of the problem's: two planes of a float32 operand take three.
+double products(const Problem& problem);
+
 /// A grid of tiles on a machine, for the time model.
 struct Load {
   double flops = 0.0;    ///< of all tiles
   double largest = 0.0;  ///< of one tile
   double tiles = 0.0;
-  double tflops = 1.0;  ///< with every multiprocessor full
+  double tflops = 1.0;    ///< on an H100 with every multiprocessor full
+  double products = 1.0;  ///< tensor-core products for one that is counted: float32 takes three
   int blocks_per_sm = 1;
   double tile_ms = 0.0;  ///< of a tile beside its flops: its first loads, its results
 };
 /// Milliseconds, by waves of tiles; see fwd_sm80.md.
 double time_ms(const Load& load, const Hardware& machine);
-/// Rate of the tensor cores by mma.sync, relative to the H100 that the tables were measured on.
-double machine_factor(const Hardware& machine);
+/// TFLOP/s of a load with every multiprocessor of a machine full: its products at the machine's
+/// rate of mma.sync, the rest of its time (exp, loads, barriers) by the machine's clocks.
+double full_tflops(const Load& load, const Hardware& machine);
 
 /// What the order of tiles takes a machine to have: a run-time query would cost more than a wrong
 /// guess.
