@@ -78,17 +78,16 @@ def per_machine(lines: dict[str, str], command: str) -> str:
 def ratios(
     e: Evidence, machine: str, slow: str, fast: str, which: str, **fields: object
 ) -> dict[int, float]:
-    """Length -> times that `fast` is faster, where one run measured both on the same problem."""
-    out = {}
+    """Length -> times that `fast` is faster, where one run measured both on the same problem; of
+    the problems that differ in more than their length the one with the most lengths."""
+    found: dict[tuple[object, ...], dict[int, float]] = {}
     for run in e.measured.runs(machine):
         for row in run.shapes(machine, slow, which):
             if any(row.get(name) != value for name, value in fields.items()):
                 continue
-            same = {
-                name: row[name]
-                for name in ("dtype", "batch", "heads", "seq_q", "seq_k", "head_dim", "causal")
-            }
-            other = run.ms(machine, fast, which, **same)
+            kind = {name: row[name] for name in ("dtype", "batch", "heads", "head_dim", "causal")}
+            other = run.ms(machine, fast, which, **kind, seq_q=row["seq_q"])
             if other:
-                out[row["seq_q"]] = row["ms_median"] / other
-    return dict(sorted(out.items()))
+                gains = found.setdefault((id(run), *kind.values()), {})
+                gains[row["seq_q"]] = row["ms_median"] / other
+    return dict(sorted(max(found.values(), key=len, default={}).items()))

@@ -258,8 +258,8 @@ def half_the_memory(e: Evidence) -> Claim:
     for machine in e.measured.machines:
         shares = []
         for row in e.measured.rows(machine, implementation="flash", dtype="float32", status="ok"):
-            fields = ("pass", "kernel", "batch", "heads", "seq_q", "head_dim", "causal")
-            same = {name: row[name] for name in fields}
+            fields = ("pass", "kernel", "batch", "heads", "seq_q", "head_dim", "causal", "threads")
+            same = {name: row.get(name) for name in fields}
             for other in e.measured.rows(
                 machine, implementation="flash", dtype="bfloat16", status="ok", **same
             ):

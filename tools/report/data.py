@@ -102,12 +102,14 @@ class Measured:
         self.machines = list(dict.fromkeys(result.machine for result in results))
 
     def rows(self, machine: str, **fields: object) -> list[Row]:
+        """Rows of self-attention, which is all that the seeds are about."""
         return [
             row
             for result in self.results
             if result.machine == machine
             for row in result.rows
-            if all(row.get(name) == value for name, value in fields.items())
+            if row["seq_q"] == row["seq_k"]
+            and all(row.get(name) == value for name, value in fields.items())
         ]
 
     def ms(self, machine: str, implementation: str, which: str, **fields: object) -> float | None:
