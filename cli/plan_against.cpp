@@ -140,6 +140,7 @@ std::optional<Compared> compare(const Value& row, bool with_backward, Hardware m
   out.model_ms = kernel->cost(*kernel, judged, machine).ms;
   out.backward = kernel->pass == Pass::backward;
   out.masked = judged.has_positional_mask();
+  out.arithmetic = arithmetic(judged);
   out.decode = machine.arch == 0 && !out.backward && out.implementation == "flash" &&
                cpu::few_query_rows(judged);
   out.arch = machine.arch;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/table.h"
+#include "plan/time_model.h"
 #include "tilewise/plan.h"
 
 namespace tilewise::cli {
@@ -18,6 +19,7 @@ struct Compared {
   double predicted_ms = 0.0;
   double model_ms = 0.0;  ///< of the kernel's own cost function, before a fit
   bool backward = false, masked = false;
+  Arithmetic arithmetic = Arithmetic::bits16;
   bool decode = false;                    ///< CPU: few query rows, a form of its own
   int arch = 0;                           ///< 0: a CPU
   std::array<double, 4> features = {};    ///< CPU: the terms of its model, see time_model.h

@@ -109,7 +109,7 @@ Plan choose(const Problem& p, const Hardware& machine, const Choice& choice,
     }
     Cost cost = row.cost(row, p, machine);
     if (row.device == DeviceType::cuda) {
-      cost.ms = fitted_cuda_ms(row.name, p.has_positional_mask(), cost.ms, machine);
+      cost.ms = fitted_cuda_ms(row.name, p, cost.ms, machine);
     }
     if (best && best->predicted_ms <= cost.ms) {
       refusals.push_back(

@@ -36,10 +36,18 @@ double cpu_time_ms(const CpuTerms& terms, const CpuWork& work, const Hardware& m
          terms.byte_factor * f[3];
 }
 
-double fitted_cuda_ms(std::string_view kernel, bool masked, double model_ms,
+Arithmetic arithmetic(const Problem& p) {
+  if (dtype_bytes(p.dtype) == 2) return Arithmetic::bits16;
+  return p.precision == Precision::tf32 ? Arithmetic::tf32 : Arithmetic::float32;
+}
+
+double fitted_cuda_ms(std::string_view kernel, const Problem& p, double model_ms,
                       const Hardware& machine) {
+  const Arithmetic kind = arithmetic(p);
+  const bool masked = p.has_positional_mask();
   for (const CudaTerms& terms : cuda_terms()) {
-    if (terms.kernel == kernel && terms.arch == machine.arch && terms.masked == masked) {
+    if (terms.kernel == kernel && terms.arch == machine.arch && terms.arithmetic == kind &&
+        terms.masked == masked) {
       return 1e-3 * terms.fixed_us + terms.factor * model_ms;
     }
   }

@@ -6,6 +6,7 @@
 #include <span>
 #include <string_view>
 
+#include "problem/problem.h"
 #include "tilewise/plan.h"
 
 namespace tilewise {
@@ -19,10 +20,15 @@ struct CpuTerms {
   double byte_factor = 0.0;     ///< 1 / share of the copy bandwidth
 };
 
+/// How a GPU kernel multiplies: 16-bit operands, float32 rounded to tf32, float32 in full.
+enum class Arithmetic { bits16, tf32, float32 };
+Arithmetic arithmetic(const Problem& problem);
+
 /// A kernel's own prediction on one architecture: ms = fixed + factor * its model.
 struct CudaTerms {
   std::string_view kernel;
   int arch = 0;
+  Arithmetic arithmetic = Arithmetic::bits16;
   bool masked = false;  ///< of problems with a causal mask or a window; else of those without
   double fixed_us = 0.0;
   double factor = 1.0;
@@ -51,7 +57,7 @@ double cpu_time_ms(const CpuTerms& terms, const CpuWork& work, const Hardware& m
 std::array<double, 4> cpu_features(const CpuWork& work, const Hardware& machine);
 
 /// `model_ms` with the kernel's correction on this architecture, if it has one.
-double fitted_cuda_ms(std::string_view kernel, bool masked, double model_ms,
+double fitted_cuda_ms(std::string_view kernel, const Problem& problem, double model_ms,
                       const Hardware& machine);
 
 }  // namespace tilewise

@@ -151,29 +151,41 @@ std::string cpu_constants(const std::vector<Compared>& rows) {
   return out;
 }
 
+const char* arithmetic_name(Arithmetic kind) {
+  switch (kind) {
+    case Arithmetic::bits16:
+      return "bits16";
+    case Arithmetic::tf32:
+      return "tf32";
+    case Arithmetic::float32:
+      return "float32";
+  }
+  return "";
+}
+
 std::string cuda_constants(const std::vector<Compared>& rows) {
-  std::map<std::tuple<std::string, int, bool>, std::vector<Sample>> kernels;
+  std::map<std::tuple<std::string, int, Arithmetic, bool>, std::vector<Sample>> kernels;
   for (const Compared& row : rows) {
     if (row.arch > 0) {
-      kernels[{row.kernel, row.arch, row.masked}].push_back(
+      kernels[{row.kernel, row.arch, row.arithmetic, row.masked}].push_back(
           {{1e-3, row.model_ms}, row.measured_ms});
     }
   }
   std::string out;
   for (const auto& [key, samples] : kernels) {
-    const auto& [kernel, arch, masked] = key;
-    const std::string name =
-        fmt::format("{} sm_{}{}", kernel, arch, masked ? " masked" : " unmasked");
+    const auto& [kernel, arch, kind, masked] = key;
+    const std::string name = fmt::format("{} sm_{} {}{}", kernel, arch, arithmetic_name(kind),
+                                         masked ? " masked" : " unmasked");
     const std::vector<double> own = {0.0, 1.0};
     report(name + ", own model", samples, own, false);
     if (samples.size() < kLeastRows) continue;
     const std::vector<double> x = fit(samples);
     if (errors(samples, x).median > errors(samples, own).median - kLeastGain) continue;
     report(name + ", corrected", samples, x, true);
-    out +=
-        fmt::format("    {{\"{}\", {}, {}, {:.4g}, {:.4g}}},\n", kernel, arch, masked, x[0], x[1]);
+    out += fmt::format("    {{\"{}\", {}, Arithmetic::{}, {}, {:.4g}, {:.4g}}},\n", kernel, arch,
+                       arithmetic_name(kind), masked, x[0], x[1]);
   }
-  return out.empty() ? "    {\"\", 0, false, 0.0, 1.0},\n" : out;
+  return out.empty() ? "    {\"\", 0, Arithmetic::bits16, false, 0.0, 1.0},\n" : out;
 }
 
 int run(const fs::path& folder, const fs::path& output) {
@@ -190,7 +202,7 @@ int run(const fs::path& folder, const fs::path& output) {
       "// Made by ./tw fit from bench/results; do not edit.\n"
       "// Microseconds, flops for a pair, factor of the flops, factor of the bytes.\n" +
       cpu_constants(rows) +
-      "// Kernel, architecture, masked, microseconds, factor of its own model.\n" +
+      "// Kernel, architecture, arithmetic, masked, microseconds, factor of its own model.\n" +
       "constexpr CudaTerms kCuda[] = {\n" + cuda_constants(rows) + "};\n";
   std::ofstream file(output);
   file << text;
