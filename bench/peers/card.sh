@@ -5,7 +5,8 @@
 #
 # BUILD holds libtilewise.so and tilewise, LIBFA3 is made by fa3/build.sh, OUT is a folder. Parts,
 # with minutes on a card: grid (2), leaderboard (1), assignment (3.5), flex (1.5), fp16 (0.5), seeds
-# (1.5), seed-protocol (3), paths (0.5), scaling; all of them by default. What is finished stays when a run is interrupted.
+# (1.5), seed-protocol (3), paths (0.5), scaling; all of them by default. What is finished stays when
+# a run is interrupted; with TOTAL_S in the environment each part stops after that many seconds.
 set -eu
 build=$1 fa3=$2 out=$3
 shift 3
@@ -19,7 +20,8 @@ words=
 add() { # PART FLAGS...
   part=$1
   shift
-  words="$words ${words:+--then} measure --build $build --fa3 $fa3 -o $out/$part.json $*"
+  words="$words ${words:+--then} measure --build $build --fa3 $fa3 -o $out/$part.json"
+  words="$words ${TOTAL_S:+--total-s $TOTAL_S} $*"
 }
 [ $# -gt 0 ] || set -- grid leaderboard assignment flex fp16 seeds seed-protocol paths scaling
 for part in "$@"; do
