@@ -113,7 +113,7 @@ def train(name: str, dtype: str, arguments: argparse.Namespace) -> Run:
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-    curve = [float(loss) for loss in losses]  # waits for the device
+    curve = [round(float(loss), 5) for loss in losses]  # waits for the device
     seconds = time.perf_counter() - began
     tokens = (arguments.steps - first) * arguments.batch * arguments.length
     peak = torch.cuda.max_memory_allocated(device) / 2**20 if on_gpu else None
@@ -176,7 +176,7 @@ def main() -> int:
             "largest_difference": differences,
             "runs": [asdict(run) for run in runs],
         }
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        arguments.json.write_text(json.dumps(report) + "\n", encoding="utf-8")
     return 0 if max(differences.values()) <= 0.01 else 1
 
 

@@ -1,7 +1,7 @@
 """Tables and plots of the docs, made from the committed results in bench/results.
 
-`./tw docs` rewrites docs/performance.md, the plots in docs/plots and the marked blocks of README.md
-and docs/cpu.md.
+`./tw docs` rewrites docs/performance.md, the plots in docs/plots and the marked blocks of
+README.md, docs/cpu.md and docs/python.md.
 Every number comes from a result file; this script only arranges. `--check` writes nothing and fails
 when a document is stale.
 """
@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))  # bench.peers, whose summaries the tables hold
 
 import docs_cpu  # noqa: E402
 import docs_gpu  # noqa: E402
+import docs_python  # noqa: E402
 from docs_gpu import number  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
@@ -340,6 +341,13 @@ def main() -> None:
     for result in beside_peers:
         lines += docs_cpu.block(result.machine(), result.environment, result.rows)
     documents[cpu] = with_block(cpu.read_text(), "bench-cpu", lines)
+    python = ROOT / "docs" / "python.md"
+    documents[python] = python.read_text()
+    for name, made in (
+        ("training", docs_python.training(RESULTS)),
+        ("host-time", docs_python.host_time(RESULTS)),
+    ):
+        documents[python] = with_block(documents[python], name, made)
     for result in results:
         if result.name == README_RESULT:
             documents[readme] = with_block(documents[readme], "seeds", readme_table(result))
