@@ -133,6 +133,7 @@ std::optional<Compared> compare(const Value& row, bool with_backward, Hardware m
   out.pass = pass;
   out.kernel = kernel->name;
   out.implementation = kernel->implementation;
+  out.threads = machine.arch == 0 ? row.value("threads", 0) : 0;
   out.measured_ms = row.at("ms_median").get<double>();
   out.predicted_ms = planned.front().plan->predicted_ms;
   PlannedCase tensors(*problem, machine.device);
@@ -220,6 +221,7 @@ Table compared_table(const std::vector<Compared>& rows) {
                {"implementation"},
                {"kernel"},
                {"chosen"},
+               {"threads"},
                {"measured_ms"},
                {"predicted_ms"},
                {"error_percent", 1},
@@ -229,8 +231,8 @@ Table compared_table(const std::vector<Compared>& rows) {
                {"peak_MiB", 2},
                {"planned_peak_MiB", 2}});
   for (const Compared& row : rows) {
-    table.add({row.problem, row.pass, row.implementation, row.kernel, row.chosen, row.measured_ms,
-               row.predicted_ms, 100.0 * row.error(), row.model_ms, row.live_mib,
+    table.add({row.problem, row.pass, row.implementation, row.kernel, row.chosen, row.threads,
+               row.measured_ms, row.predicted_ms, 100.0 * row.error(), row.model_ms, row.live_mib,
                row.planned_live_mib, row.peak_mib, row.planned_peak_mib});
   }
   return table;

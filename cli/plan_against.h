@@ -15,6 +15,7 @@ namespace tilewise::cli {
 struct Compared {
   std::string problem, pass, kernel;
   std::string implementation;
+  int threads = 0;  ///< that it was measured with; 0: the file does not say, or a GPU
   double measured_ms = 0.0;
   double predicted_ms = 0.0;
   double model_ms = 0.0;  ///< of the kernel's own cost function, before a fit

@@ -57,33 +57,38 @@ class TimeModel(unittest.TestCase):
     def of_folder(self, folder: str) -> list[Row]:
         return [row for name, rows in self.rows.items() if name.startswith(folder) for row in rows]
 
-    def test_h100_flash_bf16(self) -> None:
-        rows = [
-            row
-            for row in self.of_folder("h100/")
-            if row["implementation"] == "flash" and " bf16" in row["problem"]
-        ]
-        self.errors_within(rows, 12.0, 25.0, "H100 flash bf16")
+    def test_flash_bf16_of_each_card(self) -> None:
+        cards = {name.split("/")[0] for name in self.rows} - {"cpu"}
+        self.assertTrue(cards)
+        for card in cards:
+            rows = [
+                row
+                for row in self.of_folder(f"{card}/")
+                if row["implementation"] == "flash" and " bf16" in row["problem"]
+            ]
+            with self.subTest(card=card):
+                self.errors_within(rows, 12.0, 25.0, f"{card}, flash bf16")
 
     def test_cpu(self) -> None:
         self.errors_within(self.of_folder("cpu/"), 20.0, 40.0, "CPU")
 
     def test_precision(self) -> None:
-        """Where flash was measured in float32 and in bf16, the type that the plan expects to be
-        faster is as good as the faster one on 95 % of the problems."""
+        """Where flash was measured in several types, the one that the plan expects to be fastest is
+        as good as the fastest on 95 % of the problems."""
         problems: dict[tuple[str, ...], dict[str, Row]] = {}
         for name, rows in self.rows.items():
             for row in rows:
                 words = row["problem"].split()
-                types = {"f32", "bf16"} & set(words)
+                types = {"f32", "bf16", "f16"} & set(words)
                 if row["implementation"] == "flash" and types:
                     (dtype,) = types
-                    key = (name, row["pass"], *(word for word in words if word != dtype))
+                    others = (word for word in words if word != dtype)
+                    key = (name, row["pass"], str(row["threads"]), *others)
                     least = problems.setdefault(key, {}).setdefault(dtype, row)
                     if row["measured_ms"] < least["measured_ms"]:
                         problems[key][dtype] = row
-        both = [rows for rows in problems.values() if len(rows) == 2]
-        self.assertGreaterEqual(len(both), 2)
+        both = [rows for rows in problems.values() if len(rows) > 1]
+        self.assertGreaterEqual(len(both), 8)
         right = 0
         for rows in both:
             picked = min(rows.values(), key=lambda row: float(row["predicted_ms"]))
