@@ -97,7 +97,7 @@ Hardware cpu_of(const std::string& text, const Value& entry) {
   hw.name = entry.value("name", text);
   hw.threads = number<int>(text, entry, "threads");
   hw.isa = figure(entry, "isa").get<std::string>();
-  check_one_of("isa", hw.isa, {"scalar", "avx2", "avx512", "amx"});
+  check_one_of("isa", hw.isa, {"scalar", "avx2", "avx512", "avx512bf16", "amx"});
   hw.float32_tflops = number<double>(text, entry, "float32_tflops");
   hw.matrix_tflops = hw.float32_tflops;
   hw.bandwidth_gbps = number<double>(text, entry, "bandwidth_gbps");

@@ -27,11 +27,13 @@ endif()
 # linker keeps one copy, perhaps the one that needs AVX-512. tests/install/isa_units_test.py checks.
 set(isa_avx2 -mavx2 -mfma -mf16c)
 set(isa_avx512 ${isa_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
-set(isa_amx ${isa_avx512} -mavx512bf16 -mamx-tile -mamx-bf16 -mamx-int8)
+set(isa_avx512bf16 ${isa_avx512} -mavx512bf16)
+set(isa_amx ${isa_avx512bf16} -mamx-tile -mamx-bf16)
 
-# Gives each source named *_avx2.cpp, *_avx512.cpp or *_amx.cpp the flags of its instruction set.
+# Gives each source named *_avx2.cpp, *_avx512.cpp, *_avx512bf16.cpp or *_amx.cpp the flags of its
+# instruction set.
 function(tilewise_isa_flags)
-  foreach(isa IN ITEMS avx2 avx512 amx)
+  foreach(isa IN ITEMS avx2 avx512 avx512bf16 amx)
     set(units ${ARGN})
     list(FILTER units INCLUDE REGEX "_${isa}\\.cpp$")
     if(units)

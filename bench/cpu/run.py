@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import capi
@@ -232,6 +232,7 @@ def main() -> int:
     parser.add_argument("--build", type=Path, default=ROOT / "build/release")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="one length of each path")
+    parser.add_argument("--isa", default="", help="force flash_fwd_ISA and flash_bwd_ISA")
     parser.add_argument("--only", default="", help="regular expression on a case's label")
     parser.add_argument("--peers", default="eager,torch,onnxruntime", help="names, comma-separated")
     parser.add_argument("--output", type=Path, help="default: bench/results/cpu/<model>.json")
@@ -248,6 +249,8 @@ def main() -> int:
     for case in cases(args.quick):
         if not re.search(args.only, case.label):
             continue
+        if args.isa:
+            case = replace(case, kernel=f"flash_{case.direction}_{args.isa}")
         shapes = [(case.batch, case.heads, s, case.dim) for s in (case.seq_q, case.seq_k)]
         arrays = [rng.standard_normal(shapes[i], np.float32) for i in (0, 1, 1, 0)]  # q, k, v, dO
         contestants = [ours(library, case, arrays, "flash")]

@@ -38,6 +38,7 @@ class DefaultVariable {
 const char* core_type() {
   switch (best_isa()) {
     case Isa::amx:
+    case Isa::avx512bf16:
     case Isa::avx512:
       return "SkylakeX";
     case Isa::avx2:

@@ -17,6 +17,13 @@ void flash_backward(const KernelRow& row, const Problem& problem, const Context&
 Cost flash_forward_cost(const KernelRow& row, const Problem& problem, const Hardware& machine);
 Cost flash_backward_cost(const KernelRow& row, const Problem& problem, const Hardware& machine);
 
+/// The same passes with products of bfloat16 factors: flash_fwd_bf16.md.
+void flash_forward_bf16(const KernelRow& row, const Problem& problem, const Context& context);
+Cost flash_forward_bf16_cost(const KernelRow& row, const Problem& problem, const Hardware& machine);
+void flash_backward_bf16(const KernelRow& row, const Problem& problem, const Context& context);
+Cost flash_backward_bf16_cost(const KernelRow& row, const Problem& problem,
+                              const Hardware& machine);
+
 /// The schedule of flash_fwd_* for few query rows: keys are read once, where they lie, and split.
 bool few_query_rows(const Problem& problem);
 void flash_decode(const KernelRow& row, const Problem& problem, const Context& context);

@@ -5,6 +5,8 @@
 /// of keys, over all query heads of the group and all blocks of query rows, P is recomputed from
 /// LSE and the five products update dV, dK (owned by the task) and dQ (one float32 partial a split,
 /// summed in order). Every sum has a fixed order, so the result is the same from run to run.
+#include "cpu/flash_bwd.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -13,289 +15,267 @@
 #include "cpu/bias_gradient.h"
 #include "cpu/elements.h"
 #include "cpu/flash.h"
-#include "cpu/score_tile.h"
-#include "cpu/tiles.h"
 
 namespace tilewise::cpu {
 namespace {
 
 constexpr int kMaxSplits = 16;
 
-/// Padded sizes and the layout of the workspace.
-struct Geometry {
-  std::int64_t ld_q, ld_v;  ///< padded head dims
-  std::int64_t rows;        ///< query rows along the S axis (packed: total_q)
-  std::int64_t key_blocks;  ///< of the longest key sequence
-  std::int64_t pairs;       ///< (sequence, key head)
-  std::int64_t dq_elems;    ///< one partial of dQ
-  int splits, workers;
+}  // namespace
 
-  Geometry(const Problem& p, const Micro& micro, int threads) {
-    ld_q = round_up(p.head_dim, micro.lanes);
-    ld_v = round_up(p.head_dim_v, micro.lanes);
-    rows = p.packed ? p.total_q : p.seq_q;
-    key_blocks = ceil_div(p.seq_k, kTileKeys);
-    pairs = p.batch * p.heads_k;
-    workers = threads;
-    const std::int64_t wanted =
-        ceil_div(std::int64_t{2} * threads, std::max<std::int64_t>(pairs, 1));
-    const std::int64_t most = std::clamp<std::int64_t>(key_blocks, 1, kMaxSplits);
-    splits = pairs >= threads ? 1 : static_cast<int>(std::clamp<std::int64_t>(wanted, 1, most));
-    dq_elems = (p.packed ? 1 : p.batch) * p.heads_q * rows * ld_q;
-  }
-};
+BackwardGeometry::BackwardGeometry(const Problem& p, const Micro& micro, int threads) {
+  ld_q = round_up(p.head_dim, micro.lanes);
+  ld_v = round_up(p.head_dim_v, micro.lanes);
+  rows = p.packed ? p.total_q : p.seq_q;
+  key_blocks = ceil_div(p.seq_k, kTileKeys);
+  pairs = p.batch * p.heads_k;
+  workers = threads;
+  const std::int64_t wanted = ceil_div(std::int64_t{2} * threads, std::max<std::int64_t>(pairs, 1));
+  const std::int64_t most = std::clamp<std::int64_t>(key_blocks, 1, kMaxSplits);
+  splits = pairs >= threads ? 1 : static_cast<int>(std::clamp<std::int64_t>(wanted, 1, most));
+  dq_elems = (p.packed ? 1 : p.batch) * p.heads_q * rows * ld_q;
+}
 
-/// Gradients of one block of keys, owned by a worker.
-struct KeyGradients {
-  float *dk, *dv;
-};
+Backward::Backward(const Problem& p, const Micro& micro, const Context& context,
+                   WorkspaceCutter& cut)
+    : p_(p),
+      geometry_(p, micro, context.plan.threads),
+      tile_(p, micro),
+      executor_(context.executor) {
+  const BackwardGeometry& g = geometry_;
+  delta_ = cut.take<float>(statistics_elems());
+  lse_low_ = cut.take<float>(statistics_elems());
+  dq_ = cut.take<float>(g.splits * g.dq_elems);
+  gradients_ = cut.take<float>(g.workers * ((g.ld_q + g.ld_v) * kTileKeys));
+  scratch_ = cut.take<float>(g.workers * tile_.scratch_elems());
+}
 
-class Backward {
- public:
-  Backward(const Problem& p, const Micro& micro, const Context& context)
-      : p_(p),
-        geometry_(p, micro, context.plan.threads),
-        tile_(p, micro),
-        executor_(context.executor) {
-    WorkspaceCutter cut(context.workspace);
-    const Geometry& g = geometry_;
-    delta_ = cut.take<float>(statistics_elems());
-    lse_low_ = cut.take<float>(statistics_elems());
-    dq_ = cut.take<float>(g.splits * g.dq_elems);
-    gradients_ = cut.take<float>(g.workers * ((g.ld_q + g.ld_v) * kTileKeys));
-    scratch_ = cut.take<float>(g.workers * tile_.scratch_elems());
-  }
-
-  void run() {
-    const Geometry& g = geometry_;
-    for_query_blocks([&](std::int64_t b, std::int64_t h, const Sequence& s, std::int64_t i0,
-                         int rows, int slot) {
-      prepare_rows(b, h, s, i0, rows);
-      if (tile_.needs_refining(b, h, s, i0, rows)) {
-        tile_.refine(b, h, s, i0, rows, tile_.scratch(scratch_, slot), known(b, h, s.q_begin + i0));
-      }
-    });
-    run_tasks(executor_, g.workers, g.pairs * g.splits, [&](std::int64_t task, int slot) {
-      for (std::int64_t block = task % g.splits; block < g.key_blocks; block += g.splits) {
-        key_block(task / g.splits, block, static_cast<int>(task % g.splits), slot);
-      }
-    });
-    for_query_blocks([&](std::int64_t b, std::int64_t h, const Sequence& s, std::int64_t i0,
-                         int rows, int) { finish_rows(b, h, s, i0, rows); });
-    if (p_.dsinks.defined()) sink_gradient();
-    if (p_.dbias.defined()) {
-      bias_gradient(p_, tile_, executor_, g.workers, known(0, 0, 0), scratch_);
+void Backward::run() {
+  const BackwardGeometry& g = geometry_;
+  for_query_blocks([&](const RowBlock& block, int slot) {
+    prepare_rows(block);
+    const auto& [sequence, b, h, i0, rows] = block;
+    if (tile_.needs_refining(b, h, sequence, i0, rows)) {
+      tile_.refine(b, h, sequence, i0, rows, tile_scratch(slot),
+                   known(b, h, sequence.q_begin + i0));
     }
-    clear_rows_past_the_end(p_);
+    pack_rows(block);
+  });
+  run_tasks(executor_, g.workers, g.pairs * g.splits, [&](std::int64_t task, int slot) {
+    for (std::int64_t block = task % g.splits; block < g.key_blocks; block += g.splits) {
+      key_block_task(task / g.splits, block, static_cast<int>(task % g.splits), slot);
+    }
+  });
+  for_query_blocks([&](const RowBlock& block, int) { finish_rows(block); });
+  if (p_.dsinks.defined()) sink_gradient();
+  if (p_.dbias.defined()) {
+    bias_gradient(p_, tile_, executor_, g.workers, known(0, 0, 0), scratch_);
   }
+  clear_rows_past_the_end(p_);
+}
 
-  static std::vector<MemoryItem> workspace_items(const Problem& p, const Micro& micro,
-                                                 const Geometry& g) {
-    using Role = MemoryItem::Role;
-    const std::int64_t batch = p.packed ? 1 : p.batch;
-    return {
-        memory_item("delta", Role::workspace, DType::float32, {batch, p.heads_q, g.rows}),
-        memory_item("LSE, low part", Role::workspace, DType::float32, {batch, p.heads_q, g.rows}),
-        memory_item("dQ partials", Role::workspace, DType::float32,
-                    {g.splits * batch, p.heads_q, g.rows, g.ld_q}),
-        memory_item("dK, dV tiles", Role::workspace, DType::float32,
-                    {g.workers, kTileKeys, g.ld_q + g.ld_v}),
-        memory_item("tile scratch", Role::workspace, DType::float32,
-                    {g.workers, ScoreTileStep(p, micro).scratch_elems()})};
+std::vector<MemoryItem> Backward::workspace_items(const Problem& p, const Micro& micro,
+                                                  const BackwardGeometry& g) {
+  using Role = MemoryItem::Role;
+  const std::int64_t batch = p.packed ? 1 : p.batch;
+  return {memory_item("delta", Role::workspace, DType::float32, {batch, p.heads_q, g.rows}),
+          memory_item("LSE, low part", Role::workspace, DType::float32, {batch, p.heads_q, g.rows}),
+          memory_item("dQ partials", Role::workspace, DType::float32,
+                      {g.splits * batch, p.heads_q, g.rows, g.ld_q}),
+          memory_item("dK, dV tiles", Role::workspace, DType::float32,
+                      {g.workers, kTileKeys, g.ld_q + g.ld_v}),
+          memory_item("tile scratch", Role::workspace, DType::float32,
+                      {g.workers, ScoreTileStep(p, micro).scratch_elems()})};
+}
+
+std::int64_t Backward::statistics_elems() const {
+  return (p_.packed ? 1 : p_.batch) * p_.heads_q * geometry_.rows;
+}
+/// Place of query row `row` (counted along the S axis) of (b, h) in delta.
+std::int64_t Backward::statistics_at(std::int64_t b, std::int64_t h, std::int64_t row) const {
+  return ((p_.packed ? 0 : b) * p_.heads_q + h) * geometry_.rows + row;
+}
+ScoreTileStep::Rows Backward::known(std::int64_t b, std::int64_t h, std::int64_t row) const {
+  const std::int64_t at = statistics_at(b, h, row);
+  return {delta_ + at, lse_low_ + at};
+}
+float* Backward::dq_rows(int split, std::int64_t b, std::int64_t h, std::int64_t row) const {
+  return dq_ + split * geometry_.dq_elems + statistics_at(b, h, row) * geometry_.ld_q;
+}
+
+/// body(block, slot) for every block of query rows, in parallel.
+template <class Body>
+void Backward::for_query_blocks(const Body& body) const {
+  const std::int64_t blocks = ceil_div(p_.seq_q, kTileRows);
+  run_tasks(executor_, geometry_.workers, p_.batch * p_.heads_q * blocks,
+            [&](std::int64_t task, int slot) {
+              const std::int64_t b = task / (p_.heads_q * blocks);
+              const Sequence sequence = p_.sequence(b);
+              const std::int64_t i0 = task % blocks * kTileRows;
+              if (i0 >= sequence.q_length) return;
+              const int rows =
+                  static_cast<int>(std::min<std::int64_t>(kTileRows, sequence.q_length - i0));
+              body({sequence, b, task / blocks % p_.heads_q, i0, rows}, slot);
+            });
+}
+
+/// (B2) delta = rowsum(dO * O), less dLSE, since dS = P * (dP - delta + dLSE); dQ partials start
+/// at 0.
+void Backward::prepare_rows(const RowBlock& block) const {
+  const auto& [s, b, h, i0, rows] = block;
+  constexpr int kChunk = 64;  // whole vectors of every set
+  const Micro& micro = tile_.micro();
+  const float keep = 1.0F;
+  float o[kChunk];
+  float d_o[kChunk];
+  for (int r = 0; r < rows; ++r) {
+    const std::int64_t row = s.q_begin + i0 + r;
+    const std::int64_t o_at = offset_of(p_.o, b, h, row);
+    const std::int64_t d_at = offset_of(p_.d_o, b, h, row);
+    float sum = 0.0F;
+    for (std::int64_t c = 0; c < p_.head_dim_v; c += kChunk) {
+      const std::int64_t count = std::min<std::int64_t>(kChunk, p_.head_dim_v - c);
+      load_row(p_.o, o_at + c * p_.o.strides[3], p_.o.strides[3], count, o);
+      load_row(p_.d_o, d_at + c * p_.d_o.strides[3], p_.d_o.strides[3], count, d_o);
+      std::fill(o + count, o + kChunk, 0.0F);
+      std::fill(d_o + count, d_o + kChunk, 0.0F);
+      micro.add_row_dots(1, kChunk, o, d_o, kChunk, &keep, &sum);
+    }
+    if (p_.d_lse.defined()) {
+      sum -= static_cast<const float*>(p_.d_lse.data)[offset_of(p_.d_lse, b, h, row)];
+    }
+    delta_[statistics_at(b, h, row)] = sum;
+    lse_low_[statistics_at(b, h, row)] = 0.0F;
+    for (int split = 0; split < geometry_.splits; ++split) {
+      std::fill_n(dq_rows(split, b, h, row), geometry_.ld_q, 0.0F);
+    }
   }
+}
+
+/// One block of keys of one (sequence, key head): dK, dV whole, dQ's share added to the split's
+/// partial.
+void Backward::key_block_task(std::int64_t pair, std::int64_t block, int split, int slot) const {
+  const std::int64_t b = pair / p_.heads_k;
+  const std::int64_t h_k = pair % p_.heads_k;
+  const Sequence sequence = p_.sequence(b);
+  const std::int64_t j0 = block * kTileKeys;
+  const std::int64_t rows = p_.packed ? sequence.k_length : p_.seq_k;  // keys past the length get 0
+  if (j0 >= rows) return;
+  const BackwardGeometry& g = geometry_;
+  const int keys = static_cast<int>(std::clamp<std::int64_t>(sequence.k_length - j0, 0, kTileKeys));
+  float* dk = gradients_ + slot * ((g.ld_q + g.ld_v) * kTileKeys);
+  float* dv = dk + kTileKeys * g.ld_q;
+  if (keys > 0) {
+    key_block({sequence, b, h_k, j0, keys, split}, slot, dk, dv);
+  } else {
+    std::fill_n(dk, kTileKeys * (g.ld_q + g.ld_v), 0.0F);
+  }
+  const int stored = static_cast<int>(std::min<std::int64_t>(kTileKeys, rows - j0));
+  store_rows(p_.dk, b, h_k, sequence.k_begin + j0, stored, static_cast<int>(p_.head_dim), dk,
+             g.ld_q, nullptr);
+  store_rows(p_.dv, b, h_k, sequence.k_begin + j0, stored, static_cast<int>(p_.head_dim_v), dv,
+             g.ld_v, nullptr);
+}
+
+/// Query rows that may see one of the block's keys.
+KeyRange Backward::rows_that_see(const KeyBlock& block) const {
+  // Both ends of a row's visible range move to the right with the row.
+  const auto first_row = [&](const auto& reached) {
+    std::int64_t low = 0;
+    std::int64_t high = block.sequence.q_length;
+    while (low < high) {
+      const std::int64_t middle = low + (high - low) / 2;
+      if (reached(p_.visible_keys(block.sequence, middle))) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    return low;
+  };
+  return {first_row([&, first = block.j0](const KeyRange& seen) { return seen.end > first; }),
+          first_row([&, end = block.j0 + block.keys](const KeyRange& seen) {
+            return seen.begin >= end;
+          })};
+}
+
+/// dQ = scale * sum of the partials, in their order.
+void Backward::finish_rows(const RowBlock& block) const {
+  const auto& [s, b, h, i0, rows] = block;
+  float* sum = dq_rows(0, b, h, s.q_begin + i0);
+  for (int split = 1; split < geometry_.splits; ++split) {
+    const float* partial = dq_rows(split, b, h, s.q_begin + i0);
+    for (std::int64_t i = 0; i < rows * geometry_.ld_q; ++i) sum[i] += partial[i];
+  }
+  store_rows(p_.dq, b, h, s.q_begin + i0, rows, static_cast<int>(p_.head_dim), sum, geometry_.ld_q,
+             nullptr, p_.scale);
+}
+
+/// (B10) dsink_h = -sum over rows of exp(sink - LSE) * delta.
+void Backward::sink_gradient() const {
+  const auto* sinks = static_cast<const float*>(p_.sinks.data);
+  const auto* lse = static_cast<const float*>(p_.lse.data);
+  for (std::int64_t h = 0; h < p_.heads_q; ++h) {
+    const float sink = sinks[h * p_.sinks.strides[0]];
+    const bool takes_nothing = sink == -std::numeric_limits<float>::infinity();
+    double sum = 0.0;
+    for (std::int64_t b = 0; b < p_.batch && !takes_nothing; ++b) {
+      const Sequence s = p_.sequence(b);
+      for (std::int64_t row = s.q_begin; row < s.q_begin + s.q_length; ++row) {
+        const float x = sink - lse[offset_of(p_.lse, b, h, row)];
+        const float low = lse_low_[statistics_at(b, h, row)];
+        sum -= std::exp(std::min(x - low, 0.0F)) * delta_[statistics_at(b, h, row)];
+      }
+    }
+    static_cast<float*>(p_.dsinks.data)[h * p_.dsinks.strides[0]] = static_cast<float>(sum);
+  }
+}
+
+namespace {
+
+/// Tiles in float32: every product and sum.
+class Float32Backward final : public Backward {
+ public:
+  Float32Backward(const Problem& p, const Micro& micro, const Context& context,
+                  WorkspaceCutter& cut)
+      : Backward(p, micro, context, cut) {}
 
  private:
-  std::int64_t statistics_elems() const {
-    return (p_.packed ? 1 : p_.batch) * p_.heads_q * geometry_.rows;
-  }
-  /// Place of query row `row` (counted along the S axis) of (b, h) in delta.
-  std::int64_t statistics_at(std::int64_t b, std::int64_t h, std::int64_t row) const {
-    return ((p_.packed ? 0 : b) * p_.heads_q + h) * geometry_.rows + row;
-  }
-  ScoreTileStep::Rows known(std::int64_t b, std::int64_t h, std::int64_t row) const {
-    const std::int64_t at = statistics_at(b, h, row);
-    return {delta_ + at, lse_low_ + at};
-  }
-  float* dq_rows(int split, std::int64_t b, std::int64_t h, std::int64_t row) const {
-    return dq_ + split * geometry_.dq_elems + statistics_at(b, h, row) * geometry_.ld_q;
-  }
-
-  /// body(b, h, sequence, i0, rows, slot) for every block of query rows, in parallel.
-  template <class Body>
-  void for_query_blocks(const Body& body) const {
-    const std::int64_t blocks = ceil_div(p_.seq_q, kTileRows);
-    run_tasks(executor_, geometry_.workers, p_.batch * p_.heads_q * blocks,
-              [&](std::int64_t task, int slot) {
-                const std::int64_t b = task / (p_.heads_q * blocks);
-                const Sequence sequence = p_.sequence(b);
-                const std::int64_t i0 = task % blocks * kTileRows;
-                if (i0 >= sequence.q_length) return;
-                const int rows =
-                    static_cast<int>(std::min<std::int64_t>(kTileRows, sequence.q_length - i0));
-                body(b, task / blocks % p_.heads_q, sequence, i0, rows, slot);
-              });
-  }
-
-  /// (B2) delta = rowsum(dO * O), less dLSE, since dS = P * (dP - delta + dLSE); dQ partials start
-  /// at 0.
-  void prepare_rows(std::int64_t b, std::int64_t h, const Sequence& s, std::int64_t i0,
-                    int rows) const {
-    constexpr int kChunk = 64;  // whole vectors of every set
-    const Micro& micro = tile_.micro();
-    const float keep = 1.0F;
-    float o[kChunk];
-    float d_o[kChunk];
-    for (int r = 0; r < rows; ++r) {
-      const std::int64_t row = s.q_begin + i0 + r;
-      const std::int64_t o_at = offset_of(p_.o, b, h, row);
-      const std::int64_t d_at = offset_of(p_.d_o, b, h, row);
-      float sum = 0.0F;
-      for (std::int64_t c = 0; c < p_.head_dim_v; c += kChunk) {
-        const std::int64_t count = std::min<std::int64_t>(kChunk, p_.head_dim_v - c);
-        load_row(p_.o, o_at + c * p_.o.strides[3], p_.o.strides[3], count, o);
-        load_row(p_.d_o, d_at + c * p_.d_o.strides[3], p_.d_o.strides[3], count, d_o);
-        std::fill(o + count, o + kChunk, 0.0F);
-        std::fill(d_o + count, d_o + kChunk, 0.0F);
-        micro.add_row_dots(1, kChunk, o, d_o, kChunk, &keep, &sum);
-      }
-      if (p_.d_lse.defined()) {
-        sum -= static_cast<const float*>(p_.d_lse.data)[offset_of(p_.d_lse, b, h, row)];
-      }
-      delta_[statistics_at(b, h, row)] = sum;
-      lse_low_[statistics_at(b, h, row)] = 0.0F;
-      for (int split = 0; split < geometry_.splits; ++split) {
-        std::fill_n(dq_rows(split, b, h, row), geometry_.ld_q, 0.0F);
-      }
-    }
-  }
-
-  /// One block of keys of one (sequence, key head): dK, dV whole, dQ's share added to the split's
-  /// partial.
-  void key_block(std::int64_t pair, std::int64_t block, int split, int slot) const {
-    const std::int64_t b = pair / p_.heads_k;
-    const std::int64_t h_k = pair % p_.heads_k;
-    const Sequence sequence = p_.sequence(b);
-    const std::int64_t j0 = block * kTileKeys;
-    const std::int64_t rows =
-        p_.packed ? sequence.k_length : p_.seq_k;  // keys past the length get 0
-    if (j0 >= rows) return;
-    const Geometry& g = geometry_;
-    const int keys =
-        static_cast<int>(std::clamp<std::int64_t>(sequence.k_length - j0, 0, kTileKeys));
-    float* dk = gradients_ + slot * ((g.ld_q + g.ld_v) * kTileKeys);
-    float* dv = dk + kTileKeys * g.ld_q;
-    std::fill_n(dk, kTileKeys * (g.ld_q + g.ld_v), 0.0F);
-    const ScoreTileStep::Scratch scratch = tile_.scratch(scratch_, slot);
-    if (keys > 0) {
-      tile_.load_keys_of(b, sequence, h_k, j0, keys, scratch);
-      for (std::int64_t head = 0; head < p_.group(); ++head) {
-        query_blocks(b, h_k * p_.group() + head, sequence, j0, keys, split, scratch, {dk, dv});
-      }
-    }
-    const int stored = static_cast<int>(std::min<std::int64_t>(kTileKeys, rows - j0));
-    store_rows(p_.dk, b, h_k, sequence.k_begin + j0, stored, static_cast<int>(p_.head_dim), dk,
-               g.ld_q, nullptr);
-    store_rows(p_.dv, b, h_k, sequence.k_begin + j0, stored, static_cast<int>(p_.head_dim_v), dv,
-               g.ld_v, nullptr);
-  }
-
-  void query_blocks(std::int64_t b, std::int64_t h, const Sequence& sequence, std::int64_t j0,
-                    int keys, int split, const ScoreTileStep::Scratch& scratch,
-                    const KeyGradients& out) const {
+  void key_block(const KeyBlock& block, int slot, float* dk, float* dv) const override {
     const Micro& micro = tile_.micro();
     const auto ld_q = static_cast<int>(geometry_.ld_q);
     const auto ld_v = static_cast<int>(geometry_.ld_v);
-    const KeyRange seeing = rows_that_see(sequence, j0, keys);
-    int rows = 0;
-    for (std::int64_t i0 = seeing.begin; i0 < seeing.end; i0 += rows) {
-      const std::int64_t left = seeing.end - i0;
-      rows = static_cast<int>(std::min<std::int64_t>(kTileRows, left));
-      if (tile_visibility(p_, sequence, i0, rows, j0, keys) != Visibility::all) {
-        rows = std::min(rows, kBoundaryRows);
-      }
-      const std::int64_t end = p_.visible_keys(sequence, i0 + rows - 1).end;
-      const auto cols = static_cast<int>(std::min<std::int64_t>(keys, end - j0));
-      if (cols <= 0) continue;  // a sequence without keys for these rows
-      const TilePlace place{sequence, b, h, i0, j0, rows, cols, kTileKeys};
-      if (!tile_.gradient(place, known(b, h, sequence.q_begin + i0), scratch)) continue;
-      // (B3) dV += P^T dO; (B9) dK += dS^T Q with Q scaled; (B8) dQ += dS K, scaled when stored.
-      micro.gemm(cols, ld_v, rows, scratch.dropped, 1, kTileKeys, scratch.d_o, ld_v, out.dv, ld_v,
-                 true);
-      micro.gemm(cols, ld_q, rows, scratch.ds, 1, kTileKeys, scratch.q, ld_q, out.dk, ld_q, true);
-      micro.gemm(rows, ld_q, cols, scratch.ds, kTileKeys, 1, scratch.k, ld_q,
-                 dq_rows(split, b, h, sequence.q_begin + i0), ld_q, true);
+    const ScoreTileStep::Scratch scratch = tile_scratch(slot);
+    std::fill_n(dk, kTileKeys * ld_q, 0.0F);
+    std::fill_n(dv, kTileKeys * ld_v, 0.0F);
+    tile_.load_keys_of(block.b, block.sequence, block.h_k, block.j0, block.keys, scratch);
+    for (std::int64_t head = 0; head < p_.group(); ++head) {
+      for_tiles(block, head, kBoundaryRows, false, [&](const TilePlace& at) {
+        const std::int64_t row = at.sequence.q_begin + at.i0;
+        if (!tile_.gradient(at, known(at.b, at.h, row), scratch)) return;
+        // (B3) dV += P^T dO; (B9) dK += dS^T Q with Q scaled; (B8) dQ += dS K, scaled when stored.
+        micro.gemm(at.cols, ld_v, at.rows, scratch.dropped, 1, kTileKeys, scratch.d_o, ld_v, dv,
+                   ld_v, true);
+        micro.gemm(at.cols, ld_q, at.rows, scratch.ds, 1, kTileKeys, scratch.q, ld_q, dk, ld_q,
+                   true);
+        micro.gemm(at.rows, ld_q, at.cols, scratch.ds, kTileKeys, 1, scratch.k, ld_q,
+                   dq_rows(block.split, at.b, at.h, row), ld_q, true);
+      });
     }
   }
-
-  /// Query rows that may see one of the keys j0 .. j0 + keys - 1.
-  KeyRange rows_that_see(const Sequence& sequence, std::int64_t j0, int keys) const {
-    // Both ends of a row's visible range move to the right with the row.
-    const auto first_row = [&](const auto& reached) {
-      std::int64_t low = 0;
-      std::int64_t high = sequence.q_length;
-      while (low < high) {
-        const std::int64_t middle = low + (high - low) / 2;
-        if (reached(p_.visible_keys(sequence, middle))) {
-          high = middle;
-        } else {
-          low = middle + 1;
-        }
-      }
-      return low;
-    };
-    return {first_row([&](const KeyRange& seen) { return seen.end > j0; }),
-            first_row([&](const KeyRange& seen) { return seen.begin >= j0 + keys; })};
-  }
-
-  /// dQ = scale * sum of the partials, in their order.
-  void finish_rows(std::int64_t b, std::int64_t h, const Sequence& s, std::int64_t i0,
-                   int rows) const {
-    float* sum = dq_rows(0, b, h, s.q_begin + i0);
-    for (int split = 1; split < geometry_.splits; ++split) {
-      const float* partial = dq_rows(split, b, h, s.q_begin + i0);
-      for (std::int64_t i = 0; i < rows * geometry_.ld_q; ++i) sum[i] += partial[i];
-    }
-    store_rows(p_.dq, b, h, s.q_begin + i0, rows, static_cast<int>(p_.head_dim), sum,
-               geometry_.ld_q, nullptr, p_.scale);
-  }
-
-  /// (B10) dsink_h = -sum over rows of exp(sink - LSE) * delta.
-  void sink_gradient() const {
-    const auto* sinks = static_cast<const float*>(p_.sinks.data);
-    const auto* lse = static_cast<const float*>(p_.lse.data);
-    for (std::int64_t h = 0; h < p_.heads_q; ++h) {
-      const float sink = sinks[h * p_.sinks.strides[0]];
-      const bool takes_nothing = sink == -std::numeric_limits<float>::infinity();
-      double sum = 0.0;
-      for (std::int64_t b = 0; b < p_.batch && !takes_nothing; ++b) {
-        const Sequence s = p_.sequence(b);
-        for (std::int64_t row = s.q_begin; row < s.q_begin + s.q_length; ++row) {
-          const float x = sink - lse[offset_of(p_.lse, b, h, row)];
-          const float low = lse_low_[statistics_at(b, h, row)];
-          sum -= std::exp(std::min(x - low, 0.0F)) * delta_[statistics_at(b, h, row)];
-        }
-      }
-      static_cast<float*>(p_.dsinks.data)[h * p_.dsinks.strides[0]] = static_cast<float>(sum);
-    }
-  }
-
-  const Problem& p_;
-  Geometry geometry_;
-  ScoreTileStep tile_;
-  Executor& executor_;
-  float *delta_, *lse_low_, *dq_, *gradients_, *scratch_;
 };
 
 }  // namespace
 
 void flash_backward(const KernelRow& row, const Problem& problem, const Context& context) {
   const Micro& m = micro(*static_cast<const Isa*>(row.config));
-  Backward(problem, m, context).run();
+  WorkspaceCutter cut(context.workspace);
+  Float32Backward(problem, m, context, cut).run();
 }
 
 Cost flash_backward_cost(const KernelRow& row, const Problem& problem, const Hardware& machine) {
   const Isa isa = *static_cast<const Isa*>(row.config);
-  const Geometry g(problem, micro(isa), machine.threads);
+  const BackwardGeometry g(problem, micro(isa), machine.threads);
   Cost cost;
   cost.block_m = kTileRows;
   cost.block_n = kTileKeys;

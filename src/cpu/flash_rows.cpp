@@ -14,6 +14,31 @@ std::string supports(const KernelRow& row, const Problem& problem, const Hardwar
 constexpr Isa kScalar = Isa::scalar;
 constexpr Isa kAvx2 = Isa::avx2;
 constexpr Isa kAvx512 = Isa::avx512;
+constexpr Isa kAvx512Bf16 = Isa::avx512bf16;
+constexpr Isa kAmx = Isa::amx;
+
+std::string bf16_supports(const KernelRow& row, const Problem& problem, const Hardware& machine) {
+  if (problem.dtype != DType::bfloat16) return "bfloat16 only";
+  if (problem.pass == Pass::forward && few_query_rows(problem)) {
+    return "few query rows: the float32 rows read the keys where they lie";
+  }
+  return supports(row, problem, machine);
+}
+
+constexpr const char* kAmxUntried = "has not run on a CPU with AMX yet";
+
+constexpr KernelRow bf16_forward_row(const char* name, const char* summary, const Isa& isa,
+                                     const char* on_trial) {
+  return {name,    "flash",       DeviceType::cpu,         Pass::forward,
+          summary, bf16_supports, flash_forward_bf16_cost, flash_forward_bf16,
+          &isa,    on_trial};
+}
+constexpr KernelRow bf16_backward_row(const char* name, const char* summary, const Isa& isa,
+                                      const char* on_trial) {
+  return {name,    "flash",       DeviceType::cpu,          Pass::backward,
+          summary, bf16_supports, flash_backward_bf16_cost, flash_backward_bf16,
+          &isa,    on_trial};
+}
 
 constexpr KernelRow forward_row(const char* name, const char* summary, const Isa& isa) {
   return {name,    "flash",  DeviceType::cpu,    Pass::forward,
@@ -27,10 +52,20 @@ constexpr KernelRow backward_row(const char* name, const char* summary, const Is
 }
 
 constexpr std::array kRows{
+    bf16_forward_row("flash_fwd_amx", "bfloat16, tiled, online softmax; AMX, 2 x 2 tiles", kAmx,
+                     kAmxUntried),
+    bf16_forward_row("flash_fwd_avx512bf16",
+                     "bfloat16, tiled, online softmax; vdpbf16ps, 8 x 32 register tile",
+                     kAvx512Bf16, nullptr),
     forward_row("flash_fwd_avx512", "tiled, online softmax; AVX-512, 6 x 64 register tile",
                 kAvx512),
     forward_row("flash_fwd_avx2", "tiled, online softmax; AVX2 + FMA, 6 x 16 register tile", kAvx2),
     forward_row("flash_fwd_scalar", "tiled, online softmax; any x86-64 CPU", kScalar),
+    bf16_backward_row("flash_bwd_amx", "bfloat16, tiled, P recomputed from LSE; AMX, 2 x 2 tiles",
+                      kAmx, kAmxUntried),
+    bf16_backward_row("flash_bwd_avx512bf16",
+                      "bfloat16, tiled, P recomputed from LSE; vdpbf16ps, 8 x 32 register tile",
+                      kAvx512Bf16, nullptr),
     backward_row("flash_bwd_avx512", "tiled, P recomputed from LSE; AVX-512, 6 x 64 register tile",
                  kAvx512),
     backward_row("flash_bwd_avx2", "tiled, P recomputed from LSE; AVX2 + FMA, 6 x 16 register tile",

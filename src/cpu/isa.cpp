@@ -1,6 +1,7 @@
 #include "cpu/isa.h"
 
 #include <cpuid.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,7 +17,7 @@ namespace {
 // Rough rates per thread for the plan's prediction; `tilewise info --measure` measures the real
 // ones.
 constexpr double kClockGhz = 2.6;
-constexpr double kFlopsPerCycle[] = {4.0, 32.0, 64.0, 64.0};
+constexpr double kFlopsPerCycle[] = {4.0, 32.0, 64.0, 64.0, 64.0};
 constexpr double kBandwidthGbpsPerThread = 12.0;
 constexpr double kParallelRegionUs = 5.0;
 
@@ -26,13 +27,33 @@ bool has_f16c() {
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }
 
+/// CPUID leaf 7.1: dot products of bfloat16.
+bool has_bf16() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & (1U << 5)) != 0;
+}
+
+/// Tiles and their bfloat16 products in the CPU, their state saved by the system, and this process
+/// permitted to use it: Linux asks for that, Documentation/x86/xstate.rst.
+bool has_amx() {
+  constexpr unsigned kAmxBf16 = 1U << 22, kAmxTile = 1U << 24, kTileState = 3U << 17;
+  constexpr int kArchRequestPermission = 0x1023, kTileData = 18;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
+  if ((d & kAmxBf16) == 0 || (d & kAmxTile) == 0) return false;
+  unsigned low = 0, high = 0;
+  asm("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  if ((low & kTileState) != kTileState) return false;
+  return syscall(SYS_arch_prctl, kArchRequestPermission, kTileData) == 0;
+}
+
 Isa detect() {
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl");
-  if (avx512) return Isa::avx512;
+  if (avx512) return has_bf16() ? (has_amx() ? Isa::amx : Isa::avx512bf16) : Isa::avx512;
   return avx2 ? Isa::avx2 : Isa::scalar;
 }
 
@@ -47,24 +68,40 @@ std::string cpu_model() {
 }  // namespace
 
 std::string_view isa_name(Isa isa) {
-  constexpr std::string_view kNames[] = {"scalar", "avx2", "avx512", "amx"};
+  constexpr std::string_view kNames[] = {"scalar", "avx2", "avx512", "avx512bf16", "amx"};
   return kNames[static_cast<int>(isa)];
 }
 
 Isa isa_from_name(std::string_view name) {
-  for (const Isa isa : {Isa::amx, Isa::avx512, Isa::avx2}) {
+  for (const Isa isa : {Isa::amx, Isa::avx512bf16, Isa::avx512, Isa::avx2}) {
     if (isa_name(isa) == name) return isa;
   }
   return Isa::scalar;
 }
 
-Isa best_isa() {
-  static const Isa best = [] {
-    const char* lowered = std::getenv("TILEWISE_CPU_ISA");
-    return lowered != nullptr ? std::min(detect(), isa_from_name(lowered)) : detect();
-  }();
-  return best;
+namespace {
+
+struct Found {
+  Isa best = detect();
+  bool emulated = false;
+
+  Found() {
+    const char* wanted = std::getenv("TILEWISE_CPU_ISA");
+    if (wanted == nullptr) return;
+    emulated = best >= Isa::avx512bf16 && std::string_view(wanted) == "amx_emulated";
+    best = emulated ? Isa::amx : std::min(best, isa_from_name(wanted));
+  }
+};
+
+const Found& found() {
+  static const Found found;
+  return found;
 }
+
+}  // namespace
+
+Isa best_isa() { return found().best; }
+bool emulate_amx() { return found().emulated; }
 
 Hardware describe_cpu() {
   Hardware machine;

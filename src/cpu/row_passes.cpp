@@ -5,6 +5,7 @@ namespace tilewise::cpu {
 const RowPasses& row_passes(Isa isa) {
   switch (isa) {
     case Isa::amx:
+    case Isa::avx512bf16:
     case Isa::avx512:
       return row_passes_avx512();
     case Isa::avx2:

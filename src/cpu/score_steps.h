@@ -28,6 +28,8 @@ class ScoreSteps {
   /// True when more than scale, position and length decides the logits.
   bool elementwise() const { return elementwise_; }
   bool has_dropout() const { return dropout_.has_value(); }
+  /// 1 / (1 - p); 0 for p = 1. Only with dropout.
+  float dropout_scale() const { return static_cast<float>(dropout_->scale()); }
   /// True when backward needs the scores before the cap or the score function again.
   bool nonlinear() const { return problem_.softcap != 0.0 || problem_.score_mod != nullptr; }
 

@@ -84,6 +84,11 @@ bool ScoreTileStep::logits(const TilePlace& at, const Scratch& s) const {
   load_rows(p_.q, at.b, at.h, row, at.rows, static_cast<int>(p_.head_dim), s.q, ld_q_, p_.scale);
   load_rows(p_.d_o, at.b, at.h, row, at.rows, static_cast<int>(p_.head_dim_v), s.d_o, ld_v_);
   products(at, s);
+  logits_of_scores(at, seen, s);
+  return true;
+}
+
+void ScoreTileStep::logits_of_scores(const TilePlace& at, Visibility seen, const Scratch& s) const {
   if (steps_.elementwise()) {
     steps_.apply(at, s.p, s.capped, s.premod);
   } else if (seen == Visibility::some) {
@@ -94,7 +99,6 @@ bool ScoreTileStep::logits(const TilePlace& at, const Scratch& s) const {
     std::fill(s.p + r * kTileKeys + at.cols, s.p + r * kTileKeys + padded, kNothing);
   }
   steps_.drop(at, s.ds);  // (B4) dP through dropout
-  return true;
 }
 
 bool ScoreTileStep::needs_refining(std::int64_t b, std::int64_t h, const Sequence& sequence,
@@ -155,6 +159,19 @@ void ScoreTileStep::refine(std::int64_t b, std::int64_t h, const Sequence& seque
 bool ScoreTileStep::gradient(const TilePlace& at, const Rows& known, const Scratch& s,
                              bool bias_only) const {
   if (!logits(at, s)) return false;
+  gradient_of_logits(at, known, s, bias_only);
+  return true;
+}
+
+void ScoreTileStep::mask_position(const TilePlace& at, int padded, float* p) const {
+  steps_.mask_position(at, p);
+  for (std::int64_t r = 0; padded > at.cols && r < at.rows; ++r) {
+    std::fill(p + r * at.ld + at.cols, p + r * at.ld + padded, kNothing);
+  }
+}
+
+void ScoreTileStep::gradient_of_logits(const TilePlace& at, const Rows& known, const Scratch& s,
+                                       bool bias_only) const {
   const std::int64_t row = at.sequence.q_begin + at.i0;
   const auto* lse = static_cast<const float*>(p_.lse.data);
   for (int r = 0; r < at.rows; ++r) {
@@ -172,7 +189,6 @@ bool ScoreTileStep::gradient(const TilePlace& at, const Rows& known, const Scrat
   micro_.score_gradient(at.rows, padded, s.p, s.ds, kTileKeys, known.delta);  // (B5)
   steps_.back_through_mod(at, s.premod, s.ds);
   if (!bias_only) steps_.back_through_cap(at, s.capped, s.ds);
-  return true;
 }
 
 }  // namespace tilewise::cpu

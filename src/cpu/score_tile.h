@@ -4,6 +4,7 @@
 
 #include "cpu/micro.h"
 #include "cpu/score_steps.h"
+#include "cpu/tiles.h"
 #include "problem/problem.h"
 
 namespace tilewise::cpu {
@@ -57,6 +58,19 @@ class ScoreTileStep {
   /// through the cap.
   bool gradient(const TilePlace& place, const Rows& known, const Scratch& scratch,
                 bool bias_only = false) const;
+
+  // The second half of gradient(), for products worked out elsewhere: with scale * q.k in p and dP
+  // in ds, first one, then the other.
+
+  /// p: logits, hidden keys and padded columns -inf; ds: dP through dropout.
+  void logits_of_scores(const TilePlace& place, Visibility seen, const Scratch& scratch) const;
+  /// p: P, dropped: P after dropout, ds: dS.
+  void gradient_of_logits(const TilePlace& place, const Rows& known, const Scratch& scratch,
+                          bool bias_only) const;
+  /// Hidden keys and columns up to `padded` become -inf in p.
+  void mask_position(const TilePlace& place, int padded, float* p) const;
+  /// True when position alone decides what is seen, and nothing comes after the scores.
+  bool plain() const { return !steps_.elementwise() && !steps_.has_dropout(); }
 
  private:
   /// Logits into p and dP (through dropout) into ds; false when position hides the whole tile.

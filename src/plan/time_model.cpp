@@ -17,7 +17,9 @@ const CpuTerms& cpu_terms(CpuForm form, Pass pass) {
 }
 
 double isa_rate(std::string_view isa) {
-  // Of AMD's Zen, the only CPU measured with both; one with two full 512-bit units has 0.5.
+  if (isa == "amx") return 3.5;
+  // Of AMD's Zen, the only CPU measured with all three; one with two full 512-bit units has half.
+  if (isa == "avx512bf16") return 1.8;
   if (isa == "avx2") return 0.9;
   return isa == "scalar" ? 0.06 : 1.0;
 }

@@ -12,9 +12,9 @@ class Check(CliTest):
         text = self.ok("check", "--impl", "flash", "--case", "b1 h2 s40 d16 f32 causal")
         cells = self.assert_aligned(text)
         self.assertEqual(cells[0][:3], ["kernel", "status", "quantity"])
-        quantities = {line[2] for line in cells[2:]}
-        self.assertEqual(quantities, {"O", "LSE", "dQ", "dK", "dV"})
-        for line in cells[2:]:
+        ran = [line for line in cells[2:] if line[1] != "skipped"]  # bfloat16's rows are
+        self.assertEqual({line[2] for line in ran}, {"O", "LSE", "dQ", "dK", "dV"})
+        for line in ran:
             self.assertEqual(line[1], "passed")
             self.assertLessEqual(float(line[3]), float(line[4]))
 

@@ -13,7 +13,7 @@ import unittest
 from pathlib import Path
 
 BUILD = Path(os.environ["TILEWISE_BUILD_DIR"])
-UNIT = re.compile(r"_(avx2|avx512|amx)\.cpp$")
+UNIT = re.compile(r"_(avx2|avx512|avx512bf16|amx)\.cpp$")
 
 
 def optimised() -> bool:

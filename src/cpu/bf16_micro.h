@@ -1,0 +1,77 @@
+/// Bf16Micro: what a set with bfloat16 dot products provides to the bfloat16 flash kernels, beside
+/// Micro. Products take bfloat16 and sum in float32; everything between two products is float32.
+///
+/// Layouts: A is row-major; B is in pairs, element (i, j) at b[i / 2 * ldb + 2 * j + i % 2], so
+/// that a 32-bit lane holds the two factors of one step. C is row-major float32. Buffers of A and C
+/// have whole tiles of 16 rows, columns are a multiple of 16, the inner length of 32; what pads the
+/// inner length is 0 on one side and finite on the other.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/isa.h"
+
+namespace tilewise::cpu {
+
+using Bf16 = std::uint16_t;  ///< a bfloat16's bits
+
+/// P and dS of a tile as factors of the products of backward.
+struct GradientTile {
+  Bf16 *p_pairs, *ds_pairs;  ///< B: rows are the inner length
+  Bf16* ds_rows;             ///< A: keys are the inner length
+  std::ptrdiff_t ld_pairs, ld_rows;
+};
+
+struct Bf16Micro {
+  /// Before the first and after the last product of a task on its thread: tile configuration.
+  void (*enter)();
+  void (*leave)();
+
+  /// C (rows x cols) = or += A (rows x k) B (k x cols). Rows up to the next multiple of 16 are
+  /// written too.
+  void (*gemm)(int rows, int cols, int k, const Bf16* a, std::ptrdiff_t lda, const Bf16* b,
+               std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc, bool accumulate);
+
+  /// src (rows x cols, both even) as B: pairs of rows.
+  void (*pack_pairs)(int rows, int cols, const Bf16* src, std::ptrdiff_t ld, Bf16* dst,
+                     std::ptrdiff_t ldb);
+  /// src^T as B: pairs of columns. rows is a multiple of 16, cols of 32.
+  void (*pack_transposed_pairs)(int rows, int cols, const Bf16* src, std::ptrdiff_t ld, Bf16* dst,
+                                std::ptrdiff_t ldb);
+  /// dst = src^T as A. rows is a multiple of 32, cols of 16.
+  void (*transpose)(int rows, int cols, const Bf16* src, std::ptrdiff_t ld, Bf16* dst,
+                    std::ptrdiff_t dst_ld);
+
+  /// One online-softmax step of rows of scores, natural logits times 1 / (to_log2 * ln 2):
+  /// (F7)-(F9) as Micro's, with P rounded into `p`. m is left behind while no score passes it by
+  /// more than 2^8: P and l are then relative to an earlier maximum. cols is a multiple of 32.
+  void (*softmax_step)(int rows, int cols, const float* s, std::ptrdiff_t ld, float to_log2,
+                       float* m, float* l, float* rescale, Bf16* p, std::ptrdiff_t ldp);
+  /// p = 0 where keep is 0. cols is a multiple of 32.
+  void (*keep)(int rows, int cols, const float* keep, std::ptrdiff_t ld, Bf16* p,
+               std::ptrdiff_t ldp);
+  /// Backward's tile of scores q.k and of dP, rows x cols (a multiple of 32): (B1), (B5)
+  ///   P = exp2(min(S to_log2 - lse_log2, 0)), dS = P (dP - delta),
+  /// rounded. P in pairs of rows, dS in rows and in pairs; pairs are 0 up to a multiple of 32 rows.
+  void (*gradient_step)(int rows, int cols, const float* s, const float* dp, std::ptrdiff_t ld,
+                        float to_log2, const float* lse_log2, const float* delta,
+                        const GradientTile& out);
+  /// The same rounding of P and dS from elsewhere.
+  void (*round_gradient)(int rows, int cols, const float* p, const float* ds, std::ptrdiff_t ld,
+                         const GradientTile& out);
+  /// x -= x rounded: what rounding leaves.
+  void (*remainder)(int rows, int cols, float* x, std::ptrdiff_t ld);
+  /// x *= factor.
+  void (*scale)(int rows, int cols, float* x, std::ptrdiff_t ld, float factor);
+};
+
+/// The table of Isa::avx512bf16 or Isa::amx; the CPU must have it, or emulate_amx() be true.
+const Bf16Micro& bf16_micro(Isa isa);
+
+// One per unit: bf16_avx512bf16.cpp, bf16_amx.cpp, bf16_emulated_avx512bf16.cpp.
+const Bf16Micro& bf16_micro_avx512bf16();
+const Bf16Micro& bf16_micro_amx();
+const Bf16Micro& bf16_micro_emulated();
+
+}  // namespace tilewise::cpu

@@ -1,0 +1,289 @@
+/// FlashAttention-2 forward (Dao 2023, Algorithm 1) with products of bfloat16 factors, on AMX tiles
+/// or vdpbf16ps. Schedule, memory and numbers: flash_fwd_bf16.md.
+///
+/// As flash_fwd.cpp, but nothing is widened: K^T and V are packed as pairs of bfloat16 for one
+/// product each, P is rounded to bfloat16 by the softmax step, and scale enters the exponent.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numbers>
+#include <vector>
+
+#include "cpu/bf16_rows.h"
+#include "cpu/flash.h"
+#include "cpu/score_steps.h"
+#include "cpu/tiles.h"
+
+namespace tilewise::cpu {
+namespace {
+
+constexpr int kTaskRows = 128;  // query rows of a task: a block of keys in cache is used by these
+constexpr int kGroupRows = 32;  // rows whose strip of scores stays in the first-level cache
+constexpr int kBlockKeys = 256;
+constexpr int kPanelKeys = 64;       // of packed K^T
+constexpr int kTasksPerWorker = 16;  // between two phases of packing: idle ends stay short
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+constexpr auto kLog2E = std::numbers::log2e_v<float>;
+
+/// Padded sizes and the layout of the workspace.
+struct Geometry {
+  std::int64_t ld_q, ld_v;  ///< padded head dims: whole inner lengths of Q K^T, columns of P V
+  std::int64_t keys;        ///< longest key sequence, padded to blocks
+  std::int64_t pairs, pairs_at_a_time;  ///< (sequence, key head)
+  std::int64_t tasks_per_head;          ///< blocks of query rows of the longest sequence
+  int workers;
+
+  Geometry(const Problem& p, int threads) {
+    ld_q = round_up(p.head_dim, 32);
+    ld_v = round_up(p.head_dim_v, 16);
+    keys = round_up(std::max<std::int64_t>(p.seq_k, 1), kBlockKeys);
+    pairs = p.batch * p.heads_k;
+    tasks_per_head = ceil_div(p.seq_q, kTaskRows);
+    workers = threads;
+    const std::int64_t tasks_per_pair = std::max<std::int64_t>(1, tasks_per_head * p.group());
+    const std::int64_t wanted = threads == 1 ? 1 : std::int64_t{kTasksPerWorker} * threads;
+    pairs_at_a_time = std::clamp<std::int64_t>(ceil_div(wanted, tasks_per_pair), 1,
+                                               std::max<std::int64_t>(pairs, 1));
+  }
+};
+
+/// Scratch of one worker.
+struct Scratch {
+  Bf16* q;               ///< kTaskRows x ld_q
+  Bf16* p;               ///< kGroupRows x kBlockKeys
+  Bf16* rows;            ///< kBlockKeys x max(ld_q, ld_v): keys before they are packed
+  float* o;              ///< kTaskRows x ld_v
+  float* s;              ///< kGroupRows x kBlockKeys
+  float *m, *l, *alpha;  ///< kTaskRows each
+};
+
+std::vector<MemoryItem> workspace_items(const Problem& p, const Geometry& g) {
+  using Role = MemoryItem::Role;
+  const auto item = [](const char* name, DType dtype, const std::vector<std::int64_t>& shape) {
+    return memory_item(name, Role::workspace, dtype, shape);
+  };
+  const DType half = p.dtype;
+  const DType full = DType::float32;
+  return {item("packed K", half, {g.pairs_at_a_time, g.keys, g.ld_q}),
+          item("packed V", half, {g.pairs_at_a_time, g.keys, g.ld_v}),
+          item("Q tile", half, {g.workers, kTaskRows, g.ld_q}),
+          item("P strip", half, {g.workers, kGroupRows, kBlockKeys}),
+          item("K rows", half, {g.workers, kBlockKeys, std::max(g.ld_q, g.ld_v)}),
+          item("O tile", full, {g.workers, kTaskRows, g.ld_v}),
+          item("S strip", full, {g.workers, kGroupRows, kBlockKeys}),
+          item("m, l, alpha", full, {g.workers, 3, kTaskRows})};
+}
+
+class Forward {
+ public:
+  Forward(const Problem& p, const Micro& micro, const Bf16Micro& products, const Context& context)
+      : p_(p),
+        micro_(micro),
+        products_(products),
+        geometry_(p, context.plan.threads),
+        steps_(p),
+        scale_in_exponent_(!steps_.elementwise() && p.scale > 0.0F && std::isfinite(p.scale)),
+        executor_(context.executor) {
+    WorkspaceCutter cut(context.workspace);
+    const Geometry& g = geometry_;
+    packed_k_ = cut.take<Bf16>(g.pairs_at_a_time * g.keys * g.ld_q);
+    packed_v_ = cut.take<Bf16>(g.pairs_at_a_time * g.keys * g.ld_v);
+    q_ = cut.take<Bf16>(std::int64_t{g.workers} * kTaskRows * g.ld_q);
+    probabilities_ = cut.take<Bf16>(std::int64_t{g.workers} * kGroupRows * kBlockKeys);
+    rows_ = cut.take<Bf16>(std::int64_t{g.workers} * kBlockKeys * std::max(g.ld_q, g.ld_v));
+    o_ = cut.take<float>(std::int64_t{g.workers} * kTaskRows * g.ld_v);
+    s_ = cut.take<float>(std::int64_t{g.workers} * kGroupRows * kBlockKeys);
+    statistics_ = cut.take<float>(std::int64_t{g.workers} * 3 * kTaskRows);
+  }
+
+  void run() {
+    const Geometry& g = geometry_;
+    const std::int64_t key_blocks = g.keys / kBlockKeys;
+    for (std::int64_t first = 0; first < g.pairs; first += g.pairs_at_a_time) {
+      const std::int64_t count = std::min(g.pairs_at_a_time, g.pairs - first);
+      run_tasks(executor_, g.workers, count * key_blocks, [&](std::int64_t task, int slot) {
+        pack(first + task / key_blocks, task / key_blocks, task % key_blocks, scratch(slot));
+      });
+      const std::int64_t per_pair = p_.group() * g.tasks_per_head;
+      run_tasks(executor_, g.workers, count * per_pair, [&](std::int64_t task, int slot) {
+        const std::int64_t pair = task / per_pair;
+        const std::int64_t head = task % per_pair / g.tasks_per_head;
+        // Causal rows near the end see most keys: longest tasks first.
+        const std::int64_t block = g.tasks_per_head - 1 - task % g.tasks_per_head;
+        attend(first + pair, pair, head, block * kTaskRows, scratch(slot));
+      });
+    }
+    clear_rows_past_the_end(p_);
+  }
+
+ private:
+  Scratch scratch(int slot) const {
+    const Geometry& g = geometry_;
+    float* statistics = statistics_ + std::int64_t{slot} * 3 * kTaskRows;
+    return {.q = q_ + g.ld_q * kTaskRows * slot,
+            .p = probabilities_ + std::int64_t{slot} * kGroupRows * kBlockKeys,
+            .rows = rows_ + std::max(g.ld_q, g.ld_v) * kBlockKeys * slot,
+            .o = o_ + g.ld_v * kTaskRows * slot,
+            .s = s_ + std::int64_t{slot} * kGroupRows * kBlockKeys,
+            .m = statistics,
+            .l = statistics + kTaskRows,
+            .alpha = statistics + std::int64_t{2} * kTaskRows};
+  }
+
+  /// Keys of one block of pair `pair` into slot `at` of the packed buffers: K^T as pairs along D in
+  /// panels, V as pairs of keys. Keys past the length are 0 up to a whole inner length.
+  void pack(std::int64_t pair, std::int64_t at, std::int64_t block, const Scratch& scratch) const {
+    const Geometry& g = geometry_;
+    const std::int64_t b = pair / p_.heads_k;
+    const std::int64_t h = pair % p_.heads_k;
+    const Sequence sequence = p_.sequence(b);
+    const std::int64_t j0 = block * kBlockKeys;
+    if (j0 >= sequence.k_length) return;  // never looked at
+    const int count = static_cast<int>(std::min<std::int64_t>(kBlockKeys, sequence.k_length - j0));
+    const int padded = static_cast<int>(round_up(count, kPanelKeys));
+    const auto ld_q = static_cast<int>(g.ld_q);
+    const auto ld_v = static_cast<int>(g.ld_v);
+    bf16_key_rows(p_, p_.k, b, sequence, h, {j0, count, padded}, scratch.rows, g.ld_q);
+    Bf16* k = packed_k_ + (at * g.keys + j0) * g.ld_q;
+    for (int n = 0; n < padded; n += kPanelKeys) {
+      products_.pack_transposed_pairs(kPanelKeys, ld_q, scratch.rows + n * g.ld_q, g.ld_q,
+                                      k + n * g.ld_q, std::int64_t{2} * kPanelKeys);
+    }
+    bf16_key_rows(p_, p_.v, b, sequence, h, {j0, count, padded}, scratch.rows, g.ld_v);
+    products_.pack_pairs(padded, ld_v, scratch.rows, g.ld_v,
+                         packed_v_ + (at * g.keys + j0) * g.ld_v, 2 * g.ld_v);
+  }
+
+  /// Query rows i0 .. i0 + kTaskRows - 1 of one head against all keys.
+  void attend(std::int64_t pair, std::int64_t at, std::int64_t head, std::int64_t i0,
+              const Scratch& scratch) const {
+    const std::int64_t b = pair / p_.heads_k;
+    const std::int64_t h = pair % p_.heads_k * p_.group() + head;
+    const Sequence sequence = p_.sequence(b);
+    if (i0 >= sequence.q_length) return;
+    const int rows = static_cast<int>(std::min<std::int64_t>(kTaskRows, sequence.q_length - i0));
+    bf16_rows(p_.q, b, h, {sequence.q_begin + i0, rows, rows}, scratch.q, geometry_.ld_q);
+    std::fill_n(scratch.o, rows * geometry_.ld_v, 0.0F);
+    std::fill_n(scratch.m, rows, kNothing);
+    std::fill_n(scratch.l, rows, 0.0F);
+
+    products_.enter();
+    const std::int64_t begin = p_.visible_keys(sequence, i0).begin / kBlockKeys * kBlockKeys;
+    const std::int64_t end = p_.visible_keys(sequence, i0 + rows - 1).end;
+    for (std::int64_t j0 = begin; j0 < end; j0 += kBlockKeys) {
+      for (int r = 0; r < rows; r += kGroupRows) {
+        const int group_rows = std::min(kGroupRows, rows - r);
+        const KeyRange seen = seen_keys(sequence, i0 + r, group_rows, j0);
+        if (seen.empty()) continue;
+        const auto keys = static_cast<int>(seen.end - seen.begin);
+        step({sequence, b, h, i0 + r, seen.begin, group_rows, keys, kBlockKeys}, at, r, scratch);
+      }
+    }
+    products_.leave();
+    finish({sequence, b, h, i0, rows}, scratch);
+  }
+
+  /// The keys of the block at j0 that some row of a group sees, from a whole panel on.
+  KeyRange seen_keys(const Sequence& sequence, std::int64_t i0, int rows, std::int64_t j0) const {
+    // Both ends of the visible range move to the right with i.
+    const KeyRange first = p_.visible_keys(sequence, i0);
+    const KeyRange last = p_.visible_keys(sequence, i0 + rows - 1);
+    const std::int64_t begin = std::max(j0, first.begin / kPanelKeys * kPanelKeys);
+    return {begin, std::min({j0 + kBlockKeys, last.end, sequence.k_length})};
+  }
+
+  /// One block of keys for one group of rows.
+  void step(const TilePlace& place, std::int64_t at, int r, const Scratch& scratch) const {
+    const Visibility seen =
+        tile_visibility(p_, place.sequence, place.i0, place.rows, place.j0, place.cols);
+    if (seen == Visibility::none) return;
+    const Geometry& g = geometry_;
+    const auto ld_q = static_cast<int>(g.ld_q);
+    const auto ld_v = static_cast<int>(g.ld_v);
+    const int padded = static_cast<int>(round_up(place.cols, 32));
+    float* s = scratch.s;
+    float* o = scratch.o + r * g.ld_v;
+
+    // (F1) S = Q K^T, one panel of keys at a time
+    const Bf16* k = packed_k_ + (at * g.keys + place.j0) * g.ld_q;
+    for (int n = 0; n < padded; n += kPanelKeys, k += kPanelKeys * g.ld_q) {
+      products_.gemm(place.rows, std::min(kPanelKeys, padded - n), ld_q, scratch.q + r * g.ld_q,
+                     g.ld_q, k, std::int64_t{2} * kPanelKeys, s + n, kBlockKeys, false);
+    }
+    logits(place, seen, s);
+    for (std::int64_t row = 0; padded > place.cols && row < place.rows; ++row) {
+      std::fill(s + row * kBlockKeys + place.cols, s + row * kBlockKeys + padded, kNothing);
+    }
+    // (F7)-(F9) m, P, l; (F10) O = diag(alpha) O + P V
+    products_.softmax_step(place.rows, padded, s, kBlockKeys, to_log2(), scratch.m + r,
+                           scratch.l + r, scratch.alpha, scratch.p, kBlockKeys);
+    micro_.scale_rows(place.rows, ld_v, o, g.ld_v, scratch.alpha);
+    if (steps_.has_dropout()) drop(place, padded, scratch);
+    products_.gemm(place.rows, ld_v, padded, scratch.p, kBlockKeys,
+                   packed_v_ + (at * g.keys + place.j0) * g.ld_v, 2 * g.ld_v, o, g.ld_v, true);
+  }
+
+  /// From scores to logits over to_log2() ln 2.
+  void logits(const TilePlace& place, Visibility seen, float* s) const {
+    if (!scale_in_exponent_) {
+      products_.scale(place.rows, static_cast<int>(round_up(place.cols, 32)), s, kBlockKeys,
+                      p_.scale);
+    }
+    if (steps_.elementwise()) {
+      steps_.apply(place, s);
+    } else if (seen == Visibility::some) {
+      steps_.mask_position(place, s);
+    }
+  }
+  float to_log2() const { return scale_in_exponent_ ? p_.scale * kLog2E : kLog2E; }
+
+  /// Dropped entries of P become 0; 1 / (1 - p) waits for finish().
+  void drop(const TilePlace& place, int padded, const Scratch& scratch) const {
+    for (std::int64_t row = 0; row < place.rows; ++row) {
+      std::fill_n(scratch.s + row * kBlockKeys, padded, 1.0F);
+    }
+    steps_.drop(place, scratch.s);
+    products_.keep(place.rows, padded, scratch.s, kBlockKeys, scratch.p, kBlockKeys);
+  }
+
+  void finish(const RowBlock& block, const Scratch& scratch) const {
+    if (scale_in_exponent_) {
+      for (int r = 0; r < block.rows; ++r) scratch.m[r] *= p_.scale;
+    }
+    if (steps_.has_dropout()) {
+      products_.scale(block.rows, static_cast<int>(geometry_.ld_v), scratch.o, geometry_.ld_v,
+                      steps_.dropout_scale());
+    }
+    finish_rows(p_, block, scratch.m, scratch.l, scratch.o, geometry_.ld_v);
+  }
+
+  const Problem& p_;
+  const Micro& micro_;
+  const Bf16Micro& products_;
+  Geometry geometry_;
+  ScoreSteps steps_;
+  bool scale_in_exponent_;
+  Executor& executor_;
+  Bf16 *packed_k_, *packed_v_, *q_, *probabilities_, *rows_;
+  float *o_, *s_, *statistics_;
+};
+
+}  // namespace
+
+void flash_forward_bf16(const KernelRow& row, const Problem& problem, const Context& context) {
+  const Isa isa = *static_cast<const Isa*>(row.config);
+  Forward(problem, micro(isa), bf16_micro(isa), context).run();
+}
+
+Cost flash_forward_bf16_cost(const KernelRow& row, const Problem& problem,
+                             const Hardware& machine) {
+  Cost cost;
+  cost.block_m = kTaskRows;
+  cost.block_n = kBlockKeys;
+  cost.threads = machine.threads;
+  cost.memory = workspace_items(problem, Geometry(problem, machine.threads));
+  predict_flash_time(problem, machine, *static_cast<const Isa*>(row.config), cost);
+  return cost;
+}
+
+}  // namespace tilewise::cpu
