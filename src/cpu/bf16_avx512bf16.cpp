@@ -14,37 +14,38 @@ struct Vectors {
                     float* c, std::ptrdiff_t ldc, bool accumulate) {
     __m512 acc[R][C];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
+    for (std::ptrdiff_t r = 0; r < R; ++r) {
 #pragma GCC unroll 2
-      for (int v = 0; v < C; ++v) {
+      for (std::ptrdiff_t v = 0; v < C; ++v) {
         acc[r][v] = accumulate ? _mm512_loadu_ps(c + r * ldc + 16 * v) : _mm512_setzero_ps();
       }
     }
-    for (int i = 0; i < k; i += 2, b += ldb) {
+    for (std::ptrdiff_t i = 0; i < k; i += 2, b += ldb) {
       __m512bh rb[C];
 #pragma GCC unroll 2
-      for (int v = 0; v < C; ++v) rb[v] = reinterpret_cast<__m512bh>(load_bits(b + 32 * v));
+      for (std::ptrdiff_t v = 0; v < C; ++v)
+        rb[v] = reinterpret_cast<__m512bh>(load_bits(b + 32 * v));
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
+      for (std::ptrdiff_t r = 0; r < R; ++r) {
         int pair;
         __builtin_memcpy(&pair, a + r * lda + i, sizeof(pair));
         const auto ra = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
 #pragma GCC unroll 2
-        for (int v = 0; v < C; ++v) acc[r][v] = _mm512_dpbf16_ps(acc[r][v], ra, rb[v]);
+        for (std::ptrdiff_t v = 0; v < C; ++v) acc[r][v] = _mm512_dpbf16_ps(acc[r][v], ra, rb[v]);
       }
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
+    for (std::ptrdiff_t r = 0; r < R; ++r) {
 #pragma GCC unroll 2
-      for (int v = 0; v < C; ++v) _mm512_storeu_ps(c + r * ldc + 16 * v, acc[r][v]);
+      for (std::ptrdiff_t v = 0; v < C; ++v) _mm512_storeu_ps(c + r * ldc + 16 * v, acc[r][v]);
     }
   }
 
   static void gemm(int rows, int cols, int k, const Bf16* a, std::ptrdiff_t lda, const Bf16* b,
                    std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc, bool accumulate) {
     constexpr int kRows = 8;
-    for (int j = 0; j < cols; j += 32) {
-      for (int r = 0; r < rows; r += kRows) {
+    for (std::ptrdiff_t j = 0; j < cols; j += 32) {
+      for (std::ptrdiff_t r = 0; r < rows; r += kRows) {
         const Bf16* at = a + r * lda;
         float* out = c + r * ldc + j;
         if (j + 32 <= cols) {

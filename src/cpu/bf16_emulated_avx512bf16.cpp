@@ -32,7 +32,7 @@ struct Emulated {
   static void load(const void* from, std::ptrdiff_t row_bytes) {
     Register& to = registers[N];
     zero<N>();
-    for (int r = 0; r < to.rows; ++r) {
+    for (std::ptrdiff_t r = 0; r < to.rows; ++r) {
       __builtin_memcpy(to.bytes[r], static_cast<const char*>(from) + r * row_bytes,
                        static_cast<std::size_t>(to.row_bytes));
     }
@@ -40,7 +40,7 @@ struct Emulated {
   template <int N>
   static void store(void* to, std::ptrdiff_t row_bytes) {
     const Register& from = registers[N];
-    for (int r = 0; r < from.rows; ++r) {
+    for (std::ptrdiff_t r = 0; r < from.rows; ++r) {
       __builtin_memcpy(static_cast<char*>(to) + r * row_bytes, from.bytes[r],
                        static_cast<std::size_t>(from.row_bytes));
     }
@@ -62,10 +62,10 @@ struct Emulated {
   /// C += A B.
   template <int C, int A, int B>
   static void dot() {
-    for (int m = 0; m < registers[C].rows; ++m) {
+    for (std::ptrdiff_t m = 0; m < registers[C].rows; ++m) {
       __m512 even_sum = _mm512_setzero_ps();
       __m512 odd_sum = _mm512_setzero_ps();
-      for (int k = 0; k < registers[A].row_bytes / 4; ++k) {
+      for (std::ptrdiff_t k = 0; k < registers[A].row_bytes / 4; ++k) {
         int pair;
         __builtin_memcpy(&pair, registers[A].bytes[m] + 4 * k, sizeof(pair));
         const __m512i a = _mm512_set1_epi32(pair);

@@ -28,7 +28,8 @@ inline __m512 exp2_vector(__m512 t) {
   const __m512 f = _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // -inf: 0
   __m512 y = _mm512_set1_ps(kExp2Polynomial[3]);
 #pragma GCC unroll 3
-  for (int i = 2; i >= 0; --i) y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(kExp2Polynomial[i]));
+  for (std::ptrdiff_t i = 2; i >= 0; --i)
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(kExp2Polynomial[i]));
   y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0F));
   return _mm512_scalef_ps(y, t);  // y 2^floor(t)
 }
@@ -51,8 +52,8 @@ inline void interleave(__m512i row0, __m512i row1, __m512i& low, __m512i& high) 
 
 void pack_pairs(int rows, int cols, const Bf16* src, std::ptrdiff_t ld, Bf16* dst,
                 std::ptrdiff_t ldb) {
-  for (int r = 0; r < rows; r += 2, src += 2 * ld, dst += ldb) {
-    int c = 0;
+  for (std::ptrdiff_t r = 0; r < rows; r += 2, src += 2 * ld, dst += ldb) {
+    std::ptrdiff_t c = 0;
     for (; c + 32 <= cols; c += 32) {
       __m512i low;
       __m512i high;
@@ -71,26 +72,26 @@ void pack_pairs(int rows, int cols, const Bf16* src, std::ptrdiff_t ld, Bf16* ds
 inline void transpose_lanes(__m512i x[16]) {
   __m512i y[16];
 #pragma GCC unroll 8
-  for (int i = 0; i < 16; i += 2) {
+  for (std::ptrdiff_t i = 0; i < 16; i += 2) {
     y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
     y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
   }
 #pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4) {
+  for (std::ptrdiff_t i = 0; i < 16; i += 4) {
     x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
     x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
     x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
     x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
   }
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {  // rows of 128 bits of the four quarters
+  for (std::ptrdiff_t i = 0; i < 4; ++i) {  // rows of 128 bits of the four quarters
     y[i] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88);
     y[i + 4] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xdd);
     y[i + 8] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88);
     y[i + 12] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xdd);
   }
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
+  for (std::ptrdiff_t i = 0; i < 4; ++i) {
     x[i] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0x88);
     x[i + 8] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0xdd);
     x[i + 4] = _mm512_shuffle_i32x4(y[i + 4], y[i + 12], 0x88);
@@ -100,25 +101,25 @@ inline void transpose_lanes(__m512i x[16]) {
 
 void pack_transposed_pairs(int rows, int cols, const Bf16* src, std::ptrdiff_t ld, Bf16* dst,
                            std::ptrdiff_t ldb) {
-  for (int r = 0; r < rows; r += 16) {
-    for (int c = 0; c < cols; c += 32) {
+  for (std::ptrdiff_t r = 0; r < rows; r += 16) {
+    for (std::ptrdiff_t c = 0; c < cols; c += 32) {
       __m512i x[16];
 #pragma GCC unroll 16
-      for (int i = 0; i < 16; ++i) x[i] = load_bits(src + (r + i) * ld + c);
+      for (std::ptrdiff_t i = 0; i < 16; ++i) x[i] = load_bits(src + (r + i) * ld + c);
       transpose_lanes(x);
 #pragma GCC unroll 16
-      for (int i = 0; i < 16; ++i) store_bits(dst + (c / 2 + i) * ldb + 2 * r, x[i]);
+      for (std::ptrdiff_t i = 0; i < 16; ++i) store_bits(dst + (c / 2 + i) * ldb + 2 * r, x[i]);
     }
   }
 }
 
 void transpose(int rows, int cols, const Bf16* src, std::ptrdiff_t ld, Bf16* dst,
                std::ptrdiff_t dst_ld) {
-  for (int r = 0; r < rows; r += 32) {
-    for (int c = 0; c < cols; c += 16) {
+  for (std::ptrdiff_t r = 0; r < rows; r += 32) {
+    for (std::ptrdiff_t c = 0; c < cols; c += 16) {
       __m512i x[16];  // pairs of rows, 16 columns
 #pragma GCC unroll 16
-      for (int i = 0; i < 16; ++i) {
+      for (std::ptrdiff_t i = 0; i < 16; ++i) {
         const Bf16* at = src + (r + 2 * i) * ld + c;
         const __m512i even =
             _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
@@ -128,7 +129,7 @@ void transpose(int rows, int cols, const Bf16* src, std::ptrdiff_t ld, Bf16* dst
       }
       transpose_lanes(x);
 #pragma GCC unroll 16
-      for (int i = 0; i < 16; ++i) store_bits(dst + (c + i) * dst_ld + r, x[i]);
+      for (std::ptrdiff_t i = 0; i < 16; ++i) store_bits(dst + (c + i) * dst_ld + r, x[i]);
     }
   }
 }
@@ -141,15 +142,15 @@ inline void exponentials(int cols, const float* s, std::ptrdiff_t ld, float to_l
   const __m512 factor = _mm512_set1_ps(to_log2);
   __m512 shift[R];
 #pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) shift[r] = _mm512_set1_ps(Exact ? m[r] : -m[r] * to_log2);
-  const auto exponent = [&](const float* at, int r) __attribute__((always_inline)) {
+  for (std::ptrdiff_t r = 0; r < R; ++r) shift[r] = _mm512_set1_ps(Exact ? m[r] : -m[r] * to_log2);
+  const auto exponent = [&](const float* at, std::ptrdiff_t r) __attribute__((always_inline)) {
     const __m512 x = _mm512_loadu_ps(at);
     if constexpr (Exact) return _mm512_mul_ps(_mm512_sub_ps(x, shift[r]), factor);
     return _mm512_fmadd_ps(x, factor, shift[r]);
   };
-  for (int c = 0; c < cols; c += 32) {  // (F8)
+  for (std::ptrdiff_t c = 0; c < cols; c += 32) {  // (F8)
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
+    for (std::ptrdiff_t r = 0; r < R; ++r) {
       const float* at = s + r * ld + c;
       const __m512 p0 = exp2_vector(exponent(at, r));
       const __m512 p1 = exp2_vector(exponent(at + 16, r));
@@ -167,17 +168,18 @@ inline void softmax_rows(int cols, const float* s, std::ptrdiff_t ld, float to_l
   constexpr float kHugeLog2 = 1024.0F;
   __m512 high[R];
 #pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) high[r] = _mm512_set1_ps(kNothing);
-  for (int c = 0; c < cols; c += 16) {
+  for (std::ptrdiff_t r = 0; r < R; ++r) high[r] = _mm512_set1_ps(kNothing);
+  for (std::ptrdiff_t c = 0; c < cols; c += 16) {
     // NOTE: the operand order lets NaN pass by: max gives its second operand for NaN.
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) high[r] = _mm512_max_ps(_mm512_loadu_ps(s + r * ld + c), high[r]);
+    for (std::ptrdiff_t r = 0; r < R; ++r)
+      high[r] = _mm512_max_ps(_mm512_loadu_ps(s + r * ld + c), high[r]);
   }
   float start[R];
   __m512 sum[R];
   bool huge = false;
 #pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) {
+  for (std::ptrdiff_t r = 0; r < R; ++r) {
     const float row_high = _mm512_reduce_max_ps(high[r]);
     rescale[r] = 1.0F;
     if (row_high > m[r] && !((row_high - m[r]) * to_log2 <= kLazyLog2)) {  // (F7), where it matters
@@ -195,12 +197,13 @@ inline void softmax_rows(int cols, const float* s, std::ptrdiff_t ld, float to_l
     exponentials<R, false>(cols, s, ld, to_log2, start, p, ldp, sum);
   }
 #pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) l[r] = rescale[r] * l[r] + _mm512_reduce_add_ps(sum[r]);  // (F9)
+  for (std::ptrdiff_t r = 0; r < R; ++r)
+    l[r] = rescale[r] * l[r] + _mm512_reduce_add_ps(sum[r]);  // (F9)
 }
 
 void softmax_step(int rows, int cols, const float* s, std::ptrdiff_t ld, float to_log2, float* m,
                   float* l, float* rescale, Bf16* p, std::ptrdiff_t ldp) {
-  int r = 0;
+  std::ptrdiff_t r = 0;
   for (; r + 4 <= rows; r += 4) {
     softmax_rows<4>(cols, s + r * ld, ld, to_log2, m + r, l + r, rescale + r, p + r * ldp, ldp);
   }
@@ -211,8 +214,8 @@ void softmax_step(int rows, int cols, const float* s, std::ptrdiff_t ld, float t
 
 void keep(int rows, int cols, const float* factor, std::ptrdiff_t ld, Bf16* p, std::ptrdiff_t ldp) {
   const __m512 none = _mm512_setzero_ps();
-  for (int r = 0; r < rows; ++r, factor += ld, p += ldp) {
-    for (int c = 0; c < cols; c += 16) {
+  for (std::ptrdiff_t r = 0; r < rows; ++r, factor += ld, p += ldp) {
+    for (std::ptrdiff_t c = 0; c < cols; c += 16) {
       const __mmask16 kept = _mm512_cmp_ps_mask(_mm512_loadu_ps(factor + c), none, _CMP_NEQ_OQ);
       auto* at = reinterpret_cast<__m256i*>(p + c);
       _mm256_storeu_si256(at, _mm256_maskz_mov_epi16(kept, _mm256_loadu_si256(at)));
@@ -232,12 +235,12 @@ inline void store_pairs(__m512i row0, __m512i row1, Bf16* at) {
 template <class Value>
 inline void round_tile(int rows, int cols, const GradientTile& out, const Value& value) {
   const __m512i none = _mm512_setzero_si512();
-  for (int r = 0; r < rows; r += 2) {
+  for (std::ptrdiff_t r = 0; r < rows; r += 2) {
     const bool both = r + 1 < rows;
     Bf16* p_pairs = out.p_pairs + r / 2 * out.ld_pairs;
     Bf16* ds_pairs = out.ds_pairs + r / 2 * out.ld_pairs;
     Bf16* ds_rows = out.ds_rows + r * out.ld_rows;
-    for (int c = 0; c < cols; c += 32) {
+    for (std::ptrdiff_t c = 0; c < cols; c += 32) {
       __m512i p0;
       __m512i p1 = none;
       __m512i ds0;
@@ -250,8 +253,8 @@ inline void round_tile(int rows, int cols, const GradientTile& out, const Value&
       store_pairs(ds0, ds1, ds_pairs + 2 * c);
     }
   }
-  for (int r = (rows + 1) / 2 * 2; r % 32 != 0; r += 2) {
-    for (int c = 0; c < 2 * cols; c += 32) {
+  for (std::ptrdiff_t r = rows + rows % 2; r % 32 != 0; r += 2) {
+    for (std::ptrdiff_t c = 0; c < cols + cols; c += 32) {
       store_bits(out.p_pairs + r / 2 * out.ld_pairs + c, none);
       store_bits(out.ds_pairs + r / 2 * out.ld_pairs + c, none);
     }
@@ -264,7 +267,9 @@ void gradient_step(int rows, int cols, const float* s, const float* dp, std::ptr
   const __m512 factor = _mm512_set1_ps(to_log2);
   const __m512 none = _mm512_setzero_ps();
   round_tile(
-      rows, cols, out, [&](int r, int c, __m512i& p, __m512i& ds) __attribute__((always_inline)) {
+      rows, cols, out,
+      [&](std::ptrdiff_t r, std::ptrdiff_t c, __m512i & p,
+          __m512i & ds) __attribute__((always_inline)) {
         const __m512 lse = _mm512_set1_ps(lse_log2[r]);
         const __m512 row_delta = _mm512_set1_ps(delta[r]);
         const float* at = s + r * ld + c;
@@ -284,18 +289,19 @@ void gradient_step(int rows, int cols, const float* s, const float* dp, std::ptr
 void round_gradient(int rows, int cols, const float* p, const float* ds, std::ptrdiff_t ld,
                     const GradientTile& out) {
   round_tile(
-      rows, cols,
-      out, [&](int r, int c, __m512i& p_bits, __m512i& ds_bits) __attribute__((always_inline)) {
-        const float* p_at = p + r * ld + c;
-        const float* ds_at = ds + r * ld + c;
-        p_bits = round_row(_mm512_loadu_ps(p_at), _mm512_loadu_ps(p_at + 16));
-        ds_bits = round_row(_mm512_loadu_ps(ds_at), _mm512_loadu_ps(ds_at + 16));
-      });
+      rows, cols, out,
+      [&](std::ptrdiff_t r, std::ptrdiff_t c, __m512i & p_bits, __m512i & ds_bits)
+          __attribute__((always_inline)) {
+            const float* p_at = p + r * ld + c;
+            const float* ds_at = ds + r * ld + c;
+            p_bits = round_row(_mm512_loadu_ps(p_at), _mm512_loadu_ps(p_at + 16));
+            ds_bits = round_row(_mm512_loadu_ps(ds_at), _mm512_loadu_ps(ds_at + 16));
+          });
 }
 
 void remainder(int rows, int cols, float* x, std::ptrdiff_t ld) {
-  for (int r = 0; r < rows; ++r, x += ld) {
-    for (int c = 0; c < cols; c += 16) {
+  for (std::ptrdiff_t r = 0; r < rows; ++r, x += ld) {
+    for (std::ptrdiff_t c = 0; c < cols; c += 16) {
       const __m512 value = _mm512_loadu_ps(x + c);
       const auto bits = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(value));
       const __m512i rounded = _mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16);
@@ -306,8 +312,8 @@ void remainder(int rows, int cols, float* x, std::ptrdiff_t ld) {
 
 void scale(int rows, int cols, float* x, std::ptrdiff_t ld, float factor) {
   const __m512 f = _mm512_set1_ps(factor);
-  for (int r = 0; r < rows; ++r, x += ld) {
-    for (int c = 0; c < cols; c += 16) {
+  for (std::ptrdiff_t r = 0; r < rows; ++r, x += ld) {
+    for (std::ptrdiff_t c = 0; c < cols; c += 16) {
       _mm512_storeu_ps(x + c, _mm512_mul_ps(_mm512_loadu_ps(x + c), f));
     }
   }

@@ -45,7 +45,7 @@ struct TileProducts {
       if constexpr (R == 2) T::template zero<2>();
       if constexpr (R == 2 && C == 2) T::template zero<3>();
     }
-    for (int i = 0; i < k; i += 32, b += 16 * ldb) {
+    for (std::ptrdiff_t i = 0; i < k; i += 32, b += 16 * ldb) {
       T::template load<4>(a + i, a_bytes);
       T::template load<6>(b, b_bytes);
       T::template dot<0, 4, 6>();
@@ -69,7 +69,7 @@ struct TileProducts {
   template <int R>
   static void strip(int cols, int k, const Bf16* a, std::ptrdiff_t lda, const Bf16* b,
                     std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc, bool accumulate) {
-    int j = 0;
+    std::ptrdiff_t j = 0;
     for (; j + 32 <= cols; j += 32) {
       block<R, 2>(k, a, lda, b + 2 * j, ldb, c + j, ldc, accumulate);
     }
@@ -78,7 +78,7 @@ struct TileProducts {
 
   static void gemm(int rows, int cols, int k, const Bf16* a, std::ptrdiff_t lda, const Bf16* b,
                    std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc, bool accumulate) {
-    int r = 0;
+    std::ptrdiff_t r = 0;
     for (; r + 16 < rows; r += 32) {
       strip<2>(cols, k, a + r * lda, lda, b, ldb, c + r * ldc, ldc, accumulate);
     }
