@@ -25,19 +25,15 @@ std::string bf16_supports(const KernelRow& row, const Problem& problem, const Ha
   return supports(row, problem, machine);
 }
 
-constexpr const char* kAmxUntried = "has not run on a CPU with AMX yet";
-
-constexpr KernelRow bf16_forward_row(const char* name, const char* summary, const Isa& isa,
-                                     const char* on_trial) {
+constexpr KernelRow bf16_forward_row(const char* name, const char* summary, const Isa& isa) {
   return {name,    "flash",       DeviceType::cpu,         Pass::forward,
           summary, bf16_supports, flash_forward_bf16_cost, flash_forward_bf16,
-          &isa,    on_trial};
+          &isa};
 }
-constexpr KernelRow bf16_backward_row(const char* name, const char* summary, const Isa& isa,
-                                      const char* on_trial) {
+constexpr KernelRow bf16_backward_row(const char* name, const char* summary, const Isa& isa) {
   return {name,    "flash",       DeviceType::cpu,          Pass::backward,
           summary, bf16_supports, flash_backward_bf16_cost, flash_backward_bf16,
-          &isa,    on_trial};
+          &isa};
 }
 
 constexpr KernelRow forward_row(const char* name, const char* summary, const Isa& isa) {
@@ -52,20 +48,19 @@ constexpr KernelRow backward_row(const char* name, const char* summary, const Is
 }
 
 constexpr std::array kRows{
-    bf16_forward_row("flash_fwd_amx", "bfloat16, tiled, online softmax; AMX, 2 x 2 tiles", kAmx,
-                     kAmxUntried),
+    bf16_forward_row("flash_fwd_amx", "bfloat16, tiled, online softmax; AMX, 2 x 2 tiles", kAmx),
     bf16_forward_row("flash_fwd_avx512bf16",
                      "bfloat16, tiled, online softmax; vdpbf16ps, 8 x 32 register tile",
-                     kAvx512Bf16, nullptr),
+                     kAvx512Bf16),
     forward_row("flash_fwd_avx512", "tiled, online softmax; AVX-512, 6 x 64 register tile",
                 kAvx512),
     forward_row("flash_fwd_avx2", "tiled, online softmax; AVX2 + FMA, 6 x 16 register tile", kAvx2),
     forward_row("flash_fwd_scalar", "tiled, online softmax; any x86-64 CPU", kScalar),
     bf16_backward_row("flash_bwd_amx", "bfloat16, tiled, P recomputed from LSE; AMX, 2 x 2 tiles",
-                      kAmx, kAmxUntried),
+                      kAmx),
     bf16_backward_row("flash_bwd_avx512bf16",
                       "bfloat16, tiled, P recomputed from LSE; vdpbf16ps, 8 x 32 register tile",
-                      kAvx512Bf16, nullptr),
+                      kAvx512Bf16),
     backward_row("flash_bwd_avx512", "tiled, P recomputed from LSE; AVX-512, 6 x 64 register tile",
                  kAvx512),
     backward_row("flash_bwd_avx2", "tiled, P recomputed from LSE; AVX2 + FMA, 6 x 16 register tile",
