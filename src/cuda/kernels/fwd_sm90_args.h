@@ -127,6 +127,7 @@ struct Args {
   float scale_cap = 0.0F, cap_log2 = 0.0F;  ///< scale / softcap; softcap * log2 e, 0 = off
   float cap_raw = 0.0F, cap_slope = 0.0F;   ///< tile/softcap.cuh, on raw scores
   float cap_narrow = 0.0F, cap_1 = 0.0F, cap_2 = 0.0F;
+  float cap_cubic = 0.0F, cubic_0 = 0.0F, cubic_1 = 0.0F;
 };
 
 }  // namespace tilewise::fwd_sm90

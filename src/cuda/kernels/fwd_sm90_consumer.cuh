@@ -192,7 +192,7 @@ struct Consumer : Scores<kConfig> {
     const int first = group_query(), column = block * kBlockN + 2 * (lane % 4);
     const int rows[2] = {query(first, 0), query(first, 1)};
     const int seq_k = keys<kConfig>(args, tile);
-    Base::modify(args, rows, seq_k - queries<kConfig>(args, tile), column, lane);
+    Base::template modify<kMasked>(args, rows, seq_k - queries<kConfig>(args, tile), column, lane);
     if constexpr (kMasked) {
       const Diagonals d = diagonals<kConfig>(args, tile);
       int begin[2] = {}, end[2] = {seq_k - column, seq_k - column};

@@ -79,6 +79,9 @@ void fill_modification(Args& args, const Problem& p) {
     const double square = ratio * ratio, scale_log2 = p.scale * kLog2e;
     args.cap_1 = static_cast<float>(scale_log2 * tile::SoftcapSeries::k1 * square);
     args.cap_2 = static_cast<float>(scale_log2 * tile::SoftcapSeries::k2 * square * square);
+    args.cap_cubic = static_cast<float>(tile::SoftcapCubic::kBound / ratio);
+    args.cubic_0 = static_cast<float>(scale_log2 * tile::SoftcapCubic::k0);
+    args.cubic_1 = static_cast<float>(scale_log2 * tile::SoftcapCubic::k1 * square);
   }
   if (p.alibi_slopes.defined()) {
     args.alibi = static_cast<const float*>(p.alibi_slopes.data);

@@ -11,6 +11,10 @@ namespace tilewise::fwd_sm90 {
 
 using namespace tile;
 
+/// How the softcap is applied to a block of a warp, by its largest score: to every score before the
+/// exponent (those of other kernels count as such), or by a series on the way.
+enum class Cap : int { before, series, cubic };
+
 /// Scores of 64 rows x block_n keys, as wgmma leaves them, and the statistics of the thread's two
 /// rows (r and r + 8 of the warp).
 template <Config kConfig>
@@ -23,15 +27,16 @@ struct Scores {
   float slope = 0.0F;  ///< ALiBi's, log2 domain
   float offset[2];     ///< alibi: what the thread's logits of a block are beside rS times the scale
 
-  // softcap, narrow: the scores of the block are raw yet; the largest size in each row.
-  bool narrow = false;
-  float largest[2];
+  // softcap
+  Cap cap = Cap::before;
+  float largest[2];  ///< size of a raw score in each row
 
   /// (F3, F4, F5) Softcap, ALiBi and the scale, as far as softmax() does not apply it. `rows`: of
   /// the thread; `column`: of its first score.
+  template <bool kMasked>
   __forceinline__ void modify(const Args& args, const int (&rows)[2], int shift, int column,
                               int lane) {
-    if constexpr (kModification == Modification::softcap) soften(args);
+    if constexpr (kModification == Modification::softcap) soften<kMasked>(args);
     if constexpr (kModification == Modification::alibi) slant(args, rows, shift, column, lane);
     if constexpr (kModification == Modification::general) {
       if (args.cap_log2 != 0.0F) {
@@ -48,15 +53,21 @@ struct Scores {
 
   /// (F4) Softcap. Few blocks hold a score so large that the cap bends it by more than 2 %: there
   /// raw scores become capped ones; the others stay, softmax() caps them in the exponent without
-  /// another exponential.
+  /// another exponential. Hidden scores, -inf, stay so in the longer series only.
+  template <bool kMasked>
   __forceinline__ void soften(const Args& args) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) largest[r] = 0.0F;
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i)
       largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], fabsf(rS[i]));
-    narrow = !__any_sync(~0U, fmaxf(largest[0], largest[1]) > args.cap_narrow);
-    if (!narrow) {
+    const float top = fmaxf(largest[0], largest[1]);
+    if (!kMasked && !__any_sync(~0U, top > args.cap_cubic)) {
+      cap = Cap::cubic;
+    } else if (!__any_sync(~0U, top > args.cap_narrow)) {
+      cap = Cap::series;
+    } else {
+      cap = Cap::before;
 #pragma unroll
       for (int i = 0; i < kBlockN / 2; ++i) rS[i] = cap_wide(rS[i], args.cap_slope, args.cap_raw);
     }
@@ -128,7 +139,8 @@ struct Scores {
     for (int r = 0; r < 2; ++r) {
       const float x = fmaxf(top[r][0], top[r][1]);
       if constexpr (kModification == Modification::softcap) {
-        now[r] = quad_max(x * (narrow ? cap_narrow(x * x, scale, args.cap_1, args.cap_2) : scale));
+        const bool before = cap == Cap::before;
+        now[r] = quad_max(x * (before ? scale : cap_narrow(x * x, scale, args.cap_1, args.cap_2)));
       } else if constexpr (kModification == Modification::alibi) {
         now[r] = quad_max(x * scale + offset[r]);  // the offset is the thread's own
       } else {
@@ -142,7 +154,7 @@ struct Scores {
     if constexpr (kModification != Modification::softcap || !kConfig.lazy_rescale) return false;
     const bool grows = largest[0] * scale > m[0] + kSlack || largest[1] * scale > m[1] + kSlack ||
                        m[0] == -infinity() || m[1] == -infinity();
-    return narrow && !__any_sync(~0U, grows);
+    return cap != Cap::before && !__any_sync(~0U, grows);
   }
 
   /// (F7) m follows the maxima `now`; alpha is what O must be scaled by, `base` what the exponents
@@ -168,16 +180,19 @@ struct Scores {
     }
   }
 
-  /// (F8) P = exp(S - m) in place; sums over the thread's columns. `kNarrow`: the softcap is
-  /// applied on the way.
-  template <bool kNarrow>
+  /// (F8) P = exp(S - m) in place; sums over the thread's columns.
+  template <Cap kCap>
   __forceinline__ void exponentials(const Args& args, float scale, const float (&base)[2],
                                     float (&sum)[2][2]) {
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i) {
       const int r = i / 2 % 2;
-      const float factor =
-          kNarrow ? cap_narrow(rS[i] * rS[i], scale, args.cap_1, args.cap_2) : scale;
+      float factor = scale;
+      if constexpr (kCap == Cap::series) {
+        factor = cap_narrow(rS[i] * rS[i], scale, args.cap_1, args.cap_2);
+      } else if constexpr (kCap == Cap::cubic) {
+        factor = __fmaf_rn(rS[i] * rS[i], args.cubic_1, args.cubic_0);
+      }
       rS[i] = exp2_approx(__fmaf_rn(rS[i], factor, -base[r]));
       sum[r][i % 2] += rS[i];
     }
@@ -201,7 +216,7 @@ struct Scores {
       // A fused s * scale - m is off by the rounding of m = s * scale at the largest score. That
       // cancels in O and in LSE until it passes what P can hold: then both are rounded alike.
       if (__any_sync(~0U, fmaxf(fabsf(m[0]), fabsf(m[1])) > kHugeMaximum)) {
-        if (kModification != Modification::softcap || !narrow) {
+        if (kModification != Modification::softcap || cap == Cap::before) {
 #pragma unroll
           for (int i = 0; i < kBlockN / 2; ++i) rS[i] = __fmul_rn(rS[i], scale);
           scale = 1.0F;
@@ -209,10 +224,12 @@ struct Scores {
       }
     }
     float sum[2][2] = {};
-    if (kModification == Modification::softcap && narrow) {
-      exponentials<true>(args, scale, base, sum);
+    if (kModification == Modification::softcap && cap == Cap::cubic) {
+      exponentials<Cap::cubic>(args, scale, base, sum);
+    } else if (kModification == Modification::softcap && cap == Cap::series) {
+      exponentials<Cap::series>(args, scale, base, sum);
     } else {
-      exponentials<false>(args, scale, base, sum);
+      exponentials<Cap::before>(args, scale, base, sum);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {  // (F9) l

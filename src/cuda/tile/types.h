@@ -32,6 +32,11 @@ struct SoftcapSeries {
   static constexpr double kBound = 0.25, k1 = -0.33324571, k2 = 0.1287642;
 };
 
+/// tanh(x) = k0 x + k1 x^3, the best in relative error for |x| <= kBound: 2.4e-6.
+struct SoftcapCubic {
+  static constexpr double kBound = 0.11, k0 = 1.0 - 2.425e-6, k1 = -0.331727;
+};
+
 /// Order of the tiles of a one-dimensional grid. Heads (of all batch entries) come in sections
 /// whose keys and values fit the L2 cache; inside a section the tiles of one row block of all its
 /// heads come together, last row block (the longest under a causal mask) first.
