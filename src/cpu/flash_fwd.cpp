@@ -23,7 +23,6 @@ constexpr int kTaskRows = 96;   // query rows of a task: a packed K or V block i
 constexpr int kGroupRows = 24;  // rows whose strip of scores stays in the first-level cache
 constexpr int kBlockKeys = 256;
 constexpr int kKeyStep = 64;  // a group's keys begin at a multiple of it: whole panels of every set
-constexpr int kTasksPerWorker = 16;  // between two phases of packing: idle ends stay short
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 /// Padded sizes and the layout of the workspace.
@@ -46,12 +45,7 @@ struct Geometry {
     pairs = p.batch * p.heads_k;
     tasks_per_head = ceil_div(p.seq_q, kTaskRows);
     workers = threads;
-    // As few heads at a time as keep every worker busy: what is packed is read while it is in
-    // cache.
-    const std::int64_t tasks_per_pair = std::max<std::int64_t>(1, tasks_per_head * p.group());
-    const std::int64_t wanted = threads == 1 ? 1 : std::int64_t{kTasksPerWorker} * threads;
-    pairs_at_a_time = std::clamp<std::int64_t>(ceil_div(wanted, tasks_per_pair), 1,
-                                               std::max<std::int64_t>(pairs, 1));
+    pairs_at_a_time = cpu::pairs_at_a_time(p, tasks_per_head * p.group(), threads);
   }
 };
 
@@ -105,12 +99,15 @@ class Forward {
   void run() {
     const Geometry& g = geometry_;
     const std::int64_t key_blocks = g.keys / kBlockKeys;
-    for (std::int64_t first = 0; first < g.pairs; first += g.pairs_at_a_time) {
-      const std::int64_t count = std::min(g.pairs_at_a_time, g.pairs - first);
+    // A caller's executor may have fewer threads than the plan: then fewer pairs stay in cache.
+    const std::int64_t per_pair = p_.group() * g.tasks_per_head;
+    const std::int64_t at_a_time =
+        pairs_at_a_time(p_, per_pair, std::min(g.workers, executor_.concurrency()));
+    for (std::int64_t first = 0; first < g.pairs; first += at_a_time) {
+      const std::int64_t count = std::min(at_a_time, g.pairs - first);
       run_tasks(executor_, g.workers, count * key_blocks, [&](std::int64_t task, int slot) {
         pack(first + task / key_blocks, task / key_blocks, task % key_blocks, scratch(slot));
       });
-      const std::int64_t per_pair = p_.group() * g.tasks_per_head;
       run_tasks(executor_, g.workers, count * per_pair, [&](std::int64_t task, int slot) {
         const std::int64_t pair = task / per_pair;
         const std::int64_t head = task % per_pair / g.tasks_per_head;

@@ -10,6 +10,13 @@
 
 namespace tilewise::cpu {
 
+std::int64_t pairs_at_a_time(const Problem& p, std::int64_t tasks_per_pair, int workers) {
+  constexpr int kTasksPerWorker = 16;  // between two phases of packing: idle ends stay short
+  const std::int64_t wanted = workers == 1 ? 1 : std::int64_t{kTasksPerWorker} * workers;
+  return std::clamp<std::int64_t>(ceil_div(wanted, std::max<std::int64_t>(tasks_per_pair, 1)), 1,
+                                  std::max<std::int64_t>(p.batch * p.heads_k, 1));
+}
+
 void run_tasks(Executor& executor, int workers, std::int64_t tasks,
                const std::function<void(std::int64_t task, int slot)>& body) {
   std::atomic<std::int64_t> next{0};

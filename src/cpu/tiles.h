@@ -19,6 +19,10 @@ constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t step) {
   return (value + step - 1) / step;
 }
 
+/// How many (sequence, key head) pairs a forward packs before it attends to them: as few as keep
+/// every worker busy, so that what is packed is read while it is in cache.
+std::int64_t pairs_at_a_time(const Problem& p, std::int64_t tasks_per_pair, int workers);
+
 /// Runs `tasks` on at most `workers` bodies at a time; `slot` in [0, workers) names the body's
 /// scratch. Lower tasks start first.
 void run_tasks(Executor& executor, int workers, std::int64_t tasks,
