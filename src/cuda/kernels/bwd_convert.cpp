@@ -8,8 +8,10 @@ namespace {
 
 KernelUnit unit(const bwd_convert::Config& config) {
   return {.stem = "bwd_convert",
-          .config = std::string(".type = Type::") +
-                    (config.type == bwd_convert::Type::bf16 ? "bf16" : "fp16"),
+          .config = std::string(".type = Type::") + (config.type == bwd_convert::Type::bf16 ? "bf16"
+                                                     : config.type == bwd_convert::Type::fp16
+                                                         ? "fp16"
+                                                         : "float32"),
           .threads = bwd_convert::kThreads,
           .min_blocks = 4};
 }
@@ -18,13 +20,16 @@ KernelUnit unit(const bwd_convert::Config& config) {
 
 void convert_gradients(const Problem& p, std::span<const SummedGradient> gradients, void* stream) {
   const bwd_convert::Config config = {.type = p.dtype == DType::bfloat16 ? bwd_convert::Type::bf16
-                                                                         : bwd_convert::Type::fp16};
+                                              : p.dtype == DType::float16
+                                                  ? bwd_convert::Type::fp16
+                                                  : bwd_convert::Type::float32};
   bwd_convert::Args args;
   std::int64_t blocks = 0;
   for (const SummedGradient& gradient : gradients) {
     const Tensor& to = *gradient.to;
     bwd_convert::Source& source = args.sources[args.count++];
     source.sums = gradient.sums;
+    source.parts = gradient.parts;
     source.to = sm80::view4(to);
     source.vectors = sm80::has_vectors(to);
     source.factor = gradient.factor;

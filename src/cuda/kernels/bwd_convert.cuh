@@ -1,5 +1,5 @@
-/// bwd_convert: gradients that were summed in float32, in the order of accumulator fragments, to
-/// rows of 16-bit elements.
+/// bwd_convert: gradients that were summed in float32, in the order of accumulator fragments and in
+/// one part or several, to rows of the gradient's type.
 ///
 /// A fragment of 16 rows x 8 columns is 32 lanes of four floats (tile/shared_tile.cuh,
 /// add_fragments). A thread takes four lanes, which hold eight columns of row g and of row g + 8.
@@ -12,9 +12,27 @@ namespace tilewise::bwd_convert {
 
 using namespace tile;
 
-template <Element kElement>
+/// Eight columns of a row.
+template <Type kType>
 __forceinline__ void store(const Source& s, i64 base, int row, int col, const float (&x)[8]) {
   if (row >= s.rows || col >= s.cols) return;
+  if constexpr (kType == Type::float32) {
+    float* to = static_cast<float*>(s.to.data) + base + row * s.to.stride_s + col * s.to.stride_d;
+    const auto word = [&](int e) { return static_cast<u32>(__float_as_int(x[e] * s.factor)); };
+#pragma unroll
+    for (int e = 0; e < 8; e += 4) {
+      if (s.vectors && col + e + 4 <= s.cols) {
+        store_global_16(to + e, {word(e), word(e + 1), word(e + 2), word(e + 3)});
+        continue;
+      }
+#pragma unroll
+      for (int i = e; i < e + 4; ++i) {
+        if (col + i < s.cols) to[i * s.to.stride_d] = x[i] * s.factor;
+      }
+    }
+    return;
+  }
+  constexpr Element kElement = kType == Type::bf16 ? Element::bf16 : Element::fp16;
   unsigned short* to =
       static_cast<unsigned short*>(s.to.data) + base + row * s.to.stride_s + col * s.to.stride_d;
   u32 words[4];
@@ -36,7 +54,6 @@ __forceinline__ void store(const Source& s, i64 base, int row, int col, const fl
 
 template <Config kConfig>
 __forceinline__ void kernel(const Args& args) {
-  constexpr Element kElement = kConfig.type == Type::bf16 ? Element::bf16 : Element::fp16;
   int which = 0;
   while (which + 1 < args.count && blockIdx.x >= args.sources[which + 1].first_block) ++which;
   const Source& s = args.sources[which];
@@ -50,18 +67,22 @@ __forceinline__ void kernel(const Args& args) {
   const i64 band = fragment / per_band;
   const i64 pair = band / bands;
   const int row = static_cast<int>(band % bands) * 16 + g;
-  float upper[8], lower[8];
+  float upper[8] = {}, lower[8] = {};
+  const i64 part_elems = s.items * 16;
+  for (int part = 0; part < s.parts; ++part) {
 #pragma unroll
-  for (int t = 0; t < 4; ++t) {
-    const Bytes16 v = load_global_16(s.sums + fragment * 128 + (4 * g + t) * 4);
-    upper[2 * t] = __int_as_float(static_cast<int>(v.x));
-    upper[2 * t + 1] = __int_as_float(static_cast<int>(v.y));
-    lower[2 * t] = __int_as_float(static_cast<int>(v.z));
-    lower[2 * t + 1] = __int_as_float(static_cast<int>(v.w));
+    for (int t = 0; t < 4; ++t) {
+      const Bytes16 v =
+          load_global_16(s.sums + part * part_elems + fragment * 128 + (4 * g + t) * 4);
+      upper[2 * t] += __int_as_float(static_cast<int>(v.x));
+      upper[2 * t + 1] += __int_as_float(static_cast<int>(v.y));
+      lower[2 * t] += __int_as_float(static_cast<int>(v.z));
+      lower[2 * t + 1] += __int_as_float(static_cast<int>(v.w));
+    }
   }
   const i64 base = pair / s.heads * s.to.stride_b + pair % s.heads * s.to.stride_h;
-  store<kElement>(s, base, row, col, upper);
-  store<kElement>(s, base, row + 8, col, lower);
+  store<kConfig.type>(s, base, row, col, upper);
+  store<kConfig.type>(s, base, row + 8, col, lower);
 }
 
 }  // namespace tilewise::bwd_convert

@@ -10,13 +10,14 @@
 
 namespace tilewise::cuda {
 
-/// A gradient that was summed in fragment order: (B, H, padded_rows, padded) floats.
+/// A gradient that was summed in fragment order: (parts, B, H, padded_rows, padded) floats.
 struct SummedGradient {
   const float* sums = nullptr;
   const Tensor* to = nullptr;
   std::int64_t padded_rows = 0;
   int padded = 0;
   float factor = 1.0F;
+  int parts = 1;
 };
 /// Brings up to three of them into their tensors.
 void convert_gradients(const Problem& problem, std::span<const SummedGradient> gradients,

@@ -5,7 +5,7 @@
 
 namespace tilewise::bwd_convert {
 
-enum class Type : int { bf16, fp16 };
+enum class Type : int { bf16, fp16, float32 };
 
 struct Config {
   Type type = Type::bf16;  ///< of the gradients
@@ -15,12 +15,13 @@ struct Config {
 
 /// One gradient.
 struct Source {
-  const float* sums = nullptr;  ///< (B, H, padded_rows, padded) in fragment order
+  const float* sums = nullptr;  ///< (parts, B, H, padded_rows, padded) in fragment order
+  int parts = 1;                ///< added in their order
   tile::View4 to;
   bool vectors = false;  ///< rows of `to` are 16-byte aligned with unit stride
   float factor = 1.0F;
   int heads = 1, rows = 0, padded_rows = 0, cols = 0, padded = 0;
-  long long items = 0;        ///< B * H * padded_rows / 16 * padded / 8 * 8
+  long long items = 0;        ///< B * H * padded_rows / 16 * padded / 8 * 8, of one part
   long long first_block = 0;  ///< of the grid
 };
 

@@ -38,6 +38,7 @@ struct QueryGradient {
   const Args& args;
   const int thread, warp, lane;
   const int batch, head, head_k, row, seq_k;  ///< row: of the block
+  const int part;                             ///< of the keys, split only
   const Diagonals diagonals;
   const u32 shared;
   float q_scale = 1.0F, do_scale = 1.0F;
@@ -63,6 +64,7 @@ struct QueryGradient {
         head_k(index.pair % a.heads_q / a.group),
         row(index.block * kBlockM),
         seq_k(keys),
+        part(index.split),
         diagonals(a.positions, a.seq_q, keys),
         shared(shared_base) {
     const i64 pair = index.pair;
@@ -309,7 +311,12 @@ struct QueryGradient {
   }
 
   __forceinline__ void finish() const {
-    if constexpr (kConfig.scaled) {
+    if constexpr (kConfig.split) {
+      // A sum for each part: bwd_convert adds them in their order.
+      const i64 pair = static_cast<i64>(batch) * args.heads_q + head;
+      const i64 at = (static_cast<i64>(part) * args.order.heads + pair) * args.rows_dq;
+      store_fragments(dQ, args.dq_sum + at * kD, warp_row(), 0, kD, lane);
+    } else if constexpr (kConfig.scaled) {
       store_float_rows(dQ, args.scale, output<float>(), args.dq, args.dq_vectors, warp_row(),
                        args.seq_q, 0, args.head_dim, lane);
     } else {
@@ -342,6 +349,10 @@ struct Work {
       : block(args, shared, tile, keys(args, tile)) {
     const int row_end = min(block.row + kConfig.block_m, args.seq_q);
     range = key_blocks<kConfig.block_n>(block.diagonals, block.row, row_end, block.seq_k);
+    if constexpr (kConfig.split) {
+      const int blocks = args.keys_per_split / kConfig.block_n;
+      range.clip(tile.split * blocks, (tile.split + 1) * blocks);
+    }
   }
 };
 

@@ -34,7 +34,7 @@ std::string one_pass_supports(const KernelRow&, const Problem& p, const Hardware
 std::string two_pass_supports(const KernelRow&, const Problem& p, const Hardware& machine) {
   std::string reason = sm80::refusal(p, machine);
   if (!reason.empty()) return reason;
-  return choose_two_pass(p, machine) == nullptr ? no_tile(p, machine) : "";
+  return choose_two_pass(p, machine).pair == nullptr ? no_tile(p, machine) : "";
 }
 
 void add_row_memory(const Problem& p, std::vector<MemoryItem>& items) {
@@ -95,23 +95,28 @@ Cost one_pass_cost(const KernelRow&, const Problem& p, const Hardware& machine) 
 }
 
 Cost two_pass_cost(const KernelRow&, const Problem& p, const Hardware& machine) {
-  const TilePair& pair = *choose_two_pass(p, machine);
+  const TwoPass choice = choose_two_pass(p, machine);
   const sm80::Operands operands(p);
   Cost cost;
-  cost.block_m = pair.keys.block_m;
-  cost.block_n = pair.keys.block_n;
+  cost.block_m = choice.pair->keys.block_m;
+  cost.block_n = choice.pair->keys.block_n;
+  cost.splits = choice.splits;
   operands.add_memory(cost.memory);
   add_row_memory(p, cost.memory);
   cost.bytes_moved = tensor_bytes(p) + 2.0 * operands.bytes();
-  // Seven products where one pass has five: four (apart: five) for dK and dV, three for dQ.
-  cost.ms = predict(p, pair.keys, static_cast<double>(p.batch * p.heads_k),
-                    static_cast<double>(blocks_of(p.seq_k, pair.keys.block_n)), pair.keys.block_n,
-                    static_cast<double>(p.seq_q * p.group()), 1, pair.apart ? 5.0 : 4.0, machine);
-  cost.ms += predict(p, pair.queries, static_cast<double>(p.batch * p.heads_q),
-                     static_cast<double>(blocks_of(p.seq_q, pair.queries.block_m)),
-                     pair.queries.block_m, static_cast<double>(p.seq_k), 1, 3.0, machine);
-  // The tables' rates are those of both launches together, in five products.
-  cost.ms = cost.ms * 5.0 / 7.0 + before_ms(p, operands, machine);
+  if (choice.splits > 1) {
+    const Parts parts = parts_of(p, *choice.pair, choice.splits);
+    const auto sums = [&](const char* name, int count, std::int64_t heads, std::int64_t rows,
+                          int dim) {
+      cost.memory.push_back(
+          memory_item(name, Role::workspace, DType::float32, {count, p.batch, heads, rows, dim}));
+      cost.bytes_moved += 2.0 * static_cast<double>(cost.memory.back().bytes);
+    };
+    sums("dQ parts", parts.queries, p.heads_q, parts.rows_dq, dims(p).qk);
+    sums("dK parts", parts.keys, p.heads_k, parts.rows_k, dims(p).qk);
+    sums("dV parts", parts.keys, p.heads_k, parts.rows_k, dims(p).v);
+  }
+  cost.ms = choice.ms + before_ms(p, operands, machine);
   return cost;
 }
 
@@ -156,19 +161,19 @@ void launch_keys(const Problem& p, const Config& config, const Tile& tile, Args 
   const Kernel kernel = sm80::load_config(
       config, p.device.index, [min_blocks](const Config& c) { return key_unit(c, min_blocks); });
   const std::int64_t grid = blocks * heads * splits;
-  // With splits the sums were cleared last, which is no kernel.
-  launch(kernel, splits > 1 ? Grid{.x = grid} : sm80::following(grid, p.device.index), stream,
-         args);
+  // In one pass with splits the sums were cleared last, which is no kernel.
+  const bool cleared = splits > 1 && config.with_dq;
+  launch(kernel, cleared ? Grid{.x = grid} : sm80::following(grid, p.device.index), stream, args);
 }
 
 /// dQ, or with `refine` what rounding took from lse2: one block for block_m queries of a head.
 void launch_queries(const Problem& p, const Config& config, const Tile& tile, Args args,
-                    bool refine, void* stream) {
+                    bool refine, int splits, void* stream) {
   const std::int64_t heads = p.batch * p.heads_q, blocks = blocks_of(p.seq_q, tile.block_m);
   const double head_bytes = static_cast<double>(p.seq_k) * (config.head_dim + config.head_dim_v) *
                             2.0 * config.planes / static_cast<double>(p.group());
   args.order = {.blocks = static_cast<unsigned>(blocks),
-                .splits = 1,
+                .splits = static_cast<unsigned>(splits),
                 .heads = static_cast<unsigned>(heads),
                 .section = sm80::section(p.has_positional_mask(), heads, blocks, head_bytes,
                                          sm80::kTypicalMultiprocessors),
@@ -180,7 +185,7 @@ void launch_queries(const Problem& p, const Config& config, const Tile& tile, Ar
                                  [=](const Config& c) { return refine_unit(c, min_blocks); })
              : sm80::load_config(config, device,
                                  [=](const Config& c) { return query_unit(c, min_blocks); });
-  launch(kernel, sm80::following(blocks * heads, p.device.index), stream, args);
+  launch(kernel, sm80::following(blocks * heads * splits, p.device.index), stream, args);
 }
 
 RowStatistics take_rows(const Problem& p, WorkspaceCutter& workspace) {
@@ -218,14 +223,15 @@ void run_one_pass(const KernelRow& row, const Problem& p, const Context& context
   fill(args, p, operands, rows);
   if (refines(p)) {
     const Tile& queries = two_pass_tiles(p)[0].queries;  // fits every machine
-    launch_queries(p, make_config(p, queries, false, false), queries, args, true, context.stream);
+    launch_queries(p, make_config(p, queries, false, false), queries, args, true, 1,
+                   context.stream);
   }
   std::vector<SummedGradient> sums = {{args.dq_sum, &p.dq, rows.rows_q, config.head_dim, p.scale}};
   if (split) {
     args.dk_sum = workspace.take<float>(heads_k * keys * config.head_dim);
     args.dv_sum = workspace.take<float>(heads_k * keys * config.head_dim_v);
     args.rows_k = static_cast<int>(keys);
-    args.queries_per_split = static_cast<int>(queries_per_split(p, tile->block_m, plan.splits));
+    args.queries_per_split = static_cast<int>(per_split(p.seq_q, tile->block_m, plan.splits));
     fill_bytes(args.dk_sum, 0, heads_k * keys * config.head_dim * 4, p.device.index,
                context.stream);
     fill_bytes(args.dv_sum, 0, heads_k * keys * config.head_dim_v * 4, p.device.index,
@@ -235,6 +241,25 @@ void run_one_pass(const KernelRow& row, const Problem& p, const Context& context
   }
   launch_keys(p, config, *tile, args, plan.splits, context.stream);
   convert_gradients(p, sums, context.stream);
+}
+
+/// Places for what each part of the two-pass form adds up, which bwd_convert then adds.
+std::vector<SummedGradient> take_parts(const Problem& p, const Parts& parts, Args& args,
+                                       WorkspaceCutter& workspace) {
+  const std::int64_t pairs_q = p.batch * p.heads_q, pairs_k = p.batch * p.heads_k;
+  const auto take = [&](int count, std::int64_t pairs, std::int64_t rows, int dim) {
+    return workspace.take<float>(count * pairs * rows * dim);
+  };
+  args.dq_sum = take(parts.queries, pairs_q, parts.rows_dq, dims(p).qk);
+  args.dk_sum = take(parts.keys, pairs_k, parts.rows_k, dims(p).qk);
+  args.dv_sum = take(parts.keys, pairs_k, parts.rows_k, dims(p).v);
+  args.rows_dq = static_cast<int>(parts.rows_dq);
+  args.rows_k = static_cast<int>(parts.rows_k);
+  args.queries_per_split = static_cast<int>(parts.queries_per_split);
+  args.keys_per_split = static_cast<int>(parts.keys_per_split);
+  return {{args.dq_sum, &p.dq, parts.rows_dq, dims(p).qk, p.scale, parts.queries},
+          {args.dk_sum, &p.dk, parts.rows_k, dims(p).qk, p.scale, parts.keys},
+          {args.dv_sum, &p.dv, parts.rows_k, dims(p).v, 1.0F, parts.keys}};
 }
 
 void run_two_pass(const KernelRow& row, const Problem& p, const Context& context) {
@@ -254,18 +279,26 @@ void run_two_pass(const KernelRow& row, const Problem& p, const Context& context
   prepare_rows(p, rows, context.stream);
   Args args;
   fill(args, p, operands, rows);
-  const Config queries = make_config(p, pair->queries, false, false);
-  if (refines(p)) launch_queries(p, queries, pair->queries, args, true, context.stream);
-  Config config = make_config(p, pair->keys, false, false);
+  if (refines(p)) {
+    const Config plain = make_config(p, pair->queries, false, false);
+    launch_queries(p, plain, pair->queries, args, true, 1, context.stream);
+  }
+  const bool split = plan.splits > 1;
+  const Parts parts = parts_of(p, *pair, plan.splits);
+  std::vector<SummedGradient> sums;
+  if (split) sums = take_parts(p, parts, args, workspace);
+  Config config = make_config(p, pair->keys, false, split);
   if (pair->apart) {
     for (const Gradients gradients : {Gradients::keys, Gradients::values}) {
       config.gradients = gradients;
-      launch_keys(p, config, pair->keys, args, 1, context.stream);
+      launch_keys(p, config, pair->keys, args, parts.keys, context.stream);
     }
   } else {
-    launch_keys(p, config, pair->keys, args, 1, context.stream);
+    launch_keys(p, config, pair->keys, args, parts.keys, context.stream);
   }
-  launch_queries(p, queries, pair->queries, args, false, context.stream);
+  launch_queries(p, make_config(p, pair->queries, false, split), pair->queries, args, false,
+                 parts.queries, context.stream);
+  if (split) convert_gradients(p, sums, context.stream);
 }
 
 }  // namespace

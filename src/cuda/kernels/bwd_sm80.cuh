@@ -377,11 +377,22 @@ struct Backward {
 
   __forceinline__ void finish() const {
     constexpr int kColsK = kD / kColumnWarps, kColsV = kDv / kColumnWarps;
-    if constexpr (kConfig.split) {
+    if constexpr (kConfig.split && kConfig.with_dq) {
       const i64 at = static_cast<i64>(tile.pair) * args.rows_k;
       add_fragments(rK, args.dk_sum + at * kD, key + warp_key(), column_warp() * kColsK, kD, lane);
       add_fragments(rV, args.dv_sum + at * kDv, key + warp_key(), column_warp() * kColsV, kDv,
                     lane);
+    } else if constexpr (kConfig.split) {
+      // A sum for each part: bwd_convert adds them in their order.
+      const i64 at = (static_cast<i64>(tile.split) * args.order.heads + tile.pair) * args.rows_k;
+      if constexpr (kWithK) {
+        store_fragments(rK, args.dk_sum + at * kD, key + warp_key(), column_warp() * kColsK, kD,
+                        lane);
+      }
+      if constexpr (kWithV) {
+        store_fragments(rV, args.dv_sum + at * kDv, key + warp_key(), column_warp() * kColsV, kDv,
+                        lane);
+      }
     } else if constexpr (kConfig.scaled) {
       if constexpr (kWithK) {
         store_float_rows(rK, args.scale, output<float>(args.dk), args.dk, args.dk_vectors,
@@ -433,7 +444,8 @@ __forceinline__ void kernel(const Args& args) {
   if constexpr (kConfig.split) {
     const int blocks = args.queries_per_split / kConfig.block_m;
     range.clip(tile.split * blocks, (tile.split + 1) * blocks);
-    if (range.begin >= range.end) return;
+    // What nobody sees adds nothing; a sum of its own must become zero.
+    if (kConfig.with_dq && range.begin >= range.end) return;
   }
   if (range.begin < range.end) block.run(range);
   let_next_start();

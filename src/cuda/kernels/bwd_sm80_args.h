@@ -25,7 +25,9 @@ struct Config {
   int stages = 2;        ///< of Q and dO in shared memory (bwd_dq_sm80: of K and V)
   bool modified = false;  ///< softcap, ALiBi, or a scale that is not positive
   bool with_dq = true;    ///< one pass: dQ is accumulated in memory by atomic additions
-  bool split = false;     ///< queries in parts: dK, dV are accumulated in memory too
+  /// bwd_sm80: queries in parts; with dQ dK and dV are accumulated in memory too, without each part
+  /// has its own. bwd_dq_sm80: keys in parts, each with its own dQ.
+  bool split = false;
   bool exact_ds = false;  ///< dS in two planes, where operands have one: small problems
   Gradients gradients = Gradients::both;  ///< both, unless with_dq is off and column_warps is 1
 
@@ -50,10 +52,13 @@ struct Args {
   tile::View4 dq, dk, dv;  ///< gradients
   bool dq_vectors = false, dk_vectors = false,
        dv_vectors = false;  ///< rows 16-byte aligned, unit stride
-  float* dq_sum = nullptr;  ///< float32 sums in fragment order, zeroed: with_dq
-  float* dk_sum = nullptr;  ///< likewise: split
+  /// float32 sums in fragment order. One pass: zeroed, dk_sum and dv_sum with split. Two passes,
+  /// with split: (parts, B, H, rows, D).
+  float* dq_sum = nullptr;
+  float* dk_sum = nullptr;
   float* dv_sum = nullptr;
-  int rows_k = 0;  ///< rows of a head in dk_sum, dv_sum: a multiple of 16
+  int rows_k = 0;   ///< rows of a head in dk_sum, dv_sum: a multiple of 16
+  int rows_dq = 0;  ///< likewise in dq_sum, two passes
   int heads_q = 1, group = 1, seq_q = 0, seq_k = 0, head_dim = 0, head_dim_v = 0;
   int cols_q = 0, cols_k = 0, cols_v = 0, cols_o = 0;  ///< columns that rows hold: multiples of 8
   const int* key_lengths = nullptr;                    ///< (B), may be null
@@ -65,6 +70,7 @@ struct Args {
   tile::Positions positions;
   tile::TileOrder order;
   int queries_per_split = 0;  ///< multiple of block_m
+  int keys_per_split = 0;     ///< multiple of bwd_dq_sm80's block_n
 };
 
 }  // namespace tilewise::bwd_sm80

@@ -160,8 +160,21 @@ std::int64_t rows_q(const Problem& p) {
   return blocks_of(p.seq_q, tile::kScaleRows) * tile::kScaleRows;
 }
 std::int64_t rows_k(const Problem& p, int block_n) { return blocks_of(p.seq_k, block_n) * block_n; }
-std::int64_t queries_per_split(const Problem& p, int block_m, int splits) {
-  return blocks_of(blocks_of(p.seq_q, splits), block_m) * block_m;
+std::int64_t per_split(std::int64_t rows, int block, int splits) {
+  return std::max<std::int64_t>(1, blocks_of(blocks_of(rows, splits), block)) * block;
+}
+
+Parts parts_of(const Problem& p, const TilePair& pair, int splits) {
+  Parts parts;
+  parts.queries_per_split = per_split(p.seq_q, pair.keys.block_m, splits);
+  parts.keys_per_split = per_split(p.seq_k, pair.queries.block_n, splits);
+  parts.keys = static_cast<int>(
+      std::max<std::int64_t>(1, (p.seq_q + parts.queries_per_split - 1) / parts.queries_per_split));
+  parts.queries = static_cast<int>(
+      std::max<std::int64_t>(1, (p.seq_k + parts.keys_per_split - 1) / parts.keys_per_split));
+  parts.rows_k = rows_k(p, pair.keys.block_n);
+  parts.rows_dq = blocks_of(p.seq_q, pair.queries.block_m) * pair.queries.block_m;
+  return parts;
 }
 
 double predict(const Problem& p, const Tile& tile, double heads, double blocks, int block_rows,
@@ -195,7 +208,7 @@ OnePass choose_one_pass(const Problem& p, const Hardware& machine) {
     if (shared_bytes(make_config(p, tile, true, false)) > machine.shared_kib * 1024) continue;
     for (const int wanted : {1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16}) {
       if (wanted > 1 && p.seq_q < std::int64_t{128} * wanted) break;
-      const std::int64_t queries = queries_per_split(p, tile.block_m, wanted);
+      const std::int64_t queries = per_split(p.seq_q, tile.block_m, wanted);
       const int splits =
           wanted == 1 ? 1 : static_cast<int>(blocks_of(p.seq_q, static_cast<int>(queries)));
       double ms =
@@ -212,15 +225,52 @@ OnePass choose_one_pass(const Problem& p, const Hardware& machine) {
   return best;
 }
 
-const TilePair* choose_two_pass(const Problem& p, const Hardware& machine) {
-  for (const TilePair& pair : two_pass_tiles(p)) {
-    if (shared_bytes(make_config(p, pair.keys, false, false)) <= machine.shared_kib * 1024 &&
-        query_shared_bytes(make_config(p, pair.queries, false, false)) <=
-            machine.shared_kib * 1024) {
-      return &pair;
-    }
+namespace {
+
+/// Milliseconds of the two launches, and with several parts of adding them.
+double predict_two_pass(const Problem& p, const TilePair& pair, int splits,
+                        const Hardware& machine) {
+  const Parts parts = parts_of(p, pair, splits);
+  const double heads_k = static_cast<double>(p.batch * p.heads_k);
+  const double heads_q = static_cast<double>(p.batch * p.heads_q);
+  // Seven products where one pass has five: four (apart: five) for dK and dV, three for dQ.
+  double ms =
+      predict(p, pair.keys, heads_k, static_cast<double>(blocks_of(p.seq_k, pair.keys.block_n)),
+              pair.keys.block_n, static_cast<double>(p.seq_q * p.group()), parts.keys,
+              pair.apart ? 5.0 : 4.0, machine);
+  ms += predict(p, pair.queries, heads_q,
+                static_cast<double>(blocks_of(p.seq_q, pair.queries.block_m)), pair.queries.block_m,
+                static_cast<double>(p.seq_k), parts.queries, 3.0, machine);
+  ms *= 5.0 / 7.0;  // the tables' rates are those of both launches together, in five products
+  if (splits > 1) {
+    const double sums = heads_k * static_cast<double>(parts.rows_k * parts.keys) *
+                            static_cast<double>(dims(p).qk + dims(p).v) +
+                        heads_q * static_cast<double>(parts.rows_dq * parts.queries * dims(p).qk);
+    ms += sm80::kKernelMs + 1e-6 * 2.0 * 4.0 * sums / machine.bandwidth_gbps;
   }
-  return nullptr;
+  return ms;
+}
+
+bool fits(const Problem& p, const TilePair& pair, const Hardware& machine) {
+  const int limit = machine.shared_kib * 1024;
+  return shared_bytes(make_config(p, pair.keys, false, false)) <= limit &&
+         query_shared_bytes(make_config(p, pair.queries, false, false)) <= limit;
+}
+
+}  // namespace
+
+TwoPass choose_two_pass(const Problem& p, const Hardware& machine) {
+  TwoPass best;
+  for (const TilePair& pair : two_pass_tiles(p)) {
+    if (!fits(p, pair, machine)) continue;
+    for (const int splits : {1, 2, 3, 4, 6, 8, 10, 12, 16}) {
+      if (splits > 1 && std::min(p.seq_q, p.seq_k) < std::int64_t{128} * splits) break;
+      const double ms = predict_two_pass(p, pair, splits, machine);
+      if (best.pair == nullptr || ms < best.ms) best = {&pair, splits, ms};
+    }
+    break;
+  }
+  return best;
 }
 
 }  // namespace tilewise::cuda::bwd_tiles

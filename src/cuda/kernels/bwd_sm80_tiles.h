@@ -59,7 +59,8 @@ std::int64_t blocks_of(std::int64_t rows, int block);
 std::int64_t rows_q(const Problem& p);
 /// Rows of a head in the sums of dK and dV.
 std::int64_t rows_k(const Problem& p, int block_n);
-std::int64_t queries_per_split(const Problem& p, int block_m, int splits);
+/// Rows of one of `splits` parts, a multiple of `block`.
+std::int64_t per_split(std::int64_t rows, int block, int splits);
 
 /// Milliseconds of one launch over `blocks` blocks a head that computes `products` matrix products
 /// of the five (or seven) of a backward.
@@ -74,7 +75,22 @@ struct OnePass {
 };
 
 OnePass choose_one_pass(const Problem& p, const Hardware& machine);
-/// The first pair that fits; null when none does.
-const TilePair* choose_two_pass(const Problem& p, const Hardware& machine);
+
+/// The first pair of tiles that fits, and in how many parts queries (first launch) and keys
+/// (second) are taken; no pair when none fits.
+struct TwoPass {
+  const TilePair* pair = nullptr;
+  int splits = 1;
+  double ms = 0.0;
+};
+TwoPass choose_two_pass(const Problem& p, const Hardware& machine);
+
+/// Sums of the parts of a two-pass form, in fragment order.
+struct Parts {
+  int keys = 1, queries = 1;                       ///< of the launch over keys, over queries
+  std::int64_t queries_per_split, keys_per_split;  ///< multiples of the steps of the launches
+  std::int64_t rows_k, rows_dq;                    ///< of a head in the sums
+};
+Parts parts_of(const Problem& p, const TilePair& pair, int splits);
 
 }  // namespace tilewise::cuda::bwd_tiles

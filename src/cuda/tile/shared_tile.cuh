@@ -308,4 +308,20 @@ __forceinline__ void add_fragments(const Acc (&x)[kM][kN], float* sums, int row,
   }
 }
 
+/// The same order, stored.
+template <int kM, int kN>
+__forceinline__ void store_fragments(const Acc (&x)[kM][kN], float* to, int row, int col, int pitch,
+                                     int lane) {
+  const auto word = [](float f) { return static_cast<u32>(__float_as_int(f)); };
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+      const Acc& f = x[m][n];
+      store_global_16(to + static_cast<i64>(row + 16 * m) * pitch + (col + 8 * n) * 16 + lane * 4,
+                      {word(f[0]), word(f[1]), word(f[2]), word(f[3])});
+    }
+  }
+}
+
 }  // namespace tilewise::tile

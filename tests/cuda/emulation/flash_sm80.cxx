@@ -5,6 +5,7 @@
 #include <memory>
 #include <random>
 
+#include "cuda/kernels/bwd_convert.cuh"
 #include "cuda/kernels/bwd_dq_sm80.cuh"
 #include "cuda/kernels/bwd_sm80.cuh"
 #include "cuda/kernels/fwd_sm80.cuh"
@@ -194,9 +195,9 @@ void run_grid(unsigned blocks, int warps, unsigned char* shared, Kernel kernel) 
   }
 }
 
-tile::TileOrder order(int rows, int block, int heads, bool last_first) {
-  return {static_cast<unsigned>((rows + block - 1) / block), 1, static_cast<unsigned>(heads), 1,
-          last_first};
+tile::TileOrder order(int rows, int block, int heads, bool last_first, int parts = 1) {
+  return {static_cast<unsigned>((rows + block - 1) / block), static_cast<unsigned>(parts),
+          static_cast<unsigned>(heads), 1, last_first};
 }
 
 template <class T>
@@ -337,6 +338,32 @@ double check_backward(const char* name, const Shape& s, double bound, double dq_
   return error(t.dq, got_dq);
 }
 
+/// Sums of the parts of two passes; `into` becomes what bwd_convert makes of them.
+struct PartSums {
+  static constexpr int kParts = 3;
+  std::vector<float> sums;
+  bwd_convert::Source source;
+  PartSums(int heads, int padded_rows, int padded, const tile::View4& into, const Shape& s,
+           int rows) {
+    sums.assign(static_cast<std::size_t>(kParts * heads * padded_rows * padded),
+                std::numeric_limits<float>::quiet_NaN());
+    source.sums = sums.data(), source.parts = kParts, source.to = into;
+    source.heads = heads, source.rows = rows, source.padded_rows = padded_rows;
+    source.cols = s.dim, source.padded = padded;
+    source.items = static_cast<long long>(heads) * padded_rows / 16 * padded;
+  }
+};
+void add_parts(PartSums& sums, float factor) {
+  bwd_convert::Args a;
+  a.sources[0] = sums.source, a.count = 1;
+  a.sources[0].factor = factor;
+  a.sources[0].vectors = a.sources[0].cols % 4 == 0;
+  const auto blocks = static_cast<unsigned>((sums.source.items + bwd_convert::kThreads - 1) /
+                                            bwd_convert::kThreads);
+  run_grid(blocks, bwd_convert::kThreads / 32, bwd_sm80::shared,
+           [&] { bwd_convert::kernel<bwd_convert::Config{bwd_convert::Type::float32}>(a); });
+}
+
 struct FloatErrors {
   double dq, dv;
 };
@@ -366,12 +393,25 @@ FloatErrors check_float(const char* name, const Shape& s, bool refine, double bo
     run_grid(query_blocks, kQueries.warps, bwd_dq_sm80::shared,
              [&] { bwd_dq_sm80::refine<kQueries>(a); });
   }
-  a.order = order(s.seq_k, kKeys.block_n, s.heads_k, false);
-  run_grid(a.order.blocks * a.order.heads, kKeys.warps, bwd_sm80::shared,
+  const int parts = kKeys.split ? PartSums::kParts : 1;
+  a.queries_per_split = kKeys.block_m, a.keys_per_split = kQueries.block_n;
+  a.rows_k = (s.seq_k + kKeys.block_n - 1) / kKeys.block_n * kKeys.block_n;
+  a.rows_dq = (s.seq_q + kQueries.block_m - 1) / kQueries.block_m * kQueries.block_m;
+  PartSums sums_q(s.heads_q, a.rows_dq, width, a.dq, s, s.seq_q);
+  PartSums sums_k(s.heads_k, a.rows_k, width, a.dk, s, s.seq_k);
+  PartSums sums_v(s.heads_k, a.rows_k, width, a.dv, s, s.seq_k);
+  a.dq_sum = sums_q.sums.data(), a.dk_sum = sums_k.sums.data(), a.dv_sum = sums_v.sums.data();
+  a.order = order(s.seq_k, kKeys.block_n, s.heads_k, false, parts);
+  run_grid(a.order.blocks * a.order.heads * a.order.splits, kKeys.warps, bwd_sm80::shared,
            [&] { bwd_sm80::kernel<kKeys>(a); });
-  a.order = queries;
-  run_grid(query_blocks, kQueries.warps, bwd_dq_sm80::shared,
+  a.order = order(s.seq_q, kQueries.block_m, s.heads_q, true, parts);
+  run_grid(query_blocks * a.order.splits, kQueries.warps, bwd_dq_sm80::shared,
            [&] { bwd_dq_sm80::kernel<kQueries>(a); });
+  if constexpr (kKeys.split) {
+    add_parts(sums_q, s.scale);
+    add_parts(sums_k, s.scale);
+    add_parts(sums_v, 1.0F);
+  }
   expect(name, "dQ", error(t.dq, dq), bound);
   expect(name, "dK", error(t.dk, dk), bound);
   expect(name, "dV", error(t.dv, dv), bound);
@@ -404,6 +444,10 @@ constexpr Gradient kFloatKeys = {.element = Element::fp16,
                                  .sub_m = 64,
                                  .stages = 1,
                                  .with_dq = false};
+constexpr Gradient with_parts(Gradient config) {
+  config.split = true;
+  return config;
+}
 constexpr Gradient kFloatQueries = {.element = Element::fp16,
                                     .planes = 2,
                                     .scaled = true,
@@ -436,6 +480,8 @@ int main() {
   expect("delta of P over of O", "dQ", of_p / of_o, 0.02);
   check_float<kFloatKeys, kFloatQueries>("float32", {.seq_q = 100, .seq_k = 70, .causal = true},
                                          true, 2e-6);
+  check_float<with_parts(kFloatKeys), with_parts(kFloatQueries)>(
+      "float32, three parts", {.seq_q = 100, .seq_k = 150, .dim = 38, .causal = true}, false, 2e-6);
   const Shape huge = {
       .heads_q = 1, .seq_q = 64, .seq_k = 64, .dim = 64, .scale = 0.125F, .amplitude = 10.0F};
   const FloatErrors coarse =
