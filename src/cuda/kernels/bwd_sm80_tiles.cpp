@@ -178,11 +178,11 @@ Parts parts_of(const Problem& p, const TilePair& pair, int splits) {
 }
 
 double predict(const Problem& p, const Tile& tile, double heads, double blocks, int block_rows,
-               double others, int splits, double products, const Hardware& machine) {
+               double others, int splits, Products products, const Hardware& machine) {
   const double pairs = visible_pairs(p);
   if (pairs <= 0.0 || heads * blocks <= 0.0) return sm80::kKernelMs;
   const double dims = static_cast<double>(p.head_dim + p.head_dim_v);
-  const double pair_flops = products * dims;
+  const double pair_flops = products.launch * dims;
   const double tiles = heads * blocks;
   sm80::Load load;
   // Blocks that a diagonal cuts are computed whole.
@@ -191,7 +191,7 @@ double predict(const Problem& p, const Tile& tile, double heads, double blocks, 
           ? 1.0 + 0.5 * tile.block_m / std::max(1.0, pairs / (heads * blocks * block_rows))
           : 1.0;
   load.flops = pairs * pair_flops * whole;
-  load.tflops = tile.tflops * products / 5.0;  // the tables count five products of the whole pass
+  load.tflops = tile.tflops * products.pass / 5.0;  // the tables count five products of any pass
   load.products = sm80::products(p);
   load.blocks_per_sm = tile.min_blocks;
   const double average = load.flops / tiles;
@@ -211,9 +211,9 @@ OnePass choose_one_pass(const Problem& p, const Hardware& machine) {
       const std::int64_t queries = per_split(p.seq_q, tile.block_m, wanted);
       const int splits =
           wanted == 1 ? 1 : static_cast<int>(blocks_of(p.seq_q, static_cast<int>(queries)));
-      double ms =
-          predict(p, tile, heads, static_cast<double>(blocks_of(p.seq_k, tile.block_n)),
-                  tile.block_n, static_cast<double>(p.seq_q * p.group()), splits, 5.0, machine);
+      double ms = predict(p, tile, heads, static_cast<double>(blocks_of(p.seq_k, tile.block_n)),
+                          tile.block_n, static_cast<double>(p.seq_q * p.group()), splits,
+                          {5.0, 5.0}, machine);
       if (splits > 1) {
         const double sums =
             heads * static_cast<double>(rows_k(p, tile.block_n)) * (dims(p).qk + dims(p).v) * 4.0;
@@ -234,14 +234,13 @@ double predict_two_pass(const Problem& p, const TilePair& pair, int splits,
   const double heads_k = static_cast<double>(p.batch * p.heads_k);
   const double heads_q = static_cast<double>(p.batch * p.heads_q);
   // Seven products where one pass has five: four (apart: five) for dK and dV, three for dQ.
-  double ms =
-      predict(p, pair.keys, heads_k, static_cast<double>(blocks_of(p.seq_k, pair.keys.block_n)),
-              pair.keys.block_n, static_cast<double>(p.seq_q * p.group()), parts.keys,
-              pair.apart ? 5.0 : 4.0, machine);
+  const double keys = pair.apart ? 5.0 : 4.0, queries = 3.0, all = keys + queries;
+  double ms = predict(p, pair.keys, heads_k,
+                      static_cast<double>(blocks_of(p.seq_k, pair.keys.block_n)), pair.keys.block_n,
+                      static_cast<double>(p.seq_q * p.group()), parts.keys, {keys, all}, machine);
   ms += predict(p, pair.queries, heads_q,
                 static_cast<double>(blocks_of(p.seq_q, pair.queries.block_m)), pair.queries.block_m,
-                static_cast<double>(p.seq_k), parts.queries, 3.0, machine);
-  ms *= 5.0 / 7.0;  // the tables' rates are those of both launches together, in five products
+                static_cast<double>(p.seq_k), parts.queries, {queries, all}, machine);
   if (splits > 1) {
     const double sums = heads_k * static_cast<double>(parts.rows_k * parts.keys) *
                             static_cast<double>(dims(p).qk + dims(p).v) +

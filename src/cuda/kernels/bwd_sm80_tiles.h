@@ -62,10 +62,13 @@ std::int64_t rows_k(const Problem& p, int block_n);
 /// Rows of one of `splits` parts, a multiple of `block`.
 std::int64_t per_split(std::int64_t rows, int block, int splits);
 
-/// Milliseconds of one launch over `blocks` blocks a head that computes `products` matrix products
-/// of the five (or seven) of a backward.
+/// Matrix products of a launch, and of all launches of its pass.
+struct Products {
+  double launch, pass;
+};
+/// Milliseconds of one launch over `blocks` blocks a head.
 double predict(const Problem& p, const Tile& tile, double heads, double blocks, int block_rows,
-               double others, int splits, double products, const Hardware& machine);
+               double others, int splits, Products products, const Hardware& machine);
 
 /// The best tile and number of parts of the one-pass form; no tile when none fits.
 struct OnePass {
