@@ -66,11 +66,14 @@ struct Backward {
   const int thread, warp, lane;
   const TileIndex tile;
   const int batch, head_k, key, seq_k;  ///< key: of the block
-  const Diagonals diagonals;
   const u32 shared;
   float k_scale = 1.0F, v_scale = 1.0F;
   Acc rK[kM][kD / kColumnWarps / 8], rV[kM][kDv / kColumnWarps / 8];  ///< dK, dV
 
+  /// NOTE: made anew where a step is masked. Kept in registers through the loop, they spill others.
+  __forceinline__ Diagonals diagonals() const {
+    return Diagonals(args.positions, opaque(args.seq_q), seq_k);
+  }
   __forceinline__ int key_warp() const { return warp / kColumnWarps; }
   __forceinline__ int column_warp() const { return warp % kColumnWarps; }
   __forceinline__ int warp_key() const { return key_warp() * kKeys; }
@@ -97,7 +100,6 @@ struct Backward {
         head_k(index.pair % (a.heads_q / a.group)),
         key(index.block * kBlockN),
         seq_k(keys),
-        diagonals(a.positions, a.seq_q, keys),
         shared(shared_base) {
     if constexpr (kConfig.scaled) {
       const i64 at = static_cast<i64>(tile.pair) * args.k_scale_blocks +
@@ -218,7 +220,7 @@ struct Backward {
         }
       }
     }
-    if (masked) mask_transposed(S, diagonals, seq_k, key + warp_key(), row + query, lane);
+    if (masked) mask_transposed(S, diagonals(), seq_k, key + warp_key(), row + query, lane);
     probabilities(S, 1.0F, stage, query);
     score_gradients(dP, S, factor, stage, query, masked);
 #pragma unroll
@@ -258,7 +260,7 @@ struct Backward {
       if constexpr (kConfig.scaled) {
         scale = fminf(fmaxf(scale * (k_scale * q_scale), 1e-37F), 3e38F);
       }
-      if (masked) mask_transposed(S, diagonals, seq_k, key + warp_key(), row + query, lane);
+      if (masked) mask_transposed(S, diagonals(), seq_k, key + warp_key(), row + query, lane);
       probabilities(S, scale, stage, query);
       if constexpr (kWithK) {
         clear(dP);
@@ -437,7 +439,7 @@ __forceinline__ void kernel(const Args& args) {
   const int key_end = min(block.key + kConfig.block_n, seq_k);
   BlockRange range;
   if (key_end > block.key) {
-    range = query_blocks<kConfig.block_m>(block.diagonals, block.key, key_end, args.seq_q);
+    range = query_blocks<kConfig.block_m>(block.diagonals(), block.key, key_end, args.seq_q);
     // Keys beyond the end must be masked in every step.
     if (key_end - block.key < kConfig.block_n) range.full_end = range.full_begin;
   }

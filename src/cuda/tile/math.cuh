@@ -11,6 +11,13 @@ inline constexpr float kLn2 = 0.69314718055994531F;
 
 __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
+/// x, made where the compiler cannot see that it is x: what follows from it is computed there,
+/// not ahead of a loop and kept in registers.
+__forceinline__ int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 /// 2^x. 9.7.3.21 ex2
 __forceinline__ float exp2_approx(float x) {
   float y;
