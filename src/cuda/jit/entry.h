@@ -2,6 +2,7 @@
 /// then the machine code, so that `head` shows what it is.
 #pragma once
 
+#include <cstdint>
 #include <iosfwd>
 #include <optional>
 #include <string>

@@ -2,6 +2,7 @@
 /// compiler needed.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
