@@ -46,8 +46,8 @@ def _outputs(q: Any, v: Any, spec: Spec) -> tuple[Any, Any]:
     return o, _empty(q, "q", _statistics_shape(shape, spec), "float32")
 
 
-def attention(q: Any, k: Any, v: Any, spec: Spec) -> tuple[Any, Any]:
-    """O and LSE in q's own kind of array."""
+def attention(q: Any, k: Any, v: Any, spec: Spec, return_lse: bool = True) -> tuple[Any, Any]:
+    """O and LSE in q's own kind of array; LSE is there in any case."""
     o, lse = _outputs(q, v, spec)
     _native.forward((q, k, v), (o, lse), spec)
     return _as_kind_of(o, q), _as_kind_of(lse, q)

@@ -127,7 +127,7 @@ def attention(
 
         o, lse = _fallback.attention(q, k, v, spec, fallback, return_lse)
     else:
-        o, lse = backend.attention(q, k, v, spec)
+        o, lse = backend.attention(q, k, v, spec, return_lse)
     return (o, lse) if return_lse else o
 
 

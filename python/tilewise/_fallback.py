@@ -118,7 +118,7 @@ def attention(
         raise ValueError('fallback is "torch": q must be a torch tensor')
     reason = refusal(q, k, v, spec)
     if not reason:
-        return ours.attention(q, k, v, spec)
+        return ours.attention(q, k, v, spec, return_lse)
     if return_lse:
         raise NotImplementedError(f"torch's attention has no LSE either\n{reason}")
     q, k, v = ours._autocast(q, k, v)

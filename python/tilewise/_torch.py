@@ -73,16 +73,18 @@ def _empty_like(t: Tensor, dim: int) -> Tensor:
 def _empty_statistics(q: Tensor, spec: Spec) -> Tensor:
     """Uninitialised LSE: (B, H, S); packed (H, S); of q (B, S, D) without heads, (B, S)."""
     heads_first = spec[LAYOUT] == "bhsd"
+    # Sizes one by one: a list of them costs the call a microsecond more.
     if q.dim() == 4:
         batch, first, second, _ = q.shape
-        shape = [batch, first, second] if heads_first else [batch, second, first]
-    elif q.dim() == 3:
-        first, second, _ = q.shape
-        swapped = spec[CU_SEQLENS_Q] is not None and not heads_first
-        shape = [second, first] if swapped else [first, second]
-    else:
+        if heads_first:
+            return q.new_empty(batch, first, second, dtype=torch.float32)
+        return q.new_empty(batch, second, first, dtype=torch.float32)
+    if q.dim() != 3:
         raise ValueError(f"q has {q.dim()} axes: expected (B, S, H, D), or (total, H, D) packed")
-    return q.new_empty(shape, dtype=torch.float32)
+    first, second, _ = q.shape
+    if spec[CU_SEQLENS_Q] is not None and not heads_first:
+        return q.new_empty(second, first, dtype=torch.float32)
+    return q.new_empty(first, second, dtype=torch.float32)
 
 
 def _empty_outputs(q: Tensor, k: Tensor, v: Tensor, *spec: Any) -> tuple[Tensor, Tensor]:
@@ -100,9 +102,9 @@ def _make_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     bias, sinks = spec[BIAS], spec[SINKS]
     return (
-        _empty_like(q, q.shape[-1]),
-        _empty_like(k, k.shape[-1]),
-        _empty_like(v, v.shape[-1]),
+        torch.empty_like(q) if q.is_contiguous() else _empty_like(q, q.shape[-1]),
+        torch.empty_like(k) if k.is_contiguous() else _empty_like(k, k.shape[-1]),
+        torch.empty_like(v) if v.is_contiguous() else _empty_like(v, v.shape[-1]),
         bias.new_empty(bias.shape) if need_dbias else None,
         sinks.new_empty(sinks.shape) if need_dsinks else None,
     )
@@ -232,7 +234,8 @@ class _Attention(torch.autograd.Function):
         sinks: Tensor | None,
         slopes: Tensor | None,
         spec: Spec,
-    ) -> tuple[Tensor, Tensor]:
+        return_lse: bool,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         output = _forward(q, k, v, *spec)
         ctx.set_materialize_grads(False)
         # Tensors are kept where autograd watches over them, and leave a mark in the spec.
@@ -242,24 +245,28 @@ class _Attention(torch.autograd.Function):
             tensors = (None if t is None else _GIVEN for t in spec[: len(TENSOR_FIELDS)])
             spec = (*tensors, *spec[len(TENSOR_FIELDS) :])
         ctx.spec = spec
-        return output
+        return output if return_lse else output[0]
 
     @staticmethod
-    def backward(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None = None) -> tuple[Any, ...]:
         saved = ctx.saved_tensors
         spec = ctx.spec
         if len(saved) > 5:
             given = iter(saved[5:])
             spec = tuple(next(given) if field is _GIVEN else field for field in spec)
-        return *_gradients(saved[:5], spec, ctx.needs_input_grad[3:6], d_o, d_lse), None, None
+        needed = ctx.needs_input_grad[3:6]
+        return *_gradients(saved[:5], spec, needed, d_o, d_lse), None, None, None
 
 
+# What torch.autograd.Function.apply comes to where no transform is active, as _plain has made sure.
+_record = super(torch.autograd.Function, _Attention).apply
 _PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})
 # Not public, and worth it: what they guard against would otherwise be passed by unseen.
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.maybe_current_level
 
 
+_any_autocast = torch._C._is_any_autocast_enabled
 _is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
@@ -280,6 +287,8 @@ def _plain(q: Tensor) -> bool:
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Under autocast q, k and v take its type, as in torch's own attention; float64 stays."""
+    if not _any_autocast():
+        return q, k, v
     device = q.device.type
     if not torch.is_autocast_enabled(device) or q.dtype == torch.float64:
         return q, k, v
@@ -287,19 +296,31 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
-    """O and LSE, recorded by autograd."""
+def _requires_grad(t: Tensor | None) -> bool:
+    return t is not None and t.requires_grad
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, spec: Spec, return_lse: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """O and, when it is asked for, LSE, recorded by autograd."""
     q, k, v = _autocast(q, k, v)
     if not _plain(q):
         o, lse = torch.ops.tilewise.attention_forward(q, k, v, *spec)
         return o, lse
     bias, sinks, slopes = spec[BIAS], spec[SINKS], spec[ALIBI_SLOPES]
-    leaves = (q, k, v, bias, sinks, slopes)
-    recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in leaves)
+    recorded = torch.is_grad_enabled() and (
+        q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or _requires_grad(bias)
+        or _requires_grad(sinks)
+        or _requires_grad(slopes)
+    )
     # The function has no forward-mode derivative and says so; a direct call would drop it.
     if recorded or forward_ad._current_level >= 0:
-        o, lse = _Attention.apply(*leaves, spec)
-        return o, lse
+        made = _record(q, k, v, bias, sinks, slopes, spec, return_lse)
+        return made if return_lse else (made, None)
     return _forward(q, k, v, *spec)
 
 
