@@ -52,8 +52,8 @@ std::string refusal(const Problem& p) {
 }
 
 TEST(BwdSm90, EveryConfigFitsSharedMemory) {
-  for (const std::int64_t dim : {16, 64, 80, 96, 128}) {
-    for (const std::int64_t dim_v : {16, 64, 80, 96, 128}) {
+  for (const std::int64_t dim : {16, 64, 80, 96, 128, 192, 256}) {
+    for (const std::int64_t dim_v : {16, 64, 80, 96, 128, 192, 256}) {
       Problem p = problem(1024, 64, true);
       p.head_dim = dim;
       p.head_dim_v = dim_v;
@@ -90,8 +90,8 @@ TEST(BwdSm90, ScoresStartFromLseOnlyWhereTheyAreNotModified) {
 TEST(BwdSm90, Refusals) {
   EXPECT_EQ(refusal(problem(1024, 64, true)), "");
   Problem p = problem(1024, 64, true);
-  p.head_dim = 192;
-  EXPECT_NE(refusal(p).find("head dims 192, 64"), std::string::npos);
+  p.head_dim = 264;
+  EXPECT_NE(refusal(p).find("head dims above 256"), std::string::npos);
   p = problem(1024, 64, true);
   p.batch = 1, p.heads_q = p.heads_k = 2;
   EXPECT_NE(refusal(p).find("2^21 pairs"), std::string::npos);
@@ -124,7 +124,7 @@ TEST(BwdSm90, PreparationAndConversionKeepADistance) {
       const bwd_sm90::SectionOrder order = bwd_sm90_order(p, config);
       EXPECT_GE(bwd_sm90_sections_apart(order) * order.section_heads * order.blocks, 132) << seq;
       EXPECT_EQ(bwd_sm90_jobs(p, config),
-                2 * p.batch * p.heads_q * (bwd_sm90_rows(p, config) / config.chunk_rows()) +
+                2 * p.batch * p.heads_q * (bwd_sm90_rows(p, config) / config.chunk_rows) +
                     std::int64_t{order.blocks} * order.heads);
     }
   }

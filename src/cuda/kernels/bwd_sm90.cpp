@@ -52,10 +52,6 @@ std::string supports(const KernelRow& /*row*/, const Problem& p, const Hardware&
   if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0) {
     return "empty problems are left to flash_bwd_sm80";
   }
-  if (p.head_dim > 128 || p.head_dim_v > 128) {
-    return "head dims " + std::to_string(p.head_dim) + ", " + std::to_string(p.head_dim_v) +
-           " are not supported by this kernel (at most 128)";
-  }
   const Sm90Mask mask = sm90_mask(p);
   if (mask.low >= mask.high) return "a window that hides every key is left to flash_bwd_sm80";
   if (bwd_tiles::is_small(p)) {
@@ -69,7 +65,7 @@ std::string supports(const KernelRow& /*row*/, const Problem& p, const Hardware&
 
 std::int64_t turns(const Problem& p, const Config& config) {
   return config.deterministic
-             ? p.batch * p.heads_q * (bwd_sm90_rows(p, config) / config.block_m) * 8
+             ? p.batch * p.heads_q * (bwd_sm90_rows(p, config) / config.block_m) * config.dq_warps()
              : 0;
 }
 /// Of 4 bytes: the queue's, two for each key head, turns.
@@ -82,7 +78,7 @@ Cost cost(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
   const std::int64_t rows = bwd_sm90_rows(p, config);
   Cost cost;
   cost.block_m = config.block_m;
-  cost.block_n = bwd_sm90::kBlockN;
+  cost.block_n = config.block_n;
   const auto add = [&](const char* name, const std::vector<std::int64_t>& shape) {
     cost.memory.push_back(memory_item(name, Role::workspace, DType::float32, shape));
   };
@@ -107,9 +103,9 @@ void fill(Args& args, const Problem& p, const Config& config) {
   set_map(args.q, p.q, config.block_m);
   set_map(args.o, p.o, config.block_m);
   set_map(args.d_o, p.d_o, config.block_m);
-  set_map(args.dq, p.dq, config.chunk_rows());
-  set_map(args.k, p.k, bwd_sm90::kBlockN);
-  set_map(args.v, p.v, bwd_sm90::kBlockN);
+  set_map(args.dq, p.dq, config.chunk_rows);
+  set_map(args.k, p.k, config.block_n);
+  set_map(args.v, p.v, config.block_n);
   set_map(args.dk, p.dk, 64);
   set_map(args.dv, p.dv, 64);
   args.heads_q = static_cast<int>(p.heads_q);

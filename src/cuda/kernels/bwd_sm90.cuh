@@ -13,6 +13,7 @@
 
 #include "cuda/kernels/bwd_sm90_consumer.cuh"
 #include "cuda/kernels/bwd_sm90_producer.cuh"
+#include "cuda/kernels/bwd_sm90_wide.cuh"
 
 namespace tilewise::bwd_sm90 {
 
@@ -32,10 +33,22 @@ __forceinline__ void kernel(const Args& args) {
       Producer<kConfig> producer{args, shared};
       producer.run();
     }
-  } else {
+  } else if constexpr (!kConfig.wide()) {
     take_registers<240>();
     Consumer<kConfig> consumer(args, shared.base, role - 1);
     consumer.run();
+  } else if (role == 1) {
+    take_registers<208>();
+    WideValues<kConfig> values(args, shared.base);
+    run_jobs(values);
+  } else if (role == 2) {
+    take_registers<208>();
+    WideKeys<kConfig> keys(args, shared.base);
+    run_jobs(keys);
+  } else {
+    give_registers<72>();
+    WideQueries<kConfig> queries(args, shared.base);
+    run_jobs(queries);
   }
 }
 

@@ -10,13 +10,13 @@ namespace tilewise::bwd_sm90 {
 using fwd_sm90::Mask;
 using fwd_sm90::SectionOrder;
 
-inline constexpr int kBlockN = 128;  ///< keys of a tile: 64 for each of two warpgroups
-
 struct Config {
   tile::Element element = tile::Element::bf16;
-  int head_dim = 128;    ///< padded D: 64, 96, 128
+  int head_dim = 128;    ///< padded D: 64, 96, 128, 192, 256
   int head_dim_v = 128;  ///< padded Dv
   int block_m = 64;      ///< queries of a step: 64 or 128
+  int block_n = 128;     ///< keys of a tile: 128, wide: 64
+  int chunk_rows = 128;  ///< query rows that are prepared or converted together; wide: block_m
   int q_stages = 2;      ///< of Q and of dO in shared memory
   Mask mask = Mask::none;
   bool modified = false;       ///< logits are worked out before the mask: scale not positive, or
@@ -30,34 +30,38 @@ struct Config {
 
   /// Columns of the sums of dQ: whole panels, which the two warpgroups divide.
   constexpr int columns_dq() const { return (head_dim + 63) / 64 * 64; }
-  /// Query rows that are prepared or converted together.
-  constexpr int chunk_rows() const { return 128; }
+  /// Head dims above 128: the warpgroups share 64 keys and divide the products instead.
+  constexpr bool wide() const { return block_n == 64; }
+  constexpr int threads() const { return wide() ? 512 : 384; }
+  /// Warps that add to dQ.
+  constexpr int dq_warps() const { return wide() ? 4 : 8; }
 };
 
 /// What lies where in shared memory, in bytes from its 1024-byte aligned start.
 struct SharedPlan {
   static constexpr int kPanelRow = 128;       ///< bytes: 64 columns
   int q_stage, do_stage, ds_buffer, dq_warp;  ///< sizes; a stage of Q takes O too
-  int k, v, q, d_o, ds, dq, gate, offset, delta, barriers, slots, bytes;
+  int k, v, q, d_o, p, ds, dq, gate, offset, delta, barriers, slots, bytes;
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }
   constexpr explicit SharedPlan(const Config& c)
       : q_stage(panels(c.head_dim > c.head_dim_v ? c.head_dim : c.head_dim_v) * c.block_m *
                 kPanelRow),
         do_stage(panels(c.head_dim_v) * c.block_m * kPanelRow),
-        ds_buffer(c.block_m / 64 * kBlockN * kPanelRow),
-        dq_warp(c.block_m * c.columns_dq() * 4 / 8),
+        ds_buffer(c.block_m / 64 * c.block_n * kPanelRow),
+        dq_warp(c.wide() ? 16 * 64 * 4 : c.block_m * c.columns_dq() * 4 / 8),
         k(0),
-        v(k + panels(c.head_dim) * kBlockN * kPanelRow),
-        q(v + panels(c.head_dim_v) * kBlockN * kPanelRow),
+        v(k + panels(c.head_dim) * c.block_n * kPanelRow),
+        q(v + panels(c.head_dim_v) * c.block_n * kPanelRow),
         d_o(q + q_stage * c.q_stages),
-        ds(d_o + do_stage * c.q_stages),
-        dq(ds + 2 * ds_buffer),
-        gate(dq + 8 * dq_warp),
-        offset(gate + (c.softcap ? 256 * c.block_m : 0)),
+        p(d_o + do_stage * c.q_stages),
+        ds(p + (c.wide() ? ds_buffer : 0)),
+        dq(ds + (c.wide() ? 1 : 2) * ds_buffer),
+        gate(dq + c.dq_warps() * dq_warp),
+        offset(gate + (c.softcap && !c.wide() ? 256 * c.block_m : 0)),
         delta(offset + c.q_stages * c.block_m * 4),
         barriers(delta + c.q_stages * c.block_m * 4),
-        slots(barriers + (8 * (4 * c.q_stages + 3 + 2 + 4) + 15) / 16 * 16),
+        slots(barriers + (8 * (4 * c.q_stages + 3 + 2 + 4 + 3) + 15) / 16 * 16),
         bytes(slots + 2 * 16) {}
 };
 
@@ -88,7 +92,7 @@ struct Args {
   unsigned* next_job = nullptr;
   unsigned* prepared = nullptr;  ///< (B, Hk) warps of chunks
   unsigned* finished = nullptr;  ///< (B, Hk) warps of tiles
-  unsigned* turns = nullptr;     ///< deterministic: (B, Hq, rows_q / block_m, 8 warps)
+  unsigned* turns = nullptr;     ///< deterministic: (B, Hq, rows_q / block_m, dq_warps)
 };
 
 }  // namespace tilewise::bwd_sm90

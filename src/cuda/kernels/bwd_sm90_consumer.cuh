@@ -1,7 +1,6 @@
 /// bwd_sm90: the consumers, two warpgroups of 64 keys each, and what they do of each job.
 #pragma once
 
-#include "cuda/kernels/bwd_sm90_rows.cuh"
 #include "cuda/kernels/bwd_sm90_steps.cuh"
 
 namespace tilewise::bwd_sm90 {
@@ -12,7 +11,6 @@ template <Config kConfig>
 struct Consumer : Steps<kConfig> {
   using Base = Steps<kConfig>;
   using Base::args;
-  using Base::await_producer;
   using Base::Base;
   /// Every block is taken as masked where a second loop costs registers that are not there.
   static constexpr bool kOneLoop = kConfig.block_m == 64 && kConfig.mask == Mask::both;
@@ -20,6 +18,7 @@ struct Consumer : Steps<kConfig> {
   using Base::fetch_job;
   using Base::first_step;
   using Base::job;
+  using Base::kBlockN;
   using Base::kD;
   using Base::kDv;
   using Base::kElement;
@@ -30,25 +29,14 @@ struct Consumer : Steps<kConfig> {
   using Base::pair;
   using Base::rDk;
   using Base::rDv;
-  using Base::release;
-  using Base::rO;
-  using Base::rQ;
   using Base::shared;
   using Base::signal_done;
-  using Base::slope;
   using Base::sync_consumers;
   using Base::sync_warpgroup;
   using Base::thread;
   using Base::unsignalled;
-  using Base::wait_do;
   using Base::warp;
   using Base::warpgroup;
-
-  __forceinline__ void load_slope(int of_head) {
-    if constexpr (kConfig.alibi) {
-      slope = kLog2e * args.alibi[job.batch * args.alibi_b + of_head * args.alibi_h];
-    }
-  }
 
   __forceinline__ void run_tile() {
     const BlockRange range = query_range<kConfig>(args, job.block);
@@ -59,7 +47,7 @@ struct Consumer : Steps<kConfig> {
     if (range.begin < range.end) {
       const int head = job.head * args.group;
       pair = job.batch * args.heads_q + head;
-      load_slope(head);
+      this->load_slope(head);
       first_step(range);
       signal_done();
       // What was staged of the job before has been read: its place is dS's and dQ's again.
@@ -69,7 +57,7 @@ struct Consumer : Steps<kConfig> {
 #pragma unroll 1
       for (int g = 0; g < args.group; ++g) {
         if (g > 0) {
-          load_slope(head + g);
+          this->load_slope(head + g);
           next = range.begin;
         }
         const int of = job.batch * args.heads_q + head + g;
@@ -140,92 +128,15 @@ struct Consumer : Steps<kConfig> {
     }
   }
 
-  /// (B2) delta = rowsum(dO O) - dLSE; offset = -LSE in the scores' domain, -inf where LSE = -inf
-  /// (a row that saw no key) and past the end: P = 2^-inf is then 0 without a mask.
-  __forceinline__ void run_prepare() {
-    constexpr int kThreads = 256 / kM;  // of a row
-    const int t = warpgroup * 128 + thread, first = job.block * kConfig.chunk_rows();
-    const i64 base = static_cast<i64>(job.batch * args.heads_q + job.head) * args.rows_q + first;
-    float lse = -infinity();  // asked for first, used last
-    if (t < kConfig.chunk_rows() && first + t < args.seq_q) {
-      lse = args.lse_in[job.batch * args.lse_b + job.head * args.lse_h + (first + t) * args.lse_s];
-    }
-    signal_done();  // before this job's stores, which it would wait for
-    clear_sums<kConfig>(args, base, t);
-#pragma unroll 1
-    for (int row0 = 0; row0 < kConfig.chunk_rows(); row0 += kM) {
-      await_producer(shared.q_full(rQ.slot), rQ.parity);
-      wait_do();
-      float delta = row_products<kConfig>(shared.q(rQ.slot), shared.d_o(rO.slot), t);
-      __syncwarp();  // all lanes have read
-      release(shared.q_empty(rQ.slot));
-      release(shared.do_empty(rO.slot));
-      rQ.advance();
-      rO.advance();
-      if (t % kThreads != 0) continue;
-      const int row = row0 + t / kThreads;
-      if (args.d_lse != nullptr && first + row < args.seq_q) {
-        delta -= args.d_lse[job.batch * args.d_lse_b + job.head * args.d_lse_h +
-                            (first + row) * args.d_lse_s];
-      }
-      args.delta[base + row] = delta;
-    }
-    if (t < kConfig.chunk_rows()) {
-      args.offset[base + t] = lse == -infinity() ? lse : lse * args.offset_factor;
-    }
-    __syncwarp();  // the signal of lane 0 is for the stores of all
-    unsignalled = args.prepared + job.batch * args.heads_k + job.head / args.group;
-  }
-
-  /// Sums of dQ to dQ.
-  __forceinline__ void run_convert() {
-    const u32 to = shared.dq(0);
-    if (lane == 0) bulk_wait_read();
-    sync_consumers();  // the place is free: what was staged there has been read
-#pragma unroll 1
-    for (int piece = 0; piece < Piece<kConfig>::kCount; piece += 2) {
-      await_producer(shared.q_full(rQ.slot), rQ.parity);
-      convert_piece<kConfig>(shared.q(rQ.slot), to, piece, args.scale, warpgroup * 4 + warp, lane);
-      __syncwarp();
-      release(shared.q_empty(rQ.slot));
-      rQ.advance();
-      if constexpr (Piece<kConfig>::in_do(1)) {
-        await_producer(shared.do_full(rO.slot), rO.parity);
-        convert_piece<kConfig>(shared.d_o(rO.slot), to, piece + 1, args.scale, warpgroup * 4 + warp,
-                               lane);
-        __syncwarp();
-        release(shared.do_empty(rO.slot));
-        rO.advance();
-      } else {
-        await_producer(shared.q_full(rQ.slot), rQ.parity);
-        convert_piece<kConfig>(shared.q(rQ.slot), to, piece + 1, args.scale, warpgroup * 4 + warp,
-                               lane);
-        __syncwarp();
-        release(shared.q_empty(rQ.slot));
-        rQ.advance();
-      }
-    }
-    signal_done();
-    fence_async_shared();
-    sync_consumers();
-    if (warpgroup == 0 && thread == 0) {
-      for (int p = 0; p < SharedPlan::panels(kD); ++p) {
-        tma_store(&args.dq, to + p * kConfig.chunk_rows() * kPanelRowBytes, p * kPanelColumns,
-                  job.head, job.block * kConfig.chunk_rows(), job.batch);
-      }
-      bulk_commit();
-    }
-  }
-
   __forceinline__ void run() {
     fetch_job();
     while (job.kind != JobKind::end) {
       if (job.kind == JobKind::tile) {
         run_tile();
       } else if (job.kind == JobKind::prepare) {
-        run_prepare();
+        this->run_prepare();
       } else {
-        run_convert();
+        this->run_convert();
       }
       fetch_job();
     }

@@ -31,7 +31,7 @@ struct Queue {
   __forceinline__ Job job(int index) {
     Job job;
     if (index >= args.jobs) return job;
-    const int chunks = args.rows_q / kConfig.chunk_rows() * args.group;  // of a key head
+    const int chunks = args.rows_q / kConfig.chunk_rows * args.group;  // of a key head
     while (true) {
       const int prepares = heads(step) * chunks,
                 tiles = heads(step - args.lead) * args.order.blocks;
@@ -80,7 +80,7 @@ struct Pair {
 
 template <Config kConfig>
 struct Producer {
-  static constexpr int kM = kConfig.block_m;
+  static constexpr int kM = kConfig.block_m, kBlockN = kConfig.block_n;
   static constexpr int kPanels = SharedPlan::panels(kConfig.head_dim);
   static constexpr int kPanelsV = SharedPlan::panels(kConfig.head_dim_v);
   static constexpr SharedPlan kPlan{kConfig};
@@ -166,10 +166,13 @@ struct Producer {
 
   __forceinline__ u32 load_tile(const Job& job) {
     const BlockRange range = query_range<kConfig>(args, job.block);
-    if (range.begin >= range.end) return ask();
+    if (range.begin >= range.end) {
+      if constexpr (kConfig.wide()) load_kv(job);  // whose places zeros will take
+      return ask();
+    }
     u32 next = 0;
     const u32 warps =
-        static_cast<u32>(args.rows_q / kConfig.chunk_rows() * args.group * kConsumerWarps);
+        static_cast<u32>(args.rows_q / kConfig.chunk_rows * args.group * kConsumerWarps);
     signal_wait(args.prepared + key_pair(job), warps);
     fence_async();  // what others stored before the signal, to our copies
     for (int g = 0; g < args.group; ++g) {
@@ -186,8 +189,8 @@ struct Producer {
   }
   __forceinline__ u32 load_prepare(const Job& job) {
     const u32 next = ask();
-    for (int row = 0; row < kConfig.chunk_rows(); row += kM) {
-      const int at = job.block * kConfig.chunk_rows() + row;
+    for (int row = 0; row < kConfig.chunk_rows; row += kM) {
+      const int at = job.block * kConfig.chunk_rows + row;
       const u32 q = open_q(kPlan.do_stage);
       load_rows(shared.q(q), args.o, kPanelsV, shared.q_full(q), job, job.head, at);
       const u32 d = open_do(kPlan.do_stage);
@@ -198,9 +201,9 @@ struct Producer {
   __forceinline__ u32 load_convert(const Job& job) {
     const u32 next = ask();
     signal_wait(args.finished + key_pair(job),
-                static_cast<u32>(args.order.blocks * kConsumerWarps));
+                static_cast<u32>(args.order.blocks * kConfig.dq_warps()));
     fence_async();
-    const float* sums = args.dq_sum + row_offset(job, job.head, job.block * kConfig.chunk_rows()) *
+    const float* sums = args.dq_sum + row_offset(job, job.head, job.block * kConfig.chunk_rows) *
                                           kConfig.columns_dq();
     for (int piece = 0; piece < Piece<kConfig>::kCount; ++piece) {
       const bool second = Piece<kConfig>::in_do(piece);

@@ -10,12 +10,18 @@ namespace tilewise::bwd_sm90 {
 
 using namespace tile;
 
+/// Descriptor units from the first to the i-th 16 columns of panels of kRows rows.
+template <int kRows>
+__forceinline__ constexpr u32 panel_step(int i) {
+  return i / 4 * (kRows * kPanelRowBytes / 16) + i % 4 * kStepColumns;
+}
+
 /// The chunk's sums of dQ become zero.
 template <Config kConfig>
 __forceinline__ void clear_sums(const Args& args, i64 row0, int t) {
   float* zero = args.dq_sum + row0 * kConfig.columns_dq() + t * 4;
 #pragma unroll
-  for (int n = 0; n < kConfig.chunk_rows() * kConfig.columns_dq() / 1024; ++n) {
+  for (int n = 0; n < kConfig.chunk_rows * kConfig.columns_dq() / 1024; ++n) {
     store_global_16(zero + n * 1024, {0, 0, 0, 0});
   }
 }
@@ -72,10 +78,11 @@ __forceinline__ void convert_piece(u32 piece, u32 to, int index, float scale, in
       words[2 * f] = pack<kConfig.element>(value(v.x), value(v.y));
       words[2 * f + 1] = pack<kConfig.element>(value(v.z), value(v.w));
     }
-    const int chunk = ((column % 64 / 8 + 2 * pair) + lane / 16) ^ (row % 8);
-    store_matrix_x4(to + column / 64 * (kConfig.chunk_rows() * kPanelRowBytes) +
-                        row * kPanelRowBytes + chunk * 16,
-                    words);
+    const int first = column + 16 * pair;
+    const int chunk = (first % 64 / 8 + lane / 16) ^ (row % 8);
+    store_matrix_x4(
+        to + first / 64 * (kConfig.chunk_rows * kPanelRowBytes) + row * kPanelRowBytes + chunk * 16,
+        words);
   }
 }
 

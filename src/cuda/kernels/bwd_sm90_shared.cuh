@@ -10,7 +10,7 @@ namespace tilewise::bwd_sm90 {
 
 using namespace tile;
 
-inline constexpr int kConsumerWarps = 8;
+inline constexpr int kConsumerWarps = 8;  ///< that read Q and dO, prepare and convert
 
 /// Addresses of what SharedPlan lays out. "full": the copies have landed; "empty": the readers are
 /// done.
@@ -24,6 +24,7 @@ struct Shared {
   __forceinline__ u32 v() const { return base + kPlan.v; }
   __forceinline__ u32 q(u32 stage) const { return base + kPlan.q + stage * kPlan.q_stage; }
   __forceinline__ u32 d_o(u32 stage) const { return base + kPlan.d_o + stage * kPlan.do_stage; }
+  __forceinline__ u32 p() const { return base + kPlan.p; }
   __forceinline__ u32 ds(u32 buffer) const { return base + kPlan.ds + buffer * kPlan.ds_buffer; }
   __forceinline__ u32 dq(int warp) const { return base + kPlan.dq + warp * kPlan.dq_warp; }
   __forceinline__ u32 offset(u32 stage) const {
@@ -45,6 +46,10 @@ struct Shared {
   __forceinline__ u32 ds_full(u32 buffer) const { return barrier(4 * kStages + 3 + buffer); }
   __forceinline__ u32 job_full(u32 slot) const { return barrier(4 * kStages + 5 + slot); }
   __forceinline__ u32 job_empty(u32 slot) const { return barrier(4 * kStages + 7 + slot); }
+  // Wide: P has been left for the next warpgroup, has been taken; dS has been used for dQ.
+  __forceinline__ u32 p_full() const { return barrier(4 * kStages + 9); }
+  __forceinline__ u32 p_empty() const { return barrier(4 * kStages + 10); }
+  __forceinline__ u32 ds_empty() const { return barrier(4 * kStages + 11); }
   __forceinline__ u32 slot(u32 index) const { return base + kPlan.slots + index * 16; }
 
   __forceinline__ void init_barriers() const {
@@ -58,11 +63,17 @@ struct Shared {
     }
     mbarrier_init(k_full(), 1);
     mbarrier_init(v_full(), 1);
-    mbarrier_init(kv_empty(), kConsumerWarps);
+    // Wide: two threads store what lies in the places of K and V; one warpgroup makes dS.
+    mbarrier_init(kv_empty(), kConfig.wide() ? 2 : kConsumerWarps);
     for (int s = 0; s < 2; ++s) {
-      mbarrier_init(ds_full(s), kConsumerWarps);
+      mbarrier_init(ds_full(s), kConfig.wide() ? 4 : kConsumerWarps);
       mbarrier_init(job_full(s), 1);
-      mbarrier_init(job_empty(s), kConsumerWarps);
+      mbarrier_init(job_empty(s), kConfig.threads() / 32 - 4);
+    }
+    if constexpr (kConfig.wide()) {
+      mbarrier_init(p_full(), 4);
+      mbarrier_init(p_empty(), 4);
+      mbarrier_init(ds_empty(), 4);
     }
     mbarrier_fence_init();
   }
@@ -83,7 +94,8 @@ struct Job {
 template <Config kConfig>
 struct Piece {
   static constexpr int kBytes = kConfig.block_m * kConfig.columns_dq() * 2;
-  static constexpr int kCount = kConfig.chunk_rows() * kConfig.columns_dq() * 4 / kBytes;
+  static constexpr int kCount = kConfig.chunk_rows * kConfig.columns_dq() * 4 / kBytes;
+  static_assert(kCount % 2 == 0);
   static constexpr bool in_do(int piece) {
     return SharedPlan(kConfig).do_stage >= kBytes && piece % 2 == 1;
   }
@@ -102,8 +114,8 @@ __forceinline__ Diagonals diagonals(const Args& args) {
 /// keys lie past the end.
 template <Config kConfig>
 __forceinline__ BlockRange query_range(const Args& args, int block) {
-  constexpr int kM = kConfig.block_m;
-  const int key = block * kBlockN, key_end = min(key + kBlockN, args.seq_k);
+  constexpr int kM = kConfig.block_m, kN = kConfig.block_n;
+  const int key = block * kN, key_end = min(key + kN, args.seq_k);
   BlockRange range;
   if constexpr (kConfig.mask == Mask::none) {
     range.end = range.full_end = (args.seq_q + kM - 1) / kM;
@@ -112,7 +124,7 @@ __forceinline__ BlockRange query_range(const Args& args, int block) {
     // Rows past the end see nothing by their LSE: the last block needs no mask for them.
     if (kConfig.mask == Mask::right) range.full_end = range.end;
   }
-  if (key_end < key + kBlockN) range.full_begin = range.full_end = range.end;
+  if (key_end < key + kN) range.full_begin = range.full_end = range.end;
   return range;
 }
 

@@ -11,7 +11,6 @@ namespace tilewise::cuda {
 namespace {
 
 using bwd_sm90::Config;
-using bwd_sm90::kBlockN;
 using bwd_sm90::Mask;
 
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
@@ -20,7 +19,12 @@ std::int64_t blocks_of(std::int64_t rows, int block) { return (rows + block - 1)
 
 }  // namespace
 
-int bwd_sm90_padded(std::int64_t dim) { return dim <= 64 ? 64 : dim <= 96 ? 96 : 128; }
+int bwd_sm90_padded(std::int64_t dim) {
+  for (const int padded : {64, 96, 128, 192}) {
+    if (dim <= padded) return padded;
+  }
+  return 256;
+}
 
 Config bwd_sm90_config(const Problem& p) {
   Config config;
@@ -33,26 +37,30 @@ Config bwd_sm90_config(const Problem& p) {
   config.softcap = p.softcap != 0.0;
   config.alibi = p.alibi_slopes.defined();
   config.deterministic = p.deterministic;
+  config.fold_lse = !config.modified;
+  if (std::max(config.head_dim, config.head_dim_v) > 128) {
+    config.block_n = config.chunk_rows = 64;
+    return config;
+  }
   // What registers allow: bwd_sm90.md.
   const bool narrow = config.block_m == 128;
-  config.fold_lse = !config.modified;
   config.late_dq = narrow || !config.modified;
   config.v_registers = narrow;
   return config;
 }
 
 std::int64_t bwd_sm90_rows(const Problem& p, const Config& config) {
-  return blocks_of(p.seq_q, config.chunk_rows()) * config.chunk_rows();
+  return blocks_of(p.seq_q, config.chunk_rows) * config.chunk_rows;
 }
 
 std::int64_t bwd_sm90_jobs(const Problem& p, const Config& config) {
-  return 2 * p.batch * p.heads_q * blocks_of(p.seq_q, config.chunk_rows()) +
-         p.batch * p.heads_k * blocks_of(p.seq_k, kBlockN);
+  return 2 * p.batch * p.heads_q * blocks_of(p.seq_q, config.chunk_rows) +
+         p.batch * p.heads_k * blocks_of(p.seq_k, config.block_n);
 }
 
 bwd_sm90::SectionOrder bwd_sm90_order(const Problem& p, const Config& config) {
   OrderProblem order;
-  order.blocks = blocks_of(p.seq_k, kBlockN);
+  order.blocks = blocks_of(p.seq_k, config.block_n);
   order.heads = p.batch * p.heads_k;
   // Q, dO and the float32 sums of dQ.
   order.kv_bytes = p.group() * p.seq_q * (2 * p.head_dim + 2 * p.head_dim_v + 4 * p.head_dim);
@@ -68,17 +76,24 @@ int bwd_sm90_sections_apart(const bwd_sm90::SectionOrder& order) {
 
 double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machine) {
   const double sms = std::max(1, machine.multiprocessors);
-  const double tiles = static_cast<double>(p.batch * p.heads_k * blocks_of(p.seq_k, kBlockN));
+  const double tiles =
+      static_cast<double>(p.batch * p.heads_k * blocks_of(p.seq_k, config.block_n));
   const double chunks =
-      static_cast<double>(p.batch * p.heads_q * blocks_of(p.seq_q, config.chunk_rows()));
+      static_cast<double>(p.batch * p.heads_q * blocks_of(p.seq_q, config.chunk_rows));
   const double all_queries = static_cast<double>(p.seq_q * p.group());
-  const double cut = p.has_positional_mask() ? 0.5 * (config.block_m + kBlockN) : 0.0;
-  const double queries = std::min(
-      visible_pairs(p) / (tiles * kBlockN) + cut * static_cast<double>(p.group()), all_queries);
+  const double cut = p.has_positional_mask() ? 0.5 * (config.block_m + config.block_n) : 0.0;
+  const double queries =
+      std::min(visible_pairs(p) / (tiles * config.block_n) + cut * static_cast<double>(p.group()),
+               all_queries);
   const int dim = std::max(config.head_dim, config.head_dim_v);
   // Of a tile: its start and end, and 128 queries. Of a chunk: preparation and conversion.
   constexpr double kTileUs = 5.0, kChunkUs = 8.0;
-  const double step_us = (dim <= 64 ? 2.15 : dim <= 96 ? 3.3 : 3.95) * (config.softcap ? 1.3 : 1.0);
+  const double step_us = (dim <= 64    ? 2.15
+                          : dim <= 96  ? 3.3
+                          : dim <= 128 ? 3.95
+                          : dim <= 192 ? 4.2
+                                       : 5.4) *
+                         (config.softcap ? 1.3 : 1.0);
   const double tile_us = kTileUs + step_us * queries / 128.0;
   // Tiles of one size come in whole waves; others, longest first, leave some of a tile as tail, and
   // the longest bounds them all.

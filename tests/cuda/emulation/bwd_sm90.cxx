@@ -165,16 +165,16 @@ struct Check {
   }
 
   void run(const char* name, double bound) {
-    constexpr int kM = kConfig.block_m, kChunk = kConfig.chunk_rows();
+    constexpr int kM = kConfig.block_m, kChunk = kConfig.chunk_rows;
     Args a;
     a.q = q.map(s.batch, kM), a.o = o.map(s.batch, kM), a.d_o = d_o.map(s.batch, kM);
-    a.k = k.map(s.batch, bwd_sm90::kBlockN), a.v = v.map(s.batch, bwd_sm90::kBlockN);
+    a.k = k.map(s.batch, kConfig.block_n), a.v = v.map(s.batch, kConfig.block_n);
     for (auto* t : {&dq, &dk, &dv}) std::fill(t->data.begin(), t->data.end(), kPoison);
     a.dq = dq.map(s.batch, kChunk), a.dk = dk.map(s.batch, 64), a.dv = dv.map(s.batch, 64);
     a.heads_q = s.heads_q, a.heads_k = s.heads_k, a.group = s.heads_q / s.heads_k;
     a.seq_q = s.seq_q, a.seq_k = s.seq_k;
     a.rows_q = (s.seq_q + kChunk - 1) / kChunk * kChunk;
-    const int key_blocks = (s.seq_k + bwd_sm90::kBlockN - 1) / bwd_sm90::kBlockN;
+    const int key_blocks = (s.seq_k + kConfig.block_n - 1) / kConfig.block_n;
     a.jobs = 2 * s.batch * s.heads_q * (a.rows_q / kChunk) + s.batch * s.heads_k * key_blocks;
     a.scale = s.scale, a.scale_log2 = s.scale * tile::kLog2e;
     a.offset_factor = kConfig.fold_lse ? -1.0F / s.scale : -tile::kLog2e;
@@ -198,7 +198,8 @@ struct Check {
     std::vector<emulator::Block> blocks(s.blocks);
     for (unsigned i = 0; i < s.blocks; ++i) {
       shared[i].assign(256 * 1024, 0xff);
-      blocks[i].index = i, blocks[i].threads = 384, blocks[i].shared = shared[i].data();
+      blocks[i].index = i, blocks[i].threads = kConfig.threads(),
+      blocks[i].shared = shared[i].data();
     }
     emulator::shared_name = bwd_sm90::memory;
     emulator::run_together(blocks, [&] { bwd_sm90::kernel<kConfig>(a); });
@@ -228,6 +229,13 @@ constexpr Config k64 = {.head_dim = 64,
                         .late_dq = true,
                         .v_registers = true};
 constexpr Config k128 = {.block_m = 64, .fold_lse = true, .late_dq = true};
+
+constexpr Config k256 = {.head_dim = 256,
+                         .head_dim_v = 256,
+                         .block_m = 64,
+                         .block_n = 64,
+                         .chunk_rows = 64,
+                         .fold_lse = true};
 
 constexpr Config masked(Config c, Mask mask) {
   c.mask = mask;
@@ -325,5 +333,43 @@ int main() {
   check<dims(k128, 64, 128)>("dims 64, 128", {.dim_v = 128}, kBf16);
   check<dims(k128, 128, 64)>("dims 128, 64", {.dim = 128}, kBf16);
   check<dims(k128, 96, 64)>("dims 72, 40", {.dim = 72, .dim_v = 40}, kBf16);
+  check<k256>("dim 256, 2 blocks",
+              {.batch = 2,
+               .heads_q = 4,
+               .heads_k = 2,
+               .seq_q = 150,
+               .seq_k = 140,
+               .dim = 256,
+               .dim_v = 256,
+               .blocks = 2,
+               .section_heads = 2,
+               .apart = 2},
+              kBf16);
+  check<masked(k256, Mask::right)>(
+      "dim 256, causal, rows that see nothing",
+      {.seq_q = 200, .seq_k = 130, .dim = 256, .dim_v = 256, .high = 130 - 200 + 1, .d_lse = true},
+      kBf16);
+  check<masked(k256, Mask::right)>(
+      "dim 256, keys that nobody sees",
+      {.seq_q = 70, .seq_k = 300, .dim = 256, .dim_v = 256, .high = 1, .blocks = 2}, kBf16);
+  check<deterministic(masked(k256, Mask::both))>("dim 256, window, deterministic, 3 blocks",
+                                                 {.heads_q = 4,
+                                                  .heads_k = 2,
+                                                  .seq_q = 200,
+                                                  .seq_k = 200,
+                                                  .dim = 256,
+                                                  .dim_v = 256,
+                                                  .low = -60,
+                                                  .high = 31,
+                                                  .last_first = true,
+                                                  .blocks = 3},
+                                                 kBf16);
+  check<with_softcap(half(k256))>(
+      "dim 200, softcap, fp16",
+      {.seq_q = 90, .seq_k = 100, .dim = 200, .dim_v = 200, .softcap = 2.0F}, kFp16);
+  check<dims(with_alibi(k256), 192, 128)>(
+      "dims 192, 128, ALiBi", {.dim = 192, .dim_v = 128, .alibi = true, .blocks = 2}, kBf16);
+  check<dims(k256, 64, 192)>("dims 64, 136", {.dim = 64, .dim_v = 136, .amplitude = 3.0F}, kBf16);
+  check<dims(k256, 192, 192)>("dim 192", {.dim = 192, .dim_v = 192}, kBf16);
   return failures == 0 ? 0 : 1;
 }

@@ -1,0 +1,495 @@
+/// bwd_sm90: head dims above 128. Three warpgroups share a tile of 64 keys and divide the products:
+///
+///   Values   S = K Q^T, P, dV += P^T dO             leaves P (with a softcap times its slope)
+///   Keys     dP = V dO^T, dS = P (dP - delta), dK += dS^T Q    leaves dS
+///   Queries  dQ = dS K, 64 columns at a time, added to the sums
+///
+/// Each hands one buffer of 8 kB to the next and runs ahead of it by what a buffer allows. P, dS
+/// are A operands from registers; dV and dK leave from the places of V and K.
+#pragma once
+
+#include "cuda/kernels/bwd_sm90_scores.cuh"
+
+namespace tilewise::bwd_sm90 {
+
+using namespace tile;
+
+/// dV or dK of 64 keys: accumulators of `columns` columns. An instruction takes no more registers
+/// than the launch gives a thread (128), so 256 columns are two halves.
+constexpr int wide_parts(int columns) { return columns > 192 ? 2 : 1; }
+template <int kColumns>
+struct WideSums {
+  static constexpr int kParts = wide_parts(kColumns), kN = kColumns / kParts;
+  float r[kParts][kN / 2];
+
+  __forceinline__ void clear() {
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) {
+#pragma unroll
+      for (int i = 0; i < kN / 2; ++i) r[p][i] = 0.0F;
+    }
+  }
+  __forceinline__ void pin_all() {
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) pin(r[p]);
+  }
+  /// += A B, A [64 x 64] in registers, B [64 x kColumns] in panels of 64 rows
+  template <Element kElement>
+  __forceinline__ void add_product(const u32 (&a)[16], u64 b) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int p = 0; p < kParts; ++p) {
+        Wgmma<kElement, kN>::multiply_register(r[p], a[4 * i], a[4 * i + 1], a[4 * i + 2],
+                                               a[4 * i + 3],
+                                               b + p * (kN * kPanelRowBytes / 16) + i * kStepRows);
+      }
+    }
+  }
+};
+
+/// Rows of 64 keys from accumulators to panels at `to`.
+template <Element kElement, int kColumns>
+__forceinline__ void stage_rows(const WideSums<kColumns>& sums, float factor, u32 to, int warp,
+                                int lane) {
+  constexpr int kN = WideSums<kColumns>::kN;
+  const int row = warp * 16 + lane % 16;
+#pragma unroll
+  for (int k = 0; k < kColumns / 16; ++k) {
+    const float* r = sums.r[k / (kN / 16)] + k % (kN / 16) * 8;
+    u32 words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      words[i] = pack<kElement>(r[2 * i] * factor, r[2 * i + 1] * factor);
+    }
+    const int chunk = (k % 4 * 2 + lane / 16) ^ (row % 8);
+    store_matrix_x4(to + k / 4 * (64 * kPanelRowBytes) + row * kPanelRowBytes + chunk * 16, words);
+  }
+}
+
+/// Takes jobs; `role` computes the tiles, and its warpgroup, where it reads Q and dO, the others.
+template <class Role>
+__forceinline__ void run_jobs(Role& role) {
+  bool staged = false;  ///< the job before was converted: its rows may still be read
+  role.fetch_job();
+  while (role.job.kind != JobKind::end) {
+    if (role.job.kind == JobKind::tile) {
+      role.signal_done();  // before any wait for the producer
+      if (staged) {
+        if (role.warpgroup == 0 && role.thread == 0) bulk_wait_read();
+        role.sync_all();
+      }
+      role.run_tile();
+      staged = false;
+    } else if (role.job.kind == JobKind::convert) {
+      if constexpr (Role::kReadsRows) {
+        role.run_convert();
+      } else {
+        role.sync_all();
+      }
+      staged = true;
+    } else if constexpr (Role::kReadsRows) {
+      role.run_prepare();
+    }
+    role.fetch_job();
+  }
+  role.signal_done();
+  if (role.lane == 0) bulk_wait_read();  // shared memory must outlive the copies out of it
+}
+
+template <Config kConfig>
+struct WideValues : Scores<kConfig> {
+  using Base = Scores<kConfig>;
+  using Base::args;
+  using Base::block;
+  using Base::job;
+  using Base::kDv;
+  using Base::kElement;
+  using Base::kM;
+  using Base::kPlan;
+  using Base::kv_parity;
+  using Base::lane;
+  using Base::pair;
+  using Base::release;
+  using Base::rO;
+  using Base::rP;
+  using Base::rQ;
+  using Base::rS;
+  using Base::shared;
+  using Base::thread;
+  using Base::warp;
+  static constexpr bool kReadsRows = true;
+
+  const u64 dOt;  ///< dO as B of dV
+  u32 p_uses = 0;
+  WideSums<kDv> rDv;
+
+  __forceinline__ WideValues(const Args& a, u32 shared_base)
+      : Base(a, shared_base, 0), dOt(panel_descriptor(shared.d_o(0), kM * kPanelRowBytes)) {}
+
+  /// (B3) dV += P^T dO
+  __forceinline__ void issue_dv() {
+    const u64 d_o = dOt + rO.slot * (kPlan.do_stage / 16);
+    wgmma_fence();
+    rDv.template add_product<kElement>(rP, d_o);
+    wgmma_commit();
+  }
+  /// P, with a softcap times its slope (B7), to the next warpgroup, once it has taken the last.
+  __forceinline__ void leave_p() {
+    mbarrier_wait(shared.p_empty(), p_uses & 1 ^ 1);
+    ++p_uses;
+#pragma unroll
+    for (int i = 0; i < kM / 16; ++i) {
+      u32 words[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        words[e] = rP[4 * i + e];
+        if constexpr (kConfig.softcap) {
+          const u32 p = words[e], gate = this->rGate[4 * i + e];
+          words[e] =
+              pack<kElement>(widen<kElement>(p & 0xffffU) * widen<Element::fp16>(gate & 0xffffU),
+                             widen_high<kElement>(p) * widen_high<Element::fp16>(gate));
+        }
+      }
+      store_shared_16(shared.p() + (i * 128 + thread) * 16, __uint_as_float(words[0]),
+                      __uint_as_float(words[1]), __uint_as_float(words[2]),
+                      __uint_as_float(words[3]));
+    }
+    __syncwarp();
+    release(shared.p_full());
+  }
+  /// S has become P: its Q and offsets have been read.
+  __forceinline__ void pass_q() {
+    __syncwarp();
+    release(shared.q_empty(rQ.slot));
+    rQ.advance();
+  }
+
+  /// Entry: P of (pair, block) is ready, nothing is in flight. Exit: the same for the next block.
+  template <bool kMasked, bool kLast>
+  __forceinline__ void step(int next_pair, int next_block) {
+    leave_p();
+    this->wait_do();
+    issue_dv();
+    if constexpr (!kLast) {
+      this->wait_q();
+      this->issue_scores();
+      wgmma_wait<1>();
+    } else {
+      wgmma_wait<0>();
+    }
+    rDv.pin_all();
+    pin(rP);
+    release(shared.do_empty(rO.slot));
+    rO.advance();
+    if constexpr (!kLast) {
+      wgmma_wait<0>();
+      pin(rS);
+      pair = next_pair;
+      block = next_block;
+      this->template probabilities<kMasked>();
+      pass_q();
+    }
+  }
+
+  __forceinline__ void first_step(const BlockRange& range) {
+    block = range.begin;
+    mbarrier_wait(shared.k_full(), kv_parity);
+    this->wait_q();
+    this->issue_scores();
+    wgmma_wait<0>();
+    pin(rS);
+    if (block < range.full_begin || block >= range.full_end) {
+      this->template probabilities<true>();
+    } else {
+      this->template probabilities<false>();
+    }
+    pass_q();
+  }
+
+  __forceinline__ void run_tile() {
+    const BlockRange range = query_range<kConfig>(args, job.block);
+    rDv.clear();
+    if (range.begin < range.end) {
+      const int head = job.head * args.group, of = job.batch * args.heads_q + head;
+      pair = of;
+      this->load_slope(head);
+      first_step(range);
+      int next = range.begin + 1;
+#pragma unroll 1
+      for (int g = 0; g < args.group; ++g) {
+        if (g > 0) {
+          this->load_slope(head + g);
+          next = range.begin;
+        }
+        // A block that follows another head's is taken as masked, whatever it is: one loop less.
+        int masked_end = max(range.full_begin, range.begin + 1);
+#pragma unroll 1
+        while (true) {
+#pragma unroll 1
+          for (; next < masked_end; ++next) step<true, false>(of + g, next);
+#pragma unroll 1
+          for (; next < range.full_end; ++next) step<false, false>(of + g, next);
+          if (next >= range.end) break;
+          masked_end = range.end;
+        }
+      }
+      step<false, true>(0, 0);
+      // The other warpgroup has taken the last P: it is done with V.
+      mbarrier_wait(shared.p_empty(), p_uses & 1 ^ 1);
+    } else {
+      mbarrier_wait(shared.v_full(), kv_parity);
+    }
+    kv_parity ^= 1;
+    stage_rows<kElement>(rDv, 1.0F, shared.v(), warp, lane);
+    fence_async_shared();
+    this->sync_warpgroup();
+    if (thread == 0) {
+      for (int p = 0; p < SharedPlan::panels(kDv); ++p) {
+        tma_store(&args.dv, shared.v() + p * Base::kSlot, p * kPanelColumns, job.head,
+                  job.block * Base::kBlockN, job.batch);
+      }
+      bulk_commit();
+      bulk_wait_read();
+      mbarrier_arrive(shared.kv_empty());
+    }
+  }
+};
+
+template <Config kConfig>
+struct WideKeys : Worker<kConfig> {
+  using Base = Worker<kConfig>;
+  using Base::args;
+  using Base::job;
+  using Base::kBlockN;
+  using Base::kD;
+  using Base::kDv;
+  using Base::kElement;
+  using Base::kM;
+  using Base::kPlan;
+  using Base::kv_parity;
+  using Base::lane;
+  using Base::release;
+  using Base::rO;
+  using Base::rQ;
+  using Base::shared;
+  using Base::thread;
+  using Base::warp;
+  static constexpr bool kReadsRows = true;
+  using Gradients = Wgmma<kElement, kM>;
+
+  const u64 dV, dO, dQt;  ///< V as A, dO as B of dP; Q as B of dK
+  u32 p_parity = 0, ds_uses = 0;
+  float rGradS[kM / 2];  ///< dP^T
+  WideSums<kD> rDk;
+  u32 rdS[kM / 4];
+
+  __forceinline__ WideKeys(const Args& a, u32 shared_base)
+      : Base(a, shared_base, 1),
+        dV(panel_descriptor(shared.v(), 16)),
+        dO(panel_descriptor(shared.d_o(0), 16)),
+        dQt(panel_descriptor(shared.q(0), kM * kPanelRowBytes)) {}
+
+  /// (B4) dP^T = V dO^T
+  __forceinline__ void issue_dp() {
+    const u64 d_o = dO + rO.slot * (kPlan.do_stage / 16);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kDv / 16; ++i) {
+      Gradients::multiply_shared(rGradS, dV + panel_step<kBlockN>(i), d_o + panel_step<kM>(i),
+                                 i != 0);
+    }
+    wgmma_commit();
+  }
+  /// (B9) dK += dS^T Q
+  __forceinline__ void issue_dk() {
+    const u64 q = dQt + rQ.slot * (kPlan.q_stage / 16);
+    wgmma_fence();
+    rDk.template add_product<kElement>(rdS, q);
+    wgmma_commit();
+  }
+  /// (B5) dS = P (dP - delta)
+  __forceinline__ void score_gradients() {
+    const u32 delta = shared.delta(rO.slot) + lane % 4 * 8;
+#pragma unroll
+    for (int i = 0; i < kM / 16; ++i) {
+      const Bytes16 x = load_shared_16(shared.p() + (i * 128 + thread) * 16);
+      const u32 p[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int word = 4 * i + e;
+        const Floats2 d = load_shared_8(delta + word / 2 * 32);
+        rdS[word] = pack<kElement>(widen<kElement>(p[e] & 0xffffU) * (rGradS[2 * word] - d.x),
+                                   widen_high<kElement>(p[e]) * (rGradS[2 * word + 1] - d.y));
+      }
+    }
+  }
+  /// dS^T, a panel of 64 queries x 64 keys, to shared memory, once the last has been used.
+  __forceinline__ void leave_ds() {
+    mbarrier_wait(shared.ds_empty(), ds_uses & 1 ^ 1);
+    ++ds_uses;
+    const int row = warp * 16 + lane % 16;
+#pragma unroll
+    for (int k = 0; k < kM / 16; ++k) {
+      const u32 words[4] = {rdS[4 * k], rdS[4 * k + 1], rdS[4 * k + 2], rdS[4 * k + 3]};
+      const int chunk = (k * 2 + lane / 16) ^ (row % 8);
+      store_matrix_x4(shared.ds(0) + row * kPanelRowBytes + chunk * 16, words);
+    }
+    fence_async_shared();
+    __syncwarp();
+    release(shared.ds_full(0));
+  }
+
+  /// Entry: dP of a block is ready, nothing is in flight. Exit: the same for the next block.
+  template <bool kLast>
+  __forceinline__ void step() {
+    mbarrier_wait(shared.p_full(), p_parity);
+    p_parity ^= 1;
+    score_gradients();
+    __syncwarp();  // all lanes have read P and delta
+    release(shared.p_empty());
+    release(shared.do_empty(rO.slot));
+    rO.advance();
+    leave_ds();
+    this->wait_q();
+    issue_dk();
+    if constexpr (!kLast) {
+      this->wait_do();
+      issue_dp();
+      wgmma_wait<1>();
+    } else {
+      wgmma_wait<0>();
+    }
+    rDk.pin_all();
+    pin(rdS);
+    release(shared.q_empty(rQ.slot));
+    rQ.advance();
+    if constexpr (!kLast) {
+      wgmma_wait<0>();
+      pin(rGradS);
+    }
+  }
+
+  __forceinline__ void run_tile() {
+    const BlockRange range = query_range<kConfig>(args, job.block);
+    rDk.clear();
+    const int steps = (range.end - range.begin) * args.group;
+    if (steps > 0) {
+      mbarrier_wait(shared.v_full(), kv_parity);
+      this->wait_do();
+      issue_dp();
+      wgmma_wait<0>();
+      pin(rGradS);
+#pragma unroll 1
+      for (int i = 1; i < steps; ++i) step<false>();
+      step<true>();
+      // dQ of the last block has been computed: nobody needs K any more.
+      mbarrier_wait(shared.ds_empty(), ds_uses & 1 ^ 1);
+    } else {
+      mbarrier_wait(shared.k_full(), kv_parity);
+    }
+    kv_parity ^= 1;
+    stage_rows<kElement>(rDk, args.scale, shared.k(), warp, lane);
+    fence_async_shared();
+    this->sync_warpgroup();
+    if (thread == 0) {
+      for (int p = 0; p < SharedPlan::panels(kD); ++p) {
+        tma_store(&args.dk, shared.k() + p * Base::kSlot, p * kPanelColumns, job.head,
+                  job.block * kBlockN, job.batch);
+      }
+      bulk_commit();
+      bulk_wait_read();
+      mbarrier_arrive(shared.kv_empty());
+    }
+  }
+};
+
+template <Config kConfig>
+struct WideQueries : Worker<kConfig> {
+  using Base = Worker<kConfig>;
+  using Base::args;
+  using Base::job;
+  using Base::kBlockN;
+  using Base::kElement;
+  using Base::kM;
+  using Base::kPlan;
+  using Base::kv_parity;
+  using Base::lane;
+  using Base::release;
+  using Base::shared;
+  using Base::warp;
+  static constexpr bool kReadsRows = false;
+  static constexpr int kColumns = kConfig.columns_dq();
+  using Product = Wgmma<kElement, 64>;
+
+  const u64 dSt, dKt;  ///< dS as A, the first panel of K as B of dQ
+  u32 ds_parity = 0;
+  float rDq[32];
+
+  __forceinline__ WideQueries(const Args& a, u32 shared_base)
+      : Base(a, shared_base, 2),
+        dSt(panel_descriptor(shared.ds(0), 16)),
+        dKt(panel_descriptor(shared.k(), kBlockN * kPanelRowBytes)) {}
+
+  /// (B8) dQ = dS K of a block of queries, added to its sums
+  __forceinline__ void step(int pair, int block) {
+    float* to =
+        args.dq_sum + (static_cast<i64>(pair) * args.rows_q + block * kM + 16 * warp) * kColumns;
+    if constexpr (kConfig.deterministic) {
+      if (lane == 0) {
+        this->pass_turn();
+        this->await_turn(this->turn_at(pair, block), block);
+      }
+      __syncwarp();
+    }
+    mbarrier_wait(shared.ds_full(0), ds_parity);
+    ds_parity ^= 1;
+    const u32 stage = shared.dq(warp);
+#pragma unroll 1
+    for (int panel = 0; panel < kColumns / 64; ++panel) {
+      const u64 k = dKt + panel * (kBlockN * kPanelRowBytes / 16);
+      wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < kBlockN / 16; ++i) {
+        Product::multiply_transposed(rDq, dSt + i * kStepRows, k + i * kStepRows, i != 0);
+      }
+      wgmma_commit();
+      wgmma_wait<0>();
+      pin(rDq);
+      if (panel == kColumns / 64 - 1) release(shared.ds_empty());
+      if (lane == 0) bulk_wait_read();
+      __syncwarp();  // the copy engine has read what was staged before
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        store_shared_16(stage + (i * 32 + lane) * 16, rDq[4 * i], rDq[4 * i + 1], rDq[4 * i + 2],
+                        rDq[4 * i + 3]);
+      }
+      fence_async_shared();
+      __syncwarp();
+      if (lane == 0) {
+        bulk_add(to + panel * (16 * 64), stage, kPlan.dq_warp);
+        bulk_commit();
+      }
+    }
+  }
+
+  __forceinline__ void run_tile() {
+    const BlockRange range = query_range<kConfig>(args, job.block);
+    mbarrier_wait(shared.k_full(), kv_parity);
+    kv_parity ^= 1;
+    const int of = job.batch * args.heads_q + job.head * args.group;
+#pragma unroll 1
+    for (int g = 0; g < args.group; ++g) {
+#pragma unroll 1
+      for (int block = range.begin; block < range.end; ++block) step(of + g, block);
+    }
+    if (lane == 0) {
+      bulk_wait();
+      fence_async();
+      if constexpr (kConfig.deterministic) this->pass_turn();
+      signal_add(args.finished + job.batch * args.heads_k + job.head, 1);
+    }
+  }
+};
+
+}  // namespace tilewise::bwd_sm90
