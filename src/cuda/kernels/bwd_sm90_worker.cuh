@@ -148,6 +148,8 @@ struct Worker {
   /// Sums of dQ to dQ.
   __forceinline__ void run_convert() {
     const u32 to = kConfig.wide() ? shared.p() : shared.dq(0);
+    // Wide: the third warpgroup may stand behind a block that waits for this signal.
+    if constexpr (kConfig.wide()) signal_done();
     if (lane == 0) bulk_wait_read();
     sync_all();  // the place is free: what was staged there has been read
 #pragma unroll 1
