@@ -238,7 +238,7 @@ struct WideValues : Scores<kConfig> {
       // The other warpgroup has taken the last P: it is done with V.
       mbarrier_wait(shared.p_empty(), p_uses & 1 ^ 1);
     } else {
-      mbarrier_wait(shared.v_full(), kv_parity);
+      this->await_unused();
     }
     kv_parity ^= 1;
     stage_rows<kElement>(rDv, 1.0F, shared.v(), warp, lane);
@@ -386,7 +386,7 @@ struct WideKeys : Worker<kConfig> {
       // dQ of the last block has been computed: nobody needs K any more.
       mbarrier_wait(shared.ds_empty(), ds_uses & 1 ^ 1);
     } else {
-      mbarrier_wait(shared.k_full(), kv_parity);
+      this->await_unused();
     }
     kv_parity ^= 1;
     stage_rows<kElement>(rDk, args.scale, shared.k(), warp, lane);

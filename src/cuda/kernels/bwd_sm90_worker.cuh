@@ -55,6 +55,11 @@ struct Worker {
     __syncwarp();
     mbarrier_wait(barrier, parity);
   }
+  /// K and V of a tile that no query sees have landed. Both: a wait must not skip a phase.
+  __forceinline__ void await_unused() const {
+    mbarrier_wait(shared.k_full(), kv_parity);
+    mbarrier_wait(shared.v_full(), kv_parity);
+  }
   /// Tells whoever waits for the last job that its stores and additions are complete: late, when
   /// they are, so that nobody here waits for them.
   __forceinline__ void signal_done() {
