@@ -108,6 +108,20 @@ def test_decoder_logits(device: str, side: str) -> None:
     return None
 
 
+def test_training_on_a_right_padded_batch(device: str) -> None:
+    model = decoder(device).train()
+    ids, mask = padded_prompts(device, "right")
+    gradients = {}
+    for implementation in ("eager", "tilewise"):
+        model.set_attn_implementation(implementation)
+        model.zero_grad()
+        labels = ids.masked_fill(mask == 0, -100)
+        model(ids, attention_mask=mask, labels=labels).loss.backward()
+        gradients[implementation] = [p.grad.clone() for p in model.parameters()]
+    for a, b in zip(gradients["eager"], gradients["tilewise"], strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+
+
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("side", ["none", "left"])
 def test_generate_with_cache(device: str, side: str, cache: str) -> None:
@@ -174,8 +188,42 @@ def test_lengths_replace_a_right_padded_mask() -> None:
     padding = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]).bool()
     common = {"mask_function": bidirectional_mask_function, "allow_is_causal_skip": False}
     lengths = tilewise.hf.attention_mask(2, 4, 4, attention_mask=padding, **common)
-    assert lengths.tolist() == [3, 4]
+    assert lengths.flatten().tolist() == [3, 4]
     left = tilewise.hf.attention_mask(2, 4, 4, attention_mask=padding.flip(1), **common)
     assert left.shape == (2, 1, 4, 4) and left.dtype == torch.bool
     whole = torch.ones_like(padding)
     assert tilewise.hf.attention_mask(2, 4, 4, attention_mask=whole, **common) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "options", "wanted"),
+    [
+        # A batch that is padded on the right, and one that is not.
+        (4, 4, {"attention_mask": [[1, 1, 1, 0], [1, 1, 1, 1]]}, [[3, 3], [4, 4]]),
+        (4, 4, {"attention_mask": [[1, 1, 1, 1], [1, 1, 1, 1]]}, None),
+        # The first pass over a static cache, with a mask of what is written.
+        (4, 9, {"attention_mask": [[1, 1, 0, 0], [1, 1, 1, 1]]}, [[2, 2], [4, 4]]),
+        (4, 9, {"attention_mask": [[1, 1, 1, 1], [1, 1, 1, 1]]}, None),
+        # A token behind five others in one; the counter may be a tensor.
+        (1, 9, {"q_offset": 5}, [[6], [6]]),
+        (1, 6, {"q_offset": 5, "attention_mask": [[1] * 6, [1] * 6]}, None),
+        (1, 6, {"q_offset": 5, "attention_mask": [[1] * 6, [1] * 4 + [0] * 2]}, [[6], [4]]),
+        (1, 9, {"q_offset": torch.tensor(5), "attention_mask": [[1] * 6, [1] * 6]}, [[6], [6]]),
+        # What lengths cannot say is a mask.
+        (4, 4, {"attention_mask": [[0, 1, 1, 1], [1, 1, 1, 1]]}, "mask"),
+        (1, 9, {"q_offset": 5, "attention_mask": [[0, 1, 1, 1, 1, 1], [1] * 6]}, "mask"),
+        (2, 9, {"q_offset": 5, "attention_mask": [[1] * 7, [1] * 7]}, "mask"),
+        (4, 4, {"kv_offset": 1, "attention_mask": [[1] * 5, [1] * 5]}, "mask"),
+    ],
+)
+def test_lengths_replace_a_causal_mask(
+    rows: int, keys: int, options: dict[str, Any], wanted: Any
+) -> None:
+    if "attention_mask" in options:
+        options = options | {"attention_mask": torch.tensor(options["attention_mask"]).bool()}
+    made = tilewise.hf.attention_mask(2, rows, keys, allow_is_causal_skip=False, **options)
+    if wanted == "mask":
+        assert made.shape == (2, 1, rows, keys) and made.dtype == torch.bool
+    else:
+        assert made is None if wanted is None else made[:, 0, 0].tolist() == wanted
+        assert made is None or made.dtype == torch.int32

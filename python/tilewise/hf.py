@@ -3,8 +3,9 @@
     tilewise.hf.register()
     model = AutoModel.from_pretrained(..., attn_implementation="tilewise")
 
-Masks are made as for "sdpa", with one difference: where an encoder's batch is padded on the right,
-its lengths go to the kernel instead of a mask of every pair, so that padding costs nothing.
+Masks are made as for "sdpa", with one difference: where a batch is padded on the right, or a static
+cache is longer than what has been written, lengths go to the kernel instead of a mask of every
+pair, so that padding costs nothing and runs where no kernel takes a mask.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
+from transformers.masking_utils import (
+    bidirectional_mask_function,
+    causal_mask_function,
+    sdpa_mask,
+)
 
 from ._attention import attention
 
@@ -28,29 +33,73 @@ def _right_padded_lengths(mask: Tensor) -> Tensor | None:
     return lengths if torch.equal(mask.bool(), places < lengths[:, None]) else None
 
 
+def _bidirectional_lengths(padding: Tensor | None, kv_length: int) -> tuple[bool, Tensor | None]:
+    """Whether lengths say it all, and the lengths (B); None = every key is seen."""
+    if padding is None or padding.shape[-1] != kv_length:
+        return False, None
+    lengths = _right_padded_lengths(padding)
+    if lengths is None:
+        return False, None
+    return True, None if bool((lengths == kv_length).all()) else lengths
+
+
+def _causal_lengths(
+    padding: Tensor | None, batch: int, rows: int, keys: int, first: Any, device: Any
+) -> tuple[bool, Tensor | None]:
+    """The same for causal attention of rows `first`, `first` + 1, ... (an int, or a tensor).
+
+    One row: lengths (B). Several from the first on: lengths (B, 2), each twice.
+    """
+    lengths = None if padding is None else _right_padded_lengths(padding)
+    if padding is not None and (lengths is None or padding.shape[-1] > keys):
+        return False, None
+    if rows == 1:
+        if isinstance(first, int) and first + 1 >= keys:  # no cache behind what is written
+            return True, None if lengths is None or bool((lengths >= keys).all()) else lengths
+        seen = torch.as_tensor(first + 1, dtype=torch.int32, device=device).expand(batch)
+        return True, seen if lengths is None else torch.minimum(lengths, seen)
+    if lengths is None or int(first) != 0:
+        return False, None
+    # A row sees what is before it: padding behind the last row hides nothing more.
+    return True, None if bool((lengths >= rows).all()) else lengths[:, None].expand(-1, 2)
+
+
 def attention_mask(
     batch_size: int,
     q_length: int,
     kv_length: int,
     *,
-    mask_function: Any = None,
+    mask_function: Any = causal_mask_function,
     attention_mask: Tensor | None = None,
     use_vmap: bool = False,
+    q_offset: Any = 0,
+    kv_offset: int = 0,
     **options: Any,
 ) -> Tensor | None:
-    """What attention_forward takes as its mask: None, lengths int32 (B), or bool (B, 1, Sq, Sk)."""
-    plain = mask_function is bidirectional_mask_function and not use_vmap
-    if attention_mask is not None and plain and not torch.compiler.is_compiling():
-        whole = attention_mask.shape == (batch_size, kv_length)
-        lengths = _right_padded_lengths(attention_mask) if whole else None
-        if lengths is not None:
-            return None if bool((lengths == kv_length).all()) else lengths
-    if mask_function is not None:
-        options["mask_function"] = mask_function
+    """What attention_forward takes as its mask.
+
+    None, bool (B, 1, Sq, Sk), or int32 lengths (B, 1, 1, 1); (B, 1, 1, 2), each of them twice,
+    where causal from the top left applies too. Four axes, because transformers takes only such a
+    mask for a finished one when it comes back.
+    """
+    if not use_vmap and kv_offset == 0 and not torch.compiler.is_compiling():
+        found, lengths = False, None
+        if mask_function is bidirectional_mask_function:
+            found, lengths = _bidirectional_lengths(attention_mask, kv_length)
+        elif mask_function is causal_mask_function:
+            device = options.get("device", "cpu")
+            found, lengths = _causal_lengths(
+                attention_mask, batch_size, q_length, kv_length, q_offset, device
+            )
+        if found:
+            return None if lengths is None else lengths.reshape(batch_size, 1, 1, -1)
     return sdpa_mask(
         batch_size=batch_size,
         q_length=q_length,
         kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        mask_function=mask_function,
         attention_mask=attention_mask,
         use_vmap=use_vmap,
         **options,
@@ -61,8 +110,8 @@ def _mask_options(mask: Tensor | None, position_bias: Tensor | None) -> dict[str
     options: dict[str, Any] = {"bias": position_bias}
     if mask is None:
         return options
-    if mask.dim() == 1:
-        options["key_lengths"] = mask
+    if mask.dtype == torch.int32:
+        options["key_lengths"] = mask[:, 0, 0, 0]
     elif mask.dtype == torch.bool:
         options["mask"] = mask
     elif position_bias is None:
@@ -90,7 +139,9 @@ def attention_forward(
     rows, keys = query.shape[2], key.shape[2]
     decoder = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal: bool | str = bool(decoder) and attention_mask is None and rows > 1
-    if causal and rows != keys:
+    if attention_mask is not None and attention_mask.dtype == torch.int32:
+        causal = "top_left" if attention_mask.shape[-1] == 2 else False
+    elif causal and rows != keys:
         # A first pass over a cache that is longer than what has been written.
         causal = "top_left"
     out = attention(
