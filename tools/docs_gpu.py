@@ -43,6 +43,7 @@ TITLES = {
     "seed-eager": "The seeds' grid, eager",
     "seed-protocol": "The seeds' grid by the seeds' own protocol",
     "paths": "Every path of PyTorch: 16,384 tokens, hidden size 2048, bf16",
+    "precision": "Every type: 16 heads, batch 1, causal",
     "baseline-scaling": "Seed 002: growth of the textbook's time, gain of flash",
 }
 

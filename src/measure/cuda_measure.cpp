@@ -69,6 +69,11 @@ CudaCacheFlusher::CudaCacheFlusher(int index)
 
 CudaCacheFlusher::~CudaCacheFlusher() { cuda::release(buffer_, index_, nullptr); }
 
-void CudaCacheFlusher::operator()() { cuda::fill_bytes(buffer_, 0, bytes_, index_, nullptr); }
+void CudaCacheFlusher::operator()() {
+  // One pass empties the cache. A few more keep the device busy until the host has queued what is
+  // timed next: no host time is counted then.
+  constexpr int kPasses = 4;
+  for (int i = 0; i < kPasses; ++i) cuda::fill_bytes(buffer_, 0, bytes_, index_, nullptr);
+}
 
 }  // namespace tilewise

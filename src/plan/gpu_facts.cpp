@@ -3,9 +3,6 @@
 namespace tilewise {
 namespace {
 
-/// Share of the peak rates that kernels reach over long runs.
-constexpr double kSustainedMatrix = 0.65;
-constexpr double kSustainedFloat32 = 0.85;
 constexpr double kSustainedBandwidth = 0.9;
 /// One kernel after another on a stream, microseconds.
 constexpr double kLaunchMicroseconds = 3.0;

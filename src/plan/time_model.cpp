@@ -46,14 +46,12 @@ Arithmetic arithmetic(const Problem& p) {
 double fitted_cuda_ms(std::string_view kernel, const Problem& p, double model_ms,
                       const Hardware& machine) {
   const Arithmetic kind = arithmetic(p);
-  const bool masked = p.has_positional_mask();
+  const CudaTerms* found = nullptr;
   for (const CudaTerms& terms : cuda_terms()) {
-    if (terms.kernel == kernel && terms.arch == machine.arch && terms.arithmetic == kind &&
-        terms.masked == masked) {
-      return 1e-3 * terms.fixed_us + terms.factor * model_ms;
-    }
+    if (terms.kernel != kernel || terms.arch != machine.arch || terms.arithmetic != kind) continue;
+    if (found == nullptr || terms.masked == p.has_positional_mask()) found = &terms;
   }
-  return model_ms;
+  return found == nullptr ? model_ms : 1e-3 * found->fixed_us + found->factor * model_ms;
 }
 
 }  // namespace tilewise

@@ -56,7 +56,8 @@ double cpu_time_ms(const CpuTerms& terms, const CpuWork& work, const Hardware& m
 /// Each term of cpu_time_ms with its constant at 1, in the order of CpuTerms: what is fitted.
 std::array<double, 4> cpu_features(const CpuWork& work, const Hardware& machine);
 
-/// `model_ms` with the kernel's correction on this architecture, if it has one.
+/// `model_ms` with the kernel's correction on this architecture, if it has one: that of problems
+/// masked as this one, else of the others.
 double fitted_cuda_ms(std::string_view kernel, const Problem& problem, double model_ms,
                       const Hardware& machine);
 

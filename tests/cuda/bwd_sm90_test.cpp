@@ -43,7 +43,7 @@ Hardware h100() {
   machine.multiprocessors = 132;
   machine.shared_kib = 227;
   machine.bandwidth_gbps = 3000.0;
-  machine.matrix_tflops = 700.0;
+  machine.matrix_tflops = 878.0;
   return machine;
 }
 

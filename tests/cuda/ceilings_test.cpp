@@ -48,7 +48,7 @@ TEST(Ceilings, WorkIsCountedByBlocksAndRounds) {
   EXPECT_DOUBLE_EQ(ceiling_work(What::bf16, launch, machine), 3.0 * 5 * 4 * 8 * 8 * 4096);
   EXPECT_DOUBLE_EQ(ceiling_work(What::tf32, launch, machine), 3.0 * 5 * 4 * 8 * 8 * 2048);
   EXPECT_DOUBLE_EQ(ceiling_work(What::wgmma, launch, machine), 3.0 * 5 * 2 * 16 * 64 * 256 * 32);
-  EXPECT_EQ(ceiling_step_bytes(machine), 3 * 4 * 256 * 4 * 16);
+  EXPECT_EQ(ceiling_step_bytes(machine), 3 * 8 * 256 * 4 * 16);
 }
 
 /// On a device: twice the rounds take twice the time, so that the loop is there; a copy copies.

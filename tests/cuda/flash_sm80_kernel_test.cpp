@@ -27,8 +27,8 @@ Hardware machine(int arch) {
   m.arch = arch;
   m.multiprocessors = arch == 90 ? 132 : 108;
   m.shared_kib = arch == 80 ? 163 : arch == 90 ? 227 : 99;
-  m.matrix_tflops = arch == 90 ? 700.0 : 250.0;
-  m.float32_tflops = 50.0;
+  m.matrix_tflops = arch == 90 ? 878.0 : 250.0;
+  m.float32_tflops = 63.6;
   m.bandwidth_gbps = 2000.0;
   m.launch_us = 3.0;
   return m;

@@ -179,9 +179,12 @@ std::string cuda_constants(const std::vector<Compared>& rows) {
     const std::vector<double> own = {0.0, 1.0};
     report(name + ", own model", samples, own, false);
     if (samples.size() < kLeastRows) continue;
-    const std::vector<double> x = fit(samples);
-    if (errors(samples, x).median > errors(samples, own).median - kLeastGain) continue;
-    report(name + ", corrected", samples, x, true);
+    std::vector<double> x = fit(samples);
+    if (errors(samples, x).median > errors(samples, own).median - kLeastGain) {
+      x = own;  // said all the same: else the correction of the other masks would be taken
+    } else {
+      report(name + ", corrected", samples, x, true);
+    }
     out += fmt::format("    {{\"{}\", {}, Arithmetic::{}, {}, {:.4g}, {:.4g}}},\n", kernel, arch,
                        arithmetic_name(kind), masked, x[0], x[1]);
   }

@@ -61,6 +61,8 @@ def key_of(row: Row) -> Row:
     row.setdefault("kv_heads", row["heads"])
     row.setdefault("seq_k", row["seq_q"])
     row.setdefault("causal", row.get("mask") == "causal")
+    if row.get("precision") == "tf32":
+        row["dtype"] = "tf32"  # another type to a reader
     return row
 
 

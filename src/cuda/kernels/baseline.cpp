@@ -12,7 +12,7 @@ using Role = MemoryItem::Role;
 
 /// Share of the float32 rate that its products reach: every operand comes from a cache, none from a
 /// register.
-constexpr double kProductEfficiency = 0.03;
+constexpr double kProductEfficiency = 0.0126;
 
 KernelUnit unit(const char* entry, DType dtype) {
   return {.stem = "baseline",

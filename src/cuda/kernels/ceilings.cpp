@@ -10,7 +10,7 @@ namespace {
 using ceilings::What;
 
 /// Blocks of a multiprocessor: the registers of a wgmma block leave room for one.
-constexpr int kBlocks = 4, kBlocksShared = 2;
+constexpr int kBlocks = 4, kBlocksShared = 2, kBlocksMemory = 8;
 
 const char* what_text(What what) {
   switch (what) {
@@ -34,6 +34,7 @@ const char* what_text(What what) {
 
 int blocks_of(What what) {
   if (what == What::wgmma) return 1;
+  if (what == What::read || what == What::copy) return kBlocksMemory;
   return what == What::shared ? kBlocksShared : kBlocks;
 }
 
@@ -78,7 +79,7 @@ KernelUnit ceiling_unit(What what) {
 bool has_ceiling(What what, int arch) { return what != What::wgmma || arch == 90; }
 
 std::int64_t ceiling_threads(const Hardware& machine) {
-  return std::int64_t{kBlocks} * machine.multiprocessors * ceilings::kThreads;
+  return std::int64_t{kBlocksMemory} * machine.multiprocessors * ceilings::kThreads;
 }
 
 std::int64_t ceiling_step_bytes(const Hardware& machine) {

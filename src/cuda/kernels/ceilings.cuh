@@ -62,9 +62,9 @@ __forceinline__ void read_shared(const Args& args) {
   for (int round = 0; round < args.rounds; ++round) {
 #pragma unroll
     for (u32 i = 0; i < kSharedBytes / kStep; ++i) {
-      // Another order each round: a load whose address stays would be taken out of the loop.
-      const u32 step = (i + static_cast<u32>(round)) % (kSharedBytes / kStep);
-      const Bytes16 v = load_shared_16(base + step * kStep + 16 * threadIdx.x);
+      // 16 bytes further each round: a load whose address comes again would be done once.
+      const u32 at = i * kStep + 16 * (threadIdx.x + static_cast<u32>(round));
+      const Bytes16 v = load_shared_16(base + at % kSharedBytes);
       bits ^= v.x ^ v.y ^ v.z ^ v.w;
     }
   }

@@ -25,7 +25,7 @@ void launch_ceiling(ceilings::What what, const CeilingLaunch& launch, const Hard
 /// multiply-add counted twice.
 double ceiling_work(ceilings::What what, const CeilingLaunch& launch, const Hardware& machine);
 
-/// Threads of a launch.
+/// Threads of the largest launch, that over memory.
 std::int64_t ceiling_threads(const Hardware& machine);
 /// What all threads together read before they turn to the next.
 std::int64_t ceiling_step_bytes(const Hardware& machine);
