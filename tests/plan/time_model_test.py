@@ -58,8 +58,8 @@ class TimeModel(unittest.TestCase):
         return [row for name, rows in self.rows.items() if name.startswith(folder) for row in rows]
 
     def test_flash_bf16_of_each_card(self) -> None:
-        cards = {name.split("/")[0] for name in self.rows} - {"cpu"}
-        self.assertTrue(cards)
+        cards = {name.split("/")[0] for name, rows in self.rows.items() if rows} - {"cpu"}
+        self.assertIn("h100", cards)
         for card in cards:
             rows = [
                 row
