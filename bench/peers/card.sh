@@ -5,7 +5,7 @@
 #
 # BUILD holds libtilewise.so and tilewise, LIBFA3 is made by fa3/build.sh, OUT is a folder. Parts,
 # with minutes on a card: grid (2), leaderboard (1), assignment (3.5), flex (1.5), fp16 (0.5), seeds
-# (1.5), seed-protocol (3), paths (0.5), scaling; all of them by default. What is finished stays when
+# (1.5), seed-protocol (2), paths (0.5), scaling; all of them by default. What is finished stays when
 # a run is interrupted; with TOTAL_S in the environment each part stops after that many seconds.
 set -eu
 build=$1 fa3=$2 out=$3
@@ -51,7 +51,7 @@ for part in "$@"; do
       ;;
     seed-protocol)
       add seed-protocol --preset seed-eager --impl eager,fused,flash --protocol seed --mem-limit 24 \
-        --peers torch-eager,torch-compile,math,memeff,flex --kernel $sm80_f32 --compile-jobs 14
+        --peers torch-eager,torch-compile,memeff --kernel $sm80_f32 --compile-jobs 14
       ;;
     paths)
       add paths --preset grid --seq 1024,4096 --dim 64,128 --kernel $sm90 --compile-jobs 14 --rounds 2 \
