@@ -83,12 +83,15 @@ Tensor Arrays::take(nb::handle object, const char* name) {
     return dlpack::from_dlpack(view, name);
   }
   nb::ndarray<nb::ro> array;
-  // NumPy exchanges only its own types: the bits of a bfloat16 of ml_dtypes come as integers.
-  const bool bfloat16 = is_bfloat16_of_numpy(object);
-  if (!nb::try_cast(bfloat16 ? object.attr("view")("uint16") : nb::borrow(object), array)) {
-    throw InvalidArgument(std::string(name) + " is of type " +
-                          nb::type_name(object.type()).c_str() +
-                          ": expected a torch tensor, a NumPy array or another one with DLPack");
+  bool bfloat16 = false;
+  if (!nb::try_cast(object, array)) {
+    // NumPy exchanges only its own types: the bits of a bfloat16 of ml_dtypes come as integers.
+    bfloat16 = is_bfloat16_of_numpy(object) && nb::try_cast(object.attr("view")("uint16"), array);
+    if (!bfloat16) {
+      throw InvalidArgument(std::string(name) + " is of type " +
+                            nb::type_name(object.type()).c_str() +
+                            ": expected a torch tensor, a NumPy array or another one with DLPack");
+    }
   }
   borrowed_.push_back(array);
   std::vector<std::int64_t> axes;
