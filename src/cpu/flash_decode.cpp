@@ -17,8 +17,9 @@
 namespace tilewise::cpu {
 namespace {
 
-constexpr int kMaxRows = 16;  // query rows of a key head: more are worth packed keys
-constexpr std::int64_t kBlockKeys = 128;
+constexpr int kMaxRows = 16;               // query rows of a key head: more are worth packed keys
+constexpr std::int64_t kBlockKeys = 1024;  // read where they lie: long runs of one address
+constexpr std::int64_t kCopiedBlockKeys = 128;  // copied first: float32 in the second-level cache
 constexpr int kSplitKeys = 2048;  // fixed: the result depends neither on threads nor on the batch
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
@@ -33,6 +34,7 @@ struct Geometry {
   std::int64_t rows;        ///< query rows of a key head
   std::int64_t pairs;       ///< (sequence, key head)
   std::int64_t splits;
+  std::int64_t block_keys;
   bool k_in_place, v_in_place;
   int workers;
 
@@ -44,7 +46,9 @@ struct Geometry {
         splits(std::max<std::int64_t>(1, ceil_div(p.seq_k, kSplitKeys))),
         k_in_place(in_place(p, p.k, micro)),
         v_in_place(in_place(p, p.v, micro)),
-        workers(threads) {}
+        workers(threads) {
+    block_keys = k_in_place && v_in_place ? kBlockKeys : kCopiedBlockKeys;
+  }
 };
 
 std::vector<MemoryItem> workspace_items(const Geometry& g) {
@@ -55,9 +59,9 @@ std::vector<MemoryItem> workspace_items(const Geometry& g) {
   return {item("O of splits", {g.pairs, g.splits, g.rows, g.ld_v}),
           item("m, l of splits", {2, g.pairs, g.splits, g.rows}),
           item("Q rows", {g.workers, g.rows, g.ld_q}),
-          item("S strip, alpha", {g.workers, g.rows, kBlockKeys + 1}),
-          item("K rows", {g.workers, g.k_in_place ? 0 : kBlockKeys, g.ld_q}),
-          item("V rows", {g.workers, g.v_in_place ? 0 : kBlockKeys, g.ld_v})};
+          item("S strip, alpha", {g.workers, g.rows, g.block_keys + 1}),
+          item("K rows", {g.workers, g.k_in_place ? 0 : g.block_keys, g.ld_q}),
+          item("V rows", {g.workers, g.v_in_place ? 0 : g.block_keys, g.ld_v})};
 }
 
 class Decode {
@@ -74,9 +78,9 @@ class Decode {
     m_ = cut.take<float>(2 * partial_rows);
     l_ = m_ + partial_rows;
     q_ = cut.take<float>(g_.workers * g_.rows * g_.ld_q);
-    s_ = cut.take<float>(g_.workers * g_.rows * (kBlockKeys + 1));
-    k_ = cut.take<float>(g_.k_in_place ? 0 : g_.workers * kBlockKeys * g_.ld_q);
-    v_ = cut.take<float>(g_.v_in_place ? 0 : g_.workers * kBlockKeys * g_.ld_v);
+    s_ = cut.take<float>(g_.workers * g_.rows * (g_.block_keys + 1));
+    k_ = cut.take<float>(g_.k_in_place ? 0 : g_.workers * g_.block_keys * g_.ld_q);
+    v_ = cut.take<float>(g_.v_in_place ? 0 : g_.workers * g_.block_keys * g_.ld_v);
   }
 
   void run() {
@@ -113,9 +117,9 @@ class Decode {
       load_rows(p_.q, b, h + head, sequence.q_begin, q_rows, static_cast<int>(p_.head_dim),
                 q + head * q_rows * g_.ld_q, g_.ld_q, p_.scale);
     }
-    for (std::int64_t j0 = begin / 4 * 4; j0 < end; j0 += kBlockKeys) {
-      const auto keys = static_cast<int>(std::min(kBlockKeys, end - j0));
-      step({sequence, b, h, 0, j0, q_rows, keys, kBlockKeys}, slot, rows, q, {o, m, l});
+    for (std::int64_t j0 = begin / 4 * 4; j0 < end; j0 += g_.block_keys) {
+      const auto keys = static_cast<int>(std::min(g_.block_keys, end - j0));
+      step({sequence, b, h, 0, j0, q_rows, keys, g_.block_keys}, slot, rows, q, {o, m, l});
     }
   }
 
@@ -125,15 +129,15 @@ class Decode {
 
   /// One block of keys; `place` is that of the first head.
   void step(TilePlace place, int slot, int rows, const float* q, const State& state) const {
-    float* s = s_ + slot * g_.rows * (kBlockKeys + 1);
-    float* alpha = s + g_.rows * kBlockKeys;
-    const Rows k =
-        keys_of(p_.k, g_.k_in_place, place, k_ + slot * kBlockKeys * g_.ld_q, p_.head_dim, g_.ld_q);
+    float* s = s_ + slot * g_.rows * (g_.block_keys + 1);
+    float* alpha = s + g_.rows * g_.block_keys;
+    const Rows k = keys_of(p_.k, g_.k_in_place, place, k_ + slot * g_.block_keys * g_.ld_q,
+                           p_.head_dim, g_.ld_q);
     micro_.row_products[k.storage](rows, place.cols, static_cast<int>(g_.ld_q), q, g_.ld_q, k.data,
-                                   k.ld, s, kBlockKeys);  // (F1)
+                                   k.ld, s, g_.block_keys);  // (F1)
     const int padded = static_cast<int>(round_up(place.cols, micro_.lanes));
     for (std::int64_t r = 0; r < rows; ++r) {
-      std::fill(s + r * kBlockKeys + place.cols, s + r * kBlockKeys + padded, kNothing);
+      std::fill(s + r * g_.block_keys + place.cols, s + r * g_.block_keys + padded, kNothing);
     }
     const Visibility seen =
         tile_visibility(p_, place.sequence, 0, place.rows, place.j0, place.cols);
@@ -144,15 +148,15 @@ class Decode {
         steps_.mask_position(head, scores);
       }
     });
-    micro_.softmax_step(rows, padded, s, kBlockKeys, state.m, state.l, alpha);  // (F7)-(F9)
+    micro_.softmax_step(rows, padded, s, g_.block_keys, state.m, state.l, alpha);  // (F7)-(F9)
     const auto ld_v = static_cast<int>(g_.ld_v);
     micro_.scale_rows(rows, ld_v, state.o, g_.ld_v, alpha);
     if (steps_.has_dropout()) {
       for_heads(place, s, [&](const TilePlace& head, float* p) { steps_.drop(head, p); });
     }
-    const Rows v = keys_of(p_.v, g_.v_in_place, place, v_ + slot * kBlockKeys * g_.ld_v,
+    const Rows v = keys_of(p_.v, g_.v_in_place, place, v_ + slot * g_.block_keys * g_.ld_v,
                            p_.head_dim_v, g_.ld_v);
-    micro_.add_weighted_rows[v.storage](rows, ld_v, place.cols, s, kBlockKeys, v.data, v.ld,
+    micro_.add_weighted_rows[v.storage](rows, ld_v, place.cols, s, g_.block_keys, v.data, v.ld,
                                         state.o, g_.ld_v);  // (F10)
   }
 
@@ -160,7 +164,7 @@ class Decode {
   template <class Body>
   void for_heads(TilePlace place, float* s, const Body& body) const {
     for (std::int64_t head = 0; head < p_.group(); ++head, ++place.h) {
-      body(place, s + head * place.rows * kBlockKeys);
+      body(place, s + head * place.rows * g_.block_keys);
     }
   }
 
@@ -247,7 +251,7 @@ Cost flash_decode_cost(const KernelRow& row, const Problem& problem, const Hardw
   const Geometry g(problem, micro(isa), machine.threads);
   Cost cost;
   cost.block_m = static_cast<int>(g.rows);
-  cost.block_n = static_cast<int>(kBlockKeys);
+  cost.block_n = static_cast<int>(g.block_keys);
   cost.splits = static_cast<int>(g.splits);
   cost.threads = machine.threads;
   cost.memory = workspace_items(g);
