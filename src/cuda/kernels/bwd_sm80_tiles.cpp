@@ -11,10 +11,10 @@ namespace tilewise::cuda::bwd_tiles {
 namespace {
 
 // By the larger padded head dim, best first; smaller tiles are for little shared memory.
-constexpr Tile kOne32[] = {{64, 128, 4, 1, 32, 2, 2, 260.0}};
-constexpr Tile kOne64[] = {{64, 128, 4, 1, 32, 2, 2, 350.0}};
+constexpr Tile kOne32[] = {{64, 128, 4, 1, 32, 2, 2, 260.0}, {64, 64, 4, 1, 32, 2, 3, 205.0}};
+constexpr Tile kOne64[] = {{64, 128, 4, 1, 32, 2, 2, 350.0}, {64, 64, 4, 1, 32, 2, 2, 270.0}};
 constexpr Tile kOne96[] = {{64, 64, 4, 1, 64, 2, 2, 260.0}};
-constexpr Tile kOne128[] = {{64, 128, 8, 2, 32, 2, 1, 325.0}, {64, 64, 4, 1, 64, 1, 2, 280.0}};
+constexpr Tile kOne128[] = {{64, 128, 8, 2, 32, 2, 1, 325.0}, {64, 64, 4, 1, 64, 1, 2, 300.0}};
 constexpr Tile kOne192[] = {{64, 64, 8, 2, 32, 2, 1, 250.0}, {32, 64, 8, 2, 16, 1, 1, 200.0}};
 constexpr Tile kOne256[] = {{32, 64, 8, 2, 16, 2, 1, 225.0}, {32, 32, 4, 2, 16, 1, 1, 120.0}};
 
@@ -48,8 +48,13 @@ int largest_dim(const Problem& p) {
 }
 
 std::int64_t pairs_of(const Problem& p) { return p.batch * p.heads_q * p.seq_q * p.seq_k; }
-/// Where that of O, by delta, would show too.
-bool is_tiny(const Problem& p) { return pairs_of(p) <= std::int64_t{1} << 17; }
+/// Where that of O, by delta, would show too: rows that see a few keys.
+bool is_tiny(const Problem& p) {
+  constexpr std::int64_t kPairs = std::int64_t{1} << 17, kFewKeys = 32;
+  const bool narrow = p.left != Problem::kUnbounded && p.right != Problem::kUnbounded &&
+                      p.left + p.right < kFewKeys;
+  return pairs_of(p) <= kPairs && (p.seq_k <= kFewKeys || narrow || p.key_lengths.defined());
+}
 
 KernelUnit unit(const Config& c, const char* stem, int min_blocks, int bytes) {
   const auto number = [](const char* name, int value) {
@@ -177,6 +182,9 @@ Parts parts_of(const Problem& p, const TilePair& pair, int splits) {
   return parts;
 }
 
+/// Of a tile's first operands and its results.
+constexpr double kTileMs = 1.9e-3;
+
 double predict(const Problem& p, const Tile& tile, double heads, double blocks, int block_rows,
                double others, int splits, Products products, const Hardware& machine) {
   const double pairs = visible_pairs(p);
@@ -194,10 +202,11 @@ double predict(const Problem& p, const Tile& tile, double heads, double blocks, 
   load.tflops = tile.tflops * products.pass / 5.0;  // the tables count five products of any pass
   load.products = sm80::products(p);
   load.blocks_per_sm = tile.min_blocks;
-  const double average = load.flops / tiles;
-  const double full = others * block_rows * pair_flops;
-  load.tiles = tiles * splits;
-  load.largest = std::max(average, p.has_positional_mask() ? full : average) / splits;
+  load.tile_ms = kTileMs;
+  const double average = load.flops / tiles, full = others * block_rows * pair_flops;
+  load.largest = p.has_positional_mask() ? std::max(average, full) / splits : average / splits;
+  // Parts that nobody sees end at once.
+  load.tiles = tiles * std::clamp(average / load.largest + 0.5, 1.0, static_cast<double>(splits));
   return sm80::kKernelMs + sm80::time_ms(load, machine);
 }
 
@@ -206,8 +215,8 @@ OnePass choose_one_pass(const Problem& p, const Hardware& machine) {
   const double heads = static_cast<double>(p.batch * p.heads_k);
   for (const Tile& tile : one_pass_tiles(p)) {
     if (shared_bytes(make_config(p, tile, true, false)) > machine.shared_kib * 1024) continue;
-    for (const int wanted : {1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16}) {
-      if (wanted > 1 && p.seq_q < std::int64_t{128} * wanted) break;
+    for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24}) {
+      if (wanted > 1 && p.seq_q < std::int64_t{64} * wanted) break;
       const std::int64_t queries = per_split(p.seq_q, tile.block_m, wanted);
       const int splits =
           wanted == 1 ? 1 : static_cast<int>(blocks_of(p.seq_q, static_cast<int>(queries)));
@@ -217,7 +226,7 @@ OnePass choose_one_pass(const Problem& p, const Hardware& machine) {
       if (splits > 1) {
         const double sums =
             heads * static_cast<double>(rows_k(p, tile.block_n)) * (dims(p).qk + dims(p).v) * 4.0;
-        ms += 2.0 * sm80::kKernelMs + 1e-6 * sums * (2.0 + splits) / machine.bandwidth_gbps;
+        ms += sm80::kKernelMs + 1e-6 * sums * (2.0 + splits) / machine.bandwidth_gbps;
       }
       if (best.tile == nullptr || ms < best.ms) best = {&tile, splits, ms};
     }

@@ -25,10 +25,14 @@ struct Tile {
 
 // By the larger padded head dim, best first; smaller tiles are for small grids and little shared
 // memory.
-constexpr Tile kTiles32[] = {{128, 64, 4, 2, true, 3, 260.0}, {64, 64, 4, 2, true, 4, 245.0}};
-constexpr Tile kTiles64[] = {{128, 64, 4, 2, true, 2, 365.0}, {64, 64, 4, 2, true, 4, 350.0}};
+constexpr Tile kTiles32[] = {{128, 64, 4, 2, true, 3, 260.0},
+                             {64, 128, 4, 2, true, 3, 209.0},
+                             {64, 64, 4, 2, true, 4, 221.0}};
+constexpr Tile kTiles64[] = {{128, 64, 4, 2, true, 2, 365.0},
+                             {64, 128, 4, 2, true, 2, 308.0},
+                             {64, 64, 4, 2, true, 4, 350.0}};
 constexpr Tile kTiles96[] = {{128, 64, 4, 2, false, 2, 370.0}, {64, 64, 4, 2, false, 2, 295.0}};
-constexpr Tile kTiles128[] = {{128, 64, 4, 2, false, 2, 415.0}, {64, 64, 4, 1, false, 3, 353.0}};
+constexpr Tile kTiles128[] = {{128, 64, 4, 2, false, 2, 415.0}, {64, 64, 4, 2, true, 2, 338.0}};
 constexpr Tile kTiles192[] = {{128, 64, 8, 2, false, 1, 310.0}, {64, 32, 4, 2, false, 2, 285.0}};
 constexpr Tile kTiles256[] = {{128, 64, 8, 2, false, 1, 330.0}, {64, 32, 4, 2, false, 2, 290.0}};
 // Two planes: every operand is twice as wide and every product three.
@@ -119,7 +123,9 @@ double most_keys(const Problem& p, int rows) {
 }
 
 /// Of a tile's first K and V, and of a row of its Q and O.
-constexpr double kTileMs = 2e-3, kTileRowMs = 2.5e-5;
+constexpr double kTileMs = 1.1e-3, kTileRowMs = 4e-5;
+/// The merge of the parts, beside its bytes.
+constexpr double kCombineMs = 3.6e-3;
 
 /// Predicted milliseconds of a tile with the keys in `splits` parts.
 double predict(const Problem& p, const Tile& tile, int bytes, int splits, const Hardware& machine) {
@@ -147,7 +153,7 @@ double predict(const Problem& p, const Tile& tile, int bytes, int splits, const 
   double ms = sm80::kKernelMs + sm80::time_ms(load, machine);
   if (splits > 1) {
     const double partial = grid * tile.block_m * parts * sm80::padded(p.head_dim_v) * 4.0;
-    ms += sm80::kKernelMs + 1e-6 * 2.0 * partial / machine.bandwidth_gbps;
+    ms += kCombineMs + 1e-6 * 2.0 * partial / machine.bandwidth_gbps;
   }
   return ms;
 }
@@ -165,7 +171,7 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
   for (const Tile& tile : tiles(row, p)) {
     const int bytes = shared_bytes(make_config(p, tile, false));
     if (bytes > machine.shared_kib * 1024) continue;
-    for (const int wanted : {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32}) {
+    for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32}) {
       // Fewer than 128 keys a part do not pay for the merge.
       if (wanted > 1 && (row.config != nullptr || p.seq_k < std::int64_t{128} * wanted)) break;
       const std::int64_t keys = keys_per_split(p, tile.block_n, wanted);

@@ -213,18 +213,30 @@ double time_ms(const Load& load, const Hardware& machine) {
   if (load.tiles <= 0.0 || load.flops <= 0.0) return 0.0;
   const double sms = std::max(1, machine.multiprocessors), per_sm = load.blocks_per_sm;
   const double full = full_tflops(load, machine);
+  const double slots = sms * per_sm, waves = load.tiles / slots;
   // A multiprocessor with few blocks reaches less, and each of them gets more, than with all that
   // fit.
-  const double waves = load.tiles / (sms * per_sm);
+  constexpr double kFewBlocks = 0.82;
   if (waves <= 1.0) {
     const double blocks = std::max(1.0, load.tiles / sms);
-    const double rate = full / sms * std::pow(blocks / per_sm, 0.6) / blocks;
+    const double rate = full / sms * std::pow(blocks / per_sm, kFewBlocks) / blocks;
     return 1e-9 * load.largest / rate + load.tile_ms * blocks;
   }
-  // Tiles of about one size come in whole waves; many of them, longest first, leave half a wave of
-  // tail. A tile's first loads are hidden in part behind the blocks beside it.
-  constexpr double kShown = 0.75;
-  const double whole = waves <= 4.0 ? std::ceil(waves) : waves + 0.5;
+  if (waves <= 4.0) {
+    // A tile's first loads are seen, and where several start at once wait for each other.
+    constexpr double kShown = 1.7, kTail = 0.6;
+    const double first = kShown * load.tile_ms * std::ceil(waves);
+    if (load.largest <= 1.25 * load.flops / load.tiles) {  // tiles of about one size: whole waves
+      return 1e-9 * load.flops / full * std::ceil(waves) / waves + first;
+    }
+    // Of several sizes, longest first: the short ones fill what the long ones leave.
+    const double longest = load.flops / (slots * load.largest);
+    return 1e-9 * load.largest * slots / full * (longest <= 1.0 ? 1.0 : longest + kTail) + first;
+  }
+  // Many tiles, longest first, leave half a wave of tail; first loads are hidden in part behind the
+  // blocks beside.
+  constexpr double kShown = 0.63;
+  const double whole = waves + 0.5;
   return 1e-9 * load.flops / full * whole / waves + kShown * load.tile_ms * whole;
 }
 
