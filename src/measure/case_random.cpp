@@ -57,9 +57,21 @@ std::int64_t length(Draw& draw) {
   }
 }
 
+/// Type and head dims: few of them in problems that follow each other, because on a GPU each is a
+/// set of kernels to compile.
+void draw_type(std::uint64_t seed, std::int64_t index, Draw& draw, Case& c) {
+  constexpr std::int64_t kTogether = 512, kTypes = 3, kMostDim = 256;
+  const std::int64_t which = index / kTogether * kTypes + draw.between(0, kTypes - 1);
+  Draw of_type(seed, -1 - which);  // draws that no problem has
+  c.dtype = of_type.one_of({DType::bfloat16, DType::bfloat16, DType::float16, DType::float32});
+  c.head_dim = of_type.percent(60)
+                   ? of_type.one_of<std::int64_t>({16, 32, 64, 64, 96, 128, 128, 192, 256})
+                   : of_type.between(1, kMostDim);
+  c.head_dim_v = c.head_dim;
+  if (of_type.percent(10)) c.head_dim_v = std::max<std::int64_t>(1, c.head_dim / 2);
+}
+
 void draw_sizes(Draw& draw, Case& c) {
-  constexpr std::int64_t kMostDim = 256;
-  c.dtype = draw.one_of({DType::bfloat16, DType::bfloat16, DType::float16, DType::float32});
   c.batch = draw.between(1, 3);
   c.heads_k = draw.between(1, 3);
   c.heads_q = c.heads_k * draw.one_of<std::int64_t>({1, 1, 1, 2, 3, 4});
@@ -75,11 +87,6 @@ void draw_sizes(Draw& draw, Case& c) {
       break;
     }
   }
-  c.head_dim = draw.percent(60)
-                   ? draw.one_of<std::int64_t>({16, 32, 64, 64, 96, 128, 128, 192, 256})
-                   : draw.between(1, kMostDim);
-  c.head_dim_v = c.head_dim;
-  if (draw.percent(5)) c.head_dim_v = std::max<std::int64_t>(1, c.head_dim / 2);
 }
 
 void draw_positions(Draw& draw, Case& c) {
@@ -149,6 +156,7 @@ void draw_memory(Draw& draw, Case& c) {
 Case random_case(std::uint64_t seed, std::int64_t index) {
   Draw draw(seed, index);
   Case c;
+  draw_type(seed, index, draw, c);
   draw_sizes(draw, c);
   draw_positions(draw, c);
   draw_scores(draw, c);
