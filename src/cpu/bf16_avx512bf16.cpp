@@ -16,9 +16,7 @@ struct Vectors {
 #pragma GCC unroll 8
     for (std::ptrdiff_t r = 0; r < R; ++r) {
 #pragma GCC unroll 2
-      for (std::ptrdiff_t v = 0; v < C; ++v) {
-        acc[r][v] = accumulate ? _mm512_loadu_ps(c + r * ldc + 16 * v) : _mm512_setzero_ps();
-      }
+      for (std::ptrdiff_t v = 0; v < C; ++v) acc[r][v] = _mm512_setzero_ps();
     }
     for (std::ptrdiff_t i = 0; i < k; i += 2, b += ldb) {
       __m512bh rb[C];
@@ -37,7 +35,11 @@ struct Vectors {
 #pragma GCC unroll 8
     for (std::ptrdiff_t r = 0; r < R; ++r) {
 #pragma GCC unroll 2
-      for (std::ptrdiff_t v = 0; v < C; ++v) _mm512_storeu_ps(c + r * ldc + 16 * v, acc[r][v]);
+      for (std::ptrdiff_t v = 0; v < C; ++v) {
+        float* at = c + r * ldc + 16 * v;
+        _mm512_storeu_ps(at,
+                         accumulate ? _mm512_add_ps(_mm512_loadu_ps(at), acc[r][v]) : acc[r][v]);
+      }
     }
   }
 

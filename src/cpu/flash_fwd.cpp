@@ -216,8 +216,8 @@ class Forward {
          n += micro_.panel_cols, k += std::int64_t{d} * micro_.panel_cols) {
       const int cols = std::min<int>(micro_.panel_cols,
                                      static_cast<int>(round_up(place.cols - n, micro_.lanes)));
-      micro_.gemm(place.rows, cols, d, scratch.q + r * geometry_.ld_q, geometry_.ld_q, 1, k,
-                  micro_.panel_cols, s + n, kBlockKeys, false);
+      panel_product(micro_, place.rows, cols, d, scratch.q + r * geometry_.ld_q, geometry_.ld_q, k,
+                    s + n, kBlockKeys);
     }
     const int padded = static_cast<int>(round_up(place.cols, micro_.lanes));
     if (steps_.elementwise()) {

@@ -52,7 +52,7 @@ inline void gemm_tile(int k, const float* a, std::ptrdiff_t a_row, std::ptrdiff_
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
     for (int v = 0; v < C; ++v) {
-      acc[r][v] = accumulate ? V::load(c + r * ldc + v * V::kLanes) : V::zero();
+      acc[r][v] = V::zero();
     }
   }
   for (int i = 0; i < k; ++i) {
@@ -69,7 +69,11 @@ inline void gemm_tile(int k, const float* a, std::ptrdiff_t a_row, std::ptrdiff_
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int v = 0; v < C; ++v) V::store(c + r * ldc + v * V::kLanes, acc[r][v]);
+    for (int v = 0; v < C; ++v) {
+      // Added last: the sum over k stays one of its own, which rounds less, and begins at once.
+      float* at = c + r * ldc + v * V::kLanes;
+      V::store(at, accumulate ? V::add(V::load(at), acc[r][v]) : acc[r][v]);
+    }
   }
 }
 

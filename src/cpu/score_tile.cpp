@@ -70,10 +70,10 @@ void ScoreTileStep::products(const TilePlace& at, const Scratch& s) const {
   for (int n = 0; n < at.cols; n += wide) {
     const int cols = std::min(wide, static_cast<int>(round_up(at.cols - n, micro_.lanes)));
     const std::int64_t panel = n / wide;
-    micro_.gemm(at.rows, cols, d, s.q, ld_q_, 1, s.k_panels + panel * d * wide, wide, s.p + n,
-                kTileKeys, false);
-    micro_.gemm(at.rows, cols, dv, s.d_o, ld_v_, 1, s.v_panels + panel * dv * wide, wide, s.ds + n,
-                kTileKeys, false);
+    panel_product(micro_, at.rows, cols, d, s.q, ld_q_, s.k_panels + panel * d * wide, s.p + n,
+                  kTileKeys);
+    panel_product(micro_, at.rows, cols, dv, s.d_o, ld_v_, s.v_panels + panel * dv * wide, s.ds + n,
+                  kTileKeys);
   }
 }
 

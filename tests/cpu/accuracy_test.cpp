@@ -55,9 +55,7 @@ TEST_P(Accuracy, NormalInputs) {
       Textbook exact = ours;
       run_rows(ours, std::string(cpu::isa_name(GetParam())));
       run_rows(exact, "");
-      // A causal row that sees few keys is one V row, up to 4.5, nearly alone: 1e-6 is 2 ulp of it.
-      const double forward_bound = causal == Causal::none ? 1e-6 : 2e-6;
-      EXPECT_LE(largest_difference(ours.o, exact.o), forward_bound) << dim;
+      EXPECT_LE(largest_difference(ours.o, exact.o), 1e-6) << dim;
       EXPECT_LE(largest_difference(ours.dq, exact.dq), 5e-6) << dim;
       EXPECT_LE(largest_difference(ours.dk, exact.dk), 5e-6) << dim;
       EXPECT_LE(largest_difference(ours.dv, exact.dv), 5e-6) << dim;
