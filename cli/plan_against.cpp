@@ -162,16 +162,19 @@ std::optional<Compared> compare(const Value& row, bool with_backward, Hardware m
 std::pair<int, int> right_choices(const std::vector<Compared>& rows) {
   std::map<std::string, std::vector<const Compared*>> problems;
   for (const Compared& row : rows) {
-    if (row.implementation == "flash") problems[row.problem + row.pass].push_back(&row);
+    const std::string key = fmt::format("{} {} {}", row.problem, row.pass, row.threads);
+    if (row.implementation == "flash") problems[key].push_back(&row);
   }
   int right = 0, several = 0;
   for (const auto& [name, kernels] : problems) {
-    if (kernels.size() < 2) continue;
+    std::set<std::string> names;
     double best = kernels.front()->measured_ms, chosen = 0.0;
     for (const Compared* row : kernels) {
+      names.insert(row->kernel);
       best = std::min(best, row->measured_ms);
       if (row->kernel == row->chosen) chosen = row->measured_ms;
     }
+    if (names.size() < 2) continue;
     ++several;
     right += chosen > 0.0 && chosen <= kAsGood * best ? 1 : 0;
   }
