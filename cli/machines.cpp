@@ -103,6 +103,7 @@ Hardware cpu_of(const std::string& text, const Value& entry) {
   hw.bandwidth_gbps = number<double>(text, entry, "bandwidth_gbps");
   hw.launch_us = number<double>(text, entry, "launch_us");
   hw.memory_bytes = number<std::int64_t>(text, entry, "memory_bytes");
+  if (entry.contains("l2_bytes")) hw.l2_bytes = number<std::int64_t>(text, entry, "l2_bytes");
   return hw;
 }
 

@@ -52,7 +52,7 @@ double measure_fma_tflops(Executor& executor) {
 double measure_copy_gbps(Executor& executor) {
   constexpr std::int64_t kLeastBytes = std::int64_t{128} << 20;
   constexpr std::int64_t kPieces = 64;
-  const std::int64_t bytes = std::max(kLeastBytes, 4 * last_level_cache_bytes());
+  const std::int64_t bytes = std::max(kLeastBytes, 4 * cpu::last_level_cache_bytes());
   const std::int64_t piece = bytes / kPieces;
   std::vector<char> from(static_cast<std::size_t>(bytes), 1);
   std::vector<char> to(static_cast<std::size_t>(bytes), 0);

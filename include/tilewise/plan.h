@@ -28,17 +28,17 @@ struct Hardware {
       0.0;  ///< sustained rate of the units that a bf16/fp16 kernel uses, TFLOP/s
   double float32_tflops = 0.0;  ///< sustained rate of float32 multiply-add, TFLOP/s
   double bandwidth_gbps = 0.0;  ///< memory, GB/s, both directions counted
-  double launch_us = 0.0;  ///< cost of starting one kernel or one parallel region, microseconds
+  double launch_us = 0.0;     ///< cost of starting one kernel or one parallel region, microseconds
+  std::int64_t l2_bytes = 0;  ///< a GPU's L2 cache, a CPU's last-level cache; 0: not known
 
   // CPU
   int threads = 1;
   std::string isa;  ///< best usable set: "scalar", "avx2", "avx512", "amx"
 
   // CUDA
-  int arch = 0;               ///< 80, 86, 89, 90, 100, 120
-  int multiprocessors = 0;    ///< SMs
-  int shared_kib = 0;         ///< shared memory that one block may ask for, KiB
-  std::int64_t l2_bytes = 0;  ///< L2 cache
+  int arch = 0;             ///< 80, 86, 89, 90, 100, 120
+  int multiprocessors = 0;  ///< SMs
+  int shared_kib = 0;       ///< shared memory that one block may ask for, KiB
 };
 
 /// The machine at hand. Throws DeviceError, saying what is missing, when there is no such device or

@@ -81,6 +81,22 @@ Isa isa_from_name(std::string_view name) {
 
 namespace {
 
+std::int64_t read_cache_bytes() {
+  std::int64_t largest = 0;
+  for (int index = 0; index < 8; ++index) {
+    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) +
+                       "/size");
+    std::int64_t size = 0;
+    char unit = ' ';
+    if (!(file >> size)) continue;
+    file >> unit;
+    const std::int64_t factor = unit == 'K' ? 1024 : unit == 'M' ? 1024 * 1024 : 1;
+    largest = std::max(largest, size * factor);
+  }
+  constexpr std::int64_t kUnknown = std::int64_t{32} << 20;
+  return largest > 0 ? largest : kUnknown;
+}
+
 struct Found {
   Isa best = detect();
   bool emulated = false;
@@ -103,6 +119,11 @@ const Found& found() {
 Isa best_isa() { return found().best; }
 bool emulate_amx() { return found().emulated; }
 
+std::int64_t last_level_cache_bytes() {
+  static const std::int64_t bytes = read_cache_bytes();
+  return bytes;
+}
+
 Hardware describe_cpu() {
   Hardware machine;
   machine.name = cpu_model();
@@ -115,6 +136,7 @@ Hardware describe_cpu() {
   machine.matrix_tflops = machine.float32_tflops;
   machine.bandwidth_gbps = kBandwidthGbpsPerThread * machine.threads;
   machine.launch_us = kParallelRegionUs;
+  machine.l2_bytes = last_level_cache_bytes();
   return machine;
 }
 

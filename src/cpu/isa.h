@@ -19,6 +19,9 @@ std::string_view isa_name(Isa isa);
 /// The set of that name; scalar for an unknown one.
 Isa isa_from_name(std::string_view name);
 
+/// Size of the last-level cache in bytes; 32 MiB when the system does not say.
+std::int64_t last_level_cache_bytes();
+
 /// Name, threads, memory and rough rates of this CPU.
 Hardware describe_cpu();
 

@@ -10,8 +10,8 @@
 #include <sstream>
 
 #include "build_info.h"
+#include "cpu/isa.h"
 #include "cuda/jit/nvrtc.h"
-#include "measure/timer.h"
 #include "tilewise/attention.h"
 
 namespace tilewise {
@@ -98,7 +98,7 @@ Environment read_environment() {
   e.cpu_count = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   e.cpu_usable = usable_cpus();
   e.isa_flags = isa_flags();
-  e.llc_bytes = last_level_cache_bytes();
+  e.llc_bytes = cpu::last_level_cache_bytes();
   const Hardware machine = hardware();
   e.isa = machine.isa;
   e.memory_bytes = machine.memory_bytes;

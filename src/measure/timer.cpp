@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <fstream>
 #include <numeric>
-#include <string>
 #include <thread>
+
+#include "cpu/isa.h"
 
 namespace tilewise {
 namespace {
@@ -140,29 +140,14 @@ Timing measure(const TimedWork& work, const TimerOptions& options, Clock& clock)
   return Session(work, options, clock).run();
 }
 
-CacheFlusher::CacheFlusher() : buffer_(static_cast<std::size_t>(2 * last_level_cache_bytes())) {}
+CacheFlusher::CacheFlusher()
+    : buffer_(static_cast<std::size_t>(2 * cpu::last_level_cache_bytes())) {}
 
 void CacheFlusher::operator()() {
   for (std::size_t n = 0; n < buffer_.size(); n += 64) {
     volatile unsigned char& line = buffer_[n];
     line = static_cast<unsigned char>(line + 1);
   }
-}
-
-std::int64_t last_level_cache_bytes() {
-  std::int64_t largest = 0;
-  for (int index = 0; index < 8; ++index) {
-    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) +
-                       "/size");
-    std::int64_t size = 0;
-    char unit = ' ';
-    if (!(file >> size)) continue;
-    file >> unit;
-    const std::int64_t factor = unit == 'K' ? 1024 : unit == 'M' ? 1024 * 1024 : 1;
-    largest = std::max(largest, size * factor);
-  }
-  constexpr std::int64_t kUnknown = std::int64_t{32} << 20;
-  return largest > 0 ? largest : kUnknown;
 }
 
 }  // namespace tilewise

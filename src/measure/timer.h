@@ -87,7 +87,4 @@ class CacheFlusher {
   std::vector<unsigned char> buffer_;
 };
 
-/// Size of the last-level cache in bytes; 32 MiB when the system does not say.
-std::int64_t last_level_cache_bytes();
-
 }  // namespace tilewise

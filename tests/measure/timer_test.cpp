@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "cpu/isa.h"
+
 namespace tilewise {
 namespace {
 
@@ -111,7 +113,7 @@ TEST(Timer, ExceptionsPassThrough) {
 TEST(Timer, NamesAndCache) {
   EXPECT_EQ(protocol_name(Protocol::burst), "burst");
   EXPECT_EQ(protocol_name(Protocol::sustained), "sustained");
-  EXPECT_GT(last_level_cache_bytes(), 0);
+  EXPECT_GT(cpu::last_level_cache_bytes(), 0);
 }
 
 }  // namespace
