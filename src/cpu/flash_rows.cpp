@@ -18,11 +18,12 @@ constexpr Isa kAvx512Bf16 = Isa::avx512bf16;
 constexpr Isa kAmx = Isa::amx;
 
 std::string bf16_supports(const KernelRow& row, const Problem& problem, const Hardware& machine) {
+  if (std::string reason = supports(row, problem, machine); !reason.empty()) return reason;
   if (problem.dtype != DType::bfloat16) return "bfloat16 only";
   if (problem.pass == Pass::forward && few_query_rows(problem)) {
     return "few query rows: the float32 rows read the keys where they lie";
   }
-  return supports(row, problem, machine);
+  return "";
 }
 
 constexpr KernelRow bf16_forward_row(const char* name, const char* summary, const Isa& isa) {
