@@ -9,6 +9,7 @@
 #pragma once
 
 #include "cuda/kernels/bwd_dq_sm80_args.h"
+#include "cuda/tile/pairs.cuh"
 #include "cuda/tile/shared_tile.cuh"
 #include "cuda/tile/softmax.cuh"
 
@@ -191,13 +192,17 @@ struct QueryGradient {
         }
       }
     }
+    if constexpr (kConfig.paired) {
+      const PairTerms terms(args.pairs, batch, head, args.seq_q, seq_k);
+      apply_pairs<false>(S, terms, warp_row(), key, lane);
+    }
   }
   __forceinline__ void modified(Acc (&S)[kM][kN], Acc (&dP)[kM][kN], float raw_scale, float factor,
                                 int key, bool masked) const {
     Acc G[kM][kN];
     logits(S, G, raw_scale, key);
     if (masked) mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
-    score_gradients(S, dP, 1.0F, factor, masked);
+    score_gradients(S, dP, 1.0F, factor, masked || kConfig.paired);
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -262,7 +267,11 @@ struct QueryGradient {
     }
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
-      const float total = quad_sum(sum[r]), products = quad_sum(weighted[r]);
+      const float seen = quad_sum(sum[r]), products = quad_sum(weighted[r]);
+      const float total =
+          seen + (args.sinks == nullptr
+                      ? 0.0F
+                      : exp2_approx(__fmaf_rn(args.sinks[head * args.sinks_h], kLog2e, -lse2[r])));
       const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
       // A row without keys, NaN, infinite logits: the sums say nothing.
       const bool says = total > 0x1p-20F && total < 0x1p20F;

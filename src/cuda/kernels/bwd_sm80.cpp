@@ -24,7 +24,7 @@ std::string no_tile(const Problem& p, const Hardware& machine) {
 }
 
 std::string one_pass_supports(const KernelRow&, const Problem& p, const Hardware& machine) {
-  std::string reason = sm80::refusal(p, machine);
+  std::string reason = sm80::refusal(p, machine, {.pairs = true, .sinks = true});
   if (!reason.empty()) return reason;
   if (p.dtype == DType::float32) return "float32 gradients come from two passes";
   if (p.deterministic) return "dQ is summed in any order; deterministic takes two passes";
@@ -32,7 +32,7 @@ std::string one_pass_supports(const KernelRow&, const Problem& p, const Hardware
 }
 
 std::string two_pass_supports(const KernelRow&, const Problem& p, const Hardware& machine) {
-  std::string reason = sm80::refusal(p, machine);
+  std::string reason = sm80::refusal(p, machine, {.pairs = true, .sinks = true});
   if (!reason.empty()) return reason;
   return choose_two_pass(p, machine).pair == nullptr ? no_tile(p, machine) : "";
 }

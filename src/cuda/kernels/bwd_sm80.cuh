@@ -13,6 +13,7 @@
 #pragma once
 
 #include "cuda/kernels/bwd_sm80_args.h"
+#include "cuda/tile/pairs.cuh"
 #include "cuda/tile/shared_tile.cuh"
 #include "cuda/tile/softmax.cuh"
 
@@ -205,7 +206,8 @@ struct Backward {
   /// Softcap and ALiBi: S^T becomes logits in the log2 domain, dP^T - delta takes the factor d
   /// logit / dS later.
   __forceinline__ void modified(Acc (&S)[kM][kN], Acc (&dP)[kM][kN], const ScoreModification& mod,
-                                float factor, int stage, int row, int query, bool masked) const {
+                                float factor, int stage, int head, int row, int query,
+                                bool masked) const {
     Acc G[kM][kN];
     const int shift = seq_k - args.seq_q;
 #pragma unroll
@@ -220,9 +222,13 @@ struct Backward {
         }
       }
     }
+    if constexpr (kConfig.paired) {
+      const PairTerms terms(args.pairs, batch, head, args.seq_q, seq_k);
+      apply_pairs<true>(S, terms, key + warp_key(), row + query, lane);
+    }
     if (masked) mask_transposed(S, diagonals(), seq_k, key + warp_key(), row + query, lane);
     probabilities(S, 1.0F, stage, query);
-    score_gradients(dP, S, factor, stage, query, masked);
+    score_gradients(dP, S, factor, stage, query, masked || kConfig.paired);
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -254,7 +260,7 @@ struct Backward {
       mod.softcap = args.softcap;
       mod.slope =
           args.alibi == nullptr ? 0.0F : args.alibi[batch * args.alibi_b + head * args.alibi_h];
-      modified(S, dP, mod, v_scale * do_scale, stage, row, query, masked);
+      modified(S, dP, mod, v_scale * do_scale, stage, head, row, query, masked);
     } else {
       float scale = args.scale_log2;
       if constexpr (kConfig.scaled) {

@@ -23,7 +23,8 @@ struct Config {
                          ///< stay in registers
   int sub_m = 32;        ///< queries that a warp takes at a time
   int stages = 2;        ///< of Q and dO in shared memory (bwd_dq_sm80: of K and V)
-  bool modified = false;  ///< softcap, ALiBi, or a scale that is not positive
+  bool modified = false;  ///< softcap, ALiBi, a scale that is not positive, or paired
+  bool paired = false;    ///< a bias or a bool mask
   bool with_dq = true;    ///< one pass: dQ is accumulated in memory by atomic additions
   /// bwd_sm80: queries in parts; with dQ dK and dV are accumulated in memory too, without each part
   /// has its own. bwd_dq_sm80: keys in parts, each with its own dQ.
@@ -67,6 +68,9 @@ struct Args {
   float softcap = 0.0F;
   const float* alibi = nullptr;  ///< (B, Hq), may be null
   long long alibi_b = 0, alibi_h = 0;
+  const float* sinks = nullptr;  ///< (Hq), may be null
+  long long sinks_h = 0;
+  tile::PairTensors pairs;  ///< paired only
   tile::Positions positions;
   tile::TileOrder order;
   int queries_per_split = 0;  ///< multiple of block_m

@@ -63,13 +63,13 @@ KernelUnit unit(const Config& c, const char* stem, int min_blocks, int bytes) {
   const auto flag = [](const char* name, bool value) {
     return std::string(", .") + name + " = " + sm80::bool_text(value);
   };
-  std::string config = sm80::form_text({c.element, c.planes, c.scaled}) +
-                       number("head_dim", c.head_dim) + number("head_dim_v", c.head_dim_v) +
-                       number("block_m", c.block_m) + number("block_n", c.block_n) +
-                       number("warps", c.warps) + number("column_warps", c.column_warps) +
-                       number("sub_m", c.sub_m) + number("stages", c.stages) +
-                       flag("modified", c.modified) + flag("with_dq", c.with_dq) +
-                       flag("split", c.split) + flag("exact_ds", c.exact_ds);
+  std::string config =
+      sm80::form_text({c.element, c.planes, c.scaled}) + number("head_dim", c.head_dim) +
+      number("head_dim_v", c.head_dim_v) + number("block_m", c.block_m) +
+      number("block_n", c.block_n) + number("warps", c.warps) +
+      number("column_warps", c.column_warps) + number("sub_m", c.sub_m) +
+      number("stages", c.stages) + flag("modified", c.modified) + flag("paired", c.paired) +
+      flag("with_dq", c.with_dq) + flag("split", c.split) + flag("exact_ds", c.exact_ds);
   if (c.gradients != Gradients::both) {
     config += std::string(", .gradients = tilewise::bwd_sm80::Gradients::") +
               (c.gradients == Gradients::keys ? "keys" : "values");
@@ -125,6 +125,7 @@ Config make_config(const Problem& p, const Tile& tile, bool with_dq, bool split)
           .sub_m = tile.sub_m,
           .stages = tile.stages,
           .modified = sm80::is_modified(p, form),
+          .paired = sm80::is_paired(p),
           .with_dq = with_dq,
           .split = split,
           .exact_ds = !form.scaled && is_small(p)};

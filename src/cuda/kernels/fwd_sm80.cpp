@@ -70,6 +70,7 @@ Config make_config(const Problem& p, const Tile& tile, bool split) {
           .q_in_registers = tile.q_in_registers && form.planes == 1,
           .positional = p.has_positional_mask(),
           .modified = sm80::is_modified(p, form),
+          .paired = sm80::is_paired(p),
           .split = split};
 }
 
@@ -87,12 +88,12 @@ KernelUnit unit(const Config& c, int min_blocks) {
     return std::string(", .") + name + " = " + sm80::bool_text(value);
   };
   return {.stem = "fwd_sm80",
-          .config = sm80::form_text({c.element, c.planes, c.scaled}) +
-                    number("head_dim", c.head_dim) + number("head_dim_v", c.head_dim_v) +
-                    number("block_m", c.block_m) + number("block_n", c.block_n) +
-                    number("warps", c.warps) + number("stages", c.stages) +
-                    flag("q_in_registers", c.q_in_registers) + flag("positional", c.positional) +
-                    flag("modified", c.modified) + flag("split", c.split),
+          .config =
+              sm80::form_text({c.element, c.planes, c.scaled}) + number("head_dim", c.head_dim) +
+              number("head_dim_v", c.head_dim_v) + number("block_m", c.block_m) +
+              number("block_n", c.block_n) + number("warps", c.warps) + number("stages", c.stages) +
+              flag("q_in_registers", c.q_in_registers) + flag("positional", c.positional) +
+              flag("modified", c.modified) + flag("paired", c.paired) + flag("split", c.split),
           .threads = c.warps * 32,
           .min_blocks = min_blocks,
           .shared_bytes = shared_bytes(c)};
@@ -184,7 +185,7 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
 }
 
 std::string supports(const KernelRow& row, const Problem& p, const Hardware& machine) {
-  std::string reason = sm80::refusal(p, machine);
+  std::string reason = sm80::refusal(p, machine, {.pairs = true, .sinks = true});
   if (reason.empty() && choose(row, p, machine).tile == nullptr) {
     reason = "no tile for head dims " + std::to_string(p.head_dim) + ", " +
              std::to_string(p.head_dim_v) + " fits " + std::to_string(machine.shared_kib) +

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "cuda/kernels/fwd_sm80_args.h"
+#include "cuda/tile/pairs.cuh"
 #include "cuda/tile/shared_tile.cuh"
 #include "cuda/tile/softmax.cuh"
 
@@ -163,6 +164,10 @@ struct Forward {
     }
     if constexpr (kConfig.modified) {
       modify_scores(S, mod, warp_row(), block * kBlockN, seq_k - args.seq_q, lane);
+      if constexpr (kConfig.paired) {
+        const PairTerms terms(args.pairs, batch(), head(), args.seq_q, seq_k);
+        apply_pairs<false>(S, terms, warp_row(), block * kBlockN, lane);
+      }
       scale = 1.0F;
     }
     if constexpr (kMasked) mask_scores(S, diagonals, seq_k, warp_row(), block * kBlockN, lane);
@@ -253,13 +258,26 @@ struct Forward {
   __forceinline__ void finish() {
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
-      const float l = quad_sum(rows.l[r]);
-      const float inverse = l == 0.0F ? 0.0F : 1.0F / l;
-      const float m = rows.m[r] == -infinity() ? 0.0F : rows.m[r] - kBias;
+      float l = quad_sum(rows.l[r]);
+      float m = rows.m[r] == -infinity() ? 0.0F : rows.m[r] - kBias;
+      float inverse = l == 0.0F ? 0.0F : 1.0F / l;
+      // A sink is a key of its own in the first part: it takes probability and has no value.
+      const float sink = args.sinks == nullptr || tile.split > 0
+                             ? -infinity()
+                             : args.sinks[head() * args.sinks_h] * kLog2e;
+      if (sink > -infinity()) {
+        const float top = l == 0.0F ? sink : fmaxf(m, sink);
+        const float alpha = l == 0.0F ? 0.0F : exp2_approx(m - top);
+        l = l * alpha + exp2_approx(sink - top);
+        m = top;
+        inverse = alpha / l;
+      }
       const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
       if (args.lse != nullptr && lane % 4 == 0 && i < args.seq_q) {
+        // A bias of the least finite float on all keys: LSE is that, and so is m.
+        const bool lowest = kConfig.paired && m == kLowest;
         args.lse[tile.split * args.lse_split + batch() * args.lse_b + head() * args.lse_h +
-                 i * args.lse_s] = (m + log2_approx(l)) * kLn2;
+                 i * args.lse_s] = lowest ? kLowest : (m + log2_approx(l)) * kLn2;
       }
 #pragma unroll
       for (int n = 0; n < kDv / 8; ++n) {

@@ -17,7 +17,8 @@ struct Config {
   int stages = 2;  ///< of K and V in shared memory
   bool q_in_registers = false;
   bool positional = false;  ///< causal or window
-  bool modified = false;    ///< softcap, ALiBi, or a scale that is not positive
+  bool modified = false;    ///< softcap, ALiBi, a scale that is not positive, or paired
+  bool paired = false;      ///< a bias or a bool mask
   bool split = false;       ///< keys in parts: O and LSE of each part to float32 workspace
 
   bool operator==(const Config&) const = default;
@@ -42,6 +43,9 @@ struct Args {
   float softcap = 0.0F;
   const float* alibi = nullptr;  ///< (B, Hq), may be null
   long long alibi_b = 0, alibi_h = 0;
+  const float* sinks = nullptr;  ///< (Hq), may be null
+  long long sinks_h = 0;
+  tile::PairTensors pairs;  ///< paired only
   tile::Positions positions;
   tile::TileOrder order;
   int keys_per_split = 0;  ///< multiple of block_n

@@ -31,7 +31,7 @@ std::string supports(const KernelRow& /*row*/, const Problem& p, const Hardware&
     return std::string(dtype_name(p.dtype)) +
            " is not supported by this kernel (bfloat16, float16)";
   }
-  std::string reason = sm80::refusal(p, machine, /*takes_packed=*/true);
+  std::string reason = sm80::refusal(p, machine, {.packed = true});
   if (!reason.empty()) return reason;
   if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0) {
     return "empty problems are left to flash_fwd_sm80";

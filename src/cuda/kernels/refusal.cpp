@@ -2,14 +2,17 @@
 
 namespace tilewise::cuda {
 
-std::string option_refusal(const Problem& p, bool takes_packed) {
+std::string option_refusal(const Problem& p, const Takes& takes) {
   if (p.dtype == DType::float64) return "float64 runs on the reference";
-  if (p.packed && !takes_packed) return "packed sequences are not supported by this kernel";
+  if (p.packed && !takes.packed) return "packed sequences are not supported by this kernel";
   if (p.paged) return "paged K and V are not supported by this kernel";
   if (p.block_list.defined()) return "block lists are not supported by this kernel";
-  if (p.mask.defined()) return "a bool mask is not supported by this kernel";
-  if (p.bias.defined()) return "a bias is not supported by this kernel";
-  if (p.sinks.defined()) return "sinks are not supported by this kernel";
+  if (p.mask.defined() && !takes.pairs) return "a bool mask is not supported by this kernel";
+  if (p.bias.defined() && !takes.pairs) return "a bias is not supported by this kernel";
+  if (p.bias.defined() && p.bias.dtype == DType::float64) return "a bias of float64";
+  if (p.dbias.defined()) return "the gradient of a bias is not supported by this kernel";
+  if (p.sinks.defined() && !takes.sinks) return "sinks are not supported by this kernel";
+  if (p.dsinks.defined()) return "the gradient of sinks is not supported by this kernel";
   if (p.dropout.p > 0.0) return "dropout is not supported by this kernel";
   if (p.score_mod != nullptr) return "a score function runs on the CPU";
   return "";

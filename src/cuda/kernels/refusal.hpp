@@ -7,8 +7,14 @@
 
 namespace tilewise::cuda {
 
-/// Names the first type or option that only CPU kernels have; empty when there is none. Packed
-/// sequences count among them unless the kernel takes them.
-std::string option_refusal(const Problem& problem, bool takes_packed = false);
+/// Options that only some kernels take; gradients of bias and sinks none does.
+struct Takes {
+  bool packed = false;
+  bool pairs = false;  ///< a bias and a bool mask
+  bool sinks = false;
+};
+
+/// Names the first type or option that the kernel does not take; empty when there is none.
+std::string option_refusal(const Problem& problem, const Takes& takes = {});
 
 }  // namespace tilewise::cuda

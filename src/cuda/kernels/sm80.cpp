@@ -38,12 +38,12 @@ KernelUnit pack_unit(const pack_rows::Config& c) {
 
 }  // namespace
 
-std::string refusal(const Problem& p, const Hardware& machine, bool takes_packed) {
+std::string refusal(const Problem& p, const Hardware& machine, const Takes& takes) {
   if (machine.arch < 80) {
     return "the device has compute capability " + std::to_string(machine.arch / 10) + "." +
            std::to_string(machine.arch % 10) + ", 8.0 or newer is needed";
   }
-  std::string reason = option_refusal(p, takes_packed);
+  std::string reason = option_refusal(p, takes);
   if (!reason.empty()) return reason;
   if (p.head_dim > 256 || p.head_dim_v > 256) return "head dims above 256";
   if (p.seq_q > kLongest || p.seq_k > kLongest) {
@@ -173,7 +173,20 @@ tile::View4 view4(const Tensor& t) {
 bool is_modified(const Problem& p, const Form&) {
   // A hidden score is -inf times the scale: that must stay -inf, so the scale must be positive and
   // not tiny.
-  return p.softcap != 0.0 || p.alibi_slopes.defined() || !(p.scale > 1e-30F);
+  return p.softcap != 0.0 || p.alibi_slopes.defined() || !(p.scale > 1e-30F) || is_paired(p);
+}
+
+bool is_paired(const Problem& p) { return p.mask.defined() || p.bias.defined(); }
+
+tile::PairTensors pair_tensors(const Problem& p) {
+  tile::PairTensors pairs;
+  if (p.mask.defined()) pairs.mask = view4(p.mask);
+  if (!p.bias.defined()) return pairs;
+  pairs.bias = view4(p.bias);
+  pairs.type = p.bias.dtype == DType::float32    ? tile::BiasType::float32
+               : p.bias.dtype == DType::bfloat16 ? tile::BiasType::bf16
+                                                 : tile::BiasType::fp16;
+  return pairs;
 }
 
 unsigned section(bool positional, std::int64_t heads, std::int64_t blocks, double head_bytes,

@@ -10,14 +10,14 @@
 #include "cuda/driver/launch.h"
 #include "cuda/jit/kernel.h"
 #include "cuda/kernels/pack_rows_args.h"
+#include "cuda/kernels/refusal.hpp"
 #include "cuda/tile/types.h"
 #include "plan/kernel_row.h"
 
 namespace tilewise::cuda::sm80 {
 
 /// What no kernel of the family takes, in words for the user; empty when nothing stands against it.
-/// None takes packed sequences (fwd_sm90, which has the other limits too, does).
-std::string refusal(const Problem& problem, const Hardware& machine, bool takes_packed = false);
+std::string refusal(const Problem& problem, const Hardware& machine, const Takes& takes = {});
 
 /// Head dim as the kernels are built for it: 16, 32, 64, 96, 128, 192, 256.
 int padded(std::int64_t dim);
@@ -73,6 +73,7 @@ class Operands {
 };
 
 tile::Positions positions(const Problem& problem);
+tile::PairTensors pair_tensors(const Problem& problem);
 tile::View4 view4(const Tensor& tensor);
 /// The arguments that every kernel of the family has: operands, sizes, key lengths, score steps,
 /// positions.
@@ -106,10 +107,17 @@ void fill_shared(Args& args, const Problem& p, const Operands& operands) {
     args.alibi_b = p.alibi_slopes.strides[0];
     args.alibi_h = p.alibi_slopes.strides[1];
   }
+  if (p.sinks.defined()) {
+    args.sinks = static_cast<const float*>(p.sinks.data);
+    args.sinks_h = p.sinks.strides[0];
+  }
+  args.pairs = pair_tensors(p);
   args.positions = positions(p);
 }
-/// True when softcap, ALiBi or the scale need the general score path.
+/// True when softcap, ALiBi, the scale, a bias or a bool mask need the general score path.
 bool is_modified(const Problem& problem, const Form& form);
+/// True when scores take a bias or a bool mask.
+bool is_paired(const Problem& problem);
 
 /// Heads that come together in the order of tiles: `head_bytes` of what one head's tiles read again
 /// and again.

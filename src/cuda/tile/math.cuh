@@ -8,6 +8,7 @@ namespace tilewise::tile {
 
 inline constexpr float kLog2e = 1.4426950408889634F;
 inline constexpr float kLn2 = 0.69314718055994531F;
+inline constexpr float kLowest = -3.4028235e38F;  ///< the least finite float
 
 __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 

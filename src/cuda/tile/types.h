@@ -19,6 +19,14 @@ struct View4 {
   long long stride_b = 0, stride_h = 0, stride_s = 0, stride_d = 0;
 };
 
+enum class BiasType : int { none, bf16, fp16, float32 };
+/// Tensors with an element for every (batch, head, query, key); strides of 0 broadcast.
+struct PairTensors {
+  View4 bias;  ///< added to the logits
+  View4 mask;  ///< of bytes, 0 = hidden
+  BiasType type = BiasType::none;
+};
+
 /// Which keys a row sees by position: j in [i + shift - left, i + shift + right], shift = Sk - Sq,
 /// and j <= i when top_left. Bounds are clipped to +-kFar by the host.
 struct Positions {

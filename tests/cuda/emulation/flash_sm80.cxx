@@ -1,14 +1,10 @@
 /// fwd_sm80, bwd_sm80 and bwd_dq_sm80 on the emulator, against the formulas in float64: odd
 /// lengths, GQA, masks, operands of different widths, poisoned shared memory and outputs.
-#include <algorithm>
-#include <limits>
-#include <memory>
-#include <random>
-
 #include "cuda/kernels/bwd_convert.cuh"
 #include "cuda/kernels/bwd_dq_sm80.cuh"
 #include "cuda/kernels/bwd_sm80.cuh"
 #include "cuda/kernels/fwd_sm80.cuh"
+#include "flash_sm80_truth.h"
 
 constexpr int kSharedBytes = 256 * 1024;
 namespace tilewise::fwd_sm80 {
@@ -25,166 +21,7 @@ namespace {
 
 using namespace tilewise;
 using tile::Element;
-using Bits = unsigned short;
 using Gradient = bwd_sm80::Config;
-
-constexpr Bits kPoison = 0x7fff;  // NaN in both types
-int failures = 0;
-
-struct Shape {
-  int heads_q = 2, heads_k = 1, seq_q = 33, seq_k = 129, dim = 40;
-  float scale = 0.158F;
-  float amplitude = 1.0F;
-  bool causal = false;
-  bool rising = false;  ///< keys are their index
-};
-
-template <Element kElement>
-Bits narrow(float x) {
-  return static_cast<Bits>(tile::pack<kElement>(x, 0.0F));
-}
-template <Element kElement>
-float widened(Bits x) {
-  return tile::widen<kElement>(x);
-}
-
-/// Inputs, and the results of the formulas.
-struct Truth {
-  std::vector<float> q, k, v, d_o;
-  std::vector<double> o, lse, dq, dk, dv;
-};
-
-template <class Round>
-std::vector<float> random_values(std::mt19937& random, int count, float amplitude, Round round) {
-  std::normal_distribution<float> normal;
-  std::vector<float> values(static_cast<std::size_t>(count));
-  for (float& x : values) x = round(amplitude * normal(random));
-  return values;
-}
-
-/// One query row of one head: (F1) to (F11), (B1) to (B9).
-void add_row(const Shape& s, int h, int i, Truth& t) {
-  const int row = h * s.seq_q + i, keys = h / (s.heads_q / s.heads_k) * s.seq_k;
-  const int visible = s.causal ? std::clamp(i + 1 + s.seq_k - s.seq_q, 0, s.seq_k) : s.seq_k;
-  const auto dot = [&](const std::vector<float>& a, int i_a, const auto& b, int i_b) {
-    double sum = 0.0;
-    for (int d = 0; d < s.dim; ++d) {
-      sum += static_cast<double>(a[i_a * s.dim + d]) * static_cast<double>(b[i_b * s.dim + d]);
-    }
-    return sum;
-  };
-  std::vector<double> p(static_cast<std::size_t>(visible));
-  for (int j = 0; j < visible; ++j) p[j] = dot(t.q, row, t.k, keys + j) * s.scale;
-  const double m = p.empty() ? 0.0 : *std::max_element(p.begin(), p.end());
-  double l = 0.0;
-  for (double& x : p) l += x = std::exp(x - m);
-  t.lse[row] = m + std::log(l);
-  for (int j = 0; j < visible; ++j) {
-    p[j] /= l;
-    for (int d = 0; d < s.dim; ++d) t.o[row * s.dim + d] += p[j] * t.v[(keys + j) * s.dim + d];
-  }
-  const double delta = dot(t.d_o, row, t.o, row);
-  for (int j = 0; j < visible; ++j) {
-    const double ds = p[j] * (dot(t.d_o, row, t.v, keys + j) - delta) * s.scale;
-    for (int d = 0; d < s.dim; ++d) {
-      t.dq[row * s.dim + d] += ds * t.k[(keys + j) * s.dim + d];
-      t.dk[(keys + j) * s.dim + d] += ds * t.q[row * s.dim + d];
-      t.dv[(keys + j) * s.dim + d] += p[j] * t.d_o[row * s.dim + d];
-    }
-  }
-}
-
-template <class Round>
-Truth make_truth(const Shape& s, Round round) {
-  std::mt19937 random(7);
-  Truth t;
-  const int queries = s.heads_q * s.seq_q, keys = s.heads_k * s.seq_k;
-  t.q = random_values(random, queries * s.dim, s.amplitude, round);
-  t.k = random_values(random, keys * s.dim, s.amplitude, round);
-  for (int n = 0; s.rising && n < keys * s.dim; ++n) {
-    t.k[n] = round(static_cast<float>(n / s.dim % s.seq_k));
-  }
-  t.v = random_values(random, keys * s.dim, 1.0F, round);
-  t.d_o = random_values(random, queries * s.dim, 1.0F, round);
-  t.o = t.dq = std::vector<double>(t.q.size());
-  t.dk = t.dv = std::vector<double>(t.k.size());
-  t.lse.resize(static_cast<std::size_t>(queries));
-  for (int h = 0; h < s.heads_q; ++h) {
-    for (int i = 0; i < s.seq_q; ++i) add_row(s, h, i, t);
-  }
-  return t;
-}
-
-/// Largest error relative to the largest value; NaN stays.
-template <class T>
-double error(const std::vector<double>& truth, const std::vector<T>& got) {
-  double worst = 0.0, largest = 0.0;
-  for (std::size_t i = 0; i < truth.size(); ++i) {
-    const double off = std::fabs(truth[i] - static_cast<double>(got[i]));
-    if (std::isnan(off)) return off;
-    worst = std::max(worst, off);
-    largest = std::max(largest, std::fabs(truth[i]));
-  }
-  return worst / largest;
-}
-
-void expect(const char* name, const char* quantity, double value, double bound) {
-  const bool good = value <= bound;
-  std::printf("%-28s %-4s %.1e of %.1e%s\n", name, quantity, value, bound, good ? "" : "  FAILED");
-  if (!good) ++failures;
-}
-
-/// Rows of 16-bit elements, `width` columns of them, NaN behind the last.
-template <Element kElement>
-struct Rows {
-  std::vector<Bits> data;
-  tile::View view;
-  Rows(const std::vector<float>& x, int dim, int width, int seq) {
-    const int rows = static_cast<int>(x.size()) / dim;
-    data.assign(static_cast<std::size_t>(rows * width + 64), kPoison);
-    for (int r = 0; r < rows; ++r) {
-      for (int d = 0; d < width; ++d) {
-        data[r * width + d] = d < dim ? narrow<kElement>(x[r * dim + d]) : Bits{0};
-      }
-    }
-    view = {data.data(), 0, static_cast<long long>(seq) * width, width};
-  }
-};
-
-/// A float32 operand as pack_rows makes it.
-struct Planes {
-  std::vector<Bits> data;
-  std::vector<float> scales;
-  tile::View view;
-  int blocks;
-  Planes(const std::vector<float>& x, int dim, int width, int seq, int heads)
-      : blocks((seq + tile::kScaleRows - 1) / tile::kScaleRows) {
-    data.assign(static_cast<std::size_t>(heads * seq * 2 * width), 0);
-    for (int h = 0; h < heads; ++h) {
-      for (int b = 0; b < blocks; ++b) pack_block(x, dim, width, seq, h, b);
-    }
-    view = {data.data(), 0, static_cast<long long>(seq) * 2 * width, 2 * width};
-  }
-
- private:
-  void pack_block(const std::vector<float>& x, int dim, int width, int seq, int h, int b) {
-    const int first = b * tile::kScaleRows, last = std::min(seq, first + tile::kScaleRows);
-    float top = 0.0F;
-    for (int i = (h * seq + first) * dim; i < (h * seq + last) * dim; ++i) {
-      top = std::max(top, std::fabs(x[i]));
-    }
-    scales.push_back(tile::power_below(top) * 0x1p-14F);
-    for (int i = h * seq + first; i < h * seq + last; ++i) {
-      for (int d = 0; d < dim; ++d) {
-        const float scaled = x[i * dim + d] * tile::power_inverse(scales.back());
-        const Bits high = narrow<Element::fp16>(scaled);
-        data[i * 2 * width + d] = high;
-        data[i * 2 * width + width + d] =
-            narrow<Element::fp16>(scaled - widened<Element::fp16>(high));
-      }
-    }
-  }
-};
 
 template <class Kernel>
 void run_grid(unsigned blocks, int warps, unsigned char* shared, Kernel kernel) {
@@ -222,6 +59,8 @@ void check_forward(const char* name, const Shape& s) {
   if (s.causal) a.positions.right = 0;
   a.o = view4(o, s.seq_q, s.dim), a.o_vectors = s.dim % 8 == 0;
   a.lse = lse.data(), a.lse_h = s.seq_q, a.lse_s = 1;
+  Pairs pairs(s);
+  a.pairs = pairs.tensors, a.sinks = s.pairs ? kSinks : nullptr, a.sinks_h = 1;
   a.order = order(s.seq_q, kConfig.block_m, s.heads_q, true);
   run_grid(a.order.blocks * a.order.heads, kConfig.warps, fwd_sm80::shared,
            [&] { fwd_sm80::kernel<kConfig>(a); });
@@ -310,6 +149,8 @@ double check_backward(const char* name, const Shape& s, double bound, double dq_
   a.dv = view4(dv, s.seq_k, s.dim);
   std::vector<float> sums(static_cast<std::size_t>(s.heads_q * rows.rows_q * width));
   a.dq_sum = sums.data();
+  Pairs pairs(s);
+  a.pairs = pairs.tensors, a.sinks = s.pairs ? kSinks : nullptr, a.sinks_h = 1;
   if constexpr (kDelta == Delta::p) {
     a.order = order(s.seq_q, kQueries.block_m, s.heads_q, true);
     run_grid(a.order.blocks * a.order.heads, kQueries.warps, bwd_dq_sm80::shared,
@@ -386,6 +227,8 @@ FloatErrors check_float(const char* name, const Shape& s, bool refine, double bo
   std::vector<float> dq(t.dq.size(), nan), dk(t.dk.size(), nan), dv(t.dv.size(), nan);
   a.dq = view4(dq, s.seq_q, s.dim), a.dk = view4(dk, s.seq_k, s.dim);
   a.dv = view4(dv, s.seq_k, s.dim);
+  Pairs pairs(s);
+  a.pairs = pairs.tensors, a.sinks = s.pairs ? kSinks : nullptr, a.sinks_h = 1;
   const tile::TileOrder queries = order(s.seq_q, kQueries.block_m, s.heads_q, true);
   const unsigned query_blocks = queries.blocks * queries.heads;
   if (refine) {
@@ -448,6 +291,10 @@ constexpr Gradient with_parts(Gradient config) {
   config.split = true;
   return config;
 }
+constexpr Gradient with_pairs(Gradient config) {
+  config.modified = config.paired = true;
+  return config;
+}
 constexpr Gradient kFloatQueries = {.element = Element::fp16,
                                     .planes = 2,
                                     .scaled = true,
@@ -482,6 +329,14 @@ int main() {
                                          true, 2e-6);
   check_float<with_parts(kFloatKeys), with_parts(kFloatQueries)>(
       "float32, three parts", {.seq_q = 100, .seq_k = 150, .dim = 38, .causal = true}, false, 2e-6);
+  const Shape hidden = {.seq_q = 100, .seq_k = 70, .causal = true, .pairs = true};
+  check_forward<fwd_sm80::Config{.positional = true, .modified = true, .paired = true}>(
+      "forward, bias and mask", hidden);
+  constexpr Gradient kPaired = with_pairs(kSmall);
+  check_backward<kPaired, with_pairs(kSecondPass), Delta::p>("one pass, bias and mask", hidden,
+                                                             kBf16, kExact);
+  check_float<with_pairs(kFloatKeys), with_pairs(kFloatQueries)>("float32, bias and mask", hidden,
+                                                                 true, 2e-6);
   const Shape huge = {
       .heads_q = 1, .seq_q = 64, .seq_k = 64, .dim = 64, .scale = 0.125F, .amplitude = 10.0F};
   const FloatErrors coarse =

@@ -1,0 +1,205 @@
+/// Inputs of the emulated sm_80-class kernels, their results by the formulas in float64, and the
+/// tensors as the kernels take them. The kernels are included before.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace {
+
+using namespace tilewise;
+using tile::Element;
+using Bits = unsigned short;
+
+constexpr Bits kPoison = 0x7fff;  // NaN in both types
+int failures = 0;
+
+struct Shape {
+  int heads_q = 2, heads_k = 1, seq_q = 33, seq_k = 129, dim = 40;
+  float scale = 0.158F;
+  float amplitude = 1.0F;
+  bool causal = false;
+  bool rising = false;  ///< keys are their index
+  bool pairs = false;   ///< a bias, a bool mask and sinks
+};
+
+/// Sinks, and bias and mask of a pair, alike in all heads.
+constexpr float kSinks[] = {0.5F, -1.0F};
+float bias_at(int i, int j) { return 0.25F * static_cast<float>((3 * i + 5 * j) % 16 - 8); }
+bool is_visible(int i, int j) { return (i + 2 * j) % 5 != 0; }
+
+template <Element kElement>
+Bits narrow(float x) {
+  return static_cast<Bits>(tile::pack<kElement>(x, 0.0F));
+}
+template <Element kElement>
+float widened(Bits x) {
+  return tile::widen<kElement>(x);
+}
+
+/// Inputs, and the results of the formulas.
+struct Truth {
+  std::vector<float> q, k, v, d_o;
+  std::vector<double> o, lse, dq, dk, dv;
+};
+
+template <class Round>
+std::vector<float> random_values(std::mt19937& random, int count, float amplitude, Round round) {
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<std::size_t>(count));
+  for (float& x : values) x = round(amplitude * normal(random));
+  return values;
+}
+
+/// One query row of one head: (F1) to (F11), (B1) to (B9).
+void add_row(const Shape& s, int h, int i, Truth& t) {
+  const int row = h * s.seq_q + i, keys = h / (s.heads_q / s.heads_k) * s.seq_k;
+  const int visible = s.causal ? std::clamp(i + 1 + s.seq_k - s.seq_q, 0, s.seq_k) : s.seq_k;
+  const auto dot = [&](const std::vector<float>& a, int i_a, const auto& b, int i_b) {
+    double sum = 0.0;
+    for (int d = 0; d < s.dim; ++d) {
+      sum += static_cast<double>(a[i_a * s.dim + d]) * static_cast<double>(b[i_b * s.dim + d]);
+    }
+    return sum;
+  };
+  std::vector<double> p(static_cast<std::size_t>(visible));
+  for (int j = 0; j < visible; ++j) {
+    p[j] = dot(t.q, row, t.k, keys + j) * s.scale;
+    if (s.pairs) p[j] += static_cast<double>(bias_at(i, j));
+    if (s.pairs && !is_visible(i, j)) p[j] = -std::numeric_limits<double>::infinity();
+  }
+  double m = p.empty() ? 0.0 : *std::max_element(p.begin(), p.end());
+  if (s.pairs) m = std::max(m, static_cast<double>(kSinks[h]));
+  double l = s.pairs ? std::exp(static_cast<double>(kSinks[h]) - m) : 0.0;
+  for (double& x : p) l += x = std::exp(x - m);
+  t.lse[row] = m + std::log(l);
+  for (int j = 0; j < visible; ++j) {
+    p[j] /= l;
+    for (int d = 0; d < s.dim; ++d) t.o[row * s.dim + d] += p[j] * t.v[(keys + j) * s.dim + d];
+  }
+  const double delta = dot(t.d_o, row, t.o, row);
+  for (int j = 0; j < visible; ++j) {
+    const double ds = p[j] * (dot(t.d_o, row, t.v, keys + j) - delta) * s.scale;
+    for (int d = 0; d < s.dim; ++d) {
+      t.dq[row * s.dim + d] += ds * t.k[(keys + j) * s.dim + d];
+      t.dk[(keys + j) * s.dim + d] += ds * t.q[row * s.dim + d];
+      t.dv[(keys + j) * s.dim + d] += p[j] * t.d_o[row * s.dim + d];
+    }
+  }
+}
+
+template <class Round>
+Truth make_truth(const Shape& s, Round round) {
+  std::mt19937 random(7);
+  Truth t;
+  const int queries = s.heads_q * s.seq_q, keys = s.heads_k * s.seq_k;
+  t.q = random_values(random, queries * s.dim, s.amplitude, round);
+  t.k = random_values(random, keys * s.dim, s.amplitude, round);
+  for (int n = 0; s.rising && n < keys * s.dim; ++n) {
+    t.k[n] = round(static_cast<float>(n / s.dim % s.seq_k));
+  }
+  t.v = random_values(random, keys * s.dim, 1.0F, round);
+  t.d_o = random_values(random, queries * s.dim, 1.0F, round);
+  t.o = t.dq = std::vector<double>(t.q.size());
+  t.dk = t.dv = std::vector<double>(t.k.size());
+  t.lse.resize(static_cast<std::size_t>(queries));
+  for (int h = 0; h < s.heads_q; ++h) {
+    for (int i = 0; i < s.seq_q; ++i) add_row(s, h, i, t);
+  }
+  return t;
+}
+
+/// Largest error relative to the largest value; NaN stays.
+template <class T>
+double error(const std::vector<double>& truth, const std::vector<T>& got) {
+  double worst = 0.0, largest = 0.0;
+  for (std::size_t i = 0; i < truth.size(); ++i) {
+    const double off = std::fabs(truth[i] - static_cast<double>(got[i]));
+    if (std::isnan(off)) return off;
+    worst = std::max(worst, off);
+    largest = std::max(largest, std::fabs(truth[i]));
+  }
+  return worst / largest;
+}
+
+void expect(const char* name, const char* quantity, double value, double bound) {
+  const bool good = value <= bound;
+  std::printf("%-28s %-4s %.1e of %.1e%s\n", name, quantity, value, bound, good ? "" : "  FAILED");
+  if (!good) ++failures;
+}
+
+/// Rows of 16-bit elements, `width` columns of them, NaN behind the last.
+template <Element kElement>
+struct Rows {
+  std::vector<Bits> data;
+  tile::View view;
+  Rows(const std::vector<float>& x, int dim, int width, int seq) {
+    const int rows = static_cast<int>(x.size()) / dim;
+    data.assign(static_cast<std::size_t>(rows * width + 64), kPoison);
+    for (int r = 0; r < rows; ++r) {
+      for (int d = 0; d < width; ++d) {
+        data[r * width + d] = d < dim ? narrow<kElement>(x[r * dim + d]) : Bits{0};
+      }
+    }
+    view = {data.data(), 0, static_cast<long long>(seq) * width, width};
+  }
+};
+
+/// A float32 operand as pack_rows makes it.
+struct Planes {
+  std::vector<Bits> data;
+  std::vector<float> scales;
+  tile::View view;
+  int blocks;
+  Planes(const std::vector<float>& x, int dim, int width, int seq, int heads)
+      : blocks((seq + tile::kScaleRows - 1) / tile::kScaleRows) {
+    data.assign(static_cast<std::size_t>(heads * seq * 2 * width), 0);
+    for (int h = 0; h < heads; ++h) {
+      for (int b = 0; b < blocks; ++b) pack_block(x, dim, width, seq, h, b);
+    }
+    view = {data.data(), 0, static_cast<long long>(seq) * 2 * width, 2 * width};
+  }
+
+ private:
+  void pack_block(const std::vector<float>& x, int dim, int width, int seq, int h, int b) {
+    const int first = b * tile::kScaleRows, last = std::min(seq, first + tile::kScaleRows);
+    float top = 0.0F;
+    for (int i = (h * seq + first) * dim; i < (h * seq + last) * dim; ++i) {
+      top = std::max(top, std::fabs(x[i]));
+    }
+    scales.push_back(tile::power_below(top) * 0x1p-14F);
+    for (int i = h * seq + first; i < h * seq + last; ++i) {
+      for (int d = 0; d < dim; ++d) {
+        const float scaled = x[i * dim + d] * tile::power_inverse(scales.back());
+        const Bits high = narrow<Element::fp16>(scaled);
+        data[i * 2 * width + d] = high;
+        data[i * 2 * width + width + d] =
+            narrow<Element::fp16>(scaled - widened<Element::fp16>(high));
+      }
+    }
+  }
+};
+
+/// The tensors of bias_at and is_visible.
+struct Pairs {
+  std::vector<float> bias;
+  std::vector<unsigned char> mask;
+  tile::PairTensors tensors;
+  explicit Pairs(const Shape& s) {
+    for (int i = 0; i < s.seq_q; ++i) {
+      for (int j = 0; j < s.seq_k; ++j) {
+        bias.push_back(bias_at(i, j));
+        mask.push_back(is_visible(i, j) ? 1 : 0);
+      }
+    }
+    if (!s.pairs) return;
+    tensors = {
+        {bias.data(), 0, 0, s.seq_k, 1}, {mask.data(), 0, 0, s.seq_k, 1}, tile::BiasType::float32};
+  }
+};
+
+}  // namespace
