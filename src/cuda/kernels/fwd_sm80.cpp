@@ -185,7 +185,7 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
 }
 
 std::string supports(const KernelRow& row, const Problem& p, const Hardware& machine) {
-  std::string reason = sm80::refusal(p, machine, {.pairs = true, .sinks = true});
+  std::string reason = sm80::refusal(row, p, machine);
   if (reason.empty() && choose(row, p, machine).tile == nullptr) {
     reason = "no tile for head dims " + std::to_string(p.head_dim) + ", " +
              std::to_string(p.head_dim_v) + " fits " + std::to_string(machine.shared_kib) +
@@ -312,6 +312,16 @@ const KernelRow kFlashForwardTile16 = {.name = "flash_fwd_tile16",
                                        .cost = cost,
                                        .run = run,
                                        .config = kTile16};
+
+const KernelRow kFlashForwardPairsSm80 = {.name = "flash_fwd_pairs_sm80",
+                                          .implementation = "flash",
+                                          .device = DeviceType::cuda,
+                                          .pass = Pass::forward,
+                                          .summary = "flash_fwd_sm80 with bias, mask and sinks",
+                                          .supports = supports,
+                                          .cost = cost,
+                                          .run = run,
+                                          .on_trial = sm80::kPairsOnTrial};
 
 void add_fwd_sm80_units(std::vector<PackUnit>& units, int arch) {
   const int shared_limit = arch == 80 ? 163 : arch >= 90 && arch < 120 ? 227 : 99;
