@@ -328,7 +328,9 @@ def main() -> None:
     check = parser.parse_args().check
     # Other files are measurements of single variants, which the kernels' own .md files cite.
     paths = sorted(RESULTS.rglob("*.json"))
-    results = [load(p) for p in paths if "schema_version" in json.loads(p.read_text())]
+    results = [
+        load(p) for p in paths if {"schema_version", "rows"} <= set(json.loads(p.read_text()))
+    ]
     results = [result for result in results if result.rows and "status" in result.rows[0]]
     beside_peers = [result for result in results if docs_cpu.is_beside_peers(result.rows)]
     results = [result for result in results if result not in beside_peers]

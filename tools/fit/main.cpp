@@ -30,6 +30,9 @@ struct Sample {
 
 /// Fewer rows than this say too little about a kernel.
 constexpr std::size_t kLeastRows = 6;
+/// Without a row as short as this the time that every call has on top of its work is not told from
+/// it.
+constexpr double kShortMs = 0.05;
 /// A correction must lower the median error by so much, else the kernel's own model stays.
 constexpr double kLeastGain = 0.01;
 
@@ -41,6 +44,7 @@ double predict(const Sample& s, const std::vector<double>& x) {
 
 Statistics errors(const std::vector<Sample>& samples, const std::vector<double>& x) {
   std::vector<double> out;
+  out.reserve(samples.size());
   for (const Sample& s : samples) out.push_back(std::abs(predict(s, x) / s.ms - 1.0));
   return summarize(out);
 }
@@ -179,7 +183,13 @@ std::string cuda_constants(const std::vector<Compared>& rows) {
     const std::vector<double> own = {0.0, 1.0};
     report(name + ", own model", samples, own, false);
     if (samples.size() < kLeastRows) continue;
-    std::vector<double> x = fit(samples);
+    std::vector<Sample> seen = samples;
+    const auto shortest = std::min_element(
+        seen.begin(), seen.end(), [](const Sample& a, const Sample& b) { return a.ms < b.ms; });
+    if (shortest->ms > kShortMs) {
+      for (Sample& s : seen) s.features[0] = 0.0;
+    }
+    std::vector<double> x = fit(seen);
     if (errors(samples, x).median > errors(samples, own).median - kLeastGain) {
       x = own;  // said all the same: else the correction of the other masks would be taken
     } else {

@@ -83,7 +83,7 @@ std::int64_t ceiling_threads(const Hardware& machine) {
 }
 
 std::int64_t ceiling_step_bytes(const Hardware& machine) {
-  return 16 * ceilings::kVectors * ceiling_threads(machine);
+  return std::int64_t{16} * ceilings::kVectors * ceiling_threads(machine);
 }
 
 void launch_ceiling(What what, const CeilingLaunch& work, const Hardware& machine) {
