@@ -72,8 +72,13 @@ struct Producer {
       at.split = pair % args.splits;
       pair /= args.splits;
     }
-    at.batch = pair / args.tile_heads;
-    at.head = pair - at.batch * args.tile_heads;
+    if constexpr (kConfig.lengths == Lengths::packed) {
+      at.head = pair;
+      find_sequence(at);
+    } else {
+      at.batch = pair / args.tile_heads;
+      at.head = pair - at.batch * args.tile_heads;
+    }
     return at;
   }
 
@@ -81,6 +86,22 @@ struct Producer {
     const i64 at = index * offsets.stride;
     return offsets.wide ? static_cast<int>(static_cast<const i64*>(offsets.data)[at])
                         : static_cast<const int*>(offsets.data)[at];
+  }
+  /// From a row block of the packed tensor to a sequence and its row block, which may be none of
+  /// the sequence's: see packed_blocks().
+  __forceinline__ void find_sequence(Tile& at) const {
+    const int rows = kConfig.warpgroups * warpgroup_queries<kConfig>(args);
+    int low = 0, high = args.sequences;
+    while (low < high) {
+      const int middle = (low + high + 1) / 2;
+      if (offset_at(args.cu_q, middle) / rows + middle <= at.block) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    at.batch = low;
+    at.block -= offset_at(args.cu_q, low) / rows + low;
   }
   /// The lengths of the tile's sequence.
   __forceinline__ void look_up_lengths() {
@@ -165,7 +186,7 @@ struct Producer {
 
   /// Order of the copies of a tile: K of the last block, Q, then K and V in turn, V one block
   /// behind.
-  __forceinline__ void copy_tile(int index, bool ask_next) {
+  __forceinline__ void copy_tile(int index) {
     head_k = kConfig.pack_heads ? tile.head : tile.head / args.group;
     const BlockRange range = tile_range<kConfig>(args, tile);
     int block = range.end - 1;
@@ -177,7 +198,7 @@ struct Producer {
       load_k(block - 1);
       load_v(block);
     }
-    if (ask_next) asked = ask(index);
+    asked = ask(index);
     if (any) load_v(block);
   }
 
@@ -192,20 +213,12 @@ struct Producer {
     while (index < args.tiles) {
       tile = tile_at(index);
       look_up_lengths();
-      if constexpr (kConfig.lengths != Lengths::packed) {
-        announce(slots);
-        copy_tile(index, true);
+      const int query = first_query<kConfig>(args, tile);
+      if (kConfig.lengths == Lengths::packed && (query < 0 || query >= tile.seq_q)) {
+        asked = ask(index);
       } else {
-        // A sequence may have fewer row blocks than the longest. What lies behind the last sequence
-        // may have more: then a tile's turn comes again.
-        if (first_query<kConfig>(args, tile) >= tile.seq_q) asked = ask(index);
-        while (first_query<kConfig>(args, tile) < tile.seq_q) {
-          announce(slots);
-          Tile next = tile;
-          next.block += args.order.blocks;
-          copy_tile(index, first_query<kConfig>(args, next) >= tile.seq_q);
-          tile.block = next.block;
-        }
+        announce(slots);
+        copy_tile(index);
       }
       index = answer(asked);
     }

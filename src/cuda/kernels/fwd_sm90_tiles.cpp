@@ -61,7 +61,8 @@ Modification modification(const Problem& p) {
 
 /// Blocks of keys that a tile takes on average, those that a diagonal cuts counted whole.
 double blocks_of_tile(const Problem& p, const Sm90Tile& tile) {
-  const double rows = static_cast<double>(p.batch * p.heads_q * p.seq_q);
+  const std::int64_t queries = p.packed ? p.total_q : p.batch * p.seq_q;
+  const double rows = static_cast<double>(p.heads_q * queries);
   const double keys = visible_pairs(p) / std::max(1.0, rows);
   const double cut = p.has_positional_mask() ? 0.5 * (tile.block_n + tile.block_m()) : 0.0;
   const double all = std::ceil(static_cast<double>(p.seq_k) / tile.block_n);
@@ -75,14 +76,17 @@ struct QueryGrid {
 QueryGrid query_grid(const Problem& p, const Sm90Tile& tile) {
   const int shift = sm90_pack_shift(p, tile);
   const std::int64_t queries = tile.block_m() >> shift;
-  return {queries, (p.seq_q + queries - 1) / queries,
-          p.batch * (shift > 0 ? p.heads_k : p.heads_q)};
+  const std::int64_t heads = shift > 0 ? p.heads_k : p.heads_q;
+  if (p.packed) return {queries, packed_blocks(p, queries), heads};
+  return {queries, (p.seq_q + queries - 1) / queries, p.batch * heads};
 }
 
 double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardware& machine) {
   const double sms = std::max(1, machine.multiprocessors);
   const QueryGrid g = query_grid(p, tile);
-  const double tiles = static_cast<double>(g.heads * g.blocks);
+  // About half of the last row blocks of packed sequences are none.
+  const double none = p.packed ? 0.5 * static_cast<double>(p.batch) : 0.0;
+  const double tiles = static_cast<double>(g.heads) * (static_cast<double>(g.blocks) - none);
   const double blocks = blocks_of_tile(p, tile);
   const double parts = std::min<double>(splits, std::ceil(blocks));
   // Masked blocks run faster: the card draws less power and clocks higher.
@@ -137,6 +141,10 @@ int sm90_pack_shift(const Problem& p, const Sm90Tile& tile) {
   return filled(1, tile.block_m()) < kPackGain * packed ? shift : 0;
 }
 
+std::int64_t packed_blocks(const Problem& p, std::int64_t queries) {
+  return p.total_q / queries + p.batch + 1;
+}
+
 Sm90Mask sm90_mask(const Problem& p) {
   constexpr std::int64_t kFar = tile::Positions::kFar;
   const bool dense = lengths(p) == Lengths::dense;
@@ -181,8 +189,7 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   // A counter pays where tiles differ, and at dim 64, whose tiles are short. It counts to 2^24.
   const QueryGrid g = query_grid(p, tile);
   const bool dense = config.lengths == Lengths::dense;
-  const double tiles =
-      static_cast<double>((g.heads + p.heads_q) * g.blocks) * (split ? kMostSplits : 1);
+  const double tiles = static_cast<double>(g.heads * g.blocks) * (split ? kMostSplits : 1);
   config.dynamic = (masked || tile.chain_short || !dense) && tiles < 0x1p23;
   config.chain_tiles = tile.chain_short && !split && dense && !config.pack_heads &&
                        config.mask != Mask::both && (!masked || p.seq_k <= kShortKeys);
@@ -194,8 +201,8 @@ fwd_sm90::SectionOrder sm90_order(const Problem& p, const Config& config, std::i
                                   int splits) {
   const std::int64_t heads = config.pack_heads ? p.heads_k : p.heads_q;
   OrderProblem order;
-  order.blocks = (p.seq_q + queries - 1) / queries;
-  order.heads = (p.packed ? p.batch + 1 : p.batch) * heads * splits;
+  order.blocks = p.packed ? packed_blocks(p, queries) : (p.seq_q + queries - 1) / queries;
+  order.heads = (p.packed ? 1 : p.batch) * heads * splits;
   order.heads_per_kv = heads / p.heads_k * splits;
   // Of a window only the part that the tiles at work see has to stay in the cache.
   const std::int64_t keys =

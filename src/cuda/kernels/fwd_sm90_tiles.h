@@ -37,6 +37,11 @@ struct Sm90Mask {
 };
 Sm90Mask sm90_mask(const Problem& problem);
 
+/// Row blocks of a head of packed sequences, the rows behind the last sequence counting as one
+/// more. Sequence b, which begins at row r, has those from r / queries + b on: as many as it needs,
+/// and at most one more. No order of lengths has to be known for that.
+std::int64_t packed_blocks(const Problem& problem, std::int64_t queries);
+
 fwd_sm90::Config sm90_config(const Problem& problem, const Sm90Tile& tile, bool split);
 
 /// `queries`: of a tile.
