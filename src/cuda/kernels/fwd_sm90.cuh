@@ -24,6 +24,7 @@ __forceinline__ void kernel(const Args& args) {
   const Shared<kConfig> shared{shared_address(memory)};
   if (threadIdx.x == 0) shared.init_barriers();
   __syncthreads();
+  if constexpr (kConfig.split) let_next_start();  // the merge, where blocks of this kernel end
   // A warp-uniform role: what depends on it stays in uniform registers.
   const int role = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
   if (role == 0) {
