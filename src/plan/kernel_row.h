@@ -43,7 +43,7 @@ struct KernelRow {
   const void* config =
       nullptr;  ///< the row's own constants (tiles, stages), for rows that share functions
   /// Set: the plan does not take the row by itself, only by its name, and says this reason. For a
-  /// kernel whose text has not run on its hardware yet.
+  /// kernel whose text has not run on its hardware yet, or that is there to be compared with.
   const char* on_trial = nullptr;
 };
 

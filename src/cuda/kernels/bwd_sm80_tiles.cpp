@@ -272,8 +272,8 @@ TwoPass choose_two_pass(const Problem& p, const Hardware& machine) {
   TwoPass best;
   for (const TilePair& pair : two_pass_tiles(p)) {
     if (!fits(p, pair, machine)) continue;
-    for (const int splits : {1, 2, 3, 4, 6, 8, 10, 12, 16}) {
-      if (splits > 1 && std::min(p.seq_q, p.seq_k) < std::int64_t{128} * splits) break;
+    for (const int splits : {1, 2, 3, 4, 6, 8, 12, 16}) {
+      if (splits > 1 && std::min(p.seq_q, p.seq_k) < std::int64_t{64} * splits) break;
       const double ms = predict_two_pass(p, pair, splits, machine);
       if (best.pair == nullptr || ms < best.ms) best = {&pair, splits, ms};
     }

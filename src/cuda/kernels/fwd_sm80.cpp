@@ -173,8 +173,8 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
     const int bytes = shared_bytes(make_config(p, tile, false));
     if (bytes > machine.shared_kib * 1024) continue;
     for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32}) {
-      // Fewer than 128 keys a part do not pay for the merge.
-      if (wanted > 1 && (row.config != nullptr || p.seq_k < std::int64_t{128} * wanted)) break;
+      // Fewer than 64 keys a part do not pay for the merge.
+      if (wanted > 1 && (row.config != nullptr || p.seq_k < std::int64_t{64} * wanted)) break;
       const std::int64_t keys = keys_per_split(p, tile.block_n, wanted);
       const int splits = wanted == 1 ? 1 : static_cast<int>((p.seq_k + keys - 1) / keys);
       const double ms = predict(p, tile, bytes, splits, machine);
@@ -311,7 +311,8 @@ const KernelRow kFlashForwardTile16 = {.name = "flash_fwd_tile16",
                                        .supports = supports,
                                        .cost = cost,
                                        .run = run,
-                                       .config = kTile16};
+                                       .config = kTile16,
+                                       .on_trial = "seed 004's tiles, for comparison"};
 
 const KernelRow kFlashForwardPairsSm80 = {.name = "flash_fwd_pairs_sm80",
                                           .implementation = "flash",

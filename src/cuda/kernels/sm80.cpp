@@ -58,7 +58,7 @@ std::string refusal(const Problem& p, const Hardware& machine, const Takes& take
 }
 
 std::string refusal(const KernelRow& row, const Problem& p, const Hardware& machine) {
-  if (row.on_trial == nullptr) return refusal(p, machine);
+  if (row.on_trial != kPairsOnTrial) return refusal(p, machine);
   std::string reason = refusal(p, machine, {.pairs = true, .sinks = true});
   if (reason.empty() && !is_paired(p) && !p.sinks.defined()) {
     reason = "it is there for a bias, a bool mask or sinks";

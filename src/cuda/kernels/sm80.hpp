@@ -19,8 +19,8 @@ namespace tilewise::cuda::sm80 {
 /// What no kernel of the family takes, in words for the user; empty when nothing stands against it.
 std::string refusal(const Problem& problem, const Hardware& machine, const Takes& takes = {});
 
-/// Likewise for one of the family's rows. Rows on trial take a bias, a bool mask or sinks, the
-/// others none of them.
+/// Likewise for one of the family's rows. Those with kPairsOnTrial take a bias, a bool mask or
+/// sinks, the others none of them.
 std::string refusal(const KernelRow& row, const Problem& problem, const Hardware& machine);
 inline constexpr const char* kPairsOnTrial =
     "bias, bool mask and sinks are right in emulation and have not run on a GPU";
