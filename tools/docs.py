@@ -271,6 +271,7 @@ def performance_page(results: list[Result]) -> str:
         "`bench/peers/card.sh` makes GPU results beside peers: ours and the peers in one process,",
         "every output compared with float64 before it is timed.",
     ]
+    lines += ceilings_pages()
     told: set[str] = set()  # texts that stand once on the page
     for result in sorted(results, key=lambda r: not r.gpu()):
         if result.gpu():
@@ -278,6 +279,18 @@ def performance_page(results: list[Result]) -> str:
         else:
             lines += cpu_section(result)
     return "\n".join(lines) + "\n"
+
+
+def ceilings_pages() -> list[str]:
+    """A section for each card that `tilewise info --measure` has seen."""
+    lines: list[str] = []
+    for path in sorted(RESULTS.rglob("*.json")):
+        document = json.loads(path.read_text())
+        if "ceilings" in document:
+            name = str(path.relative_to(RESULTS))
+            machine = Result(name, document["environment"], []).machine()
+            lines += docs_gpu.ceilings_section(name, document, machine)
+    return lines
 
 
 def picture(result: Result, what: str) -> list[str]:

@@ -230,6 +230,22 @@ def seed_protocol_section(rows: list[Row]) -> list[str]:
     return [*lines, *ratio_section(measured), "", title, "", *wide_table(memory, "live_mib")]
 
 
+def ceilings_section(name: str, document: dict[str, Any], machine: str) -> list[str]:
+    """What `tilewise info --measure` found out about a card."""
+    lines = ["", f"## What the card reaches at most ({name})", "", machine + ".", ""]
+    lines += ["| | measured | | vendor | share | how |", "|---|---:|---|---:|---:|---|"]
+    for row in document["ceilings"]:
+        vendor, share = row["vendor"], row["of_vendor"]
+        told = f"{vendor:,.0f} | {share:.2f}" if vendor else " | "
+        value = f"{row['measured']:,.0f}" if row["measured"] >= 100 else f"{row['measured']:.3g}"
+        lines.append(f"| {row['ceiling']} | {value} | {row['unit']} | {told} | {row['how']} |")
+    return [
+        *lines,
+        "",
+        "Vendor: figures of cases/hardware.json; rates are those of a clock, times the highest clock.",
+    ]
+
+
 def section(name: str, rows: list[Row], peers: list[list[Row]]) -> list[str]:
     """The tables of one GPU result file; `peers` are rows of other runs, for the grid."""
     preset = Path(name).stem.rsplit("-", 1)[0]
