@@ -242,7 +242,7 @@ def ceilings_section(name: str, document: dict[str, Any], machine: str) -> list[
     return [
         *lines,
         "",
-        "Vendor: figures of cases/hardware.json; rates are those of a clock, times the highest clock.",
+        "Vendor: figures of cases/hardware.json; rates are those of one clock at the highest.",
     ]
 
 
