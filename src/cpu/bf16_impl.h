@@ -19,9 +19,9 @@ namespace {
 // 2^f on [0, 1): 1 + f q(f), minimax, relative error 2.9e-6. P is rounded to 2^-9; LSE needs 1e-5.
 constexpr float kExp2Polynomial[] = {0.6930448412895203F, 0.2412802129983902F, 0.0522424690425396F,
                                      0.013426687568426132F};
-// Scores may pass the maximum that P is relative to by this much in the exponent: P stays below
-// 2^8, far from overflow, and its rounding is relative.
-constexpr float kLazyLog2 = 8.0F;
+// P may be relative to an earlier maximum while a row's sum over a block stays below this: far from
+// overflow, and bfloat16 rounds relatively.
+constexpr float kKeptSum = 0x1p20F;
 
 /// 2^t; 0 for -inf, NaN stays NaN.
 inline __m512 exp2_vector(__m512 t) {
@@ -166,29 +166,54 @@ inline void softmax_rows(int cols, const float* s, std::ptrdiff_t ld, float to_l
                          float* l, float* rescale, Bf16* p, std::ptrdiff_t ldp) {
   constexpr float kNothing = -__builtin_inff();
   constexpr float kHugeLog2 = 1024.0F;
+  const auto moderate = [&](float x) { return __builtin_fabsf(x) * to_log2 <= kHugeLog2; };
+  __m512 sum[R];
+  // With an earlier maximum first: a sum that stays far from overflow needs no other. m = -inf and
+  // NaN do not pass.
+  bool kept = true;
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+    kept &= moderate(m[r]);
+    sum[r] = _mm512_setzero_ps();
+  }
+  if (kept) {
+    exponentials<R, false>(cols, s, ld, to_log2, m, p, ldp, sum);
+    float total[R];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      total[r] = _mm512_reduce_add_ps(sum[r]);
+      kept &= total[r] <= kKeptSum;
+    }
+    if (kept) {
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        rescale[r] = 1.0F;
+        l[r] += total[r];
+      }
+      return;
+    }
+  }
   __m512 high[R];
 #pragma GCC unroll 4
-  for (std::ptrdiff_t r = 0; r < R; ++r) high[r] = _mm512_set1_ps(kNothing);
+  for (int r = 0; r < R; ++r) high[r] = _mm512_set1_ps(kNothing);
   for (std::ptrdiff_t c = 0; c < cols; c += 16) {
     // NOTE: the operand order lets NaN pass by: max gives its second operand for NaN.
 #pragma GCC unroll 4
-    for (std::ptrdiff_t r = 0; r < R; ++r)
-      high[r] = _mm512_max_ps(_mm512_loadu_ps(s + r * ld + c), high[r]);
+    for (int r = 0; r < R; ++r) high[r] = _mm512_max_ps(_mm512_loadu_ps(s + r * ld + c), high[r]);
   }
   float start[R];
-  __m512 sum[R];
   bool huge = false;
 #pragma GCC unroll 4
-  for (std::ptrdiff_t r = 0; r < R; ++r) {
+  for (int r = 0; r < R; ++r) {
     const float row_high = _mm512_reduce_max_ps(high[r]);
     rescale[r] = 1.0F;
-    if (row_high > m[r] && !((row_high - m[r]) * to_log2 <= kLazyLog2)) {  // (F7), where it matters
-      const __m512 fall = _mm512_set1_ps((m[r] - row_high) * to_log2);     // -inf at first
+    if (row_high > m[r]) {                                              // (F7)
+      const __m512 fall = _mm512_set1_ps((m[r] - row_high) * to_log2);  // -inf at first
       rescale[r] = _mm512_cvtss_f32(exp2_vector(fall));
       m[r] = row_high;
     }
     start[r] = m[r] == kNothing ? 0.0F : m[r];  // -inf - -inf would be NaN
-    huge |= __builtin_fabsf(start[r]) * to_log2 > kHugeLog2;
+    huge |= !moderate(start[r]);
     sum[r] = _mm512_setzero_ps();
   }
   if (huge) {
@@ -197,8 +222,7 @@ inline void softmax_rows(int cols, const float* s, std::ptrdiff_t ld, float to_l
     exponentials<R, false>(cols, s, ld, to_log2, start, p, ldp, sum);
   }
 #pragma GCC unroll 4
-  for (std::ptrdiff_t r = 0; r < R; ++r)
-    l[r] = rescale[r] * l[r] + _mm512_reduce_add_ps(sum[r]);  // (F9)
+  for (int r = 0; r < R; ++r) l[r] = rescale[r] * l[r] + _mm512_reduce_add_ps(sum[r]);  // (F9)
 }
 
 void softmax_step(int rows, int cols, const float* s, std::ptrdiff_t ld, float to_log2, float* m,

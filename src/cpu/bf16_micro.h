@@ -44,8 +44,9 @@ struct Bf16Micro {
                     std::ptrdiff_t dst_ld);
 
   /// One online-softmax step of rows of scores, natural logits times 1 / (to_log2 * ln 2):
-  /// (F7)-(F9) as Micro's, with P rounded into `p`. m is left behind while no score passes it by
-  /// more than 2^8: P and l are then relative to an earlier maximum. cols is a multiple of 32.
+  /// (F7)-(F9) as Micro's, with P rounded into `p`. m is left behind while the sum of P over the
+  /// columns stays below 2^20: P and l are then relative to an earlier maximum. cols is a multiple
+  /// of 32.
   void (*softmax_step)(int rows, int cols, const float* s, std::ptrdiff_t ld, float to_log2,
                        float* m, float* l, float* rescale, Bf16* p, std::ptrdiff_t ldp);
   /// p = 0 where keep is 0. cols is a multiple of 32.

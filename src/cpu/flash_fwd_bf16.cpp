@@ -19,8 +19,12 @@ namespace {
 
 constexpr int kTaskRows = 128;  // query rows of a task: a block of keys in cache is used by these
 constexpr int kGroupRows = 32;  // rows whose strip of scores stays in the first-level cache
-constexpr int kBlockKeys = 256;
-constexpr int kPanelKeys = 64;  // of packed K^T
+constexpr int kBlockKeys = 512;
+constexpr int kPanelKeys = 32;  // of packed K^T
+// A row of scores and of P: a cache line more than a power of two, or rows would share few sets of
+// the cache.
+constexpr int kLdS = kBlockKeys + 16;
+constexpr int kLdP = kBlockKeys + 32;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr auto kLog2E = std::numbers::log2e_v<float>;
 
@@ -46,10 +50,10 @@ struct Geometry {
 /// Scratch of one worker.
 struct Scratch {
   Bf16* q;               ///< kTaskRows x ld_q
-  Bf16* p;               ///< kGroupRows x kBlockKeys
+  Bf16* p;               ///< kGroupRows x kLdP
   Bf16* rows;            ///< kBlockKeys x max(ld_q, ld_v): keys before they are packed
   float* o;              ///< kTaskRows x ld_v
-  float* s;              ///< kGroupRows x kBlockKeys
+  float* s;              ///< kGroupRows x kLdS
   float *m, *l, *alpha;  ///< kTaskRows each
 };
 
@@ -63,10 +67,10 @@ std::vector<MemoryItem> workspace_items(const Problem& p, const Geometry& g) {
   return {item("packed K", half, {g.pairs_at_a_time, g.keys, g.ld_q}),
           item("packed V", half, {g.pairs_at_a_time, g.keys, g.ld_v}),
           item("Q tile", half, {g.workers, kTaskRows, g.ld_q}),
-          item("P strip", half, {g.workers, kGroupRows, kBlockKeys}),
+          item("P strip", half, {g.workers, kGroupRows, kLdP}),
           item("K rows", half, {g.workers, kBlockKeys, std::max(g.ld_q, g.ld_v)}),
           item("O tile", full, {g.workers, kTaskRows, g.ld_v}),
-          item("S strip", full, {g.workers, kGroupRows, kBlockKeys}),
+          item("S strip", full, {g.workers, kGroupRows, kLdS}),
           item("m, l, alpha", full, {g.workers, 3, kTaskRows})};
 }
 
@@ -85,10 +89,10 @@ class Forward {
     packed_k_ = cut.take<Bf16>(g.pairs_at_a_time * g.keys * g.ld_q);
     packed_v_ = cut.take<Bf16>(g.pairs_at_a_time * g.keys * g.ld_v);
     q_ = cut.take<Bf16>(std::int64_t{g.workers} * kTaskRows * g.ld_q);
-    probabilities_ = cut.take<Bf16>(std::int64_t{g.workers} * kGroupRows * kBlockKeys);
+    probabilities_ = cut.take<Bf16>(std::int64_t{g.workers} * kGroupRows * kLdP);
     rows_ = cut.take<Bf16>(std::int64_t{g.workers} * kBlockKeys * std::max(g.ld_q, g.ld_v));
     o_ = cut.take<float>(std::int64_t{g.workers} * kTaskRows * g.ld_v);
-    s_ = cut.take<float>(std::int64_t{g.workers} * kGroupRows * kBlockKeys);
+    s_ = cut.take<float>(std::int64_t{g.workers} * kGroupRows * kLdS);
     statistics_ = cut.take<float>(std::int64_t{g.workers} * 3 * kTaskRows);
   }
 
@@ -120,10 +124,10 @@ class Forward {
     const Geometry& g = geometry_;
     float* statistics = statistics_ + std::int64_t{slot} * 3 * kTaskRows;
     return {.q = q_ + g.ld_q * kTaskRows * slot,
-            .p = probabilities_ + std::int64_t{slot} * kGroupRows * kBlockKeys,
+            .p = probabilities_ + std::int64_t{slot} * kGroupRows * kLdP,
             .rows = rows_ + std::max(g.ld_q, g.ld_v) * kBlockKeys * slot,
             .o = o_ + g.ld_v * kTaskRows * slot,
-            .s = s_ + std::int64_t{slot} * kGroupRows * kBlockKeys,
+            .s = s_ + std::int64_t{slot} * kGroupRows * kLdS,
             .m = statistics,
             .l = statistics + kTaskRows,
             .alpha = statistics + std::int64_t{2} * kTaskRows};
@@ -175,7 +179,7 @@ class Forward {
         const KeyRange seen = seen_keys(sequence, i0 + r, group_rows, j0);
         if (seen.empty()) continue;
         const auto keys = static_cast<int>(seen.end - seen.begin);
-        step({sequence, b, h, i0 + r, seen.begin, group_rows, keys, kBlockKeys}, at, r, scratch);
+        step({sequence, b, h, i0 + r, seen.begin, group_rows, keys, kLdS}, at, r, scratch);
       }
     }
     products_.leave();
@@ -207,26 +211,25 @@ class Forward {
     const Bf16* k = packed_k_ + (at * g.keys + place.j0) * g.ld_q;
     for (int n = 0; n < padded; n += kPanelKeys, k += kPanelKeys * g.ld_q) {
       products_.gemm(place.rows, std::min(kPanelKeys, padded - n), ld_q, scratch.q + r * g.ld_q,
-                     g.ld_q, k, std::int64_t{2} * kPanelKeys, s + n, kBlockKeys, false);
+                     g.ld_q, k, std::int64_t{2} * kPanelKeys, s + n, kLdS, false);
     }
     logits(place, seen, s);
     for (std::int64_t row = 0; padded > place.cols && row < place.rows; ++row) {
-      std::fill(s + row * kBlockKeys + place.cols, s + row * kBlockKeys + padded, kNothing);
+      std::fill(s + row * kLdS + place.cols, s + row * kLdS + padded, kNothing);
     }
     // (F7)-(F9) m, P, l; (F10) O = diag(alpha) O + P V
-    products_.softmax_step(place.rows, padded, s, kBlockKeys, to_log2(), scratch.m + r,
-                           scratch.l + r, scratch.alpha, scratch.p, kBlockKeys);
+    products_.softmax_step(place.rows, padded, s, kLdS, to_log2(), scratch.m + r, scratch.l + r,
+                           scratch.alpha, scratch.p, kLdP);
     micro_.scale_rows(place.rows, ld_v, o, g.ld_v, scratch.alpha);
     if (steps_.has_dropout()) drop(place, padded, scratch);
-    products_.gemm(place.rows, ld_v, padded, scratch.p, kBlockKeys,
+    products_.gemm(place.rows, ld_v, padded, scratch.p, kLdP,
                    packed_v_ + (at * g.keys + place.j0) * g.ld_v, 2 * g.ld_v, o, g.ld_v, true);
   }
 
   /// From scores to logits over to_log2() ln 2.
   void logits(const TilePlace& place, Visibility seen, float* s) const {
     if (!scale_in_exponent_) {
-      products_.scale(place.rows, static_cast<int>(round_up(place.cols, 32)), s, kBlockKeys,
-                      p_.scale);
+      products_.scale(place.rows, static_cast<int>(round_up(place.cols, 32)), s, kLdS, p_.scale);
     }
     if (steps_.elementwise()) {
       steps_.apply(place, s);
@@ -239,10 +242,10 @@ class Forward {
   /// Dropped entries of P become 0; 1 / (1 - p) waits for finish().
   void drop(const TilePlace& place, int padded, const Scratch& scratch) const {
     for (std::int64_t row = 0; row < place.rows; ++row) {
-      std::fill_n(scratch.s + row * kBlockKeys, padded, 1.0F);
+      std::fill_n(scratch.s + row * kLdS, padded, 1.0F);
     }
     steps_.drop(place, scratch.s);
-    products_.keep(place.rows, padded, scratch.s, kBlockKeys, scratch.p, kBlockKeys);
+    products_.keep(place.rows, padded, scratch.s, kLdS, scratch.p, kLdP);
   }
 
   void finish(const RowBlock& block, const Scratch& scratch) const {
