@@ -201,6 +201,15 @@ std::string cuda_constants(const std::vector<Compared>& rows) {
   return out.empty() ? "    {\"\", 0, Arithmetic::bits16, false, 0.0, 1.0},\n" : out;
 }
 
+/// When a result file was measured, as text that sorts; empty when it does not say.
+std::string date_of(const fs::path& path) {
+  std::ifstream file(path);
+  const Value document = Value::parse(file, nullptr, false);
+  if (!document.is_object()) return {};
+  const Value environment = document.value("environment", Value());
+  return environment.is_object() ? environment.value("date", "") : "";
+}
+
 int run(const fs::path& folder, const fs::path& output) {
   std::vector<fs::path> paths;
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder)) {
@@ -208,9 +217,20 @@ int run(const fs::path& folder, const fs::path& output) {
   }
   std::sort(paths.begin(), paths.end());
   std::vector<Compared> rows;
+  // Of a GPU kernel's problem that was measured again, the newest counts: kernels change.
+  std::map<std::tuple<int, std::string, std::string>, std::pair<std::string, Compared>> newest;
   for (const fs::path& path : paths) {
-    for (Compared& row : compare_with_results(path.string(), "")) rows.push_back(std::move(row));
+    const std::string date = date_of(path);
+    for (Compared& row : compare_with_results(path.string(), "")) {
+      if (row.arch == 0) {
+        rows.push_back(std::move(row));
+        continue;
+      }
+      auto& kept = newest[{row.arch, row.kernel, row.problem}];
+      if (kept.first <= date) kept = {date, std::move(row)};
+    }
   }
+  for (auto& [key, kept] : newest) rows.push_back(std::move(kept.second));
   const std::string text =
       "// Made by ./tw fit from bench/results; do not edit.\n"
       "// Microseconds, flops for a pair, factor of the flops, factor of the bytes.\n" +
