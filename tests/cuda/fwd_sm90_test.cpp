@@ -165,8 +165,9 @@ TEST(ForwardSm90, EveryTileFits) {
   for (const std::int64_t dim : {8, 40, 64, 72, 96, 128, 136, 192, 200, 256}) {
     for (const std::int64_t dim_v : {dim, dim > 128 ? std::int64_t{128} : dim, std::int64_t{256}}) {
       Problem p = problem(DType::bfloat16, 4096, 4096, dim, dim_v);
-      for (const bool causal : {false, true}) {
-        if (causal) p.causal = Causal::bottom_right, p.right = 0;
+      for (const int mask : {0, 1, 2}) {
+        if (mask > 0) p.causal = Causal::bottom_right, p.right = 0;
+        if (mask > 1) p.left = 1023;
         for (const Sm90Tile& tile : sm90_tiles(p)) {
           for (const bool split : {false, true}) {
             const Config config = sm90_config(p, tile, split);

@@ -16,27 +16,27 @@ using fwd_sm90::Mask;
 using fwd_sm90::Modification;
 
 // warpgroups, block_n, stages, own_o, ping_pong, ping_pong_masked, lazy_rescale, skip_blocks,
-// chain_short, full, masked
+// chain_short, early_q_window, full, masked
 // The tiles of one warpgroup are for few queries: copying K and V takes all the time then.
 constexpr Sm90Tile kTiles64[] = {
-    {3, 128, 3, true, true, true, true, true, true, {1.1, 1.37}, {0.4, 1.33}},
-    {1, 128, 4, true, false, false, true, false, false, {2.0, 0.9}, {2.0, 0.9}}};
+    {3, 128, 3, true, true, true, true, true, true, true, {1.1, 1.37}, {0.4, 1.33}},
+    {1, 128, 4, true, false, false, true, false, false, false, {2.0, 0.9}, {2.0, 0.9}}};
 constexpr Sm90Tile kTiles96[] = {
-    {3, 96, 2, true, true, true, true, true, false, {2.8, 1.35}, {2.8, 1.22}},
-    {1, 128, 3, true, false, false, true, false, false, {3.0, 1.2}, {3.0, 1.2}}};
+    {3, 96, 2, true, true, true, true, true, false, false, {2.8, 1.35}, {2.8, 1.22}},
+    {1, 128, 3, true, false, false, true, false, false, false, {3.0, 1.2}, {3.0, 1.2}}};
 constexpr Sm90Tile kTiles128[] = {
-    {3, 80, 2, true, true, false, true, true, false, {2.1, 1.36}, {3.1, 1.21}},
-    {2, 128, 2, true, true, true, false, false, false, {2.0, 1.51}, {2.0, 1.37}},
-    {1, 128, 3, true, false, false, true, false, false, {3.0, 1.4}, {3.0, 1.4}}};
+    {3, 80, 2, true, true, false, true, true, false, true, {2.1, 1.36}, {3.1, 1.21}},
+    {2, 128, 2, true, true, true, false, false, false, false, {2.0, 1.51}, {2.0, 1.37}},
+    {1, 128, 3, true, false, false, true, false, false, false, {3.0, 1.4}, {3.0, 1.4}}};
 constexpr Sm90Tile kTiles192[] = {
-    {2, 112, 2, false, true, true, true, true, false, {4.9, 1.75}, {4.9, 1.56}},
-    {1, 64, 3, true, false, false, true, false, false, {4.0, 1.2}, {4.0, 1.2}}};
+    {2, 112, 2, false, true, true, true, true, false, false, {4.9, 1.75}, {4.9, 1.56}},
+    {1, 64, 3, true, false, false, true, false, false, false, {4.0, 1.2}, {4.0, 1.2}}};
 constexpr Sm90Tile kTiles192Values128[] = {
-    {2, 112, 2, true, true, true, true, true, false, {4.0, 1.46}, {4.0, 1.32}},
-    {1, 64, 3, true, false, false, true, false, false, {4.0, 1.0}, {4.0, 1.0}}};
+    {2, 112, 2, true, true, true, true, true, false, false, {4.0, 1.46}, {4.0, 1.32}},
+    {1, 64, 3, true, false, false, true, false, false, false, {4.0, 1.0}, {4.0, 1.0}}};
 constexpr Sm90Tile kTiles256[] = {
-    {2, 80, 2, false, true, true, true, true, false, {5.7, 1.66}, {5.7, 1.49}},
-    {1, 64, 3, false, false, false, true, false, false, {4.0, 1.5}, {4.0, 1.5}}};
+    {2, 80, 2, false, true, true, true, true, false, false, {5.7, 1.66}, {5.7, 1.49}},
+    {1, 64, 3, false, false, false, true, false, false, false, {4.0, 1.5}, {4.0, 1.5}}};
 
 /// Up to this many keys, memory is a large part of the time: sections of heads are small, and the
 /// start and end of a tile count.
@@ -193,7 +193,12 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   config.dynamic = (masked || tile.chain_short || !dense) && tiles < 0x1p23;
   config.chain_tiles = tile.chain_short && !split && dense && !config.pack_heads &&
                        config.mask != Mask::both && (!masked || p.seq_k <= kShortKeys);
-  config.q_buffers = config.chain_tiles ? 2 : 1;
+  // The short tiles of a window wait for Q as often as for keys.
+  const std::int64_t width = std::min(p.left, p.seq_k) + std::min(p.right, p.seq_k);
+  const bool early_q = config.mask == Mask::both && width <= kShortKeys && tile.early_q_window &&
+                       dense && !config.pack_heads && !split &&
+                       config.modification == Modification::none;
+  config.q_buffers = config.chain_tiles || early_q ? 2 : 1;
   return config;
 }
 

@@ -18,7 +18,8 @@ struct Sm90Time {
 struct Sm90Tile {
   int warpgroups, block_n, stages;
   bool own_o, ping_pong, ping_pong_masked, lazy_rescale, skip_blocks;
-  bool chain_short;  ///< chained tiles pay at short lengths
+  bool chain_short;     ///< chained tiles pay at short lengths
+  bool early_q_window;  ///< two buffers of Q pay under a window
   Sm90Time full, masked;
   int block_m() const { return 64 * warpgroups; }
 };

@@ -77,6 +77,7 @@ constexpr Config tile128(Mask mask, int head_dim) {
   c.ping_pong = mask == Mask::none;
   c.dynamic = mask != Mask::none;
   c.mask = mask;
+  c.q_buffers = mask == Mask::both ? 2 : 1;
   return c;
 }
 constexpr Config tile256(Mask mask) {
