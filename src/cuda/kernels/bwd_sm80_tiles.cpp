@@ -227,7 +227,7 @@ OnePass choose_one_pass(const Problem& p, const Hardware& machine) {
       if (splits > 1) {
         const double sums =
             heads * static_cast<double>(rows_k(p, tile.block_n)) * (dims(p).qk + dims(p).v) * 4.0;
-        ms += sm80::kKernelMs + 1e-6 * sums * (2.0 + splits) / machine.bandwidth_gbps;
+        ms += sm80::kKernelMs + 1e-6 * sums * (2.0 + 0.25 * splits) / machine.bandwidth_gbps;
       }
       if (best.tile == nullptr || ms < best.ms) best = {&tile, splits, ms};
     }
@@ -255,7 +255,7 @@ double predict_two_pass(const Problem& p, const TilePair& pair, int splits,
     const double sums = heads_k * static_cast<double>(parts.rows_k * parts.keys) *
                             static_cast<double>(dims(p).qk + dims(p).v) +
                         heads_q * static_cast<double>(parts.rows_dq * parts.queries * dims(p).qk);
-    ms += sm80::kKernelMs + 1e-6 * 2.0 * 4.0 * sums / machine.bandwidth_gbps;
+    ms += sm80::kKernelMs + 1e-6 * 4.0 * sums / machine.bandwidth_gbps;
   }
   return ms;
 }
