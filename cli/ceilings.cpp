@@ -76,7 +76,7 @@ Ceilings add_gpu(Table& table, const Hardware& machine) {
   add(table, "kernel after kernel", gpu.launch_us, "us", 0.0, "kernels that end at once");
   return {.float32_tflops = gpu.float32_tflops,
           .matrix_tflops = std::max(gpu.wgmma_bf16_tflops, gpu.mma_bf16_tflops),
-          .bandwidth_gbps = gpu.copy_gbps,
+          .bandwidth_gbps = gpu.read_gbps,  // what the plan counts on of a named card, too
           .cache_gbps = gpu.shared_gbps,
           .launch_us = gpu.launch_us,
           .date = {}};

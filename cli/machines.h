@@ -48,7 +48,7 @@ Machine machine_of(const std::string& hardware_flag, const CommonFlags& common);
 struct Ceilings {
   double float32_tflops = 0.0;
   double matrix_tflops = 0.0;   ///< bf16 on tensor cores; a CPU's is float32_tflops
-  double bandwidth_gbps = 0.0;  ///< memory, a copy's both directions
+  double bandwidth_gbps = 0.0;  ///< memory: a CPU's copy, both directions; a GPU's reading
   double cache_gbps = 0.0;      ///< within the cache nearest to a core, a GPU's shared memory
   double launch_us = 0.0;       ///< of one parallel region, one kernel after another
   std::string date;

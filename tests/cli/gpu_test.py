@@ -70,7 +70,7 @@ class GpuTest(CliTest):
             self.assertGreater(row["measured"], 0.0, row)
             if row["of_vendor"] is not None:
                 self.assertTrue(0.2 <= row["of_vendor"] <= 1.02, row)
-        shared, memory = rows["shared memory read"], rows["device memory copy"]
+        shared, memory = rows["shared memory read"], rows["device memory read"]
         self.assertGreater(shared["measured"], 2 * memory["measured"])
         kept = json.loads((self.folder / "machine.json").read_text())
         self.assertAlmostEqual(kept[gpu_name()]["bandwidth_gbps"], memory["measured"])

@@ -148,7 +148,7 @@ def shared_memory(e: Evidence) -> Claim:
     least, most = min(told, key=lambda x: x[2]), max(told, key=lambda x: x[2])
     lines = {}
     for machine, found in e.measured.ceilings.items():
-        near, far = found.get("shared memory read"), found.get("device memory copy")
+        near, far = found.get("shared memory read"), found.get("device memory read")
         if near and far:
             ratio = near["measured"] / far["measured"]
             lines[machine] = (
