@@ -112,6 +112,9 @@ std::optional<Compared> compare(const Value& row, bool with_backward, Hardware m
   if (text_of(row, "status") != "ok" || !row.value("ms_median", Value()).is_number()) {
     return std::nullopt;
   }
+  // Steps of a framework's training hold more than the kernel.
+  const std::string protocol = text_of(row, "protocol");
+  if (protocol == "seed" || protocol == "board") return std::nullopt;
   const KernelRow* kernel = row_named(text_of(row, "kernel"));
   const std::string pass = text_of(row, "pass");
   if (kernel == nullptr || kernel->device != machine.device.type || pass == "fwd+bwd") {
