@@ -86,11 +86,14 @@ Cost cost(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
   add("offsets", {p.batch, p.heads_q, rows});
   add("delta", {p.batch, p.heads_q, rows});
   add("dQ sums", {p.batch, p.heads_q, rows, config.columns_dq()});
+  const double sums = static_cast<double>(cost.memory.back().bytes);
+  if (config.split) {
+    add("dK, dV sums", {2, p.batch, p.heads_k, bwd_sm90_rows_k(p, config), config.columns_dq()});
+  }
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv}) {
     cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
-  cost.bytes_moved += static_cast<double>(p.d_o.numel() * dtype_bytes(p.d_o.dtype)) +
-                      3.0 * static_cast<double>(cost.memory.back().bytes);
+  cost.bytes_moved += static_cast<double>(p.d_o.numel() * dtype_bytes(p.d_o.dtype)) + 3.0 * sums;
   cost.ms =
       std::max(bwd_sm90_ms(p, config, machine), 1e-6 * cost.bytes_moved / machine.bandwidth_gbps);
   return cost;
@@ -106,8 +109,9 @@ void fill(Args& args, const Problem& p, const Config& config) {
   set_map(args.dq, p.dq, config.chunk_rows);
   set_map(args.k, p.k, config.block_n);
   set_map(args.v, p.v, config.block_n);
-  set_map(args.dk, p.dk, 64);
-  set_map(args.dv, p.dv, 64);
+  // Stored by warpgroups, with a split by conversions.
+  set_map(args.dk, p.dk, config.split ? config.chunk_rows : 64);
+  set_map(args.dv, p.dv, config.split ? config.chunk_rows : 64);
   args.heads_q = static_cast<int>(p.heads_q);
   args.heads_k = static_cast<int>(p.heads_k);
   args.group = static_cast<int>(p.group());
@@ -131,7 +135,9 @@ void fill(Args& args, const Problem& p, const Config& config) {
   args.low = mask.low;
   args.high = mask.high;
   args.order = bwd_sm90_order(p, config);
-  args.lead = args.lag = bwd_sm90_sections_apart(args.order);
+  args.parts = bwd_sm90_parts(p, config);
+  args.rows_k = static_cast<int>(bwd_sm90_rows_k(p, config));
+  args.lead = args.lag = bwd_sm90_sections_apart(args.order, config);
   // Under a causal mask the first keys are seen by most queries: longest first. In a fixed order of
   // additions the last keys come first: theirs are the first queries that others wait for.
   args.last_first = config.deterministic && config.mask != bwd_sm90::Mask::none;
@@ -166,8 +172,15 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   args.offset = workspace.take<float>(rows);
   args.delta = workspace.take<float>(rows);
   args.dq_sum = workspace.take<float>(rows * config.columns_dq());
+  const std::int64_t key_sums =
+      p.batch * p.heads_k * bwd_sm90_rows_k(p, config) * config.columns_dq();
+  if (config.split) {
+    args.dk_sum = workspace.take<float>(2 * key_sums);
+    args.dv_sum = args.dk_sum + key_sums;
+  }
   const Kernel kernel = sm80::load_config(config, p.device.index, bwd_sm90_unit);
   fill_bytes(args.next_job, 0, count * 4, p.device.index, context.stream);
+  if (config.split) fill_bytes(args.dk_sum, 0, 8 * key_sums, p.device.index, context.stream);
   const std::int64_t grid = std::min<std::int64_t>(args.jobs, sm80::kTypicalMultiprocessors);
   launch(kernel, {.x = grid}, context.stream, args);
 }
@@ -189,7 +202,7 @@ void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   const auto add = [&](DType dtype, std::int64_t dim, bool causal) {
     Problem p;
     p.dtype = dtype;
-    p.batch = p.heads_q = p.heads_k = 1;
+    p.batch = p.heads_q = p.heads_k = 16;
     p.seq_q = p.seq_k = 4096;
     p.head_dim = p.head_dim_v = dim;
     p.scale = 1.0F;

@@ -26,6 +26,9 @@ struct Config {
   bool fold_lse = false;       ///< the scores are summed from -LSE on
   bool late_dq = false;        ///< dQ of a step is added under the next step's products
   bool v_registers = false;    ///< V is held in registers as the A operand of dP
+  int buffers = 1;             ///< wide: of P and of dS between the warpgroups
+  bool bulk_dq = true;         ///< wide: dQ is added by the copy engine, else from registers
+  bool split = false;          ///< tiles take parts of the queries; dK, dV are summed in memory
   bool operator==(const Config&) const = default;
 
   /// Columns of the sums of dQ: whole panels, which the two warpgroups divide.
@@ -49,19 +52,19 @@ struct SharedPlan {
                 kPanelRow),
         do_stage(panels(c.head_dim_v) * c.block_m * kPanelRow),
         ds_buffer(c.block_m / 64 * c.block_n * kPanelRow),
-        dq_warp(c.wide() ? 16 * 64 * 4 : c.block_m * c.columns_dq() * 4 / 8),
+        dq_warp(c.wide() ? (c.bulk_dq ? 16 * 64 * 4 : 0) : c.block_m * c.columns_dq() * 4 / 8),
         k(0),
         v(k + panels(c.head_dim) * c.block_n * kPanelRow),
         q(v + panels(c.head_dim_v) * c.block_n * kPanelRow),
         d_o(q + q_stage * c.q_stages),
         p(d_o + do_stage * c.q_stages),
-        ds(p + (c.wide() ? ds_buffer : 0)),
-        dq(ds + (c.wide() ? 1 : 2) * ds_buffer),
+        ds(p + (c.wide() ? c.buffers * ds_buffer : 0)),
+        dq(ds + (c.wide() ? c.buffers : 2) * ds_buffer),
         gate(dq + c.dq_warps() * dq_warp),
         offset(gate + (c.softcap && !c.wide() ? 256 * c.block_m : 0)),
         delta(offset + c.q_stages * c.block_m * 4),
         barriers(delta + c.q_stages * c.block_m * 4),
-        slots(barriers + (8 * (4 * c.q_stages + 3 + 2 + 4 + 3) + 15) / 16 * 16),
+        slots(barriers + (8 * (4 * c.q_stages + 3 + 2 + 4 + 8) + 15) / 16 * 16),
         bytes(slots + 2 * 16) {}
 };
 
@@ -80,6 +83,8 @@ struct Args {
   SectionOrder order;     ///< of key blocks and key heads
   int lead = 1, lag = 1;  ///< sections that preparation runs ahead of tiles, and conversion behind
   bool last_first = false;  ///< key blocks from the last to the first
+  int parts = 1;            ///< split: of the queries of a tile
+  int rows_k = 0;  ///< split: seq_k rounded up to chunks and blocks: rows of a key head's sums
   const float* lse_in = nullptr;
   long long lse_b = 0, lse_h = 0, lse_s = 0;
   const float* d_lse = nullptr;  ///< may be null
@@ -88,6 +93,9 @@ struct Args {
   float* offset = nullptr;
   float* delta = nullptr;   ///< (B, Hq, rows_q)
   float* dq_sum = nullptr;  ///< (B, Hq, rows_q, columns_dq), in fragment order
+  /// split: (B, Hk, rows_k, columns_dq) in fragment order, all zero at the start.
+  float* dk_sum = nullptr;
+  float* dv_sum = nullptr;
   // Counters, all zero at the start.
   unsigned* next_job = nullptr;
   unsigned* prepared = nullptr;  ///< (B, Hk) warps of chunks

@@ -39,7 +39,7 @@ struct Consumer : Steps<kConfig> {
   using Base::warpgroup;
 
   __forceinline__ void run_tile() {
-    const BlockRange range = query_range<kConfig>(args, job.block);
+    const BlockRange range = query_range<kConfig>(args, job);
 #pragma unroll
     for (int i = 0; i < kD / 2; ++i) rDk[i] = 0.0F;
 #pragma unroll
@@ -80,7 +80,39 @@ struct Consumer : Steps<kConfig> {
       signal_done();
     }
     unsignalled = args.finished + job.batch * args.heads_k + job.head;
-    store_tile();
+    if constexpr (!kConfig.split) {
+      store_tile();
+    } else if (range.begin < range.end) {
+      add_tile<kDv>(args.dv_sum, rDv);
+      add_tile<kD>(args.dk_sum, rDk);
+    }
+  }
+
+  /// Adds dK or dV of the tile's part to the sums, in the way of dQ: 64 columns at a time, staged
+  /// per warp.
+  template <int kColumns>
+  __forceinline__ void add_tile(float* sums, const float (&r)[kColumns / 2]) const {
+    static_assert(!kConfig.split || (kD == kDv && kPlan.dq_warp == 4096));
+    const u32 stage = shared.dq(warpgroup * 4 + warp);
+    const i64 row = static_cast<i64>(job.batch * args.heads_k + job.head) * args.rows_k +
+                    job.block * kBlockN + warpgroup * 64 + warp * 16;
+#pragma unroll
+    for (int c = 0; c < kColumns; c += 64) {
+      if (lane == 0) bulk_wait_read();
+      __syncwarp();  // the copy engine has read what was staged before
+#pragma unroll
+      for (int j = c / 8; j < kColumns / 8 && j < c / 8 + 8; ++j) {
+        store_shared_16(stage + ((j - c / 8) * 32 + lane) * 16, r[4 * j], r[4 * j + 1],
+                        r[4 * j + 2], r[4 * j + 3]);
+      }
+      fence_async_shared();
+      __syncwarp();
+      if (lane == 0) {
+        const int columns = kColumns - c < 64 ? kColumns - c : 64;
+        bulk_add(sums + row * kConfig.columns_dq() + c * 16, stage, columns * 64);
+        bulk_commit();
+      }
+    }
   }
 
   /// Where panel `index` of what a warpgroup stores is staged: only where the warpgroup itself
@@ -133,6 +165,7 @@ struct Consumer : Steps<kConfig> {
     while (job.kind != JobKind::end) {
       if (job.kind == JobKind::tile) {
         run_tile();
+        this->converted = 0;
       } else if (job.kind == JobKind::prepare) {
         this->run_prepare();
       } else {

@@ -33,9 +33,11 @@ struct Queue {
     if (index >= args.jobs) return job;
     const int chunks = args.rows_q / kConfig.chunk_rows * args.group;  // of a key head
     while (true) {
+      const int parts = kConfig.split ? args.parts : 1;
       const int prepares = heads(step) * chunks,
-                tiles = heads(step - args.lead) * args.order.blocks;
-      const int converts = heads(step - args.lead - args.lag) * chunks;
+                tiles = heads(step - args.lead) * args.order.blocks * parts;
+      const int converted = step - args.lead - args.lag, converts = heads(converted) * chunks;
+      const int keys = kConfig.split ? heads(converted) * (args.rows_k / kConfig.chunk_rows) : 0;
       const int rest = index - base;
       if (rest < prepares) {
         job.kind = JobKind::prepare;
@@ -45,16 +47,28 @@ struct Queue {
       if (rest < prepares + tiles) {
         const int section = step - args.lead, here = heads(section), in = rest - prepares;
         job.kind = JobKind::tile;
-        job.block = args.last_first ? args.order.blocks - 1 - in / here : in / here;
+        job.part = in / here % parts;
+        job.block = in / here / parts;
+        if (args.last_first) job.block = args.order.blocks - 1 - job.block;
         locate(job, head_begin(section) + in % here, args.heads_k);
         return job;
       }
       if (rest < prepares + tiles + converts) {
         job.kind = JobKind::convert;
-        locate_rows(job, rest - prepares - tiles, step - args.lead - args.lag);
+        locate_rows(job, rest - prepares - tiles, converted);
         return job;
       }
-      base += prepares + tiles + converts;
+      if constexpr (kConfig.split) {
+        if (rest < prepares + tiles + converts + 2 * keys) {
+          const int in = rest - prepares - tiles - converts, here = heads(converted);
+          job.kind = JobKind::convert;
+          job.part = 1 + in / keys;
+          job.block = in % keys / here;
+          locate(job, head_begin(converted) + in % here, args.heads_k);
+          return job;
+        }
+      }
+      base += prepares + tiles + converts + 2 * keys;
       ++step;
     }
   }
@@ -93,7 +107,7 @@ struct Producer {
   __forceinline__ void announce(const Job& job) {
     mbarrier_wait(shared.job_empty(slots.slot()), slots.parity() ^ 1);
     const u32 at = shared.slot(slots.slot());
-    store_shared_4(at, static_cast<u32>(job.kind));
+    store_shared_4(at, static_cast<u32>(job.kind) | static_cast<u32>(job.part) << 8);
     store_shared_4(at + 4, static_cast<u32>(job.block));
     store_shared_4(at + 8, static_cast<u32>(job.batch));
     store_shared_4(at + 12, static_cast<u32>(job.head));
@@ -128,8 +142,9 @@ struct Producer {
     return static_cast<i64>(job.batch * args.heads_q + head) * args.rows_q + row;
   }
   __forceinline__ int key_pair(const Job& job) const {
-    return job.batch * args.heads_k +
-           (job.kind == JobKind::tile ? job.head : job.head / args.group);
+    const bool of_keys =
+        job.kind == JobKind::tile || (job.kind == JobKind::convert && job.part != 0);
+    return job.batch * args.heads_k + (of_keys ? job.head : job.head / args.group);
   }
 
   /// Rows of Q with their offsets.
@@ -165,7 +180,7 @@ struct Producer {
   // to come.
 
   __forceinline__ u32 load_tile(const Job& job) {
-    const BlockRange range = query_range<kConfig>(args, job.block);
+    const BlockRange range = query_range<kConfig>(args, job);
     if (range.begin >= range.end) {
       if constexpr (kConfig.wide()) load_kv(job);  // whose places zeros will take
       return ask();
@@ -200,11 +215,16 @@ struct Producer {
   }
   __forceinline__ u32 load_convert(const Job& job) {
     const u32 next = ask();
-    signal_wait(args.finished + key_pair(job),
-                static_cast<u32>(args.order.blocks * kConfig.dq_warps()));
+    const int tiles = args.order.blocks * (kConfig.split ? args.parts : 1);
+    signal_wait(args.finished + key_pair(job), static_cast<u32>(tiles * kConfig.dq_warps()));
     fence_async();
-    const float* sums = args.dq_sum + row_offset(job, job.head, job.block * kConfig.chunk_rows) *
-                                          kConfig.columns_dq();
+    const float* sums = args.dq_sum;
+    i64 row = row_offset(job, job.head, job.block * kConfig.chunk_rows);
+    if (kConfig.split && job.part != 0) {
+      sums = job.part == 1 ? args.dk_sum : args.dv_sum;
+      row = static_cast<i64>(key_pair(job)) * args.rows_k + job.block * kConfig.chunk_rows;
+    }
+    sums += row * kConfig.columns_dq();
     for (int piece = 0; piece < Piece<kConfig>::kCount; ++piece) {
       const bool second = Piece<kConfig>::in_do(piece);
       const u32 s = second ? open_do(Piece<kConfig>::kBytes) : open_q(Piece<kConfig>::kBytes);

@@ -24,7 +24,7 @@ struct Shared {
   __forceinline__ u32 v() const { return base + kPlan.v; }
   __forceinline__ u32 q(u32 stage) const { return base + kPlan.q + stage * kPlan.q_stage; }
   __forceinline__ u32 d_o(u32 stage) const { return base + kPlan.d_o + stage * kPlan.do_stage; }
-  __forceinline__ u32 p() const { return base + kPlan.p; }
+  __forceinline__ u32 p(u32 buffer) const { return base + kPlan.p + buffer * kPlan.ds_buffer; }
   __forceinline__ u32 ds(u32 buffer) const { return base + kPlan.ds + buffer * kPlan.ds_buffer; }
   __forceinline__ u32 dq(int warp) const { return base + kPlan.dq + warp * kPlan.dq_warp; }
   __forceinline__ u32 offset(u32 stage) const {
@@ -47,9 +47,12 @@ struct Shared {
   __forceinline__ u32 job_full(u32 slot) const { return barrier(4 * kStages + 5 + slot); }
   __forceinline__ u32 job_empty(u32 slot) const { return barrier(4 * kStages + 7 + slot); }
   // Wide: P has been left for the next warpgroup, has been taken; dS has been used for dQ.
-  __forceinline__ u32 p_full() const { return barrier(4 * kStages + 9); }
-  __forceinline__ u32 p_empty() const { return barrier(4 * kStages + 10); }
-  __forceinline__ u32 ds_empty() const { return barrier(4 * kStages + 11); }
+  __forceinline__ u32 p_full(u32 buffer) const { return barrier(4 * kStages + 9 + buffer); }
+  __forceinline__ u32 p_empty(u32 buffer) const { return barrier(4 * kStages + 11 + buffer); }
+  __forceinline__ u32 ds_empty(u32 buffer) const { return barrier(4 * kStages + 13 + buffer); }
+  // Wide: all who compute have come, those who read Q and dO have.
+  __forceinline__ u32 all_met() const { return barrier(4 * kStages + 15); }
+  __forceinline__ u32 readers_met() const { return barrier(4 * kStages + 16); }
   __forceinline__ u32 slot(u32 index) const { return base + kPlan.slots + index * 16; }
 
   __forceinline__ void init_barriers() const {
@@ -71,9 +74,13 @@ struct Shared {
       mbarrier_init(job_empty(s), kConfig.threads() / 32 - 4);
     }
     if constexpr (kConfig.wide()) {
-      mbarrier_init(p_full(), 4);
-      mbarrier_init(p_empty(), 4);
-      mbarrier_init(ds_empty(), 4);
+      for (int s = 0; s < 2; ++s) {
+        mbarrier_init(p_full(s), 4);
+        mbarrier_init(p_empty(s), 4);
+        mbarrier_init(ds_empty(s), 4);
+      }
+      mbarrier_init(all_met(), kConfig.threads() / 32 - 4);
+      mbarrier_init(readers_met(), kConsumerWarps);
     }
     mbarrier_fence_init();
   }
@@ -83,10 +90,11 @@ struct Shared {
 /// and dV of a block of keys, and what it adds to dQ. Convert: the finished sums of a chunk to dQ.
 enum class JobKind : int { prepare, tile, convert, end };
 
-/// `block`: chunk of rows or block of keys; `head`: query head, for a tile key head.
+/// `block`: chunk of rows or block of keys; `head`: query head, for what has to do with keys key
+/// head. `part` of a tile: of its queries; of a conversion: 0 of dQ, 1 of dK, 2 of dV.
 struct Job {
   JobKind kind = JobKind::end;
-  int block = 0, batch = 0, head = 0;
+  int block = 0, batch = 0, head = 0, part = 0;
 };
 
 /// The sums of dQ of a chunk come to be converted in pieces that fill a stage: of Q, where they fit
@@ -110,12 +118,12 @@ __forceinline__ Diagonals diagonals(const Args& args) {
   return d;
 }
 
-/// Blocks of queries that see a block of keys; "full" are those without a hidden pair, none where
-/// keys lie past the end.
+/// Blocks of queries that see a tile's keys, of the tile's part; "full" are those without a hidden
+/// pair, none where keys lie past the end.
 template <Config kConfig>
-__forceinline__ BlockRange query_range(const Args& args, int block) {
+__forceinline__ BlockRange query_range(const Args& args, const Job& job) {
   constexpr int kM = kConfig.block_m, kN = kConfig.block_n;
-  const int key = block * kN, key_end = min(key + kN, args.seq_k);
+  const int key = job.block * kN, key_end = min(key + kN, args.seq_k);
   BlockRange range;
   if constexpr (kConfig.mask == Mask::none) {
     range.end = range.full_end = (args.seq_q + kM - 1) / kM;
@@ -125,6 +133,13 @@ __forceinline__ BlockRange query_range(const Args& args, int block) {
     if (kConfig.mask == Mask::right) range.full_end = range.end;
   }
   if (key_end < key + kN) range.full_begin = range.full_end = range.end;
+  if constexpr (kConfig.split) {
+    const int first = range.begin, count = range.end - first;
+    const int end = first + count * (job.part + 1) / args.parts;
+    range.clip(first + count * job.part / args.parts, end);
+    // Known to be the same where it was: a loop less for those who compute.
+    if constexpr (kConfig.mask != Mask::both) range.full_end = range.end;
+  }
   return range;
 }
 

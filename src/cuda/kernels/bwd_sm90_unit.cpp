@@ -25,7 +25,8 @@ KernelUnit bwd_sm90_unit(const bwd_sm90::Config& c) {
                  flag("modified", c.modified) + flag("softcap", c.softcap) +
                  flag("alibi", c.alibi) + flag("deterministic", c.deterministic) +
                  flag("fold_lse", c.fold_lse) + flag("late_dq", c.late_dq) +
-                 flag("v_registers", c.v_registers);
+                 flag("v_registers", c.v_registers) + number("buffers", c.buffers) +
+                 flag("bulk_dq", c.bulk_dq) + flag("split", c.split);
   unit.threads = c.threads();
   unit.shared_bytes = bwd_sm90::SharedPlan(c).bytes;
   std::map<int, WgmmaShape> shapes;  // by N

@@ -9,63 +9,11 @@
 #pragma once
 
 #include "cuda/kernels/bwd_sm90_scores.cuh"
+#include "cuda/kernels/bwd_sm90_wide_sums.cuh"
 
 namespace tilewise::bwd_sm90 {
 
 using namespace tile;
-
-/// dV or dK of 64 keys: accumulators of `columns` columns. An instruction takes no more registers
-/// than the launch gives a thread (128), so 256 columns are two halves.
-constexpr int wide_parts(int columns) { return columns > 192 ? 2 : 1; }
-template <int kColumns>
-struct WideSums {
-  static constexpr int kParts = wide_parts(kColumns), kN = kColumns / kParts;
-  float r[kParts][kN / 2];
-
-  __forceinline__ void clear() {
-#pragma unroll
-    for (int p = 0; p < kParts; ++p) {
-#pragma unroll
-      for (int i = 0; i < kN / 2; ++i) r[p][i] = 0.0F;
-    }
-  }
-  __forceinline__ void pin_all() {
-#pragma unroll
-    for (int p = 0; p < kParts; ++p) pin(r[p]);
-  }
-  /// += A B, A [64 x 64] in registers, B [64 x kColumns] in panels of 64 rows
-  template <Element kElement>
-  __forceinline__ void add_product(const u32 (&a)[16], u64 b) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-      for (int p = 0; p < kParts; ++p) {
-        Wgmma<kElement, kN>::multiply_register(r[p], a[4 * i], a[4 * i + 1], a[4 * i + 2],
-                                               a[4 * i + 3],
-                                               b + p * (kN * kPanelRowBytes / 16) + i * kStepRows);
-      }
-    }
-  }
-};
-
-/// Rows of 64 keys from accumulators to panels at `to`.
-template <Element kElement, int kColumns>
-__forceinline__ void stage_rows(const WideSums<kColumns>& sums, float factor, u32 to, int warp,
-                                int lane) {
-  constexpr int kN = WideSums<kColumns>::kN;
-  const int row = warp * 16 + lane % 16;
-#pragma unroll
-  for (int k = 0; k < kColumns / 16; ++k) {
-    const float* r = sums.r[k / (kN / 16)] + k % (kN / 16) * 8;
-    u32 words[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      words[i] = pack<kElement>(r[2 * i] * factor, r[2 * i + 1] * factor);
-    }
-    const int chunk = (k % 4 * 2 + lane / 16) ^ (row % 8);
-    store_matrix_x4(to + k / 4 * (64 * kPanelRowBytes) + row * kPanelRowBytes + chunk * 16, words);
-  }
-}
 
 /// Takes jobs; `role` computes the tiles, and its warpgroup, where it reads Q and dO, the others.
 template <class Role>
@@ -120,8 +68,8 @@ struct WideValues : Scores<kConfig> {
   using Base::warp;
   static constexpr bool kReadsRows = true;
 
-  const u64 dOt;  ///< dO as B of dV
-  u32 p_uses = 0;
+  const u64 dOt;                        ///< dO as B of dV
+  Ring<kConfig.buffers> buffers, last;  ///< of P; the one that was left last
   WideSums<kDv> rDv;
 
   __forceinline__ WideValues(const Args& a, u32 shared_base)
@@ -136,8 +84,8 @@ struct WideValues : Scores<kConfig> {
   }
   /// P, with a softcap times its slope (B7), to the next warpgroup, once it has taken the last.
   __forceinline__ void leave_p() {
-    mbarrier_wait(shared.p_empty(), p_uses & 1 ^ 1);
-    ++p_uses;
+    mbarrier_wait(shared.p_empty(buffers.slot), buffers.parity ^ 1);
+    const u32 to = shared.p(buffers.slot) + thread * 16;
 #pragma unroll
     for (int i = 0; i < kM / 16; ++i) {
       u32 words[4];
@@ -151,12 +99,13 @@ struct WideValues : Scores<kConfig> {
                              widen_high<kElement>(p) * widen_high<Element::fp16>(gate));
         }
       }
-      store_shared_16(shared.p() + (i * 128 + thread) * 16, __uint_as_float(words[0]),
-                      __uint_as_float(words[1]), __uint_as_float(words[2]),
-                      __uint_as_float(words[3]));
+      store_shared_16(to + i * 2048, __uint_as_float(words[0]), __uint_as_float(words[1]),
+                      __uint_as_float(words[2]), __uint_as_float(words[3]));
     }
     __syncwarp();
-    release(shared.p_full());
+    release(shared.p_full(buffers.slot));
+    last = buffers;
+    buffers.advance();
   }
   /// S has become P: its Q and offsets have been read.
   __forceinline__ void pass_q() {
@@ -208,7 +157,7 @@ struct WideValues : Scores<kConfig> {
   }
 
   __forceinline__ void run_tile() {
-    const BlockRange range = query_range<kConfig>(args, job.block);
+    const BlockRange range = query_range<kConfig>(args, job);
     rDv.clear();
     if (range.begin < range.end) {
       const int head = job.head * args.group, of = job.batch * args.heads_q + head;
@@ -236,7 +185,7 @@ struct WideValues : Scores<kConfig> {
       }
       step<false, true>(0, 0);
       // The other warpgroup has taken the last P: it is done with V.
-      mbarrier_wait(shared.p_empty(), p_uses & 1 ^ 1);
+      mbarrier_wait(shared.p_empty(last.slot), last.parity);
     } else {
       this->await_unused();
     }
@@ -278,9 +227,9 @@ struct WideKeys : Worker<kConfig> {
   static constexpr bool kReadsRows = true;
   using Gradients = Wgmma<kElement, kM>;
 
-  const u64 dV, dO, dQt;  ///< V as A, dO as B of dP; Q as B of dK
-  u32 p_parity = 0, ds_uses = 0;
-  float rGradS[kM / 2];  ///< dP^T
+  const u64 dV, dO, dQt;                    ///< V as A, dO as B of dP; Q as B of dK
+  Ring<kConfig.buffers> rP, buffers, last;  ///< of P, of dS; the dS that was left last
+  float rGradS[kM / 2];                     ///< dP^T
   WideSums<kD> rDk;
   u32 rdS[kM / 4];
 
@@ -311,9 +260,10 @@ struct WideKeys : Worker<kConfig> {
   /// (B5) dS = P (dP - delta)
   __forceinline__ void score_gradients() {
     const u32 delta = shared.delta(rO.slot) + lane % 4 * 8;
+    const u32 from = shared.p(rP.slot) + thread * 16;
 #pragma unroll
     for (int i = 0; i < kM / 16; ++i) {
-      const Bytes16 x = load_shared_16(shared.p() + (i * 128 + thread) * 16);
+      const Bytes16 x = load_shared_16(from + i * 2048);
       const u32 p[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
@@ -326,28 +276,29 @@ struct WideKeys : Worker<kConfig> {
   }
   /// dS^T, a panel of 64 queries x 64 keys, to shared memory, once the last has been used.
   __forceinline__ void leave_ds() {
-    mbarrier_wait(shared.ds_empty(), ds_uses & 1 ^ 1);
-    ++ds_uses;
+    mbarrier_wait(shared.ds_empty(buffers.slot), buffers.parity ^ 1);
     const int row = warp * 16 + lane % 16;
 #pragma unroll
     for (int k = 0; k < kM / 16; ++k) {
       const u32 words[4] = {rdS[4 * k], rdS[4 * k + 1], rdS[4 * k + 2], rdS[4 * k + 3]};
       const int chunk = (k * 2 + lane / 16) ^ (row % 8);
-      store_matrix_x4(shared.ds(0) + row * kPanelRowBytes + chunk * 16, words);
+      store_matrix_x4(shared.ds(buffers.slot) + row * kPanelRowBytes + chunk * 16, words);
     }
     fence_async_shared();
     __syncwarp();
-    release(shared.ds_full(0));
+    release(shared.ds_full(buffers.slot));
+    last = buffers;
+    buffers.advance();
   }
 
   /// Entry: dP of a block is ready, nothing is in flight. Exit: the same for the next block.
   template <bool kLast>
   __forceinline__ void step() {
-    mbarrier_wait(shared.p_full(), p_parity);
-    p_parity ^= 1;
+    mbarrier_wait(shared.p_full(rP.slot), rP.parity);
     score_gradients();
     __syncwarp();  // all lanes have read P and delta
-    release(shared.p_empty());
+    release(shared.p_empty(rP.slot));
+    rP.advance();
     release(shared.do_empty(rO.slot));
     rO.advance();
     leave_ds();
@@ -371,7 +322,7 @@ struct WideKeys : Worker<kConfig> {
   }
 
   __forceinline__ void run_tile() {
-    const BlockRange range = query_range<kConfig>(args, job.block);
+    const BlockRange range = query_range<kConfig>(args, job);
     rDk.clear();
     const int steps = (range.end - range.begin) * args.group;
     if (steps > 0) {
@@ -384,7 +335,7 @@ struct WideKeys : Worker<kConfig> {
       for (int i = 1; i < steps; ++i) step<false>();
       step<true>();
       // dQ of the last block has been computed: nobody needs K any more.
-      mbarrier_wait(shared.ds_empty(), ds_uses & 1 ^ 1);
+      mbarrier_wait(shared.ds_empty(last.slot), last.parity);
     } else {
       this->await_unused();
     }
@@ -423,7 +374,7 @@ struct WideQueries : Worker<kConfig> {
   using Product = Wgmma<kElement, 64>;
 
   const u64 dSt, dKt;  ///< dS as A, the first panel of K as B of dQ
-  u32 ds_parity = 0;
+  Ring<kConfig.buffers> buffers;
   float rDq[32];
 
   __forceinline__ WideQueries(const Args& a, u32 shared_base)
@@ -436,45 +387,59 @@ struct WideQueries : Worker<kConfig> {
     float* to =
         args.dq_sum + (static_cast<i64>(pair) * args.rows_q + block * kM + 16 * warp) * kColumns;
     if constexpr (kConfig.deterministic) {
+      __syncwarp();
       if (lane == 0) {
         this->pass_turn();
         this->await_turn(this->turn_at(pair, block), block);
       }
       __syncwarp();
     }
-    mbarrier_wait(shared.ds_full(0), ds_parity);
-    ds_parity ^= 1;
-    const u32 stage = shared.dq(warp);
+    mbarrier_wait(shared.ds_full(buffers.slot), buffers.parity);
+    const u64 ds = dSt + buffers.slot * (kPlan.ds_buffer / 16);
 #pragma unroll 1
     for (int panel = 0; panel < kColumns / 64; ++panel) {
       const u64 k = dKt + panel * (kBlockN * kPanelRowBytes / 16);
       wgmma_fence();
 #pragma unroll
       for (int i = 0; i < kBlockN / 16; ++i) {
-        Product::multiply_transposed(rDq, dSt + i * kStepRows, k + i * kStepRows, i != 0);
+        Product::multiply_transposed(rDq, ds + i * kStepRows, k + i * kStepRows, i != 0);
       }
       wgmma_commit();
       wgmma_wait<0>();
       pin(rDq);
-      if (panel == kColumns / 64 - 1) release(shared.ds_empty());
-      if (lane == 0) bulk_wait_read();
-      __syncwarp();  // the copy engine has read what was staged before
+      if (panel == kColumns / 64 - 1) release(shared.ds_empty(buffers.slot));
+      if constexpr (kConfig.bulk_dq) {
+        add_bulk(to + panel * (16 * 64));
+      } else {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        store_shared_16(stage + (i * 32 + lane) * 16, rDq[4 * i], rDq[4 * i + 1], rDq[4 * i + 2],
-                        rDq[4 * i + 3]);
+        for (int i = 0; i < 8; ++i) {
+          const float four[4] = {rDq[4 * i], rDq[4 * i + 1], rDq[4 * i + 2], rDq[4 * i + 3]};
+          add_global_x4(to + panel * (16 * 64) + i * 128 + lane * 4, four);
+        }
       }
-      fence_async_shared();
-      __syncwarp();
-      if (lane == 0) {
-        bulk_add(to + panel * (16 * 64), stage, kPlan.dq_warp);
-        bulk_commit();
-      }
+    }
+    buffers.advance();
+  }
+  /// Stages the warp's 16 rows x 64 columns; the copy engine adds them.
+  __forceinline__ void add_bulk(float* to) const {
+    const u32 stage = shared.dq(warp);
+    if (lane == 0) bulk_wait_read();
+    __syncwarp();  // the copy engine has read what was staged before
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      store_shared_16(stage + (i * 32 + lane) * 16, rDq[4 * i], rDq[4 * i + 1], rDq[4 * i + 2],
+                      rDq[4 * i + 3]);
+    }
+    fence_async_shared();
+    __syncwarp();
+    if (lane == 0) {
+      bulk_add(to, stage, kPlan.dq_warp);
+      bulk_commit();
     }
   }
 
   __forceinline__ void run_tile() {
-    const BlockRange range = query_range<kConfig>(args, job.block);
+    const BlockRange range = query_range<kConfig>(args, job);
     mbarrier_wait(shared.k_full(), kv_parity);
     kv_parity ^= 1;
     const int of = job.batch * args.heads_q + job.head * args.group;
@@ -483,6 +448,7 @@ struct WideQueries : Worker<kConfig> {
 #pragma unroll 1
       for (int block = range.begin; block < range.end; ++block) step(of + g, block);
     }
+    __syncwarp();  // the signal of lane 0 is for the additions of all
     if (lane == 0) {
       bulk_wait();
       fence_async();

@@ -23,8 +23,9 @@ struct Worker {
   const int warpgroup, thread, warp, lane;  ///< thread, warp: of the warpgroup
   Ring<kConfig.q_stages> rQ, rO;
   Ring<2> slots;
-  u32 kv_parity = 0;
+  u32 kv_parity = 0, all_parity = 0, readers_parity = 0;
   Job job;
+  u32 converted = 0;           ///< jobs in a row
   u32* unsignalled = nullptr;  ///< counter of a job whose stores may still be on their way
   u32* turn_taken = nullptr;   ///< deterministic: of the last addition
 
@@ -40,9 +41,28 @@ struct Worker {
 
   __forceinline__ void sync_warpgroup() const { named_barrier_sync(8 + warpgroup, 128); }
   /// Those who read Q and dO.
-  __forceinline__ void sync_consumers() const { named_barrier_sync(1, 256); }
+  __forceinline__ void sync_consumers() {
+    if constexpr (kConfig.wide()) {
+      meet(shared.readers_met(), readers_parity);
+    } else {
+      named_barrier_sync(1, 256);
+    }
+  }
   /// All who compute.
-  __forceinline__ void sync_all() const { named_barrier_sync(2, kConfig.threads() - 128); }
+  __forceinline__ void sync_all() {
+    if constexpr (kConfig.wide()) {
+      meet(shared.all_met(), all_parity);
+    } else {
+      named_barrier_sync(1, 256);
+    }
+  }
+  /// Roles stand at different places of the text, where named barriers are not for them.
+  __forceinline__ void meet(u32 barrier, u32& parity) const {
+    __syncwarp();
+    release(barrier);
+    mbarrier_wait(barrier, parity);
+    parity ^= 1;
+  }
   __forceinline__ void wait_q() const { mbarrier_wait(shared.q_full(rQ.slot), rQ.parity); }
   __forceinline__ void wait_do() const { mbarrier_wait(shared.do_full(rO.slot), rO.parity); }
   __forceinline__ void release(u32 barrier) const {
@@ -75,8 +95,8 @@ struct Worker {
   __forceinline__ void fetch_job() {
     await_producer(shared.job_full(slots.slot), slots.parity);
     const Bytes16 words = load_shared_16(shared.slot(slots.slot));
-    job = {static_cast<JobKind>(words.x), static_cast<int>(words.y), static_cast<int>(words.z),
-           static_cast<int>(words.w)};
+    job = {static_cast<JobKind>(words.x & 0xffU), static_cast<int>(words.y),
+           static_cast<int>(words.z), static_cast<int>(words.w), static_cast<int>(words.x >> 8)};
     __syncwarp();  // all lanes have read the slot
     release(shared.job_empty(slots.slot));
     slots.advance();
@@ -150,31 +170,42 @@ struct Worker {
     unsignalled = args.prepared + job.batch * args.heads_k + job.head / args.group;
   }
 
-  /// Sums of dQ to dQ.
+  /// Sums of dQ to dQ, with a split those of dK and dV too.
   __forceinline__ void run_convert() {
-    const u32 to = kConfig.wide() ? shared.p() : shared.dq(0);
+    // Two places in turn, wide one: what was staged in this one has been read.
+    const u32 place = kConfig.wide() ? 0 : converted % 2;
+    const u32 to = kConfig.wide() ? shared.p(0) : place == 0 ? shared.dq(0) : shared.ds(0);
+    static_assert(kConfig.wide() ||
+                  2 * kPlan.ds_buffer >= kConfig.chunk_rows * kConfig.columns_dq() * 2);
+    const float scale = kConfig.split && job.part == 2 ? 1.0F : args.scale;
     // Wide: the third warpgroup may stand behind a block that waits for this signal.
     if constexpr (kConfig.wide()) signal_done();
-    if (lane == 0) bulk_wait_read();
-    sync_all();  // the place is free: what was staged there has been read
+    if (lane == 0) {
+      if (!kConfig.wide() && converted > 0) {
+        bulk_wait_read<1>();
+      } else {
+        bulk_wait_read();
+      }
+    }
+    sync_all();
+    ++converted;
 #pragma unroll 1
     for (int piece = 0; piece < Piece<kConfig>::kCount; piece += 2) {
       await_producer(shared.q_full(rQ.slot), rQ.parity);
-      convert_piece<kConfig>(shared.q(rQ.slot), to, piece, args.scale, warpgroup * 4 + warp, lane);
+      convert_piece<kConfig>(shared.q(rQ.slot), to, piece, scale, warpgroup * 4 + warp, lane);
       __syncwarp();
       release(shared.q_empty(rQ.slot));
       rQ.advance();
       if constexpr (Piece<kConfig>::in_do(1)) {
         await_producer(shared.do_full(rO.slot), rO.parity);
-        convert_piece<kConfig>(shared.d_o(rO.slot), to, piece + 1, args.scale, warpgroup * 4 + warp,
+        convert_piece<kConfig>(shared.d_o(rO.slot), to, piece + 1, scale, warpgroup * 4 + warp,
                                lane);
         __syncwarp();
         release(shared.do_empty(rO.slot));
         rO.advance();
       } else {
         await_producer(shared.q_full(rQ.slot), rQ.parity);
-        convert_piece<kConfig>(shared.q(rQ.slot), to, piece + 1, args.scale, warpgroup * 4 + warp,
-                               lane);
+        convert_piece<kConfig>(shared.q(rQ.slot), to, piece + 1, scale, warpgroup * 4 + warp, lane);
         __syncwarp();
         release(shared.q_empty(rQ.slot));
         rQ.advance();
@@ -184,9 +215,11 @@ struct Worker {
     fence_async_shared();
     sync_consumers();
     if (warpgroup == 0 && thread == 0) {
+      const TensorMapBytes* map = &args.dq;
+      if (kConfig.split && job.part != 0) map = job.part == 1 ? &args.dk : &args.dv;
       for (int p = 0; p < SharedPlan::panels(kD); ++p) {
-        tma_store(&args.dq, to + p * kConfig.chunk_rows * kPanelRowBytes, p * kPanelColumns,
-                  job.head, job.block * kConfig.chunk_rows, job.batch);
+        tma_store(map, to + p * kConfig.chunk_rows * kPanelRowBytes, p * kPanelColumns, job.head,
+                  job.block * kConfig.chunk_rows, job.batch);
       }
       bulk_commit();
     }

@@ -79,10 +79,11 @@ __forceinline__ void bulk_add(float* global, u32 shared, u32 bytes) {
 /// Ends this thread's group of bulk stores. "cp.async.bulk.commit_group"
 __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-/// Waits until this thread's bulk stores have read their shared memory. "cp.async.bulk.wait_group",
-/// .read
+/// Waits until this thread's bulk stores, but for the kPending youngest groups, have read their
+/// shared memory. "cp.async.bulk.wait_group", .read
+template <int kPending = 0>
 __forceinline__ void bulk_wait_read() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
 /// Waits until this thread's bulk stores and additions are complete: their results are in memory.

@@ -32,7 +32,7 @@ struct Shape {
   float scale = 0.125F, softcap = 0.0F, amplitude = 1.0F;
   bool alibi = false, d_lse = false, last_first = false;
   unsigned blocks = 1;
-  int section_heads = 1, apart = 1;
+  int section_heads = 1, apart = 1, parts = 1;
 };
 
 /// (B, S, H, D) in memory; `at` is an element.
@@ -170,12 +170,17 @@ struct Check {
     a.q = q.map(s.batch, kM), a.o = o.map(s.batch, kM), a.d_o = d_o.map(s.batch, kM);
     a.k = k.map(s.batch, kConfig.block_n), a.v = v.map(s.batch, kConfig.block_n);
     for (auto* t : {&dq, &dk, &dv}) std::fill(t->data.begin(), t->data.end(), kPoison);
-    a.dq = dq.map(s.batch, kChunk), a.dk = dk.map(s.batch, 64), a.dv = dv.map(s.batch, 64);
+    a.dq = dq.map(s.batch, kChunk), a.dk = dk.map(s.batch, kConfig.split ? kChunk : 64);
+    a.dv = dv.map(s.batch, kConfig.split ? kChunk : 64);
     a.heads_q = s.heads_q, a.heads_k = s.heads_k, a.group = s.heads_q / s.heads_k;
     a.seq_q = s.seq_q, a.seq_k = s.seq_k;
     a.rows_q = (s.seq_q + kChunk - 1) / kChunk * kChunk;
     const int key_blocks = (s.seq_k + kConfig.block_n - 1) / kConfig.block_n;
-    a.jobs = 2 * s.batch * s.heads_q * (a.rows_q / kChunk) + s.batch * s.heads_k * key_blocks;
+    a.parts = s.parts;
+    a.rows_k = (s.seq_k + kChunk - 1) / kChunk * kChunk;  // chunks are whole key blocks in a split
+    a.jobs =
+        2 * s.batch * s.heads_q * (a.rows_q / kChunk) +
+        s.batch * s.heads_k * (key_blocks * s.parts + (kConfig.split ? 2 * a.rows_k / kChunk : 0));
     a.scale = s.scale, a.scale_log2 = s.scale * tile::kLog2e;
     a.offset_factor = kConfig.fold_lse ? -1.0F / s.scale : -tile::kLog2e;
     if (s.softcap != 0.0F) a.scale_cap = s.scale / s.softcap, a.cap_log2 = s.softcap * tile::kLog2e;
@@ -190,6 +195,9 @@ struct Check {
     const float nan = std::numeric_limits<float>::quiet_NaN();
     std::vector<float> offset(rows, nan), delta(rows, nan), sums(rows * kConfig.columns_dq(), nan);
     a.offset = offset.data(), a.delta = delta.data(), a.dq_sum = sums.data();
+    const std::size_t key_sums = std::size_t(s.batch) * s.heads_k * a.rows_k * kConfig.columns_dq();
+    std::vector<float> dk_sums(key_sums, 0.0F), dv_sums(key_sums, 0.0F);
+    a.dk_sum = dk_sums.data(), a.dv_sum = dv_sums.data();
     std::vector<unsigned> counters(1 + 2 * s.batch * s.heads_k + rows / kM * 8, 0);
     a.next_job = counters.data(), a.prepared = a.next_job + 1;
     a.finished = a.prepared + s.batch * s.heads_k, a.turns = a.finished + s.batch * s.heads_k;
@@ -254,6 +262,16 @@ constexpr Config with_softcap(Config c) {
 constexpr Config with_alibi(Config c) {
   c.fold_lse = false;
   c.modified = c.alibi = true;
+  return c;
+}
+constexpr Config from_registers(Config c) {
+  c.bulk_dq = false;
+  c.buffers = 2;
+  return c;
+}
+constexpr Config split(Config c, int chunk_rows) {
+  c.split = true;
+  c.chunk_rows = chunk_rows;
   return c;
 }
 constexpr Config deterministic(Config c) {
@@ -333,6 +351,22 @@ int main() {
   check<dims(k128, 64, 128)>("dims 64, 128", {.dim_v = 128}, kBf16);
   check<dims(k128, 128, 64)>("dims 128, 64", {.dim = 128}, kBf16);
   check<dims(k128, 96, 64)>("dims 72, 40", {.dim = 72, .dim_v = 40}, kBf16);
+  check<split(masked(k64, Mask::right), 256)>("dim 64, causal, 3 parts, chunks of 256",
+                                              {.heads_q = 4,
+                                               .heads_k = 2,
+                                               .seq_q = 700,
+                                               .seq_k = 600,
+                                               .high = -100 + 1,
+                                               .blocks = 3,
+                                               .section_heads = 2,
+                                               .parts = 3},
+                                              kBf16);
+  check<split(k128, 128)>(
+      "dim 128, 2 parts",
+      {.batch = 2, .seq_q = 200, .seq_k = 300, .dim = 128, .dim_v = 128, .blocks = 2, .parts = 2},
+      kBf16);
+  check<split(dims(k128, 96, 96), 128)>("dim 96, 2 parts",
+                                        {.dim = 96, .dim_v = 96, .d_lse = true, .parts = 2}, kBf16);
   check<k256>("dim 256, 2 blocks",
               {.batch = 2,
                .heads_q = 4,
@@ -370,6 +404,9 @@ int main() {
   check<dims(with_alibi(k256), 192, 128)>(
       "dims 192, 128, ALiBi", {.dim = 192, .dim_v = 128, .alibi = true, .blocks = 2}, kBf16);
   check<dims(k256, 64, 192)>("dims 64, 136", {.dim = 64, .dim_v = 136, .amplitude = 3.0F}, kBf16);
+  check<from_registers(masked(k256, Mask::right))>(
+      "dim 256, dQ from registers",
+      {.seq_q = 200, .seq_k = 200, .dim = 256, .dim_v = 256, .high = 1, .blocks = 2}, kBf16);
   check<dims(k256, 192, 192)>("dim 192", {.dim = 192, .dim_v = 192}, kBf16);
   return failures == 0 ? 0 : 1;
 }
