@@ -137,12 +137,15 @@ TEST(BwdSm90, FewKeyBlocksAreSplitByQueries) {
   p.batch = p.heads_q = p.heads_k = 1;
   const Config config = bwd_sm90_config(p);
   EXPECT_TRUE(config.split);
-  EXPECT_EQ(bwd_sm90_parts(p, config), 8);  // four steps of 128 queries each
-  EXPECT_EQ(bwd_sm90_jobs(p, config), 2 * 16 + 32 * 8 + 2 * 16);
+  EXPECT_EQ(bwd_sm90_parts(p, config), 4);  // eight steps of 128 queries each
+  EXPECT_EQ(bwd_sm90_jobs(p, config), 2 * 16 + 32 * 4 + 2 * 16);
   const Cost cost = kFlashBackwardSm90.cost(kFlashBackwardSm90, p, h100());
   EXPECT_EQ(cost.memory.back().bytes, 2 * 4096 * 64 * 4);
+  p.seq_q = p.seq_k = 16384;
+  EXPECT_EQ(bwd_sm90_parts(p, bwd_sm90_config(p)), 4);
   p.seq_q = p.seq_k = 32768;
-  EXPECT_EQ(bwd_sm90_parts(p, bwd_sm90_config(p)), 2);
+  EXPECT_FALSE(bwd_sm90_config(p).split);
+  p.seq_q = p.seq_k = 4096;
   p.deterministic = true;
   EXPECT_FALSE(bwd_sm90_config(p).split);
   p.deterministic = false;

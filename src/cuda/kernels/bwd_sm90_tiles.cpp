@@ -66,8 +66,8 @@ int bwd_sm90_parts(const Problem& p, const Config& config) {
   // Tiles of a diagonal differ in length: as many of them as even out.
   const std::int64_t wanted =
       std::int64_t{sm80::kTypicalMultiprocessors} * (p.has_positional_mask() ? 4 : 2);
-  if (2 * tiles > wanted) return 1;
-  constexpr std::int64_t kLeastSteps = 4;
+  if (tiles > sm80::kTypicalMultiprocessors) return 1;
+  constexpr std::int64_t kLeastSteps = 8;
   const std::int64_t most = std::min(blocks, p.group() * blocks / kLeastSteps);
   return static_cast<int>(
       std::clamp<std::int64_t>(wanted / tiles, 1, std::max<std::int64_t>(1, most)));
