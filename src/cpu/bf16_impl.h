@@ -334,6 +334,18 @@ void remainder(int rows, int cols, float* x, std::ptrdiff_t ld) {
   }
 }
 
+void store_rows(int rows, int cols, const float* x, std::ptrdiff_t ld, const float* factor,
+                Bf16* out, std::ptrdiff_t out_ld) {
+  for (int r = 0; r < rows; ++r, x += ld, out += out_ld) {
+    const __m512 f = _mm512_set1_ps(factor[r]);
+    for (std::ptrdiff_t c = 0; c < cols; c += 16) {
+      const __m512 value = _mm512_mul_ps(_mm512_loadu_ps(x + c), f);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + c),
+                          reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(value)));
+    }
+  }
+}
+
 void scale(int rows, int cols, float* x, std::ptrdiff_t ld, float factor) {
   const __m512 f = _mm512_set1_ps(factor);
   for (std::ptrdiff_t r = 0; r < rows; ++r, x += ld) {
@@ -356,6 +368,7 @@ constexpr Bf16Micro make_bf16_micro() {
           .gradient_step = gradient_step,
           .round_gradient = round_gradient,
           .remainder = remainder,
+          .store_rows = store_rows,
           .scale = scale};
 }
 

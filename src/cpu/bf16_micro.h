@@ -63,6 +63,9 @@ struct Bf16Micro {
                          const GradientTile& out);
   /// x -= x rounded: what rounding leaves.
   void (*remainder)(int rows, int cols, float* x, std::ptrdiff_t ld);
+  /// out = rows of x times factor[r], rounded. cols is a multiple of 16.
+  void (*store_rows)(int rows, int cols, const float* x, std::ptrdiff_t ld, const float* factor,
+                     Bf16* out, std::ptrdiff_t out_ld);
   /// x *= factor.
   void (*scale)(int rows, int cols, float* x, std::ptrdiff_t ld, float factor);
 };

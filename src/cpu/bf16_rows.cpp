@@ -28,16 +28,26 @@ void bf16_rows(const Tensor& t, std::int64_t b, std::int64_t h, const RowSpan& r
   std::fill_n(out, (rows.padded - rows.count) * ld, Bf16{0});
 }
 
-void bf16_key_rows(const Problem& p, const Tensor& pool, std::int64_t b, const Sequence& s,
-                   std::int64_t h, const RowSpan& rows, Bf16* out, std::int64_t ld) {
+Bf16Rows bf16_view(const Tensor& t, std::int64_t b, std::int64_t h, const RowSpan& rows, Bf16* out,
+                   std::int64_t ld) {
+  if (t.strides[3] == 1 && t.sizes[3] == ld && rows.count == rows.padded) {
+    return {static_cast<const Bf16*>(t.data) + offset_of(t, b, h, rows.first), t.strides[2]};
+  }
+  bf16_rows(t, b, h, rows, out, ld);
+  return {out, ld};
+}
+
+Bf16Rows bf16_key_view(const Problem& p, const Tensor& pool, std::int64_t b, const Sequence& s,
+                       std::int64_t h, const RowSpan& rows, Bf16* out, std::int64_t ld) {
   if (!p.paged) {
-    return bf16_rows(pool, b, h, {s.k_begin + rows.first, rows.count, rows.padded}, out, ld);
+    return bf16_view(pool, b, h, {s.k_begin + rows.first, rows.count, rows.padded}, out, ld);
   }
   for (int r = 0; r < rows.count; ++r) {
     const Problem::KeyRow at = p.key_row(b, s, rows.first + r);
     bf16_rows(pool, at.batch, h, {at.row, 1, 1}, out + r * ld, ld);
   }
   std::fill_n(out + rows.count * ld, (rows.padded - rows.count) * ld, Bf16{0});
+  return {out, ld};
 }
 
 }  // namespace tilewise::cpu

@@ -127,11 +127,13 @@ class Bf16Backward final : public Backward {
     const RowSpan rows{block.j0, block.keys, kTileKeys};
     const auto d = static_cast<int>(packed_.d);
     const auto dv = static_cast<int>(packed_.dv);
-    bf16_key_rows(p_, p_.v, block.b, block.sequence, block.h_k, rows, to.rows, dv);
-    products_.pack_transposed_pairs(kTileKeys, dv, to.rows, dv, to.v_t, kLdPairs);
-    bf16_key_rows(p_, p_.k, block.b, block.sequence, block.h_k, rows, to.rows, d);
-    products_.pack_transposed_pairs(kTileKeys, d, to.rows, d, to.k_t, kLdPairs);
-    products_.pack_pairs(kTileKeys, d, to.rows, d, to.k, 2 * packed_.d);
+    const Bf16Rows v =
+        bf16_key_view(p_, p_.v, block.b, block.sequence, block.h_k, rows, to.rows, dv);
+    products_.pack_transposed_pairs(kTileKeys, dv, v.data, v.ld, to.v_t, kLdPairs);
+    const Bf16Rows k =
+        bf16_key_view(p_, p_.k, block.b, block.sequence, block.h_k, rows, to.rows, d);
+    products_.pack_transposed_pairs(kTileKeys, d, k.data, k.ld, to.k_t, kLdPairs);
+    products_.pack_pairs(kTileKeys, d, k.data, k.ld, to.k, 2 * packed_.d);
   }
 
   void key_block(const KeyBlock& block, int slot, float* dk, float* dv) const override {

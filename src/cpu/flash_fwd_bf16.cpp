@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cpu/bf16_rows.h"
+#include "cpu/elements.h"
 #include "cpu/flash.h"
 #include "cpu/score_steps.h"
 #include "cpu/tiles.h"
@@ -146,14 +147,15 @@ class Forward {
     const int padded = static_cast<int>(round_up(count, kPanelKeys));
     const auto ld_q = static_cast<int>(g.ld_q);
     const auto ld_v = static_cast<int>(g.ld_v);
-    bf16_key_rows(p_, p_.k, b, sequence, h, {j0, count, padded}, scratch.rows, g.ld_q);
+    const RowSpan span{j0, count, padded};
+    const Bf16Rows keys = bf16_key_view(p_, p_.k, b, sequence, h, span, scratch.rows, g.ld_q);
     Bf16* k = packed_k_ + (at * g.keys + j0) * g.ld_q;
     for (int n = 0; n < padded; n += kPanelKeys) {
-      products_.pack_transposed_pairs(kPanelKeys, ld_q, scratch.rows + n * g.ld_q, g.ld_q,
+      products_.pack_transposed_pairs(kPanelKeys, ld_q, keys.data + n * keys.ld, keys.ld,
                                       k + n * g.ld_q, std::int64_t{2} * kPanelKeys);
     }
-    bf16_key_rows(p_, p_.v, b, sequence, h, {j0, count, padded}, scratch.rows, g.ld_v);
-    products_.pack_pairs(padded, ld_v, scratch.rows, g.ld_v,
+    const Bf16Rows values = bf16_key_view(p_, p_.v, b, sequence, h, span, scratch.rows, g.ld_v);
+    products_.pack_pairs(padded, ld_v, values.data, values.ld,
                          packed_v_ + (at * g.keys + j0) * g.ld_v, 2 * g.ld_v);
   }
 
@@ -165,7 +167,8 @@ class Forward {
     const Sequence sequence = p_.sequence(b);
     if (i0 >= sequence.q_length) return;
     const int rows = static_cast<int>(std::min<std::int64_t>(kTaskRows, sequence.q_length - i0));
-    bf16_rows(p_.q, b, h, {sequence.q_begin + i0, rows, rows}, scratch.q, geometry_.ld_q);
+    const RowSpan span{sequence.q_begin + i0, rows, static_cast<int>(round_up(rows, 16))};
+    const Bf16Rows q = bf16_view(p_.q, b, h, span, scratch.q, geometry_.ld_q);
     std::fill_n(scratch.o, rows * geometry_.ld_v, 0.0F);
     std::fill_n(scratch.m, rows, kNothing);
     std::fill_n(scratch.l, rows, 0.0F);
@@ -179,7 +182,7 @@ class Forward {
         const KeyRange seen = seen_keys(sequence, i0 + r, group_rows, j0);
         if (seen.empty()) continue;
         const auto keys = static_cast<int>(seen.end - seen.begin);
-        step({sequence, b, h, i0 + r, seen.begin, group_rows, keys, kLdS}, at, r, scratch);
+        step({sequence, b, h, i0 + r, seen.begin, group_rows, keys, kLdS}, at, r, q, scratch);
       }
     }
     products_.leave();
@@ -196,7 +199,8 @@ class Forward {
   }
 
   /// One block of keys for one group of rows.
-  void step(const TilePlace& place, std::int64_t at, int r, const Scratch& scratch) const {
+  void step(const TilePlace& place, std::int64_t at, int r, const Bf16Rows& q,
+            const Scratch& scratch) const {
     const Visibility seen =
         tile_visibility(p_, place.sequence, place.i0, place.rows, place.j0, place.cols);
     if (seen == Visibility::none) return;
@@ -210,8 +214,8 @@ class Forward {
     // (F1) S = Q K^T, one panel of keys at a time
     const Bf16* k = packed_k_ + (at * g.keys + place.j0) * g.ld_q;
     for (int n = 0; n < padded; n += kPanelKeys, k += kPanelKeys * g.ld_q) {
-      products_.gemm(place.rows, std::min(kPanelKeys, padded - n), ld_q, scratch.q + r * g.ld_q,
-                     g.ld_q, k, std::int64_t{2} * kPanelKeys, s + n, kLdS, false);
+      products_.gemm(place.rows, std::min(kPanelKeys, padded - n), ld_q, q.data + r * q.ld, q.ld, k,
+                     std::int64_t{2} * kPanelKeys, s + n, kLdS, false);
     }
     logits(place, seen, s);
     for (std::int64_t row = 0; padded > place.cols && row < place.rows; ++row) {
@@ -256,7 +260,15 @@ class Forward {
       products_.scale(block.rows, static_cast<int>(geometry_.ld_v), scratch.o, geometry_.ld_v,
                       steps_.dropout_scale());
     }
-    finish_rows(p_, block, scratch.m, scratch.l, scratch.o, geometry_.ld_v);
+    const Tensor& o = p_.o;
+    if (o.strides[3] != 1 || p_.head_dim_v != geometry_.ld_v) {
+      return finish_rows(p_, block, scratch.m, scratch.l, scratch.o, geometry_.ld_v);
+    }
+    finish_statistics(p_, block, scratch.m, scratch.l);
+    Bf16* out = static_cast<Bf16*>(o.data) +
+                offset_of(o, block.b, block.h, block.sequence.q_begin + block.i0);
+    products_.store_rows(block.rows, static_cast<int>(geometry_.ld_v), scratch.o, geometry_.ld_v,
+                         scratch.l, out, o.strides[2]);
   }
 
   const Problem& p_;

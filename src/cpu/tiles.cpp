@@ -65,8 +65,7 @@ bool whole_vectors(const Tensor& t, const Micro& micro) {
   return t.dtype == DType::float32 && t.strides[3] == 1 && t.sizes[3] % micro.lanes == 0;
 }
 
-void finish_rows(const Problem& p, const RowBlock& block, const float* m, float* l, float* o,
-                 std::int64_t ld) {
+void finish_statistics(const Problem& p, const RowBlock& block, const float* m, float* l) {
   constexpr float kNothing = -std::numeric_limits<float>::infinity();
   const std::int64_t first = block.sequence.q_begin + block.i0;
   for (int r = 0; r < block.rows; ++r) {
@@ -86,7 +85,13 @@ void finish_rows(const Problem& p, const RowBlock& block, const float* m, float*
     }
     l[r] = l[r] == 0.0F ? 0.0F : factor / l[r];  // nothing visible: O = 0
   }
-  store_rows(p.o, block.b, block.h, first, block.rows, static_cast<int>(p.head_dim_v), o, ld, l);
+}
+
+void finish_rows(const Problem& p, const RowBlock& block, const float* m, float* l, float* o,
+                 std::int64_t ld) {
+  finish_statistics(p, block, m, l);
+  store_rows(p.o, block.b, block.h, block.sequence.q_begin + block.i0, block.rows,
+             static_cast<int>(p.head_dim_v), o, ld, l);
 }
 
 void pack_transposed(const Micro& micro, int count, int dim, const float* rows, std::int64_t ld,

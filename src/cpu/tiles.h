@@ -53,8 +53,10 @@ struct RowBlock {
   int rows;
 };
 
-/// End of a forward: O = diag(1 / l) O and LSE = m + log l; a sink adds its share to l. (F11) l is
-/// overwritten.
+/// LSE = m + log l; a sink adds its share to l. (F11) l becomes what O's rows are multiplied by.
+void finish_statistics(const Problem& p, const RowBlock& block, const float* m, float* l);
+
+/// End of a forward: finish_statistics(), and O = diag(1 / l) O.
 void finish_rows(const Problem& p, const RowBlock& block, const float* m, float* l, float* o,
                  std::int64_t ld);
 
