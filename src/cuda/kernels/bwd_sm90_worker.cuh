@@ -175,8 +175,10 @@ struct Worker {
     // Two places in turn, wide one: what was staged in this one has been read.
     const u32 place = kConfig.wide() ? 0 : converted % 2;
     const u32 to = kConfig.wide() ? shared.p(0) : place == 0 ? shared.dq(0) : shared.ds(0);
-    static_assert(kConfig.wide() ||
-                  2 * kPlan.ds_buffer >= kConfig.chunk_rows * kConfig.columns_dq() * 2);
+    constexpr int kChunkBytes = kConfig.chunk_rows * kConfig.columns_dq() * 2;
+    static_assert(kConfig.wide()
+                      ? kPlan.gate - kPlan.p >= kChunkBytes
+                      : 2 * kPlan.ds_buffer >= kChunkBytes && kPlan.gate - kPlan.dq >= kChunkBytes);
     const float scale = kConfig.split && job.part == 2 ? 1.0F : args.scale;
     // Wide: the third warpgroup may stand behind a block that waits for this signal.
     if constexpr (kConfig.wide()) signal_done();
