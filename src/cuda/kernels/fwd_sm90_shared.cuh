@@ -172,6 +172,7 @@ __forceinline__ void own_range(BlockRange& own, const Args& args, const Tile& ti
   } else {
     own.begin = all.begin;
     own.end = all.end;
+    own.settle();  // rows that see nothing have no full range: it must not begin before the tile's
   }
 }
 

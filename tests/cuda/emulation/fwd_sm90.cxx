@@ -80,6 +80,13 @@ constexpr Config tile128(Mask mask, int head_dim) {
   c.q_buffers = mask == Mask::both ? 2 : 1;
   return c;
 }
+constexpr Config tile128x128(Mask mask) {
+  Config c;
+  c.lazy_rescale = c.skip_blocks = false;
+  c.dynamic = mask != Mask::none;
+  c.mask = mask;
+  return c;
+}
 constexpr Config tile256(Mask mask) {
   Config c;
   c.head_dim = c.head_dim_v = 256;
@@ -103,6 +110,7 @@ constexpr Config kConfigs[] = {
     with(tile64(1, Mask::none), Lengths::keys, true, true),
     tile128(Mask::both, 128),
     tile128(Mask::right, 64),
+    tile128x128(Mask::both),
     modified(tile256(Mask::right), Modification::alibi),
 };
 
@@ -509,6 +517,16 @@ int main() {
        .keys = {400},
        .left = 130,
        .right = 0},
+      {.name = "window, a warpgroup behind the last query where no key is near the first",
+       .dim = 128,
+       .dim_v = 128,
+       .heads_q = 1,
+       .heads_k = 1,
+       .queries = {270},
+       .keys = {270},
+       .left = 7,
+       .right = 3,
+       .block_m = 128},
       {.name = "values wider than keys",
        .dim = 64,
        .dim_v = 128,
