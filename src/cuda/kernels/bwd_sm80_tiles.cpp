@@ -216,8 +216,10 @@ OnePass choose_one_pass(const Problem& p, const Hardware& machine) {
   const double heads = static_cast<double>(p.batch * p.heads_k);
   for (const Tile& tile : one_pass_tiles(p)) {
     if (shared_bytes(make_config(p, tile, true, false)) > machine.shared_kib * 1024) continue;
+    const bool full = sm80::fills(heads * static_cast<double>(blocks_of(p.seq_k, tile.block_n)),
+                                  tile.min_blocks, machine);
     for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24}) {
-      if (wanted > 1 && p.seq_q < std::int64_t{64} * wanted) break;
+      if (wanted > 1 && (full || p.seq_q < std::int64_t{64} * wanted)) break;
       const std::int64_t queries = per_split(p.seq_q, tile.block_m, wanted);
       const int splits =
           wanted == 1 ? 1 : static_cast<int>(blocks_of(p.seq_q, static_cast<int>(queries)));
@@ -272,8 +274,11 @@ TwoPass choose_two_pass(const Problem& p, const Hardware& machine) {
   TwoPass best;
   for (const TilePair& pair : two_pass_tiles(p)) {
     if (!fits(p, pair, machine)) continue;
+    const bool full = sm80::fills(
+        static_cast<double>(p.batch * p.heads_k * blocks_of(p.seq_k, pair.keys.block_n)),
+        pair.keys.min_blocks, machine);
     for (const int splits : {1, 2, 3, 4, 6, 8, 12, 16}) {
-      if (splits > 1 && std::min(p.seq_q, p.seq_k) < std::int64_t{64} * splits) break;
+      if (splits > 1 && (full || std::min(p.seq_q, p.seq_k) < std::int64_t{64} * splits)) break;
       const double ms = predict_two_pass(p, pair, splits, machine);
       if (best.pair == nullptr || ms < best.ms) best = {&pair, splits, ms};
     }

@@ -172,9 +172,12 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
   for (const Tile& tile : tiles(row, p)) {
     const int bytes = shared_bytes(make_config(p, tile, false));
     if (bytes > machine.shared_kib * 1024) continue;
+    const bool full = sm80::fills(static_cast<double>(p.batch * p.heads_q * row_blocks(p, tile)),
+                                  resident_blocks(tile, bytes, machine), machine);
     for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32}) {
       // Fewer than 64 keys a part do not pay for the merge.
-      if (wanted > 1 && (row.config != nullptr || p.seq_k < std::int64_t{64} * wanted)) break;
+      if (wanted > 1 && (full || row.config != nullptr || p.seq_k < std::int64_t{64} * wanted))
+        break;
       const std::int64_t keys = keys_per_split(p, tile.block_n, wanted);
       const int splits = wanted == 1 ? 1 : static_cast<int>((p.seq_k + keys - 1) / keys);
       const double ms = predict(p, tile, bytes, splits, machine);

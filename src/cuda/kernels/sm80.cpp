@@ -231,6 +231,10 @@ double full_tflops(const Load& load, const Hardware& machine) {
   return 1.0 / (products / matrix + rest / clocks);
 }
 
+bool fills(double tiles, int blocks_per_sm, const Hardware& machine) {
+  return tiles > 3.0 * blocks_per_sm * std::max(1, machine.multiprocessors);
+}
+
 double time_ms(const Load& load, const Hardware& machine) {
   if (load.tiles <= 0.0 || load.flops <= 0.0) return 0.0;
   const double sms = std::max(1, machine.multiprocessors), per_sm = load.blocks_per_sm;
@@ -244,22 +248,26 @@ double time_ms(const Load& load, const Hardware& machine) {
     const double rate = full / sms * std::pow(blocks / per_sm, kFewBlocks) / blocks;
     return 1e-9 * load.largest / rate + load.tile_ms * blocks;
   }
+  // A tile's first loads are hidden in part behind the blocks beside it; where few tiles start at
+  // once they are seen, and wait for each other.
+  constexpr double kHidden = 0.63, kSeen = 1.7;
   if (waves <= 4.0) {
-    // A tile's first loads are seen, and where several start at once wait for each other.
-    constexpr double kShown = 1.7, kTail = 0.6;
-    const double first = kShown * load.tile_ms * std::ceil(waves);
-    if (load.largest <= 1.25 * load.flops / load.tiles) {  // tiles of about one size: whole waves
+    const double average = load.flops / load.tiles;
+    // Whole rows under a causal mask: of every size down to nothing.
+    const bool all_sizes = load.largest > 1.6 * average;
+    const double first =
+        (all_sizes && waves > 2.0 ? kHidden : kSeen) * load.tile_ms * std::ceil(waves);
+    if (load.largest <= 1.25 * average) {  // about one size: whole waves
       return 1e-9 * load.flops / full * std::ceil(waves) / waves + first;
     }
-    // Of several sizes, longest first: the short ones fill what the long ones leave.
+    // Longest first: the short ones fill what the long ones leave.
+    const double tail = all_sizes ? 0.15 : 0.6;
     const double longest = load.flops / (slots * load.largest);
-    return 1e-9 * load.largest * slots / full * (longest <= 1.0 ? 1.0 : longest + kTail) + first;
+    return 1e-9 * load.largest * slots / full * (longest <= 1.0 ? 1.0 : longest + tail) + first;
   }
-  // Many tiles, longest first, leave half a wave of tail; first loads are hidden in part behind the
-  // blocks beside.
-  constexpr double kShown = 0.63;
+  // Many tiles, longest first, leave half a wave of tail.
   const double whole = waves + 0.5;
-  return 1e-9 * load.flops / full * whole / waves + kShown * load.tile_ms * whole;
+  return 1e-9 * load.flops / full * whole / waves + kHidden * load.tile_ms * whole;
 }
 
 }  // namespace tilewise::cuda::sm80

@@ -157,6 +157,9 @@ inline constexpr int kTypicalMultiprocessors = 132;
 /// wait_for_previous().
 Grid following(std::int64_t blocks, int device);
 
+/// True when a grid fills a machine so often that parts of its tiles would only cost memory.
+bool fills(double tiles, int blocks_per_sm, const Hardware& machine);
+
 /// Milliseconds that a small kernel adds to a pass.
 inline constexpr double kKernelMs = 2.5e-3;
 
