@@ -106,9 +106,15 @@ bool ScoreTileStep::needs_refining(std::int64_t b, std::int64_t h, const Sequenc
   // P = exp(S - LSE) is off by |LSE| * 2^-24; that must stay below what the storage type loses.
   constexpr float kCoarseFloat32 = 12.0F;
   constexpr float kCoarseHalf = 512.0F;
+  constexpr std::int64_t kFewKeys = 64;
   const bool float32 = p_.dtype == DType::float32;
   // Sums of many dS: the errors of a delta from a rounded O would add up.
   if ((p_.dsinks.defined() || p_.dbias.defined()) && !float32) return true;
+  // dS of few keys is a small difference of dP and delta: of one key it is 0.
+  for (const std::int64_t row : {i0, i0 + rows - 1}) {
+    const KeyRange seen = p_.visible_keys(sequence, row);
+    if (seen.end - seen.begin <= (float32 ? 1 : kFewKeys)) return true;
+  }
   const float coarse = float32 ? kCoarseFloat32 : kCoarseHalf;
   const auto* lse = static_cast<const float*>(p_.lse.data);
   for (int r = 0; r < rows; ++r) {
