@@ -33,6 +33,9 @@ constexpr std::size_t kLeastRows = 6;
 /// Without a row as short as this the time that every call has on top of its work is not told from
 /// it.
 constexpr double kShortMs = 0.05;
+/// Short problems' S x S matrices fit the L2 cache and tell nothing of longer ones: fewer rows than
+/// this are short ones and little else.
+constexpr std::size_t kLeastUnfusedRows = 16;
 /// A correction must lower the median error by so much, else the kernel's own model stays.
 constexpr double kLeastGain = 0.01;
 
@@ -167,6 +170,11 @@ const char* arithmetic_name(Arithmetic kind) {
   return "";
 }
 
+/// Kernels with S x S matrices in memory.
+bool unfused(const std::string& kernel) {
+  return kernel.starts_with("eager") || kernel.starts_with("fused");
+}
+
 std::string cuda_constants(const std::vector<Compared>& rows) {
   std::map<std::tuple<std::string, int, Arithmetic, bool>, std::vector<Sample>> kernels;
   for (const Compared& row : rows) {
@@ -184,9 +192,10 @@ std::string cuda_constants(const std::vector<Compared>& rows) {
     report(name + ", own model", samples, own, false);
     if (samples.size() < kLeastRows) continue;
     std::vector<Sample> seen = samples;
-    const auto shortest = std::min_element(
-        seen.begin(), seen.end(), [](const Sample& a, const Sample& b) { return a.ms < b.ms; });
-    if (shortest->ms > kShortMs) {
+    std::sort(seen.begin(), seen.end(),
+              [](const Sample& a, const Sample& b) { return a.ms < b.ms; });
+    if (unfused(kernel) && seen.size() < kLeastUnfusedRows) continue;
+    if (seen.front().ms > kShortMs) {
       for (Sample& s : seen) s.features[0] = 0.0;
     }
     std::vector<double> x = fit(seen);

@@ -221,7 +221,9 @@ def combined(e: Evidence) -> Claim:
         predicted[name] = slow / fast
     lines, found = {}, []
     for machine in e.measured.machines:
-        for row in e.measured.shapes(machine, "eager", "fwd"):
+        slow = [*e.measured.shapes(machine, "eager", "fwd")]
+        slow += e.measured.shapes(machine, "torch-eager", "fwd")
+        for row in slow:
             if row["dtype"] != "float32" or row["seq_q"] != 1024:
                 continue
             fields = ("batch", "heads", "seq_q", "head_dim", "causal")

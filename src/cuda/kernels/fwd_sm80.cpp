@@ -128,12 +128,17 @@ constexpr double kTileMs = 1.1e-3, kTileRowMs = 4e-5;
 /// The merge of the parts, beside its bytes.
 constexpr double kCombineMs = 3.6e-3;
 
+constexpr double kLeastDims = 56.0;
+
 /// Predicted milliseconds of a tile with the keys in `splits` parts.
 double predict(const Problem& p, const Tile& tile, int bytes, int splits, const Hardware& machine) {
   const double heads = static_cast<double>(p.batch * p.heads_q);
   const double grid = heads * static_cast<double>(row_blocks(p, tile));
   if (grid == 0.0 || p.seq_k == 0) return sm80::kKernelMs;
-  const double pair_flops = 2.0 * static_cast<double>(p.head_dim + p.head_dim_v);
+  // A pair's exp, maximum and sum take what the products of dims 28 do: below that no time is
+  // saved.
+  const double pair_flops =
+      2.0 * std::max(kLeastDims, static_cast<double>(p.head_dim + p.head_dim_v));
   // Blocks that a diagonal cuts are computed whole.
   const double cut = p.has_positional_mask() ? 0.5 * (tile.block_m + tile.block_n) : 0.0;
   const double keys = std::min(static_cast<double>(p.seq_k),
@@ -221,7 +226,10 @@ Cost cost(const KernelRow& row, const Problem& p, const Hardware& machine) {
   };
   const double tensors = size(p.q) + size(p.k) + size(p.v) + size(p.o) + size(p.lse);
   cost.bytes_moved = tensors + 2.0 * operands.bytes() + 2.0 * partial;
-  cost.ms = std::max(choice.ms, 1e-6 * tensors / machine.bandwidth_gbps);
+  // Short rows of Q and O arrive sooner than the choice among tiles counts.
+  const double width = std::min(1.0, static_cast<double>(p.head_dim + p.head_dim_v) / 128.0);
+  const double sooner = kTileRowMs * cost.block_m * (1.0 - width);
+  cost.ms = std::max(choice.ms - sooner, 1e-6 * tensors / machine.bandwidth_gbps);
   if (operands.packs()) {
     cost.ms += sm80::kKernelMs + 1e-6 * operands.bytes() / machine.bandwidth_gbps;
   }

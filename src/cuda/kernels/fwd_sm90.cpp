@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 
 #include "cuda/driver/device.h"
 #include "cuda/kernels/combine.hpp"
@@ -57,6 +58,21 @@ std::vector<MemoryItem> workspace_items(const Problem& p, const Config& config, 
   return items;
 }
 
+/// What split keys take beside what sm90_choose counts to choose among tiles, as one head showed on
+/// an H200 (bench/results/h200/assignment-sm90.json): merging takes longer the more parts, and
+/// where all parts run at once that is the longest, under a mask up to twice their average.
+double split_ms(const Problem& p, const Sm90Choice& choice, const Hardware& machine) {
+  constexpr double kMergedPartMs = 3.5e-4, kTail = 0.35;
+  if (choice.splits <= 1) return 0.0;
+  const double merge = kMergedPartMs * choice.splits;
+  const Sm90Tile& tile = *choice.tile;
+  const double rows = std::ceil(static_cast<double>(p.seq_q) / tile.block_m());
+  const double jobs = static_cast<double>(p.batch * p.heads_q) * rows * choice.splits;
+  if (!p.has_positional_mask() || jobs > machine.multiprocessors) return merge;
+  const double blocks = static_cast<double>(p.seq_k) / tile.block_n / choice.splits;
+  return merge + 1e-3 * tile.masked.block_us * kTail * blocks;
+}
+
 Cost cost(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
   const Sm90Choice choice = sm90_choose(p, machine);
   Cost cost;
@@ -67,7 +83,8 @@ Cost cost(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.lse}) {
     cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
-  cost.ms = std::max(choice.ms, 1e-6 * cost.bytes_moved / machine.bandwidth_gbps);
+  cost.ms = std::max(choice.ms + split_ms(p, choice, machine),
+                     1e-6 * cost.bytes_moved / machine.bandwidth_gbps);
   if (choice.splits > 1) {
     for (const MemoryItem& item : cost.memory)
       cost.bytes_moved += 2.0 * static_cast<double>(item.bytes);
