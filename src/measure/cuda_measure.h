@@ -15,8 +15,8 @@ std::unique_ptr<DeviceMemory> cuda_memory(int index, Allocator* allocator = null
 /// Times work of the default stream by events on it. Throws DeviceError.
 std::unique_ptr<Clock> cuda_clock(int index);
 
-/// Writes a buffer of twice the L2 cache, on the default stream, for a tenth of a millisecond. The buffer is not metered: it is
-/// no part of what is measured.
+/// Writes a buffer of twice the L2 cache, on the default stream, for a tenth of a millisecond. The
+/// buffer is not metered: it is no part of what is measured.
 class CudaCacheFlusher {
  public:
   explicit CudaCacheFlusher(int index);
