@@ -98,24 +98,16 @@ class Forward {
 
   void run() {
     const Geometry& g = geometry_;
-    const std::int64_t key_blocks = g.keys / kBlockKeys;
-    // A caller's executor may have fewer threads than the plan: then fewer pairs stay in cache.
-    const std::int64_t per_pair = p_.group() * g.tasks_per_head;
-    const std::int64_t at_a_time =
-        pairs_at_a_time(p_, per_pair, std::min(g.workers, executor_.concurrency()));
-    for (std::int64_t first = 0; first < g.pairs; first += at_a_time) {
-      const std::int64_t count = std::min(at_a_time, g.pairs - first);
-      run_tasks(executor_, g.workers, count * key_blocks, [&](std::int64_t task, int slot) {
-        pack(first + task / key_blocks, task / key_blocks, task % key_blocks, scratch(slot));
-      });
-      run_tasks(executor_, g.workers, count * per_pair, [&](std::int64_t task, int slot) {
-        const std::int64_t pair = task / per_pair;
-        const std::int64_t head = task % per_pair / g.tasks_per_head;
-        // Causal rows near the end see most keys: longest tasks first.
-        const std::int64_t block = g.tasks_per_head - 1 - task % g.tasks_per_head;
-        attend(first + pair, pair, head, block * kTaskRows, scratch(slot));
-      });
-    }
+    run_forward(
+        p_, executor_,
+        {.pairs = g.pairs,
+         .key_blocks = g.keys / kBlockKeys,
+         .row_blocks = g.tasks_per_head,
+         .workers = g.workers,
+         .pack = [&](auto pair, auto at, auto block,
+                     int slot) { pack(pair, at, block, scratch(slot)); },
+         .attend = [&](auto pair, auto at, auto head, auto block,
+                       int slot) { attend(pair, at, head, block * kTaskRows, scratch(slot)); }});
     clear_rows_past_the_end(p_);
   }
 

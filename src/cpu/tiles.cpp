@@ -29,6 +29,25 @@ void run_tasks(Executor& executor, int workers, std::int64_t tasks,
   });
 }
 
+void run_forward(const Problem& p, Executor& executor, const ForwardTasks& tasks) {
+  // A caller's executor may have fewer threads than the plan: then fewer pairs stay in cache.
+  const std::int64_t per_pair = p.group() * tasks.row_blocks;
+  const std::int64_t at_a_time =
+      pairs_at_a_time(p, per_pair, std::min(tasks.workers, executor.concurrency()));
+  for (std::int64_t first = 0; first < tasks.pairs; first += at_a_time) {
+    const std::int64_t count = std::min(at_a_time, tasks.pairs - first);
+    run_tasks(executor, tasks.workers, count * tasks.key_blocks, [&](std::int64_t task, int slot) {
+      const std::int64_t at = task / tasks.key_blocks;
+      tasks.pack(first + at, at, task % tasks.key_blocks, slot);
+    });
+    run_tasks(executor, tasks.workers, count * per_pair, [&](std::int64_t task, int slot) {
+      const std::int64_t at = task / per_pair;
+      const std::int64_t block = tasks.row_blocks - 1 - task % tasks.row_blocks;
+      tasks.attend(first + at, at, task % per_pair / tasks.row_blocks, block, slot);
+    });
+  }
+}
+
 void load_rows(const Tensor& t, std::int64_t b, std::int64_t h, std::int64_t first, int count,
                int cols, float* out, std::int64_t ld, float factor) {
   for (int r = 0; r < count; ++r, out += ld) {

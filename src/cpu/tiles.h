@@ -28,6 +28,22 @@ std::int64_t pairs_at_a_time(const Problem& p, std::int64_t tasks_per_pair, int 
 void run_tasks(Executor& executor, int workers, std::int64_t tasks,
                const std::function<void(std::int64_t task, int slot)>& body);
 
+/// A forward's tasks. `at` counts the pairs (sequence, key head) that are packed at a time, `head`
+/// the query heads of a pair.
+struct ForwardTasks {
+  std::int64_t pairs, key_blocks;  ///< blocks of keys of a pair
+  std::int64_t row_blocks;         ///< blocks of queries of a head
+  int workers;
+  std::function<void(std::int64_t pair, std::int64_t at, std::int64_t block, int slot)> pack;
+  std::function<void(std::int64_t pair, std::int64_t at, std::int64_t head, std::int64_t block,
+                     int slot)>
+      attend;
+};
+
+/// Packs the keys of as many pairs as stay in cache, then lets their queries attend, and so on.
+/// Causal rows near the end see most keys: last blocks first, so that the longest tasks are.
+void run_forward(const Problem& p, Executor& executor, const ForwardTasks& tasks);
+
 /// Rows first .. first + count - 1 of (b, h) of `t` along its S axis, as float32 with `cols`
 /// columns padded with zeros to `ld`; times `factor`.
 void load_rows(const Tensor& t, std::int64_t b, std::int64_t h, std::int64_t first, int count,
