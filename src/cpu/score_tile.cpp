@@ -14,6 +14,13 @@ constexpr std::int64_t kTileElems = std::int64_t{kTileRows} * kTileKeys;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr int kScoreTiles = 5;  // p, dropped, ds, capped, premod
 
+/// The columns that fill up the last vector are no keys.
+void hide_padding(const TilePlace& at, std::int64_t padded, float* p) {
+  for (std::int64_t r = 0; padded > at.cols && r < at.rows; ++r) {
+    std::fill(p + r * at.ld + at.cols, p + r * at.ld + padded, kNothing);
+  }
+}
+
 }  // namespace
 
 ScoreTileStep::ScoreTileStep(const Problem& p, const Micro& micro)
@@ -95,9 +102,7 @@ void ScoreTileStep::logits_of_scores(const TilePlace& at, Visibility seen, const
     steps_.mask_position(at, s.p);
   }
   const auto padded = round_up(at.cols, micro_.lanes);
-  for (std::int64_t r = 0; padded > at.cols && r < at.rows; ++r) {
-    std::fill(s.p + r * kTileKeys + at.cols, s.p + r * kTileKeys + padded, kNothing);
-  }
+  hide_padding(at, padded, s.p);
   steps_.drop(at, s.ds);  // (B4) dP through dropout
 }
 
@@ -171,9 +176,7 @@ bool ScoreTileStep::gradient(const TilePlace& at, const Rows& known, const Scrat
 
 void ScoreTileStep::mask_position(const TilePlace& at, int padded, float* p) const {
   steps_.mask_position(at, p);
-  for (std::int64_t r = 0; padded > at.cols && r < at.rows; ++r) {
-    std::fill(p + r * at.ld + at.cols, p + r * at.ld + padded, kNothing);
-  }
+  hide_padding(at, padded, p);
 }
 
 void ScoreTileStep::gradient_of_logits(const TilePlace& at, const Rows& known, const Scratch& s,
