@@ -5,8 +5,9 @@
 #
 # BUILD holds libtilewise.so and tilewise, LIBFA3 is made by fa3/build.sh, OUT is a folder. Parts,
 # with minutes on a card: grid (2), leaderboard (1), assignment (3.5), flex (1.5), fp16 (0.5), seeds
-# (1.5), seed-protocol (2), paths (0.5), scaling; all of them by default. What is finished stays when
-# a run is interrupted; with TOTAL_S in the environment each part stops after that many seconds.
+# (1.5), seed-protocol (2), asam (0.3), paths (0.5), scaling; all of them by default. What is
+# finished stays when a run is interrupted; with TOTAL_S in the environment each part stops after
+# that many seconds.
 set -eu
 build=$1 fa3=$2 out=$3
 shift 3
@@ -23,7 +24,7 @@ add() { # PART FLAGS...
   words="$words ${words:+--then} measure --build $build --fa3 $fa3 -o $out/$part.json"
   words="$words ${TOTAL_S:+--total-s $TOTAL_S} $*"
 }
-[ $# -gt 0 ] || set -- grid leaderboard assignment flex fp16 seeds seed-protocol paths scaling
+[ $# -gt 0 ] || set -- grid leaderboard assignment flex fp16 seeds seed-protocol asam paths scaling
 for part in "$@"; do
   case $part in
     grid)
@@ -53,6 +54,7 @@ for part in "$@"; do
       add seed-protocol --preset seed-eager --impl eager,fused,flash --protocol seed --mem-limit 24 \
         --peers torch-eager,torch-compile,memeff --kernel $sm80_f32 --compile-jobs 14
       ;;
+    asam) add asam --preset seed-asam --peers torch-eager,cudnn,memeff --rounds 2 --compile-jobs 14 ;;
     paths)
       add paths --preset grid --seq 1024,4096 --dim 64,128 --kernel $sm90 --compile-jobs 14 --rounds 2 \
         --peers cudnn,fa2,fa3,memeff,math,flex,torch-eager,torch-compile
@@ -83,5 +85,6 @@ done
 for name in fused flash; do choose $name seed-$name-sm80 seeds; done
 choose eager,baseline seed-eager-sm80 seeds
 choose "" seed-protocol-sm80 seed-protocol
+choose "" seed-asam asam
 choose "" paths-sm90 paths
 choose "" baseline-scaling-sm80 scaling
