@@ -119,7 +119,9 @@ struct QueryGradient {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int r = 2 * m + e / 2;
-          const float p = probability(S[m][n][e], scale, lse2[r], low[r]);
+          const float s = S[m][n][e];  // modified scores have lost lse2 already
+          const float p =
+              probability(kConfig.modified ? s : __fmaf_rn(s, scale, -lse2[r]), low[r]);
           float x = dP[m][n][e];
           x = kConfig.scaled ? p * __fmaf_rn(x, factor, -delta[r]) : p * (x - delta[r]);
           dP[m][n][e] = masked && p == 0.0F ? 0.0F : x;
@@ -172,7 +174,7 @@ struct QueryGradient {
       copy_async_commit();
     }
   }
-  /// (F1 to F3) Raw scores to logits in the log2 domain; G becomes d logit / dS.
+  /// (F1 to F3) Raw scores to logits in the log2 domain less lse2; G becomes d logit / dS.
   __forceinline__ void logits(Acc (&S)[kM][kN], Acc (&G)[kM][kN], float raw_scale, int key) const {
     ScoreModification mod;
     mod.scale = raw_scale;
@@ -188,7 +190,7 @@ struct QueryGradient {
         for (int e = 0; e < 4; ++e) {
           const int i = warp_row() + 16 * m + lane / 4 + 8 * (e / 2);
           const int j = key + 8 * n + 2 * (lane % 4) + e % 2;
-          S[m][n][e] = kLog2e * mod.logit(S[m][n][e], i + shift - j, G[m][n][e]);
+          S[m][n][e] = mod.logit(S[m][n][e], i + shift - j, lse2[2 * m + e / 2], G[m][n][e]);
         }
       }
     }
@@ -244,11 +246,10 @@ struct QueryGradient {
       clear(dP);
       product_rows<kElement>(S, sQ(), warp * kRows, sK(0), 0, lane);   // (F1) S = Q K^T
       product_rows<kElement>(dP, sO(), warp * kRows, sV(0), 0, lane);  // (B4) dP = dO V^T
-      float scale = fminf(fmaxf(args.scale_log2 * (k_scale * q_scale), 1e-37F), 3e38F);
+      const float scale = fminf(fmaxf(args.scale_log2 * (k_scale * q_scale), 1e-37F), 3e38F);
       if constexpr (kConfig.modified) {
         Acc unused[kM][kN];
         logits(S, unused, args.scale * (k_scale * q_scale), key);
-        scale = 1.0F;
       }
       mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
 #pragma unroll
@@ -257,7 +258,9 @@ struct QueryGradient {
         for (int n = 0; n < kN; ++n) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            const float p = exp2_approx(__fmaf_rn(S[m][n][e], scale, -lse2[2 * m + e / 2]));
+            const float s = S[m][n][e];
+            const float p =
+                exp2_approx(kConfig.modified ? s : __fmaf_rn(s, scale, -lse2[2 * m + e / 2]));
             sum[2 * m + e / 2] += p;
             // Of a hidden pair nothing comes through, a NaN of V neither.
             weighted[2 * m + e / 2] += p == 0.0F ? 0.0F : p * (v_scale * do_scale * dP[m][n][e]);

@@ -153,20 +153,21 @@ struct Backward {
     return load_shared_f32(base + 4 * (query + 8 * n + 2 * (lane % 4) + e));
   }
 
-  /// (B1) S^T to P^T.
+  /// (B1) S^T to P^T. Modified scores have lost lse2 already.
   __forceinline__ void probabilities(Acc (&S)[kM][kN], float scale, int stage, int query) const {
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const float lse2 = row_value(s_lse(stage), query, n, e);
-        float low = 0.0F;
+        float lse2 = 0.0F, low = 0.0F;
+        if constexpr (!kConfig.modified) lse2 = row_value(s_lse(stage), query, n, e);
         if constexpr (kConfig.scaled) low = row_value(s_lse(stage) + 2 * kRowBytes, query, n, e);
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            S[m][n][2 * half + e] = probability(S[m][n][2 * half + e], scale, lse2, low);
+            float& s = S[m][n][2 * half + e];
+            s = probability(kConfig.modified ? s : __fmaf_rn(s, scale, -lse2), low);
           }
         }
       }
@@ -203,8 +204,8 @@ struct Backward {
       }
     }
   }
-  /// Softcap and ALiBi: S^T becomes logits in the log2 domain, dP^T - delta takes the factor d
-  /// logit / dS later.
+  /// Softcap and ALiBi: S^T becomes logits in the log2 domain less lse2, dP^T - delta takes the
+  /// factor d logit / dS later.
   __forceinline__ void modified(Acc (&S)[kM][kN], Acc (&dP)[kM][kN], const ScoreModification& mod,
                                 float factor, int stage, int head, int row, int query,
                                 bool masked) const {
@@ -218,7 +219,8 @@ struct Backward {
         for (int e = 0; e < 4; ++e) {
           const int j = key + warp_key() + 16 * m + lane / 4 + 8 * (e / 2);
           const int i = row + query + 8 * n + 2 * (lane % 4) + e % 2;
-          S[m][n][e] = kLog2e * mod.logit(S[m][n][e], i + shift - j, G[m][n][e]);
+          const float lse2 = row_value(s_lse(stage), query, n, e % 2);
+          S[m][n][e] = mod.logit(S[m][n][e], i + shift - j, lse2, G[m][n][e]);
         }
       }
     }

@@ -33,16 +33,20 @@ struct ScoreModification {
   float softcap;  ///< 0 = off
   float slope;    ///< 0 = off
 
-  /// The logit of one score, natural domain. `gradient` becomes d logit / d (scale * raw).
-  __forceinline__ float logit(float raw, int distance, float& gradient) const {
-    float x = raw * scale;
+  /// log2 e times the logit of one score, less `base`. `gradient` becomes d logit / d (scale * raw).
+  /// NOTE: the base goes off before anything large is rounded: with the row's LSE as base, what is
+  /// left is small where it counts, and so is its rounding.
+  __forceinline__ float logit(float raw, int distance, float base, float& gradient) const {
+    float x;
     gradient = 1.0F;
     if (softcap != 0.0F) {
-      const float t = tanh_exact(x / softcap);
-      x = softcap * t;
+      const float t = tanh_exact(raw * scale / softcap);
+      x = __fmaf_rn(softcap * kLog2e, t, -base);
       gradient = 1.0F - t * t;
+    } else {
+      x = __fmaf_rn(raw, scale * kLog2e, -base);
     }
-    if (slope != 0.0F) x -= slope * fabsf(static_cast<float>(distance));
+    if (slope != 0.0F) x = __fmaf_rn(slope * -kLog2e, fabsf(static_cast<float>(distance)), x);
     return x;
   }
 };
@@ -61,7 +65,7 @@ __forceinline__ void modify_scores(Acc (&S)[kM][kN], const ScoreModification& mo
         const int i = i0 + 16 * m + lane / 4 + 8 * (e / 2);
         const int j = j0 + 8 * n + 2 * (lane % 4) + e % 2;
         float unused;
-        S[m][n][e] = kLog2e * mod.logit(S[m][n][e], i + shift - j, unused);
+        S[m][n][e] = mod.logit(S[m][n][e], i + shift - j, 0.0F, unused);
       }
     }
   }
@@ -176,8 +180,8 @@ __forceinline__ void mask_transposed(Acc (&S)[kM][kN], const Diagonals& d, int s
 
 /// (B1) P = exp(min(S - LSE, 0)), all in the log2 domain. CONTRACT 11
 /// `low` is what rounding took from lse2.
-__forceinline__ float probability(float s, float scale, float lse2, float low) {
-  return exp2_approx(min_nan(__fmaf_rn(s, scale, -lse2) - low, 0.0F));
+__forceinline__ float probability(float s_less_lse2, float low) {
+  return exp2_approx(min_nan(s_less_lse2 - low, 0.0F));
 }
 
 /// P is at most 1: two-plane operands hold P * 2^14.

@@ -295,6 +295,10 @@ constexpr Gradient with_pairs(Gradient config) {
   config.modified = config.paired = true;
   return config;
 }
+constexpr Gradient with_modification(Gradient config) {
+  config.modified = true;
+  return config;
+}
 constexpr Gradient kFloatQueries = {.element = Element::fp16,
                                     .planes = 2,
                                     .scaled = true,
@@ -337,6 +341,9 @@ int main() {
                                                              kBf16, kExact);
   check_float<with_pairs(kFloatKeys), with_pairs(kFloatQueries)>("float32, bias and mask", hidden,
                                                                  true, 2e-6);
+  check_float<with_modification(kFloatKeys), with_modification(kFloatQueries)>(
+      "float32, scale -3", {.heads_q = 1, .seq_q = 64, .seq_k = 64, .dim = 32, .scale = -3.0F},
+      true, 2e-6);
   const Shape huge = {
       .heads_q = 1, .seq_q = 64, .seq_k = 64, .dim = 64, .scale = 0.125F, .amplitude = 10.0F};
   const FloatErrors coarse =
