@@ -120,8 +120,7 @@ struct QueryGradient {
         for (int e = 0; e < 4; ++e) {
           const int r = 2 * m + e / 2;
           const float s = S[m][n][e];  // modified scores have lost lse2 already
-          const float p =
-              probability(kConfig.modified ? s : __fmaf_rn(s, scale, -lse2[r]), low[r]);
+          const float p = probability(kConfig.modified ? s : __fmaf_rn(s, scale, -lse2[r]), low[r]);
           float x = dP[m][n][e];
           x = kConfig.scaled ? p * __fmaf_rn(x, factor, -delta[r]) : p * (x - delta[r]);
           dP[m][n][e] = masked && p == 0.0F ? 0.0F : x;

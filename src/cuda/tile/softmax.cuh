@@ -33,9 +33,9 @@ struct ScoreModification {
   float softcap;  ///< 0 = off
   float slope;    ///< 0 = off
 
-  /// log2 e times the logit of one score, less `base`. `gradient` becomes d logit / d (scale * raw).
-  /// NOTE: the base goes off before anything large is rounded: with the row's LSE as base, what is
-  /// left is small where it counts, and so is its rounding.
+  /// log2 e times the logit of one score, less `base`. `gradient` becomes d logit / d (scale *
+  /// raw). NOTE: the base goes off before anything large is rounded: with the row's LSE as base,
+  /// what is left is small where it counts, and so is its rounding.
   __forceinline__ float logit(float raw, int distance, float base, float& gradient) const {
     float x;
     gradient = 1.0F;
