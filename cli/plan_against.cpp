@@ -15,6 +15,7 @@
 #include "cli/machines.h"
 #include "cli/plan_cells.h"
 #include "cpu/flash.h"
+#include "cpu/unfused.h"
 #include "measure/materialize.h"
 #include "measure/timer.h"
 #include "plan/accounting.h"
@@ -93,18 +94,13 @@ std::string cell_key(const Value& row) {
 }
 
 /// The terms of the CPU's model: its work counted as the kernels' cost functions do.
-std::array<double, 4> features_of(const KernelRow& kernel, const Problem& problem, const Plan& plan,
+std::array<double, 5> features_of(const KernelRow& kernel, const Problem& problem, const Plan& plan,
                                   const Hardware& machine) {
-  const bool flash = std::string_view(kernel.implementation) == "flash";
+  if (std::string_view(kernel.implementation) != "flash")
+    return cpu_features(cpu::unfused_work(problem, plan.bytes_moved, machine.threads), machine);
   CpuWork work{.pairs = visible_pairs(problem), .flops = plan.flops, .bytes = plan.bytes_moved};
   const std::string name = kernel.name;
-  if (flash) work.rate = isa_rate(name.substr(name.rfind('_') + 1));
-  if (!flash) {
-    work.pairs = static_cast<double>(problem.batch * problem.heads_q) *
-                 static_cast<double>(problem.seq_q) * static_cast<double>(problem.seq_k);
-    const auto dims = static_cast<double>(problem.head_dim + problem.head_dim_v);
-    work.flops = work.pairs * dims * (problem.pass == Pass::forward ? 2.0 : 4.0);
-  }
+  work.rate = isa_rate(name.substr(name.rfind('_') + 1));
   return cpu_features(work, machine);
 }
 
@@ -145,8 +141,12 @@ std::optional<Compared> compare(const Value& row, bool with_backward, Hardware m
   out.backward = kernel->pass == Pass::backward;
   out.masked = judged.has_positional_mask();
   out.arithmetic = arithmetic(judged);
-  out.decode = machine.arch == 0 && !out.backward && out.implementation == "flash" &&
-               cpu::few_query_rows(judged);
+  if (out.implementation != "flash") {
+    out.form = cpu::unfused_form(judged);
+  } else {
+    const bool decode = !out.backward && cpu::few_query_rows(judged);
+    out.form = decode ? CpuForm::decode : CpuForm::flash;
+  }
   out.arch = machine.arch;
   if (machine.arch == 0)
     out.features = features_of(*kernel, judged, *planned.front().plan, machine);

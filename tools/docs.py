@@ -94,7 +94,8 @@ def implementations(rows: list[Row]) -> list[str]:
 
 
 def shape_key(row: Row) -> tuple[Any, ...]:
-    return (row["dtype"], row["causal"], row["head_dim"], row["batch"], row["heads"], row["seq_q"])
+    shape = (row["dtype"], row["causal"], row["head_dim"], row["batch"], row["heads"])
+    return (*shape, row["seq_q"], row.get("seq_k", row["seq_q"]), row.get("threads") or 0)
 
 
 def compare_table(rows: list[Row], field: str) -> list[str]:
@@ -103,15 +104,21 @@ def compare_table(rows: list[Row], field: str) -> list[str]:
     cells: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in rows:
         cells.setdefault((*shape_key(row), row["pass"]), {})[row["implementation"]] = row
+    several = len({row.get("threads") for row in rows}) > 1
+    threads_head, threads_rule = (" threads |", "---:|") if several else ("", "")
     lines = [
-        "| dtype | causal | dim | batch | heads | length | pass | " + " | ".join(names) + " |",
-        "|---|---|---:|---:|---:|---:|---|" + "---:|" * len(names),
+        f"| dtype | causal | dim | batch | heads | length |{threads_head} pass | "
+        + "".join(f"{name} | " for name in names).rstrip(),
+        f"|---|---|---:|---:|---:|---:|{threads_rule}---|" + "---:|" * len(names),
     ]
     for key in sorted(cells, key=str_sort):
-        dtype, causal, dim, batch, heads, seq, which = key
+        dtype, causal, dim, batch, heads, seq, keys, threads, which = key
         values = " | ".join(number(cells[key].get(name), field) for name in names)
         yes = "yes" if causal else "no"
-        shape = f"{dtype} | {yes} | {dim} | {batch} | {heads} | {seq}"
+        length = seq if seq == keys else f"{seq} of {keys} keys"
+        shape = f"{dtype} | {yes} | {dim} | {batch} | {heads} | {length}"
+        if several:
+            shape += f" | {threads}"
         lines.append(f"| {shape} | {PASS_NAMES[which]} | {values} |")
     return lines
 
@@ -350,7 +357,9 @@ def main() -> None:
     if not check:
         gpu_plots([result for result in results if result.gpu()])
         for result in results:
-            if not result.gpu():
+            if not result.gpu() and all(
+                r["seq_q"] == r.get("seq_k", r["seq_q"]) for r in result.rows
+            ):
                 plot(result, plot_path(result))
     documents = {ROOT / "docs" / "performance.md": performance_page(results)}
     readme = ROOT / "README.md"

@@ -77,8 +77,9 @@ class Unfused {
 
   std::vector<Part> parts() {
     std::vector<Part> parts;
-    const auto add = [&](const char* name, Role role, float** at, std::vector<std::int64_t> shape) {
-      parts.push_back({memory_item(name, role, DType::float32, std::move(shape)), at});
+    const auto add = [&](const char* name, Role role, float** at,
+                         const std::vector<std::int64_t>& shape) {
+      parts.push_back({memory_item(name, role, DType::float32, shape), at});
     };
     const std::vector<std::int64_t> scores = scores_shape(p_);
     const std::vector<std::int64_t> statistics(scores.begin(), scores.end() - 1);
@@ -447,22 +448,38 @@ std::string unfused_supports(const KernelRow& /*row*/, const Problem& problem,
   return refusal.empty() ? Blas::missing_reason() : refusal;
 }
 
+CpuForm unfused_form(const Problem& p) {
+  return p.seq_q < kLeastTaskRows ? CpuForm::unfused_short : CpuForm::unfused;
+}
+
+CpuWork unfused_work(const Problem& p, double bytes_moved, int threads) {
+  const auto dims = static_cast<double>(p.head_dim + p.head_dim_v);
+  const Cut queries(p.heads_q, threads);
+  const std::int64_t tasks = std::min(queries.blocks, ceil_div(p.seq_q, queries.rows(p.seq_q)));
+  CpuWork work{.bytes = bytes_moved};
+  work.pairs = 1.0;
+  for (const std::int64_t size : scores_shape(p)) work.pairs *= static_cast<double>(size);
+  work.flops = work.pairs * dims * (p.pass == Pass::backward ? 4.0 : 2.0);
+  work.packed = static_cast<double>(p.batch * p.heads_q * tasks * p.seq_k) * dims;
+  return work;
+}
+
 Cost unfused_cost(const KernelRow& row, const Problem& p, const Hardware& machine) {
   const auto& passes = *static_cast<const UnfusedPasses*>(row.config);
   Cost cost;
   cost.threads = machine.threads;
   cost.memory = Unfused(p, passes, machine.threads).memory();
   const bool backward = p.pass == Pass::backward;
-  double pairs = 1.0;
-  for (const std::int64_t size : scores_shape(p)) pairs *= static_cast<double>(size);
   for (const MemoryItem& item : problem_memory(p))
     cost.bytes_moved += static_cast<double>(item.bytes);
+  const double pairs = unfused_work(p, 0.0, machine.threads).pairs;
+  for (const MemoryItem& item : cost.memory) {  // written, then read
+    if (item.name.ends_with("as float32"))
+      cost.bytes_moved += 2.0 * static_cast<double>(item.bytes);
+  }
   cost.bytes_moved += 4.0 * pairs * (backward ? passes.walks_backward : passes.walks_forward);
-  const auto d = static_cast<double>(p.head_dim);
-  const auto dv = static_cast<double>(p.head_dim_v);
-  const double per_pair = backward ? 2.0 * (2.0 * d + 2.0 * dv) : 2.0 * (d + dv);
-  const CpuWork work{.pairs = pairs, .flops = pairs * per_pair, .bytes = cost.bytes_moved};
-  cost.ms = cpu_time_ms(cpu_terms(CpuForm::unfused, p.pass), work, machine);
+  const CpuWork work = unfused_work(p, cost.bytes_moved, machine.threads);
+  cost.ms = cpu_time_ms(cpu_terms(unfused_form(p), p.pass), work, machine);
   return cost;
 }
 

@@ -18,6 +18,7 @@
 #include "cpu/row_passes.h"
 #include "cpu/score_steps.h"
 #include "plan/kernel_row.h"
+#include "plan/time_model.h"
 
 namespace tilewise::cpu {
 
@@ -63,6 +64,10 @@ void for_strips(const TilePlace& block, std::int64_t scores, const Body& body) {
 /// m as softmax subtracts it: the highest logit, the sink counted in; 0 for a row that sees
 /// nothing, because -inf - -inf would be NaN.
 float softmax_shift(float highest, float sink);
+
+/// What a pass does, for the time model.
+CpuForm unfused_form(const Problem& problem);
+CpuWork unfused_work(const Problem& problem, double bytes_moved, int threads);
 
 // The entries of the rows; their config is an UnfusedPasses.
 std::string unfused_supports(const KernelRow& row, const Problem& problem, const Hardware& machine);

@@ -13,7 +13,8 @@ const CpuTerms& cpu_terms(CpuForm form, Pass pass) {
   const bool forward = pass == Pass::forward;
   if (form == CpuForm::decode) return kCpuDecode;
   if (form == CpuForm::flash) return forward ? kCpuFlashForward : kCpuFlashBackward;
-  return forward ? kCpuUnfusedForward : kCpuUnfusedBackward;
+  if (form == CpuForm::unfused) return forward ? kCpuUnfusedForward : kCpuUnfusedBackward;
+  return forward ? kCpuUnfusedShortForward : kCpuUnfusedShortBackward;
 }
 
 double isa_rate(std::string_view isa) {
@@ -26,20 +27,21 @@ double isa_rate(std::string_view isa) {
 
 std::span<const CudaTerms> cuda_terms() { return kCuda; }
 
-std::array<double, 4> cpu_features(const CpuWork& work, const Hardware& machine) {
+std::array<double, 5> cpu_features(const CpuWork& work, const Hardware& machine) {
   const double flops_per_ms = std::max(machine.float32_tflops, 1e-6) * work.rate * 1e9;
   const double bytes_per_ms = std::max(machine.bandwidth_gbps, 1e-3) * 1e6;
   // What the last-level cache still holds of the call before comes three times as fast.
   constexpr double kFits = 0.75, kCached = 0.35;
   const bool cached = work.bytes < kFits * static_cast<double>(machine.l2_bytes);
-  const double bytes = (cached ? kCached : 1.0) * work.bytes;
-  return {1e-3, work.pairs / flops_per_ms, work.flops / flops_per_ms, bytes / bytes_per_ms};
+  const double share = cached ? kCached : 1.0;
+  return {1e-3, work.pairs / flops_per_ms, work.flops / flops_per_ms,
+          share * work.bytes / bytes_per_ms, share * work.packed / flops_per_ms};
 }
 
 double cpu_time_ms(const CpuTerms& terms, const CpuWork& work, const Hardware& machine) {
-  const std::array<double, 4> f = cpu_features(work, machine);
+  const std::array<double, 5> f = cpu_features(work, machine);
   return terms.fixed_us * f[0] + terms.flops_per_pair * f[1] + terms.flop_factor * f[2] +
-         terms.byte_factor * f[3];
+         terms.byte_factor * f[3] + terms.flops_per_packed * f[4];
 }
 
 Arithmetic arithmetic(const Problem& p) {

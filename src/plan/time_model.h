@@ -12,12 +12,14 @@
 namespace tilewise {
 
 /// How a CPU pass spends its time, each term in units of what the machine's own rates give:
-/// ms = fixed + (pairs flops_per_pair + flops flop_factor) / rate + bytes byte_factor / bandwidth.
+/// ms = fixed + (pairs flops_per_pair + flops flop_factor + packed flops_per_packed) / rate
+///      + bytes byte_factor / bandwidth.
 struct CpuTerms {
   double fixed_us = 0.0;
-  double flops_per_pair = 0.0;  ///< what a pair costs beside its products: exp, maximum, sums
-  double flop_factor = 0.0;     ///< 1 / share of the multiply-add rate
-  double byte_factor = 0.0;     ///< 1 / share of the copy bandwidth
+  double flops_per_pair = 0.0;    ///< what a pair costs beside its products: exp, maximum, sums
+  double flop_factor = 0.0;       ///< 1 / share of the multiply-add rate
+  double byte_factor = 0.0;       ///< 1 / share of the copy bandwidth
+  double flops_per_packed = 0.0;  ///< what an operand's element costs that BLAS packs
 };
 
 /// How a GPU kernel multiplies: 16-bit operands, float32 rounded to tf32, float32 in full.
@@ -34,8 +36,9 @@ struct CudaTerms {
   double factor = 1.0;
 };
 
-/// Tiles; a few query rows, which read the keys where they lie; matrices in memory.
-enum class CpuForm { flash, decode, unfused };
+/// Tiles; a few query rows, which read the keys where they lie; matrices in memory; those of a few
+/// query rows, where laying out K and V is most of the work.
+enum class CpuForm { flash, decode, unfused, unfused_short };
 
 /// Of a form and a pass; decode has a forward only.
 const CpuTerms& cpu_terms(CpuForm form, Pass pass);
@@ -44,7 +47,8 @@ std::span<const CudaTerms> cuda_terms();
 /// What a CPU pass does.
 struct CpuWork {
   double pairs = 0.0, flops = 0.0, bytes = 0.0;
-  double rate = 1.0;  ///< of the kernel's instruction set, relative to the machine's best
+  double packed = 0.0;  ///< elements of K and V that a BLAS library lays out anew, in every task
+  double rate = 1.0;    ///< of the kernel's instruction set, relative to the machine's best
 };
 
 /// Rate of the flash kernels of an instruction set ("scalar", "avx2", ...) relative to the best
@@ -54,7 +58,7 @@ double isa_rate(std::string_view isa);
 double cpu_time_ms(const CpuTerms& terms, const CpuWork& work, const Hardware& machine);
 
 /// Each term of cpu_time_ms with its constant at 1, in the order of CpuTerms: what is fitted.
-std::array<double, 4> cpu_features(const CpuWork& work, const Hardware& machine);
+std::array<double, 5> cpu_features(const CpuWork& work, const Hardware& machine);
 
 /// `model_ms` with the kernel's correction on this architecture, if it has one: that of problems
 /// masked as this one, else of the others.

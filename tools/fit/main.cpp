@@ -131,29 +131,32 @@ void report(const std::string& name, const std::vector<Sample>& samples,
   fmt::print("\n");
 }
 
+/// Kernels with S x S matrices in memory.
+bool unfused(const std::string& kernel) {
+  return kernel.starts_with("eager") || kernel.starts_with("fused");
+}
+
 std::string cpu_constants(const std::vector<Compared>& rows) {
   std::string out;
-  for (const auto& [name, flash, backward, decode] :
-       {std::tuple{"kCpuFlashForward", true, false, false},
-        {"kCpuDecode", true, false, true},
-        {"kCpuFlashBackward", true, true, false},
-        {"kCpuUnfusedForward", false, false, false},
-        {"kCpuUnfusedBackward", false, true, false}}) {
+  for (const auto& [name, form, backward] :
+       {std::tuple{"kCpuFlashForward", CpuForm::flash, false},
+        {"kCpuDecode", CpuForm::decode, false},
+        {"kCpuFlashBackward", CpuForm::flash, true},
+        {"kCpuUnfusedForward", CpuForm::unfused, false},
+        {"kCpuUnfusedBackward", CpuForm::unfused, true},
+        {"kCpuUnfusedShortForward", CpuForm::unfused_short, false},
+        {"kCpuUnfusedShortBackward", CpuForm::unfused_short, true}}) {
     std::vector<Sample> samples;
     for (const Compared& row : rows) {
-      const bool tiled = row.implementation == "flash";
-      const bool counted = tiled || row.implementation == "eager" || row.implementation == "fused";
-      if (row.arch != 0 || !counted || tiled != flash || row.backward != backward ||
-          row.decode != decode) {
-        continue;
-      }
+      const bool counted = row.implementation == "flash" || unfused(row.implementation);
+      if (row.arch != 0 || !counted || row.form != form || row.backward != backward) continue;
       samples.push_back({{row.features.begin(), row.features.end()}, row.measured_ms});
     }
     if (samples.size() < kLeastRows) throw std::runtime_error(std::string(name) + ": too few rows");
     const std::vector<double> x = fit(samples);
     report(name, samples, x, true);
-    out += fmt::format("constexpr CpuTerms {} = {{{:.4g}, {:.4g}, {:.4g}, {:.4g}}};\n", name, x[0],
-                       x[1], x[2], x[3]);
+    out += fmt::format("constexpr CpuTerms {} = {{{:.4g}, {:.4g}, {:.4g}, {:.4g}, {:.4g}}};\n",
+                       name, x[0], x[1], x[2], x[3], x[4]);
   }
   return out;
 }
@@ -168,11 +171,6 @@ const char* arithmetic_name(Arithmetic kind) {
       return "float32";
   }
   return "";
-}
-
-/// Kernels with S x S matrices in memory.
-bool unfused(const std::string& kernel) {
-  return kernel.starts_with("eager") || kernel.starts_with("fused");
 }
 
 std::string cuda_constants(const std::vector<Compared>& rows) {
@@ -242,7 +240,8 @@ int run(const fs::path& folder, const fs::path& output) {
   for (auto& [key, kept] : newest) rows.push_back(std::move(kept.second));
   const std::string text =
       "// Made by ./tw fit from bench/results; do not edit.\n"
-      "// Microseconds, flops for a pair, factor of the flops, factor of the bytes.\n" +
+      "// Microseconds, flops for a pair, factors of flops and bytes, flops for a packed "
+      "element.\n" +
       cpu_constants(rows) +
       "// Kernel, architecture, arithmetic, masked, microseconds, factor of its own model.\n" +
       "constexpr CudaTerms kCuda[] = {\n" + cuda_constants(rows) + "};\n";
