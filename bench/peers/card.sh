@@ -78,13 +78,14 @@ choose() { # OURS RESULT PART...
   [ -z "$files" ] || python3 -m bench.peers select --ours "$ours" -o "$out/$result.json" $files
 }
 for arch in sm80 sm90; do
-  choose $arch grid-$arch grid flex fp16
+  choose $arch grid-$arch grid flex
+  choose $arch fp16-$arch fp16
   choose $arch leaderboard-$arch leaderboard
   choose $arch assignment-$arch assignment
 done
 for name in fused flash; do choose $name seed-$name-sm80 seeds; done
 choose eager,baseline seed-eager-sm80 seeds
 choose "" seed-protocol-sm80 seed-protocol
-choose "" seed-asam asam
+choose "" seed-asam-sm90 asam
 choose "" paths-sm90 paths
 choose "" baseline-scaling-sm80 scaling

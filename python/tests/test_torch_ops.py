@@ -1,5 +1,7 @@
 """The torch operators: registration, autograd, the compiler, autocast, memory, streams."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -365,10 +367,38 @@ def test_cuda_graph() -> None:
 
 
 @cuda
+def test_a_context_for_what_comes_next() -> None:
+    """Backward of a product right after ours, which is the first work of autograd's thread."""
+    code = """
+import torch, tilewise
+x = torch.randn(64, 128, device="cuda", requires_grad=True)
+w = torch.randn(128, 128, device="cuda", requires_grad=True)
+q = (x @ w).view(1, 64, 2, 64)
+k = torch.randn(1, 64, 2, 64, device="cuda")
+tilewise.attention(q, k, k).sum().backward()
+torch.cuda.synchronize()
+"""
+    warns = "error:Attempting to run cuBLAS"
+    done = subprocess.run(
+        [sys.executable, "-W", warns, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and "cuBLAS" not in done.stderr, done.stderr
+
+
+@cuda
 def test_c095_another_device() -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("one CUDA device")
-    q = torch.randn(1, 64, 4, 64, device="cuda:1", dtype=torch.bfloat16)
-    o = tilewise.attention(q, q, q)
+    q, k, v = leaves("cuda:1", 1, 64, 4, 64, dtype=torch.bfloat16)
+    o = tilewise.attention(q, k, v)
+    gradients = torch.autograd.grad(o, (q, k, v), torch.ones_like(o))
     assert o.device == q.device and torch.cuda.current_device() == 0
-    torch.testing.assert_close(o.double(), paper(q, q, q)[0], atol=2e-2, rtol=0)
+    exact = paper(q, k, v)[0]
+    torch.testing.assert_close(o.double(), exact, atol=2e-2, rtol=0)
+    for a, b in zip(
+        gradients, torch.autograd.grad(exact, (q, k, v), torch.ones_like(exact)), strict=True
+    ):
+        torch.testing.assert_close(a.double(), b.double(), atol=4e-2, rtol=0)
+    mixed = q, k.to("cuda:0"), v
+    with pytest.raises(ValueError, match="q.s device"):
+        tilewise.attention(*mixed)

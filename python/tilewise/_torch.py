@@ -147,6 +147,10 @@ def _run_backward(
     gradients = _make_gradients(q, k, v, need_dbias, need_dsinks, spec)
     if d_o is None:
         d_o = o.new_zeros(()).expand(o.shape)
+    if q.is_cuda:
+        # Ours may be the first work of autograd's thread: any call of the runtime makes the context
+        # current there, which our driver calls do not, and which cuBLAS warns of when it is next.
+        torch.cuda.is_current_stream_capturing()
     _native.backward((q, k, v, o, lse, d_o, d_lse), gradients, spec)
     return gradients
 
