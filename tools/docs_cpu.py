@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 Row = dict[str, Any]
-PEERS = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime", "eager": "eager"}
+PEERS = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime", "eager": "eager", "ggml": "ggml"}
 PASS_NAMES = {"fwd": "forward", "bwd": "backward"}
 
 
@@ -66,7 +67,160 @@ def decode_table(rows: list[Row]) -> list[str]:
     return lines
 
 
+class Goal(NamedTuple):
+    """What a row of ours should reach at least; `of` are names of quantities()."""
+
+    path: str
+    kernel: str
+    covers: Callable[[Row], bool]
+    of: dict[str, float]
+
+
+def lengths(least: int, most: int, **fields: object) -> Callable[[Row], bool]:
+    """Rows of one thread and eight heads of these lengths, with these fields."""
+    fields = {"threads": 1, "heads": 8} | fields
+    return lambda row: (
+        least <= row["seq_q"] <= most and all(row[name] == x for name, x in fields.items())
+    )
+
+
+FWD, BWD = "flash_fwd_avx512", "flash_bwd_avx512"
+F32 = {"dtype": "float32"}
+GOALS = (
+    Goal(
+        "float32 forward, full, from 1024",
+        FWD,
+        lengths(1024, 4096, causal=False, **F32),
+        {"probe": 0.74, "torch": 1.15, "onnxruntime": 1.03, "eager": 1.2},
+    ),
+    *(
+        Goal(
+            f"float32 forward, causal, from 2048, dim {dim}",
+            FWD,
+            lengths(2048, 4096, causal=True, head_dim=dim, **F32),
+            {"probe": 0.67, "torch": torch, "eager": 1.9},
+        )
+        for dim, torch in ((64, 1.25), (128, 1.35))
+    ),
+    *(
+        Goal(
+            f"float32 forward, 512, {'causal' if causal else 'full'}",
+            FWD,
+            lengths(512, 512, causal=causal, **F32),
+            {"probe": probe, "torch": torch},
+        )
+        for causal, probe, torch in ((False, 0.70, 1.3), (True, 0.56, 2.0))
+    ),
+    Goal(
+        "float32 backward, full",
+        BWD,
+        lengths(512, 4096, causal=False, **F32),
+        {"probe": 0.72, "torch": 1.25},
+    ),
+    Goal(
+        "float32 backward, causal",
+        BWD,
+        lengths(512, 4096, causal=True, **F32),
+        {"probe": 0.64, "torch": 1.25},
+    ),
+    Goal(
+        "float32 backward, causal, 512",
+        BWD,
+        lengths(512, 512, causal=True, **F32),
+        {"torch": 2.0},
+    ),
+    *(
+        Goal(
+            f"bfloat16 forward with AMX, dim {dim}",
+            "flash_fwd_amx",
+            lengths(1024, 4096, causal=False, head_dim=dim),
+            {"probe": probe, "torch": 1.8},
+        )
+        for dim, probe in ((64, 2.8), (128, 4.0))
+    ),
+    Goal(
+        "bfloat16 forward with AMX, causal",
+        "flash_fwd_amx",
+        lengths(1024, 4096, causal=True),
+        {"torch": 2.0},
+    ),
+    Goal(
+        "bfloat16 backward with AMX",
+        "flash_bwd_amx",
+        lengths(1024, 4096),
+        {"float32": 2.0, "torch": 2.0},
+    ),
+    Goal(
+        "AVX2 forward, of the AVX2 probe",
+        "flash_fwd_avx2",
+        lengths(1024, 4096),
+        {"probe": 0.68},
+    ),
+    *(
+        Goal(
+            f"two threads, {PASS_NAMES[name]}, {heads} {'heads' if heads > 1 else 'head'}",
+            f"flash_{name}_avx512",
+            lengths(1024, 4096, threads=2, heads=heads),
+            {"threads": 1.75},
+        )
+        for name in ("fwd", "bwd")
+        for heads in (8, 1)
+    ),
+    Goal("decode", "", lambda row: row["seq_q"] == 1, {"reading": 0.8}),
+)
+QUANTITIES = PEERS | {
+    "probe": "of the probe",
+    "float32": "own float32",
+    "threads": "one thread",
+    "reading": "of reading",
+}
+
+
+def same_problem(ours: Row, other: Row, **fields: object) -> bool:
+    names = ("pass", "dtype", "heads", "seq_q", "seq_k", "head_dim", "causal", "threads")
+    return all(fields.get(name, ours[name]) == other[name] for name in names)
+
+
+def quantities(contestants: list[Row], rows: list[Row]) -> dict[str, float]:
+    """What a goal may ask of a case: shares of ceilings, and other times over ours."""
+    ours = contestants[0]
+    found = {"probe": ours["probe_fraction"]}
+    if ours["read_gbps"]:
+        found["reading"] = ours["gbps"] * ours["ms_median"] / ours["ms_min"] / ours["read_gbps"]
+    for row in contestants[1:]:
+        found[row["implementation"]] = row["ms_min"] / ours["ms_min"]
+    for name, fields in (("float32", F32), ("threads", {"threads": 1})):
+        others = [
+            row["ms_min"]
+            for row in rows
+            if row["implementation"] == "flash"
+            and row is not ours
+            and same_problem(ours, row, **fields)
+            and (name == "float32" or row["kernel"] == ours["kernel"])
+        ]
+        if others:
+            found[name] = min(others) / ours["ms_min"]
+    return found
+
+
+def goal_table(rows: list[Row]) -> list[str]:
+    """The least of each goal's cases beside the goal."""
+    lines = ["| goal | of | least | goal |", "|---|---|---:|---:|"]
+    cases = groups(rows)
+    for goal in GOALS:
+        covered = [
+            quantities(case, rows)
+            for case in cases
+            if goal.kernel in ("", case[0]["kernel"]) and goal.covers(case[0])
+        ]
+        for name, wanted in goal.of.items():
+            seen = [found[name] for found in covered if name in found]
+            if seen:
+                lines.append(f"| {goal.path} | {QUANTITIES[name]} | {min(seen):.2f} | {wanted} |")
+    return lines
+
+
 def block(machine: str, environment: dict[str, Any], rows: list[Row]) -> list[str]:
     """What stands between the markers of docs/cpu.md."""
     peers = ", ".join(f"{name} {version}" for name, version in environment["peers"].items())
-    return [f"{machine}. Peers: {peers}.", "", *table(rows)]
+    return ["", f"{machine}. Peers: {peers}.", "", *goal_table(rows), "", *table(rows), ""]

@@ -123,6 +123,16 @@ def _one_thread(_context: int, tasks: int, body: int, body_context: int) -> None
         call(body_context, task, 0)
 
 
+def to_storage(x: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 values in the case's type; bfloat16 lies in uint16."""
+    if dtype == "float16":
+        return x.astype(np.float16)
+    if dtype == "bfloat16":
+        bits = x.view(np.uint32)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    return x
+
+
 def tensor(array: np.ndarray, dtype: str = "float32") -> Tensor:
     """A view of the array; half types lie in uint16 arrays."""
     view = Tensor(data=array.ctypes.data, dtype=DTYPES[dtype], rank=array.ndim)

@@ -7,9 +7,11 @@ likes best.
 import math
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ggml_peer import Ggml
 
 from cases import Case
 
@@ -107,17 +109,16 @@ class OnnxRuntime:
         return model.SerializeToString()
 
 
-def available(names: list[str]) -> tuple[list, dict[str, str]]:
+def available(names: list[str], ggml: Path | None) -> tuple[list, dict[str, str]]:
     """The peers that can be loaded here, and for each name its version or why it is missing."""
     peers, notes = [], {}
     for kind in (Torch, OnnxRuntime):
         if kind.name not in names:
             continue
         try:
-            peer = kind()
+            peers.append(kind())
         except (ImportError, OSError) as error:
             notes[kind.name] = f"not here: {error}"
-            continue
-        peers.append(peer)
-        notes[kind.name] = peer.version
-    return peers, notes
+    if ggml is not None:
+        peers.append(Ggml(ggml))  # a path was given: what is wrong with it is an error
+    return peers, notes | {peer.name: peer.version for peer in peers}

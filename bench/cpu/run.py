@@ -71,20 +71,10 @@ class Probe:
             return max(sum(pool.map(read, range(threads))) for _ in range(7))
 
 
-def to_storage(x: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 values in the case's type; bfloat16 lies in uint16."""
-    if dtype == "float16":
-        return x.astype(np.float16)
-    if dtype == "bfloat16":
-        bits = x.view(np.uint32)
-        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-    return x
-
-
 def ours(
     library: capi.Library, case: Case, arrays: list[np.ndarray], implementation: str
 ) -> Contestant:
-    q, k, v, d_o = (to_storage(x, case.dtype) for x in arrays)
+    q, k, v, d_o = (capi.to_storage(x, case.dtype) for x in arrays)
     o = np.zeros_like(q)
     lse = np.zeros(q.shape[:3], np.float32)
     named = {
@@ -235,15 +225,18 @@ def main() -> int:
     parser.add_argument("--isa", default="", help="force flash_fwd_ISA and flash_bwd_ISA")
     parser.add_argument("--only", default="", help="regular expression on a case's label")
     parser.add_argument("--peers", default="eager,torch,onnxruntime", help="names, comma-separated")
+    parser.add_argument("--ggml", type=Path, help="a build of ggml, a peer too (ggml_peer.py)")
     parser.add_argument("--output", type=Path, help="default: bench/results/cpu/<model>.json")
     args = parser.parse_args()
 
     names = args.peers.split(",")
-    peers, versions = peer_room.available(names)
+    peers, versions = peer_room.available(names, args.ggml)
     library = capi.Library(args.build / "libtilewise.so")
     probe = Probe(args.build / "bench/cpu/libbench_cpu_probe.so")
     report = {"schema_version": 1, "environment": environment(args.build / "tilewise")}
     report["environment"] |= {"peers": versions, "priority": raise_priority()}
+    model = re.sub(r"[^a-z0-9]+", "-", report["environment"]["cpu"].lower()).strip("-")
+    output = args.output or ROOT / f"bench/results/cpu/{model}.json"
     rng = np.random.default_rng(0)
     rows = []
     for case in cases(args.quick):
@@ -269,10 +262,8 @@ def main() -> int:
         done = [row(case, one, read) for one in contestants]
         show(case, done)
         rows += done
-    report["rows"] = rows
-    model = re.sub(r"[^a-z0-9]+", "-", report["environment"]["cpu"].lower()).strip("-")
-    output = args.output or ROOT / f"bench/results/cpu/{model}.json"
-    output.write_text(json.dumps(report, indent=2) + "\n")
+        # After each case: what was measured outlives an interruption.
+        output.write_text(json.dumps(report | {"rows": rows}, indent=2) + "\n")
     print(f"{len(rows)} rows in {output}")
     return 0
 
