@@ -18,7 +18,8 @@ void walk(const TilePlace& at, const Body& body) {
 void probabilities(const PassTools& t, const TilePlace& at, float* s, float* p, float* m,
                    float* l) {
   const std::int64_t n = at.cols;
-  walk(at, [&](int, std::int64_t row) { t.rows.scale(n, t.problem.scale, s + row); });  // (F1)
+  walk(at,
+       [&](int, std::int64_t row) { t.rows.scale(n, t.problem.scale, s + row, s + row); });  // (F1)
   if (p != s) {
     walk(at, [&](int, std::int64_t row) { std::copy_n(s + row, n, p + row); });
   }
@@ -35,7 +36,7 @@ void probabilities(const PassTools& t, const TilePlace& at, float* s, float* p, 
     l[r] = t.rows.sum(n, p + row) + std::exp(t.sink - m[r]);  // (F12)
   });
   walk(at, [&](int r, std::int64_t row) {
-    t.rows.scale(n, l[r] == 0.0F ? 0.0F : 1.0F / l[r], p + row);
+    t.rows.scale(n, l[r] == 0.0F ? 0.0F : 1.0F / l[r], p + row, p + row);
   });
 }
 
@@ -50,7 +51,7 @@ void score_gradient(const PassTools& t, const TilePlace& at, const float* p, flo
     t.rows.score_gradient(n, p + row, delta[r], dp + row);  // (B5)
   });
   if (factor == 1.0F) return;
-  walk(at, [&](int, std::int64_t row) { t.rows.scale(n, factor, dp + row); });
+  walk(at, [&](int, std::int64_t row) { t.rows.scale(n, factor, dp + row, dp + row); });
 }
 
 constexpr UnfusedPasses kPasses{.strip_scores = 0,

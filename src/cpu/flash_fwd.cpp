@@ -133,9 +133,15 @@ class Forward {
     if (j0 >= sequence.k_length) return;  // never looked at
     const int count = static_cast<int>(std::min<std::int64_t>(kBlockKeys, sequence.k_length - j0));
     const int d = static_cast<int>(p_.head_dim);
-    load_keys(p_, p_.k, b, sequence, h, j0, count, d, scratch.rows, d);
-    pack_transposed(micro_, count, d, scratch.rows, d, packed_k_ + at * geometry_.k_elems + j0 * d,
-                    1.0F);
+    float* k = packed_k_ + at * geometry_.k_elems + j0 * d;
+    if (p_.k.dtype == DType::float32 && p_.k.strides[3] == 1 && !p_.paged) {
+      const auto* rows = static_cast<const float*>(p_.k.data);
+      pack_transposed(micro_, count, d, rows + offset_of(p_.k, b, h, sequence.k_begin + j0),
+                      p_.k.strides[2], k);
+    } else {
+      load_keys(p_, p_.k, b, sequence, h, j0, count, d, scratch.rows, d);
+      pack_transposed(micro_, count, d, scratch.rows, d, k);
+    }
     if (geometry_.v_in_place) return;
     const std::int64_t ld_v = geometry_.ld_v;
     float* v = packed_v_ + at * geometry_.v_elems + j0 * ld_v;

@@ -32,7 +32,7 @@ void probabilities(const PassTools& t, const TilePlace& at, float* s, float* p, 
   for (int r = 0; r < at.rows; ++r) {  // (F5), (F6), (F12)
     float* row = p + r * at.ld;
     l[r] = t.rows.exp_sum(n, m[r], logits + r * at.ld, row) + std::exp(t.sink - m[r]);
-    t.rows.scale(n, l[r] == 0.0F ? 0.0F : 1.0F / l[r], row);
+    t.rows.scale(n, l[r] == 0.0F ? 0.0F : 1.0F / l[r], row, row);
   }
 }
 

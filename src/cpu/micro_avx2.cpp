@@ -42,6 +42,28 @@ struct Avx2 {
     y = _mm_max_ps(y, _mm_movehl_ps(y, y));
     return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
   }
+  static void transpose(Float x[8]) {
+    __m256 y[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+      y[i] = _mm256_unpacklo_ps(x[i], x[i + 1]);
+      y[i + 1] = _mm256_unpackhi_ps(x[i], x[i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) {
+      x[i] = _mm256_shuffle_ps(y[i], y[i + 2], 0x44);
+      x[i + 1] = _mm256_shuffle_ps(y[i], y[i + 2], 0xee);
+      x[i + 2] = _mm256_shuffle_ps(y[i + 1], y[i + 3], 0x44);
+      x[i + 3] = _mm256_shuffle_ps(y[i + 1], y[i + 3], 0xee);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      y[i] = _mm256_permute2f128_ps(x[i], x[i + 4], 0x20);
+      y[i + 4] = _mm256_permute2f128_ps(x[i], x[i + 4], 0x31);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) x[i] = y[i];
+  }
   static Float scale2(Float x, Float n) {
     const __m256i whole = _mm256_cvtps_epi32(n);  // NaN becomes INT_MIN; x is NaN then and stays it
     const __m256i half = _mm256_srai_epi32(whole, 1);  // two steps: 2^n alone may be subnormal

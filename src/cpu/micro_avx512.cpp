@@ -1,14 +1,6 @@
 /// The micro-kernels for AVX-512: 6 x 64 register tile, 24 of 32 registers accumulate.
-#include <immintrin.h>
-
+#include "cpu/avx512_lanes.h"
 #include "cpu/micro_impl.h"
-
-#if defined(__GNUC__) && !defined(__clang__)
-// NOTE: GCC 12 takes the "undefined" operand inside its own AVX-512 intrinsics for a mistake of
-// ours.
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#endif
 
 namespace tilewise::cpu {
 namespace {
@@ -41,6 +33,14 @@ struct Avx512 {
   }
   static float sum(Float x) { return _mm512_reduce_add_ps(x); }
   static float highest(Float x) { return _mm512_reduce_max_ps(x); }
+  static void transpose(Float x[16]) {
+    __m512i lanes[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) lanes[i] = _mm512_castps_si512(x[i]);
+    transpose_lanes(lanes);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) x[i] = _mm512_castsi512_ps(lanes[i]);
+  }
   static Float scale2(Float x, Float n) { return _mm512_scalef_ps(x, n); }
 };
 

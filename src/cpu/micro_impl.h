@@ -265,18 +265,27 @@ void scale_rows(int rows, int cols, float* x, std::ptrdiff_t ld, const float* fa
   }
 }
 
-/// In squares of one cache line, so that both sides stay in the first-level cache.
+/// In squares of whole vectors, with V's shuffles; the rest one by one.
 template <class V>
 void transpose(int rows, int cols, const float* src, std::ptrdiff_t src_ld, float* dst,
                std::ptrdiff_t dst_ld, float factor) {
-  constexpr int kSquare = 16;
-  for (int r0 = 0; r0 < rows; r0 += kSquare) {
-    const int r1 = r0 + kSquare < rows ? r0 + kSquare : rows;
-    for (int c0 = 0; c0 < cols; c0 += kSquare) {
-      const int c1 = c0 + kSquare < cols ? c0 + kSquare : cols;
-      for (int c = c0; c < c1; ++c) {
-        for (int r = r0; r < r1; ++r) dst[c * dst_ld + r] = src[r * src_ld + c] * factor;
-      }
+  constexpr int kLanes = V::kLanes;
+  const int whole_rows = rows / kLanes * kLanes;
+  const int whole_cols = cols / kLanes * kLanes;
+  const auto f = V::set(factor);
+  for (int r = 0; r < whole_rows; r += kLanes) {
+    for (int c = 0; c < whole_cols; c += kLanes) {
+      typename V::Float x[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) x[i] = V::load(src + (r + i) * src_ld + c);
+      V::transpose(x);
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) V::store(dst + (c + i) * dst_ld + r, V::mul(x[i], f));
+    }
+  }
+  for (int c = 0; c < cols; ++c) {
+    for (int r = c < whole_cols ? whole_rows : 0; r < rows; ++r) {
+      dst[c * dst_ld + r] = src[r * src_ld + c] * factor;
     }
   }
 }

@@ -29,6 +29,7 @@ struct Scalar {
   }
   static float sum(Float x) { return x; }
   static float highest(Float x) { return x; }
+  static void transpose(Float* /*x*/) {}
   static Float scale2(Float x, Float n) {
     if (n != n) return x;  // x is NaN too
     const int whole = static_cast<int>(n);

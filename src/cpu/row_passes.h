@@ -24,7 +24,8 @@ struct RowPasses {
   /// The largest value, NaN left aside; -inf for an empty row.
   float (*highest)(std::int64_t n, const float* x);
   float (*sum)(std::int64_t n, const float* x);
-  void (*scale)(std::int64_t n, float factor, float* x);
+  /// y = factor * x; x and y may be the same row.
+  void (*scale)(std::int64_t n, float factor, const float* x, float* y);
   /// x = exp(x - shift).
   void (*exp)(std::int64_t n, float shift, float* x);
   /// Sum of p * dp over seen entries: delta. (B2)

@@ -161,8 +161,8 @@ float sum(std::int64_t n, const float* x) {
   return reduce(n, x, 0.0F, step, kAdd);
 }
 
-void scale(std::int64_t n, float factor, float* x) {
-  map(n, x, x, [&](auto value, auto) { return value * factor; });
+void scale(std::int64_t n, float factor, const float* x, float* y) {
+  map(n, x, y, [&](auto value, auto) { return value * factor; });
 }
 
 void exp_row(std::int64_t n, float shift, float* x) {

@@ -65,8 +65,8 @@ void ScoreTileStep::load_keys_of(std::int64_t b, const Sequence& sequence, std::
   const int dv = static_cast<int>(p_.head_dim_v);
   load_keys(p_, p_.k, b, sequence, h_k, j0, keys, d, s.k, ld_q_);
   load_keys(p_, p_.v, b, sequence, h_k, j0, keys, dv, s.v, ld_v_);
-  pack_transposed(micro_, keys, d, s.k, ld_q_, s.k_panels, 1.0F);
-  pack_transposed(micro_, keys, dv, s.v, ld_v_, s.v_panels, 1.0F);
+  pack_transposed(micro_, keys, d, s.k, ld_q_, s.k_panels);
+  pack_transposed(micro_, keys, dv, s.v, ld_v_, s.v_panels);
 }
 
 /// S = scale Q K^T into p and dP = dO V^T into ds.

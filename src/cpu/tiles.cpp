@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cpu/elements.h"
+#include "cpu/row_passes.h"
 #include "plan/accounting.h"
 
 namespace tilewise::cpu {
@@ -50,10 +51,15 @@ void run_forward(const Problem& p, Executor& executor, const ForwardTasks& tasks
 
 void load_rows(const Tensor& t, std::int64_t b, std::int64_t h, std::int64_t first, int count,
                int cols, float* out, std::int64_t ld, float factor) {
+  const RowPasses& passes = row_passes(best_isa());
+  const bool floats = t.dtype == DType::float32 && t.strides[3] == 1;
   for (int r = 0; r < count; ++r, out += ld) {
-    load_row(t, offset_of(t, b, h, first + r), t.strides[3], cols, out);
-    if (factor != 1.0F) {
-      for (int c = 0; c < cols; ++c) out[c] *= factor;
+    const std::int64_t at = offset_of(t, b, h, first + r);
+    if (floats) {
+      passes.scale(cols, factor, static_cast<const float*>(t.data) + at, out);
+    } else {
+      load_row(t, at, t.strides[3], cols, out);
+      if (factor != 1.0F) passes.scale(cols, factor, out, out);
     }
     std::fill(out + cols, out + ld, 0.0F);
   }
@@ -61,12 +67,17 @@ void load_rows(const Tensor& t, std::int64_t b, std::int64_t h, std::int64_t fir
 
 void store_rows(const Tensor& t, std::int64_t b, std::int64_t h, std::int64_t first, int count,
                 int cols, float* in, std::int64_t ld, const float* row_factor, float factor) {
+  const RowPasses& passes = row_passes(best_isa());
+  const bool floats = t.dtype == DType::float32 && t.strides[3] == 1;
   for (int r = 0; r < count; ++r, in += ld) {
     const float f = row_factor != nullptr ? row_factor[r] * factor : factor;
-    if (f != 1.0F) {
-      for (int c = 0; c < cols; ++c) in[c] *= f;
+    const std::int64_t at = offset_of(t, b, h, first + r);
+    if (floats) {
+      passes.scale(cols, f, in, static_cast<float*>(t.data) + at);
+      continue;
     }
-    store_row(t, offset_of(t, b, h, first + r), t.strides[3], cols, in);
+    if (f != 1.0F) passes.scale(cols, f, in, in);
+    store_row(t, at, t.strides[3], cols, in);
   }
 }
 
@@ -114,12 +125,12 @@ void finish_rows(const Problem& p, const RowBlock& block, const float* m, float*
 }
 
 void pack_transposed(const Micro& micro, int count, int dim, const float* rows, std::int64_t ld,
-                     float* panels, float factor) {
+                     float* panels) {
   const int wide = micro.panel_cols;
   for (int n = 0; n < count; n += wide, panels += static_cast<std::int64_t>(dim) * wide) {
     const int keys = std::min(wide, count - n);
     if (keys < wide) std::fill(panels, panels + static_cast<std::int64_t>(dim) * wide, 0.0F);
-    micro.transpose(keys, dim, rows + n * ld, ld, panels, wide, factor);
+    micro.transpose(keys, dim, rows + n * ld, ld, panels, wide, 1.0F);
   }
 }
 

@@ -79,7 +79,7 @@ void finish_rows(const Problem& p, const RowBlock& block, const float* m, float*
 /// K^T or V^T in column panels: panel n of `micro.panel_cols` keys holds dim x panel_cols floats.
 /// Keys past `count` are zero.
 void pack_transposed(const Micro& micro, int count, int dim, const float* rows, std::int64_t ld,
-                     float* panels, float factor);
+                     float* panels);
 
 /// C (rows x cols) = A B, B one panel of pack_transposed(): scores or dP. Sums of at most 64 terms
 /// each, which are then added: half the error of one sum at dim 128.

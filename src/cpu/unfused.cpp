@@ -353,7 +353,8 @@ class Unfused {
   /// dS times scale, for dQ and dK.
   void scale(const TilePlace& block) const {
     for (int r = 0; r < block.rows; ++r) {
-      rows_->scale(block.cols, p_.scale, dp_ + at(block) + r * block.ld);
+      float* row = dp_ + at(block) + r * block.ld;
+      rows_->scale(block.cols, p_.scale, row, row);
     }
   }
 

@@ -83,7 +83,7 @@ TEST_P(RowPassesTest, MapsStayInsideTheRow) {
     const std::vector<float> x = row(n, 4);
     const std::vector<float> p = row(n, 5);
     std::vector<float> y = x;
-    passes().scale(n, 0.5F, y.data());
+    passes().scale(n, 0.5F, y.data(), y.data());
     for (std::size_t i = 0; i < count; ++i) EXPECT_EQ(y[i], x[i] * 0.5F);
     EXPECT_EQ(y[count], 777.0F);
 
@@ -112,7 +112,7 @@ TEST_P(RowPassesTest, FusedPassesAgreeWithSingleOnes) {
     std::vector<float> x = row(n, 6, 40.0F);
     std::vector<float> y = x;
     const float high = passes().scale_highest(n, -0.75F, x.data());
-    passes().scale(n, -0.75F, y.data());
+    passes().scale(n, -0.75F, y.data(), y.data());
     EXPECT_EQ(high, passes().highest(n, y.data())) << n;
     EXPECT_EQ(x, y) << n;
     if (n == 0) continue;
