@@ -363,19 +363,11 @@ void add_bwd_sm80_units(std::vector<PackUnit>& units, int arch) {
     p.head_dim = p.head_dim_v = dim;
     p.dtype = DType::bfloat16;
     const Tile& one = one_pass_tiles(p)[0];
-    // NOTE: what spills more than the pack may hold is left to the first use: dim 64 before 90,
-    // float32 of dim 128 but on 90 and 100.
-    const bool one_fits = dim == 128 || arch >= 90;
-    const bool exact_fits = dim == 64 || arch == 90 || arch == 100;
-    if (one_fits) {
-      add(key_unit(make_config(p, one, true, false), one.min_blocks), kFlashBackwardSm80);
-    }
+    add(key_unit(make_config(p, one, true, false), one.min_blocks), kFlashBackwardSm80);
     p.dtype = DType::float32;
     const TilePair& exact = two_pass_tiles(p)[0];
-    if (exact_fits) {
-      add(key_unit(make_config(p, exact.keys, false, false), exact.keys.min_blocks),
-          kFlashBackwardTwoPassSm80);
-    }
+    add(key_unit(make_config(p, exact.keys, false, false), exact.keys.min_blocks),
+        kFlashBackwardTwoPassSm80);
     add(query_unit(make_config(p, exact.queries, false, false), exact.queries.min_blocks),
         kFlashBackwardTwoPassSm80);
     add(refine_unit(make_config(p, exact.queries, false, false), exact.queries.min_blocks),

@@ -356,11 +356,10 @@ void add_fwd_sm80_units(std::vector<PackUnit>& units, int arch) {
     for (const bool split : {false, true}) {
       add(DType::bfloat16, 64, causal, split, kTiles64[0]);
       add(DType::bfloat16, 64, causal, split, kTiles64[1]);
-      // NOTE: the tile of 16-bit dim 128 is not packed, it is compiled at first use: on 90
-      // flash_fwd_sm90 takes its problems, for the others it spills more than the pack may hold.
+      // On 90 flash_fwd_sm90 takes what this tile is for.
+      if (arch != 90) add(DType::bfloat16, 128, causal, split, kTiles128[0]);
     }
-    // NOTE: on 90 the masked float32 tile of dim 64 spills more than the pack may hold.
-    if (!causal || arch != 90) add(DType::float32, 64, causal, false, kPlanes64[0]);
+    add(DType::float32, 64, causal, false, kPlanes64[0]);
     add(DType::float32, 128, causal, false, kPlanes128[0]);
   }
 }

@@ -221,7 +221,8 @@ __forceinline__ void product_register(Acc (&sum)[kM][kN], const FragmentA<kPlane
           sum[m][n + 1][e] = __fmaf_rn(fresh[m][1][e], factor, sum[m][n + 1][e]);
         }
       }
-      limit_overlap<kCols * kPlanes>();
+      // Accumulators of kM rows wait meanwhile; one plane needs fewer fragments.
+      limit_overlap<kCols * kPlanes * (kPlanes == 2 ? kM : 1)>();
     }
   } else {
 #pragma unroll
