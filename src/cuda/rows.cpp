@@ -18,20 +18,11 @@
 namespace tilewise::cuda {
 
 std::span<const KernelRow> cuda_rows() {
-  static const std::vector<KernelRow> rows = {kFlashForwardSm90,
-                                              kFlashForwardSm80,
-                                              kFlashForwardTile16,
-                                              kFlashForwardPairsSm80,
-                                              kFlashBackwardSm90,
-                                              kFlashBackwardSm80,
-                                              kFlashBackwardTwoPassSm80,
-                                              kFlashBackwardPairsSm80,
-                                              kFlashBackwardTwoPassPairsSm80,
-                                              kFusedForward,
-                                              kFusedBackward,
-                                              kEagerForward,
-                                              kEagerBackward,
-                                              kBaselineForward};
+  static const std::vector<KernelRow> rows = {
+      kFlashForwardSm90,  kFlashForwardSm80,  kFlashForwardTile16,
+      kFlashBackwardSm90, kFlashBackwardSm80, kFlashBackwardTwoPassSm80,
+      kFusedForward,      kFusedBackward,     kEagerForward,
+      kEagerBackward,     kBaselineForward};
   return rows;
 }
 

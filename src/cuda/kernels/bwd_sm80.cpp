@@ -23,16 +23,16 @@ std::string no_tile(const Problem& p, const Hardware& machine) {
          " KiB of shared memory";
 }
 
-std::string one_pass_supports(const KernelRow& row, const Problem& p, const Hardware& machine) {
-  std::string reason = sm80::refusal(row, p, machine);
+std::string one_pass_supports(const KernelRow&, const Problem& p, const Hardware& machine) {
+  std::string reason = sm80::refusal(p, machine, sm80::kTakes);
   if (!reason.empty()) return reason;
   if (p.dtype == DType::float32) return "float32 gradients come from two passes";
   if (p.deterministic) return "dQ is summed in any order; deterministic takes two passes";
   return choose_one_pass(p, machine).tile == nullptr ? no_tile(p, machine) : "";
 }
 
-std::string two_pass_supports(const KernelRow& row, const Problem& p, const Hardware& machine) {
-  std::string reason = sm80::refusal(row, p, machine);
+std::string two_pass_supports(const KernelRow&, const Problem& p, const Hardware& machine) {
+  std::string reason = sm80::refusal(p, machine, sm80::kTakes);
   if (!reason.empty()) return reason;
   return choose_two_pass(p, machine).pair == nullptr ? no_tile(p, machine) : "";
 }
@@ -322,27 +322,6 @@ const KernelRow kFlashBackwardTwoPassSm80 = {
     .supports = two_pass_supports,
     .cost = two_pass_cost,
     .run = run_two_pass};
-
-const KernelRow kFlashBackwardPairsSm80 = {.name = "flash_bwd_pairs_sm80",
-                                           .implementation = "flash",
-                                           .device = DeviceType::cuda,
-                                           .pass = Pass::backward,
-                                           .summary = "flash_bwd_sm80 with bias, mask and sinks",
-                                           .supports = one_pass_supports,
-                                           .cost = one_pass_cost,
-                                           .run = run_one_pass,
-                                           .on_trial = sm80::kPairsOnTrial};
-
-const KernelRow kFlashBackwardTwoPassPairsSm80 = {
-    .name = "flash_bwd_twopass_pairs_sm80",
-    .implementation = "flash",
-    .device = DeviceType::cuda,
-    .pass = Pass::backward,
-    .summary = "flash_bwd_twopass_sm80 with bias, mask and sinks",
-    .supports = two_pass_supports,
-    .cost = two_pass_cost,
-    .run = run_two_pass,
-    .on_trial = sm80::kPairsOnTrial};
 
 void add_bwd_sm80_units(std::vector<PackUnit>& units, int arch) {
   const int shared_limit = 1024 * (arch == 80 ? 163 : arch >= 90 && arch < 120 ? 227 : 99);

@@ -13,9 +13,6 @@ extern const KernelRow kFlashBackwardSm80;
 /// Two passes, repeatable; float32.
 extern const KernelRow kFlashBackwardTwoPassSm80;
 
-/// Both with bias, bool mask and sinks.
-extern const KernelRow kFlashBackwardPairsSm80, kFlashBackwardTwoPassPairsSm80;
-
 void add_bwd_sm80_units(std::vector<PackUnit>& units, int arch);
 
 }  // namespace tilewise::cuda

@@ -193,7 +193,7 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
 }
 
 std::string supports(const KernelRow& row, const Problem& p, const Hardware& machine) {
-  std::string reason = sm80::refusal(row, p, machine);
+  std::string reason = sm80::refusal(p, machine, sm80::kTakes);
   if (reason.empty() && choose(row, p, machine).tile == nullptr) {
     reason = "no tile for head dims " + std::to_string(p.head_dim) + ", " +
              std::to_string(p.head_dim_v) + " fits " + std::to_string(machine.shared_kib) +
@@ -325,16 +325,6 @@ const KernelRow kFlashForwardTile16 = {.name = "flash_fwd_tile16",
                                        .config = kTile16,
                                        .on_trial = "seed 004's tiles, for comparison"};
 
-const KernelRow kFlashForwardPairsSm80 = {.name = "flash_fwd_pairs_sm80",
-                                          .implementation = "flash",
-                                          .device = DeviceType::cuda,
-                                          .pass = Pass::forward,
-                                          .summary = "flash_fwd_sm80 with bias, mask and sinks",
-                                          .supports = supports,
-                                          .cost = cost,
-                                          .run = run,
-                                          .on_trial = sm80::kPairsOnTrial};
-
 void add_fwd_sm80_units(std::vector<PackUnit>& units, int arch) {
   const int shared_limit = arch == 80 ? 163 : arch >= 90 && arch < 120 ? 227 : 99;
   const auto add = [&](DType dtype, std::int64_t dim, bool causal, bool split, const Tile& tile) {
@@ -354,10 +344,10 @@ void add_fwd_sm80_units(std::vector<PackUnit>& units, int arch) {
   };
   for (const bool causal : {false, true}) {
     for (const bool split : {false, true}) {
-      add(DType::bfloat16, 64, causal, split, kTiles64[0]);
       add(DType::bfloat16, 64, causal, split, kTiles64[1]);
-      // On 90 flash_fwd_sm90 takes what this tile is for.
-      if (arch != 90) add(DType::bfloat16, 128, causal, split, kTiles128[0]);
+      if (arch == 90) continue;  // flash_fwd_sm90 takes what these tiles are for
+      add(DType::bfloat16, 64, causal, split, kTiles64[0]);
+      add(DType::bfloat16, 128, causal, split, kTiles128[0]);
     }
     add(DType::float32, 64, causal, false, kPlanes64[0]);
     add(DType::float32, 128, causal, false, kPlanes128[0]);

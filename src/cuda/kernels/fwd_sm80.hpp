@@ -12,9 +12,6 @@ extern const KernelRow kFlashForwardSm80;
 /// The 16 x 16 tiles of seed 004, one warp: to be named, never chosen.
 extern const KernelRow kFlashForwardTile16;
 
-/// Bias, bool mask and sinks.
-extern const KernelRow kFlashForwardPairsSm80;
-
 void add_fwd_sm80_units(std::vector<PackUnit>& units, int arch);
 
 }  // namespace tilewise::cuda

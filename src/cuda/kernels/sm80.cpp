@@ -57,15 +57,6 @@ std::string refusal(const Problem& p, const Hardware& machine, const Takes& take
   return "";
 }
 
-std::string refusal(const KernelRow& row, const Problem& p, const Hardware& machine) {
-  if (row.on_trial != kPairsOnTrial) return refusal(p, machine);
-  std::string reason = refusal(p, machine, {.pairs = true, .sinks = true});
-  if (reason.empty() && !is_paired(p) && !p.sinks.defined()) {
-    reason = "it is there for a bias, a bool mask or sinks";
-  }
-  return reason;
-}
-
 int padded(std::int64_t dim) {
   for (const int size : {16, 32, 64, 96, 128, 192}) {
     if (dim <= size) return size;

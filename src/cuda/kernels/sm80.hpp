@@ -18,12 +18,8 @@ namespace tilewise::cuda::sm80 {
 
 /// What no kernel of the family takes, in words for the user; empty when nothing stands against it.
 std::string refusal(const Problem& problem, const Hardware& machine, const Takes& takes = {});
-
-/// Likewise for one of the family's rows. Those with kPairsOnTrial take a bias, a bool mask or
-/// sinks, the others none of them.
-std::string refusal(const KernelRow& row, const Problem& problem, const Hardware& machine);
-inline constexpr const char* kPairsOnTrial =
-    "bias, bool mask and sinks are right in emulation and have not run on a GPU";
+/// What the rows of this family take beside what all take.
+inline constexpr Takes kTakes = {.pairs = true, .sinks = true};
 
 /// Head dim as the kernels are built for it: 16, 32, 64, 96, 128, 192, 256.
 int padded(std::int64_t dim);
