@@ -184,7 +184,7 @@ Parts parts_of(const Problem& p, const TilePair& pair, int splits) {
 }
 
 /// Of a tile's first operands and its results.
-constexpr double kTileMs = 1.9e-3;
+constexpr double kTileMs = 3.5e-3;
 
 double predict(const Problem& p, const Tile& tile, double heads, double blocks, int block_rows,
                double others, int splits, Products products, const Hardware& machine) {
@@ -194,11 +194,11 @@ double predict(const Problem& p, const Tile& tile, double heads, double blocks, 
   const double pair_flops = products.launch * dims;
   const double tiles = heads * blocks;
   sm80::Load load;
-  // Blocks that a diagonal cuts are computed whole.
-  const double whole =
-      p.has_positional_mask()
-          ? 1.0 + 0.5 * tile.block_m / std::max(1.0, pairs / (heads * blocks * block_rows))
-          : 1.0;
+  // Blocks that a diagonal cuts are computed whole: half a square of the larger side of a tile.
+  const double cut = 0.5 * std::max(tile.block_m, tile.block_n);
+  const double whole = p.has_positional_mask()
+                           ? 1.0 + cut / std::max(1.0, pairs / (heads * blocks * block_rows))
+                           : 1.0;
   load.flops = pairs * pair_flops * whole;
   load.tflops = tile.tflops * products.pass / 5.0;  // the tables count five products of any pass
   load.products = sm80::products(p);
