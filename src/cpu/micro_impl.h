@@ -277,7 +277,10 @@ void transpose(int rows, int cols, const float* src, std::ptrdiff_t src_ld, floa
     for (int c = 0; c < whole_cols; c += kLanes) {
       typename V::Float x[kLanes];
 #pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) x[i] = V::load(src + (r + i) * src_ld + c);
+      for (int i = 0; i < kLanes; ++i) {
+        x[i] = V::load(src + (r + i) * src_ld + c);
+        __builtin_prefetch(src + (r + kLanes + i) * src_ld + c);  // past the end: a hint, no read
+      }
       V::transpose(x);
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) V::store(dst + (c + i) * dst_ld + r, V::mul(x[i], f));
