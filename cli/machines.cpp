@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <filesystem>
@@ -15,6 +16,7 @@
 #include "cli/files/output.h"
 #include "cli/grid.h"
 #include "plan/gpu_facts.h"
+#include "plan/time_model.h"
 
 namespace tilewise::cli {
 namespace {
@@ -197,6 +199,27 @@ Table machine_figures(const std::string& text) {
   return table;
 }
 
+std::string origin_of_times(const Machine& machine) {
+  const Hardware& hw = machine.hardware;
+  std::string rates = machine.measured ? "its measured rates" : "its data sheet's rates";
+  if (hw.device.type == DeviceType::cpu) {
+    if (!machine.measured) rates = "rates that `tilewise info --measure` would make exact";
+    return "Times are predicted: " + rates +
+           ", kernels' constants from an AMD EPYC (docs/planner.md).";
+  }
+  const auto terms = cuda_terms();
+  if (std::any_of(terms.begin(), terms.end(),
+                  [&](const CudaTerms& t) { return t.arch == hw.arch; })) {
+    return fmt::format(
+        "Times are predicted: {}, kernels' constants from sm_{} cards (docs/planner.md).", rates,
+        hw.arch);
+  }
+  return fmt::format(
+      "Times are predicted: {}; no sm_{} card has been measured, kernels' constants are those of "
+      "sm_{} cards: expect a factor of 1.3.",
+      rates, hw.arch, terms.front().arch);
+}
+
 Machine machine_of(const std::string& hardware_flag, const CommonFlags& common) {
   Machine machine;
   if (!hardware_flag.empty()) {
@@ -208,7 +231,8 @@ Machine machine_of(const std::string& hardware_flag, const CommonFlags& common) 
   set_threads(machine.hardware, common.threads);
   if (hardware_flag.empty()) {
     const std::string date = apply_kept_ceilings(machine.hardware);
-    if (!date.empty()) machine.origin = "at hand, rates measured " + date;
+    machine.measured = !date.empty();
+    if (machine.measured) machine.origin = "at hand, rates measured " + date;
   }
   return machine;
 }

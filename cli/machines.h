@@ -16,8 +16,13 @@ namespace tilewise::cli {
 /// A machine and where its numbers come from.
 struct Machine {
   Hardware hardware;
-  std::string origin;  ///< "named h100", "at hand, measured 2026-11-28", ...
+  std::string origin;     ///< "named h100", "at hand, measured 2026-11-28", ...
+  bool measured = false;  ///< its rates are what `info --measure` found
 };
+
+/// Where predicted times come from, in a sentence: whether kernels were measured on a machine of
+/// this architecture, and whether its rates were.
+std::string origin_of_times(const Machine& machine);
 
 /// The names in cases/hardware.json, in its order.
 std::vector<std::string> machine_names();

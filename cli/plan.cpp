@@ -46,8 +46,8 @@ std::string markdown(const PlanFlags& flags, const Grid& grid, const std::vector
   const std::string rows = table.without_constants(keep, constant).markdown();
   for (const std::string& same : constant)
     out += same + (&same == &constant.back() ? "\n\n" : ", ");
-  return fmt::format("{}{}\n{} ({}); verdict under {}\n", out, rows, machine.hardware.name,
-                     machine.origin, bytes_text(limit_bytes));
+  return fmt::format("{}{}\n{} ({}); verdict under {}\n{}\n", out, rows, machine.hardware.name,
+                     machine.origin, bytes_text(limit_bytes), origin_of_times(machine));
 }
 
 /// Predicted beside measured.

@@ -212,12 +212,12 @@ std::string advise(const std::vector<Cell>& cells, const Machine& machine,
   std::vector<std::string> passes;
   for (const Timed timed : cells.front().timed) passes.emplace_back(timed_name(timed));
   return fmt::format(
-      "{} ({})\nbatch {}, heads {}, dim {}; {}\n\n{}\n"
+      "{} ({})\n{}\nbatch {}, heads {}, dim {}; {}\n\n{}\n"
       "What is less exact is taken where it saves {:.0f} % and more:\n{}\n{}\n{}"
       "- seed 003 names 256, 512 and 1024 as the length from which 16 bits pay; on this machine it "
       "is {}\n",
-      machine.hardware.name, machine.origin, shape.batch, shape.heads_q, shape.head_dim,
-      fmt::join(passes, " + "), table.markdown(), 100.0 * (1.0 - 1.0 / kWorthwhile),
+      machine.hardware.name, machine.origin, origin_of_times(machine), shape.batch, shape.heads_q,
+      shape.head_dim, fmt::join(passes, " + "), table.markdown(), 100.0 * (1.0 - 1.0 / kWorthwhile),
       crossover_text("bf16 instead of float32, flash", bf16, lines.front().length),
       crossover_text("flash instead of eager, float32", flash, lines.front().length),
       dip_text(lines),

@@ -200,7 +200,8 @@ std::string analyze(const std::vector<Cell>& cells, const Machine& machine, Form
     for (const Part& part : parts) document[part.name] = part.table.json();
     return document.dump(2) + "\n";
   }
-  std::string out = fmt::format("{} on {} ({})\n", format_case(c), hw.name, machine.origin);
+  std::string out = fmt::format("{} on {} ({})\n{}\n", format_case(c), hw.name, machine.origin,
+                                origin_of_times(machine));
   for (const Part& part : parts) out += "\n" + part.title + "\n\n" + part.table.markdown();
   return out;
 }

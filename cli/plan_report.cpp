@@ -130,7 +130,8 @@ Table tensor_table(const std::vector<Planned>& plans, bool in_bytes) {
 
 std::string cell_report(const Cell& cell, const std::vector<Planned>& plans, const Machine& machine,
                         std::int64_t limit_bytes) {
-  std::string out = fmt::format("{} ({})\n\n", machine.hardware.name, machine.origin);
+  std::string out = fmt::format("{} ({})\n{}\n\n", machine.hardware.name, machine.origin,
+                                origin_of_times(machine));
   std::int64_t peak_bytes = 0;
   for (const Planned& entry : plans) {
     peak_bytes = std::max(peak_bytes, entry.plan->peak_bytes());

@@ -330,7 +330,7 @@ def test_work_goes_to_the_current_stream() -> None:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(20_000_000)
+        torch.cuda._sleep(400_000_000)  # 0.2 s: others may share the card
         late = q.clone()
         o = tilewise.attention(late, k, v)
         done = torch.cuda.Event()

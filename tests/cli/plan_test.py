@@ -131,6 +131,11 @@ class Plan(CliTest):
         ):
             rows = json.loads(self.ok("plan", "--hardware", name, *BF16, "--format", "json"))
             self.assertEqual(rows[0]["kernel"], kernel)
+            for words in (BF16, ["--seq", "512,1024"], ["--advise"], ["--analyze"]):
+                text = self.ok("plan", "--hardware", name, *words)
+                self.assertIn("Times are predicted: its data sheet's rates", text)
+                unseen = "no sm_" in text and "expect a factor of 1.3" in text
+                self.assertEqual(unseen, not name.startswith("h"), text)
             figures = json.loads(self.ok("info", "--hardware", name, "--format", "json"))
             self.assertGreaterEqual(len(figures), 9)
             for figure in figures:
