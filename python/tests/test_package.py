@@ -1,5 +1,6 @@
 """The package as it is installed: its files, its version, its types."""
 
+import ast
 import importlib.metadata
 import importlib.resources
 import inspect
@@ -17,6 +18,22 @@ def test_typed() -> None:
     files = importlib.resources.files("tilewise")
     assert files.joinpath("py.typed").is_file()
     assert files.joinpath("_native.pyi").is_file()
+
+
+def test_stub_is_the_module_s() -> None:
+    """Names and members of the compiled module, as its stub declares them."""
+    from tilewise import _native
+
+    text = importlib.resources.files("tilewise").joinpath("_native.pyi").read_text()
+    declared: dict[str, set[str]] = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            inner = node.body if isinstance(node, ast.ClassDef) else []
+            declared[node.name] = {m.name for m in inner if isinstance(m, ast.FunctionDef)}
+    functions = {n for n in dir(_native) if callable(getattr(_native, n)) and n[0] != "_"}
+    assert set(declared) == functions
+    for name in ("Plan", "KernelInfo"):
+        assert declared[name] == {m for m in dir(getattr(_native, name)) if m[0] != "_"}
 
 
 def test_library_is_inside() -> None:
