@@ -18,6 +18,7 @@ Values = Sequence[float]
 # name -> (type, shape, values)
 Tensors = dict[str, tuple[str, Shape, Values]]
 
+STATE = tempfile.TemporaryDirectory(prefix="tilewise-state-")
 CLI = os.environ.get("TILEWISE_CLI", "")
 SOURCE = Path(os.environ.get("TILEWISE_SOURCE_DIR", Path(__file__).resolve().parents[2]))
 
@@ -35,8 +36,10 @@ DONE, CHECK_FAILED, BAD_INPUT, NO_DEVICE, OUT_OF_MEMORY, UNSUPPORTED, INTERRUPTE
 def run(
     *args: Argument, env: dict[str, str] | None = None, timeout: float = 300
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the command line with its output in pipes."""
-    environment = {**os.environ, "TILEWISE_CASES_DIR": str(SOURCE / "cases"), **(env or {})}
+    """Runs the command line with its output in pipes. What `info --measure` keeps of this machine
+    for its user is neither read nor overwritten."""
+    own = {"TILEWISE_CASES_DIR": str(SOURCE / "cases"), "TILEWISE_STATE_DIR": STATE.name}
+    environment = {**os.environ, **own, **(env or {})}
     return subprocess.run(
         [CLI, *map(str, args)],
         capture_output=True,
