@@ -21,6 +21,7 @@ struct Tile {
   bool q_in_registers;
   int min_blocks;  ///< on a multiprocessor
   double tflops;   ///< reached on an H100 by long tiles with every multiprocessor full
+  int key_warps = 1;
 };
 
 // By the larger padded head dim, best first; smaller tiles are for small grids and little shared
@@ -66,6 +67,7 @@ Config make_config(const Problem& p, const Tile& tile, bool split) {
           .block_m = tile.block_m,
           .block_n = tile.block_n,
           .warps = tile.warps,
+          .key_warps = tile.key_warps,
           .stages = tile.stages,
           .q_in_registers = tile.q_in_registers && form.planes == 1,
           .positional = p.has_positional_mask(),
@@ -88,12 +90,13 @@ KernelUnit unit(const Config& c, int min_blocks) {
     return std::string(", .") + name + " = " + sm80::bool_text(value);
   };
   return {.stem = "fwd_sm80",
-          .config =
-              sm80::form_text({c.element, c.planes, c.scaled}) + number("head_dim", c.head_dim) +
-              number("head_dim_v", c.head_dim_v) + number("block_m", c.block_m) +
-              number("block_n", c.block_n) + number("warps", c.warps) + number("stages", c.stages) +
-              flag("q_in_registers", c.q_in_registers) + flag("positional", c.positional) +
-              flag("modified", c.modified) + flag("paired", c.paired) + flag("split", c.split),
+          .config = sm80::form_text({c.element, c.planes, c.scaled}) +
+                    number("head_dim", c.head_dim) + number("head_dim_v", c.head_dim_v) +
+                    number("block_m", c.block_m) + number("block_n", c.block_n) +
+                    number("warps", c.warps) + number("key_warps", c.key_warps) +
+                    number("stages", c.stages) + flag("q_in_registers", c.q_in_registers) +
+                    flag("positional", c.positional) + flag("modified", c.modified) +
+                    flag("paired", c.paired) + flag("split", c.split),
           .threads = c.warps * 32,
           .min_blocks = min_blocks,
           .shared_bytes = shared_bytes(c)};

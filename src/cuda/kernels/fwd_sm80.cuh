@@ -5,10 +5,11 @@
 ///   (docs/math.md F1-F11)
 ///
 /// One block computes block_m rows of O; every warp owns 16 or 32 whole rows, so the softmax needs
-/// no exchange between warps, and P goes from the accumulators of S into the A operand of P V
-/// without leaving the registers. K and V come by cp.async in blocks of block_n keys, last block
-/// first: the blocks that a mask cuts, then those it does not, then (windows) the cut ones on the
-/// left. Schedule, budgets and measurements: fwd_sm80.md.
+/// no exchange between warps (with key_warps = 2 or 4 each of these sees a part of every block of
+/// keys, and they merge at the end, as split keys do), and P goes from the accumulators of S into
+/// the A operand of P V without leaving the registers. K and V come by cp.async in blocks of
+/// block_n keys, last block first: the blocks that a mask cuts, then those it does not, then
+/// (windows) the cut ones on the left. Schedule, budgets and measurements: fwd_sm80.md.
 #pragma once
 
 #include "cuda/kernels/fwd_sm80_args.h"
@@ -26,11 +27,15 @@ struct Forward {
   static constexpr int kPlanes = kConfig.planes;
   static constexpr int kThreads = kConfig.warps * 32;
   static constexpr int kBlockM = kConfig.block_m, kBlockN = kConfig.block_n;
-  static constexpr int kRows = kBlockM / kConfig.warps;  ///< of a warp
-  static constexpr int kM = kRows / 16, kN = kBlockN / 8;
+  static constexpr int kKeyWarps = kConfig.key_warps;
+  static constexpr int kRowWarps = kConfig.warps / kKeyWarps;
+  static constexpr int kRows = kBlockM / kRowWarps;  ///< of a warp
+  static constexpr int kKeys = kBlockN / kKeyWarps;  ///< of a block, for a warp
+  static constexpr int kM = kRows / 16, kN = kKeys / 8;
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
   static constexpr int kBias = kPlanes == 2 ? 7 : 0;
-  static_assert(kRows % 16 == 0 && kBlockN % 16 == 0);
+  static_assert(kRows % 16 == 0 && kKeys % 16 == 0);
+  static_assert(!kConfig.scaled || kScaleRows % kKeys == 0);
 
   using TileQ = SharedTile<kBlockM, kD, kPlanes>;
   using TileK = SharedTile<kBlockN, kD, kPlanes>;
@@ -38,6 +43,10 @@ struct Forward {
   /// Q, then `stages` of K, then `stages` of V. O is staged where Q was, in rows of kDv.
   static constexpr int kQBytes =
       TileQ::kBytes > kBlockM* kDv * 2 ? TileQ::kBytes : kBlockM* kDv * 2;
+  /// Row statistics and O of a warp, where K and V were.
+  static constexpr int kPartBytes = 512 * kM * (kDv / 8 + 1);
+  static_assert((kKeyWarps - 1) * kRowWarps * kPartBytes <=
+                kConfig.stages * (TileK::kBytes + TileV::kBytes));
 
   const Args& args;
   const int thread, warp, lane;
@@ -53,7 +62,10 @@ struct Forward {
 
   __forceinline__ int batch() const { return tile.pair / args.heads_q; }
   __forceinline__ int head() const { return tile.pair % args.heads_q; }
-  __forceinline__ int warp_row() const { return row + warp * kRows; }
+  __forceinline__ int key_warp() const { return warp / kRowWarps; }
+  __forceinline__ int tile_row() const { return warp % kRowWarps * kRows; }
+  __forceinline__ int warp_row() const { return row + tile_row(); }
+  __forceinline__ int warp_key(int block) const { return block * kBlockN + key_warp() * kKeys; }
   __forceinline__ TileQ sQ() const { return {shared}; }
   __forceinline__ TileK sK(int stage) const { return {shared + kQBytes + stage * TileK::kBytes}; }
   __forceinline__ TileV sV(int stage) const {
@@ -114,7 +126,7 @@ struct Forward {
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
 #pragma unroll
-        for (int k = 0; k < kD / 16; ++k) sQ().load_a(rQ[m][k], warp * kRows + 16 * m, k, lane);
+        for (int k = 0; k < kD / 16; ++k) sQ().load_a(rQ[m][k], tile_row() + 16 * m, k, lane);
       }
     }
   }
@@ -130,7 +142,7 @@ struct Forward {
 #pragma unroll
         for (int n = 0; n < kN; n += 2) {
           FragmentB<kPlanes> b;
-          sK(stage).load_b(b, 8 * n, k, lane);
+          sK(stage).load_b(b, key_warp() * kKeys + 8 * n, k, lane);
 #pragma unroll
           for (int m = 0; m < kM; ++m) {
             mma_high<kElement>(S[m][n], rQ[m][k], b, 0);
@@ -139,7 +151,7 @@ struct Forward {
         }
       }
     } else {
-      product_rows<kElement>(S, sQ(), warp * kRows, sK(stage), 0, lane);
+      product_rows<kElement>(S, sQ(), tile_row(), sK(stage), key_warp() * kKeys, lane);
     }
   }
 
@@ -148,7 +160,7 @@ struct Forward {
   __forceinline__ i64 key_scale_index(int block) const {
     return (static_cast<i64>(batch()) * (args.heads_q / args.group) + head_k) *
                args.k_scale_blocks +
-           block * kBlockN / kScaleRows;
+           warp_key(block) / kScaleRows;
   }
   template <bool kMasked>
   __forceinline__ void softmax(Acc (&S)[kM][kN], int block) {
@@ -163,14 +175,14 @@ struct Forward {
       }
     }
     if constexpr (kConfig.modified) {
-      modify_scores(S, mod, warp_row(), block * kBlockN, seq_k - args.seq_q, lane);
+      modify_scores(S, mod, warp_row(), warp_key(block), seq_k - args.seq_q, lane);
       if constexpr (kConfig.paired) {
         const PairTerms terms(args.pairs, batch(), head(), args.seq_q, seq_k);
-        apply_pairs<false>(S, terms, warp_row(), block * kBlockN, lane);
+        apply_pairs<false>(S, terms, warp_row(), warp_key(block), lane);
       }
       scale = 1.0F;
     }
-    if constexpr (kMasked) mask_scores(S, diagonals, seq_k, warp_row(), block * kBlockN, lane);
+    if constexpr (kMasked) mask_scores(S, diagonals, seq_k, warp_row(), warp_key(block), lane);
     softmax_step<kBias>(S, rows, scale, [this](int r, float alpha) {
 #pragma unroll
       for (int n = 0; n < kDv / 8; ++n) {
@@ -186,7 +198,8 @@ struct Forward {
   __forceinline__ void accumulate(const FragmentA<kPlanes> (&P)[kM][kN / 2], int stage, int block) {
     float v_scale = 1.0F;
     if constexpr (kConfig.scaled) v_scale = args.v_scale[key_scale_index(block)];
-    product_register<kElement, kConfig.scaled>(rO, P, sV(stage), 0, 0, v_scale, lane);
+    product_register<kElement, kConfig.scaled>(rO, P, sV(stage), key_warp() * (kKeys / 16), 0,
+                                               v_scale, lane);
   }
 
   /// One block of keys. `next` >= 0 is the block to fetch meanwhile.
@@ -252,6 +265,63 @@ struct Forward {
     }
   }
 
+  // ---- merge
+
+  __forceinline__ u32 part(int index) const {
+    return shared + kQBytes + static_cast<u32>(index * kPartBytes + lane * 16);
+  }
+  /// Brings together what the warps of the same rows have seen, in the first of them.
+  __forceinline__ void merge() {
+    copy_async_wait<0>();
+    __syncthreads();  // all warps are done with K and V
+    if (key_warp() > 0) {
+      u32 to = part(warp - kRowWarps);
+#pragma unroll
+      for (int m = 0; m < kM; ++m, to += 512) {
+        store_shared_16(to, rows.m[2 * m], rows.m[2 * m + 1], rows.l[2 * m], rows.l[2 * m + 1]);
+#pragma unroll
+        for (int n = 0; n < kDv / 8; ++n) {
+          const Acc& o = rO[m][n];
+          store_shared_16(to += 512, o[0], o[1], o[2], o[3]);
+        }
+      }
+    }
+    __syncthreads();  // all parts are there
+    if (key_warp() > 0) return;
+#pragma unroll 1
+    for (int other = 1; other < kKeyWarps; ++other) {
+      u32 from = part((other - 1) * kRowWarps + warp);
+#pragma unroll
+      for (int m = 0; m < kM; ++m, from += 512) {
+        const Bytes16 row = load_shared_16(from);
+        const float mine[2] = {rows.m[2 * m], rows.m[2 * m + 1]};
+        const float theirs[2] = {as_float(row.x), as_float(row.y)};
+        const float l[2] = {as_float(row.z), as_float(row.w)};
+        float alpha[2], beta[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float top = fmaxf(mine[half], theirs[half]);
+          // What saw nothing has no weight.
+          alpha[half] = mine[half] == -infinity() ? 0.0F : exp2_approx(mine[half] - top);
+          beta[half] = theirs[half] == -infinity() ? 0.0F : exp2_approx(theirs[half] - top);
+          float& sum = rows.l[2 * m + half];
+          sum = sum * alpha[half] + l[half] * beta[half];
+          rows.m[2 * m + half] = top;
+        }
+#pragma unroll
+        for (int n = 0; n < kDv / 8; ++n) {
+          const Bytes16 o = load_shared_16(from += 512);
+          const float words[4] = {as_float(o.x), as_float(o.y), as_float(o.z), as_float(o.w)};
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            rO[m][n][e] = rO[m][n][e] * alpha[e / 2] + words[e] * beta[e / 2];
+          }
+        }
+      }
+    }
+  }
+  static __forceinline__ float as_float(u32 bits) { return __int_as_float(static_cast<int>(bits)); }
+
   // ---- epilogue
 
   /// (F11) O / l, LSE = m + log l
@@ -303,14 +373,14 @@ struct Forward {
   /// of Q's place, which only it has read.
   __forceinline__ void store_elements() const {
     const SharedTile<kBlockM, kDv> sO{shared};
-    if constexpr (kQBytes > TileQ::kBytes || kD != kDv)
+    if constexpr (kKeyWarps == 1 && (kQBytes > TileQ::kBytes || kD != kDv))
       __syncthreads();  // rows of O lie elsewhere than rows of Q
     __syncwarp();
-    stage_rows<kElement>(rO, 1.0F, sO, warp * kRows, 0, lane);
+    stage_rows<kElement>(rO, 1.0F, sO, tile_row(), 0, lane);
     __syncwarp();
     unsigned short* gO = static_cast<unsigned short*>(args.o.data) + batch() * args.o.stride_b +
                          head() * args.o.stride_h;
-    store_rows<kRows, kDv>(sO, warp * kRows, gO, args.o, args.o_vectors, warp_row(), args.seq_q,
+    store_rows<kRows, kDv>(sO, tile_row(), gO, args.o, args.o_vectors, warp_row(), args.seq_q,
                            args.head_dim_v, lane);
   }
 };
@@ -334,6 +404,10 @@ __forceinline__ void kernel(const Args& args) {
   }
   if (range.begin < range.end) block.run(range);
   let_next_start();
+  if constexpr (Block::kKeyWarps > 1) {
+    if (range.begin < range.end) block.merge();
+    if (block.key_warp() > 0) return;
+  }
   block.finish();
 }
 

@@ -14,7 +14,8 @@ struct Config {
   int block_m = 128;    ///< B_r
   int block_n = 64;     ///< B_c
   int warps = 4;
-  int stages = 2;  ///< of K and V in shared memory
+  int key_warps = 1;  ///< warps that share rows, each with its part of a block's keys
+  int stages = 2;     ///< of K and V in shared memory
   bool q_in_registers = false;
   bool positional = false;  ///< causal or window
   bool modified = false;    ///< softcap, ALiBi, a scale that is not positive, or paired

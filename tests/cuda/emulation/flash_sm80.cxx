@@ -314,6 +314,17 @@ int main() {
       "forward, fully masked rows", {.seq_q = 150, .seq_k = 129, .causal = true});
   check_forward<fwd_sm80::Config{.head_dim = 128, .head_dim_v = 128}>(
       "forward, dim 104", {.seq_q = 33, .seq_k = 200, .dim = 104});
+  constexpr fwd_sm80::Config kNarrow = {
+      .block_m = 32, .block_n = 128, .key_warps = 2, .q_in_registers = true, .positional = true};
+  check_forward<kNarrow>("forward, keys of two warps",
+                         {.seq_q = 150, .seq_k = 129, .causal = true});
+  constexpr fwd_sm80::Config kNarrowest = {.head_dim = 128,
+                                           .head_dim_v = 128,
+                                           .block_m = 16,
+                                           .block_n = 128,
+                                           .key_warps = 4,
+                                           .stages = 1};
+  check_forward<kNarrowest>("forward, keys of four warps", {.seq_q = 33, .seq_k = 200, .dim = 104});
   check_backward<kPlain, kPlain>("one pass", {}, kBf16, kBf16);
   check_backward<kSmall, kSmall>("one pass, exact dS", {.causal = true}, kBf16, kExact);
   check_backward<kFirstPass, kSecondPass>("two passes, exact dS", {.causal = true}, kBf16, kBf16);
