@@ -29,7 +29,7 @@ struct QueryGradient {
   static_assert(kRows % 16 == 0 && kBlockN % 16 == 0);
 
   /// Planes of dS as an operand.
-  static constexpr int kDsPlanes = kConfig.exact_ds ? 2 : kPlanes;
+  static constexpr int kScorePlanes = kConfig.exact ? 2 : kPlanes;
 
   using TileQ = SharedTile<kBlockM, kD, kPlanes>;
   using TileO = SharedTile<kBlockM, kDv, kPlanes>;
@@ -163,7 +163,7 @@ struct QueryGradient {
     }
     float ds_scale = 1.0F;
     if constexpr (kConfig.scaled) ds_scale = normalise(dP);
-    FragmentA<kDsPlanes> a[kM][kN / 2];
+    FragmentA<kScorePlanes> a[kM][kN / 2];
     pack_fragments<kElement>(a, dP);
     product_register<kElement, kConfig.scaled>(dQ, a, sK(stage), 0, 0, ds_scale * k_scale,
                                                lane);  // (B8) dQ += dS K
@@ -223,7 +223,9 @@ struct QueryGradient {
   /// after rounding P and O apart is multiplied by them. 16-bit rows see the rounding of O itself.
   __forceinline__ void refine(const BlockRange& range) {
     load_queries();
-    float sum[2 * kM] = {}, weighted[2 * kM] = {};
+    // Products count from that of the pair that has most of its row, so that of a row with one key
+    // nothing is left.
+    float sum[2 * kM] = {}, weighted[2 * kM] = {}, origin[2 * kM] = {};
 #pragma unroll 1
     for (int block = range.begin; block < range.end; ++block) {
       __syncthreads();  // all warps are done with the K and V before
@@ -260,16 +262,27 @@ struct QueryGradient {
             const float s = S[m][n][e];
             const float p =
                 exp2_approx(kConfig.modified ? s : __fmaf_rn(s, scale, -lse2[2 * m + e / 2]));
-            sum[2 * m + e / 2] += p;
+            const int r = 2 * m + e / 2;
+            const float product = v_scale * do_scale * dP[m][n][e];
+            if (p > sum[r]) {
+              weighted[r] += sum[r] * (origin[r] - product);
+              origin[r] = product;
+            }
+            sum[r] += p;
             // Of a hidden pair nothing comes through, a NaN of V neither.
-            weighted[2 * m + e / 2] += p == 0.0F ? 0.0F : p * (v_scale * do_scale * dP[m][n][e]);
+            weighted[r] += p == 0.0F ? 0.0F : p * (product - origin[r]);
           }
         }
       }
     }
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
-      const float seen = quad_sum(sum[r]), products = quad_sum(weighted[r]);
+      const float most = quad_max(sum[r]), seen = quad_sum(sum[r]);
+      // One of the four lanes, the first that has most.
+      float first = sum[r] == most ? static_cast<float>(lane % 4) : 4.0F;
+      first = -quad_max(-first);
+      const float base = __shfl_sync(~0U, origin[r], lane / 4 * 4 + static_cast<int>(first));
+      const float products = quad_sum(weighted[r] + sum[r] * (origin[r] - base));
       const float total =
           seen + (args.sinks == nullptr
                       ? 0.0F
@@ -283,7 +296,7 @@ struct QueryGradient {
           args.d_lse == nullptr
               ? 0.0F
               : args.d_lse[batch * args.d_lse_b + head * args.d_lse_h + i * args.d_lse_s];
-      args.delta[row_index(i)] = products / total - d_lse;
+      args.delta[row_index(i)] = products / total + base * (seen / total) - d_lse;
     }
   }
   __forceinline__ i64 row_index(int i) const {

@@ -43,9 +43,9 @@ struct Backward {
   static constexpr bool kCross = kColumnWarps > 1;  ///< P and dS are read back from shared memory
   static constexpr bool kWithK = kConfig.gradients != Gradients::values;
   static constexpr bool kWithV = kConfig.gradients != Gradients::keys;
-  /// Planes of dS as an operand.
-  static constexpr int kDsPlanes = kConfig.exact_ds ? 2 : kPlanes;
-  static_assert(!kConfig.exact_ds || (kPlanes == 1 && !kConfig.scaled));
+  /// Planes of P and dS as operands.
+  static constexpr int kScorePlanes = kConfig.exact ? 2 : kPlanes;
+  static_assert(!kConfig.exact || (kPlanes == 1 && !kConfig.scaled));
   static_assert(kKeys % 16 == 0 && kSub % 16 == 0 && kSubs >= 1);
   static_assert(!kCross || (kPlanes == 1 && !kConfig.scaled));
   static_assert((kWithK && kWithV) || (!kCross && !kConfig.with_dq));
@@ -56,8 +56,7 @@ struct Backward {
   using TileV = SharedTile<kBlockN, kDv, kPlanes>;
   using TileQ = SharedTile<kBlockM, kD, kPlanes>;
   using TileO = SharedTile<kBlockM, kDv, kPlanes>;
-  using TileP = SharedTile<kBlockN, kBlockM>;
-  using TileS = SharedTile<kBlockN, kBlockM, kConfig.exact_ds ? 2 : 1>;
+  using TileS = SharedTile<kBlockN, kBlockM, kConfig.exact ? 2 : 1>;
   static constexpr int kRowBytes = kBlockM * 4;
   /// One stage: Q, dO, lse2, delta, and with scale factors lse2_low.
   static constexpr int kStageBytes =
@@ -89,7 +88,7 @@ struct Backward {
     return stage_base(stage) + TileQ::kBytes + TileO::kBytes;
   }
   __forceinline__ TileS sS() const { return {stage_base(kConfig.stages)}; }
-  __forceinline__ TileP sP() const { return {stage_base(kConfig.stages) + TileS::kBytes}; }
+  __forceinline__ TileS sP() const { return {stage_base(kConfig.stages) + TileS::kBytes}; }
 
   __forceinline__ Backward(const Args& a, u32 shared_base, TileIndex index, int keys)
       : args(a),
@@ -283,7 +282,7 @@ struct Backward {
     }
     if constexpr (kConfig.with_dq) stage_rows<kElement>(dP, 1.0F, sS(), warp_key(), query, lane);
     if constexpr (kWithV) {
-      FragmentA<kPlanes> a[kM][kN / 2];
+      FragmentA<kScorePlanes> a[kM][kN / 2];
       if constexpr (kConfig.scaled) multiply(S, kProbabilityScale);
       pack_fragments<kElement>(a, S);
       product_register<kElement, kConfig.scaled>(rV, a, sO(stage), query / 16, 0,
@@ -293,7 +292,7 @@ struct Backward {
     if constexpr (kWithK) {
       float ds_scale = 1.0F;
       if constexpr (kConfig.scaled) ds_scale = normalise(dP);
-      FragmentA<kDsPlanes> a[kM][kN / 2];
+      FragmentA<kScorePlanes> a[kM][kN / 2];
       pack_fragments<kElement>(a, dP);
       product_register<kElement, kConfig.scaled>(rK, a, sQ(stage), query / 16, 0,
                                                  ds_scale * q_scale, lane);  // (B9) dK += dS^T Q
@@ -304,12 +303,12 @@ struct Backward {
   __forceinline__ void crossed_products(int stage) {
 #pragma unroll
     for (int k = 0; k < kBlockM / 16; ++k) {
-      FragmentA<1> a[kM][1];
+      FragmentA<kScorePlanes> a[kM][1];
 #pragma unroll
       for (int m = 0; m < kM; ++m) sP().load_a(a[m][0], warp_key() + 16 * m, k, lane);
       product_register<kElement, false>(rV, a, sO(stage), k, column_warp() * (kDv / kColumnWarps),
                                         1.0F, lane);  // (B3)
-      FragmentA<kDsPlanes> b[kM][1];
+      FragmentA<kScorePlanes> b[kM][1];
 #pragma unroll
       for (int m = 0; m < kM; ++m) sS().load_a(b[m][0], warp_key() + 16 * m, k, lane);
       product_register<kElement, false>(rK, b, sQ(stage), k, column_warp() * (kD / kColumnWarps),
@@ -326,7 +325,7 @@ struct Backward {
     clear(dQ);
 #pragma unroll
     for (int k = 0; k < kBlockN / 16; ++k) {
-      FragmentA<kDsPlanes> a[kQm][1];
+      FragmentA<kScorePlanes> a[kQm][1];
 #pragma unroll
       for (int m = 0; m < kQm; ++m) sS().load_a_trans(a[m][0], k, first + 16 * m, lane);
       product_register<kElement, false>(dQ, a, sK(), k, col, 1.0F, lane);

@@ -29,7 +29,7 @@ struct Config {
   /// bwd_sm80: queries in parts; with dQ dK and dV are accumulated in memory too, without each part
   /// has its own. bwd_dq_sm80: keys in parts, each with its own dQ.
   bool split = false;
-  bool exact_ds = false;  ///< dS in two planes, where operands have one: small problems
+  bool exact = false;  ///< P and dS in two planes, where operands have one: small problems
   Gradients gradients = Gradients::both;  ///< both, unless with_dq is off and column_warps is 1
 
   bool operator==(const Config&) const = default;

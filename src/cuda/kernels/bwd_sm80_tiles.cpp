@@ -48,12 +48,14 @@ int largest_dim(const Problem& p) {
 }
 
 std::int64_t pairs_of(const Problem& p) { return p.batch * p.heads_q * p.seq_q * p.seq_k; }
-/// Where that of O, by delta, would show too: rows that see a few keys.
+/// Where that of O, by delta, would show too: problems of a few rows, rows that see a few keys.
 bool is_tiny(const Problem& p) {
-  constexpr std::int64_t kPairs = std::int64_t{1} << 17, kFewKeys = 32;
+  constexpr std::int64_t kFewPairs = std::int64_t{1} << 15, kPairs = std::int64_t{1} << 17;
+  constexpr std::int64_t kFewKeys = 32;
   const bool narrow = p.left != Problem::kUnbounded && p.right != Problem::kUnbounded &&
                       p.left + p.right < kFewKeys;
-  return pairs_of(p) <= kPairs && (p.seq_k <= kFewKeys || narrow || p.key_lengths.defined());
+  const bool few = p.seq_k <= kFewKeys || narrow || p.key_lengths.defined();
+  return pairs_of(p) <= (few ? kPairs : kFewPairs);
 }
 
 KernelUnit unit(const Config& c, const char* stem, int min_blocks, int bytes) {
@@ -63,13 +65,13 @@ KernelUnit unit(const Config& c, const char* stem, int min_blocks, int bytes) {
   const auto flag = [](const char* name, bool value) {
     return std::string(", .") + name + " = " + sm80::bool_text(value);
   };
-  std::string config =
-      sm80::form_text({c.element, c.planes, c.scaled}) + number("head_dim", c.head_dim) +
-      number("head_dim_v", c.head_dim_v) + number("block_m", c.block_m) +
-      number("block_n", c.block_n) + number("warps", c.warps) +
-      number("column_warps", c.column_warps) + number("sub_m", c.sub_m) +
-      number("stages", c.stages) + flag("modified", c.modified) + flag("paired", c.paired) +
-      flag("with_dq", c.with_dq) + flag("split", c.split) + flag("exact_ds", c.exact_ds);
+  std::string config = sm80::form_text({c.element, c.planes, c.scaled}) +
+                       number("head_dim", c.head_dim) + number("head_dim_v", c.head_dim_v) +
+                       number("block_m", c.block_m) + number("block_n", c.block_n) +
+                       number("warps", c.warps) + number("column_warps", c.column_warps) +
+                       number("sub_m", c.sub_m) + number("stages", c.stages) +
+                       flag("modified", c.modified) + flag("paired", c.paired) +
+                       flag("with_dq", c.with_dq) + flag("split", c.split) + flag("exact", c.exact);
   if (c.gradients != Gradients::both) {
     config += std::string(", .gradients = tilewise::bwd_sm80::Gradients::") +
               (c.gradients == Gradients::keys ? "keys" : "values");
@@ -128,14 +130,14 @@ Config make_config(const Problem& p, const Tile& tile, bool with_dq, bool split)
           .paired = sm80::is_paired(p),
           .with_dq = with_dq,
           .split = split,
-          .exact_ds = !form.scaled && is_small(p)};
+          .exact = !form.scaled && is_small(p)};
 }
 
 /// As bwd_sm80.cuh lays it out.
 int shared_bytes(const Config& c) {
   const int row = (c.head_dim + c.head_dim_v) * c.planes * 2;
-  const int crossing = c.block_n * c.block_m * 2;
-  const int crossing_ds = c.with_dq || c.column_warps > 1 ? crossing * (c.exact_ds ? 2 : 1) : 0;
+  const int crossing = c.block_n * c.block_m * 2 * (c.exact ? 2 : 1);
+  const int crossing_ds = c.with_dq || c.column_warps > 1 ? crossing : 0;
   return c.block_n * row + c.stages * c.block_m * (row + (c.scaled ? 12 : 8)) + crossing_ds +
          (c.column_warps > 1 ? crossing : 0);
 }

@@ -261,13 +261,12 @@ FloatErrors check_float(const char* name, const Shape& s, bool refine, double bo
   return {error(t.dq, dq), error(t.dv, dv)};
 }
 
-constexpr Gradient kSmall = {.exact_ds = true};
+constexpr Gradient kSmall = {.exact = true};
 constexpr Gradient kPlain = {};
-constexpr Gradient kFirstPass = {.with_dq = false, .exact_ds = true};
-constexpr Gradient kSecondPass = {
-    .block_m = 128, .block_n = 32, .with_dq = false, .exact_ds = true};
+constexpr Gradient kFirstPass = {.with_dq = false, .exact = true};
+constexpr Gradient kSecondPass = {.block_m = 128, .block_n = 32, .with_dq = false, .exact = true};
 constexpr Gradient kWide = {
-    .head_dim = 128, .head_dim_v = 128, .warps = 8, .column_warps = 2, .exact_ds = true};
+    .head_dim = 128, .head_dim_v = 128, .warps = 8, .column_warps = 2, .exact = true};
 /// Of machines with 99 KiB of shared memory.
 constexpr Gradient kSmallWide = {.head_dim = 192,
                                  .head_dim_v = 192,
@@ -277,7 +276,7 @@ constexpr Gradient kSmallWide = {.head_dim = 192,
                                  .column_warps = 2,
                                  .sub_m = 16,
                                  .stages = 1,
-                                 .exact_ds = true};
+                                 .exact = true};
 constexpr Gradient kWideHalf = {
     .element = Element::fp16, .head_dim = 128, .head_dim_v = 128, .warps = 8, .column_warps = 2};
 constexpr Gradient kFloatKeys = {.element = Element::fp16,
@@ -344,6 +343,8 @@ int main() {
                                          true, 2e-6);
   check_float<with_parts(kFloatKeys), with_parts(kFloatQueries)>(
       "float32, three parts", {.seq_q = 100, .seq_k = 150, .dim = 38, .causal = true}, false, 2e-6);
+  check_float<kFloatKeys, kFloatQueries>("float32, one key",
+                                         {.seq_q = 63, .seq_k = 1, .scale = 1.0F}, true, 1e-7);
   const Shape hidden = {.seq_q = 100, .seq_k = 70, .causal = true, .pairs = true};
   check_forward<fwd_sm80::Config{.positional = true, .modified = true, .paired = true}>(
       "forward, bias and mask", hidden);

@@ -113,7 +113,7 @@ Truth make_truth(const Shape& s, Round round) {
   return t;
 }
 
-/// Largest error relative to the largest value; NaN stays.
+/// Largest error relative to the largest value, if any is not 0; NaN stays.
 template <class T>
 double error(const std::vector<double>& truth, const std::vector<T>& got) {
   double worst = 0.0, largest = 0.0;
@@ -123,7 +123,7 @@ double error(const std::vector<double>& truth, const std::vector<T>& got) {
     worst = std::max(worst, off);
     largest = std::max(largest, std::fabs(truth[i]));
   }
-  return worst / largest;
+  return largest == 0.0 ? worst : worst / largest;
 }
 
 void expect(const char* name, const char* quantity, double value, double bound) {
