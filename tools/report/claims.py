@@ -47,6 +47,7 @@ def evidence(plan: Planner, measured: Measured) -> Evidence:
 
 
 Judge = Callable[[Evidence], Claim]
+Pick = Callable[[dict[int, float]], int]
 
 
 def number(value: float) -> str:
@@ -76,10 +77,11 @@ def per_machine(lines: dict[str, str], command: str) -> str:
 
 
 def ratios(
-    e: Evidence, machine: str, slow: str, fast: str, which: str, **fields: object
+    e: Evidence, machine: str, slow: str, fast: str, which: str, pick: Pick = len, **fields: object
 ) -> dict[int, float]:
     """Length -> times that `fast` is faster, where one run measured both on the same problem; of
-    the problems that differ in more than their length the one with the most lengths."""
+    the problems that differ in more than their length the one with the most lengths, or with the
+    most of `pick`."""
     found: dict[tuple[object, ...], dict[int, float]] = {}
     for run in e.measured.runs(machine):
         for row in run.shapes(machine, slow, which):
@@ -90,4 +92,4 @@ def ratios(
             if other:
                 gains = found.setdefault((id(run), *kind.values()), {})
                 gains[row["seq_q"]] = row["ms_median"] / other
-    return dict(sorted(max(found.values(), key=len, default={}).items()))
+    return dict(sorted(max(found.values(), key=pick, default={}).items()))

@@ -122,7 +122,7 @@ def roofline(machine: str, hardware: dict[str, Any], results: list[Result]) -> P
         for row in result.rows:
             measured = row["status"] == "ok" and row.get("tflops") and row.get("gbps")
             if measured and row["implementation"] in OURS:
-                points[label_of(row)].append(row)
+                points[row["implementation"]].append(row)
     entry = next((m for m in hardware.values() if m.get("matches", "?") in machine), None)
     if entry is None or not points:
         return None
@@ -134,7 +134,9 @@ def roofline(machine: str, hardware: dict[str, Any], results: list[Result]) -> P
                 "name": name,
                 "x": [1e3 * row["tflops"] / row["gbps"] for row in rows],
                 "y": [row["tflops"] for row in rows],
-                "text": [f"{row['pass']} {row['dtype']} {row['seq_q']}" for row in rows],
+                "text": [
+                    f"{row['kernel']} {row['pass']} {row['dtype']} {row['seq_q']}" for row in rows
+                ],
             }
         )
     if entry["device"] == "cpu":
@@ -158,18 +160,21 @@ def roofline(machine: str, hardware: dict[str, Any], results: list[Result]) -> P
 def accuracy(compared: list[Row]) -> tuple[Plot, list[list[str]]]:
     """Predicted over measured times, and the errors of each kernel."""
     kernels: dict[str, list[Row]] = defaultdict(list)
+    names: dict[str, list[Row]] = defaultdict(list)
     for row in compared:
         kernels[row["kernel"]].append(row)
-    series, table = [], []
+        names[row["implementation"]].append(row)
+    series = [
+        {
+            "name": name,
+            "x": [row["measured_ms"] for row in names[name]],
+            "y": [row["predicted_ms"] / row["measured_ms"] for row in names[name]],
+            "text": [f"{row['kernel']}, {row['problem']}" for row in names[name]],
+        }
+        for name in ordered(set(names))
+    ]
+    table = []
     for name, rows in sorted(kernels.items()):
-        series.append(
-            {
-                "name": name,
-                "x": [row["measured_ms"] for row in rows],
-                "y": [row["predicted_ms"] / row["measured_ms"] for row in rows],
-                "text": [f"{row['problem']} {row['pass']}" for row in rows],
-            }
-        )
         errors = sorted(abs(row["error_percent"]) for row in rows)
         p90 = errors[min(len(errors) - 1, round(0.9 * (len(errors) - 1)))]
         median = statistics.median(errors)
