@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from selenium import webdriver
+from selenium.common.exceptions import TimeoutException
 from selenium.webdriver.chrome.service import Service
 
 PATIENCE_S = 240.0
@@ -56,6 +57,7 @@ def open_browser(view: View) -> webdriver.Chrome:
     options.page_load_strategy = "none"  # draw_everything() waits, in short calls
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options, Service(str(shutil.which("chromedriver"))))
+    driver.set_script_timeout(20)
     scheme = {"name": "prefers-color-scheme", "value": "dark" if view.dark else "light"}
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
     metrics = {"width": view.width, "height": view.height, "deviceScaleFactor": 1}
@@ -70,7 +72,10 @@ def draw_everything(driver: webdriver.Chrome) -> None:
     deadline = time.monotonic() + PATIENCE_S
     asked = False
     while time.monotonic() < deadline:
-        state = driver.execute_script("return document.documentElement.dataset.drawn")
+        try:
+            state = driver.execute_script("return document.documentElement.dataset.drawn")
+        except TimeoutException:  # a loaded machine, or a page that came between
+            continue
         if state == "all":
             return
         if state == "ready" and not asked:
