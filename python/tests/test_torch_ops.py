@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 import tilewise  # noqa: E402
 import tilewise._torch  # noqa: E402  registers the operators, whoever imported tilewise first
-from oracle import paper, supported  # noqa: E402
+from oracle import has_gradient, paper, supported  # noqa: E402
 from tilewise._spec import make_spec  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
@@ -96,9 +96,17 @@ def test_compiled_with_everything(device: str) -> None:
     q, k, v = leaves(device, 2, 33, 4, 16)
     (bias,), (sinks,) = leaves(device, 1, 4, 33, 33, count=1), leaves(device, 4, count=1)
     supported(device, q, k, v, bias=bias, sinks=sinks, softcap=4.0)
+    of = [q, k, v]
+    for name, leaf in (("bias", bias), ("sinks", sinks)):
+        leaf.requires_grad_(has_gradient(device, name))
+        of += [leaf] if leaf.requires_grad else []
     torch._dynamo.reset()
     compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
-    _compare(block, compiled, [q, k, v, bias, sinks])
+
+    def of_all(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda *_: f(q, k, v, bias, sinks)
+
+    _compare(of_all(block), of_all(compiled), of)
 
 
 def test_compiled_dropout_follows_the_generator(device: str) -> None:
@@ -150,13 +158,9 @@ def test_forward_mode_refuses(device: str) -> None:
 def test_operator_and_short_way_agree(device: str) -> None:
     q, k, v = leaves(device, 2, 9, 4, 16)
     (sinks,) = leaves(device, 4, count=1)
-    try:
-        o, lse = tilewise.attention(q, k, v, sinks=sinks, return_lse=True)
-        of = (q, k, v, sinks)
-    except NotImplementedError:
-        assert device == "cuda"
-        sinks, of = None, (q, k, v)
-        o, lse = tilewise.attention(q, k, v, return_lse=True)
+    sinks.requires_grad_(has_gradient(device, "sinks"))
+    of = (q, k, v, sinks) if sinks.requires_grad else (q, k, v)
+    o, lse = tilewise.attention(q, k, v, sinks=sinks, return_lse=True)
     o2, lse2 = torch.ops.tilewise.attention_forward(q, k, v, *make_spec(sinks=sinks))
     assert torch.equal(o, o2) and torch.equal(lse, lse2)
     short = torch.autograd.grad((o.square().sum() + lse.sum()), of)
