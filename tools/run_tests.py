@@ -1,4 +1,4 @@
-"""./tw test: lint, release, python, asan, tsan, fuzz; ends with 'N passed, N failed, N skipped'."""
+"""./tw test: lint, release, python, asan, fuzz, tsan; ends with 'N passed, N failed, N skipped'."""
 
 import argparse
 import os
@@ -15,20 +15,22 @@ from results import SHOWN_LINES, Result, Status, counts, print_result, read_juni
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build/logs"
-# Which targets a stage builds and which tests it runs, as ninja's and ctest's arguments; each stage
-# but lint and python has a preset of its name.
-STAGES: dict[str, tuple[list[str], list[str]]] = {
-    "lint": ([], []),
-    "release": ([], []),
-    "python": ([], []),
-    "asan": ([], ["-LE", "install"]),
-    "tsan": (["threads_tests"], ["-L", "threads"]),
-    "fuzz": ([], []),
+# Each stage's preset, the targets that it builds and the tests that it runs, as ninja's and ctest's
+# arguments; lint and python are made otherwise.
+STAGES: dict[str, tuple[str, list[str], list[str]]] = {
+    "lint": ("", [], []),
+    "release": ("release", [], []),
+    "python": ("", [], []),
+    "asan": ("asan", [], ["-LE", "install|fuzz"]),
+    "fuzz": ("asan", ["fuzz_targets"], ["-L", "fuzz"]),
+    # The accuracy of a row is the release's to test; its threads run in the contract's tests too.
+    "tsan": ("tsan", ["threads_tests"], ["-L", "threads", "-E", "Accuracy"]),
 }
 ENVIRONMENT = {
     "ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_string_checks=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
-    "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
+    # It waits for a second at the end of every process, one test, for what other threads might do.
+    "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1:atexit_sleep_ms=20",
     "TILEWISE_FUZZ_SECONDS": "120" if os.environ.get("CI") else "20",
 }
 ERROR_LINE = re.compile(r"error|FAILED|undefined reference|No such file", re.IGNORECASE)
@@ -64,40 +66,40 @@ def run_logged(command: list[str], log: Path) -> bool:
     return returned == 0
 
 
-def build(preset: str) -> Result | None:
+def build(stage: str) -> Result | None:
     """Configures and builds; nothing when it worked, a failed result when it did not."""
-    targets, _ = STAGES[preset]
-    log = LOGS / f"{preset}-build.log"
+    preset, targets, _ = STAGES[stage]
+    log = LOGS / f"{stage}-build.log"
     log.unlink(missing_ok=True)
     started = time.monotonic()
-    print(f"{preset}: building", flush=True)
+    print(f"{stage}: building", flush=True)
     configured = (ROOT / f"build/{preset}/build.ninja").exists() or run_logged(
         ["cmake", "--preset", preset], log
     )
     if configured and run_logged(["cmake", "--build", f"build/{preset}", "--", *targets], log):
-        print(f"{preset}: built in {time.monotonic() - started:.0f} s", flush=True)
+        print(f"{stage}: built in {time.monotonic() - started:.0f} s", flush=True)
         return None
     lines = log.read_text(encoding="utf-8").splitlines()
     first = next((i for i, line in enumerate(lines) if ERROR_LINE.search(line)), 0)
     shown = "\n".join([*lines[first : first + SHOWN_LINES], f"(all of it: {log})"])
-    return Result(preset, f"build of {preset}", Status.FAILED, shown)
+    return Result(stage, f"build of {stage}", Status.FAILED, shown)
 
 
-def run_ctest(preset: str) -> list[Result]:
+def run_ctest(stage: str) -> list[Result]:
     """Runs the stage's share of the suite."""
-    log = LOGS / f"{preset}-tests.log"
-    junit = LOGS / f"{preset}.xml"
+    preset, _, chosen = STAGES[stage]
+    log = LOGS / f"{stage}-tests.log"
+    junit = LOGS / f"{stage}.xml"
     log.unlink(missing_ok=True)
     junit.unlink(missing_ok=True)
-    print(f"{preset}: testing", flush=True)
+    print(f"{stage}: testing", flush=True)
     jobs = str(os.cpu_count() or 1)
     command = ["ctest", "--test-dir", f"build/{preset}", "-j", jobs, "--output-on-failure"]
-    _, chosen = STAGES[preset]
     run_logged([*command, "--output-junit", str(junit), *chosen], log)
     if not junit.exists():
         end = log.read_text(encoding="utf-8").splitlines()[-SHOWN_LINES:]
-        return [Result(preset, f"ctest of {preset}", Status.FAILED, "\n".join(end))]
-    return read_junit(junit, preset)
+        return [Result(preset, f"ctest of {stage}", Status.FAILED, "\n".join(end))]
+    return read_junit(junit, stage)
 
 
 def run_stage(stage: str, without_torch: bool) -> list[Result]:
