@@ -305,8 +305,10 @@ struct QueryGradient {
   /// Rows whose |lse2| is at most this are exact enough: half a unit in the last place is below
   /// 2^-20.
   static constexpr float kCoarse = 16.0F;
+  /// With so few keys, what remains of sums that cancel shows.
+  static constexpr int kFewKeys = 8;
   __forceinline__ bool is_coarse() const {
-    bool coarse = false;
+    bool coarse = seq_k <= kFewKeys;
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
       coarse |= fabsf(lse2[r]) > kCoarse && fabsf(lse2[r]) < infinity();

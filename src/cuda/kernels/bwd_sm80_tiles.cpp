@@ -50,7 +50,7 @@ int largest_dim(const Problem& p) {
 std::int64_t pairs_of(const Problem& p) { return p.batch * p.heads_q * p.seq_q * p.seq_k; }
 /// Where that of O, by delta, would show too: problems of a few rows, rows that see a few keys.
 bool is_tiny(const Problem& p) {
-  constexpr std::int64_t kFewPairs = std::int64_t{1} << 15, kPairs = std::int64_t{1} << 17;
+  constexpr std::int64_t kFewPairs = (std::int64_t{1} << 16) - 1, kPairs = std::int64_t{1} << 17;
   constexpr std::int64_t kFewKeys = 32;
   const bool narrow = p.left != Problem::kUnbounded && p.right != Problem::kUnbounded &&
                       p.left + p.right < kFewKeys;

@@ -21,19 +21,24 @@ struct Tile {
   bool q_in_registers;
   int min_blocks;  ///< on a multiprocessor
   double tflops;   ///< reached on an H100 by long tiles with every multiprocessor full
-  int key_warps = 1;
+  /// That share rows: for grids with a multiprocessor for each tile, and up to most_keys keys.
+  int key_warps = 1, most_keys = 0;
 };
 
 // By the larger padded head dim, best first; smaller tiles are for small grids and little shared
 // memory.
 constexpr Tile kTiles32[] = {{128, 64, 4, 2, true, 3, 260.0},
                              {64, 128, 4, 2, true, 3, 209.0},
-                             {64, 64, 4, 2, true, 4, 221.0}};
+                             {64, 64, 4, 2, true, 4, 221.0},
+                             {16, 128, 4, 2, true, 4, 220.0, 4, 1024}};
 constexpr Tile kTiles64[] = {{128, 64, 4, 2, true, 2, 365.0},
                              {64, 128, 4, 2, true, 2, 308.0},
-                             {64, 64, 4, 2, true, 4, 350.0}};
+                             {64, 64, 4, 2, true, 4, 350.0},
+                             {16, 128, 4, 2, true, 4, 250.0, 4, 512}};
 constexpr Tile kTiles96[] = {{128, 64, 4, 2, false, 2, 370.0}, {64, 64, 4, 2, false, 2, 295.0}};
-constexpr Tile kTiles128[] = {{128, 64, 4, 2, false, 2, 415.0}, {64, 64, 4, 2, true, 2, 338.0}};
+constexpr Tile kTiles128[] = {{128, 64, 4, 2, false, 2, 415.0},
+                              {64, 64, 4, 2, true, 2, 338.0},
+                              {16, 128, 4, 1, true, 2, 220.0, 4, 512}};
 constexpr Tile kTiles192[] = {{128, 64, 8, 2, false, 1, 310.0}, {64, 32, 4, 2, false, 2, 285.0}};
 constexpr Tile kTiles256[] = {{128, 64, 8, 2, false, 1, 330.0}, {64, 32, 4, 2, false, 2, 290.0}};
 // Two planes: every operand is twice as wide and every product three.
@@ -128,6 +133,8 @@ double most_keys(const Problem& p, int rows) {
 
 /// Of a tile's first K and V, and of a row of its Q and O.
 constexpr double kTileMs = 1.1e-3, kTileRowMs = 4e-5;
+/// The merge of the warps that share rows.
+constexpr double kMergeMs = 1.8e-3;
 /// The merge of the parts, beside its bytes.
 constexpr double kCombineMs = 3.6e-3;
 
@@ -150,7 +157,7 @@ double predict(const Problem& p, const Tile& tile, int bytes, int splits, const 
   load.flops = grid * tile.block_m * keys * pair_flops;
   load.tflops = tile.tflops;
   load.products = sm80::products(p);
-  load.tile_ms = kTileMs + kTileRowMs * tile.block_m;
+  load.tile_ms = kTileMs + kTileRowMs * tile.block_m + (tile.key_warps > 1 ? kMergeMs : 0.0);
   load.blocks_per_sm = resident_blocks(tile, bytes, machine);
   double part_keys = most_keys(p, tile.block_m), parts = 1.0;
   if (splits > 1) {
@@ -173,19 +180,25 @@ struct Choice {
   double ms = 0.0;
 };
 
+/// False for what a tile is not for.
+bool suits(const Tile& tile, const Problem& p, const Hardware& machine) {
+  const std::int64_t grid = p.batch * p.heads_q * row_blocks(p, tile);
+  return tile.key_warps == 1 || (grid <= machine.multiprocessors && p.seq_k <= tile.most_keys);
+}
+
 /// The tile and the number of parts with the least predicted time; none when no tile fits the
 /// machine.
 Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
   Choice best;
   for (const Tile& tile : tiles(row, p)) {
     const int bytes = shared_bytes(make_config(p, tile, false));
-    if (bytes > machine.shared_kib * 1024) continue;
+    if (bytes > machine.shared_kib * 1024 || !suits(tile, p, machine)) continue;
     const bool full = sm80::fills(static_cast<double>(p.batch * p.heads_q * row_blocks(p, tile)),
                                   resident_blocks(tile, bytes, machine), machine);
     for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32}) {
       // Fewer than 64 keys a part do not pay for the merge.
-      if (wanted > 1 && (full || row.config != nullptr || p.seq_k < std::int64_t{64} * wanted))
-        break;
+      const bool whole = full || row.config != nullptr || tile.key_warps > 1;
+      if (wanted > 1 && (whole || p.seq_k < std::int64_t{64} * wanted)) break;
       const std::int64_t keys = keys_per_split(p, tile.block_n, wanted);
       const int splits = wanted == 1 ? 1 : static_cast<int>((p.seq_k + keys - 1) / keys);
       const double ms = predict(p, tile, bytes, splits, machine);
