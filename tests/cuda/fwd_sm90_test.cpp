@@ -287,6 +287,33 @@ TEST(ForwardSm90, SplitsKeysWhereTheGridIsSmall) {
   EXPECT_GT(sm90_choose(p, h100()).splits, 1);
   p = problem(DType::bfloat16, 16384, 16384, 128, 128);
   EXPECT_EQ(sm90_choose(p, h100()).splits, 1);
+  // One query to each of two packed sequences.
+  p = problem(DType::bfloat16, 1, 16384, 128, 128);
+  p.packed = true;
+  p.total_q = 2;
+  p.total_k = 32768;
+  EXPECT_GT(sm90_choose(p, h100()).splits, 1);
+}
+
+TEST(ForwardSm90, ATileForShortWindowsIsTakenForNothingElse) {
+  for (const std::int64_t seq : {512, 2048, 8192, 16384}) {
+    Problem p = problem(DType::bfloat16, seq, seq, 128, 128);
+    p.batch = 1;
+    p.heads_q = p.heads_k = 16;
+    EXPECT_FALSE(sm90_choose(p, h100()).tile->has(kWindowOnly)) << seq;
+    p.causal = Causal::bottom_right;
+    p.right = 0;
+    EXPECT_FALSE(sm90_choose(p, h100()).tile->has(kWindowOnly)) << seq;
+    p.left = 4095;
+    EXPECT_FALSE(sm90_choose(p, h100()).tile->has(kWindowOnly)) << seq;
+  }
+  Problem p = problem(DType::bfloat16, 16384, 16384, 128, 128);
+  p.batch = 1;
+  p.heads_q = p.heads_k = 16;
+  p.causal = Causal::bottom_right;
+  p.right = 0;
+  p.left = 1023;
+  EXPECT_TRUE(sm90_choose(p, h100()).tile->has(kWindowOnly));
 }
 
 TEST(ForwardSm90, TilesByLength) {
@@ -296,6 +323,9 @@ TEST(ForwardSm90, TilesByLength) {
   EXPECT_EQ(sm90_choose(p, h100()).tile->block_m(), 128);
   p = problem(DType::bfloat16, 8192, 8192, 128, 128);
   p.heads_q = p.heads_k = 16;
+  EXPECT_EQ(sm90_choose(p, h100()).tile->block_m(), 128);
+  p.causal = Causal::bottom_right;
+  p.right = 0;
   EXPECT_EQ(sm90_choose(p, h100()).tile->block_m(), 192);
 }
 

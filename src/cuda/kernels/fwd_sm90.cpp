@@ -43,6 +43,11 @@ std::string supports(const KernelRow& /*row*/, const Problem& p, const Hardware&
   return sm90_maps_refusal(p);
 }
 
+/// Rows of queries in all heads.
+std::int64_t query_rows(const Problem& p) {
+  return p.heads_q * (p.packed ? p.total_q : p.batch * p.seq_q);
+}
+
 /// Workspace beside the caller's tensors: the tile counter, then what the parts leave.
 std::vector<MemoryItem> workspace_items(const Problem& p, const Config& config, int splits) {
   std::vector<MemoryItem> items;
@@ -51,9 +56,9 @@ std::vector<MemoryItem> workspace_items(const Problem& p, const Config& config, 
   }
   if (splits > 1) {
     items.push_back(memory_item("partial O", Role::workspace, DType::float32,
-                                {splits, p.batch, p.heads_q, p.seq_q, config.head_dim_v}));
-    items.push_back(memory_item("partial LSE", Role::workspace, DType::float32,
-                                {splits, p.batch, p.heads_q, p.seq_q}));
+                                {splits, query_rows(p), config.head_dim_v}));
+    items.push_back(
+        memory_item("partial LSE", Role::workspace, DType::float32, {splits, query_rows(p)}));
   }
   return items;
 }
@@ -127,7 +132,7 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   args.tiles = args.order.blocks * args.order.heads;
   if (config.dynamic) args.counter = {workspace.take<unsigned long long>(1), next_tag()};
   if (split) {
-    const std::int64_t rows = p.batch * p.heads_q * p.seq_q;
+    const std::int64_t rows = query_rows(p);
     args.splits = plan.splits;
     args.part_rows = rows;
     args.blocks_per_split = sm90_blocks_per_split(p, config.block_n, plan.splits);
@@ -157,7 +162,8 @@ void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   const auto add_unit = [&](const Config& config) {
     const PackUnit unit = {.unit = fwd_sm90_unit(config),
                            .row = kFlashForwardSm90.name,
-                           .instruction = "wgmma.mma_async"};
+                           .instruction = "wgmma.mma_async",
+                           .allowed_spill_bytes = 8};
     const auto same = [&](const PackUnit& other) { return other.unit == unit.unit; };
     if (std::none_of(units.begin(), units.end(), same)) units.push_back(unit);
   };
@@ -177,7 +183,8 @@ void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
     if (causal) p.causal = Causal::bottom_right, p.right = 0;
     if (windowed) p.left = 1023;
     for (const Sm90Tile& tile : sm90_tiles(p)) {
-      if (tile.warpgroups > 1) add_unit(sm90_config(p, tile, false));
+      if (tile.warpgroups > 1 && (windowed || !tile.has(kWindowOnly)))
+        add_unit(sm90_config(p, tile, false));
     }
   };
   for (const std::int64_t dim : {64, 96, 128, 192, 256}) {

@@ -10,6 +10,7 @@ namespace tilewise::cuda {
 
 extern const KernelRow kFlashForwardSm90;
 
+/// At most one word of a unit is spilled: by the producer of the tile for windows, once a tile.
 void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch);
 
 }  // namespace tilewise::cuda

@@ -15,6 +15,7 @@ template <Config kConfig>
 struct Consumer : Scores<kConfig> {
   using Base = Scores<kConfig>;
   using Base::alpha, Base::l, Base::m, Base::rS, Base::slope;
+  using Base::kModification;
   static constexpr int kBlockN = kConfig.block_n;
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
   static constexpr SharedPlan kPlan{kConfig};
@@ -24,6 +25,7 @@ struct Consumer : Scores<kConfig> {
   static_assert(!kConfig.chain_tiles ||
                 (kConfig.mask != Mask::both && kConfig.own_o && !kConfig.split));
   static_assert(!kConfig.ping_pong || kConfig.warpgroups > 1);
+  static_assert(!kConfig.trust_maxima || kModification != Modification::general);
 
   const Args& args;
   const Shared<kConfig> shared;
@@ -232,6 +234,15 @@ struct Consumer : Scores<kConfig> {
     release_v();
   }
 
+  __forceinline__ void scale_o() {
+#pragma unroll
+    for (int i = 0; i < kDv / 2; ++i) rO[i] *= alpha[i / 2 % 2];
+  }
+
+  __forceinline__ void rescale_o() {
+    if (!kConfig.lazy_rescale || __any_sync(~0U, alpha[0] != 1.0F || alpha[1] != 1.0F)) scale_o();
+  }
+
   /// Scores of `block` beside the values of the block before, then its softmax.
   template <bool kMasked>
   __forceinline__ void step(int block) {
@@ -243,16 +254,43 @@ struct Consumer : Scores<kConfig> {
     pass_turn();
     wgmma_wait<1>();  // S; O is still being summed
     pin(rS);
-    release_k();
-    adjust_scores<kMasked>(block);
-    Base::template softmax<false>(args);
-    finish_values();
-    // P may be packed only now: the products that just ended read it. So may O be scaled.
-    if (!kConfig.lazy_rescale || __any_sync(~0U, alpha[0] != 1.0F || alpha[1] != 1.0F)) {
-#pragma unroll
-      for (int i = 0; i < kDv / 2; ++i) rO[i] *= alpha[i / 2 % 2];
+    if constexpr (kConfig.trust_maxima && !kMasked && kModification != Modification::softcap) {
+      trusted_step(block);
+    } else {
+      release_k();
+      bool trusted = false;
+      if constexpr (kModification == Modification::softcap && kConfig.trust_maxima && !kMasked) {
+        trusted = Base::trusted_softcap(args);
+        if (!trusted) Base::template bend<kMasked>(args);
+      } else {
+        adjust_scores<kMasked>(block);
+      }
+      if (!trusted) Base::template softmax<false>(args);
+      finish_values();
+      // P may be packed only now: the products that just ended read it. So may O be scaled.
+      if (!trusted) rescale_o();
     }
     pack_p();
+  }
+
+  /// The softmax of an uncut block without a search for its maxima, K kept until P is known to
+  /// hold.
+  __forceinline__ void trusted_step(int block) {
+    adjust_scores<false>(block);
+    const bool holds = Base::trusted_softmax(args);
+    const u32 k_empty = shared.k_empty(static_cast<int>(rK.slot));
+    if (lane == 0 && holds) mbarrier_arrive(k_empty);
+    finish_values();
+    if (!holds) {
+      Base::recompute(shared.q(static_cast<int>(rQ.slot), warpgroup),
+                      shared.k(static_cast<int>(rK.slot)), warp, lane);
+      __syncwarp();  // all lanes have read K
+      if (lane == 0) mbarrier_arrive(k_empty);
+      adjust_scores<false>(block);
+      Base::template softmax<false, false>(args);
+      scale_o();
+    }
+    rK.advance();
   }
 
   /// From the finished scores of the first block to P of the last.
@@ -285,8 +323,13 @@ struct Consumer : Scores<kConfig> {
 
   /// Row of the parts' workspace, split only.
   __forceinline__ i64 part_row(const Tile& t, int h, int i) const {
-    return t.split * args.part_rows + (static_cast<i64>(t.batch) * args.heads_q + h) * args.seq_q +
-           i;
+    i64 row = t.q_begin + i;
+    if constexpr (kConfig.lengths == Lengths::packed) {
+      row += static_cast<i64>(h) * args.q_rows;
+    } else {
+      row += (static_cast<i64>(t.batch) * args.heads_q + h) * args.seq_q;
+    }
+    return t.split * args.part_rows + row;
   }
 
   /// (F11) alpha = 1 / l, (F11) LSE = m + log l

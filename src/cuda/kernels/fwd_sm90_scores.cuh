@@ -6,6 +6,7 @@
 #include "cuda/tile/mma.cuh"
 #include "cuda/tile/softcap.cuh"
 #include "cuda/tile/softmax.cuh"
+#include "cuda/tile/wgmma.cuh"
 
 namespace tilewise::fwd_sm90 {
 
@@ -31,12 +32,47 @@ struct Scores {
   Cap cap = Cap::before;
   float largest[2];  ///< size of a raw score in each row
 
+  /// (F1) The warp's own rows of S once more, by products of a warp: no other warp has to come.
+  /// `q`, `k`: the warpgroup's rows and the block in shared memory.
+  __forceinline__ void recompute(u32 q, u32 k, int warp, int lane) {
+    // Worked out here alone: in registers of the loop it would spill.
+    const int at_lane = opaque(lane);
+    const int row = warp * 16 + at_lane % 16, key = at_lane % 8 + at_lane / 16 * 8;
+    q += row * kPanelRowBytes;
+    k += key * kPanelRowBytes;
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i) rS[i] = 0.0F;
+#pragma unroll 1
+    for (int step = 0; step < kConfig.head_dim / 16; ++step) {
+      const int chunk = step % 4 * 2;
+      u32 a[4], b[4];
+      load_matrix_x4(a,
+                     q + step / 4 * SharedPlan::kPanel + ((chunk + at_lane / 16) ^ row % 8) * 16);
+#pragma unroll
+      for (int n = 0; n < kBlockN / 16; ++n) {
+        load_matrix_x4(b, k + (step / 4 * kBlockN + n * 16) * kPanelRowBytes +
+                              ((chunk + at_lane / 8 % 2) ^ key % 8) * 16);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int at = 8 * n + 4 * half;
+          Acc c = {rS[at], rS[at + 1], rS[at + 2], rS[at + 3]};
+          mma<kConfig.element>(c, a, b[2 * half], b[2 * half + 1]);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) rS[at + e] = c[e];
+        }
+      }
+    }
+  }
+
   /// (F3, F4, F5) Softcap, ALiBi and the scale, as far as softmax() does not apply it. `rows`: of
   /// the thread; `column`: of its first score.
   template <bool kMasked>
   __forceinline__ void modify(const Args& args, const int (&rows)[2], int shift, int column,
                               int lane) {
-    if constexpr (kModification == Modification::softcap) soften<kMasked>(args);
+    if constexpr (kModification == Modification::softcap) {
+      find_largest();
+      bend<kMasked>(args);
+    }
     if constexpr (kModification == Modification::alibi) slant(args, rows, shift, column, lane);
     if constexpr (kModification == Modification::general) {
       if (args.cap_log2 != 0.0F) {
@@ -51,16 +87,20 @@ struct Scores {
     }
   }
 
-  /// (F4) Softcap. Few blocks hold a score so large that the cap bends it by more than 2 %: there
-  /// raw scores become capped ones; the others stay, softmax() caps them in the exponent without
-  /// another exponential. Hidden scores, -inf, stay so in the longer series only.
-  template <bool kMasked>
-  __forceinline__ void soften(const Args& args) {
+  __forceinline__ void find_largest() {
 #pragma unroll
     for (int r = 0; r < 2; ++r) largest[r] = 0.0F;
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i)
       largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], fabsf(rS[i]));
+  }
+
+  /// (F4) Softcap. Few blocks hold a score so large that the cap bends it by more than 2 %: there
+  /// raw scores become capped ones; the others stay, softmax() caps them in the exponent without
+  /// another exponential. Hidden scores, -inf, stay so in the longer series only. After
+  /// find_largest().
+  template <bool kMasked>
+  __forceinline__ void bend(const Args& args) {
     const float top = fmaxf(largest[0], largest[1]);
     if (!kMasked && !__any_sync(~0U, top > args.cap_cubic)) {
       cap = Cap::cubic;
@@ -159,14 +199,14 @@ struct Scores {
 
   /// (F7) m follows the maxima `now`; alpha is what O must be scaled by, `base` what the exponents
   /// are taken against.
-  template <bool kFirst>
+  template <bool kFirst, bool kLazy>
   __forceinline__ void move_maxima(const float (&now)[2], float (&base)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float before = m[r];
       if constexpr (kFirst) {
         m[r] = now[r];
-      } else if constexpr (kConfig.lazy_rescale) {
+      } else if constexpr (kLazy) {
         // A NaN (-inf - -inf) is no reason to keep.
         m[r] = now[r] - before <= kSlack ? before : now[r];
       } else {
@@ -198,8 +238,42 @@ struct Scores {
     }
   }
 
+  /// S becomes P in place against the maxima so far, and l follows, when no P of the warp outgrew
+  /// them. Otherwise false, l stays, and S is lost. A maximum that is -inf or huge is not trusted.
+  __forceinline__ bool trusted_softmax(const Args& args) {
+    float base[2], sum[2][2] = {};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      base[r] = fabsf(m[r]) <= kHugeMaximum ? m[r] : not_a_number();
+      if constexpr (kModification == Modification::alibi) base[r] -= offset[r];
+    }
+    exponentials<Cap::before>(args, args.scale_log2, base, sum);
+    const float here[2] = {sum[0][0] + sum[0][1], sum[1][0] + sum[1][1]};
+    // Not true for a NaN either.
+    const bool holds = here[0] <= kOutgrown<kConfig> && here[1] <= kOutgrown<kConfig>;
+    if (__any_sync(~0U, !holds)) return false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) l[r] += here[r];  // (F9)
+    return true;
+  }
+
+  /// With a softcap S tells by its sizes that no maximum grows and that all bend so little that the
+  /// cubic serves: one vote, and S becomes P in place. Otherwise false, and nothing has changed.
+  __forceinline__ bool trusted_softcap(const Args& args) {
+    find_largest();
+    bool holds = fmaxf(largest[0], largest[1]) <= args.cap_cubic;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) holds &= largest[r] * args.scale_log2 <= m[r] + kSlack;
+    if (__any_sync(~0U, !holds)) return false;
+    float sum[2][2] = {};
+    exponentials<Cap::cubic>(args, args.scale_log2, m, sum);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) l[r] += sum[r][0] + sum[r][1];  // (F9)
+    return true;
+  }
+
   /// S becomes P in place, m and l follow, alpha is what O must be scaled by.
-  template <bool kFirst>
+  template <bool kFirst, bool kLazy = kConfig.lazy_rescale>
   __forceinline__ void softmax(const Args& args) {
     float scale = kModification == Modification::general ? 1.0F : args.scale_log2;
     float base[2];
@@ -210,7 +284,7 @@ struct Scores {
     } else {
       float now[2];
       row_maxima(args, scale, now);
-      move_maxima<kFirst>(now, base);
+      move_maxima<kFirst, kLazy>(now, base);
     }
     if constexpr (kModification != Modification::general) {
       // A fused s * scale - m is off by the rounding of m = s * scale at the largest score. That

@@ -179,5 +179,9 @@ __forceinline__ void own_range(BlockRange& own, const Args& args, const Tile& ti
 inline constexpr float kLargest = 3.402823466e38F;
 /// From here on a rounded maximum is off by 2^3 and more; P up to 2^(kSlack + 2^2) fits every type.
 inline constexpr float kHugeMaximum = 0x1p26F;
+/// What a thread's sum of P over a block may be when the maxima were trusted: every P fits its
+/// type, and P V float32.
+template <Config kConfig>
+inline constexpr float kOutgrown = kConfig.element == Element::bf16 ? 0x1p30F : 0x1p15F;
 
 }  // namespace tilewise::fwd_sm90

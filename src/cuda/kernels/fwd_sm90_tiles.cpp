@@ -15,28 +15,28 @@ using fwd_sm90::Lengths;
 using fwd_sm90::Mask;
 using fwd_sm90::Modification;
 
-// warpgroups, block_n, stages, own_o, ping_pong, ping_pong_masked, lazy_rescale, skip_blocks,
-// chain_short, early_q_window, full, masked
+constexpr unsigned kThree = kOwnO | kLazyRescale | kTrustMaxima | kSkipBlocks;
+constexpr unsigned kTwo = kPingPong | kPingPongMasked | kLazyRescale | kTrustMaxima | kSkipBlocks;
+constexpr unsigned kOne = kOwnO | kLazyRescale | kTrustMaxima;
+
+// warpgroups, block_n, stages, full, masked, traits.
 // The tiles of one warpgroup are for few queries: copying K and V takes all the time then.
 constexpr Sm90Tile kTiles64[] = {
-    {3, 128, 3, true, true, true, true, true, true, true, {1.1, 1.37}, {0.4, 1.33}},
-    {1, 128, 4, true, false, false, true, false, false, false, {2.0, 0.9}, {2.0, 0.9}}};
-constexpr Sm90Tile kTiles96[] = {
-    {3, 96, 2, true, true, true, true, true, false, false, {2.8, 1.35}, {2.8, 1.22}},
-    {1, 128, 3, true, false, false, true, false, false, false, {3.0, 1.2}, {3.0, 1.2}}};
+    {3, 128, 3, {1.2, 1.243}, {0.9, 1.241}, kThree | kTwo | kChainShort | kEarlyQWindow},
+    {1, 128, 4, {2.0, 0.9}, {2.0, 0.9}, kOne}};
+constexpr Sm90Tile kTiles96[] = {{3, 96, 2, {2.4, 1.164}, {2.6, 1.147}, kThree | kTwo},
+                                 {1, 128, 3, {3.0, 1.2}, {3.0, 1.2}, kOne}};
 constexpr Sm90Tile kTiles128[] = {
-    {3, 80, 2, true, true, false, true, true, false, true, {2.1, 1.36}, {3.1, 1.21}},
-    {2, 128, 2, true, true, true, false, false, false, false, {2.0, 1.51}, {2.0, 1.37}},
-    {1, 128, 3, true, false, false, true, false, false, false, {3.0, 1.4}, {3.0, 1.4}}};
-constexpr Sm90Tile kTiles192[] = {
-    {2, 112, 2, false, true, true, true, true, false, false, {4.9, 1.75}, {4.9, 1.56}},
-    {1, 64, 3, true, false, false, true, false, false, false, {4.0, 1.2}, {4.0, 1.2}}};
-constexpr Sm90Tile kTiles192Values128[] = {
-    {2, 112, 2, true, true, true, true, true, false, false, {4.0, 1.46}, {4.0, 1.32}},
-    {1, 64, 3, true, false, false, true, false, false, false, {4.0, 1.0}, {4.0, 1.0}}};
-constexpr Sm90Tile kTiles256[] = {
-    {2, 80, 2, false, true, true, true, true, false, false, {5.7, 1.66}, {5.7, 1.49}},
-    {1, 64, 3, false, false, false, true, false, false, false, {4.0, 1.5}, {4.0, 1.5}}};
+    {3, 80, 2, {2.3, 1.182}, {2.3, 1.148}, kThree | kPingPong | kEarlyQWindow},
+    {2, 128, 2, {2.1, 1.284}, {1.55, 1.29}, kOwnO | kPingPong | kPingPongMasked | kTrustMaxima},
+    {3, 64, 2, {1.2, 0.955}, {1.2, 0.955}, kThree | kEarlyQWindow | kWindowOnly},
+    {1, 128, 3, {3.0, 1.4}, {3.0, 1.4}, kOne}};
+constexpr Sm90Tile kTiles192[] = {{2, 112, 2, {4.55, 1.626}, {4.75, 1.537}, kTwo},
+                                  {1, 64, 3, {4.0, 1.2}, {4.0, 1.2}, kOne}};
+constexpr Sm90Tile kTiles192Values128[] = {{2, 112, 2, {3.7, 1.356}, {3.9, 1.29}, kTwo | kOwnO},
+                                           {1, 64, 3, {4.0, 1.0}, {4.0, 1.0}, kOne}};
+constexpr Sm90Tile kTiles256[] = {{2, 80, 2, {4.6, 1.563}, {4.3, 1.505}, kTwo},
+                                  {1, 64, 3, {4.0, 1.5}, {4.0, 1.5}, kLazyRescale | kTrustMaxima}};
 
 /// Up to this many keys, memory is a large part of the time: sections of heads are small, and the
 /// start and end of a tile count.
@@ -81,6 +81,11 @@ QueryGrid query_grid(const Problem& p, const Sm90Tile& tile) {
   return {queries, (p.seq_q + queries - 1) / queries, p.batch * heads};
 }
 
+bool is_short_window(const Problem& p) {
+  const std::int64_t width = std::min(p.left, p.seq_k) + std::min(p.right, p.seq_k);
+  return sm90_mask(p).mask == Mask::both && width <= kShortKeys;
+}
+
 double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardware& machine) {
   const double sms = std::max(1, machine.multiprocessors);
   const QueryGrid g = query_grid(p, tile);
@@ -99,8 +104,9 @@ double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardwar
       p.has_positional_mask() ? std::max(1.0, jobs / sms + 0.4) : std::ceil(jobs / sms);
   double ms = sm80::kKernelMs + 1e-3 * waves * part_us;
   if (splits > 1) {
-    const double partial = static_cast<double>(p.batch * p.heads_q * p.seq_q) * splits *
-                           sm80::padded(p.head_dim_v) * 4.0;
+    const std::int64_t queries = p.packed ? p.total_q : p.batch * p.seq_q;
+    const double partial =
+        static_cast<double>(p.heads_q * queries) * splits * sm80::padded(p.head_dim_v) * 4.0;
     ms += sm80::kKernelMs + 1e-6 * 2.0 * partial / machine.bandwidth_gbps;
   }
   return ms;
@@ -172,32 +178,31 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   config.element = p.dtype == DType::bfloat16 ? tile::Element::bf16 : tile::Element::fp16;
   config.head_dim_v = sm80::padded(p.head_dim_v);
   // O in Q's place needs the room.
-  config.head_dim = std::max(sm80::padded(p.head_dim), tile.own_o ? 0 : config.head_dim_v);
+  config.head_dim = std::max(sm80::padded(p.head_dim), tile.has(kOwnO) ? 0 : config.head_dim_v);
   config.warpgroups = tile.warpgroups;
   config.block_n = tile.block_n;
   config.stages = tile.stages;
-  config.own_o = tile.own_o;
-  config.lazy_rescale = tile.lazy_rescale;
+  config.own_o = tile.has(kOwnO);
+  config.lazy_rescale = tile.has(kLazyRescale);
   config.mask = sm90_mask(p).mask;
-  config.skip_blocks = tile.skip_blocks;
+  config.skip_blocks = tile.has(kSkipBlocks);
   config.modification = modification(p);
+  config.trust_maxima = tile.has(kTrustMaxima) && config.modification != Modification::general;
   config.lengths = lengths(p);
   config.pack_heads = sm90_pack_shift(p, tile) > 0;
   config.split = split;
   const bool masked = config.mask != Mask::none;
-  config.ping_pong = masked ? tile.ping_pong_masked : tile.ping_pong;
+  config.ping_pong = tile.has(masked ? kPingPongMasked : kPingPong);
   // A counter pays where tiles differ, and at dim 64, whose tiles are short. It counts to 2^24.
   const QueryGrid g = query_grid(p, tile);
   const bool dense = config.lengths == Lengths::dense;
   const double tiles = static_cast<double>(g.heads * g.blocks) * (split ? kMostSplits : 1);
-  config.dynamic = (masked || tile.chain_short || !dense) && tiles < 0x1p23;
-  config.chain_tiles = tile.chain_short && !split && dense && !config.pack_heads &&
+  config.dynamic = (masked || tile.has(kChainShort) || !dense) && tiles < 0x1p23;
+  config.chain_tiles = tile.has(kChainShort) && !split && dense && !config.pack_heads &&
                        config.mask != Mask::both && (!masked || p.seq_k <= kShortKeys);
   // The short tiles of a window wait for Q as often as for keys.
-  const std::int64_t width = std::min(p.left, p.seq_k) + std::min(p.right, p.seq_k);
-  const bool early_q = config.mask == Mask::both && width <= kShortKeys && tile.early_q_window &&
-                       dense && !config.pack_heads && !split &&
-                       config.modification == Modification::none;
+  const bool early_q = is_short_window(p) && tile.has(kEarlyQWindow) && dense &&
+                       !config.pack_heads && !split && config.modification == Modification::none;
   config.q_buffers = config.chain_tiles || early_q ? 2 : 1;
   return config;
 }
@@ -229,11 +234,12 @@ int sm90_blocks_per_split(const Problem& p, int block_n, int splits) {
 Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
   Sm90Choice best;
   for (const Sm90Tile& tile : sm90_tiles(p)) {
+    if (tile.has(kWindowOnly) && !is_short_window(p)) continue;
     const std::int64_t blocks = (p.seq_k + tile.block_n - 1) / tile.block_n;
     const auto consider = [&](std::int64_t wanted) {
       if (wanted < 1) return;
-      // Fewer than two blocks a part do not pay for the merge; packed sequences have no merge.
-      if (wanted > 1 && (p.packed || blocks < 2 * wanted || wanted > kMostSplits)) return;
+      // Fewer than two blocks a part do not pay for the merge.
+      if (wanted > 1 && (blocks < 2 * wanted || wanted > kMostSplits)) return;
       const std::int64_t per_part = (blocks + wanted - 1) / wanted;
       const int splits = static_cast<int>((blocks + per_part - 1) / per_part);
       const double ms = predict(p, tile, splits, machine);

@@ -9,19 +9,31 @@
 
 namespace tilewise::cuda {
 
-/// What a tile takes on an H100: over n blocks of keys it lasts fixed_us + n * block_us.
+/// What a tile takes on an H200: over n blocks of keys it lasts fixed_us + n * block_us.
 struct Sm90Time {
   double fixed_us, block_us;
+};
+
+/// What was found good for a tile.
+enum Sm90Trait : unsigned {
+  kOwnO = 1 << 0,            ///< O is staged in shared memory of its own
+  kPingPong = 1 << 1,        ///< where nothing is masked
+  kPingPongMasked = 1 << 2,  ///< under a mask
+  kLazyRescale = 1 << 3,
+  kTrustMaxima = 1 << 4,
+  kSkipBlocks = 1 << 5,
+  kChainShort = 1 << 6,    ///< chained tiles at short lengths
+  kEarlyQWindow = 1 << 7,  ///< two buffers of Q under a short window
+  kWindowOnly = 1 << 8     ///< taken for short windows alone
 };
 
 /// A tile that was found good.
 struct Sm90Tile {
   int warpgroups, block_n, stages;
-  bool own_o, ping_pong, ping_pong_masked, lazy_rescale, skip_blocks;
-  bool chain_short;     ///< chained tiles pay at short lengths
-  bool early_q_window;  ///< two buffers of Q pay under a window
   Sm90Time full, masked;
+  unsigned traits;  ///< Sm90Trait
   int block_m() const { return 64 * warpgroups; }
+  bool has(unsigned trait) const { return (traits & trait) != 0; }
 };
 
 /// Candidates for a problem's head dims.

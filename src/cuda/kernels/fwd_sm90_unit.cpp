@@ -42,8 +42,9 @@ KernelUnit fwd_sm90_unit(const fwd_sm90::Config& c) {
        {field("head_dim", c.head_dim), field("head_dim_v", c.head_dim_v),
         field("warpgroups", c.warpgroups), field("block_n", c.block_n), field("stages", c.stages),
         field("q_buffers", c.q_buffers), field("own_o", c.own_o), field("ping_pong", c.ping_pong),
-        field("lazy_rescale", c.lazy_rescale), field("chain_tiles", c.chain_tiles),
-        field("skip_blocks", c.skip_blocks), field("dynamic", c.dynamic),
+        field("lazy_rescale", c.lazy_rescale), field("trust_maxima", c.trust_maxima),
+        field("chain_tiles", c.chain_tiles), field("skip_blocks", c.skip_blocks),
+        field("dynamic", c.dynamic),
         ".mask = static_cast<Mask>(" + std::to_string(static_cast<int>(c.mask)) + ")",
         ".modification = static_cast<Modification>(" +
             std::to_string(static_cast<int>(c.modification)) + ")",

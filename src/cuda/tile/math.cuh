@@ -11,6 +11,7 @@ inline constexpr float kLn2 = 0.69314718055994531F;
 inline constexpr float kLowest = -3.4028235e38F;  ///< the least finite float
 
 __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
+__forceinline__ float not_a_number() { return __int_as_float(0x7fffffff); }
 
 /// x, made where the compiler cannot see that it is x: what follows from it is computed there,
 /// not ahead of a loop and kept in registers.

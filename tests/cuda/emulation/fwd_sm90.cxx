@@ -39,8 +39,8 @@ struct Case {
   double softcap = 0.0;
   bool alibi = false;
   float amplitude = 1.0F;
-  int tail = 0;     ///< packed: rows behind the last sequence
-  int block_m = 0;  ///< of the tile to take, 0: the plan's
+  int tail = 0;                  ///< packed: rows behind the last sequence
+  int block_m = 0, block_n = 0;  ///< of the tile to take, 0: any
   int splits = 1;
 };
 
@@ -56,10 +56,12 @@ constexpr Config tile64(int warpgroups, Mask mask) {
   c.mask = mask;
   c.chain_tiles = warpgroups > 1 && mask != Mask::both;
   c.q_buffers = c.chain_tiles ? 2 : 1;
+  c.trust_maxima = true;
   return c;
 }
 constexpr Config modified(Config c, Modification modification) {
   c.modification = modification;
+  c.trust_maxima = modification != Modification::general;
   return c;
 }
 constexpr Config with(Config c, Lengths lengths, bool pack_heads, bool split) {
@@ -71,6 +73,7 @@ constexpr Config with(Config c, Lengths lengths, bool pack_heads, bool split) {
 }
 constexpr Config tile128(Mask mask, int head_dim) {
   Config c;
+  c.trust_maxima = true;
   c.head_dim = head_dim;
   c.warpgroups = 3;
   c.block_n = 80;
@@ -80,8 +83,14 @@ constexpr Config tile128(Mask mask, int head_dim) {
   c.q_buffers = mask == Mask::both ? 2 : 1;
   return c;
 }
+constexpr Config tile192x64() {
+  Config c = tile128(Mask::both, 128);
+  c.block_n = 64;
+  return c;
+}
 constexpr Config tile128x128(Mask mask) {
   Config c;
+  c.trust_maxima = true;
   c.lazy_rescale = c.skip_blocks = false;
   c.dynamic = mask != Mask::none;
   c.mask = mask;
@@ -89,6 +98,7 @@ constexpr Config tile128x128(Mask mask) {
 }
 constexpr Config tile256(Mask mask) {
   Config c;
+  c.trust_maxima = true;
   c.head_dim = c.head_dim_v = 256;
   c.block_n = 80;
   c.own_o = false;
@@ -104,11 +114,15 @@ constexpr Config kConfigs[] = {
     modified(tile64(3, Mask::right), Modification::general),
     with(tile64(1, Mask::right), Lengths::packed, true, false),
     with(tile64(1, Mask::both), Lengths::packed, false, false),
+    with(tile64(1, Mask::right), Lengths::packed, true, true),
     with(tile64(3, Mask::right), Lengths::packed, false, false),
     with(tile64(3, Mask::none), Lengths::packed, false, false),
     with(tile64(3, Mask::both), Lengths::keys, true, false),
     with(tile64(1, Mask::none), Lengths::keys, true, true),
+    tile64(3, Mask::none),
     tile128(Mask::both, 128),
+    tile192x64(),
+    tile128(Mask::right, 128),
     tile128(Mask::right, 64),
     tile128x128(Mask::both),
     modified(tile256(Mask::right), Modification::alibi),
@@ -246,13 +260,16 @@ void compare(const Case& c, const Row& at, Rows& q, Rows& k, Rows& v, Rows& o, f
 
 const cuda::Sm90Tile& pick_tile(const Case& c, const Problem& p) {
   for (const cuda::Sm90Tile& tile : cuda::sm90_tiles(p)) {
-    if (c.block_m == 0 || tile.block_m() == c.block_m) return tile;
+    if ((c.block_m == 0 || tile.block_m() == c.block_m) &&
+        (c.block_n == 0 || tile.block_n == c.block_n))
+      return tile;
   }
   std::abort();
 }
 
 /// What combine.cuh does, in plain loops.
-void merge(const Case& c, const Args& args, int padded, Rows& o, std::vector<float>& lse) {
+void merge(const Case& c, const Args& args, int padded, int rows_q, Rows& o,
+           std::vector<float>& lse) {
   for (long row = 0; row < args.part_rows; ++row) {
     double total = 0.0;
     std::vector<double> sum(static_cast<std::size_t>(c.dim_v));
@@ -264,7 +281,7 @@ void merge(const Case& c, const Args& args, int padded, Rows& o, std::vector<flo
         sum[d] += weight * args.o_part[(part * args.part_rows + row) * padded + d];
       }
     }
-    const int i = static_cast<int>(row % args.seq_q), h = static_cast<int>(row / args.seq_q);
+    const int i = static_cast<int>(row % rows_q), h = static_cast<int>(row / rows_q);
     lse[row] = static_cast<float>(std::log(total));
     for (int d = 0; d < c.dim_v; ++d) {
       o.at(h / c.heads_q, h % c.heads_q, i)[d] =
@@ -338,7 +355,7 @@ void check(const Case& c) {
   std::vector<float> o_part, lse_part;
   if (split) {
     args.splits = c.splits;
-    args.part_rows = p.batch * p.heads_q * p.seq_q;
+    args.part_rows = static_cast<long>(entries) * c.heads_q * rows_q;
     args.blocks_per_split = cuda::sm90_blocks_per_split(p, config.block_n, c.splits);
     o_part.assign(static_cast<std::size_t>(c.splits * args.part_rows * config.head_dim_v), NAN);
     lse_part.assign(static_cast<std::size_t>(c.splits * args.part_rows), NAN);
@@ -346,7 +363,7 @@ void check(const Case& c) {
     args.lse_part = lse_part.data();
   }
   run_kernel(config, args);
-  if (split) merge(c, args, config.head_dim_v, o, lse);
+  if (split) merge(c, args, config.head_dim_v, rows_q, o, lse);
 
   double o_error = 0.0, lse_error = 0.0;
   for (int b = 0; b < batch; ++b) {
@@ -435,6 +452,15 @@ int main() {
        .keys = {500},
        .causal = Causal::bottom_right,
        .softcap = 50.0},
+      {.name = "softcap, a few scores beyond the cubic's bound",
+       .dim = 64,
+       .dim_v = 64,
+       .heads_q = 3,
+       .heads_k = 3,
+       .queries = {300},
+       .keys = {700},
+       .causal = Causal::bottom_right,
+       .softcap = 34.0},
       {.name = "softcap and alibi, rows without keys",
        .dim = 64,
        .dim_v = 64,
@@ -456,6 +482,18 @@ int main() {
        .causal = Causal::bottom_right,
        .tail = 25,
        .block_m = 64},
+      {.name = "packed sequences and heads, split keys, causal",
+       .dim = 64,
+       .dim_v = 64,
+       .heads_q = 8,
+       .heads_k = 2,
+       .queries = {1, 0, 3, 20, 2},
+       .keys = {33, 90, 5, 1000, 300},
+       .packed = true,
+       .causal = Causal::bottom_right,
+       .tail = 25,
+       .block_m = 64,
+       .splits = 3},
       {.name = "packed sequences, window",
        .dim = 40,
        .dim_v = 40,
@@ -508,6 +546,46 @@ int main() {
        .lengths = true,
        .block_m = 64,
        .splits = 4},
+      {.name = "scores that outgrow their maxima, one block after another",
+       .dim = 64,
+       .dim_v = 64,
+       .heads_q = 2,
+       .heads_k = 2,
+       .queries = {200},
+       .keys = {700},
+       .amplitude = 6.0F},
+      {.name = "the same, causal, 192 x 80",
+       .dim = 120,
+       .dim_v = 128,
+       .heads_q = 1,
+       .heads_k = 1,
+       .queries = {250},
+       .keys = {500},
+       .causal = Causal::bottom_right,
+       .amplitude = 5.0F},
+      {.name = "the same, 128 x 128, window",
+       .dim = 128,
+       .dim_v = 128,
+       .heads_q = 1,
+       .heads_k = 1,
+       .queries = {140},
+       .keys = {700},
+       .left = 500,
+       .right = 100,
+       .amplitude = 5.0F,
+       .block_m = 128},
+      {.name = "window, 192 x 64",
+       .dim = 128,
+       .dim_v = 128,
+       .heads_q = 1,
+       .heads_k = 1,
+       .queries = {400},
+       .keys = {500},
+       .left = 130,
+       .right = 0,
+       .amplitude = 3.0F,
+       .block_m = 192,
+       .block_n = 64},
       {.name = "window, 192 x 80",
        .dim = 128,
        .dim_v = 128,
