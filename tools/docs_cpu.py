@@ -48,7 +48,8 @@ def table(rows: list[Row]) -> list[str]:
         measured = f"{ours['ms_min']:.1f} | {ours['probe_fraction']:.2f}"
         ratios = " | ".join(ratio(contestants, name) for name in PEERS)
         lines.append(f"| {shape} | {measured} | {ratios} |")
-    return [*lines, "", *decode_table(rows)]
+    decode = [row for row in rows if row["seq_q"] == 1]
+    return [*lines, "", *decode_table(decode)] if decode else lines
 
 
 def decode_table(rows: list[Row]) -> list[str]:
@@ -57,7 +58,7 @@ def decode_table(rows: list[Row]) -> list[str]:
         f"| one query | keys | dim | threads | ms | GB/s | of reading | {names} |",
         "|---|---:|---:|---:|---:|---:|---:|" + "---:|" * len(PEERS),
     ]
-    for contestants in groups([row for row in rows if row["seq_q"] == 1]):
+    for contestants in groups(rows):
         ours = contestants[0]
         gbps = ours["gbps"] * ours["ms_median"] / ours["ms_min"]
         shape = f"{ours['dtype']} | {ours['seq_k']} | {ours['head_dim']} | {ours['threads']}"
@@ -223,4 +224,6 @@ def goal_table(rows: list[Row]) -> list[str]:
 def block(machine: str, environment: dict[str, Any], rows: list[Row]) -> list[str]:
     """What stands between the markers of docs/cpu.md."""
     peers = ", ".join(f"{name} {version}" for name, version in environment["peers"].items())
-    return ["", f"{machine}. Peers: {peers}.", "", *goal_table(rows), "", *table(rows), ""]
+    note = environment.get("note", "")
+    about = f"{machine}. Peers: {peers}." + (f" {note}." if note else "")
+    return ["", about, "", *goal_table(rows), "", *table(rows), ""]
