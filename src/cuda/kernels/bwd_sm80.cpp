@@ -303,6 +303,23 @@ void run_two_pass(const KernelRow& row, const Problem& p, const Context& context
 
 }  // namespace
 
+RefinedDelta refined_delta(const Problem& p, WorkspaceCutter& workspace, void* stream) {
+  sm80::Operands operands(p);
+  operands.prepare(workspace, stream);
+  const RowStatistics rows = take_rows(p, workspace);
+  prepare_rows(p, rows, stream);
+  Args args;
+  fill(args, p, operands, rows);
+  const Tile& queries = two_pass_tiles(p)[0].queries;  // fits every machine
+  launch_queries(p, make_config(p, queries, false, false), queries, args, true, 1, stream);
+  return {rows.delta, rows.rows_q};
+}
+
+void add_refined_delta_memory(const Problem& p, std::vector<MemoryItem>& items) {
+  sm80::Operands(p).add_memory(items);
+  add_row_memory(p, items);
+}
+
 const KernelRow kFlashBackwardSm80 = {
     .name = "flash_bwd_sm80",
     .implementation = "flash",

@@ -13,6 +13,15 @@ extern const KernelRow kFlashBackwardSm80;
 /// Two passes, repeatable; float32.
 extern const KernelRow kFlashBackwardTwoPassSm80;
 
+/// Where rounding of O shows in delta (refines() of bwd_sm80_tiles.h), delta from P less dLSE:
+/// (B, Hq, rows) floats of the workspace.
+struct RefinedDelta {
+  const float* delta = nullptr;
+  std::int64_t rows = 0;
+};
+RefinedDelta refined_delta(const Problem& problem, WorkspaceCutter& workspace, void* stream);
+void add_refined_delta_memory(const Problem& problem, std::vector<MemoryItem>& items);
+
 void add_bwd_sm80_units(std::vector<PackUnit>& units, int arch);
 
 }  // namespace tilewise::cuda

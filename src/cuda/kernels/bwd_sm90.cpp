@@ -6,6 +6,7 @@
 
 #include "cuda/driver/device.h"
 #include "cuda/driver/memory.h"
+#include "cuda/kernels/bwd_sm80.hpp"
 #include "cuda/kernels/bwd_sm80_tiles.h"
 #include "cuda/kernels/bwd_sm90_tiles.h"
 #include "cuda/kernels/bwd_sm90_unit.h"
@@ -54,11 +55,6 @@ std::string supports(const KernelRow& /*row*/, const Problem& p, const Hardware&
   }
   const Sm90Mask mask = sm90_mask(p);
   if (mask.low >= mask.high) return "a window that hides every key is left to flash_bwd_sm80";
-  if (bwd_tiles::is_small(p)) {
-    return "at most 2^21 pairs of a query and a key are left to flash_bwd_sm80, which keeps dS "
-           "finer "
-           "than 16 bits there";
-  }
   if (bwd_sm90_jobs(p, bwd_sm90_config(p)) > std::int64_t{1} << 30) return "more than 2^30 jobs";
   return maps_refusal(p);
 }
@@ -90,12 +86,15 @@ Cost cost(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
   if (config.split) {
     add("dK, dV sums", {2, p.batch, p.heads_k, bwd_sm90_rows_k(p, config), config.columns_dq()});
   }
+  if (bwd_tiles::refines(p)) add_refined_delta_memory(p, cost.memory);
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv}) {
     cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
   cost.bytes_moved += static_cast<double>(p.d_o.numel() * dtype_bytes(p.d_o.dtype)) + 3.0 * sums;
   cost.ms =
       std::max(bwd_sm90_ms(p, config, machine), 1e-6 * cost.bytes_moved / machine.bandwidth_gbps);
+  // Not measured: small problems are flash_bwd_sm80's, which takes microseconds.
+  if (config.exact) cost.ms += 1.0;
   return cost;
 }
 
@@ -177,6 +176,11 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   if (config.split) {
     args.dk_sum = workspace.take<float>(2 * key_sums);
     args.dv_sum = args.dk_sum + key_sums;
+  }
+  if (bwd_tiles::refines(p)) {
+    const RefinedDelta given = refined_delta(p, workspace, context.stream);
+    args.delta_in = given.delta;
+    args.delta_rows = static_cast<int>(given.rows);
   }
   const Kernel kernel = sm80::load_config(config, p.device.index, bwd_sm90_unit);
   fill_bytes(args.next_job, 0, count * 4, p.device.index, context.stream);

@@ -18,6 +18,7 @@ struct Config {
   int block_n = 128;     ///< keys of a tile: 128, wide: 64
   int chunk_rows = 128;  ///< query rows that are prepared or converted together; wide: block_m
   int q_stages = 2;      ///< of Q and of dO in shared memory
+  int k_stages = 1;      ///< of K: 2, and the next tile's comes while this one is computed
   Mask mask = Mask::none;
   bool modified = false;       ///< logits are worked out before the mask: scale not positive, or
   bool softcap = false;        ///< (implies modified)
@@ -26,6 +27,7 @@ struct Config {
   bool fold_lse = false;       ///< the scores are summed from -LSE on
   bool late_dq = false;        ///< dQ of a step is added under the next step's products
   bool v_registers = false;    ///< V is held in registers as the A operand of dP
+  bool exact = false;          ///< small problems: P and dS in two planes
   int buffers = 1;             ///< wide: of P and of dS between the warpgroups
   bool bulk_dq = true;         ///< wide: dQ is added by the copy engine, else from registers
   bool split = false;          ///< tiles take parts of the queries; dK, dV are summed in memory
@@ -42,19 +44,20 @@ struct Config {
 
 /// What lies where in shared memory, in bytes from its 1024-byte aligned start.
 struct SharedPlan {
-  static constexpr int kPanelRow = 128;       ///< bytes: 64 columns
-  int q_stage, do_stage, ds_buffer, dq_warp;  ///< sizes; a stage of Q takes O too
+  static constexpr int kPanelRow = 128;                ///< bytes: 64 columns
+  int k_stage, q_stage, do_stage, ds_buffer, dq_warp;  ///< sizes; a stage of Q takes O too
   int k, v, q, d_o, p, ds, dq, gate, offset, delta, barriers, slots, bytes;
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }
   constexpr explicit SharedPlan(const Config& c)
-      : q_stage(panels(c.head_dim > c.head_dim_v ? c.head_dim : c.head_dim_v) * c.block_m *
+      : k_stage(panels(c.head_dim) * c.block_n * kPanelRow),
+        q_stage(panels(c.head_dim > c.head_dim_v ? c.head_dim : c.head_dim_v) * c.block_m *
                 kPanelRow),
         do_stage(panels(c.head_dim_v) * c.block_m * kPanelRow),
         ds_buffer(c.block_m / 64 * c.block_n * kPanelRow),
         dq_warp(c.wide() ? (c.bulk_dq ? 16 * 64 * 4 : 0) : c.block_m * c.columns_dq() * 4 / 8),
         k(0),
-        v(k + panels(c.head_dim) * c.block_n * kPanelRow),
+        v(k + k_stage * c.k_stages),
         q(v + panels(c.head_dim_v) * c.block_n * kPanelRow),
         d_o(q + q_stage * c.q_stages),
         p(d_o + do_stage * c.q_stages),
@@ -64,7 +67,7 @@ struct SharedPlan {
         offset(gate + (c.softcap && !c.wide() ? 256 * c.block_m : 0)),
         delta(offset + c.q_stages * c.block_m * 4),
         barriers(delta + c.q_stages * c.block_m * 4),
-        slots(barriers + (8 * (4 * c.q_stages + 3 + 2 + 4 + 8) + 15) / 16 * 16),
+        slots(barriers + (8 * (4 * c.q_stages + 2 * c.k_stages + 2 + 2 + 4 + 8) + 15) / 16 * 16),
         bytes(slots + 2 * 16) {}
 };
 
@@ -89,6 +92,8 @@ struct Args {
   long long lse_b = 0, lse_h = 0, lse_s = 0;
   const float* d_lse = nullptr;  ///< may be null
   long long d_lse_b = 0, d_lse_h = 0, d_lse_s = 0;
+  const float* delta_in = nullptr;  ///< (B, Hq, delta_rows), less d_lse; null: rowsum(dO O)
+  int delta_rows = 0;
   /// (B, Hq, rows_q): -LSE * log2 e; with fold_lse -LSE / scale, what the raw scores start from.
   float* offset = nullptr;
   float* delta = nullptr;   ///< (B, Hq, rows_q)

@@ -102,7 +102,7 @@ struct Producer {
   const Shared<kConfig> shared;
   static_assert(kConfig.q_stages == 2);
   Pair rQ, rO, slots;
-  u32 kv_uses = 0;
+  u32 tiles = 0;  ///< whose K and V have been asked for
 
   __forceinline__ void announce(const Job& job) {
     mbarrier_wait(shared.job_empty(slots.slot()), slots.parity() ^ 1);
@@ -159,14 +159,17 @@ struct Producer {
     load_rows(shared.d_o(s), args.d_o, kPanelsV, shared.do_full(s), job, head, row);
     bulk_load(shared.delta(s), args.delta + row_offset(job, head, row), kM * 4, shared.do_full(s));
   }
-  __forceinline__ void load_kv(const Job& job) {
-    mbarrier_wait(shared.kv_empty(), kv_uses & 1 ^ 1);
-    ++kv_uses;
-    mbarrier_expect(shared.k_full(), kPanels * kBlockN * kPanelRowBytes);
+  __forceinline__ void load_k(const Job& job) {
+    const u32 s = tiles % kConfig.k_stages, full = shared.k_full(s);
+    mbarrier_wait(shared.k_empty(s), tiles / kConfig.k_stages & 1 ^ 1);
+    mbarrier_expect(full, kPlan.k_stage);
     for (int p = 0; p < kPanels; ++p) {
-      tma_load(shared.k() + p * kBlockN * kPanelRowBytes, &args.k, shared.k_full(),
-               p * kPanelColumns, job.head, job.block * kBlockN, job.batch, kEvictFirst);
+      tma_load(shared.k(s) + p * kBlockN * kPanelRowBytes, &args.k, full, p * kPanelColumns,
+               job.head, job.block * kBlockN, job.batch, kEvictFirst);
     }
+  }
+  __forceinline__ void load_v(const Job& job) {
+    mbarrier_wait(shared.v_empty(), tiles++ & 1 ^ 1);
     mbarrier_expect(shared.v_full(), kPanelsV * kBlockN * kPanelRowBytes);
     for (int p = 0; p < kPanelsV; ++p) {
       tma_load(shared.v() + p * kBlockN * kPanelRowBytes, &args.v, shared.v_full(),
@@ -182,7 +185,7 @@ struct Producer {
   __forceinline__ u32 load_tile(const Job& job) {
     const BlockRange range = query_range<kConfig>(args, job);
     if (range.begin >= range.end) {
-      if constexpr (kConfig.wide()) load_kv(job);  // whose places zeros will take
+      if constexpr (kConfig.wide()) load_k(job), load_v(job);  // whose places zeros will take
       return ask();
     }
     u32 next = 0;
@@ -193,8 +196,11 @@ struct Producer {
     for (int g = 0; g < args.group; ++g) {
       const int head = job.head * args.group + g;
       for (int block = range.begin; block < range.end; ++block) {
+        const bool first = g == 0 && block == range.begin;
+        if (first && kConfig.k_stages > 1) load_k(job);  // there is room for it before the next Q's
         load_q(job, head, block * kM);
-        if (g == 0 && block == range.begin) load_kv(job);
+        if (first && kConfig.k_stages == 1) load_k(job);
+        if (first) load_v(job);
         // Not earlier: a tile must not be held while another block could take it.
         if (g == args.group - 1 && block == range.end - 1) next = ask();
         load_do(job, head, block * kM);

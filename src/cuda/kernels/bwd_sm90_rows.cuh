@@ -16,6 +16,13 @@ __forceinline__ constexpr u32 panel_step(int i) {
   return i / 4 * (kRows * kPanelRowBytes / 16) + i % 4 * kStepColumns;
 }
 
+/// Two numbers to two planes: rounded, and what rounding took.
+template <Element kElement>
+__forceinline__ void pack_planes(u32& high, u32& low, float a, float b) {
+  high = pack<kElement>(a, b);
+  low = pack<kElement>(a - widen<kElement>(high & 0xffffU), b - widen_high<kElement>(high));
+}
+
 /// The chunk's sums of dQ become zero.
 template <Config kConfig>
 __forceinline__ void clear_sums(const Args& args, i64 row0, int t) {

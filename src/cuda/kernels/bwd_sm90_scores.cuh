@@ -30,16 +30,18 @@ struct Scores : Worker<kConfig> {
   using Product = Wgmma<kElement, kM>;
 
   /// Descriptors: 64 rows of K as A, the first stage of Q as B.
-  const u64 dK, dQ;
+  u64 dK;
+  const u64 dQ;
   int pair = 0, block = 0;  ///< head (of the whole batch) and block of queries whose P is ready
   float rS[kM / 2];         ///< S^T
   u32 rP[kM / 4];           ///< P^T
+  u32 rPlow[kConfig.exact ? kM / 4 : 1];                      ///< what rounding took from it
   u32 rGate[kConfig.softcap && kConfig.wide() ? kM / 4 : 1];  ///< slope of the softcap, float16
   float slope = 0.0F;                                         ///< ALiBi's, log2 domain
 
   __forceinline__ Scores(const Args& a, u32 shared_base, int group)
       : Base(a, shared_base, group),
-        dK(panel_descriptor(shared.k() + first_row() * kPanelRowBytes, 16)),
+        dK(panel_descriptor(shared.k(0) + first_row() * kPanelRowBytes, 16)),
         dQ(panel_descriptor(shared.q(0), 16)) {}
 
   /// First of the warpgroup's keys in the tile.
@@ -166,8 +168,15 @@ struct Scores : Worker<kConfig> {
           a = __fmaf_rn(a, args.scale_log2, l.x);
           b = __fmaf_rn(b, args.scale_log2, l.y);
         }
-        rP[2 * j + r] =
-            min_nan_2<kElement>(pack<kElement>(exp2_approx(a), exp2_approx(b)), kOnes<kElement>);
+        a = exp2_approx(a);
+        b = exp2_approx(b);
+        if constexpr (kConfig.exact) {
+          a = min_nan(a, 1.0F);
+          b = min_nan(b, 1.0F);
+          pack_planes<kElement>(rP[2 * j + r], rPlow[2 * j + r], a, b);
+        } else {
+          rP[2 * j + r] = min_nan_2<kElement>(pack<kElement>(a, b), kOnes<kElement>);
+        }
       }
     }
   }

@@ -17,10 +17,11 @@ inline constexpr int kConsumerWarps = 8;  ///< that read Q and dO, prepare and c
 template <Config kConfig>
 struct Shared {
   static constexpr SharedPlan kPlan{kConfig};
-  static constexpr int kStages = kConfig.q_stages;
+  static constexpr int kStages = kConfig.q_stages, kStagesK = kConfig.k_stages;
+  static constexpr int kFirst = 4 * kStages + 2 * kStagesK + 2;  ///< barrier that is not of copies
   u32 base;
 
-  __forceinline__ u32 k() const { return base + kPlan.k; }
+  __forceinline__ u32 k(u32 stage) const { return base + kPlan.k + stage * kPlan.k_stage; }
   __forceinline__ u32 v() const { return base + kPlan.v; }
   __forceinline__ u32 q(u32 stage) const { return base + kPlan.q + stage * kPlan.q_stage; }
   __forceinline__ u32 d_o(u32 stage) const { return base + kPlan.d_o + stage * kPlan.do_stage; }
@@ -40,19 +41,22 @@ struct Shared {
   __forceinline__ u32 q_empty(u32 stage) const { return barrier(kStages + stage); }
   __forceinline__ u32 do_full(u32 stage) const { return barrier(2 * kStages + stage); }
   __forceinline__ u32 do_empty(u32 stage) const { return barrier(3 * kStages + stage); }
-  __forceinline__ u32 k_full() const { return barrier(4 * kStages); }
-  __forceinline__ u32 v_full() const { return barrier(4 * kStages + 1); }
-  __forceinline__ u32 kv_empty() const { return barrier(4 * kStages + 2); }
-  __forceinline__ u32 ds_full(u32 buffer) const { return barrier(4 * kStages + 3 + buffer); }
-  __forceinline__ u32 job_full(u32 slot) const { return barrier(4 * kStages + 5 + slot); }
-  __forceinline__ u32 job_empty(u32 slot) const { return barrier(4 * kStages + 7 + slot); }
+  __forceinline__ u32 v_full() const { return barrier(4 * kStages); }
+  __forceinline__ u32 v_empty() const { return barrier(4 * kStages + 1); }
+  __forceinline__ u32 k_full(u32 stage) const { return barrier(4 * kStages + 2 + stage); }
+  __forceinline__ u32 k_empty(u32 stage) const {
+    return barrier(4 * kStages + 2 + kStagesK + stage);
+  }
+  __forceinline__ u32 ds_full(u32 buffer) const { return barrier(kFirst + buffer); }
+  __forceinline__ u32 job_full(u32 slot) const { return barrier(kFirst + 2 + slot); }
+  __forceinline__ u32 job_empty(u32 slot) const { return barrier(kFirst + 4 + slot); }
   // Wide: P has been left for the next warpgroup, has been taken; dS has been used for dQ.
-  __forceinline__ u32 p_full(u32 buffer) const { return barrier(4 * kStages + 9 + buffer); }
-  __forceinline__ u32 p_empty(u32 buffer) const { return barrier(4 * kStages + 11 + buffer); }
-  __forceinline__ u32 ds_empty(u32 buffer) const { return barrier(4 * kStages + 13 + buffer); }
+  __forceinline__ u32 p_full(u32 buffer) const { return barrier(kFirst + 6 + buffer); }
+  __forceinline__ u32 p_empty(u32 buffer) const { return barrier(kFirst + 8 + buffer); }
+  __forceinline__ u32 ds_empty(u32 buffer) const { return barrier(kFirst + 10 + buffer); }
   // Wide: all who compute have come, those who read Q and dO have.
-  __forceinline__ u32 all_met() const { return barrier(4 * kStages + 15); }
-  __forceinline__ u32 readers_met() const { return barrier(4 * kStages + 16); }
+  __forceinline__ u32 all_met() const { return barrier(kFirst + 12); }
+  __forceinline__ u32 readers_met() const { return barrier(kFirst + 13); }
   __forceinline__ u32 slot(u32 index) const { return base + kPlan.slots + index * 16; }
 
   __forceinline__ void init_barriers() const {
@@ -64,10 +68,14 @@ struct Shared {
       mbarrier_init(q_empty(s), kConsumerWarps);
       mbarrier_init(do_empty(s), kConsumerWarps);
     }
-    mbarrier_init(k_full(), 1);
+    // Wide: a thread stores what lies in the place of V, one what lies in that of K; one warpgroup
+    // makes dS.
     mbarrier_init(v_full(), 1);
-    // Wide: two threads store what lies in the places of K and V; one warpgroup makes dS.
-    mbarrier_init(kv_empty(), kConfig.wide() ? 2 : kConsumerWarps);
+    mbarrier_init(v_empty(), kConfig.wide() ? 1 : kConsumerWarps);
+    for (int s = 0; s < kStagesK; ++s) {
+      mbarrier_init(k_full(s), 1);
+      mbarrier_init(k_empty(s), kConfig.wide() ? 1 : kConsumerWarps);
+    }
     for (int s = 0; s < 2; ++s) {
       mbarrier_init(ds_full(s), kConfig.wide() ? 4 : kConsumerWarps);
       mbarrier_init(job_full(s), 1);

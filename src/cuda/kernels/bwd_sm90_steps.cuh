@@ -25,10 +25,10 @@ struct Steps : Scores<kConfig> {
   using Base::kM;
   using Base::kPlan;
   using Base::kSlot;
-  using Base::kv_parity;
   using Base::lane;
   using Base::pair;
   using Base::release;
+  using Base::rK;
   using Base::rO;
   using Base::rP;
   using Base::rQ;
@@ -50,10 +50,12 @@ struct Steps : Scores<kConfig> {
 
   /// Descriptors of the first stages. V: 64 rows as A. dO: as B of dP (K-major); Q, dO: of dK, dV
   /// (MN-major). dS: as A, K: as B of dQ (both MN-major).
-  const u64 dV, dO, dQt, dOt, dSt, dKt;
+  const u64 dV, dO, dQt, dOt, dSt;
+  u64 dKt;
   Ring<2> buffers;
   float rGradS[kM / 2];  ///< dP^T
   u32 rdS[kM / 4];       ///< dS^T
+  u32 rdSlow[kConfig.exact ? kM / 4 : 1];
   float rDq[kPartDq / 2], rDk[kD / 2], rDv[kDv / 2];
   u32 rV[kConfig.v_registers ? kDv / 4 : 1];
   float* sums = nullptr;  ///< where the last dQ goes, and whose turn it takes
@@ -68,13 +70,24 @@ struct Steps : Scores<kConfig> {
         dOt(panel_descriptor(shared.d_o(0), kM * kPanelRowBytes)),
         dSt(panel_descriptor(shared.ds(0) + (kSplitRows ? group * kBlockN * kPanelRowBytes : 0),
                              16)),
-        dKt(panel_descriptor(shared.k() + (kSplitRows ? 0 : columns_at(group * kPartDq)),
+        dKt(panel_descriptor(shared.k(0) + (kSplitRows ? 0 : columns_at(group * kPartDq)),
                              kBlockN * kPanelRowBytes)) {}
 
   /// Byte at which column `column` of K begins.
   static __forceinline__ u32 columns_at(int column) {
     return column / 64 * (kBlockN * kPanelRowBytes) + column % 64 * 2;
   }
+  /// The next tile's K lies in the other stage.
+  __forceinline__ void next_k() {
+    if constexpr (kConfig.k_stages == 2) {
+      const u64 to_other =
+          rK.slot == 0 ? kPlan.k_stage / 16 : -static_cast<u64>(kPlan.k_stage / 16);
+      this->dK += to_other;
+      dKt += to_other;
+    }
+    rK.advance();
+  }
+
   // ---- products, issued
 
   /// (B4) dP^T = V dO^T
@@ -108,34 +121,36 @@ struct Steps : Scores<kConfig> {
     }
   }
   /// (B3) dV += P^T dO
-  __forceinline__ void issue_dv() {
+  template <int kWords>
+  __forceinline__ void issue_dv(const u32 (&words)[kWords]) {
     const u64 d_o = dOt + rO.slot * (kPlan.do_stage / 16);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kM / 16; ++i) {
-      Values::multiply_register(rDv, rP[4 * i], rP[4 * i + 1], rP[4 * i + 2], rP[4 * i + 3],
-                                d_o + i * kStepRows);
+      Values::multiply_register(rDv, words[4 * i], words[4 * i + 1], words[4 * i + 2],
+                                words[4 * i + 3], d_o + i * kStepRows);
     }
     wgmma_commit();
   }
   /// (B9) dK += dS^T Q
-  __forceinline__ void issue_dk(u32 stage) {
+  template <int kWords>
+  __forceinline__ void issue_dk(u32 stage, const u32 (&words)[kWords]) {
     const u64 q = dQt + stage * (kPlan.q_stage / 16);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kM / 16; ++i) {
-      Keys::multiply_register(rDk, rdS[4 * i], rdS[4 * i + 1], rdS[4 * i + 2], rdS[4 * i + 3],
-                              q + i * kStepRows);
+      Keys::multiply_register(rDk, words[4 * i], words[4 * i + 1], words[4 * i + 2],
+                              words[4 * i + 3], q + i * kStepRows);
     }
     wgmma_commit();
   }
   /// (B8) dQ = dS K of this step
-  __forceinline__ void issue_dq() {
+  __forceinline__ void issue_dq(bool add = false) {
     const u64 ds = dSt + buffers.slot * (kPlan.ds_buffer / 16);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kBlockN / 16; ++i) {
-      Queries::multiply_transposed(rDq, ds + i * kStepRows, dKt + i * kStepRows, i != 0);
+      Queries::multiply_transposed(rDq, ds + i * kStepRows, dKt + i * kStepRows, add || i != 0);
     }
     wgmma_commit();
   }
@@ -158,24 +173,35 @@ struct Steps : Scores<kConfig> {
       for (int e = 0; e < 4; ++e) {
         if (e % 2 == 0) d = load_shared_8(delta + (i + e) / 2 * 32);
         const u32 p = rP[i + e];
-        float a = widen<kElement>(p & 0xffffU) * (rGradS[2 * (i + e)] - d.x);
-        float b = widen_high<kElement>(p) * (rGradS[2 * (i + e) + 1] - d.y);
+        float a = rGradS[2 * (i + e)] - d.x, b = rGradS[2 * (i + e) + 1] - d.y;
+        if constexpr (kConfig.exact) {
+          a *= rS[2 * (i + e)];
+          b *= rS[2 * (i + e) + 1];
+        } else {
+          a *= widen<kElement>(p & 0xffffU);
+          b *= widen_high<kElement>(p);
+        }
         if constexpr (kConfig.softcap) {
           a *= widen<Element::fp16>(gates[e] & 0xffffU);
           b *= widen_high<Element::fp16>(gates[e]);
         }
-        rdS[i + e] = pack<kElement>(a, b);
+        if constexpr (kConfig.exact) {
+          pack_planes<kElement>(rdS[i + e], rdSlow[i + e], a, b);
+        } else {
+          rdS[i + e] = pack<kElement>(a, b);
+        }
       }
     }
   }
 
   /// dS^T to shared memory: panels of 64 queries x 128 keys.
-  __forceinline__ void store_ds() {
+  template <int kWords>
+  __forceinline__ void store_ds(const u32 (&of)[kWords]) {
     const int row = warpgroup * 64 + warp * 16 + lane % 16;
     const u32 to = shared.ds(buffers.slot) + row * kPanelRowBytes;
 #pragma unroll
     for (int k = 0; k < kM / 16; ++k) {
-      const u32 words[4] = {rdS[4 * k], rdS[4 * k + 1], rdS[4 * k + 2], rdS[4 * k + 3]};
+      const u32 words[4] = {of[4 * k], of[4 * k + 1], of[4 * k + 2], of[4 * k + 3]};
       const int chunk = (k % 4 * 2 + lane / 16) ^ (row % 8);
       store_matrix_x4(to + k / 4 * (kBlockN * kPanelRowBytes) + chunk * 16, words);
     }
@@ -227,19 +253,78 @@ struct Steps : Scores<kConfig> {
   /// No branch may lie between a product and its wait, or ptxas serialises them (C7514).
   template <bool kMasked, bool kLast>
   __forceinline__ void step(int next_pair, int next_block) {
+    if constexpr (kConfig.exact) {
+      exact_step<kMasked, kLast>(next_pair, next_block);
+    } else {
+      fast_step<kMasked, kLast>(next_pair, next_block);
+    }
+  }
+  /// One thing after the other: dS in two planes, which take the two buffers.
+  template <bool kMasked, bool kLast>
+  __forceinline__ void exact_step(int next_pair, int next_block) {
+    wait_do();
+    issue_dv(rP);
+    issue_dv(this->rPlow);
+    wgmma_wait<0>();
+    pin(rDv);
+    issue_dp();
+    wgmma_wait<0>();
+    pin(rGradS);
+    score_gradients();
+    issue_dk(rQ.slot, rdS);
+    issue_dk(rQ.slot, rdSlow);
+    const u32 parity = buffers.parity;
+    store_ds(rdS);
+    buffers.advance();
+    store_ds(rdSlow);
+    buffers.advance();
+    mbarrier_wait(shared.ds_full(0), parity);
+    mbarrier_wait(shared.ds_full(1), parity);
+    issue_dq();
+    buffers.advance();
+    issue_dq(true);
+    buffers.advance();
+    buffers.parity = parity ^ 1;
+    wgmma_wait<0>();
+    pin(rDq);
+    pin(rDk);
+    release(shared.q_empty(rQ.slot));
+    release(shared.do_empty(rO.slot));
+    rQ.advance();
+    rO.advance();
+    if constexpr (kConfig.deterministic) block_added = block;
+    add_dq(sums_at(pair, block), this->turn_at(pair, block));
+    this->sync_consumers();  // both warpgroups have used dS
+    if constexpr (kLast) {
+      if constexpr (!kConfig.v_registers) release(shared.v_empty());
+      release(shared.k_empty(rK.slot));
+      next_k();
+    } else {
+      wait_q();
+      issue_scores();
+      wgmma_wait<0>();
+      pin(rS);
+      pair = next_pair;
+      block = next_block;
+      this->template probabilities<kMasked>();
+    }
+  }
+  template <bool kMasked, bool kLast>
+  __forceinline__ void fast_step(int next_pair, int next_block) {
     wait_do();
     issue_dp();
-    issue_dv();
+    issue_dv(rP);
     if constexpr (kConfig.late_dq) add_dq(sums, turn);
     sums = sums_at(pair, block);
     turn = this->turn_at(pair, block);
     if constexpr (kConfig.deterministic) block_added = block;
     wgmma_wait<1>();
     pin(rGradS);
+    if constexpr (kLast && !kConfig.v_registers) release(shared.v_empty());
     score_gradients();
-    store_ds();
+    store_ds(rdS);
     const u32 stage_q = rQ.slot;
-    issue_dk(stage_q);
+    issue_dk(stage_q, rdS);
     rQ.advance();
     if constexpr (!kLast) {
       // P and dS are let go before the next S comes: registers.
@@ -271,7 +356,8 @@ struct Steps : Scores<kConfig> {
     if constexpr (kLast) {
       release(shared.q_empty(stage_q));
       release(shared.do_empty(rO.slot));
-      release(shared.kv_empty());
+      release(shared.k_empty(rK.slot));
+      next_k();
     }
     rO.advance();
     if constexpr (!kConfig.late_dq || kLast) add_dq(sums, turn);
@@ -280,7 +366,7 @@ struct Steps : Scores<kConfig> {
   __forceinline__ void first_step(const BlockRange& range) {
     block = range.begin;
     sums = nullptr;
-    await_producer(shared.k_full(), kv_parity);
+    await_producer(shared.k_full(rK.slot), rK.parity);
     wait_q();
     issue_scores();
     wgmma_wait<0>();
@@ -290,9 +376,12 @@ struct Steps : Scores<kConfig> {
     } else {
       this->template probabilities<false>();
     }
-    mbarrier_wait(shared.v_full(), kv_parity);
-    if constexpr (kConfig.v_registers) load_operand<kDv>(rV, shared.v());
-    kv_parity ^= 1;
+    mbarrier_wait(shared.v_full(), this->v_parity());
+    if constexpr (kConfig.v_registers) {
+      load_operand<kDv>(rV, shared.v());
+      __syncwarp();  // all lanes have read
+      release(shared.v_empty());
+    }
   }
 };
 

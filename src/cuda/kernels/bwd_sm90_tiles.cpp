@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cuda/kernels/bwd_sm80_tiles.h"
 #include "cuda/kernels/fwd_sm90_tiles.h"
 #include "cuda/kernels/sm80.hpp"
 #include "cuda/kernels/tile_order.h"
@@ -31,17 +32,20 @@ Config bwd_sm90_config(const Problem& p) {
   config.element = p.dtype == DType::bfloat16 ? tile::Element::bf16 : tile::Element::fp16;
   config.head_dim = bwd_sm90_padded(p.head_dim);
   config.head_dim_v = bwd_sm90_padded(p.head_dim_v);
-  config.block_m = std::max(config.head_dim, config.head_dim_v) <= 64 ? 128 : 64;
   config.mask = sm90_mask(p).mask;
   config.modified = sm80::is_modified(p, sm80::form(p));
   config.softcap = p.softcap != 0.0;
   config.alibi = p.alibi_slopes.defined();
   config.deterministic = p.deterministic;
   config.fold_lse = !config.modified;
+  config.exact = bwd_tiles::is_small(p);
+  const bool is_narrow = std::max(config.head_dim, config.head_dim_v) <= 64;
+  config.block_m = is_narrow && !config.exact ? 128 : 64;
   if (std::max(config.head_dim, config.head_dim_v) > 128) {
     config.block_n = config.chunk_rows = 64;
     // Measured: what the staging of dQ gives back to P and dS is worth 3 % where nothing is masked.
-    if (config.mask == Mask::none && config.head_dim > 192 && config.head_dim_v > 192) {
+    if (config.mask == Mask::none && !config.exact && config.head_dim > 192 &&
+        config.head_dim_v > 192) {
       config.bulk_dq = false;
       config.buffers = 2;
     }
@@ -49,8 +53,10 @@ Config bwd_sm90_config(const Problem& p) {
   }
   // What registers allow: bwd_sm90.md.
   const bool narrow = config.block_m == 128;
-  config.late_dq = narrow || !config.modified;
+  config.late_dq = !config.exact && (narrow || !config.modified);
   config.v_registers = narrow;
+  // Measured: worth 2 % of a short tile, nothing of a long one.
+  if (narrow && !config.softcap && p.seq_q <= 2048) config.k_stages = 2;
   // Fewer jobs, where the last chunk does not stand half empty.
   const std::int64_t chunks = blocks_of(p.seq_q, config.chunk_rows);
   if (narrow && (chunks >= 8 || chunks % 2 == 0)) config.chunk_rows = 256;
@@ -60,7 +66,8 @@ Config bwd_sm90_config(const Problem& p) {
 
 int bwd_sm90_parts(const Problem& p, const Config& config) {
   // In a fixed order of additions parts would wait for one another. Unequal dims: other sums.
-  if (config.wide() || config.deterministic || config.head_dim != config.head_dim_v) return 1;
+  if (config.wide() || config.deterministic || config.exact || config.head_dim != config.head_dim_v)
+    return 1;
   const std::int64_t tiles = p.batch * p.heads_k * blocks_of(p.seq_k, config.block_n);
   const std::int64_t blocks = blocks_of(p.seq_q, config.block_m);
   // Tiles of a diagonal differ in length: as many of them as even out.

@@ -21,11 +21,12 @@ KernelUnit bwd_sm90_unit(const bwd_sm90::Config& c) {
   unit.config += number("head_dim", c.head_dim) + number("head_dim_v", c.head_dim_v) +
                  number("block_m", c.block_m) + number("block_n", c.block_n) +
                  number("chunk_rows", c.chunk_rows) + number("q_stages", c.q_stages) +
-                 ", .mask = static_cast<Mask>(" + std::to_string(static_cast<int>(c.mask)) + ")" +
-                 flag("modified", c.modified) + flag("softcap", c.softcap) +
-                 flag("alibi", c.alibi) + flag("deterministic", c.deterministic) +
-                 flag("fold_lse", c.fold_lse) + flag("late_dq", c.late_dq) +
-                 flag("v_registers", c.v_registers) + number("buffers", c.buffers) +
+                 number("k_stages", c.k_stages) + ", .mask = static_cast<Mask>(" +
+                 std::to_string(static_cast<int>(c.mask)) + ")" + flag("modified", c.modified) +
+                 flag("softcap", c.softcap) + flag("alibi", c.alibi) +
+                 flag("deterministic", c.deterministic) + flag("fold_lse", c.fold_lse) +
+                 flag("late_dq", c.late_dq) + flag("v_registers", c.v_registers) +
+                 flag("exact", c.exact) + number("buffers", c.buffers) +
                  flag("bulk_dq", c.bulk_dq) + flag("split", c.split);
   unit.threads = c.threads();
   unit.shared_bytes = bwd_sm90::SharedPlan(c).bytes;

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "cuda/kernels/bwd_sm90_scores.cuh"
+#include "cuda/kernels/bwd_sm90_wide_queries.cuh"
 #include "cuda/kernels/bwd_sm90_wide_sums.cuh"
 
 namespace tilewise::bwd_sm90 {
@@ -55,10 +56,10 @@ struct WideValues : Scores<kConfig> {
   using Base::kElement;
   using Base::kM;
   using Base::kPlan;
-  using Base::kv_parity;
   using Base::lane;
   using Base::pair;
   using Base::release;
+  using Base::rK;
   using Base::rO;
   using Base::rP;
   using Base::rQ;
@@ -80,10 +81,30 @@ struct WideValues : Scores<kConfig> {
     const u64 d_o = dOt + rO.slot * (kPlan.do_stage / 16);
     wgmma_fence();
     rDv.template add_product<kElement>(rP, d_o);
+    if constexpr (kConfig.exact) rDv.template add_product<kElement>(this->rPlow, d_o);
     wgmma_commit();
   }
   /// P, with a softcap times its slope (B7), to the next warpgroup, once it has taken the last.
   __forceinline__ void leave_p() {
+    if constexpr (kConfig.exact && kConfig.softcap) {
+      u32 high[kM / 4], low[kM / 4];
+#pragma unroll
+      for (int i = 0; i < kM / 4; ++i) {
+        const u32 gate = this->rGate[i];
+        pack_planes<kElement>(high[i], low[i], rS[2 * i] * widen<Element::fp16>(gate & 0xffffU),
+                              rS[2 * i + 1] * widen_high<Element::fp16>(gate));
+      }
+      leave_plane<false>(high);
+      leave_plane<false>(low);
+    } else if constexpr (kConfig.exact) {
+      leave_plane<false>(rP);
+      leave_plane<false>(this->rPlow);
+    } else {
+      leave_plane<kConfig.softcap>(rP);
+    }
+  }
+  template <bool kGated>
+  __forceinline__ void leave_plane(const u32 (&plane)[kM / 4]) {
     mbarrier_wait(shared.p_empty(buffers.slot), buffers.parity ^ 1);
     const u32 to = shared.p(buffers.slot) + thread * 16;
 #pragma unroll
@@ -91,8 +112,8 @@ struct WideValues : Scores<kConfig> {
       u32 words[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        words[e] = rP[4 * i + e];
-        if constexpr (kConfig.softcap) {
+        words[e] = plane[4 * i + e];
+        if constexpr (kGated) {
           const u32 p = words[e], gate = this->rGate[4 * i + e];
           words[e] =
               pack<kElement>(widen<kElement>(p & 0xffffU) * widen<Element::fp16>(gate & 0xffffU),
@@ -120,6 +141,7 @@ struct WideValues : Scores<kConfig> {
     leave_p();
     this->wait_do();
     issue_dv();
+    if constexpr (kConfig.exact) wgmma_wait<0>();  // two planes take too many registers with S
     if constexpr (!kLast) {
       this->wait_q();
       this->issue_scores();
@@ -143,7 +165,7 @@ struct WideValues : Scores<kConfig> {
 
   __forceinline__ void first_step(const BlockRange& range) {
     block = range.begin;
-    mbarrier_wait(shared.k_full(), kv_parity);
+    mbarrier_wait(shared.k_full(rK.slot), rK.parity);
     this->wait_q();
     this->issue_scores();
     wgmma_wait<0>();
@@ -189,19 +211,8 @@ struct WideValues : Scores<kConfig> {
     } else {
       this->await_unused();
     }
-    kv_parity ^= 1;
-    stage_rows<kElement>(rDv, 1.0F, shared.v(), warp, lane);
-    fence_async_shared();
-    this->sync_warpgroup();
-    if (thread == 0) {
-      for (int p = 0; p < SharedPlan::panels(kDv); ++p) {
-        tma_store(&args.dv, shared.v() + p * Base::kSlot, p * kPanelColumns, job.head,
-                  job.block * Base::kBlockN, job.batch);
-      }
-      bulk_commit();
-      bulk_wait_read();
-      mbarrier_arrive(shared.kv_empty());
-    }
+    rK.advance();
+    leave_tile(*this, rDv, 1.0F, shared.v(), args.dv, shared.v_empty());
   }
 };
 
@@ -216,9 +227,9 @@ struct WideKeys : Worker<kConfig> {
   using Base::kElement;
   using Base::kM;
   using Base::kPlan;
-  using Base::kv_parity;
   using Base::lane;
   using Base::release;
+  using Base::rK;
   using Base::rO;
   using Base::rQ;
   using Base::shared;
@@ -232,6 +243,7 @@ struct WideKeys : Worker<kConfig> {
   float rGradS[kM / 2];                     ///< dP^T
   WideSums<kD> rDk;
   u32 rdS[kM / 4];
+  u32 rdSlow[kConfig.exact ? kM / 4 : 1];
 
   __forceinline__ WideKeys(const Args& a, u32 shared_base)
       : Base(a, shared_base, 1),
@@ -255,6 +267,7 @@ struct WideKeys : Worker<kConfig> {
     const u64 q = dQt + rQ.slot * (kPlan.q_stage / 16);
     wgmma_fence();
     rDk.template add_product<kElement>(rdS, q);
+    if constexpr (kConfig.exact) rDk.template add_product<kElement>(rdSlow, q);
     wgmma_commit();
   }
   /// (B5) dS = P (dP - delta)
@@ -274,13 +287,42 @@ struct WideKeys : Worker<kConfig> {
       }
     }
   }
+  /// The same of P in two planes, which come one after the other; dS in two.
+  __forceinline__ void exact_gradients() {
+    u32 p[2][kM / 4];
+#pragma unroll
+    for (int plane = 0; plane < 2; ++plane) {
+      mbarrier_wait(shared.p_full(rP.slot), rP.parity);
+      const u32 from = shared.p(rP.slot) + thread * 16;
+#pragma unroll
+      for (int i = 0; i < kM / 16; ++i) {
+        const Bytes16 x = load_shared_16(from + i * 2048);
+        p[plane][4 * i] = x.x, p[plane][4 * i + 1] = x.y, p[plane][4 * i + 2] = x.z;
+        p[plane][4 * i + 3] = x.w;
+      }
+      if (plane == 0) {
+        __syncwarp();  // all lanes have read
+        release(shared.p_empty(rP.slot));
+        rP.advance();
+      }
+    }
+    const u32 delta = shared.delta(rO.slot) + lane % 4 * 8;
+#pragma unroll
+    for (int i = 0; i < kM / 4; ++i) {
+      const Floats2 d = load_shared_8(delta + i / 2 * 32);
+      const float a = widen<kElement>(p[0][i] & 0xffffU) + widen<kElement>(p[1][i] & 0xffffU);
+      const float b = widen_high<kElement>(p[0][i]) + widen_high<kElement>(p[1][i]);
+      pack_planes<kElement>(rdS[i], rdSlow[i], a * (rGradS[2 * i] - d.x),
+                            b * (rGradS[2 * i + 1] - d.y));
+    }
+  }
   /// dS^T, a panel of 64 queries x 64 keys, to shared memory, once the last has been used.
-  __forceinline__ void leave_ds() {
+  __forceinline__ void leave_ds(const u32 (&plane)[kM / 4]) {
     mbarrier_wait(shared.ds_empty(buffers.slot), buffers.parity ^ 1);
     const int row = warp * 16 + lane % 16;
 #pragma unroll
     for (int k = 0; k < kM / 16; ++k) {
-      const u32 words[4] = {rdS[4 * k], rdS[4 * k + 1], rdS[4 * k + 2], rdS[4 * k + 3]};
+      const u32 words[4] = {plane[4 * k], plane[4 * k + 1], plane[4 * k + 2], plane[4 * k + 3]};
       const int chunk = (k * 2 + lane / 16) ^ (row % 8);
       store_matrix_x4(shared.ds(buffers.slot) + row * kPanelRowBytes + chunk * 16, words);
     }
@@ -294,16 +336,22 @@ struct WideKeys : Worker<kConfig> {
   /// Entry: dP of a block is ready, nothing is in flight. Exit: the same for the next block.
   template <bool kLast>
   __forceinline__ void step() {
-    mbarrier_wait(shared.p_full(rP.slot), rP.parity);
-    score_gradients();
+    if constexpr (kConfig.exact) {
+      exact_gradients();
+    } else {
+      mbarrier_wait(shared.p_full(rP.slot), rP.parity);
+      score_gradients();
+    }
     __syncwarp();  // all lanes have read P and delta
     release(shared.p_empty(rP.slot));
     rP.advance();
     release(shared.do_empty(rO.slot));
     rO.advance();
-    leave_ds();
+    leave_ds(rdS);
+    if constexpr (kConfig.exact) leave_ds(rdSlow);
     this->wait_q();
     issue_dk();
+    if constexpr (kConfig.exact) wgmma_wait<0>();  // two planes take too many registers with dP
     if constexpr (!kLast) {
       this->wait_do();
       issue_dp();
@@ -326,7 +374,7 @@ struct WideKeys : Worker<kConfig> {
     rDk.clear();
     const int steps = (range.end - range.begin) * args.group;
     if (steps > 0) {
-      mbarrier_wait(shared.v_full(), kv_parity);
+      mbarrier_wait(shared.v_full(), this->v_parity());
       this->wait_do();
       issue_dp();
       wgmma_wait<0>();
@@ -339,122 +387,8 @@ struct WideKeys : Worker<kConfig> {
     } else {
       this->await_unused();
     }
-    kv_parity ^= 1;
-    stage_rows<kElement>(rDk, args.scale, shared.k(), warp, lane);
-    fence_async_shared();
-    this->sync_warpgroup();
-    if (thread == 0) {
-      for (int p = 0; p < SharedPlan::panels(kD); ++p) {
-        tma_store(&args.dk, shared.k() + p * Base::kSlot, p * kPanelColumns, job.head,
-                  job.block * kBlockN, job.batch);
-      }
-      bulk_commit();
-      bulk_wait_read();
-      mbarrier_arrive(shared.kv_empty());
-    }
-  }
-};
-
-template <Config kConfig>
-struct WideQueries : Worker<kConfig> {
-  using Base = Worker<kConfig>;
-  using Base::args;
-  using Base::job;
-  using Base::kBlockN;
-  using Base::kElement;
-  using Base::kM;
-  using Base::kPlan;
-  using Base::kv_parity;
-  using Base::lane;
-  using Base::release;
-  using Base::shared;
-  using Base::warp;
-  static constexpr bool kReadsRows = false;
-  static constexpr int kColumns = kConfig.columns_dq();
-  using Product = Wgmma<kElement, 64>;
-
-  const u64 dSt, dKt;  ///< dS as A, the first panel of K as B of dQ
-  Ring<kConfig.buffers> buffers;
-  float rDq[32];
-
-  __forceinline__ WideQueries(const Args& a, u32 shared_base)
-      : Base(a, shared_base, 2),
-        dSt(panel_descriptor(shared.ds(0), 16)),
-        dKt(panel_descriptor(shared.k(), kBlockN * kPanelRowBytes)) {}
-
-  /// (B8) dQ = dS K of a block of queries, added to its sums
-  __forceinline__ void step(int pair, int block) {
-    float* to =
-        args.dq_sum + (static_cast<i64>(pair) * args.rows_q + block * kM + 16 * warp) * kColumns;
-    if constexpr (kConfig.deterministic) {
-      __syncwarp();
-      if (lane == 0) {
-        this->pass_turn();
-        this->await_turn(this->turn_at(pair, block), block);
-      }
-      __syncwarp();
-    }
-    mbarrier_wait(shared.ds_full(buffers.slot), buffers.parity);
-    const u64 ds = dSt + buffers.slot * (kPlan.ds_buffer / 16);
-#pragma unroll 1
-    for (int panel = 0; panel < kColumns / 64; ++panel) {
-      const u64 k = dKt + panel * (kBlockN * kPanelRowBytes / 16);
-      wgmma_fence();
-#pragma unroll
-      for (int i = 0; i < kBlockN / 16; ++i) {
-        Product::multiply_transposed(rDq, ds + i * kStepRows, k + i * kStepRows, i != 0);
-      }
-      wgmma_commit();
-      wgmma_wait<0>();
-      pin(rDq);
-      if (panel == kColumns / 64 - 1) release(shared.ds_empty(buffers.slot));
-      if constexpr (kConfig.bulk_dq) {
-        add_bulk(to + panel * (16 * 64));
-      } else {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          const float four[4] = {rDq[4 * i], rDq[4 * i + 1], rDq[4 * i + 2], rDq[4 * i + 3]};
-          add_global_x4(to + panel * (16 * 64) + i * 128 + lane * 4, four);
-        }
-      }
-    }
-    buffers.advance();
-  }
-  /// Stages the warp's 16 rows x 64 columns; the copy engine adds them.
-  __forceinline__ void add_bulk(float* to) const {
-    const u32 stage = shared.dq(warp);
-    if (lane == 0) bulk_wait_read();
-    __syncwarp();  // the copy engine has read what was staged before
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      store_shared_16(stage + (i * 32 + lane) * 16, rDq[4 * i], rDq[4 * i + 1], rDq[4 * i + 2],
-                      rDq[4 * i + 3]);
-    }
-    fence_async_shared();
-    __syncwarp();
-    if (lane == 0) {
-      bulk_add(to, stage, kPlan.dq_warp);
-      bulk_commit();
-    }
-  }
-
-  __forceinline__ void run_tile() {
-    const BlockRange range = query_range<kConfig>(args, job);
-    mbarrier_wait(shared.k_full(), kv_parity);
-    kv_parity ^= 1;
-    const int of = job.batch * args.heads_q + job.head * args.group;
-#pragma unroll 1
-    for (int g = 0; g < args.group; ++g) {
-#pragma unroll 1
-      for (int block = range.begin; block < range.end; ++block) step(of + g, block);
-    }
-    __syncwarp();  // the signal of lane 0 is for the additions of all
-    if (lane == 0) {
-      bulk_wait();
-      fence_async();
-      if constexpr (kConfig.deterministic) this->pass_turn();
-      signal_add(args.finished + job.batch * args.heads_k + job.head, 1);
-    }
+    rK.advance();
+    leave_tile(*this, rDk, args.scale, shared.k(0), args.dk, shared.k_empty(0));
   }
 };
 

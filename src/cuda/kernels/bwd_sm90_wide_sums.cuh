@@ -1,6 +1,7 @@
 /// bwd_sm90: head dims above 128: what a warpgroup sums up for 64 keys, and its way to memory.
 #pragma once
 
+#include "cuda/kernels/bwd_sm90_shared.cuh"
 #include "cuda/tile/tma.cuh"
 #include "cuda/tile/wgmma.cuh"
 
@@ -58,6 +59,24 @@ __forceinline__ void stage_rows(const WideSums<kColumns>& sums, float factor, u3
     }
     const int chunk = (k % 4 * 2 + lane / 16) ^ (row % 8);
     store_matrix_x4(to + k / 4 * (64 * kPanelRowBytes) + row * kPanelRowBytes + chunk * 16, words);
+  }
+}
+
+/// The sums of a tile to memory by way of `place`, which is then empty.
+template <class Role, int kColumns>
+__forceinline__ void leave_tile(const Role& role, const WideSums<kColumns>& sums, float factor,
+                                u32 place, const TensorMapBytes& map, u32 empty) {
+  stage_rows<Role::kElement>(sums, factor, place, role.warp, role.lane);
+  fence_async_shared();
+  role.sync_warpgroup();
+  if (role.thread == 0) {
+    for (int p = 0; p < SharedPlan::panels(kColumns); ++p) {
+      tma_store(&map, place + p * Role::kSlot, p * kPanelColumns, role.job.head,
+                role.job.block * Role::kBlockN, role.job.batch);
+    }
+    bulk_commit();
+    bulk_wait_read();
+    mbarrier_arrive(empty);
   }
 }
 

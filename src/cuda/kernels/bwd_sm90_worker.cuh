@@ -22,8 +22,9 @@ struct Worker {
   const Shared<kConfig> shared;
   const int warpgroup, thread, warp, lane;  ///< thread, warp: of the warpgroup
   Ring<kConfig.q_stages> rQ, rO;
+  Ring<kConfig.k_stages> rK;
   Ring<2> slots;
-  u32 kv_parity = 0, all_parity = 0, readers_parity = 0;
+  u32 all_parity = 0, readers_parity = 0;
   Job job;
   u32 converted = 0;           ///< jobs in a row
   u32* unsignalled = nullptr;  ///< counter of a job whose stores may still be on their way
@@ -63,6 +64,8 @@ struct Worker {
     mbarrier_wait(barrier, parity);
     parity ^= 1;
   }
+  /// Of V's only stage, which a tile uses as it uses one of K.
+  __forceinline__ u32 v_parity() const { return kConfig.k_stages == 2 ? rK.slot : rK.parity; }
   __forceinline__ void wait_q() const { mbarrier_wait(shared.q_full(rQ.slot), rQ.parity); }
   __forceinline__ void wait_do() const { mbarrier_wait(shared.do_full(rO.slot), rO.parity); }
   __forceinline__ void release(u32 barrier) const {
@@ -77,8 +80,8 @@ struct Worker {
   }
   /// K and V of a tile that no query sees have landed. Both: a wait must not skip a phase.
   __forceinline__ void await_unused() const {
-    mbarrier_wait(shared.k_full(), kv_parity);
-    mbarrier_wait(shared.v_full(), kv_parity);
+    mbarrier_wait(shared.k_full(rK.slot), rK.parity);
+    mbarrier_wait(shared.v_full(), v_parity());
   }
   /// Tells whoever waits for the last job that its stores and additions are complete: late, when
   /// they are, so that nobody here waits for them.
@@ -157,7 +160,13 @@ struct Worker {
       rO.advance();
       if (t % kThreads != 0) continue;
       const int row = row0 + t / kThreads;
-      if (args.d_lse != nullptr && first + row < args.seq_q) {
+      if (args.delta_in != nullptr) {
+        if (first + row < args.seq_q) {
+          delta = args.delta_in[static_cast<i64>(job.batch * args.heads_q + job.head) *
+                                    args.delta_rows +
+                                first + row];
+        }
+      } else if (args.d_lse != nullptr && first + row < args.seq_q) {
         delta -= args.d_lse[job.batch * args.d_lse_b + job.head * args.d_lse_h +
                             (first + row) * args.d_lse_s];
       }

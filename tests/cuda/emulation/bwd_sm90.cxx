@@ -31,6 +31,7 @@ struct Shape {
   int low = -kFar, high = kFar;  ///< row i sees keys i + low <= j < i + high
   float scale = 0.125F, softcap = 0.0F, amplitude = 1.0F;
   bool alibi = false, d_lse = false, last_first = false;
+  bool given_delta = false;
   unsigned blocks = 1;
   int section_heads = 1, apart = 1, parts = 1;
 };
@@ -88,7 +89,7 @@ struct Check {
   static constexpr Element kElement = kConfig.element;
   Shape s;
   Tensor<kElement> q, k, v, o, d_o, dq, dk, dv;
-  std::vector<float> lse, d_lse, slopes;
+  std::vector<float> lse, d_lse, slopes, true_delta;
   std::vector<double> true_dq, true_dk, true_dv;
 
   explicit Check(const Shape& shape)
@@ -110,6 +111,7 @@ struct Check {
       d_lse.push_back(0.01F * float(i % 200 - 100));
     for (int h = 0; h < s.heads_q; ++h) slopes.push_back(0.02F * float(h + 1));
     lse.assign(d_lse.size(), 0.0F);
+    true_delta = lse;
     true_dq.assign(q.data.size(), 0.0);
     true_dk.assign(k.data.size(), 0.0);
     true_dv.assign(v.data.size(), 0.0);
@@ -150,6 +152,7 @@ struct Check {
       delta += sum * d_o.value(b, h, i, d);
     }
     if (s.d_lse) delta -= d_lse[row];
+    true_delta[row] = float(delta);
     for (int j = begin; j < end; ++j) {
       double dp = 0.0;
       for (int d = 0; d < s.dim_v; ++d) {
@@ -191,6 +194,10 @@ struct Check {
     a.last_first = s.last_first;
     a.lse_in = lse.data(), a.lse_b = s.heads_q * s.seq_q, a.lse_h = s.seq_q, a.lse_s = 1;
     if (s.d_lse) a.d_lse = d_lse.data(), a.d_lse_b = a.lse_b, a.d_lse_h = s.seq_q, a.d_lse_s = 1;
+    if (s.given_delta) {
+      a.delta_in = true_delta.data(), a.delta_rows = s.seq_q;
+      std::fill(o.data.begin(), o.data.end(), kPoison);
+    }
     const std::size_t rows = std::size_t(s.batch) * s.heads_q * a.rows_q;
     const float nan = std::numeric_limits<float>::quiet_NaN();
     std::vector<float> offset(rows, nan), delta(rows, nan), sums(rows * kConfig.columns_dq(), nan);
@@ -233,10 +240,11 @@ void check(const char* name, const Shape& shape, double bound) {
 constexpr Config k64 = {.head_dim = 64,
                         .head_dim_v = 64,
                         .block_m = 128,
+                        .k_stages = 2,
                         .fold_lse = true,
                         .late_dq = true,
                         .v_registers = true};
-constexpr Config k128 = {.block_m = 64, .fold_lse = true, .late_dq = true};
+constexpr Config k128 = {.block_m = 64, .k_stages = 2, .fold_lse = true, .late_dq = true};
 
 constexpr Config k256 = {.head_dim = 256,
                          .head_dim_v = 256,
@@ -251,6 +259,7 @@ constexpr Config masked(Config c, Mask mask) {
 }
 constexpr Config plain(Config c) {
   c.fold_lse = c.late_dq = c.v_registers = false;
+  c.k_stages = 1;
   return c;
 }
 /// With softcap or ALiBi the scores cannot start from -LSE; at dim 64 the rest stays.
@@ -267,6 +276,12 @@ constexpr Config with_alibi(Config c) {
 constexpr Config from_registers(Config c) {
   c.bulk_dq = false;
   c.buffers = 2;
+  return c;
+}
+constexpr Config exact(Config c) {
+  c.block_m = 64;
+  c.late_dq = c.v_registers = false;
+  c.exact = true;
   return c;
 }
 constexpr Config split(Config c, int chunk_rows) {
@@ -407,6 +422,42 @@ int main() {
   check<from_registers(masked(k256, Mask::right))>(
       "dim 256, dQ from registers",
       {.seq_q = 200, .seq_k = 200, .dim = 256, .dim_v = 256, .high = 1, .blocks = 2}, kBf16);
+  constexpr double kExact = 4e-3;  // half a bf16 step of the result, P rounded for dV
+  check<exact(k64)>("dim 64, exact dS, 2 blocks", {.heads_q = 2, .heads_k = 2, .blocks = 2},
+                    kExact);
+  check<exact(masked(k128, Mask::right))>(
+      "dim 128, exact dS, causal, GQA",
+      {.batch = 2, .heads_q = 4, .heads_k = 2, .dim = 128, .dim_v = 128, .high = 51, .blocks = 3},
+      kExact);
+  check<exact(deterministic(masked(k64, Mask::both)))>("dim 40, exact dS, window, deterministic",
+                                                       {.heads_q = 4,
+                                                        .heads_k = 2,
+                                                        .seq_q = 300,
+                                                        .seq_k = 300,
+                                                        .dim = 40,
+                                                        .dim_v = 40,
+                                                        .low = -60,
+                                                        .high = 31,
+                                                        .last_first = true,
+                                                        .blocks = 3},
+                                                       kExact);
+  check<exact(k64)>("dim 64, exact dS, 3 keys, delta given",
+                    {.seq_q = 150, .seq_k = 3, .d_lse = true, .given_delta = true, .blocks = 2},
+                    kExact);
+  check<exact(with_softcap(half(k64)))>("dim 64, exact dS, softcap, fp16",
+                                        {.softcap = 2.0F, .d_lse = true}, 6e-4);
+  check<exact(deterministic(masked(k256, Mask::right)))>(
+      "dim 256, exact dS, causal, deterministic, 2 blocks",
+      {.seq_q = 150,
+       .seq_k = 150,
+       .dim = 256,
+       .dim_v = 256,
+       .high = 1,
+       .last_first = true,
+       .blocks = 2},
+      kExact);
+  check<exact(with_softcap(dims(k256, 192, 128)))>(
+      "dims 192, 128, exact dS, softcap", {.dim = 192, .dim_v = 128, .softcap = 2.0F}, kExact);
   check<dims(k256, 192, 192)>("dim 192", {.dim = 192, .dim_v = 192}, kBf16);
   return failures == 0 ? 0 : 1;
 }
