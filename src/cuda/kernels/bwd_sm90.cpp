@@ -203,11 +203,11 @@ const KernelRow kFlashBackwardSm90 = {
 
 void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;
-  const auto add = [&](DType dtype, std::int64_t dim, bool causal) {
+  const auto add = [&](DType dtype, std::int64_t dim, bool causal, std::int64_t seq = 4096) {
     Problem p;
     p.dtype = dtype;
     p.batch = p.heads_q = p.heads_k = 16;
-    p.seq_q = p.seq_k = 4096;
+    p.seq_q = p.seq_k = seq;
     p.head_dim = p.head_dim_v = dim;
     p.scale = 1.0F;
     if (causal) p.causal = Causal::bottom_right, p.right = 0;
@@ -223,6 +223,8 @@ void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch) {
       add(DType::float16, dim, causal);
     }
   }
+  // Short ones have two stages of K.
+  for (const bool causal : {false, true}) add(DType::bfloat16, 64, causal, 2048);
 }
 
 }  // namespace tilewise::cuda
