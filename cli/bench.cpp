@@ -1,6 +1,7 @@
 /// tilewise bench: time and memory of many problems.
 #include <fmt/format.h>
 
+#include <CLI/App.hpp>
 #include <memory>
 
 #include "cli/args.h"

@@ -1,6 +1,7 @@
 /// tilewise check: every kernel that this machine can run, on the cases, against the reference.
 #include <fmt/format.h>
 
+#include <CLI/App.hpp>
 #include <algorithm>
 #include <map>
 #include <memory>

@@ -2,7 +2,9 @@
 /// `exit_code`.
 #pragma once
 
-#include <CLI/App.hpp>
+namespace CLI {
+class App;
+}
 
 namespace tilewise::cli {
 

@@ -1,5 +1,7 @@
 #include "cli/common_flags.h"
 
+#include <CLI/App.hpp>
+
 #include "cli/args.h"
 #include "tilewise/runtime.h"
 

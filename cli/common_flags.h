@@ -1,11 +1,14 @@
 /// Flags that several commands share: where it runs, and with how much.
 #pragma once
 
-#include <CLI/App.hpp>
 #include <cstdint>
 #include <string>
 
 #include "tilewise/plan.h"
+
+namespace CLI {
+class App;
+}
 
 namespace tilewise::cli {
 

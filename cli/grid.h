@@ -1,7 +1,6 @@
 /// The words of `bench` and `plan` for many problems at once: axes, presets, case lines.
 #pragma once
 
-#include <CLI/App.hpp>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -9,6 +8,10 @@
 #include "measure/case.h"
 #include "measure/timer.h"
 #include "tilewise/plan.h"
+
+namespace CLI {
+class App;
+}
 
 namespace tilewise::cli {
 

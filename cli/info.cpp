@@ -1,6 +1,7 @@
 /// tilewise info: the machine, and what of it Tilewise can use.
 #include <fmt/format.h>
 
+#include <CLI/App.hpp>
 #include <map>
 #include <memory>
 #include <optional>

@@ -1,6 +1,7 @@
 /// tilewise kernels: the compiled device kernels of the pack and of the cache.
 #include <fmt/format.h>
 
+#include <CLI/App.hpp>
 #include <algorithm>
 #include <memory>
 #include <set>

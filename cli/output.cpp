@@ -1,5 +1,6 @@
 #include "cli/output.h"
 
+#include <CLI/App.hpp>
 #include <array>
 #include <cerrno>
 #include <cstdio>

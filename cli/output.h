@@ -1,11 +1,14 @@
 /// Where a report goes: the terminal, or a file that is written whole or not at all.
 #pragma once
 
-#include <CLI/App.hpp>
 #include <string>
 #include <string_view>
 
 #include "cli/table.h"
+
+namespace CLI {
+class App;
+}
 
 namespace tilewise::cli {
 

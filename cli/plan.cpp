@@ -1,6 +1,7 @@
 /// tilewise plan: memory, kernel, predicted time and why, before anything runs. Needs no device.
 #include <fmt/format.h>
 
+#include <CLI/App.hpp>
 #include <memory>
 
 #include "cli/args.h"

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <CLI/App.hpp>
 #include <CLI/Error.hpp>
 #include <algorithm>
 #include <filesystem>

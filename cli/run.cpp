@@ -1,6 +1,7 @@
 /// tilewise run: attention on files.
 #include <fmt/format.h>
 
+#include <CLI/App.hpp>
 #include <algorithm>
 #include <fstream>
 #include <memory>

@@ -1,5 +1,7 @@
 #include "cli/spec_flags.h"
 
+#include <CLI/App.hpp>
+
 #include "cli/args.h"
 #include "cli/failure.h"
 

@@ -1,11 +1,14 @@
 /// The options of attention as flags, for `run`.
 #pragma once
 
-#include <CLI/App.hpp>
 #include <cstdint>
 #include <string>
 
 #include "tilewise/spec.h"
+
+namespace CLI {
+class App;
+}
 
 namespace tilewise::cli {
 
