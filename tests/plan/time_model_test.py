@@ -3,6 +3,7 @@ bounds (issue 7), whether a kernel, a constant or a result file changed. `./tw f
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import unittest
@@ -18,11 +19,12 @@ Row = dict[str, Any]
 
 
 def compared(path: Path) -> list[Row]:
-    """Rows of `plan --against`; none for files without kernels of ours."""
+    """Rows of `plan --against`; none for files without kernels of ours or of a machine whose
+    figures nobody has."""
     command = [CLI, "plan", "--against", str(path), "--format", "json"]
     environment = {**os.environ, "TILEWISE_CASES_DIR": str(SOURCE / "cases")}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode == 2 and "no row was measured" in done.stderr:
+    if done.returncode == 2 and re.search("no row was measured|none of the machines", done.stderr):
         return []
     assert done.returncode == 0, done.stderr
     rows: list[Row] = json.loads(done.stdout)

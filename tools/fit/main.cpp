@@ -14,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "cli/failure.h"
 #include "cli/plan_against.h"
 #include "measure/timer.h"
 
@@ -217,6 +218,18 @@ std::string date_of(const fs::path& path) {
   return environment.is_object() ? environment.value("date", "") : "";
 }
 
+/// None of a file whose machine cases/hardware.json does not have.
+std::vector<Compared> rows_of(const fs::path& path) {
+  try {
+    return compare_with_results(path.string(), "");
+  } catch (const BadInput& unknown) {
+    const std::string reason = unknown.what();
+    if (reason.find("none of the machines") == std::string::npos) throw;
+    fmt::print("{} is not used: {}\n", path.string(), reason);
+    return {};
+  }
+}
+
 int run(const fs::path& folder, const fs::path& output) {
   std::vector<fs::path> paths;
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder)) {
@@ -228,7 +241,7 @@ int run(const fs::path& folder, const fs::path& output) {
   std::map<std::tuple<int, std::string, std::string>, std::pair<std::string, Compared>> newest;
   for (const fs::path& path : paths) {
     const std::string date = date_of(path);
-    for (Compared& row : compare_with_results(path.string(), "")) {
+    for (Compared& row : rows_of(path)) {
       if (row.arch == 0) {
         rows.push_back(std::move(row));
         continue;
