@@ -180,10 +180,11 @@ struct Choice {
   double ms = 0.0;
 };
 
-/// False for what a tile is not for.
-bool suits(const Tile& tile, const Problem& p, const Hardware& machine) {
-  const std::int64_t grid = p.batch * p.heads_q * row_blocks(p, tile);
-  return tile.key_warps == 1 || (grid <= machine.multiprocessors && p.seq_k <= tile.most_keys);
+/// False for what a tile is not for. A step has one scale factor for its keys.
+bool suits(const Tile& t, const Problem& p, const Hardware& machine) {
+  if (sm80::form(p).scaled && t.block_n > tile::kScaleRows) return false;
+  const std::int64_t grid = p.batch * p.heads_q * row_blocks(p, t);
+  return t.key_warps == 1 || (grid <= machine.multiprocessors && p.seq_k <= t.most_keys);
 }
 
 /// The tile and the number of parts with the least predicted time; none when no tile fits the
