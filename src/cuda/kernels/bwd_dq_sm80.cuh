@@ -223,8 +223,8 @@ struct QueryGradient {
   /// after rounding P and O apart is multiplied by them. 16-bit rows see the rounding of O itself.
   __forceinline__ void refine(const BlockRange& range) {
     load_queries();
-    // Products count from that of the pair that has most of its row, so that of a row with one key
-    // nothing is left.
+    // Of few keys, products count from that of the pair that has most of its row, so that of a row
+    // with one key nothing is left.
     float sum[2 * kM] = {}, weighted[2 * kM] = {}, origin[2 * kM] = {};
 #pragma unroll 1
     for (int block = range.begin; block < range.end; ++block) {
@@ -264,7 +264,7 @@ struct QueryGradient {
                 exp2_approx(kConfig.modified ? s : __fmaf_rn(s, scale, -lse2[2 * m + e / 2]));
             const int r = 2 * m + e / 2;
             const float product = v_scale * do_scale * dP[m][n][e];
-            if (p > sum[r]) {
+            if (seq_k <= kFewKeys && p > sum[r]) {
               weighted[r] += sum[r] * (origin[r] - product);
               origin[r] = product;
             }
