@@ -44,6 +44,8 @@ TITLES = {
     "seed-protocol": "The seeds' grid by the seeds' own protocol",
     "seed-asam": "Seed 003: eager in float32 beside flash in 16 bits, batch 2, 4 heads",
     "fp16": "The grid in float16",
+    "flex": "The grid beside FlexAttention",
+    "sustained": "Sustained: launches back to back",
     "paths": "Every path of PyTorch: 16,384 tokens, hidden size 2048, bf16",
     "precision": "Every type: 16 heads, batch 1, causal",
     "baseline-scaling": "Seed 002: growth of the textbook's time, gain of flash",
@@ -262,7 +264,7 @@ def section(name: str, rows: list[Row], peers: list[list[Row]]) -> list[str]:
         return seed_protocol_section(rows)
     field, unit = (
         ("tflops", "TFLOP/s")
-        if preset in ("grid", "grid1024", "fp16", "paths", "peers")
+        if preset in ("grid", "grid1024", "fp16", "flex", "sustained", "paths", "peers")
         else ("ms_median", "Milliseconds")
     )
     lines = ["", f"{unit}, medians:", "", *wide_table(rows, field), *ratio_section(rows)]
