@@ -285,12 +285,22 @@ def performance_page(results: list[Result]) -> str:
     ]
     lines += ceilings_pages()
     told: set[str] = set()  # texts that stand once on the page
-    for result in sorted(results, key=lambda r: not r.gpu()):
+    for result in in_order(results):
         if result.gpu():
             lines += gpu_section(result, peer_runs(results, result.name), told)
         else:
             lines += cpu_section(result)
     return "\n".join(lines) + "\n"
+
+
+def in_order(results: list[Result]) -> list[Result]:
+    """GPUs first, of these the one that was measured last; by name otherwise."""
+    last: dict[str, str] = {}
+    for result in results:
+        folder = result.name.partition("/")[0]
+        last[folder] = max(last.get(folder, ""), str(result.environment.get("date", "")))
+    newest = sorted(results, key=lambda r: last[r.name.partition("/")[0]], reverse=True)
+    return sorted(newest, key=lambda r: not r.gpu())
 
 
 def ceilings_pages() -> list[str]:

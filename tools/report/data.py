@@ -21,7 +21,8 @@ def machine_of(environment: dict[str, Any]) -> str:
     if gpus:
         first = gpus[0]
         return str(first["name"] if isinstance(first, dict) else first)
-    return f"{environment.get('cpu', 'CPU')}, {environment.get('cpu_usable')} cores"
+    cores = environment.get("cpu_usable")
+    return f"{environment.get('cpu', 'CPU')}, {cores} core{'s' if cores != 1 else ''}"
 
 
 @dataclass
