@@ -6,7 +6,6 @@
 namespace tilewise::cuda {
 namespace {
 
-constexpr double kMaxSeconds = 3.0;
 constexpr int kMaxSpillBytes = 64;
 
 /// ptxas's notes that cost a kernel its speed: setmaxnreg ignored, wgmma serialised. C7519, a
@@ -63,7 +62,7 @@ std::vector<std::string> census_faults(const PackUnit& packed, const KernelEntry
   if (packed.instruction == "wgmma.mma_async" && r.wgmma_count == 0) {
     faults.push_back("has no wgmma.mma_async");
   }
-  if (r.seconds > kMaxSeconds) {
+  if (r.seconds > kMaxCompileSeconds) {
     faults.push_back("took " + std::to_string(r.seconds) + " s of CPU time to compile");
   }
   return faults;

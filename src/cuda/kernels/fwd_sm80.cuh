@@ -35,7 +35,7 @@ struct Forward {
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
   static constexpr int kBias = kPlanes == 2 ? 7 : 0;
   static_assert(kRows % 16 == 0 && kKeys % 16 == 0);
-  static_assert(!kConfig.scaled || kBlockN <= kScaleRows,
+  static_assert(!kConfig.scaled || kScaleRows % kBlockN == 0,
                 "one scale factor for the keys of a step");
 
   using TileQ = SharedTile<kBlockM, kD, kPlanes>;
@@ -161,7 +161,7 @@ struct Forward {
   __forceinline__ i64 key_scale_index(int block) const {
     return (static_cast<i64>(batch()) * (args.heads_q / args.group) + head_k) *
                args.k_scale_blocks +
-           block * kBlockN / kScaleRows;
+           warp_key(block) / kScaleRows;
   }
   template <bool kMasked>
   __forceinline__ void softmax(Acc (&S)[kM][kN], int block) {
