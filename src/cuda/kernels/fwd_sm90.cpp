@@ -43,11 +43,6 @@ std::string supports(const KernelRow& /*row*/, const Problem& p, const Hardware&
   return sm90_maps_refusal(p);
 }
 
-/// Rows of queries in all heads.
-std::int64_t query_rows(const Problem& p) {
-  return p.heads_q * (p.packed ? p.total_q : p.batch * p.seq_q);
-}
-
 /// Workspace beside the caller's tensors: the tile counter, then what the parts leave.
 std::vector<MemoryItem> workspace_items(const Problem& p, const Config& config, int splits) {
   std::vector<MemoryItem> items;
@@ -56,9 +51,9 @@ std::vector<MemoryItem> workspace_items(const Problem& p, const Config& config, 
   }
   if (splits > 1) {
     items.push_back(memory_item("partial O", Role::workspace, DType::float32,
-                                {splits, query_rows(p), config.head_dim_v}));
+                                {splits, sm90_query_rows(p), config.head_dim_v}));
     items.push_back(
-        memory_item("partial LSE", Role::workspace, DType::float32, {splits, query_rows(p)}));
+        memory_item("partial LSE", Role::workspace, DType::float32, {splits, sm90_query_rows(p)}));
   }
   return items;
 }
@@ -132,7 +127,7 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   args.tiles = args.order.blocks * args.order.heads;
   if (config.dynamic) args.counter = {workspace.take<unsigned long long>(1), next_tag()};
   if (split) {
-    const std::int64_t rows = query_rows(p);
+    const std::int64_t rows = sm90_query_rows(p);
     args.splits = plan.splits;
     args.part_rows = rows;
     args.blocks_per_split = sm90_blocks_per_split(p, config.block_n, plan.splits);

@@ -61,8 +61,7 @@ Modification modification(const Problem& p) {
 
 /// Blocks of keys that a tile takes on average, those that a diagonal cuts counted whole.
 double blocks_of_tile(const Problem& p, const Sm90Tile& tile) {
-  const std::int64_t queries = p.packed ? p.total_q : p.batch * p.seq_q;
-  const double rows = static_cast<double>(p.heads_q * queries);
+  const auto rows = static_cast<double>(sm90_query_rows(p));
   const double keys = visible_pairs(p) / std::max(1.0, rows);
   const double cut = p.has_positional_mask() ? 0.5 * (tile.block_n + tile.block_m()) : 0.0;
   const double all = std::ceil(static_cast<double>(p.seq_k) / tile.block_n);
@@ -104,9 +103,8 @@ double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardwar
       p.has_positional_mask() ? std::max(1.0, jobs / sms + 0.4) : std::ceil(jobs / sms);
   double ms = sm80::kKernelMs + 1e-3 * waves * part_us;
   if (splits > 1) {
-    const std::int64_t queries = p.packed ? p.total_q : p.batch * p.seq_q;
     const double partial =
-        static_cast<double>(p.heads_q * queries) * splits * sm80::padded(p.head_dim_v) * 4.0;
+        static_cast<double>(sm90_query_rows(p)) * splits * sm80::padded(p.head_dim_v) * 4.0;
     ms += sm80::kKernelMs + 1e-6 * 2.0 * partial / machine.bandwidth_gbps;
   }
   return ms;
@@ -145,6 +143,10 @@ int sm90_pack_shift(const Problem& p, const Sm90Tile& tile) {
   };
   const double packed = filled(group, tile.block_m() >> shift);
   return filled(1, tile.block_m()) < kPackGain * packed ? shift : 0;
+}
+
+std::int64_t sm90_query_rows(const Problem& p) {
+  return p.heads_q * (p.packed ? p.total_q : p.batch * p.seq_q);
 }
 
 std::int64_t packed_blocks(const Problem& p, std::int64_t queries) {

@@ -50,6 +50,9 @@ struct Sm90Mask {
 };
 Sm90Mask sm90_mask(const Problem& problem);
 
+/// Rows of queries in all heads.
+std::int64_t sm90_query_rows(const Problem& problem);
+
 /// Row blocks of a head of packed sequences, the rows behind the last sequence counting as one
 /// more. Sequence b, which begins at row r, has those from r / queries + b on: as many as it needs,
 /// and at most one more. No order of lengths has to be known for that.
