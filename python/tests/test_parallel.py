@@ -1,5 +1,6 @@
 """DistributedDataParallel and fully_shard need nothing special: two processes on the CPU."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,10 @@ def run(rank: int, file: str) -> None:
     ):
         torch.testing.assert_close(whole.grad, exact.grad)
         torch.testing.assert_close(part.grad.full_tensor(), exact.grad)
+    dist.barrier()
     dist.destroy_process_group()
+    # One exit in thirty, torch 2.15 aborts while it takes down gloo's threads after Python's end.
+    os._exit(0)
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="torch without torch.distributed")
