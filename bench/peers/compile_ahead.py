@@ -56,7 +56,8 @@ def _compile(library: Path, tasks: list[Task]) -> None:
 
 def compile_ahead(tasks: list[Task], library: Path, jobs: int) -> None:
     """Runs every task once, in `jobs` processes."""
-    wanted = sorted({t for t in tasks if t.cell.problem.seq <= LONGEST}, key=lambda t: t.is_ours)
+    short = {t for t in tasks if max(t.cell.problem.seq, t.cell.problem.keys) <= LONGEST}
+    wanted = sorted(short, key=lambda t: t.is_ours)
     random.Random(0).shuffle(wanted)
     wanted.sort(key=lambda t: t.is_ours)  # what takes longest is spread first
     spawned = multiprocessing.get_context("spawn")

@@ -120,7 +120,15 @@ class OursSession:
 
     def __init__(self, owner: Ours, problem: Problem, inputs: Inputs) -> None:
         self._inputs = inputs
-        self._spec = capi.Spec(causal=1 if problem.causal else 0)
+        left, right = problem.window
+        self._spec = capi.Spec(
+            causal=1 if problem.causal else 0,
+            has_window_left=int(left is not None),
+            has_window_right=int(right is not None),
+            window_left=left or 0,
+            window_right=right or 0,
+            softcap=problem.softcap,
+        )
         self._o = torch.full_like(inputs.q, torch.nan, requires_grad=False)
         lse = torch.full(inputs.q.shape[:3], torch.nan, device="cuda", dtype=torch.float32)
         self._named = {name: getattr(inputs, name) for name in ("q", "k", "v")}

@@ -13,9 +13,12 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 PASSES = ("fwd", "bwd", "fwd+bwd")
 
 
+Window = tuple[int | None, int | None]
+
+
 @dataclass(frozen=True)
 class Problem:
-    """Self-attention of contiguous (batch, heads, seq, dim) tensors, full or causal."""
+    """Attention of contiguous (batch, heads, seq, dim) tensors: `seq` queries, `keys` keys."""
 
     batch: int
     heads: int
@@ -24,15 +27,38 @@ class Problem:
     dim: int
     dtype: str
     causal: bool
+    seq_k: int | None = None  # None: as many keys as queries
+    window: Window = (None, None)
+    softcap: float = 0.0  # c of c tanh(x / c), 0 is off
 
     @property
     def scale(self) -> float:
         return self.dim**-0.5
 
     @property
+    def keys(self) -> int:
+        return self.seq if self.seq_k is None else self.seq_k
+
+    @property
+    def band(self) -> Window:
+        """Query i sees keys i + keys - seq - left to ... + right; None is no bound."""
+        left, right = self.window
+        return left, (min(0, right if right is not None else 0) if self.causal else right)
+
+    @property
+    def has_window(self) -> bool:
+        return self.window != (None, None)
+
+    @property
     def pairs(self) -> int:
         """Visible (query, key) pairs over batch and query heads."""
-        one_head = self.seq * (self.seq + 1) // 2 if self.causal else self.seq**2
+        left, right = self.band
+        shift = self.keys - self.seq
+        one_head = 0
+        for i in range(self.seq):
+            begin = 0 if left is None else max(0, i + shift - left)
+            end = self.keys if right is None else min(self.keys, i + shift + right + 1)
+            one_head += max(0, end - begin)
         return self.batch * self.heads * one_head
 
     def flops(self, which: str) -> float:
@@ -43,7 +69,7 @@ class Problem:
     def bytes_moved(self, which: str) -> int:
         """Every input read once and every output written once, LSE included."""
         query_side = self.batch * self.heads * self.seq * self.dim * DTYPE_BYTES[self.dtype]
-        key_side = self.batch * self.kv_heads * self.seq * self.dim * DTYPE_BYTES[self.dtype]
+        key_side = self.batch * self.kv_heads * self.keys * self.dim * DTYPE_BYTES[self.dtype]
         lse = self.batch * self.heads * self.seq * 4
         forward = 2 * query_side + 2 * key_side + lse
         backward = 4 * query_side + 4 * key_side + lse  # Q O dO dQ, K V dK dV
@@ -53,8 +79,23 @@ class Problem:
         """As cases/README.md writes it."""
         heads = f"{self.heads}" if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
         dtype = next(short for short, name in DTYPES.items() if name == self.dtype)
-        mask = " causal" if self.causal else ""
-        return f"b{self.batch} h{heads} s{self.seq} d{self.dim} {dtype}{mask}"
+        lengths = f"s{self.seq}" if self.seq == self.keys else f"q{self.seq} k{self.keys}"
+        words = [f"b{self.batch} h{heads} {lengths} d{self.dim} {dtype}"]
+        words += ["causal"] if self.causal else []
+        words += [option for option in (self.window_text(), self.softcap_text()) if option]
+        return " ".join(words)
+
+    def window_text(self) -> str:
+        sides = ("none" if side is None else str(side) for side in self.window)
+        return f"window={','.join(sides)}" if self.has_window else ""
+
+    def softcap_text(self) -> str:
+        return f"softcap={self.softcap:g}" if self.softcap else ""
+
+    @property
+    def options(self) -> str:
+        """The field `mask` of its rows: what more than "full or causal" there is."""
+        return "+".join(filter(None, (self.window_text(), self.softcap_text()))) or "none"
 
 
 @dataclass(frozen=True)
@@ -88,8 +129,12 @@ def grid_flags(parser: argparse.ArgumentParser, *, preset_line: bool) -> None:
     default |= {"impl": "flash", "pass": "fwd,bwd"}
     for name in ("batch", "heads", "seq", "dim", "dtype", "impl", "pass"):
         grid.add_argument(f"--{name}", default=default[name] if preset_line else None)
-    for name in ("tokens", "hidden", "kv-heads"):
+    for name in ("tokens", "hidden"):
         grid.add_argument(f"--{name}", type=int)
+    for name in ("kv-heads", "seq-q", "seq-k"):  # lists too
+        grid.add_argument(f"--{name}")
+    grid.add_argument("--window", metavar="LEFT,RIGHT", help="a side without bound as -")
+    grid.add_argument("--softcap", type=float)
     grid.add_argument("--causal", action="store_true", default=None)
     if preset_line:
         for name in ("protocol", "repeat", "warmup", "view"):  # this command's timer has its own
@@ -111,22 +156,52 @@ def read_preset(path: Path, overrides: argparse.Namespace) -> list[Cell]:
     return cells
 
 
+def window_of(text: str) -> Window:
+    """Of "1023,0" or "128,-"."""
+    left, right = (None if side == "-" else int(side) for side in text.split(","))
+    return left, right
+
+
+def lengths_of(text: dict[str, str]) -> list[tuple[int, int]]:
+    """(queries, keys): equal along --seq; every combination when one has a flag of its own."""
+    if "seq_q" not in text and "seq_k" not in text:
+        return [(n, n) for n in axis(text["seq"])]
+    queries, keys = (axis(text.get(name, text["seq"])) for name in ("seq_q", "seq_k"))
+    return [(q, k) for q in queries for k in keys]
+
+
+def heads_of(text: dict[str, str], dim: int) -> list[tuple[int, int]]:
+    """(query heads, key heads): equal, or every pair that divides."""
+    heads = [max(1, int(text["hidden"]) // dim)] if "hidden" in text else axis(text["heads"])
+    if "kv_heads" not in text:
+        return [(h, h) for h in heads]
+    return [(h, kv) for h in heads for kv in axis(text["kv_heads"]) if h % kv == 0]
+
+
 def expand(flags: dict[str, object]) -> Iterator[Cell]:
     """All combinations: types and dims outermost, lengths innermost."""
     text = {name: str(value) for name, value in flags.items() if value is not None}
-    for dtype in text["dtype"].split(","):
-        for dim in axis(text["dim"]):
-            heads = (
-                [max(1, int(text["hidden"]) // dim)] if "hidden" in text else axis(text["heads"])
-            )
-            for batch in axis(text["batch"]):
-                for h in heads:
-                    for seq in axis(text["seq"]):
-                        b = max(1, int(text["tokens"]) // seq) if "tokens" in text else batch
-                        kv = int(text.get("kv_heads", h))
-                        problem = Problem(b, h, kv, seq, dim, DTYPES[dtype], bool(flags["causal"]))
-                        yield Cell(
-                            problem,
-                            tuple(text["impl"].split(",")),
-                            tuple(p for p in PASSES if p in text["pass"].split(",")),
-                        )
+    window = window_of(text["window"]) if "window" in text else (None, None)
+    sizes = (
+        (dtype, dim, batch, heads, lengths)
+        for dtype in text["dtype"].split(",")
+        for dim in axis(text["dim"])
+        for batch in axis(text["batch"])
+        for heads in heads_of(text, dim)
+        for lengths in lengths_of(text)
+    )
+    for dtype, dim, batch, (heads, kv_heads), (seq, keys) in sizes:
+        problem = Problem(
+            max(1, int(text["tokens"]) // seq) if "tokens" in text else batch,
+            heads,
+            kv_heads,
+            seq,
+            dim,
+            DTYPES[dtype],
+            bool(flags["causal"]),
+            None if keys == seq else keys,
+            window,
+            float(text.get("softcap", 0.0)),
+        )
+        passes = tuple(p for p in PASSES if p in text["pass"].split(","))
+        yield Cell(problem, tuple(text["impl"].split(",")), passes)

@@ -27,14 +27,14 @@ class Inputs:
 
     @staticmethod
     def random(problem: Problem) -> Inputs:
-        def tensor(heads: int, *, leaf: bool) -> torch.Tensor:
-            shape = (problem.batch, heads, problem.seq, problem.dim)
+        def tensor(heads: int, rows: int, *, leaf: bool) -> torch.Tensor:
+            shape = (problem.batch, heads, rows, problem.dim)
             made = torch.empty(shape, device="cuda", dtype=getattr(torch, problem.dtype))
             return made.normal_().requires_grad_(leaf)
 
-        kv = problem.kv_heads
-        q, d_o = tensor(problem.heads, leaf=True), tensor(problem.heads, leaf=False)
-        return Inputs(q, tensor(kv, leaf=True), tensor(kv, leaf=True), d_o)
+        queries, keys = (problem.heads, problem.seq), (problem.kv_heads, problem.keys)
+        q, d_o = tensor(*queries, leaf=True), tensor(*queries, leaf=False)
+        return Inputs(q, tensor(*keys, leaf=True), tensor(*keys, leaf=True), d_o)
 
     def refresh(self) -> None:
         """New values in place."""
@@ -66,20 +66,32 @@ class Reference:
         q, d_o = (x.detach()[b, queries].double() for x in (inputs.q, inputs.d_o))
         o, d_q = torch.empty_like(q), torch.empty_like(q)
         d_k, d_v = torch.zeros_like(k), torch.zeros_like(v)
-        rows = max(1, CHUNK_PAIRS // (p.seq * self._group))
-        key_at = torch.arange(p.seq, device=k.device)
+        rows = max(1, CHUNK_PAIRS // (p.keys * self._group))
+        left, right = p.band
+        key_at = torch.arange(p.keys, device=k.device)
+        diagonal = torch.arange(p.seq, device=k.device) + p.keys - p.seq
         for first in range(0, p.seq, rows):
             part = slice(first, min(first + rows, p.seq))
             s = (q[:, part] @ k.T).mul_(scale)
-            if p.causal:
-                s.masked_fill_(key_at > key_at[part, None], -torch.inf)
-            prob = s.sub_(s.logsumexp(-1, keepdim=True)).exp_()
+            slope: torch.Tensor | None = None  # of the softcap
+            if p.softcap:
+                s.div_(p.softcap).tanh_()
+                slope = 1.0 - s.square() if backward else None
+                s.mul_(p.softcap)
+            if right is not None:
+                s.masked_fill_(key_at > diagonal[part, None] + right, -torch.inf)
+            if left is not None:
+                s.masked_fill_(key_at < diagonal[part, None] - left, -torch.inf)
+            lse = s.logsumexp(-1, keepdim=True)
+            prob = s.sub_(lse.masked_fill_(lse == -torch.inf, 0.0)).exp_()  # rows without keys: 0
             o[:, part] = prob @ v
             if not backward:
                 continue
             d_v += torch.einsum("gij,gid->jd", prob, d_o[:, part])
             d_s = d_o[:, part] @ v.T
             d_s.sub_((d_s * prob).sum(-1, keepdim=True)).mul_(prob).mul_(scale)
+            if slope is not None:
+                d_s.mul_(slope)
             d_q[:, part] = d_s @ k
             d_k += torch.einsum("gij,gid->jd", d_s, q[:, part])
         results = {"O": o}

@@ -4,11 +4,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 Row = dict[str, Any]
 OURS = ("flash", "fused", "eager", "baseline")
 SHAPE = ("dtype", "causal", "head_dim", "batch", "heads", "kv_heads", "seq_q", "protocol")
+
+
+class Cell(NamedTuple):
+    """What rows that may be compared have in common: SHAPE, what rows may leave out, the pass."""
+
+    dtype: str
+    causal: bool
+    head_dim: int
+    batch: int
+    heads: int
+    kv_heads: int
+    seq_q: int
+    protocol: str
+    seq_k: int
+    mask: str  # what more there is than `causal` says
+    which: str
+
+    @staticmethod
+    def of(row: Row) -> Cell:
+        beside = (row.get("seq_k", row["seq_q"]), row.get("mask", "none"))
+        return Cell(*(row[name] for name in SHAPE), *beside, row["pass"])
+
+    @property
+    def length(self) -> str:
+        return f"{self.seq_q}" if self.seq_q == self.seq_k else f"{self.seq_q}/{self.seq_k}"
+
+    @property
+    def options(self) -> str:
+        """Of its line in the table. A batch that goes with the length is no part of it."""
+        words = [f"{self.kv_heads} kv heads"] if self.heads != self.kv_heads else []
+        words += [f"batch {self.batch}"] if self.seq_q != self.seq_k else []
+        words += [self.mask] if self.mask != "none" else []
+        return ", ".join(words)
 
 
 def geomean(values: Iterable[float]) -> float:
@@ -16,12 +49,12 @@ def geomean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
-def by_cell(rows: list[Row]) -> dict[tuple[Any, ...], list[Row]]:
+def by_cell(rows: list[Row]) -> dict[Cell, list[Row]]:
     """Measured rows of each problem and pass."""
-    cells: dict[tuple[Any, ...], list[Row]] = {}
+    cells: dict[Cell, list[Row]] = {}
     for row in rows:
         if row["status"] == "ok":
-            cells.setdefault((*(row[f] for f in SHAPE), row["pass"]), []).append(row)
+            cells.setdefault(Cell.of(row), []).append(row)
     return cells
 
 
@@ -29,7 +62,7 @@ def label(row: Row) -> str:
     return f"{row['implementation']} {row['kernel']}" if row["implementation"] in OURS else ""
 
 
-def ratios(rows: list[Row], ours: str, against: str = "") -> dict[tuple[Any, ...], float]:
+def ratios(rows: list[Row], ours: str, against: str = "") -> dict[Cell, float]:
     """Time of the best peer (or of `against`) over ours, where both were measured."""
     out = {}
     for cell, present in by_cell(rows).items():
@@ -46,21 +79,27 @@ def ratios(rows: list[Row], ours: str, against: str = "") -> dict[tuple[Any, ...
 def table(rows: list[Row], ours: str, against: str) -> list[str]:
     """Lengths across; one line for each type, mask, head dim and pass, with its geometric mean."""
     found = ratios(rows, ours, against)
-    lengths = sorted({cell[6] for cell in found})
+    ordered = sorted(found, key=lambda cell: (cell.seq_q, cell.seq_k))
+    lengths = list(dict.fromkeys(cell.length for cell in ordered))
+    columns = {n: max(8, len(n) + 1) for n in lengths}
+    width = max([34, *(len(cell.options) + 35 for cell in found if cell.options)])
     lines = [f"time of {against or 'the best peer'} / ours ({ours}); above 1 ours is faster"]
-    lines.append(f"{'':34}" + "".join(f"{n:>8}" for n in lengths) + "   geomean")
-    groups: dict[tuple[Any, ...], dict[int, float]] = {}
-    for cell, ratio in found.items():
-        groups.setdefault((cell[-1], *cell[:3], cell[4], cell[7]), {})[cell[6]] = ratio
+    head = "".join(f"{n:>{columns[n]}}" for n in lengths)
+    lines.append(f"{'':{width}}{head}   geomean")
+    groups: dict[tuple[Any, ...], dict[str, float]] = {}
+    for c, ratio in found.items():
+        key = (c.which, c.dtype, c.causal, c.head_dim, c.heads, c.protocol, c.options)
+        groups.setdefault(key, {})[c.length] = ratio
     for key in sorted(groups, key=str):
-        which, dtype, causal, dim, heads, _ = key
+        which, dtype, causal, dim, heads, _, options = key
         name = f"{which:8}{dtype:9} d{dim:<4} h{heads:<3}{'causal' if causal else 'full':7}"
+        group = groups[key]
         cells = "".join(
-            f"{groups[key][n]:8.3f}" if n in groups[key] else f"{'-':>8}" for n in lengths
+            f"{group[n]:{columns[n]}.3f}" if n in group else f"{'-':>{columns[n]}}" for n in lengths
         )
-        lines.append(f"{name:34}{cells}{geomean(groups[key].values()):10.3f}")
-    for which in sorted({cell[-1] for cell in found}):
-        values = [r for cell, r in found.items() if cell[-1] == which]
+        lines.append(f"{name + options:{width}}{cells}{geomean(group.values()):10.3f}")
+    for which in sorted({cell.which for cell in found}):
+        values = [r for cell, r in found.items() if cell.which == which]
         lines.append(
             f"{which}: {len(values)} cells, geomean {geomean(values):.3f}, "
             f"least {min(values):.3f}, {sum(v < 1 for v in values)} below 1"

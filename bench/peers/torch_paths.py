@@ -78,6 +78,10 @@ class TorchPath:
 
 def _sdpa(backend: SDPBackend) -> Callable[[Problem], Attention]:
     def make(problem: Problem) -> Attention:
+        if problem.has_window or problem.softcap:
+            raise RefusedError("scaled_dot_product_attention takes no window and no softcap")
+        if problem.causal and problem.keys != problem.seq:
+            raise RefusedError("its causal mask is aligned to the first key, not the last")
         gqa = problem.heads != problem.kv_heads
 
         def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -91,20 +95,60 @@ def _sdpa(backend: SDPBackend) -> Callable[[Problem], Attention]:
     return make
 
 
+def _flash(problem: Problem) -> Attention:
+    """FlashAttention-2 as torch has it; windows, and causal masks aligned to the last key, by the
+    operator behind scaled_dot_product_attention, whose tensors are (B, S, H, D)."""
+    aligned = not problem.causal or problem.keys == problem.seq
+    if problem.softcap or (aligned and not problem.has_window):
+        return _sdpa(SDPBackend.FLASH_ATTENTION)(problem)
+    left, right = (-1 if side is None else side for side in problem.band)
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        o = torch.ops.aten._flash_attention_forward(
+            *(x.transpose(1, 2) for x in (q, k, v)),
+            None,
+            None,
+            problem.seq,
+            problem.keys,
+            0.0,
+            problem.causal,
+            False,
+            scale=problem.scale,
+            window_size_left=left,
+            window_size_right=right,
+        )[0]
+        return o.transpose(1, 2)
+
+    return attention
+
+
+def visible(problem: Problem, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    """Whether query i sees key j, elementwise."""
+    left, right = problem.band
+    ahead = j - i - (problem.keys - problem.seq)
+    seen = ahead == ahead
+    if right is not None:
+        seen = seen & (ahead <= right)
+    return seen if left is None else seen & (ahead >= -left)
+
+
 @functools.lru_cache(maxsize=1)
-def _hidden(seq: int) -> torch.Tensor:
-    """True where a causal mask hides; made before anything is timed."""
-    return torch.ones(seq, seq, dtype=torch.bool, device="cuda").triu(1)
+def _hidden(problem: Problem, device: str) -> torch.Tensor:
+    """True where the mask hides; made before anything is timed."""
+    i, j = (torch.arange(n, device=device) for n in (problem.seq, problem.keys))
+    return ~visible(problem, i[:, None], j[None])
 
 
-def _formula(problem: Problem) -> Attention:
+def _formula(problem: Problem, device: str = "cuda") -> Attention:
     """The textbook in torch's own operations."""
     if problem.heads != problem.kv_heads:
         raise RefusedError("the plain formula is written for as many key heads as query heads")
-    hidden = _hidden(problem.seq) if problem.causal else None
+    hidden = None if problem.band == (None, None) else _hidden(problem, device)
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         s = q @ k.transpose(-1, -2) * problem.scale
+        if problem.softcap:
+            s = torch.tanh(s / problem.softcap) * problem.softcap
         if hidden is not None:
             s = s.masked_fill(hidden, float("-inf"))
         return torch.softmax(s, -1) @ v
@@ -118,8 +162,12 @@ def _compiled(problem: Problem) -> Attention:
 
 
 @functools.lru_cache(maxsize=4)
-def _causal_blocks(seq: int) -> BlockMask:
-    return create_block_mask(lambda b, h, i, j: i >= j, None, None, seq, seq, device="cuda")
+def _blocks(problem: Problem) -> BlockMask:
+    def mask(b: object, h: object, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        del b, h
+        return visible(problem, i, j)
+
+    return create_block_mask(mask, None, None, problem.seq, problem.keys, device="cuda")
 
 
 @functools.cache
@@ -129,11 +177,17 @@ def _compiled_flex() -> Callable[..., torch.Tensor]:
 
 def _flex(problem: Problem) -> Attention:
     compiled = _compiled_flex()
-    blocks = _causal_blocks(problem.seq) if problem.causal else None
+    blocks = None if problem.band == (None, None) else _blocks(problem)
     gqa = problem.heads != problem.kv_heads
 
+    def capped(score: torch.Tensor, *at: object) -> torch.Tensor:
+        del at
+        return torch.tanh(score / problem.softcap) * problem.softcap
+
+    modify = capped if problem.softcap else None
+
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return compiled(q, k, v, block_mask=blocks, enable_gqa=gqa)
+        return compiled(q, k, v, score_mod=modify, block_mask=blocks, enable_gqa=gqa)
 
     return attention
 
@@ -143,9 +197,14 @@ def _package(module: str, function: str) -> Callable[[Problem], Attention]:
 
     def make(problem: Problem) -> Attention:
         run = getattr(importlib.import_module(module), function)
+        options: dict[str, object] = {"causal": problem.causal}
+        if problem.has_window:
+            options["window_size"] = tuple(-1 if side is None else side for side in problem.band)
+        if problem.softcap:
+            options["softcap"] = problem.softcap
 
         def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            o = run(*(x.transpose(1, 2) for x in (q, k, v)), causal=problem.causal)
+            o = run(*(x.transpose(1, 2) for x in (q, k, v)), **options)
             return (o[0] if isinstance(o, tuple) else o).transpose(1, 2)
 
         return attention
@@ -175,7 +234,7 @@ def torch_paths() -> dict[str, TorchPath]:
     cudnn = torch.backends.cudnn.version()
     paths = [
         TorchPath("cudnn", f"sdpa cuDNN {cudnn}", _sdpa(SDPBackend.CUDNN_ATTENTION), HALF),
-        TorchPath("fa2", "sdpa flash", _sdpa(SDPBackend.FLASH_ATTENTION), HALF),
+        TorchPath("fa2", "sdpa flash", _flash, HALF),
         TorchPath("memeff", "sdpa memory-efficient", _sdpa(SDPBackend.EFFICIENT_ATTENTION), ALL),
         TorchPath("math", "sdpa math", _sdpa(SDPBackend.MATH), ALL),
         TorchPath("flex", "flex_attention", _flex, ALL),

@@ -16,7 +16,7 @@ from cli_testing import SOURCE, run
 sys.path.insert(0, str(SOURCE))
 
 from bench.peers import summary
-from bench.peers.problem import axis, read_preset
+from bench.peers.problem import Problem, axis, read_preset
 
 PRESETS = SOURCE / "cases" / "presets"
 PASSES = {"forward": "fwd", "backward": "bwd"}
@@ -61,6 +61,28 @@ class Presets(unittest.TestCase):
         self.assertEqual({(c.problem.seq, c.problem.dim) for c in cells}, {(512, 64), (1024, 64)})
         self.assertEqual({c.problem.causal for c in cells}, {False, True})
 
+    def test_what_is_visible(self) -> None:
+        windows = [(None, None), (7, 0), (3, 5), (None, 2), (2, None), (9, -4)]
+        for seq, keys in ((16, 16), (5, 20), (20, 5), (1, 33)):
+            for causal in (False, True):
+                for window in windows:
+                    p = Problem(2, 6, 3, seq, 64, "bfloat16", causal, keys, window, 50.0)
+                    left, right = (10**9 if side is None else side for side in window)
+                    right = min(right, 0) if causal else right
+                    seen = sum(
+                        i + keys - seq - left <= j <= i + keys - seq + right
+                        for i in range(seq)
+                        for j in range(keys)
+                    )
+                    self.assertEqual(p.pairs, 2 * 6 * seen, p)
+
+    def test_options_are_written_as_cases_are(self) -> None:
+        p = Problem(1, 8, 2, 128, 64, "bfloat16", True, 256, (1023, None), 50.0)
+        text = "b1 h8/2 q128 k256 d64 bf16 causal window=1023,none softcap=50"
+        self.assertEqual(str(p), text)
+        self.assertEqual(p.options, "window=1023,none+softcap=50")
+        self.assertEqual(Problem(1, 8, 8, 128, 64, "bfloat16", True).options, "none")
+
     def test_axis(self) -> None:
         self.assertEqual(axis("7,256:4096:x4,1:5:+2"), [7, 256, 1024, 4096, 1, 3, 5])
 
@@ -79,6 +101,22 @@ class Summaries(unittest.TestCase):
         self.assertEqual(list(summary.ratios(rows, "flash", "fa2").values()), [2.5])
         self.assertEqual(list(summary.ratios(rows, "flash", "fa3").values()), [])
         self.assertAlmostEqual(summary.geomean([0.5, 2.0]), 1.0)
+
+    def test_options_are_cells_of_their_own(self) -> None:
+        rows = [
+            row("flash", "flash_fwd_sm90", 2.0),
+            row("fa3", "own", 3.0),
+            row("flash", "flash_fwd_sm90", 1.0, mask="window=1023,0"),
+            row("fa3", "own", 4.0, mask="window=1023,0"),
+            row("flash", "flash_fwd_sm90", 1.0, seq_q=1, seq_k=4096, kv_heads=2),
+            row("fa3", "own", 0.5, seq_q=1, seq_k=4096, kv_heads=2),
+        ]
+        self.assertEqual(list(summary.ratios(rows, "sm90").values()), [1.5, 4.0, 0.5])
+        shown = summary.table(rows, "sm90", "")
+        self.assertIn("1/4096", shown[1])
+        self.assertEqual([line.split()[-1] for line in shown[2:5]], ["1.500", "0.500", "4.000"])
+        self.assertIn("2 kv heads, batch 1 ", shown[3])
+        self.assertIn("window=1023,0 ", shown[4])
 
     def test_choice_is_judged_by_the_best_row(self) -> None:
         rows = [

@@ -26,6 +26,9 @@ class _Args(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in ("q", "k", "v", "o", "lse", "d_o", "dq", "dk", "dv", "workspace")
         ),
+        # Last, so that a library without windows reads what it knows.
+        ("window_left", ctypes.c_int64),
+        ("window_right", ctypes.c_int64),
     ]
 
 
@@ -50,6 +53,10 @@ class Fa3:
             raise RefusedError("this build of FlashAttention-3 has bfloat16 only")
         if not self._lib.fa3_has(ctypes.c_int64(problem.dim)):
             raise RefusedError(f"this build of FlashAttention-3 has no head dim {problem.dim}")
+        if problem.softcap:
+            raise RefusedError("this build of FlashAttention-3 has no softcap")
+        if problem.has_window and not hasattr(self._lib, "fa3_has_windows"):
+            raise RefusedError("this build of FlashAttention-3 has no windows")
         return Fa3Session(self._lib, problem, inputs)
 
 
@@ -61,15 +68,19 @@ class Fa3Session:
         self._o = torch.full_like(inputs.q, torch.nan, requires_grad=False)
         self._lse = torch.full(inputs.q.shape[:3], torch.nan, device="cuda", dtype=torch.float32)
         self._gradients: dict[str, torch.Tensor] = {}
+        self._has_window = problem.has_window
+        left, right = problem.window
         self._args = _Args(
             problem.batch,
             problem.heads,
             problem.kv_heads,
             problem.seq,
-            problem.seq,
+            problem.keys,
             problem.dim,
             int(problem.causal),
             problem.scale,
+            window_left=-1 if left is None else left,
+            window_right=-1 if right is None else right,
         )
         pointers = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "o": self._o, "lse": self._lse}
         self._point(pointers)
@@ -97,6 +108,8 @@ class Fa3Session:
         self._run("fa3_forward")
 
     def backward(self) -> None:
+        if self._has_window:
+            raise RefusedError("this build of FlashAttention-3 has windows in the forward alone")
         if not self._gradients:
             for name in ("q", "k", "v"):
                 like = getattr(self._inputs, name)

@@ -5,7 +5,8 @@
 #
 # CHECKOUT is a checkout of the flash-attention repository with its csrc/cutlass submodule, OUT the
 # folder for objects and the library. Only what the comparison runs is compiled: bf16, sm_90a, full and
-# causal, dims 64 128 256 by default. One file at a time: each takes minutes and up to 5 GB.
+# causal, forward windows, dims 64 128 256 by default. One file at a time: each takes minutes and up to
+# 5 GB.
 set -eu
 # A checkout without .git: FA3_COMMIT names it.
 checkout=$(cd "$1" && pwd)
@@ -21,7 +22,7 @@ flags="-O3 -std=c++17 --use_fast_math --expt-relaxed-constexpr
   --expt-extended-lambda -w -Xcompiler -fPIC -gencode arch=compute_90a,code=sm_90a
   -DNDEBUG -DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED -DCUTLASS_ENABLE_GDC_FOR_SM90
   -DCUTLASS_DEBUG_TRACE_LEVEL=0 -I $checkout/hopper -I $checkout/csrc/cutlass/include"
-for feature in LOCAL SOFTCAP PAGEDKV SPLIT APPENDKV PACKGQA VARLEN FP16 FP8 SM8x; do
+for feature in SOFTCAP PAGEDKV SPLIT APPENDKV PACKGQA VARLEN FP16 FP8 SM8x; do
   flags="$flags -DFLASHATTENTION_DISABLE_$feature"
 done
 
@@ -32,8 +33,10 @@ for dim in $dims; do
     objects="$objects $object"
     [ -e "$object" ] && continue
     echo "fa3: $pass, dim $dim"
+    windows=
+    [ "$pass" = bwd ] && windows=-DFLASHATTENTION_DISABLE_LOCAL
     # shellcheck disable=SC2086
-    nice "$nvcc" $flags -c -o "$object.part" \
+    nice "$nvcc" $flags $windows -c -o "$object.part" \
       "$checkout/hopper/instantiations/flash_${pass}_hdim${dim}_bf16_sm90.cu"
     mv "$object.part" "$object"
   done

@@ -17,6 +17,8 @@ struct Fa3Args {
   double scale;
   void *q, *k, *v, *o, *lse, *d_o, *dq, *dk, *dv;
   void* workspace;
+  /// Keys left and right of the diagonal that ends at the last key; -1: all. Forward alone.
+  std::int64_t window_left, window_right;
 };
 }
 
@@ -105,9 +107,15 @@ void set_forward(Flash_fwd_params& p, const Fa3Args& a) {
   p.scale_softmax = static_cast<float>(a.scale);
   p.p_dropout = p.rp_dropout = 1.0F;
   p.p_dropout_in_uint8_t = 255;
-  p.is_causal = a.causal != 0;
-  p.window_size_left = p.seqlen_k - 1;
-  p.window_size_right = p.is_causal ? 0 : p.seqlen_q - 1;
+  // As their interface does: a bound that hides nothing is none.
+  const std::int64_t left = a.window_left >= a.seq_k - 1 ? -1 : a.window_left;
+  const std::int64_t right = a.causal != 0                   ? 0
+                             : a.window_right >= a.seq_q - 1 ? -1
+                                                             : a.window_right;
+  p.is_causal = left < 0 && right == 0;
+  p.is_local = (left >= 0 || right >= 0) && !p.is_causal;
+  p.window_size_left = left < 0 ? p.seqlen_k - 1 : static_cast<int>(left);
+  p.window_size_right = right < 0 ? p.seqlen_q - 1 : static_cast<int>(right);
   p.num_splits = 1;
   p.page_size = 1;
   p.arch = 90;
@@ -165,6 +173,9 @@ int fa3_has(std::int64_t dim) {
   return 0;
 }
 
+/// There where the forward takes windows.
+int fa3_has_windows() { return 1; }
+
 std::int64_t fa3_workspace_bytes(const Fa3Args* a, int backward_pass) {
   return Workspace(*a, backward_pass != 0, nullptr).bytes;
 }
@@ -177,8 +188,8 @@ int fa3_forward(const Fa3Args* a, void* stream_handle) {
   Flash_fwd_params p = {};
   set_forward(p, *a);
   p.tile_count_semaphore = w.tile_counter;
-  // Their causal forward hands out tiles by this counter.
-  if (p.is_causal) cudaMemsetAsync(w.tile_counter, 0, sizeof(int), stream);
+  // Their masked forward hands out tiles by this counter.
+  if (p.is_causal || p.is_local) cudaMemsetAsync(w.tile_counter, 0, sizeof(int), stream);
 #ifdef FA3_HAS_64
   if (a->dim == 64) forward<64>(p, stream);
 #endif
@@ -197,6 +208,7 @@ int fa3_backward(const Fa3Args* a, void* stream_handle) {
   const Workspace w(*a, true);
   Flash_bwd_params p = {};
   set_backward(p, *a, w);
+  if (p.is_local) return -1;
   if (w.kv_accum_bytes > 0) {
     cudaMemsetAsync(w.dk_accum, 0, static_cast<std::size_t>(w.kv_accum_bytes), stream);
     cudaMemsetAsync(w.dv_accum, 0, static_cast<std::size_t>(w.kv_accum_bytes), stream);

@@ -1,0 +1,109 @@
+"""bench/peers: its reference and what its paths see, against the formula written out."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from bench.peers import torch_paths  # noqa: E402
+from bench.peers.contender import RefusedError  # noqa: E402
+from bench.peers.fa3 import Fa3  # noqa: E402
+from bench.peers.problem import Problem, Window  # noqa: E402
+from bench.peers.reference import Inputs, Reference  # noqa: E402
+
+PROBLEMS = [
+    Problem(2, 4, 2, 24, 8, "float32", causal=True),
+    Problem(1, 4, 1, 9, 8, "float32", causal=True, seq_k=30),
+    Problem(1, 2, 2, 30, 8, "float32", causal=True, seq_k=9),
+    Problem(1, 2, 2, 24, 8, "float32", causal=True, window=(5, 0)),
+    Problem(1, 2, 1, 20, 8, "float32", causal=False, seq_k=27, window=(4, 3), softcap=1.5),
+    Problem(1, 2, 2, 24, 8, "float32", causal=True, softcap=0.7),
+    Problem(3, 6, 2, 1, 8, "float32", causal=False, seq_k=40),
+]
+
+
+def random_inputs(p: Problem) -> Inputs:
+    def tensor(heads: int, rows: int) -> torch.Tensor:
+        return torch.randn(p.batch, heads, rows, p.dim, requires_grad=True)
+
+    q, k, v = tensor(p.heads, p.seq), tensor(p.kv_heads, p.keys), tensor(p.kv_heads, p.keys)
+    return Inputs(q, k, v, torch.randn_like(q, requires_grad=False))
+
+
+def written_out(p: Problem, inputs: Inputs) -> torch.Tensor:
+    """Softmax over the visible keys of every row, one row at a time; rows without keys are 0."""
+    rows = []
+    left, right = (10**9 if side is None else side for side in p.window)
+    for b, h, i in torch.cartesian_prod(*(torch.arange(n) for n in (p.batch, p.heads, p.seq))):
+        at = int(i) + p.keys - p.seq
+        last = at + (min(right, 0) if p.causal else right)
+        begin, end = max(0, at - left), max(0, min(p.keys, last + 1))
+        kv = int(h) // (p.heads // p.kv_heads)
+        s = inputs.k[b, kv, begin:end].double() @ inputs.q[b, h, i].double() * p.scale
+        s = p.softcap * torch.tanh(s / p.softcap) if p.softcap else s
+        rows.append(torch.softmax(s, -1) @ inputs.v[b, kv, begin:end].double())
+    return torch.stack(rows).reshape(p.batch, p.heads, p.seq, p.dim)
+
+
+@pytest.mark.parametrize("p", PROBLEMS, ids=str)
+def test_reference_takes_what_is_right_and_nothing_else(p: Problem) -> None:
+    torch.manual_seed(3)
+    inputs = random_inputs(p)
+    leaves = (inputs.q, inputs.k, inputs.v)
+    o = written_out(p, inputs)
+    gradients = torch.autograd.grad(o, leaves, inputs.d_o.double())
+    outputs = {"O": o.detach()} | dict(zip(("dQ", "dK", "dV"), gradients, strict=True))
+    reference = Reference(p, inputs, backward=True)
+    assert reference.refusal(outputs) == ""
+    for name, right in outputs.items():
+        wrong = right.clone()
+        wrong[0, 0, -1] += 0.1
+        assert name in reference.refusal(outputs | {name: wrong})
+
+
+@pytest.mark.parametrize("p", [p for p in PROBLEMS if p.heads == p.kv_heads], ids=str)
+def test_formula_in_torch(p: Problem) -> None:
+    inputs = random_inputs(p)
+    o = torch_paths._formula(p, "cpu")(inputs.q, inputs.k, inputs.v)
+    hidden = torch.isnan(o)  # rows without keys, which the plain formula does not know
+    torch.testing.assert_close(torch.where(hidden, 0.0, o).double(), written_out(p, inputs))
+
+
+@pytest.mark.parametrize("window", [(None, None), (5, 0), (3, None), (None, 2)])
+def test_mask_of_blocks(window: Window) -> None:
+    p = Problem(1, 1, 1, 12, 8, "float32", causal=False, seq_k=17, window=window)
+    i, j = torch.arange(p.seq), torch.arange(p.keys)
+    assert int(torch_paths.visible(p, i[:, None], j[None]).sum()) == p.pairs
+
+
+def test_sdpa_refuses_what_it_has_not() -> None:
+    paths = torch_paths.torch_paths()
+    inputs = random_inputs(PROBLEMS[0])
+    for p in (
+        Problem(1, 2, 2, 8, 8, "bfloat16", causal=True, window=(3, 0)),
+        Problem(1, 2, 2, 8, 8, "bfloat16", causal=False, softcap=2.0),
+        Problem(1, 2, 2, 8, 8, "bfloat16", causal=True, seq_k=16),
+    ):
+        with pytest.raises(RefusedError):
+            paths["cudnn"].open(p, inputs)
+
+
+class OldLibrary:
+    """A build of FlashAttention-3 without windows."""
+
+    @staticmethod
+    def fa3_has(dim: object) -> int:
+        del dim
+        return 1
+
+
+def test_fa3_refuses_what_its_build_has_not() -> None:
+    fa3 = Fa3.__new__(Fa3)
+    fa3._lib = OldLibrary()
+    for options, word in (({"window": (3, 0)}, "windows"), ({"softcap": 2.0}, "softcap")):
+        p = Problem(1, 2, 2, 8, 64, "bfloat16", causal=True, **options)
+        with pytest.raises(RefusedError, match=word):
+            fa3.open(p, random_inputs(p))
