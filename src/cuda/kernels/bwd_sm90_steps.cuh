@@ -324,9 +324,46 @@ struct Steps : Scores<kConfig> {
     score_gradients();
     store_ds(rdS);
     const u32 stage_q = rQ.slot;
-    issue_dk(stage_q, rdS);
-    rQ.advance();
-    if constexpr (!kLast) {
+    const Ring<2> here = buffers;
+    if constexpr (kLast) {
+      issue_dk(stage_q, rdS);
+      rQ.advance();
+      await_ds(here);
+      issue_dq();
+      buffers.advance();
+    } else if constexpr (kConfig.order == StepOrder::p_halves) {
+      rQ.advance();
+      wait_q();
+      this->load_offsets();
+      pin(rS);
+      wgmma_wait<0>();
+      pin(rDv);
+      pin(rP);
+      release(shared.do_empty(rO.slot));
+      this->template issue_scores<true>();
+      issue_dk(stage_q, rdS);
+      wgmma_wait<1>();
+      pin(rS);
+      pair = next_pair;
+      block = next_block;
+      this->template probabilities<kMasked, 0, kM / 16>();
+      // NOTE: ptxas moves the exponentials behind the next wait but for what needs their results:
+      // here the parity, by the sign, which P does not have.
+      u32 bits = 0;
+#pragma unroll
+      for (int i = 0; i < kM / 8; ++i) bits |= rP[i];
+      await_ds(here, bits >> 31);
+      wgmma_wait<0>();
+      pin(rDk);
+      pin(rdS);
+      release(shared.q_empty(stage_q));
+      issue_dq();
+      buffers.advance();
+      this->template probabilities<kMasked, kM / 16, kM / 8>();
+      await_ds(here);
+    } else {
+      issue_dk(stage_q, rdS);
+      rQ.advance();
       // P and dS are let go before the next S comes: registers.
       wgmma_wait<1>();
       pin(rDv);
@@ -338,16 +375,17 @@ struct Steps : Scores<kConfig> {
       pin(rDk);
       pin(rdS);
       release(shared.q_empty(stage_q));
-    }
-    mbarrier_wait(shared.ds_full(buffers.slot), buffers.parity);
-    issue_dq();
-    buffers.advance();
-    if constexpr (!kLast) {
+      await_ds(here);
+      issue_dq();
+      buffers.advance();
       wgmma_wait<1>();
       pin(rS);
       pair = next_pair;
       block = next_block;
       this->template probabilities<kMasked>();
+      // NOTE: passed already; but ptxas moves the exponentials behind the next wait, if no loop
+      // stands between.
+      if constexpr (kConfig.order == StepOrder::p_early) await_ds(here);
     }
     wgmma_wait<0>();
     pin(rDq);
@@ -361,6 +399,10 @@ struct Steps : Scores<kConfig> {
     }
     rO.advance();
     if constexpr (!kConfig.late_dq || kLast) add_dq(sums, turn);
+  }
+  /// Both warpgroups' dS has been stored.
+  __forceinline__ void await_ds(const Ring<2>& at, u32 zero = 0) const {
+    mbarrier_wait(shared.ds_full(at.slot), at.parity ^ zero);
   }
 
   __forceinline__ void first_step(const BlockRange& range) {

@@ -23,11 +23,12 @@ struct WideQueries : Worker<kConfig> {
   using Base::warp;
   static constexpr bool kReadsRows = false;
   static constexpr int kColumns = kConfig.columns_dq();
-  using Product = Wgmma<kElement, 64>;
+  static constexpr int kPart = kConfig.dq_in_turn ? 32 : 64;  ///< columns of a product
+  using Product = Wgmma<kElement, kPart>;
 
   const u64 dSt, dKt;  ///< dS as A, the first panel of K as B of dQ
   Ring<kConfig.buffers> buffers;
-  float rDq[32];
+  float rDq[kConfig.dq_in_turn ? 2 : 1][kPart / 2];
 
   __forceinline__ WideQueries(const Args& a, u32 shared_base)
       : Base(a, shared_base, 2),
@@ -49,45 +50,73 @@ struct WideQueries : Worker<kConfig> {
       __syncwarp();
     }
     mbarrier_wait(shared.ds_full(buffers.slot), buffers.parity);
-    const u64 ds = dSt + buffers.slot * (kPlan.ds_buffer / 16);
-#pragma unroll 1
-    for (int panel = 0; panel < kColumns / 64; ++panel) {
-      const u64 k = dKt + panel * (kBlockN * kPanelRowBytes / 16);
-      wgmma_fence();
+    if constexpr (kConfig.dq_in_turn) {
+      // One straight line: nothing may be in flight over a back edge (C7514).
+      issue_product(0);
 #pragma unroll
-      for (int i = 0; i < kBlockN / 16; ++i) {
-        Product::multiply_transposed(rDq, ds + i * kStepRows, k + i * kStepRows, i != 0);
+      for (int part = 0; part < kColumns / kPart - 1; ++part) {
+        issue_product(part + 1);
+        wgmma_wait<1>();
+        pin(rDq[part % 2]);
+        add(part, to);
       }
-      wgmma_commit();
       wgmma_wait<0>();
-      pin(rDq);
-      if (panel == kColumns / 64 - 1) release(shared.ds_empty(buffers.slot));
-      if constexpr (kConfig.bulk_dq) {
-        add_bulk(to + panel * (16 * 64));
-      } else {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          const float four[4] = {rDq[4 * i], rDq[4 * i + 1], rDq[4 * i + 2], rDq[4 * i + 3]};
-          add_global_x4(to + panel * (16 * 64) + i * 128 + lane * 4, four);
-        }
+      release(shared.ds_empty(buffers.slot));
+      pin(rDq[1]);
+      add(kColumns / kPart - 1, to);
+    } else {
+#pragma unroll 1
+      for (int part = 0; part < kColumns / kPart; ++part) {
+        issue_product(part);
+        wgmma_wait<0>();
+        pin(rDq[0]);
+        if (part == kColumns / kPart - 1) release(shared.ds_empty(buffers.slot));
+        add(part, to);
       }
     }
     buffers.advance();
   }
-  /// Stages the warp's 16 rows x 64 columns; the copy engine adds them.
-  __forceinline__ void add_bulk(float* to) const {
-    const u32 stage = shared.dq(warp);
-    if (lane == 0) bulk_wait_read();
+  /// dQ of `part`, the part-th kPart columns
+  __forceinline__ void issue_product(int part) {
+    const u64 ds = dSt + buffers.slot * (kPlan.ds_buffer / 16);
+    const u64 k = dKt + part * kPart / 64 * (kBlockN * kPanelRowBytes / 16) +
+                  (kConfig.dq_in_turn ? part % 2 * (kPart * 2 / 16) : 0);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kBlockN / 16; ++i) {
+      Product::multiply_transposed(rDq[kConfig.dq_in_turn ? part % 2 : 0], ds + i * kStepRows,
+                                   k + i * kStepRows, i != 0);
+    }
+    wgmma_commit();
+  }
+  __forceinline__ void add(int part, float* to) {
+    const float(&r)[kPart / 2] = rDq[kConfig.dq_in_turn ? part % 2 : 0];
+    to += part * (16 * kPart);
+    if constexpr (kConfig.bulk_dq) {
+      add_bulk(r, part, to);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPart / 8; ++i) {
+        const float four[4] = {r[4 * i], r[4 * i + 1], r[4 * i + 2], r[4 * i + 3]};
+        add_global_x4(to + i * 128 + lane * 4, four);
+      }
+    }
+  }
+  /// Stages the warp's 16 rows x kPart columns; the copy engine adds them.
+  __forceinline__ void add_bulk(const float (&r)[kPart / 2], int part, float* to) const {
+    constexpr int kBytes = 16 * kPart * 4;
+    const u32 stage = shared.dq(warp) + (kConfig.dq_in_turn ? part % 2 * kBytes : 0);
+    if (lane == 0) bulk_wait_read<kConfig.dq_in_turn ? 1 : 0>();
     __syncwarp();  // the copy engine has read what was staged before
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      store_shared_16(stage + (i * 32 + lane) * 16, rDq[4 * i], rDq[4 * i + 1], rDq[4 * i + 2],
-                      rDq[4 * i + 3]);
+    for (int i = 0; i < kPart / 8; ++i) {
+      store_shared_16(stage + (i * 32 + lane) * 16, r[4 * i], r[4 * i + 1], r[4 * i + 2],
+                      r[4 * i + 3]);
     }
     fence_async_shared();
     __syncwarp();
     if (lane == 0) {
-      bulk_add(to, stage, kPlan.dq_warp);
+      bulk_add(to, stage, kBytes);
       bulk_commit();
     }
   }
