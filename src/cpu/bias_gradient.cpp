@@ -102,8 +102,7 @@ class BiasGradient {
   }
 
   ScoreTileStep::Rows known_at(std::int64_t b, std::int64_t h, std::int64_t row) const {
-    const std::int64_t rows = p_.packed ? p_.total_q : p_.seq_q;
-    const std::int64_t at = ((p_.packed ? 0 : b) * p_.heads_q + h) * rows + row;
+    const std::int64_t at = p_.query_row(b, h, row);
     return {known_.delta + at, known_.lse_low + at};
   }
 

@@ -26,14 +26,13 @@ constexpr int kMaxSplits = 16;
 BackwardGeometry::BackwardGeometry(const Problem& p, const Micro& micro, int threads) {
   ld_q = round_up(p.head_dim, micro.lanes);
   ld_v = round_up(p.head_dim_v, micro.lanes);
-  rows = p.packed ? p.total_q : p.seq_q;
   key_blocks = ceil_div(p.seq_k, kTileKeys);
   pairs = p.batch * p.heads_k;
   workers = threads;
   const std::int64_t wanted = ceil_div(std::int64_t{2} * threads, std::max<std::int64_t>(pairs, 1));
   const std::int64_t most = std::clamp<std::int64_t>(key_blocks, 1, kMaxSplits);
   splits = pairs >= threads ? 1 : static_cast<int>(std::clamp<std::int64_t>(wanted, 1, most));
-  dq_elems = (p.packed ? 1 : p.batch) * p.heads_q * rows * ld_q;
+  dq_elems = p.query_rows() * ld_q;
 }
 
 Backward::Backward(const Problem& p, const Micro& micro, const Context& context,
@@ -43,8 +42,8 @@ Backward::Backward(const Problem& p, const Micro& micro, const Context& context,
       tile_(p, micro),
       executor_(context.executor) {
   const BackwardGeometry& g = geometry_;
-  delta_ = cut.take<float>(statistics_elems());
-  lse_low_ = cut.take<float>(statistics_elems());
+  delta_ = cut.take<float>(p.query_rows());
+  lse_low_ = cut.take<float>(p.query_rows());
   dq_ = cut.take<float>(g.splits * g.dq_elems);
   gradients_ = cut.take<float>(g.workers * ((g.ld_q + g.ld_v) * kTileKeys));
   scratch_ = cut.take<float>(g.workers * tile_.scratch_elems());
@@ -77,30 +76,23 @@ void Backward::run() {
 std::vector<MemoryItem> Backward::workspace_items(const Problem& p, const Micro& micro,
                                                   const BackwardGeometry& g) {
   using Role = MemoryItem::Role;
-  const std::int64_t batch = p.packed ? 1 : p.batch;
-  return {memory_item("delta", Role::workspace, DType::float32, {batch, p.heads_q, g.rows}),
-          memory_item("LSE, low part", Role::workspace, DType::float32, {batch, p.heads_q, g.rows}),
+  const std::vector<std::int64_t> rows{p.stored_batch(), p.heads_q, p.total_q};
+  return {memory_item("delta", Role::workspace, DType::float32, rows),
+          memory_item("LSE, low part", Role::workspace, DType::float32, rows),
           memory_item("dQ partials", Role::workspace, DType::float32,
-                      {g.splits * batch, p.heads_q, g.rows, g.ld_q}),
+                      {g.splits * p.stored_batch(), p.heads_q, p.total_q, g.ld_q}),
           memory_item("dK, dV tiles", Role::workspace, DType::float32,
                       {g.workers, kTileKeys, g.ld_q + g.ld_v}),
           memory_item("tile scratch", Role::workspace, DType::float32,
                       {g.workers, ScoreTileStep(p, micro).scratch_elems()})};
 }
 
-std::int64_t Backward::statistics_elems() const {
-  return (p_.packed ? 1 : p_.batch) * p_.heads_q * geometry_.rows;
-}
-/// Place of query row `row` (counted along the S axis) of (b, h) in delta.
-std::int64_t Backward::statistics_at(std::int64_t b, std::int64_t h, std::int64_t row) const {
-  return ((p_.packed ? 0 : b) * p_.heads_q + h) * geometry_.rows + row;
-}
 ScoreTileStep::Rows Backward::known(std::int64_t b, std::int64_t h, std::int64_t row) const {
-  const std::int64_t at = statistics_at(b, h, row);
+  const std::int64_t at = p_.query_row(b, h, row);
   return {delta_ + at, lse_low_ + at};
 }
 float* Backward::dq_rows(int split, std::int64_t b, std::int64_t h, std::int64_t row) const {
-  return dq_ + split * geometry_.dq_elems + statistics_at(b, h, row) * geometry_.ld_q;
+  return dq_ + split * geometry_.dq_elems + p_.query_row(b, h, row) * geometry_.ld_q;
 }
 
 /// body(block, slot) for every block of query rows, in parallel.
@@ -144,8 +136,8 @@ void Backward::prepare_rows(const RowBlock& block) const {
     if (p_.d_lse.defined()) {
       sum -= static_cast<const float*>(p_.d_lse.data)[offset_of(p_.d_lse, b, h, row)];
     }
-    delta_[statistics_at(b, h, row)] = sum;
-    lse_low_[statistics_at(b, h, row)] = 0.0F;
+    delta_[p_.query_row(b, h, row)] = sum;
+    lse_low_[p_.query_row(b, h, row)] = 0.0F;
     for (int split = 0; split < geometry_.splits; ++split) {
       std::fill_n(dq_rows(split, b, h, row), geometry_.ld_q, 0.0F);
     }
@@ -159,7 +151,7 @@ void Backward::key_block_task(std::int64_t pair, std::int64_t block, int split, 
   const std::int64_t h_k = pair % p_.heads_k;
   const Sequence sequence = p_.sequence(b);
   const std::int64_t j0 = block * kTileKeys;
-  const std::int64_t rows = p_.packed ? sequence.k_length : p_.seq_k;  // keys past the length get 0
+  const std::int64_t rows = p_.key_rows(sequence);
   if (j0 >= rows) return;
   const BackwardGeometry& g = geometry_;
   const int keys = static_cast<int>(std::clamp<std::int64_t>(sequence.k_length - j0, 0, kTileKeys));
@@ -223,8 +215,8 @@ void Backward::sink_gradient() const {
       const Sequence s = p_.sequence(b);
       for (std::int64_t row = s.q_begin; row < s.q_begin + s.q_length; ++row) {
         const float x = sink - lse[offset_of(p_.lse, b, h, row)];
-        const float low = lse_low_[statistics_at(b, h, row)];
-        sum -= std::exp(std::min(x - low, 0.0F)) * delta_[statistics_at(b, h, row)];
+        const float low = lse_low_[p_.query_row(b, h, row)];
+        sum -= std::exp(std::min(x - low, 0.0F)) * delta_[p_.query_row(b, h, row)];
       }
     }
     static_cast<float*>(p_.dsinks.data)[h * p_.dsinks.strides[0]] = static_cast<float>(sum);

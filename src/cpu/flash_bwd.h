@@ -13,7 +13,6 @@ namespace tilewise::cpu {
 /// Padded sizes and the layout of the workspace.
 struct BackwardGeometry {
   std::int64_t ld_q, ld_v;  ///< padded head dims
-  std::int64_t rows;        ///< query rows along the S axis (packed: total_q)
   std::int64_t key_blocks;  ///< of the longest key sequence
   std::int64_t pairs;       ///< (sequence, key head)
   std::int64_t dq_elems;    ///< one partial of dQ
@@ -81,8 +80,6 @@ class Backward {
   ScoreTileStep tile_;
 
  private:
-  std::int64_t statistics_elems() const;
-  std::int64_t statistics_at(std::int64_t b, std::int64_t h, std::int64_t row) const;
   template <class Body>
   void for_query_blocks(const Body& body) const;
   void prepare_rows(const RowBlock& block) const;

@@ -24,13 +24,11 @@ std::string textbook_refusal(const Problem& p) {
 }
 
 std::vector<std::int64_t> scores_shape(const Problem& p) {
-  if (p.packed) return {1, p.heads_q, p.total_q, p.seq_k};
-  return {p.batch, p.heads_q, p.seq_q, p.seq_k};
+  return {p.stored_batch(), p.heads_q, p.total_q, p.seq_k};
 }
 
 std::int64_t score_at(const Problem& p, std::int64_t b, std::int64_t h, std::int64_t row) {
-  const std::int64_t rows = p.packed ? p.total_q : p.seq_q;
-  return (((p.packed ? 0 : b) * p.heads_q + h) * rows + row) * p.seq_k;
+  return p.query_row(b, h, row) * p.seq_k;
 }
 
 }  // namespace tilewise::cpu

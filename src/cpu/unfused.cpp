@@ -108,8 +108,7 @@ class Unfused {
     }
     const auto copy = [&](const char* name, const Tensor& t, float** at) {
       if (direct(t)) return;
-      add(name, Role::workspace, at,
-          {p_.packed ? 1 : p_.batch, t.sizes[1], t.sizes[2], t.sizes[3]});
+      add(name, Role::workspace, at, {p_.stored_batch(), t.sizes[1], t.sizes[2], t.sizes[3]});
     };
     copy("Q as float32", p_.q, &q_copy_);
     copy("K as float32", p_.k, &k_copy_);
@@ -215,9 +214,7 @@ class Unfused {
   }
   /// Place of its first row in a buffer of row statistics.
   std::int64_t statistics_at(const TilePlace& block) const {
-    const std::int64_t rows = p_.packed ? p_.total_q : p_.seq_q;
-    return ((p_.packed ? 0 : block.b) * p_.heads_q + block.h) * rows + block.sequence.q_begin +
-           block.i0;
+    return p_.query_row(block.b, block.h, block.sequence.q_begin + block.i0);
   }
 
   PassTools tools(std::int64_t h) const {
@@ -378,7 +375,7 @@ class Unfused {
       const std::int64_t b = head / p_.heads_k;
       const std::int64_t h_k = head % p_.heads_k;
       const Sequence sequence = p_.sequence(b);
-      const std::int64_t stored = p_.packed ? sequence.k_length : p_.seq_k;
+      const std::int64_t stored = p_.key_rows(sequence);
       const std::int64_t most = keys_.rows(stored);
       const std::int64_t j0 = task % keys_.blocks * most;
       if (j0 >= stored) return;

@@ -68,6 +68,18 @@ struct Problem {
   bool deterministic = false;
   Precision precision = Precision::exact;
 
+  /// Entries along axis 0 of the tensors in memory: one when packed, whose sequences share the S
+  /// axis.
+  std::int64_t stored_batch() const { return packed ? 1 : batch; }
+  /// Rows of Q in memory, of all entries and heads: the length of a buffer of row statistics.
+  std::int64_t query_rows() const { return stored_batch() * heads_q * total_q; }
+  /// Where row `row`, counted along the S axis, of (b, h) stands among query_rows().
+  std::int64_t query_row(std::int64_t b, std::int64_t h, std::int64_t row) const {
+    return ((packed ? 0 : b) * heads_q + h) * total_q + row;
+  }
+  /// Rows of dK and dV that a sequence owns; those past its k_length get 0.
+  std::int64_t key_rows(const Sequence& s) const { return packed ? s.k_length : seq_k; }
+
   /// Query heads per key head.
   std::int64_t group() const { return heads_k > 0 ? heads_q / heads_k : 1; }
   bool has_window() const { return left != kUnbounded || right != kUnbounded; }

@@ -59,7 +59,7 @@ std::int64_t own_size(const Tensor& t, std::size_t axis) {
 }  // namespace
 
 Arrays::Arrays(const Problem& p, Pass pass) {
-  const std::int64_t batch = p.packed ? 1 : p.batch;
+  const std::int64_t batch = p.stored_batch();
   const std::int64_t keys = p.packed ? p.total_k : p.seq_k;
   const auto queries = [&](std::int64_t dim) {
     return Array{.batch = batch, .heads = p.heads_q, .rows = p.total_q, .dim = dim};

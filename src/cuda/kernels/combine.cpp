@@ -41,9 +41,7 @@ void combine_parts(const Problem& p, const float* o, const float* lse, int parts
   args.o = o;
   args.lse = lse;
   args.parts = parts;
-  // Packed sequences are the rows of one batch entry.
-  const std::int64_t queries = p.packed ? p.total_q : p.seq_q;
-  args.rows = (p.packed ? 1 : p.batch) * p.heads_q * queries;
+  args.rows = p.query_rows();
   args.to = sm80::view4(p.o);
   if (p.lse.defined()) {
     args.lse_to = static_cast<float*>(p.lse.data);
@@ -52,7 +50,7 @@ void combine_parts(const Problem& p, const float* o, const float* lse, int parts
     args.lse_s = p.lse.strides[2];
   }
   args.heads = static_cast<int>(p.heads_q);
-  args.seq_q = static_cast<int>(queries);
+  args.seq_q = static_cast<int>(p.total_q);
   args.head_dim_v = static_cast<int>(p.head_dim_v);
   const std::int64_t threads = args.rows * lanes(config.head_dim_v);
   launch(sm80::load_config(config, p.device.index, unit),
