@@ -71,7 +71,8 @@ typedef struct tw_tensor {
 } tw_tensor;
 
 typedef struct tw_score_tile {
-  float* scores; /* element (r, c) is scores[r * row_stride + c] */
+  size_t struct_size; /* set by the library */
+  float* scores;      /* element (r, c) is scores[r * row_stride + c] */
   int64_t row_stride, rows, cols;
   int64_t b, h, i0, j0;
 } tw_score_tile;

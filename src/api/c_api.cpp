@@ -1,5 +1,6 @@
 /// The C API: C structs in, the C++ verbs, codes and messages out. No exception passes this file.
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -28,22 +29,27 @@ T known(const T* given, const char* name) {
   return copy;
 }
 
-tilewise::Device device(std::int32_t type, std::int32_t index) {
-  return {type == TW_CUDA ? tilewise::DeviceType::cuda : tilewise::DeviceType::cpu, index};
+/// Throws unless `value` is in [0, last].
+void require_within(const std::string& name, std::int32_t value, std::int32_t last,
+                    const char* expected) {
+  if (value >= 0 && value <= last) return;
+  throw tilewise::InvalidArgument(name + " is " + std::to_string(value) + ": expected " + expected);
 }
 
-tilewise::Tensor tensor(const tw_tensor& t) {
+void require_function(const char* name, bool given) {
+  if (!given) throw tilewise::InvalidArgument(std::string(name) + " is NULL: expected a function");
+}
+
+tilewise::Tensor tensor(const char* name, const tw_tensor& t) {
   tilewise::Tensor out;
   if (t.rank == 0) return out;
-  if (t.rank < 0 || t.rank > tilewise::Tensor::kMaxRank || t.dtype < TW_FLOAT64 ||
-      t.dtype > TW_INT64) {
-    throw tilewise::InvalidArgument("tw_tensor has rank " + std::to_string(t.rank) + " and dtype " +
-                                    std::to_string(t.dtype) +
-                                    ": expected rank 0 to 4 and a tw_dtype");
-  }
+  const std::string prefix(name);
+  require_within(prefix + ".rank", t.rank, tilewise::Tensor::kMaxRank, "0 (not given) to 4");
+  require_within(prefix + ".dtype", t.dtype, TW_INT64, "a tw_dtype, 0 to 7");
+  require_within(prefix + ".device_type", t.device_type, TW_CUDA, "TW_CPU (0) or TW_CUDA (1)");
   out.data = t.data;
   out.dtype = static_cast<tilewise::DType>(t.dtype);
-  out.device = device(t.device_type, t.device_index);
+  out.device = {static_cast<tilewise::DeviceType>(t.device_type), t.device_index};
   out.rank = t.rank;
   std::copy_n(t.sizes, 4, out.sizes.begin());
   std::copy_n(t.strides, 4, out.strides.begin());
@@ -51,7 +57,7 @@ tilewise::Tensor tensor(const tw_tensor& t) {
 }
 
 tw_score_tile c_tile(const tilewise::ScoreTile& x) {
-  return {x.scores, x.row_stride, x.rows, x.cols, x.b, x.h, x.i0, x.j0};
+  return {sizeof(tw_score_tile), x.scores, x.row_stride, x.rows, x.cols, x.b, x.h, x.i0, x.j0};
 }
 
 /// The spec and what it points to.
@@ -62,30 +68,28 @@ struct Spec {
   explicit Spec(const tw_spec* given) {
     const tw_spec s = known(given, "spec");
     if (s.has_scale != 0) spec.scale = s.scale;
-    if (s.causal < TW_CAUSAL_NONE || s.causal > TW_CAUSAL_TOP_LEFT) {
-      throw tilewise::InvalidArgument("spec.causal is " + std::to_string(s.causal) +
-                                      ": expected a tw_causal");
-    }
+    require_within("spec.causal", s.causal, TW_CAUSAL_TOP_LEFT, "a tw_causal, 0 to 2");
+    require_within("spec.precision", s.precision, TW_TF32, "TW_EXACT (0) or TW_TF32 (1)");
     spec.causal = static_cast<tilewise::Causal>(s.causal);
     if (s.has_window_left != 0) spec.window.left = s.window_left;
     if (s.has_window_right != 0) spec.window.right = s.window_right;
     spec.softcap = s.softcap;
     spec.dropout = {s.dropout_p, s.dropout_seed, s.dropout_offset};
-    spec.mask = tensor(s.mask);
-    spec.bias = tensor(s.bias);
-    spec.alibi_slopes = tensor(s.alibi_slopes);
-    spec.sinks = tensor(s.sinks);
-    spec.key_lengths = tensor(s.key_lengths);
-    spec.cu_seqlens_q = tensor(s.cu_seqlens_q);
-    spec.cu_seqlens_k = tensor(s.cu_seqlens_k);
-    spec.block_table = tensor(s.block_table);
+    spec.mask = tensor("mask", s.mask);
+    spec.bias = tensor("bias", s.bias);
+    spec.alibi_slopes = tensor("alibi_slopes", s.alibi_slopes);
+    spec.sinks = tensor("sinks", s.sinks);
+    spec.key_lengths = tensor("key_lengths", s.key_lengths);
+    spec.cu_seqlens_q = tensor("cu_seqlens_q", s.cu_seqlens_q);
+    spec.cu_seqlens_k = tensor("cu_seqlens_k", s.cu_seqlens_k);
+    spec.block_table = tensor("block_table", s.block_table);
     spec.max_seqlen_q = s.max_seqlen_q;
     spec.max_seqlen_k = s.max_seqlen_k;
-    spec.block_list = {tensor(s.block_row_offsets), tensor(s.block_index), tensor(s.block_full),
+    spec.block_list = {tensor("block_row_offsets", s.block_row_offsets),
+                       tensor("block_index", s.block_index), tensor("block_full", s.block_full),
                        s.block_q, s.block_k};
     spec.deterministic = s.deterministic != 0;
-    spec.precision =
-        s.precision == TW_TF32 ? tilewise::Precision::tf32 : tilewise::Precision::exact;
+    spec.precision = static_cast<tilewise::Precision>(s.precision);
     if (s.score_mod != nullptr) set_score_mod(known(s.score_mod, "score_mod"));
   }
   Spec(const Spec&) = delete;
@@ -111,7 +115,10 @@ struct Spec {
 
 class CAllocator final : public tilewise::Allocator {
  public:
-  explicit CAllocator(const tw_allocator& a) : a_(a) {}
+  explicit CAllocator(const tw_allocator& a) : a_(a) {
+    require_function("allocator.allocate", a.allocate != nullptr);
+    require_function("allocator.release", a.release != nullptr);
+  }
   void* allocate(std::int64_t bytes, tilewise::Device d, void* stream) override {
     void* data = a_.allocate(a_.context, bytes, static_cast<std::int32_t>(d.type), d.index, stream);
     if (data == nullptr) {
@@ -130,10 +137,12 @@ class CAllocator final : public tilewise::Allocator {
 
 class CExecutor final : public tilewise::Executor {
  public:
-  explicit CExecutor(const tw_executor& e) : e_(e) {}
+  explicit CExecutor(const tw_executor& e) : e_(e) {
+    require_function("executor.parallel_for", e.parallel_for != nullptr);
+  }
   int concurrency() const override { return std::max(e_.concurrency, 1); }
   void parallel_for(std::int64_t tasks, const Body& body) override {
-    Call call{body, nullptr};
+    Call call{body};
     e_.parallel_for(e_.context, tasks, run_body, &call);
     if (call.error) std::rethrow_exception(call.error);
   }
@@ -141,7 +150,8 @@ class CExecutor final : public tilewise::Executor {
  private:
   struct Call {
     const Body& body;
-    std::exception_ptr error;
+    std::atomic_flag failed{};  ///< bodies run at the same time: the first to fail sets `error`
+    std::exception_ptr error{};
   };
   /// NOTE: the caller's pool is C; an exception must not unwind through it.
   static void run_body(void* context, std::int64_t task, std::int32_t worker) {
@@ -149,7 +159,7 @@ class CExecutor final : public tilewise::Executor {
     try {
       call->body(task, worker);
     } catch (...) {
-      call->error = std::current_exception();
+      if (!call->failed.test_and_set()) call->error = std::current_exception();
     }
   }
   tw_executor e_;
@@ -182,24 +192,16 @@ struct Launch {
 
 tilewise::ForwardTensors tensors(const tw_forward_args* given) {
   const tw_forward_args a = known(given, "args");
-  return {tensor(a.q), tensor(a.k),   tensor(a.v),
-          tensor(a.o), tensor(a.lse), {a.saved, a.saved_bytes}};
+  return {tensor("q", a.q), tensor("k", a.k),     tensor("v", a.v),
+          tensor("o", a.o), tensor("lse", a.lse), {a.saved, a.saved_bytes}};
 }
 
 tilewise::BackwardTensors tensors(const tw_backward_args* given) {
   const tw_backward_args a = known(given, "args");
-  return {tensor(a.q),
-          tensor(a.k),
-          tensor(a.v),
-          tensor(a.o),
-          tensor(a.lse),
-          tensor(a.d_o),
-          tensor(a.d_lse),
-          tensor(a.dq),
-          tensor(a.dk),
-          tensor(a.dv),
-          tensor(a.dbias),
-          tensor(a.dsinks),
+  return {tensor("q", a.q),         tensor("k", a.k),         tensor("v", a.v),
+          tensor("o", a.o),         tensor("lse", a.lse),     tensor("d_o", a.d_o),
+          tensor("d_lse", a.d_lse), tensor("dq", a.dq),       tensor("dk", a.dk),
+          tensor("dv", a.dv),       tensor("dbias", a.dbias), tensor("dsinks", a.dsinks),
           {a.saved, a.saved_bytes}};
 }
 

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstddef>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -119,6 +120,41 @@ TEST(CApi, ErrorsAreCodesAndMessages) {
   EXPECT_TRUE(std::isnan(c.o[0])) << "nothing is written on an error";
 }
 
+TEST(CApi, ValuesOutsideAnEnumAndMissingFunctionsAreNamed) {
+  Example c;
+  tw_spec spec = TW_INIT(tw_spec);
+  tw_launch launch = TW_INIT(tw_launch);
+  const auto refused = [&](const std::string& words) {
+    EXPECT_EQ(tw_forward(&c.forward, &spec, &launch, nullptr), TW_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(tw_last_error()).find(words), std::string::npos) << tw_last_error();
+  };
+  spec.precision = 2;
+  refused("spec.precision is 2: expected TW_EXACT (0) or TW_TF32 (1)");
+  spec.precision = TW_EXACT;
+  c.forward.k.device_type = 7;
+  refused("k.device_type is 7: expected TW_CPU (0) or TW_CUDA (1)");
+  c.forward.k.device_type = TW_CPU;
+  spec.bias = c.forward.q;
+  spec.bias.dtype = 8;
+  refused("bias.dtype is 8");
+  spec.bias = TW_INIT(tw_tensor);
+  const tw_allocator allocator = TW_INIT(tw_allocator);
+  launch.allocator = &allocator;
+  refused("allocator.allocate is NULL: expected a function");
+  launch.allocator = nullptr;
+  const tw_executor executor = TW_INIT(tw_executor);
+  launch.executor = &executor;
+  refused("executor.parallel_for is NULL: expected a function");
+}
+
+template <class... Structs>
+constexpr bool begin_with_their_size() {
+  return ((offsetof(Structs, struct_size) == 0) && ...);
+}
+static_assert(
+    begin_with_their_size<tw_tensor, tw_score_tile, tw_score_mod, tw_spec, tw_allocator,
+                          tw_executor, tw_launch, tw_forward_args, tw_backward_args, tw_plan>());
+
 TEST(CApi, AnOlderCallerLeavesTheRestAtDefaults) {
   Example c;
   tw_spec spec = TW_INIT(tw_spec);
@@ -185,6 +221,7 @@ TEST(CApi, ScoreModOfAnotherLanguage) {
   Example c;
   tw_score_mod mod = TW_INIT(tw_score_mod);
   mod.apply = [](void*, const tw_score_tile* x) {  // hide everything but key 2
+    ASSERT_EQ(x->struct_size, sizeof(tw_score_tile));
     for (std::int64_t r = 0; r < x->rows; ++r) {
       for (std::int64_t j = 0; j < x->cols; ++j) {
         if (x->j0 + j != 2) x->scores[r * x->row_stride + j] = -INFINITY;
