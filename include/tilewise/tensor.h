@@ -51,6 +51,9 @@ TILEWISE_API std::string device_name(Device device);
 /// pointer is enough for plan().
 struct Tensor {
   static constexpr int kMaxRank = 4;
+  /// Elements that a tensor may have, and that its strides may span: so far below 2^63 that sums of
+  /// byte counts stay below it.
+  static constexpr std::int64_t kMaxElems = std::int64_t{1} << 56;
 
   void* data = nullptr;
   DType dtype = DType::float32;
@@ -67,8 +70,8 @@ struct Tensor {
   /// "float32 (2, 8, 128, 64) on cpu": how messages name a tensor.
   TILEWISE_API std::string describe() const;
 
-  /// Row-major tensor of the given sizes. Throws InvalidArgument for more than four axes or a
-  /// negative size.
+  /// Row-major tensor of the given sizes. Throws InvalidArgument for more than four axes, a
+  /// negative size, or more than kMaxElems elements.
   TILEWISE_API static Tensor contiguous(void* data, DType dtype,
                                         std::initializer_list<std::int64_t> sizes,
                                         Device device = {});

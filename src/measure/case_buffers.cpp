@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "problem/arguments.h"
+
 namespace tilewise {
 namespace {
 
@@ -12,6 +14,10 @@ constexpr std::int64_t kPadding = 3;  // odd, so that rows lose their alignment
 Placement in_order(const Sizes& sizes, const std::array<std::size_t, 4>& order,
                    std::int64_t innermost_stride, std::int64_t padding) {
   Placement placement;
+  // The sizes stand in words of a case, where nobody has judged them yet.
+  Tensor dense{.rank = 4, .sizes = sizes};
+  dense.strides[3] = innermost_stride;
+  arguments::require_countable("case", dense);
   std::int64_t stride = innermost_stride;
   for (std::size_t n = 4; n-- > 0;) {
     placement.strides[order[n]] = stride;

@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <cstdint>
 
 namespace tilewise::case_text {
 namespace {
@@ -51,6 +52,9 @@ std::int64_t read_integer(std::string_view text) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size()) {
     throw "an integer instead of " + quoted(text);
+  }
+  if (value > Tensor::kMaxElems || value < -Tensor::kMaxElems) {
+    throw "an integer within 2^56 of 0 instead of " + quoted(text);
   }
   return value;
 }

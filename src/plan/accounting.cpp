@@ -86,7 +86,12 @@ double attention_flops(const Problem& p) {
 MemoryItem memory_item(std::string name, MemoryItem::Role role, DType dtype,
                        const std::vector<std::int64_t>& shape) {
   std::int64_t elems = 1;
-  for (const std::int64_t size : shape) elems *= size;
+  for (const std::int64_t size : shape) {
+    if (size > 0 && elems > Tensor::kMaxElems / size) {
+      throw OutOfMemory(name + " " + shape_of(shape) + " has more than 2^56 elements");
+    }
+    elems *= size;
+  }
   return {.name = std::move(name),
           .role = role,
           .shape = shape_of(shape),

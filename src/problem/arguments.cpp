@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 
 namespace tilewise::arguments {
@@ -20,12 +21,30 @@ std::string shape_text(const std::int64_t* sizes, int rank) {
   return text + ")";
 }
 
+void require_countable(const char* name, const Tensor& t) {
+  double elems = 1.0, span = 1.0;  // exact up to 2^53, and infinite at worst
+  for (int i = 0; i < t.rank; ++i) {
+    const auto axis = static_cast<std::size_t>(i);
+    const auto steps = static_cast<double>(std::max<std::int64_t>(t.sizes[axis], 1)) - 1.0;
+    elems *= steps + 1.0;
+    span += steps * std::abs(static_cast<double>(t.strides[axis]));
+  }
+  if (std::max(elems, span) > static_cast<double>(Tensor::kMaxElems)) {
+    fail(name, t,
+         "it and its strides " + shape_text(t.strides.data(), t.rank) +
+             " may take at most 2^56 elements");
+  }
+}
+
 Tensor canonical(const char* name, const Tensor& t) {
+  if (t.rank != 3 && t.rank != 4) {
+    fail(name, t, "expected 4 axes (B, H, S, D), or 3 (B, S, D) for one head");
+  }
   for (int i = 0; i < t.rank; ++i) {
     if (t.sizes[static_cast<std::size_t>(i)] < 0) fail(name, t, "sizes must be >= 0");
   }
+  require_countable(name, t);
   if (t.rank == 4) return t;
-  if (t.rank != 3) fail(name, t, "expected 4 axes (B, H, S, D), or 3 (B, S, D) for one head");
   Tensor c = t;
   c.rank = 4;
   c.sizes = {t.sizes[0], 1, t.sizes[1], t.sizes[2]};
@@ -41,16 +60,21 @@ void require_shape(const char* name, const Tensor& t, DType dtype,
                    std::initializer_list<std::int64_t> sizes, const char* words) {
   const bool same = t.rank == static_cast<int>(sizes.size()) && t.dtype == dtype &&
                     std::equal(sizes.begin(), sizes.end(), t.sizes.begin());
-  if (same) return;
-  fail(name, t,
-       "expected " + std::string(dtype_name(dtype)) + " " + words + " = " +
-           shape_text(sizes.begin(), static_cast<int>(sizes.size())));
+  if (!same) {
+    fail(name, t,
+         "expected " + std::string(dtype_name(dtype)) + " " + words + " = " +
+             shape_text(sizes.begin(), static_cast<int>(sizes.size())));
+  }
+  require_countable(name, t);
 }
 
 Tensor expand(const char* name, const Tensor& t, std::initializer_list<std::int64_t> sizes,
               const char* words) {
   const int rank = static_cast<int>(sizes.size());
   const int missing = rank - t.rank;
+  if (missing < 0) {
+    fail(name, t, "expected at most " + std::to_string(rank) + " axes, " + std::string(words));
+  }
   Tensor e = t;
   e.rank = rank;
   for (int i = 0; i < rank; ++i) {
@@ -58,7 +82,7 @@ Tensor expand(const char* name, const Tensor& t, std::initializer_list<std::int6
     const std::int64_t full = sizes.begin()[i];
     const std::int64_t size = i < missing ? 1 : t.sizes[static_cast<std::size_t>(i - missing)];
     const std::int64_t stride = i < missing ? 0 : t.strides[static_cast<std::size_t>(i - missing)];
-    if (missing < 0 || (size != full && size != 1)) {
+    if (size != full && size != 1) {
       fail(name, t,
            std::string("expected a shape that broadcasts to ") + words + " = " +
                shape_text(sizes.begin(), rank));
@@ -66,6 +90,7 @@ Tensor expand(const char* name, const Tensor& t, std::initializer_list<std::int6
     e.sizes[axis] = full;
     e.strides[axis] = size == 1 ? 0 : stride;  // an axis of one element never moves
   }
+  require_countable(name, t);
   return e;
 }
 

@@ -1,4 +1,4 @@
-/// Small judges of single arguments; used by problem.cpp only.
+/// Small judges of single arguments.
 #pragma once
 
 #include <initializer_list>
@@ -16,6 +16,9 @@ namespace tilewise::arguments {
 
 /// "(2, 4, 8, 64)".
 std::string shape_text(const std::int64_t* sizes, int rank);
+
+/// At most Tensor::kMaxElems elements, and strides that span no more. Sizes are >= 0.
+void require_countable(const char* name, const Tensor& t);
 
 /// Rank 4 as it is, rank 3 (B, S, D) as (B, 1, S, D).
 Tensor canonical(const char* name, const Tensor& t);

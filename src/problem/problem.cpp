@@ -154,6 +154,10 @@ void take_paged(Problem& p, const AttentionSpec& spec) {
   p.block_table = table;
   p.page_size = p.k.sizes[2];
   if (p.page_size < 1) fail("k", p.k, "the page size (third axis) must be at least 1");
+  arguments::require_countable("block_table", table);
+  if (table.sizes[1] > Tensor::kMaxElems / p.page_size) {
+    fail("block_table", table, "its pages may hold at most 2^56 keys");
+  }
   p.seq_k = table.sizes[1] * p.page_size;
 }
 

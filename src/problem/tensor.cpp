@@ -1,5 +1,7 @@
 #include "tilewise/tensor.h"
 
+#include <algorithm>
+
 #include "problem/arguments.h"
 
 namespace tilewise {
@@ -61,7 +63,8 @@ std::int64_t Tensor::numel() const {
 
 std::string Tensor::describe() const {
   if (!defined()) return "not given";
-  return std::string(dtype_name(dtype)) + " " + arguments::shape_text(sizes.data(), rank) + " on " +
+  return std::string(dtype_name(dtype)) + " " +
+         arguments::shape_text(sizes.data(), std::min(rank, kMaxRank)) + " on " +
          device_name(device);
 }
 
@@ -71,12 +74,14 @@ Tensor Tensor::contiguous(void* data, DType dtype, std::initializer_list<std::in
   if (t.rank > kMaxRank) {
     arguments::fail_value("sizes", std::to_string(t.rank) + " axes", "a Tensor has at most 4");
   }
+  std::copy(sizes.begin(), sizes.end(), t.sizes.begin());
+  for (const std::int64_t size : sizes) {
+    if (size < 0) arguments::fail_value("sizes", std::to_string(size), "a size must be >= 0");
+  }
+  arguments::require_countable("sizes", t);
   std::int64_t stride = 1;
   for (int i = t.rank - 1; i >= 0; --i) {
     const auto axis = static_cast<std::size_t>(i);
-    t.sizes[axis] = sizes.begin()[i];
-    if (t.sizes[axis] < 0)
-      arguments::fail_value("sizes", std::to_string(t.sizes[axis]), "a size must be >= 0");
     t.strides[axis] = stride;
     stride *= t.sizes[axis];
   }

@@ -132,6 +132,7 @@ TEST(Case, ErrorsNameTheWordAndWhatIsAccepted) {
   expect_error("packed=3,4/1", "packed=Q,Q");
   expect_error("b1 s4 paged=4", "lengths=");
   expect_error("s99999999999999999999", "an integer instead of");
+  expect_error("s9223372036854775807", "an integer within 2^56 of 0");
 }
 
 TEST(Case, FormatsWhatItReads) {

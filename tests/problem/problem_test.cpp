@@ -94,6 +94,20 @@ TEST(Problem, NamesTheTensorItsValueAndTheAcceptedSet) {
                {"q is", "at least 1"});
 }
 
+TEST(Problem, SizesAndStridesThatNoAddressReachesAreRefused) {
+  constexpr std::int64_t kHuge = std::int64_t{1} << 40;
+  expect_parts(forward_message([](Call& c) { c.forward.q.sizes[2] = INT64_MAX; }),
+               {"q is float32 (2, 4, 9223372036854775807, 8)", "at most 2^56 elements"});
+  expect_parts(forward_message([](Call& c) { c.forward.k.strides[2] = INT64_MIN; }),
+               {"k is", "strides", "-9223372036854775808", "at most 2^56 elements"});
+  expect_parts(forward_message([](Call& c) {
+                 c.spec.bias = c.forward.q;
+                 c.spec.bias.rank = 7;
+               }),
+               {"bias is", "at most 4 axes"});
+  EXPECT_THROW(Tensor::bshd(nullptr, DType::float32, kHuge, kHuge, 1, 1), InvalidArgument);
+}
+
 TEST(Problem, GroupedHeadsMustDivide) {
   for (const std::int64_t heads_k : {3, 8}) {
     Call call(heads_k);
