@@ -37,6 +37,8 @@ int report_failure() {
     return failed(kOutOfMemory, "out of memory");
   } catch (const Unsupported& error) {
     return failed(kUnsupported, error.what());
+  } catch (const NothingToCompare& error) {
+    return failed(kUnsupported, error.what());
   } catch (const CompileError& error) {
     return failed(kUnsupported, error.what());
   } catch (const std::exception& error) {

@@ -12,12 +12,19 @@ enum ExitCode : int {
   kBadInput = 2,  ///< arguments or files
   kNoDevice = 3,  ///< no such device, or no driver for it
   kOutOfMemory = 4,
-  kUnsupported = 5,  ///< no kernel can run it, or it could not be compiled
+  kUnsupported = 5,  ///< no kernel can run it, it could not be compiled, no plan to compare with
   kInterrupted = 130,
 };
 
 /// An argument or a file is wrong; the message says which, and what was expected.
 class BadInput : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// A result file that no plan can be compared with: its machine is none of cases/hardware.json, or
+/// no row of it is a kernel's of ours.
+class NothingToCompare : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };

@@ -167,7 +167,7 @@ Machine machine_of_results(const Value& environment) {
     name = gpus[0].is_object() ? gpus[0].value("name", "") : gpus[0].get<std::string>();
   }
   if (const std::optional<std::string> key = key_of_name(name)) return named_machine(*key);
-  throw BadInput(
+  throw NothingToCompare(
       fmt::format("'{}' is none of the machines of cases/hardware.json: give --hardware", name));
 }
 

@@ -33,7 +33,7 @@ std::vector<std::string> machine_names();
 Machine named_machine(const std::string& text);
 
 /// The named machine that the environment of a result file tells of: by its GPU, else its CPU.
-/// Throws BadInput when none matches.
+/// Throws NothingToCompare when none matches.
 Machine machine_of_results(const Value& environment);
 
 /// The vendor's figures of a GPU by the name that its driver gives; none when it is none of the

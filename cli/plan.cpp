@@ -57,7 +57,7 @@ std::string against(const PlanFlags& flags, Format format) {
   for (const std::string& path : flags.against) {
     for (Compared& row : compare_with_results(path, flags.hardware)) rows.push_back(row);
   }
-  if (rows.empty()) throw BadInput("--against: no row was measured with a kernel of ours");
+  if (rows.empty()) throw NothingToCompare("--against: no row was measured with a kernel of ours");
   if (format != Format::markdown) return compared_table(rows).text(format);
   Table table = compared_table(rows);
   for (const char* column : {"implementation", "chosen", "model_ms"}) table.drop(column);

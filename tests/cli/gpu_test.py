@@ -24,7 +24,7 @@ class GpuTest(CliTest):
         path = self.folder / "measured.json"
         self.ok("bench", *words, *DEVICE, *ONCE, "-o", path)
         planned = run("plan", "--against", path, "--format", "json")
-        if "is none of the machines" in planned.stderr:
+        if planned.returncode == 5:
             self.skipTest(planned.stderr)
         rows = json.loads(planned.stdout)
         for row in rows:

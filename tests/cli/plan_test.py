@@ -319,6 +319,16 @@ class Plan(CliTest):
                 self.assertLess(abs(error), 0.01, row)
         self.fails(BAD_INPUT, "plan", "--against", self.folder / "missing.json")
 
+    def test_nothing_to_compare(self) -> None:
+        """A machine that nobody described, a file without a kernel of ours: exit code 5."""
+        row = {"kernel": "flash_fwd", "ms_median": 1.0, "status": "ok", "pass": "fwd"}
+        path = self.folder / "results.json"
+        path.write_text(json.dumps({"environment": {"gpu": "Voodoo 2"}, "rows": [row]}))
+        message = self.fails(UNSUPPORTED, "plan", "--against", path)
+        self.assertIn("'Voodoo 2' is none of the machines of cases/hardware.json", message)
+        path.write_text(json.dumps({"environment": {"gpu": "NVIDIA H200"}, "rows": []}))
+        self.assertIn("no row was measured", self.fails(UNSUPPORTED, "plan", "--against", path))
+
 
 if __name__ == "__main__":
     main()

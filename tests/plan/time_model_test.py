@@ -3,7 +3,6 @@ bounds (issue 7), whether a kernel, a constant or a result file changed. `./tw f
 
 import json
 import os
-import re
 import statistics
 import subprocess
 import unittest
@@ -24,7 +23,7 @@ def compared(path: Path) -> list[Row]:
     command = [CLI, "plan", "--against", str(path), "--format", "json"]
     environment = {**os.environ, "TILEWISE_CASES_DIR": str(SOURCE / "cases")}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode == 2 and re.search("no row was measured|none of the machines", done.stderr):
+    if done.returncode == 5:
         return []
     assert done.returncode == 0, done.stderr
     rows: list[Row] = json.loads(done.stdout)

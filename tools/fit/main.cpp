@@ -222,10 +222,8 @@ std::string date_of(const fs::path& path) {
 std::vector<Compared> rows_of(const fs::path& path) {
   try {
     return compare_with_results(path.string(), "");
-  } catch (const BadInput& unknown) {
-    const std::string reason = unknown.what();
-    if (reason.find("none of the machines") == std::string::npos) throw;
-    fmt::print("{} is not used: {}\n", path.string(), reason);
+  } catch (const NothingToCompare& unknown) {
+    fmt::print("{} is not used: {}\n", path.string(), unknown.what());
     return {};
   }
 }

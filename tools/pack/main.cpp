@@ -79,10 +79,15 @@ int take_census(const std::string& path, const std::vector<int>& archs) {
 
 int main(int argc, char** argv) {
   std::vector<std::string> words(argv + 1, argv + argc);
+  constexpr const char* kUsage = "usage: tilewise_pack [--census] PACK ARCH...\n";
+  if (!words.empty() && (words.front() == "--help" || words.front() == "-h")) {
+    std::fputs(kUsage, stdout);
+    return 0;
+  }
   const bool counts = !words.empty() && words.front() == "--census";
   if (counts) words.erase(words.begin());
-  if (words.empty()) {
-    std::fprintf(stderr, "usage: tilewise_pack [--census] PACK ARCH...\n");
+  if (words.empty() || words.front().front() == '-') {
+    std::fputs(kUsage, stderr);
     return 2;
   }
   std::vector<int> archs;

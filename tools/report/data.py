@@ -152,6 +152,10 @@ class Measured:
         ]
 
 
+class RefusedError(RuntimeError):
+    """`tilewise plan` ended with exit code 5: it has nothing to say about what it was asked."""
+
+
 class Planner:
     """`tilewise plan`, asked for JSON."""
 
@@ -163,7 +167,8 @@ class Planner:
         command = [str(self.command), "plan", *map(str, words), "--format", "json"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if done.returncode != 0:
-            raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+            kind = RefusedError if done.returncode == 5 else RuntimeError
+            raise kind(f"{' '.join(command)}: {done.stderr.strip()}")
         return json.loads(done.stdout)
 
     def ms(self, *words: object) -> float:
@@ -171,14 +176,12 @@ class Planner:
         return float(sum(row["predicted_ms"] for row in self.ask(*words)))
 
     def against(self, result: Result) -> list[Row]:
-        """Predicted beside measured; nothing for files without kernels of ours."""
+        """Predicted beside measured; nothing for files without kernels of ours and for those of
+        machines that cases/hardware.json does not have."""
         try:
-            rows = self.ask("--against", result.path)
-        except RuntimeError as error:
-            if "no row was measured" in str(error) or "none of the machines" in str(error):
-                return []
-            raise
-        return list(rows)
+            return list(self.ask("--against", result.path))
+        except RefusedError:
+            return []
 
 
 def published() -> dict[str, Any]:
