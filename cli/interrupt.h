@@ -10,10 +10,11 @@
 
 namespace tilewise::cli {
 
-/// From here on the first Ctrl-C is noted instead of ending the process; the second one ends it.
+/// From here on the first Ctrl-C or SIGTERM is noted instead of ending the process; another one,
+/// half a second later or more, ends it.
 void catch_interrupts();
 bool interrupted();
-/// Throws Interrupted after a Ctrl-C.
+/// Throws Interrupted after a Ctrl-C or SIGTERM.
 void throw_if_interrupted();
 
 /// Runs on a pool of its own; a task that begins after a Ctrl-C or past the deadline throws

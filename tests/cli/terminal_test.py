@@ -96,6 +96,18 @@ class Interrupt(CliTest):
         self.assertEqual(terminal.finish()[0], INTERRUPTED)
         self.assertEqual(len(json.loads(path.read_text())["rows"]), 1)
 
+    def test_a_stopped_check_has_its_summary(self) -> None:
+        """`timeout` sends SIGTERM twice at once, to the process and to its group."""
+        terminal = Terminal("check", "--impl", "flash", "--random", "9000", "--format", "json")
+        self.assertTrue(terminal.wait_for("░".encode()), terminal.seen)
+        time.sleep(0.5)
+        for _ in range(2):
+            terminal.process.send_signal(signal.SIGTERM)
+        code, out = terminal.finish()
+        self.assertEqual(code, INTERRUPTED)
+        self.assertGreater(sum(row["passed"] for row in json.loads(out)["rows"]), 0)
+        self.assertRegex(terminal.seen.decode(), r"interrupted: \d+ of \d+ checks were done")
+
 
 if __name__ == "__main__":
     main()

@@ -91,6 +91,7 @@ TEST(ThreadPool, LowerTasksStartFirst) {
   for (const auto& tasks : by_worker) EXPECT_TRUE(std::is_sorted(tasks.begin(), tasks.end()));
 }
 
+/// C121: no pool inside a pool.
 TEST(ThreadPool, NestedCallsRunOnTheCallingThread) {
   const auto pool = make_thread_pool(4);
   std::atomic<int> inner{0};
