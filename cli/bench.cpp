@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <CLI/App.hpp>
+#include <cmath>
 #include <memory>
 
 #include "cli/args.h"
@@ -129,11 +130,11 @@ void add_bench(CLI::App& program, int& exit_code) {
          "seconds for each row: fewer runs when they do not fit, and timeout when a single "
          "run takes longer")
       ->option_text("S")
-      ->check(CLI::NonNegativeNumber);
+      ->check(number_within(0, HUGE_VAL));
   app->add_option("--total-s", flags->total_s,
                   "seconds for all rows: those that have not been measured by then are timeouts")
       ->option_text("S")
-      ->check(CLI::NonNegativeNumber);
+      ->check(number_within(0, HUGE_VAL));
   app->add_flag("--check", flags->check,
                 "also compare each kernel with the reference on the problem");
   app->add_flag("--best-batch", flags->best_batch,
@@ -146,7 +147,7 @@ void add_bench(CLI::App& program, int& exit_code) {
       ->expected(2);
   app->add_option("--bound", flags->bound, "of --compare: ratio of times that still is the same")
       ->option_text("X [1.05]")
-      ->check(CLI::Range(1.0, 100.0));
+      ->check(number_within(1, 100));
   add_output_flags(*app, flags->format, flags->output);
   app->footer([] { return fmt::format("Presets: {}", fmt::join(preset_names(), ", ")); });
   app->callback([app, flags, &exit_code] { exit_code = bench(*app, *flags); });

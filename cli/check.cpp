@@ -228,7 +228,7 @@ void add_check(CLI::App& program, int& exit_code) {
   app->add_option("--random", flags->random, "small problems drawn from --seed")
       ->group(sets)
       ->option_text("N")
-      ->check(CLI::NonNegativeNumber);
+      ->check(number_within(0, 1e9));
   app->add_option("--case", flags->cases, "one problem (cases/README.md); may be repeated")
       ->group(sets)
       ->option_text("\"LINE\"");

@@ -1,6 +1,10 @@
 #include "cli/common_flags.h"
 
+#include <fmt/format.h>
+
 #include <CLI/App.hpp>
+#include <charconv>
+#include <cmath>
 
 #include "cli/args.h"
 #include "tilewise/runtime.h"
@@ -20,7 +24,7 @@ void add_device_flags(CLI::App& app, CommonFlags& flags) {
   app.add_option("--threads", flags.threads, "threads of the CPU to use")
       ->group(kGroup)
       ->option_text("N [all]")
-      ->check(CLI::Range(1, 1024));
+      ->check(number_within(1, 1024));
 }
 
 void add_common_flags(CLI::App& app, CommonFlags& flags) {
@@ -28,6 +32,19 @@ void add_common_flags(CLI::App& app, CommonFlags& flags) {
   app.add_option("--mem-limit", flags.memory_limit, "memory that a problem may take")
       ->group(kGroup)
       ->option_text("SIZE");
+}
+
+CLI::Validator number_within(double least, double most) {
+  const auto judge = [least, most](std::string& text) -> std::string {
+    double value = 0.0;
+    const char* end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, value);
+    if (error == std::errc() && stop == end && value >= least && value <= most) return "";
+    const std::string bounds = std::isinf(most) ? fmt::format("at least {}", least)
+                                                : fmt::format("from {} to {}", least, most);
+    return fmt::format("'{}': expected a number, {}", text, bounds);
+  };
+  return CLI::Validator(judge, "");
 }
 
 int thread_count(const CommonFlags& flags) {

@@ -8,7 +8,8 @@
 
 namespace CLI {
 class App;
-}
+class Validator;
+}  // namespace CLI
 
 namespace tilewise::cli {
 
@@ -22,6 +23,10 @@ struct CommonFlags {
 void add_device_flags(CLI::App& app, CommonFlags& flags);
 /// Those and --mem-limit.
 void add_common_flags(CLI::App& app, CommonFlags& flags);
+
+/// For an option of one number: refuses text that is none, NaN too, and what is not in [least,
+/// most].
+CLI::Validator number_within(double least, double most);
 
 int thread_count(const CommonFlags& flags);
 

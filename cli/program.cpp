@@ -73,6 +73,9 @@ int run_program(int argc, const char* const* argv) {
   program.footer(kFooter);  // after the commands, which would inherit it
   try {
     program.parse(argc, argv);
+  } catch (const CLI::ConversionError& error) {  // "Could not convert: --seed = x"
+    fmt::print(stderr, "tilewise: {}: expected a number\n", error.what());
+    return kBadInput;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return program.exit(error) == 0 ? kDone : kBadInput;
     fmt::print(stderr, "tilewise: {}\n", error.what());

@@ -204,6 +204,12 @@ int run_files(const RunFlags& flags) {
   RunInput input = read_run_input(flags.files);
   const bool npy = !input.safetensors && !flags.output.ends_with(".safetensors");
   if (!npy) check_output(flags.output);
+  if (flags.output.ends_with(".npy")) {
+    throw BadInput(fmt::format(
+        "-o '{}': .npy results are a folder, a file each: expected its name, or a .safetensors "
+        "file's",
+        flags.output));
+  }
   RunTensors tensors(input, file_layout(flags.layout, input), spec_of(flags.spec));
   WatchedExecutor executor(thread_count(flags.common));
   MemoryMeter meter(memory_limit(flags.common, machine));
@@ -270,13 +276,13 @@ void add_run(CLI::App& program, int& exit_code) {
       ->option_text("reference");
   app->add_option("--repeat", flags->repeat, "timed runs; the median is printed")
       ->option_text("N [1]")
-      ->check(CLI::PositiveNumber);
+      ->check(number_within(1, 1e9));
   app->add_option("--attended", flags->attended,
                   "print what these words attend to, by one head (birds@11) or on average")
       ->option_text("WORD[@HEAD],...");
   app->add_option("--top", flags->top, "so many attended words each")
       ->option_text("N [3]")
-      ->check(CLI::Range(1, 100));
+      ->check(number_within(1, 100));
   app->add_option("--tokens", flags->tokens, "the tokens, one a line, where the input has none")
       ->option_text("FILE");
   app->add_option("--format", flags->format, "of what is printed")->option_text("md|csv|json [md]");

@@ -218,10 +218,28 @@ class BadFiles(CliTest):
     def test_output_folder_missing(self) -> None:
         target = self.folder / "no" / "such" / "o.safetensors"
         self.fails(BAD_INPUT, "run", self.write(), "-o", target)
+        self.fails(BAD_INPUT, "run", self.write(), "-o", self.folder / "o.npy")
         self.assertEqual([p.name for p in self.folder.iterdir()], ["in.safetensors"])
 
 
 class ExitCodes(CliTest):
+    def test_numbers_name_what_is_accepted(self) -> None:
+        for option, text, expected in (
+            ("--repeat", "x", "--repeat: 'x': expected a number, from 1 to"),
+            ("--threads", "0", "--threads: '0': expected a number, from 1 to 1024"),
+            ("--dropout-seed", "x", "--dropout-seed = x: expected a number"),
+        ):
+            self.assertIn(expected, self.fails(BAD_INPUT, "run", EXAMPLE, option, text))
+        message = self.fails(BAD_INPUT, "bench", "--seq", "8", "--budget-s", "nan")
+        self.assertIn("--budget-s: 'nan': expected a number, at least 0", message)
+
+    def test_sizes_beyond_any_memory(self) -> None:
+        huge = ["--seq", "9223372036854775807"]
+        for command in ("plan", "bench"):
+            self.assertIn("at most 2^56 elements", self.fails(BAD_INPUT, command, *huge))
+        eager = ["plan", "--impl", "eager", "--seq", "2000000000"]
+        self.assertIn("more than 2^56", self.fails(OUT_OF_MEMORY, *eager))
+
     def test_bad_arguments(self) -> None:
         for args in (
             [],
