@@ -71,7 +71,6 @@ void check_bools(std::string_view file, const Array& array);
 
 /// Row-major number of the first NaN; none if there is none or the type knows none.
 std::optional<std::int64_t> first_nan(const Array& array);
-inline bool has_nan(const Array& array) { return first_nan(array).has_value(); }
 
 /// "(1, 12, 206, 32)", "(7,)", "()": a shape, or an index, as Python writes it.
 std::string shape_text(std::span<const std::int64_t> shape);

@@ -47,7 +47,7 @@ struct KernelRow {
   const char* on_trial = nullptr;
 };
 
-/// All rows, most special first. Each room that computes contributes its own span (cpu_rows(),
+/// All rows, most special first. Each room that computes contributes its own spans (flash_rows(),
 /// reference_rows(), ...).
 std::span<const KernelRow> kernel_table();
 

@@ -44,19 +44,19 @@ TEST(Array, FindsTheFirstNan) {
   // float16: 1, inf, -inf, the largest finite; then the NaN with the least fraction, and one with a
   // sign
   const std::vector<std::uint16_t> halves = {0x3c00, 0x7c00, 0xfc00, 0x7bff};
-  EXPECT_FALSE(has_nan(array_of(DType::float16, {4}, halves)));
-  EXPECT_TRUE(has_nan(array_of<std::uint16_t>(DType::float16, {1}, {0x7c01})));
-  EXPECT_TRUE(has_nan(array_of<std::uint16_t>(DType::float16, {1}, {0xfe00})));
+  EXPECT_FALSE(first_nan(array_of(DType::float16, {4}, halves)).has_value());
+  EXPECT_TRUE(first_nan(array_of<std::uint16_t>(DType::float16, {1}, {0x7c01})).has_value());
+  EXPECT_TRUE(first_nan(array_of<std::uint16_t>(DType::float16, {1}, {0xfe00})).has_value());
   const std::vector<std::uint16_t> brains = {0x3f80, 0x7f80, 0xff80, 0x7f7f, 0x7c01};
-  EXPECT_FALSE(has_nan(array_of(DType::bfloat16, {5}, brains)));
-  EXPECT_TRUE(has_nan(array_of<std::uint16_t>(DType::bfloat16, {1}, {0x7f81})));
-  EXPECT_TRUE(has_nan(array_of<std::uint16_t>(DType::bfloat16, {1}, {0xffc0})));
+  EXPECT_FALSE(first_nan(array_of(DType::bfloat16, {5}, brains)).has_value());
+  EXPECT_TRUE(first_nan(array_of<std::uint16_t>(DType::bfloat16, {1}, {0x7f81})).has_value());
+  EXPECT_TRUE(first_nan(array_of<std::uint16_t>(DType::bfloat16, {1}, {0xffc0})).has_value());
 }
 
 TEST(Array, IntegersHaveNoNan) {
-  EXPECT_FALSE(has_nan(array_of<std::int32_t>(DType::int32, {1}, {-1})));
-  EXPECT_FALSE(has_nan(array_of<std::int64_t>(DType::int64, {1}, {-1})));
-  EXPECT_FALSE(has_nan(array_of<std::uint8_t>(DType::uint8, {1}, {255})));
+  EXPECT_FALSE(first_nan(array_of<std::int32_t>(DType::int32, {1}, {-1})).has_value());
+  EXPECT_FALSE(first_nan(array_of<std::int64_t>(DType::int64, {1}, {-1})).has_value());
+  EXPECT_FALSE(first_nan(array_of<std::uint8_t>(DType::uint8, {1}, {255})).has_value());
 }
 
 TEST(Array, NamesShapesAndElements) {

@@ -59,7 +59,7 @@ TEST(ExampleData, IsTheAttentionOfAModel) {
     ASSERT_NE(array, nullptr) << name;
     EXPECT_EQ(array->dtype, DType::float32);
     EXPECT_EQ(array->shape, (std::vector<std::int64_t>{1, heads, seq, dim}));
-    EXPECT_FALSE(has_nan(*array));
+    EXPECT_FALSE(first_nan(*array).has_value());
   }
   EXPECT_EQ(content.metadata.at("layout"), "BHSD");
 

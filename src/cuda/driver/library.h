@@ -19,7 +19,6 @@ class SharedLibrary {
   /// Opens another library of the folder that this one was found in; false when it is not there.
   bool open_beside(const std::string& file) const;
 
-  bool is_open() const { return handle_ != nullptr; }
   /// File that was opened, as it was named to the dynamic linker.
   const std::string& path() const { return path_; }
   const std::string& error() const { return error_; }
