@@ -53,19 +53,15 @@ std::vector<Timed> timed_passes(const GridFlags& flags) {
 /// Everything of a problem but its sizes.
 Case prototype(const GridFlags& flags) {
   Case c;
-  if (flags.causal && flags.causal_top_left) {
-    throw BadInput("--causal and --causal-top-left: give one of them");
-  }
-  if (flags.causal) c.causal = Causal::bottom_right;
-  if (flags.causal_top_left) c.causal = Causal::top_left;
-  if (!flags.window.empty()) c.window = parse_window("--window", flags.window);
-  if (!flags.softcap.empty()) c.softcap = parse_real("--softcap", flags.softcap);
-  if (!flags.scale.empty()) c.scale = parse_real("--scale", flags.scale);
-  if (!flags.dropout.empty()) c.dropout.p = parse_real("--dropout", flags.dropout);
+  const AttentionSpec spec = spec_of(flags.spec);
+  c.causal = spec.causal;
+  c.window = spec.window;
+  c.scale = spec.scale;
+  c.softcap = spec.softcap;
+  c.dropout = spec.dropout;
+  c.deterministic = spec.deterministic;
+  c.precision = spec.precision;
   if (flags.alibi) c.alibi = Case::Alibi::per_head;
-  c.deterministic = flags.deterministic;
-  check_one_of("--precision", flags.precision, {"exact", "tf32"});
-  if (flags.precision == "tf32") c.precision = Precision::tf32;
   check_one_of("--layout", flags.layout, {"bhsd", "bshd"});
   c.layout = flags.layout == "bshd" ? Layout::bshd : Layout::bhsd;
   return c;
@@ -228,17 +224,8 @@ void add_grid_flags(CLI::App& app, GridFlags& flags, bool timing) {
   text("--kernel", flags.kernel, "LIST", "rows of the kernel table, instead of --impl", axes);
   text("--pass", flags.pass, "LIST [fwd,bwd]", "fwd, bwd, fwd+bwd", axes);
   const char* problem = "Problem";
-  app.add_flag("--causal", flags.causal, "key j <= i + Sk - Sq")->group(problem)->take_last();
-  app.add_flag("--causal-top-left", flags.causal_top_left, "key j <= i")->group(problem);
-  text("--window", flags.window, "LEFT,RIGHT", "sliding window, a side without bound as -",
-       problem);
-  text("--softcap", flags.softcap, "C", "c tanh(x / c)", problem);
-  text("--scale", flags.scale, "X", "instead of 1 / sqrt(dim)", problem);
+  add_spec_flags(app, flags.spec, problem);
   app.add_flag("--alibi", flags.alibi, "ALiBi slopes, one a head")->group(problem);
-  text("--dropout", flags.dropout, "P", "dropout on the probabilities", problem);
-  app.add_flag("--deterministic", flags.deterministic, "backward bitwise repeatable")
-      ->group(problem);
-  text("--precision", flags.precision, "exact|tf32", "how float32 is multiplied", problem);
   text("--layout", flags.layout, "bhsd|bshd", "order of the axes in memory", problem);
   app.add_option("--case", flags.cases,
                  "a problem in one line (cases/README.md), instead of the axes; may be repeated")

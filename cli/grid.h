@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/spec_flags.h"
 #include "measure/case.h"
 #include "measure/timer.h"
 #include "tilewise/plan.h"
@@ -31,8 +32,9 @@ struct GridFlags {
   std::string batch = "1", tokens, heads = "1", hidden, kv_heads, seq = "1024", seq_q, seq_k,
               dim = "64", dim_v;
   std::string dtype = "f32", layout = "bhsd", impl, kernel, pass = "fwd,bwd";
-  std::string window, softcap, scale, dropout, precision = "exact", protocol = "sustained";
-  bool causal = false, causal_top_left = false, alibi = false, deterministic = false;
+  std::string protocol = "sustained";
+  SpecFlags spec;
+  bool alibi = false;
   std::vector<std::string> cases;
   std::string view = "cells";
   int warmup = 5, repeat = 100;

@@ -286,7 +286,7 @@ void add_run(CLI::App& program, int& exit_code) {
   app->add_option("--tokens", flags->tokens, "the tokens, one a line, where the input has none")
       ->option_text("FILE");
   app->add_option("--format", flags->format, "of what is printed")->option_text("md|csv|json [md]");
-  add_spec_flags(*app, flags->spec);
+  add_spec_flags(*app, flags->spec, "Attention");
   add_common_flags(*app, flags->common);
   app->callback([flags, &exit_code] { exit_code = run_files(*flags); });
 }

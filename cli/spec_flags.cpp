@@ -7,36 +7,25 @@
 
 namespace tilewise::cli {
 
-void add_spec_flags(CLI::App& app, SpecFlags& flags) {
-  const char* group = "Attention";
-  app.add_flag("--causal", flags.causal, "key j is visible to query i if j <= i + Sk - Sq")
-      ->group(group);
-  app.add_flag("--causal-top-left", flags.causal_top_left, "key j is visible to query i if j <= i")
-      ->group(group);
-  app.add_option("--window", flags.window,
-                 "sliding window: keys from i + Sk - Sq - LEFT to i + Sk - Sq + RIGHT; a side "
-                 "without bound as -")
-      ->group(group)
-      ->option_text("LEFT,RIGHT");
-  app.add_option("--scale", flags.scale, "of q.k, instead of 1 / sqrt(dim)")
-      ->group(group)
-      ->option_text("X");
-  app.add_option("--softcap", flags.softcap, "C tanh(x / C) of the scores")
-      ->group(group)
-      ->option_text("C");
-  app.add_option("--dropout", flags.dropout, "probability of dropping an element of P")
-      ->group(group)
-      ->option_text("P");
-  app.add_option("--dropout-seed", flags.dropout_seed, "key of the random bits")
-      ->group(group)
-      ->option_text("N [0]");
-  app.add_option("--dropout-offset", flags.dropout_offset, "last word of their counter")
-      ->group(group)
-      ->option_text("N [0]");
-  app.add_flag("--deterministic", flags.deterministic, "backward bitwise repeatable")->group(group);
-  app.add_option("--precision", flags.precision, "how float32 is multiplied")
-      ->group(group)
-      ->option_text("exact|tf32 [exact]");
+void add_spec_flags(CLI::App& app, SpecFlags& flags, const char* group) {
+  const auto flag = [&](const char* name, bool& value, const char* help) {
+    app.add_flag(name, value, help)->group(group)->take_last();
+  };
+  const auto option = [&](const char* name, auto& value, const char* type, const char* help) {
+    app.add_option(name, value, help)->group(group)->option_text(type)->take_last();
+  };
+  flag("--causal", flags.causal, "key j is visible to query i if j <= i + Sk - Sq");
+  flag("--causal-top-left", flags.causal_top_left, "key j is visible to query i if j <= i");
+  option("--window", flags.window, "LEFT,RIGHT",
+         "sliding window: keys from i + Sk - Sq - LEFT to i + Sk - Sq + RIGHT; a side without "
+         "bound as -");
+  option("--scale", flags.scale, "X", "of q.k, instead of 1 / sqrt(dim)");
+  option("--softcap", flags.softcap, "C", "C tanh(x / C) of the scores");
+  option("--dropout", flags.dropout, "P", "probability of dropping an element of P");
+  option("--dropout-seed", flags.dropout_seed, "N [0]", "key of the random bits");
+  option("--dropout-offset", flags.dropout_offset, "N [0]", "last word of their counter");
+  flag("--deterministic", flags.deterministic, "backward bitwise repeatable");
+  option("--precision", flags.precision, "exact|tf32 [exact]", "how float32 is multiplied");
 }
 
 AttentionSpec spec_of(const SpecFlags& flags) {

@@ -19,7 +19,8 @@ struct SpecFlags {
   std::uint64_t dropout_seed = 0, dropout_offset = 0;
 };
 
-void add_spec_flags(CLI::App& app, SpecFlags& flags);
+/// Of an option given twice the last one counts: a preset's line, then the command line's words.
+void add_spec_flags(CLI::App& app, SpecFlags& flags, const char* group);
 
 /// The spec without its tensors. Throws BadInput.
 AttentionSpec spec_of(const SpecFlags& flags);
