@@ -226,6 +226,16 @@ TEST(ForwardSm90, PacksHeadsWhereQueriesAreFew) {
   EXPECT_EQ(sm90_pack_shift(p, *sm90_choose(p, h100()).tile), 0) << "tiles are full anyway";
 }
 
+TEST(ForwardSm90, FewQueriesAndManyKeysTakeOneWarpgroup) {
+  for (const auto& [batch, keys] : {std::pair{1, 131072}, {1, 8192}, {16, 8192}, {128, 1024}}) {
+    Problem p = problem(DType::bfloat16, 1, keys, 128, 128);
+    p.batch = batch;
+    p.heads_q = 32;
+    p.heads_k = 8;
+    EXPECT_EQ(sm90_choose(p, h100()).tile->block_m(), 64) << batch << " x " << keys;
+  }
+}
+
 TEST(ForwardSm90, AModificationHasItsOwnKernel) {
   using fwd_sm90::Modification;
   Problem p = problem(DType::bfloat16, 128, 128, 64, 64);

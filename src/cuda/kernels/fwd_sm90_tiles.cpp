@@ -30,7 +30,7 @@ constexpr Sm90Tile kTiles128[] = {
     {3, 80, 2, {2.3, 1.182}, {2.3, 1.148}, kThree | kPingPong | kEarlyQWindow},
     {2, 128, 2, {2.1, 1.284}, {1.55, 1.29}, kOwnO | kPingPong | kPingPongMasked | kTrustMaxima},
     {3, 64, 2, {1.2, 0.955}, {1.2, 0.955}, kThree | kEarlyQWindow | kWindowOnly},
-    {1, 128, 3, {3.0, 1.4}, {3.0, 1.4}, kOne}};
+    {1, 128, 3, {2.2, 1.25}, {2.2, 1.25}, kOne}};
 constexpr Sm90Tile kTiles192[] = {{2, 112, 2, {4.55, 1.626}, {4.75, 1.537}, kTwo},
                                   {1, 64, 3, {4.0, 1.2}, {4.0, 1.2}, kOne}};
 constexpr Sm90Tile kTiles192Values128[] = {{2, 112, 2, {3.7, 1.356}, {3.9, 1.29}, kTwo | kOwnO},
