@@ -104,8 +104,8 @@ class Summaries(unittest.TestCase):
 
     def test_options_are_cells_of_their_own(self) -> None:
         rows = [
-            row("flash", "flash_fwd_sm90", 2.0),
-            row("fa3", "own", 3.0),
+            row("flash", "flash_fwd_sm90", 2.0, mask="causal"),
+            row("fa3", "own", 3.0, mask="none"),
             row("flash", "flash_fwd_sm90", 1.0, mask="window=1023,0"),
             row("fa3", "own", 4.0, mask="window=1023,0"),
             row("flash", "flash_fwd_sm90", 1.0, seq_q=1, seq_k=4096, kv_heads=2),
