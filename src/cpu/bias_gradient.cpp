@@ -71,7 +71,7 @@ class BiasGradient {
   /// index 0.
   void add(std::int64_t b, std::int64_t h, Range rows, Range keys, int slot, float* sum) const {
     const Sequence sequence = p_.sequence(b);
-    const ScoreTileStep::Scratch scratch = tile_.scratch(scratch_, slot);
+    ScoreTileStep::Scratch scratch = tile_.scratch(scratch_, slot);
     for (std::int64_t j0 = keys.begin; j0 < std::min(keys.end, sequence.k_length);
          j0 += kTileKeys) {
       const int cols = static_cast<int>(std::min<std::int64_t>(kTileKeys, sequence.k_length - j0));

@@ -55,8 +55,8 @@ void Backward::run() {
     prepare_rows(block);
     const auto& [sequence, b, h, i0, rows] = block;
     if (tile_.needs_refining(b, h, sequence, i0, rows)) {
-      tile_.refine(b, h, sequence, i0, rows, tile_scratch(slot),
-                   known(b, h, sequence.q_begin + i0));
+      ScoreTileStep::Scratch scratch = tile_scratch(slot);
+      tile_.refine(b, h, sequence, i0, rows, scratch, known(b, h, sequence.q_begin + i0));
     }
     pack_rows(block);
   });
@@ -164,7 +164,7 @@ void Backward::key_block_task(std::int64_t pair, std::int64_t block, int split, 
   }
   const int stored = static_cast<int>(std::min<std::int64_t>(kTileKeys, rows - j0));
   store_rows(p_.dk, b, h_k, sequence.k_begin + j0, stored, static_cast<int>(p_.head_dim), dk,
-             g.ld_q, nullptr);
+             g.ld_q, nullptr, p_.scale);
   store_rows(p_.dv, b, h_k, sequence.k_begin + j0, stored, static_cast<int>(p_.head_dim_v), dv,
              g.ld_v, nullptr);
 }
@@ -237,7 +237,7 @@ class Float32Backward final : public Backward {
     const Micro& micro = tile_.micro();
     const auto ld_q = static_cast<int>(geometry_.ld_q);
     const auto ld_v = static_cast<int>(geometry_.ld_v);
-    const ScoreTileStep::Scratch scratch = tile_scratch(slot);
+    ScoreTileStep::Scratch scratch = tile_scratch(slot);
     std::fill_n(dk, kTileKeys * ld_q, 0.0F);
     std::fill_n(dv, kTileKeys * ld_v, 0.0F);
     tile_.load_keys_of(block.b, block.sequence, block.h_k, block.j0, block.keys, scratch);
@@ -245,7 +245,7 @@ class Float32Backward final : public Backward {
       for_tiles(block, head, kBoundaryRows, false, [&](const TilePlace& at) {
         const std::int64_t row = at.sequence.q_begin + at.i0;
         if (!tile_.gradient(at, known(at.b, at.h, row), scratch)) return;
-        // (B3) dV += P^T dO; (B9) dK += dS^T Q with Q scaled; (B8) dQ += dS K, scaled when stored.
+        // (B3) dV += P^T dO; (B9) dK += dS^T Q; (B8) dQ += dS K. Scale comes when they are stored.
         micro.gemm(at.cols, ld_v, at.rows, scratch.dropped, 1, kTileKeys, scratch.d_o, ld_v, dv,
                    ld_v, true);
         micro.gemm(at.cols, ld_q, at.rows, scratch.ds, 1, kTileKeys, scratch.q, ld_q, dk, ld_q,

@@ -157,7 +157,7 @@ class Bf16Backward final : public Backward {
     }
     products_.leave();
     micro.transpose(static_cast<int>(geometry_.ld_q), kTileKeys, keys.dk_t, kTileKeys, dk,
-                    geometry_.ld_q, p_.scale);
+                    geometry_.ld_q, 1.0F);
     micro.transpose(static_cast<int>(geometry_.ld_v), kTileKeys, keys.dv_t, kTileKeys, dv,
                     geometry_.ld_v, 1.0F);
   }
@@ -166,7 +166,7 @@ class Bf16Backward final : public Backward {
   bool gradient(const TilePlace& at, const Keys& keys, const KeyBlock& block, int slot) const {
     const Visibility seen = tile_visibility(p_, at.sequence, at.i0, at.rows, at.j0, at.cols);
     if (seen == Visibility::none) return false;
-    const ScoreTileStep::Scratch scratch = tile_scratch(slot);
+    ScoreTileStep::Scratch scratch = tile_scratch(slot);
     const ScoreTileStep::Rows known = this->known(at.b, at.h, at.sequence.q_begin + at.i0);
     const int cols = static_cast<int>(round_up(at.cols, 32));
     float lse_log2[kTileRows];

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "cpu/elements.h"
@@ -51,28 +52,29 @@ struct Geometry {
 
 /// Scratch of one worker.
 struct Scratch {
-  float* q;      ///< kTaskRows x D, scaled
+  float* q;      ///< kTaskRows x D, unless they are read where they lie
   float* o;      ///< kTaskRows x ld_v
   float* s;      ///< kGroupRows x kBlockKeys
   float* m;      ///< kTaskRows
   float* l;      ///< kTaskRows
-  float* alpha;  ///< kGroupRows: rescale factors
+  float* alpha;  ///< kTaskRows: rescale factors
   float* rows;   ///< kBlockKeys x max(D, ld_v): keys before they are packed
+
+  static std::int64_t elems(const Problem& p, const Geometry& g) {
+    const std::int64_t tiles = kTaskRows * (g.ld_q + g.ld_v + 3) + kGroupRows * kBlockKeys;
+    return own_pages(tiles + kBlockKeys * std::max(p.head_dim, g.ld_v));
+  }
 };
 
 std::vector<MemoryItem> workspace_items(const Problem& p, const Geometry& g) {
   using Role = MemoryItem::Role;
-  const std::int64_t widest = std::max(p.head_dim, g.ld_v);
   return {
       memory_item("packed K", Role::workspace, DType::float32,
                   {g.pairs_at_a_time, g.keys, p.head_dim}),
       memory_item("packed V", Role::workspace, DType::float32,
                   {g.pairs_at_a_time, g.v_in_place ? 0 : g.keys, g.ld_v}),
-      memory_item("Q tile", Role::workspace, DType::float32, {g.workers, kTaskRows, g.ld_q}),
-      memory_item("O tile", Role::workspace, DType::float32, {g.workers, kTaskRows, g.ld_v}),
-      memory_item("S strip", Role::workspace, DType::float32, {g.workers, kGroupRows, kBlockKeys}),
-      memory_item("m, l, alpha", Role::workspace, DType::float32, {g.workers, 3, kTaskRows}),
-      memory_item("K rows", Role::workspace, DType::float32, {g.workers, kBlockKeys, widest}),
+      memory_item("workers' scratch", Role::workspace, DType::float32,
+                  {g.workers, Scratch::elems(p, g)}),
   };
 }
 
@@ -86,14 +88,9 @@ class Forward {
         executor_(context.executor) {
     WorkspaceCutter cut(context.workspace);
     const Geometry& g = geometry_;
-    const std::int64_t widest = std::max(p.head_dim, g.ld_v);
     packed_k_ = cut.take<float>(g.pairs_at_a_time * g.k_elems);
     packed_v_ = cut.take<float>(g.pairs_at_a_time * g.v_elems);
-    q_ = cut.take<float>(g.ld_q * kTaskRows * g.workers);
-    o_ = cut.take<float>(g.ld_v * kTaskRows * g.workers);
-    s_ = cut.take<float>(std::int64_t{g.workers} * kGroupRows * kBlockKeys);
-    statistics_ = cut.take<float>(std::int64_t{g.workers} * 3 * kTaskRows);
-    rows_ = cut.take<float>(widest * kBlockKeys * g.workers);
+    scratch_ = cut.take<float>(g.workers * Scratch::elems(p, g));
   }
 
   void run() {
@@ -114,14 +111,15 @@ class Forward {
  private:
   Scratch scratch(int slot) const {
     const Geometry& g = geometry_;
-    float* statistics = statistics_ + std::int64_t{slot} * 3 * kTaskRows;
-    return {.q = q_ + g.ld_q * kTaskRows * slot,
-            .o = o_ + g.ld_v * kTaskRows * slot,
-            .s = s_ + std::int64_t{slot} * kGroupRows * kBlockKeys,
-            .m = statistics,
-            .l = statistics + kTaskRows,
-            .alpha = statistics + std::int64_t{2} * kTaskRows,
-            .rows = rows_ + std::max(p_.head_dim, g.ld_v) * kBlockKeys * slot};
+    float* at = scratch_ + slot * Scratch::elems(p_, g);
+    const auto take = [&](std::int64_t elems) { return std::exchange(at, at + elems); };
+    return {.q = take(kTaskRows * g.ld_q),
+            .o = take(kTaskRows * g.ld_v),
+            .s = take(kGroupRows * kBlockKeys),
+            .m = take(kTaskRows),
+            .l = take(kTaskRows),
+            .alpha = take(kTaskRows),
+            .rows = at};
   }
 
   /// Keys of one block of pair `pair` into slot `at` of the packed buffers.
@@ -137,10 +135,10 @@ class Forward {
     if (p_.k.dtype == DType::float32 && p_.k.strides[3] == 1 && !p_.paged) {
       const auto* rows = static_cast<const float*>(p_.k.data);
       pack_transposed(micro_, count, d, rows + offset_of(p_.k, b, h, sequence.k_begin + j0),
-                      p_.k.strides[2], k);
+                      p_.k.strides[2], k, p_.scale);
     } else {
       load_keys(p_, p_.k, b, sequence, h, j0, count, d, scratch.rows, d);
-      pack_transposed(micro_, count, d, scratch.rows, d, k);
+      pack_transposed(micro_, count, d, scratch.rows, d, k, p_.scale);
     }
     if (geometry_.v_in_place) return;
     const std::int64_t ld_v = geometry_.ld_v;
@@ -156,9 +154,13 @@ class Forward {
     const Sequence sequence = p_.sequence(b);
     if (i0 >= sequence.q_length) return;
     const int rows = static_cast<int>(std::min<std::int64_t>(kTaskRows, sequence.q_length - i0));
-    load_rows(p_.q, b, h, sequence.q_begin + i0, rows, static_cast<int>(p_.head_dim), scratch.q,
-              geometry_.ld_q, p_.scale);
-    std::fill_n(scratch.o, rows * geometry_.ld_v, 0.0F);
+    const float* q = dense_rows(p_.q, 1, b, h, sequence.q_begin + i0);
+    if (q == nullptr) {
+      load_rows(p_.q, b, h, sequence.q_begin + i0, rows, static_cast<int>(p_.head_dim), scratch.q,
+                geometry_.ld_q);
+      q = scratch.q;
+    }
+    bool begun[kTaskRows / kGroupRows] = {};  // groups whose O is defined
     std::fill_n(scratch.m, rows, kNothing);
     std::fill_n(scratch.l, rows, 0.0F);
 
@@ -170,7 +172,13 @@ class Forward {
         const KeyRange seen = seen_keys(sequence, i0 + r, group_rows, j0);
         if (seen.empty()) continue;
         const auto keys = static_cast<int>(seen.end - seen.begin);
-        step({sequence, b, h, i0 + r, seen.begin, group_rows, keys, kBlockKeys}, at, r, scratch);
+        const TilePlace place{sequence, b, h, i0 + r, seen.begin, group_rows, keys, kBlockKeys};
+        begun[r / kGroupRows] |= step(place, at, r, q, begun[r / kGroupRows], scratch);
+      }
+    }
+    for (int r = 0; r < rows; r += kGroupRows) {
+      if (!begun[r / kGroupRows]) {
+        std::fill_n(scratch.o + r * geometry_.ld_v, kGroupRows * geometry_.ld_v, 0.0F);
       }
     }
     finish_rows(p_, {sequence, b, h, i0, rows}, scratch.m, scratch.l, scratch.o, geometry_.ld_v);
@@ -196,11 +204,13 @@ class Forward {
            offset_of(p_.v, place.b, place.h / p_.group(), place.sequence.k_begin + place.j0);
   }
 
-  /// One block of keys for one group of rows.
-  void step(const TilePlace& place, std::int64_t at, int r, const Scratch& scratch) const {
+  /// One block of keys for one group of rows, which has `begun` when its O is defined; q: the
+  /// task's rows of Q. False, doing nothing, when position hides them all.
+  bool step(const TilePlace& place, std::int64_t at, int r, const float* q, bool begun,
+            const Scratch& scratch) const {
     const Visibility seen =
         tile_visibility(p_, place.sequence, place.i0, place.rows, place.j0, place.cols);
-    if (seen == Visibility::none) return;
+    if (seen == Visibility::none) return false;
     const int d = static_cast<int>(p_.head_dim);
     const auto ld_v = geometry_.ld_v;
     std::int64_t v_row = 0;
@@ -209,13 +219,13 @@ class Forward {
     float* s = scratch.s;
     float* o = scratch.o + r * ld_v;
 
-    // (F1) S = scale Q K^T, one panel of keys at a time
+    // (F1) S = Q (scale K)^T, one panel of keys at a time
     for (int n = 0; n < place.cols;
          n += micro_.panel_cols, k += std::int64_t{d} * micro_.panel_cols) {
       const int cols = std::min<int>(micro_.panel_cols,
                                      static_cast<int>(round_up(place.cols - n, micro_.lanes)));
-      panel_product(micro_, place.rows, cols, d, scratch.q + r * geometry_.ld_q, geometry_.ld_q, k,
-                    s + n, kBlockKeys);
+      panel_product(micro_, place.rows, cols, d, q + r * geometry_.ld_q, geometry_.ld_q, k, s + n,
+                    kBlockKeys);
     }
     const int padded = static_cast<int>(round_up(place.cols, micro_.lanes));
     if (steps_.elementwise()) {
@@ -229,10 +239,11 @@ class Forward {
     // (F7)-(F9) m, P, l; (F10) O = diag(alpha) O + P V
     micro_.softmax_step(place.rows, padded, s, kBlockKeys, scratch.m + r, scratch.l + r,
                         scratch.alpha);
-    micro_.scale_rows(place.rows, static_cast<int>(ld_v), o, ld_v, scratch.alpha);
+    if (begun) micro_.scale_rows(place.rows, static_cast<int>(ld_v), o, ld_v, scratch.alpha);
     steps_.drop(place, s);
     micro_.gemm(place.rows, static_cast<int>(ld_v), place.cols, s, kBlockKeys, 1, v, v_row, o, ld_v,
-                true);
+                begun);
+    return true;
   }
 
   const Problem& p_;
@@ -240,7 +251,7 @@ class Forward {
   Geometry geometry_;
   ScoreSteps steps_;
   Executor& executor_;
-  float *packed_k_, *packed_v_, *q_, *o_, *s_, *statistics_, *rows_;
+  float *packed_k_, *packed_v_, *scratch_;
 };
 
 }  // namespace

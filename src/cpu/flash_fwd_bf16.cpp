@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
+#include <utility>
 #include <vector>
 
 #include "cpu/bf16_rows.h"
@@ -56,6 +57,13 @@ struct Scratch {
   float* o;              ///< kTaskRows x ld_v
   float* s;              ///< kGroupRows x kLdS
   float *m, *l, *alpha;  ///< kTaskRows each
+
+  /// In floats.
+  static std::int64_t elems(const Geometry& g) {
+    const std::int64_t half = kTaskRows * g.ld_q + kGroupRows * kLdP + kBlockKeys * widest(g);
+    return own_pages(half / 2 + kTaskRows * (g.ld_v + 3) + kGroupRows * kLdS);
+  }
+  static std::int64_t widest(const Geometry& g) { return std::max(g.ld_q, g.ld_v); }
 };
 
 std::vector<MemoryItem> workspace_items(const Problem& p, const Geometry& g) {
@@ -67,12 +75,7 @@ std::vector<MemoryItem> workspace_items(const Problem& p, const Geometry& g) {
   const DType full = DType::float32;
   return {item("packed K", half, {g.pairs_at_a_time, g.keys, g.ld_q}),
           item("packed V", half, {g.pairs_at_a_time, g.keys, g.ld_v}),
-          item("Q tile", half, {g.workers, kTaskRows, g.ld_q}),
-          item("P strip", half, {g.workers, kGroupRows, kLdP}),
-          item("K rows", half, {g.workers, kBlockKeys, std::max(g.ld_q, g.ld_v)}),
-          item("O tile", full, {g.workers, kTaskRows, g.ld_v}),
-          item("S strip", full, {g.workers, kGroupRows, kLdS}),
-          item("m, l, alpha", full, {g.workers, 3, kTaskRows})};
+          item("workers' scratch", full, {g.workers, Scratch::elems(g)})};
 }
 
 class Forward {
@@ -89,12 +92,7 @@ class Forward {
     const Geometry& g = geometry_;
     packed_k_ = cut.take<Bf16>(g.pairs_at_a_time * g.keys * g.ld_q);
     packed_v_ = cut.take<Bf16>(g.pairs_at_a_time * g.keys * g.ld_v);
-    q_ = cut.take<Bf16>(std::int64_t{g.workers} * kTaskRows * g.ld_q);
-    probabilities_ = cut.take<Bf16>(std::int64_t{g.workers} * kGroupRows * kLdP);
-    rows_ = cut.take<Bf16>(std::int64_t{g.workers} * kBlockKeys * std::max(g.ld_q, g.ld_v));
-    o_ = cut.take<float>(std::int64_t{g.workers} * kTaskRows * g.ld_v);
-    s_ = cut.take<float>(std::int64_t{g.workers} * kGroupRows * kLdS);
-    statistics_ = cut.take<float>(std::int64_t{g.workers} * 3 * kTaskRows);
+    scratch_ = cut.take<float>(g.workers * Scratch::elems(g));
   }
 
   void run() {
@@ -115,15 +113,19 @@ class Forward {
  private:
   Scratch scratch(int slot) const {
     const Geometry& g = geometry_;
-    float* statistics = statistics_ + std::int64_t{slot} * 3 * kTaskRows;
-    return {.q = q_ + g.ld_q * kTaskRows * slot,
-            .p = probabilities_ + std::int64_t{slot} * kGroupRows * kLdP,
-            .rows = rows_ + std::max(g.ld_q, g.ld_v) * kBlockKeys * slot,
-            .o = o_ + g.ld_v * kTaskRows * slot,
-            .s = s_ + std::int64_t{slot} * kGroupRows * kLdS,
-            .m = statistics,
-            .l = statistics + kTaskRows,
-            .alpha = statistics + std::int64_t{2} * kTaskRows};
+    float* at = scratch_ + slot * Scratch::elems(g);
+    const auto take = [&](std::int64_t elems) { return std::exchange(at, at + elems); };
+    const auto take_half = [&](std::int64_t elems) {
+      return reinterpret_cast<Bf16*>(take(elems / 2));
+    };
+    return {.q = take_half(kTaskRows * g.ld_q),
+            .p = take_half(std::int64_t{kGroupRows} * kLdP),
+            .rows = take_half(kBlockKeys * Scratch::widest(g)),
+            .o = take(kTaskRows * g.ld_v),
+            .s = take(std::int64_t{kGroupRows} * kLdS),
+            .m = take(kTaskRows),
+            .l = take(kTaskRows),
+            .alpha = take(kTaskRows)};
   }
 
   /// Keys of one block of pair `pair` into slot `at` of the packed buffers: K^T as pairs along D in
@@ -270,8 +272,8 @@ class Forward {
   ScoreSteps steps_;
   bool scale_in_exponent_;
   Executor& executor_;
-  Bf16 *packed_k_, *packed_v_, *q_, *probabilities_, *rows_;
-  float *o_, *s_, *statistics_;
+  Bf16 *packed_k_, *packed_v_;
+  float* scratch_;
 };
 
 }  // namespace

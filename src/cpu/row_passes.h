@@ -26,6 +26,9 @@ struct RowPasses {
   float (*sum)(std::int64_t n, const float* x);
   /// y = factor * x; x and y may be the same row.
   void (*scale)(std::int64_t n, float factor, const float* x, float* y);
+  /// Rows of n floats: y[r] = row_factor[r] * factor * x[r]; row_factor may be null (1).
+  void (*scale_rows)(int rows, std::int64_t n, const float* row_factor, float factor,
+                     const float* x, std::int64_t ld_x, float* y, std::int64_t ld_y);
   /// x = exp(x - shift).
   void (*exp)(std::int64_t n, float shift, float* x);
   /// Sum of p * dp over seen entries: delta. (B2)

@@ -165,6 +165,13 @@ void scale(std::int64_t n, float factor, const float* x, float* y) {
   map(n, x, y, [&](auto value, auto) { return value * factor; });
 }
 
+void scale_rows(int rows, std::int64_t n, const float* row_factor, float factor, const float* x,
+                std::int64_t ld_x, float* y, std::int64_t ld_y) {
+  for (int r = 0; r < rows; ++r, x += ld_x, y += ld_y) {
+    scale(n, row_factor != nullptr ? row_factor[r] * factor : factor, x, y);
+  }
+}
+
 void exp_row(std::int64_t n, float shift, float* x) {
   map(n, x, x, [&](auto value, auto) { return exp_vector<Lanes>(value - shift); });
 }
@@ -211,6 +218,7 @@ constexpr RowPasses make_row_passes() {
           .highest = highest,
           .sum = sum,
           .scale = scale,
+          .scale_rows = scale_rows,
           .exp = exp_row,
           .dot_seen = dot_seen,
           .score_gradient = score_gradient,

@@ -49,10 +49,10 @@ ScoreTileStep::Scratch ScoreTileStep::scratch(float* base, int slot) const {
   s.ds = take(kTileElems);
   s.capped = take(kTileElems);
   s.premod = take(kTileElems);
-  s.q = take(kTileRows * ld_q_);
-  s.d_o = take(kTileRows * ld_v_);
-  s.k = take(kTileKeys * ld_q_);
-  s.v = take(kTileKeys * ld_v_);
+  s.q_rows = take(kTileRows * ld_q_);
+  s.d_o_rows = take(kTileRows * ld_v_);
+  s.k_rows = take(kTileKeys * ld_q_);
+  s.v_rows = take(kTileKeys * ld_v_);
   s.k_panels = take(kTileKeys * p_.head_dim);
   s.v_panels = take(kTileKeys * p_.head_dim_v);
   s.lse = take(kTileRows);
@@ -60,16 +60,22 @@ ScoreTileStep::Scratch ScoreTileStep::scratch(float* base, int slot) const {
 }
 
 void ScoreTileStep::load_keys_of(std::int64_t b, const Sequence& sequence, std::int64_t h_k,
-                                 std::int64_t j0, int keys, const Scratch& s) const {
+                                 std::int64_t j0, int keys, Scratch& s) const {
   const int d = static_cast<int>(p_.head_dim);
   const int dv = static_cast<int>(p_.head_dim_v);
-  load_keys(p_, p_.k, b, sequence, h_k, j0, keys, d, s.k, ld_q_);
-  load_keys(p_, p_.v, b, sequence, h_k, j0, keys, dv, s.v, ld_v_);
-  pack_transposed(micro_, keys, d, s.k, ld_q_, s.k_panels);
-  pack_transposed(micro_, keys, dv, s.v, ld_v_, s.v_panels);
+  const auto rows = [&](const Tensor& t, float* copy, std::int64_t ld) {
+    const std::int64_t first = sequence.k_begin + j0;
+    const float* there = p_.paged ? nullptr : dense_rows(t, micro_.lanes, b, h_k, first);
+    if (there != nullptr) return there;
+    load_keys(p_, t, b, sequence, h_k, j0, keys, static_cast<int>(t.sizes[3]), copy, ld);
+    return static_cast<const float*>(copy);
+  };
+  s.k = rows(p_.k, s.k_rows, ld_q_);
+  pack_transposed(micro_, keys, d, s.k, ld_q_, s.k_panels, p_.scale);
+  pack_transposed(micro_, keys, dv, rows(p_.v, s.v_rows, ld_v_), ld_v_, s.v_panels);
 }
 
-/// S = scale Q K^T into p and dP = dO V^T into ds.
+/// S = Q (scale K)^T into p and dP = dO V^T into ds.
 void ScoreTileStep::products(const TilePlace& at, const Scratch& s) const {
   const int d = static_cast<int>(p_.head_dim);
   const int dv = static_cast<int>(p_.head_dim_v);
@@ -84,12 +90,18 @@ void ScoreTileStep::products(const TilePlace& at, const Scratch& s) const {
   }
 }
 
-bool ScoreTileStep::logits(const TilePlace& at, const Scratch& s) const {
+bool ScoreTileStep::logits(const TilePlace& at, Scratch& s) const {
   const Visibility seen = tile_visibility(p_, at.sequence, at.i0, at.rows, at.j0, at.cols);
   if (seen == Visibility::none) return false;
   const std::int64_t row = at.sequence.q_begin + at.i0;
-  load_rows(p_.q, at.b, at.h, row, at.rows, static_cast<int>(p_.head_dim), s.q, ld_q_, p_.scale);
-  load_rows(p_.d_o, at.b, at.h, row, at.rows, static_cast<int>(p_.head_dim_v), s.d_o, ld_v_);
+  const auto rows = [&](const Tensor& t, float* copy, std::int64_t ld) {
+    const float* there = dense_rows(t, micro_.lanes, at.b, at.h, row);
+    if (there != nullptr) return there;
+    load_rows(t, at.b, at.h, row, at.rows, static_cast<int>(t.sizes[3]), copy, ld);
+    return static_cast<const float*>(copy);
+  };
+  s.q = rows(p_.q, s.q_rows, ld_q_);
+  s.d_o = rows(p_.d_o, s.d_o_rows, ld_v_);
   products(at, s);
   logits_of_scores(at, seen, s);
   return true;
@@ -133,7 +145,7 @@ bool ScoreTileStep::needs_refining(std::int64_t b, std::int64_t h, const Sequenc
 }
 
 void ScoreTileStep::refine(std::int64_t b, std::int64_t h, const Sequence& sequence,
-                           std::int64_t i0, int rows, const Scratch& s, const Rows& out) const {
+                           std::int64_t i0, int rows, Scratch& s, const Rows& out) const {
   float m[kTileRows];
   float l[kTileRows];
   float dots[kTileRows];
@@ -170,7 +182,7 @@ void ScoreTileStep::refine(std::int64_t b, std::int64_t h, const Sequence& seque
   }
 }
 
-bool ScoreTileStep::gradient(const TilePlace& at, const Rows& known, const Scratch& s,
+bool ScoreTileStep::gradient(const TilePlace& at, const Rows& known, Scratch& s,
                              bool bias_only) const {
   if (!logits(at, s)) return false;
   gradient_of_logits(at, known, s, bias_only);

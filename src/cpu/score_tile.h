@@ -18,14 +18,15 @@ class ScoreTileStep {
  public:
   /// Buffers of one worker. Tiles of scores are kTileRows x kTileKeys.
   struct Scratch {
-    float *q, *d_o;  ///< kTileRows x ld, query rows of the tile; Q times scale, as in forward
-    float *k, *v;    ///< kTileKeys x ld, keys of the tile
-    float *k_panels, *v_panels;  ///< K^T and V^T in panels
-    float* p;                    ///< P before dropout
-    float* dropped;              ///< P after dropout; the same buffer as p when there is none
-    float* ds;                   ///< gradient of scale * q.k
-    float *capped, *premod;      ///< for a nonlinear spec
-    float* lse;                  ///< kTileRows; +inf for rows that see nothing
+    const float *q, *d_o;  ///< kTileRows x ld, query rows of the tile, there or where they lie
+    const float* k;        ///< kTileKeys x ld_q, keys of the tile, there or where they lie
+    float *q_rows, *d_o_rows, *k_rows, *v_rows;  ///< room for copies
+    float *k_panels, *v_panels;                  ///< (scale K)^T and V^T in panels
+    float* p;                                    ///< P before dropout
+    float* dropped;          ///< P after dropout; the same buffer as p when there is none
+    float* ds;               ///< gradient of scale * q.k
+    float *capped, *premod;  ///< for a nonlinear spec
+    float* lse;              ///< kTileRows; +inf for rows that see nothing
   };
 
   /// What backward knows of each query row besides LSE; element 0 is the tile's first row.
@@ -41,9 +42,9 @@ class ScoreTileStep {
   /// Cuts slot's part out of a buffer of workers * scratch_elems() floats.
   Scratch scratch(float* base, int slot) const;
 
-  /// Loads and packs keys j0 .. j0 + keys - 1.
+  /// Finds or loads, and packs keys j0 .. j0 + keys - 1.
   void load_keys_of(std::int64_t b, const Sequence& sequence, std::int64_t h_k, std::int64_t j0,
-                    int keys, const Scratch& scratch) const;
+                    int keys, Scratch& scratch) const;
 
   /// True when the float32 LSE or the rounded O is too coarse for rows i0 .. i0 + rows - 1.
   bool needs_refining(std::int64_t b, std::int64_t h, const Sequence& sequence, std::int64_t i0,
@@ -51,12 +52,12 @@ class ScoreTileStep {
   /// Works out delta and lse_low of these rows from a pass of their own over the keys: exact where
   /// logits are huge, at the price of two more products.
   void refine(std::int64_t b, std::int64_t h, const Sequence& sequence, std::int64_t i0, int rows,
-              const Scratch& scratch, const Rows& out) const;
+              Scratch& scratch, const Rows& out) const;
 
-  /// Loads the tile's query rows and fills p, dropped and ds; false, doing nothing, when position
-  /// hides the whole tile. With `bias_only`, ds is the gradient of the bias: before the way back
-  /// through the cap.
-  bool gradient(const TilePlace& place, const Rows& known, const Scratch& scratch,
+  /// Finds or loads the tile's query rows and fills p, dropped and ds; false, doing nothing, when
+  /// position hides the whole tile. With `bias_only`, ds is the gradient of the bias: before the
+  /// way back through the cap.
+  bool gradient(const TilePlace& place, const Rows& known, Scratch& scratch,
                 bool bias_only = false) const;
 
   // The second half of gradient(), for products worked out elsewhere: with scale * q.k in p and dP
@@ -74,7 +75,7 @@ class ScoreTileStep {
 
  private:
   /// Logits into p and dP (through dropout) into ds; false when position hides the whole tile.
-  bool logits(const TilePlace& place, const Scratch& scratch) const;
+  bool logits(const TilePlace& place, Scratch& scratch) const;
   void products(const TilePlace& place, const Scratch& scratch) const;
 
   const Problem& p_;

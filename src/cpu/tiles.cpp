@@ -52,13 +52,15 @@ void run_forward(const Problem& p, Executor& executor, const ForwardTasks& tasks
 void load_rows(const Tensor& t, std::int64_t b, std::int64_t h, std::int64_t first, int count,
                int cols, float* out, std::int64_t ld, float factor) {
   const RowPasses& passes = row_passes(best_isa());
+  const std::int64_t at = offset_of(t, b, h, first);
   const bool floats = t.dtype == DType::float32 && t.strides[3] == 1;
+  if (floats) {
+    passes.scale_rows(count, cols, nullptr, factor, static_cast<const float*>(t.data) + at,
+                      t.strides[2], out, ld);
+  }
   for (int r = 0; r < count; ++r, out += ld) {
-    const std::int64_t at = offset_of(t, b, h, first + r);
-    if (floats) {
-      passes.scale(cols, factor, static_cast<const float*>(t.data) + at, out);
-    } else {
-      load_row(t, at, t.strides[3], cols, out);
+    if (!floats) {
+      load_row(t, at + r * t.strides[2], t.strides[3], cols, out);
       if (factor != 1.0F) passes.scale(cols, factor, out, out);
     }
     std::fill(out + cols, out + ld, 0.0F);
@@ -68,16 +70,16 @@ void load_rows(const Tensor& t, std::int64_t b, std::int64_t h, std::int64_t fir
 void store_rows(const Tensor& t, std::int64_t b, std::int64_t h, std::int64_t first, int count,
                 int cols, float* in, std::int64_t ld, const float* row_factor, float factor) {
   const RowPasses& passes = row_passes(best_isa());
-  const bool floats = t.dtype == DType::float32 && t.strides[3] == 1;
+  const std::int64_t at = offset_of(t, b, h, first);
+  if (t.dtype == DType::float32 && t.strides[3] == 1) {
+    passes.scale_rows(count, cols, row_factor, factor, in, ld, static_cast<float*>(t.data) + at,
+                      t.strides[2]);
+    return;
+  }
   for (int r = 0; r < count; ++r, in += ld) {
     const float f = row_factor != nullptr ? row_factor[r] * factor : factor;
-    const std::int64_t at = offset_of(t, b, h, first + r);
-    if (floats) {
-      passes.scale(cols, f, in, static_cast<float*>(t.data) + at);
-      continue;
-    }
     if (f != 1.0F) passes.scale(cols, f, in, in);
-    store_row(t, at, t.strides[3], cols, in);
+    store_row(t, at + r * t.strides[2], t.strides[3], cols, in);
   }
 }
 
@@ -93,6 +95,13 @@ void load_keys(const Problem& p, const Tensor& pool, std::int64_t b, const Seque
 
 bool whole_vectors(const Tensor& t, const Micro& micro) {
   return t.dtype == DType::float32 && t.strides[3] == 1 && t.sizes[3] % micro.lanes == 0;
+}
+
+const float* dense_rows(const Tensor& t, int lanes, std::int64_t b, std::int64_t h,
+                        std::int64_t row) {
+  const bool dense = t.strides[3] == 1 && t.strides[2] == t.sizes[3] && t.sizes[3] % lanes == 0;
+  if (t.dtype != DType::float32 || !dense) return nullptr;
+  return static_cast<const float*>(t.data) + offset_of(t, b, h, row);
 }
 
 void finish_statistics(const Problem& p, const RowBlock& block, const float* m, float* l) {
@@ -125,12 +134,12 @@ void finish_rows(const Problem& p, const RowBlock& block, const float* m, float*
 }
 
 void pack_transposed(const Micro& micro, int count, int dim, const float* rows, std::int64_t ld,
-                     float* panels) {
+                     float* panels, float factor) {
   const int wide = micro.panel_cols;
   for (int n = 0; n < count; n += wide, panels += static_cast<std::int64_t>(dim) * wide) {
     const int keys = std::min(wide, count - n);
     if (keys < wide) std::fill(panels, panels + static_cast<std::int64_t>(dim) * wide, 0.0F);
-    micro.transpose(keys, dim, rows + n * ld, ld, panels, wide, 1.0F);
+    micro.transpose(keys, dim, rows + n * ld, ld, panels, wide, factor);
   }
 }
 
