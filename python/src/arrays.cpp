@@ -43,6 +43,13 @@ bool is_bfloat16_of_numpy(nb::handle object) {
          is_text(nb::getattr(dtype, "name", nb::none()), "bfloat16");
 }
 
+/// What the array's own library says of an object that it gives no view of.
+InvalidArgument unreadable(const char* name) {
+  const nb::python_error error;
+  const std::string text = nb::str(error.value()).c_str();
+  return InvalidArgument(std::string(name) + " cannot be read: " + text.substr(0, text.find('\n')));
+}
+
 dlpack::View view_of(const nb::ndarray<nb::ro>& array, std::vector<std::int64_t>& axes) {
   const std::size_t rank = array.ndim();
   axes.resize(2 * rank);
@@ -79,7 +86,7 @@ Tensor Arrays::take(nb::handle object, const char* name) {
   if (object.is_none()) return {};
   if (const ExchangeApi* api = exchange_api(object)) {
     dlpack::View view;
-    if (api->view_of_object(object.ptr(), &view) != 0) throw nb::python_error();
+    if (api->view_of_object(object.ptr(), &view) != 0) throw unreadable(name);
     return dlpack::from_dlpack(view, name);
   }
   nb::ndarray<nb::ro> array;

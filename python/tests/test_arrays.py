@@ -124,6 +124,13 @@ def test_dropout_needs_a_seed() -> None:
         tilewise.attention_backward(o, q, k, v, o, lse, dropout_p=0.5)
 
 
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, "one"])
+def test_dropout_seed_has_64_bits(seed: Any) -> None:
+    q, k, v = arrays()
+    with pytest.raises(ValueError, match="dropout_seed is .*2\\^64 - 1"):
+        tilewise.attention(q, k, v, dropout_p=0.5, dropout_seed=seed)
+
+
 class Exchanged:
     """An array of nobody's library: DLPack and nothing else."""
 
@@ -178,9 +185,17 @@ def test_what_is_no_array(wrong: Any) -> None:
         tilewise.attention(wrong, k, v)
 
 
+@pytest.mark.parametrize("fallback", ["torch", "jax"])
+def test_fallback_is_for_torch_tensors(fallback: str) -> None:
+    q, k, v = arrays()
+    with pytest.raises(ValueError, match="fallback is"):
+        tilewise.attention(q, k, v, fallback=fallback)
+
+
 def test_torch_is_not_imported() -> None:
     code = (
         "import sys, numpy, tilewise; q = numpy.ones((1, 2, 1, 8), 'float32');"
-        "tilewise.attention(q, q, q); assert 'torch' not in sys.modules"
+        "tilewise.attention(q, q, q); assert 'torch' not in sys.modules;"
+        "assert not hasattr(tilewise, 'sdpb')"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

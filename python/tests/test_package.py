@@ -4,8 +4,11 @@ import ast
 import importlib.metadata
 import importlib.resources
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 import tilewise
 from tilewise import _spec
 
@@ -34,6 +37,14 @@ def test_stub_is_the_module_s() -> None:
     assert set(declared) == functions
     for name in ("Plan", "KernelInfo"):
         assert declared[name] == {m for m in dir(getattr(_native, name)) if m[0] != "_"}
+
+
+@pytest.mark.parametrize("name", ["flash_attn", "hf", "sdpa"])
+def test_modules_come_with_the_package(name: str) -> None:
+    """`import tilewise` is enough; what needs torch is imported when it is asked for."""
+    pytest.importorskip("transformers" if name == "hf" else "torch")
+    code = f"import tilewise; assert tilewise.{name}.__name__ == 'tilewise.{name}'"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_library_is_inside() -> None:

@@ -151,8 +151,9 @@ def test_errors() -> None:
 def test_fallback_is_torch_s_and_warns_once() -> None:
     q = torch.randn(1, 2, 4, 8, dtype=torch.float64, requires_grad=True)
     attention = tilewise.sdpa.scaled_dot_product_attention
-    with pytest.warns(UserWarning, match="torch's attention runs instead"):
+    with pytest.warns(UserWarning, match="torch's attention runs instead") as given:
         o = attention(q, q, q, is_causal=True, fallback="torch")
+    assert [warning.filename for warning in given] == [__file__]  # where the caller stands
     torch.testing.assert_close(o, functional.scaled_dot_product_attention(q, q, q, is_causal=True))
     assert o.requires_grad
     import warnings

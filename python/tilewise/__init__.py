@@ -7,6 +7,10 @@ tilewise.sdpa and tilewise.flash_attn are drop-ins for torch's and FlashAttentio
 tilewise.hf.register() makes attn_implementation="tilewise" work in Hugging Face transformers.
 """
 
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from ._attention import Gradients, attention, attention_backward, plan
 from ._native import KernelInfo, Plan, kernels
 from ._native import version as __version__
@@ -23,3 +27,15 @@ __all__ = [
     "kernels",
     "plan",
 ]
+
+if TYPE_CHECKING:
+    from . import flash_attn as flash_attn
+    from . import hf as hf
+    from . import sdpa as sdpa
+else:
+
+    def __getattr__(name: str) -> ModuleType:
+        """The modules that need torch, imported when they are first asked for."""
+        if name in ("flash_attn", "hf", "sdpa"):
+            return importlib.import_module(f".{name}", __name__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

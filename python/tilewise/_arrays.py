@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from . import _native
-from ._spec import BIAS, CU_SEQLENS_Q, LAYOUT, SINKS, Spec
+from ._spec import BIAS, CU_SEQLENS_Q, LAYOUT, SINKS, Spec, seed_word
 
 
 def _shape(array: Any, name: str) -> list[int]:
@@ -79,4 +79,4 @@ def draw_seed(seed: int | None) -> Any:
     """Dropout's seed and offset, int64 (2)."""
     if seed is None:
         raise ValueError("dropout_seed is None: dropout of arrays other than torch's needs one")
-    return np.array([seed, 0], dtype=np.uint64).view(np.int64)
+    return np.array([seed_word(seed), 0], dtype=np.int64)

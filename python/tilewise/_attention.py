@@ -122,12 +122,16 @@ def attention(
         implementation=implementation,
         kernel=kernel,
     )
-    if fallback is not None:
+    if fallback is None:
+        o, lse = backend.attention(q, k, v, spec, return_lse)
+    elif fallback != "torch":
+        raise ValueError(f'fallback is {fallback!r}: expected None or "torch"')
+    elif backend is _arrays:
+        raise ValueError('fallback is "torch": q must be a torch tensor')
+    else:
         from . import _fallback
 
-        o, lse = _fallback.attention(q, k, v, spec, fallback, return_lse)
-    else:
-        o, lse = backend.attention(q, k, v, spec, return_lse)
+        o, lse = _fallback.attention(q, k, v, spec, return_lse)
     return (o, lse) if return_lse else o
 
 

@@ -24,11 +24,6 @@ _BEYOND_TORCH = {
 }
 
 
-def check(fallback: str) -> None:
-    if fallback != "torch":
-        raise ValueError(f'fallback is {fallback!r}: expected None or "torch"')
-
-
 def refusal(q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> str:
     """Why no kernel of ours runs the problem, its backward included when it will be asked for."""
     if torch.compiler.is_compiling():
@@ -110,12 +105,9 @@ def torch_attention(q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> Tensor:
 
 
 def attention(
-    q: Any, k: Any, v: Any, spec: Spec, fallback: str, return_lse: bool
+    q: Tensor, k: Tensor, v: Tensor, spec: Spec, return_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Ours where a kernel runs it, else torch's, which has no LSE to give."""
-    check(fallback)
-    if not isinstance(q, Tensor):
-        raise ValueError('fallback is "torch": q must be a torch tensor')
     reason = refusal(q, k, v, spec)
     if not reason:
         return ours.attention(q, k, v, spec, return_lse)

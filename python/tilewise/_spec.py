@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, NamedTuple
 
 # The order of the fields in a spec and, behind the tensors, in the torch operators' signatures.
@@ -83,6 +84,17 @@ def flash_window(window_size: tuple[int, int]) -> tuple[int | None, int | None]:
     """The window of flash_attn's functions, whose negative bounds are open sides."""
     left, right = window_size
     return None if left < 0 else left, None if right < 0 else right
+
+
+def seed_word(seed: int) -> int:
+    """Dropout's seed, 64 bits without a sign, as the int64 that carries it."""
+    try:
+        value = operator.index(seed)
+    except TypeError:
+        value = -1
+    if not 0 <= value < 2**64:
+        raise ValueError(f"dropout_seed is {seed!r}: expected an integer from 0 to 2^64 - 1")
+    return value if value < 2**63 else value - 2**64
 
 
 def make_spec(

@@ -9,6 +9,7 @@ the current stream.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import Any
 
@@ -26,6 +27,7 @@ from ._spec import (
     SINKS,
     TENSOR_FIELDS,
     Spec,
+    seed_word,
 )
 
 _TYPES = {
@@ -174,10 +176,10 @@ def _gradients(
         raise NotImplementedError("alibi_slopes has no gradient: detach it")
     if d_o is None and d_lse is None:
         return (None,) * 5
+    q, k, v, o, lse = saved
     # With create_graph the operator is recorded, so that its own backward can refuse.
-    short = _plain(saved[0]) and not torch.is_grad_enabled() and not _batched(d_o, d_lse)
-    if short:
-        q, k, v, o, lse = saved
+    short = _plain(q, k, v, spec) and not torch.is_grad_enabled()
+    if short and not _special(d_o, d_lse):
         return _run_backward(d_o, d_lse, q, k, v, o, lse, need_dbias, need_dsinks, *spec)
     dq, dk, dv, dbias, dsinks = torch.ops.tilewise.attention_backward(
         d_o, d_lse, *saved, need_dbias, need_dsinks, *spec
@@ -274,19 +276,41 @@ _any_autocast = torch._C._is_any_autocast_enabled
 _is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
-def _batched(*gradients: Tensor | None) -> bool:
-    """True for the many gradients at once of torch.autograd.grad(is_grads_batched=True)."""
-    return any(g is not None and _is_batched(g) for g in gradients)
+def _special(*gradients: Tensor | None) -> bool:
+    """True for the many gradients at once of torch.autograd.grad(is_grads_batched=True), and for
+    those with torch's negative bit."""
+    return any(g is not None and (_is_batched(g) or g.is_neg()) for g in gradients)
 
 
-def _plain(q: Tensor) -> bool:
-    """True when nobody but autograd looks on: no compiler, no dispatch mode, no transform."""
+def _is_plain(t: Any) -> bool:
+    """True when the numbers of t lie in memory as they are. Those of a conjugate's imaginary part
+    have the other sign there (torch's negative bit); the dispatcher makes plain tensors of them."""
+    return type(t) in _PLAIN_TYPES and not t.is_neg()
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> bool:
+    """True when nobody but autograd looks on: no compiler, no dispatch mode, no transform; and the
+    tensors are plain."""
+    bias, sinks, slopes = spec[BIAS], spec[SINKS], spec[ALIBI_SLOPES]
     return (
-        type(q) in _PLAIN_TYPES
-        and not torch.compiler.is_compiling()
+        not torch.compiler.is_compiling()
+        and _is_plain(q)
+        and _is_plain(k)
+        and _is_plain(v)
+        and not q.is_meta
+        and (bias is None or _is_plain(bias))
+        and (sinks is None or _is_plain(sinks))
+        and (slopes is None or _is_plain(slopes))
         and _dispatch_modes() == 0
         and _transforms() is None
     )
+
+
+def _check_kinds(k: Any, v: Any, spec: Spec) -> None:
+    """Names the argument that is no tensor beside a q that is one."""
+    for name, value in zip(("k", "v", *TENSOR_FIELDS), (k, v, *spec), strict=False):
+        if value is not None and not isinstance(value, Tensor):
+            raise ValueError(f"{name} is {type(value).__name__}: expected a torch tensor, as q is")
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -308,8 +332,11 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, spec: Spec, return_lse: bool = True
 ) -> tuple[Tensor, Tensor | None]:
     """O and, when it is asked for, LSE, recorded by autograd."""
+    plain = _plain(q, k, v, spec)
+    if not plain:
+        _check_kinds(k, v, spec)
     q, k, v = _autocast(q, k, v)
-    if not _plain(q):
+    if not plain:
         o, lse = torch.ops.tilewise.attention_forward(q, k, v, *spec)
         return o, lse
     bias, sinks, slopes = spec[BIAS], spec[SINKS], spec[ALIBI_SLOPES]
@@ -323,7 +350,11 @@ def attention(
     )
     # The function has no forward-mode derivative and says so; a direct call would drop it.
     if recorded or forward_ad._current_level >= 0:
-        made = _record(q, k, v, bias, sinks, slopes, spec, return_lse)
+        try:
+            made = _record(q, k, v, bias, sinks, slopes, spec, return_lse)
+        except TypeError:  # autograd saves tensors alone
+            _check_kinds(k, v, spec)
+            raise
         return made if return_lse else (made, None)
     return _forward(q, k, v, *spec)
 
@@ -362,14 +393,25 @@ def draw_seed(seed: int | None) -> Tensor:
     """
     if seed is None:
         return torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64)
-    return torch.tensor([seed if seed < 2**63 else seed - 2**64, 0], dtype=torch.int64)
+    return torch.tensor([seed_word(seed), 0], dtype=torch.int64)
 
 
 _warned: set[str] = set()
+
+
+def _level_of_caller() -> int:
+    """For a warning of the function that calls this: the stack's level outside the package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("tilewise."):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def warn_once(reason: str) -> None:
     """Says, once for each reason, that torch computes what tilewise cannot."""
     if reason not in _warned:
         _warned.add(reason)
-        warnings.warn(f"torch's attention runs instead of tilewise's: {reason}", stacklevel=3)
+        warnings.warn(
+            f"torch's attention runs instead of tilewise's: {reason}",
+            stacklevel=_level_of_caller(),
+        )

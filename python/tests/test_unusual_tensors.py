@@ -1,0 +1,77 @@
+"""Tensors that are not plain numbers in memory, and arguments of another library than q's."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tilewise  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+
+def negated(device: str, *shape: int) -> Tensor:
+    """A view whose numbers have the other sign in memory."""
+    view: Tensor = torch.randn(*shape, dtype=torch.complex64, device=device).conj().imag
+    assert view.is_neg()
+    return view.requires_grad_()
+
+
+@pytest.mark.parametrize("which", ["q", "k", "v", "bias"])
+def test_negative_bit(device: str, which: str) -> None:
+    """The sign that torch keeps beside the numbers counts, in O and in every gradient."""
+    tensors = {n: torch.randn(1, 8, 2, 16, device=device, requires_grad=True) for n in "qkv"}
+    shape = (2, 8, 8) if which == "bias" else (1, 8, 2, 16)
+    tensors[which] = negated(device, *shape)
+    plain = {n: t.detach().resolve_neg().clone().requires_grad_() for n, t in tensors.items()}
+    found = []
+    for given in (tensors, plain):
+        q, k, v, *bias = given.values()
+        try:
+            o = tilewise.attention(q, k, v, bias=bias[0] if bias else None)
+            gradients = torch.autograd.grad(o.square().sum(), list(given.values()))
+        except NotImplementedError as error:
+            assert device == "cuda" and which == "bias", error
+            pytest.skip(f"on {device}: {error}")
+        found.append((o, *gradients))
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_negative_bit_of_a_gradient(device: str) -> None:
+    q = torch.randn(1, 8, 2, 16, device=device, requires_grad=True)
+    o = tilewise.attention(q, q, q)
+    d_o = negated(device, *o.shape).detach()
+    (ours,) = torch.autograd.grad(o, q, d_o, retain_graph=True)
+    (expected,) = torch.autograd.grad(o, q, d_o.resolve_neg())
+    torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_meta_tensors_run_nothing() -> None:
+    q = torch.empty(2, 5, 8, 16, device="meta", requires_grad=True)
+    k = torch.empty(2, 9, 2, 16, device="meta")
+    o, lse = tilewise.attention(q, k, k, causal=True, return_lse=True)
+    assert o.is_meta and o.shape == q.shape and lse.shape == (2, 8, 5)
+    o.sum().backward()
+    assert q.grad is not None and q.grad.is_meta
+
+
+def test_sparse_tensors_are_refused() -> None:
+    q = torch.randn(1, 4, 2, 8)
+    with pytest.raises(ValueError, match="^k cannot be read: [^\n]*$"):
+        tilewise.attention(q, q.to_sparse(), q)
+
+
+@pytest.mark.parametrize("name", ["k", "v", "bias", "mask"])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_numpy_beside_torch(name: str, gradients: bool) -> None:
+    q = torch.randn(1, 4, 2, 8, requires_grad=gradients)
+    shape = (1, 4, 2, 8) if name in ("k", "v") else (4, 4)
+    array = np.ones(shape, np.bool_ if name == "mask" else np.float32)
+    given: dict[str, Any] = {"k": q, "v": q, name: array}
+    if name == "mask" and not gradients:  # read where it lies
+        assert torch.equal(tilewise.attention(q, **given), tilewise.attention(q, q, q))
+        return
+    with pytest.raises(ValueError, match=f"^{name} is ndarray: expected a torch tensor"):
+        tilewise.attention(q, **given)
