@@ -98,7 +98,8 @@ int build(const KernelsFlags& flags) {
     for (const int arch : archs) {
       for (const cuda::PackUnit& packed : cuda::pack_units(arch)) {
         bool cached = false;
-        count(cuda::compile_through(packed.unit, arch, cache, &cached), cached);
+        const cuda::KernelEntry entry = cuda::compile_through(packed.unit, arch, cache, &cached);
+        count(entry, cached);
       }
     }
   } else {

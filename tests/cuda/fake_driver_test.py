@@ -43,24 +43,21 @@ class FakeDriver(unittest.TestCase):
     def tearDownClass(cls) -> None:
         cls.folder.cleanup()
 
-    def run_cli(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def run_cli(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
         environment = {
             **os.environ,
             "LD_LIBRARY_PATH": self.folder.name,
             "TILEWISE_CUDA_PATH": self.folder.name,
             "TILEWISE_CACHE_DIR": f"{self.folder.name}/cache",
             "TILEWISE_CASES_DIR": str(SOURCE / "cases"),
+            **more,
         }
         return subprocess.run(
-            [CLI, *words, "--device", "cuda:0"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
+            [CLI, *words], env=environment, capture_output=True, text=True, check=False
         )
 
     def rows(self, *words: str) -> list[dict[str, object]]:
-        done = self.run_cli(*words, "--format", "json")
+        done = self.run_cli(*words, "--device", "cuda:0", "--format", "json")
         self.assertIn(done.returncode, (DONE, CHECK_FAILED, UNSUPPORTED), done.stderr[-2000:])
         return json.loads(done.stdout)["rows"]
 
@@ -86,6 +83,20 @@ class FakeDriver(unittest.TestCase):
         )
         self.assertEqual(row["status"], "passed", row)
 
+    def test_kernels_are_compiled_once(self) -> None:
+        counts = []
+        for folder in ("all", "all", "file/below"):
+            Path(self.folder.name, "file").touch()  # no folder can be made below it
+            cache = f"{self.folder.name}/{folder}"
+            done = self.run_cli("kernels", "build", "--arch", "90", TILEWISE_CACHE_DIR=cache)
+            self.assertEqual(done.returncode, DONE, done.stderr)
+            counts.append([int(word) for word in done.stdout.split() if word.isdigit()])
+        (all_, compiled), again, unwritable = counts
+        self.assertGreater(all_, 0)
+        self.assertEqual(compiled, all_)
+        self.assertEqual(again, [all_, 0])
+        self.assertEqual(unwritable, [all_, all_])
+
     def test_seeds_memory_is_what_the_plan_says(self) -> None:
         """SEEDS: with 24 GiB, S and P of 16,384 rows do not fit, in any dim; flash always does."""
         for kind in ("eager", "fused", "flash"):
@@ -103,7 +114,8 @@ class FakeDriver(unittest.TestCase):
     def planned_mib(self, kind: str, rows: list[dict[str, object]]) -> dict[tuple[str, str], float]:
         """Peaks by problem and pass, as `tilewise plan` has them."""
         cases = [word for row in rows[::2] for word in ("--case", key_of(row)[0])]
-        done = self.run_cli("plan", "--impl", kind, *cases, "--format", "json")
+        words = ("--impl", kind, *cases, "--device", "cuda:0", "--format", "json")
+        done = self.run_cli("plan", *words)
         return {(p["problem"], p["pass"]): p["peak_MiB"] for p in json.loads(done.stdout)}
 
 
