@@ -51,12 +51,12 @@ std::string ms_text(double ms) {
 }
 
 /// Why a row is not even asked whether it supports the problem; empty when it is.
-std::string passed_over(const KernelRow& row, const Choice& choice) {
+std::string passed_over(const KernelRow& row, const Problem& p, const Choice& choice) {
   if (!choice.kernel.empty()) return choice.kernel == row.name ? "" : "another kernel was named";
   const std::string wanted = choice.implementation.empty() ? "flash" : choice.implementation;
   if (wanted != row.implementation) return std::string(kOnlyWhenNamed);
-  return row.on_trial == nullptr ? ""
-                                 : "only when the kernel is named: " + std::string(row.on_trial);
+  const std::string trial = row.on_trial == nullptr ? "" : row.on_trial(row, p);
+  return trial.empty() ? "" : "only when the kernel is named: " + trial;
 }
 
 [[noreturn]] void refuse(const Problem& p, const Choice& choice,
@@ -101,7 +101,7 @@ Plan choose(const Problem& p, const Hardware& machine, const Choice& choice,
       }
       continue;
     }
-    std::string reason = passed_over(row, choice);
+    std::string reason = passed_over(row, p, choice);
     if (reason.empty()) reason = row.supports(row, p, machine);
     if (!reason.empty()) {
       refusals.push_back({row.name, reason});

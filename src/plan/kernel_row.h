@@ -42,9 +42,10 @@ struct KernelRow {
   void (*run)(const KernelRow& row, const Problem& problem, const Context& context);
   const void* config =
       nullptr;  ///< the row's own constants (tiles, stages), for rows that share functions
-  /// Set: the plan does not take the row by itself, only by its name, and says this reason. For a
-  /// kernel whose text has not run on its hardware yet, or that is there to be compared with.
-  const char* on_trial = nullptr;
+  /// Set: a problem for which it gives a reason gets the row only by its name, not by the plan's
+  /// choice. For a kernel or an option whose text has not run on its hardware yet, or that is there
+  /// to be compared with.
+  std::string (*on_trial)(const KernelRow& row, const Problem& problem) = nullptr;
 };
 
 /// All rows, most special first. Each room that computes contributes its own spans (flash_rows(),

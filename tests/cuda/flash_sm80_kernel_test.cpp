@@ -12,6 +12,8 @@
 #include "cuda/kernels/bwd_sm80.hpp"
 #include "cuda/kernels/fwd_sm80.hpp"
 #include "cuda/kernels/sm80.hpp"
+#include "cuda/rows.h"
+#include "plan/choose.h"
 #include "plan/gpu_facts.h"
 #include "problem/problem.h"
 #include "tilewise/attention.h"
@@ -82,9 +84,6 @@ TEST(FlashSm80, EveryHeadDimHasATileOnEveryArchitecture) {
 
 TEST(FlashSm80, RefusalsNameTheReason) {
   EXPECT_NE(refusal(kForward, forward_problem({}), 75).find("7.5"), std::string::npos);
-  AttentionSpec dropout;
-  dropout.dropout.p = 0.5;
-  EXPECT_NE(refusal(kForward, forward_problem({}, dropout)).find("dropout"), std::string::npos);
   EXPECT_NE(refusal(kForward, forward_problem({.dim = 512, .dim_v = 64})).find("256"),
             std::string::npos);
   EXPECT_NE(refusal(kOnePass, backward_problem({.dtype = DType::float32})).find("two passes"),
@@ -94,6 +93,46 @@ TEST(FlashSm80, RefusalsNameTheReason) {
   EXPECT_NE(refusal(kOnePass, backward_problem({}, deterministic)).find("deterministic"),
             std::string::npos);
   EXPECT_EQ(refusal(kTwoPass, backward_problem({}, deterministic)), "");
+}
+
+// Until a GPU has run it, the plan takes dropout only where the kernel is named.
+TEST(FlashSm80, DropoutIsOnTrial) {
+  AttentionSpec spec;
+  spec.dropout.p = 0.5;
+  const Problem forward = forward_problem({}, spec), backward = backward_problem({}, spec);
+  EXPECT_EQ(refusal(kForward, forward), "");
+  EXPECT_EQ(refusal(kOnePass, backward), "");
+  EXPECT_EQ(refusal(kTwoPass, backward), "");
+  EXPECT_NE(kForward.on_trial(kForward, forward).find("dropout"), std::string::npos);
+  EXPECT_NE(kOnePass.on_trial(kOnePass, backward).find("dropout"), std::string::npos);
+  EXPECT_EQ(kTwoPass.on_trial(kTwoPass, backward_problem({})), "");
+  const Hardware m = machine(90);
+  EXPECT_THROW(choose(forward, m, {}, cuda::cuda_rows()), Unsupported);
+  const Plan named =
+      choose(forward, m, {.implementation = "", .kernel = "flash_fwd_sm80"}, cuda::cuda_rows());
+  EXPECT_EQ(named.kernel, "flash_fwd_sm80");
+}
+
+// keep iff word >= floor(p * 2^32), for every p: CONTRACT 13.
+TEST(FlashSm80, DropoutBitsAreTheContracts) {
+  const auto bits = [](double p) {
+    AttentionSpec spec;
+    spec.dropout = {.p = p, .seed = 0x0123456789abcdefULL, .offset = 7};
+    const Problem problem = forward_problem({}, spec);
+    return cuda::sm80::drops(problem) ? cuda::sm80::dropout_bits(problem) : tile::DropoutBits{};
+  };
+  EXPECT_EQ(bits(0.5).key[0], 0x89abcdefU);
+  EXPECT_EQ(bits(0.5).key[1], 0x01234567U);
+  EXPECT_EQ(bits(0.5).offset, 7U);
+  EXPECT_EQ(bits(0.5).limit, 0x7fffffffU) << "the word 2^31 is kept, 2^31 - 1 is not";
+  EXPECT_EQ(bits(0.5).scale, 2.0F);
+  EXPECT_EQ(bits(1.0).limit, 0xffffffffU) << "no word is above it";
+  EXPECT_EQ(bits(1.0).scale, 0.0F);
+  EXPECT_EQ(bits(0x1p-32).limit, 0U) << "the word 0 alone is dropped";
+  EXPECT_EQ(bits(0x1p-33).limit, tile::DropoutBits{}.limit) << "p below 2^-32 drops nothing";
+  AttentionSpec tiny;
+  tiny.dropout.p = 0x1p-33;
+  EXPECT_FALSE(cuda::sm80::drops(forward_problem({}, tiny)));
 }
 
 TEST(FlashSm80, KeysAreSplitOnlyWhenMultiprocessorsAreIdle) {

@@ -276,13 +276,13 @@ def run(program: str, folder: Path, compiler: str) -> int:
     binary = folder / program
     command = [compiler, "-std=c++20", "-O1", "-w", "-I", str(folder)]
     command += ["-I", str(here / "emulation"), "-include", str(here / "emulation/emulator.h")]
+    command += ["-I", str(source / "src"), "-I", str(source / "include")]
     command += ["-x", "c++", str(here / f"emulation/{program}.cxx"), "-o", str(binary)]
     if PROGRAMS[program]:
         objects = library_objects()
         if not objects:
             print(f"{program}: no object files of the library")
             return SKIPPED
-        command += ["-I", str(source / "src"), "-I", str(source / "include")]
         command += ["-x", "none", *objects, "-lpthread", "-ldl"]
     if subprocess.run(command, check=False).returncode != 0:
         return 1

@@ -22,6 +22,9 @@ Cost fixed_cost(const KernelRow&, const Problem&, const Hardware&) {
                  memory_item("tmp", MemoryItem::Role::workspace, DType::float32, {1, 100})};
   return cost;
 }
+std::string new_to_many_keys(const KernelRow&, const Problem& p) {
+  return p.seq_k > 5 ? "more than 5 keys are new" : "";
+}
 void no_run(const KernelRow&, const Problem&, const Context&) {}
 
 constexpr KernelRow kRows[] = {
@@ -31,7 +34,7 @@ constexpr KernelRow kRows[] = {
     {"plain", "eager", DeviceType::cpu, Pass::forward, "", run_everything, fixed_cost<1>, no_run},
     {"device", "flash", DeviceType::cuda, Pass::forward, "", run_everything, fixed_cost<1>, no_run},
     {"new", "flash", DeviceType::cpu, Pass::forward, "", run_everything, fixed_cost<1>, no_run,
-     nullptr, "it is new"},
+     nullptr, new_to_many_keys},
     {"back", "flash", DeviceType::cpu, Pass::backward, "", run_everything, fixed_cost<1>, no_run},
 };
 
@@ -66,7 +69,8 @@ TEST(Choose, ARowOnTrialRunsOnlyWhenItsKernelIsNamed) {
   EXPECT_EQ(choose_from(10, {.implementation = "", .kernel = "new"}).kernel, "new");
   const Plan plan = choose_from(10);
   EXPECT_EQ(plan.kernel, "quick");
-  EXPECT_EQ(plan.refusals.back().reason, "only when the kernel is named: it is new");
+  EXPECT_EQ(plan.refusals.back().reason, "only when the kernel is named: more than 5 keys are new");
+  EXPECT_EQ(choose_from(5).kernel, "new") << "a problem of which the row is sure";
 }
 
 TEST(Choose, AForcedKernelThatCannotRunIsAnError) {

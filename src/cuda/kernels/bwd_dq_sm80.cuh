@@ -9,6 +9,7 @@
 #pragma once
 
 #include "cuda/kernels/bwd_dq_sm80_args.h"
+#include "cuda/tile/dropout.cuh"
 #include "cuda/tile/pairs.cuh"
 #include "cuda/tile/shared_tile.cuh"
 #include "cuda/tile/softmax.cuh"
@@ -35,6 +36,7 @@ struct QueryGradient {
   using TileO = SharedTile<kBlockM, kDv, kPlanes>;
   using TileK = SharedTile<kBlockN, kD, kPlanes>;
   using TileV = SharedTile<kBlockN, kDv, kPlanes>;
+  using Kept = KeptPairs<kConfig.dropout, false, kM, kN>;
 
   const Args& args;
   const int thread, warp, lane;
@@ -108,6 +110,14 @@ struct QueryGradient {
     sV(stage).template load_async<kThreads>(gV, args.v.stride_s, seq_k - key, args.cols_v, thread);
   }
 
+  __forceinline__ i64 key_scale_index(int key) const {
+    return (static_cast<i64>(batch) * (args.heads_q / args.group) + head_k) * args.k_scale_blocks +
+           key / kScaleRows;
+  }
+  __forceinline__ Kept kept_pairs(int key) const {
+    return {args.dropout, batch * args.heads_q + head, warp_row(), key, lane};
+  }
+
   /// (B1, B5) from S and dP to dS, in dP. S is in the log2 domain once multiplied by `scale`, dP by
   /// `factor`.
   __forceinline__ void score_gradients(Acc (&S)[kM][kN], Acc (&dP)[kM][kN], float scale,
@@ -140,17 +150,17 @@ struct QueryGradient {
     const int key = block * kBlockN;
     float k_scale = 1.0F, v_scale = 1.0F;
     if constexpr (kConfig.scaled) {
-      const i64 at =
-          (static_cast<i64>(batch) * (args.heads_q / args.group) + head_k) * args.k_scale_blocks +
-          key / kScaleRows;
+      const i64 at = key_scale_index(key);
       k_scale = args.k_scale[at];
       v_scale = args.v_scale[at];
     }
+    const Kept kept = kept_pairs(key);
     Acc S[kM][kN], dP[kM][kN];
     clear(S);
     clear(dP);
     product_rows<kElement>(S, sQ(), warp * kRows, sK(stage), 0, lane);   // (F1) S = Q K^T
     product_rows<kElement>(dP, sO(), warp * kRows, sV(stage), 0, lane);  // (B4) dP = dO V^T
+    kept.drop(dP, args.dropout.scale);
     if constexpr (kConfig.modified) {
       modified(S, dP, args.scale * (k_scale * q_scale), v_scale * do_scale, key, masked);
     } else {
@@ -236,17 +246,17 @@ struct QueryGradient {
       const int key = block * kBlockN;
       float k_scale = 1.0F, v_scale = 1.0F;
       if constexpr (kConfig.scaled) {
-        const i64 at =
-            (static_cast<i64>(batch) * (args.heads_q / args.group) + head_k) * args.k_scale_blocks +
-            key / kScaleRows;
+        const i64 at = key_scale_index(key);
         k_scale = args.k_scale[at];
         v_scale = args.v_scale[at];
       }
+      const Kept kept = kept_pairs(key);
       Acc S[kM][kN], dP[kM][kN];
       clear(S);
       clear(dP);
       product_rows<kElement>(S, sQ(), warp * kRows, sK(0), 0, lane);   // (F1) S = Q K^T
       product_rows<kElement>(dP, sO(), warp * kRows, sV(0), 0, lane);  // (B4) dP = dO V^T
+      kept.drop(dP, args.dropout.scale);
       const float scale = fminf(fmaxf(args.scale_log2 * (k_scale * q_scale), 1e-37F), 3e38F);
       if constexpr (kConfig.modified) {
         Acc unused[kM][kN];
@@ -316,7 +326,8 @@ struct QueryGradient {
     return coarse;
   }
 
-  __forceinline__ void run(const BlockRange& range) {
+  /// What refine wrote beside lse2.
+  __forceinline__ void read_low() {
     if constexpr (kConfig.scaled) {
 #pragma unroll
       for (int r = 0; r < 2 * kM; ++r) {
@@ -324,6 +335,29 @@ struct QueryGradient {
         low[r] = i < args.seq_q ? args.lse2_low[row_index(i)] : 0.0F;
       }
     }
+  }
+  /// (B6) Gradients of the logits of the keys in stage 0, from `key` on, whole: nothing is known of
+  /// a mask. For bwd_dbias_sm80.
+  __forceinline__ void logit_gradients(Acc (&dX)[kM][kN], int key) const {
+    float k_scale = 1.0F, v_scale = 1.0F;
+    if constexpr (kConfig.scaled) {
+      k_scale = args.k_scale[key_scale_index(key)];
+      v_scale = args.v_scale[key_scale_index(key)];
+    }
+    const Kept kept = kept_pairs(key);
+    Acc S[kM][kN], unused[kM][kN];
+    clear(S);
+    clear(dX);
+    product_rows<kElement>(S, sQ(), warp * kRows, sK(0), 0, lane);   // (F1)
+    product_rows<kElement>(dX, sO(), warp * kRows, sV(0), 0, lane);  // (B4)
+    kept.drop(dX, args.dropout.scale);
+    logits(S, unused, args.scale * (k_scale * q_scale), key);
+    mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
+    score_gradients(S, dX, 1.0F, v_scale * do_scale, true);  // (B5)
+  }
+
+  __forceinline__ void run(const BlockRange& range) {
+    read_low();
     load_queries();
     load_keys(range.begin, 0);
     copy_async_commit();

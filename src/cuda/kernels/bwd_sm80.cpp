@@ -5,7 +5,9 @@
 
 #include "cuda/driver/memory.h"
 #include "cuda/kernels/bwd_convert.hpp"
+#include "cuda/kernels/bwd_dbias_sm80.hpp"
 #include "cuda/kernels/bwd_delta.hpp"
+#include "cuda/kernels/bwd_sinks.hpp"
 #include "cuda/kernels/bwd_sm80_args.h"
 #include "cuda/kernels/bwd_sm80_tiles.h"
 #include "cuda/kernels/sm80.hpp"
@@ -66,6 +68,13 @@ double before_ms(const Problem& p, const sm80::Operands& operands, const Hardwar
   return ms;
 }
 
+/// Gradients of sinks and bias, in a pass whose products take `products_ms`: the bias's are two of
+/// seven. Not measured.
+double others_ms(const Problem& p, double products_ms) {
+  return (p.dsinks.defined() ? sm80::kKernelMs : 0.0) +
+         (p.dbias.defined() ? sm80::kKernelMs + 2.0 / 7.0 * products_ms : 0.0);
+}
+
 Cost one_pass_cost(const KernelRow&, const Problem& p, const Hardware& machine) {
   const OnePass choice = choose_one_pass(p, machine);
   const sm80::Operands operands(p);
@@ -89,8 +98,8 @@ Cost one_pass_cost(const KernelRow&, const Problem& p, const Hardware& machine) 
     moved += 3.0 * sums("dV sums", p.heads_k, rows, dims(p).v);
   }
   cost.bytes_moved = tensor_bytes(p) + 2.0 * operands.bytes() + moved;
-  cost.ms = choice.ms + before_ms(p, operands, machine) + sm80::kKernelMs +
-            1e-6 * 2.5 * dq / machine.bandwidth_gbps;
+  cost.ms = choice.ms + before_ms(p, operands, machine) + others_ms(p, choice.ms) +
+            sm80::kKernelMs + 1e-6 * 2.5 * dq / machine.bandwidth_gbps;
   return cost;
 }
 
@@ -116,7 +125,7 @@ Cost two_pass_cost(const KernelRow&, const Problem& p, const Hardware& machine) 
     sums("dK parts", parts.keys, p.heads_k, parts.rows_k, dims(p).qk);
     sums("dV parts", parts.keys, p.heads_k, parts.rows_k, dims(p).v);
   }
-  cost.ms = choice.ms + before_ms(p, operands, machine);
+  cost.ms = choice.ms + before_ms(p, operands, machine) + others_ms(p, choice.ms);
   return cost;
 }
 
@@ -188,6 +197,14 @@ void launch_queries(const Problem& p, const Config& config, const Tile& tile, Ar
   launch(kernel, sm80::following(blocks * heads * splits, p.device.index), stream, args);
 }
 
+/// Gradients of what is no operand, from the rows' final statistics. `queries`: a tile of
+/// bwd_dq_sm80.
+void launch_others(const Problem& p, const Tile& queries, const RowStatistics& rows,
+                   const Args& args, void* stream) {
+  sink_gradient(p, rows, stream);
+  bias_gradient(p, args, make_config(p, queries, false, false), queries.min_blocks, stream);
+}
+
 RowStatistics take_rows(const Problem& p, WorkspaceCutter& workspace) {
   RowStatistics rows;
   rows.rows_q = rows_q(p);
@@ -241,6 +258,7 @@ void run_one_pass(const KernelRow& row, const Problem& p, const Context& context
   }
   launch_keys(p, config, *tile, args, plan.splits, context.stream);
   convert_gradients(p, sums, context.stream);
+  launch_others(p, two_pass_tiles(p)[0].queries, rows, args, context.stream);
 }
 
 /// Places for what each part of the two-pass form adds up, which bwd_convert then adds.
@@ -299,6 +317,7 @@ void run_two_pass(const KernelRow& row, const Problem& p, const Context& context
   launch_queries(p, make_config(p, pair->queries, false, split), pair->queries, args, false,
                  parts.queries, context.stream);
   if (split) convert_gradients(p, sums, context.stream);
+  launch_others(p, pair->queries, rows, args, context.stream);
 }
 
 }  // namespace
@@ -328,7 +347,8 @@ const KernelRow kFlashBackwardSm80 = {
     .summary = "tiled, P recomputed from LSE, dQ by atomic additions; mma.sync, cp.async",
     .supports = one_pass_supports,
     .cost = one_pass_cost,
-    .run = run_one_pass};
+    .run = run_one_pass,
+    .on_trial = sm80::on_trial};
 
 const KernelRow kFlashBackwardTwoPassSm80 = {
     .name = "flash_bwd_twopass_sm80",
@@ -338,7 +358,8 @@ const KernelRow kFlashBackwardTwoPassSm80 = {
     .summary = "tiled, dK and dV, then dQ: repeatable; float32 as two fp16 planes",
     .supports = two_pass_supports,
     .cost = two_pass_cost,
-    .run = run_two_pass};
+    .run = run_two_pass,
+    .on_trial = sm80::on_trial};
 
 void add_bwd_sm80_units(std::vector<PackUnit>& units, int arch) {
   const int shared_limit = 1024 * (arch == 80 ? 163 : arch >= 90 && arch < 120 ? 227 : 99);

@@ -13,6 +13,7 @@
 #pragma once
 
 #include "cuda/kernels/bwd_sm80_args.h"
+#include "cuda/tile/dropout.cuh"
 #include "cuda/tile/pairs.cuh"
 #include "cuda/tile/shared_tile.cuh"
 #include "cuda/tile/softmax.cuh"
@@ -57,6 +58,7 @@ struct Backward {
   using TileQ = SharedTile<kBlockM, kD, kPlanes>;
   using TileO = SharedTile<kBlockM, kDv, kPlanes>;
   using TileS = SharedTile<kBlockN, kBlockM, kConfig.exact ? 2 : 1>;
+  using Kept = KeptPairs<kConfig.dropout, true, kM, kN>;
   static constexpr int kRowBytes = kBlockM * 4;
   /// One stage: Q, dO, lse2, delta, and with scale factors lse2_low.
   static constexpr int kStageBytes =
@@ -250,12 +252,14 @@ struct Backward {
       q_scale = args.q_scale[at];
       do_scale = args.do_scale[at];
     }
+    const Kept kept(args.dropout, batch * args.heads_q + head, key + warp_key(), row + query, lane);
     Acc S[kM][kN], dP[kM][kN];
     clear(S);
     product_rows<kElement>(S, sK(), warp_key(), sQ(stage), query, lane);  // (F1) S^T = K Q^T
     if constexpr (kConfig.modified) {
       clear(dP);
       product_rows<kElement>(dP, sV(), warp_key(), sO(stage), query, lane);  // (B4)
+      kept.drop(dP, args.dropout.scale);
       ScoreModification mod;
       mod.scale = args.scale * (k_scale * q_scale);
       mod.softcap = args.softcap;
@@ -272,9 +276,11 @@ struct Backward {
       if constexpr (kWithK) {
         clear(dP);
         product_rows<kElement>(dP, sV(), warp_key(), sO(stage), query, lane);  // (B4) dP^T = V dO^T
+        kept.drop(dP, args.dropout.scale);
         score_gradients(dP, S, v_scale * do_scale, stage, query, masked);
       }
     }
+    kept.drop(S, 1.0F);  // (B3) Z P; 1 / (1 - p) comes at the end
     if constexpr (kCross) {
       stage_rows<kElement>(S, 1.0F, sP(), warp_key(), query, lane);
       stage_rows<kElement>(dP, 1.0F, sS(), warp_key(), query, lane);
@@ -380,6 +386,7 @@ struct Backward {
         if constexpr (kConfig.stages == 2) stage ^= 1;
       }
     }
+    if constexpr (kConfig.dropout) multiply(rV, args.dropout.scale);
   }
 
   // ---- epilogue

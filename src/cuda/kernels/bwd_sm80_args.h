@@ -1,6 +1,7 @@
 /// bwd_sm80 and bwd_dq_sm80: constants and parameters. See bwd_sm80.md.
 #pragma once
 
+#include "cuda/tile/dropout_args.h"
 #include "cuda/tile/types.h"
 
 namespace tilewise::bwd_sm80 {
@@ -30,6 +31,7 @@ struct Config {
   /// has its own. bwd_dq_sm80: keys in parts, each with its own dQ.
   bool split = false;
   bool exact = false;  ///< P and dS in two planes, where operands have one: small problems
+  bool dropout = false;
   Gradients gradients = Gradients::both;  ///< both, unless with_dq is off and column_warps is 1
 
   bool operator==(const Config&) const = default;
@@ -75,6 +77,7 @@ struct Args {
   tile::TileOrder order;
   int queries_per_split = 0;  ///< multiple of block_m
   int keys_per_split = 0;     ///< multiple of bwd_dq_sm80's block_n
+  tile::DropoutBits dropout;  ///< dropout only
 };
 
 }  // namespace tilewise::bwd_sm80

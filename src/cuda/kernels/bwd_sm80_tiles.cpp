@@ -72,6 +72,7 @@ KernelUnit unit(const Config& c, const char* stem, int min_blocks, int bytes) {
                        number("sub_m", c.sub_m) + number("stages", c.stages) +
                        flag("modified", c.modified) + flag("paired", c.paired) +
                        flag("with_dq", c.with_dq) + flag("split", c.split) + flag("exact", c.exact);
+  if (c.dropout) config += flag("dropout", true);
   if (c.gradients != Gradients::both) {
     config += std::string(", .gradients = tilewise::bwd_sm80::Gradients::") +
               (c.gradients == Gradients::keys ? "keys" : "values");
@@ -130,7 +131,8 @@ Config make_config(const Problem& p, const Tile& tile, bool with_dq, bool split)
           .paired = sm80::is_paired(p),
           .with_dq = with_dq,
           .split = split,
-          .exact = !form.scaled && is_small(p)};
+          .exact = !form.scaled && is_small(p),
+          .dropout = sm80::drops(p)};
 }
 
 /// As bwd_sm80.cuh lays it out.

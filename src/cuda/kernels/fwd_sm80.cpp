@@ -78,7 +78,8 @@ Config make_config(const Problem& p, const Tile& tile, bool split) {
           .positional = p.has_positional_mask(),
           .modified = sm80::is_modified(p, form),
           .paired = sm80::is_paired(p),
-          .split = split};
+          .split = split,
+          .dropout = sm80::drops(p)};
 }
 
 /// As fwd_sm80.cuh lays it out.
@@ -101,7 +102,8 @@ KernelUnit unit(const Config& c, int min_blocks) {
                     number("warps", c.warps) + number("key_warps", c.key_warps) +
                     number("stages", c.stages) + flag("q_in_registers", c.q_in_registers) +
                     flag("positional", c.positional) + flag("modified", c.modified) +
-                    flag("paired", c.paired) + flag("split", c.split),
+                    flag("paired", c.paired) + flag("split", c.split) +
+                    (c.dropout ? flag("dropout", true) : ""),
           .threads = c.warps * 32,
           .min_blocks = min_blocks,
           .shared_bytes = shared_bytes(c)};
@@ -319,6 +321,10 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   }
 }
 
+std::string for_comparison(const KernelRow&, const Problem&) {
+  return "seed 004's tiles, for comparison";
+}
+
 }  // namespace
 
 const KernelRow kFlashForwardSm80 = {
@@ -329,7 +335,8 @@ const KernelRow kFlashForwardSm80 = {
     .summary = "tiled, online softmax; mma.sync, cp.async; float32 as two fp16 planes",
     .supports = supports,
     .cost = cost,
-    .run = run};
+    .run = run,
+    .on_trial = sm80::on_trial};
 
 const KernelRow kFlashForwardTile16 = {.name = "flash_fwd_tile16",
                                        .implementation = "flash",
@@ -340,7 +347,7 @@ const KernelRow kFlashForwardTile16 = {.name = "flash_fwd_tile16",
                                        .cost = cost,
                                        .run = run,
                                        .config = kTile16,
-                                       .on_trial = "seed 004's tiles, for comparison"};
+                                       .on_trial = for_comparison};
 
 void add_fwd_sm80_units(std::vector<PackUnit>& units, int arch) {
   const int shared_limit = arch == 80 ? 163 : arch >= 90 && arch < 120 ? 227 : 99;

@@ -13,6 +13,7 @@
 #pragma once
 
 #include "cuda/kernels/fwd_sm80_args.h"
+#include "cuda/tile/dropout.cuh"
 #include "cuda/tile/pairs.cuh"
 #include "cuda/tile/shared_tile.cuh"
 #include "cuda/tile/softmax.cuh"
@@ -41,6 +42,7 @@ struct Forward {
   using TileQ = SharedTile<kBlockM, kD, kPlanes>;
   using TileK = SharedTile<kBlockN, kD, kPlanes>;
   using TileV = SharedTile<kBlockN, kDv, kPlanes>;
+  using Kept = KeptPairs<kConfig.dropout, false, kM, kN>;
   /// Q, then `stages` of K, then `stages` of V. O is staged where Q was, in rows of kDv.
   static constexpr int kQBytes =
       TileQ::kBytes > kBlockM* kDv * 2 ? TileQ::kBytes : kBlockM* kDv * 2;
@@ -219,9 +221,12 @@ struct Forward {
       load_v(block, 0);
     }
     copy_async_commit();
+    // Ahead of the scores, which take the registers.
+    const Kept kept(args.dropout, tile.pair, warp_row(), warp_key(block), lane);
     Acc S[kM][kN];
     scores(S, stage);
     softmax<kMasked>(S, block);
+    kept.drop(S, 1.0F);  // (F10) Z P; 1 / (1 - p) comes at the end
     FragmentA<kPlanes> P[kM][kN / 2];
     pack_fragments<kElement>(P, S);
     if constexpr (kConfig.stages == 1) {
@@ -343,6 +348,7 @@ struct Forward {
         m = top;
         inverse = alpha / l;
       }
+      if constexpr (kConfig.dropout) inverse *= args.dropout.scale;
       const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
       if (args.lse != nullptr && lane % 4 == 0 && i < args.seq_q) {
         // A bias of the least finite float on all keys: LSE is that, and so is m.

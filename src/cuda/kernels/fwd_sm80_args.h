@@ -1,6 +1,7 @@
 /// fwd_sm80: constants and parameters. See fwd_sm80.md.
 #pragma once
 
+#include "cuda/tile/dropout_args.h"
 #include "cuda/tile/types.h"
 
 namespace tilewise::fwd_sm80 {
@@ -21,6 +22,7 @@ struct Config {
   bool modified = false;    ///< softcap, ALiBi, a scale that is not positive, or paired
   bool paired = false;      ///< a bias or a bool mask
   bool split = false;       ///< keys in parts: O and LSE of each part to float32 workspace
+  bool dropout = false;
 
   bool operator==(const Config&) const = default;
 };
@@ -49,7 +51,8 @@ struct Args {
   tile::PairTensors pairs;  ///< paired only
   tile::Positions positions;
   tile::TileOrder order;
-  int keys_per_split = 0;  ///< multiple of block_n
+  int keys_per_split = 0;     ///< multiple of block_n
+  tile::DropoutBits dropout;  ///< dropout only
 };
 
 }  // namespace tilewise::fwd_sm80

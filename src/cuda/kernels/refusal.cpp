@@ -10,10 +10,12 @@ std::string option_refusal(const Problem& p, const Takes& takes) {
   if (p.mask.defined() && !takes.pairs) return "a bool mask is not supported by this kernel";
   if (p.bias.defined() && !takes.pairs) return "a bias is not supported by this kernel";
   if (p.bias.defined() && p.bias.dtype == DType::float64) return "a bias of float64";
-  if (p.dbias.defined()) return "the gradient of a bias is not supported by this kernel";
+  if (p.dbias.defined() && !takes.gradients)
+    return "the gradient of a bias is not supported by this kernel";
   if (p.sinks.defined() && !takes.sinks) return "sinks are not supported by this kernel";
-  if (p.dsinks.defined()) return "the gradient of sinks is not supported by this kernel";
-  if (p.dropout.p > 0.0) return "dropout is not supported by this kernel";
+  if (p.dsinks.defined() && !takes.gradients)
+    return "the gradient of sinks is not supported by this kernel";
+  if (p.dropout.p > 0.0 && !takes.dropout) return "dropout is not supported by this kernel";
   if (p.score_mod != nullptr) return "a score function runs on the CPU";
   return "";
 }

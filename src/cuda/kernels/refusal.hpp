@@ -7,11 +7,13 @@
 
 namespace tilewise::cuda {
 
-/// Options that only some kernels take; gradients of bias and sinks none does.
+/// Options that only some kernels take.
 struct Takes {
   bool packed = false;
   bool pairs = false;  ///< a bias and a bool mask
   bool sinks = false;
+  bool dropout = false;
+  bool gradients = false;  ///< of bias and sinks
 };
 
 /// Names the first type or option that the kernel does not take; empty when there is none.

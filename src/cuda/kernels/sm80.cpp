@@ -8,6 +8,7 @@
 #include "cuda/kernels/refusal.hpp"
 #include "plan/accounting.h"
 #include "plan/gpu_facts.h"
+#include "problem/philox.h"
 
 namespace tilewise::cuda::sm80 {
 namespace {
@@ -54,6 +55,13 @@ std::string refusal(const Problem& p, const Hardware& machine, const Takes& take
   if (heads > 0 && heads > (std::int64_t{1} << 31) / (std::max(p.seq_q, p.seq_k) / 16 + 1)) {
     return "more than 2^31 tiles";
   }
+  return "";
+}
+
+std::string on_trial(const KernelRow&, const Problem& p) {
+  if (drops(p)) return "dropout has not run on a GPU";
+  if (p.dbias.defined()) return "the gradient of a bias has not run on a GPU";
+  if (p.dsinks.defined()) return "the gradient of sinks has not run on a GPU";
   return "";
 }
 
@@ -168,6 +176,16 @@ tile::Positions positions(const Problem& p) {
 
 tile::View4 view4(const Tensor& t) {
   return {t.data, t.strides[0], t.strides[1], t.strides[2], t.strides[3]};
+}
+
+bool drops(const Problem& p) { return DropoutMask(p.dropout).threshold() > 0; }
+
+tile::DropoutBits dropout_bits(const Problem& p) {
+  const DropoutMask mask(p.dropout);
+  return {.key = {mask.key()[0], mask.key()[1]},
+          .offset = mask.offset(),
+          .limit = static_cast<unsigned>(mask.threshold() - 1),
+          .scale = static_cast<float>(mask.scale())};
 }
 
 bool is_modified(const Problem& p, const Form&) {

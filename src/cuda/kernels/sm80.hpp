@@ -11,6 +11,7 @@
 #include "cuda/jit/kernel.h"
 #include "cuda/kernels/pack_rows_args.h"
 #include "cuda/kernels/refusal.hpp"
+#include "cuda/tile/dropout_args.h"
 #include "cuda/tile/types.h"
 #include "plan/kernel_row.h"
 
@@ -19,7 +20,9 @@ namespace tilewise::cuda::sm80 {
 /// What no kernel of the family takes, in words for the user; empty when nothing stands against it.
 std::string refusal(const Problem& problem, const Hardware& machine, const Takes& takes = {});
 /// What the rows of this family take beside what all take.
-inline constexpr Takes kTakes = {.pairs = true, .sinks = true};
+inline constexpr Takes kTakes = {.pairs = true, .sinks = true, .dropout = true, .gradients = true};
+/// What no GPU has run yet, only the emulation of tests/cuda.
+std::string on_trial(const KernelRow& row, const Problem& problem);
 
 /// Head dim as the kernels are built for it: 16, 32, 64, 96, 128, 192, 256.
 int padded(std::int64_t dim);
@@ -77,6 +80,9 @@ class Operands {
 tile::Positions positions(const Problem& problem);
 tile::PairTensors pair_tensors(const Problem& problem);
 tile::View4 view4(const Tensor& tensor);
+/// True when dropout may drop something: p is at least 2^-32.
+bool drops(const Problem& problem);
+tile::DropoutBits dropout_bits(const Problem& problem);
 /// The arguments that every kernel of the family has: operands, sizes, key lengths, score steps,
 /// positions.
 template <class Args>
@@ -115,6 +121,7 @@ void fill_shared(Args& args, const Problem& p, const Operands& operands) {
   }
   args.pairs = pair_tensors(p);
   args.positions = positions(p);
+  if (drops(p)) args.dropout = dropout_bits(p);
 }
 /// True when softcap, ALiBi, the scale, a bias or a bool mask need the general score path.
 bool is_modified(const Problem& problem, const Form& form);

@@ -1,8 +1,11 @@
 /// fwd_sm80, bwd_sm80 and bwd_dq_sm80 on the emulator, against the formulas in float64: odd
 /// lengths, GQA, masks, operands of different widths, poisoned shared memory and outputs.
 #include "cuda/kernels/bwd_convert.cuh"
+#include "cuda/kernels/bwd_dbias_sm80.cuh"
 #include "cuda/kernels/bwd_dq_sm80.cuh"
+#include "cuda/kernels/bwd_sinks.cuh"
 #include "cuda/kernels/bwd_sm80.cuh"
+#include "cuda/kernels/combine.cuh"
 #include "cuda/kernels/fwd_sm80.cuh"
 #include "flash_sm80_truth.h"
 
@@ -16,12 +19,20 @@ alignas(1024) unsigned char shared[kSharedBytes];
 namespace tilewise::bwd_dq_sm80 {
 alignas(1024) unsigned char shared[kSharedBytes];
 }
+namespace tilewise::bwd_dbias_sm80 {
+alignas(1024) unsigned char shared[kSharedBytes];
+}
+namespace tilewise::bwd_sinks {
+alignas(1024) unsigned char shared[kSharedBytes];
+}
 
 namespace {
 
 using namespace tilewise;
 using tile::Element;
 using Gradient = bwd_sm80::Config;
+
+constexpr double kBf16 = 1.2e-2, kFp16 = 1.5e-3, kExact = 2e-5;
 
 template <class Kernel>
 void run_grid(unsigned blocks, int warps, unsigned char* shared, Kernel kernel) {
@@ -31,6 +42,12 @@ void run_grid(unsigned blocks, int warps, unsigned char* shared, Kernel kernel) 
     emulator::run_block(b, static_cast<unsigned>(warps * 32), kernel);
   }
 }
+
+}  // namespace
+
+#include "flash_sm80_pairs.h"
+
+namespace {
 
 tile::TileOrder order(int rows, int block, int heads, bool last_first, int parts = 1) {
   return {static_cast<unsigned>((rows + block - 1) / block), static_cast<unsigned>(parts),
@@ -42,37 +59,83 @@ tile::View4 view4(std::vector<T>& x, int seq, int dim) {
   return {x.data(), 0, static_cast<long long>(seq) * dim, dim, 1};
 }
 
+/// O and LSE of kParts parts of the keys, merged by combine.
+template <int kWidth>
+void merge_parts(const Shape& s, int parts, const std::vector<float>& o,
+                 const std::vector<float>& lse, const tile::View4& to, float* lse_to) {
+  combine::Args a;
+  a.o = o.data(), a.lse = lse.data(), a.parts = parts;
+  a.rows = static_cast<long long>(s.heads_q) * s.seq_q;
+  a.to = to, a.lse_to = lse_to, a.lse_h = s.seq_q, a.lse_s = 1;
+  a.heads = s.heads_q, a.seq_q = s.seq_q, a.head_dim_v = s.dim;
+  const long long threads = a.rows * combine::lanes(kWidth);
+  run_grid(static_cast<unsigned>((threads + combine::kThreads - 1) / combine::kThreads),
+           combine::kThreads / 32, fwd_sm80::shared, [&] {
+             combine::kernel<combine::Config{combine::Output::float32, kWidth}>(a);
+           });
+}
+
+/// O is of the operands' type, or float32 when they have scale factors or the keys are split.
 template <fwd_sm80::Config kConfig>
-void check_forward(const char* name, const Shape& s) {
+void check_forward(const char* name, const Shape& s, double bound = 1.2e-2) {
   constexpr Element kElement = kConfig.element;
-  const Truth t = make_truth(s, [](float x) { return widened<kElement>(narrow<kElement>(x)); });
+  constexpr int kWidth = kConfig.head_dim_v;
+  const Truth t = make_truth(
+      s, [](float x) { return kConfig.scaled ? x : widened<kElement>(narrow<kElement>(x)); });
   const Rows<kElement> q(t.q, s.dim, s.dim, s.seq_q), v(t.v, s.dim, s.dim, s.seq_k);
   const Rows<kElement> k(t.k, s.dim, kConfig.head_dim, s.seq_k);
+  using Packed = Planes<kConfig.planes>;
+  const Packed q_planes(t.q, s.dim, kConfig.head_dim, s.seq_q, s.heads_q);
+  const Packed k_planes(t.k, s.dim, kConfig.head_dim, s.seq_k, s.heads_k);
+  const Packed v_planes(t.v, s.dim, kWidth, s.seq_k, s.heads_k);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
   std::vector<Bits> o(t.o.size(), kPoison);
-  std::vector<float> lse(t.lse.size(), std::numeric_limits<float>::quiet_NaN());
+  std::vector<float> got(t.o.size(), nan), lse(t.lse.size(), nan);
   fwd_sm80::Args a;
   a.q = q.view, a.k = k.view, a.v = v.view;
   a.cols_q = a.cols_v = a.head_dim_v = s.dim;
   a.cols_k = kConfig.head_dim;
+  if (kConfig.scaled) {
+    a.q = q_planes.view, a.k = k_planes.view, a.v = v_planes.view;
+    a.q_scale = q_planes.scales.data(), a.k_scale = k_planes.scales.data();
+    a.v_scale = v_planes.scales.data();
+    a.q_scale_blocks = q_planes.blocks, a.k_scale_blocks = k_planes.blocks;
+    a.cols_q = kConfig.head_dim, a.cols_v = kWidth;
+  }
   a.heads_q = s.heads_q, a.group = s.heads_q / s.heads_k, a.seq_q = s.seq_q, a.seq_k = s.seq_k;
   a.scale = s.scale, a.scale_log2 = s.scale * tile::kLog2e;
   if (s.causal) a.positions.right = 0;
   a.o = view4(o, s.seq_q, s.dim), a.o_vectors = s.dim % 8 == 0;
+  if (kConfig.scaled) a.o = view4(got, s.seq_q, s.dim);
   a.lse = lse.data(), a.lse_h = s.seq_q, a.lse_s = 1;
   Pairs pairs(s);
   a.pairs = pairs.tensors, a.sinks = s.pairs ? kSinks : nullptr, a.sinks_h = 1;
-  a.order = order(s.seq_q, kConfig.block_m, s.heads_q, true);
-  run_grid(a.order.blocks * a.order.heads, kConfig.warps, fwd_sm80::shared,
+  a.dropout = dropout_bits(s);
+  constexpr int kParts = kConfig.split ? 3 : 1;
+  const int rows = s.heads_q * s.seq_q;
+  std::vector<float> part_o(static_cast<std::size_t>(kParts * rows * kWidth), nan);
+  std::vector<float> part_lse(static_cast<std::size_t>(kParts * rows), nan);
+  if (kConfig.split) {
+    a.o = view4(part_o, s.seq_q, kWidth), a.o_vectors = true, a.o_split = rows * kWidth;
+    a.lse = part_lse.data(), a.lse_split = rows, a.keys_per_split = kConfig.block_n;
+  }
+  a.order = order(s.seq_q, kConfig.block_m, s.heads_q, true, kParts);
+  run_grid(a.order.blocks * a.order.heads * kParts, kConfig.warps, fwd_sm80::shared,
            [&] { fwd_sm80::kernel<kConfig>(a); });
-  std::vector<float> got;
-  for (const Bits x : o) got.push_back(widened<kElement>(x));
-  expect(name, "O", error(t.o, got), 1.2e-2);
+  if (kConfig.split) {
+    merge_parts<kWidth>(s, kParts, part_o, part_lse, view4(got, s.seq_q, s.dim), lse.data());
+  }
+  for (std::size_t i = 0; !kConfig.scaled && !kConfig.split && i < o.size(); ++i) {
+    got[i] = widened<kElement>(o[i]);
+  }
+  expect(name, "O", error(t.o, got), bound);
   double worst = 0.0;
   for (std::size_t i = 0; i < lse.size(); ++i) {
     if (static_cast<double>(lse[i]) == t.lse[i]) continue;  // both -inf, say
     worst = std::max(worst, std::fabs(t.lse[i] - static_cast<double>(lse[i])));
   }
-  expect(name, "LSE", worst, 1e-5);
+  // Of logits of a few units; operands of one plane are rounded to 11 bits.
+  expect(name, "LSE", worst, kConfig.scaled && kConfig.planes == 1 ? 3e-3 : 1e-5);
 }
 
 /// What bwd_delta makes.
@@ -107,6 +170,7 @@ bwd_sm80::Args backward_args(const Shape& s, Statistics& rows) {
   a.head_dim = a.head_dim_v = s.dim;
   a.scale = s.scale, a.scale_log2 = s.scale * tile::kLog2e;
   if (s.causal) a.positions.right = 0;
+  a.dropout = dropout_bits(s);
   return a;
 }
 
@@ -173,6 +237,7 @@ double check_backward(const char* name, const Shape& s, double bound, double dq_
              [&] { bwd_dq_sm80::kernel<kQueries>(a); });
     got_dq = floats(dq);
   }
+  if constexpr (kQueries.paired) check_bias_and_sinks<kQueries>(name, s, t, a);
   expect(name, "dQ", error(t.dq, got_dq), dq_bound);
   expect(name, "dK", error(t.dk, floats(dk)), bound);
   expect(name, "dV", error(t.dv, floats(dv)), bound);
@@ -213,9 +278,9 @@ template <Gradient kKeys, Gradient kQueries>
 FloatErrors check_float(const char* name, const Shape& s, bool refine, double bound) {
   const Truth t = make_truth(s, [](float x) { return x; });
   const int width = kKeys.head_dim;
-  const Planes q(t.q, s.dim, width, s.seq_q, s.heads_q), k(t.k, s.dim, width, s.seq_k, s.heads_k);
-  const Planes v(t.v, s.dim, width, s.seq_k, s.heads_k);
-  const Planes d_o(t.d_o, s.dim, width, s.seq_q, s.heads_q);
+  const Planes<> q(t.q, s.dim, width, s.seq_q, s.heads_q), k(t.k, s.dim, width, s.seq_k, s.heads_k);
+  const Planes<> v(t.v, s.dim, width, s.seq_k, s.heads_k);
+  const Planes<> d_o(t.d_o, s.dim, width, s.seq_q, s.heads_q);
   Statistics rows(s, t, [](float o) { return o; });
   bwd_sm80::Args a = backward_args(s, rows);
   a.q = q.view, a.k = k.view, a.v = v.view, a.d_o = d_o.view;
@@ -255,6 +320,7 @@ FloatErrors check_float(const char* name, const Shape& s, bool refine, double bo
     add_parts(sums_k, s.scale);
     add_parts(sums_v, 1.0F);
   }
+  if constexpr (kQueries.paired) check_bias_and_sinks<kQueries>(name, s, t, a);
   expect(name, "dQ", error(t.dq, dq), bound);
   expect(name, "dK", error(t.dk, dk), bound);
   expect(name, "dV", error(t.dv, dv), bound);
@@ -298,6 +364,10 @@ constexpr Gradient with_modification(Gradient config) {
   config.modified = true;
   return config;
 }
+constexpr Gradient with_dropout(Gradient config) {
+  config.dropout = true;
+  return config;
+}
 constexpr Gradient kFloatQueries = {.element = Element::fp16,
                                     .planes = 2,
                                     .scaled = true,
@@ -305,10 +375,54 @@ constexpr Gradient kFloatQueries = {.element = Element::fp16,
                                     .stages = 1,
                                     .with_dq = false};
 
+/// Every way in which rows and keys lie in fragments.
+void check_dropout() {
+  const Shape some = {.seq_q = 100, .seq_k = 150, .causal = true, .dropout = 0.3};
+  const Shape wide = {.seq_q = 70, .seq_k = 140, .dim = 104, .causal = true, .dropout = 0.3};
+  const Shape hidden = {.seq_q = 100, .seq_k = 70, .causal = true, .pairs = true, .dropout = 0.5};
+  check_forward<fwd_sm80::Config{.q_in_registers = true, .positional = true, .dropout = true}>(
+      "forward, dropout", some);
+  check_forward<fwd_sm80::Config{.positional = true, .split = true, .dropout = true}>(
+      "forward, dropout, three parts", some);
+  constexpr fwd_sm80::Config kSharedRows = {.block_m = 32,
+                                            .block_n = 128,
+                                            .key_warps = 2,
+                                            .q_in_registers = true,
+                                            .positional = true,
+                                            .dropout = true};
+  check_forward<kSharedRows>("forward, dropout, two warps a row", some);
+  constexpr fwd_sm80::Config kFloat = {.element = Element::fp16,
+                                       .planes = 2,
+                                       .scaled = true,
+                                       .block_m = 64,
+                                       .block_n = 16,
+                                       .stages = 1,
+                                       .positional = true,
+                                       .dropout = true};
+  check_forward<kFloat>("forward, dropout, float32", some, kExact);
+  check_forward<fwd_sm80::Config{
+      .positional = true, .modified = true, .paired = true, .dropout = true}>(
+      "forward, dropout, bias, mask", hidden);
+  check_forward<fwd_sm80::Config{.dropout = true}>("forward, all dropped", {.dropout = 1.0});
+  constexpr Gradient kOnePass = with_dropout(kSmall), kFirst = with_dropout(kFirstPass);
+  constexpr Gradient kSecond = with_dropout(kSecondPass), kCrossed = with_dropout(kWide);
+  check_backward<kOnePass, kOnePass>("one pass, dropout", some, kBf16, kExact);
+  check_backward<kFirst, kSecond, Delta::p>("two passes, dropout", some, kBf16, kBf16);
+  check_backward<kCrossed, kCrossed>("one pass, dim 104, dropout", wide, kBf16, kExact);
+  check_backward<with_pairs(kOnePass), with_pairs(kSecond), Delta::p>(
+      "one pass, dropout, bias, mask", hidden, kBf16, kExact);
+  check_backward<kOnePass, kOnePass>("one pass, all dropped", {.dropout = 1.0}, 0.0, 0.0);
+  constexpr Gradient kKeys = with_dropout(kFloatKeys), kQueries = with_dropout(kFloatQueries);
+  check_float<kKeys, kQueries>("float32, dropout", some, true, 2e-6);
+  check_float<with_pairs(kKeys), with_pairs(kQueries)>("float32, dropout, bias, mask", hidden, true,
+                                                       2e-6);
+  check_float<with_parts(kKeys), with_parts(kQueries)>("float32, dropout, three parts", some, false,
+                                                       2e-6);
+}
+
 }  // namespace
 
 int main() {
-  constexpr double kBf16 = 1.2e-2, kFp16 = 1.5e-3, kExact = 2e-5;
   check_forward<fwd_sm80::Config{.q_in_registers = true, .positional = true}>(
       "forward, fully masked rows", {.seq_q = 150, .seq_k = 129, .causal = true});
   check_forward<fwd_sm80::Config{.head_dim = 128, .head_dim_v = 128}>(
@@ -324,6 +438,15 @@ int main() {
                                            .key_warps = 4,
                                            .stages = 1};
   check_forward<kNarrowest>("forward, keys of four warps", {.seq_q = 33, .seq_k = 200, .dim = 104});
+  constexpr fwd_sm80::Config kTf32 = {
+      .element = Element::fp16, .scaled = true, .block_n = 64, .q_in_registers = true};
+  check_forward<kTf32>("forward, tf32", {.seq_q = 100, .seq_k = 150}, kFp16);
+  constexpr fwd_sm80::Config kFloat = {
+      .element = Element::fp16, .planes = 2, .scaled = true, .stages = 1, .positional = true};
+  check_forward<kFloat>("forward, float32", {.seq_q = 100, .seq_k = 150, .causal = true}, kExact);
+  check_forward<fwd_sm80::Config{.positional = true, .split = true}>(
+      "forward, three parts", {.seq_q = 70, .seq_k = 150, .causal = true});
+  check_dropout();
   check_backward<kPlain, kPlain>("one pass", {}, kBf16, kBf16);
   check_backward<kSmall, kSmall>("one pass, exact dS", {.causal = true}, kBf16, kExact);
   check_backward<kFirstPass, kSecondPass>("two passes, exact dS", {.causal = true}, kBf16, kBf16);

@@ -9,6 +9,8 @@
 #include <random>
 #include <vector>
 
+#include "problem/philox.h"
+
 namespace {
 
 using namespace tilewise;
@@ -25,6 +27,11 @@ struct Shape {
   bool causal = false;
   bool rising = false;  ///< keys are their index
   bool pairs = false;   ///< a bias, a bool mask and sinks
+  double dropout = 0.0;
+
+  DropoutMask drops() const {
+    return DropoutMask({.p = dropout, .seed = 0x123456789abcdefULL, .offset = 5});
+  }
 };
 
 /// Sinks, and bias and mask of a pair, alike in all heads.
@@ -45,6 +52,7 @@ float widened(Bits x) {
 struct Truth {
   std::vector<float> q, k, v, d_o;
   std::vector<double> o, lse, dq, dk, dv;
+  std::vector<double> dlogits, dsinks;  ///< (Hq, Sq, Sk), (Hq)
 };
 
 template <class Round>
@@ -77,17 +85,24 @@ void add_row(const Shape& s, int h, int i, Truth& t) {
   double l = s.pairs ? std::exp(static_cast<double>(kSinks[h]) - m) : 0.0;
   for (double& x : p) l += x = std::exp(x - m);
   t.lse[row] = m + std::log(l);
+  const DropoutMask drops = s.drops();
+  std::vector<double> z(static_cast<std::size_t>(visible));
   for (int j = 0; j < visible; ++j) {
     p[j] /= l;
-    for (int d = 0; d < s.dim; ++d) t.o[row * s.dim + d] += p[j] * t.v[(keys + j) * s.dim + d];
+    z[j] = drops.keeps(h, i, j) ? drops.scale() : 0.0;
+    for (int d = 0; d < s.dim; ++d) {
+      t.o[row * s.dim + d] += z[j] * p[j] * t.v[(keys + j) * s.dim + d];
+    }
   }
   const double delta = dot(t.d_o, row, t.o, row);
+  if (s.pairs) t.dsinks[h] -= std::exp(static_cast<double>(kSinks[h]) - t.lse[row]) * delta;
   for (int j = 0; j < visible; ++j) {
-    const double ds = p[j] * (dot(t.d_o, row, t.v, keys + j) - delta) * s.scale;
+    const double dx = p[j] * (z[j] * dot(t.d_o, row, t.v, keys + j) - delta), ds = dx * s.scale;
+    t.dlogits[row * s.seq_k + j] = dx;
     for (int d = 0; d < s.dim; ++d) {
       t.dq[row * s.dim + d] += ds * t.k[(keys + j) * s.dim + d];
       t.dk[(keys + j) * s.dim + d] += ds * t.q[row * s.dim + d];
-      t.dv[(keys + j) * s.dim + d] += p[j] * t.d_o[row * s.dim + d];
+      t.dv[(keys + j) * s.dim + d] += z[j] * p[j] * t.d_o[row * s.dim + d];
     }
   }
 }
@@ -107,6 +122,8 @@ Truth make_truth(const Shape& s, Round round) {
   t.o = t.dq = std::vector<double>(t.q.size());
   t.dk = t.dv = std::vector<double>(t.k.size());
   t.lse.resize(static_cast<std::size_t>(queries));
+  t.dlogits.resize(static_cast<std::size_t>(queries * s.seq_k));
+  t.dsinks.resize(static_cast<std::size_t>(s.heads_q));
   for (int h = 0; h < s.heads_q; ++h) {
     for (int i = 0; i < s.seq_q; ++i) add_row(s, h, i, t);
   }
@@ -150,6 +167,7 @@ struct Rows {
 };
 
 /// A float32 operand as pack_rows makes it.
+template <int kPlanes = 2>
 struct Planes {
   std::vector<Bits> data;
   std::vector<float> scales;
@@ -157,11 +175,11 @@ struct Planes {
   int blocks;
   Planes(const std::vector<float>& x, int dim, int width, int seq, int heads)
       : blocks((seq + tile::kScaleRows - 1) / tile::kScaleRows) {
-    data.assign(static_cast<std::size_t>(heads * seq * 2 * width), 0);
+    data.assign(static_cast<std::size_t>(heads * seq * kPlanes * width), 0);
     for (int h = 0; h < heads; ++h) {
       for (int b = 0; b < blocks; ++b) pack_block(x, dim, width, seq, h, b);
     }
-    view = {data.data(), 0, static_cast<long long>(seq) * 2 * width, 2 * width};
+    view = {data.data(), 0, static_cast<long long>(seq) * kPlanes * width, kPlanes * width};
   }
 
  private:
@@ -176,13 +194,24 @@ struct Planes {
       for (int d = 0; d < dim; ++d) {
         const float scaled = x[i * dim + d] * tile::power_inverse(scales.back());
         const Bits high = narrow<Element::fp16>(scaled);
-        data[i * 2 * width + d] = high;
-        data[i * 2 * width + width + d] =
+        data[i * kPlanes * width + d] = high;
+        if (kPlanes == 1) continue;
+        data[i * kPlanes * width + width + d] =
             narrow<Element::fp16>(scaled - widened<Element::fp16>(high));
       }
     }
   }
 };
+
+/// What the host makes of a spec's dropout.
+tile::DropoutBits dropout_bits(const Shape& s) {
+  const DropoutMask mask = s.drops();
+  if (mask.threshold() == 0) return {};
+  return {{mask.key()[0], mask.key()[1]},
+          mask.offset(),
+          static_cast<unsigned>(mask.threshold() - 1),
+          static_cast<float>(mask.scale())};
+}
 
 /// The tensors of bias_at and is_visible.
 struct Pairs {

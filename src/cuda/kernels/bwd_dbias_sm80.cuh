@@ -1,0 +1,154 @@
+/// bwd_dbias_sm80: the gradient of a bias by tiles, without a matrix of all pairs. sm_80 and newer.
+///
+///   P = exp(S - LSE); dP = dO V^T; dbias = P (dP - delta) (B1, B4 to B6), summed over the axes
+///   that the bias broadcasts over
+///
+/// One block owns block_m x block_n elements of the bias and walks over the batch entries, heads,
+/// rows and keys that share them, with the tiles and the score steps of bwd_dq_sm80. Every element
+/// has one writer and a fixed order of additions: repeatable. See bwd_dbias_sm80.md.
+#pragma once
+
+#include "cuda/kernels/bwd_dbias_sm80_args.h"
+#include "cuda/kernels/bwd_dq_sm80.cuh"
+
+namespace tilewise::bwd_dbias_sm80 {
+
+using namespace tile;
+
+/// Half-open range of what a block walks over along one axis: its own index, or all of them where
+/// the bias broadcasts.
+struct Walk {
+  int begin, end;
+  __forceinline__ Walk(i64 stride, int index, int count)
+      : begin(stride == 0 ? 0 : index), end(stride == 0 ? count : index + 1) {}
+};
+
+template <Config kConfig>
+struct BiasGradient {
+  using Tiles = bwd_dq_sm80::QueryGradient<kConfig>;
+  static constexpr int kBlockM = kConfig.block_m, kBlockN = kConfig.block_n;
+  static constexpr int kM = Tiles::kM, kN = Tiles::kN;
+  static_assert(kConfig.paired && kConfig.modified);
+
+  const Args& args;
+  const u32 shared;
+  const int thread;
+  Acc sum[kM][kN];
+
+  __forceinline__ BiasGradient(const Args& a, u32 shared_base)
+      : args(a), shared(shared_base), thread(static_cast<int>(threadIdx.x)) {
+    clear(sum);
+  }
+
+  /// Adds the block of rows and the block of keys of one batch entry and head.
+  __forceinline__ void add(int batch, int head, int row_block, int key_block) {
+    const bwd_sm80::Args& pass = args.pass;
+    const int seq_k = pass.key_lengths == nullptr
+                          ? pass.seq_k
+                          : max(0, min(pass.seq_k, pass.key_lengths[batch * pass.key_lengths_b]));
+    Tiles tiles(pass, shared, {row_block, 0, batch * pass.heads_q + head}, seq_k);
+    const int row_end = min(tiles.row + kBlockM, pass.seq_q);
+    const BlockRange range = key_blocks<kBlockN>(tiles.diagonals, tiles.row, row_end, seq_k);
+    if (key_block < range.begin || key_block >= range.end) return;
+    __syncthreads();  // all warps are done with the operands before
+    tiles.load_queries();
+    tiles.load_keys(key_block, 0);
+    copy_async_commit();
+    tiles.read_low();
+    copy_async_wait<0>();
+    __syncthreads();  // the operands have landed, for all threads
+    Acc dX[kM][kN];
+    tiles.logit_gradients(dX, key_block * kBlockN);
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sum[m][n][e] += dX[m][n][e];
+      }
+    }
+  }
+
+  // ---- epilogue
+
+  static __forceinline__ u32 place(int row, int col) {
+    return static_cast<u32>((row * kBlockN + col) * 4);
+  }
+  __forceinline__ void stage(int warp, int lane) const {
+    __syncthreads();  // all warps are done with the operands
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int row = warp * Tiles::kRows + 16 * m + lane / 4 + 8 * (e / 2);
+          store_shared_4(shared + place(row, 8 * n + 2 * (lane % 4) + e % 2),
+                         static_cast<u32>(__float_as_int(sum[m][n][e])));
+        }
+      }
+    }
+    __syncthreads();  // the sums of all warps are there
+  }
+  __forceinline__ void write(i64 at, float x) const {
+    if (args.pass.pairs.type == BiasType::float32) {
+      static_cast<float*>(args.dbias.data)[at] = x;
+    } else {
+      static_cast<unsigned short*>(args.dbias.data)[at] = static_cast<unsigned short>(
+          args.pass.pairs.type == BiasType::bf16 ? pack<Element::bf16>(x, 0.0F)
+                                                 : pack<Element::fp16>(x, 0.0F));
+    }
+  }
+  /// Sums of the tile over the axes along which the bias broadcasts, to their elements from `base`.
+  __forceinline__ void store(i64 base, int row, int key) const {
+    const int rows = args.dbias.stride_s == 0 ? 1 : min(kBlockM, args.pass.seq_q - row);
+    const int keys = args.dbias.stride_d == 0 ? 1 : min(kBlockN, args.pass.seq_k - key);
+    const int more_rows = args.dbias.stride_s == 0 ? kBlockM : 1;
+    const int more_keys = args.dbias.stride_d == 0 ? kBlockN : 1;
+    for (int index = thread; index < rows * keys; index += Tiles::kThreads) {
+      const int i = index / keys, j = index % keys;
+      float total = 0.0F;
+      for (int r = 0; r < more_rows; ++r) {
+        for (int c = 0; c < more_keys; ++c) {
+          total += load_shared_f32(shared + place(i + r, j + c));
+        }
+      }
+      write(base + (row + i) * args.dbias.stride_s + (key + j) * args.dbias.stride_d, total);
+    }
+  }
+};
+
+template <Config kConfig>
+__forceinline__ void kernel(const Args& args) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  using Block = BiasGradient<kConfig>;
+  int index = static_cast<int>(blockIdx.x);
+  const int key = index % args.axes.keys;
+  index /= args.axes.keys;
+  const int row = index % args.axes.rows;
+  index /= args.axes.rows;
+  const int head = index % args.axes.heads, batch = index / args.axes.heads;
+  wait_for_previous();  // for packed operands, lse2 and delta
+  const View4& to = args.dbias;
+  const Walk batches(to.stride_b, batch, args.batch), heads(to.stride_h, head, args.pass.heads_q);
+  const int row_blocks = (args.pass.seq_q + Block::kBlockM - 1) / Block::kBlockM;
+  const int key_blocks = (args.pass.seq_k + Block::kBlockN - 1) / Block::kBlockN;
+  const Walk rows(to.stride_s, row, row_blocks), keys(to.stride_d, key, key_blocks);
+  Block block(args, shared_address(shared));
+#pragma unroll 1
+  for (int b = batches.begin; b < batches.end; ++b) {
+#pragma unroll 1
+    for (int h = heads.begin; h < heads.end; ++h) {
+#pragma unroll 1
+      for (int i = rows.begin; i < rows.end; ++i) {
+#pragma unroll 1
+        for (int j = keys.begin; j < keys.end; ++j) block.add(b, h, i, j);
+      }
+    }
+  }
+  const int warp = __shfl_sync(~0U, block.thread / 32, 0);
+  block.stage(warp, block.thread % 32);
+  block.store(batch * to.stride_b + head * to.stride_h, row * Block::kBlockM, key * Block::kBlockN);
+}
+
+}  // namespace tilewise::bwd_dbias_sm80

@@ -1,0 +1,22 @@
+/// bwd_dbias_sm80: constants and parameters. See bwd_dbias_sm80.md.
+#pragma once
+
+#include "cuda/kernels/bwd_sm80_args.h"
+
+namespace tilewise::bwd_dbias_sm80 {
+
+using bwd_sm80::Config;  ///< as bwd_dq_sm80 takes it
+
+/// Blocks of an axis of the bias; one where the bias broadcasts along it.
+struct Axes {
+  int batch = 1, heads = 1, rows = 1, keys = 1;
+};
+
+struct Args {
+  bwd_sm80::Args pass;
+  tile::View4 dbias;  ///< of pass.pairs.type; a stride of 0 sums over the axis
+  Axes axes;
+  int batch = 0;  ///< of the problem
+};
+
+}  // namespace tilewise::bwd_dbias_sm80

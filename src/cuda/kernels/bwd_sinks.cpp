@@ -1,0 +1,37 @@
+#include "cuda/kernels/bwd_sinks.hpp"
+
+#include "cuda/kernels/bwd_sinks_args.h"
+#include "cuda/kernels/sm80.hpp"
+
+namespace tilewise::cuda {
+namespace {
+
+KernelUnit unit(const bwd_sinks::Config& config) {
+  return {.stem = "bwd_sinks",
+          .config = std::string(".low = ") + sm80::bool_text(config.low),
+          .threads = bwd_sinks::kThreads,
+          .shared_bytes = bwd_sinks::kThreads / 32 * 4};
+}
+
+}  // namespace
+
+void sink_gradient(const Problem& p, const RowStatistics& rows, void* stream) {
+  if (!p.dsinks.defined() || p.heads_q == 0) return;
+  bwd_sinks::Args args;
+  args.lse2 = rows.lse2;
+  args.lse2_low = rows.lse2_low;
+  args.delta = rows.delta;
+  args.sinks = static_cast<const float*>(p.sinks.data);
+  args.sinks_h = p.sinks.strides[0];
+  args.d_sinks = static_cast<float*>(p.dsinks.data);
+  args.d_sinks_h = p.dsinks.strides[0];
+  args.batch = static_cast<int>(p.batch);
+  args.heads = static_cast<int>(p.heads_q);
+  args.seq_q = static_cast<int>(p.seq_q);
+  args.rows_q = static_cast<int>(rows.rows_q);
+  const bwd_sinks::Config config = {.low = rows.lse2_low != nullptr};
+  launch(sm80::load_config(config, p.device.index, unit),
+         sm80::following(p.heads_q, p.device.index), stream, args);
+}
+
+}  // namespace tilewise::cuda

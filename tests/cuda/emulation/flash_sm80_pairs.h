@@ -1,0 +1,66 @@
+/// Gradients of bias and sinks on the emulator. The kernels and the truth are included before.
+#pragma once
+
+#include <array>
+
+namespace {
+
+/// Which axes of (Hq, Sq, Sk) a bias has; along the others it broadcasts.
+using Axes = std::array<bool, 3>;
+
+/// A gradient of that shape by the formulas.
+std::vector<double> summed(const Shape& s, const std::vector<double>& dlogits, const Axes& axes) {
+  const int rows = axes[1] ? s.seq_q : 1, keys = axes[2] ? s.seq_k : 1;
+  std::vector<double> sums(static_cast<std::size_t>((axes[0] ? s.heads_q : 1) * rows * keys));
+  for (int h = 0; h < s.heads_q; ++h) {
+    for (int i = 0; i < s.seq_q; ++i) {
+      for (int j = 0; j < s.seq_k; ++j) {
+        const int head = axes[0] ? h : 0, row = axes[1] ? i : 0, key = axes[2] ? j : 0;
+        sums[(head * rows + row) * keys + key] += dlogits[(h * s.seq_q + i) * s.seq_k + j];
+      }
+    }
+  }
+  return sums;
+}
+
+template <bwd_sm80::Config kConfig>
+std::vector<float> emulated_dbias(const Shape& s, const bwd_sm80::Args& pass, const Axes& axes) {
+  const int rows = axes[1] ? s.seq_q : 1, keys = axes[2] ? s.seq_k : 1;
+  std::vector<float> dbias(static_cast<std::size_t>((axes[0] ? s.heads_q : 1) * rows * keys),
+                           std::numeric_limits<float>::quiet_NaN());
+  bwd_dbias_sm80::Args a;
+  a.pass = pass;
+  a.dbias = {dbias.data(), 0, axes[0] ? rows * keys : 0, axes[1] ? keys : 0, axes[2] ? 1 : 0};
+  a.batch = 1;
+  const auto blocks = [](int count, int block) { return (count + block - 1) / block; };
+  if (axes[0]) a.axes.heads = s.heads_q;
+  if (axes[1]) a.axes.rows = blocks(s.seq_q, kConfig.block_m);
+  if (axes[2]) a.axes.keys = blocks(s.seq_k, kConfig.block_n);
+  run_grid(static_cast<unsigned>(a.axes.heads * a.axes.rows * a.axes.keys), kConfig.warps,
+           bwd_dbias_sm80::shared, [&] { bwd_dbias_sm80::kernel<kConfig>(a); });
+  return dbias;
+}
+
+/// Bound by kExact, relative to the largest value: sums over whole rows nearly cancel.
+template <bwd_sm80::Config kConfig>
+void check_bias_and_sinks(const char* name, const Shape& s, const Truth& t,
+                          const bwd_sm80::Args& pass) {
+  double worst = 0.0;
+  for (const Axes& axes :
+       {Axes{true, true, true}, Axes{false, true, true}, Axes{true, false, true},
+        Axes{true, true, false}, Axes{false, false, true}, Axes{false, false, false}}) {
+    const double off = error(summed(s, t.dlogits, axes), emulated_dbias<kConfig>(s, pass, axes));
+    if (!(off <= worst)) worst = off;
+  }
+  expect(name, "dbias", worst, kExact);
+  std::vector<float> dsinks(static_cast<std::size_t>(s.heads_q), tile::infinity());
+  bwd_sinks::Args a;
+  a.lse2 = pass.lse2, a.lse2_low = pass.lse2_low, a.delta = pass.delta;
+  a.sinks = pass.sinks, a.sinks_h = 1, a.d_sinks = dsinks.data(), a.d_sinks_h = 1;
+  a.batch = 1, a.heads = s.heads_q, a.seq_q = s.seq_q, a.rows_q = pass.rows_q;
+  run_grid(static_cast<unsigned>(s.heads_q), bwd_sinks::kThreads / 32, bwd_sinks::shared,
+           [&] { bwd_sinks::kernel<bwd_sinks::Config{.low = kConfig.scaled}>(a); });
+  expect(name, "dsink", error(t.dsinks, dsinks), kExact);
+}
+
+}  // namespace
