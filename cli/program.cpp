@@ -1,9 +1,12 @@
 /// The program: its commands, its help, and how it ends.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "cli/commands.h"
 #include "cli/failure.h"
@@ -25,26 +28,35 @@ Examples:
   tilewise plan --batch 8 --seq 16384 --dim 16 --impl eager --mem-limit 24GiB
   tilewise check --smoke)";
 
-/// Help whose descriptions are wrapped to the width of a terminal.
+/// Help whose descriptions and last lines are wrapped to the width of a terminal.
 class WrappedHelp final : public CLI::Formatter {
  public:
   std::string make_option_desc(const CLI::Option* option) const override {
-    return wrapped(option->get_description());
+    return wrapped(option->get_description(), kHelpWidth - kHelpColumn);
   }
   std::string make_subcommand(const CLI::App* command) const override {
     std::ostringstream out;
-    const std::string text = wrapped(command->get_description());
+    const std::string text = wrapped(command->get_description(), kHelpWidth - kHelpColumn);
     CLI::detail::format_help(out, command->get_name(), text, kHelpColumn);
     return out.str();
   }
+  /// Lines that fit are left as they are.
+  std::string make_footer(const CLI::App* command) const override {
+    std::string out;
+    std::istringstream lines(command->get_footer());
+    for (std::string line; std::getline(lines, line);) {
+      out += "\n" + (line.size() <= kHelpWidth ? line : wrapped(line, kHelpWidth));
+    }
+    return out.empty() ? out : out + "\n";
+  }
 
  private:
-  static std::string wrapped(const std::string& text) {
+  static std::string wrapped(const std::string& text, std::size_t width) {
     std::string out;
     std::size_t used = 0;
     std::istringstream words(text);
     for (std::string word; words >> word;) {
-      const bool fits = used + word.size() < kHelpWidth - kHelpColumn;
+      const bool fits = used + word.size() < width;
       if (used > 0) out += fits ? ' ' : '\n';
       used = (fits ? used + 1 : 0) + word.size();
       out += word;
@@ -52,6 +64,19 @@ class WrappedHelp final : public CLI::Formatter {
     return out;
   }
 };
+
+/// "'fly' is no command: expected one of run, bench, ...", where one is missing; else empty.
+std::string missing_command(const CLI::App& program) {
+  const CLI::App* app = &program;
+  while (!app->get_subcommands().empty()) app = app->get_subcommands().front();
+  if (app->get_require_subcommand_min() == 0) return "";
+  std::vector<std::string> names;
+  for (const CLI::App* command : app->get_subcommands({})) names.push_back(command->get_name());
+  const std::vector<std::string> rest = program.remaining(true);
+  const std::string what =
+      rest.empty() ? "a command is missing" : fmt::format("'{}' is no command", rest.front());
+  return fmt::format("{}: expected one of {}", what, fmt::join(names, ", "));
+}
 
 }  // namespace
 
@@ -73,6 +98,10 @@ int run_program(int argc, const char* const* argv) {
   program.footer(kFooter);  // after the commands, which would inherit it
   try {
     program.parse(argc, argv);
+  } catch (const CLI::RequiredError& error) {
+    const std::string missing = missing_command(program);
+    fmt::print(stderr, "tilewise: {}\n", missing.empty() ? error.what() : missing);
+    return kBadInput;
   } catch (const CLI::ConversionError& error) {  // "Could not convert: --seed = x"
     fmt::print(stderr, "tilewise: {}: expected a number\n", error.what());
     return kBadInput;

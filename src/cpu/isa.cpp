@@ -103,9 +103,19 @@ struct Found {
 
   Found() {
     const char* wanted = std::getenv("TILEWISE_CPU_ISA");
-    if (wanted == nullptr) return;
-    emulated = best >= Isa::avx512bf16 && std::string_view(wanted) == "amx_emulated";
-    best = emulated ? Isa::amx : std::min(best, isa_from_name(wanted));
+    if (wanted == nullptr || *wanted == '\0') return;
+    const std::string_view name(wanted);
+    if (name == "amx_emulated") {
+      emulated = best >= Isa::avx512bf16;
+      if (emulated) best = Isa::amx;
+      return;
+    }
+    const Isa isa = isa_from_name(name);
+    if (name != isa_name(isa)) {
+      throw InvalidArgument("TILEWISE_CPU_ISA is \"" + std::string(name) +
+                            "\": expected scalar, avx2, avx512, avx512bf16, amx or amx_emulated");
+    }
+    best = std::min(best, isa);
   }
 };
 

@@ -233,6 +233,15 @@ class ExitCodes(CliTest):
         message = self.fails(BAD_INPUT, "bench", "--seq", "8", "--budget-s", "nan")
         self.assertIn("--budget-s: 'nan': expected a number, at least 0", message)
 
+    def test_commands_and_environment_name_what_is_accepted(self) -> None:
+        for words in ([], ["fly"]):
+            self.assertIn("expected one of run, bench, plan", self.fails(BAD_INPUT, *words))
+        message = self.fails(BAD_INPUT, "kernels", "fly")
+        self.assertIn("'fly' is no command: expected one of list, build, clear", message)
+        done = run("plan", "--seq", "8", env={"TILEWISE_CPU_ISA": "avx3"})
+        self.assertEqual(done.returncode, BAD_INPUT)
+        self.assertIn('TILEWISE_CPU_ISA is "avx3": expected scalar, avx2', done.stderr)
+
     def test_sizes_beyond_any_memory(self) -> None:
         huge = ["--seq", "9223372036854775807"]
         for command in ("plan", "bench"):
