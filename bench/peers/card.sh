@@ -5,7 +5,7 @@
 #
 # BUILD holds libtilewise.so and tilewise, LIBFA3 is made by fa3/build.sh, OUT is a folder. Parts,
 # with minutes on a card: grid (2), leaderboard (1), assignment (3.5), flex (1.5), fp16 (0.5), seeds
-# (1.5), seed-protocol (2), asam (0.3), paths (0.5), scaling; all of them by default. What is
+# (1.5), seed-protocol (2), asam (0.3), paths (0.5), options, scaling; all of them by default. What is
 # finished stays when a run is interrupted; with TOTAL_S in the environment each part stops after
 # that many seconds.
 set -eu
@@ -24,7 +24,8 @@ add() { # PART FLAGS...
   words="$words ${words:+--then} measure --build $build --fa3 $fa3 -o $out/$part.json"
   words="$words ${TOTAL_S:+--total-s $TOTAL_S} $*"
 }
-[ $# -gt 0 ] || set -- grid leaderboard assignment flex fp16 seeds seed-protocol asam paths scaling
+[ $# -gt 0 ] || set -- grid leaderboard assignment flex fp16 seeds seed-protocol asam paths options \
+  scaling
 for part in "$@"; do
   case $part in
     grid)
@@ -59,6 +60,9 @@ for part in "$@"; do
       add paths --preset grid --seq 1024,4096 --dim 64,128 --kernel $sm90 --compile-jobs 14 --rounds 2 \
         --peers cudnn,fa2,fa3,memeff,math,flex,torch-eager,torch-compile
       ;;
+    options)
+      add options --preset hopper-options --peers cudnn,fa2,fa3,flex --kernel $sm90 --compile-jobs 14
+      ;;
     scaling) add scaling --preset baseline-scaling --kernel $sm80_f32 ;;
     *)
       echo "card.sh: no part $part" >&2
@@ -88,4 +92,5 @@ choose eager,baseline seed-eager-sm80 seeds
 choose "" seed-protocol-sm80 seed-protocol
 choose "" seed-asam-sm90 asam
 choose "" paths-sm90 paths
+choose "" options-sm90 options
 choose "" baseline-scaling-sm80 scaling
