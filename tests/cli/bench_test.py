@@ -127,15 +127,16 @@ class Bench(CliTest):
         self.assertEqual(self.rows("--seq", "32", "--threads", "1", *QUICK)[0]["threads"], 1)
 
     def test_every_preset_is_read(self) -> None:
-        names = self.ok("bench", "--help").split("Presets:")[1].split("\n")[0]
-        names = [name.strip() for name in names.split(",")]
+        last = self.ok("bench", "--help").split("Presets:")[1]
+        names = [name.strip() for name in last.split(",")]
         for wanted in ("seed-eager", "seed-fused", "seed-flash", "assignment", "leaderboard"):
             self.assertIn(wanted, names)
         for wanted in ("baseline-scaling", "grid"):
             self.assertIn(wanted, names)
         for name in names:
-            small = ["--seq", "64", "--batch", "1", "--repeat", "1", "--warmup", "0"]
-            rows = self.rows("--preset", name, *small, "--tokens", "64", "--heads", "1")
+            small = ["--seq-q", "64", "--seq-k", "64", "--heads", "1", "--kv-heads", "1"]
+            small += ["--batch", "1", "--tokens", "64", "--repeat", "1", "--warmup", "0"]
+            rows = self.rows("--preset", name, *small)
             self.assertTrue(rows, name)
             self.assertEqual({row["status"] for row in rows} - {"ok"}, set(), name)
 
