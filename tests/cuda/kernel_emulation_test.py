@@ -152,6 +152,7 @@ BODIES = {
     ],
     "math.cuh": [
         ("int opaque(", "return x;"),
+        ("u64 opaque(", "return x;"),
         ("float exp2_approx(", "return std::exp2(x);"),
         ("float log2_approx(", "return std::log2(x);"),
         ("float reciprocal(", "return 1.0F / x;"),

@@ -56,6 +56,12 @@ struct Scores : Worker<kConfig> {
     }
   }
 
+  /// Of K or V in a step. With ALiBi those of its products are made anew in each: kept through the
+  /// loop they take more registers than there are.
+  __forceinline__ u64 step_descriptor(u64 d) const {
+    if constexpr (kConfig.alibi && kM == 64 && !kConfig.wide()) return opaque(d);
+    return d;
+  }
   /// What the scores start from: with fold_lse -LSE
   __forceinline__ void load_offsets() {
     if constexpr (kConfig.fold_lse) load_columns(rS, shared.offset(rQ.slot));
@@ -64,11 +70,12 @@ struct Scores : Worker<kConfig> {
   template <bool kLoaded = false>
   __forceinline__ void issue_scores() {
     if constexpr (!kLoaded) load_offsets();
+    const u64 k = step_descriptor(dK);
     const u64 q = dQ + rQ.slot * (kPlan.q_stage / 16);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kD / 16; ++i) {
-      Product::multiply_shared(rS, dK + panel_step<kBlockN>(i), q + panel_step<kM>(i),
+      Product::multiply_shared(rS, k + panel_step<kBlockN>(i), q + panel_step<kM>(i),
                                kConfig.fold_lse || i != 0);
     }
     wgmma_commit();

@@ -93,6 +93,7 @@ struct Steps : Scores<kConfig> {
   /// (B4) dP^T = V dO^T
   __forceinline__ void issue_dp() {
     const u64 d_o = dO + rO.slot * (kPlan.do_stage / 16);
+    const u64 v = this->step_descriptor(dV);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kDv / 16; ++i) {
@@ -100,7 +101,7 @@ struct Steps : Scores<kConfig> {
         Product::multiply_register_rows(rGradS, rV[4 * i], rV[4 * i + 1], rV[4 * i + 2],
                                         rV[4 * i + 3], d_o + panel_step<kM>(i), i != 0);
       } else {
-        Product::multiply_shared(rGradS, dV + panel_step<kBlockN>(i), d_o + panel_step<kM>(i),
+        Product::multiply_shared(rGradS, v + panel_step<kBlockN>(i), d_o + panel_step<kM>(i),
                                  i != 0);
       }
     }

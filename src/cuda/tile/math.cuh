@@ -19,6 +19,10 @@ __forceinline__ int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
+__forceinline__ u64 opaque(u64 x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
 
 /// 2^x. 9.7.3.21 ex2
 __forceinline__ float exp2_approx(float x) {
