@@ -34,6 +34,22 @@ const Value& machine_table() {
   return table;
 }
 
+/// A misspelt key would leave the figure that it was to replace.
+void check_keys(const std::string& text, const Value& entry) {
+  static constexpr std::array kKnown = {
+      "like",          "name",       "device",         "matches",
+      "arch",          "isa",        "threads",        "multiprocessors",
+      "clock_mhz",     "launch_us",  "memory_bytes",   "matrix_fma_per_clock",
+      "l2_bytes",      "shared_kib", "bandwidth_gbps", "float32_fma_per_clock",
+      "float32_tflops"};
+  for (const auto& [key, value] : entry.items()) {
+    if (std::find(kKnown.begin(), kKnown.end(), key) == kKnown.end()) {
+      throw BadInput(fmt::format("{}: \"{}\" is no figure of a machine: expected one of {}", text,
+                                 key, fmt::join(kKnown, ", ")));
+    }
+  }
+}
+
 /// The entry's own fields over those of the entry that it is like.
 Value entry_of(const std::string& text) {
   const Value& machines = machine_table().at("machines");
@@ -44,6 +60,7 @@ Value entry_of(const std::string& text) {
   }
   Value entry = read_json(text);
   if (!entry.is_object()) throw BadInput(fmt::format("{}: expected an object", text));
+  check_keys(text, entry);
   if (!entry.contains("like")) return entry;
   const std::string like = entry.at("like").get<std::string>();
   if (!machines.contains(like)) {

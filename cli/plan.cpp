@@ -78,6 +78,9 @@ std::string analysis(GridFlags grid, const Machine& machine, Format format) {
 int plan(const CLI::App& app, const PlanFlags& flags) {
   const Format format = output_format(flags.format, flags.output);
   check_output(flags.output);
+  if (!flags.measured.empty() && !flags.advise) {
+    throw BadInput("--measured: expected with --advise");
+  }
   if (!flags.against.empty()) {
     write_output(flags.output, against(flags, format));
     return kDone;

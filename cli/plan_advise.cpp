@@ -181,6 +181,29 @@ std::string dip_text(const std::vector<Line>& lines) {
   return "- flash over eager in float32 has no dip in this range (seed 003 saw one at 1024)\n";
 }
 
+/// "flash tf32 to 1024, flash bf16 from 2048 on": `of` at the lines' lengths, where it changes.
+template <class Of>
+std::string ranges_text(const std::vector<Line>& lines, const Of& of) {
+  std::string text;
+  for (std::size_t begin = 0, end = 0; begin < lines.size(); begin = end) {
+    while (end < lines.size() && of(lines[end]) == of(lines[begin])) ++end;
+    const std::int64_t first = lines[begin].length, last = lines[end - 1].length;
+    text += text.empty() ? "" : ", ";
+    text += of(lines[begin]);
+    if (begin == 0 && end == lines.size()) {
+      text += " at every length";
+    } else if (end == lines.size()) {
+      text += fmt::format(" from {} on", first);
+    } else if (begin == 0) {
+      text += fmt::format(" to {}", last);
+    } else {
+      text +=
+          first == last ? fmt::format(" at {}", first) : fmt::format(" at {} to {}", first, last);
+    }
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string advise(const std::vector<Cell>& cells, const Machine& machine,
@@ -190,6 +213,11 @@ std::string advise(const std::vector<Cell>& cells, const Machine& machine,
   for (const Cell& cell : cells) {
     if (cell.problem.seq_q != cell.problem.seq_k) {
       throw BadInput("--advise: expected as many keys as queries");
+    }
+    Case shape = cell.problem;
+    shape.seq_q = shape.seq_k = cells.front().problem.seq_k;
+    if (format_case(shape) != format_case(cells.front().problem)) {
+      throw BadInput("--advise: expected one shape, at several lengths");
     }
     lines.push_back(line_of(cell, times));
     if (lines.back().best < 0) throw Unsupported("no kernel runs " + format_case(cell.problem));
@@ -211,14 +239,20 @@ std::string advise(const std::vector<Cell>& cells, const Machine& machine,
   Case shape = cells.front().problem;
   std::vector<std::string> passes;
   for (const Timed timed : cells.front().timed) passes.emplace_back(timed_name(timed));
+  const std::string use =
+      ranges_text(lines, [](const Line& line) { return std::string(kArms[line.best].name); });
+  const std::string bound = ranges_text(lines, [](const Line& line) {
+    return std::string(line.times[static_cast<std::size_t>(line.best)]->bound);
+  });
   return fmt::format(
       "{} ({})\n{}\nbatch {}, heads {}, dim {}; {}\n\n{}\n"
-      "What is less exact is taken where it saves {:.0f} % and more:\n{}\n{}\n{}"
+      "What is less exact is taken where it saves {:.0f} % and more:\n- use {}\n- what bounds it: "
+      "{}\n{}\n{}\n{}"
       "- seed 003 names 256, 512 and 1024 as the length from which 16 bits pay; on this machine it "
       "is {}\n",
       machine.hardware.name, machine.origin, origin_of_times(machine), shape.batch, shape.heads_q,
       shape.head_dim, fmt::join(passes, " + "), table.markdown(), 100.0 * (1.0 - 1.0 / kWorthwhile),
-      crossover_text("bf16 instead of float32, flash", bf16, lines.front().length),
+      use, bound, crossover_text("bf16 instead of float32, flash", bf16, lines.front().length),
       crossover_text("flash instead of eager, float32", flash, lines.front().length),
       dip_text(lines),
       !bf16        ? "none of them: they pay nowhere in this range"

@@ -34,7 +34,9 @@ std::string help_lines(const std::vector<Help>& helps) {
   std::string out;
   for (const Help& help : helps) {
     if (help.gain < kLeastGain) break;
-    out += fmt::format("  {:.2f} times faster, {:.3g} ms: {}\n", help.gain, help.ms, help.what);
+    const std::string ms =
+        help.ms < 1000.0 ? fmt::format("{:.3g}", help.ms) : fmt::format("{:.0f}", help.ms);
+    out += fmt::format("  {:.2f} times faster, {} ms: {}\n", help.gain, ms, help.what);
   }
   return out.empty() ? "nothing that the model knows of would help by 5 %\n"
                      : "what would help, by the model\n" + out;

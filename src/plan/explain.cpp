@@ -81,11 +81,16 @@ std::string explain(const Plan& p) {
                p.bytes_moved * 1e-9, p.predicted_ms);
   text += "  memory     " + bytes_text(p.live_bytes()) + " live before backward, " +
           bytes_text(p.peak_bytes()) + " peak\n";
+  std::size_t name_width = 17, shape_width = 28;
+  for (const MemoryItem& m : p.memory) {
+    name_width = std::max(name_width, m.name.size());
+    shape_width = std::max(shape_width, m.shape.size());
+  }
   for (const MemoryItem& m : p.memory) {
     if (m.role == MemoryItem::Role::saved && !p.keeps_saved) continue;
-    text +=
-        line("    %-9s %-17s %-28s %-9s %12s\n", role_name(m.role), m.name.c_str(), m.shape.c_str(),
-             std::string(dtype_name(m.dtype)).c_str(), bytes_text(m.bytes).c_str());
+    text += line("    %-9s %-*s %-*s %-9s %12s\n", role_name(m.role), static_cast<int>(name_width),
+                 m.name.c_str(), static_cast<int>(shape_width), m.shape.c_str(),
+                 std::string(dtype_name(m.dtype)).c_str(), bytes_text(m.bytes).c_str());
   }
   if (!p.refusals.empty()) text += "  passed over\n";
   for (const std::string& refusal : refusal_lines(p.refusals)) text += "    " + refusal + "\n";

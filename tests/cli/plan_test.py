@@ -150,7 +150,14 @@ class Plan(CliTest):
         own = self.ok("plan", "--hardware", path, *problem)
         self.assertIn("of 30.0 GiB allowed", own)
         self.assertIn("of 60.0 GiB allowed", self.ok("plan", "--hardware", "a100", *problem))
-        for text in ("{", "[]", '{"like": "k80"}', '{"arch": 80}', '{"like": "a100", "arch": -1}'):
+        for text in (
+            "{",
+            "[]",
+            '{"like": "k80"}',
+            '{"arch": 80}',
+            '{"like": "a100", "arch": -1}',
+            '{"like": "a100", "memory": 1}',
+        ):
             path.write_text(text)
             self.assertIn("card.json", self.fails(BAD_INPUT, "plan", "--hardware", path))
 
@@ -235,6 +242,23 @@ class Plan(CliTest):
                     self.assertTrue(pays, (machine, row))
             if start:
                 self.assertLess(advice["lengths"][0]["length"], start)
+
+    def test_advice_says_where_it_changes(self) -> None:
+        """In words what the table says: what to use up to which length, and what bounds it."""
+        words = ["plan", "--advise", "--hardware", "h100", "--seq", "128:16384:x2"]
+        text = self.ok(*words)
+        lengths = json.loads(self.ok(*words, "--format", "json"))["lengths"]
+        for column, begin in (("use", "- use "), ("bound", "- what bounds it: ")):
+            (told,) = [line for line in text.splitlines() if line.startswith(begin)]
+            self.assertIn(f"{begin}{lengths[0][column]} to ", told)
+            last = lengths[-1][column]
+            first = next(r["length"] for r in lengths if r[column] == last)
+            self.assertTrue(told.endswith(f"{last} from {first} on"), told)
+        text = self.ok("plan", "--advise", "--hardware", "h100", "--seq", "8192,16384")
+        self.assertIn("- use flash bf16 at every length", text)
+        for wrong in (["--dim", "64,128"], ["--heads", "1,2"], ["--seq-k", "64"]):
+            self.fails(BAD_INPUT, "plan", "--advise", "--seq-q", "128", *wrong)
+        self.fails(BAD_INPUT, "plan", "--measured", "results.json")
 
     def test_advice_from_measurements(self) -> None:
         """A measured problem's time is the measured one."""
