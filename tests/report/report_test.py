@@ -28,7 +28,7 @@ sys.path.insert(0, str(SOURCE / "tools"))
 from report import browser  # noqa: E402  (found by the line above)
 from report.claims import FAILS, HOLDS, OPEN, Claim, Evidence, evidence  # noqa: E402
 from report.claims_kernel import leaderboard  # noqa: E402
-from report.data import Measured, Planner, Result, load  # noqa: E402
+from report.data import Measured, Planner, Result, driver_version, load  # noqa: E402
 from report.judge import judge_all  # noqa: E402
 
 
@@ -127,8 +127,8 @@ class Verdicts(unittest.TestCase):
         for claim in told:
             self.assertRegex(claim.measurement, "tilewise (bench|info)")
 
-    def board(self, ms: float | None) -> Claim:
-        """The leaderboard judged by one row."""
+    def board(self, ms: float | None, step: float | None = None) -> Claim:
+        """The leaderboard judged by a row, and by one of the board's own protocol."""
         row = {
             "implementation": "flash",
             "kernel": "flash",
@@ -145,6 +145,8 @@ class Verdicts(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "board.json"
             rows = [row] if ms else []
+            if step:
+                rows.append({**row, "ms_median": step, "protocol": "board"})
             path.write_text(json.dumps({"environment": {"gpus": ["H100"]}, "rows": rows}))
             return leaderboard(self.evidence(load([path])))
 
@@ -154,6 +156,22 @@ class Verdicts(unittest.TestCase):
         beaten = self.board(4.0)
         self.assertEqual(beaten.verdict, FAILS)
         self.assertIn("4 ms at 16384", beaten.sentence)
+        # What the board times is what counts beside its entries.
+        step = self.board(4.0, 6.0)
+        self.assertEqual(step.verdict, HOLDS)
+        self.assertIn("6 ms at 16384", step.sentence)
+
+    def test_limits_are_told(self) -> None:
+        """Out of memory says little without the memory that was allowed."""
+        claims = judge_all(self.evidence(self.committed()))
+        (claim,) = [c for c in claims if c.title.startswith("16 GiB of scores")]
+        self.assertRegex(claim.measurement, r"H200: oom in \d+ rows .* under a limit of 24 GiB")
+
+    def test_driver_is_its_version(self) -> None:
+        line = "NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (root@host)"
+        self.assertEqual(driver_version(line), "580.159.04")
+        self.assertEqual(driver_version("580.159.04"), "580.159.04")
+        self.assertEqual(driver_version(""), "")
 
     def test_measured_numbers_are_in_the_page(self) -> None:
         """A changed measurement changes the claim that rests on it."""

@@ -172,7 +172,11 @@ def out_of_memory(e: Evidence) -> Claim:
         rows = e.measured.rows(machine, seq_q=16384, batch=8, implementation="eager")
         if rows:
             status = sorted({row["status"] for row in rows})
-            lines[machine] = f"{' and '.join(status)} in {len(rows)} rows at 16384."
+            allowed = " and ".join(sorted({row["limit"] for row in rows if row["limit"]}))
+            lines[machine] = (
+                f"{' and '.join(status)} in {len(rows)} rows at 16384"
+                f"{' under a limit of ' + allowed if allowed else ''}."
+            )
     return Claim(
         "001",
         "16 GiB of scores run out of memory at 16384",

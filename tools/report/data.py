@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,12 @@ def machine_of(environment: dict[str, Any]) -> str:
         return str(first["name"] if isinstance(first, dict) else first)
     cores = environment.get("cpu_usable")
     return f"{environment.get('cpu', 'CPU')}, {cores} core{'s' if cores != 1 else ''}"
+
+
+def driver_version(text: str) -> str:
+    """ "580.159.04" of the kernel module's line, or what there is."""
+    found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", text)
+    return found.group() if found else text
 
 
 @dataclass
@@ -48,13 +55,21 @@ class Result:
         rows = [
             ("machine", self.machine),
             ("system", env.get("host_os", "")),
-            ("driver", str(env.get("driver", "")).split("  ")[0]),
+            ("driver", driver_version(str(env.get("driver", "")))),
             ("tilewise", f"{env.get('library_version', '?')}, commit {env.get('commit', '?')}"),
             ("date", env.get("date", "")),
             ("rows", str(len(self.rows))),
             ("note", env.get("note", "")),
         ]
         return [(name, value) for name, value in rows if value]
+
+
+def limit_of(row: Row, environment: dict[str, Any]) -> str:
+    """The memory that a row was allowed, "24 GiB", where it or its file says so."""
+    if "memory_limit_gib" in environment:
+        return f"{environment['memory_limit_gib']:g} GiB"
+    found = re.search(r"budget of ([\d.]+ \w+)", str(row.get("reason", "")))
+    return found.group(1) if found else ""
 
 
 def key_of(row: Row) -> Row:
@@ -79,7 +94,10 @@ def load(paths: list[Path]) -> list[Result]:
             name = str(path.resolve().relative_to(ROOT / "bench" / "results"))
         except ValueError:
             name = path.name
-        results.append(Result(name, path, document.get("environment", {}), list(map(key_of, rows))))
+        environment = document.get("environment", {})
+        for row in rows:
+            row["limit"] = limit_of(row, environment)
+        results.append(Result(name, path, environment, list(map(key_of, rows))))
     return results
 
 

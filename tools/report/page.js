@@ -3,7 +3,7 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const COLORS = {
   flash: "#1f9d6b", fused: "#d98e04", eager: "#d1495b", baseline: "#8a8f98", reference: "#8a8f98",
-  fa2: "#3a86ff", fa3: "#8e5bea", cudnn: "#6aa000", memeff: "#e0439a", flex: "#e4632e",
+  fa2: "#3a86ff", fa3: "#8e5bea", cudnn: "#b8a000", memeff: "#e0439a", flex: "#e4632e",
   "torch-eager": "#17a2b8", "torch-compile": "#a17c5b",
 };
 const OTHERS = ["#1f9d6b", "#3a86ff", "#d1495b", "#d98e04", "#8e5bea", "#17a2b8", "#e0439a", "#8a8f98"];
@@ -144,12 +144,14 @@ function drawAccuracy(id, plot) {
   });
   const points = plot.series.map((s, i) => ({
     type: "scatter", mode: "markers", name: s.name, x: s.x, y: s.y, text: s.text,
-    marker: { color: OTHERS[i % OTHERS.length], size: 7, opacity: 0.75 },
+    marker: { color: color(s.name, i), size: 7, opacity: 0.75 },
     hovertemplate: `%{text}: %{y:.3g} of the measured %{x:.4g} ms<extra>${s.name}</extra>`,
   }));
   const traces = [band(1, "solid"), band(1.25, "dash"), band(0.8, "dash")];
   const x = axis(plot.x, true, colors, ends);
-  const shape = layout(plot.title, x, axis(plot.y, true, colors, ratios), colors);
+  const y = { ...axis(plot.y, true, colors, ratios), tickvals: [0.25, 0.5, 0.8, 1, 1.25, 2, 4] };
+  y.ticktext = y.tickvals.map(String);
+  const shape = layout(plot.title, x, y, colors);
   return draw(id, [...traces, ...points], shape);
 }
 
