@@ -1,8 +1,11 @@
 #include "tilewise/dlpack.h"
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <string>
+
+#include "problem/arguments.h"
 
 namespace tilewise::dlpack {
 namespace {
@@ -77,10 +80,11 @@ Tensor from_dlpack(const View& view, const char* name) {
            .device = device_of(view.device, name),
            .rank = view.rank};
   t.data = view.data == nullptr ? nullptr : static_cast<std::byte*>(view.data) + view.byte_offset;
+  std::copy_n(view.sizes, view.rank, t.sizes.begin());
+  arguments::require_countable(name, t);
   std::int64_t dense = 1;
   for (int i = view.rank - 1; i >= 0; --i) {
     const auto axis = static_cast<std::size_t>(i);
-    t.sizes[axis] = view.sizes[i];
     t.strides[axis] = view.strides != nullptr ? view.strides[i] : dense;
     dense *= view.sizes[i];
   }

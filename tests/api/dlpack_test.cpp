@@ -72,6 +72,9 @@ TEST(Dlpack, RefusesByName) {
   view.dtype.lanes = 1;
   view.device.type = static_cast<dlpack::DeviceCode>(10);  // ROCm
   EXPECT_THROW(dlpack::from_dlpack(view, "q"), InvalidArgument);
+  std::int64_t huge[] = {std::int64_t{1} << 40, std::int64_t{1} << 40};
+  view = {data, {}, 2, {}, huge, nullptr, 0};
+  EXPECT_THROW(dlpack::from_dlpack(view, "q"), InvalidArgument);
 }
 
 }  // namespace
