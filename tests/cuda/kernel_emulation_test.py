@@ -17,6 +17,7 @@ from build_cache import cached
 SKIPPED = 77
 
 LOAD_MATRIX = """
+  emulator::note_read(emulator::access(shared, 16));
   const emulator::Slot* slots = emulator::meet({{shared}});
   u32 addresses[32];
   for (int i = 0; i < 32; ++i) addresses[i] = slots[i].words[0];
@@ -99,11 +100,24 @@ BULK_ADD = """
 
 
 def copy(size: int) -> str:
-    """An asynchronous copy, done at once."""
-    return f"""
-  unsigned char* to = emulator::shared_base + shared;
-  std::memset(to, 0, {size});
-  if (bytes > 0) std::memcpy(to, global, {size});
+    """An asynchronous copy of 4 or 16 bytes."""
+    return (
+        f"emulator::start_copy(emulator::current->copies, {{shared, global, bytes, {size}}}, "
+        f"emulator::access(shared, {size}), emulator::shared_base);"
+    )
+
+
+def read(size: int) -> str:
+    return f"emulator::note_read(emulator::access(shared, {size})); "
+
+
+def write(size: int) -> str:
+    return f"emulator::note_write(emulator::access(shared, {size})); "
+
+
+WAIT = """
+  emulator::wait_copies(emulator::current->copies, kPending, emulator::current->barriers + 1,
+                        emulator::current->thread / 32, emulator::shared_base);
 """
 
 
@@ -117,8 +131,8 @@ BODIES = {
         ),
         ("void copy_async_16(", copy(16)),
         ("void copy_async_4(", copy(4)),
-        ("void copy_async_commit(", ""),
-        ("void copy_async_wait(", ""),
+        ("void copy_async_commit(", "emulator::commit_copies(emulator::current->copies);"),
+        ("void copy_async_wait(", WAIT),
         (
             "void load_matrix_x4(",
             LOAD_MATRIX.replace("ROW", "along").replace("COLUMN", "across"),
@@ -127,22 +141,25 @@ BODIES = {
             "void load_matrix_trans_x4(",
             LOAD_MATRIX.replace("ROW", "across").replace("COLUMN", "along"),
         ),
-        ("void store_shared_4(", "std::memcpy(emulator::shared_base + shared, &value, 4);"),
+        (
+            "void store_shared_4(",
+            write(4) + "std::memcpy(emulator::shared_base + shared, &value, 4);",
+        ),
         (
             "Bytes16 load_shared_16(",
-            "Bytes16 r; std::memcpy(&r, emulator::shared_base + shared, 16); return r;",
+            read(16) + "Bytes16 r; std::memcpy(&r, emulator::shared_base + shared, 16); return r;",
         ),
         (
             "float load_shared_f32(",
-            "float r; std::memcpy(&r, emulator::shared_base + shared, 4); return r;",
+            read(4) + "float r; std::memcpy(&r, emulator::shared_base + shared, 4); return r;",
         ),
         (
             "Floats2 load_shared_8(",
-            "Floats2 r; std::memcpy(&r, emulator::shared_base + shared, 8); return r;",
+            read(8) + "Floats2 r; std::memcpy(&r, emulator::shared_base + shared, 8); return r;",
         ),
         (
             "void store_shared_16(",
-            "const float v[4] = {x, y, z, w}; "
+            write(16) + "const float v[4] = {x, y, z, w}; "
             "std::memcpy(emulator::shared_base + shared, v, 16);",
         ),
         ("Bytes16 load_global_16(", "Bytes16 r; std::memcpy(&r, global, 16); return r;"),

@@ -2,7 +2,7 @@
 /// Blocks run one after another (run_block), or together where they wait for each other
 /// (run_together). Enough of CUDA's built-in names for the device files of src/cuda; what the
 /// wrappers of tile/ do is in kernel_emulation_test.py. It finds wrong indices, masks, formulas and
-/// missing writes; not races: copies are done at once, in program order.
+/// missing writes; waits and barriers that are missing as far as shared_memory.h says.
 #pragma once
 
 #include <ucontext.h>
@@ -16,6 +16,8 @@
 #include <functional>
 #include <map>
 #include <vector>
+
+#include "shared_memory.h"
 
 #define __forceinline__ inline
 #define __shared__
@@ -85,6 +87,7 @@ struct Fiber {
   Block* block = nullptr;
   unsigned thread = 0;
   unsigned long collectives = 0, barriers = 0;
+  Copies copies;
   bool done = false;
 };
 
@@ -96,6 +99,11 @@ inline std::function<void()> body;
 inline unsigned char* shared_base = nullptr;
 inline unsigned char* shared_name = nullptr;
 inline Index grid_size{1};
+
+/// An access of the running thread.
+inline Access access(unsigned shared, int size) {
+  return {shared, size, current->barriers + 1, current->thread / 32};
+}
 
 inline void yield() { swapcontext(&current->context, &scheduler); }
 inline void start() {
@@ -143,6 +151,7 @@ inline void run_block(unsigned index, unsigned threads, std::function<void()> ke
   block[0].index = index;
   block[0].threads = threads;
   block[0].shared = shared_name = shared_base;
+  words.assign(words.size(), {});
   run_together(block, std::move(kernel));
 }
 

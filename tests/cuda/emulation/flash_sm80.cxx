@@ -423,6 +423,7 @@ void check_dropout() {
 }  // namespace
 
 int main() {
+  emulator::checks_races = true;
   check_forward<fwd_sm80::Config{.q_in_registers = true, .positional = true}>(
       "forward, fully masked rows", {.seq_q = 150, .seq_k = 129, .causal = true});
   check_forward<fwd_sm80::Config{.head_dim = 128, .head_dim_v = 128}>(
