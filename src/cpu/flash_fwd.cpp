@@ -61,7 +61,8 @@ struct Scratch {
   float* rows;   ///< kBlockKeys x max(D, ld_v): keys before they are packed
 
   static std::int64_t elems(const Problem& p, const Geometry& g) {
-    const std::int64_t tiles = kTaskRows * (g.ld_q + g.ld_v + 3) + kGroupRows * kBlockKeys;
+    const std::int64_t tiles =
+        kTaskRows * (g.ld_q + g.ld_v + 3) + std::int64_t{kGroupRows} * kBlockKeys;
     return own_pages(tiles + kBlockKeys * std::max(p.head_dim, g.ld_v));
   }
 };
@@ -115,7 +116,7 @@ class Forward {
     const auto take = [&](std::int64_t elems) { return std::exchange(at, at + elems); };
     return {.q = take(kTaskRows * g.ld_q),
             .o = take(kTaskRows * g.ld_v),
-            .s = take(kGroupRows * kBlockKeys),
+            .s = take(std::int64_t{kGroupRows} * kBlockKeys),
             .m = take(kTaskRows),
             .l = take(kTaskRows),
             .alpha = take(kTaskRows),
