@@ -249,28 +249,31 @@ inline void round_tile(int rows, int cols, const GradientTile& out, const Value&
 }
 
 void gradient_step(int rows, int cols, const float* s, const float* dp, std::ptrdiff_t ld,
-                   float to_log2, const float* lse_log2, const float* delta,
+                   float to_log2, const float* lse_log2, const float* delta, float factor,
                    const GradientTile& out) {
-  const __m512 factor = _mm512_set1_ps(to_log2);
+  const __m512 to_exponent = _mm512_set1_ps(to_log2);
+  const __m512 ds_factor = _mm512_set1_ps(factor);
   const __m512 none = _mm512_setzero_ps();
   round_tile(
       rows, cols, out,
-      [&](std::ptrdiff_t r, std::ptrdiff_t c, __m512i & p,
-          __m512i & ds) __attribute__((always_inline)) {
-        const __m512 lse = _mm512_set1_ps(lse_log2[r]);
-        const __m512 row_delta = _mm512_set1_ps(delta[r]);
-        const float* at = s + r * ld + c;
-        const float* dp_at = dp + r * ld + c;
-        // NOTE: the operand order lets NaN through: min gives its second operand for NaN.
-        const __m512 p0 =
-            exp2_vector(_mm512_min_ps(none, _mm512_fmsub_ps(_mm512_loadu_ps(at), factor, lse)));
-        const __m512 p1 = exp2_vector(
-            _mm512_min_ps(none, _mm512_fmsub_ps(_mm512_loadu_ps(at + 16), factor, lse)));
-        const __m512 ds0 = _mm512_mul_ps(p0, _mm512_sub_ps(_mm512_loadu_ps(dp_at), row_delta));
-        const __m512 ds1 = _mm512_mul_ps(p1, _mm512_sub_ps(_mm512_loadu_ps(dp_at + 16), row_delta));
-        p = round_row(p0, p1);
-        ds = round_row(ds0, ds1);
-      });
+      [&](std::ptrdiff_t r, std::ptrdiff_t c, __m512i & p, __m512i & ds)
+          __attribute__((always_inline)) {
+            const __m512 lse = _mm512_set1_ps(lse_log2[r]);
+            const __m512 row_delta = _mm512_set1_ps(delta[r]);
+            const float* at = s + r * ld + c;
+            const float* dp_at = dp + r * ld + c;
+            // NOTE: the operand order lets NaN through: min gives its second operand for NaN.
+            const __m512 p0 = exp2_vector(
+                _mm512_min_ps(none, _mm512_fmsub_ps(_mm512_loadu_ps(at), to_exponent, lse)));
+            const __m512 p1 = exp2_vector(
+                _mm512_min_ps(none, _mm512_fmsub_ps(_mm512_loadu_ps(at + 16), to_exponent, lse)));
+            const __m512 ds0 = _mm512_mul_ps(_mm512_mul_ps(p0, ds_factor),
+                                             _mm512_sub_ps(_mm512_loadu_ps(dp_at), row_delta));
+            const __m512 ds1 = _mm512_mul_ps(_mm512_mul_ps(p1, ds_factor),
+                                             _mm512_sub_ps(_mm512_loadu_ps(dp_at + 16), row_delta));
+            p = round_row(p0, p1);
+            ds = round_row(ds0, ds1);
+          });
 }
 
 void round_gradient(int rows, int cols, const float* p, const float* ds, std::ptrdiff_t ld,

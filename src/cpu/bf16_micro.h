@@ -53,10 +53,10 @@ struct Bf16Micro {
   void (*keep)(int rows, int cols, const float* keep, std::ptrdiff_t ld, Bf16* p,
                std::ptrdiff_t ldp);
   /// Backward's tile of scores q.k and of dP, rows x cols (a multiple of 32): (B1), (B5)
-  ///   P = exp2(min(S to_log2 - lse_log2, 0)), dS = P (dP - delta),
+  ///   P = exp2(min(S to_log2 - lse_log2, 0)), dS = factor P (dP - delta),
   /// rounded. P in pairs of rows, dS in rows and in pairs; pairs are 0 up to a multiple of 32 rows.
   void (*gradient_step)(int rows, int cols, const float* s, const float* dp, std::ptrdiff_t ld,
-                        float to_log2, const float* lse_log2, const float* delta,
+                        float to_log2, const float* lse_log2, const float* delta, float factor,
                         const GradientTile& out);
   /// The same rounding of P and dS from elsewhere.
   void (*round_gradient)(int rows, int cols, const float* p, const float* ds, std::ptrdiff_t ld,

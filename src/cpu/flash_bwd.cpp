@@ -164,7 +164,7 @@ void Backward::key_block_task(std::int64_t pair, std::int64_t block, int split, 
   }
   const int stored = static_cast<int>(std::min<std::int64_t>(kTileKeys, rows - j0));
   store_rows(p_.dk, b, h_k, sequence.k_begin + j0, stored, static_cast<int>(p_.head_dim), dk,
-             g.ld_q, nullptr, p_.scale);
+             g.ld_q, nullptr);
   store_rows(p_.dv, b, h_k, sequence.k_begin + j0, stored, static_cast<int>(p_.head_dim_v), dv,
              g.ld_v, nullptr);
 }
@@ -191,7 +191,7 @@ KeyRange Backward::rows_that_see(const KeyBlock& block) const {
           })};
 }
 
-/// dQ = scale * sum of the partials, in their order.
+/// dQ = sum of the partials, in their order.
 void Backward::finish_rows(const RowBlock& block) const {
   const auto& [s, b, h, i0, rows] = block;
   float* sum = dq_rows(0, b, h, s.q_begin + i0);
@@ -200,7 +200,7 @@ void Backward::finish_rows(const RowBlock& block) const {
     for (std::int64_t i = 0; i < rows * geometry_.ld_q; ++i) sum[i] += partial[i];
   }
   store_rows(p_.dq, b, h, s.q_begin + i0, rows, static_cast<int>(p_.head_dim), sum, geometry_.ld_q,
-             nullptr, p_.scale);
+             nullptr);
 }
 
 /// (B10) dsink_h = -sum over rows of exp(sink - LSE) * delta.
@@ -245,7 +245,7 @@ class Float32Backward final : public Backward {
       for_tiles(block, head, kBoundaryRows, false, [&](const TilePlace& at) {
         const std::int64_t row = at.sequence.q_begin + at.i0;
         if (!tile_.gradient(at, known(at.b, at.h, row), scratch)) return;
-        // (B3) dV += P^T dO; (B9) dK += dS^T Q; (B8) dQ += dS K. Scale comes when they are stored.
+        // (B3) dV += P^T dO; (B9) dK += dS^T Q; (B8) dQ += dS K. Scale is in dS.
         micro.gemm(at.cols, ld_v, at.rows, scratch.dropped, 1, kTileKeys, scratch.d_o, ld_v, dv,
                    ld_v, true);
         micro.gemm(at.cols, ld_q, at.rows, scratch.ds, 1, kTileKeys, scratch.q, ld_q, dk, ld_q,

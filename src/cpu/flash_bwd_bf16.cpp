@@ -162,7 +162,7 @@ class Bf16Backward final : public Backward {
                     geometry_.ld_v, 1.0F);
   }
 
-  /// P and dS of a tile, rounded; false when position hides the whole tile.
+  /// P and scale * dS of a tile, rounded; false when position hides the whole tile.
   bool gradient(const TilePlace& at, const Keys& keys, const KeyBlock& block, int slot) const {
     const Visibility seen = tile_visibility(p_, at.sequence, at.i0, at.rows, at.j0, at.cols);
     if (seen == Visibility::none) return false;
@@ -186,7 +186,7 @@ class Bf16Backward final : public Backward {
     }
     if (seen == Visibility::some || cols > at.cols) tile_.mask_position(at, cols, scratch.p);
     products_.gradient_step(at.rows, cols, scratch.p, scratch.ds, kTileKeys, p_.scale * kLog2E,
-                            lse_log2, known.delta, keys.tile);
+                            lse_log2, known.delta, p_.scale, keys.tile);
     return true;
   }
 
@@ -227,7 +227,7 @@ class Bf16Backward final : public Backward {
     return true;
   }
 
-  /// (B3) dV^T += dO^T P; (B9) dK^T += Q^T dS; (B8) dQ += dS K. Scale comes when they are stored.
+  /// (B3) dV^T += dO^T P; (B9) dK^T += Q^T dS; (B8) dQ += dS K. Scale is in dS.
   void add_products(const TilePlace& at, const Keys& keys, int split) const {
     const auto ld_q = static_cast<int>(geometry_.ld_q);
     const auto ld_v = static_cast<int>(geometry_.ld_v);

@@ -63,9 +63,9 @@ struct Micro {
   void (*add_row_dots)(int rows, int cols, const float* x, const float* y, std::ptrdiff_t ld,
                        const float* rescale, float* acc);
 
-  /// dS = P * (dP - delta) in place of dP. (B5)
+  /// dS = factor * P * (dP - delta) in place of dP. (B5)
   void (*score_gradient)(int rows, int cols, const float* p, float* dp, std::ptrdiff_t ld,
-                         const float* delta);
+                         const float* delta, float factor);
 
   /// Rows of x times factor[r]; rows whose factor is 1 are left alone.
   void (*scale_rows)(int rows, int cols, float* x, std::ptrdiff_t ld, const float* factor);

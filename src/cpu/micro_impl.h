@@ -247,11 +247,13 @@ void add_row_dots(int rows, int cols, const float* x, const float* y, std::ptrdi
 
 template <class V>
 void score_gradient(int rows, int cols, const float* p, float* dp, std::ptrdiff_t ld,
-                    const float* delta) {
+                    const float* delta, float factor) {
+  const auto f = V::set(factor);
   for (int r = 0; r < rows; ++r, p += ld, dp += ld) {
     const auto row_delta = V::set(delta[r]);
     for (int c = 0; c < cols; c += V::kLanes) {
-      V::store(dp + c, V::mul(V::load(p + c), V::sub(V::load(dp + c), row_delta)));
+      const auto difference = V::sub(V::load(dp + c), row_delta);
+      V::store(dp + c, V::mul(V::mul(V::load(p + c), f), difference));
     }
   }
 }

@@ -210,7 +210,9 @@ void ScoreTileStep::gradient_of_logits(const TilePlace& at, const Rows& known, c
     }
     steps_.drop(at, s.dropped);
   }
-  micro_.score_gradient(at.rows, padded, s.p, s.ds, kTileKeys, known.delta);  // (B5)
+  // (B5). Scale is in dS, not in the sums of its products, which could overflow before it.
+  micro_.score_gradient(at.rows, padded, s.p, s.ds, kTileKeys, known.delta,
+                        bias_only ? 1.0F : p_.scale);
   steps_.back_through_mod(at, s.premod, s.ds);
   if (!bias_only) steps_.back_through_cap(at, s.capped, s.ds);
 }

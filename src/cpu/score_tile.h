@@ -24,7 +24,7 @@ class ScoreTileStep {
     float *k_panels, *v_panels;                  ///< (scale K)^T and V^T in panels
     float* p;                                    ///< P before dropout
     float* dropped;          ///< P after dropout; the same buffer as p when there is none
-    float* ds;               ///< gradient of scale * q.k
+    float* ds;               ///< gradient of q.k
     float *capped, *premod;  ///< for a nonlinear spec
     float* lse;              ///< kTileRows; +inf for rows that see nothing
   };
@@ -56,7 +56,7 @@ class ScoreTileStep {
 
   /// Finds or loads the tile's query rows and fills p, dropped and ds; false, doing nothing, when
   /// position hides the whole tile. With `bias_only`, ds is the gradient of the bias: before the
-  /// way back through the cap.
+  /// way back through the cap and without scale.
   bool gradient(const TilePlace& place, const Rows& known, Scratch& scratch,
                 bool bias_only = false) const;
 
@@ -65,7 +65,7 @@ class ScoreTileStep {
 
   /// p: logits, hidden keys and padded columns -inf; ds: dP through dropout.
   void logits_of_scores(const TilePlace& place, Visibility seen, const Scratch& scratch) const;
-  /// p: P, dropped: P after dropout, ds: dS.
+  /// p: P, dropped: P after dropout, ds: scale * dS.
   void gradient_of_logits(const TilePlace& place, const Rows& known, const Scratch& scratch,
                           bool bias_only) const;
   /// Hidden keys and columns up to `padded` become -inf in p.

@@ -173,5 +173,21 @@ TEST_P(Forward, ZeroAndNegativeScales) {
   }
 }
 
+/// dS^T Q and dS K would overflow where their products with a small scale do not.
+TEST_P(Backward, ASmallScaleKeepsGradientsFinite) {
+  for (const double scale : {0.0, 1e-30}) {
+    for (const bool large_queries : {true, false}) {
+      Trial s = trial(DType::float32, 1, 2, 1, 64, 64, 64, 64).fill(17);
+      s.spec.scale = scale;
+      for (double& x : s.q) x *= large_queries ? 1e35 : 1e-6;
+      for (double& x : s.k) x *= large_queries ? 1e-6 : 1e35;
+      for (double& x : s.d_o) x *= 1e4;
+      const Results r = run(s);
+      for (const Values* gradient : {&r.dq, &r.dk}) expect_finite(*gradient, "gradient");
+      expect_gradients_conform(s, r);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tilewise::contract

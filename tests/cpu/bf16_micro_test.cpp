@@ -200,6 +200,7 @@ TEST_P(Bf16Kernels, GradientOfATile) {
   constexpr int kRows = 21;
   constexpr int kCols = 64;
   constexpr float kToLog2 = 0.3F;
+  constexpr float kFactor = 0.2F;
   const Floats s = random_floats(kRows * kCols, 7);
   const Floats dp = random_floats(kRows * kCols, 8);
   const Floats delta = random_floats(kRows, 9);
@@ -210,7 +211,7 @@ TEST_P(Bf16Kernels, GradientOfATile) {
   Bits ds_rows(at(32 * kCols), 1);
   const GradientTile tile{p_pairs.data(), ds_pairs.data(), ds_rows.data(), 2 * kCols, kCols};
   m().gradient_step(kRows, kCols, s.data(), dp.data(), kCols, kToLog2, lse.data(), delta.data(),
-                    tile);
+                    kFactor, tile);
   Floats p_all(at(kRows * kCols));
   Floats ds_all(at(kRows * kCols));
   for (int r = 0; r < 32; ++r) {
@@ -223,7 +224,7 @@ TEST_P(Bf16Kernels, GradientOfATile) {
       }
       const std::size_t here = at(r * kCols + c);
       const double p = std::exp2(std::min(0.0, double{s[here]} * kToLog2 - lse[at(r)]));
-      const double ds = p * (double{dp[here]} - delta[at(r)]);
+      const double ds = kFactor * p * (double{dp[here]} - delta[at(r)]);
       ASSERT_NEAR(bfloat16_to_float(p_pairs[pair]), p, p * 0.0041);
       ASSERT_NEAR(bfloat16_to_float(ds_pairs[pair]), ds, std::abs(ds) * 0.0041 + 1e-6);
       ASSERT_EQ(ds_pairs[pair], ds_rows[here]);
