@@ -1,7 +1,8 @@
 /* Tilewise's C API: the verbs of attention.h for C and for other languages.
  *
  * Every struct begins with its size in bytes; TW_INIT(type) sets it and zeroes the rest, which
- * means "default" or "not given" everywhere. Functions return TW_OK or an error code;
+ * means "default" or "not given" everywhere. What a newer header adds to a struct must be zero for
+ * an older library. Functions return TW_OK or an error code;
  * tw_last_error() has the message, one per thread. Shapes, rules and defaults are those of
  * attention.h and spec.h, where each field is documented.
  */
@@ -119,7 +120,7 @@ typedef void (*tw_body)(void* body_context, int64_t task, int32_t worker);
 typedef struct tw_executor {
   size_t struct_size;
   void* context;
-  int32_t concurrency;
+  int32_t concurrency; /* at least 1; `worker` is below it */
   /* Calls body(body_context, task, worker) once for every task in [0, tasks), then returns. */
   void (*parallel_for)(void* context, int64_t tasks, tw_body body, void* body_context);
 } tw_executor;

@@ -15,17 +15,30 @@ namespace {
 
 thread_local std::string last_error;
 
-/// A struct as this version knows it: what an older caller left out is zero.
+/// `size` is a struct_size, `ours` that of this version; older and newer callers have others.
+void check_size(const char* name, std::size_t size, std::size_t ours) {
+  if (size >= sizeof(std::size_t) && size <= 4 * ours) return;
+  throw tilewise::InvalidArgument(std::string(name) + ".struct_size is " + std::to_string(size) +
+                                  ": expected " + std::to_string(ours) + " (use TW_INIT)");
+}
+
+/// A struct as this version knows it: what an older caller left out is zero, and so must be what a
+/// newer one added.
 template <class T>
 T known(const T* given, const char* name) {
   T copy{};
   if (given == nullptr) return copy;
-  if (given->struct_size < sizeof(size_t) || given->struct_size > 4 * sizeof(T)) {
-    throw tilewise::InvalidArgument(std::string(name) + ".struct_size is " +
-                                    std::to_string(given->struct_size) + ": expected " +
-                                    std::to_string(sizeof(T)) + " (use TW_INIT)");
+  const std::size_t size = given->struct_size;
+  check_size(name, size, sizeof(T));
+  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
+  if (size > sizeof(T) &&
+      std::any_of(bytes + sizeof(T), bytes + size, [](unsigned char byte) { return byte != 0; })) {
+    throw tilewise::InvalidArgument(
+        std::string(name) + ".struct_size is " + std::to_string(size) + ": version " +
+        tilewise::version() + " knows " + std::to_string(sizeof(T)) +
+        " bytes, and expected zeros in the rest (options of a newer version)");
   }
-  std::memcpy(&copy, given, std::min(given->struct_size, sizeof(T)));
+  std::memcpy(&copy, given, std::min(size, sizeof(T)));
   return copy;
 }
 
@@ -139,8 +152,12 @@ class CExecutor final : public tilewise::Executor {
  public:
   explicit CExecutor(const tw_executor& e) : e_(e) {
     require_function("executor.parallel_for", e.parallel_for != nullptr);
+    if (e.concurrency < 1) {
+      throw tilewise::InvalidArgument("executor.concurrency is " + std::to_string(e.concurrency) +
+                                      ": expected at least 1");
+    }
   }
-  int concurrency() const override { return std::max(e_.concurrency, 1); }
+  int concurrency() const override { return e_.concurrency; }
   void parallel_for(std::int64_t tasks, const Body& body) override {
     Call call{body};
     e_.parallel_for(e_.context, tasks, run_body, &call);
@@ -205,6 +222,11 @@ tilewise::BackwardTensors tensors(const tw_backward_args* given) {
           {a.saved, a.saved_bytes}};
 }
 
+/// Where a plan goes is judged before anything is launched. CONTRACT 19.
+void check_plan(const tw_plan* plan) {
+  if (plan != nullptr) check_size("plan", plan->struct_size, sizeof(tw_plan));
+}
+
 void give(const tilewise::Plan& from, tw_plan* to) {
   if (to == nullptr) return;
   tw_plan p{};
@@ -261,6 +283,7 @@ tw_status guarded(const Verb& verb) noexcept {
 template <class Args>
 tw_status plan_only(const Args* args, const tw_spec* spec, const tw_launch* launch, tw_plan* plan) {
   return guarded([&] {
+    check_plan(plan);
     const Spec s(spec);
     const Launch l(launch);
     give(tilewise::plan(tensors(args), s.spec, l.choice), plan);
@@ -287,6 +310,7 @@ tw_status explain_only(const Args* args, const tw_spec* spec, const tw_launch* l
 tw_status tw_forward(const tw_forward_args* args, const tw_spec* spec, const tw_launch* launch,
                      tw_plan* plan) {
   return guarded([&] {
+    check_plan(plan);
     const Spec s(spec);
     const Launch l(launch);
     give(tilewise::forward(tensors(args), s.spec, l.launch, l.choice), plan);
@@ -296,6 +320,7 @@ tw_status tw_forward(const tw_forward_args* args, const tw_spec* spec, const tw_
 tw_status tw_backward(const tw_backward_args* args, const tw_spec* spec, const tw_launch* launch,
                       tw_plan* plan) {
   return guarded([&] {
+    check_plan(plan);
     const Spec s(spec);
     const Launch l(launch);
     give(tilewise::backward(tensors(args), s.spec, l.launch, l.choice), plan);

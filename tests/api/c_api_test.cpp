@@ -142,9 +142,11 @@ TEST(CApi, ValuesOutsideAnEnumAndMissingFunctionsAreNamed) {
   launch.allocator = &allocator;
   refused("allocator.allocate is NULL: expected a function");
   launch.allocator = nullptr;
-  const tw_executor executor = TW_INIT(tw_executor);
+  tw_executor executor = TW_INIT(tw_executor);
   launch.executor = &executor;
   refused("executor.parallel_for is NULL: expected a function");
+  executor.parallel_for = [](void*, std::int64_t, tw_body, void*) {};
+  refused("executor.concurrency is 0: expected at least 1");
 }
 
 template <class... Structs>
@@ -162,6 +164,41 @@ TEST(CApi, AnOlderCallerLeavesTheRestAtDefaults) {
   spec.dropout_p = 1.0;
   ASSERT_EQ(tw_forward(&c.forward, &spec, nullptr, nullptr), TW_OK) << tw_last_error();
   EXPECT_NE(c.o[0], 0.0F);
+}
+
+TEST(CApi, APlanWithoutItsSizeIsRefusedBeforeTheLaunch) {
+  Example c;
+  for (const std::size_t size : {std::size_t{0}, std::size_t{7}, 4 * sizeof(tw_plan) + 1}) {
+    tw_plan plan = {};
+    plan.struct_size = size;
+    const std::string words = "plan.struct_size is " + std::to_string(size) + ": expected " +
+                              std::to_string(sizeof(tw_plan)) + " (use TW_INIT)";
+    const auto refused = [&](tw_status status) {
+      EXPECT_EQ(status, TW_INVALID_ARGUMENT);
+      EXPECT_EQ(tw_last_error(), words);
+    };
+    refused(tw_forward(&c.forward, nullptr, nullptr, &plan));
+    refused(tw_backward(&c.backward, nullptr, nullptr, &plan));
+    refused(tw_plan_forward(&c.forward, nullptr, nullptr, &plan));
+    refused(tw_plan_backward(&c.backward, nullptr, nullptr, &plan));
+  }
+  EXPECT_TRUE(std::isnan(c.o[0])) << "nothing is written on an error";
+  EXPECT_TRUE(std::isnan(c.dq[0])) << "nothing is written on an error";
+}
+
+TEST(CApi, OptionsOfANewerCallerAreNotDropped) {
+  Example c;
+  struct Newer {
+    tw_spec spec;
+    std::int64_t option;
+  } newer = {TW_INIT(tw_spec), 0};
+  newer.spec.struct_size = sizeof newer;
+  ASSERT_EQ(tw_forward(&c.forward, &newer.spec, nullptr, nullptr), TW_OK) << tw_last_error();
+  newer.option = std::int64_t{1} << 56;  // its last byte alone
+  EXPECT_EQ(tw_forward(&c.forward, &newer.spec, nullptr, nullptr), TW_INVALID_ARGUMENT);
+  const std::string message = tw_last_error();
+  EXPECT_EQ(message.find("spec.struct_size is " + std::to_string(sizeof newer)), 0U) << message;
+  EXPECT_NE(message.find("expected zeros"), std::string::npos) << message;
 }
 
 TEST(CApi, CallersAllocatorAndExecutorAreUsed) {
