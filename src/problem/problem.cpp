@@ -9,9 +9,11 @@
 namespace tilewise {
 namespace {
 
+using arguments::block_count;
 using arguments::canonical;
 using arguments::expand;
 using arguments::fail;
+using arguments::require_countable;
 using arguments::require_device;
 using arguments::require_shape;
 
@@ -76,6 +78,7 @@ void check_offsets(const char* name, const Tensor& t, Device device) {
   if (t.rank != 1 || t.sizes[0] < 1 || (t.dtype != DType::int32 && t.dtype != DType::int64)) {
     fail(name, t, "expected int32 or int64 with shape (sequences + 1)");
   }
+  require_countable(name, t);
 }
 
 /// Walks host-visible offsets; returns the longest sequence.
@@ -97,6 +100,7 @@ std::int64_t longest_sequence(const char* name, const Tensor& t, std::int64_t to
   return longest;
 }
 
+/// Upper bound of the packed lengths: the caller's, cut to the rows that the tensor has.
 std::int64_t packed_bound(const char* offsets_name, const char* bound_name, const Tensor& offsets,
                           std::int64_t bound, std::int64_t total) {
   if (bound < 0) arguments::fail_value(bound_name, std::to_string(bound), "it must be >= 0");
@@ -106,14 +110,20 @@ std::int64_t packed_bound(const char* offsets_name, const char* bound_name, cons
           bound_name, "0",
           std::string("it must be given when ") + offsets_name + " cannot be read on the host");
     }
-    return bound;
+    return std::min(bound, total);
   }
   const std::int64_t longest = longest_sequence(offsets_name, offsets, total);
   if (bound != 0 && bound < longest) {
     arguments::fail_value(bound_name, std::to_string(bound),
                           "the longest sequence has " + std::to_string(longest) + " rows");
   }
-  return bound != 0 ? bound : longest;
+  return bound != 0 ? std::min(bound, total) : longest;
+}
+
+/// Whether a packed bias or mask has a column for each of the `max_k` keys that the caller named.
+bool has_columns(const Tensor& t, std::int64_t max_k) {
+  return t.rank >= 1 && t.rank <= Tensor::kMaxRank &&
+         t.sizes[static_cast<std::size_t>(t.rank - 1)] == max_k;
 }
 
 void take_packed(Problem& p, const AttentionSpec& spec) {
@@ -139,6 +149,8 @@ void take_packed(Problem& p, const AttentionSpec& spec) {
       packed_bound("cu_seqlens_q", "max_seqlen_q", p.cu_seqlens_q, spec.max_seqlen_q, p.total_q);
   p.seq_k =
       packed_bound("cu_seqlens_k", "max_seqlen_k", p.cu_seqlens_k, spec.max_seqlen_k, p.total_k);
+  if (has_columns(spec.bias, spec.max_seqlen_k) || has_columns(spec.mask, spec.max_seqlen_k))
+    p.seq_k = std::max(p.seq_k, spec.max_seqlen_k);
   for (Tensor* t : {&p.q, &p.k, &p.v}) t->strides[0] = 0;
 }
 
@@ -154,7 +166,7 @@ void take_paged(Problem& p, const AttentionSpec& spec) {
   p.block_table = table;
   p.page_size = p.k.sizes[2];
   if (p.page_size < 1) fail("k", p.k, "the page size (third axis) must be at least 1");
-  arguments::require_countable("block_table", table);
+  require_countable("block_table", table);
   if (table.sizes[1] > Tensor::kMaxElems / p.page_size) {
     fail("block_table", table, "its pages may hold at most 2^56 keys");
   }
@@ -178,6 +190,7 @@ void take_key_lengths(Problem& p, const AttentionSpec& spec) {
   if (lengths.rank != 1 || lengths.dtype != DType::int32 || lengths.sizes[0] != p.batch) {
     fail("key_lengths", lengths, "expected int32 (B) with B = " + std::to_string(p.batch));
   }
+  require_countable("key_lengths", lengths);
   p.key_lengths = lengths;
   if (!host_readable(lengths)) return;
   for (std::int64_t b = 0; b < p.batch; ++b) {
@@ -253,7 +266,7 @@ void take_block_list(Problem& p, const BlockList& list) {
     arguments::fail_value("block_list.block_k", std::to_string(list.block_k), "it must be >= 1");
   require_device("block_list.row_offsets", list.row_offsets, p.device);
   require_device("block_list.block_index", list.block_index, p.device);
-  const std::int64_t rows = (p.seq_q + list.block_q - 1) / list.block_q;
+  const std::int64_t rows = block_count(p.seq_q, list.block_q);
   const Tensor& offsets = list.row_offsets;
   const bool batch_ok = offsets.sizes[0] == 1 || offsets.sizes[0] == p.batch;
   const bool heads_ok = offsets.sizes[1] == 1 || offsets.sizes[1] == p.heads_q;
@@ -262,9 +275,12 @@ void take_block_list(Problem& p, const BlockList& list) {
     fail("block_list.row_offsets", offsets,
          "expected int32 (B|1, Hq|1, " + std::to_string(rows + 1) + ")");
   }
-  if (list.block_index.rank != 1 || list.block_index.dtype != DType::int32) {
+  require_countable("block_list.row_offsets", offsets);
+  if (list.block_index.rank != 1 || list.block_index.sizes[0] < 0 ||
+      list.block_index.dtype != DType::int32) {
     fail("block_list.block_index", list.block_index, "expected int32 (pairs)");
   }
+  require_countable("block_list.block_index", list.block_index);
   const Tensor& full = list.block_full;
   if (full.defined()) {
     require_device("block_list.block_full", full, p.device);
@@ -272,11 +288,12 @@ void take_block_list(Problem& p, const BlockList& list) {
         (full.dtype != DType::boolean && full.dtype != DType::uint8)) {
       fail("block_list.block_full", full, "expected bool or uint8 with the shape of block_index");
     }
+    require_countable("block_list.block_full", full);
   }
   p.block_list = list;
   if (offsets.sizes[0] == 1) p.block_list.row_offsets.strides[0] = 0;
   if (offsets.sizes[1] == 1) p.block_list.row_offsets.strides[1] = 0;
-  arguments::check_block_list(p.block_list, offsets, (p.seq_k + list.block_k - 1) / list.block_k);
+  arguments::check_block_list(p.block_list, offsets, block_count(p.seq_k, list.block_k));
 }
 
 void take_masks(Problem& p, const AttentionSpec& spec) {

@@ -1,5 +1,6 @@
 /// Two ways to say the same thing give the same result. What the CPU's kernels may refuse for now
 /// (paged KV, block lists) is checked here on the reference at least.
+#include <limits>
 #include <numeric>
 
 #include "contract/harness.h"
@@ -61,6 +62,16 @@ TEST_P(Forward, ABlockListEqualsItsMask) {
   const Results r = run(c.with_blocks), expected = run(c.with_mask);
   expect_near(r.o, expected.o, 1e-6, "O");
   expect_near(r.lse, expected.lse, 1e-6, "LSE");
+}
+
+TEST_P(Forward, OneBlockOfAnySizeIsTheWholeTensor) {
+  constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
+  Blocks all{kLargest, kLargest, {{0}}, {false}};
+  Trial with_block = trial(DType::float32, 1, 2, 1, 20, 30, 16, 16).fill(101);
+  const Trial without = with_block;
+  with_block.spec.block_list = all.list;
+  if (skips(with_block)) return;
+  EXPECT_EQ(run(with_block).bits, run(without).bits);
 }
 
 TEST_P(Backward, ABlockListEqualsItsMask) {

@@ -108,6 +108,51 @@ TEST(Problem, SizesAndStridesThatNoAddressReachesAreRefused) {
   EXPECT_THROW(Tensor::bshd(nullptr, DType::float32, kHuge, kHuge, 1, 1), InvalidArgument);
 }
 
+TEST(Problem, StridesOfIntegerArgumentsAreJudged) {
+  constexpr std::int64_t kFar = std::int64_t{1} << 62;
+  static std::int32_t zeros[8] = {};
+  static bool flags[2] = {};
+  const auto far = [](std::int64_t size) {
+    Tensor t = Tensor::contiguous(zeros, DType::int32, {size});
+    t.strides[0] = kFar;
+    return t;
+  };
+  const auto message = [&](const std::function<void(AttentionSpec&)>& give) {
+    return forward_message([&](Call& c) { give(c.spec); });
+  };
+  const auto list = [](AttentionSpec& spec) -> BlockList& {
+    return spec.block_list = {Tensor::contiguous(zeros, DType::int32, {1, 1, 2}),
+                              Tensor::contiguous(zeros, DType::int32, {2}),
+                              Tensor::contiguous(flags, DType::boolean, {2}), 5, 7};
+  };
+  EXPECT_EQ(message([&](AttentionSpec& s) { list(s); }), "accepted");
+  expect_parts(message([&](AttentionSpec& s) { s.key_lengths = far(2); }),
+               {"key_lengths is int32 (2)", "strides (4611686018427387904)", "at most 2^56"});
+  expect_parts(message([&](AttentionSpec& s) { list(s).row_offsets.strides[2] = kFar; }),
+               {"block_list.row_offsets is", "strides", "at most 2^56"});
+  expect_parts(message([&](AttentionSpec& s) { list(s).block_index = far(2); }),
+               {"block_list.block_index is", "strides", "at most 2^56"});
+  expect_parts(message([&](AttentionSpec& s) { list(s).block_full.strides[0] = kFar; }),
+               {"block_list.block_full is", "strides", "at most 2^56"});
+  expect_parts(message([&](AttentionSpec& s) { list(s).block_index.sizes[0] = -1; }),
+               {"block_list.block_index is", "expected int32 (pairs)"});
+}
+
+TEST(Problem, BlocksMayBeLargerThanTheTensor) {
+  static std::int32_t offsets[] = {0, 1}, index[] = {0};
+  const auto message = [&](std::int64_t rows) {
+    return forward_message([&](Call& c) {
+      c.spec.block_list = {Tensor::contiguous(offsets, DType::int32, {1, 1, rows + 1}),
+                           Tensor::contiguous(index, DType::int32, {1}),
+                           {},
+                           INT64_MAX,
+                           INT64_MAX};
+    });
+  };
+  EXPECT_EQ(message(1), "accepted");
+  expect_parts(message(0), {"block_list.row_offsets is int32 (1, 1, 1)", "(B|1, Hq|1, 2)"});
+}
+
 TEST(Problem, GroupedHeadsMustDivide) {
   for (const std::int64_t heads_k : {3, 8}) {
     Call call(heads_k);
@@ -183,7 +228,7 @@ TEST(Problem, GradientsNeedWhatTheyAreOf) {
 class Packed : public ::testing::Test {
  protected:
   std::string message(std::vector<std::int32_t> q, std::vector<std::int32_t> k,
-                      std::int64_t max_q = 0) {
+                      std::int64_t max_q = 0, std::int64_t max_k = 0) {
     std::vector<float> memory(4096);
     const auto n_q = static_cast<std::int64_t>(q.size());
     const auto n_k = static_cast<std::int64_t>(k.size());
@@ -192,14 +237,24 @@ class Packed : public ::testing::Test {
     spec.cu_seqlens_q = Tensor::contiguous(q.data(), DType::int32, {n_q});
     spec.cu_seqlens_k = Tensor::contiguous(k.data(), DType::int32, {n_k});
     spec.max_seqlen_q = max_q;
+    spec.max_seqlen_k = max_k;
+    spec.mask = mask_;
+    for (Tensor* t : {&spec.cu_seqlens_q, &spec.cu_seqlens_k}) {
+      if (hidden_) t->data = nullptr;
+      if (stride_ != 0) t->strides[0] = stride_;
+    }
+    const Purpose purpose = hidden_ ? Purpose::plan : Purpose::run;
     try {
-      problem_ = make_problem(ForwardTensors{rows, rows, rows, rows, {}, {}}, spec, Purpose::run);
+      problem_ = make_problem(ForwardTensors{rows, rows, rows, rows, {}, {}}, spec, purpose);
     } catch (const InvalidArgument& e) {
       return e.what();
     }
     return "accepted";
   }
   Problem problem_;
+  Tensor mask_;
+  bool hidden_ = false;  ///< the host cannot read the offsets
+  std::int64_t stride_ = 0;
 };
 
 TEST_F(Packed, OffsetsAreChecked) {
@@ -212,6 +267,39 @@ TEST_F(Packed, OffsetsAreChecked) {
   expect_parts(message({0, 10}, {0, 20}), {"cu_seqlens_k", "offset 1 is 20", "10"});  // C110
   expect_parts(message({0, 4, 8}, {0, 4}), {"cu_seqlens_k", "as many offsets"});
   expect_parts(message({0, 8}, {0, 8}, 5), {"max_seqlen_q is 5", "8 rows"});
+}
+
+TEST_F(Packed, NoSequenceIsLongerThanTheTensor) {
+  for (const bool hidden : {false, true}) {
+    hidden_ = hidden;
+    for (const std::int64_t bound : {std::int64_t{11}, std::int64_t{1} << 40, INT64_MAX}) {
+      EXPECT_EQ(message({0, 3, 9}, {0, 4, 10}, bound, bound), "accepted");
+      EXPECT_EQ(problem_.seq_q, 10) << bound;
+      EXPECT_EQ(problem_.seq_k, 10) << bound;
+    }
+    EXPECT_EQ(message({0, 3, 9}, {0, 4, 10}, 7, 8), "accepted");
+    EXPECT_EQ(problem_.seq_q, 7);
+    EXPECT_EQ(problem_.seq_k, 8);
+  }
+}
+
+TEST_F(Packed, AMaskKeepsTheColumnsOfItsBound) {
+  static bool visible[10 * 16] = {};
+  mask_ = Tensor::contiguous(visible, DType::boolean, {1, 10, 16});
+  EXPECT_EQ(message({0, 3, 9}, {0, 4, 10}, 16, 16), "accepted");
+  EXPECT_EQ(problem_.seq_q, 10);
+  EXPECT_EQ(problem_.seq_k, 16);
+  expect_parts(message({0, 3, 9}, {0, 4, 10}, 16, 17), {"mask is", "(1|Hq, total_q, max_k)"});
+  mask_ = Tensor::contiguous(visible, DType::boolean, {1, 10, 1});
+  EXPECT_EQ(message({0, 3, 9}, {0, 4, 10}, INT64_MAX, INT64_MAX), "accepted");
+  EXPECT_EQ(problem_.seq_k, 10);
+}
+
+TEST_F(Packed, StridesOfOffsetsAreJudged) {
+  stride_ = std::int64_t{1} << 62;
+  hidden_ = true;
+  expect_parts(message({0, 3, 9}, {0, 4, 10}, 10, 10),
+               {"cu_seqlens_q is int32 (3)", "strides (4611686018427387904)", "at most 2^56"});
 }
 
 TEST(Problem, KeyLengthsAndPages) {
