@@ -103,7 +103,10 @@ int plan(const CLI::App& app, const PlanFlags& flags) {
   std::vector<Planned> plans;
   for (const Cell& cell : grid.cells) {
     for (Planned& entry : plan_cell(cell, machine.hardware, limit_bytes)) {
-      if (grid.cells.size() == 1 && !entry.plan) throw Unsupported(entry.refusal);
+      if (grid.cells.size() == 1 && !entry.plan) {
+        if (entry.oom) throw OutOfMemory(entry.refusal);
+        throw Unsupported(entry.refusal);
+      }
       plans.push_back(std::move(entry));
     }
   }

@@ -68,14 +68,21 @@ Bounds bounds_of(const Plan& plan, const Case& problem, const Hardware& machine)
 
 std::vector<Planned> plan_cell(const Cell& cell, const Hardware& machine,
                                std::int64_t limit_bytes) {
-  const PassPlans plans = plans_of(cell, machine);
+  PassPlans plans;
+  bool oom = false;
+  try {
+    plans = plans_of(cell, machine);
+  } catch (const OutOfMemory& error) {
+    plans.forward_refusal = plans.backward_refusal = error.what();
+    oom = true;
+  }
   const bool forward = cell.has(Timed::forward) || cell.has(Timed::both);
   const bool backward = cell.has(Timed::backward) || cell.has(Timed::both);
-  const bool oom = plans.forward.peak_bytes() > limit_bytes ||
-                   (backward && plans.backward.peak_bytes() > limit_bytes);
+  const bool beyond = plans.forward.peak_bytes() > limit_bytes ||
+                      (backward && plans.backward.peak_bytes() > limit_bytes);
   std::vector<Planned> out;
   const auto add = [&](Pass pass, const Plan& plan, const std::string& refusal) {
-    out.push_back({cell, pass, {}, refusal, {}, refusal.empty() && oom});
+    out.push_back({cell, pass, {}, refusal, {}, oom || (refusal.empty() && beyond)});
     if (!refusal.empty()) return;
     out.back().plan = plan;
     out.back().bounds = bounds_of(plan, cell.problem, machine);

@@ -30,11 +30,11 @@ struct Planned {
   Cell cell;
   Pass pass = Pass::forward;
   std::optional<Plan> plan;
-  std::string refusal;
+  std::string refusal;  ///< with oom: it needs more than can be counted
   Bounds bounds;
   bool oom = false;  ///< this pass or the cell's other one needs more memory than there may be
 
-  const char* verdict() const { return plan ? (oom ? "oom" : "ok") : "unsupported"; }
+  const char* verdict() const { return oom ? "oom" : plan ? "ok" : "unsupported"; }
 };
 
 /// The passes that the cell times; fwd+bwd is both of them.

@@ -51,12 +51,17 @@ std::string ms_text(double ms) {
 }
 
 /// Why a row is not even asked whether it supports the problem; empty when it is.
-std::string passed_over(const KernelRow& row, const Problem& p, const Choice& choice) {
+std::string passed_over(const KernelRow& row, const Choice& choice) {
   if (!choice.kernel.empty()) return choice.kernel == row.name ? "" : "another kernel was named";
   const std::string wanted = choice.implementation.empty() ? "flash" : choice.implementation;
-  if (wanted != row.implementation) return std::string(kOnlyWhenNamed);
-  const std::string trial = row.on_trial == nullptr ? "" : row.on_trial(row, p);
-  return trial.empty() ? "" : "only when the kernel is named: " + trial;
+  return wanted == row.implementation ? "" : std::string(kOnlyWhenNamed);
+}
+
+/// Why a row that supports the problem is not taken unless it is named; empty when it is.
+std::string trial_of(const KernelRow& row, const Problem& p, const Choice& choice) {
+  if (!choice.kernel.empty() || row.on_trial == nullptr) return "";
+  const std::string reason = row.on_trial(row, p);
+  return reason.empty() ? "" : "only when the kernel is named: " + reason;
 }
 
 [[noreturn]] void refuse(const Problem& p, const Choice& choice,
@@ -101,8 +106,9 @@ Plan choose(const Problem& p, const Hardware& machine, const Choice& choice,
       }
       continue;
     }
-    std::string reason = passed_over(row, p, choice);
+    std::string reason = passed_over(row, choice);
     if (reason.empty()) reason = row.supports(row, p, machine);
+    if (reason.empty()) reason = trial_of(row, p, choice);
     if (!reason.empty()) {
       refusals.push_back({row.name, reason});
       continue;

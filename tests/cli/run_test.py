@@ -1,5 +1,6 @@
 """tilewise run: results, layouts, formats, and files that are not what they should be."""
 
+import csv
 import json
 import math
 import struct
@@ -248,6 +249,10 @@ class ExitCodes(CliTest):
             self.assertIn("at most 2^56 elements", self.fails(BAD_INPUT, command, *huge))
         eager = ["plan", "--impl", "eager", "--seq", "2000000000"]
         self.assertIn("more than 2^56", self.fails(OUT_OF_MEMORY, *eager))
+        done = run("plan", "--impl", "eager", "--seq", "64,2000000000", "--format", "csv")
+        self.assertEqual(done.returncode, 0)
+        rows = csv.DictReader(done.stdout.splitlines())
+        self.assertEqual([row["verdict"] for row in rows], ["ok", "ok", "oom", "oom"])
 
     def test_bad_arguments(self) -> None:
         for args in (

@@ -33,7 +33,7 @@ constexpr KernelRow kRows[] = {
     {"twin", "flash", DeviceType::cpu, Pass::forward, "", run_everything, fixed_cost<9>, no_run},
     {"plain", "eager", DeviceType::cpu, Pass::forward, "", run_everything, fixed_cost<1>, no_run},
     {"device", "flash", DeviceType::cuda, Pass::forward, "", run_everything, fixed_cost<1>, no_run},
-    {"new", "flash", DeviceType::cpu, Pass::forward, "", run_everything, fixed_cost<1>, no_run,
+    {"new", "flash", DeviceType::cpu, Pass::forward, "", no_long_keys, fixed_cost<1>, no_run,
      nullptr, new_to_many_keys},
     {"back", "flash", DeviceType::cpu, Pass::backward, "", run_everything, fixed_cost<1>, no_run},
 };
@@ -71,6 +71,7 @@ TEST(Choose, ARowOnTrialRunsOnlyWhenItsKernelIsNamed) {
   EXPECT_EQ(plan.kernel, "quick");
   EXPECT_EQ(plan.refusals.back().reason, "only when the kernel is named: more than 5 keys are new");
   EXPECT_EQ(choose_from(5).kernel, "new") << "a problem of which the row is sure";
+  EXPECT_EQ(choose_from(101).refusals.back().reason, "more than 100 keys") << "named or not";
 }
 
 TEST(Choose, AForcedKernelThatCannotRunIsAnError) {
@@ -167,8 +168,9 @@ TEST(Explain, KernelsThatShareAReasonShareALine) {
 
 TEST(Explain, SaysWhatAndWhy) {
   const std::string words = explain(choose_from(101));
-  for (const char* part : {"forward on cpu: steady (flash)", "least predicted time",
-                           "quick: more than 100 keys", "(2, 3, 101, 16)", "workspace", "GFLOP"}) {
+  for (const char* part :
+       {"forward on cpu: steady (flash)", "least predicted time", "quick, new: more than 100 keys",
+        "(2, 3, 101, 16)", "workspace", "GFLOP"}) {
     EXPECT_NE(words.find(part), std::string::npos) << part << "\n" << words;
   }
 }

@@ -86,7 +86,7 @@ int main(int argc, char** argv) {
   }
   const bool counts = !words.empty() && words.front() == "--census";
   if (counts) words.erase(words.begin());
-  if (words.empty() || words.front().front() == '-') {
+  if (words.empty() || words.front().starts_with('-')) {
     std::fputs(kUsage, stderr);
     return 2;
   }
