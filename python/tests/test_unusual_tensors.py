@@ -48,6 +48,20 @@ def test_negative_bit_of_a_gradient(device: str) -> None:
     torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["d_o", "q", "k", "v", "o", "lse", "d_lse"])
+def test_negative_bit_of_what_backward_takes(device: str, name: str) -> None:
+    """attention_backward reads o and lse from the caller, who may give any view of them."""
+    given = {n: torch.randn(1, 8, 2, 16, device=device) for n in ("d_o", "q", "k", "v")}
+    q, k, v = given["q"], given["k"], given["v"]
+    given["o"], given["lse"] = tilewise.attention(q, k, v, return_lse=True)
+    given["d_lse"] = torch.randn(1, 2, 8, device=device)
+    expected = tilewise.attention_backward(**given)
+    given[name] = torch._neg_view(-given[name])
+    ours = tilewise.attention_backward(**given)
+    for a, b in zip(ours[:3], expected[:3], strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+
+
 def test_meta_tensors_run_nothing() -> None:
     q = torch.empty(2, 5, 8, 16, device="meta", requires_grad=True)
     k = torch.empty(2, 9, 2, 16, device="meta")

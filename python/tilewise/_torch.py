@@ -179,7 +179,7 @@ def _gradients(
     q, k, v, o, lse = saved
     # With create_graph the operator is recorded, so that its own backward can refuse.
     short = _plain(q, k, v, spec) and not torch.is_grad_enabled()
-    if short and not _special(d_o, d_lse):
+    if short and not _special(d_o, d_lse, o, lse):
         return _run_backward(d_o, d_lse, q, k, v, o, lse, need_dbias, need_dsinks, *spec)
     dq, dk, dv, dbias, dsinks = torch.ops.tilewise.attention_backward(
         d_o, d_lse, *saved, need_dbias, need_dsinks, *spec
@@ -276,10 +276,10 @@ _any_autocast = torch._C._is_any_autocast_enabled
 _is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
-def _special(*gradients: Tensor | None) -> bool:
+def _special(*tensors: Tensor | None) -> bool:
     """True for the many gradients at once of torch.autograd.grad(is_grads_batched=True), and for
-    those with torch's negative bit."""
-    return any(g is not None and (_is_batched(g) or g.is_neg()) for g in gradients)
+    tensors that are not plain."""
+    return any(t is not None and (_is_batched(t) or not _is_plain(t)) for t in tensors)
 
 
 def _is_plain(t: Any) -> bool:
