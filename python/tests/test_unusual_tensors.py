@@ -62,6 +62,13 @@ def test_negative_bit_of_what_backward_takes(device: str, name: str) -> None:
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
 
+def test_negative_bit_of_lengths() -> None:
+    q = torch.randn(1, 8, 2, 16)
+    lengths = torch.tensor([5], dtype=torch.int32)
+    o = tilewise.attention(q, q, q, key_lengths=torch._neg_view(-lengths))
+    assert torch.equal(o, tilewise.attention(q, q, q, key_lengths=lengths))
+
+
 def test_meta_tensors_run_nothing() -> None:
     q = torch.empty(2, 5, 8, 16, device="meta", requires_grad=True)
     k = torch.empty(2, 9, 2, 16, device="meta")
@@ -77,15 +84,52 @@ def test_sparse_tensors_are_refused() -> None:
         tilewise.attention(q, q.to_sparse(), q)
 
 
-@pytest.mark.parametrize("name", ["k", "v", "bias", "mask"])
+def some_array(name: str) -> np.ndarray[Any, Any]:
+    """An argument that fits q (1, 4, 2, 8)."""
+    lengths = np.array([3], np.int32)
+    return {"mask": np.ones((4, 4), np.bool_), "key_lengths": lengths}.get(
+        name, np.ones((4, 4) if name == "bias" else (1, 4, 2, 8), np.float32)
+    )
+
+
+@pytest.mark.parametrize("name", ["k", "v", "bias", "mask", "key_lengths"])
 @pytest.mark.parametrize("gradients", [False, True])
 def test_numpy_beside_torch(name: str, gradients: bool) -> None:
     q = torch.randn(1, 4, 2, 8, requires_grad=gradients)
-    shape = (1, 4, 2, 8) if name in ("k", "v") else (4, 4)
-    array = np.ones(shape, np.bool_ if name == "mask" else np.float32)
-    given: dict[str, Any] = {"k": q, "v": q, name: array}
-    if name == "mask" and not gradients:  # read where it lies
-        assert torch.equal(tilewise.attention(q, **given), tilewise.attention(q, q, q))
-        return
+    given: dict[str, Any] = {"k": q, "v": q, name: some_array(name)}
+    for call in (tilewise.attention, tilewise.plan):
+        with pytest.raises(ValueError, match=f"^{name} is ndarray: expected a torch tensor"):
+            call(q, **given)
+
+
+@pytest.mark.parametrize("name", ["d_o", "k", "o", "lse", "mask"])
+def test_numpy_beside_torch_backward(name: str) -> None:
+    q = torch.randn(1, 4, 2, 8)
+    o, lse = tilewise.attention(q, q, q, return_lse=True)
+    given: dict[str, Any] = {"d_o": o, "k": q, "v": q, "o": o, "lse": lse}
+    given[name] = lse.numpy() if name == "lse" else some_array(name)
     with pytest.raises(ValueError, match=f"^{name} is ndarray: expected a torch tensor"):
-        tilewise.attention(q, **given)
+        tilewise.attention_backward(q=q, **given)
+
+
+@pytest.mark.parametrize("name", ["k", "v", "bias", "mask", "key_lengths"])
+def test_torch_beside_numpy(name: str) -> None:
+    """Its negative bit and its gradient would be lost."""
+    q = np.ones((1, 4, 2, 8), np.float32)
+    tensor = torch.from_numpy(some_array(name))
+    if name in ("k", "v", "bias"):
+        tensor = torch._neg_view(-tensor)
+    given: dict[str, Any] = {"k": q, "v": q, name: tensor}
+    for call in (tilewise.attention, tilewise.plan):
+        with pytest.raises(ValueError, match=f"^{name} is a torch tensor: expected an array"):
+            call(q, **given)
+
+
+@pytest.mark.parametrize("name", ["d_o", "v", "o", "lse", "d_lse", "bias"])
+def test_torch_beside_numpy_backward(name: str) -> None:
+    q = np.ones((1, 4, 2, 8), np.float32)
+    o, lse = tilewise.attention(q, q, q, return_lse=True)
+    given: dict[str, Any] = {"d_o": o, "k": q, "v": q, "o": o, "lse": lse}
+    given[name] = torch.from_numpy(lse if name in ("lse", "d_lse") else some_array(name))
+    with pytest.raises(ValueError, match=f"^{name} is a torch tensor: expected an array"):
+        tilewise.attention_backward(q=q, **given)

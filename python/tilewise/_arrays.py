@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 
 from . import _native
-from ._spec import BIAS, CU_SEQLENS_Q, LAYOUT, SINKS, Spec, seed_word
+from ._spec import BIAS, CU_SEQLENS_Q, LAYOUT, SINKS, Spec, named_arrays, seed_word
+
+
+def _check_kinds(spec: Spec, **arrays: Any) -> None:
+    """Names the torch tensor beside a q that is none: read here, it would lose its negative bit,
+    and its gradient."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    for name, value in named_arrays(spec, arrays):
+        if isinstance(value, torch.Tensor):
+            raise ValueError(f"{name} is a torch tensor: expected an array, as q is")
 
 
 def _shape(array: Any, name: str) -> list[int]:
@@ -48,6 +60,7 @@ def _outputs(q: Any, v: Any, spec: Spec) -> tuple[Any, Any]:
 
 def attention(q: Any, k: Any, v: Any, spec: Spec, return_lse: bool = True) -> tuple[Any, Any]:
     """O and LSE in q's own kind of array; LSE is there in any case."""
+    _check_kinds(spec, k=k, v=v)
     o, lse = _outputs(q, v, spec)
     _native.forward((q, k, v), (o, lse), spec)
     return _as_kind_of(o, q), _as_kind_of(lse, q)
@@ -57,6 +70,7 @@ def gradients(
     d_o: Any, d_lse: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, spec: Spec
 ) -> tuple[Any, ...]:
     """dq, dk, dv, and dbias and dsinks when the spec has them."""
+    _check_kinds(spec, k=k, v=v, o=o, lse=lse, d_o=d_o, d_lse=d_lse)
     wanted = {"q": q, "k": k, "v": v, "bias": spec[BIAS], "sinks": spec[SINKS]}
     made = tuple(
         None if array is None else _empty(array, name, _shape(array, name))
@@ -68,6 +82,7 @@ def gradients(
 
 def plan(q: Any, k: Any, v: Any, spec: Spec, backward: bool) -> _native.Plan:
     """The plan of a pass, without running it."""
+    _check_kinds(spec, k=k, v=v)
     o, lse = _outputs(q, v, spec)
     if not backward:
         return _native.plan((q, k, v), (o, lse), spec)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 # The order of the fields in a spec and, behind the tensors, in the torch operators' signatures.
@@ -95,6 +96,16 @@ def seed_word(seed: int) -> int:
     if not 0 <= value < 2**64:
         raise ValueError(f"dropout_seed is {seed!r}: expected an integer from 0 to 2^64 - 1")
     return value if value < 2**63 else value - 2**64
+
+
+def named_arrays(spec: Spec, arrays: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The arrays of a call that are given, each with its argument's name."""
+    names = (
+        "block_list" if name.startswith("block_") and name != "block_table" else name
+        for name in TENSOR_FIELDS
+    )
+    named = (*arrays.items(), *zip(names, spec, strict=False))
+    return ((name, array) for name, array in named if array is not None)
 
 
 def make_spec(

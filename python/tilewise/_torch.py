@@ -27,6 +27,7 @@ from ._spec import (
     SINKS,
     TENSOR_FIELDS,
     Spec,
+    named_arrays,
     seed_word,
 )
 
@@ -291,25 +292,25 @@ def _is_plain(t: Any) -> bool:
 def _plain(q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> bool:
     """True when nobody but autograd looks on: no compiler, no dispatch mode, no transform; and the
     tensors are plain."""
-    bias, sinks, slopes = spec[BIAS], spec[SINKS], spec[ALIBI_SLOPES]
+    if torch.compiler.is_compiling():
+        return False
+    for t in spec[: len(TENSOR_FIELDS)]:
+        if t is not None and not _is_plain(t):
+            return False
     return (
-        not torch.compiler.is_compiling()
-        and _is_plain(q)
+        _is_plain(q)
         and _is_plain(k)
         and _is_plain(v)
         and not q.is_meta
-        and (bias is None or _is_plain(bias))
-        and (sinks is None or _is_plain(sinks))
-        and (slopes is None or _is_plain(slopes))
         and _dispatch_modes() == 0
         and _transforms() is None
     )
 
 
-def _check_kinds(k: Any, v: Any, spec: Spec) -> None:
+def _check_kinds(spec: Spec, **arrays: Any) -> None:
     """Names the argument that is no tensor beside a q that is one."""
-    for name, value in zip(("k", "v", *TENSOR_FIELDS), (k, v, *spec), strict=False):
-        if value is not None and not isinstance(value, Tensor):
+    for name, value in named_arrays(spec, arrays):
+        if not isinstance(value, Tensor):
             raise ValueError(f"{name} is {type(value).__name__}: expected a torch tensor, as q is")
 
 
@@ -334,7 +335,7 @@ def attention(
     """O and, when it is asked for, LSE, recorded by autograd."""
     plain = _plain(q, k, v, spec)
     if not plain:
-        _check_kinds(k, v, spec)
+        _check_kinds(spec, k=k, v=v)
     q, k, v = _autocast(q, k, v)
     if not plain:
         o, lse = torch.ops.tilewise.attention_forward(q, k, v, *spec)
@@ -350,11 +351,7 @@ def attention(
     )
     # The function has no forward-mode derivative and says so; a direct call would drop it.
     if recorded or forward_ad._current_level >= 0:
-        try:
-            made = _record(q, k, v, bias, sinks, slopes, spec, return_lse)
-        except TypeError:  # autograd saves tensors alone
-            _check_kinds(k, v, spec)
-            raise
+        made = _record(q, k, v, bias, sinks, slopes, spec, return_lse)
         return made if return_lse else (made, None)
     return _forward(q, k, v, *spec)
 
@@ -370,6 +367,7 @@ def gradients(
     spec: Spec,
 ) -> tuple[Tensor | None, ...]:
     """dq, dk, dv, and dbias and dsinks when the spec has them."""
+    _check_kinds(spec, k=k, v=v, o=o, lse=lse, d_o=d_o, d_lse=d_lse)
     needed = spec[BIAS] is not None, spec[SINKS] is not None, False
     with torch.no_grad():
         return _gradients((q, k, v, o, lse), spec, needed, d_o, d_lse)
@@ -377,6 +375,7 @@ def gradients(
 
 def plan(q: Tensor, k: Tensor, v: Tensor, spec: Spec, backward: bool) -> _native.Plan:
     """The plan of a pass, without running it."""
+    _check_kinds(spec, k=k, v=v)
     q, k, v = (t.detach() for t in _autocast(q, k, v))
     o, lse = _empty_outputs(q, k, v, *spec)
     if not backward:
