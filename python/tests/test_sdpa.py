@@ -2,6 +2,8 @@
 
 import inspect
 import itertools
+import warnings
+from functools import partial
 from typing import Any
 
 import pytest
@@ -156,8 +158,6 @@ def test_fallback_is_torch_s_and_warns_once() -> None:
     assert [warning.filename for warning in given] == [__file__]  # where the caller stands
     torch.testing.assert_close(o, functional.scaled_dot_product_attention(q, q, q, is_causal=True))
     assert o.requires_grad
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         attention(q, q, q, is_causal=True, fallback="torch")
@@ -194,3 +194,37 @@ def test_fallback_gives_no_lse() -> None:
     q = torch.randn(1, 4, 2, 8, dtype=torch.float64)
     with pytest.raises(NotImplementedError, match="LSE"):
         tilewise.attention(q, q, q, return_lse=True, fallback="torch")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_fallback_of_tensors_without_memory(dtype: torch.dtype) -> None:
+    """Nothing is planned for them, whether a kernel would run (float32) or none (float64)."""
+    from torch._subclasses import FakeTensorMode
+
+    def shape_of_o(q: Tensor) -> torch.Size:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            o = tilewise.attention(q, q, q, layout="bhsd", fallback="torch")
+        assert (o.device, o.dtype, type(o)) == (q.device, q.dtype, type(q))
+        return o.shape
+
+    meta = torch.empty(2, 4, 5, 16, device="meta", dtype=dtype)
+    assert shape_of_o(meta) == meta.shape
+    with FakeTensorMode():
+        fake = torch.empty(2, 4, 5, 16, dtype=dtype)
+        assert shape_of_o(fake) == fake.shape
+    assert shape_of_o(fake) == fake.shape  # behind its mode
+
+
+def test_fallback_in_vmap_and_in_subclasses() -> None:
+    class Named(Tensor):
+        """A subclass that dispatches nothing of its own."""
+
+    q = torch.randn(3, 1, 2, 4, 8)
+    attention = partial(tilewise.attention, layout="bhsd", fallback="torch")
+    o = torch.func.vmap(lambda t: attention(t, t, t))(q)
+    torch.testing.assert_close(o, functional.scaled_dot_product_attention(q, q, q))
+    with pytest.raises(NotImplementedError, match="float64"):
+        torch.func.vmap(lambda t: attention(t, t, t))(q.double())
+    named = q[0].double().as_subclass(Named)
+    torch.testing.assert_close(attention(named, named, named), o[0].double().as_subclass(Named))

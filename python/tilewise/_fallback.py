@@ -26,9 +26,9 @@ _BEYOND_TORCH = {
 
 def refusal(q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> str:
     """Why no kernel of ours runs the problem, its backward included when it will be asked for."""
-    if torch.compiler.is_compiling():
-        return ""
     wanted = [t for t in (q, k, v, *spec) if isinstance(t, Tensor)]
+    if torch.compiler.is_compiling() or not ours.in_memory(*wanted):
+        return ""
     try:
         ours.plan(q, k, v, spec, backward=False)
         if torch.is_grad_enabled() and any(t.requires_grad for t in wanted):

@@ -275,6 +275,7 @@ _transforms = torch._C._functorch.maybe_current_level
 
 _any_autocast = torch._C._is_any_autocast_enabled
 _is_batched = torch._C._functorch.is_legacy_batchedtensor
+_no_dispatch = Tensor.__torch_dispatch__
 
 
 def _special(*tensors: Tensor | None) -> bool:
@@ -323,6 +324,16 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return q, k, v
     dtype = torch.get_autocast_dtype(device)
     return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
+def in_memory(*tensors: Tensor) -> bool:
+    """True when all have memory to plan on, and so has what is made like them: none on the meta
+    device, none fake or of another subclass that dispatches, no transform of torch.func."""
+    return (
+        all(type(t).__torch_dispatch__ is _no_dispatch and not t.is_meta for t in tensors)
+        and _transforms() is None
+        and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None
+    )
 
 
 def _requires_grad(t: Tensor | None) -> bool:
