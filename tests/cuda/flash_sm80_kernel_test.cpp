@@ -10,7 +10,9 @@
 #include "cuda/driver/device.h"
 #include "cuda/driver/memory.h"
 #include "cuda/kernels/bwd_sm80.hpp"
+#include "cuda/kernels/bwd_sm80_tiles.h"
 #include "cuda/kernels/fwd_sm80.hpp"
+#include "cuda/kernels/refusal.hpp"
 #include "cuda/kernels/sm80.hpp"
 #include "cuda/rows.h"
 #include "plan/choose.h"
@@ -95,22 +97,73 @@ TEST(FlashSm80, RefusalsNameTheReason) {
   EXPECT_EQ(refusal(kTwoPass, backward_problem({}, deterministic)), "");
 }
 
-// Until a GPU has run it, the plan takes dropout only where the kernel is named.
-TEST(FlashSm80, DropoutIsOnTrial) {
+/// What a backward gives beside dQ, dK and dV. The bias is a row's: it broadcasts over keys.
+enum class Summed { bias, sinks };
+
+Problem backward_problem_with(Summed wanted, const Shape& s) {
+  BackwardTensors t;
+  t.q = t.k = t.dq = t.dk = Tensor::bhsd(nullptr, s.dtype, s.batch, s.heads, s.seq, s.dim, kCuda);
+  t.v = t.o = t.d_o = t.dv =
+      Tensor::bhsd(nullptr, s.dtype, s.batch, s.heads, s.seq, s.dim_v, kCuda);
+  t.lse = Tensor::contiguous(nullptr, DType::float32, {s.batch, s.heads, s.seq}, kCuda);
+  AttentionSpec spec;
+  if (wanted == Summed::bias) {
+    spec.bias = t.dbias = Tensor::contiguous(nullptr, s.dtype, {1, s.heads, s.seq, 1}, kCuda);
+  } else {
+    spec.sinks = t.dsinks = Tensor::contiguous(nullptr, DType::float32, {s.heads}, kCuda);
+  }
+  return make_problem(t, spec, Purpose::plan);
+}
+
+/// The row takes the problem, but until a GPU has run it the plan does so only by the row's name.
+void expect_on_trial(const KernelRow& row, const Problem& p, const std::string& reason) {
+  const Hardware m = machine(90);
+  EXPECT_EQ(refusal(row, p), "");
+  EXPECT_NE(row.on_trial(row, p).find(reason), std::string::npos) << row.name;
+  EXPECT_THROW(choose(p, m, {}, cuda::cuda_rows()), Unsupported) << row.name;
+  const Choice named{.implementation = "", .kernel = std::string(row.name)};
+  EXPECT_EQ(choose(p, m, named, cuda::cuda_rows()).kernel, row.name);
+}
+
+TEST(FlashSm80, DropoutAndSummedGradientsAreOnTrial) {
   AttentionSpec spec;
   spec.dropout.p = 0.5;
-  const Problem forward = forward_problem({}, spec), backward = backward_problem({}, spec);
-  EXPECT_EQ(refusal(kForward, forward), "");
-  EXPECT_EQ(refusal(kOnePass, backward), "");
-  EXPECT_EQ(refusal(kTwoPass, backward), "");
-  EXPECT_NE(kForward.on_trial(kForward, forward).find("dropout"), std::string::npos);
-  EXPECT_NE(kOnePass.on_trial(kOnePass, backward).find("dropout"), std::string::npos);
-  EXPECT_EQ(kTwoPass.on_trial(kTwoPass, backward_problem({})), "");
+  expect_on_trial(kForward, forward_problem({}, spec), "dropout");
+  for (const KernelRow* row : {&kOnePass, &kTwoPass}) {
+    expect_on_trial(*row, backward_problem({}, spec), "dropout");
+    expect_on_trial(*row, backward_problem_with(Summed::bias, {}), "gradient of a bias");
+    expect_on_trial(*row, backward_problem_with(Summed::sinks, {}), "gradient of sinks");
+    EXPECT_EQ(row->on_trial(*row, backward_problem({})), "");
+  }
+}
+
+// O in 16 bits has lost what sums over keys are made of.
+TEST(FlashSm80, SummedGradientsTakeDeltaFromP) {
+  const Shape large{.heads = 2, .seq = 2048};
+  Shape tf32 = large;
+  tf32.dtype = DType::float32;
+  EXPECT_FALSE(cuda::bwd_tiles::refines(backward_problem(large)));
+  for (const Summed wanted : {Summed::bias, Summed::sinks}) {
+    EXPECT_TRUE(cuda::bwd_tiles::refines(backward_problem_with(wanted, large)));
+    Problem p = backward_problem_with(wanted, tf32);
+    p.precision = Precision::tf32;
+    EXPECT_FALSE(cuda::bwd_tiles::refines(p)) << "O is float32";
+  }
+}
+
+TEST(FlashSm80, SummedGradientsArePricedByTheirProducts) {
+  const Shape shape{.batch = 4, .heads = 32, .seq = 4096};
   const Hardware m = machine(90);
-  EXPECT_THROW(choose(forward, m, {}, cuda::cuda_rows()), Unsupported);
-  const Plan named =
-      choose(forward, m, {.implementation = "", .kernel = "flash_fwd_sm80"}, cuda::cuda_rows());
-  EXPECT_EQ(named.kernel, "flash_fwd_sm80");
+  const Problem none = backward_problem(shape), sinks = backward_problem_with(Summed::sinks, shape);
+  // Two products more for delta from P, of five and of seven.
+  const double one = kOnePass.cost(kOnePass, none, m).ms, two = kTwoPass.cost(kTwoPass, none, m).ms;
+  EXPECT_NEAR(kOnePass.cost(kOnePass, sinks, m).ms / one, 1.0 + 2.0 / 5.0, 0.03);
+  EXPECT_NEAR(kTwoPass.cost(kTwoPass, sinks, m).ms / two, 1.0 + 2.0 / 7.0, 0.03);
+  // A bias takes the general score path, and is there once for all keys.
+  const Problem bias = backward_problem_with(Summed::bias, shape);
+  EXPECT_NEAR(kTwoPass.cost(kTwoPass, bias, m).ms / two, 1.0 + 4.0 / 7.0, 0.03);
+  EXPECT_EQ(kTwoPass.cost(kTwoPass, bias, m).bytes_moved,
+            kTwoPass.cost(kTwoPass, none, m).bytes_moved + 2.0 * 32 * 4096 * 2);
 }
 
 // keep iff word >= floor(p * 2^32), for every p: CONTRACT 13.
@@ -119,7 +172,7 @@ TEST(FlashSm80, DropoutBitsAreTheContracts) {
     AttentionSpec spec;
     spec.dropout = {.p = p, .seed = 0x0123456789abcdefULL, .offset = 7};
     const Problem problem = forward_problem({}, spec);
-    return cuda::sm80::drops(problem) ? cuda::sm80::dropout_bits(problem) : tile::DropoutBits{};
+    return cuda::drops(problem) ? cuda::sm80::dropout_bits(problem) : tile::DropoutBits{};
   };
   EXPECT_EQ(bits(0.5).key[0], 0x89abcdefU);
   EXPECT_EQ(bits(0.5).key[1], 0x01234567U);
@@ -132,7 +185,11 @@ TEST(FlashSm80, DropoutBitsAreTheContracts) {
   EXPECT_EQ(bits(0x1p-33).limit, tile::DropoutBits{}.limit) << "p below 2^-32 drops nothing";
   AttentionSpec tiny;
   tiny.dropout.p = 0x1p-33;
-  EXPECT_FALSE(cuda::sm80::drops(forward_problem({}, tiny)));
+  const Problem kept = forward_problem({}, tiny);
+  EXPECT_FALSE(cuda::drops(kept));
+  EXPECT_EQ(cuda::option_refusal(kept), "") << "kernels without dropout take it too";
+  tiny.dropout.p = 0x1p-32;
+  EXPECT_NE(cuda::option_refusal(forward_problem({}, tiny)), "");
 }
 
 TEST(FlashSm80, KeysAreSplitOnlyWhenMultiprocessorsAreIdle) {

@@ -49,16 +49,26 @@ void add_row_memory(const Problem& p, std::vector<MemoryItem>& items) {
   if (sm80::form(p).scaled) add("LSE, log2, low part");
 }
 
+/// Of a tensor that broadcasts along axes of stride 0.
+double stored_bytes(const Tensor& t) {
+  if (!t.defined()) return 0.0;
+  auto bytes = static_cast<double>(dtype_bytes(t.dtype));
+  for (int axis = 0; axis < t.rank; ++axis) {
+    if (t.strides[axis] != 0) bytes *= static_cast<double>(t.sizes[axis]);
+  }
+  return bytes;
+}
+
 double tensor_bytes(const Problem& p) {
   double bytes = 0.0;
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv}) {
     bytes += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
-  return bytes;
+  return bytes + stored_bytes(p.bias) + stored_bytes(p.dbias);
 }
 
-/// What both forms do before their main passes: bwd_delta reads O and dO, refine returns at once or
-/// is over a small problem.
+/// What both forms do before their main passes: bwd_delta reads O and dO; refine returns at once,
+/// is over a small problem, or is priced by others_ms.
 double before_ms(const Problem& p, const sm80::Operands& operands, const Hardware& machine) {
   const double rows =
       2.0 * static_cast<double>(p.d_o.numel() * dtype_bytes(p.d_o.dtype)) / machine.bandwidth_gbps;
@@ -68,11 +78,15 @@ double before_ms(const Problem& p, const sm80::Operands& operands, const Hardwar
   return ms;
 }
 
-/// Gradients of sinks and bias, in a pass whose products take `products_ms`: the bias's are two of
-/// seven. Not measured.
-double others_ms(const Problem& p, double products_ms) {
-  return (p.dsinks.defined() ? sm80::kKernelMs : 0.0) +
-         (p.dbias.defined() ? sm80::kKernelMs + 2.0 / 7.0 * products_ms : 0.0);
+/// Gradients of sinks and bias, in a pass whose `products` matrix products take `products_ms`: two
+/// more for the bias, and two more where refine takes delta of 16-bit rows for them. Not measured.
+double others_ms(const Problem& p, double products_ms, double products) {
+  const double two_ms = 2.0 / products * products_ms;
+  double ms = 0.0;
+  if (p.dsinks.defined()) ms += sm80::kKernelMs;
+  if (p.dbias.defined()) ms += sm80::kKernelMs + two_ms;
+  if (sums_gradients(p) && !sm80::form(p).scaled) ms += two_ms;
+  return ms;
 }
 
 Cost one_pass_cost(const KernelRow&, const Problem& p, const Hardware& machine) {
@@ -98,8 +112,9 @@ Cost one_pass_cost(const KernelRow&, const Problem& p, const Hardware& machine) 
     moved += 3.0 * sums("dV sums", p.heads_k, rows, dims(p).v);
   }
   cost.bytes_moved = tensor_bytes(p) + 2.0 * operands.bytes() + moved;
-  cost.ms = choice.ms + before_ms(p, operands, machine) + others_ms(p, choice.ms) +
-            sm80::kKernelMs + 1e-6 * 2.5 * dq / machine.bandwidth_gbps;
+  cost.ms = choice.ms + before_ms(p, operands, machine) +
+            others_ms(p, choice.ms, kOnePassProducts) + sm80::kKernelMs +
+            1e-6 * 2.5 * dq / machine.bandwidth_gbps;
   return cost;
 }
 
@@ -125,7 +140,8 @@ Cost two_pass_cost(const KernelRow&, const Problem& p, const Hardware& machine) 
     sums("dK parts", parts.keys, p.heads_k, parts.rows_k, dims(p).qk);
     sums("dV parts", parts.keys, p.heads_k, parts.rows_k, dims(p).v);
   }
-  cost.ms = choice.ms + before_ms(p, operands, machine) + others_ms(p, choice.ms);
+  cost.ms = choice.ms + before_ms(p, operands, machine) +
+            others_ms(p, choice.ms, two_pass_products(*choice.pair));
   return cost;
 }
 

@@ -132,7 +132,7 @@ Config make_config(const Problem& p, const Tile& tile, bool with_dq, bool split)
           .with_dq = with_dq,
           .split = split,
           .exact = !form.scaled && is_small(p),
-          .dropout = sm80::drops(p)};
+          .dropout = drops(p)};
 }
 
 /// As bwd_sm80.cuh lays it out.
@@ -160,10 +160,15 @@ KernelUnit refine_unit(const Config& c, int min_blocks) {
   return made;
 }
 
+bool sums_gradients(const Problem& p) { return p.dbias.defined() || p.dsinks.defined(); }
+
 bool refines(const Problem& p) {
   const sm80::Form form = sm80::form(p);
-  return form.scaled ? form.planes == 2 : is_tiny(p);
+  return form.scaled ? form.planes == 2 : is_tiny(p) || sums_gradients(p);
 }
+
+// Four for dK and dV, five where they are apart; three for dQ.
+double two_pass_products(const TilePair& pair) { return (pair.apart ? 5.0 : 4.0) + 3.0; }
 
 std::int64_t blocks_of(std::int64_t rows, int block) { return (rows + block - 1) / block; }
 std::int64_t rows_q(const Problem& p) {
@@ -229,7 +234,7 @@ OnePass choose_one_pass(const Problem& p, const Hardware& machine) {
           wanted == 1 ? 1 : static_cast<int>(blocks_of(p.seq_q, static_cast<int>(queries)));
       double ms = predict(p, tile, heads, static_cast<double>(blocks_of(p.seq_k, tile.block_n)),
                           tile.block_n, static_cast<double>(p.seq_q * p.group()), splits,
-                          {5.0, 5.0}, machine);
+                          {kOnePassProducts, kOnePassProducts}, machine);
       if (splits > 1) {
         const double sums =
             heads * static_cast<double>(rows_k(p, tile.block_n)) * (dims(p).qk + dims(p).v) * 4.0;
@@ -249,8 +254,7 @@ double predict_two_pass(const Problem& p, const TilePair& pair, int splits,
   const Parts parts = parts_of(p, pair, splits);
   const double heads_k = static_cast<double>(p.batch * p.heads_k);
   const double heads_q = static_cast<double>(p.batch * p.heads_q);
-  // Seven products where one pass has five: four (apart: five) for dK and dV, three for dQ.
-  const double keys = pair.apart ? 5.0 : 4.0, queries = 3.0, all = keys + queries;
+  const double all = two_pass_products(pair), queries = 3.0, keys = all - queries;
   double ms = predict(p, pair.keys, heads_k,
                       static_cast<double>(blocks_of(p.seq_k, pair.keys.block_n)), pair.keys.block_n,
                       static_cast<double>(p.seq_q * p.group()), parts.keys, {keys, all}, machine);

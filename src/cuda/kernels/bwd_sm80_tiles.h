@@ -50,8 +50,11 @@ KernelUnit key_unit(const Config& c, int min_blocks);
 KernelUnit query_unit(const Config& c, int min_blocks);
 KernelUnit refine_unit(const Config& c, int min_blocks);
 
-/// float32: lse2 is refined where it is too coarse. 16-bit, very small problems: delta is taken
-/// from P, not from the rounded O.
+/// True when the gradient of a bias or of sinks is asked for: sums of P (dP - delta) over rows and
+/// keys, in which P (dP) nearly cancels delta.
+bool sums_gradients(const Problem& p);
+/// float32: lse2 is refined where it is too coarse. 16-bit, very small problems and those that
+/// sums_gradients() names: delta is taken from P, not from the rounded O.
 bool refines(const Problem& p);
 
 std::int64_t blocks_of(std::int64_t rows, int block);
@@ -61,6 +64,10 @@ std::int64_t rows_q(const Problem& p);
 std::int64_t rows_k(const Problem& p, int block_n);
 /// Rows of one of `splits` parts, a multiple of `block`.
 std::int64_t per_split(std::int64_t rows, int block, int splits);
+
+/// Matrix products of a pass in one launch; in two (dK and dV, dQ).
+inline constexpr double kOnePassProducts = 5.0;
+double two_pass_products(const TilePair& pair);
 
 /// Matrix products of a launch, and of all launches of its pass.
 struct Products {

@@ -79,7 +79,7 @@ Config make_config(const Problem& p, const Tile& tile, bool split) {
           .modified = sm80::is_modified(p, form),
           .paired = sm80::is_paired(p),
           .split = split,
-          .dropout = sm80::drops(p)};
+          .dropout = drops(p)};
 }
 
 /// As fwd_sm80.cuh lays it out.

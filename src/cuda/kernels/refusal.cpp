@@ -1,6 +1,10 @@
 #include "cuda/kernels/refusal.hpp"
 
+#include "problem/philox.h"
+
 namespace tilewise::cuda {
+
+bool drops(const Problem& p) { return DropoutMask(p.dropout).threshold() > 0; }
 
 std::string option_refusal(const Problem& p, const Takes& takes) {
   if (p.dtype == DType::float64) return "float64 runs on the reference";
@@ -15,7 +19,7 @@ std::string option_refusal(const Problem& p, const Takes& takes) {
   if (p.sinks.defined() && !takes.sinks) return "sinks are not supported by this kernel";
   if (p.dsinks.defined() && !takes.gradients)
     return "the gradient of sinks is not supported by this kernel";
-  if (p.dropout.p > 0.0 && !takes.dropout) return "dropout is not supported by this kernel";
+  if (drops(p) && !takes.dropout) return "dropout is not supported by this kernel";
   if (p.score_mod != nullptr) return "a score function runs on the CPU";
   return "";
 }

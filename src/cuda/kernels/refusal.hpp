@@ -16,6 +16,9 @@ struct Takes {
   bool gradients = false;  ///< of bias and sinks
 };
 
+/// True when dropout may drop something: p is at least 2^-32.
+bool drops(const Problem& problem);
+
 /// Names the first type or option that the kernel does not take; empty when there is none.
 std::string option_refusal(const Problem& problem, const Takes& takes = {});
 

@@ -178,8 +178,6 @@ tile::View4 view4(const Tensor& t) {
   return {t.data, t.strides[0], t.strides[1], t.strides[2], t.strides[3]};
 }
 
-bool drops(const Problem& p) { return DropoutMask(p.dropout).threshold() > 0; }
-
 tile::DropoutBits dropout_bits(const Problem& p) {
   const DropoutMask mask(p.dropout);
   return {.key = {mask.key()[0], mask.key()[1]},

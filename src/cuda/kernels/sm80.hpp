@@ -80,8 +80,6 @@ class Operands {
 tile::Positions positions(const Problem& problem);
 tile::PairTensors pair_tensors(const Problem& problem);
 tile::View4 view4(const Tensor& tensor);
-/// True when dropout may drop something: p is at least 2^-32.
-bool drops(const Problem& problem);
 tile::DropoutBits dropout_bits(const Problem& problem);
 /// The arguments that every kernel of the family has: operands, sizes, key lengths, score steps,
 /// positions.
