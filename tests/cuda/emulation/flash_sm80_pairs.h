@@ -48,7 +48,8 @@ void check_bias_and_sinks(const char* name, const Shape& s, const Truth& t,
   double worst = 0.0;
   for (const Axes& axes :
        {Axes{true, true, true}, Axes{false, true, true}, Axes{true, false, true},
-        Axes{true, true, false}, Axes{false, false, true}, Axes{false, false, false}}) {
+        Axes{true, true, false}, Axes{true, false, false}, Axes{false, true, false},
+        Axes{false, false, true}, Axes{false, false, false}}) {
     const double off = error(summed(s, t.dlogits, axes), emulated_dbias<kConfig>(s, pass, axes));
     if (!(off <= worst)) worst = off;
   }
