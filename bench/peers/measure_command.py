@@ -63,6 +63,7 @@ def limit_memory(gib: float) -> None:
 
 def run_measure(args: argparse.Namespace) -> int:
     """1 when an output was refused by its check."""
+    cells = cells_of(args)
     library = Library(library_of(args))
     known: dict[str, Contender] = dict(torch_paths())
     if args.fa3:
@@ -80,7 +81,7 @@ def run_measure(args: argparse.Namespace) -> int:
     deadline = Deadline(args.total_s)
     rows: list[Row] = []
     try:
-        for cell in cells_of(args):
+        for cell in cells:
             if deadline.passed():
                 print(f"stopped in time: {cell.problem} and what follows was not measured")
                 break

@@ -157,8 +157,11 @@ def read_preset(path: Path, overrides: argparse.Namespace) -> list[Cell]:
 
 
 def window_of(text: str) -> Window:
-    """Of "1023,0" or "128,-"."""
-    left, right = (None if side == "-" else int(side) for side in text.split(","))
+    """Of "1023,0" or "128,-". A side below 0 is refused: the peers read -1 as no bound."""
+    sides = text.split(",")
+    if len(sides) != 2 or not all(side == "-" or side.isdecimal() for side in sides):
+        raise ValueError(f"--window '{text}': expected LEFT,RIGHT, 0 or more, no bound as -")
+    left, right = (None if side == "-" else int(side) for side in sides)
     return left, right
 
 
@@ -175,7 +178,11 @@ def heads_of(text: dict[str, str], dim: int) -> list[tuple[int, int]]:
     heads = [max(1, int(text["hidden"]) // dim)] if "hidden" in text else axis(text["heads"])
     if "kv_heads" not in text:
         return [(h, h) for h in heads]
-    return [(h, kv) for h in heads for kv in axis(text["kv_heads"]) if h % kv == 0]
+    pairs = [(h, kv) for h in heads for kv in axis(text["kv_heads"]) if h % kv == 0]
+    if not pairs:
+        counts = ",".join(map(str, heads))
+        raise ValueError(f"--kv-heads '{text['kv_heads']}': expected divisors of {counts} heads")
+    return pairs
 
 
 def expand(flags: dict[str, object]) -> Iterator[Cell]:

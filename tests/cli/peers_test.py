@@ -16,7 +16,7 @@ from cli_testing import SOURCE, run
 sys.path.insert(0, str(SOURCE))
 
 from bench.peers import summary
-from bench.peers.problem import Problem, axis, read_preset
+from bench.peers.problem import Problem, axis, read_preset, window_of
 
 PRESETS = SOURCE / "cases" / "presets"
 PASSES = {"forward": "fwd", "backward": "bwd"}
@@ -60,6 +60,25 @@ class Presets(unittest.TestCase):
         cells = read_preset(PRESETS / "grid.txt", given)
         self.assertEqual({(c.problem.seq, c.problem.dim) for c in cells}, {(512, 64), (1024, 64)})
         self.assertEqual({c.problem.causal for c in cells}, {False, True})
+
+    def test_heads_that_no_key_head_divides_are_refused(self) -> None:
+        """As `tilewise bench` refuses them; of a list, those that divide are kept."""
+        given = argparse.Namespace(kv_heads="5")
+        with self.assertRaisesRegex(ValueError, "--kv-heads '5': expected divisors of 32 heads"):
+            read_preset(PRESETS / "grid.txt", given)
+        given.kv_heads = "5,8"  # of 2048 / dim heads
+        cells = read_preset(PRESETS / "grid.txt", given)
+        self.assertEqual(
+            {(c.problem.heads, c.problem.kv_heads) for c in cells}, {(h, 8) for h in (32, 16, 8)}
+        )
+
+    def test_windows(self) -> None:
+        """-1 is what the peers are told for no bound: no window may say it itself."""
+        self.assertEqual(window_of("1023,0"), (1023, 0))
+        self.assertEqual(window_of("128,-"), (128, None))
+        for text in ("-1,0", "0,-1", "-3,5", "128", "1,2,3", "a,0", ",0"):
+            with self.assertRaisesRegex(ValueError, f"--window '{text}': expected LEFT,RIGHT"):
+                window_of(text)
 
     def test_what_is_visible(self) -> None:
         windows = [(None, None), (7, 0), (3, 5), (None, 2), (2, None), (9, -4)]
