@@ -3,6 +3,7 @@
 
 #include <CLI/App.hpp>
 #include <cmath>
+#include <functional>
 #include <memory>
 
 #include "cli/args.h"
@@ -39,23 +40,70 @@ int compare(const BenchFlags& flags, Format format) {
   return comparison.slower > 0 ? kCheckFailed : kDone;
 }
 
+/// Measures the cells in turn and writes the report of what was finished: of all of them, of those
+/// before a Ctrl-C (exit code 130), and of those before an exception, which goes on.
+int measure_cells(const Grid& grid, const std::string& output,
+                  const std::function<void(const Cell&)>& measure,
+                  const std::function<std::string()>& report) {
+  catch_interrupts();
+  std::size_t finished = 0;
+  bool stopped = false;
+  {
+    Progress progress(grid.cells.size());
+    for (const Cell& cell : grid.cells) {
+      progress.show(describe(cell));
+      try {
+        measure(cell);
+        throw_if_interrupted();
+      } catch (const Interrupted&) {
+        stopped = true;
+        break;
+      } catch (...) {
+        progress.clear();
+        if (finished > 0) write_output(output, report());
+        throw;
+      }
+      progress.advance();
+      ++finished;
+    }
+  }
+  write_output(output, report());
+  if (!stopped) return kDone;
+  fmt::print(stderr, "tilewise: interrupted: {} of {} cells were measured\n", finished,
+             grid.cells.size());
+  return kInterrupted;
+}
+
 int best_batches(const Grid& grid, const CellRunner::Options& options, const BenchFlags& flags,
                  Format format) {
   Hardware machine = hardware(options.device);
   machine.threads = options.threads;
   CellRunner runner(options);
-  catch_interrupts();
   std::vector<BatchCurve> curves;
-  Progress progress(grid.cells.size());
-  for (const Cell& cell : grid.cells) {
-    progress.show(describe(cell));
+  const auto measure = [&](const Cell& cell) {
     curves.push_back(measure_batches(cell, runner, machine, options.limit_bytes));
-    throw_if_interrupted();
-    progress.advance();
+  };
+  return measure_cells(grid, flags.output, measure, [&] { return batch_report(curves, format); });
+}
+
+int time_passes(const Grid& grid, const CellRunner::Options& options, const BenchFlags& flags,
+                Format format) {
+  CellRunner runner(options);
+  std::vector<Measurement> rows;
+  const auto measure = [&](const Cell& cell) {
+    for (Measurement& row : runner.run(cell)) rows.push_back(std::move(row));
+  };
+  const int code = measure_cells(grid, flags.output, measure, [&] {
+    return bench_report(rows, grid.view, format, read_environment());
+  });
+  if (code != kDone) return code;
+  bool passed = true;
+  for (const Measurement& row : rows) {
+    if (!row.failed_check) continue;
+    fmt::print(stderr, "tilewise: {}\n", row.reason);
+    passed = false;
   }
-  progress.clear();
-  write_output(flags.output, batch_report(curves, format));
-  return kDone;
+  return passed ? kDone : kCheckFailed;
 }
 
 int bench(const CLI::App& app, const BenchFlags& flags) {
@@ -71,47 +119,8 @@ int bench(const CLI::App& app, const BenchFlags& flags) {
   options.budget_s = flags.budget_s;
   options.total_s = flags.total_s;
   options.check = flags.check;
-  if (flags.best_batch) return best_batches(grid, options, flags, format);
-  CellRunner runner(options);
-
-  catch_interrupts();
-  std::vector<Measurement> rows;
-  std::size_t finished = 0;
-  bool stopped = false;
-  {
-    Progress progress(grid.cells.size());
-    for (const Cell& cell : grid.cells) {
-      progress.show(describe(cell));
-      try {
-        for (Measurement& row : runner.run(cell)) rows.push_back(std::move(row));
-        throw_if_interrupted();
-      } catch (const Interrupted&) {
-        stopped = true;
-        break;
-      } catch (...) {  // what was measured before is kept
-        progress.clear();
-        if (!rows.empty()) {
-          write_output(flags.output, bench_report(rows, grid.view, format, read_environment()));
-        }
-        throw;
-      }
-      progress.advance();
-      ++finished;
-    }
-  }
-  write_output(flags.output, bench_report(rows, grid.view, format, read_environment()));
-  if (stopped) {
-    fmt::print(stderr, "tilewise: interrupted: {} of {} cells were measured\n", finished,
-               grid.cells.size());
-    return kInterrupted;
-  }
-  int code = kDone;
-  for (const Measurement& row : rows) {
-    if (!row.failed_check) continue;
-    fmt::print(stderr, "tilewise: {}\n", row.reason);
-    code = kCheckFailed;
-  }
-  return code;
+  return flags.best_batch ? best_batches(grid, options, flags, format)
+                          : time_passes(grid, options, flags, format);
 }
 
 }  // namespace

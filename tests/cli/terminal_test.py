@@ -52,6 +52,8 @@ QUICK = ["--warmup", "0", "--repeat", "1", "--pass", "fwd", "--format", "json"]
 # The second cell takes minutes, in tasks of some milliseconds.
 LONG = ["bench", "--impl", "reference", "--batch", "1000", "--dim", "16", "--seq", "8,512"]
 LONG += ["--warmup", "0", "--repeat", "20", "--pass", "fwd", "--format", "json"]
+LONG_CURVE = ["bench", "--best-batch", "--impl", "reference", "--dim", "16", "--seq", "8,2048"]
+LONG_CURVE += ["--warmup", "0", "--repeat", "500", "--pass", "fwd", "--mem-limit", "4MiB"]
 
 
 class ProgressBar(CliTest):
@@ -95,6 +97,20 @@ class Interrupt(CliTest):
         terminal.process.send_signal(signal.SIGINT)
         self.assertEqual(terminal.finish()[0], INTERRUPTED)
         self.assertEqual(len(json.loads(path.read_text())["rows"]), 1)
+
+    def test_finished_curves_are_kept(self) -> None:
+        """Of --best-batch, whose second curve takes minutes; `timeout` sends SIGTERM."""
+        for wish in (signal.SIGINT, signal.SIGTERM):
+            path = self.folder / f"{wish.name}.json"
+            terminal = Terminal(*LONG_CURVE, "-o", str(path))
+            self.assertTrue(terminal.wait_for(b"1/2"), terminal.seen)
+            terminal.process.send_signal(wish)
+            self.assertEqual(terminal.finish()[0], INTERRUPTED)
+            self.assertIn(b"interrupted: 1 of 2 cells were measured", terminal.seen)
+            rows = json.loads(path.read_text())
+            self.assertEqual(rows[0]["batch"], 1)
+            self.assertEqual(sum(row["best"] for row in rows), 1)
+            self.assertTrue(all(" s8 " in row["problem"] for row in rows), rows)
 
     def test_a_stopped_check_has_its_summary(self) -> None:
         """`timeout` sends SIGTERM twice at once, to the process and to its group."""
