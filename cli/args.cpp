@@ -77,13 +77,25 @@ std::vector<std::string> split_list(std::string_view option, std::string_view te
   return out;
 }
 
-std::int64_t parse_integer(std::string_view option, std::string_view text, std::int64_t least) {
-  const std::optional<std::int64_t> value = integer(text);
-  if (!value || *value < least) {
-    reject(option, text, fmt::format("a whole number, at least {}", least));
-  }
-  return *value;
+template <class Integer>
+Integer parse_integer(std::string_view option, std::string_view text,
+                      std::type_identity_t<Integer> least, std::type_identity_t<Integer> most) {
+  Integer value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error == std::errc() && stop == end && value >= least && value <= most) return value;
+  const bool bounded =
+      most != std::numeric_limits<Integer>::max() || error == std::errc::result_out_of_range;
+  reject(option, text,
+         bounded ? fmt::format("a whole number from {} to {}", least, most)
+                 : fmt::format("a whole number, at least {}", least));
 }
+
+template int parse_integer<int>(std::string_view, std::string_view, int, int);
+template std::int64_t parse_integer<std::int64_t>(std::string_view, std::string_view, std::int64_t,
+                                                  std::int64_t);
+template std::uint64_t parse_integer<std::uint64_t>(std::string_view, std::string_view,
+                                                    std::uint64_t, std::uint64_t);
 
 double parse_real(std::string_view option, std::string_view text) {
   double value = 0.0;

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -16,8 +18,11 @@ namespace tilewise::cli {
 /// "a,b,c" -> a, b, c. An empty part is an error.
 std::vector<std::string> split_list(std::string_view option, std::string_view text);
 
-/// A whole number, at least `least`.
-std::int64_t parse_integer(std::string_view option, std::string_view text, std::int64_t least);
+/// A whole number in decimal digits, from `least` to `most`; of int, std::int64_t, std::uint64_t.
+template <class Integer = std::int64_t>
+Integer parse_integer(std::string_view option, std::string_view text,
+                      std::type_identity_t<Integer> least,
+                      std::type_identity_t<Integer> most = std::numeric_limits<Integer>::max());
 
 /// A real number.
 double parse_real(std::string_view option, std::string_view text);

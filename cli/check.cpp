@@ -225,10 +225,9 @@ void add_check(CLI::App& program, int& exit_code) {
   app->add_flag("--edge", flags->edge, "inputs that broke other libraries")->group(sets);
   app->add_flag("--large", flags->large, "sizes past 2^31 elements; much memory")->group(sets);
   app->add_flag("--all", flags->all, "smoke, conformance and edge")->group(sets);
-  app->add_option("--random", flags->random, "small problems drawn from --seed")
+  add_integer(*app, "--random", flags->random, "small problems drawn from --seed", 0, 1'000'000'000)
       ->group(sets)
-      ->option_text("N")
-      ->check(number_within(0, 1e9));
+      ->option_text("N");
   app->add_option("--case", flags->cases, "one problem (cases/README.md); may be repeated")
       ->group(sets)
       ->option_text("\"LINE\"");
@@ -239,7 +238,7 @@ void add_check(CLI::App& program, int& exit_code) {
   app->add_option("--impl", flags->implementation, "baseline, eager, fused, flash or reference")
       ->group(kernels)
       ->option_text("NAME");
-  app->add_option("--seed", flags->seed, "of the random inputs")->option_text("N [1]");
+  add_integer(*app, "--seed", flags->seed, "of the random inputs", 0)->option_text("N [1]");
   add_device_flags(*app, flags->common);
   add_output_flags(*app, flags->format, flags->output);
   app->callback([flags, &exit_code] { exit_code = check(*flags); });

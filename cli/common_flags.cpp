@@ -21,10 +21,9 @@ void add_device_flags(CLI::App& app, CommonFlags& flags) {
   app.add_option("--device", flags.device, "where it runs")
       ->group(kGroup)
       ->option_text("cpu|cuda:N [cpu]");
-  app.add_option("--threads", flags.threads, "threads of the CPU to use")
+  add_integer(app, "--threads", flags.threads, "threads of the CPU to use", 1, 1024)
       ->group(kGroup)
-      ->option_text("N [all]")
-      ->check(number_within(1, 1024));
+      ->option_text("N [all]");
 }
 
 void add_common_flags(CLI::App& app, CommonFlags& flags) {
@@ -33,6 +32,23 @@ void add_common_flags(CLI::App& app, CommonFlags& flags) {
       ->group(kGroup)
       ->option_text("SIZE");
 }
+
+template <class Integer>
+CLI::Option* add_integer(CLI::App& app, const std::string& name, Integer& value,
+                         const std::string& help, std::type_identity_t<Integer> least,
+                         std::type_identity_t<Integer> most) {
+  const auto read = [name, &value, least, most](const std::string& text) {
+    value = parse_integer<Integer>(name, text, least, most);
+  };
+  return app.add_option_function<std::string>(name, read, help)->type_name("INT");
+}
+
+template CLI::Option* add_integer(CLI::App&, const std::string&, int&, const std::string&, int,
+                                  int);
+template CLI::Option* add_integer(CLI::App&, const std::string&, std::int64_t&, const std::string&,
+                                  std::int64_t, std::int64_t);
+template CLI::Option* add_integer(CLI::App&, const std::string&, std::uint64_t&, const std::string&,
+                                  std::uint64_t, std::uint64_t);
 
 CLI::Validator number_within(double least, double most) {
   const auto judge = [least, most](std::string& text) -> std::string {

@@ -2,16 +2,22 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
+#include <type_traits>
 
 #include "tilewise/plan.h"
 
 namespace CLI {
 class App;
+class Option;
 class Validator;
 }  // namespace CLI
 
 namespace tilewise::cli {
+
+/// Of --repeat and --warmup.
+constexpr int kMostRuns = 1'000'000'000;
 
 struct CommonFlags {
   std::string device = "cpu";
@@ -24,7 +30,14 @@ void add_device_flags(CLI::App& app, CommonFlags& flags);
 /// Those and --mem-limit.
 void add_common_flags(CLI::App& app, CommonFlags& flags);
 
-/// For an option of one number: refuses text that is none, NaN too, and what is not in [least,
+/// An option of one whole number, read as every other one is (parse_integer): in decimal digits,
+/// from `least` to `most`.
+template <class Integer>
+CLI::Option* add_integer(CLI::App& app, const std::string& name, Integer& value,
+                         const std::string& help, std::type_identity_t<Integer> least,
+                         std::type_identity_t<Integer> most = std::numeric_limits<Integer>::max());
+
+/// For an option of one real number: refuses text that is none, NaN too, and what is not in [least,
 /// most].
 CLI::Validator number_within(double least, double most);
 

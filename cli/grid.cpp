@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "cli/args.h"
+#include "cli/common_flags.h"
 #include "cli/failure.h"
 #include "plan/kernel_row.h"
 
@@ -102,8 +103,10 @@ Lengths head_counts(const GridFlags& flags, std::int64_t dim) {
     }
   }
   if (out.empty()) {
-    throw BadInput(fmt::format("--kv-heads '{}': expected divisors of --heads {}", flags.kv_heads,
-                               flags.heads));
+    const std::string heads = flags.hidden.empty()
+                                  ? "--heads " + flags.heads
+                                  : fmt::format("--hidden / --dim = {}", query_heads.front());
+    throw BadInput(fmt::format("--kv-heads '{}': expected divisors of {}", flags.kv_heads, heads));
   }
   return out;
 }
@@ -154,10 +157,6 @@ std::vector<Case> problems(const GridFlags& flags) {
 
 TimerOptions timer_options(const GridFlags& flags) {
   check_one_of("--protocol", flags.protocol, {"burst", "sustained"});
-  if (flags.warmup < 0)
-    throw BadInput(fmt::format("--warmup '{}': expected 0 or more", flags.warmup));
-  if (flags.repeat < 1)
-    throw BadInput(fmt::format("--repeat '{}': expected 1 or more", flags.repeat));
   TimerOptions timer;
   timer.protocol = flags.protocol == "burst" ? Protocol::burst : Protocol::sustained;
   timer.warmup = flags.warmup;
@@ -233,11 +232,11 @@ void add_grid_flags(CLI::App& app, GridFlags& flags, bool timing) {
       ->option_text("\"LINE\"");
   if (!timing) return;
   const char* timer = "Timing";
-  app.add_option("--warmup", flags.warmup, "runs before the timed ones")
+  add_integer(app, "--warmup", flags.warmup, "runs before the timed ones", 0, kMostRuns)
       ->group(timer)
       ->option_text("N [5]")
       ->take_last();
-  app.add_option("--repeat", flags.repeat, "timed runs")
+  add_integer(app, "--repeat", flags.repeat, "timed runs", 1, kMostRuns)
       ->group(timer)
       ->option_text("N [100]")
       ->take_last();

@@ -274,15 +274,13 @@ void add_run(CLI::App& program, int& exit_code) {
                   "print the largest error against the float64 reference; exit code 1 if it is "
                   "larger than rounding explains")
       ->option_text("reference");
-  app->add_option("--repeat", flags->repeat, "timed runs; the median is printed")
-      ->option_text("N [1]")
-      ->check(number_within(1, 1e9));
+  add_integer(*app, "--repeat", flags->repeat, "timed runs; the median is printed", 1, kMostRuns)
+      ->option_text("N [1]");
   app->add_option("--attended", flags->attended,
                   "print what these words attend to, by one head (birds@11) or on average")
       ->option_text("WORD[@HEAD],...");
-  app->add_option("--top", flags->top, "so many attended words each")
-      ->option_text("N [3]")
-      ->check(number_within(1, 100));
+  add_integer(*app, "--top", flags->top, "so many attended words each", 1, 100)
+      ->option_text("N [3]");
   app->add_option("--tokens", flags->tokens, "the tokens, one a line, where the input has none")
       ->option_text("FILE");
   app->add_option("--format", flags->format, "of what is printed")->option_text("md|csv|json [md]");

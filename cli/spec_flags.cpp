@@ -3,6 +3,7 @@
 #include <CLI/App.hpp>
 
 #include "cli/args.h"
+#include "cli/common_flags.h"
 #include "cli/failure.h"
 
 namespace tilewise::cli {
@@ -14,6 +15,10 @@ void add_spec_flags(CLI::App& app, SpecFlags& flags, const char* group) {
   const auto option = [&](const char* name, auto& value, const char* type, const char* help) {
     app.add_option(name, value, help)->group(group)->option_text(type)->take_last();
   };
+  const auto integer = [&](const char* name, std::uint64_t& value, const char* type,
+                           const char* help) {
+    add_integer(app, name, value, help, 0)->group(group)->option_text(type)->take_last();
+  };
   flag("--causal", flags.causal, "key j is visible to query i if j <= i + Sk - Sq");
   flag("--causal-top-left", flags.causal_top_left, "key j is visible to query i if j <= i");
   option("--window", flags.window, "LEFT,RIGHT",
@@ -22,8 +27,8 @@ void add_spec_flags(CLI::App& app, SpecFlags& flags, const char* group) {
   option("--scale", flags.scale, "X", "of q.k, instead of 1 / sqrt(dim)");
   option("--softcap", flags.softcap, "C", "C tanh(x / C) of the scores");
   option("--dropout", flags.dropout, "P", "probability of dropping an element of P");
-  option("--dropout-seed", flags.dropout_seed, "N [0]", "key of the random bits");
-  option("--dropout-offset", flags.dropout_offset, "N [0]", "last word of their counter");
+  integer("--dropout-seed", flags.dropout_seed, "N [0]", "key of the random bits");
+  integer("--dropout-offset", flags.dropout_offset, "N [0]", "last word of their counter");
   flag("--deterministic", flags.deterministic, "backward bitwise repeatable");
   option("--precision", flags.precision, "exact|tf32 [exact]", "how float32 is multiplied");
 }

@@ -43,6 +43,20 @@ TEST(Axis, MessageNamesOptionTextAndExpectation) {
   }
 }
 
+TEST(Integers, InDecimalDigitsWithinBounds) {
+  EXPECT_EQ(parse_integer("--random", "010", 0), 10);
+  EXPECT_EQ(parse_integer<int>("--threads", "08", 1, 1024), 8);
+  EXPECT_EQ(parse_integer("--offset", "-3", -5), -3);
+  EXPECT_EQ(parse_integer<std::uint64_t>("--seed", "18446744073709551615", 0),
+            std::numeric_limits<std::uint64_t>::max());
+  for (const char* text : {"", "x", "1.5", "1e3", "0x10", "+1", " 1", "1 ", "-1", "1025"}) {
+    EXPECT_THROW(parse_integer<int>("--threads", text, 1, 1024), BadInput) << text;
+  }
+  for (const char* text : {"-1", "18446744073709551616", "99999999999999999999"}) {
+    EXPECT_THROW(parse_integer<std::uint64_t>("--seed", text, 0), BadInput) << text;
+  }
+}
+
 TEST(Bytes, Units) {
   EXPECT_EQ(parse_bytes("--mem-limit", "4096"), 4096);
   EXPECT_EQ(parse_bytes("--mem-limit", "24GiB"), std::int64_t{24} << 30);

@@ -70,6 +70,21 @@ class Info(CliTest):
         self.assertGreater(rates["float32 multiply-add"], 0.001)
         self.assertGreater(rates["memory copy"], 0.1)
 
+    def test_whole_numbers_are_decimal(self) -> None:
+        """A leading zero is no octal number, and nothing wraps around."""
+        args = ["check", "--kernel", "eager_fwd", "--format", "json"]
+        (row,) = json.loads(self.ok(*args, "--random", "010", "--threads", "08"))["rows"]
+        self.assertEqual(row["passed"] + row["skipped"], 10)
+        most = str(2**64 - 1)
+        self.ok(*args, "--case", "s8 d8", "--seed", most)
+        for seed, expected in (
+            ("-1", "a whole number, at least 0"),
+            ("1.5", "a whole number, at least 0"),
+            ("99999999999999999999", f"a whole number from 0 to {most}"),
+        ):
+            message = self.fails(BAD_INPUT, *args, "--case", "s8 d8", "--seed", seed)
+            self.assertEqual(message, f"tilewise: --seed '{seed}': expected {expected}\n")
+
 
 if __name__ == "__main__":
     main()

@@ -226,13 +226,23 @@ class BadFiles(CliTest):
 class ExitCodes(CliTest):
     def test_numbers_name_what_is_accepted(self) -> None:
         for option, text, expected in (
-            ("--repeat", "x", "--repeat: 'x': expected a number, from 1 to"),
-            ("--threads", "0", "--threads: '0': expected a number, from 1 to 1024"),
-            ("--dropout-seed", "x", "--dropout-seed = x: expected a number"),
+            ("--repeat", "x", "a whole number from 1 to 1000000000"),
+            ("--repeat", "1e3", "a whole number from 1 to 1000000000"),
+            ("--threads", "0", "a whole number from 1 to 1024"),
+            ("--threads", "2.5", "a whole number from 1 to 1024"),
+            ("--top", "101", "a whole number from 1 to 100"),
+            ("--dropout-seed", "-1", "a whole number, at least 0"),
+            ("--dropout-seed", "1.5", "a whole number, at least 0"),
+            ("--dropout-offset", "0x10", "a whole number, at least 0"),
         ):
+            expected = f"{option} '{text}': expected {expected}\n"
             self.assertIn(expected, self.fails(BAD_INPUT, "run", EXAMPLE, option, text))
+            if option != "--top":
+                self.assertIn(expected, self.fails(BAD_INPUT, "bench", option, text))
         message = self.fails(BAD_INPUT, "bench", "--seq", "8", "--budget-s", "nan")
         self.assertIn("--budget-s: 'nan': expected a number, at least 0", message)
+        message = self.fails(BAD_INPUT, "bench", "--hidden", "2048", "--kv-heads", "5")
+        self.assertIn("--kv-heads '5': expected divisors of --hidden / --dim = 32", message)
 
     def test_commands_and_environment_name_what_is_accepted(self) -> None:
         for words in ([], ["fly"]):
