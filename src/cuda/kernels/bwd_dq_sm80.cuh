@@ -427,7 +427,7 @@ __forceinline__ void kernel(const Args& args) {
   work.block.finish();
 }
 
-/// What rounding took from lse2 and delta. float32: blocks of rows whose lse2 is small keep what
+/// What rounding took from lse2 and delta. Two planes: blocks of rows whose lse2 is small keep what
 /// bwd_delta wrote.
 template <Config kConfig>
 __forceinline__ void refine(const Args& args) {
@@ -435,7 +435,8 @@ __forceinline__ void refine(const Args& args) {
   const TileIndex tile = tile_index(args.order, blockIdx.x);
   wait_for_previous();  // for packed operands and lse2
   Work<kConfig> work(args, shared_address(shared), tile);
-  if (!kConfig.scaled || __syncthreads_or(work.block.is_coarse())) work.block.refine(work.range);
+  if (kConfig.planes == 1 || __syncthreads_or(work.block.is_coarse()))
+    work.block.refine(work.range);
 }
 
 }  // namespace tilewise::bwd_dq_sm80

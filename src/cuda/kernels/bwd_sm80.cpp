@@ -79,13 +79,13 @@ double before_ms(const Problem& p, const sm80::Operands& operands, const Hardwar
 }
 
 /// Gradients of sinks and bias, in a pass whose `products` matrix products take `products_ms`: two
-/// more for the bias, and two more where refine takes delta of 16-bit rows for them. Not measured.
+/// more for the bias, and two more where refine takes delta of every row for them. Not measured.
 double others_ms(const Problem& p, double products_ms, double products) {
   const double two_ms = 2.0 / products * products_ms;
   double ms = 0.0;
   if (p.dsinks.defined()) ms += sm80::kKernelMs;
   if (p.dbias.defined()) ms += sm80::kKernelMs + two_ms;
-  if (sums_gradients(p) && !sm80::form(p).scaled) ms += two_ms;
+  if (sums_gradients(p) && sm80::form(p).planes == 1) ms += two_ms;
   return ms;
 }
 

@@ -164,7 +164,7 @@ bool sums_gradients(const Problem& p) { return p.dbias.defined() || p.dsinks.def
 
 bool refines(const Problem& p) {
   const sm80::Form form = sm80::form(p);
-  return form.scaled ? form.planes == 2 : is_tiny(p) || sums_gradients(p);
+  return form.planes == 2 || (!form.scaled && is_tiny(p)) || sums_gradients(p);
 }
 
 // Four for dK and dV, five where they are apart; three for dQ.

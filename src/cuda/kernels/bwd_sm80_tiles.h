@@ -51,10 +51,10 @@ KernelUnit query_unit(const Config& c, int min_blocks);
 KernelUnit refine_unit(const Config& c, int min_blocks);
 
 /// True when the gradient of a bias or of sinks is asked for: sums of P (dP - delta) over rows and
-/// keys, in which P (dP) nearly cancels delta.
+/// keys, in which the two terms nearly cancel.
 bool sums_gradients(const Problem& p);
-/// float32: lse2 is refined where it is too coarse. 16-bit, very small problems and those that
-/// sums_gradients() names: delta is taken from P, not from the rounded O.
+/// float32: lse2 is refined where it is too coarse. 16-bit, very small problems, and one plane,
+/// those that sums_gradients() names: delta is taken from P, not from O, which has other rounding.
 bool refines(const Problem& p);
 
 std::int64_t blocks_of(std::int64_t rows, int block);

@@ -174,22 +174,6 @@ bwd_sm80::Args backward_args(const Shape& s, Statistics& rows) {
   return a;
 }
 
-/// Sums in fragment order to rows, as bwd_convert does.
-std::vector<float> from_fragments(const std::vector<float>& sums, const Shape& s, int rows_q,
-                                  int width) {
-  std::vector<float> x;
-  for (int h = 0; h < s.heads_q; ++h) {
-    for (int i = 0; i < s.seq_q; ++i) {
-      for (int d = 0; d < s.dim; ++d) {
-        const int lane = i % 8 * 4 + d % 8 / 2, element = i % 16 / 8 * 2 + d % 2;
-        x.push_back(s.scale *
-                    sums[(h * rows_q + i / 16 * 16) * width + d / 8 * 128 + lane * 4 + element]);
-      }
-    }
-  }
-  return x;
-}
-
 /// What delta is made of: O as it is or as the input's type holds it, or P.
 enum class Delta { exact_o, rounded_o, p };
 
@@ -237,7 +221,7 @@ double check_backward(const char* name, const Shape& s, double bound, double dq_
              [&] { bwd_dq_sm80::kernel<kQueries>(a); });
     got_dq = floats(dq);
   }
-  if constexpr (kQueries.paired) check_bias_and_sinks<kQueries>(name, s, t, a);
+  if constexpr (kQueries.paired) check_bias_and_sinks<kQueries>(name, s, t, a, kExact);
   expect(name, "dQ", error(t.dq, got_dq), dq_bound);
   expect(name, "dK", error(t.dk, floats(dk)), bound);
   expect(name, "dV", error(t.dv, floats(dv)), bound);
@@ -278,9 +262,10 @@ template <Gradient kKeys, Gradient kQueries>
 FloatErrors check_float(const char* name, const Shape& s, bool refine, double bound) {
   const Truth t = make_truth(s, [](float x) { return x; });
   const int width = kKeys.head_dim;
-  const Planes<> q(t.q, s.dim, width, s.seq_q, s.heads_q), k(t.k, s.dim, width, s.seq_k, s.heads_k);
-  const Planes<> v(t.v, s.dim, width, s.seq_k, s.heads_k);
-  const Planes<> d_o(t.d_o, s.dim, width, s.seq_q, s.heads_q);
+  using Packed = Planes<kKeys.planes>;
+  const Packed q(t.q, s.dim, width, s.seq_q, s.heads_q), k(t.k, s.dim, width, s.seq_k, s.heads_k);
+  const Packed v(t.v, s.dim, width, s.seq_k, s.heads_k);
+  const Packed d_o(t.d_o, s.dim, width, s.seq_q, s.heads_q);
   Statistics rows(s, t, [](float o) { return o; });
   bwd_sm80::Args a = backward_args(s, rows);
   a.q = q.view, a.k = k.view, a.v = v.view, a.d_o = d_o.view;
@@ -320,7 +305,8 @@ FloatErrors check_float(const char* name, const Shape& s, bool refine, double bo
     add_parts(sums_k, s.scale);
     add_parts(sums_v, 1.0F);
   }
-  if constexpr (kQueries.paired) check_bias_and_sinks<kQueries>(name, s, t, a);
+  if constexpr (kQueries.paired)
+    check_bias_and_sinks<kQueries>(name, s, t, a, std::max(bound, kExact));
   expect(name, "dQ", error(t.dq, dq), bound);
   expect(name, "dK", error(t.dk, dk), bound);
   expect(name, "dV", error(t.dv, dv), bound);
@@ -358,6 +344,10 @@ constexpr Gradient with_parts(Gradient config) {
 }
 constexpr Gradient with_pairs(Gradient config) {
   config.modified = config.paired = true;
+  return config;
+}
+constexpr Gradient with_one_plane(Gradient config) {
+  config.planes = 1;
   return config;
 }
 constexpr Gradient with_modification(Gradient config) {
@@ -477,6 +467,9 @@ int main() {
                                                              kBf16, kExact);
   check_float<with_pairs(kFloatKeys), with_pairs(kFloatQueries)>("float32, bias and mask", hidden,
                                                                  true, 2e-6);
+  constexpr Gradient kTf32Keys = with_pairs(with_one_plane(kFloatKeys));
+  constexpr Gradient kTf32Queries = with_pairs(with_one_plane(kFloatQueries));
+  check_float<kTf32Keys, kTf32Queries>("tf32, bias and mask", hidden, true, kFp16);
   check_float<with_modification(kFloatKeys), with_modification(kFloatQueries)>(
       "float32, scale -3", {.heads_q = 1, .seq_q = 64, .seq_k = 64, .dim = 32, .scale = -3.0F},
       true, 2e-6);

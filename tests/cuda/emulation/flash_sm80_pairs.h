@@ -41,10 +41,10 @@ std::vector<float> emulated_dbias(const Shape& s, const bwd_sm80::Args& pass, co
   return dbias;
 }
 
-/// Bound by kExact, relative to the largest value: sums over whole rows nearly cancel.
+/// Errors relative to the largest value: sums over whole rows nearly cancel.
 template <bwd_sm80::Config kConfig>
 void check_bias_and_sinks(const char* name, const Shape& s, const Truth& t,
-                          const bwd_sm80::Args& pass) {
+                          const bwd_sm80::Args& pass, double bound) {
   double worst = 0.0;
   for (const Axes& axes :
        {Axes{true, true, true}, Axes{false, true, true}, Axes{true, false, true},
@@ -53,7 +53,7 @@ void check_bias_and_sinks(const char* name, const Shape& s, const Truth& t,
     const double off = error(summed(s, t.dlogits, axes), emulated_dbias<kConfig>(s, pass, axes));
     if (!(off <= worst)) worst = off;
   }
-  expect(name, "dbias", worst, kExact);
+  expect(name, "dbias", worst, bound);
   std::vector<float> dsinks(static_cast<std::size_t>(s.heads_q), tile::infinity());
   bwd_sinks::Args a;
   a.lse2 = pass.lse2, a.lse2_low = pass.lse2_low, a.delta = pass.delta;
@@ -61,7 +61,7 @@ void check_bias_and_sinks(const char* name, const Shape& s, const Truth& t,
   a.batch = 1, a.heads = s.heads_q, a.seq_q = s.seq_q, a.rows_q = pass.rows_q;
   run_grid(static_cast<unsigned>(s.heads_q), bwd_sinks::kThreads / 32, bwd_sinks::shared,
            [&] { bwd_sinks::kernel<bwd_sinks::Config{.low = kConfig.scaled}>(a); });
-  expect(name, "dsink", error(t.dsinks, dsinks), kExact);
+  expect(name, "dsink", error(t.dsinks, dsinks), bound);
 }
 
 }  // namespace

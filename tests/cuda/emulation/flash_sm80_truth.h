@@ -231,4 +231,20 @@ struct Pairs {
   }
 };
 
+/// Sums in fragment order to rows, as bwd_convert does.
+std::vector<float> from_fragments(const std::vector<float>& sums, const Shape& s, int rows_q,
+                                  int width) {
+  std::vector<float> x;
+  for (int h = 0; h < s.heads_q; ++h) {
+    for (int i = 0; i < s.seq_q; ++i) {
+      for (int d = 0; d < s.dim; ++d) {
+        const int lane = i % 8 * 4 + d % 8 / 2, element = i % 16 / 8 * 2 + d % 2;
+        x.push_back(s.scale *
+                    sums[(h * rows_q + i / 16 * 16) * width + d / 8 * 128 + lane * 4 + element]);
+      }
+    }
+  }
+  return x;
+}
+
 }  // namespace
