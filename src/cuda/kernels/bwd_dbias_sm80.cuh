@@ -28,7 +28,7 @@ struct BiasGradient {
   using Tiles = bwd_dq_sm80::QueryGradient<kConfig>;
   static constexpr int kBlockM = kConfig.block_m, kBlockN = kConfig.block_n;
   static constexpr int kM = Tiles::kM, kN = Tiles::kN;
-  static_assert(kConfig.paired && kConfig.modified);
+  static_assert(kConfig.paired && kConfig.modified && !kConfig.split);
 
   const Args& args;
   const u32 shared;
@@ -42,14 +42,10 @@ struct BiasGradient {
 
   /// Adds the block of rows and the block of keys of one batch entry and head.
   __forceinline__ void add(int batch, int head, int row_block, int key_block) {
-    const bwd_sm80::Args& pass = args.pass;
-    const int seq_k = pass.key_lengths == nullptr
-                          ? pass.seq_k
-                          : max(0, min(pass.seq_k, pass.key_lengths[batch * pass.key_lengths_b]));
-    Tiles tiles(pass, shared, {row_block, 0, batch * pass.heads_q + head}, seq_k);
-    const int row_end = min(tiles.row + kBlockM, pass.seq_q);
-    const BlockRange range = key_blocks<kBlockN>(tiles.diagonals, tiles.row, row_end, seq_k);
-    if (key_block < range.begin || key_block >= range.end) return;
+    bwd_dq_sm80::Work<kConfig> work(args.pass, shared,
+                                    {row_block, 0, batch * args.pass.heads_q + head});
+    if (key_block < work.range.begin || key_block >= work.range.end) return;
+    Tiles& tiles = work.block;
     __syncthreads();  // all warps are done with the operands before
     tiles.load_queries();
     tiles.load_keys(key_block, 0);
