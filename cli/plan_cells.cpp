@@ -5,6 +5,7 @@
 
 #include "cli/pass_plans.h"
 #include "measure/materialize.h"
+#include "problem/blocks.h"
 
 namespace tilewise::cli {
 namespace {
@@ -29,7 +30,7 @@ double filled_share(const Plan& plan, const Case& problem, const Hardware& machi
   const std::int64_t rows = queries ? problem.seq_q : problem.seq_k;
   const std::int64_t heads = queries ? problem.heads_q : problem.heads_k;
   const int block = queries ? plan.block_m : plan.block_n;
-  const std::int64_t blocks = (rows + block - 1) / block;
+  const std::int64_t blocks = ceil_div(rows, block);
   const auto tiles = static_cast<double>(problem.batch * heads * plan.splits * blocks);
   const double units =
       machine.device.type == DeviceType::cpu ? machine.threads : machine.multiprocessors;

@@ -9,15 +9,9 @@
 #include "cpu/micro.h"
 #include "plan/kernel_row.h"
 #include "plan/time_model.h"
+#include "problem/blocks.h"
 
 namespace tilewise::cpu {
-
-constexpr std::int64_t round_up(std::int64_t value, std::int64_t step) {
-  return (value + step - 1) / step * step;
-}
-constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t step) {
-  return (value + step - 1) / step;
-}
 
 /// Floats of one worker's scratch, so that what the prefetchers fetch past its end is not the next
 /// worker's: between cores without a common cache, writing what another has a copy of waits 0.3 us.

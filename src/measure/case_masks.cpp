@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "problem/arguments.h"
+#include "problem/blocks.h"
 
 namespace tilewise {
 namespace {
@@ -158,8 +159,8 @@ BlockArrays make_blocks(const Case& c, std::uint64_t seed) {
   }
   arrays.batch = blocks.per_batch ? c.batch : 1;
   arrays.heads = blocks.per_head ? c.heads_q : 1;
-  arrays.query_blocks = arguments::block_count(c.seq_q, blocks.block_q);
-  const std::int64_t key_blocks = arguments::block_count(c.seq_k, blocks.block_k);
+  arrays.query_blocks = ceil_div(c.seq_q, blocks.block_q);
+  const std::int64_t key_blocks = ceil_div(c.seq_k, blocks.block_k);
   Random random(seed, Stream::blocks);
   std::int64_t n = 0;
   for (std::int64_t b = 0; b < arrays.batch; ++b) {

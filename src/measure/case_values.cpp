@@ -6,6 +6,7 @@
 
 #include "cpu/elements.h"
 #include "measure/case_buffers.h"
+#include "problem/blocks.h"
 #include "reference/elements.h"
 #include "tilewise/runtime.h"
 
@@ -35,7 +36,7 @@ Rows rows_of(const Tensor& tensor) {
 /// Calls body_of_rows(begin, end) over all rows, in parallel.
 void for_rows(const Rows& rows,
               const std::function<void(std::int64_t, std::int64_t)>& body_of_rows) {
-  const std::int64_t tasks = (rows.count() + kRowsPerTask - 1) / kRowsPerTask;
+  const std::int64_t tasks = ceil_div(rows.count(), kRowsPerTask);
   if (tasks <= 1) {
     body_of_rows(0, rows.count());
     return;

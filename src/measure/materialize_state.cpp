@@ -3,18 +3,15 @@
 #include <algorithm>
 #include <cmath>
 
+#include "problem/blocks.h"
 #include "reference/elements.h"
 
 namespace tilewise {
 namespace {
 
-std::int64_t pages_of(const Case& c, std::int64_t length) {
-  return (length + c.page_size - 1) / c.page_size;
-}
-
 std::int64_t pool_pages(const Case& c) {
   std::int64_t pages = 2;  // two that nobody uses
-  for (std::int64_t length : c.key_lengths) pages += pages_of(c, length);
+  for (std::int64_t length : c.key_lengths) pages += ceil_div(length, c.page_size);
   return pages;
 }
 
@@ -276,12 +273,12 @@ void CaseState::add_pages() {
     const std::int64_t other = random.word(n) % (n + 1);
     std::swap(order[static_cast<std::size_t>(n)], order[static_cast<std::size_t>(other)]);
   }
-  const std::int64_t columns = pages_of(c_, c_.seq_k);
+  const std::int64_t columns = ceil_div(c_.seq_k, c_.page_size);
   std::vector<double> table;
   std::size_t next = 0;
   for (std::int64_t length : c_.key_lengths) {
     for (std::int64_t column = 0; column < columns; ++column) {
-      if (column < pages_of(c_, length)) {
+      if (column < ceil_div(length, c_.page_size)) {
         table.push_back(static_cast<double>(order[next++]));
       } else {
         table.push_back(column % 2 == 0 ? -1.0 : 2147483647.0);  // must never be read

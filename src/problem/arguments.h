@@ -21,11 +21,6 @@ std::string shape_text(const std::int64_t* sizes, int rank);
 /// At most Tensor::kMaxElems elements, and strides that span no more. Sizes are >= 0.
 void require_countable(const char* name, const Tensor& t);
 
-/// Blocks of `block` >= 1 that cover `length` >= 0: rounded up, for any block size.
-constexpr std::int64_t block_count(std::int64_t length, std::int64_t block) {
-  return length / block + (length % block != 0 ? 1 : 0);
-}
-
 /// Rank 4 as it is, rank 3 (B, S, D) as (B, 1, S, D).
 Tensor canonical(const char* name, const Tensor& t);
 

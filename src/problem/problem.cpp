@@ -5,11 +5,11 @@
 #include <string>
 
 #include "problem/arguments.h"
+#include "problem/blocks.h"
 
 namespace tilewise {
 namespace {
 
-using arguments::block_count;
 using arguments::canonical;
 using arguments::expand;
 using arguments::fail;
@@ -266,7 +266,7 @@ void take_block_list(Problem& p, const BlockList& list) {
     arguments::fail_value("block_list.block_k", std::to_string(list.block_k), "it must be >= 1");
   require_device("block_list.row_offsets", list.row_offsets, p.device);
   require_device("block_list.block_index", list.block_index, p.device);
-  const std::int64_t rows = block_count(p.seq_q, list.block_q);
+  const std::int64_t rows = ceil_div(p.seq_q, list.block_q);
   const Tensor& offsets = list.row_offsets;
   const bool batch_ok = offsets.sizes[0] == 1 || offsets.sizes[0] == p.batch;
   const bool heads_ok = offsets.sizes[1] == 1 || offsets.sizes[1] == p.heads_q;
@@ -293,7 +293,7 @@ void take_block_list(Problem& p, const BlockList& list) {
   p.block_list = list;
   if (offsets.sizes[0] == 1) p.block_list.row_offsets.strides[0] = 0;
   if (offsets.sizes[1] == 1) p.block_list.row_offsets.strides[1] = 0;
-  arguments::check_block_list(p.block_list, offsets, block_count(p.seq_k, list.block_k));
+  arguments::check_block_list(p.block_list, offsets, ceil_div(p.seq_k, list.block_k));
 }
 
 void take_masks(Problem& p, const AttentionSpec& spec) {

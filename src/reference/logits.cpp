@@ -1,6 +1,7 @@
 #include "reference/logits.h"
 
 #include "problem/arguments.h"
+#include "problem/blocks.h"
 #include "reference/elements.h"
 
 namespace tilewise::reference {
@@ -47,9 +48,8 @@ void Visibility::start_row(std::int64_t i) {
   range_ = head_.problem.visible_keys(head_.sequence, i);
   const BlockList& list = head_.problem.block_list;
   if (!list.defined()) return;
-  blocks_.assign(
-      static_cast<std::size_t>(arguments::block_count(head_.problem.seq_k, list.block_k)),
-      Block::hidden);
+  blocks_.assign(static_cast<std::size_t>(ceil_div(head_.problem.seq_k, list.block_k)),
+                 Block::hidden);
   const Tensor& offsets = list.row_offsets;
   const std::int64_t at = head_.b * offsets.strides[0] + head_.h * offsets.strides[1] +
                           i / list.block_q * offsets.strides[2];

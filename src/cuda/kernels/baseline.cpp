@@ -4,6 +4,7 @@
 #include "cuda/kernels/baseline_args.h"
 #include "cuda/kernels/textbook.hpp"
 #include "plan/accounting.h"
+#include "problem/blocks.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -67,11 +68,11 @@ void run(const KernelRow&, const Problem& p, const Context& context) {
   const auto step = [&](const char* entry, std::int64_t blocks) {
     launch(load(unit(entry, p.dtype), device), {.x = blocks}, context.stream, args);
   };
-  step("scores", blocks_for(rows * p.seq_k, textbook::kThreads));
+  step("scores", ceil_div(rows * p.seq_k, textbook::kThreads));
   step("row_max", rows);
   step("exponentials", rows);
   step("normalise", rows);
-  step("output", blocks_for(rows * p.head_dim_v, textbook::kThreads));
+  step("output", ceil_div(rows * p.head_dim_v, textbook::kThreads));
 }
 
 }  // namespace

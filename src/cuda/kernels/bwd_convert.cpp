@@ -2,6 +2,7 @@
 
 #include "cuda/kernels/bwd_convert_args.h"
 #include "cuda/kernels/sm80.hpp"
+#include "problem/blocks.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -40,7 +41,7 @@ void convert_gradients(const Problem& p, std::span<const SummedGradient> gradien
     source.padded = gradient.padded;
     source.items = to.sizes[0] * to.sizes[1] * (gradient.padded_rows / 16) * source.padded;
     source.first_block = blocks;
-    blocks += (source.items + bwd_convert::kThreads - 1) / bwd_convert::kThreads;
+    blocks += ceil_div(source.items, bwd_convert::kThreads);
   }
   launch(sm80::load_config(config, p.device.index, unit), sm80::following(blocks, p.device.index),
          stream, args);

@@ -5,6 +5,7 @@
 #include "cuda/kernels/bwd_dbias_sm80_args.h"
 #include "cuda/kernels/bwd_sm80_tiles.h"
 #include "cuda/kernels/sm80.hpp"
+#include "problem/blocks.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -31,8 +32,8 @@ void bias_gradient(const Problem& p, const bwd_sm80::Args& pass, bwd_sm80::Confi
   args.dbias = sm80::view4(p.dbias);
   args.axes = {.batch = blocks(0, p.batch),
                .heads = blocks(1, p.heads_q),
-               .rows = blocks(2, bwd_tiles::blocks_of(p.seq_q, config.block_m)),
-               .keys = blocks(3, bwd_tiles::blocks_of(p.seq_k, config.block_n))};
+               .rows = blocks(2, ceil_div(p.seq_q, config.block_m)),
+               .keys = blocks(3, ceil_div(p.seq_k, config.block_n))};
   args.batch = static_cast<int>(p.batch);
   const std::int64_t grid =
       std::int64_t{args.axes.batch} * args.axes.heads * args.axes.rows * args.axes.keys;

@@ -2,6 +2,7 @@
 
 #include "cuda/kernels/bwd_delta_args.h"
 #include "cuda/kernels/sm80.hpp"
+#include "problem/blocks.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -60,7 +61,7 @@ void prepare_rows(const Problem& p, const RowStatistics& rows, void* stream) {
   args.rows = p.batch * p.heads_q * rows.rows_q;
   const std::int64_t threads = args.rows * lanes(config.head_dim_v);
   launch(sm80::load_config(config, p.device.index, unit),
-         {.x = (threads + bwd_delta::kThreads - 1) / bwd_delta::kThreads}, stream, args);
+         {.x = ceil_div(threads, bwd_delta::kThreads)}, stream, args);
 }
 
 void add_bwd_delta_units(std::vector<PackUnit>& units) {

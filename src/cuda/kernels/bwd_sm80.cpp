@@ -12,6 +12,7 @@
 #include "cuda/kernels/bwd_sm80_tiles.h"
 #include "cuda/kernels/sm80.hpp"
 #include "plan/accounting.h"
+#include "problem/blocks.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -172,7 +173,7 @@ void fill(Args& args, const Problem& p, const sm80::Operands& operands, const Ro
 /// dK and dV, with dQ where the config says so: one block for block_n keys of a kv head.
 void launch_keys(const Problem& p, const Config& config, const Tile& tile, Args args, int splits,
                  void* stream) {
-  const std::int64_t heads = p.batch * p.heads_k, blocks = blocks_of(p.seq_k, tile.block_n);
+  const std::int64_t heads = p.batch * p.heads_k, blocks = ceil_div(p.seq_k, tile.block_n);
   const double head_bytes = static_cast<double>(p.seq_q * p.group()) *
                             (config.head_dim + config.head_dim_v) *
                             (2.0 * config.planes + (config.with_dq ? 2.0 : 0.0));
@@ -194,7 +195,7 @@ void launch_keys(const Problem& p, const Config& config, const Tile& tile, Args 
 /// dQ, or with `refine` what rounding took from lse2: one block for block_m queries of a head.
 void launch_queries(const Problem& p, const Config& config, const Tile& tile, Args args,
                     bool refine, int splits, void* stream) {
-  const std::int64_t heads = p.batch * p.heads_q, blocks = blocks_of(p.seq_q, tile.block_m);
+  const std::int64_t heads = p.batch * p.heads_q, blocks = ceil_div(p.seq_q, tile.block_m);
   const double head_bytes = static_cast<double>(p.seq_k) * (config.head_dim + config.head_dim_v) *
                             2.0 * config.planes / static_cast<double>(p.group());
   args.order = {.blocks = static_cast<unsigned>(blocks),

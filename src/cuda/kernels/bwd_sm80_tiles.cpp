@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "plan/accounting.h"
+#include "problem/blocks.h"
 
 namespace tilewise::cuda::bwd_tiles {
 namespace {
@@ -170,25 +171,22 @@ bool refines(const Problem& p) {
 // Four for dK and dV, five where they are apart; three for dQ.
 double two_pass_products(const TilePair& pair) { return (pair.apart ? 5.0 : 4.0) + 3.0; }
 
-std::int64_t blocks_of(std::int64_t rows, int block) { return (rows + block - 1) / block; }
-std::int64_t rows_q(const Problem& p) {
-  return blocks_of(p.seq_q, tile::kScaleRows) * tile::kScaleRows;
-}
-std::int64_t rows_k(const Problem& p, int block_n) { return blocks_of(p.seq_k, block_n) * block_n; }
+std::int64_t rows_q(const Problem& p) { return round_up(p.seq_q, tile::kScaleRows); }
+std::int64_t rows_k(const Problem& p, int block_n) { return round_up(p.seq_k, block_n); }
 std::int64_t per_split(std::int64_t rows, int block, int splits) {
-  return std::max<std::int64_t>(1, blocks_of(blocks_of(rows, splits), block)) * block;
+  return std::max<std::int64_t>(1, ceil_div(ceil_div(rows, splits), block)) * block;
 }
 
 Parts parts_of(const Problem& p, const TilePair& pair, int splits) {
   Parts parts;
   parts.queries_per_split = per_split(p.seq_q, pair.keys.block_m, splits);
   parts.keys_per_split = per_split(p.seq_k, pair.queries.block_n, splits);
-  parts.keys = static_cast<int>(
-      std::max<std::int64_t>(1, (p.seq_q + parts.queries_per_split - 1) / parts.queries_per_split));
-  parts.queries = static_cast<int>(
-      std::max<std::int64_t>(1, (p.seq_k + parts.keys_per_split - 1) / parts.keys_per_split));
+  parts.keys =
+      static_cast<int>(std::max<std::int64_t>(1, ceil_div(p.seq_q, parts.queries_per_split)));
+  parts.queries =
+      static_cast<int>(std::max<std::int64_t>(1, ceil_div(p.seq_k, parts.keys_per_split)));
   parts.rows_k = rows_k(p, pair.keys.block_n);
-  parts.rows_dq = blocks_of(p.seq_q, pair.queries.block_m) * pair.queries.block_m;
+  parts.rows_dq = round_up(p.seq_q, pair.queries.block_m);
   return parts;
 }
 
@@ -225,14 +223,13 @@ OnePass choose_one_pass(const Problem& p, const Hardware& machine) {
   const double heads = static_cast<double>(p.batch * p.heads_k);
   for (const Tile& tile : one_pass_tiles(p)) {
     if (shared_bytes(make_config(p, tile, true, false)) > machine.shared_kib * 1024) continue;
-    const bool full = sm80::fills(heads * static_cast<double>(blocks_of(p.seq_k, tile.block_n)),
+    const bool full = sm80::fills(heads * static_cast<double>(ceil_div(p.seq_k, tile.block_n)),
                                   tile.min_blocks, machine);
     for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24}) {
       if (wanted > 1 && (full || p.seq_q < std::int64_t{64} * wanted)) break;
       const std::int64_t queries = per_split(p.seq_q, tile.block_m, wanted);
-      const int splits =
-          wanted == 1 ? 1 : static_cast<int>(blocks_of(p.seq_q, static_cast<int>(queries)));
-      double ms = predict(p, tile, heads, static_cast<double>(blocks_of(p.seq_k, tile.block_n)),
+      const int splits = wanted == 1 ? 1 : static_cast<int>(ceil_div(p.seq_q, queries));
+      double ms = predict(p, tile, heads, static_cast<double>(ceil_div(p.seq_k, tile.block_n)),
                           tile.block_n, static_cast<double>(p.seq_q * p.group()), splits,
                           {kOnePassProducts, kOnePassProducts}, machine);
       if (splits > 1) {
@@ -256,10 +253,10 @@ double predict_two_pass(const Problem& p, const TilePair& pair, int splits,
   const double heads_q = static_cast<double>(p.batch * p.heads_q);
   const double all = two_pass_products(pair), queries = 3.0, keys = all - queries;
   double ms = predict(p, pair.keys, heads_k,
-                      static_cast<double>(blocks_of(p.seq_k, pair.keys.block_n)), pair.keys.block_n,
+                      static_cast<double>(ceil_div(p.seq_k, pair.keys.block_n)), pair.keys.block_n,
                       static_cast<double>(p.seq_q * p.group()), parts.keys, {keys, all}, machine);
   ms += predict(p, pair.queries, heads_q,
-                static_cast<double>(blocks_of(p.seq_q, pair.queries.block_m)), pair.queries.block_m,
+                static_cast<double>(ceil_div(p.seq_q, pair.queries.block_m)), pair.queries.block_m,
                 static_cast<double>(p.seq_k), parts.queries, {queries, all}, machine);
   if (splits > 1) {
     const double sums = heads_k * static_cast<double>(parts.rows_k * parts.keys) *
@@ -282,9 +279,9 @@ TwoPass choose_two_pass(const Problem& p, const Hardware& machine) {
   TwoPass best;
   for (const TilePair& pair : two_pass_tiles(p)) {
     if (!fits(p, pair, machine)) continue;
-    const bool full = sm80::fills(
-        static_cast<double>(p.batch * p.heads_k * blocks_of(p.seq_k, pair.keys.block_n)),
-        pair.keys.min_blocks, machine);
+    const bool full =
+        sm80::fills(static_cast<double>(p.batch * p.heads_k * ceil_div(p.seq_k, pair.keys.block_n)),
+                    pair.keys.min_blocks, machine);
     for (const int splits : {1, 2, 3, 4, 6, 8, 12, 16}) {
       if (splits > 1 && (full || std::min(p.seq_q, p.seq_k) < std::int64_t{64} * splits)) break;
       const double ms = predict_two_pass(p, pair, splits, machine);

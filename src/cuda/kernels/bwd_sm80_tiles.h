@@ -57,7 +57,6 @@ bool sums_gradients(const Problem& p);
 /// those that sums_gradients() names: delta is taken from P, not from O, which has other rounding.
 bool refines(const Problem& p);
 
-std::int64_t blocks_of(std::int64_t rows, int block);
 /// Rows of a head in what bwd_delta writes and in the sums of dQ.
 std::int64_t rows_q(const Problem& p);
 /// Rows of a head in the sums of dK and dV.

@@ -8,6 +8,7 @@
 #include "cuda/kernels/sm80.hpp"
 #include "cuda/kernels/tile_order.h"
 #include "plan/accounting.h"
+#include "problem/blocks.h"
 namespace tilewise::cuda {
 namespace {
 
@@ -15,8 +16,6 @@ using bwd_sm90::Config;
 using bwd_sm90::Mask;
 
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
-
-std::int64_t blocks_of(std::int64_t rows, int block) { return (rows + block - 1) / block; }
 
 }  // namespace
 
@@ -58,7 +57,7 @@ Config bwd_sm90_config(const Problem& p) {
   // Measured: worth 2 % of a short tile, nothing of a long one.
   if (narrow && !config.softcap && p.seq_q <= 2048) config.k_stages = 2;
   // Fewer jobs, where the last chunk does not stand half empty.
-  const std::int64_t chunks = blocks_of(p.seq_q, config.chunk_rows);
+  const std::int64_t chunks = ceil_div(p.seq_q, config.chunk_rows);
   if (narrow && (chunks >= 8 || chunks % 2 == 0)) config.chunk_rows = 256;
   config.split = bwd_sm90_parts(p, config) > 1;
   return config;
@@ -68,8 +67,8 @@ int bwd_sm90_parts(const Problem& p, const Config& config) {
   // In a fixed order of additions parts would wait for one another. Unequal dims: other sums.
   if (config.wide() || config.deterministic || config.exact || config.head_dim != config.head_dim_v)
     return 1;
-  const std::int64_t tiles = p.batch * p.heads_k * blocks_of(p.seq_k, config.block_n);
-  const std::int64_t blocks = blocks_of(p.seq_q, config.block_m);
+  const std::int64_t tiles = p.batch * p.heads_k * ceil_div(p.seq_k, config.block_n);
+  const std::int64_t blocks = ceil_div(p.seq_q, config.block_m);
   // Tiles of a diagonal differ in length: as many of them as even out.
   const std::int64_t wanted =
       std::int64_t{sm80::kTypicalMultiprocessors} * (p.has_positional_mask() ? 4 : 2);
@@ -82,23 +81,23 @@ int bwd_sm90_parts(const Problem& p, const Config& config) {
 
 std::int64_t bwd_sm90_rows_k(const Problem& p, const Config& config) {
   const int unit = std::max(config.block_n, config.chunk_rows);
-  return blocks_of(p.seq_k, unit) * unit;
+  return round_up(p.seq_k, unit);
 }
 
 std::int64_t bwd_sm90_rows(const Problem& p, const Config& config) {
-  return blocks_of(p.seq_q, config.chunk_rows) * config.chunk_rows;
+  return round_up(p.seq_q, config.chunk_rows);
 }
 
 std::int64_t bwd_sm90_jobs(const Problem& p, const Config& config) {
-  return 2 * p.batch * p.heads_q * blocks_of(p.seq_q, config.chunk_rows) +
+  return 2 * p.batch * p.heads_q * ceil_div(p.seq_q, config.chunk_rows) +
          p.batch * p.heads_k *
-             (blocks_of(p.seq_k, config.block_n) * bwd_sm90_parts(p, config) +
+             (ceil_div(p.seq_k, config.block_n) * bwd_sm90_parts(p, config) +
               (config.split ? 2 * bwd_sm90_rows_k(p, config) / config.chunk_rows : 0));
 }
 
 bwd_sm90::SectionOrder bwd_sm90_order(const Problem& p, const Config& config) {
   OrderProblem order;
-  order.blocks = blocks_of(p.seq_k, config.block_n);
+  order.blocks = ceil_div(p.seq_k, config.block_n);
   order.heads = p.batch * p.heads_k;
   // Q, dO and the float32 sums of dQ.
   order.kv_bytes = p.group() * p.seq_q * (2 * p.head_dim + 2 * p.head_dim_v + 4 * p.head_dim);
@@ -112,16 +111,16 @@ int bwd_sm90_sections_apart(const bwd_sm90::SectionOrder& order, const Config& c
   // Short tiles: what lies farther apart is less often still in the L2 cache (measured at dim 64).
   const bool is_short = config.block_m == 128 && order.blocks <= 8;
   const int apart = sm80::kTypicalMultiprocessors * (is_short ? 6 : 10) / 10;
-  return (apart + tiles - 1) / tiles;
+  return static_cast<int>(ceil_div(apart, tiles));
 }
 
 double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machine) {
   const double sms = std::max(1, machine.multiprocessors);
   const int parts = config.split ? bwd_sm90_parts(p, config) : 1;
   const double tiles =
-      static_cast<double>(p.batch * p.heads_k * blocks_of(p.seq_k, config.block_n) * parts);
+      static_cast<double>(p.batch * p.heads_k * ceil_div(p.seq_k, config.block_n) * parts);
   const double chunks =
-      static_cast<double>(p.batch * p.heads_q * blocks_of(p.seq_q, config.chunk_rows));
+      static_cast<double>(p.batch * p.heads_q * ceil_div(p.seq_q, config.chunk_rows));
   const double all_queries = static_cast<double>(p.seq_q * p.group()) / parts;
   const double cut = p.has_positional_mask() ? 0.4 * (config.block_m + config.block_n) : 0.0;
   const double queries =

@@ -2,6 +2,7 @@
 
 #include "cuda/kernels/combine_args.h"
 #include "cuda/kernels/sm80.hpp"
+#include "problem/blocks.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -54,8 +55,7 @@ void combine_parts(const Problem& p, const float* o, const float* lse, int parts
   args.head_dim_v = static_cast<int>(p.head_dim_v);
   const std::int64_t threads = args.rows * lanes(config.head_dim_v);
   launch(sm80::load_config(config, p.device.index, unit),
-         sm80::following((threads + combine::kThreads - 1) / combine::kThreads, p.device.index),
-         stream, args);
+         sm80::following(ceil_div(threads, combine::kThreads), p.device.index), stream, args);
 }
 
 void add_combine_units(std::vector<PackUnit>& units) {

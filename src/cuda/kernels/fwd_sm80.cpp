@@ -7,6 +7,7 @@
 #include "cuda/kernels/fwd_sm80_args.h"
 #include "cuda/kernels/sm80.hpp"
 #include "plan/accounting.h"
+#include "problem/blocks.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -116,12 +117,11 @@ int resident_blocks(const Tile& tile, int bytes, const Hardware& machine) {
 }
 
 std::int64_t keys_per_split(const Problem& p, int block_n, int splits) {
-  const std::int64_t keys = (p.seq_k + splits - 1) / splits;
-  return (keys + block_n - 1) / block_n * block_n;
+  return round_up(ceil_div(p.seq_k, splits), block_n);
 }
 
 std::int64_t row_blocks(const Problem& p, const Tile& tile) {
-  return (p.seq_q + tile.block_m - 1) / tile.block_m;
+  return ceil_div(p.seq_q, tile.block_m);
 }
 
 /// Most keys that a tile of `rows` rows sees.
@@ -203,7 +203,7 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
       const bool whole = full || row.config != nullptr || tile.key_warps > 1;
       if (wanted > 1 && (whole || p.seq_k < std::int64_t{64} * wanted)) break;
       const std::int64_t keys = keys_per_split(p, tile.block_n, wanted);
-      const int splits = wanted == 1 ? 1 : static_cast<int>((p.seq_k + keys - 1) / keys);
+      const int splits = wanted == 1 ? 1 : static_cast<int>(ceil_div(p.seq_k, keys));
       const double ms = predict(p, tile, bytes, splits, machine);
       if (best.tile == nullptr || ms < best.ms) best = {&tile, splits, ms};
     }

@@ -6,6 +6,7 @@
 #include "cuda/kernels/sm80.hpp"
 #include "cuda/kernels/tile_order.h"
 #include "plan/accounting.h"
+#include "problem/blocks.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -77,7 +78,7 @@ QueryGrid query_grid(const Problem& p, const Sm90Tile& tile) {
   const std::int64_t queries = tile.block_m() >> shift;
   const std::int64_t heads = shift > 0 ? p.heads_k : p.heads_q;
   if (p.packed) return {queries, packed_blocks(p, queries), heads};
-  return {queries, (p.seq_q + queries - 1) / queries, p.batch * heads};
+  return {queries, ceil_div(p.seq_q, queries), p.batch * heads};
 }
 
 bool is_short_window(const Problem& p) {
@@ -138,7 +139,7 @@ int sm90_pack_shift(const Problem& p, const Sm90Tile& tile) {
   // The map of packed sequences has no axis left for the heads of a group.
   if (p.packed && std::int64_t{1} << shift != group) return 0;
   const auto filled = [&](std::int64_t heads, std::int64_t queries) {
-    const std::int64_t blocks = (p.seq_q + queries - 1) / queries;
+    const std::int64_t blocks = ceil_div(p.seq_q, queries);
     return static_cast<double>(p.seq_q * heads) / static_cast<double>(blocks * tile.block_m());
   };
   const double packed = filled(group, tile.block_m() >> shift);
@@ -213,7 +214,7 @@ fwd_sm90::SectionOrder sm90_order(const Problem& p, const Config& config, std::i
                                   int splits) {
   const std::int64_t heads = config.pack_heads ? p.heads_k : p.heads_q;
   OrderProblem order;
-  order.blocks = p.packed ? packed_blocks(p, queries) : (p.seq_q + queries - 1) / queries;
+  order.blocks = p.packed ? packed_blocks(p, queries) : ceil_div(p.seq_q, queries);
   order.heads = (p.packed ? 1 : p.batch) * heads * splits;
   order.heads_per_kv = heads / p.heads_k * splits;
   // Of a window only the part that the tiles at work see has to stay in the cache.
@@ -229,21 +230,21 @@ fwd_sm90::SectionOrder sm90_order(const Problem& p, const Config& config, std::i
 }
 
 int sm90_blocks_per_split(const Problem& p, int block_n, int splits) {
-  const std::int64_t blocks = (p.seq_k + block_n - 1) / block_n;
-  return static_cast<int>((blocks + splits - 1) / splits);
+  const std::int64_t blocks = ceil_div(p.seq_k, block_n);
+  return static_cast<int>(ceil_div(blocks, splits));
 }
 
 Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
   Sm90Choice best;
   for (const Sm90Tile& tile : sm90_tiles(p)) {
     if (tile.has(kWindowOnly) && !is_short_window(p)) continue;
-    const std::int64_t blocks = (p.seq_k + tile.block_n - 1) / tile.block_n;
+    const std::int64_t blocks = ceil_div(p.seq_k, tile.block_n);
     const auto consider = [&](std::int64_t wanted) {
       if (wanted < 1) return;
       // Fewer than two blocks a part do not pay for the merge.
       if (wanted > 1 && (blocks < 2 * wanted || wanted > kMostSplits)) return;
-      const std::int64_t per_part = (blocks + wanted - 1) / wanted;
-      const int splits = static_cast<int>((blocks + per_part - 1) / per_part);
+      const std::int64_t per_part = ceil_div(blocks, wanted);
+      const int splits = static_cast<int>(ceil_div(blocks, per_part));
       const double ms = predict(p, tile, splits, machine);
       if (best.tile == nullptr || ms < best.ms) best = {&tile, splits, ms};
     };

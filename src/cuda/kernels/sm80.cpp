@@ -8,6 +8,7 @@
 #include "cuda/kernels/refusal.hpp"
 #include "plan/accounting.h"
 #include "plan/gpu_facts.h"
+#include "problem/blocks.h"
 #include "problem/philox.h"
 
 namespace tilewise::cuda::sm80 {
@@ -108,7 +109,7 @@ Operands::Operands(const Problem& p) : form_(form(p)), device_(p.device.index) {
       continue;
     }
     const std::int64_t width = std::int64_t{form_.planes} * padded(t.sizes[3]);
-    const std::int64_t blocks = (t.sizes[2] + tile::kScaleRows - 1) / tile::kScaleRows;
+    const std::int64_t blocks = ceil_div(t.sizes[2], tile::kScaleRows);
     sources_.push_back(
         {i, &t, tensors[i].second, {t.sizes[0], t.sizes[1], t.sizes[2], width}, blocks});
     operands_[i].cols = padded(t.sizes[3]);
@@ -211,10 +212,10 @@ unsigned section(bool positional, std::int64_t heads, std::int64_t blocks, doubl
   const auto fit = static_cast<std::int64_t>(kSectionBytes / std::max(1.0, head_bytes));
   // The last section must keep every multiprocessor busy to its end.
   const std::int64_t busy =
-      (std::int64_t{4} * multiprocessors + blocks - 1) / std::max<std::int64_t>(1, blocks);
+      ceil_div(std::int64_t{4} * multiprocessors, std::max<std::int64_t>(1, blocks));
   const std::int64_t wanted = std::clamp<std::int64_t>(std::max(fit, busy), 1, heads);
-  const std::int64_t sections = (heads + wanted - 1) / wanted;
-  return static_cast<unsigned>((heads + sections - 1) / sections);
+  const std::int64_t sections = ceil_div(heads, wanted);
+  return static_cast<unsigned>(ceil_div(heads, sections));
 }
 
 Grid following(std::int64_t blocks, int device) {

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "problem/blocks.h"
+
 namespace tilewise::cuda {
 namespace {
 
@@ -16,7 +18,7 @@ TensorMapSpec sm90_map_spec(const Tensor& tensor, int box_rows, bool packed) {
   for (std::size_t axis = 1; axis < 4; ++axis) {
     // The stride of an axis with one element is never used; it must be a legal one all the same.
     if (spec.sizes[axis] == 1) {
-      spec.strides[axis] = (spec.sizes[0] * 2 + kUnitBytes - 1) / kUnitBytes * kUnitBytes;
+      spec.strides[axis] = round_up(spec.sizes[0] * 2, kUnitBytes);
     }
   }
   return spec;

@@ -54,8 +54,4 @@ tile::View4 view4(const Tensor& t) {
 
 std::int64_t score_rows(const Problem& p) { return p.batch * p.heads_q * p.seq_q; }
 
-std::int64_t blocks_for(std::int64_t elements, int threads) {
-  return (elements + threads - 1) / threads;
-}
-
 }  // namespace tilewise::cuda

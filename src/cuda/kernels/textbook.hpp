@@ -22,7 +22,4 @@ tile::View4 view4(const Tensor& tensor);
 /// B * Hq * Sq.
 std::int64_t score_rows(const Problem& problem);
 
-/// Blocks of `threads` that give each of `elements` a thread.
-std::int64_t blocks_for(std::int64_t elements, int threads);
-
 }  // namespace tilewise::cuda

@@ -8,6 +8,7 @@
 #include "cuda/kernels/copy_rows_args.h"
 #include "cuda/kernels/softmax_rows.hpp"
 #include "cuda/kernels/textbook.hpp"
+#include "problem/blocks.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -137,7 +138,7 @@ void copy(const Tensor& from, const Tensor& to, void* stream) {
   const KernelUnit unit = {.stem = "copy_rows",
                            .config = ".element_bytes = " + std::to_string(dtype_bytes(to.dtype)),
                            .threads = copy_rows::kThreads};
-  launch(load(unit, to.device.index), {.x = blocks_for(args.elements, copy_rows::kThreads)}, stream,
+  launch(load(unit, to.device.index), {.x = ceil_div(args.elements, copy_rows::kThreads)}, stream,
          args);
 }
 
