@@ -10,13 +10,6 @@ namespace tilewise::bwd_sm90 {
 using fwd_sm90::Mask;
 using fwd_sm90::SectionOrder;
 
-/// Where P of the next block is worked out (bwd_sm90.md, "On trial").
-enum class StepOrder : int {
-  p_late,   ///< when S is there, but ptxas moves it behind the wait for dQ
-  p_early,  ///< under dQ
-  p_halves  ///< S comes before dK: one half under dK, the other under dQ
-};
-
 struct Config {
   tile::Element element = tile::Element::bf16;
   int head_dim = 128;    ///< padded D: 64, 96, 128, 192, 256
@@ -38,7 +31,6 @@ struct Config {
   int buffers = 1;             ///< wide: of P and of dS between the warpgroups
   bool bulk_dq = true;         ///< wide: dQ is added by the copy engine, else from registers
   bool split = false;          ///< tiles take parts of the queries; dK, dV are summed in memory
-  StepOrder order = StepOrder::p_late;
   bool dq_in_turn = false;  ///< wide: dQ 32 columns at a time, added under the next ones' product
   bool operator==(const Config&) const = default;
 

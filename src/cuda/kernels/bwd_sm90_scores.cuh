@@ -62,14 +62,9 @@ struct Scores : Worker<kConfig> {
     if constexpr (kConfig.alibi && kM == 64 && !kConfig.wide()) return opaque(d);
     return d;
   }
-  /// What the scores start from: with fold_lse -LSE
-  __forceinline__ void load_offsets() {
-    if constexpr (kConfig.fold_lse) load_columns(rS, shared.offset(rQ.slot));
-  }
   /// (F1) S^T = K Q^T; with fold_lse S - LSE
-  template <bool kLoaded = false>
   __forceinline__ void issue_scores() {
-    if constexpr (!kLoaded) load_offsets();
+    if constexpr (kConfig.fold_lse) load_columns(rS, shared.offset(rQ.slot));
     const u64 k = step_descriptor(dK);
     const u64 q = dQ + rQ.slot * (kPlan.q_stage / 16);
     wgmma_fence();
@@ -90,13 +85,11 @@ struct Scores : Worker<kConfig> {
     }
   }
   /// (F2, F3) raw scores to logits in the log2 domain; the slope of the softcap to shared memory.
-  /// Of eight columns each from kBegin to kEnd, as what follows.
-  template <int kBegin, int kEnd>
   __forceinline__ void modify() {
     if constexpr (kConfig.softcap) {
       const u32 gate = shared.base + kPlan.gate + (warpgroup * 128 + thread) * 16;
 #pragma unroll
-      for (int i = 4 * kBegin; i < 4 * kEnd; i += 8) {
+      for (int i = 0; i < kM / 2; i += 8) {
         u32 g[4];
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
@@ -118,13 +111,13 @@ struct Scores : Worker<kConfig> {
       }
     } else if constexpr (kConfig.modified) {
 #pragma unroll
-      for (int i = 4 * kBegin; i < 4 * kEnd; ++i) rS[i] *= args.scale_log2;
+      for (int i = 0; i < kM / 2; ++i) rS[i] *= args.scale_log2;
     }
     if constexpr (kConfig.alibi) {
       const float distance =
           static_cast<float>(block * kM + 2 * (lane % 4) + args.seq_k - args.seq_q - key_row());
 #pragma unroll
-      for (int i = 4 * kBegin; i < 4 * kEnd; ++i) {
+      for (int i = 0; i < kM / 2; ++i) {
         const float here = distance + static_cast<float>(8 * (i / 4) + i % 2 - 8 * (i / 2 % 2));
         rS[i] = __fmaf_rn(-slope, fabsf(here), rS[i]);
       }
@@ -132,7 +125,6 @@ struct Scores : Worker<kConfig> {
   }
 
   /// Hidden scores become -inf: replaced, so that nothing of a hidden key leaks. CONTRACT 4, 5, 10
-  template <int kBegin, int kEnd>
   __forceinline__ void mask() {
     const int column = block * kM + 2 * (lane % 4);
 #pragma unroll
@@ -142,7 +134,7 @@ struct Scores : Worker<kConfig> {
       if constexpr (kConfig.mask != Mask::none) begin = key - args.high + 1 - column;
       if (key >= args.seq_k) begin = Positions::kFar;
 #pragma unroll
-      for (int j = kBegin; j < kEnd; ++j) {
+      for (int j = 0; j < kM / 8; ++j) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           bool hidden;
@@ -160,13 +152,13 @@ struct Scores : Worker<kConfig> {
   }
 
   /// (B1) P = exp(min(S - LSE, 0)). The minimum is taken after the exponential, of two at a time.
-  template <bool kMasked, int kBegin = 0, int kEnd = kM / 8>
+  template <bool kMasked>
   __forceinline__ void probabilities() {
-    modify<kBegin, kEnd>();
-    if constexpr (kMasked) mask<kBegin, kEnd>();
+    modify();
+    if constexpr (kMasked) mask();
     const u32 offset = shared.offset(rQ.slot) + lane % 4 * 8;
 #pragma unroll
-    for (int j = kBegin; j < kEnd; ++j) {
+    for (int j = 0; j < kM / 8; ++j) {
       Floats2 l = {0.0F, 0.0F};
       if constexpr (!kConfig.fold_lse) l = load_shared_8(offset + j * 32);
 #pragma unroll

@@ -332,36 +332,6 @@ struct Steps : Scores<kConfig> {
       await_ds(here);
       issue_dq();
       buffers.advance();
-    } else if constexpr (kConfig.order == StepOrder::p_halves) {
-      rQ.advance();
-      wait_q();
-      this->load_offsets();
-      pin(rS);
-      wgmma_wait<0>();
-      pin(rDv);
-      pin(rP);
-      release(shared.do_empty(rO.slot));
-      this->template issue_scores<true>();
-      issue_dk(stage_q, rdS);
-      wgmma_wait<1>();
-      pin(rS);
-      pair = next_pair;
-      block = next_block;
-      this->template probabilities<kMasked, 0, kM / 16>();
-      // NOTE: ptxas moves the exponentials behind the next wait but for what needs their results:
-      // here the parity, by the sign, which P does not have.
-      u32 bits = 0;
-#pragma unroll
-      for (int i = 0; i < kM / 8; ++i) bits |= rP[i];
-      await_ds(here, bits >> 31);
-      wgmma_wait<0>();
-      pin(rDk);
-      pin(rdS);
-      release(shared.q_empty(stage_q));
-      issue_dq();
-      buffers.advance();
-      this->template probabilities<kMasked, kM / 16, kM / 8>();
-      await_ds(here);
     } else {
       issue_dk(stage_q, rdS);
       rQ.advance();
@@ -386,7 +356,7 @@ struct Steps : Scores<kConfig> {
       this->template probabilities<kMasked>();
       // NOTE: passed already; but ptxas moves the exponentials behind the next wait, if no loop
       // stands between.
-      if constexpr (kConfig.order == StepOrder::p_early) await_ds(here);
+      await_ds(here);
     }
     wgmma_wait<0>();
     pin(rDq);
@@ -402,8 +372,8 @@ struct Steps : Scores<kConfig> {
     if constexpr (!kConfig.late_dq || kLast) add_dq(sums, turn);
   }
   /// Both warpgroups' dS has been stored.
-  __forceinline__ void await_ds(const Ring<2>& at, u32 zero = 0) const {
-    mbarrier_wait(shared.ds_full(at.slot), at.parity ^ zero);
+  __forceinline__ void await_ds(const Ring<2>& at) const {
+    mbarrier_wait(shared.ds_full(at.slot), at.parity);
   }
 
   __forceinline__ void first_step(const BlockRange& range) {

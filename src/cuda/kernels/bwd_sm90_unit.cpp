@@ -27,8 +27,7 @@ KernelUnit bwd_sm90_unit(const bwd_sm90::Config& c) {
       flag("softcap", c.softcap) + flag("alibi", c.alibi) + flag("deterministic", c.deterministic) +
       flag("fold_lse", c.fold_lse) + flag("late_dq", c.late_dq) +
       flag("v_registers", c.v_registers) + flag("exact", c.exact) + number("buffers", c.buffers) +
-      flag("bulk_dq", c.bulk_dq) + flag("split", c.split) + ", .order = static_cast<StepOrder>(" +
-      std::to_string(static_cast<int>(c.order)) + ")" + flag("dq_in_turn", c.dq_in_turn);
+      flag("bulk_dq", c.bulk_dq) + flag("split", c.split) + flag("dq_in_turn", c.dq_in_turn);
   unit.threads = c.threads();
   unit.shared_bytes = bwd_sm90::SharedPlan(c).bytes;
   std::map<int, WgmmaShape> shapes;  // by N

@@ -19,7 +19,6 @@ using namespace tilewise;
 using bwd_sm90::Args;
 using bwd_sm90::Config;
 using bwd_sm90::Mask;
-using bwd_sm90::StepOrder;
 using tile::Element;
 using Bits = unsigned short;
 
@@ -298,10 +297,6 @@ constexpr Config half(Config c) {
   c.element = Element::fp16;
   return c;
 }
-constexpr Config ordered(Config c, StepOrder order) {
-  c.order = order;
-  return c;
-}
 constexpr Config in_turn(Config c) {
   c.dq_in_turn = true;
   return c;
@@ -468,30 +463,23 @@ int main() {
   check<exact(with_softcap(dims(k256, 192, 128)))>(
       "dims 192, 128, exact dS, softcap", {.dim = 192, .dim_v = 128, .softcap = 2.0F}, kExact);
   check<dims(k256, 192, 192)>("dim 192", {.dim = 192, .dim_v = 192}, kBf16);
-  check<ordered(masked(k64, Mask::right), StepOrder::p_early)>(
-      "dim 64, causal, P early", {.seq_q = 300, .seq_k = 300, .high = 1, .blocks = 2}, kBf16);
-  check<ordered(masked(k64, Mask::right), StepOrder::p_halves)>(
-      "dim 64, causal, GQA, P in halves",
+  check<masked(k64, Mask::right)>(
+      "dim 64, causal, GQA",
       {.heads_q = 4, .heads_k = 2, .seq_q = 500, .seq_k = 300, .high = 1, .blocks = 3}, kBf16);
-  check<ordered(with_softcap(masked(k64, Mask::both)), StepOrder::p_halves)>(
-      "dim 64, window, softcap, P in halves",
+  check<with_softcap(masked(k64, Mask::both))>(
+      "dim 64, window, softcap",
       {.seq_q = 300, .seq_k = 300, .low = -100, .high = 51, .softcap = 2.0F}, kBf16);
-  check<ordered(with_alibi(masked(half(k64), Mask::right)), StepOrder::p_halves)>(
-      "dim 64, ALiBi, fp16, P in halves", {.seq_q = 300, .high = 51, .alibi = true}, kFp16);
-  check<ordered(split(k128, 128), StepOrder::p_early)>(
-      "dim 128, 2 parts, P early",
-      {.batch = 2, .seq_q = 200, .seq_k = 300, .dim = 128, .dim_v = 128, .blocks = 2, .parts = 2},
-      kBf16);
-  check<ordered(deterministic(masked(k128, Mask::right)), StepOrder::p_halves)>(
-      "dim 128, causal, deterministic, P in halves",
-      {.seq_q = 300,
-       .seq_k = 300,
-       .dim = 128,
-       .dim_v = 128,
-       .high = 1,
-       .last_first = true,
-       .blocks = 3},
-      kBf16);
+  check<with_alibi(masked(half(k64), Mask::right))>(
+      "dim 64, ALiBi, fp16", {.seq_q = 300, .high = 51, .alibi = true}, kFp16);
+  check<deterministic(masked(k128, Mask::right))>("dim 128, causal, deterministic",
+                                                  {.seq_q = 300,
+                                                   .seq_k = 300,
+                                                   .dim = 128,
+                                                   .dim_v = 128,
+                                                   .high = 1,
+                                                   .last_first = true,
+                                                   .blocks = 3},
+                                                  kBf16);
   check<in_turn(deterministic(masked(k256, Mask::right)))>("dim 256, dQ in turn, deterministic",
                                                            {.heads_q = 4,
                                                             .heads_k = 2,
