@@ -16,6 +16,7 @@ struct Format {
 };
 constexpr Format kBfloat16{8, -126, 0x1.FEp127};
 constexpr Format kFloat16{11, -14, 65504.0};
+constexpr Format kTf32{11, -126, 0x1.FFCp127};
 
 double round_to_format(const Format& format, double value) {
   if (value == 0.0 || !std::isfinite(value)) return value;
@@ -117,6 +118,8 @@ double round_to(DType dtype, double value) {
       return value;
   }
 }
+
+double round_to_tf32(double value) { return round_to_format(kTf32, value); }
 
 void store(const Tensor& tensor, std::int64_t offset, double value) {
   const double rounded = round_to(tensor.dtype, value);

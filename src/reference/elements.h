@@ -19,6 +19,9 @@ void store(const Tensor& tensor, std::int64_t offset, double value);
 /// The value that `dtype` holds for `value`: rounded once, to nearest even, overflow to infinity.
 double round_to(DType dtype, double value);
 
+/// `value` as a factor of a TF32 product: eleven significant bits, nearest even, float32's range.
+double round_to_tf32(double value);
+
 /// All elements in row-major order of the tensor's sizes.
 std::vector<double> to_double(const Tensor& tensor);
 

@@ -20,6 +20,10 @@ float round_kept(DType dtype, float x) {
   return std::isinf(rounded) && !std::isinf(x) ? x : rounded;
 }
 
+bool rounds_factors(const Problem& p) {
+  return p.precision == Precision::tf32 && p.dtype == DType::float32;
+}
+
 /// Sums are float32: the arrays hold float32 values only.
 void add(double& sum, float term) { sum = static_cast<float>(sum) + term; }
 
@@ -77,7 +81,7 @@ class HeadRows {
     const Problem& p = head_.problem;
     for (std::int64_t j = 0; j < keys(); ++j) {
       if (row_[at(j)].hidden()) continue;
-      add_scaled(o, keep_factor(i, j) * probs_[at(j)], key(a_.v, j), p.head_dim_v);
+      add_scaled(o, factor(keep_factor(i, j) * probs_[at(j)]), key(a_.v, j), p.head_dim_v);
     }
   }
 
@@ -93,14 +97,14 @@ class HeadRows {
       const Logit<float>& logit = row_[at(j)];
       if (logit.hidden()) continue;
       const float z = keep_factor(i, j);
-      add_scaled(key(a_.dv, j), z * probs_[at(j)], d_o, p.head_dim_v);
+      add_scaled(key(a_.dv, j), factor(z * probs_[at(j)]), d_o, p.head_dim_v);
       const float d_prob = z * dot(d_o, key(a_.v, j), p.head_dim_v);
       const float dy = probs_[at(j)] * (d_prob - delta + d_lse);
       const float dx = dy * mod_derivative(head_, i, j, logit);
       if (p.dbias.defined()) {
         add(a_.dbias.at(head_.b, head_.h, head_.sequence.q_begin + i, j), dx);
       }
-      const float ds = p.scale * dx * cap_derivative(head_, logit);
+      const float ds = factor(p.scale * dx * cap_derivative(head_, logit));
       add_scaled(query(a_.dq, i), ds, key(a_.k, j), p.head_dim);
       add_scaled(key(a_.dk, j), ds, query(a_.q, i), p.head_dim);
     }
@@ -117,6 +121,10 @@ class HeadRows {
   double* key(const Array& array, std::int64_t j) const {
     return array.row(head_.b, head_.h_k, head_.sequence.k_begin + j);
   }
+  /// P or dS as the product takes it.
+  float factor(float x) const {
+    return rounds_factors(head_.problem) ? static_cast<float>(round_to_tf32(x)) : x;
+  }
   float keep_factor(std::int64_t i, std::int64_t j) const {
     if (head_.problem.dropout.p == 0.0) return 1.0F;
     const std::int64_t bh = head_.b * head_.problem.heads_q + head_.h;
@@ -132,6 +140,14 @@ class HeadRows {
   float sink_prob_ = 0.0F;
 };
 
+/// The given inputs as products take them.
+void round_inputs(const Problem& p, const Arrays& arrays) {
+  if (!rounds_factors(p)) return;
+  for (const Array* array : {&arrays.q, &arrays.k, &arrays.v, &arrays.d_o}) {
+    std::transform(array->data, array->data + array->elems(), array->data, round_to_tf32);
+  }
+}
+
 /// Values as a tensor of the type holds them; float64 problems are measured as float32.
 std::vector<double> rounded(DType dtype, const Array& array) {
   std::vector<double> values = array.values();
@@ -144,6 +160,7 @@ std::vector<double> rounded(DType dtype, const Array& array) {
 Forward unfused_forward(const Problem& p, Executor& executor) {
   const OwnedArrays owned(p, Pass::forward);
   const Arrays& arrays = owned.arrays();
+  round_inputs(p, arrays);
   executor.parallel_for(p.batch * p.heads_q, [&](std::int64_t task, int) {
     HeadRows rows(p, arrays, task / p.heads_q, task % p.heads_q);
     for (std::int64_t i = 0; i < rows.head().sequence.q_length; ++i) {
@@ -157,6 +174,7 @@ Forward unfused_forward(const Problem& p, Executor& executor) {
 Backward unfused_backward(const Problem& p, Executor& executor) {
   const OwnedArrays owned(p, Pass::backward);
   const Arrays& arrays = owned.arrays();
+  round_inputs(p, arrays);
   // Key heads share dbias, and batch entries share nothing: as reference.cpp splits the work.
   const std::int64_t key_heads = p.batch * p.heads_k;
   const std::int64_t tasks = p.dbias.defined() ? std::min<std::int64_t>(key_heads, 1) : key_heads;

@@ -4,7 +4,8 @@
 /// Products of the given inputs in float32, S and P rounded to the input type, sums accumulated in
 /// float32, results rounded to the input type as a tensor of that type holds them. A finite S that
 /// the type cannot hold keeps its float32 value, so that float16 has a yardstick at large logits
-/// too. float64 inputs are measured as float32.
+/// too. float64 inputs are measured as float32. With Precision::tf32 every factor of a product
+/// (Q, K, V, dO, P, dS) is rounded as the unit rounds it, and nothing else is.
 #pragma once
 
 #include "reference/reference.h"

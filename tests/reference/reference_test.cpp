@@ -150,10 +150,12 @@ TEST(Reference, TwoKeysByHand) {
 /// The yardstick errs by about the precision of its type: not by nothing, and not by a formula of
 /// its own.
 TEST(Unfused, ErrsByThePrecisionOfItsType) {
-  const auto errors = [](DType dtype) {
+  const auto errors = [](DType dtype, Precision precision = Precision::exact) {
     Tensors t(dtype);
-    const Problem f = make_problem(t.forward(), kCausal, Purpose::run);
-    const Problem b = make_problem(t.backward(), kCausal, Purpose::run);
+    AttentionSpec spec = kCausal;
+    spec.precision = precision;
+    const Problem f = make_problem(t.forward(), spec, Purpose::run);
+    const Problem b = make_problem(t.backward(), spec, Purpose::run);
     const Backward truth = backward_f64(b), unfused = unfused_backward(b);
     return Values{largest_difference(forward_f64(f).o, unfused_forward(f).o),
                   largest_difference(truth.dq, unfused.dq),
@@ -168,7 +170,25 @@ TEST(Unfused, ErrsByThePrecisionOfItsType) {
   };
   expect_between(errors(DType::float32), 1e-9, 5e-6);
   expect_between(errors(DType::float16), 1e-5, 5e-3);
+  expect_between(errors(DType::float32, Precision::tf32), 1e-5, 5e-3);
   expect_between(errors(DType::bfloat16), 1e-4, 5e-2);
+}
+
+/// However many keys a row has, what rounding its query does to their scores does not average out.
+TEST(Unfused, Tf32RoundsAQueryForAllKeysAlike) {
+  Tensors t(DType::float32);
+  const double held = 1.0 + 0x1p-10, given = held + 0x1p-12;
+  from_double(t.queries(t.q), Values(Tensors::kQueries, given));
+  from_double(t.keys(t.k), Values(Tensors::kKeys, 1.0));
+  AttentionSpec spec;
+  spec.precision = Precision::tf32;
+  const Problem problem = make_problem(t.forward(), spec, Purpose::run);
+  const Forward truth = forward_f64(problem), unfused = unfused_forward(problem);
+  const double shift = std::sqrt(8.0) * (given - held);
+  for (std::size_t i = 0; i < truth.lse.size(); ++i) {
+    EXPECT_NEAR(truth.lse[i] - unfused.lse[i], shift, 1e-6);
+  }
+  EXPECT_LT(largest_difference(forward_f64(problem).o, unfused.o), 5e-3);
 }
 
 TEST(Unfused, AFiniteScoreThatTheTypeCannotHoldStaysFinite) {
