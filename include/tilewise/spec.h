@@ -96,7 +96,8 @@ struct AttentionSpec {
 
   /// Packed sequences: int32 or int64 (sequences + 1), non-decreasing, from 0. Both or none.
   Tensor cu_seqlens_q, cu_seqlens_k;
-  /// Upper bounds of the packed lengths, cut to the rows there are; 0 = read from host offsets.
+  /// Upper bounds of the packed lengths, cut to the rows there are; 0 = read from host offsets. An
+  /// error without offsets.
   std::int64_t max_seqlen_q = 0, max_seqlen_k = 0;
 
   /// Paged KV: int32 (B, max_pages); k and v are then pools with logical axes (pages, Hk,

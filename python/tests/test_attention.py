@@ -281,6 +281,8 @@ def test_c111_wide_heads_refuse_or_stay_linear(device: str) -> None:
         ({"fallback": "jax"}, ValueError, "fallback"),
         ({"window": ("a", None)}, ValueError, "window"),
         ({"max_seqlen_q": "long"}, ValueError, "max_seqlen_q"),
+        ({"max_seqlen_q": 4}, ValueError, "max_seqlen_q is 4: given without cu_seqlens_q"),
+        ({"max_seqlen_k": 4}, ValueError, "max_seqlen_k is 4: given without cu_seqlens_k"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -87,8 +87,9 @@ def attention(
     dropout_p: on the probabilities. dropout_seed: with torch drawn from its generator when None.
     key_lengths: int32 (B), how many keys of each batch entry there are.
     cu_seqlens: int32 or int64 (sequences + 1). max_seqlen: bounds of the packed lengths; needed
-    on a GPU, read from the offsets on a CPU. block_table: int32 (B, max_pages), for k and v that
-    are pools of pages (pages, page_size, Hk, D). block_list: visible pairs of blocks.
+    on a GPU, read from the offsets on a CPU, an error without offsets. block_table: int32
+    (B, max_pages), for k and v that are pools of pages (pages, page_size, Hk, D). block_list:
+    visible pairs of blocks.
     return_lse: also LSE, float32 (B, Hq, Sq), packed (Hq, total_q); it can be differentiated.
     precision: "exact" or "tf32", for float32. implementation, kernel: force one (see kernels()).
     fallback: "torch" = torch's attention runs where no kernel of ours can; it warns once.

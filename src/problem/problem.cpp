@@ -358,7 +358,29 @@ void require_data(std::initializer_list<std::pair<const char*, const Tensor*>> t
   }
 }
 
+/// What is read only beside another argument is not ignored without it: CONTRACT 19.
+void require_beside(const char* name, std::int64_t value, const char* with) {
+  if (value != 0) {
+    arguments::fail_value(name, std::to_string(value), std::string("given without ") + with);
+  }
+}
+
+void refuse_strays(const AttentionSpec& spec) {
+  if (!spec.cu_seqlens_q.defined() && !spec.cu_seqlens_k.defined()) {
+    require_beside("max_seqlen_q", spec.max_seqlen_q, "cu_seqlens_q");
+    require_beside("max_seqlen_k", spec.max_seqlen_k, "cu_seqlens_k");
+  }
+  const BlockList& list = spec.block_list;
+  if (!list.defined()) {
+    if (list.block_full.defined())
+      fail("block_list.block_full", list.block_full, "given without block_list.row_offsets");
+    require_beside("block_list.block_q", list.block_q, "block_list.row_offsets");
+    require_beside("block_list.block_k", list.block_k, "block_list.row_offsets");
+  }
+}
+
 void take_spec(Problem& p, const AttentionSpec& spec) {
+  refuse_strays(spec);
   if (p.packed) take_packed(p, spec);
   if (p.paged) take_paged(p, spec);
   if (spec.key_lengths.defined()) take_key_lengths(p, spec);

@@ -302,6 +302,27 @@ TEST_F(Packed, StridesOfOffsetsAreJudged) {
                {"cu_seqlens_q is int32 (3)", "strides (4611686018427387904)", "at most 2^56"});
 }
 
+TEST(Problem, WhatNeedsAnotherArgumentIsNotIgnoredWithoutIt) {
+  const auto of_spec = [](const std::function<void(AttentionSpec&)>& spoil) {
+    return forward_message([&](Call& c) { spoil(c.spec); });
+  };
+  EXPECT_EQ(of_spec([](AttentionSpec& s) { s.max_seqlen_q = 5; }),
+            "max_seqlen_q is 5: given without cu_seqlens_q");
+  EXPECT_EQ(of_spec([](AttentionSpec& s) { s.max_seqlen_k = -1; }),
+            "max_seqlen_k is -1: given without cu_seqlens_k");
+  EXPECT_EQ(backward_message([](Call& c) { c.spec.max_seqlen_k = 7; }),
+            "max_seqlen_k is 7: given without cu_seqlens_k");
+  EXPECT_EQ(of_spec([](AttentionSpec& s) { s.block_list.block_q = 64; }),
+            "block_list.block_q is 64: given without block_list.row_offsets");
+  EXPECT_EQ(of_spec([](AttentionSpec& s) { s.block_list.block_k = 64; }),
+            "block_list.block_k is 64: given without block_list.row_offsets");
+  static std::uint8_t full[3] = {};
+  expect_parts(of_spec([](AttentionSpec& s) {
+                 s.block_list.block_full = Tensor::contiguous(full, DType::uint8, {3});
+               }),
+               {"block_list.block_full is uint8 (3)", "given without block_list.row_offsets"});
+}
+
 TEST(Problem, KeyLengthsAndPages) {
   expect_parts(forward_message([](Call& c) {
                  static std::int32_t lengths[] = {7, 8};
