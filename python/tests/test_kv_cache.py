@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from oracle import paper  # noqa: E402
+from tilewise._kv_cache import _append  # noqa: E402
 from tilewise.flash_attn import flash_attn_with_kvcache  # noqa: E402
 from torch import Tensor  # noqa: E402
 
@@ -155,6 +156,75 @@ def test_pages(device: str) -> None:
             part.append(pool[pages].flatten(0, 1)[: length + 3])
     assert torch.equal(parts[0][0][11:14], k[0]) and torch.equal(parts[1][2][5:8], v[2])
     assert_rows(o, q, *parts, causal=True)
+
+
+def guarded(device: str, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Two caches between rows that must stay NaN, and the memory of all."""
+    memory = torch.full((2, BATCH * rows + 2, HEADS, DIM), torch.nan, device=device)
+    inside = memory[:, 1:-1].unflatten(1, (BATCH, rows))
+    inside.normal_()
+    return inside[0], inside[1], memory
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_c102_a_full_cache_is_not_written(device: str, rows: int, as_tensor: bool) -> None:
+    k_cache, v_cache, memory = guarded(device, CAPACITY)
+    before = memory.clone()
+    filled: int | Tensor = CAPACITY
+    if as_tensor:
+        filled = torch.full((BATCH,), CAPACITY, dtype=torch.int32, device=device)
+    q, k, v = new(device, rows), new(device, rows), new(device, rows)
+    if device == "cuda" and as_tensor:  # which the host does not read
+        o = run(device, q, k_cache, v_cache, k, v, cache_seqlens=filled)
+        assert_rows(o, q, list(k_cache), list(v_cache))
+    else:
+        with pytest.raises(ValueError, match=f"cache_seqlens is {CAPACITY} to {CAPACITY} and"):
+            flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=filled)
+    assert torch.equal(memory.isnan(), before.isnan())
+    assert torch.equal(memory.nan_to_num(), before.nan_to_num())
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5])
+def test_c102_only_entries_with_room_are_written(device: str, rows: int) -> None:
+    """What a GPU appends whose lengths nobody has read."""
+    k_cache, v_cache, memory = guarded(device, CAPACITY)
+    wanted = memory.clone()
+    filled = [CAPACITY - rows, CAPACITY - rows + 1, CAPACITY]
+    k, v = new(device, rows), new(device, rows)
+    for cache, added in zip(wanted[:, 1:-1].unflatten(1, (BATCH, CAPACITY)), (k, v), strict=True):
+        cache[0, filled[0] :] = added[0]
+    table = torch.arange(BATCH, dtype=torch.int32, device=device)[:, None]
+    lengths = torch.tensor(filled, dtype=torch.int32, device=device)
+    after = _append((k_cache, v_cache), (k, v), table, lengths)
+    assert after.dtype == torch.int32 and after.tolist() == [CAPACITY, *filled[1:]]
+    assert torch.equal(memory.isnan(), wanted.isnan())
+    assert torch.equal(memory.nan_to_num(), wanted.nan_to_num())
+
+
+def test_c061_entries_2_to_the_30_elements_apart(device: str) -> None:
+    """The last entry begins at element 2^31; what nobody names is not touched, nor paged in."""
+    stride, rows, filled = 2**30, 4096, [4, 0, 3]
+    k_cache, v_cache = (
+        torch.empty(2 * stride + rows * HEADS * DIM, dtype=torch.float16, device=device).as_strided(
+            (BATCH, rows, HEADS, DIM), (stride, HEADS * DIM, DIM, 1)
+        )
+        for _ in range(2)
+    )
+    for cache in (k_cache, v_cache):
+        cache[:, :8] = new(device, 8)
+    before = [cache[:, :8].clone() for cache in (k_cache, v_cache)]
+    q, k, v = (new(device, 1).half() for _ in range(3))
+    lengths = torch.tensor(filled, dtype=torch.int32, device=device)
+    o = run(device, q, k_cache, v_cache, k, v, cache_seqlens=lengths)
+    for cache, wanted, added in zip((k_cache, v_cache), before, (k, v), strict=True):
+        for b, end in enumerate(filled):
+            wanted[b, end] = added[b, 0]
+        assert torch.equal(cache[:, :8], wanted)
+    parts = [[w[b, : n + 1].float() for b, n in enumerate(filled)] for w in before]
+    for b in range(BATCH):
+        exact, _ = paper(q[b, None].float(), parts[0][b][None], parts[1][b][None])
+        torch.testing.assert_close(o[b, None].double(), exact, atol=2e-3, rtol=0)
 
 
 @pytest.mark.parametrize(

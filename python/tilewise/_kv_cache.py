@@ -28,11 +28,11 @@ def _check_new(name: str, new: Tensor, cache: Tensor, q: Tensor) -> None:
         )
 
 
-def _check_room(lengths: Tensor, new: int, capacity: int) -> None:
-    # On a GPU the numbers are not read: nothing waits for it.
-    if lengths.device.type != "cpu" or lengths.numel() == 0:
-        return
-    least, most = int(lengths.min()), int(lengths.max())
+def _check_room(filled: int | Tensor, new: int, capacity: int) -> None:
+    """Judges what the host can see. Lengths on a GPU are not read: nothing waits for it."""
+    least = most = filled if isinstance(filled, int) else 0
+    if isinstance(filled, Tensor) and filled.device.type == "cpu" and filled.numel() > 0:
+        least, most = int(filled.min()), int(filled.max())
     if least < 0 or most + new > capacity:
         raise ValueError(
             f"cache_seqlens is {least} to {most} and {new} keys are appended: expected them to end "
@@ -40,12 +40,21 @@ def _check_room(lengths: Tensor, new: int, capacity: int) -> None:
         )
 
 
-def _append(pool: Tensor, new: Tensor, table: Tensor, lengths: Tensor) -> None:
-    """Writes new (B, S_new, H, D) behind each entry's keys; table (B, pages) has its pages."""
-    size = pool.shape[1]
-    at = lengths[:, None].long() + torch.arange(new.shape[1], device=new.device)
-    pages = table.long().gather(1, at // size)
-    pool.index_put_((pages, at % size), new)
+def _append(
+    pools: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], table: Tensor, lengths: Tensor
+) -> Tensor:
+    """Writes new (B, S_new, H, D) behind each entry's keys; table (B, pages) has its pages.
+
+    Returns the lengths after. An entry without room keeps its keys and its length: what is written
+    are the keys that it begins with, as they are.
+    """
+    size, rows = pools[0].shape[1], new[0].shape[1]
+    fits = (lengths >= 0) & (lengths <= table.shape[1] * size - rows)
+    at = torch.where(fits, lengths, 0)[:, None].long() + torch.arange(rows, device=lengths.device)
+    where = table.long().gather(1, at // size), at % size
+    for pool, added in zip(pools, new, strict=True):
+        pool.index_put_(where, torch.where(fits[:, None, None, None], added, pool[where]))
+    return torch.where(fits, lengths + rows, lengths)
 
 
 def _refuse(what: dict[str, Tensor | None]) -> None:
@@ -97,7 +106,9 @@ def flash_attn_with_kvcache(
     k_cache, v_cache: (B_cache, S_cache, Hk, D), or pages (pages, page_size, Hk, D) with block_table
     int32 (B, max_pages). k, v: (B, S_new, Hk, D), first written into the cache in place behind the
     cache_seqlens (int, or int32 (B)) keys that are there; causal and window count from the end of
-    each entry's keys. cache_batch_idx: int (B), the cache's entry of each of q's.
+    each entry's keys. cache_batch_idx: int (B), the cache's entry of each of q's. Raises ValueError
+    where there is no room for k; lengths on a GPU are not read, and an entry without room keeps its
+    keys there and is attended to without k.
 
     num_splits is the plan's own choice here and not read. rotary_cos, rotary_sin and cache_leftpad
     raise NotImplementedError. Returns O, and LSE (B, Hq, Sq) with return_softmax_lse.
@@ -112,6 +123,8 @@ def flash_attn_with_kvcache(
     table, paged = _table(k_cache, block_table, cache_batch_idx, batch)
     capacity = table.shape[1] * k_cache.shape[1]
     lengths = _lengths(cache_seqlens, batch, capacity, k_cache)
+    if isinstance(cache_seqlens, int):
+        _check_room(cache_seqlens, 0, capacity)
     if (k is None) != (v is None):
         raise ValueError("one of k and v is given: expected both, or none")
     options: dict[str, Any] = {
@@ -128,11 +141,9 @@ def flash_attn_with_kvcache(
             raise ValueError("cache_seqlens is None: k and v are appended behind that many keys")
         _check_new("k", k, k_cache, q)
         _check_new("v", v, v_cache, q)
-        _check_room(lengths, k.shape[1], capacity)
-        before, lengths = lengths, lengths + k.shape[1]
-        plan(q, *pools, key_lengths=lengths, **options)  # refuses before anything is written
-        _append(k_cache, k, table, before)
-        _append(v_cache, v, table, before)
+        _check_room(cache_seqlens, k.shape[1], capacity)
+        plan(q, *pools, key_lengths=lengths + k.shape[1], **options)  # refuses before it writes
+        lengths = _append((k_cache, v_cache), (k, v), table, lengths)
     result: Tensor | tuple[Tensor, Tensor] = attention(
         q, *pools, key_lengths=lengths, return_lse=return_softmax_lse, **options
     )
