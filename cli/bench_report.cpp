@@ -135,7 +135,7 @@ Table cells_table(const std::vector<Measurement>& rows) {
                c.head_dim,
                c.head_dim_v,
                c.causal != Causal::none,
-               mask_name(c),
+               mask_field(c),
                c.precision == Precision::tf32 ? "tf32" : "exact",
                c.deterministic,
                layout_name(c.layout),

@@ -36,7 +36,9 @@ std::vector<Arm> arms(const GridFlags& flags) {
   std::vector<std::string> known;
   for (const KernelRow& row : kernel_table()) known.emplace_back(row.name);
   for (const std::string& name : split_list("--kernel", flags.kernel)) {
-    check_one_of("--kernel", name, known);
+    const std::size_t plus = name.find('+');
+    check_one_of("--kernel", name.substr(0, plus), known);
+    if (plus != std::string::npos) check_one_of("--kernel", name.substr(plus + 1), known);
     out.push_back({"", name});
   }
   return out;
@@ -220,7 +222,8 @@ void add_grid_flags(CLI::App& app, GridFlags& flags, bool timing) {
   text("--dtype", flags.dtype, "LIST [f32]", "f32, bf16, f16, f64", axes);
   text("--impl", flags.impl, "LIST",
        "baseline, eager, fused, flash, reference, or all [free choice: flash]", axes);
-  text("--kernel", flags.kernel, "LIST", "rows of the kernel table, instead of --impl", axes);
+  text("--kernel", flags.kernel, "LIST",
+       "rows of the kernel table, or FORWARD+BACKWARD, instead of --impl", axes);
   text("--pass", flags.pass, "LIST [fwd,bwd]", "fwd, bwd, fwd+bwd", axes);
   const char* problem = "Problem";
   add_spec_flags(app, flags.spec, problem);

@@ -49,7 +49,7 @@ struct Cell {
   TimerOptions timer;
 
   bool has(Timed which) const;
-  /// A kernel is forced for its own pass only; the other takes the kernel's implementation.
+  /// A kernel alone is forced for its own pass only; the other takes the kernel's implementation.
   Choice choice(Pass pass) const;
 };
 

@@ -33,21 +33,25 @@ std::string text_of(const Value& row, const char* field) {
   return row.contains(field) && row.at(field).is_string() ? row.at(field).get<std::string>() : "";
 }
 
-/// The problem of a row in the schema of `bench`; none when its mask or sizes are not told.
+/// The problem of a row in the schema of `bench`; none when its mask is not told in the words of a
+/// case.
 std::optional<Case> case_of(const Value& row) {
+  const auto number = [&](const char* field) { return row.at(field).get<std::int64_t>(); };
+  const std::int64_t heads = number("heads"), seq_q = number("seq_q"), dim = number("head_dim");
+  const std::string mask = text_of(row, "mask");
+  const std::string words = words_of_mask_field(mask.empty() ? "none" : mask);
+  std::string line = fmt::format("h{}/{} d{} dv{} {}", heads, row.value("kv_heads", heads), dim,
+                                 row.value("head_dim_v", dim), words);
+  if (words.find("packed=") == std::string::npos) {
+    line += fmt::format(" b{} q{} k{}", number("batch"), seq_q, row.value("seq_k", seq_q));
+  }
   Case c;
-  std::string mask = text_of(row, "mask");
-  if (mask.empty()) mask = "none";
-  if (mask == "none" && row.value("causal", false)) mask = "causal";
-  if (mask != "none" && mask != "causal") return std::nullopt;
-  c.causal = mask == "causal" ? Causal::bottom_right : Causal::none;
-  c.batch = row.at("batch").get<std::int64_t>();
-  c.heads_q = row.at("heads").get<std::int64_t>();
-  c.heads_k = row.value("kv_heads", c.heads_q);
-  c.seq_q = row.at("seq_q").get<std::int64_t>();
-  c.seq_k = row.value("seq_k", c.seq_q);
-  c.head_dim = row.at("head_dim").get<std::int64_t>();
-  c.head_dim_v = row.value("head_dim_v", c.head_dim);
+  try {
+    c = parse_case(line);
+  } catch (const InvalidArgument&) {
+    return std::nullopt;
+  }
+  if (c.causal == Causal::none && row.value("causal", false)) c.causal = Causal::bottom_right;
   c.dtype = parse_float_type("dtype", row.at("dtype").get<std::string>());
   c.deterministic = row.value("deterministic", false);
   if (text_of(row, "precision") == "tf32") c.precision = Precision::tf32;

@@ -269,7 +269,8 @@ void add_run(CLI::App& program, int& exit_code) {
                   "a list of baseline, eager, fused, flash, reference, or all; the first one's "
                   "results are written [flash; for float64 reference]")
       ->option_text("LIST");
-  app->add_option("--kernel", flags->kernel, "a row of the kernel table")->option_text("ROW");
+  app->add_option("--kernel", flags->kernel, "a row of the kernel table, or FORWARD+BACKWARD")
+      ->option_text("ROW");
   app->add_option("--compare", flags->compare,
                   "print the largest error against the float64 reference; exit code 1 if it is "
                   "larger than rounding explains")

@@ -72,7 +72,7 @@ struct Refusal {
 /// (a kernel's or an implementation's name) does the same for calls that leave both empty.
 struct Choice {
   std::string implementation;  ///< baseline, eager, fused, flash, reference
-  std::string kernel;          ///< a row's name: see kernels()
+  std::string kernel;          ///< a row's name (see kernels()), or one a pass: FORWARD+BACKWARD
 };
 
 struct Plan {

@@ -133,7 +133,8 @@ typedef struct tw_launch {
   void* workspace;
   int64_t workspace_bytes;
   const char* implementation; /* force one: "flash", "eager", ...; NULL = free */
-  const char* kernel;         /* force a row of the kernel table; NULL = free */
+  /* Force a row of the kernel table, or one for each pass: "FORWARD+BACKWARD"; NULL = free. */
+  const char* kernel;
 } tw_launch;
 
 typedef struct tw_forward_args {

@@ -91,7 +91,8 @@ def attention(
     (B, max_pages), for k and v that are pools of pages (pages, page_size, Hk, D). block_list:
     visible pairs of blocks.
     return_lse: also LSE, float32 (B, Hq, Sq), packed (Hq, total_q); it can be differentiated.
-    precision: "exact" or "tf32", for float32. implementation, kernel: force one (see kernels()).
+    precision: "exact" or "tf32", for float32. implementation, kernel: force one (see kernels());
+        a kernel for each pass is "FORWARD+BACKWARD".
     fallback: "torch" = torch's attention runs where no kernel of ours can; it warns once.
 
     Gradients by autograd for torch tensors: q, k, v, bias, sinks, and through LSE. Under autocast

@@ -186,9 +186,11 @@ Case random_case(std::uint64_t seed, std::int64_t index);
 /// The folder of the case files: TILEWISE_CASES_DIR in the environment, else `fallback`.
 std::string cases_dir(std::string_view fallback);
 
-/// "none", "causal", "causal_top_left", "window", "bool", "blocks" and their sums ("causal+bool"):
-/// for reports.
-std::string mask_name(const Case& c);
+/// The field `mask` of a report's row: every word of the case that changes the work and has no
+/// field of its own, joined by '+' ("causal+window=3,0+softcap=20"), or "none".
+std::string mask_field(const Case& c);
+/// Those words again, as a case line has them.
+std::string words_of_mask_field(std::string_view field);
 /// "bhsd", "bshd", ...
 std::string_view layout_name(Layout layout);
 

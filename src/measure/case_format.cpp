@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "measure/case_text.h"
@@ -112,7 +113,22 @@ std::string fills_text(const Case& c) {
   return text;
 }
 
-std::string options_text(const Case& c) {
+/// What may be seen, and the scale.
+std::string masks_text(const Case& c) {
+  std::string text;
+  if (c.causal != Causal::none) {
+    text += c.causal == Causal::top_left ? " causal_top_left" : " causal";
+  }
+  if (c.window.left || c.window.right) text += " window=" + window_text(c.window);
+  if (c.mask) text += " mask=" + mask_text(*c.mask, c.packed.has_value());
+  if (c.blocks) text += " blocks=" + blocks_text(*c.blocks);
+  if (!c.key_lengths.empty()) text += " lengths=" + integers(c.key_lengths);
+  if (c.page_size != 0) text += " paged=" + std::to_string(c.page_size);
+  if (c.scale) text += " scale=" + number(*c.scale);
+  return text;
+}
+
+std::string scores_text(const Case& c) {
   std::string text;
   if (c.softcap != 0.0) text += " softcap=" + number(c.softcap);
   if (c.alibi != Case::Alibi::none) {
@@ -124,6 +140,11 @@ std::string options_text(const Case& c) {
     text += " mod=" + std::string(name(kScoreMods, c.score_mod));
   }
   if (c.dropout.p != 0.0) text += " dropout=" + number(c.dropout.p);
+  return text;
+}
+
+std::string dropout_bits_text(const Case& c) {
+  std::string text;
   if (c.dropout.seed != 0) {
     text += " seed=" + std::to_string(static_cast<std::int64_t>(c.dropout.seed));
   }
@@ -138,16 +159,7 @@ std::string options_text(const Case& c) {
 std::string format_case(const Case& c) {
   std::string text = sizes_text(c);
   if (c.rank3) text += " rank3";
-  if (c.causal != Causal::none) {
-    text += c.causal == Causal::top_left ? " causal_top_left" : " causal";
-  }
-  if (c.window.left || c.window.right) text += " window=" + window_text(c.window);
-  if (c.mask) text += " mask=" + mask_text(*c.mask, c.packed.has_value());
-  if (c.blocks) text += " blocks=" + blocks_text(*c.blocks);
-  if (!c.key_lengths.empty()) text += " lengths=" + integers(c.key_lengths);
-  if (c.page_size != 0) text += " paged=" + std::to_string(c.page_size);
-  if (c.scale) text += " scale=" + number(*c.scale);
-  text += options_text(c);
+  text += masks_text(c) + scores_text(c) + dropout_bits_text(c);
   if (c.deterministic) text += " deterministic";
   if (c.precision == Precision::tf32) text += " tf32";
   if (c.layout != Layout::bhsd) text += " layout=" + std::string(layout_name(c.layout));
@@ -162,16 +174,24 @@ std::string format_case(const Case& c) {
   return text;
 }
 
-std::string mask_name(const Case& c) {
+std::string mask_field(const Case& c) {
   std::string text;
-  const auto add = [&](std::string_view part) {
-    text += (text.empty() ? "" : "+") + std::string(part);
-  };
-  if (c.causal != Causal::none) add(c.causal == Causal::top_left ? "causal_top_left" : "causal");
-  if (c.window.left || c.window.right) add("window");
-  if (c.mask) add("bool");
-  if (c.blocks) add("blocks");
-  return text.empty() ? "none" : text;
+  if (c.packed) text += " packed=" + packed_text(*c.packed);
+  text += masks_text(c) + scores_text(c);
+  if (c.d_lse) text += " dlse";
+  if (text.empty()) return "none";
+  std::replace(text.begin(), text.end(), ' ', '+');
+  return text.substr(1);
+}
+
+std::string words_of_mask_field(std::string_view field) {
+  if (field == "none") return "";
+  std::string text(field);
+  for (std::size_t n = 1; n < text.size(); ++n) {
+    // Not the sign of an exponent.
+    if (text[n - 1] == '+' && text[n] >= 'a' && text[n] <= 'z') text[n - 1] = ' ';
+  }
+  return text;
 }
 
 std::string_view layout_name(Layout layout) { return name(kLayouts, layout); }

@@ -1,6 +1,7 @@
 #include "plan/choose.h"
 
 #include <cstdlib>
+#include <cstring>
 #include <optional>
 
 #include "plan/accounting.h"
@@ -76,6 +77,20 @@ std::string trial_of(const KernelRow& row, const Problem& p, const Choice& choic
   throw Unsupported(message);
 }
 
+/// Of a kernel named for each pass, FORWARD+BACKWARD, that of `pass`.
+Choice of_pass(const Choice& choice, Pass pass, std::span<const KernelRow> rows) {
+  const std::size_t plus = choice.kernel.find('+');
+  if (plus == std::string::npos) return choice;
+  Choice out = choice;
+  const std::string names[] = {choice.kernel.substr(0, plus), choice.kernel.substr(plus + 1)};
+  for (const Pass each : {Pass::forward, Pass::backward}) {
+    const std::string& name = names[each == Pass::forward ? 0 : 1];
+    find_row(rows, name, each);
+    if (each == pass) out.kernel = name;
+  }
+  return out;
+}
+
 void check_names(const Choice& choice, Pass pass, std::span<const KernelRow> rows) {
   if (!choice.kernel.empty()) find_row(rows, choice.kernel, pass);
   if (choice.implementation.empty()) return;
@@ -91,8 +106,9 @@ void check_names(const Choice& choice, Pass pass, std::span<const KernelRow> row
 
 }  // namespace
 
-Plan choose(const Problem& p, const Hardware& machine, const Choice& choice,
+Plan choose(const Problem& p, const Hardware& machine, const Choice& named,
             std::span<const KernelRow> rows) {
+  const Choice choice = of_pass(named, p.pass, rows);
   check_names(choice, p.pass, rows);
   std::optional<Plan> best;
   std::vector<Refusal> refusals;
@@ -152,6 +168,9 @@ Choice with_environment(const Choice& choice, Pass pass, std::span<const KernelR
   if (!choice.kernel.empty() || !choice.implementation.empty()) return choice;
   const char* forced = std::getenv("TILEWISE_FORCE_KERNEL");
   if (forced == nullptr || *forced == '\0') return choice;
+  if (std::strchr(forced, '+') != nullptr) {
+    return of_pass({.implementation = "", .kernel = forced}, pass, rows);
+  }
   bool known = false;
   for (const KernelRow& row : rows) {
     known = known || std::string(row.name) == forced;

@@ -10,7 +10,7 @@ namespace tilewise {
 /// Considers `rows` in order. Left to itself: the supporting `flash` rows of the device, least
 /// predicted time, ties to the earlier row. Throws Unsupported with every refusal, InvalidArgument
 /// for a forced name that does not exist.
-Plan choose(const Problem& problem, const Hardware& machine, const Choice& choice,
+Plan choose(const Problem& problem, const Hardware& machine, const Choice& named,
             std::span<const KernelRow> rows);
 
 /// "KERNEL: REASON" for each refusal, or only for that of `kernel` when one is given; kernels that

@@ -118,7 +118,22 @@ class Bench(CliTest):
             [(r["kernel"], r["pass"]) for r in rows],
             [("flash_fwd_scalar", "fwd"), ("flash_bwd_scalar", "bwd")],
         )
-        self.assertEqual(rows[0]["mask"], "causal+window")
+        self.assertEqual(rows[0]["mask"], "causal+window=8,0")
+
+    def test_rows_carry_the_options_that_change_the_problem(self) -> None:
+        options = "causal softcap=20 alibi bias=1,h,q,k sink dropout=0.25"
+        (row,) = self.rows("--case", f"b1 h2 s32 d16 f32 {options} seed=7", "--pass", "fwd", *QUICK)
+        self.assertEqual(row["mask"], options.replace(" ", "+"))
+        (row,) = self.rows("--softcap", "50", "--seq", "32", "--pass", "fwd", *QUICK)
+        self.assertEqual(row["mask"], "softcap=50")
+
+    def test_a_kernel_for_each_pass(self) -> None:
+        pair = "flash_fwd_scalar+flash_bwd_scalar"
+        rows = self.rows("--seq", "32", "--kernel", pair, "--pass", "fwd,bwd,fwd+bwd", *QUICK)
+        self.assertEqual([r["kernel"] for r in rows], [*pair.split("+"), pair])
+        swapped = "flash_bwd_scalar+flash_fwd_scalar"
+        self.fails(BAD_INPUT, "bench", "--seq", "32", "--kernel", swapped)
+        self.fails(BAD_INPUT, "bench", "--seq", "32", "--kernel", "flash_fwd_scalar+nonesuch")
 
     def test_check(self) -> None:
         self.rows("--seq", "96", "--causal", "--impl", "flash,eager", "--check", *QUICK)

@@ -330,6 +330,13 @@ class Plan(CliTest):
                 for memory in ("live", "peak"):
                     self.assertEqual(row[f"{memory}_MiB"], row[f"planned_{memory}_MiB"], row)
 
+    def test_against_takes_every_option_for_what_it_is(self) -> None:
+        path = self.folder / "options.json"
+        line = "b1 h2 s64 d16 f32 causal window=8,0 softcap=20 alibi sink dropout=0.25"
+        self.ok("bench", "--case", line, *ONCE, "-o", path)
+        rows = json.loads(self.ok("plan", "--against", path, *NAMED, "--format", "json"))
+        self.assertEqual([row["problem"] for row in rows], [line, line])
+
     def test_committed_memory(self) -> None:
         """The committed results: live memory to the byte, eager's peaks within 1 %; flash's
         workspace is its kernels' own matter, which may have changed since."""

@@ -157,10 +157,17 @@ TEST(Case, EveryLineOfEveryFileSurvivesTheRoundTrip) {
   EXPECT_GT(lines, 500);
 }
 
-TEST(Case, NamesMasks) {
-  EXPECT_EQ(mask_name(parse_case("s4")), "none");
-  EXPECT_EQ(mask_name(parse_case("s4 causal window=3,0 mask=1,1,q,k")), "causal+window+bool");
-  EXPECT_EQ(mask_name(parse_case("s4 causal_top_left blocks=2,2:1,1:1")), "causal_top_left+blocks");
+TEST(Case, AReportsMaskFieldHoldsWhatChangesTheWork) {
+  EXPECT_EQ(mask_field(parse_case("b2 h4 s4 d8 bf16 deterministic layout=bshd fill=zeros")),
+            "none");
+  const char* words[] = {"causal window=3,0 mask=1,1,q,k", "causal_top_left blocks=2,2:1,1:1",
+                         "scale=1e+20 softcap=20 alibi bias=1,h,q,k sink dropout=0.25 dlse"};
+  for (const std::string text : words) {
+    const Case c = parse_case("s4 " + text);
+    EXPECT_EQ(words_of_mask_field(mask_field(c)), text);
+    EXPECT_EQ(parse_case("s4 " + words_of_mask_field(mask_field(c))), c);
+  }
+  EXPECT_EQ(mask_field(parse_case("packed=3,5 h2 d8 f32 causal")), "packed=3,5+causal");
 }
 
 TEST(CaseFile, ErrorsNameFileAndLine) {

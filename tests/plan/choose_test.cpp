@@ -88,6 +88,24 @@ TEST(Choose, AForcedKernelThatCannotRunIsAnError) {
   EXPECT_THROW(choose_from(10, {.implementation = "nonesuch", .kernel = ""}), InvalidArgument);
 }
 
+TEST(Choose, AKernelCanBeNamedForEachPass) {
+  EXPECT_EQ(choose_from(10, {.implementation = "", .kernel = "new+back"}).kernel, "new");
+  const auto plan_backward = [](const std::string& kernel) {
+    Problem p = problem(10);
+    p.pass = Pass::backward;
+    return choose(p, {}, {.implementation = "", .kernel = kernel}, kRows);
+  };
+  EXPECT_EQ(plan_backward("new+back").kernel, "back");
+  for (const char* wrong : {"back+new", "new+quick", "new+", "+back", "new+back+back"}) {
+    EXPECT_THROW(choose_from(10, {.implementation = "", .kernel = wrong}), InvalidArgument);
+    EXPECT_THROW(plan_backward(wrong), InvalidArgument) << wrong;
+  }
+  setenv("TILEWISE_FORCE_KERNEL", "twin+back", 1);
+  EXPECT_EQ(with_environment({}, Pass::forward, kRows).kernel, "twin");
+  EXPECT_EQ(with_environment({}, Pass::backward, kRows).kernel, "back");
+  unsetenv("TILEWISE_FORCE_KERNEL");
+}
+
 TEST(Choose, IsPure) {
   const Plan a = choose_from(77);
   const Plan b = choose_from(77);
