@@ -20,8 +20,9 @@ KernelUnit unit(const bwd_convert::Config& config) {
 }  // namespace
 
 void convert_gradients(const Problem& p, std::span<const SummedGradient> gradients, void* stream) {
-  const bwd_convert::Config config = {.type = p.dtype == DType::bfloat16 ? bwd_convert::Type::bf16
-                                              : p.dtype == DType::float16
+  const DType dtype = gradients.front().to->dtype;
+  const bwd_convert::Config config = {.type = dtype == DType::bfloat16 ? bwd_convert::Type::bf16
+                                              : dtype == DType::float16
                                                   ? bwd_convert::Type::fp16
                                                   : bwd_convert::Type::float32};
   bwd_convert::Args args;

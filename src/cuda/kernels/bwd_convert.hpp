@@ -19,7 +19,7 @@ struct SummedGradient {
   float factor = 1.0F;
   int parts = 1;
 };
-/// Brings up to three of them into their tensors.
+/// Brings up to three of them into their tensors, which have one type.
 void convert_gradients(const Problem& problem, std::span<const SummedGradient> gradients,
                        void* stream);
 

@@ -4,8 +4,9 @@
 ///   that the bias broadcasts over
 ///
 /// One block owns block_m x block_n elements of the bias and walks over the batch entries, heads,
-/// rows and keys that share them, with the tiles and the score steps of bwd_dq_sm80. Every element
-/// has one writer and a fixed order of additions: repeatable. See bwd_dbias_sm80.md.
+/// rows and keys that share them, with the tiles and the score steps of bwd_dq_sm80; or several
+/// blocks do, each a part of them, whose sums bwd_convert adds. Every sum has one writer and a
+/// fixed order of additions: repeatable. See bwd_dbias_sm80.md.
 #pragma once
 
 #include "cuda/kernels/bwd_dbias_sm80_args.h"
@@ -15,12 +16,18 @@ namespace tilewise::bwd_dbias_sm80 {
 
 using namespace tile;
 
-/// Half-open range of what a block walks over along one axis: its own index, or all of them where
-/// the bias broadcasts.
+/// What a block walks over along one axis: its own index, or all of them where the bias
+/// broadcasts.
 struct Walk {
-  int begin, end;
-  __forceinline__ Walk(i64 stride, int index, int count)
-      : begin(stride == 0 ? 0 : index), end(stride == 0 ? count : index + 1) {}
+  int begin, count;
+  __forceinline__ Walk(i64 stride, int index, int all)
+      : begin(stride == 0 ? 0 : index), count(stride == 0 ? all : 1) {}
+  /// The index of step `n`, which becomes the step of the axes outside.
+  __forceinline__ int take(i64& n) const {
+    const int at = begin + static_cast<int>(n % count);
+    n /= count;
+    return at;
+  }
 };
 
 template <Config kConfig>
@@ -95,22 +102,46 @@ struct BiasGradient {
                                                  : pack<Element::fp16>(x, 0.0F));
     }
   }
-  /// Sums of the tile over the axes along which the bias broadcasts, to their elements from `base`.
-  __forceinline__ void store(i64 base, int row, int key) const {
-    const int rows = args.dbias.stride_s == 0 ? 1 : min(kBlockM, args.pass.seq_q - row);
-    const int keys = args.dbias.stride_d == 0 ? 1 : min(kBlockN, args.pass.seq_k - key);
-    const int more_rows = args.dbias.stride_s == 0 ? kBlockM : 1;
-    const int more_keys = args.dbias.stride_d == 0 ? kBlockN : 1;
+  /// The sum of each row of the tile, to its first column.
+  __forceinline__ void sum_columns() const {
+    for (int row = thread; row < kBlockM; row += Tiles::kThreads) {
+      float total = 0.0F;
+      for (int c = 0; c < kBlockN; ++c) total += load_shared_f32(shared + place(row, c));
+      store_shared_4(shared + place(row, 0), static_cast<u32>(__float_as_int(total)));
+    }
+    __syncthreads();  // the sums of all rows are there
+  }
+  /// Calls put(row, key, sum) for the elements of the bias that the tile from (row, key) has.
+  template <class Put>
+  __forceinline__ void for_each_sum(int row, int key, Put put) const {
+    const bool all_rows = args.dbias.stride_s == 0, all_keys = args.dbias.stride_d == 0;
+    if (all_keys) sum_columns();
+    const int rows = all_rows ? 1 : min(kBlockM, args.pass.seq_q - row);
+    const int keys = all_keys ? 1 : min(kBlockN, args.pass.seq_k - key);
+    const int more_rows = all_rows ? kBlockM : 1;
     for (int index = thread; index < rows * keys; index += Tiles::kThreads) {
       const int i = index / keys, j = index % keys;
       float total = 0.0F;
-      for (int r = 0; r < more_rows; ++r) {
-        for (int c = 0; c < more_keys; ++c) {
-          total += load_shared_f32(shared + place(i + r, j + c));
-        }
-      }
-      write(base + (row + i) * args.dbias.stride_s + (key + j) * args.dbias.stride_d, total);
+      for (int r = 0; r < more_rows; ++r) total += load_shared_f32(shared + place(i + r, j));
+      put(row + i, key + j, total);
     }
+  }
+  /// The tile's elements from (row, key), of a batch entry and a head of the bias.
+  __forceinline__ void store(int batch, int head, int row, int key) const {
+    const View4& to = args.dbias;
+    const i64 base = batch * to.stride_b + head * to.stride_h;
+    for_each_sum(row, key, [&](int i, int j, float total) {
+      write(base + i * to.stride_s + j * to.stride_d, total);
+    });
+  }
+  __forceinline__ void store_part(int part, int batch, int head, int row, int key) const {
+    const i64 pair = static_cast<i64>(batch) * args.axes.heads + head;
+    const i64 pairs = static_cast<i64>(args.axes.batch) * args.axes.heads;
+    float* to = args.sums + (part * pairs + pair) * args.padded_rows * args.padded_keys;
+    for_each_sum(row, key, [&](int i, int j, float total) {
+      const i64 fragment = static_cast<i64>(i / 16) * (args.padded_keys / 8) + j / 8;
+      to[fragment * 128 + (i % 8 * 4 + j % 8 / 2) * 4 + i % 16 / 8 * 2 + j % 2] = total;
+    });
   }
 };
 
@@ -119,6 +150,8 @@ __forceinline__ void kernel(const Args& args) {
   extern __shared__ __align__(1024) unsigned char shared[];
   using Block = BiasGradient<kConfig>;
   int index = static_cast<int>(blockIdx.x);
+  const int part = index % args.parts;
+  index /= args.parts;
   const int key = index % args.axes.keys;
   index /= args.axes.keys;
   const int row = index % args.axes.rows;
@@ -131,20 +164,22 @@ __forceinline__ void kernel(const Args& args) {
   const int key_blocks = (args.pass.seq_k + Block::kBlockN - 1) / Block::kBlockN;
   const Walk rows(to.stride_s, row, row_blocks), keys(to.stride_d, key, key_blocks);
   Block block(args, shared_address(shared));
+  const i64 steps = static_cast<i64>(batches.count) * heads.count * rows.count * keys.count;
+  // Not in one piece each: a causal mask would give the last parts more to do.
 #pragma unroll 1
-  for (int b = batches.begin; b < batches.end; ++b) {
-#pragma unroll 1
-    for (int h = heads.begin; h < heads.end; ++h) {
-#pragma unroll 1
-      for (int i = rows.begin; i < rows.end; ++i) {
-#pragma unroll 1
-        for (int j = keys.begin; j < keys.end; ++j) block.add(b, h, i, j);
-      }
-    }
+  for (i64 step = part; step < steps; step += args.parts) {
+    i64 rest = step;
+    const int j = keys.take(rest), i = rows.take(rest), h = heads.take(rest);
+    block.add(batches.take(rest), h, i, j);
   }
   const int warp = __shfl_sync(~0U, block.thread / 32, 0);
   block.stage(warp, block.thread % 32);
-  block.store(batch * to.stride_b + head * to.stride_h, row * Block::kBlockM, key * Block::kBlockN);
+  const int first_row = row * Block::kBlockM, first_key = key * Block::kBlockN;
+  if (args.parts > 1) {
+    block.store_part(part, batch, head, first_row, first_key);
+  } else {
+    block.store(batch, head, first_row, first_key);
+  }
 }
 
 }  // namespace tilewise::bwd_dbias_sm80

@@ -17,6 +17,12 @@ struct Args {
   tile::View4 dbias;  ///< of pass.pairs.type; a stride of 0 sums over the axis
   Axes axes;
   int batch = 0;  ///< of the problem
+  /// Blocks that share the work of a tile, each every parts-th of what is summed: then sums are
+  /// float32 (parts, batch, heads, padded_rows, padded_keys of the bias) in fragment order, for
+  /// bwd_convert.
+  int parts = 1;
+  float* sums = nullptr;
+  int padded_rows = 0, padded_keys = 0;
 };
 
 }  // namespace tilewise::bwd_dbias_sm80

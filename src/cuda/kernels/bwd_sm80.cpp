@@ -50,22 +50,12 @@ void add_row_memory(const Problem& p, std::vector<MemoryItem>& items) {
   if (sm80::form(p).scaled) add("LSE, log2, low part");
 }
 
-/// Of a tensor that broadcasts along axes of stride 0.
-double stored_bytes(const Tensor& t) {
-  if (!t.defined()) return 0.0;
-  auto bytes = static_cast<double>(dtype_bytes(t.dtype));
-  for (int axis = 0; axis < t.rank; ++axis) {
-    if (t.strides[axis] != 0) bytes *= static_cast<double>(t.sizes[axis]);
-  }
-  return bytes;
-}
-
 double tensor_bytes(const Problem& p) {
   double bytes = 0.0;
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv}) {
     bytes += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
-  return bytes + stored_bytes(p.bias) + stored_bytes(p.dbias);
+  return bytes + sm80::pair_bytes(p);
 }
 
 /// What both forms do before their main passes: bwd_delta reads O and dO; refine returns at once,
@@ -80,12 +70,22 @@ double before_ms(const Problem& p, const sm80::Operands& operands, const Hardwar
 }
 
 /// Gradients of sinks and bias, in a pass whose `products` matrix products take `products_ms`: two
-/// more for the bias, and two more where refine takes delta of every row for them. Not measured.
-double others_ms(const Problem& p, double products_ms, double products) {
+/// more for the bias, and two more where refine takes delta of every row for them. `queries`: a
+/// tile of bwd_dq_sm80. The workspace goes to `cost`.
+double others_ms(const Problem& p, const Tile& queries, double products_ms, double products,
+                 Cost& cost) {
   const double two_ms = 2.0 / products * products_ms;
   double ms = 0.0;
   if (p.dsinks.defined()) ms += sm80::kKernelMs;
-  if (p.dbias.defined()) ms += sm80::kKernelMs + two_ms;
+  if (p.dbias.defined()) {
+    const BiasParts parts(p, queries.block_m, queries.block_n);
+    parts.add_memory(cost.memory);
+    if (parts.count > 1) {
+      cost.bytes_moved += 2.0 * static_cast<double>(cost.memory.back().bytes);
+      ms += sm80::kKernelMs;
+    }
+    ms += sm80::kKernelMs + two_ms;
+  }
   if (sums_gradients(p) && sm80::form(p).planes == 1) ms += two_ms;
   return ms;
 }
@@ -113,8 +113,9 @@ Cost one_pass_cost(const KernelRow&, const Problem& p, const Hardware& machine) 
     moved += 3.0 * sums("dV sums", p.heads_k, rows, dims(p).v);
   }
   cost.bytes_moved = tensor_bytes(p) + 2.0 * operands.bytes() + moved;
+  const Tile& queries = two_pass_tiles(p)[0].queries;
   cost.ms = choice.ms + before_ms(p, operands, machine) +
-            others_ms(p, choice.ms, kOnePassProducts) + sm80::kKernelMs +
+            others_ms(p, queries, choice.ms, kOnePassProducts, cost) + sm80::kKernelMs +
             1e-6 * 2.5 * dq / machine.bandwidth_gbps;
   return cost;
 }
@@ -142,7 +143,7 @@ Cost two_pass_cost(const KernelRow&, const Problem& p, const Hardware& machine) 
     sums("dV parts", parts.keys, p.heads_k, parts.rows_k, dims(p).v);
   }
   cost.ms = choice.ms + before_ms(p, operands, machine) +
-            others_ms(p, choice.ms, two_pass_products(*choice.pair));
+            others_ms(p, choice.pair->queries, choice.ms, two_pass_products(*choice.pair), cost);
   return cost;
 }
 
@@ -217,9 +218,10 @@ void launch_queries(const Problem& p, const Config& config, const Tile& tile, Ar
 /// Gradients of what is no operand, from the rows' final statistics. `queries`: a tile of
 /// bwd_dq_sm80.
 void launch_others(const Problem& p, const Tile& queries, const RowStatistics& rows,
-                   const Args& args, void* stream) {
+                   const Args& args, WorkspaceCutter& workspace, void* stream) {
   sink_gradient(p, rows, stream);
-  bias_gradient(p, args, make_config(p, queries, false, false), queries.min_blocks, stream);
+  bias_gradient(p, args, make_config(p, queries, false, false), queries.min_blocks, workspace,
+                stream);
 }
 
 RowStatistics take_rows(const Problem& p, WorkspaceCutter& workspace) {
@@ -275,7 +277,7 @@ void run_one_pass(const KernelRow& row, const Problem& p, const Context& context
   }
   launch_keys(p, config, *tile, args, plan.splits, context.stream);
   convert_gradients(p, sums, context.stream);
-  launch_others(p, two_pass_tiles(p)[0].queries, rows, args, context.stream);
+  launch_others(p, two_pass_tiles(p)[0].queries, rows, args, workspace, context.stream);
 }
 
 /// Places for what each part of the two-pass form adds up, which bwd_convert then adds.
@@ -334,7 +336,7 @@ void run_two_pass(const KernelRow& row, const Problem& p, const Context& context
   launch_queries(p, make_config(p, pair->queries, false, split), pair->queries, args, false,
                  parts.queries, context.stream);
   if (split) convert_gradients(p, sums, context.stream);
-  launch_others(p, pair->queries, rows, args, context.stream);
+  launch_others(p, pair->queries, rows, args, workspace, context.stream);
 }
 
 }  // namespace

@@ -243,7 +243,8 @@ Cost cost(const KernelRow& row, const Problem& p, const Hardware& machine) {
   const auto size = [](const Tensor& t) {
     return static_cast<double>(t.numel() * dtype_bytes(t.dtype));
   };
-  const double tensors = size(p.q) + size(p.k) + size(p.v) + size(p.o) + size(p.lse);
+  const double tensors =
+      size(p.q) + size(p.k) + size(p.v) + size(p.o) + size(p.lse) + sm80::pair_bytes(p);
   cost.bytes_moved = tensors + 2.0 * operands.bytes() + 2.0 * partial;
   // Short rows of Q and O arrive sooner than the choice among tiles counts.
   const double width = std::min(1.0, static_cast<double>(p.head_dim + p.head_dim_v) / 128.0);

@@ -206,6 +206,19 @@ tile::PairTensors pair_tensors(const Problem& p) {
   return pairs;
 }
 
+double pair_bytes(const Problem& p) {
+  double all = 0.0;
+  for (const Tensor* t : {&p.bias, &p.mask, &p.dbias}) {
+    if (!t->defined()) continue;
+    auto bytes = static_cast<double>(dtype_bytes(t->dtype));
+    for (int axis = 0; axis < t->rank; ++axis) {
+      if (t->strides[axis] != 0) bytes *= static_cast<double>(t->sizes[axis]);
+    }
+    all += bytes;
+  }
+  return all;
+}
+
 unsigned section(bool positional, std::int64_t heads, std::int64_t blocks, double head_bytes,
                  int multiprocessors) {
   if (!positional || heads <= 1) return 1;

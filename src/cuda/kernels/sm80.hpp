@@ -79,6 +79,9 @@ class Operands {
 
 tile::Positions positions(const Problem& problem);
 tile::PairTensors pair_tensors(const Problem& problem);
+/// Of bias, bool mask and the bias's gradient, as they are stored: an axis along which one
+/// broadcasts counts once.
+double pair_bytes(const Problem& problem);
 tile::View4 view4(const Tensor& tensor);
 tile::DropoutBits dropout_bits(const Problem& problem);
 /// The arguments that every kernel of the family has: operands, sizes, key lengths, score steps,
