@@ -29,9 +29,11 @@ struct Config {
   bool own_o = true;         ///< O is staged in shared memory of its own, not in Q's place
   bool ping_pong = true;     ///< warpgroups take turns at issuing products
   bool lazy_rescale = true;  ///< a row maximum moves only when it grew by 2^8
-  /// P of an uncut block is taken against the maxima so far; where it outgrew them, which its sums
+  /// P of a block is taken against the maxima so far; where it outgrew them, which its sums
   /// show, the block's scores are computed again.
   bool trust_maxima = false;
+  bool halve_cut = false;  ///< of a cut block whose one half is hidden the other alone is taken
+  bool q_by_need = false;  ///< Q of a warpgroup is copied just before the first block that it sees
   bool chain_tiles =
       false;  ///< the next tile's first scores are computed under this tile's epilogue
   bool skip_blocks = true;  ///< a warpgroup passes over blocks that its own 64 rows do not see

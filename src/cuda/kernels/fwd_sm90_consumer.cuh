@@ -2,9 +2,7 @@
 /// tile.
 #pragma once
 
-#include "cuda/kernels/fwd_sm90_scores.cuh"
-#include "cuda/tile/tma.cuh"
-#include "cuda/tile/warpgroup.cuh"
+#include "cuda/kernels/fwd_sm90_rows.cuh"
 #include "cuda/tile/wgmma.cuh"
 
 namespace tilewise::fwd_sm90 {
@@ -12,10 +10,11 @@ namespace tilewise::fwd_sm90 {
 using namespace tile;
 
 template <Config kConfig>
-struct Consumer : Scores<kConfig> {
-  using Base = Scores<kConfig>;
-  using Base::alpha, Base::l, Base::m, Base::rS, Base::slope;
-  using Base::kModification;
+struct Consumer : Rows<kConfig> {
+  using Base = Rows<kConfig>;
+  using Base::alpha, Base::l, Base::m, Base::rO, Base::rS, Base::slope;
+  using Base::args, Base::lane, Base::shared, Base::thread, Base::warp, Base::warpgroup;
+  using Base::kModification, Base::kScores, Base::query;
   static constexpr int kBlockN = kConfig.block_n;
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
   static constexpr SharedPlan kPlan{kConfig};
@@ -26,51 +25,28 @@ struct Consumer : Scores<kConfig> {
                 (kConfig.mask != Mask::both && kConfig.own_o && !kConfig.split));
   static_assert(!kConfig.ping_pong || kConfig.warpgroups > 1);
   static_assert(!kConfig.trust_maxima || kModification != Modification::general);
+  static_assert(!kConfig.halve_cut ||
+                (kConfig.trust_maxima && kModification == Modification::none));
 
-  const Args& args;
-  const Shared<kConfig> shared;
-  const int warpgroup, thread, warp, lane;  ///< thread, warp: of the warpgroup
-  const u64 dQ, dK, dV;                     ///< descriptors of the first buffer
+  const u64 dQ, dK, dV;  ///< descriptors of the first buffer
   Ring<kConfig.stages> rK, rV;
   Ring<kConfig.q_buffers> rQ;
   Ring<2> slots;
   Tile tile;
   BlockRange blocks;  ///< of this warpgroup's rows
   int tile_begin = 0, tile_end = 0;
-  float rO[kDv / 2];
+  bool first_halved = false;  ///< halve_cut: of the first block only the left half is visible
   u32 rP[kBlockN / 4];
 
   __forceinline__ Consumer(const Args& a, u32 shared_base, int group)
-      : args(a),
-        shared{shared_base},
-        warpgroup(group),
-        thread(static_cast<int>(threadIdx.x) & 127),
-        warp(thread / 32),
-        lane(thread % 32),
+      : Base(a, shared_base, group),
         dQ(panel_descriptor(shared.q(0, group), 16)),
         dK(panel_descriptor(shared.k(0), 16)),
         dV(panel_descriptor(shared.v(0), kBlockN * kPanelRowBytes)) {}
 
-  // ---- rows: 16 of a warp, two of a thread (r = 0, 1)
-
-  __forceinline__ int local_row(int r) const { return warp * 16 + lane / 4 + 8 * r; }
   /// The first query of the warpgroup's rows.
   __forceinline__ int group_query() const {
     return first_query<kConfig>(args, tile) + warpgroup * warpgroup_queries<kConfig>(args);
-  }
-  __forceinline__ int query(int first, int r) const {
-    return first + (kConfig.pack_heads ? local_row(r) >> args.pack_shift : local_row(r));
-  }
-  __forceinline__ int head(const Tile& t, int r) const {
-    if constexpr (!kConfig.pack_heads) return t.head;
-    return t.head * args.group + (local_row(r) & ((1 << args.pack_shift) - 1));
-  }
-  /// False for rows past the last query, and for heads that a group has not.
-  __forceinline__ bool exists(const Finished& done, int r) const {
-    bool in_group = true;
-    if constexpr (kConfig.pack_heads)
-      in_group = (local_row(r) & ((1 << args.pack_shift) - 1)) < args.group;
-    return in_group && query(done.query, r) < queries<kConfig>(args, done.tile);
   }
 
   // ---- hand-over with the producer and among warpgroups
@@ -109,7 +85,6 @@ struct Consumer : Scores<kConfig> {
       named_barrier_arrive(1 + (warpgroup + 1) % kConfig.warpgroups, kTurnThreads);
     }
   }
-  __forceinline__ void sync_warpgroup() const { named_barrier_sync(8 + warpgroup, 128); }
 
   __forceinline__ void fetch_tile() {
     const int s = static_cast<int>(slots.slot);
@@ -193,20 +168,24 @@ struct Consumer : Scores<kConfig> {
   __forceinline__ void adjust_scores(int block) {
     const int first = group_query(), column = block * kBlockN + 2 * (lane % 4);
     const int rows[2] = {query(first, 0), query(first, 1)};
+    const int shift = keys<kConfig>(args, tile) - queries<kConfig>(args, tile);
+    Base::template modify<kMasked>(args, rows, shift, column, lane);
+    if constexpr (kMasked) mask_scores<kScores>(rows, column);
+  }
+  /// Of `rows`, keys from `column` on: the thread's first kCount scores.
+  template <int kCount>
+  __forceinline__ void mask_scores(const int (&rows)[2], int column) {
     const int seq_k = keys<kConfig>(args, tile);
-    Base::template modify<kMasked>(args, rows, seq_k - queries<kConfig>(args, tile), column, lane);
-    if constexpr (kMasked) {
-      const Diagonals d = diagonals<kConfig>(args, tile);
-      int begin[2] = {}, end[2] = {seq_k - column, seq_k - column};
-      if constexpr (kConfig.mask != Mask::none) {
+    const Diagonals d = diagonals<kConfig>(args, tile);
+    int begin[2] = {}, end[2] = {seq_k - column, seq_k - column};
+    if constexpr (kConfig.mask != Mask::none) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          end[r] = min(end[r], rows[r] + d.high - column);
-          if constexpr (kConfig.mask == Mask::both) begin[r] = rows[r] + d.low - column;
-        }
+      for (int r = 0; r < 2; ++r) {
+        end[r] = min(end[r], rows[r] + d.high - column);
+        if constexpr (kConfig.mask == Mask::both) begin[r] = rows[r] + d.low - column;
       }
-      Base::mask(begin, end);
     }
+    Base::template mask<kCount>(begin, end);
   }
 
   __forceinline__ void pack_p() {
@@ -243,9 +222,8 @@ struct Consumer : Scores<kConfig> {
     if (!kConfig.lazy_rescale || __any_sync(~0U, alpha[0] != 1.0F || alpha[1] != 1.0F)) scale_o();
   }
 
-  /// Scores of `block` beside the values of the block before, then its softmax.
-  template <bool kMasked>
-  __forceinline__ void step(int block) {
+  /// Scores of `block` beside the values of the block before.
+  __forceinline__ void products() {
     wait_k();
     await_turn();
     issue_scores();
@@ -254,8 +232,15 @@ struct Consumer : Scores<kConfig> {
     pass_turn();
     wgmma_wait<1>();  // S; O is still being summed
     pin(rS);
-    if constexpr (kConfig.trust_maxima && !kMasked && kModification != Modification::softcap) {
-      trusted_step(block);
+  }
+
+  /// The products, then the block's softmax. `kSeen`: rows that see a key of the block have seen
+  /// one before, so that their maxima may be trusted.
+  template <bool kMasked, bool kSeen = !kMasked>
+  __forceinline__ void step(int block) {
+    products();
+    if constexpr (kConfig.trust_maxima && kSeen && kModification != Modification::softcap) {
+      trusted_step<kMasked>(block);
     } else {
       release_k();
       bool trusted = false;
@@ -273,24 +258,73 @@ struct Consumer : Scores<kConfig> {
     pack_p();
   }
 
-  /// The softmax of an uncut block without a search for its maxima, K kept until P is known to
-  /// hold.
+  /// The softmax of a block without a search for its maxima, K kept until P is known to hold.
+  template <bool kMasked>
   __forceinline__ void trusted_step(int block) {
-    adjust_scores<false>(block);
-    const bool holds = Base::trusted_softmax(args);
-    const u32 k_empty = shared.k_empty(static_cast<int>(rK.slot));
-    if (lane == 0 && holds) mbarrier_arrive(k_empty);
-    finish_values();
-    if (!holds) {
-      Base::recompute(shared.q(static_cast<int>(rQ.slot), warpgroup),
-                      shared.k(static_cast<int>(rK.slot)), warp, lane);
-      __syncwarp();  // all lanes have read K
-      if (lane == 0) mbarrier_arrive(k_empty);
-      adjust_scores<false>(block);
+    adjust_scores<kMasked>(block);
+    if (!trusted_exponentials<kScores>()) {
+      recompute_scores();
+      adjust_scores<kMasked>(block);
       Base::template softmax<false, false>(args);
       scale_o();
     }
     rK.advance();
+  }
+  /// P of the thread's first kCount scores, then the end of O += P V; false: recompute_scores().
+  template <int kCount>
+  __forceinline__ bool trusted_exponentials() {
+    const bool holds = Base::template trusted_softmax<kCount>(args);
+    if (lane == 0 && holds) mbarrier_arrive(shared.k_empty(static_cast<int>(rK.slot)));
+    finish_values();
+    return holds;
+  }
+  __forceinline__ void recompute_scores() {
+    Base::recompute(shared.q(static_cast<int>(rQ.slot), warpgroup),
+                    shared.k(static_cast<int>(rK.slot)), warp, lane);
+    __syncwarp();  // all lanes have read K
+    if (lane == 0) mbarrier_arrive(shared.k_empty(static_cast<int>(rK.slot)));
+  }
+
+  // ---- halves: a cut block of which these rows see one half only
+
+  /// The half of `block` that all visible keys of these rows lie in, -1: none.
+  __forceinline__ int visible_half(int block) const {
+    if constexpr (!kConfig.halve_cut) return -1;
+    const Diagonals d = diagonals<kConfig>(args, tile);
+    const int first = group_query(), last = min(first + 64, queries<kConfig>(args, tile)) - 1;
+    const int middle = block * kBlockN + kBlockN / 2;
+    const bool left = min(last + d.high, keys<kConfig>(args, tile)) <= middle;
+    return left ? 0 : first + d.low >= middle ? 1 : -1;
+  }
+  __forceinline__ void mask_half(int block, int half) {
+    const int first = group_query(), rows[2] = {query(first, 0), query(first, 1)};
+    mask_scores<kScores / 2>(rows, block * kBlockN + half * (kBlockN / 2) + 2 * (lane % 4));
+  }
+  /// P of the hidden half is 0.
+  __forceinline__ void pack_half(int half) {
+#pragma unroll
+    for (int i = 0; i < kBlockN / 8; ++i) {
+      rP[half * (kBlockN / 8) + i] = pack<kConfig.element>(rS[2 * i], rS[2 * i + 1]);
+      rP[(1 - half) * (kBlockN / 8) + i] = 0;
+    }
+  }
+  __forceinline__ void take_right_half(int block) {
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i) rS[i] = rS[kScores / 2 + i];
+    mask_half(block, 1);
+  }
+  /// The last block of a window, its left half hidden.
+  __forceinline__ void half_step(int block) {
+    products();
+    take_right_half(block);
+    if (!trusted_exponentials<kScores / 2>()) {
+      recompute_scores();
+      take_right_half(block);
+      Base::template softmax<false, false, kScores / 2>(args);
+      scale_o();
+    }
+    rK.advance();
+    pack_half(1);
   }
 
   /// From the finished scores of the first block to P of the last.
@@ -298,13 +332,19 @@ struct Consumer : Scores<kConfig> {
     int block = blocks.end - 1;
 #pragma unroll
     for (int i = 0; i < kDv / 2; ++i) rO[i] = 0.0F;
-    if (block >= blocks.full_end || (kConfig.mask == Mask::both && block < blocks.full_begin)) {
-      adjust_scores<true>(block);
+    if (kConfig.halve_cut && first_halved) {
+      mask_half(block, 0);
+      Base::template softmax<true, kConfig.lazy_rescale, kScores / 2>(args);
+      pack_half(0);
     } else {
-      adjust_scores<false>(block);
+      if (block >= blocks.full_end || (kConfig.mask == Mask::both && block < blocks.full_begin)) {
+        adjust_scores<true>(block);
+      } else {
+        adjust_scores<false>(block);
+      }
+      Base::template softmax<true>(args);
+      pack_p();
     }
-    Base::template softmax<true>(args);
-    pack_p();
     --block;
     if constexpr (kConfig.mask != Mask::none) {
 #pragma unroll 1
@@ -313,100 +353,20 @@ struct Consumer : Scores<kConfig> {
     const int full_begin = kConfig.mask == Mask::both ? blocks.full_begin : blocks.begin;
 #pragma unroll 1
     for (; block >= full_begin; --block) step<false>(block);
+    // What is cut on the left alone: its rows have seen all keys from there to their right edge.
     if constexpr (kConfig.mask == Mask::both) {
 #pragma unroll 1
-      for (; block >= blocks.begin; --block) step<true>(block);
+      for (; block >= blocks.begin; --block) {
+        if (kConfig.halve_cut && block == blocks.begin && visible_half(block) == 1) {
+          half_step(block);
+          break;
+        }
+        step<true, true>(block);
+      }
     }
   }
 
   // ---- epilogue
-
-  /// Row of the parts' workspace, split only.
-  __forceinline__ i64 part_row(const Tile& t, int h, int i) const {
-    i64 row = t.q_begin + i;
-    if constexpr (kConfig.lengths == Lengths::packed) {
-      row += static_cast<i64>(h) * args.q_rows;
-    } else {
-      row += (static_cast<i64>(t.batch) * args.heads_q + h) * args.seq_q;
-    }
-    return t.split * args.part_rows + row;
-  }
-
-  /// (F11) alpha = 1 / l, (F11) LSE = m + log l
-  __forceinline__ void finish_rows(const Finished& done) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      l[r] = quad_sum(l[r]);
-      alpha[r] = l[r] == 0.0F ? 0.0F : 1.0F / l[r];
-      if (lane % 4 != 0 || !exists(done, r)) continue;
-      const float lse = (m[r] + log2_approx(l[r])) * kLn2;
-      const int i = query(done.query, r), h = head(done.tile, r);
-      if constexpr (kConfig.split) {
-        args.lse_part[part_row(done.tile, h, i)] = lse;
-      } else if (args.lse != nullptr) {
-        args.lse[done.tile.batch * args.lse_b + h * args.lse_h +
-                 (done.tile.q_begin + i) * args.lse_s] = lse;
-      }
-    }
-    if constexpr (!kConfig.split) {
-      // O's staging place is free: own, when the tile before has been copied out; in Q's place,
-      // when all four warps are done with Q.
-      if (kConfig.own_o && thread == 0) bulk_wait_read();
-      sync_warpgroup();
-    }
-  }
-
-  __forceinline__ void store_o(const Finished& done) {
-    if constexpr (kConfig.split) {
-      store_parts(done);
-    } else {
-      const u32 sO = shared.o(warpgroup);
-      const int row = warp * 16 + lane % 16;
-#pragma unroll
-      for (int k = 0; k < kDv / 16; ++k) {
-        u32 words[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          words[i] = pack<kConfig.element>(rO[8 * k + 2 * i] * alpha[i % 2],
-                                           rO[8 * k + 2 * i + 1] * alpha[i % 2]);
-        }
-        const int chunk = (k % 4 * 2 + lane / 16) ^ (row % 8);
-        store_matrix_x4(sO + (k / 4) * SharedPlan::kPanel + row * kPanelRowBytes + chunk * 16,
-                        words);
-      }
-      fence_async_shared();
-      sync_warpgroup();  // the whole warpgroup has staged its rows
-      const bool exists = kConfig.lengths != Lengths::packed || done.query < done.tile.seq_q;
-      if (thread == 0 && exists) {
-        for (int p = 0; p < SharedPlan::panels(kDv); ++p) {
-          const u32 from = sO + p * SharedPlan::kPanel;
-          if constexpr (kQueryRank5<kConfig>) {
-            int at[4];
-            query_coordinates<kConfig>(at, args, done.tile, done.query);
-            tma_store_5d(&args.o, from, p * kPanelColumns, at);
-          } else {
-            tma_store(&args.o, from, p * kPanelColumns, done.tile.head, done.query,
-                      done.tile.batch);
-          }
-        }
-        bulk_commit();
-        if (!kConfig.own_o) bulk_wait_read();
-      }
-    }
-  }
-
-  __forceinline__ void store_parts(const Finished& done) const {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (!exists(done, r)) continue;
-      const i64 row = part_row(done.tile, head(done.tile, r), query(done.query, r));
-      float* to = args.o_part + row * kDv + 2 * (lane % 4);
-#pragma unroll
-      for (int j = 0; j < kDv / 8; ++j) {
-        store_global_8(to + 8 * j, rO[4 * j + 2 * r] * alpha[r], rO[4 * j + 2 * r + 1] * alpha[r]);
-      }
-    }
-  }
 
   /// Rows of this warpgroup that see no key of the tile: O = 0, LSE = -inf. CONTRACT 3
   __forceinline__ void finish_empty_tile() {
@@ -417,8 +377,8 @@ struct Consumer : Scores<kConfig> {
 #pragma unroll
       for (int i = 0; i < kDv / 2; ++i) rO[i] = 0.0F;
       const Finished done{tile, group_query()};
-      finish_rows(done);
-      store_o(done);
+      Base::finish_rows(done);
+      Base::store_o(done);
     }
     release_q();
   }
@@ -442,6 +402,7 @@ struct Consumer : Scores<kConfig> {
       }
       wait_q();
       wait_k();
+      if constexpr (kConfig.halve_cut) first_halved = visible_half(blocks.end - 1) == 0;
       issue_scores();
       first_scores_wait();
       while (true) {
@@ -458,17 +419,18 @@ struct Consumer : Scores<kConfig> {
           fetch_tile();
           if (tile.block >= 0 && blocks.begin < blocks.end) {
             const int skipped = skip_right<true>();
+            if constexpr (kConfig.halve_cut) first_halved = visible_half(blocks.end - 1) == 0;
             wait_v();
             issue_values();
             wait_q();
             wait_k();
             issue_scores();
-            finish_rows(done);
+            Base::finish_rows(done);
             wgmma_wait<1>();
             pin(rO);
             pin(rP);
             release_v();
-            store_o(done);
+            Base::store_o(done);
             first_scores_wait();
             for (int i = 0; i < skipped; ++i) {
               wait_v();
@@ -479,10 +441,10 @@ struct Consumer : Scores<kConfig> {
         }
         wait_v();
         issue_values();
-        finish_rows(done);
+        Base::finish_rows(done);
         finish_values();
         skip_left();
-        store_o(done);
+        Base::store_o(done);
         if constexpr (!kConfig.own_o) release_q();
         break;
       }

@@ -120,25 +120,34 @@ struct Producer {
     }
   }
 
-  __forceinline__ void load_q() {
-    const int slot = static_cast<int>(rQ.slot);
-    int query = first_query<kConfig>(args, tile);
-    for (int w = 0; w < kConfig.warpgroups; ++w, query += warpgroup_queries<kConfig>(args)) {
-      const u32 full = shared.q_full(slot, w);
-      mbarrier_wait(shared.q_empty(slot, w), rQ.parity ^ 1);
-      mbarrier_expect(full, Shared<kConfig>::kPlan.q_warpgroup);
-      for (int p = 0; p < kPanels; ++p) {
-        const u32 to = shared.q(slot, w) + p * SharedPlan::kPanel;
-        if constexpr (kQueryRank5<kConfig>) {
-          int at[4];
-          query_coordinates<kConfig>(at, args, tile, query);
-          tma_load_5d(to, &args.q, full, p * kPanelColumns, at, kEvictFirst);
-        } else {
-          tma_load(to, &args.q, full, p * kPanelColumns, tile.head, query, tile.batch, kEvictFirst);
-        }
+  __forceinline__ int query_of(int warpgroup) const {
+    return first_query<kConfig>(args, tile) + warpgroup * warpgroup_queries<kConfig>(args);
+  }
+  __forceinline__ void load_q(int w) const {
+    const int slot = static_cast<int>(rQ.slot), query = query_of(w);
+    const u32 full = shared.q_full(slot, w);
+    mbarrier_wait(shared.q_empty(slot, w), rQ.parity ^ 1);
+    mbarrier_expect(full, Shared<kConfig>::kPlan.q_warpgroup);
+    for (int p = 0; p < kPanels; ++p) {
+      const u32 to = shared.q(slot, w) + p * SharedPlan::kPanel;
+      if constexpr (kQueryRank5<kConfig>) {
+        int at[4];
+        query_coordinates<kConfig>(at, args, tile, query);
+        tma_load_5d(to, &args.q, full, p * kPanelColumns, at, kEvictFirst);
+      } else {
+        tma_load(to, &args.q, full, p * kPanelColumns, tile.head, query, tile.batch, kEvictFirst);
       }
     }
-    rQ.advance();
+  }
+  /// q_by_need: Q of the warpgroups from `next` down whose rows see `block`. Later queries see no
+  /// fewer blocks on the right.
+  __forceinline__ void load_q_seeing(int block, const BlockRange& all, int& next) const {
+    for (; next >= 0; --next) {
+      BlockRange own;
+      own_range<kConfig>(own, args, tile, query_of(next), all);
+      if (own.begin < own.end && own.end - 1 < block) return;
+      load_q(next);
+    }
   }
   /// Rows of a block of keys or values: panels of the copy engine.
   __forceinline__ void load_rows(const TensorMapBytes* map, u32 to, u32 full, int panels,
@@ -185,19 +194,26 @@ struct Producer {
   }
 
   /// Order of the copies of a tile: K of the last block, Q, then K and V in turn, V one block
-  /// behind.
+  /// behind. With two buffers of Q its place is free at once.
   __forceinline__ void copy_tile(int index) {
     head_k = kConfig.pack_heads ? tile.head : tile.head / args.group;
     const BlockRange range = tile_range<kConfig>(args, tile);
     int block = range.end - 1;
     const bool any = range.begin < range.end;
+    int next = kConfig.warpgroups - 1;
     if (kConfig.q_buffers == 1 && any) load_k(block);
-    load_q();
+    if constexpr (kConfig.q_by_need) {
+      load_q_seeing(block, range, next);
+    } else {
+      for (int w = 0; w < kConfig.warpgroups; ++w) load_q(w);
+    }
     if (kConfig.q_buffers > 1 && any) load_k(block);
     for (; block > range.begin; --block) {
       load_k(block - 1);
       load_v(block);
+      if constexpr (kConfig.q_by_need) load_q_seeing(block - 1, range, next);
     }
+    rQ.advance();
     asked = ask(index);
     if (any) load_v(block);
   }

@@ -21,6 +21,7 @@ enum class Cap : int { before, series, cubic };
 template <Config kConfig>
 struct Scores {
   static constexpr int kBlockN = kConfig.block_n;
+  static constexpr int kScores = kBlockN / 2;  ///< of a thread
   static constexpr Modification kModification = kConfig.modification;
   float rS[kBlockN / 2];
   float m[2], l[2],
@@ -149,6 +150,7 @@ struct Scores {
 
   /// Hidden scores become -inf: replaced, so that nothing of a hidden key leaks. CONTRACT 4, 5, 10.
   /// `begin`, `end`: columns that each row sees, from the thread's first one on.
+  template <int kCount>
   __forceinline__ void mask(const int (&begin)[2], const int (&end)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -156,7 +158,7 @@ struct Scores {
       const int from = scores_before(begin[r]), to = scores_before(end[r]);
       const u32 visible = bit_mask(static_cast<u32>(from), static_cast<u32>(max(to - from, 0)));
 #pragma unroll
-      for (int i = 0; i < kBlockN / 4; ++i) {
+      for (int i = 0; i < kCount / 2; ++i) {
         if ((visible >> i & 1) == 0) rS[4 * (i / 2) + 2 * r + i % 2] = -infinity();
       }
     }
@@ -168,13 +170,13 @@ struct Scores {
   }
 
   /// Largest logit of each row in the log2 domain.
+  template <int kCount>
   __forceinline__ void row_maxima(const Args& args, float scale, float (&now)[2]) const {
     float top[2][2];
 #pragma unroll
     for (int i = 0; i < 4; ++i) top[i / 2][i % 2] = rS[i];
 #pragma unroll
-    for (int i = 4; i < kBlockN / 2; ++i)
-      top[i / 2 % 2][i % 2] = fmaxf(top[i / 2 % 2][i % 2], rS[i]);
+    for (int i = 4; i < kCount; ++i) top[i / 2 % 2][i % 2] = fmaxf(top[i / 2 % 2][i % 2], rS[i]);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float x = fmaxf(top[r][0], top[r][1]);
@@ -221,11 +223,11 @@ struct Scores {
   }
 
   /// (F8) P = exp(S - m) in place; sums over the thread's columns.
-  template <Cap kCap>
+  template <Cap kCap, int kCount = kScores>
   __forceinline__ void exponentials(const Args& args, float scale, const float (&base)[2],
                                     float (&sum)[2][2]) {
 #pragma unroll
-    for (int i = 0; i < kBlockN / 2; ++i) {
+    for (int i = 0; i < kCount; ++i) {
       const int r = i / 2 % 2;
       float factor = scale;
       if constexpr (kCap == Cap::series) {
@@ -240,6 +242,7 @@ struct Scores {
 
   /// S becomes P in place against the maxima so far, and l follows, when no P of the warp outgrew
   /// them. Otherwise false, l stays, and S is lost. A maximum that is -inf or huge is not trusted.
+  template <int kCount>
   __forceinline__ bool trusted_softmax(const Args& args) {
     float base[2], sum[2][2] = {};
 #pragma unroll
@@ -247,7 +250,7 @@ struct Scores {
       base[r] = fabsf(m[r]) <= kHugeMaximum ? m[r] : not_a_number();
       if constexpr (kModification == Modification::alibi) base[r] -= offset[r];
     }
-    exponentials<Cap::before>(args, args.scale_log2, base, sum);
+    exponentials<Cap::before, kCount>(args, args.scale_log2, base, sum);
     const float here[2] = {sum[0][0] + sum[0][1], sum[1][0] + sum[1][1]};
     // Not true for a NaN either.
     const bool holds = here[0] <= kOutgrown<kConfig> && here[1] <= kOutgrown<kConfig>;
@@ -272,8 +275,9 @@ struct Scores {
     return true;
   }
 
-  /// S becomes P in place, m and l follow, alpha is what O must be scaled by.
-  template <bool kFirst, bool kLazy = kConfig.lazy_rescale>
+  /// The first kCount scores of S become P in place, m and l follow, alpha is what O must be scaled
+  /// by.
+  template <bool kFirst, bool kLazy = kConfig.lazy_rescale, int kCount = kScores>
   __forceinline__ void softmax(const Args& args) {
     float scale = kModification == Modification::general ? 1.0F : args.scale_log2;
     float base[2];
@@ -283,7 +287,7 @@ struct Scores {
       base[1] = m[1];
     } else {
       float now[2];
-      row_maxima(args, scale, now);
+      row_maxima<kCount>(args, scale, now);
       move_maxima<kFirst, kLazy>(now, base);
     }
     if constexpr (kModification != Modification::general) {
@@ -292,7 +296,7 @@ struct Scores {
       if (__any_sync(~0U, fmaxf(fabsf(m[0]), fabsf(m[1])) > kHugeMaximum)) {
         if (kModification != Modification::softcap || cap == Cap::before) {
 #pragma unroll
-          for (int i = 0; i < kBlockN / 2; ++i) rS[i] = __fmul_rn(rS[i], scale);
+          for (int i = 0; i < kCount; ++i) rS[i] = __fmul_rn(rS[i], scale);
           scale = 1.0F;
         }
       }
@@ -303,7 +307,7 @@ struct Scores {
     } else if (kModification == Modification::softcap && cap == Cap::series) {
       exponentials<Cap::series>(args, scale, base, sum);
     } else {
-      exponentials<Cap::before>(args, scale, base, sum);
+      exponentials<Cap::before, kCount>(args, scale, base, sum);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {  // (F9) l

@@ -22,22 +22,33 @@ constexpr unsigned kOne = kOwnO | kLazyRescale | kTrustMaxima;
 
 // warpgroups, block_n, stages, full, masked, traits.
 // The tiles of one warpgroup are for few queries: copying K and V takes all the time then.
-constexpr Sm90Tile kTiles64[] = {
-    {3, 128, 3, {1.2, 1.243}, {0.9, 1.241}, kThree | kTwo | kChainShort | kEarlyQWindow},
-    {1, 128, 4, {2.0, 0.9}, {2.0, 0.9}, kOne}};
+constexpr Sm90Tile kTiles64[] = {{3,
+                                  128,
+                                  3,
+                                  {1.2, 1.243},
+                                  {0.9, 1.241},
+                                  kThree | kTwo | kChainShort | kEarlyQWindow | kHalveCut},
+                                 {1, 128, 4, {2.0, 0.9}, {2.0, 0.9}, kOne}};
 constexpr Sm90Tile kTiles96[] = {{3, 96, 2, {2.4, 1.164}, {2.6, 1.147}, kThree | kTwo},
                                  {1, 128, 3, {3.0, 1.2}, {3.0, 1.2}, kOne}};
 constexpr Sm90Tile kTiles128[] = {
-    {3, 80, 2, {2.3, 1.182}, {2.3, 1.148}, kThree | kPingPong | kEarlyQWindow},
+    {3, 80, 2, {2.3, 1.182}, {2.3, 1.148}, kThree | kPingPong},
     {2, 128, 2, {2.1, 1.284}, {1.55, 1.29}, kOwnO | kPingPong | kPingPongMasked | kTrustMaxima},
-    {3, 64, 2, {1.2, 0.955}, {1.2, 0.955}, kThree | kEarlyQWindow | kWindowOnly},
+    {3, 64, 4, {1.2, 0.91}, {1.2, 0.91}, kThree | kQByNeed | kWindowOnly},
     {1, 128, 3, {2.2, 1.25}, {2.2, 1.25}, kOne}};
 constexpr Sm90Tile kTiles192[] = {{2, 112, 2, {4.55, 1.626}, {4.75, 1.537}, kTwo},
                                   {1, 64, 3, {4.0, 1.2}, {4.0, 1.2}, kOne}};
 constexpr Sm90Tile kTiles192Values128[] = {{2, 112, 2, {3.7, 1.356}, {3.9, 1.29}, kTwo | kOwnO},
                                            {1, 64, 3, {4.0, 1.0}, {4.0, 1.0}, kOne}};
-constexpr Sm90Tile kTiles256[] = {{2, 80, 2, {4.6, 1.563}, {4.3, 1.505}, kTwo},
-                                  {1, 64, 3, {4.0, 1.5}, {4.0, 1.5}, kLazyRescale | kTrustMaxima}};
+constexpr Sm90Tile kTiles256[] = {
+    {2, 80, 2, {4.6, 1.563}, {4.3, 1.505}, kTwo},
+    {2,
+     64,
+     2,
+     {4.3, 1.16},
+     {4.3, 1.16},
+     kLazyRescale | kTrustMaxima | kSkipBlocks | kQByNeed | kWindowOnly},
+    {1, 64, 3, {4.0, 1.5}, {4.0, 1.5}, kLazyRescale | kTrustMaxima}};
 
 /// Up to this many keys, memory is a large part of the time: sections of heads are small, and the
 /// start and end of a tile count.
@@ -203,10 +214,14 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   config.dynamic = (masked || tile.has(kChainShort) || !dense) && tiles < 0x1p23;
   config.chain_tiles = tile.has(kChainShort) && !split && dense && !config.pack_heads &&
                        config.mask != Mask::both && (!masked || p.seq_k <= kShortKeys);
+  const bool plain = dense && !config.pack_heads && !split;
+  const bool unmodified = config.modification == Modification::none;
+  config.halve_cut = masked && tile.has(kHalveCut) && plain && unmodified;
   // The short tiles of a window wait for Q as often as for keys.
-  const bool early_q = is_short_window(p) && tile.has(kEarlyQWindow) && dense &&
-                       !config.pack_heads && !split && config.modification == Modification::none;
+  const bool short_window = is_short_window(p) && plain;
+  const bool early_q = short_window && tile.has(kEarlyQWindow) && unmodified;
   config.q_buffers = config.chain_tiles || early_q ? 2 : 1;
+  config.q_by_need = short_window && tile.has(kQByNeed);
   return config;
 }
 

@@ -24,7 +24,9 @@ enum Sm90Trait : unsigned {
   kSkipBlocks = 1 << 5,
   kChainShort = 1 << 6,    ///< chained tiles at short lengths
   kEarlyQWindow = 1 << 7,  ///< two buffers of Q under a short window
-  kWindowOnly = 1 << 8     ///< taken for short windows alone
+  kWindowOnly = 1 << 8,    ///< taken for short windows alone
+  kHalveCut = 1 << 9,      ///< halves of cut blocks where nothing modifies the scores
+  kQByNeed = 1 << 10       ///< Q copied by need under a short window
 };
 
 /// A tile that was found good.

@@ -39,17 +39,27 @@ KernelUnit fwd_sm90_unit(const fwd_sm90::Config& c) {
   unit.config =
       std::string(".element = Element::") + (c.element == tile::Element::bf16 ? "bf16" : "fp16");
   for (const std::string& text :
-       {field("head_dim", c.head_dim), field("head_dim_v", c.head_dim_v),
-        field("warpgroups", c.warpgroups), field("block_n", c.block_n), field("stages", c.stages),
-        field("q_buffers", c.q_buffers), field("own_o", c.own_o), field("ping_pong", c.ping_pong),
-        field("lazy_rescale", c.lazy_rescale), field("trust_maxima", c.trust_maxima),
-        field("chain_tiles", c.chain_tiles), field("skip_blocks", c.skip_blocks),
+       {field("head_dim", c.head_dim),
+        field("head_dim_v", c.head_dim_v),
+        field("warpgroups", c.warpgroups),
+        field("block_n", c.block_n),
+        field("stages", c.stages),
+        field("q_buffers", c.q_buffers),
+        field("own_o", c.own_o),
+        field("ping_pong", c.ping_pong),
+        field("lazy_rescale", c.lazy_rescale),
+        field("trust_maxima", c.trust_maxima),
+        field("halve_cut", c.halve_cut),
+        field("q_by_need", c.q_by_need),
+        field("chain_tiles", c.chain_tiles),
+        field("skip_blocks", c.skip_blocks),
         field("dynamic", c.dynamic),
         ".mask = static_cast<Mask>(" + std::to_string(static_cast<int>(c.mask)) + ")",
         ".modification = static_cast<Modification>(" +
             std::to_string(static_cast<int>(c.modification)) + ")",
         ".lengths = static_cast<Lengths>(" + std::to_string(static_cast<int>(c.lengths)) + ")",
-        field("pack_heads", c.pack_heads), field("split", c.split)}) {
+        field("pack_heads", c.pack_heads),
+        field("split", c.split)}) {
     unit.config += ", " + text;
   }
   unit.threads = 128 * (c.warpgroups + 1);
