@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -86,6 +87,7 @@ class Forward {
         micro_(micro),
         geometry_(p, micro, context.plan.threads),
         steps_(p),
+        log2_(!steps_.elementwise()),
         executor_(context.executor) {
     WorkspaceCutter cut(context.workspace);
     const Geometry& g = geometry_;
@@ -136,10 +138,10 @@ class Forward {
     if (p_.k.dtype == DType::float32 && p_.k.strides[3] == 1 && !p_.paged) {
       const auto* rows = static_cast<const float*>(p_.k.data);
       pack_transposed(micro_, count, d, rows + offset_of(p_.k, b, h, sequence.k_begin + j0),
-                      p_.k.strides[2], k, p_.scale);
+                      p_.k.strides[2], k, k_factor());
     } else {
       load_keys(p_, p_.k, b, sequence, h, j0, count, d, scratch.rows, d);
-      pack_transposed(micro_, count, d, scratch.rows, d, k, p_.scale);
+      pack_transposed(micro_, count, d, scratch.rows, d, k, k_factor());
     }
     if (geometry_.v_in_place) return;
     const std::int64_t ld_v = geometry_.ld_v;
@@ -182,6 +184,7 @@ class Forward {
         std::fill_n(scratch.o + r * geometry_.ld_v, kGroupRows * geometry_.ld_v, 0.0F);
       }
     }
+    for (int r = 0; log2_ && r < rows; ++r) scratch.m[r] *= std::numbers::ln2_v<float>;
     finish_rows(p_, {sequence, b, h, i0, rows}, scratch.m, scratch.l, scratch.o, geometry_.ld_v);
   }
 
@@ -238,8 +241,8 @@ class Forward {
       std::fill(s + row * kBlockKeys + place.cols, s + row * kBlockKeys + padded, kNothing);
     }
     // (F7)-(F9) m, P, l; (F10) O = diag(alpha) O + P V
-    micro_.softmax_step(place.rows, padded, s, kBlockKeys, scratch.m + r, scratch.l + r,
-                        scratch.alpha);
+    const auto softmax_step = log2_ ? micro_.softmax_step_log2 : micro_.softmax_step;
+    softmax_step(place.rows, padded, s, kBlockKeys, scratch.m + r, scratch.l + r, scratch.alpha);
     if (begun) micro_.scale_rows(place.rows, static_cast<int>(ld_v), o, ld_v, scratch.alpha);
     steps_.drop(place, s);
     micro_.gemm(place.rows, static_cast<int>(ld_v), place.cols, s, kBlockKeys, 1, v, v_row, o, ld_v,
@@ -247,10 +250,14 @@ class Forward {
     return true;
   }
 
+  /// What K is multiplied by, so that its products with Q are logits, over ln 2 if `log2_`.
+  float k_factor() const { return log2_ ? p_.scale * std::numbers::log2e_v<float> : p_.scale; }
+
   const Problem& p_;
   const Micro& micro_;
   Geometry geometry_;
   ScoreSteps steps_;
+  bool log2_;  ///< scores become P without another step on the way: logits are over ln 2
   Executor& executor_;
   float *packed_k_, *packed_v_, *scratch_;
 };

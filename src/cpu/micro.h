@@ -53,6 +53,9 @@ struct Micro {
   /// A row that has seen nothing visible keeps m = -inf, and its P is 0.
   void (*softmax_step)(int rows, int cols, float* s, std::ptrdiff_t ld, float* m, float* l,
                        float* rescale);
+  /// The same of logits and m in units of ln 2.
+  void (*softmax_step_log2)(int rows, int cols, float* s, std::ptrdiff_t ld, float* m, float* l,
+                            float* rescale);
 
   /// P = exp(min(S - LSE, 0)) in place of S, with LSE = lse + lse_low in two floats. (B1); lse[r] =
   /// +inf gives 0.
@@ -77,6 +80,8 @@ struct Micro {
   /// y = exp(x): at most 2 ulp on [-87, 0]; exp(0) = 1, exp(-inf) = 0, NaN stays NaN. For the
   /// tests.
   void (*exp)(int count, const float* x, float* y);
+  /// y = 2^x for x <= 0: at most 2 ulp on [-126, 0], and the same values. For the tests.
+  void (*exp2)(int count, const float* x, float* y);
 };
 
 /// The table of an instruction set; the CPU must have it to call through it.

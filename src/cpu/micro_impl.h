@@ -13,16 +13,31 @@
 namespace tilewise::cpu {
 namespace {
 
-// exp(x) = 2^n exp(r), n = round(x log2 e), r = x - n ln 2 in two parts (Cody and Waite 1980), and
-// exp(r) = 1 + r + r^2 q(r) with q a minimax fit of relative error 3e-9 on |r| <= ln 2 / 2.
+// 1 + r q(r), minimax: e^r on |r| <= ln 2 / 2, relative error 3e-9, and 2^r on |r| <= 1 /
+// 2, 1.6e-8.
+constexpr int kTerms = 6;
+constexpr float kExpPolynomial[kTerms] = {1.0F,           0.49999993432F, 0.16666520399F,
+                                          0.04166838679F, 0.00836874513F, 0.00138145401F};
+constexpr float kExp2Polynomial[kTerms] = {0.693147182F,   0.240226477F,   0.0555033237F,
+                                           0.00961843692F, 0.00133988739F, 0.00015353362F};
 constexpr float kLog2E = 1.44269504F;
 constexpr float kLn2High = 0.693359375F;  // 9 bits: n * kLn2High is exact
 constexpr float kLn2Low = -2.12194440e-4F;
-constexpr float kExpPolynomial[] = {0.49999993432F, 0.16666520399F, 0.04166838679F, 0.00836874513F,
-                                    0.00138145401F};
-constexpr float kExpLowest = -150.0F;  // exp of anything below is 0 in float32
+constexpr float kExpLowest = -150.0F;   // exp of anything below is 0 in float32
+constexpr float kExp2Lowest = -217.0F;  // and 2 to it
 
-/// exp(x) for x <= 0 or NaN.
+/// 2^n (1 + r q(r)), n integral.
+template <class V>
+inline typename V::Float scaled_polynomial(const float (&q)[kTerms], typename V::Float n,
+                                           typename V::Float r) {
+  auto y = V::set(q[kTerms - 1]);
+#pragma GCC unroll 5
+  for (int i = kTerms - 2; i >= 0; --i) y = V::fma(y, r, V::set(q[i]));
+  y = V::fma(y, r, V::set(1.0F));
+  return V::scale2(y, n);
+}
+
+/// exp(x) for x <= 0 or NaN: x = n ln 2 + r, ln 2 in two parts (Cody and Waite 1980).
 // NOTE: the operand order lets NaN through: max and min give their second operand for NaN.
 template <class V>
 inline typename V::Float exp_nonpositive(typename V::Float x) {
@@ -30,12 +45,15 @@ inline typename V::Float exp_nonpositive(typename V::Float x) {
   const auto n = V::round(V::mul(x, V::set(kLog2E)));
   auto r = V::fma(n, V::set(-kLn2High), x);
   r = V::fma(n, V::set(-kLn2Low), r);
-  auto y = V::set(kExpPolynomial[4]);
-#pragma GCC unroll 4
-  for (int i = 3; i >= 0; --i) y = V::fma(y, r, V::set(kExpPolynomial[i]));
-  y = V::fma(y, r, V::set(1.0F));
-  y = V::fma(y, r, V::set(1.0F));
-  return V::scale2(y, n);
+  return scaled_polynomial<V>(kExpPolynomial, n, r);
+}
+
+/// 2^x for x <= 0 or NaN: three multiplications less.
+template <class V>
+inline typename V::Float exp2_nonpositive(typename V::Float x) {
+  x = V::max(V::set(kExp2Lowest), x);
+  const auto n = V::round(x);
+  return scaled_polynomial<V>(kExp2Polynomial, n, V::sub(x, n));
 }
 
 template <class V>
@@ -164,8 +182,9 @@ void add_weighted_rows(int rows, int cols, int k, const float* a, std::ptrdiff_t
   gemm<V>(rows, cols, k, a, lda, 1, static_cast<const B*>(b), ldb, c, ldc, true);
 }
 
-/// R rows at once: their maxima, sums and exponentials do not wait for each other.
-template <class V, int R>
+/// R rows at once: their maxima, sums and exponentials do not wait for each other. Exp: of a logit
+/// less the maximum.
+template <class V, int R, typename V::Float (*Exp)(typename V::Float)>
 inline void softmax_rows(int cols, float* s, std::ptrdiff_t ld, float* m, float* l,
                          float* rescale) {
   constexpr float kNothing = -__builtin_inff();
@@ -192,7 +211,7 @@ inline void softmax_rows(int cols, float* s, std::ptrdiff_t ld, float* m, float*
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       float* at = s + r * ld + c;
-      const auto p = exp_nonpositive<V>(V::add(V::load(at), negative_shift[r]));
+      const auto p = Exp(V::add(V::load(at), negative_shift[r]));
       V::store(at, p);
       sum[r] = V::add(sum[r], p);
     }
@@ -202,7 +221,7 @@ inline void softmax_rows(int cols, float* s, std::ptrdiff_t ld, float* m, float*
     rescale[r] = 1.0F;
     if (m_new[r] != m[r]) {
       float factor[V::kLanes];
-      V::store(factor, exp_nonpositive<V>(V::set(m[r] - shift[r])));
+      V::store(factor, Exp(V::set(m[r] - shift[r])));
       rescale[r] = factor[0];
       m[r] = m_new[r];
     }
@@ -210,15 +229,15 @@ inline void softmax_rows(int cols, float* s, std::ptrdiff_t ld, float* m, float*
   }
 }
 
-template <class V>
+template <class V, typename V::Float (*Exp)(typename V::Float)>
 void softmax_step(int rows, int cols, float* s, std::ptrdiff_t ld, float* m, float* l,
                   float* rescale) {
   constexpr int kTogether = 4;
   int r = 0;
   for (; r + kTogether <= rows; r += kTogether) {
-    softmax_rows<V, kTogether>(cols, s + r * ld, ld, m + r, l + r, rescale + r);
+    softmax_rows<V, kTogether, Exp>(cols, s + r * ld, ld, m + r, l + r, rescale + r);
   }
-  for (; r < rows; ++r) softmax_rows<V, 1>(cols, s + r * ld, ld, m + r, l + r, rescale + r);
+  for (; r < rows; ++r) softmax_rows<V, 1, Exp>(cols, s + r * ld, ld, m + r, l + r, rescale + r);
 }
 
 template <class V>
@@ -295,14 +314,15 @@ void transpose(int rows, int cols, const float* src, std::ptrdiff_t src_ld, floa
   }
 }
 
-template <class V>
+/// y = Exp(x).
+template <class V, typename V::Float (*Exp)(typename V::Float)>
 void exp_all(int count, const float* x, float* y) {
   float in[V::kLanes];
   float out[V::kLanes];
   for (int i = 0; i < count; i += V::kLanes) {
     const int n = count - i < V::kLanes ? count - i : V::kLanes;
     for (int j = 0; j < V::kLanes; ++j) in[j] = j < n ? x[i + j] : 0.0F;
-    V::store(out, exp_vector<V>(V::load(in)));
+    V::store(out, Exp(V::load(in)));
     for (int j = 0; j < n; ++j) y[i + j] = out[j];
   }
 }
@@ -317,13 +337,15 @@ constexpr Micro make_micro(Isa isa) {
       .row_products = {row_products<V, float>, row_products<V, Bfloat16>, row_products<V, Float16>},
       .add_weighted_rows = {add_weighted_rows<V, float>, add_weighted_rows<V, Bfloat16>,
                             add_weighted_rows<V, Float16>},
-      .softmax_step = softmax_step<V>,
+      .softmax_step = softmax_step<V, exp_nonpositive<V>>,
+      .softmax_step_log2 = softmax_step<V, exp2_nonpositive<V>>,
       .probabilities = probabilities<V>,
       .add_row_dots = add_row_dots<V>,
       .score_gradient = score_gradient<V>,
       .scale_rows = scale_rows<V>,
       .transpose = transpose<V>,
-      .exp = exp_all<V>};
+      .exp = exp_all<V, exp_vector<V>>,
+      .exp2 = exp_all<V, exp2_nonpositive<V>>};
 }
 
 }  // namespace
