@@ -104,7 +104,8 @@ struct AttentionSpec {
   /// page_size, D), and key_lengths is required. Entries past the length are never read.
   Tensor block_table;
 
-  bool deterministic = false;  ///< backward bitwise repeatable under any load
+  bool deterministic = false;  ///< backward bitwise repeatable under any load; no result depends on
+                               ///< the rest of the batch: the plan is that of one entry
   Precision precision = Precision::exact;
 };
 

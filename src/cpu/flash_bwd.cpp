@@ -15,11 +15,27 @@
 #include "cpu/bias_gradient.h"
 #include "cpu/elements.h"
 #include "cpu/flash.h"
+#include "plan/decisive.h"
 
 namespace tilewise::cpu {
 namespace {
 
 constexpr int kMaxSplits = 16;
+
+/// Parts of each pair's keys: two tasks a thread where there are fewer pairs than threads, else as
+/// few as leave no quarter of the threads without work in the end.
+int parts(std::int64_t pairs, std::int64_t most, int threads) {
+  if (pairs < threads) {
+    const std::int64_t wanted =
+        ceil_div(std::int64_t{2} * threads, std::max<std::int64_t>(pairs, 1));
+    return static_cast<int>(std::clamp<std::int64_t>(wanted, 1, most));
+  }
+  for (int count = 1; count < most; ++count) {
+    const std::int64_t tasks = pairs * count;
+    if (4 * tasks >= 3 * round_up(tasks, threads)) return count;
+  }
+  return static_cast<int>(most);
+}
 
 }  // namespace
 
@@ -29,9 +45,11 @@ BackwardGeometry::BackwardGeometry(const Problem& p, const Micro& micro, int thr
   key_blocks = ceil_div(p.seq_k, kTileKeys);
   pairs = p.batch * p.heads_k;
   workers = threads;
-  const std::int64_t wanted = ceil_div(std::int64_t{2} * threads, std::max<std::int64_t>(pairs, 1));
-  const std::int64_t most = std::clamp<std::int64_t>(key_blocks, 1, kMaxSplits);
-  splits = pairs >= threads ? 1 : static_cast<int>(std::clamp<std::int64_t>(wanted, 1, most));
+  // Parts decide in which order dQ is summed. Packed: whatever the longest sequence has.
+  const std::int64_t decisive_pairs = p.deterministic ? p.heads_k : pairs;
+  const std::int64_t most =
+      takes_the_first(p) ? kMaxSplits : std::clamp<std::int64_t>(key_blocks, 1, kMaxSplits);
+  splits = parts(decisive_pairs, most, threads);
   dq_elems = p.query_rows() * ld_q;
 }
 

@@ -8,6 +8,7 @@
 #include "cpu/elements.h"
 #include "cpu/flash.h"
 #include "cpu/flash_bwd.h"
+#include "plan/decisive.h"
 
 namespace tilewise::cpu {
 namespace {
@@ -21,7 +22,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 /// leaves is multiplied too.
 bool is_small(const Problem& p) {
   constexpr std::int64_t kPairs = std::int64_t{1} << 17;
-  return p.batch * p.heads_q * p.seq_q * p.seq_k <= kPairs;
+  return decisive_batch(p) * p.heads_q * p.seq_q * p.seq_k <= kPairs;
 }
 
 /// Sizes beside BackwardGeometry's.

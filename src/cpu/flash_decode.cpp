@@ -13,6 +13,7 @@
 #include "cpu/score_steps.h"
 #include "cpu/tiles.h"
 #include "plan/accounting.h"
+#include "plan/decisive.h"
 
 namespace tilewise::cpu {
 namespace {
@@ -239,7 +240,9 @@ class Decode {
 
 }  // namespace
 
-bool few_query_rows(const Problem& p) { return p.group() * p.seq_q <= kMaxRows; }
+bool few_query_rows(const Problem& p) {
+  return p.group() * p.seq_q <= kMaxRows && !takes_the_first(p);
+}
 
 void flash_decode(const KernelRow& row, const Problem& problem, const Context& context) {
   const Micro& m = micro(*static_cast<const Isa*>(row.config));

@@ -6,6 +6,7 @@
 
 #include "cpu/elements.h"
 #include "cpu/tiles.h"
+#include "plan/decisive.h"
 
 namespace tilewise::cpu {
 namespace {
@@ -129,7 +130,8 @@ bool ScoreTileStep::needs_refining(std::int64_t b, std::int64_t h, const Sequenc
   // Sums of many dS: the errors of a delta from a rounded O would add up.
   if ((p_.dsinks.defined() || p_.dbias.defined()) && !float32) return true;
   // Of few results the largest error is not near its average; a pass over them costs microseconds.
-  if (!float32 && p_.batch * p_.heads_q * p_.seq_q * p_.head_dim_v <= kFewElems) return true;
+  if (!float32 && decisive_batch(p_) * p_.heads_q * p_.seq_q * p_.head_dim_v <= kFewElems)
+    return true;
   // dS of few keys is a small difference of dP and delta: of one key it is 0.
   for (const std::int64_t row : {i0, i0 + rows - 1}) {
     const KeyRange seen = p_.visible_keys(sequence, row);

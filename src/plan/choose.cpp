@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "plan/accounting.h"
+#include "plan/decisive.h"
 #include "plan/time_model.h"
 
 namespace tilewise {
@@ -104,6 +105,36 @@ void check_names(const Choice& choice, Pass pass, std::span<const KernelRow> row
                         known);
 }
 
+double predicted_ms(const KernelRow& row, const Problem& p, double ms, const Hardware& machine) {
+  return row.device == DeviceType::cuda ? fitted_cuda_ms(row.name, p, ms, machine) : ms;
+}
+
+/// What rows are compared by.
+double ranking_ms(const KernelRow& row, const Problem& p, const Cost& cost,
+                  const Hardware& machine) {
+  if (takes_the_first(p)) return 0.0;
+  if (!is_decided_alone(p)) return cost.ms;
+  const Problem one = decisive(p);
+  return predicted_ms(row, one, row.cost(row, one, machine).ms, machine);
+}
+
+/// What predicted times are compared for, and a comma.
+const char* compared_for(const Problem& p) {
+  return is_decided_alone(p) ? " for one entry (deterministic), " : ", ";
+}
+
+/// Why the row of that rank was not taken.
+std::string outdone(const Problem& p, double ms, const std::string& by) {
+  if (takes_the_first(p)) return "packed and deterministic: " + by + " comes first";
+  return "predicted " + ms_text(ms) + compared_for(p) + "slower than " + by;
+}
+
+std::string reason_of(const Problem& p, const Choice& choice, double ms) {
+  if (!choice.kernel.empty() || !choice.implementation.empty()) return "named by the caller";
+  if (takes_the_first(p)) return "the first flash kernel: packed and deterministic";
+  return std::string("least predicted time of the flash kernels") + compared_for(p) + ms_text(ms);
+}
+
 }  // namespace
 
 Plan choose(const Problem& p, const Hardware& machine, const Choice& named,
@@ -111,6 +142,7 @@ Plan choose(const Problem& p, const Hardware& machine, const Choice& named,
   const Choice choice = of_pass(named, p.pass, rows);
   check_names(choice, p.pass, rows);
   std::optional<Plan> best;
+  double best_ms = 0.0;
   std::vector<Refusal> refusals;
   for (const KernelRow& row : rows) {
     if (row.pass != p.pass) continue;
@@ -130,26 +162,19 @@ Plan choose(const Problem& p, const Hardware& machine, const Choice& named,
       continue;
     }
     Cost cost = row.cost(row, p, machine);
-    if (row.device == DeviceType::cuda) {
-      cost.ms = fitted_cuda_ms(row.name, p, cost.ms, machine);
-    }
-    if (best && best->predicted_ms <= cost.ms) {
-      refusals.push_back(
-          {row.name, "predicted " + ms_text(cost.ms) + ", slower than " + best->kernel});
+    cost.ms = predicted_ms(row, p, cost.ms, machine);
+    const double ms = ranking_ms(row, p, cost, machine);
+    if (best && best_ms <= ms) {
+      refusals.push_back({row.name, outdone(p, ms, best->kernel)});
       continue;
     }
-    if (best) {
-      refusals.push_back(
-          {best->kernel, "predicted " + ms_text(best->predicted_ms) + ", slower than " + row.name});
-    }
+    if (best) refusals.push_back({best->kernel, outdone(p, best_ms, row.name)});
+    best_ms = ms;
     best = make_plan(p, row, cost);
   }
   if (!best) refuse(p, choice, refusals);
   best->refusals = std::move(refusals);
-  const bool forced = !choice.kernel.empty() || !choice.implementation.empty();
-  best->reason = forced
-                     ? "named by the caller"
-                     : "least predicted time of the flash kernels, " + ms_text(best->predicted_ms);
+  best->reason = reason_of(p, choice, best_ms);
   return *best;
 }
 

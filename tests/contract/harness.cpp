@@ -117,7 +117,17 @@ template <class Test>
 void skip_what_cannot_run(Test& test, Pass pass) {
   const Trial tiny = trial(DType::float32, 1, 1, 1, 1, 1, 8, 8);
   if (refuses(tiny, test.GetParam(), pass))
-    GTEST_SKIP() << "this machine cannot run " << test.GetParam().kernel;
+    GTEST_SKIP() << test.GetParam().kernel << " does not run float32 here";
+}
+
+template <class Test>
+std::vector<DType> types_of(Test& test, Pass pass) {
+  std::vector<DType> types;
+  for (const DType dtype : {DType::float32, DType::bfloat16}) {
+    const Trial many_rows = trial(dtype, 1, 1, 1, 64, 64, 8, 8);  // not what decoding takes
+    if (!refuses(many_rows, test.GetParam(), pass)) types.push_back(dtype);
+  }
+  return types;
 }
 
 }  // namespace
@@ -359,6 +369,15 @@ bool Backward::skips(const Trial& s) {
 
 void Forward::SetUp() { skip_what_cannot_run(*this, Pass::forward); }
 void Backward::SetUp() { skip_what_cannot_run(*this, Pass::backward); }
+
+void TypedForward::SetUp() {
+  types_ = types_of(*this, Pass::forward);
+  if (types_.empty()) GTEST_SKIP() << "this machine cannot run " << GetParam().kernel;
+}
+void TypedBackward::SetUp() {
+  types_ = types_of(*this, Pass::backward);
+  if (types_.empty()) GTEST_SKIP() << "this machine cannot run " << GetParam().kernel;
+}
 
 bool refuses(const Trial& s, const Row& row, Pass pass) {
   Tensors t(s);

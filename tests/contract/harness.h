@@ -128,4 +128,16 @@ class Backward : public testing::TestWithParam<Row> {
   bool skips(const Trial& s);
 };
 
+/// The same for every row, also those of one type: a test goes through types_.
+class TypedForward : public testing::TestWithParam<Row> {
+ protected:
+  void SetUp() override;
+  std::vector<DType> types_;  ///< of float32 and bfloat16 what the row takes
+};
+class TypedBackward : public testing::TestWithParam<Row> {
+ protected:
+  void SetUp() override;
+  std::vector<DType> types_;
+};
+
 }  // namespace tilewise::contract

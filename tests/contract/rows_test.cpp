@@ -41,6 +41,10 @@ TEST(Rows, EveryImplementationCanRunHere) {
 }  // namespace
 
 INSTANTIATE_TEST_SUITE_P(Cpu, Forward, testing::ValuesIn(cpu_rows(Pass::forward)), row_test_name);
+INSTANTIATE_TEST_SUITE_P(Cpu, TypedForward, testing::ValuesIn(cpu_rows(Pass::forward)),
+                         row_test_name);
+INSTANTIATE_TEST_SUITE_P(Cpu, TypedBackward, testing::ValuesIn(cpu_rows(Pass::backward)),
+                         row_test_name);
 INSTANTIATE_TEST_SUITE_P(Cpu, Backward, testing::ValuesIn(cpu_rows(Pass::backward)), row_test_name);
 
 }  // namespace tilewise::contract

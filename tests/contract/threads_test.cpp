@@ -50,15 +50,102 @@ TEST_P(Forward, TheNumberOfThreadsChangesNothing) {
             run_forward(s, GetParam().kernel, three.get()).bits);
 }
 
-/// CONTRACT 14: a sequence's result does not depend on the rest of the batch.
-TEST_P(Forward, TheRestOfTheBatchChangesNothing) {
-  Trial three = trial(DType::float32, 3, 2, 2, 40, 50, 32, 32).fill(97);
-  Trial one = trial(DType::float32, 1, 2, 2, 40, 50, 32, 32);
-  three.spec.deterministic = one.spec.deterministic = true;
-  one.q = slice(three.q, 2 * 40 * 32, 4 * 40 * 32);
-  one.k = slice(three.k, 2 * 50 * 32, 4 * 50 * 32);
-  one.v = slice(three.v, 2 * 50 * 32, 4 * 50 * 32);
-  expect_near(slice(run(three).o, 2 * 40 * 32, 4 * 40 * 32), run(one).o, 0.0, "O");
+constexpr std::int64_t kDim = 32, kHeads = 2, kRows = 40, kKeys = 300, kBatch = 5;
+
+/// Dense: entry `entry` of `three`, alone.
+Trial entry_of(const Trial& s, std::int64_t entry) {
+  Trial one = trial(s.dtype, 1, kHeads, kHeads, kRows, kKeys, kDim, kDim);
+  one.spec = s.spec;
+  const auto part = [&](const Values& x, std::int64_t rows) {
+    const std::int64_t elems = kHeads * rows * kDim;
+    return slice(x, entry * elems, (entry + 1) * elems);
+  };
+  one.q = part(s.q, kRows);
+  one.k = part(s.k, kKeys);
+  one.v = part(s.v, kKeys);
+  one.d_o = part(s.d_o, kRows);
+  return one;
+}
+
+/// CONTRACT 14: an entry's result does not depend on the rest of the batch.
+template <class Run>
+void expect_the_batch_changes_nothing(const std::vector<DType>& types, const Run& run,
+                                      std::initializer_list<Values Results::*> outputs) {
+  for (const DType dtype : types) {
+    Trial all = trial(dtype, kBatch, kHeads, kHeads, kRows, kKeys, kDim, kDim).fill(97);
+    all.spec.deterministic = true;
+    const Results together = run(all);
+    for (const std::int64_t entry : {std::int64_t{0}, kBatch - 1}) {
+      const Results alone = run(entry_of(all, entry));
+      for (const auto output : outputs) {
+        const Values& expected = alone.*output;
+        const auto elems = static_cast<std::int64_t>(expected.size());
+        expect_near(slice(together.*output, entry * elems, (entry + 1) * elems), expected, 0.0,
+                    "results of an entry");
+      }
+    }
+  }
+}
+
+TEST_P(TypedForward, TheRestOfTheBatchChangesNothing) {
+  expect_the_batch_changes_nothing(
+      types_, [&](const Trial& s) { return run_forward(s, GetParam().kernel); },
+      {&Results::o, &Results::lse});
+}
+
+TEST_P(TypedBackward, TheRestOfTheBatchChangesNothing) {
+  expect_the_batch_changes_nothing(types_,
+                                   [&](const Trial& s) { return run_backward(s, GetParam()); },
+                                   {&Results::dq, &Results::dk, &Results::dv});
+}
+
+/// The same of packed sequences, where the others are longer.
+Trial packed_of(const Trial& s, const std::vector<std::int64_t>& q_ends,
+                const std::vector<std::int64_t>& k_ends, Owned& q_offsets, Owned& k_offsets) {
+  Trial packed = s;
+  packed.packed = true;
+  q_offsets = integers(q_ends);
+  k_offsets = integers(k_ends);
+  packed.spec.cu_seqlens_q = q_offsets.tensor();
+  packed.spec.cu_seqlens_k = k_offsets.tensor();
+  return packed;
+}
+
+template <class Run>
+void expect_the_pack_changes_nothing(const std::vector<DType>& types, const Run& run,
+                                     std::initializer_list<Values Results::*> outputs) {
+  constexpr std::int64_t kShort = 3, kLongQ = 70, kShortK = 290, kLongK = 900;
+  Owned offsets[4];
+  for (const DType dtype : types) {
+    Trial base = trial(dtype, 1, 1, 1, kShort + kLongQ, kShortK + kLongK, kDim, kDim).fill(96);
+    base.spec.deterministic = true;
+    const Results together = run(packed_of(base, {0, kShort, kShort + kLongQ},
+                                           {0, kShortK, kShortK + kLongK}, offsets[0], offsets[1]));
+    Trial one = trial(dtype, 1, 1, 1, kShort, kShortK, kDim, kDim);
+    one.spec = base.spec;
+    one.q = slice(base.q, 0, kShort * kDim);
+    one.k = slice(base.k, 0, kShortK * kDim);
+    one.v = slice(base.v, 0, kShortK * kDim);
+    one.d_o = slice(base.d_o, 0, kShort * kDim);
+    const Results alone = run(packed_of(one, {0, kShort}, {0, kShortK}, offsets[2], offsets[3]));
+    for (const auto output : outputs) {
+      const Values& expected = alone.*output;
+      const auto elems = static_cast<std::int64_t>(expected.size());
+      expect_near(slice(together.*output, 0, elems), expected, 0.0, "results of a sequence");
+    }
+  }
+}
+
+TEST_P(TypedForward, TheRestOfThePackChangesNothing) {
+  expect_the_pack_changes_nothing(types_,
+                                  [&](const Trial& s) { return run_forward(s, GetParam().kernel); },
+                                  {&Results::o, &Results::lse});
+}
+
+TEST_P(TypedBackward, TheRestOfThePackChangesNothing) {
+  expect_the_pack_changes_nothing(types_,
+                                  [&](const Trial& s) { return run_backward(s, GetParam()); },
+                                  {&Results::dq, &Results::dk, &Results::dv});
 }
 
 }  // namespace

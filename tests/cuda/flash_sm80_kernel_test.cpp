@@ -2,13 +2,10 @@
 /// that they repeat.
 #include <gtest/gtest.h>
 
-#include <cstring>
-#include <random>
 #include <string>
 #include <vector>
 
-#include "cuda/driver/device.h"
-#include "cuda/driver/memory.h"
+#include "cuda/device_tensor.h"
 #include "cuda/kernels/bwd_sm80.hpp"
 #include "cuda/kernels/bwd_sm80_tiles.h"
 #include "cuda/kernels/fwd_sm80.hpp"
@@ -292,44 +289,6 @@ TEST(FlashSm80, TwoPassesNeedNoSumsOfDq) {
   EXPECT_EQ(bytes(kTwoPass.cost(kTwoPass, p, m)), 2 * rows * 4);
   EXPECT_EQ(bytes(kOnePass.cost(kOnePass, p, m)), 2 * rows * 4 + rows * 64 * 4);
 }
-
-/// float32 or 16-bit random bits on the device.
-class DeviceTensor {
- public:
-  DeviceTensor(DType dtype, std::int64_t batch, std::int64_t heads, std::int64_t seq,
-               std::int64_t dim, unsigned seed)
-      : bytes_(batch * heads * seq * dim * dtype_bytes(dtype)) {
-    data_ = cuda::allocate(bytes_, 0, nullptr);
-    tensor_ = Tensor::bhsd(data_, dtype, batch, heads, seq, dim, kCuda);
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal;
-    std::vector<std::byte> host(static_cast<std::size_t>(bytes_));
-    for (std::int64_t i = 0; i < tensor_.numel(); ++i) {
-      const float x = seed == 0 ? std::numeric_limits<float>::quiet_NaN() : normal(random);
-      // The upper half of a float is a bfloat16.
-      const auto width = static_cast<std::size_t>(dtype_bytes(dtype));
-      std::memcpy(&host[static_cast<std::size_t>(i) * width],
-                  reinterpret_cast<const char*>(&x) + 4 - width, width);
-    }
-    cuda::copy_to_device(data_, host.data(), bytes_, 0, nullptr);
-    cuda::synchronize(0, nullptr);
-  }
-  ~DeviceTensor() { cuda::release(data_, 0, nullptr); }
-  DeviceTensor(const DeviceTensor&) = delete;
-  DeviceTensor& operator=(const DeviceTensor&) = delete;
-  const Tensor& get() const { return tensor_; }
-  std::vector<std::byte> read() const {
-    std::vector<std::byte> host(static_cast<std::size_t>(bytes_));
-    cuda::copy_to_host(host.data(), data_, bytes_, 0, nullptr);
-    cuda::synchronize(0, nullptr);
-    return host;
-  }
-
- private:
-  std::int64_t bytes_;
-  void* data_ = nullptr;
-  Tensor tensor_;
-};
 
 class FlashSm80Device : public ::testing::TestWithParam<DType> {
  protected:

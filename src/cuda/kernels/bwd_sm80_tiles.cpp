@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "plan/accounting.h"
+#include "plan/decisive.h"
 #include "problem/blocks.h"
 
 namespace tilewise::cuda::bwd_tiles {
@@ -48,7 +49,9 @@ int largest_dim(const Problem& p) {
   return std::max(sm80::padded(p.head_dim), sm80::padded(p.head_dim_v));
 }
 
-std::int64_t pairs_of(const Problem& p) { return p.batch * p.heads_q * p.seq_q * p.seq_k; }
+std::int64_t pairs_of(const Problem& p) {
+  return decisive_batch(p) * p.heads_q * p.seq_q * p.seq_k;
+}
 /// Where that of O, by delta, would show too: problems of a few rows, rows that see a few keys.
 bool is_tiny(const Problem& p) {
   constexpr std::int64_t kFewPairs = (std::int64_t{1} << 16) - 1, kPairs = std::int64_t{1} << 17;
@@ -277,6 +280,11 @@ bool fits(const Problem& p, const TilePair& pair, const Hardware& machine) {
 
 TwoPass choose_two_pass(const Problem& p, const Hardware& machine) {
   TwoPass best;
+  if (is_decided_alone(p)) {
+    best = choose_two_pass(decisive(p), machine);
+    if (best.pair != nullptr) best.ms = predict_two_pass(p, *best.pair, best.splits, machine);
+    return best;
+  }
   for (const TilePair& pair : two_pass_tiles(p)) {
     if (!fits(p, pair, machine)) continue;
     const bool full =

@@ -7,6 +7,7 @@
 #include "cuda/kernels/fwd_sm80_args.h"
 #include "cuda/kernels/sm80.hpp"
 #include "plan/accounting.h"
+#include "plan/decisive.h"
 #include "problem/blocks.h"
 
 namespace tilewise::cuda {
@@ -193,6 +194,12 @@ bool suits(const Tile& t, const Problem& p, const Hardware& machine) {
 /// machine.
 Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
   Choice best;
+  if (is_decided_alone(p)) {
+    best = choose(row, decisive(p), machine);
+    if (best.tile == nullptr) return best;
+    const int bytes = shared_bytes(make_config(p, *best.tile, false));
+    return {best.tile, best.splits, predict(p, *best.tile, bytes, best.splits, machine)};
+  }
   for (const Tile& tile : tiles(row, p)) {
     const int bytes = shared_bytes(make_config(p, tile, false));
     if (bytes > machine.shared_kib * 1024 || !suits(tile, p, machine)) continue;

@@ -6,6 +6,7 @@
 #include "cuda/kernels/sm80.hpp"
 #include "cuda/kernels/tile_order.h"
 #include "plan/accounting.h"
+#include "plan/decisive.h"
 #include "problem/blocks.h"
 
 namespace tilewise::cuda {
@@ -251,6 +252,15 @@ int sm90_blocks_per_split(const Problem& p, int block_n, int splits) {
 
 Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
   Sm90Choice best;
+  if (is_decided_alone(p)) {
+    best = sm90_choose(decisive(p), machine);
+    if (best.tile != nullptr) best.ms = predict(p, *best.tile, best.splits, machine);
+    return best;
+  }
+  if (takes_the_first(p)) {
+    const Sm90Tile& tile = sm90_tiles(p).front();
+    return {&tile, 1, predict(p, tile, 1, machine)};
+  }
   for (const Sm90Tile& tile : sm90_tiles(p)) {
     if (tile.has(kWindowOnly) && !is_short_window(p)) continue;
     const std::int64_t blocks = ceil_div(p.seq_k, tile.block_n);

@@ -1,0 +1,17 @@
+#include "plan/decisive.h"
+
+namespace tilewise {
+
+Problem decisive(const Problem& problem) {
+  Problem p = problem;
+  p.batch = 1;
+  p.key_lengths = {};
+  for (Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.lse, &p.d_o, &p.d_lse, &p.dq, &p.dk, &p.dv, &p.mask,
+                    &p.bias, &p.dbias, &p.alibi_slopes, &p.block_table}) {
+    const bool pool = p.paged && (t == &p.k || t == &p.v);
+    if (t->defined() && !pool) t->sizes[0] = 1;
+  }
+  return p;
+}
+
+}  // namespace tilewise
