@@ -75,7 +75,7 @@ class Measured(unittest.TestCase):
             self.assertLess(5 * ms["flash", which], ms["eager", which])
 
     def test_c114_one_query_reads_at_the_bandwidth(self) -> None:
-        """1.5 times the least; below 65536 keys the start of the two kernels is much of the time."""
+        """1.5 times the least; below 65536 keys the start of two kernels is much of it."""
         bandwidth = figure("h200", "bandwidth_gbps") * 1e9
         for keys, most in ((16384, 2.5), (32768, 2.0), (65536, 1.5), (131072, 1.5)):
             ms = measured(f"b1 h16/8 q1 k{keys} d128 bf16")["flash", "fwd"]
@@ -86,7 +86,7 @@ class Measured(unittest.TestCase):
         ms = {d: measured(f"b1 h16 s8192 d{d} bf16") for d in (120, 128, 136)}
         for which in PLANNED.values():
             self.assertLess(ms[120]["flash", which], 1.3 * ms[128]["flash", which])
-            # Padded to 192, half as much work again, in smaller tiles. Rows of 132 are not copied by
+            # Padded to 192, half as much work again, in smaller tiles. Rows of 132 are none for
             # TMA and go to another kernel (PLAN.md).
             self.assertLess(ms[136]["flash", which], 2.3 * ms[128]["flash", which])
 
