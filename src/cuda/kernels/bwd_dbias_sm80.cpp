@@ -9,17 +9,13 @@
 #include "problem/blocks.h"
 
 namespace tilewise::cuda {
-namespace {
-
-KernelUnit unit(const bwd_sm80::Config& c, int min_blocks) {
+KernelUnit bias_unit(const bwd_sm80::Config& c, int min_blocks) {
   KernelUnit made = bwd_tiles::query_unit(c, min_blocks);
   made.stem = "bwd_dbias_sm80";
   // The sums of a tile lie where its operands were.
   made.shared_bytes = std::max(made.shared_bytes, c.block_m * c.block_n * 4);
   return made;
 }
-
-}  // namespace
 
 BiasParts::BiasParts(const Problem& p, int block_m, int block_n) {
   const auto own = [&](int axis, std::int64_t size) {
@@ -33,9 +29,9 @@ BiasParts::BiasParts(const Problem& p, int block_m, int block_n) {
   blocks = std::int64_t{axes.batch} * axes.heads * axes.rows * axes.keys;
   if (blocks == 0) return;
   const std::int64_t steps = p.batch * p.heads_q * rows * keys / blocks;
-  // Two blocks for each multiprocessor.
-  count = static_cast<int>(std::clamp<std::int64_t>(
-      ceil_div(2 * sm80::kTypicalMultiprocessors, blocks), 1, std::max<std::int64_t>(1, steps)));
+  constexpr std::int64_t kWanted = std::int64_t{2} * sm80::kTypicalMultiprocessors;
+  count = static_cast<int>(
+      std::clamp<std::int64_t>(ceil_div(kWanted, blocks), 1, std::max<std::int64_t>(1, steps)));
   padded_rows = static_cast<int>(round_up(own(2, p.seq_q), 16));
   padded_keys = static_cast<int>(round_up(own(3, p.seq_k), 8));
 }
@@ -66,7 +62,7 @@ void bias_gradient(const Problem& p, const bwd_sm80::Args& pass, bwd_sm80::Confi
   args.padded_keys = parts.padded_keys;
   if (parts.count > 1) args.sums = workspace.take<float>(parts.count * parts.elems());
   const Kernel kernel = sm80::load_config(
-      config, p.device.index, [=](const bwd_sm80::Config& c) { return unit(c, min_blocks); });
+      config, p.device.index, [=](const bwd_sm80::Config& c) { return bias_unit(c, min_blocks); });
   launch(kernel, sm80::following(parts.blocks * parts.count, p.device.index), stream, args);
   if (parts.count == 1) return;
   Tensor own = p.dbias;

@@ -4,10 +4,13 @@
 #include <cstdint>
 #include <vector>
 
+#include "cuda/jit/unit.h"
 #include "cuda/kernels/bwd_dbias_sm80_args.h"
 #include "plan/kernel_row.h"
 
 namespace tilewise::cuda {
+
+KernelUnit bias_unit(const bwd_sm80::Config& config, int min_blocks);
 
 /// How the work is divided. A problem's parts are the same on every machine: so are its bits.
 struct BiasParts {

@@ -90,6 +90,11 @@ double others_ms(const Problem& p, const Tile& queries, double products_ms, doub
   return ms;
 }
 
+/// Launches of a pass that work out P, beside the `main` ones.
+int launches(const Problem& p, int main) {
+  return main + (p.dbias.defined() ? 1 : 0) + (refines(p) ? 1 : 0);
+}
+
 Cost one_pass_cost(const KernelRow&, const Problem& p, const Hardware& machine) {
   const OnePass choice = choose_one_pass(p, machine);
   const sm80::Operands operands(p);
@@ -115,7 +120,8 @@ Cost one_pass_cost(const KernelRow&, const Problem& p, const Hardware& machine) 
   cost.bytes_moved = tensor_bytes(p) + 2.0 * operands.bytes() + moved;
   const Tile& queries = two_pass_tiles(p)[0].queries;
   cost.ms = choice.ms + before_ms(p, operands, machine) +
-            others_ms(p, queries, choice.ms, kOnePassProducts, cost) + sm80::kKernelMs +
+            others_ms(p, queries, choice.ms, kOnePassProducts, cost) +
+            sm80::options_ms(p, launches(p, 1), machine) + sm80::kKernelMs +
             1e-6 * 2.5 * dq / machine.bandwidth_gbps;
   return cost;
 }
@@ -143,7 +149,8 @@ Cost two_pass_cost(const KernelRow&, const Problem& p, const Hardware& machine) 
     sums("dV parts", parts.keys, p.heads_k, parts.rows_k, dims(p).v);
   }
   cost.ms = choice.ms + before_ms(p, operands, machine) +
-            others_ms(p, choice.pair->queries, choice.ms, two_pass_products(*choice.pair), cost);
+            others_ms(p, choice.pair->queries, choice.ms, two_pass_products(*choice.pair), cost) +
+            sm80::options_ms(p, launches(p, choice.pair->apart ? 3 : 2), machine);
   return cost;
 }
 
@@ -366,8 +373,7 @@ const KernelRow kFlashBackwardSm80 = {
     .summary = "tiled, P recomputed from LSE, dQ by atomic additions; mma.sync, cp.async",
     .supports = one_pass_supports,
     .cost = one_pass_cost,
-    .run = run_one_pass,
-    .on_trial = sm80::on_trial};
+    .run = run_one_pass};
 
 const KernelRow kFlashBackwardTwoPassSm80 = {
     .name = "flash_bwd_twopass_sm80",
@@ -377,38 +383,68 @@ const KernelRow kFlashBackwardTwoPassSm80 = {
     .summary = "tiled, dK and dV, then dQ: repeatable; float32 as two fp16 planes",
     .supports = two_pass_supports,
     .cost = two_pass_cost,
-    .run = run_two_pass,
-    .on_trial = sm80::on_trial};
+    .run = run_two_pass};
 
-void add_bwd_sm80_units(std::vector<PackUnit>& units, int arch) {
+namespace {
+
+/// Adds a kernel unless an architecture cannot hold it.
+void add_unit(std::vector<PackUnit>& units, int arch, KernelUnit made, const KernelRow& row) {
   const int shared_limit = 1024 * (arch == 80 ? 163 : arch >= 90 && arch < 120 ? 227 : 99);
+  if (made.shared_bytes > shared_limit) return;
+  // NOTE: the spills (see bwd_sm80.md) are of loop constants, reloaded once a step at most.
+  units.push_back({.unit = std::move(made),
+                   .row = row.name,
+                   .instruction = "mma.sync",
+                   .allowed_spill_bytes = 64});
+}
+
+/// Not a small one.
+Problem packed_problem(DType dtype, std::int64_t dim) {
   Problem p;
   p.scale = 1.0F;
-  // Not a small problem.
+  p.dtype = dtype;
   p.batch = p.heads_q = p.heads_k = 64;
   p.seq_q = p.seq_k = 1024;
-  const auto add = [&](KernelUnit made, const KernelRow& row) {
-    if (made.shared_bytes > shared_limit) return;
-    // NOTE: the spills (see bwd_sm80.md) are of loop constants, reloaded once a step at most.
-    units.push_back({.unit = std::move(made),
-                     .row = row.name,
-                     .instruction = "mma.sync",
-                     .allowed_spill_bytes = 64});
+  p.head_dim = p.head_dim_v = dim;
+  return p;
+}
+
+}  // namespace
+
+void add_bwd_sm80_units(std::vector<PackUnit>& units, int arch) {
+  for (const int dim : {64, 128}) {
+    const Problem half = packed_problem(DType::bfloat16, dim);
+    const Tile& one = one_pass_tiles(half)[0];
+    add_unit(units, arch, key_unit(make_config(half, one, true, false), one.min_blocks),
+             kFlashBackwardSm80);
+    const Problem exact = packed_problem(DType::float32, dim);
+    const TilePair& two = two_pass_tiles(exact)[0];
+    const auto add = [&](auto make_unit, const Tile& tile) {
+      add_unit(units, arch, make_unit(make_config(exact, tile, false, false), tile.min_blocks),
+               kFlashBackwardTwoPassSm80);
+    };
+    add(key_unit, two.keys);
+    add(query_unit, two.queries);
+    add(refine_unit, two.queries);
+  }
+}
+
+void add_bwd_sm80_option_units(std::vector<PackUnit>& units, int arch) {
+  const auto add_bias = [&](Problem p) {
+    p.bias.rank = 4;
+    const Tile& queries = two_pass_tiles(p)[0].queries;
+    add_unit(units, arch, bias_unit(make_config(p, queries, false, false), queries.min_blocks),
+             kFlashBackwardTwoPassSm80);
   };
   for (const int dim : {64, 128}) {
-    p.head_dim = p.head_dim_v = dim;
-    p.dtype = DType::bfloat16;
+    Problem p = packed_problem(DType::bfloat16, dim);
+    add_bias(p);
+    p.dropout.p = 0.1;
     const Tile& one = one_pass_tiles(p)[0];
-    add(key_unit(make_config(p, one, true, false), one.min_blocks), kFlashBackwardSm80);
-    p.dtype = DType::float32;
-    const TilePair& exact = two_pass_tiles(p)[0];
-    add(key_unit(make_config(p, exact.keys, false, false), exact.keys.min_blocks),
-        kFlashBackwardTwoPassSm80);
-    add(query_unit(make_config(p, exact.queries, false, false), exact.queries.min_blocks),
-        kFlashBackwardTwoPassSm80);
-    add(refine_unit(make_config(p, exact.queries, false, false), exact.queries.min_blocks),
-        kFlashBackwardTwoPassSm80);
+    add_unit(units, arch, key_unit(make_config(p, one, true, false), one.min_blocks),
+             kFlashBackwardSm80);
   }
+  add_bias(packed_problem(DType::float32, 64));
 }
 
 }  // namespace tilewise::cuda

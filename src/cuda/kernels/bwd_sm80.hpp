@@ -23,5 +23,8 @@ RefinedDelta refined_delta(const Problem& problem, WorkspaceCutter& workspace, v
 void add_refined_delta_memory(const Problem& problem, std::vector<MemoryItem>& items);
 
 void add_bwd_sm80_units(std::vector<PackUnit>& units, int arch);
+/// Dropout and the gradient of a bias: not packed, but watched by the tests as the census watches
+/// the packed ones.
+void add_bwd_sm80_option_units(std::vector<PackUnit>& units, int arch);
 
 }  // namespace tilewise::cuda

@@ -256,7 +256,8 @@ Cost cost(const KernelRow& row, const Problem& p, const Hardware& machine) {
   // Short rows of Q and O arrive sooner than the choice among tiles counts.
   const double width = std::min(1.0, static_cast<double>(p.head_dim + p.head_dim_v) / 128.0);
   const double sooner = kTileRowMs * cost.block_m * (1.0 - width);
-  cost.ms = std::max(choice.ms - sooner, 1e-6 * tensors / machine.bandwidth_gbps);
+  cost.ms = std::max(choice.ms - sooner, 1e-6 * tensors / machine.bandwidth_gbps) +
+            sm80::options_ms(p, 1, machine);
   if (operands.packs()) {
     cost.ms += sm80::kKernelMs + 1e-6 * operands.bytes() / machine.bandwidth_gbps;
   }
@@ -343,8 +344,7 @@ const KernelRow kFlashForwardSm80 = {
     .summary = "tiled, online softmax; mma.sync, cp.async; float32 as two fp16 planes",
     .supports = supports,
     .cost = cost,
-    .run = run,
-    .on_trial = sm80::on_trial};
+    .run = run};
 
 const KernelRow kFlashForwardTile16 = {.name = "flash_fwd_tile16",
                                        .implementation = "flash",
@@ -357,22 +357,36 @@ const KernelRow kFlashForwardTile16 = {.name = "flash_fwd_tile16",
                                        .config = kTile16,
                                        .on_trial = for_comparison};
 
-void add_fwd_sm80_units(std::vector<PackUnit>& units, int arch) {
+namespace {
+
+/// Adds the tile's kernel unless an architecture cannot hold it.
+void add_unit(std::vector<PackUnit>& units, int arch, const Problem& p, const Tile& tile,
+              bool split) {
   const int shared_limit = arch == 80 ? 163 : arch >= 90 && arch < 120 ? 227 : 99;
+  const KernelUnit made = unit(make_config(p, tile, split), tile.min_blocks);
+  if (made.shared_bytes > shared_limit * 1024) return;
+  // NOTE: the spills of the 32-row warps (see fwd_sm80.md) are of values that only masked blocks
+  // use.
+  units.push_back({.unit = made,
+                   .row = kFlashForwardSm80.name,
+                   .instruction = "mma.sync",
+                   .allowed_spill_bytes = 64});
+}
+
+Problem packed_problem(DType dtype, std::int64_t dim, bool causal) {
+  Problem p;
+  p.dtype = dtype;
+  p.head_dim = p.head_dim_v = dim;
+  p.causal = causal ? Causal::bottom_right : Causal::none;
+  p.scale = 1.0F;
+  return p;
+}
+
+}  // namespace
+
+void add_fwd_sm80_units(std::vector<PackUnit>& units, int arch) {
   const auto add = [&](DType dtype, std::int64_t dim, bool causal, bool split, const Tile& tile) {
-    Problem p;
-    p.dtype = dtype;
-    p.head_dim = p.head_dim_v = dim;
-    p.causal = causal ? Causal::bottom_right : Causal::none;
-    p.scale = 1.0F;
-    const KernelUnit made = unit(make_config(p, tile, split), tile.min_blocks);
-    if (made.shared_bytes > shared_limit * 1024) return;
-    // NOTE: the spills of the 32-row warps (see fwd_sm80.md) are of values that only masked blocks
-    // use.
-    units.push_back({.unit = made,
-                     .row = kFlashForwardSm80.name,
-                     .instruction = "mma.sync",
-                     .allowed_spill_bytes = 64});
+    add_unit(units, arch, packed_problem(dtype, dim, causal), tile, split);
   };
   for (const bool causal : {false, true}) {
     for (const bool split : {false, true}) {
@@ -384,6 +398,16 @@ void add_fwd_sm80_units(std::vector<PackUnit>& units, int arch) {
     add(DType::float32, 64, causal, false, kPlanes64[0]);
     add(DType::float32, 128, causal, false, kPlanes128[0]);
   }
+}
+
+void add_fwd_sm80_dropout_units(std::vector<PackUnit>& units, int arch) {
+  // At dim 128, and in float32 with a mask, they spill more: see fwd_sm80.md.
+  Problem p = packed_problem(DType::bfloat16, 64, true);
+  p.dropout.p = 0.1;
+  add_unit(units, arch, p, kTiles64[0], false);
+  Problem exact = packed_problem(DType::float32, 64, false);
+  exact.dropout.p = 0.1;
+  add_unit(units, arch, exact, kPlanes64[0], false);
 }
 
 }  // namespace tilewise::cuda

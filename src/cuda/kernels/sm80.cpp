@@ -18,6 +18,11 @@ using Role = MemoryItem::Role;
 
 /// Lengths up to this leave room for sums of positions in 32 bits.
 constexpr std::int64_t kLongest = std::int64_t{1} << 29;
+/// Milliseconds of a pair on the H200 that they were measured on (option-costs-sm80.csv): an
+/// element of a bias or a mask that lies in the L2 cache, or in memory beyond it; dropout's bits.
+constexpr double kCachedPairMs = 5.8e-9, kReadPairMs = 10.2e-9, kDropPairMs = 1.15e-9;
+/// What a backward's launches take of that: they have fewer warps.
+constexpr double kBackwardPairs = 1.3;
 /// Share of the L2 cache that a section of heads may fill.
 constexpr double kSectionBytes = 32.0 * 1024 * 1024;
 
@@ -27,6 +32,24 @@ bool rows_are_aligned(const Tensor& t, std::int64_t vector) {
     if (t.sizes[axis] > 1 && t.strides[axis] % vector != 0) return false;
   }
   return reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0;
+}
+
+/// Clocks of all multiprocessors, of those of the H100 that the tables were measured on.
+double clocks(const Hardware& machine) {
+  constexpr double kFloat32 = kSustainedFloat32 * 66.9;  // TFLOP/s
+  if (machine.float32_tflops <= 0.0) return 1.0;
+  return machine.float32_tflops / float32_fma_per_clock(machine.arch) /
+         (kFloat32 / float32_fma_per_clock(90));
+}
+
+/// Of a tensor that broadcasts along axes of stride 0.
+double stored_bytes(const Tensor& t) {
+  if (!t.defined()) return 0.0;
+  auto bytes = static_cast<double>(dtype_bytes(t.dtype));
+  for (int axis = 0; axis < t.rank; ++axis) {
+    if (t.strides[axis] != 0) bytes *= static_cast<double>(t.sizes[axis]);
+  }
+  return bytes;
 }
 
 KernelUnit pack_unit(const pack_rows::Config& c) {
@@ -56,13 +79,6 @@ std::string refusal(const Problem& p, const Hardware& machine, const Takes& take
   if (heads > 0 && heads > (std::int64_t{1} << 31) / (std::max(p.seq_q, p.seq_k) / 16 + 1)) {
     return "more than 2^31 tiles";
   }
-  return "";
-}
-
-std::string on_trial(const KernelRow&, const Problem& p) {
-  if (drops(p)) return "dropout has not run on a GPU";
-  if (p.dbias.defined()) return "the gradient of a bias has not run on a GPU";
-  if (p.dsinks.defined()) return "the gradient of sinks has not run on a GPU";
   return "";
 }
 
@@ -207,16 +223,7 @@ tile::PairTensors pair_tensors(const Problem& p) {
 }
 
 double pair_bytes(const Problem& p) {
-  double all = 0.0;
-  for (const Tensor* t : {&p.bias, &p.mask, &p.dbias}) {
-    if (!t->defined()) continue;
-    auto bytes = static_cast<double>(dtype_bytes(t->dtype));
-    for (int axis = 0; axis < t->rank; ++axis) {
-      if (t->strides[axis] != 0) bytes *= static_cast<double>(t->sizes[axis]);
-    }
-    all += bytes;
-  }
-  return all;
+  return stored_bytes(p.bias) + stored_bytes(p.mask) + stored_bytes(p.dbias);
 }
 
 unsigned section(bool positional, std::int64_t heads, std::int64_t blocks, double head_bytes,
@@ -235,21 +242,30 @@ Grid following(std::int64_t blocks, int device) {
   return {.x = blocks, .overlap_previous = device_arch(device) >= 90};
 }
 
+double options_ms(const Problem& p, int passes, const Hardware& machine) {
+  double pair_ms = drops(p) ? kDropPairMs : 0.0;
+  for (const Tensor* t : {&p.bias, &p.mask}) {
+    if (!t->defined()) continue;
+    const bool cached = stored_bytes(*t) <= static_cast<double>(machine.l2_bytes);
+    pair_ms += cached ? kCachedPairMs : kReadPairMs;
+  }
+  if (pair_ms == 0.0) return 0.0;
+  const double times = p.pass == Pass::backward ? kBackwardPairs : 1.0;
+  return times * passes * visible_pairs(p) * pair_ms / clocks(machine);
+}
+
 double full_tflops(const Load& load, const Hardware& machine) {
-  // The H100 that the tables were measured on: what the plan counts on of its tensor cores and CUDA
-  // cores, TFLOP/s, and its peak by mma.sync, 0.6 of that by wgmma (measured 646).
-  constexpr double kMatrix = kSustainedMatrix * 1070.5, kFloat32 = kSustainedFloat32 * 66.9;
+  // The H100 that the tables were measured on: what the plan counts on of its tensor cores,
+  // TFLOP/s, and its peak by mma.sync, 0.6 of that by wgmma (measured 646).
+  constexpr double kMatrix = kSustainedMatrix * 1070.5;
   constexpr double kMmaPeak = 646.0, kMmaShare = 0.6;
   if (machine.matrix_tflops <= 0.0 || machine.float32_tflops <= 0.0) return load.tflops;
   // Architectures before and after sm_90 have nothing faster than mma.sync.
   const bool hopper = machine.arch >= 90 && machine.arch < 100;
   const double matrix = machine.matrix_tflops / kMatrix / (hopper ? 1.0 : kMmaShare);
-  // Clocks of all multiprocessors.
-  const double clocks = machine.float32_tflops / float32_fma_per_clock(machine.arch) /
-                        (kFloat32 / float32_fma_per_clock(90));
   const double products = load.products / kMmaPeak;  // of a microsecond, for a MFLOP
   const double rest = std::max(0.0, 1.0 / load.tflops - products);
-  return 1.0 / (products / matrix + rest / clocks);
+  return 1.0 / (products / matrix + rest / clocks(machine));
 }
 
 bool fills(double tiles, int blocks_per_sm, const Hardware& machine) {

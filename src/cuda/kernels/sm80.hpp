@@ -21,8 +21,6 @@ namespace tilewise::cuda::sm80 {
 std::string refusal(const Problem& problem, const Hardware& machine, const Takes& takes = {});
 /// What the rows of this family take beside what all take.
 inline constexpr Takes kTakes = {.pairs = true, .sinks = true, .dropout = true, .gradients = true};
-/// What no GPU has run yet, only the emulation of tests/cuda.
-std::string on_trial(const KernelRow& row, const Problem& problem);
 
 /// Head dim as the kernels are built for it: 16, 32, 64, 96, 128, 192, 256.
 int padded(std::int64_t dim);
@@ -136,6 +134,10 @@ unsigned section(bool positional, std::int64_t heads, std::int64_t blocks, doubl
 
 /// Tensor-core products for each of the problem's: two planes of a float32 operand take three.
 double products(const Problem& problem);
+
+/// Milliseconds that bias, bool mask and dropout add where every visible pair is met `passes`
+/// times.
+double options_ms(const Problem& problem, int passes, const Hardware& machine);
 
 /// A grid of tiles on a machine, for the time model.
 struct Load {
