@@ -138,9 +138,11 @@ TEST(FlashSm80, DropoutIsInThePredictedTime) {
 
 // One element for all pairs: its sum is taken in parts, which need a place.
 TEST(FlashSm80, ABiasThatBroadcastsIsSummedInParts) {
-  const auto parts = [](const std::vector<std::int64_t>& sizes, std::int64_t seq) {
-    Problem p = backward_problem({.batch = 2, .heads = 4, .seq = seq});
-    p.dbias = Tensor::contiguous(nullptr, DType::float32, {2, 4, seq, seq}, kCuda);
+  const auto parts = [](const std::vector<std::int64_t>& sizes, std::int64_t seq,
+                        bool deterministic = false, std::int64_t batch = 2) {
+    Problem p = backward_problem({.batch = batch, .heads = 4, .seq = seq});
+    p.deterministic = deterministic;
+    p.dbias = Tensor::contiguous(nullptr, DType::float32, {batch, 4, seq, seq}, kCuda);
     for (std::size_t axis = 0; axis < 4; ++axis) {
       if (sizes[axis] == 1) p.dbias.strides[axis] = 0;
     }
@@ -154,6 +156,9 @@ TEST(FlashSm80, ABiasThatBroadcastsIsSummedInParts) {
   EXPECT_EQ(parts({1, 1, 2, 2}, 64).count, 2 * 4);
   EXPECT_EQ(parts({2, 4, 2, 2}, 64).count, 1) << "nothing is summed";
   EXPECT_EQ(parts({1, 1, 2, 2}, 2048).count, 1) << "the tiles fill the card";
+  EXPECT_LT(parts({2, 1, 1, 1}, 1024, false, 8).count, parts({2, 1, 1, 1}, 1024, false, 1).count);
+  EXPECT_EQ(parts({2, 1, 1, 1}, 1024, true, 8).count, parts({2, 1, 1, 1}, 1024, true, 1).count)
+      << "CONTRACT 14: a sequence's bits do not depend on the rest of the batch";
 }
 
 // In O rounding has changed what sums over keys are made of.

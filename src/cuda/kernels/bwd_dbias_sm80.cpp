@@ -6,6 +6,7 @@
 #include "cuda/kernels/bwd_sm80_tiles.h"
 #include "cuda/kernels/sm80.hpp"
 #include "plan/accounting.h"
+#include "plan/decisive.h"
 #include "problem/blocks.h"
 
 namespace tilewise::cuda {
@@ -29,9 +30,11 @@ BiasParts::BiasParts(const Problem& p, int block_m, int block_n) {
   blocks = std::int64_t{axes.batch} * axes.heads * axes.rows * axes.keys;
   if (blocks == 0) return;
   const std::int64_t steps = p.batch * p.heads_q * rows * keys / blocks;
+  const std::int64_t entries = p.dbias.strides[0] == 0 ? 1 : decisive_batch(p);
+  const std::int64_t deciding = entries * axes.heads * axes.rows * axes.keys;
   constexpr std::int64_t kWanted = std::int64_t{2} * sm80::kTypicalMultiprocessors;
   count = static_cast<int>(
-      std::clamp<std::int64_t>(ceil_div(kWanted, blocks), 1, std::max<std::int64_t>(1, steps)));
+      std::clamp<std::int64_t>(ceil_div(kWanted, deciding), 1, std::max<std::int64_t>(1, steps)));
   padded_rows = static_cast<int>(round_up(own(2, p.seq_q), 16));
   padded_keys = static_cast<int>(round_up(own(3, p.seq_k), 8));
 }
