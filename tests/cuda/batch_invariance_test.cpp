@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cuda/device_tensor.h"
+#include "cuda/kernels/bwd_dbias_sm80.hpp"
 #include "measure/case.h"
 #include "measure/materialize.h"
 #include "plan/choose.h"
@@ -74,6 +75,17 @@ TEST(BatchInvariance, LengthsOfTheOthersDecideNothing) {
   EXPECT_EQ(chosen("b2 h8 q1 k8192 d128 bf16 lengths=8192,10 deterministic pass=fwd", Pass::forward,
                    hardware),
             one);
+}
+
+TEST(BatchInvariance, PartsOfABiasGradientAreThoseOfOneEntry) {
+  const auto parts = [](const std::string& line) {
+    const PlannedCase c(parse_case(line), kCuda);
+    return cuda::BiasParts(make_problem(c.backward(), c.spec(), Purpose::plan), 64, 64).count;
+  };
+  const int one = parts("b1 h2 s300 d64 bf16 bias=b,1,1,k deterministic");
+  EXPECT_GT(one, 1);
+  EXPECT_EQ(parts("b64 h2 s300 d64 bf16 bias=b,1,1,k deterministic"), one);
+  EXPECT_NE(parts("b64 h2 s300 d64 bf16 bias=b,1,1,k"), one);
 }
 
 /// Entry `entry` of a (B, H, S, D) tensor or of (B, H, S) statistics.
