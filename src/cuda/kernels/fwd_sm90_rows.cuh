@@ -61,21 +61,35 @@ struct Rows : Scores<kConfig> {
     return t.split * args.part_rows + row;
   }
 
-  /// (F11) alpha = 1 / l, (F11) LSE = m + log l
+  /// Where LSE of the thread's row r goes.
+  __forceinline__ float* lse_place(const Finished& done, int r) const {
+    const int i = query(done.query, r), h = head(done.tile, r);
+    if constexpr (kConfig.split) {
+      return args.lse_part + part_row(done.tile, h, i);
+    } else {
+      return args.lse + done.tile.batch * args.lse_b + h * args.lse_h +
+             (done.tile.q_begin + i) * args.lse_s;
+    }
+  }
+
+  /// (F11) alpha = 1 / l, (F11) LSE = m + log l. The two rows beside each other and without
+  /// branches: nothing of this warpgroup runs meanwhile but the last product.
   __forceinline__ void finish_rows(const Finished& done) {
+    const bool stores = lane % 4 == 0 && (kConfig.split || args.lse != nullptr);
+    float* to[2] = {lse_place(done, 0), nullptr};
+    if constexpr (kConfig.pack_heads) {
+      to[1] = lse_place(done, 1);
+    } else {
+      to[1] = to[0] + 8 * (kConfig.split ? 1 : args.lse_s);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) l[r] = quad_sum(l[r]);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      l[r] = quad_sum(l[r]);
-      alpha[r] = l[r] == 0.0F ? 0.0F : 1.0F / l[r];
-      if (lane % 4 != 0 || !exists(done, r)) continue;
+      // Where a key was seen l is at least 2^-8, so that nothing here is subnormal.
+      alpha[r] = l[r] == 0.0F ? 0.0F : reciprocal_approx(l[r]);
       const float lse = (m[r] + log2_approx(l[r])) * kLn2;
-      const int i = query(done.query, r), h = head(done.tile, r);
-      if constexpr (kConfig.split) {
-        args.lse_part[part_row(done.tile, h, i)] = lse;
-      } else if (args.lse != nullptr) {
-        args.lse[done.tile.batch * args.lse_b + h * args.lse_h +
-                 (done.tile.q_begin + i) * args.lse_s] = lse;
-      }
+      if (stores && exists(done, r)) *to[r] = lse;
     }
     if constexpr (!kConfig.split) {
       // O's staging place is free: own, when the tile before has been copied out; in Q's place,
