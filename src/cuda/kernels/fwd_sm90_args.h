@@ -24,10 +24,14 @@ struct Config {
   int head_dim_v = 128;  ///< padded Dv, multiple of 16
   int warpgroups = 2;    ///< that compute, 64 query rows each: B_r = 64 * warpgroups
   int block_n = 128;     ///< B_c, multiple of 16
-  int stages = 2;        ///< of K and of V in shared memory
+  int stages = 2;        ///< of K in shared memory
+  int value_stages = 2;  ///< of V, at most as many
   int q_buffers = 1;
-  bool own_o = true;         ///< O is staged in shared memory of its own, not in Q's place
-  bool ping_pong = true;     ///< warpgroups take turns at issuing products
+  bool own_o = true;      ///< O is staged in shared memory of its own, not in Q's place
+  bool ping_pong = true;  ///< warpgroups take turns at issuing products
+  /// A block's scores are issued behind the values of the block before, not ahead of them, and both
+  /// waited for: P is packed beside the exponentials, its place being free.
+  bool values_first = false;
   bool lazy_rescale = true;  ///< a row maximum moves only when it grew by 2^8
   /// P of a block is taken against the maxima so far; where it outgrew them, which its sums
   /// show, the block's scores are computed again.
@@ -63,8 +67,8 @@ struct SharedPlan {
         q(0),
         k(q + q_buffer * c.q_buffers),
         v(k + k_stage * c.stages),
-        o(c.own_o ? v + v_stage * c.stages : q),
-        barriers(v + v_stage * c.stages + (c.own_o ? o_warpgroup * c.warpgroups : 0)),
+        o(c.own_o ? v + v_stage * c.value_stages : q),
+        barriers(v + v_stage * c.value_stages + (c.own_o ? o_warpgroup * c.warpgroups : 0)),
         slots(barriers + 8 * (4 * c.stages + 2 * c.warpgroups * c.q_buffers + 4)),
         bytes(slots + 2 * kSlot) {}
 };

@@ -25,11 +25,13 @@ struct Consumer : Rows<kConfig> {
                 (kConfig.mask != Mask::both && kConfig.own_o && !kConfig.split));
   static_assert(!kConfig.ping_pong || kConfig.warpgroups > 1);
   static_assert(!kConfig.trust_maxima || kModification != Modification::general);
-  static_assert(!kConfig.halve_cut ||
-                (kConfig.trust_maxima && kModification == Modification::none));
+  static_assert(!kConfig.halve_cut || kModification == Modification::none ||
+                (kModification == Modification::softcap && kConfig.mask == Mask::right));
+  static_assert(!kConfig.halve_cut || kConfig.trust_maxima);
 
   const u64 dQ, dK, dV;  ///< descriptors of the first buffer
-  Ring<kConfig.stages> rK, rV;
+  Ring<kConfig.stages> rK;
+  Ring<kConfig.value_stages> rV;
   Ring<kConfig.q_buffers> rQ;
   Ring<2> slots;
   Tile tile;
@@ -164,13 +166,15 @@ struct Consumer : Rows<kConfig> {
 
   // ---- softmax step
 
-  template <bool kMasked>
-  __forceinline__ void adjust_scores(int block) {
-    const int first = group_query(), column = block * kBlockN + 2 * (lane % 4);
+  /// The thread's first kCount scores; `half`: those begin there.
+  template <bool kMasked, int kCount = kScores>
+  __forceinline__ void adjust_scores(int block, int half = 0) {
+    const int first = group_query();
+    const int column = block * kBlockN + half * (kBlockN / 2) + 2 * (lane % 4);
     const int rows[2] = {query(first, 0), query(first, 1)};
     const int shift = keys<kConfig>(args, tile) - queries<kConfig>(args, tile);
-    Base::template modify<kMasked>(args, rows, shift, column, lane);
-    if constexpr (kMasked) mask_scores<kScores>(rows, column);
+    Base::template modify<kMasked, kCount>(args, rows, shift, column, lane);
+    if constexpr (kMasked) mask_scores<kCount>(rows, column);
   }
   /// Of `rows`, keys from `column` on: the thread's first kCount scores.
   template <int kCount>
@@ -212,6 +216,10 @@ struct Consumer : Rows<kConfig> {
     pin(rP);
     release_v();
   }
+  /// The same of a step, where products() has not waited for them.
+  __forceinline__ void finish_step_values() {
+    if constexpr (!kConfig.values_first) finish_values();
+  }
 
   __forceinline__ void scale_o() {
 #pragma unroll
@@ -222,8 +230,19 @@ struct Consumer : Rows<kConfig> {
     if (!kConfig.lazy_rescale || __any_sync(~0U, alpha[0] != 1.0F || alpha[1] != 1.0F)) scale_o();
   }
 
-  /// Scores of `block` beside the values of the block before.
+  /// Scores of a block beside the values of the block before.
   __forceinline__ void products() {
+    if constexpr (kConfig.values_first) {
+      wait_v();
+      wait_k();
+      await_turn();
+      issue_values();
+      issue_scores();
+      pass_turn();
+      finish_values();
+      pin(rS);
+      return;
+    }
     wait_k();
     await_turn();
     issue_scores();
@@ -251,32 +270,35 @@ struct Consumer : Rows<kConfig> {
         adjust_scores<kMasked>(block);
       }
       if (!trusted) Base::template softmax<false>(args);
-      finish_values();
+      finish_step_values();
       // P may be packed only now: the products that just ended read it. So may O be scaled.
       if (!trusted) rescale_o();
+      pack_p();
     }
-    pack_p();
   }
 
   /// The softmax of a block without a search for its maxima, K kept until P is known to hold.
   template <bool kMasked>
   __forceinline__ void trusted_step(int block) {
-    adjust_scores<kMasked>(block);
-    if (!trusted_exponentials<kScores>()) {
-      recompute_scores();
-      adjust_scores<kMasked>(block);
-      Base::template softmax<false, false>(args);
-      scale_o();
-    }
-    rK.advance();
+    trusted_exponentials<kScores>([&] { adjust_scores<kMasked>(block); }, [&] { pack_p(); });
   }
-  /// P of the thread's first kCount scores, then the end of O += P V; false: recompute_scores().
-  template <int kCount>
-  __forceinline__ bool trusted_exponentials() {
+  /// P of the thread's first kCount scores. `adjust` makes them of the product, `pack` the operand.
+  template <int kCount, class Adjust, class Pack>
+  __forceinline__ void trusted_exponentials(Adjust adjust, Pack pack) {
+    adjust();
     const bool holds = Base::template trusted_softmax<kCount>(args);
+    if constexpr (kConfig.values_first) pack();
     if (lane == 0 && holds) mbarrier_arrive(shared.k_empty(static_cast<int>(rK.slot)));
-    finish_values();
-    return holds;
+    finish_step_values();
+    if (!holds) {
+      recompute_scores();
+      adjust();
+      Base::template softmax<false, false, kCount>(args);
+      scale_o();
+      if constexpr (kConfig.values_first) pack();
+    }
+    if constexpr (!kConfig.values_first) pack();
+    rK.advance();
   }
   __forceinline__ void recompute_scores() {
     Base::recompute(shared.q(static_cast<int>(rQ.slot), warpgroup),
@@ -296,10 +318,6 @@ struct Consumer : Rows<kConfig> {
     const bool left = min(last + d.high, keys<kConfig>(args, tile)) <= middle;
     return left ? 0 : first + d.low >= middle ? 1 : -1;
   }
-  __forceinline__ void mask_half(int block, int half) {
-    const int first = group_query(), rows[2] = {query(first, 0), query(first, 1)};
-    mask_scores<kScores / 2>(rows, block * kBlockN + half * (kBlockN / 2) + 2 * (lane % 4));
-  }
   /// P of the hidden half is 0.
   __forceinline__ void pack_half(int half) {
 #pragma unroll
@@ -311,20 +329,12 @@ struct Consumer : Rows<kConfig> {
   __forceinline__ void take_right_half(int block) {
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) rS[i] = rS[kScores / 2 + i];
-    mask_half(block, 1);
+    adjust_scores<true, kScores / 2>(block, 1);
   }
   /// The last block of a window, its left half hidden.
   __forceinline__ void half_step(int block) {
     products();
-    take_right_half(block);
-    if (!trusted_exponentials<kScores / 2>()) {
-      recompute_scores();
-      take_right_half(block);
-      Base::template softmax<false, false, kScores / 2>(args);
-      scale_o();
-    }
-    rK.advance();
-    pack_half(1);
+    trusted_exponentials<kScores / 2>([&] { take_right_half(block); }, [&] { pack_half(1); });
   }
 
   /// From the finished scores of the first block to P of the last.
@@ -333,7 +343,7 @@ struct Consumer : Rows<kConfig> {
 #pragma unroll
     for (int i = 0; i < kDv / 2; ++i) rO[i] = 0.0F;
     if (kConfig.halve_cut && first_halved) {
-      mask_half(block, 0);
+      adjust_scores<true, kScores / 2>(block);
       Base::template softmax<true, kConfig.lazy_rescale, kScores / 2>(args);
       pack_half(0);
     } else {

@@ -15,7 +15,8 @@ struct Producer {
   static constexpr int kPanelsV = SharedPlan::panels(kConfig.head_dim_v);
   const Args& args;
   const Shared<kConfig> shared;
-  Ring<kConfig.stages> rK, rV;
+  Ring<kConfig.stages> rK;
+  Ring<kConfig.value_stages> rV;
   Ring<kConfig.q_buffers> rQ;
   int head_k = 0, k_begin = 0;
   Tile tile;

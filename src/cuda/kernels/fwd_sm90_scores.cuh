@@ -67,12 +67,12 @@ struct Scores {
 
   /// (F3, F4, F5) Softcap, ALiBi and the scale, as far as softmax() does not apply it. `rows`: of
   /// the thread; `column`: of its first score.
-  template <bool kMasked>
+  template <bool kMasked, int kCount = kScores>
   __forceinline__ void modify(const Args& args, const int (&rows)[2], int shift, int column,
                               int lane) {
     if constexpr (kModification == Modification::softcap) {
-      find_largest();
-      bend<kMasked>(args);
+      find_largest<kCount>();
+      bend<kMasked, kCount>(args);
     }
     if constexpr (kModification == Modification::alibi) slant(args, rows, shift, column, lane);
     if constexpr (kModification == Modification::general) {
@@ -88,19 +88,19 @@ struct Scores {
     }
   }
 
+  template <int kCount = kScores>
   __forceinline__ void find_largest() {
 #pragma unroll
     for (int r = 0; r < 2; ++r) largest[r] = 0.0F;
 #pragma unroll
-    for (int i = 0; i < kBlockN / 2; ++i)
-      largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], fabsf(rS[i]));
+    for (int i = 0; i < kCount; ++i) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], fabsf(rS[i]));
   }
 
   /// (F4) Softcap. Few blocks hold a score so large that the cap bends it by more than 2 %: there
   /// raw scores become capped ones; the others stay, softmax() caps them in the exponent without
   /// another exponential. Hidden scores, -inf, stay so in the longer series only. After
   /// find_largest().
-  template <bool kMasked>
+  template <bool kMasked, int kCount = kScores>
   __forceinline__ void bend(const Args& args) {
     const float top = fmaxf(largest[0], largest[1]);
     if (!kMasked && !__any_sync(~0U, top > args.cap_cubic)) {
@@ -110,7 +110,7 @@ struct Scores {
     } else {
       cap = Cap::before;
 #pragma unroll
-      for (int i = 0; i < kBlockN / 2; ++i) rS[i] = cap_wide(rS[i], args.cap_slope, args.cap_raw);
+      for (int i = 0; i < kCount; ++i) rS[i] = cap_wide(rS[i], args.cap_slope, args.cap_raw);
     }
   }
 
@@ -303,9 +303,9 @@ struct Scores {
     }
     float sum[2][2] = {};
     if (kModification == Modification::softcap && cap == Cap::cubic) {
-      exponentials<Cap::cubic>(args, scale, base, sum);
+      exponentials<Cap::cubic, kCount>(args, scale, base, sum);
     } else if (kModification == Modification::softcap && cap == Cap::series) {
-      exponentials<Cap::series>(args, scale, base, sum);
+      exponentials<Cap::series, kCount>(args, scale, base, sum);
     } else {
       exponentials<Cap::before, kCount>(args, scale, base, sum);
     }

@@ -23,13 +23,14 @@ constexpr unsigned kOne = kOwnO | kLazyRescale | kTrustMaxima;
 
 // warpgroups, block_n, stages, full, masked, traits.
 // The tiles of one warpgroup are for few queries: copying K and V takes all the time then.
-constexpr Sm90Tile kTiles64[] = {{3,
-                                  128,
-                                  3,
-                                  {1.2, 1.243},
-                                  {0.9, 1.241},
-                                  kThree | kTwo | kChainShort | kEarlyQWindow | kHalveCut},
-                                 {1, 128, 4, {2.0, 0.9}, {2.0, 0.9}, kOne}};
+constexpr Sm90Tile kTiles64[] = {
+    {3,
+     128,
+     3,
+     {1.2, 1.243},
+     {0.9, 1.241},
+     kThree | kTwo | kChainShort | kEarlyQWindow | kHalveCut | kValuesFirst},
+    {1, 128, 4, {2.0, 0.9}, {2.0, 0.9}, kOne}};
 constexpr Sm90Tile kTiles96[] = {{3, 96, 2, {2.4, 1.164}, {2.6, 1.147}, kThree | kTwo},
                                  {1, 128, 3, {3.0, 1.2}, {3.0, 1.2}, kOne}};
 constexpr Sm90Tile kTiles128[] = {
@@ -41,15 +42,11 @@ constexpr Sm90Tile kTiles192[] = {{2, 112, 2, {4.55, 1.626}, {4.75, 1.537}, kTwo
                                   {1, 64, 3, {4.0, 1.2}, {4.0, 1.2}, kOne}};
 constexpr Sm90Tile kTiles192Values128[] = {{2, 112, 2, {3.7, 1.356}, {3.9, 1.29}, kTwo | kOwnO},
                                            {1, 64, 3, {4.0, 1.0}, {4.0, 1.0}, kOne}};
-constexpr Sm90Tile kTiles256[] = {
-    {2, 80, 2, {4.6, 1.563}, {4.3, 1.505}, kTwo},
-    {2,
-     64,
-     2,
-     {4.3, 1.16},
-     {4.3, 1.16},
-     kLazyRescale | kTrustMaxima | kSkipBlocks | kQByNeed | kWindowOnly},
-    {1, 64, 3, {4.0, 1.5}, {4.0, 1.5}, kLazyRescale | kTrustMaxima}};
+constexpr unsigned kWindow256 =
+    kLazyRescale | kTrustMaxima | kSkipBlocks | kQByNeed | kExtraKeyStage | kWindowOnly;
+constexpr Sm90Tile kTiles256[] = {{2, 80, 2, {4.6, 1.563}, {4.3, 1.505}, kTwo},
+                                  {2, 64, 3, {4.3, 1.16}, {4.3, 1.16}, kWindow256},
+                                  {1, 64, 3, {4.0, 1.5}, {4.0, 1.5}, kLazyRescale | kTrustMaxima}};
 
 /// Up to this many keys, memory is a large part of the time: sections of heads are small, and the
 /// start and end of a tile count.
@@ -197,6 +194,7 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   config.warpgroups = tile.warpgroups;
   config.block_n = tile.block_n;
   config.stages = tile.stages;
+  config.value_stages = tile.stages - (tile.has(kExtraKeyStage) ? 1 : 0);
   config.own_o = tile.has(kOwnO);
   config.lazy_rescale = tile.has(kLazyRescale);
   config.mask = sm90_mask(p).mask;
@@ -217,7 +215,10 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
                        config.mask != Mask::both && (!masked || p.seq_k <= kShortKeys);
   const bool plain = dense && !config.pack_heads && !split;
   const bool unmodified = config.modification == Modification::none;
-  config.halve_cut = masked && tile.has(kHalveCut) && plain && unmodified;
+  config.values_first = tile.has(kValuesFirst) && plain && unmodified;
+  config.halve_cut =
+      masked && tile.has(kHalveCut) && plain &&
+      (unmodified || (config.modification == Modification::softcap && config.mask == Mask::right));
   // The short tiles of a window wait for Q as often as for keys.
   const bool short_window = is_short_window(p) && plain;
   const bool early_q = short_window && tile.has(kEarlyQWindow) && unmodified;

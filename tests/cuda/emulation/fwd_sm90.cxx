@@ -50,17 +50,19 @@ constexpr Config tile64(int warpgroups, Mask mask) {
   c.head_dim = c.head_dim_v = 64;
   c.warpgroups = warpgroups;
   c.block_n = 128;
-  c.stages = warpgroups == 1 ? 4 : 3;
+  c.stages = c.value_stages = warpgroups == 1 ? 4 : 3;
   c.ping_pong = c.skip_blocks = warpgroups > 1;
   c.dynamic = true;
   c.mask = mask;
   c.chain_tiles = warpgroups > 1 && mask != Mask::both;
   c.q_buffers = c.chain_tiles ? 2 : 1;
   c.trust_maxima = true;
+  c.values_first = warpgroups > 1;
   return c;
 }
 constexpr Config modified(Config c, Modification modification) {
   c.modification = modification;
+  c.values_first = false;
   c.trust_maxima = modification != Modification::general;
   return c;
 }
@@ -68,7 +70,8 @@ constexpr Config with(Config c, Lengths lengths, bool pack_heads, bool split) {
   c.lengths = lengths;
   c.pack_heads = pack_heads;
   c.split = split;
-  if (lengths != Lengths::dense || pack_heads || split) c.chain_tiles = false, c.q_buffers = 1;
+  c.chain_tiles = c.values_first = false;
+  c.q_buffers = 1;
   return c;
 }
 constexpr Config tile128(Mask mask, int head_dim) {
@@ -85,7 +88,7 @@ constexpr Config tile128(Mask mask, int head_dim) {
 constexpr Config tile192x64() {
   Config c = tile128(Mask::both, 128);
   c.block_n = 64;
-  c.stages = 4;
+  c.stages = c.value_stages = 4;
   c.q_by_need = true;
   return c;
 }
@@ -110,6 +113,7 @@ constexpr Config tile256(Mask mask) {
 constexpr Config tile128x64() {
   Config c = tile256(Mask::both);
   c.block_n = 64;
+  c.stages = 3;
   c.ping_pong = false;
   c.q_by_need = true;
   return c;
@@ -124,7 +128,7 @@ constexpr Config kConfigs[] = {
     modified(tile64(3, Mask::right), Modification::alibi),
     modified(tile64(3, Mask::none), Modification::alibi),
     modified(tile64(3, Mask::both), Modification::softcap),
-    modified(tile64(3, Mask::right), Modification::softcap),
+    halved(modified(tile64(3, Mask::right), Modification::softcap)),
     modified(tile64(3, Mask::right), Modification::general),
     with(tile64(1, Mask::right), Lengths::packed, true, false),
     with(tile64(1, Mask::both), Lengths::packed, false, false),
