@@ -1,6 +1,6 @@
 /// AMX's tile registers in memory, instruction by instruction, for machines that have none: the
 /// arithmetic of the AMX rows, without their speed. TILEWISE_CPU_ISA=amx_emulated takes it.
-#include "cpu/bf16_tiles_impl.h"
+#include "cpu/bf16_attend_impl.h"
 
 namespace tilewise::cpu {
 namespace {
@@ -83,7 +83,7 @@ struct Emulated {
 }  // namespace
 
 const Bf16Micro& bf16_micro_emulated() {
-  static constexpr Bf16Micro kMicro = make_bf16_micro<TileProducts<Emulated>>();
+  static constexpr Bf16Micro kMicro = make_bf16_micro<TileProducts<Emulated>>(attend<Emulated>);
   return kMicro;
 }
 

@@ -123,20 +123,24 @@ inline void exponentials(int cols, const float* s, std::ptrdiff_t ld, float to_l
   }
 }
 
+/// True for maxima that exponents are exact enough relative to in one multiply-add.
+inline bool moderate(float m, float to_log2) {
+  constexpr float kHugeLog2 = 1024.0F;
+  return __builtin_fabsf(m) * to_log2 <= kHugeLog2;
+}
+
 /// R rows at once: their maxima, sums and exponentials do not wait for each other.
 template <int R>
 inline void softmax_rows(int cols, const float* s, std::ptrdiff_t ld, float to_log2, float* m,
                          float* l, float* rescale, Bf16* p, std::ptrdiff_t ldp) {
   constexpr float kNothing = -__builtin_inff();
-  constexpr float kHugeLog2 = 1024.0F;
-  const auto moderate = [&](float x) { return __builtin_fabsf(x) * to_log2 <= kHugeLog2; };
   __m512 sum[R];
   // With an earlier maximum first: a sum that stays far from overflow needs no other. m = -inf and
   // NaN do not pass.
   bool kept = true;
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
-    kept &= moderate(m[r]);
+    kept &= moderate(m[r], to_log2);
     sum[r] = _mm512_setzero_ps();
   }
   if (kept) {
@@ -176,7 +180,7 @@ inline void softmax_rows(int cols, const float* s, std::ptrdiff_t ld, float to_l
       m[r] = row_high;
     }
     start[r] = m[r] == kNothing ? 0.0F : m[r];  // -inf - -inf would be NaN
-    huge |= !moderate(start[r]);
+    huge |= !moderate(start[r], to_log2);
     sum[r] = _mm512_setzero_ps();
   }
   if (huge) {
@@ -322,7 +326,7 @@ void scale(int rows, int cols, float* x, std::ptrdiff_t ld, float factor) {
 }
 
 template <class Products>
-constexpr Bf16Micro make_bf16_micro() {
+constexpr Bf16Micro make_bf16_micro(bool (*attend)(const AttendBlock&) = nullptr) {
   return {.enter = Products::enter,
           .leave = Products::leave,
           .gemm = Products::gemm,
@@ -330,6 +334,7 @@ constexpr Bf16Micro make_bf16_micro() {
           .pack_transposed_pairs = pack_transposed_pairs,
           .transpose = transpose,
           .softmax_step = softmax_step,
+          .attend = attend,
           .keep = keep,
           .gradient_step = gradient_step,
           .round_gradient = round_gradient,

@@ -23,6 +23,30 @@ struct GradientTile {
   std::ptrdiff_t ld_pairs, ld_rows;
 };
 
+inline constexpr int kAttendRows = 32;
+
+/// A block of keys for some query rows: (F1), (F7)-(F10) in one pass.
+struct AttendBlock {
+  int rows;  ///< 17 to kAttendRows
+  int keys;  ///< a multiple of 32
+  int dim, dim_v;
+  const Bf16* q;
+  std::ptrdiff_t ld_q;
+  const Bf16* k;  ///< B, panels of 32 keys
+  const Bf16* v;  ///< B
+  std::ptrdiff_t ld_v;
+  float to_log2;  ///< as in softmax_step
+  // What a row sees of the keys, and the panels that all rows see.
+  const int *seen_begin, *seen_end;
+  int all_begin, all_end;
+  float* m;     ///< -inf in all rows: found out from some of the keys, O and l being 0
+  float* sums;  ///< 16 a row, in all l
+  Bf16* p;      ///< rows x ld_p, for P
+  std::ptrdiff_t ld_p;
+  float* o;
+  std::ptrdiff_t ld_o;
+};
+
 struct Bf16Micro {
   /// Before the first and after the last product of a task on its thread: tile configuration.
   void (*enter)();
@@ -49,6 +73,10 @@ struct Bf16Micro {
   /// of 32.
   void (*softmax_step)(int rows, int cols, const float* s, std::ptrdiff_t ld, float to_log2,
                        float* m, float* l, float* rescale, Bf16* p, std::ptrdiff_t ldp);
+  /// O += P V and sums += P with P relative to m as it is; false, with O and sums as they were,
+  /// when a row's sum of P is not below what softmax_step keeps m for, or m is not moderate. Null
+  /// where products and exponentials share their units.
+  bool (*attend)(const AttendBlock& block);
   /// p = 0 where keep is 0. cols is a multiple of 32.
   void (*keep)(int rows, int cols, const float* keep, std::ptrdiff_t ld, Bf16* p,
                std::ptrdiff_t ldp);

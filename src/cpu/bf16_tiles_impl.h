@@ -26,19 +26,30 @@ struct TileProducts {
   }
   static void leave() { T::release(); }
 
+  /// R x C tiles of C into registers 0 to 3, and back.
+  template <int R = 2, int C = 2>
+  static void load_sums(const float* c, std::ptrdiff_t ldc) {
+    T::template load<0>(c, ldc * 4);
+    if constexpr (C == 2) T::template load<1>(c + 16, ldc * 4);
+    if constexpr (R == 2) T::template load<2>(c + 16 * ldc, ldc * 4);
+    if constexpr (R == 2 && C == 2) T::template load<3>(c + 16 * ldc + 16, ldc * 4);
+  }
+  template <int R = 2, int C = 2>
+  static void store_sums(float* c, std::ptrdiff_t ldc) {
+    T::template store<0>(c, ldc * 4);
+    if constexpr (C == 2) T::template store<1>(c + 16, ldc * 4);
+    if constexpr (R == 2) T::template store<2>(c + 16 * ldc, ldc * 4);
+    if constexpr (R == 2 && C == 2) T::template store<3>(c + 16 * ldc + 16, ldc * 4);
+  }
+
   /// R x C tiles of C, all of k. Registers: 0 to 3 accumulate, 4 and 5 hold A, 6 and 7 hold B.
   template <int R, int C>
   static void block(int k, const Bf16* a, std::ptrdiff_t lda, const Bf16* b, std::ptrdiff_t ldb,
                     float* c, std::ptrdiff_t ldc, bool accumulate) {
     const std::ptrdiff_t a_bytes = lda * 2;
     const std::ptrdiff_t b_bytes = ldb * 2;
-    const std::ptrdiff_t c_bytes = ldc * 4;
-    float* below = c + 16 * ldc;
     if (accumulate) {
-      T::template load<0>(c, c_bytes);
-      if constexpr (C == 2) T::template load<1>(c + 16, c_bytes);
-      if constexpr (R == 2) T::template load<2>(below, c_bytes);
-      if constexpr (R == 2 && C == 2) T::template load<3>(below + 16, c_bytes);
+      load_sums<R, C>(c, ldc);
     } else {
       T::template zero<0>();
       if constexpr (C == 2) T::template zero<1>();
@@ -59,10 +70,7 @@ struct TileProducts {
       }
       if constexpr (R == 2 && C == 2) T::template dot<3, 5, 7>();
     }
-    T::template store<0>(c, c_bytes);
-    if constexpr (C == 2) T::template store<1>(c + 16, c_bytes);
-    if constexpr (R == 2) T::template store<2>(below, c_bytes);
-    if constexpr (R == 2 && C == 2) T::template store<3>(below + 16, c_bytes);
+    store_sums<R, C>(c, ldc);
   }
 
   /// A pair of row tiles against all columns.

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -20,28 +21,47 @@ namespace tilewise::cpu {
 namespace {
 
 constexpr int kTaskRows = 128;  // query rows of a task: a block of keys in cache is used by these
-constexpr int kGroupRows = 32;  // rows whose strip of scores stays in the first-level cache
-constexpr int kBlockKeys = 512;
+constexpr int kGroupRows = 32;  // rows whose strip of scores stays near the first-level cache
 constexpr int kPanelKeys = 32;  // of packed K^T
-// A row of scores and of P: a cache line more than a power of two, or rows would share few sets of
-// the cache.
-constexpr int kLdS = kBlockKeys + 16;
-constexpr int kLdP = kBlockKeys + 32;
+// Keys of a block: what is read between two products with V, of which each reads and writes O.
+constexpr int kStripKeys = 512;     // by strips of scores, which should stay in cache
+constexpr int kOnePassKeys = 1024;  // where only P is kept
+constexpr int kLanes = 16;          // partial sums of a row of P
+static_assert(kGroupRows == kAttendRows);
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr auto kLog2E = std::numbers::log2e_v<float>;
 
+/// True when scale is part of the exponent.
+bool scales_in_exponent(const Problem& p, const ScoreSteps& steps) {
+  return !steps.elementwise() && p.scale > 0.0F && std::isfinite(p.scale);
+}
+
+/// True when products_.attend() takes blocks of keys: position alone decides what is seen.
+bool takes_one_pass(const Problem& p, const Bf16Micro& products) {
+  const ScoreSteps steps(p);
+  return products.attend != nullptr && scales_in_exponent(p, steps) && !steps.has_dropout();
+}
+
 /// Padded sizes and the layout of the workspace.
 struct Geometry {
+  bool one_pass;
+  int block_keys;
+  // A row of scores and of P: a cache line more than a power of two, or rows would share few sets
+  // of the cache.
+  std::int64_t ld_s, ld_p;
   std::int64_t ld_q, ld_v;  ///< padded head dims: whole inner lengths of Q K^T, columns of P V
   std::int64_t keys;        ///< longest key sequence, padded to blocks
   std::int64_t pairs, pairs_at_a_time;  ///< (sequence, key head)
   std::int64_t tasks_per_head;          ///< blocks of query rows of the longest sequence
   int workers;
 
-  Geometry(const Problem& p, int threads) {
+  Geometry(const Problem& p, const Bf16Micro& products, int threads)
+      : one_pass(takes_one_pass(p, products)), block_keys(one_pass ? kOnePassKeys : kStripKeys) {
+    ld_s = block_keys + 16;
+    ld_p = block_keys + 32;
     ld_q = round_up(p.head_dim, 32);
     ld_v = round_up(p.head_dim_v, 16);
-    keys = round_up(std::max<std::int64_t>(p.seq_k, 1), kBlockKeys);
+    keys = round_up(std::max<std::int64_t>(p.seq_k, 1), block_keys);
     pairs = p.batch * p.heads_k;
     tasks_per_head = ceil_div(p.seq_q, kTaskRows);
     workers = threads;
@@ -52,16 +72,17 @@ struct Geometry {
 /// Scratch of one worker.
 struct Scratch {
   Bf16* q;               ///< kTaskRows x ld_q
-  Bf16* p;               ///< kGroupRows x kLdP
-  Bf16* rows;            ///< kBlockKeys x max(ld_q, ld_v): keys before they are packed
+  Bf16* p;               ///< kGroupRows x ld_p
+  Bf16* rows;            ///< block_keys x max(ld_q, ld_v): keys before they are packed
   float* o;              ///< kTaskRows x ld_v
-  float* s;              ///< kGroupRows x kLdS
+  float* s;              ///< kGroupRows x ld_s
   float *m, *l, *alpha;  ///< kTaskRows each
+  float* sums;           ///< kTaskRows x kLanes: what is not yet in l
 
   /// In floats.
   static std::int64_t elems(const Geometry& g) {
-    const std::int64_t half = kTaskRows * g.ld_q + kGroupRows * kLdP + kBlockKeys * widest(g);
-    return own_pages(half / 2 + kTaskRows * (g.ld_v + 3) + kGroupRows * kLdS);
+    const std::int64_t half = kTaskRows * g.ld_q + kGroupRows * g.ld_p + g.block_keys * widest(g);
+    return own_pages(half / 2 + kTaskRows * (g.ld_v + 3 + kLanes) + kGroupRows * g.ld_s);
   }
   static std::int64_t widest(const Geometry& g) { return std::max(g.ld_q, g.ld_v); }
 };
@@ -84,9 +105,9 @@ class Forward {
       : p_(p),
         micro_(micro),
         products_(products),
-        geometry_(p, context.plan.threads),
+        geometry_(p, products, context.plan.threads),
         steps_(p),
-        scale_in_exponent_(!steps_.elementwise() && p.scale > 0.0F && std::isfinite(p.scale)),
+        scale_in_exponent_(scales_in_exponent(p, steps_)),
         executor_(context.executor) {
     WorkspaceCutter cut(context.workspace);
     const Geometry& g = geometry_;
@@ -100,7 +121,7 @@ class Forward {
     run_forward(
         p_, executor_,
         {.pairs = g.pairs,
-         .key_blocks = g.keys / kBlockKeys,
+         .key_blocks = g.keys / g.block_keys,
          .row_blocks = g.tasks_per_head,
          .workers = g.workers,
          .pack = [&](auto pair, auto at, auto block,
@@ -119,13 +140,14 @@ class Forward {
       return reinterpret_cast<Bf16*>(take(elems / 2));
     };
     return {.q = take_half(kTaskRows * g.ld_q),
-            .p = take_half(std::int64_t{kGroupRows} * kLdP),
-            .rows = take_half(kBlockKeys * Scratch::widest(g)),
+            .p = take_half(kGroupRows * g.ld_p),
+            .rows = take_half(g.block_keys * Scratch::widest(g)),
             .o = take(kTaskRows * g.ld_v),
-            .s = take(std::int64_t{kGroupRows} * kLdS),
+            .s = take(kGroupRows * g.ld_s),
             .m = take(kTaskRows),
             .l = take(kTaskRows),
-            .alpha = take(kTaskRows)};
+            .alpha = take(kTaskRows),
+            .sums = take(std::int64_t{kTaskRows} * kLanes)};
   }
 
   /// Keys of one block of pair `pair` into slot `at` of the packed buffers: K^T as pairs along D in
@@ -135,9 +157,10 @@ class Forward {
     const std::int64_t b = pair / p_.heads_k;
     const std::int64_t h = pair % p_.heads_k;
     const Sequence sequence = p_.sequence(b);
-    const std::int64_t j0 = block * kBlockKeys;
+    const std::int64_t j0 = block * g.block_keys;
     if (j0 >= sequence.k_length) return;  // never looked at
-    const int count = static_cast<int>(std::min<std::int64_t>(kBlockKeys, sequence.k_length - j0));
+    const int count =
+        static_cast<int>(std::min<std::int64_t>(g.block_keys, sequence.k_length - j0));
     const int padded = static_cast<int>(round_up(count, kPanelKeys));
     const auto ld_q = static_cast<int>(g.ld_q);
     const auto ld_v = static_cast<int>(g.ld_v);
@@ -166,21 +189,34 @@ class Forward {
     std::fill_n(scratch.o, rows * geometry_.ld_v, 0.0F);
     std::fill_n(scratch.m, rows, kNothing);
     std::fill_n(scratch.l, rows, 0.0F);
+    std::fill_n(scratch.sums, rows * kLanes, 0.0F);
 
     products_.enter();
-    const std::int64_t begin = p_.visible_keys(sequence, i0).begin / kBlockKeys * kBlockKeys;
+    const std::int64_t begin =
+        p_.visible_keys(sequence, i0).begin / geometry_.block_keys * geometry_.block_keys;
     const std::int64_t end = p_.visible_keys(sequence, i0 + rows - 1).end;
-    for (std::int64_t j0 = begin; j0 < end; j0 += kBlockKeys) {
+    for (std::int64_t j0 = begin; j0 < end; j0 += geometry_.block_keys) {
       for (int r = 0; r < rows; r += kGroupRows) {
         const int group_rows = std::min(kGroupRows, rows - r);
         const KeyRange seen = seen_keys(sequence, i0 + r, group_rows, j0);
         if (seen.empty()) continue;
         const auto keys = static_cast<int>(seen.end - seen.begin);
-        step({sequence, b, h, i0 + r, seen.begin, group_rows, keys, kLdS}, at, r, q, scratch);
+        step({sequence, b, h, i0 + r, seen.begin, group_rows, keys, geometry_.ld_s}, at, r, q,
+             scratch);
       }
     }
     products_.leave();
+    add_sums(0, rows, scratch);
     finish({sequence, b, h, i0, rows}, scratch);
+  }
+
+  /// l of rows from r on is whole again.
+  static void add_sums(int r, int rows, const Scratch& scratch) {
+    float* sums = scratch.sums + std::ptrdiff_t{r} * kLanes;
+    for (int i = r; i < r + rows; ++i, sums += kLanes) {
+      scratch.l[i] = std::accumulate(sums, sums + kLanes, scratch.l[i]);
+    }
+    std::fill_n(scratch.sums + std::ptrdiff_t{r} * kLanes, rows * kLanes, 0.0F);
   }
 
   /// The keys of the block at j0 that some row of a group sees, from a whole panel on.
@@ -189,7 +225,7 @@ class Forward {
     const KeyRange first = p_.visible_keys(sequence, i0);
     const KeyRange last = p_.visible_keys(sequence, i0 + rows - 1);
     const std::int64_t begin = std::max(j0, first.begin / kPanelKeys * kPanelKeys);
-    return {begin, std::min({j0 + kBlockKeys, last.end, sequence.k_length})};
+    return {begin, std::min({j0 + geometry_.block_keys, last.end, sequence.k_length})};
   }
 
   /// One block of keys for one group of rows.
@@ -197,7 +233,8 @@ class Forward {
             const Scratch& scratch) const {
     const Visibility seen =
         tile_visibility(p_, place.sequence, place.i0, place.rows, place.j0, place.cols);
-    if (seen == Visibility::none) return;
+    if (seen == Visibility::none || attend_block(place, at, r, q, scratch)) return;
+    add_sums(r, place.rows, scratch);
     const Geometry& g = geometry_;
     const auto ld_q = static_cast<int>(g.ld_q);
     const auto ld_v = static_cast<int>(g.ld_v);
@@ -209,25 +246,66 @@ class Forward {
     const Bf16* k = packed_k_ + (at * g.keys + place.j0) * g.ld_q;
     for (int n = 0; n < padded; n += kPanelKeys, k += kPanelKeys * g.ld_q) {
       products_.gemm(place.rows, std::min(kPanelKeys, padded - n), ld_q, q.data + r * q.ld, q.ld, k,
-                     std::int64_t{2} * kPanelKeys, s + n, kLdS, false);
+                     std::int64_t{2} * kPanelKeys, s + n, geometry_.ld_s, false);
     }
     logits(place, seen, s);
     for (std::int64_t row = 0; padded > place.cols && row < place.rows; ++row) {
-      std::fill(s + row * kLdS + place.cols, s + row * kLdS + padded, kNothing);
+      std::fill(s + row * geometry_.ld_s + place.cols, s + row * geometry_.ld_s + padded, kNothing);
     }
     // (F7)-(F9) m, P, l; (F10) O = diag(alpha) O + P V
-    products_.softmax_step(place.rows, padded, s, kLdS, to_log2(), scratch.m + r, scratch.l + r,
-                           scratch.alpha, scratch.p, kLdP);
+    products_.softmax_step(place.rows, padded, s, geometry_.ld_s, to_log2(), scratch.m + r,
+                           scratch.l + r, scratch.alpha, scratch.p, geometry_.ld_p);
     micro_.scale_rows(place.rows, ld_v, o, g.ld_v, scratch.alpha);
     if (steps_.has_dropout()) drop(place, padded, scratch);
-    products_.gemm(place.rows, ld_v, padded, scratch.p, kLdP,
+    products_.gemm(place.rows, ld_v, padded, scratch.p, geometry_.ld_p,
                    packed_v_ + (at * g.keys + place.j0) * g.ld_v, 2 * g.ld_v, o, g.ld_v, true);
+  }
+
+  /// One block of keys in one pass, where position alone decides what is seen. False, with O, m and
+  /// l as they were, when it cannot.
+  bool attend_block(const TilePlace& place, std::int64_t at, int r, const Bf16Rows& q,
+                    const Scratch& scratch) const {
+    constexpr int kTile = 32;
+    // Of Q there are rows up to a multiple of 16.
+    if (!geometry_.one_pass || place.rows <= kTile / 2) return false;
+    int begin[kAttendRows];
+    int end[kAttendRows];
+    for (int i = 0; i < place.rows; ++i) {
+      const KeyRange keys = p_.visible_keys(place.sequence, place.i0 + i);
+      begin[i] = static_cast<int>(std::clamp<std::int64_t>(keys.begin - place.j0, 0, place.cols));
+      end[i] = static_cast<int>(std::clamp<std::int64_t>(keys.end - place.j0, 0, place.cols));
+    }
+    // Both ends move to the right with the row.
+    const int last = place.rows - 1;
+    const Geometry& g = geometry_;
+    const std::int64_t key = at * g.keys + place.j0;
+    return products_.attend({.rows = place.rows,
+                             .keys = static_cast<int>(round_up(place.cols, kTile)),
+                             .dim = static_cast<int>(g.ld_q),
+                             .dim_v = static_cast<int>(g.ld_v),
+                             .q = q.data + r * q.ld,
+                             .ld_q = q.ld,
+                             .k = packed_k_ + key * g.ld_q,
+                             .v = packed_v_ + key * g.ld_v,
+                             .ld_v = 2 * g.ld_v,
+                             .to_log2 = to_log2(),
+                             .seen_begin = begin,
+                             .seen_end = end,
+                             .all_begin = static_cast<int>(ceil_div(begin[last], kTile)),
+                             .all_end = end[0] / kTile,
+                             .m = scratch.m + r,
+                             .sums = scratch.sums + std::ptrdiff_t{r} * kLanes,
+                             .p = scratch.p,
+                             .ld_p = geometry_.ld_p,
+                             .o = scratch.o + r * g.ld_v,
+                             .ld_o = g.ld_v});
   }
 
   /// From scores to logits over to_log2() ln 2.
   void logits(const TilePlace& place, Visibility seen, float* s) const {
     if (!scale_in_exponent_) {
-      products_.scale(place.rows, static_cast<int>(round_up(place.cols, 32)), s, kLdS, p_.scale);
+      products_.scale(place.rows, static_cast<int>(round_up(place.cols, 32)), s, geometry_.ld_s,
+                      p_.scale);
     }
     if (steps_.elementwise()) {
       steps_.apply(place, s);
@@ -240,10 +318,10 @@ class Forward {
   /// Dropped entries of P become 0; 1 / (1 - p) waits for finish().
   void drop(const TilePlace& place, int padded, const Scratch& scratch) const {
     for (std::int64_t row = 0; row < place.rows; ++row) {
-      std::fill_n(scratch.s + row * kLdS, padded, 1.0F);
+      std::fill_n(scratch.s + row * geometry_.ld_s, padded, 1.0F);
     }
     steps_.drop(place, scratch.s);
-    products_.keep(place.rows, padded, scratch.s, kLdS, scratch.p, kLdP);
+    products_.keep(place.rows, padded, scratch.s, geometry_.ld_s, scratch.p, geometry_.ld_p);
   }
 
   void finish(const RowBlock& block, const Scratch& scratch) const {
@@ -285,12 +363,14 @@ void flash_forward_bf16(const KernelRow& row, const Problem& problem, const Cont
 
 Cost flash_forward_bf16_cost(const KernelRow& row, const Problem& problem,
                              const Hardware& machine) {
+  const Isa isa = *static_cast<const Isa*>(row.config);
+  const Geometry g(problem, bf16_micro(isa), machine.threads);
   Cost cost;
   cost.block_m = kTaskRows;
-  cost.block_n = kBlockKeys;
+  cost.block_n = g.block_keys;
   cost.threads = machine.threads;
-  cost.memory = workspace_items(problem, Geometry(problem, machine.threads));
-  predict_flash_time(problem, machine, *static_cast<const Isa*>(row.config), cost);
+  cost.memory = workspace_items(problem, g);
+  predict_flash_time(problem, machine, isa, cost);
   return cost;
 }
 

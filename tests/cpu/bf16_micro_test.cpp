@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <ostream>
 #include <random>
 #include <string>
@@ -295,6 +297,125 @@ TEST_P(Tiles, SubnormalsAreZero) {
   m().gemm(16, 16, 32, a.data(), 32, b.data(), 32, c.data(), 16, false);
   EXPECT_EQ(c[16], 0.0F);
   EXPECT_EQ(c[32], 0.0F);
+}
+
+/// Query rows, and keys in two blocks of which each row sees a range, for AttendBlock.
+struct AttendProblem {
+  static constexpr int kRows = 21;
+  static constexpr int kTileRows = 32;
+  static constexpr int kKeys = 2 * 96;
+  static constexpr int kDim = 64;
+  static constexpr float kToLog2 = 0.18F;
+
+  int dim_v;
+  Bits q = random_bits(kTileRows * kDim, 11);
+  Bits k = random_bits(kKeys * kDim, 12);
+  Bits v, k_panels, v_pairs;
+  Floats m = Floats(kRows, -std::numeric_limits<float>::infinity());
+  Floats sums = Floats(at(kRows * 16), 0.0F);
+  Floats o;
+  Bits p = Bits(at(kTileRows * kKeys));
+  std::vector<int> begin, end;
+
+  AttendProblem(const Bf16Micro& micro, int value_dim)
+      : dim_v(value_dim), v(random_bits(kKeys * dim_v, 13)), k_panels(k.size()), v_pairs(v.size()) {
+    o.assign(at(kTileRows * dim_v), 0.0F);
+    for (int key = 0; key < kKeys; key += 32) {
+      micro.pack_transposed_pairs(32, kDim, k.data() + key * kDim, kDim,
+                                  k_panels.data() + key * kDim, 64);
+    }
+    micro.pack_pairs(kKeys, dim_v, v.data(), dim_v, v_pairs.data(), 2 * dim_v);
+    for (int r = 0; r < kRows; ++r) {
+      begin.push_back(r / 4);
+      end.push_back(150 + 2 * r);
+    }
+  }
+
+  /// What attend() says to the keys from `first` on.
+  bool attend(const Bf16Micro& micro, int first, int keys) {
+    std::vector<int> from;
+    std::vector<int> to;
+    for (int r = 0; r < kRows; ++r) {
+      from.push_back(std::clamp(begin[at(r)] - first, 0, keys));
+      to.push_back(std::clamp(end[at(r)] - first, 0, keys));
+    }
+    return micro.attend({.rows = kRows,
+                         .keys = keys,
+                         .dim = kDim,
+                         .dim_v = dim_v,
+                         .q = q.data(),
+                         .ld_q = kDim,
+                         .k = k_panels.data() + first * kDim,
+                         .v = v_pairs.data() + first * dim_v,
+                         .ld_v = 2 * dim_v,
+                         .to_log2 = kToLog2,
+                         .seen_begin = from.data(),
+                         .seen_end = to.data(),
+                         .all_begin = (from.back() + 31) / 32,
+                         .all_end = to.front() / 32,
+                         .m = m.data(),
+                         .sums = sums.data(),
+                         .p = p.data(),
+                         .ld_p = kKeys,
+                         .o = o.data(),
+                         .ld_o = dim_v});
+  }
+
+  double score(int r, int key) const {
+    double sum = 0.0;
+    for (int i = 0; i < kDim; ++i) {
+      sum +=
+          double{bfloat16_to_float(q[at(r * kDim + i)])} * bfloat16_to_float(k[at(key * kDim + i)]);
+    }
+    return sum * double{kToLog2};
+  }
+};
+
+TEST_P(Tiles, AttendingInTwoBlocks) {
+  for (const int dim_v : {16, 48, 64}) {
+    AttendProblem x(m(), dim_v);
+    ASSERT_TRUE(x.attend(m(), 0, 96));
+    ASSERT_TRUE(x.attend(m(), 96, 96));
+    for (int r = 0; r < AttendProblem::kRows; ++r) {
+      double total = 0.0;
+      std::vector<double> exact(at(dim_v), 0.0);
+      for (int key = x.begin[at(r)]; key < x.end[at(r)]; ++key) {
+        const double p = std::exp2(x.score(r, key) - double{x.m[at(r)]} * AttendProblem::kToLog2);
+        total += p;
+        for (int c = 0; c < dim_v; ++c) {
+          exact[at(c)] += p * bfloat16_to_float(x.v[at(key * dim_v + c)]);
+        }
+      }
+      EXPECT_LE(total, 0x1p20);
+      const auto* sums = x.sums.data() + r * 16;
+      EXPECT_NEAR(std::accumulate(sums, sums + 16, 0.0) / total, 1.0, 1e-4) << r;
+      for (int c = 0; c < dim_v; ++c) {
+        EXPECT_NEAR(x.o[at(r * dim_v + c)] / total, exact[at(c)] / total, 4e-3) << r << "," << c;
+      }
+    }
+  }
+}
+
+TEST_P(Tiles, AttendingLeavesTheSumsAloneWhenItCannot) {
+  AttendProblem x(m(), 64);
+  const auto refused = [&](int first) {
+    const bool done = x.attend(m(), first, 96);
+    for (const float sum : x.sums) EXPECT_EQ(sum, 0.0F);
+    for (const float sum : x.o) EXPECT_EQ(sum, 0.0F);
+    return !done;
+  };
+  x.end[0] = 0;  // sees nothing: no maximum
+  EXPECT_TRUE(refused(0));
+  x.end[0] = 150;
+  x.m.assign(x.m.size(), -200.0F);  // 2^36 too small
+  EXPECT_TRUE(refused(0));
+  x.m.assign(x.m.size(), 1e9F);  // an exponent would not be exact
+  EXPECT_TRUE(refused(0));
+  x.m.assign(x.m.size(), 0.0F);
+  x.k_panels[5] = float_to_bfloat16(NAN);
+  EXPECT_TRUE(refused(0));
+  EXPECT_FALSE(x.attend(m(), 0, 96));
+  EXPECT_TRUE(x.attend(m(), 96, 96)) << "keys without the NaN";
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, Tiles,
