@@ -7,6 +7,7 @@
 
 #include "cuda/device_tensor.h"
 #include "cuda/kernels/bwd_dbias_sm80.hpp"
+#include "cuda/machine.h"
 #include "measure/case.h"
 #include "measure/materialize.h"
 #include "plan/choose.h"
@@ -15,21 +16,6 @@
 
 namespace tilewise {
 namespace {
-
-constexpr Device kCuda = {DeviceType::cuda, 0};
-
-Hardware machine(int arch) {
-  Hardware m;
-  m.device = kCuda;
-  m.arch = arch;
-  m.multiprocessors = arch == 90 ? 132 : 108;
-  m.shared_kib = arch == 90 ? 227 : 163;
-  m.matrix_tflops = arch == 90 ? 878.0 : 250.0;
-  m.float32_tflops = arch == 90 ? 63.6 : 19.5;
-  m.bandwidth_gbps = arch == 90 ? 4800.0 : 2000.0;
-  m.launch_us = 3.0;
-  return m;
-}
 
 /// What decides bits: kernel, tiles, parts.
 using Chosen = std::tuple<std::string, int, int, int>;

@@ -8,6 +8,7 @@
 
 #include "cuda/driver/device.h"
 #include "cuda/driver/memory.h"
+#include "cuda/machine.h"
 #include "tilewise/tensor.h"
 
 namespace tilewise {
@@ -19,7 +20,7 @@ class DeviceTensor {
                std::int64_t dim, unsigned seed)
       : bytes_(batch * heads * seq * dim * dtype_bytes(dtype)) {
     data_ = cuda::allocate(bytes_, 0, nullptr);
-    tensor_ = Tensor::bhsd(data_, dtype, batch, heads, seq, dim, Device{DeviceType::cuda, 0});
+    tensor_ = Tensor::bhsd(data_, dtype, batch, heads, seq, dim, kCuda);
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
     std::vector<std::byte> host(static_cast<std::size_t>(bytes_));

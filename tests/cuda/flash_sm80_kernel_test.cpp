@@ -12,6 +12,7 @@
 #include "cuda/kernels/fwd_sm80.hpp"
 #include "cuda/kernels/refusal.hpp"
 #include "cuda/kernels/sm80.hpp"
+#include "cuda/machine.h"
 #include "cuda/rows.h"
 #include "plan/choose.h"
 #include "plan/gpu_facts.h"
@@ -20,21 +21,6 @@
 
 namespace tilewise {
 namespace {
-
-constexpr Device kCuda = {DeviceType::cuda, 0};
-
-Hardware machine(int arch) {
-  Hardware m;
-  m.device = kCuda;
-  m.arch = arch;
-  m.multiprocessors = arch == 90 ? 132 : 108;
-  m.shared_kib = arch == 80 ? 163 : arch == 90 ? 227 : 99;
-  m.matrix_tflops = arch == 90 ? 878.0 : 250.0;
-  m.float32_tflops = 63.6;
-  m.bandwidth_gbps = 2000.0;
-  m.launch_us = 3.0;
-  return m;
-}
 
 struct Shape {
   DType dtype = DType::bfloat16;
