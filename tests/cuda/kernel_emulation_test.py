@@ -249,7 +249,7 @@ BODIES = {
 }
 
 # Programs in emulation/, and whether they need the library's objects for its host side.
-PROGRAMS = {"flash_sm80": False, "fwd_sm90": True, "bwd_sm90": False}
+PROGRAMS = {"flash_sm80": False, "fwd_sm90": True, "bwd_sm90": False, "bwd_dq_sm90": False}
 
 
 def replace_body(text: str, declarator: str, body: str) -> str:

@@ -6,6 +6,7 @@
 
 #include "cuda/driver/device.h"
 #include "cuda/driver/memory.h"
+#include "cuda/kernels/bwd_dq_sm90.hpp"
 #include "cuda/kernels/bwd_sm80.hpp"
 #include "cuda/kernels/bwd_sm80_tiles.h"
 #include "cuda/kernels/bwd_sm90_tiles.h"
@@ -64,9 +65,9 @@ std::int64_t turns(const Problem& p, const Config& config) {
              ? p.batch * p.heads_q * (bwd_sm90_rows(p, config) / config.block_m) * config.dq_warps()
              : 0;
 }
-/// Of 4 bytes: the queue's, two for each key head, turns.
+/// Of 4 bytes: the queue's, two for each key head, turns or the tiles of bwd_dq_sm90.
 std::int64_t counters(const Problem& p, const Config& config) {
-  return 1 + 2 * p.batch * p.heads_k + turns(p, config);
+  return 1 + 2 * p.batch * p.heads_k + (config.wide() ? 1 : turns(p, config));
 }
 
 Cost cost(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
@@ -81,8 +82,15 @@ Cost cost(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
   add("counters", {counters(p, config)});
   add("offsets", {p.batch, p.heads_q, rows});
   add("delta", {p.batch, p.heads_q, rows});
-  add("dQ sums", {p.batch, p.heads_q, rows, config.columns_dq()});
-  const double sums = static_cast<double>(cost.memory.back().bytes);
+  // A second time, by bwd_dq_sm90, or for the additions.
+  double again = 0.0;
+  if (config.wide()) {
+    for (const Tensor* t : {&p.q, &p.k, &p.v, &p.d_o})
+      again += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
+  } else {
+    add("dQ sums", {p.batch, p.heads_q, rows, config.columns_dq()});
+    again = 3.0 * static_cast<double>(cost.memory.back().bytes);
+  }
   if (config.split) {
     add("dK, dV sums", {2, p.batch, p.heads_k, bwd_sm90_rows_k(p, config), config.columns_dq()});
   }
@@ -90,7 +98,7 @@ Cost cost(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv}) {
     cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
-  cost.bytes_moved += static_cast<double>(p.d_o.numel() * dtype_bytes(p.d_o.dtype)) + 3.0 * sums;
+  cost.bytes_moved += static_cast<double>(p.d_o.numel() * dtype_bytes(p.d_o.dtype)) + again;
   cost.ms =
       std::max(bwd_sm90_ms(p, config, machine), 1e-6 * cost.bytes_moved / machine.bandwidth_gbps);
   // P and dS in two planes: 1.41 to 1.56 times the time, one head of 256 to 1024 rows on an H200,
@@ -106,7 +114,7 @@ void fill(Args& args, const Problem& p, const Config& config) {
   set_map(args.q, p.q, config.block_m);
   set_map(args.o, p.o, config.block_m);
   set_map(args.d_o, p.d_o, config.block_m);
-  set_map(args.dq, p.dq, config.chunk_rows);
+  set_map(args.dq, p.dq, config.wide() ? 64 : config.chunk_rows);
   set_map(args.k, p.k, config.block_n);
   set_map(args.v, p.v, config.block_n);
   // Stored by warpgroups, with a split by conversions.
@@ -171,7 +179,7 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   if (config.deterministic) args.turns = args.finished + p.batch * p.heads_k;
   args.offset = workspace.take<float>(rows);
   args.delta = workspace.take<float>(rows);
-  args.dq_sum = workspace.take<float>(rows * config.columns_dq());
+  if (!config.wide()) args.dq_sum = workspace.take<float>(rows * config.columns_dq());
   const std::int64_t key_sums =
       p.batch * p.heads_k * bwd_sm90_rows_k(p, config) * config.columns_dq();
   if (config.split) {
@@ -188,6 +196,10 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   if (config.split) fill_bytes(args.dk_sum, 0, 8 * key_sums, p.device.index, context.stream);
   const std::int64_t grid = std::min<std::int64_t>(args.jobs, sm80::kTypicalMultiprocessors);
   launch(kernel, {.x = grid}, context.stream, args);
+  if (config.wide()) {
+    unsigned* next_tile = args.finished + p.batch * p.heads_k;
+    launch_bwd_dq_sm90(p, config, args, next_tile, context.stream);
+  }
 }
 
 }  // namespace

@@ -25,6 +25,7 @@ __forceinline__ void kernel(const Args& args) {
   const Shared<kConfig> shared{shared_address(memory)};
   if (threadIdx.x == 0) shared.init_barriers();
   __syncthreads();
+  if constexpr (kConfig.wide()) let_next_start();  // where blocks of this kernel end
   // A warp-uniform role: what depends on it stays in uniform registers.
   const int role = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
   if (role == 0) {
@@ -33,22 +34,18 @@ __forceinline__ void kernel(const Args& args) {
       Producer<kConfig> producer{args, shared};
       producer.run();
     }
-  } else if constexpr (!kConfig.wide()) {
-    take_registers<240>();
-    Consumer<kConfig> consumer(args, shared.base, role - 1);
-    consumer.run();
-  } else if (role == 1) {
-    take_registers<208>();
-    WideValues<kConfig> values(args, shared.base);
-    run_jobs(values);
-  } else if (role == 2) {
-    take_registers<208>();
-    WideKeys<kConfig> keys(args, shared.base);
-    run_jobs(keys);
   } else {
-    give_registers<72>();
-    WideQueries<kConfig> queries(args, shared.base);
-    run_jobs(queries);
+    take_registers<240>();
+    if constexpr (!kConfig.wide()) {
+      Consumer<kConfig> consumer(args, shared.base, role - 1);
+      consumer.run();
+    } else if (role == 1) {
+      WideValues<kConfig> values(args, shared.base);
+      run_jobs(values);
+    } else {
+      WideKeys<kConfig> keys(args, shared.base);
+      run_jobs(keys);
+    }
   }
 }
 

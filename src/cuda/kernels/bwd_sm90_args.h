@@ -16,61 +16,77 @@ struct Config {
   int head_dim_v = 128;  ///< padded Dv
   int block_m = 64;      ///< queries of a step: 64 or 128
   int block_n = 128;     ///< keys of a tile: 128, wide: 64
-  int chunk_rows = 128;  ///< query rows that are prepared or converted together; wide: block_m
-  int q_stages = 2;      ///< of Q and of dO in shared memory
+  int chunk_rows = 128;  ///< query rows that are prepared or converted together
+  int q_stages = 2;      ///< of Q in shared memory
+  int do_stages = 2;     ///< of dO
   int k_stages = 1;      ///< of K: 2, and the next tile's comes while this one is computed
   Mask mask = Mask::none;
-  bool modified = false;       ///< logits are worked out before the mask: scale not positive, or
-  bool softcap = false;        ///< (implies modified)
-  bool alibi = false;          ///< (implies modified)
-  bool deterministic = false;  ///< dQ is summed in the order of the key blocks
-  bool fold_lse = false;       ///< the scores are summed from -LSE on
-  bool late_dq = false;        ///< dQ of a step is added under the next step's products
-  bool v_registers = false;    ///< V is held in registers as the A operand of dP
-  bool exact = false;          ///< small problems: P and dS in two planes
-  int buffers = 1;             ///< wide: of P and of dS between the warpgroups
-  bool bulk_dq = true;         ///< wide: dQ is added by the copy engine, else from registers
-  bool split = false;          ///< tiles take parts of the queries; dK, dV are summed in memory
-  bool dq_in_turn = false;  ///< wide: dQ 32 columns at a time, added under the next ones' product
+  bool modified = false;        ///< logits are worked out before the mask: scale not positive, or
+  bool softcap = false;         ///< (implies modified)
+  bool alibi = false;           ///< (implies modified)
+  bool deterministic = false;   ///< dQ is summed in the order of the key blocks
+  bool fold_lse = false;        ///< the scores are summed from -LSE on
+  bool late_dq = false;         ///< dQ of a step is added under the next step's products
+  bool v_registers = false;     ///< V is held in registers as the A operand of dP
+  bool exact = false;           ///< small problems: P and dS in two planes
+  bool split = false;           ///< tiles take parts of the queries; dK, dV are summed in memory
+  bool half_registers = false;  ///< wide: half of K's and V's columns is held in registers
   bool operator==(const Config&) const = default;
 
   /// Columns of the sums of dQ: whole panels, which the two warpgroups divide.
   constexpr int columns_dq() const { return (head_dim + 63) / 64 * 64; }
-  /// Head dims above 128: the warpgroups share 64 keys and divide the products instead.
+  /// Head dims above 128: the warpgroups share 64 keys and divide the products instead; dQ is left
+  /// to bwd_dq_sm90.
   constexpr bool wide() const { return block_n == 64; }
-  constexpr int threads() const { return wide() ? 512 : 384; }
-  /// Warps that add to dQ.
-  constexpr int dq_warps() const { return wide() ? 4 : 8; }
+  static constexpr int threads() { return 384; }
+  static constexpr int dq_warps() { return 8; }  ///< that add to dQ
 };
 
 /// What lies where in shared memory, in bytes from its 1024-byte aligned start.
 struct SharedPlan {
-  static constexpr int kPanelRow = 128;                ///< bytes: 64 columns
-  int k_stage, q_stage, do_stage, ds_buffer, dq_warp;  ///< sizes; a stage of Q takes O too
+  static constexpr int kPanelRow = 128;                         ///< bytes: 64 columns
+  int k_stage, q_stage, do_stage, v_bytes, ds_buffer, dq_warp;  ///< sizes; a stage of Q takes O too
   int k, v, q, d_o, p, ds, dq, gate, offset, delta, barriers, slots, bytes;
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }
   constexpr explicit SharedPlan(const Config& c)
-      : k_stage(panels(c.head_dim) * c.block_n * kPanelRow),
+      : k_stage(panels(c.head_dim) * c.block_n * kPanelRow / (c.half_registers ? 2 : 1)),
         q_stage(panels(c.head_dim > c.head_dim_v ? c.head_dim : c.head_dim_v) * c.block_m *
                 kPanelRow),
         do_stage(panels(c.head_dim_v) * c.block_m * kPanelRow),
+        v_bytes(panels(c.head_dim_v) * c.block_n * kPanelRow / (c.half_registers ? 2 : 1)),
         ds_buffer(c.block_m / 64 * c.block_n * kPanelRow),
-        dq_warp(c.wide() ? (c.bulk_dq ? 16 * 64 * 4 : 0) : c.block_m * c.columns_dq() * 4 / 8),
+        dq_warp(c.wide() ? 0 : c.block_m * c.columns_dq() * 4 / 8),
         k(0),
         v(k + k_stage * c.k_stages),
-        q(v + panels(c.head_dim_v) * c.block_n * kPanelRow),
+        q(v + v_bytes),
         d_o(q + q_stage * c.q_stages),
-        p(d_o + do_stage * c.q_stages),
-        ds(p + (c.wide() ? c.buffers * ds_buffer : 0)),
-        dq(ds + (c.wide() ? c.buffers : 2) * ds_buffer),
+        p(d_o + do_stage * c.do_stages),
+        ds(p + (c.wide() ? 2 * ds_buffer : 0)),
+        dq(ds + (!c.wide()          ? 2 * ds_buffer
+                 : c.half_registers ? k_stage
+                                    : 0)),
         gate(dq + c.dq_warps() * dq_warp),
         offset(gate + (c.softcap && !c.wide() ? 256 * c.block_m : 0)),
         delta(offset + c.q_stages * c.block_m * 4),
-        barriers(delta + c.q_stages * c.block_m * 4),
-        slots(barriers + (8 * (4 * c.q_stages + 2 * c.k_stages + 2 + 2 + 4 + 8) + 15) / 16 * 16),
+        barriers(delta + c.do_stages * c.block_m * 4),
+        slots(barriers +
+              (8 * (2 * c.q_stages + 2 * c.do_stages + 2 * c.k_stages + 2 + 2 + 4 + 4) + 15) / 16 *
+                  16),
         bytes(slots + 2 * 16) {}
 };
+
+/// Wide: as many stages as there is room for. A third of Q bridges what passes between its last use
+/// and the next copy's landing; at dim 256 half of K and V makes room for it.
+constexpr Config with_stages(Config c) {
+  constexpr int kRoom = 227 * 1024;
+  c.half_registers = c.head_dim == 256 && c.head_dim_v == 256 && !c.softcap && !c.exact;
+  c.q_stages = 3;
+  if (SharedPlan(c).bytes > kRoom) c.q_stages = 2;
+  c.do_stages = 3;
+  if (SharedPlan(c).bytes > kRoom) c.do_stages = 2;
+  return c;
+}
 
 struct Args {
   tile::TensorMapBytes q, k, v, o, d_o, dq, dk, dv;

@@ -36,7 +36,8 @@ struct Queue {
       const int parts = kConfig.split ? args.parts : 1;
       const int prepares = heads(step) * chunks,
                 tiles = heads(step - args.lead) * args.order.blocks * parts;
-      const int converted = step - args.lead - args.lag, converts = heads(converted) * chunks;
+      const int converted = step - args.lead - args.lag;
+      const int converts = kConfig.wide() ? 0 : heads(converted) * chunks;
       const int keys = kConfig.split ? heads(converted) * (args.rows_k / kConfig.chunk_rows) : 0;
       const int rest = index - base;
       if (rest < prepares) {
@@ -85,11 +86,20 @@ struct Queue {
   }
 };
 
-/// A position in a ring of two buffers, in one register: the producer has few.
-struct Pair {
+/// A position in a ring; of two buffers in one register: the producer has few.
+template <int kSlots>
+struct Position {
+  Ring<kSlots> ring;
+  __forceinline__ u32 slot() const { return ring.slot; }
+  __forceinline__ u32 parity() const { return ring.parity; }
+  __forceinline__ void advance() { ring.advance(); }
+};
+template <>
+struct Position<2> {
   u32 uses = 0;
   __forceinline__ u32 slot() const { return uses & 1; }
   __forceinline__ u32 parity() const { return uses >> 1 & 1; }
+  __forceinline__ void advance() { ++uses; }
 };
 
 template <Config kConfig>
@@ -100,8 +110,9 @@ struct Producer {
   static constexpr SharedPlan kPlan{kConfig};
   const Args& args;
   const Shared<kConfig> shared;
-  static_assert(kConfig.q_stages == 2);
-  Pair rQ, rO, slots;
+  Position<kConfig.q_stages> rQ;
+  Position<kConfig.do_stages> rO;
+  Position<2> slots;
   u32 tiles = 0;  ///< whose K and V have been asked for
 
   __forceinline__ void announce(const Job& job) {
@@ -112,7 +123,7 @@ struct Producer {
     store_shared_4(at + 8, static_cast<u32>(job.batch));
     store_shared_4(at + 12, static_cast<u32>(job.head));
     mbarrier_arrive(shared.job_full(slots.slot()));  // releases the stores to the consumers
-    ++slots.uses;
+    slots.advance();
   }
 
   /// One box of rows for each panel of `map` to a stage.
@@ -128,14 +139,14 @@ struct Producer {
     const u32 slot = rQ.slot();
     mbarrier_wait(shared.q_empty(slot), rQ.parity() ^ 1);
     mbarrier_expect(shared.q_full(slot), bytes);
-    ++rQ.uses;
+    rQ.advance();
     return slot;
   }
   __forceinline__ u32 open_do(u32 bytes) {
     const u32 slot = rO.slot();
     mbarrier_wait(shared.do_empty(slot), rO.parity() ^ 1);
     mbarrier_expect(shared.do_full(slot), bytes);
-    ++rO.uses;
+    rO.advance();
     return slot;
   }
   __forceinline__ i64 row_offset(const Job& job, int head, int row) const {
@@ -159,22 +170,29 @@ struct Producer {
     load_rows(shared.d_o(s), args.d_o, kPanelsV, shared.do_full(s), job, head, row);
     bulk_load(shared.delta(s), args.delta + row_offset(job, head, row), kM * 4, shared.do_full(s));
   }
-  __forceinline__ void load_k(const Job& job) {
-    const u32 s = tiles % kConfig.k_stages, full = shared.k_full(s);
-    mbarrier_wait(shared.k_empty(s), tiles / kConfig.k_stages & 1 ^ 1);
-    mbarrier_expect(full, kPlan.k_stage);
-    for (int p = 0; p < kPanels; ++p) {
-      tma_load(shared.k(s) + p * kBlockN * kPanelRowBytes, &args.k, full, p * kPanelColumns,
-               job.head, job.block * kBlockN, job.batch, kEvictFirst);
+  /// Rows of keys: panels to `place`, those of the half that goes to registers to where it lands.
+  __forceinline__ void load_keys(const TensorMapBytes& map, int panels, u32 place, u32 full,
+                                 const Job& job) const {
+    constexpr int kPanel = kBlockN * kPanelRowBytes;
+    const int lower = kConfig.half_registers ? panels / 2 : panels;
+    mbarrier_expect(full, panels * kPanel);
+    for (int p = 0; p < panels; ++p) {
+      const u32 to = p < lower ? place + p * kPanel : shared.landing() + (p - lower) * kPanel;
+      tma_load(to, &map, full, p * kPanelColumns, job.head, job.block * kBlockN, job.batch,
+               kEvictFirst);
     }
+  }
+  __forceinline__ void load_k(const Job& job) {
+    const u32 s = tiles % kConfig.k_stages;
+    mbarrier_wait(shared.k_empty(s), tiles / kConfig.k_stages & 1 ^ 1);
+    // V's half of the tile before has gone from where this one lands.
+    if constexpr (kConfig.half_registers) mbarrier_wait(shared.landing_empty(), 1);
+    load_keys(args.k, kPanels, shared.k(s), shared.k_full(s), job);
   }
   __forceinline__ void load_v(const Job& job) {
     mbarrier_wait(shared.v_empty(), tiles++ & 1 ^ 1);
-    mbarrier_expect(shared.v_full(), kPanelsV * kBlockN * kPanelRowBytes);
-    for (int p = 0; p < kPanelsV; ++p) {
-      tma_load(shared.v() + p * kBlockN * kPanelRowBytes, &args.v, shared.v_full(),
-               p * kPanelColumns, job.head, job.block * kBlockN, job.batch, kEvictFirst);
-    }
+    if constexpr (kConfig.half_registers) mbarrier_wait(shared.landing_empty(), 0);
+    load_keys(args.v, kPanelsV, shared.v(), shared.v_full(), job);
   }
 
   __forceinline__ u32 ask() const { return atomicAdd(args.next_job, 1U); }
@@ -185,7 +203,7 @@ struct Producer {
   __forceinline__ u32 load_tile(const Job& job) {
     const BlockRange range = query_range<kConfig>(args, job);
     if (range.begin >= range.end) {
-      if constexpr (kConfig.wide()) load_k(job), load_v(job);  // whose places zeros will take
+      if constexpr (kConfig.wide()) open_q(0), open_do(0);  // whose places zeros will take
       return ask();
     }
     u32 next = 0;
@@ -197,13 +215,16 @@ struct Producer {
       const int head = job.head * args.group + g;
       for (int block = range.begin; block < range.end; ++block) {
         const bool first = g == 0 && block == range.begin;
+        const bool last = g == args.group - 1 && block == range.end - 1;
         if (first && kConfig.k_stages > 1) load_k(job);  // there is room for it before the next Q's
         load_q(job, head, block * kM);
         if (first && kConfig.k_stages == 1) load_k(job);
-        if (first) load_v(job);
+        if (first && !kConfig.half_registers) load_v(job);
         // Not earlier: a tile must not be held while another block could take it.
-        if (g == args.group - 1 && block == range.end - 1) next = ask();
+        if (last) next = ask();
         load_do(job, head, block * kM);
+        // V lands where half of K has been taken from: not in the way of the first Q and dO.
+        if (first && kConfig.half_registers) load_v(job);
       }
     }
     return next;
@@ -258,7 +279,7 @@ struct Producer {
         index = load_tile(job);
       } else if (job.kind == JobKind::prepare) {
         index = load_prepare(job);
-      } else if (job.kind == JobKind::convert) {
+      } else if (!kConfig.wide() && job.kind == JobKind::convert) {
         index = load_convert(job);
       } else {
         break;

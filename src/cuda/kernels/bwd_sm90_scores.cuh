@@ -37,6 +37,7 @@ struct Scores : Worker<kConfig> {
   u32 rP[kM / 4];           ///< P^T
   u32 rPlow[kConfig.exact ? kM / 4 : 1];                      ///< what rounding took from it
   u32 rGate[kConfig.softcap && kConfig.wide() ? kM / 4 : 1];  ///< slope of the softcap, float16
+  u32 rHalf[kConfig.half_registers ? kD / 8 : 1];             ///< half of K as A fragments
   float slope = 0.0F;                                         ///< ALiBi's, log2 domain
 
   __forceinline__ Scores(const Args& a, u32 shared_base, int group)
@@ -70,6 +71,13 @@ struct Scores : Worker<kConfig> {
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kD / 16; ++i) {
+      if constexpr (kConfig.half_registers) {
+        if (i >= kD / 32) {
+          const u32* a = rHalf + 4 * (i - kD / 32);
+          Product::multiply_register_rows(rS, a[0], a[1], a[2], a[3], q + panel_step<kM>(i), 1);
+          continue;
+        }
+      }
       Product::multiply_shared(rS, k + panel_step<kBlockN>(i), q + panel_step<kM>(i),
                                kConfig.fold_lse || i != 0);
     }

@@ -10,15 +10,17 @@ namespace tilewise::bwd_sm90 {
 
 using namespace tile;
 
-inline constexpr int kConsumerWarps = 8;  ///< that read Q and dO, prepare and convert
+inline constexpr int kConsumerWarps = 8;  ///< that compute
 
 /// Addresses of what SharedPlan lays out. "full": the copies have landed; "empty": the readers are
 /// done.
 template <Config kConfig>
 struct Shared {
   static constexpr SharedPlan kPlan{kConfig};
-  static constexpr int kStages = kConfig.q_stages, kStagesK = kConfig.k_stages;
-  static constexpr int kFirst = 4 * kStages + 2 * kStagesK + 2;  ///< barrier that is not of copies
+  static constexpr int kStages = kConfig.q_stages, kStagesO = kConfig.do_stages;
+  static constexpr int kStagesK = kConfig.k_stages;
+  static constexpr int kKeys = 2 * kStages + 2 * kStagesO;  ///< first barrier of keys
+  static constexpr int kFirst = kKeys + 2 * kStagesK + 2;   ///< barrier that is not of copies
   u32 base;
 
   __forceinline__ u32 k(u32 stage) const { return base + kPlan.k + stage * kPlan.k_stage; }
@@ -40,23 +42,20 @@ struct Shared {
   __forceinline__ u32 q_full(u32 stage) const { return barrier(stage); }
   __forceinline__ u32 q_empty(u32 stage) const { return barrier(kStages + stage); }
   __forceinline__ u32 do_full(u32 stage) const { return barrier(2 * kStages + stage); }
-  __forceinline__ u32 do_empty(u32 stage) const { return barrier(3 * kStages + stage); }
-  __forceinline__ u32 v_full() const { return barrier(4 * kStages); }
-  __forceinline__ u32 v_empty() const { return barrier(4 * kStages + 1); }
-  __forceinline__ u32 k_full(u32 stage) const { return barrier(4 * kStages + 2 + stage); }
-  __forceinline__ u32 k_empty(u32 stage) const {
-    return barrier(4 * kStages + 2 + kStagesK + stage);
-  }
+  __forceinline__ u32 do_empty(u32 stage) const { return barrier(2 * kStages + kStagesO + stage); }
+  __forceinline__ u32 v_full() const { return barrier(kKeys); }
+  __forceinline__ u32 v_empty() const { return barrier(kKeys + 1); }
+  __forceinline__ u32 k_full(u32 stage) const { return barrier(kKeys + 2 + stage); }
+  __forceinline__ u32 k_empty(u32 stage) const { return barrier(kKeys + 2 + kStagesK + stage); }
   __forceinline__ u32 ds_full(u32 buffer) const { return barrier(kFirst + buffer); }
   __forceinline__ u32 job_full(u32 slot) const { return barrier(kFirst + 2 + slot); }
   __forceinline__ u32 job_empty(u32 slot) const { return barrier(kFirst + 4 + slot); }
-  // Wide: P has been left for the next warpgroup, has been taken; dS has been used for dQ.
+  // Wide: where the half of K, then of V, lands that goes to registers; it has gone there.
+  __forceinline__ u32 landing() const { return base + kPlan.ds; }
+  __forceinline__ u32 landing_empty() const { return barrier(kFirst); }
+  // Wide: P has been left for the next warpgroup, has been taken.
   __forceinline__ u32 p_full(u32 buffer) const { return barrier(kFirst + 6 + buffer); }
   __forceinline__ u32 p_empty(u32 buffer) const { return barrier(kFirst + 8 + buffer); }
-  __forceinline__ u32 ds_empty(u32 buffer) const { return barrier(kFirst + 10 + buffer); }
-  // Wide: all who compute have come, those who read Q and dO have.
-  __forceinline__ u32 all_met() const { return barrier(kFirst + 12); }
-  __forceinline__ u32 readers_met() const { return barrier(kFirst + 13); }
   __forceinline__ u32 slot(u32 index) const { return base + kPlan.slots + index * 16; }
 
   __forceinline__ void init_barriers() const {
@@ -64,31 +63,30 @@ struct Shared {
     // read.
     for (int s = 0; s < kStages; ++s) {
       mbarrier_init(q_full(s), 1);
-      mbarrier_init(do_full(s), 1);
       mbarrier_init(q_empty(s), kConsumerWarps);
+    }
+    for (int s = 0; s < kStagesO; ++s) {
+      mbarrier_init(do_full(s), 1);
       mbarrier_init(do_empty(s), kConsumerWarps);
     }
-    // Wide: a thread stores what lies in the place of V, one what lies in that of K; one warpgroup
-    // makes dS.
+    // Wide: V and K are released by the four warps that read them.
+    constexpr int kKeysLeave = kConfig.wide() ? 4 : kConsumerWarps;
     mbarrier_init(v_full(), 1);
-    mbarrier_init(v_empty(), kConfig.wide() ? 1 : kConsumerWarps);
+    mbarrier_init(v_empty(), kKeysLeave);
     for (int s = 0; s < kStagesK; ++s) {
       mbarrier_init(k_full(s), 1);
-      mbarrier_init(k_empty(s), kConfig.wide() ? 1 : kConsumerWarps);
+      mbarrier_init(k_empty(s), kKeysLeave);
     }
     for (int s = 0; s < 2; ++s) {
       mbarrier_init(ds_full(s), kConfig.wide() ? 4 : kConsumerWarps);
       mbarrier_init(job_full(s), 1);
-      mbarrier_init(job_empty(s), kConfig.threads() / 32 - 4);
+      mbarrier_init(job_empty(s), kConsumerWarps);
     }
     if constexpr (kConfig.wide()) {
       for (int s = 0; s < 2; ++s) {
         mbarrier_init(p_full(s), 4);
         mbarrier_init(p_empty(s), 4);
-        mbarrier_init(ds_empty(s), 4);
       }
-      mbarrier_init(all_met(), kConfig.threads() / 32 - 4);
-      mbarrier_init(readers_met(), kConsumerWarps);
     }
     mbarrier_fence_init();
   }

@@ -17,6 +17,39 @@ using bwd_sm90::Mask;
 
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 
+/// Head dims above 128: tiles of 64 keys and, where their blocks end, those of 128 queries of
+/// bwd_dq_sm90. Fitted to 16 cells on an H200, off by at most 2 % (bwd_sm90.md).
+double wide_ms(const Problem& p, const Config& config, const Hardware& machine) {
+  const double sms = std::max(1, machine.multiprocessors);
+  const bool is_192 = std::max(config.head_dim, config.head_dim_v) <= 192;
+  const double fixed_us = is_192 ? 4.1 : 5.3;  // of a tile: its start and end, rows to prepare
+  const double step_us = (is_192 ? 1.05 : 1.37) * (config.softcap ? 1.3 : 1.0);
+  // A tile of queries takes 1.3 times the start and end, a step of 64 keys 1.4 times one of 64
+  // queries.
+  constexpr double kQueriesFixed = 1.3, kQueriesStep = 1.4;
+  // Blocks that the mask cuts count whole.
+  const double cut = p.has_positional_mask() ? 0.4 : 0.0;
+  const double all_queries = static_cast<double>(p.seq_q * p.group());
+  const double all_keys = static_cast<double>(p.seq_k);
+  const double key_tiles = static_cast<double>(p.batch * p.heads_k * ceil_div(p.seq_k, 64));
+  const double query_tiles = static_cast<double>(p.batch * p.heads_q * ceil_div(p.seq_q, 128));
+  const double queries =
+      std::min(visible_pairs(p) / (key_tiles * 64) + cut * 128.0 * static_cast<double>(p.group()),
+               all_queries);
+  const double keys = std::min(visible_pairs(p) / (query_tiles * 128) + cut * 192.0, all_keys);
+  const auto key_us = [&](double steps) { return fixed_us + step_us * steps / 64.0; };
+  const auto query_us = [&](double steps) {
+    return kQueriesFixed * fixed_us + kQueriesStep * step_us * steps / 64.0;
+  };
+  // Few tiles: the longest bounds them.
+  const double longest = p.has_positional_mask() ? 2.0 : 1.0;
+  const double first_us =
+      std::max(key_tiles / sms * key_us(queries), key_us(std::min(longest * queries, all_queries)));
+  const double second_us = std::max((query_tiles / sms + 0.3) * query_us(keys),
+                                    query_us(std::min(longest * keys, all_keys)));
+  return 2.0 * sm80::kKernelMs + 1e-3 * (first_us + second_us);
+}
+
 }  // namespace
 
 int bwd_sm90_padded(std::int64_t dim) {
@@ -41,14 +74,9 @@ Config bwd_sm90_config(const Problem& p) {
   const bool is_narrow = std::max(config.head_dim, config.head_dim_v) <= 64;
   config.block_m = is_narrow && !config.exact ? 128 : 64;
   if (std::max(config.head_dim, config.head_dim_v) > 128) {
-    config.block_n = config.chunk_rows = 64;
-    // Measured: what the staging of dQ gives back to P and dS is worth 3 % where nothing is masked.
-    if (config.mask == Mask::none && !config.exact && config.head_dim > 192 &&
-        config.head_dim_v > 192) {
-      config.bulk_dq = false;
-      config.buffers = 2;
-    }
-    return config;
+    config.block_n = 64;
+    config.deterministic = false;  // it is so by itself: nothing is added in memory
+    return bwd_sm90::with_stages(config);
   }
   // What registers allow: bwd_sm90.md.
   const bool narrow = config.block_m == 128;
@@ -89,7 +117,7 @@ std::int64_t bwd_sm90_rows(const Problem& p, const Config& config) {
 }
 
 std::int64_t bwd_sm90_jobs(const Problem& p, const Config& config) {
-  return 2 * p.batch * p.heads_q * ceil_div(p.seq_q, config.chunk_rows) +
+  return (config.wide() ? 1 : 2) * p.batch * p.heads_q * ceil_div(p.seq_q, config.chunk_rows) +
          p.batch * p.heads_k *
              (ceil_div(p.seq_k, config.block_n) * bwd_sm90_parts(p, config) +
               (config.split ? 2 * bwd_sm90_rows_k(p, config) / config.chunk_rows : 0));
@@ -100,7 +128,8 @@ bwd_sm90::SectionOrder bwd_sm90_order(const Problem& p, const Config& config) {
   order.blocks = ceil_div(p.seq_k, config.block_n);
   order.heads = p.batch * p.heads_k;
   // Q, dO and the float32 sums of dQ.
-  order.kv_bytes = p.group() * p.seq_q * (2 * p.head_dim + 2 * p.head_dim_v + 4 * p.head_dim);
+  const std::int64_t sums = config.wide() ? 0 : 4 * p.head_dim;
+  order.kv_bytes = p.group() * p.seq_q * (2 * p.head_dim + 2 * p.head_dim_v + sums);
   order.section_bytes = (config.wide() ? 16 : 8) * kMiB;
   order.last_bytes = (config.mask == Mask::none ? 8 : 32) * kMiB;
   return section_order(order);
@@ -115,6 +144,7 @@ int bwd_sm90_sections_apart(const bwd_sm90::SectionOrder& order, const Config& c
 }
 
 double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machine) {
+  if (config.wide()) return wide_ms(p, config, machine);
   const double sms = std::max(1, machine.multiprocessors);
   const int parts = config.split ? bwd_sm90_parts(p, config) : 1;
   const double tiles =
@@ -131,12 +161,7 @@ double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machi
   const bool narrow = config.block_m == 128;
   const double fixed_us = narrow ? 3.0 : 5.0;
   const double chunk_us = narrow ? 3.0 + 3.0 * config.chunk_rows / 128.0 : 8.0;
-  const double step_us = (dim <= 64    ? 2.2
-                          : dim <= 96  ? 3.3
-                          : dim <= 128 ? 3.95
-                          : dim <= 192 ? 3.65
-                                       : 5.1) *
-                         (config.softcap ? 1.3 : 1.0);
+  const double step_us = (dim <= 64 ? 2.2 : dim <= 96 ? 3.3 : 3.95) * (config.softcap ? 1.3 : 1.0);
   const double tile_us = fixed_us + step_us * queries / 128.0;
   // Tiles of one size come in whole waves; others, longest first, leave some of a tile as tail, and
   // the longest bounds them all.

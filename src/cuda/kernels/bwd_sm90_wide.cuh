@@ -1,43 +1,29 @@
-/// bwd_sm90: head dims above 128. Three warpgroups share a tile of 64 keys and divide the products:
+/// bwd_sm90: head dims above 128. Two warpgroups share a tile of 64 keys and divide the products:
 ///
-///   Values   S = K Q^T, P, dV += P^T dO             leaves P (with a softcap times its slope)
-///   Keys     dP = V dO^T, dS = P (dP - delta), dK += dS^T Q    leaves dS
-///   Queries  dQ = dS K, 64 columns at a time, added to the sums
+///   Values   S = K Q^T, P, dV += P^T dO                        leaves P (with a softcap times its
+///   slope) Keys     dP = V dO^T, dS = P (dP - delta), dK += dS^T Q
 ///
-/// Each hands one buffer of 8 kB to the next and runs ahead of it by what a buffer allows. P, dS
-/// are A operands from registers; dV and dK leave from the places of V and K.
+/// Values runs ahead of Keys by the two buffers of P between them. P, dS are A operands from
+/// registers, worked out under the product that sums up the block before; dV and dK leave from the
+/// places of the last dO and Q. dQ has a kernel of its own, bwd_dq_sm90.
 #pragma once
 
 #include "cuda/kernels/bwd_sm90_scores.cuh"
-#include "cuda/kernels/bwd_sm90_wide_queries.cuh"
 #include "cuda/kernels/bwd_sm90_wide_sums.cuh"
 
 namespace tilewise::bwd_sm90 {
 
 using namespace tile;
 
-/// Takes jobs; `role` computes the tiles, and its warpgroup, where it reads Q and dO, the others.
+/// Takes jobs; `role` computes the tiles.
 template <class Role>
 __forceinline__ void run_jobs(Role& role) {
-  bool staged = false;  ///< the job before was converted: its rows may still be read
   role.fetch_job();
   while (role.job.kind != JobKind::end) {
     if (role.job.kind == JobKind::tile) {
       role.signal_done();  // before any wait for the producer
-      if (staged) {
-        if (role.warpgroup == 0 && role.thread == 0) bulk_wait_read();
-        role.sync_all();
-      }
       role.run_tile();
-      staged = false;
-    } else if (role.job.kind == JobKind::convert) {
-      if constexpr (Role::kReadsRows) {
-        role.run_convert();
-      } else {
-        role.sync_all();
-      }
-      staged = true;
-    } else if constexpr (Role::kReadsRows) {
+    } else {
       role.run_prepare();
     }
     role.fetch_job();
@@ -67,10 +53,9 @@ struct WideValues : Scores<kConfig> {
   using Base::shared;
   using Base::thread;
   using Base::warp;
-  static constexpr bool kReadsRows = true;
 
-  const u64 dOt;                        ///< dO as B of dV
-  Ring<kConfig.buffers> buffers, last;  ///< of P; the one that was left last
+  const u64 dOt;          ///< dO as B of dV
+  Ring<2> buffers, last;  ///< of P; the one that was left last
   WideSums<kDv> rDv;
 
   __forceinline__ WideValues(const Args& a, u32 shared_base)
@@ -136,36 +121,47 @@ struct WideValues : Scores<kConfig> {
   }
 
   /// Entry: P of (pair, block) is ready, nothing is in flight. Exit: the same for the next block.
-  template <bool kMasked, bool kLast>
+  template <bool kMasked>
   __forceinline__ void step(int next_pair, int next_block) {
     leave_p();
     this->wait_do();
     issue_dv();
-    if constexpr (kConfig.exact) wgmma_wait<0>();  // two planes take too many registers with S
-    if constexpr (!kLast) {
-      this->wait_q();
-      this->issue_scores();
-      wgmma_wait<1>();
-    } else {
-      wgmma_wait<0>();
-    }
-    rDv.pin_all();
-    pin(rP);
+    this->wait_q();
+    this->issue_scores();
+    wgmma_wait<1>();
+    pin_dv();
     release(shared.do_empty(rO.slot));
     rO.advance();
-    if constexpr (!kLast) {
-      wgmma_wait<0>();
-      pin(rS);
-      pair = next_pair;
-      block = next_block;
-      this->template probabilities<kMasked>();
-      pass_q();
-    }
+    wgmma_wait<0>();
+    pin(rS);
+    pair = next_pair;
+    block = next_block;
+    this->template probabilities<kMasked>();
+    pass_q();
+  }
+  /// The last block's. Its dO stays: dV leaves by way of its place.
+  __forceinline__ void last_step() {
+    release(shared.k_empty(rK.slot));
+    leave_p();
+    this->wait_do();
+    issue_dv();
+    wgmma_wait<0>();
+    pin_dv();
+  }
+  __forceinline__ void pin_dv() {
+    rDv.pin_all();
+    pin(rP);
+    if constexpr (kConfig.exact) pin(this->rPlow);
   }
 
   __forceinline__ void first_step(const BlockRange& range) {
     block = range.begin;
     mbarrier_wait(shared.k_full(rK.slot), rK.parity);
+    if constexpr (kConfig.half_registers) {
+      load_rows(this->rHalf, shared.landing(), warp, lane);
+      __syncwarp();  // all lanes have read
+      release(shared.landing_empty());
+    }
     this->wait_q();
     this->issue_scores();
     wgmma_wait<0>();
@@ -198,21 +194,25 @@ struct WideValues : Scores<kConfig> {
 #pragma unroll 1
         while (true) {
 #pragma unroll 1
-          for (; next < masked_end; ++next) step<true, false>(of + g, next);
+          for (; next < masked_end; ++next) step<true>(of + g, next);
 #pragma unroll 1
-          for (; next < range.full_end; ++next) step<false, false>(of + g, next);
+          for (; next < range.full_end; ++next) step<false>(of + g, next);
           if (next >= range.end) break;
           masked_end = range.end;
         }
       }
-      step<false, true>(0, 0);
-      // The other warpgroup has taken the last P: it is done with V.
+      last_step();
+      // The other warpgroup has taken the last P: it is done with V and dO.
       mbarrier_wait(shared.p_empty(last.slot), last.parity);
+      leave_tile(*this, rDv, 1.0F, shared.d_o(rO.slot), args.dv, shared.do_empty(rO.slot));
+      rK.advance();
     } else {
-      this->await_unused();
+      this->wait_do();
+      leave_tile(*this, rDv, 1.0F, shared.d_o(rO.slot), args.dv, shared.do_empty(rO.slot));
+      this->wait_q();
+      pass_q();
     }
-    rK.advance();
-    leave_tile(*this, rDv, 1.0F, shared.v(), args.dv, shared.v_empty());
+    rO.advance();
   }
 };
 
@@ -235,15 +235,15 @@ struct WideKeys : Worker<kConfig> {
   using Base::shared;
   using Base::thread;
   using Base::warp;
-  static constexpr bool kReadsRows = true;
   using Gradients = Wgmma<kElement, kM>;
 
-  const u64 dV, dO, dQt;                    ///< V as A, dO as B of dP; Q as B of dK
-  Ring<kConfig.buffers> rP, buffers, last;  ///< of P, of dS; the dS that was left last
-  float rGradS[kM / 2];                     ///< dP^T
+  const u64 dV, dO, dQt;  ///< V as A, dO as B of dP; Q as B of dK
+  Ring<2> rP;             ///< buffers of P
+  float rGradS[kM / 2];   ///< dP^T, then dS^T
   WideSums<kD> rDk;
   u32 rdS[kM / 4];
   u32 rdSlow[kConfig.exact ? kM / 4 : 1];
+  u32 rHalf[kConfig.half_registers ? kDv / 8 : 1];  ///< half of V as A fragments
 
   __forceinline__ WideKeys(const Args& a, u32 shared_base)
       : Base(a, shared_base, 1),
@@ -257,6 +257,14 @@ struct WideKeys : Worker<kConfig> {
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kDv / 16; ++i) {
+      if constexpr (kConfig.half_registers) {
+        if (i >= kDv / 32) {
+          const u32* a = rHalf + 4 * (i - kDv / 32);
+          Gradients::multiply_register_rows(rGradS, a[0], a[1], a[2], a[3], d_o + panel_step<kM>(i),
+                                            1);
+          continue;
+        }
+      }
       Gradients::multiply_shared(rGradS, dV + panel_step<kBlockN>(i), d_o + panel_step<kM>(i),
                                  i != 0);
     }
@@ -270,7 +278,7 @@ struct WideKeys : Worker<kConfig> {
     if constexpr (kConfig.exact) rDk.template add_product<kElement>(rdSlow, q);
     wgmma_commit();
   }
-  /// (B5) dS = P (dP - delta)
+  /// (B5) dS = P (dP - delta), in the place of dP
   __forceinline__ void score_gradients() {
     const u32 delta = shared.delta(rO.slot) + lane % 4 * 8;
     const u32 from = shared.p(rP.slot) + thread * 16;
@@ -282,12 +290,12 @@ struct WideKeys : Worker<kConfig> {
       for (int e = 0; e < 4; ++e) {
         const int word = 4 * i + e;
         const Floats2 d = load_shared_8(delta + word / 2 * 32);
-        rdS[word] = pack<kElement>(widen<kElement>(p[e] & 0xffffU) * (rGradS[2 * word] - d.x),
-                                   widen_high<kElement>(p[e]) * (rGradS[2 * word + 1] - d.y));
+        rGradS[2 * word] = widen<kElement>(p[e] & 0xffffU) * (rGradS[2 * word] - d.x);
+        rGradS[2 * word + 1] = widen_high<kElement>(p[e]) * (rGradS[2 * word + 1] - d.y);
       }
     }
   }
-  /// The same of P in two planes, which come one after the other; dS in two.
+  /// The same of P in two planes, which come one after the other.
   __forceinline__ void exact_gradients() {
     u32 p[2][kM / 4];
 #pragma unroll
@@ -312,61 +320,55 @@ struct WideKeys : Worker<kConfig> {
       const Floats2 d = load_shared_8(delta + i / 2 * 32);
       const float a = widen<kElement>(p[0][i] & 0xffffU) + widen<kElement>(p[1][i] & 0xffffU);
       const float b = widen_high<kElement>(p[0][i]) + widen_high<kElement>(p[1][i]);
-      pack_planes<kElement>(rdS[i], rdSlow[i], a * (rGradS[2 * i] - d.x),
-                            b * (rGradS[2 * i + 1] - d.y));
+      rGradS[2 * i] = a * (rGradS[2 * i] - d.x);
+      rGradS[2 * i + 1] = b * (rGradS[2 * i + 1] - d.y);
     }
   }
-  /// dS^T, a panel of 64 queries x 64 keys, to shared memory, once the last has been used.
-  __forceinline__ void leave_ds(const u32 (&plane)[kM / 4]) {
-    mbarrier_wait(shared.ds_empty(buffers.slot), buffers.parity ^ 1);
-    const int row = warp * 16 + lane % 16;
-#pragma unroll
-    for (int k = 0; k < kM / 16; ++k) {
-      const u32 words[4] = {plane[4 * k], plane[4 * k + 1], plane[4 * k + 2], plane[4 * k + 3]};
-      const int chunk = (k * 2 + lane / 16) ^ (row % 8);
-      store_matrix_x4(shared.ds(buffers.slot) + row * kPanelRowBytes + chunk * 16, words);
-    }
-    fence_async_shared();
-    __syncwarp();
-    release(shared.ds_full(buffers.slot));
-    last = buffers;
-    buffers.advance();
-  }
-
-  /// Entry: dP of a block is ready, nothing is in flight. Exit: the same for the next block.
-  template <bool kLast>
-  __forceinline__ void step() {
+  /// dP of a block is there: dS of it in float32.
+  __forceinline__ void take_p() {
     if constexpr (kConfig.exact) {
       exact_gradients();
     } else {
       mbarrier_wait(shared.p_full(rP.slot), rP.parity);
       score_gradients();
+      mbarrier_wait(shared.p_full(rP.slot), rP.parity);
     }
     __syncwarp();  // all lanes have read P and delta
     release(shared.p_empty(rP.slot));
     rP.advance();
     release(shared.do_empty(rO.slot));
     rO.advance();
-    leave_ds(rdS);
-    if constexpr (kConfig.exact) leave_ds(rdSlow);
-    this->wait_q();
-    issue_dk();
-    if constexpr (kConfig.exact) wgmma_wait<0>();  // two planes take too many registers with dP
-    if constexpr (!kLast) {
-      this->wait_do();
-      issue_dp();
-      wgmma_wait<1>();
-    } else {
-      wgmma_wait<0>();
+  }
+  __forceinline__ void pack_gradients() {
+#pragma unroll
+    for (int i = 0; i < kM / 4; ++i) {
+      if constexpr (kConfig.exact) {
+        pack_planes<kElement>(rdS[i], rdSlow[i], rGradS[2 * i], rGradS[2 * i + 1]);
+      } else {
+        rdS[i] = pack<kElement>(rGradS[2 * i], rGradS[2 * i + 1]);
+      }
     }
+  }
+  __forceinline__ void pin_dk() {
     rDk.pin_all();
     pin(rdS);
+    if constexpr (kConfig.exact) pin(rdSlow);
+  }
+
+  /// Entry: dS of a block is ready, nothing is in flight. Exit: the same for the next block.
+  __forceinline__ void step() {
+    this->wait_q();
+    issue_dk();
+    this->wait_do();
+    issue_dp();
+    wgmma_wait<1>();
+    pin_dk();
     release(shared.q_empty(rQ.slot));
     rQ.advance();
-    if constexpr (!kLast) {
-      wgmma_wait<0>();
-      pin(rGradS);
-    }
+    wgmma_wait<0>();
+    pin(rGradS);
+    take_p();
+    pack_gradients();
   }
 
   __forceinline__ void run_tile() {
@@ -375,20 +377,36 @@ struct WideKeys : Worker<kConfig> {
     const int steps = (range.end - range.begin) * args.group;
     if (steps > 0) {
       mbarrier_wait(shared.v_full(), this->v_parity());
+      if constexpr (kConfig.half_registers) {
+        load_rows(rHalf, shared.landing(), warp, lane);
+        __syncwarp();  // all lanes have read
+        release(shared.landing_empty());
+      }
       this->wait_do();
       issue_dp();
       wgmma_wait<0>();
       pin(rGradS);
+      take_p();
+      pack_gradients();
 #pragma unroll 1
-      for (int i = 1; i < steps; ++i) step<false>();
-      step<true>();
-      // dQ of the last block has been computed: nobody needs K any more.
-      mbarrier_wait(shared.ds_empty(last.slot), last.parity);
+      for (int i = 1; i < steps; ++i) step();
+      release(shared.v_empty());
+      this->wait_q();
+      issue_dk();
+      wgmma_wait<0>();
+      pin_dk();
+      // By way of the last Q, whose scores the last P came from.
+      leave_tile(*this, rDk, args.scale, shared.q(rQ.slot), args.dk, shared.q_empty(rQ.slot));
+      rK.advance();
     } else {
-      this->await_unused();
+      this->wait_q();
+      leave_tile(*this, rDk, args.scale, shared.q(rQ.slot), args.dk, shared.q_empty(rQ.slot));
+      this->wait_do();
+      __syncwarp();
+      release(shared.do_empty(rO.slot));
+      rO.advance();
     }
-    rK.advance();
-    leave_tile(*this, rDk, args.scale, shared.k(0), args.dk, shared.k_empty(0));
+    rQ.advance();
   }
 };
 

@@ -1,4 +1,4 @@
-/// bwd_sm90: head dims above 128: what a warpgroup sums up for 64 keys, and its way to memory.
+/// bwd_sm90: head dims above 128: what a warpgroup sums up for 64 rows, and its way to memory.
 #pragma once
 
 #include "cuda/kernels/bwd_sm90_shared.cuh"
@@ -9,60 +9,59 @@ namespace tilewise::bwd_sm90 {
 
 using namespace tile;
 
-/// dV or dK of 64 keys: accumulators of `columns` columns. An instruction takes no more registers
-/// than the launch gives a thread (128), so 256 columns are two halves.
-constexpr int wide_parts(int columns) { return columns > 192 ? 2 : 1; }
+/// Accumulators of 64 rows x kColumns columns.
 template <int kColumns>
 struct WideSums {
-  static constexpr int kParts = wide_parts(kColumns), kN = kColumns / kParts;
-  float r[kParts][kN / 2];
+  float r[kColumns / 2];
 
   __forceinline__ void clear() {
 #pragma unroll
-    for (int p = 0; p < kParts; ++p) {
-#pragma unroll
-      for (int i = 0; i < kN / 2; ++i) r[p][i] = 0.0F;
-    }
+    for (int i = 0; i < kColumns / 2; ++i) r[i] = 0.0F;
   }
-  __forceinline__ void pin_all() {
-#pragma unroll
-    for (int p = 0; p < kParts; ++p) pin(r[p]);
-  }
+  __forceinline__ void pin_all() { pin(r); }
   /// += A B, A [64 x 64] in registers, B [64 x kColumns] in panels of 64 rows
   template <Element kElement>
   __forceinline__ void add_product(const u32 (&a)[16], u64 b) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-#pragma unroll
-      for (int p = 0; p < kParts; ++p) {
-        Wgmma<kElement, kN>::multiply_register(r[p], a[4 * i], a[4 * i + 1], a[4 * i + 2],
-                                               a[4 * i + 3],
-                                               b + p * (kN * kPanelRowBytes / 16) + i * kStepRows);
-      }
+      Wgmma<kElement, kColumns>::multiply_register(r, a[4 * i], a[4 * i + 1], a[4 * i + 2],
+                                                   a[4 * i + 3], b + i * kStepRows);
     }
   }
 };
 
-/// Rows of 64 keys from accumulators to panels at `to`.
+/// A warp's 16 rows of panels of 64 rows as A fragments, four words for each 16 columns.
+template <int kWords>
+__forceinline__ void load_rows(u32 (&to)[kWords], u32 from, int warp, int lane) {
+  const int row = warp * 16 + lane % 16;
+#pragma unroll
+  for (int i = 0; i < kWords / 4; ++i) {
+    const int chunk = (i % 4 * 2 + lane / 16) ^ (row % 8);
+    u32 r[4];
+    load_matrix_x4(r, from + i / 4 * (64 * kPanelRowBytes) + row * kPanelRowBytes + chunk * 16);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) to[4 * i + e] = r[e];
+  }
+}
+
+/// 64 rows from accumulators to panels at `to`.
 template <Element kElement, int kColumns>
 __forceinline__ void stage_rows(const WideSums<kColumns>& sums, float factor, u32 to, int warp,
                                 int lane) {
-  constexpr int kN = WideSums<kColumns>::kN;
   const int row = warp * 16 + lane % 16;
 #pragma unroll
   for (int k = 0; k < kColumns / 16; ++k) {
-    const float* r = sums.r[k / (kN / 16)] + k % (kN / 16) * 8;
     u32 words[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      words[i] = pack<kElement>(r[2 * i] * factor, r[2 * i + 1] * factor);
+      words[i] = pack<kElement>(sums.r[8 * k + 2 * i] * factor, sums.r[8 * k + 2 * i + 1] * factor);
     }
     const int chunk = (k % 4 * 2 + lane / 16) ^ (row % 8);
     store_matrix_x4(to + k / 4 * (64 * kPanelRowBytes) + row * kPanelRowBytes + chunk * 16, words);
   }
 }
 
-/// The sums of a tile to memory by way of `place`, which is then empty.
+/// The sums of a tile to memory by way of `place`, which is then empty: each warp says so.
 template <class Role, int kColumns>
 __forceinline__ void leave_tile(const Role& role, const WideSums<kColumns>& sums, float factor,
                                 u32 place, const TensorMapBytes& map, u32 empty) {
@@ -76,8 +75,8 @@ __forceinline__ void leave_tile(const Role& role, const WideSums<kColumns>& sums
     }
     bulk_commit();
     bulk_wait_read();
-    mbarrier_arrive(empty);
   }
+  role.release(empty);
 }
 
 }  // namespace tilewise::bwd_sm90

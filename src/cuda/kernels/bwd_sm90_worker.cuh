@@ -21,10 +21,10 @@ struct Worker {
   const Args& args;
   const Shared<kConfig> shared;
   const int warpgroup, thread, warp, lane;  ///< thread, warp: of the warpgroup
-  Ring<kConfig.q_stages> rQ, rO;
+  Ring<kConfig.q_stages> rQ;
+  Ring<kConfig.do_stages> rO;
   Ring<kConfig.k_stages> rK;
   Ring<2> slots;
-  u32 all_parity = 0, readers_parity = 0;
   Job job;
   u32 converted = 0;           ///< jobs in a row
   u32* unsignalled = nullptr;  ///< counter of a job whose stores may still be on their way
@@ -41,29 +41,8 @@ struct Worker {
   // ---- hand-over
 
   __forceinline__ void sync_warpgroup() const { named_barrier_sync(8 + warpgroup, 128); }
-  /// Those who read Q and dO.
-  __forceinline__ void sync_consumers() {
-    if constexpr (kConfig.wide()) {
-      meet(shared.readers_met(), readers_parity);
-    } else {
-      named_barrier_sync(1, 256);
-    }
-  }
   /// All who compute.
-  __forceinline__ void sync_all() {
-    if constexpr (kConfig.wide()) {
-      meet(shared.all_met(), all_parity);
-    } else {
-      named_barrier_sync(1, 256);
-    }
-  }
-  /// Roles stand at different places of the text, where named barriers are not for them.
-  __forceinline__ void meet(u32 barrier, u32& parity) const {
-    __syncwarp();
-    release(barrier);
-    mbarrier_wait(barrier, parity);
-    parity ^= 1;
-  }
+  __forceinline__ void sync_consumers() const { named_barrier_sync(1, 256); }
   /// Of V's only stage, which a tile uses as it uses one of K.
   __forceinline__ u32 v_parity() const { return kConfig.k_stages == 2 ? rK.slot : rK.parity; }
   __forceinline__ void wait_q() const { mbarrier_wait(shared.q_full(rQ.slot), rQ.parity); }
@@ -77,11 +56,6 @@ struct Worker {
     if (lane == 0 && !mbarrier_try_wait(barrier, parity)) signal_done();
     __syncwarp();
     mbarrier_wait(barrier, parity);
-  }
-  /// K and V of a tile that no query sees have landed. Both: a wait must not skip a phase.
-  __forceinline__ void await_unused() const {
-    mbarrier_wait(shared.k_full(rK.slot), rK.parity);
-    mbarrier_wait(shared.v_full(), v_parity());
   }
   /// Tells whoever waits for the last job that its stores and additions are complete: late, when
   /// they are, so that nobody here waits for them.
@@ -112,7 +86,7 @@ struct Worker {
     if constexpr (!kConfig.deterministic) return nullptr;
     return args.turns +
            (static_cast<i64>(of_pair) * (args.rows_q / kM) + of_block) * kConfig.dq_warps() +
-           (kConfig.wide() ? 0 : warpgroup * 4) + warp;
+           warpgroup * 4 + warp;
   }
   /// Lane 0: the last addition is complete, the next key block may add.
   __forceinline__ void pass_turn() {
@@ -147,7 +121,7 @@ struct Worker {
       lse = args.lse_in[job.batch * args.lse_b + job.head * args.lse_h + (first + t) * args.lse_s];
     }
     signal_done();  // before this job's stores, which it would wait for
-    clear_sums<kConfig>(args, base, t);
+    if constexpr (!kConfig.wide()) clear_sums<kConfig>(args, base, t);
 #pragma unroll 1
     for (int row0 = 0; row0 < kConfig.chunk_rows; row0 += kM) {
       await_producer(shared.q_full(rQ.slot), rQ.parity);
@@ -181,24 +155,19 @@ struct Worker {
 
   /// Sums of dQ to dQ, with a split those of dK and dV too.
   __forceinline__ void run_convert() {
-    // Two places in turn, wide one: what was staged in this one has been read.
-    const u32 place = kConfig.wide() ? 0 : converted % 2;
-    const u32 to = kConfig.wide() ? shared.p(0) : place == 0 ? shared.dq(0) : shared.ds(0);
+    // Two places in turn: what was staged in this one has been read.
+    const u32 to = converted % 2 == 0 ? shared.dq(0) : shared.ds(0);
     constexpr int kChunkBytes = kConfig.chunk_rows * kConfig.columns_dq() * 2;
-    static_assert(kConfig.wide()
-                      ? kPlan.gate - kPlan.p >= kChunkBytes
-                      : 2 * kPlan.ds_buffer >= kChunkBytes && kPlan.gate - kPlan.dq >= kChunkBytes);
+    static_assert(2 * kPlan.ds_buffer >= kChunkBytes && kPlan.gate - kPlan.dq >= kChunkBytes);
     const float scale = kConfig.split && job.part == 2 ? 1.0F : args.scale;
-    // Wide: the third warpgroup may stand behind a block that waits for this signal.
-    if constexpr (kConfig.wide()) signal_done();
     if (lane == 0) {
-      if (!kConfig.wide() && converted > 0) {
+      if (converted > 0) {
         bulk_wait_read<1>();
       } else {
         bulk_wait_read();
       }
     }
-    sync_all();
+    sync_consumers();
     ++converted;
 #pragma unroll 1
     for (int piece = 0; piece < Piece<kConfig>::kCount; piece += 2) {

@@ -1,0 +1,147 @@
+/// bwd_dq_sm90: the producer, one thread: hands out tiles and copies Q, dO, K and V of each.
+#pragma once
+
+#include "cuda/kernels/bwd_dq_sm90_shared.cuh"
+#include "cuda/tile/signal.cuh"
+#include "cuda/tile/tma.cuh"
+
+namespace tilewise::bwd_dq_sm90 {
+
+using namespace tile;
+
+template <Config kConfig>
+struct Producer {
+  static constexpr SharedPlan kPlan{kConfig};
+  const Args& args;
+  const Shared<kConfig> shared;
+  Ring<kConfig.k_stages> rK;
+  Ring<kConfig.v_stages> rV;
+  Ring<1> rQ, rO;
+  Ring<2> slots;
+  Tile tile;
+  int head_k = 0;
+
+  __forceinline__ u32 ask() const { return atomicAdd(args.next_tile, 1U); }
+
+  __forceinline__ Tile tile_at(int index) const {
+    const SectionOrder& order = args.order;
+    const int first_tiles = order.sections * order.section_heads * order.blocks;
+    const bool last = index >= first_tiles;
+    const int heads = last ? order.last_heads : order.section_heads;
+    const int from = last ? index - first_tiles : index;
+    const int section = from / (heads * order.blocks);
+    const int rest = from - section * heads * order.blocks;
+    const int head0 = (last ? order.sections * order.section_heads : 0) + section * heads;
+    const int here = min(heads, order.heads - head0);
+    const int pair = head0 + rest % here;
+    Tile at;
+    at.block = order.blocks - 1 - rest / here;
+    at.batch = pair / args.heads_q;
+    at.head = pair - at.batch * args.heads_q;
+    return at;
+  }
+  __forceinline__ void announce() {
+    mbarrier_wait(shared.tile_empty(slots.slot), slots.parity ^ 1);
+    const u32 at = shared.slot(slots.slot);
+    store_shared_4(at, static_cast<u32>(tile.block));
+    store_shared_4(at + 4, static_cast<u32>(tile.batch));
+    store_shared_4(at + 8, static_cast<u32>(tile.head));
+    mbarrier_arrive(shared.tile_full(slots.slot));  // releases the stores to the consumers
+    slots.advance();
+  }
+
+  /// 64 rows: one box for each panel of `map`.
+  __forceinline__ void load_rows(u32 to, const TensorMapBytes& map, int bytes, u32 full, int head,
+                                 int row, u64 policy) const {
+    mbarrier_expect(full, bytes);
+#pragma unroll 1
+    for (int p = 0; p < bytes / SharedPlan::kPanel; ++p) {
+      tma_load(to + p * SharedPlan::kPanel, &map, full, p * kPanelColumns, head, row, tile.batch,
+               policy);
+    }
+  }
+  __forceinline__ void load_k(int block) {
+    const u32 s = rK.slot;
+    mbarrier_wait(shared.k_empty(s), rK.parity ^ 1);
+    load_rows(shared.k(s), args.k, kPlan.columns, shared.k_full(s), head_k, block * kBlockN,
+              kEvictLast);
+    rK.advance();
+  }
+  __forceinline__ void load_v(int block) {
+    const u32 s = rV.slot;
+    mbarrier_wait(shared.v_empty(s), rV.parity ^ 1);
+    load_rows(shared.v(s), args.v, kPlan.columns_v, shared.v_full(s), head_k, block * kBlockN,
+              kEvictLast);
+    rV.advance();
+  }
+  __forceinline__ void load_q() {
+#pragma unroll 1
+    for (int w = 0; w < kWarpgroups; ++w) {
+      mbarrier_wait(shared.q_empty(w), rQ.parity ^ 1);
+      load_rows(shared.q(w), args.q, kPlan.columns, shared.q_full(w), tile.head,
+                tile.block * kBlockM + w * 64, kEvictFirst);
+    }
+    rQ.advance();
+  }
+  __forceinline__ void load_do() {
+#pragma unroll 1
+    for (int w = 0; w < kWarpgroups; ++w) {
+      mbarrier_wait(shared.do_empty(w), rO.parity ^ 1);
+      load_rows(shared.d_o(w), args.d_o, kPlan.columns_v, shared.do_full(w), tile.head,
+                tile.block * kBlockM + w * 64, kEvictFirst);
+    }
+    rO.advance();
+  }
+
+  /// Last what the tile before leaves last.
+  __forceinline__ void load_both() {
+    if constexpr (Shared<kConfig>::kStagedInDo) {
+      load_q();
+      load_do();
+    } else {
+      load_do();
+      load_q();
+    }
+  }
+
+  /// Copies a tile's rows and keys, from right to left, and gives back the next tile's index, asked
+  /// for while copies are still to come.
+  __forceinline__ u32 load_tile() {
+    head_k = tile.head / args.group;
+    const BlockRange range = key_range<kConfig>(args, tile.block * kBlockM, kBlockM);
+    if (range.begin >= range.end) {
+      load_both();  // whose place zeros will take
+      return ask();
+    }
+    u32 next = 0;
+#pragma unroll 1
+    for (int block = range.end - 1; block >= range.begin; --block) {
+      if (block == range.begin) next = ask();
+      load_k(block);
+      load_v(block);
+      if (block == range.end - 1) load_both();
+    }
+    return next;
+  }
+
+  __forceinline__ void run() {
+    tma_prefetch_map(&args.q);
+    tma_prefetch_map(&args.k);
+    tma_prefetch_map(&args.v);
+    tma_prefetch_map(&args.d_o);
+    tma_prefetch_map(&args.dq);
+    int index = static_cast<int>(ask());
+    while (index < args.tiles) {
+      tile = tile_at(index);
+      // bwd_sm90 may still be at work: its offsets and deltas of this head must be there.
+      signal_wait(args.prepared + tile.batch * args.heads_k + tile.head / args.group, args.warps);
+      announce();
+      index = static_cast<int>(load_tile());
+    }
+    tile.block = -1;
+    announce();
+    wait_for_previous();  // who waits for this kernel waits for bwd_sm90 by it
+  }
+};
+
+}  // namespace tilewise::bwd_dq_sm90

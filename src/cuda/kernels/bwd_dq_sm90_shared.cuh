@@ -1,0 +1,103 @@
+/// bwd_dq_sm90: what the roles share: addresses in shared memory, barriers, tiles and their ranges
+/// of keys.
+#pragma once
+
+#include "cuda/kernels/bwd_dq_sm90_args.h"
+#include "cuda/tile/mbarrier.cuh"
+#include "cuda/tile/order.cuh"
+
+namespace tilewise::bwd_dq_sm90 {
+
+using namespace tile;
+
+/// Addresses of what SharedPlan lays out. "full": the copies have landed; "empty": the readers are
+/// done.
+template <Config kConfig>
+struct Shared {
+  static constexpr SharedPlan kPlan{kConfig};
+  static constexpr u32 kStagesK = kConfig.k_stages, kStagesV = kConfig.v_stages;
+  static constexpr u32 kRows = 2 * kStagesK + 2 * kStagesV;  ///< first barrier of rows
+  u32 base;
+
+  __forceinline__ u32 q(int warpgroup) const { return base + kPlan.q + warpgroup * kPlan.columns; }
+  __forceinline__ u32 d_o(int warpgroup) const {
+    return base + kPlan.d_o + warpgroup * kPlan.columns_v;
+  }
+  __forceinline__ u32 k(u32 stage) const { return base + kPlan.k + stage * kPlan.columns; }
+  __forceinline__ u32 v(u32 stage) const { return base + kPlan.v + stage * kPlan.columns_v; }
+  __forceinline__ u32 barrier(u32 index) const {
+    return base + kPlan.barriers + index * kMbarrierBytes;
+  }
+  __forceinline__ u32 k_full(u32 stage) const { return barrier(stage); }
+  __forceinline__ u32 k_empty(u32 stage) const { return barrier(kStagesK + stage); }
+  __forceinline__ u32 v_full(u32 stage) const { return barrier(2 * kStagesK + stage); }
+  __forceinline__ u32 v_empty(u32 stage) const { return barrier(2 * kStagesK + kStagesV + stage); }
+  __forceinline__ u32 q_full(int warpgroup) const { return barrier(kRows + warpgroup); }
+  __forceinline__ u32 q_empty(int warpgroup) const { return barrier(kRows + 2 + warpgroup); }
+  __forceinline__ u32 do_full(int warpgroup) const { return barrier(kRows + 4 + warpgroup); }
+  __forceinline__ u32 do_empty(int warpgroup) const { return barrier(kRows + 6 + warpgroup); }
+  __forceinline__ u32 tile_full(u32 slot) const { return barrier(kRows + 8 + slot); }
+  __forceinline__ u32 tile_empty(u32 slot) const { return barrier(kRows + 10 + slot); }
+  __forceinline__ u32 slot(u32 index) const { return base + kPlan.slots + index * 16; }
+
+  /// dQ is staged in dO's place, where it fits: the next tile begins with Q.
+  static constexpr bool kStagedInDo = kPlan.columns_v >= kPlan.columns;
+  __forceinline__ u32 staged(int w) const { return kStagedInDo ? d_o(w) : q(w); }
+  __forceinline__ u32 staged_empty(int w) const { return kStagedInDo ? do_empty(w) : q_empty(w); }
+  /// The other of the two places, which is free when the last products have read it.
+  __forceinline__ u32 read_empty(int w) const { return kStagedInDo ? q_empty(w) : do_empty(w); }
+
+  __forceinline__ void init_barriers() const {
+    // Every warp arrives for itself: one warp's wait does not prove that the others have read.
+    for (u32 s = 0; s < kStagesK; ++s) {
+      mbarrier_init(k_full(s), 1);
+      mbarrier_init(k_empty(s), 4 * kWarpgroups);
+    }
+    for (u32 s = 0; s < kStagesV; ++s) {
+      mbarrier_init(v_full(s), 1);
+      mbarrier_init(v_empty(s), 4 * kWarpgroups);
+    }
+    for (int w = 0; w < kWarpgroups; ++w) {
+      mbarrier_init(q_full(w), 1);
+      mbarrier_init(q_empty(w), 4);
+      mbarrier_init(do_full(w), 1);
+      mbarrier_init(do_empty(w), 4);
+    }
+    for (int s = 0; s < 2; ++s) {
+      mbarrier_init(tile_full(s), 1);
+      mbarrier_init(tile_empty(s), 4 * kWarpgroups);
+    }
+    mbarrier_fence_init();
+  }
+};
+
+/// A tile as the producer announces it; `block` < 0: no more.
+struct Tile {
+  int block = -1, batch = 0, head = 0;
+};
+
+template <Config kConfig>
+__forceinline__ Diagonals diagonals(const Args& args) {
+  Diagonals d(Positions{}, 0, 0);
+  // A constant where nothing is hidden on the left: the ranges fold to a few instructions.
+  d.low = kConfig.mask == Mask::both ? args.low : -Positions::kFar;
+  d.high = kConfig.mask == Mask::none ? Positions::kFar : args.high;
+  return d;
+}
+
+/// Key blocks that queries query .. query+rows-1 see.
+template <Config kConfig>
+__forceinline__ BlockRange key_range(const Args& args, int query, int rows) {
+  BlockRange range;
+  if (query >= args.seq_q) return range;
+  if constexpr (kConfig.mask == Mask::none) {
+    range.end = (args.seq_k + kBlockN - 1) / kBlockN;
+    range.full_end = args.seq_k / kBlockN;
+  } else {
+    range = key_blocks<kBlockN>(diagonals<kConfig>(args), query, min(query + rows, args.seq_q),
+                                args.seq_k);
+  }
+  return range;
+}
+
+}  // namespace tilewise::bwd_dq_sm90

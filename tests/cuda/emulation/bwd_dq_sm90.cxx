@@ -1,0 +1,103 @@
+/// bwd_dq_sm90 on the emulator, beside bwd_sm90 that leaves dQ to it, against the formulas in
+/// float64: one and several blocks, odd lengths, GQA, masks, softcap, ALiBi, the gradient through
+/// LSE, head dims off the tile; poisoned shared memory, workspace and outputs.
+#include "bwd_sm90_check.h"
+
+namespace {
+
+constexpr Config k256 = {
+    .head_dim = 256,
+    .head_dim_v = 256,
+    .block_m = 64,
+    .block_n = 64,
+    .fold_lse = true,
+};
+
+constexpr Config masked(Config c, Mask mask) {
+  c.mask = mask;
+  return c;
+}
+constexpr Config with_softcap(Config c) {
+  c.fold_lse = false;
+  c.modified = c.softcap = true;
+  return c;
+}
+constexpr Config with_alibi(Config c) {
+  c.fold_lse = false;
+  c.modified = c.alibi = true;
+  return c;
+}
+constexpr Config exact(Config c) {
+  c.exact = true;
+  return c;
+}
+constexpr Config half(Config c) {
+  c.element = Element::fp16;
+  return c;
+}
+constexpr Config dims(Config c, int dim, int dim_v) {
+  c.head_dim = dim, c.head_dim_v = dim_v;
+  return c;
+}
+
+}  // namespace
+
+int main() {
+  constexpr double kBf16 = 1.2e-2, kFp16 = 1.5e-3;
+  constexpr double kExact = 4e-3;  // half a bf16 step of the result, P rounded for dV
+  check<bwd_sm90::with_stages(k256)>("2 blocks",
+                                     {.batch = 2,
+                                      .heads_q = 4,
+                                      .heads_k = 2,
+                                      .seq_q = 150,
+                                      .seq_k = 140,
+                                      .dim = 256,
+                                      .dim_v = 256,
+                                      .blocks = 2,
+                                      .section_heads = 2,
+                                      .apart = 2},
+                                     kBf16);
+  check<bwd_sm90::with_stages(masked(k256, Mask::right))>(
+      "causal", {.seq_q = 330, .seq_k = 330, .dim = 256, .dim_v = 256, .high = 1}, kBf16);
+  check<bwd_sm90::with_stages(masked(k256, Mask::right))>(
+      "causal, rows that see nothing",
+      {.seq_q = 300, .seq_k = 130, .dim = 256, .dim_v = 256, .high = 130 - 300 + 1, .d_lse = true},
+      kBf16);
+  check<bwd_sm90::with_stages(masked(k256, Mask::right))>(
+      "causal, keys that nobody sees",
+      {.seq_q = 70, .seq_k = 300, .dim = 256, .dim_v = 256, .high = 1, .blocks = 2}, kBf16);
+  check<bwd_sm90::with_stages(masked(k256, Mask::both))>("window, 3 blocks",
+                                                         {.heads_q = 4,
+                                                          .heads_k = 2,
+                                                          .seq_q = 400,
+                                                          .seq_k = 400,
+                                                          .dim = 256,
+                                                          .dim_v = 256,
+                                                          .low = -100,
+                                                          .high = 31,
+                                                          .blocks = 3},
+                                                         kBf16);
+  check<bwd_sm90::with_stages(masked(k256, Mask::both))>(
+      "window of one key",
+      {.seq_q = 200, .seq_k = 300, .dim = 256, .dim_v = 256, .low = 80, .high = 81}, kBf16);
+  check<bwd_sm90::with_stages(k256)>("one query",
+                                     {.seq_q = 1, .seq_k = 200, .dim = 256, .dim_v = 256}, kBf16);
+  check<bwd_sm90::with_stages(with_softcap(masked(half(k256), Mask::right)))>(
+      "dim 200, softcap, fp16, causal",
+      {.seq_q = 90, .seq_k = 100, .dim = 200, .dim_v = 200, .high = 11, .softcap = 2.0F}, kFp16);
+  check<bwd_sm90::with_stages(dims(with_alibi(k256), 192, 128))>(
+      "dims 192, 128, ALiBi", {.dim = 192, .dim_v = 128, .alibi = true, .blocks = 2}, kBf16);
+  check<bwd_sm90::with_stages(dims(half(k256), 192, 192))>(
+      "dim 192, fp16, delta given",
+      {.heads_q = 4, .dim = 192, .dim_v = 192, .given_delta = true, .blocks = 2}, kFp16);
+  check<bwd_sm90::with_stages(dims(k256, 64, 192))>(
+      "dims 64, 136", {.dim = 64, .dim_v = 136, .amplitude = 3.0F}, kBf16);
+  check<bwd_sm90::with_stages(dims(k256, 256, 96))>("dims 256, 96",
+                                                    {.dim = 256, .dim_v = 96, .blocks = 2}, kBf16);
+  check<bwd_sm90::with_stages(exact(masked(k256, Mask::right)))>(
+      "exact, causal", {.seq_q = 150, .dim = 256, .dim_v = 256, .high = 51}, kExact);
+  check<bwd_sm90::with_stages(exact(with_softcap(k256)))>(
+      "exact, softcap",
+      {.seq_q = 150, .seq_k = 100, .dim = 256, .dim_v = 256, .softcap = 2.0F, .blocks = 2}, kExact);
+  return failures == 0 ? 0 : 1;
+}

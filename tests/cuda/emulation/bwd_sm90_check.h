@@ -1,0 +1,260 @@
+/// Problems for the emulated bwd_sm90, and for bwd_dq_sm90 beside it: inputs, the gradients by the
+/// formulas in float64, the tensors as the kernels take them.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <random>
+
+#include "cuda/kernels/bwd_dq_sm90.cuh"
+#include "cuda/kernels/bwd_sm90.cuh"
+#include "wgmma.h"
+
+namespace tilewise::bwd_sm90 {
+alignas(1024) unsigned char memory[256 * 1024];
+}
+namespace tilewise::bwd_dq_sm90 {
+alignas(1024) unsigned char memory[256 * 1024];
+}
+
+namespace {
+
+using namespace tilewise;
+using bwd_sm90::Args;
+using bwd_sm90::Config;
+using bwd_sm90::Mask;
+using tile::Element;
+using Bits = unsigned short;
+
+constexpr int kFar = tile::Positions::kFar;
+constexpr Bits kPoison = 0x7fff;  // NaN in both types
+int failures = 0;
+
+struct Shape {
+  int batch = 1, heads_q = 2, heads_k = 1, seq_q = 150, seq_k = 200, dim = 64, dim_v = 64;
+  int low = -kFar, high = kFar;  ///< row i sees keys i + low <= j < i + high
+  float scale = 0.125F, softcap = 0.0F, amplitude = 1.0F;
+  bool alibi = false, d_lse = false, last_first = false;
+  bool given_delta = false;
+  unsigned blocks = 1;
+  int section_heads = 1, apart = 1, parts = 1;
+};
+
+/// (B, S, H, D) in memory; `at` is an element.
+template <Element kElement>
+struct Tensor {
+  int heads, seq, dim;
+  std::vector<Bits> data;
+  Tensor(int batch, int heads_, int seq_, int dim_)
+      : heads(heads_),
+        seq(seq_),
+        dim(dim_),
+        data(std::size_t(batch) * heads_ * seq_ * dim_, kPoison) {}
+  Bits& at(int b, int h, int s, int d) {
+    return data[((std::size_t(b) * seq + s) * heads + h) * dim + d];
+  }
+  float value(int b, int h, int s, int d) { return tile::widen<kElement>(at(b, h, s, d)); }
+  void randomise(std::mt19937& random, float amplitude) {
+    std::normal_distribution<float> normal;
+    for (Bits& x : data) x = Bits(tile::pack<kElement>(amplitude * normal(random), 0.0F));
+  }
+  tile::TensorMapBytes map(int batch, int rows) {
+    const long row = 2L * heads * dim;
+    const emulator::Box box = {reinterpret_cast<unsigned char*>(data.data()),
+                               {dim, heads, seq, batch},
+                               {0, 2L * dim, row, row * seq},
+                               {64, 1, rows, 1},
+                               4};
+    tile::TensorMapBytes bytes;
+    std::memcpy(&bytes, &box, sizeof(box));
+    return bytes;
+  }
+};
+
+/// Sums of the largest error and of the largest value of a gradient.
+struct Error {
+  double worst = 0.0, largest = 0.0;
+  void add(double truth, float got) {
+    const double off = std::fabs(truth - double(got));
+    worst = std::isnan(off) ? off : std::isnan(worst) ? worst : std::max(worst, off);
+    largest = std::max(largest, std::fabs(truth));
+  }
+  void expect(const char* name, const char* quantity, double bound) const {
+    const double relative = worst / std::max(largest, 1e-3);
+    const bool good = relative <= bound;
+    std::printf("%-36s %-3s %.1e of %.1e%s\n", name, quantity, relative, bound,
+                good ? "" : "  FAILED");
+    if (!good) ++failures;
+  }
+};
+
+template <Config kConfig>
+struct Check {
+  static constexpr Element kElement = kConfig.element;
+  Shape s;
+  Tensor<kElement> q, k, v, o, d_o, dq, dk, dv;
+  std::vector<float> lse, d_lse, slopes, true_delta;
+  std::vector<double> true_dq, true_dk, true_dv;
+
+  explicit Check(const Shape& shape)
+      : s(shape),
+        q(s.batch, s.heads_q, s.seq_q, s.dim),
+        k(s.batch, s.heads_k, s.seq_k, s.dim),
+        v(s.batch, s.heads_k, s.seq_k, s.dim_v),
+        o(s.batch, s.heads_q, s.seq_q, s.dim_v),
+        d_o(o),
+        dq(q),
+        dk(k),
+        dv(v) {
+    std::mt19937 random(7);
+    q.randomise(random, s.amplitude);
+    k.randomise(random, s.amplitude);
+    v.randomise(random, 1.0F);
+    d_o.randomise(random, 1.0F);
+    for (int i = 0; i < s.batch * s.heads_q * s.seq_q; ++i)
+      d_lse.push_back(0.01F * float(i % 200 - 100));
+    for (int h = 0; h < s.heads_q; ++h) slopes.push_back(0.02F * float(h + 1));
+    lse.assign(d_lse.size(), 0.0F);
+    true_delta = lse;
+    true_dq.assign(q.data.size(), 0.0);
+    true_dk.assign(k.data.size(), 0.0);
+    true_dv.assign(v.data.size(), 0.0);
+    for (int b = 0; b < s.batch; ++b) {
+      for (int h = 0; h < s.heads_q; ++h) {
+        for (int i = 0; i < s.seq_q; ++i) add_row(b, h, i);
+      }
+    }
+  }
+
+  /// One query row: (F1) to (F11), (B1) to (B9).
+  void add_row(int b, int h, int i) {
+    const int g = h / (s.heads_q / s.heads_k);
+    const int begin = std::max(0, i + s.low), end = std::max(begin, std::min(s.seq_k, i + s.high));
+    std::vector<double> p(end - begin), gate(end - begin, 1.0);
+    double m = -1e300, l = 0.0;
+    for (int j = begin; j < end; ++j) {
+      double x = 0.0;
+      for (int d = 0; d < s.dim; ++d) x += double(q.value(b, h, i, d)) * k.value(b, g, j, d);
+      x *= s.scale;
+      if (s.softcap != 0.0F) {
+        const double t = std::tanh(x / s.softcap);
+        gate[j - begin] = 1.0 - t * t;
+        x = s.softcap * t;
+      }
+      if (s.alibi) x -= slopes[h] * std::fabs(double(i + s.seq_k - s.seq_q - j));
+      p[j - begin] = x;
+      m = std::max(m, x);
+    }
+    for (double& x : p) l += x = std::exp(x - m);
+    const std::size_t row = (std::size_t(b) * s.heads_q + h) * s.seq_q + i;
+    lse[row] = p.empty() ? -tile::infinity() : float(m + std::log(l));
+    double delta = 0.0;
+    for (int d = 0; d < s.dim_v; ++d) {
+      double sum = 0.0;
+      for (int j = begin; j < end; ++j) sum += p[j - begin] / l * v.value(b, g, j, d);
+      o.at(b, h, i, d) = Bits(tile::pack<kElement>(float(sum), 0.0F));
+      delta += sum * d_o.value(b, h, i, d);
+    }
+    if (s.d_lse) delta -= d_lse[row];
+    true_delta[row] = float(delta);
+    for (int j = begin; j < end; ++j) {
+      double dp = 0.0;
+      for (int d = 0; d < s.dim_v; ++d) {
+        dp += double(d_o.value(b, h, i, d)) * v.value(b, g, j, d);
+        true_dv[&v.at(b, g, j, d) - v.data.data()] += p[j - begin] / l * d_o.value(b, h, i, d);
+      }
+      const double ds = p[j - begin] / l * (dp - delta) * gate[j - begin] * s.scale;
+      for (int d = 0; d < s.dim; ++d) {
+        true_dq[&q.at(b, h, i, d) - q.data.data()] += ds * k.value(b, g, j, d);
+        true_dk[&k.at(b, g, j, d) - k.data.data()] += ds * q.value(b, h, i, d);
+      }
+    }
+  }
+
+  void run(const char* name, double bound) {
+    constexpr int kM = kConfig.block_m, kChunk = kConfig.chunk_rows;
+    Args a;
+    a.q = q.map(s.batch, kM), a.o = o.map(s.batch, kM), a.d_o = d_o.map(s.batch, kM);
+    a.k = k.map(s.batch, kConfig.block_n), a.v = v.map(s.batch, kConfig.block_n);
+    for (auto* t : {&dq, &dk, &dv}) std::fill(t->data.begin(), t->data.end(), kPoison);
+    a.dq = dq.map(s.batch, kConfig.wide() ? 64 : kChunk),
+    a.dk = dk.map(s.batch, kConfig.split ? kChunk : 64);
+    a.dv = dv.map(s.batch, kConfig.split ? kChunk : 64);
+    a.heads_q = s.heads_q, a.heads_k = s.heads_k, a.group = s.heads_q / s.heads_k;
+    a.seq_q = s.seq_q, a.seq_k = s.seq_k;
+    a.rows_q = (s.seq_q + kChunk - 1) / kChunk * kChunk;
+    const int key_blocks = (s.seq_k + kConfig.block_n - 1) / kConfig.block_n;
+    a.parts = s.parts;
+    a.rows_k = (s.seq_k + kChunk - 1) / kChunk * kChunk;  // chunks are whole key blocks in a split
+    a.jobs =
+        (kConfig.wide() ? 1 : 2) * s.batch * s.heads_q * (a.rows_q / kChunk) +
+        s.batch * s.heads_k * (key_blocks * s.parts + (kConfig.split ? 2 * a.rows_k / kChunk : 0));
+    a.scale = s.scale, a.scale_log2 = s.scale * tile::kLog2e;
+    a.offset_factor = kConfig.fold_lse ? -1.0F / s.scale : -tile::kLog2e;
+    if (s.softcap != 0.0F) a.scale_cap = s.scale / s.softcap, a.cap_log2 = s.softcap * tile::kLog2e;
+    if (s.alibi) a.alibi = slopes.data(), a.alibi_h = 1;
+    a.low = s.low, a.high = s.high;
+    a.order = {key_blocks, s.batch * s.heads_k, 1, s.section_heads, 1};
+    a.lead = a.lag = s.apart;
+    a.last_first = s.last_first;
+    a.lse_in = lse.data(), a.lse_b = s.heads_q * s.seq_q, a.lse_h = s.seq_q, a.lse_s = 1;
+    if (s.d_lse) a.d_lse = d_lse.data(), a.d_lse_b = a.lse_b, a.d_lse_h = s.seq_q, a.d_lse_s = 1;
+    if (s.given_delta) {
+      a.delta_in = true_delta.data(), a.delta_rows = s.seq_q;
+      std::fill(o.data.begin(), o.data.end(), kPoison);
+    }
+    const std::size_t rows = std::size_t(s.batch) * s.heads_q * a.rows_q;
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    std::vector<float> offset(rows, nan), delta(rows, nan), sums(rows * kConfig.columns_dq(), nan);
+    a.offset = offset.data(), a.delta = delta.data(), a.dq_sum = sums.data();
+    const std::size_t key_sums = std::size_t(s.batch) * s.heads_k * a.rows_k * kConfig.columns_dq();
+    std::vector<float> dk_sums(key_sums, 0.0F), dv_sums(key_sums, 0.0F);
+    a.dk_sum = dk_sums.data(), a.dv_sum = dv_sums.data();
+    std::vector<unsigned> counters(1 + 2 * s.batch * s.heads_k + rows / kM * 8, 0);
+    a.next_job = counters.data(), a.prepared = a.next_job + 1;
+    a.finished = a.prepared + s.batch * s.heads_k, a.turns = a.finished + s.batch * s.heads_k;
+
+    run_blocks(bwd_sm90::memory, kConfig.threads(), [&] { bwd_sm90::kernel<kConfig>(a); });
+    if constexpr (kConfig.wide()) run_dq(a);
+    compare(name, "dQ", dq, true_dq, bound);
+    compare(name, "dK", dk, true_dk, bound);
+    compare(name, "dV", dv, true_dv, bound);
+  }
+  template <class Kernel>
+  void run_blocks(unsigned char* memory, int threads, Kernel kernel) {
+    std::vector<std::vector<unsigned char>> shared(s.blocks);
+    std::vector<emulator::Block> blocks(s.blocks);
+    for (unsigned i = 0; i < s.blocks; ++i) {
+      shared[i].assign(256 * 1024, 0xff);
+      blocks[i].index = i, blocks[i].threads = threads, blocks[i].shared = shared[i].data();
+    }
+    emulator::shared_name = memory;
+    emulator::run_together(blocks, kernel);
+  }
+  /// The launch that goes with one of bwd_sm90 without dQ.
+  void run_dq(const Args& of) {
+    unsigned next = 0;
+    const int row_blocks = (s.seq_q + bwd_dq_sm90::kBlockM - 1) / bwd_dq_sm90::kBlockM;
+    bwd_dq_sm90::Args a = bwd_dq_sm90::args_beside(kConfig, of);
+    a.order = {row_blocks, s.batch * s.heads_q, 1, s.section_heads, 1};
+    a.tiles = row_blocks * s.batch * s.heads_q;
+    a.next_tile = &next;
+    run_blocks(bwd_dq_sm90::memory, bwd_dq_sm90::kThreads,
+               [&] { bwd_dq_sm90::kernel<bwd_dq_sm90::config_beside(kConfig)>(a); });
+  }
+  void compare(const char* name, const char* quantity, Tensor<kElement>& got,
+               const std::vector<double>& truth, double bound) {
+    Error error;
+    for (std::size_t i = 0; i < truth.size(); ++i) {
+      error.add(truth[i], tile::widen<kElement>(got.data[i]));
+    }
+    error.expect(name, quantity, bound);
+  }
+};
+
+template <Config kConfig>
+void check(const char* name, const Shape& shape, double bound) {
+  Check<kConfig>(shape).run(name, bound);
+}
+
+}  // namespace
