@@ -27,8 +27,8 @@ constexpr Sm90Tile kTiles64[] = {
     {3,
      128,
      3,
-     {1.2, 1.243},
-     {0.9, 1.241},
+     {1.2, 1.228},
+     {0.9, 1.225},
      kThree | kTwo | kChainShort | kEarlyQWindow | kHalveCut | kValuesFirst},
     {1, 128, 4, {2.0, 0.9}, {2.0, 0.9}, kOne}};
 constexpr Sm90Tile kTiles96[] = {{3, 96, 2, {2.4, 1.164}, {2.6, 1.147}, kThree | kTwo},
@@ -36,7 +36,7 @@ constexpr Sm90Tile kTiles96[] = {{3, 96, 2, {2.4, 1.164}, {2.6, 1.147}, kThree |
 constexpr Sm90Tile kTiles128[] = {
     {3, 80, 2, {2.3, 1.182}, {2.3, 1.148}, kThree | kPingPong},
     {2, 128, 2, {2.1, 1.284}, {1.55, 1.29}, kOwnO | kPingPong | kPingPongMasked | kTrustMaxima},
-    {3, 64, 4, {1.2, 0.91}, {1.2, 0.91}, kThree | kQByNeed | kWindowOnly},
+    {3, 64, 4, {1.2, 0.94}, {1.2, 0.94}, kThree | kQByNeed | kWindowOnly},
     {1, 128, 3, {2.2, 1.25}, {2.2, 1.25}, kOne}};
 constexpr Sm90Tile kTiles192[] = {{2, 112, 2, {4.55, 1.626}, {4.75, 1.537}, kTwo},
                                   {1, 64, 3, {4.0, 1.2}, {4.0, 1.2}, kOne}};
