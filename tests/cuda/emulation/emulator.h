@@ -276,6 +276,9 @@ inline float __shfl_xor_sync(unsigned, float x, int mask) {
   const unsigned lane = emulator::current->thread % 32;
   return emulator::number(emulator::meet({{emulator::bits(x)}})[lane ^ mask].words[0]);
 }
+inline float __shfl_sync(unsigned, float x, int lane) {
+  return emulator::number(emulator::meet({{emulator::bits(x)}})[lane].words[0]);
+}
 inline int __shfl_sync(unsigned, int x, int lane) {
   return static_cast<int>(emulator::meet({{static_cast<unsigned>(x)}})[lane].words[0]);
 }
