@@ -170,7 +170,8 @@ struct Consumer : Rows<kConfig> {
   template <bool kMasked, int kCount = kScores>
   __forceinline__ void adjust_scores(int block, int half = 0) {
     const int first = group_query();
-    const int column = block * kBlockN + half * (kBlockN / 2) + 2 * (lane % 4);
+    const int column =
+        key_block<kConfig>(args, tile, block) * kBlockN + half * (kBlockN / 2) + 2 * (lane % 4);
     const int rows[2] = {query(first, 0), query(first, 1)};
     const int shift = keys<kConfig>(args, tile) - queries<kConfig>(args, tile);
     Base::template modify<kMasked, kCount>(args, rows, shift, column, lane);

@@ -152,7 +152,8 @@ struct Producer {
   }
   /// Rows of a block of keys or values: panels of the copy engine.
   __forceinline__ void load_rows(const TensorMapBytes* map, u32 to, u32 full, int panels,
-                                 int block) const {
+                                 int nth) const {
+    const int block = key_block<kConfig>(args, tile, nth);
     for (int p = 0; p < panels; ++p, to += kBlockN * kPanelRowBytes) {
       if constexpr (kConfig.lengths == Lengths::dense) {
         tma_load(to, map, full, p * kPanelColumns, head_k, block * kBlockN, tile.batch, kEvictLast);

@@ -133,7 +133,24 @@ struct Finished {
   int query;
 };
 
-/// Key blocks of queries query .. query_end-1 of a tile, within its split.
+/// Parts of the keys take blocks in turn where no position hides any: part p those that are p
+/// modulo args.splits. They read neighbouring memory at a time, and share any number of keys
+/// evenly.
+template <Config kConfig>
+inline constexpr bool kPartsInTurn = kConfig.mask == Mask::none ? kConfig.split : false;
+/// How many of the first `blocks` blocks of keys are the tile's.
+template <Config kConfig>
+__forceinline__ int share(const Args& args, const Tile& tile, int blocks) {
+  if constexpr (!kPartsInTurn<kConfig>) return blocks;
+  return max(blocks - tile.split + args.splits - 1, 0) / args.splits;
+}
+/// The block of keys that is the tile's n-th.
+template <Config kConfig>
+__forceinline__ int key_block(const Args& args, const Tile& tile, int n) {
+  return kPartsInTurn<kConfig> ? n * args.splits + tile.split : n;
+}
+
+/// Key blocks of queries query .. query_end-1 of a tile, within its part; see key_block().
 template <Config kConfig>
 __forceinline__ BlockRange block_range(const Args& args, const Tile& tile, int query,
                                        int query_end) {
@@ -141,12 +158,12 @@ __forceinline__ BlockRange block_range(const Args& args, const Tile& tile, int q
   const int seq_k = keys<kConfig>(args, tile);
   BlockRange range;
   if constexpr (kConfig.mask == Mask::none) {
-    range.end = (seq_k + kN - 1) / kN;
-    range.full_end = seq_k / kN;
+    range.end = share<kConfig>(args, tile, (seq_k + kN - 1) / kN);
+    range.full_end = share<kConfig>(args, tile, seq_k / kN);
   } else {
     range = key_blocks<kN>(diagonals<kConfig>(args, tile), query, query_end, seq_k);
   }
-  if constexpr (kConfig.split)
+  if constexpr (kConfig.split && !kPartsInTurn<kConfig>)
     range.clip(tile.split * args.blocks_per_split, (tile.split + 1) * args.blocks_per_split);
   return range;
 }
