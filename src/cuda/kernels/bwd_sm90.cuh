@@ -1,5 +1,5 @@
 /// bwd_sm90: dQ, dK, dV on Hopper. FlashAttention-2, Dao 2023, Algorithm 2, on TMA, mbarriers and
-/// wgmma, in one launch.
+/// wgmma, in one launch; above head dim 128 dK and dV only (bwd_sm90_wide.cuh), dQ by bwd_dq_sm90.
 ///
 ///   delta = rowsum(dO O); P = exp(min(S - LSE, 0)); dP = dO V^T; dS = P (dP - delta)
 ///   dV = P^T dO; dK = scale dS^T Q; dQ = scale dS K  (docs/math.md B1-B9)

@@ -9,7 +9,7 @@
 
 namespace tilewise::cuda {
 
-/// Head dim of the config: 64, 96 or 128.
+/// Head dim of the config: 64, 96, 128, 192 or 256.
 int bwd_sm90_padded(std::int64_t dim);
 
 bwd_sm90::Config bwd_sm90_config(const Problem& problem);

@@ -1,11 +1,11 @@
 /// bwd_sm90: head dims above 128. Two warpgroups share a tile of 64 keys and divide the products:
 ///
-///   Values   S = K Q^T, P, dV += P^T dO                        leaves P (with a softcap times its
-///   slope) Keys     dP = V dO^T, dS = P (dP - delta), dK += dS^T Q
+///   Values   S = K Q^T, P, dV += P^T dO   leaves P (with a softcap times its slope)
+///   Keys     dP = V dO^T, dS = P (dP - delta), dK += dS^T Q
 ///
 /// Values runs ahead of Keys by the two buffers of P between them. P, dS are A operands from
-/// registers, worked out under the product that sums up the block before; dV and dK leave from the
-/// places of the last dO and Q. dQ has a kernel of its own, bwd_dq_sm90.
+/// registers; so is, where shared memory has no room for it, half of K and of V. dV and dK leave
+/// from the places of the last dO and Q. dQ has a kernel of its own, bwd_dq_sm90.
 #pragma once
 
 #include "cuda/kernels/bwd_sm90_scores.cuh"
@@ -331,6 +331,7 @@ struct WideKeys : Worker<kConfig> {
     } else {
       mbarrier_wait(shared.p_full(rP.slot), rP.parity);
       score_gradients();
+      // NOTE: worth nothing (bwd_sm90.md, "What was tried"), but what has run on a card has it.
       mbarrier_wait(shared.p_full(rP.slot), rP.parity);
     }
     __syncwarp();  // all lanes have read P and delta
