@@ -103,6 +103,17 @@ TEST(CApi, SameVerbsSameResults) {
   EXPECT_EQ(c.dv, cpp.dv);
 }
 
+TEST(CApi, OneLaunchNamesAKernelForEachPass) {
+  Example c;
+  tw_launch launch = TW_INIT(tw_launch);
+  launch.kernel = "flash_fwd_scalar+flash_bwd_scalar";
+  tw_plan plan = TW_INIT(tw_plan);
+  EXPECT_EQ(tw_forward(&c.forward, nullptr, &launch, &plan), TW_OK) << tw_last_error();
+  EXPECT_STREQ(plan.kernel, "flash_fwd_scalar");
+  EXPECT_EQ(tw_backward(&c.backward, nullptr, &launch, &plan), TW_OK) << tw_last_error();
+  EXPECT_STREQ(plan.kernel, "flash_bwd_scalar");
+}
+
 TEST(CApi, ErrorsAreCodesAndMessages) {
   Example c;
   tw_spec spec = TW_INIT(tw_spec);
