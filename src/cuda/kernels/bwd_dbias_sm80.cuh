@@ -30,6 +30,72 @@ struct Walk {
   }
 };
 
+/// sum += the products of kSteps steps of 16 columns from `first` on: with a low plane where the
+/// tiles have two, else of the planes that they have.
+template <Element kElement, int kSteps, int kM, int kN, int kRowsA, int kRowsB, int kCols,
+          int kPlanes>
+__forceinline__ void add_steps(Acc (&sum)[kM][kN], const SharedTile<kRowsA, kCols, kPlanes>& a,
+                               int a_row, const SharedTile<kRowsB, kCols, kPlanes>& b, int first,
+                               int lane) {
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    FragmentA<kPlanes> rA[kM];
+#pragma unroll
+    for (int m = 0; m < kM; ++m) a.load_a(rA[m], a_row + 16 * m, first + step, lane);
+#pragma unroll
+    for (int n = 0; n < kN; n += 2) {
+      FragmentB<kPlanes> rB;
+      b.load_b(rB, 8 * n, first + step, lane);
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if constexpr (kPlanes == 2) {
+            mma_low<kElement>(sum[m][n + half], rA[m], rB, half);
+          } else {
+            mma_high<kElement>(sum[m][n + half], rA[m], rB, half);
+          }
+        }
+      }
+    }
+  }
+}
+
+template <int kM, int kN>
+__forceinline__ void add(Acc (&sum)[kM][kN], const Acc (&x)[kM][kN]) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sum[m][n][e] += x[m][n][e];
+    }
+  }
+}
+
+/// product = A B^T. Two planes of wide rows: by 64 columns, each sum from zero and added in
+/// float32, because tensor cores truncate when they add, always towards zero, and a sum over many
+/// rows shows it.
+template <Element kElement, int kM, int kN, int kRowsA, int kRowsB, int kCols, int kPlanes>
+__forceinline__ void multiply(Acc (&product)[kM][kN], const SharedTile<kRowsA, kCols, kPlanes>& a,
+                              int a_row, const SharedTile<kRowsB, kCols, kPlanes>& b, int lane) {
+  clear(product);
+  if constexpr (kPlanes == 1 || kCols <= 128) {
+    product_rows<kElement>(product, a, a_row, b, 0, lane);
+  } else {
+    constexpr int kSteps = 4;
+    static_assert(kCols % (16 * kSteps) == 0);
+#pragma unroll 1
+    for (int first = 0; first < kCols / 16; first += kSteps) {
+      Acc fresh[kM][kN];
+      clear(fresh);
+      add_steps<kElement, kSteps>(fresh, a, a_row, b, first, lane);
+      add_steps<kElement, kSteps>(fresh, high_plane(a), a_row, high_plane(b), first, lane);
+      add(product, fresh);
+    }
+  }
+}
+
 template <Config kConfig>
 struct BiasGradient {
   using Tiles = bwd_dq_sm80::QueryGradient<kConfig>;
@@ -61,15 +127,27 @@ struct BiasGradient {
     copy_async_wait<0>();
     __syncthreads();  // the operands have landed, for all threads
     Acc dX[kM][kN];
-    tiles.logit_gradients(dX, key_block * kBlockN);
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int n = 0; n < kN; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sum[m][n][e] += dX[m][n][e];
-      }
+    logit_gradients(dX, tiles, key_block * kBlockN);
+    bwd_dbias_sm80::add(sum, dX);
+  }
+  /// (B6) Gradients of the logits of the keys in stage 0, from `key` on, whole: nothing is known of
+  /// a mask.
+  __forceinline__ void logit_gradients(Acc (&dX)[kM][kN], const Tiles& t, int key) const {
+    constexpr Element kElement = kConfig.element;
+    float k_scale = 1.0F, v_scale = 1.0F;
+    if constexpr (kConfig.scaled) {
+      k_scale = args.pass.k_scale[t.key_scale_index(key)];
+      v_scale = args.pass.v_scale[t.key_scale_index(key)];
     }
+    const typename Tiles::Kept kept = t.kept_pairs(key);
+    const int row = t.warp * Tiles::kRows;
+    Acc S[kM][kN], unused[kM][kN];
+    multiply<kElement>(S, t.sQ(), row, t.sK(0), t.lane);   // (F1)
+    multiply<kElement>(dX, t.sO(), row, t.sV(0), t.lane);  // (B4)
+    kept.drop(dX, args.pass.dropout.scale);
+    t.logits(S, unused, args.pass.scale * (k_scale * t.q_scale), key);
+    mask_scores(S, t.diagonals, t.seq_k, t.warp_row(), key, t.lane);
+    t.score_gradients(S, dX, 1.0F, v_scale * t.do_scale, true);  // (B5)
   }
 
   // ---- epilogue

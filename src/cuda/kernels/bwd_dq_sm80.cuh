@@ -336,25 +336,6 @@ struct QueryGradient {
       }
     }
   }
-  /// (B6) Gradients of the logits of the keys in stage 0, from `key` on, whole: nothing is known of
-  /// a mask. For bwd_dbias_sm80.
-  __forceinline__ void logit_gradients(Acc (&dX)[kM][kN], int key) const {
-    float k_scale = 1.0F, v_scale = 1.0F;
-    if constexpr (kConfig.scaled) {
-      k_scale = args.k_scale[key_scale_index(key)];
-      v_scale = args.v_scale[key_scale_index(key)];
-    }
-    const Kept kept = kept_pairs(key);
-    Acc S[kM][kN], unused[kM][kN];
-    clear(S);
-    clear(dX);
-    product_rows<kElement>(S, sQ(), warp * kRows, sK(0), 0, lane);   // (F1)
-    product_rows<kElement>(dX, sO(), warp * kRows, sV(0), 0, lane);  // (B4)
-    kept.drop(dX, args.dropout.scale);
-    logits(S, unused, args.scale * (k_scale * q_scale), key);
-    mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
-    score_gradients(S, dX, 1.0F, v_scale * do_scale, true);  // (B5)
-  }
 
   __forceinline__ void run(const BlockRange& range) {
     read_low();

@@ -7,6 +7,7 @@
 #include "cuda/kernels/bwd_sm80.cuh"
 #include "cuda/kernels/combine.cuh"
 #include "cuda/kernels/fwd_sm80.cuh"
+#include "flash_sm80_configs.h"
 #include "flash_sm80_truth.h"
 
 constexpr int kSharedBytes = 256 * 1024;
@@ -30,7 +31,6 @@ namespace {
 
 using namespace tilewise;
 using tile::Element;
-using Gradient = bwd_sm80::Config;
 
 constexpr double kBf16 = 1.2e-2, kFp16 = 1.5e-3, kExact = 2e-5;
 
@@ -313,58 +313,6 @@ FloatErrors check_float(const char* name, const Shape& s, bool refine, double bo
   return {error(t.dq, dq), error(t.dv, dv)};
 }
 
-constexpr Gradient kSmall = {.exact = true};
-constexpr Gradient kPlain = {};
-constexpr Gradient kFirstPass = {.with_dq = false, .exact = true};
-constexpr Gradient kSecondPass = {.block_m = 128, .block_n = 32, .with_dq = false, .exact = true};
-constexpr Gradient kWide = {
-    .head_dim = 128, .head_dim_v = 128, .warps = 8, .column_warps = 2, .exact = true};
-/// Of machines with 99 KiB of shared memory.
-constexpr Gradient kSmallWide = {.head_dim = 192,
-                                 .head_dim_v = 192,
-                                 .block_m = 32,
-                                 .block_n = 64,
-                                 .warps = 8,
-                                 .column_warps = 2,
-                                 .sub_m = 16,
-                                 .stages = 1,
-                                 .exact = true};
-constexpr Gradient kWideHalf = {
-    .element = Element::fp16, .head_dim = 128, .head_dim_v = 128, .warps = 8, .column_warps = 2};
-constexpr Gradient kFloatKeys = {.element = Element::fp16,
-                                 .planes = 2,
-                                 .scaled = true,
-                                 .block_n = 64,
-                                 .sub_m = 64,
-                                 .stages = 1,
-                                 .with_dq = false};
-constexpr Gradient with_parts(Gradient config) {
-  config.split = true;
-  return config;
-}
-constexpr Gradient with_pairs(Gradient config) {
-  config.modified = config.paired = true;
-  return config;
-}
-constexpr Gradient with_one_plane(Gradient config) {
-  config.planes = 1;
-  return config;
-}
-constexpr Gradient with_modification(Gradient config) {
-  config.modified = true;
-  return config;
-}
-constexpr Gradient with_dropout(Gradient config) {
-  config.dropout = true;
-  return config;
-}
-constexpr Gradient kFloatQueries = {.element = Element::fp16,
-                                    .planes = 2,
-                                    .scaled = true,
-                                    .block_n = 64,
-                                    .stages = 1,
-                                    .with_dq = false};
-
 /// Every way in which rows and keys lie in fragments.
 void check_dropout() {
   const Shape some = {.seq_q = 100, .seq_k = 150, .causal = true, .dropout = 0.3};
@@ -467,6 +415,9 @@ int main() {
                                                              kBf16, kExact);
   check_float<with_pairs(kFloatKeys), with_pairs(kFloatQueries)>("float32, bias and mask", hidden,
                                                                  true, 2e-6);
+  check_float<with_pairs(kFloatWideKeys), with_pairs(kFloatWideQueries)>(
+      "float32, dim 136, bias",
+      {.seq_q = 100, .seq_k = 70, .dim = 136, .causal = true, .pairs = true}, true, 2e-6);
   constexpr Gradient kTf32Keys = with_pairs(with_one_plane(kFloatKeys));
   constexpr Gradient kTf32Queries = with_pairs(with_one_plane(kFloatQueries));
   check_float<kTf32Keys, kTf32Queries>("tf32, bias and mask", hidden, true, kFp16);
