@@ -231,6 +231,7 @@ BODIES = {
     ],
     "signal.cuh": [
         ("void signal_add(", "*counter += value;"),
+        ("u32 signal_count(", "return (*counter)++;"),
         ("u32 signal_read(", "emulator::yield(); return *counter;"),
     ],
     "warpgroup.cuh": [

@@ -65,9 +65,18 @@ std::int64_t turns(const Problem& p, const Config& config) {
              ? p.batch * p.heads_q * (bwd_sm90_rows(p, config) / config.block_m) * config.dq_warps()
              : 0;
 }
-/// Of 4 bytes: the queue's, two for each key head, turns or the tiles of bwd_dq_sm90.
+std::int64_t cut_tiles(const Problem& p, const Config& config) {
+  return config.split ? bwd_sm90_tiles(p, config) : 0;
+}
+/// Of 4 bytes: the queue's, two for each key head, two for each tile that is cut, turns or the
+/// tiles of bwd_dq_sm90.
 std::int64_t counters(const Problem& p, const Config& config) {
-  return 1 + 2 * p.batch * p.heads_k + (config.wide() ? 1 : turns(p, config));
+  return 1 + 2 * p.batch * p.heads_k + 2 * cut_tiles(p, config) +
+         (config.wide() ? 1 : turns(p, config));
+}
+/// Floats: sums of dK and dV of tiles that are cut.
+std::int64_t key_sums(const Problem& p, const Config& config) {
+  return cut_tiles(p, config) * config.block_n * (config.head_dim + config.head_dim_v);
 }
 
 Cost cost(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
@@ -92,7 +101,7 @@ Cost cost(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
     again = 3.0 * static_cast<double>(cost.memory.back().bytes);
   }
   if (config.split) {
-    add("dK, dV sums", {2, p.batch, p.heads_k, bwd_sm90_rows_k(p, config), config.columns_dq()});
+    add("dK, dV sums", {key_sums(p, config)});
   }
   if (bwd_tiles::refines(p)) add_refined_delta_memory(p, cost.memory);
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv}) {
@@ -117,9 +126,8 @@ void fill(Args& args, const Problem& p, const Config& config) {
   set_map(args.dq, p.dq, config.wide() ? 64 : config.chunk_rows);
   set_map(args.k, p.k, config.block_n);
   set_map(args.v, p.v, config.block_n);
-  // Stored by warpgroups, with a split by conversions.
-  set_map(args.dk, p.dk, config.split ? config.chunk_rows : 64);
-  set_map(args.dv, p.dv, config.split ? config.chunk_rows : 64);
+  set_map(args.dk, p.dk, 64);
+  set_map(args.dv, p.dv, 64);
   args.heads_q = static_cast<int>(p.heads_q);
   args.heads_k = static_cast<int>(p.heads_k);
   args.group = static_cast<int>(p.group());
@@ -144,7 +152,6 @@ void fill(Args& args, const Problem& p, const Config& config) {
   args.high = mask.high;
   args.order = bwd_sm90_order(p, config);
   args.parts = bwd_sm90_parts(p, config);
-  args.rows_k = static_cast<int>(bwd_sm90_rows_k(p, config));
   args.lead = args.lag = bwd_sm90_sections_apart(args.order, config);
   // Under a causal mask the first keys are seen by most queries: longest first. In a fixed order of
   // additions the last keys come first: theirs are the first queries that others wait for.
@@ -176,15 +183,15 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   args.next_job = workspace.take<unsigned>(count);
   args.prepared = args.next_job + 1;
   args.finished = args.prepared + p.batch * p.heads_k;
-  if (config.deterministic) args.turns = args.finished + p.batch * p.heads_k;
+  args.added = args.finished + p.batch * p.heads_k;
+  if (config.deterministic) args.turns = args.added + 2 * cut_tiles(p, config);
   args.offset = workspace.take<float>(rows);
   args.delta = workspace.take<float>(rows);
   if (!config.wide()) args.dq_sum = workspace.take<float>(rows * config.columns_dq());
-  const std::int64_t key_sums =
-      p.batch * p.heads_k * bwd_sm90_rows_k(p, config) * config.columns_dq();
+  const std::int64_t sums = key_sums(p, config);
   if (config.split) {
-    args.dk_sum = workspace.take<float>(2 * key_sums);
-    args.dv_sum = args.dk_sum + key_sums;
+    args.dk_sum = workspace.take<float>(sums);
+    args.dv_sum = args.dk_sum + cut_tiles(p, config) * config.block_n * config.head_dim;
   }
   if (bwd_tiles::refines(p)) {
     const RefinedDelta given = refined_delta(p, workspace, context.stream);
@@ -193,7 +200,7 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   }
   const Kernel kernel = sm80::load_config(config, p.device.index, bwd_sm90_unit);
   fill_bytes(args.next_job, 0, count * 4, p.device.index, context.stream);
-  if (config.split) fill_bytes(args.dk_sum, 0, 8 * key_sums, p.device.index, context.stream);
+  if (config.split) fill_bytes(args.dk_sum, 0, 4 * sums, p.device.index, context.stream);
   const std::int64_t grid = std::min<std::int64_t>(args.jobs, sm80::kTypicalMultiprocessors);
   launch(kernel, {.x = grid}, context.stream, args);
   if (config.wide()) {
@@ -216,11 +223,11 @@ const KernelRow kFlashBackwardSm90 = {
 
 void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;
-  const auto add = [&](DType dtype, std::int64_t dim, bool causal, std::int64_t seq = 4096) {
+  const auto add = [&](DType dtype, std::int64_t dim, bool causal) {
     Problem p;
     p.dtype = dtype;
     p.batch = p.heads_q = p.heads_k = 16;
-    p.seq_q = p.seq_k = seq;
+    p.seq_q = p.seq_k = 4096;
     p.head_dim = p.head_dim_v = dim;
     p.scale = 1.0F;
     if (causal) p.causal = Causal::bottom_right, p.right = 0;
@@ -236,8 +243,6 @@ void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch) {
       add(DType::float16, dim, causal);
     }
   }
-  // Short ones have two stages of K.
-  for (const bool causal : {false, true}) add(DType::bfloat16, 64, causal, 2048);
 }
 
 }  // namespace tilewise::cuda

@@ -7,12 +7,13 @@
 /// One block a multiprocessor takes job after job from a queue: to prepare rows (delta, LSE), to
 /// compute a tile of 128 keys over all its queries, to convert finished sums of dQ. Roles: one
 /// thread of warpgroup 0 takes jobs and copies (Producer); warpgroups 1 and 2 compute, 64 keys of
-/// the tile each (Consumer). dQ is added up in float32 in memory. Schedule, budgets, measurements:
-/// bwd_sm90.md.
+/// the tile each (Consumer); warpgroup 3 has dQ (Queries), which is added up in float32 in memory.
+/// Schedule, budgets, measurements: bwd_sm90.md.
 #pragma once
 
 #include "cuda/kernels/bwd_sm90_consumer.cuh"
 #include "cuda/kernels/bwd_sm90_producer.cuh"
+#include "cuda/kernels/bwd_sm90_queries.cuh"
 #include "cuda/kernels/bwd_sm90_wide.cuh"
 
 namespace tilewise::bwd_sm90 {
@@ -34,12 +35,19 @@ __forceinline__ void kernel(const Args& args) {
       Producer<kConfig> producer{args, shared};
       producer.run();
     }
-  } else {
-    take_registers<240>();
-    if constexpr (!kConfig.wide()) {
+  } else if constexpr (!kConfig.wide()) {
+    if (role == 3) {
+      give_registers<72>();
+      Queries<kConfig> queries(args, shared.base);
+      queries.run();
+    } else {
+      take_registers<208>();
       Consumer<kConfig> consumer(args, shared.base, role - 1);
       consumer.run();
-    } else if (role == 1) {
+    }
+  } else {
+    take_registers<240>();
+    if (role == 1) {
       WideValues<kConfig> values(args, shared.base);
       run_jobs(values);
     } else {

@@ -26,27 +26,26 @@ struct Config {
   bool alibi = false;           ///< (implies modified)
   bool deterministic = false;   ///< dQ is summed in the order of the key blocks
   bool fold_lse = false;        ///< the scores are summed from -LSE on
-  bool late_dq = false;         ///< dQ of a step is added under the next step's products
   bool v_registers = false;     ///< V is held in registers as the A operand of dP
   bool exact = false;           ///< small problems: P and dS in two planes
-  bool split = false;           ///< tiles take parts of the queries; dK, dV are summed in memory
+  bool split = false;           ///< tiles are cut by queries; dK, dV are summed in memory
   bool half_registers = false;  ///< wide: half of K's and V's columns is held in registers
   bool operator==(const Config&) const = default;
 
-  /// Columns of the sums of dQ: whole panels, which the two warpgroups divide.
+  /// Columns of the sums of dQ: whole panels.
   constexpr int columns_dq() const { return (head_dim + 63) / 64 * 64; }
   /// Head dims above 128: the warpgroups share 64 keys and divide the products instead; dQ is left
   /// to bwd_dq_sm90.
   constexpr bool wide() const { return block_n == 64; }
-  static constexpr int threads() { return 384; }
-  static constexpr int dq_warps() { return 8; }  ///< that add to dQ
+  constexpr int threads() const { return wide() ? 384 : 512; }
+  static constexpr int dq_warps() { return 4; }  ///< that add to dQ
 };
 
 /// What lies where in shared memory, in bytes from its 1024-byte aligned start.
 struct SharedPlan {
   static constexpr int kPanelRow = 128;                         ///< bytes: 64 columns
   int k_stage, q_stage, do_stage, v_bytes, ds_buffer, dq_warp;  ///< sizes; a stage of Q takes O too
-  int k, v, q, d_o, p, ds, dq, gate, offset, delta, barriers, slots, bytes;
+  int k, v, q, d_o, p, ds, dq, gate, offset, delta, barriers, slots, votes, bytes;
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }
   constexpr explicit SharedPlan(const Config& c)
@@ -56,7 +55,7 @@ struct SharedPlan {
         do_stage(panels(c.head_dim_v) * c.block_m * kPanelRow),
         v_bytes(panels(c.head_dim_v) * c.block_n * kPanelRow / (c.half_registers ? 2 : 1)),
         ds_buffer(c.block_m / 64 * c.block_n * kPanelRow),
-        dq_warp(c.wide() ? 0 : c.block_m * c.columns_dq() * 4 / 8),
+        dq_warp(c.wide() ? 0 : 2 * 16 * 64 * 4),
         k(0),
         v(k + k_stage * c.k_stages),
         q(v + v_bytes),
@@ -71,9 +70,9 @@ struct SharedPlan {
         delta(offset + c.q_stages * c.block_m * 4),
         barriers(delta + c.do_stages * c.block_m * 4),
         slots(barriers +
-              (8 * (2 * c.q_stages + 2 * c.do_stages + 2 * c.k_stages + 2 + 2 + 4 + 4) + 15) / 16 *
-                  16),
-        bytes(slots + 2 * 16) {}
+              (8 * (2 * c.q_stages + 2 * c.do_stages + 2 * c.k_stages + 2 + 13) + 15) / 16 * 16),
+        votes(slots + 2 * 16),
+        bytes(votes + 2 * 16) {}
 };
 
 /// Wide: as many stages as there is room for. A third of Q bridges what passes between its last use
@@ -103,8 +102,7 @@ struct Args {
   SectionOrder order;     ///< of key blocks and key heads
   int lead = 1, lag = 1;  ///< sections that preparation runs ahead of tiles, and conversion behind
   bool last_first = false;  ///< key blocks from the last to the first
-  int parts = 1;            ///< split: of the queries of a tile
-  int rows_k = 0;  ///< split: seq_k rounded up to chunks and blocks: rows of a key head's sums
+  int parts = 1;            ///< split: that a tile's queries are cut into
   const float* lse_in = nullptr;
   long long lse_b = 0, lse_h = 0, lse_s = 0;
   const float* d_lse = nullptr;  ///< may be null
@@ -115,13 +113,15 @@ struct Args {
   float* offset = nullptr;
   float* delta = nullptr;   ///< (B, Hq, rows_q)
   float* dq_sum = nullptr;  ///< (B, Hq, rows_q, columns_dq), in fragment order
-  /// split: (B, Hk, rows_k, columns_dq) in fragment order, all zero at the start.
+  /// split: (B, Hk, blocks, block_n, head_dim or head_dim_v) in fragment order, all zero at the
+  /// start.
   float* dk_sum = nullptr;
   float* dv_sum = nullptr;
   // Counters, all zero at the start.
   unsigned* next_job = nullptr;
   unsigned* prepared = nullptr;  ///< (B, Hk) warps of chunks
   unsigned* finished = nullptr;  ///< (B, Hk) warps of tiles
+  unsigned* added = nullptr;     ///< split: (B, Hk, blocks, 2) parts that a warpgroup has added
   unsigned* turns = nullptr;     ///< deterministic: (B, Hq, rows_q / block_m, dq_warps)
 };
 

@@ -33,12 +33,11 @@ struct Queue {
     if (index >= args.jobs) return job;
     const int chunks = args.rows_q / kConfig.chunk_rows * args.group;  // of a key head
     while (true) {
+      const int section = step - args.lead, here = heads(section);
       const int parts = kConfig.split ? args.parts : 1;
-      const int prepares = heads(step) * chunks,
-                tiles = heads(step - args.lead) * args.order.blocks * parts;
-      const int converted = step - args.lead - args.lag;
+      const int prepares = heads(step) * chunks, tiles = here * args.order.blocks * parts;
+      const int converted = section - args.lag;
       const int converts = kConfig.wide() ? 0 : heads(converted) * chunks;
-      const int keys = kConfig.split ? heads(converted) * (args.rows_k / kConfig.chunk_rows) : 0;
       const int rest = index - base;
       if (rest < prepares) {
         job.kind = JobKind::prepare;
@@ -46,7 +45,7 @@ struct Queue {
         return job;
       }
       if (rest < prepares + tiles) {
-        const int section = step - args.lead, here = heads(section), in = rest - prepares;
+        const int in = rest - prepares;
         job.kind = JobKind::tile;
         job.part = in / here % parts;
         job.block = in / here / parts;
@@ -59,17 +58,7 @@ struct Queue {
         locate_rows(job, rest - prepares - tiles, converted);
         return job;
       }
-      if constexpr (kConfig.split) {
-        if (rest < prepares + tiles + converts + 2 * keys) {
-          const int in = rest - prepares - tiles - converts, here = heads(converted);
-          job.kind = JobKind::convert;
-          job.part = 1 + in / keys;
-          job.block = in % keys / here;
-          locate(job, head_begin(converted) + in % here, args.heads_k);
-          return job;
-        }
-      }
-      base += prepares + tiles + converts + 2 * keys;
+      base += prepares + tiles + converts;
       ++step;
     }
   }
@@ -153,9 +142,8 @@ struct Producer {
     return static_cast<i64>(job.batch * args.heads_q + head) * args.rows_q + row;
   }
   __forceinline__ int key_pair(const Job& job) const {
-    const bool of_keys =
-        job.kind == JobKind::tile || (job.kind == JobKind::convert && job.part != 0);
-    return job.batch * args.heads_k + (of_keys ? job.head : job.head / args.group);
+    return job.batch * args.heads_k +
+           (job.kind == JobKind::tile ? job.head : job.head / args.group);
   }
 
   /// Rows of Q with their offsets.
@@ -245,13 +233,8 @@ struct Producer {
     const int tiles = args.order.blocks * (kConfig.split ? args.parts : 1);
     signal_wait(args.finished + key_pair(job), static_cast<u32>(tiles * kConfig.dq_warps()));
     fence_async();
-    const float* sums = args.dq_sum;
-    i64 row = row_offset(job, job.head, job.block * kConfig.chunk_rows);
-    if (kConfig.split && job.part != 0) {
-      sums = job.part == 1 ? args.dk_sum : args.dv_sum;
-      row = static_cast<i64>(key_pair(job)) * args.rows_k + job.block * kConfig.chunk_rows;
-    }
-    sums += row * kConfig.columns_dq();
+    const float* sums = args.dq_sum + row_offset(job, job.head, job.block * kConfig.chunk_rows) *
+                                          kConfig.columns_dq();
     for (int piece = 0; piece < Piece<kConfig>::kCount; ++piece) {
       const bool second = Piece<kConfig>::in_do(piece);
       const u32 s = second ? open_do(Piece<kConfig>::kBytes) : open_q(Piece<kConfig>::kBytes);

@@ -56,7 +56,11 @@ struct Shared {
   // Wide: P has been left for the next warpgroup, has been taken.
   __forceinline__ u32 p_full(u32 buffer) const { return barrier(kFirst + 6 + buffer); }
   __forceinline__ u32 p_empty(u32 buffer) const { return barrier(kFirst + 8 + buffer); }
+  // Not wide: dS has been used for dQ; all who compute have come.
+  __forceinline__ u32 ds_empty(u32 buffer) const { return barrier(kFirst + 10 + buffer); }
+  __forceinline__ u32 all_met() const { return barrier(kFirst + 12); }
   __forceinline__ u32 slot(u32 index) const { return base + kPlan.slots + index * 16; }
+  __forceinline__ u32 vote(int warpgroup) const { return base + kPlan.votes + warpgroup * 16; }
 
   __forceinline__ void init_barriers() const {
     // Every consumer warp arrives for itself: one warp's wait does not prove that the others have
@@ -71,23 +75,24 @@ struct Shared {
     }
     // Wide: V and K are released by the four warps that read them.
     constexpr int kKeysLeave = kConfig.wide() ? 4 : kConsumerWarps;
+    constexpr int kWarps = kConfig.threads() / 32 - 4;  // but the producer's
     mbarrier_init(v_full(), 1);
     mbarrier_init(v_empty(), kKeysLeave);
     for (int s = 0; s < kStagesK; ++s) {
       mbarrier_init(k_full(s), 1);
-      mbarrier_init(k_empty(s), kKeysLeave);
+      mbarrier_init(k_empty(s), kConfig.wide() ? kKeysLeave : kWarps);
     }
     for (int s = 0; s < 2; ++s) {
       mbarrier_init(ds_full(s), kConfig.wide() ? 4 : kConsumerWarps);
       mbarrier_init(job_full(s), 1);
-      mbarrier_init(job_empty(s), kConsumerWarps);
+      mbarrier_init(job_empty(s), kWarps);
     }
-    if constexpr (kConfig.wide()) {
-      for (int s = 0; s < 2; ++s) {
-        mbarrier_init(p_full(s), 4);
-        mbarrier_init(p_empty(s), 4);
-      }
+    for (int s = 0; s < 2; ++s) {
+      mbarrier_init(p_full(s), 4);
+      mbarrier_init(p_empty(s), 4);
+      mbarrier_init(ds_empty(s), 4);
     }
+    mbarrier_init(all_met(), kWarps);
     mbarrier_fence_init();
   }
 };
@@ -96,8 +101,8 @@ struct Shared {
 /// and dV of a block of keys, and what it adds to dQ. Convert: the finished sums of a chunk to dQ.
 enum class JobKind : int { prepare, tile, convert, end };
 
-/// `block`: chunk of rows or block of keys; `head`: query head, for what has to do with keys key
-/// head. `part` of a tile: of its queries; of a conversion: 0 of dQ, 1 of dK, 2 of dV.
+/// `block`: chunk of rows or block of keys; `head`: query head, of a tile key head. `part`: of a
+/// tile's queries.
 struct Job {
   JobKind kind = JobKind::end;
   int block = 0, batch = 0, head = 0, part = 0;

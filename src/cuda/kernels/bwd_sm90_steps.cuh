@@ -1,6 +1,6 @@
 /// bwd_sm90: what one warpgroup of consumers computes, its 64 keys against one block of queries
-/// after the other: scores, their gradients, dK and dV of its keys, its part of dQ. Everything is
-/// transposed: rows are keys, columns queries.
+/// after the other: scores, their gradients, dK and dV of its keys. Everything is transposed: rows
+/// are keys, columns queries.
 #pragma once
 
 #include "cuda/kernels/bwd_sm90_scores.cuh"
@@ -39,51 +39,33 @@ struct Steps : Scores<kConfig> {
   using Base::wait_q;
   using Base::warp;
   using Base::warpgroup;
-  static constexpr int kColumnsDq = kConfig.columns_dq();
-  /// dQ of a step: each warpgroup takes 64 of the rows, or half of the columns.
-  static constexpr bool kSplitRows = kM == 128;
-  static constexpr int kPartDq = kSplitRows ? kColumnsDq : kColumnsDq / 2;
   using Product = Wgmma<kElement, kM>;
   using Keys = Wgmma<kElement, kD>;
   using Values = Wgmma<kElement, kDv>;
-  using Queries = Wgmma<kElement, kPartDq>;
 
   /// Descriptors of the first stages. V: 64 rows as A. dO: as B of dP (K-major); Q, dO: of dK, dV
-  /// (MN-major). dS: as A, K: as B of dQ (both MN-major).
-  const u64 dV, dO, dQt, dOt, dSt;
-  u64 dKt;
+  /// (MN-major).
+  const u64 dV, dO, dQt, dOt;
   Ring<2> buffers;
   float rGradS[kM / 2];  ///< dP^T
   u32 rdS[kM / 4];       ///< dS^T
   u32 rdSlow[kConfig.exact ? kM / 4 : 1];
-  float rDq[kPartDq / 2], rDk[kD / 2], rDv[kDv / 2];
+  float rDk[kD / 2], rDv[kDv / 2];
   u32 rV[kConfig.v_registers ? kDv / 4 : 1];
-  float* sums = nullptr;  ///< where the last dQ goes, and whose turn it takes
-  u32* turn = nullptr;
-  int block_added = 0;  ///< deterministic: the block of queries whose dQ is being added
 
   __forceinline__ Steps(const Args& a, u32 shared_base, int group)
       : Base(a, shared_base, group),
         dV(panel_descriptor(shared.v() + group * kSlot, 16)),
         dO(panel_descriptor(shared.d_o(0), 16)),
         dQt(panel_descriptor(shared.q(0), kM * kPanelRowBytes)),
-        dOt(panel_descriptor(shared.d_o(0), kM * kPanelRowBytes)),
-        dSt(panel_descriptor(shared.ds(0) + (kSplitRows ? group * kBlockN * kPanelRowBytes : 0),
-                             16)),
-        dKt(panel_descriptor(shared.k(0) + (kSplitRows ? 0 : columns_at(group * kPartDq)),
-                             kBlockN * kPanelRowBytes)) {}
+        dOt(panel_descriptor(shared.d_o(0), kM * kPanelRowBytes)) {}
 
-  /// Byte at which column `column` of K begins.
-  static __forceinline__ u32 columns_at(int column) {
-    return column / 64 * (kBlockN * kPanelRowBytes) + column % 64 * 2;
-  }
   /// The next tile's K lies in the other stage.
   __forceinline__ void next_k() {
     if constexpr (kConfig.k_stages == 2) {
       const u64 to_other =
           rK.slot == 0 ? kPlan.k_stage / 16 : -static_cast<u64>(kPlan.k_stage / 16);
       this->dK += to_other;
-      dKt += to_other;
     }
     rK.advance();
   }
@@ -145,16 +127,6 @@ struct Steps : Scores<kConfig> {
     }
     wgmma_commit();
   }
-  /// (B8) dQ = dS K of this step
-  __forceinline__ void issue_dq(bool add = false) {
-    const u64 ds = dSt + buffers.slot * (kPlan.ds_buffer / 16);
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < kBlockN / 16; ++i) {
-      Queries::multiply_transposed(rDq, ds + i * kStepRows, dKt + i * kStepRows, add || i != 0);
-    }
-    wgmma_commit();
-  }
 
   // ---- scores and their gradients
 
@@ -211,43 +183,6 @@ struct Steps : Scores<kConfig> {
     release(shared.ds_full(buffers.slot));
   }
 
-  // ---- sums of dQ
-
-  /// Where this warp's fragments of the sums of a block of queries lie.
-  __forceinline__ float* sums_at(int of_pair, int of_block) const {
-    const i64 row = static_cast<i64>(of_pair) * args.rows_q + of_block * kM;
-    const int band = kSplitRows ? warpgroup * 4 + warp : warp;
-    return args.dq_sum + (row + 16 * band) * kColumnsDq +
-           (kSplitRows ? 0 : warpgroup * kPartDq * 16);
-  }
-  /// Adds dQ of the step to the sums: staged per warp, added by the copy engine.
-  __forceinline__ void add_dq(float* to, u32* turn) {
-    const u32 stage = shared.dq(warpgroup * 4 + warp);
-    if (lane == 0) {
-      if constexpr (kConfig.deterministic) {
-        this->pass_turn();
-      } else {
-        bulk_wait_read();
-      }
-    }
-    __syncwarp();  // the copy engine has read what was staged before
-#pragma unroll
-    for (int i = 0; i < kPartDq / 8; ++i) {
-      store_shared_16(stage + (i * 32 + lane) * 16, rDq[4 * i], rDq[4 * i + 1], rDq[4 * i + 2],
-                      rDq[4 * i + 3]);
-    }
-    fence_async_shared();
-    __syncwarp();
-    if (lane == 0) {
-      // Late, before the first step of a tile, there is nothing to add yet.
-      if (!kConfig.late_dq || to != nullptr) {
-        if constexpr (kConfig.deterministic) this->await_turn(turn, block_added);
-        bulk_add(to, stage, kPlan.dq_warp);
-        bulk_commit();
-      }
-    }
-  }
-
   // ---- steps
 
   /// Entry: P of (pair, block) is ready, nothing is in flight. Exit: the same for the next block.
@@ -257,10 +192,10 @@ struct Steps : Scores<kConfig> {
     if constexpr (kConfig.exact) {
       exact_step<kMasked, kLast>(next_pair, next_block);
     } else {
-      fast_step<kMasked, kLast>(next_pair, next_block);
+      keys_step<kMasked, kLast>(next_pair, next_block);
     }
   }
-  /// One thing after the other: dS in two planes, which take the two buffers.
+  /// One thing after the other: dS in two planes, each a step of dQ.
   template <bool kMasked, bool kLast>
   __forceinline__ void exact_step(int next_pair, int next_block) {
     wait_do();
@@ -274,28 +209,18 @@ struct Steps : Scores<kConfig> {
     score_gradients();
     issue_dk(rQ.slot, rdS);
     issue_dk(rQ.slot, rdSlow);
-    const u32 parity = buffers.parity;
+    await_buffer();
     store_ds(rdS);
     buffers.advance();
+    await_buffer();
     store_ds(rdSlow);
     buffers.advance();
-    mbarrier_wait(shared.ds_full(0), parity);
-    mbarrier_wait(shared.ds_full(1), parity);
-    issue_dq();
-    buffers.advance();
-    issue_dq(true);
-    buffers.advance();
-    buffers.parity = parity ^ 1;
     wgmma_wait<0>();
-    pin(rDq);
     pin(rDk);
     release(shared.q_empty(rQ.slot));
     release(shared.do_empty(rO.slot));
     rQ.advance();
     rO.advance();
-    if constexpr (kConfig.deterministic) block_added = block;
-    add_dq(sums_at(pair, block), this->turn_at(pair, block));
-    this->sync_consumers();  // both warpgroups have used dS
     if constexpr (kLast) {
       if constexpr (!kConfig.v_registers) release(shared.v_empty());
       release(shared.k_empty(rK.slot));
@@ -310,75 +235,58 @@ struct Steps : Scores<kConfig> {
       this->template probabilities<kMasked>();
     }
   }
+  /// Nothing waits for the other warpgroup, whose products run under what is worked
+  /// out here. At most P, dP and the sums are held at a time, or S, P and the sums: 208 registers.
   template <bool kMasked, bool kLast>
-  __forceinline__ void fast_step(int next_pair, int next_block) {
+  __forceinline__ void keys_step(int next_pair, int next_block) {
     wait_do();
     issue_dp();
     issue_dv(rP);
-    if constexpr (kConfig.late_dq) add_dq(sums, turn);
-    sums = sums_at(pair, block);
-    turn = this->turn_at(pair, block);
-    if constexpr (kConfig.deterministic) block_added = block;
-    wgmma_wait<1>();
+    wgmma_wait<0>();
     pin(rGradS);
+    pin(rDv);
     if constexpr (kLast && !kConfig.v_registers) release(shared.v_empty());
     score_gradients();
+    await_buffer();
     store_ds(rdS);
+    buffers.advance();
+    release(shared.do_empty(rO.slot));
+    rO.advance();
     const u32 stage_q = rQ.slot;
-    const Ring<2> here = buffers;
-    if constexpr (kLast) {
-      issue_dk(stage_q, rdS);
-      rQ.advance();
-      await_ds(here);
-      issue_dq();
-      buffers.advance();
-    } else {
-      issue_dk(stage_q, rdS);
-      rQ.advance();
-      // P and dS are let go before the next S comes: registers.
-      wgmma_wait<1>();
-      pin(rDv);
-      pin(rP);
-      release(shared.do_empty(rO.slot));
+    rQ.advance();
+    issue_dk(stage_q, rdS);
+    if constexpr (!kLast) {
       wait_q();
       issue_scores();
-      wgmma_wait<1>();
-      pin(rDk);
-      pin(rdS);
-      release(shared.q_empty(stage_q));
-      await_ds(here);
-      issue_dq();
-      buffers.advance();
-      wgmma_wait<1>();
+    }
+    wgmma_wait<0>();
+    pin(rDk);
+    pin(rdS);
+    release(shared.q_empty(stage_q));
+    if constexpr (kLast) {
+      release(shared.k_empty(rK.slot));
+      next_k();
+    } else {
       pin(rS);
       pair = next_pair;
       block = next_block;
       this->template probabilities<kMasked>();
-      // NOTE: passed already; but ptxas moves the exponentials behind the next wait, if no loop
-      // stands between.
-      await_ds(here);
     }
-    wgmma_wait<0>();
-    pin(rDq);
-    pin(rDk);
-    pin(rDv);
-    if constexpr (kLast) {
-      release(shared.q_empty(stage_q));
-      release(shared.do_empty(rO.slot));
-      release(shared.k_empty(rK.slot));
-      next_k();
-    }
-    rO.advance();
-    if constexpr (!kConfig.late_dq || kLast) add_dq(sums, turn);
   }
-  /// Both warpgroups' dS has been stored.
-  __forceinline__ void await_ds(const Ring<2>& at) const {
-    mbarrier_wait(shared.ds_full(at.slot), at.parity);
+  /// dQ of what was stored in the next buffer of dS before has been worked out.
+  __forceinline__ void await_buffer() const {
+    mbarrier_wait(shared.ds_empty(buffers.slot), buffers.parity ^ 1);
+  }
+  /// The same of all that were stored.
+  __forceinline__ void await_buffers() const {
+    await_buffer();
+    Ring<2> other = buffers;
+    other.advance();
+    mbarrier_wait(shared.ds_empty(other.slot), other.parity ^ 1);
   }
 
   __forceinline__ void first_step(const BlockRange& range) {
     block = range.begin;
-    sums = nullptr;
     await_producer(shared.k_full(rK.slot), rK.parity);
     wait_q();
     issue_scores();

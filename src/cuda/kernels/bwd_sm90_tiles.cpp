@@ -80,10 +80,9 @@ Config bwd_sm90_config(const Problem& p) {
   }
   // What registers allow: bwd_sm90.md.
   const bool narrow = config.block_m == 128;
-  config.late_dq = !config.exact && (narrow || !config.modified);
   config.v_registers = narrow;
-  // Measured: worth 2 % of a short tile, nothing of a long one.
-  if (narrow && !config.softcap && p.seq_q <= 2048) config.k_stages = 2;
+  if (!config.softcap) config.k_stages = 2;
+
   // Fewer jobs, where the last chunk does not stand half empty.
   const std::int64_t chunks = ceil_div(p.seq_q, config.chunk_rows);
   if (narrow && (chunks >= 8 || chunks % 2 == 0)) config.chunk_rows = 256;
@@ -91,11 +90,14 @@ Config bwd_sm90_config(const Problem& p) {
   return config;
 }
 
+std::int64_t bwd_sm90_tiles(const Problem& p, const Config& config) {
+  return p.batch * p.heads_k * ceil_div(p.seq_k, config.block_n);
+}
+
 int bwd_sm90_parts(const Problem& p, const Config& config) {
-  // In a fixed order of additions parts would wait for one another. Unequal dims: other sums.
-  if (config.wide() || config.deterministic || config.exact || config.head_dim != config.head_dim_v)
-    return 1;
-  const std::int64_t tiles = p.batch * p.heads_k * ceil_div(p.seq_k, config.block_n);
+  // In a fixed order of additions parts would wait for one another.
+  if (config.wide() || config.deterministic || config.exact) return 1;
+  const std::int64_t tiles = bwd_sm90_tiles(p, config);
   const std::int64_t blocks = ceil_div(p.seq_q, config.block_m);
   // Tiles of a diagonal differ in length: as many of them as even out.
   const std::int64_t wanted =
@@ -107,20 +109,13 @@ int bwd_sm90_parts(const Problem& p, const Config& config) {
       std::clamp<std::int64_t>(wanted / tiles, 1, std::max<std::int64_t>(1, most)));
 }
 
-std::int64_t bwd_sm90_rows_k(const Problem& p, const Config& config) {
-  const int unit = std::max(config.block_n, config.chunk_rows);
-  return round_up(p.seq_k, unit);
-}
-
 std::int64_t bwd_sm90_rows(const Problem& p, const Config& config) {
   return round_up(p.seq_q, config.chunk_rows);
 }
 
 std::int64_t bwd_sm90_jobs(const Problem& p, const Config& config) {
   return (config.wide() ? 1 : 2) * p.batch * p.heads_q * ceil_div(p.seq_q, config.chunk_rows) +
-         p.batch * p.heads_k *
-             (ceil_div(p.seq_k, config.block_n) * bwd_sm90_parts(p, config) +
-              (config.split ? 2 * bwd_sm90_rows_k(p, config) / config.chunk_rows : 0));
+         bwd_sm90_tiles(p, config) * bwd_sm90_parts(p, config);
 }
 
 bwd_sm90::SectionOrder bwd_sm90_order(const Problem& p, const Config& config) {
@@ -147,8 +142,7 @@ double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machi
   if (config.wide()) return wide_ms(p, config, machine);
   const double sms = std::max(1, machine.multiprocessors);
   const int parts = config.split ? bwd_sm90_parts(p, config) : 1;
-  const double tiles =
-      static_cast<double>(p.batch * p.heads_k * ceil_div(p.seq_k, config.block_n) * parts);
+  const double tiles = static_cast<double>(bwd_sm90_tiles(p, config) * parts);
   const double chunks =
       static_cast<double>(p.batch * p.heads_q * ceil_div(p.seq_q, config.chunk_rows));
   const double all_queries = static_cast<double>(p.seq_q * p.group()) / parts;
@@ -161,7 +155,7 @@ double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machi
   const bool narrow = config.block_m == 128;
   const double fixed_us = narrow ? 3.0 : 5.0;
   const double chunk_us = narrow ? 3.0 + 3.0 * config.chunk_rows / 128.0 : 8.0;
-  const double step_us = (dim <= 64 ? 2.2 : dim <= 96 ? 3.3 : 3.95) * (config.softcap ? 1.3 : 1.0);
+  const double step_us = (dim <= 64 ? 2.15 : dim <= 96 ? 3.3 : 3.95) * (config.softcap ? 1.3 : 1.0);
   const double tile_us = fixed_us + step_us * queries / 128.0;
   // Tiles of one size come in whole waves; others, longest first, leave some of a tile as tail, and
   // the longest bounds them all.

@@ -21,12 +21,12 @@ bwd_sm90::SectionOrder bwd_sm90_order(const Problem& problem, const bwd_sm90::Co
 /// run ahead of the tiles and conversion behind them.
 int bwd_sm90_sections_apart(const bwd_sm90::SectionOrder& order, const bwd_sm90::Config& config);
 
-/// Parts that a tile's queries are divided into, where the key blocks leave multiprocessors idle;
-/// 1: they are not.
-int bwd_sm90_parts(const Problem& problem, const bwd_sm90::Config& config);
+/// Tiles of all heads.
+std::int64_t bwd_sm90_tiles(const Problem& problem, const bwd_sm90::Config& config);
 
-/// Key rows of a head in the sums of dK and dV, of which a split needs some.
-std::int64_t bwd_sm90_rows_k(const Problem& problem, const bwd_sm90::Config& config);
+/// Parts that a tile's queries are cut into, where the tiles leave multiprocessors idle; 1: they
+/// are not.
+int bwd_sm90_parts(const Problem& problem, const bwd_sm90::Config& config);
 
 /// Query rows of a head in the statistics and in the sums of dQ.
 std::int64_t bwd_sm90_rows(const Problem& problem, const bwd_sm90::Config& config);

@@ -25,9 +25,9 @@ KernelUnit bwd_sm90_unit(const bwd_sm90::Config& c) {
                  ", .mask = static_cast<Mask>(" + std::to_string(static_cast<int>(c.mask)) + ")" +
                  flag("modified", c.modified) + flag("softcap", c.softcap) +
                  flag("alibi", c.alibi) + flag("deterministic", c.deterministic) +
-                 flag("fold_lse", c.fold_lse) + flag("late_dq", c.late_dq) +
-                 flag("v_registers", c.v_registers) + flag("exact", c.exact) +
-                 flag("split", c.split) + flag("half_registers", c.half_registers);
+                 flag("fold_lse", c.fold_lse) + flag("v_registers", c.v_registers) +
+                 flag("exact", c.exact) + flag("split", c.split) +
+                 flag("half_registers", c.half_registers);
   unit.threads = c.threads();
   unit.shared_bytes = bwd_sm90::SharedPlan(c).bytes;
   std::map<int, WgmmaShape> shapes;  // by N
@@ -36,8 +36,7 @@ KernelUnit bwd_sm90_unit(const bwd_sm90::Config& c) {
   for (const int columns : {c.head_dim, c.head_dim_v}) {
     shapes[columns].operand_in_registers = true;
   }
-  const int columns_dq = c.block_m == 128 ? c.columns_dq() : c.columns_dq() / 2;
-  if (!c.wide()) shapes[columns_dq].transposed_in_shared = true;
+  if (!c.wide()) shapes[64].transposed_in_shared = true;
   unit.prelude = "#include \"cuda/tile/wgmma.cuh\"\n";
   for (auto& [n, shape] : shapes) {
     shape.n = n;

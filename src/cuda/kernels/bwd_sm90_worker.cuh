@@ -25,6 +25,7 @@ struct Worker {
   Ring<kConfig.do_stages> rO;
   Ring<kConfig.k_stages> rK;
   Ring<2> slots;
+  u32 all_parity = 0;
   Job job;
   u32 converted = 0;           ///< jobs in a row
   u32* unsignalled = nullptr;  ///< counter of a job whose stores may still be on their way
@@ -42,6 +43,13 @@ struct Worker {
 
   __forceinline__ void sync_warpgroup() const { named_barrier_sync(8 + warpgroup, 128); }
   /// All who compute.
+  __forceinline__ void sync_all() {
+    __syncwarp();
+    release(shared.all_met());
+    mbarrier_wait(shared.all_met(), all_parity);
+    all_parity ^= 1;
+  }
+  /// Those who read Q and dO.
   __forceinline__ void sync_consumers() const { named_barrier_sync(1, 256); }
   /// Of V's only stage, which a tile uses as it uses one of K.
   __forceinline__ u32 v_parity() const { return kConfig.k_stages == 2 ? rK.slot : rK.parity; }
@@ -85,8 +93,7 @@ struct Worker {
   __forceinline__ u32* turn_at(int of_pair, int of_block) const {
     if constexpr (!kConfig.deterministic) return nullptr;
     return args.turns +
-           (static_cast<i64>(of_pair) * (args.rows_q / kM) + of_block) * kConfig.dq_warps() +
-           warpgroup * 4 + warp;
+           (static_cast<i64>(of_pair) * (args.rows_q / kM) + of_block) * kConfig.dq_warps() + warp;
   }
   /// Lane 0: the last addition is complete, the next key block may add.
   __forceinline__ void pass_turn() {
@@ -153,13 +160,14 @@ struct Worker {
     unsignalled = args.prepared + job.batch * args.heads_k + job.head / args.group;
   }
 
-  /// Sums of dQ to dQ, with a split those of dK and dV too.
+  /// Sums of dQ to dQ.
   __forceinline__ void run_convert() {
     // Two places in turn: what was staged in this one has been read.
     const u32 to = converted % 2 == 0 ? shared.dq(0) : shared.ds(0);
     constexpr int kChunkBytes = kConfig.chunk_rows * kConfig.columns_dq() * 2;
     static_assert(2 * kPlan.ds_buffer >= kChunkBytes && kPlan.gate - kPlan.dq >= kChunkBytes);
-    const float scale = kConfig.split && job.part == 2 ? 1.0F : args.scale;
+    // The third warpgroup may stand behind a block that waits for this signal.
+    signal_done();
     if (lane == 0) {
       if (converted > 0) {
         bulk_wait_read<1>();
@@ -167,25 +175,26 @@ struct Worker {
         bulk_wait_read();
       }
     }
-    sync_consumers();
+    sync_all();
     ++converted;
 #pragma unroll 1
     for (int piece = 0; piece < Piece<kConfig>::kCount; piece += 2) {
       await_producer(shared.q_full(rQ.slot), rQ.parity);
-      convert_piece<kConfig>(shared.q(rQ.slot), to, piece, scale, warpgroup * 4 + warp, lane);
+      convert_piece<kConfig>(shared.q(rQ.slot), to, piece, args.scale, warpgroup * 4 + warp, lane);
       __syncwarp();
       release(shared.q_empty(rQ.slot));
       rQ.advance();
       if constexpr (Piece<kConfig>::in_do(1)) {
         await_producer(shared.do_full(rO.slot), rO.parity);
-        convert_piece<kConfig>(shared.d_o(rO.slot), to, piece + 1, scale, warpgroup * 4 + warp,
+        convert_piece<kConfig>(shared.d_o(rO.slot), to, piece + 1, args.scale, warpgroup * 4 + warp,
                                lane);
         __syncwarp();
         release(shared.do_empty(rO.slot));
         rO.advance();
       } else {
         await_producer(shared.q_full(rQ.slot), rQ.parity);
-        convert_piece<kConfig>(shared.q(rQ.slot), to, piece + 1, scale, warpgroup * 4 + warp, lane);
+        convert_piece<kConfig>(shared.q(rQ.slot), to, piece + 1, args.scale, warpgroup * 4 + warp,
+                               lane);
         __syncwarp();
         release(shared.q_empty(rQ.slot));
         rQ.advance();
@@ -195,11 +204,9 @@ struct Worker {
     fence_async_shared();
     sync_consumers();
     if (warpgroup == 0 && thread == 0) {
-      const TensorMapBytes* map = &args.dq;
-      if (kConfig.split && job.part != 0) map = job.part == 1 ? &args.dk : &args.dv;
       for (int p = 0; p < SharedPlan::panels(kD); ++p) {
-        tma_store(map, to + p * kConfig.chunk_rows * kPanelRowBytes, p * kPanelColumns, job.head,
-                  job.block * kConfig.chunk_rows, job.batch);
+        tma_store(&args.dq, to + p * kConfig.chunk_rows * kPanelRowBytes, p * kPanelColumns,
+                  job.head, job.block * kConfig.chunk_rows, job.batch);
       }
       bulk_commit();
     }

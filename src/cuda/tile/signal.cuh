@@ -12,6 +12,17 @@ __forceinline__ void signal_add(u32* counter, u32 value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
 }
 
+/// Adds one, gives the sum before: who adds sees what those have written who added before, and is
+/// seen. 9.7.13.3 atom, .acq_rel
+__forceinline__ u32 signal_count(u32* counter) {
+  u32 before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(counter)
+               : "memory");
+  return before;
+}
+
 /// 9.7.9.8 ld, .acquire
 __forceinline__ u32 signal_read(const u32* counter) {
   u32 value;

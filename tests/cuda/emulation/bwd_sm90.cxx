@@ -10,16 +10,15 @@ constexpr Config k64 = {.head_dim = 64,
                         .block_m = 128,
                         .k_stages = 2,
                         .fold_lse = true,
-                        .late_dq = true,
                         .v_registers = true};
-constexpr Config k128 = {.block_m = 64, .k_stages = 2, .fold_lse = true, .late_dq = true};
+constexpr Config k128 = {.block_m = 64, .k_stages = 2, .fold_lse = true};
 
 constexpr Config masked(Config c, Mask mask) {
   c.mask = mask;
   return c;
 }
 constexpr Config plain(Config c) {
-  c.fold_lse = c.late_dq = c.v_registers = false;
+  c.fold_lse = c.v_registers = false;
   c.k_stages = 1;
   return c;
 }
@@ -36,7 +35,7 @@ constexpr Config with_alibi(Config c) {
 }
 constexpr Config exact(Config c) {
   c.block_m = 64;
-  c.late_dq = c.v_registers = false;
+  c.v_registers = false;
   c.exact = true;
   return c;
 }
@@ -156,5 +155,14 @@ int main() {
                                                    .last_first = true,
                                                    .blocks = 3},
                                                   kBf16);
+  check<split(dims(k128, 128, 64), 128)>("dims 128, 64, 3 parts",
+                                         {.batch = 2,
+                                          .seq_q = 200,
+                                          .seq_k = 300,
+                                          .dim = 128,
+                                          .blocks = 2,
+                                          .section_heads = 2,
+                                          .parts = 3},
+                                         kBf16);
   return failures == 0 ? 0 : 1;
 }

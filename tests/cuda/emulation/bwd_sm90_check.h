@@ -177,18 +177,15 @@ struct Check {
     a.q = q.map(s.batch, kM), a.o = o.map(s.batch, kM), a.d_o = d_o.map(s.batch, kM);
     a.k = k.map(s.batch, kConfig.block_n), a.v = v.map(s.batch, kConfig.block_n);
     for (auto* t : {&dq, &dk, &dv}) std::fill(t->data.begin(), t->data.end(), kPoison);
-    a.dq = dq.map(s.batch, kConfig.wide() ? 64 : kChunk),
-    a.dk = dk.map(s.batch, kConfig.split ? kChunk : 64);
-    a.dv = dv.map(s.batch, kConfig.split ? kChunk : 64);
+    a.dq = dq.map(s.batch, kConfig.wide() ? 64 : kChunk), a.dk = dk.map(s.batch, 64),
+    a.dv = dv.map(s.batch, 64);
     a.heads_q = s.heads_q, a.heads_k = s.heads_k, a.group = s.heads_q / s.heads_k;
     a.seq_q = s.seq_q, a.seq_k = s.seq_k;
     a.rows_q = (s.seq_q + kChunk - 1) / kChunk * kChunk;
     const int key_blocks = (s.seq_k + kConfig.block_n - 1) / kConfig.block_n;
+    const int tiles = s.batch * s.heads_k * key_blocks;
     a.parts = s.parts;
-    a.rows_k = (s.seq_k + kChunk - 1) / kChunk * kChunk;  // chunks are whole key blocks in a split
-    a.jobs =
-        (kConfig.wide() ? 1 : 2) * s.batch * s.heads_q * (a.rows_q / kChunk) +
-        s.batch * s.heads_k * (key_blocks * s.parts + (kConfig.split ? 2 * a.rows_k / kChunk : 0));
+    a.jobs = (kConfig.wide() ? 1 : 2) * s.batch * s.heads_q * (a.rows_q / kChunk) + tiles * s.parts;
     a.scale = s.scale, a.scale_log2 = s.scale * tile::kLog2e;
     a.offset_factor = kConfig.fold_lse ? -1.0F / s.scale : -tile::kLog2e;
     if (s.softcap != 0.0F) a.scale_cap = s.scale / s.softcap, a.cap_log2 = s.softcap * tile::kLog2e;
@@ -207,12 +204,14 @@ struct Check {
     const float nan = std::numeric_limits<float>::quiet_NaN();
     std::vector<float> offset(rows, nan), delta(rows, nan), sums(rows * kConfig.columns_dq(), nan);
     a.offset = offset.data(), a.delta = delta.data(), a.dq_sum = sums.data();
-    const std::size_t key_sums = std::size_t(s.batch) * s.heads_k * a.rows_k * kConfig.columns_dq();
-    std::vector<float> dk_sums(key_sums, 0.0F), dv_sums(key_sums, 0.0F);
+    const std::size_t key_rows = kConfig.split ? std::size_t(tiles) * kConfig.block_n : 0;
+    std::vector<float> dk_sums(key_rows * kConfig.head_dim, 0.0F),
+        dv_sums(key_rows * kConfig.head_dim_v, 0.0F);
     a.dk_sum = dk_sums.data(), a.dv_sum = dv_sums.data();
-    std::vector<unsigned> counters(1 + 2 * s.batch * s.heads_k + rows / kM * 8, 0);
+    std::vector<unsigned> counters(1 + 2 * s.batch * s.heads_k + 2 * tiles + rows / kM * 4, 0);
     a.next_job = counters.data(), a.prepared = a.next_job + 1;
-    a.finished = a.prepared + s.batch * s.heads_k, a.turns = a.finished + s.batch * s.heads_k;
+    a.finished = a.prepared + s.batch * s.heads_k, a.added = a.finished + s.batch * s.heads_k;
+    a.turns = a.added + 2 * tiles;
 
     run_blocks(bwd_sm90::memory, kConfig.threads(), [&] { bwd_sm90::kernel<kConfig>(a); });
     if constexpr (kConfig.wide()) run_dq(a);
