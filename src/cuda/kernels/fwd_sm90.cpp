@@ -157,8 +157,7 @@ void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   const auto add_unit = [&](const Config& config) {
     const PackUnit unit = {.unit = fwd_sm90_unit(config),
                            .row = kFlashForwardSm90.name,
-                           .instruction = "wgmma.mma_async",
-                           .allowed_spill_bytes = 8};
+                           .instruction = "wgmma.mma_async"};
     const auto same = [&](const PackUnit& other) { return other.unit == unit.unit; };
     if (std::none_of(units.begin(), units.end(), same)) units.push_back(unit);
   };
