@@ -30,7 +30,8 @@ BiasParts::BiasParts(const Problem& p, int block_m, int block_n) {
   blocks = std::int64_t{axes.batch} * axes.heads * axes.rows * axes.keys;
   if (blocks == 0) return;
   const std::int64_t steps = p.batch * p.heads_q * rows * keys / blocks;
-  const std::int64_t entries = p.dbias.strides[0] == 0 ? 1 : decisive_batch(p);
+  const std::int64_t entries =
+      p.dbias.strides[0] == 0 ? 1 : std::max<std::int64_t>(1, decisive_batch(p));
   const std::int64_t deciding = entries * axes.heads * axes.rows * axes.keys;
   constexpr std::int64_t kWanted = std::int64_t{2} * sm80::kTypicalMultiprocessors;
   count = static_cast<int>(
