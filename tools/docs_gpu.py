@@ -97,25 +97,52 @@ def contender(row: Row) -> str:
     return NAMES.get(name, f"**{row['kernel'] or name}**")
 
 
+def line_of(row: Row, several: set[str]) -> tuple[Any, ...]:
+    """What the rows of one line have in common, in the order of the lines.
+
+    Of heads and batch only what takes `several` values: a batch may go with the length.
+    """
+    cell = summary.Cell.of(row)
+    words = [f"{cell.heads} heads"] if "heads" in several else []
+    words += [cell.options] if cell.options else []
+    words += [f"batch {cell.batch}"] if "batch" in several and "batch" not in cell.options else []
+    problem = (cell.dtype, cell.head_dim, cell.causal, ", ".join(words))
+    by = (ORDER.index(row["implementation"]), contender(row))
+    return (*problem, list(PASS_NAMES).index(cell.which), cell.protocol, *by)
+
+
+def several_at_one_length(rows: list[Row]) -> set[str]:
+    """Which of heads and batch tells lines of the table apart that are otherwise the same."""
+    several: set[str] = set()
+    for name in ("heads", "batch"):
+        values: dict[tuple[Any, ...], set[int]] = {}
+        for row in rows:
+            at = (*line_of(row, several), summary.Cell.of(row).length)
+            values.setdefault(at, set()).add(row[name])
+        several |= {name for found in values.values() if len(found) > 1}
+    return several
+
+
 def wide_table(rows: list[Row], field: str) -> list[str]:
-    """Lengths across; a line for each type, mask, dim, pass and contender."""
-    lengths = sorted({row["seq_q"] for row in rows})
-    lines = ["| | pass | by | " + " | ".join(map(str, lengths)) + " |"]
+    """Lengths across; a line for each type, mask, dim, options, pass and contender."""
+    cells = sorted(map(summary.Cell.of, rows), key=lambda cell: (cell.seq_q, cell.seq_k))
+    lengths = list(dict.fromkeys(cell.length for cell in cells))
+    lines = ["| | pass | by | " + " | ".join(lengths) + " |"]
     lines.append("|---|---|---|" + "---:|" * len(lengths))
-    groups: dict[tuple[Any, ...], dict[int, Row]] = {}
+    groups: dict[tuple[Any, ...], dict[str, Row]] = {}
+    several = several_at_one_length(rows)
     for row in rows:
-        shape = (row["dtype"], row["head_dim"], row["causal"], row["pass"], row["protocol"])
-        order = ORDER.index(row["implementation"])
-        groups.setdefault((*shape, order, contender(row)), {})[row["seq_q"]] = row
+        groups.setdefault(line_of(row, several), {})[summary.Cell.of(row).length] = row
     last: tuple[Any, ...] = ()
-    for key in sorted(groups, key=lambda k: (*k[:3], list(PASS_NAMES).index(k[3]), *k[4:])):
-        dtype, dim, causal, which, protocol, _, name = key
+    for key in sorted(groups):
+        dtype, dim, causal, options, which, protocol, _, name = key
         mask = "causal" if causal else "full"
-        problem = f"{dtype}, dim {dim}, {mask}" if key[:3] != last[:3] else ""
+        told = f", {options}" if options else ""
+        problem = f"{dtype}, dim {dim}, {mask}{told}" if key[:4] != last[:4] else ""
         extra = "" if protocol == "burst" else f", {protocol}"
-        shown = PASS_NAMES[which] + extra if key[:5] != last[:5] else ""
-        cells = " | ".join(number(groups[key].get(n), field) for n in lengths)
-        lines.append(f"| {problem} | {shown} | {name} | {cells} |")
+        shown = list(PASS_NAMES.values())[which] + extra if key[:6] != last[:6] else ""
+        values = " | ".join(number(groups[key].get(n), field) for n in lengths)
+        lines.append(f"| {problem} | {shown} | {name} | {values} |")
         last = key
     return lines
 
@@ -217,7 +244,8 @@ def seed_tables(like: Row) -> list[Row]:
     rows = []
     for name in ("seed-eager", "seed-fused"):
         for row in published()[name]["rows"]:
-            shape = {"seq_q": row["seq_len"], "head_dim": row["d_model"], "implementation": name}
+            shape = {"seq_q": row["seq_len"], "seq_k": row["seq_len"], "head_dim": row["d_model"]}
+            shape |= {"implementation": name}
             for which, word in (("fwd", "forward"), ("bwd", "backward")):
                 ms, live = row.get(f"{word}_ms_mean"), row.get("memory_mb")
                 values = {"pass": which, "ms_mean": ms, "live_mib": live, "status": row["status"]}

@@ -14,6 +14,9 @@ from typing import Any
 from cli_testing import SOURCE, run
 
 sys.path.insert(0, str(SOURCE))
+sys.path.insert(0, str(SOURCE / "tools"))
+
+import docs_gpu
 
 from bench.peers import summary
 from bench.peers.problem import Problem, axis, read_preset, window_of
@@ -136,6 +139,46 @@ class Summaries(unittest.TestCase):
         self.assertEqual([line.split()[-1] for line in shown[2:5]], ["1.500", "0.500", "4.000"])
         self.assertIn("2 kv heads, batch 1 ", shown[3])
         self.assertIn("window=1023,0 ", shown[4])
+
+    def test_docs_show_each_row_once(self) -> None:
+        own = ("flash", "flash_fwd_sm90")
+        decode = {"seq_q": 1, "causal": False, "kv_heads": 2}
+        rows = [
+            row(*own, 1.25),
+            row(*own, 2.5, heads=32, kv_heads=32),
+            row(*own, 3.75, mask="window=1023,0"),
+            row(*own, 4.5, seq_k=2048),
+            row(*own, 5.5, seq_k=4096, **decode),
+            row(*own, 6.5, seq_k=4096, batch=64, **decode),
+            row(*own, 7.5, seq_k=8192, batch=64, **decode),
+        ]
+        lines = docs_gpu.wide_table(rows, "ms_median")
+        self.assertEqual(
+            [
+                [cell.strip() for cell in line.split("|")[1:-1]]
+                for line in lines
+                if "---" not in line
+            ],
+            [
+                ["", "pass", "by", "1/4096", "1/8192", "1024", "1024/2048"],
+                *(
+                    [f"bfloat16, dim 64, {problem}", "forward", "**flash_fwd_sm90**", *times]
+                    for problem, times in [
+                        ("full, 16 heads, 2 kv heads, batch 1", ["5.5", "-", "-", "-"]),
+                        ("full, 16 heads, 2 kv heads, batch 64", ["6.5", "7.5", "-", "-"]),
+                        ("causal, 16 heads", ["-", "-", "1.25", "-"]),
+                        ("causal, 16 heads, batch 1", ["-", "-", "-", "4.5"]),
+                        ("causal, 16 heads, window=1023,0", ["-", "-", "3.75", "-"]),
+                        ("causal, 32 heads", ["-", "-", "2.5", "-"]),
+                    ]
+                ),
+            ],
+        )
+        grid = [row(*own, 1.5, seq_q=n, batch=16384 // n) for n in (512, 1024)]
+        line = docs_gpu.wide_table(grid, "ms_median")[-1]
+        self.assertEqual(
+            line, "| bfloat16, dim 64, causal | forward | **flash_fwd_sm90** | 1.5 | 1.5 |"
+        )
 
     def test_choice_is_judged_by_the_best_row(self) -> None:
         rows = [
