@@ -202,6 +202,34 @@ def test_c102_only_entries_with_room_are_written(device: str, rows: int) -> None
     assert torch.equal(memory.nan_to_num(), wanted.nan_to_num())
 
 
+@pytest.mark.parametrize(
+    ("table", "filled", "rows", "wanted"),
+    [
+        ([[0, 2**31 - 1]], [3], 6, [3]),  # a tail that names no page
+        ([[0], [0]], [0, 4], 1, [1, 4]),  # a page of two entries
+        ([[0], [0]], [4, 0], 1, [4, 1]),
+        ([[2**31 - 1], [1], [-1]], [-1, 2, 2**31 - 1], 2, [-1, 4, 2**31 - 1]),
+        ([[-1], [-1]], [4, 5], 2, [4, 5]),
+        ([[1], [0]], [0, 0], 5, [0, 0]),  # more rows than any entry has
+    ],
+)
+def test_c102_an_entry_without_room_reads_no_tail_and_spoils_no_page(
+    device: str, table: list[list[int]], filled: list[int], rows: int, wanted: list[int]
+) -> None:
+    size = 4
+    pools = caches(device, 2, size)
+    k, v = torch.randn(2, len(filled), rows, HEADS, DIM, device=device)
+    expected = [pool.clone() for pool in pools]
+    for b, (before, after) in enumerate(zip(filled, wanted, strict=True)):
+        for pool, added in zip(expected, (k, v), strict=True):
+            for row in range(before, after):
+                pool[table[b][row // size], row % size] = added[b, row - before]
+    pages, lengths = (torch.tensor(x, dtype=torch.int32, device=device) for x in (table, filled))
+    assert _append(pools, (k, v), pages, lengths).tolist() == wanted
+    for pool, whole in zip(pools, expected, strict=True):
+        assert torch.equal(pool, whole)
+
+
 def test_c061_entries_2_to_the_30_elements_apart(device: str) -> None:
     """The last entry begins at element 2^31; what nobody names is not touched, nor paged in."""
     stride, rows, filled = 2**30, 4096, [4, 0, 3]

@@ -45,15 +45,20 @@ def _append(
 ) -> Tensor:
     """Writes new (B, S_new, H, D) behind each entry's keys; table (B, pages) has its pages.
 
-    Returns the lengths after. An entry without room keeps its keys and its length: what is written
-    are the keys that it begins with, as they are.
+    Returns the lengths after. An entry without room keeps its keys and its length: in its stead, an
+    entry with room is written once more. Where none has room, row 0 of the pool is, as it is.
     """
     size, rows = pools[0].shape[1], new[0].shape[1]
+    if table.shape[0] == 0 or table.shape[1] * size < rows:
+        return lengths
     fits = (lengths >= 0) & (lengths <= table.shape[1] * size - rows)
-    at = torch.where(fits, lengths, 0)[:, None].long() + torch.arange(rows, device=lengths.device)
-    where = table.long().gather(1, at // size), at % size
+    some = fits.any()
+    entry = torch.where(fits, torch.arange(len(fits), device=fits.device), fits.int().argmax())
+    at = lengths[entry, None].long() + torch.arange(rows, device=lengths.device)
+    at = torch.where(some, at, 0)
+    where = torch.where(some, table[entry].long().gather(1, at // size), 0), at % size
     for pool, added in zip(pools, new, strict=True):
-        pool.index_put_(where, torch.where(fits[:, None, None, None], added, pool[where]))
+        pool.index_put_(where, torch.where(some, added[entry], pool[where]))
     return torch.where(fits, lengths + rows, lengths)
 
 
