@@ -69,7 +69,8 @@ struct Refusal {
 
 /// Narrows the choice. Empty = free: the `flash` rows of the tensors' device. A forced kernel or
 /// implementation that cannot run the problem is an error. TILEWISE_FORCE_KERNEL in the environment
-/// (a kernel's or an implementation's name) does the same for calls that leave both empty.
+/// (a kernel's or an implementation's name, or FORWARD+BACKWARD) does the same for calls that leave
+/// both empty.
 struct Choice {
   std::string implementation;  ///< baseline, eager, fused, flash, reference
   std::string kernel;          ///< a row's name (see kernels()), or one a pass: FORWARD+BACKWARD

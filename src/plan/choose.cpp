@@ -194,7 +194,12 @@ Choice with_environment(const Choice& choice, Pass pass, std::span<const KernelR
   const char* forced = std::getenv("TILEWISE_FORCE_KERNEL");
   if (forced == nullptr || *forced == '\0') return choice;
   if (std::strchr(forced, '+') != nullptr) {
-    return of_pass({.implementation = "", .kernel = forced}, pass, rows);
+    try {
+      return of_pass({.implementation = "", .kernel = forced}, pass, rows);
+    } catch (const InvalidArgument& error) {
+      throw InvalidArgument("TILEWISE_FORCE_KERNEL is \"" + std::string(forced) +
+                            "\": " + error.what());
+    }
   }
   bool known = false;
   for (const KernelRow& row : rows) {
@@ -205,7 +210,8 @@ Choice with_environment(const Choice& choice, Pass pass, std::span<const KernelR
   }
   if (known) return choice;  // a kernel of the other pass
   throw InvalidArgument("TILEWISE_FORCE_KERNEL is \"" + std::string(forced) +
-                        "\": expected a kernel's or an implementation's name");
+                        "\": expected the name of a kernel, of an implementation, or of a kernel "
+                        "a pass as FORWARD+BACKWARD");
 }
 
 }  // namespace tilewise

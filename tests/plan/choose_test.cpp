@@ -103,6 +103,16 @@ TEST(Choose, AKernelCanBeNamedForEachPass) {
   setenv("TILEWISE_FORCE_KERNEL", "twin+back", 1);
   EXPECT_EQ(with_environment({}, Pass::forward, kRows).kernel, "twin");
   EXPECT_EQ(with_environment({}, Pass::backward, kRows).kernel, "back");
+  for (const char* wrong : {"nope+back", "twin+nope", "+", "twin+back+back"}) {
+    setenv("TILEWISE_FORCE_KERNEL", wrong, 1);
+    try {
+      with_environment({}, Pass::forward, kRows);
+      ADD_FAILURE() << wrong << " is no pair of kernels";
+    } catch (const InvalidArgument& error) {
+      const std::string start = "TILEWISE_FORCE_KERNEL is \"" + std::string(wrong) + "\": ";
+      EXPECT_EQ(std::string(error.what()).substr(0, start.size()), start);
+    }
+  }
   unsetenv("TILEWISE_FORCE_KERNEL");
 }
 
