@@ -16,7 +16,7 @@ enum class CheckStatus : std::uint8_t { passed, failed, skipped };
 /// How far one result was off.
 struct Deviation {
   std::string quantity;  ///< "O", "LSE", "dQ", "dK", "dV", "dbias", "dsinks"
-  double error = 0.0;    ///< max |ours - float64|
+  double error = 0.0;    ///< max |ours - float64|; infinite where one is NaN or Inf wrongly
   /// 2 max |unfused - float64| + 1e-5; LSE: 1e-5 max(1, max |s|); 0 = only finiteness was asked
   /// for.
   double bound = 0.0;

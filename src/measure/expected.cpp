@@ -129,10 +129,12 @@ void compare(const Expected& expected, const Tensor& actual, bool finite_only,
   double worst_error = -1.0;
   for (std::size_t n = 0; n < values.size(); ++n) {
     const double error = std::abs(values[n] - expected.truth[n]);
-    if (std::isfinite(error)) deviation.error = std::max(deviation.error, error);
-    if (miss(expected, expected.truth[n], values[n], actual.dtype, finite_only).empty()) continue;
-    ++misses;
     const double weight = std::isfinite(error) ? error : HUGE_VAL;
+    const bool missed =
+        !miss(expected, expected.truth[n], values[n], actual.dtype, finite_only).empty();
+    if (missed || std::isfinite(error)) deviation.error = std::max(deviation.error, weight);
+    if (!missed) continue;
+    ++misses;
     if (weight > worst_error) {
       worst_error = weight;
       worst = static_cast<std::int64_t>(n);

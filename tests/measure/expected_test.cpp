@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "measure/materialize.h"
 #include "measure/sample.h"
@@ -46,6 +47,16 @@ TEST(Compare, NanAndInfinityMustAgree) {
   EXPECT_EQ(compared({1.0}, {kInfinity}).status, CheckStatus::failed);
   EXPECT_EQ(compared({1e39}, {kInfinity}).status,
             CheckStatus::passed);  // what float32 holds for it
+}
+
+TEST(Compare, TheErrorOfAnInfinityThatIsNoneIsInfinite) {
+  const auto error = [](const std::vector<double>& truth, std::vector<float> actual) {
+    return compared(truth, std::move(actual)).deviations.at(0).error;
+  };
+  EXPECT_EQ(error({1.0, 2.0}, {kInfinity, kInfinity}), INFINITY);
+  EXPECT_EQ(error({1.0, 2.0}, {1.5F, kNan}), INFINITY);
+  EXPECT_EQ(error({-INFINITY, 2.0}, {1.0F, 2.0F}), INFINITY);
+  EXPECT_EQ(error({NAN, -INFINITY, 1e39, 2.0}, {kNan, -kInfinity, kInfinity, 2.5F}), 0.5);
 }
 
 TEST(Compare, FiniteOnlyLetsValuesBeOffButNotNan) {
