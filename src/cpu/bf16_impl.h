@@ -44,22 +44,45 @@ inline void interleave(__m512i row0, __m512i row1, __m512i& low, __m512i& high) 
   high = _mm512_permutex2var_epi64(a, _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15), b);
 }
 
-void pack_pairs(int rows, int cols, const Bf16* src, std::ptrdiff_t ld, Bf16* dst,
+inline void store_pairs(__m512i row0, __m512i row1, Bf16* at) {
+  __m512i low;
+  __m512i high;
+  interleave(row0, row1, low, high);
+  store_bits(at, low);
+  store_bits(at + 32, high);
+}
+
+Bf16 pack_pairs(int rows, int cols, const Bf16* src, std::ptrdiff_t ld, Bf16* dst,
                 std::ptrdiff_t ldb) {
+  // Bits of |x| order as their values do.
+  constexpr Bf16 kMagnitude = 0x7FFF;
+  const __m512i magnitude = _mm512_set1_epi16(kMagnitude);
+  __m512i high = _mm512_setzero_si512();
+  Bf16 largest = 0;
+  const auto look_at = [&](Bf16 x) {
+    const Bf16 bits = x & kMagnitude;
+    if (bits > largest) largest = bits;
+  };
   for (std::ptrdiff_t r = 0; r < rows; r += 2, src += 2 * ld, dst += ldb) {
     std::ptrdiff_t c = 0;
     for (; c + 32 <= cols; c += 32) {
-      __m512i low;
-      __m512i high;
-      interleave(load_bits(src + c), load_bits(src + ld + c), low, high);
-      store_bits(dst + 2 * c, low);
-      store_bits(dst + 2 * c + 32, high);
+      const __m512i row0 = load_bits(src + c);
+      const __m512i row1 = load_bits(src + ld + c);
+      high = _mm512_max_epu16(high, _mm512_and_si512(row0, magnitude));
+      high = _mm512_max_epu16(high, _mm512_and_si512(row1, magnitude));
+      store_pairs(row0, row1, dst + 2 * c);
     }
     for (; c < cols; ++c) {
       dst[2 * c] = src[c];
       dst[2 * c + 1] = src[ld + c];
+      look_at(src[c]);
+      look_at(src[ld + c]);
     }
   }
+  Bf16 lanes[32];
+  store_bits(lanes, high);
+  for (const Bf16 x : lanes) look_at(x);
+  return largest;
 }
 
 void pack_transposed_pairs(int rows, int cols, const Bf16* src, std::ptrdiff_t ld, Bf16* dst,
@@ -131,13 +154,13 @@ inline bool moderate(float m, float to_log2) {
 
 /// R rows at once: their maxima, sums and exponentials do not wait for each other.
 template <int R>
-inline void softmax_rows(int cols, const float* s, std::ptrdiff_t ld, float to_log2, float* m,
-                         float* l, float* rescale, Bf16* p, std::ptrdiff_t ldp) {
+inline void softmax_rows(int cols, const float* s, std::ptrdiff_t ld, float to_log2, bool keep_m,
+                         float* m, float* l, float* rescale, Bf16* p, std::ptrdiff_t ldp) {
   constexpr float kNothing = -__builtin_inff();
   __m512 sum[R];
   // With an earlier maximum first: a sum that stays far from overflow needs no other. m = -inf and
   // NaN do not pass.
-  bool kept = true;
+  bool kept = keep_m;
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
     kept &= moderate(m[r], to_log2);
@@ -192,14 +215,16 @@ inline void softmax_rows(int cols, const float* s, std::ptrdiff_t ld, float to_l
   for (int r = 0; r < R; ++r) l[r] = rescale[r] * l[r] + _mm512_reduce_add_ps(sum[r]);  // (F9)
 }
 
-void softmax_step(int rows, int cols, const float* s, std::ptrdiff_t ld, float to_log2, float* m,
-                  float* l, float* rescale, Bf16* p, std::ptrdiff_t ldp) {
+void softmax_step(int rows, int cols, const float* s, std::ptrdiff_t ld, float to_log2, bool keep_m,
+                  float* m, float* l, float* rescale, Bf16* p, std::ptrdiff_t ldp) {
   std::ptrdiff_t r = 0;
   for (; r + 4 <= rows; r += 4) {
-    softmax_rows<4>(cols, s + r * ld, ld, to_log2, m + r, l + r, rescale + r, p + r * ldp, ldp);
+    softmax_rows<4>(cols, s + r * ld, ld, to_log2, keep_m, m + r, l + r, rescale + r, p + r * ldp,
+                    ldp);
   }
   for (; r < rows; ++r) {
-    softmax_rows<1>(cols, s + r * ld, ld, to_log2, m + r, l + r, rescale + r, p + r * ldp, ldp);
+    softmax_rows<1>(cols, s + r * ld, ld, to_log2, keep_m, m + r, l + r, rescale + r, p + r * ldp,
+                    ldp);
   }
 }
 
@@ -212,14 +237,6 @@ void keep(int rows, int cols, const float* factor, std::ptrdiff_t ld, Bf16* p, s
       _mm256_storeu_si256(at, _mm256_maskz_mov_epi16(kept, _mm256_loadu_si256(at)));
     }
   }
-}
-
-inline void store_pairs(__m512i row0, __m512i row1, Bf16* at) {
-  __m512i low;
-  __m512i high;
-  interleave(row0, row1, low, high);
-  store_bits(at, low);
-  store_bits(at + 32, high);
 }
 
 /// value(r, c, p, ds): 32 rounded entries of P and of dS of row r from column c on.

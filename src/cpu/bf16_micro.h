@@ -24,6 +24,9 @@ struct GradientTile {
 };
 
 inline constexpr int kAttendRows = 32;
+// Of |V| where P may be relative to an earlier maximum: a block's P V is below 2^104, and float32
+// holds the sum of 2^24 blocks.
+inline constexpr float kKeptValue = 0x1p84F;
 
 /// A block of keys for some query rows: (F1), (F7)-(F10) in one pass.
 struct AttendBlock {
@@ -39,7 +42,7 @@ struct AttendBlock {
   // What a row sees of the keys, and the panels that all rows see.
   const int *seen_begin, *seen_end;
   int all_begin, all_end;
-  float* m;     ///< -inf in all rows: found out from some of the keys, O and l being 0
+  float* m;     ///< -inf in all rows: set from some of the keys, even where the answer is false
   float* sums;  ///< 16 a row, in all l
   Bf16* p;      ///< rows x ld_p, for P
   std::ptrdiff_t ld_p;
@@ -57,8 +60,9 @@ struct Bf16Micro {
   void (*gemm)(int rows, int cols, int k, const Bf16* a, std::ptrdiff_t lda, const Bf16* b,
                std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc, bool accumulate);
 
-  /// src (rows x cols, both even) as B: pairs of rows.
-  void (*pack_pairs)(int rows, int cols, const Bf16* src, std::ptrdiff_t ld, Bf16* dst,
+  /// src (rows x cols, both even) as B: pairs of rows. Returns the largest |element|, where NaN is
+  /// beyond infinity.
+  Bf16 (*pack_pairs)(int rows, int cols, const Bf16* src, std::ptrdiff_t ld, Bf16* dst,
                      std::ptrdiff_t ldb);
   /// src^T as B: pairs of columns. rows is a multiple of 16, cols of 32.
   void (*pack_transposed_pairs)(int rows, int cols, const Bf16* src, std::ptrdiff_t ld, Bf16* dst,
@@ -68,14 +72,15 @@ struct Bf16Micro {
                     std::ptrdiff_t dst_ld);
 
   /// One online-softmax step of rows of scores, natural logits times 1 / (to_log2 * ln 2):
-  /// (F7)-(F9) as Micro's, with P rounded into `p`. m is left behind while the sum of P over the
-  /// columns stays below 2^20: P and l are then relative to an earlier maximum. cols is a multiple
-  /// of 32.
+  /// (F7)-(F9) as Micro's, with P rounded into `p`. With `keep_m`, m is left behind while the sum
+  /// of P over the columns stays below 2^20: P and l are then relative to an earlier maximum, and V
+  /// must be at most kKeptValue. cols is a multiple of 32.
   void (*softmax_step)(int rows, int cols, const float* s, std::ptrdiff_t ld, float to_log2,
-                       float* m, float* l, float* rescale, Bf16* p, std::ptrdiff_t ldp);
+                       bool keep_m, float* m, float* l, float* rescale, Bf16* p,
+                       std::ptrdiff_t ldp);
   /// O += P V and sums += P with P relative to m as it is; false, with O and sums as they were,
-  /// when a row's sum of P is not below what softmax_step keeps m for, or m is not moderate. Null
-  /// where products and exponentials share their units.
+  /// when a row's sum of P is not below what softmax_step keeps m for, or m is not moderate. V is
+  /// at most kKeptValue. Null where products and exponentials share their units.
   bool (*attend)(const AttendBlock& block);
   /// p = 0 where keep is 0. cols is a multiple of 32.
   void (*keep)(int rows, int cols, const float* keep, std::ptrdiff_t ld, Bf16* p,

@@ -49,7 +49,9 @@ BackwardGeometry::BackwardGeometry(const Problem& p, const Micro& micro, int thr
   const std::int64_t decisive_pairs = p.deterministic ? p.heads_k : pairs;
   const std::int64_t most =
       takes_the_first(p) ? kMaxSplits : std::clamp<std::int64_t>(key_blocks, 1, kMaxSplits);
-  splits = parts(decisive_pairs, most, threads);
+  // Those beyond the blocks there are would add zeros.
+  splits = static_cast<int>(std::min<std::int64_t>(parts(decisive_pairs, most, threads),
+                                                   std::max<std::int64_t>(key_blocks, 1)));
   dq_elems = p.query_rows() * ld_q;
 }
 

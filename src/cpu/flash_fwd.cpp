@@ -87,7 +87,7 @@ class Forward {
         micro_(micro),
         geometry_(p, micro, context.plan.threads),
         steps_(p),
-        log2_(!steps_.elementwise()),
+        log2_(!steps_.elementwise() && std::isfinite(p.scale * std::numbers::log2e_v<float>)),
         executor_(context.executor) {
     WorkspaceCutter cut(context.workspace);
     const Geometry& g = geometry_;

@@ -4,6 +4,7 @@
 /// As flash_fwd.cpp, but nothing is widened: K^T and V are packed as pairs of bfloat16 for one
 /// product each, P is rounded to bfloat16 by the softmax step, and scale enters the exponent.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numbers>
@@ -30,10 +31,11 @@ constexpr int kLanes = 16;          // partial sums of a row of P
 static_assert(kGroupRows == kAttendRows);
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr auto kLog2E = std::numbers::log2e_v<float>;
+constexpr auto kKeptBits = static_cast<Bf16>(std::bit_cast<std::uint32_t>(kKeptValue) >> 16);
 
 /// True when scale is part of the exponent.
 bool scales_in_exponent(const Problem& p, const ScoreSteps& steps) {
-  return !steps.elementwise() && p.scale > 0.0F && std::isfinite(p.scale);
+  return !steps.elementwise() && p.scale > 0.0F && std::isfinite(p.scale * kLog2E);
 }
 
 /// True when products_.attend() takes blocks of keys: position alone decides what is seen.
@@ -96,6 +98,7 @@ std::vector<MemoryItem> workspace_items(const Problem& p, const Geometry& g) {
   const DType full = DType::float32;
   return {item("packed K", half, {g.pairs_at_a_time, g.keys, g.ld_q}),
           item("packed V", half, {g.pairs_at_a_time, g.keys, g.ld_v}),
+          item("blocks of small V", DType::int32, {g.pairs_at_a_time, g.keys / g.block_keys}),
           item("workers' scratch", full, {g.workers, Scratch::elems(g)})};
 }
 
@@ -113,6 +116,7 @@ class Forward {
     const Geometry& g = geometry_;
     packed_k_ = cut.take<Bf16>(g.pairs_at_a_time * g.keys * g.ld_q);
     packed_v_ = cut.take<Bf16>(g.pairs_at_a_time * g.keys * g.ld_v);
+    keep_m_ = cut.take<std::int32_t>(g.pairs_at_a_time * (g.keys / g.block_keys));
     scratch_ = cut.take<float>(g.workers * Scratch::elems(g));
   }
 
@@ -172,8 +176,9 @@ class Forward {
                                       k + n * g.ld_q, std::int64_t{2} * kPanelKeys);
     }
     const Bf16Rows values = bf16_key_view(p_, p_.v, b, sequence, h, span, scratch.rows, g.ld_v);
-    products_.pack_pairs(padded, ld_v, values.data, values.ld,
-                         packed_v_ + (at * g.keys + j0) * g.ld_v, 2 * g.ld_v);
+    const Bf16 largest = products_.pack_pairs(padded, ld_v, values.data, values.ld,
+                                              packed_v_ + (at * g.keys + j0) * g.ld_v, 2 * g.ld_v);
+    keep_m(at, j0) = largest <= kKeptBits ? 1 : 0;
   }
 
   /// Query rows i0 .. i0 + kTaskRows - 1 of one head against all keys.
@@ -219,6 +224,13 @@ class Forward {
     std::fill_n(scratch.sums + std::ptrdiff_t{r} * kLanes, rows * kLanes, 0.0F);
   }
 
+  /// Of slot `at` and the block that key j lies in: 1 where V lets P be relative to an earlier
+  /// maximum, else 0.
+  std::int32_t& keep_m(std::int64_t at, std::int64_t j) const {
+    const Geometry& g = geometry_;
+    return keep_m_[at * (g.keys / g.block_keys) + j / g.block_keys];
+  }
+
   /// The keys of the block at j0 that some row of a group sees, from a whole panel on.
   KeyRange seen_keys(const Sequence& sequence, std::int64_t i0, int rows, std::int64_t j0) const {
     // Both ends of the visible range move to the right with i.
@@ -253,21 +265,22 @@ class Forward {
       std::fill(s + row * geometry_.ld_s + place.cols, s + row * geometry_.ld_s + padded, kNothing);
     }
     // (F7)-(F9) m, P, l; (F10) O = diag(alpha) O + P V
-    products_.softmax_step(place.rows, padded, s, geometry_.ld_s, to_log2(), scratch.m + r,
-                           scratch.l + r, scratch.alpha, scratch.p, geometry_.ld_p);
+    products_.softmax_step(place.rows, padded, s, geometry_.ld_s, to_log2(),
+                           keep_m(at, place.j0) != 0, scratch.m + r, scratch.l + r, scratch.alpha,
+                           scratch.p, geometry_.ld_p);
     micro_.scale_rows(place.rows, ld_v, o, g.ld_v, scratch.alpha);
     if (steps_.has_dropout()) drop(place, padded, scratch);
     products_.gemm(place.rows, ld_v, padded, scratch.p, geometry_.ld_p,
                    packed_v_ + (at * g.keys + place.j0) * g.ld_v, 2 * g.ld_v, o, g.ld_v, true);
   }
 
-  /// One block of keys in one pass, where position alone decides what is seen. False, with O, m and
-  /// l as they were, when it cannot.
+  /// One block of keys in one pass, where position alone decides what is seen. False, with O and l
+  /// as they were, when it cannot; m, if nothing was seen before, may then be that of some keys.
   bool attend_block(const TilePlace& place, std::int64_t at, int r, const Bf16Rows& q,
                     const Scratch& scratch) const {
     constexpr int kTile = 32;
     // Of Q there are rows up to a multiple of 16.
-    if (!geometry_.one_pass || place.rows <= kTile / 2) return false;
+    if (!geometry_.one_pass || place.rows <= kTile / 2 || keep_m(at, place.j0) == 0) return false;
     int begin[kAttendRows];
     int end[kAttendRows];
     for (int i = 0; i < place.rows; ++i) {
@@ -351,6 +364,7 @@ class Forward {
   bool scale_in_exponent_;
   Executor& executor_;
   Bf16 *packed_k_, *packed_v_;
+  std::int32_t* keep_m_;
   float* scratch_;
 };
 

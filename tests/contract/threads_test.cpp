@@ -148,5 +148,15 @@ TEST_P(TypedBackward, TheRestOfThePackChangesNothing) {
                                   {&Results::dq, &Results::dk, &Results::dv});
 }
 
+TEST_P(Backward, APackHasNoMorePartsThanBlocksOfKeys) {
+  constexpr std::int64_t kSmallestBlock = 64;
+  Owned offsets[2];
+  Trial base = trial(DType::float32, 1, 1, 1, 40, 2 * kSmallestBlock, kDim, kDim).fill(95);
+  base.spec.deterministic = true;
+  const Trial s = packed_of(base, {0, 10, 40}, {0, 60, 128}, offsets[0], offsets[1]);
+  if (skips(s)) return;
+  EXPECT_LE(run(s).plan.splits, 2);
+}
+
 }  // namespace
 }  // namespace tilewise::contract

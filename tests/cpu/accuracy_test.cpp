@@ -64,6 +64,26 @@ TEST_P(Accuracy, NormalInputs) {
   }
 }
 
+/// Scale is a float32, its product with log2 e is not.
+TEST_P(Accuracy, ScaleNearTheLargestFloat) {
+  Textbook ours{.heads_q = 2, .heads_k = 2, .seq_q = 64, .seq_k = 64, .dim = 64};
+  ours.spec.scale = 3e38F;
+  ours.fill();
+  for (float& x : ours.q) x *= 1e-19F;
+  for (float& x : ours.k) x *= 1e-19F;
+  Textbook exact = ours;
+  const auto forward = [](Textbook& t, const Choice& choice) {
+    const ForwardTensors f = t.forward_tensors();
+    const Plan chosen = plan(f, t.spec, choice);
+    tilewise::run(chosen, f, t.spec, t.launch(chosen));
+  };
+  forward(ours,
+          {.implementation = "", .kernel = "flash_fwd_" + std::string(cpu::isa_name(GetParam()))});
+  forward(exact, {.implementation = "reference", .kernel = ""});
+  EXPECT_LE(largest_difference(ours.o, exact.o), 1e-4);
+  EXPECT_LE(largest_difference(ours.lse, exact.lse), 1e-3);
+}
+
 INSTANTIATE_TEST_SUITE_P(EverySet, Accuracy,
                          ::testing::Values(cpu::Isa::scalar, cpu::Isa::avx2, cpu::Isa::avx512),
                          [](const auto& p) { return std::string(cpu::isa_name(p.param)); });

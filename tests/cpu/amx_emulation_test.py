@@ -11,6 +11,9 @@ EMULATED = {**os.environ, "TILEWISE_CPU_ISA": "amx_emulated"}
 # The cases, and how many of them a row takes at least.
 CASES, TAKEN = ("--edge", 40) if os.environ.get("TILEWISE_SANITIZED") == "1" else ("--all", 100)
 
+# Scale is a float32, its product with log2 e is not. Signs: no product of two factors is subnormal.
+LARGE_SCALE = "b1 h1 s64 d64 bf16 scale=3e38 q=sign*1e-18 k=sign*1e-18 pass=fwd"
+
 
 def isa() -> str:
     args = [CLI, "check", "--kernel", "reference_fwd", "--case", "b1 h1 s1 d1 f32"]
@@ -29,6 +32,12 @@ class AmxEmulation(unittest.TestCase):
             (row,) = json.loads(done.stdout)["rows"]
             self.assertEqual(row["failed"], 0)
             self.assertGreater(row["passed"], TAKEN)
+
+    def test_scale_near_the_largest_float(self) -> None:
+        for kernel in ("flash_fwd_amx", "flash_fwd_avx512bf16"):
+            args = [CLI, "check", "--kernel", kernel, "--case", LARGE_SCALE]
+            done = subprocess.run(args, env=EMULATED, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
 
 if __name__ == "__main__":

@@ -135,6 +135,19 @@ TEST_P(Bf16Kernels, Packing) {
   }
 }
 
+TEST_P(Bf16Kernels, PackingFindsTheLargestMagnitude) {
+  const Bf16 large = float_to_bfloat16(-0x1p90F);
+  for (const int cols : {16, 32, 48}) {
+    for (const int at_element : {0, 5, 3 * cols - 1, 4 * cols - 1}) {
+      Bits src = random_bits(4 * cols, 5);
+      src[at(at_element)] = large;
+      Bits pairs(src.size());
+      EXPECT_EQ(m().pack_pairs(4, cols, src.data(), cols, pairs.data(), 2 * cols), large & 0x7FFF)
+          << at_element << " of " << cols << " columns";
+    }
+  }
+}
+
 TEST_P(Bf16Kernels, SoftmaxInTwoSteps) {
   constexpr int kRows = 7;
   constexpr int kCols = 64;
@@ -149,8 +162,8 @@ TEST_P(Bf16Kernels, SoftmaxInTwoSteps) {
     Bits p(at(kRows * 2 * kCols));
     Floats factor(kRows, 1.0F);
     for (int step = 0; step < 2; ++step) {
-      m().softmax_step(kRows, kCols, s.data() + step * kCols, 2 * kCols, kToLog2, m_row.data(),
-                       l.data(), rescale.data(), p.data() + step * kCols, 2 * kCols);
+      m().softmax_step(kRows, kCols, s.data() + step * kCols, 2 * kCols, kToLog2, true,
+                       m_row.data(), l.data(), rescale.data(), p.data() + step * kCols, 2 * kCols);
       if (step == 1) factor = rescale;
     }
     for (int r = 0; r < kRows; ++r) {
@@ -175,6 +188,21 @@ TEST_P(Bf16Kernels, SoftmaxInTwoSteps) {
   }
 }
 
+TEST_P(Bf16Kernels, SoftmaxLeavesTheMaximumBehindOnlyIfItMay) {
+  constexpr int kCols = 32;
+  const Floats s(at(kCols), 10.0F);
+  for (const bool keep : {true, false}) {
+    float m_row = 0.0F;
+    float l = 1.0F;
+    float rescale = 0.0F;
+    Bits p(at(kCols));
+    m().softmax_step(1, kCols, s.data(), kCols, 1.0F, keep, &m_row, &l, &rescale, p.data(), kCols);
+    EXPECT_EQ(m_row, keep ? 0.0F : 10.0F);
+    EXPECT_EQ(rescale, keep ? 1.0F : 0x1p-10F);
+    EXPECT_EQ(bfloat16_to_float(p[at(5)]), keep ? 1024.0F : 1.0F);
+  }
+}
+
 TEST_P(Bf16Kernels, SoftmaxOfNothingInfinityAndNan) {
   const float infinity = std::numeric_limits<float>::infinity();
   constexpr int kCols = 32;
@@ -186,7 +214,7 @@ TEST_P(Bf16Kernels, SoftmaxOfNothingInfinityAndNan) {
   Floats l(3, 0.0F);
   Floats rescale(3);
   Bits p(at(3 * kCols), 1);
-  m().softmax_step(3, kCols, s.data(), kCols, 1.0F, m_row.data(), l.data(), rescale.data(),
+  m().softmax_step(3, kCols, s.data(), kCols, 1.0F, true, m_row.data(), l.data(), rescale.data(),
                    p.data(), kCols);
   EXPECT_EQ(m_row[0], -infinity);
   EXPECT_EQ(l[0], 0.0F);
