@@ -29,7 +29,8 @@ def figure(machine: str, name: str) -> float:
 def measured(case: str, lse: str = "yes") -> dict[tuple[str, str], float]:
     """Median milliseconds of (implementation, pass); of several runs the last one's."""
     with (RESULTS / "hard-cases.csv").open(encoding="utf-8", newline="") as file:
-        rows = [r for r in csv.DictReader(file) if (r["case"], r["lse"]) == (case, lse)]
+        lines = (line for line in file if not line.startswith("#"))
+        rows = [r for r in csv.DictReader(lines) if (r["case"], r["lse"]) == (case, lse)]
     assert rows, case
     return {(r["implementation"], r["pass"]): float(r["ms_median"]) for r in rows}
 
