@@ -15,7 +15,7 @@ from pathlib import Path
 from results import Result, Status, print_result
 
 ROOT = Path(__file__).resolve().parent.parent
-CPP_SUFFIXES = {".cpp", ".h", ".hpp", ".cu", ".cuh"}
+CPP_SUFFIXES = {".cpp", ".cxx", ".h", ".hpp", ".cu", ".cuh"}
 MAX_FILE_LINES = 500
 UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
 

@@ -1,0 +1,133 @@
+/// A case of fwd_sm90 on the emulator, its tensors, and a row of it by the formulas in float64.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "fwd_sm90_configs.h"
+
+namespace {
+
+using Bits = unsigned short;
+
+constexpr Bits kNan = 0x7fff;
+
+struct Case {
+  const char* name;
+  int dim, dim_v, heads_q, heads_k;
+  std::vector<int> queries, keys;  ///< of each batch entry or sequence
+  bool packed = false, lengths = false;
+  Causal causal = Causal::none;
+  std::int64_t left = Problem::kUnbounded, right = Problem::kUnbounded;
+  double softcap = 0.0;
+  bool alibi = false;
+  float amplitude = 1.0F;
+  int tail = 0;                  ///< packed: rows behind the last sequence
+  int block_m = 0, block_n = 0;  ///< of the tile to take, 0: any
+  int splits = 1;
+};
+
+Bits narrow(float x) { return static_cast<Bits>(tile::pack<tile::Element::bf16>(x, 0.0F)); }
+float wide(Bits x) { return tile::widen<tile::Element::bf16>(x); }
+
+/// A (B, S, H, D) tensor of random values, with its logical axes (B, H, S, D): columns of a wider
+/// one whose others are NaN.
+struct Rows {
+  std::vector<Bits> data;
+  int heads, rows, dim, pitch;
+  Rows(int batch, int heads_, int rows_, int dim_, float amplitude, std::mt19937& random)
+      : heads(heads_), rows(rows_), dim(dim_), pitch((dim + 7) / 8 * 8 + 8) {
+    std::normal_distribution<float> normal;
+    data.assign(static_cast<std::size_t>(batch) * heads * rows * pitch, kNan);
+    for (std::size_t i = 0; i < data.size() && amplitude > 0.0F; ++i) {
+      if (static_cast<int>(i % pitch) < dim) data[i] = narrow(amplitude * normal(random));
+    }
+  }
+  Bits* at(int b, int h, int i) {
+    return &data[((static_cast<std::size_t>(b) * rows + i) * heads + h) * pitch];
+  }
+  Tensor tensor(int batch) {
+    Tensor t = Tensor::bshd(data.data(), DType::bfloat16, batch, rows, heads, pitch,
+                            {DeviceType::cuda, 0});
+    t.sizes[3] = dim;
+    return t;
+  }
+  bool is_intact_around() const {
+    for (std::size_t i = 0; i < data.size(); ++i) {
+      if (static_cast<int>(i % pitch) >= dim && data[i] != kNan) return false;
+    }
+    return true;
+  }
+};
+
+Problem make_problem(const Case& c) {
+  Problem p;
+  p.device = {DeviceType::cuda, 0};
+  p.dtype = DType::bfloat16;
+  p.batch = static_cast<int>(c.keys.size());
+  p.heads_q = c.heads_q;
+  p.heads_k = c.heads_k;
+  p.seq_q = *std::max_element(c.queries.begin(), c.queries.end());
+  p.seq_k = *std::max_element(c.keys.begin(), c.keys.end());
+  p.head_dim = c.dim;
+  p.head_dim_v = c.dim_v;
+  p.packed = c.packed;
+  p.scale64 = 1.0 / std::sqrt(c.dim);
+  p.scale = static_cast<float>(p.scale64);
+  p.softcap = c.softcap;
+  p.causal = c.causal;
+  p.left = c.left;
+  p.right = c.causal == Causal::bottom_right ? std::min<std::int64_t>(c.right, 0) : c.right;
+  return p;
+}
+
+double slope(const Case& c, int h) { return std::exp2(-8.0 * (h + 1) / c.heads_q); }
+
+/// One row: what is wrong with it goes to `o_error` and `lse_error` (relative to its bound).
+struct Row {
+  int batch, head, q_row, k_row, i, queries, keys;  ///< q_row, k_row: of the tensors; i: position
+};
+void compare(const Case& c, const Row& at, Rows& q, Rows& k, Rows& v, Rows& o, float lse,
+             double& o_error, double& lse_error) {
+  const Problem p = make_problem(c);
+  const int head_k = at.head / (c.heads_q / c.heads_k);
+  const KeyRange seen = p.visible_keys({0, at.queries, 0, at.keys}, at.i);
+  std::vector<double> s;
+  double largest = 1.0;
+  for (auto j = seen.begin; j < seen.end; ++j) {
+    double x = 0.0;
+    for (int d = 0; d < c.dim; ++d) {
+      x += static_cast<double>(wide(q.at(at.batch, at.head, at.q_row)[d])) *
+           wide(k.at(at.batch, head_k, at.k_row + static_cast<int>(j))[d]);
+    }
+    x *= p.scale64;
+    if (c.softcap != 0.0) x = c.softcap * std::tanh(x / c.softcap);
+    if (c.alibi) x -= slope(c, at.head) * std::fabs(at.i + at.keys - at.queries - double(j));
+    s.push_back(x);
+    largest = std::max(largest, std::fabs(x));
+  }
+  const double m = s.empty() ? 0.0 : *std::max_element(s.begin(), s.end());
+  double l = 0.0;
+  for (double& x : s) l += x = std::exp(x - m);
+  const Bits* got = o.at(at.batch, at.head, at.q_row);
+  for (int d = 0; d < c.dim_v; ++d) {
+    double x = 0.0;
+    for (std::size_t j = 0; j < s.size(); ++j) {
+      x += s[j] / l * wide(v.at(at.batch, head_k, at.k_row + static_cast<int>(seen.begin + j))[d]);
+    }
+    const double off = std::fabs(x - wide(got[d]));
+    o_error = std::isnan(off) ? 1e9 : std::max(o_error, off);
+  }
+  if (s.empty()) {
+    if (lse != -std::numeric_limits<float>::infinity()) lse_error = 1e9;
+  } else {
+    const double off = std::fabs(m + std::log(l) - lse) / (1e-5 * largest);
+    lse_error = std::isnan(off) ? 1e9 : std::max(lse_error, off);
+  }
+}
+
+}  // namespace
