@@ -82,6 +82,11 @@ struct Consumer : Steps<kConfig> {
       this->template step<false, true>(0, 0);
     } else {
       signal_done();
+      // As above: the copy engine may still read what a conversion staged where zeros go now.
+      if (this->converted != 0) {
+        if (lane == 0) bulk_wait_read();
+        sync_consumers();
+      }
     }
     if (!kConfig.split || add_part(range.begin < range.end)) store_tile();
   }

@@ -82,7 +82,6 @@ Config bwd_sm90_config(const Problem& p) {
   const bool narrow = config.block_m == 128;
   config.v_registers = narrow;
   if (!config.softcap) config.k_stages = 2;
-
   // Fewer jobs, where the last chunk does not stand half empty.
   const std::int64_t chunks = ceil_div(p.seq_q, config.chunk_rows);
   if (narrow && (chunks >= 8 || chunks % 2 == 0)) config.chunk_rows = 256;

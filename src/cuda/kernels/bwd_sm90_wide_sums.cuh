@@ -65,6 +65,8 @@ __forceinline__ void stage_rows(const WideSums<kColumns>& sums, float factor, u3
 template <class Role, int kColumns>
 __forceinline__ void leave_tile(const Role& role, const WideSums<kColumns>& sums, float factor,
                                 u32 place, const TensorMapBytes& map, u32 empty) {
+  // One warp's wait does not prove that the others' products have read what lay in `place`.
+  role.sync_warpgroup();
   stage_rows<Role::kElement>(sums, factor, place, role.warp, role.lane);
   fence_async_shared();
   role.sync_warpgroup();

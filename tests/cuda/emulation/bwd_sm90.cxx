@@ -164,5 +164,33 @@ int main() {
                                           .section_heads = 2,
                                           .parts = 3},
                                          kBf16);
+  check<exact(k64)>("dim 64, exact dS, 2 blocks", {.heads_q = 2, .heads_k = 2, .blocks = 2},
+                    kExact);
+  check<exact(masked(k128, Mask::right))>(
+      "dim 128, exact dS, causal, GQA",
+      {.batch = 2, .heads_q = 4, .heads_k = 2, .dim = 128, .dim_v = 128, .high = 51, .blocks = 3},
+      kExact);
+  check<exact(k64)>("dim 64, exact dS, 3 keys, delta given",
+                    {.seq_q = 150, .seq_k = 3, .d_lse = true, .given_delta = true, .blocks = 2},
+                    kExact);
+  check<exact(with_softcap(half(k64)))>("dim 64, exact dS, softcap, fp16",
+                                        {.softcap = 2.0F, .d_lse = true}, 6e-4);
+  // Conversions, and right after them tiles of keys that no query sees.
+  check<masked(k128, Mask::both)>(
+      "dim 128, hidden keys first",
+      {.batch = 6, .seq_q = 200, .seq_k = 500, .dim = 128, .dim_v = 128, .low = 240, .high = 301},
+      kBf16);
+  check<masked(k64, Mask::both)>("dim 64, hidden keys first",
+                                 {.batch = 6, .seq_q = 200, .seq_k = 500, .low = 240, .high = 301},
+                                 kBf16);
+  check<deterministic(masked(k128, Mask::right))>("dim 128, causal, hidden keys, deterministic",
+                                                  {.batch = 6,
+                                                   .seq_q = 200,
+                                                   .seq_k = 500,
+                                                   .dim = 128,
+                                                   .dim_v = 128,
+                                                   .high = 1,
+                                                   .last_first = true},
+                                                  kBf16);
   return failures == 0 ? 0 : 1;
 }
