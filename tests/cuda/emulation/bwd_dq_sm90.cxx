@@ -13,30 +13,8 @@ constexpr Config k256 = {
     .fold_lse = true,
 };
 
-constexpr Config masked(Config c, Mask mask) {
-  c.mask = mask;
-  return c;
-}
-constexpr Config with_softcap(Config c) {
-  c.fold_lse = false;
-  c.modified = c.softcap = true;
-  return c;
-}
-constexpr Config with_alibi(Config c) {
-  c.fold_lse = false;
-  c.modified = c.alibi = true;
-  return c;
-}
 constexpr Config exact(Config c) {
   c.exact = true;
-  return c;
-}
-constexpr Config half(Config c) {
-  c.element = Element::fp16;
-  return c;
-}
-constexpr Config dims(Config c, int dim, int dim_v) {
-  c.head_dim = dim, c.head_dim_v = dim_v;
   return c;
 }
 

@@ -13,24 +13,9 @@ constexpr Config k64 = {.head_dim = 64,
                         .v_registers = true};
 constexpr Config k128 = {.block_m = 64, .k_stages = 2, .fold_lse = true};
 
-constexpr Config masked(Config c, Mask mask) {
-  c.mask = mask;
-  return c;
-}
 constexpr Config plain(Config c) {
   c.fold_lse = c.v_registers = false;
   c.k_stages = 1;
-  return c;
-}
-/// With softcap or ALiBi the scores cannot start from -LSE; at dim 64 the rest stays.
-constexpr Config with_softcap(Config c) {
-  c.fold_lse = false;
-  c.modified = c.softcap = true;
-  return c;
-}
-constexpr Config with_alibi(Config c) {
-  c.fold_lse = false;
-  c.modified = c.alibi = true;
   return c;
 }
 constexpr Config exact(Config c) {
@@ -46,14 +31,6 @@ constexpr Config split(Config c, int chunk_rows) {
 }
 constexpr Config deterministic(Config c) {
   c.deterministic = true;
-  return c;
-}
-constexpr Config half(Config c) {
-  c.element = Element::fp16;
-  return c;
-}
-constexpr Config dims(Config c, int dim, int dim_v) {
-  c.head_dim = dim, c.head_dim_v = dim_v;
   return c;
 }
 

@@ -256,4 +256,30 @@ void check(const char* name, const Shape& shape, double bound) {
   Check<kConfig>(shape).run(name, bound);
 }
 
+// ---- configs made of others
+
+constexpr Config masked(Config c, Mask mask) {
+  c.mask = mask;
+  return c;
+}
+/// With softcap or ALiBi the scores cannot start from -LSE; at dim 64 the rest stays.
+constexpr Config with_softcap(Config c) {
+  c.fold_lse = false;
+  c.modified = c.softcap = true;
+  return c;
+}
+constexpr Config with_alibi(Config c) {
+  c.fold_lse = false;
+  c.modified = c.alibi = true;
+  return c;
+}
+constexpr Config half(Config c) {
+  c.element = Element::fp16;
+  return c;
+}
+constexpr Config dims(Config c, int dim, int dim_v) {
+  c.head_dim = dim, c.head_dim_v = dim_v;
+  return c;
+}
+
 }  // namespace
