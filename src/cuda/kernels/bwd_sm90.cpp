@@ -74,6 +74,11 @@ std::int64_t counters(const Problem& p, const Config& config) {
   return 1 + 2 * p.batch * p.heads_k + 2 * cut_tiles(p, config) +
          (config.wide() ? 1 : turns(p, config));
 }
+/// Whether rounding of O would show in delta: besides where it does in any row, in a small problem
+/// whose mask leaves some rows few keys.
+bool refines(const Problem& p, const Config& config) {
+  return bwd_tiles::refines(p) || (config.exact && config.mask != bwd_sm90::Mask::none);
+}
 /// Floats: sums of dK and dV of tiles that are cut.
 std::int64_t key_sums(const Problem& p, const Config& config) {
   return cut_tiles(p, config) * config.block_n * (config.head_dim + config.head_dim_v);
@@ -103,7 +108,7 @@ Cost cost(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
   if (config.split) {
     add("dK, dV sums", {key_sums(p, config)});
   }
-  if (bwd_tiles::refines(p)) add_refined_delta_memory(p, cost.memory);
+  if (refines(p, config)) add_refined_delta_memory(p, cost.memory);
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv}) {
     cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
@@ -193,7 +198,7 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
     args.dk_sum = workspace.take<float>(sums);
     args.dv_sum = args.dk_sum + cut_tiles(p, config) * config.block_n * config.head_dim;
   }
-  if (bwd_tiles::refines(p)) {
+  if (refines(p, config)) {
     const RefinedDelta given = refined_delta(p, workspace, context.stream);
     args.delta_in = given.delta;
     args.delta_rows = static_cast<int>(given.rows);
