@@ -390,6 +390,10 @@ struct Consumer : Rows<kConfig> {
       const Finished done{tile, group_query()};
       Base::finish_rows(done);
       Base::store_o(done);
+    } else if constexpr (!kConfig.own_o) {
+      // One thread gives Q's place back for all warps: none may still wait for this Q, whose phase
+      // it would miss when the next one lands.
+      Base::sync_warpgroup();
     }
     release_q();
   }
