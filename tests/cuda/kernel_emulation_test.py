@@ -2,8 +2,12 @@
 
 The wrappers of src/cuda/tile hold one instruction each; here each gets a body that does on the CPU
 what its instruction does. Everything above them is compiled as it is. Needs no GPU and no CUDA.
+
+When asynchronous operations take effect and which warps stall is drawn from a seed: 1 here, and
+others by --seeds (`kernel_emulation_test.py bwd_sm90 --seeds 2 50`).
 """
 
+import argparse
 import os
 import re
 import shutil
@@ -88,14 +92,6 @@ MIN_2 = """
     return a != a ? x & 0xffffU : b != b || b < a ? y & 0xffffU : x & 0xffffU;
   };
   return one(a, b) | one(a >> 16, b >> 16) << 16;
-"""
-
-BULK_ADD = """
-  for (u32 i = 0; i < bytes / 4; ++i) {
-    float x;
-    std::memcpy(&x, emulator::shared_base + shared + 4 * i, 4);
-    global[i] += x;
-  }
 """
 
 
@@ -193,64 +189,58 @@ BODIES = {
         ("void mbarrier_fence_init(", ""),
         ("void mbarrier_arrive(", "emulator::current->block->mbarriers[barrier].arrive();"),
         ("void mbarrier_expect(", "emulator::current->block->mbarriers[barrier].expect(bytes);"),
-        (
-            "bool mbarrier_try_wait(",
-            "if (emulator::current->block->mbarriers[barrier].passed(parity)) return true;"
-            "emulator::yield(); return false;",
-        ),
+        ("bool mbarrier_try_wait(", "return emulator::try_wait(barrier, parity);"),
     ],
     "tma.cuh": [
         ("void tma_prefetch_map(", ""),
-        (
-            "void tma_load(",
-            "emulator::copy_box(map, shared, {d, h, s, b, 0}, 4, false);"
-            "emulator::current->block->mbarriers[barrier].deliver(emulator::box_bytes(map));",
-        ),
+        ("void tma_load(", "emulator::load_box(map, shared, barrier, {d, h, s, b, 0}, 4);"),
         (
             "void tma_load_5d(",
-            "emulator::copy_box(map, shared, {d, c[0], c[1], c[2], c[3]}, 5, false);"
-            "emulator::current->block->mbarriers[barrier].deliver(emulator::box_bytes(map));",
+            "emulator::load_box(map, shared, barrier, {d, c[0], c[1], c[2], c[3]}, 5);",
         ),
-        ("void tma_store(", "emulator::copy_box(map, shared, {d, h, s, b, 0}, 4, true);"),
+        ("void tma_store(", "emulator::store_box(map, shared, {d, h, s, b, 0}, 4);"),
         (
             "void tma_store_5d(",
-            "emulator::copy_box(map, shared, {d, c[0], c[1], c[2], c[3]}, 5, true);",
+            "emulator::store_box(map, shared, {d, c[0], c[1], c[2], c[3]}, 5);",
         ),
-        (
-            "void bulk_load(",
-            "std::memcpy(emulator::shared_base + shared, global, bytes);"
-            "emulator::current->block->mbarriers[barrier].deliver(bytes);",
-        ),
-        ("void bulk_add(", BULK_ADD),
-        ("void bulk_commit(", ""),
-        ("void bulk_wait_read(", ""),
-        ("void bulk_wait(", ""),
+        ("void bulk_load(", "emulator::load_bytes(global, shared, bytes, barrier);"),
+        ("void bulk_add(", "emulator::add_floats(global, shared, bytes);"),
+        ("void bulk_commit(", "emulator::commit_departures();"),
+        ("void bulk_wait_read(", "emulator::wait_reads(kPending);"),
+        ("void bulk_wait(", "emulator::wait_writes();"),
         ("void fence_async_shared(", ""),
         ("void fence_async(", ""),
         ("void store_matrix_x4(", STORE_MATRIX),
     ],
     "signal.cuh": [
-        ("void signal_add(", "*counter += value;"),
-        ("u32 signal_count(", "return (*counter)++;"),
+        ("void signal_add(", "++emulator::events; *counter += value;"),
+        ("u32 signal_count(", "++emulator::events; return (*counter)++;"),
         ("u32 signal_read(", "emulator::yield(); return *counter;"),
     ],
     "warpgroup.cuh": [
         ("void take_registers(", ""),
         ("void give_registers(", ""),
         ("void named_barrier_sync(", "emulator::current->block->named_barriers[id].sync(threads);"),
-        ("void named_barrier_arrive(", "++emulator::current->block->named_barriers[id].arrived;"),
+        ("void named_barrier_arrive(", "emulator::current->block->named_barriers[id].arrive();"),
     ],
     "wgmma.cuh": [
         ("void wgmma_fence(", ""),
-        ("void wgmma_commit(", ""),
-        ("void wgmma_wait(", ""),
+        ("void wgmma_commit(", "emulator::commit_products();"),
+        ("void wgmma_wait(", "emulator::wait_products(kPending);"),
         ("void pin(float", ""),
         ("void pin(u32", ""),
     ],
 }
 
-# Programs in emulation/, and whether they need the library's objects for its host side.
-PROGRAMS = {"flash_sm80": False, "fwd_sm90": True, "bwd_sm90": False, "bwd_dq_sm90": False}
+# Programs in emulation/, and whether they need the library's objects for its host side. `faults`
+# are kernels that lack a wait, which the emulator must find.
+PROGRAMS = {
+    "faults": False,
+    "flash_sm80": False,
+    "fwd_sm90": True,
+    "bwd_sm90": False,
+    "bwd_dq_sm90": False,
+}
 
 
 def replace_body(text: str, declarator: str, body: str) -> str:
@@ -288,12 +278,13 @@ def library_objects() -> list[str]:
     return [str(path) for path in Path(build).glob("CMakeFiles/tilewise_core.dir/**/*.o")]
 
 
-def run(program: str, folder: Path, compiler: str) -> int:
-    """Compiles and runs one program; SKIPPED when it needs objects that are not there."""
+def build(program: str, folder: Path, compiler: str) -> Path | None:
+    """Compiles one program; None when it needs objects that are not there."""
     here = Path(__file__).resolve().parent
     source = here.parent.parent
     binary = folder / program
-    command = [compiler, "-std=c++20", "-O1", "-w", "-I", str(folder)]
+    # Fibers leave and enter frames by longjmp, which a checked longjmp refuses.
+    command = [compiler, "-std=c++20", "-O1", "-w", "-U_FORTIFY_SOURCE", "-I", str(folder)]
     command += ["-I", str(here / "emulation"), "-include", str(here / "emulation/emulator.h")]
     command += ["-I", str(source / "src"), "-I", str(source / "include")]
     command += ["-x", "c++", str(here / f"emulation/{program}.cxx"), "-o", str(binary)]
@@ -301,15 +292,34 @@ def run(program: str, folder: Path, compiler: str) -> int:
         objects = library_objects()
         if not objects:
             print(f"{program}: no object files of the library")
-            return SKIPPED
+            return None
         command += ["-x", "none", *objects, "-lpthread", "-ldl"]
-    if subprocess.run(command, check=False).returncode != 0:
-        return 1
-    return subprocess.run([str(binary)], check=False).returncode
+    subprocess.run(command, check=True)
+    return binary
+
+
+def run(program: str, folder: Path, compiler: str, seeds: range) -> int:
+    """Compiles and runs one program; SKIPPED when it could not be built here."""
+    binary = build(program, folder, compiler)
+    if binary is None:
+        return SKIPPED
+    for seed in seeds:
+        print(f"{program}, seed {seed}", flush=True)
+        environment = {**os.environ, "TILEWISE_EMULATION_SEED": str(seed)}
+        if subprocess.run([str(binary)], env=environment, check=False).returncode != 0:
+            return 1
+    return 0
 
 
 def main() -> int:
     """Runs the programs named, or all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("programs", nargs="*", metavar="program", help=", ".join(PROGRAMS))
+    parser.add_argument("--seeds", nargs=2, type=int, default=(1, 1), metavar=("FIRST", "LAST"))
+    options = parser.parse_args()
+    if unknown := set(options.programs) - PROGRAMS.keys():
+        parser.error(f"no program {', '.join(unknown)}")
+    seeds = range(options.seeds[0], options.seeds[1] + 1)
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         print("no C++ compiler")
@@ -320,7 +330,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_sources(Path(__file__).resolve().parent.parent.parent, folder)
-        results = [run(program, folder, compiler) for program in sys.argv[1:] or PROGRAMS]
+        results = [
+            run(program, folder, compiler, seeds) for program in options.programs or PROGRAMS
+        ]
     return next((result for result in results if result not in (0, SKIPPED)), max(results))
 
 

@@ -213,22 +213,12 @@ struct Check {
     a.finished = a.prepared + s.batch * s.heads_k, a.added = a.finished + s.batch * s.heads_k;
     a.turns = a.added + 2 * tiles;
 
-    run_blocks(bwd_sm90::memory, kConfig.threads(), [&] { bwd_sm90::kernel<kConfig>(a); });
+    emulator::run_grid(bwd_sm90::memory, s.blocks, kConfig.threads(),
+                       [&] { bwd_sm90::kernel<kConfig>(a); });
     if constexpr (kConfig.wide()) run_dq(a);
     compare(name, "dQ", dq, true_dq, bound);
     compare(name, "dK", dk, true_dk, bound);
     compare(name, "dV", dv, true_dv, bound);
-  }
-  template <class Kernel>
-  void run_blocks(unsigned char* memory, int threads, Kernel kernel) {
-    std::vector<std::vector<unsigned char>> shared(s.blocks);
-    std::vector<emulator::Block> blocks(s.blocks);
-    for (unsigned i = 0; i < s.blocks; ++i) {
-      shared[i].assign(256 * 1024, 0xff);
-      blocks[i].index = i, blocks[i].threads = threads, blocks[i].shared = shared[i].data();
-    }
-    emulator::shared_name = memory;
-    emulator::run_together(blocks, kernel);
   }
   /// The launch that goes with one of bwd_sm90 without dQ.
   void run_dq(const Args& of) {
@@ -238,8 +228,8 @@ struct Check {
     a.order = {row_blocks, s.batch * s.heads_q, 1, s.section_heads, 1};
     a.tiles = row_blocks * s.batch * s.heads_q;
     a.next_tile = &next;
-    run_blocks(bwd_dq_sm90::memory, bwd_dq_sm90::kThreads,
-               [&] { bwd_dq_sm90::kernel<bwd_dq_sm90::config_beside(kConfig)>(a); });
+    emulator::run_grid(bwd_dq_sm90::memory, s.blocks, bwd_dq_sm90::kThreads,
+                       [&] { bwd_dq_sm90::kernel<bwd_dq_sm90::config_beside(kConfig)>(a); });
   }
   void compare(const char* name, const char* quantity, Tensor<kElement>& got,
                const std::vector<double>& truth, double bound) {

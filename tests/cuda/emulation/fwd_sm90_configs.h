@@ -137,14 +137,8 @@ void run_kernel(const Config& config, const Args& args) {
   } else if (!(config == kConfigs[kIndex])) {
     run_kernel<kIndex + 1>(config, args);
   } else {
-    const unsigned grid = std::min(args.tiles, 5);
-    emulator::grid_size.x = grid;
-    emulator::shared_base = fwd_sm90::memory;
-    std::memset(fwd_sm90::memory, 0xff, sizeof(fwd_sm90::memory));
-    for (unsigned block = 0; block < grid; ++block) {
-      emulator::run_block(block, 128 * (config.warpgroups + 1),
-                          [&] { fwd_sm90::kernel<kConfigs[kIndex]>(args); });
-    }
+    emulator::run_grid(fwd_sm90::memory, std::min(args.tiles, 3), 128 * (config.warpgroups + 1),
+                       [&] { fwd_sm90::kernel<kConfigs[kIndex]>(args); });
   }
 }
 
