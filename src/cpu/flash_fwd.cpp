@@ -35,9 +35,11 @@ struct Geometry {
   bool v_in_place;                      ///< V's rows are read where they lie
   std::int64_t pairs, pairs_at_a_time;  ///< (sequence, key head)
   std::int64_t tasks_per_head;          ///< blocks of query rows of the longest sequence
+  int lanes;
   int workers;
 
   Geometry(const Problem& p, const Micro& micro, int threads) {
+    lanes = micro.lanes;
     ld_q = p.head_dim;  // Q rows are only read element by element
     ld_v = round_up(p.head_dim_v, micro.lanes);
     keys = round_up(std::max<std::int64_t>(p.seq_k, 1), std::lcm(micro.panel_cols, kBlockKeys));
@@ -56,6 +58,7 @@ struct Scratch {
   float* q;      ///< kTaskRows x D, unless they are read where they lie
   float* o;      ///< kTaskRows x ld_v
   float* s;      ///< kGroupRows x kBlockKeys
+  float* sums;   ///< kTaskRows x lanes: of P, where m is known ahead
   float* m;      ///< kTaskRows
   float* l;      ///< kTaskRows
   float* alpha;  ///< kTaskRows: rescale factors
@@ -63,7 +66,7 @@ struct Scratch {
 
   static std::int64_t elems(const Problem& p, const Geometry& g) {
     const std::int64_t tiles =
-        kTaskRows * (g.ld_q + g.ld_v + 3) + std::int64_t{kGroupRows} * kBlockKeys;
+        kTaskRows * (g.ld_q + g.ld_v + g.lanes + 3) + std::int64_t{kGroupRows} * kBlockKeys;
     return own_pages(tiles + kBlockKeys * std::max(p.head_dim, g.ld_v));
   }
 };
@@ -119,6 +122,7 @@ class Forward {
     return {.q = take(kTaskRows * g.ld_q),
             .o = take(kTaskRows * g.ld_v),
             .s = take(std::int64_t{kGroupRows} * kBlockKeys),
+            .sums = take(std::int64_t{kTaskRows} * g.lanes),
             .m = take(kTaskRows),
             .l = take(kTaskRows),
             .alpha = take(kTaskRows),
@@ -163,10 +167,25 @@ class Forward {
                 geometry_.ld_q);
       q = scratch.q;
     }
-    bool begun[kTaskRows / kGroupRows] = {};  // groups whose O is defined
-    std::fill_n(scratch.m, rows, kNothing);
-    std::fill_n(scratch.l, rows, 0.0F);
+    const Task task{{sequence, b, h, i0, rows}, at, q};
+    if (!log2_ || !attend_at_known_maxima(task, scratch)) attend_online(task, scratch);
+    for (int r = 0; log2_ && r < rows; ++r) scratch.m[r] *= std::numbers::ln2_v<float>;
+    finish_rows(p_, task.block, scratch.m, scratch.l, scratch.o, geometry_.ld_v);
+  }
 
+  /// Query rows of one head, slot `at` of the packed buffers, the rows of Q.
+  struct Task {
+    RowBlock block;
+    std::int64_t at;
+    const float* q;
+  };
+
+  /// add(place, r, begun) for the strips of a task that some row sees, r the strip's first row;
+  /// `begun` when its O is defined. O of rows that see nothing becomes 0.
+  template <class Add>
+  void for_strips(const Task& task, const Scratch& scratch, const Add& add) const {
+    const auto& [sequence, b, h, i0, rows] = task.block;
+    bool begun[kTaskRows / kGroupRows] = {};
     const std::int64_t begin = p_.visible_keys(sequence, i0).begin / kBlockKeys * kBlockKeys;
     const std::int64_t end = p_.visible_keys(sequence, i0 + rows - 1).end;
     for (std::int64_t j0 = begin; j0 < end; j0 += kBlockKeys) {
@@ -176,7 +195,8 @@ class Forward {
         if (seen.empty()) continue;
         const auto keys = static_cast<int>(seen.end - seen.begin);
         const TilePlace place{sequence, b, h, i0 + r, seen.begin, group_rows, keys, kBlockKeys};
-        begun[r / kGroupRows] |= step(place, at, r, q, begun[r / kGroupRows], scratch);
+        if (visibility(place) == Visibility::none) continue;
+        add(place, r, std::exchange(begun[r / kGroupRows], true));
       }
     }
     for (int r = 0; r < rows; r += kGroupRows) {
@@ -184,8 +204,30 @@ class Forward {
         std::fill_n(scratch.o + r * geometry_.ld_v, kGroupRows * geometry_.ld_v, 0.0F);
       }
     }
-    for (int r = 0; log2_ && r < rows; ++r) scratch.m[r] *= std::numbers::ln2_v<float>;
-    finish_rows(p_, {sequence, b, h, i0, rows}, scratch.m, scratch.l, scratch.o, geometry_.ld_v);
+  }
+
+  /// m of a row is the largest score of the first keys that it sees, and stays: scores become P in
+  /// registers. False where O or l did not hold that: the task is to be done online.
+  bool attend_at_known_maxima(const Task& task, const Scratch& scratch) const {
+    const int rows = task.block.rows;
+    std::fill_n(scratch.m, rows, kNothing);
+    std::fill_n(scratch.sums, rows * geometry_.lanes, 0.0F);
+    for_strips(task, scratch, [&](const TilePlace& place, int r, bool begun) {
+      weigh(place, task, r, scratch);
+      steps_.drop(place, scratch.s);
+      add_values(place, task, r, begun, scratch);
+    });
+    micro_.row_sums(rows, scratch.sums, scratch.l);
+    return micro_.all_finite(rows, scratch.l) &&
+           micro_.all_finite(rows * geometry_.ld_v, scratch.o);
+  }
+
+  void attend_online(const Task& task, const Scratch& scratch) const {
+    std::fill_n(scratch.m, task.block.rows, kNothing);
+    std::fill_n(scratch.l, task.block.rows, 0.0F);
+    for_strips(task, scratch, [&](const TilePlace& place, int r, bool begun) {
+      step(place, task, r, begun, scratch);
+    });
   }
 
   /// The keys of the block at j0 that some row of a group sees, from a whole panel on.
@@ -208,46 +250,96 @@ class Forward {
            offset_of(p_.v, place.b, place.h / p_.group(), place.sequence.k_begin + place.j0);
   }
 
-  /// One block of keys for one group of rows, which has `begun` when its O is defined; q: the
-  /// task's rows of Q. False, doing nothing, when position hides them all.
-  bool step(const TilePlace& place, std::int64_t at, int r, const float* q, bool begun,
-            const Scratch& scratch) const {
-    const Visibility seen =
-        tile_visibility(p_, place.sequence, place.i0, place.rows, place.j0, place.cols);
-    if (seen == Visibility::none) return false;
-    const int d = static_cast<int>(p_.head_dim);
-    const auto ld_v = geometry_.ld_v;
-    std::int64_t v_row = 0;
-    const float* k = packed_k_ + at * geometry_.k_elems + place.j0 * d;
-    const float* v = value_rows(place, at, v_row);
-    float* s = scratch.s;
-    float* o = scratch.o + r * ld_v;
+  Visibility visibility(const TilePlace& at) const {
+    return tile_visibility(p_, at.sequence, at.i0, at.rows, at.j0, at.cols);
+  }
 
-    // (F1) S = Q (scale K)^T, one panel of keys at a time
-    for (int n = 0; n < place.cols;
-         n += micro_.panel_cols, k += std::int64_t{d} * micro_.panel_cols) {
-      const int cols = std::min<int>(micro_.panel_cols,
-                                     static_cast<int>(round_up(place.cols - n, micro_.lanes)));
-      panel_product(micro_, place.rows, cols, d, q + r * geometry_.ld_q, geometry_.ld_q, k, s + n,
-                    kBlockKeys);
-    }
-    const int padded = static_cast<int>(round_up(place.cols, micro_.lanes));
-    if (steps_.elementwise()) {
-      steps_.apply(place, s);
-    } else if (seen == Visibility::some) {
-      steps_.mask_position(place, s);
-    }
+  /// Columns of s past the last key, up to a whole vector, are no keys.
+  void hide_padding(const TilePlace& place, float* s) const {
+    const std::int64_t padded = round_up(place.cols, micro_.lanes);
     for (std::int64_t row = 0; padded > place.cols && row < place.rows; ++row) {
       std::fill(s + row * kBlockKeys + place.cols, s + row * kBlockKeys + padded, kNothing);
     }
+  }
+
+  /// use(panel, k, s) for the panels of keys of a strip.
+  template <class Use>
+  void for_panels(const TilePlace& place, const Task& task, float* s, const Use& use) const {
+    const std::int64_t d = p_.head_dim;
+    const int wide = micro_.panel_cols;
+    const float* k = packed_k_ + task.at * geometry_.k_elems + place.j0 * d;
+    TilePlace panel = place;
+    for (int n = 0; n < place.cols; n += wide, k += d * wide) {
+      panel.j0 = place.j0 + n;
+      panel.cols = std::min(wide, place.cols - n);
+      use(panel, k, s + n);
+    }
+  }
+
+  /// (F1) S = Q (scale K)^T of the first `terms` of D.
+  void scores(const TilePlace& panel, int terms, const float* q, const float* k, float* s) const {
+    const int cols = static_cast<int>(round_up(panel.cols, micro_.lanes));
+    panel_product(micro_, panel.rows, cols, terms, q, geometry_.ld_q, k, s, kBlockKeys);
+  }
+
+  /// P of a strip and its sums, m first where it is not known.
+  void weigh(const TilePlace& place, const Task& task, int r, const Scratch& scratch) const {
+    const int d = static_cast<int>(p_.head_dim);
+    const int ahead = std::max(d - 1, 0) / kSumTerms * kSumTerms;  // sums before the last one
+    const float* q = task.q + r * geometry_.ld_q;
+    float* m = scratch.m + r;
+    float* sums = scratch.sums + std::int64_t{r} * geometry_.lanes;
+    bool known = std::find(m, m + place.rows, kNothing) == m + place.rows;
+    for_panels(place, task, scratch.s, [&](const TilePlace& panel, const float* k, float* s) {
+      const int cols = static_cast<int>(round_up(panel.cols, micro_.lanes));
+      const bool all = cols == panel.cols && visibility(panel) == Visibility::all;
+      if (all && known) {
+        scores(panel, ahead, q, k, s);
+        micro_.weights_product(panel.rows, cols, d - ahead, q + ahead, geometry_.ld_q,
+                               k + std::int64_t{ahead} * micro_.panel_cols, micro_.panel_cols, s,
+                               kBlockKeys, ahead > 0, m, sums);
+        return;
+      }
+      scores(panel, d, q, k, s);
+      if (!all) steps_.mask_position(panel, s);
+      hide_padding(panel, s);
+      if (!known) known = micro_.first_maxima(panel.rows, cols, s, kBlockKeys, m);
+      micro_.weights(panel.rows, cols, s, kBlockKeys, m, sums);
+    });
+  }
+
+  /// O += P V, or O = P V.
+  void add_values(const TilePlace& place, const Task& task, int r, bool begun,
+                  const Scratch& scratch) const {
+    const auto ld_v = geometry_.ld_v;
+    std::int64_t v_row = 0;
+    const float* v = value_rows(place, task.at, v_row);
+    micro_.gemm(place.rows, static_cast<int>(ld_v), place.cols, scratch.s, kBlockKeys, 1, v, v_row,
+                scratch.o + r * ld_v, ld_v, begun);
+  }
+
+  /// One block of keys for one group of rows, online.
+  void step(const TilePlace& place, const Task& task, int r, bool begun,
+            const Scratch& scratch) const {
+    const auto ld_v = geometry_.ld_v;
+    float* s = scratch.s;
+    float* o = scratch.o + r * ld_v;
+    for_panels(place, task, s, [&](const TilePlace& panel, const float* k, float* out) {
+      scores(panel, static_cast<int>(p_.head_dim), task.q + r * geometry_.ld_q, k, out);
+    });
+    if (steps_.elementwise()) {
+      steps_.apply(place, s);
+    } else if (visibility(place) == Visibility::some) {
+      steps_.mask_position(place, s);
+    }
+    hide_padding(place, s);
     // (F7)-(F9) m, P, l; (F10) O = diag(alpha) O + P V
     const auto softmax_step = log2_ ? micro_.softmax_step_log2 : micro_.softmax_step;
+    const int padded = static_cast<int>(round_up(place.cols, micro_.lanes));
     softmax_step(place.rows, padded, s, kBlockKeys, scratch.m + r, scratch.l + r, scratch.alpha);
     if (begun) micro_.scale_rows(place.rows, static_cast<int>(ld_v), o, ld_v, scratch.alpha);
     steps_.drop(place, s);
-    micro_.gemm(place.rows, static_cast<int>(ld_v), place.cols, s, kBlockKeys, 1, v, v_row, o, ld_v,
-                begun);
-    return true;
+    add_values(place, task, r, begun, scratch);
   }
 
   /// What K is multiplied by, so that its products with Q are logits, over ln 2 if `log2_`.

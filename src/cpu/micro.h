@@ -37,6 +37,24 @@ struct Micro {
                std::ptrdiff_t a_col, const float* b, std::ptrdiff_t ldb, float* c,
                std::ptrdiff_t ldc, bool accumulate);
 
+  // For rows whose m is known before their scores: nothing rescales. sums holds `lanes` sums a row.
+
+  /// P = 2^(A B - m), or with `accumulate` 2^(C + A B - m), into C; sums += P. (F8), (F9) m is
+  /// finite; P that a float32 cannot hold becomes infinite or NaN. A's columns are next to
+  /// each other; the rest as in gemm.
+  void (*weights_product)(int rows, int cols, int k, const float* a, std::ptrdiff_t lda,
+                          const float* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc,
+                          bool accumulate, const float* m, float* sums);
+  /// The same of scores in memory, in place: hidden ones are -inf, and so is m of a row that has
+  /// seen nothing; their P is 0.
+  void (*weights)(int rows, int cols, float* s, std::ptrdiff_t ld, const float* m, float* sums);
+  /// m of the rows where it is -inf becomes the largest score; true if it is -inf nowhere then.
+  bool (*first_maxima)(int rows, int cols, const float* s, std::ptrdiff_t ld, float* m);
+  /// l = the sum of a row's sums.
+  void (*row_sums)(int rows, const float* sums, float* l);
+  /// True if no element is infinite or NaN.
+  bool (*all_finite)(std::int64_t count, const float* x);
+
   // For B that is read once where it lies, in float32, bfloat16 or float16 (index: storage_of), and
   // few rows of A.
 

@@ -64,6 +64,8 @@ struct Avx2 {
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) x[i] = y[i];
   }
+  static Float exp(Float x) { return exp_by_polynomial<Avx2>(x); }
+  static Float exp2(Float x) { return exp2_by_polynomial<Avx2>(x); }
   static Float scale2(Float x, Float n) {
     const __m256i whole = _mm256_cvtps_epi32(n);  // NaN becomes INT_MIN; x is NaN then and stays it
     const __m256i half = _mm256_srai_epi32(whole, 1);  // two steps: 2^n alone may be subnormal

@@ -5,6 +5,17 @@
 namespace tilewise::cpu {
 namespace {
 
+/// 2^(j / 16).
+alignas(64) constexpr float kPowers[16] = {
+    1.0F,         1.04427373F, 1.09050775F, 1.13878858F, 1.18920708F, 1.24185777F,
+    1.29683959F,  1.35425556F, 1.41421354F, 1.47682619F, 1.54221082F, 1.61049032F,
+    1.68179286F,  1.75625217F, 1.8340081F,  1.91520655F};
+constexpr float kSixteenths = 786432.0F;  // 1.5 * 2^19: adding it rounds to a multiple of 1 / 16
+// e^r - 1 on |r| <= ln 2 / 32 and 2^r - 1 on |r| <= 1 / 32 by r, r^2 and r^3, minimax: relative
+// error 1.6e-9.
+constexpr float kExpCubic[3] = {1.0F, 0.5000162F, 0.16666074F};
+constexpr float kExp2Cubic[3] = {0.6931472F, 0.24023429F, 0.055502135F};
+
 struct Avx512 {
   using Float = __m512;
   static constexpr int kLanes = 16;
@@ -41,7 +52,27 @@ struct Avx512 {
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) x[i] = _mm512_castsi512_ps(lanes[i]);
   }
-  static Float scale2(Float x, Float n) { return _mm512_scalef_ps(x, n); }
+  // exp and 2^x: a multiple of 1 / 16, whose fraction's power of two is one of 16 in a register,
+  // and a cubic. Of these operations only the cubic's wait for Zen 4's multiply-adds.
+  static Float exp(Float x) {
+    const Float shifted = fma(x, set(kLog2E), set(kSixteenths));
+    const Float t = sub(shifted, set(kSixteenths));
+    return powered(shifted, t, fma(t, set(-kLn2Low), fma(t, set(-kLn2High), x)), kExpCubic);
+  }
+  static Float exp2(Float x) {
+    const Float shifted = add(x, set(kSixteenths));
+    const Float t = sub(shifted, set(kSixteenths));
+    return powered(shifted, t, sub(x, t), kExp2Cubic);
+  }
+
+ private:
+  /// 2^t times what the cubic c gives of r, plus 1. `shifted` has t's sixteenths in its last bits.
+  static Float powered(Float shifted, Float t, Float r, const float (&c)[3]) {
+    const Float power =
+        _mm512_permutexvar_ps(_mm512_castps_si512(shifted), _mm512_load_ps(kPowers));
+    const Float p = mul(r, fma(r, fma(r, set(c[2]), set(c[1])), set(c[0])));
+    return _mm512_scalef_ps(fma(power, p, power), t);  // 2 to the whole part of t
+  }
 };
 
 }  // namespace

@@ -4,8 +4,9 @@
 ///
 /// V: Float (a vector), kLanes, kRows and kVectors (the register tile), zero, set, load (of each
 /// storage type), store,
-/// add, sub, mul, fma, max, min, round, sum, highest, scale2 (x * 2^n for integral n in a Float,
-/// also where 2^n alone would not be a normal number).
+/// add, sub, mul, fma, max, min, round, sum, highest, exp (of x <= 0, finite or NaN), exp2 (of any x
+/// but -inf; infinite or NaN where a float32 cannot hold it), for polynomials scale2 (x * 2^n for
+/// integral n in a Float, also where 2^n alone would not be a normal number).
 #pragma once
 
 #include "cpu/micro.h"
@@ -37,23 +38,35 @@ inline typename V::Float scaled_polynomial(const float (&q)[kTerms], typename V:
   return V::scale2(y, n);
 }
 
-/// exp(x) for x <= 0 or NaN: x = n ln 2 + r, ln 2 in two parts (Cody and Waite 1980).
-// NOTE: the operand order lets NaN through: max and min give their second operand for NaN.
+// For the sets without a table of powers in a register. x = n ln 2 + r, ln 2 in two parts (Cody and
+// Waite 1980).
 template <class V>
-inline typename V::Float exp_nonpositive(typename V::Float x) {
-  x = V::max(V::set(kExpLowest), x);
+inline typename V::Float exp_by_polynomial(typename V::Float x) {
   const auto n = V::round(V::mul(x, V::set(kLog2E)));
   auto r = V::fma(n, V::set(-kLn2High), x);
   r = V::fma(n, V::set(-kLn2Low), r);
   return scaled_polynomial<V>(kExpPolynomial, n, r);
 }
 
-/// 2^x for x <= 0 or NaN: three multiplications less.
+/// 2^x, infinite where a float32 cannot hold it.
+// NOTE: the operand order lets NaN through: max and min give their second operand for NaN.
 template <class V>
-inline typename V::Float exp2_nonpositive(typename V::Float x) {
-  x = V::max(V::set(kExp2Lowest), x);
+inline typename V::Float exp2_by_polynomial(typename V::Float x) {
+  x = V::max(V::set(kExp2Lowest), V::min(V::set(130.0F), x));
   const auto n = V::round(x);
   return scaled_polynomial<V>(kExp2Polynomial, n, V::sub(x, n));
+}
+
+/// exp(x) for x <= 0 or NaN.
+template <class V>
+inline typename V::Float exp_nonpositive(typename V::Float x) {
+  return V::exp(V::max(V::set(kExpLowest), x));
+}
+
+/// 2^x for x <= 0 or NaN.
+template <class V>
+inline typename V::Float exp2_nonpositive(typename V::Float x) {
+  return V::exp2(V::max(V::set(kExp2Lowest), x));
 }
 
 template <class V>
@@ -61,10 +74,52 @@ inline typename V::Float exp_vector(typename V::Float x) {
   return exp_nonpositive<V>(V::min(V::set(128.0F), x));
 }
 
-/// One register tile: R rows x C vectors of C, all of k.
-template <class V, int R, int C, class B>
-inline void gemm_tile(int k, const float* a, std::ptrdiff_t a_row, std::ptrdiff_t a_col, const B* b,
-                      std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc, bool accumulate) {
+// What becomes of a row of a register tile: row(r, at, acc) has the sums of C vectors of row r of
+// the product, whose place in C is `at`.
+
+/// C = or += the sums.
+template <class V>
+struct Store {
+  bool accumulate;
+
+  template <int C>
+  inline void row(int /*r*/, float* at, const typename V::Float (&acc)[C]) const {
+#pragma GCC unroll 8
+    for (int v = 0; v < C; ++v, at += V::kLanes) {
+      // Added last: the sum over k stays one of its own, which rounds less, and begins at once.
+      V::store(at, accumulate ? V::add(V::load(at), acc[v]) : acc[v]);
+    }
+  }
+};
+
+/// P = 2^(S - m), m finite. (F8) Scores never go to memory: on Zen 4 a store takes one to two
+/// multiply-adds' slots.
+template <class V>
+struct Weights {
+  bool accumulate;
+  const float* m;
+  float* sums;
+
+  template <int C>
+  inline void row(int r, float* at, const typename V::Float (&acc)[C]) const {
+    const auto shift = V::set(m[r]);
+    auto sum = V::load(sums + r * V::kLanes);
+#pragma GCC unroll 8
+    for (int v = 0; v < C; ++v, at += V::kLanes) {
+      const auto s = accumulate ? V::add(V::load(at), acc[v]) : acc[v];
+      const auto p = V::exp2(V::sub(s, shift));
+      V::store(at, p);
+      sum = V::add(sum, p);
+    }
+    V::store(sums + r * V::kLanes, sum);
+  }
+};
+
+/// One register tile: R rows x C vectors of C, all of k; the first row is row r0 of the product.
+template <class V, int R, int C, class B, class Finish>
+inline void gemm_tile(int r0, int k, const float* a, std::ptrdiff_t a_row, std::ptrdiff_t a_col,
+                      const B* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc,
+                      const Finish& finish) {
   typename V::Float acc[R][C];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -85,38 +140,56 @@ inline void gemm_tile(int k, const float* a, std::ptrdiff_t a_row, std::ptrdiff_
     }
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-    for (int v = 0; v < C; ++v) {
-      // Added last: the sum over k stays one of its own, which rounds less, and begins at once.
-      float* at = c + r * ldc + v * V::kLanes;
-      V::store(at, accumulate ? V::add(V::load(at), acc[r][v]) : acc[r][v]);
-    }
-  }
+  for (int r = 0; r < R; ++r) finish.row(r0 + r, c + r * ldc, acc[r]);
 }
 
 /// All rows of a column panel of C vectors: full register tiles, then one of what is left.
-template <class V, int C, class B>
+template <class V, int C, class B, class Finish>
 inline void gemm_panel(int rows, int k, const float* a, std::ptrdiff_t a_row, std::ptrdiff_t a_col,
                        const B* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc,
-                       bool accumulate) {
+                       const Finish& finish) {
   int r = 0;
   for (; r + V::kRows <= rows; r += V::kRows) {
-    gemm_tile<V, V::kRows, C>(k, a + r * a_row, a_row, a_col, b, ldb, c + r * ldc, ldc, accumulate);
+    gemm_tile<V, V::kRows, C>(r, k, a + r * a_row, a_row, a_col, b, ldb, c + r * ldc, ldc, finish);
   }
   a += r * a_row;
   c += r * ldc;
   switch (rows - r) {
     case 5:
-      return gemm_tile<V, 5, C>(k, a, a_row, a_col, b, ldb, c, ldc, accumulate);
+      return gemm_tile<V, 5, C>(r, k, a, a_row, a_col, b, ldb, c, ldc, finish);
     case 4:
-      return gemm_tile<V, 4, C>(k, a, a_row, a_col, b, ldb, c, ldc, accumulate);
+      return gemm_tile<V, 4, C>(r, k, a, a_row, a_col, b, ldb, c, ldc, finish);
     case 3:
-      return gemm_tile<V, 3, C>(k, a, a_row, a_col, b, ldb, c, ldc, accumulate);
+      return gemm_tile<V, 3, C>(r, k, a, a_row, a_col, b, ldb, c, ldc, finish);
     case 2:
-      return gemm_tile<V, 2, C>(k, a, a_row, a_col, b, ldb, c, ldc, accumulate);
+      return gemm_tile<V, 2, C>(r, k, a, a_row, a_col, b, ldb, c, ldc, finish);
     case 1:
-      return gemm_tile<V, 1, C>(k, a, a_row, a_col, b, ldb, c, ldc, accumulate);
+      return gemm_tile<V, 1, C>(r, k, a, a_row, a_col, b, ldb, c, ldc, finish);
+    default:
+      return;
+  }
+}
+
+template <class V, class B, class Finish>
+inline void product(int rows, int cols, int k, const float* a, std::ptrdiff_t a_row,
+                    std::ptrdiff_t a_col, const B* b, std::ptrdiff_t ldb, float* c,
+                    std::ptrdiff_t ldc, const Finish& finish) {
+  constexpr int kWide = V::kVectors * V::kLanes;
+  int j = 0;
+  // One row leaves registers for twice the columns: B is read in longer runs.
+  for (; rows == 1 && j + 2 * kWide <= cols; j += 2 * kWide) {
+    gemm_tile<V, 1, 2 * V::kVectors>(0, k, a, a_row, a_col, b + j, ldb, c + j, ldc, finish);
+  }
+  for (; j + kWide <= cols; j += kWide) {
+    gemm_panel<V, V::kVectors>(rows, k, a, a_row, a_col, b + j, ldb, c + j, ldc, finish);
+  }
+  switch ((cols - j) / V::kLanes) {
+    case 3:
+      return gemm_panel<V, 3>(rows, k, a, a_row, a_col, b + j, ldb, c + j, ldc, finish);
+    case 2:
+      return gemm_panel<V, 2>(rows, k, a, a_row, a_col, b + j, ldb, c + j, ldc, finish);
+    case 1:
+      return gemm_panel<V, 1>(rows, k, a, a_row, a_col, b + j, ldb, c + j, ldc, finish);
     default:
       return;
   }
@@ -125,25 +198,14 @@ inline void gemm_panel(int rows, int k, const float* a, std::ptrdiff_t a_row, st
 template <class V, class B>
 void gemm(int rows, int cols, int k, const float* a, std::ptrdiff_t a_row, std::ptrdiff_t a_col,
           const B* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc, bool accumulate) {
-  constexpr int kWide = V::kVectors * V::kLanes;
-  int j = 0;
-  // One row leaves registers for twice the columns: B is read in longer runs.
-  for (; rows == 1 && j + 2 * kWide <= cols; j += 2 * kWide) {
-    gemm_tile<V, 1, 2 * V::kVectors>(k, a, a_row, a_col, b + j, ldb, c + j, ldc, accumulate);
-  }
-  for (; j + kWide <= cols; j += kWide) {
-    gemm_panel<V, V::kVectors>(rows, k, a, a_row, a_col, b + j, ldb, c + j, ldc, accumulate);
-  }
-  switch ((cols - j) / V::kLanes) {
-    case 3:
-      return gemm_panel<V, 3>(rows, k, a, a_row, a_col, b + j, ldb, c + j, ldc, accumulate);
-    case 2:
-      return gemm_panel<V, 2>(rows, k, a, a_row, a_col, b + j, ldb, c + j, ldc, accumulate);
-    case 1:
-      return gemm_panel<V, 1>(rows, k, a, a_row, a_col, b + j, ldb, c + j, ldc, accumulate);
-    default:
-      return;
-  }
+  product<V>(rows, cols, k, a, a_row, a_col, b, ldb, c, ldc, Store<V>{accumulate});
+}
+
+template <class V>
+void weights_product(int rows, int cols, int k, const float* a, std::ptrdiff_t lda, const float* b,
+                     std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc, bool accumulate,
+                     const float* m, float* sums) {
+  product<V>(rows, cols, k, a, lda, 1, b, ldb, c, ldc, Weights<V>{accumulate, m, sums});
 }
 
 /// R rows of A by all rows of B, which are read in the order of memory.
@@ -241,6 +303,53 @@ void softmax_step(int rows, int cols, float* s, std::ptrdiff_t ld, float* m, flo
 }
 
 template <class V>
+bool first_maxima(int rows, int cols, const float* s, std::ptrdiff_t ld, float* m) {
+  constexpr float kNothing = -__builtin_inff();
+  bool all = true;
+  for (int r = 0; r < rows; ++r, s += ld) {
+    if (m[r] != kNothing) continue;
+    auto high = V::load(s);
+    for (int c = V::kLanes; c < cols; c += V::kLanes) high = V::max(high, V::load(s + c));
+    m[r] = V::highest(high);
+    all = all && m[r] != kNothing;
+  }
+  return all;
+}
+
+template <class V>
+void weights(int rows, int cols, float* s, std::ptrdiff_t ld, const float* m, float* sums) {
+  constexpr float kNothing = -__builtin_inff();
+  for (int r = 0; r < rows; ++r, s += ld, sums += V::kLanes) {
+    const auto shift = V::set(m[r] == kNothing ? 0.0F : m[r]);  // -inf - -inf would be NaN
+    auto sum = V::load(sums);
+    for (int c = 0; c < cols; c += V::kLanes) {
+      const auto p = exp2_nonpositive<V>(V::sub(V::load(s + c), shift));
+      V::store(s + c, p);
+      sum = V::add(sum, p);
+    }
+    V::store(sums, sum);
+  }
+}
+
+template <class V>
+void row_sums(int rows, const float* sums, float* l) {
+  for (int r = 0; r < rows; ++r) l[r] = V::sum(V::load(sums + r * V::kLanes));
+}
+
+template <class V>
+bool all_finite(std::int64_t count, const float* x) {
+  auto nothing = V::zero();  // x - x is 0, or NaN
+  std::int64_t i = 0;
+  for (; i + V::kLanes <= count; i += V::kLanes) {
+    const auto value = V::load(x + i);
+    nothing = V::add(nothing, V::sub(value, value));
+  }
+  float rest = V::sum(nothing);
+  for (; i < count; ++i) rest += x[i] - x[i];
+  return rest == 0.0F;
+}
+
+template <class V>
 void probabilities(int rows, int cols, float* s, std::ptrdiff_t ld, const float* lse,
                    const float* lse_low) {
   const auto none = V::zero();
@@ -334,6 +443,11 @@ constexpr Micro make_micro(Isa isa) {
       .lanes = V::kLanes,
       .panel_cols = V::kVectors * V::kLanes,
       .gemm = gemm<V, float>,
+      .weights_product = weights_product<V>,
+      .weights = weights<V>,
+      .first_maxima = first_maxima<V>,
+      .row_sums = row_sums<V>,
+      .all_finite = all_finite<V>,
       .row_products = {row_products<V, float>, row_products<V, Bfloat16>, row_products<V, Float16>},
       .add_weighted_rows = {add_weighted_rows<V, float>, add_weighted_rows<V, Bfloat16>,
                             add_weighted_rows<V, Float16>},

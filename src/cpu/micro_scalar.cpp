@@ -30,6 +30,8 @@ struct Scalar {
   static float sum(Float x) { return x; }
   static float highest(Float x) { return x; }
   static void transpose(Float* /*x*/) {}
+  static Float exp(Float x) { return exp_by_polynomial<Scalar>(x); }
+  static Float exp2(Float x) { return exp2_by_polynomial<Scalar>(x); }
   static Float scale2(Float x, Float n) {
     if (n != n) return x;  // x is NaN too
     const int whole = static_cast<int>(n);

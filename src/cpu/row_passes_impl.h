@@ -48,6 +48,7 @@ struct Lanes {
   static Float min(Float a, Float b) { return a < b ? a : b; }
   /// To the nearest whole number, |x| < 2^22: what adding kMagic leaves of it.
   static Float round(Float x) { return (x + set(kMagic)) - set(kMagic); }
+  static Float exp(Float x) { return exp_by_polynomial<Lanes>(x); }
   /// x * 2^n in two steps: 2^n alone may not be a normal number.
   static Float scale2(Float x, Float n) {
     const Signed whole = __builtin_convertvector(n, Signed);

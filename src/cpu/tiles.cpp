@@ -145,9 +145,8 @@ void pack_transposed(const Micro& micro, int count, int dim, const float* rows, 
 
 void panel_product(const Micro& micro, int rows, int cols, int dim, const float* a,
                    std::int64_t lda, const float* panel, float* c, std::int64_t ldc) {
-  constexpr int kTerms = 64;
-  for (std::int64_t i = 0; i < dim; i += kTerms) {
-    const int terms = static_cast<int>(std::min<std::int64_t>(kTerms, dim - i));
+  for (std::int64_t i = 0; i < dim; i += kSumTerms) {
+    const int terms = static_cast<int>(std::min<std::int64_t>(kSumTerms, dim - i));
     micro.gemm(rows, cols, terms, a + i, lda, 1, panel + i * micro.panel_cols, micro.panel_cols, c,
                ldc, i > 0);
   }
