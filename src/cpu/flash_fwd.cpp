@@ -276,31 +276,31 @@ class Forward {
     }
   }
 
-  /// (F1) S = Q (scale K)^T of the first `terms` of D.
-  void scores(const TilePlace& panel, int terms, const float* q, const float* k, float* s) const {
+  /// (F1) S = Q (scale K)^T of a panel, row r of the task first.
+  PanelProduct scores(const TilePlace& panel, const Task& task, int r, const float* k,
+                      float* s) const {
     const int cols = static_cast<int>(round_up(panel.cols, micro_.lanes));
-    panel_product(micro_, panel.rows, cols, terms, q, geometry_.ld_q, k, s, kBlockKeys);
+    return {.rows = panel.rows,
+            .cols = cols,
+            .k = static_cast<int>(p_.head_dim),
+            .a = task.q + r * geometry_.ld_q,
+            .lda = geometry_.ld_q,
+            .panel = k,
+            .c = s,
+            .ldc = kBlockKeys};
   }
 
   /// P of a strip and its sums, m first where it is not known.
   void weigh(const TilePlace& place, const Task& task, int r, const Scratch& scratch) const {
-    const int d = static_cast<int>(p_.head_dim);
-    const int ahead = std::max(d - 1, 0) / kSumTerms * kSumTerms;  // sums before the last one
-    const float* q = task.q + r * geometry_.ld_q;
     float* m = scratch.m + r;
     float* sums = scratch.sums + std::int64_t{r} * geometry_.lanes;
     bool known = std::find(m, m + place.rows, kNothing) == m + place.rows;
     for_panels(place, task, scratch.s, [&](const TilePlace& panel, const float* k, float* s) {
-      const int cols = static_cast<int>(round_up(panel.cols, micro_.lanes));
+      const PanelProduct product = scores(panel, task, r, k, s);
+      const int cols = product.cols;
       const bool all = cols == panel.cols && visibility(panel) == Visibility::all;
-      if (all && known) {
-        scores(panel, ahead, q, k, s);
-        micro_.weights_product(panel.rows, cols, d - ahead, q + ahead, geometry_.ld_q,
-                               k + std::int64_t{ahead} * micro_.panel_cols, micro_.panel_cols, s,
-                               kBlockKeys, ahead > 0, m, sums);
-        return;
-      }
-      scores(panel, d, q, k, s);
+      if (all && known) return micro_.score_weights(product, m, sums);
+      micro_.scores(product);
       if (!all) steps_.mask_position(panel, s);
       hide_padding(panel, s);
       if (!known) known = micro_.first_maxima(panel.rows, cols, s, kBlockKeys, m);
@@ -325,7 +325,7 @@ class Forward {
     float* s = scratch.s;
     float* o = scratch.o + r * ld_v;
     for_panels(place, task, s, [&](const TilePlace& panel, const float* k, float* out) {
-      scores(panel, static_cast<int>(p_.head_dim), task.q + r * geometry_.ld_q, k, out);
+      micro_.scores(scores(panel, task, r, k, out));
     });
     if (steps_.elementwise()) {
       steps_.apply(place, s);

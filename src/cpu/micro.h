@@ -26,6 +26,18 @@ constexpr int storage_of(DType dtype) {
   return dtype == DType::float32 ? 0 : dtype == DType::bfloat16 ? 1 : 2;
 }
 
+/// C (rows x cols) = A B over k, in sums of at most kSumTerms terms: half the error of one sum at
+/// dim 128. A and C are row-major, B is a panel of pack_transposed(); cols is a multiple of lanes.
+struct PanelProduct {
+  int rows, cols, k;
+  const float* a;
+  std::ptrdiff_t lda;
+  const float* panel;
+  float* c;
+  std::ptrdiff_t ldc;
+};
+inline constexpr int kSumTerms = 64;
+
 struct Micro {
   Isa isa;
   int lanes;       ///< floats in a vector
@@ -37,15 +49,21 @@ struct Micro {
                std::ptrdiff_t a_col, const float* b, std::ptrdiff_t ldb, float* c,
                std::ptrdiff_t ldc, bool accumulate);
 
-  // For rows whose m is known before their scores: nothing rescales. sums holds `lanes` sums a row.
+  // Products with a panel of pack_transposed(), scores or dP, and what becomes of them before they
+  // go to memory: on Zen 4 a store takes the slots of one to two multiply-adds.
 
-  /// P = 2^(A B - m), or with `accumulate` 2^(C + A B - m), into C; sums += P. (F8), (F9) m is
-  /// finite; P that a float32 cannot hold becomes infinite or NaN. A's columns are next to
-  /// each other; the rest as in gemm.
-  void (*weights_product)(int rows, int cols, int k, const float* a, std::ptrdiff_t lda,
-                          const float* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc,
-                          bool accumulate, const float* m, float* sums);
-  /// The same of scores in memory, in place: hidden ones are -inf, and so is m of a row that has
+  void (*scores)(const PanelProduct& x);
+  /// P = 2^(S - m), m finite, and sums += P, `lanes` sums a row. (F8), (F9) P that a float32 cannot
+  /// hold becomes infinite or NaN.
+  void (*score_weights)(const PanelProduct& x, const float* m, float* sums);
+  /// P = 2^min(S - LSE, 0) with LSE = lse + lse_low in units of ln 2. (B1)
+  void (*score_probabilities)(const PanelProduct& x, const float* lse, const float* lse_low);
+  /// dS = factor P (dP - delta), P with C's leading dimension. (B5)
+  void (*score_gradients)(const PanelProduct& x, const float* p, const float* delta, float factor);
+
+  // For rows whose m is known before their scores: nothing rescales.
+
+  /// score_weights() of scores in memory, in place: hidden ones are -inf, and so is m of a row that has
   /// seen nothing; their P is 0.
   void (*weights)(int rows, int cols, float* s, std::ptrdiff_t ld, const float* m, float* sums);
   /// m of the rows where it is -inf becomes the largest score; true if it is -inf nowhere then.
@@ -79,6 +97,10 @@ struct Micro {
   /// +inf gives 0.
   void (*probabilities)(int rows, int cols, float* s, std::ptrdiff_t ld, const float* lse,
                         const float* lse_low);
+
+  /// The same of logits and LSE in units of ln 2.
+  void (*probabilities_log2)(int rows, int cols, float* s, std::ptrdiff_t ld, const float* lse,
+                             const float* lse_low);
 
   /// acc[r] = rescale[r] * acc[r] + sum over columns of x * y.
   void (*add_row_dots)(int rows, int cols, const float* x, const float* y, std::ptrdiff_t ld,

@@ -11,6 +11,7 @@ struct Avx2 {
   static constexpr int kLanes = 8;
   static constexpr int kRows = 6;
   static constexpr int kVectors = 2;
+  static constexpr int kSumVectors = 2;
 
   static Float zero() { return _mm256_setzero_ps(); }
   static Float set(float x) { return _mm256_set1_ps(x); }
@@ -66,6 +67,10 @@ struct Avx2 {
   }
   static Float exp(Float x) { return exp_by_polynomial<Avx2>(x); }
   static Float exp2(Float x) { return exp2_by_polynomial<Avx2>(x); }
+  static Float exp2_of_finite(Float x) { return exp2(x); }
+  static Float zero_below(Float x, float bound, Float y) {
+    return _mm256_and_ps(_mm256_cmp_ps(x, set(bound), _CMP_NLT_UQ), y);
+  }
   static Float scale2(Float x, Float n) {
     const __m256i whole = _mm256_cvtps_epi32(n);  // NaN becomes INT_MIN; x is NaN then and stays it
     const __m256i half = _mm256_srai_epi32(whole, 1);  // two steps: 2^n alone may be subnormal

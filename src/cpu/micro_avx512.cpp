@@ -21,6 +21,7 @@ struct Avx512 {
   static constexpr int kLanes = 16;
   static constexpr int kRows = 6;
   static constexpr int kVectors = 4;
+  static constexpr int kSumVectors = 4;
 
   static Float zero() { return _mm512_setzero_ps(); }
   static Float set(float x) { return _mm512_set1_ps(x); }
@@ -54,12 +55,22 @@ struct Avx512 {
   }
   // exp and 2^x: a multiple of 1 / 16, whose fraction's power of two is one of 16 in a register,
   // and a cubic. Of these operations only the cubic's wait for Zen 4's multiply-adds.
+  // NOTE: 2 to -inf is 0 in scalef without a detour, where an underflow costs Intel's CPUs some
+  // hundred cycles: -inf stays it until then. max and min give their second operand for NaN, which
+  // the remainder of -inf is.
   static Float exp(Float x) {
-    const Float shifted = fma(x, set(kLog2E), set(kSixteenths));
+    const Float seen = min(set(128.0F), x);
+    const Float shifted = fma(seen, set(kLog2E), set(kSixteenths));
     const Float t = sub(shifted, set(kSixteenths));
-    return powered(shifted, t, fma(t, set(-kLn2Low), fma(t, set(-kLn2High), x)), kExpCubic);
+    const Float r = fma(t, set(-kLn2Low), fma(t, set(-kLn2High), seen));
+    return powered(shifted, t, min(max(r, set(-1.0F)), set(1.0F)), kExpCubic);
   }
   static Float exp2(Float x) {
+    const Float shifted = add(x, set(kSixteenths));
+    const Float t = sub(shifted, set(kSixteenths));
+    return powered(shifted, t, max(sub(x, t), set(-1.0F)), kExp2Cubic);
+  }
+  static Float exp2_of_finite(Float x) {
     const Float shifted = add(x, set(kSixteenths));
     const Float t = sub(shifted, set(kSixteenths));
     return powered(shifted, t, sub(x, t), kExp2Cubic);

@@ -2,11 +2,12 @@
 /// Everything is in an unnamed namespace: no function of an AVX-512 unit can be linked into
 /// another.
 ///
-/// V: Float (a vector), kLanes, kRows and kVectors (the register tile), zero, set, load (of each
+/// V: Float (a vector), kLanes, kRows and kVectors (the register tile), kSumVectors
+/// (of a tile whose sum is one of sums), zero, set, load (of each
 /// storage type), store,
-/// add, sub, mul, fma, max, min, round, sum, highest, exp (of x <= 0, finite or NaN), exp2 (of any x
-/// but -inf; infinite or NaN where a float32 cannot hold it), for polynomials scale2 (x * 2^n for
-/// integral n in a Float, also where 2^n alone would not be a normal number).
+/// add, sub, mul, fma, max, min, round, sum, highest, exp and exp2 (of any x),
+/// exp2_of_finite, for polynomials zero_below (y, or 0 where x is less than a bound) and scale2 (x *
+/// 2^n for integral n in a Float, also where 2^n alone would not be a normal number).
 #pragma once
 
 #include "cpu/micro.h"
@@ -24,8 +25,8 @@ constexpr float kExp2Polynomial[kTerms] = {0.693147182F,   0.240226477F,   0.055
 constexpr float kLog2E = 1.44269504F;
 constexpr float kLn2High = 0.693359375F;  // 9 bits: n * kLn2High is exact
 constexpr float kLn2Low = -2.12194440e-4F;
-constexpr float kExpLowest = -150.0F;   // exp of anything below is 0 in float32
-constexpr float kExp2Lowest = -217.0F;  // and 2 to it
+constexpr float kExpLowest = -104.0F;  // exp of anything below is 0 in float32
+constexpr float kExp2Lowest = -150.0F;  // and 2 to it
 
 /// 2^n (1 + r q(r)), n integral.
 template <class V>
@@ -38,40 +39,26 @@ inline typename V::Float scaled_polynomial(const float (&q)[kTerms], typename V:
   return V::scale2(y, n);
 }
 
-// For the sets without a table of powers in a register. x = n ln 2 + r, ln 2 in two parts (Cody and
-// Waite 1980).
+// For the sets without a table of powers in a register. Hidden scores are -inf, and Intel's CPUs
+// take some hundred cycles for a product that underflows: below the last float32 nothing is worked
+// out, and the result is 0. NaN stays NaN, and what a float32 cannot hold becomes infinite.
+
+/// exp(x): x = n ln 2 + r, ln 2 in two parts (Cody and Waite 1980).
 template <class V>
 inline typename V::Float exp_by_polynomial(typename V::Float x) {
-  const auto n = V::round(V::mul(x, V::set(kLog2E)));
-  auto r = V::fma(n, V::set(-kLn2High), x);
+  // NOTE: the operand order lets NaN through: min gives its second operand for NaN.
+  const auto seen = V::min(V::set(128.0F), V::zero_below(x, kExpLowest, x));
+  const auto n = V::round(V::mul(seen, V::set(kLog2E)));
+  auto r = V::fma(n, V::set(-kLn2High), seen);
   r = V::fma(n, V::set(-kLn2Low), r);
-  return scaled_polynomial<V>(kExpPolynomial, n, r);
+  return V::zero_below(x, kExpLowest, scaled_polynomial<V>(kExpPolynomial, n, r));
 }
 
-/// 2^x, infinite where a float32 cannot hold it.
-// NOTE: the operand order lets NaN through: max and min give their second operand for NaN.
 template <class V>
 inline typename V::Float exp2_by_polynomial(typename V::Float x) {
-  x = V::max(V::set(kExp2Lowest), V::min(V::set(130.0F), x));
-  const auto n = V::round(x);
-  return scaled_polynomial<V>(kExp2Polynomial, n, V::sub(x, n));
-}
-
-/// exp(x) for x <= 0 or NaN.
-template <class V>
-inline typename V::Float exp_nonpositive(typename V::Float x) {
-  return V::exp(V::max(V::set(kExpLowest), x));
-}
-
-/// 2^x for x <= 0 or NaN.
-template <class V>
-inline typename V::Float exp2_nonpositive(typename V::Float x) {
-  return V::exp2(V::max(V::set(kExp2Lowest), x));
-}
-
-template <class V>
-inline typename V::Float exp_vector(typename V::Float x) {
-  return exp_nonpositive<V>(V::min(V::set(128.0F), x));
+  const auto seen = V::min(V::set(130.0F), V::zero_below(x, kExp2Lowest, x));
+  const auto n = V::round(seen);
+  return V::zero_below(x, kExp2Lowest, scaled_polynomial<V>(kExp2Polynomial, n, V::sub(seen, n)));
 }
 
 // What becomes of a row of a register tile: row(r, at, acc) has the sums of C vectors of row r of
@@ -92,11 +79,9 @@ struct Store {
   }
 };
 
-/// P = 2^(S - m), m finite. (F8) Scores never go to memory: on Zen 4 a store takes one to two
-/// multiply-adds' slots.
+/// P = 2^(S - m), m finite, and its sums. (F8), (F9)
 template <class V>
 struct Weights {
-  bool accumulate;
   const float* m;
   float* sums;
 
@@ -106,8 +91,7 @@ struct Weights {
     auto sum = V::load(sums + r * V::kLanes);
 #pragma GCC unroll 8
     for (int v = 0; v < C; ++v, at += V::kLanes) {
-      const auto s = accumulate ? V::add(V::load(at), acc[v]) : acc[v];
-      const auto p = V::exp2(V::sub(s, shift));
+      const auto p = V::exp2_of_finite(V::sub(acc[v], shift));
       V::store(at, p);
       sum = V::add(sum, p);
     }
@@ -115,12 +99,48 @@ struct Weights {
   }
 };
 
-/// One register tile: R rows x C vectors of C, all of k; the first row is row r0 of the product.
-template <class V, int R, int C, class B, class Finish>
-inline void gemm_tile(int r0, int k, const float* a, std::ptrdiff_t a_row, std::ptrdiff_t a_col,
-                      const B* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc,
-                      const Finish& finish) {
-  typename V::Float acc[R][C];
+/// P = 2^min(S - LSE, 0). (B1)
+template <class V>
+struct Probabilities {
+  const float* lse;
+  const float* lse_low;
+
+  template <int C>
+  inline void row(int r, float* at, const typename V::Float (&acc)[C]) const {
+    const auto high = V::set(lse[r]);
+    const auto low = V::set(lse_low[r]);
+#pragma GCC unroll 8
+    for (int v = 0; v < C; ++v, at += V::kLanes) {
+      const auto x = V::min(V::zero(), V::sub(V::sub(acc[v], high), low));
+      V::store(at, V::exp2(x));
+    }
+  }
+};
+
+/// dS = factor P (dP - delta). (B5)
+template <class V>
+struct ScoreGradient {
+  std::ptrdiff_t p_from_c;  ///< from an element of C to P's
+  const float* delta;
+  float factor;
+
+  template <int C>
+  inline void row(int r, float* at, const typename V::Float (&acc)[C]) const {
+    const auto d = V::set(delta[r]);
+    const auto f = V::set(factor);
+#pragma GCC unroll 8
+    for (int v = 0; v < C; ++v, at += V::kLanes) {
+      V::store(at, V::mul(V::mul(f, V::load(at + p_from_c)), V::sub(acc[v], d)));
+    }
+  }
+};
+
+/// acc = A B of R rows x C vectors, over k.
+template <class V, int R, int C, class B>
+__attribute__((always_inline)) inline void multiply(typename V::Float (&acc)[R][C], int k,
+                                                    const float* a, std::ptrdiff_t a_row,
+                                                    std::ptrdiff_t a_col, const B* b,
+                                                    std::ptrdiff_t ldb) {
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
@@ -139,57 +159,79 @@ inline void gemm_tile(int r0, int k, const float* a, std::ptrdiff_t a_row, std::
       for (int v = 0; v < C; ++v) acc[r][v] = V::fma(ra, rb[v], acc[r][v]);
     }
   }
+}
+
+/// One register tile: R rows x C vectors of C, all of k; the first row is row r0 of the product.
+/// With `Sums`, the sum over k is one of sums of at most kSumTerms terms.
+template <class V, int R, int C, bool Sums, class B, class Finish>
+inline void gemm_tile(int r0, int k, const float* a, std::ptrdiff_t a_row, std::ptrdiff_t a_col,
+                      const B* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc,
+                      const Finish& finish) {
+  typename V::Float acc[R][C];
+  multiply<V, R, C>(acc, Sums && k > kSumTerms ? kSumTerms : k, a, a_row, a_col, b, ldb);
+  for (int i = kSumTerms; Sums && i < k; i += kSumTerms) {
+    typename V::Float next[R][C];
+    multiply<V, R, C>(next, k - i < kSumTerms ? k - i : kSumTerms, a + i * a_col, a_row, a_col,
+                      b + i * ldb, ldb);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int v = 0; v < C; ++v) acc[r][v] = V::add(acc[r][v], next[r][v]);
+    }
+  }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) finish.row(r0 + r, c + r * ldc, acc[r]);
 }
 
 /// All rows of a column panel of C vectors: full register tiles, then one of what is left.
-template <class V, int C, class B, class Finish>
+template <class V, int C, bool Sums, class B, class Finish>
 inline void gemm_panel(int rows, int k, const float* a, std::ptrdiff_t a_row, std::ptrdiff_t a_col,
                        const B* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc,
                        const Finish& finish) {
   int r = 0;
   for (; r + V::kRows <= rows; r += V::kRows) {
-    gemm_tile<V, V::kRows, C>(r, k, a + r * a_row, a_row, a_col, b, ldb, c + r * ldc, ldc, finish);
+    gemm_tile<V, V::kRows, C, Sums>(r, k, a + r * a_row, a_row, a_col, b, ldb, c + r * ldc, ldc,
+                                    finish);
   }
   a += r * a_row;
   c += r * ldc;
   switch (rows - r) {
     case 5:
-      return gemm_tile<V, 5, C>(r, k, a, a_row, a_col, b, ldb, c, ldc, finish);
+      return gemm_tile<V, 5, C, Sums>(r, k, a, a_row, a_col, b, ldb, c, ldc, finish);
     case 4:
-      return gemm_tile<V, 4, C>(r, k, a, a_row, a_col, b, ldb, c, ldc, finish);
+      return gemm_tile<V, 4, C, Sums>(r, k, a, a_row, a_col, b, ldb, c, ldc, finish);
     case 3:
-      return gemm_tile<V, 3, C>(r, k, a, a_row, a_col, b, ldb, c, ldc, finish);
+      return gemm_tile<V, 3, C, Sums>(r, k, a, a_row, a_col, b, ldb, c, ldc, finish);
     case 2:
-      return gemm_tile<V, 2, C>(r, k, a, a_row, a_col, b, ldb, c, ldc, finish);
+      return gemm_tile<V, 2, C, Sums>(r, k, a, a_row, a_col, b, ldb, c, ldc, finish);
     case 1:
-      return gemm_tile<V, 1, C>(r, k, a, a_row, a_col, b, ldb, c, ldc, finish);
+      return gemm_tile<V, 1, C, Sums>(r, k, a, a_row, a_col, b, ldb, c, ldc, finish);
     default:
       return;
   }
 }
 
-template <class V, class B, class Finish>
+template <class V, bool Sums, class B, class Finish>
 inline void product(int rows, int cols, int k, const float* a, std::ptrdiff_t a_row,
                     std::ptrdiff_t a_col, const B* b, std::ptrdiff_t ldb, float* c,
                     std::ptrdiff_t ldc, const Finish& finish) {
-  constexpr int kWide = V::kVectors * V::kLanes;
+  constexpr int kVectors = Sums ? V::kSumVectors : V::kVectors;
+  constexpr int kWide = kVectors * V::kLanes;
   int j = 0;
   // One row leaves registers for twice the columns: B is read in longer runs.
-  for (; rows == 1 && j + 2 * kWide <= cols; j += 2 * kWide) {
-    gemm_tile<V, 1, 2 * V::kVectors>(0, k, a, a_row, a_col, b + j, ldb, c + j, ldc, finish);
+  for (; !Sums && rows == 1 && j + 2 * kWide <= cols; j += 2 * kWide) {
+    gemm_tile<V, 1, 2 * kVectors, Sums>(0, k, a, a_row, a_col, b + j, ldb, c + j, ldc, finish);
   }
   for (; j + kWide <= cols; j += kWide) {
-    gemm_panel<V, V::kVectors>(rows, k, a, a_row, a_col, b + j, ldb, c + j, ldc, finish);
+    gemm_panel<V, kVectors, Sums>(rows, k, a, a_row, a_col, b + j, ldb, c + j, ldc, finish);
   }
   switch ((cols - j) / V::kLanes) {
     case 3:
-      return gemm_panel<V, 3>(rows, k, a, a_row, a_col, b + j, ldb, c + j, ldc, finish);
+      return gemm_panel<V, 3, Sums>(rows, k, a, a_row, a_col, b + j, ldb, c + j, ldc, finish);
     case 2:
-      return gemm_panel<V, 2>(rows, k, a, a_row, a_col, b + j, ldb, c + j, ldc, finish);
+      return gemm_panel<V, 2, Sums>(rows, k, a, a_row, a_col, b + j, ldb, c + j, ldc, finish);
     case 1:
-      return gemm_panel<V, 1>(rows, k, a, a_row, a_col, b + j, ldb, c + j, ldc, finish);
+      return gemm_panel<V, 1, Sums>(rows, k, a, a_row, a_col, b + j, ldb, c + j, ldc, finish);
     default:
       return;
   }
@@ -198,14 +240,35 @@ inline void product(int rows, int cols, int k, const float* a, std::ptrdiff_t a_
 template <class V, class B>
 void gemm(int rows, int cols, int k, const float* a, std::ptrdiff_t a_row, std::ptrdiff_t a_col,
           const B* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc, bool accumulate) {
-  product<V>(rows, cols, k, a, a_row, a_col, b, ldb, c, ldc, Store<V>{accumulate});
+  product<V, false>(rows, cols, k, a, a_row, a_col, b, ldb, c, ldc, Store<V>{accumulate});
+}
+
+/// A panel's product, in sums of at most kSumTerms terms.
+template <class V, class Finish>
+inline void panel_product(const PanelProduct& x, const Finish& finish) {
+  constexpr std::ptrdiff_t kPanel = V::kVectors * V::kLanes;
+  if (x.k <= kSumTerms) {
+    return product<V, false>(x.rows, x.cols, x.k, x.a, x.lda, 1, x.panel, kPanel, x.c, x.ldc,
+                             finish);
+  }
+  product<V, true>(x.rows, x.cols, x.k, x.a, x.lda, 1, x.panel, kPanel, x.c, x.ldc, finish);
 }
 
 template <class V>
-void weights_product(int rows, int cols, int k, const float* a, std::ptrdiff_t lda, const float* b,
-                     std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc, bool accumulate,
-                     const float* m, float* sums) {
-  product<V>(rows, cols, k, a, lda, 1, b, ldb, c, ldc, Weights<V>{accumulate, m, sums});
+void scores(const PanelProduct& x) {
+  panel_product<V>(x, Store<V>{false});
+}
+template <class V>
+void score_weights(const PanelProduct& x, const float* m, float* sums) {
+  panel_product<V>(x, Weights<V>{m, sums});
+}
+template <class V>
+void score_probabilities(const PanelProduct& x, const float* lse, const float* lse_low) {
+  panel_product<V>(x, Probabilities<V>{lse, lse_low});
+}
+template <class V>
+void score_gradients(const PanelProduct& x, const float* p, const float* delta, float factor) {
+  panel_product<V>(x, ScoreGradient<V>{p - x.c, delta, factor});
 }
 
 /// R rows of A by all rows of B, which are read in the order of memory.
@@ -323,7 +386,7 @@ void weights(int rows, int cols, float* s, std::ptrdiff_t ld, const float* m, fl
     const auto shift = V::set(m[r] == kNothing ? 0.0F : m[r]);  // -inf - -inf would be NaN
     auto sum = V::load(sums);
     for (int c = 0; c < cols; c += V::kLanes) {
-      const auto p = exp2_nonpositive<V>(V::sub(V::load(s + c), shift));
+      const auto p = V::exp2(V::sub(V::load(s + c), shift));
       V::store(s + c, p);
       sum = V::add(sum, p);
     }
@@ -349,7 +412,7 @@ bool all_finite(std::int64_t count, const float* x) {
   return rest == 0.0F;
 }
 
-template <class V>
+template <class V, typename V::Float (*Exp)(typename V::Float)>
 void probabilities(int rows, int cols, float* s, std::ptrdiff_t ld, const float* lse,
                    const float* lse_low) {
   const auto none = V::zero();
@@ -358,7 +421,7 @@ void probabilities(int rows, int cols, float* s, std::ptrdiff_t ld, const float*
     const auto low = V::set(lse_low[r]);
     for (int c = 0; c < cols; c += V::kLanes) {
       const auto x = V::sub(V::sub(V::load(s + c), high), low);
-      V::store(s + c, exp_nonpositive<V>(V::min(none, x)));
+      V::store(s + c, Exp(V::min(none, x)));
     }
   }
 }
@@ -443,7 +506,10 @@ constexpr Micro make_micro(Isa isa) {
       .lanes = V::kLanes,
       .panel_cols = V::kVectors * V::kLanes,
       .gemm = gemm<V, float>,
-      .weights_product = weights_product<V>,
+      .scores = scores<V>,
+      .score_weights = score_weights<V>,
+      .score_probabilities = score_probabilities<V>,
+      .score_gradients = score_gradients<V>,
       .weights = weights<V>,
       .first_maxima = first_maxima<V>,
       .row_sums = row_sums<V>,
@@ -451,15 +517,16 @@ constexpr Micro make_micro(Isa isa) {
       .row_products = {row_products<V, float>, row_products<V, Bfloat16>, row_products<V, Float16>},
       .add_weighted_rows = {add_weighted_rows<V, float>, add_weighted_rows<V, Bfloat16>,
                             add_weighted_rows<V, Float16>},
-      .softmax_step = softmax_step<V, exp_nonpositive<V>>,
-      .softmax_step_log2 = softmax_step<V, exp2_nonpositive<V>>,
-      .probabilities = probabilities<V>,
+      .softmax_step = softmax_step<V, V::exp>,
+      .softmax_step_log2 = softmax_step<V, V::exp2>,
+      .probabilities = probabilities<V, V::exp>,
+      .probabilities_log2 = probabilities<V, V::exp2>,
       .add_row_dots = add_row_dots<V>,
       .score_gradient = score_gradient<V>,
       .scale_rows = scale_rows<V>,
       .transpose = transpose<V>,
-      .exp = exp_all<V, exp_vector<V>>,
-      .exp2 = exp_all<V, exp2_nonpositive<V>>};
+      .exp = exp_all<V, V::exp>,
+      .exp2 = exp_all<V, V::exp2>};
 }
 
 }  // namespace

@@ -10,6 +10,7 @@ struct Scalar {
   static constexpr int kLanes = 1;
   static constexpr int kRows = 2;
   static constexpr int kVectors = 4;
+  static constexpr int kSumVectors = 2;
 
   static Float zero() { return 0.0F; }
   static Float set(float x) { return x; }
@@ -32,6 +33,8 @@ struct Scalar {
   static void transpose(Float* /*x*/) {}
   static Float exp(Float x) { return exp_by_polynomial<Scalar>(x); }
   static Float exp2(Float x) { return exp2_by_polynomial<Scalar>(x); }
+  static Float exp2_of_finite(Float x) { return exp2(x); }
+  static Float zero_below(Float x, float bound, Float y) { return x < bound ? 0.0F : y; }
   static Float scale2(Float x, Float n) {
     if (n != n) return x;  // x is NaN too
     const int whole = static_cast<int>(n);

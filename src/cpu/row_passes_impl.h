@@ -25,7 +25,7 @@ constexpr int kVectorBytes = 16;
 namespace tilewise::cpu {
 namespace {
 
-/// A vector of the unit's instruction set, with what micro_impl.h's exp_vector() asks of one.
+/// A vector of the unit's instruction set, with what micro_impl.h's exp_by_polynomial() asks of one.
 /// NOTE: not a template over the width: GCC 12 loses vector attributes that depend on a parameter.
 struct Lanes {
   using Float = float __attribute__((vector_size(kVectorBytes)));
@@ -48,6 +48,7 @@ struct Lanes {
   static Float min(Float a, Float b) { return a < b ? a : b; }
   /// To the nearest whole number, |x| < 2^22: what adding kMagic leaves of it.
   static Float round(Float x) { return (x + set(kMagic)) - set(kMagic); }
+  static Float zero_below(Float x, float bound, Float y) { return x < bound ? Float{} : y; }
   static Float exp(Float x) { return exp_by_polynomial<Lanes>(x); }
   /// x * 2^n in two steps: 2^n alone may not be a normal number.
   static Float scale2(Float x, Float n) {
@@ -174,7 +175,7 @@ void scale_rows(int rows, std::int64_t n, const float* row_factor, float factor,
 }
 
 void exp_row(std::int64_t n, float shift, float* x) {
-  map(n, x, x, [&](auto value, auto) { return exp_vector<Lanes>(value - shift); });
+  map(n, x, x, [&](auto value, auto) { return Lanes::exp(value - shift); });
 }
 
 float dot_seen(std::int64_t n, const float* p, const float* dp) {
@@ -211,7 +212,7 @@ float scale_highest(std::int64_t n, float factor, float* x) {
 
 float exp_sum(std::int64_t n, float shift, const float* x, float* y) {
   return map_reduce(
-      n, x, y, 0.0F, [&](auto value) { return exp_vector<Lanes>(value - shift); }, kAdd);
+      n, x, y, 0.0F, [&](auto value) { return Lanes::exp(value - shift); }, kAdd);
 }
 
 constexpr RowPasses make_row_passes() {

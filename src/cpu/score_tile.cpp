@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
 
 #include "cpu/elements.h"
 #include "cpu/tiles.h"
@@ -28,13 +29,14 @@ ScoreTileStep::ScoreTileStep(const Problem& p, const Micro& micro)
     : p_(p),
       micro_(micro),
       steps_(p),
+      log2_(plain() && std::isfinite(p.scale * std::numbers::log2e_v<float>)),
       ld_q_(round_up(p.head_dim, micro.lanes)),
       ld_v_(round_up(p.head_dim_v, micro.lanes)) {}
 
 std::int64_t ScoreTileStep::scratch_elems() const {
   const std::int64_t rows = kTileRows * (ld_q_ + ld_v_);
   const std::int64_t keys = kTileKeys * (ld_q_ + ld_v_ + p_.head_dim + p_.head_dim_v);
-  return round_up(rows + keys + kScoreTiles * kTileElems + kTileRows, 16);
+  return round_up(rows + keys + kScoreTiles * kTileElems + 2 * kTileRows, 16);
 }
 
 ScoreTileStep::Scratch ScoreTileStep::scratch(float* base, int slot) const {
@@ -57,6 +59,7 @@ ScoreTileStep::Scratch ScoreTileStep::scratch(float* base, int slot) const {
   s.k_panels = take(kTileKeys * p_.head_dim);
   s.v_panels = take(kTileKeys * p_.head_dim_v);
   s.lse = take(kTileRows);
+  s.lse_low = take(kTileRows);
   return s;
 }
 
@@ -72,28 +75,38 @@ void ScoreTileStep::load_keys_of(std::int64_t b, const Sequence& sequence, std::
     return static_cast<const float*>(copy);
   };
   s.k = rows(p_.k, s.k_rows, ld_q_);
-  pack_transposed(micro_, keys, d, s.k, ld_q_, s.k_panels, p_.scale);
+  const float factor = log2_ ? p_.scale * std::numbers::log2e_v<float> : p_.scale;
+  pack_transposed(micro_, keys, d, s.k, ld_q_, s.k_panels, factor);
   pack_transposed(micro_, keys, dv, rows(p_.v, s.v_rows, ld_v_), ld_v_, s.v_panels);
 }
 
-/// S = Q (scale K)^T into p and dP = dO V^T into ds.
-void ScoreTileStep::products(const TilePlace& at, const Scratch& s) const {
+/// use(product) for S = Q (factor K)^T into p, one panel of keys after the other.
+template <class Use>
+void ScoreTileStep::for_scores(const TilePlace& at, const Scratch& s, const Use& use) const {
   const int d = static_cast<int>(p_.head_dim);
+  for_panels(at, {at.rows, 0, d, s.q, ld_q_, s.k_panels, s.p, kTileKeys}, use);
+}
+
+/// The same for dP = dO V^T into ds.
+template <class Use>
+void ScoreTileStep::for_output_gradients(const TilePlace& at, const Scratch& s,
+                                         const Use& use) const {
   const int dv = static_cast<int>(p_.head_dim_v);
+  for_panels(at, {at.rows, 0, dv, s.d_o, ld_v_, s.v_panels, s.ds, kTileKeys}, use);
+}
+
+template <class Use>
+void ScoreTileStep::for_panels(const TilePlace& at, PanelProduct product, const Use& use) const {
   const int wide = micro_.panel_cols;
   for (int n = 0; n < at.cols; n += wide) {
-    const int cols = std::min(wide, static_cast<int>(round_up(at.cols - n, micro_.lanes)));
-    const std::int64_t panel = n / wide;
-    panel_product(micro_, at.rows, cols, d, s.q, ld_q_, s.k_panels + panel * d * wide, s.p + n,
-                  kTileKeys);
-    panel_product(micro_, at.rows, cols, dv, s.d_o, ld_v_, s.v_panels + panel * dv * wide, s.ds + n,
-                  kTileKeys);
+    product.cols = std::min(wide, static_cast<int>(round_up(at.cols - n, micro_.lanes)));
+    use(product);
+    product.panel += std::int64_t{product.k} * wide;
+    product.c += wide;
   }
 }
 
-bool ScoreTileStep::logits(const TilePlace& at, Scratch& s) const {
-  const Visibility seen = tile_visibility(p_, at.sequence, at.i0, at.rows, at.j0, at.cols);
-  if (seen == Visibility::none) return false;
+void ScoreTileStep::load_queries_of(const TilePlace& at, Scratch& s) const {
   const std::int64_t row = at.sequence.q_begin + at.i0;
   const auto rows = [&](const Tensor& t, float* copy, std::int64_t ld) {
     const float* there = dense_rows(t, micro_.lanes, at.b, at.h, row);
@@ -103,9 +116,12 @@ bool ScoreTileStep::logits(const TilePlace& at, Scratch& s) const {
   };
   s.q = rows(p_.q, s.q_rows, ld_q_);
   s.d_o = rows(p_.d_o, s.d_o_rows, ld_v_);
-  products(at, s);
+}
+
+void ScoreTileStep::logits(const TilePlace& at, Visibility seen, const Scratch& s) const {
+  for_scores(at, s, [&](const PanelProduct& product) { micro_.scores(product); });
+  for_output_gradients(at, s, [&](const PanelProduct& product) { micro_.scores(product); });
   logits_of_scores(at, seen, s);
-  return true;
 }
 
 void ScoreTileStep::logits_of_scores(const TilePlace& at, Visibility seen, const Scratch& s) const {
@@ -158,26 +174,32 @@ void ScoreTileStep::refine(std::int64_t b, std::int64_t h, const Sequence& seque
   for (std::int64_t j0 = 0; j0 < sequence.k_length; j0 += kTileKeys) {
     const int keys = static_cast<int>(std::min<std::int64_t>(kTileKeys, sequence.k_length - j0));
     const TilePlace place{sequence, b, h, i0, j0, rows, keys, kTileKeys};
-    if (tile_visibility(p_, sequence, i0, rows, j0, keys) == Visibility::none) continue;
+    const Visibility seen = tile_visibility(p_, sequence, i0, rows, j0, keys);
+    if (seen == Visibility::none) continue;
     load_keys_of(b, sequence, h / p_.group(), j0, keys, s);
-    logits(place, s);
+    load_queries_of(place, s);
+    logits(place, seen, s);
     const int padded = static_cast<int>(round_up(keys, micro_.lanes));
-    micro_.softmax_step(rows, padded, s.p, kTileKeys, m, l, alpha);
+    const auto softmax_step = log2_ ? micro_.softmax_step_log2 : micro_.softmax_step;
+    softmax_step(rows, padded, s.p, kTileKeys, m, l, alpha);
     micro_.add_row_dots(rows, padded, s.p, s.ds, kTileKeys, alpha, dots);
   }
   for (int r = 0; r < rows; ++r) {
     if (l[r] == 0.0F) continue;  // sees nothing: P is 0 whatever delta is
     const std::int64_t row = sequence.q_begin + i0 + r;
-    float high = m[r];
+    const double largest = log2_ ? double{m[r]} * std::numbers::ln2 : double{m[r]};
+    double high = largest;
     float total = l[r];
+    float share = 1.0F;  // of the keys' sum, once a sink's maximum counts
     if (p_.sinks.defined()) {
       const float sink = static_cast<const float*>(p_.sinks.data)[h * p_.sinks.strides[0]];
-      high = std::max(m[r], sink);
-      total = l[r] * std::exp(m[r] - high) + std::exp(sink - high);
+      high = std::max(largest, double{sink});
+      share = static_cast<float>(std::exp(largest - high));
+      total = l[r] * share + static_cast<float>(std::exp(double{sink} - high));
     }
     const float lse = static_cast<const float*>(p_.lse.data)[offset_of(p_.lse, b, h, row)];
-    out.lse_low[r] = (high - lse) + std::log(total);
-    out.delta[r] = dots[r] * std::exp(m[r] - high) / total;
+    out.lse_low[r] = static_cast<float>(high - lse) + std::log(total);
+    out.delta[r] = dots[r] * share / total;
     if (p_.d_lse.defined()) {
       out.delta[r] -= static_cast<const float*>(p_.d_lse.data)[offset_of(p_.d_lse, b, h, row)];
     }
@@ -186,9 +208,41 @@ void ScoreTileStep::refine(std::int64_t b, std::int64_t h, const Sequence& seque
 
 bool ScoreTileStep::gradient(const TilePlace& at, const Rows& known, Scratch& s,
                              bool bias_only) const {
-  if (!logits(at, s)) return false;
+  const Visibility seen = tile_visibility(p_, at.sequence, at.i0, at.rows, at.j0, at.cols);
+  if (seen == Visibility::none) return false;
+  load_queries_of(at, s);
+  if (log2_) {
+    plain_gradient(at, seen, known, s);
+    return true;
+  }
+  logits(at, seen, s);
   gradient_of_logits(at, known, s, bias_only);
   return true;
+}
+
+void ScoreTileStep::plain_gradient(const TilePlace& at, Visibility seen, const Rows& known,
+                                   const Scratch& s) const {
+  const std::int64_t row = at.sequence.q_begin + at.i0;
+  const auto* lse = static_cast<const float*>(p_.lse.data);
+  for (int r = 0; r < at.rows; ++r) {  // in units of ln 2
+    const float value = lse[offset_of(p_.lse, at.b, at.h, row + r)];
+    const double exact = (double{value} + known.lse_low[r]) * std::numbers::log2e;
+    s.lse[r] = value == kNothing ? -kNothing : static_cast<float>(exact);
+    s.lse_low[r] = std::isfinite(s.lse[r]) ? static_cast<float>(exact - double{s.lse[r]}) : 0.0F;
+  }
+  const auto padded = static_cast<int>(round_up(at.cols, micro_.lanes));
+  if (seen == Visibility::all && padded == at.cols) {
+    for_scores(at, s, [&](const PanelProduct& product) {
+      micro_.score_probabilities(product, s.lse, s.lse_low);
+    });
+  } else {
+    for_scores(at, s, [&](const PanelProduct& product) { micro_.scores(product); });
+    mask_position(at, padded, s.p);
+    micro_.probabilities_log2(at.rows, padded, s.p, kTileKeys, s.lse, s.lse_low);
+  }
+  for_output_gradients(at, s, [&](const PanelProduct& product) {
+    micro_.score_gradients(product, s.p + (product.c - s.ds), known.delta, p_.scale);
+  });
 }
 
 void ScoreTileStep::mask_position(const TilePlace& at, int padded, float* p) const {

@@ -21,12 +21,12 @@ class ScoreTileStep {
     const float *q, *d_o;  ///< kTileRows x ld, query rows of the tile, there or where they lie
     const float* k;        ///< kTileKeys x ld_q, keys of the tile, there or where they lie
     float *q_rows, *d_o_rows, *k_rows, *v_rows;  ///< room for copies
-    float *k_panels, *v_panels;                  ///< (scale K)^T and V^T in panels
+    float *k_panels, *v_panels;                  ///< (factor K)^T and V^T in panels
     float* p;                                    ///< P before dropout
     float* dropped;          ///< P after dropout; the same buffer as p when there is none
     float* ds;               ///< gradient of q.k
     float *capped, *premod;  ///< for a nonlinear spec
-    float* lse;              ///< kTileRows; +inf for rows that see nothing
+    float *lse, *lse_low;    ///< kTileRows; +inf for rows that see nothing
   };
 
   /// What backward knows of each query row besides LSE; element 0 is the tile's first row.
@@ -74,13 +74,24 @@ class ScoreTileStep {
   bool plain() const { return !steps_.elementwise() && !steps_.has_dropout(); }
 
  private:
-  /// Logits into p and dP (through dropout) into ds; false when position hides the whole tile.
-  bool logits(const TilePlace& place, Scratch& scratch) const;
-  void products(const TilePlace& place, const Scratch& scratch) const;
+  /// Finds or loads the tile's query rows.
+  void load_queries_of(const TilePlace& place, Scratch& scratch) const;
+  /// Logits into p and dP (through dropout) into ds.
+  void logits(const TilePlace& place, Visibility seen, const Scratch& scratch) const;
+  /// gradient() of a plain spec: scores become P, and dP becomes dS, in registers.
+  void plain_gradient(const TilePlace& place, Visibility seen, const Rows& known,
+                      const Scratch& scratch) const;
+  template <class Use>
+  void for_scores(const TilePlace& place, const Scratch& scratch, const Use& use) const;
+  template <class Use>
+  void for_output_gradients(const TilePlace& place, const Scratch& scratch, const Use& use) const;
+  template <class Use>
+  void for_panels(const TilePlace& place, PanelProduct product, const Use& use) const;
 
   const Problem& p_;
   const Micro& micro_;
   ScoreSteps steps_;
+  bool log2_;  ///< scores of keys that were packed here are in units of ln 2
   std::int64_t ld_q_, ld_v_;
 };
 

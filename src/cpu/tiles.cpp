@@ -143,15 +143,6 @@ void pack_transposed(const Micro& micro, int count, int dim, const float* rows, 
   }
 }
 
-void panel_product(const Micro& micro, int rows, int cols, int dim, const float* a,
-                   std::int64_t lda, const float* panel, float* c, std::int64_t ldc) {
-  for (std::int64_t i = 0; i < dim; i += kSumTerms) {
-    const int terms = static_cast<int>(std::min<std::int64_t>(kSumTerms, dim - i));
-    micro.gemm(rows, cols, terms, a + i, lda, 1, panel + i * micro.panel_cols, micro.panel_cols, c,
-               ldc, i > 0);
-  }
-}
-
 Visibility tile_visibility(const Problem& p, const Sequence& s, std::int64_t i0, int rows,
                            std::int64_t j0, int cols) {
   // Both ends of the visible range move to the right with i, so the first and last row decide.

@@ -87,12 +87,6 @@ void finish_rows(const Problem& p, const RowBlock& block, const float* m, float*
 void pack_transposed(const Micro& micro, int count, int dim, const float* rows, std::int64_t ld,
                      float* panels, float factor = 1.0F);
 
-/// C (rows x cols) = A B, B one panel of pack_transposed(): scores or dP. Sums of at most kSumTerms
-/// terms each, which are then added: half the error of one sum at dim 128.
-inline constexpr int kSumTerms = 64;
-void panel_product(const Micro& micro, int rows, int cols, int dim, const float* a,
-                   std::int64_t lda, const float* panel, float* c, std::int64_t ldc);
-
 /// Where a tile lies with respect to what position and length leave visible.
 enum class Visibility : std::uint8_t { none, some, all };
 Visibility tile_visibility(const Problem& p, const Sequence& s, std::int64_t i0, int rows,
