@@ -63,8 +63,8 @@ struct Micro {
 
   // For rows whose m is known before their scores: nothing rescales.
 
-  /// score_weights() of scores in memory, in place: hidden ones are -inf, and so is m of a row that has
-  /// seen nothing; their P is 0.
+  /// score_weights() of scores in memory, in place: hidden ones are -inf, and so is m of a row that
+  /// has seen nothing; their P is 0.
   void (*weights)(int rows, int cols, float* s, std::ptrdiff_t ld, const float* m, float* sums);
   /// m of the rows where it is -inf becomes the largest score; true if it is -inf nowhere then.
   bool (*first_maxima)(int rows, int cols, const float* s, std::ptrdiff_t ld, float* m);

@@ -6,10 +6,10 @@ namespace tilewise::cpu {
 namespace {
 
 /// 2^(j / 16).
-alignas(64) constexpr float kPowers[16] = {
-    1.0F,         1.04427373F, 1.09050775F, 1.13878858F, 1.18920708F, 1.24185777F,
-    1.29683959F,  1.35425556F, 1.41421354F, 1.47682619F, 1.54221082F, 1.61049032F,
-    1.68179286F,  1.75625217F, 1.8340081F,  1.91520655F};
+alignas(64) constexpr float kPowers[16] = {1.0F,        1.04427373F, 1.09050775F, 1.13878858F,
+                                           1.18920708F, 1.24185777F, 1.29683959F, 1.35425556F,
+                                           1.41421354F, 1.47682619F, 1.54221082F, 1.61049032F,
+                                           1.68179286F, 1.75625217F, 1.8340081F,  1.91520655F};
 constexpr float kSixteenths = 786432.0F;  // 1.5 * 2^19: adding it rounds to a multiple of 1 / 16
 // e^r - 1 on |r| <= ln 2 / 32 and 2^r - 1 on |r| <= 1 / 32 by r, r^2 and r^3, minimax: relative
 // error 1.6e-9.

@@ -25,8 +25,9 @@ constexpr int kVectorBytes = 16;
 namespace tilewise::cpu {
 namespace {
 
-/// A vector of the unit's instruction set, with what micro_impl.h's exp_by_polynomial() asks of one.
-/// NOTE: not a template over the width: GCC 12 loses vector attributes that depend on a parameter.
+/// A vector of the unit's instruction set, with what micro_impl.h's exp_by_polynomial() asks of
+/// one. NOTE: not a template over the width: GCC 12 loses vector attributes that depend on a
+/// parameter.
 struct Lanes {
   using Float = float __attribute__((vector_size(kVectorBytes)));
   using Unsigned = unsigned __attribute__((vector_size(kVectorBytes)));

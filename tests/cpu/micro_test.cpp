@@ -252,6 +252,98 @@ TEST_P(MicroKernels, ProbabilitiesNeverPassOne) {
   for (const float p : s) EXPECT_EQ(p, 0.0F);
 }
 
+/// What becomes of a panel's product in registers, beside its plain sums.
+TEST_P(MicroKernels, ScoresBecomeWhatFollowsThem) {
+  const int lanes = m().lanes;
+  const int panel_cols = m().panel_cols;
+  for (int rows = 1; rows <= 13; ++rows) {
+    for (int cols = lanes; cols <= panel_cols; cols += lanes) {
+      for (const int k : {1, 64, 65, 130}) {
+        const auto n = [](int count) { return static_cast<std::size_t>(count); };
+        const int ld = panel_cols + lanes;
+        auto a = random_floats(n(rows * k), 1);
+        for (float& x : a) x *= 0.3F;
+        const auto panel = random_floats(n(k * panel_cols), 2);
+        std::vector<float> s(n(rows * ld), NAN);
+        m().scores({rows, cols, k, a.data(), k, panel.data(), s.data(), ld});
+
+        const auto high = random_floats(n(rows), 3);
+        const auto low = random_floats(n(rows), 4);
+        auto p = s;
+        auto sums = std::vector<float>(n(rows * lanes), 1.0F);
+        m().score_weights({rows, cols, k, a.data(), k, panel.data(), p.data(), ld}, high.data(),
+                          sums.data());
+        auto clamped = s;
+        m().score_probabilities({rows, cols, k, a.data(), k, panel.data(), clamped.data(), ld},
+                                high.data(), low.data());
+        auto ds = s;
+        m().score_gradients({rows, cols, k, a.data(), k, panel.data(), ds.data(), ld}, p.data(),
+                            low.data(), 0.5F);
+        for (int r = 0; r < rows; ++r) {
+          double total = lanes;
+          for (int j = 0; j < cols; ++j) {
+            const auto at = n(r * ld + j);
+            double exact = 0.0;
+            for (int i = 0; i < k; ++i) {
+              exact += double{a[n(r * k + i)]} * panel[n(i * panel_cols + j)];
+            }
+            ASSERT_NEAR(s[at], exact, 2e-5);
+            const double weight = std::exp2(double{s[at]} - high[n(r)]);
+            ASSERT_NEAR(p[at], weight, 1e-6 * weight);
+            const double x = std::min(double{s[at]} - high[n(r)] - low[n(r)], 0.0);
+            ASSERT_NEAR(clamped[at], std::exp2(x), 1e-6 * std::exp2(x));
+            const double gradient = 0.5 * p[at] * (double{s[at]} - low[n(r)]);
+            ASSERT_NEAR(ds[at], gradient, 1e-6 * (std::abs(gradient) + p[at]));
+            total += p[at];
+          }
+          float sum = NAN;
+          m().row_sums(1, sums.data() + r * lanes, &sum);
+          ASSERT_NEAR(sum, total, 1e-5 * total);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(MicroKernels, WeightsThatAFloatCannotHoldAreNotFinite) {
+  const int n = m().panel_cols;
+  const float a = 1.0F;
+  std::vector<float> panel(static_cast<std::size_t>(n), 0.0F);
+  std::vector<float> p(panel.size());
+  std::vector<float> sums(static_cast<std::size_t>(m().lanes));
+  const float m0 = 0.0F;
+  for (const float score : {129.0F, 300.0F, 1e6F, 3e38F}) {
+    panel[1] = score;
+    m().score_weights({1, n, 1, &a, 1, panel.data(), p.data(), n}, &m0, sums.data());
+    EXPECT_FALSE(std::isfinite(p[1])) << score;
+    EXPECT_FALSE(m().all_finite(n, p.data()));
+  }
+  panel[1] = 100.0F;
+  m().score_weights({1, n, 1, &a, 1, panel.data(), p.data(), n}, &m0, sums.data());
+  EXPECT_TRUE(m().all_finite(n, p.data()));
+}
+
+TEST_P(MicroKernels, FirstMaximaAndTheirWeights) {
+  const float hidden = -std::numeric_limits<float>::infinity();
+  const int n = 2 * m().lanes;
+  const auto at = [&](int row) { return static_cast<std::size_t>(row * n); };
+  std::vector<float> s(at(3), hidden);
+  s[at(0) + 1] = 2.0F;
+  s[at(2)] = 5.0F;
+  std::vector<float> maxima{hidden, hidden, 4.0F};  // the last row has seen its maximum already
+  EXPECT_FALSE(m().first_maxima(3, n, s.data(), n, maxima.data()));
+  EXPECT_EQ(maxima, (std::vector<float>{2.0F, hidden, 4.0F}));
+  std::vector<float> sums(static_cast<std::size_t>(3 * m().lanes), 0.0F);
+  std::vector<float> l(3);
+  m().weights(3, n, s.data(), n, maxima.data(), sums.data());
+  m().row_sums(3, sums.data(), l.data());
+  EXPECT_EQ(l, (std::vector<float>{1.0F, 0.0F, 2.0F}));
+  s.assign(s.size(), hidden);
+  s[at(1)] = -3.0F;
+  EXPECT_TRUE(m().first_maxima(3, n, s.data(), n, maxima.data()));
+  EXPECT_EQ(maxima[1], -3.0F);
+}
+
 TEST_P(MicroKernels, Transpose) {
   const auto src = random_floats(37 * 21, 9);
   std::vector<float> dst(21 * 40, NAN);
