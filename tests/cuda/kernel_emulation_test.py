@@ -237,6 +237,7 @@ BODIES = {
 PROGRAMS = {
     "faults": False,
     "flash_sm80": False,
+    "flash_sm80_ragged": False,
     "fwd_sm90": True,
     "bwd_sm90": False,
     "bwd_dq_sm90": False,

@@ -12,9 +12,11 @@ KernelUnit unit(const bwd_convert::Config& config) {
           .config = std::string(".type = Type::") + (config.type == bwd_convert::Type::bf16 ? "bf16"
                                                      : config.type == bwd_convert::Type::fp16
                                                          ? "fp16"
-                                                         : "float32"),
+                                                         : "float32") +
+                    (config.packed ? ", .packed = true" : ""),
           .threads = bwd_convert::kThreads,
-          .min_blocks = 4};
+          .min_blocks = 4,
+          .args = config.packed ? "RaggedArgs" : "Args"};
 }
 
 }  // namespace
@@ -24,8 +26,10 @@ void convert_gradients(const Problem& p, std::span<const SummedGradient> gradien
   const bwd_convert::Config config = {.type = dtype == DType::bfloat16 ? bwd_convert::Type::bf16
                                               : dtype == DType::float16
                                                   ? bwd_convert::Type::fp16
-                                                  : bwd_convert::Type::float32};
-  bwd_convert::Args args;
+                                                  : bwd_convert::Type::float32,
+                                      .packed = p.packed};
+  bwd_convert::RaggedArgs ragged;
+  bwd_convert::Args& args = ragged.args;
   std::int64_t blocks = 0;
   for (const SummedGradient& gradient : gradients) {
     const Tensor& to = *gradient.to;
@@ -44,8 +48,11 @@ void convert_gradients(const Problem& p, std::span<const SummedGradient> gradien
     source.first_block = blocks;
     blocks += ceil_div(source.items, bwd_convert::kThreads);
   }
-  launch(sm80::load_config(config, p.device.index, unit), sm80::following(blocks, p.device.index),
-         stream, args);
+  const Kernel kernel = sm80::load_config(config, p.device.index, unit);
+  const Grid grid = sm80::following(blocks, p.device.index);
+  if (!p.packed) return launch(kernel, grid, stream, args);
+  ragged.sequences = sm80::query_sequences(p);
+  launch(kernel, grid, stream, ragged);
 }
 
 void add_bwd_convert_units(std::vector<PackUnit>& units) {

@@ -7,6 +7,7 @@
 
 #include "cuda/kernels/bwd_convert_args.h"
 #include "cuda/tile/math.cuh"
+#include "cuda/tile/sequences.cuh"
 
 namespace tilewise::bwd_convert {
 
@@ -53,10 +54,7 @@ __forceinline__ void store(const Source& s, i64 base, int row, int col, const fl
 }
 
 template <Config kConfig>
-__forceinline__ void kernel(const Args& args) {
-  int which = 0;
-  while (which + 1 < args.count && blockIdx.x >= args.sources[which + 1].first_block) ++which;
-  const Source& s = args.sources[which];
+__forceinline__ void convert(const Source& s, const Sequences* sequences) {
   const i64 item = (blockIdx.x - s.first_block) * static_cast<i64>(kThreads) + threadIdx.x;
   if (item >= s.items) return;
   wait_for_previous();  // for the sums
@@ -66,7 +64,7 @@ __forceinline__ void kernel(const Args& args) {
   const int col = static_cast<int>(fragment % per_band) * 8;
   const i64 band = fragment / per_band;
   const i64 pair = band / bands;
-  const int row = static_cast<int>(band % bands) * 16 + g;
+  int row = static_cast<int>(band % bands) * 16 + g;
   float upper[8] = {}, lower[8] = {};
   const i64 part_elems = s.items * 16;
   for (int part = 0; part < s.parts; ++part) {
@@ -80,9 +78,31 @@ __forceinline__ void kernel(const Args& args) {
       lower[2 * t + 1] += __int_as_float(static_cast<int>(v.w));
     }
   }
-  const i64 base = pair / s.heads * s.to.stride_b + pair % s.heads * s.to.stride_h;
+  i64 base = pair / s.heads * s.to.stride_b + pair % s.heads * s.to.stride_h;
+  if constexpr (kConfig.packed) {
+    const Sequence of = sequence_of<kScaleRows>(*sequences, row / kScaleRows);
+    row -= first_block<kScaleRows>(of) * kScaleRows;
+    base += of.begin * s.to.stride_s;
+    Source own = s;
+    own.rows = row < 0 ? 0 : of.length;
+    store<kConfig.type>(own, base, row, col, upper);
+    store<kConfig.type>(own, base, row + 8, col, lower);
+    return;
+  }
   store<kConfig.type>(s, base, row, col, upper);
   store<kConfig.type>(s, base, row + 8, col, lower);
+}
+
+template <Config kConfig>
+__forceinline__ void kernel(const Args& args) {
+  int which = 0;
+  while (which + 1 < args.count && blockIdx.x >= args.sources[which + 1].first_block) ++which;
+  convert<kConfig>(args.sources[which], nullptr);
+}
+
+template <Config kConfig>
+__forceinline__ void kernel(const RaggedArgs& ragged) {
+  convert<kConfig>(ragged.args.sources[0], &ragged.sequences);
 }
 
 }  // namespace tilewise::bwd_convert

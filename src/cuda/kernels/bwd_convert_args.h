@@ -1,6 +1,7 @@
 /// bwd_convert: constants and parameters. See bwd_convert.md.
 #pragma once
 
+#include "cuda/tile/sequences_args.h"
 #include "cuda/tile/types.h"
 
 namespace tilewise::bwd_convert {
@@ -9,6 +10,7 @@ enum class Type : int { bf16, fp16, float32 };
 
 struct Config {
   Type type = Type::bf16;  ///< of the gradients
+  bool packed = false;     ///< of packed sequences: Args are RaggedArgs
 
   bool operator==(const Config&) const = default;
 };
@@ -29,6 +31,12 @@ struct Args {
   static constexpr int kMaxSources = 3;
   Source sources[kMaxSources];
   int count = 0;
+};
+
+/// One source: rows of packed sequences in blocks of kScaleRows as tile/sequences.cuh counts them.
+struct RaggedArgs {
+  Args args;
+  tile::Sequences sequences;
 };
 
 inline constexpr int kThreads = 256;

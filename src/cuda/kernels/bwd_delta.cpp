@@ -19,9 +19,11 @@ KernelUnit unit(const bwd_delta::Config& config) {
                                                              : "fp16";
   return {.stem = "bwd_delta",
           .config = std::string(".type = Type::") + name +
-                    ", .head_dim_v = " + std::to_string(config.head_dim_v),
+                    ", .head_dim_v = " + std::to_string(config.head_dim_v) +
+                    (config.packed ? ", .packed = true" : ""),
           .threads = bwd_delta::kThreads,
-          .min_blocks = 4};
+          .min_blocks = 4,
+          .args = config.packed ? "RaggedArgs" : "Args"};
 }
 
 /// Lanes of a row: as bwd_delta.cuh has them.
@@ -34,8 +36,10 @@ std::int64_t lanes(int head_dim_v) {
 
 void prepare_rows(const Problem& p, const RowStatistics& rows, void* stream) {
   const bwd_delta::Config config = {.type = type(p.dtype),
-                                    .head_dim_v = sm80::padded(p.head_dim_v)};
-  bwd_delta::Args args;
+                                    .head_dim_v = sm80::padded(p.head_dim_v),
+                                    .packed = p.packed};
+  bwd_delta::RaggedArgs ragged;
+  bwd_delta::Args& args = ragged.args;
   args.o = sm80::view4(p.o);
   args.d_o = sm80::view4(p.d_o);
   args.vectors = sm80::has_vectors(p.o) && sm80::has_vectors(p.d_o);
@@ -58,10 +62,13 @@ void prepare_rows(const Problem& p, const RowStatistics& rows, void* stream) {
   args.seq_q = static_cast<int>(p.seq_q);
   args.rows_q = static_cast<int>(rows.rows_q);
   args.head_dim_v = static_cast<int>(p.head_dim_v);
-  args.rows = p.batch * p.heads_q * rows.rows_q;
+  args.rows = p.stored_batch() * p.heads_q * rows.rows_q;
   const std::int64_t threads = args.rows * lanes(config.head_dim_v);
-  launch(sm80::load_config(config, p.device.index, unit),
-         {.x = ceil_div(threads, bwd_delta::kThreads)}, stream, args);
+  const Kernel kernel = sm80::load_config(config, p.device.index, unit);
+  const Grid grid = {.x = ceil_div(threads, bwd_delta::kThreads)};
+  if (!p.packed) return launch(kernel, grid, stream, args);
+  ragged.queries = sm80::query_sequences(p);
+  launch(kernel, grid, stream, ragged);
 }
 
 void add_bwd_delta_units(std::vector<PackUnit>& units) {

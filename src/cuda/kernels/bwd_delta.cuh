@@ -9,6 +9,7 @@
 
 #include "cuda/kernels/bwd_delta_args.h"
 #include "cuda/tile/math.cuh"
+#include "cuda/tile/sequences.cuh"
 
 namespace tilewise::bwd_delta {
 
@@ -55,17 +56,13 @@ __forceinline__ void read(float (&x)[8], const void* data, i64 row, i64 stride, 
   }
 }
 
+/// Row `i` of entry b and head h, where it exists, to row `row` of the statistics.
 template <Config kConfig>
-__forceinline__ void kernel(const Args& args) {
-  let_next_start();
+__forceinline__ void prepare(const Args& args, i64 row, i64 b, i64 h, i64 i, bool exists) {
   constexpr int kLanes = lanes(kConfig.head_dim_v);
-  const i64 row = (blockIdx.x * static_cast<i64>(kThreads) + threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  if (row >= args.rows) return;  // whole groups of lanes leave together
-  const i64 pair = row / args.rows_q, i = row % args.rows_q;
-  const i64 b = pair / args.heads, h = pair % args.heads;
   float sum = 0.0F;
-  if (i < args.seq_q) {
+  if (exists) {
     const i64 o = b * args.o.stride_b + h * args.o.stride_h + i * args.o.stride_s;
     const i64 d_o = b * args.d_o.stride_b + h * args.d_o.stride_h + i * args.d_o.stride_s;
     if (8 * lane < args.head_dim_v) {
@@ -90,7 +87,7 @@ __forceinline__ void kernel(const Args& args) {
   for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(group, sum, step);
   if (lane != 0) return;
   float lse2 = infinity();
-  if (i < args.seq_q) {
+  if (exists) {
     const float lse = args.lse[b * args.lse_b + h * args.lse_h + i * args.lse_s];
     lse2 = lse == -infinity() ? infinity() : lse * kLog2e;
     if (args.d_lse != nullptr) {
@@ -100,6 +97,34 @@ __forceinline__ void kernel(const Args& args) {
   args.lse2[row] = lse2;
   if (args.lse2_low != nullptr) args.lse2_low[row] = 0.0F;
   args.delta[row] = sum;
+}
+
+template <Config kConfig>
+__forceinline__ i64 own_row() {
+  return (blockIdx.x * static_cast<i64>(kThreads) + threadIdx.x) / lanes(kConfig.head_dim_v);
+}
+
+template <Config kConfig>
+__forceinline__ void kernel(const Args& args) {
+  let_next_start();
+  const i64 row = own_row<kConfig>();
+  if (row >= args.rows) return;  // whole groups of lanes leave together
+  const i64 pair = row / args.rows_q, i = row % args.rows_q;
+  prepare<kConfig>(args, row, pair / args.heads, pair % args.heads, i, i < args.seq_q);
+}
+
+template <Config kConfig>
+__forceinline__ void kernel(const RaggedArgs& ragged) {
+  let_next_start();
+  const Args& args = ragged.args;
+  const i64 row = own_row<kConfig>();
+  if (row >= args.rows) return;  // whole groups of lanes leave together
+  const int at = static_cast<int>(row % args.rows_q), block = at / kScaleRows;
+  const Sequence q = sequence_of<kScaleRows>(ragged.queries, block);
+  const int i = (block - first_block<kScaleRows>(q)) * kScaleRows + at % kScaleRows;
+  // What lies behind the last sequence has no part in anything.
+  const bool exists = i >= 0 && i < q.length && q.index < ragged.queries.count;
+  prepare<kConfig>(args, row, 0, row / args.rows_q, q.begin + i, exists);
 }
 
 }  // namespace tilewise::bwd_delta

@@ -1,6 +1,7 @@
 /// bwd_delta: constants and parameters. See bwd_delta.md.
 #pragma once
 
+#include "cuda/tile/sequences_args.h"
 #include "cuda/tile/types.h"
 
 namespace tilewise::bwd_delta {
@@ -10,6 +11,7 @@ enum class Type : int { bf16, fp16, float32 };
 struct Config {
   Type type = Type::bf16;  ///< of O and dO
   int head_dim_v = 64;     ///< padded
+  bool packed = false;     ///< sequences beside each other: Args are RaggedArgs
 
   bool operator==(const Config&) const = default;
 };
@@ -28,6 +30,13 @@ struct Args {
   int clear_cols = 0;         ///< a multiple of 16
   int heads = 1, seq_q = 0, rows_q = 0, head_dim_v = 0;
   long long rows = 0;  ///< B * Hq * rows_q
+};
+
+/// Packed sequences, one entry of a batch: their rows go to blocks of kScaleRows rows as
+/// tile/sequences.cuh counts them, rows_q in all.
+struct RaggedArgs {
+  Args args;
+  tile::Sequences queries;
 };
 
 inline constexpr int kThreads = 256;

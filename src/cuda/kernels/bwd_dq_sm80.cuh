@@ -9,6 +9,7 @@
 #pragma once
 
 #include "cuda/kernels/bwd_dq_sm80_args.h"
+#include "cuda/kernels/bwd_sm80_sequences.cuh"
 #include "cuda/tile/dropout.cuh"
 #include "cuda/tile/pairs.cuh"
 #include "cuda/tile/shared_tile.cuh"
@@ -398,26 +399,52 @@ struct Work {
 };
 
 template <Config kConfig>
-__forceinline__ void kernel(const Args& args) {
+__forceinline__ void differentiate(const Args& args, const TileIndex& tile) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  const TileIndex tile = tile_index(args.order, blockIdx.x);
-  wait_for_previous();  // for packed operands, lse2 and delta
   Work<kConfig> work(args, shared_address(shared), tile);
   if (work.range.begin < work.range.end) work.block.run(work.range);
   let_next_start();
   work.block.finish();
 }
 
+template <Config kConfig>
+__forceinline__ void kernel(const Args& args) {
+  const TileIndex tile = tile_index(args.order, blockIdx.x);
+  wait_for_previous();  // for packed operands, lse2 and delta
+  differentiate<kConfig>(args, tile);
+}
+
+template <Config kConfig>
+__forceinline__ void kernel(const RaggedArgs& ragged) {
+  Args args = ragged.args;
+  TileIndex tile = tile_index(args.order, blockIdx.x);
+  wait_for_previous();  // for packed operands, lse2 and delta
+  if (bwd_sm80::enter_queries<kConfig>(ragged, args, tile)) differentiate<kConfig>(args, tile);
+}
+
 /// What rounding took from lse2 and delta. Two planes: blocks of rows whose lse2 is small keep what
 /// bwd_delta wrote.
 template <Config kConfig>
-__forceinline__ void refine(const Args& args) {
+__forceinline__ void refine(const Args& args, const TileIndex& tile) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  const TileIndex tile = tile_index(args.order, blockIdx.x);
-  wait_for_previous();  // for packed operands and lse2
   Work<kConfig> work(args, shared_address(shared), tile);
   if (kConfig.planes == 1 || __syncthreads_or(work.block.is_coarse()))
     work.block.refine(work.range);
+}
+
+template <Config kConfig>
+__forceinline__ void refine(const Args& args) {
+  const TileIndex tile = tile_index(args.order, blockIdx.x);
+  wait_for_previous();  // for packed operands and lse2
+  refine<kConfig>(args, tile);
+}
+
+template <Config kConfig>
+__forceinline__ void refine(const RaggedArgs& ragged) {
+  Args args = ragged.args;
+  TileIndex tile = tile_index(args.order, blockIdx.x);
+  wait_for_previous();  // for packed operands and lse2
+  if (bwd_sm80::enter_queries<kConfig>(ragged, args, tile)) refine<kConfig>(args, tile);
 }
 
 }  // namespace tilewise::bwd_dq_sm80

@@ -25,9 +25,10 @@ void sink_gradient(const Problem& p, const RowStatistics& rows, void* stream) {
   args.sinks_h = p.sinks.strides[0];
   args.d_sinks = static_cast<float*>(p.dsinks.data);
   args.d_sinks_h = p.dsinks.strides[0];
-  args.batch = static_cast<int>(p.batch);
+  // Of packed sequences all blocks of rows: where there is no row, nothing was seen.
+  args.batch = static_cast<int>(p.stored_batch());
   args.heads = static_cast<int>(p.heads_q);
-  args.seq_q = static_cast<int>(p.seq_q);
+  args.seq_q = static_cast<int>(p.packed ? rows.rows_q : p.seq_q);
   args.rows_q = static_cast<int>(rows.rows_q);
   const bwd_sinks::Config config = {.low = rows.lse2_low != nullptr};
   launch(sm80::load_config(config, p.device.index, unit),

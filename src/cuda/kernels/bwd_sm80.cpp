@@ -18,6 +18,7 @@ namespace tilewise::cuda {
 namespace {
 
 using namespace bwd_tiles;
+using bwd_sm80::RaggedArgs;
 using Role = MemoryItem::Role;
 
 std::string no_tile(const Problem& p, const Hardware& machine) {
@@ -26,8 +27,16 @@ std::string no_tile(const Problem& p, const Hardware& machine) {
          " KiB of shared memory";
 }
 
-std::string one_pass_supports(const KernelRow&, const Problem& p, const Hardware& machine) {
+std::string refusal(const Problem& p, const Hardware& machine) {
   std::string reason = sm80::refusal(p, machine, sm80::kTakes);
+  if (reason.empty() && p.packed && p.dbias.defined()) {
+    reason = "the gradient of a bias of packed sequences is not supported by this kernel";
+  }
+  return reason;
+}
+
+std::string one_pass_supports(const KernelRow&, const Problem& p, const Hardware& machine) {
+  std::string reason = refusal(p, machine);
   if (!reason.empty()) return reason;
   if (p.dtype == DType::float32) return "float32 gradients come from two passes";
   if (p.deterministic) return "dQ is summed in any order; deterministic takes two passes";
@@ -35,7 +44,7 @@ std::string one_pass_supports(const KernelRow&, const Problem& p, const Hardware
 }
 
 std::string two_pass_supports(const KernelRow&, const Problem& p, const Hardware& machine) {
-  std::string reason = sm80::refusal(p, machine, sm80::kTakes);
+  std::string reason = refusal(p, machine);
   if (!reason.empty()) return reason;
   return choose_two_pass(p, machine).pair == nullptr ? no_tile(p, machine) : "";
 }
@@ -43,7 +52,8 @@ std::string two_pass_supports(const KernelRow&, const Problem& p, const Hardware
 void add_row_memory(const Problem& p, std::vector<MemoryItem>& items) {
   const auto add = [&](const char* name) {
     items.push_back(
-        memory_item(name, Role::workspace, DType::float32, {p.batch, p.heads_q, rows_q(p)}));
+        memory_item(name, Role::workspace, DType::float32,
+                    {p.stored_batch(), p.heads_q, rows_q(p)}));
   };
   add("LSE, log2");
   add("delta");
@@ -106,7 +116,7 @@ Cost one_pass_cost(const KernelRow&, const Problem& p, const Hardware& machine) 
   add_row_memory(p, cost.memory);
   const auto sums = [&](const char* name, std::int64_t heads, std::int64_t rows, int dim) {
     cost.memory.push_back(
-        memory_item(name, Role::workspace, DType::float32, {p.batch, heads, rows, dim}));
+        memory_item(name, Role::workspace, DType::float32, {p.stored_batch(), heads, rows, dim}));
     return static_cast<double>(cost.memory.back().bytes);
   };
   // The sums of dQ: cleared, added to by every block of keys, read.
@@ -178,11 +188,27 @@ void fill(Args& args, const Problem& p, const sm80::Operands& operands, const Ro
   args.head_dim = static_cast<int>(p.head_dim);
 }
 
+/// A launch of the pass.
+void launch_tiles(const Problem& p, const Kernel& kernel, const Grid& grid, void* stream,
+                  const Args& args) {
+  if (!p.packed) return launch(kernel, grid, stream, args);
+  RaggedArgs ragged;
+  ragged.args = args;
+  ragged.queries = sm80::query_sequences(p);
+  ragged.keys = sm80::key_sequences(p);
+  ragged.chunked_q = sm80::is_chunked(p, 0);
+  ragged.chunked_k = sm80::is_chunked(p, 1);
+  ragged.chunked_v = sm80::is_chunked(p, 2);
+  ragged.chunked_o = sm80::is_chunked(p, 3);
+  launch(kernel, grid, stream, ragged);
+}
+
 /// dK and dV, with dQ where the config says so: one block for block_n keys of a kv head.
 void launch_keys(const Problem& p, const Config& config, const Tile& tile, Args args, int splits,
                  void* stream) {
-  const std::int64_t heads = p.batch * p.heads_k, blocks = ceil_div(p.seq_k, tile.block_n);
-  const double head_bytes = static_cast<double>(p.seq_q * p.group()) *
+  const std::int64_t heads = p.stored_batch() * p.heads_k;
+  const std::int64_t blocks = sm80::key_blocks(p, tile.block_n);
+  const double head_bytes = static_cast<double>(p.total_q * p.group()) *
                             (config.head_dim + config.head_dim_v) *
                             (2.0 * config.planes + (config.with_dq ? 2.0 : 0.0));
   args.order = {.blocks = static_cast<unsigned>(blocks),
@@ -197,14 +223,16 @@ void launch_keys(const Problem& p, const Config& config, const Tile& tile, Args 
   const std::int64_t grid = blocks * heads * splits;
   // In one pass with splits the sums were cleared last, which is no kernel.
   const bool cleared = splits > 1 && config.with_dq;
-  launch(kernel, cleared ? Grid{.x = grid} : sm80::following(grid, p.device.index), stream, args);
+  launch_tiles(p, kernel, cleared ? Grid{.x = grid} : sm80::following(grid, p.device.index),
+               stream, args);
 }
 
 /// dQ, or with `refine` what rounding took from lse2: one block for block_m queries of a head.
 void launch_queries(const Problem& p, const Config& config, const Tile& tile, Args args,
                     bool refine, int splits, void* stream) {
-  const std::int64_t heads = p.batch * p.heads_q, blocks = ceil_div(p.seq_q, tile.block_m);
-  const double head_bytes = static_cast<double>(p.seq_k) * (config.head_dim + config.head_dim_v) *
+  const std::int64_t heads = p.stored_batch() * p.heads_q;
+  const std::int64_t blocks = sm80::query_blocks(p, tile.block_m);
+  const double head_bytes = static_cast<double>(p.total_k) * (config.head_dim + config.head_dim_v) *
                             2.0 * config.planes / static_cast<double>(p.group());
   args.order = {.blocks = static_cast<unsigned>(blocks),
                 .splits = static_cast<unsigned>(splits),
@@ -219,7 +247,7 @@ void launch_queries(const Problem& p, const Config& config, const Tile& tile, Ar
                                  [=](const Config& c) { return refine_unit(c, min_blocks); })
              : sm80::load_config(config, device,
                                  [=](const Config& c) { return query_unit(c, min_blocks); });
-  launch(kernel, sm80::following(blocks * heads * splits, p.device.index), stream, args);
+  launch_tiles(p, kernel, sm80::following(blocks * heads * splits, p.device.index), stream, args);
 }
 
 /// Gradients of what is no operand, from the rows' final statistics. `queries`: a tile of
@@ -234,7 +262,7 @@ void launch_others(const Problem& p, const Tile& queries, const RowStatistics& r
 RowStatistics take_rows(const Problem& p, WorkspaceCutter& workspace) {
   RowStatistics rows;
   rows.rows_q = rows_q(p);
-  const std::int64_t count = p.batch * p.heads_q * rows.rows_q;
+  const std::int64_t count = p.stored_batch() * p.heads_q * rows.rows_q;
   rows.lse2 = workspace.take<float>(count);
   rows.delta = workspace.take<float>(count);
   if (sm80::form(p).scaled) rows.lse2_low = workspace.take<float>(count);
@@ -259,7 +287,8 @@ void run_one_pass(const KernelRow& row, const Problem& p, const Context& context
   RowStatistics rows = take_rows(p, workspace);
   const std::int64_t heads_k = p.batch * p.heads_k, keys = rows_k(p, tile->block_n);
   Args args;
-  args.dq_sum = workspace.take<float>(p.batch * p.heads_q * rows.rows_q * config.head_dim);
+  args.dq_sum =
+      workspace.take<float>(p.stored_batch() * p.heads_q * rows.rows_q * config.head_dim);
   rows.clear = args.dq_sum;
   rows.clear_cols = config.head_dim;
   prepare_rows(p, rows, context.stream);
@@ -365,6 +394,12 @@ void add_refined_delta_memory(const Problem& p, std::vector<MemoryItem>& items) 
   add_row_memory(p, items);
 }
 
+namespace {
+
+std::string untried(const KernelRow&, const Problem& p) { return sm80::untried(p); }
+
+}  // namespace
+
 const KernelRow kFlashBackwardSm80 = {
     .name = "flash_bwd_sm80",
     .implementation = "flash",
@@ -373,7 +408,8 @@ const KernelRow kFlashBackwardSm80 = {
     .summary = "tiled, P recomputed from LSE, dQ by atomic additions; mma.sync, cp.async",
     .supports = one_pass_supports,
     .cost = one_pass_cost,
-    .run = run_one_pass};
+    .run = run_one_pass,
+    .on_trial = untried};
 
 const KernelRow kFlashBackwardTwoPassSm80 = {
     .name = "flash_bwd_twopass_sm80",
@@ -383,7 +419,8 @@ const KernelRow kFlashBackwardTwoPassSm80 = {
     .summary = "tiled, dK and dV, then dQ: repeatable; float32 as two fp16 planes",
     .supports = two_pass_supports,
     .cost = two_pass_cost,
-    .run = run_two_pass};
+    .run = run_two_pass,
+    .on_trial = untried};
 
 namespace {
 

@@ -12,7 +12,7 @@
 /// Schedule, budgets and measurements: bwd_sm80.md.
 #pragma once
 
-#include "cuda/kernels/bwd_sm80_args.h"
+#include "cuda/kernels/bwd_sm80_sequences.cuh"
 #include "cuda/tile/dropout.cuh"
 #include "cuda/tile/pairs.cuh"
 #include "cuda/tile/shared_tile.cuh"
@@ -440,15 +440,10 @@ struct Backward {
   }
 };
 
+/// One tile, of the first `seq_k` keys of its entry.
 template <Config kConfig>
-__forceinline__ void kernel(const Args& args) {
+__forceinline__ void differentiate(const Args& args, const TileIndex& tile, int seq_k) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  const TileIndex tile = tile_index(args.order, blockIdx.x);
-  wait_for_previous();  // for packed operands, lse2 and delta
-  const int batch = tile.pair / (args.heads_q / args.group);
-  const int seq_k = args.key_lengths == nullptr
-                        ? args.seq_k
-                        : max(0, min(args.seq_k, args.key_lengths[batch * args.key_lengths_b]));
   Backward<kConfig> block(args, shared_address(shared), tile, seq_k);
   const int key_end = min(block.key + kConfig.block_n, seq_k);
   BlockRange range;
@@ -466,6 +461,25 @@ __forceinline__ void kernel(const Args& args) {
   if (range.begin < range.end) block.run(range);
   let_next_start();
   block.finish();
+}
+
+template <Config kConfig>
+__forceinline__ void kernel(const Args& args) {
+  const TileIndex tile = tile_index(args.order, blockIdx.x);
+  wait_for_previous();  // for packed operands, lse2 and delta
+  const int batch = tile.pair / (args.heads_q / args.group);
+  const int seq_k = args.key_lengths == nullptr
+                        ? args.seq_k
+                        : max(0, min(args.seq_k, args.key_lengths[batch * args.key_lengths_b]));
+  differentiate<kConfig>(args, tile, seq_k);
+}
+
+template <Config kConfig>
+__forceinline__ void kernel(const RaggedArgs& ragged) {
+  Args args = ragged.args;
+  TileIndex tile = tile_index(args.order, blockIdx.x);
+  wait_for_previous();  // for packed operands, lse2 and delta
+  if (enter_keys<kConfig>(ragged, args, tile)) differentiate<kConfig>(args, tile, args.seq_k);
 }
 
 }  // namespace tilewise::bwd_sm80

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/tile/dropout_args.h"
+#include "cuda/tile/sequences_args.h"
 #include "cuda/tile/types.h"
 
 namespace tilewise::bwd_sm80 {
@@ -32,6 +33,7 @@ struct Config {
   bool split = false;
   bool exact = false;  ///< P and dS in two planes, where operands have one: small problems
   bool dropout = false;
+  bool packed = false;  ///< sequences beside each other: Args are RaggedArgs
   Gradients gradients = Gradients::both;  ///< both, unless with_dq is off and column_warps is 1
 
   bool operator==(const Config&) const = default;
@@ -78,6 +80,15 @@ struct Args {
   int queries_per_split = 0;  ///< multiple of block_m
   int keys_per_split = 0;     ///< multiple of bwd_dq_sm80's block_n
   tile::DropoutBits dropout;  ///< dropout only
+};
+
+/// Packed sequences, which are one entry of a batch for Args. Row statistics and the sums of dQ lie
+/// in blocks of kScaleRows rows as tile/sequences.cuh counts them.
+struct RaggedArgs {
+  Args args;
+  tile::Sequences queries, keys;
+  /// As pack_rows lays rows out.
+  bool chunked_q = false, chunked_k = false, chunked_v = false, chunked_o = false;
 };
 
 }  // namespace tilewise::bwd_sm80

@@ -58,7 +58,7 @@ bool is_tiny(const Problem& p) {
   constexpr std::int64_t kFewKeys = 32;
   const bool narrow = p.left != Problem::kUnbounded && p.right != Problem::kUnbounded &&
                       p.left + p.right < kFewKeys;
-  const bool few = p.seq_k <= kFewKeys || narrow || p.key_lengths.defined();
+  const bool few = p.seq_k <= kFewKeys || narrow || p.key_lengths.defined() || p.packed;
   return pairs_of(p) <= (few ? kPairs : kFewPairs);
 }
 
@@ -77,6 +77,7 @@ KernelUnit unit(const Config& c, const char* stem, int min_blocks, int bytes) {
                        flag("modified", c.modified) + flag("paired", c.paired) +
                        flag("with_dq", c.with_dq) + flag("split", c.split) + flag("exact", c.exact);
   if (c.dropout) config += flag("dropout", true);
+  if (c.packed) config += flag("packed", true);
   if (c.gradients != Gradients::both) {
     config += std::string(", .gradients = tilewise::bwd_sm80::Gradients::") +
               (c.gradients == Gradients::keys ? "keys" : "values");
@@ -85,7 +86,8 @@ KernelUnit unit(const Config& c, const char* stem, int min_blocks, int bytes) {
           .config = std::move(config),
           .threads = c.warps * 32,
           .min_blocks = min_blocks,
-          .shared_bytes = bytes};
+          .shared_bytes = bytes,
+          .args = c.packed ? "RaggedArgs" : "Args"};
 }
 
 }  // namespace
@@ -136,7 +138,8 @@ Config make_config(const Problem& p, const Tile& tile, bool with_dq, bool split)
           .with_dq = with_dq,
           .split = split,
           .exact = !form.scaled && is_small(p),
-          .dropout = drops(p)};
+          .dropout = drops(p),
+          .packed = p.packed};
 }
 
 /// As bwd_sm80.cuh lays it out.
@@ -174,7 +177,9 @@ bool refines(const Problem& p) {
 // Four for dK and dV, five where they are apart; three for dQ.
 double two_pass_products(const TilePair& pair) { return (pair.apart ? 5.0 : 4.0) + 3.0; }
 
-std::int64_t rows_q(const Problem& p) { return round_up(p.seq_q, tile::kScaleRows); }
+std::int64_t rows_q(const Problem& p) {
+  return sm80::query_blocks(p, tile::kScaleRows) * tile::kScaleRows;
+}
 std::int64_t rows_k(const Problem& p, int block_n) { return round_up(p.seq_k, block_n); }
 std::int64_t per_split(std::int64_t rows, int block, int splits) {
   return std::max<std::int64_t>(1, ceil_div(ceil_div(rows, splits), block)) * block;
@@ -221,19 +226,28 @@ double predict(const Problem& p, const Tile& tile, double heads, double blocks, 
   return sm80::kKernelMs + sm80::time_ms(load, machine);
 }
 
+namespace {
+
+/// Blocks of keys of a head that have some.
+double full_key_blocks(const Problem& p, const Tile& tile) {
+  return static_cast<double>(sm80::key_blocks(p, tile.block_n)) - sm80::idle_blocks(p);
+}
+
+}  // namespace
+
 OnePass choose_one_pass(const Problem& p, const Hardware& machine) {
   OnePass best;
-  const double heads = static_cast<double>(p.batch * p.heads_k);
+  const double heads = static_cast<double>(p.stored_batch() * p.heads_k);
   for (const Tile& tile : one_pass_tiles(p)) {
     if (shared_bytes(make_config(p, tile, true, false)) > machine.shared_kib * 1024) continue;
-    const bool full = sm80::fills(heads * static_cast<double>(ceil_div(p.seq_k, tile.block_n)),
-                                  tile.min_blocks, machine);
+    const double blocks = full_key_blocks(p, tile);
+    const bool full = sm80::fills(heads * blocks, tile.min_blocks, machine);
     for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24}) {
-      if (wanted > 1 && (full || p.seq_q < std::int64_t{64} * wanted)) break;
+      if (wanted > 1 && (full || p.packed || p.seq_q < std::int64_t{64} * wanted)) break;
       const std::int64_t queries = per_split(p.seq_q, tile.block_m, wanted);
       const int splits = wanted == 1 ? 1 : static_cast<int>(ceil_div(p.seq_q, queries));
-      double ms = predict(p, tile, heads, static_cast<double>(ceil_div(p.seq_k, tile.block_n)),
-                          tile.block_n, static_cast<double>(p.seq_q * p.group()), splits,
+      double ms = predict(p, tile, heads, blocks, tile.block_n,
+                          static_cast<double>(p.seq_q * p.group()), splits,
                           {kOnePassProducts, kOnePassProducts}, machine);
       if (splits > 1) {
         const double sums =
@@ -252,14 +266,14 @@ namespace {
 double predict_two_pass(const Problem& p, const TilePair& pair, int splits,
                         const Hardware& machine) {
   const Parts parts = parts_of(p, pair, splits);
-  const double heads_k = static_cast<double>(p.batch * p.heads_k);
-  const double heads_q = static_cast<double>(p.batch * p.heads_q);
+  const double heads_k = static_cast<double>(p.stored_batch() * p.heads_k);
+  const double heads_q = static_cast<double>(p.stored_batch() * p.heads_q);
   const double all = two_pass_products(pair), queries = 3.0, keys = all - queries;
-  double ms = predict(p, pair.keys, heads_k,
-                      static_cast<double>(ceil_div(p.seq_k, pair.keys.block_n)), pair.keys.block_n,
+  double ms = predict(p, pair.keys, heads_k, full_key_blocks(p, pair.keys), pair.keys.block_n,
                       static_cast<double>(p.seq_q * p.group()), parts.keys, {keys, all}, machine);
-  ms += predict(p, pair.queries, heads_q,
-                static_cast<double>(ceil_div(p.seq_q, pair.queries.block_m)), pair.queries.block_m,
+  const double query_blocks = static_cast<double>(sm80::query_blocks(p, pair.queries.block_m)) -
+                              sm80::idle_blocks(p);
+  ms += predict(p, pair.queries, heads_q, query_blocks, pair.queries.block_m,
                 static_cast<double>(p.seq_k), parts.queries, {queries, all}, machine);
   if (splits > 1) {
     const double sums = heads_k * static_cast<double>(parts.rows_k * parts.keys) *
@@ -288,10 +302,11 @@ TwoPass choose_two_pass(const Problem& p, const Hardware& machine) {
   for (const TilePair& pair : two_pass_tiles(p)) {
     if (!fits(p, pair, machine)) continue;
     const bool full =
-        sm80::fills(static_cast<double>(p.batch * p.heads_k * ceil_div(p.seq_k, pair.keys.block_n)),
+        sm80::fills(static_cast<double>(p.stored_batch() * p.heads_k) * full_key_blocks(p, pair.keys),
                     pair.keys.min_blocks, machine);
     for (const int splits : {1, 2, 3, 4, 6, 8, 12, 16}) {
-      if (splits > 1 && (full || std::min(p.seq_q, p.seq_k) < std::int64_t{64} * splits)) break;
+      const bool short_rows = std::min(p.seq_q, p.seq_k) < std::int64_t{64} * splits;
+      if (splits > 1 && (full || p.packed || short_rows)) break;
       const double ms = predict_two_pass(p, pair, splits, machine);
       if (best.pair == nullptr || ms < best.ms) best = {&pair, splits, ms};
     }

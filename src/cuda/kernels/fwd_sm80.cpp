@@ -15,6 +15,7 @@ namespace {
 
 using fwd_sm80::Args;
 using fwd_sm80::Config;
+using fwd_sm80::RaggedArgs;
 using Role = MemoryItem::Role;
 
 /// A tile that was found good: see fwd_sm80.md.
@@ -81,7 +82,9 @@ Config make_config(const Problem& p, const Tile& tile, bool split) {
           .modified = sm80::is_modified(p, form),
           .paired = sm80::is_paired(p),
           .split = split,
-          .dropout = drops(p)};
+          .dropout = drops(p),
+          .packed = p.packed,
+          .paged = sm80::reads_pages(p)};
 }
 
 /// As fwd_sm80.cuh lays it out.
@@ -105,10 +108,12 @@ KernelUnit unit(const Config& c, int min_blocks) {
                     number("stages", c.stages) + flag("q_in_registers", c.q_in_registers) +
                     flag("positional", c.positional) + flag("modified", c.modified) +
                     flag("paired", c.paired) + flag("split", c.split) +
-                    (c.dropout ? flag("dropout", true) : ""),
+                    (c.dropout ? flag("dropout", true) : "") +
+                    (c.packed ? flag("packed", true) : "") + (c.paged ? flag("paged", true) : ""),
           .threads = c.warps * 32,
           .min_blocks = min_blocks,
-          .shared_bytes = shared_bytes(c)};
+          .shared_bytes = shared_bytes(c),
+          .args = c.ragged() ? "RaggedArgs" : "Args"};
 }
 
 /// Blocks that fit a multiprocessor: an sm_86 with its 100 KiB takes fewer than the tables say.
@@ -122,7 +127,12 @@ std::int64_t keys_per_split(const Problem& p, int block_n, int splits) {
 }
 
 std::int64_t row_blocks(const Problem& p, const Tile& tile) {
-  return ceil_div(p.seq_q, tile.block_m);
+  return sm80::query_blocks(p, tile.block_m);
+}
+/// Tiles that have rows.
+double full_tiles(const Problem& p, const Tile& tile) {
+  const double heads = static_cast<double>(p.stored_batch() * p.heads_q);
+  return heads * (static_cast<double>(row_blocks(p, tile)) - sm80::idle_blocks(p));
 }
 
 /// Most keys that a tile of `rows` rows sees.
@@ -145,8 +155,7 @@ constexpr double kLeastDims = 56.0;
 
 /// Predicted milliseconds of a tile with the keys in `splits` parts.
 double predict(const Problem& p, const Tile& tile, int bytes, int splits, const Hardware& machine) {
-  const double heads = static_cast<double>(p.batch * p.heads_q);
-  const double grid = heads * static_cast<double>(row_blocks(p, tile));
+  const double grid = full_tiles(p, tile);
   if (grid == 0.0 || p.seq_k == 0) return sm80::kKernelMs;
   // A pair's exp, maximum and sum take what the products of dims 28 do: below that no time is
   // saved.
@@ -155,7 +164,7 @@ double predict(const Problem& p, const Tile& tile, int bytes, int splits, const 
   // Blocks that a diagonal cuts are computed whole.
   const double cut = p.has_positional_mask() ? 0.5 * (tile.block_m + tile.block_n) : 0.0;
   const double keys = std::min(static_cast<double>(p.seq_k),
-                               visible_pairs(p) / (heads * static_cast<double>(p.seq_q)) + cut);
+                               visible_pairs(p) / static_cast<double>(p.query_rows()) + cut);
   sm80::Load load;
   load.flops = grid * tile.block_m * keys * pair_flops;
   load.tflops = tile.tflops;
@@ -186,8 +195,8 @@ struct Choice {
 /// False for what a tile is not for. A step has one scale factor for its keys.
 bool suits(const Tile& t, const Problem& p, const Hardware& machine) {
   if (sm80::form(p).scaled && t.block_n > tile::kScaleRows) return false;
-  const std::int64_t grid = p.batch * p.heads_q * row_blocks(p, t);
-  return t.key_warps == 1 || (grid <= machine.multiprocessors && p.seq_k <= t.most_keys);
+  return t.key_warps == 1 ||
+         (full_tiles(p, t) <= machine.multiprocessors && p.seq_k <= t.most_keys);
 }
 
 /// The tile and the number of parts with the least predicted time; none when no tile fits the
@@ -203,8 +212,8 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
   for (const Tile& tile : tiles(row, p)) {
     const int bytes = shared_bytes(make_config(p, tile, false));
     if (bytes > machine.shared_kib * 1024 || !suits(tile, p, machine)) continue;
-    const bool full = sm80::fills(static_cast<double>(p.batch * p.heads_q * row_blocks(p, tile)),
-                                  resident_blocks(tile, bytes, machine), machine);
+    const bool full =
+        sm80::fills(full_tiles(p, tile), resident_blocks(tile, bytes, machine), machine);
     for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32}) {
       // Fewer than 64 keys a part do not pay for the merge.
       const bool whole = full || row.config != nullptr || tile.key_warps > 1;
@@ -213,6 +222,7 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
       const int splits = wanted == 1 ? 1 : static_cast<int>(ceil_div(p.seq_k, keys));
       const double ms = predict(p, tile, bytes, splits, machine);
       if (best.tile == nullptr || ms < best.ms) best = {&tile, splits, ms};
+      if (takes_the_first(p)) return best;
     }
   }
   return best;
@@ -241,17 +251,21 @@ Cost cost(const KernelRow& row, const Problem& p, const Hardware& machine) {
   if (choice.splits > 1) {
     cost.memory.push_back(
         memory_item("partial O", Role::workspace, DType::float32,
-                    {choice.splits, p.batch, p.heads_q, p.seq_q, sm80::padded(p.head_dim_v)}));
+                    {choice.splits, p.query_rows(), sm80::padded(p.head_dim_v)}));
     cost.memory.push_back(memory_item("partial LSE", Role::workspace, DType::float32,
-                                      {choice.splits, p.batch, p.heads_q, p.seq_q}));
+                                      {choice.splits, p.query_rows()}));
     partial =
         static_cast<double>(cost.memory.back().bytes + cost.memory[cost.memory.size() - 2].bytes);
   }
   const auto size = [](const Tensor& t) {
     return static_cast<double>(t.numel() * dtype_bytes(t.dtype));
   };
-  const double tensors =
-      size(p.q) + size(p.k) + size(p.v) + size(p.o) + size(p.lse) + sm80::pair_bytes(p);
+  // Of the pools what the tables may name.
+  const double pages = p.paged ? static_cast<double>(p.batch * p.block_table.sizes[1]) /
+                                     static_cast<double>(std::max<std::int64_t>(1, p.k.sizes[0]))
+                               : 1.0;
+  const double tensors = size(p.q) + pages * (size(p.k) + size(p.v)) + size(p.o) + size(p.lse) +
+                         sm80::pair_bytes(p);
   cost.bytes_moved = tensors + 2.0 * operands.bytes() + 2.0 * partial;
   // Short rows of Q and O arrive sooner than the choice among tiles counts.
   const double width = std::min(1.0, static_cast<double>(p.head_dim + p.head_dim_v) / 128.0);
@@ -278,17 +292,32 @@ void fill(Args& args, const Problem& p, const sm80::Operands& operands) {
 
 /// O and LSE of each part to workspace.
 void fill_parts(Args& args, const Problem& p, int splits, int block_n, WorkspaceCutter& workspace) {
-  const std::int64_t rows = p.batch * p.heads_q * p.seq_q, width = sm80::padded(p.head_dim_v);
-  args.o = {workspace.take<float>(splits * rows * width), p.heads_q * p.seq_q * width,
-            p.seq_q * width, width, 1};
+  const std::int64_t rows = p.query_rows(), width = sm80::padded(p.head_dim_v);
+  const std::int64_t entry = p.packed ? 0 : p.heads_q * p.total_q;
+  args.o = {workspace.take<float>(splits * rows * width), entry * width, p.total_q * width, width,
+            1};
   args.o_vectors = true;
   args.o_split = rows * width;
   args.lse = workspace.take<float>(splits * rows);
-  args.lse_b = p.heads_q * p.seq_q;
-  args.lse_h = p.seq_q;
+  args.lse_b = entry;
+  args.lse_h = p.total_q;
   args.lse_s = 1;
   args.lse_split = rows;
   args.keys_per_split = static_cast<int>(keys_per_split(p, block_n, splits));
+}
+
+RaggedArgs ragged_args(const Args& args, const Problem& p) {
+  RaggedArgs ragged;
+  ragged.args = args;
+  if (p.packed) {
+    ragged.queries = sm80::query_sequences(p);
+    ragged.keys = sm80::key_sequences(p);
+    ragged.chunked_q = sm80::is_chunked(p, 0);
+    ragged.chunked_k = sm80::is_chunked(p, 1);
+    ragged.chunked_v = sm80::is_chunked(p, 2);
+  }
+  if (p.paged) ragged.pages = sm80::pages(p);
+  return ragged;
 }
 
 void run(const KernelRow& row, const Problem& p, const Context& context) {
@@ -310,8 +339,8 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   Args args;
   fill(args, p, operands);
   if (split) fill_parts(args, p, plan.splits, tile->block_n, workspace);
-  const std::int64_t blocks = row_blocks(p, *tile), heads = p.batch * p.heads_q;
-  const double head_bytes = static_cast<double>(p.seq_k) * config.planes * 2.0 *
+  const std::int64_t blocks = row_blocks(p, *tile), heads = p.stored_batch() * p.heads_q;
+  const double head_bytes = static_cast<double>(p.packed ? p.total_k : p.seq_k) * config.planes * 2.0 *
                             (config.head_dim + config.head_dim_v) / static_cast<double>(p.group());
   args.order = {.blocks = static_cast<unsigned>(blocks),
                 .splits = static_cast<unsigned>(plan.splits),
@@ -322,13 +351,19 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   const int min_blocks = tile->min_blocks;
   const Kernel kernel = sm80::load_config(
       config, device, [min_blocks](const Config& c) { return unit(c, min_blocks); });
-  const std::int64_t grid = blocks * heads * plan.splits;
-  launch(kernel, operands.packs() ? sm80::following(grid, device) : Grid{.x = grid}, context.stream,
-         args);
+  const std::int64_t tiles = blocks * heads * plan.splits;
+  const Grid grid = operands.packs() ? sm80::following(tiles, device) : Grid{.x = tiles};
+  if (config.ragged()) {
+    launch(kernel, grid, context.stream, ragged_args(args, p));
+  } else {
+    launch(kernel, grid, context.stream, args);
+  }
   if (split) {
     combine_parts(p, static_cast<const float*>(args.o.data), args.lse, plan.splits, context.stream);
   }
 }
+
+std::string untried(const KernelRow&, const Problem& p) { return sm80::untried(p); }
 
 std::string for_comparison(const KernelRow&, const Problem&) {
   return "seed 004's tiles, for comparison";
@@ -344,7 +379,8 @@ const KernelRow kFlashForwardSm80 = {
     .summary = "tiled, online softmax; mma.sync, cp.async; float32 as two fp16 planes",
     .supports = supports,
     .cost = cost,
-    .run = run};
+    .run = run,
+    .on_trial = untried};
 
 const KernelRow kFlashForwardTile16 = {.name = "flash_fwd_tile16",
                                        .implementation = "flash",

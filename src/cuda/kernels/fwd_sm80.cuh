@@ -12,7 +12,7 @@
 /// (windows) the cut ones on the left. Schedule, budgets and measurements: fwd_sm80.md.
 #pragma once
 
-#include "cuda/kernels/fwd_sm80_args.h"
+#include "cuda/kernels/fwd_sm80_sequences.cuh"
 #include "cuda/tile/dropout.cuh"
 #include "cuda/tile/pairs.cuh"
 #include "cuda/tile/shared_tile.cuh"
@@ -56,6 +56,7 @@ struct Forward {
   TileIndex tile;
   int head_k, row, seq_k;  ///< row: of the block
   Diagonals diagonals;
+  Pages pages;  ///< paged only
   ScoreModification mod;
   u32 shared;
   float q_scale;
@@ -114,15 +115,25 @@ struct Forward {
     return static_cast<const unsigned short*>(view.data) + batch() * view.stride_b +
            head_k * view.stride_h;
   }
+  template <class Tile>
+  __forceinline__ void load_keys(const Tile& to, const View& view, int cols, int block) const {
+    const int first = block * kBlockN;
+    if constexpr (kConfig.paged) {
+      const unsigned short* pool =
+          static_cast<const unsigned short*>(view.data) + head_k * view.stride_h;
+      load_pages_async<kThreads>(to, pages, batch(), first, pool, view, seq_k - first, cols,
+                                 thread);
+    } else {
+      to.template load_async<kThreads>(
+          key_rows(view) + static_cast<i64>(block) * kBlockN * view.stride_s, view.stride_s,
+          seq_k - first, cols, thread);
+    }
+  }
   __forceinline__ void load_k(int block, int stage) const {
-    sK(stage).template load_async<kThreads>(
-        key_rows(args.k) + static_cast<i64>(block) * kBlockN * args.k.stride_s, args.k.stride_s,
-        seq_k - block * kBlockN, args.cols_k, thread);
+    load_keys(sK(stage), args.k, args.cols_k, block);
   }
   __forceinline__ void load_v(int block, int stage) const {
-    sV(stage).template load_async<kThreads>(
-        key_rows(args.v) + static_cast<i64>(block) * kBlockN * args.v.stride_s, args.v.stride_s,
-        seq_k - block * kBlockN, args.cols_v, thread);
+    load_keys(sV(stage), args.v, args.cols_v, block);
   }
   __forceinline__ void keep_q() {
     if constexpr (kConfig.q_in_registers) {
@@ -392,17 +403,14 @@ struct Forward {
   }
 };
 
+/// One tile against the first `seq_k` keys of its entry.
 template <Config kConfig>
-__forceinline__ void kernel(const Args& args) {
+__forceinline__ void attend(const Args& args, const TileIndex& tile, int seq_k,
+                            const Pages& pages) {
   extern __shared__ __align__(1024) unsigned char shared[];
   using Block = Forward<kConfig>;
-  const TileIndex tile = tile_index(args.order, blockIdx.x);
-  const int batch = tile.pair / args.heads_q;
-  wait_for_previous();  // for packed operands
-  const int seq_k = args.key_lengths == nullptr
-                        ? args.seq_k
-                        : max(0, min(args.seq_k, args.key_lengths[batch * args.key_lengths_b]));
   Block block(args, shared_address(shared), tile, seq_k);
+  block.pages = pages;
   const int row_end = min(block.row + kConfig.block_m, args.seq_q);
   BlockRange range = key_blocks<kConfig.block_n>(block.diagonals, block.row, row_end, seq_k);
   if constexpr (kConfig.split) {
@@ -416,6 +424,33 @@ __forceinline__ void kernel(const Args& args) {
     if (block.key_warp() > 0) return;
   }
   block.finish();
+}
+
+__forceinline__ int key_count(const Args& args, const TileIndex& tile) {
+  const int batch = tile.pair / args.heads_q;
+  return args.key_lengths == nullptr
+             ? args.seq_k
+             : max(0, min(args.seq_k, args.key_lengths[batch * args.key_lengths_b]));
+}
+
+template <Config kConfig>
+__forceinline__ void kernel(const Args& args) {
+  const TileIndex tile = tile_index(args.order, blockIdx.x);
+  wait_for_previous();  // for packed operands
+  attend<kConfig>(args, tile, key_count(args, tile), {});
+}
+
+template <Config kConfig>
+__forceinline__ void kernel(const RaggedArgs& ragged) {
+  TileIndex tile = tile_index(ragged.args.order, blockIdx.x);
+  wait_for_previous();  // for packed operands
+  if constexpr (kConfig.packed) {
+    Args args = ragged.args;
+    int seq_k = 0;
+    if (enter_sequence<kConfig>(ragged, args, tile, seq_k)) attend<kConfig>(args, tile, seq_k, {});
+  } else {
+    attend<kConfig>(ragged.args, tile, key_count(ragged.args, tile), ragged.pages);
+  }
 }
 
 }  // namespace tilewise::fwd_sm80

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/tile/dropout_args.h"
+#include "cuda/tile/sequences_args.h"
 #include "cuda/tile/types.h"
 
 namespace tilewise::fwd_sm80 {
@@ -23,7 +24,10 @@ struct Config {
   bool paired = false;      ///< a bias or a bool mask
   bool split = false;       ///< keys in parts: O and LSE of each part to float32 workspace
   bool dropout = false;
+  bool packed = false;  ///< sequences beside each other
+  bool paged = false;   ///< K and V through a page table
 
+  constexpr bool ragged() const { return packed || paged; }  ///< Args are RaggedArgs
   bool operator==(const Config&) const = default;
 };
 
@@ -53,6 +57,15 @@ struct Args {
   tile::TileOrder order;
   int keys_per_split = 0;     ///< multiple of block_n
   tile::DropoutBits dropout;  ///< dropout only
+};
+
+/// With what only the device knows. Packed sequences are one entry of a batch for Args, the first
+/// strides of `pages` are those of pages.
+struct RaggedArgs {
+  Args args;
+  tile::Sequences queries, keys;         ///< packed
+  bool chunked_q = false, chunked_k = false, chunked_v = false;  ///< as pack_rows lays rows out
+  tile::Pages pages;                     ///< paged
 };
 
 }  // namespace tilewise::fwd_sm80

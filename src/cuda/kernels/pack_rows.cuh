@@ -13,6 +13,7 @@
 
 #include "cuda/kernels/pack_rows_args.h"
 #include "cuda/tile/math.cuh"
+#include "cuda/tile/sequences.cuh"
 
 namespace tilewise::pack_rows {
 
@@ -73,15 +74,31 @@ __forceinline__ void write_chunk(unsigned short* to, int padded, const float (&x
   }
 }
 
-template <Config kConfig>
-__forceinline__ void pack_floats(const Source& s, const float* from, i64 pair, int block, int row0,
-                                 int rows) {
+/// Elements from a head's first row to row `row`.
+struct Rows {
+  i64 stride;
+  __forceinline__ i64 operator()(int row) const { return row * stride; }
+};
+struct PagedRows {
+  Pages pages;
+  int batch;
+  i64 page_stride, stride;
+  __forceinline__ i64 operator()(int row) const {
+    const PageRow at = page_row(pages, batch, row);
+    return at.page * page_stride + at.row * stride;
+  }
+};
+
+/// Rows row0 .. row0 + rows - 1 of `from` to block `block`.
+template <Config kConfig, class RowOffset>
+__forceinline__ void pack_floats(const Source& s, const float* from, const RowOffset& offset,
+                                 i64 pair, int block, int row0, int rows) {
   const int chunks = s.padded / 8, total = rows * chunks, pitch = kConfig.planes * s.padded;
   const auto read = [&](float(&x)[8], int i) {
-    read_floats(x, from + (row0 + i / chunks) * s.from.stride_s, s.from.stride_d, i % chunks * 8,
-                s.cols, s.vectors);
+    read_floats(x, from + offset(row0 + i / chunks), s.from.stride_d, i % chunks * 8, s.cols,
+                s.vectors);
   };
-  unsigned short* to = s.to + (pair * s.rows + row0) * pitch;
+  unsigned short* to = s.to + (pair * s.rows + block * kScaleRows) * pitch;
   const auto write = [&](const float(&x)[8], int i, float inverse) {
     write_chunk<kConfig>(to + i / chunks * pitch + i % chunks * 8, s.padded, x, inverse);
   };
@@ -119,33 +136,76 @@ __forceinline__ void pack_floats(const Source& s, const float* from, i64 pair, i
   }
 }
 
-__forceinline__ void copy_elements(const Source& s, const unsigned short* from, i64 pair, int row0,
+template <class RowOffset>
+__forceinline__ void copy_elements(const Source& s, const unsigned short* from,
+                                   const RowOffset& offset, i64 pair, int block, int row0,
                                    int rows) {
-  unsigned short* to = s.to + (pair * s.rows + row0) * s.padded;
+  unsigned short* to = s.to + (pair * s.rows + block * kScaleRows) * s.padded;
   for (int i = static_cast<int>(threadIdx.x); i < rows * s.padded; i += kThreads) {
     const int row = i / s.padded, col = i % s.padded;
-    to[i] = col < s.cols ? from[(row0 + row) * s.from.stride_s + col * s.from.stride_d]
+    to[i] = col < s.cols ? from[offset(row0 + row) + col * s.from.stride_d]
                          : static_cast<unsigned short>(0);
   }
+}
+
+/// Rows row0 .. row0 + rows - 1 of a head whose rows begin `offset` elements into the source.
+template <Config kConfig, class RowOffset>
+__forceinline__ void pack_block(const Source& s, i64 head, const RowOffset& offset, i64 pair,
+                                int block, int row0, int rows) {
+  if constexpr (kConfig.from_float) {
+    pack_floats<kConfig>(s, static_cast<const float*>(s.from.data) + head, offset, pair, block,
+                         row0, rows);
+  } else {
+    copy_elements(s, static_cast<const unsigned short*>(s.from.data) + head, offset, pair, block,
+                  row0, rows);
+  }
+}
+
+__forceinline__ int source_of(const Args& args) {
+  int which = 0;
+  while (which + 1 < args.count && blockIdx.x >= args.sources[which + 1].first_block) ++which;
+  return which;
 }
 
 template <Config kConfig>
 __forceinline__ void kernel(const Args& args) {
   let_next_start();
-  int which = 0;
-  while (which + 1 < args.count && blockIdx.x >= args.sources[which + 1].first_block) ++which;
-  const Source& s = args.sources[which];
+  const Source& s = args.sources[source_of(args)];
   const i64 index = blockIdx.x - s.first_block;
   const i64 pair = index / s.blocks;
   const int block = static_cast<int>(index % s.blocks);
   const int row0 = block * kScaleRows, rows = min(kScaleRows, s.rows - row0);
   const i64 offset = pair / s.heads * s.from.stride_b + pair % s.heads * s.from.stride_h;
-  if constexpr (kConfig.from_float) {
-    pack_floats<kConfig>(s, static_cast<const float*>(s.from.data) + offset, pair, block, row0,
-                         rows);
-  } else {
-    copy_elements(s, static_cast<const unsigned short*>(s.from.data) + offset, pair, row0, rows);
+  pack_block<kConfig>(s, offset, Rows{s.from.stride_s}, pair, block, row0, rows);
+}
+
+template <Config kConfig>
+__forceinline__ void kernel(const RaggedArgs& ragged) {
+  let_next_start();
+  const int which = source_of(ragged.args);
+  const Source& s = ragged.args.sources[which];
+  const i64 index = blockIdx.x - s.first_block;
+  const i64 pair = index / s.blocks;
+  const int block = static_cast<int>(index % s.blocks);
+  const i64 head = pair % s.heads * s.from.stride_h;
+  const Sequences& sequences = ragged.sequences[which];
+  int row0 = block * kScaleRows, end = s.rows;
+  if (ragged.paged[which]) {
+    const int batch = static_cast<int>(pair / s.heads);
+    end = min(end, ragged.key_lengths[batch * ragged.key_lengths_b]);
+    const PagedRows offset = {ragged.pages, batch, s.from.stride_b, s.from.stride_s};
+    pack_block<kConfig>(s, head, offset, pair, block, row0, max(0, min(kScaleRows, end - row0)));
+    return;
   }
+  i64 first = pair / s.heads * s.from.stride_b;
+  if (sequences.offsets != nullptr) {
+    const Sequence of = sequence_of<kScaleRows>(sequences, block);
+    row0 = (block - first_block<kScaleRows>(of)) * kScaleRows;
+    end = row0 < 0 ? 0 : of.length;
+    first = of.begin * s.from.stride_s;
+  }
+  pack_block<kConfig>(s, head + first, Rows{s.from.stride_s}, pair, block, row0,
+                      max(0, min(kScaleRows, end - row0)));
 }
 
 }  // namespace tilewise::pack_rows

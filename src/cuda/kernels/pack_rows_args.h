@@ -1,6 +1,7 @@
 /// pack_rows: constants and parameters. See pack_rows.md.
 #pragma once
 
+#include "cuda/tile/sequences_args.h"
 #include "cuda/tile/types.h"
 
 namespace tilewise::pack_rows {
@@ -10,6 +11,7 @@ struct Config {
   bool from_float =
       true;  ///< float32 source: scaled, in planes; else 16-bit elements are copied as they are
   int planes = 2;
+  bool ragged = false;  ///< packed sequences or pages: Args are RaggedArgs
 
   bool operator==(const Config&) const = default;
 };
@@ -30,6 +32,18 @@ struct Args {
   static constexpr int kMaxSources = 4;
   Source sources[kMaxSources];
   int count = 0;
+};
+
+/// What only the device knows of a source's rows. Those of packed sequences go to blocks of
+/// kScaleRows rows as tile/sequences.cuh counts them, those of pages beside each other, up to each
+/// entry's length.
+struct RaggedArgs {
+  Args args;
+  tile::Sequences sequences[Args::kMaxSources];  ///< without offsets: rows are where Source says
+  bool paged[Args::kMaxSources] = {};
+  tile::Pages pages;
+  const int* key_lengths = nullptr;  ///< (B), of pages
+  long long key_lengths_b = 0;
 };
 
 inline constexpr int kThreads = 128;

@@ -10,6 +10,7 @@ namespace tilewise::cuda {
 /// Options that only some kernels take.
 struct Takes {
   bool packed = false;
+  bool paged = false;
   bool pairs = false;  ///< a bias and a bool mask
   bool sinks = false;
   bool dropout = false;

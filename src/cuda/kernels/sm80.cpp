@@ -56,9 +56,11 @@ KernelUnit pack_unit(const pack_rows::Config& c) {
   return {.stem = "pack_rows",
           .config = std::string(".element = Element::") +
                     (c.element == tile::Element::bf16 ? "bf16" : "fp16") + ", .from_float = " +
-                    bool_text(c.from_float) + ", .planes = " + std::to_string(c.planes),
+                    bool_text(c.from_float) + ", .planes = " + std::to_string(c.planes) +
+                    (c.ragged ? ", .ragged = true" : ""),
           .threads = pack_rows::kThreads,
-          .min_blocks = 4};
+          .min_blocks = 4,
+          .args = c.ragged ? "RaggedArgs" : "Args"};
 }
 
 }  // namespace
@@ -74,9 +76,13 @@ std::string refusal(const Problem& p, const Hardware& machine, const Takes& take
   if (p.seq_q > kLongest || p.seq_k > kLongest) {
     return "lengths above " + std::to_string(kLongest);
   }
+  if (p.packed && std::max({p.total_q, p.total_k, p.batch}) > kLongest) {
+    return "packed tensors of more than " + std::to_string(kLongest) + " rows";
+  }
   // Tiles have at least 16 rows: a grid of one dimension holds 2^31 - 1 of them.
-  const std::int64_t heads = p.batch * p.heads_q;
-  if (heads > 0 && heads > (std::int64_t{1} << 31) / (std::max(p.seq_q, p.seq_k) / 16 + 1)) {
+  const std::int64_t heads = p.stored_batch() * p.heads_q;
+  const std::int64_t blocks = std::max(query_blocks(p, 16), key_blocks(p, 16));
+  if (heads > 0 && heads > (std::int64_t{1} << 31) / (blocks + 1)) {
     return "more than 2^31 tiles";
   }
   return "";
@@ -114,20 +120,33 @@ void add_pack_rows_units(std::vector<PackUnit>& units) {
 }
 
 Operands::Operands(const Problem& p) : form_(form(p)), device_(p.device.index) {
+  const bool gathers = p.paged && !reads_pages(p);
+  if (gathers) {
+    ragged_.pages = pages(p);
+    ragged_.key_lengths = static_cast<const int*>(p.key_lengths.data);
+    ragged_.key_lengths_b = p.key_lengths.strides[0];
+  }
   const std::array<std::pair<const Tensor*, const char*>, 4> tensors = {
       {{&p.q, "Q"}, {&p.k, "K"}, {&p.v, "V"}, {&p.d_o, "dO"}}};
   const std::size_t count = p.pass == Pass::forward ? 3 : 4;
   for (std::size_t i = 0; i < count; ++i) {
     const Tensor& t = *tensors[i].first;
-    if (!form_.scaled && has_vectors(t)) {
+    const bool keys = i == 1 || i == 2, gathered = gathers && keys;
+    if (!form_.scaled && has_vectors(t) && !gathered) {
       operands_[i].view = {t.data, t.strides[0], t.strides[1], t.strides[2]};
       operands_[i].cols = static_cast<int>(t.sizes[3]);
       continue;
     }
     const std::int64_t width = std::int64_t{form_.planes} * padded(t.sizes[3]);
-    const std::int64_t blocks = ceil_div(t.sizes[2], tile::kScaleRows);
-    sources_.push_back(
-        {i, &t, tensors[i].second, {t.sizes[0], t.sizes[1], t.sizes[2], width}, blocks});
+    const std::int64_t blocks =
+        keys ? key_blocks(p, tile::kScaleRows) : query_blocks(p, tile::kScaleRows);
+    const std::int64_t length = keys ? p.seq_k : p.seq_q;
+    const std::int64_t rows = p.packed ? blocks * tile::kScaleRows : length;
+    Source source = {
+        i, &t, tensors[i].second, {p.stored_batch(), t.sizes[1], rows, width}, blocks};
+    if (p.packed) source.sequences = keys ? key_sequences(p) : query_sequences(p);
+    source.paged = gathered;
+    sources_.push_back(source);
     operands_[i].cols = padded(t.sizes[3]);
     operands_[i].blocks = static_cast<int>(blocks);
   }
@@ -149,18 +168,22 @@ void Operands::add_memory(std::vector<MemoryItem>& items) const {
 double Operands::bytes() const {
   double bytes = 0.0;
   for (const Source& s : sources_) {
-    bytes += static_cast<double>(s.tensor->numel() * dtype_bytes(s.tensor->dtype));
-    bytes += 2.0 * static_cast<double>(s.packed[0] * s.packed[1] * s.packed[2] * s.packed[3]);
+    const auto rows = static_cast<double>(s.packed[0] * s.packed[1] * s.packed[2]);
+    bytes += rows * static_cast<double>(s.tensor->sizes[3] * dtype_bytes(s.tensor->dtype));
+    bytes += 2.0 * rows * static_cast<double>(s.packed[3]);
   }
   return bytes;
 }
 
 void Operands::prepare(WorkspaceCutter& workspace, void* stream) {
   if (sources_.empty()) return;
-  pack_rows::Args args;
+  pack_rows::RaggedArgs ragged = ragged_;
+  pack_rows::Args& args = ragged.args;
   std::int64_t blocks = 0;
   for (const Source& s : sources_) {
     const auto& [batch, heads, rows, width] = s.packed;
+    ragged.sequences[args.count] = s.sequences;
+    ragged.paged[args.count] = s.paged;
     pack_rows::Source& source = args.sources[args.count++];
     source.from = view4(*s.tensor);
     source.to = workspace.take<unsigned short>(batch * heads * rows * width);
@@ -174,12 +197,23 @@ void Operands::prepare(WorkspaceCutter& workspace, void* stream) {
     source.first_block = blocks;
     blocks += batch * heads * s.blocks;
     Operand& operand = operands_[s.index];
-    operand.view = {source.to, heads * rows * width, rows * width, width};
+    const bool packed = s.sequences.offsets != nullptr;  // one entry of a batch
+    operand.view = {source.to, packed ? 0 : heads * rows * width, rows * width, width};
     operand.scale = source.scale;
   }
   const pack_rows::Config config = {
-      .element = form_.element, .from_float = form_.scaled, .planes = form_.planes};
-  launch(load_config(config, device_, pack_unit), {.x = blocks}, stream, args);
+      .element = form_.element,
+      .from_float = form_.scaled,
+      .planes = form_.planes,
+      .ragged = std::any_of(sources_.begin(), sources_.end(), [](const Source& s) {
+        return s.paged || s.sequences.offsets != nullptr;
+      })};
+  const Kernel kernel = load_config(config, device_, pack_unit);
+  if (config.ragged) {
+    launch(kernel, {.x = blocks}, stream, ragged);
+  } else {
+    launch(kernel, {.x = blocks}, stream, args);
+  }
 }
 
 tile::Positions positions(const Problem& p) {

@@ -11,6 +11,7 @@
 #include "cuda/jit/kernel.h"
 #include "cuda/kernels/pack_rows_args.h"
 #include "cuda/kernels/refusal.hpp"
+#include "cuda/kernels/sm80_sequences.hpp"
 #include "cuda/tile/dropout_args.h"
 #include "cuda/tile/types.h"
 #include "plan/kernel_row.h"
@@ -20,7 +21,12 @@ namespace tilewise::cuda::sm80 {
 /// What no kernel of the family takes, in words for the user; empty when nothing stands against it.
 std::string refusal(const Problem& problem, const Hardware& machine, const Takes& takes = {});
 /// What the rows of this family take beside what all take.
-inline constexpr Takes kTakes = {.pairs = true, .sinks = true, .dropout = true, .gradients = true};
+inline constexpr Takes kTakes = {.packed = true,
+                                 .paged = true,
+                                 .pairs = true,
+                                 .sinks = true,
+                                 .dropout = true,
+                                 .gradients = true};
 
 /// Head dim as the kernels are built for it: 16, 32, 64, 96, 128, 192, 256.
 int padded(std::int64_t dim);
@@ -68,11 +74,14 @@ class Operands {
     const char* name;
     std::array<std::int64_t, 4> packed;  ///< shape
     std::int64_t blocks;
+    tile::Sequences sequences = {};
+    bool paged = false;
   };
   Form form_;
   int device_ = 0;
   std::array<Operand, 4> operands_;
   std::vector<Source> sources_;
+  pack_rows::RaggedArgs ragged_;  ///< without its sources
 };
 
 tile::Positions positions(const Problem& problem);

@@ -28,6 +28,7 @@ struct Shape {
   bool rising = false;  ///< keys are their index
   bool pairs = false;   ///< a bias, a bool mask and sinks
   double dropout = 0.0;
+  int first_pair = 0;  ///< b * Hq, for dropout
 
   DropoutMask drops() const {
     return DropoutMask({.p = dropout, .seed = 0x123456789abcdefULL, .offset = 5});
@@ -89,7 +90,7 @@ void add_row(const Shape& s, int h, int i, Truth& t) {
   std::vector<double> z(static_cast<std::size_t>(visible));
   for (int j = 0; j < visible; ++j) {
     p[j] /= l;
-    z[j] = drops.keeps(h, i, j) ? drops.scale() : 0.0;
+    z[j] = drops.keeps(s.first_pair + h, i, j) ? drops.scale() : 0.0;
     for (int d = 0; d < s.dim; ++d) {
       t.o[row * s.dim + d] += z[j] * p[j] * t.v[(keys + j) * s.dim + d];
     }

@@ -1,0 +1,32 @@
+/// Packed sequences and paged keys on the host, as the sm_80-class flash kernels take them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "cuda/tile/sequences_args.h"
+#include "problem/problem.h"
+
+namespace tilewise::cuda::sm80 {
+
+tile::Sequences query_sequences(const Problem& problem);
+tile::Sequences key_sequences(const Problem& problem);
+tile::Pages pages(const Problem& problem);
+
+/// Blocks of `rows` rows of a head's queries, or keys: those of packed sequences are counted by
+/// their totals, the rows behind the last sequence as one more (tile/sequences.cuh).
+std::int64_t query_blocks(const Problem& problem, std::int64_t rows);
+std::int64_t key_blocks(const Problem& problem, std::int64_t rows);
+/// How many of them are none on average.
+double idle_blocks(const Problem& problem);
+
+/// True when the forward follows the page table. Else pack_rows has, and what it left is dense.
+bool reads_pages(const Problem& problem);
+/// True when packed sequences have Q, K, V or dO (0 to 3) in the blocks of pack_rows.
+bool is_chunked(const Problem& problem, std::size_t operand);
+
+/// Words for rows whose packed or paged kernels have not run on a card; empty for other problems.
+std::string untried(const Problem& problem);
+
+}  // namespace tilewise::cuda::sm80
