@@ -9,10 +9,10 @@ namespace {
 
 KernelUnit unit(const bwd_convert::Config& config) {
   return {.stem = "bwd_convert",
-          .config = std::string(".type = Type::") + (config.type == bwd_convert::Type::bf16 ? "bf16"
-                                                     : config.type == bwd_convert::Type::fp16
-                                                         ? "fp16"
-                                                         : "float32") +
+          .config = std::string(".type = Type::") +
+                    (config.type == bwd_convert::Type::bf16   ? "bf16"
+                     : config.type == bwd_convert::Type::fp16 ? "fp16"
+                                                              : "float32") +
                     (config.packed ? ", .packed = true" : ""),
           .threads = bwd_convert::kThreads,
           .min_blocks = 4,

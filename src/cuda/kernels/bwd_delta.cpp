@@ -18,9 +18,8 @@ KernelUnit unit(const bwd_delta::Config& config) {
                      : config.type == bwd_delta::Type::bf16  ? "bf16"
                                                              : "fp16";
   return {.stem = "bwd_delta",
-          .config = std::string(".type = Type::") + name +
-                    ", .head_dim_v = " + std::to_string(config.head_dim_v) +
-                    (config.packed ? ", .packed = true" : ""),
+          .config = std::string(".type = Type::") + name + ", .head_dim_v = " +
+                    std::to_string(config.head_dim_v) + (config.packed ? ", .packed = true" : ""),
           .threads = bwd_delta::kThreads,
           .min_blocks = 4,
           .args = config.packed ? "RaggedArgs" : "Args"};
@@ -35,9 +34,8 @@ std::int64_t lanes(int head_dim_v) {
 }  // namespace
 
 void prepare_rows(const Problem& p, const RowStatistics& rows, void* stream) {
-  const bwd_delta::Config config = {.type = type(p.dtype),
-                                    .head_dim_v = sm80::padded(p.head_dim_v),
-                                    .packed = p.packed};
+  const bwd_delta::Config config = {
+      .type = type(p.dtype), .head_dim_v = sm80::padded(p.head_dim_v), .packed = p.packed};
   bwd_delta::RaggedArgs ragged;
   bwd_delta::Args& args = ragged.args;
   args.o = sm80::view4(p.o);

@@ -56,13 +56,36 @@ __forceinline__ void read(float (&x)[8], const void* data, i64 row, i64 stride, 
   }
 }
 
-/// Row `i` of entry b and head h, where it exists, to row `row` of the statistics.
-template <Config kConfig>
-__forceinline__ void prepare(const Args& args, i64 row, i64 b, i64 h, i64 i, bool exists) {
+__forceinline__ const Args& dense(const Args& args) { return args; }
+__forceinline__ const Args& dense(const RaggedArgs& ragged) { return ragged.args; }
+
+/// From a row of the blocks of packed sequences, `i`, to one of the tensors. False: it is none of a
+/// sequence's. What lies behind the last one has no part in anything.
+__forceinline__ bool find_row(const Sequences& queries, i64& i) {
+  const int block = static_cast<int>(i / kScaleRows);
+  const Sequence q = sequence_of<kScaleRows>(queries, block);
+  const int first = (block - first_block<kScaleRows>(q)) * kScaleRows;
+  const int own = first + static_cast<int>(i % kScaleRows);
+  i = q.begin + own;
+  return own >= 0 && own < q.length && q.index < queries.count;
+}
+
+template <Config kConfig, class AnyArgs>
+__forceinline__ void kernel(const AnyArgs& any) {
+  const Args& args = dense(any);
+  let_next_start();
   constexpr int kLanes = lanes(kConfig.head_dim_v);
+  const i64 row = (blockIdx.x * static_cast<i64>(kThreads) + threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  if (row >= args.rows) return;  // whole groups of lanes leave together
+  const i64 pair = row / args.rows_q;
+  i64 i = row % args.rows_q;
+  const i64 b = pair / args.heads, h = pair % args.heads;
+  bool found = true;
+  if constexpr (kConfig.packed) found = find_row(any.queries, i);
+  const auto exists = [&] { return kConfig.packed ? found : i < args.seq_q; };
   float sum = 0.0F;
-  if (exists) {
+  if (exists()) {
     const i64 o = b * args.o.stride_b + h * args.o.stride_h + i * args.o.stride_s;
     const i64 d_o = b * args.d_o.stride_b + h * args.d_o.stride_h + i * args.d_o.stride_s;
     if (8 * lane < args.head_dim_v) {
@@ -87,7 +110,7 @@ __forceinline__ void prepare(const Args& args, i64 row, i64 b, i64 h, i64 i, boo
   for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(group, sum, step);
   if (lane != 0) return;
   float lse2 = infinity();
-  if (exists) {
+  if (exists()) {
     const float lse = args.lse[b * args.lse_b + h * args.lse_h + i * args.lse_s];
     lse2 = lse == -infinity() ? infinity() : lse * kLog2e;
     if (args.d_lse != nullptr) {
@@ -97,34 +120,6 @@ __forceinline__ void prepare(const Args& args, i64 row, i64 b, i64 h, i64 i, boo
   args.lse2[row] = lse2;
   if (args.lse2_low != nullptr) args.lse2_low[row] = 0.0F;
   args.delta[row] = sum;
-}
-
-template <Config kConfig>
-__forceinline__ i64 own_row() {
-  return (blockIdx.x * static_cast<i64>(kThreads) + threadIdx.x) / lanes(kConfig.head_dim_v);
-}
-
-template <Config kConfig>
-__forceinline__ void kernel(const Args& args) {
-  let_next_start();
-  const i64 row = own_row<kConfig>();
-  if (row >= args.rows) return;  // whole groups of lanes leave together
-  const i64 pair = row / args.rows_q, i = row % args.rows_q;
-  prepare<kConfig>(args, row, pair / args.heads, pair % args.heads, i, i < args.seq_q);
-}
-
-template <Config kConfig>
-__forceinline__ void kernel(const RaggedArgs& ragged) {
-  let_next_start();
-  const Args& args = ragged.args;
-  const i64 row = own_row<kConfig>();
-  if (row >= args.rows) return;  // whole groups of lanes leave together
-  const int at = static_cast<int>(row % args.rows_q), block = at / kScaleRows;
-  const Sequence q = sequence_of<kScaleRows>(ragged.queries, block);
-  const int i = (block - first_block<kScaleRows>(q)) * kScaleRows + at % kScaleRows;
-  // What lies behind the last sequence has no part in anything.
-  const bool exists = i >= 0 && i < q.length && q.index < ragged.queries.count;
-  prepare<kConfig>(args, row, 0, row / args.rows_q, q.begin + i, exists);
 }
 
 }  // namespace tilewise::bwd_delta

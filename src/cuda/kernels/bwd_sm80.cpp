@@ -51,9 +51,8 @@ std::string two_pass_supports(const KernelRow&, const Problem& p, const Hardware
 
 void add_row_memory(const Problem& p, std::vector<MemoryItem>& items) {
   const auto add = [&](const char* name) {
-    items.push_back(
-        memory_item(name, Role::workspace, DType::float32,
-                    {p.stored_batch(), p.heads_q, rows_q(p)}));
+    items.push_back(memory_item(name, Role::workspace, DType::float32,
+                                {p.stored_batch(), p.heads_q, rows_q(p)}));
   };
   add("LSE, log2");
   add("delta");
@@ -223,8 +222,8 @@ void launch_keys(const Problem& p, const Config& config, const Tile& tile, Args 
   const std::int64_t grid = blocks * heads * splits;
   // In one pass with splits the sums were cleared last, which is no kernel.
   const bool cleared = splits > 1 && config.with_dq;
-  launch_tiles(p, kernel, cleared ? Grid{.x = grid} : sm80::following(grid, p.device.index),
-               stream, args);
+  launch_tiles(p, kernel, cleared ? Grid{.x = grid} : sm80::following(grid, p.device.index), stream,
+               args);
 }
 
 /// dQ, or with `refine` what rounding took from lse2: one block for block_m queries of a head.
@@ -287,8 +286,7 @@ void run_one_pass(const KernelRow& row, const Problem& p, const Context& context
   RowStatistics rows = take_rows(p, workspace);
   const std::int64_t heads_k = p.batch * p.heads_k, keys = rows_k(p, tile->block_n);
   Args args;
-  args.dq_sum =
-      workspace.take<float>(p.stored_batch() * p.heads_q * rows.rows_q * config.head_dim);
+  args.dq_sum = workspace.take<float>(p.stored_batch() * p.heads_q * rows.rows_q * config.head_dim);
   rows.clear = args.dq_sum;
   rows.clear_cols = config.head_dim;
   prepare_rows(p, rows, context.stream);

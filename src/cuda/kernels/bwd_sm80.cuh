@@ -440,10 +440,20 @@ struct Backward {
   }
 };
 
-/// One tile, of the first `seq_k` keys of its entry.
-template <Config kConfig>
-__forceinline__ void differentiate(const Args& args, const TileIndex& tile, int seq_k) {
+template <Config kConfig, class AnyArgs>
+__forceinline__ void kernel(const AnyArgs& any) {
   extern __shared__ __align__(1024) unsigned char shared[];
+  OwnArgs<kConfig.packed> own(any);
+  const Args& args = own.args;
+  TileIndex tile = tile_index(args.order, blockIdx.x);
+  wait_for_previous();  // for packed operands, lse2 and delta
+  if constexpr (kConfig.packed) {
+    if (!enter_keys<kConfig>(any, own.args, tile)) return;
+  }
+  const int batch = tile.pair / (args.heads_q / args.group);
+  const int seq_k = args.key_lengths == nullptr
+                        ? args.seq_k
+                        : max(0, min(args.seq_k, args.key_lengths[batch * args.key_lengths_b]));
   Backward<kConfig> block(args, shared_address(shared), tile, seq_k);
   const int key_end = min(block.key + kConfig.block_n, seq_k);
   BlockRange range;
@@ -461,25 +471,6 @@ __forceinline__ void differentiate(const Args& args, const TileIndex& tile, int 
   if (range.begin < range.end) block.run(range);
   let_next_start();
   block.finish();
-}
-
-template <Config kConfig>
-__forceinline__ void kernel(const Args& args) {
-  const TileIndex tile = tile_index(args.order, blockIdx.x);
-  wait_for_previous();  // for packed operands, lse2 and delta
-  const int batch = tile.pair / (args.heads_q / args.group);
-  const int seq_k = args.key_lengths == nullptr
-                        ? args.seq_k
-                        : max(0, min(args.seq_k, args.key_lengths[batch * args.key_lengths_b]));
-  differentiate<kConfig>(args, tile, seq_k);
-}
-
-template <Config kConfig>
-__forceinline__ void kernel(const RaggedArgs& ragged) {
-  Args args = ragged.args;
-  TileIndex tile = tile_index(args.order, blockIdx.x);
-  wait_for_previous();  // for packed operands, lse2 and delta
-  if (enter_keys<kConfig>(ragged, args, tile)) differentiate<kConfig>(args, tile, args.seq_k);
 }
 
 }  // namespace tilewise::bwd_sm80

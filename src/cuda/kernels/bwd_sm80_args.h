@@ -33,7 +33,7 @@ struct Config {
   bool split = false;
   bool exact = false;  ///< P and dS in two planes, where operands have one: small problems
   bool dropout = false;
-  bool packed = false;  ///< sequences beside each other: Args are RaggedArgs
+  bool packed = false;                    ///< sequences beside each other: Args are RaggedArgs
   Gradients gradients = Gradients::both;  ///< both, unless with_dq is off and column_warps is 1
 
   bool operator==(const Config&) const = default;

@@ -9,6 +9,18 @@ namespace tilewise::bwd_sm80 {
 
 using namespace tile;
 
+/// The arguments of a block: the kernel's own, or a copy that becomes one sequence's.
+template <bool kPacked>
+struct OwnArgs {
+  const Args& args;
+  __forceinline__ explicit OwnArgs(const Args& all) : args(all) {}
+};
+template <>
+struct OwnArgs<true> {
+  Args args;
+  __forceinline__ explicit OwnArgs(const RaggedArgs& all) : args(all.args) {}
+};
+
 /// `q` and `k` are the rows of one sequence, of which one side may be empty.
 template <Config kConfig>
 __forceinline__ void enter_sequence(const RaggedArgs& ragged, Args& args, const Sequence& q,

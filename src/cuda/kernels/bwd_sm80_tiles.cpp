@@ -246,9 +246,9 @@ OnePass choose_one_pass(const Problem& p, const Hardware& machine) {
       if (wanted > 1 && (full || p.packed || p.seq_q < std::int64_t{64} * wanted)) break;
       const std::int64_t queries = per_split(p.seq_q, tile.block_m, wanted);
       const int splits = wanted == 1 ? 1 : static_cast<int>(ceil_div(p.seq_q, queries));
-      double ms = predict(p, tile, heads, blocks, tile.block_n,
-                          static_cast<double>(p.seq_q * p.group()), splits,
-                          {kOnePassProducts, kOnePassProducts}, machine);
+      double ms =
+          predict(p, tile, heads, blocks, tile.block_n, static_cast<double>(p.seq_q * p.group()),
+                  splits, {kOnePassProducts, kOnePassProducts}, machine);
       if (splits > 1) {
         const double sums =
             heads * static_cast<double>(rows_k(p, tile.block_n)) * (dims(p).qk + dims(p).v) * 4.0;
@@ -271,8 +271,8 @@ double predict_two_pass(const Problem& p, const TilePair& pair, int splits,
   const double all = two_pass_products(pair), queries = 3.0, keys = all - queries;
   double ms = predict(p, pair.keys, heads_k, full_key_blocks(p, pair.keys), pair.keys.block_n,
                       static_cast<double>(p.seq_q * p.group()), parts.keys, {keys, all}, machine);
-  const double query_blocks = static_cast<double>(sm80::query_blocks(p, pair.queries.block_m)) -
-                              sm80::idle_blocks(p);
+  const double query_blocks =
+      static_cast<double>(sm80::query_blocks(p, pair.queries.block_m)) - sm80::idle_blocks(p);
   ms += predict(p, pair.queries, heads_q, query_blocks, pair.queries.block_m,
                 static_cast<double>(p.seq_k), parts.queries, {queries, all}, machine);
   if (splits > 1) {
@@ -301,9 +301,9 @@ TwoPass choose_two_pass(const Problem& p, const Hardware& machine) {
   }
   for (const TilePair& pair : two_pass_tiles(p)) {
     if (!fits(p, pair, machine)) continue;
-    const bool full =
-        sm80::fills(static_cast<double>(p.stored_batch() * p.heads_k) * full_key_blocks(p, pair.keys),
-                    pair.keys.min_blocks, machine);
+    const bool full = sm80::fills(
+        static_cast<double>(p.stored_batch() * p.heads_k) * full_key_blocks(p, pair.keys),
+        pair.keys.min_blocks, machine);
     for (const int splits : {1, 2, 3, 4, 6, 8, 12, 16}) {
       const bool short_rows = std::min(p.seq_q, p.seq_k) < std::int64_t{64} * splits;
       if (splits > 1 && (full || p.packed || short_rows)) break;

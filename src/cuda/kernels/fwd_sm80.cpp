@@ -249,9 +249,8 @@ Cost cost(const KernelRow& row, const Problem& p, const Hardware& machine) {
   operands.add_memory(cost.memory);
   double partial = 0.0;
   if (choice.splits > 1) {
-    cost.memory.push_back(
-        memory_item("partial O", Role::workspace, DType::float32,
-                    {choice.splits, p.query_rows(), sm80::padded(p.head_dim_v)}));
+    cost.memory.push_back(memory_item("partial O", Role::workspace, DType::float32,
+                                      {choice.splits, p.query_rows(), sm80::padded(p.head_dim_v)}));
     cost.memory.push_back(memory_item("partial LSE", Role::workspace, DType::float32,
                                       {choice.splits, p.query_rows()}));
     partial =
@@ -264,8 +263,8 @@ Cost cost(const KernelRow& row, const Problem& p, const Hardware& machine) {
   const double pages = p.paged ? static_cast<double>(p.batch * p.block_table.sizes[1]) /
                                      static_cast<double>(std::max<std::int64_t>(1, p.k.sizes[0]))
                                : 1.0;
-  const double tensors = size(p.q) + pages * (size(p.k) + size(p.v)) + size(p.o) + size(p.lse) +
-                         sm80::pair_bytes(p);
+  const double tensors =
+      size(p.q) + pages * (size(p.k) + size(p.v)) + size(p.o) + size(p.lse) + sm80::pair_bytes(p);
   cost.bytes_moved = tensors + 2.0 * operands.bytes() + 2.0 * partial;
   // Short rows of Q and O arrive sooner than the choice among tiles counts.
   const double width = std::min(1.0, static_cast<double>(p.head_dim + p.head_dim_v) / 128.0);
@@ -340,8 +339,9 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   fill(args, p, operands);
   if (split) fill_parts(args, p, plan.splits, tile->block_n, workspace);
   const std::int64_t blocks = row_blocks(p, *tile), heads = p.stored_batch() * p.heads_q;
-  const double head_bytes = static_cast<double>(p.packed ? p.total_k : p.seq_k) * config.planes * 2.0 *
-                            (config.head_dim + config.head_dim_v) / static_cast<double>(p.group());
+  const double head_bytes = static_cast<double>(p.packed ? p.total_k : p.seq_k) * config.planes *
+                            2.0 * (config.head_dim + config.head_dim_v) /
+                            static_cast<double>(p.group());
   args.order = {.blocks = static_cast<unsigned>(blocks),
                 .splits = static_cast<unsigned>(plan.splits),
                 .heads = static_cast<unsigned>(heads),

@@ -116,24 +116,23 @@ struct Forward {
            head_k * view.stride_h;
   }
   template <class Tile>
-  __forceinline__ void load_keys(const Tile& to, const View& view, int cols, int block) const {
+  __forceinline__ void load_paged(const Tile& to, const View& view, int cols, int block) const {
+    const unsigned short* pool =
+        static_cast<const unsigned short*>(view.data) + head_k * view.stride_h;
     const int first = block * kBlockN;
-    if constexpr (kConfig.paged) {
-      const unsigned short* pool =
-          static_cast<const unsigned short*>(view.data) + head_k * view.stride_h;
-      load_pages_async<kThreads>(to, pages, batch(), first, pool, view, seq_k - first, cols,
-                                 thread);
-    } else {
-      to.template load_async<kThreads>(
-          key_rows(view) + static_cast<i64>(block) * kBlockN * view.stride_s, view.stride_s,
-          seq_k - first, cols, thread);
-    }
+    load_pages_async<kThreads>(to, pages, batch(), first, pool, view, seq_k - first, cols, thread);
   }
   __forceinline__ void load_k(int block, int stage) const {
-    load_keys(sK(stage), args.k, args.cols_k, block);
+    if constexpr (kConfig.paged) return load_paged(sK(stage), args.k, args.cols_k, block);
+    sK(stage).template load_async<kThreads>(
+        key_rows(args.k) + static_cast<i64>(block) * kBlockN * args.k.stride_s, args.k.stride_s,
+        seq_k - block * kBlockN, args.cols_k, thread);
   }
   __forceinline__ void load_v(int block, int stage) const {
-    load_keys(sV(stage), args.v, args.cols_v, block);
+    if constexpr (kConfig.paged) return load_paged(sV(stage), args.v, args.cols_v, block);
+    sV(stage).template load_async<kThreads>(
+        key_rows(args.v) + static_cast<i64>(block) * kBlockN * args.v.stride_s, args.v.stride_s,
+        seq_k - block * kBlockN, args.cols_v, thread);
   }
   __forceinline__ void keep_q() {
     if constexpr (kConfig.q_in_registers) {

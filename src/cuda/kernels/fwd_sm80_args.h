@@ -63,9 +63,9 @@ struct Args {
 /// strides of `pages` are those of pages.
 struct RaggedArgs {
   Args args;
-  tile::Sequences queries, keys;         ///< packed
+  tile::Sequences queries, keys;                                 ///< packed
   bool chunked_q = false, chunked_k = false, chunked_v = false;  ///< as pack_rows lays rows out
-  tile::Pages pages;                     ///< paged
+  tile::Pages pages;                                             ///< paged
 };
 
 }  // namespace tilewise::fwd_sm80

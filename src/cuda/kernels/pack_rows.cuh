@@ -75,30 +75,28 @@ __forceinline__ void write_chunk(unsigned short* to, int padded, const float (&x
 }
 
 /// Elements from a head's first row to row `row`.
-struct Rows {
-  i64 stride;
-  __forceinline__ i64 operator()(int row) const { return row * stride; }
+struct DenseRows {
+  __forceinline__ i64 operator()(const Source& s, int row) const { return row * s.from.stride_s; }
 };
 struct PagedRows {
-  Pages pages;
+  const Pages& pages;
   int batch;
-  i64 page_stride, stride;
-  __forceinline__ i64 operator()(int row) const {
+  __forceinline__ i64 operator()(const Source& s, int row) const {
     const PageRow at = page_row(pages, batch, row);
-    return at.page * page_stride + at.row * stride;
+    return at.page * s.from.stride_b + at.row * s.from.stride_s;
   }
 };
 
-/// Rows row0 .. row0 + rows - 1 of `from` to block `block`.
-template <Config kConfig, class RowOffset>
-__forceinline__ void pack_floats(const Source& s, const float* from, const RowOffset& offset,
-                                 i64 pair, int block, int row0, int rows) {
+/// Rows row0 .. row0 + rows - 1 of `from` to rows `row` .. of the head, which are block `block`.
+template <Config kConfig, class Offset>
+__forceinline__ void pack_floats(const Source& s, const float* from, const Offset& offset, i64 pair,
+                                 int block, int row, int row0, int rows) {
   const int chunks = s.padded / 8, total = rows * chunks, pitch = kConfig.planes * s.padded;
   const auto read = [&](float(&x)[8], int i) {
-    read_floats(x, from + offset(row0 + i / chunks), s.from.stride_d, i % chunks * 8, s.cols,
+    read_floats(x, from + offset(s, row0 + i / chunks), s.from.stride_d, i % chunks * 8, s.cols,
                 s.vectors);
   };
-  unsigned short* to = s.to + (pair * s.rows + block * kScaleRows) * pitch;
+  unsigned short* to = s.to + (pair * s.rows + row) * pitch;
   const auto write = [&](const float(&x)[8], int i, float inverse) {
     write_chunk<kConfig>(to + i / chunks * pitch + i % chunks * 8, s.padded, x, inverse);
   };
@@ -136,27 +134,25 @@ __forceinline__ void pack_floats(const Source& s, const float* from, const RowOf
   }
 }
 
-template <class RowOffset>
+template <class Offset>
 __forceinline__ void copy_elements(const Source& s, const unsigned short* from,
-                                   const RowOffset& offset, i64 pair, int block, int row0,
-                                   int rows) {
-  unsigned short* to = s.to + (pair * s.rows + block * kScaleRows) * s.padded;
+                                   const Offset& offset, i64 pair, int first, int row0, int rows) {
+  unsigned short* to = s.to + (pair * s.rows + first) * s.padded;
   for (int i = static_cast<int>(threadIdx.x); i < rows * s.padded; i += kThreads) {
     const int row = i / s.padded, col = i % s.padded;
-    to[i] = col < s.cols ? from[offset(row0 + row) + col * s.from.stride_d]
+    to[i] = col < s.cols ? from[offset(s, row0 + row) + col * s.from.stride_d]
                          : static_cast<unsigned short>(0);
   }
 }
 
-/// Rows row0 .. row0 + rows - 1 of a head whose rows begin `offset` elements into the source.
-template <Config kConfig, class RowOffset>
-__forceinline__ void pack_block(const Source& s, i64 head, const RowOffset& offset, i64 pair,
-                                int block, int row0, int rows) {
+template <Config kConfig, class Offset>
+__forceinline__ void pack_block(const Source& s, i64 head, const Offset& offset, i64 pair,
+                                int block, int row, int row0, int rows) {
   if constexpr (kConfig.from_float) {
-    pack_floats<kConfig>(s, static_cast<const float*>(s.from.data) + head, offset, pair, block,
+    pack_floats<kConfig>(s, static_cast<const float*>(s.from.data) + head, offset, pair, block, row,
                          row0, rows);
   } else {
-    copy_elements(s, static_cast<const unsigned short*>(s.from.data) + head, offset, pair, block,
+    copy_elements(s, static_cast<const unsigned short*>(s.from.data) + head, offset, pair, row,
                   row0, rows);
   }
 }
@@ -175,8 +171,8 @@ __forceinline__ void kernel(const Args& args) {
   const i64 pair = index / s.blocks;
   const int block = static_cast<int>(index % s.blocks);
   const int row0 = block * kScaleRows, rows = min(kScaleRows, s.rows - row0);
-  const i64 offset = pair / s.heads * s.from.stride_b + pair % s.heads * s.from.stride_h;
-  pack_block<kConfig>(s, offset, Rows{s.from.stride_s}, pair, block, row0, rows);
+  const i64 head = pair / s.heads * s.from.stride_b + pair % s.heads * s.from.stride_h;
+  pack_block<kConfig>(s, head, DenseRows{}, pair, block, row0, row0, rows);
 }
 
 template <Config kConfig>
@@ -186,25 +182,24 @@ __forceinline__ void kernel(const RaggedArgs& ragged) {
   const Source& s = ragged.args.sources[which];
   const i64 index = blockIdx.x - s.first_block;
   const i64 pair = index / s.blocks;
-  const int block = static_cast<int>(index % s.blocks);
-  const i64 head = pair % s.heads * s.from.stride_h;
-  const Sequences& sequences = ragged.sequences[which];
-  int row0 = block * kScaleRows, end = s.rows;
+  const int block = static_cast<int>(index % s.blocks), row = block * kScaleRows;
+  i64 head = pair % s.heads * s.from.stride_h;
   if (ragged.paged[which]) {
     const int batch = static_cast<int>(pair / s.heads);
-    end = min(end, ragged.key_lengths[batch * ragged.key_lengths_b]);
-    const PagedRows offset = {ragged.pages, batch, s.from.stride_b, s.from.stride_s};
-    pack_block<kConfig>(s, head, offset, pair, block, row0, max(0, min(kScaleRows, end - row0)));
+    const int end = min(s.rows, ragged.key_lengths[batch * ragged.key_lengths_b]);
+    pack_block<kConfig>(s, head, PagedRows{ragged.pages, batch}, pair, block, row, row,
+                        max(0, min(kScaleRows, end - row)));
     return;
   }
-  i64 first = pair / s.heads * s.from.stride_b;
-  if (sequences.offsets != nullptr) {
-    const Sequence of = sequence_of<kScaleRows>(sequences, block);
+  head += pair / s.heads * s.from.stride_b;
+  int row0 = row, end = s.rows;
+  if (ragged.sequences[which].offsets != nullptr) {
+    const Sequence of = sequence_of<kScaleRows>(ragged.sequences[which], block);
     row0 = (block - first_block<kScaleRows>(of)) * kScaleRows;
     end = row0 < 0 ? 0 : of.length;
-    first = of.begin * s.from.stride_s;
+    head += of.begin * s.from.stride_s;
   }
-  pack_block<kConfig>(s, head + first, Rows{s.from.stride_s}, pair, block, row0,
+  pack_block<kConfig>(s, head, DenseRows{}, pair, block, row, row0,
                       max(0, min(kScaleRows, end - row0)));
 }
 

@@ -142,8 +142,7 @@ Operands::Operands(const Problem& p) : form_(form(p)), device_(p.device.index) {
         keys ? key_blocks(p, tile::kScaleRows) : query_blocks(p, tile::kScaleRows);
     const std::int64_t length = keys ? p.seq_k : p.seq_q;
     const std::int64_t rows = p.packed ? blocks * tile::kScaleRows : length;
-    Source source = {
-        i, &t, tensors[i].second, {p.stored_batch(), t.sizes[1], rows, width}, blocks};
+    Source source = {i, &t, tensors[i].second, {p.stored_batch(), t.sizes[1], rows, width}, blocks};
     if (p.packed) source.sequences = keys ? key_sequences(p) : query_sequences(p);
     source.paged = gathered;
     sources_.push_back(source);

@@ -37,8 +37,7 @@ tile::Pages pages(const Problem& p) {
   // Rounded up by less than 2^width >= size parts in 2^(29 + width): exact for keys below 2^29.
   const auto width = static_cast<int>(std::bit_width(size - 1));
   pages.shift = 29 + width;
-  pages.multiplier =
-      static_cast<unsigned>(((std::uint64_t{1} << pages.shift) + size - 1) / size);
+  pages.multiplier = static_cast<unsigned>(((std::uint64_t{1} << pages.shift) + size - 1) / size);
   return pages;
 }
 

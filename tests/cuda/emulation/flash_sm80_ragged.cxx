@@ -1,5 +1,5 @@
-/// Packed sequences and paged keys on the emulator: fwd_sm80, the two passes of the backward and the
-/// one, with what stands around them (pack_rows, bwd_delta, bwd_convert, combine), against the
+/// Packed sequences and paged keys on the emulator: fwd_sm80, the two passes of the backward and
+/// the one, with what stands around them (pack_rows, bwd_delta, bwd_convert, combine), against the
 /// formulas in float64. Empty sequences, rows behind the last one (NaN in the inputs), pages in any
 /// order, tables that hold no page behind a length.
 #include "cuda/kernels/bwd_convert.cuh"
@@ -96,8 +96,8 @@ struct Batch {
   template <class Element, class Get>
   std::vector<Element> side_by_side(const Side& side, int heads, int width, Element rest,
                                     Get get) const {
-    return laid_out(side, heads, side.total, width, rest, [&](int b) { return side.offsets[b]; },
-                    get);
+    return laid_out(
+        side, heads, side.total, width, rest, [&](int b) { return side.offsets[b]; }, get);
   }
 };
 
@@ -111,8 +111,7 @@ Planes<2> chunked_planes(const Batch& batch, const Side& side, int heads, int wi
   const auto chunk = [&](int b) { return side.chunk(b) * tile::kScaleRows; };
   Planes<2> planes(batch.laid_out(side, heads, rows, dim, 0.0F, chunk, get), dim, width, rows,
                    heads);
-  const std::vector<float> there =
-      batch.laid_out(side, heads, rows, dim, kNan, chunk, get);
+  const std::vector<float> there = batch.laid_out(side, heads, rows, dim, kNan, chunk, get);
   for (int r = 0; r < heads * rows; ++r) {
     if (there[r * dim] == there[r * dim]) continue;
     std::fill_n(planes.data.begin() + r * 2 * width, 2 * width, kPoison);
@@ -143,8 +142,8 @@ struct Copied {
 };
 
 tile::TileOrder order(int blocks, int heads, int parts = 1) {
-  return {static_cast<unsigned>(blocks), static_cast<unsigned>(parts),
-          static_cast<unsigned>(heads), 2, true};
+  return {static_cast<unsigned>(blocks), static_cast<unsigned>(parts), static_cast<unsigned>(heads),
+          2, true};
 }
 template <class T>
 tile::View4 view4(std::vector<T>& x, int rows, int dim) {
@@ -179,8 +178,9 @@ void merge(const Batch& b, int parts, int width, const std::vector<float>& o,
   const long long threads = a.rows * combine::lanes(64);
   if (width != 64) std::abort();
   run_grid((threads + combine::kThreads - 1) / combine::kThreads, combine::kThreads,
-           fwd_sm80::shared,
-           [&] { combine::kernel<combine::Config{combine::Output::float32, 64}>(a); });
+           fwd_sm80::shared, [&] {
+             combine::kernel<combine::Config{combine::Output::float32, 64}>(a);
+           });
 }
 
 template <fwd_sm80::Config kConfig>
@@ -258,8 +258,7 @@ void check_pages(const char* name, const Shape& s, const std::vector<int>& lengt
   for (int b = 0; b < entries; ++b) {
     Shape one = s;
     one.seq_k = lengths[b], one.first_pair = b * heads;
-    const Truth t =
-        make_truth(one, [](float x) { return widened<kElement>(narrow<kElement>(x)); });
+    const Truth t = make_truth(one, [](float x) { return widened<kElement>(narrow<kElement>(x)); });
     for (const float x : t.q) q.push_back(narrow<kElement>(x));
     o_truth.insert(o_truth.end(), t.o.begin(), t.o.end());
     lse_truth.insert(lse_truth.end(), t.lse.begin(), t.lse.end());
@@ -287,8 +286,9 @@ void check_pages(const char* name, const Shape& s, const std::vector<int>& lengt
   a.key_lengths = lengths.data(), a.key_lengths_b = 1;
   int shift = 29;
   while ((1 << (shift - 29)) < size) ++shift;
-  ragged.pages = {table.data(), columns, 1, size,
-                  static_cast<unsigned>(((1ULL << shift) + size - 1) / size), shift};
+  ragged.pages = {
+      table.data(), columns, 1, size, static_cast<unsigned>(((1ULL << shift) + size - 1) / size),
+      shift};
   a.order = order((s.seq_q + kConfig.block_m - 1) / kConfig.block_m, entries * heads);
   run_grid(static_cast<long long>(a.order.blocks) * a.order.heads, kConfig.warps * 32,
            fwd_sm80::shared, [&] { fwd_sm80::kernel<kConfig>(ragged); });
@@ -339,8 +339,7 @@ void check_backward(const char* name, const Shape& s, const Side& q_side, const 
   const int dim = s.dim, heads = s.heads_q, total = b.q.total;
   std::vector<float> o = b.side_by_side(b.q, heads, dim, 0.0F, get_o);
   std::vector<float> d_o = b.side_by_side(b.q, heads, dim, kNan, get_d_o);
-  std::vector<float> lse =
-      b.side_by_side(b.q, heads, 1, static_cast<float>(kNothing), get_lse);
+  std::vector<float> lse = b.side_by_side(b.q, heads, 1, static_cast<float>(kNothing), get_lse);
   const Rows<kElement> q_rows(b.side_by_side(b.q, heads, dim, kNan, get_q), dim, dim, total);
   const Rows<kElement> do_rows(d_o, dim, dim, total);
   const Rows<kElement> k_rows(b.side_by_side(b.k, s.heads_k, dim, kNan, get_k), dim, dim,
