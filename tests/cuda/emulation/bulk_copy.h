@@ -175,6 +175,7 @@ inline void commit_departures() {
   fiber.departures.push_back(std::move(fiber.open));
   fiber.open = {};
   if (!is_late || one_in(2)) end_writes(fiber.departures.back());
+  stall_here();
 }
 /// Until at most `pending` groups have not been read.
 inline void wait_reads(std::size_t pending) {

@@ -117,6 +117,7 @@ struct Block {
   unsigned index = 0, threads = 0;
   unsigned char* shared = nullptr;
   std::vector<Warp> warps;
+  unsigned slow_warp = 0;
   unsigned long arrived_at_barrier = 0;
   std::map<unsigned, Mbarrier> mbarriers;
   std::array<NamedBarrier, 16> named_barriers;
@@ -172,19 +173,27 @@ inline void yield() {
 }
 /// How long a warp may stall at a time, in rounds; of a run.
 inline unsigned stall_length = 0;
+/// One warp of a block is slow for a while, and the others run ahead of it; now and then another
+/// stalls too.
+inline bool may_stall(const Block& block, unsigned warp, unsigned odds) {
+  return one_in(warp == block.slow_warp ? odds : 32 * odds);
+}
 inline void stall(Warp& warp) { warp.stalled_until = round_now + draw(2 * stall_length); }
-
 inline void wait_for(const unsigned long& counter, unsigned long target) {
   current->counter = &counter;
   current->target = target;
   while (counter < target) yield();
   current->counter = nullptr;
 }
-/// Where a warp has passed a barrier: there others may run ahead of it.
-inline void stall_behind_wait() {
-  if (current->thread % 32 != 0 || !one_in(4)) return;
-  stall(current->block->warps[current->thread / 32]);
+/// Behind a barrier, and where a thread has started what only it waits for: others may run ahead.
+inline void stall_here() {
+  const unsigned warp = current->thread / 32;
+  if (!may_stall(*current->block, warp, 2)) return;
+  stall(current->block->warps[warp]);
   yield();
+}
+inline void stall_behind_wait() {
+  if (current->thread % 32 == 0) stall_here();
 }
 /// The phase of `parity` is complete, or was when another lane of the warp asked for it: lanes ask
 /// together, and none may miss a phase because it stalls. A thread that asks in vain sleeps.

@@ -57,6 +57,7 @@ inline void commit_products() {
     products.groups.push_back(std::move(products.open));
     products.open.clear();
   });
+  if (current->thread % 32 == 0) stall_here();
 }
 /// Until at most `pending` groups are on their way.
 inline void wait_products(std::size_t pending) {

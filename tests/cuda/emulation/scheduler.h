@@ -25,7 +25,8 @@ inline bool is_held(Fiber& fiber) {
   Warp& warp = fiber.block->warps[fiber.thread / 32];
   if (warp.stalled_until > round_now) return true;
   if (fiber.thread % 32 == 0) {
-    if (one_in(4 * stall_length)) stall(warp);
+    if (one_in(8192)) fiber.block->slow_warp = draw(fiber.block->threads / 32);
+    if (may_stall(*fiber.block, fiber.thread / 32, stall_length)) stall(warp);
     // Lane 0 most: what one lane does for all, it does.
     if (one_in(16)) (&fiber)[one_in(2) ? 0 : draw(32)].stalled_until = round_now + draw(16);
     if (warp.stalled_until > round_now) return true;
@@ -39,6 +40,7 @@ inline std::vector<Fiber> make_fibers(std::vector<Block>& blocks) {
   std::vector<Fiber> fibers;
   for (Block& block : blocks) {
     block.warps.assign(block.threads / 32, {});
+    block.slow_warp = draw(block.threads / 32);
     for (unsigned i = 0; i < block.threads; ++i) {
       fibers.emplace_back();
       fibers.back().block = &block;
