@@ -9,7 +9,8 @@
 namespace tilewise {
 namespace {
 
-/// Scores of all heads of one problem: what the reference takes milliseconds for.
+/// Scores of all heads of one problem: what the reference takes milliseconds for. Half as many
+/// where the head dims pass 128.
 constexpr std::int64_t kMostPairs = std::int64_t{1} << 17;
 
 /// The random choices of one problem, one after another.
@@ -57,18 +58,27 @@ std::int64_t length(Draw& draw) {
   }
 }
 
+/// Any head dim in [begin, end], most of them multiples of 8, which the copy engine needs.
+std::int64_t head_dim(Draw& draw, std::int64_t begin, std::int64_t end) {
+  const std::int64_t dim = draw.between(begin, end);
+  return draw.percent(50) ? dim : (dim + 7) / 8 * 8;
+}
+
 /// Type and head dims: few of them in problems that follow each other, because on a GPU each is a
-/// set of kernels to compile.
+/// set of kernels to compile. One in three is above 128; one in four has a Dv of its own.
 void draw_type(std::uint64_t seed, std::int64_t index, Draw& draw, Case& c) {
-  constexpr std::int64_t kTogether = 512, kTypes = 3, kMostDim = 256;
-  const std::int64_t which = index / kTogether * kTypes + draw.between(0, kTypes - 1);
-  Draw of_type(seed, -1 - which);  // draws that no problem has
+  constexpr std::int64_t kTogether = 512, kTypes = 3, kWide = 128, kMostDim = 256;
+  const std::int64_t type = draw.between(0, kTypes - 1);
+  Draw of_type(seed, -1 - (index / kTogether * kTypes + type));  // draws that no problem has
   c.dtype = of_type.one_of({DType::bfloat16, DType::bfloat16, DType::float16, DType::float32});
-  c.head_dim = of_type.percent(60)
-                   ? of_type.one_of<std::int64_t>({16, 32, 64, 64, 96, 128, 128, 192, 256})
-                   : of_type.between(1, kMostDim);
-  c.head_dim_v = c.head_dim;
-  if (of_type.percent(10)) c.head_dim_v = std::max<std::int64_t>(1, c.head_dim / 2);
+  if (type == 0) {
+    c.head_dim = of_type.percent(60) ? of_type.one_of<std::int64_t>({192, 256, 256})
+                                     : head_dim(of_type, kWide + 1, kMostDim);
+  } else {
+    c.head_dim = of_type.percent(60) ? of_type.one_of<std::int64_t>({16, 32, 64, 64, 96, 128, 128})
+                                     : head_dim(of_type, 1, kWide);
+  }
+  c.head_dim_v = of_type.percent(75) ? c.head_dim : head_dim(of_type, 1, kMostDim);
 }
 
 void draw_sizes(Draw& draw, Case& c) {
@@ -77,7 +87,8 @@ void draw_sizes(Draw& draw, Case& c) {
   c.heads_q = c.heads_k * draw.one_of<std::int64_t>({1, 1, 1, 2, 3, 4});
   c.seq_q = length(draw);
   c.seq_k = draw.percent(50) ? c.seq_q : length(draw);
-  while (c.batch * c.heads_q * c.seq_q * c.seq_k > kMostPairs) {
+  const std::int64_t most = c.head_dim + c.head_dim_v > 256 ? kMostPairs / 2 : kMostPairs;
+  while (c.batch * c.heads_q * c.seq_q * c.seq_k > most) {
     c.batch = 1;
     if (c.heads_q > c.heads_k) {
       c.heads_q = c.heads_k;

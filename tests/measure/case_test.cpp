@@ -2,11 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <set>
+#include <tuple>
 
 namespace tilewise {
 namespace {
@@ -202,6 +204,30 @@ TEST(RandomCase, ReadsBackAndDependsOnSeedAndIndexOnly) {
   }
   EXPECT_GT(lines.size(), 295U);
   EXPECT_NE(format_case(random_case(6, 0)), format_case(random_case(5, 0)));
+}
+
+TEST(RandomCase, DrawsHeadDimsTo256AndUnequalOnes) {
+  for (std::int64_t group = 0; group < 8; ++group) {
+    std::set<std::tuple<DType, std::int64_t, std::int64_t>> types;
+    int wide = 0;
+    for (std::int64_t index = 512 * group; index < 512 * (group + 1); ++index) {
+      const Case c = random_case(1, index);
+      types.insert({c.dtype, c.head_dim, c.head_dim_v});
+      if (c.head_dim > 128) ++wide;
+      EXPECT_LE(std::max(c.head_dim, c.head_dim_v), 256);
+      EXPECT_LE(c.batch * c.heads_q * c.seq_q * c.seq_k * (c.head_dim + c.head_dim_v),
+                300 * 300 * 512);
+    }
+    EXPECT_LE(types.size(), 3U) << "kernels to compile";
+    EXPECT_GT(wide, 512 / 5) << group;
+  }
+  int unequal = 0;
+  for (std::int64_t index = 0; index < 512 * 100; index += 64) {
+    const Case c = random_case(1, index);
+    if (c.head_dim != c.head_dim_v) ++unequal;
+  }
+  EXPECT_GT(unequal, 100);
+  EXPECT_LT(unequal, 300);
 }
 
 }  // namespace
