@@ -29,7 +29,7 @@ ScoreTileStep::ScoreTileStep(const Problem& p, const Micro& micro)
     : p_(p),
       micro_(micro),
       steps_(p),
-      log2_(plain() && std::isfinite(p.scale * std::numbers::log2e_v<float>)),
+      log2_(!steps_.elementwise() && std::isfinite(p.scale * std::numbers::log2e_v<float>)),
       ld_q_(round_up(p.head_dim, micro.lanes)),
       ld_v_(round_up(p.head_dim_v, micro.lanes)) {}
 
@@ -212,7 +212,7 @@ bool ScoreTileStep::gradient(const TilePlace& at, const Rows& known, Scratch& s,
   if (seen == Visibility::none) return false;
   load_queries_of(at, s);
   if (log2_) {
-    plain_gradient(at, seen, known, s);
+    gradient_of_position(at, seen, known, s);
     return true;
   }
   logits(at, seen, s);
@@ -220,8 +220,8 @@ bool ScoreTileStep::gradient(const TilePlace& at, const Rows& known, Scratch& s,
   return true;
 }
 
-void ScoreTileStep::plain_gradient(const TilePlace& at, Visibility seen, const Rows& known,
-                                   const Scratch& s) const {
+void ScoreTileStep::gradient_of_position(const TilePlace& at, Visibility seen, const Rows& known,
+                                         const Scratch& s) const {
   const std::int64_t row = at.sequence.q_begin + at.i0;
   const auto* lse = static_cast<const float*>(p_.lse.data);
   for (int r = 0; r < at.rows; ++r) {  // in units of ln 2
@@ -240,9 +240,23 @@ void ScoreTileStep::plain_gradient(const TilePlace& at, Visibility seen, const R
     mask_position(at, padded, s.p);
     micro_.probabilities_log2(at.rows, padded, s.p, kTileKeys, s.lse, s.lse_low);
   }
+  if (steps_.has_dropout()) {  // (B4)
+    drop_probabilities(at, s);
+    for_output_gradients(at, s, [&](const PanelProduct& product) { micro_.scores(product); });
+    steps_.drop(at, s.ds);
+    micro_.score_gradient(at.rows, padded, s.p, s.ds, kTileKeys, known.delta, p_.scale);
+    return;
+  }
   for_output_gradients(at, s, [&](const PanelProduct& product) {
     micro_.score_gradients(product, s.p + (product.c - s.ds), known.delta, p_.scale);
   });
+}
+
+void ScoreTileStep::drop_probabilities(const TilePlace& at, const Scratch& s) const {
+  for (std::int64_t r = 0; r < at.rows; ++r) {
+    std::copy_n(s.p + r * kTileKeys, at.cols, s.dropped + r * kTileKeys);
+  }
+  steps_.drop(at, s.dropped);
 }
 
 void ScoreTileStep::mask_position(const TilePlace& at, int padded, float* p) const {
@@ -260,12 +274,7 @@ void ScoreTileStep::gradient_of_logits(const TilePlace& at, const Rows& known, c
   }
   const int padded = static_cast<int>(round_up(at.cols, micro_.lanes));
   micro_.probabilities(at.rows, padded, s.p, kTileKeys, s.lse, known.lse_low);  // (B1)
-  if (steps_.has_dropout()) {
-    for (std::int64_t r = 0; r < at.rows; ++r) {
-      std::copy_n(s.p + r * kTileKeys, at.cols, s.dropped + r * kTileKeys);
-    }
-    steps_.drop(at, s.dropped);
-  }
+  if (steps_.has_dropout()) drop_probabilities(at, s);
   // (B5). Scale is in dS, not in the sums of its products, which could overflow before it.
   micro_.score_gradient(at.rows, padded, s.p, s.ds, kTileKeys, known.delta,
                         bias_only ? 1.0F : p_.scale);

@@ -78,9 +78,12 @@ class ScoreTileStep {
   void load_queries_of(const TilePlace& place, Scratch& scratch) const;
   /// Logits into p and dP (through dropout) into ds.
   void logits(const TilePlace& place, Visibility seen, const Scratch& scratch) const;
-  /// gradient() of a plain spec: scores become P, and dP becomes dS, in registers.
-  void plain_gradient(const TilePlace& place, Visibility seen, const Rows& known,
-                      const Scratch& scratch) const;
+  /// gradient() where no more than position decides the logits: scores become P in registers, and
+  /// without dropout dP becomes dS.
+  void gradient_of_position(const TilePlace& place, Visibility seen, const Rows& known,
+                            const Scratch& scratch) const;
+  /// P after dropout into `dropped`.
+  void drop_probabilities(const TilePlace& place, const Scratch& scratch) const;
   template <class Use>
   void for_scores(const TilePlace& place, const Scratch& scratch, const Use& use) const;
   template <class Use>
