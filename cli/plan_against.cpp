@@ -104,7 +104,7 @@ std::array<double, 5> features_of(const KernelRow& kernel, const Problem& proble
     return cpu_features(cpu::unfused_work(problem, plan.bytes_moved, machine.threads), machine);
   CpuWork work{.pairs = visible_pairs(problem), .flops = plan.flops, .bytes = plan.bytes_moved};
   const std::string name = kernel.name;
-  work.rate = isa_rate(name.substr(name.rfind('_') + 1));
+  work.rates = isa_rates(name.substr(name.rfind('_') + 1), problem.pass);
   return cpu_features(work, machine);
 }
 

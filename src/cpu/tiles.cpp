@@ -188,9 +188,9 @@ void predict_flash_time(const Problem& p, const Hardware& machine, Isa isa, Cost
   CpuWork work;
   work.pairs = visible_pairs(p);
   work.flops = attention_flops(p);
-  work.rate = isa_rate(isa_name(isa));
+  work.rates = isa_rates(isa_name(isa), p.pass);
   // CPUs with AMX run vdpbf16ps at half the rate of a float32 multiply-add.
-  if (isa == Isa::avx512bf16 && isa_from_name(machine.isa) == Isa::amx) work.rate = 0.5;
+  if (isa == Isa::avx512bf16 && isa_from_name(machine.isa) == Isa::amx) work.rates = {0.5, 0.5};
   for (const MemoryItem& item : problem_memory(p)) work.bytes += static_cast<double>(item.bytes);
   cost.bytes_moved = work.bytes;
   cost.ms = cpu_time_ms(cpu_terms(form, p.pass), work, machine);

@@ -44,16 +44,21 @@ enum class CpuForm { flash, decode, unfused, unfused_short };
 const CpuTerms& cpu_terms(CpuForm form, Pass pass);
 std::span<const CudaTerms> cuda_terms();
 
+/// Rates of an instruction set relative to float32 in the machine's widest vectors.
+struct IsaRates {
+  double products = 1.0;
+  double pairs = 1.0;  ///< what every pair of query and key costs beside its products
+};
+
 /// What a CPU pass does.
 struct CpuWork {
   double pairs = 0.0, flops = 0.0, bytes = 0.0;
   double packed = 0.0;  ///< elements of K and V that a BLAS library lays out anew, in every task
-  double rate = 1.0;    ///< of the kernel's instruction set, relative to the machine's best
+  IsaRates rates;       ///< of the kernel's instruction set
 };
 
-/// Rate of the flash kernels of an instruction set ("scalar", "avx2", ...) relative to the best
-/// set's (flash_fwd.md, flash_bwd.md).
-double isa_rate(std::string_view isa);
+/// Of the flash kernels of an instruction set ("scalar", "avx2", ...; flash_fwd.md, flash_bwd.md).
+IsaRates isa_rates(std::string_view isa, Pass pass);
 
 double cpu_time_ms(const CpuTerms& terms, const CpuWork& work, const Hardware& machine);
 
