@@ -38,6 +38,7 @@ LOAD_MATRIX = """
 """
 
 STORE_MATRIX = """
+  emulator::note_write(emulator::access(shared, 16));
   const emulator::Slot* slots = emulator::meet({{shared}});
   const int lane = emulator::current->thread % 32;
   for (int matrix = 0; matrix < 4; ++matrix) {

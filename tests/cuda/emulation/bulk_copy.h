@@ -96,6 +96,7 @@ inline void start_load(unsigned shared, unsigned bytes, unsigned barrier,
                        std::function<void(Bytes&)> read) {
   ++events;
   Landing landing = {0, shared, barrier, {}, {}, std::move(read)};
+  order_write(shared, bytes, true);
   unsigned char* to = shared_base + shared;
   if (!is_late || one_in(2)) landing.read(landing.data);
   switch (is_late ? draw(3) : 0) {
@@ -133,6 +134,7 @@ inline void load_bytes(const void* global, unsigned shared, unsigned bytes, unsi
 
 inline void start_store(unsigned shared, unsigned bytes, std::function<void(const Bytes&)> write) {
   ++events;
+  order_read(shared, bytes);
   const unsigned char* from = shared_base + shared;
   current->open.departures.push_back({shared, Bytes(from, from + bytes), std::move(write)});
 }
@@ -160,6 +162,7 @@ inline void end_reads(DepartureGroup& group) {
   if (group.is_read) return;
   group.is_read = true;
   for (const Departure& d : group.departures) {
+    order_read(d.shared, static_cast<unsigned>(d.data.size()));
     if (std::memcmp(shared_base + d.shared, d.data.data(), d.data.size()) != 0) {
       report("a write where a bulk store of its has not been waited for", d.shared);
     }

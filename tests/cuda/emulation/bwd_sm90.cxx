@@ -152,33 +152,30 @@ int main() {
                     kExact);
   check<exact(with_softcap(half(k64)))>("dim 64, exact dS, softcap, fp16",
                                         {.softcap = 2.0F, .d_lse = true}, 6e-4);
-  // Conversions, and right after them tiles of keys that no query sees. Two in a run, and who is
-  // slow there decides: several runs.
-  for (int run = 0; run < 4; ++run) {
-    constexpr Shape kHidden = {
-        .batch = 4, .heads_q = 1, .seq_q = 128, .seq_k = 300, .low = 140, .high = 200, .apart = 2};
-    constexpr Shape kHidden128 = {.batch = 4,
-                                  .heads_q = 1,
-                                  .seq_q = 128,
-                                  .seq_k = 300,
-                                  .dim = 128,
-                                  .dim_v = 128,
-                                  .low = 140,
-                                  .high = 200,
-                                  .apart = 2};
-    check<masked(k128, Mask::both)>("dim 128, hidden keys first", kHidden128, kBf16);
-    check<masked(k64, Mask::both)>("dim 64, hidden keys first", kHidden, kBf16);
-    check<deterministic(masked(k128, Mask::right))>("dim 128, hidden keys, deterministic",
-                                                    {.batch = 4,
-                                                     .heads_q = 1,
-                                                     .seq_q = 200,
-                                                     .seq_k = 400,
-                                                     .dim = 128,
-                                                     .dim_v = 128,
-                                                     .high = 1,
-                                                     .last_first = true,
-                                                     .apart = 2},
-                                                    kBf16);
-  }
+  // Conversions, and right after them tiles of keys that no query sees.
+  constexpr Shape kHidden = {
+      .batch = 4, .heads_q = 1, .seq_q = 128, .seq_k = 300, .low = 140, .high = 200, .apart = 2};
+  constexpr Shape kHidden128 = {.batch = 4,
+                                .heads_q = 1,
+                                .seq_q = 128,
+                                .seq_k = 300,
+                                .dim = 128,
+                                .dim_v = 128,
+                                .low = 140,
+                                .high = 200,
+                                .apart = 2};
+  check<masked(k128, Mask::both)>("dim 128, hidden keys first", kHidden128, kBf16);
+  check<masked(k64, Mask::both)>("dim 64, hidden keys first", kHidden, kBf16);
+  check<deterministic(masked(k128, Mask::right))>("dim 128, hidden keys, deterministic",
+                                                  {.batch = 4,
+                                                   .heads_q = 1,
+                                                   .seq_q = 200,
+                                                   .seq_k = 400,
+                                                   .dim = 128,
+                                                   .dim_v = 128,
+                                                   .high = 1,
+                                                   .last_first = true,
+                                                   .apart = 2},
+                                                  kBf16);
   return failures == 0 ? 0 : 1;
 }

@@ -43,9 +43,11 @@ inline void __syncthreads() {
   using namespace emulator;
   Block& block = *current->block;
   ++events;
+  release(block.clocks);
   ++block.arrived_at_barrier;
   const unsigned long all = block.threads * ++current->barriers;
   wait_for(block.arrived_at_barrier, all);
+  acquire(block.clocks);
   stall_behind_wait();
 }
 inline int __syncthreads_or(int value) {

@@ -4,7 +4,8 @@
 /// of tile/ do is in kernel_emulation_test.py. It finds wrong indices, masks, formulas, missing
 /// writes, and missing waits and barriers: warps and lanes stall at random, by the seed of
 /// chance.h; asynchronous operations take effect as late as they may and look whether anybody
-/// touched what was theirs (bulk_copy.h, products.h; shared_memory.h for those of sm_80).
+/// touched what was theirs (bulk_copy.h, products.h; shared_memory.h for those of sm_80), and
+/// accesses of two warps must be in order by barriers, whoever comes first (order.h).
 #pragma once
 
 #include <setjmp.h>
@@ -23,6 +24,7 @@
 #include <vector>
 
 #include "chance.h"
+#include "order.h"
 #include "shared_memory.h"
 
 #define __forceinline__ inline
@@ -42,7 +44,8 @@ struct Products;
 struct Warp {
   Slot slots[2][32];
   unsigned long arrived = 0;
-  unsigned long stalled_until = 0;     ///< a round of the scheduler
+  unsigned long stalled_until = 0;  ///< a round of the scheduler
+  Clocks clocks;
   std::map<unsigned, unsigned> seen;   ///< phases of barriers that a lane has seen complete
   std::shared_ptr<Products> products;  ///< wgmma's
 };
@@ -58,6 +61,7 @@ struct Mbarrier {
   unsigned arrivals = 0, pending = 0;
   long bytes = 0;
   unsigned phases = 0;  ///< that are complete
+  Clocks clocks = {};
 
   void settle() {
     ++events;
@@ -66,6 +70,7 @@ struct Mbarrier {
     pending = arrivals;
   }
   void arrive() {
+    release(clocks);
     --pending;
     settle();
   }
@@ -82,7 +87,9 @@ struct Mbarrier {
 
 struct NamedBarrier {
   unsigned long arrived = 0;
+  Clocks clocks;
   void arrive() {
+    release(clocks);
     ++events;
     ++arrived;
   }
@@ -90,6 +97,7 @@ struct NamedBarrier {
     const unsigned long all = (arrived / threads + 1) * threads;
     arrive();
     wait_for(arrived, all);
+    acquire(clocks);
     stall_behind_wait();
   }
 };
@@ -119,6 +127,8 @@ struct Block {
   std::vector<Warp> warps;
   unsigned slow_warp = 0;
   unsigned long arrived_at_barrier = 0;
+  Clocks clocks;  ///< of the barrier of all threads
+  std::vector<Granule> granules;
   std::map<unsigned, Mbarrier> mbarriers;
   std::array<NamedBarrier, 16> named_barriers;
   std::vector<Landing> landings;
@@ -154,6 +164,10 @@ inline Index grid_size{1};
 inline Access access(unsigned shared, int size) {
   return {shared, size, current->barriers + 1, current->thread / 32};
 }
+
+inline unsigned own_warp() { return current->thread / 32; }
+inline Clocks& own_clocks() { return current->block->warps[own_warp()].clocks; }
+inline std::vector<Granule>& granules() { return current->block->granules; }
 
 /// What to do about a fault, which is the end of the run unless a test expects it.
 inline std::function<void(const std::string&)> on_fault = [](const std::string& what) {
@@ -206,6 +220,7 @@ inline bool try_wait(unsigned barrier, unsigned parity) {
   if (behind || at.passed(parity)) {
     of_lane = behind ? next + 1 : at.phases;
     of_warp = std::max(of_warp, of_lane);
+    acquire(at.clocks);
     stall_behind_wait();
     return true;
   }

@@ -26,6 +26,16 @@ void expect(bool holds) {
 /// The thread's 16 bytes at `place`.
 void stage(u32 place, float x) { store_shared_16(place + 16 * thread(), x, x, x, x); }
 
+/// What another warp writes must be there, and what it reads must stay.
+template <bool kWritten, bool kRead>
+void read_a_neighbour() {
+  stage(kPlace, 1.0F);
+  if (kWritten) sync();
+  expect(load_shared_f32(kPlace + 16 * ((thread() + 32) % 128)) > 0.0F);
+  if (kRead) sync();
+  stage(kPlace, 2.0F);
+}
+
 /// The place of a bulk addition is used again: its reads have to be waited for.
 template <bool kRight>
 void reuse_what_is_stored() {
@@ -220,6 +230,9 @@ void check(const char* name, unsigned blocks, unsigned threads, void (*right)(),
 
 int main() {
   emulator::on_fault = [](const std::string&) { ++faults; };
+  check("another warp's write", 1, 128, read_a_neighbour<true, true>,
+        read_a_neighbour<false, true>);
+  check("another warp's read", 1, 128, read_a_neighbour<true, true>, read_a_neighbour<true, false>);
   check("a place that is stored", 1, 128, reuse_what_is_stored<true>, reuse_what_is_stored<false>);
   check("a place that is stored, in a warp", 1, 32, reuse_in_a_warp<true>, reuse_in_a_warp<false>);
   check("stores at the end", 1, 32, end_after_store<true>, end_after_store<false>);

@@ -41,6 +41,7 @@ inline std::vector<Fiber> make_fibers(std::vector<Block>& blocks) {
   for (Block& block : blocks) {
     block.warps.assign(block.threads / 32, {});
     block.slow_warp = draw(block.threads / 32);
+    for (unsigned w = 0; w < block.warps.size(); ++w) block.warps[w].clocks.of[w] = 1;
     for (unsigned i = 0; i < block.threads; ++i) {
       fibers.emplace_back();
       fibers.back().block = &block;
@@ -122,6 +123,7 @@ inline void run_grid(unsigned char* name, unsigned count, unsigned threads,
   std::vector<Block> blocks(count);
   for (unsigned i = 0; i < count; ++i) {
     std::fill(shared[i].begin(), shared[i].end(), 0xff);
+    blocks[i].granules.resize(kBytes / kGranuleBytes);
     blocks[i].index = i, blocks[i].threads = threads, blocks[i].shared = shared[i].data();
   }
   shared_name = name;

@@ -13,6 +13,8 @@
 #include <deque>
 #include <vector>
 
+#include "order.h"
+
 namespace emulator {
 
 struct Copy {
@@ -57,6 +59,7 @@ void visit_words(const Access& a, Visit visit) {
 }
 
 inline void note_read(const Access& a) {
+  order_read(a.shared, static_cast<unsigned>(a.size));
   visit_words(a, [&](Word& w) {
     if (w.in_flight > 0) report_race(a, "a read of what is being copied");
     if (w.written == a.epoch && w.writer != a.warp) report_race(a, "a read of another's write");
@@ -72,6 +75,7 @@ inline void check_write(const Access& a, const Word& w) {
   }
 }
 inline void note_write(const Access& a) {
+  order_write(a.shared, static_cast<unsigned>(a.size));
   visit_words(a, [&](Word& w) {
     check_write(a, w);
     w.written = a.epoch, w.writer = a.warp;

@@ -27,6 +27,7 @@ struct Wgmma {
       const unsigned begin = static_cast<unsigned>((descriptor & 0x3FFF) << 4);
       const unsigned panel = static_cast<unsigned>(descriptor >> 16 & 0x3FFF) << 4;
       const auto take = [&](unsigned at) {
+        emulator::order_read(emulator::swizzled(at), 16);
         std::memcpy(to, emulator::shared_base + emulator::swizzled(at), 16);
         to += 8;
       };
