@@ -36,7 +36,7 @@ ScoreTileStep::ScoreTileStep(const Problem& p, const Micro& micro)
 std::int64_t ScoreTileStep::scratch_elems() const {
   const std::int64_t rows = kTileRows * (ld_q_ + ld_v_);
   const std::int64_t keys = kTileKeys * (ld_q_ + ld_v_ + p_.head_dim + p_.head_dim_v);
-  return round_up(rows + keys + kScoreTiles * kTileElems + 2 * kTileRows, 16);
+  return round_up(rows + keys + kScoreTiles * kTileElems + std::int64_t{2} * kTileRows, 16);
 }
 
 ScoreTileStep::Scratch ScoreTileStep::scratch(float* base, int slot) const {
