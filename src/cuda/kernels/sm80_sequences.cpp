@@ -1,5 +1,6 @@
 #include "cuda/kernels/sm80_sequences.hpp"
 
+#include <algorithm>
 #include <bit>
 
 #include "cuda/kernels/sm80.hpp"
@@ -32,7 +33,8 @@ tile::Pages pages(const Problem& p) {
   pages.table = static_cast<const int*>(p.block_table.data);
   pages.table_b = p.block_table.strides[0];
   pages.table_p = p.block_table.strides[1];
-  const auto size = static_cast<std::uint64_t>(p.page_size);
+  // Larger ones are of tables without a page.
+  const auto size = std::min(static_cast<std::uint64_t>(p.page_size), std::uint64_t{1} << 29);
   pages.size = static_cast<int>(size);
   // Rounded up by less than 2^width >= size parts in 2^(29 + width): exact for keys below 2^29.
   const auto width = static_cast<int>(std::bit_width(size - 1));
