@@ -101,5 +101,35 @@ TEST(Packed, TheGradientOfABiasIsRefused) {
   EXPECT_NE(row.supports(row, p, machine(80)).find("gradient of a bias"), std::string::npos);
 }
 
+// One query of eight heads over two key heads is planned, and read, as four rows of two heads.
+TEST(Decode, HeadsOfAGroupAreRowsOfOneTile) {
+  Problem p;
+  p.device = kCuda;
+  p.dtype = DType::bfloat16;
+  p.batch = 3;
+  p.heads_q = 8;
+  p.heads_k = 2;
+  p.seq_q = p.total_q = 1;
+  p.seq_k = p.total_k = 4096;
+  p.head_dim = p.head_dim_v = 64;
+  p.scale = 0.125F;
+  p.causal = Causal::bottom_right;
+  p.right = 0;
+  p.q = p.o = Tensor::bshd(nullptr, p.dtype, 3, 1, 8, 64, kCuda);
+  p.k = p.v = Tensor::bshd(nullptr, p.dtype, 3, 4096, 2, 64, kCuda);
+  const KernelRow& row = kFlashForwardSm80;
+  Problem rows = p;
+  rows.heads_q = 2;
+  rows.seq_q = rows.total_q = 4;
+  rows.causal = Causal::none;
+  rows.right = Problem::kUnbounded;
+  const Cost cost = row.cost(row, p, machine(80)), same = row.cost(row, rows, machine(80));
+  EXPECT_EQ(cost.block_m, same.block_m);
+  EXPECT_EQ(cost.splits, same.splits);
+  EXPECT_GT(cost.splits, 1);
+  p.left = 100;  // a window of the one query is none of four
+  EXPECT_LE(row.cost(row, p, machine(80)).splits, same.splits);
+}
+
 }  // namespace
 }  // namespace tilewise::cuda

@@ -228,9 +228,35 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
   return best;
 }
 
-std::string supports(const KernelRow& row, const Problem& p, const Hardware& machine) {
-  std::string reason = sm80::refusal(p, machine, sm80::kTakes);
-  if (reason.empty() && choose(row, p, machine).tile == nullptr) {
+/// One query of a group's heads, which differ in nothing else, as rows of one head: K and V are
+/// read once. Other problems as they are.
+Problem grouped(const Problem& given) {
+  Problem p = given;
+  const bool alike = !p.bias.defined() && !p.mask.defined() && !p.alibi_slopes.defined() &&
+                     !p.sinks.defined() && !drops(p);
+  const bool sees_all =
+      p.left == Problem::kUnbounded && p.right >= 0 && p.causal != Causal::top_left;
+  if (p.packed || p.seq_q != 1 || p.group() <= 1 || !alike || !sees_all) return p;
+  const std::int64_t group = p.group();
+  for (Tensor* t : {&p.q, &p.o, &p.lse}) {
+    if (!t->defined()) continue;
+    t->sizes[1] = p.heads_k;
+    t->sizes[2] = group;
+    t->strides[2] = t->strides[1];
+    t->strides[1] *= group;
+  }
+  p.heads_q = p.heads_k;
+  p.seq_q = p.total_q = group;
+  p.causal = Causal::none;
+  p.right = Problem::kUnbounded;
+  return p;
+}
+
+std::string supports(const KernelRow& row, const Problem& given, const Hardware& machine) {
+  std::string reason = sm80::refusal(given, machine, sm80::kTakes);
+  if (!reason.empty()) return reason;
+  const Problem p = grouped(given);
+  if (choose(row, p, machine).tile == nullptr) {
     reason = "no tile for head dims " + std::to_string(p.head_dim) + ", " +
              std::to_string(p.head_dim_v) + " fits " + std::to_string(machine.shared_kib) +
              " KiB of shared memory";
@@ -238,7 +264,8 @@ std::string supports(const KernelRow& row, const Problem& p, const Hardware& mac
   return reason;
 }
 
-Cost cost(const KernelRow& row, const Problem& p, const Hardware& machine) {
+Cost cost(const KernelRow& row, const Problem& given, const Hardware& machine) {
+  const Problem p = grouped(given);
   const Choice choice = choose(row, p, machine);
   if (choice.tile == nullptr) return {};  // supports() says why
   const sm80::Operands operands(p);
@@ -319,7 +346,8 @@ RaggedArgs ragged_args(const Args& args, const Problem& p) {
   return ragged;
 }
 
-void run(const KernelRow& row, const Problem& p, const Context& context) {
+void run(const KernelRow& row, const Problem& given, const Context& context) {
+  const Problem p = grouped(given);
   const Plan& plan = context.plan;
   const int device = p.device.index;
   const auto candidates = tiles(row, p);
