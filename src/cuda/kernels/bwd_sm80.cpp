@@ -392,12 +392,6 @@ void add_refined_delta_memory(const Problem& p, std::vector<MemoryItem>& items) 
   add_row_memory(p, items);
 }
 
-namespace {
-
-std::string untried(const KernelRow&, const Problem& p) { return sm80::untried(p); }
-
-}  // namespace
-
 const KernelRow kFlashBackwardSm80 = {
     .name = "flash_bwd_sm80",
     .implementation = "flash",
@@ -406,8 +400,7 @@ const KernelRow kFlashBackwardSm80 = {
     .summary = "tiled, P recomputed from LSE, dQ by atomic additions; mma.sync, cp.async",
     .supports = one_pass_supports,
     .cost = one_pass_cost,
-    .run = run_one_pass,
-    .on_trial = untried};
+    .run = run_one_pass};
 
 const KernelRow kFlashBackwardTwoPassSm80 = {
     .name = "flash_bwd_twopass_sm80",
@@ -417,8 +410,7 @@ const KernelRow kFlashBackwardTwoPassSm80 = {
     .summary = "tiled, dK and dV, then dQ: repeatable; float32 as two fp16 planes",
     .supports = two_pass_supports,
     .cost = two_pass_cost,
-    .run = run_two_pass,
-    .on_trial = untried};
+    .run = run_two_pass};
 
 namespace {
 

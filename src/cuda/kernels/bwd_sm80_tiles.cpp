@@ -58,7 +58,9 @@ bool is_tiny(const Problem& p) {
   constexpr std::int64_t kFewKeys = 32;
   const bool narrow = p.left != Problem::kUnbounded && p.right != Problem::kUnbounded &&
                       p.left + p.right < kFewKeys;
-  const bool few = p.seq_k <= kFewKeys || narrow || p.key_lengths.defined() || p.packed;
+  // Any of the sequences may have few keys: the host does not see them.
+  if (p.packed) return is_small(p);
+  const bool few = p.seq_k <= kFewKeys || narrow || p.key_lengths.defined();
   return pairs_of(p) <= (few ? kPairs : kFewPairs);
 }
 

@@ -391,8 +391,6 @@ void run(const KernelRow& row, const Problem& given, const Context& context) {
   }
 }
 
-std::string untried(const KernelRow&, const Problem& p) { return sm80::untried(p); }
-
 std::string for_comparison(const KernelRow&, const Problem&) {
   return "seed 004's tiles, for comparison";
 }
@@ -407,8 +405,7 @@ const KernelRow kFlashForwardSm80 = {
     .summary = "tiled, online softmax; mma.sync, cp.async; float32 as two fp16 planes",
     .supports = supports,
     .cost = cost,
-    .run = run,
-    .on_trial = untried};
+    .run = run};
 
 const KernelRow kFlashForwardTile16 = {.name = "flash_fwd_tile16",
                                        .implementation = "flash",

@@ -62,9 +62,4 @@ bool is_chunked(const Problem& p, std::size_t operand) {
   return p.packed && (form(p).scaled || !has_vectors(*tensors[operand]));
 }
 
-std::string untried(const Problem& p) {
-  if (p.packed) return "its packed sequences have not run on a card yet";
-  return p.paged ? "its pages have not run on a card yet" : "";
-}
-
 }  // namespace tilewise::cuda::sm80

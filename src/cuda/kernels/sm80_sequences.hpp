@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
 #include "cuda/tile/sequences_args.h"
 #include "problem/problem.h"
@@ -25,8 +24,5 @@ double idle_blocks(const Problem& problem);
 bool reads_pages(const Problem& problem);
 /// True when packed sequences have Q, K, V or dO (0 to 3) in the blocks of pack_rows.
 bool is_chunked(const Problem& problem, std::size_t operand);
-
-/// Words for rows whose packed or paged kernels have not run on a card; empty for other problems.
-std::string untried(const Problem& problem);
 
 }  // namespace tilewise::cuda::sm80
