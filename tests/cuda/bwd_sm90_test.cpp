@@ -171,6 +171,14 @@ TEST(BwdSm90, FewTilesAreCutByQueries) {
   EXPECT_FALSE(bwd_sm90_config(p).split);
 }
 
+TEST(BwdSm90, BytesMovedCountTheGradientOfLse) {
+  Problem p = problem(4096, 128, true);
+  const double before = kFlashBackwardSm90.cost(kFlashBackwardSm90, p, h100()).bytes_moved;
+  p.d_lse = p.lse;
+  EXPECT_EQ(kFlashBackwardSm90.cost(kFlashBackwardSm90, p, h100()).bytes_moved,
+            before + 4.0 * 16384 * 16);
+}
+
 TEST(BwdSm90, TurnsOnlyWhereTheOrderIsFixed) {
   Problem p = problem(4096, 128, true);
   const Cost free_order = kFlashBackwardSm90.cost(kFlashBackwardSm90, p, h100());

@@ -1,10 +1,13 @@
 // Kernels that the pack leaves to their first use, held to what the census holds packed ones to.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "cuda/jit/census.h"
 #include "cuda/jit/compile.h"
 #include "cuda/jit/nvrtc.h"
 #include "cuda/kernels/bwd_sm80.hpp"
+#include "cuda/kernels/bwd_sm90.hpp"
 #include "cuda/kernels/fwd_sm80.hpp"
 
 namespace tilewise::cuda {
@@ -25,6 +28,29 @@ TEST_P(OptionUnits, CompileCleanly) {
     for (const std::string& fault : census_faults(held, entry, arch)) {
       ADD_FAILURE() << held.unit.name() << " {" << held.unit.config << "} for " << arch << ": "
                     << fault;
+    }
+  }
+}
+
+TEST(WideUnits, CompileCleanly) {
+  std::string why_not;
+  if (find_nvrtc(&why_not) == nullptr) GTEST_SKIP() << why_not;
+  std::vector<PackUnit> units;
+  add_bwd_sm90_wide_units(units, 80);
+  EXPECT_TRUE(units.empty());
+  add_bwd_sm90_wide_units(units, 90);
+  EXPECT_EQ(units.size(), 8U);
+  for (const PackUnit& held : units) {
+    KernelEntry entry = make_entry(held.unit, 90, compile(held.unit, 90));
+    CompileReport& report = entry.report;
+    // At dim 256 those who compute spill outside of their loops too, so that it is more than a
+    // packed kernel may (bwd_sm90.md).
+    EXPECT_LE(std::max(report.spill_store_bytes, report.spill_load_bytes), 88)
+        << held.unit.name() << " {" << held.unit.config << '}';
+    report.spill_store_bytes = std::min(report.spill_store_bytes, held.allowed_spill_bytes);
+    report.spill_load_bytes = std::min(report.spill_load_bytes, held.allowed_spill_bytes);
+    for (const std::string& fault : census_faults(held, entry, 90)) {
+      ADD_FAILURE() << held.unit.name() << " {" << held.unit.config << "}: " << fault;
     }
   }
 }

@@ -56,14 +56,16 @@ KernelUnit bwd_dq_sm90_unit(const Config& c) {
   return unit;
 }
 
-void launch_bwd_dq_sm90(const Problem& p, const bwd_sm90::Config& config, const bwd_sm90::Args& of,
-                        unsigned* next_tile, void* stream) {
+Kernel load_bwd_dq_sm90(const bwd_sm90::Config& config, int device) {
+  return sm80::load_config(bwd_dq_sm90::config_beside(config), device, bwd_dq_sm90_unit);
+}
+
+void launch_bwd_dq_sm90(const Kernel& kernel, const Problem& p, const bwd_sm90::Config& config,
+                        const bwd_sm90::Args& of, unsigned* next_tile, void* stream) {
   bwd_dq_sm90::Args args = bwd_dq_sm90::args_beside(config, of);
   args.order = bwd_dq_sm90_order(p);
   args.tiles = args.order.blocks * args.order.heads;
   args.next_tile = next_tile;
-  const Kernel kernel =
-      sm80::load_config(bwd_dq_sm90::config_beside(config), p.device.index, bwd_dq_sm90_unit);
   const std::int64_t grid = std::min<std::int64_t>(args.tiles, sm80::kTypicalMultiprocessors);
   launch(kernel, sm80::following(grid, p.device.index), stream, args);
 }

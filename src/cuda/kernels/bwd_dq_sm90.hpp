@@ -1,6 +1,7 @@
 /// bwd_dq_sm90 on the host: dQ of what bwd_sm90 leaves to it. See bwd_dq_sm90.md.
 #pragma once
 
+#include "cuda/driver/launch.h"
 #include "cuda/jit/unit.h"
 #include "cuda/kernels/bwd_dq_sm90_args.h"
 #include "problem/problem.h"
@@ -12,9 +13,13 @@ bwd_sm90::SectionOrder bwd_dq_sm90_order(const Problem& problem);
 
 KernelUnit bwd_dq_sm90_unit(const bwd_dq_sm90::Config& config);
 
-/// Starts the kernel behind bwd_sm90's on the stream; both have `config` and `args`. `next_tile`: a
-/// counter in memory that is zero by then.
-void launch_bwd_dq_sm90(const Problem& problem, const bwd_sm90::Config& config,
-                        const bwd_sm90::Args& args, unsigned* next_tile, void* stream);
+/// The kernel that goes with a config of bwd_sm90.
+Kernel load_bwd_dq_sm90(const bwd_sm90::Config& config, int device);
+
+/// Starts it behind bwd_sm90's on the stream; both have `config` and `args`. `next_tile`: a counter
+/// in memory that is zero by then.
+void launch_bwd_dq_sm90(const Kernel& kernel, const Problem& problem,
+                        const bwd_sm90::Config& config, const bwd_sm90::Args& args,
+                        unsigned* next_tile, void* stream);
 
 }  // namespace tilewise::cuda

@@ -24,21 +24,9 @@ struct Producer {
   __forceinline__ u32 ask() const { return atomicAdd(args.next_tile, 1U); }
 
   __forceinline__ Tile tile_at(int index) const {
-    const SectionOrder& order = args.order;
-    const int first_tiles = order.sections * order.section_heads * order.blocks;
-    const bool last = index >= first_tiles;
-    const int heads = last ? order.last_heads : order.section_heads;
-    const int from = last ? index - first_tiles : index;
-    const int section = from / (heads * order.blocks);
-    const int rest = from - section * heads * order.blocks;
-    const int head0 = (last ? order.sections * order.section_heads : 0) + section * heads;
-    const int here = min(heads, order.heads - head0);
-    const int pair = head0 + rest % here;
-    Tile at;
-    at.block = order.blocks - 1 - rest / here;
-    at.batch = pair / args.heads_q;
-    at.head = pair - at.batch * args.heads_q;
-    return at;
+    const fwd_sm90::OrderedTile at = fwd_sm90::ordered_tile(args.order, index);
+    const int batch = at.pair / args.heads_q;
+    return {at.block, batch, at.pair - batch * args.heads_q};
   }
   __forceinline__ void announce() {
     mbarrier_wait(shared.tile_empty(slots.slot), slots.parity ^ 1);

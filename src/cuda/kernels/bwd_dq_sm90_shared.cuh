@@ -3,12 +3,13 @@
 #pragma once
 
 #include "cuda/kernels/bwd_dq_sm90_args.h"
+#include "cuda/kernels/sm90_order.cuh"
 #include "cuda/tile/mbarrier.cuh"
-#include "cuda/tile/order.cuh"
 
 namespace tilewise::bwd_dq_sm90 {
 
 using namespace tile;
+using fwd_sm90::mask_diagonals;
 
 /// Addresses of what SharedPlan lays out. "full": the copies have landed; "empty": the readers are
 /// done.
@@ -76,15 +77,6 @@ struct Tile {
   int block = -1, batch = 0, head = 0;
 };
 
-template <Config kConfig>
-__forceinline__ Diagonals diagonals(const Args& args) {
-  Diagonals d(Positions{}, 0, 0);
-  // A constant where nothing is hidden on the left: the ranges fold to a few instructions.
-  d.low = kConfig.mask == Mask::both ? args.low : -Positions::kFar;
-  d.high = kConfig.mask == Mask::none ? Positions::kFar : args.high;
-  return d;
-}
-
 /// Key blocks that queries query .. query+rows-1 see.
 template <Config kConfig>
 __forceinline__ BlockRange key_range(const Args& args, int query, int rows) {
@@ -94,8 +86,8 @@ __forceinline__ BlockRange key_range(const Args& args, int query, int rows) {
     range.end = (args.seq_k + kBlockN - 1) / kBlockN;
     range.full_end = args.seq_k / kBlockN;
   } else {
-    range = key_blocks<kBlockN>(diagonals<kConfig>(args), query, min(query + rows, args.seq_q),
-                                args.seq_k);
+    range = key_blocks<kBlockN>(mask_diagonals<kConfig.mask>(args.low, args.high), query,
+                                min(query + rows, args.seq_q), args.seq_k);
   }
   return range;
 }

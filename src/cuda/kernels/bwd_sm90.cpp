@@ -109,8 +109,8 @@ Cost cost(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
     add("dK, dV sums", {key_sums(p, config)});
   }
   if (refines(p, config)) add_refined_delta_memory(p, cost.memory);
-  for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv}) {
-    cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
+  for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv, &p.d_lse}) {
+    if (t->defined()) cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
   cost.bytes_moved += static_cast<double>(p.d_o.numel() * dtype_bytes(p.d_o.dtype)) + again;
   cost.ms =
@@ -180,6 +180,9 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   }
   const Config config = bwd_sm90_config(p);
   const std::int64_t rows = p.batch * p.heads_q * bwd_sm90_rows(p, config);
+  // All kernels before the first launch: where one cannot be compiled nothing is written.
+  const Kernel kernel = sm80::load_config(config, p.device.index, bwd_sm90_unit);
+  const Kernel queries = config.wide() ? load_bwd_dq_sm90(config, p.device.index) : Kernel{};
   const ContextScope scope(p.device.index);  // tensor maps are made in a context
   WorkspaceCutter workspace(context.workspace);
   Args args;
@@ -203,15 +206,33 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
     args.delta_in = given.delta;
     args.delta_rows = static_cast<int>(given.rows);
   }
-  const Kernel kernel = sm80::load_config(config, p.device.index, bwd_sm90_unit);
   fill_bytes(args.next_job, 0, count * 4, p.device.index, context.stream);
   if (config.split) fill_bytes(args.dk_sum, 0, 4 * sums, p.device.index, context.stream);
   const std::int64_t grid = std::min<std::int64_t>(args.jobs, sm80::kTypicalMultiprocessors);
   launch(kernel, {.x = grid}, context.stream, args);
   if (config.wide()) {
     unsigned* next_tile = args.finished + p.batch * p.heads_k;
-    launch_bwd_dq_sm90(p, config, args, next_tile, context.stream);
+    launch_bwd_dq_sm90(queries, p, config, args, next_tile, context.stream);
   }
+}
+
+/// A problem whose kernels are watched.
+Problem typical(DType dtype, std::int64_t dim, bool causal) {
+  Problem p;
+  p.dtype = dtype;
+  p.batch = p.heads_q = p.heads_k = 16;
+  p.seq_q = p.seq_k = 4096;
+  p.head_dim = p.head_dim_v = dim;
+  p.scale = 1.0F;
+  if (causal) p.causal = Causal::bottom_right, p.right = 0;
+  return p;
+}
+/// NOTE: the producer's 24 registers spill; the loops of those who compute do not.
+PackUnit held(KernelUnit unit) {
+  return {.unit = std::move(unit),
+          .row = kFlashBackwardSm90.name,
+          .instruction = "wgmma.mma_async",
+          .allowed_spill_bytes = 64};
 }
 
 }  // namespace
@@ -228,24 +249,22 @@ const KernelRow kFlashBackwardSm90 = {
 
 void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;
-  const auto add = [&](DType dtype, std::int64_t dim, bool causal) {
-    Problem p;
-    p.dtype = dtype;
-    p.batch = p.heads_q = p.heads_k = 16;
-    p.seq_q = p.seq_k = 4096;
-    p.head_dim = p.head_dim_v = dim;
-    p.scale = 1.0F;
-    if (causal) p.causal = Causal::bottom_right, p.right = 0;
-    // NOTE: the producer's 24 registers spill; the loops of those who compute do not.
-    units.push_back({.unit = bwd_sm90_unit(bwd_sm90_config(p)),
-                     .row = kFlashBackwardSm90.name,
-                     .instruction = "wgmma.mma_async",
-                     .allowed_spill_bytes = 64});
-  };
   for (const std::int64_t dim : {64, 128}) {
     for (const bool causal : {false, true}) {
-      add(DType::bfloat16, dim, causal);
-      add(DType::float16, dim, causal);
+      for (const DType dtype : {DType::bfloat16, DType::float16}) {
+        units.push_back(held(bwd_sm90_unit(bwd_sm90_config(typical(dtype, dim, causal)))));
+      }
+    }
+  }
+}
+
+void add_bwd_sm90_wide_units(std::vector<PackUnit>& units, int arch) {
+  if (arch != 90) return;
+  for (const std::int64_t dim : {192, 256}) {
+    for (const bool causal : {false, true}) {
+      const Config config = bwd_sm90_config(typical(DType::bfloat16, dim, causal));
+      units.push_back(held(bwd_sm90_unit(config)));
+      units.push_back(held(bwd_dq_sm90_unit(bwd_dq_sm90::config_beside(config))));
     }
   }
 }

@@ -11,5 +11,7 @@ namespace tilewise::cuda {
 extern const KernelRow kFlashBackwardSm90;
 
 void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch);
+/// Head dims above 128, with bwd_dq_sm90's: left to their first use, watched by a test.
+void add_bwd_sm90_wide_units(std::vector<PackUnit>& units, int arch);
 
 }  // namespace tilewise::cuda

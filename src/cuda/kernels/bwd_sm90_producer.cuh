@@ -75,13 +75,16 @@ struct Queue {
   }
 };
 
-/// A position in a ring; of two buffers in one register: the producer has few.
+/// A position in a ring, in one register: the producer has few.
 template <int kSlots>
 struct Position {
-  Ring<kSlots> ring;
-  __forceinline__ u32 slot() const { return ring.slot; }
-  __forceinline__ u32 parity() const { return ring.parity; }
-  __forceinline__ void advance() { ring.advance(); }
+  u32 word = 0;  ///< slot, then parity
+  __forceinline__ u32 slot() const { return word & 0xffU; }
+  __forceinline__ u32 parity() const { return word >> 8; }
+  __forceinline__ void advance() {
+    ++word;
+    if (slot() == kSlots) word = (word & 0x100U) ^ 0x100U;
+  }
 };
 template <>
 struct Position<2> {

@@ -3,12 +3,13 @@
 #pragma once
 
 #include "cuda/kernels/bwd_sm90_args.h"
+#include "cuda/kernels/sm90_order.cuh"
 #include "cuda/tile/mbarrier.cuh"
-#include "cuda/tile/order.cuh"
 
 namespace tilewise::bwd_sm90 {
 
 using namespace tile;
+using fwd_sm90::mask_diagonals;
 
 inline constexpr int kConsumerWarps = 8;  ///< that compute
 
@@ -120,15 +121,6 @@ struct Piece {
   }
 };
 
-template <Config kConfig>
-__forceinline__ Diagonals diagonals(const Args& args) {
-  Diagonals d(Positions{}, 0, 0);
-  // A constant where nothing is hidden on the left: the ranges fold to a few instructions.
-  d.low = kConfig.mask == Mask::both ? args.low : -Positions::kFar;
-  d.high = kConfig.mask == Mask::none ? Positions::kFar : args.high;
-  return d;
-}
-
 /// Blocks of queries that see a tile's keys, of the tile's part; "full" are those without a hidden
 /// pair, none where keys lie past the end.
 template <Config kConfig>
@@ -139,7 +131,8 @@ __forceinline__ BlockRange query_range(const Args& args, const Job& job) {
   if constexpr (kConfig.mask == Mask::none) {
     range.end = range.full_end = (args.seq_q + kM - 1) / kM;
   } else {
-    range = query_blocks<kM>(diagonals<kConfig>(args), key, key_end, args.seq_q);
+    range = query_blocks<kM>(mask_diagonals<kConfig.mask>(args.low, args.high), key, key_end,
+                             args.seq_q);
     // Rows past the end see nothing by their LSE: the last block needs no mask for them.
     if (kConfig.mask == Mask::right) range.full_end = range.end;
   }

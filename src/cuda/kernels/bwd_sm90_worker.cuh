@@ -107,8 +107,8 @@ struct Worker {
   __forceinline__ void await_turn(u32* turn, int block) {
     u32 before = 0;
     const int row = block * kM;
-    const BlockRange keys =
-        key_blocks<kBlockN>(diagonals<kConfig>(args), row, min(row + kM, args.seq_q), args.seq_k);
+    const BlockRange keys = key_blocks<kBlockN>(mask_diagonals<kConfig.mask>(args.low, args.high),
+                                                row, min(row + kM, args.seq_q), args.seq_k);
     before = args.last_first ? keys.end - 1 - job.block : job.block - keys.begin;
     signal_wait(turn, before);
     fence_async();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/kernels/fwd_sm90_shared.cuh"
+#include "cuda/kernels/sm90_order.cuh"
 #include "cuda/tile/tma.cuh"
 
 namespace tilewise::fwd_sm90 {
@@ -57,18 +58,10 @@ struct Producer {
   }
 
   __forceinline__ Tile tile_at(int index) const {
-    const SectionOrder& order = args.order;
-    const int first_tiles = order.sections * order.section_heads * order.blocks;
-    const bool last = index >= first_tiles;
-    const int heads = last ? order.last_heads : order.section_heads;
-    const int from = last ? index - first_tiles : index;
-    const int section = from / (heads * order.blocks);
-    const int rest = from - section * heads * order.blocks;
-    const int head0 = (last ? order.sections * order.section_heads : 0) + section * heads;
-    const int here = min(heads, order.heads - head0);
+    const OrderedTile tile = ordered_tile(args.order, index);
     Tile at;
-    at.block = order.blocks - 1 - rest / here;
-    int pair = head0 + rest % here;
+    at.block = tile.block;
+    int pair = tile.pair;
     if constexpr (kConfig.split) {
       at.split = pair % args.splits;
       pair /= args.splits;
