@@ -204,14 +204,13 @@ struct WideValues : Scores<kConfig> {
       last_step();
       // The other warpgroup has taken the last P: it is done with V and dO.
       mbarrier_wait(shared.p_empty(last.slot), last.parity);
-      leave_tile(*this, rDv, 1.0F, shared.d_o(rO.slot), args.dv, shared.do_empty(rO.slot));
       rK.advance();
     } else {
-      this->wait_do();
-      leave_tile(*this, rDv, 1.0F, shared.d_o(rO.slot), args.dv, shared.do_empty(rO.slot));
       this->wait_q();
       pass_q();
+      this->wait_do();
     }
+    leave_tile(*this, rDv, 1.0F, shared.d_o(rO.slot), args.dv, shared.do_empty(rO.slot));
     rO.advance();
   }
 };
@@ -396,17 +395,16 @@ struct WideKeys : Worker<kConfig> {
       issue_dk();
       wgmma_wait<0>();
       pin_dk();
-      // By way of the last Q, whose scores the last P came from.
-      leave_tile(*this, rDk, args.scale, shared.q(rQ.slot), args.dk, shared.q_empty(rQ.slot));
       rK.advance();
     } else {
-      this->wait_q();
-      leave_tile(*this, rDk, args.scale, shared.q(rQ.slot), args.dk, shared.q_empty(rQ.slot));
       this->wait_do();
       __syncwarp();
       release(shared.do_empty(rO.slot));
       rO.advance();
+      this->wait_q();
     }
+    // By way of the last Q, whose scores the last P came from.
+    leave_tile(*this, rDk, args.scale, shared.q(rQ.slot), args.dk, shared.q_empty(rQ.slot));
     rQ.advance();
   }
 };
