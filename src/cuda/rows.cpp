@@ -9,6 +9,7 @@
 #include "cuda/kernels/bwd_sm80.hpp"
 #include "cuda/kernels/bwd_sm90.hpp"
 #include "cuda/kernels/combine.hpp"
+#include "cuda/kernels/copied_sm90.hpp"
 #include "cuda/kernels/fwd_sm80.hpp"
 #include "cuda/kernels/fwd_sm90.hpp"
 #include "cuda/kernels/sm80.hpp"
@@ -19,10 +20,10 @@ namespace tilewise::cuda {
 
 std::span<const KernelRow> cuda_rows() {
   static const std::vector<KernelRow> rows = {
-      kFlashForwardSm90,  kFlashForwardSm80,  kFlashForwardTile16,
-      kFlashBackwardSm90, kFlashBackwardSm80, kFlashBackwardTwoPassSm80,
-      kFusedForward,      kFusedBackward,     kEagerForward,
-      kEagerBackward,     kBaselineForward};
+      kFlashForwardSm90,  kFlashForwardCopiedSm90,  kFlashForwardSm80,  kFlashForwardTile16,
+      kFlashBackwardSm90, kFlashBackwardCopiedSm90, kFlashBackwardSm80, kFlashBackwardTwoPassSm80,
+      kFusedForward,      kFusedBackward,           kEagerForward,      kEagerBackward,
+      kBaselineForward};
   return rows;
 }
 

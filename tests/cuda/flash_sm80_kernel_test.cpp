@@ -188,8 +188,8 @@ TEST(FlashSm80, DropoutBitsAreTheContracts) {
     const Problem problem = forward_problem({}, spec);
     return cuda::drops(problem) ? cuda::sm80::dropout_bits(problem) : tile::DropoutBits{};
   };
-  EXPECT_EQ(bits(0.5).key[0], 0x89abcdefU);
-  EXPECT_EQ(bits(0.5).key[1], 0x01234567U);
+  EXPECT_EQ(bits(0.5).key.round[0][0], 0x89abcdefU);
+  EXPECT_EQ(bits(0.5).key.round[0][1], 0x01234567U);
   EXPECT_EQ(bits(0.5).offset, 7U);
   EXPECT_EQ(bits(0.5).limit, 0x7fffffffU) << "the word 2^31 is kept, 2^31 - 1 is not";
   EXPECT_EQ(bits(0.5).scale, 2.0F);

@@ -147,6 +147,14 @@ BODIES = {
             read(16) + "Bytes16 r; std::memcpy(&r, emulator::shared_base + shared, 16); return r;",
         ),
         (
+            "u32 load_shared_2(",
+            read(2) + "u32 r = 0; std::memcpy(&r, emulator::shared_base + shared, 2); return r;",
+        ),
+        (
+            "u32 load_shared_4(",
+            read(4) + "u32 r; std::memcpy(&r, emulator::shared_base + shared, 4); return r;",
+        ),
+        (
             "float load_shared_f32(",
             read(4) + "float r; std::memcpy(&r, emulator::shared_base + shared, 4); return r;",
         ),
@@ -171,6 +179,7 @@ BODIES = {
         ("float log2_approx(", "return std::log2(x);"),
         ("float reciprocal(", "return 1.0F / x;"),
         ("float min_nan(", "return a != a || b != b ? a + b : std::fmin(a, b);"),
+        ("float max_nan(", "return a != a || b != b ? a + b : std::fmax(a, b);"),
         ("u32 pack(", PACK),
         ("u32 min_nan_2(", MIN_2),
         ("float widen(", WIDEN),

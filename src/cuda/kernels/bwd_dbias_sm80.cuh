@@ -101,7 +101,7 @@ struct BiasGradient {
   using Tiles = bwd_dq_sm80::QueryGradient<kConfig>;
   static constexpr int kBlockM = kConfig.block_m, kBlockN = kConfig.block_n;
   static constexpr int kM = Tiles::kM, kN = Tiles::kN;
-  static_assert(kConfig.paired && kConfig.modified && !kConfig.split);
+  static_assert(kConfig.pairs.bias != BiasType::none && !kConfig.split);
 
   const Args& args;
   const u32 shared;
@@ -122,17 +122,22 @@ struct BiasGradient {
     __syncthreads();  // all warps are done with the operands before
     tiles.load_queries();
     tiles.load_keys(key_block, 0);
+    tiles.pairs().load_async(tiles.corner(key_block * kBlockN));
     copy_async_commit();
     tiles.read_low();
     copy_async_wait<0>();
     __syncthreads();  // the operands have landed, for all threads
+    const int key = key_block * kBlockN;
+    const typename Tiles::Pairs::Shown shown = tiles.pairs().shown(tiles.corner(key));
+    if (!shown.some) return;
     Acc dX[kM][kN];
-    logit_gradients(dX, tiles, key_block * kBlockN);
+    logit_gradients(dX, tiles, key, shown);
     bwd_dbias_sm80::add(sum, dX);
   }
   /// (B6) Gradients of the logits of the keys in stage 0, from `key` on, whole: nothing is known of
   /// a mask.
-  __forceinline__ void logit_gradients(Acc (&dX)[kM][kN], const Tiles& t, int key) const {
+  __forceinline__ void logit_gradients(Acc (&dX)[kM][kN], const Tiles& t, int key,
+                                       const typename Tiles::Pairs::Shown& shown) const {
     constexpr Element kElement = kConfig.element;
     float k_scale = 1.0F, v_scale = 1.0F;
     if constexpr (kConfig.scaled) {
@@ -145,7 +150,7 @@ struct BiasGradient {
     multiply<kElement>(S, t.sQ(), row, t.sK(0), t.lane);   // (F1)
     multiply<kElement>(dX, t.sO(), row, t.sV(0), t.lane);  // (B4)
     kept.drop(dX, args.pass.dropout.scale);
-    t.logits(S, unused, args.pass.scale * (k_scale * t.q_scale), key);
+    t.logits(S, unused, k_scale * t.q_scale, key, shown);
     mask_scores(S, t.diagonals, t.seq_k, t.warp_row(), key, t.lane);
     t.score_gradients(S, dX, 1.0F, v_scale * t.do_scale, true);  // (B5)
   }
@@ -172,12 +177,12 @@ struct BiasGradient {
     __syncthreads();  // the sums of all warps are there
   }
   __forceinline__ void write(i64 at, float x) const {
-    if (args.pass.pairs.type == BiasType::float32) {
+    if (kConfig.pairs.bias == BiasType::float32) {
       static_cast<float*>(args.dbias.data)[at] = x;
     } else {
       static_cast<unsigned short*>(args.dbias.data)[at] = static_cast<unsigned short>(
-          args.pass.pairs.type == BiasType::bf16 ? pack<Element::bf16>(x, 0.0F)
-                                                 : pack<Element::fp16>(x, 0.0F));
+          kConfig.pairs.bias == BiasType::bf16 ? pack<Element::bf16>(x, 0.0F)
+                                               : pack<Element::fp16>(x, 0.0F));
     }
   }
   /// The sum of each row of the tile, to its first column.

@@ -38,6 +38,9 @@ struct QueryGradient {
   using TileK = SharedTile<kBlockN, kD, kPlanes>;
   using TileV = SharedTile<kBlockN, kDv, kPlanes>;
   using Kept = KeptPairs<kConfig.dropout, false, kM, kN>;
+  using Pairs = FragmentPairs<kConfig.pairs, false, kM, kN>;
+  /// Scores become logits less lse2 before they become probabilities.
+  static constexpr bool kLogits = kConfig.modified || kConfig.pairs.any();
 
   const Args& args;
   const int thread, warp, lane;
@@ -111,6 +114,15 @@ struct QueryGradient {
     sV(stage).template load_async<kThreads>(gV, args.v.stride_s, seq_k - key, args.cols_v, thread);
   }
 
+  /// Behind the operands.
+  __forceinline__ Pairs pairs() const {
+    const u32 first = stage_base(kConfig.stages);
+    return {args.pairs, first + static_cast<u32>(warp * Pairs::kRoom.bytes), opaque(lane)};
+  }
+  __forceinline__ PairCorner corner(int key) const {
+    return {batch, head, warp_row(), key, args.seq_q, seq_k};
+  }
+
   __forceinline__ i64 key_scale_index(int key) const {
     return (static_cast<i64>(batch) * (args.heads_q / args.group) + head_k) * args.k_scale_blocks +
            key / kScaleRows;
@@ -131,7 +143,7 @@ struct QueryGradient {
         for (int e = 0; e < 4; ++e) {
           const int r = 2 * m + e / 2;
           const float s = S[m][n][e];  // modified scores have lost lse2 already
-          const float p = probability(kConfig.modified ? s : __fmaf_rn(s, scale, -lse2[r]), low[r]);
+          const float p = probability(kLogits ? s : __fmaf_rn(s, scale, -lse2[r]), low[r]);
           float x = dP[m][n][e];
           x = kConfig.scaled ? p * __fmaf_rn(x, factor, -delta[r]) : p * (x - delta[r]);
           dP[m][n][e] = masked && p == 0.0F ? 0.0F : x;
@@ -155,42 +167,58 @@ struct QueryGradient {
       k_scale = args.k_scale[at];
       v_scale = args.v_scale[at];
     }
-    const Kept kept = kept_pairs(key);
-    Acc S[kM][kN], dP[kM][kN];
-    clear(S);
-    clear(dP);
-    product_rows<kElement>(S, sQ(), warp * kRows, sK(stage), 0, lane);   // (F1) S = Q K^T
-    product_rows<kElement>(dP, sO(), warp * kRows, sV(stage), 0, lane);  // (B4) dP = dO V^T
-    kept.drop(dP, args.dropout.scale);
-    if constexpr (kConfig.modified) {
-      modified(S, dP, args.scale * (k_scale * q_scale), v_scale * do_scale, key, masked);
-    } else {
-      float scale = args.scale_log2;
-      if constexpr (kConfig.scaled) {
-        scale = fminf(fmaxf(scale * (k_scale * q_scale), 1e-37F), 3e38F);
+    // The pairs have landed with K and V.
+    const typename Pairs::Shown shown = pairs().shown(corner(key));
+    const auto load_pairs = [&] {
+      if constexpr (kConfig.pairs.staged) {
+        __syncwarp();  // all lanes are done with the pairs
+        if (next >= 0) pairs().load_async(corner(next * kBlockN));
+        if constexpr (kConfig.stages == 2) copy_async_commit();
       }
-      if (masked) mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
-      score_gradients(S, dP, scale, v_scale * do_scale, masked);
+    };
+    if (shown.some) {
+      const Kept kept = kept_pairs(key);
+      Acc S[kM][kN], dP[kM][kN];
+      clear(S);
+      clear(dP);
+      product_rows<kElement>(S, sQ(), warp * kRows, sK(stage), 0, lane);   // (F1) S = Q K^T
+      product_rows<kElement>(dP, sO(), warp * kRows, sV(stage), 0, lane);  // (B4) dP = dO V^T
+      kept.drop(dP, args.dropout.scale);
+      if constexpr (kLogits) {
+        Acc G[kM][kN];
+        logits(S, G, k_scale * q_scale, key, shown);
+        load_pairs();
+        if (masked) mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
+        score_gradients(S, dP, 1.0F, v_scale * do_scale, masked || kConfig.pairs.any());
+        if constexpr (kConfig.modified) multiply_each(dP, G);
+      } else {
+        float scale = args.scale_log2;
+        if constexpr (kConfig.scaled) {
+          scale = fminf(fmaxf(scale * (k_scale * q_scale), 1e-37F), 3e38F);
+        }
+        if (masked) mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
+        score_gradients(S, dP, scale, v_scale * do_scale, masked);
+      }
+      float ds_scale = 1.0F;
+      if constexpr (kConfig.scaled) ds_scale = normalise(dP);
+      FragmentA<kScorePlanes> a[kM][kN / 2];
+      pack_fragments<kElement>(a, dP);
+      product_register<kElement, kConfig.scaled>(dQ, a, sK(stage), 0, 0, ds_scale * k_scale,
+                                                 lane);  // (B8) dQ += dS K
+    } else {
+      load_pairs();
     }
-    float ds_scale = 1.0F;
-    if constexpr (kConfig.scaled) ds_scale = normalise(dP);
-    FragmentA<kScorePlanes> a[kM][kN / 2];
-    pack_fragments<kElement>(a, dP);
-    product_register<kElement, kConfig.scaled>(dQ, a, sK(stage), 0, 0, ds_scale * k_scale,
-                                               lane);  // (B8) dQ += dS K
     if constexpr (kConfig.stages == 1) {
       __syncthreads();  // all warps are done with K and V before the next ones land there
       if (next >= 0) load_keys(next, 0);
       copy_async_commit();
     }
   }
-  /// (F1 to F3) Raw scores to logits in the log2 domain less lse2; G becomes d logit / dS.
-  __forceinline__ void logits(Acc (&S)[kM][kN], Acc (&G)[kM][kN], float raw_scale, int key) const {
-    ScoreModification mod;
-    mod.scale = raw_scale;
-    mod.softcap = args.softcap;
-    mod.slope =
-        args.alibi == nullptr ? 0.0F : args.alibi[batch * args.alibi_b + head * args.alibi_h];
+  /// (F1 to F4) Raw scores times `factor` to logits in the log2 domain less lse2; G becomes d logit
+  /// / dS where scores are modified.
+  __forceinline__ void logits(Acc (&S)[kM][kN], Acc (&G)[kM][kN], float factor, int key,
+                              const typename Pairs::Shown& shown) const {
+    const ScoreModification mod(args, factor, batch, head);
     const int shift = seq_k - args.seq_q;
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
@@ -198,31 +226,18 @@ struct QueryGradient {
       for (int n = 0; n < kN; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const int i = warp_row() + 16 * m + lane / 4 + 8 * (e / 2);
-          const int j = key + 8 * n + 2 * (lane % 4) + e % 2;
-          S[m][n][e] = mod.logit(S[m][n][e], i + shift - j, lse2[2 * m + e / 2], G[m][n][e]);
+          float& s = S[m][n][e];
+          if constexpr (kConfig.modified) {
+            const int i = warp_row() + 16 * m + lane / 4 + 8 * (e / 2);
+            const int j = key + 8 * n + 2 * (lane % 4) + e % 2;
+            s = mod.logit(s, i + shift - j, lse2[2 * m + e / 2], G[m][n][e]);
+          } else {
+            s = __fmaf_rn(s, mod.scale * kLog2e, -lse2[2 * m + e / 2]);
+          }
         }
       }
     }
-    if constexpr (kConfig.paired) {
-      const PairTerms terms(args.pairs, batch, head, args.seq_q, seq_k);
-      apply_pairs<false>(S, terms, warp_row(), key, lane);
-    }
-  }
-  __forceinline__ void modified(Acc (&S)[kM][kN], Acc (&dP)[kM][kN], float raw_scale, float factor,
-                                int key, bool masked) const {
-    Acc G[kM][kN];
-    logits(S, G, raw_scale, key);
-    if (masked) mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
-    score_gradients(S, dP, 1.0F, factor, masked || kConfig.paired);
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int n = 0; n < kN; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) dP[m][n][e] *= G[m][n][e];
-      }
-    }
+    if constexpr (kConfig.pairs.any()) pairs().apply(S, corner(key), shown);
   }
 
   // ---- refine
@@ -240,11 +255,14 @@ struct QueryGradient {
 #pragma unroll 1
     for (int block = range.begin; block < range.end; ++block) {
       __syncthreads();  // all warps are done with the K and V before
+      const int key = block * kBlockN;
       load_keys(block, 0);
+      pairs().load_async(corner(key));
       copy_async_commit();
       copy_async_wait<0>();
-      __syncthreads();  // K and V have landed, for all threads
-      const int key = block * kBlockN;
+      __syncthreads();  // K, V and the pairs have landed, for all threads
+      const typename Pairs::Shown shown = pairs().shown(corner(key));
+      if (!shown.some) continue;
       float k_scale = 1.0F, v_scale = 1.0F;
       if constexpr (kConfig.scaled) {
         const i64 at = key_scale_index(key);
@@ -259,9 +277,9 @@ struct QueryGradient {
       product_rows<kElement>(dP, sO(), warp * kRows, sV(0), 0, lane);  // (B4) dP = dO V^T
       kept.drop(dP, args.dropout.scale);
       const float scale = fminf(fmaxf(args.scale_log2 * (k_scale * q_scale), 1e-37F), 3e38F);
-      if constexpr (kConfig.modified) {
+      if constexpr (kLogits) {
         Acc unused[kM][kN];
-        logits(S, unused, args.scale * (k_scale * q_scale), key);
+        logits(S, unused, k_scale * q_scale, key, shown);
       }
       mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
 #pragma unroll
@@ -271,8 +289,7 @@ struct QueryGradient {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             const float s = S[m][n][e];
-            const float p =
-                exp2_approx(kConfig.modified ? s : __fmaf_rn(s, scale, -lse2[2 * m + e / 2]));
+            const float p = exp2_approx(kLogits ? s : __fmaf_rn(s, scale, -lse2[2 * m + e / 2]));
             const int r = 2 * m + e / 2;
             const float product = v_scale * do_scale * dP[m][n][e];
             if (seq_k <= kFewKeys && p > sum[r]) {
@@ -342,6 +359,7 @@ struct QueryGradient {
     read_low();
     load_queries();
     load_keys(range.begin, 0);
+    pairs().load_async(corner(range.begin * kBlockN));
     copy_async_commit();
     int stage = 0;
 #pragma unroll 1
@@ -383,12 +401,8 @@ struct Work {
   QueryGradient<kConfig> block;
   BlockRange range;
 
-  static __forceinline__ int keys(const Args& args, const TileIndex& tile) {
-    if (args.key_lengths == nullptr) return args.seq_k;
-    return max(0, min(args.seq_k, args.key_lengths[tile.pair / args.heads_q * args.key_lengths_b]));
-  }
   __forceinline__ Work(const Args& args, u32 shared, const TileIndex& tile)
-      : block(args, shared, tile, keys(args, tile)) {
+      : block(args, shared, tile, keys_of(args, tile.pair / args.heads_q)) {
     const int row_end = min(block.row + kConfig.block_m, args.seq_q);
     range = key_blocks<kConfig.block_n>(block.diagonals, block.row, row_end, block.seq_k);
     if constexpr (kConfig.split) {

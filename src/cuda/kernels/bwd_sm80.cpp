@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <span>
 
+#include "cuda/driver/device.h"
 #include "cuda/driver/memory.h"
 #include "cuda/kernels/bwd_convert.hpp"
 #include "cuda/kernels/bwd_dbias_sm80.hpp"
@@ -202,6 +203,9 @@ void launch_tiles(const Problem& p, const Kernel& kernel, const Grid& grid, void
   launch(kernel, grid, stream, ragged);
 }
 
+/// KiB of shared memory on the problem's device.
+int limit_kib(const Problem& p) { return sm80::shared_kib(device_arch(p.device.index)); }
+
 /// dK and dV, with dQ where the config says so: one block for block_n keys of a kv head.
 void launch_keys(const Problem& p, const Config& config, const Tile& tile, Args args, int splits,
                  void* stream) {
@@ -254,8 +258,8 @@ void launch_queries(const Problem& p, const Config& config, const Tile& tile, Ar
 void launch_others(const Problem& p, const Tile& queries, const RowStatistics& rows,
                    const Args& args, WorkspaceCutter& workspace, void* stream) {
   sink_gradient(p, rows, stream);
-  bias_gradient(p, args, make_config(p, queries, false, false), queries.min_blocks, workspace,
-                stream);
+  bias_gradient(p, args, make_config(p, queries, Launch::queries, false, limit_kib(p)),
+                queries.min_blocks, workspace, stream);
 }
 
 RowStatistics take_rows(const Problem& p, WorkspaceCutter& workspace) {
@@ -279,7 +283,7 @@ void run_one_pass(const KernelRow& row, const Problem& p, const Context& context
                           std::to_string(plan.block_m) + " x " + std::to_string(plan.block_n));
   }
   const bool split = plan.splits > 1;
-  const Config config = make_config(p, *tile, true, split);
+  const Config config = make_config(p, *tile, Launch::all, split, limit_kib(p));
   WorkspaceCutter workspace(context.workspace);
   sm80::Operands operands(p);
   operands.prepare(workspace, context.stream);
@@ -293,8 +297,8 @@ void run_one_pass(const KernelRow& row, const Problem& p, const Context& context
   fill(args, p, operands, rows);
   if (refines(p)) {
     const Tile& queries = two_pass_tiles(p)[0].queries;  // fits every machine
-    launch_queries(p, make_config(p, queries, false, false), queries, args, true, 1,
-                   context.stream);
+    launch_queries(p, make_config(p, queries, Launch::queries, false, limit_kib(p)), queries, args,
+                   true, 1, context.stream);
   }
   std::vector<SummedGradient> sums = {{args.dq_sum, &p.dq, rows.rows_q, config.head_dim, p.scale}};
   if (split) {
@@ -351,14 +355,14 @@ void run_two_pass(const KernelRow& row, const Problem& p, const Context& context
   Args args;
   fill(args, p, operands, rows);
   if (refines(p)) {
-    const Config plain = make_config(p, pair->queries, false, false);
+    const Config plain = make_config(p, pair->queries, Launch::queries, false, limit_kib(p));
     launch_queries(p, plain, pair->queries, args, true, 1, context.stream);
   }
   const bool split = plan.splits > 1;
   const Parts parts = parts_of(p, *pair, plan.splits);
   std::vector<SummedGradient> sums;
   if (split) sums = take_parts(p, parts, args, workspace);
-  Config config = make_config(p, pair->keys, false, split);
+  Config config = make_config(p, pair->keys, Launch::keys, split, limit_kib(p));
   if (pair->apart) {
     for (const Gradients gradients : {Gradients::keys, Gradients::values}) {
       config.gradients = gradients;
@@ -367,8 +371,8 @@ void run_two_pass(const KernelRow& row, const Problem& p, const Context& context
   } else {
     launch_keys(p, config, pair->keys, args, parts.keys, context.stream);
   }
-  launch_queries(p, make_config(p, pair->queries, false, split), pair->queries, args, false,
-                 parts.queries, context.stream);
+  launch_queries(p, make_config(p, pair->queries, Launch::queries, split, limit_kib(p)),
+                 pair->queries, args, false, parts.queries, context.stream);
   if (split) convert_gradients(p, sums, context.stream);
   launch_others(p, pair->queries, rows, args, workspace, context.stream);
 }
@@ -383,7 +387,8 @@ RefinedDelta refined_delta(const Problem& p, WorkspaceCutter& workspace, void* s
   Args args;
   fill(args, p, operands, rows);
   const Tile& queries = two_pass_tiles(p)[0].queries;  // fits every machine
-  launch_queries(p, make_config(p, queries, false, false), queries, args, true, 1, stream);
+  launch_queries(p, make_config(p, queries, Launch::queries, false, limit_kib(p)), queries, args,
+                 true, 1, stream);
   return {rows.delta, rows.rows_q};
 }
 
@@ -416,8 +421,7 @@ namespace {
 
 /// Adds a kernel unless an architecture cannot hold it.
 void add_unit(std::vector<PackUnit>& units, int arch, KernelUnit made, const KernelRow& row) {
-  const int shared_limit = 1024 * (arch == 80 ? 163 : arch >= 90 && arch < 120 ? 227 : 99);
-  if (made.shared_bytes > shared_limit) return;
+  if (made.shared_bytes > 1024 * sm80::shared_kib(arch)) return;
   // NOTE: the spills (see bwd_sm80.md) are of loop constants, reloaded once a step at most.
   units.push_back({.unit = std::move(made),
                    .row = row.name,
@@ -442,34 +446,39 @@ void add_bwd_sm80_units(std::vector<PackUnit>& units, int arch) {
   for (const int dim : {64, 128}) {
     const Problem half = packed_problem(DType::bfloat16, dim);
     const Tile& one = one_pass_tiles(half)[0];
-    add_unit(units, arch, key_unit(make_config(half, one, true, false), one.min_blocks),
+    add_unit(units, arch,
+             key_unit(make_config(half, one, Launch::all, false, sm80::shared_kib(arch)),
+                      one.min_blocks),
              kFlashBackwardSm80);
     const Problem exact = packed_problem(DType::float32, dim);
     const TilePair& two = two_pass_tiles(exact)[0];
-    const auto add = [&](auto make_unit, const Tile& tile) {
-      add_unit(units, arch, make_unit(make_config(exact, tile, false, false), tile.min_blocks),
-               kFlashBackwardTwoPassSm80);
+    const auto add = [&](auto make_unit, const Tile& tile, Launch launch) {
+      const Config config = make_config(exact, tile, launch, false, sm80::shared_kib(arch));
+      add_unit(units, arch, make_unit(config, tile.min_blocks), kFlashBackwardTwoPassSm80);
     };
-    add(key_unit, two.keys);
-    add(query_unit, two.queries);
-    add(refine_unit, two.queries);
+    add(key_unit, two.keys, Launch::keys);
+    add(query_unit, two.queries, Launch::queries);
+    add(refine_unit, two.queries, Launch::queries);
   }
 }
 
 void add_bwd_sm80_option_units(std::vector<PackUnit>& units, int arch) {
   const auto add_bias = [&](Problem p) {
     p.bias.rank = 4;
+    p.bias.strides[3] = 1;
     const Tile& queries = two_pass_tiles(p)[0].queries;
-    add_unit(units, arch, bias_unit(make_config(p, queries, false, false), queries.min_blocks),
-             kFlashBackwardTwoPassSm80);
+    const Config config = make_config(p, queries, Launch::queries, false, sm80::shared_kib(arch));
+    add_unit(units, arch, bias_unit(config, queries.min_blocks), kFlashBackwardTwoPassSm80);
   };
   for (const int dim : {64, 128}) {
     Problem p = packed_problem(DType::bfloat16, dim);
     add_bias(p);
     p.dropout.p = 0.1;
     const Tile& one = one_pass_tiles(p)[0];
-    add_unit(units, arch, key_unit(make_config(p, one, true, false), one.min_blocks),
-             kFlashBackwardSm80);
+    add_unit(
+        units, arch,
+        key_unit(make_config(p, one, Launch::all, false, sm80::shared_kib(arch)), one.min_blocks),
+        kFlashBackwardSm80);
   }
   add_bias(packed_problem(DType::float32, 64));
 }

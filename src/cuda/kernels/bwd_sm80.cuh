@@ -1,15 +1,14 @@
 /// bwd_sm80: dK and dV by tiles, and in the same pass dQ by atomic additions. FlashAttention-2, Dao
 /// 2023, Algorithm 2. sm_80 and newer.
 ///
-///   P = exp(S - LSE); dV = P^T dO; dP = dO V^T; dS = P (dP - delta); dK = scale dS^T Q; dQ = scale
-///   dS K      (B1-B9)
+///   P = exp(S - LSE); dV = P^T dO; dP = dO V^T; dS = P (dP - delta); dK = scale dS^T Q;
+///   dQ = scale dS K   (B1-B9)
 ///
 /// One block owns block_n keys of one kv head and walks over the queries of all heads of its group.
 /// Everything is computed transposed (S^T = K Q^T), so that a warp owns whole keys: the
 /// accumulators of P^T and dS^T are, packed, the A operands of dV and dK, and only dS crosses
 /// between warps, through shared memory, for dQ. With column_warps = 2 two warps share 32 keys,
-/// each with half of the queries and then half of the columns of dK and dV; P crosses too.
-/// Schedule, budgets and measurements: bwd_sm80.md.
+/// each with half of the queries and then of the columns of dK and dV; P crosses too: bwd_sm80.md.
 #pragma once
 
 #include "cuda/kernels/bwd_sm80_sequences.cuh"
@@ -19,7 +18,6 @@
 #include "cuda/tile/softmax.cuh"
 
 namespace tilewise::bwd_sm80 {
-
 using namespace tile;
 
 template <Config kConfig>
@@ -42,14 +40,15 @@ struct Backward {
   static constexpr int kQm = kBlockM / kRowWarps / 16;
   static constexpr int kQCols = kD / (kConfig.warps / kRowWarps);
   static constexpr bool kCross = kColumnWarps > 1;  ///< P and dS are read back from shared memory
+  static constexpr int kTilesS = kCross ? 2 : kConfig.with_dq ? 1 : 0;
   static constexpr bool kWithK = kConfig.gradients != Gradients::values;
   static constexpr bool kWithV = kConfig.gradients != Gradients::keys;
   /// Planes of P and dS as operands.
   static constexpr int kScorePlanes = kConfig.exact ? 2 : kPlanes;
   static_assert(!kConfig.exact || (kPlanes == 1 && !kConfig.scaled));
   static_assert(kKeys % 16 == 0 && kSub % 16 == 0 && kSubs >= 1);
-  static_assert(!kCross || (kPlanes == 1 && !kConfig.scaled));
-  static_assert((kWithK && kWithV) || (!kCross && !kConfig.with_dq));
+  static_assert(!kCross || (kPlanes == 1 && !kConfig.scaled && kWithK && kWithV));
+  static_assert((kWithK && kWithV) || !kConfig.with_dq);
   static_assert(!kConfig.with_dq || kBlockM % (16 * kRowWarps) == 0);
   static_assert(!kConfig.with_dq || (kPlanes == 1 && !kConfig.scaled && kQCols % 16 == 0));
 
@@ -59,10 +58,18 @@ struct Backward {
   using TileO = SharedTile<kBlockM, kDv, kPlanes>;
   using TileS = SharedTile<kBlockN, kBlockM, kConfig.exact ? 2 : 1>;
   using Kept = KeptPairs<kConfig.dropout, true, kM, kN>;
+  using Pairs = FragmentPairs<kConfig.pairs, true, kM, kN>;
+  /// Scores become logits less lse2 before they become probabilities.
+  static constexpr bool kLogits = kConfig.modified || kConfig.pairs.any();
   static constexpr int kRowBytes = kBlockM * 4;
   /// One stage: Q, dO, lse2, delta, and with scale factors lse2_low.
   static constexpr int kStageBytes =
       TileQ::kBytes + TileO::kBytes + (kConfig.scaled ? 3 : 2) * kRowBytes;
+
+  /// Those of a sub_step: from row `row` + `query` of a head on; row < 0: none.
+  struct Queries {
+    int head, row, query;
+  };
 
   const Args& args;
   const int thread, warp, lane;
@@ -91,6 +98,14 @@ struct Backward {
   }
   __forceinline__ TileS sS() const { return {stage_base(kConfig.stages)}; }
   __forceinline__ TileS sP() const { return {stage_base(kConfig.stages) + TileS::kBytes}; }
+  /// Of a warp, behind all that.
+  __forceinline__ Pairs pairs() const {
+    const int at = kTilesS * TileS::kBytes + warp * Pairs::kRoom.bytes;
+    return {args.pairs, stage_base(kConfig.stages) + static_cast<u32>(at), opaque(lane)};
+  }
+  __forceinline__ PairCorner corner(const Queries& at) const {
+    return {batch, at.head, at.row + at.query, key + warp_key(), args.seq_q, seq_k};
+  }
 
   __forceinline__ Backward(const Args& a, u32 shared_base, TileIndex index, int keys)
       : args(a),
@@ -154,21 +169,21 @@ struct Backward {
     return load_shared_f32(base + 4 * (query + 8 * n + 2 * (lane % 4) + e));
   }
 
-  /// (B1) S^T to P^T. Modified scores have lost lse2 already.
+  /// (B1) S^T to P^T. Logits have lost lse2 already.
   __forceinline__ void probabilities(Acc (&S)[kM][kN], float scale, int stage, int query) const {
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float lse2 = 0.0F, low = 0.0F;
-        if constexpr (!kConfig.modified) lse2 = row_value(s_lse(stage), query, n, e);
+        if constexpr (!kLogits) lse2 = row_value(s_lse(stage), query, n, e);
         if constexpr (kConfig.scaled) low = row_value(s_lse(stage) + 2 * kRowBytes, query, n, e);
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             float& s = S[m][n][2 * half + e];
-            s = probability(kConfig.modified ? s : __fmaf_rn(s, scale, -lse2), low);
+            s = probability(kLogits ? s : __fmaf_rn(s, scale, -lse2), low);
           }
         }
       }
@@ -193,79 +208,86 @@ struct Backward {
         }
       }
     }
-    if (masked) {
-      // Of a hidden pair nothing comes through, a NaN of dO or V neither.
-#pragma unroll
-      for (int m = 0; m < kM; ++m) {
-#pragma unroll
-        for (int n = 0; n < kN; ++n) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) dP[m][n][e] = P[m][n][e] == 0.0F ? 0.0F : dP[m][n][e];
-        }
-      }
-    }
+    // Of a hidden pair nothing comes through, a NaN of dO or V neither.
+    if (masked) clear_where_zero(dP, P);
   }
-  /// Softcap and ALiBi: S^T becomes logits in the log2 domain less lse2, dP^T - delta takes the
-  /// factor d logit / dS later.
-  __forceinline__ void modified(Acc (&S)[kM][kN], Acc (&dP)[kM][kN], const ScoreModification& mod,
-                                float factor, int stage, int head, int row, int query,
-                                bool masked) const {
-    Acc G[kM][kN];
+
+  /// (F1 to F4) S^T times `factor` becomes logits in the log2 domain less lse2, and G d logit / dS
+  /// where scores are modified.
+  __forceinline__ void logits(Acc (&S)[kM][kN], Acc (&G)[kM][kN], float factor, int stage,
+                              const Queries& at, const typename Pairs::Shown& shown) const {
+    const ScoreModification mod(args, factor, batch, at.head);
     const int shift = seq_k - args.seq_q;
 #pragma unroll
-    for (int m = 0; m < kM; ++m) {
+    for (int n = 0; n < kN; ++n) {
 #pragma unroll
-      for (int n = 0; n < kN; ++n) {
+      for (int e = 0; e < 2; ++e) {
+        const float lse2 = row_value(s_lse(stage), at.query, n, e);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int j = key + warp_key() + 16 * m + lane / 4 + 8 * (e / 2);
-          const int i = row + query + 8 * n + 2 * (lane % 4) + e % 2;
-          const float lse2 = row_value(s_lse(stage), query, n, e % 2);
-          S[m][n][e] = mod.logit(S[m][n][e], i + shift - j, lse2, G[m][n][e]);
+        for (int m = 0; m < kM; ++m) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            float& s = S[m][n][2 * half + e];
+            if constexpr (kConfig.modified) {
+              const int j = key + warp_key() + 16 * m + lane / 4 + 8 * half;
+              const int i = at.row + at.query + 8 * n + 2 * (lane % 4) + e;
+              s = mod.logit(s, i + shift - j, lse2, G[m][n][2 * half + e]);
+            } else {
+              s = __fmaf_rn(s, mod.scale * kLog2e, -lse2);
+            }
+          }
         }
       }
     }
-    if constexpr (kConfig.paired) {
-      const PairTerms terms(args.pairs, batch, head, args.seq_q, seq_k);
-      apply_pairs<true>(S, terms, key + warp_key(), row + query, lane);
-    }
-    if (masked) mask_transposed(S, diagonals(), seq_k, key + warp_key(), row + query, lane);
-    probabilities(S, 1.0F, stage, query);
-    score_gradients(dP, S, factor, stage, query, masked || kConfig.paired);
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int n = 0; n < kN; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) dP[m][n][e] *= G[m][n][e];
-      }
+    if constexpr (kConfig.pairs.any()) pairs().apply(S, corner(at), shown);
+  }
+  /// Starts the copies for the next sub_step.
+  __forceinline__ void load_pairs(const Queries& next) const {
+    if constexpr (kConfig.pairs.staged) {
+      __syncwarp();  // all lanes are done with the pairs
+      if (next.row >= 0) pairs().load_async(corner(next));
+      copy_async_commit();
     }
   }
 
-  /// kSub queries from `query` of the step's block: P^T and dS^T, and what follows from them
-  /// without other warps.
-  __forceinline__ void sub_step(int head, int row, int query, int stage, bool masked) {
+  /// kSub queries of the step's block: P^T and dS^T, and what follows from them without other
+  /// warps. `next` is the sub_step after it.
+  __forceinline__ void sub_step(const Queries& at, const Queries& next, int stage, bool masked) {
+    const auto [head, row, query] = at;
     float q_scale = 1.0F, do_scale = 1.0F;
     if constexpr (kConfig.scaled) {
-      const i64 at = (static_cast<i64>(batch) * args.heads_q + head) * args.q_scale_blocks +
-                     min((row + query) / kScaleRows, args.q_scale_blocks - 1);
-      q_scale = args.q_scale[at];
-      do_scale = args.do_scale[at];
+      const i64 index = (static_cast<i64>(batch) * args.heads_q + head) * args.q_scale_blocks +
+                        min((row + query) / kScaleRows, args.q_scale_blocks - 1);
+      q_scale = args.q_scale[index];
+      do_scale = args.do_scale[index];
+    }
+    const typename Pairs::Shown shown = pairs().shown(corner(at));
+    if (!shown.some) {
+      load_pairs(next);
+      if constexpr (kCross || kConfig.with_dq) {
+        const Acc none[kM][kN] = {};
+        stage_rows<kElement>(none, 1.0F, sS(), warp_key(), query, lane);
+        if constexpr (kCross) stage_rows<kElement>(none, 1.0F, sP(), warp_key(), query, lane);
+      }
+      return;
     }
     const Kept kept(args.dropout, batch * args.heads_q + head, key + warp_key(), row + query, lane);
     Acc S[kM][kN], dP[kM][kN];
     clear(S);
     product_rows<kElement>(S, sK(), warp_key(), sQ(stage), query, lane);  // (F1) S^T = K Q^T
-    if constexpr (kConfig.modified) {
-      clear(dP);
-      product_rows<kElement>(dP, sV(), warp_key(), sO(stage), query, lane);  // (B4)
-      kept.drop(dP, args.dropout.scale);
-      ScoreModification mod;
-      mod.scale = args.scale * (k_scale * q_scale);
-      mod.softcap = args.softcap;
-      mod.slope =
-          args.alibi == nullptr ? 0.0F : args.alibi[batch * args.alibi_b + head * args.alibi_h];
-      modified(S, dP, mod, v_scale * do_scale, stage, head, row, query, masked);
+    if constexpr (kLogits) {
+      Acc G[kM][kN];
+      logits(S, G, k_scale * q_scale, stage, at, shown);
+      load_pairs(next);
+      if (masked) mask_transposed(S, diagonals(), seq_k, key + warp_key(), row + query, lane);
+      probabilities(S, 1.0F, stage, query);
+      if constexpr (kWithK) {
+        clear(dP);
+        product_rows<kElement>(dP, sV(), warp_key(), sO(stage), query, lane);  // (B4)
+        kept.drop(dP, args.dropout.scale);
+        score_gradients(dP, S, v_scale * do_scale, stage, query, masked || kConfig.pairs.any());
+        if constexpr (kConfig.modified) multiply_each(dP, G);
+      }
     } else {
       float scale = args.scale_log2;
       if constexpr (kConfig.scaled) {
@@ -352,10 +374,14 @@ struct Backward {
       if (next_block >= 0) load_queries(next_head, next_block, stage ^ 1);
       copy_async_commit();
     }
-    const int row = block * kBlockM;
+    const int row = block * kBlockM, first = column_warp() * (kSubs * kSub);
 #pragma unroll
     for (int sub = 0; sub < kSubs; ++sub) {
-      sub_step(head, row, column_warp() * (kSubs * kSub) + sub * kSub, stage, masked);
+      // The pairs of the first have landed with Q and dO.
+      if (kConfig.pairs.staged && sub > 0) copy_async_wait<0>(), __syncwarp();
+      const Queries at = {head, row, first + sub * kSub}, after = {head, row, at.query + kSub};
+      const Queries next = {next_head, next_block * kBlockM, first};
+      sub_step(at, sub + 1 < kSubs ? after : next, stage, masked);
     }
     if constexpr (kConfig.with_dq || kCross) {
       __syncthreads();  // dS (and P) of all warps are written before any warp reads them
@@ -373,6 +399,7 @@ struct Backward {
     const int head0 = head_k * args.group;
     load_keys();
     load_queries(head0, range.begin, 0);
+    pairs().load_async(corner({head0, range.begin * kBlockM, column_warp() * (kSubs * kSub)}));
     copy_async_commit();
     int stage = 0;
 #pragma unroll 1
@@ -450,10 +477,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
   if constexpr (kConfig.packed) {
     if (!enter_keys<kConfig>(any, own.args, tile)) return;
   }
-  const int batch = tile.pair / (args.heads_q / args.group);
-  const int seq_k = args.key_lengths == nullptr
-                        ? args.seq_k
-                        : max(0, min(args.seq_k, args.key_lengths[batch * args.key_lengths_b]));
+  const int seq_k = keys_of(args, tile.pair / (args.heads_q / args.group));
   Backward<kConfig> block(args, shared_address(shared), tile, seq_k);
   const int key_end = min(block.key + kConfig.block_n, seq_k);
   BlockRange range;

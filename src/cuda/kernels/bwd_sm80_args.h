@@ -25,8 +25,8 @@ struct Config {
                          ///< stay in registers
   int sub_m = 32;        ///< queries that a warp takes at a time
   int stages = 2;        ///< of Q and dO in shared memory (bwd_dq_sm80: of K and V)
-  bool modified = false;  ///< softcap, ALiBi, a scale that is not positive, or paired
-  bool paired = false;    ///< a bias or a bool mask
+  bool modified = false;  ///< softcap, ALiBi, a scale that is not positive
+  tile::PairKind pairs;   ///< a bias or a bool mask
   bool with_dq = true;    ///< one pass: dQ is accumulated in memory by atomic additions
   /// bwd_sm80: queries in parts; with dQ dK and dV are accumulated in memory too, without each part
   /// has its own. bwd_dq_sm80: keys in parts, each with its own dQ.
@@ -74,7 +74,7 @@ struct Args {
   long long alibi_b = 0, alibi_h = 0;
   const float* sinks = nullptr;  ///< (Hq), may be null
   long long sinks_h = 0;
-  tile::PairTensors pairs;  ///< paired only
+  tile::PairTensors pairs;  ///< as Config::pairs says
   tile::Positions positions;
   tile::TileOrder order;
   int queries_per_split = 0;  ///< multiple of block_m

@@ -76,7 +76,7 @@ KernelUnit unit(const Config& c, const char* stem, int min_blocks, int bytes) {
                        number("block_m", c.block_m) + number("block_n", c.block_n) +
                        number("warps", c.warps) + number("column_warps", c.column_warps) +
                        number("sub_m", c.sub_m) + number("stages", c.stages) +
-                       flag("modified", c.modified) + flag("paired", c.paired) +
+                       flag("modified", c.modified) + sm80::pair_text(c.pairs) +
                        flag("with_dq", c.with_dq) + flag("split", c.split) + flag("exact", c.exact);
   if (c.dropout) config += flag("dropout", true);
   if (c.packed) config += flag("packed", true);
@@ -122,27 +122,17 @@ Dims dims(const Problem& p) {
   return {largest_dim(p), largest_dim(p)};
 }
 
-Config make_config(const Problem& p, const Tile& tile, bool with_dq, bool split) {
-  const sm80::Form form = sm80::form(p);
-  return {.element = form.element,
-          .planes = form.planes,
-          .scaled = form.scaled,
-          .head_dim = dims(p).qk,
-          .head_dim_v = dims(p).v,
-          .block_m = tile.block_m,
-          .block_n = tile.block_n,
-          .warps = tile.warps,
-          .column_warps = tile.column_warps,
-          .sub_m = tile.sub_m,
-          .stages = tile.stages,
-          .modified = sm80::is_modified(p, form),
-          .paired = sm80::is_paired(p),
-          .with_dq = with_dq,
-          .split = split,
-          .exact = !form.scaled && is_small(p),
-          .dropout = drops(p),
-          .packed = p.packed};
+namespace {
+
+/// Pairs of a warp of bwd_sm80, of bwd_dq_sm80.
+tile::PairRoom key_room(const Config& c) {
+  return {c.pairs, true, c.sub_m, c.block_n * c.column_warps / c.warps};
 }
+tile::PairRoom query_room(const Config& c) {
+  return {c.pairs, false, c.block_m / c.warps, c.block_n};
+}
+
+}  // namespace
 
 /// As bwd_sm80.cuh lays it out.
 int shared_bytes(const Config& c) {
@@ -150,11 +140,37 @@ int shared_bytes(const Config& c) {
   const int crossing = c.block_n * c.block_m * 2 * (c.exact ? 2 : 1);
   const int crossing_ds = c.with_dq || c.column_warps > 1 ? crossing : 0;
   return c.block_n * row + c.stages * c.block_m * (row + (c.scaled ? 12 : 8)) + crossing_ds +
-         (c.column_warps > 1 ? crossing : 0);
+         (c.column_warps > 1 ? crossing : 0) + c.warps * key_room(c).bytes;
 }
 /// As bwd_dq_sm80.cuh lays it out.
 int query_shared_bytes(const Config& c) {
-  return (c.block_m + c.stages * c.block_n) * (c.head_dim + c.head_dim_v) * c.planes * 2;
+  return (c.block_m + c.stages * c.block_n) * (c.head_dim + c.head_dim_v) * c.planes * 2 +
+         c.warps * query_room(c).bytes;
+}
+
+Config make_config(const Problem& p, const Tile& tile, Launch launch, bool split, int limit_kib) {
+  const sm80::Form form = sm80::form(p);
+  Config config = {.element = form.element,
+                   .planes = form.planes,
+                   .scaled = form.scaled,
+                   .head_dim = dims(p).qk,
+                   .head_dim_v = dims(p).v,
+                   .block_m = tile.block_m,
+                   .block_n = tile.block_n,
+                   .warps = tile.warps,
+                   .column_warps = tile.column_warps,
+                   .sub_m = tile.sub_m,
+                   .stages = tile.stages,
+                   .modified = sm80::is_modified(p),
+                   .pairs = sm80::pair_kind(p),
+                   .with_dq = launch == Launch::all,
+                   .split = split,
+                   .exact = !form.scaled && is_small(p),
+                   .dropout = drops(p),
+                   .packed = p.packed};
+  const int bytes = launch == Launch::queries ? query_shared_bytes(config) : shared_bytes(config);
+  config.pairs.staged = config.pairs.staged && bytes <= limit_kib * 1024;
+  return config;
 }
 
 KernelUnit key_unit(const Config& c, int min_blocks) {
@@ -241,7 +257,9 @@ OnePass choose_one_pass(const Problem& p, const Hardware& machine) {
   OnePass best;
   const double heads = static_cast<double>(p.stored_batch() * p.heads_k);
   for (const Tile& tile : one_pass_tiles(p)) {
-    if (shared_bytes(make_config(p, tile, true, false)) > machine.shared_kib * 1024) continue;
+    if (shared_bytes(make_config(p, tile, Launch::all, false, machine.shared_kib)) >
+        machine.shared_kib * 1024)
+      continue;
     const double blocks = full_key_blocks(p, tile);
     const bool full = sm80::fills(heads * blocks, tile.min_blocks, machine);
     for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24}) {
@@ -287,9 +305,10 @@ double predict_two_pass(const Problem& p, const TilePair& pair, int splits,
 }
 
 bool fits(const Problem& p, const TilePair& pair, const Hardware& machine) {
-  const int limit = machine.shared_kib * 1024;
-  return shared_bytes(make_config(p, pair.keys, false, false)) <= limit &&
-         query_shared_bytes(make_config(p, pair.queries, false, false)) <= limit;
+  const int kib = machine.shared_kib;
+  return shared_bytes(make_config(p, pair.keys, Launch::keys, false, kib)) <= kib * 1024 &&
+         query_shared_bytes(make_config(p, pair.queries, Launch::queries, false, kib)) <=
+             kib * 1024;
 }
 
 }  // namespace

@@ -42,7 +42,10 @@ bool is_small(const Problem& p);
 std::span<const Tile> one_pass_tiles(const Problem& p);
 std::span<const TilePair> two_pass_tiles(const Problem& p);
 
-Config make_config(const Problem& p, const Tile& tile, bool with_dq, bool split);
+/// What a launch computes: all in one pass, or dK and dV, or dQ.
+enum class Launch { all, keys, queries };
+/// `limit_kib`: of shared memory. Pairs that do not fit there are read from memory.
+Config make_config(const Problem& p, const Tile& tile, Launch launch, bool split, int limit_kib);
 int shared_bytes(const Config& c);
 int query_shared_bytes(const Config& c);
 

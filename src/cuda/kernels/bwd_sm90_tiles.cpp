@@ -65,7 +65,7 @@ Config bwd_sm90_config(const Problem& p) {
   config.head_dim = bwd_sm90_padded(p.head_dim);
   config.head_dim_v = bwd_sm90_padded(p.head_dim_v);
   config.mask = sm90_mask(p).mask;
-  config.modified = sm80::is_modified(p, sm80::form(p));
+  config.modified = sm80::is_modified(p);
   config.softcap = p.softcap != 0.0;
   config.alibi = p.alibi_slopes.defined();
   config.deterministic = p.deterministic;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <span>
 
+#include "cuda/driver/device.h"
 #include "cuda/kernels/combine.hpp"
 #include "cuda/kernels/fwd_sm80_args.h"
 #include "cuda/kernels/sm80.hpp"
@@ -42,6 +43,10 @@ constexpr Tile kTiles96[] = {{128, 64, 4, 2, false, 2, 370.0}, {64, 64, 4, 2, fa
 constexpr Tile kTiles128[] = {{128, 64, 4, 2, false, 2, 415.0},
                               {64, 64, 4, 2, true, 2, 338.0},
                               {16, 128, 4, 1, true, 2, 220.0, 4, 512}};
+// With a bias or a mask beside them: two stages leave no room for a second block.
+constexpr Tile kPairs128[] = {{128, 64, 4, 1, false, 2, 405.0},
+                              {64, 64, 4, 2, true, 2, 338.0},
+                              {16, 128, 4, 1, true, 2, 220.0, 4, 512}};
 constexpr Tile kTiles192[] = {{128, 64, 8, 2, false, 1, 310.0}, {64, 32, 4, 2, false, 2, 285.0}};
 constexpr Tile kTiles256[] = {{128, 64, 8, 2, false, 1, 330.0}, {64, 32, 4, 2, false, 2, 290.0}};
 // Two planes: every operand is twice as wide and every product three.
@@ -60,37 +65,44 @@ std::span<const Tile> tiles(const KernelRow& row, const Problem& p) {
   if (dim <= 32) return planes ? std::span<const Tile>(kPlanes32) : kTiles32;
   if (dim <= 64) return planes ? std::span<const Tile>(kPlanes64) : kTiles64;
   if (dim <= 96) return planes ? std::span<const Tile>(kPlanes96) : kTiles96;
+  if (dim <= 128 && !planes && sm80::pair_kind(p).staged) return kPairs128;
   if (dim <= 128) return planes ? std::span<const Tile>(kPlanes128) : kTiles128;
   if (dim <= 192) return planes ? std::span<const Tile>(kPlanes192) : kTiles192;
   return planes ? std::span<const Tile>(kPlanes256) : kTiles256;
 }
 
-Config make_config(const Problem& p, const Tile& tile, bool split) {
-  const sm80::Form form = sm80::form(p);
-  return {.element = form.element,
-          .planes = form.planes,
-          .scaled = form.scaled,
-          .head_dim = sm80::padded(p.head_dim),
-          .head_dim_v = sm80::padded(p.head_dim_v),
-          .block_m = tile.block_m,
-          .block_n = tile.block_n,
-          .warps = tile.warps,
-          .key_warps = tile.key_warps,
-          .stages = tile.stages,
-          .q_in_registers = tile.q_in_registers && form.planes == 1,
-          .positional = p.has_positional_mask(),
-          .modified = sm80::is_modified(p, form),
-          .paired = sm80::is_paired(p),
-          .split = split,
-          .dropout = drops(p),
-          .packed = p.packed,
-          .paged = sm80::reads_pages(p)};
-}
-
 /// As fwd_sm80.cuh lays it out.
 int shared_bytes(const Config& c) {
   const int q = c.block_m * std::max(c.head_dim * c.planes, c.head_dim_v) * 2;
-  return q + c.stages * c.block_n * (c.head_dim + c.head_dim_v) * c.planes * 2;
+  const tile::PairRoom room(c.pairs, false, c.block_m * c.key_warps / c.warps,
+                            c.block_n / c.key_warps);
+  return q + c.stages * c.block_n * (c.head_dim + c.head_dim_v) * c.planes * 2 +
+         c.warps * room.bytes;
+}
+
+/// `limit_kib`: of shared memory. Pairs that do not fit there are read from memory.
+Config make_config(const Problem& p, const Tile& tile, bool split, int limit_kib) {
+  const sm80::Form form = sm80::form(p);
+  Config config = {.element = form.element,
+                   .planes = form.planes,
+                   .scaled = form.scaled,
+                   .head_dim = sm80::padded(p.head_dim),
+                   .head_dim_v = sm80::padded(p.head_dim_v),
+                   .block_m = tile.block_m,
+                   .block_n = tile.block_n,
+                   .warps = tile.warps,
+                   .key_warps = tile.key_warps,
+                   .stages = tile.stages,
+                   .q_in_registers = tile.q_in_registers && form.planes == 1,
+                   .positional = p.has_positional_mask(),
+                   .modified = sm80::is_modified(p),
+                   .pairs = sm80::pair_kind(p),
+                   .split = split,
+                   .dropout = drops(p),
+                   .packed = p.packed,
+                   .paged = sm80::reads_pages(p)};
+  config.pairs.staged = config.pairs.staged && shared_bytes(config) <= limit_kib * 1024;
+  return config;
 }
 
 KernelUnit unit(const Config& c, int min_blocks) {
@@ -107,7 +119,7 @@ KernelUnit unit(const Config& c, int min_blocks) {
                     number("warps", c.warps) + number("key_warps", c.key_warps) +
                     number("stages", c.stages) + flag("q_in_registers", c.q_in_registers) +
                     flag("positional", c.positional) + flag("modified", c.modified) +
-                    flag("paired", c.paired) + flag("split", c.split) +
+                    sm80::pair_text(c.pairs) + flag("split", c.split) +
                     (c.dropout ? flag("dropout", true) : "") +
                     (c.packed ? flag("packed", true) : "") + (c.paged ? flag("paged", true) : ""),
           .threads = c.warps * 32,
@@ -206,11 +218,11 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
   if (is_decided_alone(p)) {
     best = choose(row, decisive(p), machine);
     if (best.tile == nullptr) return best;
-    const int bytes = shared_bytes(make_config(p, *best.tile, false));
+    const int bytes = shared_bytes(make_config(p, *best.tile, false, machine.shared_kib));
     return {best.tile, best.splits, predict(p, *best.tile, bytes, best.splits, machine)};
   }
   for (const Tile& tile : tiles(row, p)) {
-    const int bytes = shared_bytes(make_config(p, tile, false));
+    const int bytes = shared_bytes(make_config(p, tile, false, machine.shared_kib));
     if (bytes > machine.shared_kib * 1024 || !suits(tile, p, machine)) continue;
     const bool full =
         sm80::fills(full_tiles(p, tile), resident_blocks(tile, bytes, machine), machine);
@@ -359,7 +371,7 @@ void run(const KernelRow& row, const Problem& given, const Context& context) {
                           std::to_string(plan.block_m) + " x " + std::to_string(plan.block_n));
   }
   const bool split = plan.splits > 1;
-  const Config config = make_config(p, *tile, split);
+  const Config config = make_config(p, *tile, split, sm80::shared_kib(device_arch(device)));
   sm80::Operands operands(p);
   WorkspaceCutter workspace(context.workspace);
   operands.prepare(workspace, context.stream);
@@ -423,9 +435,9 @@ namespace {
 /// Adds the tile's kernel unless an architecture cannot hold it.
 void add_unit(std::vector<PackUnit>& units, int arch, const Problem& p, const Tile& tile,
               bool split) {
-  const int shared_limit = arch == 80 ? 163 : arch >= 90 && arch < 120 ? 227 : 99;
-  const KernelUnit made = unit(make_config(p, tile, split), tile.min_blocks);
-  if (made.shared_bytes > shared_limit * 1024) return;
+  const int limit_kib = sm80::shared_kib(arch);
+  const KernelUnit made = unit(make_config(p, tile, split, limit_kib), tile.min_blocks);
+  if (made.shared_bytes > limit_kib * 1024) return;
   // NOTE: the spills of the 32-row warps (see fwd_sm80.md) are of values that only masked blocks
   // use.
   units.push_back({.unit = made,

@@ -43,7 +43,9 @@ struct Forward {
   using TileK = SharedTile<kBlockN, kD, kPlanes>;
   using TileV = SharedTile<kBlockN, kDv, kPlanes>;
   using Kept = KeptPairs<kConfig.dropout, false, kM, kN>;
-  /// Q, then `stages` of K, then `stages` of V. O is staged where Q was, in rows of kDv.
+  using Pairs = FragmentPairs<kConfig.pairs, false, kM, kN>;
+  /// Q, then `stages` of K, then `stages` of V, then the pairs of each warp. O is staged where Q
+  /// was, in rows of kDv.
   static constexpr int kQBytes =
       TileQ::kBytes > kBlockM* kDv * 2 ? TileQ::kBytes : kBlockM* kDv * 2;
   /// Row statistics and O of a warp, where K and V were.
@@ -94,10 +96,7 @@ struct Forward {
       q_scale = 1.0F;
     }
     if constexpr (kConfig.modified) {
-      mod.scale = args.scale;
-      mod.softcap = args.softcap;
-      mod.slope =
-          args.alibi == nullptr ? 0.0F : args.alibi[batch() * args.alibi_b + head() * args.alibi_h];
+      mod = ScoreModification(args, 1.0F, batch(), head());
     }
     rows.clear();
     clear(rO);
@@ -144,6 +143,17 @@ struct Forward {
     }
   }
 
+  // ---- bias and mask
+
+  __forceinline__ Pairs pairs() const {
+    constexpr int kOperands = kQBytes + kConfig.stages * (TileK::kBytes + TileV::kBytes);
+    return {args.pairs, shared + kOperands + static_cast<u32>(warp * Pairs::kRoom.bytes),
+            opaque(lane)};
+  }
+  __forceinline__ PairCorner corner(int block) const {
+    return {batch(), head(), warp_row(), warp_key(block), args.seq_q, seq_k};
+  }
+
   // ---- scores
 
   /// (F1) S = Q K^T
@@ -176,7 +186,7 @@ struct Forward {
            warp_key(block) / kScaleRows;
   }
   template <bool kMasked>
-  __forceinline__ void softmax(Acc (&S)[kM][kN], int block) {
+  __forceinline__ void softmax(Acc (&S)[kM][kN], int block, const typename Pairs::Shown& shown) {
     float scale = args.scale_log2;
     if constexpr (kConfig.scaled) {
       const float factor = q_scale * args.k_scale[key_scale_index(block)];
@@ -189,12 +199,13 @@ struct Forward {
     }
     if constexpr (kConfig.modified) {
       modify_scores(S, mod, warp_row(), warp_key(block), seq_k - args.seq_q, lane);
-      if constexpr (kConfig.paired) {
-        const PairTerms terms(args.pairs, batch(), head(), args.seq_q, seq_k);
-        apply_pairs<false>(S, terms, warp_row(), warp_key(block), lane);
-      }
       scale = 1.0F;
     }
+    if constexpr (kConfig.pairs.bias != BiasType::none && !kConfig.modified) {
+      multiply(S, scale);
+      scale = 1.0F;
+    }
+    if constexpr (kConfig.pairs.any()) pairs().apply(S, corner(block), shown);
     if constexpr (kMasked) mask_scores(S, diagonals, seq_k, warp_row(), warp_key(block), lane);
     softmax_step<kBias>(S, rows, scale, [this](int r, float alpha) {
 #pragma unroll
@@ -231,22 +242,30 @@ struct Forward {
       load_v(block, 0);
     }
     copy_async_commit();
-    // Ahead of the scores, which take the registers.
-    const Kept kept(args.dropout, tile.pair, warp_row(), warp_key(block), lane);
-    Acc S[kM][kN];
-    scores(S, stage);
-    softmax<kMasked>(S, block);
-    kept.drop(S, 1.0F);  // (F10) Z P; 1 / (1 - p) comes at the end
+    // The pairs have landed with K.
+    const typename Pairs::Shown shown = pairs().shown(corner(block));
     FragmentA<kPlanes> P[kM][kN / 2];
-    pack_fragments<kElement>(P, S);
+    if (shown.some) {
+      // Ahead of the scores, which take the registers.
+      const Kept kept(args.dropout, tile.pair, warp_row(), warp_key(block), lane);
+      Acc S[kM][kN];
+      scores(S, stage);
+      softmax<kMasked>(S, block, shown);
+      kept.drop(S, 1.0F);  // (F10) Z P; 1 / (1 - p) comes at the end
+      pack_fragments<kElement>(P, S);
+    }
     if constexpr (kConfig.stages == 1) {
       // V has landed, for all threads; all warps are done with K.
       copy_async_wait<0>();
       __syncthreads();
       if (next >= 0) load_k(next, 0);
-      copy_async_commit();
     }
-    accumulate(P, stage, block);
+    if constexpr (kConfig.pairs.staged) {
+      __syncwarp();  // all lanes are done with the pairs
+      if (next >= 0) pairs().load_async(corner(next));
+    }
+    if constexpr (kConfig.stages == 1 || kConfig.pairs.staged) copy_async_commit();
+    if (shown.some) accumulate(P, stage, block);
   }
 
   __forceinline__ void run(const BlockRange& range) {
@@ -254,6 +273,7 @@ struct Forward {
     int block = range.end - 1;
     load_k(block, 0);
     if constexpr (kConfig.stages == 2) load_v(block, 0);
+    pairs().load_async(corner(block));
     copy_async_commit();
     if constexpr (kConfig.q_in_registers) {
       copy_async_wait<0>();
@@ -362,7 +382,7 @@ struct Forward {
       const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
       if (args.lse != nullptr && lane % 4 == 0 && i < args.seq_q) {
         // A bias of the least finite float on all keys: LSE is that, and so is m.
-        const bool lowest = kConfig.paired && m == kLowest;
+        const bool lowest = kConfig.pairs.any() && m == kLowest;
         args.lse[tile.split * args.lse_split + batch() * args.lse_b + head() * args.lse_h +
                  i * args.lse_s] = lowest ? kLowest : (m + log2_approx(l)) * kLn2;
       }
@@ -425,18 +445,11 @@ __forceinline__ void attend(const Args& args, const TileIndex& tile, int seq_k,
   block.finish();
 }
 
-__forceinline__ int key_count(const Args& args, const TileIndex& tile) {
-  const int batch = tile.pair / args.heads_q;
-  return args.key_lengths == nullptr
-             ? args.seq_k
-             : max(0, min(args.seq_k, args.key_lengths[batch * args.key_lengths_b]));
-}
-
 template <Config kConfig>
 __forceinline__ void kernel(const Args& args) {
   const TileIndex tile = tile_index(args.order, blockIdx.x);
   wait_for_previous();  // for packed operands
-  attend<kConfig>(args, tile, key_count(args, tile), {});
+  attend<kConfig>(args, tile, keys_of(args, tile.pair / args.heads_q), {});
 }
 
 template <Config kConfig>
@@ -448,7 +461,8 @@ __forceinline__ void kernel(const RaggedArgs& ragged) {
     int seq_k = 0;
     if (enter_sequence<kConfig>(ragged, args, tile, seq_k)) attend<kConfig>(args, tile, seq_k, {});
   } else {
-    attend<kConfig>(ragged.args, tile, key_count(ragged.args, tile), ragged.pages);
+    attend<kConfig>(ragged.args, tile, keys_of(ragged.args, tile.pair / ragged.args.heads_q),
+                    ragged.pages);
   }
 }
 

@@ -20,8 +20,8 @@ struct Config {
   int stages = 2;     ///< of K and V in shared memory
   bool q_in_registers = false;
   bool positional = false;  ///< causal or window
-  bool modified = false;    ///< softcap, ALiBi, a scale that is not positive, or paired
-  bool paired = false;      ///< a bias or a bool mask
+  bool modified = false;    ///< softcap, ALiBi, a scale that is not positive
+  tile::PairKind pairs;     ///< a bias or a bool mask
   bool split = false;       ///< keys in parts: O and LSE of each part to float32 workspace
   bool dropout = false;
   bool packed = false;  ///< sequences beside each other
@@ -52,7 +52,7 @@ struct Args {
   long long alibi_b = 0, alibi_h = 0;
   const float* sinks = nullptr;  ///< (Hq), may be null
   long long sinks_h = 0;
-  tile::PairTensors pairs;  ///< paired only
+  tile::PairTensors pairs;  ///< as Config::pairs says
   tile::Positions positions;
   tile::TileOrder order;
   int keys_per_split = 0;     ///< multiple of block_n

@@ -62,7 +62,7 @@ Lengths lengths(const Problem& p) {
 }
 
 Modification modification(const Problem& p) {
-  if (!sm80::is_modified(p, sm80::form(p))) return Modification::none;
+  if (!sm80::is_modified(p)) return Modification::none;
   // The kernels of one modification divide by the scale.
   const bool softcap = p.softcap > 0.0, alibi = p.alibi_slopes.defined();
   if (!(p.scale > 1e-30F) || (softcap && alibi)) return Modification::general;

@@ -19,8 +19,10 @@ using Role = MemoryItem::Role;
 /// Lengths up to this leave room for sums of positions in 32 bits.
 constexpr std::int64_t kLongest = std::int64_t{1} << 29;
 /// Milliseconds of a pair on the H200 that they were measured on (option-costs-sm80.csv): an
-/// element of a bias or a mask that lies in the L2 cache, or in memory beyond it; dropout's bits.
-constexpr double kCachedPairMs = 5.8e-9, kReadPairMs = 10.2e-9, kDropPairMs = 1.15e-9;
+/// element of a mask and of a bias by way of shared memory, where the bias lies in the L2 cache, or
+/// in memory beyond it; an element of either that is read alone; dropout's bits.
+constexpr double kMaskMs = 4.5e-10, kBiasMs = 6.5e-10, kReadBiasMs = 1.05e-9, kAloneMs = 3.0e-9;
+constexpr double kDropPairMs = 1.05e-9;
 /// What a backward's launches take of that: they have fewer warps.
 constexpr double kBackwardPairs = 1.3;
 /// Share of the L2 cache that a section of heads may fill.
@@ -236,13 +238,29 @@ tile::DropoutBits dropout_bits(const Problem& p) {
           .scale = static_cast<float>(mask.scale())};
 }
 
-bool is_modified(const Problem& p, const Form&) {
+bool is_modified(const Problem& p) {
   // A hidden score is -inf times the scale: that must stay -inf, so the scale must be positive and
   // not tiny.
-  return p.softcap != 0.0 || p.alibi_slopes.defined() || !(p.scale > 1e-30F) || is_paired(p);
+  return p.softcap != 0.0 || p.alibi_slopes.defined() || !(p.scale > 1e-30F);
 }
 
-bool is_paired(const Problem& p) { return p.mask.defined() || p.bias.defined(); }
+tile::PairKind pair_kind(const Problem& p) {
+  const auto side_by_side = [](const Tensor& t) { return !t.defined() || t.strides[3] == 1; };
+  return {.bias = pair_tensors(p).type,
+          .mask = p.mask.defined(),
+          .staged = (p.bias.defined() || p.mask.defined()) && side_by_side(p.bias) &&
+                    side_by_side(p.mask)};
+}
+
+std::string pair_text(const tile::PairKind& kind) {
+  if (!kind.any()) return "";
+  constexpr std::array<const char*, 4> kNames = {"none", "bf16", "fp16", "float32"};
+  return std::string(", .pairs = {tilewise::tile::BiasType::") +
+         kNames[static_cast<std::size_t>(kind.bias)] + ", " + bool_text(kind.mask) + ", " +
+         bool_text(kind.staged) + "}";
+}
+
+int shared_kib(int arch) { return arch == 80 ? 163 : arch >= 90 && arch < 120 ? 227 : 99; }
 
 tile::PairTensors pair_tensors(const Problem& p) {
   tile::PairTensors pairs;
@@ -277,11 +295,10 @@ Grid following(std::int64_t blocks, int device) {
 
 double options_ms(const Problem& p, int passes, const Hardware& machine) {
   double pair_ms = drops(p) ? kDropPairMs : 0.0;
-  for (const Tensor* t : {&p.bias, &p.mask}) {
-    if (!t->defined()) continue;
-    const bool cached = stored_bytes(*t) <= static_cast<double>(machine.l2_bytes);
-    pair_ms += cached ? kCachedPairMs : kReadPairMs;
-  }
+  const bool staged = pair_kind(p).staged;
+  const bool cached = stored_bytes(p.bias) <= static_cast<double>(machine.l2_bytes);
+  if (p.mask.defined()) pair_ms += staged ? kMaskMs : kAloneMs;
+  if (p.bias.defined()) pair_ms += !staged ? kAloneMs : cached ? kBiasMs : kReadBiasMs;
   if (pair_ms == 0.0) return 0.0;
   const double times = p.pass == Pass::backward ? kBackwardPairs : 1.0;
   return times * passes * visible_pairs(p) * pair_ms / clocks(machine);

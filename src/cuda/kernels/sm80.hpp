@@ -131,10 +131,14 @@ void fill_shared(Args& args, const Problem& p, const Operands& operands) {
   args.positions = positions(p);
   if (drops(p)) args.dropout = dropout_bits(p);
 }
-/// True when softcap, ALiBi, the scale, a bias or a bool mask need the general score path.
-bool is_modified(const Problem& problem, const Form& form);
-/// True when scores take a bias or a bool mask.
-bool is_paired(const Problem& problem);
+/// True when softcap, ALiBi or the scale need the general score path.
+bool is_modified(const Problem& problem);
+/// What scores take of bias and bool mask: staged where their strides allow it.
+tile::PairKind pair_kind(const Problem& problem);
+/// ", .pairs = ..." of a Config, nothing without pairs.
+std::string pair_text(const tile::PairKind& kind);
+/// KiB of shared memory that a block can have.
+int shared_kib(int arch);
 
 /// Heads that come together in the order of tiles: `head_bytes` of what one head's tiles read again
 /// and again.

@@ -4,8 +4,7 @@
 #include <map>
 
 #include "cuda/driver/cublas.h"
-#include "cuda/jit/kernel.h"
-#include "cuda/kernels/copy_rows_args.h"
+#include "cuda/kernels/copy_rows.hpp"
 #include "cuda/kernels/softmax_rows.hpp"
 #include "cuda/kernels/textbook.hpp"
 #include "problem/blocks.h"
@@ -127,21 +126,6 @@ class Parts {
   std::map<std::string, std::byte*> parts_;
 };
 
-void copy(const Tensor& from, const Tensor& to, void* stream) {
-  copy_rows::Args args;
-  args.from = view4(from);
-  args.to = view4(to);
-  args.heads = static_cast<int>(to.sizes[1]);
-  args.rows = to.sizes[2];
-  args.dim = static_cast<int>(to.sizes[3]);
-  args.elements = to.numel();
-  const KernelUnit unit = {.stem = "copy_rows",
-                           .config = ".element_bytes = " + std::to_string(dtype_bytes(to.dtype)),
-                           .threads = copy_rows::kThreads};
-  launch(load(unit, to.device.index), {.x = ceil_div(args.elements, copy_rows::kThreads)}, stream,
-         args);
-}
-
 /// The dense tensor that stands for `t` in products: itself, or its copy.
 Tensor dense(const Tensor& t, void* copy_data) {
   if (copy_data == nullptr) return t;
@@ -213,12 +197,12 @@ class Call {
 
   Tensor input(const char* copy_name, const Tensor& t) {
     const Tensor stands_for = dense(t, parts_.find<void>(copy_name));
-    if (stands_for.data != t.data) copy(t, stands_for, stream_);
+    if (stands_for.data != t.data) copy_elements(t, stands_for, stream_);
     return stands_for;
   }
 
   void finish(const Tensor& from, const Tensor& to) {
-    if (from.data != to.data) copy(from, to, stream_);
+    if (from.data != to.data) copy_elements(from, to, stream_);
   }
 
   /// A dense tensor as one matrix a key head: its rows, those of all query heads of the key head.

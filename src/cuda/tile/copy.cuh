@@ -74,6 +74,20 @@ __forceinline__ Bytes16 load_shared_16(u32 shared) {
   return r;
 }
 
+/// 2 bytes, shared to the low half of a register. 9.7.9.8 ld
+__forceinline__ u32 load_shared_2(u32 shared) {
+  unsigned short r;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(r) : "r"(shared) : "memory");
+  return r;
+}
+
+/// 4 bytes, shared to register. 9.7.9.8 ld
+__forceinline__ u32 load_shared_4(u32 shared) {
+  u32 r;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(r) : "r"(shared) : "memory");
+  return r;
+}
+
 struct Floats2 {
   float x, y;
 };

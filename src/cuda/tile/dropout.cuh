@@ -8,21 +8,22 @@ namespace tilewise::tile {
 
 /// (F13) Philox 4x32-10, as src/problem/philox.h has it: four words for a counter, of which bit w
 /// of the result says whether word w is above the limit.
+/// `kScarce`: the kernel has no registers for the keys of all rounds.
+template <bool kScarce>
 __forceinline__ u32 kept_words(const DropoutBits& d, u32 keys_by_4, u32 query, u32 pair) {
   u32 c[4] = {keys_by_4, query, pair, d.offset};
-  // NOTE: opaque: what the rounds make of the key would be kept in 20 registers, and spill others.
-  u32 key0 = static_cast<u32>(opaque(static_cast<int>(d.key[0])));
-  u32 key1 = static_cast<u32>(opaque(static_cast<int>(d.key[1])));
+  const auto key = [](u32 x) { return static_cast<u32>(opaque(static_cast<int>(x))); };
+  u32 key0 = kScarce ? key(d.key.round[0][0]) : 0, key1 = kScarce ? key(d.key.round[0][1]) : 0;
 #pragma unroll
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < PhiloxKeys::kRounds; ++round) {
+    if constexpr (!kScarce) key0 = d.key.round[round][0], key1 = d.key.round[round][1];
     const u64 product0 = static_cast<u64>(c[0]) * 0xD2511F53U;
     const u64 product1 = static_cast<u64>(c[2]) * 0xCD9E8D57U;
     c[0] = static_cast<u32>(product1 >> 32) ^ c[1] ^ key0;
     c[1] = static_cast<u32>(product1);
     c[2] = static_cast<u32>(product0 >> 32) ^ c[3] ^ key1;
     c[3] = static_cast<u32>(product0);
-    key0 += 0x9E3779B9U;
-    key1 += 0xBB67AE85U;
+    key0 += PhiloxKeys::kSteps[0], key1 += PhiloxKeys::kSteps[1];
   }
   u32 kept = 0;
 #pragma unroll
@@ -89,8 +90,8 @@ struct KeptPairs {
     // Of the elements e whose words it makes, one: query and first key.
     const int query = kTransposed ? col + 2 * t + g % 2 : row + g + 8 * (t % 2);
     const int key = kTransposed ? row + 8 * (g / 2 % 2) + g / 4 * 4 : col + t / 2 * 4;
-    return kept_words(d, static_cast<u32>(key) / 4, static_cast<u32>(query),
-                      static_cast<u32>(pair));
+    return kept_words<kTransposed>(d, static_cast<u32>(key) / 4, static_cast<u32>(query),
+                                   static_cast<u32>(pair));
   }
   /// From the words of this lane's counters to the elements of this lane.
   static __forceinline__ u32 exchange(u32 mine, int lane) {

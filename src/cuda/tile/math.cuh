@@ -52,6 +52,13 @@ __forceinline__ float min_nan(float a, float b) {
   return y;
 }
 
+/// The larger; a NaN operand gives NaN. 9.7.3.12 max
+__forceinline__ float max_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
 /// `width` ones from bit `start` on; both are clamped to 0 .. 32. "bmsk", .clamp
 __forceinline__ u32 bit_mask(u32 start, u32 width) {
   u32 y;

@@ -93,6 +93,29 @@ __forceinline__ void multiply(Acc (&S)[kM][kN], float factor) {
     }
   }
 }
+/// Zero where `like` is, whatever stood there.
+template <int kM, int kN>
+__forceinline__ void clear_where_zero(Acc (&S)[kM][kN], const Acc (&like)[kM][kN]) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) S[m][n][e] = like[m][n][e] == 0.0F ? 0.0F : S[m][n][e];
+    }
+  }
+}
+template <int kM, int kN>
+__forceinline__ void multiply_each(Acc (&S)[kM][kN], const Acc (&factors)[kM][kN]) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) S[m][n][e] *= factors[m][n][e];
+    }
+  }
+}
 
 /// Packs a fragment as A operands.
 template <Element kElement, int kPlanes, int kM, int kN>

@@ -26,6 +26,13 @@ __forceinline__ TileIndex tile_index(const TileOrder& order, unsigned index) {
   return tile;
 }
 
+/// Keys of a batch entry.
+template <class Args>
+__forceinline__ int keys_of(const Args& args, int batch) {
+  if (args.key_lengths == nullptr) return args.seq_k;
+  return max(0, min(args.seq_k, args.key_lengths[batch * args.key_lengths_b]));
+}
+
 /// Row i sees the keys j with i + low <= j < min(i + high, seq_k).
 struct Diagonals {
   int low = -Positions::kFar, high = Positions::kFar;

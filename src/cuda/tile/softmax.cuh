@@ -33,6 +33,14 @@ struct ScoreModification {
   float softcap;  ///< 0 = off
   float slope;    ///< 0 = off
 
+  __forceinline__ ScoreModification() = default;
+  /// Of a kernel's arguments, raw scores being `factor` smaller than theirs.
+  template <class Args>
+  __forceinline__ ScoreModification(const Args& args, float factor, int batch, int head)
+      : scale(args.scale * factor), softcap(args.softcap), slope(0.0F) {
+    if (args.alibi != nullptr) slope = args.alibi[batch * args.alibi_b + head * args.alibi_h];
+  }
+
   /// log2 e times the logit of one score, less `base`. `gradient` becomes d logit / d (scale *
   /// raw). NOTE: the base goes off before anything large is rounded: with the row's LSE as base,
   /// what is left is small where it counts, and so is its rounding.

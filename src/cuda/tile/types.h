@@ -20,11 +20,38 @@ struct View4 {
 };
 
 enum class BiasType : int { none, bf16, fp16, float32 };
+constexpr int bias_bytes(BiasType type) {
+  return type == BiasType::none ? 0 : type == BiasType::float32 ? 4 : 2;
+}
 /// Tensors with an element for every (batch, head, query, key); strides of 0 broadcast.
 struct PairTensors {
   View4 bias;  ///< added to the logits
   View4 mask;  ///< of bytes, 0 = hidden
   BiasType type = BiasType::none;
+};
+/// What a kernel is compiled for of them.
+struct PairKind {
+  BiasType bias = BiasType::none;
+  bool mask = false;
+  bool staged = false;  ///< by way of shared memory: elements of neighbouring keys lie side by side
+
+  constexpr bool any() const { return bias != BiasType::none || mask; }
+  bool operator==(const PairKind&) const = default;
+};
+
+/// The elements of a warp's kQueries x kKeys pairs in shared memory: rows of keys, with room for
+/// the 16 bytes by which a row may start off a boundary. The pitches keep the banks apart in which
+/// a warp reads, `transposed` or not.
+struct PairRoom {
+  int bias_pitch, mask_pitch, bias_bytes, bytes;
+  constexpr PairRoom(PairKind kind, bool transposed, int queries, int keys)
+      : bias_pitch(kind.bias == BiasType::none
+                       ? 0
+                       : keys * tile::bias_bytes(kind.bias) +
+                             (kind.bias == BiasType::float32 && !transposed ? 32 : 16)),
+        mask_pitch(kind.mask ? keys + 16 : 0),
+        bias_bytes(kind.staged ? queries * bias_pitch : 0),
+        bytes(kind.staged ? queries * (bias_pitch + mask_pitch) : 0) {}
 };
 
 /// Which keys a row sees by position: j in [i + shift - left, i + shift + right], shift = Sk - Sq,

@@ -33,6 +33,8 @@ using namespace tilewise;
 using tile::Element;
 
 constexpr double kBf16 = 1.2e-2, kFp16 = 1.5e-3, kExact = 2e-5;
+/// Of sums over many pairs, which nearly cancel.
+constexpr double kSums = 5e-5;
 
 template <class Kernel>
 void run_grid(unsigned blocks, int warps, unsigned char* shared, Kernel kernel) {
@@ -108,7 +110,7 @@ void check_forward(const char* name, const Shape& s, double bound = 1.2e-2) {
   a.o = view4(o, s.seq_q, s.dim), a.o_vectors = s.dim % 8 == 0;
   if (kConfig.scaled) a.o = view4(got, s.seq_q, s.dim);
   a.lse = lse.data(), a.lse_h = s.seq_q, a.lse_s = 1;
-  Pairs pairs(s);
+  Pairs pairs(s, kConfig.pairs);
   a.pairs = pairs.tensors, a.sinks = s.pairs ? kSinks : nullptr, a.sinks_h = 1;
   a.dropout = dropout_bits(s);
   constexpr int kParts = kConfig.split ? 3 : 1;
@@ -197,7 +199,7 @@ double check_backward(const char* name, const Shape& s, double bound, double dq_
   a.dv = view4(dv, s.seq_k, s.dim);
   std::vector<float> sums(static_cast<std::size_t>(s.heads_q * rows.rows_q * width));
   a.dq_sum = sums.data();
-  Pairs pairs(s);
+  Pairs pairs(s, kKeys.pairs);
   a.pairs = pairs.tensors, a.sinks = s.pairs ? kSinks : nullptr, a.sinks_h = 1;
   if constexpr (kDelta == Delta::p) {
     a.order = order(s.seq_q, kQueries.block_m, s.heads_q, true);
@@ -221,7 +223,8 @@ double check_backward(const char* name, const Shape& s, double bound, double dq_
              [&] { bwd_dq_sm80::kernel<kQueries>(a); });
     got_dq = floats(dq);
   }
-  if constexpr (kQueries.paired) check_bias_and_sinks<kQueries>(name, s, t, a, kExact);
+  if constexpr (kQueries.pairs.bias != tile::BiasType::none)
+    check_bias_and_sinks<kQueries>(name, s, t, a, kSums);
   expect(name, "dQ", error(t.dq, got_dq), dq_bound);
   expect(name, "dK", error(t.dk, floats(dk)), bound);
   expect(name, "dV", error(t.dv, floats(dv)), bound);
@@ -277,7 +280,7 @@ FloatErrors check_float(const char* name, const Shape& s, bool refine, double bo
   std::vector<float> dq(t.dq.size(), nan), dk(t.dk.size(), nan), dv(t.dv.size(), nan);
   a.dq = view4(dq, s.seq_q, s.dim), a.dk = view4(dk, s.seq_k, s.dim);
   a.dv = view4(dv, s.seq_k, s.dim);
-  Pairs pairs(s);
+  Pairs pairs(s, kKeys.pairs);
   a.pairs = pairs.tensors, a.sinks = s.pairs ? kSinks : nullptr, a.sinks_h = 1;
   const tile::TileOrder queries = order(s.seq_q, kQueries.block_m, s.heads_q, true);
   const unsigned query_blocks = queries.blocks * queries.heads;
@@ -305,12 +308,46 @@ FloatErrors check_float(const char* name, const Shape& s, bool refine, double bo
     add_parts(sums_k, s.scale);
     add_parts(sums_v, 1.0F);
   }
-  if constexpr (kQueries.paired)
-    check_bias_and_sinks<kQueries>(name, s, t, a, std::max(bound, kExact));
+  if constexpr (kQueries.pairs.bias != tile::BiasType::none)
+    check_bias_and_sinks<kQueries>(name, s, t, a, std::max(bound, kSums));
   expect(name, "dQ", error(t.dq, dq), bound);
   expect(name, "dK", error(t.dk, dk), bound);
   expect(name, "dV", error(t.dv, dv), bound);
   return {error(t.dq, dq), error(t.dv, dv)};
+}
+
+/// Bias and mask of one kind, in the kernels of both directions.
+template <tile::PairKind kKind>
+void check_pairs(const char* name, const Shape& s) {
+  check_forward<fwd_sm80::Config{.positional = true, .pairs = kKind}>(name, s);
+  check_backward<with_pairs(kSmall, kKind), with_pairs(kSecondPass, kKind), Delta::p>(
+      name, s, kBf16, kExact);
+}
+void check_kinds_of_pairs() {
+  using tile::BiasType;
+  const Shape odd = {.seq_q = 100, .seq_k = 71, .causal = true, .pairs = true, .first = 1};
+  const Shape even = {.seq_q = 70, .seq_k = 150, .causal = true, .pairs = true, .first = 2};
+  const Shape alike = {
+      .seq_q = 100, .seq_k = 150, .causal = true, .pairs = true, .alike = true, .first = 3};
+  const Shape masked = {
+      .seq_q = 100, .seq_k = 71, .causal = true, .pairs = true, .biased = false, .first = 5};
+  check_pairs<tile::PairKind{BiasType::bf16, true, true}>("bf16 bias, mask, odd", odd);
+  check_pairs<tile::PairKind{BiasType::bf16, false, true}>("bf16 bias of -inf, even", even);
+  check_pairs<tile::PairKind{BiasType::fp16, true, true}>("fp16 bias, mask, alike", alike);
+  check_pairs<tile::PairKind{BiasType::float32, true, true}>("bias, mask, alike", alike);
+  check_pairs<tile::PairKind{BiasType::float32, false, true}>("bias of -inf, odd", odd);
+  check_pairs<tile::PairKind{BiasType::none, true, true}>("mask", masked);
+  check_pairs<tile::PairKind{BiasType::float32, true, false}>("bias, mask, any strides", odd);
+  check_pairs<tile::PairKind{BiasType::fp16, false, false}>("fp16 bias, any strides", even);
+  check_pairs<tile::PairKind{BiasType::none, true, false}>("mask, any strides", masked);
+  check_forward<fwd_sm80::Config{.block_m = 16,
+                                 .block_n = 128,
+                                 .key_warps = 4,
+                                 .stages = 1,
+                                 .q_in_registers = true,
+                                 .pairs = {BiasType::bf16, true, true}}>("key warps, pairs", even);
+  check_backward<with_pairs(kWide), with_pairs(kSecondPass), Delta::p>("crossed, pairs", even,
+                                                                       kBf16, kExact);
 }
 
 /// Every way in which rows and keys lie in fragments.
@@ -338,8 +375,7 @@ void check_dropout() {
                                        .positional = true,
                                        .dropout = true};
   check_forward<kFloat>("forward, dropout, float32", some, kExact);
-  check_forward<fwd_sm80::Config{
-      .positional = true, .modified = true, .paired = true, .dropout = true}>(
+  check_forward<fwd_sm80::Config{.positional = true, .pairs = kPairs, .dropout = true}>(
       "forward, dropout, bias, mask", hidden);
   check_forward<fwd_sm80::Config{.dropout = true}>("forward, all dropped", {.dropout = 1.0});
   constexpr Gradient kOnePass = with_dropout(kSmall), kFirst = with_dropout(kFirstPass);
@@ -407,9 +443,10 @@ int main() {
       "float32, three parts", {.seq_q = 100, .seq_k = 150, .dim = 38, .causal = true}, false, 2e-6);
   check_float<kFloatKeys, kFloatQueries>("float32, one key",
                                          {.seq_q = 63, .seq_k = 1, .scale = 1.0F}, true, 1e-7);
+  check_kinds_of_pairs();
   const Shape hidden = {.seq_q = 100, .seq_k = 70, .causal = true, .pairs = true};
-  check_forward<fwd_sm80::Config{.positional = true, .modified = true, .paired = true}>(
-      "forward, bias and mask", hidden);
+  check_forward<fwd_sm80::Config{.positional = true, .pairs = kPairs}>("forward, bias and mask",
+                                                                       hidden);
   constexpr Gradient kPaired = with_pairs(kSmall);
   check_backward<kPaired, with_pairs(kSecondPass), Delta::p>("one pass, bias and mask", hidden,
                                                              kBf16, kExact);

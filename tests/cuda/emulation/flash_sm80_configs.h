@@ -38,8 +38,9 @@ constexpr Gradient with_parts(Gradient config) {
   config.split = true;
   return config;
 }
-constexpr Gradient with_pairs(Gradient config) {
-  config.modified = config.paired = true;
+constexpr tile::PairKind kPairs = {tile::BiasType::float32, true, true};
+constexpr Gradient with_pairs(Gradient config, tile::PairKind pairs = kPairs) {
+  config.pairs = pairs;
   return config;
 }
 constexpr Gradient with_one_plane(Gradient config) {

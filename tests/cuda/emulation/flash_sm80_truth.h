@@ -27,6 +27,9 @@ struct Shape {
   bool causal = false;
   bool rising = false;  ///< keys are their index
   bool pairs = false;   ///< a bias, a bool mask and sinks
+  bool biased = true;   ///< with pairs: the bias too
+  bool alike = false;   ///< pairs of all queries
+  int first = 0;        ///< element of the storage of bias and mask
   double dropout = 0.0;
   int first_pair = 0;  ///< b * Hq, for dropout
 
@@ -37,8 +40,15 @@ struct Shape {
 
 /// Sinks, and bias and mask of a pair, alike in all heads.
 constexpr float kSinks[] = {0.5F, -1.0F};
-float bias_at(int i, int j) { return 0.25F * static_cast<float>((3 * i + 5 * j) % 16 - 8); }
-bool is_visible(int i, int j) { return (i + 2 * j) % 5 != 0; }
+float bias_at(const Shape& s, int i, int j) {
+  if (s.alike) i = 0;
+  return s.biased ? 0.25F * static_cast<float>((3 * i + 5 * j) % 16 - 8) : 0.0F;
+}
+/// Single keys are hidden, and 32 queries from 64 keys.
+bool is_visible(const Shape& s, int i, int j) {
+  if (s.alike) i = 0;
+  return (i + 2 * j) % 5 != 0 && (i / 32 + j / 64) % 3 != 1;
+}
 
 template <Element kElement>
 Bits narrow(float x) {
@@ -78,8 +88,8 @@ void add_row(const Shape& s, int h, int i, Truth& t) {
   std::vector<double> p(static_cast<std::size_t>(visible));
   for (int j = 0; j < visible; ++j) {
     p[j] = dot(t.q, row, t.k, keys + j) * s.scale;
-    if (s.pairs) p[j] += static_cast<double>(bias_at(i, j));
-    if (s.pairs && !is_visible(i, j)) p[j] = -std::numeric_limits<double>::infinity();
+    if (s.pairs) p[j] += static_cast<double>(bias_at(s, i, j));
+    if (s.pairs && !is_visible(s, i, j)) p[j] = -std::numeric_limits<double>::infinity();
   }
   double m = p.empty() ? 0.0 : *std::max_element(p.begin(), p.end());
   if (s.pairs) m = std::max(m, static_cast<double>(kSinks[h]));
@@ -214,21 +224,35 @@ tile::DropoutBits dropout_bits(const Shape& s) {
           static_cast<float>(mask.scale())};
 }
 
-/// The tensors of bias_at and is_visible.
+/// The tensors of bias_at and is_visible: one of them does for both where a kernel takes no other.
 struct Pairs {
   std::vector<float> bias;
+  std::vector<Bits> half_bias;
   std::vector<unsigned char> mask;
   tile::PairTensors tensors;
-  explicit Pairs(const Shape& s) {
-    for (int i = 0; i < s.seq_q; ++i) {
+  Pairs(const Shape& s, const tile::PairKind& kind) {
+    if (!s.pairs) return;
+    const int rows = s.alike ? 1 : s.seq_q;
+    const auto count = static_cast<std::size_t>(s.first + rows * s.seq_k);
+    bias.resize(count), half_bias.resize(count), mask.resize(count);
+    // Keys side by side, or queries where the kernel must not rely on that.
+    const int stride_s = kind.staged ? s.seq_k : 1, stride_d = kind.staged ? 1 : rows;
+    for (int i = 0; i < rows; ++i) {
       for (int j = 0; j < s.seq_k; ++j) {
-        bias.push_back(bias_at(i, j));
-        mask.push_back(is_visible(i, j) ? 1 : 0);
+        const int at = s.first + i * stride_s + j * stride_d;
+        const bool visible = is_visible(s, i, j);
+        bias[at] = visible || kind.mask ? bias_at(s, i, j) : -tile::infinity();
+        half_bias[at] = kind.bias == tile::BiasType::bf16 ? narrow<Element::bf16>(bias[at])
+                                                          : narrow<Element::fp16>(bias[at]);
+        mask[at] = visible ? (j % 3 == 0 ? 255 : 1) : 0;
       }
     }
-    if (!s.pairs) return;
-    tensors = {
-        {bias.data(), 0, 0, s.seq_k, 1}, {mask.data(), 0, 0, s.seq_k, 1}, tile::BiasType::float32};
+    const bool wide = kind.bias == tile::BiasType::float32;
+    void* const from = wide ? static_cast<void*>(&bias[s.first]) : &half_bias[s.first];
+    const int step = s.alike ? 0 : stride_s;
+    if (kind.bias != tile::BiasType::none) tensors.bias = {from, 0, 0, step, stride_d};
+    if (kind.mask) tensors.mask = {&mask[s.first], 0, 0, step, stride_d};
+    tensors.type = kind.bias;
   }
 };
 
