@@ -247,7 +247,9 @@ struct FragmentPairs {
   // ---- bias
 
   /// A lane's elements of a fragment, so that those of a query follow each other.
-  static constexpr int kElements = 4 * kM * kN, kPiece = kKind.staged || kTransposed ? 8 : 16;
+  static constexpr int kElements = 4 * kM * kN, kMost = kKind.staged || kTransposed ? 8 : 16;
+  static constexpr int kPiece = kElements < kMost ? kElements : kMost;
+  static_assert(kElements % kPiece == 0);
   struct Place {
     int m, n, e;
     constexpr explicit Place(int index)

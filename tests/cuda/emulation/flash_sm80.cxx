@@ -346,6 +346,11 @@ void check_kinds_of_pairs() {
                                  .stages = 1,
                                  .q_in_registers = true,
                                  .pairs = {BiasType::bf16, true, true}}>("key warps, pairs", even);
+  // The smallest fragments: 16 keys.
+  constexpr tile::PairKind kAny = {BiasType::float32, true, false};
+  check_float<with_pairs(kFloatWideKeys, kAny), with_pairs(kFloatWideQueries, kAny)>(
+      "float32, dim 136, any strides", {.seq_q = 40, .seq_k = 70, .dim = 136, .pairs = true}, true,
+      2e-6);
   check_backward<with_pairs(kWide), with_pairs(kSecondPass), Delta::p>("crossed, pairs", even,
                                                                        kBf16, kExact);
 }
