@@ -18,10 +18,10 @@ __forceinline__ bool enter_sequence(const RaggedArgs& ragged, Args& args, TileIn
   tile.block -= first_block<kConfig.block_m>(q);
   tile.pair += q.index * args.heads_q;
   if (tile.block < 0 || tile.block * kConfig.block_m >= q.length) return false;
-  // Rows behind the last sequence see nothing, sinks neither.
+  // Rows behind the last sequence see nothing, sinks neither; slopes of each sequence have none.
   const bool behind = q.index == ragged.queries.count;
   const Sequence k = behind ? Sequence{q.index, 0, 0} : sequence_at(ragged.keys, q.index);
-  if (behind) args.sinks = nullptr;
+  if (behind) args.sinks = args.alibi = nullptr;
   args.seq_q = q.length;
   seq_k = k.length;
   move_rows(args.q, q, ragged.chunked_q);
