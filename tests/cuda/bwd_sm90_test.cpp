@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
 #include "cuda/kernels/bwd_sm90_tiles.h"
 #include "cuda/kernels/bwd_sm90_unit.h"
 
@@ -133,6 +137,8 @@ TEST(BwdSm90, Refusals) {
   p = problem(1024, 64, false);
   p.left = -5, p.right = 3;
   EXPECT_NE(refusal(p).find("hides every key"), std::string::npos);
+  p.left = -1024, p.right = 3000;  // a window that begins behind the last key
+  EXPECT_NE(refusal(p).find("hides every key"), std::string::npos);
 }
 
 TEST(BwdSm90, PreparationAndConversionKeepADistance) {
@@ -203,6 +209,72 @@ TEST(BwdSm90, TimeModelIsNearTheMeasuredTimes) {
     const Problem p = problem(m.seq, m.dim, m.causal);
     const double ms = bwd_sm90_ms(p, bwd_sm90_config(p), h100());
     EXPECT_NEAR(ms / m.ms, 1.0, 0.12) << m.seq << ' ' << m.dim << ' ' << m.causal;
+  }
+}
+
+/// Sequences of `lengths` rows of both queries and keys, in one tensor.
+Problem packed(const std::vector<int>& lengths, std::int64_t dim, bool causal) {
+  Problem p = problem(1024, dim, causal);
+  p.packed = true;
+  p.batch = std::ssize(lengths);
+  p.total_q = p.total_k = std::accumulate(lengths.begin(), lengths.end(), 0);
+  p.seq_q = p.seq_k = *std::max_element(lengths.begin(), lengths.end());
+  p.q = p.k = p.v = p.o = p.d_o = p.dq = p.dk = p.dv = rows(1, p.heads_q, p.total_q, dim);
+  for (Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.dq, &p.dk, &p.dv}) t->strides[0] = 0;
+  p.lse = Tensor::contiguous(p.q.data, DType::float32, {p.batch, p.heads_q, p.total_q}, p.device);
+  return p;
+}
+
+TEST(BwdSm90, PackedSequencesHaveBlocksOfTheirOwn) {
+  for (const std::vector<int>& lengths :
+       {std::vector<int>{4096, 1, 0, 130}, {0, 0, 5000}, {128, 127, 129, 4000}, {0, 4097, 0}}) {
+    const Problem p = packed(lengths, 64, true);
+    const Config config = bwd_sm90_config(p);
+    EXPECT_EQ(config.lengths, fwd_sm90::Lengths::packed);
+    EXPECT_EQ(config.chunk_rows, 128);
+    EXPECT_FALSE(config.split);
+    std::int64_t first = 0, next_free = 0;
+    for (std::size_t b = 0; b < lengths.size(); ++b) {
+      const std::int64_t chunk = first / config.chunk_rows + static_cast<std::int64_t>(b);
+      EXPECT_GE(chunk, next_free);
+      next_free = chunk + (lengths[b] + config.chunk_rows - 1) / config.chunk_rows;
+      first += lengths[b];
+    }
+    // Those of the rows behind the last one begin behind them.
+    EXPECT_GE(first / config.chunk_rows + p.batch, next_free);
+    EXPECT_LT(first / config.chunk_rows + p.batch, bwd_sm90_chunks(p, config));
+    EXPECT_EQ(bwd_sm90_order(p, config).heads, p.heads_k);
+    EXPECT_EQ(bwd_sm90_jobs(p, config),
+              p.heads_q * (2 * bwd_sm90_chunks(p, config) + bwd_sm90_key_blocks(p, config)));
+  }
+}
+
+TEST(BwdSm90, LengthsThatTheDeviceLooksUp) {
+  Problem p = packed({4096, 1, 2000}, 128, true);
+  EXPECT_EQ(refusal(p), "");
+  const KernelUnit unit = bwd_sm90_unit(bwd_sm90_config(p));
+  EXPECT_EQ(unit.args, "RaggedArgs");
+  EXPECT_NE(unit.config.find(".lengths = static_cast<Lengths>(2)"), std::string::npos);
+  EXPECT_EQ(bwd_sm90_unit(bwd_sm90_config(problem(1024, 128, true))).args, "Args");
+  EXPECT_NE(refusal(packed({4096, 1, 2000}, 192, true)).find("above head dim 128"),
+            std::string::npos);
+  p = problem(1024, 128, true);
+  p.key_lengths = Tensor::contiguous(p.q.data, DType::int32, {p.batch}, p.device);
+  EXPECT_EQ(refusal(p), "");
+  EXPECT_EQ(bwd_sm90_config(p).lengths, fwd_sm90::Lengths::keys);
+  // A small one keeps delta for every row of the tensor, not for every sequence's longest.
+  p = packed({30, 41, 7}, 64, true);
+  EXPECT_TRUE(bwd_sm90_config(p).exact);
+  const Cost cost = kFlashBackwardSm90.cost(kFlashBackwardSm90, p, h100());
+  EXPECT_EQ(cost.memory.back().bytes, p.heads_q * p.total_q * 4);
+}
+
+TEST(BwdSm90, PackedTakesAboutTheTimeOfABatch) {
+  for (const std::int64_t dim : {64, 128}) {
+    const Problem dense = problem(2048, dim, true);
+    const Problem p = packed(std::vector<int>(8, 2048), dim, true);
+    const double ms = bwd_sm90_ms(p, bwd_sm90_config(p), h100());
+    EXPECT_NEAR(ms / bwd_sm90_ms(dense, bwd_sm90_config(dense), h100()), 1.0, 0.1) << dim;
   }
 }
 

@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 
+#include "cuda/kernels/fwd_sm90_tiles.h"
 #include "cuda/kernels/sm80.hpp"
 #include "cuda/kernels/tile_order.h"
 #include "cuda/kernels/wgmma_text.h"
@@ -16,8 +17,9 @@ using bwd_dq_sm90::Config;
 bwd_sm90::SectionOrder bwd_dq_sm90_order(const Problem& p) {
   constexpr std::int64_t kMiB = std::int64_t{1} << 20;
   OrderProblem order;
-  order.blocks = ceil_div(p.seq_q, bwd_dq_sm90::kBlockM);
-  order.heads = p.batch * p.heads_q;
+  order.blocks = p.packed ? packed_blocks(p.total_q, p.batch, bwd_dq_sm90::kBlockM)
+                          : ceil_div(p.seq_q, bwd_dq_sm90::kBlockM);
+  order.heads = p.stored_batch() * p.heads_q;
   order.heads_per_kv = p.group();
   order.kv_bytes = std::max<std::int64_t>(p.seq_k, 1) * (p.head_dim + p.head_dim_v) * 2;
   if (p.has_positional_mask()) {
@@ -43,6 +45,11 @@ KernelUnit bwd_dq_sm90_unit(const Config& c) {
                  ", .mask = static_cast<Mask>(" + std::to_string(static_cast<int>(c.mask)) + ")" +
                  flag("modified", c.modified) + flag("softcap", c.softcap) +
                  flag("alibi", c.alibi) + flag("exact", c.exact) + flag("ping_pong", c.ping_pong);
+  if (c.ragged()) {
+    unit.config +=
+        ", .lengths = static_cast<Lengths>(" + std::to_string(static_cast<int>(c.lengths)) + ")";
+    unit.args = "RaggedArgs";
+  }
   unit.threads = bwd_dq_sm90::kThreads;
   unit.shared_bytes = bwd_dq_sm90::SharedPlan(c).bytes;
   std::map<int, WgmmaShape> shapes;  // by N
@@ -61,13 +68,17 @@ Kernel load_bwd_dq_sm90(const bwd_sm90::Config& config, int device) {
 }
 
 void launch_bwd_dq_sm90(const Kernel& kernel, const Problem& p, const bwd_sm90::Config& config,
-                        const bwd_sm90::Args& of, unsigned* next_tile, void* stream) {
-  bwd_dq_sm90::Args args = bwd_dq_sm90::args_beside(config, of);
+                        const bwd_sm90::RaggedArgs& of, unsigned* next_tile, void* stream) {
+  bwd_dq_sm90::RaggedArgs args = {bwd_dq_sm90::args_beside(config, of), of.of};
   args.order = bwd_dq_sm90_order(p);
   args.tiles = args.order.blocks * args.order.heads;
   args.next_tile = next_tile;
   const std::int64_t grid = std::min<std::int64_t>(args.tiles, sm80::kTypicalMultiprocessors);
-  launch(kernel, sm80::following(grid, p.device.index), stream, args);
+  if (config.ragged()) {
+    launch(kernel, sm80::following(grid, p.device.index), stream, args);
+  } else {
+    launch<bwd_dq_sm90::Args>(kernel, sm80::following(grid, p.device.index), stream, args);
+  }
 }
 
 }  // namespace tilewise::cuda

@@ -19,7 +19,7 @@ Kernel load_bwd_dq_sm90(const bwd_sm90::Config& config, int device);
 /// Starts it behind bwd_sm90's on the stream; both have `config` and `args`. `next_tile`: a counter
 /// in memory that is zero by then.
 void launch_bwd_dq_sm90(const Kernel& kernel, const Problem& problem,
-                        const bwd_sm90::Config& config, const bwd_sm90::Args& args,
+                        const bwd_sm90::Config& config, const bwd_sm90::RaggedArgs& args,
                         unsigned* next_tile, void* stream);
 
 }  // namespace tilewise::cuda

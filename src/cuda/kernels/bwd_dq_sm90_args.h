@@ -7,6 +7,8 @@
 
 namespace tilewise::bwd_dq_sm90 {
 
+using bwd_sm90::DeviceLengths;
+using bwd_sm90::Lengths;
 using bwd_sm90::Mask;
 using bwd_sm90::SectionOrder;
 
@@ -27,7 +29,9 @@ struct Config {
   bool alibi = false;      ///< (implies modified)
   bool exact = false;      ///< small problems: dS in two planes
   bool ping_pong = false;  ///< the warpgroups take turns at issuing products
+  Lengths lengths = Lengths::dense;  ///< that the device must look up: then Args are RaggedArgs
   bool operator==(const Config&) const = default;
+  constexpr bool ragged() const { return lengths != Lengths::dense; }
 };
 
 /// What lies where in shared memory, in bytes from its 1024-byte aligned start.
@@ -46,7 +50,7 @@ struct SharedPlan {
         v(k + columns * c.k_stages),
         barriers(v + columns_v * c.v_stages),
         slots(barriers + 8 * (2 * c.k_stages + 2 * c.v_stages + 4 * kWarpgroups + 4)),
-        bytes(slots + 2 * 16) {}
+        bytes(slots + 2 * (c.ragged() ? 32 : 16)) {}
 };
 
 /// The config that goes with one of bwd_sm90 that leaves dQ out: as many stages as there is room
@@ -62,6 +66,7 @@ constexpr Config config_beside(const bwd_sm90::Config& of) {
   c.softcap = of.softcap;
   c.alibi = of.alibi;
   c.exact = of.exact;
+  c.lengths = of.lengths;
   c.k_stages = 3;
   if (SharedPlan(c).bytes > kRoom) c.k_stages = 2;
   c.v_stages = 2;
@@ -91,6 +96,12 @@ struct Args {
   const unsigned* prepared = nullptr;
   unsigned warps = 0;
   unsigned* next_tile = nullptr;  ///< zero at the start
+};
+
+/// With lengths that only the device knows: blocks of queries as bwd_sm90 has chunks of them.
+struct RaggedArgs : Args {
+  // NOTE: aligned, or it might begin where Args has its last padding.
+  alignas(64) DeviceLengths of;
 };
 
 /// What bwd_sm90 was given; without the order of the tiles and their counter.

@@ -82,6 +82,12 @@ struct Consumer {
     tile.block = static_cast<int>(words.x);
     tile.batch = static_cast<int>(words.y);
     tile.head = static_cast<int>(words.z);
+    if constexpr (kConfig.ragged()) {
+      const Bytes16 lengths = load_shared_16(shared.slot(slots.slot) + 16);
+      tile.seq_q = static_cast<int>(lengths.x);
+      tile.seq_k = static_cast<int>(lengths.y);
+      tile.q_begin = static_cast<int>(lengths.z);
+    }
     __syncwarp();  // all lanes have read the slot
     release(shared.tile_empty(slots.slot));
     slots.advance();
@@ -99,12 +105,13 @@ struct Consumer {
 
   /// -LSE and delta of the thread's rows; past the end P is 0.
   __forceinline__ void load_rows() {
-    const i64 row = static_cast<i64>(tile.batch * args.heads_q + tile.head) * args.rows_q;
+    i64 row = static_cast<i64>(entry_of<kConfig>(tile) * args.heads_q + tile.head) * args.rows_q;
+    if constexpr (kPacked<kConfig>) row += (tile.q_begin / kBlockM + tile.batch) * kBlockM;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       offset[r] = -infinity();
       delta[r] = 0.0F;
-      if (query(r) < args.seq_q) {
+      if (query(r) < queries_of<kConfig>(args, tile)) {
         offset[r] = args.offset[row + query(r)];
         delta[r] = args.delta[row + query(r)];
       }
@@ -172,8 +179,9 @@ struct Consumer {
     if constexpr (kConfig.alibi) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float distance = static_cast<float>(query(r) + args.seq_k - args.seq_q -
-                                                  block * kBlockN - 2 * (lane % 4));
+        const float distance =
+            static_cast<float>(query(r) + keys_of<kConfig>(args, tile) -
+                               queries_of<kConfig>(args, tile) - block * kBlockN - 2 * (lane % 4));
 #pragma unroll
         for (int j = 0; j < kBlockN / 8; ++j) {
 #pragma unroll
@@ -188,11 +196,12 @@ struct Consumer {
   /// Hidden scores become -inf: replaced, so that nothing of a hidden key leaks. CONTRACT 4, 5, 10
   __forceinline__ void mask(int block) {
     const int column = block * kBlockN + 2 * (lane % 4);
+    const Diagonals d = diagonals<kConfig>(args, tile);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      int end = args.seq_k - column;
-      if constexpr (kConfig.mask != Mask::none) end = min(end, query(r) + args.high - column);
-      const int begin = kConfig.mask == Mask::both ? query(r) + args.low - column : 0;
+      int end = keys_of<kConfig>(args, tile) - column;
+      if constexpr (kConfig.mask != Mask::none) end = min(end, query(r) + d.high - column);
+      const int begin = kConfig.mask == Mask::both ? query(r) + d.low - column : 0;
 #pragma unroll
       for (int j = 0; j < kBlockN / 8; ++j) {
 #pragma unroll
@@ -319,10 +328,16 @@ struct Consumer {
     fence_async_shared();
     sync_warpgroup();
     if (thread == 0) {
-      if (group_query() < args.seq_q) {
+      if (group_query() < queries_of<kConfig>(args, tile)) {
         for (int p = 0; p < SharedPlan::panels(kD); ++p) {
-          tma_store(&args.dq, place + p * SharedPlan::kPanel, p * kPanelColumns, tile.head,
-                    group_query(), tile.batch);
+          if constexpr (kPacked<kConfig>) {
+            int at[4];
+            query_coordinates<kConfig>(at, args, tile, group_query());
+            tma_store_5d(&args.dq, place + p * SharedPlan::kPanel, p * kPanelColumns, at);
+          } else {
+            tma_store(&args.dq, place + p * SharedPlan::kPanel, p * kPanelColumns, tile.head,
+                      group_query(), tile.batch);
+          }
         }
         bulk_commit();
         bulk_wait_read();
@@ -334,8 +349,8 @@ struct Consumer {
   }
 
   __forceinline__ void run_tile() {
-    const BlockRange all = key_range<kConfig>(args, tile.block * kBlockM, kBlockM);
-    const BlockRange own = key_range<kConfig>(args, group_query(), 64);
+    const BlockRange all = key_range<kConfig>(args, tile, tile.block * kBlockM, kBlockM);
+    const BlockRange own = key_range<kConfig>(args, tile, group_query(), 64);
     load_rows();
     rDq.clear();
     mbarrier_wait(shared.q_full(warpgroup), rQ.parity);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/kernels/bwd_dq_sm90_shared.cuh"
+#include "cuda/kernels/bwd_sm90_sequences.cuh"
 #include "cuda/tile/signal.cuh"
 #include "cuda/tile/tma.cuh"
 
@@ -34,40 +35,60 @@ struct Producer {
     store_shared_4(at, static_cast<u32>(tile.block));
     store_shared_4(at + 4, static_cast<u32>(tile.batch));
     store_shared_4(at + 8, static_cast<u32>(tile.head));
+    if constexpr (kConfig.ragged()) {
+      store_shared_4(at + 16, static_cast<u32>(tile.seq_q));
+      store_shared_4(at + 20, static_cast<u32>(tile.seq_k));
+      store_shared_4(at + 24, static_cast<u32>(tile.q_begin));
+    }
     mbarrier_arrive(shared.tile_full(slots.slot));  // releases the stores to the consumers
     slots.advance();
   }
 
   /// 64 rows: one box for each panel of `map`.
+  template <bool kRagged>
   __forceinline__ void load_rows(u32 to, const TensorMapBytes& map, int bytes, u32 full, int head,
-                                 int row, u64 policy) const {
+                                 int row, const int (&at)[4], u64 policy) const {
     mbarrier_expect(full, bytes);
 #pragma unroll 1
     for (int p = 0; p < bytes / SharedPlan::kPanel; ++p) {
-      tma_load(to + p * SharedPlan::kPanel, &map, full, p * kPanelColumns, head, row, tile.batch,
-               policy);
+      if constexpr (kRagged) {
+        tma_load_5d(to + p * SharedPlan::kPanel, &map, full, p * kPanelColumns, at, policy);
+      } else {
+        tma_load(to + p * SharedPlan::kPanel, &map, full, p * kPanelColumns, head, row, tile.batch,
+                 policy);
+      }
     }
+  }
+  __forceinline__ void load_keys(u32 to, const TensorMapBytes& map, int bytes, u32 full,
+                                 int row) const {
+    int at[4] = {};
+    if constexpr (kConfig.ragged()) key_coordinates<kConfig>(at, args, tile, head_k, row);
+    load_rows<kConfig.ragged()>(to, map, bytes, full, head_k, row, at, kEvictLast);
+  }
+  __forceinline__ void load_queries(u32 to, const TensorMapBytes& map, int bytes, u32 full,
+                                    int row) const {
+    int at[4] = {};
+    if constexpr (kPacked<kConfig>) query_coordinates<kConfig>(at, args, tile, row);
+    load_rows<kPacked<kConfig>>(to, map, bytes, full, tile.head, row, at, kEvictFirst);
   }
   __forceinline__ void load_k(int block) {
     const u32 s = rK.slot;
     mbarrier_wait(shared.k_empty(s), rK.parity ^ 1);
-    load_rows(shared.k(s), args.k, kPlan.columns, shared.k_full(s), head_k, block * kBlockN,
-              kEvictLast);
+    load_keys(shared.k(s), args.k, kPlan.columns, shared.k_full(s), block * kBlockN);
     rK.advance();
   }
   __forceinline__ void load_v(int block) {
     const u32 s = rV.slot;
     mbarrier_wait(shared.v_empty(s), rV.parity ^ 1);
-    load_rows(shared.v(s), args.v, kPlan.columns_v, shared.v_full(s), head_k, block * kBlockN,
-              kEvictLast);
+    load_keys(shared.v(s), args.v, kPlan.columns_v, shared.v_full(s), block * kBlockN);
     rV.advance();
   }
   __forceinline__ void load_q() {
 #pragma unroll 1
     for (int w = 0; w < kWarpgroups; ++w) {
       mbarrier_wait(shared.q_empty(w), rQ.parity ^ 1);
-      load_rows(shared.q(w), args.q, kPlan.columns, shared.q_full(w), tile.head,
-                tile.block * kBlockM + w * 64, kEvictFirst);
+      load_queries(shared.q(w), args.q, kPlan.columns, shared.q_full(w),
+                   tile.block * kBlockM + w * 64);
     }
     rQ.advance();
   }
@@ -75,8 +96,8 @@ struct Producer {
 #pragma unroll 1
     for (int w = 0; w < kWarpgroups; ++w) {
       mbarrier_wait(shared.do_empty(w), rO.parity ^ 1);
-      load_rows(shared.d_o(w), args.d_o, kPlan.columns_v, shared.do_full(w), tile.head,
-                tile.block * kBlockM + w * 64, kEvictFirst);
+      load_queries(shared.d_o(w), args.d_o, kPlan.columns_v, shared.do_full(w),
+                   tile.block * kBlockM + w * 64);
     }
     rO.advance();
   }
@@ -96,7 +117,7 @@ struct Producer {
   /// for while copies are still to come.
   __forceinline__ u32 load_tile() {
     head_k = tile.head / args.group;
-    const BlockRange range = key_range<kConfig>(args, tile.block * kBlockM, kBlockM);
+    const BlockRange range = key_range<kConfig>(args, tile, tile.block * kBlockM, kBlockM);
     if (range.begin >= range.end) {
       load_both();  // whose place zeros will take
       return ask();
@@ -121,8 +142,15 @@ struct Producer {
     int index = static_cast<int>(ask());
     while (index < args.tiles) {
       tile = tile_at(index);
+      if constexpr (kConfig.ragged()) {
+        if (!bwd_sm90::look_up<kConfig.lengths>(ragged<kConfig>(args), tile, false, kBlockM)) {
+          index = static_cast<int>(ask());
+          continue;
+        }
+      }
       // bwd_sm90 may still be at work: its offsets and deltas of this head must be there.
-      signal_wait(args.prepared + tile.batch * args.heads_k + tile.head / args.group, args.warps);
+      signal_wait(args.prepared + entry_of<kConfig>(tile) * args.heads_k + tile.head / args.group,
+                  args.warps);
       announce();
       index = static_cast<int>(load_tile());
     }

@@ -16,6 +16,7 @@ using fwd_sm90::mask_diagonals;
 template <Config kConfig>
 struct Shared {
   static constexpr SharedPlan kPlan{kConfig};
+  static constexpr u32 kSlotBytes = kConfig.ragged() ? 32 : 16;
   static constexpr u32 kStagesK = kConfig.k_stages, kStagesV = kConfig.v_stages;
   static constexpr u32 kRows = 2 * kStagesK + 2 * kStagesV;  ///< first barrier of rows
   u32 base;
@@ -39,7 +40,7 @@ struct Shared {
   __forceinline__ u32 do_empty(int warpgroup) const { return barrier(kRows + 6 + warpgroup); }
   __forceinline__ u32 tile_full(u32 slot) const { return barrier(kRows + 8 + slot); }
   __forceinline__ u32 tile_empty(u32 slot) const { return barrier(kRows + 10 + slot); }
-  __forceinline__ u32 slot(u32 index) const { return base + kPlan.slots + index * 16; }
+  __forceinline__ u32 slot(u32 index) const { return base + kPlan.slots + index * kSlotBytes; }
 
   /// dQ is staged in dO's place, where it fits: the next tile begins with Q.
   static constexpr bool kStagedInDo = kPlan.columns_v >= kPlan.columns;
@@ -72,22 +73,74 @@ struct Shared {
   }
 };
 
-/// A tile as the producer announces it; `block` < 0: no more.
+/// A tile as the producer announces it; `block` < 0: no more. Packed: `batch` is the sequence,
+/// `block` is of it. The lengths, and where the sequence begins in the packed tensors, only where
+/// Args does not say.
 struct Tile {
   int block = -1, batch = 0, head = 0;
+  int seq_q = 0, seq_k = 0, q_begin = 0, k_begin = 0;
 };
+
+template <Config kConfig>
+__forceinline__ const DeviceLengths& ragged(const Args& args) {
+  static_assert(kConfig.ragged());
+  return static_cast<const RaggedArgs&>(args).of;
+}
+template <Config kConfig>
+inline constexpr bool kPacked = kConfig.lengths == Lengths::packed;
+template <Config kConfig>
+__forceinline__ int queries_of(const Args& args, const Tile& tile) {
+  return kPacked<kConfig> ? tile.seq_q : args.seq_q;
+}
+template <Config kConfig>
+__forceinline__ int keys_of(const Args& args, const Tile& tile) {
+  return kConfig.ragged() ? tile.seq_k : args.seq_k;
+}
+/// The entry of the batch that rows are kept for: packed sequences are one.
+template <Config kConfig>
+__forceinline__ int entry_of(const Tile& tile) {
+  return kPacked<kConfig> ? 0 : tile.batch;
+}
+/// Coordinates beside the column of a sequence's row of queries, or of keys, in a map whose row
+/// axis comes twice: see fwd_sm90::Args.
+template <Config kConfig>
+__forceinline__ void query_coordinates(int (&c)[4], const Args& args, const Tile& tile, int row) {
+  c[0] = tile.head;
+  // No box may lie wholly behind the sequence: the last row stands for it, and nothing is stored.
+  c[1] = ragged<kConfig>(args).q_rows - tile.seq_q + min(row, tile.seq_q - 1);
+  c[2] = tile.seq_q + tile.q_begin;
+  c[3] = 0;
+}
+template <Config kConfig>
+__forceinline__ void key_coordinates(int (&c)[4], const Args& args, const Tile& tile, int head,
+                                     int row) {
+  c[0] = head;
+  c[1] = ragged<kConfig>(args).k_rows - tile.seq_k + row;
+  c[2] = tile.seq_k + tile.k_begin;
+  c[3] = entry_of<kConfig>(tile);
+}
+
+template <Config kConfig>
+__forceinline__ Diagonals diagonals(const Args& args, const Tile& tile) {
+  const int shift = kConfig.ragged() ? tile.seq_k - queries_of<kConfig>(args, tile) : 0;
+  Diagonals d = mask_diagonals<kConfig.mask>(args.low + shift, args.high + shift);
+  if constexpr (kConfig.ragged() && kConfig.mask != Mask::none)
+    d.high = min(d.high, ragged<kConfig>(args).top);
+  return d;
+}
 
 /// Key blocks that queries query .. query+rows-1 see.
 template <Config kConfig>
-__forceinline__ BlockRange key_range(const Args& args, int query, int rows) {
+__forceinline__ BlockRange key_range(const Args& args, const Tile& tile, int query, int rows) {
   BlockRange range;
-  if (query >= args.seq_q) return range;
+  const int seq_q = queries_of<kConfig>(args, tile), seq_k = keys_of<kConfig>(args, tile);
+  if (query >= seq_q) return range;
   if constexpr (kConfig.mask == Mask::none) {
-    range.end = (args.seq_k + kBlockN - 1) / kBlockN;
-    range.full_end = args.seq_k / kBlockN;
+    range.end = (seq_k + kBlockN - 1) / kBlockN;
+    range.full_end = seq_k / kBlockN;
   } else {
-    range = key_blocks<kBlockN>(mask_diagonals<kConfig.mask>(args.low, args.high), query,
-                                min(query + rows, args.seq_q), args.seq_k);
+    range =
+        key_blocks<kBlockN>(diagonals<kConfig>(args, tile), query, min(query + rows, seq_q), seq_k);
   }
   return range;
 }

@@ -7,10 +7,12 @@
 #include "cuda/driver/device.h"
 #include "cuda/driver/memory.h"
 #include "cuda/kernels/bwd_dq_sm90.hpp"
+#include "cuda/kernels/bwd_packed_delta.hpp"
 #include "cuda/kernels/bwd_sm80.hpp"
 #include "cuda/kernels/bwd_sm80_tiles.h"
 #include "cuda/kernels/bwd_sm90_tiles.h"
 #include "cuda/kernels/bwd_sm90_unit.h"
+#include "cuda/kernels/fwd_sm90_fill.h"
 #include "cuda/kernels/fwd_sm90_tiles.h"
 #include "cuda/kernels/sm80.hpp"
 #include "cuda/kernels/sm90_maps.h"
@@ -21,19 +23,23 @@ namespace {
 
 using bwd_sm90::Args;
 using bwd_sm90::Config;
+using bwd_sm90::Lengths;
+using bwd_sm90::RaggedArgs;
 using Role = MemoryItem::Role;
 
 constexpr double kLog2e = 1.4426950408889634;
+/// Positions in packed tensors are 32-bit, and so are sums of two of them.
+constexpr std::int64_t kMostPackedRows = std::int64_t{1} << 29;
 
 std::string maps_refusal(const Problem& p) {
   using Named = std::pair<const char*, const Tensor*>;
   for (const auto& [name, tensor] : {Named{"q", &p.q}, Named{"k", &p.k}, Named{"v", &p.v},
                                      Named{"o", &p.o}, Named{"dO", &p.d_o}}) {
-    std::string reason = sm90_map_refusal(name, *tensor, Sm90Access::read);
+    std::string reason = sm90_map_refusal(name, *tensor, Sm90Access::read, p.packed);
     if (!reason.empty()) return reason;
   }
   for (const auto& [name, tensor] : {Named{"dq", &p.dq}, Named{"dk", &p.dk}, Named{"dv", &p.dv}}) {
-    std::string reason = sm90_map_refusal(name, *tensor, Sm90Access::write);
+    std::string reason = sm90_map_refusal(name, *tensor, Sm90Access::write, p.packed);
     if (!reason.empty()) return reason;
   }
   return {};
@@ -48,22 +54,31 @@ std::string supports(const KernelRow& /*row*/, const Problem& p, const Hardware&
     return std::string(dtype_name(p.dtype)) +
            " is not supported by this kernel (bfloat16, float16)";
   }
-  std::string reason = sm80::refusal(p, machine);
+  std::string reason = sm80::refusal(p, machine, {.packed = true});
   if (!reason.empty()) return reason;
-  if (p.key_lengths.defined()) return "key lengths are not supported by this kernel";
   if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0) {
     return "empty problems are left to flash_bwd_sm80";
   }
+  if (std::max(p.head_dim, p.head_dim_v) > 128 && sm90_lengths(p) != Lengths::dense) {
+    return "packed sequences and key lengths above head dim 128 are not supported by this kernel";
+  }
+  if (p.packed && std::max(p.total_q, p.total_k) > kMostPackedRows) {
+    return "packed tensors of more than " + std::to_string(kMostPackedRows) + " rows";
+  }
   const Sm90Mask mask = sm90_mask(p);
-  if (mask.low >= mask.high) return "a window that hides every key is left to flash_bwd_sm80";
+  // With lengths that the device looks up the kernel itself minds that nothing may be seen.
+  const bool hides_all =
+      sm90_lengths(p) == Lengths::dense && (mask.low >= p.seq_k || mask.high <= 1 - p.seq_q);
+  if (hides_all || mask.low >= mask.high)
+    return "a window that hides every key is left to flash_bwd_sm80";
   if (bwd_sm90_jobs(p, bwd_sm90_config(p)) > std::int64_t{1} << 30) return "more than 2^30 jobs";
   return maps_refusal(p);
 }
 
 std::int64_t turns(const Problem& p, const Config& config) {
-  return config.deterministic
-             ? p.batch * p.heads_q * (bwd_sm90_rows(p, config) / config.block_m) * config.dq_warps()
-             : 0;
+  return config.deterministic ? p.stored_batch() * p.heads_q *
+                                    (bwd_sm90_rows(p, config) / config.block_m) * config.dq_warps()
+                              : 0;
 }
 std::int64_t cut_tiles(const Problem& p, const Config& config) {
   return config.split ? bwd_sm90_tiles(p, config) : 0;
@@ -71,7 +86,7 @@ std::int64_t cut_tiles(const Problem& p, const Config& config) {
 /// Of 4 bytes: the queue's, two for each key head, two for each tile that is cut, turns or the
 /// tiles of bwd_dq_sm90.
 std::int64_t counters(const Problem& p, const Config& config) {
-  return 1 + 2 * p.batch * p.heads_k + 2 * cut_tiles(p, config) +
+  return 1 + 2 * p.stored_batch() * p.heads_k + 2 * cut_tiles(p, config) +
          (config.wide() ? 1 : turns(p, config));
 }
 /// Whether rounding of O would show in delta: besides where it does in any row, in a small problem
@@ -94,21 +109,25 @@ Cost cost(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
     cost.memory.push_back(memory_item(name, Role::workspace, DType::float32, shape));
   };
   add("counters", {counters(p, config)});
-  add("offsets", {p.batch, p.heads_q, rows});
-  add("delta", {p.batch, p.heads_q, rows});
+  add("offsets", {p.stored_batch(), p.heads_q, rows});
+  add("delta", {p.stored_batch(), p.heads_q, rows});
   // A second time, by bwd_dq_sm90, or for the additions.
   double again = 0.0;
   if (config.wide()) {
     for (const Tensor* t : {&p.q, &p.k, &p.v, &p.d_o})
       again += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   } else {
-    add("dQ sums", {p.batch, p.heads_q, rows, config.columns_dq()});
+    add("dQ sums", {p.stored_batch(), p.heads_q, rows, config.columns_dq()});
     again = 3.0 * static_cast<double>(cost.memory.back().bytes);
   }
   if (config.split) {
     add("dK, dV sums", {key_sums(p, config)});
   }
-  if (refines(p, config)) add_refined_delta_memory(p, cost.memory);
+  if (refines(p, config) && p.packed) {
+    add("delta, refined", {p.heads_q, p.total_q});
+  } else if (refines(p, config)) {
+    add_refined_delta_memory(p, cost.memory);
+  }
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv, &p.d_lse}) {
     if (t->defined()) cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
@@ -121,18 +140,44 @@ Cost cost(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
   return cost;
 }
 
-void fill(Args& args, const Problem& p, const Config& config) {
-  const auto set_map = [](tile::TensorMapBytes& to, const Tensor& tensor, int box_rows) {
-    sm90_set_map(to, sm90_map_spec(tensor, box_rows));
+void fill_lengths(bwd_sm90::DeviceLengths& args, const Problem& p) {
+  args.top = sm90_mask(p).top;
+  if (p.key_lengths.defined()) {
+    args.key_lengths = static_cast<const int*>(p.key_lengths.data);
+    args.key_lengths_b = p.key_lengths.strides[0];
+    args.k_rows = static_cast<int>(p.seq_k);
+  }
+  if (p.packed) {
+    args.cu_q = sm90_offsets(p.cu_seqlens_q);
+    args.cu_k = sm90_offsets(p.cu_seqlens_k);
+    args.sequences = static_cast<int>(p.batch);
+    args.q_rows = static_cast<int>(p.total_q);
+    args.k_rows = static_cast<int>(p.total_k);
+  }
+}
+
+/// Rows end where a packed sequence does; those of K and V also at a length, behind which dK and dV
+/// are 0.
+void fill_maps(RaggedArgs& args, const Problem& p, const Config& config) {
+  const auto set_map = [&](tile::TensorMapBytes& to, const Tensor& tensor, int box_rows,
+                           std::int64_t ragged_rows) {
+    const TensorMapSpec spec = sm90_map_spec(tensor, box_rows, p.packed);
+    sm90_set_map(to, ragged_rows > 0 ? sm90_ragged_map(spec, ragged_rows, 1) : spec);
   };
-  set_map(args.q, p.q, config.block_m);
-  set_map(args.o, p.o, config.block_m);
-  set_map(args.d_o, p.d_o, config.block_m);
-  set_map(args.dq, p.dq, config.wide() ? 64 : config.chunk_rows);
-  set_map(args.k, p.k, config.block_n);
-  set_map(args.v, p.v, config.block_n);
-  set_map(args.dk, p.dk, 64);
-  set_map(args.dv, p.dv, 64);
+  const std::int64_t q_rows = p.packed ? p.total_q : 0, k_rows = p.packed ? p.total_k : 0;
+  set_map(args.q, p.q, config.block_m, q_rows);
+  set_map(args.o, p.o, config.block_m, q_rows);
+  set_map(args.d_o, p.d_o, config.block_m, q_rows);
+  set_map(args.dq, p.dq, config.wide() ? 64 : config.chunk_rows, q_rows);
+  set_map(args.k, p.k, config.block_n, config.ragged() ? args.of.k_rows : 0);
+  set_map(args.v, p.v, config.block_n, config.ragged() ? args.of.k_rows : 0);
+  set_map(args.dk, p.dk, 64, k_rows);
+  set_map(args.dv, p.dv, 64, k_rows);
+}
+
+void fill(RaggedArgs& args, const Problem& p, const Config& config) {
+  fill_lengths(args.of, p);
+  fill_maps(args, p, config);
   args.heads_q = static_cast<int>(p.heads_q);
   args.heads_k = static_cast<int>(p.heads_k);
   args.group = static_cast<int>(p.group());
@@ -179,19 +224,20 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
     throw InvalidArgument("plan: " + std::string(row.name) + ": " + reason);
   }
   const Config config = bwd_sm90_config(p);
-  const std::int64_t rows = p.batch * p.heads_q * bwd_sm90_rows(p, config);
+  const std::int64_t pairs_k = p.stored_batch() * p.heads_k;
+  const std::int64_t rows = p.stored_batch() * p.heads_q * bwd_sm90_rows(p, config);
   // All kernels before the first launch: where one cannot be compiled nothing is written.
   const Kernel kernel = sm80::load_config(config, p.device.index, bwd_sm90_unit);
   const Kernel queries = config.wide() ? load_bwd_dq_sm90(config, p.device.index) : Kernel{};
   const ContextScope scope(p.device.index);  // tensor maps are made in a context
   WorkspaceCutter workspace(context.workspace);
-  Args args;
+  RaggedArgs args;
   fill(args, p, config);
   const std::int64_t count = counters(p, config);
   args.next_job = workspace.take<unsigned>(count);
   args.prepared = args.next_job + 1;
-  args.finished = args.prepared + p.batch * p.heads_k;
-  args.added = args.finished + p.batch * p.heads_k;
+  args.finished = args.prepared + pairs_k;
+  args.added = args.finished + pairs_k;
   if (config.deterministic) args.turns = args.added + 2 * cut_tiles(p, config);
   args.offset = workspace.take<float>(rows);
   args.delta = workspace.take<float>(rows);
@@ -201,7 +247,12 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
     args.dk_sum = workspace.take<float>(sums);
     args.dv_sum = args.dk_sum + cut_tiles(p, config) * config.block_n * config.head_dim;
   }
-  if (refines(p, config)) {
+  if (refines(p, config) && p.packed) {
+    float* given = workspace.take<float>(p.heads_q * p.total_q);
+    packed_delta(p, given, context.stream);
+    args.delta_in = given;
+    args.delta_rows = static_cast<int>(p.total_q);
+  } else if (refines(p, config)) {
     const RefinedDelta given = refined_delta(p, workspace, context.stream);
     args.delta_in = given.delta;
     args.delta_rows = static_cast<int>(given.rows);
@@ -209,9 +260,13 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   fill_bytes(args.next_job, 0, count * 4, p.device.index, context.stream);
   if (config.split) fill_bytes(args.dk_sum, 0, 4 * sums, p.device.index, context.stream);
   const std::int64_t grid = std::min<std::int64_t>(args.jobs, sm80::kTypicalMultiprocessors);
-  launch(kernel, {.x = grid}, context.stream, args);
+  if (config.ragged()) {
+    launch(kernel, {.x = grid}, context.stream, args);
+  } else {
+    launch<Args>(kernel, {.x = grid}, context.stream, args);
+  }
   if (config.wide()) {
-    unsigned* next_tile = args.finished + p.batch * p.heads_k;
+    unsigned* next_tile = args.finished + pairs_k;
     launch_bwd_dq_sm90(queries, p, config, args, next_tile, context.stream);
   }
 }

@@ -7,7 +7,9 @@
 
 namespace tilewise::bwd_sm90 {
 
+using fwd_sm90::Lengths;
 using fwd_sm90::Mask;
+using fwd_sm90::Offsets;
 using fwd_sm90::SectionOrder;
 
 struct Config {
@@ -30,6 +32,7 @@ struct Config {
   bool exact = false;           ///< small problems: P and dS in two planes
   bool split = false;           ///< tiles are cut by queries; dK, dV are summed in memory
   bool half_registers = false;  ///< wide: half of K's and V's columns is held in registers
+  Lengths lengths = Lengths::dense;  ///< that the device must look up: then Args are RaggedArgs
   bool operator==(const Config&) const = default;
 
   /// Columns of the sums of dQ: whole panels.
@@ -37,6 +40,7 @@ struct Config {
   /// Head dims above 128: the warpgroups share 64 keys and divide the products instead; dQ is left
   /// to bwd_dq_sm90.
   constexpr bool wide() const { return block_n == 64; }
+  constexpr bool ragged() const { return lengths != Lengths::dense; }
   constexpr int threads() const { return wide() ? 384 : 512; }
   static constexpr int dq_warps() { return 4; }  ///< that add to dQ
 };
@@ -71,7 +75,7 @@ struct SharedPlan {
         barriers(delta + c.do_stages * c.block_m * 4),
         slots(barriers +
               (8 * (2 * c.q_stages + 2 * c.do_stages + 2 * c.k_stages + 2 + 13) + 15) / 16 * 16),
-        votes(slots + 2 * 16),
+        votes(slots + 2 * (c.ragged() ? 32 : 16)),
         bytes(votes + 2 * 16) {}
 };
 
@@ -123,6 +127,24 @@ struct Args {
   unsigned* finished = nullptr;  ///< (B, Hk) warps of tiles
   unsigned* added = nullptr;     ///< split: (B, Hk, blocks, 2) parts that a warpgroup has added
   unsigned* turns = nullptr;     ///< deterministic: (B, Hq, rows_q / block_m, dq_warps)
+};
+
+/// With lengths that only the device knows. Packed sequences are one entry of a batch for whatever
+/// is counted above; sequence b, whose rows begin at r, has the chunks (blocks of keys) from
+/// r / chunk_rows + b on, at most one more than it needs. The rows behind the last one count as one
+/// more sequence, whose gradients are 0. Maps of rows that end where a sequence does have their row
+/// axis twice: see fwd_sm90::Args. `low` and `high` are without Sk - Sq, which the device adds.
+struct DeviceLengths {
+  int top = 0;                       ///< high is at most this
+  const int* key_lengths = nullptr;  ///< (B)
+  long long key_lengths_b = 0;
+  Offsets cu_q, cu_k;  ///< packed
+  int sequences = 0;
+  int q_rows = 0, k_rows = 0;  ///< N of the maps (packed: all rows)
+};
+struct RaggedArgs : Args {
+  // NOTE: aligned, or it might begin where Args has its last padding.
+  alignas(64) DeviceLengths of;
 };
 
 }  // namespace tilewise::bwd_sm90

@@ -46,7 +46,7 @@ struct Consumer : Steps<kConfig> {
     for (int i = 0; i < kDv / 2; ++i) rDv[i] = 0.0F;
     if (range.begin < range.end) {
       const int head = job.head * args.group;
-      pair = job.batch * args.heads_q + head;
+      pair = entry_of<kConfig>(job) * args.heads_q + head;
       this->load_slope(head);
       first_step(range);
       signal_done();
@@ -64,7 +64,7 @@ struct Consumer : Steps<kConfig> {
           this->load_slope(head + g);
           next = range.begin;
         }
-        const int of = job.batch * args.heads_q + head + g;
+        const int of = entry_of<kConfig>(job) * args.heads_q + head + g;
         // A block that follows another head's is taken as masked, whatever it is: one loop less.
         int masked_end = kOneLoop ? range.end : max(range.full_begin, range.begin + 1);
 #pragma unroll 1
@@ -193,7 +193,7 @@ struct Consumer : Steps<kConfig> {
   __forceinline__ void store_staged(const TensorMapBytes& map, int first) const {
     const int row = job.block * kBlockN + warpgroup * 64;
     for (int p = 0; p < SharedPlan::panels(kColumns); ++p) {
-      tma_store(&map, staging(first + p), p * kPanelColumns, job.head, row, job.batch);
+      store_keys<kConfig>(args, map, staging(first + p), p * kPanelColumns, job, row);
     }
     bulk_commit();
   }

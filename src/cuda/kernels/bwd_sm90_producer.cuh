@@ -2,7 +2,8 @@
 /// tile needs.
 #pragma once
 
-#include "cuda/kernels/bwd_sm90_shared.cuh"
+#include "cuda/kernels/bwd_sm90_boxes.cuh"
+#include "cuda/kernels/bwd_sm90_sequences.cuh"
 #include "cuda/tile/signal.cuh"
 #include "cuda/tile/tma.cuh"
 
@@ -114,6 +115,12 @@ struct Producer {
     store_shared_4(at + 4, static_cast<u32>(job.block));
     store_shared_4(at + 8, static_cast<u32>(job.batch));
     store_shared_4(at + 12, static_cast<u32>(job.head));
+    if constexpr (kConfig.ragged()) {
+      store_shared_4(at + 16, static_cast<u32>(job.seq_q));
+      store_shared_4(at + 20, static_cast<u32>(job.seq_k));
+      store_shared_4(at + 24, static_cast<u32>(job.q_begin));
+      store_shared_4(at + 28, static_cast<u32>(job.k_begin));
+    }
     mbarrier_arrive(shared.job_full(slots.slot()));  // releases the stores to the consumers
     slots.advance();
   }
@@ -122,8 +129,8 @@ struct Producer {
   __forceinline__ void load_rows(u32 stage, const TensorMapBytes& map, int panels, u32 full,
                                  const Job& job, int head, int row) const {
     for (int p = 0; p < panels; ++p) {
-      tma_load(stage + p * kM * kPanelRowBytes, &map, full, p * kPanelColumns, head, row, job.batch,
-               kEvictLast);
+      load_queries<kConfig>(args, map, stage + p * kM * kPanelRowBytes, full, p * kPanelColumns,
+                            job, head, row);
     }
   }
   /// The next stage of a ring, once it is empty; `bytes` will arrive.
@@ -142,10 +149,11 @@ struct Producer {
     return slot;
   }
   __forceinline__ i64 row_offset(const Job& job, int head, int row) const {
-    return static_cast<i64>(job.batch * args.heads_q + head) * args.rows_q + row;
+    return static_cast<i64>(entry_of<kConfig>(job) * args.heads_q + head) * args.rows_q +
+           kept_row<kConfig>(job) + row;
   }
   __forceinline__ int key_pair(const Job& job) const {
-    return job.batch * args.heads_k +
+    return entry_of<kConfig>(job) * args.heads_k +
            (job.kind == JobKind::tile ? job.head : job.head / args.group);
   }
 
@@ -169,8 +177,7 @@ struct Producer {
     mbarrier_expect(full, panels * kPanel);
     for (int p = 0; p < panels; ++p) {
       const u32 to = p < lower ? place + p * kPanel : shared.landing() + (p - lower) * kPanel;
-      tma_load(to, &map, full, p * kPanelColumns, job.head, job.block * kBlockN, job.batch,
-               kEvictFirst);
+      bwd_sm90::load_keys<kConfig>(args, map, to, full, p * kPanelColumns, job);
     }
   }
   __forceinline__ void load_k(const Job& job) {
@@ -186,7 +193,21 @@ struct Producer {
     load_keys(args.v, kPanelsV, shared.v(), shared.v_full(), job);
   }
 
+  /// A job that is none of its sequence's is done: it counts for those who wait.
+  __forceinline__ void pass_over(const Job& job) const {
+    if (job.kind == JobKind::prepare) signal_add(args.prepared + key_pair(job), kConsumerWarps);
+    if (!kConfig.wide() && job.kind == JobKind::tile)
+      signal_add(args.finished + key_pair(job), kConfig.dq_warps());
+  }
+
   __forceinline__ u32 ask() const { return atomicAdd(args.next_job, 1U); }
+
+  /// All rows of the job's key head have been prepared.
+  __forceinline__ void await_prepared(const Job& job) const {
+    const u32 warps =
+        static_cast<u32>(args.rows_q / kConfig.chunk_rows * args.group * kConsumerWarps);
+    signal_wait(args.prepared + key_pair(job), warps);
+  }
 
   // Each copies a job's rows and gives back the next job's index, asked for while copies are still
   // to come.
@@ -198,9 +219,7 @@ struct Producer {
       return ask();
     }
     u32 next = 0;
-    const u32 warps =
-        static_cast<u32>(args.rows_q / kConfig.chunk_rows * args.group * kConsumerWarps);
-    signal_wait(args.prepared + key_pair(job), warps);
+    await_prepared(job);
     fence_async();  // what others stored before the signal, to our copies
     for (int g = 0; g < args.group; ++g) {
       const int head = job.head * args.group + g;
@@ -222,7 +241,7 @@ struct Producer {
   }
   __forceinline__ u32 load_prepare(const Job& job) {
     const u32 next = ask();
-    for (int row = 0; row < kConfig.chunk_rows; row += kM) {
+    for (int row = 0; row < rows_of_chunk<kConfig>(job); row += kM) {
       const int at = job.block * kConfig.chunk_rows + row;
       const u32 q = open_q(kPlan.do_stage);
       load_rows(shared.q(q), args.o, kPanelsV, shared.q_full(q), job, job.head, at);
@@ -233,6 +252,8 @@ struct Producer {
   }
   __forceinline__ u32 load_convert(const Job& job) {
     const u32 next = ask();
+    // NOTE: where no tile sees anything none has waited for it; the sums may not be zero yet.
+    if constexpr (kConfig.ragged()) await_prepared(job);
     const int tiles = args.order.blocks * (kConfig.split ? args.parts : 1);
     signal_wait(args.finished + key_pair(job), static_cast<u32>(tiles * kConfig.dq_warps()));
     fence_async();
@@ -259,7 +280,17 @@ struct Producer {
     Queue<kConfig> queue{args};
     u32 index = ask();
     while (true) {
-      const Job job = queue.job(static_cast<int>(index));
+      Job job = queue.job(static_cast<int>(index));
+      if constexpr (kConfig.ragged()) {
+        const bool tile = job.kind == JobKind::tile;
+        const int rows = tile ? kBlockN : kConfig.chunk_rows;
+        if (job.kind != JobKind::end &&
+            !look_up<kConfig.lengths>(ragged<kConfig>(args), job, tile, rows)) {
+          pass_over(job);
+          index = ask();
+          continue;
+        }
+      }
       announce(job);
       if (job.kind == JobKind::tile) {
         index = load_tile(job);

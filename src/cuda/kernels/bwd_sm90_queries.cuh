@@ -71,8 +71,9 @@ struct Queries : Worker<kConfig> {
   }
   /// Of a block of queries, or of a plane of its dS, added to its sums
   __forceinline__ void step(int pair, int block, bool first_plane = true) {
-    float* to =
-        args.dq_sum + (static_cast<i64>(pair) * args.rows_q + block * kM + 16 * warp) * kColumns;
+    float* to = args.dq_sum + (static_cast<i64>(pair) * args.rows_q + kept_row<kConfig>(job) +
+                               block * kM + 16 * warp) *
+                                  kColumns;
     if constexpr (kConfig.deterministic) {
       if (lane == 0 && first_plane) {
         this->pass_turn();
@@ -98,7 +99,7 @@ struct Queries : Worker<kConfig> {
     const BlockRange range = query_range<kConfig>(args, job);
     if (range.begin < range.end) {
       mbarrier_wait(shared.k_full(rK.slot), rK.parity);
-      const int of = job.batch * args.heads_q + job.head * args.group;
+      const int of = entry_of<kConfig>(job) * args.heads_q + job.head * args.group;
 #pragma unroll 1
       for (int g = 0; g < args.group; ++g) {
 #pragma unroll 1
@@ -115,7 +116,7 @@ struct Queries : Worker<kConfig> {
       bulk_wait();
       fence_async();
       if constexpr (kConfig.deterministic) this->pass_turn();
-      signal_add(args.finished + job.batch * args.heads_k + job.head, 1);
+      signal_add(args.finished + entry_of<kConfig>(job) * args.heads_k + job.head, 1);
     }
   }
 

@@ -123,7 +123,8 @@ struct Scores : Worker<kConfig> {
     }
     if constexpr (kConfig.alibi) {
       const float distance =
-          static_cast<float>(block * kM + 2 * (lane % 4) + args.seq_k - args.seq_q - key_row());
+          static_cast<float>(block * kM + 2 * (lane % 4) + keys_of<kConfig>(args, job) -
+                             queries_of<kConfig>(args, job) - key_row());
 #pragma unroll
       for (int i = 0; i < kM / 2; ++i) {
         const float here = distance + static_cast<float>(8 * (i / 4) + i % 2 - 8 * (i / 2 % 2));
@@ -135,12 +136,13 @@ struct Scores : Worker<kConfig> {
   /// Hidden scores become -inf: replaced, so that nothing of a hidden key leaks. CONTRACT 4, 5, 10
   __forceinline__ void mask() {
     const int column = block * kM + 2 * (lane % 4);
+    const Diagonals d = diagonals<kConfig>(args, job);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int key = key_row() + 8 * r;
       int begin = -Positions::kFar;
-      if constexpr (kConfig.mask != Mask::none) begin = key - args.high + 1 - column;
-      if (key >= args.seq_k) begin = Positions::kFar;
+      if constexpr (kConfig.mask != Mask::none) begin = key - d.high + 1 - column;
+      if (key >= keys_of<kConfig>(args, job)) begin = Positions::kFar;
 #pragma unroll
       for (int j = 0; j < kM / 8; ++j) {
 #pragma unroll
@@ -148,7 +150,8 @@ struct Scores : Worker<kConfig> {
           bool hidden;
           if constexpr (kConfig.mask == Mask::both) {
             // Visible columns are a range: one comparison finds what lies outside.
-            const u32 visible = static_cast<u32>(args.high - args.low);
+            const int width = d.high - d.low;  // of a sequence that sees nothing below 0
+            const u32 visible = static_cast<u32>(kConfig.ragged() ? max(width, 0) : width);
             hidden = static_cast<u32>(8 * j + e - begin) >= visible;
           } else {
             hidden = 8 * j + e < begin;

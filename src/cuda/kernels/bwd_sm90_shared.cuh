@@ -20,6 +20,7 @@ struct Shared {
   static constexpr SharedPlan kPlan{kConfig};
   static constexpr int kStages = kConfig.q_stages, kStagesO = kConfig.do_stages;
   static constexpr int kStagesK = kConfig.k_stages;
+  static constexpr int kSlotBytes = kConfig.ragged() ? 32 : 16;
   static constexpr int kKeys = 2 * kStages + 2 * kStagesO;  ///< first barrier of keys
   static constexpr int kFirst = kKeys + 2 * kStagesK + 2;   ///< barrier that is not of copies
   u32 base;
@@ -60,7 +61,7 @@ struct Shared {
   // Not wide: dS has been used for dQ; all who compute have come.
   __forceinline__ u32 ds_empty(u32 buffer) const { return barrier(kFirst + 10 + buffer); }
   __forceinline__ u32 all_met() const { return barrier(kFirst + 12); }
-  __forceinline__ u32 slot(u32 index) const { return base + kPlan.slots + index * 16; }
+  __forceinline__ u32 slot(u32 index) const { return base + kPlan.slots + index * kSlotBytes; }
   __forceinline__ u32 vote(int warpgroup) const { return base + kPlan.votes + warpgroup * 16; }
 
   __forceinline__ void init_barriers() const {
@@ -103,10 +104,12 @@ struct Shared {
 enum class JobKind : int { prepare, tile, convert, end };
 
 /// `block`: chunk of rows or block of keys; `head`: query head, of a tile key head. `part`: of a
-/// tile's queries.
+/// tile's queries. Packed: `batch` is the sequence, `block` is of it. The lengths, and where the
+/// sequence begins in the packed tensors, only where Args does not say.
 struct Job {
   JobKind kind = JobKind::end;
   int block = 0, batch = 0, head = 0, part = 0;
+  int seq_q = 0, seq_k = 0, q_begin = 0, k_begin = 0;
 };
 
 /// The sums of dQ of a chunk come to be converted in pieces that fill a stage: of Q, where they fit
@@ -121,18 +124,64 @@ struct Piece {
   }
 };
 
+template <Config kConfig>
+__forceinline__ const DeviceLengths& ragged(const Args& args) {
+  static_assert(kConfig.ragged());
+  return static_cast<const RaggedArgs&>(args).of;
+}
+template <Config kConfig>
+inline constexpr bool kPacked = kConfig.lengths == Lengths::packed;
+
+template <Config kConfig>
+__forceinline__ int queries_of(const Args& args, const Job& job) {
+  return kPacked<kConfig> ? job.seq_q : args.seq_q;
+}
+template <Config kConfig>
+__forceinline__ int keys_of(const Args& args, const Job& job) {
+  return kConfig.ragged() ? job.seq_k : args.seq_k;
+}
+
+/// The entry of the batch that whatever is counted or kept for (entry, head) goes by: packed
+/// sequences are one.
+template <Config kConfig>
+__forceinline__ int entry_of(const Job& job) {
+  return kPacked<kConfig> ? 0 : job.batch;
+}
+/// First row of a job's queries in what is kept for (pair, row): offset, delta, sums of dQ.
+template <Config kConfig>
+__forceinline__ int kept_row(const Job& job) {
+  constexpr int kC = kConfig.chunk_rows;
+  return kPacked<kConfig> ? (job.q_begin / kC + job.batch) * kC : 0;
+}
+/// Rows of a chunk, which may be cut where its sequence ends: no box may begin behind that.
+template <Config kConfig>
+__forceinline__ int rows_of_chunk(const Job& job) {
+  if constexpr (!kPacked<kConfig>) return kConfig.chunk_rows;
+  return min(kConfig.chunk_rows, job.seq_q - job.block * kConfig.chunk_rows);
+}
+
+template <Config kConfig>
+__forceinline__ Diagonals diagonals(const Args& args, const Job& job) {
+  const int shift = kConfig.ragged() ? job.seq_k - queries_of<kConfig>(args, job) : 0;
+  Diagonals d = mask_diagonals<kConfig.mask>(args.low + shift, args.high + shift);
+  if constexpr (kConfig.ragged() && kConfig.mask != Mask::none)
+    d.high = min(d.high, ragged<kConfig>(args).top);
+  return d;
+}
+
 /// Blocks of queries that see a tile's keys, of the tile's part; "full" are those without a hidden
 /// pair, none where keys lie past the end.
 template <Config kConfig>
 __forceinline__ BlockRange query_range(const Args& args, const Job& job) {
   constexpr int kM = kConfig.block_m, kN = kConfig.block_n;
-  const int key = job.block * kN, key_end = min(key + kN, args.seq_k);
+  const int seq_q = queries_of<kConfig>(args, job), seq_k = keys_of<kConfig>(args, job);
+  const int key = job.block * kN, key_end = min(key + kN, seq_k);
   BlockRange range;
+  if (kConfig.ragged() && key >= seq_k) return range;  // keys behind a length
   if constexpr (kConfig.mask == Mask::none) {
-    range.end = range.full_end = (args.seq_q + kM - 1) / kM;
+    range.end = range.full_end = (seq_q + kM - 1) / kM;
   } else {
-    range = query_blocks<kM>(mask_diagonals<kConfig.mask>(args.low, args.high), key, key_end,
-                             args.seq_q);
+    range = query_blocks<kM>(diagonals<kConfig>(args, job), key, key_end, seq_q);
     // Rows past the end see nothing by their LSE: the last block needs no mask for them.
     if (kConfig.mask == Mask::right) range.full_end = range.end;
   }

@@ -31,8 +31,13 @@ double wide_ms(const Problem& p, const Config& config, const Hardware& machine) 
   const double cut = p.has_positional_mask() ? 0.4 : 0.0;
   const double all_queries = static_cast<double>(p.seq_q * p.group());
   const double all_keys = static_cast<double>(p.seq_k);
-  const double key_tiles = static_cast<double>(p.batch * p.heads_k * ceil_div(p.seq_k, 64));
-  const double query_tiles = static_cast<double>(p.batch * p.heads_q * ceil_div(p.seq_q, 128));
+  // About half of the last blocks of packed sequences are none.
+  const std::int64_t none = p.packed ? p.batch / 2 : 0;
+  const std::int64_t entries = p.stored_batch();
+  const double key_tiles =
+      static_cast<double>(entries * p.heads_k * (bwd_sm90_key_blocks(p, config) - none));
+  const double query_tiles =
+      static_cast<double>(entries * p.heads_q * (bwd_sm90_chunks(p, config) - none));
   const double queries =
       std::min(visible_pairs(p) / (key_tiles * 64) + cut * 128.0 * static_cast<double>(p.group()),
                all_queries);
@@ -71,6 +76,7 @@ Config bwd_sm90_config(const Problem& p) {
   config.deterministic = p.deterministic;
   config.fold_lse = !config.modified;
   config.exact = bwd_tiles::is_small(p);
+  config.lengths = sm90_lengths(p);
   const bool is_narrow = std::max(config.head_dim, config.head_dim_v) <= 64;
   config.block_m = is_narrow && !config.exact ? 128 : 64;
   if (std::max(config.head_dim, config.head_dim_v) > 128) {
@@ -84,18 +90,27 @@ Config bwd_sm90_config(const Problem& p) {
   if (!config.softcap) config.k_stages = 2;
   // Fewer jobs, where the last chunk does not stand half empty.
   const std::int64_t chunks = ceil_div(p.seq_q, config.chunk_rows);
-  if (narrow && (chunks >= 8 || chunks % 2 == 0)) config.chunk_rows = 256;
+  if (narrow && !p.packed && (chunks >= 8 || chunks % 2 == 0)) config.chunk_rows = 256;
   config.split = bwd_sm90_parts(p, config) > 1;
   return config;
 }
 
+std::int64_t bwd_sm90_chunks(const Problem& p, const Config& config) {
+  return p.packed ? packed_blocks(p.total_q, p.batch, config.chunk_rows)
+                  : ceil_div(p.seq_q, config.chunk_rows);
+}
+std::int64_t bwd_sm90_key_blocks(const Problem& p, const Config& config) {
+  return p.packed ? packed_blocks(p.total_k, p.batch, config.block_n)
+                  : ceil_div(p.seq_k, config.block_n);
+}
+
 std::int64_t bwd_sm90_tiles(const Problem& p, const Config& config) {
-  return p.batch * p.heads_k * ceil_div(p.seq_k, config.block_n);
+  return p.stored_batch() * p.heads_k * bwd_sm90_key_blocks(p, config);
 }
 
 int bwd_sm90_parts(const Problem& p, const Config& config) {
   // In a fixed order of additions parts would wait for one another.
-  if (config.wide() || config.deterministic || config.exact) return 1;
+  if (config.wide() || config.deterministic || config.exact || p.packed) return 1;
   const std::int64_t tiles = bwd_sm90_tiles(p, config);
   const std::int64_t blocks = ceil_div(p.seq_q, config.block_m);
   // Tiles of a diagonal differ in length: as many of them as even out.
@@ -109,21 +124,22 @@ int bwd_sm90_parts(const Problem& p, const Config& config) {
 }
 
 std::int64_t bwd_sm90_rows(const Problem& p, const Config& config) {
-  return round_up(p.seq_q, config.chunk_rows);
+  return bwd_sm90_chunks(p, config) * config.chunk_rows;
 }
 
 std::int64_t bwd_sm90_jobs(const Problem& p, const Config& config) {
-  return (config.wide() ? 1 : 2) * p.batch * p.heads_q * ceil_div(p.seq_q, config.chunk_rows) +
+  return (config.wide() ? 1 : 2) * p.stored_batch() * p.heads_q * bwd_sm90_chunks(p, config) +
          bwd_sm90_tiles(p, config) * bwd_sm90_parts(p, config);
 }
 
 bwd_sm90::SectionOrder bwd_sm90_order(const Problem& p, const Config& config) {
   OrderProblem order;
-  order.blocks = ceil_div(p.seq_k, config.block_n);
-  order.heads = p.batch * p.heads_k;
+  order.blocks = bwd_sm90_key_blocks(p, config);
+  order.heads = p.stored_batch() * p.heads_k;
   // Q, dO and the float32 sums of dQ.
   const std::int64_t sums = config.wide() ? 0 : 4 * p.head_dim;
-  order.kv_bytes = p.group() * p.seq_q * (2 * p.head_dim + 2 * p.head_dim_v + sums);
+  order.kv_bytes =
+      p.group() * (p.packed ? p.total_q : p.seq_q) * (2 * p.head_dim + 2 * p.head_dim_v + sums);
   order.section_bytes = (config.wide() ? 16 : 8) * kMiB;
   // Long tiles that a diagonal cuts take more of them to even out (measured at dims 64 and 128).
   const bool is_long = config.mask == Mask::right && !config.wide() && order.blocks >= 64;
@@ -143,9 +159,13 @@ double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machi
   if (config.wide()) return wide_ms(p, config, machine);
   const double sms = std::max(1, machine.multiprocessors);
   const int parts = config.split ? bwd_sm90_parts(p, config) : 1;
-  const double tiles = static_cast<double>(bwd_sm90_tiles(p, config) * parts);
-  const double chunks =
-      static_cast<double>(p.batch * p.heads_q * ceil_div(p.seq_q, config.chunk_rows));
+  // About half of the last blocks of packed sequences are none.
+  const double none = p.packed ? 0.5 * static_cast<double>(p.batch) : 0.0;
+  const double stored = static_cast<double>(p.stored_batch());
+  const double tiles = static_cast<double>(bwd_sm90_tiles(p, config) * parts) -
+                       none * static_cast<double>(p.heads_k);
+  const double chunks = stored * static_cast<double>(p.heads_q) *
+                        (static_cast<double>(bwd_sm90_chunks(p, config)) - none);
   const double all_queries = static_cast<double>(p.seq_q * p.group()) / parts;
   const double cut = p.has_positional_mask() ? 0.4 * (config.block_m + config.block_n) : 0.0;
   const double queries =

@@ -28,6 +28,11 @@ KernelUnit bwd_sm90_unit(const bwd_sm90::Config& c) {
                  flag("fold_lse", c.fold_lse) + flag("v_registers", c.v_registers) +
                  flag("exact", c.exact) + flag("split", c.split) +
                  flag("half_registers", c.half_registers);
+  if (c.ragged()) {
+    unit.config +=
+        ", .lengths = static_cast<Lengths>(" + std::to_string(static_cast<int>(c.lengths)) + ")";
+    unit.args = "RaggedArgs";
+  }
   unit.threads = c.threads();
   unit.shared_bytes = bwd_sm90::SharedPlan(c).bytes;
   std::map<int, WgmmaShape> shapes;  // by N

@@ -178,7 +178,7 @@ struct WideValues : Scores<kConfig> {
     const BlockRange range = query_range<kConfig>(args, job);
     rDv.clear();
     if (range.begin < range.end) {
-      const int head = job.head * args.group, of = job.batch * args.heads_q + head;
+      const int head = job.head * args.group, of = entry_of<kConfig>(job) * args.heads_q + head;
       pair = of;
       this->load_slope(head);
       first_step(range);

@@ -1,7 +1,7 @@
 /// bwd_sm90: head dims above 128: what a warpgroup sums up for 64 rows, and its way to memory.
 #pragma once
 
-#include "cuda/kernels/bwd_sm90_shared.cuh"
+#include "cuda/kernels/bwd_sm90_boxes.cuh"
 #include "cuda/tile/tma.cuh"
 #include "cuda/tile/wgmma.cuh"
 
@@ -72,8 +72,8 @@ __forceinline__ void leave_tile(const Role& role, const WideSums<kColumns>& sums
   role.sync_warpgroup();
   if (role.thread == 0) {
     for (int p = 0; p < SharedPlan::panels(kColumns); ++p) {
-      tma_store(&map, place + p * Role::kSlot, p * kPanelColumns, role.job.head,
-                role.job.block * Role::kBlockN, role.job.batch);
+      store_keys<Role::kShape>(role.args, map, place + p * Role::kSlot, p * kPanelColumns, role.job,
+                               role.job.block * Role::kBlockN);
     }
     bulk_commit();
     bulk_wait_read();

@@ -2,6 +2,7 @@
 /// has read and written, and the jobs that only pass rows through.
 #pragma once
 
+#include "cuda/kernels/bwd_sm90_boxes.cuh"
 #include "cuda/kernels/bwd_sm90_rows.cuh"
 #include "cuda/tile/signal.cuh"
 #include "cuda/tile/warpgroup.cuh"
@@ -12,6 +13,7 @@ using namespace tile;
 
 template <Config kConfig>
 struct Worker {
+  static constexpr Config kShape = kConfig;
   static constexpr int kM = kConfig.block_m, kBlockN = kConfig.block_n;
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
   static constexpr SharedPlan kPlan{kConfig};
@@ -82,6 +84,13 @@ struct Worker {
     const Bytes16 words = load_shared_16(shared.slot(slots.slot));
     job = {static_cast<JobKind>(words.x & 0xffU), static_cast<int>(words.y),
            static_cast<int>(words.z), static_cast<int>(words.w), static_cast<int>(words.x >> 8)};
+    if constexpr (kConfig.ragged()) {
+      const Bytes16 lengths = load_shared_16(shared.slot(slots.slot) + 16);
+      job.seq_q = static_cast<int>(lengths.x);
+      job.seq_k = static_cast<int>(lengths.y);
+      job.q_begin = static_cast<int>(lengths.z);
+      job.k_begin = static_cast<int>(lengths.w);
+    }
     __syncwarp();  // all lanes have read the slot
     release(shared.job_empty(slots.slot));
     slots.advance();
@@ -93,7 +102,10 @@ struct Worker {
   __forceinline__ u32* turn_at(int of_pair, int of_block) const {
     if constexpr (!kConfig.deterministic) return nullptr;
     return args.turns +
-           (static_cast<i64>(of_pair) * (args.rows_q / kM) + of_block) * kConfig.dq_warps() + warp;
+           (static_cast<i64>(of_pair) * (args.rows_q / kM) + kept_row<kConfig>(job) / kM +
+            of_block) *
+               kConfig.dq_warps() +
+           warp;
   }
   /// Lane 0: the last addition is complete, the next key block may add.
   __forceinline__ void pass_turn() {
@@ -107,8 +119,9 @@ struct Worker {
   __forceinline__ void await_turn(u32* turn, int block) {
     u32 before = 0;
     const int row = block * kM;
-    const BlockRange keys = key_blocks<kBlockN>(mask_diagonals<kConfig.mask>(args.low, args.high),
-                                                row, min(row + kM, args.seq_q), args.seq_k);
+    const BlockRange keys = key_blocks<kBlockN>(diagonals<kConfig>(args, job), row,
+                                                min(row + kM, queries_of<kConfig>(args, job)),
+                                                keys_of<kConfig>(args, job));
     before = args.last_first ? keys.end - 1 - job.block : job.block - keys.begin;
     signal_wait(turn, before);
     fence_async();
@@ -122,15 +135,18 @@ struct Worker {
   __forceinline__ void run_prepare() {
     constexpr int kThreads = 256 / kM;  // of a row
     const int t = warpgroup * 128 + thread, first = job.block * kConfig.chunk_rows;
-    const i64 base = static_cast<i64>(job.batch * args.heads_q + job.head) * args.rows_q + first;
-    float lse = -infinity();  // asked for first, used last
-    if (t < kConfig.chunk_rows && first + t < args.seq_q) {
-      lse = args.lse_in[job.batch * args.lse_b + job.head * args.lse_h + (first + t) * args.lse_s];
+    const i64 base =
+        static_cast<i64>(entry_of<kConfig>(job) * args.heads_q + job.head) * args.rows_q +
+        kept_row<kConfig>(job) + first;
+    const int given = first + (kPacked<kConfig> ? job.q_begin : 0);  // row of what the caller gave
+    float lse = -infinity();                                         // asked for first, used last
+    if (t < kConfig.chunk_rows && first + t < queries_of<kConfig>(args, job)) {
+      lse = args.lse_in[job.batch * args.lse_b + job.head * args.lse_h + (given + t) * args.lse_s];
     }
     signal_done();  // before this job's stores, which it would wait for
     if constexpr (!kConfig.wide()) clear_sums<kConfig>(args, base, t);
 #pragma unroll 1
-    for (int row0 = 0; row0 < kConfig.chunk_rows; row0 += kM) {
+    for (int row0 = 0; row0 < rows_of_chunk<kConfig>(job); row0 += kM) {
       await_producer(shared.q_full(rQ.slot), rQ.parity);
       wait_do();
       float delta = row_products<kConfig>(shared.q(rQ.slot), shared.d_o(rO.slot), t);
@@ -142,14 +158,14 @@ struct Worker {
       if (t % kThreads != 0) continue;
       const int row = row0 + t / kThreads;
       if (args.delta_in != nullptr) {
-        if (first + row < args.seq_q) {
-          delta = args.delta_in[static_cast<i64>(job.batch * args.heads_q + job.head) *
+        if (first + row < queries_of<kConfig>(args, job)) {
+          delta = args.delta_in[static_cast<i64>(entry_of<kConfig>(job) * args.heads_q + job.head) *
                                     args.delta_rows +
-                                first + row];
+                                given + row];
         }
-      } else if (args.d_lse != nullptr && first + row < args.seq_q) {
+      } else if (args.d_lse != nullptr && first + row < queries_of<kConfig>(args, job)) {
         delta -= args.d_lse[job.batch * args.d_lse_b + job.head * args.d_lse_h +
-                            (first + row) * args.d_lse_s];
+                            (given + row) * args.d_lse_s];
       }
       args.delta[base + row] = delta;
     }
@@ -157,7 +173,7 @@ struct Worker {
       args.offset[base + t] = lse == -infinity() ? lse : lse * args.offset_factor;
     }
     __syncwarp();  // the signal of lane 0 is for the stores of all
-    unsignalled = args.prepared + job.batch * args.heads_k + job.head / args.group;
+    unsignalled = args.prepared + entry_of<kConfig>(job) * args.heads_k + job.head / args.group;
   }
 
   /// Sums of dQ to dQ.
@@ -205,8 +221,8 @@ struct Worker {
     sync_consumers();
     if (warpgroup == 0 && thread == 0) {
       for (int p = 0; p < SharedPlan::panels(kD); ++p) {
-        tma_store(&args.dq, to + p * kConfig.chunk_rows * kPanelRowBytes, p * kPanelColumns,
-                  job.head, job.block * kConfig.chunk_rows, job.batch);
+        store_queries<kConfig>(args, args.dq, to + p * kConfig.chunk_rows * kPanelRowBytes,
+                               p * kPanelColumns, job, job.block * kConfig.chunk_rows);
       }
       bulk_commit();
     }

@@ -13,16 +13,6 @@ using SetMap = void (*)(tile::TensorMapBytes&, const TensorMapSpec&);
 
 constexpr double kLog2e = 1.4426950408889634;
 
-/// Axes {D, H, S, B} to {D, H, x, y, B}: see Args. A box takes `heads` heads.
-TensorMapSpec ragged_map(TensorMapSpec spec, std::int64_t rows, int heads) {
-  spec.rank = 5;
-  spec.data = static_cast<const std::byte*>(spec.data) - rows * spec.strides[2];
-  spec.sizes = {spec.sizes[0], spec.sizes[1], rows, rows + spec.sizes[2] + 1, spec.sizes[3]};
-  spec.strides = {0, spec.strides[1], spec.strides[2], spec.strides[2], spec.strides[3]};
-  spec.box = {spec.box[0], heads, spec.box[2], 1, 1};
-  return spec;
-}
-
 /// Axes {D, Hq, S, B} to {D, head in group, Hk, S, B}: a box takes 2^shift heads.
 TensorMapSpec grouped_map(TensorMapSpec spec, std::int64_t group, int shift) {
   spec.rank = 5;
@@ -35,21 +25,17 @@ TensorMapSpec grouped_map(TensorMapSpec spec, std::int64_t group, int shift) {
 void fill_maps(Args& args, const Problem& p, const Config& config, int shift, SetMap set_map) {
   const auto query_map = [&](const Tensor& t) {
     const TensorMapSpec spec = sm90_map_spec(t, 64 >> shift, p.packed);
-    if (p.packed) return ragged_map(spec, p.total_q, 1 << shift);
+    if (p.packed) return sm90_ragged_map(spec, p.total_q, 1 << shift);
     return shift > 0 ? grouped_map(spec, p.group(), shift) : spec;
   };
   const auto key_map = [&](const Tensor& t) {
     const TensorMapSpec spec = sm90_map_spec(t, config.block_n, p.packed);
-    return config.lengths == Lengths::dense ? spec : ragged_map(spec, args.k_rows, 1);
+    return config.lengths == Lengths::dense ? spec : sm90_ragged_map(spec, args.k_rows, 1);
   };
   set_map(args.q, query_map(p.q));
   set_map(args.k, key_map(p.k));
   set_map(args.v, key_map(p.v));
   set_map(args.o, query_map(p.o));
-}
-
-fwd_sm90::Offsets offsets(const Tensor& t) {
-  return {t.data, t.strides[0], t.dtype == DType::int64};
 }
 
 void fill_lengths(Args& args, const Problem& p) {
@@ -59,8 +45,8 @@ void fill_lengths(Args& args, const Problem& p) {
     args.k_rows = static_cast<int>(p.seq_k);
   }
   if (p.packed) {
-    args.cu_q = offsets(p.cu_seqlens_q);
-    args.cu_k = offsets(p.cu_seqlens_k);
+    args.cu_q = sm90_offsets(p.cu_seqlens_q);
+    args.cu_k = sm90_offsets(p.cu_seqlens_k);
     args.sequences = static_cast<int>(p.batch);
     args.q_rows = static_cast<int>(p.total_q);
     args.k_rows = static_cast<int>(p.total_k);
@@ -91,6 +77,10 @@ void fill_modification(Args& args, const Problem& p) {
 }
 
 }  // namespace
+
+fwd_sm90::Offsets sm90_offsets(const Tensor& t) {
+  return {t.data, t.strides[0], t.dtype == DType::int64};
+}
 
 std::string sm90_maps_refusal(const Problem& p) {
   std::string reason = sm90_map_refusal("q", p.q, Sm90Access::read, p.packed);

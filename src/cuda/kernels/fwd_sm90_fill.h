@@ -12,6 +12,9 @@ namespace tilewise::cuda {
 /// Why the copy engine cannot read or write a tensor of the problem; empty when it can all.
 std::string sm90_maps_refusal(const Problem& problem);
 
+/// cu_seqlens as the kernels read them.
+fwd_sm90::Offsets sm90_offsets(const Tensor& cu_seqlens);
+
 /// Everything of Args but the order of tiles, their counter and the parts of split keys. `shift`:
 /// sm90_pack_shift(). `set_map` encodes a tensor map (tests look at what it is made of instead).
 void sm90_fill(fwd_sm90::Args& args, const Problem& problem, const fwd_sm90::Config& config,

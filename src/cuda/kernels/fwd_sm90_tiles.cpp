@@ -57,10 +57,6 @@ constexpr int kMostSplits = 64;
 constexpr double kPackGain = 0.9;
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 
-Lengths lengths(const Problem& p) {
-  return p.packed ? Lengths::packed : p.key_lengths.defined() ? Lengths::keys : Lengths::dense;
-}
-
 Modification modification(const Problem& p) {
   if (!sm80::is_modified(p)) return Modification::none;
   // The kernels of one modification divide by the scale.
@@ -86,7 +82,7 @@ QueryGrid query_grid(const Problem& p, const Sm90Tile& tile) {
   const int shift = sm90_pack_shift(p, tile);
   const std::int64_t queries = tile.block_m() >> shift;
   const std::int64_t heads = shift > 0 ? p.heads_k : p.heads_q;
-  if (p.packed) return {queries, packed_blocks(p, queries), heads};
+  if (p.packed) return {queries, packed_blocks(p.total_q, p.batch, queries), heads};
   return {queries, ceil_div(p.seq_q, queries), p.batch * heads};
 }
 
@@ -155,17 +151,21 @@ int sm90_pack_shift(const Problem& p, const Sm90Tile& tile) {
   return filled(1, tile.block_m()) < kPackGain * packed ? shift : 0;
 }
 
+Lengths sm90_lengths(const Problem& p) {
+  return p.packed ? Lengths::packed : p.key_lengths.defined() ? Lengths::keys : Lengths::dense;
+}
+
 std::int64_t sm90_query_rows(const Problem& p) {
   return p.heads_q * (p.packed ? p.total_q : p.batch * p.seq_q);
 }
 
-std::int64_t packed_blocks(const Problem& p, std::int64_t queries) {
-  return p.total_q / queries + p.batch + 1;
+std::int64_t packed_blocks(std::int64_t rows, std::int64_t sequences, std::int64_t block) {
+  return rows / block + sequences + 1;
 }
 
 Sm90Mask sm90_mask(const Problem& p) {
   constexpr std::int64_t kFar = tile::Positions::kFar;
-  const bool dense = lengths(p) == Lengths::dense;
+  const bool dense = sm90_lengths(p) == Lengths::dense;
   const bool top_left = p.causal == Causal::top_left;
   const std::int64_t shift = dense ? p.seq_k - p.seq_q : 0;
   std::int64_t high = shift + p.right + 1;
@@ -201,7 +201,7 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   config.skip_blocks = tile.has(kSkipBlocks);
   config.modification = modification(p);
   config.trust_maxima = tile.has(kTrustMaxima) && config.modification != Modification::general;
-  config.lengths = lengths(p);
+  config.lengths = sm90_lengths(p);
   config.pack_heads = sm90_pack_shift(p, tile) > 0;
   config.split = split;
   const bool masked = config.mask != Mask::none;
@@ -231,7 +231,7 @@ fwd_sm90::SectionOrder sm90_order(const Problem& p, const Config& config, std::i
                                   int splits) {
   const std::int64_t heads = config.pack_heads ? p.heads_k : p.heads_q;
   OrderProblem order;
-  order.blocks = p.packed ? packed_blocks(p, queries) : ceil_div(p.seq_q, queries);
+  order.blocks = p.packed ? packed_blocks(p.total_q, p.batch, queries) : ceil_div(p.seq_q, queries);
   order.heads = (p.packed ? 1 : p.batch) * heads * splits;
   order.heads_per_kv = heads / p.heads_k * splits;
   // Of a window only the part that the tiles at work see has to stay in the cache.

@@ -54,13 +54,16 @@ struct Sm90Mask {
 };
 Sm90Mask sm90_mask(const Problem& problem);
 
+/// Whose lengths the device must look up.
+fwd_sm90::Lengths sm90_lengths(const Problem& problem);
+
 /// Rows of queries in all heads.
 std::int64_t sm90_query_rows(const Problem& problem);
 
-/// Row blocks of a head of packed sequences, the rows behind the last sequence counting as one
-/// more. Sequence b, which begins at row r, has those from r / queries + b on: as many as it needs,
-/// and at most one more. No order of lengths has to be known for that.
-std::int64_t packed_blocks(const Problem& problem, std::int64_t queries);
+/// Blocks of `block` rows of `sequences` packed sequences of `rows` rows, the rows behind the last
+/// sequence counting as one more. Sequence b, which begins at row r, has those from r / block + b
+/// on: as many as it needs, and at most one more. No order of lengths has to be known for that.
+std::int64_t packed_blocks(std::int64_t rows, std::int64_t sequences, std::int64_t block);
 
 fwd_sm90::Config sm90_config(const Problem& problem, const Sm90Tile& tile, bool split);
 

@@ -24,6 +24,15 @@ TensorMapSpec sm90_map_spec(const Tensor& tensor, int box_rows, bool packed) {
   return spec;
 }
 
+TensorMapSpec sm90_ragged_map(TensorMapSpec spec, std::int64_t rows, int heads) {
+  spec.rank = 5;
+  spec.data = static_cast<const std::byte*>(spec.data) - rows * spec.strides[2];
+  spec.sizes = {spec.sizes[0], spec.sizes[1], rows, rows + spec.sizes[2] + 1, spec.sizes[3]};
+  spec.strides = {0, spec.strides[1], spec.strides[2], spec.strides[2], spec.strides[3]};
+  spec.box = {spec.box[0], heads, spec.box[2], 1, 1};
+  return spec;
+}
+
 std::string sm90_map_refusal(const char* name, const Tensor& tensor, Sm90Access access,
                              bool packed) {
   std::string reason;

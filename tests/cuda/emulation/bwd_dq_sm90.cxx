@@ -18,11 +18,43 @@ constexpr Config exact(Config c) {
   return c;
 }
 
+constexpr double kBf16 = 1.2e-2, kFp16 = 1.5e-3;
+constexpr double kExact = 4e-3;  // half a bf16 step of the result, P rounded for dV
+
+/// Lengths that the device looks up; rows that no sequence has are NaN.
+void check_ragged() {
+  constexpr Lengths kPacked = Lengths::packed, kKeys = Lengths::keys;
+  const auto of = [](Shape shape, int dim, int dim_v) {
+    shape.queries = {70, 1, 0, 129, 200, 0}, shape.keys = {33, 90, 5, 129, 300, 40};
+    shape.dim = dim, shape.dim_v = dim_v;
+    return shape;
+  };
+  check<bwd_sm90::with_stages(ragged(k256, kPacked))>(
+      "packed, 2 blocks", of({.heads_q = 4, .heads_k = 2, .tail = 25, .blocks = 2}, 256, 256),
+      kBf16);
+  check<bwd_sm90::with_stages(ragged(masked(k256, Mask::right), kPacked))>(
+      "packed, causal, 3 blocks",
+      of({.heads_q = 4, .heads_k = 2, .high = 1, .d_lse = true, .tail = 200, .blocks = 3}, 256,
+         256),
+      kBf16);
+  check<bwd_sm90::with_stages(ragged(dims(masked(half(k256), Mask::both), 192, 128), kPacked))>(
+      "packed, dims 192, 128, window, fp16",
+      of({.low = -60, .high = 11, .tail = 3, .blocks = 2}, 192, 128), kFp16);
+  check<bwd_sm90::with_stages(ragged(with_alibi(masked(k256, Mask::right)), kPacked))>(
+      "packed, ALiBi, top left", of({.alibi = true, .top = 1}, 256, 256), kBf16);
+  check<bwd_sm90::with_stages(ragged(exact(masked(k256, Mask::right)), kPacked))>(
+      "packed, exact, causal", of({.high = 1, .tail = 1}, 256, 256), kExact);
+  check<bwd_sm90::with_stages(ragged(masked(k256, Mask::right), kKeys))>(
+      "key lengths, causal, rows that see nothing",
+      {.batch = 3, .dim = 256, .dim_v = 256, .high = 1, .keys = {200, 0, 77}, .blocks = 2}, kBf16);
+  check<bwd_sm90::with_stages(ragged(with_softcap(k256), kKeys))>(
+      "key lengths, softcap",
+      {.batch = 3, .dim = 256, .dim_v = 256, .softcap = 2.0F, .keys = {200, 0, 77}}, kBf16);
+}
+
 }  // namespace
 
 int main() {
-  constexpr double kBf16 = 1.2e-2, kFp16 = 1.5e-3;
-  constexpr double kExact = 4e-3;  // half a bf16 step of the result, P rounded for dV
   check<bwd_sm90::with_stages(k256)>("2 blocks",
                                      {.batch = 2,
                                       .heads_q = 4,
@@ -77,5 +109,6 @@ int main() {
   check<bwd_sm90::with_stages(exact(with_softcap(k256)))>(
       "exact, softcap",
       {.seq_q = 150, .seq_k = 100, .dim = 256, .dim_v = 256, .softcap = 2.0F, .blocks = 2}, kExact);
+  check_ragged();
   return failures == 0 ? 0 : 1;
 }

@@ -34,10 +34,66 @@ constexpr Config deterministic(Config c) {
   return c;
 }
 
+constexpr double kBf16 = 1.2e-2, kFp16 = 1.5e-3;
+constexpr double kExact = 4e-3;  // half a bf16 step of the result, P rounded for dV
+
+/// Lengths that the device looks up; rows that no sequence has are NaN.
+void check_ragged() {
+  constexpr Lengths kPacked = Lengths::packed, kKeys = Lengths::keys;
+  const std::vector<int> queries = {70, 1, 0, 129, 200, 0}, keys = {33, 90, 5, 129, 300, 40};
+  const Shape both = {.heads_q = 4, .heads_k = 2, .queries = queries, .keys = keys, .tail = 25};
+  const auto of = [&](Shape shape, int dim) {
+    shape.queries = queries, shape.keys = keys;
+    shape.dim = shape.dim_v = dim;
+    return shape;
+  };
+  check<ragged(k64, kPacked)>("packed, dim 64", both, kBf16);
+  check<ragged(masked(k64, Mask::right), kPacked)>(
+      "packed, dim 64, causal, 3 blocks",
+      of({.heads_q = 4, .heads_k = 2, .high = 1, .d_lse = true, .tail = 300, .blocks = 3}, 64),
+      kBf16);
+  check<ragged(masked(k64, Mask::right), kPacked)>(
+      "packed, dim 40, causal, top left", of({.high = kFar, .tail = 1, .top = 1}, 40), kBf16);
+  check<ragged(masked(k128, Mask::both), kPacked)>(
+      "packed, dim 128, window, 2 blocks",
+      of({.low = -60, .high = 11, .tail = 130, .blocks = 2, .section_heads = 1}, 128), kBf16);
+  check<ragged(with_alibi(masked(k64, Mask::right)), kPacked)>(
+      "packed, dim 64, ALiBi, causal", of({.high = 1, .alibi = true}, 64), kBf16);
+  check<ragged(plain(with_softcap(masked(k128, Mask::right))), kPacked)>(
+      "packed, dim 128, softcap, causal", of({.high = 1, .softcap = 2.0F}, 128), kBf16);
+  check<ragged(deterministic(masked(k64, Mask::right)), kPacked)>(
+      "packed, dim 64, causal, deterministic, 3 blocks",
+      of({.heads_q = 4, .heads_k = 2, .high = 1, .last_first = true, .tail = 9, .blocks = 3}, 64),
+      kBf16);
+  check<ragged(exact(masked(k128, Mask::right)), kPacked)>(
+      "packed, dim 128, exact dS, causal, delta given, 3 blocks",
+      of({.high = 1, .d_lse = true, .given_delta = true, .tail = 3, .blocks = 3}, 128), kExact);
+  const std::vector<int> lengths = {200, 0, 77};
+  check<ragged(k64, kKeys)>("key lengths, dim 64", {.batch = 3, .keys = lengths, .blocks = 2},
+                            kBf16);
+  check<ragged(masked(k128, Mask::right), kKeys)>(
+      "key lengths, dim 128, causal, rows that see nothing",
+      {.batch = 3,
+       .heads_q = 4,
+       .heads_k = 2,
+       .dim = 128,
+       .dim_v = 128,
+       .high = 1,
+       .keys = lengths},
+      kBf16);
+  check<ragged(masked(k128, Mask::both), kKeys)>(
+      "key lengths, dim 128, window",
+      {.batch = 3, .dim = 128, .dim_v = 128, .low = -60, .high = 30, .keys = lengths}, kBf16);
+  check<ragged(split(masked(k64, Mask::right), 256), kKeys)>(
+      "key lengths, dim 64, causal, 2 parts, chunks of 256",
+      {.batch = 3, .seq_q = 300, .high = 1, .keys = lengths, .blocks = 3, .parts = 2}, kBf16);
+  check<ragged(exact(k64), kKeys)>("key lengths, dim 64, exact dS", {.batch = 3, .keys = lengths},
+                                   kExact);
+}
+
 }  // namespace
 
 int main() {
-  constexpr double kBf16 = 1.2e-2, kFp16 = 1.5e-3;
   check<k64>("dim 64", {}, kBf16);
   check<masked(k64, Mask::right)>("dim 64, causal, 3 blocks",
                                   {.seq_q = 300, .seq_k = 300, .high = 1, .blocks = 3}, kBf16);
@@ -114,7 +170,6 @@ int main() {
       kBf16);
   check<split(dims(k128, 96, 96), 128)>("dim 96, 2 parts",
                                         {.dim = 96, .dim_v = 96, .d_lse = true, .parts = 2}, kBf16);
-  constexpr double kExact = 4e-3;  // half a bf16 step of the result, P rounded for dV
   check<masked(k64, Mask::right)>(
       "dim 64, causal, GQA",
       {.heads_q = 4, .heads_k = 2, .seq_q = 500, .seq_k = 300, .high = 1, .blocks = 3}, kBf16);
@@ -177,5 +232,6 @@ int main() {
                                                    .last_first = true,
                                                    .apart = 2},
                                                   kBf16);
+  check_ragged();
   return failures == 0 ? 0 : 1;
 }

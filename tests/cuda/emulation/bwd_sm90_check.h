@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <random>
 
 #include "cuda/kernels/bwd_dq_sm90.cuh"
@@ -22,6 +23,7 @@ namespace {
 using namespace tilewise;
 using bwd_sm90::Args;
 using bwd_sm90::Config;
+using bwd_sm90::Lengths;
 using bwd_sm90::Mask;
 using tile::Element;
 using Bits = unsigned short;
@@ -36,8 +38,17 @@ struct Shape {
   float scale = 0.125F, softcap = 0.0F, amplitude = 1.0F;
   bool alibi = false, d_lse = false, last_first = false;
   bool given_delta = false;
+  /// Packed sequences, in place of batch, seq_q and seq_k, with `tail` rows behind the last; `keys`
+  /// alone: keys of each entry of a batch. Then low and high are without Sk - Sq.
+  std::vector<int> queries = {}, keys = {};
+  int tail = 0, top = kFar;
   unsigned blocks = 1;
   int section_heads = 1, apart = 1, parts = 1;
+};
+
+/// Where the rows of a sequence, or of an entry of a batch, lie.
+struct Sequence {
+  int entry, q_begin, k_begin, queries, keys;
 };
 
 /// (B, S, H, D) in memory; `at` is an element.
@@ -58,13 +69,19 @@ struct Tensor {
     std::normal_distribution<float> normal;
     for (Bits& x : data) x = Bits(tile::pack<kElement>(amplitude * normal(random), 0.0F));
   }
-  tile::TensorMapBytes map(int batch, int rows) {
+  /// `ragged`: rows of the first of two row axes, 0 where there is one.
+  tile::TensorMapBytes map(int batch, int rows, int ragged = 0) {
     const long row = 2L * heads * dim;
-    const emulator::Box box = {reinterpret_cast<unsigned char*>(data.data()),
-                               {dim, heads, seq, batch},
-                               {0, 2L * dim, row, row * seq},
-                               {64, 1, rows, 1},
-                               4};
+    unsigned char* start = reinterpret_cast<unsigned char*>(data.data());
+    emulator::Box box = {
+        start, {dim, heads, seq, batch}, {0, 2L * dim, row, row * seq}, {64, 1, rows, 1}, 4};
+    if (ragged > 0) {
+      box = {start - ragged * row,
+             {dim, heads, ragged, ragged + seq + 1, batch},
+             {0, 2L * dim, row, row, row * seq},
+             {64, 1, rows, 1, 1},
+             5};
+    }
     tile::TensorMapBytes bytes;
     std::memcpy(&bytes, &box, sizeof(box));
     return bytes;
@@ -96,8 +113,20 @@ struct Check {
   std::vector<float> lse, d_lse, slopes, true_delta;
   std::vector<double> true_dq, true_dk, true_dv;
 
+  std::vector<Sequence> sequences;
+  std::vector<int> cu_q = {0}, cu_k = {0};
+
+  /// With sizes of the tensors in memory: packed sequences are one entry.
+  static Shape stored(Shape shape) {
+    if (kConfig.lengths == Lengths::packed) {
+      shape.batch = 1;
+      shape.seq_q = std::accumulate(shape.queries.begin(), shape.queries.end(), shape.tail);
+      shape.seq_k = std::accumulate(shape.keys.begin(), shape.keys.end(), shape.tail);
+    }
+    return shape;
+  }
   explicit Check(const Shape& shape)
-      : s(shape),
+      : s(stored(shape)),
         q(s.batch, s.heads_q, s.seq_q, s.dim),
         k(s.batch, s.heads_k, s.seq_k, s.dim),
         v(s.batch, s.heads_k, s.seq_k, s.dim_v),
@@ -119,70 +148,111 @@ struct Check {
     true_dq.assign(q.data.size(), 0.0);
     true_dk.assign(k.data.size(), 0.0);
     true_dv.assign(v.data.size(), 0.0);
-    for (int b = 0; b < s.batch; ++b) {
+    add_sequences();
+    if constexpr (kConfig.ragged()) poison_behind();
+    for (const Sequence& of : sequences) {
       for (int h = 0; h < s.heads_q; ++h) {
-        for (int i = 0; i < s.seq_q; ++i) add_row(b, h, i);
+        for (int i = 0; i < of.queries; ++i) add_row(of, h, i);
       }
+    }
+  }
+  void add_sequences() {
+    if constexpr (kConfig.lengths == Lengths::packed) {
+      for (std::size_t n = 0; n < s.queries.size(); ++n) {
+        sequences.push_back({0, cu_q.back(), cu_k.back(), s.queries[n], s.keys[n]});
+        cu_q.push_back(cu_q.back() + s.queries[n]);
+        cu_k.push_back(cu_k.back() + s.keys[n]);
+      }
+    } else {
+      for (int b = 0; b < s.batch; ++b)
+        sequences.push_back({b, 0, 0, s.seq_q, s.keys.empty() ? s.seq_k : s.keys[b]});
+    }
+  }
+  /// Rows that no sequence has are NaN.
+  void poison_behind() {
+    for (int b = 0; b < s.batch; ++b) {
+      const Sequence& last = kConfig.lengths == Lengths::packed ? sequences.back() : sequences[b];
+      const auto poison = [&](Tensor<kElement>& t, int from) {
+        for (int row = from; row < t.seq; ++row) {
+          for (int h = 0; h < t.heads; ++h) std::fill_n(&t.at(b, h, row, 0), t.dim, kPoison);
+        }
+      };
+      poison(k, last.k_begin + last.keys), poison(v, last.k_begin + last.keys);
+      for (Tensor<kElement>* t : {&q, &d_o}) poison(*t, last.q_begin + last.queries);
     }
   }
 
   /// One query row: (F1) to (F11), (B1) to (B9).
-  void add_row(int b, int h, int i) {
-    const int g = h / (s.heads_q / s.heads_k);
-    const int begin = std::max(0, i + s.low), end = std::max(begin, std::min(s.seq_k, i + s.high));
+  void add_row(const Sequence& of, int h, int i) {
+    const int g = h / (s.heads_q / s.heads_k), b = of.entry;
+    const int shift = kConfig.ragged() ? of.keys - of.queries : 0;
+    const int high = std::min(s.high + shift, kConfig.ragged() ? s.top : kFar);
+    const int begin = std::max(0, i + s.low + shift),
+              end = std::max(begin, std::min(of.keys, i + high));
+    const int r = of.q_begin + i, c = of.k_begin;
     std::vector<double> p(end - begin), gate(end - begin, 1.0);
     double m = -1e300, l = 0.0;
     for (int j = begin; j < end; ++j) {
       double x = 0.0;
-      for (int d = 0; d < s.dim; ++d) x += double(q.value(b, h, i, d)) * k.value(b, g, j, d);
+      for (int d = 0; d < s.dim; ++d) x += double(q.value(b, h, r, d)) * k.value(b, g, c + j, d);
       x *= s.scale;
       if (s.softcap != 0.0F) {
         const double t = std::tanh(x / s.softcap);
         gate[j - begin] = 1.0 - t * t;
         x = s.softcap * t;
       }
-      if (s.alibi) x -= slopes[h] * std::fabs(double(i + s.seq_k - s.seq_q - j));
+      if (s.alibi) x -= slopes[h] * std::fabs(double(i + of.keys - of.queries - j));
       p[j - begin] = x;
       m = std::max(m, x);
     }
     for (double& x : p) l += x = std::exp(x - m);
-    const std::size_t row = (std::size_t(b) * s.heads_q + h) * s.seq_q + i;
+    const std::size_t row = (std::size_t(b) * s.heads_q + h) * s.seq_q + r;
     lse[row] = p.empty() ? -tile::infinity() : float(m + std::log(l));
     double delta = 0.0;
     for (int d = 0; d < s.dim_v; ++d) {
       double sum = 0.0;
-      for (int j = begin; j < end; ++j) sum += p[j - begin] / l * v.value(b, g, j, d);
-      o.at(b, h, i, d) = Bits(tile::pack<kElement>(float(sum), 0.0F));
-      delta += sum * d_o.value(b, h, i, d);
+      for (int j = begin; j < end; ++j) sum += p[j - begin] / l * v.value(b, g, c + j, d);
+      o.at(b, h, r, d) = Bits(tile::pack<kElement>(float(sum), 0.0F));
+      delta += sum * d_o.value(b, h, r, d);
     }
     if (s.d_lse) delta -= d_lse[row];
     true_delta[row] = float(delta);
     for (int j = begin; j < end; ++j) {
       double dp = 0.0;
       for (int d = 0; d < s.dim_v; ++d) {
-        dp += double(d_o.value(b, h, i, d)) * v.value(b, g, j, d);
-        true_dv[&v.at(b, g, j, d) - v.data.data()] += p[j - begin] / l * d_o.value(b, h, i, d);
+        dp += double(d_o.value(b, h, r, d)) * v.value(b, g, c + j, d);
+        true_dv[&v.at(b, g, c + j, d) - v.data.data()] += p[j - begin] / l * d_o.value(b, h, r, d);
       }
       const double ds = p[j - begin] / l * (dp - delta) * gate[j - begin] * s.scale;
       for (int d = 0; d < s.dim; ++d) {
-        true_dq[&q.at(b, h, i, d) - q.data.data()] += ds * k.value(b, g, j, d);
-        true_dk[&k.at(b, g, j, d) - k.data.data()] += ds * q.value(b, h, i, d);
+        true_dq[&q.at(b, h, r, d) - q.data.data()] += ds * k.value(b, g, c + j, d);
+        true_dk[&k.at(b, g, c + j, d) - k.data.data()] += ds * q.value(b, h, r, d);
       }
     }
   }
 
   void run(const char* name, double bound) {
     constexpr int kM = kConfig.block_m, kChunk = kConfig.chunk_rows;
-    Args a;
-    a.q = q.map(s.batch, kM), a.o = o.map(s.batch, kM), a.d_o = d_o.map(s.batch, kM);
-    a.k = k.map(s.batch, kConfig.block_n), a.v = v.map(s.batch, kConfig.block_n);
+    constexpr bool kPacked = kConfig.lengths == Lengths::packed;
+    bwd_sm90::RaggedArgs a;
+    const int q_rows = kPacked ? s.seq_q : 0, k_rows = kPacked ? s.seq_k : 0;
+    const int k_ragged = kConfig.ragged() ? s.seq_k : 0;
+    a.q = q.map(s.batch, kM, q_rows), a.o = o.map(s.batch, kM, q_rows);
+    a.d_o = d_o.map(s.batch, kM, q_rows);
+    a.k = k.map(s.batch, kConfig.block_n, k_ragged);
+    a.v = v.map(s.batch, kConfig.block_n, k_ragged);
+    a.of = {s.top,         s.keys.data(),        1,      {cu_q.data()},
+            {cu_k.data()}, int(cu_q.size()) - 1, q_rows, k_ragged};
     for (auto* t : {&dq, &dk, &dv}) std::fill(t->data.begin(), t->data.end(), kPoison);
-    a.dq = dq.map(s.batch, kConfig.wide() ? 64 : kChunk), a.dk = dk.map(s.batch, 64),
-    a.dv = dv.map(s.batch, 64);
+    a.dq = dq.map(s.batch, kConfig.wide() ? 64 : kChunk, q_rows);
+    a.dk = dk.map(s.batch, 64, k_rows), a.dv = dv.map(s.batch, 64, k_rows);
     a.heads_q = s.heads_q, a.heads_k = s.heads_k, a.group = s.heads_q / s.heads_k;
     a.seq_q = s.seq_q, a.seq_k = s.seq_k;
-    a.rows_q = (s.seq_q + kChunk - 1) / kChunk * kChunk;
-    const int key_blocks = (s.seq_k + kConfig.block_n - 1) / kConfig.block_n;
+    const auto blocks = [&](int rows, int size) {
+      return kPacked ? rows / size + a.of.sequences + 1 : (rows + size - 1) / size;
+    };
+    a.rows_q = blocks(s.seq_q, kChunk) * kChunk;
+    const int key_blocks = blocks(s.seq_k, kConfig.block_n);
     const int tiles = s.batch * s.heads_k * key_blocks;
     a.parts = s.parts;
     a.jobs = (kConfig.wide() ? 1 : 2) * s.batch * s.heads_q * (a.rows_q / kChunk) + tiles * s.parts;
@@ -194,7 +264,8 @@ struct Check {
     a.order = {key_blocks, s.batch * s.heads_k, 1, s.section_heads, 1};
     a.lead = a.lag = s.apart;
     a.last_first = s.last_first;
-    a.lse_in = lse.data(), a.lse_b = s.heads_q * s.seq_q, a.lse_h = s.seq_q, a.lse_s = 1;
+    a.lse_in = lse.data(), a.lse_b = kPacked ? 0 : s.heads_q * s.seq_q, a.lse_h = s.seq_q,
+    a.lse_s = 1;
     if (s.d_lse) a.d_lse = d_lse.data(), a.d_lse_b = a.lse_b, a.d_lse_h = s.seq_q, a.d_lse_s = 1;
     if (s.given_delta) {
       a.delta_in = true_delta.data(), a.delta_rows = s.seq_q;
@@ -221,10 +292,10 @@ struct Check {
     compare(name, "dV", dv, true_dv, bound);
   }
   /// The launch that goes with one of bwd_sm90 without dQ.
-  void run_dq(const Args& of) {
+  void run_dq(const bwd_sm90::RaggedArgs& of) {
     unsigned next = 0;
-    const int row_blocks = (s.seq_q + bwd_dq_sm90::kBlockM - 1) / bwd_dq_sm90::kBlockM;
-    bwd_dq_sm90::Args a = bwd_dq_sm90::args_beside(kConfig, of);
+    const int row_blocks = of.rows_q / bwd_dq_sm90::kBlockM;
+    bwd_dq_sm90::RaggedArgs a = {bwd_dq_sm90::args_beside(kConfig, of), of.of};
     a.order = {row_blocks, s.batch * s.heads_q, 1, s.section_heads, 1};
     a.tiles = row_blocks * s.batch * s.heads_q;
     a.next_tile = &next;
@@ -265,6 +336,10 @@ constexpr Config with_alibi(Config c) {
 }
 constexpr Config half(Config c) {
   c.element = Element::fp16;
+  return c;
+}
+constexpr Config ragged(Config c, Lengths lengths) {
+  c.lengths = lengths;
   return c;
 }
 constexpr Config dims(Config c, int dim, int dim_v) {
