@@ -65,7 +65,11 @@ class FakeDriver(unittest.TestCase):
         """Every row on the smoke set, two of them on all cases."""
         rows = self.rows("check", "--smoke")
         idle = {row["kernel"] for row in rows if row["failed"] == 0}  # it refuses the whole set
-        self.assertLessEqual(idle, {"flash_bwd_sm90"})
+        copied = ("flash_fwd_sm90_copied", "flash_bwd_sm90_copied")
+        self.assertLessEqual(idle, {"flash_bwd_sm90", *copied})
+        for kernel in copied:
+            rows = self.rows("check", "--case", "b1 h2 s64 d132 bf16", "--kernel", kernel)
+            self.assertEqual({row["status"] for row in rows}, {"failed"}, rows)
         for kernel in ("flash_fwd_sm80", "eager_bwd_cuda"):
             (row,) = self.rows("check", *CASES, "--kernel", kernel)
             self.assertGreater(row["failed"] + row["passed"] + row["skipped"], LEAST, row)
