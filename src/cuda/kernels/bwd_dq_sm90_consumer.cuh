@@ -119,7 +119,10 @@ struct Consumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) offset[r] *= args.offset_factor;
     if constexpr (kConfig.alibi) {
-      slope = kLog2e * args.alibi[tile.batch * args.alibi_b + tile.head * args.alibi_h];
+      // Queries behind the last sequence have no slope.
+      const bool behind = kConfig.lengths == Lengths::packed && tile.seq_k == 0;
+      slope =
+          behind ? 0.0F : kLog2e * args.alibi[tile.batch * args.alibi_b + tile.head * args.alibi_h];
     }
   }
 

@@ -12,9 +12,6 @@ namespace {
 using bwd_packed_delta::Args;
 using bwd_packed_delta::Config;
 
-/// A sequence's, in all heads: as `is_small()` of bwd_sm80_tiles has it for problems.
-constexpr std::int64_t kMostPairs = std::int64_t{1} << 21;
-
 KernelUnit unit(const Config& c) {
   return {.stem = "bwd_packed_delta",
           .config = std::string(".element = Element::") +
@@ -57,7 +54,6 @@ void packed_delta(const Problem& p, float* delta, void* stream) {
   args.positions = sm80::positions(p);
   args.scale = p.scale;
   args.softcap = static_cast<float>(p.softcap);
-  args.most_pairs = kMostPairs;
   args.delta = delta;
   const Config config = {
       .element = p.dtype == DType::bfloat16 ? tile::Element::bf16 : tile::Element::fp16,

@@ -1,4 +1,4 @@
-/// bwd_packed_delta: delta of the rows of packed sequences, for small ones from P:
+/// bwd_packed_delta: delta of the rows of packed sequences, for those that see few keys from P:
 ///
 ///   delta = sum_j P_j dP_j / sum_j P_j - dLSE,  else rowsum(dO O) - dLSE  (B2)
 ///
@@ -63,6 +63,7 @@ struct Row {
     constexpr int kFewKeys = 8;
     const Diagonals d(args.positions, seq_q, seq_k);
     const int begin = max(0, i + d.low), end = min(seq_k, i + d.high);
+    if (end - begin > kMostKeys) return otherwise;
     const float lse2 = kLog2e * args.lse[head * args.lse_h + row * args.lse_s];
     const float slope =
         args.alibi == nullptr ? 0.0F : args.alibi[sequence * args.alibi_b + head * args.alibi_h];
@@ -92,9 +93,7 @@ struct Row {
     float d_o[kEach], o[kEach];
     read(d_o, args.d_o, head, row, args.head_dim_v);
     read(o, args.o, head, row, args.head_dim_v);
-    float sum = dot(d_o, o);
-    if (static_cast<i64>(args.heads_q) * seq_q * seq_k <= args.most_pairs)
-      sum = from_probabilities(d_o, sum);
+    float sum = from_probabilities(d_o, dot(d_o, o));
     if (args.d_lse != nullptr) sum -= args.d_lse[head * args.d_lse_h + row * args.d_lse_s];
     return sum;
   }

@@ -29,11 +29,11 @@ struct Args {
   int heads_q = 1, group = 1, head_dim = 0, head_dim_v = 0;
   tile::Positions positions;
   float scale = 0.0F, softcap = 0.0F;
-  /// Sequences of more pairs than this, in all heads, take delta from O.
-  long long most_pairs = 0;
   float* delta = nullptr;  ///< (Hq, q_rows)
 };
 
 inline constexpr int kThreads = 128;
+/// A row that sees more keys takes delta from O: what rounding took from that falls as 1 / keys.
+inline constexpr int kMostKeys = 16;
 
 }  // namespace tilewise::bwd_packed_delta

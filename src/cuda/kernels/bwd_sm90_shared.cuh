@@ -181,7 +181,11 @@ __forceinline__ BlockRange query_range(const Args& args, const Job& job) {
   if constexpr (kConfig.mask == Mask::none) {
     range.end = range.full_end = (seq_q + kM - 1) / kM;
   } else {
-    range = query_blocks<kM>(diagonals<kConfig>(args, job), key, key_end, seq_q);
+    const Diagonals d = diagonals<kConfig>(args, job);
+    // A top-left diagonal left of the window, which depends on the lengths: nobody sees a key, and
+    // a fixed order of additions would wait for blocks that add nothing.
+    if (kConfig.ragged() && kConfig.mask == Mask::both && d.high <= d.low) return range;
+    range = query_blocks<kM>(d, key, key_end, seq_q);
     // Rows past the end see nothing by their LSE: the last block needs no mask for them.
     if (kConfig.mask == Mask::right) range.full_end = range.end;
   }

@@ -65,6 +65,17 @@ void check_ragged() {
       "packed, dim 64, causal, deterministic, 3 blocks",
       of({.heads_q = 4, .heads_k = 2, .high = 1, .last_first = true, .tail = 9, .blocks = 3}, 64),
       kBf16);
+  // The window lies right of the diagonal in all sequences but the last: nobody sees a key.
+  check<ragged(deterministic(masked(k64, Mask::both)), kPacked)>(
+      "packed, dim 64, top left, window, deterministic",
+      {.low = -5,
+       .high = kFar,
+       .last_first = true,
+       .queries = {130, 65, 70},
+       .keys = {140, 75, 33},
+       .tail = 9,
+       .top = 1},
+      kBf16);
   check<ragged(exact(masked(k128, Mask::right)), kPacked)>(
       "packed, dim 128, exact dS, causal, delta given, 3 blocks",
       of({.high = 1, .d_lse = true, .given_delta = true, .tail = 3, .blocks = 3}, 128), kExact);
