@@ -171,7 +171,8 @@ class Bf16Backward final : public Backward {
     const ScoreTileStep::Rows known = this->known(at.b, at.h, at.sequence.q_begin + at.i0);
     const int cols = static_cast<int>(round_up(at.cols, 32));
     float lse_log2[kTileRows];
-    if (!moderate(at, known, lse_log2)) {  // the scores that the low part of LSE belongs to
+    // The scores that the low part of LSE belongs to, and the dP whose average delta is.
+    if (!moderate(at, known, lse_log2) || sees_one_key(at)) {
       tile_.load_keys_of(block.b, block.sequence, block.h_k, block.j0, block.keys, scratch);
       tile_.gradient(at, known, scratch);
       round(at, cols, scratch, keys);
@@ -214,6 +215,15 @@ class Bf16Backward final : public Backward {
       }
     }
     products_.round_gradient(at.rows, cols, scratch.dropped, scratch.ds, kTileKeys, keys.tile);
+  }
+
+  /// True where no row sees more than one key: dP is delta, and dS 0.
+  bool sees_one_key(const TilePlace& at) const {
+    for (int r = 0; r < at.rows; ++r) {
+      const KeyRange seen = p_.visible_keys(at.sequence, at.i0 + r);
+      if (seen.end - seen.begin > 1) return false;
+    }
+    return true;
   }
 
   /// LSE in the exponent's unit; false where a float32 is too coarse for it.

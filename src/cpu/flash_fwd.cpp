@@ -25,6 +25,9 @@ constexpr int kTaskRows = 96;   // query rows of a task: a packed K or V block i
 constexpr int kGroupRows = 24;  // rows whose strip of scores stays in the first-level cache
 constexpr int kBlockKeys = 256;
 constexpr int kKeyStep = 64;  // a group's keys begin at a multiple of it: whole panels of every set
+// Of P relative to an early maximum, on the average of all keys: near 1 for scores like the first
+// ones, whatever their spread.
+constexpr float kMostOfAKey = 4.0F;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 /// Padded sizes and the layout of the workspace.
@@ -58,7 +61,7 @@ struct Scratch {
   float* q;      ///< kTaskRows x D, unless they are read where they lie
   float* o;      ///< kTaskRows x ld_v
   float* s;      ///< kGroupRows x kBlockKeys
-  float* sums;   ///< kTaskRows x lanes: of P, where m is known ahead
+  float* sums;   ///< kGroupRows x lanes: of a strip's P, where m is known ahead
   float* m;      ///< kTaskRows
   float* l;      ///< kTaskRows
   float* alpha;  ///< kTaskRows: rescale factors
@@ -66,7 +69,7 @@ struct Scratch {
 
   static std::int64_t elems(const Problem& p, const Geometry& g) {
     const std::int64_t tiles =
-        kTaskRows * (g.ld_q + g.ld_v + g.lanes + 3) + std::int64_t{kGroupRows} * kBlockKeys;
+        kTaskRows * (g.ld_q + g.ld_v + 3) + kGroupRows * (g.lanes + std::int64_t{kBlockKeys});
     return own_pages(tiles + kBlockKeys * std::max(p.head_dim, g.ld_v));
   }
 };
@@ -122,7 +125,7 @@ class Forward {
     return {.q = take(kTaskRows * g.ld_q),
             .o = take(kTaskRows * g.ld_v),
             .s = take(std::int64_t{kGroupRows} * kBlockKeys),
-            .sums = take(std::int64_t{kTaskRows} * g.lanes),
+            .sums = take(std::int64_t{kGroupRows} * g.lanes),
             .m = take(kTaskRows),
             .l = take(kTaskRows),
             .alpha = take(kTaskRows),
@@ -207,19 +210,25 @@ class Forward {
   }
 
   /// m of a row is the largest score of the first keys that it sees, and stays: scores become P in
-  /// registers. False where O or l did not hold that: the task is to be done online.
+  /// registers. False where that was too far below later scores: the task is to be done online.
   bool attend_at_known_maxima(const Task& task, const Scratch& scratch) const {
     const int rows = task.block.rows;
     std::fill_n(scratch.m, rows, kNothing);
-    std::fill_n(scratch.sums, rows * geometry_.lanes, 0.0F);
+    std::fill_n(scratch.l, rows, 0.0F);
+    std::fill_n(scratch.sums, kGroupRows * geometry_.lanes, 0.0F);
+    // A difference to m is rounded as a float32 of its size, and so relatively is P: at 64 and
+    // more, to 2^-18.
+    const float most = kMostOfAKey * static_cast<float>(task.block.sequence.k_length);
+    bool near = true;
     for_strips(task, scratch, [&](const TilePlace& place, int r, bool begun) {
+      if (!near) return;
       weigh(place, task, r, scratch);
+      const float* l = scratch.l + r;
+      near = std::all_of(l, l + place.rows, [&](float sum) { return sum <= most; });
       steps_.drop(place, scratch.s);
       add_values(place, task, r, begun, scratch);
     });
-    micro_.row_sums(rows, scratch.sums, scratch.l);
-    return micro_.all_finite(rows, scratch.l) &&
-           micro_.all_finite(rows * geometry_.ld_v, scratch.o);
+    return near && micro_.all_finite(rows * geometry_.ld_v, scratch.o);
   }
 
   void attend_online(const Task& task, const Scratch& scratch) const {
@@ -290,22 +299,23 @@ class Forward {
             .ldc = kBlockKeys};
   }
 
-  /// P of a strip and its sums, m first where it is not known.
+  /// P of a strip and its sum, added to l; m first where it is not known. A strip is summed by
+  /// itself: one sum over all keys would lose of 2^20 small P what a float32 cannot hold of each.
   void weigh(const TilePlace& place, const Task& task, int r, const Scratch& scratch) const {
     float* m = scratch.m + r;
-    float* sums = scratch.sums + std::int64_t{r} * geometry_.lanes;
     bool known = std::find(m, m + place.rows, kNothing) == m + place.rows;
     for_panels(place, task, scratch.s, [&](const TilePlace& panel, const float* k, float* s) {
       const PanelProduct product = scores(panel, task, r, k, s);
       const int cols = product.cols;
       const bool all = cols == panel.cols && visibility(panel) == Visibility::all;
-      if (all && known) return micro_.score_weights(product, m, sums);
+      if (all && known) return micro_.score_weights(product, m, scratch.sums);
       micro_.scores(product);
       if (!all) steps_.mask_position(panel, s);
       hide_padding(panel, s);
       if (!known) known = micro_.first_maxima(panel.rows, cols, s, kBlockKeys, m);
-      micro_.weights(panel.rows, cols, s, kBlockKeys, m, sums);
+      micro_.weights(panel.rows, cols, s, kBlockKeys, m, scratch.sums);
     });
+    micro_.take_sums(place.rows, scratch.sums, scratch.l + r);
   }
 
   /// O += P V, or O = P V.

@@ -68,8 +68,8 @@ struct Micro {
   void (*weights)(int rows, int cols, float* s, std::ptrdiff_t ld, const float* m, float* sums);
   /// m of the rows where it is -inf becomes the largest score; true if it is -inf nowhere then.
   bool (*first_maxima)(int rows, int cols, const float* s, std::ptrdiff_t ld, float* m);
-  /// l = the sum of a row's sums.
-  void (*row_sums)(int rows, const float* sums, float* l);
+  /// l += the sum of a row's sums, which become 0.
+  void (*take_sums)(int rows, float* sums, float* l);
   /// True if no element is infinite or NaN.
   bool (*all_finite)(std::int64_t count, const float* x);
 

@@ -185,8 +185,11 @@ void weights(int rows, int cols, float* s, std::ptrdiff_t ld, const float* m, fl
 }
 
 template <class V>
-void row_sums(int rows, const float* sums, float* l) {
-  for (int r = 0; r < rows; ++r) l[r] = V::sum(V::load(sums + r * V::kLanes));
+void take_sums(int rows, float* sums, float* l) {
+  for (int r = 0; r < rows; ++r, sums += V::kLanes) {
+    l[r] += V::sum(V::load(sums));
+    V::store(sums, V::zero());
+  }
 }
 
 template <class V>
@@ -302,7 +305,7 @@ constexpr Micro make_micro(Isa isa) {
       .score_gradients = score_gradients<V>,
       .weights = weights<V>,
       .first_maxima = first_maxima<V>,
-      .row_sums = row_sums<V>,
+      .take_sums = take_sums<V>,
       .all_finite = all_finite<V>,
       .row_products = {row_products<V, float>, row_products<V, Bfloat16>, row_products<V, Float16>},
       .add_weighted_rows = {add_weighted_rows<V, float>, add_weighted_rows<V, Bfloat16>,

@@ -55,6 +55,23 @@ TEST_P(Forward, C035TheSmallestProblem) {
   EXPECT_EQ(run(s).o, Owned(DType::float16, {16}, s.v).values());
 }
 
+/// dS is 0: dP, and delta is its average. Any difference between the two is summed over queries.
+TEST_P(TypedBackward, OneKeyHasNoGradientOfItsScore) {
+  Trial whole = trial(DType::bfloat16, 1, 8, 2, 255, 1, 16, 200).fill(19);
+  Trial windows = trial(DType::bfloat16, 1, 4, 2, 160, 160, 192, 192).fill(20);
+  windows.spec.window = {.left = 0, .right = 0};
+  Trial capped = whole;
+  capped.spec.softcap = 15.0;
+  for (const DType dtype : types_) {
+    for (Trial* s : {&whole, &windows, &capped}) {
+      s->dtype = dtype;
+      const Results r = run_backward(*s, GetParam());
+      expect_near(r.dq, constant(std::ssize(r.dq), 0.0), 1e-5, "dQ");
+      expect_near(r.dk, constant(std::ssize(r.dk), 0.0), 1e-5, "dK");
+    }
+  }
+}
+
 /// Logits near 1e17, where neighbouring floats are 1e10 apart.
 Trial enormous() {
   Trial s = trial(DType::float32, 1, 1, 1, 16, 16, 8, 8).fill(13);

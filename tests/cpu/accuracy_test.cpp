@@ -64,6 +64,50 @@ TEST_P(Accuracy, NormalInputs) {
   }
 }
 
+/// P is 1 for the first key and 0.8 for all others: in a single running sum, each of 2^18 is
+/// rounded to what a float32 near the sum holds, always the same way.
+TEST_P(Accuracy, SumsOverManyKeys) {
+  constexpr std::int64_t kKeys = 262144;
+  Textbook t{.heads_q = 1, .heads_k = 1, .seq_q = 17, .seq_k = kKeys, .dim = 1, .dim_v = 1};
+  t.spec.scale = 1.0F;
+  t.fill();
+  t.q.assign(t.q.size(), 1.0F);
+  t.k.assign(t.k.size(), -0.2231F);
+  t.k[0] = 0.0F;
+  t.v.assign(t.v.size(), 1.0F);
+  const ForwardTensors f = t.forward_tensors();
+  const Plan chosen =
+      plan(f, t.spec,
+           {.implementation = "", .kernel = "flash_fwd_" + std::string(cpu::isa_name(GetParam()))});
+  tilewise::run(chosen, f, t.spec, t.launch(chosen));
+  const double lse = std::log(1.0 + (kKeys - 1.0) * std::exp(double{-0.2231F}));
+  for (const float value : t.lse) EXPECT_NEAR(value, lse, 2e-5);
+  for (const float value : t.o) EXPECT_NEAR(value, 1.0F, 2e-6);
+}
+
+/// The keys that count come after 64 that are far below them: their scores are as exact as if they
+/// came first.
+TEST_P(Accuracy, ScoresFarAboveTheFirst) {
+  Textbook t{.heads_q = 1, .heads_k = 1, .seq_q = 32, .seq_k = 80, .dim = 1, .dim_v = 1};
+  t.spec.scale = 1.0F;
+  t.fill();
+  t.q.assign(t.q.size(), 1.0F);
+  std::fill_n(t.k.begin(), 64, -70.0F);
+  const Choice choice{.implementation = "",
+                      .kernel = "flash_fwd_" + std::string(cpu::isa_name(GetParam()))};
+  const ForwardTensors f = t.forward_tensors();
+  const Plan chosen = plan(f, t.spec, choice);
+  tilewise::run(chosen, f, t.spec, t.launch(chosen));
+  double sum = 0.0;
+  double o = 0.0;
+  for (std::size_t j = 64; j < 80; ++j) {
+    sum += std::exp(double{t.k[j]});
+    o += std::exp(double{t.k[j]}) * t.v[j];
+  }
+  EXPECT_NEAR(t.o[0], o / sum, 6e-8);
+  EXPECT_NEAR(t.lse[0], std::log(sum), 3e-7);
+}
+
 /// Scale is a float32, its product with log2 e is not.
 TEST_P(Accuracy, ScaleNearTheLargestFloat) {
   Textbook ours{.heads_q = 2, .heads_k = 2, .seq_q = 64, .seq_k = 64, .dim = 64};

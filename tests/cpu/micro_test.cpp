@@ -296,9 +296,9 @@ TEST_P(MicroKernels, ScoresBecomeWhatFollowsThem) {
             ASSERT_NEAR(ds[at], gradient, 1e-6 * (std::abs(gradient) + p[at]));
             total += p[at];
           }
-          float sum = NAN;
-          m().row_sums(1, sums.data() + r * lanes, &sum);
-          ASSERT_NEAR(sum, total, 1e-5 * total);
+          float sum = 3.0F;
+          m().take_sums(1, sums.data() + r * lanes, &sum);
+          ASSERT_NEAR(sum, 3.0 + total, 1e-5 * total);
         }
       }
     }
@@ -334,10 +334,11 @@ TEST_P(MicroKernels, FirstMaximaAndTheirWeights) {
   EXPECT_FALSE(m().first_maxima(3, n, s.data(), n, maxima.data()));
   EXPECT_EQ(maxima, (std::vector<float>{2.0F, hidden, 4.0F}));
   std::vector<float> sums(static_cast<std::size_t>(3 * m().lanes), 0.0F);
-  std::vector<float> l(3);
+  std::vector<float> l(3, 4.0F);
   m().weights(3, n, s.data(), n, maxima.data(), sums.data());
-  m().row_sums(3, sums.data(), l.data());
-  EXPECT_EQ(l, (std::vector<float>{1.0F, 0.0F, 2.0F}));
+  m().take_sums(3, sums.data(), l.data());
+  EXPECT_EQ(l, (std::vector<float>{5.0F, 4.0F, 6.0F}));
+  EXPECT_EQ(sums, std::vector<float>(sums.size(), 0.0F));
   s.assign(s.size(), hidden);
   s[at(1)] = -3.0F;
   EXPECT_TRUE(m().first_maxima(3, n, s.data(), n, maxima.data()));
