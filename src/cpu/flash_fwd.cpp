@@ -26,8 +26,10 @@ constexpr int kGroupRows = 24;  // rows whose strip of scores stays in the first
 constexpr int kBlockKeys = 256;
 constexpr int kKeyStep = 64;  // a group's keys begin at a multiple of it: whole panels of every set
 // Of P relative to an early maximum, on the average of all keys: near 1 for scores like the first
-// ones, whatever their spread.
-constexpr float kMostOfAKey = 4.0F;
+// ones, whatever their spread; more for rows whose first panel has a single key in its window. Of
+// few keys the roundings do not average out.
+constexpr float kMostOfAKey = 16.0F;
+constexpr float kMostOfFewKeys = 4.0F;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 /// Padded sizes and the layout of the workspace.
@@ -218,7 +220,8 @@ class Forward {
     std::fill_n(scratch.sums, kGroupRows * geometry_.lanes, 0.0F);
     // A difference to m is rounded as a float32 of its size, and so relatively is P: at 64 and
     // more, to 2^-18.
-    const float most = kMostOfAKey * static_cast<float>(task.block.sequence.k_length);
+    const auto keys = static_cast<float>(task.block.sequence.k_length);
+    const float most = keys * std::clamp(keys / 16.0F, kMostOfFewKeys, kMostOfAKey);
     bool near = true;
     for_strips(task, scratch, [&](const TilePlace& place, int r, bool begun) {
       if (!near) return;
