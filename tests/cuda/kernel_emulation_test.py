@@ -99,6 +99,8 @@ MIN_2 = """
 def copy(size: int) -> str:
     """An asynchronous copy of 4 or 16 bytes."""
     return (
+        f"if (reinterpret_cast<unsigned long>(global) % {size} != 0) "
+        'emulator::on_fault("misaligned source of a copy"); '
         f"emulator::start_copy(emulator::current->copies, {{shared, global, bytes, {size}}}, "
         f"emulator::access(shared, {size}), emulator::shared_base);"
     )

@@ -161,10 +161,6 @@ inline unsigned char* shared_name = nullptr;
 inline Index grid_size{1};
 
 /// An access of the running thread.
-inline Access access(unsigned shared, int size) {
-  return {shared, size, current->barriers + 1, current->thread / 32};
-}
-
 inline unsigned own_warp() { return current->thread / 32; }
 inline Clocks& own_clocks() { return current->block->warps[own_warp()].clocks; }
 inline std::vector<Granule>& granules() { return current->block->granules; }
@@ -180,6 +176,12 @@ inline void report(const char* what, unsigned shared) {
   std::snprintf(text, sizeof(text), "race: block %u, warp %u: %s, at byte %u of shared memory",
                 current->block->index, current->thread / 32, what, shared);
   on_fault(text);
+}
+/// An access of so many bytes must begin at a multiple of them.
+inline Access access(unsigned shared, int size) {
+  if (shared % static_cast<unsigned>(size) != 0)
+    on_fault("misaligned byte " + std::to_string(shared));
+  return {shared, size, current->barriers + 1, current->thread / 32};
 }
 
 inline void yield() {

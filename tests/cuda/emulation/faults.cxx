@@ -36,6 +36,14 @@ void read_a_neighbour() {
   stage(kPlace, 2.0F);
 }
 
+/// An access begins at a multiple of its bytes.
+template <bool kRight>
+void read_across() {
+  stage(kPlace, 1.0F);
+  sync();
+  expect(load_shared_8(kPlace + 16 * thread() + (kRight ? 8 : 4)).x > 0.0F);
+}
+
 /// The place of a bulk addition is used again: its reads have to be waited for.
 template <bool kRight>
 void reuse_what_is_stored() {
@@ -230,6 +238,7 @@ void check(const char* name, unsigned blocks, unsigned threads, void (*right)(),
 
 int main() {
   emulator::on_fault = [](const std::string&) { ++faults; };
+  check("where an access begins", 1, 128, read_across<true>, read_across<false>);
   check("another warp's write", 1, 128, read_a_neighbour<true, true>,
         read_a_neighbour<false, true>);
   check("another warp's read", 1, 128, read_a_neighbour<true, true>, read_a_neighbour<true, false>);
