@@ -44,6 +44,7 @@ TITLES = {
     "seed-protocol": "The seeds' grid by the seeds' own protocol",
     "seed-asam": "Seed 003: eager in float32 beside flash in 16 bits, batch 2, 4 heads",
     "fp16": "The grid in float16",
+    "choice": "The sm_90a rows in the call of the sm_80 rows' grid",
     "flex": "The grid beside FlexAttention",
     "sustained": "Sustained: launches back to back",
     "options": "Grouped heads, a window, a softcap and one query: 16 heads or 32, bf16",
