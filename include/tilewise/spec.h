@@ -97,7 +97,8 @@ struct AttentionSpec {
   /// Packed sequences: int32 or int64 (sequences + 1), non-decreasing, from 0. Both or none.
   Tensor cu_seqlens_q, cu_seqlens_k;
   /// Upper bounds of the packed lengths, cut to the rows there are; 0 = read from host offsets. An
-  /// error without offsets.
+  /// error without offsets. With device offsets nobody can see that a bound is too small: what is
+  /// computed then is undefined.
   std::int64_t max_seqlen_q = 0, max_seqlen_k = 0;
 
   /// Paged KV: int32 (B, max_pages); k and v are then pools with logical axes (pages, Hk,

@@ -131,5 +131,16 @@ TEST(Decode, HeadsOfAGroupAreRowsOfOneTile) {
   EXPECT_LE(row.cost(row, p, machine(80)).splits, same.splits);
 }
 
+// Empty ones have a block of the statistics each.
+TEST(Packed, MoreSequencesThanAnIntCounts) {
+  Problem p = packed(DType::bfloat16, Pass::backward);
+  const auto refusal = [&p] {
+    return kFlashBackwardSm80.supports(kFlashBackwardSm80, p, machine(80));
+  };
+  EXPECT_EQ(refusal(), "");
+  p.batch = std::int64_t{1} << 25;
+  EXPECT_EQ(refusal(), "more than 2^25 packed sequences");
+}
+
 }  // namespace
 }  // namespace tilewise::cuda

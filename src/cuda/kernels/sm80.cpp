@@ -81,6 +81,11 @@ std::string refusal(const Problem& p, const Hardware& machine, const Takes& take
   if (p.packed && std::max({p.total_q, p.total_k, p.batch}) > kLongest) {
     return "packed tensors of more than " + std::to_string(kLongest) + " rows";
   }
+  // Statistics and packed operands have whole blocks of rows a sequence, counted by an int.
+  if (p.packed && std::max(query_blocks(p, tile::kScaleRows), key_blocks(p, tile::kScaleRows)) >=
+                      (std::int64_t{1} << 31) / tile::kScaleRows) {
+    return "more than 2^25 packed sequences";
+  }
   // Tiles have at least 16 rows: a grid of one dimension holds 2^31 - 1 of them.
   const std::int64_t heads = p.stored_batch() * p.heads_q;
   const std::int64_t blocks = std::max(query_blocks(p, 16), key_blocks(p, 16));
