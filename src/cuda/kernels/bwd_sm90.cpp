@@ -140,22 +140,6 @@ Cost cost(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
   return cost;
 }
 
-void fill_lengths(bwd_sm90::DeviceLengths& args, const Problem& p) {
-  args.top = sm90_mask(p).top;
-  if (p.key_lengths.defined()) {
-    args.key_lengths = static_cast<const int*>(p.key_lengths.data);
-    args.key_lengths_b = p.key_lengths.strides[0];
-    args.k_rows = static_cast<int>(p.seq_k);
-  }
-  if (p.packed) {
-    args.cu_q = sm90_offsets(p.cu_seqlens_q);
-    args.cu_k = sm90_offsets(p.cu_seqlens_k);
-    args.sequences = static_cast<int>(p.batch);
-    args.q_rows = static_cast<int>(p.total_q);
-    args.k_rows = static_cast<int>(p.total_k);
-  }
-}
-
 /// Rows end where a packed sequence does; those of K and V also at a length, behind which dK and dV
 /// are 0.
 void fill_maps(RaggedArgs& args, const Problem& p, const Config& config) {
@@ -176,7 +160,8 @@ void fill_maps(RaggedArgs& args, const Problem& p, const Config& config) {
 }
 
 void fill(RaggedArgs& args, const Problem& p, const Config& config) {
-  fill_lengths(args.of, p);
+  args.of.top = sm90_mask(p).top;
+  sm90_fill_lengths(args.of, p);
   fill_maps(args, p, config);
   args.heads_q = static_cast<int>(p.heads_q);
   args.heads_k = static_cast<int>(p.heads_k);

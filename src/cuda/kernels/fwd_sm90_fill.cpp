@@ -38,21 +38,6 @@ void fill_maps(Args& args, const Problem& p, const Config& config, int shift, Se
   set_map(args.o, query_map(p.o));
 }
 
-void fill_lengths(Args& args, const Problem& p) {
-  if (p.key_lengths.defined()) {
-    args.key_lengths = static_cast<const int*>(p.key_lengths.data);
-    args.key_lengths_b = p.key_lengths.strides[0];
-    args.k_rows = static_cast<int>(p.seq_k);
-  }
-  if (p.packed) {
-    args.cu_q = sm90_offsets(p.cu_seqlens_q);
-    args.cu_k = sm90_offsets(p.cu_seqlens_k);
-    args.sequences = static_cast<int>(p.batch);
-    args.q_rows = static_cast<int>(p.total_q);
-    args.k_rows = static_cast<int>(p.total_k);
-  }
-}
-
 void fill_modification(Args& args, const Problem& p) {
   args.scale_inverse = 1.0F / args.scale_log2;
   if (p.softcap != 0.0) {
@@ -91,7 +76,7 @@ std::string sm90_maps_refusal(const Problem& p) {
 }
 
 void sm90_fill(Args& args, const Problem& p, const Config& config, int shift, SetMap set_map) {
-  fill_lengths(args, p);
+  sm90_fill_lengths(args, p);
   fill_maps(args, p, config, shift, set_map);
   args.heads_q = static_cast<int>(p.heads_q);
   args.group = static_cast<int>(p.group());
