@@ -3,12 +3,17 @@
 #pragma once
 
 #include "cuda/kernels/bwd_dq_sm90_args.h"
+#include "cuda/kernels/bwd_sm90_lengths.cuh"
 #include "cuda/kernels/sm90_order.cuh"
 #include "cuda/tile/mbarrier.cuh"
 
 namespace tilewise::bwd_dq_sm90 {
 
 using namespace tile;
+using bwd_sm90::entry_of;
+using bwd_sm90::keys_of;
+using bwd_sm90::kPacked;
+using bwd_sm90::queries_of;
 using fwd_sm90::mask_diagonals;
 
 /// Addresses of what SharedPlan lays out. "full": the copies have landed; "empty": the readers are
@@ -85,21 +90,6 @@ template <Config kConfig>
 __forceinline__ const DeviceLengths& ragged(const Args& args) {
   static_assert(kConfig.ragged());
   return static_cast<const RaggedArgs&>(args).of;
-}
-template <Config kConfig>
-inline constexpr bool kPacked = kConfig.lengths == Lengths::packed;
-template <Config kConfig>
-__forceinline__ int queries_of(const Args& args, const Tile& tile) {
-  return kPacked<kConfig> ? tile.seq_q : args.seq_q;
-}
-template <Config kConfig>
-__forceinline__ int keys_of(const Args& args, const Tile& tile) {
-  return kConfig.ragged() ? tile.seq_k : args.seq_k;
-}
-/// The entry of the batch that rows are kept for: packed sequences are one.
-template <Config kConfig>
-__forceinline__ int entry_of(const Tile& tile) {
-  return kPacked<kConfig> ? 0 : tile.batch;
 }
 /// Coordinates beside the column of a sequence's row of queries, or of keys, in a map whose row
 /// axis comes twice: see fwd_sm90::Args.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/kernels/bwd_sm90_args.h"
+#include "cuda/kernels/bwd_sm90_lengths.cuh"
 #include "cuda/kernels/sm90_order.cuh"
 #include "cuda/tile/mbarrier.cuh"
 
@@ -128,24 +129,6 @@ template <Config kConfig>
 __forceinline__ const DeviceLengths& ragged(const Args& args) {
   static_assert(kConfig.ragged());
   return static_cast<const RaggedArgs&>(args).of;
-}
-template <Config kConfig>
-inline constexpr bool kPacked = kConfig.lengths == Lengths::packed;
-
-template <Config kConfig>
-__forceinline__ int queries_of(const Args& args, const Job& job) {
-  return kPacked<kConfig> ? job.seq_q : args.seq_q;
-}
-template <Config kConfig>
-__forceinline__ int keys_of(const Args& args, const Job& job) {
-  return kConfig.ragged() ? job.seq_k : args.seq_k;
-}
-
-/// The entry of the batch that whatever is counted or kept for (entry, head) goes by: packed
-/// sequences are one.
-template <Config kConfig>
-__forceinline__ int entry_of(const Job& job) {
-  return kPacked<kConfig> ? 0 : job.batch;
 }
 /// First row of a job's queries in what is kept for (pair, row): offset, delta, sums of dQ.
 template <Config kConfig>
