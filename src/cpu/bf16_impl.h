@@ -134,7 +134,7 @@ inline void exponentials(int cols, const float* s, std::ptrdiff_t ld, float to_l
     if constexpr (Exact) return _mm512_mul_ps(_mm512_sub_ps(x, shift[r]), factor);
     return _mm512_fmadd_ps(x, factor, shift[r]);
   };
-  for (std::ptrdiff_t c = 0; c < cols; c += 32) {  // (F8)
+  for (std::ptrdiff_t c = 0; c < cols; c += 32) {  // (F8) P
 #pragma GCC unroll 4
     for (std::ptrdiff_t r = 0; r < R; ++r) {
       const float* at = s + r * ld + c;

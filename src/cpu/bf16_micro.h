@@ -28,7 +28,7 @@ inline constexpr int kAttendRows = 32;
 // holds the sum of 2^24 blocks.
 inline constexpr float kKeptValue = 0x1p84F;
 
-/// A block of keys for some query rows: (F1), (F7)-(F10) in one pass.
+/// A block of keys for some query rows in one pass: S (F1), the softmax step (F7)-(F9), O (F10).
 struct AttendBlock {
   int rows;  ///< 17 to kAttendRows
   int keys;  ///< a multiple of 32

@@ -28,7 +28,7 @@ void probabilities(const PassTools& t, const TilePlace& at, float* s, float* p, 
   } else if (t.problem.has_positional_mask()) {
     t.steps.mask_position(at, p);
   }
-  // (F5), (F6)
+  // (F5) LSE, (F6) P
   walk(at,
        [&](int r, std::int64_t row) { m[r] = softmax_shift(t.rows.highest(n, p + row), t.sink); });
   walk(at, [&](int r, std::int64_t row) { t.rows.exp(n, m[r], p + row); });

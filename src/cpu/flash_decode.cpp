@@ -135,7 +135,7 @@ class Decode {
     const Rows k = keys_of(p_.k, g_.k_in_place, place, k_ + slot * g_.block_keys * g_.ld_q,
                            p_.head_dim, g_.ld_q);
     micro_.row_products[k.storage](rows, place.cols, static_cast<int>(g_.ld_q), q, g_.ld_q, k.data,
-                                   k.ld, s, g_.block_keys);  // (F1)
+                                   k.ld, s, g_.block_keys);  // (F1) S
     const int padded = static_cast<int>(round_up(place.cols, micro_.lanes));
     for (std::int64_t r = 0; r < rows; ++r) {
       std::fill(s + r * g_.block_keys + place.cols, s + r * g_.block_keys + padded, kNothing);
@@ -158,7 +158,7 @@ class Decode {
     const Rows v = keys_of(p_.v, g_.v_in_place, place, v_ + slot * g_.block_keys * g_.ld_v,
                            p_.head_dim_v, g_.ld_v);
     micro_.add_weighted_rows[v.storage](rows, ld_v, place.cols, s, g_.block_keys, v.data, v.ld,
-                                        state.o, g_.ld_v);  // (F10)
+                                        state.o, g_.ld_v);  // (F10) O
   }
 
   /// body(place, scores) for each query head of the group.

@@ -122,7 +122,7 @@ inline void softmax_rows(int cols, float* s, std::ptrdiff_t ld, float* m, float*
     negative_shift[r] = V::set(-shift[r]);
     sum[r] = V::zero();
   }
-  for (int c = 0; c < cols; c += V::kLanes) {  // (F8)
+  for (int c = 0; c < cols; c += V::kLanes) {  // (F8) P
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       float* at = s + r * ld + c;

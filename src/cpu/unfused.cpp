@@ -264,7 +264,7 @@ class Unfused {
     if (p_.lse.defined()) write_lse(block);
     float* p = (dropped_ != nullptr ? dropped_ : prob_) + at(block);
     if (steps_.has_dropout()) drop(block, p);
-    const Result o = result(p_.o, block.b, block.h, row, slot);  // (F14)
+    const Result o = result(p_.o, block.b, block.h, row, slot);  // (F14) O
     products_.multiply(block.rows, p_.head_dim_v, block.cols, {p, block.ld},
                        v_.at(block.b, block.h / p_.group(), sequence.k_begin), v_.ld, false, o.data,
                        o.ld);

@@ -65,7 +65,7 @@ class HeadRows {
 
   const Head& head() const { return head_; }
 
-  /// (F1) to (F5) for query i.
+  /// (F1) to (F5): logits and LSE of query i.
   void start_row(std::int64_t i) {
     const Problem& p = head_.problem;
     visibility_.start_row(i);

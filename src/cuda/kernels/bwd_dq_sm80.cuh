@@ -131,8 +131,8 @@ struct QueryGradient {
     return {args.dropout, batch * args.heads_q + head, warp_row(), key, lane};
   }
 
-  /// (B1, B5) from S and dP to dS, in dP. S is in the log2 domain once multiplied by `scale`, dP by
-  /// `factor`.
+  /// (B1) P from S, (B5) dS in the place of dP. S is in the log2 domain once multiplied by `scale`,
+  /// dP by `factor`.
   __forceinline__ void score_gradients(Acc (&S)[kM][kN], Acc (&dP)[kM][kN], float scale,
                                        float factor, bool masked) const {
 #pragma unroll

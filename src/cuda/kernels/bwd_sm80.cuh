@@ -335,12 +335,12 @@ struct Backward {
 #pragma unroll
       for (int m = 0; m < kM; ++m) sP().load_a(a[m][0], warp_key() + 16 * m, k, lane);
       product_register<kElement, false>(rV, a, sO(stage), k, column_warp() * (kDv / kColumnWarps),
-                                        1.0F, lane);  // (B3)
+                                        1.0F, lane);  // (B3) dV
       FragmentA<kScorePlanes> b[kM][1];
 #pragma unroll
       for (int m = 0; m < kM; ++m) sS().load_a(b[m][0], warp_key() + 16 * m, k, lane);
       product_register<kElement, false>(rK, b, sQ(stage), k, column_warp() * (kD / kColumnWarps),
-                                        1.0F, lane);  // (B9)
+                                        1.0F, lane);  // (B9) dK
       limit_overlap<2 * kD>();
     }
   }

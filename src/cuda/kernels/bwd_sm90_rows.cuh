@@ -62,8 +62,9 @@ __forceinline__ float row_products(u32 sO, u32 sdO, int t) {
   return sum;
 }
 
-/// (B8) A piece of the sums, fragments of 16 rows x 8 columns (32 lanes of four floats), to rows of
-/// panels of a chunk's rows at `to`. A warp takes two or four fragments of a band of 16 rows.
+/// (B8) A piece of the sums of dQ, fragments of 16 rows x 8 columns (32 lanes of four floats), to
+/// rows of panels of a chunk's rows at `to`. A warp takes two or four fragments of a band of 16
+/// rows.
 template <Config kConfig>
 __forceinline__ void convert_piece(u32 piece, u32 to, int index, float scale, int w, int lane) {
   constexpr int kBands = Piece<kConfig>::kBytes / (16 * 4 * kConfig.columns_dq());

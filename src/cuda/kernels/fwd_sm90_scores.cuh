@@ -65,7 +65,7 @@ struct Scores {
     }
   }
 
-  /// (F3, F4, F5) Softcap, ALiBi and the scale, as far as softmax() does not apply it. `rows`: of
+  /// (F2) Softcap, (F3) ALiBi and (F1) the scale, as far as softmax() does not apply it. `rows`: of
   /// the thread; `column`: of its first score.
   template <bool kMasked, int kCount = kScores>
   __forceinline__ void modify(const Args& args, const int (&rows)[2], int shift, int column,
@@ -96,7 +96,7 @@ struct Scores {
     for (int i = 0; i < kCount; ++i) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], fabsf(rS[i]));
   }
 
-  /// (F4) Softcap. Few blocks hold a score so large that the cap bends it by more than 2 %: there
+  /// (F2) Softcap. Few blocks hold a score so large that the cap bends it by more than 2 %: there
   /// raw scores become capped ones; the others stay, softmax() caps them in the exponent without
   /// another exponential. Hidden scores, -inf, stay so in the longer series only. After
   /// find_largest().
@@ -114,7 +114,7 @@ struct Scores {
     }
   }
 
-  /// (F5) ALiBi in units of raw scores. Where all keys of the block lie on one side of the warp's
+  /// (F3) ALiBi in units of raw scores. Where all keys of the block lie on one side of the warp's
   /// diagonals, the distance grows with the column alike for every row: one fma a score, and what
   /// depends on the row goes to `offset`.
   __forceinline__ void slant(const Args& args, const int (&rows)[2], int shift, int column,

@@ -18,7 +18,7 @@ struct PairCorner {
   int batch, head, query, key, seq_q, seq_k;
 };
 
-/// (F2) The logit of a pair with its bias, log2 domain. An infinite bias of negative sign replaces,
+/// (F3) The logit of a pair with its bias, log2 domain. An infinite bias of negative sign replaces,
 /// a finite one, however negative, hides nothing: CONTRACT 3, 10.
 __forceinline__ float with_bias(float s, float b) {
   const float sum = max_nan(__fmaf_rn(b, kLog2e, s), fminf(s, kLowest));
@@ -106,7 +106,7 @@ struct FragmentPairs {
 
   // ---- apply
 
-  /// (F2, F4) On logits in the log2 domain: the bias is added, hidden scores are replaced.
+  /// On logits in the log2 domain: (F3) the bias is added, (F4) hidden scores are replaced.
   __forceinline__ void apply(Acc (&S)[kM][kN], const PairCorner& at, const Shown& shown) const {
     if constexpr (kBias) {
       // Two neighbours at once where all rows start at an even element.

@@ -59,8 +59,8 @@ struct ScoreModification {
   }
 };
 
-/// (F1 to F3) on a whole fragment. `i0`, `j0`: row and column of the fragment's corner, `shift` =
-/// Sk - Sq.
+/// (F1 to F3) Logits of a whole fragment. `i0`, `j0`: row and column of the fragment's corner,
+/// `shift` = Sk - Sq.
 template <int kM, int kN>
 __forceinline__ void modify_scores(Acc (&S)[kM][kN], const ScoreModification& mod, int i0, int j0,
                                    int shift, int lane) {
