@@ -17,6 +17,9 @@ from results import Result, Status, print_result
 ROOT = Path(__file__).resolve().parent.parent
 CPP_SUFFIXES = {".cpp", ".cxx", ".h", ".hpp", ".cu", ".cuh"}
 MAX_FILE_LINES = 500
+# STYLE has asked for short subjects since this commit.
+SHORT_SUBJECTS_SINCE = "0dd895d9"
+MAX_SUBJECT = 72
 UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
 
 
@@ -120,6 +123,16 @@ def house_rules(files: list[Path]) -> Result:
     return Result("lint", "house rules", status, "\n".join(found))
 
 
+def commit_subjects() -> Result:
+    """STYLE: a commit's subject has at most 72 signs."""
+    lines = git("log", "--format=%h %s", f"{SHORT_SUBJECTS_SINCE}..HEAD")
+    if not git("rev-parse", "--verify", "--quiet", SHORT_SUBJECTS_SINCE + "^{commit}"):
+        return Result("lint", "commit subjects", Status.SKIPPED, "the history is not here")
+    long = [line for line in lines if len(line.partition(" ")[2]) > MAX_SUBJECT]
+    status = Status.FAILED if long else Status.PASSED
+    return Result("lint", "commit subjects", status, "\n".join(long))
+
+
 def changed_names() -> set[str]:
     """Files that differ from where this branch left origin/main, or else from the commit before."""
     head = git("rev-parse", "HEAD")
@@ -177,6 +190,7 @@ def run_lint(
     results = [clang_format(files, fix), *ruff(files, fix)]
     if not fix:
         results += [python_compiles(files), shellcheck(files), house_rules(files)]
+        results.append(commit_subjects())
     for result in results:
         report(result)
     if not fix:
