@@ -1,7 +1,7 @@
 """Tables and plots of the docs, made from the committed results in bench/results.
 
-`./tw docs` rewrites docs/performance.md, the plots in docs/plots and the marked blocks of
-README.md, docs/cpu.md and docs/python.md.
+`./tw docs` rewrites docs/performance.md, the full tables in bench/results/<machine>/README.md, the
+plots in docs/plots and the marked blocks of README.md, docs/cpu.md and docs/python.md.
 Every number comes from a result file; this script only arranges. `--check` writes nothing and fails
 when a document is stale.
 """
@@ -22,10 +22,13 @@ sys.path.insert(0, str(ROOT))  # bench.peers, whose summaries the tables hold
 import docs_cpu  # noqa: E402
 import docs_gpu  # noqa: E402
 import docs_python  # noqa: E402
+import docs_summary  # noqa: E402
 from docs_gpu import number  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
 PLOTS = ROOT / "docs" / "plots"
+# Those that a page shows.
+SHOWN_PLOTS = ("h200-grid-sm90.svg", "h200-seed-flash-sm80.svg", "cpu-amd-epyc-seeds.svg")
 README_RESULT = "cpu/amd-epyc/seeds.json"
 README_DIM = 64
 README_GRID = "grid-sm90.json"
@@ -179,7 +182,7 @@ def plot(result: Result, path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    from docs_plots import COLORS  # sets the salt of the plots' names, too
+    from docs_plots import COLORS, save_svg  # sets the salt of the plots' names, too
 
     dims = sorted({row["head_dim"] for row in result.rows})
     dim = README_DIM if README_DIM in dims else dims[0]
@@ -215,8 +218,7 @@ def plot(result: Result, path: Path) -> None:
         axis.grid(True, which="major", alpha=0.3)
     axes[0].legend(fontsize=8, frameon=False)
     figure.suptitle(f"{result.name}: head dim {dim}", fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    save_svg(figure, path)
     plt.close(figure)
 
 
@@ -243,6 +245,8 @@ def gpu_plots(results: list[Result]) -> dict[str, Path]:
         stem = Path(result.name).stem
         if len({row["seq_q"] for row in result.rows}) < 2:
             continue
+        if path.name not in SHOWN_PLOTS:
+            continue
         if stem.startswith("grid"):
             title = "bf16, 16,384 tokens, hidden 2048, " + result.gpu()
             shown = result.rows + docs_gpu.scaled_peers(
@@ -259,10 +263,6 @@ def gpu_plots(results: list[Result]) -> dict[str, Path]:
                 if row["head_dim"] == README_DIM
             ]
             docs_plots.growth_plot(one_card, title, path)
-        elif stem.startswith("assignment"):
-            some = [r for r in result.rows if r["head_dim"] == 64 and r["dtype"] == "bfloat16"]
-            title = f"one head, batch 1, causal, dim 64, bfloat16, {result.gpu()}"
-            docs_plots.growth_plot(some, title, path)
         else:
             continue
         drawn[result.name] = path
@@ -273,17 +273,18 @@ def plot_path(result: Result) -> Path:
     return PLOTS / (result.name.removesuffix(".json").replace("/", "-") + ".svg")
 
 
-def performance_page(results: list[Result]) -> str:
+def machine_page(folder: str, results: list[Result]) -> str:
+    """Every table of one machine's results, beside the files."""
     lines = [
-        "# Performance",
+        f"# Results: {folder}",
         "",
-        "Made by `./tw docs` from the files in `bench/results`; do not edit.",
+        "`./tw docs` makes this page from the files of this folder.",
         "OOM: more than the memory limit of the run.",
-        "The problems and the protocol of a run stand in its preset in `cases/presets`.",
+        "The problems of a run stand in its preset in `cases/presets`.",
         "`bench/peers/card.sh` makes GPU results beside peers: ours and the peers in one process,",
         "every output compared with float64 before it is timed.",
     ]
-    lines += ceilings_pages()
+    lines += ceilings_pages(folder)
     told: set[str] = set()  # texts that stand once on the page
     for result in in_order(results):
         if result.gpu():
@@ -291,6 +292,22 @@ def performance_page(results: list[Result]) -> str:
         else:
             lines += cpu_section(result)
     return "\n".join(lines) + "\n"
+
+
+def performance_page(results: list[Result], beside_peers: list[Result]) -> str:
+    cards: dict[str, dict[str, list[Row]]] = {}
+    for result in in_order(results):
+        if result.gpu():
+            folder = docs_summary.folder_of(result.name)
+            cards.setdefault(folder, {})[Path(result.name).stem] = result.rows
+    folders = {docs_summary.folder_of(result.name): "" for result in in_order(results)}
+    cpu = [
+        "Time of a peer over ours, the range over the cases of one thread and eight heads.",
+        "Every case: [cpu.md](cpu.md).",
+        "",
+        *docs_cpu.summary_table([(r.environment.get("cpu", ""), r.rows) for r in beside_peers]),
+    ]
+    return docs_summary.page(cards, folders, cpu)
 
 
 def in_order(results: list[Result]) -> list[Result]:
@@ -303,23 +320,16 @@ def in_order(results: list[Result]) -> list[Result]:
     return sorted(newest, key=lambda r: not r.gpu())
 
 
-def ceilings_pages() -> list[str]:
-    """A section for each card that `tilewise info --measure` has seen."""
+def ceilings_pages(folder: str) -> list[str]:
+    """What `tilewise info --measure` has seen of the machine of a folder."""
     lines: list[str] = []
-    for path in sorted(RESULTS.rglob("*.json")):
+    for path in sorted((RESULTS / folder).glob("*.json")):
         document = json.loads(path.read_text())
         if "ceilings" in document:
             name = str(path.relative_to(RESULTS))
             machine = Result(name, document["environment"], []).machine()
             lines += docs_gpu.ceilings_section(name, document, machine)
     return lines
-
-
-def picture(result: Result, what: str) -> list[str]:
-    plotted = plot_path(result)
-    if not plotted.exists():
-        return []
-    return [f"![{what}]({plotted.relative_to(ROOT / 'docs')})", ""]
 
 
 def gpu_section(result: Result, peers: list[list[Row]], told: set[str]) -> list[str]:
@@ -333,12 +343,11 @@ def gpu_section(result: Result, peers: list[list[Row]], told: set[str]) -> list[
             lines += ["", f"{field.partition('_')[0].capitalize()}: {text}."]
             told.add(text)
     tables = docs_gpu.section(result.name, result.rows, peers)
-    return [*lines, "", *picture(result, title), *tables]
+    return [*lines, "", *tables]
 
 
 def cpu_section(result: Result) -> list[str]:
     lines = ["", f"## {result.name}", "", result.machine() + ".", ""]
-    lines += picture(result, "time and memory over the length")
     lines += ["Median milliseconds:", "", *compare_table(result.rows, "ms_median")]
     memory = [row for row in result.rows if row["pass"] != "fwd"]
     if memory:
@@ -372,11 +381,12 @@ def main() -> None:
     if not check:
         gpu_plots([result for result in results if result.gpu()])
         for result in results:
-            if not result.gpu() and all(
-                r["seq_q"] == r.get("seq_k", r["seq_q"]) for r in result.rows
-            ):
+            if plot_path(result).name in SHOWN_PLOTS and not result.gpu():
                 plot(result, plot_path(result))
-    documents = {ROOT / "docs" / "performance.md": performance_page(results)}
+    documents = {ROOT / "docs" / "performance.md": performance_page(results, beside_peers)}
+    for folder in dict.fromkeys(docs_summary.folder_of(result.name) for result in results):
+        of_folder = [r for r in results if docs_summary.folder_of(r.name) == folder]
+        documents[RESULTS / folder / "README.md"] = machine_page(folder, of_folder)
     readme = ROOT / "README.md"
     documents[readme] = readme.read_text()
     cpu = ROOT / "docs" / "cpu.md"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 matplotlib.rcParams["svg.hashsalt"] = "tilewise"
+matplotlib.rcParams["svg.fonttype"] = "none"  # text as text
 
 Row = dict[str, Any]
 LABELS = {
@@ -80,9 +83,16 @@ def _legend(figure: Figure, axes: Any, columns: int) -> None:  # noqa: ANN401
     figure.legend(handles, names, loc="outside lower center", ncol=columns, frameon=False)
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save_svg(figure: Figure, path: Path) -> None:
+    """Writes a plot: no date, two decimals, one line for each element."""
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    text = re.sub(r"\d+\.\d{3,}", lambda match: f"{float(match[0]):.2f}", drawn.getvalue())
+    text = re.sub(r'="[^"]*"', lambda match: " ".join(match[0].split()), text)
+    text = re.sub(r">\s*\n\s*<(?=/|path|use|g|text|defs|clipPath|rect)", "><", text)
+    text = re.sub(r"(</g>)(<g id=\"axes)", r"\1\n\2", text)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    path.write_text(re.sub(r"(<g id=\"(?:x|y)tick)", r"\n\1", text))
 
 
 def grid_plot(rows: list[Row], title: str, path: Path) -> None:
@@ -111,7 +121,7 @@ def grid_plot(rows: list[Row], title: str, path: Path) -> None:
                 axis.set_xlabel("sequence length", fontsize=9)
     _legend(figure, axes.flat, 5)
     figure.suptitle(title, fontsize=11)
-    _save(figure, path)
+    save_svg(figure, path)
 
 
 def growth_plot(rows: list[Row], title: str, path: Path) -> None:
@@ -130,4 +140,4 @@ def growth_plot(rows: list[Row], title: str, path: Path) -> None:
         axis.set_xlabel("sequence length", fontsize=9)
     _legend(figure, axes, 4)
     figure.suptitle(title, fontsize=11)
-    _save(figure, path)
+    save_svg(figure, path)

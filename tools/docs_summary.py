@@ -1,0 +1,203 @@
+"""docs/performance.md: one table and one sentence for each question, from the committed results.
+
+The full tables stand beside the results, in bench/results/<machine>/README.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from docs_gpu import NAMES, number
+
+from bench.peers import summary
+
+Row = dict[str, Any]
+PASSES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "both"}
+
+
+class Question(NamedTuple):
+    """A section: a card's result file, its sentence, its rows, and what tells its lines apart."""
+
+    title: str
+    stem: str
+    sentence: str
+    lines: Callable[[summary.Cell], tuple[Any, ...]]
+    head: str
+    covers: Callable[[Row], bool] = lambda row: True
+
+
+def mask_word(cell: summary.Cell) -> str:
+    return cell.mask if cell.mask != "none" else "causal" if cell.causal else "full"
+
+
+def by_dim(cell: summary.Cell) -> tuple[Any, ...]:
+    return (PASSES[cell.which], "causal" if cell.causal else "full", cell.head_dim)
+
+
+def by_shape(cell: summary.Cell) -> tuple[Any, ...]:
+    heads = f"{cell.heads}:{cell.kv_heads}" if cell.heads != cell.kv_heads else f"{cell.heads}"
+    return (PASSES[cell.which], mask_word(cell), heads, cell.head_dim)
+
+
+def by_type(cell: summary.Cell) -> tuple[Any, ...]:
+    return (PASSES[cell.which], cell.dtype, cell.head_dim)
+
+
+def by_keys(cell: summary.Cell) -> tuple[Any, ...]:
+    return (cell.batch, f"{cell.heads}:{cell.kv_heads}", cell.seq_k)
+
+
+QUESTIONS = (
+    Question(
+        "The grid: 16,384 tokens, hidden size 2048, bf16",
+        "grid-sm90",
+        "Every pass, mask and head dim of the field's usual grid, 512 to 16,384 tokens.",
+        by_dim,
+        "pass | mask | dim",
+    ),
+    Question(
+        "The grid in float16",
+        "fp16-sm90",
+        "The same problems in float16; FlashAttention-3 was not part of this run.",
+        by_dim,
+        "pass | mask | dim",
+    ),
+    Question(
+        "The grid under sustained load",
+        "sustained-sm90",
+        "Launches run back to back for a second, so that the card's power limit counts.",
+        by_dim,
+        "pass | mask | dim",
+    ),
+    *(
+        Question(title, f"{preset}-sm90", sentence, by_shape, "pass | mask | heads | dim")
+        for preset, title, sentence in (
+            ("training", "What people train", "Heads, dims and lengths of published models."),
+            ("packed", "Packed documents", "Short, long and mixed documents in one tensor."),
+            ("vision", "Vision", "197 to 1,024 rows without a mask."),
+            ("small", "Small problems", "128 to 512 rows, batch 1 to 8."),
+            ("cross", "Cross attention", "Few keys beside many queries."),
+            ("options", "Options", "Grouped heads, a window, a softcap and one query."),
+        )
+    ),
+    Question(
+        "One query over long keys",
+        "decode-sm90",
+        "Decoding with grouped heads reads K and V once.",
+        by_keys,
+        "batch | heads | keys",
+    ),
+    Question(
+        "float32 and small head dims: one head, batch 1, causal",
+        "assignment-sm80",
+        "The sm_80 kernels take float32 and head dims below 64, on Hopper too.",
+        by_type,
+        "pass | type | dim",
+        lambda row: (
+            row["pass"] != "fwd+bwd"
+            and row["seq_q"] >= 512
+            and (row["dtype"] == "float32" or row["head_dim"] < 64)
+        ),
+    ),
+)
+
+
+def ours_of(rows: list[Row]) -> list[Row]:
+    """The plan's own choice in each cell, where the run marked it; else all rows of ours."""
+    mine = [row for row in rows if row["implementation"] == "flash"]
+    chosen = [row for row in mine if "own choice" in str(row.get("reason"))]
+    marked = {summary.Cell.of(row) for row in chosen}
+    return chosen + [row for row in mine if summary.Cell.of(row) not in marked]
+
+
+def ratio_lines(question: Question, rows: list[Row]) -> list[str]:
+    """Ratios of the best peer's time to ours, by the question's groups."""
+    rows = [row for row in rows if question.covers(row)]
+    peers = [row for row in rows if row["implementation"] not in summary.OURS]
+    groups: dict[tuple[Any, ...], list[tuple[float, summary.Cell, str]]] = {}
+    for cell, present in summary.by_cell(ours_of(rows) + peers).items():
+        mine = [row for row in present if row["implementation"] == "flash"]
+        others = [row for row in present if row["implementation"] != "flash"]
+        if mine and others:
+            best = min(others, key=lambda row: row["ms_median"])
+            ratio = best["ms_median"] / min(row["ms_median"] for row in mine)
+            name = NAMES.get(best["implementation"], best["implementation"])
+            groups.setdefault(question.lines(cell), []).append((ratio, cell, name))
+    columns = question.head.count("|") + 1
+    lines = [f"| {question.head} | cells | geometric mean | least | at length | best peer |"]
+    lines.append("|" + "---|" * columns + "---:|---:|---:|---:|---|")
+    everything: list[float] = []
+    for key in sorted(groups, key=lambda key: tuple(str(x).rjust(12) for x in key)):
+        values = groups[key]
+        least = min(values)
+        everything += [ratio for ratio, _, _ in values]
+        peer = Counter(name for _, _, name in values).most_common(1)[0][0]
+        told = " | ".join(map(str, key))
+        mean = summary.geomean(ratio for ratio, _, _ in values)
+        lines.append(
+            f"| {told} | {len(values)} | {mean:.2f} | {least[0]:.2f} | {least[1].length} | {peer} |"
+        )
+    if len(groups) > 1:
+        blank = " | " * (columns - 1)
+        total = f"{summary.geomean(everything):.2f} | {min(everything):.2f}"
+        lines.append(f"| **all**{blank} | {len(everything)} | {total} | | |")
+    return lines if groups else []
+
+
+def seeds_lines(results: dict[str, list[Row]], dim: int) -> list[str]:
+    """The seeds' grid on a card: our three implementations, forward and backward."""
+    cells: dict[tuple[str, str, int], Row] = {}
+    for stem in ("seed-eager-sm80", "seed-fused-sm80", "seed-flash-sm80"):
+        for row in results.get(stem, []):
+            if row["head_dim"] == dim and row["pass"] in ("fwd", "bwd"):
+                cells.setdefault((row["implementation"], row["pass"], row["seq_q"]), row)
+    lengths = sorted({length for _, _, length in cells})
+    names = ["eager", "torch-eager", "torch-compile", "fused", "flash"]
+    names = [n for n in names if any(key[0] == n for key in cells)]
+    lines = ["| pass | length | " + " | ".join(f"{NAMES.get(n, '**' + n + '**')}" for n in names)]
+    lines[0] += " | peak of eager, MiB | peak of flash, MiB |"
+    lines.append("|---|---:|" + "---:|" * (len(names) + 2))
+    for which in ("fwd", "bwd"):
+        for length in lengths:
+            values = [number(cells.get((n, which, length)), "ms_median") for n in names]
+            peaks = [number(cells.get((n, which, length)), "peak_mib") for n in ("eager", "flash")]
+            lines.append(f"| {PASSES[which]} | {length} | " + " | ".join(values + peaks) + " |")
+    return lines
+
+
+def page(cards: dict[str, dict[str, list[Row]]], machines: dict[str, str], cpu: list[str]) -> str:
+    """`cards`: rows of each result by folder and stem; the first card is the one that is shown."""
+    folder, results = next(iter(cards.items()))
+    lines = [
+        "# Performance",
+        "",
+        "`./tw docs` makes this page from the committed results in `bench/results`.",
+        "A ratio is the time of the best peer over ours, so that above 1 ours is faster.",
+        "Ours is the plan's own choice where the run measured several of our kernels.",
+        "Both sides ran in one process in random order.",
+        "Every output was compared with float64 before it was timed.",
+        "",
+        "Every cell, its machine, versions and protocol:",
+        *(f"[{name}](../bench/results/{name}/README.md)," for name in machines),
+        "and [the CPU beside its peers](cpu.md).",
+        "",
+        "![TFLOP/s of ours and the peers over the length](plots/h200-grid-sm90.svg)",
+    ]
+    for question in QUESTIONS:
+        table = ratio_lines(question, results.get(question.stem, []))
+        if table:
+            source = f"`{folder}/{question.stem}.json`"
+            lines += ["", f"## {question.title}", "", f"{question.sentence} From {source}.", ""]
+            lines += table
+    lines += ["", "## The seeds' grid: batch 8, one head, dim 64, float32, full", ""]
+    lines += ["Milliseconds under a budget of 24 GiB. flash keeps no S x S matrix.", ""]
+    lines += [*seeds_lines(results, 64), "", "![time and memory](plots/h200-seed-flash-sm80.svg)"]
+    lines += ["", "## The CPU", "", *cpu]
+    return "\n".join(lines) + "\n"
+
+
+def folder_of(name: str) -> str:
+    return str(Path(name).parent)
