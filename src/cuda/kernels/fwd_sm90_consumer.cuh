@@ -174,7 +174,8 @@ struct Consumer : Rows<kConfig> {
         key_block<kConfig>(args, tile, block) * kBlockN + half * (kBlockN / 2) + 2 * (lane % 4);
     const int rows[2] = {query(first, 0), query(first, 1)};
     const int shift = keys<kConfig>(args, tile) - queries<kConfig>(args, tile);
-    Base::template modify<kMasked, kCount>(args, rows, shift, column, lane);
+    const int high = diagonals<kConfig>(args, tile).high;
+    Base::template modify<kMasked, kCount>(args, rows, shift, high, column, lane);
     if constexpr (kMasked) mask_scores<kCount>(rows, column);
   }
   /// Of `rows`, keys from `column` on: the thread's first kCount scores.

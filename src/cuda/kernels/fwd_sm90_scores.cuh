@@ -66,15 +66,16 @@ struct Scores {
   }
 
   /// (F2) Softcap, (F3) ALiBi and (F1) the scale, as far as softmax() does not apply it. `rows`: of
-  /// the thread; `column`: of its first score.
+  /// the thread; `column`: of its first score. `high`: of the tile's diagonals().
   template <bool kMasked, int kCount = kScores>
-  __forceinline__ void modify(const Args& args, const int (&rows)[2], int shift, int column,
-                              int lane) {
+  __forceinline__ void modify(const Args& args, const int (&rows)[2], int shift, int high,
+                              int column, int lane) {
     if constexpr (kModification == Modification::softcap) {
       find_largest<kCount>();
       bend<kMasked, kCount>(args);
     }
-    if constexpr (kModification == Modification::alibi) slant(args, rows, shift, column, lane);
+    if constexpr (kModification == Modification::alibi)
+      slant(args, rows, shift, high, column, lane);
     if constexpr (kModification == Modification::general) {
       if (args.cap_log2 != 0.0F) {
 #pragma unroll
@@ -117,11 +118,13 @@ struct Scores {
   /// (F3) ALiBi in units of raw scores. Where all keys of the block lie on one side of the warp's
   /// diagonals, the distance grows with the column alike for every row: one fma a score, and what
   /// depends on the row goes to `offset`.
-  __forceinline__ void slant(const Args& args, const int (&rows)[2], int shift, int column,
-                             int lane) {
+  /// NOTE: `high` is that of the tile's diagonals: args.high leaves Sk - Sq out where the device
+  /// looks lengths up.
+  __forceinline__ void slant(const Args& args, const int (&rows)[2], int shift, int high,
+                             int column, int lane) {
     // Distance of the warp's first row to the last key, of its last row to the first one.
     const int first = rows[0] - lane / 4 + shift - (column - 2 * (lane % 4));
-    const bool left = args.high <= shift + 1 || first >= kBlockN - 1, right = first + 15 <= 0;
+    const bool left = high <= shift + 1 || first >= kBlockN - 1, right = first + 15 <= 0;
     if (left || right) {
       const float side = left ? slope : -slope, raw_side = side * args.scale_inverse;
 #pragma unroll

@@ -42,6 +42,9 @@ void check_ragged() {
       of({.low = -60, .high = 11, .tail = 3, .blocks = 2}, 192, 128), kFp16);
   check<bwd_sm90::with_stages(ragged(with_alibi(masked(k256, Mask::right)), kPacked))>(
       "packed, ALiBi, top left", of({.alibi = true, .top = 1}, 256, 256), kBf16);
+  check<bwd_sm90::with_stages(ragged(with_alibi(masked(k256, Mask::both)), kPacked))>(
+      "packed, ALiBi, window on both sides", of({.low = -60, .high = 41, .alibi = true}, 256, 256),
+      kBf16);
   check<bwd_sm90::with_stages(ragged(exact(masked(k256, Mask::right)), kPacked))>(
       "packed, exact, causal", of({.high = 1, .tail = 1}, 256, 256), kExact);
   check<bwd_sm90::with_stages(ragged(masked(k256, Mask::right), kKeys))>(

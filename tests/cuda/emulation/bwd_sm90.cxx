@@ -59,6 +59,21 @@ void check_ragged() {
       of({.low = -60, .high = 11, .tail = 130, .blocks = 2, .section_heads = 1}, 128), kBf16);
   check<ragged(with_alibi(masked(k64, Mask::right)), kPacked)>(
       "packed, dim 64, ALiBi, causal", of({.high = 1, .alibi = true}, 64), kBf16);
+  // A window to the right of ALiBi's diagonal: low and high are without Sk - Sq.
+  check<ragged(with_alibi(masked(k64, Mask::both)), kPacked)>(
+      "packed, dim 64, ALiBi, window on both sides",
+      of({.low = -60, .high = 41, .alibi = true, .tail = 7}, 64), kBf16);
+  check<ragged(plain(with_alibi(masked(k128, Mask::both))), kKeys)>(
+      "key lengths, dim 128, ALiBi, window on both sides",
+      {.batch = 3,
+       .seq_q = 70,
+       .dim = 128,
+       .dim_v = 128,
+       .low = -100,
+       .high = 5,
+       .alibi = true,
+       .keys = {200, 0, 131}},
+      kBf16);
   check<ragged(plain(with_softcap(masked(k128, Mask::right))), kPacked)>(
       "packed, dim 128, softcap, causal", of({.high = 1, .softcap = 2.0F}, 128), kBf16);
   check<ragged(deterministic(masked(k64, Mask::right)), kPacked)>(

@@ -127,6 +127,12 @@ constexpr Config kConfigs[] = {
     tile128(Mask::right, 64),
     tile128x128(Mask::both),
     modified(tile256(Mask::right), Modification::alibi),
+    with(modified(tile64(1, Mask::both), Modification::alibi), Lengths::keys, false, false),
+    with(modified(tile64(1, Mask::both), Modification::alibi), Lengths::keys, false, true),
+    with(modified(tile64(3, Mask::both), Modification::alibi), Lengths::packed, false, false),
+    with(modified(tile64(3, Mask::right), Modification::alibi), Lengths::keys, false, false),
+    with(modified(tile128x128(Mask::both), Modification::alibi), Lengths::keys, false, false),
+    with(modified(tile128x128(Mask::both), Modification::alibi), Lengths::packed, false, false),
 };
 
 template <std::size_t kIndex = 0>
