@@ -55,6 +55,11 @@ double wide_ms(const Problem& p, const Config& config, const Hardware& machine) 
   return 2.0 * sm80::kKernelMs + 1e-3 * (first_us + second_us);
 }
 
+/// Tiles in waves of them. Under a mask the longest takes twice the mean time: two waves even out,
+/// longest first, and two follow the first of a section before it has ended. Of grouped heads a
+/// tile is a larger part of the whole, and three are taken.
+constexpr std::int64_t kTwoWaves = 256, kThreeWaves = 384;
+
 }  // namespace
 
 int bwd_sm90_padded(std::int64_t dim) {
@@ -144,7 +149,22 @@ bwd_sm90::SectionOrder bwd_sm90_order(const Problem& p, const Config& config) {
   // Long tiles that a diagonal cuts take more of them to even out (measured at dims 64 and 128).
   const bool is_long = config.mask == Mask::right && !config.wide() && order.blocks >= 64;
   order.last_bytes = (config.mask == Mask::none ? 8 : is_long ? 64 : 32) * kMiB;
+  if (config.mask != Mask::none) {
+    // The last of packed sequences decides how a head ends: the blocks of the longest count.
+    const std::int64_t longest = p.packed ? ceil_div(p.seq_k, config.block_n) : order.blocks;
+    order.last_tiles = (p.group() > 1 ? kThreeWaves : kTwoWaves) *
+                       std::max<std::int64_t>(1, order.blocks / std::max<std::int64_t>(1, longest));
+  }
   return section_order(order);
+}
+
+int bwd_sm90_lag(const Problem& p, const bwd_sm90::SectionOrder& order, const Config& config) {
+  const int lead = bwd_sm90_sections_apart(order, config);
+  if (config.mask == Mask::none) return lead;
+  const std::int64_t tiles = std::max(1, order.section_heads * order.blocks);
+  // Packed sequences differ in length too. The section itself lies between as well.
+  const std::int64_t apart = p.packed ? kThreeWaves : kTwoWaves;
+  return std::max(lead, static_cast<int>(ceil_div(apart, tiles)) - 1);
 }
 
 int bwd_sm90_sections_apart(const bwd_sm90::SectionOrder& order, const Config& config) {
