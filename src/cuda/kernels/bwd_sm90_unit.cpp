@@ -26,7 +26,7 @@ KernelUnit bwd_sm90_unit(const bwd_sm90::Config& c) {
                  flag("modified", c.modified) + flag("softcap", c.softcap) +
                  flag("alibi", c.alibi) + flag("deterministic", c.deterministic) +
                  flag("fold_lse", c.fold_lse) + flag("v_registers", c.v_registers) +
-                 flag("exact", c.exact) + flag("split", c.split) +
+                 flag("float_p", c.float_p) + flag("exact", c.exact) + flag("split", c.split) +
                  flag("half_registers", c.half_registers);
   if (c.ragged()) {
     unit.config +=
