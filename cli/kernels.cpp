@@ -10,6 +10,7 @@
 #include "cli/commands.h"
 #include "cli/failure.h"
 #include "cli/interrupt.h"
+#include "cli/kernels_diff.h"
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "cuda/driver/device.h"
@@ -21,7 +22,7 @@ namespace tilewise::cli {
 namespace {
 
 struct KernelsFlags {
-  std::string format, output, pack, archs;
+  std::string format, output, pack, archs, old_pack, new_pack;
 };
 
 void add_entry(Table& table, const char* place, const cuda::KernelEntry& entry) {
@@ -124,7 +125,7 @@ int clear() {
 void add_kernels(CLI::App& program, int& exit_code) {
   const auto flags = std::make_shared<KernelsFlags>();
   CLI::App* app = program.add_subcommand(
-      "kernels", "Compiled device kernels: list, build, clear the pack and the cache");
+      "kernels", "Compiled device kernels: list, build, compare, clear the pack and the cache");
   app->require_subcommand(1);
   CLI::App* list_app =
       app->add_subcommand("list", "Every kernel in the pack and in the cache, as compiled");
@@ -136,6 +137,12 @@ void add_kernels(CLI::App& program, int& exit_code) {
       ->option_text("LIST");
   build_app->add_option("--pack", flags->pack, "write this pack file")->option_text("FILE");
   build_app->callback([flags, &exit_code] { exit_code = build(*flags); });
+  CLI::App* diff_app = app->add_subcommand(
+      "diff", "Compares the machine code of two pack files; exit code 1 when it differs");
+  diff_app->add_option("OLD", flags->old_pack, "a pack file")->required();
+  diff_app->add_option("NEW", flags->new_pack, "the pack file to compare with it")->required();
+  diff_app->callback(
+      [flags, &exit_code] { exit_code = diff_packs(flags->old_pack, flags->new_pack); });
   CLI::App* clear_app = app->add_subcommand("clear", "Removes every kernel from the cache");
   clear_app->callback([&exit_code] { exit_code = clear(); });
 }
