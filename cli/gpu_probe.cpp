@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cuda/kernels/ceilings.hpp"
+#include "cuda/kernels/ceilings/ceilings.h"
 #include "measure/cuda_measure.h"
 
 namespace tilewise::cli {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cuda/device_tensor.h"
-#include "cuda/kernels/bwd_dbias_sm80.hpp"
+#include "cuda/kernels/bwd_sm80/bias.h"
 #include "cuda/machine.h"
 #include "measure/case.h"
 #include "measure/materialize.h"

@@ -1,14 +1,13 @@
 // The kernel of dQ beside bwd_sm90's, without a GPU: stages, order of the tiles, workspace, unit.
-#include "cuda/kernels/bwd_dq_sm90.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <vector>
 
-#include "cuda/kernels/bwd_sm90.hpp"
-#include "cuda/kernels/bwd_sm90_tiles.h"
-#include "cuda/kernels/tile_order.h"
+#include "cuda/host/tile_order.h"
+#include "cuda/kernels/bwd_sm90/dq/launch.h"
+#include "cuda/kernels/bwd_sm90/row.h"
+#include "cuda/kernels/bwd_sm90/tiles.h"
 
 namespace tilewise::cuda {
 namespace {

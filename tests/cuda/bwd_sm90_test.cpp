@@ -1,14 +1,13 @@
 // The Hopper backward's host side, without a GPU: configs, order, refusals, workspace, time model.
-#include "cuda/kernels/bwd_sm90.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <numeric>
 #include <vector>
 
-#include "cuda/kernels/bwd_sm90_tiles.h"
-#include "cuda/kernels/bwd_sm90_unit.h"
+#include "cuda/kernels/bwd_sm90/row.h"
+#include "cuda/kernels/bwd_sm90/tiles.h"
+#include "cuda/kernels/bwd_sm90/unit.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -195,7 +194,7 @@ TEST(BwdSm90, TurnsOnlyWhereTheOrderIsFixed) {
             p.batch * p.heads_q * (p.seq_q / 64) * 4 * 4);
 }
 
-// Measured: bwd_sm90.md, dims 64 and 256 on an H200.
+// Measured: bwd_sm90/README.md, dims 64 and 256 on an H200.
 TEST(BwdSm90, TimeModelIsNearTheMeasuredTimes) {
   const struct {
     std::int64_t seq, dim;

@@ -1,5 +1,5 @@
 // The kernels of `info --measure`: compiled without a GPU; run where there is one.
-#include "cuda/kernels/ceilings.hpp"
+#include "cuda/kernels/ceilings/ceilings.h"
 
 #include <gtest/gtest.h>
 

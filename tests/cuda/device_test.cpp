@@ -11,7 +11,7 @@
 #include "cuda/driver/memory.h"
 #include "cuda/driver/stream.h"
 #include "cuda/jit/kernel.h"
-#include "cuda/kernels/copy_rows_args.h"
+#include "cuda/kernels/rows/copy_args.h"
 #include "measure/materialize.h"
 #include "plan/choose.h"
 #include "plan/kernel_row.h"
@@ -99,14 +99,24 @@ TEST_F(OnDevice, TwoDevicesDoNotMix) {
   const CUcontext ours = current_context();
   release(allocate(256, 1, nullptr), 1, nullptr);
   EXPECT_EQ(current_context(), ours);
-  EXPECT_NE(
-      load({.stem = "copy_rows", .config = ".element_bytes = 4", .threads = 256}, 0).function,
-      load({.stem = "copy_rows", .config = ".element_bytes = 4", .threads = 256}, 1).function);
+  EXPECT_NE(load({.stem = "copy_rows",
+                  .file = "rows/copy",
+                  .config = ".element_bytes = 4",
+                  .threads = 256},
+                 0)
+                .function,
+            load({.stem = "copy_rows",
+                  .file = "rows/copy",
+                  .config = ".element_bytes = 4",
+                  .threads = 256},
+                 1)
+                .function);
 }
 
 TEST_F(OnDevice, LaunchTakesMicroseconds) {
-  const Kernel kernel =
-      load({.stem = "copy_rows", .config = ".element_bytes = 4", .threads = 256}, 0);
+  const Kernel kernel = load(
+      {.stem = "copy_rows", .file = "rows/copy", .config = ".element_bytes = 4", .threads = 256},
+      0);
   copy_rows::Args args;  // no elements: the kernel does nothing
   const Stream stream(0);
   constexpr int kCount = 500;  // below the depth of the driver's queue
@@ -124,7 +134,9 @@ TEST_F(OnDevice, LaunchTakesMicroseconds) {
 }
 
 TEST_F(OnDevice, DriverErrorsCarryTheDriversName) {
-  Kernel kernel = load({.stem = "copy_rows", .config = ".element_bytes = 4", .threads = 256}, 0);
+  Kernel kernel = load(
+      {.stem = "copy_rows", .file = "rows/copy", .config = ".element_bytes = 4", .threads = 256},
+      0);
   kernel.threads = 100000;
   try {
     launch(kernel, {.x = 1}, nullptr, copy_rows::Args{});

@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "cuda/device_tensor.h"
-#include "cuda/kernels/bwd_dbias_sm80.hpp"
-#include "cuda/kernels/bwd_sm80.hpp"
-#include "cuda/kernels/bwd_sm80_tiles.h"
-#include "cuda/kernels/fwd_sm80.hpp"
-#include "cuda/kernels/refusal.hpp"
-#include "cuda/kernels/sm80.hpp"
+#include "cuda/host/common.h"
+#include "cuda/host/refusal.h"
+#include "cuda/kernels/bwd_sm80/bias.h"
+#include "cuda/kernels/bwd_sm80/row.h"
+#include "cuda/kernels/bwd_sm80/tiles.h"
+#include "cuda/kernels/fwd_sm80/row.h"
 #include "cuda/machine.h"
 #include "cuda/rows.h"
 #include "plan/choose.h"

@@ -1,17 +1,16 @@
 // The Hopper forward's host side, without a GPU: order of tiles, masks, configs, wrappers' text.
-#include "cuda/kernels/fwd_sm90.hpp"
-
 #include <gtest/gtest.h>
 
 #include <set>
 #include <utility>
 #include <vector>
 
-#include "cuda/kernels/fwd_sm90_fill.h"
-#include "cuda/kernels/fwd_sm90_tiles.h"
-#include "cuda/kernels/fwd_sm90_unit.h"
-#include "cuda/kernels/tile_order.h"
-#include "cuda/kernels/wgmma_text.h"
+#include "cuda/host/tile_order.h"
+#include "cuda/host/wgmma_text.h"
+#include "cuda/kernels/fwd_sm90/fill.h"
+#include "cuda/kernels/fwd_sm90/row.h"
+#include "cuda/kernels/fwd_sm90/tiles.h"
+#include "cuda/kernels/fwd_sm90/unit.h"
 
 namespace tilewise::cuda {
 namespace {

@@ -35,8 +35,10 @@ class Folder {
 };
 
 KernelUnit copy_unit(int bytes = 4) {
-  return {
-      .stem = "copy_rows", .config = ".element_bytes = " + std::to_string(bytes), .threads = 256};
+  return {.stem = "copy_rows",
+          .file = "rows/copy",
+          .config = ".element_bytes = " + std::to_string(bytes),
+          .threads = 256};
 }
 
 KernelEntry some_entry(const std::string& cubin) {
@@ -71,7 +73,7 @@ TEST(KernelUnit, SourceInstantiatesTheEntry) {
   unit.min_blocks = 2;
   EXPECT_EQ(unit.name(), "copy_rows");
   const std::string source = unit.source();
-  EXPECT_NE(source.find("#include \"cuda/kernels/copy_rows.cuh\""), std::string::npos);
+  EXPECT_NE(source.find("#include \"cuda/kernels/rows/copy.cuh\""), std::string::npos);
   EXPECT_NE(source.find("__launch_bounds__(256, 2)"), std::string::npos);
   EXPECT_NE(source.find("kernel<Config{.element_bytes = 4}>(args);"), std::string::npos);
   unit.entry = "other";

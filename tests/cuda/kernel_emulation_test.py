@@ -193,7 +193,7 @@ BODIES = {
     ],
     "mma.cuh": [("void mma(", MMA)],
     "softcap.cuh": [("float reciprocal_approx(", "return 1.0F / x;")],
-    "mbarrier.cuh": [
+    "hopper/mbarrier.cuh": [
         (
             "void mbarrier_init(",
             "emulator::current->block->mbarriers[barrier] = {arrivals, arrivals};",
@@ -203,7 +203,7 @@ BODIES = {
         ("void mbarrier_expect(", "emulator::current->block->mbarriers[barrier].expect(bytes);"),
         ("bool mbarrier_try_wait(", "return emulator::try_wait(barrier, parity);"),
     ],
-    "tma.cuh": [
+    "hopper/tma.cuh": [
         ("void tma_prefetch_map(", ""),
         ("void tma_load(", "emulator::load_box(map, shared, barrier, {d, h, s, b, 0}, 4);"),
         (
@@ -224,18 +224,18 @@ BODIES = {
         ("void fence_async(", ""),
         ("void store_matrix_x4(", STORE_MATRIX),
     ],
-    "signal.cuh": [
+    "hopper/signal.cuh": [
         ("void signal_add(", "++emulator::events; *counter += value;"),
         ("u32 signal_count(", "++emulator::events; return (*counter)++;"),
         ("u32 signal_read(", "emulator::yield(); return *counter;"),
     ],
-    "warpgroup.cuh": [
+    "hopper/warpgroup.cuh": [
         ("void take_registers(", ""),
         ("void give_registers(", ""),
         ("void named_barrier_sync(", "emulator::current->block->named_barriers[id].sync(threads);"),
         ("void named_barrier_arrive(", "emulator::current->block->named_barriers[id].arrive();"),
     ],
-    "wgmma.cuh": [
+    "hopper/wgmma.cuh": [
         ("void wgmma_fence(", ""),
         ("void wgmma_commit(", "emulator::commit_products();"),
         ("void wgmma_wait(", "emulator::wait_products(kPending);"),
@@ -270,10 +270,11 @@ def replace_body(text: str, declarator: str, body: str) -> str:
 def make_sources(source: Path, folder: Path) -> None:
     """Copies tile/ and kernels/ and gives the wrappers their bodies."""
     for room in ("tile", "kernels"):
-        (folder / "cuda" / room).mkdir(parents=True)
-        for pattern in ("*.cuh", "*_args.h", "types.h", "tensor_map.h"):
-            for file in (source / "src/cuda" / room).glob(pattern):
-                shutil.copy(file, folder / "cuda" / room)
+        for pattern in ("*.cuh", "*args.h", "types.h", "tensor_map.h"):
+            for file in (source / "src/cuda" / room).rglob(pattern):
+                copy = folder / file.relative_to(source / "src")
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(file, copy)
     for name, bodies in BODIES.items():
         path = folder / "cuda/tile" / name
         text = path.read_text()

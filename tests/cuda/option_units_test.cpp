@@ -7,9 +7,9 @@
 #include "cuda/jit/compile.h"
 #include "cuda/jit/nvrtc.h"
 #include "cuda/jit/pack.h"
-#include "cuda/kernels/bwd_sm80.hpp"
-#include "cuda/kernels/bwd_sm90.hpp"
-#include "cuda/kernels/fwd_sm80.hpp"
+#include "cuda/kernels/bwd_sm80/row.h"
+#include "cuda/kernels/bwd_sm90/row.h"
+#include "cuda/kernels/fwd_sm80/row.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -54,7 +54,7 @@ TEST(WideUnits, CompileCleanly) {
     KernelEntry entry = compiled(held.unit, 90);
     CompileReport& report = entry.report;
     // At dim 256 those who compute spill outside of their loops too, so that it is more than a
-    // packed kernel may (bwd_sm90.md).
+    // packed kernel may (bwd_sm90/README.md).
     EXPECT_LE(std::max(report.spill_store_bytes, report.spill_load_bytes), 88)
         << held.unit.name() << " {" << held.unit.config << '}';
     report.spill_store_bytes = std::min(report.spill_store_bytes, held.allowed_spill_bytes);

@@ -1,12 +1,11 @@
 // Packed sequences and pages on the host's side of the sm_80-class rows, without a GPU.
-#include "cuda/kernels/sm80_sequences.hpp"
-
 #include <gtest/gtest.h>
 
 #include <vector>
 
-#include "cuda/kernels/bwd_sm80.hpp"
-#include "cuda/kernels/fwd_sm80.hpp"
+#include "cuda/host/sequences.h"
+#include "cuda/kernels/bwd_sm80/row.h"
+#include "cuda/kernels/fwd_sm80/row.h"
 #include "cuda/machine.h"
 #include "plan/kernel_row.h"
 

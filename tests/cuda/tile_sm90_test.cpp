@@ -8,22 +8,22 @@
 #include "cuda/driver/device.h"
 #include "cuda/driver/launch.h"
 #include "cuda/driver/memory.h"
+#include "cuda/host/tma_maps.h"
+#include "cuda/host/wgmma_text.h"
 #include "cuda/jit/compile.h"
 #include "cuda/jit/kernel.h"
 #include "cuda/jit/nvrtc.h"
-#include "cuda/kernels/copy_rows_args.h"
-#include "cuda/kernels/sm90_maps.h"
-#include "cuda/kernels/wgmma_text.h"
+#include "cuda/kernels/rows/copy_args.h"
 
 namespace tilewise::cuda {
 namespace {
 
 // One warpgroup. A and B are 64 x 64 panels of bf16; A has fewer rows in memory.
 constexpr const char* kDeviceText = R"(
-#include "cuda/kernels/copy_rows_args.h"
-#include "cuda/tile/mbarrier.cuh"
-#include "cuda/tile/tma.cuh"
-#include "cuda/tile/wgmma.cuh"
+#include "cuda/kernels/rows/copy_args.h"
+#include "cuda/tile/hopper/mbarrier.cuh"
+#include "cuda/tile/hopper/tma.cuh"
+#include "cuda/tile/hopper/wgmma.cuh"
 namespace tilewise::copy_rows {
 using namespace tile;
 struct WordsArgs {
@@ -116,7 +116,7 @@ struct WordsArgs {
 };
 
 KernelUnit words_unit() {
-  KernelUnit unit = {.stem = "copy_rows", .config = "", .threads = 128};
+  KernelUnit unit = {.stem = "copy_rows", .file = "rows/copy", .config = "", .threads = 128};
   unit.entry = "words";
   unit.args = "WordsArgs";
   unit.shared_bytes = 3 * 8192 + 1024;

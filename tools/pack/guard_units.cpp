@@ -7,14 +7,14 @@
 #include <string>
 #include <utility>
 
-#include "cuda/kernels/bwd_dq_sm90.hpp"
-#include "cuda/kernels/bwd_sm80.hpp"
-#include "cuda/kernels/bwd_sm90.hpp"
-#include "cuda/kernels/bwd_sm90_tiles.h"
-#include "cuda/kernels/bwd_sm90_unit.h"
-#include "cuda/kernels/fwd_sm80.hpp"
-#include "cuda/kernels/fwd_sm90_tiles.h"
-#include "cuda/kernels/fwd_sm90_unit.h"
+#include "cuda/kernels/bwd_sm80/row.h"
+#include "cuda/kernels/bwd_sm90/dq/launch.h"
+#include "cuda/kernels/bwd_sm90/row.h"
+#include "cuda/kernels/bwd_sm90/tiles.h"
+#include "cuda/kernels/bwd_sm90/unit.h"
+#include "cuda/kernels/fwd_sm80/row.h"
+#include "cuda/kernels/fwd_sm90/tiles.h"
+#include "cuda/kernels/fwd_sm90/unit.h"
 
 namespace tilewise::cuda {
 namespace {

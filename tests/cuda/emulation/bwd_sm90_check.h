@@ -7,8 +7,8 @@
 #include <numeric>
 #include <random>
 
-#include "cuda/kernels/bwd_dq_sm90.cuh"
-#include "cuda/kernels/bwd_sm90.cuh"
+#include "cuda/kernels/bwd_sm90/dq/kernel.cuh"
+#include "cuda/kernels/bwd_sm90/kernel.cuh"
 #include "wgmma.h"
 
 namespace tilewise::bwd_sm90 {

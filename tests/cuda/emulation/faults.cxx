@@ -3,10 +3,10 @@
 /// must show it.
 #include <cstdio>
 
-#include "cuda/tile/mbarrier.cuh"
-#include "cuda/tile/signal.cuh"
-#include "cuda/tile/tma.cuh"
-#include "cuda/tile/warpgroup.cuh"
+#include "cuda/tile/hopper/mbarrier.cuh"
+#include "cuda/tile/hopper/signal.cuh"
+#include "cuda/tile/hopper/tma.cuh"
+#include "cuda/tile/hopper/warpgroup.cuh"
 #include "wgmma.h"
 
 namespace {

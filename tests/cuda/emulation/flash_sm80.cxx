@@ -1,12 +1,12 @@
 /// fwd_sm80, bwd_sm80 and bwd_dq_sm80 on the emulator, against the formulas in float64: odd
 /// lengths, GQA, masks, operands of different widths, poisoned shared memory and outputs.
-#include "cuda/kernels/bwd_convert.cuh"
-#include "cuda/kernels/bwd_dbias_sm80.cuh"
-#include "cuda/kernels/bwd_dq_sm80.cuh"
-#include "cuda/kernels/bwd_sinks.cuh"
-#include "cuda/kernels/bwd_sm80.cuh"
-#include "cuda/kernels/combine.cuh"
-#include "cuda/kernels/fwd_sm80.cuh"
+#include "cuda/kernels/bwd_sm80/bias.cuh"
+#include "cuda/kernels/bwd_sm80/keys.cuh"
+#include "cuda/kernels/bwd_sm80/queries.cuh"
+#include "cuda/kernels/fwd_sm80/kernel.cuh"
+#include "cuda/kernels/rows/combine.cuh"
+#include "cuda/kernels/rows/convert.cuh"
+#include "cuda/kernels/rows/sinks.cuh"
 #include "flash_sm80_configs.h"
 #include "flash_sm80_truth.h"
 

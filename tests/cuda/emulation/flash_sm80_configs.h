@@ -1,7 +1,7 @@
 /// Configs of the backward that the emulation runs.
 #pragma once
 
-#include "cuda/kernels/bwd_sm80_args.h"
+#include "cuda/kernels/bwd_sm80/args.h"
 
 namespace {
 

@@ -2,13 +2,13 @@
 /// the one, with what stands around them (pack_rows, bwd_delta, bwd_convert, combine), against the
 /// formulas in float64. Empty sequences, rows behind the last one (NaN in the inputs), pages in any
 /// order, tables that hold no page behind a length.
-#include "cuda/kernels/bwd_convert.cuh"
-#include "cuda/kernels/bwd_delta.cuh"
-#include "cuda/kernels/bwd_dq_sm80.cuh"
-#include "cuda/kernels/bwd_sm80.cuh"
-#include "cuda/kernels/combine.cuh"
-#include "cuda/kernels/fwd_sm80.cuh"
-#include "cuda/kernels/pack_rows.cuh"
+#include "cuda/kernels/bwd_sm80/keys.cuh"
+#include "cuda/kernels/bwd_sm80/queries.cuh"
+#include "cuda/kernels/fwd_sm80/kernel.cuh"
+#include "cuda/kernels/rows/combine.cuh"
+#include "cuda/kernels/rows/convert.cuh"
+#include "cuda/kernels/rows/delta.cuh"
+#include "cuda/kernels/rows/pack.cuh"
 #include "flash_sm80_configs.h"
 #include "flash_sm80_truth.h"
 

@@ -2,8 +2,8 @@
 /// key lengths, packed sequences, split keys, Dv beside D. The host side is the library's own.
 #include <string>
 
-#include "cuda/kernels/fwd_sm90_fill.h"
-#include "cuda/kernels/fwd_sm90_tiles.h"
+#include "cuda/kernels/fwd_sm90/fill.h"
+#include "cuda/kernels/fwd_sm90/tiles.h"
 #include "fwd_sm90_cases.h"
 #include "fwd_sm90_configs.h"
 #include "fwd_sm90_truth.h"

@@ -5,8 +5,8 @@
 #include <cstdio>
 #include <cstring>
 
-#include "cuda/kernels/fwd_sm90.cuh"
-#include "cuda/kernels/fwd_sm90_unit.h"
+#include "cuda/kernels/fwd_sm90/kernel.cuh"
+#include "cuda/kernels/fwd_sm90/unit.h"
 #include "wgmma.h"
 
 namespace tilewise::fwd_sm90 {

@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "cuda/tile/wgmma.cuh"
+#include "cuda/tile/hopper/wgmma.cuh"
 #include "emulator.h"
 
 namespace tilewise::tile {
