@@ -13,7 +13,7 @@
 #include "cli/failure.h"
 #include "cli/machines.h"
 #include "cli/output.h"
-#include "cpu/blas.h"
+#include "cpu/textbook/blas.h"
 #include "tilewise/attention.h"
 
 namespace tilewise::cli {

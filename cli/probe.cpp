@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "cpu/isa.h"
+#include "cpu/micro/isa.h"
 #include "measure/fma_loops.h"
 #include "measure/timer.h"
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "cpu/elements.h"
+#include "cpu/micro/elements.h"
 #include "measure/case_buffers.h"
 #include "problem/blocks.h"
 #include "reference/elements.h"

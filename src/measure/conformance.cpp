@@ -5,7 +5,7 @@
 #include <cstring>
 #include <optional>
 
-#include "cpu/elements.h"
+#include "cpu/micro/elements.h"
 #include "measure/expected.h"
 #include "measure/guarded_allocator.h"
 #include "measure/materialize.h"

@@ -10,7 +10,7 @@
 #include <sstream>
 
 #include "build_info.h"
-#include "cpu/isa.h"
+#include "cpu/micro/isa.h"
 #include "cuda/jit/nvrtc.h"
 #include "tilewise/attention.h"
 

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <thread>
 
-#include "cpu/isa.h"
+#include "cpu/micro/isa.h"
 
 namespace tilewise {
 namespace {

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "cpu/isa.h"
+#include "cpu/micro/isa.h"
 
 namespace tilewise {
 namespace {
