@@ -7,7 +7,7 @@
 #include "cli/cell_runner.h"
 #include "cli/grid.h"
 #include "cli/table.h"
-#include "measure/environment.h"
+#include "harness/environment.h"
 
 namespace tilewise::cli {
 

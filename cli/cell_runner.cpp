@@ -9,10 +9,10 @@
 #include "cli/failure.h"
 #include "cli/memory_block.h"
 #include "cli/pass_plans.h"
-#include "measure/conformance.h"
-#include "measure/cuda_measure.h"
-#include "measure/materialize.h"
-#include "measure/memory_meter.h"
+#include "harness/conformance.h"
+#include "harness/cuda_measure.h"
+#include "harness/materialize.h"
+#include "harness/memory_meter.h"
 #include "plan/accounting.h"
 
 namespace tilewise::cli {

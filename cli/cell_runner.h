@@ -8,7 +8,7 @@
 
 #include "cli/grid.h"
 #include "cli/interrupt.h"
-#include "measure/timer.h"
+#include "harness/timer.h"
 
 namespace tilewise::cli {
 

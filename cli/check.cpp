@@ -15,7 +15,7 @@
 #include "cli/interrupt.h"
 #include "cli/output.h"
 #include "cli/progress.h"
-#include "measure/conformance.h"
+#include "harness/conformance.h"
 
 namespace tilewise::cli {
 namespace {

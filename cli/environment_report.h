@@ -4,7 +4,7 @@
 #include <string>
 
 #include "cli/table.h"
-#include "measure/environment.h"
+#include "harness/environment.h"
 
 namespace tilewise::cli {
 

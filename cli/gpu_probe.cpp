@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "cuda/kernels/ceilings/ceilings.h"
-#include "measure/cuda_measure.h"
+#include "harness/cuda_measure.h"
 
 namespace tilewise::cli {
 namespace {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "cli/spec_flags.h"
-#include "measure/case.h"
-#include "measure/timer.h"
+#include "harness/case.h"
+#include "harness/timer.h"
 #include "tilewise/plan.h"
 
 namespace CLI {

@@ -1,7 +1,7 @@
 /// Block: a piece of a device's memory for as long as it lives.
 #pragma once
 
-#include "measure/device_memory.h"
+#include "harness/device_memory.h"
 
 namespace tilewise::cli {
 

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "cli/pass_plans.h"
-#include "measure/materialize.h"
+#include "harness/materialize.h"
 #include "problem/blocks.h"
 
 namespace tilewise::cli {

@@ -7,7 +7,7 @@
 
 #include "cli/args.h"
 #include "cli/pass_plans.h"
-#include "measure/materialize.h"
+#include "harness/materialize.h"
 
 namespace tilewise::cli {
 namespace {

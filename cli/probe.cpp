@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "cpu/micro/isa.h"
-#include "measure/fma_loops.h"
-#include "measure/timer.h"
+#include "harness/fma_loops.h"
+#include "harness/timer.h"
 
 namespace tilewise::cli {
 namespace {

@@ -18,9 +18,9 @@
 #include "cli/pass_plans.h"
 #include "cli/run_tensors.h"
 #include "cli/spec_flags.h"
-#include "measure/expected.h"
-#include "measure/memory_meter.h"
-#include "measure/timer.h"
+#include "harness/expected.h"
+#include "harness/memory_meter.h"
+#include "harness/timer.h"
 
 namespace tilewise::cli {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cli/files/array.h"
-#include "measure/device_memory.h"
+#include "harness/device_memory.h"
 #include "tilewise/attention.h"
 
 namespace tilewise::cli {

@@ -7,7 +7,7 @@
 #include "cuda/jit/census.h"
 #include "cuda/jit/compile.h"
 #include "cuda/jit/nvrtc.h"
-#include "measure/cuda_measure.h"
+#include "harness/cuda_measure.h"
 
 namespace tilewise::cuda {
 namespace {

@@ -12,7 +12,7 @@
 #include "cuda/driver/stream.h"
 #include "cuda/jit/kernel.h"
 #include "cuda/kernels/rows/copy_args.h"
-#include "measure/materialize.h"
+#include "harness/materialize.h"
 #include "plan/choose.h"
 #include "plan/kernel_row.h"
 

@@ -16,7 +16,7 @@
 
 #include "cli/failure.h"
 #include "cli/plan_against.h"
-#include "measure/timer.h"
+#include "harness/timer.h"
 
 namespace tilewise::cli {
 namespace {
