@@ -8,6 +8,7 @@ others by --seeds (`kernel_emulation_test.py bwd_sm90 --seeds 2 50`).
 """
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -244,7 +245,7 @@ BODIES = {
     ],
 }
 
-# Programs in emulation/, and whether they need the library's objects for its host side. `faults`
+# Programs in emulator/, and whether they need the library's objects for its host side. `faults`
 # are kernels that lack a wait, which the emulator must find.
 PROGRAMS = {
     "faults": False,
@@ -287,21 +288,28 @@ def make_sources(source: Path, folder: Path) -> None:
 
 
 def library_objects() -> list[str]:
-    """The library's object files; none where the build folder is not known or has none."""
-    build = os.environ.get("TILEWISE_BUILD_DIR", "")
-    return [str(path) for path in Path(build).glob("CMakeFiles/tilewise_core.dir/**/*.o")]
+    """The library's object files; none where the build folder is not known or has none.
+
+    A build folder keeps the objects of sources that have moved, so its file list is not asked.
+    """
+    build = Path(os.environ.get("TILEWISE_BUILD_DIR", ""))
+    commands = build / "compile_commands.json"
+    entries = json.loads(commands.read_text()) if commands.exists() else []
+    outputs = [re.search(r" -o (\S+\.o)", entry["command"]) for entry in entries]
+    paths = [build / output[1] for output in outputs if output is not None]
+    return [str(path) for path in paths if "tilewise_core.dir" in path.parts and path.exists()]
 
 
 def build(program: str, folder: Path, compiler: str) -> Path | None:
     """Compiles one program; None when it needs objects that are not there."""
-    here = Path(__file__).resolve().parent
-    source = here.parent.parent
+    source = Path(__file__).resolve().parent.parent.parent
+    emulator = source / "emulator"
     binary = folder / program
     # Fibers leave and enter frames by longjmp, which a checked longjmp refuses.
     command = [compiler, "-std=c++20", "-O1", "-w", "-U_FORTIFY_SOURCE", "-I", str(folder)]
-    command += ["-I", str(here / "emulation"), "-include", str(here / "emulation/emulator.h")]
+    command += ["-I", str(emulator), "-include", str(emulator / "emulator.h")]
     command += ["-I", str(source / "src"), "-I", str(source / "include")]
-    command += ["-x", "c++", str(here / f"emulation/{program}.cxx"), "-o", str(binary)]
+    command += ["-x", "c++", str(emulator / f"{program}.cxx"), "-o", str(binary)]
     if PROGRAMS[program]:
         objects = library_objects()
         if not objects:
