@@ -1,9 +1,10 @@
 // Packed sequences and pages on the host's side of the sm_80-class rows, without a GPU.
+#include "cuda/host/sequences.h"
+
 #include <gtest/gtest.h>
 
 #include <vector>
 
-#include "cuda/host/sequences.h"
 #include "cuda/kernels/bwd_sm80/row.h"
 #include "cuda/kernels/fwd_sm80/row.h"
 #include "cuda/machine.h"
