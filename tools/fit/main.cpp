@@ -14,8 +14,8 @@
 #include <tuple>
 #include <vector>
 
-#include "cli/failure.h"
-#include "cli/plan_against.h"
+#include "cli/plan/plan_against.h"
+#include "cli/shell/failure.h"
 #include "harness/timer.h"
 
 namespace tilewise::cli {
