@@ -6,7 +6,7 @@ from pathlib import Path
 
 from results import SHOWN_LINES, Result, Status, read_pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PYTHON = str(ROOT / ".venv/bin/python")
 WHEELS = ROOT / "build/wheel"
 # The library's objects come from the release build: a wheel's own folder would compile them again.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from docs import with_block
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CLI = ROOT / "build/release/tilewise"
 PAGE = ROOT / "docs/python.md"
 # Column -> the machine that `tilewise plan` is asked about. The CPU is this machine's.

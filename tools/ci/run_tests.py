@@ -13,7 +13,7 @@ from lint import run_lint
 from python_stage import run_python
 from results import SHOWN_LINES, Result, Status, counts, print_result, read_junit
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LOGS = ROOT / "build/logs"
 # Each stage's preset, the targets that it builds and the tests that it runs, as ninja's and ctest's
 # arguments; lint and python are made otherwise.

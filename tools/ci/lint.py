@@ -14,7 +14,7 @@ from pathlib import Path
 
 from results import Result, Status, print_result
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CPP_SUFFIXES = {".cpp", ".cxx", ".h", ".hpp", ".cu", ".cuh"}
 MAX_FILE_LINES = 500
 # STYLE has asked for short subjects since this commit.

@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.peers import summary
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 Row = dict[str, Any]
 PASS_NAMES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "both"}
 SCALED = "another run's, scaled by cuDNN"
