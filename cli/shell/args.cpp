@@ -190,10 +190,4 @@ std::string bytes_text(std::int64_t bytes) {
   return fmt::format("{:.1f} GiB", mib / 1024.0);
 }
 
-std::string time_text(double ms) {
-  if (ms < 1.0) return fmt::format("{:.1f} us", ms * 1000.0);
-  if (ms < 1000.0) return fmt::format("{:.2f} ms", ms);
-  return fmt::format("{:.2f} s", ms / 1000.0);
-}
-
 }  // namespace tilewise::cli

@@ -51,7 +51,5 @@ void check_one_of(std::string_view option, std::string_view text,
 std::string bytes_text(std::int64_t bytes);
 /// Bytes in units of 2^20.
 double mebibytes(std::int64_t bytes);
-/// "1.23 ms", "45 us", "2.1 s".
-std::string time_text(double ms);
 
 }  // namespace tilewise::cli

@@ -130,7 +130,6 @@ BODIES = {
             "static_cast<const unsigned char*>(p) - emulator::shared_name);",
         ),
         ("void copy_async_16(", copy(16)),
-        ("void copy_async_4(", copy(4)),
         ("void copy_async_commit(", "emulator::commit_copies(emulator::current->copies);"),
         ("void copy_async_wait(", WAIT),
         (
