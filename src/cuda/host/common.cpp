@@ -6,6 +6,7 @@
 
 #include "cuda/driver/device.h"
 #include "cuda/host/refusal.h"
+#include "cuda/jit/config_text.h"
 #include "plan/accounting.h"
 #include "plan/gpu_facts.h"
 #include "problem/blocks.h"
@@ -57,10 +58,8 @@ double stored_bytes(const Tensor& t) {
 KernelUnit pack_unit(const pack_rows::Config& c) {
   return {.stem = "pack_rows",
           .file = "rows/pack",
-          .config = std::string(".element = Element::") +
-                    (c.element == tile::Element::bf16 ? "bf16" : "fp16") + ", .from_float = " +
-                    bool_text(c.from_float) + ", .planes = " + std::to_string(c.planes) +
-                    (c.ragged ? ", .ragged = true" : ""),
+          .config = element_text(c.element) + flag_text("from_float", c.from_float) +
+                    number_text("planes", c.planes) + (c.ragged ? flag_text("ragged", true) : ""),
           .threads = pack_rows::kThreads,
           .min_blocks = 4,
           .args = c.ragged ? "RaggedArgs" : "Args"};
@@ -113,12 +112,8 @@ Form form(const Problem& p) {
 
 double products(const Problem& p) { return form(p).planes == 2 ? 3.0 : 1.0; }
 
-const char* bool_text(bool value) { return value ? "true" : "false"; }
-
 std::string form_text(const Form& f) {
-  return std::string(".element = Element::") +
-         (f.element == tile::Element::bf16 ? "bf16" : "fp16") +
-         ", .planes = " + std::to_string(f.planes) + ", .scaled = " + bool_text(f.scaled);
+  return element_text(f.element) + number_text("planes", f.planes) + flag_text("scaled", f.scaled);
 }
 
 bool has_vectors(const Tensor& t) { return rows_are_aligned(t, 16 / dtype_bytes(t.dtype)); }

@@ -40,7 +40,6 @@ struct Form {
 Form form(const Problem& problem);
 /// ".element = Element::bf16, .planes = 1, .scaled = false": of a Config.
 std::string form_text(const Form& form);
-const char* bool_text(bool value);
 
 /// True when rows can be read and written 16 bytes at a time.
 bool has_vectors(const Tensor& tensor);

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "cuda/jit/config_text.h"
 #include "plan/accounting.h"
 #include "plan/decisive.h"
 #include "problem/blocks.h"
@@ -65,21 +66,16 @@ bool is_tiny(const Problem& p) {
 }
 
 KernelUnit unit(const Config& c, const char* stem, const char* file, int min_blocks, int bytes) {
-  const auto number = [](const char* name, int value) {
-    return std::string(", .") + name + " = " + std::to_string(value);
-  };
-  const auto flag = [](const char* name, bool value) {
-    return std::string(", .") + name + " = " + sm80::bool_text(value);
-  };
   std::string config = sm80::form_text({c.element, c.planes, c.scaled}) +
-                       number("head_dim", c.head_dim) + number("head_dim_v", c.head_dim_v) +
-                       number("block_m", c.block_m) + number("block_n", c.block_n) +
-                       number("warps", c.warps) + number("column_warps", c.column_warps) +
-                       number("sub_m", c.sub_m) + number("stages", c.stages) +
-                       flag("modified", c.modified) + sm80::pair_text(c.pairs) +
-                       flag("with_dq", c.with_dq) + flag("split", c.split) + flag("exact", c.exact);
-  if (c.dropout) config += flag("dropout", true);
-  if (c.packed) config += flag("packed", true);
+                       number_text("head_dim", c.head_dim) +
+                       number_text("head_dim_v", c.head_dim_v) + number_text("block_m", c.block_m) +
+                       number_text("block_n", c.block_n) + number_text("warps", c.warps) +
+                       number_text("column_warps", c.column_warps) + number_text("sub_m", c.sub_m) +
+                       number_text("stages", c.stages) + flag_text("modified", c.modified) +
+                       sm80::pair_text(c.pairs) + flag_text("with_dq", c.with_dq) +
+                       flag_text("split", c.split) + flag_text("exact", c.exact);
+  if (c.dropout) config += flag_text("dropout", true);
+  if (c.packed) config += flag_text("packed", true);
   if (c.gradients != Gradients::both) {
     config += std::string(", .gradients = tilewise::bwd_sm80::Gradients::") +
               (c.gradients == Gradients::keys ? "keys" : "values");

@@ -4,34 +4,26 @@
 #include <string>
 
 #include "cuda/host/wgmma_text.h"
+#include "cuda/jit/config_text.h"
 
 namespace tilewise::cuda {
 
 KernelUnit bwd_sm90_unit(const bwd_sm90::Config& c) {
-  const auto number = [](const char* name, int value) {
-    return std::string(", .") + name + " = " + std::to_string(value);
-  };
-  const auto flag = [](const char* name, bool value) {
-    return std::string(", .") + name + " = " + (value ? "true" : "false");
-  };
   KernelUnit unit;
   unit.stem = "bwd_sm90";
   unit.file = "bwd_sm90/kernel";
-  unit.config =
-      c.element == tile::Element::bf16 ? ".element = Element::bf16" : ".element = Element::fp16";
-  unit.config += number("head_dim", c.head_dim) + number("head_dim_v", c.head_dim_v) +
-                 number("block_m", c.block_m) + number("block_n", c.block_n) +
-                 number("chunk_rows", c.chunk_rows) + number("q_stages", c.q_stages) +
-                 number("do_stages", c.do_stages) + number("k_stages", c.k_stages) +
-                 ", .mask = static_cast<Mask>(" + std::to_string(static_cast<int>(c.mask)) + ")" +
-                 flag("modified", c.modified) + flag("softcap", c.softcap) +
-                 flag("alibi", c.alibi) + flag("deterministic", c.deterministic) +
-                 flag("fold_lse", c.fold_lse) + flag("v_registers", c.v_registers) +
-                 flag("exact", c.exact) + flag("split", c.split) +
-                 flag("half_registers", c.half_registers);
+  unit.config = element_text(c.element) + number_text("head_dim", c.head_dim) +
+                number_text("head_dim_v", c.head_dim_v) + number_text("block_m", c.block_m) +
+                number_text("block_n", c.block_n) + number_text("chunk_rows", c.chunk_rows) +
+                number_text("q_stages", c.q_stages) + number_text("do_stages", c.do_stages) +
+                number_text("k_stages", c.k_stages) + enum_text("mask", "Mask", c.mask) +
+                flag_text("modified", c.modified) + flag_text("softcap", c.softcap) +
+                flag_text("alibi", c.alibi) + flag_text("deterministic", c.deterministic) +
+                flag_text("fold_lse", c.fold_lse) + flag_text("v_registers", c.v_registers) +
+                flag_text("exact", c.exact) + flag_text("split", c.split) +
+                flag_text("half_registers", c.half_registers);
   if (c.ragged()) {
-    unit.config +=
-        ", .lengths = static_cast<Lengths>(" + std::to_string(static_cast<int>(c.lengths)) + ")";
+    unit.config += enum_text("lengths", "Lengths", c.lengths);
     unit.args = "RaggedArgs";
   }
   unit.threads = c.threads();

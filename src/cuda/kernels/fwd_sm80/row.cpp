@@ -5,6 +5,7 @@
 
 #include "cuda/driver/device.h"
 #include "cuda/host/common.h"
+#include "cuda/jit/config_text.h"
 #include "cuda/kernels/fwd_sm80/args.h"
 #include "cuda/kernels/rows/combine.h"
 #include "plan/accounting.h"
@@ -106,27 +107,22 @@ Config make_config(const Problem& p, const Tile& tile, bool split, int limit_kib
 }
 
 KernelUnit unit(const Config& c, int min_blocks) {
-  const auto number = [](const char* name, int value) {
-    return std::string(", .") + name + " = " + std::to_string(value);
-  };
-  const auto flag = [](const char* name, bool value) {
-    return std::string(", .") + name + " = " + sm80::bool_text(value);
-  };
-  return {.stem = "fwd_sm80",
-          .file = "fwd_sm80/kernel",
-          .config = sm80::form_text({c.element, c.planes, c.scaled}) +
-                    number("head_dim", c.head_dim) + number("head_dim_v", c.head_dim_v) +
-                    number("block_m", c.block_m) + number("block_n", c.block_n) +
-                    number("warps", c.warps) + number("key_warps", c.key_warps) +
-                    number("stages", c.stages) + flag("q_in_registers", c.q_in_registers) +
-                    flag("positional", c.positional) + flag("modified", c.modified) +
-                    sm80::pair_text(c.pairs) + flag("split", c.split) +
-                    (c.dropout ? flag("dropout", true) : "") +
-                    (c.packed ? flag("packed", true) : "") + (c.paged ? flag("paged", true) : ""),
-          .threads = c.warps * 32,
-          .min_blocks = min_blocks,
-          .shared_bytes = shared_bytes(c),
-          .args = c.ragged() ? "RaggedArgs" : "Args"};
+  return {
+      .stem = "fwd_sm80",
+      .file = "fwd_sm80/kernel",
+      .config =
+          sm80::form_text({c.element, c.planes, c.scaled}) + number_text("head_dim", c.head_dim) +
+          number_text("head_dim_v", c.head_dim_v) + number_text("block_m", c.block_m) +
+          number_text("block_n", c.block_n) + number_text("warps", c.warps) +
+          number_text("key_warps", c.key_warps) + number_text("stages", c.stages) +
+          flag_text("q_in_registers", c.q_in_registers) + flag_text("positional", c.positional) +
+          flag_text("modified", c.modified) + sm80::pair_text(c.pairs) +
+          flag_text("split", c.split) + (c.dropout ? flag_text("dropout", true) : "") +
+          (c.packed ? flag_text("packed", true) : "") + (c.paged ? flag_text("paged", true) : ""),
+      .threads = c.warps * 32,
+      .min_blocks = min_blocks,
+      .shared_bytes = shared_bytes(c),
+      .args = c.ragged() ? "RaggedArgs" : "Args"};
 }
 
 /// Blocks that fit a multiprocessor: an sm_86 with its 100 KiB takes fewer than the tables say.

@@ -1,6 +1,7 @@
 #include "cuda/kernels/fwd_sm90/unit.h"
 
 #include "cuda/host/wgmma_text.h"
+#include "cuda/jit/config_text.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -8,13 +9,6 @@ namespace {
 constexpr int kSharedLimit = 227 * 1024;
 /// Accumulators and P fragments of a thread that compile without spills (fwd_sm90/README.md).
 constexpr int kRegisters2 = 200, kRegisters3 = 128;
-
-std::string field(const char* name, int value) {
-  return std::string(".") + name + " = " + std::to_string(value);
-}
-std::string field(const char* name, bool value) {
-  return std::string(".") + name + " = " + (value ? "true" : "false");
-}
 
 }  // namespace
 
@@ -37,34 +31,20 @@ KernelUnit fwd_sm90_unit(const fwd_sm90::Config& c) {
   KernelUnit unit;
   unit.stem = "fwd_sm90";
   unit.file = "fwd_sm90/kernel";
-  unit.config =
-      std::string(".element = Element::") + (c.element == tile::Element::bf16 ? "bf16" : "fp16");
-  for (const std::string& text :
-       {field("head_dim", c.head_dim),
-        field("head_dim_v", c.head_dim_v),
-        field("warpgroups", c.warpgroups),
-        field("block_n", c.block_n),
-        field("stages", c.stages),
-        field("value_stages", c.value_stages),
-        field("q_buffers", c.q_buffers),
-        field("own_o", c.own_o),
-        field("ping_pong", c.ping_pong),
-        field("values_first", c.values_first),
-        field("lazy_rescale", c.lazy_rescale),
-        field("trust_maxima", c.trust_maxima),
-        field("halve_cut", c.halve_cut),
-        field("q_by_need", c.q_by_need),
-        field("chain_tiles", c.chain_tiles),
-        field("skip_blocks", c.skip_blocks),
-        field("dynamic", c.dynamic),
-        ".mask = static_cast<Mask>(" + std::to_string(static_cast<int>(c.mask)) + ")",
-        ".modification = static_cast<Modification>(" +
-            std::to_string(static_cast<int>(c.modification)) + ")",
-        ".lengths = static_cast<Lengths>(" + std::to_string(static_cast<int>(c.lengths)) + ")",
-        field("pack_heads", c.pack_heads),
-        field("split", c.split)}) {
-    unit.config += ", " + text;
-  }
+  unit.config = element_text(c.element) + number_text("head_dim", c.head_dim) +
+                number_text("head_dim_v", c.head_dim_v) + number_text("warpgroups", c.warpgroups) +
+                number_text("block_n", c.block_n) + number_text("stages", c.stages) +
+                number_text("value_stages", c.value_stages) +
+                number_text("q_buffers", c.q_buffers) + flag_text("own_o", c.own_o) +
+                flag_text("ping_pong", c.ping_pong) + flag_text("values_first", c.values_first) +
+                flag_text("lazy_rescale", c.lazy_rescale) +
+                flag_text("trust_maxima", c.trust_maxima) + flag_text("halve_cut", c.halve_cut) +
+                flag_text("q_by_need", c.q_by_need) + flag_text("chain_tiles", c.chain_tiles) +
+                flag_text("skip_blocks", c.skip_blocks) + flag_text("dynamic", c.dynamic) +
+                enum_text("mask", "Mask", c.mask) +
+                enum_text("modification", "Modification", c.modification) +
+                enum_text("lengths", "Lengths", c.lengths) + flag_text("pack_heads", c.pack_heads) +
+                flag_text("split", c.split);
   unit.threads = 128 * (c.warpgroups + 1);
   unit.shared_bytes = fwd_sm90::SharedPlan(c).bytes;
   unit.prelude = "#include \"cuda/tile/hopper/wgmma.cuh\"\n";

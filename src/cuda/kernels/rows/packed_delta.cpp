@@ -2,6 +2,7 @@
 
 #include "cuda/driver/launch.h"
 #include "cuda/host/common.h"
+#include "cuda/jit/config_text.h"
 #include "cuda/kernels/fwd_sm90/fill.h"
 #include "cuda/kernels/rows/packed_delta_args.h"
 #include "problem/blocks.h"
@@ -15,9 +16,7 @@ using bwd_packed_delta::Config;
 KernelUnit unit(const Config& c) {
   return {.stem = "bwd_packed_delta",
           .file = "rows/packed_delta",
-          .config = std::string(".element = Element::") +
-                    (c.element == tile::Element::bf16 ? "bf16" : "fp16") +
-                    ", .columns = " + std::to_string(c.columns),
+          .config = element_text(c.element) + number_text("columns", c.columns),
           .threads = bwd_packed_delta::kThreads};
 }
 

@@ -1,6 +1,7 @@
 #include "cuda/kernels/rows/sinks.h"
 
 #include "cuda/host/common.h"
+#include "cuda/jit/config_text.h"
 #include "cuda/kernels/rows/sinks_args.h"
 
 namespace tilewise::cuda {
@@ -9,7 +10,7 @@ namespace {
 KernelUnit unit(const bwd_sinks::Config& config) {
   return {.stem = "bwd_sinks",
           .file = "rows/sinks",
-          .config = std::string(".low = ") + sm80::bool_text(config.low),
+          .config = std::string(".low = ") + bool_text(config.low),
           .threads = bwd_sinks::kThreads,
           .shared_bytes = bwd_sinks::kThreads / 32 * 4};
 }

@@ -7,6 +7,7 @@
 #include "cuda/host/common.h"
 #include "cuda/host/tile_order.h"
 #include "cuda/host/wgmma_text.h"
+#include "cuda/jit/config_text.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "problem/blocks.h"
 
@@ -30,25 +31,17 @@ bwd_sm90::SectionOrder bwd_dq_sm90_order(const Problem& p) {
 }
 
 KernelUnit bwd_dq_sm90_unit(const Config& c) {
-  const auto number = [](const char* name, int value) {
-    return std::string(", .") + name + " = " + std::to_string(value);
-  };
-  const auto flag = [](const char* name, bool value) {
-    return std::string(", .") + name + " = " + (value ? "true" : "false");
-  };
   KernelUnit unit;
   unit.stem = "bwd_dq_sm90";
   unit.file = "bwd_sm90/dq/kernel";
-  unit.config =
-      c.element == tile::Element::bf16 ? ".element = Element::bf16" : ".element = Element::fp16";
-  unit.config += number("head_dim", c.head_dim) + number("head_dim_v", c.head_dim_v) +
-                 number("k_stages", c.k_stages) + number("v_stages", c.v_stages) +
-                 ", .mask = static_cast<Mask>(" + std::to_string(static_cast<int>(c.mask)) + ")" +
-                 flag("modified", c.modified) + flag("softcap", c.softcap) +
-                 flag("alibi", c.alibi) + flag("exact", c.exact) + flag("ping_pong", c.ping_pong);
+  unit.config = element_text(c.element) + number_text("head_dim", c.head_dim) +
+                number_text("head_dim_v", c.head_dim_v) + number_text("k_stages", c.k_stages) +
+                number_text("v_stages", c.v_stages) + enum_text("mask", "Mask", c.mask) +
+                flag_text("modified", c.modified) + flag_text("softcap", c.softcap) +
+                flag_text("alibi", c.alibi) + flag_text("exact", c.exact) +
+                flag_text("ping_pong", c.ping_pong);
   if (c.ragged()) {
-    unit.config +=
-        ", .lengths = static_cast<Lengths>(" + std::to_string(static_cast<int>(c.lengths)) + ")";
+    unit.config += enum_text("lengths", "Lengths", c.lengths);
     unit.args = "RaggedArgs";
   }
   unit.threads = bwd_dq_sm90::kThreads;
