@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda/driver/launch.h"
+#include "cuda/host/constants.h"
 #include "cuda/host/refusal.h"
 #include "cuda/host/sequences.h"
 #include "cuda/jit/kernel.h"
@@ -115,7 +116,7 @@ void fill_shared(Args& args, const Problem& p, const Operands& operands) {
     args.key_lengths_b = p.key_lengths.strides[0];
   }
   args.scale = p.scale;
-  args.scale_log2 = static_cast<float>(static_cast<double>(p.scale) * 1.4426950408889634);
+  args.scale_log2 = static_cast<float>(static_cast<double>(p.scale) * kLog2e);
   args.softcap = static_cast<float>(p.softcap);
   if (p.alibi_slopes.defined()) {
     args.alibi = static_cast<const float*>(p.alibi_slopes.data);

@@ -7,6 +7,7 @@
 #include "cuda/driver/device.h"
 #include "cuda/driver/memory.h"
 #include "cuda/host/common.h"
+#include "cuda/host/constants.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/bwd_sm80/row.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
@@ -26,10 +27,6 @@ using bwd_sm90::Config;
 using bwd_sm90::Lengths;
 using bwd_sm90::RaggedArgs;
 using Role = MemoryItem::Role;
-
-constexpr double kLog2e = 1.4426950408889634;
-/// Positions in packed tensors are 32-bit, and so are sums of two of them.
-constexpr std::int64_t kMostPackedRows = std::int64_t{1} << 29;
 
 std::string maps_refusal(const Problem& p) {
   using Named = std::pair<const char*, const Tensor*>;

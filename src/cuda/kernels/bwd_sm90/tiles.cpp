@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "cuda/host/common.h"
+#include "cuda/host/constants.h"
 #include "cuda/host/tile_order.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
@@ -14,8 +15,6 @@ namespace {
 
 using bwd_sm90::Config;
 using bwd_sm90::Mask;
-
-constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 
 /// Head dims above 128: tiles of 64 keys and, where their blocks end, those of 128 queries of
 /// bwd_dq_sm90. Fitted to 16 cells on an H200, off by at most 2 % (bwd_sm90/README.md).

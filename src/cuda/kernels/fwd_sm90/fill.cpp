@@ -1,5 +1,6 @@
 #include "cuda/kernels/fwd_sm90/fill.h"
 
+#include "cuda/host/constants.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 
@@ -10,8 +11,6 @@ using fwd_sm90::Args;
 using fwd_sm90::Config;
 using fwd_sm90::Lengths;
 using SetMap = void (*)(tile::TensorMapBytes&, const TensorMapSpec&);
-
-constexpr double kLog2e = 1.4426950408889634;
 
 /// Axes {D, Hq, S, B} to {D, head in group, Hk, S, B}: a box takes 2^shift heads.
 TensorMapSpec grouped_map(TensorMapSpec spec, std::int64_t group, int shift) {

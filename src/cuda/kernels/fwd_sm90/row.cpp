@@ -6,6 +6,7 @@
 
 #include "cuda/driver/device.h"
 #include "cuda/host/common.h"
+#include "cuda/host/constants.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/fwd_sm90/fill.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
@@ -19,9 +20,6 @@ namespace {
 using fwd_sm90::Args;
 using fwd_sm90::Config;
 using Role = MemoryItem::Role;
-
-/// Positions in packed tensors are 32-bit, and so are sums of two of them.
-constexpr std::int64_t kMostPackedRows = std::int64_t{1} << 29;
 
 std::string supports(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
   if (machine.arch != 90) {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "cuda/host/common.h"
+#include "cuda/host/constants.h"
 #include "cuda/host/tile_order.h"
 #include "plan/accounting.h"
 #include "plan/decisive.h"
@@ -55,7 +56,6 @@ constexpr std::int64_t kShortKeys = 2048;
 constexpr int kMostSplits = 64;
 /// Share of a tile's rows that must be gained before heads are packed.
 constexpr double kPackGain = 0.9;
-constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 
 Modification modification(const Problem& p) {
   if (!sm80::is_modified(p)) return Modification::none;

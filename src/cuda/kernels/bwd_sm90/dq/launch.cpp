@@ -5,6 +5,7 @@
 #include <string>
 
 #include "cuda/host/common.h"
+#include "cuda/host/constants.h"
 #include "cuda/host/tile_order.h"
 #include "cuda/host/wgmma_text.h"
 #include "cuda/jit/config_text.h"
@@ -16,7 +17,6 @@ namespace tilewise::cuda {
 using bwd_dq_sm90::Config;
 
 bwd_sm90::SectionOrder bwd_dq_sm90_order(const Problem& p) {
-  constexpr std::int64_t kMiB = std::int64_t{1} << 20;
   OrderProblem order;
   order.blocks = p.packed ? packed_blocks(p.total_q, p.batch, bwd_dq_sm90::kBlockM)
                           : ceil_div(p.seq_q, bwd_dq_sm90::kBlockM);
