@@ -2,7 +2,7 @@
 # relative to src/, as the sources' own includes are.
 
 file(GLOB_RECURSE embedded_files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cuh
-     ${PROJECT_SOURCE_DIR}/src/cuda/kernels/*_args.h ${PROJECT_SOURCE_DIR}/src/cuda/tile/*.h)
+     ${PROJECT_SOURCE_DIR}/src/cuda/kernels/*args.h ${PROJECT_SOURCE_DIR}/src/cuda/tile/*.h)
 set(embedded_dir ${PROJECT_BINARY_DIR}/generated)
 set(embedded_script ${PROJECT_SOURCE_DIR}/cmake/EmbedSources.cmake)
 

@@ -10,7 +10,8 @@ elseif(TILEWISE_PACK STREQUAL "none")
   set(pack_archs "")
 endif()
 
-add_executable(tilewise_pack ${PROJECT_SOURCE_DIR}/tools/pack/main.cpp)
+file(GLOB pack_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tools/pack/*.cpp)
+add_executable(tilewise_pack ${pack_sources})
 target_link_libraries(tilewise_pack PRIVATE tilewise_core)
 set_target_properties(tilewise_pack PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tools)
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <ctime>
 
-#include "measure/fma_loops.h"
+#include "harness/fma_loops.h"
 
 namespace {
 

@@ -1,8 +1,8 @@
 /// The kernel table: every room's rows, most special first.
 #include <vector>
 
-#include "cpu/flash.h"
-#include "cpu/textbook.h"
+#include "cpu/flash/flash.h"
+#include "cpu/textbook/textbook.h"
 #include "cuda/rows.h"
 #include "plan/kernel_row.h"
 #include "reference/reference.h"

@@ -1,6 +1,6 @@
 #include "api/machine.h"
 
-#include "cpu/isa.h"
+#include "cpu/micro/isa.h"
 #include "cuda/driver/device.h"
 
 namespace tilewise {

@@ -2,19 +2,19 @@
 
 #include <vector>
 
+#include "cuda/host/common.h"
 #include "cuda/jit/unit.h"
-#include "cuda/kernels/baseline.hpp"
-#include "cuda/kernels/bwd_convert.hpp"
-#include "cuda/kernels/bwd_delta.hpp"
-#include "cuda/kernels/bwd_sm80.hpp"
-#include "cuda/kernels/bwd_sm90.hpp"
-#include "cuda/kernels/combine.hpp"
-#include "cuda/kernels/copied_sm90.hpp"
-#include "cuda/kernels/fwd_sm80.hpp"
-#include "cuda/kernels/fwd_sm90.hpp"
-#include "cuda/kernels/sm80.hpp"
-#include "cuda/kernels/softmax_rows.hpp"
-#include "cuda/kernels/unfused.hpp"
+#include "cuda/kernels/bwd_sm80/row.h"
+#include "cuda/kernels/bwd_sm90/row.h"
+#include "cuda/kernels/copied/row.h"
+#include "cuda/kernels/fwd_sm80/row.h"
+#include "cuda/kernels/fwd_sm90/row.h"
+#include "cuda/kernels/rows/combine.h"
+#include "cuda/kernels/rows/convert.h"
+#include "cuda/kernels/rows/delta.h"
+#include "cuda/kernels/textbook/baseline.h"
+#include "cuda/kernels/textbook/softmax_rows.h"
+#include "cuda/kernels/textbook/unfused.h"
 
 namespace tilewise::cuda {
 

@@ -1,10 +1,10 @@
-#include "cli/args.h"
+#include "cli/shell/args.h"
 
 #include <gtest/gtest.h>
 
 #include <limits>
 
-#include "cli/failure.h"
+#include "cli/shell/failure.h"
 
 namespace tilewise::cli {
 namespace {

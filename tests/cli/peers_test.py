@@ -14,7 +14,7 @@ from typing import Any
 from cli_testing import SOURCE, run
 
 sys.path.insert(0, str(SOURCE))
-sys.path.insert(0, str(SOURCE / "tools"))
+sys.path.insert(0, str(SOURCE / "tools/docs"))
 
 import docs_gpu
 

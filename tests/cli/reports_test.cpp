@@ -1,10 +1,10 @@
 #include <gtest/gtest.h>
 
-#include "cli/attended.h"
-#include "cli/bench_report.h"
-#include "cli/failure.h"
-#include "cli/scaling_report.h"
-#include "cli/seed_memory.h"
+#include "cli/bench/bench_report.h"
+#include "cli/bench/scaling_report.h"
+#include "cli/bench/seed_memory.h"
+#include "cli/run/attended.h"
+#include "cli/shell/failure.h"
 
 namespace tilewise::cli {
 namespace {

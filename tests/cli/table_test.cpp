@@ -1,4 +1,4 @@
-#include "cli/table.h"
+#include "cli/shell/table.h"
 
 #include <gtest/gtest.h>
 

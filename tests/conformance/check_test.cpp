@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "measure/conformance.h"
+#include "harness/conformance.h"
 #include "plan/choose.h"
 
 namespace tilewise {

@@ -1,7 +1,7 @@
 // Every kernel row over cases/ against the float64 reference. One test is a stretch of a case file
 // with all rows of a device, so that the reference is worked out once for all of them. A sanitizer
 // looks at how the rows handle memory, which a part of the cases shows: every fourth one.
-#include "measure/conformance.h"
+#include "harness/conformance.h"
 
 #include <gtest/gtest.h>
 

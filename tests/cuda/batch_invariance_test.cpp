@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "cuda/device_tensor.h"
-#include "cuda/kernels/bwd_dbias_sm80.hpp"
+#include "cuda/kernels/bwd_sm80/bias.h"
 #include "cuda/machine.h"
-#include "measure/case.h"
-#include "measure/materialize.h"
+#include "harness/case.h"
+#include "harness/materialize.h"
 #include "plan/choose.h"
 #include "problem/problem.h"
 #include "tilewise/attention.h"

@@ -8,6 +8,7 @@ others by --seeds (`kernel_emulation_test.py bwd_sm90 --seeds 2 50`).
 """
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -129,7 +130,6 @@ BODIES = {
             "static_cast<const unsigned char*>(p) - emulator::shared_name);",
         ),
         ("void copy_async_16(", copy(16)),
-        ("void copy_async_4(", copy(4)),
         ("void copy_async_commit(", "emulator::commit_copies(emulator::current->copies);"),
         ("void copy_async_wait(", WAIT),
         (
@@ -193,7 +193,7 @@ BODIES = {
     ],
     "mma.cuh": [("void mma(", MMA)],
     "softcap.cuh": [("float reciprocal_approx(", "return 1.0F / x;")],
-    "mbarrier.cuh": [
+    "hopper/mbarrier.cuh": [
         (
             "void mbarrier_init(",
             "emulator::current->block->mbarriers[barrier] = {arrivals, arrivals};",
@@ -203,7 +203,7 @@ BODIES = {
         ("void mbarrier_expect(", "emulator::current->block->mbarriers[barrier].expect(bytes);"),
         ("bool mbarrier_try_wait(", "return emulator::try_wait(barrier, parity);"),
     ],
-    "tma.cuh": [
+    "hopper/tma.cuh": [
         ("void tma_prefetch_map(", ""),
         ("void tma_load(", "emulator::load_box(map, shared, barrier, {d, h, s, b, 0}, 4);"),
         (
@@ -224,18 +224,18 @@ BODIES = {
         ("void fence_async(", ""),
         ("void store_matrix_x4(", STORE_MATRIX),
     ],
-    "signal.cuh": [
+    "hopper/signal.cuh": [
         ("void signal_add(", "++emulator::events; *counter += value;"),
         ("u32 signal_count(", "++emulator::events; return (*counter)++;"),
         ("u32 signal_read(", "emulator::yield(); return *counter;"),
     ],
-    "warpgroup.cuh": [
+    "hopper/warpgroup.cuh": [
         ("void take_registers(", ""),
         ("void give_registers(", ""),
         ("void named_barrier_sync(", "emulator::current->block->named_barriers[id].sync(threads);"),
         ("void named_barrier_arrive(", "emulator::current->block->named_barriers[id].arrive();"),
     ],
-    "wgmma.cuh": [
+    "hopper/wgmma.cuh": [
         ("void wgmma_fence(", ""),
         ("void wgmma_commit(", "emulator::commit_products();"),
         ("void wgmma_wait(", "emulator::wait_products(kPending);"),
@@ -244,7 +244,7 @@ BODIES = {
     ],
 }
 
-# Programs in emulation/, and whether they need the library's objects for its host side. `faults`
+# Programs in emulator/, and whether they need the library's objects for its host side. `faults`
 # are kernels that lack a wait, which the emulator must find.
 PROGRAMS = {
     "faults": False,
@@ -270,10 +270,11 @@ def replace_body(text: str, declarator: str, body: str) -> str:
 def make_sources(source: Path, folder: Path) -> None:
     """Copies tile/ and kernels/ and gives the wrappers their bodies."""
     for room in ("tile", "kernels"):
-        (folder / "cuda" / room).mkdir(parents=True)
-        for pattern in ("*.cuh", "*_args.h", "types.h", "tensor_map.h"):
-            for file in (source / "src/cuda" / room).glob(pattern):
-                shutil.copy(file, folder / "cuda" / room)
+        for pattern in ("*.cuh", "*args.h", "types.h", "tensor_map.h"):
+            for file in (source / "src/cuda" / room).rglob(pattern):
+                copy = folder / file.relative_to(source / "src")
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(file, copy)
     for name, bodies in BODIES.items():
         path = folder / "cuda/tile" / name
         text = path.read_text()
@@ -286,21 +287,28 @@ def make_sources(source: Path, folder: Path) -> None:
 
 
 def library_objects() -> list[str]:
-    """The library's object files; none where the build folder is not known or has none."""
-    build = os.environ.get("TILEWISE_BUILD_DIR", "")
-    return [str(path) for path in Path(build).glob("CMakeFiles/tilewise_core.dir/**/*.o")]
+    """The library's object files; none where the build folder is not known or has none.
+
+    A build folder keeps the objects of sources that have moved, so its file list is not asked.
+    """
+    build = Path(os.environ.get("TILEWISE_BUILD_DIR", ""))
+    commands = build / "compile_commands.json"
+    entries = json.loads(commands.read_text()) if commands.exists() else []
+    outputs = [re.search(r" -o (\S+\.o)", entry["command"]) for entry in entries]
+    paths = [build / output[1] for output in outputs if output is not None]
+    return [str(path) for path in paths if "tilewise_core.dir" in path.parts and path.exists()]
 
 
 def build(program: str, folder: Path, compiler: str) -> Path | None:
     """Compiles one program; None when it needs objects that are not there."""
-    here = Path(__file__).resolve().parent
-    source = here.parent.parent
+    source = Path(__file__).resolve().parent.parent.parent
+    emulator = source / "emulator"
     binary = folder / program
     # Fibers leave and enter frames by longjmp, which a checked longjmp refuses.
     command = [compiler, "-std=c++20", "-O1", "-w", "-U_FORTIFY_SOURCE", "-I", str(folder)]
-    command += ["-I", str(here / "emulation"), "-include", str(here / "emulation/emulator.h")]
+    command += ["-I", str(emulator), "-include", str(emulator / "emulator.h")]
     command += ["-I", str(source / "src"), "-I", str(source / "include")]
-    command += ["-x", "c++", str(here / f"emulation/{program}.cxx"), "-o", str(binary)]
+    command += ["-x", "c++", str(emulator / f"{program}.cxx"), "-o", str(binary)]
     if PROGRAMS[program]:
         objects = library_objects()
         if not objects:

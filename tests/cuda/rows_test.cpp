@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "measure/materialize.h"
+#include "harness/materialize.h"
 #include "plan/accounting.h"
 #include "problem/problem.h"
 #include "tilewise/attention.h"

@@ -14,9 +14,9 @@
 #include <tuple>
 #include <vector>
 
-#include "cli/failure.h"
-#include "cli/plan_against.h"
-#include "measure/timer.h"
+#include "cli/plan/plan_against.h"
+#include "cli/shell/failure.h"
+#include "harness/timer.h"
 
 namespace tilewise::cli {
 namespace {

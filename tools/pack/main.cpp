@@ -1,6 +1,7 @@
 /// tilewise_pack OUTPUT ARCH...: compiles the packed kernels of the given architectures into one
 /// file. Run by the build; `tilewise kernels build` is the same for people. What the user's kernel
-/// cache has is not compiled again.
+/// cache has is not compiled again. `tilewise_pack --guard OUTPUT` writes the kernels of
+/// guard_units.h instead, for `tilewise kernels diff`.
 #include <charconv>
 #include <cstdio>
 #include <string>
@@ -9,11 +10,31 @@
 #include "cuda/jit/census.h"
 #include "cuda/jit/nvrtc.h"
 #include "cuda/jit/pack.h"
+#include "guard_units.h"
 #include "tilewise/error.h"
 
 namespace {
 
 using namespace tilewise::cuda;
+
+/// Counts what build_pack() compiles.
+struct Tally {
+  int all = 0, compiled = 0;
+  double seconds = 0.0;
+
+  PackProgress progress() {
+    return [this](int, int total, const KernelEntry& entry, bool cached) {
+      all = total;
+      if (cached) return;
+      ++compiled;
+      seconds += entry.report.seconds;
+    };
+  }
+  void print() const {
+    std::printf("kernel pack: %d kernels, %d compiled in %.1f s of CPU time\n", all, compiled,
+                seconds);
+  }
+};
 
 int build(const std::string& output, const std::vector<int>& archs) {
   std::string why_not;
@@ -32,17 +53,16 @@ int build(const std::string& output, const std::vector<int>& archs) {
                    nvrtc->version.c_str(), arch_name(arch).c_str());
     }
   }
-  int compiled = 0, all = 0;
-  double seconds = 0.0;
-  build_pack(output, known, DiskCache(default_cache_folder()),
-             [&](int, int total, const KernelEntry& entry, bool cached) {
-               all = total;
-               if (cached) return;
-               ++compiled;
-               seconds += entry.report.seconds;
-             });
-  std::printf("kernel pack: %d kernels, %d compiled in %.1f s of CPU time\n", all, compiled,
-              seconds);
+  Tally tally;
+  build_pack(output, known, DiskCache(default_cache_folder()), tally.progress());
+  tally.print();
+  return 0;
+}
+
+int build_guard(const std::string& output) {
+  Tally tally;
+  build_pack(output, guard_units(), DiskCache(default_cache_folder()), tally.progress());
+  tally.print();
   return 0;
 }
 
@@ -79,14 +99,18 @@ int take_census(const std::string& path, const std::vector<int>& archs) {
 
 int main(int argc, char** argv) {
   std::vector<std::string> words(argv + 1, argv + argc);
-  constexpr const char* kUsage = "usage: tilewise_pack [--census] PACK ARCH...\n";
+  constexpr const char* kUsage =
+      "usage: tilewise_pack [--census] PACK ARCH...\n       tilewise_pack --guard PACK\n";
   if (!words.empty() && (words.front() == "--help" || words.front() == "-h")) {
     std::fputs(kUsage, stdout);
     return 0;
   }
-  const bool counts = !words.empty() && words.front() == "--census";
-  if (counts) words.erase(words.begin());
-  if (words.empty() || words.front().starts_with('-')) {
+  std::string mode;
+  if (!words.empty() && (words.front() == "--census" || words.front() == "--guard")) {
+    mode = words.front();
+    words.erase(words.begin());
+  }
+  if (words.empty() || words.front().starts_with('-') || (mode == "--guard" && words.size() > 1)) {
     std::fputs(kUsage, stderr);
     return 2;
   }
@@ -102,7 +126,8 @@ int main(int argc, char** argv) {
     archs.push_back(arch);
   }
   try {
-    return counts ? take_census(words.front(), archs) : build(words.front(), archs);
+    if (mode == "--guard") return build_guard(words.front());
+    return mode == "--census" ? take_census(words.front(), archs) : build(words.front(), archs);
   } catch (const tilewise::Error& error) {
     std::fprintf(stderr, "tilewise_pack: %s\n", error.what());
     return 1;

@@ -144,8 +144,6 @@ const std::byte* advance(const void* data, std::int64_t elements, DType dtype) {
 
 }  // namespace
 
-std::string missing_cublas_reason() { return opened_cublas().reason; }
-
 CublasSession::CublasSession(int device, void* stream, void* workspace,
                              std::int64_t workspace_bytes, bool tf32)
     : device_(device), stream_(stream), tf32_(tf32) {

@@ -8,9 +8,6 @@
 
 namespace tilewise::cuda {
 
-/// Empty when cuBLAS can be used, else what was looked for.
-std::string missing_cublas_reason();
-
 /// Workspace that a session is given: what NVIDIA advises for Hopper; on older devices it needs
 /// less.
 inline constexpr std::int64_t kCublasWorkspaceBytes = std::int64_t{32} << 20;

@@ -112,9 +112,4 @@ MemoryInfo memory_info(int device) {
   return {static_cast<std::int64_t>(free_bytes), static_cast<std::int64_t>(total_bytes)};
 }
 
-void trim_pool(int device) {
-  const ContextScope scope(device);
-  check(driver().cuMemPoolTrimTo(pool_of(device).pool, 0), "cuMemPoolTrimTo", device);
-}
-
 }  // namespace tilewise::cuda

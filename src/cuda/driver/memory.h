@@ -30,7 +30,4 @@ struct MemoryInfo {
 };
 MemoryInfo memory_info(int device);
 
-/// Gives memory that the pool keeps for reuse back to the device.
-void trim_pool(int device);
-
 }  // namespace tilewise::cuda

@@ -68,8 +68,7 @@ KernelEntry compile_through(const KernelUnit& unit, int arch, const DiskCache& c
 namespace {
 
 struct PackJob {
-  KernelUnit unit;
-  int arch = 0;
+  TargetUnit target;
   KernelEntry entry;
 };
 
@@ -93,10 +92,11 @@ class PackWorkers {
     for (std::size_t i = next_++; i < jobs_.size(); i = next_++) {
       try {
         bool cached = false;
-        jobs_[i].entry = compile_through(jobs_[i].unit, jobs_[i].arch, cache_, &cached);
-        if (jobs_[i].entry.report.seconds > kMaxCompileSeconds) time_again(jobs_[i]);
+        PackJob& job = jobs_[i];
+        job.entry = compile_through(job.target.unit, job.target.arch, cache_, &cached);
+        if (job.entry.report.seconds > kMaxCompileSeconds) time_again(job);
         const std::lock_guard lock(mutex_);
-        progress_(++done_, static_cast<int>(jobs_.size()), jobs_[i].entry, cached);
+        progress_(++done_, static_cast<int>(jobs_.size()), job.entry, cached);
       } catch (...) {
         const std::lock_guard lock(mutex_);
         if (!failure_) failure_ = std::current_exception();
@@ -108,7 +108,7 @@ class PackWorkers {
   /// What else runs on the machine makes a compilation slower and never faster: the least counts.
   void time_again(PackJob& job) {
     double& seconds = job.entry.report.seconds;
-    seconds = std::min(seconds, compile(job.unit, job.arch).report.seconds);
+    seconds = std::min(seconds, compile(job.target.unit, job.target.arch).report.seconds);
     cache_.write(job.entry);
   }
 
@@ -123,12 +123,10 @@ class PackWorkers {
 
 }  // namespace
 
-void build_pack(const std::string& path, std::span<const int> archs, const DiskCache& cache,
+void build_pack(const std::string& path, std::vector<TargetUnit> units, const DiskCache& cache,
                 const PackProgress& progress) {
   std::vector<PackJob> jobs;
-  for (const int arch : archs) {
-    for (PackUnit& packed : pack_units(arch)) jobs.push_back({std::move(packed.unit), arch, {}});
-  }
+  for (TargetUnit& unit : units) jobs.push_back({std::move(unit), {}});
   PackWorkers(jobs, cache, progress).run();
 
   const std::string temporary = path + ".tmp";
@@ -138,6 +136,15 @@ void build_pack(const std::string& path, std::span<const int> archs, const DiskC
   std::error_code failed;
   if (!out.fail()) std::filesystem::rename(temporary, path, failed);
   if (out.fail() || failed) throw Error("cannot write the kernel pack " + path);
+}
+
+void build_pack(const std::string& path, std::span<const int> archs, const DiskCache& cache,
+                const PackProgress& progress) {
+  std::vector<TargetUnit> units;
+  for (const int arch : archs) {
+    for (PackUnit& packed : pack_units(arch)) units.push_back({std::move(packed.unit), arch});
+  }
+  build_pack(path, std::move(units), cache, progress);
 }
 
 }  // namespace tilewise::cuda

@@ -44,10 +44,19 @@ std::string find_pack();
 /// The pack of this process, looked for once.
 const Pack& installed_pack();
 
-/// Writes the pack of the given architectures to `path` (atomically). What `cache` has is not
+/// A unit and the architecture that it is compiled for.
+struct TargetUnit {
+  KernelUnit unit;
+  int arch = 0;
+};
+
+/// Writes the pack of these units to `path` (atomically), in their order. What `cache` has is not
 /// compiled again. Compiles on every CPU; after each kernel, in no order and one at a time, calls
 /// progress(done, all, entry, from_cache). Throws CompileError, Error.
 using PackProgress = std::function<void(int done, int all, const KernelEntry& entry, bool cached)>;
+void build_pack(const std::string& path, std::vector<TargetUnit> units, const DiskCache& cache,
+                const PackProgress& progress);
+/// The same for pack_units() of the given architectures.
 void build_pack(const std::string& path, std::span<const int> archs, const DiskCache& cache,
                 const PackProgress& progress);
 

@@ -6,7 +6,7 @@ std::string KernelUnit::name() const { return entry == "kernel" ? stem : stem + 
 
 std::string KernelUnit::source() const {
   return prelude +                                                              //
-         "#include \"cuda/kernels/" + stem + ".cuh\"\n" +                       //
+         "#include \"cuda/kernels/" + file + ".cuh\"\n" +                       //
          "using namespace tilewise::" + stem + ";\n" +                          //
          "extern \"C\" __global__ void __launch_bounds__(" +                    //
          std::to_string(threads) + ", " + std::to_string(min_blocks) + ")\n" +  //

@@ -1,20 +1,18 @@
 /// KernelUnit: what names one compiled kernel, and PackUnit: what the pack and the census need to
 /// know about it.
 ///
-/// A kernel `stem` consists of
-///   cuda/kernels/<stem>_args.h  namespace tilewise::<stem>: struct Config (named constants) and
-///   struct Args (the one
-///                               parameter); includes only other *_args.h; read by the host and by
-///                               NVRTC
-///   cuda/kernels/<stem>.cuh     namespace tilewise::<stem>: template <Config kConfig> void
-///   kernel(const Args&) cuda/kernels/<stem>.hpp/.cpp  host: configs, supports, cost, run
+/// A kernel is a namespace tilewise::<stem>, in a folder of cuda/kernels that its family shares:
+///   args.h or <name>_args.h  struct Config (named constants) and struct Args (the one parameter);
+///                            includes only other *args.h; read by the host and by NVRTC
+///   <file>.cuh               template <Config kConfig> void kernel(const Args&)
+///   row.h/.cpp               host: configs, supports, cost, run
 /// and the unit that NVRTC compiles is generated from a KernelUnit:
-///   #include "cuda/kernels/<stem>.cuh"
+///   #include "cuda/kernels/<file>.cuh"
 ///   using namespace tilewise::<stem>;
 ///   extern "C" __global__ void __launch_bounds__(<threads>, <min_blocks>)
 ///   <name>(const __grid_constant__ <args> args) { <entry><Config{<config>}>(args); }
 /// Everything under -default-device: functions need no __device__. Includes are written from src/
-/// and found among the embedded sources (cuda/tile/*, cuda/kernels/*.cuh, *_args.h).
+/// and found among the embedded sources (cuda/tile/*, cuda/kernels/*.cuh, *args.h).
 #pragma once
 
 #include <string>
@@ -23,7 +21,8 @@
 namespace tilewise::cuda {
 
 struct KernelUnit {
-  std::string stem;              ///< "fwd_sm80"
+  std::string stem;              ///< the kernel's namespace: "fwd_sm80"
+  std::string file;              ///< its source in cuda/kernels, without .cuh: "fwd_sm80/kernel"
   std::string config;            ///< designated initialisers: ".block_m = 128, .head_dim = 64"
   int threads = 128;             ///< of a block
   int min_blocks = 1;            ///< on a multiprocessor, the second argument of __launch_bounds__

@@ -23,12 +23,6 @@ __forceinline__ void copy_async_16(u32 shared, const void* global, int bytes) {
                : "memory");
 }
 
-/// 4 bytes, global to shared; `bytes` (0 or 4) of them are read. 9.7.9.25.3 cp.async
-__forceinline__ void copy_async_4(u32 shared, const void* global, int bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(bytes)
-               : "memory");
-}
-
 /// Ends a group of asynchronous copies. 9.7.9.25.3 cp.async.commit_group
 __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -1,0 +1,165 @@
+/// tilewise bench: time and memory of many problems.
+#include <fmt/format.h>
+
+#include <CLI/App.hpp>
+#include <cmath>
+#include <functional>
+#include <memory>
+
+#include "cli/bench/bench_compare.h"
+#include "cli/bench/bench_report.h"
+#include "cli/bench/best_batch.h"
+#include "cli/shell/args.h"
+#include "cli/shell/commands.h"
+#include "cli/shell/common_flags.h"
+#include "cli/shell/failure.h"
+#include "cli/shell/output.h"
+#include "cli/shell/progress.h"
+
+namespace tilewise::cli {
+namespace {
+
+struct BenchFlags {
+  GridFlags grid;
+  CommonFlags common;
+  std::string preset, format, output;
+  std::vector<std::string> compare;
+  double budget_s = 0.0, total_s = 0.0, bound = 1.05;
+  bool check = false, best_batch = false;
+};
+
+std::string describe(const Cell& cell) {
+  const std::string& name = cell.kernel.empty() ? cell.implementation : cell.kernel;
+  return fmt::format("{}  {}", name.empty() ? "flash" : name, format_case(cell.problem));
+}
+
+int compare(const BenchFlags& flags, Format format) {
+  const Comparison comparison =
+      compare_results(flags.compare.front(), flags.compare.back(), flags.bound);
+  write_output(flags.output, comparison_text(comparison, format));
+  return comparison.slower > 0 ? kCheckFailed : kDone;
+}
+
+/// Measures the cells in turn and writes the report of what was finished: of all of them, of those
+/// before a Ctrl-C (exit code 130), and of those before an exception, which goes on.
+int measure_cells(const Grid& grid, const std::string& output,
+                  const std::function<void(const Cell&)>& measure,
+                  const std::function<std::string()>& report) {
+  catch_interrupts();
+  std::size_t finished = 0;
+  bool stopped = false;
+  {
+    Progress progress(grid.cells.size());
+    for (const Cell& cell : grid.cells) {
+      progress.show(describe(cell));
+      try {
+        measure(cell);
+        throw_if_interrupted();
+      } catch (const Interrupted&) {
+        stopped = true;
+        break;
+      } catch (...) {
+        progress.clear();
+        if (finished > 0) write_output(output, report());
+        throw;
+      }
+      progress.advance();
+      ++finished;
+    }
+  }
+  write_output(output, report());
+  if (!stopped) return kDone;
+  fmt::print(stderr, "tilewise: interrupted: {} of {} cells were measured\n", finished,
+             grid.cells.size());
+  return kInterrupted;
+}
+
+int best_batches(const Grid& grid, const CellRunner::Options& options, const BenchFlags& flags,
+                 Format format) {
+  Hardware machine = hardware(options.device);
+  machine.threads = options.threads;
+  CellRunner runner(options);
+  std::vector<BatchCurve> curves;
+  const auto measure = [&](const Cell& cell) {
+    curves.push_back(measure_batches(cell, runner, machine, options.limit_bytes));
+  };
+  return measure_cells(grid, flags.output, measure, [&] { return batch_report(curves, format); });
+}
+
+int time_passes(const Grid& grid, const CellRunner::Options& options, const BenchFlags& flags,
+                Format format) {
+  CellRunner runner(options);
+  std::vector<Measurement> rows;
+  const auto measure = [&](const Cell& cell) {
+    for (Measurement& row : runner.run(cell)) rows.push_back(std::move(row));
+  };
+  const int code = measure_cells(grid, flags.output, measure, [&] {
+    return bench_report(rows, grid.view, format, read_environment());
+  });
+  if (code != kDone) return code;
+  bool passed = true;
+  for (const Measurement& row : rows) {
+    if (!row.failed_check) continue;
+    fmt::print(stderr, "tilewise: {}\n", row.reason);
+    passed = false;
+  }
+  return passed ? kDone : kCheckFailed;
+}
+
+int bench(const CLI::App& app, const BenchFlags& flags) {
+  const Format format = output_format(flags.format, flags.output);
+  check_output(flags.output);
+  if (!flags.compare.empty()) return compare(flags, format);
+  const Grid grid =
+      flags.preset.empty() ? expand_grid(flags.grid) : read_preset(flags.preset, app, true);
+  CellRunner::Options options;
+  options.device = parse_device("--device", flags.common.device);
+  options.threads = thread_count(flags.common);
+  options.limit_bytes = memory_limit(flags.common, hardware(options.device));
+  options.budget_s = flags.budget_s;
+  options.total_s = flags.total_s;
+  options.check = flags.check;
+  return flags.best_batch ? best_batches(grid, options, flags, format)
+                          : time_passes(grid, options, flags, format);
+}
+
+}  // namespace
+
+void add_bench(CLI::App& program, int& exit_code) {
+  const auto flags = std::make_shared<BenchFlags>();
+  CLI::App* app = program.add_subcommand(
+      "bench", "Tables of time and memory: latency, TFLOP/s, GB/s, live and peak memory");
+  add_grid_flags(*app, flags->grid, true);
+  app->add_option("--preset", flags->preset,
+                  "a list from cases/presets; other flags given override it")
+      ->option_text("NAME");
+  add_common_flags(*app, flags->common);
+  app->add_option(
+         "--budget-s", flags->budget_s,
+         "seconds for each row: fewer runs when they do not fit, and timeout when a single "
+         "run takes longer")
+      ->option_text("S")
+      ->check(number_within(0, HUGE_VAL));
+  app->add_option("--total-s", flags->total_s,
+                  "seconds for all rows: those that have not been measured by then are timeouts")
+      ->option_text("S")
+      ->check(number_within(0, HUGE_VAL));
+  app->add_flag("--check", flags->check,
+                "also compare each kernel with the reference on the problem");
+  app->add_flag("--best-batch", flags->best_batch,
+                "instead of the batch sizes given: the one of best throughput that fits the memory "
+                "limit, with the curve that leads to it");
+  app->add_option("--compare", flags->compare,
+                  "instead of measuring: two result files; exit code 1 when a row became slower by "
+                  "more than --bound and its noise, or takes more memory, or no longer runs")
+      ->option_text("OLD NEW")
+      ->expected(2);
+  app->add_option("--bound", flags->bound, "of --compare: ratio of times that still is the same")
+      ->option_text("X [1.05]")
+      ->check(number_within(1, 100));
+  add_output_flags(*app, flags->format, flags->output);
+  app->footer([] { return fmt::format("Presets: {}", fmt::join(preset_names(), ", ")); });
+  app->callback([app, flags, &exit_code] { exit_code = bench(*app, *flags); });
+}
+
+}  // namespace tilewise::cli

@@ -1,0 +1,150 @@
+/// tilewise kernels: the compiled device kernels of the pack and of the cache.
+#include <fmt/format.h>
+
+#include <CLI/App.hpp>
+#include <algorithm>
+#include <memory>
+#include <set>
+
+#include "cli/machine/kernels_diff.h"
+#include "cli/shell/args.h"
+#include "cli/shell/commands.h"
+#include "cli/shell/failure.h"
+#include "cli/shell/interrupt.h"
+#include "cli/shell/output.h"
+#include "cli/shell/progress.h"
+#include "cuda/driver/device.h"
+#include "cuda/jit/nvrtc.h"
+#include "cuda/jit/pack.h"
+#include "tilewise/error.h"
+
+namespace tilewise::cli {
+namespace {
+
+struct KernelsFlags {
+  std::string format, output, pack, archs, old_pack, new_pack;
+};
+
+void add_entry(Table& table, const char* place, const cuda::KernelEntry& entry) {
+  const cuda::CompileReport& r = entry.report;
+  table.add({place, entry.name, cuda::arch_name(entry.arch), r.registers,
+             r.spill_store_bytes + r.spill_load_bytes, r.static_shared_bytes + entry.shared_bytes,
+             entry.cubin_bytes, r.seconds, entry.compiler, entry.config});
+}
+
+int list(const KernelsFlags& flags) {
+  const Format format = output_format(flags.format, flags.output);
+  const cuda::Pack& pack = cuda::installed_pack();
+  const cuda::DiskCache cache(cuda::default_cache_folder());
+  Table table({{"place"},
+               {"kernel"},
+               {"arch"},
+               {"registers"},
+               {"spilled_bytes"},
+               {"shared_bytes"},
+               {"cubin_bytes"},
+               {"compile_s", 2},
+               {"nvrtc"},
+               {"config"}});
+  for (const cuda::KernelEntry& entry : pack.list()) add_entry(table, "pack", entry);
+  for (const cuda::KernelEntry& entry : cache.list()) add_entry(table, "cache", entry);
+  std::string text = table.text(format);
+  if (format == Format::markdown) {
+    std::string why_not;
+    const cuda::Nvrtc* nvrtc = cuda::find_nvrtc(&why_not);
+    text += fmt::format("\npack: {}\ncache: {}\nNVRTC: {}\n",
+                        pack.path().empty() ? "none beside the library" : pack.path(),
+                        cache.folder().empty() ? "none: no home folder" : cache.folder(),
+                        nvrtc != nullptr ? nvrtc->version : why_not);
+  }
+  write_output(flags.output, text);
+  return kDone;
+}
+
+/// Architectures to build for: those asked for, else those of the devices at hand.
+std::vector<int> wanted_archs(const KernelsFlags& flags) {
+  std::set<int> archs;
+  if (!flags.archs.empty()) {
+    for (const std::int64_t arch : parse_axis("--arch", flags.archs, 80)) {
+      archs.insert(static_cast<int>(arch));
+    }
+  } else {
+    for (int device = 0; device < cuda::device_count(); ++device) {
+      archs.insert(cuda::device_arch(device));
+    }
+    if (archs.empty()) {
+      throw BadInput("--arch is not given, and there is no device to build for: " +
+                     cuda::missing_driver_reason());
+    }
+  }
+  return {archs.begin(), archs.end()};
+}
+
+int build(const KernelsFlags& flags) {
+  const std::vector<int> archs = wanted_archs(flags);
+  std::string why_not;
+  if (cuda::find_nvrtc(&why_not) == nullptr) throw CompileError(why_not);
+  const cuda::DiskCache cache(cuda::default_cache_folder());
+  std::size_t all = 0, compiled = 0;
+  for (const int arch : archs) all += cuda::pack_units(arch).size();
+  catch_interrupts();
+  Progress progress(all);
+  const auto count = [&](const cuda::KernelEntry& entry, bool cached) {
+    throw_if_interrupted();
+    progress.advance();
+    progress.show(fmt::format("{} {}", entry.name, cuda::arch_name(entry.arch)));
+    if (!cached) ++compiled;
+  };
+  if (flags.pack.empty()) {
+    for (const int arch : archs) {
+      for (const cuda::PackUnit& packed : cuda::pack_units(arch)) {
+        bool cached = false;
+        const cuda::KernelEntry entry = cuda::compile_through(packed.unit, arch, cache, &cached);
+        count(entry, cached);
+      }
+    }
+  } else {
+    cuda::build_pack(
+        flags.pack, archs, cache,
+        [&](int, int, const cuda::KernelEntry& entry, bool cached) { count(entry, cached); });
+  }
+  progress.clear();
+  fmt::print("{} kernels in {}, {} of them compiled now\n", all,
+             flags.pack.empty() ? cache.folder() : flags.pack, compiled);
+  return kDone;
+}
+
+int clear() {
+  const cuda::DiskCache cache(cuda::default_cache_folder());
+  fmt::print("{} kernels removed from {}\n", cache.clear(), cache.folder());
+  return kDone;
+}
+
+}  // namespace
+
+void add_kernels(CLI::App& program, int& exit_code) {
+  const auto flags = std::make_shared<KernelsFlags>();
+  CLI::App* app = program.add_subcommand(
+      "kernels", "Compiled device kernels: list, build, compare, clear the pack and the cache");
+  app->require_subcommand(1);
+  CLI::App* list_app =
+      app->add_subcommand("list", "Every kernel in the pack and in the cache, as compiled");
+  add_output_flags(*list_app, flags->format, flags->output);
+  list_app->callback([flags, &exit_code] { exit_code = list(*flags); });
+  CLI::App* build_app = app->add_subcommand(
+      "build", "Compiles the common kernels into the cache, or into a pack file; needs no GPU");
+  build_app->add_option("--arch", flags->archs, "architectures, such as 80,90 [the devices' own]")
+      ->option_text("LIST");
+  build_app->add_option("--pack", flags->pack, "write this pack file")->option_text("FILE");
+  build_app->callback([flags, &exit_code] { exit_code = build(*flags); });
+  CLI::App* diff_app = app->add_subcommand(
+      "diff", "Compares the machine code of two pack files; exit code 1 when it differs");
+  diff_app->add_option("OLD", flags->old_pack, "a pack file")->required();
+  diff_app->add_option("NEW", flags->new_pack, "the pack file to compare with it")->required();
+  diff_app->callback(
+      [flags, &exit_code] { exit_code = diff_packs(flags->old_pack, flags->new_pack); });
+  CLI::App* clear_app = app->add_subcommand("clear", "Removes every kernel from the cache");
+  clear_app->callback([&exit_code] { exit_code = clear(); });
+}
+
+}  // namespace tilewise::cli

@@ -1,0 +1,111 @@
+#include "cli/plan/plan_cells.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "cli/plan/pass_plans.h"
+#include "harness/materialize.h"
+#include "problem/blocks.h"
+
+namespace tilewise::cli {
+namespace {
+
+/// Rate of the units that do a plan's products, TFLOP/s. Exact float32 in tiles on a GPU is three
+/// products of 16-bit halves.
+double product_tflops(const Plan& plan, const Case& problem, const Hardware& machine) {
+  constexpr double kSplitProducts = 3.0;
+  if (machine.device.type == DeviceType::cpu) return machine.float32_tflops;
+  if (plan.implementation == "baseline") return machine.float32_tflops;
+  if (problem.dtype != DType::float32 || problem.precision == Precision::tf32) {
+    return machine.matrix_tflops;
+  }
+  return plan.implementation == "flash" ? machine.matrix_tflops / kSplitProducts
+                                        : machine.float32_tflops;
+}
+
+/// Share of the machine that a tiled grid gives work to; forms without tiles fill it.
+double filled_share(const Plan& plan, const Case& problem, const Hardware& machine) {
+  if (plan.block_m <= 0) return 1.0;
+  const bool queries = plan.pass == Pass::forward || machine.device.type == DeviceType::cpu;
+  const std::int64_t rows = queries ? problem.seq_q : problem.seq_k;
+  const std::int64_t heads = queries ? problem.heads_q : problem.heads_k;
+  const int block = queries ? plan.block_m : plan.block_n;
+  const std::int64_t blocks = ceil_div(rows, block);
+  const auto tiles = static_cast<double>(problem.batch * heads * plan.splits * blocks);
+  const double units =
+      machine.device.type == DeviceType::cpu ? machine.threads : machine.multiprocessors;
+  return std::clamp(tiles / std::max(1.0, units), 1.0 / std::max(1.0, units), 1.0);
+}
+
+PassPlans plans_of(const Cell& cell, const Hardware& machine) {
+  const bool backward = cell.has(Timed::backward) || cell.has(Timed::both);
+  PlannedCase tensors(cell.problem, machine.device);
+  return plan_passes(tensors.forward(), backward ? &tensors.backward() : nullptr, tensors.spec(),
+                     cell.choice(Pass::forward), cell.choice(Pass::backward), machine);
+}
+
+}  // namespace
+
+std::string_view Bounds::verdict() const {
+  if (launch_ms >= std::max(memory_ms, compute_ms)) return "launch";
+  return memory_ms > compute_ms ? "memory" : "compute";
+}
+
+Bounds bounds_of(const Plan& plan, const Case& problem, const Hardware& machine) {
+  Bounds b;
+  const double tflops = std::max(product_tflops(plan, problem, machine), 1e-9);
+  const double gbps = std::max(machine.bandwidth_gbps, 1e-9);
+  b.filled = filled_share(plan, problem, machine);
+  b.launch_ms = 1e-3 * machine.launch_us;
+  b.memory_ms = 1e-6 * plan.bytes_moved / gbps;
+  b.compute_ms = 1e-9 * plan.flops / (tflops * b.filled);
+  b.intensity = plan.bytes_moved > 0.0 ? plan.flops / plan.bytes_moved : 0.0;
+  b.ridge = 1e3 * tflops / gbps;
+  // The plain loops of these come nowhere near the units' rate.
+  const bool plain = plan.implementation == "baseline" || plan.implementation == "reference";
+  if (plain && machine.device.type == DeviceType::cpu) b.compute_ms = plan.predicted_ms;
+  return b;
+}
+
+std::vector<Planned> plan_cell(const Cell& cell, const Hardware& machine,
+                               std::int64_t limit_bytes) {
+  PassPlans plans;
+  bool oom = false;
+  try {
+    plans = plans_of(cell, machine);
+  } catch (const OutOfMemory& error) {
+    plans.forward_refusal = plans.backward_refusal = error.what();
+    oom = true;
+  }
+  const bool forward = cell.has(Timed::forward) || cell.has(Timed::both);
+  const bool backward = cell.has(Timed::backward) || cell.has(Timed::both);
+  const bool beyond = plans.forward.peak_bytes() > limit_bytes ||
+                      (backward && plans.backward.peak_bytes() > limit_bytes);
+  std::vector<Planned> out;
+  const auto add = [&](Pass pass, const Plan& plan, const std::string& refusal) {
+    out.push_back({cell, pass, {}, refusal, {}, oom || (refusal.empty() && beyond)});
+    if (!refusal.empty()) return;
+    out.back().plan = plan;
+    out.back().bounds = bounds_of(plan, cell.problem, machine);
+  };
+  if (forward) add(Pass::forward, plans.forward, plans.forward_refusal);
+  if (backward) add(Pass::backward, plans.backward, plans.backward_refusal);
+  return out;
+}
+
+std::optional<std::int64_t> peak_bytes(const Cell& cell, const Hardware& machine) {
+  const PassPlans plans = plans_of(cell, machine);
+  if (!plans.forward_refusal.empty() || !plans.backward_refusal.empty()) return std::nullopt;
+  return std::max(plans.forward.peak_bytes(), plans.backward.peak_bytes());
+}
+
+std::optional<double> predicted_ms(const Cell& cell, const Hardware& machine) {
+  double ms = 0.0;
+  for (const Planned& entry : plan_cell(cell, machine, std::numeric_limits<std::int64_t>::max())) {
+    if (!entry.plan) return std::nullopt;
+    ms += entry.plan->predicted_ms;
+  }
+  return ms;
+}
+
+}  // namespace tilewise::cli

@@ -1,0 +1,151 @@
+#include "cli/plan/plan_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cli/shell/args.h"
+
+namespace tilewise::cli {
+namespace {
+
+/// Gains below this are no help.
+constexpr double kLeastGain = 1.05;
+
+std::string bounds_lines(const Bounds& b, const Hardware& machine) {
+  const char* units = machine.device.type == DeviceType::cpu ? "threads" : "multiprocessors";
+  std::string busy;
+  if (b.filled < 1.0) busy = fmt::format(" with {:.0f} % of the {} busy", 100.0 * b.filled, units);
+  return fmt::format(
+      "  bounds     launch {:.3g} ms, memory {:.3g} ms, compute {:.3g} ms{}: bound by {}\n"
+      "  intensity  {:.3g} FLOP a byte; this machine turns from memory to compute at {:.3g}\n",
+      b.launch_ms, b.memory_ms, b.compute_ms, busy, b.verdict(), b.intensity, b.ridge);
+}
+
+std::string limit_lines(const std::vector<Largest>& limits) {
+  std::string out;
+  for (const Largest& limit : limits) {
+    out += fmt::format("  {:<10} {} (one more: {})\n", limit.size, limit.value, limit.next_reason);
+  }
+  return out.empty() ? out : "largest that fit, each by itself\n" + out;
+}
+
+std::string help_lines(const std::vector<Help>& helps) {
+  std::string out;
+  for (const Help& help : helps) {
+    if (help.gain < kLeastGain) break;
+    const std::string ms =
+        help.ms < 1000.0 ? fmt::format("{:.3g}", help.ms) : fmt::format("{:.0f}", help.ms);
+    out += fmt::format("  {:.2f} times faster, {} ms: {}\n", help.gain, ms, help.what);
+  }
+  return out.empty() ? "nothing that the model knows of would help by 5 %\n"
+                     : "what would help, by the model\n" + out;
+}
+
+void add_limits(std::vector<Value>& line, const Cell& cell, const Hardware& machine,
+                std::int64_t limit_bytes) {
+  const std::vector<Largest> limits = largest_that_fit(cell, machine, limit_bytes);
+  for (std::size_t i = 0; i < 3; ++i)
+    line.push_back(i < limits.size() ? Value(limits[i].value) : Value());
+  const std::vector<Help> helps = what_helps(cell, machine, limit_bytes);
+  const bool any = !helps.empty() && helps.front().gain >= kLeastGain;
+  line.push_back(any ? Value(helps.front().what) : Value());
+  line.push_back(any ? Value(helps.front().gain) : Value());
+}
+
+}  // namespace
+
+Table overview(const std::vector<Planned>& plans, const Hardware& machine, std::int64_t limit_bytes,
+               bool limits) {
+  std::vector<Column> columns = {
+      {"problem"},      {"implementation"}, {"pass"},        {"kernel"},           {"tiles"},
+      {"splits"},       {"GFLOP"},          {"GB_moved"},    {"FLOP_per_byte", 1}, {"bound"},
+      {"predicted_ms"}, {"live_MiB", 1},    {"peak_MiB", 1}, {"verdict"}};
+  if (limits) {
+    columns.insert(columns.end(), {{"largest_length"},
+                                   {"largest_batch"},
+                                   {"largest_heads"},
+                                   {"helps_most"},
+                                   {"helps_times", 2}});
+  }
+  Table table(columns);
+  for (const Planned& entry : plans) {
+    std::vector<Value> line = {format_case(entry.cell.problem), entry.cell.implementation,
+                               pass_name(entry.pass), entry.cell.kernel};
+    if (!entry.plan) {
+      line.resize(columns.size());
+      line[13] = entry.verdict();
+      table.add(std::move(line));
+      continue;
+    }
+    const Plan& plan = *entry.plan;
+    line[1] = plan.implementation;
+    line[3] = plan.kernel;
+    line.insert(
+        line.end(),
+        {plan.block_m > 0 ? Value(fmt::format("{}x{}", plan.block_m, plan.block_n)) : Value(),
+         plan.splits, plan.flops * 1e-9, plan.bytes_moved * 1e-9, entry.bounds.intensity,
+         entry.bounds.verdict(), plan.predicted_ms, mebibytes(plan.live_bytes()),
+         mebibytes(plan.peak_bytes()), entry.verdict()});
+    if (limits) add_limits(line, entry.cell, machine, limit_bytes);
+    table.add(std::move(line));
+  }
+  return table;
+}
+
+Table tensor_table(const std::vector<Planned>& plans, bool in_bytes) {
+  std::vector<std::string> names;
+  for (const Planned& entry : plans) {
+    if (!entry.plan) continue;
+    for (const MemoryItem& item : entry.plan->memory) {
+      if (std::find(names.begin(), names.end(), item.name) == names.end()) {
+        names.push_back(item.name);
+      }
+    }
+  }
+  std::vector<Column> columns = {{"implementation"}, {"pass"}, {"problem"}};
+  for (const std::string& name : names) columns.push_back({name, 2});
+  columns.insert(columns.end(), {{"live", 2}, {"peak", 2}, {"verdict"}});
+  Table table(columns);
+  const auto size = [&](std::int64_t bytes) {
+    return in_bytes ? Value(bytes) : Value(mebibytes(bytes));
+  };
+  for (const Planned& entry : plans) {
+    if (!entry.plan) continue;
+    std::vector<Value> line = {entry.plan->implementation, pass_name(entry.pass),
+                               format_case(entry.cell.problem)};
+    for (const std::string& name : names) {
+      std::int64_t bytes = 0;
+      for (const MemoryItem& item : entry.plan->memory) {
+        const bool there = item.role != MemoryItem::Role::saved || entry.plan->keeps_saved;
+        if (item.name == name && there) bytes += item.bytes;
+      }
+      line.push_back(bytes > 0 ? size(bytes) : Value());
+    }
+    line.push_back(size(entry.plan->live_bytes()));
+    line.push_back(size(entry.plan->peak_bytes()));
+    line.push_back(entry.verdict());
+    table.add(std::move(line));
+  }
+  return table;
+}
+
+std::string cell_report(const Cell& cell, const std::vector<Planned>& plans, const Machine& machine,
+                        std::int64_t limit_bytes) {
+  std::string out = fmt::format("{} ({})\n{}\n\n", machine.hardware.name, machine.origin,
+                                origin_of_times(machine));
+  std::int64_t peak_bytes = 0;
+  for (const Planned& entry : plans) {
+    peak_bytes = std::max(peak_bytes, entry.plan->peak_bytes());
+    std::string text = explain(*entry.plan);
+    const std::size_t at = text.find("  memory ");
+    text.insert(at, bounds_lines(entry.bounds, machine.hardware));
+    out += text + "\n";
+  }
+  out += fmt::format("{} of {} allowed: {}\n", bytes_text(peak_bytes), bytes_text(limit_bytes),
+                     peak_bytes > limit_bytes ? "out of memory" : "fits");
+  out += limit_lines(largest_that_fit(cell, machine.hardware, limit_bytes));
+  return out + help_lines(what_helps(cell, machine.hardware, limit_bytes));
+}
+
+}  // namespace tilewise::cli

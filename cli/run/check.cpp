@@ -1,0 +1,247 @@
+/// tilewise check: every kernel that this machine can run, on the cases, against the reference.
+#include <fmt/format.h>
+
+#include <CLI/App.hpp>
+#include <algorithm>
+#include <map>
+#include <memory>
+
+#include "cli/bench/grid.h"
+#include "cli/machine/environment_report.h"
+#include "cli/shell/args.h"
+#include "cli/shell/commands.h"
+#include "cli/shell/common_flags.h"
+#include "cli/shell/failure.h"
+#include "cli/shell/interrupt.h"
+#include "cli/shell/output.h"
+#include "cli/shell/progress.h"
+#include "harness/conformance.h"
+
+namespace tilewise::cli {
+namespace {
+
+struct CheckFlags {
+  bool smoke = false, conformance = false, edge = false, large = false, all = false;
+  std::string kernel, implementation, format, output;
+  std::vector<std::string> cases;
+  std::uint64_t seed = 1;
+  std::int64_t random = 0;
+  CommonFlags common;
+};
+
+struct Tally {
+  std::int64_t passed = 0, failed = 0, skipped = 0;
+  double worst = 0.0;  ///< error over bound
+  std::string worst_quantity;
+};
+
+struct Report {
+  std::vector<CheckResult> failures;
+  std::vector<std::pair<const KernelRow*, Tally>> tallies;
+  std::vector<CheckResult> results;  ///< of --case only
+  std::size_t finished = 0;
+  bool stopped = false;
+};
+
+std::vector<Case> wanted_cases(const CheckFlags& flags) {
+  std::vector<Case> cases;
+  for (const std::string& line : flags.cases) cases.push_back(parse_case(line));
+  if (!cases.empty()) return cases;
+  for (std::int64_t n = 0; n < flags.random; ++n) cases.push_back(random_case(flags.seed, n));
+  const bool none = cases.empty() && !flags.smoke && !flags.conformance && !flags.edge &&
+                    !flags.large && !flags.all;
+  const std::pair<const char*, bool> sets[] = {{"smoke", flags.smoke || none},
+                                               {"conformance", flags.conformance},
+                                               {"edge", flags.edge},
+                                               {"large", flags.large}};
+  for (const auto& [name, wanted] : sets) {
+    if (!wanted && !(flags.all && std::string_view(name) != "large")) continue;
+    for (Case& c : read_case_file(fmt::format("{}/{}.txt", cases_folder(), name))) {
+      cases.push_back(std::move(c));
+    }
+  }
+  return cases;
+}
+
+std::vector<const KernelRow*> wanted_rows(const CheckFlags& flags, Device device) {
+  std::vector<const KernelRow*> rows;
+  std::vector<std::string> kernels;
+  std::vector<std::string> implementations;
+  for (const KernelRow& row : kernel_table()) {
+    kernels.emplace_back(row.name);
+    implementations.emplace_back(row.implementation);
+    const bool named = flags.kernel == row.name || flags.implementation == row.implementation;
+    const bool free = flags.kernel.empty() && flags.implementation.empty() &&
+                      std::string_view(row.implementation) != "reference";
+    if (row.device == device.type && (named || free)) rows.push_back(&row);
+  }
+  if (!flags.kernel.empty()) check_one_of("--kernel", flags.kernel, kernels);
+  if (!flags.implementation.empty()) check_one_of("--impl", flags.implementation, implementations);
+  if (rows.empty()) {
+    throw Unsupported(fmt::format("no kernel of that name runs on {}", device_name(device)));
+  }
+  return rows;
+}
+
+void count(const CheckResult& result, Tally& tally) {
+  if (result.status == CheckStatus::skipped) ++tally.skipped;
+  if (result.status == CheckStatus::passed) ++tally.passed;
+  if (result.status == CheckStatus::failed) ++tally.failed;
+  for (const Deviation& deviation : result.deviations) {
+    const double ratio = deviation.bound > 0.0 ? deviation.error / deviation.bound : 0.0;
+    if (ratio <= tally.worst) continue;
+    tally.worst = ratio;
+    tally.worst_quantity = deviation.quantity;
+  }
+}
+
+Report check_all(const std::vector<Case>& cases, const std::vector<const KernelRow*>& rows,
+                 const CheckOptions& options, bool keep_results) {
+  Report report;
+  for (const KernelRow* row : rows) report.tallies.emplace_back(row, Tally{});
+  Progress progress(cases.size() * rows.size());
+  for (const Case& c : cases) {
+    for (auto& [row, tally] : report.tallies) {
+      if (interrupted()) {
+        report.stopped = true;
+        return report;
+      }
+      progress.show(fmt::format("{}  {}", row->name, c.id.empty() ? format_case(c) : c.id));
+      CheckResult result = check_case(*row, c, options);
+      // A Ctrl-C inside the case makes it fail by exception: that says nothing about the kernel.
+      if (interrupted()) continue;
+      progress.advance();
+      ++report.finished;
+      count(result, tally);
+      if (result.status == CheckStatus::failed) {
+        progress.clear();
+        fmt::print(stderr, "FAILED {}: {}\n  {}\n", row->name, result.reason, result.repeat);
+        report.failures.push_back(result);
+      }
+      if (keep_results) report.results.push_back(std::move(result));
+    }
+  }
+  report.stopped = interrupted();
+  return report;
+}
+
+Table summary_table(const Report& report) {
+  Table table({{"kernel"},
+               {"passed"},
+               {"failed"},
+               {"skipped"},
+               {"worst_error_of_bound"},
+               {"worst_quantity"}});
+  for (const auto& [row, tally] : report.tallies) {
+    const bool ran = tally.passed + tally.failed > 0;
+    table.add({row->name, tally.passed, tally.failed, tally.skipped,
+               ran ? Value(tally.worst) : Value(), tally.worst_quantity});
+  }
+  return table;
+}
+
+/// Of single cases: every quantity with its bound.
+Table deviation_table(const Report& report) {
+  Table table({{"kernel"},
+               {"status"},
+               {"quantity"},
+               {"max_error", Column::kScientific},
+               {"bound", Column::kScientific},
+               {"reason"}});
+  constexpr const char* kStatus[] = {"passed", "failed", "skipped"};
+  for (const CheckResult& result : report.results) {
+    const Value status = kStatus[static_cast<int>(result.status)];
+    if (result.deviations.empty()) {
+      table.add({result.kernel, status, Value(), Value(), Value(), result.reason});
+    }
+    for (const Deviation& deviation : result.deviations) {
+      table.add({result.kernel, status, deviation.quantity, deviation.error, deviation.bound,
+                 result.reason});
+    }
+  }
+  return table;
+}
+
+std::string report_text(const Report& report, Format format, bool single) {
+  const Table table = single ? deviation_table(report) : summary_table(report);
+  if (format == Format::csv) return table.csv();
+  const Environment environment = read_environment();
+  if (format == Format::markdown) {
+    return fmt::format("{}\n{}\n", table.markdown(), environment_line(environment));
+  }
+  Value failures = Value::array();
+  for (const CheckResult& failure : report.failures) {
+    failures.push_back(
+        {{"kernel", failure.kernel}, {"reason", failure.reason}, {"repeat", failure.repeat}});
+  }
+  const Value document = {{"schema_version", 1},
+                          {"environment", environment_json(environment)},
+                          {"rows", table.json()},
+                          {"failures", failures}};
+  return document.dump(2) + "\n";
+}
+
+int check(const CheckFlags& flags) {
+  const Format format = output_format(flags.format, flags.output);
+  check_output(flags.output);
+  CheckOptions options;
+  options.seed = flags.seed;
+  options.device = parse_device("--device", flags.common.device);
+  static_cast<void>(hardware(options.device));
+  options.cache = make_reference_cache();
+  WatchedExecutor executor(thread_count(flags.common));
+  options.executor = &executor;
+  const std::vector<Case> cases = wanted_cases(flags);
+  const std::vector<const KernelRow*> rows = wanted_rows(flags, options.device);
+  const bool single = !flags.cases.empty();
+
+  catch_interrupts();
+  const Report report = check_all(cases, rows, options, single);
+  write_output(flags.output, report_text(report, format, single));
+  std::int64_t ran = 0;
+  for (const auto& [row, tally] : report.tallies) ran += tally.passed + tally.failed;
+  if (report.stopped) {
+    fmt::print(stderr, "tilewise: interrupted: {} of {} checks were done\n", report.finished,
+               cases.size() * rows.size());
+    return kInterrupted;
+  }
+  if (!report.failures.empty()) {
+    fmt::print(stderr, "tilewise: {} of {} checks failed\n", report.failures.size(), ran);
+    return kCheckFailed;
+  }
+  if (ran == 0) throw Unsupported("no kernel could run any of the cases");
+  return kDone;
+}
+
+}  // namespace
+
+void add_check(CLI::App& program, int& exit_code) {
+  const auto flags = std::make_shared<CheckFlags>();
+  CLI::App* app = program.add_subcommand(
+      "check", "Every kernel this machine can run, on the cases, against the float64 reference");
+  const char* sets = "Cases (default: --smoke)";
+  app->add_flag("--smoke", flags->smoke, "a few of each kind, seconds")->group(sets);
+  app->add_flag("--conformance", flags->conformance, "all that the contract says")->group(sets);
+  app->add_flag("--edge", flags->edge, "inputs that broke other libraries")->group(sets);
+  app->add_flag("--large", flags->large, "sizes past 2^31 elements; much memory")->group(sets);
+  app->add_flag("--all", flags->all, "smoke, conformance and edge")->group(sets);
+  add_integer(*app, "--random", flags->random, "small problems drawn from --seed", 0, 1'000'000'000)
+      ->group(sets)
+      ->option_text("N");
+  app->add_option("--case", flags->cases, "one problem (cases/README.md); may be repeated")
+      ->group(sets)
+      ->option_text("\"LINE\"");
+  const char* kernels = "Kernels (default: all of the device but the reference)";
+  app->add_option("--kernel", flags->kernel, "one row of the kernel table")
+      ->group(kernels)
+      ->option_text("ROW");
+  app->add_option("--impl", flags->implementation, "baseline, eager, fused, flash or reference")
+      ->group(kernels)
+      ->option_text("NAME");
+  add_integer(*app, "--seed", flags->seed, "of the random inputs", 0)->option_text("N [1]");
+  add_device_flags(*app, flags->common);
+  add_output_flags(*app, flags->format, flags->output);
+  app->callback([flags, &exit_code] { exit_code = check(*flags); });
+}
+
+}  // namespace tilewise::cli

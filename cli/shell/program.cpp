@@ -1,0 +1,118 @@
+/// The program: its commands, its help, and how it ends.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "cli/shell/commands.h"
+#include "cli/shell/failure.h"
+#include "tilewise/attention.h"
+
+namespace tilewise::cli {
+namespace {
+
+constexpr std::size_t kHelpColumn = 34;
+constexpr std::size_t kHelpWidth = 96;
+
+constexpr const char* kFooter =
+    R"(Exit codes: 0 done, 1 a check failed, 2 bad arguments or files, 3 no such device or driver,
+4 out of memory, 5 unsupported or not compilable, 130 interrupted.
+
+Examples:
+  tilewise run examples/data/minilm_layer5_qkv.safetensors --compare reference
+  tilewise bench --seq 256:4096:x2 --dim 64 --impl eager,fused,flash --causal
+  tilewise plan --batch 8 --seq 16384 --dim 16 --impl eager --mem-limit 24GiB
+  tilewise check --smoke)";
+
+/// Help whose descriptions and last lines are wrapped to the width of a terminal.
+class WrappedHelp final : public CLI::Formatter {
+ public:
+  std::string make_option_desc(const CLI::Option* option) const override {
+    return wrapped(option->get_description(), kHelpWidth - kHelpColumn);
+  }
+  std::string make_subcommand(const CLI::App* command) const override {
+    std::ostringstream out;
+    const std::string text = wrapped(command->get_description(), kHelpWidth - kHelpColumn);
+    CLI::detail::format_help(out, command->get_name(), text, kHelpColumn);
+    return out.str();
+  }
+  /// Lines that fit are left as they are.
+  std::string make_footer(const CLI::App* command) const override {
+    std::string out;
+    std::istringstream lines(command->get_footer());
+    for (std::string line; std::getline(lines, line);) {
+      out += "\n" + (line.size() <= kHelpWidth ? line : wrapped(line, kHelpWidth));
+    }
+    return out.empty() ? out : out + "\n";
+  }
+
+ private:
+  static std::string wrapped(const std::string& text, std::size_t width) {
+    std::string out;
+    std::size_t used = 0;
+    std::istringstream words(text);
+    for (std::string word; words >> word;) {
+      const bool fits = used + word.size() < width;
+      if (used > 0) out += fits ? ' ' : '\n';
+      used = (fits ? used + 1 : 0) + word.size();
+      out += word;
+    }
+    return out;
+  }
+};
+
+/// "'fly' is no command: expected one of run, bench, ...", where one is missing; else empty.
+std::string missing_command(const CLI::App& program) {
+  const CLI::App* app = &program;
+  while (!app->get_subcommands().empty()) app = app->get_subcommands().front();
+  if (app->get_require_subcommand_min() == 0) return "";
+  std::vector<std::string> names;
+  for (const CLI::App* command : app->get_subcommands({})) names.push_back(command->get_name());
+  const std::vector<std::string> rest = program.remaining(true);
+  const std::string what =
+      rest.empty() ? "a command is missing" : fmt::format("'{}' is no command", rest.front());
+  return fmt::format("{}: expected one of {}", what, fmt::join(names, ", "));
+}
+
+}  // namespace
+
+int run_program(int argc, const char* const* argv) {
+  CLI::App program("Exact attention, forward and backward: run it, measure it, plan it, check it.",
+                   "tilewise");
+  int exit_code = kDone;
+  program.require_subcommand(1);
+  program.set_version_flag("--version", std::string("tilewise ") + version());
+  const auto help = std::make_shared<WrappedHelp>();
+  help->column_width(kHelpColumn);
+  program.formatter(help);
+  add_run(program, exit_code);
+  add_bench(program, exit_code);
+  add_plan(program, exit_code);
+  add_check(program, exit_code);
+  add_info(program, exit_code);
+  add_kernels(program, exit_code);
+  program.footer(kFooter);  // after the commands, which would inherit it
+  try {
+    program.parse(argc, argv);
+  } catch (const CLI::RequiredError& error) {
+    const std::string missing = missing_command(program);
+    fmt::print(stderr, "tilewise: {}\n", missing.empty() ? error.what() : missing);
+    return kBadInput;
+  } catch (const CLI::ConversionError& error) {  // "Could not convert: --seed = x"
+    fmt::print(stderr, "tilewise: {}: expected a number\n", error.what());
+    return kBadInput;
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return program.exit(error) == 0 ? kDone : kBadInput;
+    fmt::print(stderr, "tilewise: {}\n", error.what());
+    return kBadInput;
+  } catch (...) {
+    return report_failure();
+  }
+  return exit_code;
+}
+
+}  // namespace tilewise::cli

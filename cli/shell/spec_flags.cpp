@@ -1,0 +1,53 @@
+#include "cli/shell/spec_flags.h"
+
+#include <CLI/App.hpp>
+
+#include "cli/shell/args.h"
+#include "cli/shell/common_flags.h"
+#include "cli/shell/failure.h"
+
+namespace tilewise::cli {
+
+void add_spec_flags(CLI::App& app, SpecFlags& flags, const char* group) {
+  const auto flag = [&](const char* name, bool& value, const char* help) {
+    app.add_flag(name, value, help)->group(group)->take_last();
+  };
+  const auto option = [&](const char* name, auto& value, const char* type, const char* help) {
+    app.add_option(name, value, help)->group(group)->option_text(type)->take_last();
+  };
+  const auto integer = [&](const char* name, std::uint64_t& value, const char* type,
+                           const char* help) {
+    add_integer(app, name, value, help, 0)->group(group)->option_text(type)->take_last();
+  };
+  flag("--causal", flags.causal, "key j is visible to query i if j <= i + Sk - Sq");
+  flag("--causal-top-left", flags.causal_top_left, "key j is visible to query i if j <= i");
+  option("--window", flags.window, "LEFT,RIGHT",
+         "sliding window: keys from i + Sk - Sq - LEFT to i + Sk - Sq + RIGHT; a side without "
+         "bound as -");
+  option("--scale", flags.scale, "X", "of q.k, instead of 1 / sqrt(dim)");
+  option("--softcap", flags.softcap, "C", "C tanh(x / C) of the scores");
+  option("--dropout", flags.dropout, "P", "probability of dropping an element of P");
+  integer("--dropout-seed", flags.dropout_seed, "N [0]", "key of the random bits");
+  integer("--dropout-offset", flags.dropout_offset, "N [0]", "last word of their counter");
+  flag("--deterministic", flags.deterministic, "backward bitwise repeatable");
+  option("--precision", flags.precision, "exact|tf32 [exact]", "how float32 is multiplied");
+}
+
+AttentionSpec spec_of(const SpecFlags& flags) {
+  AttentionSpec spec;
+  if (flags.causal && flags.causal_top_left) {
+    throw BadInput("--causal and --causal-top-left: give one of them");
+  }
+  if (flags.causal) spec.causal = Causal::bottom_right;
+  if (flags.causal_top_left) spec.causal = Causal::top_left;
+  if (!flags.window.empty()) spec.window = parse_window("--window", flags.window);
+  if (!flags.scale.empty()) spec.scale = parse_real("--scale", flags.scale);
+  spec.softcap = flags.softcap;
+  spec.dropout = {flags.dropout, flags.dropout_seed, flags.dropout_offset};
+  spec.deterministic = flags.deterministic;
+  check_one_of("--precision", flags.precision, {"exact", "tf32"});
+  if (flags.precision == "tf32") spec.precision = Precision::tf32;
+  return spec;
+}
+
+}  // namespace tilewise::cli

@@ -1,0 +1,350 @@
+/// Problems for the emulated bwd_sm90, and for bwd_dq_sm90 beside it: inputs, the gradients by the
+/// formulas in float64, the tensors as the kernels take them.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <random>
+
+#include "cuda/kernels/bwd_sm90/dq/kernel.cuh"
+#include "cuda/kernels/bwd_sm90/kernel.cuh"
+#include "wgmma.h"
+
+namespace tilewise::bwd_sm90 {
+alignas(1024) unsigned char memory[256 * 1024];
+}
+namespace tilewise::bwd_dq_sm90 {
+alignas(1024) unsigned char memory[256 * 1024];
+}
+
+namespace {
+
+using namespace tilewise;
+using bwd_sm90::Args;
+using bwd_sm90::Config;
+using bwd_sm90::Lengths;
+using bwd_sm90::Mask;
+using tile::Element;
+using Bits = unsigned short;
+
+constexpr int kFar = tile::Positions::kFar;
+constexpr Bits kPoison = 0x7fff;  // NaN in both types
+int failures = 0;
+
+struct Shape {
+  int batch = 1, heads_q = 2, heads_k = 1, seq_q = 150, seq_k = 200, dim = 64, dim_v = 64;
+  int low = -kFar, high = kFar;  ///< row i sees keys i + low <= j < i + high
+  float scale = 0.125F, softcap = 0.0F, amplitude = 1.0F;
+  bool alibi = false, d_lse = false, last_first = false;
+  bool given_delta = false;
+  /// Packed sequences, in place of batch, seq_q and seq_k, with `tail` rows behind the last; `keys`
+  /// alone: keys of each entry of a batch. Then low and high are without Sk - Sq.
+  std::vector<int> queries = {}, keys = {};
+  int tail = 0, top = kFar;
+  unsigned blocks = 1;
+  int section_heads = 1, apart = 1, parts = 1;
+};
+
+/// Where the rows of a sequence, or of an entry of a batch, lie.
+struct Sequence {
+  int entry, q_begin, k_begin, queries, keys;
+};
+
+/// (B, S, H, D) in memory; `at` is an element.
+template <Element kElement>
+struct Tensor {
+  int heads, seq, dim;
+  std::vector<Bits> data;
+  Tensor(int batch, int heads_, int seq_, int dim_)
+      : heads(heads_),
+        seq(seq_),
+        dim(dim_),
+        data(std::size_t(batch) * heads_ * seq_ * dim_, kPoison) {}
+  Bits& at(int b, int h, int s, int d) {
+    return data[((std::size_t(b) * seq + s) * heads + h) * dim + d];
+  }
+  float value(int b, int h, int s, int d) { return tile::widen<kElement>(at(b, h, s, d)); }
+  void randomise(std::mt19937& random, float amplitude) {
+    std::normal_distribution<float> normal;
+    for (Bits& x : data) x = Bits(tile::pack<kElement>(amplitude * normal(random), 0.0F));
+  }
+  /// `ragged`: rows of the first of two row axes, 0 where there is one.
+  tile::TensorMapBytes map(int batch, int rows, int ragged = 0) {
+    const long row = 2L * heads * dim;
+    unsigned char* start = reinterpret_cast<unsigned char*>(data.data());
+    emulator::Box box = {
+        start, {dim, heads, seq, batch}, {0, 2L * dim, row, row * seq}, {64, 1, rows, 1}, 4};
+    if (ragged > 0) {
+      box = {start - ragged * row,
+             {dim, heads, ragged, ragged + seq + 1, batch},
+             {0, 2L * dim, row, row, row * seq},
+             {64, 1, rows, 1, 1},
+             5};
+    }
+    tile::TensorMapBytes bytes;
+    std::memcpy(&bytes, &box, sizeof(box));
+    return bytes;
+  }
+};
+
+/// Sums of the largest error and of the largest value of a gradient.
+struct Error {
+  double worst = 0.0, largest = 0.0;
+  void add(double truth, float got) {
+    const double off = std::fabs(truth - double(got));
+    worst = std::isnan(off) ? off : std::isnan(worst) ? worst : std::max(worst, off);
+    largest = std::max(largest, std::fabs(truth));
+  }
+  void expect(const char* name, const char* quantity, double bound) const {
+    const double relative = worst / std::max(largest, 1e-3);
+    const bool good = relative <= bound;
+    std::printf("%-36s %-3s %.1e of %.1e%s\n", name, quantity, relative, bound,
+                good ? "" : "  FAILED");
+    if (!good) ++failures;
+  }
+};
+
+template <Config kConfig>
+struct Check {
+  static constexpr Element kElement = kConfig.element;
+  Shape s;
+  Tensor<kElement> q, k, v, o, d_o, dq, dk, dv;
+  std::vector<float> lse, d_lse, slopes, true_delta;
+  std::vector<double> true_dq, true_dk, true_dv;
+
+  std::vector<Sequence> sequences;
+  std::vector<int> cu_q = {0}, cu_k = {0};
+
+  /// With sizes of the tensors in memory: packed sequences are one entry.
+  static Shape stored(Shape shape) {
+    if (kConfig.lengths == Lengths::packed) {
+      shape.batch = 1;
+      shape.seq_q = std::accumulate(shape.queries.begin(), shape.queries.end(), shape.tail);
+      shape.seq_k = std::accumulate(shape.keys.begin(), shape.keys.end(), shape.tail);
+    }
+    return shape;
+  }
+  explicit Check(const Shape& shape)
+      : s(stored(shape)),
+        q(s.batch, s.heads_q, s.seq_q, s.dim),
+        k(s.batch, s.heads_k, s.seq_k, s.dim),
+        v(s.batch, s.heads_k, s.seq_k, s.dim_v),
+        o(s.batch, s.heads_q, s.seq_q, s.dim_v),
+        d_o(o),
+        dq(q),
+        dk(k),
+        dv(v) {
+    std::mt19937 random(7);
+    q.randomise(random, s.amplitude);
+    k.randomise(random, s.amplitude);
+    v.randomise(random, 1.0F);
+    d_o.randomise(random, 1.0F);
+    for (int i = 0; i < s.batch * s.heads_q * s.seq_q; ++i)
+      d_lse.push_back(0.01F * float(i % 200 - 100));
+    for (int h = 0; h < s.heads_q; ++h) slopes.push_back(0.02F * float(h + 1));
+    lse.assign(d_lse.size(), 0.0F);
+    true_delta = lse;
+    true_dq.assign(q.data.size(), 0.0);
+    true_dk.assign(k.data.size(), 0.0);
+    true_dv.assign(v.data.size(), 0.0);
+    add_sequences();
+    if constexpr (kConfig.ragged()) poison_behind();
+    for (const Sequence& of : sequences) {
+      for (int h = 0; h < s.heads_q; ++h) {
+        for (int i = 0; i < of.queries; ++i) add_row(of, h, i);
+      }
+    }
+  }
+  void add_sequences() {
+    if constexpr (kConfig.lengths == Lengths::packed) {
+      for (std::size_t n = 0; n < s.queries.size(); ++n) {
+        sequences.push_back({0, cu_q.back(), cu_k.back(), s.queries[n], s.keys[n]});
+        cu_q.push_back(cu_q.back() + s.queries[n]);
+        cu_k.push_back(cu_k.back() + s.keys[n]);
+      }
+    } else {
+      for (int b = 0; b < s.batch; ++b)
+        sequences.push_back({b, 0, 0, s.seq_q, s.keys.empty() ? s.seq_k : s.keys[b]});
+    }
+  }
+  /// Rows that no sequence has are NaN.
+  void poison_behind() {
+    for (int b = 0; b < s.batch; ++b) {
+      const Sequence& last = kConfig.lengths == Lengths::packed ? sequences.back() : sequences[b];
+      const auto poison = [&](Tensor<kElement>& t, int from) {
+        for (int row = from; row < t.seq; ++row) {
+          for (int h = 0; h < t.heads; ++h) std::fill_n(&t.at(b, h, row, 0), t.dim, kPoison);
+        }
+      };
+      poison(k, last.k_begin + last.keys), poison(v, last.k_begin + last.keys);
+      for (Tensor<kElement>* t : {&q, &d_o}) poison(*t, last.q_begin + last.queries);
+    }
+  }
+
+  /// One query row: (F1) to (F11), (B1) to (B9).
+  void add_row(const Sequence& of, int h, int i) {
+    const int g = h / (s.heads_q / s.heads_k), b = of.entry;
+    const int shift = kConfig.ragged() ? of.keys - of.queries : 0;
+    const int high = std::min(s.high + shift, kConfig.ragged() ? s.top : kFar);
+    const int begin = std::max(0, i + s.low + shift),
+              end = std::max(begin, std::min(of.keys, i + high));
+    const int r = of.q_begin + i, c = of.k_begin;
+    std::vector<double> p(end - begin), gate(end - begin, 1.0);
+    double m = -1e300, l = 0.0;
+    for (int j = begin; j < end; ++j) {
+      double x = 0.0;
+      for (int d = 0; d < s.dim; ++d) x += double(q.value(b, h, r, d)) * k.value(b, g, c + j, d);
+      x *= s.scale;
+      if (s.softcap != 0.0F) {
+        const double t = std::tanh(x / s.softcap);
+        gate[j - begin] = 1.0 - t * t;
+        x = s.softcap * t;
+      }
+      if (s.alibi) x -= slopes[h] * std::fabs(double(i + of.keys - of.queries - j));
+      p[j - begin] = x;
+      m = std::max(m, x);
+    }
+    for (double& x : p) l += x = std::exp(x - m);
+    const std::size_t row = (std::size_t(b) * s.heads_q + h) * s.seq_q + r;
+    lse[row] = p.empty() ? -tile::infinity() : float(m + std::log(l));
+    double delta = 0.0;
+    for (int d = 0; d < s.dim_v; ++d) {
+      double sum = 0.0;
+      for (int j = begin; j < end; ++j) sum += p[j - begin] / l * v.value(b, g, c + j, d);
+      o.at(b, h, r, d) = Bits(tile::pack<kElement>(float(sum), 0.0F));
+      delta += sum * d_o.value(b, h, r, d);
+    }
+    if (s.d_lse) delta -= d_lse[row];
+    true_delta[row] = float(delta);
+    for (int j = begin; j < end; ++j) {
+      double dp = 0.0;
+      for (int d = 0; d < s.dim_v; ++d) {
+        dp += double(d_o.value(b, h, r, d)) * v.value(b, g, c + j, d);
+        true_dv[&v.at(b, g, c + j, d) - v.data.data()] += p[j - begin] / l * d_o.value(b, h, r, d);
+      }
+      const double ds = p[j - begin] / l * (dp - delta) * gate[j - begin] * s.scale;
+      for (int d = 0; d < s.dim; ++d) {
+        true_dq[&q.at(b, h, r, d) - q.data.data()] += ds * k.value(b, g, c + j, d);
+        true_dk[&k.at(b, g, c + j, d) - k.data.data()] += ds * q.value(b, h, r, d);
+      }
+    }
+  }
+
+  void run(const char* name, double bound) {
+    constexpr int kM = kConfig.block_m, kChunk = kConfig.chunk_rows;
+    constexpr bool kPacked = kConfig.lengths == Lengths::packed;
+    bwd_sm90::RaggedArgs a;
+    const int q_rows = kPacked ? s.seq_q : 0, k_rows = kPacked ? s.seq_k : 0;
+    const int k_ragged = kConfig.ragged() ? s.seq_k : 0;
+    a.q = q.map(s.batch, kM, q_rows), a.o = o.map(s.batch, kM, q_rows);
+    a.d_o = d_o.map(s.batch, kM, q_rows);
+    a.k = k.map(s.batch, kConfig.block_n, k_ragged);
+    a.v = v.map(s.batch, kConfig.block_n, k_ragged);
+    a.of = {s.top,         s.keys.data(),        1,      {cu_q.data()},
+            {cu_k.data()}, int(cu_q.size()) - 1, q_rows, k_ragged};
+    for (auto* t : {&dq, &dk, &dv}) std::fill(t->data.begin(), t->data.end(), kPoison);
+    a.dq = dq.map(s.batch, kConfig.wide() ? 64 : kChunk, q_rows);
+    a.dk = dk.map(s.batch, 64, k_rows), a.dv = dv.map(s.batch, 64, k_rows);
+    a.heads_q = s.heads_q, a.heads_k = s.heads_k, a.group = s.heads_q / s.heads_k;
+    a.seq_q = s.seq_q, a.seq_k = s.seq_k;
+    const auto blocks = [&](int rows, int size) {
+      return kPacked ? rows / size + a.of.sequences + 1 : (rows + size - 1) / size;
+    };
+    a.rows_q = blocks(s.seq_q, kChunk) * kChunk;
+    const int key_blocks = blocks(s.seq_k, kConfig.block_n);
+    const int tiles = s.batch * s.heads_k * key_blocks;
+    a.parts = s.parts;
+    a.jobs = (kConfig.wide() ? 1 : 2) * s.batch * s.heads_q * (a.rows_q / kChunk) + tiles * s.parts;
+    a.scale = s.scale, a.scale_log2 = s.scale * tile::kLog2e;
+    a.offset_factor = kConfig.fold_lse ? -1.0F / s.scale : -tile::kLog2e;
+    if (s.softcap != 0.0F) a.scale_cap = s.scale / s.softcap, a.cap_log2 = s.softcap * tile::kLog2e;
+    if (s.alibi) a.alibi = slopes.data(), a.alibi_h = 1;
+    a.low = s.low, a.high = s.high;
+    a.order = {key_blocks, s.batch * s.heads_k, 1, s.section_heads, 1};
+    a.lead = s.apart, a.lag = s.apart + s.batch % 2;
+    a.last_first = s.last_first;
+    a.lse_in = lse.data(), a.lse_b = kPacked ? 0 : s.heads_q * s.seq_q, a.lse_h = s.seq_q,
+    a.lse_s = 1;
+    if (s.d_lse) a.d_lse = d_lse.data(), a.d_lse_b = a.lse_b, a.d_lse_h = s.seq_q, a.d_lse_s = 1;
+    if (s.given_delta) {
+      a.delta_in = true_delta.data(), a.delta_rows = s.seq_q;
+      std::fill(o.data.begin(), o.data.end(), kPoison);
+    }
+    const std::size_t rows = std::size_t(s.batch) * s.heads_q * a.rows_q;
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    std::vector<float> offset(rows, nan), delta(rows, nan), sums(rows * kConfig.columns_dq(), nan);
+    a.offset = offset.data(), a.delta = delta.data(), a.dq_sum = sums.data();
+    const std::size_t key_rows = kConfig.split ? std::size_t(tiles) * kConfig.block_n : 0;
+    std::vector<float> dk_sums(key_rows * kConfig.head_dim, 0.0F),
+        dv_sums(key_rows * kConfig.head_dim_v, 0.0F);
+    a.dk_sum = dk_sums.data(), a.dv_sum = dv_sums.data();
+    std::vector<unsigned> counters(1 + 2 * s.batch * s.heads_k + 2 * tiles + rows / kM * 4, 0);
+    a.next_job = counters.data(), a.prepared = a.next_job + 1;
+    a.finished = a.prepared + s.batch * s.heads_k, a.added = a.finished + s.batch * s.heads_k;
+    a.turns = a.added + 2 * tiles;
+
+    emulator::run_grid(bwd_sm90::memory, s.blocks, kConfig.threads(),
+                       [&] { bwd_sm90::kernel<kConfig>(a); });
+    if constexpr (kConfig.wide()) run_dq(a);
+    compare(name, "dQ", dq, true_dq, bound);
+    compare(name, "dK", dk, true_dk, bound);
+    compare(name, "dV", dv, true_dv, bound);
+  }
+  /// The launch that goes with one of bwd_sm90 without dQ.
+  void run_dq(const bwd_sm90::RaggedArgs& of) {
+    unsigned next = 0;
+    const int row_blocks = of.rows_q / bwd_dq_sm90::kBlockM;
+    bwd_dq_sm90::RaggedArgs a = {bwd_dq_sm90::args_beside(kConfig, of), of.of};
+    a.order = {row_blocks, s.batch * s.heads_q, 1, s.section_heads, 1};
+    a.tiles = row_blocks * s.batch * s.heads_q;
+    a.next_tile = &next;
+    emulator::run_grid(bwd_dq_sm90::memory, s.blocks, bwd_dq_sm90::kThreads,
+                       [&] { bwd_dq_sm90::kernel<bwd_dq_sm90::config_beside(kConfig)>(a); });
+  }
+  void compare(const char* name, const char* quantity, Tensor<kElement>& got,
+               const std::vector<double>& truth, double bound) {
+    Error error;
+    for (std::size_t i = 0; i < truth.size(); ++i) {
+      error.add(truth[i], tile::widen<kElement>(got.data[i]));
+    }
+    error.expect(name, quantity, bound);
+  }
+};
+
+template <Config kConfig>
+void check(const char* name, const Shape& shape, double bound) {
+  Check<kConfig>(shape).run(name, bound);
+}
+
+// ---- configs made of others
+
+constexpr Config masked(Config c, Mask mask) {
+  c.mask = mask;
+  return c;
+}
+/// With softcap or ALiBi the scores cannot start from -LSE; at dim 64 the rest stays.
+constexpr Config with_softcap(Config c) {
+  c.fold_lse = false;
+  c.modified = c.softcap = true;
+  return c;
+}
+constexpr Config with_alibi(Config c) {
+  c.fold_lse = false;
+  c.modified = c.alibi = true;
+  return c;
+}
+constexpr Config half(Config c) {
+  c.element = Element::fp16;
+  return c;
+}
+constexpr Config ragged(Config c, Lengths lengths) {
+  c.lengths = lengths;
+  return c;
+}
+constexpr Config dims(Config c, int dim, int dim_v) {
+  c.head_dim = dim, c.head_dim_v = dim_v;
+  return c;
+}
+
+}  // namespace

@@ -1,0 +1,485 @@
+/// Packed sequences and paged keys on the emulator: fwd_sm80, the two passes of the backward and
+/// the one, with what stands around them (pack_rows, bwd_delta, bwd_convert, combine), against the
+/// formulas in float64. Empty sequences, rows behind the last one (NaN in the inputs), pages in any
+/// order, tables that hold no page behind a length.
+#include "cuda/kernels/bwd_sm80/keys.cuh"
+#include "cuda/kernels/bwd_sm80/queries.cuh"
+#include "cuda/kernels/fwd_sm80/kernel.cuh"
+#include "cuda/kernels/rows/combine.cuh"
+#include "cuda/kernels/rows/convert.cuh"
+#include "cuda/kernels/rows/delta.cuh"
+#include "cuda/kernels/rows/pack.cuh"
+#include "flash_sm80_configs.h"
+#include "flash_sm80_truth.h"
+
+constexpr int kSharedBytes = 256 * 1024;
+namespace tilewise::fwd_sm80 {
+alignas(1024) unsigned char shared[kSharedBytes];
+}
+namespace tilewise::bwd_sm80 {
+alignas(1024) unsigned char shared[kSharedBytes];
+}
+namespace tilewise::bwd_dq_sm80 {
+alignas(1024) unsigned char shared[kSharedBytes];
+}
+
+namespace {
+
+constexpr double kBf16 = 1.2e-2, kExact = 2e-5;
+
+template <class Kernel>
+void run_grid(long long blocks, int threads, unsigned char* shared, Kernel kernel) {
+  emulator::shared_base = shared;
+  for (long long b = 0; b < blocks; ++b) {
+    std::memset(shared, 0xff, kSharedBytes);
+    emulator::run_block(static_cast<unsigned>(b), static_cast<unsigned>(threads), kernel);
+  }
+}
+
+/// Rows of one side of the sequences.
+struct Side {
+  std::vector<int> lengths;
+  int tail = 0;
+  std::vector<int> offsets = {0};
+  std::vector<long long> wide_offsets = {0};
+  int total = 0;
+
+  Side(std::vector<int> of, int behind) : lengths(std::move(of)), tail(behind) {
+    for (const int length : lengths) {
+      offsets.push_back(offsets.back() + length);
+      wide_offsets.push_back(offsets.back());
+    }
+    total = offsets.back() + tail;
+  }
+  int count() const { return static_cast<int>(lengths.size()); }
+  int blocks(int rows) const { return total / rows + count() + 1; }
+  int chunk(int b) const { return offsets[b] / tile::kScaleRows + b; }
+  tile::Sequences sequences(bool wide) const {
+    const void* data = wide ? static_cast<const void*>(wide_offsets.data()) : offsets.data();
+    return {data, 1, wide, count(), total};
+  }
+};
+
+/// Problems of several lengths, beside each other.
+struct Batch {
+  Shape shape;
+  Side q, k;
+  std::vector<Truth> truths;
+
+  template <class Round>
+  Batch(const Shape& s, const Side& queries, const Side& keys, Round round)
+      : shape(s), q(queries), k(keys) {
+    for (int b = 0; b < q.count(); ++b) {
+      Shape one = s;
+      one.seq_q = q.lengths[b], one.seq_k = k.lengths[b], one.first_pair = b * s.heads_q;
+      truths.push_back(make_truth(one, round));
+    }
+  }
+
+  /// (heads, rows, width) of a member of the truths; `from(b)` is the sequence's first row.
+  template <class Element, class From, class Get>
+  std::vector<Element> laid_out(const Side& side, int heads, int rows, int width, Element rest,
+                                From from, Get get) const {
+    std::vector<Element> all(static_cast<std::size_t>(heads * rows * width), rest);
+    for (int b = 0; b < side.count(); ++b) {
+      const auto& values = get(truths[b]);
+      const int length = side.lengths[b];
+      for (int h = 0; h < heads; ++h) {
+        for (int i = 0; i < length * width; ++i) {
+          all[(h * rows + from(b)) * width + i] =
+              static_cast<Element>(values[h * length * width + i]);
+        }
+      }
+    }
+    return all;
+  }
+  template <class Element, class Get>
+  std::vector<Element> side_by_side(const Side& side, int heads, int width, Element rest,
+                                    Get get) const {
+    return laid_out(
+        side, heads, side.total, width, rest, [&](int b) { return side.offsets[b]; }, get);
+  }
+};
+
+const float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr double kNothing = -std::numeric_limits<double>::infinity();
+
+/// A float32 operand as pack_rows makes it of packed sequences.
+template <class Get>
+Planes<2> chunked_planes(const Batch& batch, const Side& side, int heads, int width, Get get) {
+  const int dim = batch.shape.dim, rows = side.blocks(tile::kScaleRows) * tile::kScaleRows;
+  const auto chunk = [&](int b) { return side.chunk(b) * tile::kScaleRows; };
+  Planes<2> planes(batch.laid_out(side, heads, rows, dim, 0.0F, chunk, get), dim, width, rows,
+                   heads);
+  const std::vector<float> there = batch.laid_out(side, heads, rows, dim, kNan, chunk, get);
+  for (int r = 0; r < heads * rows; ++r) {
+    if (there[r * dim] == there[r * dim]) continue;
+    std::fill_n(planes.data.begin() + r * 2 * width, 2 * width, kPoison);
+  }
+  return planes;
+}
+
+/// 16-bit rows of packed sequences as pack_rows copies them.
+struct Copied {
+  std::vector<Bits> data;
+  tile::View view;
+  template <Element kElement>
+  Copied(const Rows<kElement>& from, const Side& side, int heads, int dim, int width, bool wide) {
+    const int blocks = side.blocks(tile::kScaleRows), rows = blocks * tile::kScaleRows;
+    data.assign(static_cast<std::size_t>(heads * rows * width), kPoison);
+    pack_rows::RaggedArgs ragged;
+    pack_rows::Args& a = ragged.args;
+    ragged.sequences[0] = side.sequences(wide);
+    pack_rows::Source& s = a.sources[a.count++];
+    s.from = {from.view.data, 0, from.view.stride_h, from.view.stride_s, 1};
+    s.to = data.data();
+    s.heads = heads, s.rows = rows, s.cols = dim, s.padded = width, s.blocks = blocks;
+    constexpr pack_rows::Config kConfig = {.from_float = false, .planes = 1, .ragged = true};
+    run_grid(heads * blocks, pack_rows::kThreads, fwd_sm80::shared,
+             [&] { pack_rows::kernel<kConfig>(ragged); });
+    view = {data.data(), 0, static_cast<long long>(rows) * width, width};
+  }
+};
+
+tile::TileOrder order(int blocks, int heads, int parts = 1) {
+  return {static_cast<unsigned>(blocks), static_cast<unsigned>(parts), static_cast<unsigned>(heads),
+          2, true};
+}
+template <class T>
+tile::View4 view4(std::vector<T>& x, int rows, int dim) {
+  return {x.data(), 0, static_cast<long long>(rows) * dim, dim, 1};
+}
+template <class Args>
+void fill_shape(Args& a, const Shape& s) {
+  a.heads_q = s.heads_q, a.group = s.heads_q / s.heads_k;
+  a.scale = s.scale, a.scale_log2 = s.scale * tile::kLog2e;
+  a.head_dim_v = s.dim;
+  if (s.causal) a.positions.right = 0;
+  a.dropout = dropout_bits(s);
+}
+double lse_error(const std::vector<double>& truth, const std::vector<float>& got) {
+  double worst = 0.0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    if (static_cast<double>(got[i]) == truth[i]) continue;
+    const double off = std::fabs(truth[i] - static_cast<double>(got[i]));
+    if (!(off <= worst)) worst = off;
+  }
+  return worst;
+}
+
+void merge(const Batch& b, int parts, int width, const std::vector<float>& o,
+           const std::vector<float>& lse, std::vector<float>& to, std::vector<float>& lse_to) {
+  combine::Args a;
+  a.o = o.data(), a.lse = lse.data(), a.parts = parts;
+  a.rows = static_cast<long long>(b.shape.heads_q) * b.q.total;
+  a.to = view4(to, b.q.total, b.shape.dim);
+  a.lse_to = lse_to.data(), a.lse_h = b.q.total, a.lse_s = 1;
+  a.heads = b.shape.heads_q, a.seq_q = b.q.total, a.head_dim_v = b.shape.dim;
+  const long long threads = a.rows * combine::lanes(64);
+  if (width != 64) std::abort();
+  run_grid((threads + combine::kThreads - 1) / combine::kThreads, combine::kThreads,
+           fwd_sm80::shared, [&] {
+             combine::kernel<combine::Config{combine::Output::float32, 64}>(a);
+           });
+}
+
+template <fwd_sm80::Config kConfig>
+void check_forward(const char* name, const Shape& s, const Side& q_side, const Side& k_side,
+                   bool wide, double bound) {
+  constexpr Element kElement = kConfig.element;
+  constexpr int kWidth = kConfig.head_dim, kParts = kConfig.split ? 2 : 1;
+  const Batch b(s, q_side, k_side, [](float x) {
+    return kConfig.scaled ? x : widened<kElement>(narrow<kElement>(x));
+  });
+  const auto get_q = [](const Truth& t) -> const auto& { return t.q; };
+  const auto get_k = [](const Truth& t) -> const auto& { return t.k; };
+  const auto get_v = [](const Truth& t) -> const auto& { return t.v; };
+  const int dim = s.dim, heads = s.heads_q, total = b.q.total;
+  const Rows<kElement> q(b.side_by_side(b.q, heads, dim, kNan, get_q), dim, dim, total);
+  const Rows<kElement> k(b.side_by_side(b.k, s.heads_k, dim, kNan, get_k), dim, dim, b.k.total);
+  const Rows<kElement> v(b.side_by_side(b.k, s.heads_k, dim, kNan, get_v), dim, dim, b.k.total);
+  const Copied k_copied(k, b.k, s.heads_k, dim, kWidth, wide);
+  const Planes<2> q_planes = chunked_planes(b, b.q, heads, kWidth, get_q);
+  const Planes<2> k_planes = chunked_planes(b, b.k, s.heads_k, kWidth, get_k);
+  const Planes<2> v_planes = chunked_planes(b, b.k, s.heads_k, kWidth, get_v);
+  fwd_sm80::RaggedArgs ragged;
+  fwd_sm80::Args& a = ragged.args;
+  ragged.queries = b.q.sequences(wide), ragged.keys = b.k.sequences(wide);
+  fill_shape(a, s);
+  a.q = q.view, a.k = k_copied.view, a.v = v.view;
+  a.cols_q = a.cols_v = dim, a.cols_k = kWidth;
+  ragged.chunked_k = true;
+  if (kConfig.scaled) {
+    a.q = q_planes.view, a.k = k_planes.view, a.v = v_planes.view;
+    a.q_scale = q_planes.scales.data(), a.k_scale = k_planes.scales.data();
+    a.v_scale = v_planes.scales.data();
+    a.q_scale_blocks = q_planes.blocks, a.k_scale_blocks = k_planes.blocks;
+    a.cols_q = a.cols_v = kWidth;
+    ragged.chunked_q = ragged.chunked_v = true;
+  }
+  std::vector<Bits> o(static_cast<std::size_t>(heads * total * dim), kPoison);
+  std::vector<float> got(o.size(), kNan), lse(static_cast<std::size_t>(heads * total), kNan);
+  a.o = kConfig.scaled ? view4(got, total, dim) : view4(o, total, dim);
+  a.lse = lse.data(), a.lse_h = total, a.lse_s = 1;
+  std::vector<float> part_o(static_cast<std::size_t>(kParts * heads * total * kWidth), kNan);
+  std::vector<float> part_lse(static_cast<std::size_t>(kParts * heads * total), kNan);
+  if (kConfig.split) {
+    a.o = view4(part_o, total, kWidth), a.o_vectors = true, a.o_split = heads * total * kWidth;
+    a.lse = part_lse.data(), a.lse_split = heads * total, a.keys_per_split = kConfig.block_n;
+  }
+  a.order = order(b.q.blocks(kConfig.block_m), heads, kParts);
+  run_grid(static_cast<long long>(a.order.blocks) * heads * kParts, kConfig.warps * 32,
+           fwd_sm80::shared, [&] { fwd_sm80::kernel<kConfig>(ragged); });
+  if (kConfig.split) merge(b, kParts, kWidth, part_o, part_lse, got, lse);
+  for (std::size_t i = 0; !kConfig.scaled && !kConfig.split && i < o.size(); ++i) {
+    got[i] = widened<kElement>(o[i]);
+  }
+  const auto get_o = [](const Truth& t) -> const auto& { return t.o; };
+  const auto get_lse = [](const Truth& t) -> const auto& { return t.lse; };
+  expect(name, "O", error(b.side_by_side(b.q, heads, dim, 0.0, get_o), got), bound);
+  expect(name, "LSE", lse_error(b.side_by_side(b.q, heads, 1, kNothing, get_lse), lse), 1e-5);
+}
+
+/// K and V of entries of some lengths in pages of `size` rows, shuffled; behind a length the table
+/// holds what is no page.
+template <fwd_sm80::Config kConfig>
+void check_pages(const char* name, const Shape& s, const std::vector<int>& lengths, int size) {
+  constexpr Element kElement = kConfig.element;
+  const int entries = static_cast<int>(lengths.size()), dim = s.dim, heads = s.heads_q;
+  const int most = *std::max_element(lengths.begin(), lengths.end());
+  const int columns = (most + size - 1) / size + 1, pages = entries * columns + 1;
+  std::vector<int> table(static_cast<std::size_t>(entries * columns), 1 << 30);
+  const auto pool_elems = static_cast<std::size_t>(pages * s.heads_k * size * dim);
+  std::vector<Bits> k_pool(pool_elems, kPoison), v_pool(pool_elems, kPoison);
+  std::vector<Bits> q, o(static_cast<std::size_t>(entries * heads * s.seq_q * dim), kPoison);
+  std::vector<float> lse(static_cast<std::size_t>(entries * heads * s.seq_q), kNan), got;
+  std::vector<double> o_truth, lse_truth;
+  int page = pages - 1;  // from the last to the first
+  for (int b = 0; b < entries; ++b) {
+    Shape one = s;
+    one.seq_k = lengths[b], one.first_pair = b * heads;
+    const Truth t = make_truth(one, [](float x) { return widened<kElement>(narrow<kElement>(x)); });
+    for (const float x : t.q) q.push_back(narrow<kElement>(x));
+    o_truth.insert(o_truth.end(), t.o.begin(), t.o.end());
+    lse_truth.insert(lse_truth.end(), t.lse.begin(), t.lse.end());
+    for (int j = 0; j < lengths[b]; ++j) {
+      if (j % size == 0) table[b * columns + j / size] = page--;
+      const int at = table[b * columns + j / size];
+      for (int n = 0; n < s.heads_k * dim; ++n) {
+        const int h = n / dim, d = n % dim, to = ((at * s.heads_k + h) * size + j % size) * dim + d;
+        k_pool[to] = narrow<kElement>(t.k[(h * lengths[b] + j) * dim + d]);
+        v_pool[to] = narrow<kElement>(t.v[(h * lengths[b] + j) * dim + d]);
+      }
+    }
+  }
+  fwd_sm80::RaggedArgs ragged;
+  fwd_sm80::Args& a = ragged.args;
+  fill_shape(a, s);
+  const long long rows = static_cast<long long>(s.seq_q) * dim, slots = size * dim;
+  a.q = {q.data(), heads * rows, rows, dim};
+  a.k = {k_pool.data(), s.heads_k * slots, slots, dim};
+  a.v = {v_pool.data(), s.heads_k * slots, slots, dim};
+  a.cols_q = a.cols_k = a.cols_v = dim;
+  a.o = {o.data(), heads * rows, rows, dim, 1};
+  a.lse = lse.data(), a.lse_b = heads * s.seq_q, a.lse_h = s.seq_q, a.lse_s = 1;
+  a.seq_q = s.seq_q, a.seq_k = columns * size;
+  a.key_lengths = lengths.data(), a.key_lengths_b = 1;
+  int shift = 29;
+  while ((1 << (shift - 29)) < size) ++shift;
+  ragged.pages = {
+      table.data(), columns, 1, size, static_cast<unsigned>(((1ULL << shift) + size - 1) / size),
+      shift};
+  a.order = order((s.seq_q + kConfig.block_m - 1) / kConfig.block_m, entries * heads);
+  run_grid(static_cast<long long>(a.order.blocks) * a.order.heads, kConfig.warps * 32,
+           fwd_sm80::shared, [&] { fwd_sm80::kernel<kConfig>(ragged); });
+  for (const Bits x : o) got.push_back(widened<kElement>(x));
+  expect(name, "O", error(o_truth, got), kBf16);
+  expect(name, "LSE", lse_error(lse_truth, lse), 1e-5);
+}
+
+/// What bwd_delta makes; `sums` becomes zero.
+template <bwd_delta::Type kType, class T>
+void run_delta(const Batch& b, std::vector<T>& o, std::vector<T>& d_o, std::vector<float>& lse,
+               bool wide, bwd_sm80::Args& to, std::vector<float>& sums, int width) {
+  bwd_delta::RaggedArgs ragged;
+  bwd_delta::Args& a = ragged.args;
+  ragged.queries = b.q.sequences(wide);
+  a.o = view4(o, b.q.total, b.shape.dim), a.d_o = view4(d_o, b.q.total, b.shape.dim);
+  a.lse = lse.data(), a.lse_h = b.q.total, a.lse_s = 1;
+  a.lse2 = const_cast<float*>(to.lse2), a.lse2_low = to.lse2_low, a.delta = to.delta;
+  a.clear = sums.data(), a.clear_cols = width;
+  a.heads = b.shape.heads_q, a.rows_q = to.rows_q, a.head_dim_v = b.shape.dim;
+  a.rows = static_cast<long long>(a.heads) * a.rows_q;
+  constexpr bwd_delta::Config kConfig = {.type = kType, .head_dim_v = 64, .packed = true};
+  const long long threads = a.rows * bwd_delta::lanes(64);
+  run_grid((threads + bwd_delta::kThreads - 1) / bwd_delta::kThreads, bwd_delta::kThreads,
+           bwd_sm80::shared, [&] { bwd_delta::kernel<kConfig>(ragged); });
+}
+
+constexpr Gradient packed(Gradient config) {
+  config.packed = true;
+  return config;
+}
+
+/// kKeys: bwd_sm80, with dQ (then bwd_convert follows) or without (then bwd_dq_sm80 does).
+template <Gradient kKeys, Gradient kQueries>
+void check_backward(const char* name, const Shape& s, const Side& q_side, const Side& k_side,
+                    bool wide, bool refine, double bound) {
+  constexpr Element kElement = kKeys.element;
+  constexpr int kWidth = kKeys.head_dim;
+  constexpr bool kScaled = kKeys.scaled;
+  const auto rounded = [](float x) { return kScaled ? x : widened<kElement>(narrow<kElement>(x)); };
+  const Batch b(s, q_side, k_side, rounded);
+  const auto get_q = [](const Truth& t) -> const auto& { return t.q; };
+  const auto get_k = [](const Truth& t) -> const auto& { return t.k; };
+  const auto get_v = [](const Truth& t) -> const auto& { return t.v; };
+  const auto get_d_o = [](const Truth& t) -> const auto& { return t.d_o; };
+  const auto get_o = [](const Truth& t) -> const auto& { return t.o; };
+  const auto get_lse = [](const Truth& t) -> const auto& { return t.lse; };
+  const int dim = s.dim, heads = s.heads_q, total = b.q.total;
+  std::vector<float> o = b.side_by_side(b.q, heads, dim, 0.0F, get_o);
+  std::vector<float> d_o = b.side_by_side(b.q, heads, dim, kNan, get_d_o);
+  std::vector<float> lse = b.side_by_side(b.q, heads, 1, static_cast<float>(kNothing), get_lse);
+  const Rows<kElement> q_rows(b.side_by_side(b.q, heads, dim, kNan, get_q), dim, dim, total);
+  const Rows<kElement> do_rows(d_o, dim, dim, total);
+  const Rows<kElement> k_rows(b.side_by_side(b.k, s.heads_k, dim, kNan, get_k), dim, dim,
+                              b.k.total);
+  const Rows<kElement> v_rows(b.side_by_side(b.k, s.heads_k, dim, kNan, get_v), dim, dim,
+                              b.k.total);
+  const Copied q_copied(q_rows, b.q, heads, dim, kWidth, wide);
+  const Planes<2> q_planes = chunked_planes(b, b.q, heads, kWidth, get_q);
+  const Planes<2> k_planes = chunked_planes(b, b.k, s.heads_k, kWidth, get_k);
+  const Planes<2> v_planes = chunked_planes(b, b.k, s.heads_k, kWidth, get_v);
+  const Planes<2> do_planes = chunked_planes(b, b.q, heads, kWidth, get_d_o);
+
+  bwd_sm80::RaggedArgs ragged;
+  bwd_sm80::Args& a = ragged.args;
+  ragged.queries = b.q.sequences(wide), ragged.keys = b.k.sequences(wide);
+  fill_shape(a, s);
+  a.head_dim = dim;
+  a.q = q_copied.view, a.k = k_rows.view, a.v = v_rows.view, a.d_o = do_rows.view;
+  a.cols_q = kWidth, a.cols_k = a.cols_v = a.cols_o = dim;
+  ragged.chunked_q = true;
+  if (kScaled) {
+    a.q = q_planes.view, a.k = k_planes.view, a.v = v_planes.view, a.d_o = do_planes.view;
+    a.q_scale = q_planes.scales.data(), a.k_scale = k_planes.scales.data();
+    a.v_scale = v_planes.scales.data(), a.do_scale = do_planes.scales.data();
+    a.q_scale_blocks = q_planes.blocks, a.k_scale_blocks = k_planes.blocks;
+    a.cols_k = a.cols_v = a.cols_o = kWidth;
+    ragged.chunked_k = ragged.chunked_v = ragged.chunked_o = true;
+  }
+  a.rows_q = b.q.blocks(tile::kScaleRows) * tile::kScaleRows;
+  const auto count = static_cast<std::size_t>(heads * a.rows_q);
+  std::vector<float> lse2(count, kNan), delta(count, kNan), low(count, kNan);
+  a.lse2 = lse2.data(), a.delta = delta.data(), a.lse2_low = low.data();
+  std::vector<float> sums(count * kWidth, kNan);
+  a.dq_sum = sums.data();
+  run_delta<bwd_delta::Type::float32>(b, o, d_o, lse, wide, a, sums, kWidth);
+
+  using Value = std::conditional_t<kScaled, float, Bits>;
+  const Value poison = kScaled ? static_cast<Value>(kNan) : static_cast<Value>(kPoison);
+  std::vector<Value> dq(static_cast<std::size_t>(heads * total * dim), poison);
+  std::vector<Value> dk(static_cast<std::size_t>(s.heads_k * b.k.total * dim), poison), dv = dk;
+  a.dq = view4(dq, total, dim), a.dk = view4(dk, b.k.total, dim);
+  a.dv = view4(dv, b.k.total, dim);
+  const tile::TileOrder queries = order(b.q.blocks(kQueries.block_m), heads);
+  if (refine) {
+    a.order = queries;
+    run_grid(queries.blocks * queries.heads, kQueries.warps * 32, bwd_dq_sm80::shared,
+             [&] { bwd_dq_sm80::refine<kQueries>(ragged); });
+  }
+  a.order = order(b.k.blocks(kKeys.block_n), s.heads_k);
+  run_grid(a.order.blocks * a.order.heads, kKeys.warps * 32, bwd_sm80::shared,
+           [&] { bwd_sm80::kernel<kKeys>(ragged); });
+  if constexpr (kKeys.with_dq) {
+    bwd_convert::RaggedArgs convert;
+    convert.sequences = b.q.sequences(wide);
+    bwd_convert::Source& source = convert.args.sources[0];
+    convert.args.count = 1;
+    source.sums = sums.data(), source.to = a.dq, source.factor = s.scale;
+    source.heads = heads, source.rows = total, source.padded_rows = a.rows_q;
+    source.cols = dim, source.padded = kWidth;
+    source.items = static_cast<long long>(heads) * a.rows_q / 16 * kWidth;
+    constexpr bwd_convert::Config kConvert = {.type = bwd_convert::Type::bf16, .packed = true};
+    run_grid((source.items + bwd_convert::kThreads - 1) / bwd_convert::kThreads,
+             bwd_convert::kThreads, bwd_sm80::shared,
+             [&] { bwd_convert::kernel<kConvert>(convert); });
+  } else {
+    a.order = queries;
+    run_grid(queries.blocks * queries.heads, kQueries.warps * 32, bwd_dq_sm80::shared,
+             [&] { bwd_dq_sm80::kernel<kQueries>(ragged); });
+  }
+  const auto floats = [](const std::vector<Value>& x) {
+    std::vector<float> y;
+    for (const Value v : x) {
+      if constexpr (kScaled) {
+        y.push_back(v);
+      } else {
+        y.push_back(widened<kElement>(v));
+      }
+    }
+    return y;
+  };
+  const auto truth = [&](const Side& side, int of, auto get) {
+    return b.side_by_side(side, of, dim, 0.0, get);
+  };
+  const auto get_dq = [](const Truth& t) -> const auto& { return t.dq; };
+  const auto get_dk = [](const Truth& t) -> const auto& { return t.dk; };
+  const auto get_dv = [](const Truth& t) -> const auto& { return t.dv; };
+  expect(name, "dQ", error(truth(b.q, heads, get_dq), floats(dq)), bound);
+  expect(name, "dK", error(truth(b.k, s.heads_k, get_dk), floats(dk)), bound);
+  expect(name, "dV", error(truth(b.k, s.heads_k, get_dv), floats(dv)), bound);
+}
+
+}  // namespace
+
+int main() {
+  emulator::checks_races = true;
+  const Side q({33, 0, 150, 5, 0, 64}, 7), k({50, 20, 129, 0, 0, 64}, 70);
+  const Side many({1, 1, 1, 70, 1}, 0), keys({200, 3, 0, 70, 65}, 0);
+  const Side none({}, 3), nothing({0, 0}, 1);
+  const Shape plain, causal = {.causal = true}, dropped = {.causal = true, .dropout = 0.3};
+  using Forward = fwd_sm80::Config;
+  constexpr Forward kCut = {.q_in_registers = true, .positional = true, .packed = true};
+  constexpr Forward kWhole = {.packed = true};
+  constexpr Forward kShared = {
+      .block_m = 16, .block_n = 128, .key_warps = 4, .q_in_registers = true, .packed = true};
+  constexpr Forward kParts = {.positional = true, .split = true, .packed = true};
+  constexpr Forward kDrop = {.positional = true, .dropout = true, .packed = true};
+  constexpr Forward kFloat = {.element = Element::fp16,
+                              .planes = 2,
+                              .scaled = true,
+                              .stages = 1,
+                              .positional = true,
+                              .packed = true};
+  check_forward<kCut>("packed", causal, q, k, false, kBf16);
+  check_forward<kWhole>("packed, int64", plain, many, keys, true, kBf16);
+  check_forward<kWhole>("packed, no sequence", plain, none, none, false, kBf16);
+  check_forward<kWhole>("packed, empty sequences", plain, nothing, nothing, false, kBf16);
+  check_forward<kShared>("packed, keys of four warps", plain, many, keys, false, kBf16);
+  check_forward<kParts>("packed, two parts", causal, many, Side({60, 3, 0, 128, 65}, 0), false,
+                        kBf16);
+  check_forward<kDrop>("packed, dropout", dropped, q, k, false, kBf16);
+  check_forward<kFloat>("packed, float32", causal, q, k, false, kExact);
+
+  constexpr Forward kPages = {.q_in_registers = true, .positional = true, .paged = true};
+  constexpr Forward kPagesWide = {
+      .head_dim = 96, .head_dim_v = 96, .block_m = 64, .stages = 1, .paged = true};
+  for (const int size : {1, 7, 16, 64, 200}) {
+    check_pages<kPages>("pages", {.seq_q = 5, .causal = true}, {77, 0, 130}, size);
+  }
+  check_pages<kPagesWide>("pages, dim 72", {.seq_q = 70, .dim = 72}, {64, 129}, 16);
+
+  constexpr Gradient kFirst = packed(kFirstPass), kSecond = packed(kSecondPass);
+  constexpr Gradient kOne = packed(kSmall), kFloatFirst = packed(kFloatKeys);
+  constexpr Gradient kFloatSecond = packed(kFloatQueries);
+  check_backward<kFirst, kSecond>("packed, two passes", causal, q, k, false, false, kBf16);
+  check_backward<kFirst, kSecond>("packed, two passes, delta of P", plain, many, keys, true, true,
+                                  kBf16);
+  check_backward<kOne, kSecond>("packed, one pass", causal, q, k, true, false, kBf16);
+  check_backward<with_dropout(kOne), with_dropout(kSecond)>("packed, one pass, dropout", dropped,
+                                                            many, keys, false, true, kBf16);
+  check_backward<kFirst, kSecond>("packed, no sequence", plain, none, none, false, false, kBf16);
+  check_backward<kFloatFirst, kFloatSecond>("packed, float32", causal, q, k, false, true, 2e-6);
+  return failures == 0 ? 0 : 1;
+}

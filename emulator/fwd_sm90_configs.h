@@ -1,0 +1,151 @@
+/// fwd_sm90's configs of the emulated cases, and a launch of one.
+#pragma once
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "cuda/kernels/fwd_sm90/kernel.cuh"
+#include "cuda/kernels/fwd_sm90/unit.h"
+#include "wgmma.h"
+
+namespace tilewise::fwd_sm90 {
+alignas(1024) unsigned char memory[256 * 1024];
+}
+
+namespace {
+
+using namespace tilewise;
+using fwd_sm90::Args;
+using fwd_sm90::Config;
+using fwd_sm90::Lengths;
+using fwd_sm90::Mask;
+using fwd_sm90::Modification;
+
+int failures = 0;
+
+// The configs of fwd_sm90_cases.h: the kernel is a template.
+constexpr Config tile64(int warpgroups, Mask mask) {
+  Config c;
+  c.head_dim = c.head_dim_v = 64;
+  c.warpgroups = warpgroups;
+  c.block_n = 128;
+  c.stages = c.value_stages = warpgroups == 1 ? 4 : 3;
+  c.ping_pong = c.skip_blocks = warpgroups > 1;
+  c.dynamic = true;
+  c.mask = mask;
+  c.chain_tiles = warpgroups > 1 && mask != Mask::both;
+  c.q_buffers = c.chain_tiles ? 2 : 1;
+  c.trust_maxima = true;
+  c.values_first = warpgroups > 1;
+  return c;
+}
+constexpr Config modified(Config c, Modification modification) {
+  c.modification = modification;
+  c.values_first = false;
+  c.trust_maxima = modification != Modification::general;
+  return c;
+}
+constexpr Config with(Config c, Lengths lengths, bool pack_heads, bool split) {
+  c.lengths = lengths;
+  c.pack_heads = pack_heads;
+  c.split = split;
+  c.chain_tiles = c.values_first = false;
+  c.q_buffers = 1;
+  return c;
+}
+constexpr Config tile128(Mask mask, int head_dim) {
+  Config c;
+  c.trust_maxima = true;
+  c.head_dim = head_dim;
+  c.warpgroups = 3;
+  c.block_n = 80;
+  c.ping_pong = mask == Mask::none;
+  c.dynamic = mask != Mask::none;
+  c.mask = mask;
+  return c;
+}
+constexpr Config tile192x64() {
+  Config c = tile128(Mask::both, 128);
+  c.block_n = 64;
+  c.stages = c.value_stages = 4;
+  c.q_by_need = true;
+  return c;
+}
+constexpr Config tile128x128(Mask mask) {
+  Config c;
+  c.trust_maxima = true;
+  c.lazy_rescale = c.skip_blocks = false;
+  c.dynamic = mask != Mask::none;
+  c.mask = mask;
+  return c;
+}
+constexpr Config tile256(Mask mask) {
+  Config c;
+  c.trust_maxima = true;
+  c.head_dim = c.head_dim_v = 256;
+  c.block_n = 80;
+  c.own_o = false;
+  c.dynamic = mask != Mask::none;
+  c.mask = mask;
+  return c;
+}
+constexpr Config tile128x64() {
+  Config c = tile256(Mask::both);
+  c.block_n = 64;
+  c.stages = 3;
+  c.ping_pong = false;
+  c.q_by_need = true;
+  return c;
+}
+/// At dim 64, not modified.
+constexpr Config halved(Config c) {
+  c.halve_cut = true;
+  if (c.mask == Mask::both) c.q_buffers = 2;
+  return c;
+}
+constexpr Config kConfigs[] = {
+    modified(tile64(3, Mask::right), Modification::alibi),
+    modified(tile64(3, Mask::none), Modification::alibi),
+    modified(tile64(3, Mask::both), Modification::softcap),
+    halved(modified(tile64(3, Mask::right), Modification::softcap)),
+    modified(tile64(3, Mask::right), Modification::general),
+    with(tile64(1, Mask::right), Lengths::packed, true, false),
+    with(tile64(1, Mask::both), Lengths::packed, false, false),
+    with(tile64(1, Mask::right), Lengths::packed, true, true),
+    with(tile64(3, Mask::right), Lengths::packed, false, false),
+    with(tile64(3, Mask::none), Lengths::packed, false, false),
+    with(tile64(3, Mask::both), Lengths::keys, true, false),
+    with(tile64(1, Mask::none), Lengths::keys, true, true),
+    tile64(3, Mask::none),
+    halved(tile64(3, Mask::right)),
+    halved(tile64(3, Mask::both)),
+    tile128x64(),
+    tile128(Mask::both, 128),
+    tile192x64(),
+    tile128(Mask::right, 128),
+    tile128(Mask::right, 64),
+    tile128x128(Mask::both),
+    modified(tile256(Mask::right), Modification::alibi),
+    with(modified(tile64(1, Mask::both), Modification::alibi), Lengths::keys, false, false),
+    with(modified(tile64(1, Mask::both), Modification::alibi), Lengths::keys, false, true),
+    with(modified(tile64(3, Mask::both), Modification::alibi), Lengths::packed, false, false),
+    with(modified(tile64(3, Mask::right), Modification::alibi), Lengths::keys, false, false),
+    with(modified(tile128x128(Mask::both), Modification::alibi), Lengths::keys, false, false),
+    with(modified(tile128x128(Mask::both), Modification::alibi), Lengths::packed, false, false),
+};
+
+template <std::size_t kIndex = 0>
+void run_kernel(const Config& config, const Args& args) {
+  if constexpr (kIndex == std::size(kConfigs)) {
+    std::printf("no config {%s}\n", cuda::fwd_sm90_unit(config).config.c_str());
+    ++failures;
+  } else if (!(config == kConfigs[kIndex])) {
+    run_kernel<kIndex + 1>(config, args);
+  } else {
+    emulator::run_grid(fwd_sm90::memory, std::min(args.tiles, 3), 128 * (config.warpgroups + 1),
+                       [&] { fwd_sm90::kernel<kConfigs[kIndex]>(args); });
+  }
+}
+
+}  // namespace

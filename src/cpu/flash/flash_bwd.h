@@ -1,0 +1,95 @@
+/// FlashAttention-2's backward on the CPU but for the products of a tile: what the float32 and the
+/// bfloat16 rows share. Schedule: flash_bwd.md.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "cpu/flash/score_tile.h"
+#include "cpu/flash/tiles.h"
+
+namespace tilewise::cpu {
+
+/// Padded sizes and the layout of the workspace.
+struct BackwardGeometry {
+  std::int64_t ld_q, ld_v;  ///< padded head dims
+  std::int64_t key_blocks;  ///< of the longest key sequence
+  std::int64_t pairs;       ///< (sequence, key head)
+  std::int64_t dq_elems;    ///< one partial of dQ
+  int splits, workers;
+
+  BackwardGeometry(const Problem& p, const Micro& micro, int threads);
+};
+
+/// A block of keys of one (sequence, key head), and whose partial of dQ its share is added to.
+struct KeyBlock {
+  const Sequence& sequence;
+  std::int64_t b, h_k, j0;
+  int keys;
+  int split;
+};
+
+class Backward {
+ public:
+  virtual ~Backward() = default;
+  void run();
+
+  /// The workspace as the constructor cuts it.
+  static std::vector<MemoryItem> workspace_items(const Problem& p, const Micro& micro,
+                                                 const BackwardGeometry& g);
+
+ protected:
+  /// Takes its parts from the front of the workspace.
+  Backward(const Problem& p, const Micro& micro, const Context& context, WorkspaceCutter& cut);
+
+  /// Query rows of a block, before any block of keys.
+  virtual void pack_rows(const RowBlock& /*block*/) const {}
+  /// Fills dK (kTileKeys x ld_q) and dV (kTileKeys x ld_v) of the block and adds its share to dQ.
+  virtual void key_block(const KeyBlock& block, int slot, float* dk, float* dv) const = 0;
+
+  /// What is known of query row `row` (counted along the S axis) of (b, h), and of those after it.
+  ScoreTileStep::Rows known(std::int64_t b, std::int64_t h, std::int64_t row) const;
+  float* dq_rows(int split, std::int64_t b, std::int64_t h, std::int64_t row) const;
+  /// body(place) for the tiles of a query head that see the block, of at most kTileRows rows, and
+  /// of boundary_rows where position cuts them: columns end at the last key that a row sees. With
+  /// `aligned`, tiles lie on the grid of kTileRows and begin at a multiple of boundary_rows.
+  template <class Body>
+  void for_tiles(const KeyBlock& block, std::int64_t head, int boundary_rows, bool aligned,
+                 const Body& body) const {
+    const KeyRange seeing = rows_that_see(block);
+    std::int64_t rows = 0;
+    for (std::int64_t i0 = aligned ? seeing.begin / boundary_rows * boundary_rows : seeing.begin;
+         i0 < seeing.end; i0 += rows) {
+      const std::int64_t most = aligned ? kTileRows - i0 % kTileRows : kTileRows;
+      rows = std::min(most, seeing.end - i0);
+      if (tile_visibility(p_, block.sequence, i0, static_cast<int>(rows), block.j0, block.keys) !=
+          Visibility::all) {
+        rows = std::min<std::int64_t>(rows, boundary_rows);
+      }
+      const std::int64_t end = p_.visible_keys(block.sequence, i0 + rows - 1).end;
+      const std::int64_t cols = std::min<std::int64_t>(block.keys, end - block.j0);
+      if (cols <= 0) continue;  // a sequence without keys for these rows
+      body(TilePlace{block.sequence, block.b, block.h_k * p_.group() + head, i0, block.j0,
+                     static_cast<int>(rows), static_cast<int>(cols), kTileKeys});
+    }
+  }
+  ScoreTileStep::Scratch tile_scratch(int slot) const { return tile_.scratch(scratch_, slot); }
+
+  const Problem& p_;
+  BackwardGeometry geometry_;
+  ScoreTileStep tile_;
+
+ private:
+  template <class Body>
+  void for_query_blocks(const Body& body) const;
+  void prepare_rows(const RowBlock& block) const;
+  void key_block_task(std::int64_t pair, std::int64_t block, int split, int slot) const;
+  KeyRange rows_that_see(const KeyBlock& block) const;
+  void finish_rows(const RowBlock& block) const;
+  void sink_gradient() const;
+
+  Executor& executor_;
+  float *delta_, *lse_low_, *dq_, *gradients_, *scratch_;
+};
+
+}  // namespace tilewise::cpu

@@ -1,0 +1,207 @@
+#include "cpu/flash/tiles.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "cpu/micro/elements.h"
+#include "cpu/textbook/row_passes.h"
+#include "plan/accounting.h"
+
+namespace tilewise::cpu {
+
+std::int64_t pairs_at_a_time(const Problem& p, std::int64_t tasks_per_pair, int workers) {
+  constexpr int kTasksPerWorker = 16;  // between two phases of packing: idle ends stay short
+  const std::int64_t wanted = workers == 1 ? 1 : std::int64_t{kTasksPerWorker} * workers;
+  return std::clamp<std::int64_t>(ceil_div(wanted, std::max<std::int64_t>(tasks_per_pair, 1)), 1,
+                                  std::max<std::int64_t>(p.batch * p.heads_k, 1));
+}
+
+void run_tasks(Executor& executor, int workers, std::int64_t tasks,
+               const std::function<void(std::int64_t task, int slot)>& body) {
+  std::atomic<std::int64_t> next{0};
+  const std::int64_t bodies = std::min<std::int64_t>(workers, tasks);
+  executor.parallel_for(bodies, [&](std::int64_t slot, int /*worker*/) {
+    for (std::int64_t task = next.fetch_add(1, std::memory_order_relaxed); task < tasks;
+         task = next.fetch_add(1, std::memory_order_relaxed)) {
+      body(task, static_cast<int>(slot));
+    }
+  });
+}
+
+void run_forward(const Problem& p, Executor& executor, const ForwardTasks& tasks) {
+  // A caller's executor may have fewer threads than the plan: then fewer pairs stay in cache.
+  const std::int64_t per_pair = p.group() * tasks.row_blocks;
+  const std::int64_t at_a_time =
+      pairs_at_a_time(p, per_pair, std::min(tasks.workers, executor.concurrency()));
+  for (std::int64_t first = 0; first < tasks.pairs; first += at_a_time) {
+    const std::int64_t count = std::min(at_a_time, tasks.pairs - first);
+    run_tasks(executor, tasks.workers, count * tasks.key_blocks, [&](std::int64_t task, int slot) {
+      const std::int64_t at = task / tasks.key_blocks;
+      tasks.pack(first + at, at, task % tasks.key_blocks, slot);
+    });
+    run_tasks(executor, tasks.workers, count * per_pair, [&](std::int64_t task, int slot) {
+      const std::int64_t at = task / per_pair;
+      const std::int64_t block = tasks.row_blocks - 1 - task % tasks.row_blocks;
+      tasks.attend(first + at, at, task % per_pair / tasks.row_blocks, block, slot);
+    });
+  }
+}
+
+void load_rows(const Tensor& t, std::int64_t b, std::int64_t h, std::int64_t first, int count,
+               int cols, float* out, std::int64_t ld, float factor) {
+  const RowPasses& passes = row_passes(best_isa());
+  const std::int64_t at = offset_of(t, b, h, first);
+  const bool floats = t.dtype == DType::float32 && t.strides[3] == 1;
+  if (floats) {
+    passes.scale_rows(count, cols, nullptr, factor, static_cast<const float*>(t.data) + at,
+                      t.strides[2], out, ld);
+  }
+  for (int r = 0; r < count; ++r, out += ld) {
+    if (!floats) {
+      load_row(t, at + r * t.strides[2], t.strides[3], cols, out);
+      if (factor != 1.0F) passes.scale(cols, factor, out, out);
+    }
+    std::fill(out + cols, out + ld, 0.0F);
+  }
+}
+
+void store_rows(const Tensor& t, std::int64_t b, std::int64_t h, std::int64_t first, int count,
+                int cols, float* in, std::int64_t ld, const float* row_factor, float factor) {
+  const RowPasses& passes = row_passes(best_isa());
+  const std::int64_t at = offset_of(t, b, h, first);
+  if (t.dtype == DType::float32 && t.strides[3] == 1) {
+    passes.scale_rows(count, cols, row_factor, factor, in, ld, static_cast<float*>(t.data) + at,
+                      t.strides[2]);
+    return;
+  }
+  for (int r = 0; r < count; ++r, in += ld) {
+    const float f = row_factor != nullptr ? row_factor[r] * factor : factor;
+    if (f != 1.0F) passes.scale(cols, f, in, in);
+    store_row(t, at + r * t.strides[2], t.strides[3], cols, in);
+  }
+}
+
+void load_keys(const Problem& p, const Tensor& pool, std::int64_t b, const Sequence& s,
+               std::int64_t h, std::int64_t first, int count, int cols, float* out,
+               std::int64_t ld) {
+  if (!p.paged) return load_rows(pool, b, h, s.k_begin + first, count, cols, out, ld);
+  for (int r = 0; r < count; ++r) {
+    const Problem::KeyRow at = p.key_row(b, s, first + r);
+    load_rows(pool, at.batch, h, at.row, 1, cols, out + r * ld, ld);
+  }
+}
+
+bool whole_vectors(const Tensor& t, const Micro& micro) {
+  return t.dtype == DType::float32 && t.strides[3] == 1 && t.sizes[3] % micro.lanes == 0;
+}
+
+const float* dense_rows(const Tensor& t, int lanes, std::int64_t b, std::int64_t h,
+                        std::int64_t row) {
+  const bool dense = t.strides[3] == 1 && t.strides[2] == t.sizes[3] && t.sizes[3] % lanes == 0;
+  if (t.dtype != DType::float32 || !dense) return nullptr;
+  return static_cast<const float*>(t.data) + offset_of(t, b, h, row);
+}
+
+void finish_statistics(const Problem& p, const RowBlock& block, const float* m, float* l) {
+  constexpr float kNothing = -std::numeric_limits<float>::infinity();
+  const std::int64_t first = block.sequence.q_begin + block.i0;
+  for (int r = 0; r < block.rows; ++r) {
+    float high = m[r];
+    float factor = 1.0F;
+    if (p.sinks.defined()) {
+      const float sink = static_cast<const float*>(p.sinks.data)[block.h * p.sinks.strides[0]];
+      high = std::max(high, sink);
+      if (high != kNothing) {
+        factor = std::exp(m[r] - high);
+        l[r] = l[r] * factor + std::exp(sink - high);
+      }
+    }
+    if (p.lse.defined()) {
+      static_cast<float*>(p.lse.data)[offset_of(p.lse, block.b, block.h, first + r)] =
+          l[r] == 0.0F ? kNothing : high + std::log(l[r]);
+    }
+    l[r] = l[r] == 0.0F ? 0.0F : factor / l[r];  // nothing visible: O = 0
+  }
+}
+
+void finish_rows(const Problem& p, const RowBlock& block, const float* m, float* l, float* o,
+                 std::int64_t ld) {
+  finish_statistics(p, block, m, l);
+  store_rows(p.o, block.b, block.h, block.sequence.q_begin + block.i0, block.rows,
+             static_cast<int>(p.head_dim_v), o, ld, l);
+}
+
+void pack_transposed(const Micro& micro, int count, int dim, const float* rows, std::int64_t ld,
+                     float* panels, float factor) {
+  const int wide = micro.panel_cols;
+  for (int n = 0; n < count; n += wide, panels += static_cast<std::int64_t>(dim) * wide) {
+    const int keys = std::min(wide, count - n);
+    if (keys < wide) std::fill(panels, panels + static_cast<std::int64_t>(dim) * wide, 0.0F);
+    micro.transpose(keys, dim, rows + n * ld, ld, panels, wide, factor);
+  }
+}
+
+Visibility tile_visibility(const Problem& p, const Sequence& s, std::int64_t i0, int rows,
+                           std::int64_t j0, int cols) {
+  // Both ends of the visible range move to the right with i, so the first and last row decide.
+  const KeyRange first = p.visible_keys(s, i0);
+  const KeyRange last = p.visible_keys(s, i0 + rows - 1);
+  if (last.end <= j0 || first.begin >= j0 + cols) return Visibility::none;
+  const bool all = first.end >= j0 + cols && last.begin <= j0;
+  return all ? Visibility::all : Visibility::some;
+}
+
+void clear_rows_past_the_end(const Problem& p) {
+  if (!p.packed) return;
+  const Sequence last = p.batch > 0 ? p.sequence(p.batch - 1) : Sequence{};
+  const auto clear = [](const Tensor& t, std::int64_t heads, std::int64_t from, std::int64_t to) {
+    if (!t.defined()) return;
+    const std::vector<float> zeros(static_cast<std::size_t>(t.sizes[3]), 0.0F);
+    for (std::int64_t h = 0; h < heads; ++h) {
+      for (std::int64_t r = from; r < to; ++r) {
+        store_row(t, offset_of(t, 0, h, r), t.strides[3], t.sizes[3], zeros.data());
+      }
+    }
+  };
+  const std::int64_t q_end = last.q_begin + last.q_length;
+  const std::int64_t k_end = last.k_begin + last.k_length;
+  if (p.pass == Pass::backward) {
+    clear(p.dq, p.heads_q, q_end, p.total_q);
+    clear(p.dk, p.heads_k, k_end, p.total_k);
+    clear(p.dv, p.heads_k, k_end, p.total_k);
+    return;
+  }
+  clear(p.o, p.heads_q, q_end, p.total_q);
+  if (!p.lse.defined()) return;
+  auto* lse = static_cast<float*>(p.lse.data);
+  for (std::int64_t h = 0; h < p.heads_q; ++h) {
+    for (std::int64_t r = q_end; r < p.total_q; ++r) {
+      lse[offset_of(p.lse, 0, h, r)] = -std::numeric_limits<float>::infinity();
+    }
+  }
+}
+
+void predict_flash_time(const Problem& p, const Hardware& machine, Isa isa, Cost& cost,
+                        CpuForm form) {
+  CpuWork work;
+  work.pairs = visible_pairs(p);
+  work.flops = attention_flops(p);
+  work.rates = isa_rates(isa_name(isa), p.pass);
+  // CPUs with AMX run vdpbf16ps at half the rate of a float32 multiply-add.
+  if (isa == Isa::avx512bf16 && isa_from_name(machine.isa) == Isa::amx) work.rates = {0.5, 0.5};
+  for (const MemoryItem& item : problem_memory(p)) work.bytes += static_cast<double>(item.bytes);
+  cost.bytes_moved = work.bytes;
+  cost.ms = cpu_time_ms(cpu_terms(form, p.pass), work, machine);
+}
+
+std::string tiled_refusal(const Problem& p, Isa isa, const Hardware& machine) {
+  if (isa_from_name(machine.isa) < isa) return "the CPU has no " + std::string(isa_name(isa));
+  if (p.dtype == DType::float64) return "float64 runs on the reference";
+  if (p.block_list.defined()) return "block lists are not supported by this kernel";
+  if (p.head_dim > 4096 || p.head_dim_v > 4096) return "head dims above 4096";
+  return "";
+}
+
+}  // namespace tilewise::cpu

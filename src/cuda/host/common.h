@@ -1,0 +1,202 @@
+/// Host side of what the sm_80-class flash kernels share: what they refuse, how operands are
+/// brought into their form, the order of tiles, the time model.
+#pragma once
+
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda/driver/launch.h"
+#include "cuda/host/constants.h"
+#include "cuda/host/refusal.h"
+#include "cuda/host/sequences.h"
+#include "cuda/jit/kernel.h"
+#include "cuda/kernels/rows/pack_args.h"
+#include "cuda/tile/dropout_args.h"
+#include "cuda/tile/types.h"
+#include "plan/kernel_row.h"
+
+namespace tilewise::cuda::sm80 {
+
+/// What no kernel of the family takes, in words for the user; empty when nothing stands against it.
+std::string refusal(const Problem& problem, const Hardware& machine, const Takes& takes = {});
+/// What the rows of this family take beside what all take.
+inline constexpr Takes kTakes = {.packed = true,
+                                 .paged = true,
+                                 .pairs = true,
+                                 .sinks = true,
+                                 .dropout = true,
+                                 .gradients = true};
+
+/// Head dim as the kernels are built for it: 16, 32, 64, 96, 128, 192, 256.
+int padded(std::int64_t dim);
+
+/// How the values of a problem become 16-bit operands.
+struct Form {
+  tile::Element element = tile::Element::bf16;
+  int planes = 1;
+  bool scaled = false;  ///< float32 inputs: scale factors, float32 outputs
+};
+Form form(const Problem& problem);
+/// ".element = Element::bf16, .planes = 1, .scaled = false": of a Config.
+std::string form_text(const Form& form);
+
+/// True when rows can be read and written 16 bytes at a time.
+bool has_vectors(const Tensor& tensor);
+
+/// The packing of float32 operands.
+void add_pack_rows_units(std::vector<PackUnit>& units);
+
+/// Q, K, V and in backward dO, as the kernels read them: the caller's rows, or packed ones.
+class Operands {
+ public:
+  struct Operand {
+    tile::View view;
+    const float* scale = nullptr;
+    int cols = 0;    ///< that a row holds
+    int blocks = 0;  ///< of scale factors, of one head
+  };
+
+  explicit Operands(const Problem& problem);
+  /// Workspace of the packed operands.
+  void add_memory(std::vector<MemoryItem>& items) const;
+  double bytes() const;
+  bool packs() const { return !sources_.empty(); }
+  /// Takes the workspace and starts the packing, where something is packed.
+  void prepare(WorkspaceCutter& workspace, void* stream);
+  const Operand& operator[](std::size_t index) const { return operands_[index]; }
+
+ private:
+  struct Source {
+    std::size_t index;
+    const Tensor* tensor;
+    const char* name;
+    std::array<std::int64_t, 4> packed;  ///< shape
+    std::int64_t blocks;
+    tile::Sequences sequences = {};
+    bool paged = false;
+  };
+  Form form_;
+  int device_ = 0;
+  std::array<Operand, 4> operands_;
+  std::vector<Source> sources_;
+  pack_rows::RaggedArgs ragged_;  ///< without its sources
+};
+
+tile::Positions positions(const Problem& problem);
+tile::PairTensors pair_tensors(const Problem& problem);
+/// Of bias, bool mask and the bias's gradient, as they are stored: an axis along which one
+/// broadcasts counts once.
+double pair_bytes(const Problem& problem);
+tile::View4 view4(const Tensor& tensor);
+tile::DropoutBits dropout_bits(const Problem& problem);
+/// The arguments that every kernel of the family has: operands, sizes, key lengths, score steps,
+/// positions.
+template <class Args>
+void fill_shared(Args& args, const Problem& p, const Operands& operands) {
+  args.q = operands[0].view;
+  args.k = operands[1].view;
+  args.v = operands[2].view;
+  args.q_scale = operands[0].scale;
+  args.k_scale = operands[1].scale;
+  args.v_scale = operands[2].scale;
+  args.q_scale_blocks = operands[0].blocks;
+  args.k_scale_blocks = operands[1].blocks;
+  args.cols_q = operands[0].cols;
+  args.cols_k = operands[1].cols;
+  args.cols_v = operands[2].cols;
+  args.heads_q = static_cast<int>(p.heads_q);
+  args.group = static_cast<int>(p.group());
+  args.seq_q = static_cast<int>(p.seq_q);
+  args.seq_k = static_cast<int>(p.seq_k);
+  args.head_dim_v = static_cast<int>(p.head_dim_v);
+  if (p.key_lengths.defined()) {
+    args.key_lengths = static_cast<const int*>(p.key_lengths.data);
+    args.key_lengths_b = p.key_lengths.strides[0];
+  }
+  args.scale = p.scale;
+  args.scale_log2 = static_cast<float>(static_cast<double>(p.scale) * kLog2e);
+  args.softcap = static_cast<float>(p.softcap);
+  if (p.alibi_slopes.defined()) {
+    args.alibi = static_cast<const float*>(p.alibi_slopes.data);
+    args.alibi_b = p.alibi_slopes.strides[0];
+    args.alibi_h = p.alibi_slopes.strides[1];
+  }
+  if (p.sinks.defined()) {
+    args.sinks = static_cast<const float*>(p.sinks.data);
+    args.sinks_h = p.sinks.strides[0];
+  }
+  args.pairs = pair_tensors(p);
+  args.positions = positions(p);
+  if (drops(p)) args.dropout = dropout_bits(p);
+}
+/// True when softcap, ALiBi or the scale need the general score path.
+bool is_modified(const Problem& problem);
+/// What scores take of bias and bool mask: staged where their strides allow it.
+tile::PairKind pair_kind(const Problem& problem);
+/// ", .pairs = ..." of a Config, nothing without pairs.
+std::string pair_text(const tile::PairKind& kind);
+/// KiB of shared memory that a block can have.
+int shared_kib(int arch);
+
+/// Heads that come together in the order of tiles: `head_bytes` of what one head's tiles read again
+/// and again.
+unsigned section(bool positional, std::int64_t heads, std::int64_t blocks, double head_bytes,
+                 int multiprocessors);
+
+/// Tensor-core products for each of the problem's: two planes of a float32 operand take three.
+double products(const Problem& problem);
+
+/// Milliseconds that bias, bool mask and dropout add where every visible pair is met `passes`
+/// times.
+double options_ms(const Problem& problem, int passes, const Hardware& machine);
+
+/// A grid of tiles on a machine, for the time model.
+struct Load {
+  double flops = 0.0;    ///< of all tiles
+  double largest = 0.0;  ///< of one tile
+  double tiles = 0.0;
+  double tflops = 1.0;    ///< on an H100 with every multiprocessor full
+  double products = 1.0;  ///< tensor-core products for one that is counted: float32 takes three
+  int blocks_per_sm = 1;
+  double tile_ms = 0.0;  ///< of a tile beside its flops: its first loads, its results
+};
+/// Milliseconds, by waves of tiles; see fwd_sm80/README.md.
+double time_ms(const Load& load, const Hardware& machine);
+/// TFLOP/s of a load with every multiprocessor of a machine full: its products at the machine's
+/// rate of mma.sync, the rest of its time (exp, loads, barriers) by the machine's clocks.
+double full_tflops(const Load& load, const Hardware& machine);
+
+/// What the order of tiles takes a machine to have: a run-time query would cost more than a wrong
+/// guess.
+inline constexpr int kTypicalMultiprocessors = 132;
+
+/// A grid whose kernel may start while the kernel before it on the stream ends: it waits by
+/// wait_for_previous().
+Grid following(std::int64_t blocks, int device);
+
+/// True when a grid fills a machine so often that parts of its tiles would only cost memory.
+bool fills(double tiles, int blocks_per_sm, const Hardware& machine);
+
+/// Milliseconds that a small kernel adds to a pass.
+inline constexpr double kKernelMs = 2.5e-3;
+
+/// The kernel of a config, looked up by its value: no text is made after the first call of a
+/// thread.
+template <class Config, class MakeUnit>
+Kernel load_config(const Config& config, int device, MakeUnit make_unit) {
+  struct Entry {
+    Config config;
+    int device;
+    Kernel kernel;
+  };
+  thread_local std::vector<Entry> entries;
+  for (const Entry& entry : entries) {
+    if (entry.device == device && entry.config == config) return entry.kernel;
+  }
+  entries.push_back({config, device, load(make_unit(config), device)});
+  return entries.back().kernel;
+}
+
+}  // namespace tilewise::cuda::sm80

@@ -1,0 +1,27 @@
+#include "cuda/host/refusal.h"
+
+#include "problem/philox.h"
+
+namespace tilewise::cuda {
+
+bool drops(const Problem& p) { return DropoutMask(p.dropout).threshold() > 0; }
+
+std::string option_refusal(const Problem& p, const Takes& takes) {
+  if (p.dtype == DType::float64) return "float64 runs on the reference";
+  if (p.packed && !takes.packed) return "packed sequences are not supported by this kernel";
+  if (p.paged && !takes.paged) return "paged K and V are not supported by this kernel";
+  if (p.block_list.defined()) return "block lists are not supported by this kernel";
+  if (p.mask.defined() && !takes.pairs) return "a bool mask is not supported by this kernel";
+  if (p.bias.defined() && !takes.pairs) return "a bias is not supported by this kernel";
+  if (p.bias.defined() && p.bias.dtype == DType::float64) return "a bias of float64";
+  if (p.dbias.defined() && !takes.gradients)
+    return "the gradient of a bias is not supported by this kernel";
+  if (p.sinks.defined() && !takes.sinks) return "sinks are not supported by this kernel";
+  if (p.dsinks.defined() && !takes.gradients)
+    return "the gradient of sinks is not supported by this kernel";
+  if (drops(p) && !takes.dropout) return "dropout is not supported by this kernel";
+  if (p.score_mod != nullptr) return "a score function runs on the CPU";
+  return "";
+}
+
+}  // namespace tilewise::cuda

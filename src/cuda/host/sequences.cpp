@@ -1,0 +1,65 @@
+#include "cuda/host/sequences.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "cuda/host/common.h"
+#include "problem/blocks.h"
+
+namespace tilewise::cuda::sm80 {
+namespace {
+
+tile::Sequences sequences(const Problem& p, const Tensor& offsets, std::int64_t rows) {
+  return {.offsets = offsets.data,
+          .stride = offsets.strides[0],
+          .wide = offsets.dtype == DType::int64,
+          .count = static_cast<int>(p.batch),
+          .rows = static_cast<int>(rows)};
+}
+
+std::int64_t blocks(const Problem& p, std::int64_t length, std::int64_t total, std::int64_t rows) {
+  return p.packed ? total / rows + p.batch + 1 : ceil_div(length, rows);
+}
+
+}  // namespace
+
+tile::Sequences query_sequences(const Problem& p) {
+  return sequences(p, p.cu_seqlens_q, p.total_q);
+}
+tile::Sequences key_sequences(const Problem& p) { return sequences(p, p.cu_seqlens_k, p.total_k); }
+
+tile::Pages pages(const Problem& p) {
+  tile::Pages pages;
+  pages.table = static_cast<const int*>(p.block_table.data);
+  pages.table_b = p.block_table.strides[0];
+  pages.table_p = p.block_table.strides[1];
+  // Larger ones are of tables without a page.
+  const auto size = std::min(static_cast<std::uint64_t>(p.page_size), std::uint64_t{1} << 29);
+  pages.size = static_cast<int>(size);
+  // Rounded up by less than 2^width >= size parts in 2^(29 + width): exact for keys below 2^29.
+  const auto width = static_cast<int>(std::bit_width(size - 1));
+  pages.shift = 29 + width;
+  pages.multiplier = static_cast<unsigned>(((std::uint64_t{1} << pages.shift) + size - 1) / size);
+  return pages;
+}
+
+std::int64_t query_blocks(const Problem& p, std::int64_t rows) {
+  return blocks(p, p.seq_q, p.total_q, rows);
+}
+std::int64_t key_blocks(const Problem& p, std::int64_t rows) {
+  return blocks(p, p.seq_k, p.total_k, rows);
+}
+double idle_blocks(const Problem& p) {
+  return p.packed ? 0.5 * static_cast<double>(p.batch) + 1.0 : 0.0;
+}
+
+bool reads_pages(const Problem& p) {
+  return p.paged && !form(p).scaled && has_vectors(p.k) && has_vectors(p.v);
+}
+
+bool is_chunked(const Problem& p, std::size_t operand) {
+  const Tensor* tensors[] = {&p.q, &p.k, &p.v, &p.d_o};
+  return p.packed && (form(p).scaled || !has_vectors(*tensors[operand]));
+}
+
+}  // namespace tilewise::cuda::sm80

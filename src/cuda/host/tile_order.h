@@ -1,0 +1,39 @@
+/// Order of a persistent kernel's tiles: sections of heads whose keys and values stay in the L2
+/// cache, without a small last section. Pure functions.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/kernels/fwd_sm90/args.h"
+
+namespace tilewise::cuda {
+
+/// What decides the order.
+struct OrderProblem {
+  std::int64_t blocks = 1;         ///< row blocks of a head
+  std::int64_t heads = 1;          ///< batch * query heads * splits
+  std::int64_t heads_per_kv = 1;   ///< neighbours among them that read the same keys and values
+  std::int64_t kv_bytes = 1;       ///< of one key head, K and V
+  std::int64_t section_bytes = 0;  ///< of keys and values that a section may read; 0: one key head
+  std::int64_t last_bytes =
+      0;  ///< the same for the last section, which must keep every multiprocessor busy
+  std::int64_t last_tiles = 0;  ///< that the last section has at least, where there are so many
+};
+
+/// Sections of equal size, then a last one that is at least as large: it takes what does not fill a
+/// section.
+fwd_sm90::SectionOrder section_order(const OrderProblem& problem);
+
+/// Tile `index` of an order: what the kernel's producer works out. For tests and the tail model.
+struct OrderedTile {
+  std::int64_t block = 0, head = 0;
+};
+OrderedTile ordered_tile(const fwd_sm90::SectionOrder& order, std::int64_t index);
+
+/// The tail model: longest time of a multiprocessor over the mean when tiles are handed out in
+/// order, tile of row block b costing fixed + per_block * key_blocks(b). `causal`: key_blocks grows
+/// with b, else it is `blocks` for all.
+double tail_ratio(const fwd_sm90::SectionOrder& order, int multiprocessors, double fixed,
+                  double per_block, bool causal);
+
+}  // namespace tilewise::cuda

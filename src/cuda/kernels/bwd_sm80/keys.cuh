@@ -1,0 +1,500 @@
+/// bwd_sm80: dK and dV by tiles, and in the same pass dQ by atomic additions. FlashAttention-2, Dao
+/// 2023, Algorithm 2. sm_80 and newer.
+///
+///   P = exp(S - LSE); dV = P^T dO; dP = dO V^T; dS = P (dP - delta); dK = scale dS^T Q;
+///   dQ = scale dS K   (B1-B9)
+///
+/// One block owns block_n keys of one kv head and walks over the queries of all heads of its group.
+/// Everything is computed transposed (S^T = K Q^T), so that a warp owns whole keys: the
+/// accumulators of P^T and dS^T are, packed, the A operands of dV and dK, and only dS crosses
+/// between warps, through shared memory, for dQ. With column_warps = 2 two warps share 32 keys,
+/// each with half of the queries and then of the columns of dK and dV; P crosses too (README.md).
+#pragma once
+
+#include "cuda/kernels/bwd_sm80/sequences.cuh"
+#include "cuda/tile/dropout.cuh"
+#include "cuda/tile/pairs.cuh"
+#include "cuda/tile/shared_tile.cuh"
+#include "cuda/tile/softmax.cuh"
+
+namespace tilewise::bwd_sm80 {
+using namespace tile;
+
+template <Config kConfig>
+struct Backward {
+  static constexpr Element kElement = kConfig.element;
+  static constexpr int kPlanes = kConfig.planes;
+  static constexpr int kThreads = kConfig.warps * 32;
+  static constexpr int kBlockM = kConfig.block_m, kBlockN = kConfig.block_n;
+  static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
+  static constexpr int kColumnWarps = kConfig.column_warps;
+  static constexpr int kKeyWarps = kConfig.warps / kColumnWarps;
+  static constexpr int kKeys = kBlockN / kKeyWarps;  ///< of a warp
+  static constexpr int kM = kKeys / 16;
+  static constexpr int kSub = kConfig.sub_m, kN = kSub / 8;
+  static constexpr int kSubs = kBlockM / kColumnWarps / kSub;
+  /// dQ: block_m x D over all warps.
+  static constexpr int kWantedRowWarps = kBlockM >= 64 || kD / kConfig.warps % 16 != 0 ? 2 : 1;
+  static constexpr int kRowWarps =
+      kD * kWantedRowWarps >= 16 * kConfig.warps ? kWantedRowWarps : kConfig.warps * 16 / kD;
+  static constexpr int kQm = kBlockM / kRowWarps / 16;
+  static constexpr int kQCols = kD / (kConfig.warps / kRowWarps);
+  static constexpr bool kCross = kColumnWarps > 1;  ///< P and dS are read back from shared memory
+  static constexpr int kTilesS = kCross ? 2 : kConfig.with_dq ? 1 : 0;
+  static constexpr bool kWithK = kConfig.gradients != Gradients::values;
+  static constexpr bool kWithV = kConfig.gradients != Gradients::keys;
+  /// Planes of P and dS as operands.
+  static constexpr int kScorePlanes = kConfig.exact ? 2 : kPlanes;
+  static_assert(!kConfig.exact || (kPlanes == 1 && !kConfig.scaled));
+  static_assert(kKeys % 16 == 0 && kSub % 16 == 0 && kSubs >= 1);
+  static_assert(!kCross || (kPlanes == 1 && !kConfig.scaled && kWithK && kWithV));
+  static_assert((kWithK && kWithV) || !kConfig.with_dq);
+  static_assert(!kConfig.with_dq || kBlockM % (16 * kRowWarps) == 0);
+  static_assert(!kConfig.with_dq || (kPlanes == 1 && !kConfig.scaled && kQCols % 16 == 0));
+
+  using TileK = SharedTile<kBlockN, kD, kPlanes>;
+  using TileV = SharedTile<kBlockN, kDv, kPlanes>;
+  using TileQ = SharedTile<kBlockM, kD, kPlanes>;
+  using TileO = SharedTile<kBlockM, kDv, kPlanes>;
+  using TileS = SharedTile<kBlockN, kBlockM, kConfig.exact ? 2 : 1>;
+  using Kept = KeptPairs<kConfig.dropout, true, kM, kN>;
+  using Pairs = FragmentPairs<kConfig.pairs, true, kM, kN>;
+  /// Scores become logits less lse2 before they become probabilities.
+  static constexpr bool kLogits = kConfig.modified || kConfig.pairs.any();
+  static constexpr int kRowBytes = kBlockM * 4;
+  /// One stage: Q, dO, lse2, delta, and with scale factors lse2_low.
+  static constexpr int kStageBytes =
+      TileQ::kBytes + TileO::kBytes + (kConfig.scaled ? 3 : 2) * kRowBytes;
+
+  /// Those of a sub_step: from row `row` + `query` of a head on; row < 0: none.
+  struct Queries {
+    int head, row, query;
+  };
+
+  const Args& args;
+  const int thread, warp, lane;
+  const TileIndex tile;
+  const int batch, head_k, key, seq_k;  ///< key: of the block
+  const u32 shared;
+  float k_scale = 1.0F, v_scale = 1.0F;
+  Acc rK[kM][kD / kColumnWarps / 8], rV[kM][kDv / kColumnWarps / 8];  ///< dK, dV
+
+  /// NOTE: made anew where a step is masked. Kept in registers through the loop, they spill others.
+  __forceinline__ Diagonals diagonals() const {
+    return Diagonals(args.positions, opaque(args.seq_q), seq_k);
+  }
+  __forceinline__ int key_warp() const { return warp / kColumnWarps; }
+  __forceinline__ int column_warp() const { return warp % kColumnWarps; }
+  __forceinline__ int warp_key() const { return key_warp() * kKeys; }
+  __forceinline__ TileK sK() const { return {shared}; }
+  __forceinline__ TileV sV() const { return {shared + TileK::kBytes}; }
+  __forceinline__ u32 stage_base(int stage) const {
+    return shared + TileK::kBytes + TileV::kBytes + stage * kStageBytes;
+  }
+  __forceinline__ TileQ sQ(int stage) const { return {stage_base(stage)}; }
+  __forceinline__ TileO sO(int stage) const { return {stage_base(stage) + TileQ::kBytes}; }
+  __forceinline__ u32 s_lse(int stage) const {
+    return stage_base(stage) + TileQ::kBytes + TileO::kBytes;
+  }
+  __forceinline__ TileS sS() const { return {stage_base(kConfig.stages)}; }
+  __forceinline__ TileS sP() const { return {stage_base(kConfig.stages) + TileS::kBytes}; }
+  /// Of a warp, behind all that.
+  __forceinline__ Pairs pairs() const {
+    const int at = kTilesS * TileS::kBytes + warp * Pairs::kRoom.bytes;
+    return {args.pairs, stage_base(kConfig.stages) + static_cast<u32>(at), opaque(lane)};
+  }
+  __forceinline__ PairCorner corner(const Queries& at) const {
+    return {batch, at.head, at.row + at.query, key + warp_key(), args.seq_q, seq_k};
+  }
+
+  __forceinline__ Backward(const Args& a, u32 shared_base, TileIndex index, int keys)
+      : args(a),
+        thread(static_cast<int>(threadIdx.x)),
+        warp(__shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0)),
+        lane(static_cast<int>(threadIdx.x) % 32),
+        tile(index),
+        batch(index.pair / (a.heads_q / a.group)),
+        head_k(index.pair % (a.heads_q / a.group)),
+        key(index.block * kBlockN),
+        seq_k(keys),
+        shared(shared_base) {
+    if constexpr (kConfig.scaled) {
+      const i64 at = static_cast<i64>(tile.pair) * args.k_scale_blocks +
+                     min((key + warp_key()) / kScaleRows, args.k_scale_blocks - 1);
+      k_scale = args.k_scale[at];
+      v_scale = args.v_scale[at];
+    }
+    clear(rK);
+    clear(rV);
+  }
+
+  // ---- load
+
+  __forceinline__ void load_keys() const {
+    const unsigned short* gK = static_cast<const unsigned short*>(args.k.data) +
+                               batch * args.k.stride_b + head_k * args.k.stride_h +
+                               key * args.k.stride_s;
+    const unsigned short* gV = static_cast<const unsigned short*>(args.v.data) +
+                               batch * args.v.stride_b + head_k * args.v.stride_h +
+                               key * args.v.stride_s;
+    sK().template load_async<kThreads>(gK, args.k.stride_s, seq_k - key, args.cols_k, thread);
+    sV().template load_async<kThreads>(gV, args.v.stride_s, seq_k - key, args.cols_v, thread);
+  }
+  __forceinline__ void load_queries(int head, int block, int stage) const {
+    const int row = block * kBlockM;
+    const unsigned short* gQ = static_cast<const unsigned short*>(args.q.data) +
+                               batch * args.q.stride_b + head * args.q.stride_h +
+                               row * args.q.stride_s;
+    const unsigned short* gO = static_cast<const unsigned short*>(args.d_o.data) +
+                               batch * args.d_o.stride_b + head * args.d_o.stride_h +
+                               row * args.d_o.stride_s;
+    sQ(stage).template load_async<kThreads>(gQ, args.q.stride_s, args.seq_q - row, args.cols_q,
+                                            thread);
+    sO(stage).template load_async<kThreads>(gO, args.d_o.stride_s, args.seq_q - row, args.cols_o,
+                                            thread);
+    if (thread < kBlockM / 4) {
+      const i64 at =
+          (static_cast<i64>(batch) * args.heads_q + head) * args.rows_q + row + thread * 4;
+      copy_async_16(s_lse(stage) + thread * 16, args.lse2 + at, 16);
+      copy_async_16(s_lse(stage) + kRowBytes + thread * 16, args.delta + at, 16);
+      if constexpr (kConfig.scaled) {
+        copy_async_16(s_lse(stage) + 2 * kRowBytes + thread * 16, args.lse2_low + at, 16);
+      }
+    }
+  }
+
+  // ---- P and dS
+
+  __forceinline__ float row_value(u32 base, int query, int n, int e) const {
+    return load_shared_f32(base + 4 * (query + 8 * n + 2 * (lane % 4) + e));
+  }
+
+  /// (B1) S^T to P^T. Logits have lost lse2 already.
+  __forceinline__ void probabilities(Acc (&S)[kM][kN], float scale, int stage, int query) const {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float lse2 = 0.0F, low = 0.0F;
+        if constexpr (!kLogits) lse2 = row_value(s_lse(stage), query, n, e);
+        if constexpr (kConfig.scaled) low = row_value(s_lse(stage) + 2 * kRowBytes, query, n, e);
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            float& s = S[m][n][2 * half + e];
+            s = probability(kLogits ? s : __fmaf_rn(s, scale, -lse2), low);
+          }
+        }
+      }
+    }
+  }
+  /// (B5) dP^T, times `factor`, to dS^T.
+  __forceinline__ void score_gradients(Acc (&dP)[kM][kN], const Acc (&P)[kM][kN], float factor,
+                                       int stage, int query, bool masked) const {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float delta = row_value(s_lse(stage) + kRowBytes, query, n, e);
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            float& x = dP[m][n][2 * half + e];
+            const float p = P[m][n][2 * half + e];
+            x = kConfig.scaled ? p * __fmaf_rn(x, factor, -delta) : p * (x - delta);
+          }
+        }
+      }
+    }
+    // Of a hidden pair nothing comes through, a NaN of dO or V neither.
+    if (masked) clear_where_zero(dP, P);
+  }
+
+  /// (F1 to F4) S^T times `factor` becomes logits in the log2 domain less lse2, and G d logit / dS
+  /// where scores are modified.
+  __forceinline__ void logits(Acc (&S)[kM][kN], Acc (&G)[kM][kN], float factor, int stage,
+                              const Queries& at, const typename Pairs::Shown& shown) const {
+    const ScoreModification mod(args, factor, batch, at.head);
+    const int shift = seq_k - args.seq_q;
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float lse2 = row_value(s_lse(stage), at.query, n, e);
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            float& s = S[m][n][2 * half + e];
+            if constexpr (kConfig.modified) {
+              const int j = key + warp_key() + 16 * m + lane / 4 + 8 * half;
+              const int i = at.row + at.query + 8 * n + 2 * (lane % 4) + e;
+              s = mod.logit(s, i + shift - j, lse2, G[m][n][2 * half + e]);
+            } else {
+              s = __fmaf_rn(s, mod.scale * kLog2e, -lse2);
+            }
+          }
+        }
+      }
+    }
+    if constexpr (kConfig.pairs.any()) pairs().apply(S, corner(at), shown);
+  }
+  /// Starts the copies for the next sub_step.
+  __forceinline__ void load_pairs(const Queries& next) const {
+    if constexpr (kConfig.pairs.staged) {
+      __syncwarp();  // all lanes are done with the pairs
+      if (next.row >= 0) pairs().load_async(corner(next));
+      copy_async_commit();
+    }
+  }
+
+  /// kSub queries of the step's block: P^T and dS^T, and what follows from them without other
+  /// warps. `next` is the sub_step after it.
+  __forceinline__ void sub_step(const Queries& at, const Queries& next, int stage, bool masked) {
+    const auto [head, row, query] = at;
+    float q_scale = 1.0F, do_scale = 1.0F;
+    if constexpr (kConfig.scaled) {
+      const i64 index = (static_cast<i64>(batch) * args.heads_q + head) * args.q_scale_blocks +
+                        min((row + query) / kScaleRows, args.q_scale_blocks - 1);
+      q_scale = args.q_scale[index];
+      do_scale = args.do_scale[index];
+    }
+    const typename Pairs::Shown shown = pairs().shown(corner(at));
+    if (!shown.some) {
+      load_pairs(next);
+      if constexpr (kCross || kConfig.with_dq) {
+        const Acc none[kM][kN] = {};
+        stage_rows<kElement>(none, 1.0F, sS(), warp_key(), query, lane);
+        if constexpr (kCross) stage_rows<kElement>(none, 1.0F, sP(), warp_key(), query, lane);
+      }
+      return;
+    }
+    const Kept kept(args.dropout, batch * args.heads_q + head, key + warp_key(), row + query, lane);
+    Acc S[kM][kN], dP[kM][kN];
+    clear(S);
+    product_rows<kElement>(S, sK(), warp_key(), sQ(stage), query, lane);  // (F1) S^T = K Q^T
+    if constexpr (kLogits) {
+      Acc G[kM][kN];
+      logits(S, G, k_scale * q_scale, stage, at, shown);
+      load_pairs(next);
+      if (masked) mask_transposed(S, diagonals(), seq_k, key + warp_key(), row + query, lane);
+      probabilities(S, 1.0F, stage, query);
+      if constexpr (kWithK) {
+        clear(dP);
+        product_rows<kElement>(dP, sV(), warp_key(), sO(stage), query, lane);  // (B4)
+        kept.drop(dP, args.dropout.scale);
+        score_gradients(dP, S, v_scale * do_scale, stage, query, masked || kConfig.pairs.any());
+        if constexpr (kConfig.modified) multiply_each(dP, G);
+      }
+    } else {
+      float scale = args.scale_log2;
+      if constexpr (kConfig.scaled) {
+        scale = fminf(fmaxf(scale * (k_scale * q_scale), 1e-37F), 3e38F);
+      }
+      if (masked) mask_transposed(S, diagonals(), seq_k, key + warp_key(), row + query, lane);
+      probabilities(S, scale, stage, query);
+      if constexpr (kWithK) {
+        clear(dP);
+        product_rows<kElement>(dP, sV(), warp_key(), sO(stage), query, lane);  // (B4) dP^T = V dO^T
+        kept.drop(dP, args.dropout.scale);
+        score_gradients(dP, S, v_scale * do_scale, stage, query, masked);
+      }
+    }
+    kept.drop(S, 1.0F);  // (B3) Z P; 1 / (1 - p) comes at the end
+    if constexpr (kCross) {
+      stage_rows<kElement>(S, 1.0F, sP(), warp_key(), query, lane);
+      stage_rows<kElement>(dP, 1.0F, sS(), warp_key(), query, lane);
+      return;
+    }
+    if constexpr (kConfig.with_dq) stage_rows<kElement>(dP, 1.0F, sS(), warp_key(), query, lane);
+    if constexpr (kWithV) {
+      FragmentA<kScorePlanes> a[kM][kN / 2];
+      if constexpr (kConfig.scaled) multiply(S, kProbabilityScale);
+      pack_fragments<kElement>(a, S);
+      product_register<kElement, kConfig.scaled>(rV, a, sO(stage), query / 16, 0,
+                                                 do_scale * (1.0F / kProbabilityScale),
+                                                 lane);  // (B3) dV += P^T dO
+    }
+    if constexpr (kWithK) {
+      float ds_scale = 1.0F;
+      if constexpr (kConfig.scaled) ds_scale = normalise(dP);
+      FragmentA<kScorePlanes> a[kM][kN / 2];
+      pack_fragments<kElement>(a, dP);
+      product_register<kElement, kConfig.scaled>(rK, a, sQ(stage), query / 16, 0,
+                                                 ds_scale * q_scale, lane);  // (B9) dK += dS^T Q
+    }
+  }
+
+  /// dV and dK of this warp's keys and columns, P^T and dS^T from shared memory.
+  __forceinline__ void crossed_products(int stage) {
+#pragma unroll
+    for (int k = 0; k < kBlockM / 16; ++k) {
+      FragmentA<kScorePlanes> a[kM][1];
+#pragma unroll
+      for (int m = 0; m < kM; ++m) sP().load_a(a[m][0], warp_key() + 16 * m, k, lane);
+      product_register<kElement, false>(rV, a, sO(stage), k, column_warp() * (kDv / kColumnWarps),
+                                        1.0F, lane);  // (B3) dV
+      FragmentA<kScorePlanes> b[kM][1];
+#pragma unroll
+      for (int m = 0; m < kM; ++m) sS().load_a(b[m][0], warp_key() + 16 * m, k, lane);
+      product_register<kElement, false>(rK, b, sQ(stage), k, column_warp() * (kD / kColumnWarps),
+                                        1.0F, lane);  // (B9) dK
+      limit_overlap<2 * kD>();
+    }
+  }
+
+  /// (B8) dQ += dS K for the step's queries: this warp's rows and columns.
+  __forceinline__ void query_gradient(int head, int row) const {
+    const int first = warp % kRowWarps * (kBlockM / kRowWarps);
+    const int col = warp / kRowWarps * kQCols;
+    Acc dQ[kQm][kQCols / 8];
+    clear(dQ);
+#pragma unroll
+    for (int k = 0; k < kBlockN / 16; ++k) {
+      FragmentA<kScorePlanes> a[kQm][1];
+#pragma unroll
+      for (int m = 0; m < kQm; ++m) sS().load_a_trans(a[m][0], k, first + 16 * m, lane);
+      product_register<kElement, false>(dQ, a, sK(), k, col, 1.0F, lane);
+    }
+    float* sums = args.dq_sum + (static_cast<i64>(batch) * args.heads_q + head) * args.rows_q * kD;
+    add_fragments(dQ, sums, row + first, col, kD, lane);
+  }
+
+  // ---- main loop
+
+  __forceinline__ void step(int head, int block, int next_head, int next_block, int stage,
+                            bool masked) {
+    // This step's Q and dO have landed, for all threads; all warps are done with dS, P and the
+    // other stage.
+    copy_async_wait<0>();
+    __syncthreads();
+    if constexpr (kConfig.stages == 2) {
+      if (next_block >= 0) load_queries(next_head, next_block, stage ^ 1);
+      copy_async_commit();
+    }
+    const int row = block * kBlockM, first = column_warp() * (kSubs * kSub);
+#pragma unroll
+    for (int sub = 0; sub < kSubs; ++sub) {
+      // The pairs of the first have landed with Q and dO.
+      if (kConfig.pairs.staged && sub > 0) copy_async_wait<0>(), __syncwarp();
+      const Queries at = {head, row, first + sub * kSub}, after = {head, row, at.query + kSub};
+      const Queries next = {next_head, next_block * kBlockM, first};
+      sub_step(at, sub + 1 < kSubs ? after : next, stage, masked);
+    }
+    if constexpr (kConfig.with_dq || kCross) {
+      __syncthreads();  // dS (and P) of all warps are written before any warp reads them
+      if constexpr (kCross) crossed_products(stage);
+      if constexpr (kConfig.with_dq) query_gradient(head, row);
+    }
+    if constexpr (kConfig.stages == 1) {
+      __syncthreads();  // all warps are done with Q and dO before the next ones land there
+      if (next_block >= 0) load_queries(next_head, next_block, 0);
+      copy_async_commit();
+    }
+  }
+
+  __forceinline__ void run(const BlockRange& range) {
+    const int head0 = head_k * args.group;
+    load_keys();
+    load_queries(head0, range.begin, 0);
+    pairs().load_async(corner({head0, range.begin * kBlockM, column_warp() * (kSubs * kSub)}));
+    copy_async_commit();
+    int stage = 0;
+#pragma unroll 1
+    for (int g = 0; g < args.group; ++g) {
+#pragma unroll 1
+      for (int block = range.begin; block < range.end; ++block) {
+        const bool wraps = block + 1 == range.end;
+        const int next_block = !wraps ? block + 1 : g + 1 < args.group ? range.begin : -1;
+        step(head0 + g, block, head0 + g + (wraps ? 1 : 0), next_block, stage,
+             block < range.full_begin || block >= range.full_end);
+        if constexpr (kConfig.stages == 2) stage ^= 1;
+      }
+    }
+    if constexpr (kConfig.dropout) multiply(rV, args.dropout.scale);
+  }
+
+  // ---- epilogue
+
+  __forceinline__ void finish() const {
+    constexpr int kColsK = kD / kColumnWarps, kColsV = kDv / kColumnWarps;
+    if constexpr (kConfig.split && kConfig.with_dq) {
+      const i64 at = static_cast<i64>(tile.pair) * args.rows_k;
+      add_fragments(rK, args.dk_sum + at * kD, key + warp_key(), column_warp() * kColsK, kD, lane);
+      add_fragments(rV, args.dv_sum + at * kDv, key + warp_key(), column_warp() * kColsV, kDv,
+                    lane);
+    } else if constexpr (kConfig.split) {
+      // A sum for each part: bwd_convert adds them in their order.
+      const i64 at = (static_cast<i64>(tile.split) * args.order.heads + tile.pair) * args.rows_k;
+      if constexpr (kWithK) {
+        store_fragments(rK, args.dk_sum + at * kD, key + warp_key(), column_warp() * kColsK, kD,
+                        lane);
+      }
+      if constexpr (kWithV) {
+        store_fragments(rV, args.dv_sum + at * kDv, key + warp_key(), column_warp() * kColsV, kDv,
+                        lane);
+      }
+    } else if constexpr (kConfig.scaled) {
+      if constexpr (kWithK) {
+        store_float_rows(rK, args.scale, output<float>(args.dk), args.dk, args.dk_vectors,
+                         key + warp_key(), args.seq_k, 0, args.head_dim, lane);
+      }
+      if constexpr (kWithV) {
+        store_float_rows(rV, 1.0F, output<float>(args.dv), args.dv, args.dv_vectors,
+                         key + warp_key(), args.seq_k, 0, args.head_dim_v, lane);
+      }
+    } else {
+      // Through shared memory, where K and V were, so that a lane stores 16 bytes of a row.
+      const SharedTile<kBlockN, kD> out_k{shared};
+      const SharedTile<kBlockN, kDv> out_v{shared + TileK::kBytes};
+      __syncthreads();  // all warps are done with K and V
+      stage_rows<kElement>(rK, args.scale, out_k, warp_key(), column_warp() * kColsK, lane);
+      stage_rows<kElement>(rV, 1.0F, out_v, warp_key(), column_warp() * kColsV, lane);
+      __syncthreads();  // both are complete
+      constexpr int kRows = kBlockN / kConfig.warps;
+      store_rows<kRows, kD>(out_k, warp * kRows, output<unsigned short>(args.dk), args.dk,
+                            args.dk_vectors, key + warp * kRows, args.seq_k, args.head_dim, lane);
+      store_rows<kRows, kDv>(out_v, warp * kRows, output<unsigned short>(args.dv), args.dv,
+                             args.dv_vectors, key + warp * kRows, args.seq_k, args.head_dim_v,
+                             lane);
+    }
+  }
+  template <class T>
+  __forceinline__ T* output(const View4& view) const {
+    return static_cast<T*>(view.data) + batch * view.stride_b + head_k * view.stride_h;
+  }
+};
+
+template <Config kConfig, class AnyArgs>
+__forceinline__ void kernel(const AnyArgs& any) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  OwnArgs<kConfig.packed> own(any);
+  const Args& args = own.args;
+  TileIndex tile = tile_index(args.order, blockIdx.x);
+  wait_for_previous();  // for packed operands, lse2 and delta
+  if constexpr (kConfig.packed) {
+    if (!enter_keys<kConfig>(any, own.args, tile)) return;
+  }
+  const int seq_k = keys_of(args, tile.pair / (args.heads_q / args.group));
+  Backward<kConfig> block(args, shared_address(shared), tile, seq_k);
+  const int key_end = min(block.key + kConfig.block_n, seq_k);
+  BlockRange range;
+  if (key_end > block.key) {
+    range = query_blocks<kConfig.block_m>(block.diagonals(), block.key, key_end, args.seq_q);
+    // Keys beyond the end must be masked in every step.
+    if (key_end - block.key < kConfig.block_n) range.full_end = range.full_begin;
+  }
+  if constexpr (kConfig.split) {
+    const int blocks = args.queries_per_split / kConfig.block_m;
+    range.clip(tile.split * blocks, (tile.split + 1) * blocks);
+    // What nobody sees adds nothing; a sum of its own must become zero.
+    if (kConfig.with_dq && range.begin >= range.end) return;
+  }
+  if (range.begin < range.end) block.run(range);
+  let_next_start();
+  block.finish();
+}
+
+}  // namespace tilewise::bwd_sm80

@@ -1,0 +1,486 @@
+#include "cuda/kernels/bwd_sm80/row.h"
+
+#include <algorithm>
+#include <span>
+
+#include "cuda/driver/device.h"
+#include "cuda/driver/memory.h"
+#include "cuda/host/common.h"
+#include "cuda/kernels/bwd_sm80/args.h"
+#include "cuda/kernels/bwd_sm80/bias.h"
+#include "cuda/kernels/bwd_sm80/tiles.h"
+#include "cuda/kernels/rows/convert.h"
+#include "cuda/kernels/rows/delta.h"
+#include "cuda/kernels/rows/sinks.h"
+#include "plan/accounting.h"
+#include "problem/blocks.h"
+
+namespace tilewise::cuda {
+namespace {
+
+using namespace bwd_tiles;
+using bwd_sm80::RaggedArgs;
+using Role = MemoryItem::Role;
+
+std::string no_tile(const Problem& p, const Hardware& machine) {
+  return "no tile for head dims " + std::to_string(p.head_dim) + ", " +
+         std::to_string(p.head_dim_v) + " fits " + std::to_string(machine.shared_kib) +
+         " KiB of shared memory";
+}
+
+std::string refusal(const Problem& p, const Hardware& machine) {
+  std::string reason = sm80::refusal(p, machine, sm80::kTakes);
+  if (reason.empty() && p.packed && p.dbias.defined()) {
+    reason = "the gradient of a bias of packed sequences is not supported by this kernel";
+  }
+  return reason;
+}
+
+std::string one_pass_supports(const KernelRow&, const Problem& p, const Hardware& machine) {
+  std::string reason = refusal(p, machine);
+  if (!reason.empty()) return reason;
+  if (p.dtype == DType::float32) return "float32 gradients come from two passes";
+  if (p.deterministic) return "dQ is summed in any order; deterministic takes two passes";
+  return choose_one_pass(p, machine).tile == nullptr ? no_tile(p, machine) : "";
+}
+
+std::string two_pass_supports(const KernelRow&, const Problem& p, const Hardware& machine) {
+  std::string reason = refusal(p, machine);
+  if (!reason.empty()) return reason;
+  return choose_two_pass(p, machine).pair == nullptr ? no_tile(p, machine) : "";
+}
+
+void add_row_memory(const Problem& p, std::vector<MemoryItem>& items) {
+  const auto add = [&](const char* name) {
+    items.push_back(memory_item(name, Role::workspace, DType::float32,
+                                {p.stored_batch(), p.heads_q, rows_q(p)}));
+  };
+  add("LSE, log2");
+  add("delta");
+  if (sm80::form(p).scaled) add("LSE, log2, low part");
+}
+
+double tensor_bytes(const Problem& p) {
+  double bytes = 0.0;
+  for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv}) {
+    bytes += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
+  }
+  return bytes + sm80::pair_bytes(p);
+}
+
+/// What both forms do before their main passes: bwd_delta reads O and dO; refine returns at once,
+/// is over a small problem, or is priced by others_ms.
+double before_ms(const Problem& p, const sm80::Operands& operands, const Hardware& machine) {
+  const double rows =
+      2.0 * static_cast<double>(p.d_o.numel() * dtype_bytes(p.d_o.dtype)) / machine.bandwidth_gbps;
+  double ms = sm80::kKernelMs + 1e-6 * rows;
+  if (operands.packs()) ms += sm80::kKernelMs + 1e-6 * operands.bytes() / machine.bandwidth_gbps;
+  if (refines(p)) ms += sm80::kKernelMs;
+  return ms;
+}
+
+/// Gradients of sinks and bias, in a pass whose `products` matrix products take `products_ms`: two
+/// more for the bias, and two more where refine takes delta of every row for them. `queries`: a
+/// tile of bwd_dq_sm80. The workspace goes to `cost`.
+double others_ms(const Problem& p, const Tile& queries, double products_ms, double products,
+                 Cost& cost) {
+  const double two_ms = 2.0 / products * products_ms;
+  double ms = 0.0;
+  if (p.dsinks.defined()) ms += sm80::kKernelMs;
+  if (p.dbias.defined()) {
+    const BiasParts parts(p, queries.block_m, queries.block_n);
+    parts.add_memory(cost.memory);
+    if (parts.count > 1) {
+      cost.bytes_moved += 2.0 * static_cast<double>(cost.memory.back().bytes);
+      ms += sm80::kKernelMs;
+    }
+    ms += sm80::kKernelMs + two_ms;
+  }
+  if (sums_gradients(p) && sm80::form(p).planes == 1) ms += two_ms;
+  return ms;
+}
+
+/// Launches of a pass that work out P, beside the `main` ones.
+int launches(const Problem& p, int main) {
+  return main + (p.dbias.defined() ? 1 : 0) + (refines(p) ? 1 : 0);
+}
+
+Cost one_pass_cost(const KernelRow&, const Problem& p, const Hardware& machine) {
+  const OnePass choice = choose_one_pass(p, machine);
+  const sm80::Operands operands(p);
+  Cost cost;
+  cost.block_m = choice.tile->block_m;
+  cost.block_n = choice.tile->block_n;
+  cost.splits = choice.splits;
+  operands.add_memory(cost.memory);
+  add_row_memory(p, cost.memory);
+  const auto sums = [&](const char* name, std::int64_t heads, std::int64_t rows, int dim) {
+    cost.memory.push_back(
+        memory_item(name, Role::workspace, DType::float32, {p.stored_batch(), heads, rows, dim}));
+    return static_cast<double>(cost.memory.back().bytes);
+  };
+  // The sums of dQ: cleared, added to by every block of keys, read.
+  const double dq = sums("dQ sums", p.heads_q, rows_q(p), dims(p).qk);
+  double moved = 3.0 * dq;
+  if (choice.splits > 1) {
+    const std::int64_t rows = rows_k(p, choice.tile->block_n);
+    moved += 3.0 * sums("dK sums", p.heads_k, rows, dims(p).qk);
+    moved += 3.0 * sums("dV sums", p.heads_k, rows, dims(p).v);
+  }
+  cost.bytes_moved = tensor_bytes(p) + 2.0 * operands.bytes() + moved;
+  const Tile& queries = two_pass_tiles(p)[0].queries;
+  cost.ms = choice.ms + before_ms(p, operands, machine) +
+            others_ms(p, queries, choice.ms, kOnePassProducts, cost) +
+            sm80::options_ms(p, launches(p, 1), machine) + sm80::kKernelMs +
+            1e-6 * 2.5 * dq / machine.bandwidth_gbps;
+  return cost;
+}
+
+Cost two_pass_cost(const KernelRow&, const Problem& p, const Hardware& machine) {
+  const TwoPass choice = choose_two_pass(p, machine);
+  const sm80::Operands operands(p);
+  Cost cost;
+  cost.block_m = choice.pair->keys.block_m;
+  cost.block_n = choice.pair->keys.block_n;
+  cost.splits = choice.splits;
+  operands.add_memory(cost.memory);
+  add_row_memory(p, cost.memory);
+  cost.bytes_moved = tensor_bytes(p) + 2.0 * operands.bytes();
+  if (choice.splits > 1) {
+    const Parts parts = parts_of(p, *choice.pair, choice.splits);
+    const auto sums = [&](const char* name, int count, std::int64_t heads, std::int64_t rows,
+                          int dim) {
+      cost.memory.push_back(
+          memory_item(name, Role::workspace, DType::float32, {count, p.batch, heads, rows, dim}));
+      cost.bytes_moved += 2.0 * static_cast<double>(cost.memory.back().bytes);
+    };
+    sums("dQ parts", parts.queries, p.heads_q, parts.rows_dq, dims(p).qk);
+    sums("dK parts", parts.keys, p.heads_k, parts.rows_k, dims(p).qk);
+    sums("dV parts", parts.keys, p.heads_k, parts.rows_k, dims(p).v);
+  }
+  cost.ms = choice.ms + before_ms(p, operands, machine) +
+            others_ms(p, choice.pair->queries, choice.ms, two_pass_products(*choice.pair), cost) +
+            sm80::options_ms(p, launches(p, choice.pair->apart ? 3 : 2), machine);
+  return cost;
+}
+
+void fill(Args& args, const Problem& p, const sm80::Operands& operands, const RowStatistics& rows) {
+  sm80::fill_shared(args, p, operands);
+  args.d_o = operands[3].view;
+  args.do_scale = operands[3].scale;
+  args.cols_o = operands[3].cols;
+  args.lse2 = rows.lse2;
+  args.delta = rows.delta;
+  args.lse2_low = rows.lse2_low;
+  if (p.d_lse.defined()) {
+    args.d_lse = static_cast<const float*>(p.d_lse.data);
+    args.d_lse_b = p.d_lse.strides[0];
+    args.d_lse_h = p.d_lse.strides[1];
+    args.d_lse_s = p.d_lse.strides[2];
+  }
+  args.rows_q = static_cast<int>(rows.rows_q);
+  args.dq = sm80::view4(p.dq);
+  args.dk = sm80::view4(p.dk);
+  args.dv = sm80::view4(p.dv);
+  args.dq_vectors = sm80::has_vectors(p.dq);
+  args.dk_vectors = sm80::has_vectors(p.dk);
+  args.dv_vectors = sm80::has_vectors(p.dv);
+  args.head_dim = static_cast<int>(p.head_dim);
+}
+
+/// A launch of the pass.
+void launch_tiles(const Problem& p, const Kernel& kernel, const Grid& grid, void* stream,
+                  const Args& args) {
+  if (!p.packed) return launch(kernel, grid, stream, args);
+  RaggedArgs ragged;
+  ragged.args = args;
+  ragged.queries = sm80::query_sequences(p);
+  ragged.keys = sm80::key_sequences(p);
+  ragged.chunked_q = sm80::is_chunked(p, 0);
+  ragged.chunked_k = sm80::is_chunked(p, 1);
+  ragged.chunked_v = sm80::is_chunked(p, 2);
+  ragged.chunked_o = sm80::is_chunked(p, 3);
+  launch(kernel, grid, stream, ragged);
+}
+
+/// KiB of shared memory on the problem's device.
+int limit_kib(const Problem& p) { return sm80::shared_kib(device_arch(p.device.index)); }
+
+/// dK and dV, with dQ where the config says so: one block for block_n keys of a kv head.
+void launch_keys(const Problem& p, const Config& config, const Tile& tile, Args args, int splits,
+                 void* stream) {
+  const std::int64_t heads = p.stored_batch() * p.heads_k;
+  const std::int64_t blocks = sm80::key_blocks(p, tile.block_n);
+  const double head_bytes = static_cast<double>(p.total_q * p.group()) *
+                            (config.head_dim + config.head_dim_v) *
+                            (2.0 * config.planes + (config.with_dq ? 2.0 : 0.0));
+  args.order = {.blocks = static_cast<unsigned>(blocks),
+                .splits = static_cast<unsigned>(splits),
+                .heads = static_cast<unsigned>(heads),
+                .section = sm80::section(p.has_positional_mask(), heads, blocks, head_bytes,
+                                         sm80::kTypicalMultiprocessors),
+                .last_first = false};
+  const int min_blocks = tile.min_blocks;
+  const Kernel kernel = sm80::load_config(
+      config, p.device.index, [min_blocks](const Config& c) { return key_unit(c, min_blocks); });
+  const std::int64_t grid = blocks * heads * splits;
+  // In one pass with splits the sums were cleared last, which is no kernel.
+  const bool cleared = splits > 1 && config.with_dq;
+  launch_tiles(p, kernel, cleared ? Grid{.x = grid} : sm80::following(grid, p.device.index), stream,
+               args);
+}
+
+/// dQ, or with `refine` what rounding took from lse2: one block for block_m queries of a head.
+void launch_queries(const Problem& p, const Config& config, const Tile& tile, Args args,
+                    bool refine, int splits, void* stream) {
+  const std::int64_t heads = p.stored_batch() * p.heads_q;
+  const std::int64_t blocks = sm80::query_blocks(p, tile.block_m);
+  const double head_bytes = static_cast<double>(p.total_k) * (config.head_dim + config.head_dim_v) *
+                            2.0 * config.planes / static_cast<double>(p.group());
+  args.order = {.blocks = static_cast<unsigned>(blocks),
+                .splits = static_cast<unsigned>(splits),
+                .heads = static_cast<unsigned>(heads),
+                .section = sm80::section(p.has_positional_mask(), heads, blocks, head_bytes,
+                                         sm80::kTypicalMultiprocessors),
+                .last_first = p.has_positional_mask()};
+  const int min_blocks = tile.min_blocks;
+  const int device = p.device.index;
+  const Kernel kernel =
+      refine ? sm80::load_config(config, device,
+                                 [=](const Config& c) { return refine_unit(c, min_blocks); })
+             : sm80::load_config(config, device,
+                                 [=](const Config& c) { return query_unit(c, min_blocks); });
+  launch_tiles(p, kernel, sm80::following(blocks * heads * splits, p.device.index), stream, args);
+}
+
+/// Gradients of what is no operand, from the rows' final statistics. `queries`: a tile of
+/// bwd_dq_sm80.
+void launch_others(const Problem& p, const Tile& queries, const RowStatistics& rows,
+                   const Args& args, WorkspaceCutter& workspace, void* stream) {
+  sink_gradient(p, rows, stream);
+  bias_gradient(p, args, make_config(p, queries, Launch::queries, false, limit_kib(p)),
+                queries.min_blocks, workspace, stream);
+}
+
+RowStatistics take_rows(const Problem& p, WorkspaceCutter& workspace) {
+  RowStatistics rows;
+  rows.rows_q = rows_q(p);
+  const std::int64_t count = p.stored_batch() * p.heads_q * rows.rows_q;
+  rows.lse2 = workspace.take<float>(count);
+  rows.delta = workspace.take<float>(count);
+  if (sm80::form(p).scaled) rows.lse2_low = workspace.take<float>(count);
+  return rows;
+}
+
+void run_one_pass(const KernelRow& row, const Problem& p, const Context& context) {
+  const Plan& plan = context.plan;
+  const auto tiles = one_pass_tiles(p);
+  const auto tile = std::find_if(tiles.begin(), tiles.end(), [&](const Tile& t) {
+    return t.block_m == plan.block_m && t.block_n == plan.block_n;
+  });
+  if (tile == tiles.end()) {
+    throw InvalidArgument("plan: " + std::string(row.name) + " has no tile of " +
+                          std::to_string(plan.block_m) + " x " + std::to_string(plan.block_n));
+  }
+  const bool split = plan.splits > 1;
+  const Config config = make_config(p, *tile, Launch::all, split, limit_kib(p));
+  WorkspaceCutter workspace(context.workspace);
+  sm80::Operands operands(p);
+  operands.prepare(workspace, context.stream);
+  RowStatistics rows = take_rows(p, workspace);
+  const std::int64_t heads_k = p.batch * p.heads_k, keys = rows_k(p, tile->block_n);
+  Args args;
+  args.dq_sum = workspace.take<float>(p.stored_batch() * p.heads_q * rows.rows_q * config.head_dim);
+  rows.clear = args.dq_sum;
+  rows.clear_cols = config.head_dim;
+  prepare_rows(p, rows, context.stream);
+  fill(args, p, operands, rows);
+  if (refines(p)) {
+    const Tile& queries = two_pass_tiles(p)[0].queries;  // fits every machine
+    launch_queries(p, make_config(p, queries, Launch::queries, false, limit_kib(p)), queries, args,
+                   true, 1, context.stream);
+  }
+  std::vector<SummedGradient> sums = {{args.dq_sum, &p.dq, rows.rows_q, config.head_dim, p.scale}};
+  if (split) {
+    args.dk_sum = workspace.take<float>(heads_k * keys * config.head_dim);
+    args.dv_sum = workspace.take<float>(heads_k * keys * config.head_dim_v);
+    args.rows_k = static_cast<int>(keys);
+    args.queries_per_split = static_cast<int>(per_split(p.seq_q, tile->block_m, plan.splits));
+    fill_bytes(args.dk_sum, 0, heads_k * keys * config.head_dim * 4, p.device.index,
+               context.stream);
+    fill_bytes(args.dv_sum, 0, heads_k * keys * config.head_dim_v * 4, p.device.index,
+               context.stream);
+    sums.push_back({args.dk_sum, &p.dk, keys, config.head_dim, p.scale});
+    sums.push_back({args.dv_sum, &p.dv, keys, config.head_dim_v, 1.0F});
+  }
+  launch_keys(p, config, *tile, args, plan.splits, context.stream);
+  convert_gradients(p, sums, context.stream);
+  launch_others(p, two_pass_tiles(p)[0].queries, rows, args, workspace, context.stream);
+}
+
+/// Places for what each part of the two-pass form adds up, which bwd_convert then adds.
+std::vector<SummedGradient> take_parts(const Problem& p, const Parts& parts, Args& args,
+                                       WorkspaceCutter& workspace) {
+  const std::int64_t pairs_q = p.batch * p.heads_q, pairs_k = p.batch * p.heads_k;
+  const auto take = [&](int count, std::int64_t pairs, std::int64_t rows, int dim) {
+    return workspace.take<float>(count * pairs * rows * dim);
+  };
+  args.dq_sum = take(parts.queries, pairs_q, parts.rows_dq, dims(p).qk);
+  args.dk_sum = take(parts.keys, pairs_k, parts.rows_k, dims(p).qk);
+  args.dv_sum = take(parts.keys, pairs_k, parts.rows_k, dims(p).v);
+  args.rows_dq = static_cast<int>(parts.rows_dq);
+  args.rows_k = static_cast<int>(parts.rows_k);
+  args.queries_per_split = static_cast<int>(parts.queries_per_split);
+  args.keys_per_split = static_cast<int>(parts.keys_per_split);
+  return {{args.dq_sum, &p.dq, parts.rows_dq, dims(p).qk, p.scale, parts.queries},
+          {args.dk_sum, &p.dk, parts.rows_k, dims(p).qk, p.scale, parts.keys},
+          {args.dv_sum, &p.dv, parts.rows_k, dims(p).v, 1.0F, parts.keys}};
+}
+
+void run_two_pass(const KernelRow& row, const Problem& p, const Context& context) {
+  const Plan& plan = context.plan;
+  const auto pairs = two_pass_tiles(p);
+  const auto pair = std::find_if(pairs.begin(), pairs.end(), [&](const TilePair& t) {
+    return t.keys.block_m == plan.block_m && t.keys.block_n == plan.block_n;
+  });
+  if (pair == pairs.end()) {
+    throw InvalidArgument("plan: " + std::string(row.name) + " has no tiles of " +
+                          std::to_string(plan.block_m) + " x " + std::to_string(plan.block_n));
+  }
+  WorkspaceCutter workspace(context.workspace);
+  sm80::Operands operands(p);
+  operands.prepare(workspace, context.stream);
+  const RowStatistics rows = take_rows(p, workspace);
+  prepare_rows(p, rows, context.stream);
+  Args args;
+  fill(args, p, operands, rows);
+  if (refines(p)) {
+    const Config plain = make_config(p, pair->queries, Launch::queries, false, limit_kib(p));
+    launch_queries(p, plain, pair->queries, args, true, 1, context.stream);
+  }
+  const bool split = plan.splits > 1;
+  const Parts parts = parts_of(p, *pair, plan.splits);
+  std::vector<SummedGradient> sums;
+  if (split) sums = take_parts(p, parts, args, workspace);
+  Config config = make_config(p, pair->keys, Launch::keys, split, limit_kib(p));
+  if (pair->apart) {
+    for (const Gradients gradients : {Gradients::keys, Gradients::values}) {
+      config.gradients = gradients;
+      launch_keys(p, config, pair->keys, args, parts.keys, context.stream);
+    }
+  } else {
+    launch_keys(p, config, pair->keys, args, parts.keys, context.stream);
+  }
+  launch_queries(p, make_config(p, pair->queries, Launch::queries, split, limit_kib(p)),
+                 pair->queries, args, false, parts.queries, context.stream);
+  if (split) convert_gradients(p, sums, context.stream);
+  launch_others(p, pair->queries, rows, args, workspace, context.stream);
+}
+
+}  // namespace
+
+RefinedDelta refined_delta(const Problem& p, WorkspaceCutter& workspace, void* stream) {
+  sm80::Operands operands(p);
+  operands.prepare(workspace, stream);
+  const RowStatistics rows = take_rows(p, workspace);
+  prepare_rows(p, rows, stream);
+  Args args;
+  fill(args, p, operands, rows);
+  const Tile& queries = two_pass_tiles(p)[0].queries;  // fits every machine
+  launch_queries(p, make_config(p, queries, Launch::queries, false, limit_kib(p)), queries, args,
+                 true, 1, stream);
+  return {rows.delta, rows.rows_q};
+}
+
+void add_refined_delta_memory(const Problem& p, std::vector<MemoryItem>& items) {
+  sm80::Operands(p).add_memory(items);
+  add_row_memory(p, items);
+}
+
+const KernelRow kFlashBackwardSm80 = {
+    .name = "flash_bwd_sm80",
+    .implementation = "flash",
+    .device = DeviceType::cuda,
+    .pass = Pass::backward,
+    .summary = "tiled, P recomputed from LSE, dQ by atomic additions; mma.sync, cp.async",
+    .supports = one_pass_supports,
+    .cost = one_pass_cost,
+    .run = run_one_pass};
+
+const KernelRow kFlashBackwardTwoPassSm80 = {
+    .name = "flash_bwd_twopass_sm80",
+    .implementation = "flash",
+    .device = DeviceType::cuda,
+    .pass = Pass::backward,
+    .summary = "tiled, dK and dV, then dQ: repeatable; float32 as two fp16 planes",
+    .supports = two_pass_supports,
+    .cost = two_pass_cost,
+    .run = run_two_pass};
+
+namespace {
+
+/// Adds a kernel unless an architecture cannot hold it.
+void add_unit(std::vector<PackUnit>& units, int arch, KernelUnit made, const KernelRow& row) {
+  if (made.shared_bytes > 1024 * sm80::shared_kib(arch)) return;
+  // NOTE: the spills (see bwd_sm80/README.md) are of loop constants, reloaded once a step at most.
+  units.push_back({.unit = std::move(made),
+                   .row = row.name,
+                   .instruction = "mma.sync",
+                   .allowed_spill_bytes = 64});
+}
+
+/// Not a small one.
+Problem packed_problem(DType dtype, std::int64_t dim) {
+  Problem p;
+  p.scale = 1.0F;
+  p.dtype = dtype;
+  p.batch = p.heads_q = p.heads_k = 64;
+  p.seq_q = p.seq_k = 1024;
+  p.head_dim = p.head_dim_v = dim;
+  return p;
+}
+
+}  // namespace
+
+void add_bwd_sm80_units(std::vector<PackUnit>& units, int arch) {
+  for (const int dim : {64, 128}) {
+    const Problem half = packed_problem(DType::bfloat16, dim);
+    const Tile& one = one_pass_tiles(half)[0];
+    add_unit(units, arch,
+             key_unit(make_config(half, one, Launch::all, false, sm80::shared_kib(arch)),
+                      one.min_blocks),
+             kFlashBackwardSm80);
+    const Problem exact = packed_problem(DType::float32, dim);
+    const TilePair& two = two_pass_tiles(exact)[0];
+    const auto add = [&](auto make_unit, const Tile& tile, Launch launch) {
+      const Config config = make_config(exact, tile, launch, false, sm80::shared_kib(arch));
+      add_unit(units, arch, make_unit(config, tile.min_blocks), kFlashBackwardTwoPassSm80);
+    };
+    add(key_unit, two.keys, Launch::keys);
+    add(query_unit, two.queries, Launch::queries);
+    add(refine_unit, two.queries, Launch::queries);
+  }
+}
+
+void add_bwd_sm80_option_units(std::vector<PackUnit>& units, int arch) {
+  const auto add_bias = [&](Problem p) {
+    p.bias.rank = 4;
+    p.bias.strides[3] = 1;
+    const Tile& queries = two_pass_tiles(p)[0].queries;
+    const Config config = make_config(p, queries, Launch::queries, false, sm80::shared_kib(arch));
+    add_unit(units, arch, bias_unit(config, queries.min_blocks), kFlashBackwardTwoPassSm80);
+  };
+  for (const int dim : {64, 128}) {
+    Problem p = packed_problem(DType::bfloat16, dim);
+    add_bias(p);
+    p.dropout.p = 0.1;
+    const Tile& one = one_pass_tiles(p)[0];
+    add_unit(
+        units, arch,
+        key_unit(make_config(p, one, Launch::all, false, sm80::shared_kib(arch)), one.min_blocks),
+        kFlashBackwardSm80);
+  }
+  add_bias(packed_problem(DType::float32, 64));
+}
+
+}  // namespace tilewise::cuda

@@ -1,0 +1,336 @@
+#include "cuda/kernels/bwd_sm80/tiles.h"
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "cuda/jit/config_text.h"
+#include "plan/accounting.h"
+#include "plan/decisive.h"
+#include "problem/blocks.h"
+
+namespace tilewise::cuda::bwd_tiles {
+namespace {
+
+// By the larger padded head dim, best first; smaller tiles are for little shared memory.
+constexpr Tile kOne32[] = {{64, 128, 4, 1, 32, 2, 2, 260.0}, {64, 64, 4, 1, 32, 2, 3, 205.0}};
+constexpr Tile kOne64[] = {{64, 128, 4, 1, 32, 2, 2, 350.0}, {64, 64, 4, 1, 32, 2, 2, 270.0}};
+constexpr Tile kOne96[] = {{64, 64, 4, 1, 64, 2, 2, 260.0}};
+constexpr Tile kOne128[] = {{64, 128, 8, 2, 32, 2, 1, 325.0}, {64, 64, 4, 1, 64, 1, 2, 300.0}};
+constexpr Tile kOne192[] = {{64, 64, 8, 2, 32, 2, 1, 250.0}, {32, 64, 8, 2, 16, 1, 1, 200.0}};
+constexpr Tile kOne256[] = {{32, 64, 8, 2, 16, 2, 1, 225.0}, {32, 32, 4, 2, 16, 1, 1, 120.0}};
+
+// The first member is bwd_sm80 without dQ, the second bwd_dq_sm80, whose column_warps and sub_m do
+// not matter.
+constexpr TilePair kTwo32[] = {
+    {{64, 128, 4, 1, 32, 2, 2, 150.0}, {128, 32, 4, 1, 32, 2, 2, 150.0}}};
+constexpr TilePair kTwo64[] = {
+    {{64, 128, 4, 1, 32, 2, 2, 290.0}, {128, 32, 4, 1, 32, 2, 2, 290.0}}};
+constexpr TilePair kTwo96[] = {{{64, 64, 4, 1, 64, 2, 2, 240.0}, {64, 64, 4, 1, 32, 2, 2, 240.0}}};
+constexpr TilePair kTwo128[] = {
+    {{64, 64, 4, 1, 64, 2, 2, 260.0}, {128, 32, 4, 1, 32, 2, 2, 260.0}}};
+constexpr TilePair kTwo192[] = {{{64, 64, 8, 2, 32, 2, 1, 200.0}, {64, 32, 4, 1, 32, 1, 2, 200.0}},
+                                {{32, 64, 8, 2, 16, 1, 1, 160.0}, {64, 32, 4, 1, 32, 1, 2, 160.0}}};
+constexpr TilePair kTwo256[] = {{{32, 64, 8, 2, 16, 2, 1, 180.0}, {64, 32, 4, 1, 32, 1, 2, 180.0}},
+                                {{32, 32, 4, 2, 16, 1, 1, 100.0}, {64, 32, 4, 1, 32, 1, 2, 100.0}}};
+// float32: operands in one or two planes with scale factors; no column_warps.
+constexpr TilePair kFloat32[] = {
+    {{64, 128, 4, 1, 32, 2, 2, 80.0}, {128, 32, 4, 1, 32, 2, 2, 80.0}}};
+constexpr TilePair kFloat64[] = {{{64, 64, 4, 1, 64, 1, 2, 87.0}, {64, 64, 4, 1, 32, 1, 2, 87.0}}};
+constexpr TilePair kFloat96[] = {{{32, 64, 4, 1, 32, 1, 2, 85.0}, {64, 32, 4, 1, 32, 1, 2, 85.0}}};
+constexpr TilePair kFloat128[] = {{{32, 64, 4, 1, 32, 1, 2, 74.0}, {64, 32, 4, 1, 32, 1, 2, 74.0}}};
+constexpr TilePair kFloat192[] = {{{16, 64, 4, 1, 16, 1, 1, 60.0}, {64, 16, 4, 1, 32, 1, 1, 60.0}},
+                                  {{16, 32, 2, 1, 16, 1, 1, 35.0}, {32, 16, 2, 1, 32, 1, 1, 35.0}}};
+constexpr TilePair kFloat256[] = {
+    {{16, 64, 4, 1, 16, 1, 1, 50.0}, {64, 16, 4, 1, 32, 1, 1, 50.0}, true},
+    {{16, 32, 2, 1, 16, 1, 1, 30.0}, {32, 16, 2, 1, 32, 1, 1, 30.0}, true}};
+
+int largest_dim(const Problem& p) {
+  return std::max(sm80::padded(p.head_dim), sm80::padded(p.head_dim_v));
+}
+
+std::int64_t pairs_of(const Problem& p) {
+  return decisive_batch(p) * p.heads_q * p.seq_q * p.seq_k;
+}
+/// Where that of O, by delta, would show too: problems of a few rows, rows that see a few keys.
+bool is_tiny(const Problem& p) {
+  constexpr std::int64_t kFewPairs = (std::int64_t{1} << 16) - 1, kPairs = std::int64_t{1} << 17;
+  constexpr std::int64_t kFewKeys = 32;
+  const bool narrow = p.left != Problem::kUnbounded && p.right != Problem::kUnbounded &&
+                      p.left + p.right < kFewKeys;
+  // Any of the sequences may have few keys: the host does not see them.
+  if (p.packed) return is_small(p);
+  const bool few = p.seq_k <= kFewKeys || narrow || p.key_lengths.defined();
+  return pairs_of(p) <= (few ? kPairs : kFewPairs);
+}
+
+KernelUnit unit(const Config& c, const char* stem, const char* file, int min_blocks, int bytes) {
+  std::string config = sm80::form_text({c.element, c.planes, c.scaled}) +
+                       number_text("head_dim", c.head_dim) +
+                       number_text("head_dim_v", c.head_dim_v) + number_text("block_m", c.block_m) +
+                       number_text("block_n", c.block_n) + number_text("warps", c.warps) +
+                       number_text("column_warps", c.column_warps) + number_text("sub_m", c.sub_m) +
+                       number_text("stages", c.stages) + flag_text("modified", c.modified) +
+                       sm80::pair_text(c.pairs) + flag_text("with_dq", c.with_dq) +
+                       flag_text("split", c.split) + flag_text("exact", c.exact);
+  if (c.dropout) config += flag_text("dropout", true);
+  if (c.packed) config += flag_text("packed", true);
+  if (c.gradients != Gradients::both) {
+    config += std::string(", .gradients = tilewise::bwd_sm80::Gradients::") +
+              (c.gradients == Gradients::keys ? "keys" : "values");
+  }
+  return {.stem = stem,
+          .file = file,
+          .config = std::move(config),
+          .threads = c.warps * 32,
+          .min_blocks = min_blocks,
+          .shared_bytes = bytes,
+          .args = c.packed ? "RaggedArgs" : "Args"};
+}
+
+}  // namespace
+
+bool is_small(const Problem& p) { return pairs_of(p) <= std::int64_t{1} << 21; }
+
+std::span<const Tile> one_pass_tiles(const Problem& p) {
+  const int dim = largest_dim(p);
+  if (dim <= 32) return kOne32;
+  if (dim <= 64) return kOne64;
+  if (dim <= 96) return kOne96;
+  if (dim <= 128) return kOne128;
+  if (dim <= 192) return kOne192;
+  return kOne256;
+}
+
+std::span<const TilePair> two_pass_tiles(const Problem& p) {
+  const int dim = largest_dim(p);
+  const bool scaled = sm80::form(p).scaled;
+  if (dim <= 32) return scaled ? std::span<const TilePair>(kFloat32) : kTwo32;
+  if (dim <= 64) return scaled ? std::span<const TilePair>(kFloat64) : kTwo64;
+  if (dim <= 96) return scaled ? std::span<const TilePair>(kFloat96) : kTwo96;
+  if (dim <= 128) return scaled ? std::span<const TilePair>(kFloat128) : kTwo128;
+  if (dim <= 192) return scaled ? std::span<const TilePair>(kFloat192) : kTwo192;
+  return scaled ? std::span<const TilePair>(kFloat256) : kTwo256;
+}
+
+Dims dims(const Problem& p) {
+  if (sm80::form(p).scaled) return {sm80::padded(p.head_dim), sm80::padded(p.head_dim_v)};
+  return {largest_dim(p), largest_dim(p)};
+}
+
+namespace {
+
+/// Pairs of a warp of bwd_sm80, of bwd_dq_sm80.
+tile::PairRoom key_room(const Config& c) {
+  return {c.pairs, true, c.sub_m, c.block_n * c.column_warps / c.warps};
+}
+tile::PairRoom query_room(const Config& c) {
+  return {c.pairs, false, c.block_m / c.warps, c.block_n};
+}
+
+}  // namespace
+
+/// As bwd_sm80/keys.cuh lays it out.
+int shared_bytes(const Config& c) {
+  const int row = (c.head_dim + c.head_dim_v) * c.planes * 2;
+  const int crossing = c.block_n * c.block_m * 2 * (c.exact ? 2 : 1);
+  const int crossing_ds = c.with_dq || c.column_warps > 1 ? crossing : 0;
+  return c.block_n * row + c.stages * c.block_m * (row + (c.scaled ? 12 : 8)) + crossing_ds +
+         (c.column_warps > 1 ? crossing : 0) + c.warps * key_room(c).bytes;
+}
+/// As bwd_sm80/queries.cuh lays it out.
+int query_shared_bytes(const Config& c) {
+  return (c.block_m + c.stages * c.block_n) * (c.head_dim + c.head_dim_v) * c.planes * 2 +
+         c.warps * query_room(c).bytes;
+}
+
+Config make_config(const Problem& p, const Tile& tile, Launch launch, bool split, int limit_kib) {
+  const sm80::Form form = sm80::form(p);
+  Config config = {.element = form.element,
+                   .planes = form.planes,
+                   .scaled = form.scaled,
+                   .head_dim = dims(p).qk,
+                   .head_dim_v = dims(p).v,
+                   .block_m = tile.block_m,
+                   .block_n = tile.block_n,
+                   .warps = tile.warps,
+                   .column_warps = tile.column_warps,
+                   .sub_m = tile.sub_m,
+                   .stages = tile.stages,
+                   .modified = sm80::is_modified(p),
+                   .pairs = sm80::pair_kind(p),
+                   .with_dq = launch == Launch::all,
+                   .split = split,
+                   .exact = !form.scaled && is_small(p),
+                   .dropout = drops(p),
+                   .packed = p.packed};
+  const int bytes = launch == Launch::queries ? query_shared_bytes(config) : shared_bytes(config);
+  config.pairs.staged = config.pairs.staged && bytes <= limit_kib * 1024;
+  return config;
+}
+
+KernelUnit key_unit(const Config& c, int min_blocks) {
+  return unit(c, "bwd_sm80", "bwd_sm80/keys", min_blocks, shared_bytes(c));
+}
+KernelUnit query_unit(const Config& c, int min_blocks) {
+  return unit(c, "bwd_dq_sm80", "bwd_sm80/queries", min_blocks, query_shared_bytes(c));
+}
+KernelUnit refine_unit(const Config& c, int min_blocks) {
+  KernelUnit made = query_unit(c, min_blocks);
+  made.entry = "refine";
+  return made;
+}
+
+bool sums_gradients(const Problem& p) { return p.dbias.defined() || p.dsinks.defined(); }
+
+bool refines(const Problem& p) {
+  const sm80::Form form = sm80::form(p);
+  return form.planes == 2 || (!form.scaled && is_tiny(p)) || sums_gradients(p);
+}
+
+// Four for dK and dV, five where they are apart; three for dQ.
+double two_pass_products(const TilePair& pair) { return (pair.apart ? 5.0 : 4.0) + 3.0; }
+
+std::int64_t rows_q(const Problem& p) {
+  return sm80::query_blocks(p, tile::kScaleRows) * tile::kScaleRows;
+}
+std::int64_t rows_k(const Problem& p, int block_n) { return round_up(p.seq_k, block_n); }
+std::int64_t per_split(std::int64_t rows, int block, int splits) {
+  return std::max<std::int64_t>(1, ceil_div(ceil_div(rows, splits), block)) * block;
+}
+
+Parts parts_of(const Problem& p, const TilePair& pair, int splits) {
+  Parts parts;
+  parts.queries_per_split = per_split(p.seq_q, pair.keys.block_m, splits);
+  parts.keys_per_split = per_split(p.seq_k, pair.queries.block_n, splits);
+  parts.keys =
+      static_cast<int>(std::max<std::int64_t>(1, ceil_div(p.seq_q, parts.queries_per_split)));
+  parts.queries =
+      static_cast<int>(std::max<std::int64_t>(1, ceil_div(p.seq_k, parts.keys_per_split)));
+  parts.rows_k = rows_k(p, pair.keys.block_n);
+  parts.rows_dq = round_up(p.seq_q, pair.queries.block_m);
+  return parts;
+}
+
+/// Of a tile's first operands and its results.
+constexpr double kTileMs = 3.5e-3;
+
+double predict(const Problem& p, const Tile& tile, double heads, double blocks, int block_rows,
+               double others, int splits, Products products, const Hardware& machine) {
+  const double pairs = visible_pairs(p);
+  if (pairs <= 0.0 || heads * blocks <= 0.0) return sm80::kKernelMs;
+  const double dims = static_cast<double>(p.head_dim + p.head_dim_v);
+  const double pair_flops = products.launch * dims;
+  const double tiles = heads * blocks;
+  sm80::Load load;
+  // Blocks that a diagonal cuts are computed whole: half a square of the larger side of a tile.
+  const double cut = 0.5 * std::max(tile.block_m, tile.block_n);
+  const double whole = p.has_positional_mask()
+                           ? 1.0 + cut / std::max(1.0, pairs / (heads * blocks * block_rows))
+                           : 1.0;
+  load.flops = pairs * pair_flops * whole;
+  load.tflops = tile.tflops * products.pass / 5.0;  // the tables count five products of any pass
+  load.products = sm80::products(p);
+  load.blocks_per_sm = tile.min_blocks;
+  load.tile_ms = kTileMs;
+  const double average = load.flops / tiles, full = others * block_rows * pair_flops;
+  load.largest = p.has_positional_mask() ? std::max(average, full) / splits : average / splits;
+  // Parts that nobody sees end at once.
+  load.tiles = tiles * std::clamp(average / load.largest + 0.5, 1.0, static_cast<double>(splits));
+  return sm80::kKernelMs + sm80::time_ms(load, machine);
+}
+
+namespace {
+
+/// Blocks of keys of a head that have some.
+double full_key_blocks(const Problem& p, const Tile& tile) {
+  return static_cast<double>(sm80::key_blocks(p, tile.block_n)) - sm80::idle_blocks(p);
+}
+
+}  // namespace
+
+OnePass choose_one_pass(const Problem& p, const Hardware& machine) {
+  OnePass best;
+  const double heads = static_cast<double>(p.stored_batch() * p.heads_k);
+  for (const Tile& tile : one_pass_tiles(p)) {
+    if (shared_bytes(make_config(p, tile, Launch::all, false, machine.shared_kib)) >
+        machine.shared_kib * 1024)
+      continue;
+    const double blocks = full_key_blocks(p, tile);
+    const bool full = sm80::fills(heads * blocks, tile.min_blocks, machine);
+    for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24}) {
+      if (wanted > 1 && (full || p.packed || p.seq_q < std::int64_t{64} * wanted)) break;
+      const std::int64_t queries = per_split(p.seq_q, tile.block_m, wanted);
+      const int splits = wanted == 1 ? 1 : static_cast<int>(ceil_div(p.seq_q, queries));
+      double ms =
+          predict(p, tile, heads, blocks, tile.block_n, static_cast<double>(p.seq_q * p.group()),
+                  splits, {kOnePassProducts, kOnePassProducts}, machine);
+      if (splits > 1) {
+        const double sums =
+            heads * static_cast<double>(rows_k(p, tile.block_n)) * (dims(p).qk + dims(p).v) * 4.0;
+        ms += sm80::kKernelMs + 1e-6 * sums * (2.0 + 0.25 * splits) / machine.bandwidth_gbps;
+      }
+      if (best.tile == nullptr || ms < best.ms) best = {&tile, splits, ms};
+    }
+  }
+  return best;
+}
+
+namespace {
+
+/// Milliseconds of the two launches, and with several parts of adding them.
+double predict_two_pass(const Problem& p, const TilePair& pair, int splits,
+                        const Hardware& machine) {
+  const Parts parts = parts_of(p, pair, splits);
+  const double heads_k = static_cast<double>(p.stored_batch() * p.heads_k);
+  const double heads_q = static_cast<double>(p.stored_batch() * p.heads_q);
+  const double all = two_pass_products(pair), queries = 3.0, keys = all - queries;
+  double ms = predict(p, pair.keys, heads_k, full_key_blocks(p, pair.keys), pair.keys.block_n,
+                      static_cast<double>(p.seq_q * p.group()), parts.keys, {keys, all}, machine);
+  const double query_blocks =
+      static_cast<double>(sm80::query_blocks(p, pair.queries.block_m)) - sm80::idle_blocks(p);
+  ms += predict(p, pair.queries, heads_q, query_blocks, pair.queries.block_m,
+                static_cast<double>(p.seq_k), parts.queries, {queries, all}, machine);
+  if (splits > 1) {
+    const double sums = heads_k * static_cast<double>(parts.rows_k * parts.keys) *
+                            static_cast<double>(dims(p).qk + dims(p).v) +
+                        heads_q * static_cast<double>(parts.rows_dq * parts.queries * dims(p).qk);
+    ms += sm80::kKernelMs + 1e-6 * 4.0 * sums / machine.bandwidth_gbps;
+  }
+  return ms;
+}
+
+bool fits(const Problem& p, const TilePair& pair, const Hardware& machine) {
+  const int kib = machine.shared_kib;
+  return shared_bytes(make_config(p, pair.keys, Launch::keys, false, kib)) <= kib * 1024 &&
+         query_shared_bytes(make_config(p, pair.queries, Launch::queries, false, kib)) <=
+             kib * 1024;
+}
+
+}  // namespace
+
+TwoPass choose_two_pass(const Problem& p, const Hardware& machine) {
+  TwoPass best;
+  if (is_decided_alone(p)) {
+    best = choose_two_pass(decisive(p), machine);
+    if (best.pair != nullptr) best.ms = predict_two_pass(p, *best.pair, best.splits, machine);
+    return best;
+  }
+  for (const TilePair& pair : two_pass_tiles(p)) {
+    if (!fits(p, pair, machine)) continue;
+    const bool full = sm80::fills(
+        static_cast<double>(p.stored_batch() * p.heads_k) * full_key_blocks(p, pair.keys),
+        pair.keys.min_blocks, machine);
+    for (const int splits : {1, 2, 3, 4, 6, 8, 12, 16}) {
+      const bool short_rows = std::min(p.seq_q, p.seq_k) < std::int64_t{64} * splits;
+      if (splits > 1 && (full || p.packed || short_rows)) break;
+      const double ms = predict_two_pass(p, pair, splits, machine);
+      if (best.pair == nullptr || ms < best.ms) best = {&pair, splits, ms};
+    }
+    break;
+  }
+  return best;
+}
+
+}  // namespace tilewise::cuda::bwd_tiles

@@ -1,0 +1,151 @@
+/// bwd_sm90: constants and parameters. See bwd_sm90/README.md.
+#pragma once
+
+#include "cuda/kernels/fwd_sm90/args.h"
+#include "cuda/tile/hopper/tensor_map.h"
+#include "cuda/tile/types.h"
+
+namespace tilewise::bwd_sm90 {
+
+using fwd_sm90::Lengths;
+using fwd_sm90::Mask;
+using fwd_sm90::Offsets;
+using fwd_sm90::SectionOrder;
+
+struct Config {
+  tile::Element element = tile::Element::bf16;
+  int head_dim = 128;    ///< padded D: 64, 96, 128, 192, 256
+  int head_dim_v = 128;  ///< padded Dv
+  int block_m = 64;      ///< queries of a step: 64 or 128
+  int block_n = 128;     ///< keys of a tile: 128, wide: 64
+  int chunk_rows = 128;  ///< query rows that are prepared or converted together
+  int q_stages = 2;      ///< of Q in shared memory
+  int do_stages = 2;     ///< of dO
+  int k_stages = 1;      ///< of K: 2, and the next tile's comes while this one is computed
+  Mask mask = Mask::none;
+  bool modified = false;        ///< logits are worked out before the mask: scale not positive, or
+  bool softcap = false;         ///< (implies modified)
+  bool alibi = false;           ///< (implies modified)
+  bool deterministic = false;   ///< dQ is summed in the order of the key blocks
+  bool fold_lse = false;        ///< the scores are summed from -LSE on
+  bool v_registers = false;     ///< V is held in registers as the A operand of dP
+  bool float_p = false;         ///< dS is made of P before it is rounded; dV comes behind dP
+  bool exact = false;           ///< small problems: P and dS in two planes
+  bool split = false;           ///< tiles are cut by queries; dK, dV are summed in memory
+  bool half_registers = false;  ///< wide: half of K's and V's columns is held in registers
+  Lengths lengths = Lengths::dense;  ///< that the device must look up: then Args are RaggedArgs
+  bool operator==(const Config&) const = default;
+
+  /// Columns of the sums of dQ: whole panels.
+  constexpr int columns_dq() const { return (head_dim + 63) / 64 * 64; }
+  /// Head dims above 128: the warpgroups share 64 keys and divide the products instead; dQ is left
+  /// to bwd_dq_sm90.
+  constexpr bool wide() const { return block_n == 64; }
+  constexpr bool ragged() const { return lengths != Lengths::dense; }
+  constexpr int threads() const { return wide() ? 384 : 512; }
+  static constexpr int dq_warps() { return 4; }  ///< that add to dQ
+};
+
+/// What lies where in shared memory, in bytes from its 1024-byte aligned start.
+struct SharedPlan {
+  static constexpr int kPanelRow = 128;                         ///< bytes: 64 columns
+  int k_stage, q_stage, do_stage, v_bytes, ds_buffer, dq_warp;  ///< sizes; a stage of Q takes O too
+  int k, v, q, d_o, p, ds, dq, gate, offset, delta, barriers, slots, votes, bytes;
+
+  static constexpr int panels(int columns) { return (columns + 63) / 64; }
+  constexpr explicit SharedPlan(const Config& c)
+      : k_stage(panels(c.head_dim) * c.block_n * kPanelRow / (c.half_registers ? 2 : 1)),
+        q_stage(panels(c.head_dim > c.head_dim_v ? c.head_dim : c.head_dim_v) * c.block_m *
+                kPanelRow),
+        do_stage(panels(c.head_dim_v) * c.block_m * kPanelRow),
+        v_bytes(panels(c.head_dim_v) * c.block_n * kPanelRow / (c.half_registers ? 2 : 1)),
+        ds_buffer(c.block_m / 64 * c.block_n * kPanelRow),
+        dq_warp(c.wide() ? 0 : 2 * 16 * 64 * 4),
+        k(0),
+        v(k + k_stage * c.k_stages),
+        q(v + v_bytes),
+        d_o(q + q_stage * c.q_stages),
+        p(d_o + do_stage * c.do_stages),
+        ds(p + (c.wide() ? 2 * ds_buffer : 0)),
+        dq(ds + (!c.wide()          ? 2 * ds_buffer
+                 : c.half_registers ? k_stage
+                                    : 0)),
+        gate(dq + c.dq_warps() * dq_warp),
+        offset(gate + (c.softcap && !c.wide() ? 256 * c.block_m : 0)),
+        delta(offset + c.q_stages * c.block_m * 4),
+        barriers(delta + c.do_stages * c.block_m * 4),
+        slots(barriers +
+              (8 * (2 * c.q_stages + 2 * c.do_stages + 2 * c.k_stages + 2 + 13) + 15) / 16 * 16),
+        votes(slots + 2 * (c.ragged() ? 32 : 16)),
+        bytes(votes + 2 * 16) {}
+};
+
+/// Wide: as many stages as there is room for. A third of Q bridges what passes between its last use
+/// and the next copy's landing; at dim 256 half of K and V makes room for it.
+constexpr Config with_stages(Config c) {
+  constexpr int kRoom = 227 * 1024;
+  c.half_registers = c.head_dim == 256 && c.head_dim_v == 256 && !c.softcap && !c.exact;
+  c.q_stages = 3;
+  if (SharedPlan(c).bytes > kRoom) c.q_stages = 2;
+  c.do_stages = 3;
+  if (SharedPlan(c).bytes > kRoom) c.do_stages = 2;
+  return c;
+}
+
+struct Args {
+  tile::TensorMapBytes q, k, v, o, d_o, dq, dk, dv;
+  int heads_q = 1, heads_k = 1, group = 1, seq_q = 0, seq_k = 0;
+  int rows_q = 0;  ///< seq_q rounded up to chunks: rows of a head in offset, delta, dq_sum
+  int jobs = 0;
+  float scale = 0.0F, scale_log2 = 0.0F;  ///< scale, scale * log2 e
+  float offset_factor = 0.0F;             ///< of LSE to offset
+  float scale_cap = 0.0F;                 ///< scale / softcap
+  float cap_log2 = 0.0F;                  ///< softcap * log2 e, 0 = off
+  const float* alibi = nullptr;           ///< (B, Hq), may be null
+  long long alibi_b = 0, alibi_h = 0;
+  int low = 0, high = 0;  ///< row i sees the keys j with i + low <= j < min(i + high, seq_k)
+  SectionOrder order;     ///< of key blocks and key heads
+  int lead = 1, lag = 1;  ///< sections that preparation runs ahead of tiles, and conversion behind
+  bool last_first = false;  ///< key blocks from the last to the first
+  int parts = 1;            ///< split: that a tile's queries are cut into
+  const float* lse_in = nullptr;
+  long long lse_b = 0, lse_h = 0, lse_s = 0;
+  const float* d_lse = nullptr;  ///< may be null
+  long long d_lse_b = 0, d_lse_h = 0, d_lse_s = 0;
+  const float* delta_in = nullptr;  ///< (B, Hq, delta_rows), less d_lse; null: rowsum(dO O)
+  int delta_rows = 0;
+  /// (B, Hq, rows_q): -LSE * log2 e; with fold_lse -LSE / scale, what the raw scores start from.
+  float* offset = nullptr;
+  float* delta = nullptr;   ///< (B, Hq, rows_q)
+  float* dq_sum = nullptr;  ///< (B, Hq, rows_q, columns_dq), in fragment order
+  /// split: (B, Hk, blocks, block_n, head_dim or head_dim_v) in fragment order, all zero at the
+  /// start.
+  float* dk_sum = nullptr;
+  float* dv_sum = nullptr;
+  // Counters, all zero at the start.
+  unsigned* next_job = nullptr;
+  unsigned* prepared = nullptr;  ///< (B, Hk) warps of chunks
+  unsigned* finished = nullptr;  ///< (B, Hk) warps of tiles
+  unsigned* added = nullptr;     ///< split: (B, Hk, blocks, 2) parts that a warpgroup has added
+  unsigned* turns = nullptr;     ///< deterministic: (B, Hq, rows_q / block_m, dq_warps)
+};
+
+/// With lengths that only the device knows. Packed sequences are one entry of a batch for whatever
+/// is counted above; sequence b, whose rows begin at r, has the chunks (blocks of keys) from
+/// r / chunk_rows + b on, at most one more than it needs. The rows behind the last one count as one
+/// more sequence, whose gradients are 0. Maps of rows that end where a sequence does have their row
+/// axis twice: see fwd_sm90::Args. `low` and `high` are without Sk - Sq, which the device adds.
+struct DeviceLengths {
+  int top = 0;                       ///< high is at most this
+  const int* key_lengths = nullptr;  ///< (B)
+  long long key_lengths_b = 0;
+  Offsets cu_q, cu_k;  ///< packed
+  int sequences = 0;
+  int q_rows = 0, k_rows = 0;  ///< N of the maps (packed: all rows)
+};
+struct RaggedArgs : Args {
+  // NOTE: aligned, or it might begin where Args has its last padding.
+  alignas(64) DeviceLengths of;
+};
+
+}  // namespace tilewise::bwd_sm90

@@ -1,0 +1,60 @@
+/// bwd_sm90: dQ, dK, dV on Hopper. FlashAttention-2, Dao 2023, Algorithm 2, on TMA, mbarriers and
+/// wgmma, in one launch; above head dim 128 dK and dV only (bwd_sm90/wide.cuh), dQ by bwd_dq_sm90.
+///
+///   delta = rowsum(dO O); P = exp(min(S - LSE, 0)); dP = dO V^T; dS = P (dP - delta)
+///   dV = P^T dO; dK = scale dS^T Q; dQ = scale dS K  (docs/math.md B1-B9)
+///
+/// One block a multiprocessor takes job after job from a queue: to prepare rows (delta, LSE), to
+/// compute a tile of 128 keys over all its queries, to convert finished sums of dQ. Roles: one
+/// thread of warpgroup 0 takes jobs and copies (Producer); warpgroups 1 and 2 compute, 64 keys of
+/// the tile each (Consumer); warpgroup 3 has dQ (Queries), which is added up in float32 in memory.
+/// Schedule, budgets, measurements: bwd_sm90/README.md.
+#pragma once
+
+#include "cuda/kernels/bwd_sm90/consumer.cuh"
+#include "cuda/kernels/bwd_sm90/producer.cuh"
+#include "cuda/kernels/bwd_sm90/queries.cuh"
+#include "cuda/kernels/bwd_sm90/wide.cuh"
+
+namespace tilewise::bwd_sm90 {
+
+using namespace tile;
+
+template <Config kConfig>
+__forceinline__ void kernel(const Args& args) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const Shared<kConfig> shared{shared_address(memory)};
+  if (threadIdx.x == 0) shared.init_barriers();
+  __syncthreads();
+  if constexpr (kConfig.wide()) let_next_start();  // where blocks of this kernel end
+  // A warp-uniform role: what depends on it stays in uniform registers.
+  const int role = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
+  if (role == 0) {
+    give_registers<24>();
+    if (threadIdx.x == 0) {
+      Producer<kConfig> producer{args, shared};
+      producer.run();
+    }
+  } else if constexpr (!kConfig.wide()) {
+    if (role == 3) {
+      give_registers<72>();
+      Queries<kConfig> queries(args, shared.base);
+      queries.run();
+    } else {
+      take_registers<208>();
+      Consumer<kConfig> consumer(args, shared.base, role - 1);
+      consumer.run();
+    }
+  } else {
+    take_registers<240>();
+    if (role == 1) {
+      WideValues<kConfig> values(args, shared.base);
+      run_jobs(values);
+    } else {
+      WideKeys<kConfig> keys(args, shared.base);
+      run_jobs(keys);
+    }
+  }
+}
+
+}  // namespace tilewise::bwd_sm90

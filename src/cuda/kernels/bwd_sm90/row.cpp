@@ -1,0 +1,310 @@
+#include "cuda/kernels/bwd_sm90/row.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "cuda/driver/device.h"
+#include "cuda/driver/memory.h"
+#include "cuda/host/common.h"
+#include "cuda/host/constants.h"
+#include "cuda/host/tma_maps.h"
+#include "cuda/kernels/bwd_sm80/row.h"
+#include "cuda/kernels/bwd_sm80/tiles.h"
+#include "cuda/kernels/bwd_sm90/dq/launch.h"
+#include "cuda/kernels/bwd_sm90/tiles.h"
+#include "cuda/kernels/bwd_sm90/unit.h"
+#include "cuda/kernels/fwd_sm90/fill.h"
+#include "cuda/kernels/fwd_sm90/tiles.h"
+#include "cuda/kernels/rows/packed_delta.h"
+#include "tilewise/error.h"
+
+namespace tilewise::cuda {
+namespace {
+
+using bwd_sm90::Args;
+using bwd_sm90::Config;
+using bwd_sm90::Lengths;
+using bwd_sm90::RaggedArgs;
+using Role = MemoryItem::Role;
+
+std::string maps_refusal(const Problem& p) {
+  using Named = std::pair<const char*, const Tensor*>;
+  for (const auto& [name, tensor] : {Named{"q", &p.q}, Named{"k", &p.k}, Named{"v", &p.v},
+                                     Named{"o", &p.o}, Named{"dO", &p.d_o}}) {
+    std::string reason = sm90_map_refusal(name, *tensor, Sm90Access::read, p.packed);
+    if (!reason.empty()) return reason;
+  }
+  for (const auto& [name, tensor] : {Named{"dq", &p.dq}, Named{"dk", &p.dk}, Named{"dv", &p.dv}}) {
+    std::string reason = sm90_map_refusal(name, *tensor, Sm90Access::write, p.packed);
+    if (!reason.empty()) return reason;
+  }
+  return {};
+}
+
+std::string supports(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
+  if (machine.arch != 90) {
+    return "it is for compute capability 9.0 (Hopper), the device has " +
+           std::to_string(machine.arch / 10) + "." + std::to_string(machine.arch % 10);
+  }
+  if (p.dtype != DType::bfloat16 && p.dtype != DType::float16) {
+    return std::string(dtype_name(p.dtype)) +
+           " is not supported by this kernel (bfloat16, float16)";
+  }
+  std::string reason = sm80::refusal(p, machine, {.packed = true});
+  if (!reason.empty()) return reason;
+  if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0) {
+    return "empty problems are left to flash_bwd_sm80";
+  }
+  if (std::max(p.head_dim, p.head_dim_v) > 128 && sm90_lengths(p) != Lengths::dense) {
+    return "packed sequences and key lengths above head dim 128 are not supported by this kernel";
+  }
+  if (p.packed && std::max(p.total_q, p.total_k) > kMostPackedRows) {
+    return "packed tensors of more than " + std::to_string(kMostPackedRows) + " rows";
+  }
+  const Sm90Mask mask = sm90_mask(p);
+  // With lengths that the device looks up the kernel itself minds that nothing may be seen.
+  const bool hides_all =
+      sm90_lengths(p) == Lengths::dense && (mask.low >= p.seq_k || mask.high <= 1 - p.seq_q);
+  if (hides_all || mask.low >= mask.high)
+    return "a window that hides every key is left to flash_bwd_sm80";
+  if (bwd_sm90_jobs(p, bwd_sm90_config(p)) > std::int64_t{1} << 30) return "more than 2^30 jobs";
+  return maps_refusal(p);
+}
+
+std::int64_t turns(const Problem& p, const Config& config) {
+  return config.deterministic ? p.stored_batch() * p.heads_q *
+                                    (bwd_sm90_rows(p, config) / config.block_m) * config.dq_warps()
+                              : 0;
+}
+std::int64_t cut_tiles(const Problem& p, const Config& config) {
+  return config.split ? bwd_sm90_tiles(p, config) : 0;
+}
+/// Of 4 bytes: the queue's, two for each key head, two for each tile that is cut, turns or the
+/// tiles of bwd_dq_sm90.
+std::int64_t counters(const Problem& p, const Config& config) {
+  return 1 + 2 * p.stored_batch() * p.heads_k + 2 * cut_tiles(p, config) +
+         (config.wide() ? 1 : turns(p, config));
+}
+/// Whether rounding of O would show in delta: besides where it does in any row, in a small problem
+/// whose mask leaves some rows few keys.
+bool refines(const Problem& p, const Config& config) {
+  return bwd_tiles::refines(p) || (config.exact && config.mask != bwd_sm90::Mask::none);
+}
+/// Floats: sums of dK and dV of tiles that are cut.
+std::int64_t key_sums(const Problem& p, const Config& config) {
+  return cut_tiles(p, config) * config.block_n * (config.head_dim + config.head_dim_v);
+}
+
+Cost cost(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
+  const Config config = bwd_sm90_config(p);
+  const std::int64_t rows = bwd_sm90_rows(p, config);
+  Cost cost;
+  cost.block_m = config.block_m;
+  cost.block_n = config.block_n;
+  const auto add = [&](const char* name, const std::vector<std::int64_t>& shape) {
+    cost.memory.push_back(memory_item(name, Role::workspace, DType::float32, shape));
+  };
+  add("counters", {counters(p, config)});
+  add("offsets", {p.stored_batch(), p.heads_q, rows});
+  add("delta", {p.stored_batch(), p.heads_q, rows});
+  // A second time, by bwd_dq_sm90, or for the additions.
+  double again = 0.0;
+  if (config.wide()) {
+    for (const Tensor* t : {&p.q, &p.k, &p.v, &p.d_o})
+      again += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
+  } else {
+    add("dQ sums", {p.stored_batch(), p.heads_q, rows, config.columns_dq()});
+    again = 3.0 * static_cast<double>(cost.memory.back().bytes);
+  }
+  if (config.split) {
+    add("dK, dV sums", {key_sums(p, config)});
+  }
+  if (refines(p, config) && p.packed) {
+    add("delta, refined", {p.heads_q, p.total_q});
+  } else if (refines(p, config)) {
+    add_refined_delta_memory(p, cost.memory);
+  }
+  for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv, &p.d_lse}) {
+    if (t->defined()) cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
+  }
+  cost.bytes_moved += static_cast<double>(p.d_o.numel() * dtype_bytes(p.d_o.dtype)) + again;
+  cost.ms =
+      std::max(bwd_sm90_ms(p, config, machine), 1e-6 * cost.bytes_moved / machine.bandwidth_gbps);
+  // P and dS in two planes: 1.41 to 1.56 times the time, one head of 256 to 1024 rows on an H200,
+  // dims to 128; above it was not measured and is left to flash_bwd_sm80.
+  if (config.exact) cost.ms *= config.columns_dq() > 128 ? 3.0 : 1.5;
+  return cost;
+}
+
+/// Rows end where a packed sequence does; those of K and V also at a length, behind which dK and dV
+/// are 0.
+void fill_maps(RaggedArgs& args, const Problem& p, const Config& config) {
+  const auto set_map = [&](tile::TensorMapBytes& to, const Tensor& tensor, int box_rows,
+                           std::int64_t ragged_rows) {
+    const TensorMapSpec spec = sm90_map_spec(tensor, box_rows, p.packed);
+    sm90_set_map(to, ragged_rows > 0 ? sm90_ragged_map(spec, ragged_rows, 1) : spec);
+  };
+  const std::int64_t q_rows = p.packed ? p.total_q : 0, k_rows = p.packed ? p.total_k : 0;
+  set_map(args.q, p.q, config.block_m, q_rows);
+  set_map(args.o, p.o, config.block_m, q_rows);
+  set_map(args.d_o, p.d_o, config.block_m, q_rows);
+  set_map(args.dq, p.dq, config.wide() ? 64 : config.chunk_rows, q_rows);
+  set_map(args.k, p.k, config.block_n, config.ragged() ? args.of.k_rows : 0);
+  set_map(args.v, p.v, config.block_n, config.ragged() ? args.of.k_rows : 0);
+  set_map(args.dk, p.dk, 64, k_rows);
+  set_map(args.dv, p.dv, 64, k_rows);
+}
+
+void fill(RaggedArgs& args, const Problem& p, const Config& config) {
+  args.of.top = sm90_mask(p).top;
+  sm90_fill_lengths(args.of, p);
+  fill_maps(args, p, config);
+  args.heads_q = static_cast<int>(p.heads_q);
+  args.heads_k = static_cast<int>(p.heads_k);
+  args.group = static_cast<int>(p.group());
+  args.seq_q = static_cast<int>(p.seq_q);
+  args.seq_k = static_cast<int>(p.seq_k);
+  args.rows_q = static_cast<int>(bwd_sm90_rows(p, config));
+  args.jobs = static_cast<int>(bwd_sm90_jobs(p, config));
+  args.scale = p.scale;
+  args.scale_log2 = static_cast<float>(static_cast<double>(p.scale) * kLog2e);
+  args.offset_factor = static_cast<float>(config.fold_lse ? -1.0 / p.scale : -kLog2e);
+  if (p.softcap != 0.0) {
+    args.scale_cap = static_cast<float>(p.scale / p.softcap);
+    args.cap_log2 = static_cast<float>(p.softcap * kLog2e);
+  }
+  if (p.alibi_slopes.defined()) {
+    args.alibi = static_cast<const float*>(p.alibi_slopes.data);
+    args.alibi_b = p.alibi_slopes.strides[0];
+    args.alibi_h = p.alibi_slopes.strides[1];
+  }
+  const Sm90Mask mask = sm90_mask(p);
+  args.low = mask.low;
+  args.high = mask.high;
+  args.order = bwd_sm90_order(p, config);
+  args.parts = bwd_sm90_parts(p, config);
+  args.lead = bwd_sm90_sections_apart(args.order, config);
+  args.lag = bwd_sm90_lag(p, args.order, config);
+  // Under a causal mask the first keys are seen by most queries: longest first. In a fixed order of
+  // additions the last keys come first: theirs are the first queries that others wait for.
+  args.last_first = config.deterministic && config.mask != bwd_sm90::Mask::none;
+  args.lse_in = static_cast<const float*>(p.lse.data);
+  args.lse_b = p.lse.strides[0];
+  args.lse_h = p.lse.strides[1];
+  args.lse_s = p.lse.strides[2];
+  if (p.d_lse.defined()) {
+    args.d_lse = static_cast<const float*>(p.d_lse.data);
+    args.d_lse_b = p.d_lse.strides[0];
+    args.d_lse_h = p.d_lse.strides[1];
+    args.d_lse_s = p.d_lse.strides[2];
+  }
+}
+
+void run(const KernelRow& row, const Problem& p, const Context& context) {
+  // A plan made for aligned tensors may be run with others.
+  if (const std::string reason = maps_refusal(p); !reason.empty()) {
+    throw InvalidArgument("plan: " + std::string(row.name) + ": " + reason);
+  }
+  const Config config = bwd_sm90_config(p);
+  const std::int64_t pairs_k = p.stored_batch() * p.heads_k;
+  const std::int64_t rows = p.stored_batch() * p.heads_q * bwd_sm90_rows(p, config);
+  // All kernels before the first launch: where one cannot be compiled nothing is written.
+  const Kernel kernel = sm80::load_config(config, p.device.index, bwd_sm90_unit);
+  const Kernel queries = config.wide() ? load_bwd_dq_sm90(config, p.device.index) : Kernel{};
+  const ContextScope scope(p.device.index);  // tensor maps are made in a context
+  WorkspaceCutter workspace(context.workspace);
+  RaggedArgs args;
+  fill(args, p, config);
+  const std::int64_t count = counters(p, config);
+  args.next_job = workspace.take<unsigned>(count);
+  args.prepared = args.next_job + 1;
+  args.finished = args.prepared + pairs_k;
+  args.added = args.finished + pairs_k;
+  if (config.deterministic) args.turns = args.added + 2 * cut_tiles(p, config);
+  args.offset = workspace.take<float>(rows);
+  args.delta = workspace.take<float>(rows);
+  if (!config.wide()) args.dq_sum = workspace.take<float>(rows * config.columns_dq());
+  const std::int64_t sums = key_sums(p, config);
+  if (config.split) {
+    args.dk_sum = workspace.take<float>(sums);
+    args.dv_sum = args.dk_sum + cut_tiles(p, config) * config.block_n * config.head_dim;
+  }
+  if (refines(p, config) && p.packed) {
+    float* given = workspace.take<float>(p.heads_q * p.total_q);
+    packed_delta(p, given, context.stream);
+    args.delta_in = given;
+    args.delta_rows = static_cast<int>(p.total_q);
+  } else if (refines(p, config)) {
+    const RefinedDelta given = refined_delta(p, workspace, context.stream);
+    args.delta_in = given.delta;
+    args.delta_rows = static_cast<int>(given.rows);
+  }
+  fill_bytes(args.next_job, 0, count * 4, p.device.index, context.stream);
+  if (config.split) fill_bytes(args.dk_sum, 0, 4 * sums, p.device.index, context.stream);
+  const std::int64_t grid = std::min<std::int64_t>(args.jobs, sm80::kTypicalMultiprocessors);
+  if (config.ragged()) {
+    launch(kernel, {.x = grid}, context.stream, args);
+  } else {
+    launch<Args>(kernel, {.x = grid}, context.stream, args);
+  }
+  if (config.wide()) {
+    unsigned* next_tile = args.finished + pairs_k;
+    launch_bwd_dq_sm90(queries, p, config, args, next_tile, context.stream);
+  }
+}
+
+/// A problem whose kernels are watched.
+Problem typical(DType dtype, std::int64_t dim, bool causal) {
+  Problem p;
+  p.dtype = dtype;
+  p.batch = p.heads_q = p.heads_k = 16;
+  p.seq_q = p.seq_k = 4096;
+  p.head_dim = p.head_dim_v = dim;
+  p.scale = 1.0F;
+  if (causal) p.causal = Causal::bottom_right, p.right = 0;
+  return p;
+}
+/// NOTE: the producer's 24 registers spill; the loops of those who compute do not.
+PackUnit held(KernelUnit unit) {
+  return {.unit = std::move(unit),
+          .row = kFlashBackwardSm90.name,
+          .instruction = "wgmma.mma_async",
+          .allowed_spill_bytes = 64};
+}
+
+}  // namespace
+
+const KernelRow kFlashBackwardSm90 = {
+    .name = "flash_bwd_sm90",
+    .implementation = "flash",
+    .device = DeviceType::cuda,
+    .pass = Pass::backward,
+    .summary = "tiled, P recomputed from LSE; above dim 128 dQ by bwd_dq_sm90; wgmma, TMA",
+    .supports = supports,
+    .cost = cost,
+    .run = run};
+
+void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch) {
+  if (arch != 90) return;
+  for (const std::int64_t dim : {64, 128}) {
+    for (const bool causal : {false, true}) {
+      for (const DType dtype : {DType::bfloat16, DType::float16}) {
+        units.push_back(held(bwd_sm90_unit(bwd_sm90_config(typical(dtype, dim, causal)))));
+      }
+    }
+  }
+}
+
+void add_bwd_sm90_wide_units(std::vector<PackUnit>& units, int arch) {
+  if (arch != 90) return;
+  for (const std::int64_t dim : {192, 256}) {
+    for (const bool causal : {false, true}) {
+      const Config config = bwd_sm90_config(typical(DType::bfloat16, dim, causal));
+      units.push_back(held(bwd_sm90_unit(config)));
+      units.push_back(held(bwd_dq_sm90_unit(bwd_dq_sm90::config_beside(config))));
+    }
+  }
+}
+
+}  // namespace tilewise::cuda

@@ -1,0 +1,17 @@
+/// bwd_sm90 on the host: its row and what the pack holds of it. See bwd_sm90/README.md.
+#pragma once
+
+#include <vector>
+
+#include "cuda/jit/unit.h"
+#include "plan/kernel_row.h"
+
+namespace tilewise::cuda {
+
+extern const KernelRow kFlashBackwardSm90;
+
+void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch);
+/// Head dims above 128, with bwd_dq_sm90's: left to their first use, watched by a test.
+void add_bwd_sm90_wide_units(std::vector<PackUnit>& units, int arch);
+
+}  // namespace tilewise::cuda

@@ -1,0 +1,209 @@
+/// bwd_sm90: scores of 64 keys against a block of queries, and what they become: P, with a softcap
+/// its slope. Everything is transposed: rows are keys, columns queries.
+#pragma once
+
+#include "cuda/kernels/bwd_sm90/worker.cuh"
+#include "cuda/tile/softcap.cuh"
+
+namespace tilewise::bwd_sm90 {
+
+using namespace tile;
+
+template <Config kConfig>
+struct Scores : Worker<kConfig> {
+  using Base = Worker<kConfig>;
+  using Base::args;
+  using Base::job;
+  using Base::kBlockN;
+  using Base::kD;
+  using Base::kElement;
+  using Base::kM;
+  using Base::kPlan;
+  using Base::kSlot;
+  using Base::lane;
+  using Base::rQ;
+  using Base::shared;
+  using Base::thread;
+  using Base::warp;
+  using Base::warpgroup;
+  static_assert(!kConfig.fold_lse || !kConfig.modified);
+  static_assert(!kConfig.float_p || !(kConfig.exact || kConfig.wide()));
+  using Product = Wgmma<kElement, kM>;
+
+  /// Descriptors: 64 rows of K as A, the first stage of Q as B.
+  u64 dK;
+  const u64 dQ;
+  int pair = 0, block = 0;  ///< head (of the whole batch) and block of queries whose P is ready
+  float rS[kM / 2];         ///< S^T
+  u32 rP[kM / 4];           ///< P^T
+  u32 rPlow[kConfig.exact ? kM / 4 : 1];                      ///< what rounding took from it
+  u32 rGate[kConfig.softcap && kConfig.wide() ? kM / 4 : 1];  ///< slope of the softcap, float16
+  u32 rHalf[kConfig.half_registers ? kD / 8 : 1];             ///< half of K as A fragments
+  float slope = 0.0F;                                         ///< ALiBi's, log2 domain
+
+  __forceinline__ Scores(const Args& a, u32 shared_base, int group)
+      : Base(a, shared_base, group),
+        dK(panel_descriptor(shared.k(0) + first_row() * kPanelRowBytes, 16)),
+        dQ(panel_descriptor(shared.q(0), 16)) {}
+
+  /// First of the warpgroup's keys in the tile.
+  __forceinline__ int first_row() const { return kConfig.wide() ? 0 : warpgroup * 64; }
+  __forceinline__ int key_row() const {
+    return job.block * kBlockN + first_row() + warp * 16 + lane / 4;
+  }
+
+  __forceinline__ void load_slope(int of_head) {
+    if constexpr (kConfig.alibi) {
+      slope = kLog2e * args.alibi[job.batch * args.alibi_b + of_head * args.alibi_h];
+    }
+  }
+
+  /// Of K or V in a step. With ALiBi those of its products are made anew in each: kept through the
+  /// loop they take more registers than there are.
+  __forceinline__ u64 step_descriptor(u64 d) const {
+    if constexpr ((kConfig.float_p || (kConfig.alibi && kM == 64)) && !kConfig.wide())
+      return opaque(d);
+    return d;
+  }
+  /// (F1) S^T = K Q^T; with fold_lse S - LSE
+  __forceinline__ void issue_scores() {
+    if constexpr (kConfig.fold_lse) load_columns(rS, shared.offset(rQ.slot));
+    const u64 k = step_descriptor(dK);
+    const u64 q = dQ + rQ.slot * (kPlan.q_stage / 16);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kD / 16; ++i) {
+      if constexpr (kConfig.half_registers) {
+        if (i >= kD / 32) {
+          const u32* a = rHalf + 4 * (i - kD / 32);
+          Product::multiply_register_rows(rS, a[0], a[1], a[2], a[3], q + panel_step<kM>(i), 1);
+          continue;
+        }
+      }
+      Product::multiply_shared(rS, k + panel_step<kBlockN>(i), q + panel_step<kM>(i),
+                               kConfig.fold_lse || i != 0);
+    }
+    wgmma_commit();
+  }
+  /// A value of each query to its column of a fragment.
+  __forceinline__ void load_columns(float (&r)[kM / 2], u32 values) const {
+#pragma unroll
+    for (int j = 0; j < kM / 8; ++j) {
+      const Floats2 x = load_shared_8(values + j * 32 + lane % 4 * 8);
+      r[4 * j] = r[4 * j + 2] = x.x;
+      r[4 * j + 1] = r[4 * j + 3] = x.y;
+    }
+  }
+  /// (F2, F3) raw scores to logits in the log2 domain; the slope of the softcap to shared memory.
+  __forceinline__ void modify() {
+    if constexpr (kConfig.softcap) {
+      const u32 gate = shared.base + kPlan.gate + (warpgroup * 128 + thread) * 16;
+#pragma unroll
+      for (int i = 0; i < kM / 2; i += 8) {
+        u32 g[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& a = rS[i + 2 * e];
+          float& b = rS[i + 2 * e + 1];
+          a = tanh_fast(args.scale_cap * a);
+          b = tanh_fast(args.scale_cap * b);
+          g[e] = pack<Element::fp16>(__fmaf_rn(-a, a, 1.0F), __fmaf_rn(-b, b, 1.0F));
+          a *= args.cap_log2;
+          b *= args.cap_log2;
+        }
+        if constexpr (kConfig.wide()) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) rGate[i / 2 + e] = g[e];
+        } else {
+          store_shared_16(gate + i / 8 * 4096, __uint_as_float(g[0]), __uint_as_float(g[1]),
+                          __uint_as_float(g[2]), __uint_as_float(g[3]));
+        }
+      }
+    } else if constexpr (kConfig.modified) {
+#pragma unroll
+      for (int i = 0; i < kM / 2; ++i) rS[i] *= args.scale_log2;
+    }
+    if constexpr (kConfig.alibi) {
+      const float distance =
+          static_cast<float>(block * kM + 2 * (lane % 4) + keys_of<kConfig>(args, job) -
+                             queries_of<kConfig>(args, job) - key_row());
+#pragma unroll
+      for (int i = 0; i < kM / 2; ++i) {
+        const float here = distance + static_cast<float>(8 * (i / 4) + i % 2 - 8 * (i / 2 % 2));
+        rS[i] = __fmaf_rn(-slope, fabsf(here), rS[i]);
+      }
+    }
+  }
+
+  /// Hidden scores become -inf: replaced, so that nothing of a hidden key leaks. CONTRACT 4, 5, 10
+  __forceinline__ void mask() {
+    const int column = block * kM + 2 * (lane % 4);
+    const Diagonals d = diagonals<kConfig>(args, job);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int key = key_row() + 8 * r;
+      int begin = -Positions::kFar;
+      if constexpr (kConfig.mask != Mask::none) begin = key - d.high + 1 - column;
+      if (key >= keys_of<kConfig>(args, job)) begin = Positions::kFar;
+#pragma unroll
+      for (int j = 0; j < kM / 8; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          bool hidden;
+          if constexpr (kConfig.mask == Mask::both) {
+            // Visible columns are a range: one comparison finds what lies outside.
+            const int width = d.high - d.low;  // of a sequence that sees nothing below 0
+            const u32 visible = static_cast<u32>(kConfig.ragged() ? max(width, 0) : width);
+            hidden = static_cast<u32>(8 * j + e - begin) >= visible;
+          } else {
+            hidden = 8 * j + e < begin;
+          }
+          if (hidden) rS[4 * j + 2 * r + e] = -infinity();
+        }
+      }
+    }
+  }
+
+  /// (B1) P = exp(min(S - LSE, 0)). The minimum is taken after the exponential, of two at a time
+  /// where P is rounded here. With float_p it stays in rS: see pack_p().
+  template <bool kMasked>
+  __forceinline__ void probabilities() {
+    modify();
+    if constexpr (kMasked) mask();
+    const u32 offset = shared.offset(rQ.slot) + lane % 4 * 8;
+#pragma unroll
+    for (int j = 0; j < kM / 8; ++j) {
+      Floats2 l = {0.0F, 0.0F};
+      if constexpr (!kConfig.fold_lse) l = load_shared_8(offset + j * 32);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float& a = rS[4 * j + 2 * r];
+        float& b = rS[4 * j + 2 * r + 1];
+        if constexpr (kConfig.fold_lse) {
+          a *= args.scale_log2;
+          b *= args.scale_log2;
+        } else if constexpr (kConfig.modified) {
+          a += l.x;
+          b += l.y;
+        } else {
+          a = __fmaf_rn(a, args.scale_log2, l.x);
+          b = __fmaf_rn(b, args.scale_log2, l.y);
+        }
+        a = exp2_approx(a);
+        b = exp2_approx(b);
+        if constexpr (kConfig.exact) {
+          a = min_nan(a, 1.0F);
+          b = min_nan(b, 1.0F);
+          pack_planes<kElement>(rP[2 * j + r], rPlow[2 * j + r], a, b);
+        } else if constexpr (kConfig.float_p) {
+          a = min_nan(a, 1.0F);
+          b = min_nan(b, 1.0F);
+        } else {
+          rP[2 * j + r] = min_nan_2<kElement>(pack<kElement>(a, b), kOnes<kElement>);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace tilewise::bwd_sm90

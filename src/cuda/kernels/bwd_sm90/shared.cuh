@@ -1,0 +1,186 @@
+/// bwd_sm90: what the roles share: addresses in shared memory, barriers, jobs and ranges of
+/// queries.
+#pragma once
+
+#include "cuda/kernels/bwd_sm90/args.h"
+#include "cuda/kernels/bwd_sm90/lengths.cuh"
+#include "cuda/kernels/fwd_sm90/order.cuh"
+#include "cuda/tile/hopper/mbarrier.cuh"
+
+namespace tilewise::bwd_sm90 {
+
+using namespace tile;
+using fwd_sm90::mask_diagonals;
+
+inline constexpr int kConsumerWarps = 8;  ///< that compute
+
+/// Addresses of what SharedPlan lays out. "full": the copies have landed; "empty": the readers are
+/// done.
+template <Config kConfig>
+struct Shared {
+  static constexpr SharedPlan kPlan{kConfig};
+  static constexpr int kStages = kConfig.q_stages, kStagesO = kConfig.do_stages;
+  static constexpr int kStagesK = kConfig.k_stages;
+  static constexpr int kSlotBytes = kConfig.ragged() ? 32 : 16;
+  static constexpr int kKeys = 2 * kStages + 2 * kStagesO;  ///< first barrier of keys
+  static constexpr int kFirst = kKeys + 2 * kStagesK + 2;   ///< barrier that is not of copies
+  u32 base;
+
+  __forceinline__ u32 k(u32 stage) const { return base + kPlan.k + stage * kPlan.k_stage; }
+  __forceinline__ u32 v() const { return base + kPlan.v; }
+  __forceinline__ u32 q(u32 stage) const { return base + kPlan.q + stage * kPlan.q_stage; }
+  __forceinline__ u32 d_o(u32 stage) const { return base + kPlan.d_o + stage * kPlan.do_stage; }
+  __forceinline__ u32 p(u32 buffer) const { return base + kPlan.p + buffer * kPlan.ds_buffer; }
+  __forceinline__ u32 ds(u32 buffer) const { return base + kPlan.ds + buffer * kPlan.ds_buffer; }
+  __forceinline__ u32 dq(int warp) const { return base + kPlan.dq + warp * kPlan.dq_warp; }
+  __forceinline__ u32 offset(u32 stage) const {
+    return base + kPlan.offset + stage * (kConfig.block_m * 4);
+  }
+  __forceinline__ u32 delta(u32 stage) const {
+    return base + kPlan.delta + stage * (kConfig.block_m * 4);
+  }
+  __forceinline__ u32 barrier(u32 index) const {
+    return base + kPlan.barriers + index * kMbarrierBytes;
+  }
+  __forceinline__ u32 q_full(u32 stage) const { return barrier(stage); }
+  __forceinline__ u32 q_empty(u32 stage) const { return barrier(kStages + stage); }
+  __forceinline__ u32 do_full(u32 stage) const { return barrier(2 * kStages + stage); }
+  __forceinline__ u32 do_empty(u32 stage) const { return barrier(2 * kStages + kStagesO + stage); }
+  __forceinline__ u32 v_full() const { return barrier(kKeys); }
+  __forceinline__ u32 v_empty() const { return barrier(kKeys + 1); }
+  __forceinline__ u32 k_full(u32 stage) const { return barrier(kKeys + 2 + stage); }
+  __forceinline__ u32 k_empty(u32 stage) const { return barrier(kKeys + 2 + kStagesK + stage); }
+  __forceinline__ u32 ds_full(u32 buffer) const { return barrier(kFirst + buffer); }
+  __forceinline__ u32 job_full(u32 slot) const { return barrier(kFirst + 2 + slot); }
+  __forceinline__ u32 job_empty(u32 slot) const { return barrier(kFirst + 4 + slot); }
+  // Wide: where the half of K, then of V, lands that goes to registers; it has gone there.
+  __forceinline__ u32 landing() const { return base + kPlan.ds; }
+  __forceinline__ u32 landing_empty() const { return barrier(kFirst); }
+  // Wide: P has been left for the next warpgroup, has been taken.
+  __forceinline__ u32 p_full(u32 buffer) const { return barrier(kFirst + 6 + buffer); }
+  __forceinline__ u32 p_empty(u32 buffer) const { return barrier(kFirst + 8 + buffer); }
+  // Not wide: dS has been used for dQ; all who compute have come.
+  __forceinline__ u32 ds_empty(u32 buffer) const { return barrier(kFirst + 10 + buffer); }
+  __forceinline__ u32 all_met() const { return barrier(kFirst + 12); }
+  __forceinline__ u32 slot(u32 index) const { return base + kPlan.slots + index * kSlotBytes; }
+  __forceinline__ u32 vote(int warpgroup) const { return base + kPlan.votes + warpgroup * 16; }
+
+  __forceinline__ void init_barriers() const {
+    // Every consumer warp arrives for itself: one warp's wait does not prove that the others have
+    // read.
+    for (int s = 0; s < kStages; ++s) {
+      mbarrier_init(q_full(s), 1);
+      mbarrier_init(q_empty(s), kConsumerWarps);
+    }
+    for (int s = 0; s < kStagesO; ++s) {
+      mbarrier_init(do_full(s), 1);
+      mbarrier_init(do_empty(s), kConsumerWarps);
+    }
+    // Wide: V and K are released by the four warps that read them.
+    constexpr int kKeysLeave = kConfig.wide() ? 4 : kConsumerWarps;
+    constexpr int kWarps = kConfig.threads() / 32 - 4;  // but the producer's
+    mbarrier_init(v_full(), 1);
+    mbarrier_init(v_empty(), kKeysLeave);
+    for (int s = 0; s < kStagesK; ++s) {
+      mbarrier_init(k_full(s), 1);
+      mbarrier_init(k_empty(s), kConfig.wide() ? kKeysLeave : kWarps);
+    }
+    for (int s = 0; s < 2; ++s) {
+      mbarrier_init(ds_full(s), kConfig.wide() ? 4 : kConsumerWarps);
+      mbarrier_init(job_full(s), 1);
+      mbarrier_init(job_empty(s), kWarps);
+    }
+    for (int s = 0; s < 2; ++s) {
+      mbarrier_init(p_full(s), 4);
+      mbarrier_init(p_empty(s), 4);
+      mbarrier_init(ds_empty(s), 4);
+    }
+    mbarrier_init(all_met(), kWarps);
+    mbarrier_fence_init();
+  }
+};
+
+/// What the queue holds. Prepare: row statistics of a chunk of queries, zeros for its dQ. Tile: dK
+/// and dV of a block of keys, and what it adds to dQ. Convert: the finished sums of a chunk to dQ.
+enum class JobKind : int { prepare, tile, convert, end };
+
+/// `block`: chunk of rows or block of keys; `head`: query head, of a tile key head. `part`: of a
+/// tile's queries. Packed: `batch` is the sequence, `block` is of it. The lengths, and where the
+/// sequence begins in the packed tensors, only where Args does not say.
+struct Job {
+  JobKind kind = JobKind::end;
+  int block = 0, batch = 0, head = 0, part = 0;
+  int seq_q = 0, seq_k = 0, q_begin = 0, k_begin = 0;
+};
+
+/// The sums of dQ of a chunk come to be converted in pieces that fill a stage: of Q, where they fit
+/// of dO in turn with it.
+template <Config kConfig>
+struct Piece {
+  static constexpr int kBytes = kConfig.block_m * kConfig.columns_dq() * 2;
+  static constexpr int kCount = kConfig.chunk_rows * kConfig.columns_dq() * 4 / kBytes;
+  static_assert(kCount % 2 == 0);
+  static constexpr bool in_do(int piece) {
+    return SharedPlan(kConfig).do_stage >= kBytes && piece % 2 == 1;
+  }
+};
+
+template <Config kConfig>
+__forceinline__ const DeviceLengths& ragged(const Args& args) {
+  static_assert(kConfig.ragged());
+  return static_cast<const RaggedArgs&>(args).of;
+}
+/// First row of a job's queries in what is kept for (pair, row): offset, delta, sums of dQ.
+template <Config kConfig>
+__forceinline__ int kept_row(const Job& job) {
+  constexpr int kC = kConfig.chunk_rows;
+  return kPacked<kConfig> ? (job.q_begin / kC + job.batch) * kC : 0;
+}
+/// Rows of a chunk, which may be cut where its sequence ends: no box may begin behind that.
+template <Config kConfig>
+__forceinline__ int rows_of_chunk(const Job& job) {
+  if constexpr (!kPacked<kConfig>) return kConfig.chunk_rows;
+  return min(kConfig.chunk_rows, job.seq_q - job.block * kConfig.chunk_rows);
+}
+
+template <Config kConfig>
+__forceinline__ Diagonals diagonals(const Args& args, const Job& job) {
+  const int shift = kConfig.ragged() ? job.seq_k - queries_of<kConfig>(args, job) : 0;
+  Diagonals d = mask_diagonals<kConfig.mask>(args.low + shift, args.high + shift);
+  if constexpr (kConfig.ragged() && kConfig.mask != Mask::none)
+    d.high = min(d.high, ragged<kConfig>(args).top);
+  return d;
+}
+
+/// Blocks of queries that see a tile's keys, of the tile's part; "full" are those without a hidden
+/// pair, none where keys lie past the end.
+template <Config kConfig>
+__forceinline__ BlockRange query_range(const Args& args, const Job& job) {
+  constexpr int kM = kConfig.block_m, kN = kConfig.block_n;
+  const int seq_q = queries_of<kConfig>(args, job), seq_k = keys_of<kConfig>(args, job);
+  const int key = job.block * kN, key_end = min(key + kN, seq_k);
+  BlockRange range;
+  if (kConfig.ragged() && key >= seq_k) return range;  // keys behind a length
+  if constexpr (kConfig.mask == Mask::none) {
+    range.end = range.full_end = (seq_q + kM - 1) / kM;
+  } else {
+    const Diagonals d = diagonals<kConfig>(args, job);
+    // A top-left diagonal left of the window, which depends on the lengths: nobody sees a key, and
+    // a fixed order of additions would wait for blocks that add nothing.
+    if (kConfig.ragged() && kConfig.mask == Mask::both && d.high <= d.low) return range;
+    range = query_blocks<kM>(d, key, key_end, seq_q);
+    // Rows past the end see nothing by their LSE: the last block needs no mask for them.
+    if (kConfig.mask == Mask::right) range.full_end = range.end;
+  }
+  if (key_end < key + kN) range.full_begin = range.full_end = range.end;
+  if constexpr (kConfig.split) {
+    const int first = range.begin, count = range.end - first;
+    const int end = first + count * (job.part + 1) / args.parts;
+    range.clip(first + count * job.part / args.parts, end);
+    // Known to be the same where it was: a loop less for those who compute.
+    if constexpr (kConfig.mask != Mask::both) range.full_end = range.end;
+  }
+  return range;
+}
+
+}  // namespace tilewise::bwd_sm90

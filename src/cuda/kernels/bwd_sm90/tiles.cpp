@@ -1,0 +1,219 @@
+#include "cuda/kernels/bwd_sm90/tiles.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cuda/host/common.h"
+#include "cuda/host/constants.h"
+#include "cuda/host/tile_order.h"
+#include "cuda/kernels/bwd_sm80/tiles.h"
+#include "cuda/kernels/fwd_sm90/tiles.h"
+#include "plan/accounting.h"
+#include "problem/blocks.h"
+namespace tilewise::cuda {
+namespace {
+
+using bwd_sm90::Config;
+using bwd_sm90::Mask;
+
+/// dS of P before it is rounded (bwd_sm90/README.md). Off until a card has timed it.
+constexpr bool kFloatP = false;
+
+/// Head dims above 128: tiles of 64 keys and, where their blocks end, those of 128 queries of
+/// bwd_dq_sm90. Fitted to 16 cells on an H200, off by at most 2 % (bwd_sm90/README.md).
+double wide_ms(const Problem& p, const Config& config, const Hardware& machine) {
+  const double sms = std::max(1, machine.multiprocessors);
+  const bool is_192 = std::max(config.head_dim, config.head_dim_v) <= 192;
+  const double fixed_us = is_192 ? 4.1 : 5.3;  // of a tile: its start and end, rows to prepare
+  const double step_us = (is_192 ? 1.05 : 1.37) * (config.softcap ? 1.3 : 1.0);
+  // A tile of queries takes 1.3 times the start and end, a step of 64 keys 1.4 times one of 64
+  // queries.
+  constexpr double kQueriesFixed = 1.3, kQueriesStep = 1.4;
+  // Blocks that the mask cuts count whole.
+  const double cut = p.has_positional_mask() ? 0.4 : 0.0;
+  const double all_queries = static_cast<double>(p.seq_q * p.group());
+  const double all_keys = static_cast<double>(p.seq_k);
+  // About half of the last blocks of packed sequences are none.
+  const std::int64_t none = p.packed ? p.batch / 2 : 0;
+  const std::int64_t entries = p.stored_batch();
+  const double key_tiles =
+      static_cast<double>(entries * p.heads_k * (bwd_sm90_key_blocks(p, config) - none));
+  const double query_tiles =
+      static_cast<double>(entries * p.heads_q * (bwd_sm90_chunks(p, config) - none));
+  const double queries =
+      std::min(visible_pairs(p) / (key_tiles * 64) + cut * 128.0 * static_cast<double>(p.group()),
+               all_queries);
+  const double keys = std::min(visible_pairs(p) / (query_tiles * 128) + cut * 192.0, all_keys);
+  const auto key_us = [&](double steps) { return fixed_us + step_us * steps / 64.0; };
+  const auto query_us = [&](double steps) {
+    return kQueriesFixed * fixed_us + kQueriesStep * step_us * steps / 64.0;
+  };
+  // Few tiles: the longest bounds them.
+  const double longest = p.has_positional_mask() ? 2.0 : 1.0;
+  const double first_us =
+      std::max(key_tiles / sms * key_us(queries), key_us(std::min(longest * queries, all_queries)));
+  const double second_us = std::max((query_tiles / sms + 0.3) * query_us(keys),
+                                    query_us(std::min(longest * keys, all_keys)));
+  return 2.0 * sm80::kKernelMs + 1e-3 * (first_us + second_us);
+}
+
+/// Tiles in waves of them. Under a mask the longest takes twice the mean time: two waves even out,
+/// longest first, and two follow the first of a section before it has ended. Of grouped heads a
+/// tile is a larger part of the whole, and three are taken.
+constexpr std::int64_t kTwoWaves = 256, kThreeWaves = 384;
+
+}  // namespace
+
+int bwd_sm90_padded(std::int64_t dim) {
+  for (const int padded : {64, 96, 128, 192}) {
+    if (dim <= padded) return padded;
+  }
+  return 256;
+}
+
+Config bwd_sm90_config(const Problem& p) {
+  Config config;
+  config.element = p.dtype == DType::bfloat16 ? tile::Element::bf16 : tile::Element::fp16;
+  config.head_dim = bwd_sm90_padded(p.head_dim);
+  config.head_dim_v = bwd_sm90_padded(p.head_dim_v);
+  config.mask = sm90_mask(p).mask;
+  config.modified = sm80::is_modified(p);
+  config.softcap = p.softcap != 0.0;
+  config.alibi = p.alibi_slopes.defined();
+  config.deterministic = p.deterministic;
+  config.fold_lse = !config.modified;
+  config.exact = bwd_tiles::is_small(p);
+  config.lengths = sm90_lengths(p);
+  const bool is_narrow = std::max(config.head_dim, config.head_dim_v) <= 64;
+  config.block_m = is_narrow && !config.exact ? 128 : 64;
+  if (std::max(config.head_dim, config.head_dim_v) > 128) {
+    config.block_n = 64;
+    config.deterministic = false;  // it is so by itself: nothing is added in memory
+    return bwd_sm90::with_stages(config);
+  }
+  // What registers allow: bwd_sm90/README.md.
+  const bool narrow = config.block_m == 128;
+  // Scores that are modified leave no registers for it (C7512).
+  config.float_p = kFloatP && !config.exact && !config.modified;
+  config.v_registers = narrow && !config.float_p;
+  if (!config.softcap) config.k_stages = 2;
+  // Fewer jobs, where the last chunk does not stand half empty.
+  const std::int64_t chunks = ceil_div(p.seq_q, config.chunk_rows);
+  if (narrow && !p.packed && (chunks >= 8 || chunks % 2 == 0)) config.chunk_rows = 256;
+  config.split = bwd_sm90_parts(p, config) > 1;
+  return config;
+}
+
+std::int64_t bwd_sm90_chunks(const Problem& p, const Config& config) {
+  return p.packed ? packed_blocks(p.total_q, p.batch, config.chunk_rows)
+                  : ceil_div(p.seq_q, config.chunk_rows);
+}
+std::int64_t bwd_sm90_key_blocks(const Problem& p, const Config& config) {
+  return p.packed ? packed_blocks(p.total_k, p.batch, config.block_n)
+                  : ceil_div(p.seq_k, config.block_n);
+}
+
+std::int64_t bwd_sm90_tiles(const Problem& p, const Config& config) {
+  return p.stored_batch() * p.heads_k * bwd_sm90_key_blocks(p, config);
+}
+
+int bwd_sm90_parts(const Problem& p, const Config& config) {
+  // In a fixed order of additions parts would wait for one another.
+  if (config.wide() || config.deterministic || config.exact || p.packed) return 1;
+  const std::int64_t tiles = bwd_sm90_tiles(p, config);
+  const std::int64_t blocks = ceil_div(p.seq_q, config.block_m);
+  // Tiles of a diagonal differ in length: as many of them as even out.
+  const std::int64_t wanted =
+      std::int64_t{sm80::kTypicalMultiprocessors} * (p.has_positional_mask() ? 4 : 2);
+  if (tiles > sm80::kTypicalMultiprocessors) return 1;
+  constexpr std::int64_t kLeastSteps = 8;
+  const std::int64_t most = std::min(blocks, p.group() * blocks / kLeastSteps);
+  return static_cast<int>(
+      std::clamp<std::int64_t>(wanted / tiles, 1, std::max<std::int64_t>(1, most)));
+}
+
+std::int64_t bwd_sm90_rows(const Problem& p, const Config& config) {
+  return bwd_sm90_chunks(p, config) * config.chunk_rows;
+}
+
+std::int64_t bwd_sm90_jobs(const Problem& p, const Config& config) {
+  return (config.wide() ? 1 : 2) * p.stored_batch() * p.heads_q * bwd_sm90_chunks(p, config) +
+         bwd_sm90_tiles(p, config) * bwd_sm90_parts(p, config);
+}
+
+bwd_sm90::SectionOrder bwd_sm90_order(const Problem& p, const Config& config) {
+  OrderProblem order;
+  order.blocks = bwd_sm90_key_blocks(p, config);
+  order.heads = p.stored_batch() * p.heads_k;
+  // Q, dO and the float32 sums of dQ.
+  const std::int64_t sums = config.wide() ? 0 : 4 * p.head_dim;
+  order.kv_bytes =
+      p.group() * (p.packed ? p.total_q : p.seq_q) * (2 * p.head_dim + 2 * p.head_dim_v + sums);
+  order.section_bytes = (config.wide() ? 16 : 8) * kMiB;
+  // Long tiles that a diagonal cuts take more of them to even out (measured at dims 64 and 128).
+  const bool is_long = config.mask == Mask::right && !config.wide() && order.blocks >= 64;
+  order.last_bytes = (config.mask == Mask::none ? 8 : is_long ? 64 : 32) * kMiB;
+  if (config.mask != Mask::none) {
+    // The last of packed sequences decides how a head ends: the blocks of the longest count.
+    const std::int64_t longest = p.packed ? ceil_div(p.seq_k, config.block_n) : order.blocks;
+    order.last_tiles = (p.group() > 1 ? kThreeWaves : kTwoWaves) *
+                       std::max<std::int64_t>(1, order.blocks / std::max<std::int64_t>(1, longest));
+  }
+  return section_order(order);
+}
+
+int bwd_sm90_lag(const Problem& p, const bwd_sm90::SectionOrder& order, const Config& config) {
+  const int lead = bwd_sm90_sections_apart(order, config);
+  if (config.mask == Mask::none) return lead;
+  const std::int64_t tiles = std::max(1, order.section_heads * order.blocks);
+  // Packed sequences differ in length too. The section itself lies between as well.
+  const std::int64_t apart = p.packed ? kThreeWaves : kTwoWaves;
+  return std::max(lead, static_cast<int>(ceil_div(apart, tiles)) - 1);
+}
+
+int bwd_sm90_sections_apart(const bwd_sm90::SectionOrder& order, const Config& config) {
+  const int tiles = std::max(1, order.section_heads * order.blocks);
+  // Short tiles: what lies farther apart is less often still in the L2 cache (measured at dim 64).
+  const bool is_short = config.block_m == 128 && order.blocks <= 8;
+  const int apart = sm80::kTypicalMultiprocessors * (is_short ? 6 : 10) / 10;
+  return static_cast<int>(ceil_div(apart, tiles));
+}
+
+double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machine) {
+  if (config.wide()) return wide_ms(p, config, machine);
+  const double sms = std::max(1, machine.multiprocessors);
+  const int parts = config.split ? bwd_sm90_parts(p, config) : 1;
+  // About half of the last blocks of packed sequences are none.
+  const double none = p.packed ? 0.5 * static_cast<double>(p.batch) : 0.0;
+  const double stored = static_cast<double>(p.stored_batch());
+  const double tiles = static_cast<double>(bwd_sm90_tiles(p, config) * parts) -
+                       none * static_cast<double>(p.heads_k);
+  const double chunks = stored * static_cast<double>(p.heads_q) *
+                        (static_cast<double>(bwd_sm90_chunks(p, config)) - none);
+  const double all_queries = static_cast<double>(p.seq_q * p.group()) / parts;
+  const double cut = p.has_positional_mask() ? 0.4 * (config.block_m + config.block_n) : 0.0;
+  const double queries =
+      std::min(visible_pairs(p) / (tiles * config.block_n) + cut * static_cast<double>(p.group()),
+               all_queries);
+  const int dim = std::max(config.head_dim, config.head_dim_v);
+  // Of a tile: its start and end, and 128 queries. Of a chunk: preparation and conversion.
+  const bool narrow = config.block_m == 128;
+  const double fixed_us = narrow ? 2.0 : 4.0;
+  const double chunk_us = narrow ? 3.0 + 3.0 * config.chunk_rows / 128.0 : 8.0;
+  const double step_us = (dim <= 64 ? 2.15 : dim <= 96 ? 3.2 : 3.8) * (config.softcap ? 1.3 : 1.0);
+  const double tile_us = fixed_us + step_us * queries / 128.0;
+  // Tiles of one size come in whole waves; others, longest first, leave some of a tile as tail, and
+  // the longest bounds them all.
+  const double waves = tiles / sms;
+  double tiles_us = std::ceil(waves) * tile_us;
+  if (p.has_positional_mask()) {
+    const double longest = std::min(all_queries, queries * 2.0);
+    tiles_us = std::max((waves + 0.4) * tile_us, fixed_us + step_us * longest / 128.0);
+  }
+  const double chunks_us = std::max(1.0, chunks / sms) * chunk_us;
+  // Few jobs: one kind waits for the last of the one before. An estimate, not measured.
+  const double chain_us = config.split ? 10.0 : 0.0;
+  return 2.0 * sm80::kKernelMs + 1e-3 * (tiles_us + chunks_us + chain_us);
+}
+
+}  // namespace tilewise::cuda

@@ -1,0 +1,49 @@
+/// Tiles of bwd_sm90: the config and order of a problem, what it would take. Pure functions; the
+/// numbers are measured (bwd_sm90/README.md).
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/kernels/bwd_sm90/args.h"
+#include "problem/problem.h"
+
+namespace tilewise::cuda {
+
+/// Head dim of the config: 64, 96, 128, 192 or 256.
+int bwd_sm90_padded(std::int64_t dim);
+
+bwd_sm90::Config bwd_sm90_config(const Problem& problem);
+
+/// Sections of key heads: what a section's tiles read and add to again and again stays in L2.
+bwd_sm90::SectionOrder bwd_sm90_order(const Problem& problem, const bwd_sm90::Config& config);
+
+/// Sections whose tiles keep every multiprocessor busy for about one tile: as far must preparation
+/// run ahead of the tiles and conversion behind them.
+int bwd_sm90_sections_apart(const bwd_sm90::SectionOrder& order, const bwd_sm90::Config& config);
+
+/// Sections that conversion runs behind the tiles: as many, or more where tiles differ in length,
+/// so that the longest of a section has ended when its conversions are taken.
+int bwd_sm90_lag(const Problem& problem, const bwd_sm90::SectionOrder& order,
+                 const bwd_sm90::Config& config);
+
+/// Chunks of queries of a head and blocks of keys; of packed sequences with those that may be none.
+std::int64_t bwd_sm90_chunks(const Problem& problem, const bwd_sm90::Config& config);
+std::int64_t bwd_sm90_key_blocks(const Problem& problem, const bwd_sm90::Config& config);
+
+/// Tiles of all heads.
+std::int64_t bwd_sm90_tiles(const Problem& problem, const bwd_sm90::Config& config);
+
+/// Parts that a tile's queries are cut into, where the tiles leave multiprocessors idle; 1: they
+/// are not.
+int bwd_sm90_parts(const Problem& problem, const bwd_sm90::Config& config);
+
+/// Query rows of a head in the statistics and in the sums of dQ.
+std::int64_t bwd_sm90_rows(const Problem& problem, const bwd_sm90::Config& config);
+
+/// Entries of the kernel's queue: chunks of rows to prepare and to convert, tiles.
+std::int64_t bwd_sm90_jobs(const Problem& problem, const bwd_sm90::Config& config);
+
+/// Predicted milliseconds.
+double bwd_sm90_ms(const Problem& problem, const bwd_sm90::Config& config, const Hardware& machine);
+
+}  // namespace tilewise::cuda

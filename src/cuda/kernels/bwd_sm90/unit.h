@@ -1,0 +1,11 @@
+/// From a config of bwd_sm90 to the unit that NVRTC compiles.
+#pragma once
+
+#include "cuda/jit/unit.h"
+#include "cuda/kernels/bwd_sm90/args.h"
+
+namespace tilewise::cuda {
+
+KernelUnit bwd_sm90_unit(const bwd_sm90::Config& config);
+
+}  // namespace tilewise::cuda

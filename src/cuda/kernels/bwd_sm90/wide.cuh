@@ -1,0 +1,413 @@
+/// bwd_sm90: head dims above 128. Two warpgroups share a tile of 64 keys and divide the products:
+///
+///   Values   S = K Q^T, P, dV += P^T dO   leaves P (with a softcap times its slope)
+///   Keys     dP = V dO^T, dS = P (dP - delta), dK += dS^T Q
+///
+/// Values runs ahead of Keys by the two buffers of P between them. P, dS are A operands from
+/// registers; so is, where shared memory has no room for it, half of K and of V. dV and dK leave
+/// from the places of the last dO and Q. dQ has a kernel of its own, bwd_dq_sm90.
+#pragma once
+
+#include "cuda/kernels/bwd_sm90/scores.cuh"
+#include "cuda/kernels/bwd_sm90/wide_sums.cuh"
+
+namespace tilewise::bwd_sm90 {
+
+using namespace tile;
+
+/// Takes jobs; `role` computes the tiles.
+template <class Role>
+__forceinline__ void run_jobs(Role& role) {
+  role.fetch_job();
+  while (role.job.kind != JobKind::end) {
+    if (role.job.kind == JobKind::tile) {
+      role.signal_done();  // before any wait for the producer
+      role.run_tile();
+    } else {
+      role.run_prepare();
+    }
+    role.fetch_job();
+  }
+  role.signal_done();
+  if (role.lane == 0) bulk_wait_read();  // shared memory must outlive the copies out of it
+}
+
+template <Config kConfig>
+struct WideValues : Scores<kConfig> {
+  using Base = Scores<kConfig>;
+  using Base::args;
+  using Base::block;
+  using Base::job;
+  using Base::kDv;
+  using Base::kElement;
+  using Base::kM;
+  using Base::kPlan;
+  using Base::lane;
+  using Base::pair;
+  using Base::release;
+  using Base::rK;
+  using Base::rO;
+  using Base::rP;
+  using Base::rQ;
+  using Base::rS;
+  using Base::shared;
+  using Base::thread;
+  using Base::warp;
+
+  const u64 dOt;          ///< dO as B of dV
+  Ring<2> buffers, last;  ///< of P; the one that was left last
+  WideSums<kDv> rDv;
+
+  __forceinline__ WideValues(const Args& a, u32 shared_base)
+      : Base(a, shared_base, 0), dOt(panel_descriptor(shared.d_o(0), kM * kPanelRowBytes)) {}
+
+  /// (B3) dV += P^T dO
+  __forceinline__ void issue_dv() {
+    const u64 d_o = dOt + rO.slot * (kPlan.do_stage / 16);
+    wgmma_fence();
+    rDv.template add_product<kElement>(rP, d_o);
+    if constexpr (kConfig.exact) rDv.template add_product<kElement>(this->rPlow, d_o);
+    wgmma_commit();
+  }
+  /// P, with a softcap times its slope (B7), to the next warpgroup, once it has taken the last.
+  __forceinline__ void leave_p() {
+    if constexpr (kConfig.exact && kConfig.softcap) {
+      u32 high[kM / 4], low[kM / 4];
+#pragma unroll
+      for (int i = 0; i < kM / 4; ++i) {
+        const u32 gate = this->rGate[i];
+        pack_planes<kElement>(high[i], low[i], rS[2 * i] * widen<Element::fp16>(gate & 0xffffU),
+                              rS[2 * i + 1] * widen_high<Element::fp16>(gate));
+      }
+      leave_plane<false>(high);
+      leave_plane<false>(low);
+    } else if constexpr (kConfig.exact) {
+      leave_plane<false>(rP);
+      leave_plane<false>(this->rPlow);
+    } else {
+      leave_plane<kConfig.softcap>(rP);
+    }
+  }
+  template <bool kGated>
+  __forceinline__ void leave_plane(const u32 (&plane)[kM / 4]) {
+    mbarrier_wait(shared.p_empty(buffers.slot), buffers.parity ^ 1);
+    const u32 to = shared.p(buffers.slot) + thread * 16;
+#pragma unroll
+    for (int i = 0; i < kM / 16; ++i) {
+      u32 words[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        words[e] = plane[4 * i + e];
+        if constexpr (kGated) {
+          const u32 p = words[e], gate = this->rGate[4 * i + e];
+          words[e] =
+              pack<kElement>(widen<kElement>(p & 0xffffU) * widen<Element::fp16>(gate & 0xffffU),
+                             widen_high<kElement>(p) * widen_high<Element::fp16>(gate));
+        }
+      }
+      store_shared_16(to + i * 2048, __uint_as_float(words[0]), __uint_as_float(words[1]),
+                      __uint_as_float(words[2]), __uint_as_float(words[3]));
+    }
+    __syncwarp();
+    release(shared.p_full(buffers.slot));
+    last = buffers;
+    buffers.advance();
+  }
+  /// S has become P: its Q and offsets have been read.
+  __forceinline__ void pass_q() {
+    __syncwarp();
+    release(shared.q_empty(rQ.slot));
+    rQ.advance();
+  }
+
+  /// Entry: P of (pair, block) is ready, nothing is in flight. Exit: the same for the next block.
+  template <bool kMasked>
+  __forceinline__ void step(int next_pair, int next_block) {
+    leave_p();
+    this->wait_do();
+    issue_dv();
+    this->wait_q();
+    this->issue_scores();
+    wgmma_wait<1>();
+    pin_dv();
+    release(shared.do_empty(rO.slot));
+    rO.advance();
+    wgmma_wait<0>();
+    pin(rS);
+    pair = next_pair;
+    block = next_block;
+    this->template probabilities<kMasked>();
+    pass_q();
+  }
+  /// The last block's. Its dO stays: dV leaves by way of its place.
+  __forceinline__ void last_step() {
+    release(shared.k_empty(rK.slot));
+    leave_p();
+    this->wait_do();
+    issue_dv();
+    wgmma_wait<0>();
+    pin_dv();
+  }
+  __forceinline__ void pin_dv() {
+    rDv.pin_all();
+    pin(rP);
+    if constexpr (kConfig.exact) pin(this->rPlow);
+  }
+
+  __forceinline__ void first_step(const BlockRange& range) {
+    block = range.begin;
+    mbarrier_wait(shared.k_full(rK.slot), rK.parity);
+    if constexpr (kConfig.half_registers) {
+      load_rows(this->rHalf, shared.landing(), warp, lane);
+      __syncwarp();  // all lanes have read
+      release(shared.landing_empty());
+    }
+    this->wait_q();
+    this->issue_scores();
+    wgmma_wait<0>();
+    pin(rS);
+    if (block < range.full_begin || block >= range.full_end) {
+      this->template probabilities<true>();
+    } else {
+      this->template probabilities<false>();
+    }
+    pass_q();
+  }
+
+  __forceinline__ void run_tile() {
+    const BlockRange range = query_range<kConfig>(args, job);
+    rDv.clear();
+    if (range.begin < range.end) {
+      const int head = job.head * args.group, of = entry_of<kConfig>(job) * args.heads_q + head;
+      pair = of;
+      this->load_slope(head);
+      first_step(range);
+      int next = range.begin + 1;
+#pragma unroll 1
+      for (int g = 0; g < args.group; ++g) {
+        if (g > 0) {
+          this->load_slope(head + g);
+          next = range.begin;
+        }
+        // A block that follows another head's is taken as masked, whatever it is: one loop less.
+        int masked_end = max(range.full_begin, range.begin + 1);
+#pragma unroll 1
+        while (true) {
+#pragma unroll 1
+          for (; next < masked_end; ++next) step<true>(of + g, next);
+#pragma unroll 1
+          for (; next < range.full_end; ++next) step<false>(of + g, next);
+          if (next >= range.end) break;
+          masked_end = range.end;
+        }
+      }
+      last_step();
+      // The other warpgroup has taken the last P: it is done with V and dO.
+      mbarrier_wait(shared.p_empty(last.slot), last.parity);
+      rK.advance();
+    } else {
+      this->wait_q();
+      pass_q();
+      this->wait_do();
+    }
+    leave_tile(*this, rDv, 1.0F, shared.d_o(rO.slot), args.dv, shared.do_empty(rO.slot));
+    rO.advance();
+  }
+};
+
+template <Config kConfig>
+struct WideKeys : Worker<kConfig> {
+  using Base = Worker<kConfig>;
+  using Base::args;
+  using Base::job;
+  using Base::kBlockN;
+  using Base::kD;
+  using Base::kDv;
+  using Base::kElement;
+  using Base::kM;
+  using Base::kPlan;
+  using Base::lane;
+  using Base::release;
+  using Base::rK;
+  using Base::rO;
+  using Base::rQ;
+  using Base::shared;
+  using Base::thread;
+  using Base::warp;
+  using Gradients = Wgmma<kElement, kM>;
+
+  const u64 dV, dO, dQt;  ///< V as A, dO as B of dP; Q as B of dK
+  Ring<2> rP;             ///< buffers of P
+  float rGradS[kM / 2];   ///< dP^T, then dS^T
+  WideSums<kD> rDk;
+  u32 rdS[kM / 4];
+  u32 rdSlow[kConfig.exact ? kM / 4 : 1];
+  u32 rHalf[kConfig.half_registers ? kDv / 8 : 1];  ///< half of V as A fragments
+
+  __forceinline__ WideKeys(const Args& a, u32 shared_base)
+      : Base(a, shared_base, 1),
+        dV(panel_descriptor(shared.v(), 16)),
+        dO(panel_descriptor(shared.d_o(0), 16)),
+        dQt(panel_descriptor(shared.q(0), kM * kPanelRowBytes)) {}
+
+  /// (B4) dP^T = V dO^T
+  __forceinline__ void issue_dp() {
+    const u64 d_o = dO + rO.slot * (kPlan.do_stage / 16);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kDv / 16; ++i) {
+      if constexpr (kConfig.half_registers) {
+        if (i >= kDv / 32) {
+          const u32* a = rHalf + 4 * (i - kDv / 32);
+          Gradients::multiply_register_rows(rGradS, a[0], a[1], a[2], a[3], d_o + panel_step<kM>(i),
+                                            1);
+          continue;
+        }
+      }
+      Gradients::multiply_shared(rGradS, dV + panel_step<kBlockN>(i), d_o + panel_step<kM>(i),
+                                 i != 0);
+    }
+    wgmma_commit();
+  }
+  /// (B9) dK += dS^T Q
+  __forceinline__ void issue_dk() {
+    const u64 q = dQt + rQ.slot * (kPlan.q_stage / 16);
+    wgmma_fence();
+    rDk.template add_product<kElement>(rdS, q);
+    if constexpr (kConfig.exact) rDk.template add_product<kElement>(rdSlow, q);
+    wgmma_commit();
+  }
+  /// (B5) dS = P (dP - delta), in the place of dP
+  __forceinline__ void score_gradients() {
+    const u32 delta = shared.delta(rO.slot) + lane % 4 * 8;
+    const u32 from = shared.p(rP.slot) + thread * 16;
+#pragma unroll
+    for (int i = 0; i < kM / 16; ++i) {
+      const Bytes16 x = load_shared_16(from + i * 2048);
+      const u32 p[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int word = 4 * i + e;
+        const Floats2 d = load_shared_8(delta + word / 2 * 32);
+        rGradS[2 * word] = widen<kElement>(p[e] & 0xffffU) * (rGradS[2 * word] - d.x);
+        rGradS[2 * word + 1] = widen_high<kElement>(p[e]) * (rGradS[2 * word + 1] - d.y);
+      }
+    }
+  }
+  /// The same of P in two planes, which come one after the other.
+  __forceinline__ void exact_gradients() {
+    u32 p[2][kM / 4];
+#pragma unroll
+    for (int plane = 0; plane < 2; ++plane) {
+      mbarrier_wait(shared.p_full(rP.slot), rP.parity);
+      const u32 from = shared.p(rP.slot) + thread * 16;
+#pragma unroll
+      for (int i = 0; i < kM / 16; ++i) {
+        const Bytes16 x = load_shared_16(from + i * 2048);
+        p[plane][4 * i] = x.x, p[plane][4 * i + 1] = x.y, p[plane][4 * i + 2] = x.z;
+        p[plane][4 * i + 3] = x.w;
+      }
+      if (plane == 0) {
+        __syncwarp();  // all lanes have read
+        release(shared.p_empty(rP.slot));
+        rP.advance();
+      }
+    }
+    const u32 delta = shared.delta(rO.slot) + lane % 4 * 8;
+#pragma unroll
+    for (int i = 0; i < kM / 4; ++i) {
+      const Floats2 d = load_shared_8(delta + i / 2 * 32);
+      const float a = widen<kElement>(p[0][i] & 0xffffU) + widen<kElement>(p[1][i] & 0xffffU);
+      const float b = widen_high<kElement>(p[0][i]) + widen_high<kElement>(p[1][i]);
+      rGradS[2 * i] = a * (rGradS[2 * i] - d.x);
+      rGradS[2 * i + 1] = b * (rGradS[2 * i + 1] - d.y);
+    }
+  }
+  /// dP of a block is there: dS of it in float32.
+  __forceinline__ void take_p() {
+    if constexpr (kConfig.exact) {
+      exact_gradients();
+    } else {
+      mbarrier_wait(shared.p_full(rP.slot), rP.parity);
+      score_gradients();
+      // NOTE: worth nothing (bwd_sm90/README.md, "What was tried"), but what has run on a card has
+      // it.
+      mbarrier_wait(shared.p_full(rP.slot), rP.parity);
+    }
+    __syncwarp();  // all lanes have read P and delta
+    release(shared.p_empty(rP.slot));
+    rP.advance();
+    release(shared.do_empty(rO.slot));
+    rO.advance();
+  }
+  __forceinline__ void pack_gradients() {
+#pragma unroll
+    for (int i = 0; i < kM / 4; ++i) {
+      if constexpr (kConfig.exact) {
+        pack_planes<kElement>(rdS[i], rdSlow[i], rGradS[2 * i], rGradS[2 * i + 1]);
+      } else {
+        rdS[i] = pack<kElement>(rGradS[2 * i], rGradS[2 * i + 1]);
+      }
+    }
+  }
+  __forceinline__ void pin_dk() {
+    rDk.pin_all();
+    pin(rdS);
+    if constexpr (kConfig.exact) pin(rdSlow);
+  }
+
+  /// Entry: dS of a block is ready, nothing is in flight. Exit: the same for the next block.
+  __forceinline__ void step() {
+    this->wait_q();
+    issue_dk();
+    this->wait_do();
+    issue_dp();
+    wgmma_wait<1>();
+    pin_dk();
+    release(shared.q_empty(rQ.slot));
+    rQ.advance();
+    wgmma_wait<0>();
+    pin(rGradS);
+    take_p();
+    pack_gradients();
+  }
+
+  __forceinline__ void run_tile() {
+    const BlockRange range = query_range<kConfig>(args, job);
+    rDk.clear();
+    const int steps = (range.end - range.begin) * args.group;
+    if (steps > 0) {
+      mbarrier_wait(shared.v_full(), this->v_parity());
+      if constexpr (kConfig.half_registers) {
+        load_rows(rHalf, shared.landing(), warp, lane);
+        __syncwarp();  // all lanes have read
+        release(shared.landing_empty());
+      }
+      this->wait_do();
+      issue_dp();
+      wgmma_wait<0>();
+      pin(rGradS);
+      take_p();
+      pack_gradients();
+#pragma unroll 1
+      for (int i = 1; i < steps; ++i) step();
+      release(shared.v_empty());
+      this->wait_q();
+      issue_dk();
+      wgmma_wait<0>();
+      pin_dk();
+      rK.advance();
+    } else {
+      this->wait_do();
+      __syncwarp();
+      release(shared.do_empty(rO.slot));
+      rO.advance();
+      this->wait_q();
+    }
+    // By way of the last Q, whose scores the last P came from.
+    leave_tile(*this, rDk, args.scale, shared.q(rQ.slot), args.dk, shared.q_empty(rQ.slot));
+    rQ.advance();
+  }
+};
+
+}  // namespace tilewise::bwd_sm90

@@ -1,0 +1,232 @@
+/// bwd_sm90: a warp of those who compute: how it takes jobs from the producer, hands over what it
+/// has read and written, and the jobs that only pass rows through.
+#pragma once
+
+#include "cuda/kernels/bwd_sm90/boxes.cuh"
+#include "cuda/kernels/bwd_sm90/rows.cuh"
+#include "cuda/tile/hopper/signal.cuh"
+#include "cuda/tile/hopper/warpgroup.cuh"
+
+namespace tilewise::bwd_sm90 {
+
+using namespace tile;
+
+template <Config kConfig>
+struct Worker {
+  static constexpr Config kShape = kConfig;
+  static constexpr int kM = kConfig.block_m, kBlockN = kConfig.block_n;
+  static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
+  static constexpr SharedPlan kPlan{kConfig};
+  static constexpr int kSlot = 64 * kPanelRowBytes;  ///< 64 rows of a panel
+  static constexpr Element kElement = kConfig.element;
+
+  const Args& args;
+  const Shared<kConfig> shared;
+  const int warpgroup, thread, warp, lane;  ///< thread, warp: of the warpgroup
+  Ring<kConfig.q_stages> rQ;
+  Ring<kConfig.do_stages> rO;
+  Ring<kConfig.k_stages> rK;
+  Ring<2> slots;
+  u32 all_parity = 0;
+  Job job;
+  u32 converted = 0;           ///< jobs in a row
+  u32* unsignalled = nullptr;  ///< counter of a job whose stores may still be on their way
+  u32* turn_taken = nullptr;   ///< deterministic: of the last addition
+
+  __forceinline__ Worker(const Args& a, u32 shared_base, int group)
+      : args(a),
+        shared{shared_base},
+        warpgroup(group),
+        thread(static_cast<int>(threadIdx.x) & 127),
+        warp(thread / 32),
+        lane(thread % 32) {}
+
+  // ---- hand-over
+
+  __forceinline__ void sync_warpgroup() const { named_barrier_sync(8 + warpgroup, 128); }
+  /// All who compute.
+  __forceinline__ void sync_all() {
+    __syncwarp();
+    release(shared.all_met());
+    mbarrier_wait(shared.all_met(), all_parity);
+    all_parity ^= 1;
+  }
+  /// Those who read Q and dO.
+  __forceinline__ void sync_consumers() const { named_barrier_sync(1, 256); }
+  /// Of V's only stage, which a tile uses as it uses one of K.
+  __forceinline__ u32 v_parity() const { return kConfig.k_stages == 2 ? rK.slot : rK.parity; }
+  __forceinline__ void wait_q() const { mbarrier_wait(shared.q_full(rQ.slot), rQ.parity); }
+  __forceinline__ void wait_do() const { mbarrier_wait(shared.do_full(rO.slot), rO.parity); }
+  __forceinline__ void release(u32 barrier) const {
+    if (lane == 0) mbarrier_arrive(barrier);
+  }
+  /// Waits for the producer. NOTE: it may itself wait for a signal of another block that waits for
+  /// this block's signal: so signal before waiting.
+  __forceinline__ void await_producer(u32 barrier, u32 parity) {
+    if (lane == 0 && !mbarrier_try_wait(barrier, parity)) signal_done();
+    __syncwarp();
+    mbarrier_wait(barrier, parity);
+  }
+  /// Tells whoever waits for the last job that its stores and additions are complete: late, when
+  /// they are, so that nobody here waits for them.
+  __forceinline__ void signal_done() {
+    if (lane == 0 && unsignalled != nullptr) {
+      bulk_wait();
+      fence_async();
+      if constexpr (kConfig.deterministic) pass_turn();
+      signal_add(unsignalled, 1);
+    }
+    unsignalled = nullptr;
+  }
+
+  __forceinline__ void fetch_job() {
+    await_producer(shared.job_full(slots.slot), slots.parity);
+    const Bytes16 words = load_shared_16(shared.slot(slots.slot));
+    job = {static_cast<JobKind>(words.x & 0xffU), static_cast<int>(words.y),
+           static_cast<int>(words.z), static_cast<int>(words.w), static_cast<int>(words.x >> 8)};
+    if constexpr (kConfig.ragged()) {
+      const Bytes16 lengths = load_shared_16(shared.slot(slots.slot) + 16);
+      job.seq_q = static_cast<int>(lengths.x);
+      job.seq_k = static_cast<int>(lengths.y);
+      job.q_begin = static_cast<int>(lengths.z);
+      job.k_begin = static_cast<int>(lengths.w);
+    }
+    __syncwarp();  // all lanes have read the slot
+    release(shared.job_empty(slots.slot));
+    slots.advance();
+  }
+
+  // ---- deterministic: a warp's fragments of a block of queries are added to in the order of the
+  // key blocks
+
+  __forceinline__ u32* turn_at(int of_pair, int of_block) const {
+    if constexpr (!kConfig.deterministic) return nullptr;
+    return args.turns +
+           (static_cast<i64>(of_pair) * (args.rows_q / kM) + kept_row<kConfig>(job) / kM +
+            of_block) *
+               kConfig.dq_warps() +
+           warp;
+  }
+  /// Lane 0: the last addition is complete, the next key block may add.
+  __forceinline__ void pass_turn() {
+    bulk_wait();
+    if (turn_taken == nullptr) return;
+    fence_async();
+    signal_add(turn_taken, 1);
+    turn_taken = nullptr;
+  }
+  /// Lane 0: key blocks that come before this one have added.
+  __forceinline__ void await_turn(u32* turn, int block) {
+    u32 before = 0;
+    const int row = block * kM;
+    const BlockRange keys = key_blocks<kBlockN>(diagonals<kConfig>(args, job), row,
+                                                min(row + kM, queries_of<kConfig>(args, job)),
+                                                keys_of<kConfig>(args, job));
+    before = args.last_first ? keys.end - 1 - job.block : job.block - keys.begin;
+    signal_wait(turn, before);
+    fence_async();
+    turn_taken = turn;
+  }
+
+  // ---- jobs that pass rows through
+
+  /// (B2) delta = rowsum(dO O) - dLSE; offset = -LSE in the scores' domain, -inf where LSE = -inf
+  /// (a row that saw no key) and past the end: P = 2^-inf is then 0 without a mask.
+  __forceinline__ void run_prepare() {
+    constexpr int kThreads = 256 / kM;  // of a row
+    const int t = warpgroup * 128 + thread, first = job.block * kConfig.chunk_rows;
+    const i64 base =
+        static_cast<i64>(entry_of<kConfig>(job) * args.heads_q + job.head) * args.rows_q +
+        kept_row<kConfig>(job) + first;
+    const int given = first + (kPacked<kConfig> ? job.q_begin : 0);  // row of what the caller gave
+    float lse = -infinity();                                         // asked for first, used last
+    if (t < kConfig.chunk_rows && first + t < queries_of<kConfig>(args, job)) {
+      lse = args.lse_in[job.batch * args.lse_b + job.head * args.lse_h + (given + t) * args.lse_s];
+    }
+    signal_done();  // before this job's stores, which it would wait for
+    if constexpr (!kConfig.wide()) clear_sums<kConfig>(args, base, t);
+#pragma unroll 1
+    for (int row0 = 0; row0 < rows_of_chunk<kConfig>(job); row0 += kM) {
+      await_producer(shared.q_full(rQ.slot), rQ.parity);
+      wait_do();
+      float delta = row_products<kConfig>(shared.q(rQ.slot), shared.d_o(rO.slot), t);
+      __syncwarp();  // all lanes have read
+      release(shared.q_empty(rQ.slot));
+      release(shared.do_empty(rO.slot));
+      rQ.advance();
+      rO.advance();
+      if (t % kThreads != 0) continue;
+      const int row = row0 + t / kThreads;
+      if (args.delta_in != nullptr) {
+        if (first + row < queries_of<kConfig>(args, job)) {
+          delta = args.delta_in[static_cast<i64>(entry_of<kConfig>(job) * args.heads_q + job.head) *
+                                    args.delta_rows +
+                                given + row];
+        }
+      } else if (args.d_lse != nullptr && first + row < queries_of<kConfig>(args, job)) {
+        delta -= args.d_lse[job.batch * args.d_lse_b + job.head * args.d_lse_h +
+                            (given + row) * args.d_lse_s];
+      }
+      args.delta[base + row] = delta;
+    }
+    if (t < kConfig.chunk_rows) {
+      args.offset[base + t] = lse == -infinity() ? lse : lse * args.offset_factor;
+    }
+    __syncwarp();  // the signal of lane 0 is for the stores of all
+    unsignalled = args.prepared + entry_of<kConfig>(job) * args.heads_k + job.head / args.group;
+  }
+
+  /// Sums of dQ to dQ.
+  __forceinline__ void run_convert() {
+    // Two places in turn: what was staged in this one has been read.
+    const u32 to = converted % 2 == 0 ? shared.dq(0) : shared.ds(0);
+    constexpr int kChunkBytes = kConfig.chunk_rows * kConfig.columns_dq() * 2;
+    static_assert(2 * kPlan.ds_buffer >= kChunkBytes && kPlan.gate - kPlan.dq >= kChunkBytes);
+    // The third warpgroup may stand behind a block that waits for this signal.
+    signal_done();
+    if (lane == 0) {
+      if (converted > 0) {
+        bulk_wait_read<1>();
+      } else {
+        bulk_wait_read();
+      }
+    }
+    sync_all();
+    ++converted;
+#pragma unroll 1
+    for (int piece = 0; piece < Piece<kConfig>::kCount; piece += 2) {
+      await_producer(shared.q_full(rQ.slot), rQ.parity);
+      convert_piece<kConfig>(shared.q(rQ.slot), to, piece, args.scale, warpgroup * 4 + warp, lane);
+      __syncwarp();
+      release(shared.q_empty(rQ.slot));
+      rQ.advance();
+      if constexpr (Piece<kConfig>::in_do(1)) {
+        await_producer(shared.do_full(rO.slot), rO.parity);
+        convert_piece<kConfig>(shared.d_o(rO.slot), to, piece + 1, args.scale, warpgroup * 4 + warp,
+                               lane);
+        __syncwarp();
+        release(shared.do_empty(rO.slot));
+        rO.advance();
+      } else {
+        await_producer(shared.q_full(rQ.slot), rQ.parity);
+        convert_piece<kConfig>(shared.q(rQ.slot), to, piece + 1, args.scale, warpgroup * 4 + warp,
+                               lane);
+        __syncwarp();
+        release(shared.q_empty(rQ.slot));
+        rQ.advance();
+      }
+    }
+    signal_done();
+    fence_async_shared();
+    sync_consumers();
+    if (warpgroup == 0 && thread == 0) {
+      for (int p = 0; p < SharedPlan::panels(kD); ++p) {
+        store_queries<kConfig>(args, args.dq, to + p * kConfig.chunk_rows * kPanelRowBytes,
+                               p * kPanelColumns, job, job.block * kConfig.chunk_rows);
+      }
+      bulk_commit();
+    }
+  }
+};
+
+}  // namespace tilewise::bwd_sm90

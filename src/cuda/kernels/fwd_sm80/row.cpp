@@ -1,0 +1,483 @@
+#include "cuda/kernels/fwd_sm80/row.h"
+
+#include <algorithm>
+#include <span>
+
+#include "cuda/driver/device.h"
+#include "cuda/host/common.h"
+#include "cuda/jit/config_text.h"
+#include "cuda/kernels/fwd_sm80/args.h"
+#include "cuda/kernels/rows/combine.h"
+#include "plan/accounting.h"
+#include "plan/decisive.h"
+#include "problem/blocks.h"
+
+namespace tilewise::cuda {
+namespace {
+
+using fwd_sm80::Args;
+using fwd_sm80::Config;
+using fwd_sm80::RaggedArgs;
+using Role = MemoryItem::Role;
+
+/// A tile that was found good: see fwd_sm80/README.md.
+struct Tile {
+  int block_m, block_n, warps, stages;
+  bool q_in_registers;
+  int min_blocks;  ///< on a multiprocessor
+  double tflops;   ///< reached on an H100 by long tiles with every multiprocessor full
+  /// That share rows: for grids with a multiprocessor for each tile, and up to most_keys keys.
+  int key_warps = 1, most_keys = 0;
+};
+
+// By the larger padded head dim, best first; smaller tiles are for small grids and little shared
+// memory.
+constexpr Tile kTiles32[] = {{128, 64, 4, 2, true, 3, 260.0},
+                             {64, 128, 4, 2, true, 3, 209.0},
+                             {64, 64, 4, 2, true, 4, 221.0},
+                             {16, 128, 4, 2, true, 4, 220.0, 4, 1024}};
+constexpr Tile kTiles64[] = {{128, 64, 4, 2, true, 2, 365.0},
+                             {64, 128, 4, 2, true, 2, 308.0},
+                             {64, 64, 4, 2, true, 4, 350.0},
+                             {16, 128, 4, 2, true, 4, 250.0, 4, 512}};
+constexpr Tile kTiles96[] = {{128, 64, 4, 2, false, 2, 370.0}, {64, 64, 4, 2, false, 2, 295.0}};
+constexpr Tile kTiles128[] = {{128, 64, 4, 2, false, 2, 415.0},
+                              {64, 64, 4, 2, true, 2, 338.0},
+                              {16, 128, 4, 1, true, 2, 220.0, 4, 512}};
+// With a bias or a mask beside them: two stages leave no room for a second block.
+constexpr Tile kPairs128[] = {{128, 64, 4, 1, false, 2, 405.0},
+                              {64, 64, 4, 2, true, 2, 338.0},
+                              {16, 128, 4, 1, true, 2, 220.0, 4, 512}};
+constexpr Tile kTiles192[] = {{128, 64, 8, 2, false, 1, 310.0}, {64, 32, 4, 2, false, 2, 285.0}};
+constexpr Tile kTiles256[] = {{128, 64, 8, 2, false, 1, 330.0}, {64, 32, 4, 2, false, 2, 290.0}};
+// Two planes: every operand is twice as wide and every product three.
+constexpr Tile kPlanes32[] = {{128, 64, 4, 2, false, 2, 114.0}, {64, 64, 4, 2, false, 3, 102.0}};
+constexpr Tile kPlanes64[] = {{128, 64, 4, 1, false, 2, 145.0}, {64, 64, 4, 1, false, 3, 124.0}};
+constexpr Tile kPlanes96[] = {{64, 64, 4, 1, false, 2, 122.0}};
+constexpr Tile kPlanes128[] = {{64, 64, 4, 1, false, 2, 126.0}};
+constexpr Tile kPlanes192[] = {{64, 32, 4, 1, false, 2, 107.0}};
+constexpr Tile kPlanes256[] = {{64, 16, 4, 1, false, 2, 90.0}};
+constexpr Tile kTile16[] = {{16, 16, 1, 2, false, 8, 60.0}};
+
+std::span<const Tile> tiles(const KernelRow& row, const Problem& p) {
+  if (row.config != nullptr) return kTile16;
+  const int dim = std::max(sm80::padded(p.head_dim), sm80::padded(p.head_dim_v));
+  const bool planes = sm80::form(p).planes == 2;
+  if (dim <= 32) return planes ? std::span<const Tile>(kPlanes32) : kTiles32;
+  if (dim <= 64) return planes ? std::span<const Tile>(kPlanes64) : kTiles64;
+  if (dim <= 96) return planes ? std::span<const Tile>(kPlanes96) : kTiles96;
+  if (dim <= 128 && !planes && sm80::pair_kind(p).staged) return kPairs128;
+  if (dim <= 128) return planes ? std::span<const Tile>(kPlanes128) : kTiles128;
+  if (dim <= 192) return planes ? std::span<const Tile>(kPlanes192) : kTiles192;
+  return planes ? std::span<const Tile>(kPlanes256) : kTiles256;
+}
+
+/// As fwd_sm80/kernel.cuh lays it out.
+int shared_bytes(const Config& c) {
+  const int q = c.block_m * std::max(c.head_dim * c.planes, c.head_dim_v) * 2;
+  const tile::PairRoom room(c.pairs, false, c.block_m * c.key_warps / c.warps,
+                            c.block_n / c.key_warps);
+  return q + c.stages * c.block_n * (c.head_dim + c.head_dim_v) * c.planes * 2 +
+         c.warps * room.bytes;
+}
+
+/// `limit_kib`: of shared memory. Pairs that do not fit there are read from memory.
+Config make_config(const Problem& p, const Tile& tile, bool split, int limit_kib) {
+  const sm80::Form form = sm80::form(p);
+  Config config = {.element = form.element,
+                   .planes = form.planes,
+                   .scaled = form.scaled,
+                   .head_dim = sm80::padded(p.head_dim),
+                   .head_dim_v = sm80::padded(p.head_dim_v),
+                   .block_m = tile.block_m,
+                   .block_n = tile.block_n,
+                   .warps = tile.warps,
+                   .key_warps = tile.key_warps,
+                   .stages = tile.stages,
+                   .q_in_registers = tile.q_in_registers && form.planes == 1,
+                   .positional = p.has_positional_mask(),
+                   .modified = sm80::is_modified(p),
+                   .pairs = sm80::pair_kind(p),
+                   .split = split,
+                   .dropout = drops(p),
+                   .packed = p.packed,
+                   .paged = sm80::reads_pages(p)};
+  config.pairs.staged = config.pairs.staged && shared_bytes(config) <= limit_kib * 1024;
+  return config;
+}
+
+KernelUnit unit(const Config& c, int min_blocks) {
+  return {
+      .stem = "fwd_sm80",
+      .file = "fwd_sm80/kernel",
+      .config =
+          sm80::form_text({c.element, c.planes, c.scaled}) + number_text("head_dim", c.head_dim) +
+          number_text("head_dim_v", c.head_dim_v) + number_text("block_m", c.block_m) +
+          number_text("block_n", c.block_n) + number_text("warps", c.warps) +
+          number_text("key_warps", c.key_warps) + number_text("stages", c.stages) +
+          flag_text("q_in_registers", c.q_in_registers) + flag_text("positional", c.positional) +
+          flag_text("modified", c.modified) + sm80::pair_text(c.pairs) +
+          flag_text("split", c.split) + (c.dropout ? flag_text("dropout", true) : "") +
+          (c.packed ? flag_text("packed", true) : "") + (c.paged ? flag_text("paged", true) : ""),
+      .threads = c.warps * 32,
+      .min_blocks = min_blocks,
+      .shared_bytes = shared_bytes(c),
+      .args = c.ragged() ? "RaggedArgs" : "Args"};
+}
+
+/// Blocks that fit a multiprocessor: an sm_86 with its 100 KiB takes fewer than the tables say.
+int resident_blocks(const Tile& tile, int bytes, const Hardware& machine) {
+  const int fit = machine.shared_kib * 1024 / std::max(1, bytes);
+  return std::clamp(fit, 1, tile.min_blocks);
+}
+
+std::int64_t keys_per_split(const Problem& p, int block_n, int splits) {
+  return round_up(ceil_div(p.seq_k, splits), block_n);
+}
+
+std::int64_t row_blocks(const Problem& p, const Tile& tile) {
+  return sm80::query_blocks(p, tile.block_m);
+}
+/// Tiles that have rows.
+double full_tiles(const Problem& p, const Tile& tile) {
+  const double heads = static_cast<double>(p.stored_batch() * p.heads_q);
+  return heads * (static_cast<double>(row_blocks(p, tile)) - sm80::idle_blocks(p));
+}
+
+/// Most keys that a tile of `rows` rows sees.
+double most_keys(const Problem& p, int rows) {
+  double most = static_cast<double>(p.seq_k);
+  if (p.left != Problem::kUnbounded && p.right != Problem::kUnbounded) {
+    most = std::min(most, std::max(0.0, static_cast<double>(p.left + p.right + 1 + rows)));
+  }
+  return most;
+}
+
+/// Of a tile's first K and V, and of a row of its Q and O.
+constexpr double kTileMs = 1.1e-3, kTileRowMs = 4e-5;
+/// The merge of the warps that share rows.
+constexpr double kMergeMs = 1.8e-3;
+/// The merge of the parts, beside its bytes.
+constexpr double kCombineMs = 3.6e-3;
+
+constexpr double kLeastDims = 56.0;
+
+/// Predicted milliseconds of a tile with the keys in `splits` parts.
+double predict(const Problem& p, const Tile& tile, int bytes, int splits, const Hardware& machine) {
+  const double grid = full_tiles(p, tile);
+  if (grid == 0.0 || p.seq_k == 0) return sm80::kKernelMs;
+  // A pair's exp, maximum and sum take what the products of dims 28 do: below that no time is
+  // saved.
+  const double pair_flops =
+      2.0 * std::max(kLeastDims, static_cast<double>(p.head_dim + p.head_dim_v));
+  // Blocks that a diagonal cuts are computed whole.
+  const double cut = p.has_positional_mask() ? 0.5 * (tile.block_m + tile.block_n) : 0.0;
+  const double keys = std::min(static_cast<double>(p.seq_k),
+                               visible_pairs(p) / static_cast<double>(p.query_rows()) + cut);
+  sm80::Load load;
+  load.flops = grid * tile.block_m * keys * pair_flops;
+  load.tflops = tile.tflops;
+  load.products = sm80::products(p);
+  load.tile_ms = kTileMs + kTileRowMs * tile.block_m + (tile.key_warps > 1 ? kMergeMs : 0.0);
+  load.blocks_per_sm = resident_blocks(tile, bytes, machine);
+  double part_keys = most_keys(p, tile.block_m), parts = 1.0;
+  if (splits > 1) {
+    part_keys = std::min(part_keys, static_cast<double>(keys_per_split(p, tile.block_n, splits)));
+    parts = std::min<double>(splits, keys / part_keys + 0.5);
+  }
+  load.tiles = grid * std::max(1.0, parts);
+  load.largest = tile.block_m * part_keys * pair_flops;
+  double ms = sm80::kKernelMs + sm80::time_ms(load, machine);
+  if (splits > 1) {
+    const double partial = grid * tile.block_m * parts * sm80::padded(p.head_dim_v) * 4.0;
+    ms += kCombineMs + 1e-6 * 2.0 * partial / machine.bandwidth_gbps;
+  }
+  return ms;
+}
+
+struct Choice {
+  const Tile* tile = nullptr;
+  int splits = 1;
+  double ms = 0.0;
+};
+
+/// False for what a tile is not for. A step has one scale factor for its keys.
+bool suits(const Tile& t, const Problem& p, const Hardware& machine) {
+  if (sm80::form(p).scaled && t.block_n > tile::kScaleRows) return false;
+  return t.key_warps == 1 ||
+         (full_tiles(p, t) <= machine.multiprocessors && p.seq_k <= t.most_keys);
+}
+
+/// The tile and the number of parts with the least predicted time; none when no tile fits the
+/// machine.
+Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
+  Choice best;
+  if (is_decided_alone(p)) {
+    best = choose(row, decisive(p), machine);
+    if (best.tile == nullptr) return best;
+    const int bytes = shared_bytes(make_config(p, *best.tile, false, machine.shared_kib));
+    return {best.tile, best.splits, predict(p, *best.tile, bytes, best.splits, machine)};
+  }
+  for (const Tile& tile : tiles(row, p)) {
+    const int bytes = shared_bytes(make_config(p, tile, false, machine.shared_kib));
+    if (bytes > machine.shared_kib * 1024 || !suits(tile, p, machine)) continue;
+    const bool full =
+        sm80::fills(full_tiles(p, tile), resident_blocks(tile, bytes, machine), machine);
+    for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32}) {
+      // Fewer than 64 keys a part do not pay for the merge.
+      const bool whole = full || row.config != nullptr || tile.key_warps > 1;
+      if (wanted > 1 && (whole || p.seq_k < std::int64_t{64} * wanted)) break;
+      const std::int64_t keys = keys_per_split(p, tile.block_n, wanted);
+      const int splits = wanted == 1 ? 1 : static_cast<int>(ceil_div(p.seq_k, keys));
+      const double ms = predict(p, tile, bytes, splits, machine);
+      if (best.tile == nullptr || ms < best.ms) best = {&tile, splits, ms};
+      if (takes_the_first(p)) return best;
+    }
+  }
+  return best;
+}
+
+/// One query of a group's heads, which differ in nothing else, as rows of one head: K and V are
+/// read once. Other problems as they are.
+Problem grouped(const Problem& given) {
+  Problem p = given;
+  const bool alike = !p.bias.defined() && !p.mask.defined() && !p.alibi_slopes.defined() &&
+                     !p.sinks.defined() && !drops(p);
+  const bool sees_all =
+      p.left == Problem::kUnbounded && p.right >= 0 && p.causal != Causal::top_left;
+  if (p.packed || p.seq_q != 1 || p.group() <= 1 || !alike || !sees_all) return p;
+  const std::int64_t group = p.group();
+  for (Tensor* t : {&p.q, &p.o, &p.lse}) {
+    if (!t->defined()) continue;
+    t->sizes[1] = p.heads_k;
+    t->sizes[2] = group;
+    t->strides[2] = t->strides[1];
+    t->strides[1] *= group;
+  }
+  p.heads_q = p.heads_k;
+  p.seq_q = p.total_q = group;
+  p.causal = Causal::none;
+  p.right = Problem::kUnbounded;
+  return p;
+}
+
+std::string supports(const KernelRow& row, const Problem& given, const Hardware& machine) {
+  std::string reason = sm80::refusal(given, machine, sm80::kTakes);
+  if (!reason.empty()) return reason;
+  const Problem p = grouped(given);
+  if (choose(row, p, machine).tile == nullptr) {
+    reason = "no tile for head dims " + std::to_string(p.head_dim) + ", " +
+             std::to_string(p.head_dim_v) + " fits " + std::to_string(machine.shared_kib) +
+             " KiB of shared memory";
+  }
+  return reason;
+}
+
+Cost cost(const KernelRow& row, const Problem& given, const Hardware& machine) {
+  const Problem p = grouped(given);
+  const Choice choice = choose(row, p, machine);
+  if (choice.tile == nullptr) return {};  // supports() says why
+  const sm80::Operands operands(p);
+  Cost cost;
+  cost.block_m = choice.tile->block_m;
+  cost.block_n = choice.tile->block_n;
+  cost.splits = choice.splits;
+  operands.add_memory(cost.memory);
+  double partial = 0.0;
+  if (choice.splits > 1) {
+    cost.memory.push_back(memory_item("partial O", Role::workspace, DType::float32,
+                                      {choice.splits, p.query_rows(), sm80::padded(p.head_dim_v)}));
+    cost.memory.push_back(memory_item("partial LSE", Role::workspace, DType::float32,
+                                      {choice.splits, p.query_rows()}));
+    partial =
+        static_cast<double>(cost.memory.back().bytes + cost.memory[cost.memory.size() - 2].bytes);
+  }
+  const auto size = [](const Tensor& t) {
+    return static_cast<double>(t.numel() * dtype_bytes(t.dtype));
+  };
+  // Of the pools what the tables may name.
+  const double pages = p.paged ? static_cast<double>(p.batch * p.block_table.sizes[1]) /
+                                     static_cast<double>(std::max<std::int64_t>(1, p.k.sizes[0]))
+                               : 1.0;
+  const double tensors =
+      size(p.q) + pages * (size(p.k) + size(p.v)) + size(p.o) + size(p.lse) + sm80::pair_bytes(p);
+  cost.bytes_moved = tensors + 2.0 * operands.bytes() + 2.0 * partial;
+  // Short rows of Q and O arrive sooner than the choice among tiles counts.
+  const double width = std::min(1.0, static_cast<double>(p.head_dim + p.head_dim_v) / 128.0);
+  const double sooner = kTileRowMs * cost.block_m * (1.0 - width);
+  cost.ms = std::max(choice.ms - sooner, 1e-6 * tensors / machine.bandwidth_gbps) +
+            sm80::options_ms(p, 1, machine);
+  if (operands.packs()) {
+    cost.ms += sm80::kKernelMs + 1e-6 * operands.bytes() / machine.bandwidth_gbps;
+  }
+  return cost;
+}
+
+void fill(Args& args, const Problem& p, const sm80::Operands& operands) {
+  sm80::fill_shared(args, p, operands);
+  args.o = sm80::view4(p.o);
+  args.o_vectors = sm80::has_vectors(p.o);
+  if (p.lse.defined()) {
+    args.lse = static_cast<float*>(p.lse.data);
+    args.lse_b = p.lse.strides[0];
+    args.lse_h = p.lse.strides[1];
+    args.lse_s = p.lse.strides[2];
+  }
+}
+
+/// O and LSE of each part to workspace.
+void fill_parts(Args& args, const Problem& p, int splits, int block_n, WorkspaceCutter& workspace) {
+  const std::int64_t rows = p.query_rows(), width = sm80::padded(p.head_dim_v);
+  const std::int64_t entry = p.packed ? 0 : p.heads_q * p.total_q;
+  args.o = {workspace.take<float>(splits * rows * width), entry * width, p.total_q * width, width,
+            1};
+  args.o_vectors = true;
+  args.o_split = rows * width;
+  args.lse = workspace.take<float>(splits * rows);
+  args.lse_b = entry;
+  args.lse_h = p.total_q;
+  args.lse_s = 1;
+  args.lse_split = rows;
+  args.keys_per_split = static_cast<int>(keys_per_split(p, block_n, splits));
+}
+
+RaggedArgs ragged_args(const Args& args, const Problem& p) {
+  RaggedArgs ragged;
+  ragged.args = args;
+  if (p.packed) {
+    ragged.queries = sm80::query_sequences(p);
+    ragged.keys = sm80::key_sequences(p);
+    ragged.chunked_q = sm80::is_chunked(p, 0);
+    ragged.chunked_k = sm80::is_chunked(p, 1);
+    ragged.chunked_v = sm80::is_chunked(p, 2);
+  }
+  if (p.paged) ragged.pages = sm80::pages(p);
+  return ragged;
+}
+
+void run(const KernelRow& row, const Problem& given, const Context& context) {
+  const Problem p = grouped(given);
+  const Plan& plan = context.plan;
+  const int device = p.device.index;
+  const auto candidates = tiles(row, p);
+  const auto tile = std::find_if(candidates.begin(), candidates.end(), [&](const Tile& t) {
+    return t.block_m == plan.block_m && t.block_n == plan.block_n;
+  });
+  if (tile == candidates.end()) {
+    throw InvalidArgument("plan: " + std::string(row.name) + " has no tile of " +
+                          std::to_string(plan.block_m) + " x " + std::to_string(plan.block_n));
+  }
+  const bool split = plan.splits > 1;
+  const Config config = make_config(p, *tile, split, sm80::shared_kib(device_arch(device)));
+  sm80::Operands operands(p);
+  WorkspaceCutter workspace(context.workspace);
+  operands.prepare(workspace, context.stream);
+  Args args;
+  fill(args, p, operands);
+  if (split) fill_parts(args, p, plan.splits, tile->block_n, workspace);
+  const std::int64_t blocks = row_blocks(p, *tile), heads = p.stored_batch() * p.heads_q;
+  const double head_bytes = static_cast<double>(p.packed ? p.total_k : p.seq_k) * config.planes *
+                            2.0 * (config.head_dim + config.head_dim_v) /
+                            static_cast<double>(p.group());
+  args.order = {.blocks = static_cast<unsigned>(blocks),
+                .splits = static_cast<unsigned>(plan.splits),
+                .heads = static_cast<unsigned>(heads),
+                .section = sm80::section(config.positional, heads, blocks, head_bytes,
+                                         sm80::kTypicalMultiprocessors),
+                .last_first = config.positional};
+  const int min_blocks = tile->min_blocks;
+  const Kernel kernel = sm80::load_config(
+      config, device, [min_blocks](const Config& c) { return unit(c, min_blocks); });
+  const std::int64_t tiles = blocks * heads * plan.splits;
+  const Grid grid = operands.packs() ? sm80::following(tiles, device) : Grid{.x = tiles};
+  if (config.ragged()) {
+    launch(kernel, grid, context.stream, ragged_args(args, p));
+  } else {
+    launch(kernel, grid, context.stream, args);
+  }
+  if (split) {
+    combine_parts(p, static_cast<const float*>(args.o.data), args.lse, plan.splits, context.stream);
+  }
+}
+
+std::string for_comparison(const KernelRow&, const Problem&) {
+  return "seed 004's tiles, for comparison";
+}
+
+}  // namespace
+
+const KernelRow kFlashForwardSm80 = {
+    .name = "flash_fwd_sm80",
+    .implementation = "flash",
+    .device = DeviceType::cuda,
+    .pass = Pass::forward,
+    .summary = "tiled, online softmax; mma.sync, cp.async; float32 as two fp16 planes",
+    .supports = supports,
+    .cost = cost,
+    .run = run};
+
+const KernelRow kFlashForwardTile16 = {.name = "flash_fwd_tile16",
+                                       .implementation = "flash",
+                                       .device = DeviceType::cuda,
+                                       .pass = Pass::forward,
+                                       .summary = "flash_fwd_sm80 with seed 004's tiles of 16 x 16",
+                                       .supports = supports,
+                                       .cost = cost,
+                                       .run = run,
+                                       .config = kTile16,
+                                       .on_trial = for_comparison};
+
+namespace {
+
+/// Adds the tile's kernel unless an architecture cannot hold it.
+void add_unit(std::vector<PackUnit>& units, int arch, const Problem& p, const Tile& tile,
+              bool split) {
+  const int limit_kib = sm80::shared_kib(arch);
+  const KernelUnit made = unit(make_config(p, tile, split, limit_kib), tile.min_blocks);
+  if (made.shared_bytes > limit_kib * 1024) return;
+  // NOTE: the spills of the 32-row warps (see fwd_sm80/README.md) are of values that only masked
+  // blocks use.
+  units.push_back({.unit = made,
+                   .row = kFlashForwardSm80.name,
+                   .instruction = "mma.sync",
+                   .allowed_spill_bytes = 64});
+}
+
+Problem packed_problem(DType dtype, std::int64_t dim, bool causal) {
+  Problem p;
+  p.dtype = dtype;
+  p.head_dim = p.head_dim_v = dim;
+  p.causal = causal ? Causal::bottom_right : Causal::none;
+  p.scale = 1.0F;
+  return p;
+}
+
+}  // namespace
+
+void add_fwd_sm80_units(std::vector<PackUnit>& units, int arch) {
+  const auto add = [&](DType dtype, std::int64_t dim, bool causal, bool split, const Tile& tile) {
+    add_unit(units, arch, packed_problem(dtype, dim, causal), tile, split);
+  };
+  for (const bool causal : {false, true}) {
+    for (const bool split : {false, true}) {
+      add(DType::bfloat16, 64, causal, split, kTiles64[1]);
+      if (arch == 90) continue;  // flash_fwd_sm90 takes what these tiles are for
+      add(DType::bfloat16, 64, causal, split, kTiles64[0]);
+      add(DType::bfloat16, 128, causal, split, kTiles128[0]);
+    }
+    add(DType::float32, 64, causal, false, kPlanes64[0]);
+    add(DType::float32, 128, causal, false, kPlanes128[0]);
+  }
+}
+
+void add_fwd_sm80_dropout_units(std::vector<PackUnit>& units, int arch) {
+  // At dim 128, and in float32 with a mask, they spill more: see fwd_sm80/README.md.
+  Problem p = packed_problem(DType::bfloat16, 64, true);
+  p.dropout.p = 0.1;
+  add_unit(units, arch, p, kTiles64[0], false);
+  Problem exact = packed_problem(DType::float32, 64, false);
+  exact.dropout.p = 0.1;
+  add_unit(units, arch, exact, kPlanes64[0], false);
+}
+
+}  // namespace tilewise::cuda

@@ -1,0 +1,142 @@
+/// fwd_sm90: constants and parameters. See fwd_sm90/README.md.
+#pragma once
+
+#include "cuda/tile/hopper/tensor_map.h"
+#include "cuda/tile/types.h"
+
+namespace tilewise::fwd_sm90 {
+
+/// Which keys position hides: none (only those past the end), those right of a diagonal, or those
+/// on either side of a band.
+enum class Mask : int { none, right, both };
+
+/// What happens to a score between the product and the mask, beside a positive scale. `general`:
+/// any of it, for scales that are not positive and for softcap together with ALiBi.
+enum class Modification : int { none, softcap, alibi, general };
+
+/// Whose lengths the device must look up: nobody's, each batch entry's keys, those of packed
+/// sequences.
+enum class Lengths : int { dense, keys, packed };
+
+struct Config {
+  tile::Element element = tile::Element::bf16;
+  int head_dim = 128;    ///< padded D, multiple of 16
+  int head_dim_v = 128;  ///< padded Dv, multiple of 16
+  int warpgroups = 2;    ///< that compute, 64 query rows each: B_r = 64 * warpgroups
+  int block_n = 128;     ///< B_c, multiple of 16
+  int stages = 2;        ///< of K in shared memory
+  int value_stages = 2;  ///< of V, at most as many
+  int q_buffers = 1;
+  bool own_o = true;      ///< O is staged in shared memory of its own, not in Q's place
+  bool ping_pong = true;  ///< warpgroups take turns at issuing products
+  /// A block's scores are issued behind the values of the block before, not ahead of them, and both
+  /// waited for: P is packed beside the exponentials, its place being free.
+  bool values_first = false;
+  bool lazy_rescale = true;  ///< a row maximum moves only when it grew by 2^8
+  /// P of a block is taken against the maxima so far; where it outgrew them, which its sums
+  /// show, the block's scores are computed again.
+  bool trust_maxima = false;
+  bool halve_cut = false;  ///< of a cut block whose one half is hidden the other alone is taken
+  bool q_by_need = false;  ///< Q of a warpgroup is copied just before the first block that it sees
+  bool chain_tiles =
+      false;  ///< the next tile's first scores are computed under this tile's epilogue
+  bool skip_blocks = true;  ///< a warpgroup passes over blocks that its own 64 rows do not see
+  bool dynamic = false;     ///< tiles are handed out by a counter, not in turn
+  Mask mask = Mask::none;
+  Modification modification = Modification::none;
+  Lengths lengths = Lengths::dense;
+  bool pack_heads = false;  ///< the query heads of a key head are rows of one tile
+  bool split = false;       ///< keys in parts: O and LSE of each part to float32 workspace
+  bool operator==(const Config&) const = default;
+};
+
+/// What lies where in shared memory, in bytes from its 1024-byte aligned start.
+struct SharedPlan {
+  static constexpr int kPanel = 64 * 128;                    ///< 64 rows x 64 columns
+  static constexpr int kSlot = 32;                           ///< an announced tile
+  int q_warpgroup, q_buffer, k_stage, v_stage, o_warpgroup;  ///< sizes
+  int q, k, v, o, barriers, slots, bytes;
+
+  static constexpr int panels(int columns) { return (columns + 63) / 64; }
+  constexpr explicit SharedPlan(const Config& c)
+      : q_warpgroup(panels(c.head_dim) * kPanel),
+        q_buffer(q_warpgroup * c.warpgroups),
+        k_stage(panels(c.head_dim) * c.block_n * 128),
+        v_stage(panels(c.head_dim_v) * c.block_n * 128),
+        o_warpgroup(panels(c.head_dim_v) * kPanel),
+        q(0),
+        k(q + q_buffer * c.q_buffers),
+        v(k + k_stage * c.stages),
+        o(c.own_o ? v + v_stage * c.value_stages : q),
+        barriers(v + v_stage * c.value_stages + (c.own_o ? o_warpgroup * c.warpgroups : 0)),
+        slots(barriers + 8 * (4 * c.stages + 2 * c.warpgroups * c.q_buffers + 4)),
+        bytes(slots + 2 * kSlot) {}
+};
+
+/// Order of the tiles: all row blocks of a section of heads, then the next section. `sections`
+/// sections of `section_heads` heads, then sections of `last_heads`. Inside a section the last row
+/// block (the longest under a causal mask) of all its heads comes first. Chosen by
+/// host/tile_order.h.
+struct SectionOrder {
+  int blocks = 1;  ///< row blocks of a head
+  int heads = 1;   ///< batch * query heads * splits
+  int sections = 0, section_heads = 1, last_heads = 1;
+};
+
+/// The counter that hands out tiles: 8 bytes of workspace with any content. A launch knows its own
+/// counts by `tag`.
+struct TileCounter {
+  unsigned long long* word = nullptr;
+  unsigned long long tag = 0;  ///< 40 bits, never 0
+  static constexpr int kCountBits = 24;
+};
+
+/// Offsets of packed sequences, int32 or int64.
+struct Offsets {
+  const void* data = nullptr;
+  long long stride = 1;
+  bool wide = false;
+};
+
+/// NOTE: maps of sequences whose lengths only the device knows. A row axis ends where the tensor
+/// ends, but zeros must begin, and writing stop, where the sequence does. So such a map has its row
+/// axis twice: x, of N rows (no sequence is longer), and y, as long as needed, both with the row's
+/// stride, from N rows before the tensor on. Row i of a sequence of n rows that begins at row b has
+/// x = N - n + i, y = n + b: it lies inside of x iff i < n.
+struct Args {
+  tile::TensorMapBytes q, k, v, o;
+  int heads_q = 1, group = 1, seq_q = 0, seq_k = 0;  ///< lengths: the longest
+  int tile_heads = 1;                                ///< heads of a batch entry, as tiles see them
+  int tiles = 0;
+  float scale_log2 = 0.0F;       ///< scale * log2 e
+  const float* alibi = nullptr;  ///< (B, Hq), may be null
+  long long alibi_b = 0, alibi_h = 0;
+  float* lse = nullptr;  ///< may be null
+  long long lse_b = 0, lse_h = 0, lse_s = 0;
+  /// Row i sees the keys j with i + low <= j < min(i + high, seq_k). With lengths from the device
+  /// without Sk - Sq, which it adds; then high is at most `top`.
+  int low = 0, high = 0, top = 0;
+  SectionOrder order;
+  TileCounter counter;  ///< dynamic only
+  // split
+  int splits = 1, blocks_per_split = 0;
+  long long part_rows = 0;  ///< rows of all heads
+  float* o_part = nullptr;  ///< (split, row of all heads, padded Dv), lse_part (split, row)
+  float* lse_part = nullptr;
+  // pack_heads: row r of a warpgroup is query r >> pack_shift of head r % 2^pack_shift of the group
+  int pack_shift = 0;
+  // lengths
+  const int* key_lengths = nullptr;  ///< (B)
+  long long key_lengths_b = 0;
+  Offsets cu_q, cu_k;  ///< packed
+  int sequences = 0;   ///< packed; the rows behind the last one count as one more, without keys
+  int q_rows = 0, k_rows = 0;  ///< N of the maps (packed: all rows)
+  // modification
+  float scale_inverse = 0.0F;               ///< 1 / scale_log2
+  float scale_cap = 0.0F, cap_log2 = 0.0F;  ///< scale / softcap; softcap * log2 e, 0 = off
+  float cap_raw = 0.0F, cap_slope = 0.0F;   ///< tile/softcap.cuh, on raw scores
+  float cap_narrow = 0.0F, cap_1 = 0.0F, cap_2 = 0.0F;
+  float cap_cubic = 0.0F, cubic_0 = 0.0F, cubic_1 = 0.0F;
+};
+
+}  // namespace tilewise::fwd_sm90

@@ -1,0 +1,473 @@
+/// fwd_sm90: the consumer, a warpgroup: scores, softmax, values, epilogue of 64 query rows of each
+/// tile.
+#pragma once
+
+#include "cuda/kernels/fwd_sm90/rows.cuh"
+#include "cuda/tile/hopper/wgmma.cuh"
+
+namespace tilewise::fwd_sm90 {
+
+using namespace tile;
+
+template <Config kConfig>
+struct Consumer : Rows<kConfig> {
+  using Base = Rows<kConfig>;
+  using Base::alpha, Base::l, Base::m, Base::rO, Base::rS, Base::slope;
+  using Base::args, Base::lane, Base::shared, Base::thread, Base::warp, Base::warpgroup;
+  using Base::kModification, Base::kScores, Base::query;
+  static constexpr int kBlockN = kConfig.block_n;
+  static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
+  static constexpr SharedPlan kPlan{kConfig};
+  static constexpr int kTurnThreads = 256;  ///< a turn passes from one warpgroup to the next
+  using ScoreProduct = Wgmma<kConfig.element, kBlockN>;
+  using ValueProduct = Wgmma<kConfig.element, kDv>;
+  static_assert(!kConfig.chain_tiles ||
+                (kConfig.mask != Mask::both && kConfig.own_o && !kConfig.split));
+  static_assert(!kConfig.ping_pong || kConfig.warpgroups > 1);
+  static_assert(!kConfig.trust_maxima || kModification != Modification::general);
+  static_assert(!kConfig.halve_cut || kModification == Modification::none ||
+                (kModification == Modification::softcap && kConfig.mask == Mask::right));
+  static_assert(!kConfig.halve_cut || kConfig.trust_maxima);
+
+  const u64 dQ, dK, dV;  ///< descriptors of the first buffer
+  Ring<kConfig.stages> rK;
+  Ring<kConfig.value_stages> rV;
+  Ring<kConfig.q_buffers> rQ;
+  Ring<2> slots;
+  Tile tile;
+  BlockRange blocks;  ///< of this warpgroup's rows
+  int tile_begin = 0, tile_end = 0;
+  bool first_halved = false;  ///< halve_cut: of the first block only the left half is visible
+  u32 rP[kBlockN / 4];
+
+  __forceinline__ Consumer(const Args& a, u32 shared_base, int group)
+      : Base(a, shared_base, group),
+        dQ(panel_descriptor(shared.q(0, group), 16)),
+        dK(panel_descriptor(shared.k(0), 16)),
+        dV(panel_descriptor(shared.v(0), kBlockN * kPanelRowBytes)) {}
+
+  /// The first query of the warpgroup's rows.
+  __forceinline__ int group_query() const {
+    return first_query<kConfig>(args, tile) + warpgroup * warpgroup_queries<kConfig>(args);
+  }
+
+  // ---- hand-over with the producer and among warpgroups
+
+  __forceinline__ void wait_k() const {
+    mbarrier_wait(shared.k_full(static_cast<int>(rK.slot)), rK.parity);
+  }
+  __forceinline__ void wait_v() const {
+    mbarrier_wait(shared.v_full(static_cast<int>(rV.slot)), rV.parity);
+  }
+  __forceinline__ void wait_q() const {
+    mbarrier_wait(shared.q_full(static_cast<int>(rQ.slot), warpgroup), rQ.parity);
+  }
+  __forceinline__ void release_k() {
+    if (lane == 0) mbarrier_arrive(shared.k_empty(static_cast<int>(rK.slot)));
+    rK.advance();
+  }
+  __forceinline__ void release_v() {
+    if (lane == 0) mbarrier_arrive(shared.v_empty(static_cast<int>(rV.slot)));
+    rV.advance();
+  }
+  /// Q's place is free: at once, or (O in its place) when O has been copied out.
+  __forceinline__ void release_q() {
+    if (kConfig.own_o ? lane == 0 : thread == 0) {
+      mbarrier_arrive(shared.q_empty(static_cast<int>(rQ.slot), warpgroup));
+    }
+    rQ.advance();
+  }
+  /// Ping-pong: the products of one warpgroup run under the softmax of the others. One turn for
+  /// every block of the tile but one, skipped ones included.
+  __forceinline__ void await_turn() const {
+    if constexpr (kConfig.ping_pong) named_barrier_sync(1 + warpgroup, kTurnThreads);
+  }
+  __forceinline__ void pass_turn() const {
+    if constexpr (kConfig.ping_pong) {
+      named_barrier_arrive(1 + (warpgroup + 1) % kConfig.warpgroups, kTurnThreads);
+    }
+  }
+
+  __forceinline__ void fetch_tile() {
+    const int s = static_cast<int>(slots.slot);
+    mbarrier_wait(shared.tile_full(s), slots.parity);
+    const Bytes16 words = load_shared_16(shared.slot(s));
+    tile.block = static_cast<int>(words.x);
+    tile.batch = static_cast<int>(words.y);
+    tile.head = static_cast<int>(words.z);
+    tile.split = static_cast<int>(words.w);
+    if constexpr (kConfig.lengths != Lengths::dense) {
+      const Bytes16 lengths = load_shared_16(shared.slot(s) + 16);
+      tile.seq_q = static_cast<int>(lengths.x);
+      tile.seq_k = static_cast<int>(lengths.y);
+      tile.q_begin = static_cast<int>(lengths.z);
+    }
+    __syncwarp();  // all lanes have read the slot
+    if (lane == 0) mbarrier_arrive(shared.tile_empty(s));
+    slots.advance();
+    const BlockRange all = tile_range<kConfig>(args, tile);
+    tile_begin = all.begin;
+    tile_end = all.end;
+    own_range<kConfig>(blocks, args, tile, group_query(), all);
+  }
+
+  /// Blocks of the tile right of this warpgroup's own: K and V in turn, or the producer could wait
+  /// for V's place while this waits for K. With kKeysOnly the number of V blocks still to pass over
+  /// is given back.
+  template <bool kKeysOnly>
+  __forceinline__ int skip_right() {
+    int skipped = 0;
+    if constexpr (kConfig.skip_blocks) {
+      for (int block = tile_end - 1; block >= blocks.end && block >= tile_begin; --block) {
+        wait_k();
+        if (block > tile_begin) {
+          await_turn();
+          pass_turn();
+        }
+        release_k();
+        if constexpr (kKeysOnly) {
+          ++skipped;
+        } else {
+          wait_v();
+          release_v();
+        }
+      }
+    }
+    return skipped;
+  }
+  __forceinline__ void skip_left() {
+    if constexpr (kConfig.skip_blocks && kConfig.mask == Mask::both) {
+      for (int block = blocks.begin - 1; block >= tile_begin; --block) {
+        wait_k();
+        await_turn();
+        pass_turn();
+        release_k();
+        wait_v();
+        release_v();
+      }
+    }
+  }
+
+  // ---- scores
+
+  /// (F1) S = Q K^T, issued
+  __forceinline__ void issue_scores() {
+    const u64 q = kConfig.q_buffers == 1 ? dQ : dQ + rQ.slot * (kPlan.q_buffer / 16);
+    const u64 k = dK + rK.slot * (kPlan.k_stage / 16);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kD / 16; ++i) {
+      ScoreProduct::multiply_shared(
+          rS, q + (i / 4) * (SharedPlan::kPanel / 16) + (i % 4) * kStepColumns,
+          k + (i / 4) * (kBlockN * kPanelRowBytes / 16) + (i % 4) * kStepColumns, i != 0);
+    }
+    wgmma_commit();
+  }
+
+  // ---- softmax step
+
+  /// The thread's first kCount scores; `half`: those begin there.
+  template <bool kMasked, int kCount = kScores>
+  __forceinline__ void adjust_scores(int block, int half = 0) {
+    const int first = group_query();
+    const int column =
+        key_block<kConfig>(args, tile, block) * kBlockN + half * (kBlockN / 2) + 2 * (lane % 4);
+    const int rows[2] = {query(first, 0), query(first, 1)};
+    const int shift = keys<kConfig>(args, tile) - queries<kConfig>(args, tile);
+    const int high = diagonals<kConfig>(args, tile).high;
+    Base::template modify<kMasked, kCount>(args, rows, shift, high, column, lane);
+    if constexpr (kMasked) mask_scores<kCount>(rows, column);
+  }
+  /// Of `rows`, keys from `column` on: the thread's first kCount scores.
+  template <int kCount>
+  __forceinline__ void mask_scores(const int (&rows)[2], int column) {
+    const int seq_k = keys<kConfig>(args, tile);
+    const Diagonals d = diagonals<kConfig>(args, tile);
+    int begin[2] = {}, end[2] = {seq_k - column, seq_k - column};
+    if constexpr (kConfig.mask != Mask::none) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        end[r] = min(end[r], rows[r] + d.high - column);
+        if constexpr (kConfig.mask == Mask::both) begin[r] = rows[r] + d.low - column;
+      }
+    }
+    Base::template mask<kCount>(begin, end);
+  }
+
+  __forceinline__ void pack_p() {
+#pragma unroll
+    for (int i = 0; i < kBlockN / 4; ++i) rP[i] = pack<kConfig.element>(rS[2 * i], rS[2 * i + 1]);
+  }
+
+  // ---- accumulate
+
+  /// (F10) O += P V, issued
+  __forceinline__ void issue_values() {
+    const u64 v = dV + rV.slot * (kPlan.v_stage / 16);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kBlockN / 16; ++i) {
+      ValueProduct::multiply_register(rO, rP[4 * i], rP[4 * i + 1], rP[4 * i + 2], rP[4 * i + 3],
+                                      v + i * kStepRows);
+    }
+    wgmma_commit();
+  }
+  __forceinline__ void finish_values() {
+    wgmma_wait<0>();
+    pin(rO);
+    pin(rP);
+    release_v();
+  }
+  /// The same of a step, where products() has not waited for them.
+  __forceinline__ void finish_step_values() {
+    if constexpr (!kConfig.values_first) finish_values();
+  }
+
+  __forceinline__ void scale_o() {
+#pragma unroll
+    for (int i = 0; i < kDv / 2; ++i) rO[i] *= alpha[i / 2 % 2];
+  }
+
+  __forceinline__ void rescale_o() {
+    if (!kConfig.lazy_rescale || __any_sync(~0U, alpha[0] != 1.0F || alpha[1] != 1.0F)) scale_o();
+  }
+
+  /// Scores of a block beside the values of the block before.
+  __forceinline__ void products() {
+    if constexpr (kConfig.values_first) {
+      wait_v();
+      wait_k();
+      await_turn();
+      issue_values();
+      issue_scores();
+      pass_turn();
+      finish_values();
+      pin(rS);
+      return;
+    }
+    wait_k();
+    await_turn();
+    issue_scores();
+    wait_v();
+    issue_values();
+    pass_turn();
+    wgmma_wait<1>();  // S; O is still being summed
+    pin(rS);
+  }
+
+  /// The products, then the block's softmax. `kSeen`: rows that see a key of the block have seen
+  /// one before, so that their maxima may be trusted.
+  template <bool kMasked, bool kSeen = !kMasked>
+  __forceinline__ void step(int block) {
+    products();
+    if constexpr (kConfig.trust_maxima && kSeen && kModification != Modification::softcap) {
+      trusted_step<kMasked>(block);
+    } else {
+      release_k();
+      bool trusted = false;
+      if constexpr (kModification == Modification::softcap && kConfig.trust_maxima && !kMasked) {
+        trusted = Base::trusted_softcap(args);
+        if (!trusted) Base::template bend<kMasked>(args);
+      } else {
+        adjust_scores<kMasked>(block);
+      }
+      if (!trusted) Base::template softmax<false>(args);
+      finish_step_values();
+      // P may be packed only now: the products that just ended read it. So may O be scaled.
+      if (!trusted) rescale_o();
+      pack_p();
+    }
+  }
+
+  /// The softmax of a block without a search for its maxima, K kept until P is known to hold.
+  template <bool kMasked>
+  __forceinline__ void trusted_step(int block) {
+    trusted_exponentials<kScores>([&] { adjust_scores<kMasked>(block); }, [&] { pack_p(); });
+  }
+  /// P of the thread's first kCount scores. `adjust` makes them of the product, `pack` the operand.
+  template <int kCount, class Adjust, class Pack>
+  __forceinline__ void trusted_exponentials(Adjust adjust, Pack pack) {
+    adjust();
+    const bool holds = Base::template trusted_softmax<kCount>(args);
+    if constexpr (kConfig.values_first) pack();
+    if (lane == 0 && holds) mbarrier_arrive(shared.k_empty(static_cast<int>(rK.slot)));
+    finish_step_values();
+    if (!holds) {
+      recompute_scores();
+      adjust();
+      Base::template softmax<false, false, kCount>(args);
+      scale_o();
+      if constexpr (kConfig.values_first) pack();
+    }
+    if constexpr (!kConfig.values_first) pack();
+    rK.advance();
+  }
+  __forceinline__ void recompute_scores() {
+    Base::recompute(shared.q(static_cast<int>(rQ.slot), warpgroup),
+                    shared.k(static_cast<int>(rK.slot)), warp, lane);
+    __syncwarp();  // all lanes have read K
+    if (lane == 0) mbarrier_arrive(shared.k_empty(static_cast<int>(rK.slot)));
+  }
+
+  // ---- halves: a cut block of which these rows see one half only
+
+  /// The half of `block` that all visible keys of these rows lie in, -1: none.
+  __forceinline__ int visible_half(int block) const {
+    if constexpr (!kConfig.halve_cut) return -1;
+    const Diagonals d = diagonals<kConfig>(args, tile);
+    const int first = group_query(), last = min(first + 64, queries<kConfig>(args, tile)) - 1;
+    const int middle = block * kBlockN + kBlockN / 2;
+    const bool left = min(last + d.high, keys<kConfig>(args, tile)) <= middle;
+    return left ? 0 : first + d.low >= middle ? 1 : -1;
+  }
+  /// P of the hidden half is 0.
+  __forceinline__ void pack_half(int half) {
+#pragma unroll
+    for (int i = 0; i < kBlockN / 8; ++i) {
+      rP[half * (kBlockN / 8) + i] = pack<kConfig.element>(rS[2 * i], rS[2 * i + 1]);
+      rP[(1 - half) * (kBlockN / 8) + i] = 0;
+    }
+  }
+  __forceinline__ void take_right_half(int block) {
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i) rS[i] = rS[kScores / 2 + i];
+    adjust_scores<true, kScores / 2>(block, 1);
+  }
+  /// The last block of a window, its left half hidden.
+  __forceinline__ void half_step(int block) {
+    products();
+    trusted_exponentials<kScores / 2>([&] { take_right_half(block); }, [&] { pack_half(1); });
+  }
+
+  /// From the finished scores of the first block to P of the last.
+  __forceinline__ void process_blocks() {
+    int block = blocks.end - 1;
+#pragma unroll
+    for (int i = 0; i < kDv / 2; ++i) rO[i] = 0.0F;
+    if (kConfig.halve_cut && first_halved) {
+      adjust_scores<true, kScores / 2>(block);
+      Base::template softmax<true, kConfig.lazy_rescale, kScores / 2>(args);
+      pack_half(0);
+    } else {
+      if (block >= blocks.full_end || (kConfig.mask == Mask::both && block < blocks.full_begin)) {
+        adjust_scores<true>(block);
+      } else {
+        adjust_scores<false>(block);
+      }
+      Base::template softmax<true>(args);
+      pack_p();
+    }
+    --block;
+    if constexpr (kConfig.mask != Mask::none) {
+#pragma unroll 1
+      for (; block >= blocks.begin && block >= blocks.full_end; --block) step<true>(block);
+    }
+    const int full_begin = kConfig.mask == Mask::both ? blocks.full_begin : blocks.begin;
+#pragma unroll 1
+    for (; block >= full_begin; --block) step<false>(block);
+    // What is cut on the left alone: its rows have seen all keys from there to their right edge.
+    if constexpr (kConfig.mask == Mask::both) {
+#pragma unroll 1
+      for (; block >= blocks.begin; --block) {
+        if (kConfig.halve_cut && block == blocks.begin && visible_half(block) == 1) {
+          half_step(block);
+          break;
+        }
+        step<true, true>(block);
+      }
+    }
+  }
+
+  // ---- epilogue
+
+  /// Rows of this warpgroup that see no key of the tile: O = 0, LSE = -inf. CONTRACT 3
+  __forceinline__ void finish_empty_tile() {
+    wait_q();  // not read, but its place may be where O is staged
+    if (group_query() < queries<kConfig>(args, tile)) {
+      m[0] = m[1] = -infinity();
+      l[0] = l[1] = 0.0F;
+#pragma unroll
+      for (int i = 0; i < kDv / 2; ++i) rO[i] = 0.0F;
+      const Finished done{tile, group_query()};
+      Base::finish_rows(done);
+      Base::store_o(done);
+    } else if constexpr (!kConfig.own_o) {
+      // One thread gives Q's place back for all warps: none may still wait for this Q, whose phase
+      // it would miss when the next one lands.
+      Base::sync_warpgroup();
+    }
+    release_q();
+  }
+
+  __forceinline__ void first_scores_wait() {
+    wgmma_wait<0>();
+    pin(rS);
+    release_k();
+  }
+
+  __forceinline__ void run() {
+    if (kConfig.ping_pong && warpgroup == kConfig.warpgroups - 1)
+      pass_turn();  // the first turn is warpgroup 0's
+    fetch_tile();
+    while (tile.block >= 0) {
+      skip_right<false>();
+      if (blocks.begin >= blocks.end) {
+        finish_empty_tile();
+        fetch_tile();
+        continue;
+      }
+      wait_q();
+      wait_k();
+      if constexpr (kConfig.halve_cut) first_halved = visible_half(blocks.end - 1) == 0;
+      issue_scores();
+      first_scores_wait();
+      while (true) {
+        if constexpr (kConfig.modification == Modification::alibi ||
+                      kConfig.modification == Modification::general) {
+          slope = args.alibi == nullptr
+                      ? 0.0F
+                      : kLog2e * args.alibi[tile.batch * args.alibi_b + tile.head * args.alibi_h];
+        }
+        process_blocks();
+        if constexpr (kConfig.own_o) release_q();
+        const Finished done{tile, group_query()};
+        if constexpr (kConfig.chain_tiles) {
+          fetch_tile();
+          if (tile.block >= 0 && blocks.begin < blocks.end) {
+            const int skipped = skip_right<true>();
+            if constexpr (kConfig.halve_cut) first_halved = visible_half(blocks.end - 1) == 0;
+            wait_v();
+            issue_values();
+            wait_q();
+            wait_k();
+            issue_scores();
+            Base::finish_rows(done);
+            wgmma_wait<1>();
+            pin(rO);
+            pin(rP);
+            release_v();
+            Base::store_o(done);
+            first_scores_wait();
+            for (int i = 0; i < skipped; ++i) {
+              wait_v();
+              release_v();
+            }
+            continue;
+          }
+        }
+        wait_v();
+        issue_values();
+        Base::finish_rows(done);
+        finish_values();
+        skip_left();
+        Base::store_o(done);
+        if constexpr (!kConfig.own_o) release_q();
+        break;
+      }
+      if constexpr (!kConfig.chain_tiles) fetch_tile();
+    }
+    if (thread == 0) bulk_wait_read();  // shared memory must outlive the copies out of it
+  }
+};
+
+}  // namespace tilewise::fwd_sm90

@@ -1,0 +1,100 @@
+#include "cuda/kernels/fwd_sm90/fill.h"
+
+#include "cuda/host/constants.h"
+#include "cuda/host/tma_maps.h"
+#include "cuda/kernels/fwd_sm90/tiles.h"
+
+namespace tilewise::cuda {
+namespace {
+
+using fwd_sm90::Args;
+using fwd_sm90::Config;
+using fwd_sm90::Lengths;
+using SetMap = void (*)(tile::TensorMapBytes&, const TensorMapSpec&);
+
+/// Axes {D, Hq, S, B} to {D, head in group, Hk, S, B}: a box takes 2^shift heads.
+TensorMapSpec grouped_map(TensorMapSpec spec, std::int64_t group, int shift) {
+  spec.rank = 5;
+  spec.sizes = {spec.sizes[0], group, spec.sizes[1] / group, spec.sizes[2], spec.sizes[3]};
+  spec.strides = {0, spec.strides[1], spec.strides[1] * group, spec.strides[2], spec.strides[3]};
+  spec.box = {spec.box[0], 1 << shift, 1, spec.box[2], 1};
+  return spec;
+}
+
+void fill_maps(Args& args, const Problem& p, const Config& config, int shift, SetMap set_map) {
+  const auto query_map = [&](const Tensor& t) {
+    const TensorMapSpec spec = sm90_map_spec(t, 64 >> shift, p.packed);
+    if (p.packed) return sm90_ragged_map(spec, p.total_q, 1 << shift);
+    return shift > 0 ? grouped_map(spec, p.group(), shift) : spec;
+  };
+  const auto key_map = [&](const Tensor& t) {
+    const TensorMapSpec spec = sm90_map_spec(t, config.block_n, p.packed);
+    return config.lengths == Lengths::dense ? spec : sm90_ragged_map(spec, args.k_rows, 1);
+  };
+  set_map(args.q, query_map(p.q));
+  set_map(args.k, key_map(p.k));
+  set_map(args.v, key_map(p.v));
+  set_map(args.o, query_map(p.o));
+}
+
+void fill_modification(Args& args, const Problem& p) {
+  args.scale_inverse = 1.0F / args.scale_log2;
+  if (p.softcap != 0.0) {
+    const double ratio = p.scale / p.softcap;
+    args.scale_cap = static_cast<float>(ratio);
+    args.cap_log2 = static_cast<float>(p.softcap * kLog2e);
+    args.cap_raw = static_cast<float>(1.0 / ratio);
+    args.cap_slope = static_cast<float>(2.0 * kLog2e * ratio);
+    args.cap_narrow = static_cast<float>(tile::SoftcapSeries::kBound / ratio);
+    const double square = ratio * ratio, scale_log2 = p.scale * kLog2e;
+    args.cap_1 = static_cast<float>(scale_log2 * tile::SoftcapSeries::k1 * square);
+    args.cap_2 = static_cast<float>(scale_log2 * tile::SoftcapSeries::k2 * square * square);
+    args.cap_cubic = static_cast<float>(tile::SoftcapCubic::kBound / ratio);
+    args.cubic_0 = static_cast<float>(scale_log2 * tile::SoftcapCubic::k0);
+    args.cubic_1 = static_cast<float>(scale_log2 * tile::SoftcapCubic::k1 * square);
+  }
+  if (p.alibi_slopes.defined()) {
+    args.alibi = static_cast<const float*>(p.alibi_slopes.data);
+    args.alibi_b = p.alibi_slopes.strides[0];
+    args.alibi_h = p.alibi_slopes.strides[1];
+  }
+}
+
+}  // namespace
+
+fwd_sm90::Offsets sm90_offsets(const Tensor& t) {
+  return {t.data, t.strides[0], t.dtype == DType::int64};
+}
+
+std::string sm90_maps_refusal(const Problem& p) {
+  std::string reason = sm90_map_refusal("q", p.q, Sm90Access::read, p.packed);
+  if (reason.empty()) reason = sm90_map_refusal("k", p.k, Sm90Access::read, p.packed);
+  if (reason.empty()) reason = sm90_map_refusal("v", p.v, Sm90Access::read, p.packed);
+  if (reason.empty()) reason = sm90_map_refusal("o", p.o, Sm90Access::write, p.packed);
+  return reason;
+}
+
+void sm90_fill(Args& args, const Problem& p, const Config& config, int shift, SetMap set_map) {
+  sm90_fill_lengths(args, p);
+  fill_maps(args, p, config, shift, set_map);
+  args.heads_q = static_cast<int>(p.heads_q);
+  args.group = static_cast<int>(p.group());
+  args.tile_heads = static_cast<int>(config.pack_heads ? p.heads_k : p.heads_q);
+  args.pack_shift = shift;
+  args.seq_q = static_cast<int>(p.seq_q);
+  args.seq_k = static_cast<int>(p.seq_k);
+  args.scale_log2 = static_cast<float>(static_cast<double>(p.scale) * kLog2e);
+  fill_modification(args, p);
+  if (p.lse.defined()) {
+    args.lse = static_cast<float*>(p.lse.data);
+    args.lse_b = p.lse.strides[0];
+    args.lse_h = p.lse.strides[1];
+    args.lse_s = p.lse.strides[2];
+  }
+  const Sm90Mask mask = sm90_mask(p);
+  args.low = mask.low;
+  args.high = mask.high;
+  args.top = mask.top;
+}
+
+}  // namespace tilewise::cuda

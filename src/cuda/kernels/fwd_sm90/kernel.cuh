@@ -1,0 +1,43 @@
+/// fwd_sm90: O = softmax(Q K^T) V on Hopper. FlashAttention-2, Dao 2023, Algorithm 1, on TMA,
+/// mbarriers and wgmma.
+///
+///   S = scale * Q K^T; m = rowmax; P = 2^(S - m); l = rowsum(P); O = P V / l; LSE = m + log l
+///   (docs/math.md F1-F12)
+///
+/// One block a multiprocessor takes tile after tile. Roles: one thread of warpgroup 0 copies
+/// (Producer); every other warpgroup computes 64 query rows of the tile (Consumer), the scores of
+/// one block of keys while the tensor cores still multiply P of the block before with V. Keys go
+/// from right to left: the blocks that the right edge cuts, those that nothing cuts, those that a
+/// window's left edge cuts. Schedule, budgets, measurements: fwd_sm90/README.md.
+#pragma once
+
+#include "cuda/kernels/fwd_sm90/consumer.cuh"
+#include "cuda/kernels/fwd_sm90/producer.cuh"
+
+namespace tilewise::fwd_sm90 {
+
+using namespace tile;
+
+template <Config kConfig>
+__forceinline__ void kernel(const Args& args) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const Shared<kConfig> shared{shared_address(memory)};
+  if (threadIdx.x == 0) shared.init_barriers();
+  __syncthreads();
+  if constexpr (kConfig.split) let_next_start();  // the merge, where blocks of this kernel end
+  // A warp-uniform role: what depends on it stays in uniform registers.
+  const int role = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
+  if (role == 0) {
+    if constexpr (kConfig.warpgroups > 1) give_registers<kConfig.warpgroups == 2 ? 40 : 32>();
+    if (threadIdx.x == 0) {
+      Producer<kConfig> producer{args, shared};
+      producer.run();
+    }
+  } else {
+    if constexpr (kConfig.warpgroups > 1) take_registers<kConfig.warpgroups == 2 ? 232 : 160>();
+    Consumer<kConfig> consumer(args, shared.base, role - 1);
+    consumer.run();
+  }
+}
+
+}  // namespace tilewise::fwd_sm90

@@ -1,0 +1,199 @@
+#include "cuda/kernels/fwd_sm90/row.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+
+#include "cuda/driver/device.h"
+#include "cuda/host/common.h"
+#include "cuda/host/constants.h"
+#include "cuda/host/tma_maps.h"
+#include "cuda/kernels/fwd_sm90/fill.h"
+#include "cuda/kernels/fwd_sm90/tiles.h"
+#include "cuda/kernels/fwd_sm90/unit.h"
+#include "cuda/kernels/rows/combine.h"
+#include "tilewise/error.h"
+
+namespace tilewise::cuda {
+namespace {
+
+using fwd_sm90::Args;
+using fwd_sm90::Config;
+using Role = MemoryItem::Role;
+
+std::string supports(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
+  if (machine.arch != 90) {
+    return "it is for compute capability 9.0 (Hopper), the device has " +
+           std::to_string(machine.arch / 10) + "." + std::to_string(machine.arch % 10);
+  }
+  if (p.dtype != DType::bfloat16 && p.dtype != DType::float16) {
+    return std::string(dtype_name(p.dtype)) +
+           " is not supported by this kernel (bfloat16, float16)";
+  }
+  std::string reason = sm80::refusal(p, machine, {.packed = true});
+  if (!reason.empty()) return reason;
+  if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0) {
+    return "empty problems are left to flash_fwd_sm80";
+  }
+  if (p.packed && (p.total_q > kMostPackedRows || p.total_k > kMostPackedRows)) {
+    return "packed tensors of more than " + std::to_string(kMostPackedRows) + " rows";
+  }
+  return sm90_maps_refusal(p);
+}
+
+/// Workspace beside the caller's tensors: the tile counter, then what the parts leave.
+std::vector<MemoryItem> workspace_items(const Problem& p, const Config& config, int splits) {
+  std::vector<MemoryItem> items;
+  if (config.dynamic) {
+    items.push_back(memory_item("tile counter", Role::workspace, DType::int64, {1}));
+  }
+  if (splits > 1) {
+    items.push_back(memory_item("partial O", Role::workspace, DType::float32,
+                                {splits, sm90_query_rows(p), config.head_dim_v}));
+    items.push_back(
+        memory_item("partial LSE", Role::workspace, DType::float32, {splits, sm90_query_rows(p)}));
+  }
+  return items;
+}
+
+/// What split keys take beside what sm90_choose counts to choose among tiles, as one head showed on
+/// an H200 (bench/results/h200/assignment-sm90.json): merging takes longer the more parts, and
+/// where all parts run at once that is the longest, under a mask up to twice their average.
+double split_ms(const Problem& p, const Sm90Choice& choice, const Hardware& machine) {
+  constexpr double kMergedPartMs = 3.5e-4, kTail = 0.35;
+  if (choice.splits <= 1) return 0.0;
+  const double merge = kMergedPartMs * choice.splits;
+  const Sm90Tile& tile = *choice.tile;
+  const double rows = std::ceil(static_cast<double>(p.seq_q) / tile.block_m());
+  const double jobs = static_cast<double>(p.batch * p.heads_q) * rows * choice.splits;
+  if (!p.has_positional_mask() || jobs > machine.multiprocessors) return merge;
+  const double blocks = static_cast<double>(p.seq_k) / tile.block_n / choice.splits;
+  return merge + 1e-3 * tile.masked.block_us * kTail * blocks;
+}
+
+Cost cost(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
+  const Sm90Choice choice = sm90_choose(p, machine);
+  Cost cost;
+  cost.block_m = choice.tile->block_m();
+  cost.block_n = choice.tile->block_n;
+  cost.splits = choice.splits;
+  cost.memory = workspace_items(p, sm90_config(p, *choice.tile, choice.splits > 1), choice.splits);
+  for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.lse}) {
+    cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
+  }
+  cost.ms = std::max(choice.ms + split_ms(p, choice, machine),
+                     1e-6 * cost.bytes_moved / machine.bandwidth_gbps);
+  if (choice.splits > 1) {
+    for (const MemoryItem& item : cost.memory)
+      cost.bytes_moved += 2.0 * static_cast<double>(item.bytes);
+  }
+  return cost;
+}
+
+/// A number that no other launch of this process and hardly any other memory has: see TileCounter.
+unsigned long long next_tag() {
+  static std::atomic<unsigned long long> launches{0};
+  unsigned long long x =
+      (launches.fetch_add(1, std::memory_order_relaxed) + 1) * 0x9E3779B97F4A7C15ULL;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
+  return (x ^ (x >> 31)) >> fwd_sm90::TileCounter::kCountBits | 1;
+}
+
+void run(const KernelRow& row, const Problem& p, const Context& context) {
+  const Plan& plan = context.plan;
+  const auto candidates = sm90_tiles(p);
+  const auto tile = std::find_if(candidates.begin(), candidates.end(), [&](const Sm90Tile& t) {
+    return t.block_m() == plan.block_m && t.block_n == plan.block_n;
+  });
+  if (tile == candidates.end()) {
+    throw InvalidArgument("plan: " + std::string(row.name) + " has no tile of " +
+                          std::to_string(plan.block_m) + " x " + std::to_string(plan.block_n));
+  }
+  // A plan made for aligned tensors may be run with others.
+  if (const std::string reason = sm90_maps_refusal(p); !reason.empty()) {
+    throw InvalidArgument("plan: " + std::string(row.name) + ": " + reason);
+  }
+  const bool split = plan.splits > 1;
+  const Config config = sm90_config(p, *tile, split);
+  WorkspaceCutter workspace(context.workspace);
+  const ContextScope scope(p.device.index);  // tensor maps are made in a context
+  Args args;
+  const int shift = sm90_pack_shift(p, *tile);
+  sm90_fill(args, p, config, shift, sm90_set_map);
+  args.order = sm90_order(p, config, tile->block_m() >> shift, plan.splits);
+  args.tiles = args.order.blocks * args.order.heads;
+  if (config.dynamic) args.counter = {workspace.take<unsigned long long>(1), next_tag()};
+  if (split) {
+    const std::int64_t rows = sm90_query_rows(p);
+    args.splits = plan.splits;
+    args.part_rows = rows;
+    args.blocks_per_split = sm90_blocks_per_split(p, config.block_n, plan.splits);
+    args.o_part = workspace.take<float>(plan.splits * rows * config.head_dim_v);
+    args.lse_part = workspace.take<float>(plan.splits * rows);
+  }
+  const Kernel kernel = sm80::load_config(config, p.device.index, fwd_sm90_unit);
+  const std::int64_t grid = std::min(args.tiles, sm80::kTypicalMultiprocessors);
+  launch(kernel, {.x = grid}, context.stream, args);
+  if (split) combine_parts(p, args.o_part, args.lse_part, plan.splits, context.stream);
+}
+
+}  // namespace
+
+const KernelRow kFlashForwardSm90 = {
+    .name = "flash_fwd_sm90",
+    .implementation = "flash",
+    .device = DeviceType::cuda,
+    .pass = Pass::forward,
+    .summary = "tiled, online softmax; wgmma, TMA, warpgroups of different roles; bf16, fp16",
+    .supports = supports,
+    .cost = cost,
+    .run = run};
+
+void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
+  if (arch != 90) return;
+  const auto add_unit = [&](const Config& config) {
+    const PackUnit unit = {.unit = fwd_sm90_unit(config),
+                           .row = kFlashForwardSm90.name,
+                           .instruction = "wgmma.mma_async"};
+    const auto same = [&](const PackUnit& other) { return other.unit == unit.unit; };
+    if (std::none_of(units.begin(), units.end(), same)) units.push_back(unit);
+  };
+  const auto problem = [](DType dtype, std::int64_t dim, std::int64_t seq_q, std::int64_t seq_k) {
+    Problem p;
+    p.dtype = dtype;
+    p.batch = p.heads_q = p.heads_k = 1;
+    p.seq_q = seq_q;
+    p.seq_k = seq_k;
+    p.head_dim = p.head_dim_v = dim;
+    p.scale = 1.0F;
+    return p;
+  };
+  const auto add = [&](DType dtype, std::int64_t dim, bool causal, std::int64_t seq,
+                       bool windowed) {
+    Problem p = problem(dtype, dim, seq, seq);
+    if (causal) p.causal = Causal::bottom_right, p.right = 0;
+    if (windowed) p.left = 1023;
+    for (const Sm90Tile& tile : sm90_tiles(p)) {
+      if (tile.warpgroups > 1 && (windowed || !tile.has(kWindowOnly)))
+        add_unit(sm90_config(p, tile, false));
+    }
+  };
+  for (const std::int64_t dim : {64, 96, 128, 192, 256}) {
+    for (const bool causal : {false, true}) {
+      // Short and long sequences may take different configs.
+      add(DType::bfloat16, dim, causal, 1024, false);
+      add(DType::bfloat16, dim, causal, 16384, false);
+      if (dim == 64 || dim == 128) add(DType::float16, dim, causal, 16384, false);
+    }
+  }
+  add(DType::bfloat16, 128, true, 16384, true);
+  // One query of grouped heads: the keys whole and in parts.
+  Problem decode = problem(DType::bfloat16, 128, 1, 8192);
+  decode.heads_q = 4;
+  for (const bool split : {false, true}) {
+    add_unit(sm90_config(decode, sm90_tiles(decode).back(), split));
+  }
+}
+
+}  // namespace tilewise::cuda

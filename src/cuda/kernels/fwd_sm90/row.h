@@ -1,0 +1,16 @@
+/// fwd_sm90 on the host: its row and what the pack holds of it. See fwd_sm90/README.md.
+#pragma once
+
+#include <vector>
+
+#include "cuda/jit/unit.h"
+#include "plan/kernel_row.h"
+
+namespace tilewise::cuda {
+
+extern const KernelRow kFlashForwardSm90;
+
+/// At most one word of a unit is spilled: by the producer of the tile for windows, once a tile.
+void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch);
+
+}  // namespace tilewise::cuda

@@ -1,0 +1,323 @@
+/// fwd_sm90: what a consumer does to a block of scores: softcap, ALiBi, mask, a step of the online
+/// softmax.
+#pragma once
+
+#include "cuda/kernels/fwd_sm90/shared.cuh"
+#include "cuda/tile/hopper/wgmma.cuh"
+#include "cuda/tile/mma.cuh"
+#include "cuda/tile/softcap.cuh"
+#include "cuda/tile/softmax.cuh"
+
+namespace tilewise::fwd_sm90 {
+
+using namespace tile;
+
+/// How the softcap is applied to a block of a warp, by its largest score: to every score before the
+/// exponent (those of other kernels count as such), or by a series on the way.
+enum class Cap : int { before, series, cubic };
+
+/// Scores of 64 rows x block_n keys, as wgmma leaves them, and the statistics of the thread's two
+/// rows (r and r + 8 of the warp).
+template <Config kConfig>
+struct Scores {
+  static constexpr int kBlockN = kConfig.block_n;
+  static constexpr int kScores = kBlockN / 2;  ///< of a thread
+  static constexpr Modification kModification = kConfig.modification;
+  float rS[kBlockN / 2];
+  float m[2], l[2],
+      alpha[2];        ///< reference maximum (log2 domain), sum, what O is scaled by
+  float slope = 0.0F;  ///< ALiBi's, log2 domain
+  float offset[2];     ///< alibi: what the thread's logits of a block are beside rS times the scale
+
+  // softcap
+  Cap cap = Cap::before;
+  float largest[2];  ///< size of a raw score in each row
+
+  /// (F1) The warp's own rows of S once more, by products of a warp: no other warp has to come.
+  /// `q`, `k`: the warpgroup's rows and the block in shared memory.
+  __forceinline__ void recompute(u32 q, u32 k, int warp, int lane) {
+    // Worked out here alone: in registers of the loop it would spill.
+    const int at_lane = opaque(lane);
+    const int row = warp * 16 + at_lane % 16, key = at_lane % 8 + at_lane / 16 * 8;
+    q += row * kPanelRowBytes;
+    k += key * kPanelRowBytes;
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i) rS[i] = 0.0F;
+#pragma unroll 1
+    for (int step = 0; step < kConfig.head_dim / 16; ++step) {
+      const int chunk = step % 4 * 2;
+      u32 a[4], b[4];
+      load_matrix_x4(a,
+                     q + step / 4 * SharedPlan::kPanel + ((chunk + at_lane / 16) ^ row % 8) * 16);
+#pragma unroll
+      for (int n = 0; n < kBlockN / 16; ++n) {
+        load_matrix_x4(b, k + (step / 4 * kBlockN + n * 16) * kPanelRowBytes +
+                              ((chunk + at_lane / 8 % 2) ^ key % 8) * 16);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int at = 8 * n + 4 * half;
+          Acc c = {rS[at], rS[at + 1], rS[at + 2], rS[at + 3]};
+          mma<kConfig.element>(c, a, b[2 * half], b[2 * half + 1]);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) rS[at + e] = c[e];
+        }
+      }
+    }
+  }
+
+  /// (F2) Softcap, (F3) ALiBi and (F1) the scale, as far as softmax() does not apply it. `rows`: of
+  /// the thread; `column`: of its first score. `high`: of the tile's diagonals().
+  template <bool kMasked, int kCount = kScores>
+  __forceinline__ void modify(const Args& args, const int (&rows)[2], int shift, int high,
+                              int column, int lane) {
+    if constexpr (kModification == Modification::softcap) {
+      find_largest<kCount>();
+      bend<kMasked, kCount>(args);
+    }
+    if constexpr (kModification == Modification::alibi)
+      slant(args, rows, shift, high, column, lane);
+    if constexpr (kModification == Modification::general) {
+      if (args.cap_log2 != 0.0F) {
+#pragma unroll
+        for (int i = 0; i < kBlockN / 2; ++i)
+          rS[i] = args.cap_log2 * tanh_fast(args.scale_cap * rS[i]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kBlockN / 2; ++i) rS[i] *= args.scale_log2;
+      }
+      if (slope != 0.0F) subtract_distance(slope, rows, shift, column);
+    }
+  }
+
+  template <int kCount = kScores>
+  __forceinline__ void find_largest() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) largest[r] = 0.0F;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], fabsf(rS[i]));
+  }
+
+  /// (F2) Softcap. Few blocks hold a score so large that the cap bends it by more than 2 %: there
+  /// raw scores become capped ones; the others stay, softmax() caps them in the exponent without
+  /// another exponential. Hidden scores, -inf, stay so in the longer series only. After
+  /// find_largest().
+  template <bool kMasked, int kCount = kScores>
+  __forceinline__ void bend(const Args& args) {
+    const float top = fmaxf(largest[0], largest[1]);
+    if (!kMasked && !__any_sync(~0U, top > args.cap_cubic)) {
+      cap = Cap::cubic;
+    } else if (!__any_sync(~0U, top > args.cap_narrow)) {
+      cap = Cap::series;
+    } else {
+      cap = Cap::before;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) rS[i] = cap_wide(rS[i], args.cap_slope, args.cap_raw);
+    }
+  }
+
+  /// (F3) ALiBi in units of raw scores. Where all keys of the block lie on one side of the warp's
+  /// diagonals, the distance grows with the column alike for every row: one fma a score, and what
+  /// depends on the row goes to `offset`.
+  /// NOTE: `high` is that of the tile's diagonals: args.high leaves Sk - Sq out where the device
+  /// looks lengths up.
+  __forceinline__ void slant(const Args& args, const int (&rows)[2], int shift, int high,
+                             int column, int lane) {
+    // Distance of the warp's first row to the last key, of its last row to the first one.
+    const int first = rows[0] - lane / 4 + shift - (column - 2 * (lane % 4));
+    const bool left = high <= shift + 1 || first >= kBlockN - 1, right = first + 15 <= 0;
+    if (left || right) {
+      const float side = left ? slope : -slope, raw_side = side * args.scale_inverse;
+#pragma unroll
+      for (int i = 0; i < kBlockN / 2; ++i)
+        rS[i] = __fmaf_rn(raw_side, static_cast<float>(8 * (i / 4) + i % 2), rS[i]);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) offset[r] = -side * static_cast<float>(rows[r] + shift - column);
+    } else {
+      subtract_distance(slope * args.scale_inverse, rows, shift, column);
+      offset[0] = offset[1] = 0.0F;
+    }
+  }
+
+  /// Subtracts factor * |i + Sk - Sq - j|. In float32: exact up to 2^24 keys, and rounded as the
+  /// distance itself would be beyond.
+  __forceinline__ void subtract_distance(float factor, const int (&rows)[2], int shift,
+                                         int column) {
+    const float distance[2] = {static_cast<float>(rows[0] + shift - column),
+                               static_cast<float>(rows[1] + shift - column)};
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i) {
+      const float here = distance[i / 2 % 2] - static_cast<float>(8 * (i / 4) + i % 2);
+      rS[i] = __fmaf_rn(-factor, fabsf(here), rS[i]);
+    }
+  }
+
+  /// Hidden scores become -inf: replaced, so that nothing of a hidden key leaks. CONTRACT 4, 5, 10.
+  /// `begin`, `end`: columns that each row sees, from the thread's first one on.
+  template <int kCount>
+  __forceinline__ void mask(const int (&begin)[2], const int (&end)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      // One bit a score: the tests of eight of them are one instruction.
+      const int from = scores_before(begin[r]), to = scores_before(end[r]);
+      const u32 visible = bit_mask(static_cast<u32>(from), static_cast<u32>(max(to - from, 0)));
+#pragma unroll
+      for (int i = 0; i < kCount / 2; ++i) {
+        if ((visible >> i & 1) == 0) rS[4 * (i / 2) + 2 * r + i % 2] = -infinity();
+      }
+    }
+  }
+  /// How many of a row's scores in this thread (columns 0, 1, 8, 9, 16, ...) are left of `column`.
+  static __forceinline__ int scores_before(int column) {
+    const int c = max(column, 0);
+    return c / 8 * 2 + min(c % 8, 2);
+  }
+
+  /// Largest logit of each row in the log2 domain.
+  template <int kCount>
+  __forceinline__ void row_maxima(const Args& args, float scale, float (&now)[2]) const {
+    float top[2][2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) top[i / 2][i % 2] = rS[i];
+#pragma unroll
+    for (int i = 4; i < kCount; ++i) top[i / 2 % 2][i % 2] = fmaxf(top[i / 2 % 2][i % 2], rS[i]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float x = fmaxf(top[r][0], top[r][1]);
+      if constexpr (kModification == Modification::softcap) {
+        const bool before = cap == Cap::before;
+        now[r] = quad_max(x * (before ? scale : cap_narrow(x * x, scale, args.cap_1, args.cap_2)));
+      } else if constexpr (kModification == Modification::alibi) {
+        now[r] = quad_max(x * scale + offset[r]);  // the offset is the thread's own
+      } else {
+        now[r] = quad_max(x) * scale;
+      }
+    }
+  }
+
+  /// True when no row of the warp can have grown by 2^8: seen from the sizes of its scores alone.
+  __forceinline__ bool keeps_maxima(float scale) const {
+    if constexpr (kModification != Modification::softcap || !kConfig.lazy_rescale) return false;
+    const bool grows = largest[0] * scale > m[0] + kSlack || largest[1] * scale > m[1] + kSlack ||
+                       m[0] == -infinity() || m[1] == -infinity();
+    return cap != Cap::before && !__any_sync(~0U, grows);
+  }
+
+  /// (F7) m follows the maxima `now`; alpha is what O must be scaled by, `base` what the exponents
+  /// are taken against.
+  template <bool kFirst, bool kLazy>
+  __forceinline__ void move_maxima(const float (&now)[2], float (&base)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float before = m[r];
+      if constexpr (kFirst) {
+        m[r] = now[r];
+      } else if constexpr (kLazy) {
+        // A NaN (-inf - -inf) is no reason to keep.
+        m[r] = now[r] - before <= kSlack ? before : now[r];
+      } else {
+        m[r] = fmaxf(before, now[r]);
+      }
+      // Where nothing was seen yet every score is -inf: any finite base gives 2^-inf = 0, as alpha
+      // is 0 wherever `before` is -inf. CONTRACT 3
+      base[r] = fmaxf(m[r], -kLargest);
+      alpha[r] = kFirst ? 0.0F : exp2_approx(before - base[r]);
+      if constexpr (kModification == Modification::alibi) base[r] -= offset[r];
+    }
+  }
+
+  /// (F8) P = exp(S - m) in place; sums over the thread's columns.
+  template <Cap kCap, int kCount = kScores>
+  __forceinline__ void exponentials(const Args& args, float scale, const float (&base)[2],
+                                    float (&sum)[2][2]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int r = i / 2 % 2;
+      float factor = scale;
+      if constexpr (kCap == Cap::series) {
+        factor = cap_narrow(rS[i] * rS[i], scale, args.cap_1, args.cap_2);
+      } else if constexpr (kCap == Cap::cubic) {
+        factor = __fmaf_rn(rS[i] * rS[i], args.cubic_1, args.cubic_0);
+      }
+      rS[i] = exp2_approx(__fmaf_rn(rS[i], factor, -base[r]));
+      sum[r][i % 2] += rS[i];
+    }
+  }
+
+  /// S becomes P in place against the maxima so far, and l follows, when no P of the warp outgrew
+  /// them. Otherwise false, l stays, and S is lost. A maximum that is -inf or huge is not trusted.
+  template <int kCount>
+  __forceinline__ bool trusted_softmax(const Args& args) {
+    float base[2], sum[2][2] = {};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      base[r] = fabsf(m[r]) <= kHugeMaximum ? m[r] : not_a_number();
+      if constexpr (kModification == Modification::alibi) base[r] -= offset[r];
+    }
+    exponentials<Cap::before, kCount>(args, args.scale_log2, base, sum);
+    const float here[2] = {sum[0][0] + sum[0][1], sum[1][0] + sum[1][1]};
+    // Not true for a NaN either.
+    const bool holds = here[0] <= kOutgrown<kConfig> && here[1] <= kOutgrown<kConfig>;
+    if (__any_sync(~0U, !holds)) return false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) l[r] += here[r];  // (F9)
+    return true;
+  }
+
+  /// With a softcap S tells by its sizes that no maximum grows and that all bend so little that the
+  /// cubic serves: one vote, and S becomes P in place. Otherwise false, and nothing has changed.
+  __forceinline__ bool trusted_softcap(const Args& args) {
+    find_largest();
+    bool holds = fmaxf(largest[0], largest[1]) <= args.cap_cubic;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) holds &= largest[r] * args.scale_log2 <= m[r] + kSlack;
+    if (__any_sync(~0U, !holds)) return false;
+    float sum[2][2] = {};
+    exponentials<Cap::cubic>(args, args.scale_log2, m, sum);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) l[r] += sum[r][0] + sum[r][1];  // (F9)
+    return true;
+  }
+
+  /// The first kCount scores of S become P in place, m and l follow, alpha is what O must be scaled
+  /// by.
+  template <bool kFirst, bool kLazy = kConfig.lazy_rescale, int kCount = kScores>
+  __forceinline__ void softmax(const Args& args) {
+    float scale = kModification == Modification::general ? 1.0F : args.scale_log2;
+    float base[2];
+    if (!kFirst && keeps_maxima(scale)) {
+      alpha[0] = alpha[1] = 1.0F;
+      base[0] = m[0];
+      base[1] = m[1];
+    } else {
+      float now[2];
+      row_maxima<kCount>(args, scale, now);
+      move_maxima<kFirst, kLazy>(now, base);
+    }
+    if constexpr (kModification != Modification::general) {
+      // A fused s * scale - m is off by the rounding of m = s * scale at the largest score. That
+      // cancels in O and in LSE until it passes what P can hold: then both are rounded alike.
+      if (__any_sync(~0U, fmaxf(fabsf(m[0]), fabsf(m[1])) > kHugeMaximum)) {
+        if (kModification != Modification::softcap || cap == Cap::before) {
+#pragma unroll
+          for (int i = 0; i < kCount; ++i) rS[i] = __fmul_rn(rS[i], scale);
+          scale = 1.0F;
+        }
+      }
+    }
+    float sum[2][2] = {};
+    if (kModification == Modification::softcap && cap == Cap::cubic) {
+      exponentials<Cap::cubic, kCount>(args, scale, base, sum);
+    } else if (kModification == Modification::softcap && cap == Cap::series) {
+      exponentials<Cap::series, kCount>(args, scale, base, sum);
+    } else {
+      exponentials<Cap::before, kCount>(args, scale, base, sum);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {  // (F9) l
+      const float here = sum[r][0] + sum[r][1];
+      l[r] = kFirst ? here : __fmaf_rn(l[r], alpha[r], here);
+    }
+  }
+};
+
+}  // namespace tilewise::fwd_sm90

@@ -1,0 +1,204 @@
+/// fwd_sm90: what both roles share: addresses in shared memory, barriers, tiles and their ranges of
+/// keys.
+#pragma once
+
+#include "cuda/kernels/fwd_sm90/args.h"
+#include "cuda/tile/hopper/mbarrier.cuh"
+#include "cuda/tile/order.cuh"
+
+namespace tilewise::fwd_sm90 {
+
+using namespace tile;
+
+/// Addresses of what SharedPlan lays out. "full": the copies have landed; "empty": the readers are
+/// done.
+template <Config kConfig>
+struct Shared {
+  static constexpr SharedPlan kPlan{kConfig};
+  static constexpr int kWarpgroups = kConfig.warpgroups, kStages = kConfig.stages;
+  u32 base;
+
+  __forceinline__ u32 q(int buffer, int warpgroup) const {
+    return base + kPlan.q + buffer * kPlan.q_buffer + warpgroup * kPlan.q_warpgroup;
+  }
+  __forceinline__ u32 k(int stage) const { return base + kPlan.k + stage * kPlan.k_stage; }
+  __forceinline__ u32 v(int stage) const { return base + kPlan.v + stage * kPlan.v_stage; }
+  __forceinline__ u32 o(int warpgroup) const {
+    return base + kPlan.o + warpgroup * (kConfig.own_o ? kPlan.o_warpgroup : kPlan.q_warpgroup);
+  }
+  __forceinline__ u32 barrier(int index) const {
+    return base + kPlan.barriers + index * kMbarrierBytes;
+  }
+  __forceinline__ u32 k_full(int stage) const { return barrier(stage); }
+  __forceinline__ u32 k_empty(int stage) const { return barrier(kStages + stage); }
+  __forceinline__ u32 v_full(int stage) const { return barrier(2 * kStages + stage); }
+  __forceinline__ u32 v_empty(int stage) const { return barrier(3 * kStages + stage); }
+  __forceinline__ u32 q_full(int buffer, int warpgroup) const {
+    return barrier(4 * kStages + buffer * kWarpgroups + warpgroup);
+  }
+  __forceinline__ u32 q_empty(int buffer, int warpgroup) const {
+    return q_full(buffer, warpgroup) + kConfig.q_buffers * kWarpgroups * kMbarrierBytes;
+  }
+  __forceinline__ u32 tile_full(int slot) const {
+    return barrier(4 * kStages + 2 * kConfig.q_buffers * kWarpgroups + slot);
+  }
+  __forceinline__ u32 tile_empty(int slot) const { return tile_full(slot) + 2 * kMbarrierBytes; }
+  __forceinline__ u32 slot(int index) const {
+    return base + kPlan.slots + index * SharedPlan::kSlot;
+  }
+
+  __forceinline__ void init_barriers() const {
+    // Every warp of a warpgroup arrives for itself: one warp's wait does not prove that the others
+    // have read.
+    for (int s = 0; s < kStages; ++s) {
+      mbarrier_init(k_full(s), 1);
+      mbarrier_init(v_full(s), 1);
+      mbarrier_init(k_empty(s), 4 * kWarpgroups);
+      mbarrier_init(v_empty(s), 4 * kWarpgroups);
+    }
+    for (int i = 0; i < kConfig.q_buffers * kWarpgroups; ++i) {
+      mbarrier_init(q_full(0, i), 1);
+      mbarrier_init(q_empty(0, i), kConfig.own_o ? 4 : 1);
+    }
+    for (int s = 0; s < 2; ++s) {
+      mbarrier_init(tile_full(s), 1);
+      mbarrier_init(tile_empty(s), 4 * kWarpgroups);
+    }
+    mbarrier_fence_init();
+  }
+};
+
+/// A tile as the producer announces it; `block` < 0: no more. The lengths, and where the queries
+/// begin in a packed tensor, only where Args does not say.
+struct Tile {
+  int block = -1, batch = 0, head = 0, split = 0;
+  int seq_q = 0, seq_k = 0, q_begin = 0;
+};
+
+template <Config kConfig>
+__forceinline__ int queries(const Args& args, const Tile& tile) {
+  return kConfig.lengths == Lengths::dense ? args.seq_q : tile.seq_q;
+}
+template <Config kConfig>
+__forceinline__ int keys(const Args& args, const Tile& tile) {
+  return kConfig.lengths == Lengths::dense ? args.seq_k : tile.seq_k;
+}
+
+/// Queries in the 64 rows of a warpgroup.
+template <Config kConfig>
+__forceinline__ int warpgroup_queries(const Args& args) {
+  return kConfig.pack_heads ? 64 >> args.pack_shift : 64;
+}
+/// First query of a tile.
+template <Config kConfig>
+__forceinline__ int first_query(const Args& args, const Tile& tile) {
+  return tile.block * kConfig.warpgroups * warpgroup_queries<kConfig>(args);
+}
+
+/// Coordinates beside the column of row `query` of Q and O, where their maps have rank 5: packed
+/// sequences (head, x, y, 0), packed heads (head in group, group, query, batch).
+template <Config kConfig>
+__forceinline__ void query_coordinates(int (&c)[4], const Args& args, const Tile& tile, int query) {
+  if constexpr (kConfig.lengths == Lengths::packed) {
+    c[0] = kConfig.pack_heads ? tile.head * args.group : tile.head;
+    // NOTE: a box that lies wholly behind x is an illegal access (seen on an H100). The last row
+    // stands for it: what is read then is not used.
+    c[1] = args.q_rows - tile.seq_q + min(query, tile.seq_q - 1);
+    c[2] = tile.seq_q + tile.q_begin;
+    c[3] = 0;
+  } else {
+    c[0] = 0;
+    c[1] = tile.head;
+    c[2] = query;
+    c[3] = tile.batch;
+  }
+}
+template <Config kConfig>
+inline constexpr bool kQueryRank5 = kConfig.pack_heads || kConfig.lengths == Lengths::packed;
+
+template <Config kConfig>
+__forceinline__ Diagonals diagonals(const Args& args, const Tile& tile) {
+  Diagonals d(Positions{}, 0, 0);
+  const int shift = kConfig.lengths == Lengths::dense ? 0 : tile.seq_k - tile.seq_q;
+  // A constant where nothing is hidden on the left: the ranges fold to a few instructions.
+  d.low = kConfig.mask == Mask::both ? args.low + shift : -Positions::kFar;
+  d.high = args.high + shift;
+  if constexpr (kConfig.lengths != Lengths::dense) d.high = min(d.high, args.top);
+  return d;
+}
+
+/// A tile whose rows are being finished, and the first query of its warpgroup's rows.
+struct Finished {
+  Tile tile;
+  int query;
+};
+
+/// Parts of the keys take blocks in turn where no position hides any: part p those that are p
+/// modulo args.splits. They read neighbouring memory at a time, and share any number of keys
+/// evenly.
+template <Config kConfig>
+inline constexpr bool kPartsInTurn = kConfig.mask == Mask::none ? kConfig.split : false;
+/// How many of the first `blocks` blocks of keys are the tile's.
+template <Config kConfig>
+__forceinline__ int share(const Args& args, const Tile& tile, int blocks) {
+  if constexpr (!kPartsInTurn<kConfig>) return blocks;
+  return max(blocks - tile.split + args.splits - 1, 0) / args.splits;
+}
+/// The block of keys that is the tile's n-th.
+template <Config kConfig>
+__forceinline__ int key_block(const Args& args, const Tile& tile, int n) {
+  return kPartsInTurn<kConfig> ? n * args.splits + tile.split : n;
+}
+
+/// Key blocks of queries query .. query_end-1 of a tile, within its part; see key_block().
+template <Config kConfig>
+__forceinline__ BlockRange block_range(const Args& args, const Tile& tile, int query,
+                                       int query_end) {
+  constexpr int kN = kConfig.block_n;
+  const int seq_k = keys<kConfig>(args, tile);
+  BlockRange range;
+  if constexpr (kConfig.mask == Mask::none) {
+    range.end = share<kConfig>(args, tile, (seq_k + kN - 1) / kN);
+    range.full_end = share<kConfig>(args, tile, seq_k / kN);
+  } else {
+    range = key_blocks<kN>(diagonals<kConfig>(args, tile), query, query_end, seq_k);
+  }
+  if constexpr (kConfig.split && !kPartsInTurn<kConfig>)
+    range.clip(tile.split * args.blocks_per_split, (tile.split + 1) * args.blocks_per_split);
+  return range;
+}
+/// Those of the whole tile.
+template <Config kConfig>
+__forceinline__ BlockRange tile_range(const Args& args, const Tile& tile) {
+  const int query = first_query<kConfig>(args, tile);
+  const int end = query + kConfig.warpgroups * warpgroup_queries<kConfig>(args);
+  return block_range<kConfig>(args, tile, query, min(end, queries<kConfig>(args, tile)));
+}
+
+/// Key blocks of the rows of a warpgroup: what it skips is not in them. Without skip_blocks all
+/// blocks of the tile, of which only those inside the full range need no mask.
+template <Config kConfig>
+__forceinline__ void own_range(BlockRange& own, const Args& args, const Tile& tile, int query,
+                               const BlockRange& all) {
+  const int seq_q = queries<kConfig>(args, tile);
+  const int end = min(query + warpgroup_queries<kConfig>(args), seq_q);
+  own = block_range<kConfig>(args, tile, query, end);
+  if constexpr (kConfig.skip_blocks) {
+    if (query >= seq_q) own.end = own.begin;
+    if (own.begin >= own.end) own.begin = own.end = all.begin;
+  } else {
+    own.begin = all.begin;
+    own.end = all.end;
+    own.settle();  // rows that see nothing have no full range: it must not begin before the tile's
+  }
+}
+
+inline constexpr float kLargest = 3.402823466e38F;
+/// From here on a rounded maximum is off by 2^3 and more; P up to 2^(kSlack + 2^2) fits every type.
+inline constexpr float kHugeMaximum = 0x1p26F;
+/// What a thread's sum of P over a block may be when the maxima were trusted: every P fits its
+/// type, and P V float32.
+template <Config kConfig>
+inline constexpr float kOutgrown = kConfig.element == Element::bf16 ? 0x1p30F : 0x1p15F;
+
+}  // namespace tilewise::fwd_sm90

@@ -1,0 +1,287 @@
+#include "cuda/kernels/fwd_sm90/tiles.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cuda/host/common.h"
+#include "cuda/host/constants.h"
+#include "cuda/host/tile_order.h"
+#include "plan/accounting.h"
+#include "plan/decisive.h"
+#include "problem/blocks.h"
+
+namespace tilewise::cuda {
+namespace {
+
+using fwd_sm90::Config;
+using fwd_sm90::Lengths;
+using fwd_sm90::Mask;
+using fwd_sm90::Modification;
+
+constexpr unsigned kThree = kOwnO | kLazyRescale | kTrustMaxima | kSkipBlocks;
+constexpr unsigned kTwo = kPingPong | kPingPongMasked | kLazyRescale | kTrustMaxima | kSkipBlocks;
+constexpr unsigned kOne = kOwnO | kLazyRescale | kTrustMaxima;
+
+// warpgroups, block_n, stages, full, masked, traits.
+// The tiles of one warpgroup are for few queries: copying K and V takes all the time then.
+constexpr Sm90Tile kTiles64[] = {
+    {3,
+     128,
+     3,
+     {1.2, 1.228},
+     {0.9, 1.225},
+     kThree | kTwo | kChainShort | kEarlyQWindow | kHalveCut | kValuesFirst},
+    {1, 128, 4, {2.0, 0.9}, {2.0, 0.9}, kOne}};
+constexpr Sm90Tile kTiles96[] = {{3, 96, 2, {2.4, 1.164}, {2.6, 1.147}, kThree | kTwo},
+                                 {1, 128, 3, {3.0, 1.2}, {3.0, 1.2}, kOne}};
+constexpr Sm90Tile kTiles128[] = {
+    {3, 80, 2, {2.3, 1.182}, {2.3, 1.148}, kThree | kPingPong},
+    {2, 128, 2, {2.1, 1.284}, {1.55, 1.29}, kOwnO | kPingPong | kPingPongMasked | kTrustMaxima},
+    {3, 64, 4, {1.2, 0.94}, {1.2, 0.94}, kThree | kQByNeed | kWindowOnly},
+    {1, 128, 3, {2.2, 1.25}, {2.2, 1.25}, kOne}};
+constexpr Sm90Tile kTiles192[] = {{2, 112, 2, {4.55, 1.626}, {4.75, 1.537}, kTwo},
+                                  {1, 64, 3, {4.0, 1.2}, {4.0, 1.2}, kOne}};
+constexpr Sm90Tile kTiles192Values128[] = {{2, 112, 2, {3.7, 1.356}, {3.9, 1.29}, kTwo | kOwnO},
+                                           {1, 64, 3, {4.0, 1.0}, {4.0, 1.0}, kOne}};
+constexpr unsigned kWindow256 =
+    kLazyRescale | kTrustMaxima | kSkipBlocks | kQByNeed | kExtraKeyStage | kWindowOnly;
+constexpr Sm90Tile kTiles256[] = {{2, 80, 2, {4.6, 1.563}, {4.3, 1.505}, kTwo},
+                                  {2, 64, 3, {4.3, 1.16}, {4.3, 1.16}, kWindow256},
+                                  {1, 64, 3, {4.0, 1.5}, {4.0, 1.5}, kLazyRescale | kTrustMaxima}};
+
+/// Up to this many keys, memory is a large part of the time: sections of heads are small, and the
+/// start and end of a tile count.
+constexpr std::int64_t kShortKeys = 2048;
+/// Parts that keys are split into at most.
+constexpr int kMostSplits = 64;
+/// Share of a tile's rows that must be gained before heads are packed.
+constexpr double kPackGain = 0.9;
+
+Modification modification(const Problem& p) {
+  if (!sm80::is_modified(p)) return Modification::none;
+  // The kernels of one modification divide by the scale.
+  const bool softcap = p.softcap > 0.0, alibi = p.alibi_slopes.defined();
+  if (!(p.scale > 1e-30F) || (softcap && alibi)) return Modification::general;
+  return softcap ? Modification::softcap : Modification::alibi;
+}
+
+/// Blocks of keys that a tile takes on average, those that a diagonal cuts counted whole.
+double blocks_of_tile(const Problem& p, const Sm90Tile& tile) {
+  const auto rows = static_cast<double>(sm90_query_rows(p));
+  const double keys = visible_pairs(p) / std::max(1.0, rows);
+  const double cut = p.has_positional_mask() ? 0.5 * (tile.block_n + tile.block_m()) : 0.0;
+  const double all = std::ceil(static_cast<double>(p.seq_k) / tile.block_n);
+  return std::clamp((keys + cut) / tile.block_n, 1.0, all);
+}
+
+/// Queries of a tile, row blocks of a head, heads as tiles see them.
+struct QueryGrid {
+  std::int64_t queries, blocks, heads;
+};
+QueryGrid query_grid(const Problem& p, const Sm90Tile& tile) {
+  const int shift = sm90_pack_shift(p, tile);
+  const std::int64_t queries = tile.block_m() >> shift;
+  const std::int64_t heads = shift > 0 ? p.heads_k : p.heads_q;
+  if (p.packed) return {queries, packed_blocks(p.total_q, p.batch, queries), heads};
+  return {queries, ceil_div(p.seq_q, queries), p.batch * heads};
+}
+
+bool is_short_window(const Problem& p) {
+  const std::int64_t width = std::min(p.left, p.seq_k) + std::min(p.right, p.seq_k);
+  return sm90_mask(p).mask == Mask::both && width <= kShortKeys;
+}
+
+double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardware& machine) {
+  const double sms = std::max(1, machine.multiprocessors);
+  const QueryGrid g = query_grid(p, tile);
+  // About half of the last row blocks of packed sequences are none.
+  const double none = p.packed ? 0.5 * static_cast<double>(p.batch) : 0.0;
+  const double tiles = static_cast<double>(g.heads) * (static_cast<double>(g.blocks) - none);
+  const double blocks = blocks_of_tile(p, tile);
+  const double parts = std::min<double>(splits, std::ceil(blocks));
+  // Masked blocks run faster: the card draws less power and clocks higher.
+  const double part_us = p.has_positional_mask()
+                             ? tile.masked.fixed_us + tile.masked.block_us * blocks / parts
+                             : tile.full.fixed_us + tile.full.block_us * std::ceil(blocks / parts);
+  const double jobs = tiles * parts;
+  // Whole waves where every tile costs the same, half a tile of tail where they are handed out.
+  const double waves =
+      p.has_positional_mask() ? std::max(1.0, jobs / sms + 0.4) : std::ceil(jobs / sms);
+  double ms = sm80::kKernelMs + 1e-3 * waves * part_us;
+  if (splits > 1) {
+    const double partial =
+        static_cast<double>(sm90_query_rows(p)) * splits * sm80::padded(p.head_dim_v) * 4.0;
+    ms += sm80::kKernelMs + 1e-6 * 2.0 * partial / machine.bandwidth_gbps;
+  }
+  return ms;
+}
+
+}  // namespace
+
+std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
+  const int dim = sm80::padded(p.head_dim), dim_v = sm80::padded(p.head_dim_v);
+  const int larger = std::max(dim, dim_v);
+  std::span<const Sm90Tile> tiles = kTiles256;
+  if (dim == 192 && dim_v <= 128) {
+    tiles = kTiles192Values128;
+  } else if (larger <= 64) {
+    tiles = kTiles64;
+  } else if (larger <= 96) {
+    tiles = kTiles96;
+  } else if (larger <= 128) {
+    tiles = kTiles128;
+  } else if (larger <= 192) {
+    tiles = kTiles192;
+  }
+  return tiles;
+}
+
+int sm90_pack_shift(const Problem& p, const Sm90Tile& tile) {
+  const std::int64_t group = p.group();
+  if (group <= 1 || group > 64 || p.alibi_slopes.defined()) return 0;
+  int shift = 0;
+  while (std::int64_t{1} << shift < group) ++shift;
+  // The map of packed sequences has no axis left for the heads of a group.
+  if (p.packed && std::int64_t{1} << shift != group) return 0;
+  const auto filled = [&](std::int64_t heads, std::int64_t queries) {
+    const std::int64_t blocks = ceil_div(p.seq_q, queries);
+    return static_cast<double>(p.seq_q * heads) / static_cast<double>(blocks * tile.block_m());
+  };
+  const double packed = filled(group, tile.block_m() >> shift);
+  return filled(1, tile.block_m()) < kPackGain * packed ? shift : 0;
+}
+
+Lengths sm90_lengths(const Problem& p) {
+  return p.packed ? Lengths::packed : p.key_lengths.defined() ? Lengths::keys : Lengths::dense;
+}
+
+std::int64_t sm90_query_rows(const Problem& p) {
+  return p.heads_q * (p.packed ? p.total_q : p.batch * p.seq_q);
+}
+
+std::int64_t packed_blocks(std::int64_t rows, std::int64_t sequences, std::int64_t block) {
+  return rows / block + sequences + 1;
+}
+
+Sm90Mask sm90_mask(const Problem& p) {
+  constexpr std::int64_t kFar = tile::Positions::kFar;
+  const bool dense = sm90_lengths(p) == Lengths::dense;
+  const bool top_left = p.causal == Causal::top_left;
+  const std::int64_t shift = dense ? p.seq_k - p.seq_q : 0;
+  std::int64_t high = shift + p.right + 1;
+  if (dense && top_left) high = std::min<std::int64_t>(high, 1);
+  const std::int64_t low = shift - p.left;
+  Sm90Mask mask;
+  mask.high = static_cast<int>(std::clamp(high, -kFar, kFar));
+  mask.low = static_cast<int>(std::clamp(low, -kFar, kFar));
+  mask.top = top_left ? 1 : static_cast<int>(kFar);
+  // The first row has the nearest right edge, the last row the nearest left one. With lengths from
+  // the device: in the longest sequence.
+  if (p.left < p.seq_k - 1) {
+    mask.mask = Mask::both;
+  } else if (dense ? high < p.seq_k : top_left || p.right + 1 < p.seq_q) {
+    mask.mask = Mask::right;
+  }
+  return mask;
+}
+
+Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
+  Config config;
+  config.element = p.dtype == DType::bfloat16 ? tile::Element::bf16 : tile::Element::fp16;
+  config.head_dim_v = sm80::padded(p.head_dim_v);
+  // O in Q's place needs the room.
+  config.head_dim = std::max(sm80::padded(p.head_dim), tile.has(kOwnO) ? 0 : config.head_dim_v);
+  config.warpgroups = tile.warpgroups;
+  config.block_n = tile.block_n;
+  config.stages = tile.stages;
+  config.value_stages = tile.stages - (tile.has(kExtraKeyStage) ? 1 : 0);
+  config.own_o = tile.has(kOwnO);
+  config.lazy_rescale = tile.has(kLazyRescale);
+  config.mask = sm90_mask(p).mask;
+  config.skip_blocks = tile.has(kSkipBlocks);
+  config.modification = modification(p);
+  config.trust_maxima = tile.has(kTrustMaxima) && config.modification != Modification::general;
+  config.lengths = sm90_lengths(p);
+  config.pack_heads = sm90_pack_shift(p, tile) > 0;
+  config.split = split;
+  const bool masked = config.mask != Mask::none;
+  config.ping_pong = tile.has(masked ? kPingPongMasked : kPingPong);
+  // A counter pays where tiles differ, and at dim 64, whose tiles are short. It counts to 2^24.
+  const QueryGrid g = query_grid(p, tile);
+  const bool dense = config.lengths == Lengths::dense;
+  const double tiles = static_cast<double>(g.heads * g.blocks) * (split ? kMostSplits : 1);
+  config.dynamic = (masked || tile.has(kChainShort) || !dense) && tiles < 0x1p23;
+  config.chain_tiles = tile.has(kChainShort) && !split && dense && !config.pack_heads &&
+                       config.mask != Mask::both && (!masked || p.seq_k <= kShortKeys);
+  const bool plain = dense && !config.pack_heads && !split;
+  const bool unmodified = config.modification == Modification::none;
+  config.values_first = tile.has(kValuesFirst) && plain && unmodified;
+  config.halve_cut =
+      masked && tile.has(kHalveCut) && plain &&
+      (unmodified || (config.modification == Modification::softcap && config.mask == Mask::right));
+  // The short tiles of a window wait for Q as often as for keys.
+  const bool short_window = is_short_window(p) && plain;
+  const bool early_q = short_window && tile.has(kEarlyQWindow) && unmodified;
+  config.q_buffers = config.chain_tiles || early_q ? 2 : 1;
+  config.q_by_need = short_window && tile.has(kQByNeed);
+  return config;
+}
+
+fwd_sm90::SectionOrder sm90_order(const Problem& p, const Config& config, std::int64_t queries,
+                                  int splits) {
+  const std::int64_t heads = config.pack_heads ? p.heads_k : p.heads_q;
+  OrderProblem order;
+  order.blocks = p.packed ? packed_blocks(p.total_q, p.batch, queries) : ceil_div(p.seq_q, queries);
+  order.heads = (p.packed ? 1 : p.batch) * heads * splits;
+  order.heads_per_kv = heads / p.heads_k * splits;
+  // Of a window only the part that the tiles at work see has to stay in the cache.
+  const std::int64_t keys =
+      std::min(p.seq_k, std::min(p.left, p.seq_k) + std::min(p.right, p.seq_k) + 4 * queries);
+  order.kv_bytes = std::max<std::int64_t>(keys, 1) * (p.head_dim + p.head_dim_v) * 2;
+  if (config.mask != Mask::none) {
+    const bool is_short = p.seq_k <= kShortKeys;
+    order.section_bytes = (is_short ? 4 : 16) * kMiB;
+    order.last_bytes = (is_short ? 16 : 32) * kMiB;
+  }
+  return section_order(order);
+}
+
+int sm90_blocks_per_split(const Problem& p, int block_n, int splits) {
+  const std::int64_t blocks = ceil_div(p.seq_k, block_n);
+  return static_cast<int>(ceil_div(blocks, splits));
+}
+
+Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
+  Sm90Choice best;
+  if (is_decided_alone(p)) {
+    best = sm90_choose(decisive(p), machine);
+    if (best.tile != nullptr) best.ms = predict(p, *best.tile, best.splits, machine);
+    return best;
+  }
+  if (takes_the_first(p)) {
+    const Sm90Tile& tile = sm90_tiles(p).front();
+    return {&tile, 1, predict(p, tile, 1, machine)};
+  }
+  for (const Sm90Tile& tile : sm90_tiles(p)) {
+    if (tile.has(kWindowOnly) && !is_short_window(p)) continue;
+    const std::int64_t blocks = ceil_div(p.seq_k, tile.block_n);
+    const auto consider = [&](std::int64_t wanted) {
+      if (wanted < 1) return;
+      // Fewer than two blocks a part do not pay for the merge.
+      if (wanted > 1 && (blocks < 2 * wanted || wanted > kMostSplits)) return;
+      const std::int64_t per_part = ceil_div(blocks, wanted);
+      const int splits = static_cast<int>(ceil_div(blocks, per_part));
+      const double ms = predict(p, tile, splits, machine);
+      if (best.tile == nullptr || ms < best.ms) best = {&tile, splits, ms};
+    };
+    for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48}) consider(wanted);
+    // Parts that fill the card a whole number of times.
+    const QueryGrid g = query_grid(p, tile);
+    for (const std::int64_t times : {1, 2, 3}) {
+      consider(times * machine.multiprocessors / std::max<std::int64_t>(1, g.heads * g.blocks));
+    }
+  }
+  return best;
+}
+
+}  // namespace tilewise::cuda

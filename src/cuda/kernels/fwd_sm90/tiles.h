@@ -1,0 +1,85 @@
+/// Tiles of fwd_sm90: which fit a problem, what each would take. Pure functions; the numbers are
+/// measured (fwd_sm90/README.md).
+#pragma once
+
+#include <span>
+
+#include "cuda/kernels/fwd_sm90/args.h"
+#include "problem/problem.h"
+
+namespace tilewise::cuda {
+
+/// What a tile takes on an H200: over n blocks of keys it lasts fixed_us + n * block_us.
+struct Sm90Time {
+  double fixed_us, block_us;
+};
+
+/// What was found good for a tile.
+enum Sm90Trait : unsigned {
+  kOwnO = 1 << 0,            ///< O is staged in shared memory of its own
+  kPingPong = 1 << 1,        ///< where nothing is masked
+  kPingPongMasked = 1 << 2,  ///< under a mask
+  kLazyRescale = 1 << 3,
+  kTrustMaxima = 1 << 4,
+  kSkipBlocks = 1 << 5,
+  kChainShort = 1 << 6,     ///< chained tiles at short lengths
+  kEarlyQWindow = 1 << 7,   ///< two buffers of Q under a short window
+  kWindowOnly = 1 << 8,     ///< taken for short windows alone
+  kHalveCut = 1 << 9,       ///< halves of cut blocks where nothing modifies the scores
+  kQByNeed = 1 << 10,       ///< Q copied by need under a short window
+  kValuesFirst = 1 << 11,   ///< where nothing modifies the scores
+  kExtraKeyStage = 1 << 12  ///< one stage of V less than of K
+};
+
+/// A tile that was found good.
+struct Sm90Tile {
+  int warpgroups, block_n, stages;
+  Sm90Time full, masked;
+  unsigned traits;  ///< Sm90Trait
+  int block_m() const { return 64 * warpgroups; }
+  bool has(unsigned trait) const { return (traits & trait) != 0; }
+};
+
+/// Candidates for a problem's head dims.
+std::span<const Sm90Tile> sm90_tiles(const Problem& problem);
+
+/// log2 of the query heads (rounded up to a power of two) that a tile packs as its rows; 0: none.
+/// Heads are packed where their few queries would leave most of a tile empty.
+int sm90_pack_shift(const Problem& problem, const Sm90Tile& tile);
+
+/// Diagonals of the problem as the kernel takes them, and which of them hide anything.
+struct Sm90Mask {
+  int low = 0, high = 0, top = 0;
+  fwd_sm90::Mask mask = fwd_sm90::Mask::none;
+};
+Sm90Mask sm90_mask(const Problem& problem);
+
+/// Whose lengths the device must look up.
+fwd_sm90::Lengths sm90_lengths(const Problem& problem);
+
+/// Rows of queries in all heads.
+std::int64_t sm90_query_rows(const Problem& problem);
+
+/// Blocks of `block` rows of `sequences` packed sequences of `rows` rows, the rows behind the last
+/// sequence counting as one more. Sequence b, which begins at row r, has those from r / block + b
+/// on: as many as it needs, and at most one more. No order of lengths has to be known for that.
+std::int64_t packed_blocks(std::int64_t rows, std::int64_t sequences, std::int64_t block);
+
+fwd_sm90::Config sm90_config(const Problem& problem, const Sm90Tile& tile, bool split);
+
+/// `queries`: of a tile.
+fwd_sm90::SectionOrder sm90_order(const Problem& problem, const fwd_sm90::Config& config,
+                                  std::int64_t queries, int splits);
+
+/// The tile and the number of parts of the keys with the least predicted time.
+struct Sm90Choice {
+  const Sm90Tile* tile = nullptr;
+  int splits = 1;
+  double ms = 0.0;
+};
+Sm90Choice sm90_choose(const Problem& problem, const Hardware& machine);
+
+/// Key blocks of a part.
+int sm90_blocks_per_split(const Problem& problem, int block_n, int splits);
+
+}  // namespace tilewise::cuda

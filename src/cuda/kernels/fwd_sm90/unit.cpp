@@ -1,0 +1,60 @@
+#include "cuda/kernels/fwd_sm90/unit.h"
+
+#include "cuda/host/wgmma_text.h"
+#include "cuda/jit/config_text.h"
+
+namespace tilewise::cuda {
+namespace {
+
+constexpr int kSharedLimit = 227 * 1024;
+/// Accumulators and P fragments of a thread that compile without spills (fwd_sm90/README.md).
+constexpr int kRegisters2 = 200, kRegisters3 = 128;
+
+}  // namespace
+
+std::string config_refusal(const fwd_sm90::Config& config) {
+  const int bytes = fwd_sm90::SharedPlan(config).bytes;
+  if (bytes > kSharedLimit) {
+    return "its tiles take " + std::to_string(bytes) + " bytes of shared memory (at most " +
+           std::to_string(kSharedLimit) + ")";
+  }
+  const int registers = config.block_n / 2 + config.block_n / 4 + config.head_dim_v / 2;
+  const int limit = config.warpgroups == 3 ? kRegisters3 : kRegisters2;
+  if (registers > limit) {
+    return "S, P and O take " + std::to_string(registers) + " registers of a thread (at most " +
+           std::to_string(limit) + ")";
+  }
+  return {};
+}
+
+KernelUnit fwd_sm90_unit(const fwd_sm90::Config& c) {
+  KernelUnit unit;
+  unit.stem = "fwd_sm90";
+  unit.file = "fwd_sm90/kernel";
+  unit.config = element_text(c.element) + number_text("head_dim", c.head_dim) +
+                number_text("head_dim_v", c.head_dim_v) + number_text("warpgroups", c.warpgroups) +
+                number_text("block_n", c.block_n) + number_text("stages", c.stages) +
+                number_text("value_stages", c.value_stages) +
+                number_text("q_buffers", c.q_buffers) + flag_text("own_o", c.own_o) +
+                flag_text("ping_pong", c.ping_pong) + flag_text("values_first", c.values_first) +
+                flag_text("lazy_rescale", c.lazy_rescale) +
+                flag_text("trust_maxima", c.trust_maxima) + flag_text("halve_cut", c.halve_cut) +
+                flag_text("q_by_need", c.q_by_need) + flag_text("chain_tiles", c.chain_tiles) +
+                flag_text("skip_blocks", c.skip_blocks) + flag_text("dynamic", c.dynamic) +
+                enum_text("mask", "Mask", c.mask) +
+                enum_text("modification", "Modification", c.modification) +
+                enum_text("lengths", "Lengths", c.lengths) + flag_text("pack_heads", c.pack_heads) +
+                flag_text("split", c.split);
+  unit.threads = 128 * (c.warpgroups + 1);
+  unit.shared_bytes = fwd_sm90::SharedPlan(c).bytes;
+  unit.prelude = "#include \"cuda/tile/hopper/wgmma.cuh\"\n";
+  if (c.block_n == c.head_dim_v) {
+    unit.prelude += wgmma_text(c.element, {c.block_n, true, true});
+  } else {
+    unit.prelude += wgmma_text(c.element, {c.block_n, true, false});
+    unit.prelude += wgmma_text(c.element, {c.head_dim_v, false, true});
+  }
+  return unit;
+}
+
+}  // namespace tilewise::cuda

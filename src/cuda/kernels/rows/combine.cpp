@@ -1,0 +1,72 @@
+#include "cuda/kernels/rows/combine.h"
+
+#include "cuda/host/common.h"
+#include "cuda/kernels/rows/combine_args.h"
+#include "problem/blocks.h"
+
+namespace tilewise::cuda {
+namespace {
+
+combine::Output output(DType dtype) {
+  return dtype == DType::float32    ? combine::Output::float32
+         : dtype == DType::bfloat16 ? combine::Output::bf16
+                                    : combine::Output::fp16;
+}
+
+const char* output_text(combine::Output output) {
+  return output == combine::Output::float32 ? "float32"
+         : output == combine::Output::bf16  ? "bf16"
+                                            : "fp16";
+}
+
+KernelUnit unit(const combine::Config& config) {
+  return {.stem = "combine",
+          .file = "rows/combine",
+          .config = std::string(".output = Output::") + output_text(config.output) +
+                    ", .head_dim_v = " + std::to_string(config.head_dim_v),
+          .threads = combine::kThreads,
+          .min_blocks = 4};
+}
+
+/// Lanes of a row: as combine.cuh has them.
+std::int64_t lanes(int head_dim_v) {
+  const int vectors = head_dim_v / 4;
+  return vectors <= 4 ? 4 : vectors <= 8 ? 8 : vectors <= 16 ? 16 : 32;
+}
+
+}  // namespace
+
+void combine_parts(const Problem& p, const float* o, const float* lse, int parts, void* stream) {
+  const combine::Config config = {.output = output(p.dtype),
+                                  .head_dim_v = sm80::padded(p.head_dim_v)};
+  combine::Args args;
+  args.o = o;
+  args.lse = lse;
+  args.parts = parts;
+  args.rows = p.query_rows();
+  args.to = sm80::view4(p.o);
+  if (p.lse.defined()) {
+    args.lse_to = static_cast<float*>(p.lse.data);
+    args.lse_b = p.lse.strides[0];
+    args.lse_h = p.lse.strides[1];
+    args.lse_s = p.lse.strides[2];
+  }
+  args.heads = static_cast<int>(p.heads_q);
+  args.seq_q = static_cast<int>(p.total_q);
+  args.head_dim_v = static_cast<int>(p.head_dim_v);
+  const std::int64_t threads = args.rows * lanes(config.head_dim_v);
+  launch(sm80::load_config(config, p.device.index, unit),
+         sm80::following(ceil_div(threads, combine::kThreads), p.device.index), stream, args);
+}
+
+void add_combine_units(std::vector<PackUnit>& units) {
+  for (const combine::Output output : {combine::Output::bf16, combine::Output::float32}) {
+    for (const int dim : {64, 128}) {
+      units.push_back({.unit = unit({.output = output, .head_dim_v = dim}),
+                       .row = "flash_fwd_sm80",
+                       .instruction = ""});
+    }
+  }
+}
+
+}  // namespace tilewise::cuda

@@ -1,0 +1,12 @@
+/// bwd_sinks on the host. See rows/sinks.md.
+#pragma once
+
+#include "cuda/kernels/rows/delta.h"
+#include "problem/problem.h"
+
+namespace tilewise::cuda {
+
+/// Writes the gradient of the sinks where the problem asks for it, from the rows' final statistics.
+void sink_gradient(const Problem& problem, const RowStatistics& rows, void* stream);
+
+}  // namespace tilewise::cuda

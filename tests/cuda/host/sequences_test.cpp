@@ -1,0 +1,146 @@
+// Packed sequences and pages on the host's side of the sm_80-class rows, without a GPU.
+#include "cuda/host/sequences.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "cuda/kernels/bwd_sm80/row.h"
+#include "cuda/kernels/fwd_sm80/row.h"
+#include "cuda/machine.h"
+#include "plan/kernel_row.h"
+
+namespace tilewise::cuda {
+namespace {
+
+// What the device computes in place of a division.
+TEST(Pages, AKeysPageIsItsQuotient) {
+  constexpr std::int64_t kEnd = std::int64_t{1} << 29;
+  const std::vector<std::int64_t> sizes = {
+      1, 2, 3, 5, 7, 16, 48, 100, 255, 256, 257, 4095, 65537, kEnd / 2 + 1, kEnd - 1, kEnd};
+  for (const std::int64_t size : sizes) {
+    Problem p;
+    p.page_size = size;
+    p.block_table = Tensor::contiguous(nullptr, DType::int32, {2, 4}, kCuda);
+    const tile::Pages pages = sm80::pages(p);
+    EXPECT_EQ(pages.size, size);
+    const std::int64_t last = kEnd - 1;
+    std::vector<std::int64_t> keys = {0, 1, last, last - 1, last / 2};
+    const std::vector<std::int64_t> at = {1, 2, 3, 1000, last / size, last / size / 2};
+    for (const std::int64_t page : at) {
+      keys.insert(keys.end(), {page * size - 1, page * size, page * size + 1});
+    }
+    for (const std::int64_t key : keys) {
+      if (key < 0 || key > last) continue;
+      const std::uint64_t product = static_cast<std::uint64_t>(key) * pages.multiplier;
+      EXPECT_EQ(static_cast<std::int64_t>(product >> pages.shift), key / size)
+          << key << " of pages of " << size;
+    }
+  }
+}
+
+/// Packed sequences of 70 and 58 rows among 130.
+Problem packed(DType dtype, Pass pass) {
+  Problem p;
+  p.pass = pass;
+  p.device = kCuda;
+  p.dtype = dtype;
+  p.packed = true;
+  p.batch = 2;
+  p.heads_q = 4;
+  p.heads_k = 2;
+  p.seq_q = p.seq_k = 70;
+  p.total_q = p.total_k = 130;
+  p.head_dim = p.head_dim_v = 64;
+  p.scale = 0.125F;
+  const auto rows = [&](std::int64_t heads) {
+    Tensor t = Tensor::bshd(nullptr, dtype, 1, p.total_q, heads, 64, kCuda);
+    t.strides[0] = 0;
+    return t;
+  };
+  p.q = p.o = rows(p.heads_q);
+  p.k = p.v = rows(p.heads_k);
+  p.cu_seqlens_q = p.cu_seqlens_k = Tensor::contiguous(nullptr, DType::int64, {3}, kCuda);
+  if (pass == Pass::backward) {
+    p.d_o = p.dq = p.q;
+    p.dk = p.dv = p.k;
+  }
+  return p;
+}
+
+// Without reading an offset: every sequence may need one block more than its rows fill.
+TEST(Packed, BlocksAreCountedByTotals) {
+  const Problem p = packed(DType::float32, Pass::forward);
+  EXPECT_EQ(sm80::query_blocks(p, 64), 130 / 64 + 2 + 1);
+  EXPECT_EQ(sm80::key_blocks(p, 16), 130 / 16 + 2 + 1);
+  const tile::Sequences sequences = sm80::query_sequences(p);
+  EXPECT_TRUE(sequences.wide);
+  EXPECT_EQ(sequences.count, 2);
+  EXPECT_EQ(sequences.rows, 130);
+}
+
+TEST(Packed, RowsTakeThemForEveryType) {
+  for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
+    for (const int arch : {80, 89, 90}) {
+      const Problem forward = packed(dtype, Pass::forward);
+      const Problem backward = packed(dtype, Pass::backward);
+      const KernelRow& two = kFlashBackwardTwoPassSm80;
+      const KernelRow& one = kFlashForwardSm80;
+      EXPECT_EQ(one.supports(one, forward, machine(arch)), "");
+      EXPECT_EQ(two.supports(two, backward, machine(arch)), "");
+      EXPECT_GT(one.cost(one, forward, machine(arch)).ms, 0.0);
+      EXPECT_EQ(two.cost(two, backward, machine(arch)).splits, 1);
+    }
+  }
+}
+
+TEST(Packed, TheGradientOfABiasIsRefused) {
+  Problem p = packed(DType::bfloat16, Pass::backward);
+  p.bias = p.dbias = Tensor::contiguous(nullptr, DType::float32, {2, 4, 130, 70}, kCuda);
+  const KernelRow& row = kFlashBackwardTwoPassSm80;
+  EXPECT_NE(row.supports(row, p, machine(80)).find("gradient of a bias"), std::string::npos);
+}
+
+// One query of eight heads over two key heads is planned, and read, as four rows of two heads.
+TEST(Decode, HeadsOfAGroupAreRowsOfOneTile) {
+  Problem p;
+  p.device = kCuda;
+  p.dtype = DType::bfloat16;
+  p.batch = 3;
+  p.heads_q = 8;
+  p.heads_k = 2;
+  p.seq_q = p.total_q = 1;
+  p.seq_k = p.total_k = 4096;
+  p.head_dim = p.head_dim_v = 64;
+  p.scale = 0.125F;
+  p.causal = Causal::bottom_right;
+  p.right = 0;
+  p.q = p.o = Tensor::bshd(nullptr, p.dtype, 3, 1, 8, 64, kCuda);
+  p.k = p.v = Tensor::bshd(nullptr, p.dtype, 3, 4096, 2, 64, kCuda);
+  const KernelRow& row = kFlashForwardSm80;
+  Problem rows = p;
+  rows.heads_q = 2;
+  rows.seq_q = rows.total_q = 4;
+  rows.causal = Causal::none;
+  rows.right = Problem::kUnbounded;
+  const Cost cost = row.cost(row, p, machine(80)), same = row.cost(row, rows, machine(80));
+  EXPECT_EQ(cost.block_m, same.block_m);
+  EXPECT_EQ(cost.splits, same.splits);
+  EXPECT_GT(cost.splits, 1);
+  p.left = 100;  // a window of the one query is none of four
+  EXPECT_LE(row.cost(row, p, machine(80)).splits, same.splits);
+}
+
+// Empty ones have a block of the statistics each.
+TEST(Packed, MoreSequencesThanAnIntCounts) {
+  Problem p = packed(DType::bfloat16, Pass::backward);
+  const auto refusal = [&p] {
+    return kFlashBackwardSm80.supports(kFlashBackwardSm80, p, machine(80));
+  };
+  EXPECT_EQ(refusal(), "");
+  p.batch = std::int64_t{1} << 25;
+  EXPECT_EQ(refusal(), "more than 2^25 packed sequences");
+}
+
+}  // namespace
+}  // namespace tilewise::cuda

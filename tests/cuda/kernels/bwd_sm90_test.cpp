@@ -1,0 +1,358 @@
+// The Hopper backward's host side, without a GPU: configs, order, refusals, workspace, time model.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <queue>
+#include <vector>
+
+#include "cuda/kernels/bwd_sm90/row.h"
+#include "cuda/kernels/bwd_sm90/tiles.h"
+#include "cuda/kernels/bwd_sm90/unit.h"
+
+namespace tilewise::cuda {
+namespace {
+
+using bwd_sm90::Config;
+using bwd_sm90::Mask;
+using bwd_sm90::SharedPlan;
+
+constexpr int kSharedLimit = 227 * 1024;
+
+Tensor rows(std::int64_t batch, std::int64_t heads, std::int64_t seq, std::int64_t dim) {
+  static std::byte memory[16];
+  return Tensor::bshd(memory, DType::bfloat16, batch, seq, heads, dim, {DeviceType::cuda, 0});
+}
+
+Problem problem(std::int64_t seq, std::int64_t dim, bool causal) {
+  Problem p;
+  p.pass = Pass::backward;
+  p.device = {DeviceType::cuda, 0};
+  p.dtype = DType::bfloat16;
+  p.batch = 16384 / seq;
+  p.heads_q = p.heads_k = 2048 / dim;
+  p.seq_q = p.seq_k = p.total_q = p.total_k = seq;
+  p.head_dim = p.head_dim_v = dim;
+  p.scale = 0.125F;
+  if (causal) p.causal = Causal::bottom_right, p.right = 0;
+  p.q = p.k = p.v = p.o = p.d_o = p.dq = p.dk = p.dv = rows(p.batch, p.heads_q, seq, dim);
+  p.lse = Tensor::contiguous(p.q.data, DType::float32, {p.batch, p.heads_q, seq}, p.device);
+  return p;
+}
+
+Hardware h100() {
+  Hardware machine;
+  machine.device = {DeviceType::cuda, 0};
+  machine.arch = 90;
+  machine.multiprocessors = 132;
+  machine.shared_kib = 227;
+  machine.bandwidth_gbps = 3000.0;
+  machine.matrix_tflops = 878.0;
+  return machine;
+}
+
+std::string refusal(const Problem& p) {
+  return kFlashBackwardSm90.supports(kFlashBackwardSm90, p, h100());
+}
+
+TEST(BwdSm90, EveryConfigFitsSharedMemory) {
+  for (const std::int64_t dim : {16, 64, 80, 96, 128, 192, 256}) {
+    for (const std::int64_t dim_v : {16, 64, 80, 96, 128, 192, 256}) {
+      Problem p = problem(1024, 64, dim != dim_v);
+      p.head_dim = dim;
+      p.head_dim_v = dim_v;
+      p.softcap = 30.0;
+      const SharedPlan plan(bwd_sm90_config(p));
+      EXPECT_LE(plan.bytes, kSharedLimit) << dim << ' ' << dim_v;
+      EXPECT_EQ(plan.slots % 16, 0);
+      // What the copy engine swizzles begins at multiples of 1024.
+      for (const int at : {plan.k, plan.v, plan.q, plan.d_o, plan.ds, plan.dq}) {
+        EXPECT_EQ(at % 1024, 0) << dim << ' ' << dim_v;
+      }
+      // O passes through a stage of Q.
+      EXPECT_GE(plan.q_stage, plan.do_stage);
+    }
+  }
+}
+
+TEST(BwdSm90, SmallProblemsKeepDsExact) {
+  Problem p = problem(1024, 64, true);
+  EXPECT_FALSE(bwd_sm90_config(p).exact);
+  p.batch = 1, p.heads_q = p.heads_k = 2;  // 2^21 pairs
+  EXPECT_TRUE(bwd_sm90_config(p).exact);
+  p.head_dim = p.head_dim_v = 256;
+  EXPECT_TRUE(bwd_sm90_config(p).exact);
+  // delta comes from P where rounding of O would show: in tiny problems, and under masks, which
+  // leave some rows few keys.
+  const auto items = [](const Problem& of) {
+    return kFlashBackwardSm90.cost(kFlashBackwardSm90, of, h100()).memory.size();
+  };
+  const auto full = [](std::int64_t length) {
+    Problem of = problem(length, 256, false);
+    of.batch = 1, of.heads_q = of.heads_k = 2;
+    return of;
+  };
+  EXPECT_EQ(items(full(128)), items(full(1024)) + 2);
+  EXPECT_EQ(items(p), items(full(1024)) + 2);
+}
+
+TEST(BwdSm90, MasksOfAProblem) {
+  EXPECT_EQ(bwd_sm90_config(problem(1024, 64, false)).mask, Mask::none);
+  EXPECT_EQ(bwd_sm90_config(problem(1024, 64, true)).mask, Mask::right);
+  Problem p = problem(1024, 64, true);
+  p.left = 100;
+  EXPECT_EQ(bwd_sm90_config(p).mask, Mask::both);
+}
+
+TEST(BwdSm90, ScoresStartFromLseOnlyWhereTheyAreNotModified) {
+  Problem p = problem(1024, 128, false);
+  EXPECT_TRUE(bwd_sm90_config(p).fold_lse);
+  p.scale = -0.5F;
+  EXPECT_FALSE(bwd_sm90_config(p).fold_lse);
+  EXPECT_TRUE(bwd_sm90_config(p).modified);
+}
+
+TEST(BwdSm90, Refusals) {
+  EXPECT_EQ(refusal(problem(1024, 64, true)), "");
+  Problem p = problem(1024, 64, true);
+  p.head_dim = 264;
+  EXPECT_NE(refusal(p).find("head dims above 256"), std::string::npos);
+  p = problem(1024, 64, true);
+  p.batch = 1, p.heads_q = p.heads_k = 2;
+  EXPECT_EQ(refusal(p), "");
+  p = problem(1024, 64, true);
+  p.dtype = DType::float32;
+  EXPECT_NE(refusal(p).find("float32"), std::string::npos);
+  p = problem(1024, 64, true);
+  p.dv.strides[3] = 2;
+  EXPECT_NE(refusal(p).find("dv cannot be copied by TMA"), std::string::npos);
+  p = problem(1024, 64, true);
+  p.d_o.strides[2] = 0;  // an expanded gradient
+  EXPECT_NE(refusal(p).find("dO cannot be copied by TMA"), std::string::npos);
+  for (Tensor Problem::*tensor : {&Problem::dq, &Problem::dk, &Problem::dv}) {
+    p = problem(1024, 64, true);
+    (p.*tensor).sizes[3] = 61;  // of rows 64 elements apart
+    EXPECT_NE(refusal(p).find("its rows are 122 bytes"), std::string::npos) << refusal(p);
+  }
+  p = problem(1024, 64, false);
+  p.left = -5, p.right = 3;
+  EXPECT_NE(refusal(p).find("hides every key"), std::string::npos);
+  p.left = -1024, p.right = 3000;  // a window that begins behind the last key
+  EXPECT_NE(refusal(p).find("hides every key"), std::string::npos);
+}
+
+TEST(BwdSm90, PreparationAndConversionKeepADistance) {
+  for (const std::int64_t seq : {512, 4096, 16384}) {
+    for (const bool causal : {false, true}) {
+      const Problem p = problem(seq, 128, causal);
+      const Config config = bwd_sm90_config(p);
+      const bwd_sm90::SectionOrder order = bwd_sm90_order(p, config);
+      EXPECT_GE(bwd_sm90_sections_apart(order, config) * order.section_heads * order.blocks, 132)
+          << seq;
+      EXPECT_EQ(bwd_sm90_jobs(p, config),
+                2 * p.batch * p.heads_q * (bwd_sm90_rows(p, config) / config.chunk_rows) +
+                    std::int64_t{order.blocks} * order.heads);
+    }
+  }
+}
+
+/// Multiprocessors that take the queue's jobs in order, tiles in microseconds of dim 128: the time
+/// of the last one to end over what all of them work. A job waits for what it needs.
+double queue_ratio(const Problem& p, const Config& config) {
+  const bwd_sm90::SectionOrder order = bwd_sm90_order(p, config);
+  const int lead = bwd_sm90_sections_apart(order, config), lag = bwd_sm90_lag(p, order, config);
+  const std::int64_t chunks = bwd_sm90_chunks(p, config) * p.group();
+  std::priority_queue<double, std::vector<double>, std::greater<>> free_at;
+  for (int i = 0; i < 132; ++i) free_at.push(0.0);
+  std::vector<double> prepared(order.heads), finished(order.heads);
+  double work = 0.0, end = 0.0;
+  const auto run = [&](double after, double us) {
+    const double done = std::max(free_at.top(), after) + us;
+    free_at.pop();
+    free_at.push(done);
+    work += us;
+    end = std::max(end, done);
+    return done;
+  };
+  const auto begin = [&](int s) {
+    const int first = std::min(s, order.sections);
+    return std::min(first * order.section_heads + (s - first) * order.last_heads, order.heads);
+  };
+  const auto rows = [&](int s, std::vector<double>* ends) {
+    for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+      for (int h = begin(std::max(0, s)); s >= 0 && h < begin(s + 1); ++h) {
+        const double done = run(ends != nullptr ? 0.0 : finished[h], 4.0);
+        if (ends != nullptr) (*ends)[h] = std::max((*ends)[h], done);
+      }
+    }
+  };
+  for (int step = 0; step <= order.sections + lead + lag; ++step) {
+    rows(step, &prepared);
+    const int s = step - lead;
+    for (int block = 0; block < order.blocks; ++block) {
+      for (int h = begin(std::max(0, s)); s >= 0 && h < begin(s + 1); ++h) {
+        const auto queries = static_cast<double>((p.seq_q - std::int64_t{block} * 128) * p.group());
+        finished[h] = std::max(finished[h], run(prepared[h], 4.0 + 3.8 * queries / 128.0));
+      }
+    }
+    rows(s - lag, nullptr);
+  }
+  return end * 132.0 / work;
+}
+
+TEST(BwdSm90, GroupedHeadsLeaveNobodyWaiting) {
+  struct Shape {
+    std::int64_t batch, heads, kv_heads, seq;
+  };
+  for (const Shape& s : {Shape{4, 32, 32, 4096}, Shape{4, 32, 16, 4096}, Shape{4, 32, 4, 4096},
+                         Shape{8, 32, 8, 2048}, Shape{2, 32, 8, 8192}, Shape{1, 64, 8, 8192},
+                         Shape{4, 28, 4, 4096}, Shape{1, 32, 8, 32768}}) {
+    Problem p = problem(s.seq, 128, true);
+    p.batch = s.batch, p.heads_q = s.heads, p.heads_k = s.kv_heads;
+    EXPECT_LT(queue_ratio(p, bwd_sm90_config(p)), 1.03)
+        << s.heads << ":" << s.kv_heads << " " << s.seq;
+  }
+}
+
+TEST(BwdSm90, TunedOrdersStayAsTheyAre) {
+  for (const std::int64_t seq : {512, 1024, 2048, 4096, 8192, 16384}) {
+    const Problem p = problem(seq, 128, true);  // 16,384 tokens, as many key heads as heads
+    const Config config = bwd_sm90_config(p);
+    const bwd_sm90::SectionOrder order = bwd_sm90_order(p, config);
+    EXPECT_EQ(order.last_heads * order.blocks, seq < 8192 ? 256 : 512) << seq;
+    EXPECT_EQ(bwd_sm90_lag(p, order, config), bwd_sm90_sections_apart(order, config)) << seq;
+  }
+}
+
+TEST(BwdSm90, FewTilesAreCutByQueries) {
+  Problem p = problem(4096, 64, true);
+  EXPECT_FALSE(bwd_sm90_config(p).split);
+  p.batch = p.heads_q = p.heads_k = 1;
+  const Config config = bwd_sm90_config(p);
+  EXPECT_TRUE(config.split);
+  EXPECT_EQ(bwd_sm90_parts(p, config), 4);  // eight steps of 128 queries each
+  EXPECT_EQ(bwd_sm90_jobs(p, config), 2 * 16 + 32 * 4);
+  const Cost cost = kFlashBackwardSm90.cost(kFlashBackwardSm90, p, h100());
+  EXPECT_EQ(cost.memory.back().bytes, 2 * 4096 * 64 * 4);
+  p.seq_q = p.seq_k = 16384;
+  EXPECT_EQ(bwd_sm90_parts(p, bwd_sm90_config(p)), 4);
+  p.seq_q = p.seq_k = 32768;
+  EXPECT_FALSE(bwd_sm90_config(p).split);
+  p.seq_q = p.seq_k = 4096;
+  p.head_dim_v = 128;
+  EXPECT_TRUE(bwd_sm90_config(p).split);
+  p.deterministic = true;
+  EXPECT_FALSE(bwd_sm90_config(p).split);
+}
+
+TEST(BwdSm90, BytesMovedCountTheGradientOfLse) {
+  Problem p = problem(4096, 128, true);
+  const double before = kFlashBackwardSm90.cost(kFlashBackwardSm90, p, h100()).bytes_moved;
+  p.d_lse = p.lse;
+  EXPECT_EQ(kFlashBackwardSm90.cost(kFlashBackwardSm90, p, h100()).bytes_moved,
+            before + 4.0 * 16384 * 16);
+}
+
+TEST(BwdSm90, TurnsOnlyWhereTheOrderIsFixed) {
+  Problem p = problem(4096, 128, true);
+  const Cost free_order = kFlashBackwardSm90.cost(kFlashBackwardSm90, p, h100());
+  p.deterministic = true;
+  const Cost fixed_order = kFlashBackwardSm90.cost(kFlashBackwardSm90, p, h100());
+  // Four counters for 64 queries: linear in the length.
+  EXPECT_EQ(fixed_order.memory.front().bytes - free_order.memory.front().bytes,
+            p.batch * p.heads_q * (p.seq_q / 64) * 4 * 4);
+}
+
+// Measured: bwd_sm90/README.md, dims 64 and 256 on an H200.
+TEST(BwdSm90, TimeModelIsNearTheMeasuredTimes) {
+  const struct {
+    std::int64_t seq, dim;
+    bool causal;
+    double ms;
+  } measured[] = {{1024, 64, false, 0.755},   {512, 64, true, 0.387},    {4096, 64, true, 1.323},
+                  {16384, 64, false, 9.045},  {1024, 128, false, 0.670}, {8192, 128, true, 2.169},
+                  {16384, 128, false, 7.993}, {4096, 256, false, 2.498}, {4096, 256, true, 1.335},
+                  {512, 256, true, 0.328},    {16384, 256, false, 9.715}};
+  for (const auto& m : measured) {
+    const Problem p = problem(m.seq, m.dim, m.causal);
+    const double ms = bwd_sm90_ms(p, bwd_sm90_config(p), h100());
+    EXPECT_NEAR(ms / m.ms, 1.0, 0.12) << m.seq << ' ' << m.dim << ' ' << m.causal;
+  }
+}
+
+/// Sequences of `lengths` rows of both queries and keys, in one tensor.
+Problem packed(const std::vector<int>& lengths, std::int64_t dim, bool causal) {
+  Problem p = problem(1024, dim, causal);
+  p.packed = true;
+  p.batch = std::ssize(lengths);
+  p.total_q = p.total_k = std::accumulate(lengths.begin(), lengths.end(), 0);
+  p.seq_q = p.seq_k = *std::max_element(lengths.begin(), lengths.end());
+  p.q = p.k = p.v = p.o = p.d_o = p.dq = p.dk = p.dv = rows(1, p.heads_q, p.total_q, dim);
+  for (Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.dq, &p.dk, &p.dv}) t->strides[0] = 0;
+  p.lse = Tensor::contiguous(p.q.data, DType::float32, {p.batch, p.heads_q, p.total_q}, p.device);
+  return p;
+}
+
+TEST(BwdSm90, PackedSequencesHaveBlocksOfTheirOwn) {
+  for (const std::vector<int>& lengths :
+       {std::vector<int>{4096, 1, 0, 130}, {0, 0, 5000}, {128, 127, 129, 4000}, {0, 4097, 0}}) {
+    const Problem p = packed(lengths, 64, true);
+    const Config config = bwd_sm90_config(p);
+    EXPECT_EQ(config.lengths, fwd_sm90::Lengths::packed);
+    EXPECT_EQ(config.chunk_rows, 128);
+    EXPECT_FALSE(config.split);
+    std::int64_t first = 0, next_free = 0;
+    for (std::size_t b = 0; b < lengths.size(); ++b) {
+      const std::int64_t chunk = first / config.chunk_rows + static_cast<std::int64_t>(b);
+      EXPECT_GE(chunk, next_free);
+      next_free = chunk + (lengths[b] + config.chunk_rows - 1) / config.chunk_rows;
+      first += lengths[b];
+    }
+    // Those of the rows behind the last one begin behind them.
+    EXPECT_GE(first / config.chunk_rows + p.batch, next_free);
+    EXPECT_LT(first / config.chunk_rows + p.batch, bwd_sm90_chunks(p, config));
+    EXPECT_EQ(bwd_sm90_order(p, config).heads, p.heads_k);
+    EXPECT_EQ(bwd_sm90_jobs(p, config),
+              p.heads_q * (2 * bwd_sm90_chunks(p, config) + bwd_sm90_key_blocks(p, config)));
+  }
+}
+
+TEST(BwdSm90, LengthsThatTheDeviceLooksUp) {
+  Problem p = packed({4096, 1, 2000}, 128, true);
+  EXPECT_EQ(refusal(p), "");
+  const KernelUnit unit = bwd_sm90_unit(bwd_sm90_config(p));
+  EXPECT_EQ(unit.args, "RaggedArgs");
+  EXPECT_NE(unit.config.find(".lengths = static_cast<Lengths>(2)"), std::string::npos);
+  EXPECT_EQ(bwd_sm90_unit(bwd_sm90_config(problem(1024, 128, true))).args, "Args");
+  EXPECT_NE(refusal(packed({4096, 1, 2000}, 192, true)).find("above head dim 128"),
+            std::string::npos);
+  p = problem(1024, 128, true);
+  p.key_lengths = Tensor::contiguous(p.q.data, DType::int32, {p.batch}, p.device);
+  EXPECT_EQ(refusal(p), "");
+  EXPECT_EQ(bwd_sm90_config(p).lengths, fwd_sm90::Lengths::keys);
+  // A small one keeps delta for every row of the tensor, not for every sequence's longest.
+  p = packed({30, 41, 7}, 64, true);
+  EXPECT_TRUE(bwd_sm90_config(p).exact);
+  const Cost cost = kFlashBackwardSm90.cost(kFlashBackwardSm90, p, h100());
+  EXPECT_EQ(cost.memory.back().bytes, p.heads_q * p.total_q * 4);
+}
+
+TEST(BwdSm90, PackedTakesAboutTheTimeOfABatch) {
+  for (const std::int64_t dim : {64, 128}) {
+    const Problem dense = problem(2048, dim, true);
+    const Problem p = packed(std::vector<int>(8, 2048), dim, true);
+    const double ms = bwd_sm90_ms(p, bwd_sm90_config(p), h100());
+    EXPECT_NEAR(ms / bwd_sm90_ms(dense, bwd_sm90_config(dense), h100()), 1.0, 0.1) << dim;
+  }
+}
+
+TEST(BwdSm90, UnitNamesTheProductsItNeeds) {
+  const KernelUnit unit = bwd_sm90_unit(bwd_sm90_config(problem(1024, 128, true)));
+  for (const char* text : {"m64n64k16", "m64n128k16", "multiply_transposed", "multiply_register"}) {
+    EXPECT_NE(unit.prelude.find(text), std::string::npos) << text;
+  }
+}
+
+}  // namespace
+}  // namespace tilewise::cuda

@@ -1,0 +1,234 @@
+#include "harness/case.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <tuple>
+
+namespace tilewise {
+namespace {
+
+void expect_error(const std::string& line, const std::string& part) {
+  try {
+    parse_case(line);
+    FAIL() << line << ": no error";
+  } catch (const InvalidArgument& error) {
+    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+  }
+}
+
+TEST(Case, ReadsSizesAndDefaults) {
+  const Case c = parse_case("b2 h8/2 q128 k256 d64 dv32 bf16");
+  EXPECT_EQ(c.batch, 2);
+  EXPECT_EQ(c.heads_q, 8);
+  EXPECT_EQ(c.heads_k, 2);
+  EXPECT_EQ(c.seq_q, 128);
+  EXPECT_EQ(c.seq_k, 256);
+  EXPECT_EQ(c.head_dim, 64);
+  EXPECT_EQ(c.head_dim_v, 32);
+  EXPECT_EQ(c.dtype, DType::bfloat16);
+  const Case d = parse_case("q5 d7");
+  EXPECT_EQ(d.seq_k, 5);
+  EXPECT_EQ(d.head_dim_v, 7);
+  EXPECT_EQ(d.dtype, DType::float32);
+  EXPECT_TRUE(d.forward && d.backward && d.lse);
+}
+
+TEST(Case, ReadsEveryOption) {
+  const Case c = parse_case(
+      "b1 h4/2 s64 f16 causal window=64,none softcap=15 alibi=bh sink=2.5 dropout=0.1 seed=7 "
+      "offset=2 "
+      "bias=1,h,q,k:bf16:randn*2:-inf@some0.25:min@keys0-3@0:step2 "
+      "mask=b,1,q,k:some0.3:rows2-5:beyond9 "
+      "lengths=40 scale=0.3 layout=bshd do=step2:ones beyond=randn*9 poke=k:0,*,1-2,3:nan "
+      "deterministic tf32 "
+      "dlse nolse mod=wave pass=bwd id=C001 expect=finite");
+  EXPECT_EQ(c.causal, Causal::bottom_right);
+  EXPECT_EQ(c.window.left, 64);
+  EXPECT_FALSE(c.window.right.has_value());
+  EXPECT_EQ(c.softcap, 15.0);
+  EXPECT_EQ(c.alibi, Case::Alibi::per_batch);
+  EXPECT_EQ(c.sinks->shift, 2.5);
+  EXPECT_EQ(c.dropout.p, 0.1);
+  EXPECT_EQ(c.dropout.seed, 7U);
+  EXPECT_EQ(c.dropout.offset, 2U);
+  EXPECT_EQ(c.bias->dtype, DType::bfloat16);
+  EXPECT_EQ(c.bias->axes, (Axes{false, true, true, true}));
+  EXPECT_EQ(c.bias->fill.scale, 2.0);
+  ASSERT_EQ(c.bias->overrides.size(), 2U);
+  EXPECT_EQ(c.bias->overrides[0].value, -HUGE_VAL);
+  EXPECT_EQ(c.bias->overrides[0].region.fraction, 0.25);
+  EXPECT_TRUE(c.bias->overrides[1].lowest);
+  EXPECT_EQ(c.bias->overrides[1].region.end, 3);
+  EXPECT_EQ(c.bias->overrides[1].region.batch, 0);
+  EXPECT_EQ(c.bias->view, Layout::step2);
+  ASSERT_EQ(c.mask->hide.size(), 3U);
+  EXPECT_EQ(c.mask->hide[1].kind, Region::Kind::rows);
+  EXPECT_EQ(c.mask->hide[2].begin, 9);
+  EXPECT_EQ(c.key_lengths, (std::vector<std::int64_t>{40}));
+  EXPECT_EQ(c.scale, 0.3);
+  EXPECT_EQ(c.layout, Layout::bshd);
+  EXPECT_EQ(c.d_o_layout, Layout::step2);
+  EXPECT_EQ(c.d_o.shift, 1.0);
+  EXPECT_FALSE(c.beyond_nan);
+  ASSERT_EQ(c.pokes.size(), 1U);
+  EXPECT_EQ(c.pokes[0].end[1], -1);
+  EXPECT_EQ(c.pokes[0].end[2], 2);
+  EXPECT_TRUE(c.deterministic && c.d_lse && c.finite_only && c.backward);
+  EXPECT_FALSE(c.lse || c.forward || c.invalid);
+  EXPECT_EQ(c.precision, Precision::tf32);
+  EXPECT_EQ(c.score_mod, Case::ScoreModKind::wave);
+  EXPECT_EQ(c.id, "C001");
+}
+
+TEST(Case, ReadsPackedPagedAndBlocks) {
+  const Case packed = parse_case("packed=76,34,146/1,0,1:tail=3,5:int64:max h2 d32");
+  EXPECT_EQ(packed.batch, 3);
+  EXPECT_EQ(packed.seq_q, 76 + 34 + 146 + 3);
+  EXPECT_EQ(packed.seq_k, 2 + 5);
+  EXPECT_TRUE(packed.packed->wide_offsets && packed.packed->give_max);
+  EXPECT_EQ(parse_case("packed=5,6").packed->k_lengths, (std::vector<std::int64_t>{5, 6}));
+  const Case paged = parse_case("b2 q1 k64 lengths=64,3 paged=16 pass=fwd");
+  EXPECT_EQ(paged.page_size, 16);
+  const Case blocks = parse_case("b2 h2 s64 blocks=16,32:b,1:0.5:full");
+  EXPECT_EQ(blocks.blocks->block_k, 32);
+  EXPECT_TRUE(blocks.blocks->per_batch && blocks.blocks->full_flags);
+  EXPECT_FALSE(blocks.blocks->per_head);
+}
+
+TEST(Case, ReadsFills) {
+  const auto fill = [](const std::string& text) { return parse_case("s4 q=" + text).q; };
+  EXPECT_EQ(fill("randn*3"), (Fill{Fill::Kind::randn, 3.0, 0.0}));
+  EXPECT_EQ(fill("randn*0.2+0.4"), (Fill{Fill::Kind::randn, 0.2, 0.4}));
+  EXPECT_EQ(fill("sign*4.9956e8-1"), (Fill{Fill::Kind::sign, 4.9956e8, -1.0}));
+  EXPECT_EQ(fill("iota+1"), (Fill{Fill::Kind::iota, 1.0, 1.0}));
+  EXPECT_EQ(fill("-64"), (Fill{Fill::Kind::zeros, 0.0, -64.0}));
+  EXPECT_EQ(fill("zeros"), (Fill{Fill::Kind::zeros, 0.0, 0.0}));
+  EXPECT_EQ(fill("eye").kind, Fill::Kind::eye);
+}
+
+TEST(Case, ErrorsNameTheWordAndWhatIsAccepted) {
+  expect_error("s4 colour=red", "'colour=red': expected one of alibi=, beyond=");
+  expect_error("s4 purple", "'purple'");
+  expect_error("s4 purple", "bf16");
+  expect_error("s4 window=3", "'window=3': expected window=LEFT,RIGHT");
+  expect_error("s4 layout=diagonal", "bhsd, bshd");
+  expect_error("s4 q=randnn", "expected a fill");
+  expect_error("s4 softcap=ten", "a number instead of 'ten'");
+  expect_error("bX s4", "'bX'");
+  expect_error("b2.5 s4", "an integer instead of '2.5'");
+  expect_error("s4 mask=b,q", "axes b,h,q,k");
+  expect_error("s4 mask=1,1,q,k:everywhere", "expected a region");
+  expect_error("s4 mask=1,1,q,k:rows9-3", "0 <= A <= B");
+  expect_error("s4 poke=q:1:2", "poke=TENSOR");
+  expect_error("s4 pass=up", "fwd, bwd or fwd,bwd");
+  expect_error("s4 bias=1,1,q,k:colour", "expected a fill");
+  expect_error("b2 d4", "query length is missing");
+  expect_error("b2 s4 lengths=1", "one length for each of the 2");
+  expect_error("packed=3,4 s4", "packed=");
+  expect_error("packed=3,4/1", "packed=Q,Q");
+  expect_error("b1 s4 paged=4", "lengths=");
+  expect_error("s99999999999999999999", "an integer instead of");
+  expect_error("s9223372036854775807", "an integer within 2^56 of 0");
+}
+
+TEST(Case, FormatsWhatItReads) {
+  EXPECT_EQ(format_case(parse_case("  h2 s16  # words\n")), "b1 h2 s16 d64 f32");
+  EXPECT_EQ(format_case(parse_case("q=2 k=2 v=2 s3")), "b1 h1 s3 d64 f32 fill=2");
+  EXPECT_EQ(format_case(parse_case("s3 window=none,-4 do=expanded:ones")),
+            "b1 h1 s3 d64 f32 window=none,-4 do=expanded:ones");
+}
+
+TEST(Case, EveryLineOfEveryFileSurvivesTheRoundTrip) {
+  int lines = 0;
+  for (const char* file : {"smoke", "conformance", "edge", "seeds", "large"}) {
+    for (Case c : read_case_file(cases_dir(TILEWISE_CASES_DIR) + "/" + file + ".txt")) {
+      Case again = parse_case(format_case(c));
+      c.line = 0;
+      EXPECT_EQ(format_case(again), format_case(c)) << file;
+      const bool has_nan = format_case(c).find("nan") != std::string::npos;  // unlike itself
+      EXPECT_TRUE(has_nan || again == c) << file << ": " << format_case(c);
+      ++lines;
+    }
+  }
+  EXPECT_GT(lines, 500);
+}
+
+TEST(Case, AReportsMaskFieldHoldsWhatChangesTheWork) {
+  EXPECT_EQ(mask_field(parse_case("b2 h4 s4 d8 bf16 deterministic layout=bshd fill=zeros")),
+            "none");
+  const char* words[] = {"causal window=3,0 mask=1,1,q,k", "causal_top_left blocks=2,2:1,1:1",
+                         "scale=1e+20 softcap=20 alibi bias=1,h,q,k sink dropout=0.25 dlse"};
+  for (const std::string text : words) {
+    const Case c = parse_case("s4 " + text);
+    EXPECT_EQ(words_of_mask_field(mask_field(c)), text);
+    EXPECT_EQ(parse_case("s4 " + words_of_mask_field(mask_field(c))), c);
+  }
+  EXPECT_EQ(mask_field(parse_case("packed=3,5 h2 d8 f32 causal")), "packed=3,5+causal");
+}
+
+TEST(CaseFile, ErrorsNameFileAndLine) {
+  const std::string path =
+      testing::TempDir() + "tilewise_cases_" + std::to_string(std::rand()) + ".txt";
+  std::ofstream(path) << "# a comment\n\ns4 # fine\ns4 nonsense=1\n";
+  try {
+    read_case_file(path);
+    FAIL() << "no error";
+  } catch (const InvalidArgument& error) {
+    EXPECT_NE(std::string(error.what()).find(path + ":4: case: word 'nonsense=1'"),
+              std::string::npos)
+        << error.what();
+  }
+  std::ofstream(path) << "\ns4\n\n  s5\r\n";
+  const std::vector<Case> cases = read_case_file(path);
+  ASSERT_EQ(cases.size(), 2U);
+  EXPECT_EQ(cases[1].line, 4);
+  EXPECT_EQ(cases[1].seq_q, 5);
+  std::filesystem::remove(path);
+  EXPECT_THROW(read_case_file(path), InvalidArgument);
+}
+
+TEST(RandomCase, ReadsBackAndDependsOnSeedAndIndexOnly) {
+  std::set<std::string> lines;
+  for (std::int64_t index = 0; index < 300; ++index) {
+    const Case c = random_case(5, index);
+    const std::string line = format_case(c);
+    EXPECT_EQ(parse_case(line), c) << line;
+    EXPECT_EQ(format_case(random_case(5, index)), line);
+    lines.insert(line);
+  }
+  EXPECT_GT(lines.size(), 295U);
+  EXPECT_NE(format_case(random_case(6, 0)), format_case(random_case(5, 0)));
+}
+
+TEST(RandomCase, DrawsHeadDimsTo256AndUnequalOnes) {
+  for (std::int64_t group = 0; group < 8; ++group) {
+    std::set<std::tuple<DType, std::int64_t, std::int64_t>> types;
+    int wide = 0;
+    for (std::int64_t index = 512 * group; index < 512 * (group + 1); ++index) {
+      const Case c = random_case(1, index);
+      types.insert({c.dtype, c.head_dim, c.head_dim_v});
+      if (c.head_dim > 128) ++wide;
+      EXPECT_LE(std::max(c.head_dim, c.head_dim_v), 256);
+      EXPECT_LE(c.batch * c.heads_q * c.seq_q * c.seq_k * (c.head_dim + c.head_dim_v),
+                300 * 300 * 512);
+    }
+    EXPECT_LE(types.size(), 3U) << "kernels to compile";
+    EXPECT_GT(wide, 512 / 5) << group;
+  }
+  int unequal = 0;
+  for (std::int64_t index = 0; index < 512 * 100; index += 64) {
+    const Case c = random_case(1, index);
+    if (c.head_dim != c.head_dim_v) ++unequal;
+  }
+  EXPECT_GT(unequal, 100);
+  EXPECT_LT(unequal, 300);
+}
+
+}  // namespace
+}  // namespace tilewise
