@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import _torch as ours
 from ._spec import FIELDS, Spec
+from ._torch_onlookers import in_memory
 
 # What torch's function has no word for, and the values with which it need not.
 _BEYOND_TORCH = {
@@ -27,7 +28,7 @@ _BEYOND_TORCH = {
 def refusal(q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> str:
     """Why no kernel of ours runs the problem, its backward included when it will be asked for."""
     wanted = [t for t in (q, k, v, *spec) if isinstance(t, Tensor)]
-    if torch.compiler.is_compiling() or not ours.in_memory(*wanted):
+    if torch.compiler.is_compiling() or not in_memory(*wanted):
         return ""
     try:
         ours.plan(q, k, v, spec, backward=False)

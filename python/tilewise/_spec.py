@@ -39,10 +39,15 @@ PLAIN_FIELDS = (
     "kernel",
 )
 FIELDS = TENSOR_FIELDS + PLAIN_FIELDS
+MASK = FIELDS.index("mask")
 BIAS = FIELDS.index("bias")
 ALIBI_SLOPES = FIELDS.index("alibi_slopes")
 SINKS = FIELDS.index("sinks")
 CU_SEQLENS_Q = FIELDS.index("cu_seqlens_q")
+CU_SEQLENS_K = FIELDS.index("cu_seqlens_k")
+BLOCK_TABLE = FIELDS.index("block_table")
+MAX_SEQLEN_Q = FIELDS.index("max_seqlen_q")
+MAX_SEQLEN_K = FIELDS.index("max_seqlen_k")
 SEED = FIELDS.index("seed")
 LAYOUT = FIELDS.index("layout")
 
