@@ -106,7 +106,15 @@ def _empty_statistics(q: Tensor, spec: Spec) -> Tensor:
 
 
 def _empty_outputs(q: Tensor, k: Tensor, v: Tensor, *spec: Any) -> tuple[Tensor, Tensor]:
-    return _empty_like(q, v.shape[-1]), _empty_statistics(q, spec)
+    if q.is_nested:
+        raise NotImplementedError(
+            "q is a nested tensor: tilewise takes its values() packed, with cu_seqlens_q and "
+            "cu_seqlens_k its offsets()"
+        )
+    lse = _empty_statistics(q, spec)
+    if v.dim() == 0:
+        raise ValueError("v has 0 axes: expected (B, S, H, D), or (total, H, D) packed")
+    return _empty_like(q, v.shape[-1]), lse
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *spec: Any) -> tuple[Tensor, Tensor]:
