@@ -37,7 +37,7 @@ def _heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> tuple[Tensor, T
 
 def _broadcast(shapes: list[torch.Size], what: str, q: Tensor, k: Tensor, v: Tensor) -> torch.Size:
     try:
-        return torch.broadcast_shapes(*shapes)
+        return torch.Size(torch.broadcast_shapes(*shapes))
     except RuntimeError:
         hint = ": say enable_gqa=True for that" if what == "heads" else ""
         raise ValueError(
