@@ -139,6 +139,7 @@ std::optional<Compared> compare(const Value& row, bool with_backward, Hardware m
   out.threads = machine.arch == 0 ? row.value("threads", 0) : 0;
   out.measured_ms = row.at("ms_median").get<double>();
   out.predicted_ms = planned.front().plan->predicted_ms;
+  out.bound_ms = planned.front().bounds.least_ms();
   PlannedCase tensors(*problem, machine.device);
   const Problem judged = problem_of(tensors, kernel->pass);
   out.model_ms = kernel->cost(*kernel, judged, machine).ms;
@@ -235,6 +236,7 @@ Table compared_table(const std::vector<Compared>& rows) {
                {"measured_ms"},
                {"predicted_ms"},
                {"error_percent", 1},
+               {"bound_ms"},
                {"model_ms"},
                {"live_MiB", 2},
                {"planned_live_MiB", 2},
@@ -242,8 +244,8 @@ Table compared_table(const std::vector<Compared>& rows) {
                {"planned_peak_MiB", 2}});
   for (const Compared& row : rows) {
     table.add({row.problem, row.pass, row.implementation, row.kernel, row.chosen, row.threads,
-               row.measured_ms, row.predicted_ms, 100.0 * row.error(), row.model_ms, row.live_mib,
-               row.planned_live_mib, row.peak_mib, row.planned_peak_mib});
+               row.measured_ms, row.predicted_ms, 100.0 * row.error(), row.bound_ms, row.model_ms,
+               row.live_mib, row.planned_live_mib, row.peak_mib, row.planned_peak_mib});
   }
   return table;
 }

@@ -160,7 +160,7 @@ def look(page: Path, folder: Path) -> list[str]:
             draw_everything(driver)
             problems += problems_of(driver, view)
             driver.execute_script(
-                "document.getElementById('claims').scrollIntoView({behavior: 'instant'})"
+                "document.getElementById('claims')?.scrollIntoView({behavior: 'instant'})"
             )
             driver.save_screenshot(str(folder / f"{view.name}-claims.png"))
             driver.execute_script(

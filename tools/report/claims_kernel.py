@@ -364,8 +364,8 @@ def filled_cells(e: Evidence) -> Claim:
     return Claim(
         "004",
         "No number at 32768 and 65536",
-        f"{empty} cells of the six tables, all of dim 16, are nan: forward with backward at 32768, "
-        f"everything at 65536.",
+        f"{empty} cells of the six tables are nan: forward with backward at 32768, everything at "
+        f"65536. All are of dim 16.",
         f"Flash at 65536, dim 16, float32, forward and backward: peak {mib(peak['peak_MiB'])} on a "
         f"24 GB card: {peak['verdict']}.",
         "" if figures else missing(ASSIGNMENT),

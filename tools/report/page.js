@@ -25,7 +25,8 @@ function axis(title, log, colors, values) {
     for (let v = Math.ceil((0.9 * least) / step); v * step <= 1.1 * most; ++v) {
       if (v > 0) ticks.push(v * step);
     }
-    return { ...out, tickvals: ticks, ticktext: ticks.map((v) => String(Number(v.toPrecision(3)))) };
+    const range = [0.9 * least, 1.1 * most].map(Math.log10);
+    return { ...out, range, tickvals: ticks, ticktext: ticks.map((v) => String(Number(v.toPrecision(3)))) };
   }
   const low = Math.floor(Math.log10(least));
   const high = Math.ceil(Math.log10(most));
