@@ -404,6 +404,21 @@ class Plan(CliTest):
                 self.assertLess(abs(error), 0.01, row)
         self.fails(BAD_INPUT, "plan", "--against", self.folder / "missing.json")
 
+    def test_live_memory_has_one_meaning(self) -> None:
+        """Without workspace: a file made beside peers that does not say so has no live memory to
+        compare, one that does is compared as it stands."""
+        path = self.folder / "peers.json"
+        self.ok("bench", "--seq", "64", "--dim", "16", *ONCE, "-o", path)
+        document = json.loads(path.read_text())
+        for said, shown in ((None, False), ("without workspace", True)):
+            document["environment"] |= {"torch": "2.11.0", "live_mib": said}
+            path.write_text(json.dumps(document))
+            rows = json.loads(self.ok("plan", "--against", path, *NAMED, "--format", "json"))
+            for row in rows:
+                self.assertEqual(row["live_MiB"] is not None, shown, row)
+                if shown:
+                    self.assertEqual(row["live_MiB"], row["planned_live_MiB"], row)
+
     def test_nothing_to_compare(self) -> None:
         """A machine that nobody described, a file without a kernel of ours: exit code 5."""
         row = {"kernel": "flash_fwd", "ms_median": 1.0, "status": "ok", "pass": "fwd"}

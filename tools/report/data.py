@@ -72,6 +72,15 @@ def limit_of(row: Row, environment: dict[str, Any]) -> str:
     return found.group(1) if found else ""
 
 
+def one_meaning(row: Row, environment: dict[str, Any]) -> Row:
+    """`live_mib` is without workspace. Beside peers our rows' was with it, before the environment
+    said otherwise: those have none."""
+    told = "torch" not in environment or environment.get("live_mib") == "without workspace"
+    if not told and row["implementation"] in OURS and row.get("protocol") != "seed":
+        row["live_with_workspace_mib"], row["live_mib"] = row.get("live_mib"), None
+    return row
+
+
 def key_of(row: Row) -> Row:
     """Shape fields with the defaults of the schema filled in."""
     row.setdefault("kv_heads", row["heads"])
@@ -105,6 +114,7 @@ def load(paths: list[Path]) -> list[Result]:
         for row in rows:
             row["limit"] = limit_of(row, environment)
             row["file"] = name
+            one_meaning(row, environment)
         results.append(Result(name, path, environment, list(map(key_of, rows))))
     return results
 
