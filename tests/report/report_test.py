@@ -215,6 +215,18 @@ class Verdicts(unittest.TestCase):
         for caption in tables:
             self.assertIn("batch 2, 4 heads, dim 64, full", caption)
 
+    def test_forcing_flash_is_judged_by_what_was_forced(self) -> None:
+        """Open until a file forces PyTorch's flash kernel in float32; refused there, it fails."""
+        title = "SDPA changes kernels"
+        self.assertEqual(self.verdict(self.committed(), title).verdict, OPEN)
+        for status, expected in (("unsupported", FAILS), ("ok", HOLDS)):
+            results = self.seed_rows({"fused": {1024: 1.1}})
+            for row in results[0].rows:
+                row |= {"implementation": "forced-flash", "status": status, "reason": "no float32"}
+            claim = self.verdict(results, title)
+            self.assertEqual(claim.verdict, expected)
+            self.assertIn("no float32", claim.figures[0].rows[0])
+
     def test_a_number_is_the_newest_runs(self) -> None:
         """Not the least of all files, so that a sentence can name the file."""
         row = {

@@ -174,12 +174,12 @@ def forced_flash(e: Evidence) -> Claim:
     rows = [
         row
         for machine in e.measured.machines
-        for row in e.measured.rows(machine, implementation="fa2", dtype="float32")
+        for row in e.measured.rows(machine, implementation="forced-flash", dtype="float32")
     ]
     done = [row for row in rows if row["status"] == "ok"]
     verdict, sentence = OPEN, "PyTorch's flash kernel was not forced in float32 in these files."
     if rows:
-        verdict = PARTLY if done else FAILS
+        verdict = HOLDS if len(done) == len(rows) else PARTLY if done else FAILS
         sentence = (
             f"Forced in float32, PyTorch's flash kernel ran in {len(done)} of {len(rows)} rows."
         )
@@ -197,7 +197,7 @@ def forced_flash(e: Evidence) -> Claim:
         ""
         if rows
         else missing(
-            "python -m bench.peers measure --preset seed-asam --dtype f32 --peers fa2,memeff."
+            "python -m bench.peers measure --preset seed-asam --peers forced-flash,memeff."
         ),
         verdict,
         sentence,
