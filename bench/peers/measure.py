@@ -119,7 +119,7 @@ class Bench:
             entry.refuse("failed", refused)
             return
         if cell.passes == ("fwd",):
-            entry.live_mib = (torch.cuda.memory_allocated() - base) / MIB
+            entry.live_mib = live_mib(torch.cuda.memory_allocated() - base, session)
             self._note_choice(entry, session)
             return
         del session
@@ -132,7 +132,7 @@ class Bench:
         session = entry.contender.open(cell.problem, inputs)
         session.forward_for_backward()
         torch.cuda.synchronize()
-        entry.live_mib = (torch.cuda.memory_allocated() - base) / MIB
+        entry.live_mib = live_mib(torch.cuda.memory_allocated() - base, session)
         entry.peak_mib["fwd"] = (torch.cuda.max_memory_allocated() - base) / MIB
         torch.cuda.reset_peak_memory_stats()
         try:
@@ -194,6 +194,13 @@ class Bench:
                 warm()
                 ms = self._card.sustained(launch, self._options.seconds)
             entry.samples.setdefault((protocol, which), Samples()).ms.extend(ms)
+
+
+def live_mib(held: int, session: Session) -> float:
+    """Live memory in the one meaning of the schema, that of `tilewise bench`: `held` bytes without
+    the workspace of a session of ours, which a caller may give back between the passes."""
+    workspace = getattr(session, "workspace_bytes", lambda: 0)()
+    return (held - workspace) / MIB
 
 
 def passes_of(cell: Cell, protocol: str) -> tuple[str, ...]:

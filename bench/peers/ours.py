@@ -208,6 +208,10 @@ class OursSession:
         self.forward_for_backward()
         self.backward()
 
+    def workspace_bytes(self) -> int:
+        """Held for the next launch alone; what is kept for the backward is not in it."""
+        return 0 if self._workspace is self._saved else self._workspace.numel()
+
     def outputs(self) -> dict[str, torch.Tensor]:
         named = {"dq": "dQ", "dk": "dK", "dv": "dV"}
         return {"O": self._o} | {named[k]: x for k, x in self._gradients.items()}

@@ -296,6 +296,8 @@ def torch_paths() -> dict[str, TorchPath]:
     paths = [
         TorchPath("cudnn", f"sdpa cuDNN {cudnn}", _sdpa(SDPBackend.CUDNN_ATTENTION), HALF),
         TorchPath("fa2", "sdpa flash", _flash, HALF),
+        # Seed 003 forces this kernel in float32: a contender of its own, for those who ask.
+        TorchPath("forced-flash", "sdpa flash, forced", _flash, ("float32",)),
         TorchPath("memeff", "sdpa memory-efficient", _sdpa(SDPBackend.EFFICIENT_ATTENTION), ALL),
         TorchPath("math", "sdpa math", _sdpa(SDPBackend.MATH), ALL),
         TorchPath("flex", "flex_attention", _flex, ALL),
