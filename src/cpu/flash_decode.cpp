@@ -99,8 +99,8 @@ class Decode {
     const Sequence sequence = p_.sequence(b);
     const std::int64_t h = pair % p_.heads_k * p_.group();
     const auto q_rows = static_cast<int>(sequence.q_length);
-    if (q_rows == 0) return;
     const int rows = q_rows * static_cast<int>(p_.group());
+    if (rows == 0) return;  // no queries, or no query heads: their key head could not be told
     float* o = o_ + task * g_.rows * g_.ld_v;
     float* m = m_ + task * g_.rows;
     float* l = l_ + task * g_.rows;
