@@ -119,6 +119,12 @@ class Bf16Backward final : public Backward {
     const RowSpan rows{block.sequence.q_begin + block.i0, block.rows, kTileRows};
     bf16_rows(p_.q, block.b, block.h, rows, to.q, packed_.d);
     bf16_rows(p_.d_o, block.b, block.h, rows, to.d_o, packed_.dv);
+    const ScoreTileStep::Rows known = this->known(block.b, block.h, rows.first);
+    for (int r = 0; r < block.rows; ++r) {  // 0 times NaN would be NaN
+      if (!known.sees_nothing(r)) continue;
+      std::fill_n(to.q + r * packed_.d, packed_.d, Bf16{0});
+      std::fill_n(to.d_o + r * packed_.dv, packed_.dv, Bf16{0});
+    }
     products_.transpose(kTileRows, static_cast<int>(packed_.d), to.q, packed_.d, to.q_t, kTileRows);
     products_.transpose(kTileRows, static_cast<int>(packed_.dv), to.d_o, packed_.dv, to.d_o_t,
                         kTileRows);
