@@ -21,6 +21,10 @@ namespace tilewise::cpu {
 namespace {
 
 constexpr int kMaxSplits = 16;
+/// What parts of `deterministic` problems are made for, however many threads there are: parts
+/// decide in which order dQ is summed. More threads than 2 kDecisiveThreads may find no work where
+/// a sequence has few key heads.
+constexpr int kDecisiveThreads = 16;
 
 /// Parts of each pair's keys: two tasks a thread where there are fewer pairs than threads, else as
 /// few as leave no quarter of the threads without work in the end.
@@ -45,12 +49,13 @@ BackwardGeometry::BackwardGeometry(const Problem& p, const Micro& micro, int thr
   key_blocks = ceil_div(p.seq_k, kTileKeys);
   pairs = p.batch * p.heads_k;
   workers = threads;
-  // Parts decide in which order dQ is summed. Packed: whatever the longest sequence has.
+  // Packed: whatever the longest sequence has.
   const std::int64_t decisive_pairs = p.deterministic ? p.heads_k : pairs;
   const std::int64_t most =
       takes_the_first(p) ? kMaxSplits : std::clamp<std::int64_t>(key_blocks, 1, kMaxSplits);
   // Those beyond the blocks there are would add zeros.
-  splits = static_cast<int>(std::min<std::int64_t>(parts(decisive_pairs, most, threads),
+  const int decisive_threads = p.deterministic ? kDecisiveThreads : threads;
+  splits = static_cast<int>(std::min<std::int64_t>(parts(decisive_pairs, most, decisive_threads),
                                                    std::max<std::int64_t>(key_blocks, 1)));
   dq_elems = p.query_rows() * ld_q;
 }
