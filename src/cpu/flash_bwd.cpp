@@ -310,12 +310,13 @@ void flash_backward(const KernelRow& row, const Problem& problem, const Context&
 
 Cost flash_backward_cost(const KernelRow& row, const Problem& problem, const Hardware& machine) {
   const Isa isa = *static_cast<const Isa*>(row.config);
-  const BackwardGeometry g(problem, micro(isa), machine.threads);
+  const int threads = threads_with_work(problem, machine, isa);
+  const BackwardGeometry g(problem, micro(isa), threads);
   Cost cost;
   cost.block_m = kTileRows;
   cost.block_n = kTileKeys;
   cost.splits = g.splits;
-  cost.threads = machine.threads;
+  cost.threads = threads;
   cost.memory = Backward::workspace_items(problem, micro(isa), g);
   predict_flash_time(problem, machine, isa, cost);
   return cost;

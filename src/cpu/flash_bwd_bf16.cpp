@@ -287,12 +287,13 @@ void flash_backward_bf16(const KernelRow& row, const Problem& problem, const Con
 Cost flash_backward_bf16_cost(const KernelRow& row, const Problem& problem,
                               const Hardware& machine) {
   const Isa isa = *static_cast<const Isa*>(row.config);
-  const BackwardGeometry g(problem, micro(isa), machine.threads);
+  const int threads = threads_with_work(problem, machine, isa);
+  const BackwardGeometry g(problem, micro(isa), threads);
   Cost cost;
   cost.block_m = kTileRows;
   cost.block_n = kTileKeys;
   cost.splits = g.splits;
-  cost.threads = machine.threads;
+  cost.threads = threads;
   cost.memory = Backward::workspace_items(problem, micro(isa), g);
   for (MemoryItem& item : packed_items(problem, g)) cost.memory.push_back(std::move(item));
   predict_flash_time(problem, machine, isa, cost);

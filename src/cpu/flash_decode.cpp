@@ -251,12 +251,13 @@ void flash_decode(const KernelRow& row, const Problem& problem, const Context& c
 
 Cost flash_decode_cost(const KernelRow& row, const Problem& problem, const Hardware& machine) {
   const Isa isa = *static_cast<const Isa*>(row.config);
-  const Geometry g(problem, micro(isa), machine.threads);
+  const int threads = threads_with_work(problem, machine, isa, CpuForm::decode);
+  const Geometry g(problem, micro(isa), threads);
   Cost cost;
   cost.block_m = static_cast<int>(g.rows);
   cost.block_n = static_cast<int>(g.block_keys);
   cost.splits = static_cast<int>(g.splits);
-  cost.threads = machine.threads;
+  cost.threads = threads;
   cost.memory = workspace_items(g);
   predict_flash_time(problem, machine, isa, cost, CpuForm::decode);
   return cost;

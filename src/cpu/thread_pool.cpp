@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "cpu/cgroup.h"
 #include "tilewise/error.h"
 #include "tilewise/runtime.h"
 
@@ -262,7 +263,9 @@ int default_threads() {
       return std::min(threads, kMaxThreads);
     }
   }
-  return std::min(affinity_count(), kMaxThreads);
+  const int quota = cpu::quota_cpus();
+  const int cpus = quota > 0 ? std::min(affinity_count(), quota) : affinity_count();
+  return std::min(cpus, kMaxThreads);
 }
 
 /// Keeps the code of this library mapped after a dlclose: the default pool's threads run it until

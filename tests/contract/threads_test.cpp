@@ -67,6 +67,29 @@ std::string gradients_planned_for(int threads, const Trial& s, const Row& row) {
   return dq.bits() + dk.bits() + dv.bits();
 }
 
+/// Threads that a forward of Q, K and V of one size is planned for on a machine of 64.
+int threads_planned(DType dtype, std::int64_t seq, const Row& row) {
+  const Trial s = trial(dtype, 1, 8, 8, seq, seq, 32, 32);
+  const Sizes sizes{1, 8, seq, 32};
+  Owned q(dtype, sizes), k(dtype, sizes), v(dtype, sizes), o(dtype, sizes);
+  Hardware machine = hardware();
+  const double share = 64.0 / machine.threads;
+  machine.threads = 64;
+  machine.float32_tflops *= share;
+  machine.bandwidth_gbps *= share;
+  const ForwardTensors t{q.tensor(), k.tensor(), v.tensor(), o.tensor(), {}, {}};
+  return plan(t, s.spec, {.kernel = row.kernel}, &machine).threads;
+}
+
+TEST_P(TypedForward, ASmallCallWakesNoMoreThreadsThanItHasWorkFor) {
+  if (GetParam().implementation != "flash") GTEST_SKIP() << "not tiled";
+  if (GetParam().kernel == "flash_fwd_scalar") GTEST_SKIP() << "no call is small to it";
+  for (const DType dtype : types_) {
+    EXPECT_LE(threads_planned(dtype, 32, GetParam()), 2);
+    EXPECT_EQ(threads_planned(dtype, 4096, GetParam()), 64);
+  }
+}
+
 TEST_P(TypedBackward, APlanForOtherThreadsChangesNothing) {
   if (GetParam().implementation != "flash") GTEST_SKIP() << "bits of the BLAS library";
   for (const DType dtype : types_) {
