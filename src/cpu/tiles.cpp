@@ -199,7 +199,7 @@ CpuWork flash_work(const Problem& p, const Hardware& machine, Isa isa) {
 }  // namespace
 
 int threads_with_work(const Problem& p, const Hardware& machine, Isa isa, CpuForm form) {
-  constexpr double kWorthWakingMs = 0.02;
+  constexpr double kWorthWakingMs = 0.05;
   CpuTerms terms = cpu_terms(form, p.pass);
   terms.fixed_us = 0.0;
   const double ms = cpu_time_ms(terms, flash_work(p, machine, isa), machine) * machine.threads;
