@@ -7,7 +7,7 @@
 #include "cli/args.h"
 #include "cli/published.h"
 #include "cli/table.h"
-#include "plan/kernel_row.h"
+#include "plan/accounting.h"
 
 namespace tilewise::cli {
 namespace {

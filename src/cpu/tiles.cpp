@@ -191,7 +191,7 @@ void predict_flash_time(const Problem& p, const Hardware& machine, Isa isa, Cost
   work.rates = isa_rates(isa_name(isa), p.pass);
   // CPUs with AMX run vdpbf16ps at half the rate of a float32 multiply-add.
   if (isa == Isa::avx512bf16 && isa_from_name(machine.isa) == Isa::amx) work.rates = {0.5, 0.5};
-  for (const MemoryItem& item : problem_memory(p)) work.bytes += static_cast<double>(item.bytes);
+  work.bytes = problem_bytes(p);
   cost.bytes_moved = work.bytes;
   cost.ms = cpu_time_ms(cpu_terms(form, p.pass), work, machine);
 }

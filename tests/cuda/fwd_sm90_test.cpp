@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/ask_row.h"
 #include "cuda/kernels/fwd_sm90_fill.h"
 #include "cuda/kernels/fwd_sm90_tiles.h"
 #include "cuda/kernels/fwd_sm90_unit.h"
@@ -126,7 +127,7 @@ Hardware h100() {
 }
 
 std::string refusal(const Problem& p, const Hardware& machine) {
-  return kFlashForwardSm90.supports(kFlashForwardSm90, p, machine);
+  return refusal_by(kFlashForwardSm90, p, machine);
 }
 
 TEST(ForwardSm90, MasksThatHideNothingAreNone) {

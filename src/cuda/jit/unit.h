@@ -7,7 +7,7 @@
 ///                               parameter); includes only other *_args.h; read by the host and by
 ///                               NVRTC
 ///   cuda/kernels/<stem>.cuh     namespace tilewise::<stem>: template <Config kConfig> void
-///   kernel(const Args&) cuda/kernels/<stem>.hpp/.cpp  host: configs, supports, cost, run
+///   kernel(const Args&) cuda/kernels/<stem>.hpp/.cpp  host: configs, prepare, run
 /// and the unit that NVRTC compiles is generated from a KernelUnit:
 ///   #include "cuda/kernels/<stem>.cuh"
 ///   using namespace tilewise::<stem>;
