@@ -126,7 +126,9 @@ class Check {
     return make_problem(material_->host_backward(), material_->host_spec(), Purpose::run);
   }
 
-  std::string refusal() { return row_.supports(row_, device_problem(), hardware(options_.device)); }
+  std::string refusal() {
+    return refusal_of(row_.prepare(row_, device_problem(), hardware(options_.device)));
+  }
 
   /// True when the arguments are wrong by themselves, not by values that lie on the device.
   bool invalid_on_device() {

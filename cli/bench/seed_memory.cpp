@@ -7,7 +7,7 @@
 #include "cli/bench/published.h"
 #include "cli/shell/args.h"
 #include "cli/shell/table.h"
-#include "plan/kernel_row.h"
+#include "plan/accounting.h"
 
 namespace tilewise::cli {
 namespace {

@@ -148,7 +148,8 @@ std::optional<Compared> compare(const Value& row, bool with_backward, Hardware m
   out.bound_ms = planned.front().bounds.least_ms();
   PlannedCase tensors(*problem, machine.device);
   const Problem judged = problem_of(tensors, kernel->pass);
-  out.model_ms = kernel->cost(*kernel, judged, machine).ms;
+  const Preparation prepared = kernel->prepare(*kernel, judged, machine);
+  out.model_ms = std::get<Prepared>(prepared).cost.ms;  // planned above: not refused
   out.backward = kernel->pass == Pass::backward;
   out.masked = judged.has_positional_mask();
   out.arithmetic = arithmetic(judged);

@@ -56,8 +56,9 @@ TILEWISE_API Plan plan(const BackwardTensors& tensors, const AttentionSpec& spec
                        const Choice& choice = {}, const Hardware* machine = nullptr);
 
 /// O = softmax(...) V and its log-sum-exp. FlashAttention-2, Dao 2023, Algorithm 1, for the flash
-/// kernels. Returns the plan that ran. Asynchronous on CUDA: the stream is never synchronised.
-/// Throws InvalidArgument, Unsupported, OutOfMemory, DeviceError, CompileError.
+/// kernels. Returns the plan that ran; calls of one shape plan once. Asynchronous on CUDA: the
+/// stream is never synchronised. Throws InvalidArgument, Unsupported, OutOfMemory, DeviceError,
+/// CompileError.
 TILEWISE_API Plan forward(const ForwardTensors& tensors, const AttentionSpec& spec = {},
                           const Launch& launch = {}, const Choice& choice = {});
 
@@ -67,7 +68,8 @@ TILEWISE_API Plan backward(const BackwardTensors& tensors, const AttentionSpec& 
                            const Launch& launch = {}, const Choice& choice = {});
 
 /// Runs a plan made earlier for tensors of the same sizes, types and strides and the same spec
-/// (data may differ).
+/// (data may differ). With others its kernel decides anew: InvalidArgument where it refuses them or
+/// needs more workspace than the plan has, or where the plan's numbers were changed.
 TILEWISE_API void run(const Plan& plan, const ForwardTensors& tensors,
                       const AttentionSpec& spec = {}, const Launch& launch = {});
 TILEWISE_API void run(const Plan& plan, const BackwardTensors& tensors,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -76,6 +77,9 @@ struct Choice {
   std::string kernel;          ///< a row's name (see kernels()), or one a pass: FORWARD+BACKWARD
 };
 
+/// The library's own.
+struct Decision;
+
 struct Plan {
   Pass pass = Pass::forward;
   std::string kernel;
@@ -97,6 +101,10 @@ struct Plan {
   std::string reason;              ///< why this kernel
   std::vector<MemoryItem> memory;  ///< every tensor of the pass, workspace included
   std::vector<Refusal> refusals;   ///< every other kernel of the device and pass, with the reason
+
+  /// What the kernel decided for the problem beside these numbers; opaque, shared by copies. A plan
+  /// without it, or whose numbers were changed, runs only if its kernel decides the same.
+  std::shared_ptr<const Decision> decision;
 
   /// Bytes that are alive between forward and backward: inputs, outputs and what is saved.
   TILEWISE_API std::int64_t live_bytes() const;

@@ -9,7 +9,8 @@
 #include <optional>
 #include <tuple>
 
-#include "plan_cache.h"
+#include "api/execute.h"
+#include "api/plan_cache.h"
 #include "spec.h"
 #include "tilewise/attention.h"
 
@@ -18,9 +19,9 @@ namespace nb = nanobind;
 namespace tilewise::python {
 namespace {
 
-/// Runs a pass: the plan from the cache when it may be, workspace and stream from where q lives.
+/// Runs a pass with workspace and stream from where q lives.
 template <class Tensors>
-void execute(const Call& call, const Tensors& tensors, nb::handle q) {
+void run_pass(const Call& call, const Tensors& tensors, nb::handle q) {
   const ExchangeApi* api = exchange_api(q);
   std::optional<ExchangeAllocator> allocator;
   Launch launch;
@@ -28,16 +29,8 @@ void execute(const Call& call, const Tensors& tensors, nb::handle q) {
     launch.stream = current_stream(*api, tensors.q.device);
     launch.allocator = &allocator.emplace(*api);
   }
-  const std::shared_ptr<const Plan> plan =
-      call.reads_lengths() ? nullptr : cached_plan(call, tensors);
   const nb::gil_scoped_release unlocked;
-  if (plan != nullptr) {
-    run(*plan, tensors, call.spec, launch);
-  } else if constexpr (std::is_same_v<Tensors, ForwardTensors>) {
-    tilewise::forward(tensors, call.spec, launch, call.choice);
-  } else {
-    tilewise::backward(tensors, call.spec, launch, call.choice);
-  }
+  tilewise::execute(tensors, call.spec, launch, call.choice);
 }
 
 /// inputs: q, k, v. outputs: o, lse.
@@ -67,12 +60,12 @@ BackwardTensors backward_tensors(Call& call, const nb::tuple& inputs, const nb::
 
 void forward_call(const nb::tuple& inputs, const nb::tuple& outputs, const nb::tuple& spec) {
   Call call(spec);
-  execute(call, forward_tensors(call, inputs, outputs), inputs[0]);
+  run_pass(call, forward_tensors(call, inputs, outputs), inputs[0]);
 }
 
 void backward_call(const nb::tuple& inputs, const nb::tuple& outputs, const nb::tuple& spec) {
   Call call(spec);
-  execute(call, backward_tensors(call, inputs, outputs), inputs[0]);
+  run_pass(call, backward_tensors(call, inputs, outputs), inputs[0]);
 }
 
 Plan plan_call(const nb::tuple& inputs, const nb::tuple& outputs, const nb::tuple& spec) {
@@ -176,5 +169,5 @@ NB_MODULE(_native, m) {
           const auto type = cuda ? tilewise::DeviceType::cuda : tilewise::DeviceType::cpu;
           return new_array(sizes, dtype_named(dtype), {type, index});
         });
-  m.def("plan_cache_size", &plan_cache_size);
+  m.def("plan_cache_size", &tilewise::plan_cache_size);
 }

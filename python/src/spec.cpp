@@ -3,9 +3,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
-#include <cstdlib>
 #include <optional>
-#include <type_traits>
 #include <utility>
 
 namespace tilewise::python {
@@ -67,17 +65,6 @@ void take_seed(Dropout& dropout, const Tensor& seed) {
   dropout.offset = static_cast<std::uint64_t>(words[seed.strides[0]]);
 }
 
-template <class T>
-void append(std::string& key, const T& value) {
-  static_assert(std::is_trivially_copyable_v<T>);
-  key.append(reinterpret_cast<const char*>(&value), sizeof value);
-}
-
-void append_optional(std::string& key, const std::optional<std::int64_t>& value) {
-  append(key, value.has_value());
-  append(key, value.value_or(0));
-}
-
 }  // namespace
 
 Call::Call(const nb::tuple& fields) {
@@ -125,50 +112,6 @@ Tensor Call::values(nb::handle object, const char* name) {
     std::swap(t.strides[1], t.strides[2]);
   }
   return t;
-}
-
-bool Call::reads_lengths() const {
-  for (const Tensor* t :
-       {&spec.key_lengths, &spec.cu_seqlens_q, &spec.cu_seqlens_k, &spec.block_list.row_offsets}) {
-    if (t->defined() && t->device.type == DeviceType::cpu) return true;
-  }
-  return false;
-}
-
-void Call::append_key(std::string& key) const {
-  for (const Tensor* t :
-       {&spec.mask, &spec.bias, &spec.alibi_slopes, &spec.sinks, &spec.key_lengths,
-        &spec.cu_seqlens_q, &spec.cu_seqlens_k, &spec.block_table, &spec.block_list.row_offsets,
-        &spec.block_list.block_index, &spec.block_list.block_full}) {
-    python::append_key(key, *t);
-  }
-  append(key, spec.scale.has_value());
-  append(key, spec.scale.value_or(0.0));
-  append(key, spec.causal);
-  append_optional(key, spec.window.left);
-  append_optional(key, spec.window.right);
-  append(key, spec.softcap);
-  append(key, spec.dropout.p);
-  append(key, spec.max_seqlen_q);
-  append(key, spec.max_seqlen_k);
-  append(key, spec.block_list.block_q);
-  append(key, spec.block_list.block_k);
-  append(key, spec.deterministic);
-  append(key, spec.precision);
-  const char* forced = std::getenv("TILEWISE_FORCE_KERNEL");
-  key += choice.implementation + '\n' + choice.kernel + '\n' + (forced != nullptr ? forced : "");
-}
-
-void append_key(std::string& key, const Tensor& t) {
-  append(key, t.rank);
-  if (!t.defined()) return;
-  append(key, t.dtype);
-  append(key, t.device.type);
-  append(key, t.device.index);
-  append(key, reinterpret_cast<std::uintptr_t>(t.data) % 16);
-  const auto rank = static_cast<std::size_t>(t.rank);
-  key.append(reinterpret_cast<const char*>(t.sizes.data()), rank * sizeof(std::int64_t));
-  key.append(reinterpret_cast<const char*>(t.strides.data()), rank * sizeof(std::int64_t));
 }
 
 }  // namespace tilewise::python

@@ -23,14 +23,6 @@ struct Call {
   Tensor values(nb::handle object, const char* name);
   /// LSE or its gradient: (B, H, S), packed (H, S).
   Tensor statistics(nb::handle object, const char* name) { return arrays.take(object, name); }
-
-  /// True when a plan depends on numbers in host memory: it must be made anew for each call.
-  bool reads_lengths() const;
-  /// Everything but tensors that a plan depends on, as bytes.
-  void append_key(std::string& key) const;
 };
-
-/// A tensor's part of a plan's key: type, place, sizes, strides, alignment.
-void append_key(std::string& key, const Tensor& tensor);
 
 }  // namespace tilewise::python

@@ -1,9 +1,14 @@
 /// The public verbs: arguments become a Problem, the Problem a Plan, the Plan runs.
 #include "tilewise/attention.h"
 
+#include <tuple>
+
+#include "api/execute.h"
 #include "api/machine.h"
+#include "api/plan_cache.h"
 #include "build_info.h"
 #include "plan/choose.h"
+#include "plan/problem_key.h"
 
 namespace tilewise {
 namespace {
@@ -41,17 +46,21 @@ class Workspace {
   std::int64_t owned_bytes_ = 0;
 };
 
-void launch_plan(const Plan& plan, const Problem& problem, const Launch& launch) {
+/// `made`: what the row's prepare() remembered for this problem.
+void launch_row(const KernelRow& row, const Plan& plan, const void* made, const Problem& problem,
+                const Launch& launch) {
   if (problem.saved.data != nullptr && problem.saved.bytes < plan.saved_bytes) {
     throw InvalidArgument("saved.bytes is " + std::to_string(problem.saved.bytes) + ": " +
                           plan.kernel + " needs at least " + std::to_string(plan.saved_bytes));
   }
-  const KernelRow& row = find_row(kernel_table(), plan.kernel, plan.pass);
   const Workspace workspace(plan, launch);
   Executor& executor = launch.executor != nullptr ? *launch.executor : default_executor();
-  row.run(
-      row, problem,
-      {.plan = plan, .workspace = workspace.data(), .stream = launch.stream, .executor = executor});
+  row.run(row, problem,
+          {.plan = plan,
+           .decision = made,
+           .workspace = workspace.data(),
+           .stream = launch.stream,
+           .executor = executor});
 }
 
 Plan plan_problem(const Problem& problem, const Choice& choice, const Hardware* machine) {
@@ -61,17 +70,61 @@ Plan plan_problem(const Problem& problem, const Choice& choice, const Hardware* 
 }
 
 template <class Tensors>
-Plan execute(const Tensors& tensors, const AttentionSpec& spec, const Launch& launch,
-             const Choice& choice) {
+std::shared_ptr<const Plan> plan_and_run(const Tensors& tensors, const AttentionSpec& spec,
+                                         const Launch& launch, const Choice& choice) {
   const Problem problem = make_problem(tensors, spec, Purpose::run);
-  Plan plan = plan_problem(problem, choice, nullptr);
-  launch_plan(plan, problem, launch);
+  std::shared_ptr<const Plan> plan = kept_plan(problem, choice);
+  const Decision& decision = *plan->decision;
+  launch_row(*decision.row, *plan, decision.made.get(), problem, launch);
   return plan;
 }
 
+/// The numbers of a plan that its kernel runs by.
+auto numbers(const auto& of) {
+  return std::tie(of.block_m, of.block_n, of.splits, of.threads, of.workspace_bytes,
+                  of.saved_bytes);
+}
+
+std::string numbers_text(const Plan& plan) {
+  return "tiles of " + std::to_string(plan.block_m) + " x " + std::to_string(plan.block_n) + ", " +
+         std::to_string(plan.splits) + " splits, " + std::to_string(plan.threads) + " threads, " +
+         std::to_string(plan.workspace_bytes) + " workspace and " +
+         std::to_string(plan.saved_bytes) + " saved bytes";
+}
+
+/// False for a plan that the caller wrote or changed.
+bool is_unchanged(const Plan& plan) {
+  const Decision* made = plan.decision.get();
+  return made != nullptr && plan.kernel == made->row->name && numbers(plan) == numbers(*made);
+}
+
+/// What the plan's kernel takes for this problem on the machine at hand.
+Plan plan_anew(const Plan& plan, const Problem& problem) {
+  try {
+    return plan_problem(problem, {.implementation = {}, .kernel = plan.kernel}, nullptr);
+  } catch (const Unsupported& error) {
+    throw InvalidArgument("plan of " + plan.kernel + " is not for these tensors: " + error.what());
+  }
+}
+
+/// A plan that was made for another problem, was changed, or was written by hand.
+void run_anew(const Plan& plan, const Problem& problem, const Launch& launch) {
+  const Plan fresh = plan_anew(plan, problem);
+  if (!is_unchanged(plan) && numbers(plan) != numbers(fresh)) {
+    throw InvalidArgument("plan of " + plan.kernel + " has " + numbers_text(plan) +
+                          ": for these tensors it takes " + numbers_text(fresh));
+  }
+  if (plan.workspace_bytes < fresh.workspace_bytes || plan.saved_bytes < fresh.saved_bytes) {
+    throw InvalidArgument("plan has " + std::to_string(plan.workspace_bytes) +
+                          " workspace bytes: this call needs " +
+                          std::to_string(fresh.workspace_bytes) + "; plan with the same tensors");
+  }
+  launch_row(*fresh.decision->row, fresh, fresh.decision->made.get(), problem, launch);
+}
+
 template <class Tensors>
-void execute(const Plan& plan, const Tensors& tensors, const AttentionSpec& spec,
-             const Launch& launch) {
+void run_plan(const Plan& plan, const Tensors& tensors, const AttentionSpec& spec,
+              const Launch& launch) {
   const Problem problem = make_problem(tensors, spec, Purpose::run);
   if (plan.pass != problem.pass || plan.device != problem.device) {
     throw InvalidArgument("plan is for the " + std::string(pass_name(plan.pass)) + " on " +
@@ -79,7 +132,10 @@ void execute(const Plan& plan, const Tensors& tensors, const AttentionSpec& spec
                           std::string(pass_name(problem.pass)) + " on " +
                           device_name(problem.device));
   }
-  launch_plan(plan, problem, launch);
+  const Decision* decision = plan.decision.get();
+  if (!is_unchanged(plan) || decision->problem != problem_key(problem))
+    return run_anew(plan, problem, launch);
+  launch_row(*decision->row, plan, decision->made.get(), problem, launch);
 }
 
 }  // namespace
@@ -94,24 +150,34 @@ Plan plan(const BackwardTensors& tensors, const AttentionSpec& spec, const Choic
   return plan_problem(make_problem(tensors, spec, Purpose::plan), choice, machine);
 }
 
+std::shared_ptr<const Plan> execute(const ForwardTensors& tensors, const AttentionSpec& spec,
+                                    const Launch& launch, const Choice& choice) {
+  return plan_and_run(tensors, spec, launch, choice);
+}
+
+std::shared_ptr<const Plan> execute(const BackwardTensors& tensors, const AttentionSpec& spec,
+                                    const Launch& launch, const Choice& choice) {
+  return plan_and_run(tensors, spec, launch, choice);
+}
+
 Plan forward(const ForwardTensors& tensors, const AttentionSpec& spec, const Launch& launch,
              const Choice& choice) {
-  return execute(tensors, spec, launch, choice);
+  return *plan_and_run(tensors, spec, launch, choice);
 }
 
 Plan backward(const BackwardTensors& tensors, const AttentionSpec& spec, const Launch& launch,
               const Choice& choice) {
-  return execute(tensors, spec, launch, choice);
+  return *plan_and_run(tensors, spec, launch, choice);
 }
 
 void run(const Plan& plan, const ForwardTensors& tensors, const AttentionSpec& spec,
          const Launch& launch) {
-  execute(plan, tensors, spec, launch);
+  run_plan(plan, tensors, spec, launch);
 }
 
 void run(const Plan& plan, const BackwardTensors& tensors, const AttentionSpec& spec,
          const Launch& launch) {
-  execute(plan, tensors, spec, launch);
+  run_plan(plan, tensors, spec, launch);
 }
 
 const char* version() { return TILEWISE_VERSION; }

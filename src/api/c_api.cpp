@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "tilewise/attention.h"
+#include "api/execute.h"
 #include "tilewise/tilewise.h"
 
 namespace {
@@ -313,7 +313,7 @@ tw_status tw_forward(const tw_forward_args* args, const tw_spec* spec, const tw_
     check_plan(plan);
     const Spec s(spec);
     const Launch l(launch);
-    give(tilewise::forward(tensors(args), s.spec, l.launch, l.choice), plan);
+    give(*tilewise::execute(tensors(args), s.spec, l.launch, l.choice), plan);
   });
 }
 
@@ -323,7 +323,7 @@ tw_status tw_backward(const tw_backward_args* args, const tw_spec* spec, const t
     check_plan(plan);
     const Spec s(spec);
     const Launch l(launch);
-    give(tilewise::backward(tensors(args), s.spec, l.launch, l.choice), plan);
+    give(*tilewise::execute(tensors(args), s.spec, l.launch, l.choice), plan);
   });
 }
 

@@ -1,6 +1,9 @@
 #include "plan/accounting.h"
 
 #include <algorithm>
+#include <array>
+#include <span>
+#include <string_view>
 
 #include "plan/kernel_row.h"
 
@@ -51,11 +54,51 @@ bool lengths_on_host(const Problem& p) {
          (!p.packed || p.cu_seqlens_k.data != nullptr);
 }
 
-std::string shape_of(const std::vector<std::int64_t>& sizes) {
+std::string shape_of(std::span<const std::int64_t> sizes) {
   std::string text = "(";
   for (std::size_t i = 0; i < sizes.size(); ++i)
     text += (i > 0 ? ", " : "") + std::to_string(sizes[i]);
   return text + ")";
+}
+
+std::int64_t count_of(std::string_view name, std::span<const std::int64_t> sizes) {
+  std::int64_t elems = 1;
+  for (const std::int64_t size : sizes) {
+    if (size > 0 && elems > Tensor::kMaxElems / size) {
+      throw OutOfMemory(std::string(name) + " " + shape_of(sizes) + " has more than 2^56 elements");
+    }
+    elems *= size;
+  }
+  return elems;
+}
+
+/// visit(part) for each tensor of the call that takes memory, in the order of the plan's list.
+template <class Visit>
+void for_tensors(const Problem& p, const Visit& visit) {
+  using Role = MemoryItem::Role;
+  const auto add = [&](const char* name, const Tensor& t, Role role) {
+    if (!t.defined()) return;
+    std::array<std::int64_t, Tensor::kMaxRank> shape = t.sizes;
+    for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+      if (t.strides[axis] == 0 && role == Role::input) shape[axis] = 1;  // it broadcasts
+    }
+    // The batch axis of packed tensors is the sequences', not memory.
+    if (p.packed && t.rank >= 3) shape[0] = 1;
+    visit(memory_part(name, role, t.dtype, {shape.data(), static_cast<std::size_t>(t.rank)}));
+  };
+  add("Q", p.q, Role::input);
+  add("K", p.k, Role::input);
+  add("V", p.v, Role::input);
+  add("bias", p.bias, Role::input);
+  add("mask", p.mask, Role::input);
+  add("O", p.o, Role::output);
+  add("LSE", p.lse, Role::output);
+  add("dO", p.d_o, Role::gradient);
+  add("dQ", p.dq, Role::gradient);
+  add("dK", p.dk, Role::gradient);
+  add("dV", p.dv, Role::gradient);
+  add("dbias", p.dbias, Role::gradient);
+  add("dsinks", p.dsinks, Role::gradient);
 }
 
 }  // namespace
@@ -83,15 +126,36 @@ double attention_flops(const Problem& p) {
   return visible_pairs(p) * per_pair;
 }
 
+MemoryPart memory_part(const char* name, MemoryItem::Role role, DType dtype,
+                       std::span<const std::int64_t> shape) {
+  MemoryPart part{.name = name, .role = role, .dtype = dtype};
+  part.rank = static_cast<int>(shape.size());
+  std::copy(shape.begin(), shape.end(), part.sizes.begin());
+  part.bytes = count_of(name, shape) * dtype_bytes(dtype);
+  return part;
+}
+
+MemoryPart memory_part(const char* name, MemoryItem::Role role, DType dtype,
+                       std::initializer_list<std::int64_t> shape) {
+  return memory_part(name, role, dtype, std::span(shape.begin(), shape.size()));
+}
+
+MemoryItem MemoryPart::item() const {
+  return {.name = name,
+          .role = role,
+          .shape = shape_of({sizes.data(), static_cast<std::size_t>(rank)}),
+          .dtype = dtype,
+          .bytes = bytes};
+}
+
+std::string refusal_of(const Preparation& preparation) {
+  const std::string* reason = std::get_if<std::string>(&preparation);
+  return reason != nullptr ? *reason : std::string();
+}
+
 MemoryItem memory_item(std::string name, MemoryItem::Role role, DType dtype,
                        const std::vector<std::int64_t>& shape) {
-  std::int64_t elems = 1;
-  for (const std::int64_t size : shape) {
-    if (size > 0 && elems > Tensor::kMaxElems / size) {
-      throw OutOfMemory(name + " " + shape_of(shape) + " has more than 2^56 elements");
-    }
-    elems *= size;
-  }
+  const std::int64_t elems = count_of(name, shape);
   return {.name = std::move(name),
           .role = role,
           .shape = shape_of(shape),
@@ -100,34 +164,16 @@ MemoryItem memory_item(std::string name, MemoryItem::Role role, DType dtype,
 }
 
 std::vector<MemoryItem> problem_memory(const Problem& p) {
-  using Role = MemoryItem::Role;
   std::vector<MemoryItem> items;
-  const auto add = [&](const char* name, const Tensor& t, Role role) {
-    if (!t.defined()) return;
-    std::vector<std::int64_t> shape;
-    for (int axis = 0; axis < t.rank; ++axis) {
-      const auto a = static_cast<std::size_t>(axis);
-      const bool broadcast = t.strides[a] == 0 && role == Role::input;
-      shape.push_back(broadcast ? 1 : t.sizes[a]);
-    }
-    if (p.packed && t.rank >= 3)
-      shape[0] = 1;  // the batch axis of packed tensors is the sequences', not memory
-    items.push_back(memory_item(name, role, t.dtype, shape));
-  };
-  add("Q", p.q, Role::input);
-  add("K", p.k, Role::input);
-  add("V", p.v, Role::input);
-  add("bias", p.bias, Role::input);
-  add("mask", p.mask, Role::input);
-  add("O", p.o, Role::output);
-  add("LSE", p.lse, Role::output);
-  add("dO", p.d_o, Role::gradient);
-  add("dQ", p.dq, Role::gradient);
-  add("dK", p.dk, Role::gradient);
-  add("dV", p.dv, Role::gradient);
-  add("dbias", p.dbias, Role::gradient);
-  add("dsinks", p.dsinks, Role::gradient);
+  items.reserve(16);
+  for_tensors(p, [&](const MemoryPart& part) { items.push_back(part.item()); });
   return items;
+}
+
+double problem_bytes(const Problem& p) {
+  double bytes = 0.0;
+  for_tensors(p, [&](const MemoryPart& part) { bytes += static_cast<double>(part.bytes); });
+  return bytes;
 }
 
 std::int64_t bytes_of(const std::vector<MemoryItem>& items, MemoryItem::Role role) {

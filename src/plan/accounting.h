@@ -19,6 +19,13 @@ double attention_flops(const Problem& problem);
 /// Inputs, outputs and gradients of the call itself (not what a kernel adds).
 std::vector<MemoryItem> problem_memory(const Problem& problem);
 
+/// Bytes of them all, without their words.
+double problem_bytes(const Problem& problem);
+
+/// A MemoryItem with its bytes worked out from a shape.
+MemoryItem memory_item(std::string name, MemoryItem::Role role, DType dtype,
+                       const std::vector<std::int64_t>& shape);
+
 /// Bytes of the items with the given role.
 std::int64_t bytes_of(const std::vector<MemoryItem>& items, MemoryItem::Role role);
 

@@ -2,10 +2,13 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <optional>
+#include <utility>
 
 #include "plan/accounting.h"
 #include "plan/decisive.h"
+#include "plan/problem_key.h"
 #include "plan/time_model.h"
 
 namespace tilewise {
@@ -17,15 +20,16 @@ using Role = MemoryItem::Role;
 constexpr std::string_view kOnlyWhenNamed = "only when its implementation is named";
 
 /// Sum of the parts as WorkspaceCutter lays them out.
-std::int64_t aligned_bytes(const std::vector<MemoryItem>& items, Role role) {
+std::int64_t aligned_bytes(const std::vector<MemoryPart>& parts, Role role) {
   std::int64_t bytes = 0;
-  for (const MemoryItem& item : items) {
-    if (item.role == role) bytes += align_workspace(item.bytes);
+  for (const MemoryPart& part : parts) {
+    if (part.role == role) bytes += align_workspace(part.bytes);
   }
   return bytes;
 }
 
-Plan make_plan(const Problem& p, const KernelRow& row, const Cost& cost) {
+Plan make_plan(const Problem& p, const KernelRow& row, Prepared prepared) {
+  Cost& cost = prepared.cost;
   Plan plan;
   plan.pass = p.pass;
   plan.kernel = row.name;
@@ -36,13 +40,22 @@ Plan make_plan(const Problem& p, const KernelRow& row, const Cost& cost) {
   plan.splits = cost.splits;
   plan.threads = cost.threads;
   plan.memory = problem_memory(p);
-  plan.memory.insert(plan.memory.end(), cost.memory.begin(), cost.memory.end());
+  for (const MemoryPart& part : cost.memory) plan.memory.push_back(part.item());
   plan.workspace_bytes = aligned_bytes(cost.memory, Role::workspace);
   plan.saved_bytes = aligned_bytes(cost.memory, Role::saved);
   plan.keeps_saved = p.pass == Pass::backward || p.saved.data != nullptr || p.saved.bytes > 0;
   plan.flops = attention_flops(p);
   plan.bytes_moved = cost.bytes_moved;
   plan.predicted_ms = cost.ms;
+  plan.decision = std::make_shared<const Decision>(Decision{.row = &row,
+                                                            .problem = problem_key(p),
+                                                            .workspace_bytes = plan.workspace_bytes,
+                                                            .saved_bytes = plan.saved_bytes,
+                                                            .block_m = plan.block_m,
+                                                            .block_n = plan.block_n,
+                                                            .splits = plan.splits,
+                                                            .threads = plan.threads,
+                                                            .made = std::move(prepared.decision)});
   return plan;
 }
 
@@ -55,7 +68,8 @@ std::string ms_text(double ms) {
 /// Why a row is not even asked whether it supports the problem; empty when it is.
 std::string passed_over(const KernelRow& row, const Choice& choice) {
   if (!choice.kernel.empty()) return choice.kernel == row.name ? "" : "another kernel was named";
-  const std::string wanted = choice.implementation.empty() ? "flash" : choice.implementation;
+  const std::string_view wanted =
+      choice.implementation.empty() ? std::string_view("flash") : choice.implementation;
   return wanted == row.implementation ? "" : std::string(kOnlyWhenNamed);
 }
 
@@ -115,7 +129,11 @@ double ranking_ms(const KernelRow& row, const Problem& p, const Cost& cost,
   if (takes_the_first(p)) return 0.0;
   if (!is_decided_alone(p)) return cost.ms;
   const Problem one = decisive(p);
-  return predicted_ms(row, one, row.cost(row, one, machine).ms, machine);
+  const Preparation alone = row.prepare(row, one, machine);
+  const Prepared* prepared = std::get_if<Prepared>(&alone);
+  // What one entry is refused goes behind everything else, whatever the batch.
+  if (prepared == nullptr) return std::numeric_limits<double>::infinity();
+  return predicted_ms(row, one, prepared->cost.ms, machine);
 }
 
 /// What predicted times are compared for, and a comma.
@@ -141,9 +159,11 @@ Plan choose(const Problem& p, const Hardware& machine, const Choice& named,
             std::span<const KernelRow> rows) {
   const Choice choice = of_pass(named, p.pass, rows);
   check_names(choice, p.pass, rows);
-  std::optional<Plan> best;
+  const KernelRow* best = nullptr;
+  Prepared best_prepared;
   double best_ms = 0.0;
   std::vector<Refusal> refusals;
+  refusals.reserve(16);
   for (const KernelRow& row : rows) {
     if (row.pass != p.pass) continue;
     if (row.device != p.device.type) {
@@ -155,35 +175,38 @@ Plan choose(const Problem& p, const Hardware& machine, const Choice& named,
       continue;
     }
     std::string reason = passed_over(row, choice);
-    if (reason.empty()) reason = row.supports(row, p, machine);
-    if (reason.empty()) reason = trial_of(row, p, choice);
+    Preparation preparation = reason.empty() ? row.prepare(row, p, machine) : std::move(reason);
+    auto* prepared = std::get_if<Prepared>(&preparation);
+    reason = prepared != nullptr ? trial_of(row, p, choice) : std::get<std::string>(preparation);
     if (!reason.empty()) {
-      refusals.push_back({row.name, reason});
+      refusals.push_back({row.name, std::move(reason)});
       continue;
     }
-    Cost cost = row.cost(row, p, machine);
-    cost.ms = predicted_ms(row, p, cost.ms, machine);
-    const double ms = ranking_ms(row, p, cost, machine);
-    if (best && best_ms <= ms) {
-      refusals.push_back({row.name, outdone(p, ms, best->kernel)});
+    prepared->cost.ms = predicted_ms(row, p, prepared->cost.ms, machine);
+    const double ms = ranking_ms(row, p, prepared->cost, machine);
+    if (best != nullptr && best_ms <= ms) {
+      refusals.push_back({row.name, outdone(p, ms, best->name)});
       continue;
     }
-    if (best) refusals.push_back({best->kernel, outdone(p, best_ms, row.name)});
+    if (best != nullptr) refusals.push_back({best->name, outdone(p, best_ms, row.name)});
+    best = &row;
     best_ms = ms;
-    best = make_plan(p, row, cost);
+    best_prepared = std::move(*prepared);
   }
-  if (!best) refuse(p, choice, refusals);
-  best->refusals = std::move(refusals);
-  best->reason = reason_of(p, choice, best_ms);
-  return *best;
+  if (best == nullptr) refuse(p, choice, refusals);
+  Plan plan = make_plan(p, *best, std::move(best_prepared));
+  plan.refusals = std::move(refusals);
+  plan.reason = reason_of(p, choice, best_ms);
+  return plan;
 }
 
 const KernelRow& find_row(std::span<const KernelRow> rows, const std::string& name, Pass pass) {
+  for (const KernelRow& row : rows) {
+    if (row.pass == pass && name == row.name) return row;
+  }
   std::string known;
   for (const KernelRow& row : rows) {
-    if (row.pass != pass) continue;
-    if (name == row.name) return row;
-    known += (known.empty() ? "" : ", ") + std::string(row.name);
+    if (row.pass == pass) known += (known.empty() ? "" : ", ") + std::string(row.name);
   }
   throw InvalidArgument("kernel is \"" + name + "\": expected a " + std::string(pass_name(pass)) +
                         " kernel, one of " + known);

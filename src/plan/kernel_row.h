@@ -2,15 +2,41 @@
 /// conformance test, benchmark, `check` line, census and pack entry follow from the row.
 #pragma once
 
+#include <array>
 #include <cstddef>
+#include <initializer_list>
+#include <memory>
 #include <span>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "problem/problem.h"
 #include "tilewise/plan.h"
 
 namespace tilewise {
+
+/// A part of a row's saved state or workspace. The words of a MemoryItem are made for the row that
+/// is taken, not for every row that is asked.
+struct MemoryPart {
+  static constexpr int kMaxRank = 5;
+
+  const char* name = "";
+  MemoryItem::Role role = MemoryItem::Role::workspace;
+  DType dtype = DType::float32;
+  int rank = 0;
+  std::array<std::int64_t, kMaxRank> sizes{};
+  std::int64_t bytes = 0;
+
+  MemoryItem item() const;
+};
+
+/// A part with its bytes worked out from a shape of at most kMaxRank axes. Throws OutOfMemory for
+/// more elements than a tensor may have.
+MemoryPart memory_part(const char* name, MemoryItem::Role role, DType dtype,
+                       std::span<const std::int64_t> shape);
+MemoryPart memory_part(const char* name, MemoryItem::Role role, DType dtype,
+                       std::initializer_list<std::int64_t> shape);
 
 /// What a row would cost on a problem.
 struct Cost {
@@ -19,15 +45,41 @@ struct Cost {
   int block_m = 0, block_n = 0, splits = 1, threads = 1;  ///< as in Plan
   /// Saved state and workspace of this row, in the order in which they lie in memory (each 256-byte
   /// aligned).
-  std::vector<MemoryItem> memory;
+  std::vector<MemoryPart> memory;
 };
+
+/// A row's answer where it can run a problem.
+struct Prepared {
+  Cost cost;
+  /// What the row decided (tile, config, parts, ...), made once for every run(). The type is the
+  /// row's own; empty where a row decides nothing.
+  std::shared_ptr<const void> decision;
+};
+
+/// The reason why a row cannot run a problem, in words for the user, or what it would do.
+using Preparation = std::variant<std::string, Prepared>;
+
+/// The reason of a refusal; empty when the row can run the problem.
+std::string refusal_of(const Preparation& preparation);
+
+/// A row's decision, to be put into its Prepared.
+template <class T>
+std::shared_ptr<const void> remember(T decision) {
+  return std::make_shared<const T>(std::move(decision));
+}
 
 /// What a row gets to run with.
 struct Context {
   const Plan& plan;
+  const void* decision = nullptr;  ///< what the row's prepare() remembered for this problem
   std::byte* workspace = nullptr;  ///< plan.workspace_bytes, 256-byte aligned
   void* stream = nullptr;
   Executor& executor;
+
+  template <class T>
+  const T& decided() const {
+    return *static_cast<const T*>(decision);
+  }
 };
 
 struct KernelRow {
@@ -36,9 +88,9 @@ struct KernelRow {
   DeviceType device;
   Pass pass;
   const char* summary;
-  /// Empty when the row can run the problem on the machine, else the reason, in words for the user.
-  std::string (*supports)(const KernelRow& row, const Problem& problem, const Hardware& machine);
-  Cost (*cost)(const KernelRow& row, const Problem& problem, const Hardware& machine);
+  /// Whether and how the row runs the problem on the machine. It reads of the problem only what
+  /// problem_key() holds, and of host lengths what predicted times count.
+  Preparation (*prepare)(const KernelRow& row, const Problem& problem, const Hardware& machine);
   void (*run)(const KernelRow& row, const Problem& problem, const Context& context);
   const void* config =
       nullptr;  ///< the row's own constants (tiles, stages), for rows that share functions
@@ -70,8 +122,14 @@ class WorkspaceCutter {
   std::byte* at_;
 };
 
-/// A MemoryItem with its bytes worked out from a shape.
-MemoryItem memory_item(std::string name, MemoryItem::Role role, DType dtype,
-                       const std::vector<std::int64_t>& shape);
+/// What a Plan remembers of the row that made it (Plan::decision).
+struct Decision {
+  const KernelRow* row = nullptr;
+  std::string problem;  ///< problem_key() of the problem that it was made for
+  // The plan's numbers as they were.
+  std::int64_t workspace_bytes = 0, saved_bytes = 0;
+  int block_m = 0, block_n = 0, splits = 1, threads = 1;
+  std::shared_ptr<const void> made;  ///< Prepared::decision
+};
 
 }  // namespace tilewise

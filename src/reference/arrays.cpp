@@ -104,11 +104,11 @@ auto Arrays::all(Self& self) {
                                                       {"dbias_f64", &self.dbias}};
 }
 
-std::vector<MemoryItem> Arrays::memory() const {
-  std::vector<MemoryItem> items;
+std::vector<MemoryPart> Arrays::memory() const {
+  std::vector<MemoryPart> items;
   for (const auto& [name, array] : all(*this)) {
     if (array->elems() == 0) continue;
-    items.push_back(memory_item(name, MemoryItem::Role::workspace, DType::float64,
+    items.push_back(memory_part(name, MemoryItem::Role::workspace, DType::float64,
                                 {array->batch, array->heads, array->rows, array->dim}));
   }
   return items;
@@ -147,7 +147,7 @@ std::vector<double> Arrays::dsinks() const {
 
 OwnedArrays::OwnedArrays(const Problem& problem, Pass pass) : arrays_(problem, pass) {
   std::int64_t bytes = 0;
-  for (const MemoryItem& item : arrays_.memory()) bytes += align_workspace(item.bytes);
+  for (const MemoryPart& item : arrays_.memory()) bytes += align_workspace(item.bytes);
   memory_.resize(static_cast<std::size_t>(bytes) / sizeof(double));
   arrays_.place(problem, memory_.data());
 }

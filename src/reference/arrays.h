@@ -43,7 +43,7 @@ struct Arrays {
   Arrays(const Problem& problem, Pass pass);
 
   /// Every array as a workspace item, in the order in which place() cuts them.
-  std::vector<MemoryItem> memory() const;
+  std::vector<MemoryPart> memory() const;
 
   /// Gives each array its memory, reads the inputs and clears the results: O = 0, LSE = -inf,
   /// gradients 0. Rows that belong to no sequence stay so.

@@ -197,16 +197,14 @@ void run_backward(const KernelRow&, const Problem& problem, const Context& conte
   if (problem.dsinks.defined()) from_double(problem.dsinks, arrays.dsinks());
 }
 
-std::string supports(const KernelRow&, const Problem&, const Hardware&) { return {}; }
-
-Cost cost(const KernelRow& row, const Problem& problem, const Hardware& machine) {
+Preparation prepare(const KernelRow& row, const Problem& problem, const Hardware& machine) {
   // One multiply-add of doubles every four cycles: the loops are written for reading.
   constexpr double kFlopsPerMsAndThread = 1e6;
   Cost c;
   c.memory = Arrays(problem, row.pass).memory();
   c.ms = attention_flops(problem) / (kFlopsPerMsAndThread * machine.threads);
-  for (const MemoryItem& item : c.memory) c.bytes_moved += static_cast<double>(item.bytes);
-  return c;
+  for (const MemoryPart& part : c.memory) c.bytes_moved += static_cast<double>(part.bytes);
+  return Prepared{std::move(c), nullptr};
 }
 
 }  // namespace
@@ -238,16 +236,14 @@ std::span<const KernelRow> reference_rows() {
        .device = DeviceType::cpu,
        .pass = Pass::forward,
        .summary = "float64, row by row: the definition",
-       .supports = reference::supports,
-       .cost = reference::cost,
+       .prepare = reference::prepare,
        .run = reference::run_forward},
       {.name = "reference_bwd",
        .implementation = "reference",
        .device = DeviceType::cpu,
        .pass = Pass::backward,
        .summary = "float64, row by row: the definition",
-       .supports = reference::supports,
-       .cost = reference::cost,
+       .prepare = reference::prepare,
        .run = reference::run_backward},
   };
   return rows;

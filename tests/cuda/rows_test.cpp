@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "cuda/ask_row.h"
 #include "harness/materialize.h"
 #include "plan/accounting.h"
 #include "problem/problem.h"
@@ -47,12 +48,12 @@ std::vector<Problem> problems_of(const Case& c) {
 
 void expect_sound(const KernelRow& row, const Problem& p, const Hardware& machine,
                   const std::string& where) {
-  if (row.pass != p.pass || !row.supports(row, p, machine).empty()) return;
-  const Cost cost = row.cost(row, p, machine);
+  if (row.pass != p.pass || !refusal_by(row, p, machine).empty()) return;
+  const Cost cost = cost_by(row, p, machine);
   EXPECT_TRUE(std::isfinite(cost.ms) && cost.ms >= 0.0) << where << ": " << cost.ms << " ms";
   EXPECT_TRUE(std::isfinite(cost.bytes_moved) && cost.bytes_moved >= 0.0) << where;
   EXPECT_GE(cost.splits, 1) << where;
-  for (const MemoryItem& item : cost.memory) EXPECT_GE(item.bytes, 0) << where << ": " << item.name;
+  for (const MemoryPart& item : cost.memory) EXPECT_GE(item.bytes, 0) << where << ": " << item.name;
 }
 
 TEST(CudaRows, JudgeAndPriceEveryCase) {
@@ -79,7 +80,7 @@ TEST(CudaRows, RefusalsAreWords) {
   const Problem p = make_problem(planned.forward(), planned.spec(), Purpose::plan);
   for (const KernelRow& row : cuda_rows()) {
     if (row.pass != Pass::forward) continue;
-    EXPECT_GE(row.supports(row, p, named(90, 227)).size(), 10U) << row.name;
+    EXPECT_GE(refusal_by(row, p, named(90, 227)).size(), 10U) << row.name;
   }
 }
 

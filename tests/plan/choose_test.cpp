@@ -10,17 +10,22 @@
 namespace tilewise {
 namespace {
 
-std::string run_everything(const KernelRow&, const Problem&, const Hardware&) { return ""; }
-std::string no_long_keys(const KernelRow&, const Problem& p, const Hardware&) {
-  return p.seq_k > 100 ? "more than 100 keys" : "";
-}
 template <int kMicroseconds>
-Cost fixed_cost(const KernelRow&, const Problem&, const Hardware&) {
+Prepared prepared() {
   Cost cost;
   cost.ms = kMicroseconds * 1e-3;
-  cost.memory = {memory_item("S", MemoryItem::Role::saved, DType::float32, {3}),
-                 memory_item("tmp", MemoryItem::Role::workspace, DType::float32, {1, 100})};
-  return cost;
+  cost.memory = {memory_part("S", MemoryItem::Role::saved, DType::float32, {3}),
+                 memory_part("tmp", MemoryItem::Role::workspace, DType::float32, {1, 100})};
+  return {std::move(cost), remember(kMicroseconds)};
+}
+template <int kMicroseconds>
+Preparation run_everything(const KernelRow&, const Problem&, const Hardware&) {
+  return prepared<kMicroseconds>();
+}
+template <int kMicroseconds>
+Preparation no_long_keys(const KernelRow&, const Problem& p, const Hardware&) {
+  if (p.seq_k > 100) return "more than 100 keys";
+  return prepared<kMicroseconds>();
 }
 std::string new_to_many_keys(const KernelRow&, const Problem& p) {
   return p.seq_k > 5 ? "more than 5 keys are new" : "";
@@ -28,14 +33,14 @@ std::string new_to_many_keys(const KernelRow&, const Problem& p) {
 void no_run(const KernelRow&, const Problem&, const Context&) {}
 
 constexpr KernelRow kRows[] = {
-    {"quick", "flash", DeviceType::cpu, Pass::forward, "", no_long_keys, fixed_cost<5>, no_run},
-    {"steady", "flash", DeviceType::cpu, Pass::forward, "", run_everything, fixed_cost<9>, no_run},
-    {"twin", "flash", DeviceType::cpu, Pass::forward, "", run_everything, fixed_cost<9>, no_run},
-    {"plain", "eager", DeviceType::cpu, Pass::forward, "", run_everything, fixed_cost<1>, no_run},
-    {"device", "flash", DeviceType::cuda, Pass::forward, "", run_everything, fixed_cost<1>, no_run},
-    {"new", "flash", DeviceType::cpu, Pass::forward, "", no_long_keys, fixed_cost<1>, no_run,
-     nullptr, new_to_many_keys},
-    {"back", "flash", DeviceType::cpu, Pass::backward, "", run_everything, fixed_cost<1>, no_run},
+    {"quick", "flash", DeviceType::cpu, Pass::forward, "", no_long_keys<5>, no_run},
+    {"steady", "flash", DeviceType::cpu, Pass::forward, "", run_everything<9>, no_run},
+    {"twin", "flash", DeviceType::cpu, Pass::forward, "", run_everything<9>, no_run},
+    {"plain", "eager", DeviceType::cpu, Pass::forward, "", run_everything<1>, no_run},
+    {"device", "flash", DeviceType::cuda, Pass::forward, "", run_everything<1>, no_run},
+    {"new", "flash", DeviceType::cpu, Pass::forward, "", no_long_keys<1>, no_run, nullptr,
+     new_to_many_keys},
+    {"back", "flash", DeviceType::cpu, Pass::backward, "", run_everything<1>, no_run},
 };
 
 Problem problem(std::int64_t keys) {

@@ -14,15 +14,19 @@ std::span<const KernelRow> flash_rows();
 void flash_forward(const KernelRow& row, const Problem& problem, const Context& context);
 void flash_backward(const KernelRow& row, const Problem& problem, const Context& context);
 
-Cost flash_forward_cost(const KernelRow& row, const Problem& problem, const Hardware& machine);
-Cost flash_backward_cost(const KernelRow& row, const Problem& problem, const Hardware& machine);
+// What the rows would do with a problem that nothing is said against.
+Prepared flash_forward_prepared(const KernelRow& row, const Problem& problem,
+                                const Hardware& machine);
+Prepared flash_backward_prepared(const KernelRow& row, const Problem& problem,
+                                 const Hardware& machine);
 
 /// The same passes with products of bfloat16 factors: flash_fwd_bf16.md.
 void flash_forward_bf16(const KernelRow& row, const Problem& problem, const Context& context);
-Cost flash_forward_bf16_cost(const KernelRow& row, const Problem& problem, const Hardware& machine);
+Prepared flash_forward_bf16_prepared(const KernelRow& row, const Problem& problem,
+                                     const Hardware& machine);
 void flash_backward_bf16(const KernelRow& row, const Problem& problem, const Context& context);
-Cost flash_backward_bf16_cost(const KernelRow& row, const Problem& problem,
-                              const Hardware& machine);
+Prepared flash_backward_bf16_prepared(const KernelRow& row, const Problem& problem,
+                                      const Hardware& machine);
 
 /// The schedule of flash_fwd_* for few query rows a head: those of a key head share what is read,
 /// and keys are split.
@@ -30,6 +34,7 @@ bool few_query_rows(const Problem& problem);
 /// True where that schedule, in float32, beats tiles of bfloat16 products.
 bool faster_as_float32(const Problem& problem);
 void flash_decode(const KernelRow& row, const Problem& problem, const Context& context);
-Cost flash_decode_cost(const KernelRow& row, const Problem& problem, const Hardware& machine);
+Prepared flash_decode_prepared(const KernelRow& row, const Problem& problem,
+                               const Hardware& machine);
 
 }  // namespace tilewise::cpu

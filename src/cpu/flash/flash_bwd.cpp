@@ -63,7 +63,7 @@ BackwardGeometry::BackwardGeometry(const Problem& p, const Micro& micro, int thr
 Backward::Backward(const Problem& p, const Micro& micro, const Context& context,
                    WorkspaceCutter& cut)
     : p_(p),
-      geometry_(p, micro, context.plan.threads),
+      geometry_(context.decided<BackwardGeometry>()),
       tile_(p, micro),
       executor_(context.executor) {
   const BackwardGeometry& g = geometry_;
@@ -98,17 +98,17 @@ void Backward::run() {
   clear_rows_past_the_end(p_);
 }
 
-std::vector<MemoryItem> Backward::workspace_items(const Problem& p, const Micro& micro,
+std::vector<MemoryPart> Backward::workspace_items(const Problem& p, const Micro& micro,
                                                   const BackwardGeometry& g) {
   using Role = MemoryItem::Role;
-  const std::vector<std::int64_t> rows{p.stored_batch(), p.heads_q, p.total_q};
-  return {memory_item("delta", Role::workspace, DType::float32, rows),
-          memory_item("LSE, low part", Role::workspace, DType::float32, rows),
-          memory_item("dQ partials", Role::workspace, DType::float32,
+  const std::initializer_list<std::int64_t> rows{p.stored_batch(), p.heads_q, p.total_q};
+  return {memory_part("delta", Role::workspace, DType::float32, rows),
+          memory_part("LSE, low part", Role::workspace, DType::float32, rows),
+          memory_part("dQ partials", Role::workspace, DType::float32,
                       {g.splits * p.stored_batch(), p.heads_q, p.total_q, g.ld_q}),
-          memory_item("dK, dV tiles", Role::workspace, DType::float32,
+          memory_part("dK, dV tiles", Role::workspace, DType::float32,
                       {g.workers, kTileKeys, g.ld_q + g.ld_v}),
-          memory_item("tile scratch", Role::workspace, DType::float32,
+          memory_part("tile scratch", Role::workspace, DType::float32,
                       {g.workers, ScoreTileStep(p, micro).scratch_elems()})};
 }
 
@@ -308,7 +308,8 @@ void flash_backward(const KernelRow& row, const Problem& problem, const Context&
   Float32Backward(problem, m, context, cut).run();
 }
 
-Cost flash_backward_cost(const KernelRow& row, const Problem& problem, const Hardware& machine) {
+Prepared flash_backward_prepared(const KernelRow& row, const Problem& problem,
+                                 const Hardware& machine) {
   const Isa isa = *static_cast<const Isa*>(row.config);
   const int threads = threads_with_work(problem, machine, isa);
   const BackwardGeometry g(problem, micro(isa), threads);
@@ -319,7 +320,7 @@ Cost flash_backward_cost(const KernelRow& row, const Problem& problem, const Har
   cost.threads = threads;
   cost.memory = Backward::workspace_items(problem, micro(isa), g);
   predict_flash_time(problem, machine, isa, cost);
-  return cost;
+  return {std::move(cost), remember(g)};
 }
 
 }  // namespace tilewise::cpu

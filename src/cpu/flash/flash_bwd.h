@@ -35,7 +35,7 @@ class Backward {
   void run();
 
   /// The workspace as the constructor cuts it.
-  static std::vector<MemoryItem> workspace_items(const Problem& p, const Micro& micro,
+  static std::vector<MemoryPart> workspace_items(const Problem& p, const Micro& micro,
                                                  const BackwardGeometry& g);
 
  protected:

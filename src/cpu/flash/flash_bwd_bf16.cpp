@@ -45,13 +45,13 @@ struct PackedGeometry {
   }
 };
 
-std::vector<MemoryItem> packed_items(const Problem& p, const BackwardGeometry& g) {
+std::vector<MemoryPart> packed_items(const Problem& p, const BackwardGeometry& g) {
   using Role = MemoryItem::Role;
   const PackedGeometry packed(p, g);
   return {
-      memory_item("packed Q, dO", Role::workspace, p.dtype, {packed.blocks, packed.block_elems}),
-      memory_item("packed K, V, P, dS", Role::workspace, p.dtype, {g.workers, packed.worker_elems}),
-      memory_item("dK^T, dV^T, dQ tile", Role::workspace, DType::float32,
+      memory_part("packed Q, dO", Role::workspace, p.dtype, {packed.blocks, packed.block_elems}),
+      memory_part("packed K, V, P, dS", Role::workspace, p.dtype, {g.workers, packed.worker_elems}),
+      memory_part("dK^T, dV^T, dQ tile", Role::workspace, DType::float32,
                   {g.workers, packed.sum_elems})};
 }
 
@@ -284,8 +284,8 @@ void flash_backward_bf16(const KernelRow& row, const Problem& problem, const Con
   Bf16Backward(problem, micro(isa), bf16_micro(isa), context, cut).run();
 }
 
-Cost flash_backward_bf16_cost(const KernelRow& row, const Problem& problem,
-                              const Hardware& machine) {
+Prepared flash_backward_bf16_prepared(const KernelRow& row, const Problem& problem,
+                                      const Hardware& machine) {
   const Isa isa = *static_cast<const Isa*>(row.config);
   const int threads = threads_with_work(problem, machine, isa);
   const BackwardGeometry g(problem, micro(isa), threads);
@@ -295,9 +295,9 @@ Cost flash_backward_bf16_cost(const KernelRow& row, const Problem& problem,
   cost.splits = g.splits;
   cost.threads = threads;
   cost.memory = Backward::workspace_items(problem, micro(isa), g);
-  for (MemoryItem& item : packed_items(problem, g)) cost.memory.push_back(std::move(item));
+  for (const MemoryPart& part : packed_items(problem, g)) cost.memory.push_back(part);
   predict_flash_time(problem, machine, isa, cost);
-  return cost;
+  return {std::move(cost), remember(g)};
 }
 
 }  // namespace tilewise::cpu

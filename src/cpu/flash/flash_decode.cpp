@@ -78,10 +78,10 @@ struct Geometry {
   }
 };
 
-std::vector<MemoryItem> workspace_items(const Geometry& g) {
+std::vector<MemoryPart> workspace_items(const Geometry& g) {
   using Role = MemoryItem::Role;
-  const auto item = [](const char* name, const std::vector<std::int64_t>& shape) {
-    return memory_item(name, Role::workspace, DType::float32, shape);
+  const auto item = [](const char* name, std::initializer_list<std::int64_t> shape) {
+    return memory_part(name, Role::workspace, DType::float32, shape);
   };
   return {item("O of splits", {g.pairs, g.splits, g.rows, g.ld_v}),
           item("m, l of splits", {2, g.pairs, g.splits, g.rows}),
@@ -97,7 +97,7 @@ class Decode {
   Decode(const Problem& p, const Micro& micro, const Context& context)
       : p_(p),
         micro_(micro),
-        g_(p, micro, context.plan.threads),
+        g_(context.decided<Geometry>()),
         steps_(p),
         executor_(context.executor) {
     WorkspaceCutter cut(context.workspace);
@@ -364,7 +364,8 @@ void flash_decode(const KernelRow& row, const Problem& problem, const Context& c
   Decode(problem, m, context).run();
 }
 
-Cost flash_decode_cost(const KernelRow& row, const Problem& problem, const Hardware& machine) {
+Prepared flash_decode_prepared(const KernelRow& row, const Problem& problem,
+                               const Hardware& machine) {
   const Isa isa = *static_cast<const Isa*>(row.config);
   const bool reads = problem.group() * problem.seq_q <= kReadingRows;
   const CpuForm form = reads ? CpuForm::decode : CpuForm::flash;
@@ -377,7 +378,7 @@ Cost flash_decode_cost(const KernelRow& row, const Problem& problem, const Hardw
   cost.threads = threads;
   cost.memory = workspace_items(g);
   predict_flash_time(problem, machine, isa, cost, form);
-  return cost;
+  return {std::move(cost), remember(g)};
 }
 
 }  // namespace tilewise::cpu

@@ -76,14 +76,14 @@ struct Scratch {
   }
 };
 
-std::vector<MemoryItem> workspace_items(const Problem& p, const Geometry& g) {
+std::vector<MemoryPart> workspace_items(const Problem& p, const Geometry& g) {
   using Role = MemoryItem::Role;
   return {
-      memory_item("packed K", Role::workspace, DType::float32,
+      memory_part("packed K", Role::workspace, DType::float32,
                   {g.pairs_at_a_time, g.keys, p.head_dim}),
-      memory_item("packed V", Role::workspace, DType::float32,
+      memory_part("packed V", Role::workspace, DType::float32,
                   {g.pairs_at_a_time, g.v_in_place ? 0 : g.keys, g.ld_v}),
-      memory_item("workers' scratch", Role::workspace, DType::float32,
+      memory_part("workers' scratch", Role::workspace, DType::float32,
                   {g.workers, Scratch::elems(p, g)}),
   };
 }
@@ -93,7 +93,7 @@ class Forward {
   Forward(const Problem& p, const Micro& micro, const Context& context)
       : p_(p),
         micro_(micro),
-        geometry_(p, micro, context.plan.threads),
+        geometry_(context.decided<Geometry>()),
         steps_(p),
         log2_(!steps_.elementwise() && std::isfinite(p.scale * std::numbers::log2e_v<float>)),
         executor_(context.executor) {
@@ -375,8 +375,9 @@ void flash_forward(const KernelRow& row, const Problem& problem, const Context& 
   Forward(problem, m, context).run();
 }
 
-Cost flash_forward_cost(const KernelRow& row, const Problem& problem, const Hardware& machine) {
-  if (few_query_rows(problem)) return flash_decode_cost(row, problem, machine);
+Prepared flash_forward_prepared(const KernelRow& row, const Problem& problem,
+                                const Hardware& machine) {
+  if (few_query_rows(problem)) return flash_decode_prepared(row, problem, machine);
   const Isa isa = *static_cast<const Isa*>(row.config);
   const int threads = threads_with_work(problem, machine, isa);
   const Geometry g(problem, micro(isa), threads);
@@ -386,7 +387,7 @@ Cost flash_forward_cost(const KernelRow& row, const Problem& problem, const Hard
   cost.threads = threads;
   cost.memory = workspace_items(problem, g);
   predict_flash_time(problem, machine, isa, cost);
-  return cost;
+  return {std::move(cost), remember(g)};
 }
 
 }  // namespace tilewise::cpu

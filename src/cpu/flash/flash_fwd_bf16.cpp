@@ -89,10 +89,10 @@ struct Scratch {
   static std::int64_t widest(const Geometry& g) { return std::max(g.ld_q, g.ld_v); }
 };
 
-std::vector<MemoryItem> workspace_items(const Problem& p, const Geometry& g) {
+std::vector<MemoryPart> workspace_items(const Problem& p, const Geometry& g) {
   using Role = MemoryItem::Role;
-  const auto item = [](const char* name, DType dtype, const std::vector<std::int64_t>& shape) {
-    return memory_item(name, Role::workspace, dtype, shape);
+  const auto item = [](const char* name, DType dtype, std::initializer_list<std::int64_t> shape) {
+    return memory_part(name, Role::workspace, dtype, shape);
   };
   const DType half = p.dtype;
   const DType full = DType::float32;
@@ -108,7 +108,7 @@ class Forward {
       : p_(p),
         micro_(micro),
         products_(products),
-        geometry_(p, products, context.plan.threads),
+        geometry_(context.decided<Geometry>()),
         steps_(p),
         scale_in_exponent_(scales_in_exponent(p, steps_)),
         executor_(context.executor) {
@@ -375,8 +375,8 @@ void flash_forward_bf16(const KernelRow& row, const Problem& problem, const Cont
   Forward(problem, micro(isa), bf16_micro(isa), context).run();
 }
 
-Cost flash_forward_bf16_cost(const KernelRow& row, const Problem& problem,
-                             const Hardware& machine) {
+Prepared flash_forward_bf16_prepared(const KernelRow& row, const Problem& problem,
+                                     const Hardware& machine) {
   const Isa isa = *static_cast<const Isa*>(row.config);
   const int threads = threads_with_work(problem, machine, isa);
   const Geometry g(problem, bf16_micro(isa), threads);
@@ -386,7 +386,7 @@ Cost flash_forward_bf16_cost(const KernelRow& row, const Problem& problem,
   cost.threads = threads;
   cost.memory = workspace_items(problem, g);
   predict_flash_time(problem, machine, isa, cost);
-  return cost;
+  return {std::move(cost), remember(g)};
 }
 
 }  // namespace tilewise::cpu

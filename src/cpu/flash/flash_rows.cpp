@@ -7,45 +7,72 @@
 namespace tilewise::cpu {
 namespace {
 
-std::string supports(const KernelRow& row, const Problem& problem, const Hardware& machine) {
-  return tiled_refusal(problem, *static_cast<const Isa*>(row.config), machine);
-}
-
 constexpr Isa kScalar = Isa::scalar;
 constexpr Isa kAvx2 = Isa::avx2;
 constexpr Isa kAvx512 = Isa::avx512;
 constexpr Isa kAvx512Bf16 = Isa::avx512bf16;
 constexpr Isa kAmx = Isa::amx;
 
-std::string bf16_supports(const KernelRow& row, const Problem& problem, const Hardware& machine) {
-  if (std::string reason = supports(row, problem, machine); !reason.empty()) return reason;
+using Prepare = Prepared (*)(const KernelRow& row, const Problem& problem, const Hardware& machine);
+
+template <Prepare kPrepare>
+Preparation prepare(const KernelRow& row, const Problem& problem, const Hardware& machine) {
+  std::string reason = tiled_refusal(problem, *static_cast<const Isa*>(row.config), machine);
+  if (!reason.empty()) return reason;
+  return kPrepare(row, problem, machine);
+}
+
+template <Prepare kPrepare>
+Preparation prepare_bf16(const KernelRow& row, const Problem& problem, const Hardware& machine) {
+  std::string reason = tiled_refusal(problem, *static_cast<const Isa*>(row.config), machine);
+  if (!reason.empty()) return reason;
   if (problem.dtype != DType::bfloat16) return "bfloat16 only";
   if (problem.pass == Pass::forward && faster_as_float32(problem)) {
     return "few query rows: the float32 rows read the keys where they lie";
   }
-  return "";
+  return kPrepare(row, problem, machine);
 }
 
 constexpr KernelRow bf16_forward_row(const char* name, const char* summary, const Isa& isa) {
-  return {name,    "flash",       DeviceType::cpu,         Pass::forward,
-          summary, bf16_supports, flash_forward_bf16_cost, flash_forward_bf16,
-          &isa};
+  return {.name = name,
+          .implementation = "flash",
+          .device = DeviceType::cpu,
+          .pass = Pass::forward,
+          .summary = summary,
+          .prepare = prepare_bf16<flash_forward_bf16_prepared>,
+          .run = flash_forward_bf16,
+          .config = &isa};
 }
 constexpr KernelRow bf16_backward_row(const char* name, const char* summary, const Isa& isa) {
-  return {name,    "flash",       DeviceType::cpu,          Pass::backward,
-          summary, bf16_supports, flash_backward_bf16_cost, flash_backward_bf16,
-          &isa};
+  return {.name = name,
+          .implementation = "flash",
+          .device = DeviceType::cpu,
+          .pass = Pass::backward,
+          .summary = summary,
+          .prepare = prepare_bf16<flash_backward_bf16_prepared>,
+          .run = flash_backward_bf16,
+          .config = &isa};
 }
 
 constexpr KernelRow forward_row(const char* name, const char* summary, const Isa& isa) {
-  return {name,    "flash",  DeviceType::cpu,    Pass::forward,
-          summary, supports, flash_forward_cost, flash_forward,
-          &isa};
+  return {.name = name,
+          .implementation = "flash",
+          .device = DeviceType::cpu,
+          .pass = Pass::forward,
+          .summary = summary,
+          .prepare = prepare<flash_forward_prepared>,
+          .run = flash_forward,
+          .config = &isa};
 }
 constexpr KernelRow backward_row(const char* name, const char* summary, const Isa& isa) {
-  return {name,    "flash",  DeviceType::cpu,     Pass::backward,
-          summary, supports, flash_backward_cost, flash_backward,
-          &isa};
+  return {.name = name,
+          .implementation = "flash",
+          .device = DeviceType::cpu,
+          .pass = Pass::backward,
+          .summary = summary,
+          .prepare = prepare<flash_backward_prepared>,
+          .run = flash_backward,
+          .config = &isa};
 }
 
 constexpr std::array kRows{

@@ -195,7 +195,7 @@ CpuWork flash_work(const Problem& p, const Hardware& machine, Isa isa) {
   if (isa == Isa::avx512bf16 && machine.name.find("AMD") == std::string::npos) {
     work.rates = {0.5, 0.5};
   }
-  for (const MemoryItem& item : problem_memory(p)) work.bytes += static_cast<double>(item.bytes);
+  work.bytes = problem_bytes(p);
   return work;
 }
 

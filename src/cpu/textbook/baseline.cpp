@@ -24,13 +24,13 @@ struct Buffers {
   float* o;       ///< one row of O a worker
 };
 
-std::vector<MemoryItem> workspace_items(const Problem& p, int threads) {
+std::vector<MemoryPart> workspace_items(const Problem& p, int threads) {
   constexpr auto kRole = MemoryItem::Role::workspace;
-  return {memory_item("S, then P", kRole, DType::float32, scores_shape(p)),
-          memory_item("K^T", kRole, DType::float32, {p.batch, p.heads_k, p.head_dim, p.seq_k}),
-          memory_item("V", kRole, DType::float32, {p.batch, p.heads_k, p.seq_k, p.head_dim_v}),
-          memory_item("Q row", kRole, DType::float32, {threads, p.head_dim}),
-          memory_item("O row", kRole, DType::float32, {threads, p.head_dim_v})};
+  return {memory_part("S, then P", kRole, DType::float32, scores_shape(p)),
+          memory_part("K^T", kRole, DType::float32, {p.batch, p.heads_k, p.head_dim, p.seq_k}),
+          memory_part("V", kRole, DType::float32, {p.batch, p.heads_k, p.seq_k, p.head_dim_v}),
+          memory_part("Q row", kRole, DType::float32, {threads, p.head_dim}),
+          memory_part("O row", kRole, DType::float32, {threads, p.head_dim_v})};
 }
 
 class Baseline {
@@ -181,12 +181,9 @@ class Baseline {
   Buffers buffers_{};
 };
 
-std::string supports(const KernelRow& /*row*/, const Problem& problem,
-                     const Hardware& /*machine*/) {
-  return textbook_refusal(problem);
-}
-
-Cost cost(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
+Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
+  std::string reason = textbook_refusal(p);
+  if (!reason.empty()) return reason;
   constexpr double kGflopsPerThread = 12.0;  // baseline.md
   Cost cost;
   cost.threads = machine.threads;
@@ -196,7 +193,7 @@ Cost cost(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
   cost.bytes_moved = 4.0 * 8.0 * pairs;
   cost.ms = pairs * 2.0 * static_cast<double>(p.head_dim + p.head_dim_v) /
             (kGflopsPerThread * machine.threads * 1e6);
-  return cost;
+  return Prepared{std::move(cost), nullptr};
 }
 
 void run(const KernelRow& /*row*/, const Problem& problem, const Context& context) {
@@ -210,8 +207,7 @@ constinit const KernelRow kBaselineForward{"baseline_fwd",
                                            DeviceType::cpu,
                                            Pass::forward,
                                            "the textbook: S x S scores in memory, five plain steps",
-                                           supports,
-                                           cost,
+                                           prepare,
                                            run};
 
 }  // namespace tilewise::cpu

@@ -68,8 +68,7 @@ constinit const KernelRow kEagerForward{
     DeviceType::cpu,
     Pass::forward,
     "BLAS products, one walk through S x S per operation; keeps S and P",
-    unfused_supports,
-    unfused_cost,
+    unfused_prepare,
     unfused_run,
     &kPasses};
 constinit const KernelRow kEagerBackward{
@@ -78,8 +77,7 @@ constinit const KernelRow kEagerBackward{
     DeviceType::cpu,
     Pass::backward,
     "BLAS products, one walk through S x S per operation; uses the kept P",
-    unfused_supports,
-    unfused_cost,
+    unfused_prepare,
     unfused_run,
     &kPasses};
 

@@ -61,8 +61,7 @@ constinit const KernelRow kFusedForward{
     DeviceType::cpu,
     Pass::forward,
     "BLAS products, one walk through S x S in all; keeps S and P",
-    unfused_supports,
-    unfused_cost,
+    unfused_prepare,
     unfused_run,
     &kPasses};
 constinit const KernelRow kFusedBackward{
@@ -71,8 +70,7 @@ constinit const KernelRow kFusedBackward{
     DeviceType::cpu,
     Pass::backward,
     "BLAS products, one walk through S x S in all; uses the kept P",
-    unfused_supports,
-    unfused_cost,
+    unfused_prepare,
     unfused_run,
     &kPasses};
 

@@ -23,7 +23,7 @@ std::string textbook_refusal(const Problem& p) {
   return "";
 }
 
-std::vector<std::int64_t> scores_shape(const Problem& p) {
+std::array<std::int64_t, 4> scores_shape(const Problem& p) {
   return {p.stored_batch(), p.heads_q, p.total_q, p.seq_k};
 }
 

@@ -1,8 +1,12 @@
 #include "cpu/textbook/unfused.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
+#include <span>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cpu/flash/tiles.h"
@@ -48,9 +52,9 @@ class Unfused {
         keys_(p.heads_k, threads),
         steps_(p) {}
 
-  std::vector<MemoryItem> memory() {
-    std::vector<MemoryItem> items;
-    for (Part& part : parts()) items.push_back(std::move(part.item));
+  std::vector<MemoryPart> memory() {
+    std::vector<MemoryPart> items;
+    for (const Part& part : parts()) items.push_back(part.item);
     return items;
   }
 
@@ -69,7 +73,7 @@ class Unfused {
  private:
   /// One buffer: its item, and the member that points to it.
   struct Part {
-    MemoryItem item;
+    MemoryPart item;
     float** at;
   };
 
@@ -78,11 +82,11 @@ class Unfused {
   std::vector<Part> parts() {
     std::vector<Part> parts;
     const auto add = [&](const char* name, Role role, float** at,
-                         const std::vector<std::int64_t>& shape) {
-      parts.push_back({memory_item(name, role, DType::float32, shape), at});
+                         std::span<const std::int64_t> shape) {
+      parts.push_back({memory_part(name, role, DType::float32, shape), at});
     };
-    const std::vector<std::int64_t> scores = scores_shape(p_);
-    const std::vector<std::int64_t> statistics(scores.begin(), scores.end() - 1);
+    const std::array<std::int64_t, 4> scores = scores_shape(p_);
+    const std::span statistics = std::span(scores).first(3);
     if (!backward_ || keeps_) {  // what forward keeps, whether or not this call does
       add("S", Role::saved, &s_, scores);
       add("P", Role::saved, &prob_, scores);
@@ -103,12 +107,13 @@ class Unfused {
       add("delta", Role::workspace, &delta_, statistics);
       if (steps_.nonlinear()) {
         add("cap and mod strips", Role::workspace, &strips_,
-            {threads_, WayBack::scratch_elems(p_)});
+            std::array<std::int64_t, 2>{threads_, WayBack::scratch_elems(p_)});
       }
     }
     const auto copy = [&](const char* name, const Tensor& t, float** at) {
       if (direct(t)) return;
-      add(name, Role::workspace, at, {p_.stored_batch(), t.sizes[1], t.sizes[2], t.sizes[3]});
+      add(name, Role::workspace, at,
+          std::array{p_.stored_batch(), t.sizes[1], t.sizes[2], t.sizes[3]});
     };
     copy("Q as float32", p_.q, &q_copy_);
     copy("K as float32", p_.k, &k_copy_);
@@ -117,7 +122,8 @@ class Unfused {
     const bool all_direct =
         backward_ ? direct(p_.dq) && direct(p_.dk) && direct(p_.dv) : direct(p_.o);
     if (!all_direct) {
-      add("results as float32", Role::workspace, &results_, {threads_, result_floats()});
+      add("results as float32", Role::workspace, &results_,
+          std::array<std::int64_t, 2>{threads_, result_floats()});
     }
     return parts;
   }
@@ -442,12 +448,6 @@ float softmax_shift(float highest, float sink) {
   return m == kNothing ? 0.0F : m;
 }
 
-std::string unfused_supports(const KernelRow& /*row*/, const Problem& problem,
-                             const Hardware& /*machine*/) {
-  const std::string refusal = textbook_refusal(problem);
-  return refusal.empty() ? Blas::missing_reason() : refusal;
-}
-
 CpuForm unfused_form(const Problem& p) {
   return p.seq_q < kLeastTaskRows ? CpuForm::unfused_short : CpuForm::unfused;
 }
@@ -464,23 +464,25 @@ CpuWork unfused_work(const Problem& p, double bytes_moved, int threads) {
   return work;
 }
 
-Cost unfused_cost(const KernelRow& row, const Problem& p, const Hardware& machine) {
+Preparation unfused_prepare(const KernelRow& row, const Problem& p, const Hardware& machine) {
+  std::string reason = textbook_refusal(p);
+  if (reason.empty()) reason = Blas::missing_reason();
+  if (!reason.empty()) return reason;
   const auto& passes = *static_cast<const UnfusedPasses*>(row.config);
   Cost cost;
   cost.threads = machine.threads;
   cost.memory = Unfused(p, passes, machine.threads).memory();
   const bool backward = p.pass == Pass::backward;
-  for (const MemoryItem& item : problem_memory(p))
-    cost.bytes_moved += static_cast<double>(item.bytes);
+  cost.bytes_moved = problem_bytes(p);
   const double pairs = unfused_work(p, 0.0, machine.threads).pairs;
-  for (const MemoryItem& item : cost.memory) {  // written, then read
-    if (item.name.ends_with("as float32"))
+  for (const MemoryPart& item : cost.memory) {  // written, then read
+    if (std::string_view(item.name).ends_with("as float32"))
       cost.bytes_moved += 2.0 * static_cast<double>(item.bytes);
   }
   cost.bytes_moved += 4.0 * pairs * (backward ? passes.walks_backward : passes.walks_forward);
   const CpuWork work = unfused_work(p, cost.bytes_moved, machine.threads);
   cost.ms = cpu_time_ms(cpu_terms(unfused_form(p), p.pass), work, machine);
-  return cost;
+  return Prepared{std::move(cost), nullptr};
 }
 
 void unfused_run(const KernelRow& row, const Problem& problem, const Context& context) {

@@ -70,8 +70,7 @@ CpuForm unfused_form(const Problem& problem);
 CpuWork unfused_work(const Problem& problem, double bytes_moved, int threads);
 
 // The entries of the rows; their config is an UnfusedPasses.
-std::string unfused_supports(const KernelRow& row, const Problem& problem, const Hardware& machine);
-Cost unfused_cost(const KernelRow& row, const Problem& problem, const Hardware& machine);
+Preparation unfused_prepare(const KernelRow& row, const Problem& problem, const Hardware& machine);
 void unfused_run(const KernelRow& row, const Problem& problem, const Context& context);
 
 }  // namespace tilewise::cpu

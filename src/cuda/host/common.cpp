@@ -29,6 +29,15 @@ constexpr double kBackwardPairs = 1.3;
 /// Share of the L2 cache that a section of heads may fill.
 constexpr double kSectionBytes = 32.0 * 1024 * 1024;
 
+/// What the plan calls the copies of an operand.
+struct Names {
+  const char *packed, *planes, *scales;
+};
+constexpr std::array<Names, 4> kNames = {{{"Q packed", "Q planes", "Q scales"},
+                                          {"K packed", "K planes", "K scales"},
+                                          {"V packed", "V planes", "V scales"},
+                                          {"dO packed", "dO planes", "dO scales"}}};
+
 bool rows_are_aligned(const Tensor& t, std::int64_t vector) {
   if (t.sizes[3] % vector != 0 || (t.strides[3] != 1 && t.sizes[3] > 1)) return false;
   for (std::size_t axis = 0; axis < 3; ++axis) {
@@ -129,11 +138,10 @@ Operands::Operands(const Problem& p) : form_(form(p)), device_(p.device.index) {
     ragged_.key_lengths = static_cast<const int*>(p.key_lengths.data);
     ragged_.key_lengths_b = p.key_lengths.strides[0];
   }
-  const std::array<std::pair<const Tensor*, const char*>, 4> tensors = {
-      {{&p.q, "Q"}, {&p.k, "K"}, {&p.v, "V"}, {&p.d_o, "dO"}}};
+  const std::array<const Tensor*, 4> tensors = {&p.q, &p.k, &p.v, &p.d_o};
   const std::size_t count = p.pass == Pass::forward ? 3 : 4;
   for (std::size_t i = 0; i < count; ++i) {
-    const Tensor& t = *tensors[i].first;
+    const Tensor& t = *tensors[i];
     const bool keys = i == 1 || i == 2, gathered = gathers && keys;
     if (!form_.scaled && has_vectors(t) && !gathered) {
       operands_[i].view = {t.data, t.strides[0], t.strides[1], t.strides[2]};
@@ -145,7 +153,7 @@ Operands::Operands(const Problem& p) : form_(form(p)), device_(p.device.index) {
         keys ? key_blocks(p, tile::kScaleRows) : query_blocks(p, tile::kScaleRows);
     const std::int64_t length = keys ? p.seq_k : p.seq_q;
     const std::int64_t rows = p.packed ? blocks * tile::kScaleRows : length;
-    Source source = {i, &t, tensors[i].second, {p.stored_batch(), t.sizes[1], rows, width}, blocks};
+    Source source = {i, &t, {p.stored_batch(), t.sizes[1], rows, width}, blocks};
     if (p.packed) source.sequences = keys ? key_sequences(p) : query_sequences(p);
     source.paged = gathered;
     sources_.push_back(source);
@@ -154,14 +162,14 @@ Operands::Operands(const Problem& p) : form_(form(p)), device_(p.device.index) {
   }
 }
 
-void Operands::add_memory(std::vector<MemoryItem>& items) const {
+void Operands::add_memory(std::vector<MemoryPart>& items) const {
   for (const Source& s : sources_) {
     const DType dtype = form_.element == tile::Element::bf16 ? DType::bfloat16 : DType::float16;
-    items.push_back(memory_item(std::string(s.name) + (form_.scaled ? " planes" : " packed"),
-                                Role::workspace, dtype,
-                                {s.packed[0], s.packed[1], s.packed[2], s.packed[3]}));
+    const Names& names = kNames[s.index];
+    items.push_back(
+        memory_part(form_.scaled ? names.planes : names.packed, Role::workspace, dtype, s.packed));
     if (form_.scaled) {
-      items.push_back(memory_item(std::string(s.name) + " scales", Role::workspace, DType::float32,
+      items.push_back(memory_part(names.scales, Role::workspace, DType::float32,
                                   {s.packed[0], s.packed[1], s.blocks}));
     }
   }

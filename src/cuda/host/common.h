@@ -60,7 +60,7 @@ class Operands {
 
   explicit Operands(const Problem& problem);
   /// Workspace of the packed operands.
-  void add_memory(std::vector<MemoryItem>& items) const;
+  void add_memory(std::vector<MemoryPart>& items) const;
   double bytes() const;
   bool packs() const { return !sources_.empty(); }
   /// Takes the workspace and starts the packing, where something is packed.
@@ -71,7 +71,6 @@ class Operands {
   struct Source {
     std::size_t index;
     const Tensor* tensor;
-    const char* name;
     std::array<std::int64_t, 4> packed;  ///< shape
     std::int64_t blocks;
     tile::Sequences sequences = {};

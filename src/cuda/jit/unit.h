@@ -5,7 +5,7 @@
 ///   args.h or <name>_args.h  struct Config (named constants) and struct Args (the one parameter);
 ///                            includes only other *args.h; read by the host and by NVRTC
 ///   <file>.cuh               template <Config kConfig> void kernel(const Args&)
-///   row.h/.cpp               host: configs, supports, cost, run
+///   row.h/.cpp               host: configs, prepare, run
 /// and the unit that NVRTC compiles is generated from a KernelUnit:
 ///   #include "cuda/kernels/<file>.cuh"
 ///   using namespace tilewise::<stem>;

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "cuda/ask_row.h"
 #include "cuda/kernels/bwd_sm80/row.h"
 #include "cuda/kernels/fwd_sm80/row.h"
 #include "cuda/machine.h"
@@ -86,10 +87,10 @@ TEST(Packed, RowsTakeThemForEveryType) {
       const Problem backward = packed(dtype, Pass::backward);
       const KernelRow& two = kFlashBackwardTwoPassSm80;
       const KernelRow& one = kFlashForwardSm80;
-      EXPECT_EQ(one.supports(one, forward, machine(arch)), "");
-      EXPECT_EQ(two.supports(two, backward, machine(arch)), "");
-      EXPECT_GT(one.cost(one, forward, machine(arch)).ms, 0.0);
-      EXPECT_EQ(two.cost(two, backward, machine(arch)).splits, 1);
+      EXPECT_EQ(refusal_by(one, forward, machine(arch)), "");
+      EXPECT_EQ(refusal_by(two, backward, machine(arch)), "");
+      EXPECT_GT(cost_by(one, forward, machine(arch)).ms, 0.0);
+      EXPECT_EQ(cost_by(two, backward, machine(arch)).splits, 1);
     }
   }
 }
@@ -98,7 +99,7 @@ TEST(Packed, TheGradientOfABiasIsRefused) {
   Problem p = packed(DType::bfloat16, Pass::backward);
   p.bias = p.dbias = Tensor::contiguous(nullptr, DType::float32, {2, 4, 130, 70}, kCuda);
   const KernelRow& row = kFlashBackwardTwoPassSm80;
-  EXPECT_NE(row.supports(row, p, machine(80)).find("gradient of a bias"), std::string::npos);
+  EXPECT_NE(refusal_by(row, p, machine(80)).find("gradient of a bias"), std::string::npos);
 }
 
 // One query of eight heads over two key heads is planned, and read, as four rows of two heads.
@@ -123,20 +124,18 @@ TEST(Decode, HeadsOfAGroupAreRowsOfOneTile) {
   rows.seq_q = rows.total_q = 4;
   rows.causal = Causal::none;
   rows.right = Problem::kUnbounded;
-  const Cost cost = row.cost(row, p, machine(80)), same = row.cost(row, rows, machine(80));
+  const Cost cost = cost_by(row, p, machine(80)), same = cost_by(row, rows, machine(80));
   EXPECT_EQ(cost.block_m, same.block_m);
   EXPECT_EQ(cost.splits, same.splits);
   EXPECT_GT(cost.splits, 1);
   p.left = 100;  // a window of the one query is none of four
-  EXPECT_LE(row.cost(row, p, machine(80)).splits, same.splits);
+  EXPECT_LE(cost_by(row, p, machine(80)).splits, same.splits);
 }
 
 // Empty ones have a block of the statistics each.
 TEST(Packed, MoreSequencesThanAnIntCounts) {
   Problem p = packed(DType::bfloat16, Pass::backward);
-  const auto refusal = [&p] {
-    return kFlashBackwardSm80.supports(kFlashBackwardSm80, p, machine(80));
-  };
+  const auto refusal = [&p] { return refusal_by(kFlashBackwardSm80, p, machine(80)); };
   EXPECT_EQ(refusal(), "");
   p.batch = std::int64_t{1} << 25;
   EXPECT_EQ(refusal(), "more than 2^25 packed sequences");

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "cuda/ask_row.h"
 #include "cuda/host/tile_order.h"
 #include "cuda/kernels/bwd_sm90/dq/launch.h"
 #include "cuda/kernels/bwd_sm90/row.h"
@@ -29,6 +30,12 @@ Problem problem(std::int64_t seq, std::int64_t dim, std::int64_t dim_v, bool cau
   p.head_dim_v = dim_v;
   p.scale = 0.125F;
   if (causal) p.causal = Causal::bottom_right, p.right = 0;
+  const auto tensor = [&](std::int64_t columns) {
+    return Tensor::bshd(nullptr, p.dtype, p.batch, seq, p.heads_q, columns, p.device);
+  };
+  p.q = p.k = p.dq = p.dk = tensor(dim);
+  p.v = p.o = p.d_o = p.dv = tensor(dim_v);
+  p.lse = Tensor::contiguous(nullptr, DType::float32, {p.batch, p.heads_q, seq}, p.device);
   return p;
 }
 
@@ -93,7 +100,7 @@ TEST(BwdDqSm90, NothingIsSummedInMemory) {
   Problem p = problem(4096, 256, 256, true);
   const auto bytes = [&] {
     std::int64_t sum = 0;
-    for (const MemoryItem& item : kFlashBackwardSm90.cost(kFlashBackwardSm90, p, machine).memory) {
+    for (const MemoryPart& item : cost_by(kFlashBackwardSm90, p, machine).memory) {
       if (item.role == MemoryItem::Role::workspace) sum += item.bytes;
     }
     return sum;

@@ -7,6 +7,7 @@
 #include <queue>
 #include <vector>
 
+#include "cuda/ask_row.h"
 #include "cuda/kernels/bwd_sm90/row.h"
 #include "cuda/kernels/bwd_sm90/tiles.h"
 #include "cuda/kernels/bwd_sm90/unit.h"
@@ -52,9 +53,7 @@ Hardware h100() {
   return machine;
 }
 
-std::string refusal(const Problem& p) {
-  return kFlashBackwardSm90.supports(kFlashBackwardSm90, p, h100());
-}
+std::string refusal(const Problem& p) { return refusal_by(kFlashBackwardSm90, p, h100()); }
 
 TEST(BwdSm90, EveryConfigFitsSharedMemory) {
   for (const std::int64_t dim : {16, 64, 80, 96, 128, 192, 256}) {
@@ -86,7 +85,7 @@ TEST(BwdSm90, SmallProblemsKeepDsExact) {
   // delta comes from P where rounding of O would show: in tiny problems, and under masks, which
   // leave some rows few keys.
   const auto items = [](const Problem& of) {
-    return kFlashBackwardSm90.cost(kFlashBackwardSm90, of, h100()).memory.size();
+    return cost_by(kFlashBackwardSm90, of, h100()).memory.size();
   };
   const auto full = [](std::int64_t length) {
     Problem of = problem(length, 256, false);
@@ -233,7 +232,7 @@ TEST(BwdSm90, FewTilesAreCutByQueries) {
   EXPECT_TRUE(config.split);
   EXPECT_EQ(bwd_sm90_parts(p, config), 4);  // eight steps of 128 queries each
   EXPECT_EQ(bwd_sm90_jobs(p, config), 2 * 16 + 32 * 4);
-  const Cost cost = kFlashBackwardSm90.cost(kFlashBackwardSm90, p, h100());
+  const Cost cost = cost_by(kFlashBackwardSm90, p, h100());
   EXPECT_EQ(cost.memory.back().bytes, 2 * 4096 * 64 * 4);
   p.seq_q = p.seq_k = 16384;
   EXPECT_EQ(bwd_sm90_parts(p, bwd_sm90_config(p)), 4);
@@ -248,17 +247,16 @@ TEST(BwdSm90, FewTilesAreCutByQueries) {
 
 TEST(BwdSm90, BytesMovedCountTheGradientOfLse) {
   Problem p = problem(4096, 128, true);
-  const double before = kFlashBackwardSm90.cost(kFlashBackwardSm90, p, h100()).bytes_moved;
+  const double before = cost_by(kFlashBackwardSm90, p, h100()).bytes_moved;
   p.d_lse = p.lse;
-  EXPECT_EQ(kFlashBackwardSm90.cost(kFlashBackwardSm90, p, h100()).bytes_moved,
-            before + 4.0 * 16384 * 16);
+  EXPECT_EQ(cost_by(kFlashBackwardSm90, p, h100()).bytes_moved, before + 4.0 * 16384 * 16);
 }
 
 TEST(BwdSm90, TurnsOnlyWhereTheOrderIsFixed) {
   Problem p = problem(4096, 128, true);
-  const Cost free_order = kFlashBackwardSm90.cost(kFlashBackwardSm90, p, h100());
+  const Cost free_order = cost_by(kFlashBackwardSm90, p, h100());
   p.deterministic = true;
-  const Cost fixed_order = kFlashBackwardSm90.cost(kFlashBackwardSm90, p, h100());
+  const Cost fixed_order = cost_by(kFlashBackwardSm90, p, h100());
   // Four counters for 64 queries: linear in the length.
   EXPECT_EQ(fixed_order.memory.front().bytes - free_order.memory.front().bytes,
             p.batch * p.heads_q * (p.seq_q / 64) * 4 * 4);
@@ -334,7 +332,7 @@ TEST(BwdSm90, LengthsThatTheDeviceLooksUp) {
   // A small one keeps delta for every row of the tensor, not for every sequence's longest.
   p = packed({30, 41, 7}, 64, true);
   EXPECT_TRUE(bwd_sm90_config(p).exact);
-  const Cost cost = kFlashBackwardSm90.cost(kFlashBackwardSm90, p, h100());
+  const Cost cost = cost_by(kFlashBackwardSm90, p, h100());
   EXPECT_EQ(cost.memory.back().bytes, p.heads_q * p.total_q * 4);
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/ask_row.h"
 #include "cuda/device_tensor.h"
 #include "cuda/host/common.h"
 #include "cuda/host/refusal.h"
@@ -51,7 +52,7 @@ const KernelRow& kOnePass = cuda::kFlashBackwardSm80;
 const KernelRow& kTwoPass = cuda::kFlashBackwardTwoPassSm80;
 
 std::string refusal(const KernelRow& row, const Problem& p, int arch = 90) {
-  return row.supports(row, p, machine(arch));
+  return refusal_by(row, p, machine(arch));
 }
 
 TEST(FlashSm80, EveryHeadDimHasATileOnEveryArchitecture) {
@@ -116,8 +117,8 @@ TEST(FlashSm80, DropoutIsInThePredictedTime) {
   const Hardware m = machine(90);
   AttentionSpec spec;
   spec.dropout.p = 0.1;
-  const double plain = kForward.cost(kForward, forward_problem(shape), m).ms;
-  const double dropped = kForward.cost(kForward, forward_problem(shape, spec), m).ms;
+  const double plain = cost_by(kForward, forward_problem(shape), m).ms;
+  const double dropped = cost_by(kForward, forward_problem(shape, spec), m).ms;
   EXPECT_GT(dropped, 1.5 * plain) << "measured: 1.8 to 2.2";
   EXPECT_LT(dropped, 3.0 * plain);
 }
@@ -169,15 +170,15 @@ TEST(FlashSm80, SummedGradientsArePricedByTheirProducts) {
   const Hardware m = machine(90);
   const Problem none = backward_problem(shape), sinks = backward_problem_with(Summed::sinks, shape);
   // Two products more for delta from P, of five and of seven.
-  const double one = kOnePass.cost(kOnePass, none, m).ms, two = kTwoPass.cost(kTwoPass, none, m).ms;
-  EXPECT_NEAR(kOnePass.cost(kOnePass, sinks, m).ms / one, 1.0 + 2.0 / 5.0, 0.03);
-  EXPECT_NEAR(kTwoPass.cost(kTwoPass, sinks, m).ms / two, 1.0 + 2.0 / 7.0, 0.03);
+  const double one = cost_by(kOnePass, none, m).ms, two = cost_by(kTwoPass, none, m).ms;
+  EXPECT_NEAR(cost_by(kOnePass, sinks, m).ms / one, 1.0 + 2.0 / 5.0, 0.03);
+  EXPECT_NEAR(cost_by(kTwoPass, sinks, m).ms / two, 1.0 + 2.0 / 7.0, 0.03);
   // A bias is read in all four launches that make P, and is there once for all keys.
   const Problem bias = backward_problem_with(Summed::bias, shape);
   const double read = cuda::sm80::options_ms(bias, 4, m);
-  EXPECT_NEAR((kTwoPass.cost(kTwoPass, bias, m).ms - read) / two, 1.0 + 4.0 / 7.0, 0.03);
-  EXPECT_EQ(kTwoPass.cost(kTwoPass, bias, m).bytes_moved,
-            kTwoPass.cost(kTwoPass, none, m).bytes_moved + 2.0 * 32 * 4096 * 2);
+  EXPECT_NEAR((cost_by(kTwoPass, bias, m).ms - read) / two, 1.0 + 4.0 / 7.0, 0.03);
+  EXPECT_EQ(cost_by(kTwoPass, bias, m).bytes_moved,
+            cost_by(kTwoPass, none, m).bytes_moved + 2.0 * 32 * 4096 * 2);
 }
 
 // keep iff word >= floor(p * 2^32), for every p: CONTRACT 13.
@@ -208,14 +209,13 @@ TEST(FlashSm80, DropoutBitsAreTheContracts) {
 
 TEST(FlashSm80, KeysAreSplitOnlyWhenMultiprocessorsAreIdle) {
   const Hardware m = machine(90);
-  const Cost full =
-      kForward.cost(kForward, forward_problem({.batch = 4, .heads = 32, .seq = 4096}), m);
+  const Cost full = cost_by(kForward, forward_problem({.batch = 4, .heads = 32, .seq = 4096}), m);
   EXPECT_EQ(full.splits, 1);
   EXPECT_TRUE(full.memory.empty());
-  const Cost idle = kForward.cost(kForward, forward_problem({.seq = 8192}), m);
+  const Cost idle = cost_by(kForward, forward_problem({.seq = 8192}), m);
   EXPECT_GT(idle.splits, 1);
   // Splitting is only worth its workspace because it is faster than what one part could be.
-  EXPECT_LT(idle.ms, kForward.cost(kForward, forward_problem({.heads = 8, .seq = 8192}), m).ms);
+  EXPECT_LT(idle.ms, cost_by(kForward, forward_problem({.heads = 8, .seq = 8192}), m).ms);
   ASSERT_EQ(idle.memory.size(), 2U);
   EXPECT_EQ(idle.memory[0].bytes, std::int64_t{idle.splits} * 8192 * 64 * 4);
 }
@@ -243,7 +243,7 @@ TEST(FlashSm80, PredictsWhatAnH100Took) {
                                        .dim = cell.dim,
                                        .dim_v = cell.dim},
                                       spec);
-    const double ms = kForward.cost(kForward, p, h100).ms;
+    const double ms = cost_by(kForward, p, h100).ms;
     EXPECT_NEAR(ms / cell.ms, 1.0, 0.12) << cell.seq << " rows, dim " << cell.dim;
   }
 }
@@ -281,13 +281,13 @@ TEST(FlashSm80, OtherCardsReachLessThanTheirProductsAllow) {
 TEST(FlashSm80, Float32IsPackedAndOddStridesTooButAlignedRowsAreNot) {
   const Hardware m = machine(90);
   const Shape busy{.dtype = DType::float32, .batch = 8, .heads = 32};
-  const Cost planes = kForward.cost(kForward, forward_problem(busy), m);
+  const Cost planes = cost_by(kForward, forward_problem(busy), m);
   ASSERT_EQ(planes.memory.size(), 6U);  // planes and scales of Q, K, V
   EXPECT_EQ(planes.memory[0].bytes, std::int64_t{8} * 32 * 1024 * 64 * 4);
-  const Cost aligned = kForward.cost(kForward, forward_problem({.batch = 8, .heads = 32}), m);
+  const Cost aligned = cost_by(kForward, forward_problem({.batch = 8, .heads = 32}), m);
   EXPECT_TRUE(aligned.memory.empty());
-  const Cost odd = kForward.cost(
-      kForward, forward_problem({.batch = 8, .heads = 32, .dim = 37, .dim_v = 64}), m);
+  const Cost odd =
+      cost_by(kForward, forward_problem({.batch = 8, .heads = 32, .dim = 37, .dim_v = 64}), m);
   EXPECT_EQ(odd.memory.size(), 2U);  // Q and K; rows of V are whole vectors
 }
 
@@ -296,12 +296,12 @@ TEST(FlashSm80, TwoPassesNeedNoSumsOfDq) {
   const Problem p = backward_problem({.batch = 4, .heads = 32, .seq = 2048});
   const auto bytes = [](const Cost& cost) {
     std::int64_t sum = 0;
-    for (const MemoryItem& item : cost.memory) sum += item.bytes;
+    for (const MemoryPart& item : cost.memory) sum += item.bytes;
     return sum;
   };
   const std::int64_t rows = std::int64_t{4} * 32 * 2048;
-  EXPECT_EQ(bytes(kTwoPass.cost(kTwoPass, p, m)), 2 * rows * 4);
-  EXPECT_EQ(bytes(kOnePass.cost(kOnePass, p, m)), 2 * rows * 4 + rows * 64 * 4);
+  EXPECT_EQ(bytes(cost_by(kTwoPass, p, m)), 2 * rows * 4);
+  EXPECT_EQ(bytes(cost_by(kOnePass, p, m)), 2 * rows * 4 + rows * 64 * 4);
 }
 
 class FlashSm80Device : public ::testing::TestWithParam<DType> {

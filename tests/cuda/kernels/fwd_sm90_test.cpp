@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/ask_row.h"
 #include "cuda/host/tile_order.h"
 #include "cuda/host/wgmma_text.h"
 #include "cuda/kernels/fwd_sm90/fill.h"
@@ -125,7 +126,7 @@ Hardware h100() {
 }
 
 std::string refusal(const Problem& p, const Hardware& machine) {
-  return kFlashForwardSm90.supports(kFlashForwardSm90, p, machine);
+  return refusal_by(kFlashForwardSm90, p, machine);
 }
 
 TEST(ForwardSm90, MasksThatHideNothingAreNone) {

@@ -45,9 +45,9 @@ std::int64_t BiasParts::elems() const {
   return std::int64_t{axes.batch} * axes.heads * padded_rows * padded_keys;
 }
 
-void BiasParts::add_memory(std::vector<MemoryItem>& items) const {
+void BiasParts::add_memory(std::vector<MemoryPart>& items) const {
   if (count == 1) return;
-  items.push_back(memory_item("dbias parts", MemoryItem::Role::workspace, DType::float32,
+  items.push_back(memory_part("dbias parts", MemoryItem::Role::workspace, DType::float32,
                               {count, axes.batch, axes.heads, padded_rows, padded_keys}));
 }
 

@@ -21,7 +21,7 @@ struct BiasParts {
 
   BiasParts(const Problem& problem, int block_m, int block_n);
   std::int64_t elems() const;  ///< of one part
-  void add_memory(std::vector<MemoryItem>& items) const;
+  void add_memory(std::vector<MemoryPart>& items) const;
 };
 
 /// Writes the gradient of the bias where the problem asks for it. `pass` and `config` are those of

@@ -36,23 +36,9 @@ std::string refusal(const Problem& p, const Hardware& machine) {
   return reason;
 }
 
-std::string one_pass_supports(const KernelRow&, const Problem& p, const Hardware& machine) {
-  std::string reason = refusal(p, machine);
-  if (!reason.empty()) return reason;
-  if (p.dtype == DType::float32) return "float32 gradients come from two passes";
-  if (p.deterministic) return "dQ is summed in any order; deterministic takes two passes";
-  return choose_one_pass(p, machine).tile == nullptr ? no_tile(p, machine) : "";
-}
-
-std::string two_pass_supports(const KernelRow&, const Problem& p, const Hardware& machine) {
-  std::string reason = refusal(p, machine);
-  if (!reason.empty()) return reason;
-  return choose_two_pass(p, machine).pair == nullptr ? no_tile(p, machine) : "";
-}
-
-void add_row_memory(const Problem& p, std::vector<MemoryItem>& items) {
+void add_row_memory(const Problem& p, std::vector<MemoryPart>& items) {
   const auto add = [&](const char* name) {
-    items.push_back(memory_item(name, Role::workspace, DType::float32,
+    items.push_back(memory_part(name, Role::workspace, DType::float32,
                                 {p.stored_batch(), p.heads_q, rows_q(p)}));
   };
   add("LSE, log2");
@@ -105,8 +91,21 @@ int launches(const Problem& p, int main) {
   return main + (p.dbias.defined() ? 1 : 0) + (refines(p) ? 1 : 0);
 }
 
-Cost one_pass_cost(const KernelRow&, const Problem& p, const Hardware& machine) {
+/// What run_one_pass() goes by.
+struct DecidedOnePass {
+  Config config;
+  Tile tile;
+  int splits = 1;
+  Config queries;  ///< of bwd_dq_sm80, for refine and the gradient of a bias
+};
+
+Preparation prepare_one_pass(const KernelRow&, const Problem& p, const Hardware& machine) {
+  std::string reason = refusal(p, machine);
+  if (!reason.empty()) return reason;
+  if (p.dtype == DType::float32) return "float32 gradients come from two passes";
+  if (p.deterministic) return "dQ is summed in any order; deterministic takes two passes";
   const OnePass choice = choose_one_pass(p, machine);
+  if (choice.tile == nullptr) return no_tile(p, machine);
   const sm80::Operands operands(p);
   Cost cost;
   cost.block_m = choice.tile->block_m;
@@ -116,7 +115,7 @@ Cost one_pass_cost(const KernelRow&, const Problem& p, const Hardware& machine) 
   add_row_memory(p, cost.memory);
   const auto sums = [&](const char* name, std::int64_t heads, std::int64_t rows, int dim) {
     cost.memory.push_back(
-        memory_item(name, Role::workspace, DType::float32, {p.stored_batch(), heads, rows, dim}));
+        memory_part(name, Role::workspace, DType::float32, {p.stored_batch(), heads, rows, dim}));
     return static_cast<double>(cost.memory.back().bytes);
   };
   // The sums of dQ: cleared, added to by every block of keys, read.
@@ -133,11 +132,28 @@ Cost one_pass_cost(const KernelRow&, const Problem& p, const Hardware& machine) 
             others_ms(p, queries, choice.ms, kOnePassProducts, cost) +
             sm80::options_ms(p, launches(p, 1), machine) + sm80::kKernelMs +
             1e-6 * 2.5 * dq / machine.bandwidth_gbps;
-  return cost;
+  const int kib = machine.shared_kib;
+  return Prepared{
+      std::move(cost),
+      remember(DecidedOnePass{make_config(p, *choice.tile, Launch::all, choice.splits > 1, kib),
+                              *choice.tile, choice.splits,
+                              make_config(p, queries, Launch::queries, false, kib)})};
 }
 
-Cost two_pass_cost(const KernelRow&, const Problem& p, const Hardware& machine) {
+/// What run_two_pass() goes by.
+struct DecidedTwoPass {
+  TilePair pair;
+  Parts parts;
+  bool split = false;
+  Config keys, queries;
+  Config whole_queries;  ///< for refine and the gradient of a bias
+};
+
+Preparation prepare_two_pass(const KernelRow&, const Problem& p, const Hardware& machine) {
+  std::string reason = refusal(p, machine);
+  if (!reason.empty()) return reason;
   const TwoPass choice = choose_two_pass(p, machine);
+  if (choice.pair == nullptr) return no_tile(p, machine);
   const sm80::Operands operands(p);
   Cost cost;
   cost.block_m = choice.pair->keys.block_m;
@@ -146,12 +162,13 @@ Cost two_pass_cost(const KernelRow&, const Problem& p, const Hardware& machine) 
   operands.add_memory(cost.memory);
   add_row_memory(p, cost.memory);
   cost.bytes_moved = tensor_bytes(p) + 2.0 * operands.bytes();
-  if (choice.splits > 1) {
-    const Parts parts = parts_of(p, *choice.pair, choice.splits);
+  const bool split = choice.splits > 1;
+  const Parts parts = parts_of(p, *choice.pair, choice.splits);
+  if (split) {
     const auto sums = [&](const char* name, int count, std::int64_t heads, std::int64_t rows,
                           int dim) {
       cost.memory.push_back(
-          memory_item(name, Role::workspace, DType::float32, {count, p.batch, heads, rows, dim}));
+          memory_part(name, Role::workspace, DType::float32, {count, p.batch, heads, rows, dim}));
       cost.bytes_moved += 2.0 * static_cast<double>(cost.memory.back().bytes);
     };
     sums("dQ parts", parts.queries, p.heads_q, parts.rows_dq, dims(p).qk);
@@ -163,7 +180,13 @@ Cost two_pass_cost(const KernelRow&, const Problem& p, const Hardware& machine) 
             sm80::options_ms(p, launches(p, choice.pair->apart ? 3 : 2), machine);
   // Few query rows over many keys wait for memory.
   cost.ms = std::max(cost.ms, 1e-6 * cost.bytes_moved / machine.bandwidth_gbps);
-  return cost;
+  const int kib = machine.shared_kib;
+  const auto& [keys, queries, apart] = *choice.pair;
+  return Prepared{std::move(cost),
+                  remember(DecidedTwoPass{*choice.pair, parts, split,
+                                          make_config(p, keys, Launch::keys, split, kib),
+                                          make_config(p, queries, Launch::queries, split, kib),
+                                          make_config(p, queries, Launch::queries, false, kib)})};
 }
 
 void fill(Args& args, const Problem& p, const sm80::Operands& operands, const RowStatistics& rows) {
@@ -255,13 +278,12 @@ void launch_queries(const Problem& p, const Config& config, const Tile& tile, Ar
   launch_tiles(p, kernel, sm80::following(blocks * heads * splits, p.device.index), stream, args);
 }
 
-/// Gradients of what is no operand, from the rows' final statistics. `queries`: a tile of
-/// bwd_dq_sm80.
-void launch_others(const Problem& p, const Tile& queries, const RowStatistics& rows,
-                   const Args& args, WorkspaceCutter& workspace, void* stream) {
+/// Gradients of what is no operand, from the rows' final statistics. `queries`: of bwd_dq_sm80.
+void launch_others(const Problem& p, const Config& queries, int min_blocks,
+                   const RowStatistics& rows, const Args& args, WorkspaceCutter& workspace,
+                   void* stream) {
   sink_gradient(p, rows, stream);
-  bias_gradient(p, args, make_config(p, queries, Launch::queries, false, limit_kib(p)),
-                queries.min_blocks, workspace, stream);
+  bias_gradient(p, args, queries, min_blocks, workspace, stream);
 }
 
 RowStatistics take_rows(const Problem& p, WorkspaceCutter& workspace) {
@@ -274,40 +296,28 @@ RowStatistics take_rows(const Problem& p, WorkspaceCutter& workspace) {
   return rows;
 }
 
-void run_one_pass(const KernelRow& row, const Problem& p, const Context& context) {
-  const Plan& plan = context.plan;
-  const auto tiles = one_pass_tiles(p);
-  const auto tile = std::find_if(tiles.begin(), tiles.end(), [&](const Tile& t) {
-    return t.block_m == plan.block_m && t.block_n == plan.block_n;
-  });
-  if (tile == tiles.end()) {
-    throw InvalidArgument("plan: " + std::string(row.name) + " has no tile of " +
-                          std::to_string(plan.block_m) + " x " + std::to_string(plan.block_n));
-  }
-  const bool split = plan.splits > 1;
-  const Config config = make_config(p, *tile, Launch::all, split, limit_kib(p));
+void run_one_pass(const KernelRow& /*row*/, const Problem& p, const Context& context) {
+  const auto& [config, tile, splits, query_config] = context.decided<DecidedOnePass>();
+  const bool split = splits > 1;
+  const Tile& queries = two_pass_tiles(p)[0].queries;  // fits every machine
   WorkspaceCutter workspace(context.workspace);
   sm80::Operands operands(p);
   operands.prepare(workspace, context.stream);
   RowStatistics rows = take_rows(p, workspace);
-  const std::int64_t heads_k = p.batch * p.heads_k, keys = rows_k(p, tile->block_n);
+  const std::int64_t heads_k = p.batch * p.heads_k, keys = rows_k(p, tile.block_n);
   Args args;
   args.dq_sum = workspace.take<float>(p.stored_batch() * p.heads_q * rows.rows_q * config.head_dim);
   rows.clear = args.dq_sum;
   rows.clear_cols = config.head_dim;
   prepare_rows(p, rows, context.stream);
   fill(args, p, operands, rows);
-  if (refines(p)) {
-    const Tile& queries = two_pass_tiles(p)[0].queries;  // fits every machine
-    launch_queries(p, make_config(p, queries, Launch::queries, false, limit_kib(p)), queries, args,
-                   true, 1, context.stream);
-  }
+  if (refines(p)) launch_queries(p, query_config, queries, args, true, 1, context.stream);
   std::vector<SummedGradient> sums = {{args.dq_sum, &p.dq, rows.rows_q, config.head_dim, p.scale}};
   if (split) {
     args.dk_sum = workspace.take<float>(heads_k * keys * config.head_dim);
     args.dv_sum = workspace.take<float>(heads_k * keys * config.head_dim_v);
     args.rows_k = static_cast<int>(keys);
-    args.queries_per_split = static_cast<int>(per_split(p.seq_q, tile->block_m, plan.splits));
+    args.queries_per_split = static_cast<int>(per_split(p.seq_q, tile.block_m, splits));
     fill_bytes(args.dk_sum, 0, heads_k * keys * config.head_dim * 4, p.device.index,
                context.stream);
     fill_bytes(args.dv_sum, 0, heads_k * keys * config.head_dim_v * 4, p.device.index,
@@ -315,9 +325,9 @@ void run_one_pass(const KernelRow& row, const Problem& p, const Context& context
     sums.push_back({args.dk_sum, &p.dk, keys, config.head_dim, p.scale});
     sums.push_back({args.dv_sum, &p.dv, keys, config.head_dim_v, 1.0F});
   }
-  launch_keys(p, config, *tile, args, plan.splits, context.stream);
+  launch_keys(p, config, tile, args, splits, context.stream);
   convert_gradients(p, sums, context.stream);
-  launch_others(p, two_pass_tiles(p)[0].queries, rows, args, workspace, context.stream);
+  launch_others(p, query_config, queries.min_blocks, rows, args, workspace, context.stream);
 }
 
 /// Places for what each part of the two-pass form adds up, which bwd_convert then adds.
@@ -339,16 +349,9 @@ std::vector<SummedGradient> take_parts(const Problem& p, const Parts& parts, Arg
           {args.dv_sum, &p.dv, parts.rows_k, dims(p).v, 1.0F, parts.keys}};
 }
 
-void run_two_pass(const KernelRow& row, const Problem& p, const Context& context) {
-  const Plan& plan = context.plan;
-  const auto pairs = two_pass_tiles(p);
-  const auto pair = std::find_if(pairs.begin(), pairs.end(), [&](const TilePair& t) {
-    return t.keys.block_m == plan.block_m && t.keys.block_n == plan.block_n;
-  });
-  if (pair == pairs.end()) {
-    throw InvalidArgument("plan: " + std::string(row.name) + " has no tiles of " +
-                          std::to_string(plan.block_m) + " x " + std::to_string(plan.block_n));
-  }
+void run_two_pass(const KernelRow& /*row*/, const Problem& p, const Context& context) {
+  const auto& [pair, parts, split, key_config, query_config, whole_queries] =
+      context.decided<DecidedTwoPass>();
   WorkspaceCutter workspace(context.workspace);
   sm80::Operands operands(p);
   operands.prepare(workspace, context.stream);
@@ -356,27 +359,21 @@ void run_two_pass(const KernelRow& row, const Problem& p, const Context& context
   prepare_rows(p, rows, context.stream);
   Args args;
   fill(args, p, operands, rows);
-  if (refines(p)) {
-    const Config plain = make_config(p, pair->queries, Launch::queries, false, limit_kib(p));
-    launch_queries(p, plain, pair->queries, args, true, 1, context.stream);
-  }
-  const bool split = plan.splits > 1;
-  const Parts parts = parts_of(p, *pair, plan.splits);
+  if (refines(p)) launch_queries(p, whole_queries, pair.queries, args, true, 1, context.stream);
   std::vector<SummedGradient> sums;
   if (split) sums = take_parts(p, parts, args, workspace);
-  Config config = make_config(p, pair->keys, Launch::keys, split, limit_kib(p));
-  if (pair->apart) {
+  if (pair.apart) {
+    Config config = key_config;
     for (const Gradients gradients : {Gradients::keys, Gradients::values}) {
       config.gradients = gradients;
-      launch_keys(p, config, pair->keys, args, parts.keys, context.stream);
+      launch_keys(p, config, pair.keys, args, parts.keys, context.stream);
     }
   } else {
-    launch_keys(p, config, pair->keys, args, parts.keys, context.stream);
+    launch_keys(p, key_config, pair.keys, args, parts.keys, context.stream);
   }
-  launch_queries(p, make_config(p, pair->queries, Launch::queries, split, limit_kib(p)),
-                 pair->queries, args, false, parts.queries, context.stream);
+  launch_queries(p, query_config, pair.queries, args, false, parts.queries, context.stream);
   if (split) convert_gradients(p, sums, context.stream);
-  launch_others(p, pair->queries, rows, args, workspace, context.stream);
+  launch_others(p, whole_queries, pair.queries.min_blocks, rows, args, workspace, context.stream);
 }
 
 }  // namespace
@@ -394,7 +391,7 @@ RefinedDelta refined_delta(const Problem& p, WorkspaceCutter& workspace, void* s
   return {rows.delta, rows.rows_q};
 }
 
-void add_refined_delta_memory(const Problem& p, std::vector<MemoryItem>& items) {
+void add_refined_delta_memory(const Problem& p, std::vector<MemoryPart>& items) {
   sm80::Operands(p).add_memory(items);
   add_row_memory(p, items);
 }
@@ -405,8 +402,7 @@ const KernelRow kFlashBackwardSm80 = {
     .device = DeviceType::cuda,
     .pass = Pass::backward,
     .summary = "tiled, P recomputed from LSE, dQ by atomic additions; mma.sync, cp.async",
-    .supports = one_pass_supports,
-    .cost = one_pass_cost,
+    .prepare = prepare_one_pass,
     .run = run_one_pass};
 
 const KernelRow kFlashBackwardTwoPassSm80 = {
@@ -415,8 +411,7 @@ const KernelRow kFlashBackwardTwoPassSm80 = {
     .device = DeviceType::cuda,
     .pass = Pass::backward,
     .summary = "tiled, dK and dV, then dQ: repeatable; float32 as two fp16 planes",
-    .supports = two_pass_supports,
-    .cost = two_pass_cost,
+    .prepare = prepare_two_pass,
     .run = run_two_pass};
 
 namespace {

@@ -21,7 +21,7 @@ struct RefinedDelta {
   std::int64_t rows = 0;
 };
 RefinedDelta refined_delta(const Problem& problem, WorkspaceCutter& workspace, void* stream);
-void add_refined_delta_memory(const Problem& problem, std::vector<MemoryItem>& items);
+void add_refined_delta_memory(const Problem& problem, std::vector<MemoryPart>& items);
 
 void add_bwd_sm80_units(std::vector<PackUnit>& units, int arch);
 /// Dropout and the gradient of a bias: not packed, but watched by the tests as the census watches

@@ -42,7 +42,9 @@ std::string maps_refusal(const Problem& p) {
   return {};
 }
 
-std::string supports(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
+}  // namespace
+
+std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   if (machine.arch != 90) {
     return "it is for compute capability 9.0 (Hopper), the device has " +
            std::to_string(machine.arch / 10) + "." + std::to_string(machine.arch % 10);
@@ -72,6 +74,8 @@ std::string supports(const KernelRow& /*row*/, const Problem& p, const Hardware&
   return maps_refusal(p);
 }
 
+namespace {
+
 std::int64_t turns(const Problem& p, const Config& config) {
   return config.deterministic ? p.stored_batch() * p.heads_q *
                                     (bwd_sm90_rows(p, config) / config.block_m) * config.dq_warps()
@@ -96,14 +100,23 @@ std::int64_t key_sums(const Problem& p, const Config& config) {
   return cut_tiles(p, config) * config.block_n * (config.head_dim + config.head_dim_v);
 }
 
-Cost cost(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
+/// What run() goes by.
+struct Decided {
+  Config config;
+  bwd_sm90::SectionOrder order;
+  int parts = 1;  ///< that a tile's queries are cut into
+};
+
+Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
+  std::string reason = bwd_sm90_refusal(p, machine);
+  if (!reason.empty()) return reason;
   const Config config = bwd_sm90_config(p);
   const std::int64_t rows = bwd_sm90_rows(p, config);
   Cost cost;
   cost.block_m = config.block_m;
   cost.block_n = config.block_n;
-  const auto add = [&](const char* name, const std::vector<std::int64_t>& shape) {
-    cost.memory.push_back(memory_item(name, Role::workspace, DType::float32, shape));
+  const auto add = [&](const char* name, std::initializer_list<std::int64_t> shape) {
+    cost.memory.push_back(memory_part(name, Role::workspace, DType::float32, shape));
   };
   add("counters", {counters(p, config)});
   add("offsets", {p.stored_batch(), p.heads_q, rows});
@@ -134,7 +147,8 @@ Cost cost(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
   // P and dS in two planes: 1.41 to 1.56 times the time, one head of 256 to 1024 rows on an H200,
   // dims to 128; above it was not measured and is left to flash_bwd_sm80.
   if (config.exact) cost.ms *= config.columns_dq() > 128 ? 3.0 : 1.5;
-  return cost;
+  return Prepared{std::move(cost),
+                  remember(Decided{config, bwd_sm90_order(p, config), bwd_sm90_parts(p, config)})};
 }
 
 /// Rows end where a packed sequence does; those of K and V also at a length, behind which dK and dV
@@ -156,7 +170,8 @@ void fill_maps(RaggedArgs& args, const Problem& p, const Config& config) {
   set_map(args.dv, p.dv, 64, k_rows);
 }
 
-void fill(RaggedArgs& args, const Problem& p, const Config& config) {
+void fill(RaggedArgs& args, const Problem& p, const Decided& decided) {
+  const Config& config = decided.config;
   args.of.top = sm90_mask(p).top;
   sm90_fill_lengths(args.of, p);
   fill_maps(args, p, config);
@@ -182,8 +197,8 @@ void fill(RaggedArgs& args, const Problem& p, const Config& config) {
   const Sm90Mask mask = sm90_mask(p);
   args.low = mask.low;
   args.high = mask.high;
-  args.order = bwd_sm90_order(p, config);
-  args.parts = bwd_sm90_parts(p, config);
+  args.order = decided.order;
+  args.parts = decided.parts;
   args.lead = bwd_sm90_sections_apart(args.order, config);
   args.lag = bwd_sm90_lag(p, args.order, config);
   // Under a causal mask the first keys are seen by most queries: longest first. In a fixed order of
@@ -201,12 +216,9 @@ void fill(RaggedArgs& args, const Problem& p, const Config& config) {
   }
 }
 
-void run(const KernelRow& row, const Problem& p, const Context& context) {
-  // A plan made for aligned tensors may be run with others.
-  if (const std::string reason = maps_refusal(p); !reason.empty()) {
-    throw InvalidArgument("plan: " + std::string(row.name) + ": " + reason);
-  }
-  const Config config = bwd_sm90_config(p);
+void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
+  const auto& decided = context.decided<Decided>();
+  const Config& config = decided.config;
   const std::int64_t pairs_k = p.stored_batch() * p.heads_k;
   const std::int64_t rows = p.stored_batch() * p.heads_q * bwd_sm90_rows(p, config);
   // All kernels before the first launch: where one cannot be compiled nothing is written.
@@ -215,7 +227,7 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   const ContextScope scope(p.device.index);  // tensor maps are made in a context
   WorkspaceCutter workspace(context.workspace);
   RaggedArgs args;
-  fill(args, p, config);
+  fill(args, p, decided);
   const std::int64_t count = counters(p, config);
   args.next_job = workspace.take<unsigned>(count);
   args.prepared = args.next_job + 1;
@@ -281,8 +293,7 @@ const KernelRow kFlashBackwardSm90 = {
     .device = DeviceType::cuda,
     .pass = Pass::backward,
     .summary = "tiled, P recomputed from LSE; above dim 128 dQ by bwd_dq_sm90; wgmma, TMA",
-    .supports = supports,
-    .cost = cost,
+    .prepare = prepare,
     .run = run};
 
 void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch) {

@@ -1,6 +1,7 @@
 /// bwd_sm90 on the host: its row and what the pack holds of it. See bwd_sm90/README.md.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "cuda/jit/unit.h"
@@ -9,6 +10,9 @@
 namespace tilewise::cuda {
 
 extern const KernelRow kFlashBackwardSm90;
+
+/// Why the row does not run a problem; empty when it does.
+std::string bwd_sm90_refusal(const Problem& problem, const Hardware& machine);
 
 void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch);
 /// Head dims above 128, with bwd_dq_sm90's: left to their first use, watched by a test.

@@ -18,8 +18,12 @@ namespace {
 /// Rows of copies are multiples of 16 bytes.
 constexpr std::int64_t kUnitElems = 8;
 
-/// Of the row on copies: the row that runs on them.
-const KernelRow& inner(const KernelRow& row) { return *static_cast<const KernelRow*>(row.config); }
+/// The row that runs on the copies, and what it refuses.
+struct Inner {
+  const KernelRow& row;
+  std::string (*refusal)(const Problem& problem, const Hardware& machine);
+};
+const Inner& inner(const KernelRow& row) { return *static_cast<const Inner*>(row.config); }
 
 struct Copied {
   const char* name;
@@ -44,7 +48,7 @@ std::span<const Copied> copied(Pass pass) {
 }
 
 /// The shape of a copy: rows end with zeros where the caller's are no multiple of 16 bytes.
-std::vector<std::int64_t> copy_shape(const Tensor& t) {
+std::array<std::int64_t, 4> copy_shape(const Tensor& t) {
   return {t.sizes[0], t.sizes[1], t.sizes[2], round_up(t.sizes[3], kUnitElems)};
 }
 
@@ -53,7 +57,7 @@ Problem on_copies(const Problem& p, WorkspaceCutter& workspace, bool planned) {
   Problem copies = p;
   for (const Copied& c : copied(p.pass)) {
     const Tensor& t = p.*c.tensor;
-    const std::vector<std::int64_t> shape = copy_shape(t);
+    const std::array<std::int64_t, 4> shape = copy_shape(t);
     const std::int64_t elems = shape[0] * shape[1] * shape[2] * shape[3];
     void* const data = planned ? nullptr : workspace.take<unsigned short>(elems);
     copies.*c.tensor =
@@ -68,37 +72,45 @@ Problem planned_copies(const Problem& p) {
   return on_copies(p, nothing, true);
 }
 
-std::string supports(const KernelRow& row, const Problem& p, const Hardware& machine) {
+std::string refusal(const Inner& on_them, const Problem& p, const Problem& copies,
+                    const Hardware& machine) {
   if (p.dtype != DType::bfloat16 && p.dtype != DType::float16) {
     return std::string(dtype_name(p.dtype)) +
            " is not supported by this kernel (bfloat16, float16)";
   }
   if (p.packed) return "packed tensors";
-  const std::string reason = inner(row).supports(inner(row), planned_copies(p), machine);
+  std::string reason = on_them.refusal(copies, machine);
   if (!reason.empty()) return reason;
-  if (inner(row).supports(inner(row), p, machine).empty()) {
-    return std::string(inner(row).name) + " takes these tensors without a copy";
+  if (on_them.refusal(p, machine).empty()) {
+    return std::string(on_them.row.name) + " takes these tensors without a copy";
   }
   return "";
 }
 
-Cost cost(const KernelRow& row, const Problem& p, const Hardware& machine) {
-  const Cost on_them = inner(row).cost(inner(row), planned_copies(p), machine);
-  Cost cost = on_them;
+/// What the row on copies decides is what the row that runs on them decides.
+Preparation prepare(const KernelRow& row, const Problem& p, const Hardware& machine) {
+  const Inner& on_them = inner(row);
+  const Problem copies = planned_copies(p);
+  std::string reason = refusal(on_them, p, copies, machine);
+  if (!reason.empty()) return reason;
+  Preparation prepared = on_them.row.prepare(on_them.row, copies, machine);
+  if (std::holds_alternative<std::string>(prepared)) return prepared;
+  Cost& cost = std::get<Prepared>(prepared).cost;
+  const std::vector<MemoryPart> of_kernel = std::move(cost.memory);
   cost.memory.clear();
   double bytes = 0.0;
   for (const Copied& c : copied(p.pass)) {
     const Tensor& t = p.*c.tensor;
-    cost.memory.push_back(memory_item(c.name, MemoryItem::Role::workspace, t.dtype, copy_shape(t)));
+    cost.memory.push_back(memory_part(c.name, MemoryItem::Role::workspace, t.dtype, copy_shape(t)));
     bytes += static_cast<double>(t.numel() * dtype_bytes(t.dtype) + cost.memory.back().bytes);
   }
-  cost.memory.insert(cost.memory.end(), on_them.memory.begin(), on_them.memory.end());
+  cost.memory.insert(cost.memory.end(), of_kernel.begin(), of_kernel.end());
   // copy_rows takes an element a thread: it reaches this share of the memory's rate.
   constexpr double kRate = 0.35;
   cost.ms += sm80::kKernelMs * static_cast<double>(copied(p.pass).size() + 1) +
              1e-6 * bytes / (kRate * machine.bandwidth_gbps);
   cost.bytes_moved += bytes;
-  return cost;
+  return prepared;
 }
 
 /// The columns of a copy that the caller's tensor has.
@@ -119,8 +131,13 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
     }
     copy_elements(from, without_padding(to, from), context.stream);
   }
-  inner(row).run(inner(row), copies,
-                 {context.plan, workspace.take<std::byte>(0), context.stream, context.executor});
+  const KernelRow& on_them = inner(row).row;
+  on_them.run(on_them, copies,
+              {.plan = context.plan,
+               .decision = context.decision,
+               .workspace = workspace.take<std::byte>(0),
+               .stream = context.stream,
+               .executor = context.executor});
   for (const Copied& c : copied(p.pass)) {
     if (!c.written) continue;
     copy_elements(without_padding(copies.*c.tensor, p.*c.tensor), p.*c.tensor, context.stream);
@@ -129,14 +146,16 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
 
 std::string not_seen_on_a_card(const KernelRow&, const Problem&) { return "no card has run it"; }
 
-constexpr KernelRow make_row(const char* name, Pass pass, const KernelRow& on_them) {
+constexpr Inner kForwardOnCopies = {kFlashForwardSm90, fwd_sm90_refusal};
+constexpr Inner kBackwardOnCopies = {kFlashBackwardSm90, bwd_sm90_refusal};
+
+constexpr KernelRow make_row(const char* name, Pass pass, const Inner& on_them) {
   return {.name = name,
           .implementation = "flash",
           .device = DeviceType::cuda,
           .pass = pass,
           .summary = "the Hopper kernel on copies, for tensors that TMA cannot reach",
-          .supports = supports,
-          .cost = cost,
+          .prepare = prepare,
           .run = run,
           .config = &on_them,
           .on_trial = not_seen_on_a_card};
@@ -145,8 +164,8 @@ constexpr KernelRow make_row(const char* name, Pass pass, const KernelRow& on_th
 }  // namespace
 
 const KernelRow kFlashForwardCopiedSm90 =
-    make_row("flash_fwd_sm90_copied", Pass::forward, kFlashForwardSm90);
+    make_row("flash_fwd_sm90_copied", Pass::forward, kForwardOnCopies);
 const KernelRow kFlashBackwardCopiedSm90 =
-    make_row("flash_bwd_sm90_copied", Pass::backward, kFlashBackwardSm90);
+    make_row("flash_bwd_sm90_copied", Pass::backward, kBackwardOnCopies);
 
 }  // namespace tilewise::cuda

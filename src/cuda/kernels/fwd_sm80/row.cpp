@@ -261,22 +261,44 @@ Problem grouped(const Problem& given) {
   return p;
 }
 
-std::string supports(const KernelRow& row, const Problem& given, const Hardware& machine) {
+/// What run() goes by.
+struct Decided {
+  Config config;
+  tile::TileOrder order;
+  int min_blocks = 1;
+  int keys_per_split = 0;
+};
+
+Decided decide(const Problem& p, const Choice& choice, const Hardware& machine) {
+  const Tile& tile = *choice.tile;
+  Decided decided;
+  decided.config = make_config(p, tile, choice.splits > 1, machine.shared_kib);
+  decided.min_blocks = tile.min_blocks;
+  decided.keys_per_split = static_cast<int>(keys_per_split(p, tile.block_n, choice.splits));
+  const Config& config = decided.config;
+  const std::int64_t blocks = row_blocks(p, tile), heads = p.stored_batch() * p.heads_q;
+  const double head_bytes = static_cast<double>(p.packed ? p.total_k : p.seq_k) * config.planes *
+                            2.0 * (config.head_dim + config.head_dim_v) /
+                            static_cast<double>(p.group());
+  decided.order = {.blocks = static_cast<unsigned>(blocks),
+                   .splits = static_cast<unsigned>(choice.splits),
+                   .heads = static_cast<unsigned>(heads),
+                   .section = sm80::section(config.positional, heads, blocks, head_bytes,
+                                            sm80::kTypicalMultiprocessors),
+                   .last_first = config.positional};
+  return decided;
+}
+
+Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& machine) {
   std::string reason = sm80::refusal(given, machine, sm80::kTakes);
   if (!reason.empty()) return reason;
   const Problem p = grouped(given);
-  if (choose(row, p, machine).tile == nullptr) {
-    reason = "no tile for head dims " + std::to_string(p.head_dim) + ", " +
-             std::to_string(p.head_dim_v) + " fits " + std::to_string(machine.shared_kib) +
-             " KiB of shared memory";
-  }
-  return reason;
-}
-
-Cost cost(const KernelRow& row, const Problem& given, const Hardware& machine) {
-  const Problem p = grouped(given);
   const Choice choice = choose(row, p, machine);
-  if (choice.tile == nullptr) return {};  // supports() says why
+  if (choice.tile == nullptr) {
+    return "no tile for head dims " + std::to_string(p.head_dim) + ", " +
+           std::to_string(p.head_dim_v) + " fits " + std::to_string(machine.shared_kib) +
+           " KiB of shared memory";
+  }
   const sm80::Operands operands(p);
   Cost cost;
   cost.block_m = choice.tile->block_m;
@@ -285,9 +307,9 @@ Cost cost(const KernelRow& row, const Problem& given, const Hardware& machine) {
   operands.add_memory(cost.memory);
   double partial = 0.0;
   if (choice.splits > 1) {
-    cost.memory.push_back(memory_item("partial O", Role::workspace, DType::float32,
+    cost.memory.push_back(memory_part("partial O", Role::workspace, DType::float32,
                                       {choice.splits, p.query_rows(), sm80::padded(p.head_dim_v)}));
-    cost.memory.push_back(memory_item("partial LSE", Role::workspace, DType::float32,
+    cost.memory.push_back(memory_part("partial LSE", Role::workspace, DType::float32,
                                       {choice.splits, p.query_rows()}));
     partial =
         static_cast<double>(cost.memory.back().bytes + cost.memory[cost.memory.size() - 2].bytes);
@@ -310,7 +332,7 @@ Cost cost(const KernelRow& row, const Problem& given, const Hardware& machine) {
   if (operands.packs()) {
     cost.ms += sm80::kKernelMs + 1e-6 * operands.bytes() / machine.bandwidth_gbps;
   }
-  return cost;
+  return Prepared{std::move(cost), remember(decide(p, choice, machine))};
 }
 
 void fill(Args& args, const Problem& p, const sm80::Operands& operands) {
@@ -326,7 +348,7 @@ void fill(Args& args, const Problem& p, const sm80::Operands& operands) {
 }
 
 /// O and LSE of each part to workspace.
-void fill_parts(Args& args, const Problem& p, int splits, int block_n, WorkspaceCutter& workspace) {
+void fill_parts(Args& args, const Problem& p, int splits, WorkspaceCutter& workspace) {
   const std::int64_t rows = p.query_rows(), width = sm80::padded(p.head_dim_v);
   const std::int64_t entry = p.packed ? 0 : p.heads_q * p.total_q;
   args.o = {workspace.take<float>(splits * rows * width), entry * width, p.total_q * width, width,
@@ -338,7 +360,6 @@ void fill_parts(Args& args, const Problem& p, int splits, int block_n, Workspace
   args.lse_h = p.total_q;
   args.lse_s = 1;
   args.lse_split = rows;
-  args.keys_per_split = static_cast<int>(keys_per_split(p, block_n, splits));
 }
 
 RaggedArgs ragged_args(const Args& args, const Problem& p) {
@@ -355,48 +376,34 @@ RaggedArgs ragged_args(const Args& args, const Problem& p) {
   return ragged;
 }
 
-void run(const KernelRow& row, const Problem& given, const Context& context) {
+void run(const KernelRow& /*row*/, const Problem& given, const Context& context) {
   const Problem p = grouped(given);
-  const Plan& plan = context.plan;
   const int device = p.device.index;
-  const auto candidates = tiles(row, p);
-  const auto tile = std::find_if(candidates.begin(), candidates.end(), [&](const Tile& t) {
-    return t.block_m == plan.block_m && t.block_n == plan.block_n;
-  });
-  if (tile == candidates.end()) {
-    throw InvalidArgument("plan: " + std::string(row.name) + " has no tile of " +
-                          std::to_string(plan.block_m) + " x " + std::to_string(plan.block_n));
-  }
-  const bool split = plan.splits > 1;
-  const Config config = make_config(p, *tile, split, sm80::shared_kib(device_arch(device)));
+  const auto& decided = context.decided<Decided>();
+  const Config& config = decided.config;
+  const auto splits = static_cast<int>(decided.order.splits);
   sm80::Operands operands(p);
   WorkspaceCutter workspace(context.workspace);
   operands.prepare(workspace, context.stream);
   Args args;
   fill(args, p, operands);
-  if (split) fill_parts(args, p, plan.splits, tile->block_n, workspace);
-  const std::int64_t blocks = row_blocks(p, *tile), heads = p.stored_batch() * p.heads_q;
-  const double head_bytes = static_cast<double>(p.packed ? p.total_k : p.seq_k) * config.planes *
-                            2.0 * (config.head_dim + config.head_dim_v) /
-                            static_cast<double>(p.group());
-  args.order = {.blocks = static_cast<unsigned>(blocks),
-                .splits = static_cast<unsigned>(plan.splits),
-                .heads = static_cast<unsigned>(heads),
-                .section = sm80::section(config.positional, heads, blocks, head_bytes,
-                                         sm80::kTypicalMultiprocessors),
-                .last_first = config.positional};
-  const int min_blocks = tile->min_blocks;
+  args.order = decided.order;
+  if (config.split) {
+    fill_parts(args, p, splits, workspace);
+    args.keys_per_split = decided.keys_per_split;
+  }
+  const int min_blocks = decided.min_blocks;
   const Kernel kernel = sm80::load_config(
       config, device, [min_blocks](const Config& c) { return unit(c, min_blocks); });
-  const std::int64_t tiles = blocks * heads * plan.splits;
+  const std::int64_t tiles = std::int64_t{args.order.blocks} * args.order.heads * splits;
   const Grid grid = operands.packs() ? sm80::following(tiles, device) : Grid{.x = tiles};
   if (config.ragged()) {
     launch(kernel, grid, context.stream, ragged_args(args, p));
   } else {
     launch(kernel, grid, context.stream, args);
   }
-  if (split) {
-    combine_parts(p, static_cast<const float*>(args.o.data), args.lse, plan.splits, context.stream);
+  if (config.split) {
+    combine_parts(p, static_cast<const float*>(args.o.data), args.lse, splits, context.stream);
   }
 }
 
@@ -412,8 +419,7 @@ const KernelRow kFlashForwardSm80 = {
     .device = DeviceType::cuda,
     .pass = Pass::forward,
     .summary = "tiled, online softmax; mma.sync, cp.async; float32 as two fp16 planes",
-    .supports = supports,
-    .cost = cost,
+    .prepare = prepare,
     .run = run};
 
 const KernelRow kFlashForwardTile16 = {.name = "flash_fwd_tile16",
@@ -421,8 +427,7 @@ const KernelRow kFlashForwardTile16 = {.name = "flash_fwd_tile16",
                                        .device = DeviceType::cuda,
                                        .pass = Pass::forward,
                                        .summary = "flash_fwd_sm80 with seed 004's tiles of 16 x 16",
-                                       .supports = supports,
-                                       .cost = cost,
+                                       .prepare = prepare,
                                        .run = run,
                                        .config = kTile16,
                                        .on_trial = for_comparison};

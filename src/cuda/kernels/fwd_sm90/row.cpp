@@ -19,9 +19,12 @@ namespace {
 
 using fwd_sm90::Args;
 using fwd_sm90::Config;
+using fwd_sm90::SectionOrder;
 using Role = MemoryItem::Role;
 
-std::string supports(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
+}  // namespace
+
+std::string fwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   if (machine.arch != 90) {
     return "it is for compute capability 9.0 (Hopper), the device has " +
            std::to_string(machine.arch / 10) + "." + std::to_string(machine.arch % 10);
@@ -41,17 +44,27 @@ std::string supports(const KernelRow& /*row*/, const Problem& p, const Hardware&
   return sm90_maps_refusal(p);
 }
 
+namespace {
+
+/// What run() goes by.
+struct Decided {
+  Config config;
+  SectionOrder order;
+  int pack_shift = 0;
+  int splits = 1, blocks_per_split = 0;
+};
+
 /// Workspace beside the caller's tensors: the tile counter, then what the parts leave.
-std::vector<MemoryItem> workspace_items(const Problem& p, const Config& config, int splits) {
-  std::vector<MemoryItem> items;
+std::vector<MemoryPart> workspace_items(const Problem& p, const Config& config, int splits) {
+  std::vector<MemoryPart> items;
   if (config.dynamic) {
-    items.push_back(memory_item("tile counter", Role::workspace, DType::int64, {1}));
+    items.push_back(memory_part("tile counter", Role::workspace, DType::int64, {1}));
   }
   if (splits > 1) {
-    items.push_back(memory_item("partial O", Role::workspace, DType::float32,
+    items.push_back(memory_part("partial O", Role::workspace, DType::float32,
                                 {splits, sm90_query_rows(p), config.head_dim_v}));
     items.push_back(
-        memory_item("partial LSE", Role::workspace, DType::float32, {splits, sm90_query_rows(p)}));
+        memory_part("partial LSE", Role::workspace, DType::float32, {splits, sm90_query_rows(p)}));
   }
   return items;
 }
@@ -71,23 +84,38 @@ double split_ms(const Problem& p, const Sm90Choice& choice, const Hardware& mach
   return merge + 1e-3 * tile.masked.block_us * kTail * blocks;
 }
 
-Cost cost(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
+Decided decide(const Problem& p, const Sm90Choice& choice) {
+  const Sm90Tile& tile = *choice.tile;
+  Decided decided;
+  decided.config = sm90_config(p, tile, choice.splits > 1);
+  decided.pack_shift = sm90_pack_shift(p, tile);
+  decided.order =
+      sm90_order(p, decided.config, tile.block_m() >> decided.pack_shift, choice.splits);
+  decided.splits = choice.splits;
+  decided.blocks_per_split = sm90_blocks_per_split(p, tile.block_n, choice.splits);
+  return decided;
+}
+
+Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
+  std::string reason = fwd_sm90_refusal(p, machine);
+  if (!reason.empty()) return reason;
   const Sm90Choice choice = sm90_choose(p, machine);
+  const Decided decided = decide(p, choice);
   Cost cost;
   cost.block_m = choice.tile->block_m();
   cost.block_n = choice.tile->block_n;
   cost.splits = choice.splits;
-  cost.memory = workspace_items(p, sm90_config(p, *choice.tile, choice.splits > 1), choice.splits);
+  cost.memory = workspace_items(p, decided.config, choice.splits);
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.lse}) {
     cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
   cost.ms = std::max(choice.ms + split_ms(p, choice, machine),
                      1e-6 * cost.bytes_moved / machine.bandwidth_gbps);
   if (choice.splits > 1) {
-    for (const MemoryItem& item : cost.memory)
+    for (const MemoryPart& item : cost.memory)
       cost.bytes_moved += 2.0 * static_cast<double>(item.bytes);
   }
-  return cost;
+  return Prepared{std::move(cost), remember(decided)};
 }
 
 /// A number that no other launch of this process and hardly any other memory has: see TileCounter.
@@ -100,42 +128,30 @@ unsigned long long next_tag() {
   return (x ^ (x >> 31)) >> fwd_sm90::TileCounter::kCountBits | 1;
 }
 
-void run(const KernelRow& row, const Problem& p, const Context& context) {
-  const Plan& plan = context.plan;
-  const auto candidates = sm90_tiles(p);
-  const auto tile = std::find_if(candidates.begin(), candidates.end(), [&](const Sm90Tile& t) {
-    return t.block_m() == plan.block_m && t.block_n == plan.block_n;
-  });
-  if (tile == candidates.end()) {
-    throw InvalidArgument("plan: " + std::string(row.name) + " has no tile of " +
-                          std::to_string(plan.block_m) + " x " + std::to_string(plan.block_n));
-  }
-  // A plan made for aligned tensors may be run with others.
-  if (const std::string reason = sm90_maps_refusal(p); !reason.empty()) {
-    throw InvalidArgument("plan: " + std::string(row.name) + ": " + reason);
-  }
-  const bool split = plan.splits > 1;
-  const Config config = sm90_config(p, *tile, split);
+void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
+  const auto& decided = context.decided<Decided>();
+  const Config& config = decided.config;
+  const int splits = decided.splits;
+  const bool split = splits > 1;
   WorkspaceCutter workspace(context.workspace);
   const ContextScope scope(p.device.index);  // tensor maps are made in a context
   Args args;
-  const int shift = sm90_pack_shift(p, *tile);
-  sm90_fill(args, p, config, shift, sm90_set_map);
-  args.order = sm90_order(p, config, tile->block_m() >> shift, plan.splits);
+  sm90_fill(args, p, config, decided.pack_shift, sm90_set_map);
+  args.order = decided.order;
   args.tiles = args.order.blocks * args.order.heads;
   if (config.dynamic) args.counter = {workspace.take<unsigned long long>(1), next_tag()};
   if (split) {
     const std::int64_t rows = sm90_query_rows(p);
-    args.splits = plan.splits;
+    args.splits = splits;
     args.part_rows = rows;
-    args.blocks_per_split = sm90_blocks_per_split(p, config.block_n, plan.splits);
-    args.o_part = workspace.take<float>(plan.splits * rows * config.head_dim_v);
-    args.lse_part = workspace.take<float>(plan.splits * rows);
+    args.blocks_per_split = decided.blocks_per_split;
+    args.o_part = workspace.take<float>(splits * rows * config.head_dim_v);
+    args.lse_part = workspace.take<float>(splits * rows);
   }
   const Kernel kernel = sm80::load_config(config, p.device.index, fwd_sm90_unit);
   const std::int64_t grid = std::min(args.tiles, sm80::kTypicalMultiprocessors);
   launch(kernel, {.x = grid}, context.stream, args);
-  if (split) combine_parts(p, args.o_part, args.lse_part, plan.splits, context.stream);
+  if (split) combine_parts(p, args.o_part, args.lse_part, splits, context.stream);
 }
 
 }  // namespace
@@ -146,8 +162,7 @@ const KernelRow kFlashForwardSm90 = {
     .device = DeviceType::cuda,
     .pass = Pass::forward,
     .summary = "tiled, online softmax; wgmma, TMA, warpgroups of different roles; bf16, fp16",
-    .supports = supports,
-    .cost = cost,
+    .prepare = prepare,
     .run = run};
 
 void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {

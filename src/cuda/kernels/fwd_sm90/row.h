@@ -1,6 +1,7 @@
 /// fwd_sm90 on the host: its row and what the pack holds of it. See fwd_sm90/README.md.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "cuda/jit/unit.h"
@@ -9,6 +10,9 @@
 namespace tilewise::cuda {
 
 extern const KernelRow kFlashForwardSm90;
+
+/// Why the row does not run a problem; empty when it does.
+std::string fwd_sm90_refusal(const Problem& problem, const Hardware& machine);
 
 /// At most one word of a unit is spilled: by the producer of the tile for windows, once a tile.
 void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch);

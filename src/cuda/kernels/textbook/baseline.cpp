@@ -23,16 +23,14 @@ KernelUnit unit(const char* entry, DType dtype) {
           .entry = entry};
 }
 
-std::string supports(const KernelRow&, const Problem& problem, const Hardware&) {
-  return textbook_refusal(problem);
-}
-
-Cost cost(const KernelRow&, const Problem& p, const Hardware& machine) {
+Preparation prepare(const KernelRow&, const Problem& p, const Hardware& machine) {
+  std::string reason = textbook_refusal(p);
+  if (!reason.empty()) return reason;
   Cost cost;
   cost.memory = {
-      memory_item("S", Role::workspace, DType::float32, {p.batch, p.heads_q, p.seq_q, p.seq_k}),
-      memory_item("row maximum", Role::workspace, DType::float32, {p.batch, p.heads_q, p.seq_q}),
-      memory_item("row sum", Role::workspace, DType::float32, {p.batch, p.heads_q, p.seq_q})};
+      memory_part("S", Role::workspace, DType::float32, {p.batch, p.heads_q, p.seq_q, p.seq_k}),
+      memory_part("row maximum", Role::workspace, DType::float32, {p.batch, p.heads_q, p.seq_q}),
+      memory_part("row sum", Role::workspace, DType::float32, {p.batch, p.heads_q, p.seq_q})};
   const auto scores = static_cast<double>(score_rows(p)) * static_cast<double>(p.seq_k);
   // S: written, read by max, read and written twice by softmax, read for O.
   constexpr double kWalks = 7.0;
@@ -44,7 +42,7 @@ Cost cost(const KernelRow&, const Problem& p, const Hardware& machine) {
   cost.ms = 1e-6 * cost.bytes_moved / machine.bandwidth_gbps +
             1e-9 * lines * flops / (kProductEfficiency * machine.float32_tflops) +
             5e-3 * machine.launch_us;
-  return cost;
+  return Prepared{std::move(cost), nullptr};
 }
 
 void run(const KernelRow&, const Problem& p, const Context& context) {
@@ -83,8 +81,7 @@ const KernelRow kBaselineForward = {.name = "baseline_fwd_cuda",
                                     .device = DeviceType::cuda,
                                     .pass = Pass::forward,
                                     .summary = "five plain kernels around an S x S buffer",
-                                    .supports = supports,
-                                    .cost = cost,
+                                    .prepare = prepare,
                                     .run = run};
 
 void add_baseline_units(std::vector<PackUnit>& units) {

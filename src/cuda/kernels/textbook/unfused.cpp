@@ -1,7 +1,10 @@
 #include "cuda/kernels/textbook/unfused.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
+#include <span>
+#include <utility>
 
 #include "cuda/driver/cublas.h"
 #include "cuda/kernels/rows/copy.h"
@@ -58,14 +61,14 @@ std::vector<Named> product_outputs(const Problem& p) {
 bool state_is_dropped(const Problem& p) { return p.saved.data == nullptr && p.saved.bytes == 0; }
 
 /// Saved state and workspace, in the order in which they lie in memory.
-std::vector<MemoryItem> memory_items(const KernelRow& row, const Problem& p) {
-  std::vector<MemoryItem> items;
-  const std::vector<std::int64_t> scores = {p.batch, p.heads_q, p.seq_q, p.seq_k};
-  const std::vector<std::int64_t> rows = {p.batch, p.heads_q, p.seq_q};
-  const std::vector<std::int64_t> pairs = {p.batch, p.heads_q, p.seq_q, 2};
+std::vector<MemoryPart> memory_items(const KernelRow& row, const Problem& p) {
+  std::vector<MemoryPart> items;
+  const std::array scores = {p.batch, p.heads_q, p.seq_q, p.seq_k};
+  const std::array rows = {p.batch, p.heads_q, p.seq_q};
+  const std::array pairs = {p.batch, p.heads_q, p.seq_q, std::int64_t{2}};
   const auto add = [&](const char* name, Role role, DType dtype,
-                       const std::vector<std::int64_t>& shape) {
-    items.push_back(memory_item(name, role, dtype, shape));
+                       std::span<const std::int64_t> shape) {
+    items.push_back(memory_part(name, role, dtype, shape));
   };
   if (p.pass == Pass::forward || !state_is_dropped(p)) {  // what forward keeps, in this call or not
     add("S", Role::saved, DType::float32, scores);
@@ -84,21 +87,20 @@ std::vector<MemoryItem> memory_items(const KernelRow& row, const Problem& p) {
   for (const auto& list : {product_inputs(p), product_outputs(p)}) {
     for (const Named& named : list) {
       if (is_dense(*named.tensor)) continue;
-      const auto& sizes = named.tensor->sizes;
-      add(named.name, Role::workspace, p.dtype, {sizes.begin(), sizes.end()});
+      add(named.name, Role::workspace, p.dtype, named.tensor->sizes);
     }
   }
-  add("cuBLAS workspace", Role::workspace, DType::uint8, {kCublasWorkspaceBytes});
+  add("cuBLAS workspace", Role::workspace, DType::uint8, std::array{kCublasWorkspaceBytes});
   return items;
 }
 
 /// The parts of memory by name.
 class Parts {
  public:
-  Parts(const std::vector<MemoryItem>& items, const Problem& p, const Context& context) {
+  Parts(const std::vector<MemoryPart>& items, const Problem& p, const Context& context) {
     std::int64_t needed = 0;
     WorkspaceCutter saved(p.saved.data), workspace(context.workspace);
-    for (const MemoryItem& item : items) {
+    for (const MemoryPart& item : items) {
       if (item.role == Role::workspace) needed += align_workspace(item.bytes);
       if (item.role == Role::saved && p.saved.data == nullptr) continue;
       WorkspaceCutter& cutter = item.role == Role::saved ? saved : workspace;
@@ -140,7 +142,7 @@ class Call {
       : p_(p),
         one_pass_(one_pass(row)),
         stream_(context.stream),
-        parts_(memory_items(row, p), p, context),
+        parts_(context.decided<std::vector<MemoryPart>>(), p, context),
         products_(p.device.index, context.stream, parts_.find<void>("cuBLAS workspace"),
                   kCublasWorkspaceBytes, p.precision == Precision::tf32) {
     args_.s = parts_.state<float>("S");
@@ -259,11 +261,9 @@ class Call {
   Tensor q_, k_, v_;
 };
 
-std::string supports(const KernelRow&, const Problem& problem, const Hardware&) {
-  return textbook_refusal(problem);
-}
-
-Cost cost(const KernelRow& row, const Problem& p, const Hardware& machine) {
+Preparation prepare(const KernelRow& row, const Problem& p, const Hardware& machine) {
+  std::string reason = textbook_refusal(p);
+  if (!reason.empty()) return reason;
   Cost cost;
   cost.memory = memory_items(row, p);
   const auto scores = static_cast<double>(score_rows(p)) * static_cast<double>(p.seq_k);
@@ -280,7 +280,8 @@ Cost cost(const KernelRow& row, const Problem& p, const Hardware& machine) {
                             : kMatrixEfficiency * machine.matrix_tflops;
   cost.ms = 1e-6 * cost.bytes_moved / machine.bandwidth_gbps + 1e-9 * flops / rate +
             6e-3 * machine.launch_us;
-  return cost;
+  auto parts = remember(cost.memory);
+  return Prepared{std::move(cost), std::move(parts)};
 }
 
 void run(const KernelRow& row, const Problem& p, const Context& context) {
@@ -290,7 +291,7 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
 
 constexpr KernelRow make_row(const char* name, const char* implementation, Pass pass,
                              const char* summary, const Kind& kind) {
-  return {name, implementation, DeviceType::cuda, pass, summary, supports, cost, run, &kind};
+  return {name, implementation, DeviceType::cuda, pass, summary, prepare, run, &kind};
 }
 
 }  // namespace

@@ -1,0 +1,112 @@
+#include "plan/problem_key.h"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+namespace tilewise {
+namespace {
+
+/// As far as GPU kernels look at an address: units of vectors and of tensor maps. CPU kernels take
+/// any.
+constexpr std::uintptr_t kAlignment = 16;
+
+/// The bytes so far, on the stack: a key is made in every call.
+class Bytes {
+ public:
+  template <class T>
+  void add(const T& value) {
+    static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>, "padding has no fixed bytes");
+    add(&value, sizeof value);
+  }
+
+  void add(const Tensor& t) {
+    add(t.rank);
+    if (!t.defined()) return;
+    add(t.dtype);
+    add(t.device.type);
+    add(t.device.index);
+    if (t.device.type == DeviceType::cuda)
+      add(reinterpret_cast<std::uintptr_t>(t.data) % kAlignment);
+    const auto bytes = static_cast<std::size_t>(t.rank) * sizeof(std::int64_t);
+    add(t.sizes.data(), bytes);
+    add(t.strides.data(), bytes);
+  }
+
+  std::string_view view() const { return {bytes_.data(), size_}; }
+
+ private:
+  void add(const void* data, std::size_t bytes) {
+    std::memcpy(bytes_.data() + size_, data, bytes);
+    size_ += bytes;
+  }
+
+  static constexpr std::size_t kTensors = 23, kTensorBytes = 24 + 16 * Tensor::kMaxRank;
+  static constexpr std::size_t kNumberBytes = 256;
+  std::size_t size_ = 0;
+  std::array<char, kTensors * kTensorBytes + kNumberBytes> bytes_;  ///< read up to size_
+};
+
+}  // namespace
+
+// NOTE: a field that rows read and that is missing here gives a call another call's plan.
+std::string problem_key(const Problem& p, std::string_view more) {
+  Bytes key;
+  for (const std::int64_t size :
+       {p.batch, p.heads_q, p.heads_k, p.seq_q, p.seq_k, p.total_q, p.total_k, p.head_dim,
+        p.head_dim_v, p.page_size, p.left, p.right, p.block_list.block_q, p.block_list.block_k}) {
+    key.add(size);
+  }
+  for (const double number : {p.scale64, p.softcap, p.dropout.p}) key.add(number);
+  // Of saved state a plan made before there is memory knows that it will be given.
+  const bool saves = p.saved.data != nullptr || p.saved.bytes > 0;
+  for (const bool flag : {p.packed, p.paged, p.deterministic, p.score_mod != nullptr, saves}) {
+    key.add(flag);
+  }
+  key.add(p.pass);
+  key.add(p.device.type);
+  key.add(p.device.index);
+  key.add(p.dtype);
+  key.add(p.causal);
+  key.add(p.precision);
+  for (const Tensor* t : {&p.q,
+                          &p.k,
+                          &p.v,
+                          &p.o,
+                          &p.lse,
+                          &p.d_o,
+                          &p.d_lse,
+                          &p.dq,
+                          &p.dk,
+                          &p.dv,
+                          &p.dbias,
+                          &p.dsinks,
+                          &p.mask,
+                          &p.bias,
+                          &p.alibi_slopes,
+                          &p.sinks,
+                          &p.key_lengths,
+                          &p.cu_seqlens_q,
+                          &p.cu_seqlens_k,
+                          &p.block_table,
+                          &p.block_list.row_offsets,
+                          &p.block_list.block_index,
+                          &p.block_list.block_full}) {
+    key.add(*t);
+  }
+  std::string made;
+  made.reserve(key.view().size() + more.size());
+  return made.append(key.view()).append(more);
+}
+
+bool reads_host_lengths(const Problem& p) {
+  for (const Tensor* t :
+       {&p.key_lengths, &p.cu_seqlens_q, &p.cu_seqlens_k, &p.block_list.row_offsets}) {
+    if (t->defined() && t->device.type == DeviceType::cpu) return true;
+  }
+  return false;
+}
+
+}  // namespace tilewise
