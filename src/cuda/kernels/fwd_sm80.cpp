@@ -1,6 +1,7 @@
 #include "cuda/kernels/fwd_sm80.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <span>
 
 #include "cuda/driver/device.h"
@@ -165,6 +166,17 @@ constexpr double kCombineMs = 3.6e-3;
 
 constexpr double kLeastDims = 56.0;
 
+/// Keys that a row takes on average: blocks that a diagonal or the end of the keys cuts are
+/// computed whole.
+double keys_computed(const Problem& p, const Tile& tile) {
+  const double seen = visible_pairs(p) / static_cast<double>(p.query_rows());
+  if (p.has_positional_mask()) {
+    const double cut = 0.5 * (tile.block_m + tile.block_n);
+    return std::min(static_cast<double>(p.seq_k), seen + cut);
+  }
+  return p.packed ? seen + 0.5 * tile.block_n : std::ceil(seen / tile.block_n) * tile.block_n;
+}
+
 /// Predicted milliseconds of a tile with the keys in `splits` parts.
 double predict(const Problem& p, const Tile& tile, int bytes, int splits, const Hardware& machine) {
   const double grid = full_tiles(p, tile);
@@ -173,10 +185,7 @@ double predict(const Problem& p, const Tile& tile, int bytes, int splits, const 
   // saved.
   const double pair_flops =
       2.0 * std::max(kLeastDims, static_cast<double>(p.head_dim + p.head_dim_v));
-  // Blocks that a diagonal cuts are computed whole.
-  const double cut = p.has_positional_mask() ? 0.5 * (tile.block_m + tile.block_n) : 0.0;
-  const double keys = std::min(static_cast<double>(p.seq_k),
-                               visible_pairs(p) / static_cast<double>(p.query_rows()) + cut);
+  const double keys = keys_computed(p, tile);
   sm80::Load load;
   load.flops = grid * tile.block_m * keys * pair_flops;
   load.tflops = tile.tflops;
