@@ -156,6 +156,16 @@ class Plan(CliTest):
             rows = {r["pass"]: r["kernel"] for r in json.loads(self.ok("plan", *args))}
             self.assertTrue(rows[verb].endswith("_sm90"), (problem[:60], rows))
 
+    def test_one_more_sequence_than_multiprocessors_changes_little(self) -> None:
+        """Eight key heads a sequence: 16 make 128 tiles, 17 make 136 on 132 multiprocessors."""
+        found = []
+        for batch in (16, 17):
+            problem = f"b{batch} h40/8 q1 k512 d128 bf16 pass=fwd"
+            args = ("--hardware", "h200", "--case", problem, "--format", "json")
+            found.append(json.loads(self.ok("plan", *args))[0])
+        self.assertEqual(found[0]["tiles"], found[1]["tiles"])
+        self.assertLess(found[1]["predicted_ms"], 1.1 * found[0]["predicted_ms"])
+
     def test_machine_from_a_file(self) -> None:
         """A card with half the memory and four times the bandwidth: the limit and time follow."""
         path = self.folder / "card.json"

@@ -26,7 +26,7 @@ struct Tile {
   bool q_in_registers;
   int min_blocks;  ///< on a multiprocessor
   double tflops;   ///< reached on an H100 by long tiles with every multiprocessor full
-  /// That share rows: for grids with a multiprocessor for each tile, and up to most_keys keys.
+  /// That share rows: for few rows or grids whose tiles run all at once, up to most_keys keys.
   int key_warps = 1, most_keys = 0;
 };
 
@@ -214,10 +214,14 @@ struct Choice {
 };
 
 /// False for what a tile is not for. A step has one scale factor for its keys.
-bool suits(const Tile& t, const Problem& p, const Hardware& machine) {
+bool suits(const Tile& t, const Problem& p, int bytes, const Hardware& machine) {
   if (sm80::form(p).scaled && t.block_n > tile::kScaleRows) return false;
-  return t.key_warps == 1 ||
-         (full_tiles(p, t) <= machine.multiprocessors && p.seq_k <= t.most_keys);
+  if (t.key_warps == 1) return true;
+  const double at_once =
+      static_cast<double>(machine.multiprocessors) * resident_blocks(t, bytes, machine);
+  // Where all rows of a head fit one of them, larger tiles have nothing to fill them with.
+  const bool one_tile = !p.packed && row_blocks(p, t) == 1;
+  return (one_tile || full_tiles(p, t) <= at_once) && p.seq_k <= t.most_keys;
 }
 
 /// The tile and the number of parts with the least predicted time; none when no tile fits the
@@ -232,7 +236,7 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
   }
   for (const Tile& tile : tiles(row, p)) {
     const int bytes = shared_bytes(make_config(p, tile, false, machine.shared_kib));
-    if (bytes > machine.shared_kib * 1024 || !suits(tile, p, machine)) continue;
+    if (bytes > machine.shared_kib * 1024 || !suits(tile, p, bytes, machine)) continue;
     const bool full =
         sm80::fills(full_tiles(p, tile), resident_blocks(tile, bytes, machine), machine);
     for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32}) {
