@@ -171,7 +171,7 @@ constexpr double kLeastDims = 56.0;
 double keys_computed(const Problem& p, const Tile& tile) {
   const double seen = visible_pairs(p) / static_cast<double>(p.query_rows());
   if (p.has_positional_mask()) {
-    const double cut = 0.5 * (tile.block_m + tile.block_n);
+    const double cut = 0.5 * (tile.block_m + tile.block_n) + (p.packed ? 0.5 * tile.block_n : 0.0);
     return std::min(static_cast<double>(p.seq_k), seen + cut);
   }
   return p.packed ? seen + 0.5 * tile.block_n : std::ceil(seen / tile.block_n) * tile.block_n;
