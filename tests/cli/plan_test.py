@@ -142,6 +142,30 @@ class Plan(CliTest):
                 self.assertTrue(figure["source"], figure)
         self.assertIn("rtx3060, rtx4090", self.fails(BAD_INPUT, "plan", "--hardware", "k80"))
 
+    def test_rows_that_end_inside_a_tile_are_counted_whole(self) -> None:
+        """The sm_90a rows are ahead there: 0.0463 of 0.0651 ms on an H200 at 197 rows."""
+        short = ",".join(str(n) for n in range(128, 384, 2))
+        for problem, verb in (
+            ("b64 h12 s197 d64 bf16", "forward"),
+            ("b8 h12 s128 d64 f16", "backward"),
+            ("b4 h24 q4096 k77 d128 bf16", "backward"),
+            (f"packed={short} h16 d128 bf16 causal", "backward"),
+            (f"packed={short} h16 d128 bf16", "backward"),
+        ):
+            args = ("--hardware", "h200", "--case", problem, "--format", "json")
+            rows = {r["pass"]: r["kernel"] for r in json.loads(self.ok("plan", *args))}
+            self.assertTrue(rows[verb].endswith("_sm90"), (problem[:60], rows))
+
+    def test_one_more_sequence_than_multiprocessors_changes_little(self) -> None:
+        """Eight key heads a sequence: 16 make 128 tiles, 17 make 136 on 132 multiprocessors."""
+        found = []
+        for batch in (16, 17):
+            problem = f"b{batch} h40/8 q1 k512 d128 bf16 pass=fwd"
+            args = ("--hardware", "h200", "--case", problem, "--format", "json")
+            found.append(json.loads(self.ok("plan", *args))[0])
+        self.assertEqual(found[0]["tiles"], found[1]["tiles"])
+        self.assertLess(found[1]["predicted_ms"], 1.1 * found[0]["predicted_ms"])
+
     def test_machine_from_a_file(self) -> None:
         """A card with half the memory and four times the bandwidth: the limit and time follow."""
         path = self.folder / "card.json"

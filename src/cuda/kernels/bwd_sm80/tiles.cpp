@@ -1,6 +1,7 @@
 #include "cuda/kernels/bwd_sm80/tiles.h"
 
 #include <algorithm>
+#include <cmath>
 #include <span>
 #include <string>
 #include <utility>
@@ -224,12 +225,16 @@ double predict(const Problem& p, const Tile& tile, double heads, double blocks, 
   const double pair_flops = products.launch * dims;
   const double tiles = heads * blocks;
   sm80::Load load;
-  // Blocks that a diagonal cuts are computed whole: half a square of the larger side of a tile.
+  // Blocks that a diagonal cuts are computed whole: half a square of the larger side of a tile. So
+  // are those that a length ends in.
+  const double seen = std::max(1.0, pairs / (tiles * block_rows));
+  const int step = block_rows == tile.block_n ? tile.block_m : tile.block_n;
   const double cut = 0.5 * std::max(tile.block_m, tile.block_n);
-  const double whole = p.has_positional_mask()
-                           ? 1.0 + cut / std::max(1.0, pairs / (heads * blocks * block_rows))
-                           : 1.0;
-  load.flops = pairs * pair_flops * whole;
+  const double ends = p.packed ? 0.5 * step : 0.0;
+  const double whole = p.has_positional_mask() ? seen + cut + ends
+                       : p.packed              ? seen + ends
+                                               : std::max(seen, std::ceil(others / step) * step);
+  load.flops = tiles * block_rows * whole * pair_flops;
   load.tflops = tile.tflops * products.pass / 5.0;  // the tables count five products of any pass
   load.products = sm80::products(p);
   load.blocks_per_sm = tile.min_blocks;

@@ -1,6 +1,7 @@
 #include "cuda/kernels/fwd_sm80/row.h"
 
 #include <algorithm>
+#include <cmath>
 #include <span>
 
 #include "cuda/driver/device.h"
@@ -26,7 +27,7 @@ struct Tile {
   bool q_in_registers;
   int min_blocks;  ///< on a multiprocessor
   double tflops;   ///< reached on an H100 by long tiles with every multiprocessor full
-  /// That share rows: for grids with a multiprocessor for each tile, and up to most_keys keys.
+  /// That share rows: for few rows or grids whose tiles run all at once, up to most_keys keys.
   int key_warps = 1, most_keys = 0;
 };
 
@@ -162,18 +163,29 @@ constexpr double kCombineMs = 3.6e-3;
 
 constexpr double kLeastDims = 56.0;
 
+/// Keys that a row takes on average: blocks that a diagonal or the end of the keys cuts are
+/// computed whole.
+double keys_computed(const Problem& p, const Tile& tile) {
+  const double seen = visible_pairs(p) / static_cast<double>(p.query_rows());
+  if (p.has_positional_mask()) {
+    const double cut = 0.5 * (tile.block_m + tile.block_n) + (p.packed ? 0.5 * tile.block_n : 0.0);
+    return std::min(static_cast<double>(p.seq_k), seen + cut);
+  }
+  return p.packed ? seen + 0.5 * tile.block_n : std::ceil(seen / tile.block_n) * tile.block_n;
+}
+
 /// Predicted milliseconds of a tile with the keys in `splits` parts.
 double predict(const Problem& p, const Tile& tile, int bytes, int splits, const Hardware& machine) {
   const double grid = full_tiles(p, tile);
   if (grid == 0.0 || p.seq_k == 0) return sm80::kKernelMs;
   // A pair's exp, maximum and sum take what the products of dims 28 do: below that no time is
   // saved.
-  const double pair_flops =
-      2.0 * std::max(kLeastDims, static_cast<double>(p.head_dim + p.head_dim_v));
-  // Blocks that a diagonal cuts are computed whole.
-  const double cut = p.has_positional_mask() ? 0.5 * (tile.block_m + tile.block_n) : 0.0;
-  const double keys = std::min(static_cast<double>(p.seq_k),
-                               visible_pairs(p) / static_cast<double>(p.query_rows()) + cut);
+  // Between 64 and 96 the padding is computed too (dims 72 and 80 on an H200: 0.125 and 0.122 ms).
+  const std::int64_t dims = p.head_dim + p.head_dim_v;
+  const bool pads = std::max(p.head_dim, p.head_dim_v) > 64;
+  const double padded = static_cast<double>(sm80::padded(p.head_dim) + sm80::padded(p.head_dim_v));
+  const double pair_flops = 2.0 * std::max(kLeastDims, pads ? padded : static_cast<double>(dims));
+  const double keys = keys_computed(p, tile);
   sm80::Load load;
   load.flops = grid * tile.block_m * keys * pair_flops;
   load.tflops = tile.tflops;
@@ -202,10 +214,14 @@ struct Choice {
 };
 
 /// False for what a tile is not for. A step has one scale factor for its keys.
-bool suits(const Tile& t, const Problem& p, const Hardware& machine) {
+bool suits(const Tile& t, const Problem& p, int bytes, const Hardware& machine) {
   if (sm80::form(p).scaled && t.block_n > tile::kScaleRows) return false;
-  return t.key_warps == 1 ||
-         (full_tiles(p, t) <= machine.multiprocessors && p.seq_k <= t.most_keys);
+  if (t.key_warps == 1) return true;
+  const double at_once =
+      static_cast<double>(machine.multiprocessors) * resident_blocks(t, bytes, machine);
+  // Where all rows of a head fit one of them, larger tiles have nothing to fill them with.
+  const bool one_tile = !p.packed && row_blocks(p, t) == 1;
+  return (one_tile || full_tiles(p, t) <= at_once) && p.seq_k <= t.most_keys;
 }
 
 /// The tile and the number of parts with the least predicted time; none when no tile fits the
@@ -220,7 +236,7 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
   }
   for (const Tile& tile : tiles(row, p)) {
     const int bytes = shared_bytes(make_config(p, tile, false, machine.shared_kib));
-    if (bytes > machine.shared_kib * 1024 || !suits(tile, p, machine)) continue;
+    if (bytes > machine.shared_kib * 1024 || !suits(tile, p, bytes, machine)) continue;
     const bool full =
         sm80::fills(full_tiles(p, tile), resident_blocks(tile, bytes, machine), machine);
     for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32}) {
