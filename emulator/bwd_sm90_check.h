@@ -262,7 +262,7 @@ struct Check {
     if (s.alibi) a.alibi = slopes.data(), a.alibi_h = 1;
     a.low = s.low, a.high = s.high;
     a.order = {key_blocks, s.batch * s.heads_k, 1, s.section_heads, 1};
-    a.lead = a.lag = s.apart;
+    a.lead = s.apart, a.lag = s.apart + s.batch % 2;
     a.last_first = s.last_first;
     a.lse_in = lse.data(), a.lse_b = kPacked ? 0 : s.heads_q * s.seq_q, a.lse_h = s.seq_q,
     a.lse_s = 1;

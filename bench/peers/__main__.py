@@ -33,7 +33,9 @@ def parser() -> argparse.ArgumentParser:
     measure.add_argument(
         "--build", type=Path, default=ROOT / "build/release", help="libtilewise.so and tilewise"
     )
-    measure.add_argument("--fa3", type=Path, help="libfa3.so, made by bench/peers/fa3/build.sh")
+    measure.add_argument(
+        "--fa3", type=Path, help="the library of FlashAttention-3's operators: fa3.py"
+    )
     measure.add_argument(
         "--peers", default="", help="cudnn,fa2,fa3,memeff,math,flex,torch-eager,..."
     )
@@ -41,8 +43,9 @@ def parser() -> argparse.ArgumentParser:
         "--kernel",
         action="append",
         default=[],
-        metavar="[DTYPE:]FWD+BWD",
-        help="rows to force for flash (in cells of a type); may be repeated, each is a contender",
+        metavar="[DTYPE:]FWD+BWD|plan",
+        help="rows to force for flash (in cells of a type), or plan: its own choice; may be\n"
+        "repeated, each is a contender; beside plan, rows that it takes are not timed twice",
     )
     measure.add_argument(
         "--compile-jobs", type=int, default=0, help="processes that first compile what is timed"
@@ -55,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     grid_flags(measure, preset_line=False)
     show = commands.add_parser("summary", help="ratio tables of result files")
     show.add_argument("files", type=Path, nargs="+")
-    show.add_argument("--ours", default="flash", help="part of our implementation's and row's name")
+    show.add_argument("--ours", default="flash", help="part of our row's name, or 'the plan'")
     show.add_argument("--against", default="", help="one peer; default: the best of each cell")
     pick = commands.add_parser("select", help="one result file of several, with some of our rows")
     pick.add_argument("files", type=Path, nargs="+", help="the first one's environment is kept")

@@ -3,9 +3,10 @@
 #
 #   bench/peers/card.sh BUILD LIBFA3 OUT [PART...]
 #
-# BUILD holds libtilewise.so and tilewise, LIBFA3 is made by fa3/build.sh, OUT is a folder. Parts,
+# BUILD holds libtilewise.so and tilewise, LIBFA3 is the library that fa3.py names, OUT is a folder. Parts,
 # with minutes on a card: grid (2), leaderboard (1), assignment (3.5), flex (1.5), fp16 (0.5), seeds
-# (1.5), seed-protocol (2), asam (0.3), paths (0.5), options, scaling; all of them by default. What is
+# (1.5), seed-protocol (2), asam (0.3), paths (0.5), options, scaling; all of these by default. Besides,
+# training, packed, vision, small, cross: the plan's own choice beside every row and the peers. What is
 # finished stays when a run is interrupted; with TOTAL_S in the environment each part stops after
 # that many seconds.
 set -eu
@@ -62,6 +63,10 @@ for part in "$@"; do
       ;;
     options)
       add options --preset hopper-options --peers cudnn,fa2,fa3,flex --kernel $sm90 --compile-jobs 14
+      ;;
+    training | packed | vision | small | cross)
+      add "$part" --preset "$part" --peers cudnn,fa2,fa3 --kernel plan --kernel $sm90 --kernel $sm80 \
+        --kernel +flash_bwd_twopass_sm80 --rounds "${ROUNDS:-2}" --compile-jobs 14
       ;;
     scaling) add scaling --preset baseline-scaling --kernel $sm80_f32 ;;
     *)

@@ -43,6 +43,11 @@ class Entry:
         return [one for one in self.passes if self.status.get(one, "ok") == "ok"]
 
 
+def is_free(contender: Contender) -> bool:
+    """Whether it is ours with the choice left to the plan."""
+    return bool(getattr(contender, "is_free", False))
+
+
 @dataclass(frozen=True)
 class Options:
     """How long and how to measure."""
@@ -60,10 +65,12 @@ class Bench:
         self._options = options
         self._card = Card()
         self._random = random.Random(options.seed)
+        self._has_free = False  # a contender of the cell leaves the choice to the plan
         torch.manual_seed(options.seed)
 
     def run(self, cell: Cell, contenders: list[Contender]) -> list[Entry]:
         entries = [Entry(one, cell.passes) for one in contenders]
+        self._has_free = any(is_free(one) for one in contenders)
         inputs = Inputs.random(cell.problem)
         backward = cell.passes != ("fwd",)
         reference = Reference(cell.problem, inputs, backward=backward)
@@ -112,7 +119,7 @@ class Bench:
             entry.refuse("failed", refused)
             return
         if cell.passes == ("fwd",):
-            entry.live_mib = (torch.cuda.memory_allocated() - base) / MIB
+            entry.live_mib = live_mib(torch.cuda.memory_allocated() - base, session)
             self._note_choice(entry, session)
             return
         del session
@@ -125,7 +132,7 @@ class Bench:
         session = entry.contender.open(cell.problem, inputs)
         session.forward_for_backward()
         torch.cuda.synchronize()
-        entry.live_mib = (torch.cuda.memory_allocated() - base) / MIB
+        entry.live_mib = live_mib(torch.cuda.memory_allocated() - base, session)
         entry.peak_mib["fwd"] = (torch.cuda.max_memory_allocated() - base) / MIB
         torch.cuda.reset_peak_memory_stats()
         try:
@@ -133,6 +140,7 @@ class Bench:
         except RefusedError as refusal:
             later = tuple(one for one in cell.passes if one != "fwd")
             entry.refuse("unsupported", str(refusal), later)
+            self._note_choice(entry, session)
             return
         torch.cuda.synchronize()
         d_o_bytes = inputs.d_o.numel() * inputs.d_o.element_size()
@@ -143,12 +151,21 @@ class Bench:
             entry.refuse("failed", refused)
         self._note_choice(entry, session)
 
-    @staticmethod
-    def _note_choice(entry: Entry, session: Session) -> None:
-        choice = getattr(session, "own_choice", {})
-        for which, verb in (("fwd", "forward"), ("bwd", "backward")):
-            if which in entry.ok() and choice.get(verb):
-                entry.reason[which] = "also the plan's own choice"
+    def _note_choice(self, entry: Entry, session: Session) -> None:
+        """Marks the plan's own choice. Where it has a contender of its own, rows that are forced
+        and would be chosen anyway are not timed again."""
+        choice: dict[str, bool] = getattr(session, "own_choice", {})
+        if not choice:
+            return
+        verbs = {"fwd": ["forward"], "bwd": ["backward"], "fwd+bwd": ["forward", "backward"]}
+        chosen = [w for w in entry.passes if all(choice.get(verb) for verb in verbs[w])]
+        if self._has_free and not is_free(entry.contender):
+            entry.passes = tuple(w for w in entry.passes if w not in chosen)
+            return
+        mark = "the plan's own choice" if is_free(entry.contender) else "also the plan's own choice"
+        for which in chosen:
+            if which in entry.ok():
+                entry.reason[which] = mark
 
     def _turn(self, entry: Entry, cell: Cell, inputs: Inputs, protocol: str) -> None:
         if protocol == "board":
@@ -179,6 +196,13 @@ class Bench:
             entry.samples.setdefault((protocol, which), Samples()).ms.extend(ms)
 
 
+def live_mib(held: int, session: Session) -> float:
+    """Live memory in the one meaning of the schema, that of `tilewise bench`: `held` bytes without
+    the workspace of a session of ours, which a caller may give back between the passes."""
+    workspace = getattr(session, "workspace_bytes", lambda: 0)()
+    return (held - workspace) / MIB
+
+
 def passes_of(cell: Cell, protocol: str) -> tuple[str, ...]:
     """What a protocol times of a cell."""
     if protocol == "board":
@@ -192,6 +216,8 @@ def rows_of(cell: Cell, entries: list[Entry], protocols: tuple[str, ...]) -> lis
     for protocol in protocols:
         for entry in entries:
             for which in passes_of(cell, protocol):
+                if which in cell.passes and which not in entry.passes:
+                    continue
                 rows.append(row_of(cell.problem, entry, protocol, which))
     return rows
 
@@ -217,15 +243,15 @@ def row_of(p: Problem, entry: Entry, protocol: str, which: str) -> dict[str, Any
         "batch": p.batch,
         "heads": p.heads,
         "kv_heads": p.kv_heads,
-        "seq_q": p.seq,
-        "seq_k": p.keys,
+        "seq_q": p.rows if p.packed else p.seq,
+        "seq_k": p.key_rows if p.packed else p.keys,
         "head_dim": p.dim,
         "head_dim_v": p.dim,
         "causal": p.causal,
         "mask": p.options,
         "precision": "exact",
         "deterministic": False,
-        "layout": "bhsd",
+        "layout": "bshd" if p.packed else "bhsd",
         "threads": torch.get_num_threads(),
         "protocol": protocol,
         "pass": which,

@@ -24,14 +24,14 @@ def cells_of(args: argparse.Namespace) -> list[Cell]:
 
 
 def forced_rows(args: argparse.Namespace, dtype: str) -> list[tuple[str, str]]:
-    """Pairs of rows to force for flash in a type's cells; one of free choice when none is named."""
+    """Pairs of rows to force for flash in a type's cells; an empty name leaves it to the plan."""
     if not args.kernel:
         return [("", "")]
     found = []
     for text in args.kernel:
         only, _, pair = text.rpartition(":")
         if not only or DTYPES[only] == dtype:
-            forward, _, backward = pair.partition("+")
+            forward, _, backward = pair.replace("plan", "").partition("+")
             found.append((forward, backward))
     return found
 
@@ -69,7 +69,8 @@ def run_measure(args: argparse.Namespace) -> int:
     if args.fa3:
         known["fa3"] = Fa3(args.fa3)
     peers = [known[name] for name in args.peers.split(",") if name]
-    commit = args.fa3.with_suffix(".commit").read_text().strip() if args.fa3 else ""
+    named = args.fa3.with_suffix(".commit") if args.fa3 else None
+    commit = named.read_text().strip() if named and named.exists() else str(args.fa3 or "")
     env = report.environment(args.build / "tilewise", commit)
     env["rounds"] = args.rounds
     if args.mem_limit:

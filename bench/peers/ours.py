@@ -11,16 +11,17 @@ from bench.cpu import capi
 
 from .contender import RefusedError
 from .problem import Problem
-from .reference import Inputs
+from .reference import Inputs, offsets_on_device
 
 UNSUPPORTED, OUT_OF_MEMORY = 2, 3
+CODES = capi.DTYPES | {"int32": 6}  # of tw_dtype
 
 
 def view(x: torch.Tensor) -> capi.Tensor:
     """The tensor as the C API takes it."""
     made = capi.Tensor(
         data=x.data_ptr(),
-        dtype=capi.DTYPES[str(x.dtype).removeprefix("torch.")],
+        dtype=CODES[str(x.dtype).removeprefix("torch.")],
         device_type=1,
         device_index=x.device.index,
         rank=x.dim(),
@@ -88,6 +89,7 @@ class Ours:
         self.library = library
         self._rows = dict(zip(("forward", "backward"), rows, strict=True))
         self._ran: dict[str, str] = {}
+        self.is_free = name == "flash" and rows == ("", "")
 
     def launch(self, verb: str) -> capi.Launch:
         row = self._rows[verb]
@@ -110,7 +112,9 @@ class Ours:
         return OursSession(self, problem, inputs)
 
     def is_own_choice(self, verb: str, args: ctypes.Structure, spec: capi.Spec) -> bool:
-        """Whether the plan, left to itself, takes the row that is forced for this verb."""
+        """Whether the plan, left to itself, takes the row that is forced for this verb, if any."""
+        if self._rows[verb] == "":
+            return True
         free = capi.Launch(implementation=self.name.encode())
         return Pass(self.library, verb, args, spec, free).plan.kernel.decode() == self._rows[verb]
 
@@ -129,8 +133,17 @@ class OursSession:
             window_right=right or 0,
             softcap=problem.softcap,
         )
+        self._offsets = offsets_on_device(problem)
+        if self._offsets is not None:
+            self._spec.cu_seqlens_q = self._spec.cu_seqlens_k = view(self._offsets)
+            self._spec.max_seqlen_q = self._spec.max_seqlen_k = problem.seq
         self._o = torch.full_like(inputs.q, torch.nan, requires_grad=False)
-        lse = torch.full(inputs.q.shape[:3], torch.nan, device="cuda", dtype=torch.float32)
+        lse = torch.full(
+            inputs.q.shape[int(bool(problem.packed)) : 3],
+            torch.nan,
+            device="cuda",
+            dtype=torch.float32,
+        )
         self._named = {name: getattr(inputs, name) for name in ("q", "k", "v")}
         self._named |= {"o": self._o, "lse": lse}
         self._owner = owner
@@ -194,6 +207,10 @@ class OursSession:
     def both(self) -> None:
         self.forward_for_backward()
         self.backward()
+
+    def workspace_bytes(self) -> int:
+        """Held for the next launch alone; what is kept for the backward is not in it."""
+        return 0 if self._workspace is self._saved else self._workspace.numel()
 
     def outputs(self) -> dict[str, torch.Tensor]:
         named = {"dq": "dQ", "dk": "dK", "dv": "dV"}

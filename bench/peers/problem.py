@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
@@ -18,7 +19,11 @@ Window = tuple[int | None, int | None]
 
 @dataclass(frozen=True)
 class Problem:
-    """Attention of contiguous (batch, heads, seq, dim) tensors: `seq` queries, `keys` keys."""
+    """Attention of contiguous (batch, heads, seq, dim) tensors: `seq` queries, `keys` keys.
+
+    Of packed sequences `batch` counts them and `seq` is the longest; their tensors are views
+    (1, heads, total, dim) of memory in the order (total, heads, dim).
+    """
 
     batch: int
     heads: int
@@ -30,6 +35,26 @@ class Problem:
     seq_k: int | None = None  # None: as many keys as queries
     window: Window = (None, None)
     softcap: float = 0.0  # c of c tanh(x / c), 0 is off
+    packed: tuple[int, ...] = ()  # lengths of packed sequences, as many queries as keys
+
+    @staticmethod
+    def of_packed(lengths: tuple[int, ...], like: Problem) -> Problem:
+        """The problem of these sequences with everything else as in `like`."""
+        return replace(like, batch=len(lengths), seq=max(lengths), seq_k=None, packed=lengths)
+
+    @property
+    def rows(self) -> int:
+        """Queries of a head in all entries or sequences."""
+        return sum(self.packed) if self.packed else self.batch * self.seq
+
+    @property
+    def key_rows(self) -> int:
+        return sum(self.packed) if self.packed else self.batch * self.keys
+
+    @property
+    def offsets(self) -> list[int]:
+        """Where packed sequences begin, and where the last one ends."""
+        return [0, *itertools.accumulate(self.packed)]
 
     @property
     def scale(self) -> float:
@@ -52,14 +77,20 @@ class Problem:
     @property
     def pairs(self) -> int:
         """Visible (query, key) pairs over batch and query heads."""
+        if self.packed:
+            return self.heads * sum(self._pairs_of(n, n) for n in self.packed)
+        return self.batch * self.heads * self._pairs_of(self.seq, self.keys)
+
+    def _pairs_of(self, seq: int, keys: int) -> int:
+        """Of one head of one entry or sequence."""
         left, right = self.band
-        shift = self.keys - self.seq
-        one_head = 0
-        for i in range(self.seq):
+        shift = keys - seq
+        pairs = 0
+        for i in range(seq):
             begin = 0 if left is None else max(0, i + shift - left)
-            end = self.keys if right is None else min(self.keys, i + shift + right + 1)
-            one_head += max(0, end - begin)
-        return self.batch * self.heads * one_head
+            end = keys if right is None else min(keys, i + shift + right + 1)
+            pairs += max(0, end - begin)
+        return pairs
 
     def flops(self, which: str) -> float:
         """Of the pass: two matrix products forward, five backward."""
@@ -68,9 +99,9 @@ class Problem:
 
     def bytes_moved(self, which: str) -> int:
         """Every input read once and every output written once, LSE included."""
-        query_side = self.batch * self.heads * self.seq * self.dim * DTYPE_BYTES[self.dtype]
-        key_side = self.batch * self.kv_heads * self.keys * self.dim * DTYPE_BYTES[self.dtype]
-        lse = self.batch * self.heads * self.seq * 4
+        query_side = self.heads * self.rows * self.dim * DTYPE_BYTES[self.dtype]
+        key_side = self.kv_heads * self.key_rows * self.dim * DTYPE_BYTES[self.dtype]
+        lse = self.heads * self.rows * 4
         forward = 2 * query_side + 2 * key_side + lse
         backward = 4 * query_side + 4 * key_side + lse  # Q O dO dQ, K V dK dV
         return {"fwd": forward, "bwd": backward, "fwd+bwd": forward + backward}[which]
@@ -80,10 +111,16 @@ class Problem:
         heads = f"{self.heads}" if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
         dtype = next(short for short, name in DTYPES.items() if name == self.dtype)
         lengths = f"s{self.seq}" if self.seq == self.keys else f"q{self.seq} k{self.keys}"
-        words = [f"b{self.batch} h{heads} {lengths} d{self.dim} {dtype}"]
+        sizes = self.packed_text() or f"b{self.batch}"
+        words = [f"{sizes} h{heads} d{self.dim} {dtype}"]
+        if not self.packed:
+            words = [f"{sizes} h{heads} {lengths} d{self.dim} {dtype}"]
         words += ["causal"] if self.causal else []
         words += [option for option in (self.window_text(), self.softcap_text()) if option]
         return " ".join(words)
+
+    def packed_text(self) -> str:
+        return f"packed={','.join(map(str, self.packed))}" if self.packed else ""
 
     def window_text(self) -> str:
         sides = ("none" if side is None else str(side) for side in self.window)
@@ -95,7 +132,10 @@ class Problem:
     @property
     def options(self) -> str:
         """The field `mask` of its rows: what more than "full or causal" there is."""
-        return "+".join(filter(None, (self.window_text(), self.softcap_text()))) or "none"
+        return "+".join(filter(None, self._options())) or "none"
+
+    def _options(self) -> tuple[str, ...]:
+        return self.packed_text(), self.window_text(), self.softcap_text()
 
 
 @dataclass(frozen=True)
@@ -131,7 +171,7 @@ def grid_flags(parser: argparse.ArgumentParser, *, preset_line: bool) -> None:
         grid.add_argument(f"--{name}", default=default[name] if preset_line else None)
     for name in ("tokens", "hidden"):
         grid.add_argument(f"--{name}", type=int)
-    for name in ("kv-heads", "seq-q", "seq-k"):  # lists too
+    for name in ("kv-heads", "seq-q", "seq-k", "packed"):  # lists too
         grid.add_argument(f"--{name}")
     grid.add_argument("--window", metavar="LEFT,RIGHT", help="a side without bound as -")
     grid.add_argument("--softcap", type=float)
@@ -193,9 +233,9 @@ def expand(flags: dict[str, object]) -> Iterator[Cell]:
         (dtype, dim, batch, heads, lengths)
         for dtype in text["dtype"].split(",")
         for dim in axis(text["dim"])
-        for batch in axis(text["batch"])
+        for batch in axis("1" if "packed" in text else text["batch"])
         for heads in heads_of(text, dim)
-        for lengths in lengths_of(text)
+        for lengths in ([(1, 1)] if "packed" in text else lengths_of(text))
     )
     for dtype, dim, batch, (heads, kv_heads), (seq, keys) in sizes:
         problem = Problem(
@@ -210,5 +250,7 @@ def expand(flags: dict[str, object]) -> Iterator[Cell]:
             window,
             float(text.get("softcap", 0.0)),
         )
+        if "packed" in text:
+            problem = Problem.of_packed(tuple(axis(text["packed"])), problem)
         passes = tuple(p for p in PASSES if p in text["pass"].split(","))
         yield Cell(problem, tuple(text["impl"].split(",")), passes)

@@ -26,13 +26,18 @@ class Inputs:
     d_o: torch.Tensor
 
     @staticmethod
-    def random(problem: Problem) -> Inputs:
+    def random(problem: Problem, device: str = "cuda") -> Inputs:
         def tensor(heads: int, rows: int, *, leaf: bool) -> torch.Tensor:
             shape = (problem.batch, heads, rows, problem.dim)
-            made = torch.empty(shape, device="cuda", dtype=getattr(torch, problem.dtype))
-            return made.normal_().requires_grad_(leaf)
+            if problem.packed:
+                shape = (rows, heads, problem.dim)
+            made = torch.empty(shape, device=device, dtype=getattr(torch, problem.dtype)).normal_()
+            made = made.transpose(0, 1)[None] if problem.packed else made
+            return made.requires_grad_(leaf)
 
         queries, keys = (problem.heads, problem.seq), (problem.kv_heads, problem.keys)
+        if problem.packed:
+            queries, keys = (problem.heads, problem.rows), (problem.kv_heads, problem.key_rows)
         q, d_o = tensor(*queries, leaf=True), tensor(*queries, leaf=False)
         return Inputs(q, tensor(*keys, leaf=True), tensor(*keys, leaf=True), d_o)
 
@@ -43,6 +48,13 @@ class Inputs:
                 x.normal_()
 
 
+def offsets_on_device(problem: Problem, device: str = "cuda") -> torch.Tensor | None:
+    """int32 offsets of packed sequences; None of a dense problem."""
+    if not problem.packed:
+        return None
+    return torch.tensor(problem.offsets, device=device, dtype=torch.int32)
+
+
 class Reference:
     """Float64 results of a problem's heads: of all where that is cheap, else from first to last."""
 
@@ -50,28 +62,36 @@ class Reference:
         self._problem = problem
         self._group = problem.heads // problem.kv_heads
         all_heads = [(b, h) for b in range(problem.batch) for h in range(problem.kv_heads)]
-        affordable = max(1, SAMPLED_PAIRS // (problem.pairs // len(all_heads)))
+        affordable = max(1, SAMPLED_PAIRS // max(1, problem.pairs // len(all_heads)))
         count = min(affordable, MOST_HEADS)
         if count < len(all_heads):
             step = (len(all_heads) - 1) / max(count - 1, 1)
             all_heads = [all_heads[round(i * step)] for i in range(count)]
         self._results = {at: self._attention(inputs, *at, backward=backward) for at in all_heads}
 
+    def _at(self, b: int, h: int, *, keys: bool) -> tuple[int, int | slice, slice]:
+        """Where the rows of key head `h` of an entry or packed sequence lie in Q or in K."""
+        heads = h if keys else slice(h * self._group, (h + 1) * self._group)
+        if not self._problem.packed:
+            return b, heads, slice(None)
+        begin, end = self._problem.offsets[b : b + 2]
+        return 0, heads, slice(begin, end)
+
     def _attention(
         self, inputs: Inputs, b: int, h: int, *, backward: bool
     ) -> dict[str, torch.Tensor]:
         p, scale = self._problem, self._problem.scale
-        queries = slice(h * self._group, (h + 1) * self._group)
-        k, v = (x.detach()[b, h].double() for x in (inputs.k, inputs.v))
-        q, d_o = (x.detach()[b, queries].double() for x in (inputs.q, inputs.d_o))
+        k, v = (x.detach()[self._at(b, h, keys=True)].double() for x in (inputs.k, inputs.v))
+        q, d_o = (x.detach()[self._at(b, h, keys=False)].double() for x in (inputs.q, inputs.d_o))
+        seq, n_keys = q.shape[1], k.shape[0]
         o, d_q = torch.empty_like(q), torch.empty_like(q)
         d_k, d_v = torch.zeros_like(k), torch.zeros_like(v)
-        rows = max(1, CHUNK_PAIRS // (p.keys * self._group))
+        rows = max(1, CHUNK_PAIRS // (n_keys * self._group))
         left, right = p.band
-        key_at = torch.arange(p.keys, device=k.device)
-        diagonal = torch.arange(p.seq, device=k.device) + p.keys - p.seq
-        for first in range(0, p.seq, rows):
-            part = slice(first, min(first + rows, p.seq))
+        key_at = torch.arange(n_keys, device=k.device)
+        diagonal = torch.arange(seq, device=k.device) + n_keys - seq
+        for first in range(0, seq, rows):
+            part = slice(first, min(first + rows, seq))
             s = (q[:, part] @ k.T).mul_(scale)
             slope: torch.Tensor | None = None  # of the softcap
             if p.softcap:
@@ -104,8 +124,7 @@ class Reference:
             if not bool(torch.isfinite(got).all()):
                 return f"{name} has values that are not finite"
             for (b, h), results in self._results.items():
-                heads = slice(h * self._group, (h + 1) * self._group)
-                ours = got[b, h] if name in ("dK", "dV") else got[b, heads]
+                ours = got[self._at(b, h, keys=name in ("dK", "dV"))]
                 want = results[name]
                 error = float((ours.double() - want).norm() / want.norm())
                 if not error <= bound:

@@ -33,4 +33,5 @@ def environment(tilewise: Path, fa3_commit: str) -> dict[str, Any]:
     made["fa3"] = fa3_commit
     made["gpu_power_limit"] = smi("power.limit")
     made["protocol"] = DESCRIPTION
+    made["live_mib"] = "without workspace"  # as `tilewise bench` counts it
     return made

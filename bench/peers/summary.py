@@ -42,8 +42,15 @@ class Cell(NamedTuple):
         """Of its line in the table. A batch that goes with the length is no part of it."""
         words = [f"{self.kv_heads} kv heads"] if self.heads != self.kv_heads else []
         words += [f"batch {self.batch}"] if self.seq_q != self.seq_k else []
-        words += [self.mask] if self.mask != "none" else []
+        options = [word for word in self.mask.split("+") if word != "none"]
+        words += [packed_words(o) if o.startswith("packed=") else o for o in options]
         return ", ".join(words)
+
+
+def packed_words(option: str) -> str:
+    """Of "packed=128,384,256": how many sequences, the shortest and the longest."""
+    lengths = [int(n) for n in option.removeprefix("packed=").split("/")[0].split(",")]
+    return f"{len(lengths)} packed, {min(lengths)} to {max(lengths)}"
 
 
 def geomean(values: Iterable[float]) -> float:
@@ -61,7 +68,10 @@ def by_cell(rows: list[Row]) -> dict[Cell, list[Row]]:
 
 
 def label(row: Row) -> str:
-    return f"{row['implementation']} {row['kernel']}" if row["implementation"] in OURS else ""
+    """Our implementation, its rows, and whether the plan chose them; of a peer nothing."""
+    if row["implementation"] not in OURS:
+        return ""
+    return f"{row['implementation']} {row['kernel']} {row.get('reason', '')}".rstrip()
 
 
 def ratios(rows: list[Row], ours: str, against: str = "") -> dict[Cell, float]:

@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from .contender import RefusedError
 from .problem import Problem
-from .reference import Inputs
+from .reference import Inputs, offsets_on_device
 
 # The timed backward runs many times after one forward, which donated buffers forbid.
 torch._functorch.config.donated_buffer = False
@@ -76,10 +76,17 @@ class TorchPath:
         return TorchSession(self._make(problem), inputs)
 
 
+def _dense_alone(problem: Problem) -> None:
+    if problem.packed:
+        raise RefusedError("this path is written for tensors without packed sequences")
+
+
 def _sdpa(backend: SDPBackend) -> Callable[[Problem], Attention]:
     def make(problem: Problem) -> Attention:
         if problem.has_window or problem.softcap:
             raise RefusedError("scaled_dot_product_attention takes no window and no softcap")
+        if problem.packed:
+            return _nested(problem, backend)
         if problem.causal and problem.keys != problem.seq:
             raise RefusedError("its causal mask is aligned to the first key, not the last")
         gqa = problem.heads != problem.kv_heads
@@ -95,9 +102,60 @@ def _sdpa(backend: SDPBackend) -> Callable[[Problem], Attention]:
     return make
 
 
+def _nested(problem: Problem, backend: SDPBackend) -> Attention:
+    """Packed sequences as nested tensors: how scaled_dot_product_attention takes them."""
+    offsets = offsets_on_device(problem)
+    shortest, longest = min(problem.packed), max(problem.packed)
+
+    def nested(x: torch.Tensor) -> torch.Tensor:  # (1, H, total, D) to (B, H, lengths, D)
+        made = torch.nested.nested_tensor_from_jagged(
+            x[0].transpose(0, 1), offsets, min_seqlen=shortest, max_seqlen=longest
+        )
+        return made.transpose(1, 2)
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if problem.heads != problem.kv_heads:
+            raise RefusedError("nested tensors take no grouped heads")
+        with sdpa_kernel(backend):
+            o = torch.nn.functional.scaled_dot_product_attention(
+                nested(q), nested(k), nested(v), is_causal=problem.causal
+            )
+        return o.transpose(1, 2).values().transpose(0, 1)[None]
+
+    return attention
+
+
+def _flash_packed(problem: Problem) -> Attention:
+    """FlashAttention-2 as torch has it, on packed sequences: (total, H, D)."""
+    if problem.softcap:
+        raise RefusedError("the operator takes no softcap")
+    offsets = offsets_on_device(problem)
+    left, right = (-1 if side is None else side for side in problem.window)
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        o = torch.ops.aten._flash_attention_forward(
+            *(x[0].transpose(0, 1) for x in (q, k, v)),
+            offsets,
+            offsets,
+            problem.seq,
+            problem.seq,
+            0.0,
+            problem.causal,
+            False,
+            scale=problem.scale,
+            window_size_left=left,
+            window_size_right=right,
+        )[0]
+        return o.transpose(0, 1)[None]
+
+    return attention
+
+
 def _flash(problem: Problem) -> Attention:
     """FlashAttention-2 as torch has it; windows, and causal masks aligned to the last key, by the
     operator behind scaled_dot_product_attention, whose tensors are (B, S, H, D)."""
+    if problem.packed:
+        return _flash_packed(problem)
     aligned = not problem.causal or problem.keys == problem.seq
     if problem.softcap or (aligned and not problem.has_window):
         return _sdpa(SDPBackend.FLASH_ATTENTION)(problem)
@@ -141,6 +199,7 @@ def _hidden(problem: Problem, device: str) -> torch.Tensor:
 
 def _formula(problem: Problem, device: str = "cuda") -> Attention:
     """The textbook in torch's own operations."""
+    _dense_alone(problem)
     if problem.heads != problem.kv_heads:
         raise RefusedError("the plain formula is written for as many key heads as query heads")
     hidden = None if problem.band == (None, None) else _hidden(problem, device)
@@ -176,6 +235,7 @@ def _compiled_flex() -> Callable[..., torch.Tensor]:
 
 
 def _flex(problem: Problem) -> Attention:
+    _dense_alone(problem)
     compiled = _compiled_flex()
     blocks = None if problem.band == (None, None) else _blocks(problem)
     gqa = problem.heads != problem.kv_heads
@@ -196,6 +256,7 @@ def _package(module: str, function: str) -> Callable[[Problem], Attention]:
     """A function of flash_attn's packages, whose tensors are (B, S, H, D)."""
 
     def make(problem: Problem) -> Attention:
+        _dense_alone(problem)
         run = getattr(importlib.import_module(module), function)
         options: dict[str, object] = {"causal": problem.causal}
         if problem.has_window:
@@ -235,6 +296,8 @@ def torch_paths() -> dict[str, TorchPath]:
     paths = [
         TorchPath("cudnn", f"sdpa cuDNN {cudnn}", _sdpa(SDPBackend.CUDNN_ATTENTION), HALF),
         TorchPath("fa2", "sdpa flash", _flash, HALF),
+        # Seed 003 forces this kernel in float32: a contender of its own, for those who ask.
+        TorchPath("forced-flash", "sdpa flash, forced", _flash, ("float32",)),
         TorchPath("memeff", "sdpa memory-efficient", _sdpa(SDPBackend.EFFICIENT_ATTENTION), ALL),
         TorchPath("math", "sdpa math", _sdpa(SDPBackend.MATH), ALL),
         TorchPath("flex", "flex_attention", _flex, ALL),

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <CLI/App.hpp>
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <memory>
@@ -97,6 +98,13 @@ int time_passes(const Grid& grid, const CellRunner::Options& options, const Benc
     return bench_report(rows, grid.view, format, read_environment());
   });
   if (code != kDone) return code;
+  const bool none = !rows.empty() && std::all_of(rows.begin(), rows.end(), [](const auto& row) {
+    return row.status == Status::unsupported;
+  });
+  if (none) {
+    fmt::print(stderr, "tilewise: no row ran: {}\n", rows.front().reason);
+    return kUnsupported;
+  }
   bool passed = true;
   for (const Measurement& row : rows) {
     if (!row.failed_check) continue;

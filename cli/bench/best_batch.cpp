@@ -13,20 +13,21 @@ namespace {
 
 /// Throughputs closer than this are the same: the smaller batch is preferred.
 constexpr double kAsGood = 0.98;
-/// Doublings in a row that gain nothing end the search.
-constexpr int kPatience = 2;
+/// Doublings in a row that gain nothing end the search: on a busy machine two may well lose.
+constexpr int kPatience = 4;
 
 /// Median of all passes and the peak; none when one of them could not be measured.
 std::optional<BatchCurve::Point> measure_one(Cell cell, std::int64_t batch, CellRunner& runner,
                                              std::string& reason) {
   cell.problem.batch = batch;
-  BatchCurve::Point point{batch, 0.0, 0};
+  BatchCurve::Point point{batch, 0.0, 0.0, 0};
   for (const Measurement& row : runner.run(cell)) {
     if (row.status != Status::ok) {
       reason = row.reason;
       return std::nullopt;
     }
     point.ms += row.ms.median;
+    point.std_ms += row.ms.stddev;
     point.peak_bytes = std::max(point.peak_bytes, row.peak_bytes);
   }
   return point;
@@ -42,6 +43,10 @@ BatchCurve measure_batches(const Cell& cell, CellRunner& runner, const Hardware&
     curve.largest = limit.value;
     curve.next_reason = limit.next_reason;
   }
+  if (curve.largest > 0) {
+    std::string ignored;
+    measure_one(cell, 1, runner, ignored);  // what a process pays once: pages, clocks, compilation
+  }
   int idle = 0;
   double best = 0.0;
   std::string reason = curve.next_reason;
@@ -49,7 +54,8 @@ BatchCurve measure_batches(const Cell& cell, CellRunner& runner, const Hardware&
     const std::optional<BatchCurve::Point> point = measure_one(cell, batch, runner, reason);
     if (!point) break;
     curve.points.push_back(*point);
-    idle = point->per_second() * kAsGood > best ? 0 : idle + 1;
+    const double could_be = point->per_second() * (1.0 + point->std_ms / point->ms);
+    idle = could_be * kAsGood > best ? 0 : idle + 1;
     best = std::max(best, point->per_second());
     if (batch == curve.largest) break;
     batch = std::min(2 * batch, curve.largest);
@@ -68,6 +74,7 @@ std::string batch_report(const std::vector<BatchCurve>& curves, Format format) {
                {"problem"},
                {"batch"},
                {"ms_median"},
+               {"ms_std"},
                {"per_second", 1},
                {"peak_MiB", 1},
                {"best"}});
@@ -80,8 +87,8 @@ std::string batch_report(const std::vector<BatchCurve>& curves, Format format) {
     one.batch = 1;
     for (std::size_t i = 0; i < curve.points.size(); ++i) {
       const BatchCurve::Point& p = curve.points[i];
-      table.add({who, format_case(one), p.batch, p.ms, p.per_second(), mebibytes(p.peak_bytes),
-                 i == curve.best});
+      table.add({who, format_case(one), p.batch, p.ms, p.std_ms, p.per_second(),
+                 mebibytes(p.peak_bytes), i == curve.best});
     }
     const BatchCurve::Point& best = curve.points[curve.best];
     words += fmt::format(

@@ -4,6 +4,8 @@
 
 #include <CLI/App.hpp>
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 #include "cli/shell/args.h"
 #include "cli/shell/common_flags.h"
@@ -117,12 +119,28 @@ std::vector<std::int64_t> head_dims_v(const GridFlags& flags, std::int64_t dim) 
   return flags.dim_v.empty() ? std::vector{dim} : parse_axis("--dim-v", flags.dim_v, 1);
 }
 
+/// One problem: as many sequences as the list has lengths, one behind the other.
+void pack(const GridFlags& flags, Case& c) {
+  PackedCase packed;
+  packed.q_lengths = packed.k_lengths = parse_axis("--packed", flags.packed, 0);
+  c.batch = static_cast<std::int64_t>(packed.q_lengths.size());
+  c.seq_q = c.seq_k =
+      std::accumulate(packed.q_lengths.begin(), packed.q_lengths.end(), std::int64_t{0});
+  c.packed = std::move(packed);
+}
+
 /// Appends `c` at every batch, head count and length; lengths run fastest, as in the seeds' tables.
 void append_sizes(const GridFlags& flags, Case c, std::vector<Case>& out) {
-  for (const std::int64_t batch : parse_axis("--batch", flags.batch, 0)) {
+  const std::string batches = flags.packed.empty() ? flags.batch : "1";
+  for (const std::int64_t batch : parse_axis("--batch", batches, 0)) {
     for (const auto& [heads_q, heads_k] : head_counts(flags, c.head_dim)) {
       c.heads_q = heads_q;
       c.heads_k = heads_k;
+      if (!flags.packed.empty()) {
+        pack(flags, c);
+        out.push_back(c);
+        continue;
+      }
       for (const auto& [seq_q, seq_k] : lengths(flags)) {
         c.seq_q = seq_q;
         c.seq_k = seq_k;
@@ -217,6 +235,8 @@ void add_grid_flags(CLI::App& app, GridFlags& flags, bool timing) {
   text("--seq", flags.seq, "LIST [1024]", "lengths of both queries and keys", axes);
   text("--seq-q", flags.seq_q, "LIST", "lengths of queries [--seq]", axes);
   text("--seq-k", flags.seq_k, "LIST", "lengths of keys [--seq]", axes);
+  text("--packed", flags.packed, "LIST",
+       "lengths of packed sequences, all of them one problem, instead of --batch and --seq", axes);
   text("--dim", flags.dim, "LIST [64]", "head dims", axes);
   text("--dim-v", flags.dim_v, "LIST", "head dims of V [--dim]", axes);
   text("--dtype", flags.dtype, "LIST [f32]", "f32, bf16, f16, f64", axes);

@@ -233,7 +233,8 @@ std::string origin_of_times(const Machine& machine) {
   }
   return fmt::format(
       "Times are predicted: {}; no sm_{} card has been measured, kernels' constants are those of "
-      "sm_{} cards: expect a factor of 1.3.",
+      "sm_{} cards: expect a factor of 1.3. Plain attention may be further off: a framework's took "
+      "2.09 times (forward) and 2.44 times (both passes) our eager's prediction on an RTX 4090.",
       rates, hw.arch, terms.front().arch);
 }
 

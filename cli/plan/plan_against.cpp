@@ -108,6 +108,12 @@ std::array<double, 5> features_of(const KernelRow& kernel, const Problem& proble
   return cpu_features(work, machine);
 }
 
+/// Whether a file's live_mib is without workspace, the schema's meaning. Beside peers it held the
+/// workspace before its environment said so.
+bool live_is_told(const Value& environment) {
+  return !environment.contains("torch") || text_of(environment, "live_mib") == "without workspace";
+}
+
 std::optional<Compared> compare(const Value& row, bool with_backward, Hardware machine) {
   if (text_of(row, "status") != "ok" || !row.value("ms_median", Value()).is_number()) {
     return std::nullopt;
@@ -139,6 +145,7 @@ std::optional<Compared> compare(const Value& row, bool with_backward, Hardware m
   out.threads = machine.arch == 0 ? row.value("threads", 0) : 0;
   out.measured_ms = row.at("ms_median").get<double>();
   out.predicted_ms = planned.front().plan->predicted_ms;
+  out.bound_ms = planned.front().bounds.least_ms();
   PlannedCase tensors(*problem, machine.device);
   const Problem judged = problem_of(tensors, kernel->pass);
   out.model_ms = kernel->cost(*kernel, judged, machine).ms;
@@ -213,9 +220,11 @@ std::vector<Compared> compare_with_results(const std::string& path, const std::s
     for (const Value& row : rows) {
       if (text_of(row, "pass") != "fwd") backward.insert(cell_key(row));
     }
+    const bool live_told = live_is_told(document.value("environment", Value::object()));
     for (const Value& row : rows) {
       const bool with_backward = backward.contains(cell_key(row));
       if (std::optional<Compared> compared = compare(row, with_backward, machine)) {
+        if (!live_told) compared->live_mib = 0.0;
         out.push_back(*compared);
       }
     }
@@ -235,15 +244,17 @@ Table compared_table(const std::vector<Compared>& rows) {
                {"measured_ms"},
                {"predicted_ms"},
                {"error_percent", 1},
+               {"bound_ms"},
                {"model_ms"},
                {"live_MiB", 2},
                {"planned_live_MiB", 2},
                {"peak_MiB", 2},
                {"planned_peak_MiB", 2}});
   for (const Compared& row : rows) {
+    const Value live = row.live_mib > 0.0 ? Value(row.live_mib) : Value();
     table.add({row.problem, row.pass, row.implementation, row.kernel, row.chosen, row.threads,
-               row.measured_ms, row.predicted_ms, 100.0 * row.error(), row.model_ms, row.live_mib,
-               row.planned_live_mib, row.peak_mib, row.planned_peak_mib});
+               row.measured_ms, row.predicted_ms, 100.0 * row.error(), row.bound_ms, row.model_ms,
+               live, row.planned_live_mib, row.peak_mib, row.planned_peak_mib});
   }
   return table;
 }

@@ -17,6 +17,7 @@ struct Compared {
   std::string implementation;
   int threads = 0;  ///< that it was measured with; 0: the file does not say, or a GPU
   double measured_ms = 0.0;
+  double bound_ms = 0.0;  ///< the least that the machine allows: Bounds::least_ms()
   double predicted_ms = 0.0;
   double model_ms = 0.0;  ///< of the kernel's own cost function, before a fit
   bool backward = false, masked = false;

@@ -10,17 +10,21 @@
 
 namespace tilewise::cli {
 
-/// The least times that a pass can take on a machine, each as if it were the only bound.
+/// The least times that a pass can take on a machine, each as if it were the only bound: peak
+/// rates, and bytes that no cache can save. Beside them what the pass's own bytes and products take
+/// at sustained rates, which tells what it waits for.
 struct Bounds {
   double launch_ms = 0.0;   ///< to start one kernel
-  double memory_ms = 0.0;   ///< to move its bytes through memory
+  double memory_ms = 0.0;   ///< to move its tensors and saved matrices through memory once
   double compute_ms = 0.0;  ///< to do its products at the rate of the multiprocessors it fills
-  double filled = 1.0;      ///< share of the multiprocessors or threads that have work
-  double intensity = 0.0;   ///< FLOP for each byte moved
-  double ridge = 0.0;       ///< intensity from which this machine is bound by arithmetic
+  double counted_memory_ms = 0.0, counted_compute_ms = 0.0;
+  double filled = 1.0;     ///< share of the multiprocessors or threads that have work
+  double intensity = 0.0;  ///< FLOP for each byte moved
+  double ridge = 0.0;      ///< intensity from which this machine is bound by arithmetic
 
-  /// "launch", "memory" or "compute": the largest.
+  /// "launch", "memory" or "compute": the largest, as counted.
   std::string_view verdict() const;
+  double least_ms() const;  ///< the largest of the three bounds
 };
 
 Bounds bounds_of(const Plan& plan, const Case& problem, const Hardware& machine);

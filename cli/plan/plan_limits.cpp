@@ -70,7 +70,7 @@ void consider(std::vector<Help>& helps, const std::string& what, const Cell& cha
   const std::optional<double> ms = predicted_ms(changed, machine);
   const std::optional<std::int64_t> peak = peak_bytes(changed, machine);
   if (!ms || !peak || *peak > limit_bytes) return;
-  helps.push_back({what, *ms / work, now_ms * work / *ms});
+  helps.push_back({what, *ms / work, now_ms * work / *ms, *peak});
 }
 
 }  // namespace
@@ -121,6 +121,25 @@ std::vector<Help> what_helps(const Cell& cell, const Hardware& machine, std::int
   if (problem.deterministic && cell.has(Timed::backward)) {
     changed("a backward that need not repeat its bits",
             [](Cell& c) { c.problem.deterministic = false; });
+  }
+  const std::optional<std::int64_t> peak = peak_bytes(cell, machine);
+  if (peak && *peak > limit_bytes) {
+    // Out of memory: halves of the batch and of the heads at a time, the most that fits.
+    std::int64_t batch = problem.batch, heads = problem.heads_q;
+    const std::size_t found = helps.size();
+    for (batch /= 2; batch >= 1 && !problem.packed && helps.size() == found; batch /= 2) {
+      changed(fmt::format("a batch of {} at a time", batch),
+              [batch](Cell& c) { c.problem.batch = batch; });
+    }
+    const bool grouped = problem.heads_q != problem.heads_k;
+    const std::size_t before = helps.size();
+    for (heads /= 2; heads >= 1 && !grouped && helps.size() == before; heads /= 2) {
+      changed(fmt::format("{} heads at a time", heads),
+              [heads](Cell& c) { c.problem.heads_q = c.problem.heads_k = heads; });
+    }
+    std::stable_sort(helps.begin(), helps.end(),
+                     [](const Help& a, const Help& b) { return a.peak_bytes < b.peak_bytes; });
+    return helps;
   }
   if (!problem.packed && problem.key_lengths.empty()) {
     for (const std::int64_t times : {2, 4, 8}) {

@@ -26,10 +26,12 @@ struct Help {
   std::string what;
   double ms = 0.0;    ///< predicted, for the cell's own amount of work
   double gain = 1.0;  ///< of its time for the same work
+  std::int64_t peak_bytes = 0;
 };
 
 /// The changes that the model prices, best first: another type, precision, implementation, a larger
-/// batch, what the caller asked for that costs time.
+/// batch, what the caller asked for that costs time. Of a problem that is out of memory: the
+/// changes that make it fit, the smallest peak first.
 std::vector<Help> what_helps(const Cell& cell, const Hardware& machine, std::int64_t limit_bytes);
 
 }  // namespace tilewise::cli

@@ -17,9 +17,11 @@ std::string bounds_lines(const Bounds& b, const Hardware& machine) {
   std::string busy;
   if (b.filled < 1.0) busy = fmt::format(" with {:.0f} % of the {} busy", 100.0 * b.filled, units);
   return fmt::format(
-      "  bounds     launch {:.3g} ms, memory {:.3g} ms, compute {:.3g} ms{}: bound by {}\n"
+      "  bounds     at least {:.3g} ms: launch {:.3g}, memory {:.3g}, compute {:.3g}\n"
+      "  bound by   {}: its bytes take {:.3g} ms, its products {:.3g} ms{}\n"
       "  intensity  {:.3g} FLOP a byte; this machine turns from memory to compute at {:.3g}\n",
-      b.launch_ms, b.memory_ms, b.compute_ms, busy, b.verdict(), b.intensity, b.ridge);
+      b.least_ms(), b.launch_ms, b.memory_ms, b.compute_ms, b.verdict(), b.counted_memory_ms,
+      b.counted_compute_ms, busy, b.intensity, b.ridge);
 }
 
 std::string limit_lines(const std::vector<Largest>& limits) {
@@ -30,8 +32,15 @@ std::string limit_lines(const std::vector<Largest>& limits) {
   return out.empty() ? out : "largest that fit, each by itself\n" + out;
 }
 
-std::string help_lines(const std::vector<Help>& helps) {
+std::string help_lines(const std::vector<Help>& helps, bool fits) {
   std::string out;
+  if (!fits) {
+    for (const Help& help : helps) {
+      out += fmt::format("  {} peak: {}\n", bytes_text(help.peak_bytes), help.what);
+    }
+    return out.empty() ? "nothing that the model knows of would make it fit\n"
+                       : "what would fit, by the model\n" + out;
+  }
   for (const Help& help : helps) {
     if (help.gain < kLeastGain) break;
     const std::string ms =
@@ -48,7 +57,10 @@ void add_limits(std::vector<Value>& line, const Cell& cell, const Hardware& mach
   for (std::size_t i = 0; i < 3; ++i)
     line.push_back(i < limits.size() ? Value(limits[i].value) : Value());
   const std::vector<Help> helps = what_helps(cell, machine, limit_bytes);
-  const bool any = !helps.empty() && helps.front().gain >= kLeastGain;
+  // What fits helps a problem that does not, be it faster or not.
+  const std::optional<std::int64_t> peak = peak_bytes(cell, machine);
+  const bool out_of_memory = peak && *peak > limit_bytes;
+  const bool any = !helps.empty() && (out_of_memory || helps.front().gain >= kLeastGain);
   line.push_back(any ? Value(helps.front().what) : Value());
   line.push_back(any ? Value(helps.front().gain) : Value());
 }
@@ -58,9 +70,9 @@ void add_limits(std::vector<Value>& line, const Cell& cell, const Hardware& mach
 Table overview(const std::vector<Planned>& plans, const Hardware& machine, std::int64_t limit_bytes,
                bool limits) {
   std::vector<Column> columns = {
-      {"problem"},      {"implementation"}, {"pass"},        {"kernel"},           {"tiles"},
-      {"splits"},       {"GFLOP"},          {"GB_moved"},    {"FLOP_per_byte", 1}, {"bound"},
-      {"predicted_ms"}, {"live_MiB", 1},    {"peak_MiB", 1}, {"verdict"}};
+      {"problem"},  {"implementation"}, {"pass"},        {"kernel"},           {"tiles"},
+      {"splits"},   {"GFLOP"},          {"GB_moved"},    {"FLOP_per_byte", 1}, {"bound"},
+      {"bound_ms"}, {"predicted_ms"},   {"live_MiB", 1}, {"peak_MiB", 1},      {"verdict"}};
   if (limits) {
     columns.insert(columns.end(), {{"largest_length"},
                                    {"largest_batch"},
@@ -74,7 +86,7 @@ Table overview(const std::vector<Planned>& plans, const Hardware& machine, std::
                                pass_name(entry.pass), entry.cell.kernel};
     if (!entry.plan) {
       line.resize(columns.size());
-      line[13] = entry.verdict();
+      line[14] = entry.verdict();
       table.add(std::move(line));
       continue;
     }
@@ -85,8 +97,8 @@ Table overview(const std::vector<Planned>& plans, const Hardware& machine, std::
         line.end(),
         {plan.block_m > 0 ? Value(fmt::format("{}x{}", plan.block_m, plan.block_n)) : Value(),
          plan.splits, plan.flops * 1e-9, plan.bytes_moved * 1e-9, entry.bounds.intensity,
-         entry.bounds.verdict(), plan.predicted_ms, mebibytes(plan.live_bytes()),
-         mebibytes(plan.peak_bytes()), entry.verdict()});
+         entry.bounds.verdict(), entry.bounds.least_ms(), plan.predicted_ms,
+         mebibytes(plan.live_bytes()), mebibytes(plan.peak_bytes()), entry.verdict()});
     if (limits) add_limits(line, entry.cell, machine, limit_bytes);
     table.add(std::move(line));
   }
@@ -145,7 +157,8 @@ std::string cell_report(const Cell& cell, const std::vector<Planned>& plans, con
   out += fmt::format("{} of {} allowed: {}\n", bytes_text(peak_bytes), bytes_text(limit_bytes),
                      peak_bytes > limit_bytes ? "out of memory" : "fits");
   out += limit_lines(largest_that_fit(cell, machine.hardware, limit_bytes));
-  return out + help_lines(what_helps(cell, machine.hardware, limit_bytes));
+  const bool fits = peak_bytes <= limit_bytes;
+  return out + help_lines(what_helps(cell, machine.hardware, limit_bytes), fits);
 }
 
 }  // namespace tilewise::cli

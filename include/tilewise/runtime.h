@@ -50,7 +50,7 @@ class TILEWISE_API Executor {
 TILEWISE_API std::unique_ptr<Executor> make_thread_pool(int threads);
 
 /// The process-wide pool: TILEWISE_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process
-/// may run on.
+/// may run on, or what the CFS quota of its control group leaves of them, rounded down.
 TILEWISE_API Executor& default_executor();
 
 /// How to run a call: everything that does not change what is computed.

@@ -23,6 +23,14 @@ if os.environ.get("TILEWISE_NO_TORCH"):
     sys.meta_path.insert(0, _NoTorch())
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Every test draws the same inputs, alone, in any order and on any machine."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(0)
+
+
 @pytest.fixture(params=["cpu", "cuda"])
 def device(request: pytest.FixtureRequest) -> str:
     """Each device in turn; a test is skipped on one that is not there."""

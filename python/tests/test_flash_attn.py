@@ -118,3 +118,13 @@ def test_refusals() -> None:
     cu = torch.tensor([0, 4], dtype=torch.int32)
     with pytest.raises(NotImplementedError, match="block_table"):
         ours.flash_attn_varlen_func(q, q, q, cu, cu, 4, 4, block_table=cu[None])
+
+
+@pytest.mark.parametrize("window", [(0, -2), (7, -8), (-1, -3), (-2, -1)])
+def test_minus_one_alone_is_an_open_side(window: tuple[int, int]) -> None:
+    from tilewise.flash_attn import flash_attn_func, flash_attn_with_kvcache
+
+    q = torch.zeros(1, 4, 2, 16)
+    for attention in (flash_attn_func, flash_attn_with_kvcache):
+        with pytest.raises(ValueError, match="window_size"):
+            attention(q, q, q, window_size=window)

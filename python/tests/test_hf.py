@@ -173,13 +173,129 @@ def test_sliding_window(device: str) -> None:
     )
     model = transformers.MistralForCausalLM(config).to(device).eval()
     ids = torch.randint(0, 97, (2, 13), device=device)
-    model.set_attn_implementation("eager")
-    exact = model(ids).logits
-    model.set_attn_implementation("tilewise")
+    padding = torch.ones_like(ids)
+    padding[1, :5] = 0
+    restarting = torch.tensor([[*range(7), *range(6)], [*range(2), *range(11)]], device=device)
+    for options in (
+        {},
+        {"attention_mask": padding},
+        {"attention_mask": padding.flip(1)},
+        {"position_ids": restarting},
+    ):
+        model.set_attn_implementation("eager")
+        exact = model(ids, use_cache=False, **options).logits
+        model.set_attn_implementation("tilewise")
+        try:
+            logits = model(ids, use_cache=False, **options).logits
+        except NotImplementedError as error:
+            skip_refusal(device, error)
+        seen = options.get("attention_mask", torch.ones_like(ids))[..., None]
+        torch.testing.assert_close(logits * seen, exact * seen, atol=1e-5, rtol=0)
+
+
+def seen_masks(model: Any, monkeypatch: pytest.MonkeyPatch, *arguments: Any, **options: Any) -> Any:
+    """The masks that the layers get, and the logits."""
+    seen = []
+
+    def watch(module: Any, *tensors: Any, **given: Any) -> Any:
+        seen.append(tensors[3])
+        return tilewise.hf.attention_forward(module, *tensors, **given)
+
+    transformers.AttentionInterface.register("tilewise", watch)
     try:
-        torch.testing.assert_close(model(ids).logits, exact, atol=1e-5, rtol=0)
-    except NotImplementedError as error:
-        skip_refusal(device, error)
+        model.set_attn_implementation("tilewise")
+        return seen, model(*arguments, **options).logits
+    finally:
+        tilewise.hf.register()
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_packed_sequences(monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
+    """position_ids that restart, and cu_seq_lens: each sequence as alone, forward and backward."""
+    if window is None:
+        model = decoder("cpu")
+    else:
+        torch.manual_seed(0)
+        config = transformers.MistralConfig(
+            vocab_size=211,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            sliding_window=window,
+        )
+        model = transformers.MistralForCausalLM(config).eval()
+    ids = torch.randint(1, 211, (1, 17), generator=torch.Generator().manual_seed(3))
+    parts = (slice(0, 5), slice(5, 6), slice(6, 17))
+    model.set_attn_implementation("eager")
+    exact = torch.cat([model(ids[:, part], use_cache=False).logits for part in parts], 1)
+    exact.square().mean().backward()
+    gradients = [p.grad.clone() for p in model.parameters()]
+    positions = torch.cat([torch.arange(part.stop - part.start) for part in parts])[None]
+    offsets = torch.tensor([0, 5, 6, 17], dtype=torch.int32)
+    flash = {
+        "cu_seq_lens_q": offsets,
+        "cu_seq_lens_k": offsets,
+        "max_length_q": 11,
+        "max_length_k": 11,
+    }
+    for options in (
+        {"position_ids": positions},
+        {"position_ids": positions, **flash},
+        # Positions that count on give the same: a rotary model sees differences of positions.
+        flash,
+    ):
+        model.zero_grad()
+        masks, logits = seen_masks(model, monkeypatch, ids, use_cache=False, **options)
+        torch.testing.assert_close(logits, exact, atol=1e-5, rtol=0)
+        assert all(mask is None or mask.dtype != torch.bool for mask in masks)
+        logits.square().mean().backward()
+        for a, b in zip(model.parameters(), gradients, strict=True):
+            torch.testing.assert_close(a.grad, b, atol=1e-6, rtol=1e-4)
+    with pytest.raises(ValueError, match="both, or none"):
+        model(ids, use_cache=False, cu_seq_lens_q=offsets)
+    half = torch.ones_like(ids)
+    half[:, :2] = 0
+    with pytest.raises(ValueError, match="attention_mask is given with cu_seq_lens_q"):
+        model(ids, attention_mask=half, use_cache=False, **flash)
+    with pytest.raises(ValueError, match="a batch of 2"):
+        model(ids.expand(2, -1), use_cache=False, **flash)
+
+
+def test_a_window_is_no_mask() -> None:
+    from transformers.masking_utils import and_masks, sliding_window_causal_mask_function
+
+    whole = torch.ones(2, 9, dtype=torch.bool)
+    function = sliding_window_causal_mask_function(4)
+    for padding in (None, whole):
+        made = tilewise.hf.attention_mask(2, 9, 9, mask_function=function, attention_mask=padding)
+        assert made.shape == (1, 1, 1, 4) and made.dtype != torch.bool
+    left = whole.clone()
+    left[1, 0] = False
+    for options in (
+        {"attention_mask": left},
+        {"q_offset": 1},
+        {"mask_function": and_masks(function, lambda b, h, q, k: q != k + 1)},
+        {"mask_function": and_masks(function, sliding_window_causal_mask_function(3))},
+    ):
+        options = {"mask_function": function, "allow_is_causal_skip": False} | options
+        made = tilewise.hf.attention_mask(2, 9, 9, **options)
+        assert made.shape == (2, 1, 9, 9) and made.dtype == torch.bool
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 17, 17), (3, 1, 1, 1), (3, 1, 1, 2)])
+def test_a_caller_s_own_mask_of_integers_is_refused(shape: tuple[int, ...]) -> None:
+    model = decoder("cpu")
+    ids, _ = padded_prompts("cpu", "none")
+    model.set_attn_implementation("tilewise")
+    for dtype in (torch.int32, torch.int64, torch.uint8):
+        with pytest.raises(ValueError, match="expected bool or a float type"):
+            model(ids, attention_mask=torch.ones(shape, dtype=dtype))
+    mask = torch.ones(3, 1, 17, 17, dtype=torch.bool).tril()
+    torch.testing.assert_close(
+        model(ids, attention_mask=mask).logits, model(ids).logits, atol=1e-5, rtol=0
+    )
 
 
 def test_lengths_replace_a_right_padded_mask() -> None:

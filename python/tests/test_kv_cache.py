@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import tilewise  # noqa: E402
 from oracle import paper  # noqa: E402
 from tilewise._kv_cache import _append  # noqa: E402
 from tilewise.flash_attn import flash_attn_with_kvcache  # noqa: E402
@@ -305,3 +306,29 @@ def test_no_gradient() -> None:
         flash_attn_with_kvcache(q, k_cache, v_cache)
     with torch.no_grad():
         assert flash_attn_with_kvcache(q, k_cache, v_cache).shape == q.shape
+
+
+def test_one_split_is_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry's bits do not depend on the rest of the batch, as flash_attn's num_splits=1."""
+    from tilewise import _kv_cache
+
+    asked = []
+
+    def watch(*arguments: Any, **options: Any) -> Any:
+        asked.append(options["deterministic"])
+        return tilewise.attention(*arguments, **options)
+
+    monkeypatch.setattr(_kv_cache, "attention", watch)
+    generator = torch.Generator().manual_seed(8)
+    q = torch.randn(3, 1, 4, 32, generator=generator)
+    k, v = (torch.randn(3, 2048, 2, 32, generator=generator) for _ in range(2))
+    lengths = torch.tensor([2048, 700, 1], dtype=torch.int32)
+    all_three = _kv_cache.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, num_splits=1)
+    for b in range(3):
+        one = slice(b, b + 1)
+        alone = _kv_cache.flash_attn_with_kvcache(
+            q[one], k[one], v[one], cache_seqlens=lengths[one], num_splits=1
+        )
+        assert torch.equal(alone, all_three[one])
+    _kv_cache.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths)
+    assert asked == [True] * 4 + [False]

@@ -74,3 +74,34 @@ def test_every_option_of_attention_reaches_the_spec() -> None:
     spec = set(inspect.signature(_spec.make_spec).parameters)
     assert options - spec == {"q", "k", "v", "dropout_seed", "return_lse", "fallback"}
     assert spec - options == {"seed"}
+
+
+def _alone(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("first", ["tilewise", "tilewise.sdpa", "tilewise.hf", "torch"])
+def test_operators_are_registered_in_either_order(first: str) -> None:
+    for module in ("torch", *(["transformers"] if first == "tilewise.hf" else [])):
+        pytest.importorskip(module)
+    code = f"import {first}, tilewise, torch; print(torch.ops.tilewise.attention_forward)"
+    assert _alone(code) == "tilewise.attention_forward"
+
+
+def test_a_torch_that_is_none_is_no_torch() -> None:
+    said = _alone("""
+import sys
+sys.modules["torch"] = None
+import numpy, tilewise
+x = numpy.ones((1, 2, 1, 4), "float32")
+print(tilewise.attention(x, x, x).shape)
+try:
+    tilewise.hf
+except ImportError as error:
+    print("torch" in str(error))
+""")
+    assert said.split("\n") == ["(1, 2, 1, 4)", "True"]

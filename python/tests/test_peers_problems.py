@@ -1,5 +1,6 @@
 """bench/peers: its reference and what its paths see, against the formula written out."""
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -26,11 +27,14 @@ PROBLEMS = [
 
 
 def random_inputs(p: Problem) -> Inputs:
+    generator = torch.Generator().manual_seed(3)
+
     def tensor(heads: int, rows: int) -> torch.Tensor:
-        return torch.randn(p.batch, heads, rows, p.dim, requires_grad=True)
+        return torch.randn(p.batch, heads, rows, p.dim, generator=generator)
 
     q, k, v = tensor(p.heads, p.seq), tensor(p.kv_heads, p.keys), tensor(p.kv_heads, p.keys)
-    return Inputs(q, k, v, torch.randn_like(q, requires_grad=False))
+    d_o = tensor(p.heads, p.seq)
+    return Inputs(*(t.requires_grad_() for t in (q, k, v)), d_o)
 
 
 def written_out(p: Problem, inputs: Inputs) -> torch.Tensor:
@@ -50,7 +54,6 @@ def written_out(p: Problem, inputs: Inputs) -> torch.Tensor:
 
 @pytest.mark.parametrize("p", PROBLEMS, ids=str)
 def test_reference_takes_what_is_right_and_nothing_else(p: Problem) -> None:
-    torch.manual_seed(3)
     inputs = random_inputs(p)
     leaves = (inputs.q, inputs.k, inputs.v)
     o = written_out(p, inputs)
@@ -69,7 +72,10 @@ def test_formula_in_torch(p: Problem) -> None:
     inputs = random_inputs(p)
     o = torch_paths._formula(p, "cpu")(inputs.q, inputs.k, inputs.v)
     hidden = torch.isnan(o)  # rows without keys, which the plain formula does not know
-    torch.testing.assert_close(torch.where(hidden, 0.0, o).double(), written_out(p, inputs))
+    # The formula computes in float32: its tolerance, not that of the float64 beside it.
+    torch.testing.assert_close(
+        torch.where(hidden, 0.0, o).double(), written_out(p, inputs), atol=1e-5, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("window", [(None, None), (5, 0), (3, None), (None, 2)])
@@ -91,19 +97,77 @@ def test_sdpa_refuses_what_it_has_not() -> None:
             paths["cudnn"].open(p, inputs)
 
 
-class OldLibrary:
-    """A build of FlashAttention-3 without windows."""
+@pytest.mark.parametrize("causal", [False, True])
+def test_packed_sequences_are_checked_one_by_one(causal: bool) -> None:
+    """Each as a problem of its own; a wrong element of any of them is found."""
+    torch.manual_seed(3)
+    p = Problem.of_packed((5, 17, 2, 8), Problem(1, 4, 2, 1, 8, "float32", causal=causal))
+    inputs = Inputs.random(p, "cpu")
+    leaves = (inputs.q, inputs.k, inputs.v)
+    parts = []
+    for begin, end in itertools.pairwise(p.offsets):
+        rows = (x[:, :, begin:end] for x in (*leaves, inputs.d_o))
+        alone = Problem(1, 4, 2, end - begin, 8, "float32", causal=causal)
+        parts.append(written_out(alone, Inputs(*rows)))
+    o = torch.cat(parts, 2)
+    gradients = torch.autograd.grad(o, leaves, inputs.d_o.double())
+    outputs = {"O": o.detach()} | dict(zip(("dQ", "dK", "dV"), gradients, strict=True))
+    reference = Reference(p, inputs, backward=True)
+    assert reference.refusal(outputs) == ""
+    for name, right in outputs.items():
+        for at in (0, 21, 30):
+            wrong = right.clone()
+            wrong[0, 1, at] += 0.1
+            assert name in reference.refusal(outputs | {name: wrong})
 
-    @staticmethod
-    def fa3_has(dim: object) -> int:
-        del dim
-        return 1
+
+def test_paths_without_packed_sequences_say_so() -> None:
+    p = Problem.of_packed((5, 17), Problem(1, 2, 2, 1, 8, "bfloat16", causal=True))
+    inputs = Inputs.random(p, "cpu")
+    for name in ("flex", "torch-eager"):
+        with pytest.raises(RefusedError, match="without packed sequences"):
+            torch_paths.torch_paths()[name].open(p, inputs)
 
 
-def test_fa3_refuses_what_its_build_has_not() -> None:
-    fa3 = Fa3.__new__(Fa3)
-    fa3._lib = OldLibrary()
-    for options, word in (({"window": (3, 0)}, "windows"), ({"softcap": 2.0}, "softcap")):
-        p = Problem(1, 2, 2, 8, 64, "bfloat16", causal=True, **options)
-        with pytest.raises(RefusedError, match=word):
-            fa3.open(p, random_inputs(p))
+@pytest.mark.parametrize("packed", [(), (5, 17)], ids=["dense", "packed"])
+def test_fa3_is_called_as_its_interfaces_call_it(
+    packed: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Splits and packed heads are its own choice; offsets go along with packed sequences."""
+    p = Problem(2, 4, 2, 24, 64, "float16", causal=True, window=(7, 0), softcap=3.0)
+    p = Problem.of_packed(packed, p) if packed else p
+    inputs = Inputs.random(p, "cpu")
+    seen: dict[str, tuple[tuple[torch.Tensor, ...], dict[str, object]]] = {}
+
+    class Operators:
+        @staticmethod
+        def fwd(*args: torch.Tensor, **options: object) -> list[torch.Tensor]:
+            seen["fwd"] = args, options
+            return [args[0], torch.zeros(1)]
+
+        @staticmethod
+        def bwd(*args: torch.Tensor, **options: object) -> None:
+            seen["bwd"] = args, options
+
+    monkeypatch.setattr(torch.ops, "flash_attn_3", Operators, raising=False)
+    monkeypatch.setattr(Fa3, "_load", lambda self: None)
+    session = Fa3(Path("unused")).open(p, inputs)
+    session.both()
+    rows = (p.rows,) if packed else (2, 24)
+    for name, first in (("fwd", 0), ("bwd", 1)):
+        args, options = seen[name]
+        shapes = [tuple(x.shape) for x in args[first : first + 3]]
+        assert shapes == [(*rows, 4, 64), (*rows, 2, 64), (*rows, 2, 64)]
+        assert args[first].data_ptr() == inputs.q.data_ptr()
+        assert (options["window_size_left"], options["softcap"]) == (7, 3.0)
+        offsets = options.get("cu_seqlens_q")
+        assert (offsets.tolist() if packed else offsets) == ([0, 5, 22] if packed else None)
+    splits = seen["fwd"][1]
+    assert (splits["num_splits"], splits["pack_gqa"]) == (1 if packed else 0, None)
+    assert {x.shape for x in session.outputs().values()} == {inputs.q.shape, inputs.k.shape}
+
+
+def test_fa3_refuses_head_dims_that_it_has_not() -> None:
+    p = Problem(1, 2, 2, 8, 100, "bfloat16", causal=True)
+    with pytest.raises(RefusedError, match="no head dim 100"):
+        Fa3(Path("unused")).open(p, random_inputs(p))

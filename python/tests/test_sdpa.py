@@ -228,3 +228,78 @@ def test_fallback_in_vmap_and_in_subclasses() -> None:
         torch.func.vmap(lambda t: attention(t, t, t))(q.double())
     named = q[0].double().as_subclass(Named)
     torch.testing.assert_close(attention(named, named, named), o[0].double().as_subclass(Named))
+
+
+# Leading axes of query, key, value, mask.
+BROADCASTS = [
+    ((2, 1, 1), (1, 2, 1), (1, 2, 1), None),
+    ((5, 2), (1, 2), (1, 2), None),
+    ((1, 2), (5, 2), (5, 2), (5, 1)),
+    ((2,), (3, 2), (3, 2), (2,)),
+    ((3, 2), (2,), (2,), (3, 1)),
+    ((), (3, 2), (2,), ()),
+    ((1,), (1,), (4, 3), None),
+    ((2, 1, 3), (3, 1), (1, 1, 3), (2, 3, 3)),
+    ((2, 2, 3), (2, 2, 3), (2, 2, 3), (2, 1)),
+    ((3,), (3,), (1,), (1, 1)),
+    ((2, 1), (2, 1), (1, 3), (2, 1)),
+]
+
+
+@pytest.mark.parametrize("kind", ["none", "bool", "float"])
+@pytest.mark.parametrize("shapes", BROADCASTS, ids=str)
+def test_leading_axes_broadcast_as_in_torch(device: str, shapes: Any, kind: str) -> None:
+    of_q, of_k, of_v, of_mask = shapes
+    q = torch.randn(*of_q, 4, 16, device=device)
+    k, v = torch.randn(*of_k, 6, 16, device=device), torch.randn(*of_v, 6, 16, device=device)
+    mask = None
+    if kind != "none":
+        mask = torch.randn(*(of_mask or ()), 4, 6, device=device)
+        if kind == "bool":
+            mask = mask > -1
+            mask[..., 0] = True
+    compare(device, q, k, v, mask)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((2, 3, 2), (3, 2, 2), (3, 2, 2)),  # as many entries, and others
+        ((2, 1), (3, 1), (3, 1)),
+        ((4, 2), (4, 2), (3, 2)),
+    ],
+)
+def test_leading_axes_that_do_not_broadcast(shapes: Any) -> None:
+    q, k, v = (torch.zeros(*shape, 4, 8) for shape in shapes)
+    with pytest.raises(ValueError, match="do not broadcast"):
+        tilewise.sdpa.scaled_dot_product_attention(q, k, v)
+    for wrong in ((5, 1, 4, 4), (3, 4), (7, 4, 4)):
+        with pytest.raises(ValueError, match="broadcast"):
+            tilewise.sdpa.scaled_dot_product_attention(q, q, q, torch.zeros(wrong))
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(6, 9), (9, 6), (7, 7)])
+def test_causal_masks_of_torch(device: str, rows: int, keys: int) -> None:
+    from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+
+    q = torch.randn(2, 2, rows, 16, device=device)
+    k, v = (torch.randn(2, 2, keys, 16, device=device) for _ in range(2))
+    i, j = torch.arange(rows, device=device)[:, None], torch.arange(keys, device=device)
+    for make, shift in ((causal_upper_left, 0), (causal_lower_right, keys - rows)):
+        o = ours(device, q, k, v, make(rows, keys))
+        seen = j <= i + shift
+        wanted = exact(q, k, v, seen)
+        wanted[:, :, ~seen.any(1)] = 0.0
+        torch.testing.assert_close(o.double(), wanted, atol=1e-5, rtol=0)
+        with pytest.raises(ValueError, match="attn_mask"):
+            tilewise.sdpa.scaled_dot_product_attention(q, k, v, make(rows + 1, keys))
+
+
+def test_fallback_behind_a_patched_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = torch.randn(1, 2, 4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    wanted = functional.scaled_dot_product_attention(q, q, q)
+    patched = partial(tilewise.sdpa.scaled_dot_product_attention, fallback="torch")
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", patched)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.testing.assert_close(functional.scaled_dot_product_attention(q, q, q), wanted)

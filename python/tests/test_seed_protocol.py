@@ -106,3 +106,14 @@ def test_rows_say_how_they_were_timed() -> None:
         ("bwd", "row_bwd, by autograd"),
     ]
     assert {(row["ms_mean"], row["live_mib"]) for row in rows} == {(2.0, 2.0)}
+
+
+def test_live_memory_is_without_workspace() -> None:
+    """As `tilewise bench` counts it: a session of ours says what it holds for the next launch."""
+
+    class Ours:
+        def workspace_bytes(self) -> int:
+            return 32 * MIB
+
+    assert measure.live_mib(96 * MIB, Ours()) == 64.0
+    assert measure.live_mib(96 * MIB, object()) == 96.0

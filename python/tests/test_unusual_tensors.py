@@ -133,3 +133,17 @@ def test_torch_beside_numpy_backward(name: str) -> None:
     given[name] = torch.from_numpy(lse if name in ("lse", "d_lse") else some_array(name))
     with pytest.raises(ValueError, match=f"^{name} is a torch tensor: expected an array"):
         tilewise.attention_backward(q=q, **given)
+
+
+def test_scalars_and_nested_tensors_are_refused_by_name() -> None:
+    x, scalar = torch.zeros(1, 4, 2, 8), torch.tensor(1.0)
+    for i, name in enumerate("qkv"):
+        given = [x, x, x]
+        given[i] = scalar
+        with pytest.raises(ValueError, match=f"^{name}.* has 0 axes"):
+            tilewise.attention(*given)
+        with pytest.raises(ValueError, match=f"^{name}.* has 0 axes"):
+            tilewise.attention(*(t.numpy() for t in given))
+    nested = torch.nested.nested_tensor([torch.zeros(3, 2, 8), torch.zeros(4, 2, 8)])
+    with pytest.raises(NotImplementedError, match="nested tensor: .*cu_seqlens_q"):
+        tilewise.attention(nested, nested, nested)

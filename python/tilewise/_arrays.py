@@ -53,9 +53,12 @@ def _statistics_shape(q: list[int], spec: Spec) -> list[int]:
 
 
 def _outputs(q: Any, v: Any, spec: Spec) -> tuple[Any, Any]:
-    shape = _shape(q, "q")
-    o = _empty(q, "q", [*shape[:-1], _shape(v, "v")[-1]])
-    return o, _empty(q, "q", _statistics_shape(shape, spec), "float32")
+    shape, values = _shape(q, "q"), _shape(v, "v")
+    statistics = _statistics_shape(shape, spec)
+    if not values:
+        raise ValueError("v has 0 axes: expected (B, S, H, D), or (total, H, D) packed")
+    o = _empty(q, "q", [*shape[:-1], values[-1]])
+    return o, _empty(q, "q", statistics, "float32")
 
 
 def attention(q: Any, k: Any, v: Any, spec: Spec, return_lse: bool = True) -> tuple[Any, Any]:

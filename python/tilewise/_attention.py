@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.abc
+import importlib.util
 import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -25,7 +30,7 @@ class Gradients(NamedTuple):
 def _torch_side() -> ModuleType | None:
     """The torch side of the package, which registers the operators; None without torch."""
     global _torch
-    if _torch is None and "torch" in sys.modules:
+    if _torch is None and sys.modules.get("torch") is not None:
         from . import _torch as module
 
         _torch = module
@@ -171,5 +176,31 @@ def plan(q: Any, k: Any, v: Any, *, backward: bool = False, **options: Any) -> _
     return found
 
 
-# So that torch.ops.tilewise is there from the import on, where torch was imported first.
+class _AfterTorch(importlib.abc.MetaPathFinder):
+    """Registers the operators once torch is imported after this package."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "torch" or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        found = importlib.util.find_spec(name)
+        if found is None or found.loader is None:
+            return None
+        execute = found.loader.exec_module
+
+        def execute_and_register(module: ModuleType) -> None:
+            execute(module)
+            # A torch that is too old must not fail here: the first call says it.
+            with contextlib.suppress(Exception):
+                _torch_side()
+
+        found.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+        return found
+
+
+# So that torch.ops.tilewise is there in either order of the imports.
+if "torch" not in sys.modules:
+    sys.meta_path.insert(0, _AfterTorch())
 _torch_side()

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
 from . import _torch as ours
 from ._spec import FIELDS, Spec
+from ._torch_onlookers import in_memory
+
+# Not by its name in torch.nn.functional, under which a caller may have put a drop-in.
+_torch_s_own = torch._C._nn.scaled_dot_product_attention
 
 # What torch's function has no word for, and the values with which it need not.
 _BEYOND_TORCH = {
@@ -27,7 +30,7 @@ _BEYOND_TORCH = {
 def refusal(q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> str:
     """Why no kernel of ours runs the problem, its backward included when it will be asked for."""
     wanted = [t for t in (q, k, v, *spec) if isinstance(t, Tensor)]
-    if torch.compiler.is_compiling() or not ours.in_memory(*wanted):
+    if torch.compiler.is_compiling() or not in_memory(*wanted):
         return ""
     try:
         ours.plan(q, k, v, spec, backward=False)
@@ -92,7 +95,7 @@ def torch_attention(q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> Tensor:
     mask, bias = visible(s, rows, keys, q.device), _added(s, rows, keys, q)
     if bias is not None:
         mask = bias if mask is None else torch.where(mask, bias, float("-inf"))
-    out = functional.scaled_dot_product_attention(
+    out = _torch_s_own(
         q,
         k,
         v,

@@ -115,8 +115,9 @@ def flash_attn_with_kvcache(
     where there is no room for k; lengths on a GPU are not read, and an entry without room keeps its
     keys there and is attended to without k.
 
-    num_splits is the plan's own choice here and not read. rotary_cos, rotary_sin and cache_leftpad
-    raise NotImplementedError. Returns O, and LSE (B, Hq, Sq) with return_softmax_lse.
+    num_splits=1 means deterministic: a result does not depend on the rest of the batch. Other
+    values leave the splits to the plan. rotary_cos, rotary_sin and cache_leftpad raise
+    NotImplementedError. Returns O, and LSE (B, Hq, Sq) with return_softmax_lse.
     """
     refused = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "cache_leftpad": cache_leftpad}
     _refuse(refused)
@@ -138,6 +139,7 @@ def flash_attn_with_kvcache(
         "scale": softmax_scale,
         "softcap": softcap,
         "alibi_slopes": alibi_slopes,
+        "deterministic": num_splits == 1,
         "block_table": table if paged else None,
     }
     pools = (k_cache, v_cache) if paged else (k_cache[:batch], v_cache[:batch])

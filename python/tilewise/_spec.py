@@ -39,10 +39,15 @@ PLAIN_FIELDS = (
     "kernel",
 )
 FIELDS = TENSOR_FIELDS + PLAIN_FIELDS
+MASK = FIELDS.index("mask")
 BIAS = FIELDS.index("bias")
 ALIBI_SLOPES = FIELDS.index("alibi_slopes")
 SINKS = FIELDS.index("sinks")
 CU_SEQLENS_Q = FIELDS.index("cu_seqlens_q")
+CU_SEQLENS_K = FIELDS.index("cu_seqlens_k")
+BLOCK_TABLE = FIELDS.index("block_table")
+MAX_SEQLEN_Q = FIELDS.index("max_seqlen_q")
+MAX_SEQLEN_K = FIELDS.index("max_seqlen_k")
 SEED = FIELDS.index("seed")
 LAYOUT = FIELDS.index("layout")
 
@@ -82,9 +87,13 @@ def _window_bounds(
 
 
 def flash_window(window_size: tuple[int, int]) -> tuple[int | None, int | None]:
-    """The window of flash_attn's functions, whose negative bounds are open sides."""
+    """The window of flash_attn's functions, whose -1 is an open side."""
     left, right = window_size
-    return None if left < 0 else left, None if right < 0 else right
+    if left < -1 or right < -1:
+        raise ValueError(
+            f"window_size is ({left}, {right}): expected bounds from 0 on, -1 for an open side"
+        )
+    return None if left == -1 else left, None if right == -1 else right
 
 
 def seed_word(seed: int) -> int:

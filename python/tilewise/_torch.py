@@ -1,34 +1,49 @@
 """Attention on torch tensors: the operators tilewise::attention_forward and ..._backward.
 
 Both are registered with torch.library: with fake kernels and autograd, so that torch.compile and
-torch's own tools see them as they see torch's operators. Plain eager calls take a shorter way to
-the same functions: an operator written in Python costs some 15 us of dispatch, its generated
-autograd 200 us. Outputs come from torch's allocator, and so does workspace on a GPU; work goes to
-the current stream.
+torch's own tools see them as they see torch's operators. The rule: whatever in torch looks on sees
+the operator or gets an error. A call that nobody looks on takes a shorter way to the same
+functions: an operator written in Python costs some 15 us of dispatch, its generated autograd
+200 us. Outputs come from torch's allocator, and so does workspace on a GPU; work goes to the
+current stream.
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+from torch._library import autograd as library_autograd
+from torch.utils.checkpoint import checkpoint
 
-from . import _native, _torch_vmap
+from . import _native, _torch_flops, _torch_vmap
 from ._spec import (
     ALIBI_SLOPES,
     BIAS,
     CU_SEQLENS_Q,
     LAYOUT,
+    MASK,
     PLAIN_FIELDS,
     SINKS,
     TENSOR_FIELDS,
     Spec,
     named_arrays,
     seed_word,
+)
+from ._torch_onlookers import (
+    FORWARD_MODE,
+    SECOND_DERIVATIVE,
+    check_mask_type,
+    in_forward_mode,
+    in_grad,
+    in_transform,
+    is_plain_call,
+    is_special,
+    refuse_tangents,
 )
 
 _TYPES = {
@@ -91,7 +106,15 @@ def _empty_statistics(q: Tensor, spec: Spec) -> Tensor:
 
 
 def _empty_outputs(q: Tensor, k: Tensor, v: Tensor, *spec: Any) -> tuple[Tensor, Tensor]:
-    return _empty_like(q, v.shape[-1]), _empty_statistics(q, spec)
+    if q.is_nested:
+        raise NotImplementedError(
+            "q is a nested tensor: tilewise takes its values() packed, with cu_seqlens_q and "
+            "cu_seqlens_k its offsets()"
+        )
+    lse = _empty_statistics(q, spec)
+    if v.dim() == 0:
+        raise ValueError("v has 0 axes: expected (B, S, H, D), or (total, H, D) packed")
+    return _empty_like(q, v.shape[-1]), lse
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *spec: Any) -> tuple[Tensor, Tensor]:
@@ -174,17 +197,16 @@ def _gradients(
     """dq, dk, dv, dbias, dsinks; `needed` says which of bias, sinks and slopes want one."""
     need_dbias, need_dsinks, need_dslopes = needed
     if need_dslopes:
-        raise NotImplementedError("alibi_slopes has no gradient: detach it")
+        raise NotImplementedError("tilewise: alibi_slopes has no gradient: detach it")
     if d_o is None and d_lse is None:
         return (None,) * 5
     q, k, v, o, lse = saved
     # With create_graph the operator is recorded, so that its own backward can refuse.
-    short = _plain(q, k, v, spec) and not torch.is_grad_enabled()
-    if short and not _special(d_o, d_lse, o, lse):
+    short = is_plain_call(q, k, v, spec) and not torch.is_grad_enabled()
+    if short and not in_forward_mode() and not is_special(d_o, d_lse, o, lse):
         return _run_backward(d_o, d_lse, q, k, v, o, lse, need_dbias, need_dsinks, *spec)
-    dq, dk, dv, dbias, dsinks = torch.ops.tilewise.attention_backward(
-        d_o, d_lse, *saved, need_dbias, need_dsinks, *spec
-    )
+    operator = _TransformedBackward.apply if in_grad() else _backward_operator
+    dq, dk, dv, dbias, dsinks = operator(d_o, d_lse, *saved, need_dbias, need_dsinks, *spec)
     return dq, dk, dv, dbias if need_dbias else None, dsinks if need_dsinks else None
 
 
@@ -207,10 +229,30 @@ def _differentiate(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None) -> tuple[
 
 
 def _refuse(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-    raise NotImplementedError(
-        "attention's gradient has no gradient of its own (double backward): call backward without "
-        "create_graph, or use torch's scaled_dot_product_attention"
+    raise NotImplementedError(SECOND_DERIVATIVE)
+
+
+def _refuse_jvp(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
+    raise NotImplementedError(FORWARD_MODE)
+
+
+def _register_autograd(name: str, backward: Callable[..., Any], setup: Any, refusal: str) -> Any:
+    """torch.library.register_autograd, with refusals where torch would drop a derivative or speak
+    of its own parts: of tangents, and in a transform of torch.func, which `refusal` is about."""
+    operator = getattr(torch.ops.tilewise, name).default
+    recorded = library_autograd.make_autograd_impl(
+        operator, library_autograd.Info(_backward_fn=backward, _setup_context_fn=setup)
     )
+
+    def kernel(keyset: Any, *arguments: Any) -> Any:
+        refuse_tangents(arguments)
+        transformed = in_transform() and torch.is_grad_enabled()
+        if transformed and any(isinstance(t, Tensor) and t.requires_grad for t in arguments):
+            raise NotImplementedError(refusal)
+        return recorded(keyset, *arguments)
+
+    _library.impl(name, kernel, "Autograd", with_keyset=True)
+    return operator
 
 
 for _device in ("CPU", "CUDA"):
@@ -218,11 +260,55 @@ for _device in ("CPU", "CUDA"):
     _library.impl("attention_backward", _backward, _device)
 torch.library.register_fake("tilewise::attention_forward", _empty_outputs, lib=_library)
 torch.library.register_fake("tilewise::attention_backward", _empty_gradients, lib=_library)
-torch.library.register_autograd(
-    "tilewise::attention_forward", _differentiate, setup_context=_save, lib=_library
+_forward_operator = _register_autograd(
+    "attention_forward",
+    _differentiate,
+    _save,
+    "torch.ops.tilewise.attention_forward has no gradient in torch.func: call tilewise.attention",
 )
-torch.library.register_autograd("tilewise::attention_backward", _refuse, lib=_library)
+_backward_operator = _register_autograd("attention_backward", _refuse, None, SECOND_DERIVATIVE)
 _torch_vmap.register(_library)
+_torch_flops.register()
+
+
+class _Transformed(torch.autograd.Function):
+    """The operator in a transform of torch.func, which records no operator of Python's."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, *spec: Any) -> Any:
+        return _forward_operator(q, k, v, *spec)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        _save(ctx, inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:
+        return _differentiate(ctx, d_o, d_lse)
+
+    jvp = staticmethod(_refuse_jvp)
+
+
+class _TransformedBackward(torch.autograd.Function):
+    """The backward operator in a transform of torch.func; its own derivative is refused."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments: Any) -> Any:
+        return _backward_operator(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        return _refuse(ctx, *gradients)
+
+    jvp = staticmethod(_refuse_jvp)
 
 
 _GIVEN = object()
@@ -267,45 +353,7 @@ class _Attention(torch.autograd.Function):
 
 # What torch.autograd.Function.apply comes to where no transform is active, as _plain has made sure.
 _record = super(torch.autograd.Function, _Attention).apply
-_PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})
-# Not public, and worth it: what they guard against would otherwise be passed by unseen.
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_transforms = torch._C._functorch.maybe_current_level
-
-
 _any_autocast = torch._C._is_any_autocast_enabled
-_is_batched = torch._C._functorch.is_legacy_batchedtensor
-_no_dispatch = Tensor.__torch_dispatch__
-
-
-def _special(*tensors: Tensor | None) -> bool:
-    """True for the many gradients at once of torch.autograd.grad(is_grads_batched=True), and for
-    tensors that are not plain."""
-    return any(t is not None and (_is_batched(t) or not _is_plain(t)) for t in tensors)
-
-
-def _is_plain(t: Any) -> bool:
-    """True when the numbers of t lie in memory as they are. Those of a conjugate's imaginary part
-    have the other sign there (torch's negative bit); the dispatcher makes plain tensors of them."""
-    return type(t) in _PLAIN_TYPES and not t.is_neg()
-
-
-def _plain(q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> bool:
-    """True when nobody but autograd looks on: no compiler, no dispatch mode, no transform; and the
-    tensors are plain."""
-    if torch.compiler.is_compiling():
-        return False
-    for t in spec[: len(TENSOR_FIELDS)]:
-        if t is not None and not _is_plain(t):
-            return False
-    return (
-        _is_plain(q)
-        and _is_plain(k)
-        and _is_plain(v)
-        and not q.is_meta
-        and _dispatch_modes() == 0
-        and _transforms() is None
-    )
 
 
 def _check_kinds(spec: Spec, **arrays: Any) -> None:
@@ -313,6 +361,8 @@ def _check_kinds(spec: Spec, **arrays: Any) -> None:
     for name, value in named_arrays(spec, arrays):
         if not isinstance(value, Tensor):
             raise ValueError(f"{name} is {type(value).__name__}: expected a torch tensor, as q is")
+    check_mask_type("mask", spec[MASK])
+    check_mask_type("bias", spec[BIAS])
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -326,16 +376,6 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
-def in_memory(*tensors: Tensor) -> bool:
-    """True when all have memory to plan on, and so has what is made like them: none on the meta
-    device, none fake or of another subclass that dispatches, no transform of torch.func."""
-    return (
-        all(type(t).__torch_dispatch__ is _no_dispatch and not t.is_meta for t in tensors)
-        and _transforms() is None
-        and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None
-    )
-
-
 def _requires_grad(t: Tensor | None) -> bool:
     return t is not None and t.requires_grad
 
@@ -344,12 +384,17 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, spec: Spec, return_lse: bool = True
 ) -> tuple[Tensor, Tensor | None]:
     """O and, when it is asked for, LSE, recorded by autograd."""
-    plain = _plain(q, k, v, spec)
+    plain = is_plain_call(q, k, v, spec)
     if not plain:
         _check_kinds(spec, k=k, v=v)
     q, k, v = _autocast(q, k, v)
+    if in_forward_mode() and not in_transform():
+        refuse_tangents((q, k, v, *spec))
     if not plain:
-        o, lse = torch.ops.tilewise.attention_forward(q, k, v, *spec)
+        if not torch.compiler.is_compiling() and in_grad():
+            o, lse = _Transformed.apply(q, k, v, *spec)
+        else:
+            o, lse = torch.ops.tilewise.attention_forward(q, k, v, *spec)
         return o, lse
     bias, sinks, slopes = spec[BIAS], spec[SINKS], spec[ALIBI_SLOPES]
     recorded = torch.is_grad_enabled() and (
@@ -360,8 +405,7 @@ def attention(
         or _requires_grad(sinks)
         or _requires_grad(slopes)
     )
-    # The function has no forward-mode derivative and says so; a direct call would drop it.
-    if recorded or forward_ad._current_level >= 0:
+    if recorded:
         made = _record(q, k, v, bias, sinks, slopes, spec, return_lse)
         return made if return_lse else (made, None)
     return _forward(q, k, v, *spec)
@@ -395,15 +439,24 @@ def plan(q: Tensor, k: Tensor, v: Tensor, spec: Spec, backward: bool) -> _native
     return _native.plan((q, k, v, o, lse, o, None), (*gradients[:3], None, None), spec)
 
 
+def _draw() -> Tensor:
+    return torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64, device="cpu")
+
+
 def draw_seed(seed: int | None) -> Tensor:
     """Dropout's seed and offset, int64 (2) on the CPU: the caller's, else from torch's generator.
 
     On the CPU for any device, so that nothing waits for a GPU to learn it; torch.manual_seed and
     checkpointing's saved random state hold for it.
     """
-    if seed is None:
-        return torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64)
-    return torch.tensor([seed_word(seed), 0], dtype=torch.int64)
+    if seed is not None:
+        return torch.tensor([seed_word(seed), 0], dtype=torch.int64, device="cpu")
+    if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+        # A compiler under a memory budget computes cheap nodes again in backward. It replays the
+        # generator's state for those of a checkpoint alone: others would draw another mask.
+        drawn: Tensor = checkpoint(_draw, use_reentrant=False)
+        return drawn
+    return _draw()
 
 
 _warned: set[str] = set()

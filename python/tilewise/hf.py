@@ -3,18 +3,20 @@
     tilewise.hf.register()
     model = AutoModel.from_pretrained(..., attn_implementation="tilewise")
 
-Masks are made as for "sdpa", with one difference: where a batch is padded on the right, or a static
-cache is longer than what has been written, lengths go to the kernel instead of a mask of every
-pair, so that padding costs nothing and runs where no kernel takes a mask.
+Masks are made as for "sdpa", except where a mask of every pair can be said in less. A batch that is
+padded on the right, and a static cache that is longer than what has been written, go to the kernel
+as lengths; a sliding window as a window; position_ids that restart, and cu_seq_lens_q and _k, as
+packed sequences.
 """
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 from transformers.masking_utils import (
     bidirectional_mask_function,
     causal_mask_function,
@@ -24,6 +26,24 @@ from transformers.masking_utils import (
 from ._attention import attention
 
 __all__ = ["attention_forward", "attention_mask", "register"]
+
+
+class _Said(Tensor):
+    """What attention_mask says in less than a mask: types, so that no mask of a caller's is taken
+    for one. Four axes, because transformers takes only such a mask for a finished one."""
+
+
+class _Lengths(_Said):
+    """int32 (B, 1, 1, 1); (B, 1, 1, 2), each of them twice, with causal from the top left."""
+
+
+class _Window(_Said):
+    """(1, 1, 1, W): causal over W keys, the query's own among them."""
+
+
+class _Packed(_Said):
+    """int32 offsets (1, 1, 1, sequences + 1) of causal sequences in all batch entries one after the
+    other; (1, 1, 1 + W, sequences + 1) with a window."""
 
 
 def _right_padded_lengths(mask: Tensor) -> Tensor | None:
@@ -64,6 +84,62 @@ def _causal_lengths(
     return True, None if bool((lengths >= rows).all()) else lengths[:, None].expand(-1, 2)
 
 
+def _parts(mask_function: Any) -> dict[str, Any] | None:
+    """The window and the packed sequences of a mask function of transformers, which is causal; None
+    where it is not, or is more than that. They are closures: their names and cells say it."""
+    if mask_function is causal_mask_function:
+        return {}
+    kind = getattr(mask_function, "__qualname__", "")
+    if getattr(mask_function, "__module__", "") != masking_utils.__name__:
+        return None
+    cells = inspect.getclosurevars(mask_function).nonlocals
+    if kind == "and_masks.<locals>.and_mask":
+        parts: dict[str, Any] = {"causal": False}
+        for part in cells["mask_functions"]:
+            name = getattr(part, "__qualname__", "")
+            if name == "sliding_window_overlay.<locals>.inner_mask":
+                found: dict[str, Any] | None = {"window": _cell(part, "sliding_window")}
+            elif name == "packed_sequence_mask_function.<locals>.inner_mask":
+                found = {"sequences": _cell(part, "packed_sequence_mask")}
+            else:
+                found = _parts(part)
+                found = None if found is None else {"causal": True} | found
+            if found is None or (parts.keys() & found.keys()) - {"causal"}:
+                return None
+            parts |= found
+        return parts if parts.pop("causal") else None
+    if kind == "remap_positions_for_packed_sequence.<locals>.inner_mask":
+        return _parts(cells["mask_function"])
+    return None
+
+
+def _cell(function: Any, name: str) -> Any:
+    return inspect.getclosurevars(function).nonlocals[name]
+
+
+def _window_or_packed(
+    parts: dict[str, Any], padding: Tensor | None, rows: int, keys: int, first: Any, device: Any
+) -> Tensor | None:
+    """A window or packed sequences of whole batches without padding and without a cache; None where
+    only a mask says it."""
+    whole = padding is None or bool(padding.all())
+    if not whole or not isinstance(first, int) or first != 0 or rows != keys:
+        return None
+    window = parts.get("window")
+    if window is not None and window < 1:
+        return None
+    sequences = parts.get("sequences")
+    if sequences is None:
+        if window is None or window >= keys:
+            return None
+        return torch.empty(1, device=device).expand(1, 1, 1, window).as_subclass(_Window)
+    begins = torch.ones_like(sequences, dtype=torch.bool)
+    begins[:, 1:] = sequences[:, 1:] != sequences[:, :-1]
+    offsets = begins.flatten().nonzero().flatten().int()
+    offsets = torch.cat([offsets, offsets.new_tensor([sequences.numel()])])
+    return offsets.expand(1, 1, 1 + (window or 0), -1).as_subclass(_Packed)
+
+
 def attention_mask(
     batch_size: int,
     q_length: int,
@@ -76,12 +152,8 @@ def attention_mask(
     kv_offset: int = 0,
     **options: Any,
 ) -> Tensor | None:
-    """What attention_forward takes as its mask.
-
-    None, bool (B, 1, Sq, Sk), or int32 lengths (B, 1, 1, 1); (B, 1, 1, 2), each of them twice,
-    where causal from the top left applies too. Four axes, because transformers takes only such a
-    mask for a finished one when it comes back.
-    """
+    """What attention_forward takes as its mask: None, bool (B, 1, Sq, Sk), or a type of this module
+    that says the same in less."""
     if not use_vmap and kv_offset == 0 and not torch.compiler.is_compiling():
         found, lengths = False, None
         if mask_function is bidirectional_mask_function:
@@ -92,7 +164,15 @@ def attention_mask(
                 attention_mask, batch_size, q_length, kv_length, q_offset, device
             )
         if found:
-            return None if lengths is None else lengths.reshape(batch_size, 1, 1, -1)
+            if lengths is None:
+                return None
+            return lengths.reshape(batch_size, 1, 1, -1).as_subclass(_Lengths)
+        parts = _parts(mask_function)
+        if parts:
+            device = options.get("device", "cpu")
+            said = _window_or_packed(parts, attention_mask, q_length, kv_length, q_offset, device)
+            if said is not None:
+                return said
     return sdpa_mask(
         batch_size=batch_size,
         q_length=q_length,
@@ -108,17 +188,37 @@ def attention_mask(
 
 def _mask_options(mask: Tensor | None, position_bias: Tensor | None) -> dict[str, Any]:
     options: dict[str, Any] = {"bias": position_bias}
-    if mask is None:
+    if mask is None or isinstance(mask, _Window | _Packed):
         return options
-    if mask.dtype == torch.int32:
-        options["key_lengths"] = mask[:, 0, 0, 0]
+    if isinstance(mask, _Lengths):
+        options["key_lengths"] = mask.as_subclass(Tensor)[:, 0, 0, 0]
     elif mask.dtype == torch.bool:
         options["mask"] = mask
+    elif not mask.is_floating_point():
+        raise ValueError(f"attention_mask is {mask.dtype}: expected bool or a float type")
     elif position_bias is None:
         options["bias"] = mask
     else:
         options["bias"] = position_bias + mask
     return options
+
+
+def _packed_options(mask: Tensor | None, rows: int, given: dict[str, Any]) -> dict[str, Any]:
+    """The offsets of packed sequences, by the mask or by the model's arguments; {} without."""
+    offsets_q, offsets_k = given.get("cu_seq_lens_q"), given.get("cu_seq_lens_k")
+    if (offsets_q is None) != (offsets_k is None):
+        raise ValueError("one of cu_seq_lens_q and cu_seq_lens_k is given: expected both, or none")
+    if offsets_q is not None:
+        if mask is not None and not isinstance(mask, _Window | _Packed):
+            raise ValueError("attention_mask is given with cu_seq_lens_q: expected one of them")
+        most_q, most_k = (given.get(f"max_length_{side}") or rows for side in "qk")
+        found = {"cu_seqlens_q": offsets_q, "cu_seqlens_k": offsets_k}
+        return found | {"max_seqlen_q": int(most_q), "max_seqlen_k": int(most_k)}
+    if not isinstance(mask, _Packed):
+        return {}
+    offsets = mask.as_subclass(Tensor)[0, 0, 0]
+    found = {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets}
+    return found | {"max_seqlen_q": rows, "max_seqlen_k": rows}
 
 
 def attention_forward(
@@ -135,27 +235,49 @@ def attention_forward(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """One layer's attention: query (B, Hq, Sq, D), key, value (B, Hk, Sk, D) -> (B, Sq, Hq, D)."""
+    """One layer's attention: query (B, Hq, Sq, D), key, value (B, Hk, Sk, D) -> (B, Sq, Hq, D).
+
+    cu_seq_lens_q and _k, max_length_q and _k: packed sequences in a batch of 1. Raises ValueError
+    for a mask of an integer type, and for one beside cu_seq_lens.
+    """
     rows, keys = query.shape[2], key.shape[2]
     decoder = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    packed = _packed_options(attention_mask, rows, kwargs)
     causal: bool | str = bool(decoder) and attention_mask is None and rows > 1
-    if attention_mask is not None and attention_mask.dtype == torch.int32:
+    window = None
+    if isinstance(attention_mask, _Window):
+        causal, window = True, (attention_mask.shape[-1] - 1, None)
+    elif isinstance(attention_mask, _Packed):
+        causal = True
+        width = attention_mask.shape[-2] - 1
+        window = (width - 1, None) if width else None
+    elif isinstance(attention_mask, _Lengths):
         causal = "top_left" if attention_mask.shape[-1] == 2 else False
+    elif packed:
+        causal = bool(decoder)
     elif causal and rows != keys:
         # A first pass over a cache that is longer than what has been written.
         causal = "top_left"
+    q, k, v = (t.transpose(1, 2) for t in (query, key, value))
+    batch = q.shape[0]
+    if packed:
+        if batch != 1 and not isinstance(attention_mask, _Packed):
+            raise ValueError(f"cu_seq_lens_q is given in a batch of {batch}: expected 1")
+        q, k, v = (t.flatten(0, 1) for t in (q, k, v))
     out = attention(
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
+        q,
+        k,
+        v,
         causal=causal,
+        window=window,
         scale=scaling,
         softcap=softcap or 0.0,
         sinks=None if s_aux is None else s_aux.float(),
         dropout_p=dropout,
         **_mask_options(attention_mask, position_bias),
+        **packed,
     )
-    return out, None
+    return out.unflatten(0, (batch, rows)) if packed else out, None
 
 
 def register(name: str = "tilewise") -> None:

@@ -14,26 +14,69 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from ._attention import attention
 
 __all__ = ["scaled_dot_product_attention"]
 
-
-def _four_axes(t: Tensor) -> Tensor:
-    """(..., S, D) as (B, H, S, D)."""
-    if t.dim() == 4:
-        return t
-    if t.dim() < 4:
-        return t.reshape(*(1,) * (4 - t.dim()), *t.shape)
-    return t.reshape(math.prod(t.shape[:-3]), *t.shape[-3:])
+_CAUSAL = {CausalVariant.UPPER_LEFT: "top_left", CausalVariant.LOWER_RIGHT: "bottom_right"}
 
 
-def _mask_axes(mask: Tensor, batch: torch.Size, rows: int, keys: int) -> Tensor:
-    """A mask that broadcasts to (*batch, H, S, S), with at most four axes."""
-    if mask.dim() <= 4 and len(batch) <= 1:
+def _heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """(..., S, D) with an axis of heads, which broadcasts among the three; for grouped queries each
+    keeps its own."""
+    q, k, v = (t[None] if t.dim() == 2 else t for t in (q, k, v))
+    if enable_gqa:
+        return q, k, v
+    heads = _broadcast([t.shape[-3:-2] for t in (q, k, v)], "heads", q, k, v)
+    if any(t.shape[-3:-2] != heads for t in (q, k, v)):
+        q, k, v = (t.expand(*t.shape[:-3], *heads, *t.shape[-2:]) for t in (q, k, v))
+    return q, k, v
+
+
+def _broadcast(shapes: list[torch.Size], what: str, q: Tensor, k: Tensor, v: Tensor) -> torch.Size:
+    try:
+        return torch.Size(torch.broadcast_shapes(*shapes))
+    except RuntimeError:
+        hint = ": say enable_gqa=True for that" if what == "heads" else ""
+        raise ValueError(
+            f"query {tuple(q.shape)}, key {tuple(k.shape)} and value {tuple(v.shape)} have {what} "
+            f"that do not broadcast{hint}"
+        ) from None
+
+
+def _one_batch(t: Tensor, batch: torch.Size) -> Tensor:
+    """(..., H, S, D) as (B, H, S, D): all leading axes broadcast, then one."""
+    return t.expand(*batch, *t.shape[-3:]).reshape(math.prod(batch), *t.shape[-3:])
+
+
+def _mask_axes(mask: Tensor, batch: torch.Size, heads: int, rows: int, keys: int) -> Tensor:
+    """A mask that broadcasts to (*batch, H, L, S), with at most four axes."""
+    whole = (*batch, heads, rows, keys)
+    while mask.dim() > len(whole) and mask.shape[0] == 1:
+        mask = mask[0]
+    try:
+        fits = torch.broadcast_shapes(mask.shape, whole) == whole
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"attn_mask is {tuple(mask.shape)}: expected a shape that broadcasts to {whole}"
+        )
+    if mask.dim() <= 3 or (mask.dim() == 4 and len(batch) <= 1):
         return mask
-    return _four_axes(mask.expand(*batch, *mask.shape[-3:]) if mask.dim() > 3 else mask)
+    return _one_batch(mask, batch)
+
+
+def _causal_kind(mask: CausalBias, rows: int, keys: int) -> str:
+    """The kind of torch's own causal masks, which say it by their type."""
+    if (mask.seq_len_q, mask.seq_len_kv) != (rows, keys):
+        raise ValueError(
+            f"attn_mask is {mask.variant.name} of ({mask.seq_len_q}, {mask.seq_len_kv}): expected "
+            f"({rows}, {keys})"
+        )
+    return _CAUSAL[mask.variant]
 
 
 def scaled_dot_product_attention(
@@ -51,37 +94,40 @@ def scaled_dot_product_attention(
     """softmax(query key^T scale + attn_mask) value, as torch's function of this name.
 
     query (..., Hq, L, E), key (..., H, S, E), value (..., H, S, Ev); the result (..., Hq, L, Ev).
-    Hq may be a multiple of H with enable_gqa.
+    Leading axes broadcast. Hq may be a multiple of H with enable_gqa. attn_mask: bool or a float
+    type that broadcasts to (..., Hq, L, S), or torch.nn.attention.bias's causal_upper_left(L, S) or
+    causal_lower_right(L, S). Raises ValueError for shapes that do not fit.
     """
     if attn_mask is not None and is_causal:
         raise ValueError("is_causal is True and attn_mask is given: torch takes one of them")
-    if (
-        attn_mask is not None
-        and attn_mask.dtype != torch.bool
-        and not attn_mask.is_floating_point()
-    ):
-        raise ValueError(f"attn_mask is {attn_mask.dtype}: expected bool or a float type")
-    if query.dim() < 2:
-        raise ValueError(f"query has {query.dim()} axes: expected (..., L, E)")
-    q, k, v = _four_axes(query), _four_axes(key), _four_axes(value)
-    if q.shape[1] != k.shape[1] and not enable_gqa:
-        raise ValueError(
-            f"query has {q.shape[1]} heads and key {k.shape[1]}: say enable_gqa=True for that"
-        )
-    mask = attn_mask
-    if mask is not None:
-        mask = _mask_axes(mask, query.shape[:-3], q.shape[2], k.shape[2])
-    is_bool = mask is not None and mask.dtype == torch.bool
+    for name, t in (("query", query), ("key", key), ("value", value)):
+        if t.dim() < 2:
+            raise ValueError(f"{name} has {t.dim()} axes: expected (..., L, E)")
+    q, k, v = _heads(query, key, value, enable_gqa)
+    leading = [t.shape[:-3] for t in (q, k, v)]
+    batch = leading[0]
+    if any(shape != batch for shape in leading):
+        batch = _broadcast(leading, "leading axes", query, key, value)
+    rows, keys = q.shape[-2], k.shape[-2]
+    causal: bool | str = "top_left" if is_causal else False
+    mask = bias = None
+    if isinstance(attn_mask, CausalBias):
+        causal = _causal_kind(attn_mask, rows, keys)
+    elif attn_mask is not None:
+        if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
+            raise ValueError(f"attn_mask is {attn_mask.dtype}: expected bool or a float type")
+        fitted = _mask_axes(attn_mask, batch, q.shape[-3], rows, keys)
+        mask, bias = (fitted, None) if attn_mask.dtype == torch.bool else (None, fitted)
     out: Tensor = attention(
-        q,
-        k,
-        v,
-        causal="top_left" if is_causal else False,
-        mask=mask if is_bool else None,
-        bias=None if is_bool else mask,
+        *(_one_batch(t, batch) if t.dim() != 4 or t.shape[:1] != batch else t for t in (q, k, v)),
+        causal=causal,
+        mask=mask,
+        bias=bias,
         scale=scale,
         dropout_p=dropout_p,
         layout="bhsd",
         fallback=fallback,
     )
-    return out.reshape(*query.shape[:-1], value.shape[-1])
+    if query.dim() == key.dim() == value.dim() == 2:
+        return out[0, 0]
+    return out if len(batch) == 1 else out.reshape(*batch, *out.shape[1:])

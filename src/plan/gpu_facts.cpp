@@ -3,7 +3,6 @@
 namespace tilewise {
 namespace {
 
-constexpr double kSustainedBandwidth = 0.9;
 /// One kernel after another on a stream, microseconds.
 constexpr double kLaunchMicroseconds = 3.0;
 

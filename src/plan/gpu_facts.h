@@ -23,8 +23,10 @@ struct GpuFacts {
 };
 
 /// Shares of the peak rates that long runs sustain, as an H200 did
-/// (bench/results/h200/ceilings.json): products on tensor cores, float32 on CUDA cores.
+/// (bench/results/h200/ceilings.json): products on tensor cores, float32 on CUDA cores,
+/// memory.
 inline constexpr double kSustainedMatrix = 0.82, kSustainedFloat32 = 0.95;
+inline constexpr double kSustainedBandwidth = 0.9;
 
 /// bf16 multiply-adds with float32 accumulation of one multiprocessor in a clock, from the vendor's
 /// architecture papers. GeForce cards of these generations run them at half the rate of their

@@ -51,9 +51,9 @@ void read_pages(const Array& to, const Tensor& pool, const Problem& problem) {
   }
 }
 
-/// Size of one axis of dbias: 1 where the bias broadcasts.
+/// Size of one axis of dbias: 1 where the bias broadcasts, over an empty axis too.
 std::int64_t own_size(const Tensor& t, std::size_t axis) {
-  return t.strides[axis] == 0 ? std::min<std::int64_t>(t.sizes[axis], 1) : t.sizes[axis];
+  return t.strides[axis] == 0 ? 1 : t.sizes[axis];
 }
 
 }  // namespace

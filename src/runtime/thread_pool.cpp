@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "cpu/cgroup.h"
 #include "tilewise/error.h"
 #include "tilewise/runtime.h"
 
@@ -32,6 +33,20 @@ constexpr int kMaxThreads = 1024;
 constexpr int kSpins = 1000;  ///< of a pause instruction: some tens of microseconds
 
 inline void pause_briefly() { __builtin_ia32_pause(); }
+
+/// CPUs that this process may run on.
+int affinity_count() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+}
+
+/// Those, or what a container's quota leaves of them.
+int usable_cpus() {
+  const int quota = cpu::quota_cpus();
+  return quota > 0 ? std::min(affinity_count(), quota) : affinity_count();
+}
 
 /// Counts the forks that led to this process: a pool whose threads stayed behind in the parent
 /// notices by it.
@@ -89,7 +104,7 @@ class Crew {
     failed_.store(false, std::memory_order_relaxed);
     next_.store(0, std::memory_order_relaxed);
     gate_.store(kOpen, std::memory_order_release);  // publishes the job to those who enter()
-    wake(tasks - 1);
+    wake(std::min(tasks, cpus_) - 1);
     take_tasks(0);
     close_and_wait();
     if (error_ != nullptr) std::rethrow_exception(std::exchange(error_, nullptr));
@@ -172,6 +187,8 @@ class Crew {
     }
   }
 
+  /// A worker woken beyond these only takes another's place on a CPU.
+  const std::int64_t cpus_ = usable_cpus();
   std::int64_t tasks_ = 0;
   const Executor::Body* body_ = nullptr;
   std::exception_ptr error_;
@@ -229,14 +246,6 @@ class ThreadPool final : public Executor {
   Crew* crew_ = nullptr;  ///< started by the first job; belongs to the call that set kBusy
 };
 
-/// CPUs that this process may run on.
-int affinity_count() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-}
-
 /// A whole positive number at the start of `text`; 0 when there is none. `rest` says whether more
 /// may follow.
 int leading_number(const char* text, bool rest) {
@@ -262,7 +271,7 @@ int default_threads() {
       return std::min(threads, kMaxThreads);
     }
   }
-  return std::min(affinity_count(), kMaxThreads);
+  return std::min(usable_cpus(), kMaxThreads);
 }
 
 /// Keeps the code of this library mapped after a dlclose: the default pool's threads run it until

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 
-from cli_testing import BAD_INPUT, NO_DEVICE, CliTest, main
+from cli_testing import BAD_INPUT, NO_DEVICE, UNSUPPORTED, CliTest, main, run
 
 FIELDS = """implementation kernel device dtype batch heads kv_heads seq_q seq_k head_dim head_dim_v
 causal mask precision deterministic layout threads protocol pass ms_mean ms_std ms_median tflops
@@ -19,6 +19,13 @@ class Bench(CliTest):
 
     def rows(self, *args: str) -> list[dict]:
         return self.document(*args)["rows"]
+
+    def test_a_kernel_that_runs_nothing_is_refused(self) -> None:
+        """As `run` refuses it: exit code 5, with the reason; its row is printed all the same."""
+        done = run("bench", "--kernel", "flash_fwd_sm90", "--pass", "fwd", "--seq", "16", *QUICK)
+        self.assertEqual(done.returncode, UNSUPPORTED, done.stderr)
+        self.assertIn("no row ran", done.stderr)
+        self.assertIn("unsupported", done.stdout)
 
     def test_schema(self) -> None:
         axes = ["--seq", "64:128:x2", "--dim", "16,32", "--heads", "4", "--kv-heads", "2"]

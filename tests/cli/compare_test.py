@@ -106,6 +106,10 @@ class BestBatch(CliTest):
         for row in rows:
             self.assertLessEqual(row["peak_MiB"], 1.0)
             self.assertAlmostEqual(row["per_second"], 1e3 * row["batch"] / row["ms_median"])
+        # Two doublings that lose are no end: five batches at least, each with its spread.
+        self.assertGreaterEqual(len(rows), 5)
+        for row in rows:
+            self.assertGreater(row["ms_std"], 0.0, row)
         (best,) = [row for row in rows if row["best"]]
         self.assertGreaterEqual(best["per_second"], 0.98 * max(r["per_second"] for r in rows))
 

@@ -105,6 +105,17 @@ class Presets(unittest.TestCase):
         self.assertEqual(p.options, "window=1023,none+softcap=50")
         self.assertEqual(Problem(1, 8, 8, 128, 64, "bfloat16", True).options, "none")
 
+    def test_packed_sequences_are_one_problem(self) -> None:
+        given = argparse.Namespace(packed="3,5:9:+4", dim="64", hidden=512)
+        cells = read_preset(PRESETS / "grid.txt", given)
+        self.assertEqual(
+            {str(c.problem) for c in cells if c.problem.causal}, {"packed=3,5,9 h8 d64 bf16 causal"}
+        )
+        p = cells[-1].problem
+        self.assertEqual((p.batch, p.seq, p.rows, p.offsets), (3, 9, 17, [0, 3, 8, 17]))
+        self.assertEqual(p.pairs, 8 * (6 + 15 + 45))
+        self.assertEqual(p.options, "packed=3,5,9")
+
     def test_axis(self) -> None:
         self.assertEqual(axis("7,256:4096:x4,1:5:+2"), [7, 256, 1024, 4096, 1, 3, 5])
 
@@ -123,6 +134,23 @@ class Summaries(unittest.TestCase):
         self.assertEqual(list(summary.ratios(rows, "flash", "fa2").values()), [2.5])
         self.assertEqual(list(summary.ratios(rows, "flash", "fa3").values()), [])
         self.assertAlmostEqual(summary.geomean([0.5, 2.0]), 1.0)
+
+    def test_packed_rows_are_named_by_what_they_hold(self) -> None:
+        rows = [
+            row("flash", "flash_fwd_sm90", 2.0, mask="packed=3,5,9"),
+            row("fa3", "own", 3.0, mask="packed=3,5,9"),
+        ]
+        self.assertIn("3 packed, 3 to 9 ", summary.table(rows, "sm90", "")[2])
+
+    def test_ratio_of_the_plans_own_choice(self) -> None:
+        """It is the choice's, not the least of all rows that were forced beside it."""
+        rows = [
+            row("flash", "flash_fwd_sm90", 2.0),
+            row("flash", "flash_fwd_sm80", 4.0, reason="the plan's own choice"),
+            row("cudnn", "sdpa", 3.0),
+        ]
+        self.assertEqual(list(summary.ratios(rows, "the plan").values()), [0.75])
+        self.assertIn("2.000", summary.choices(rows)[1])
 
     def test_options_are_cells_of_their_own(self) -> None:
         rows = [

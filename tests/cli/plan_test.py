@@ -193,6 +193,60 @@ class Plan(CliTest):
         self.assertAlmostEqual(row["GFLOP"] * 1e9 / flops, 1.0, places=9)
         self.assertAlmostEqual(row["FLOP_per_byte"], row["GFLOP"] / row["GB_moved"], delta=1e-6)
 
+    def test_no_prediction_is_under_its_bound(self) -> None:
+        """Every preset on every named machine: a bound is the least that a machine allows."""
+        presets = sorted(path.stem for path in (SOURCE / "cases" / "presets").glob("*.txt"))
+        names = json.loads((SOURCE / "cases" / "hardware.json").read_text())["machines"]
+        seen = 0
+        for machine in names:
+            for preset in presets:
+                args = ["--preset", preset, "--hardware", machine, "--format", "json"]
+                for row in json.loads(self.ok("plan", *args)):
+                    if row["predicted_ms"] is None:
+                        continue
+                    seen += 1
+                    self.assertLessEqual(row["bound_ms"], 1.0001 * row["predicted_ms"], row)
+        self.assertGreater(seen, 3000)
+        for args in (
+            ["--impl", "eager", "--batch", "8", "--dim", "16", "--seq", "16384"],
+            ["--impl", "fused", "--batch", "8", "--dim", "16", "--seq", "16384"],
+            ["--batch", "2", "--heads", "4", "--seq", "1024", "--dtype", "bf16"],
+        ):
+            text = self.ok("plan", "--hardware", "epyc-2", *args, "--format", "json")
+            for row in json.loads(text):
+                self.assertLessEqual(row["bound_ms"], row["predicted_ms"], row)
+
+    def test_no_measurement_is_under_its_bound(self) -> None:
+        """All committed results of our kernels, GPU and CPU."""
+        seen = 0
+        for path in sorted((SOURCE / "bench" / "results").rglob("*.json")):
+            done = run("plan", "--against", path, "--format", "json")
+            if done.returncode != 0:
+                unknown = "no row was measured with a kernel of ours|is none of the machines"
+                self.assertRegex(done.stderr, unknown)
+                continue
+            for row in json.loads(done.stdout):
+                seen += 1
+                self.assertLessEqual(row["bound_ms"], row["measured_ms"], (path.name, row))
+                self.assertLessEqual(
+                    row["bound_ms"], 1.0001 * row["predicted_ms"], (path.name, row)
+                )
+        self.assertGreater(seen, 1000)
+
+    def test_out_of_memory_says_what_would_fit(self) -> None:
+        """16384 of eager needs 24.1 GiB: flash fits, bf16 does, half the batch does."""
+        args = ["--impl", "eager", "--batch", "8", "--dim", "16", "--seq", "16384"]
+        words = ["plan", "--hardware", "h200", *args, "--mem-limit", "24GiB"]
+        text = self.ok(*words)
+        self.assertIn("out of memory\n", text)
+        self.assertNotIn("what would help", text)
+        lines = text.split("what would fit, by the model\n")[1].splitlines()
+        self.assertTrue(lines[0].endswith("peak: flash, chosen freely"), lines)
+        for wanted in ("bf16 tensors", "a batch of 4 at a time"):
+            self.assertTrue(any(line.endswith(wanted) for line in lines), (wanted, lines))
+        row = json.loads(self.ok(*words, "--limits", "--format", "json"))[-1]
+        self.assertEqual(row["helps_most"], "flash, chosen freely")
+
     def test_what_helps(self) -> None:
         """Two S x S matrices are the worst thing to have: the plan says so."""
         args = ["--impl", "eager", "--seq", "8192", "--dim", "64", "--heads", "16"]
@@ -349,6 +403,21 @@ class Plan(CliTest):
                 error = row["peak_MiB"] / row["planned_peak_MiB"] - 1
                 self.assertLess(abs(error), 0.01, row)
         self.fails(BAD_INPUT, "plan", "--against", self.folder / "missing.json")
+
+    def test_live_memory_has_one_meaning(self) -> None:
+        """Without workspace: a file made beside peers that does not say so has no live memory to
+        compare, one that does is compared as it stands."""
+        path = self.folder / "peers.json"
+        self.ok("bench", "--seq", "64", "--dim", "16", *ONCE, "-o", path)
+        document = json.loads(path.read_text())
+        for said, shown in ((None, False), ("without workspace", True)):
+            document["environment"] |= {"torch": "2.11.0", "live_mib": said}
+            path.write_text(json.dumps(document))
+            rows = json.loads(self.ok("plan", "--against", path, *NAMED, "--format", "json"))
+            for row in rows:
+                self.assertEqual(row["live_MiB"] is not None, shown, row)
+                if shown:
+                    self.assertEqual(row["live_MiB"], row["planned_live_MiB"], row)
 
     def test_nothing_to_compare(self) -> None:
         """A machine that nobody described, a file without a kernel of ours: exit code 5."""

@@ -43,6 +43,68 @@ TEST_P(Backward, TheNumberOfThreadsChangesNothing) {
             run_backward(s, GetParam(), three.get()).bits);
 }
 
+/// Bits of dQ, dK and dV by a plan for `threads` threads.
+std::string gradients_planned_for(int threads, const Trial& s, const Row& row) {
+  const Sizes q{s.batch, s.heads_q, s.seq_q, s.dim}, k{s.batch, s.heads_k, s.seq_k, s.dim};
+  Owned q_in(s.dtype, q, s.q), k_in(s.dtype, k, s.k), v_in(s.dtype, k, s.v), d_o(s.dtype, q, s.d_o);
+  Owned o(s.dtype, q), lse(DType::float32, {s.batch, s.heads_q, s.seq_q});
+  const ForwardTensors forward{q_in.tensor(), k_in.tensor(), v_in.tensor(),
+                               o.tensor(),    lse.tensor(),  {}};
+  tilewise::forward(forward, s.spec, {}, {.implementation = row.implementation, .kernel = {}});
+  Owned dq(s.dtype, q), dk(s.dtype, k), dv(s.dtype, k);
+  const BackwardTensors t{.q = q_in.tensor(),
+                          .k = k_in.tensor(),
+                          .v = v_in.tensor(),
+                          .o = o.tensor(),
+                          .lse = lse.tensor(),
+                          .d_o = d_o.tensor(),
+                          .dq = dq.tensor(),
+                          .dk = dk.tensor(),
+                          .dv = dv.tensor()};
+  Hardware machine = hardware();
+  machine.threads = threads;
+  tilewise::run(plan(t, s.spec, {.kernel = row.kernel}, &machine), t, s.spec, {});
+  return dq.bits() + dk.bits() + dv.bits();
+}
+
+/// Threads that a forward of Q, K and V of one size is planned for on a machine of 64.
+int threads_planned(DType dtype, std::int64_t seq, const Row& row) {
+  const Trial s = trial(dtype, 1, 8, 8, seq, seq, 32, 32);
+  const Sizes sizes{1, 8, seq, 32};
+  Owned q(dtype, sizes), k(dtype, sizes), v(dtype, sizes), o(dtype, sizes);
+  Hardware machine = hardware();
+  const double share = 64.0 / machine.threads;
+  machine.threads = 64;
+  machine.float32_tflops *= share;
+  machine.bandwidth_gbps *= share;
+  const ForwardTensors t{q.tensor(), k.tensor(), v.tensor(), o.tensor(), {}, {}};
+  return plan(t, s.spec, {.kernel = row.kernel}, &machine).threads;
+}
+
+TEST_P(TypedForward, ASmallCallWakesNoMoreThreadsThanItHasWorkFor) {
+  if (GetParam().implementation != "flash") GTEST_SKIP() << "not tiled";
+  if (GetParam().kernel == "flash_fwd_scalar") GTEST_SKIP() << "no call is small to it";
+  for (const DType dtype : types_) {
+    EXPECT_LE(threads_planned(dtype, 32, GetParam()), 2);
+    EXPECT_EQ(threads_planned(dtype, 4096, GetParam()), 64);
+  }
+}
+
+TEST_P(TypedBackward, APlanForOtherThreadsChangesNothing) {
+  if (GetParam().implementation != "flash") GTEST_SKIP() << "bits of the BLAS library";
+  for (const DType dtype : types_) {
+    for (const auto& [heads_k, keys] : {std::pair{1, 700}, std::pair{2, 300}, std::pair{5, 1100}}) {
+      Trial s = trial(dtype, 1, heads_k, heads_k, 60, keys, 32, 32).fill(98);
+      s.spec.deterministic = true;
+      const std::string one = gradients_planned_for(1, s, GetParam());
+      for (const int threads : {2, 3, 7, 64}) {
+        EXPECT_TRUE(gradients_planned_for(threads, s, GetParam()) == one)
+            << heads_k << " heads, " << keys << " keys, " << threads << " threads";
+      }
+    }
+  }
+}
+
 TEST_P(Forward, TheNumberOfThreadsChangesNothing) {
   const Trial s = trial(DType::float32, 1, 2, 1, 200, 500, 32, 32).fill(98);
   const std::unique_ptr<Executor> one = make_thread_pool(1), three = make_thread_pool(3);

@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "cpu/cgroup.h"
 #include "tilewise/error.h"
 #include "tilewise/runtime.h"
 
@@ -254,7 +255,8 @@ TEST(DefaultExecutor, ThreadsComeFromTheEnvironment) {
   if (std::getenv(kFresh) != nullptr) tell_default_concurrency();
   cpu_set_t set;
   ASSERT_EQ(sched_getaffinity(0, sizeof set, &set), 0);
-  const int cpus = CPU_COUNT(&set);
+  const int quota = cpu::quota_cpus();
+  const int cpus = quota > 0 ? std::min(CPU_COUNT(&set), quota) : CPU_COUNT(&set);
   EXPECT_EQ(default_concurrency_with(nullptr, nullptr), cpus);
   EXPECT_EQ(default_concurrency_with("3", nullptr), 3);
   EXPECT_EQ(default_concurrency_with("3", "5"), 3);

@@ -21,13 +21,15 @@ class View:
     width: int
     height: int
     dark: bool
+    screen: int = 1080  # the height that a reader sees at once
+    most: int = 12  # screens before anything is unfolded
 
 
 VIEWS = (
     View("desktop-light", 1280, 1180, dark=False),
     View("desktop-dark", 1280, 1180, dark=True),
-    View("phone-light", 390, 2400, dark=False),
-    View("phone-dark", 390, 2400, dark=True),
+    View("phone-light", 390, 2400, dark=False, screen=844, most=25),
+    View("phone-dark", 390, 2400, dark=True, screen=844, most=25),
 )
 
 # Of every visible plot: its id, whether it has axes and how many curves or sets of points.
@@ -35,6 +37,8 @@ PLOTS = """
 return [...document.querySelectorAll('.plot')].filter(p => !p.hidden).map(p => ({
   id: p.id, drawn: !!p.querySelector('.main-svg'),
   traces: p.querySelectorAll('.scatterlayer .trace').length,
+  labels: ['x', 'y'].map(a => [...p.querySelectorAll(`.${a}tick text`)]
+    .filter(t => t.textContent.trim()).length),
   width: p.getBoundingClientRect().width,
   inner: Math.max(0, ...[...p.querySelectorAll(".main-svg")]
     .map(s => s.getBoundingClientRect().width))
@@ -67,6 +71,32 @@ def open_browser(view: View) -> webdriver.Chrome:
     return driver
 
 
+def length_problems(driver: webdriver.Chrome, view: View) -> list[str]:
+    """Whether the page before unfolding is short, and its first screen holds every verdict."""
+    problems = []
+    tall = driver.execute_script("return document.documentElement.scrollHeight") / view.screen
+    if tall > view.most:
+        problems.append(f"the page is {tall:.1f} screens long, {view.most} are wanted")
+    end = driver.execute_script(
+        "const v = document.querySelector('.verdicts');"
+        "return v ? v.getBoundingClientRect().bottom : 0"
+    )
+    if view.width > 600 and end > view.screen:
+        problems.append(f"the verdicts end at pixel {end:.0f}, a screen has {view.screen}")
+    return [f"{view.name}: {problem}" for problem in problems]
+
+
+def wait_until_ready(driver: webdriver.Chrome) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        try:
+            if driver.execute_script("return document.documentElement.dataset.drawn"):
+                return
+        except TimeoutException:
+            continue
+        time.sleep(0.2)
+
+
 def draw_everything(driver: webdriver.Chrome) -> None:
     """Returns when the page has drawn all its plots, or after PATIENCE_S."""
     deadline = time.monotonic() + PATIENCE_S
@@ -97,6 +127,8 @@ def problems_of(driver: webdriver.Chrome, view: View) -> list[str]:
     for plot in plots:
         if not plot["drawn"] or plot["traces"] == 0:
             problems.append(f"plot {plot['id']} is not drawn")
+        elif min(plot["labels"]) < 1 or max(plot["labels"]) < 2:
+            problems.append(f"plot {plot['id']} has an axis without labels")
         elif plot["inner"] > plot["width"] + 1:
             problems.append(f"plot {plot['id']} is wider than its frame")
     wide = driver.execute_script("return document.documentElement.scrollWidth")
@@ -122,10 +154,15 @@ def look(page: Path, folder: Path) -> list[str]:
         driver = open_browser(view)
         try:
             driver.get(page.resolve().as_uri())
-            draw_everything(driver)
-            driver.execute_script("scrollTo({top: 0, behavior: 'instant'})")
-            problems += problems_of(driver, view)
+            wait_until_ready(driver)
+            problems += length_problems(driver, view)
             driver.save_screenshot(str(folder / f"{view.name}.png"))
+            draw_everything(driver)
+            problems += problems_of(driver, view)
+            driver.execute_script(
+                "document.getElementById('claims')?.scrollIntoView({behavior: 'instant'})"
+            )
+            driver.save_screenshot(str(folder / f"{view.name}-claims.png"))
             driver.execute_script(
                 "document.getElementById('measurements').scrollIntoView({behavior: 'instant'})"
             )

@@ -1,21 +1,34 @@
 """The seeds' claims: what each says, what the plan predicts, what was measured, and a verdict.
 
 Every sentence is made from numbers: the seeds' own (cases/seeds_published.json), the plan's, and
-those of result files. A claim without a measurement says which command gives one.
+those of result files. A verdict speaks of the contender and the shape of its claim. A claim whose
+contender or shape was not measured is open and says which command measures it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from .data import Measured, Planner, machines, published
+from .data import Measured, Planner, Row, machines, published
 
 HOLDS, PARTLY, FAILS, OPEN = "holds", "partly", "does not hold", "open"
 
 
 @dataclass
+class Figures:
+    """A small table of measurements. The caption gives the problem, `files` the result files."""
+
+    caption: str
+    files: list[str]
+    header: list[str]
+    rows: list[list[str]]
+
+
+@dataclass
 class Claim:
+    """`measurement` is a sentence where there is no table to show."""
+
     seed: str
     title: str
     claim: str
@@ -23,6 +36,7 @@ class Claim:
     measurement: str
     verdict: str
     sentence: str
+    figures: list[Figures] = field(default_factory=list)
 
 
 @dataclass
@@ -47,7 +61,6 @@ def evidence(plan: Planner, measured: Measured) -> Evidence:
 
 
 Judge = Callable[[Evidence], Claim]
-Pick = Callable[[dict[int, float]], int]
 
 
 def number(value: float) -> str:
@@ -71,25 +84,157 @@ def missing(command: str) -> str:
     return f"Not measured in the files given: {command}"
 
 
-def per_machine(lines: dict[str, str], command: str) -> str:
-    """One sentence a machine, or what would measure it."""
-    return " ".join(f"{name}: {text}" for name, text in lines.items()) or missing(command)
+NAMES = {
+    "torch-eager": "PyTorch eager",
+    "torch-compile": "torch.compile",
+    "memeff": "PyTorch's memory-efficient kernel",
+    "cudnn": "cuDNN",
+    "fa2": "FlashAttention-2",
+    "fa3": "FlashAttention-3",
+}
+PASSES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "forward and backward"}
 
 
-def ratios(
-    e: Evidence, machine: str, slow: str, fast: str, which: str, pick: Pick = len, **fields: object
-) -> dict[int, float]:
-    """Length -> times that `fast` is faster, where one run measured both on the same problem; of
-    the problems that differ in more than their length the one with the most lengths, or with the
-    most of `pick`."""
-    found: dict[tuple[object, ...], dict[int, float]] = {}
+def name_of(implementation: str) -> str:
+    """Whose it is: "torch.compile", "our fused"."""
+    return NAMES.get(implementation, f"our {implementation}")
+
+
+def shape_words(row: Row, *, without: tuple[str, ...] = ()) -> str:
+    """ "float32, batch 8, 1 head, length 8192, dim 128, full, forward"."""
+    heads = row["heads"]
+    parts = {
+        "dtype": row["dtype"],
+        "batch": f"batch {row['batch']}",
+        "heads": f"{heads} head{'s' if heads != 1 else ''}",
+        "seq_q": f"length {row['seq_q']}",
+        "head_dim": f"dim {row['head_dim']}",
+        "causal": "causal" if row["causal"] else "full",
+        "pass": PASSES[row["pass"]],
+    }
+    return ", ".join(text for name, text in parts.items() if name not in without)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What ran, with the fields in which it differs from the others: ("flash", dtype=...)."""
+
+    name: str
+    implementation: str
+    fields: tuple[tuple[str, object], ...] = ()
+
+
+def contender(implementation: str, name: str = "", **fields: object) -> Contender:
+    return Contender(name or name_of(implementation), implementation, tuple(fields.items()))
+
+
+@dataclass
+class Grid:
+    """Rows of one run, contender by contender, along one field of the problem."""
+
+    machine: str
+    along: str
+    rows: dict[str, dict[int, Row]]
+
+    def gain(self, slow: str, fast: str) -> dict[int, float]:
+        """Value of the field -> times that `fast` is faster."""
+        return {
+            at: row["ms_median"] / self.rows[fast][at]["ms_median"]
+            for at, row in self.rows[slow].items()
+            if at in self.rows[fast]
+        }
+
+    def values(self) -> list[int]:
+        return sorted({at for found in self.rows.values() for at in found})
+
+    def files(self) -> list[str]:
+        found = [row["file"] for rows in self.rows.values() for row in rows.values()]
+        return list(dict.fromkeys(found))
+
+    def words(self) -> str:
+        """The problem, without what varies."""
+        rows = [row for found in self.rows.values() for row in found.values()]
+        differ = {name for name in ("dtype", "batch") if len({row[name] for row in rows}) > 1}
+        return shape_words(rows[0], without=(self.along, *differ))
+
+    def figures(
+        self,
+        gains: list[tuple[str, str, str]],
+        column: str = "ms_median",
+        unit: str = "ms",
+    ) -> Figures:
+        """A row a contender, then a row a gain: (its title, the slow one, the fast one)."""
+        at = self.values()
+        title = {"seq_q": "length", "head_dim": "dim", "batch": "batch", "heads": "heads"}
+        rows = [
+            [f"{name}, {unit}", *(digits(found.get(value, {}).get(column)) for value in at)]
+            for name, found in self.rows.items()
+        ]
+        for text, slow, fast in gains:
+            gain = self.gain(slow, fast)
+            rows.append([text, *(digits(gain.get(value)) for value in at)])
+        return Figures(
+            f"{self.machine}: {self.words()}",
+            self.files(),
+            [title[self.along], *map(str, at)],
+            rows,
+        )
+
+
+def digits(value: float | None) -> str:
+    return "-" if value is None else number(value)
+
+
+def measured_grid(
+    e: Evidence,
+    machine: str,
+    contenders: list[Contender],
+    which: str,
+    values: list[int],
+    along: str = "seq_q",
+    column: str = "ms_median",
+    **fields: object,
+) -> Grid | None:
+    """The newest run that measured `column` of all contenders at one value at least."""
     for run in e.measured.runs(machine):
-        for row in run.shapes(machine, slow, which):
-            if any(row.get(name) != value for name, value in fields.items()):
-                continue
-            kind = {name: row[name] for name in ("dtype", "batch", "heads", "head_dim", "causal")}
-            other = run.ms(machine, fast, which, **kind, seq_q=row["seq_q"])
-            if other:
-                gains = found.setdefault((id(run), *kind.values()), {})
-                gains[row["seq_q"]] = row["ms_median"] / other
-    return dict(sorted(max(found.values(), key=pick, default={}).items()))
+        rows: dict[str, dict[int, Row]] = {}
+        for one in contenders:
+            kind = {**fields, **dict(one.fields)}
+            found = {
+                value: run.find(
+                    machine, one.implementation, which, column=column, **{**kind, along: value}
+                )
+                for value in values
+            }
+            rows[one.name] = {value: row for value, row in found.items() if row}
+        if set.intersection(*(set(found) for found in rows.values())):
+            return Grid(machine, along, rows)
+    return None
+
+
+def grids(
+    e: Evidence,
+    contenders: list[Contender],
+    which: str,
+    values: list[int],
+    along: str = "seq_q",
+    column: str = "ms_median",
+    **fields: object,
+) -> list[Grid]:
+    """A grid for each machine that has one."""
+    found = [
+        measured_grid(e, machine, contenders, which, values, along, column, **fields)
+        for machine in e.measured.machines
+    ]
+    return [grid for grid in found if grid]
+
+
+def short(machine: str) -> str:
+    """ "H200" of "NVIDIA H200", "H100" of "NVIDIA H100 80GB HBM3"; of a CPU its name."""
+    words = machine.split()
+    return words[1] if words[0] == "NVIDIA" else machine.split(",")[0]
+
+
+def joined(parts: list[str]) -> str:
+    """ "a", "a and b", "a, b and c"."""
+    return ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1] if parts else ""

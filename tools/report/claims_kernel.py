@@ -11,13 +11,20 @@ from .claims import (
     HOLDS,
     OPEN,
     PARTLY,
+    PASSES,
     Claim,
     Evidence,
+    Figures,
+    contender,
+    digits,
+    grids,
+    joined,
     listed,
     mib,
+    missing,
     number,
-    per_machine,
-    ratios,
+    shape_words,
+    short,
     times,
 )
 
@@ -34,91 +41,125 @@ def analysis(e: Evidence, part: str) -> list[dict[str, Any]]:
     return list(answer[part])
 
 
-def swept(e: Evidence, machine: str, size: str, values: list[int], **base: object) -> list[float]:
-    """Measured baseline forwards as multiples of the first; empty unless all are there."""
-    found = [
-        e.measured.ms(machine, "baseline", "fwd", **{**BASE, **base, size: value})
-        for value in values
-    ]
-    if not all(found):
-        return []
-    first = found[0] or 1.0
-    return [(ms or 0.0) / first for ms in found]
+BASELINE, FLASH = contender("baseline"), contender("flash")
 
 
-def slope(values: list[int], growth: list[float]) -> float:
-    return math.log(growth[-1] / growth[0]) / math.log(values[-1] / values[0])
+def growth(
+    e: Evidence, along: str, values: list[int], **base: object
+) -> tuple[list[Figures], dict[str, list[float]]]:
+    """The baseline's forward along a size: a table a machine, and multiples of the first value."""
+    tables, found = [], {}
+    for grid in grids(e, [BASELINE], "fwd", values, along, **{**BASE, **base}):
+        rows = grid.rows[BASELINE.name]
+        if len(rows) < len(values):
+            continue
+        multiples = [rows[n]["ms_median"] / rows[values[0]]["ms_median"] for n in values]
+        figures = grid.figures([])
+        figures.rows.append(["times the first", *map(number, multiples)])
+        tables.append(figures)
+        found[short(grid.machine)] = multiples
+    return tables, found
+
+
+def slope(values: list[int], multiples: list[float]) -> float:
+    return math.log(multiples[-1] / multiples[0]) / math.log(values[-1] / values[0])
 
 
 def quadratic_time(e: Evidence) -> Claim:
     lengths = [256, 512, 1024, 2048]
     predicted = [row["predicted_times"] for row in analysis(e, "length")]
-    lines, right = {}, []
-    for machine in e.measured.machines:
-        growth = swept(e, machine, "seq_q", lengths)
-        if growth:
-            exponent = slope(lengths, growth)
-            right.append(1.8 <= exponent <= 2.2)
-            lines[machine] = f"{listed(growth)} times, an exponent of {exponent:.2f}."
-    small = predicted[1]
+    tables, found = growth(e, "seq_q", lengths)
+    slopes = {name: slope(lengths, multiples) for name, multiples in found.items()}
+    right = [1.8 <= exponent <= 2.2 for exponent in slopes.values()]
+    told = [
+        f"{name}: an exponent of {exponent:.2f}, {times(found[name][-1])} for 8 times the length."
+        for name, exponent in slopes.items()
+    ]
     return Claim(
         "002",
         "Length: t, 4t, 16t, 64t",
         "At 256, 512, 1024, 2048 the baseline takes t, 4t, 16t, 64t.",
         f"{e.card_name}: {listed(predicted)} times.",
-        per_machine(lines, SCALING),
-        OPEN if not right else HOLDS if all(right) else PARTLY,
-        f"Work grows as claimed, time only once the machine is full: an {e.card_name} with one "
-        f"head should take {times(small)} for 512 instead of 4"
-        + (", a CPU follows the claim." if any(right) else "."),
+        "" if tables else missing(SCALING),
+        OPEN if not right else HOLDS if all(right) else PARTLY if any(right) else FAILS,
+        "The claim is an exponent of 2, 64 times. " + " ".join(told)
+        if told
+        else f"The plan expects {times(predicted[-1])} on an {e.card_name}.",
+        tables,
     )
 
 
 def linear_batch_and_heads(e: Evidence) -> Claim:
     predicted = {size: analysis(e, size) for size in ("batch", "heads")}
     told = {size: [row["predicted_times"] for row in rows] for size, rows in predicted.items()}
-    lines, right = {}, []
-    for machine in e.measured.machines:
-        batch = swept(e, machine, "batch", [1, 2, 4], seq_q=512)
-        heads = swept(e, machine, "heads", [1, 2, 4], seq_q=512)
-        if batch and heads:
-            right.append(abs(batch[1] - 2) < 0.2 and abs(heads[1] - 2) < 0.2)
-            lines[machine] = f"batch {listed(batch)}, heads {listed(heads)} times for 1, 2, 4."
+    tables, by_batch = growth(e, "batch", [1, 2, 4], seq_q=512)
+    more, by_heads = growth(e, "heads", [1, 2, 4], seq_q=512)
+    right, words = [], []
+    for name in by_batch:
+        if name in by_heads:
+            two = (by_batch[name][1], by_heads[name][1], by_batch[name][2] / 2)
+            right.append(all(abs(times_two - 2) < 0.2 for times_two in two))
+            words.append(
+                f"{name}: batch 2 takes {times(two[0])}, 2 heads {times(two[1])}, batch 4 "
+                f"{times(by_batch[name][2])}."
+            )
     return Claim(
         "002",
         "Batch and heads: t, 2t, 2t, 4t",
         "(1, 1), (2, 1), (1, 2), (4, 1) take t, 2t, 2t, 4t at length 512.",
         f"{e.card_name}: batch {listed(told['batch'])} times for 1, 2, 4; heads "
         f"{listed(told['heads'])} for 1, 2.",
-        per_machine(lines, SCALING),
-        OPEN if not right else HOLDS if all(right) else PARTLY,
-        f"Linear where one problem fills the machine; an {e.card_name} should take "
-        f"{times(told['batch'][1])} for a batch of 2.",
+        "" if tables else missing(SCALING),
+        OPEN if not right else HOLDS if all(right) else PARTLY if any(right) else FAILS,
+        " ".join(words)
+        or f"The plan expects {times(told['batch'][1])} for a batch of 2 on an {e.card_name}.",
+        [*tables, *more],
     )
 
 
+def planned_beside_scores(e: Evidence, machine: str, dim: int) -> float:
+    """MiB of the baseline's forward at 512 without its scores; 0 for a machine without a plan. A
+    measured peak less these is what the scores take."""
+    for name, entry in e.hardware.items():
+        if entry.get("matches", "?") in machine:
+            words = ("--hardware", name, "--impl", "baseline", "--seq", 512, "--dim", dim)
+            row = e.plan.ask(*words, "--pass", "fwd", "--memory")[0]
+            scores = sum(size for tensor, size in row.items() if tensor.split(",")[0] == "S")
+            return float(row["peak"] - scores) / 2**20
+    return 0.0
+
+
 def head_dim(e: Evidence) -> Claim:
-    growth = {row["doubled"]: row for row in analysis(e, "growth")}["head dim"]
-    lines = {}
-    for machine in e.measured.machines:
-        found = [
-            e.measured.ms(machine, "baseline", "fwd", **{**BASE, "head_dim": dim, "seq_q": 512})
-            for dim in (32, 64, 128)
-        ]
-        if all(found):
-            first = found[0] or 1.0
-            relative = listed([(ms or 0.0) / first for ms in found])
-            lines[machine] = f"{relative} times for 32, 64, 128."
+    doubled = {row["doubled"]: row for row in analysis(e, "growth")}["head dim"]
+    dims = [32, 64, 128]
+    tables, words, right = [], [], []
+    for grid in grids(e, [BASELINE], "fwd", dims, "head_dim", **BASE, seq_q=512):
+        rows = grid.rows[BASELINE.name]
+        if len(rows) < len(dims):
+            continue
+        held = {dim: planned_beside_scores(e, grid.machine, dim) for dim in dims}
+        if not all(held.values()):
+            continue
+        scores = [rows[dim]["peak_mib"] - held[dim] for dim in dims]
+        figures = grid.figures([])
+        figures.rows.append(["scores, MiB", *(f"{one:.2f}" for one in scores)])
+        tables.append(figures)
+        grows = rows[128]["ms_median"] / rows[32]["ms_median"]
+        right.append(all(abs(one - 1) < 0.05 for one in scores) and grows > 1.1)
+        words.append(
+            f"{short(grid.machine)}: {joined([f'{one:.2f}' for one in scores])} MiB of scores at "
+            f"dim 32, 64 and 128, and {times(grows)} the time at 128."
+        )
     return Claim(
         "002",
         "The head dim changes arithmetic, not the scores' memory",
         "Scores take 1 MB at 512 for every dim; compute grows with the dim.",
-        f"Doubling the dim multiplies held memory by {growth['held_times']:.2f}, FLOPs by "
-        f"{growth['flops_times']:.2f}, an {e.card_name}'s time by {growth['time_times']:.2f}.",
-        per_machine(lines, SCALING),
-        HOLDS if abs(growth["held_times"] - 1) < 0.01 else FAILS,
-        f"The scores stay as they are; time grows less than the arithmetic, "
-        f"{growth['time_times']:.2f} times on an {e.card_name}, since memory and launches stay.",
+        f"Doubling the dim multiplies held memory by {doubled['held_times']:.2f}, FLOPs by "
+        f"{doubled['flops_times']:.2f}, an {e.card_name}'s time by {doubled['time_times']:.2f}.",
+        "" if tables else missing(SCALING),
+        OPEN if not right else HOLDS if all(right) else PARTLY if any(right) else FAILS,
+        " ".join(words) or "The plan counts the same scores for every dim.",
+        tables,
     )
 
 
@@ -146,24 +187,37 @@ def shared_memory(e: Evidence) -> Claim:
         told.append((entry["name"], shared, shared / entry["bandwidth_gbps"]))
     text = "; ".join(f"{name} {s / 1000:.1f} TB/s, {ratio:.1f} times" for name, s, ratio in told)
     least, most = min(told, key=lambda x: x[2]), max(told, key=lambda x: x[2])
-    lines = {}
+    tables, measured = [], []
     for machine, found in e.measured.ceilings.items():
         near, far = found.get("shared memory read"), found.get("device memory read")
         if near and far:
             ratio = near["measured"] / far["measured"]
-            lines[machine] = (
-                f"shared memory {near['measured'] / 1000:.1f} TB/s, device memory "
-                f"{far['measured'] / 1000:.2f} TB/s: {number(ratio)} times."
+            measured.append(f"{times(ratio)} on the {short(machine)}")
+            tables.append(
+                Figures(
+                    f"{machine}, read by `tilewise info --measure`",
+                    [str(near.get("file", ""))],
+                    ["shared memory, TB/s", "device memory, TB/s", "times"],
+                    [
+                        [
+                            f"{near['measured'] / 1000:.1f}",
+                            f"{far['measured'] / 1000:.2f}",
+                            number(ratio),
+                        ]
+                    ],
+                )
             )
     return Claim(
         "002",
         "Shared memory is 12 times faster than device memory",
         "Shared memory about 19 TB/s, device memory about 1.5 TB/s: 12 times.",
         f"128 bytes a clock and multiprocessor at the highest clock: {text}.",
-        per_machine(lines, "tilewise info --measure --device cuda:0 on that machine."),
-        PARTLY,
-        f"19 TB/s and 1.5 TB/s are an A100 with 40 GB. The ratio is the card's: from "
-        f"{least[2]:.1f} ({least[0]}) to {most[2]:.1f} ({most[0]}).",
+        "" if tables else missing("tilewise info --measure --device cuda:0 on that machine."),
+        PARTLY if measured else OPEN,
+        (f"Measured: {joined(measured)}. " if measured else "")
+        + f"The ratio is the card's: by the data sheets from {least[2]:.1f} ({least[0]}) to "
+        f"{most[2]:.1f} ({most[0]}).",
+        tables,
     )
 
 
@@ -181,11 +235,11 @@ def accesses(e: Evidence) -> Claim:
         f"At 512, dim 64: {number(total['one_query'])} elements a query, "
         f"{number(total['all_queries'])} in all. At 2048 that is {number(counted)} GB; through "
         f"memory go {moved['baseline']:.3f} GB (baseline) and {moved['flash']:.4f} GB (flash).",
-        "Bytes through memory are counted by the plan; no profiler reads them here.",
-        PARTLY,
-        f"The count is right for the instructions, not for memory: caches and tiles serve K and V, "
-        f"so that the baseline moves {times(counted / moved['baseline'])} less than it touches, "
-        f"its scores, and flash {times(moved['baseline'] / moved['flash'])} less again.",
+        "Not measured in the files given: bytes are counted by the plan, no profiler read them.",
+        OPEN,
+        f"By the plan the baseline moves {times(counted / moved['baseline'])} less through memory "
+        f"than the claim counts, and flash {times(moved['baseline'] / moved['flash'])} less again. "
+        f"A profiler's bytes would decide.",
     )
 
 
@@ -218,32 +272,52 @@ def delta_identity(e: Evidence) -> Claim:
     )
 
 
+def twice_read(e: Evidence) -> Claim:
+    words = ("--hardware", e.card, *("--batch", 8, "--dtype", "f32", "--seq", 8192, "--dim", 16))
+    rows = {
+        name: e.plan.ask(*words, "--pass", "bwd", "--impl", name)[0] for name in ("eager", "flash")
+    }
+    matrix = 8 * 8192**2 * 4 * 1e-9
+    return Claim(
+        "004",
+        "The backward reads P from memory twice",
+        "The standard backward reads the matrix P twice, for dV and for dS; FlashAttention never "
+        "stores it.",
+        f"Batch 8, length 8192, dim 16, float32: P is {matrix:.2f} GB. Our eager backward moves "
+        f"{rows['eager']['GB_moved']:.1f} GB, {rows['eager']['GB_moved'] / matrix:.1f} such "
+        f"matrices, our flash {rows['flash']['GB_moved']:.2f} GB.",
+        "Not measured in the files given: bytes are counted by the plan, no profiler read them.",
+        OPEN,
+        "Equations 7 and 9 each use P, so that a backward that stores it reads it twice. How often "
+        "the memory serves it is for a profiler to count.",
+    )
+
+
 def flash_gains(e: Evidence) -> Claim:
     rows = e.plan.ask("--analyze", "--hardware", e.card, "--impl", "baseline")["flash_gain"]
     lengths = [row["length"] for row in rows]
-    claimed = [row["claimed"] for row in rows]
-    lines, reached, total = {}, 0, 0
-    for machine in e.measured.machines:
-        found = ratios(e, machine, "baseline", "flash", "fwd", **BASE)
-        known = [length for length in lengths if length in found]
-        if known:
-            lines[machine] = f"{listed([found[n] for n in known])} times at {listed(known)}."
-        for length, claim in zip(lengths, claimed, strict=True):
-            if length in found:
-                total += 1
-                reached += found[length] >= claim
+    claimed = {row["length"]: row["claimed"] for row in rows}
+    tables, told, reached, total = [], [], 0, 0
+    for grid in grids(e, [BASELINE, FLASH], "fwd", lengths, **BASE):
+        gain = grid.gain(BASELINE.name, FLASH.name)
+        figures = grid.figures([("times faster", BASELINE.name, FLASH.name)])
+        figures.rows.append(["claimed", *(number(claimed[n]) for n in grid.values())])
+        tables.append(figures)
+        good = sum(times_faster >= claimed[n] for n, times_faster in gain.items())
+        reached, total = reached + good, total + len(gain)
+        told.append(f"{good} of {len(gain)} on the {short(grid.machine)}")
     return Claim(
         "002",
         "Flash is 2, 5, 15, 40 times faster",
         "At 128, 512, 2048, 4096 flash should be 2, 5, 15, 40 times faster than the baseline.",
         f"{e.card_name}: {listed([row['predicted'] for row in rows])} times.",
-        per_machine(lines, SCALING),
-        OPEN if not total else HOLDS if reached == total else PARTLY,
-        f"The claims are reached in {reached} of {total} measured cells; "
-        "how much is gained depends on how slow the baseline is, not on flash alone."
-        if total
-        else f"The model expects them to be exceeded on an {e.card_name} where its numbers above "
-        f"say so.",
+        "" if tables else missing(SCALING),
+        OPEN if not total else HOLDS if reached == total else PARTLY if reached else FAILS,
+        f"Our flash reaches the claim at {joined(told)} lengths, against a baseline that is ours "
+        f"too."
+        if told
+        else f"The plan expects {listed([row['predicted'] for row in rows])} times.",
+        tables,
     )
 
 
@@ -258,35 +332,49 @@ def filled_cells(e: Evidence) -> Claim:
         for row in rows
         for field in ("forward_ms", "forward_backward_ms")
     )
-    lines, filled, asked = {}, 0, 0
+    figures, filled, asked = [], 0, 0
     for machine in e.measured.machines:
-        cells: dict[tuple[Any, ...], list[str]] = {}
+        cells: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         for row in e.measured.rows(machine, implementation="flash", causal=True, batch=1, heads=1):
-            if row["seq_q"] >= 32768:
-                cell = (row["seq_q"], row["head_dim"], row["dtype"], row["pass"])
-                cells.setdefault(cell, []).append(row["status"])
-        if cells:
-            done = sum("ok" in statuses for statuses in cells.values())
-            oom = sum("ok" not in statuses and "oom" in statuses for statuses in cells.values())
-            lengths = ", ".join(map(str, sorted({cell[0] for cell in cells})))
-            lines[machine] = (
-                f"{done} of {len(cells)} cells of flash at {lengths} have a number, {oom} ran "
-                f"out of memory."
-            )
-            filled, asked = filled + done, asked + len(cells)
+            if (
+                row["seq_q"] >= 32768
+                and row["head_dim"] == 16
+                and row["pass"] in ("fwd", "fwd+bwd")
+            ):
+                cell = (row["dtype"], row["pass"], row["seq_q"])
+                cells.setdefault(cell, []).append(row)
+        if not cells:
+            continue
+        lengths = sorted({cell[2] for cell in cells})
+        kinds = list(dict.fromkeys(cell[:2] for cell in cells))
+        lines = []
+        for dtype, which in kinds:
+            shown = []
+            for length in lengths:
+                rows = cells.get((dtype, which, length), [])
+                times_of = [row["ms_median"] for row in rows if row["status"] == "ok"]
+                filled, asked = filled + bool(times_of), asked + bool(rows)
+                shown.append(
+                    digits(min(times_of)) if times_of else rows[0]["status"] if rows else "-"
+                )
+            lines.append([f"{dtype}, {PASSES[which]}, ms", *shown])
+        files = list(dict.fromkeys(row["file"] for rows in cells.values() for row in rows))
+        caption = f"{machine}, our flash: batch 1, 1 head, dim 16, causal"
+        figures.append(Figures(caption, files, ["length", *map(str, lengths)], lines))
     return Claim(
         "004",
         "No number at 32768 and 65536",
         f"{empty} cells of the six tables are nan: forward with backward at 32768, everything at "
-        f"65536.",
+        f"65536. All are of dim 16.",
         f"Flash at 65536, dim 16, float32, forward and backward: peak {mib(peak['peak_MiB'])} on a "
         f"24 GB card: {peak['verdict']}.",
-        per_machine(lines, ASSIGNMENT),
-        OPEN if not asked else FAILS if filled == asked else PARTLY,
-        f"Keeping O and LSE alone fills {filled} of the {asked} cells measured at these lengths; "
-        f"memory is no reason for an empty one, {mib(peak['peak_MiB'])} would do."
+        "" if figures else missing(ASSIGNMENT),
+        OPEN if not asked else FAILS if filled == asked else PARTLY if filled else HOLDS,
+        f"Our flash has a number in {filled} of {asked} cells of that shape. By the plan it needs "
+        f"{mib(peak['peak_MiB'])}."
         if asked
-        else f"The memory of the lengths that failed is {mib(peak['peak_MiB'])}, no more.",
+        else f"By the plan the longest needs {mib(peak['peak_MiB'])}.",
+        figures,
     )
 
 
@@ -298,37 +386,36 @@ def faster_than_the_tables(e: Evidence) -> Claim:
             if row["forward_ms"] is not None:
                 length = row["seq_len"]
                 best[length] = min(best.get(length, math.inf), row["forward_ms"])
-    predicted = {}
-    for length in best:
-        words = ("--seq", length, "--dim", 16, "--dtype", "bf16", "--causal", "--pass", "fwd")
-        predicted[length] = e.plan.ms("--hardware", e.card, *words)
-    faster = sum(predicted[n] < best[n] for n in best)
-    lines, won, total = {}, 0, 0
-    for machine in e.measured.machines:
-        cells = {}
-        for length in best:
-            shape = {"batch": 1, "heads": 1, "head_dim": 16, "causal": True, "seq_q": length}
-            ms = e.measured.ms(machine, "flash", "fwd", dtype="bfloat16", **shape)
-            if ms:
-                cells[length] = best[length] / ms
-        if cells:
-            total += len(cells)
-            won += sum(gain > 1 for gain in cells.values())
-            lines[machine] = (
-                f"{number(min(cells.values()))} to {times(max(cells.values()))} faster."
-            )
+    lengths = sorted(best)
+    words = ("--dim", 16, "--dtype", "bf16", "--causal", "--pass", "fwd")
+    predicted = [e.plan.ms("--hardware", e.card, "--seq", n, *words) for n in lengths]
+    # The 16-bit table is in float16: a kernel's time is that of bfloat16.
+    kinds = [
+        contender("flash", "our flash, bfloat16", dtype="bfloat16"),
+        contender("flash", "our flash, float32", dtype="float32"),
+    ]
+    figures, won, total = [], {kind.name: 0 for kind in kinds}, 0
+    shape = {"batch": 1, "heads": 1, "head_dim": 16, "causal": True}
+    for grid in grids(e, kinds, "fwd", lengths, **shape):
+        table = grid.figures([])
+        table.rows.append(["best of the tables, ms", *(number(best[n]) for n in grid.values())])
+        figures.append(table)
+        total += len(grid.values())
+        for name, found in grid.rows.items():
+            won[name] += sum(row["ms_median"] < best[n] for n, row in found.items())
+    told = joined([f"{count} of {total} cells ({name})" for name, count in won.items()])
     return Claim(
         "004",
         "The six tables of an RTX 4090, dim 16",
-        f"The best forward of the six tables: {listed([best[n] for n in sorted(best)])} ms from "
-        f"{min(best)} to {max(best)}.",
-        f"{e.card_name}, bf16: {listed([predicted[n] for n in sorted(predicted)])} ms; faster in "
-        f"{faster} of {len(best)}.",
-        per_machine(lines, ASSIGNMENT),
-        OPEN if not total else HOLDS if won == total else PARTLY,
-        f"Ours is faster than the best of the six tables in {won} of {total} measured cells."
+        f"The best forward of the six tables, any type: {listed([best[n] for n in lengths])} ms "
+        f"from {min(best)} to {max(best)}.",
+        f"{e.card_name}, bf16: {listed(predicted)} ms.",
+        "" if figures else missing(ASSIGNMENT),
+        OPEN if not total else HOLDS if all(n == total for n in won.values()) else PARTLY,
+        f"Ours is faster than the best of the six tables in {told}, on another card than theirs."
         if total
-        else f"By the model ours is faster in {faster} of {len(best)} cells.",
+        else "The checklist asks for ours to be faster in every cell on a data-centre card.",
+        figures,
     )
 
 
@@ -337,36 +424,58 @@ def leaderboard(e: Evidence) -> Claim:
     shape = ("--heads", 16, "--dim", 64, "--dtype", "bf16", "--causal")
     predicted = {n: e.plan.ms("--hardware", e.card, "--seq", n, *shape) for n in (8192, 16384)}
     room = e.plan.ask("--hardware", "rtx4090", "--seq", 16384, *shape)[-1]
-    lines, own = {}, []
+    tables, own = [], []
     for machine in e.measured.machines:
-        told = []
+        lines: list[list[str]] = []
+        files: list[str] = []
         for length in (8192, 16384):
             same: dict[str, Any] = {"heads": 16, "head_dim": 64, "causal": True, "batch": 1}
             same |= {"seq_q": length, "dtype": "bfloat16"}
-            ms = e.measured.ms(machine, "flash", "fwd+bwd", **same)
-            step = e.measured.ms(machine, "flash", "fwd+bwd", **same, protocol="board")
-            if ms:
-                told.append(f"{number(ms)} ms at {length}")
-                own.append((length, step or ms))
-            if step:
-                told.append(f"{number(step)} ms as the board times it, with o.sum() and the leaf")
-        if told:
-            lines[machine] = ", ".join(told) + "."
-    at = dict(own)
+            kernel = e.measured.find(machine, "flash", "fwd+bwd", **same)
+            step = e.measured.find(machine, "flash", "fwd+bwd", **same, protocol="board")
+            for row, protocol in ((kernel, "kernels alone"), (step, "the board's step")):
+                if row:
+                    kernels = str(row["kernel"]).replace("+", " + ")
+                    peak = row.get("peak_mib")
+                    told = "-" if peak is None else mib(peak)
+                    lines.append([str(length), protocol, digits(row["ms_median"]), told, kernels])
+                    files.append(row["file"])
+            counted = step or kernel
+            if length == 16384 and counted:
+                timed = "the board's step" if step else "kernels alone"
+                own.append((counted["ms_median"], counted.get("peak_mib"), machine, timed))
+        if lines:
+            row = {**same, "pass": "fwd+bwd"}
+            tables.append(
+                Figures(
+                    f"{machine}: {shape_words(row, without=('seq_q',))}",
+                    list(dict.fromkeys(files)),
+                    ["length", "timed", "ms", "peak", "kernels"],
+                    lines,
+                )
+            )
+    verdict, sentence = OPEN, "Not measured at 16384."
+    if own:
+        ms, peak, machine, timed = min(own)
+        fits = peak is not None and peak < 24 * 1024
+        verdict = OPEN if peak is None else FAILS if fits else HOLDS
+        sentence = (
+            f"At 16384 ours takes {number(ms)} ms on the {short(machine)} ({timed})"
+            + (f" and peaks at {mib(peak)}" if peak is not None else "")
+            + f". The best verified entry takes 5.364 ms on an H100, {times(5.364 / ms)} that time."
+        )
     return Claim(
         "004",
-        "Leaderboard: 8192 is the longest on 24 GB, 70.0 ms",
+        "Leaderboard: 8192 is the longest that fits 24 GB",
         f"{seed:.1f} ms for forward and backward of 16 heads at 8192 on an RTX 4090, the longest "
-        f"that fitted; the best verified entry takes 5.364 ms at 16384 on an H100.",
+        f"that fits; the best verified entry takes 5.364 ms at 16384 on an H100.",
         f"Flash at 16384: peak {mib(room['peak_MiB'])} on a 24 GB card: {room['verdict']}. "
         f"{e.card_name}: {number(predicted[8192])} ms at 8192, {number(predicted[16384])} ms at "
         f"16384.",
-        per_machine(lines, "tilewise bench --preset leaderboard on that machine."),
-        OPEN if 16384 not in at else HOLDS if at[16384] > 5.364 else FAILS,
-        f"Memory is no reason to stop at 8192. Ours takes {number(at[16384])} ms at 16384, "
-        f"{times(5.364 / at[16384])} as fast as the best verified entry."
-        if 16384 in at
-        else f"The model expects {number(predicted[16384])} ms at 16384 with today's kernels.",
+        "" if tables else missing("tilewise bench --preset leaderboard on that machine."),
+        verdict,
+        sentence,
+        tables,
     )
 
 
@@ -381,5 +490,6 @@ JUDGES = (
     filled_cells,
     faster_than_the_tables,
     leaderboard,
+    twice_read,
     delta_identity,
 )

@@ -72,14 +72,33 @@ def limit_of(row: Row, environment: dict[str, Any]) -> str:
     return found.group(1) if found else ""
 
 
+def one_meaning(row: Row, environment: dict[str, Any]) -> Row:
+    """`live_mib` is without workspace. Beside peers our rows' was with it, before the environment
+    said otherwise: those have none."""
+    told = "torch" not in environment or environment.get("live_mib") == "without workspace"
+    if not told and row["implementation"] in OURS and row.get("protocol") != "seed":
+        row["live_with_workspace_mib"], row["live_mib"] = row.get("live_mib"), None
+    return row
+
+
 def key_of(row: Row) -> Row:
     """Shape fields with the defaults of the schema filled in."""
     row.setdefault("kv_heads", row["heads"])
     row.setdefault("seq_k", row["seq_q"])
     row.setdefault("causal", row.get("mask") == "causal")
+    if row.get("mask") == "causal":
+        row["mask"] = "none"  # `causal` says it; of a row beside others' the mask is "none"
     if row.get("precision") == "tf32":
         row["dtype"] = "tf32"  # another type to a reader
     return row
+
+
+def relative_name(path: Path) -> str:
+    """ "h200/grid-sm90.json" for a committed file, else the file's own name."""
+    try:
+        return str(path.resolve().relative_to(ROOT / "bench" / "results"))
+    except ValueError:
+        return path.name
 
 
 def load(paths: list[Path]) -> list[Result]:
@@ -90,13 +109,12 @@ def load(paths: list[Path]) -> list[Result]:
         rows = document.get("rows") if isinstance(document, dict) else None
         if not rows or "status" not in rows[0] or "implementation" not in rows[0]:
             continue
-        try:
-            name = str(path.resolve().relative_to(ROOT / "bench" / "results"))
-        except ValueError:
-            name = path.name
+        name = relative_name(path)
         environment = document.get("environment", {})
         for row in rows:
             row["limit"] = limit_of(row, environment)
+            row["file"] = name
+            one_meaning(row, environment)
         results.append(Result(name, path, environment, list(map(key_of, rows))))
     return results
 
@@ -108,12 +126,14 @@ def load_ceilings(paths: list[Path]) -> dict[str, dict[str, Row]]:
         document = json.loads(path.read_text())
         if isinstance(document, dict) and "ceilings" in document:
             machine = machine_of(document.get("environment", {}))
-            found[machine] = {row["ceiling"]: row for row in document["ceilings"]}
+            name = relative_name(path)
+            found[machine] = {r["ceiling"]: {**r, "file": name} for r in document["ceilings"]}
     return found
 
 
 class Measured:
-    """Looks measurements up across files, one machine at a time."""
+    """Looks measurements up across files, one machine at a time. A number is of the newest run that
+    has it, so that a sentence can say which file that is."""
 
     def __init__(
         self, results: list[Result], ceilings: dict[str, dict[str, Row]] | None = None
@@ -123,25 +143,43 @@ class Measured:
         self.machines = list(dict.fromkeys(result.machine for result in results))
 
     def rows(self, machine: str, **fields: object) -> list[Row]:
-        """Rows of self-attention, which is all that the seeds are about."""
+        """Rows of self-attention without options, which is all that the seeds are about."""
         return [
             row
             for result in self.results
             if result.machine == machine
             for row in result.rows
             if row["seq_q"] == row["seq_k"]
+            and row.get("mask") in (None, "none", "causal")
             and all(row.get(name) == value for name, value in fields.items())
         ]
 
+    def find(
+        self,
+        machine: str,
+        implementation: str,
+        which: str,
+        *,
+        column: str = "ms_median",
+        **fields: object,
+    ) -> Row | None:
+        """The row that ran and has `column`, of the newest run with one: of kernels that share the
+        problem the fastest, of a kernel's rounds the last. Without a protocol in `fields`,
+        PROTOCOLS."""
+        wanted = {"implementation": implementation, "pass": which, "status": "ok", **fields}
+        for run in self.runs(machine):
+            rows = run.rows(machine, **wanted)
+            found = [row for row in rows if row.get("ms_median") and row.get(column)]
+            if "protocol" not in fields:
+                found = usual(found)
+            if found:
+                rounds = {(row.get("kernel"), row["file"]): row for row in found}
+                return min(rounds.values(), key=lambda row: float(row["ms_median"]))
+        return None
+
     def ms(self, machine: str, implementation: str, which: str, **fields: object) -> float | None:
-        """The least median of the rows that match, in milliseconds."""
-        wanted = {"implementation": implementation, "pass": which, **fields}
-        found = [
-            row["ms_median"]
-            for row in self.rows(machine, **wanted)
-            if row["status"] == "ok" and row.get("ms_median")
-        ]
-        return min(found, default=None)
+        row = self.find(machine, implementation, which, **fields)
+        return None if row is None else float(row["ms_median"])
 
     def card(self, hardware: dict[str, Any]) -> str:
         """The GPU of `hardware` with the most rows; the H100 when none was measured."""
@@ -153,21 +191,26 @@ class Measured:
         return max(rows, key=lambda name: rows[name], default="h100")
 
     def runs(self, machine: str) -> list[Measured]:
-        """The files of a machine by the run that made them: those of one date. Times of different
-        runs say little about each other."""
+        """The files of a machine by the run that made them, those of one date, the newest first.
+        Times of different runs say little about each other."""
         dates: dict[str, list[Result]] = {}
         for result in self.results:
             if result.machine == machine:
                 date = str(result.environment.get("date", result.name))
                 dates.setdefault(date, []).append(result)
-        return [Measured(results) for results in dates.values()]
+        return [Measured(dates[date]) for date in sorted(dates, reverse=True)]
 
-    def shapes(self, machine: str, implementation: str, which: str) -> list[Row]:
-        return [
-            row
-            for row in self.rows(machine, implementation=implementation, status="ok")
-            if row["pass"] == which and row.get("ms_median")
-        ]
+
+# How most rows are timed, the most trusted first. "board" and "seed" time more than a kernel.
+PROTOCOLS = ("burst", "sustained", "interleaved", None)
+
+
+def usual(rows: list[Row]) -> list[Row]:
+    """The rows of the first of PROTOCOLS that there is one of."""
+    for protocol in PROTOCOLS:
+        if found := [row for row in rows if row.get("protocol") == protocol]:
+            return found
+    return []
 
 
 class RefusedError(RuntimeError):

@@ -1,21 +1,10 @@
 "use strict";
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const COLORS = {
-  flash: "#1f9d6b", fused: "#d98e04", eager: "#d1495b", baseline: "#8a8f98", reference: "#8a8f98",
-  fa2: "#3a86ff", fa3: "#8e5bea", cudnn: "#b8a000", memeff: "#e0439a", flex: "#e4632e",
-  "torch-eager": "#17a2b8", "torch-compile": "#a17c5b",
-};
-const OTHERS = ["#1f9d6b", "#3a86ff", "#d1495b", "#d98e04", "#8e5bea", "#17a2b8", "#e0439a", "#8a8f98"];
-
 function theme() {
   const style = getComputedStyle(document.documentElement);
   const value = (name) => style.getPropertyValue(name).trim();
   return { ink: value("--ink"), muted: value("--muted"), grid: value("--grid"), card: value("--card") };
-}
-
-function color(name, index) {
-  return COLORS[name] || OTHERS[index % OTHERS.length];
 }
 
 /** `values`: what a logarithmic axis shows; few decades get ticks at 2 and 5 too. */
@@ -26,8 +15,21 @@ function axis(title, log, colors, values) {
     rangemode: log ? "normal" : "tozero",
   };
   if (!log || !values) return out;
-  const low = Math.floor(Math.log10(Math.min(...values)));
-  const high = Math.ceil(Math.log10(Math.max(...values)));
+  const [least, most] = [Math.min(...values), Math.max(...values)];
+  if (most / least < 8) {
+    // Less than a decade: even steps, of which some lie between the least and the most.
+    const raw = Math.max(most - least, 0.05 * most) / 3;
+    const unit = 10 ** Math.floor(Math.log10(raw));
+    const step = unit * ([1, 2, 5].findLast((s) => s * unit <= raw) || 1);
+    const ticks = [];
+    for (let v = Math.ceil((0.9 * least) / step); v * step <= 1.1 * most; ++v) {
+      if (v > 0) ticks.push(v * step);
+    }
+    const range = [0.9 * least, 1.1 * most].map(Math.log10);
+    return { ...out, range, tickvals: ticks, ticktext: ticks.map((v) => String(Number(v.toPrecision(3)))) };
+  }
+  const low = Math.floor(Math.log10(least));
+  const high = Math.ceil(Math.log10(most));
   const steps = high - low <= 2 ? [1, 2, 5] : [1];
   out.tickvals = [];
   for (let e = low; e <= high; ++e) steps.forEach((s) => out.tickvals.push(s * 10 ** e));
@@ -47,10 +49,10 @@ function layout(title, x, y, colors) {
 }
 
 /** Ticks at the lengths that were measured, as people write them. */
-function lengthAxis(series, colors) {
+function lengthAxis(series, title, colors) {
   const lengths = [...new Set(series.flatMap((s) => s.x))].sort((a, b) => a - b);
   const short = (n) => (n >= 1024 && n % 1024 === 0 ? `${n / 1024}k` : `${n}`);
-  return { ...axis("length", true, colors), tickvals: lengths, ticktext: lengths.map(short) };
+  return { ...axis(title, true, colors), tickvals: lengths, ticktext: lengths.map(short) };
 }
 
 function draw(id, traces, shape) {
@@ -60,13 +62,13 @@ function draw(id, traces, shape) {
 
 function drawPanel(id, panel) {
   const colors = theme();
-  const traces = panel.series.map((s, i) => ({
+  const traces = panel.series.map((s) => ({
     type: "scatter", mode: "lines+markers", name: s.name, x: s.x, y: s.y,
-    line: { color: color(s.name, i), width: 2 }, marker: { size: 6 },
+    line: { color: s.color, width: 2 }, marker: { size: 6 },
     hovertemplate: `%{y:.4g} ${panel.y} at %{x}<extra>${s.name}</extra>`,
   }));
   const y = axis(panel.y, panel.logY, colors, panel.series.flatMap((s) => s.y));
-  return draw(id, traces, layout(panel.title, lengthAxis(panel.series, colors), y, colors));
+  return draw(id, traces, layout(panel.title, lengthAxis(panel.series, panel.x, colors), y, colors));
 }
 
 /** What draws each plot that is shown now; plots draw when they come near the window. */
@@ -123,9 +125,9 @@ function drawRoofline(id, roof) {
       line: { color: colors.muted, width: 1.5, dash: c.tflops === top ? "solid" : "dot" },
     };
   });
-  const points = roof.series.map((s, i) => ({
+  const points = roof.series.map((s) => ({
     type: "scatter", mode: "markers", name: s.name, x: s.x, y: s.y, text: s.text,
-    marker: { color: color(s.name, i), size: 7, opacity: 0.75 },
+    marker: { color: s.color, size: 7, opacity: 0.75 },
     hovertemplate: `%{text}: %{y:.3g} TFLOP/s, %{x:.3g} FLOP a byte<extra>${s.name}</extra>`,
   }));
   const y = axis(roof.y, true, colors, [...roof.series.flatMap((s) => s.y), top]);
@@ -142,9 +144,9 @@ function drawAccuracy(id, plot) {
     type: "scatter", mode: "lines", x: ends, y: [ratio, ratio], hoverinfo: "skip", showlegend: false,
     line: { color: colors.muted, width: 1, dash },
   });
-  const points = plot.series.map((s, i) => ({
+  const points = plot.series.map((s) => ({
     type: "scatter", mode: "markers", name: s.name, x: s.x, y: s.y, text: s.text,
-    marker: { color: color(s.name, i), size: 7, opacity: 0.75 },
+    marker: { color: s.color, size: 7, opacity: 0.75 },
     hovertemplate: `%{text}: %{y:.3g} of the measured %{x:.4g} ms<extra>${s.name}</extra>`,
   }));
   const traces = [band(1, "solid"), band(1.25, "dash"), band(0.8, "dash")];
@@ -157,6 +159,7 @@ function drawAccuracy(id, plot) {
 
 /** Draws every plot, also those far from the window, a plot at a time. */
 async function drawEverything() {
+  document.querySelectorAll("details").forEach((fold) => (fold.open = true));
   for (const id of drawers.keys()) {
     if (!drawn.has(id)) drawNow(id);
     await new Promise((resume) => setTimeout(resume));
@@ -174,4 +177,14 @@ accuracy.hidden = !DATA.accuracy;
 if (DATA.accuracy) setDrawer("accuracy", () => drawAccuracy("accuracy", DATA.accuracy));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawn.forEach(drawNow));
 addEventListener("beforeprint", () => drawers.forEach((_, id) => drawNow(id)));
+
+/** A link to what lies in a fold opens the fold. */
+function unfold() {
+  const target = location.hash && document.getElementById(location.hash.slice(1));
+  if (!target) return;
+  for (let at = target; at; at = at.parentElement) if (at.tagName === "DETAILS") at.open = true;
+  target.scrollIntoView();
+}
+addEventListener("hashchange", unfold);
+unfold();
 document.documentElement.dataset.drawn = "ready";

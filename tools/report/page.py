@@ -9,8 +9,9 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from .claims import FAILS, HOLDS, OPEN, PARTLY, Claim
+from .claims import FAILS, HOLDS, OPEN, PARTLY, Claim, Figures
 from .data import Result, Row
+from .plots import ON_CPU, QUESTIONS, REST, question_of, title_of
 
 HERE = Path(__file__).parent
 CLASSES = {HOLDS: "holds", PARTLY: "partly", FAILS: "fails", OPEN: "open"}
@@ -60,6 +61,15 @@ def table(header: list[str], rows: list[list[object]]) -> str:
     )
 
 
+SEEDS = {
+    "000": "attention under torch.compile",
+    "001": "attention in eager PyTorch",
+    "002": "a CUDA baseline and its bottleneck",
+    "003": "an adaptive sparse attention layer",
+    "004": "FlashAttention-2",
+}
+
+
 def environment(results: list[Result]) -> str:
     cards = []
     for result in results:
@@ -67,25 +77,81 @@ def environment(results: list[Result]) -> str:
         cards.append(
             f'<article class="card"><h3>{text(result.name)}</h3><dl>{facts}</dl></article>'
         )
-    return f'<div class="cards">{"".join(cards)}</div>'
+    return (
+        f"<details><summary>{len(results)} files: machine, driver, commit, date</summary>"
+        f'<div class="cards">{"".join(cards)}</div></details>'
+    )
+
+
+def figures(found: Figures) -> str:
+    """A claim's measurements: the problem, a table, the files."""
+    head = "".join(f'<th scope="col">{text(name)}</th>' for name in found.header)
+    lines = []
+    for first, *rest in found.rows:
+        numbers = "".join(f'<td class="number">{text(value)}</td>' for value in rest)
+        lines.append(f'<tr><th scope="row">{text(first)}</th>{numbers}</tr>')
+    return (
+        f'<figure><figcaption>{text(found.caption)}</figcaption><div class="scroll"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+        f'<p class="files">{text(", ".join(found.files))}</p></figure>'
+    )
+
+
+def claim_card(number: int, claim: Claim) -> str:
+    parts = [
+        ("Claim", claim.claim),
+        ("Prediction", claim.prediction),
+        ("Measurement", claim.measurement),
+    ]
+    facts = "".join(f"<dt>{name}</dt><dd>{text(words)}</dd>" for name, words in parts if words)
+    return (
+        f'<article class="card claim {CLASSES[claim.verdict]}" id="claim{number}"><header>'
+        f"<h3>{text(claim.title)}</h3>"
+        f'<span class="badge">{text(claim.verdict)}</span></header>'
+        f'<p class="sentence">{text(claim.sentence)}</p><dl>{facts}</dl>'
+        f"{''.join(map(figures, claim.figures))}</article>"
+    )
+
+
+def of_seeds(claims: list[Claim]) -> dict[str, list[tuple[int, Claim]]]:
+    found: dict[str, list[tuple[int, Claim]]] = {}
+    for number, claim in enumerate(claims):
+        found.setdefault(claim.seed, []).append((number, claim))
+    return found
+
+
+def verdicts(claims: list[Claim]) -> str:
+    """The first screen: every claim in a line, by seed."""
+    blocks = []
+    for seed, found in of_seeds(claims).items():
+        lines = "".join(
+            f'<li class="{CLASSES[claim.verdict]}"><a href="#claim{number}">{text(claim.title)}</a>'
+            f'<span class="badge">{text(claim.verdict)}</span></li>'
+            for number, claim in found
+        )
+        blocks.append(
+            f'<section class="seed"><h3>{seed} <span>{text(SEEDS.get(seed, ""))}</span></h3>'
+            f"<ul>{lines}</ul></section>"
+        )
+    return f'<div class="verdicts">{"".join(blocks)}</div>'
+
+
+def told_counts(claims: list[Claim]) -> str:
+    """ "2 hold, ..." of some claims."""
+    found = [(verdict, sum(c.verdict == verdict for c in claims)) for verdict in CLASSES]
+    return ", ".join(f"{count} {verdict}" for verdict, count in found if count)
 
 
 def claim_cards(claims: list[Claim]) -> str:
-    cards = []
-    for claim in claims:
-        parts = [
-            ("Claim", claim.claim),
-            ("Prediction", claim.prediction),
-            ("Measurement", claim.measurement),
-        ]
-        facts = "".join(f"<dt>{name}</dt><dd>{text(words)}</dd>" for name, words in parts)
-        cards.append(
-            f'<article class="card claim {CLASSES[claim.verdict]}"><header>'
-            f'<span class="seed">seed {claim.seed}</span><h3>{text(claim.title)}</h3>'
-            f'<span class="badge">{text(claim.verdict)}</span></header>'
-            f'<p class="sentence">{text(claim.sentence)}</p><dl>{facts}</dl></article>'
+    blocks = []
+    for seed, found in of_seeds(claims).items():
+        cards = "".join(claim_card(number, claim) for number, claim in found)
+        blocks.append(
+            f'<details class="fold" id="seed{seed}"><summary><strong>Seed {seed}</strong>: '
+            f"{text(SEEDS.get(seed, ''))} <span>{told_counts([c for _, c in found])}</span>"
+            f'</summary><div class="cards claims">{cards}</div></details>'
         )
-    return f'<div class="cards claims">{"".join(cards)}</div>'
+    return "".join(blocks)
 
 
 def claim_counts(claims: list[Claim]) -> str:
@@ -108,14 +174,33 @@ def measurement(index: int, result: Result, section: dict[str, Any]) -> str:
     header = [TABLE_FIELDS[name] for name in TABLE_FIELDS]
     rows: list[list[object]] = [[row.get(name) for name in TABLE_FIELDS] for row in result.rows]
     chooser = (
-        f'<label class="choose">Shape <select data-file="{index}">{options}</select></label>'
+        f'<label class="choose">Problem <select data-file="{index}">{options}</select></label>'
         if shapes
         else ""
     )
     return (
-        f'<section class="file"><h3>{text(result.name)}</h3>'
-        f'<p class="muted">{text(result.machine)}</p>{chooser}<div class="plots">{plots}</div>'
+        f'<section class="file"><h3>{text(title_of(result))}</h3>'
+        f'<p class="muted">{text(result.machine)}, <code>{text(result.name)}</code></p>'
+        f'{chooser}<div class="plots">{plots}</div>'
         f"<details><summary>All {len(rows)} rows</summary>{table(header, rows)}</details></section>"
+    )
+
+
+def measurements(results: list[Result], sections: list[dict[str, Any]]) -> str:
+    """Files by the question that they answer, a fold each."""
+    titles = [*(title for title, _ in QUESTIONS), ON_CPU, REST]
+    found: dict[str, list[str]] = {title: [] for title in titles}
+    machines: dict[str, list[str]] = {title: [] for title in titles}
+    for i, (result, section) in enumerate(zip(results, sections, strict=True)):
+        question = question_of(result)
+        found[question].append(measurement(i, result, section))
+        machines[question].append(result.machine.split(",")[0])
+    return "".join(
+        f'<details class="fold"><summary><strong>{text(title)}</strong> <span>{len(files)} '
+        f"file{'s' if len(files) != 1 else ''}, {text(', '.join(dict.fromkeys(machines[title])))}"
+        f"</span></summary>{''.join(files)}</details>"
+        for title, files in found.items()
+        if files
     )
 
 
@@ -131,11 +216,8 @@ def render(
     if accuracy:
         data["accuracy"] = accuracy[0]
         header = ["kernel", "rows", "median error", "90th percentile", "worst"]
-        errors = table(header, [list(row) for row in accuracy[1]])
-    files = "".join(
-        measurement(i, result, section)
-        for i, (result, section) in enumerate(zip(results, sections, strict=True))
-    )
+        rows = table(header, [list(row) for row in accuracy[1]])
+        errors = f"<details><summary>Errors by kernel</summary>{rows}</details>"
     roofs = "".join(f'<div class="plot" id="roof{i}"></div>' for i in range(len(rooflines)))
     machines = ", ".join(dict.fromkeys(result.machine for result in results))
     # A script's text must not close its element.
@@ -145,7 +227,8 @@ def render(
         "MACHINES": text(machines),
         "COUNTS": claim_counts(claims),
         "CLAIMS": claim_cards(claims),
-        "FILES": files,
+        "VERDICTS": verdicts(claims),
+        "FILES": measurements(results, sections),
         "ROOFLINES": roofs,
         "ERRORS": errors,
         "ENVIRONMENT": environment(results),

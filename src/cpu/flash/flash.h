@@ -24,8 +24,11 @@ void flash_backward_bf16(const KernelRow& row, const Problem& problem, const Con
 Cost flash_backward_bf16_cost(const KernelRow& row, const Problem& problem,
                               const Hardware& machine);
 
-/// The schedule of flash_fwd_* for few query rows: keys are read once, where they lie, and split.
+/// The schedule of flash_fwd_* for few query rows a head: those of a key head share what is read,
+/// and keys are split.
 bool few_query_rows(const Problem& problem);
+/// True where that schedule, in float32, beats tiles of bfloat16 products.
+bool faster_as_float32(const Problem& problem);
 void flash_decode(const KernelRow& row, const Problem& problem, const Context& context);
 Cost flash_decode_cost(const KernelRow& row, const Problem& problem, const Hardware& machine);
 

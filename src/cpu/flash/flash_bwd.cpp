@@ -21,6 +21,10 @@ namespace tilewise::cpu {
 namespace {
 
 constexpr int kMaxSplits = 16;
+/// What parts of `deterministic` problems are made for, however many threads there are: parts
+/// decide in which order dQ is summed. More threads than 2 kDecisiveThreads may find no work where
+/// a sequence has few key heads.
+constexpr int kDecisiveThreads = 16;
 
 /// Parts of each pair's keys: two tasks a thread where there are fewer pairs than threads, else as
 /// few as leave no quarter of the threads without work in the end.
@@ -45,12 +49,13 @@ BackwardGeometry::BackwardGeometry(const Problem& p, const Micro& micro, int thr
   key_blocks = ceil_div(p.seq_k, kTileKeys);
   pairs = p.batch * p.heads_k;
   workers = threads;
-  // Parts decide in which order dQ is summed. Packed: whatever the longest sequence has.
+  // Packed: whatever the longest sequence has.
   const std::int64_t decisive_pairs = p.deterministic ? p.heads_k : pairs;
   const std::int64_t most =
       takes_the_first(p) ? kMaxSplits : std::clamp<std::int64_t>(key_blocks, 1, kMaxSplits);
   // Those beyond the blocks there are would add zeros.
-  splits = static_cast<int>(std::min<std::int64_t>(parts(decisive_pairs, most, threads),
+  const int decisive_threads = p.deterministic ? kDecisiveThreads : threads;
+  splits = static_cast<int>(std::min<std::int64_t>(parts(decisive_pairs, most, decisive_threads),
                                                    std::max<std::int64_t>(key_blocks, 1)));
   dq_elems = p.query_rows() * ld_q;
 }
@@ -145,23 +150,40 @@ void Backward::prepare_rows(const RowBlock& block) const {
     const std::int64_t o_at = offset_of(p_.o, b, h, row);
     const std::int64_t d_at = offset_of(p_.d_o, b, h, row);
     float sum = 0.0F;
+    bool zero = true;
     for (std::int64_t c = 0; c < p_.head_dim_v; c += kChunk) {
       const std::int64_t count = std::min<std::int64_t>(kChunk, p_.head_dim_v - c);
       load_row(p_.o, o_at + c * p_.o.strides[3], p_.o.strides[3], count, o);
       load_row(p_.d_o, d_at + c * p_.d_o.strides[3], p_.d_o.strides[3], count, d_o);
       std::fill(o + count, o + kChunk, 0.0F);
+      zero = zero && std::all_of(o, o + count, [](float value) { return value == 0.0F; });
       std::fill(d_o + count, d_o + kChunk, 0.0F);
       micro.add_row_dots(1, kChunk, o, d_o, kChunk, &keep, &sum);
     }
-    if (p_.d_lse.defined()) {
+    const bool blind = zero && sees_nothing(b, h, row, std::isfinite(sum));
+    if (blind) sum = 0.0F;
+    if (p_.d_lse.defined() && !(blind && !p_.sinks.defined())) {
       sum -= static_cast<const float*>(p_.d_lse.data)[offset_of(p_.d_lse, b, h, row)];
     }
     delta_[p_.query_row(b, h, row)] = sum;
-    lse_low_[p_.query_row(b, h, row)] = 0.0F;
+    lse_low_[p_.query_row(b, h, row)] = blind ? ScoreTileStep::kSeesNothing : 0.0F;
     for (int split = 0; split < geometry_.splits; ++split) {
       std::fill_n(dq_rows(split, b, h, row), geometry_.ld_q, 0.0F);
     }
   }
+}
+
+/// Of a row whose O is 0: true where LSE says that it sees no key. With a sink LSE is the sink's
+/// then, as where P rounds to nothing beside it: that makes a difference to a row whose dO or Q is
+/// finite, and only a row where one is not (dO: `finite`) is said to see nothing.
+bool Backward::sees_nothing(std::int64_t b, std::int64_t h, std::int64_t row, bool finite) const {
+  const float lse = static_cast<const float*>(p_.lse.data)[offset_of(p_.lse, b, h, row)];
+  if (lse == -std::numeric_limits<float>::infinity()) return true;
+  if (!p_.sinks.defined()) return false;
+  if (lse != static_cast<const float*>(p_.sinks.data)[h * p_.sinks.strides[0]]) return false;
+  std::vector<float> q(static_cast<std::size_t>(p_.head_dim));
+  load_row(p_.q, offset_of(p_.q, b, h, row), p_.q.strides[3], p_.head_dim, q.data());
+  return !finite || !tile_.micro().all_finite(p_.head_dim, q.data());
 }
 
 /// One block of keys of one (sequence, key head): dK, dV whole, dQ's share added to the split's
@@ -236,7 +258,8 @@ void Backward::sink_gradient() const {
       for (std::int64_t row = s.q_begin; row < s.q_begin + s.q_length; ++row) {
         const float x = sink - lse[offset_of(p_.lse, b, h, row)];
         const float low = lse_low_[p_.query_row(b, h, row)];
-        sum -= std::exp(std::min(x - low, 0.0F)) * delta_[p_.query_row(b, h, row)];
+        const float rest = low == ScoreTileStep::kSeesNothing ? 0.0F : low;
+        sum -= std::exp(std::min(x - rest, 0.0F)) * delta_[p_.query_row(b, h, row)];
       }
     }
     static_cast<float*>(p_.dsinks.data)[h * p_.dsinks.strides[0]] = static_cast<float>(sum);
@@ -287,12 +310,13 @@ void flash_backward(const KernelRow& row, const Problem& problem, const Context&
 
 Cost flash_backward_cost(const KernelRow& row, const Problem& problem, const Hardware& machine) {
   const Isa isa = *static_cast<const Isa*>(row.config);
-  const BackwardGeometry g(problem, micro(isa), machine.threads);
+  const int threads = threads_with_work(problem, machine, isa);
+  const BackwardGeometry g(problem, micro(isa), threads);
   Cost cost;
   cost.block_m = kTileRows;
   cost.block_n = kTileKeys;
   cost.splits = g.splits;
-  cost.threads = machine.threads;
+  cost.threads = threads;
   cost.memory = Backward::workspace_items(problem, micro(isa), g);
   predict_flash_time(problem, machine, isa, cost);
   return cost;

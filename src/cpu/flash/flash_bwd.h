@@ -83,6 +83,7 @@ class Backward {
   template <class Body>
   void for_query_blocks(const Body& body) const;
   void prepare_rows(const RowBlock& block) const;
+  bool sees_nothing(std::int64_t b, std::int64_t h, std::int64_t row, bool finite) const;
   void key_block_task(std::int64_t pair, std::int64_t block, int split, int slot) const;
   KeyRange rows_that_see(const KeyBlock& block) const;
   void finish_rows(const RowBlock& block) const;

@@ -119,6 +119,12 @@ class Bf16Backward final : public Backward {
     const RowSpan rows{block.sequence.q_begin + block.i0, block.rows, kTileRows};
     bf16_rows(p_.q, block.b, block.h, rows, to.q, packed_.d);
     bf16_rows(p_.d_o, block.b, block.h, rows, to.d_o, packed_.dv);
+    const ScoreTileStep::Rows known = this->known(block.b, block.h, rows.first);
+    for (int r = 0; r < block.rows; ++r) {  // 0 times NaN would be NaN
+      if (!known.sees_nothing(r)) continue;
+      std::fill_n(to.q + r * packed_.d, packed_.d, Bf16{0});
+      std::fill_n(to.d_o + r * packed_.dv, packed_.dv, Bf16{0});
+    }
     products_.transpose(kTileRows, static_cast<int>(packed_.d), to.q, packed_.d, to.q_t, kTileRows);
     products_.transpose(kTileRows, static_cast<int>(packed_.dv), to.d_o, packed_.dv, to.d_o_t,
                         kTileRows);
@@ -281,12 +287,13 @@ void flash_backward_bf16(const KernelRow& row, const Problem& problem, const Con
 Cost flash_backward_bf16_cost(const KernelRow& row, const Problem& problem,
                               const Hardware& machine) {
   const Isa isa = *static_cast<const Isa*>(row.config);
-  const BackwardGeometry g(problem, micro(isa), machine.threads);
+  const int threads = threads_with_work(problem, machine, isa);
+  const BackwardGeometry g(problem, micro(isa), threads);
   Cost cost;
   cost.block_m = kTileRows;
   cost.block_n = kTileKeys;
   cost.splits = g.splits;
-  cost.threads = machine.threads;
+  cost.threads = threads;
   cost.memory = Backward::workspace_items(problem, micro(isa), g);
   for (MemoryItem& item : packed_items(problem, g)) cost.memory.push_back(std::move(item));
   predict_flash_time(problem, machine, isa, cost);

@@ -1,8 +1,10 @@
 /// Flash-decoding (Dao, Haziza, Massa, Sizov 2023) on the CPU: few query rows against long keys.
 /// Schedule, memory and numbers: flash_decode.md.
 ///
-/// K and V are read once, where they lie: tasks of (sequence, key head, split of the keys), each of
-/// all the query rows that share the key head; then the splits' O, m and l are joined in order.
+/// Tasks of (sequence, key head, split of the keys, some query heads), whose query rows share the
+/// keys that they read; then the splits' O, m and l are joined in order. Up to kReadingRows rows a
+/// key head, K and V are read once, where they lie; of more, K is packed and tiles of rows share
+/// it.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -18,9 +20,13 @@
 namespace tilewise::cpu {
 namespace {
 
-constexpr int kMaxRows = 16;               // query rows of a key head: more are worth packed keys
-constexpr std::int64_t kBlockKeys = 1024;  // read where they lie: long runs of one address
+constexpr int kFewRows = 16;      // query rows of a key head that are few whatever they are of
+constexpr int kReadingRows = 24;  // query rows of a key head: more are worth packed keys
+constexpr int kMostQueries = 32;  // of a head: more fill the tiles of flash_fwd
+constexpr int kStripRows = 24;    // whose strip of scores stays in the first-level cache
+constexpr std::int64_t kBlockKeys = 1024;       // read where they lie: long runs of one address
 constexpr std::int64_t kCopiedBlockKeys = 128;  // copied first: float32 in the second-level cache
+constexpr std::int64_t kPackedBlockKeys = 256;
 constexpr int kSplitKeys = 2048;  // fixed: the result depends neither on threads nor on the batch
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
@@ -35,8 +41,11 @@ struct Geometry {
   std::int64_t rows;        ///< query rows of a key head
   std::int64_t pairs;       ///< (sequence, key head)
   std::int64_t splits;
-  std::int64_t block_keys;
+  bool packs;  ///< K into panels
   bool k_in_place, v_in_place;
+  std::int64_t block_keys;
+  std::int64_t strip_heads, strip_rows;  ///< that a strip of scores is of
+  std::int64_t chunk_heads, chunks;      ///< query heads of a task, tasks of a pair and split
   int workers;
 
   Geometry(const Problem& p, const Micro& micro, int threads)
@@ -45,10 +54,27 @@ struct Geometry {
         rows(p.group() * p.seq_q),
         pairs(p.batch * p.heads_k),
         splits(std::max<std::int64_t>(1, ceil_div(p.seq_k, kSplitKeys))),
-        k_in_place(in_place(p, p.k, micro)),
-        v_in_place(in_place(p, p.v, micro)),
+        packs(rows > kReadingRows),
+        k_in_place(in_place(p, p.k, micro) && (!packs || p.dtype == DType::float32)),
+        v_in_place(in_place(p, p.v, micro) && (!packs || p.dtype == DType::float32)),
+        strip_heads(p.group()),
+        strip_rows(rows),
+        chunk_heads(p.group()),
+        chunks(1),
         workers(threads) {
-    block_keys = k_in_place && v_in_place ? kBlockKeys : kCopiedBlockKeys;
+    block_keys = !k_in_place || !v_in_place ? kCopiedBlockKeys
+                 : rows <= kFewRows         ? kBlockKeys
+                                            : kPackedBlockKeys;
+    if (!packs) return;
+    block_keys = kPackedBlockKeys;
+    strip_heads = std::max<std::int64_t>(1, kStripRows / p.seq_q);
+    strip_rows = std::min<std::int64_t>(kStripRows, strip_heads * p.seq_q);
+    // K is packed for every chunk: there are more only where threads would find no task.
+    const std::int64_t strips = ceil_div(p.group(), strip_heads);
+    const std::int64_t tasks = std::max<std::int64_t>(pairs * splits, 1);
+    const std::int64_t wanted = std::clamp<std::int64_t>(ceil_div(threads, tasks), 1, strips);
+    chunk_heads = ceil_div(strips, wanted) * strip_heads;
+    chunks = ceil_div(p.group(), chunk_heads);
   }
 };
 
@@ -60,7 +86,8 @@ std::vector<MemoryItem> workspace_items(const Geometry& g) {
   return {item("O of splits", {g.pairs, g.splits, g.rows, g.ld_v}),
           item("m, l of splits", {2, g.pairs, g.splits, g.rows}),
           item("Q rows", {g.workers, g.rows, g.ld_q}),
-          item("S strip, alpha", {g.workers, g.rows, g.block_keys + 1}),
+          item("S strip, alpha", {g.workers, g.strip_rows, g.block_keys + 1}),
+          item("packed K", {g.workers, g.packs ? g.block_keys : 0, g.ld_q}),
           item("K rows", {g.workers, g.k_in_place ? 0 : g.block_keys, g.ld_q}),
           item("V rows", {g.workers, g.v_in_place ? 0 : g.block_keys, g.ld_v})};
 }
@@ -79,48 +106,76 @@ class Decode {
     m_ = cut.take<float>(2 * partial_rows);
     l_ = m_ + partial_rows;
     q_ = cut.take<float>(g_.workers * g_.rows * g_.ld_q);
-    s_ = cut.take<float>(g_.workers * g_.rows * (g_.block_keys + 1));
+    s_ = cut.take<float>(g_.workers * g_.strip_rows * (g_.block_keys + 1));
+    panels_ = cut.take<float>(g_.packs ? g_.workers * g_.block_keys * g_.ld_q : 0);
     k_ = cut.take<float>(g_.k_in_place ? 0 : g_.workers * g_.block_keys * g_.ld_q);
     v_ = cut.take<float>(g_.v_in_place ? 0 : g_.workers * g_.block_keys * g_.ld_v);
   }
 
   void run() {
-    run_tasks(executor_, g_.workers, g_.pairs * g_.splits,
+    run_tasks(executor_, g_.workers, g_.pairs * g_.splits * g_.chunks,
               [&](std::int64_t task, int slot) { attend(task, slot); });
-    run_tasks(executor_, g_.workers, g_.pairs, [&](std::int64_t pair, int) { join(pair); });
+    run_tasks(executor_, g_.workers, g_.pairs * g_.chunks,
+              [&](std::int64_t task, int) { join(task / g_.chunks, task % g_.chunks); });
     clear_rows_past_the_end(p_);
   }
 
  private:
-  /// All query rows of a key head against one split of its keys.
+  /// Rows of K or V of a block.
+  struct Rows {
+    const void* data;
+    std::int64_t ld;
+    int storage;
+  };
+
+  /// The keys of a block: K's rows or, where it is packed, its panels.
+  struct Block {
+    int keys;
+    Rows k, v;
+    float* panels;
+  };
+
+  /// Query heads of a chunk, counted in their group.
+  struct Heads {
+    std::int64_t begin, end;
+  };
+  Heads chunk(std::int64_t index) const {
+    return {index * g_.chunk_heads, std::min((index + 1) * g_.chunk_heads, p_.group())};
+  }
+
+  /// The query rows of a chunk of heads against one split of their keys.
   void attend(std::int64_t task, int slot) const {
-    const std::int64_t pair = task / g_.splits;
+    const Heads heads = chunk(task % g_.chunks);
+    const std::int64_t part = task / g_.chunks;  // of the partial results
+    const std::int64_t pair = part / g_.splits;
     const std::int64_t b = pair / p_.heads_k;
     const Sequence sequence = p_.sequence(b);
-    const std::int64_t h = pair % p_.heads_k * p_.group();
+    const std::int64_t h = pair % p_.heads_k * p_.group() + heads.begin;
     const auto q_rows = static_cast<int>(sequence.q_length);
-    if (q_rows == 0) return;
-    const int rows = q_rows * static_cast<int>(p_.group());
-    float* o = o_ + task * g_.rows * g_.ld_v;
-    float* m = m_ + task * g_.rows;
-    float* l = l_ + task * g_.rows;
-    std::fill_n(o, rows * g_.ld_v, 0.0F);
-    std::fill_n(m, rows, kNothing);
-    std::fill_n(l, rows, 0.0F);
+    const std::int64_t rows = q_rows * (heads.end - heads.begin);
+    if (rows <= 0) return;  // no queries, or no query heads: their key head could not be told
+    const std::int64_t at = part * g_.rows + heads.begin * q_rows;
+    const State state{o_ + at * g_.ld_v, m_ + at, l_ + at};
+    std::fill_n(state.o, rows * g_.ld_v, 0.0F);
+    std::fill_n(state.m, rows, kNothing);
+    std::fill_n(state.l, rows, 0.0F);
     // Both ends of the visible range move to the right with i.
-    const std::int64_t first = task % g_.splits * kSplitKeys;
+    const std::int64_t first = part % g_.splits * kSplitKeys;
     const std::int64_t begin = std::max(first, p_.visible_keys(sequence, 0).begin);
     const std::int64_t end = std::min(
         {first + kSplitKeys, sequence.k_length, p_.visible_keys(sequence, q_rows - 1).end});
     if (begin >= end) return;
     float* q = q_ + slot * g_.rows * g_.ld_q;
-    for (std::int64_t head = 0; head < p_.group(); ++head) {
+    for (std::int64_t head = 0; head < heads.end - heads.begin; ++head) {
       load_rows(p_.q, b, h + head, sequence.q_begin, q_rows, static_cast<int>(p_.head_dim),
                 q + head * q_rows * g_.ld_q, g_.ld_q, p_.scale);
     }
     for (std::int64_t j0 = begin / 4 * 4; j0 < end; j0 += g_.block_keys) {
       const auto keys = static_cast<int>(std::min(g_.block_keys, end - j0));
-      step({sequence, b, h, 0, j0, q_rows, keys, g_.block_keys}, slot, rows, q, {o, m, l});
+      const TilePlace place{sequence, b, h, 0, j0, q_rows, keys, g_.block_keys};
+      const Block block = load_block(place, slot);
+      for_strips(place, heads.end - heads.begin,
+                 [&](const Strip& strip) { step(strip, block, slot, q, state); });
     }
   }
 
@@ -128,53 +183,89 @@ class Decode {
     float *o, *m, *l;
   };
 
-  /// One block of keys; `place` is that of the first head.
-  void step(TilePlace place, int slot, int rows, const float* q, const State& state) const {
-    float* s = s_ + slot * g_.rows * (g_.block_keys + 1);
-    float* alpha = s + g_.rows * g_.block_keys;
-    const Rows k = keys_of(p_.k, g_.k_in_place, place, k_ + slot * g_.block_keys * g_.ld_q,
-                           p_.head_dim, g_.ld_q);
-    micro_.row_products[k.storage](rows, place.cols, static_cast<int>(g_.ld_q), q, g_.ld_q, k.data,
-                                   k.ld, s, g_.block_keys);  // (F1) S
+  /// Rows of some heads at the same queries, row `first` of the chunk's and those after it;
+  /// `place` is that of the first head.
+  struct Strip {
+    TilePlace place;
+    std::int64_t heads, first;
+    int rows() const { return static_cast<int>(heads) * place.rows; }
+  };
+
+  /// use(strip) for all rows of `heads` heads: whole heads where several share a strip.
+  template <class Use>
+  void for_strips(const TilePlace& place, std::int64_t heads, const Use& use) const {
+    const std::int64_t queries = place.rows;
+    for (std::int64_t head = 0; head < heads; head += g_.strip_heads) {
+      const std::int64_t count = std::min(g_.strip_heads, heads - head);
+      const std::int64_t most = g_.strip_heads > 1 || !g_.packs ? queries : kStripRows;
+      for (std::int64_t i0 = 0; i0 < queries; i0 += most) {
+        Strip strip{place, count, head * queries + i0};
+        strip.place.h += head;
+        strip.place.i0 = i0;
+        strip.place.rows = static_cast<int>(std::min(most, queries - i0));
+        use(strip);
+      }
+    }
+  }
+
+  /// One block of keys for a strip of rows.
+  void step(const Strip& strip, const Block& block, int slot, const float* q,
+            const State& state) const {
+    const TilePlace& place = strip.place;
+    const Visibility seen =
+        tile_visibility(p_, place.sequence, place.i0, place.rows, place.j0, place.cols);
+    if (seen == Visibility::none) return;
+    const int rows = strip.rows();
+    float* s = s_ + slot * g_.strip_rows * (g_.block_keys + 1);
+    float* alpha = s + g_.strip_rows * g_.block_keys;
+    float* o = state.o + strip.first * g_.ld_v;
+    scores(rows, block, q + strip.first * g_.ld_q, s);  // (F1) S
     const int padded = static_cast<int>(round_up(place.cols, micro_.lanes));
     for (std::int64_t r = 0; r < rows; ++r) {
       std::fill(s + r * g_.block_keys + place.cols, s + r * g_.block_keys + padded, kNothing);
     }
-    const Visibility seen =
-        tile_visibility(p_, place.sequence, 0, place.rows, place.j0, place.cols);
-    for_heads(place, s, [&](const TilePlace& head, float* scores) {
+    for_heads(strip, s, [&](const TilePlace& head, float* logits) {
       if (steps_.elementwise()) {
-        steps_.apply(head, scores);
+        steps_.apply(head, logits);
       } else if (seen != Visibility::all) {
-        steps_.mask_position(head, scores);
+        steps_.mask_position(head, logits);
       }
     });
-    micro_.softmax_step(rows, padded, s, g_.block_keys, state.m, state.l, alpha);  // (F7)-(F9)
+    micro_.softmax_step(rows, padded, s, g_.block_keys, state.m + strip.first,
+                        state.l + strip.first, alpha);  // (F7)-(F9)
     const auto ld_v = static_cast<int>(g_.ld_v);
-    micro_.scale_rows(rows, ld_v, state.o, g_.ld_v, alpha);
+    micro_.scale_rows(rows, ld_v, o, g_.ld_v, alpha);
     if (steps_.has_dropout()) {
-      for_heads(place, s, [&](const TilePlace& head, float* p) { steps_.drop(head, p); });
+      for_heads(strip, s, [&](const TilePlace& head, float* p) { steps_.drop(head, p); });
     }
-    const Rows v = keys_of(p_.v, g_.v_in_place, place, v_ + slot * g_.block_keys * g_.ld_v,
-                           p_.head_dim_v, g_.ld_v);
-    micro_.add_weighted_rows[v.storage](rows, ld_v, place.cols, s, g_.block_keys, v.data, v.ld,
-                                        state.o, g_.ld_v);  // (F10) O
+    micro_.add_weighted_rows[block.v.storage](rows, ld_v, place.cols, s, g_.block_keys,
+                                              block.v.data, block.v.ld, o, g_.ld_v);  // (F10) O
   }
 
-  /// body(place, scores) for each query head of the group.
+  /// Rows of Q by the keys of a block.
+  void scores(int rows, const Block& block, const float* q, float* s) const {
+    if (!g_.packs) {
+      micro_.row_products[block.k.storage](rows, block.keys, static_cast<int>(g_.ld_q), q, g_.ld_q,
+                                           block.k.data, block.k.ld, s, g_.block_keys);
+      return;
+    }
+    const int dim = static_cast<int>(p_.head_dim);
+    const int wide = micro_.panel_cols;
+    const float* panel = block.panels;
+    for (int n = 0; n < block.keys; n += wide, panel += std::int64_t{dim} * wide) {
+      const auto cols = static_cast<int>(round_up(std::min(wide, block.keys - n), micro_.lanes));
+      micro_.scores({rows, cols, dim, q, g_.ld_q, panel, s + n, g_.block_keys});
+    }
+  }
+
+  /// body(place, scores) for each query head of a strip.
   template <class Body>
-  void for_heads(TilePlace place, float* s, const Body& body) const {
-    for (std::int64_t head = 0; head < p_.group(); ++head, ++place.h) {
+  void for_heads(const Strip& strip, float* s, const Body& body) const {
+    TilePlace place = strip.place;
+    for (std::int64_t head = 0; head < strip.heads; ++head, ++place.h) {
       body(place, s + head * place.rows * g_.block_keys);
     }
   }
-
-  /// Rows of K or V of a block.
-  struct Rows {
-    const void* data;
-    std::int64_t ld;
-    int storage;
-  };
 
   /// Where they lie, or as float32 in `scratch`.
   Rows keys_of(const Tensor& t, bool in_place, const TilePlace& place, float* scratch,
@@ -190,18 +281,34 @@ class Decode {
     return {scratch, padded, storage_of(DType::float32)};
   }
 
-  /// O, m and l of a pair's splits into those of the first, in order; then the end of a forward.
-  void join(std::int64_t pair) const {
+  Block load_block(const TilePlace& place, int slot) const {
+    float* k_rows = k_ + slot * g_.block_keys * g_.ld_q;
+    float* v_rows = v_ + slot * g_.block_keys * g_.ld_v;
+    const Block block{.keys = place.cols,
+                      .k = keys_of(p_.k, g_.k_in_place, place, k_rows, p_.head_dim, g_.ld_q),
+                      .v = keys_of(p_.v, g_.v_in_place, place, v_rows, p_.head_dim_v, g_.ld_v),
+                      .panels = panels_ + (g_.packs ? slot * g_.block_keys * g_.ld_q : 0)};
+    if (g_.packs) {
+      pack_transposed(micro_, place.cols, static_cast<int>(p_.head_dim),
+                      static_cast<const float*>(block.k.data), block.k.ld, block.panels);
+    }
+    return block;
+  }
+
+  /// O, m and l of a chunk's splits into those of the first, in order; then the end of a forward.
+  void join(std::int64_t pair, std::int64_t index) const {
     const std::int64_t b = pair / p_.heads_k;
     const Sequence sequence = p_.sequence(b);
-    const std::int64_t rows = sequence.q_length * p_.group();
-    if (rows == 0) return;
+    const Heads heads = chunk(index);
     const std::int64_t at = pair * g_.splits * g_.rows;
     float* o = o_ + at * g_.ld_v;
     float* m = m_ + at;
     float* l = l_ + at;
-    for (std::int64_t row = 0; row < rows; ++row) join_row(row, m, l, o);
-    for (std::int64_t head = 0; head < p_.group(); ++head) {
+    for (std::int64_t row = heads.begin * sequence.q_length; row < heads.end * sequence.q_length;
+         ++row) {
+      join_row(row, m, l, o);
+    }
+    for (std::int64_t head = heads.begin; head < heads.end && sequence.q_length > 0; ++head) {
       const std::int64_t first = head * sequence.q_length;
       finish_rows(p_,
                   {sequence, b, pair % p_.heads_k * p_.group() + head, 0,
@@ -235,13 +342,21 @@ class Decode {
   Geometry g_;
   ScoreSteps steps_;
   Executor& executor_;
-  float *o_, *m_, *l_, *q_, *s_, *k_, *v_;
+  float *o_, *m_, *l_, *q_, *s_, *panels_, *k_, *v_;
 };
 
 }  // namespace
 
 bool few_query_rows(const Problem& p) {
-  return p.group() * p.seq_q <= kMaxRows && !takes_the_first(p);
+  if (takes_the_first(p)) return false;
+  return p.group() * p.seq_q <= kFewRows || (p.group() > 1 && p.seq_q <= kMostQueries);
+}
+
+bool faster_as_float32(const Problem& p) {
+  // Tiles of bfloat16 are of one head: of six queries and less, most of a tile is empty.
+  constexpr int kFewQueries = 6;
+  const bool few = p.seq_q <= kFewQueries || p.group() * p.seq_q <= kReadingRows;
+  return few && few_query_rows(p);
 }
 
 void flash_decode(const KernelRow& row, const Problem& problem, const Context& context) {
@@ -251,14 +366,17 @@ void flash_decode(const KernelRow& row, const Problem& problem, const Context& c
 
 Cost flash_decode_cost(const KernelRow& row, const Problem& problem, const Hardware& machine) {
   const Isa isa = *static_cast<const Isa*>(row.config);
-  const Geometry g(problem, micro(isa), machine.threads);
+  const bool reads = problem.group() * problem.seq_q <= kReadingRows;
+  const CpuForm form = reads ? CpuForm::decode : CpuForm::flash;
+  const int threads = threads_with_work(problem, machine, isa, form);
+  const Geometry g(problem, micro(isa), threads);
   Cost cost;
-  cost.block_m = static_cast<int>(g.rows);
+  cost.block_m = static_cast<int>(g.strip_rows);
   cost.block_n = static_cast<int>(g.block_keys);
   cost.splits = static_cast<int>(g.splits);
-  cost.threads = machine.threads;
+  cost.threads = threads;
   cost.memory = workspace_items(g);
-  predict_flash_time(problem, machine, isa, cost, CpuForm::decode);
+  predict_flash_time(problem, machine, isa, cost, form);
   return cost;
 }
 

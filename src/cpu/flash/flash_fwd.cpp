@@ -378,11 +378,12 @@ void flash_forward(const KernelRow& row, const Problem& problem, const Context& 
 Cost flash_forward_cost(const KernelRow& row, const Problem& problem, const Hardware& machine) {
   if (few_query_rows(problem)) return flash_decode_cost(row, problem, machine);
   const Isa isa = *static_cast<const Isa*>(row.config);
-  const Geometry g(problem, micro(isa), machine.threads);
+  const int threads = threads_with_work(problem, machine, isa);
+  const Geometry g(problem, micro(isa), threads);
   Cost cost;
   cost.block_m = kTaskRows;
   cost.block_n = kBlockKeys;
-  cost.threads = machine.threads;
+  cost.threads = threads;
   cost.memory = workspace_items(problem, g);
   predict_flash_time(problem, machine, isa, cost);
   return cost;

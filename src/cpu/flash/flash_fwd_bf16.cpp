@@ -378,11 +378,12 @@ void flash_forward_bf16(const KernelRow& row, const Problem& problem, const Cont
 Cost flash_forward_bf16_cost(const KernelRow& row, const Problem& problem,
                              const Hardware& machine) {
   const Isa isa = *static_cast<const Isa*>(row.config);
-  const Geometry g(problem, bf16_micro(isa), machine.threads);
+  const int threads = threads_with_work(problem, machine, isa);
+  const Geometry g(problem, bf16_micro(isa), threads);
   Cost cost;
   cost.block_m = kTaskRows;
   cost.block_n = g.block_keys;
-  cost.threads = machine.threads;
+  cost.threads = threads;
   cost.memory = workspace_items(problem, g);
   predict_flash_time(problem, machine, isa, cost);
   return cost;

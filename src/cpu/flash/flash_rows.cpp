@@ -20,7 +20,7 @@ constexpr Isa kAmx = Isa::amx;
 std::string bf16_supports(const KernelRow& row, const Problem& problem, const Hardware& machine) {
   if (std::string reason = supports(row, problem, machine); !reason.empty()) return reason;
   if (problem.dtype != DType::bfloat16) return "bfloat16 only";
-  if (problem.pass == Pass::forward && few_query_rows(problem)) {
+  if (problem.pass == Pass::forward && faster_as_float32(problem)) {
     return "few query rows: the float32 rows read the keys where they lie";
   }
   return "";

@@ -106,12 +106,17 @@ void ScoreTileStep::for_panels(const TilePlace& at, PanelProduct product, const 
   }
 }
 
-void ScoreTileStep::load_queries_of(const TilePlace& at, Scratch& s) const {
+void ScoreTileStep::load_queries_of(const TilePlace& at, const Rows& known, Scratch& s) const {
   const std::int64_t row = at.sequence.q_begin + at.i0;
+  const float* low = known.lse_low;
+  const bool all_see = std::find(low, low + at.rows, kSeesNothing) == low + at.rows;
   const auto rows = [&](const Tensor& t, float* copy, std::int64_t ld) {
-    const float* there = dense_rows(t, micro_.lanes, at.b, at.h, row);
+    const float* there = all_see ? dense_rows(t, micro_.lanes, at.b, at.h, row) : nullptr;
     if (there != nullptr) return there;
     load_rows(t, at.b, at.h, row, at.rows, static_cast<int>(t.sizes[3]), copy, ld);
+    for (int r = 0; r < at.rows; ++r) {  // 0 times NaN would be NaN
+      if (known.sees_nothing(r)) std::fill_n(copy + r * ld, ld, 0.0F);
+    }
     return static_cast<const float*>(copy);
   };
   s.q = rows(p_.q, s.q_rows, ld_q_);
@@ -177,7 +182,7 @@ void ScoreTileStep::refine(std::int64_t b, std::int64_t h, const Sequence& seque
     const Visibility seen = tile_visibility(p_, sequence, i0, rows, j0, keys);
     if (seen == Visibility::none) continue;
     load_keys_of(b, sequence, h / p_.group(), j0, keys, s);
-    load_queries_of(place, s);
+    load_queries_of(place, out, s);
     logits(place, seen, s);
     const int padded = static_cast<int>(round_up(keys, micro_.lanes));
     const auto softmax_step = log2_ ? micro_.softmax_step_log2 : micro_.softmax_step;
@@ -185,7 +190,7 @@ void ScoreTileStep::refine(std::int64_t b, std::int64_t h, const Sequence& seque
     micro_.add_row_dots(rows, padded, s.p, s.ds, kTileKeys, alpha, dots);
   }
   for (int r = 0; r < rows; ++r) {
-    if (l[r] == 0.0F) continue;  // sees nothing: P is 0 whatever delta is
+    if (l[r] == 0.0F || out.sees_nothing(r)) continue;  // P is 0 whatever delta is
     const std::int64_t row = sequence.q_begin + i0 + r;
     const double largest = log2_ ? double{m[r]} * std::numbers::ln2 : double{m[r]};
     double high = largest;
@@ -210,7 +215,7 @@ bool ScoreTileStep::gradient(const TilePlace& at, const Rows& known, Scratch& s,
                              bool bias_only) const {
   const Visibility seen = tile_visibility(p_, at.sequence, at.i0, at.rows, at.j0, at.cols);
   if (seen == Visibility::none) return false;
-  load_queries_of(at, s);
+  load_queries_of(at, known, s);
   if (log2_) {
     gradient_of_position(at, seen, known, s);
     return true;

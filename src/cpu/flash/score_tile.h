@@ -2,6 +2,8 @@
 /// dK, dV) and the bias-gradient pass.
 #pragma once
 
+#include <limits>
+
 #include "cpu/flash/score_steps.h"
 #include "cpu/flash/tiles.h"
 #include "cpu/micro/micro.h"
@@ -33,7 +35,10 @@ class ScoreTileStep {
   struct Rows {
     float* delta;    ///< rowsum(P * dP) - dLSE
     float* lse_low;  ///< what LSE lost when it was rounded to float32: LSE = lse + lse_low
+    /// Row r sees no key: its lse_low is kSeesNothing, its P is 0, and its Q and dO are not read.
+    bool sees_nothing(int r) const { return lse_low[r] == kSeesNothing; }
   };
+  static constexpr float kSeesNothing = std::numeric_limits<float>::infinity();
 
   ScoreTileStep(const Problem& problem, const Micro& micro);
 
@@ -74,8 +79,8 @@ class ScoreTileStep {
   bool plain() const { return !steps_.elementwise() && !steps_.has_dropout(); }
 
  private:
-  /// Finds or loads the tile's query rows.
-  void load_queries_of(const TilePlace& place, Scratch& scratch) const;
+  /// Finds or loads the tile's query rows; those that see nothing become 0.
+  void load_queries_of(const TilePlace& place, const Rows& known, Scratch& scratch) const;
   /// Logits into p and dP (through dropout) into ds.
   void logits(const TilePlace& place, Visibility seen, const Scratch& scratch) const;
   /// gradient() where no more than position decides the logits: scores become P in registers, and

@@ -183,15 +183,36 @@ void clear_rows_past_the_end(const Problem& p) {
   }
 }
 
-void predict_flash_time(const Problem& p, const Hardware& machine, Isa isa, Cost& cost,
-                        CpuForm form) {
+namespace {
+
+CpuWork flash_work(const Problem& p, const Hardware& machine, Isa isa) {
   CpuWork work;
   work.pairs = visible_pairs(p);
   work.flops = attention_flops(p);
   work.rates = isa_rates(isa_name(isa), p.pass);
-  // CPUs with AMX run vdpbf16ps at half the rate of a float32 multiply-add.
-  if (isa == Isa::avx512bf16 && isa_from_name(machine.isa) == Isa::amx) work.rates = {0.5, 0.5};
+  // Intel's CPUs run vdpbf16ps at half the rate of a float32 multiply-add, with AMX or without;
+  // isa_rates() has AMD's.
+  if (isa == Isa::avx512bf16 && machine.name.find("AMD") == std::string::npos) {
+    work.rates = {0.5, 0.5};
+  }
   for (const MemoryItem& item : problem_memory(p)) work.bytes += static_cast<double>(item.bytes);
+  return work;
+}
+
+}  // namespace
+
+int threads_with_work(const Problem& p, const Hardware& machine, Isa isa, CpuForm form) {
+  constexpr double kWorthWakingMs = 0.05;
+  CpuTerms terms = cpu_terms(form, p.pass);
+  terms.fixed_us = 0.0;
+  const double ms = cpu_time_ms(terms, flash_work(p, machine, isa), machine) * machine.threads;
+  const double most = machine.threads;
+  return static_cast<int>(std::clamp(ms / kWorthWakingMs, 1.0, std::max(most, 1.0)));
+}
+
+void predict_flash_time(const Problem& p, const Hardware& machine, Isa isa, Cost& cost,
+                        CpuForm form) {
+  const CpuWork work = flash_work(p, machine, isa);
   cost.bytes_moved = work.bytes;
   cost.ms = cpu_time_ms(cpu_terms(form, p.pass), work, machine);
 }

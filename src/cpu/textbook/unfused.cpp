@@ -380,7 +380,9 @@ class Unfused {
       const std::int64_t j0 = task % keys_.blocks * most;
       if (j0 >= stored) return;
       const std::int64_t rows = std::min(most, stored - j0);
-      const std::int64_t keys = std::clamp<std::int64_t>(sequence.k_length - j0, 0, rows);
+      const std::int64_t seen =
+          p_.group() == 0 ? 0 : sequence.k_length - j0;  // no query head: nothing is summed
+      const std::int64_t keys = std::clamp<std::int64_t>(seen, 0, rows);
       const Result out = result(t, b, h_k, sequence.k_begin + j0, slot);
       for (std::int64_t g = 0; g < p_.group(); ++g) {
         const std::int64_t h = h_k * p_.group() + g;

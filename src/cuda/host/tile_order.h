@@ -17,6 +17,7 @@ struct OrderProblem {
   std::int64_t section_bytes = 0;  ///< of keys and values that a section may read; 0: one key head
   std::int64_t last_bytes =
       0;  ///< the same for the last section, which must keep every multiprocessor busy
+  std::int64_t last_tiles = 0;  ///< that the last section has at least, where there are so many
 };
 
 /// Sections of equal size, then a last one that is at least as large: it takes what does not fill a

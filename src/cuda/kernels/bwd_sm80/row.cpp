@@ -161,6 +161,8 @@ Cost two_pass_cost(const KernelRow&, const Problem& p, const Hardware& machine) 
   cost.ms = choice.ms + before_ms(p, operands, machine) +
             others_ms(p, choice.pair->queries, choice.ms, two_pass_products(*choice.pair), cost) +
             sm80::options_ms(p, launches(p, choice.pair->apart ? 3 : 2), machine);
+  // Few query rows over many keys wait for memory.
+  cost.ms = std::max(cost.ms, 1e-6 * cost.bytes_moved / machine.bandwidth_gbps);
   return cost;
 }
 

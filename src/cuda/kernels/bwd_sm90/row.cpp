@@ -184,7 +184,8 @@ void fill(RaggedArgs& args, const Problem& p, const Config& config) {
   args.high = mask.high;
   args.order = bwd_sm90_order(p, config);
   args.parts = bwd_sm90_parts(p, config);
-  args.lead = args.lag = bwd_sm90_sections_apart(args.order, config);
+  args.lead = bwd_sm90_sections_apart(args.order, config);
+  args.lag = bwd_sm90_lag(p, args.order, config);
   // Under a causal mask the first keys are seen by most queries: longest first. In a fixed order of
   // additions the last keys come first: theirs are the first queries that others wait for.
   args.last_first = config.deterministic && config.mask != bwd_sm90::Mask::none;

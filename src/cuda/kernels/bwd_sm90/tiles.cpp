@@ -16,6 +16,9 @@ namespace {
 using bwd_sm90::Config;
 using bwd_sm90::Mask;
 
+/// dS of P before it is rounded (bwd_sm90/README.md). Off until a card has timed it.
+constexpr bool kFloatP = false;
+
 /// Head dims above 128: tiles of 64 keys and, where their blocks end, those of 128 queries of
 /// bwd_dq_sm90. Fitted to 16 cells on an H200, off by at most 2 % (bwd_sm90/README.md).
 double wide_ms(const Problem& p, const Config& config, const Hardware& machine) {
@@ -54,6 +57,11 @@ double wide_ms(const Problem& p, const Config& config, const Hardware& machine) 
   return 2.0 * sm80::kKernelMs + 1e-3 * (first_us + second_us);
 }
 
+/// Tiles in waves of them. Under a mask the longest takes twice the mean time: two waves even out,
+/// longest first, and two follow the first of a section before it has ended. Of grouped heads a
+/// tile is a larger part of the whole, and three are taken.
+constexpr std::int64_t kTwoWaves = 256, kThreeWaves = 384;
+
 }  // namespace
 
 int bwd_sm90_padded(std::int64_t dim) {
@@ -85,7 +93,9 @@ Config bwd_sm90_config(const Problem& p) {
   }
   // What registers allow: bwd_sm90/README.md.
   const bool narrow = config.block_m == 128;
-  config.v_registers = narrow;
+  // Scores that are modified leave no registers for it (C7512).
+  config.float_p = kFloatP && !config.exact && !config.modified;
+  config.v_registers = narrow && !config.float_p;
   if (!config.softcap) config.k_stages = 2;
   // Fewer jobs, where the last chunk does not stand half empty.
   const std::int64_t chunks = ceil_div(p.seq_q, config.chunk_rows);
@@ -143,7 +153,22 @@ bwd_sm90::SectionOrder bwd_sm90_order(const Problem& p, const Config& config) {
   // Long tiles that a diagonal cuts take more of them to even out (measured at dims 64 and 128).
   const bool is_long = config.mask == Mask::right && !config.wide() && order.blocks >= 64;
   order.last_bytes = (config.mask == Mask::none ? 8 : is_long ? 64 : 32) * kMiB;
+  if (config.mask != Mask::none) {
+    // The last of packed sequences decides how a head ends: the blocks of the longest count.
+    const std::int64_t longest = p.packed ? ceil_div(p.seq_k, config.block_n) : order.blocks;
+    order.last_tiles = (p.group() > 1 ? kThreeWaves : kTwoWaves) *
+                       std::max<std::int64_t>(1, order.blocks / std::max<std::int64_t>(1, longest));
+  }
   return section_order(order);
+}
+
+int bwd_sm90_lag(const Problem& p, const bwd_sm90::SectionOrder& order, const Config& config) {
+  const int lead = bwd_sm90_sections_apart(order, config);
+  if (config.mask == Mask::none) return lead;
+  const std::int64_t tiles = std::max(1, order.section_heads * order.blocks);
+  // Packed sequences differ in length too. The section itself lies between as well.
+  const std::int64_t apart = p.packed ? kThreeWaves : kTwoWaves;
+  return std::max(lead, static_cast<int>(ceil_div(apart, tiles)) - 1);
 }
 
 int bwd_sm90_sections_apart(const bwd_sm90::SectionOrder& order, const Config& config) {

@@ -21,6 +21,11 @@ bwd_sm90::SectionOrder bwd_sm90_order(const Problem& problem, const bwd_sm90::Co
 /// run ahead of the tiles and conversion behind them.
 int bwd_sm90_sections_apart(const bwd_sm90::SectionOrder& order, const bwd_sm90::Config& config);
 
+/// Sections that conversion runs behind the tiles: as many, or more where tiles differ in length,
+/// so that the longest of a section has ended when its conversions are taken.
+int bwd_sm90_lag(const Problem& problem, const bwd_sm90::SectionOrder& order,
+                 const bwd_sm90::Config& config);
+
 /// Chunks of queries of a head and blocks of keys; of packed sequences with those that may be none.
 std::int64_t bwd_sm90_chunks(const Problem& problem, const bwd_sm90::Config& config);
 std::int64_t bwd_sm90_key_blocks(const Problem& problem, const bwd_sm90::Config& config);

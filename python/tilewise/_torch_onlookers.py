@@ -1,0 +1,126 @@
+"""Who in torch looks on at a call, and the refusals where torch would drop a derivative.
+
+The rule of docs/python.md: whatever in torch looks on sees the operator or gets an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ._spec import TENSOR_FIELDS, Spec
+
+FORWARD_MODE = (
+    "tilewise.attention has no forward-mode derivative (jvp, jacfwd, linearize, duals of "
+    "torch.autograd.forward_ad): use reverse mode, or torch's scaled_dot_product_attention"
+)
+SECOND_DERIVATIVE = (
+    "tilewise.attention has no second derivative (double backward): call backward without "
+    "create_graph, or use torch's scaled_dot_product_attention"
+)
+
+_PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})
+# Not public, and worth it: who they tell of would otherwise be passed by unseen.
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_transforms = torch._C._functorch.maybe_current_level
+_tracing = torch._C._get_tracing_state
+_profiling = torch._C._autograd._profiler_enabled
+_is_batched = torch._C._functorch.is_legacy_batchedtensor
+_no_dispatch = Tensor.__torch_dispatch__
+
+
+def _is_plain(t: Any) -> bool:
+    """True when the numbers of t lie in memory as they are. Those of a conjugate's imaginary part
+    have the other sign there (torch's negative bit); the dispatcher makes plain tensors of them."""
+    return type(t) in _PLAIN_TYPES and not t.is_neg()
+
+
+def is_plain_call(q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> bool:
+    """True when nobody but autograd looks on, and the tensors are plain.
+
+    Who may look on: a compiler or an exporter, TorchScript's tracer, a dispatch or function mode, a
+    transform of torch.func, a profiler.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    if (
+        _dispatch_modes() != 0
+        or _function_modes() != 0
+        or _transforms() is not None
+        or _tracing() is not None
+        or _profiling()
+    ):
+        return False
+    for t in spec[: len(TENSOR_FIELDS)]:
+        if t is not None and not _is_plain(t):
+            return False
+    return _is_plain(q) and _is_plain(k) and _is_plain(v) and not q.is_meta
+
+
+def is_special(*tensors: Tensor | None) -> bool:
+    """True for the many gradients at once of torch.autograd.grad(is_grads_batched=True), and for
+    tensors that are not plain."""
+    return any(t is not None and (_is_batched(t) or not _is_plain(t)) for t in tensors)
+
+
+def in_transform() -> bool:
+    """True in a transform of torch.func: vmap, grad, jvp and the like."""
+    return _transforms() is not None
+
+
+def in_grad() -> bool:
+    """True where torch.func's grad or vjp records, which takes a Function and no operator of
+    Python's; its functionalize takes operators alone."""
+    if not in_transform():
+        return False
+    kinds = {level.key() for level in torch._C._functorch.get_interpreter_stack()}
+    kind = torch._C._functorch.TransformType
+    return kind.Grad in kinds and kind.Functionalize not in kinds
+
+
+def in_memory(*tensors: Tensor) -> bool:
+    """True when all have memory to plan on, and so has what is made like them: none on the meta
+    device, none fake or of another subclass that dispatches, no transform of torch.func."""
+    return (
+        all(type(t).__torch_dispatch__ is _no_dispatch and not t.is_meta for t in tensors)
+        and _transforms() is None
+        and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None
+    )
+
+
+def in_forward_mode() -> bool:
+    """True in a level of torch.autograd.forward_ad, where tensors may have tangents."""
+    return forward_ad._current_level >= 0
+
+
+def refuse_tangents(arguments: Sequence[Any]) -> None:
+    """Forward-mode AD: torch drops the tangents of an operator that is registered in Python."""
+    if not in_forward_mode():
+        return
+    for t in arguments:
+        if isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None:
+            raise NotImplementedError(FORWARD_MODE)
+
+
+def _function_of(kind: type) -> Any:
+    function = kind.__torch_function__  # type: ignore[attr-defined]
+    return getattr(function, "__func__", function)
+
+
+_NO_FUNCTION = (_function_of(Tensor), torch._C._disabled_torch_function_impl)
+
+
+def check_mask_type(name: str, mask: Tensor | None) -> None:
+    """Refuses a subclass that may say by its type, and not in its memory, what it hides."""
+    if mask is None or type(mask) in _PLAIN_TYPES or not in_memory(mask):
+        return
+    if _function_of(type(mask)) not in _NO_FUNCTION:
+        raise ValueError(
+            f"{name} is {type(mask).__name__}, whose memory need not hold what it hides: expected "
+            "a torch tensor; say causal for torch's causal_upper_left and causal_lower_right"
+        )
