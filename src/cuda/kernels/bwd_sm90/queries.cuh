@@ -8,20 +8,11 @@ namespace tilewise::bwd_sm90 {
 using namespace tile;
 
 template <Config kConfig>
-struct Queries : Worker<kConfig> {
+struct Queries {
   using Base = Worker<kConfig>;
-  using Base::args;
-  using Base::fetch_job;
-  using Base::job;
-  using Base::kBlockN;
-  using Base::kElement;
-  using Base::kM;
-  using Base::kPlan;
-  using Base::lane;
-  using Base::release;
-  using Base::rK;
-  using Base::shared;
-  using Base::warp;
+  static constexpr Element kElement = Base::kElement;
+  static constexpr int kM = Base::kM, kBlockN = Base::kBlockN;
+  static constexpr SharedPlan kPlan = Base::kPlan;
   static constexpr int kColumns = kConfig.columns_dq();
   /// Products of 64 queries x 64 columns, which lie one below the other or side by side.
   static constexpr int kParts = kM / 64 * kColumns / 64;
@@ -30,20 +21,21 @@ struct Queries : Worker<kConfig> {
   static constexpr int kStage = 16 * 64 * 4;  ///< bytes that a warp adds at once
   using Product = Wgmma<kElement, 64>;
 
+  Worker<kConfig> worker;
   const u64 dSt, dKt;  ///< dS as A, K as B of dQ, of the first part and buffers
   Ring<2> buffers;
   float rDq[32];
 
   __forceinline__ Queries(const Args& a, u32 shared_base)
-      : Base(a, shared_base, 2),
-        dSt(panel_descriptor(shared.ds(0), 16)),
-        dKt(panel_descriptor(shared.k(0), kBlockN * kPanelRowBytes)) {}
+      : worker(a, shared_base, 2),
+        dSt(panel_descriptor(worker.shared.ds(0), 16)),
+        dKt(panel_descriptor(worker.shared.k(0), kBlockN * kPanelRowBytes)) {}
 
   /// (B8) dQ = dS K of a part
   __forceinline__ void issue_product(int part) {
     constexpr u32 kPanel = kBlockN * kPanelRowBytes / 16;
     const u64 ds = dSt + buffers.slot * (kPlan.ds_buffer / 16) + (kBelow ? part * kPanel : 0);
-    const u64 k = dKt + rK.slot * (kPlan.k_stage / 16) + (kBelow ? 0 : part * kPanel);
+    const u64 k = dKt + worker.rK.slot * (kPlan.k_stage / 16) + (kBelow ? 0 : part * kPanel);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kBlockN / 16; ++i) {
@@ -54,80 +46,84 @@ struct Queries : Worker<kConfig> {
   /// Stages the warp's 16 rows x 64 columns, in two places in turn; the copy engine adds them.
   __forceinline__ void add(int part, float* to) const {
     const u32 place = kParts == 1 ? buffers.slot : part % 2;
-    const u32 stage = shared.dq(warp) + place * kStage;
-    if (lane == 0) bulk_wait_read<1>();
+    const u32 stage = worker.shared.dq(worker.warp) + place * kStage;
+    if (worker.lane == 0) bulk_wait_read<1>();
     __syncwarp();  // the copy engine has read what was staged here before
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      store_shared_16(stage + (i * 32 + lane) * 16, rDq[4 * i], rDq[4 * i + 1], rDq[4 * i + 2],
-                      rDq[4 * i + 3]);
+      store_shared_16(stage + (i * 32 + worker.lane) * 16, rDq[4 * i], rDq[4 * i + 1],
+                      rDq[4 * i + 2], rDq[4 * i + 3]);
     }
     fence_async_shared();
     __syncwarp();
-    if (lane == 0) {
+    if (worker.lane == 0) {
       bulk_add(to, stage, kStage);
       bulk_commit();
     }
   }
   /// Of a block of queries, or of a plane of its dS, added to its sums
   __forceinline__ void step(int pair, int block, bool first_plane = true) {
-    float* to = args.dq_sum + (static_cast<i64>(pair) * args.rows_q + kept_row<kConfig>(job) +
-                               block * kM + 16 * warp) *
-                                  kColumns;
+    float* to =
+        worker.args.dq_sum + (static_cast<i64>(pair) * worker.args.rows_q +
+                              kept_row<kConfig>(worker.job) + block * kM + 16 * worker.warp) *
+                                 kColumns;
     if constexpr (kConfig.deterministic) {
-      if (lane == 0 && first_plane) {
-        this->pass_turn();
-        this->await_turn(this->turn_at(pair, block), block);
-      } else if (lane == 0) {
+      if (worker.lane == 0 && first_plane) {
+        worker.pass_turn();
+        worker.await_turn(worker.turn_at(pair, block), block);
+      } else if (worker.lane == 0) {
         bulk_wait();  // the first has been added
       }
       __syncwarp();
     }
-    mbarrier_wait(shared.ds_full(buffers.slot), buffers.parity);
+    mbarrier_wait(worker.shared.ds_full(buffers.slot), buffers.parity);
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
       issue_product(part);
       wgmma_wait<0>();
       pin(rDq);
-      if (part == kParts - 1) release(shared.ds_empty(buffers.slot));
+      if (part == kParts - 1) worker.release(worker.shared.ds_empty(buffers.slot));
       add(part, to + part * (kBelow ? 64 * kColumns : 16 * 64));
     }
     buffers.advance();
   }
 
   __forceinline__ void run_tile() {
-    const BlockRange range = query_range<kConfig>(args, job);
+    const BlockRange range = query_range<kConfig>(worker.args, worker.job);
     if (range.begin < range.end) {
-      mbarrier_wait(shared.k_full(rK.slot), rK.parity);
-      const int of = entry_of<kConfig>(job) * args.heads_q + job.head * args.group;
+      mbarrier_wait(worker.shared.k_full(worker.rK.slot), worker.rK.parity);
+      const int of =
+          entry_of<kConfig>(worker.job) * worker.args.heads_q + worker.job.head * worker.args.group;
 #pragma unroll 1
-      for (int g = 0; g < args.group; ++g) {
+      for (int g = 0; g < worker.args.group; ++g) {
 #pragma unroll 1
         for (int block = range.begin; block < range.end; ++block) {
           step(of + g, block);
           if constexpr (kConfig.exact) step(of + g, block, false);
         }
       }
-      release(shared.k_empty(rK.slot));
-      rK.advance();
+      worker.release(worker.shared.k_empty(worker.rK.slot));
+      worker.rK.advance();
     }
     __syncwarp();  // the signal of lane 0 is for the additions of all
-    if (lane == 0) {
+    if (worker.lane == 0) {
       bulk_wait();
       fence_async();
-      if constexpr (kConfig.deterministic) this->pass_turn();
-      signal_add(args.finished + entry_of<kConfig>(job) * args.heads_k + job.head, 1);
+      if constexpr (kConfig.deterministic) worker.pass_turn();
+      signal_add(worker.args.finished + entry_of<kConfig>(worker.job) * worker.args.heads_k +
+                     worker.job.head,
+                 1);
     }
   }
 
   __forceinline__ void run() {
-    fetch_job();
-    while (job.kind != JobKind::end) {
-      if (job.kind == JobKind::tile) run_tile();
-      if (job.kind == JobKind::convert) this->sync_all();  // rows take the place of dQ
-      fetch_job();
+    worker.fetch_job();
+    while (worker.job.kind != JobKind::end) {
+      if (worker.job.kind == JobKind::tile) run_tile();
+      if (worker.job.kind == JobKind::convert) worker.sync_all();  // rows take the place of dQ
+      worker.fetch_job();
     }
-    if (lane == 0) bulk_wait_read();  // shared memory must outlive the copies out of it
+    if (worker.lane == 0) bulk_wait_read();  // shared memory must outlive the copies out of it
   }
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/kernels/fwd_sm90/order.cuh"
+#include "cuda/kernels/fwd_sm90/packed_sequence.cuh"
 #include "cuda/kernels/fwd_sm90/shared.cuh"
 #include "cuda/tile/hopper/tma.cuh"
 
@@ -76,26 +77,12 @@ struct Producer {
     return at;
   }
 
-  static __forceinline__ int offset_at(const Offsets& offsets, int index) {
-    const i64 at = index * offsets.stride;
-    return offsets.wide ? static_cast<int>(static_cast<const i64*>(offsets.data)[at])
-                        : static_cast<const int*>(offsets.data)[at];
-  }
   /// From a row block of the packed tensor to a sequence and its row block, which may be none of
   /// the sequence's: see packed_blocks().
   __forceinline__ void find_sequence(Tile& at) const {
     const int rows = kConfig.warpgroups * warpgroup_queries<kConfig>(args);
-    int low = 0, high = args.sequences;
-    while (low < high) {
-      const int middle = (low + high + 1) / 2;
-      if (offset_at(args.cu_q, middle) / rows + middle <= at.block) {
-        low = middle;
-      } else {
-        high = middle - 1;
-      }
-    }
-    at.batch = low;
-    at.block -= offset_at(args.cu_q, low) / rows + low;
+    at.batch = last_not_after(args.cu_q, args.sequences, at.block, rows);
+    at.block -= offset_at(args.cu_q, at.batch) / rows + at.batch;
   }
   /// The lengths of the tile's sequence.
   __forceinline__ void look_up_lengths() {
