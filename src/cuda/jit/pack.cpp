@@ -94,7 +94,6 @@ class PackWorkers {
       try {
         bool cached = false;
         jobs_[i].entry = compile_through(jobs_[i].unit, jobs_[i].arch, cache_, &cached);
-        if (jobs_[i].entry.report.seconds > kMaxCompileSeconds) time_again(jobs_[i]);
         const std::lock_guard lock(mutex_);
         progress_(++done_, static_cast<int>(jobs_.size()), jobs_[i].entry, cached);
       } catch (...) {
@@ -103,13 +102,6 @@ class PackWorkers {
         next_ = jobs_.size();
       }
     }
-  }
-
-  /// What else runs on the machine makes a compilation slower and never faster: the least counts.
-  void time_again(PackJob& job) {
-    double& seconds = job.entry.report.seconds;
-    seconds = std::min(seconds, compile(job.unit, job.arch).report.seconds);
-    cache_.write(job.entry);
   }
 
   std::vector<PackJob>& jobs_;
