@@ -62,8 +62,9 @@ std::vector<std::string> census_faults(const PackUnit& packed, const KernelEntry
   if (packed.instruction == "wgmma.mma_async" && r.wgmma_count == 0) {
     faults.push_back("has no wgmma.mma_async");
   }
-  if (r.seconds > kMaxCompileSeconds) {
-    faults.push_back("took " + std::to_string(r.seconds) + " s of CPU time to compile");
+  if (entry.cubin_bytes > kMaxCubinBytes) {
+    faults.push_back("has " + std::to_string(entry.cubin_bytes) +
+                     " bytes of machine code, at most " + std::to_string(kMaxCubinBytes));
   }
   return faults;
 }

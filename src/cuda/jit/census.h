@@ -2,6 +2,7 @@
 /// Needs no GPU.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,12 +22,16 @@ std::vector<CensusLine> census(const Pack& pack, int arch);
 
 /// What is wrong with one compiled unit: spills, arrays in local memory, ptxas's notes of
 /// serialised or ignored instructions, too much shared memory, a missing tensor-core instruction,
-/// too long a compilation.
+/// too much machine code. Seconds are printed and never judged: they depend on the machine.
 std::vector<std::string> census_faults(const PackUnit& packed, const KernelEntry& entry, int arch);
 
 /// Shared memory that a block may ask for, bytes. CUDA programming guide, "Technical Specifications
 /// per Compute Capability".
 int shared_limit_bytes(int arch);
+
+/// Machine code that a kernel may have. It stands for the time of its compilation, which grows with
+/// it and depends on the machine. The largest packed kernel has 205,248 bytes (NVRTC 13.0).
+inline constexpr std::int64_t kMaxCubinBytes = 256 * 1024;
 
 /// Kernels of an architecture that the pack may hold.
 inline constexpr std::size_t kPackLimit = 60;

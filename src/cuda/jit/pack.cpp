@@ -94,7 +94,6 @@ class PackWorkers {
         bool cached = false;
         PackJob& job = jobs_[i];
         job.entry = compile_through(job.target.unit, job.target.arch, cache_, &cached);
-        if (job.entry.report.seconds > kMaxCompileSeconds) time_again(job);
         const std::lock_guard lock(mutex_);
         progress_(++done_, static_cast<int>(jobs_.size()), job.entry, cached);
       } catch (...) {
@@ -103,13 +102,6 @@ class PackWorkers {
         next_ = jobs_.size();
       }
     }
-  }
-
-  /// What else runs on the machine makes a compilation slower and never faster: the least counts.
-  void time_again(PackJob& job) {
-    double& seconds = job.entry.report.seconds;
-    seconds = std::min(seconds, compile(job.target.unit, job.target.arch).report.seconds);
-    cache_.write(job.entry);
   }
 
   std::vector<PackJob>& jobs_;

@@ -16,8 +16,6 @@
 namespace tilewise::cuda {
 
 inline constexpr const char* kPackFileName = "tilewise.pack";
-/// CPU seconds that a packed kernel may take to compile.
-inline constexpr double kMaxCompileSeconds = 3.0;
 
 /// A pack's table of contents. Reading it reads the descriptions only.
 class Pack {
