@@ -34,13 +34,6 @@ constexpr Config deterministic(Config c) {
   return c;
 }
 
-/// dS of P before it is rounded: V is then not held in registers.
-constexpr Config float_p(Config c) {
-  c.float_p = true;
-  c.v_registers = false;
-  return c;
-}
-
 constexpr double kBf16 = 1.2e-2, kFp16 = 1.5e-3;
 constexpr double kExact = 4e-3;  // half a bf16 step of the result, P rounded for dV
 
@@ -126,24 +119,7 @@ void check_ragged() {
 
 }  // namespace
 
-/// dS of P that was not rounded.
-void check_float_p() {
-  check<float_p(k64)>("dim 64, float P", {.seq_q = 270, .seq_k = 333, .blocks = 2}, kBf16);
-  check<float_p(masked(k64, Mask::right))>(
-      "dim 64, float P, causal, 3 blocks",
-      {.heads_q = 4, .heads_k = 2, .seq_q = 300, .seq_k = 300, .high = 1, .blocks = 3}, kBf16);
-  check<float_p(masked(half(k64), Mask::both))>(
-      "dim 64, float P, fp16, window", {.seq_q = 400, .seq_k = 390, .low = -100, .high = 51},
-      kFp16);
-  check<float_p(masked(k128, Mask::right))>(
-      "dim 128, float P, causal, dLSE",
-      {.seq_q = 300, .seq_k = 170, .dim = 128, .dim_v = 128, .high = -129, .d_lse = true}, kBf16);
-  check<float_p(dims(k128, 96, 96))>(
-      "dim 96, float P", {.seq_q = 190, .seq_k = 210, .dim = 96, .dim_v = 96, .blocks = 2}, kBf16);
-}
-
 int main() {
-  check_float_p();
   check<k64>("dim 64", {}, kBf16);
   check<masked(k64, Mask::right)>("dim 64, causal, 3 blocks",
                                   {.seq_q = 300, .seq_k = 300, .high = 1, .blocks = 3}, kBf16);

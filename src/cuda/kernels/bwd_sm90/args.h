@@ -29,7 +29,6 @@ struct Config {
   bool deterministic = false;   ///< dQ is summed in the order of the key blocks
   bool fold_lse = false;        ///< the scores are summed from -LSE on
   bool v_registers = false;     ///< V is held in registers as the A operand of dP
-  bool float_p = false;         ///< dS is made of P before it is rounded; dV comes behind dP
   bool exact = false;           ///< small problems: P and dS in two planes
   bool split = false;           ///< tiles are cut by queries; dK, dV are summed in memory
   bool half_registers = false;  ///< wide: half of K's and V's columns is held in registers

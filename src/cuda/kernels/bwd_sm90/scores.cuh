@@ -27,7 +27,6 @@ struct Scores : Worker<kConfig> {
   using Base::warp;
   using Base::warpgroup;
   static_assert(!kConfig.fold_lse || !kConfig.modified);
-  static_assert(!kConfig.float_p || !(kConfig.exact || kConfig.wide()));
   using Product = Wgmma<kElement, kM>;
 
   /// Descriptors: 64 rows of K as A, the first stage of Q as B.
@@ -61,8 +60,7 @@ struct Scores : Worker<kConfig> {
   /// Of K or V in a step. With ALiBi those of its products are made anew in each: kept through the
   /// loop they take more registers than there are.
   __forceinline__ u64 step_descriptor(u64 d) const {
-    if constexpr ((kConfig.float_p || (kConfig.alibi && kM == 64)) && !kConfig.wide())
-      return opaque(d);
+    if constexpr (kConfig.alibi && kM == 64 && !kConfig.wide()) return opaque(d);
     return d;
   }
   /// (F1) S^T = K Q^T; with fold_lse S - LSE
@@ -164,8 +162,7 @@ struct Scores : Worker<kConfig> {
     }
   }
 
-  /// (B1) P = exp(min(S - LSE, 0)). The minimum is taken after the exponential, of two at a time
-  /// where P is rounded here. With float_p it stays in rS: see pack_p().
+  /// (B1) P = exp(min(S - LSE, 0)). The minimum is taken after the exponential, of two at a time.
   template <bool kMasked>
   __forceinline__ void probabilities() {
     modify();
@@ -195,9 +192,6 @@ struct Scores : Worker<kConfig> {
           a = min_nan(a, 1.0F);
           b = min_nan(b, 1.0F);
           pack_planes<kElement>(rP[2 * j + r], rPlow[2 * j + r], a, b);
-        } else if constexpr (kConfig.float_p) {
-          a = min_nan(a, 1.0F);
-          b = min_nan(b, 1.0F);
         } else {
           rP[2 * j + r] = min_nan_2<kElement>(pack<kElement>(a, b), kOnes<kElement>);
         }

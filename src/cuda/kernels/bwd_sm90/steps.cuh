@@ -147,7 +147,7 @@ struct Steps : Scores<kConfig> {
         if (e % 2 == 0) d = load_shared_8(delta + (i + e) / 2 * 32);
         const u32 p = rP[i + e];
         float a = rGradS[2 * (i + e)] - d.x, b = rGradS[2 * (i + e) + 1] - d.y;
-        if constexpr (kConfig.exact || kConfig.float_p) {
+        if constexpr (kConfig.exact) {
           a *= rS[2 * (i + e)];
           b *= rS[2 * (i + e) + 1];
         } else {
@@ -162,10 +162,6 @@ struct Steps : Scores<kConfig> {
           pack_planes<kElement>(rdS[i + e], rdSlow[i + e], a, b);
         } else {
           rdS[i + e] = pack<kElement>(a, b);
-        }
-        // P has served: as the operand of dV it takes half of its registers.
-        if constexpr (kConfig.float_p) {
-          rP[i + e] = pack<kElement>(rS[2 * (i + e)], rS[2 * (i + e) + 1]);
         }
       }
     }
@@ -195,8 +191,6 @@ struct Steps : Scores<kConfig> {
   __forceinline__ void step(int next_pair, int next_block) {
     if constexpr (kConfig.exact) {
       exact_step<kMasked, kLast>(next_pair, next_block);
-    } else if constexpr (kConfig.float_p) {
-      float_step<kMasked, kLast>(next_pair, next_block);
     } else {
       keys_step<kMasked, kLast>(next_pair, next_block);
     }
@@ -261,46 +255,6 @@ struct Steps : Scores<kConfig> {
     const u32 stage_q = rQ.slot;
     rQ.advance();
     issue_dk(stage_q, rdS);
-    if constexpr (!kLast) {
-      wait_q();
-      issue_scores();
-    }
-    wgmma_wait<0>();
-    pin(rDk);
-    pin(rdS);
-    release(shared.q_empty(stage_q));
-    if constexpr (kLast) {
-      release(shared.k_empty(rK.slot));
-      next_k();
-    } else {
-      pin(rS);
-      pair = next_pair;
-      block = next_block;
-      this->template probabilities<kMasked>();
-    }
-  }
-  /// keys_step() whose dS takes P as float32. P is rounded for dV only then, and dV runs under what
-  /// stores dS. S waits for dV, whose operand leaves it its registers: both at a time are C7512.
-  template <bool kMasked, bool kLast>
-  __forceinline__ void float_step(int next_pair, int next_block) {
-    wait_do();
-    issue_dp();
-    wgmma_wait<0>();
-    pin(rGradS);
-    if constexpr (kLast && !kConfig.v_registers) release(shared.v_empty());
-    score_gradients();
-    issue_dv(rP);
-    await_buffer();
-    store_ds(rdS);
-    buffers.advance();
-    const u32 stage_q = rQ.slot;
-    rQ.advance();
-    issue_dk(stage_q, rdS);
-    wgmma_wait<1>();  // dV; dK is still being summed
-    pin(rDv);
-    pin(rP);
-    release(shared.do_empty(rO.slot));
-    rO.advance();
     if constexpr (!kLast) {
       wait_q();
       issue_scores();

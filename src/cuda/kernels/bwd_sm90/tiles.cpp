@@ -16,9 +16,6 @@ namespace {
 using bwd_sm90::Config;
 using bwd_sm90::Mask;
 
-/// dS of P before it is rounded (bwd_sm90/README.md). Off until a card has timed it.
-constexpr bool kFloatP = false;
-
 /// Head dims above 128: tiles of 64 keys and, where their blocks end, those of 128 queries of
 /// bwd_dq_sm90. Fitted to 16 cells on an H200, off by at most 2 % (bwd_sm90/README.md).
 double wide_ms(const Problem& p, const Config& config, const Hardware& machine) {
@@ -93,9 +90,7 @@ Config bwd_sm90_config(const Problem& p) {
   }
   // What registers allow: bwd_sm90/README.md.
   const bool narrow = config.block_m == 128;
-  // Scores that are modified leave no registers for it (C7512).
-  config.float_p = kFloatP && !config.exact && !config.modified;
-  config.v_registers = narrow && !config.float_p;
+  config.v_registers = narrow;
   if (!config.softcap) config.k_stages = 2;
   // Fewer jobs, where the last chunk does not stand half empty.
   const std::int64_t chunks = ceil_div(p.seq_q, config.chunk_rows);

@@ -20,8 +20,8 @@ KernelUnit bwd_sm90_unit(const bwd_sm90::Config& c) {
                 flag_text("modified", c.modified) + flag_text("softcap", c.softcap) +
                 flag_text("alibi", c.alibi) + flag_text("deterministic", c.deterministic) +
                 flag_text("fold_lse", c.fold_lse) + flag_text("v_registers", c.v_registers) +
-                flag_text("float_p", c.float_p) + flag_text("exact", c.exact) +
-                flag_text("split", c.split) + flag_text("half_registers", c.half_registers);
+                flag_text("exact", c.exact) + flag_text("split", c.split) +
+                flag_text("half_registers", c.half_registers);
   if (c.ragged()) {
     unit.config += enum_text("lengths", "Lengths", c.lengths);
     unit.args = "RaggedArgs";
