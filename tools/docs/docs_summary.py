@@ -30,7 +30,9 @@ class Question(NamedTuple):
 
 
 def mask_word(cell: summary.Cell) -> str:
-    return cell.mask if cell.mask != "none" else "causal" if cell.causal else "full"
+    options = [word for word in cell.mask.split("+") if word != "none"]
+    words = [summary.packed_words(o) if o.startswith("packed=") else o for o in options]
+    return ", ".join((["causal"] if cell.causal else []) + words) or "full"
 
 
 def by_dim(cell: summary.Cell) -> tuple[Any, ...]:
@@ -40,6 +42,25 @@ def by_dim(cell: summary.Cell) -> tuple[Any, ...]:
 def by_shape(cell: summary.Cell) -> tuple[Any, ...]:
     heads = f"{cell.heads}:{cell.kv_heads}" if cell.heads != cell.kv_heads else f"{cell.heads}"
     return (PASSES[cell.which], mask_word(cell), heads, cell.head_dim)
+
+
+def by_grouping(cell: summary.Cell) -> tuple[Any, ...]:
+    kind = "window" if "window" in cell.mask else "causal" if cell.causal else "full"
+    return (
+        PASSES[cell.which],
+        kind,
+        "grouped" if cell.heads != cell.kv_heads else "own",
+        cell.head_dim,
+    )
+
+
+def by_lengths(cell: summary.Cell) -> tuple[Any, ...]:
+    packed = [o for o in cell.mask.split("+") if o.startswith("packed=")]
+    return (PASSES[cell.which], *map(summary.packed_words, packed), cell.head_dim)
+
+
+def by_pass_and_dim(cell: summary.Cell) -> tuple[Any, ...]:
+    return (PASSES[cell.which], cell.head_dim)
 
 
 def by_type(cell: summary.Cell) -> tuple[Any, ...]:
@@ -62,26 +83,44 @@ QUESTIONS = (
         "The grid in float16",
         "fp16-sm90",
         "The same problems in float16; FlashAttention-3 was not part of this run.",
-        by_dim,
-        "pass | mask | dim",
+        by_pass_and_dim,
+        "pass | dim",
     ),
     Question(
         "The grid under sustained load",
         "sustained-sm90",
-        "Launches run back to back for a second, so that the card's power limit counts.",
-        by_dim,
-        "pass | mask | dim",
+        "Launches run back to back for a second, so that the power limit counts.",
+        by_pass_and_dim,
+        "pass | dim",
+    ),
+    Question(
+        "What people train",
+        "training",
+        "Heads, dims and lengths of published models.",
+        by_grouping,
+        "pass | mask | key heads | dim",
+    ),
+    Question(
+        "Packed documents",
+        "packed",
+        "Short, long and mixed documents in one tensor, full and causal.",
+        by_lengths,
+        "pass | documents | dim",
     ),
     *(
-        Question(title, f"{preset}-sm90", sentence, by_shape, "pass | mask | heads | dim")
-        for preset, title, sentence in (
-            ("training", "What people train", "Heads, dims and lengths of published models."),
-            ("packed", "Packed documents", "Short, long and mixed documents in one tensor."),
+        Question(title, stem, sentence, by_pass_and_dim, "pass | dim")
+        for stem, title, sentence in (
             ("vision", "Vision", "197 to 1,024 rows without a mask."),
-            ("small", "Small problems", "128 to 512 rows, batch 1 to 8."),
-            ("cross", "Cross attention", "Few keys beside many queries."),
-            ("options", "Options", "Grouped heads, a window, a softcap and one query."),
+            ("small", "Small problems", "128 to 512 rows, batch 1 to 8, full and causal."),
+            ("cross", "Cross attention", "77 to 1,500 keys beside as many or more queries."),
         )
+    ),
+    Question(
+        "Options",
+        "options-sm90",
+        "Grouped heads, a window, a softcap and one query.",
+        by_shape,
+        "pass | mask | heads | dim",
     ),
     Question(
         "One query over long keys",
