@@ -248,7 +248,7 @@ class ExitCodes(CliTest):
         for words in ([], ["fly"]):
             self.assertIn("expected one of run, bench, plan", self.fails(BAD_INPUT, *words))
         message = self.fails(BAD_INPUT, "kernels", "fly")
-        self.assertIn("'fly' is no command: expected one of list, build, clear", message)
+        self.assertIn("'fly' is no command: expected one of list, build, diff, clear", message)
         done = run("plan", "--seq", "8", env={"TILEWISE_CPU_ISA": "avx3"})
         self.assertEqual(done.returncode, BAD_INPUT)
         self.assertIn('TILEWISE_CPU_ISA is "avx3": expected scalar, avx2', done.stderr)

@@ -311,7 +311,7 @@ void flash_backward(const KernelRow& row, const Problem& problem, const Context&
 Prepared flash_backward_prepared(const KernelRow& row, const Problem& problem,
                                  const Hardware& machine) {
   const Isa isa = *static_cast<const Isa*>(row.config);
-  const int threads = threads_with_work(problem, machine, isa);
+  const int threads = threads_with_work(problem, machine);
   const BackwardGeometry g(problem, micro(isa), threads);
   Cost cost;
   cost.block_m = kTileRows;

@@ -287,7 +287,7 @@ void flash_backward_bf16(const KernelRow& row, const Problem& problem, const Con
 Prepared flash_backward_bf16_prepared(const KernelRow& row, const Problem& problem,
                                       const Hardware& machine) {
   const Isa isa = *static_cast<const Isa*>(row.config);
-  const int threads = threads_with_work(problem, machine, isa);
+  const int threads = threads_with_work(problem, machine);
   const BackwardGeometry g(problem, micro(isa), threads);
   Cost cost;
   cost.block_m = kTileRows;

@@ -369,7 +369,7 @@ Prepared flash_decode_prepared(const KernelRow& row, const Problem& problem,
   const Isa isa = *static_cast<const Isa*>(row.config);
   const bool reads = problem.group() * problem.seq_q <= kReadingRows;
   const CpuForm form = reads ? CpuForm::decode : CpuForm::flash;
-  const int threads = threads_with_work(problem, machine, isa, form);
+  const int threads = threads_with_work(problem, machine);
   const Geometry g(problem, micro(isa), threads);
   Cost cost;
   cost.block_m = static_cast<int>(g.strip_rows);

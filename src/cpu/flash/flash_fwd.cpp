@@ -379,7 +379,7 @@ Prepared flash_forward_prepared(const KernelRow& row, const Problem& problem,
                                 const Hardware& machine) {
   if (few_query_rows(problem)) return flash_decode_prepared(row, problem, machine);
   const Isa isa = *static_cast<const Isa*>(row.config);
-  const int threads = threads_with_work(problem, machine, isa);
+  const int threads = threads_with_work(problem, machine);
   const Geometry g(problem, micro(isa), threads);
   Cost cost;
   cost.block_m = kTaskRows;

@@ -378,7 +378,7 @@ void flash_forward_bf16(const KernelRow& row, const Problem& problem, const Cont
 Prepared flash_forward_bf16_prepared(const KernelRow& row, const Problem& problem,
                                      const Hardware& machine) {
   const Isa isa = *static_cast<const Isa*>(row.config);
-  const int threads = threads_with_work(problem, machine, isa);
+  const int threads = threads_with_work(problem, machine);
   const Geometry g(problem, bf16_micro(isa), threads);
   Cost cost;
   cost.block_m = kTaskRows;

@@ -201,13 +201,13 @@ CpuWork flash_work(const Problem& p, const Hardware& machine, Isa isa) {
 
 }  // namespace
 
-int threads_with_work(const Problem& p, const Hardware& machine, Isa isa, CpuForm form) {
-  constexpr double kWorthWakingMs = 0.05;
-  CpuTerms terms = cpu_terms(form, p.pass);
-  terms.fixed_us = 0.0;
-  const double ms = cpu_time_ms(terms, flash_work(p, machine, isa), machine) * machine.threads;
-  const double most = machine.threads;
-  return static_cast<int>(std::clamp(ms / kWorthWakingMs, 1.0, std::max(most, 1.0)));
+int threads_with_work(const Problem& p, const Hardware& machine) {
+  // About 50 us of one thread. No rate of the machine counts, so that a plan made elsewhere for as
+  // many threads has the same workspace.
+  constexpr double kFlops = 3e6, kBytes = 256 << 10;
+  const double parts = std::max(attention_flops(p) / kFlops, problem_bytes(p) / kBytes);
+  const double most = std::max(1, machine.threads);
+  return static_cast<int>(std::clamp(parts, 1.0, most));
 }
 
 void predict_flash_time(const Problem& p, const Hardware& machine, Isa isa, Cost& cost,

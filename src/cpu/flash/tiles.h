@@ -101,8 +101,7 @@ std::string tiled_refusal(const Problem& p, Isa isa, const Hardware& machine);
 
 /// Threads of the machine that a tiled kernel has work for: waking one costs microseconds, and a
 /// call that takes few is done sooner without.
-int threads_with_work(const Problem& p, const Hardware& machine, Isa isa,
-                      CpuForm form = CpuForm::flash);
+int threads_with_work(const Problem& p, const Hardware& machine);
 
 /// Fills cost.ms and cost.bytes_moved of a tiled kernel: arithmetic at the set's rate beside one
 /// reading of the tensors, and the cost of starting the parallel regions.
