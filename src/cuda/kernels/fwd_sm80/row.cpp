@@ -413,14 +413,10 @@ void run(const KernelRow& /*row*/, const Problem& given, const Context& context)
       config, device, [min_blocks](const Config& c) { return unit(c, min_blocks); });
   const std::int64_t tiles = std::int64_t{args.order.blocks} * args.order.heads * splits;
   const Grid grid = operands.packs() ? sm80::following(tiles, device) : Grid{.x = tiles};
-  if (config.ragged()) {
-    launch(kernel, grid, context.stream, ragged_args(args, p));
-  } else {
-    launch(kernel, grid, context.stream, args);
-  }
-  if (config.split) {
+  config.ragged() ? launch(kernel, grid, context.stream, ragged_args(args, p))
+                  : launch(kernel, grid, context.stream, args);
+  if (config.split)
     combine_parts(p, static_cast<const float*>(args.o.data), args.lse, splits, context.stream);
-  }
 }
 
 std::string for_comparison(const KernelRow&, const Problem&) {
