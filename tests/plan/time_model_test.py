@@ -75,7 +75,7 @@ class TimeModel(unittest.TestCase):
                 self.errors_within(rows, 12.0, 25.0, f"{card}, flash bf16")
 
     def test_choices_of_shapes_that_people_run(self) -> None:
-        """Rows that the plan takes. Small problems last as long as launches, which no model knows."""
+        """Rows that the plan takes. Small problems last as long as launches do."""
         rows = [
             row
             for name, of_file in self.rows.items()
