@@ -263,9 +263,9 @@ tile::PairKind pair_kind(const Problem& p) {
 
 std::string pair_text(const tile::PairKind& kind) {
   if (!kind.any()) return "";
-  constexpr std::array<const char*, 4> kNames = {"none", "bf16", "fp16", "float32"};
+  constexpr std::array<const char*, 4> kTypes = {"none", "bf16", "fp16", "float32"};
   return std::string(", .pairs = {tilewise::tile::BiasType::") +
-         kNames[static_cast<std::size_t>(kind.bias)] + ", " + bool_text(kind.mask) + ", " +
+         kTypes[static_cast<std::size_t>(kind.bias)] + ", " + bool_text(kind.mask) + ", " +
          bool_text(kind.staged) + "}";
 }
 
