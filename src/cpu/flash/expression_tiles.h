@@ -42,6 +42,7 @@ class ExpressionTiles {
                   std::vector<ExpressionRoots> groups, const ExpressionOps& ops);
 
   const ExpressionOps& ops() const { return ops_; }
+  std::size_t groups() const { return groups_.size(); }
   Domain domain(std::int32_t node) const;
 
   /// Calls use() for every block of rows, group and lane of a tile. Rows of `score` have room for

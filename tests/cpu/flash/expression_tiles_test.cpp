@@ -11,6 +11,7 @@
 
 #include "expression/interpret.h"
 #include "expression/lower.h"
+#include "tests/support/random_expression.h"
 #include "tilewise/expression.h"
 
 namespace tilewise::cpu {
@@ -84,7 +85,7 @@ struct Place {
 const std::vector<Place> kPlaces{{0, 0, 0, 0, 24, 64}, {1, 3, 17, 5, 7, 33},   {0, 2, 30, 40, 1, 1},
                                  {1, 1, 3, 0, 48, 40}, {0, 1, 50, 60, 13, 19}, {0, 3, 1, 2, 2, 70}};
 
-class ExpressionTilesTest : public testing::TestWithParam<Isa> {
+class ExpressionTilesTest : public ::testing::TestWithParam<Isa> {
  protected:
   void SetUp() override {
     if (GetParam() > best_isa()) GTEST_SKIP() << "the CPU has no " << isa_name(GetParam());
@@ -213,191 +214,30 @@ TEST_P(ExpressionTilesTest, Functions) {
   expect_same("min(score, 0.5) * max(row_bias[j], score) / clamp(score, 0.5, 1.0)");
 }
 
-/// Random formulas: types agree, everything else may be anything.
-class Formulas {
- public:
-  Formulas(std::mt19937& random, Tables& tables) : random_(random), captures_(tables.all()) {}
-
-  Expression real(int depth) {
-    using namespace expression;  // NOLINT(google-build-using-namespace): a grammar of its names
-    if (depth == 0) {
-      switch (pick(6)) {
-        case 0:
-          return Expression(static_cast<double>(pick(9)) * 0.5 - 2.0);
-        case 1:
-          return captures_[0](integer(0));
-        case 2:
-          return captures_[1](integer(0));
-        default:
-          return score();
-      }
-    }
-    const auto x = [&] { return real(depth - 1); };
-    switch (pick(24)) {
-      case 0:
-        return x() + x();
-      case 1:
-        return x() - x();
-      case 2:
-      case 3:
-        return clamp(x(), Expression(-8.0), Expression(8.0)) * x();
-      case 4:
-        return x() / (abs(x()) + 0.5);
-      case 5:
-        return min(x(), x());
-      case 6:
-        return max(x(), x());
-      case 7:
-        return abs(x());
-      case 8:
-        return exp(min(x(), Expression(3.0)));
-      case 9:
-        return tanh(x());
-      case 10:
-        return sigmoid(x());
-      case 11:
-        return sin(clamp(x(), Expression(-50.0), Expression(50.0)));
-      case 12:
-        return log(abs(x()) + 0.1);
-      case 13:
-        return sqrt(abs(x()) + 0.01);
-      case 14:
-        return erf(x());
-      case 15:
-        return relu(x());
-      case 16:
-        return gelu(x());
-      case 17:
-        return silu(x());
-      case 18:
-        return where(boolean(depth - 1), x(), x());
-      case 19:
-        return to_real(integer(depth - 1)) * 0.01;
-      case 20:
-        return captures_[2](integer(depth - 1));
-      case 21:
-        return captures_[3](integer(depth - 1), integer(0), integer(0));
-      case 22:
-        return expression::sum(1 + pick(6), x() * captures_[4](integer(depth - 1), lane()));
-      default:
-        return x() + captures_[8](integer(0), integer(0)) * 0.5;
-    }
-  }
-
-  Expression integer(int depth) {
-    using namespace expression;  // NOLINT(google-build-using-namespace)
-    if (depth == 0) {
-      const Expression leaves[] = {
-          query(), key(),   query(),      key(),
-          head(),  batch(), key_length(), Expression(static_cast<std::int64_t>(pick(9)) - 3)};
-      return leaves[pick(8)];
-    }
-    const auto x = [&] { return integer(depth - 1); };
-    switch (pick(16)) {
-      case 0:
-      case 1:
-        return x() - x();
-      case 2:
-        return x() + x();
-      case 3:
-        return x() * x();
-      case 4:
-        return floor_divide(x(), Expression(static_cast<std::int64_t>(pick(2) == 0 ? 8 : -3)));
-      case 5:
-        return x() % Expression(static_cast<std::int64_t>(pick(2) == 0 ? 16 : 7));
-      case 6:
-        return abs(x());
-      case 7:
-        return min(x(), x());
-      case 8:
-        return x() & Expression(std::int64_t{29});
-      case 9:
-        return x() ^ x();
-      case 10:
-        return x() >> Expression(static_cast<std::int64_t>(pick(4)));
-      case 11:
-        return where(boolean(depth - 1), x(), x());
-      case 12:
-        return captures_[5](x());
-      case 13:
-        return captures_[6](x());
-      case 14:
-        return captures_[9](x(), integer(0));
-      default:
-        return x() - key() + query();
-    }
-  }
-
-  Expression boolean(int depth) {
-    using namespace expression;  // NOLINT(google-build-using-namespace)
-    if (depth == 0) return pick(2) == 0 ? query() >= key() : captures_[7](integer(0));
-    switch (pick(9)) {
-      case 0:
-        return integer(depth - 1) < integer(depth - 1);
-      case 1:
-        return integer(depth - 1) == integer(depth - 1);
-      case 2:
-        return boolean(depth - 1) & boolean(depth - 1);
-      case 3:
-        return boolean(depth - 1) | boolean(depth - 1);
-      case 4:
-        return boolean(depth - 1) ^ boolean(depth - 1);
-      case 5:
-        return ~boolean(depth - 1);
-      case 6:
-        return captures_[7](integer(depth - 1));
-      case 7:
-        return expression::any(1 + pick(4), integer(depth - 1) == lane());
-      default:
-        return captures_[1](integer(0)) < captures_[2](integer(0));
-    }
-  }
-
- private:
-  std::int64_t pick(int n) {
-    return static_cast<std::int64_t>(random_() % static_cast<unsigned>(n));
-  }
-  std::mt19937& random_;
-  std::vector<Captured> captures_;
-};
-
-/// Lanes do not nest: such a formula is none, and another is drawn.
-template <class Draw>
-Expression drawn(const Draw& draw) {
-  for (;;) {
-    try {
-      Expression formula = draw();
-      expression::function_of(formula);
-      return formula;
-    } catch (const InvalidArgument&) {
-    }
-  }
-}
-
 TEST_P(ExpressionTilesTest, RandomFormulas) {
-  Formulas formulas(random_, tables_);
-  for (int n = 0; n < 150; ++n) {
-    const int depth = 1 + n % 7;
+  const tilewise::testing::RandomCaptures tensors(1);
+  tilewise::testing::RandomExpression random(2, tensors);
+  for (int n = 0; n < 300; ++n) {
     const Place& place = kPlaces[static_cast<std::size_t>(n) % kPlaces.size()];
-    const Expression formula = drawn([&] { return formulas.real(depth); });
-    const int wrong = differences(formula, place, 1e-4);
-    // A rounding on the other side of a comparison, a floor, an index: few pairs.
+    const Expression formula = random.real(1 + n % 8, false);
+    const int wrong = differences(formula, place, 1e-5);
+    // A rounding on the other side of a comparison or a floor: few pairs.
     EXPECT_LE(wrong, place.rows * place.cols / 50) << formula.text() << " at " << first_;
   }
 }
 
 TEST_P(ExpressionTilesTest, RandomMasks) {
-  Formulas formulas(random_, tables_);
-  for (int n = 0; n < 150; ++n) {
-    const int depth = 1 + n % 6;
+  const tilewise::testing::RandomCaptures tensors(3);
+  tilewise::testing::RandomExpression random(4, tensors);
+  for (int n = 0; n < 300; ++n) {
     const Place& place = kPlaces[static_cast<std::size_t>(n) % kPlaces.size()];
-    const Expression formula = drawn([&] { return formulas.boolean(depth); });
+    const Expression formula = random.boolean(1 + n % 8);
     EXPECT_EQ(differences(formula, place, 0.0), 0) << formula.text() << " at " << first_;
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Sets, ExpressionTilesTest,
-                         testing::Values(Isa::scalar, Isa::avx2, Isa::avx512),
+                         ::testing::Values(Isa::scalar, Isa::avx2, Isa::avx512),
                          [](const auto& set) { return std::string(isa_name(set.param)); });
 
 }  // namespace
