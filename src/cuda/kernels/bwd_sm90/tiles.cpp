@@ -8,6 +8,7 @@
 #include "cuda/host/tile_order.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
+#include "cuda/kernels/rows/tile_lists.h"
 #include "plan/accounting.h"
 #include "problem/blocks.h"
 namespace tilewise::cuda {
@@ -95,6 +96,7 @@ Config bwd_sm90_config(const Problem& p) {
   // Fewer jobs, where the last chunk does not stand half empty.
   const std::int64_t chunks = ceil_div(p.seq_q, config.chunk_rows);
   if (narrow && !p.packed && (chunks >= 8 || chunks % 2 == 0)) config.chunk_rows = 256;
+  config.lists = tile_lists_kind(p, config.block_m, config.block_n);
   config.split = bwd_sm90_parts(p, config) > 1;
   return config;
 }
@@ -114,7 +116,8 @@ std::int64_t bwd_sm90_tiles(const Problem& p, const Config& config) {
 
 int bwd_sm90_parts(const Problem& p, const Config& config) {
   // In a fixed order of additions parts would wait for one another.
-  if (config.wide() || config.deterministic || config.exact || p.packed) return 1;
+  if (config.wide() || config.deterministic || config.exact || p.packed || config.listed())
+    return 1;
   const std::int64_t tiles = bwd_sm90_tiles(p, config);
   const std::int64_t blocks = ceil_div(p.seq_q, config.block_m);
   // Tiles of a diagonal differ in length: as many of them as even out.
@@ -188,7 +191,8 @@ double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machi
   const double all_queries = static_cast<double>(p.seq_q * p.group()) / parts;
   const double cut = p.has_positional_mask() ? 0.4 * (config.block_m + config.block_n) : 0.0;
   const double queries =
-      std::min(visible_pairs(p) / (tiles * config.block_n) + cut * static_cast<double>(p.group()),
+      std::min(std::min(visible_pairs(p), listed_pairs(p)) / (tiles * config.block_n) +
+                   cut * static_cast<double>(p.group()),
                all_queries);
   const int dim = std::max(config.head_dim, config.head_dim_v);
   // Of a tile: its start and end, and 128 queries. Of a chunk: preparation and conversion.
