@@ -251,6 +251,7 @@ PROGRAMS = {
     "flash_sm80": False,
     "flash_sm80_ragged": False,
     "fwd_sm90": True,
+    "fwd_sm90_lists": True,
     "bwd_sm90": False,
     "bwd_dq_sm90": False,
 }
