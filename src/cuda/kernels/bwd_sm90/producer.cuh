@@ -38,9 +38,9 @@ struct Queue {
   /// Job `index`; indices come in rising order.
   __forceinline__ Job job(int index) {
     Job job;
+    if (index >= all_jobs()) return job;
     const int blocks = all_blocks<kConfig>(args, shared);
     const int chunks = all_chunks<kConfig>(args, shared) * args.group;  // of a key head
-    if (index >= all_jobs(chunks, blocks)) return job;
     while (true) {
       const int section = step - args.lead, here = heads(section);
       const int parts = kConfig.split ? args.parts : 1;
@@ -81,9 +81,10 @@ struct Queue {
   }
 
  private:
-  __forceinline__ int all_jobs(int chunks, int blocks) const {
+  __forceinline__ int all_jobs() const {
     if constexpr (!kPacked<kConfig> || kConfig.wide()) return args.jobs;
-    return args.order.heads * (2 * chunks + blocks);
+    return args.order.heads * (2 * all_chunks<kConfig>(args, shared) * args.group +
+                               all_blocks<kConfig>(args, shared));
   }
   __forceinline__ void locate(Job& job, int pair, int heads) const {
     job.batch = pair / heads;
