@@ -45,7 +45,7 @@ struct Shape {
   std::vector<int> queries = {}, keys = {};
   int tail = 0, top = kFar;
   unsigned blocks = 1;
-  int section_heads = 1, apart = 1, parts = 1;
+  int section_heads = 1, apart = 1, parts = 1, sharers = 1;
   Blocks list = {};
 };
 
@@ -259,12 +259,17 @@ struct Check {
     a.d_o = d_o.map(s.batch, kM, q_rows);
     a.k = k.map(s.batch, kConfig.block_n, k_ragged);
     a.v = v.map(s.batch, kConfig.block_n, k_ragged);
-    a.of = {s.top,         s.keys.data(),        1,      {cu_q.data()},
-            {cu_k.data()}, int(cu_q.size()) - 1, q_rows, k_ragged};
+    // Offsets of self-attention are one tensor.
+    const std::vector<int>& k_offsets = cu_q == cu_k ? cu_q : cu_k;
+    a.of = {s.top,  s.keys.data(), 1, {cu_q.data()}, {k_offsets.data()}, int(cu_q.size()) - 1,
+            q_rows, k_ragged};
     for (auto* t : {&dq, &dk, &dv}) std::fill(t->data.begin(), t->data.end(), kPoison);
     a.dq = dq.map(s.batch, kConfig.wide() ? 64 : kChunk, q_rows);
     a.dk = dk.map(s.batch, 64, k_rows), a.dv = dv.map(s.batch, 64, k_rows);
-    a.heads_q = s.heads_q, a.heads_k = s.heads_k, a.group = s.heads_q / s.heads_k;
+    // Sharers of a key head count as heads of keys.
+    const int heads_k = s.heads_k * s.sharers;
+    a.heads_q = s.heads_q, a.heads_k = heads_k, a.group = s.heads_q / heads_k;
+    a.sharers = s.sharers;
     a.seq_q = s.seq_q, a.seq_k = s.seq_k;
     const auto blocks = [&](int rows, int size) {
       return kPacked ? rows / size + a.of.sequences + 1 : (rows + size - 1) / size;
@@ -273,13 +278,14 @@ struct Check {
     const int key_blocks = blocks(s.seq_k, kConfig.block_n);
     const int tiles = s.batch * s.heads_k * key_blocks;
     a.parts = s.parts;
-    a.jobs = (kConfig.wide() ? 1 : 2) * s.batch * s.heads_q * (a.rows_q / kChunk) + tiles * s.parts;
+    a.jobs = (kConfig.wide() ? 1 : 2) * s.batch * s.heads_q * (a.rows_q / kChunk) +
+             tiles * (s.parts * s.sharers + (kConfig.split ? 1 : 0));
     a.scale = s.scale, a.scale_log2 = s.scale * tile::kLog2e;
     a.offset_factor = kConfig.fold_lse ? -1.0F / s.scale : -tile::kLog2e;
     if (s.softcap != 0.0F) a.scale_cap = s.scale / s.softcap, a.cap_log2 = s.softcap * tile::kLog2e;
     if (s.alibi) a.alibi = slopes.data(), a.alibi_h = 1;
     a.low = s.low, a.high = s.high;
-    a.order = {key_blocks, s.batch * s.heads_k, 1, s.section_heads, 1};
+    a.order = {key_blocks, s.batch * heads_k, 1, s.section_heads, 1};
     a.lead = s.apart, a.lag = s.apart + s.batch % 2;
     a.last_first = s.last_first;
     a.lse_in = lse.data(), a.lse_b = kPacked ? 0 : s.heads_q * s.seq_q, a.lse_h = s.seq_q,
@@ -297,10 +303,10 @@ struct Check {
     std::vector<float> dk_sums(key_rows * kConfig.head_dim, 0.0F),
         dv_sums(key_rows * kConfig.head_dim_v, 0.0F);
     a.dk_sum = dk_sums.data(), a.dv_sum = dv_sums.data();
-    std::vector<unsigned> counters(1 + 2 * s.batch * s.heads_k + 2 * tiles + rows / kM * 4, 0);
+    std::vector<unsigned> counters(1 + 2 * s.batch * heads_k + tiles + rows / kM * 4, 0);
     a.next_job = counters.data(), a.prepared = a.next_job + 1;
-    a.finished = a.prepared + s.batch * s.heads_k, a.added = a.finished + s.batch * s.heads_k;
-    a.turns = a.added + 2 * tiles;
+    a.finished = a.prepared + s.batch * heads_k, a.added = a.finished + s.batch * heads_k;
+    a.turns = a.added + tiles;
 
     emulator::run_grid(bwd_sm90::memory, s.blocks, kConfig.threads(),
                        [&] { bwd_sm90::kernel<kConfig>(a); });

@@ -25,6 +25,7 @@ __forceinline__ void kernel(const Args& args) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const Shared<kConfig> shared{shared_address(memory)};
   if (threadIdx.x == 0) shared.init_barriers();
+  if constexpr (kPacked<kConfig> && !kConfig.wide()) keep_offsets<kConfig>(args, shared);
   __syncthreads();
   if constexpr (kConfig.wide()) let_next_start();       // where blocks of this kernel end
   if constexpr (kConfig.listed()) wait_for_previous();  // for the lists
@@ -32,6 +33,9 @@ __forceinline__ void kernel(const Args& args) {
   const int role = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
   if (role == 0) {
     give_registers<24>();
+    if constexpr (kPacked<kConfig> && !kConfig.wide()) {
+      if (threadIdx.x < 32) count_blocks<kConfig>(args, shared);
+    }
     if (threadIdx.x == 0) {
       if constexpr (kConfig.listed()) {
         ListProducer<kConfig> producer{{args, shared}};

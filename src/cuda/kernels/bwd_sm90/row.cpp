@@ -92,10 +92,14 @@ std::int64_t turns(const Problem& p, const Config& config) {
 std::int64_t cut_tiles(const Problem& p, const Config& config) {
   return config.split ? bwd_sm90_tiles(p, config) : 0;
 }
-/// Of 4 bytes: the queue's, two for each key head, two for each tile that is cut, turns or the
+/// Key heads, each counted once for each of its sharers.
+std::int64_t key_pairs(const Problem& p, int sharers) {
+  return p.stored_batch() * p.heads_k * sharers;
+}
+/// Of 4 bytes: the queue's, two for each of those, one for each tile that is cut, turns or the
 /// tiles of bwd_dq_sm90.
 std::int64_t counters(const Problem& p, const Config& config) {
-  return 1 + 2 * p.stored_batch() * p.heads_k + 2 * cut_tiles(p, config) +
+  return 1 + 2 * key_pairs(p, bwd_sm90_sharers(p, config)) + cut_tiles(p, config) +
          (config.wide() ? 1 : turns(p, config));
 }
 /// Whether rounding of O would show in delta: besides where it does in any row, in a small problem
@@ -114,7 +118,8 @@ std::int64_t key_sums(const Problem& p, const Config& config) {
 struct Decided {
   Config config;
   bwd_sm90::SectionOrder order;
-  int parts = 1;  ///< that a tile's queries are cut into
+  int parts = 1;    ///< that a tile's queries are cut into
+  int sharers = 1;  ///< that a key head's query heads are cut into
 };
 
 Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
@@ -166,7 +171,8 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   // Above dim 128 two planes of P and dS were not measured: left to flash_bwd_sm80.
   if (config.exact && config.columns_dq() > 128) cost.ms *= 3.0;
   return Prepared{std::move(cost),
-                  remember(Decided{config, bwd_sm90_order(p, config), bwd_sm90_parts(p, config)})};
+                  remember(Decided{config, bwd_sm90_order(p, config), bwd_sm90_parts(p, config),
+                                   bwd_sm90_sharers(p, config)})};
 }
 
 /// Rows end where a packed sequence does; those of K and V also at a length, behind which dK and dV
@@ -194,8 +200,8 @@ void fill(RaggedArgs& args, const Problem& p, const Decided& decided) {
   sm90_fill_lengths(args.of, p);
   fill_maps(args, p, config);
   args.heads_q = static_cast<int>(p.heads_q);
-  args.heads_k = static_cast<int>(p.heads_k);
-  args.group = static_cast<int>(p.group());
+  args.heads_k = static_cast<int>(p.heads_k * decided.sharers);
+  args.group = static_cast<int>(p.group() / decided.sharers);
   args.seq_q = static_cast<int>(p.seq_q);
   args.seq_k = static_cast<int>(p.seq_k);
   args.rows_q = static_cast<int>(bwd_sm90_rows(p, config));
@@ -217,6 +223,7 @@ void fill(RaggedArgs& args, const Problem& p, const Decided& decided) {
   args.high = mask.high;
   args.order = decided.order;
   args.parts = decided.parts;
+  args.sharers = decided.sharers;
   args.lead = bwd_sm90_sections_apart(args.order, config);
   args.lag = bwd_sm90_lag(p, args.order, config);
   // Under a causal mask the first keys are seen by most queries: longest first. In a fixed order of
@@ -237,7 +244,7 @@ void fill(RaggedArgs& args, const Problem& p, const Decided& decided) {
 void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   const auto& decided = context.decided<Decided>();
   const Config& config = decided.config;
-  const std::int64_t pairs_k = p.stored_batch() * p.heads_k;
+  const std::int64_t pairs_k = key_pairs(p, decided.sharers);
   const std::int64_t rows = p.stored_batch() * p.heads_q * bwd_sm90_rows(p, config);
   // All kernels before the first launch: where one cannot be compiled nothing is written.
   const Kernel kernel = sm80::load_config(config, p.device.index, bwd_sm90_unit);
@@ -251,7 +258,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   args.prepared = args.next_job + 1;
   args.finished = args.prepared + pairs_k;
   args.added = args.finished + pairs_k;
-  if (config.deterministic) args.turns = args.added + 2 * cut_tiles(p, config);
+  if (config.deterministic) args.turns = args.added + cut_tiles(p, config);
   args.offset = workspace.take<float>(rows);
   args.delta = workspace.take<float>(rows);
   if (!config.wide()) args.dq_sum = workspace.take<float>(rows * config.columns_dq());

@@ -251,7 +251,7 @@ struct Steps : Scores<kConfig> {
     wgmma_wait<0>();
     pin(rGradS);
     pin(rDv);
-    if constexpr (kLast && !kConfig.v_registers) release(shared.v_empty());
+    if constexpr (kLast && !kConfig.v_registers && !kConfig.split) release(shared.v_empty());
     score_gradients();
     await_buffer();
     store_ds(rdS);
@@ -271,7 +271,8 @@ struct Steps : Scores<kConfig> {
     pin(rdS);
     release(shared.q_empty(stage_q));
     if constexpr (kLast) {
-      release(shared.k_empty(rK.slot));
+      // Of a part, V and K are let go of later: their rows stage its sums.
+      if constexpr (!kConfig.split || kConfig.k_stages == 1) release(shared.k_empty(rK.slot));
       next_k();
     } else {
       pin(rS);
