@@ -69,7 +69,8 @@ void take_capture_gradients(Problem& p, const BackwardTensors& tensors, const At
     }
     return;
   }
-  p.score_gradient = expression::lower(expression::as_real(spec.score_expression)).gradient();
+  const Expression score = expression::as_real(spec.score_expression);
+  p.score_gradient = expression::lower(score).gradient();
   const std::vector<Captured> captures = spec.score_expression.captures();
   p.dcaptures.resize(captures.size());
   if (given.empty()) return;
