@@ -103,7 +103,10 @@ void for_tensors(const Problem& p, const Visit& visit) {
 
 }  // namespace
 
-double visible_pairs(const Problem& p) {
+namespace {
+
+/// Pairs that position and lengths leave visible.
+double positional_pairs(const Problem& p) {
   const auto heads = static_cast<double>(p.heads_q);
   const bool dense = !p.packed && !p.key_lengths.defined();
   const auto batch = static_cast<double>(p.batch);
@@ -117,6 +120,24 @@ double visible_pairs(const Problem& p) {
   double pairs = 0.0;
   for (std::int64_t b = 0; b < p.batch; ++b) pairs += heads * sequence_pairs(p, p.sequence(b));
   return pairs;
+}
+
+/// At most so many pairs are listed.
+double listed_bound(const Problem& p) {
+  const BlockList& list = p.block_list;
+  if (p.listed_pairs >= 0.0) return p.listed_pairs;
+  double pairs = static_cast<double>(list.block_index.sizes[0]);
+  pairs *= static_cast<double>(list.block_q) * static_cast<double>(list.block_k);
+  const Tensor& offsets = list.row_offsets;
+  if (offsets.strides[0] == 0) pairs *= static_cast<double>(p.batch);
+  return offsets.strides[1] == 0 ? pairs * static_cast<double>(p.heads_q) : pairs;
+}
+
+}  // namespace
+
+double visible_pairs(const Problem& p) {
+  const double pairs = positional_pairs(p);
+  return p.block_list.defined() ? std::min(pairs, listed_bound(p)) : pairs;
 }
 
 double attention_flops(const Problem& p) {

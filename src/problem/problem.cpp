@@ -7,6 +7,7 @@
 #include "problem/arguments.h"
 #include "problem/blocks.h"
 #include "problem/lengths.h"
+#include "problem/listed_blocks.h"
 
 namespace tilewise {
 namespace {
@@ -153,6 +154,7 @@ void take_block_list(Problem& p, const BlockList& list) {
   if (offsets.sizes[0] == 1) p.block_list.row_offsets.strides[0] = 0;
   if (offsets.sizes[1] == 1) p.block_list.row_offsets.strides[1] = 0;
   arguments::check_block_list(p.block_list, offsets, ceil_div(p.seq_k, list.block_k));
+  p.listed_pairs = count_listed_pairs(p);
 }
 
 void take_masks(Problem& p, const AttentionSpec& spec) {

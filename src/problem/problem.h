@@ -63,6 +63,7 @@ struct Problem {
   Tensor sinks;         ///< (Hq)
   const ScoreMod* score_mod = nullptr;
   BlockList block_list;
+  double listed_pairs = -1.0;  ///< visible by list, position and length; -1: nobody here can see
   Dropout dropout;
   Tensor key_lengths, cu_seqlens_q, cu_seqlens_k, block_table;
   bool deterministic = false;

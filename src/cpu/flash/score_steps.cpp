@@ -6,6 +6,7 @@
 
 #include "cpu/micro/elements.h"
 #include "cpu/textbook/row_passes.h"
+#include "problem/listed_blocks.h"
 
 namespace tilewise::cpu {
 namespace {
@@ -17,7 +18,7 @@ constexpr float kHidden = -std::numeric_limits<float>::infinity();
 ScoreSteps::ScoreSteps(const Problem& p)
     : problem_(p),
       elementwise_(p.softcap != 0.0 || p.bias.defined() || p.alibi_slopes.defined() ||
-                   p.score_mod != nullptr || p.mask.defined()) {
+                   p.score_mod != nullptr) {
   if (p.dropout.p > 0.0) dropout_.emplace(p.dropout);
 }
 
@@ -39,8 +40,6 @@ void ScoreSteps::apply(const TilePlace& at, float* s, float* capped, float* prem
     p.score_mod->apply({s, at.ld, at.rows, at.cols, at.b, at.h, at.i0, at.j0});
     if (p.bias.defined()) mask_infinite_bias(at, s);  // whatever the function made of -inf
   }
-  if (p.mask.defined()) mask_elements(at, s);
-  mask_position(at, s);
 }
 
 template <class Use>
@@ -81,7 +80,7 @@ void ScoreSteps::add_alibi(const TilePlace& at, float* s) const {
   }
 }
 
-void ScoreSteps::mask_elements(const TilePlace& at, float* s) const {
+void ScoreSteps::hide_masked(const TilePlace& at, float* s) const {
   const Tensor& mask = problem_.mask;
   const auto* visible = static_cast<const std::uint8_t*>(mask.data);
   const int cols = std::min(at.cols, static_cast<int>(at.sequence.k_length - at.j0));
@@ -93,7 +92,33 @@ void ScoreSteps::mask_elements(const TilePlace& at, float* s) const {
   }
 }
 
-void ScoreSteps::mask_position(const TilePlace& at, float* s) const {
+void ScoreSteps::hide_unlisted(const TilePlace& at, float* s) const {
+  const BlockList& list = problem_.block_list;
+  const std::int64_t end = at.j0 + at.cols;
+  const auto hide_rows = [&](int r, int rows, std::int64_t from, std::int64_t to) {
+    for (; from < to && rows > 0; --rows, ++r) {
+      std::fill(s + r * at.ld + (from - at.j0), s + r * at.ld + (to - at.j0), kHidden);
+    }
+  };
+  for (int r = 0, rows = 0; r < at.rows; r += rows) {
+    const std::int64_t block = (at.i0 + r) / list.block_q;
+    rows = static_cast<int>(
+        std::min<std::int64_t>(at.rows - r, (block + 1) * list.block_q - at.i0 - r));
+    const ListedBlocks listed(list, at.b, at.h, block);
+    std::int64_t seen = at.j0;  // keys below it are done
+    for (std::int64_t n = listed.first_from(at.j0 / list.block_k); n < listed.count(); ++n) {
+      const std::int64_t begin = listed.block(n) * list.block_k;
+      if (begin >= end) break;
+      hide_rows(r, rows, seen, begin);
+      seen = std::min(end, begin + list.block_k);
+    }
+    hide_rows(r, rows, seen, end);
+  }
+}
+
+void ScoreSteps::hide(const TilePlace& at, float* s) const {
+  if (problem_.mask.defined()) hide_masked(at, s);
+  if (problem_.block_list.defined()) hide_unlisted(at, s);
   for (int r = 0; r < at.rows; ++r) {
     const KeyRange keys = problem_.visible_keys(at.sequence, at.i0 + r);
     const auto cols = static_cast<std::int64_t>(at.cols);
