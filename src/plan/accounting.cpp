@@ -103,9 +103,6 @@ void for_tensors(const Problem& p, const Visit& visit) {
 
 }  // namespace
 
-namespace {
-
-/// Pairs that position and lengths leave visible.
 double positional_pairs(const Problem& p) {
   const auto heads = static_cast<double>(p.heads_q);
   const bool dense = !p.packed && !p.key_lengths.defined();
@@ -121,6 +118,8 @@ double positional_pairs(const Problem& p) {
   for (std::int64_t b = 0; b < p.batch; ++b) pairs += heads * sequence_pairs(p, p.sequence(b));
   return pairs;
 }
+
+namespace {
 
 /// At most so many pairs are listed.
 double listed_bound(const Problem& p) {
@@ -140,11 +139,13 @@ double visible_pairs(const Problem& p) {
   return p.block_list.defined() ? std::min(pairs, listed_bound(p)) : pairs;
 }
 
-double attention_flops(const Problem& p) {
+double attention_flops(const Problem& p) { return attention_flops(p, visible_pairs(p)); }
+
+double attention_flops(const Problem& p, double pairs) {
   const auto d = static_cast<double>(p.head_dim);
   const auto dv = static_cast<double>(p.head_dim_v);
   const double per_pair = p.pass == Pass::forward ? 2.0 * (d + dv) : 2.0 * (3.0 * d + 2.0 * dv);
-  return visible_pairs(p) * per_pair;
+  return pairs * per_pair;
 }
 
 MemoryPart memory_part(const char* name, MemoryItem::Role role, DType dtype,

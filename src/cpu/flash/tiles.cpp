@@ -195,7 +195,8 @@ int threads_with_work(const Problem& p, const Hardware& machine) {
   // About 50 us of one thread. No rate of the machine counts, so that a plan made elsewhere for as
   // many threads has the same workspace.
   constexpr double kFlops = 3e6, kBytes = 256 << 10;
-  const double parts = std::max(attention_flops(p) / kFlops, problem_bytes(p) / kBytes);
+  const double flops = attention_flops(p, positional_pairs(p));
+  const double parts = std::max(flops / kFlops, problem_bytes(p) / kBytes);
   const double most = std::max(1, machine.threads);
   return static_cast<int>(std::clamp(parts, 1.0, most));
 }
