@@ -168,7 +168,7 @@ BlockArrays make_blocks(const Case& c, std::uint64_t seed) {
       for (std::int64_t row = 0; row < arrays.query_blocks; ++row) {
         arrays.offsets.push_back(static_cast<std::int32_t>(arrays.index.size()));
         for (std::int64_t column = 0; column < key_blocks; ++column, ++n) {
-          if (random.uniform(n) >= blocks.density) continue;
+          if (random.uniform(n) >= blocks.density && row != blocks.dense_row) continue;
           arrays.index.push_back(static_cast<std::int32_t>(column));
           const std::int64_t i1 = std::min(c.seq_q, (row + 1) * blocks.block_q);
           const std::int64_t j1 = std::min(c.seq_k, (column + 1) * blocks.block_k);

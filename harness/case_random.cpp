@@ -175,4 +175,23 @@ Case random_case(std::uint64_t seed, std::int64_t index) {
   return c;
 }
 
+Case random_list_case(std::uint64_t seed, std::int64_t index) {
+  Case c = random_case(seed, index);
+  Draw draw(~seed, index);
+  const auto block = [&] {
+    return draw.percent(60) ? draw.one_of<std::int64_t>({16, 32, 64, 128, 256})
+                            : draw.between(1, draw.percent(50) ? 20 : 320);
+  };
+  BlocksCase blocks;
+  blocks.block_q = block();
+  blocks.block_k = draw.percent(50) ? blocks.block_q : block();
+  blocks.per_batch = draw.percent(50);
+  blocks.per_head = draw.percent(50);
+  blocks.density = draw.one_of({1.0, 0.75, 0.5, 0.25, 0.1, 0.03, 0.0});
+  blocks.full_flags = draw.percent(50);
+  if (draw.percent(15)) blocks.dense_row = draw.between(0, (c.seq_q - 1) / blocks.block_q);
+  c.blocks = blocks;
+  return c;
+}
+
 }  // namespace tilewise
