@@ -14,7 +14,17 @@ from typing import Any
 import torch
 
 from .. import __version__
-from ._models import KINDS, MIB, Job, device_ms, peak_bytes, timed
+from ._config import CHOICES
+from ._models import (
+    KINDS,
+    MIB,
+    Job,
+    device_ms,
+    inputs_of_three_kinds,
+    make_layer,
+    peak_bytes,
+    timed,
+)
 from ._text import markdown
 
 Row = dict[str, Any]
@@ -22,7 +32,7 @@ PRECISIONS = ("fp32", "fp16", "bf16")
 
 
 def forward(arguments: argparse.Namespace) -> Iterator[Row]:
-    """Original beside Flash, inference, batch 2: seed 003's table 1.1."""
+    """Original, Flash and the working layer, inference, batch 2: seed 003's table 1.1."""
     for n in arguments.lengths or [128, 256, 512, 1024, 2048]:
         row: Row = {"seq": n}
         for kind in KINDS:
@@ -65,7 +75,8 @@ def memory(arguments: argparse.Namespace) -> Iterator[Row]:
     Training steps with batch 4; lengths are multiples of 256, found by bisection.
     """
     limit = arguments.mem_limit
-    for kind, precision in (("original", "fp32"), ("flash", "fp32"), ("flash", "fp16")):
+    runs = [(kind, "fp32") for kind in KINDS] + [("flash", "fp16"), ("working", "fp16")]
+    for kind, precision in runs:
 
         def job(n: int, kind: str = kind, precision: str = precision) -> Job:
             return Job(kind, 4, n, arguments.device, True, precision)
@@ -86,7 +97,33 @@ def memory(arguments: argparse.Namespace) -> Iterator[Row]:
         }
 
 
-TABLES = {"forward": forward, "training": training, "memory": memory}
+def behaviour(arguments: argparse.Namespace) -> Iterator[Row]:
+    """The gate on seed 003's three kinds of input, of the published and the working layer.
+
+    gate: mean over heads and sequences; spread: the standard deviation over the kinds, in the
+    head where it is largest; density: share of the blocks that the heads' patterns list.
+    """
+    for kind in ("original", "working"):
+        torch.manual_seed(0)
+        layer = make_layer(kind).to(arguments.device).eval()
+        infos = {}
+        for name, x in inputs_of_three_kinds(arguments.device).items():
+            with torch.no_grad():
+                infos[name] = layer(x, return_info=True)[1]
+        gates = torch.stack([i["gate_values"][..., 0].mean(0) for i in infos.values()])
+        for name, info in infos.items():
+            row: Row = {"layer": kind, "input": name}
+            row["gate"] = float(info["gate_values"].mean())
+            row["gate_spread"] = float(gates.std(0).max())
+            row["density"] = float(info["density"].mean()) if "density" in info else 1.0
+            chosen = info["pattern"].flatten().tolist() if "pattern" in info else []
+            row["patterns"] = " ".join(
+                f"{choice}:{chosen.count(i)}" for i, choice in enumerate(CHOICES) if i in chosen
+            )
+            yield row
+
+
+TABLES = {"forward": forward, "training": training, "memory": memory, "behaviour": behaviour}
 
 
 def mib(size: int | None) -> float | None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from ._layers import ASAMLayer, FlashASAMLayer
 
 MIB = 2**20
 VOCABULARY, DIM, HEADS, LAYERS, CLASSES = 1000, 256, 4, 2, 10
-KINDS = ("original", "flash")
+KINDS = ("original", "flash", "working")
 
 
 class Classifier(nn.Module):
@@ -26,7 +27,7 @@ class Classifier(nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, DIM)
-        self.layers = nn.ModuleList(_layer(kind) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(make_layer(kind) for _ in range(LAYERS))
         self.norm = nn.LayerNorm(DIM)
         self.head = nn.Linear(DIM, CLASSES)
 
@@ -38,20 +39,25 @@ class Classifier(nn.Module):
         return y
 
 
-def _layer(kind: str) -> nn.Module:
-    if kind == "original":
-        return ASAMLayer(
-            ASAMConfig(
-                mode="faithful",
-                dim=DIM,
-                num_heads=HEADS,
-                dim_head=DIM // HEADS,
-                pattern_type="local",
-            )
-        )
-    if kind == "flash":
-        return FlashASAMLayer(DIM, HEADS)
+def make_layer(kind: str) -> nn.Module:
+    """A layer of one of KINDS: the published one, its "Flash", or the working one."""
+    sizes: dict[str, Any] = {"dim": DIM, "num_heads": HEADS, "dim_head": DIM // HEADS}
+    match kind:
+        case "original":
+            return ASAMLayer(ASAMConfig(mode="faithful", pattern_type="local", **sizes))
+        case "flash":
+            return FlashASAMLayer(DIM, HEADS)
+        case "working":
+            return ASAMLayer(ASAMConfig(**sizes))
     raise ValueError(f"kind is {kind!r}: expected one of {', '.join(KINDS)}")
+
+
+def inputs_of_three_kinds(device: str) -> dict[str, Tensor]:
+    """Seed 003's: noise, cumulative sums ("structured"), and noise with half of it zero."""
+    noise = torch.randn(4, 512, DIM, generator=torch.Generator().manual_seed(1)).to(device)
+    halves = noise.clone()
+    halves[:, 256:] = 0
+    return {"random": noise, "structured": noise.cumsum(1), "half zeros": halves}
 
 
 @dataclass
