@@ -25,6 +25,7 @@ from ._models import (
     peak_bytes,
     timed,
 )
+from ._tasks import needle
 from ._text import markdown
 
 Row = dict[str, Any]
@@ -123,7 +124,19 @@ def behaviour(arguments: argparse.Namespace) -> Iterator[Row]:
             yield row
 
 
-TABLES = {"forward": forward, "training": training, "memory": memory, "behaviour": behaviour}
+def tasks(arguments: argparse.Namespace) -> Iterator[Row]:
+    """The needle, copied by dense, working and published layers trained on the same batches."""
+    for n in arguments.lengths or [512]:
+        yield from needle(n, arguments.steps, arguments.device)
+
+
+TABLES = {
+    "forward": forward,
+    "training": training,
+    "memory": memory,
+    "behaviour": behaviour,
+    "tasks": tasks,
+}
 
 
 def mib(size: int | None) -> float | None:
@@ -212,6 +225,7 @@ def main() -> int:
     parser.add_argument(
         "--longest", type=int, default=262144, help="memory: no sequence beyond (default: 262144)"
     )
+    parser.add_argument("--steps", type=int, default=400, help="tasks: training steps (400)")
     parser.add_argument("--format", choices=("md", "csv", "json"), default="md")
     parser.add_argument("-o", "--output", type=Path, help="a file instead of the terminal")
     arguments = parser.parse_args()

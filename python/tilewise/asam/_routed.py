@@ -61,13 +61,15 @@ class RoutedAttention(nn.Module):
         every = (
             listed.shape[-1] * (listed.shape[-1] + 1) / 2 if config.causal else listed[0, 0].numel()
         )
+        density = listed.sum((-2, -1)) / every
         info = {
             "gate_values": gate.unsqueeze(-1).expand(-1, -1, x.shape[1]),
             "confidence": confidence,
             "pattern_logits": logits,
             "sparse_ratio": (gate > 0.5).float().mean(),
             "pattern": choice.argmax(-1),
-            "density": listed.sum((-2, -1)) / every,
+            "density": density,
+            "density_run": (density * runs_sparse + runs_dense).mean(),
             "blocks": blocks,
         }
         return y, info
