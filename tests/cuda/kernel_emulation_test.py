@@ -253,6 +253,7 @@ PROGRAMS = {
     "fwd_sm90": True,
     "fwd_sm90_lists": True,
     "bwd_sm90": False,
+    "bwd_sm90_lists": True,
     "bwd_dq_sm90": False,
 }
 

@@ -8,6 +8,7 @@
 namespace tilewise::bwd_sm90 {
 
 using fwd_sm90::Lengths;
+using fwd_sm90::Lists;
 using fwd_sm90::Mask;
 using fwd_sm90::Offsets;
 using fwd_sm90::SectionOrder;
@@ -33,6 +34,7 @@ struct Config {
   bool split = false;           ///< tiles are cut; dK, dV are summed in memory
   bool half_registers = false;  ///< wide: half of K's and V's columns is held in registers
   Lengths lengths = Lengths::dense;  ///< that the device must look up: then Args are RaggedArgs
+  Lists lists = Lists::none;         ///< of tiles of queries: then Args are ListArgs
   bool operator==(const Config&) const = default;
 
   /// Columns of the sums of dQ: whole panels.
@@ -41,6 +43,7 @@ struct Config {
   /// to bwd_dq_sm90.
   constexpr bool wide() const { return block_n == 64; }
   constexpr bool ragged() const { return lengths != Lengths::dense; }
+  constexpr bool listed() const { return lists != Lists::none; }
   constexpr int threads() const { return wide() ? 384 : 512; }
   static constexpr int dq_warps() { return 4; }  ///< that add to dQ
 };
@@ -51,7 +54,7 @@ struct SharedPlan {
   static constexpr int kPanelRow = 128;     ///< bytes: 64 columns
   static constexpr int kMostKept = 16 * 1024;
   int k_stage, q_stage, do_stage, v_bytes, ds_buffer, dq_warp;  ///< sizes; a stage of Q takes O too
-  int k, v, q, d_o, p, ds, dq, gate, offset, delta, barriers, slots, places, bytes;
+  int k, v, q, d_o, p, ds, dq, gate, offset, delta, barriers, slots, votes, listed, places, bytes;
   int kept;  ///< packed: bytes for the offsets of sequences
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }
@@ -78,13 +81,18 @@ struct SharedPlan {
         barriers(delta + c.do_stages * c.block_m * 4),
         slots(barriers +
               (8 * (2 * c.q_stages + 2 * c.do_stages + 2 * c.k_stages + 2 + 13) + 15) / 16 * 16),
-        places(slots + 2 * (c.ragged() ? 32 : 16)),
+        votes(slots + 2 * slot_bytes(c)),
+        listed(votes + 2 * 16),
+        places(listed + (c.listed() ? (c.q_stages + 2) * 16 : 0)),
         bytes(places),
         kept(0) {
     if (c.lengths != Lengths::packed || c.wide()) return;
     const int fit = kRoom - places;
     kept = fit > kMostKept ? kMostKept : fit > 0 ? fit / 16 * 16 : 0;
     bytes += kept;
+  }
+  static constexpr int slot_bytes(const Config& c) {
+    return (c.ragged() ? 32 : 16) + (c.listed() ? 16 : 0);
   }
 };
 
@@ -155,6 +163,13 @@ struct DeviceLengths {
 struct RaggedArgs : Args {
   // NOTE: aligned, or it might begin where Args has its last padding.
   alignas(64) DeviceLengths of;
+};
+
+/// With a block list: of each tile of keys the blocks of queries that see it, and of each block of
+/// queries the tiles of keys.
+struct ListArgs : RaggedArgs {
+  alignas(64) tile::TileLists of_keys;
+  tile::TileLists of_queries;  ///< deterministic only
 };
 
 }  // namespace tilewise::bwd_sm90

@@ -60,8 +60,9 @@ struct Consumer : Steps<kConfig> {
         sync_consumers();
       }
       int next = range.begin + 1;
+      const int heads = kConfig.listed() ? 1 : args.group;  // a list goes over all of them
 #pragma unroll 1
-      for (int g = 0; g < args.group; ++g) {
+      for (int g = 0; g < heads; ++g) {
         if (g > 0) {
           this->load_slope(head + g);
           next = range.begin;

@@ -289,7 +289,7 @@ struct Producer {
   __forceinline__ u32 load_convert(const Job& job) {
     const u32 next = ask();
     // NOTE: where no tile sees anything none has waited for it; the sums may not be zero yet.
-    if constexpr (kConfig.ragged()) await_prepared(job);
+    if constexpr (kConfig.ragged() || kConfig.listed()) await_prepared(job);
     const int tiles = all_blocks<kConfig>(args, shared) * (kConfig.split ? args.parts : 1);
     signal_wait(args.finished + key_pair(job), static_cast<u32>(tiles * kConfig.dq_warps()));
     fence_async();

@@ -17,6 +17,7 @@
 #include "cuda/kernels/fwd_sm90/fill.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/rows/packed_delta.h"
+#include "cuda/kernels/rows/tile_lists.h"
 #include "tilewise/error.h"
 
 namespace tilewise::cuda {
@@ -25,6 +26,7 @@ namespace {
 using bwd_sm90::Args;
 using bwd_sm90::Config;
 using bwd_sm90::Lengths;
+using bwd_sm90::ListArgs;
 using bwd_sm90::RaggedArgs;
 using Role = MemoryItem::Role;
 
@@ -53,8 +55,14 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
     return std::string(dtype_name(p.dtype)) +
            " is not supported by this kernel (bfloat16, float16)";
   }
-  std::string reason = sm80::refusal(p, machine, {.packed = true});
+  std::string reason = sm80::refusal(p, machine, {.packed = true, .lists = true});
   if (!reason.empty()) return reason;
+  if (p.block_list.defined()) {
+    if (std::max(p.head_dim, p.head_dim_v) > 128)
+      return "block lists above head dim 128 are not supported by this kernel";
+    reason = tile_lists_refusal(p);
+    if (!reason.empty()) return reason;
+  }
   if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0) {
     return "empty problems are left to flash_bwd_sm80";
   }
@@ -96,7 +104,9 @@ std::int64_t counters(const Problem& p, const Config& config) {
 }
 /// Whether rounding of O would show in delta: besides where it does in any row, in a small problem
 /// whose mask leaves some rows few keys.
+/// The kernels that could work delta out know of no list.
 bool refines(const Problem& p, const Config& config) {
+  if (config.listed()) return false;
   return bwd_tiles::refines(p) || (config.exact && config.mask != bwd_sm90::Mask::none);
 }
 /// Floats: sums of dK and dV of tiles that are cut.
@@ -142,6 +152,11 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
     add("delta, refined", {p.heads_q, p.total_q});
   } else if (refines(p, config)) {
     add_refined_delta_memory(p, cost.memory);
+  }
+  if (config.listed()) {
+    const TileListsMaker maker(p, config.block_m, config.block_n);
+    maker.add_memory(cost.memory);
+    maker.add_transposed_memory(cost.memory);
   }
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv, &p.d_lse}) {
     if (t->defined()) cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
@@ -236,7 +251,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   const Kernel queries = config.wide() ? load_bwd_dq_sm90(config, p.device.index) : Kernel{};
   const ContextScope scope(p.device.index);  // tensor maps are made in a context
   WorkspaceCutter workspace(context.workspace);
-  RaggedArgs args;
+  ListArgs args;
   fill(args, p, decided);
   const std::int64_t count = counters(p, config);
   args.next_job = workspace.take<unsigned>(count);
@@ -265,8 +280,17 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   fill_bytes(args.next_job, 0, count * 4, p.device.index, context.stream);
   if (config.split) fill_bytes(args.dk_sum, 0, 4 * sums, p.device.index, context.stream);
   const std::int64_t grid = std::min<std::int64_t>(args.jobs, sm80::kTypicalMultiprocessors);
-  if (config.ragged()) {
-    launch(kernel, {.x = grid}, context.stream, args);
+  if (config.listed()) {
+    TileListsMaker maker(p, config.block_m, config.block_n);
+    maker.take(workspace);
+    maker.take_transposed(workspace);
+    args.of_queries = maker.lists();
+    args.of_keys = maker.transposed();
+    maker.make(context.stream);
+    maker.transpose(context.stream);
+    launch(kernel, sm80::following(grid, p.device.index), context.stream, args);
+  } else if (config.ragged()) {
+    launch<RaggedArgs>(kernel, {.x = grid}, context.stream, args);
   } else {
     launch<Args>(kernel, {.x = grid}, context.stream, args);
   }

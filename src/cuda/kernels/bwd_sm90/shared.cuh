@@ -21,7 +21,7 @@ struct Shared {
   static constexpr SharedPlan kPlan{kConfig};
   static constexpr int kStages = kConfig.q_stages, kStagesO = kConfig.do_stages;
   static constexpr int kStagesK = kConfig.k_stages;
-  static constexpr int kSlotBytes = kConfig.ragged() ? 32 : 16;
+  static constexpr int kSlotBytes = SharedPlan::slot_bytes(kConfig);
   static constexpr int kKeys = 2 * kStages + 2 * kStagesO;  ///< first barrier of keys
   static constexpr int kFirst = kKeys + 2 * kStagesK + 2;   ///< barrier that is not of copies
   u32 base;
@@ -63,6 +63,11 @@ struct Shared {
   __forceinline__ u32 ds_empty(u32 buffer) const { return barrier(kFirst + 10 + buffer); }
   __forceinline__ u32 all_met() const { return barrier(kFirst + 12); }
   __forceinline__ u32 slot(u32 index) const { return base + kPlan.slots + index * kSlotBytes; }
+  /// A list: which block of queries, and of which head of the group, a stage of Q holds; of which
+  /// head of the batch and block dS in a buffer is.
+  __forceinline__ u32 listed(u32 stage) const { return base + kPlan.listed + stage * 16; }
+  __forceinline__ u32 ds_of(u32 buffer) const { return listed(kStages + buffer); }
+  __forceinline__ u32 vote(int warpgroup) const { return base + kPlan.votes + warpgroup * 16; }
   __forceinline__ u32 places() const { return base + kPlan.places; }
 
   __forceinline__ void init_barriers() const {
@@ -113,6 +118,7 @@ struct Job {
   JobKind kind = JobKind::end;
   int block = 0, batch = 0, head = 0, part = 0;
   int seq_q = 0, seq_k = 0, q_begin = 0, k_begin = 0;
+  int steps = 0, cut = 0;  ///< a list: blocks of queries of a tile, of which a mask cuts the first
 };
 
 /// The sums of dQ of a chunk come to be converted in pieces that fill a stage: of Q, where they fit
@@ -127,6 +133,11 @@ struct Piece {
   }
 };
 
+template <Config kConfig>
+__forceinline__ const ListArgs& listed(const Args& args) {
+  static_assert(kConfig.listed());
+  return static_cast<const ListArgs&>(args);
+}
 template <Config kConfig>
 __forceinline__ const DeviceLengths& ragged(const Args& args) {
   static_assert(kConfig.ragged());
@@ -166,9 +177,10 @@ __forceinline__ Diagonals diagonals(const Args& args, const Job& job) {
 }
 
 /// Blocks of queries that see a tile's keys, of the tile's part; "full" are those without a hidden
-/// pair, none where keys lie past the end.
+/// pair, none where keys lie past the end. Of a list: how many there are, in the list's order.
 template <Config kConfig>
 __forceinline__ BlockRange query_range(const Args& args, const Job& job) {
+  if constexpr (kConfig.listed()) return {0, job.steps, job.cut, job.steps};
   constexpr int kM = kConfig.block_m, kN = kConfig.block_n;
   const int seq_q = queries_of<kConfig>(args, job), seq_k = keys_of<kConfig>(args, job);
   const int key = job.block * kN, key_end = min(key + kN, seq_k);

@@ -8,6 +8,7 @@
 #include "cuda/host/tile_order.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
+#include "cuda/kernels/rows/tile_lists.h"
 #include "plan/accounting.h"
 #include "problem/blocks.h"
 namespace tilewise::cuda {
@@ -102,6 +103,7 @@ Config bwd_sm90_config(const Problem& p) {
   const std::int64_t rows = p.packed ? p.total_q / std::max<std::int64_t>(1, p.batch) : p.seq_q;
   const std::int64_t chunks = ceil_div(rows, config.chunk_rows);
   if (narrow && (chunks >= 8 || (chunks % 2 == 0 && !p.packed))) config.chunk_rows = 256;
+  config.lists = tile_lists_kind(p, config.block_m, config.block_n);
   config.split = bwd_sm90_parts(p, config) > 1 || bwd_sm90_sharers(p, config) > 1;
   return config;
 }
@@ -121,7 +123,8 @@ std::int64_t bwd_sm90_tiles(const Problem& p, const Config& config) {
 
 int bwd_sm90_parts(const Problem& p, const Config& config) {
   // In a fixed order of additions parts would wait for one another.
-  if (config.wide() || config.deterministic || config.exact || p.packed) return 1;
+  if (config.wide() || config.deterministic || config.exact || p.packed || config.listed())
+    return 1;
   const std::int64_t tiles = bwd_sm90_tiles(p, config);
   const std::int64_t blocks = ceil_div(p.seq_q, config.block_m);
   // Tiles of a diagonal differ in length: as many of them as even out.
@@ -135,7 +138,8 @@ int bwd_sm90_parts(const Problem& p, const Config& config) {
 }
 
 int bwd_sm90_sharers(const Problem& p, const Config& config) {
-  if (config.wide() || config.exact || p.packed || config.mask != Mask::right) return 1;
+  if (config.wide() || config.exact || config.listed() || p.packed) return 1;
+  if (config.mask != Mask::right) return 1;
   if (p.group() <= 2 || bwd_sm90_tiles(p, config) <= sm80::kTypicalMultiprocessors) return 1;
   // Of every query head that a job has, about as many rows as there are keys at work lie between
   // the first and the last of its tiles.
@@ -210,7 +214,8 @@ double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machi
   const double all_queries = static_cast<double>(p.seq_q) * group / parts;
   const double cut = p.has_positional_mask() ? 0.4 * (config.block_m + config.block_n) : 0.0;
   const double queries =
-      std::min(visible_pairs(p) / (tiles * config.block_n) + cut * group, all_queries);
+      std::min(std::min(visible_pairs(p), listed_pairs(p)) / (tiles * config.block_n) + cut * group,
+               all_queries);
   const int dim = std::max(config.head_dim, config.head_dim_v);
   // Of a tile: its start and end, and 128 queries. Of a chunk: preparation and conversion.
   const bool narrow = config.block_m == 128;

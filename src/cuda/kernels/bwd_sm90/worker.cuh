@@ -96,6 +96,11 @@ struct Worker {
       job.q_begin = static_cast<int>(lengths.z);
       job.k_begin = static_cast<int>(lengths.w);
     }
+    if constexpr (kConfig.listed()) {
+      const u32 at = shared.slot(slots.slot) + Shared<kConfig>::kSlotBytes - 16;
+      job.steps = static_cast<int>(load_shared_4(at));
+      job.cut = static_cast<int>(load_shared_4(at + 4));
+    }
     __syncwarp();  // all lanes have read the slot
     release(shared.job_empty(slots.slot));
     slots.advance();
@@ -120,14 +125,34 @@ struct Worker {
     signal_add(turn_taken, 1);
     turn_taken = nullptr;
   }
-  /// Lane 0: key blocks that come before this one have added.
-  __forceinline__ void await_turn(u32* turn, int block) {
+  /// How many tiles of keys add to a listed block of queries before this one.
+  __forceinline__ u32 listed_before(int of_pair, int of_block) const {
+    const TileLists& of = listed<kConfig>(args).of_queries;
+    const int head = of_pair % args.heads_q;
+    const i64 list = static_cast<i64>(of_pair / args.heads_q) * of.list_b + head * of.list_h;
+    const unsigned* row = of.bits + (list * of.rows + of_block) * 2 * of.words;
+    const int here = job.block / 32, bit = job.block % 32;
     u32 before = 0;
-    const int row = block * kM;
-    const BlockRange keys = key_blocks<kBlockN>(diagonals<kConfig>(args, job), row,
-                                                min(row + kM, queries_of<kConfig>(args, job)),
-                                                keys_of<kConfig>(args, job));
-    before = args.last_first ? keys.end - 1 - job.block : job.block - keys.begin;
+    const int first = args.last_first ? here : 0, end = args.last_first ? of.words : here + 1;
+    for (int w = first; w < end; ++w) {
+      u32 bits = row[w] | row[of.words + w];
+      if (w == here) bits &= args.last_first ? ~((2U << bit) - 1) : (1U << bit) - 1;
+      before += static_cast<u32>(__popc(bits));
+    }
+    return before;
+  }
+  /// Lane 0: key blocks that come before this one have added.
+  __forceinline__ void await_turn(u32* turn, int pair, int block) {
+    u32 before = 0;
+    if constexpr (kConfig.listed()) {
+      before = listed_before(pair, block);
+    } else {
+      const int row = block * kM;
+      const BlockRange keys = key_blocks<kBlockN>(diagonals<kConfig>(args, job), row,
+                                                  min(row + kM, queries_of<kConfig>(args, job)),
+                                                  keys_of<kConfig>(args, job));
+      before = args.last_first ? keys.end - 1 - job.block : job.block - keys.begin;
+    }
     signal_wait(turn, before);
     fence_async();
     turn_taken = turn;
