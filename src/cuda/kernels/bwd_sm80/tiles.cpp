@@ -214,8 +214,9 @@ Parts parts_of(const Problem& p, const TilePair& pair, int splits) {
   return parts;
 }
 
-/// Of a tile's first operands and its results.
-constexpr double kTileMs = 3.5e-3;
+/// Of a tile's first operands and its results; of packed sequences, which it looks up, so many
+/// times that.
+constexpr double kTileMs = 3.5e-3, kPackedTile = 2.5;
 
 double predict(const Problem& p, const Tile& tile, double heads, double blocks, int block_rows,
                double others, int splits, Products products, const Hardware& machine) {
@@ -238,7 +239,7 @@ double predict(const Problem& p, const Tile& tile, double heads, double blocks, 
   load.tflops = tile.tflops * products.pass / 5.0;  // the tables count five products of any pass
   load.products = sm80::products(p);
   load.blocks_per_sm = tile.min_blocks;
-  load.tile_ms = kTileMs;
+  load.tile_ms = (p.packed ? kPackedTile : 1.0) * kTileMs;
   const double average = load.flops / tiles, full = others * block_rows * pair_flops;
   load.largest = p.has_positional_mask() ? std::max(average, full) / splits : average / splits;
   // Parts that nobody sees end at once.
