@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/tile/dropout_args.h"
+#include "cuda/tile/expression_args.h"
 #include "cuda/tile/sequences_args.h"
 #include "cuda/tile/types.h"
 
@@ -26,6 +27,7 @@ struct Config {
   bool dropout = false;
   bool packed = false;  ///< sequences beside each other
   bool paged = false;   ///< K and V through a page table
+  tile::Expressions expressions;  ///< with any, Args are Expressed
 
   constexpr bool ragged() const { return packed || paged; }  ///< Args are RaggedArgs
   bool operator==(const Config&) const = default;

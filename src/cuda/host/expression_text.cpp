@@ -1,0 +1,511 @@
+#include "cuda/host/expression_text.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "cuda/tile/expression_args.h"
+
+namespace tilewise::cuda {
+namespace {
+
+using expression::Depends;
+using expression::Node;
+using expression::Op;
+using expression::Program;
+using expression::Type;
+
+/// Where a node's value is worked out, and who keeps it.
+enum class Part : std::uint8_t { uniform, row, column, pair };
+
+Part part_of(const Node& n) {
+  const unsigned known = expression::kBatch | expression::kHead | expression::kLane;
+  const unsigned more = n.depends & ~known;
+  if (more == 0) return Part::uniform;
+  if (more == expression::kQuery) return Part::row;
+  if (more == expression::kKey) return Part::column;
+  return Part::pair;
+}
+
+bool is_leaf(Op op) {
+  switch (op) {
+    case Op::score:
+    case Op::batch:
+    case Op::head:
+    case Op::query:
+    case Op::key:
+    case Op::query_length:
+    case Op::key_length:
+    case Op::lane:
+    case Op::constant:
+      return true;
+    default:
+      return false;
+  }
+}
+bool is_reduction(Op op) { return op == Op::any || op == Op::all || op == Op::sum; }
+/// Inside the loop of a reduction.
+bool is_in_loop(const Node& n) { return (n.depends & expression::kLane) != 0; }
+
+const char* type_text(Type type) {
+  return type == Type::boolean ? "bool" : type == Type::integer ? "int" : "float";
+}
+
+std::string integer_text(std::int64_t value) {
+  if (value == std::numeric_limits<std::int32_t>::min()) return "(-2147483647 - 1)";
+  const std::string digits = std::to_string(value);
+  return value < 0 ? "(" + digits + ")" : digits;
+}
+
+/// The shortest text of a float.
+std::string real_text(double value) {
+  const auto x = static_cast<float>(value);
+  if (std::isnan(x)) return "not_a_number()";
+  if (std::isinf(x)) return x > 0 ? "infinity()" : "(-infinity())";
+  std::array<char, 32> digits{};
+  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), x);
+  std::string text(digits.data(), end.ptr);
+  if (text.find_first_of(".e") == std::string::npos) text += ".0";
+  text += "F";
+  return std::signbit(x) ? "(" + text + ")" : text;
+}
+
+const char* stored_text(DType dtype) {
+  switch (dtype) {
+    case DType::float64:
+      return "float64";
+    case DType::float32:
+      return "float32";
+    case DType::bfloat16:
+      return "bf16";
+    case DType::float16:
+      return "fp16";
+    case DType::boolean:
+      return "boolean";
+    case DType::uint8:
+      return "uint8";
+    case DType::int32:
+      return "int32";
+    case DType::int64:
+      return "int64";
+  }
+  return "";
+}
+
+/// The exponent of a power of two, -1 for another number.
+int log2_of(std::int64_t value) {
+  for (int shift = 0; shift < 31; ++shift) {
+    if (value == std::int64_t{1} << shift) return shift;
+  }
+  return -1;
+}
+
+/// Prints the functions of one program.
+class Printer {
+ public:
+  Printer(const Program& program, const FunctionName& name)
+      : program_(program), name_(name), used_(program.nodes.size(), false) {}
+
+  /// A node that the function of pairs gives, whatever part it is of.
+  void want(std::int32_t node) {
+    mark(node);
+    asked_.push_back(node);
+  }
+
+  std::string text(const std::string& kind, const std::string& pair_functions) const {
+    return "template <>\nstruct tilewise::tile::" + kind + "Function<" +
+           std::to_string(name_.index) + "> {\n" + parts() + pair_functions + "};\n";
+  }
+
+  /// The nodes of a pair, then `last`: `signature` is the function's own.
+  std::string pair_function(const std::string& signature, const std::string& last) const {
+    return "  static __forceinline__ " + signature + " {\n" + body(Part::pair) + last + "  }\n";
+  }
+
+  /// A node's value where the nodes of `in` are worked out.
+  std::string value(std::int32_t index, Part in) const {
+    const Node& n = node(index);
+    switch (n.op) {
+      case Op::score:
+        return "x";
+      case Op::batch:
+        return "p.b";
+      case Op::head:
+        return "p.h";
+      case Op::query:
+        return "i";
+      case Op::key:
+        return "j";
+      case Op::query_length:
+        return "p.query_length";
+      case Op::key_length:
+        return "p.key_length";
+      case Op::lane:
+        return "lane";
+      case Op::constant:
+        return constant_text(n);
+      default:
+        break;
+    }
+    const std::string own = "v" + std::to_string(index);
+    const Part part = part_of(n);
+    // What runs in a loop is worked out where the loop is.
+    if (part == in || is_in_loop(n)) return own;
+    return (part == Part::uniform ? "u." : part == Part::row ? "r." : "c.") + own;
+  }
+
+ private:
+  const Node& node(std::int32_t index) const {
+    return program_.nodes[static_cast<std::size_t>(index)];
+  }
+  void mark(std::int32_t index) {
+    if (used_[static_cast<std::size_t>(index)]) return;
+    used_[static_cast<std::size_t>(index)] = true;
+    const Node& n = node(index);
+    for (int a = 0; a < n.count; ++a) mark(n.args[static_cast<std::size_t>(a)]);
+  }
+
+  static std::string constant_text(const Node& n) {
+    if (n.type == Type::boolean) return n.integer != 0 ? "true" : "false";
+    return n.type == Type::integer ? integer_text(n.integer) : real_text(n.real);
+  }
+
+  /// Nodes that a part keeps for the others: all that it works out outside of loops.
+  template <class Visit>
+  void for_each_of(Part part, Visit visit) const {
+    for (std::size_t n = 0; n < program_.nodes.size(); ++n) {
+      const Node& candidate = program_.nodes[n];
+      if (!used_[n] || is_leaf(candidate.op) || is_in_loop(candidate)) continue;
+      if (part_of(candidate) == part) visit(static_cast<std::int32_t>(n), candidate);
+    }
+  }
+  /// Nodes of a part that another one asks for.
+  bool is_kept(std::int32_t index, Part part) const {
+    for (std::size_t n = 0; n < program_.nodes.size(); ++n) {
+      if (!used_[n]) continue;
+      const Node& user = program_.nodes[n];
+      const bool elsewhere = part_of(user) != part || is_in_loop(user);
+      for (int a = 0; a < user.count && elsewhere; ++a) {
+        if (user.args[static_cast<std::size_t>(a)] == index) return true;
+      }
+    }
+    return std::find(asked_.begin(), asked_.end(), index) != asked_.end();
+  }
+
+  std::string parts() const {
+    return part_text(Part::uniform, "Uniform", "uniform(const Place& p, const Captures& t)") +
+           part_text(Part::row, "Row",
+                     "row(const Place& p, const Uniform& u, int i, const Captures& t)") +
+           part_text(Part::column, "Column",
+                     "column(const Place& p, const Uniform& u, int j, const Captures& t)");
+  }
+  std::string part_text(Part part, const std::string& type, const std::string& function) const {
+    std::string fields, values;
+    for_each_of(part, [&](std::int32_t index, const Node& n) {
+      if (!is_kept(index, part)) return;
+      fields += std::string("    ") + type_text(n.type) + " v" + std::to_string(index) + ";\n";
+      values += (values.empty() ? "" : ", ") + value(index, part);
+    });
+    return "  struct " + type + " {\n" + fields + "  };\n  static __forceinline__ " + type + " " +
+           function + " {\n" + body(part) + "    return {" + values + "};\n  }\n";
+  }
+
+  std::string body(Part part) const {
+    std::string text;
+    for_each_of(part, [&](std::int32_t index, const Node& n) {
+      if (is_reduction(n.op)) {
+        text += reduction(index, n, part);
+      } else {
+        text += definition(index, n, part, "    ");
+      }
+    });
+    return text;
+  }
+  std::string definition(std::int32_t index, const Node& n, Part in,
+                         const std::string& indent) const {
+    return indent + "const " + type_text(n.type) + " v" + std::to_string(index) + " = " +
+           operation(n, in) + ";\n";
+  }
+
+  /// A loop over the lanes, with the nodes that differ by lane.
+  std::string reduction(std::int32_t index, const Node& n, Part in) const {
+    const std::string own = "v" + std::to_string(index);
+    const char* start = n.op == Op::all           ? "true"
+                        : n.op == Op::any         ? "false"
+                        : n.type == Type::integer ? "0"
+                                                  : "0.0F";
+    std::vector<bool> inside(program_.nodes.size(), false);
+    mark_loop(n.args[0], inside);
+    std::string text = std::string("    ") + type_text(n.type) + " " + own + " = " + start +
+                       ";\n    for (int lane = 0; lane < " + std::to_string(n.integer) +
+                       "; ++lane) {\n";
+    for (std::size_t at = 0; at < inside.size(); ++at) {
+      if (inside[at]) {
+        text += definition(static_cast<std::int32_t>(at), program_.nodes[at], in, "      ");
+      }
+    }
+    const std::string term = value(n.args[0], in);
+    const char* joins = n.op == Op::all ? " &= " : n.op == Op::any ? " |= " : " += ";
+    return text + "      " + own + joins + term + ";\n    }\n";
+  }
+  void mark_loop(std::int32_t index, std::vector<bool>& inside) const {
+    const Node& n = node(index);
+    if (!is_in_loop(n) || is_leaf(n.op)) return;
+    inside[static_cast<std::size_t>(index)] = true;
+    for (int a = 0; a < n.count; ++a) mark_loop(n.args[static_cast<std::size_t>(a)], inside);
+  }
+
+  // ---- operations
+
+  /// True where an integer is known not to be negative: then quotients need no floor.
+  bool is_natural(std::int32_t index) const {
+    const Node& n = node(index);
+    const auto arg = [&](int a) { return is_natural(n.args[static_cast<std::size_t>(a)]); };
+    switch (n.op) {
+      case Op::batch:
+      case Op::head:
+      case Op::query:
+      case Op::key:
+      case Op::query_length:
+      case Op::key_length:
+      case Op::lane:
+      case Op::absolute:
+        return true;
+      case Op::constant:
+        return n.type != Type::integer || n.integer >= 0;
+      case Op::add:
+      case Op::multiply:
+      case Op::floor_divide:
+      case Op::minimum:
+        return arg(0) && arg(1);
+      case Op::maximum:
+      case Op::bit_and:
+        return arg(0) || arg(1);
+      case Op::modulo:
+        return arg(1);
+      case Op::shift_right:
+        return arg(0);
+      case Op::where:
+        return arg(1) && arg(2);
+      case Op::to_integer:
+        return node(n.args[0]).type == Type::boolean;
+      default:
+        return false;
+    }
+  }
+
+  std::string quotient(const Node& n, const std::string& a, const std::string& b) const {
+    const bool divides = n.op == Op::floor_divide;
+    const char* const word = divides ? "expression::floor_divide(" : "expression::modulo(";
+    if (n.type != Type::integer) return word + a + ", " + b + ")";
+    const Node& divisor = node(n.args[1]);
+    const int shift = divisor.op == Op::constant ? log2_of(divisor.integer) : -1;
+    if (shift >= 0) {
+      // An arithmetic shift floors.
+      return divides ? a + " >> " + std::to_string(shift)
+                     : a + " & " + std::to_string(divisor.integer - 1);
+    }
+    if (is_natural(n.args[0]) && is_natural(n.args[1])) return a + (divides ? " / " : " % ") + b;
+    return word + a + ", " + b + ")";
+  }
+
+  /// A score has its rounding already: by a constant it is multiplied. Other quotients may be
+  /// floored or compared later, so that they must be exact.
+  std::string ratio(const Node& n, const std::string& a, const std::string& b) const {
+    const Node& divisor = node(n.args[1]);
+    const bool of_score = (node(n.args[0]).depends & expression::kScore) != 0;
+    if (of_score && divisor.op == Op::constant && divisor.type == Type::real) {
+      const double inverse = 1.0 / divisor.real;
+      const double size = std::fabs(inverse);
+      if (size > 1e-30 && size < 1e30) return a + " * " + real_text(inverse);
+    }
+    const auto real = [&](int arg, const std::string& text) {
+      return node(n.args[static_cast<std::size_t>(arg)]).type == Type::real
+                 ? text
+                 : "static_cast<float>(" + text + ")";
+    };
+    return real(0, a) + " / " + real(1, b);
+  }
+
+  std::string load(const Node& n, Part in) const {
+    const expression::CaptureType& type = program_.captures[static_cast<std::size_t>(n.capture)];
+    return std::string("expression::load<expression::Stored::") + stored_text(type.dtype) + ">(" +
+           capture(n.capture) + ", " + index_text(n.args, n.count, in) + ")";
+  }
+  std::string capture(std::int32_t index) const {
+    return "t.at[" + std::to_string(name_.first_capture + index) + "]";
+  }
+  std::string index_text(const std::array<std::int32_t, 4>& args, int count, Part in) const {
+    std::string text = "expression::Index<" + std::to_string(count) + ">{{";
+    for (int a = 0; a < count; ++a)
+      text += (a > 0 ? ", " : "") + value(args[static_cast<std::size_t>(a)], in);
+    return text + "}}";
+  }
+
+  std::string operation(const Node& n, Part in) const {
+    const auto arg = [&](int a) { return value(n.args[static_cast<std::size_t>(a)], in); };
+    const std::string a = n.count > 0 && n.op != Op::load ? arg(0) : "";
+    const std::string b = n.count > 1 && n.op != Op::load ? arg(1) : "";
+    const auto infix = [&](const char* sign) { return a + sign + b; };
+    const auto call = [&](const char* word) { return word + ("(" + a + ")"); };
+    const auto call_both = [&](const char* word) { return word + ("(" + a + ", " + b + ")"); };
+    switch (n.op) {
+      case Op::load:
+        return load(n, in);
+      case Op::add:
+        return infix(" + ");
+      case Op::subtract:
+        return infix(" - ");
+      case Op::multiply:
+        return n.type == Type::integer ? call_both("expression::multiply") : infix(" * ");
+      case Op::divide:
+        return ratio(n, a, b);
+      case Op::floor_divide:
+      case Op::modulo:
+        return quotient(n, a, b);
+      case Op::negate:
+        return "-" + a;
+      case Op::absolute:
+        return call("expression::absolute");
+      case Op::minimum:
+        return call_both("expression::minimum");
+      case Op::maximum:
+        return call_both("expression::maximum");
+      case Op::power:
+        return call_both("powf");
+      case Op::equal:
+        return infix(" == ");
+      case Op::not_equal:
+        return infix(" != ");
+      case Op::less:
+        return infix(" < ");
+      case Op::less_equal:
+        return infix(" <= ");
+      // Of both sides: neither is worth a branch.
+      case Op::logical_and:
+      case Op::bit_and:
+        return infix(" & ");
+      case Op::logical_or:
+      case Op::bit_or:
+        return infix(" | ");
+      case Op::logical_xor:
+      case Op::bit_xor:
+        return infix(" ^ ");
+      case Op::logical_not:
+        return "!" + a;
+      case Op::bit_not:
+        return "~" + a;
+      case Op::shift_left:
+        return infix(" << ");
+      case Op::shift_right:
+        return infix(" >> ");
+      case Op::where:
+        return a + " ? " + b + " : " + arg(2);
+      case Op::exp:
+        return call("expf");
+      case Op::exp2:
+        return call("exp2f");
+      case Op::log:
+        return call("logf");
+      case Op::sqrt:
+        return call("sqrtf");
+      case Op::rsqrt:
+        return call("rsqrtf");
+      case Op::tanh:
+        return call("tanh_fast");
+      case Op::sigmoid:
+        return call("expression::sigmoid");
+      case Op::sin:
+        return call("sinf");
+      case Op::cos:
+        return call("cosf");
+      case Op::erf:
+        return call("erff");
+      case Op::relu:
+        return "expression::maximum(" + a + ", 0.0F)";
+      case Op::silu:
+        return a + " * expression::sigmoid(" + a + ")";
+      case Op::gelu:
+        return call("expression::gelu");
+      case Op::floor:
+        return call("floorf");
+      case Op::ceil:
+        return call("ceilf");
+      case Op::round:
+        return call("rintf");
+      case Op::sign:
+        return call("expression::sign");
+      case Op::to_boolean:
+        return a + " != " + (node(n.args[0]).type == Type::real ? "0.0F" : "0");
+      case Op::to_integer:
+        return call("static_cast<int>");
+      case Op::to_real:
+        return call("static_cast<float>");
+      default:
+        return a;
+    }
+  }
+
+  const Program& program_;
+  const FunctionName name_;
+  std::vector<bool> used_;
+  std::vector<std::int32_t> asked_;
+};
+
+constexpr const char* kSides =
+    "const Place& p, const Uniform& u, const Row& r, const Column& c, int i, int j";
+
+std::string returned(const std::string& value) { return "    return " + value + ";\n"; }
+
+}  // namespace
+
+std::string expression_refusal(const Program& program) {
+  constexpr std::size_t kMostNodes = 512;
+  if (program.nodes.size() > kMostNodes) {
+    return "expressions of more than " + std::to_string(kMostNodes) +
+           " operations are not supported by this kernel";
+  }
+  for (const Node& n : program.nodes) {
+    if (n.op != Op::constant || n.type != Type::integer) continue;
+    if (n.integer != static_cast<std::int32_t>(n.integer)) {
+      return "integers beyond 32 bits (" + std::to_string(n.integer) +
+             ") are not supported by this kernel";
+    }
+  }
+  return "";
+}
+
+std::string score_text(const Program& program, const FunctionName& name) {
+  Printer printer(program, name);
+  printer.want(program.result);
+  return printer.text(
+      "Score",
+      printer.pair_function(std::string("float value(") + kSides + ", float x, const Captures& t)",
+                            returned(printer.value(program.result, Part::pair))));
+}
+
+std::string gradient_text(const expression::Gradient& gradient, const FunctionName& name) {
+  const Program& program = gradient.program;
+  Printer printer(program, name);
+  printer.want(program.result);
+  printer.want(gradient.of_score);
+  return printer.text(
+      "Score",
+      printer.pair_function(
+          std::string("float value(") + kSides + ", float x, const Captures& t, float& of_score)",
+          "    of_score = " + printer.value(gradient.of_score, Part::pair) + ";\n" +
+              returned(printer.value(program.result, Part::pair))));
+}
+
+std::string mask_text(const Program& program, const FunctionName& name) {
+  Printer printer(program, name);
+  printer.want(program.result);
+  return printer.text(
+      "Mask", printer.pair_function(std::string("bool value(") + kSides + ", const Captures& t)",
+                                    returned(printer.value(program.result, Part::pair))));
+}
+
+}  // namespace tilewise::cuda
