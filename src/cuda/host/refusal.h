@@ -14,7 +14,8 @@ struct Takes {
   bool pairs = false;  ///< a bias and a bool mask
   bool sinks = false;
   bool dropout = false;
-  bool gradients = false;  ///< of bias and sinks
+  bool gradients = false;    ///< of bias and sinks
+  bool expressions = false;  ///< score functions and masks as expressions
 };
 
 /// True when dropout may drop something: p is at least 2^-32.

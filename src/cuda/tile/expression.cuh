@@ -21,6 +21,14 @@ template <int kIndex>
 struct ScoreFunction;
 template <int kIndex>
 struct MaskFunction;
+struct NoFunction {
+  struct Uniform {};
+  static __forceinline__ Uniform uniform(const Place& /*p*/, const Captures& /*t*/) { return {}; }
+};
+template <>
+struct ScoreFunction<0> : NoFunction {};
+template <>
+struct MaskFunction<0> : NoFunction {};
 
 /// A kernel's parameters, and the captured tensors beside them.
 template <class Args>

@@ -6,6 +6,7 @@
 #include "cuda/driver/device.h"
 #include "cuda/driver/memory.h"
 #include "cuda/host/common.h"
+#include "cuda/host/expressions.h"
 #include "cuda/kernels/bwd_sm80/args.h"
 #include "cuda/kernels/bwd_sm80/bias.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
@@ -216,7 +217,7 @@ void fill(Args& args, const Problem& p, const sm80::Operands& operands, const Ro
 /// A launch of the pass.
 void launch_tiles(const Problem& p, const Kernel& kernel, const Grid& grid, void* stream,
                   const Args& args) {
-  if (!p.packed) return launch(kernel, grid, stream, args);
+  if (!p.packed) return launch_expressed(p, kernel, grid, stream, args);
   RaggedArgs ragged;
   ragged.args = args;
   ragged.queries = sm80::query_sequences(p);
@@ -225,7 +226,7 @@ void launch_tiles(const Problem& p, const Kernel& kernel, const Grid& grid, void
   ragged.chunked_k = sm80::is_chunked(p, 1);
   ragged.chunked_v = sm80::is_chunked(p, 2);
   ragged.chunked_o = sm80::is_chunked(p, 3);
-  launch(kernel, grid, stream, ragged);
+  launch_expressed(p, kernel, grid, stream, ragged);
 }
 
 /// KiB of shared memory on the problem's device.
@@ -246,8 +247,8 @@ void launch_keys(const Problem& p, const Config& config, const Tile& tile, Args 
                                          sm80::kTypicalMultiprocessors),
                 .last_first = false};
   const int min_blocks = tile.min_blocks;
-  const Kernel kernel = sm80::load_config(
-      config, p.device.index, [min_blocks](const Config& c) { return key_unit(c, min_blocks); });
+  const Kernel kernel = load_expressed(
+      p, config, p.device.index, [min_blocks](const Config& c) { return key_unit(c, min_blocks); });
   const std::int64_t grid = blocks * heads * splits;
   // In one pass with splits the sums were cleared last, which is no kernel.
   const bool cleared = splits > 1 && config.with_dq;
@@ -271,10 +272,10 @@ void launch_queries(const Problem& p, const Config& config, const Tile& tile, Ar
   const int min_blocks = tile.min_blocks;
   const int device = p.device.index;
   const Kernel kernel =
-      refine ? sm80::load_config(config, device,
-                                 [=](const Config& c) { return refine_unit(c, min_blocks); })
-             : sm80::load_config(config, device,
-                                 [=](const Config& c) { return query_unit(c, min_blocks); });
+      refine ? load_expressed(p, config, device,
+                              [=](const Config& c) { return refine_unit(c, min_blocks); })
+             : load_expressed(p, config, device,
+                              [=](const Config& c) { return query_unit(c, min_blocks); });
   launch_tiles(p, kernel, sm80::following(blocks * heads * splits, p.device.index), stream, args);
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "cuda/host/expressions.h"
 #include "cuda/jit/config_text.h"
 #include "plan/accounting.h"
 #include "plan/decisive.h"
@@ -77,6 +78,7 @@ KernelUnit unit(const Config& c, const char* stem, const char* file, int min_blo
                        flag_text("split", c.split) + flag_text("exact", c.exact);
   if (c.dropout) config += flag_text("dropout", true);
   if (c.packed) config += flag_text("packed", true);
+  config += expressions_text(c.expressions);
   if (c.gradients != Gradients::both) {
     config += std::string(", .gradients = tilewise::bwd_sm80::Gradients::") +
               (c.gradients == Gradients::keys ? "keys" : "values");
@@ -165,7 +167,8 @@ Config make_config(const Problem& p, const Tile& tile, Launch launch, bool split
                    .split = split,
                    .exact = !form.scaled && is_small(p),
                    .dropout = drops(p),
-                   .packed = p.packed};
+                   .packed = p.packed,
+                   .expressions = expressions_of(p)};
   const int bytes = launch == Launch::queries ? query_shared_bytes(config) : shared_bytes(config);
   config.pairs.staged = config.pairs.staged && bytes <= limit_kib * 1024;
   return config;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/kernels/fwd_sm90/args.h"
+#include "cuda/tile/expression_args.h"
 #include "cuda/tile/hopper/tensor_map.h"
 #include "cuda/tile/types.h"
 
@@ -33,8 +34,13 @@ struct Config {
   bool split = false;           ///< tiles are cut by queries; dK, dV are summed in memory
   bool half_registers = false;  ///< wide: half of K's and V's columns is held in registers
   Lengths lengths = Lengths::dense;  ///< that the device must look up: then Args are RaggedArgs
+  tile::Expressions
+      expressions;     ///< with any, Args are Expressed; beside a score function modified
+  bool gated = false;  ///< the slope of the score function is not 1
   bool operator==(const Config&) const = default;
 
+  /// The slope of scores is kept until dS is made.
+  constexpr bool gates() const { return softcap || gated; }
   /// Columns of the sums of dQ: whole panels.
   constexpr int columns_dq() const { return (head_dim + 63) / 64 * 64; }
   /// Head dims above 128: the warpgroups share 64 keys and divide the products instead; dQ is left
@@ -70,7 +76,7 @@ struct SharedPlan {
                  : c.half_registers ? k_stage
                                     : 0)),
         gate(dq + c.dq_warps() * dq_warp),
-        offset(gate + (c.softcap && !c.wide() ? 256 * c.block_m : 0)),
+        offset(gate + (c.gates() && !c.wide() ? 256 * c.block_m : 0)),
         delta(offset + c.q_stages * c.block_m * 4),
         barriers(delta + c.do_stages * c.block_m * 4),
         slots(barriers +

@@ -8,6 +8,7 @@
 #include "cuda/driver/memory.h"
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
+#include "cuda/host/expressions.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/bwd_sm80/row.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
@@ -42,6 +43,23 @@ std::string maps_refusal(const Problem& p) {
   return {};
 }
 
+/// What the score functions and masks that the caller wrote do not go with here.
+std::string function_refusal(const Problem& p) {
+  if (!expressions_of(p).any()) return {};
+  if (std::max(p.head_dim, p.head_dim_v) > 128) {
+    return "a score function or a mask function above head dim 128 is not supported by this kernel";
+  }
+  if (p.score_function.defined() && sm80::is_modified(p)) {
+    return "a score function beside a softcap, ALiBi or a scale that is not positive is not "
+           "supported by this kernel";
+  }
+  if (p.packed && (bwd_tiles::refines(p) || p.deterministic)) {
+    return "small packed problems with a score function or a mask function are left to "
+           "flash_bwd_sm80";
+  }
+  return {};
+}
+
 }  // namespace
 
 std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
@@ -53,7 +71,8 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
     return std::string(dtype_name(p.dtype)) +
            " is not supported by this kernel (bfloat16, float16)";
   }
-  std::string reason = sm80::refusal(p, machine, {.packed = true});
+  std::string reason = sm80::refusal(p, machine, {.packed = true, .expressions = true});
+  if (reason.empty()) reason = function_refusal(p);
   if (!reason.empty()) return reason;
   if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0) {
     return "empty problems are left to flash_bwd_sm80";
@@ -225,7 +244,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   const std::int64_t pairs_k = p.stored_batch() * p.heads_k;
   const std::int64_t rows = p.stored_batch() * p.heads_q * bwd_sm90_rows(p, config);
   // All kernels before the first launch: where one cannot be compiled nothing is written.
-  const Kernel kernel = sm80::load_config(config, p.device.index, bwd_sm90_unit);
+  const Kernel kernel = load_expressed(p, config, p.device.index, bwd_sm90_unit);
   const Kernel queries = config.wide() ? load_bwd_dq_sm90(config, p.device.index) : Kernel{};
   const ContextScope scope(p.device.index);  // tensor maps are made in a context
   WorkspaceCutter workspace(context.workspace);
@@ -259,9 +278,9 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   if (config.split) fill_bytes(args.dk_sum, 0, 4 * sums, p.device.index, context.stream);
   const std::int64_t grid = std::min<std::int64_t>(args.jobs, sm80::kTypicalMultiprocessors);
   if (config.ragged()) {
-    launch(kernel, {.x = grid}, context.stream, args);
+    launch_expressed(p, kernel, {.x = grid}, context.stream, args);
   } else {
-    launch<Args>(kernel, {.x = grid}, context.stream, args);
+    launch_expressed<Args>(p, kernel, {.x = grid}, context.stream, args);
   }
   if (config.wide()) {
     unsigned* next_tile = args.finished + pairs_k;

@@ -212,8 +212,8 @@ struct Forward {
       constexpr bool kInLog2 = kConfig.modified || kConfig.pairs.bias != BiasType::none;
       float natural = kInLog2 ? kLn2 : args.scale;
       if constexpr (kConfig.scaled && !kInLog2) natural = scale * kLn2;
-      apply_score_function<kConfig.expressions.score, false>(S, natural, corner(block),
-                                                             *captures, opaque(lane));
+      apply_score_function<kConfig.expressions.score, false>(S, natural, corner(block), *captures,
+                                                             opaque(lane));
       scale = kLog2e;
     }
     if constexpr (kConfig.pairs.any()) pairs().hide_from(S, corner(block), shown);

@@ -28,6 +28,7 @@ struct Consumer : Rows<kConfig> {
   static_assert(!kConfig.halve_cut || kModification == Modification::none ||
                 (kModification == Modification::softcap && kConfig.mask == Mask::right));
   static_assert(!kConfig.halve_cut || kConfig.trust_maxima);
+  static_assert(!kConfig.expressions.any() || (!kConfig.halve_cut && !kConfig.pack_heads));
 
   const u64 dQ, dK, dV;  ///< descriptors of the first buffer
   Ring<kConfig.stages> rK;
@@ -166,6 +167,11 @@ struct Consumer : Rows<kConfig> {
 
   // ---- softmax step
 
+  __forceinline__ PairCorner corner(int first, int key) const {
+    return {
+        tile.batch, tile.head, first, key, queries<kConfig>(args, tile), keys<kConfig>(args, tile)};
+  }
+
   /// The thread's first kCount scores; `half`: those begin there.
   template <bool kMasked, int kCount = kScores>
   __forceinline__ void adjust_scores(int block, int half = 0) {
@@ -176,6 +182,10 @@ struct Consumer : Rows<kConfig> {
     const int shift = keys<kConfig>(args, tile) - queries<kConfig>(args, tile);
     const int high = diagonals<kConfig>(args, tile).high;
     Base::template modify<kMasked, kCount>(args, rows, shift, high, column, lane);
+    if constexpr (kConfig.expressions.any()) {
+      Base::apply_expressions(args, corner(first + warp * 16, column - 2 * (lane % 4)),
+                              opaque(lane));
+    }
     if constexpr (kMasked) mask_scores<kCount>(rows, column);
   }
   /// Of `rows`, keys from `column` on: the thread's first kCount scores.
@@ -428,6 +438,7 @@ struct Consumer : Rows<kConfig> {
                       ? 0.0F
                       : kLog2e * args.alibi[tile.batch * args.alibi_b + tile.head * args.alibi_h];
         }
+        if constexpr (kConfig.expressions.any()) Base::enter_place(place_of(corner(0, 0)));
         process_blocks();
         if constexpr (kConfig.own_o) release_q();
         const Finished done{tile, group_query()};

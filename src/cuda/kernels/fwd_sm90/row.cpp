@@ -7,6 +7,7 @@
 #include "cuda/driver/device.h"
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
+#include "cuda/host/expressions.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/fwd_sm90/fill.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
@@ -33,7 +34,7 @@ std::string fwd_sm90_refusal(const Problem& p, const Hardware& machine) {
     return std::string(dtype_name(p.dtype)) +
            " is not supported by this kernel (bfloat16, float16)";
   }
-  std::string reason = sm80::refusal(p, machine, {.packed = true});
+  std::string reason = sm80::refusal(p, machine, {.packed = true, .expressions = true});
   if (!reason.empty()) return reason;
   if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0) {
     return "empty problems are left to flash_fwd_sm80";
@@ -148,9 +149,9 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
     args.o_part = workspace.take<float>(splits * rows * config.head_dim_v);
     args.lse_part = workspace.take<float>(splits * rows);
   }
-  const Kernel kernel = sm80::load_config(config, p.device.index, fwd_sm90_unit);
+  const Kernel kernel = load_expressed(p, config, p.device.index, fwd_sm90_unit);
   const std::int64_t grid = std::min(args.tiles, sm80::kTypicalMultiprocessors);
-  launch(kernel, {.x = grid}, context.stream, args);
+  launch_expressed(p, kernel, {.x = grid}, context.stream, args);
   if (split) combine_parts(p, args.o_part, args.lse_part, splits, context.stream);
 }
 
