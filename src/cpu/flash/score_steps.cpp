@@ -12,10 +12,16 @@ namespace {
 
 constexpr float kHidden = -std::numeric_limits<float>::infinity();
 
+/// Keys of the tile's sequence from its first column on.
+std::int64_t length_left(const TilePlace& at) {
+  return std::max<std::int64_t>(0, at.sequence.k_length - at.j0);
+}
+
 }  // namespace
 
 ScoreSteps::ScoreSteps(const Problem& p)
     : problem_(p),
+      passes_(score_passes(best_isa())),
       elementwise_(p.softcap != 0.0 || p.bias.defined() || p.alibi_slopes.defined() ||
                    p.score_mod != nullptr || p.mask.defined()) {
   if (p.dropout.p > 0.0) dropout_.emplace(p.dropout);
@@ -23,10 +29,9 @@ ScoreSteps::ScoreSteps(const Problem& p)
 
 void ScoreSteps::apply(const TilePlace& at, float* s, float* capped, float* premod) const {
   const Problem& p = problem_;
-  if (p.softcap != 0.0) {  // (F2) cap(x) = c tanh(x / c)
-    const auto c = static_cast<float>(p.softcap);
+  if (p.softcap != 0.0) {
     for (int r = 0; r < at.rows; ++r) {
-      for (int j = 0; j < at.cols; ++j) s[r * at.ld + j] = c * std::tanh(s[r * at.ld + j] / c);
+      passes_.cap(at.cols, static_cast<float>(p.softcap), s + r * at.ld);
       if (capped != nullptr) std::copy_n(s + r * at.ld, at.cols, capped + r * at.ld);
     }
   }
@@ -46,49 +51,61 @@ void ScoreSteps::apply(const TilePlace& at, float* s, float* capped, float* prem
 template <class Use>
 void ScoreSteps::for_bias(const TilePlace& at, float* s, const Use& use) const {
   const Tensor& bias = problem_.bias;
-  constexpr int kChunk = 64;
+  const std::int64_t stride = bias.strides[3];
+  const bool in_place = bias.dtype == DType::float32 && stride == 1;
+  constexpr int kChunk = 256;
   float values[kChunk];
+  // beyond the length nothing is read
+  const int cols = static_cast<int>(std::min<std::int64_t>(at.cols, length_left(at)));
   for (int r = 0; r < at.rows; ++r) {
-    const std::int64_t row = offset_of(bias, at.b, at.h, at.sequence.q_begin + at.i0 + r);
-    for (int c = 0; c < at.cols; c += kChunk) {
-      const int count =
-          std::min({kChunk, at.cols - c, static_cast<int>(at.sequence.k_length - at.j0) - c});
-      if (count <= 0) break;  // beyond the length nothing is read
-      load_row(bias, row + (at.j0 + c) * bias.strides[3], bias.strides[3], count, values);
-      for (int j = 0; j < count; ++j) use(values[j], s[r * at.ld + c + j]);
+    const std::int64_t row =
+        offset_of(bias, at.b, at.h, at.sequence.q_begin + at.i0 + r) + at.j0 * stride;
+    if (in_place) {
+      use(cols, static_cast<const float*>(bias.data) + row, s + r * at.ld);
+      continue;
+    }
+    for (int c = 0; c < cols; c += kChunk) {
+      const int count = std::min(kChunk, cols - c);
+      load_row(bias, row + c * stride, stride, count, values);
+      use(count, values, s + r * at.ld + c);
     }
   }
 }
 
 void ScoreSteps::add_bias(const TilePlace& at, float* s) const {
-  for_bias(at, s, [](float bias, float& score) { score += bias; });
+  for_bias(at, s, [&](int n, const float* bias, float* scores) { passes_.add(n, bias, scores); });
 }
 
 void ScoreSteps::mask_infinite_bias(const TilePlace& at, float* s) const {
-  for_bias(at, s, [](float bias, float& score) { score = bias == kHidden ? kHidden : score; });
+  for_bias(at, s, [&](int n, const float* bias, float* scores) {
+    passes_.replace_hidden(n, bias, kHidden, scores);
+  });
 }
 
 void ScoreSteps::add_alibi(const TilePlace& at, float* s) const {
   const Tensor& slopes = problem_.alibi_slopes;
   const float slope =
       static_cast<const float*>(slopes.data)[at.b * slopes.strides[0] + at.h * slopes.strides[1]];
+  const std::int64_t diagonal = at.i0 + at.sequence.shift() - at.j0;
   for (int r = 0; r < at.rows; ++r) {
-    const std::int64_t diagonal = at.i0 + r + at.sequence.shift();
-    for (int c = 0; c < at.cols; ++c) {
-      const std::int64_t distance = std::abs(diagonal - (at.j0 + c));
-      s[r * at.ld + c] -= slope * static_cast<float>(distance);
-    }
+    passes_.alibi(at.cols, slope, diagonal + r, s + r * at.ld);
   }
 }
 
 void ScoreSteps::mask_elements(const TilePlace& at, float* s) const {
   const Tensor& mask = problem_.mask;
-  const auto* visible = static_cast<const std::uint8_t*>(mask.data);
-  const int cols = std::min(at.cols, static_cast<int>(at.sequence.k_length - at.j0));
-  for (int r = 0; r < at.rows; ++r) {
-    const std::int64_t row = offset_of(mask, at.b, at.h, at.sequence.q_begin + at.i0 + r);
-    for (int c = 0; c < cols; ++c) {
-      if (visible[row + (at.j0 + c) * mask.strides[3]] == 0) s[r * at.ld + c] = kHidden;
+  const std::int64_t stride = mask.strides[3];
+  const std::int64_t cols = std::min<std::int64_t>(at.cols, length_left(at));
+  for (int r = 0; r < at.rows; ++r, s += at.ld) {
+    const std::uint8_t* visible = static_cast<const std::uint8_t*>(mask.data) +
+                                  offset_of(mask, at.b, at.h, at.sequence.q_begin + at.i0 + r) +
+                                  at.j0 * stride;
+    if (stride == 1) {
+      passes_.hide(cols, visible, s);
+      continue;
+    }
+    for (std::int64_t c = 0; c < cols; ++c) {
+      if (visible[c * stride] == 0) s[c] = kHidden;
     }
   }
 }
@@ -109,21 +126,16 @@ void ScoreSteps::back_through_mod(const TilePlace& at, const float* premod, floa
   // NOTE: the caller's function sees the scores through a non-const tile; it must not change them.
   problem_.score_mod->derivative(
       {const_cast<float*>(premod), at.ld, at.rows, at.cols, at.b, at.h, at.i0, at.j0}, ds);
-  for (int r = 0; r < at.rows; ++r) {
-    for (int c = 0; c < at.cols; ++c) {  // hidden by the bias: no gradient, be the derivative NaN
-      if (premod[r * at.ld + c] == kHidden) ds[r * at.ld + c] = 0.0F;
-    }
+  for (int r = 0; r < at.rows; ++r) {  // hidden by the bias: no gradient, be the derivative NaN
+    passes_.replace_hidden(at.cols, premod + r * at.ld, 0.0F, ds + r * at.ld);
   }
 }
 
 void ScoreSteps::back_through_cap(const TilePlace& at, const float* capped, float* ds) const {
   if (problem_.softcap == 0.0) return;
   const auto inverse = static_cast<float>(1.0 / problem_.softcap);
-  for (int r = 0; r < at.rows; ++r) {  // (B7) d cap / dx = 1 - tanh^2(x / c)
-    for (int c = 0; c < at.cols; ++c) {
-      const float t = capped[r * at.ld + c] * inverse;
-      ds[r * at.ld + c] *= 1.0F - t * t;
-    }
+  for (int r = 0; r < at.rows; ++r) {
+    passes_.cap_gradient(at.cols, inverse, capped + r * at.ld, ds + r * at.ld);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "cpu/micro/score_passes.h"
 #include "problem/philox.h"
 #include "problem/problem.h"
 
@@ -49,7 +50,7 @@ class ScoreSteps {
   void drop(const TilePlace& at, float* x) const;
 
  private:
-  /// use(bias, score) for every element of the tile within the length.
+  /// use(n, bias, scores) for pieces of rows that are all of the tile within the length.
   template <class Use>
   void for_bias(const TilePlace& at, float* s, const Use& use) const;
   void add_bias(const TilePlace& at, float* s) const;
@@ -58,6 +59,7 @@ class ScoreSteps {
   void mask_elements(const TilePlace& at, float* s) const;
 
   const Problem& problem_;
+  const ScorePasses& passes_;
   bool elementwise_;
   std::optional<DropoutMask> dropout_;
 };

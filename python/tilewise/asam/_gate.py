@@ -1,0 +1,64 @@
+"""The published gate (docs/asam.md, "The gate")."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class AdaptiveGate(nn.Module):
+    """How far each head attends sparsely: g = sigmoid((t - c) p / |tau|).
+
+    forward: x (B, n, dim) -> g (B, heads, n), confidence (B, heads), pattern logits (B, 4).
+    c is the estimated complexity and p the confidence, both from pooled features; t and tau are
+    learned. A layer feeds it LayerNorm's output, whose features sum to 0 (for gamma = 1, beta = 0),
+    and the features are pooled by a sum over that axis: the published gate is a constant.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        hidden_dim: int = 128,
+        num_pools: int = 4,
+        temperature: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.temperature = temperature  # published, and read by no published code
+        self.bins = [max(1, dim // 2**i) for i in range(num_pools)]
+        self.feature_proj = nn.Sequential(
+            nn.Linear(sum(self.bins), hidden_dim),
+            nn.LayerNorm(hidden_dim),
+            nn.GELU(),
+            nn.Dropout(0.1),
+        )
+        self.complexity_estimator = _head(hidden_dim, num_heads)
+        self.confidence_predictor = _head(hidden_dim, num_heads, nn.Sigmoid())
+        self.pattern_selector = _head(hidden_dim, 4)
+        self.sparse_threshold = nn.Parameter(torch.full((num_heads,), 0.5))
+        self.gate_temp = nn.Parameter(torch.full((1,), 0.1))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        features = self.feature_proj(self._pooled(x))
+        complexity = self.complexity_estimator(features)
+        confidence = self.confidence_predictor(features)
+        gate = ((self.sparse_threshold - complexity) * confidence / self.gate_temp.abs()).sigmoid()
+        gate = gate.unsqueeze(-1).expand(-1, -1, x.shape[1])
+        return gate, confidence, self.pattern_selector(features)
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        """The weighted sum over features of each pooled token, (B, sum of bins)."""
+        tokens = x.transpose(1, 2)
+        pooled = torch.cat([functional.adaptive_avg_pool1d(tokens, b) for b in self.bins], -1)
+        pooled = pooled.transpose(1, 2)
+        # mean_j(pooled . x_j) = pooled . mean_j(x_j): no (bins, n) matrix.
+        weights = (pooled @ x.mean(1).unsqueeze(-1)).softmax(1)
+        return (pooled * weights).sum(2)
+
+
+def _head(hidden_dim: int, outputs: int, *last: nn.Module) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(hidden_dim, hidden_dim // 2),
+        nn.ReLU(),
+        nn.Linear(hidden_dim // 2, outputs),
+        *last,
+    )

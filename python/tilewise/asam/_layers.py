@@ -1,0 +1,332 @@
+"""The published layers on tilewise's attention (docs/asam.md, "As published").
+
+Every layer takes x (B, n, dim) and an optional mask (bool, True = attend, broadcast to
+(B, heads, n, n)), and returns (y, info): y (B, n, dim), info a dict where return_info is set, else
+None. Parameters have the published names, so that published checkpoints load.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .._attention import attention
+from ._config import ASAMConfig
+from ._gate import AdaptiveGate
+from ._patterns import Pattern, make_pattern
+
+Info = dict[str, Any]
+
+
+class DynamicSparseDenseAttention(nn.Module):
+    """a = g Sparse(q, k, v) + (1 - g) Dense(q, k, v), g from the gate; then the projection."""
+
+    def __init__(
+        self, dim: int, num_heads: int = 8, dim_head: int = 64, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        inner = num_heads * dim_head
+        self.to_qkv = nn.Linear(dim, 3 * inner, bias=False)
+        self.to_out = nn.Sequential(nn.Linear(inner, dim), nn.Dropout(dropout))
+        self.gate = AdaptiveGate(dim, num_heads)
+
+    def forward(
+        self, x: Tensor, pattern: Pattern, mask: Tensor | None = None
+    ) -> tuple[Tensor, Info]:
+        gate, confidence, pattern_logits = self.gate(x)
+        q, k, v = split_heads(self.to_qkv(x), self.num_heads)
+        sparse = masked_attention(q, k, v, both(pattern.mask(q, k), mask))
+        dense = masked_attention(q, k, v, mask)
+        g = gate.unsqueeze(-1).to(sparse.dtype)
+        y = self.to_out(merge_heads(g * sparse + (1 - g) * dense))
+        info = {
+            "gate_values": gate,
+            "confidence": confidence,
+            "pattern_logits": pattern_logits,
+            "sparse_ratio": (gate > 0.5).float().mean().item(),
+        }
+        return y, info
+
+
+class ASAMLayer(nn.Module):
+    """The published layer, the report's "Original": its "sparse" path computes n^2 scores."""
+
+    def __init__(self, config: ASAMConfig) -> None:
+        super().__init__()
+        self.config = config
+        inner = config.dim_head * config.num_heads
+        self.to_qkv = nn.Linear(config.dim, inner * 3, bias=False)
+        self.to_out = nn.Sequential(nn.Linear(inner, config.dim), nn.Dropout(config.dropout))
+        self.norm = nn.LayerNorm(config.dim)
+        self.ffn = feed_forward(config.dim, config.dropout)
+        self.ffn_norm = nn.LayerNorm(config.dim)
+        self.adaptive_attn = (
+            DynamicSparseDenseAttention(
+                config.dim, config.num_heads, config.dim_head, config.dropout
+            )
+            if config.use_adaptive_gate
+            else None
+        )
+        self._pattern_modules = nn.ModuleDict()
+
+    def pattern(self, n: int, device: torch.device) -> Pattern:
+        """The pattern for n tokens, made at the first call with n.
+
+        As published, its parameters come into being there: an optimizer made earlier does not
+        train them, and each length has its own.
+        """
+        key = f"{self.config.pattern_type}_{n}"
+        if key not in self._pattern_modules:
+            self._pattern_modules[key] = make_pattern(self.config, n).to(device)
+        pattern = self._pattern_modules[key]
+        assert isinstance(pattern, Pattern)
+        return pattern
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, return_info: bool = False
+    ) -> tuple[Tensor, Info | None]:
+        h = self.norm(x)
+        pattern = self.pattern(x.shape[1], x.device)
+        info: Info = {}
+        if self.adaptive_attn is not None:
+            a, info = self.adaptive_attn(h, pattern, mask)
+        else:
+            q, k, v = split_heads(self.to_qkv(h), self.config.num_heads)
+            o = masked_attention(q, k, v, both(pattern.mask(q, k), mask))
+            a = self.to_out(merge_heads(o))
+        x = x + a
+        x = x + self.ffn(self.ffn_norm(x))
+        return x, info if return_info else None
+
+    def _load_from_state_dict(self, state: Mapping[str, Any], prefix: str, *arguments: Any) -> None:
+        """Makes the pattern modules that a checkpoint has; drops the masks that it carries."""
+        here = f"{prefix}_pattern_modules."
+        for name in [n for n in state if n.startswith(here)]:
+            key = name[len(here) :].split(".", 1)[0]
+            if name.endswith("_cached_pattern"):
+                del state[name]  # type: ignore[attr-defined]
+            if key.rpartition("_")[0] == self.config.pattern_type:
+                self.pattern(int(key.rpartition("_")[2]), self.norm.weight.device)
+        super()._load_from_state_dict(state, prefix, *arguments)
+
+
+class ASAMEncoder(nn.Module):
+    """A stack of ASAMLayer and a LayerNorm: x -> y (B, n, dim), or every layer's output."""
+
+    def __init__(self, config: ASAMConfig, num_layers: int = 6) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(ASAMLayer(config) for _ in range(num_layers))
+        self.norm = nn.LayerNorm(config.dim)
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, return_all_layers: bool = False
+    ) -> Tensor | list[Tensor]:
+        outputs = []
+        for layer in self.layers:
+            x, _ = layer(x, mask)
+            outputs.append(x)
+        return outputs if return_all_layers else self.norm(x)
+
+
+class EfficientASAMLayer(nn.Module):
+    """Attention over a local window, by a window where the published code builds an n x n mask.
+
+    As published: no bias in the projections, no norm before the feed-forward network, dropout on
+    the probabilities too, and a window only for more than window_size tokens.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        window_size: int = 128,
+        dropout: float = 0.1,
+        use_local_attention: bool = True,
+    ) -> None:
+        super().__init__()
+        check_heads(dim, num_heads)
+        self.num_heads = num_heads
+        self.window_size = window_size
+        self.use_local_attention = use_local_attention
+        self.qkv = nn.Linear(dim, dim * 3, bias=False)
+        self.out_proj = nn.Linear(dim, dim, bias=False)
+        self.dropout = nn.Dropout(dropout)
+        self.norm = nn.LayerNorm(dim)
+        self.ffn = feed_forward(dim, dropout)
+        nn.init.xavier_uniform_(self.qkv.weight)
+        nn.init.xavier_uniform_(self.out_proj.weight)
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, return_info: bool = False
+    ) -> tuple[Tensor, Info | None]:
+        n = x.shape[1]
+        q, k, v = split_heads(self.qkv(self.norm(x)), self.num_heads)
+        half = self.window_size // 2
+        window = (half, half) if self.use_local_attention and n > self.window_size else None
+        o = attention(
+            q,
+            k,
+            v,
+            layout="bhsd",
+            window=window,
+            mask=mask,
+            dropout_p=self.dropout.p if self.training else 0.0,
+        )
+        x = x + self.dropout(self.out_proj(merge_heads(o)))
+        x = x + self.ffn(x)
+        local = self.use_local_attention
+        info = {"sparse_ratio": 1.0 - self.window_size / n if local else 1.0}
+        return x, info if return_info else None
+
+
+class FlashASAMLayer(EfficientASAMLayer):
+    """The report's "Flash": dense attention. window_size changes nothing, as published."""
+
+    def __init__(
+        self, dim: int, num_heads: int = 8, window_size: int = 128, dropout: float = 0.1
+    ) -> None:
+        super().__init__(dim, num_heads, window_size, dropout, use_local_attention=False)
+
+
+class OptimizedASAMLayer(nn.Module):
+    """Local attention, or the mean of local attention and attention to every stride-th key.
+
+    As published: keys before the first and after the last token are zeros that take probability,
+    the gate is computed and not used, mask is not read, and dropout acts on the probabilities.
+    """
+
+    STRIDE, LOCAL_WINDOW = 32, 16
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        window_size: int = 128,
+        dropout: float = 0.1,
+        use_adaptive_gate: bool = True,
+        pattern_type: str = "local",
+    ) -> None:
+        super().__init__()
+        check_heads(dim, num_heads)
+        self.num_heads = num_heads
+        self.window_size = window_size
+        self.pattern_type = pattern_type
+        self.qkv = nn.Linear(dim, dim * 3)
+        self.out_proj = nn.Linear(dim, dim)
+        self.dropout = nn.Dropout(dropout)
+        self.adaptive_gate = AdaptiveGate(dim) if use_adaptive_gate else None
+        self.norm = nn.LayerNorm(dim)
+        self.ffn = feed_forward(dim, dropout)
+        for projection in (self.qkv, self.out_proj):
+            nn.init.xavier_uniform_(projection.weight)
+            nn.init.zeros_(projection.bias)
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, return_info: bool = False
+    ) -> tuple[Tensor, Info | None]:
+        batch, n, _ = x.shape
+        h = self.norm(x)
+        q, k, v = split_heads(self.qkv(h), self.num_heads)
+        if self.pattern_type == "strided":
+            o = (self._local(q, k, v, self.LOCAL_WINDOW) + self._strided(q, k, v)) / 2
+        else:
+            o = self._local(q, k, v, self.window_size // 2)
+        x = x + self.dropout(self.out_proj(merge_heads(o)))
+        x = x + self.ffn(x)
+        if not return_info:
+            return x, None
+        if self.adaptive_gate is not None:
+            gate, confidence, _ = self.adaptive_gate(h)
+        else:
+            gate = confidence = torch.full((batch, n, 1), 0.5, device=x.device)
+        ratio = 1.0 - self.window_size / n if n > self.window_size else 0.5
+        return x, {"gate_values": gate, "confidence": confidence, "sparse_ratio": ratio}
+
+    def _local(self, q: Tensor, k: Tensor, v: Tensor, half: int) -> Tensor:
+        """Attention to the keys at most `half` away, zeros beyond either end among them."""
+        k = functional.pad(k, (0, 0, half, half))
+        v = functional.pad(v, (0, 0, half, half))
+        # Row i sees the padded keys i .. i + 2 half: the diagonal is shifted by 2 half.
+        return self._attention(q, k, v, window=(2 * half, 0))
+
+    def _strided(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self._attention(q, k[:, :, :: self.STRIDE], v[:, :, :: self.STRIDE])
+
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        p = self.dropout.p if self.training else 0.0
+        o: Tensor = attention(q, k, v, layout="bhsd", dropout_p=p, **options)
+        return o
+
+
+class HybridASAM(nn.Module):
+    """Local windows mixed with every 32nd key: c Local + (1 - c) Strided. Returns y alone.
+
+    Window w of local_window_size rows sees its own keys and half a window on either side. The
+    published class never makes its gate and fails at the first call; here it is `combine_gate`,
+    Linear(dim -> 1), one c per token.
+    """
+
+    STRIDE = 32
+
+    def __init__(self, config: ASAMConfig, local_window_size: int = 512) -> None:
+        super().__init__()
+        self.config = config
+        self.local_window_size = local_window_size
+        inner = config.dim_head * config.num_heads
+        self.to_qkv = nn.Linear(config.dim, inner * 3, bias=False)
+        self.to_out = nn.Linear(inner, config.dim)
+        self.combine_gate = nn.Linear(config.dim, 1)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = split_heads(self.to_qkv(x), self.config.num_heads)
+        n, window = x.shape[1], self.local_window_size
+        windows = []
+        for begin in range(0, n, window):
+            keys = slice(max(0, begin - window // 2), begin + window + window // 2)
+            rows = q[:, :, begin : begin + window]
+            windows.append(masked_attention(rows, k[:, :, keys], v[:, :, keys], None))
+        local = merge_heads(torch.cat(windows, 2))
+        step = slice(None, None, self.STRIDE)
+        strided = merge_heads(masked_attention(q, k[:, :, step], v[:, :, step], None))
+        c = self.combine_gate(x).sigmoid()
+        y: Tensor = self.to_out(c * local + (1 - c) * strided)
+        return y
+
+
+def feed_forward(dim: int, dropout: float) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(dim, dim * 4),
+        nn.GELU(),
+        nn.Dropout(dropout),
+        nn.Linear(dim * 4, dim),
+        nn.Dropout(dropout),
+    )
+
+
+def split_heads(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, n, 3 heads d) -> q, k, v (B, heads, n, d), views."""
+    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+    return q, k, v
+
+
+def merge_heads(o: Tensor) -> Tensor:
+    """(B, heads, n, d) -> (B, n, heads d)."""
+    return o.transpose(1, 2).flatten(2)
+
+
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention (B, heads, n, d), scale 1/sqrt(d); rows that see no key are 0."""
+    o: Tensor = attention(q, k, v, mask=mask, layout="bhsd")
+    return o
+
+
+def both(pattern: Tensor, mask: Tensor | None) -> Tensor:
+    return pattern if mask is None else pattern & mask
+
+
+def check_heads(dim: int, num_heads: int) -> None:
+    if num_heads < 1 or dim % num_heads:
+        raise ValueError(f"num_heads is {num_heads}: it must divide dim, {dim}")
