@@ -125,6 +125,20 @@ class Printer {
     return "  static __forceinline__ " + signature + " {\n" + body(Part::pair) + last + "  }\n";
   }
 
+  /// What a pair adds to a gradient: `number` counts the sums of a thread.
+  std::string term(const expression::CaptureTerm& term, int number) const {
+    const int rank = program_.captures[static_cast<std::size_t>(term.capture)].rank;
+    const std::string add = "sums[" + std::to_string(number) + "].add(expression::gradient_at(" +
+                            capture(term.capture) + ", " +
+                            index_text(term.index, rank, Part::pair) + "), g * " +
+                            value(term.value, Part::pair) + ");\n";
+    if (term.lanes == 1) return "    " + add;
+    std::vector<bool> inside(program_.nodes.size(), false);
+    mark_loop(term.value, inside);
+    for (int a = 0; a < rank; ++a) mark_loop(term.index[static_cast<std::size_t>(a)], inside);
+    return lane_loop(term.lanes) + lane_nodes(inside, Part::pair) + "      " + add + "    }\n";
+  }
+
   /// A node's value where the nodes of `in` are worked out.
   std::string value(std::int32_t index, Part in) const {
     const Node& n = node(index);
@@ -230,6 +244,18 @@ class Printer {
            operation(n, in) + ";\n";
   }
 
+  /// Definitions of the nodes of `inside`, which differ by lane.
+  std::string lane_nodes(const std::vector<bool>& inside, Part in) const {
+    std::string text;
+    for (std::size_t at = 0; at < inside.size(); ++at) {
+      if (inside[at])
+        text += definition(static_cast<std::int32_t>(at), program_.nodes[at], in, "      ");
+    }
+    return text;
+  }
+  static std::string lane_loop(std::int64_t lanes) {
+    return "    for (int lane = 0; lane < " + std::to_string(lanes) + "; ++lane) {\n";
+  }
   /// A loop over the lanes, with the nodes that differ by lane.
   std::string reduction(std::int32_t index, const Node& n, Part in) const {
     const std::string own = "v" + std::to_string(index);
@@ -239,14 +265,8 @@ class Printer {
                                                   : "0.0F";
     std::vector<bool> inside(program_.nodes.size(), false);
     mark_loop(n.args[0], inside);
-    std::string text = std::string("    ") + type_text(n.type) + " " + own + " = " + start +
-                       ";\n    for (int lane = 0; lane < " + std::to_string(n.integer) +
-                       "; ++lane) {\n";
-    for (std::size_t at = 0; at < inside.size(); ++at) {
-      if (inside[at]) {
-        text += definition(static_cast<std::int32_t>(at), program_.nodes[at], in, "      ");
-      }
-    }
+    std::string text = std::string("    ") + type_text(n.type) + " " + own + " = " + start + ";\n";
+    text += lane_loop(n.integer) + lane_nodes(inside, in);
     const std::string term = value(n.args[0], in);
     const char* joins = n.op == Op::all ? " &= " : n.op == Op::any ? " |= " : " += ";
     return text + "      " + own + joins + term + ";\n    }\n";
@@ -498,6 +518,45 @@ std::string gradient_text(const expression::Gradient& gradient, const FunctionNa
           std::string("float value(") + kSides + ", float x, const Captures& t, float& of_score)",
           "    of_score = " + printer.value(gradient.of_score, Part::pair) + ";\n" +
               returned(printer.value(program.result, Part::pair))));
+}
+
+std::string captures_text(const expression::Gradient& gradient, const std::vector<bool>& wanted,
+                          const FunctionName& name) {
+  const Program& program = gradient.program;
+  // What both functions need of the parts, and the nodes of each.
+  Printer all(program, name), function(program, name), sums(program, name);
+  const auto want = [&](Printer& printer, std::int32_t node) {
+    all.want(node);
+    printer.want(node);
+  };
+  want(function, program.result);
+  std::vector<expression::CaptureTerm> terms;
+  unsigned depends = 0;
+  for (const expression::CaptureTerm& term : gradient.terms) {
+    if (!wanted[static_cast<std::size_t>(term.capture)]) continue;
+    terms.push_back(term);
+    want(sums, term.value);
+    const int rank = program.captures[static_cast<std::size_t>(term.capture)].rank;
+    for (int a = 0; a < rank; ++a) {
+      const std::int32_t index = term.index[static_cast<std::size_t>(a)];
+      want(sums, index);
+      depends |= program.nodes[static_cast<std::size_t>(index)].depends;
+    }
+  }
+  const bool by_keys = (depends & expression::kKey) != 0 &&
+                       (depends & (expression::kQuery | expression::kDiagonal)) == 0;
+  std::string adds;
+  for (std::size_t n = 0; n < terms.size(); ++n) adds += sums.term(terms[n], static_cast<int>(n));
+  const std::string tail = ", float x, const Captures& t";
+  return all.text(
+      "Score", "  static constexpr int kTerms = " + std::to_string(terms.size()) +
+                   ";\n  static constexpr bool kByKeys = " + (by_keys ? "true" : "false") + ";\n" +
+                   function.pair_function(std::string("float value(") + kSides + tail + ")",
+                                          returned(function.value(program.result, Part::pair))) +
+                   "  template <class Sum>\n" +
+                   sums.pair_function(std::string("void terms(") + kSides + tail +
+                                          ", float g, Sum (&sums)[kTerms])",
+                                      adds));
 }
 
 std::string mask_text(const Program& program, const FunctionName& name) {

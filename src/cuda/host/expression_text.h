@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "expression/program.h"
 
@@ -22,6 +23,10 @@ struct FunctionName {
 std::string score_text(const expression::Program& program, const FunctionName& name = {});
 /// The same with its derivative by the score.
 std::string gradient_text(const expression::Gradient& gradient, const FunctionName& name = {});
+/// The score after the function, and what a pair adds to the gradients of the captured tensors that
+/// are `wanted`.
+std::string captures_text(const expression::Gradient& gradient, const std::vector<bool>& wanted,
+                          const FunctionName& name = {});
 /// `struct MaskFunction<1>`: whether a pair is visible.
 std::string mask_text(const expression::Program& program, const FunctionName& name = {});
 

@@ -1,6 +1,8 @@
 #include "cuda/host/expressions.h"
 
+#include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "cuda/host/expression_text.h"
 
@@ -46,6 +48,13 @@ std::string expressions_refusal(const Problem& p) {
     reason = "more than " + std::to_string(tile::Captures::kMost) +
              " captured tensors are not supported by this kernel";
   }
+  const bool sums = std::any_of(p.dcaptures.begin(), p.dcaptures.end(),
+                                [](const Tensor& t) { return t.defined(); });
+  if (reason.empty() && sums && p.deterministic) {
+    reason =
+        "the gradient of a captured tensor, summed in any order, is not supported by this kernel "
+        "where deterministic is asked for";
+  }
   if (reason.empty() && p.score_function.defined() && p.dbias.defined()) {
     reason = "the gradient of a bias beside a score function is not supported by this kernel";
   }
@@ -81,11 +90,16 @@ tile::Captures captures_of(const Problem& p) {
 }
 
 KernelUnit with_expressions(KernelUnit unit, const Problem& p) {
-  unit.prelude += "#include \"cuda/tile/expression.cuh\"\n";
+  std::string score;
   if (p.score_function.defined()) {
-    unit.prelude += p.pass == Pass::backward ? gradient_text(*p.score_gradient)
-                                             : score_text(*p.score_function.program);
+    score = p.pass == Pass::backward ? gradient_text(*p.score_gradient)
+                                     : score_text(*p.score_function.program);
   }
+  return with_functions(std::move(unit), p, score);
+}
+
+KernelUnit with_functions(KernelUnit unit, const Problem& p, const std::string& score) {
+  unit.prelude += "#include \"cuda/tile/expression.cuh\"\n" + score;
   if (p.mask_function.defined()) {
     const auto first = static_cast<int>(captures_count(p.score_function));
     unit.prelude += mask_text(*p.mask_function.program, {.index = 1, .first_capture = first});

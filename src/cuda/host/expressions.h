@@ -29,14 +29,14 @@ tile::Captures captures_of(const Problem& problem);
 /// The unit of a config that has expressions: the functions before its source. In backward the
 /// score function comes with its derivative.
 KernelUnit with_expressions(KernelUnit unit, const Problem& problem);
+/// The same with this text for the score function.
+KernelUnit with_functions(KernelUnit unit, const Problem& problem, const std::string& score);
 /// What such units are told apart by, beside their configs.
 std::string expressions_key(const Problem& problem);
 
-/// As sm80::load_config(), the expressions being those of `problem`.
+/// As sm80::load_config(), of units that `key` tells apart beside their configs.
 template <class Config, class MakeUnit>
-Kernel load_expressed(const Problem& problem, const Config& config, int device,
-                      MakeUnit make_unit) {
-  if (!config.expressions.any()) return sm80::load_config(config, device, make_unit);
+Kernel load_by_key(std::string key, const Config& config, int device, MakeUnit make_unit) {
   struct Entry {
     Config config;
     int device;
@@ -44,13 +44,19 @@ Kernel load_expressed(const Problem& problem, const Config& config, int device,
     Kernel kernel;
   };
   thread_local std::vector<Entry> entries;
-  std::string key = expressions_key(problem);
   for (const Entry& entry : entries) {
     if (entry.device == device && entry.config == config && entry.key == key) return entry.kernel;
   }
-  const Kernel kernel = load(with_expressions(make_unit(config), problem), device);
-  entries.push_back({config, device, std::move(key), kernel});
-  return kernel;
+  entries.push_back({config, device, std::move(key), load(make_unit(config), device)});
+  return entries.back().kernel;
+}
+/// As sm80::load_config(), the expressions being those of `problem`.
+template <class Config, class MakeUnit>
+Kernel load_expressed(const Problem& problem, const Config& config, int device,
+                      MakeUnit make_unit) {
+  if (!config.expressions.any()) return sm80::load_config(config, device, make_unit);
+  return load_by_key(expressions_key(problem), config, device,
+                     [&](const Config& c) { return with_expressions(make_unit(c), problem); });
 }
 
 /// As launch(), with the captured tensors where the problem has expressions.
@@ -58,8 +64,7 @@ template <class Args>
 void launch_expressed(const Problem& problem, const Kernel& kernel, const Grid& grid, void* stream,
                       const Args& args) {
   if (!expressions_of(problem).any()) return launch(kernel, grid, stream, args);
-  const tile::Expressed<Args> expressed{args, captures_of(problem)};
-  launch(kernel, grid, stream, expressed);
+  launch(kernel, grid, stream, tile::Expressed<Args>{args, captures_of(problem)});
 }
 
 }  // namespace tilewise::cuda

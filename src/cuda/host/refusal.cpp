@@ -33,8 +33,6 @@ std::string option_refusal(const Problem& p, const Takes& takes) {
     if (!reason.empty()) return reason;
   }
   if (p.score_mod != nullptr) return "a score function runs on the CPU";
-  if (p.score_function.defined()) return "a score expression is not supported by this kernel";
-  if (p.mask_function.defined()) return "a mask expression is not supported by this kernel";
   return "";
 }
 

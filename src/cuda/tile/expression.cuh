@@ -224,6 +224,22 @@ __forceinline__ void differentiate_score_function(Acc (&S)[kM][kN], Acc (&G)[kM]
       });
 }
 
+/// X times the derivatives G; where X is 0, of a hidden pair say, it stays so whatever they are.
+template <int kM, int kN>
+__forceinline__ void multiply_where_set(Acc (&X)[kM][kN], const Acc (&G)[kM][kN]) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float x = X[m][n][e];
+        X[m][n][e] = x == 0.0F ? 0.0F : x * G[m][n][e];
+      }
+    }
+  }
+}
+
 /// (F4) Hidden scores become -inf: replaced, so that nothing of a hidden key leaks. CONTRACT 10
 template <int kIndex, bool kTransposed, int kM, int kN>
 __forceinline__ void apply_mask_function(Acc (&S)[kM][kN], const PairCorner& at, const Captures& t,

@@ -259,9 +259,11 @@ struct Backward : KeyShape<kConfig> {
         product_rows<kElement>(dP, sV(), warp_key(), sO(stage), query, lane);  // (B4)
         kept.drop(dP, args.dropout.scale);
         score_gradients(dP, S, v_scale * do_scale, stage, query, masked || kHides);
-        if constexpr (kConfig.modified || kScore != 0) multiply_each(dP, G);
-        // Of a hidden pair nothing comes through, an infinite derivative neither.
-        if constexpr (kScore != 0) clear_where_zero(dP, S);
+        if constexpr (kScore != 0) {
+          multiply_where_set(dP, G);
+        } else if constexpr (kConfig.modified) {
+          multiply_each(dP, G);
+        }
       }
     } else {
       float scale = args.scale_log2;

@@ -44,9 +44,6 @@ struct QueryGradient {
   static constexpr bool kLogits =
       kConfig.modified || kConfig.pairs.any() || kConfig.expressions.any();
   static constexpr int kScore = kConfig.expressions.score;
-  /// Where P is 0 nothing comes through.
-  static constexpr bool kHides = kConfig.pairs.any() || kConfig.expressions.any();
-
   const Args& args;
   const int thread, warp, lane;
   const int batch, head, head_k, row, seq_k;  ///< row: of the block
@@ -194,10 +191,13 @@ struct QueryGradient {
         logits(S, G, k_scale * q_scale, key, shown);
         load_pairs();
         if (masked) mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
+        constexpr bool kHides = kConfig.pairs.any() || kConfig.expressions.any();
         score_gradients(S, dP, 1.0F, v_scale * do_scale, masked || kHides);
-        if constexpr (kConfig.modified || kScore != 0) multiply_each(dP, G);
-        // Of a hidden pair nothing comes through, an infinite derivative neither.
-        if constexpr (kScore != 0) clear_where_zero(dP, S);
+        if constexpr (kScore != 0) {
+          multiply_where_set(dP, G);
+        } else if constexpr (kConfig.modified) {
+          multiply_each(dP, G);
+        }
       } else {
         float scale = args.scale_log2;
         if constexpr (kConfig.scaled) {
@@ -230,33 +230,48 @@ struct QueryGradient {
     if constexpr (kScore != 0) {
       bwd_sm80::score_function<kConfig, false>(S, G, mod, pairs(), corner(key), *captures,
                                                opaque(lane));
+      subtract_lse2(S);
+    } else {
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int n = 0; n < kN; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            float& s = S[m][n][e];
+            if constexpr (kConfig.modified) {
+              const int i = warp_row() + 16 * m + lane / 4 + 8 * (e / 2);
+              const int j = key + 8 * n + 2 * (lane % 4) + e % 2;
+              s = mod.logit(s, i + shift - j, lse2[2 * m + e / 2], G[m][n][e]);
+            } else {
+              s = __fmaf_rn(s, mod.scale * kLog2e, -lse2[2 * m + e / 2]);
+            }
+          }
+        }
+      }
+      if constexpr (kConfig.pairs.any()) pairs().add_to(S, corner(key));
     }
+    hide(S, key, shown);
+  }
+  /// Of what the score function gave.
+  __forceinline__ void subtract_lse2(Acc (&S)[kM][kN]) const {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          float& s = S[m][n][e];
-          const float base = lse2[2 * m + e / 2];
-          if constexpr (kScore != 0) {
-            s = less_lse2(s, base);
-          } else if constexpr (kConfig.modified) {
-            const int i = warp_row() + 16 * m + lane / 4 + 8 * (e / 2);
-            const int j = key + 8 * n + 2 * (lane % 4) + e % 2;
-            s = mod.logit(s, i + shift - j, base, G[m][n][e]);
-          } else {
-            s = __fmaf_rn(s, mod.scale * kLog2e, -base);
-          }
-        }
+        for (int e = 0; e < 4; ++e) S[m][n][e] = less_lse2(S[m][n][e], lse2[2 * m + e / 2]);
       }
     }
-    if constexpr (kConfig.pairs.any() && kScore == 0) pairs().add_to(S, corner(key));
+  }
+  /// (F4) What bool mask and mask function hide becomes -inf.
+  __forceinline__ void hide(Acc (&S)[kM][kN], int key, const typename Pairs::Shown& shown) const {
     if constexpr (kConfig.pairs.any()) pairs().hide_from(S, corner(key), shown);
     if constexpr (kConfig.expressions.mask != 0) {
       apply_mask_function<kConfig.expressions.mask, false>(S, corner(key), *captures, opaque(lane));
     }
   }
+
   // ---- refine
 
   /// (B1) The sum of a row's probabilities as they come out with the rounded lse2 is not 1 when

@@ -9,6 +9,7 @@
 #include "cuda/host/expressions.h"
 #include "cuda/kernels/bwd_sm80/args.h"
 #include "cuda/kernels/bwd_sm80/bias.h"
+#include "cuda/kernels/bwd_sm80/captures.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/rows/convert.h"
 #include "cuda/kernels/rows/delta.h"
@@ -20,7 +21,6 @@ namespace tilewise::cuda {
 namespace {
 
 using namespace bwd_tiles;
-using bwd_sm80::RaggedArgs;
 using Role = MemoryItem::Role;
 
 std::string no_tile(const Problem& p, const Hardware& machine) {
@@ -84,6 +84,10 @@ double others_ms(const Problem& p, const Tile& queries, double products_ms, doub
     ms += sm80::kKernelMs + two_ms;
   }
   if (sums_gradients(p) && sm80::form(p).planes == 1) ms += two_ms;
+  if (wants_captures(p)) {
+    add_capture_memory(p, cost.memory);
+    ms += sm80::kKernelMs + two_ms;
+  }
   return ms;
 }
 
@@ -217,16 +221,8 @@ void fill(Args& args, const Problem& p, const sm80::Operands& operands, const Ro
 /// A launch of the pass.
 void launch_tiles(const Problem& p, const Kernel& kernel, const Grid& grid, void* stream,
                   const Args& args) {
-  if (!p.packed) return launch_expressed(p, kernel, grid, stream, args);
-  RaggedArgs ragged;
-  ragged.args = args;
-  ragged.queries = sm80::query_sequences(p);
-  ragged.keys = sm80::key_sequences(p);
-  ragged.chunked_q = sm80::is_chunked(p, 0);
-  ragged.chunked_k = sm80::is_chunked(p, 1);
-  ragged.chunked_v = sm80::is_chunked(p, 2);
-  ragged.chunked_o = sm80::is_chunked(p, 3);
-  launch_expressed(p, kernel, grid, stream, ragged);
+  p.packed ? launch_expressed(p, kernel, grid, stream, ragged_args(p, args))
+           : launch_expressed(p, kernel, grid, stream, args);
 }
 
 /// KiB of shared memory on the problem's device.
@@ -285,6 +281,7 @@ void launch_others(const Problem& p, const Config& queries, int min_blocks,
                    void* stream) {
   sink_gradient(p, rows, stream);
   bias_gradient(p, args, queries, min_blocks, workspace, stream);
+  capture_gradients(p, args, queries, min_blocks, workspace, stream);
 }
 
 RowStatistics take_rows(const Problem& p, WorkspaceCutter& workspace) {
@@ -390,6 +387,20 @@ RefinedDelta refined_delta(const Problem& p, WorkspaceCutter& workspace, void* s
   launch_queries(p, make_config(p, queries, Launch::queries, false, limit_kib(p)), queries, args,
                  true, 1, stream);
   return {rows.delta, rows.rows_q};
+}
+
+void capture_gradients_apart(const Problem& p, WorkspaceCutter& workspace, void* stream) {
+  if (!wants_captures(p)) return;
+  sm80::Operands operands(p);
+  operands.prepare(workspace, stream);
+  const RowStatistics rows = take_rows(p, workspace);
+  prepare_rows(p, rows, stream);
+  Args args;
+  fill(args, p, operands, rows);
+  const Tile& queries = two_pass_tiles(p)[0].queries;  // fits every machine
+  const Config config = make_config(p, queries, Launch::queries, false, limit_kib(p));
+  if (refines(p)) launch_queries(p, config, queries, args, true, 1, stream);
+  capture_gradients(p, args, config, queries.min_blocks, workspace, stream);
 }
 
 void add_refined_delta_memory(const Problem& p, std::vector<MemoryPart>& items) {

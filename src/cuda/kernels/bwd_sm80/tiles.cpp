@@ -174,6 +174,18 @@ Config make_config(const Problem& p, const Tile& tile, Launch launch, bool split
   return config;
 }
 
+RaggedArgs ragged_args(const Problem& p, const Args& args) {
+  RaggedArgs ragged;
+  ragged.args = args;
+  ragged.queries = sm80::query_sequences(p);
+  ragged.keys = sm80::key_sequences(p);
+  ragged.chunked_q = sm80::is_chunked(p, 0);
+  ragged.chunked_k = sm80::is_chunked(p, 1);
+  ragged.chunked_v = sm80::is_chunked(p, 2);
+  ragged.chunked_o = sm80::is_chunked(p, 3);
+  return ragged;
+}
+
 KernelUnit key_unit(const Config& c, int min_blocks) {
   return unit(c, "bwd_sm80", "bwd_sm80/keys", min_blocks, shared_bytes(c));
 }

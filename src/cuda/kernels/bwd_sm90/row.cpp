@@ -10,6 +10,7 @@
 #include "cuda/host/constants.h"
 #include "cuda/host/expressions.h"
 #include "cuda/host/tma_maps.h"
+#include "cuda/kernels/bwd_sm80/captures.h"
 #include "cuda/kernels/bwd_sm80/row.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/bwd_sm90/dq/launch.h"
@@ -157,6 +158,10 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   } else if (refines(p, config)) {
     add_refined_delta_memory(p, cost.memory);
   }
+  if (wants_captures(p)) {
+    add_refined_delta_memory(p, cost.memory);
+    add_capture_memory(p, cost.memory);
+  }
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv, &p.d_lse}) {
     if (t->defined()) cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
@@ -167,6 +172,8 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   // full without it 0.020.
   constexpr double kRefineMs = 0.012;
   if (refines(p, config)) cost.ms += kRefineMs;
+  // Two more products of five, on mma.sync.
+  if (wants_captures(p)) cost.ms *= 1.8;
   // Above dim 128 two planes of P and dS were not measured: left to flash_bwd_sm80.
   if (config.exact && config.columns_dq() > 128) cost.ms *= 3.0;
   return Prepared{std::move(cost),
@@ -286,6 +293,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
     unsigned* next_tile = args.finished + pairs_k;
     launch_bwd_dq_sm90(queries, p, config, args, next_tile, context.stream);
   }
+  capture_gradients_apart(p, workspace, context.stream);
 }
 
 /// A problem whose kernels are watched.
