@@ -4,10 +4,8 @@
 //
 #include "expression_texts.h"
 //
-#include "cuda/host/expressions.h"
 #include "cuda/kernels/bwd_sm80/captures.cuh"
-#include "expression/interpret.h"
-#include "expression_samples.h"
+#include "interpreted.h"
 
 namespace tilewise::bwd_captures_sm80 {
 alignas(1024) unsigned char shared[kSharedBytes];
@@ -15,69 +13,31 @@ alignas(1024) unsigned char shared[kSharedBytes];
 
 namespace {
 
-using expression::Function;
-using expression::Interpreter;
-
-/// The formulas of a sample.
-struct Interpreted {
-  Problem problem;  ///< that holds the functions
-  std::unique_ptr<Interpreter> score, slope, mask;
-  std::int32_t of_score = -1, result = -1;
+/// The formulas of a sample for a shape.
+struct Interpreted : samples::Interpreted {
   Formula formula;
 
-  explicit Interpreted(int sample) {
-    const Expression score_text = samples::score_of(samples::kSamples[sample]);
-    const Expression mask_text = samples::mask_of(samples::kSamples[sample]);
-    if (score_text.defined()) {
-      problem.score_function = expression::function_of(score_text);
-      problem.score_gradient = expression::lower(score_text).gradient();
-      score = interpreter(*problem.score_function.program, problem.score_function);
-      slope = interpreter(problem.score_gradient->program, problem.score_function);
-    }
-    if (mask_text.defined()) {
-      problem.mask_function = expression::function_of(mask_text);
-      mask = interpreter(*problem.mask_function.program, problem.mask_function);
-    }
+  Interpreted(int sample, const Shape& s) : samples::Interpreted(samples::kSamples[sample]) {
     formula.captures = cuda::captures_of(problem);
-  }
-  static std::unique_ptr<Interpreter> interpreter(const expression::Program& program,
-                                                  const Function& function) {
-    return std::make_unique<Interpreter>(program, function.captures);
-  }
-
-  /// Of a shape: `shape.formula` points to it.
-  const Formula* of(const Shape& s) {
     const auto point = [s](int h, int i, int j, double x) {
       return expression::Point{
           .h = h, .i = i, .j = j, .query_length = s.seq_q, .key_length = s.seq_k, .score = x};
     };
     formula.score = [this, point](int h, int i, int j, double x) -> Formula::Score {
-      if (score == nullptr) return {x, 1.0};
-      score->turn_to(point(h, i, j, x));
-      slope->turn_to(point(h, i, j, x));
-      return {score->real(problem.score_function.program->result),
-              slope->real(problem.score_gradient->of_score)};
+      return {value(point(h, i, j, x)), derivative(point(h, i, j, x))};
     };
     formula.visible = [this, point](int h, int i, int j) {
-      if (mask == nullptr) return true;
-      mask->turn_to(point(h, i, j, 0.0));
-      return mask->boolean(problem.mask_function.program->result);
+      return is_visible(point(h, i, j, 0.0));
     };
-    return &formula;
   }
 };
 
-constexpr tile::Expressions of_sample(int sample, bool gradient) {
-  const samples::Sample& s = samples::kSamples[sample];
-  return {.score = *s.score == '\0' ? 0 : sample + 1 + (gradient ? samples::kGradients : 0),
-          .mask = *s.mask == '\0' ? 0 : sample + 1};
-}
 constexpr fwd_sm80::Config with_sample(fwd_sm80::Config config, int sample) {
-  config.expressions = of_sample(sample, false);
+  config.expressions = samples::expressions_of(sample, false);
   return config;
 }
 constexpr Gradient with_sample(Gradient config, int sample) {
-  config.expressions = of_sample(sample, true);
+  config.expressions = samples::expressions_of(sample, true);
   return config;
 }
 
@@ -151,8 +111,8 @@ void check_captures(const Shape& s, const Interpreted& of, double bound) {
 
 template <int kSample>
 void check_sample(const char* name, Shape shape) {
-  Interpreted interpreted(kSample);
-  shape.formula = interpreted.of(shape);
+  const Interpreted interpreted(kSample, shape);
+  shape.formula = &interpreted.formula;
   std::printf("%s\n", name);
   check_forward<with_sample(fwd_sm80::Config{.positional = true}, kSample)>("forward", shape);
   check_backward<with_sample(kSmall, kSample), with_sample(kSecondPass, kSample), Delta::p>(
@@ -165,9 +125,9 @@ void check_sample(const char* name, Shape shape) {
 
 template <int kSample>
 void check_others(const Shape& plain) {
-  Interpreted interpreted(kSample);
+  const Interpreted interpreted(kSample, plain);
   Shape shape = plain;
-  shape.formula = interpreted.of(shape);
+  shape.formula = &interpreted.formula;
   constexpr fwd_sm80::Config kFloat = {
       .element = Element::fp16, .planes = 2, .scaled = true, .stages = 1, .positional = true};
   check_forward<with_sample(kFloat, kSample)>("forward, float32", shape, kExact);

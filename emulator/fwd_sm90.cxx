@@ -6,6 +6,7 @@
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "fwd_sm90_cases.h"
 #include "fwd_sm90_configs.h"
+#include "fwd_sm90_expression_cases.h"
 #include "fwd_sm90_truth.h"
 
 namespace {
@@ -108,7 +109,16 @@ void check(const Case& c) {
   }
   const cuda::Sm90Tile& tile = pick_tile(c, p);
   const bool split = c.splits > 1;
-  const Config config = cuda::sm90_config(p, tile, split);
+  std::unique_ptr<samples::Interpreted> of;
+  tile::Captures captures;
+  if (c.sample >= 0) {
+    of = std::make_unique<samples::Interpreted>(samples::kSamples[c.sample]);
+    p.score_function = of->problem.score_function;
+    p.mask_function = of->problem.mask_function;
+    captures = cuda::captures_of(p);
+  }
+  Config config = cuda::sm90_config(p, tile, split);
+  if (c.sample >= 0) config.expressions = samples::expressions_of(c.sample, false);
   const int shift = cuda::sm90_pack_shift(p, tile);
   Args args;
   cuda::sm90_fill(args, p, config, shift, set_map);
@@ -126,7 +136,7 @@ void check(const Case& c) {
     args.o_part = o_part.data();
     args.lse_part = lse_part.data();
   }
-  run_kernel(config, args);
+  run_kernel(config, args, captures);
   if (split) merge(c, args, config.head_dim_v, rows_q, o, lse);
 
   double o_error = 0.0, lse_error = 0.0;
@@ -134,7 +144,8 @@ void check(const Case& c) {
     for (int h = 0; h < c.heads_q; ++h) {
       for (int i = 0; i < c.queries[b]; ++i) {
         const int entry = c.packed ? 0 : b, q_row = (c.packed ? cu_q[b] : 0) + i;
-        compare(c, {entry, h, q_row, c.packed ? cu_k[b] : 0, i, c.queries[b], c.keys[b]}, q, k, v,
+        compare(c, of.get(),
+                {entry, h, q_row, c.packed ? cu_k[b] : 0, i, c.queries[b], c.keys[b], b}, q, k, v,
                 o, lse[(static_cast<std::size_t>(entry) * c.heads_q + h) * rows_q + q_row], o_error,
                 lse_error);
       }
@@ -160,5 +171,6 @@ void check(const Case& c) {
 
 int main() {
   for (const Case& c : kCases) check(c);
+  for (const Case& c : kExpressionCases) check(c);
   return failures == 0 ? 0 : 1;
 }

@@ -7,6 +7,8 @@
 
 #include "cuda/kernels/fwd_sm90/kernel.cuh"
 #include "cuda/kernels/fwd_sm90/unit.h"
+#include "expression_texts.h"
+#include "interpreted.h"
 #include "wgmma.h"
 
 namespace tilewise::fwd_sm90 {
@@ -104,6 +106,12 @@ constexpr Config halved(Config c) {
   if (c.mask == Mask::both) c.q_buffers = 2;
   return c;
 }
+constexpr Config with_sample(Config c, int sample) {
+  c.expressions = samples::expressions_of(sample, false);
+  c.values_first = false;
+  c.trust_maxima = c.trust_maxima && c.expressions.mask == 0;
+  return c;
+}
 constexpr Config kConfigs[] = {
     modified(tile64(3, Mask::right), Modification::alibi),
     modified(tile64(3, Mask::none), Modification::alibi),
@@ -133,18 +141,32 @@ constexpr Config kConfigs[] = {
     with(modified(tile64(3, Mask::right), Modification::alibi), Lengths::keys, false, false),
     with(modified(tile128x128(Mask::both), Modification::alibi), Lengths::keys, false, false),
     with(modified(tile128x128(Mask::both), Modification::alibi), Lengths::packed, false, false),
+    with_sample(tile64(3, Mask::right), 0),
+    with_sample(modified(tile64(3, Mask::none), Modification::general), 0),
+    with_sample(tile64(3, Mask::none), 1),
+    with_sample(with(tile64(3, Mask::both), Lengths::packed, false, false), 2),
+    with_sample(tile128(Mask::right, 128), 3),
+    with_sample(with(tile64(1, Mask::none), Lengths::keys, false, true), 3),
 };
 
 template <std::size_t kIndex = 0>
-void run_kernel(const Config& config, const Args& args) {
+void run_kernel(const Config& config, const Args& args, const tile::Captures& captures) {
   if constexpr (kIndex == std::size(kConfigs)) {
     std::printf("no config {%s}\n", cuda::fwd_sm90_unit(config).config.c_str());
     ++failures;
   } else if (!(config == kConfigs[kIndex])) {
-    run_kernel<kIndex + 1>(config, args);
+    run_kernel<kIndex + 1>(config, args, captures);
   } else {
+    const tile::Expressed<Args> expressed{args, captures};
     emulator::run_grid(fwd_sm90::memory, std::min(args.tiles, 3), 128 * (config.warpgroups + 1),
-                       [&] { fwd_sm90::kernel<kConfigs[kIndex]>(args); });
+                       [&] {
+                         constexpr Config kConfig = kConfigs[kIndex];
+                         if constexpr (kConfig.expressions.any()) {
+                           fwd_sm90::kernel<kConfig>(expressed);
+                         } else {
+                           fwd_sm90::kernel<kConfig>(args);
+                         }
+                       });
   }
 }
 
