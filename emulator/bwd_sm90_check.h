@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -32,6 +33,16 @@ constexpr int kFar = tile::Positions::kFar;
 constexpr Bits kPoison = 0x7fff;  // NaN in both types
 int failures = 0;
 
+/// The caller's own functions of scores, in float64.
+struct Formula {
+  struct Score {
+    double value, slope;
+    bool visible;
+  };
+  std::function<Score(int b, int h, int i, int j, int queries, int keys, double x)> of;
+  tile::Captures captures;
+};
+
 struct Shape {
   int batch = 1, heads_q = 2, heads_k = 1, seq_q = 150, seq_k = 200, dim = 64, dim_v = 64;
   int low = -kFar, high = kFar;  ///< row i sees keys i + low <= j < i + high
@@ -44,19 +55,20 @@ struct Shape {
   int tail = 0, top = kFar;
   unsigned blocks = 1;
   int section_heads = 1, apart = 1, parts = 1;
+  const Formula* formula = nullptr;
 };
 
 /// Where the rows of a sequence, or of an entry of a batch, lie.
-struct Sequence {
+struct Span {
   int entry, q_begin, k_begin, queries, keys;
 };
 
 /// (B, S, H, D) in memory; `at` is an element.
 template <Element kElement>
-struct Tensor {
+struct Stored {
   int heads, seq, dim;
   std::vector<Bits> data;
-  Tensor(int batch, int heads_, int seq_, int dim_)
+  Stored(int batch, int heads_, int seq_, int dim_)
       : heads(heads_),
         seq(seq_),
         dim(dim_),
@@ -89,7 +101,7 @@ struct Tensor {
 };
 
 /// Sums of the largest error and of the largest value of a gradient.
-struct Error {
+struct Largest {
   double worst = 0.0, largest = 0.0;
   void add(double truth, float got) {
     const double off = std::fabs(truth - double(got));
@@ -109,11 +121,11 @@ template <Config kConfig>
 struct Check {
   static constexpr Element kElement = kConfig.element;
   Shape s;
-  Tensor<kElement> q, k, v, o, d_o, dq, dk, dv;
+  Stored<kElement> q, k, v, o, d_o, dq, dk, dv;
   std::vector<float> lse, d_lse, slopes, true_delta;
   std::vector<double> true_dq, true_dk, true_dv;
 
-  std::vector<Sequence> sequences;
+  std::vector<Span> sequences;
   std::vector<int> cu_q = {0}, cu_k = {0};
 
   /// With sizes of the tensors in memory: packed sequences are one entry.
@@ -150,7 +162,7 @@ struct Check {
     true_dv.assign(v.data.size(), 0.0);
     add_sequences();
     if constexpr (kConfig.ragged()) poison_behind();
-    for (const Sequence& of : sequences) {
+    for (const Span& of : sequences) {
       for (int h = 0; h < s.heads_q; ++h) {
         for (int i = 0; i < of.queries; ++i) add_row(of, h, i);
       }
@@ -171,19 +183,19 @@ struct Check {
   /// Rows that no sequence has are NaN.
   void poison_behind() {
     for (int b = 0; b < s.batch; ++b) {
-      const Sequence& last = kConfig.lengths == Lengths::packed ? sequences.back() : sequences[b];
-      const auto poison = [&](Tensor<kElement>& t, int from) {
+      const Span& last = kConfig.lengths == Lengths::packed ? sequences.back() : sequences[b];
+      const auto poison = [&](Stored<kElement>& t, int from) {
         for (int row = from; row < t.seq; ++row) {
           for (int h = 0; h < t.heads; ++h) std::fill_n(&t.at(b, h, row, 0), t.dim, kPoison);
         }
       };
       poison(k, last.k_begin + last.keys), poison(v, last.k_begin + last.keys);
-      for (Tensor<kElement>* t : {&q, &d_o}) poison(*t, last.q_begin + last.queries);
+      for (Stored<kElement>* t : {&q, &d_o}) poison(*t, last.q_begin + last.queries);
     }
   }
 
   /// One query row: (F1) to (F11), (B1) to (B9).
-  void add_row(const Sequence& of, int h, int i) {
+  void add_row(const Span& of, int h, int i) {
     const int g = h / (s.heads_q / s.heads_k), b = of.entry;
     const int shift = kConfig.ragged() ? of.keys - of.queries : 0;
     const int high = std::min(s.high + shift, kConfig.ragged() ? s.top : kFar);
@@ -202,12 +214,20 @@ struct Check {
         x = s.softcap * t;
       }
       if (s.alibi) x -= slopes[h] * std::fabs(double(i + of.keys - of.queries - j));
+      if (s.formula != nullptr) {
+        const int position = static_cast<int>(&of - sequences.data());
+        const Formula::Score y = s.formula->of(position, h, i, j, of.queries, of.keys, x);
+        x = y.visible ? y.value : -std::numeric_limits<double>::infinity();
+        gate[j - begin] = y.visible ? y.slope : 0.0;
+      }
       p[j - begin] = x;
       m = std::max(m, x);
     }
     for (double& x : p) l += x = std::exp(x - m);
+    if (l == 0.0) l = 1.0, p.clear(), p.resize(end - begin);  // nothing is visible
     const std::size_t row = (std::size_t(b) * s.heads_q + h) * s.seq_q + r;
-    lse[row] = p.empty() ? -tile::infinity() : float(m + std::log(l));
+    const bool none = std::all_of(p.begin(), p.end(), [](double x) { return x == 0.0; });
+    lse[row] = none ? -tile::infinity() : float(m + std::log(l));
     double delta = 0.0;
     for (int d = 0; d < s.dim_v; ++d) {
       double sum = 0.0;
@@ -284,8 +304,14 @@ struct Check {
     a.finished = a.prepared + s.batch * s.heads_k, a.added = a.finished + s.batch * s.heads_k;
     a.turns = a.added + 2 * tiles;
 
-    emulator::run_grid(bwd_sm90::memory, s.blocks, kConfig.threads(),
-                       [&] { bwd_sm90::kernel<kConfig>(a); });
+    if constexpr (kConfig.expressions.any()) {
+      const tile::Expressed<bwd_sm90::RaggedArgs> expressed{a, s.formula->captures};
+      emulator::run_grid(bwd_sm90::memory, s.blocks, kConfig.threads(),
+                         [&] { bwd_sm90::kernel<kConfig>(expressed); });
+    } else {
+      emulator::run_grid(bwd_sm90::memory, s.blocks, kConfig.threads(),
+                         [&] { bwd_sm90::kernel<kConfig>(a); });
+    }
     if constexpr (kConfig.wide()) run_dq(a);
     compare(name, "dQ", dq, true_dq, bound);
     compare(name, "dK", dk, true_dk, bound);
@@ -302,9 +328,9 @@ struct Check {
     emulator::run_grid(bwd_dq_sm90::memory, s.blocks, bwd_dq_sm90::kThreads,
                        [&] { bwd_dq_sm90::kernel<bwd_dq_sm90::config_beside(kConfig)>(a); });
   }
-  void compare(const char* name, const char* quantity, Tensor<kElement>& got,
+  void compare(const char* name, const char* quantity, Stored<kElement>& got,
                const std::vector<double>& truth, double bound) {
-    Error error;
+    Largest error;
     for (std::size_t i = 0; i < truth.size(); ++i) {
       error.add(truth[i], tile::widen<kElement>(got.data[i]));
     }

@@ -41,6 +41,8 @@ struct Config {
 
   /// The slope of scores is kept until dS is made.
   constexpr bool gates() const { return softcap || gated; }
+  /// Bytes of a slope in shared memory.
+  constexpr int gate_bytes() const { return gated && exact ? 4 : 2; }
   /// Columns of the sums of dQ: whole panels.
   constexpr int columns_dq() const { return (head_dim + 63) / 64 * 64; }
   /// Head dims above 128: the warpgroups share 64 keys and divide the products instead; dQ is left
@@ -76,7 +78,7 @@ struct SharedPlan {
                  : c.half_registers ? k_stage
                                     : 0)),
         gate(dq + c.dq_warps() * dq_warp),
-        offset(gate + (c.gates() && !c.wide() ? 256 * c.block_m : 0)),
+        offset(gate + (c.gates() && !c.wide() ? 128 * c.gate_bytes() * c.block_m : 0)),
         delta(offset + c.q_stages * c.block_m * 4),
         barriers(delta + c.do_stages * c.block_m * 4),
         slots(barriers +

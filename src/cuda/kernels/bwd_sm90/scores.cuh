@@ -120,6 +120,35 @@ struct Scores : Worker<kConfig> {
   __forceinline__ u32 gate_place() const {
     return shared.base + kPlan.gate + (warpgroup * 128 + thread) * 16;
   }
+  /// Slopes of the thread's scores from 8 n on: of the operands' type, or exact.
+  __forceinline__ void store_slopes(const float (&g)[8], int n) const {
+    if constexpr (kConfig.exact) {
+      store_shared_16(gate_place() + 2 * n * 4096, g[0], g[1], g[2], g[3]);
+      store_shared_16(gate_place() + (2 * n + 1) * 4096, g[4], g[5], g[6], g[7]);
+    } else {
+      const auto two = [&](int e) { return __uint_as_float(pack<kElement>(g[e], g[e + 1])); };
+      store_shared_16(gate_place() + n * 4096, two(0), two(2), two(4), two(6));
+    }
+  }
+  __forceinline__ void load_slopes(float (&g)[8], int n) const {
+    if constexpr (kConfig.exact) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const Bytes16 x = load_shared_16(gate_place() + (2 * n + half) * 4096);
+        const u32 words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) g[4 * half + e] = __uint_as_float(words[e]);
+      }
+    } else {
+      const Bytes16 x = load_shared_16(gate_place() + n * 4096);
+      const u32 words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        g[2 * e] = widen<kElement>(words[e] & 0xffffU);
+        g[2 * e + 1] = widen_high<kElement>(words[e]);
+      }
+    }
+  }
   /// The caller's score function on raw scores, which become logits in the log2 domain.
   __forceinline__ void score_function() {
     using Function = ScoreFunction<kScore>;
@@ -134,12 +163,7 @@ struct Scores : Worker<kConfig> {
             s = kLog2e * Function::value(place_of(at), of_score, query.part, key.part, query.index,
                                          key.index, args.scale * s, *captures, g[4 * n + e]);
           });
-      if constexpr (kConfig.gated) {
-        store_shared_16(gate_place() + i / 8 * 4096, __uint_as_float(pack<kElement>(g[0], g[1])),
-                        __uint_as_float(pack<kElement>(g[2], g[3])),
-                        __uint_as_float(pack<kElement>(g[4], g[5])),
-                        __uint_as_float(pack<kElement>(g[6], g[7])));
-      }
+      if constexpr (kConfig.gated) store_slopes(g, i / 8);
     }
   }
   __forceinline__ void mask_function() {
