@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "block_lists.h"
 #include "fwd_sm90_configs.h"
 
 namespace {
@@ -29,6 +30,7 @@ struct Case {
   int tail = 0;                  ///< packed: rows behind the last sequence
   int block_m = 0, block_n = 0;  ///< of the tile to take, 0: any
   int splits = 1;
+  Blocks blocks = {};
   int sample = -1;  ///< the caller's own functions, of expression_samples.h
 };
 
@@ -93,14 +95,17 @@ struct Row {
   int batch, head, q_row, k_row, i, queries, keys;  ///< q_row, k_row: of the tensors; i: position
   int position;                                     ///< of the entry or the sequence
 };
-void compare(const Case& c, const samples::Interpreted* of, const Row& at, Rows& q, Rows& k,
-             Rows& v, Rows& o, float lse, double& o_error, double& lse_error) {
+void compare(const Case& c, const BlockLists& lists, const samples::Interpreted* of, const Row& at,
+             Rows& q, Rows& k, Rows& v, Rows& o, float lse, double& o_error, double& lse_error) {
   const Problem p = make_problem(c);
   const int head_k = at.head / (c.heads_q / c.heads_k);
-  const KeyRange seen = p.visible_keys({0, at.queries, 0, at.keys}, at.i);
+  const KeyRange range = p.visible_keys({0, at.queries, 0, at.keys}, at.i);
   std::vector<double> s;
+  std::vector<int> seen;
   double largest = 1.0;
-  for (auto j = seen.begin; j < seen.end; ++j) {
+  for (auto j = range.begin; j < range.end; ++j) {
+    if (!lists.has(c.blocks, at.batch, at.head, at.i, j)) continue;
+    seen.push_back(static_cast<int>(j));
     double x = 0.0;
     for (int d = 0; d < c.dim; ++d) {
       x += static_cast<double>(wide(q.at(at.batch, at.head, at.q_row)[d])) *
@@ -111,24 +116,23 @@ void compare(const Case& c, const samples::Interpreted* of, const Row& at, Rows&
     if (c.alibi) x -= slope(c, at.head) * std::fabs(at.i + at.keys - at.queries - double(j));
     if (of != nullptr) {
       const expression::Point point = {at.position, at.head, at.i, j, at.queries, at.keys, x};
-      x = of->is_visible(point) ? of->value(point) : -std::numeric_limits<double>::infinity();
-      if (std::isinf(x)) {
-        s.push_back(x);
+      if (!of->is_visible(point)) {
+        seen.pop_back();
         continue;
       }
+      x = of->value(point);
     }
     s.push_back(x);
     largest = std::max(largest, std::fabs(x));
   }
-  double m = s.empty() ? 0.0 : *std::max_element(s.begin(), s.end());
-  if (std::isinf(m)) s.clear(), m = 0.0;  // nothing is visible
+  const double m = s.empty() ? 0.0 : *std::max_element(s.begin(), s.end());
   double l = 0.0;
   for (double& x : s) l += x = std::exp(x - m);
   const Bits* got = o.at(at.batch, at.head, at.q_row);
   for (int d = 0; d < c.dim_v; ++d) {
     double x = 0.0;
     for (std::size_t j = 0; j < s.size(); ++j) {
-      x += s[j] / l * wide(v.at(at.batch, head_k, at.k_row + static_cast<int>(seen.begin + j))[d]);
+      x += s[j] / l * wide(v.at(at.batch, head_k, at.k_row + seen[j])[d]);
     }
     const double off = std::fabs(x - wide(got[d]));
     o_error = std::isnan(off) ? 1e9 : std::max(o_error, off);

@@ -1,7 +1,9 @@
 /// Random small problems: sizes, masks, strides and types that no list of cases names together.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <initializer_list>
+#include <utility>
 
 #include "harness/case.h"
 #include "problem/philox.h"
@@ -81,67 +83,186 @@ void draw_type(std::uint64_t seed, std::int64_t index, Draw& draw, Case& c) {
   c.head_dim_v = of_type.percent(75) ? c.head_dim : head_dim(of_type, 1, kMostDim);
 }
 
-void draw_sizes(Draw& draw, Case& c) {
-  c.batch = draw.between(1, 3);
+enum class MaskForm : std::uint8_t {
+  none,
+  causal,
+  top_left,
+  window,
+  causal_window,
+  top_left_window,
+  hidden,
+  causal_hidden,
+  blocks,
+};
+constexpr std::int64_t kMaskForms = 9;
+
+enum class Source : std::uint8_t { equal, own, lengths, few_queries, packed, packed_own, paged };
+constexpr std::int64_t kSources = 7;
+
+bool is_packed(Source source) { return source == Source::packed || source == Source::packed_own; }
+
+void draw_heads(Draw& draw, Case& c) {
   c.heads_k = draw.between(1, 3);
-  c.heads_q = c.heads_k * draw.one_of<std::int64_t>({1, 1, 1, 2, 3, 4});
-  c.seq_q = length(draw);
-  c.seq_k = draw.percent(50) ? c.seq_q : length(draw);
-  const std::int64_t most = c.head_dim + c.head_dim_v > 256 ? kMostPairs / 2 : kMostPairs;
-  while (c.batch * c.heads_q * c.seq_q * c.seq_k > most) {
-    c.batch = 1;
+  c.heads_q = c.heads_k * draw.one_of<std::int64_t>({1, 1, 1, 1, 2, 3, 4, 4, 5, 8, 16});
+  if (draw.percent(1)) {
+    c.heads_q = 0;
+    c.heads_k = draw.between(0, 2);
+  }
+}
+
+/// Fewer heads until there are at most `most` pairs.
+void bound_pairs(Case& c, std::int64_t pairs_of_head, std::int64_t most) {
+  while (c.heads_q * pairs_of_head > most && c.heads_q > 1) {
     if (c.heads_q > c.heads_k) {
-      c.heads_q = c.heads_k;
-    } else if (c.heads_k > 1) {
-      c.heads_q = c.heads_k = 1;
+      c.heads_q = c.heads_q / c.heads_k / 2 * c.heads_k;
+      c.heads_q = std::max(c.heads_q, c.heads_k);
     } else {
-      break;
+      c.heads_q = c.heads_k = 1;
     }
   }
 }
 
-void draw_positions(Draw& draw, Case& c) {
-  switch (draw.between(0, 7)) {
-    case 0:
-    case 1:
-    case 2:
+void draw_packed(Draw& draw, Source source, std::int64_t most, Case& c) {
+  PackedCase packed;
+  const std::int64_t count = draw.between(1, 4);
+  std::int64_t pairs = 0;
+  for (std::int64_t n = 0; n < count; ++n) {
+    const std::int64_t q = draw.percent(10) ? 0 : length(draw);
+    const std::int64_t k = source == Source::packed ? q : draw.percent(10) ? 0 : length(draw);
+    if (n > 0 && pairs + q * k > most) break;
+    pairs += q * k;
+    packed.q_lengths.push_back(q);
+    packed.k_lengths.push_back(k);
+  }
+  if (draw.percent(25)) {
+    packed.tail_q = draw.between(0, 5);
+    packed.tail_k = draw.between(0, 5);
+  }
+  packed.wide_offsets = draw.percent(25);
+  packed.give_max = draw.percent(25);
+  c.batch = static_cast<std::int64_t>(packed.q_lengths.size());
+  c.seq_q = packed.tail_q;
+  c.seq_k = packed.tail_k;
+  for (const std::int64_t n : packed.q_lengths) c.seq_q += n;
+  for (const std::int64_t n : packed.k_lengths) c.seq_k += n;
+  c.packed = std::move(packed);
+  bound_pairs(c, pairs, most);
+}
+
+/// Heads and lengths, from the source given.
+void draw_sizes(Draw& draw, Source source, Case& c) {
+  const std::int64_t most = c.head_dim + c.head_dim_v > 256 ? kMostPairs / 2 : kMostPairs;
+  draw_heads(draw, c);
+  if (is_packed(source)) return draw_packed(draw, source, most, c);
+  c.batch = draw.between(1, 3);
+  const bool few = source == Source::few_queries || source == Source::paged;
+  c.seq_q = few ? draw.between(1, 8) : length(draw);
+  c.seq_k = source == Source::equal ? c.seq_q : few ? draw.between(1, 1000) : length(draw);
+  if (source == Source::paged) {
+    c.page_size = draw.one_of<std::int64_t>({1, 7, 16, 64});
+    c.seq_k = (c.seq_k + c.page_size - 1) / c.page_size * c.page_size;
+    c.backward = false;
+  }
+  if (c.batch * c.heads_q * c.seq_q * c.seq_k > most) c.batch = 1;
+  bound_pairs(c, c.seq_q * c.seq_k, most);
+  if (source == Source::equal || source == Source::own) return;
+  for (std::int64_t b = 0; b < c.batch; ++b) {
+    c.key_lengths.push_back(draw.percent(25) ? c.seq_k : draw.between(0, c.seq_k));
+  }
+}
+
+/// Queries and keys of the longest entry.
+std::array<std::int64_t, 2> longest(const Case& c) {
+  if (!c.packed) return {c.seq_q, c.seq_k};
+  return {std::ranges::max(c.packed->q_lengths), std::ranges::max(c.packed->k_lengths)};
+}
+
+void draw_window(Draw& draw, Case& c) {
+  const std::int64_t most = std::max<std::int64_t>(longest(c)[1], 1);
+  if (draw.percent(80)) c.window.left = draw.between(-5, most);
+  if (draw.percent(60) || !c.window.left) c.window.right = draw.between(-5, most);
+}
+
+/// A mask with whole rows hidden has a dO there that is not finite: CONTRACT 3.
+void draw_hidden(Draw& draw, Case& c) {
+  MaskCase mask{.axes = {!c.packed && draw.percent(50), draw.percent(50), true, true}};
+  const std::int64_t rows = longest(c)[0],
+                     row = draw.between(0, std::max<std::int64_t>(rows, 1) - 1);
+  if (draw.percent(30) && !c.packed) {
+    mask.hide.push_back({.kind = Region::Kind::rows, .begin = row, .end = row});
+    c.pokes.push_back({.tensor = 'o',
+                       .begin = {0, 0, row, 0},
+                       .end = {-1, -1, row, -1},
+                       .value = draw.one_of({HUGE_VAL, -HUGE_VAL, std::nan("")})});
+  }
+  if (mask.hide.empty() || draw.percent(50)) {
+    mask.hide.push_back({.kind = Region::Kind::some, .fraction = draw.one_of({0.1, 0.3, 0.9})});
+  }
+  c.mask = std::move(mask);
+}
+
+void draw_mask(Draw& draw, MaskForm form, Case& c) {
+  switch (form) {
+    case MaskForm::none:
+      return;
+    case MaskForm::causal:
+    case MaskForm::causal_window:
+    case MaskForm::causal_hidden:
       c.causal = Causal::bottom_right;
       break;
-    case 3:
+    case MaskForm::top_left:
+    case MaskForm::top_left_window:
       c.causal = Causal::top_left;
       break;
-    case 4:
-    case 5: {
-      if (draw.percent(80)) c.window.left = draw.between(-5, c.seq_k);
-      if (draw.percent(60)) c.window.right = draw.between(-5, c.seq_k);
-      if (draw.percent(25)) c.causal = Causal::bottom_right;
-      break;
-    }
+    case MaskForm::blocks:
+      if (draw.percent(50)) c.causal = Causal::bottom_right;
+      c.blocks = BlocksCase{.block_q = draw.one_of<std::int64_t>({16, 64, 128}),
+                            .block_k = draw.one_of<std::int64_t>({16, 32, 64, 128}),
+                            .per_batch = draw.percent(50),
+                            .per_head = draw.percent(50),
+                            .density = draw.one_of({0.2, 0.6, 1.0}),
+                            .full_flags = draw.percent(50)};
+      return;
     default:
       break;
   }
-  if (draw.percent(8)) {
-    for (std::int64_t b = 0; b < c.batch; ++b) {
-      c.key_lengths.push_back(draw.between(0, c.seq_k));
-    }
+  if (form == MaskForm::window || form == MaskForm::causal_window ||
+      form == MaskForm::top_left_window) {
+    draw_window(draw, c);
   }
+  if (form == MaskForm::hidden || form == MaskForm::causal_hidden) draw_hidden(draw, c);
+}
+
+/// One in six is so negative somewhere that float32 keeps nothing of a score beside it.
+void draw_bias(Draw& draw, Case& c) {
+  BiasCase bias{.axes = {!c.packed && draw.percent(50), draw.percent(50), draw.percent(50), true},
+                .dtype = draw.one_of({DType::float32, DType::float32, DType::bfloat16})};
+  if (draw.percent(16)) {
+    BiasCase::Override huge{.value = draw.one_of({-1e9, -1e30}), .lowest = draw.percent(30)};
+    if (huge.lowest) huge.value = 0.0;
+    if (draw.percent(50)) huge.region = {.kind = Region::Kind::some, .fraction = 0.5};
+    bias.overrides.push_back(huge);
+  }
+  c.bias = std::move(bias);
 }
 
 void draw_scores(Draw& draw, Case& c) {
-  if (draw.percent(10)) c.softcap = draw.one_of({2.0, 15.0, 50.0});
-  if (draw.percent(10)) c.alibi = draw.one_of({Case::Alibi::per_head, Case::Alibi::per_batch});
-  if (draw.percent(10)) c.scale = draw.one_of({0.0, 1.0, -0.3, 0.05});
-  if (draw.percent(4)) c.sinks = Fill{};
-  if (draw.percent(4)) {
+  const std::int64_t form = draw.between(0, 8);
+  const bool has_bias = form == 3 || form == 7;
+  if (form == 1 || form == 6) c.softcap = draw.one_of({2.0, 15.0, 50.0});
+  if (form == 2 || form == 6)
+    c.alibi = draw.one_of({Case::Alibi::per_head, Case::Alibi::per_batch});
+  if (has_bias) draw_bias(draw, c);
+  if (form == 4 || form == 7) c.sinks = Fill{};
+  if (form == 5) {
     c.dropout = {.p = 0.3, .seed = static_cast<std::uint64_t>(draw.between(0, 1000000))};
   }
-  if (draw.percent(4)) {
-    c.mask = MaskCase{.axes = {draw.percent(50), draw.percent(50), true, true},
-                      .hide = {{.kind = Region::Kind::some, .fraction = 0.3}}};
+  if (form == 8) {
+    c.score_mod = draw.one_of({Case::ScoreModKind::distance, Case::ScoreModKind::wave});
   }
-  if (draw.percent(4)) {
-    c.bias = BiasCase{.axes = {draw.percent(50), draw.percent(50), draw.percent(50), true}};
-  }
+  if (draw.percent(10)) c.scale = draw.one_of({0.0, 1.0, -0.3, 0.05});
+  // A sink's gradient reads delta of hidden rows too.
+  if (c.sinks) c.pokes.clear();
   c.deterministic = draw.percent(30);
 }
 
@@ -151,14 +272,16 @@ void draw_memory(Draw& draw, Case& c) {
         draw.one_of({Layout::bshd, Layout::bshd, Layout::sbhd, Layout::qkv, Layout::transposed,
                      Layout::step2, Layout::padded, Layout::reversed, Layout::expanded});
   }
-  const bool can_share = c.seq_q == c.seq_k && c.head_dim == c.head_dim_v;
+  const bool can_share = c.seq_q == c.seq_k && c.head_dim == c.head_dim_v && c.page_size == 0;
   if (c.layout == Layout::qkv && !can_share) c.layout = Layout::bshd;
   if (draw.percent(40)) {
     c.d_o_layout =
         draw.one_of({Layout::bshd, Layout::transposed, Layout::padded, Layout::expanded});
   }
+  // A row of an expanded dO is every row.
+  if (!c.pokes.empty() && c.d_o_layout == Layout::expanded) c.d_o_layout = Layout::bshd;
   c.lse = !draw.percent(10);
-  c.d_lse = draw.percent(20);
+  c.d_lse = c.backward && draw.percent(20);
   if (draw.percent(10)) c.q.scale = c.k.scale = draw.one_of({3.0, 0.2});
 }
 
@@ -168,8 +291,12 @@ Case random_case(std::uint64_t seed, std::int64_t index) {
   Draw draw(seed, index);
   Case c;
   draw_type(seed, index, draw, c);
-  draw_sizes(draw, c);
-  draw_positions(draw, c);
+  const auto form = static_cast<MaskForm>(draw.between(0, kMaskForms - 1));
+  auto source = static_cast<Source>(draw.between(0, kSources - 1));
+  // A block list has no packed form.
+  if (form == MaskForm::blocks && is_packed(source)) source = Source::lengths;
+  draw_sizes(draw, source, c);
+  draw_mask(draw, form, c);
   draw_scores(draw, c);
   draw_memory(draw, c);
   return c;

@@ -21,7 +21,8 @@ namespace tilewise::cli {
 namespace {
 
 struct CheckFlags {
-  bool smoke = false, conformance = false, edge = false, large = false, all = false;
+  bool smoke = false, conformance = false, three_way = false;
+  bool edge = false, large = false, all = false;
   std::string kernel, implementation, format, output;
   std::vector<std::string> cases;
   std::uint64_t seed = 1;
@@ -48,10 +49,11 @@ std::vector<Case> wanted_cases(const CheckFlags& flags) {
   for (const std::string& line : flags.cases) cases.push_back(parse_case(line));
   if (!cases.empty()) return cases;
   for (std::int64_t n = 0; n < flags.random; ++n) cases.push_back(random_case(flags.seed, n));
-  const bool none = cases.empty() && !flags.smoke && !flags.conformance && !flags.edge &&
-                    !flags.large && !flags.all;
+  const bool none = cases.empty() && !flags.smoke && !flags.conformance && !flags.three_way &&
+                    !flags.edge && !flags.large && !flags.all;
   const std::pair<const char*, bool> sets[] = {{"smoke", flags.smoke || none},
                                                {"conformance", flags.conformance},
+                                               {"three_way", flags.three_way},
                                                {"edge", flags.edge},
                                                {"large", flags.large}};
   for (const auto& [name, wanted] : sets) {
@@ -222,9 +224,11 @@ void add_check(CLI::App& program, int& exit_code) {
   const char* sets = "Cases (default: --smoke)";
   app->add_flag("--smoke", flags->smoke, "a few of each kind, seconds")->group(sets);
   app->add_flag("--conformance", flags->conformance, "all that the contract says")->group(sets);
+  app->add_flag("--three-way", flags->three_way, "every three options that go together")
+      ->group(sets);
   app->add_flag("--edge", flags->edge, "inputs that broke other libraries")->group(sets);
   app->add_flag("--large", flags->large, "sizes past 2^31 elements; much memory")->group(sets);
-  app->add_flag("--all", flags->all, "smoke, conformance and edge")->group(sets);
+  app->add_flag("--all", flags->all, "smoke, conformance, three-way and edge")->group(sets);
   add_integer(*app, "--random", flags->random, "small problems drawn from --seed", 0, 1'000'000'000)
       ->group(sets)
       ->option_text("N");

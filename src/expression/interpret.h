@@ -40,6 +40,7 @@ class Interpreter {
     return values_[static_cast<std::size_t>(node)].integer;
   }
   bool boolean(std::int32_t node) const { return integer(node) != 0; }
+
  private:
   Value evaluate(const Node& node);
   Value reduced(const Node& node);

@@ -173,7 +173,7 @@ std::int32_t NodeTable::make(Op op, std::span<const std::int32_t> given) {
   std::array<std::int32_t, 4> ordered{};
   std::copy(given.begin(), given.end(), ordered.begin());
   const std::span<const std::int32_t> args(ordered.data(), given.size());
-  if (commutes(op) && ordered[0] > ordered[1]) std::swap(ordered[0], ordered[1]);
+  if (commutes(op) && shape(ordered[0]) > shape(ordered[1])) std::swap(ordered[0], ordered[1]);
   const Type operands = (*this)[args.back()].type;  // where's values come last
   const bool constant = std::all_of(
       args.begin(), args.end(), [&](std::int32_t arg) { return (*this)[arg].op == Op::constant; });
@@ -285,8 +285,18 @@ std::int32_t NodeTable::intern(Node node) {
     node.depends = depends_of(node, affine);
     nodes_.push_back(node);
     affine_.push_back(affine);
+    shapes_.push_back(shape_of(node));
   }
   return at->second;
+}
+
+std::size_t NodeTable::shape_of(Node node) const {
+  std::size_t shape = 0;
+  for (std::size_t n = 0; n < node.count; ++n) {
+    shape = (shape ^ this->shape(node.args[n])) * 0x9E3779B97F4A7C15U + n;
+    node.args[n] = 0;
+  }
+  return shape ^ Hash()(node);
 }
 
 NodeTable::Affine NodeTable::affine_of(const Node& node) const {
@@ -357,42 +367,52 @@ std::uint8_t NodeTable::depends_of(const Node& node, const Affine& affine) const
 }
 
 Program NodeTable::finish(std::span<std::int32_t*> roots) const {
-  std::vector<std::int32_t> moved(nodes_.size(), -1);
-  for (const std::int32_t* root : roots) moved[static_cast<std::size_t>(*root)] = 0;
-  for (std::size_t n = nodes_.size(); n-- > 0;) {
-    if (moved[n] < 0) continue;
-    for (int a = 0; a < nodes_[n].count; ++a) {
-      moved[static_cast<std::size_t>(nodes_[n].args[static_cast<std::size_t>(a)])] = 0;
-    }
-  }
   Program program;
   program.captures = captures_;
   for (const CaptureType& capture : captures_) {
     program.text += std::string(dtype_name(capture.dtype)) + std::to_string(capture.rank) + ' ';
   }
-  for (std::size_t n = 0; n < nodes_.size(); ++n) {
-    if (moved[n] < 0) continue;
-    Node node = nodes_[n];
-    for (int a = 0; a < node.count; ++a) {
-      std::int32_t& arg = node.args[static_cast<std::size_t>(a)];
-      arg = moved[static_cast<std::size_t>(arg)];
+  std::vector<std::int32_t> moved(nodes_.size(), -1);
+  const auto place = [&](std::int32_t n) {
+    Node node = (*this)[n];
+    for (std::size_t a = 0; a < node.count; ++a) {
+      node.args[a] = moved[static_cast<std::size_t>(node.args[a])];
     }
     if (node.op == Op::constant && wrap32(node.integer) != node.integer) {
       throw InvalidArgument("expression: the integer " + std::to_string(node.integer) +
                             " does not fit in 32 bits; make it a real");
     }
-    moved[n] = static_cast<std::int32_t>(program.nodes.size());
+    moved[static_cast<std::size_t>(n)] = static_cast<std::int32_t>(program.nodes.size());
     program.nodes.push_back(node);
     program.text += node_text(node) + ';';
+  };
+  // Depth first: a node is placed when it is met after its arguments.
+  for (std::int32_t* root : roots) {
+    std::vector<std::int32_t> open{*root};
+    while (!open.empty()) {
+      const std::int32_t n = open.back();
+      if (moved[static_cast<std::size_t>(n)] >= 0) {
+        open.pop_back();
+        continue;
+      }
+      const Node& node = (*this)[n];
+      bool ready = true;
+      for (std::size_t a = node.count; a-- > 0;) {
+        if (moved[static_cast<std::size_t>(node.args[a])] >= 0) continue;
+        open.push_back(node.args[a]);
+        ready = false;
+      }
+      if (!ready) continue;
+      place(n);
+      open.pop_back();
+    }
+    *root = moved[static_cast<std::size_t>(*root)];
   }
   if (program.nodes.size() > kMaxNodes) {
     throw InvalidArgument("expression: " + std::to_string(program.nodes.size()) +
                           " operations, more than " + std::to_string(kMaxNodes));
   }
-  for (std::int32_t* root : roots) {
-    *root = moved[static_cast<std::size_t>(*root)];
-    program.text += std::to_string(*root) + ' ';
-  }
+  for (const std::int32_t* root : roots) program.text += std::to_string(*root) + ' ';
   return program;
 }
 

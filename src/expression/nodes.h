@@ -32,7 +32,8 @@ class NodeTable {
   std::int32_t make(Op op, std::initializer_list<std::int32_t> args);
   std::int32_t make(Op op, std::span<const std::int32_t> args);
 
-  /// The program of the nodes that `roots` need, in their order, with `roots` renumbered. Throws
+  /// The program of the nodes that `roots` need, with `roots` renumbered. The order is that of the
+  /// formula, whatever order the nodes were made in, so that equal formulas are one text. Throws
   /// InvalidArgument for more than kMaxNodes nodes and for a constant that 32 bits do not hold.
   Program finish(std::span<std::int32_t*> roots) const;
 
@@ -57,12 +58,15 @@ class NodeTable {
   /// A node that is the same as op(args), or -1.
   std::int32_t shortened(Op op, std::span<const std::int32_t> args);
   std::int32_t intern(Node node);
+  std::size_t shape_of(Node node) const;
+  std::size_t shape(std::int32_t node) const { return shapes_[static_cast<std::size_t>(node)]; }
   Affine affine_of(const Node& node) const;
   std::uint8_t depends_of(const Node& node, const Affine& affine) const;
 
   std::vector<CaptureType> captures_;
   std::vector<Node> nodes_;
   std::vector<Affine> affine_;
+  std::vector<std::size_t> shapes_;  ///< hashes of what each node computes, for a fixed order
   std::unordered_map<Node, std::int32_t, Hash, Equal> known_;
 };
 

@@ -253,6 +253,8 @@ PROGRAMS = {
     "flash_sm80_ragged": False,
     "flash_sm80_expressions": True,
     "fwd_sm90": True,
+    "fwd_sm90_lists": True,
+    "fwd_sm90_expressions": True,
     "bwd_sm90": False,
     "bwd_sm90_expressions": True,
     "bwd_dq_sm90": False,

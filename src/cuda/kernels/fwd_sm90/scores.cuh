@@ -106,6 +106,7 @@ struct Scores {
   }
   /// The caller's functions, after modify(): scores become natural logits, hidden ones -inf.
   /// `at`: the warp's first row and the block's first key.
+  template <bool kMasks>
   __forceinline__ void apply_expressions(const Args& args, const PairCorner& at, int lane) {
     const Place place = place_of(at);
     if constexpr (kExpressions.score != 0) {
@@ -119,7 +120,7 @@ struct Scores {
                                 natural * s, *captures);
           });
     }
-    if constexpr (kExpressions.mask != 0) {
+    if constexpr (kExpressions.mask != 0 && kMasks) {
       using Function = MaskFunction<kExpressions.mask>;
       for_each_pair<Function, false, 1, kBlockN / 8>(
           at, of_mask, *captures, lane, [&](int, int n, int e, const auto& query, const auto& key) {
@@ -198,14 +199,16 @@ struct Scores {
   }
 
   /// Hidden scores become -inf: replaced, so that nothing of a hidden key leaks. CONTRACT 4, 5, 10.
-  /// `begin`, `end`: columns that each row sees, from the thread's first one on.
+  /// `begin`, `end`: columns that each row sees, from the thread's first one on; of them those in
+  /// `listed`, a bit a score.
   template <int kCount>
-  __forceinline__ void mask(const int (&begin)[2], const int (&end)[2]) {
+  __forceinline__ void mask(const int (&begin)[2], const int (&end)[2], u32 listed = ~0U) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       // One bit a score: the tests of eight of them are one instruction.
       const int from = scores_before(begin[r]), to = scores_before(end[r]);
-      const u32 visible = bit_mask(static_cast<u32>(from), static_cast<u32>(max(to - from, 0)));
+      const u32 visible =
+          bit_mask(static_cast<u32>(from), static_cast<u32>(max(to - from, 0))) & listed;
 #pragma unroll
       for (int i = 0; i < kCount / 2; ++i) {
         if ((visible >> i & 1) == 0) rS[4 * (i / 2) + 2 * r + i % 2] = -infinity();

@@ -7,6 +7,7 @@
 #include "cuda/host/constants.h"
 #include "cuda/host/expressions.h"
 #include "cuda/host/tile_order.h"
+#include "cuda/kernels/rows/tile_lists.h"
 #include "plan/accounting.h"
 #include "plan/decisive.h"
 #include "problem/blocks.h"
@@ -50,6 +51,17 @@ constexpr Sm90Tile kTiles256[] = {{2, 80, 2, {4.6, 1.563}, {4.3, 1.505}, kTwo},
                                   {2, 64, 3, {4.3, 1.16}, {4.3, 1.16}, kWindow256},
                                   {1, 64, 3, {4.0, 1.5}, {4.0, 1.5}, kLazyRescale | kTrustMaxima}};
 
+// With a block list: a row block of two warpgroups is one of the list's of 128 queries or a part of
+// it. Keys by 128, by 64 where blocks of keys are smaller or dims larger.
+constexpr unsigned kList = kPingPong | kPingPongMasked | kTrustMaxima;
+constexpr Sm90Tile kLists64[] = {
+    {2, 128, 4, {2.0, 0.85}, {2.0, 0.9}, kList | kOwnO | kLazyRescale | kValuesFirst},
+    {2, 64, 6, {2.0, 0.5}, {2.0, 0.55}, kList | kOwnO | kLazyRescale | kValuesFirst}};
+constexpr Sm90Tile kLists128[] = {{2, 128, 2, {2.1, 1.284}, {2.1, 1.35}, kList | kOwnO},
+                                  {2, 64, 4, {2.1, 0.7}, {2.1, 0.75}, kList | kOwnO}};
+constexpr Sm90Tile kLists256[] = {
+    {2, 64, 3, {4.3, 1.3}, {4.3, 1.4}, kList | kLazyRescale | kExtraKeyStage}};
+
 /// Up to this many keys, memory is a large part of the time: sections of heads are small, and the
 /// start and end of a tile count.
 constexpr std::int64_t kShortKeys = 2048;
@@ -71,7 +83,7 @@ Modification modification(const Problem& p) {
 /// Blocks of keys that a tile takes on average, those that a diagonal cuts counted whole.
 double blocks_of_tile(const Problem& p, const Sm90Tile& tile) {
   const auto rows = static_cast<double>(sm90_query_rows(p));
-  const double keys = visible_pairs(p) / std::max(1.0, rows);
+  const double keys = std::min(visible_pairs(p), listed_pairs(p)) / std::max(1.0, rows);
   const double cut = p.has_positional_mask() ? 0.5 * (tile.block_n + tile.block_m()) : 0.0;
   const double all = std::ceil(static_cast<double>(p.seq_k) / tile.block_n);
   return std::clamp((keys + cut) / tile.block_n, 1.0, all);
@@ -124,6 +136,11 @@ double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardwar
 std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
   const int dim = sm80::padded(p.head_dim), dim_v = sm80::padded(p.head_dim_v);
   const int larger = std::max(dim, dim_v);
+  if (p.block_list.defined()) {
+    if (larger > 128) return kLists256;
+    const std::span<const Sm90Tile> of = larger <= 64 ? kLists64 : kLists128;
+    return of.subspan(p.block_list.block_k < 128 ? 1 : 0, 1);
+  }
   std::span<const Sm90Tile> tiles = kTiles256;
   if (dim == 192 && dim_v <= 128) {
     tiles = kTiles192Values128;
@@ -141,7 +158,8 @@ std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
 
 int sm90_pack_shift(const Problem& p, const Sm90Tile& tile) {
   const std::int64_t group = p.group();
-  if (group <= 1 || group > 64 || p.alibi_slopes.defined() || expressions_of(p).any()) return 0;
+  const bool apart = p.alibi_slopes.defined() || p.block_list.defined() || expressions_of(p).any();
+  if (group <= 1 || group > 64 || apart) return 0;
   int shift = 0;
   while (std::int64_t{1} << shift < group) ++shift;
   // The map of packed sequences has no axis left for the heads of a group.
@@ -202,11 +220,12 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   config.lazy_rescale = tile.has(kLazyRescale);
   config.mask = sm90_mask(p).mask;
   config.skip_blocks = tile.has(kSkipBlocks);
+  config.lists = tile_lists_kind(p, tile.block_m(), tile.block_n);
   config.modification = modification(p);
   config.expressions = expressions_of(p);
-  // Under a mask of the caller's own, rows may have seen nothing before a block that they see.
+  // Under a mask function without a list, rows may have seen nothing before a block that they see.
   config.trust_maxima = tile.has(kTrustMaxima) && config.modification != Modification::general &&
-                        config.expressions.mask == 0;
+                        (config.expressions.mask == 0 || config.lists != fwd_sm90::Lists::none);
   config.lengths = sm90_lengths(p);
   config.pack_heads = sm90_pack_shift(p, tile) > 0;
   config.split = split;
@@ -216,7 +235,8 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   const QueryGrid g = query_grid(p, tile);
   const bool dense = config.lengths == Lengths::dense;
   const double tiles = static_cast<double>(g.heads * g.blocks) * (split ? kMostSplits : 1);
-  config.dynamic = (masked || tile.has(kChainShort) || !dense) && tiles < 0x1p23;
+  const bool listed = config.lists != tile::Lists::none;
+  config.dynamic = (masked || tile.has(kChainShort) || !dense || listed) && tiles < 0x1p23;
   config.chain_tiles = tile.has(kChainShort) && !split && dense && !config.pack_heads &&
                        config.mask != Mask::both && (!masked || p.seq_k <= kShortKeys);
   const bool plain = dense && !config.pack_heads && !split;
@@ -226,7 +246,7 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
                      (unmodified || (config.modification == Modification::softcap &&
                                      config.mask == Mask::right && !config.expressions.any()));
   // The short tiles of a window wait for Q as often as for keys.
-  const bool short_window = is_short_window(p) && plain;
+  const bool short_window = is_short_window(p) && plain && !listed;
   const bool early_q = short_window && tile.has(kEarlyQWindow) && unmodified;
   config.q_buffers = config.chain_tiles || early_q ? 2 : 1;
   config.q_by_need = short_window && tile.has(kQByNeed);
@@ -275,6 +295,7 @@ Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
       if (wanted < 1) return;
       // Fewer than two blocks a part do not pay for the merge.
       if (wanted > 1 && (blocks < 2 * wanted || wanted > kMostSplits)) return;
+      if (wanted > 1 && p.block_list.defined()) return;
       const std::int64_t per_part = ceil_div(blocks, wanted);
       const int splits = static_cast<int>(ceil_div(blocks, per_part));
       const double ms = predict(p, tile, splits, machine);

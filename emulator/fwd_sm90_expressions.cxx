@@ -1,11 +1,21 @@
-/// The cases of fwd_sm90 with the caller's own functions.
-#pragma once
-
-#include "fwd_sm90_truth.h"
+/// fwd_sm90 with score functions and masks of the caller's own on the emulator, against the
+/// interpreter of their programs.
+#include "fwd_sm90_check.h"
 
 namespace {
 
-const Case kExpressionCases[] = {
+constexpr Config kConfigs[] = {
+    with_sample(tile64(3, Mask::right), 0),
+    with_sample(modified(tile64(3, Mask::none), Modification::general), 0),
+    with_sample(tile64(3, Mask::none), 1),
+    with_sample(with(tile64(3, Mask::both), Lengths::packed, false, false), 2),
+    with_sample(tile128(Mask::right, 128), 3),
+    with_sample(with(tile64(1, Mask::none), Lengths::keys, false, true), 3),
+    with_sample(listed(64, 128, Lists::whole, Mask::none), 1),
+    with_sample(listed(64, 64, Lists::parts, Mask::right), 0),
+};
+
+const Case kCases[] = {
     {.name = "slopes by head, causal",
      .dim = 64,
      .dim_v = 64,
@@ -64,6 +74,30 @@ const Case kExpressionCases[] = {
      .block_m = 64,
      .splits = 3,
      .sample = 3},
+    {.name = "softcap, floors, documents, a block list with full blocks",
+     .dim = 64,
+     .dim_v = 64,
+     .heads_q = 2,
+     .heads_k = 2,
+     .queries = {390, 390},
+     .keys = {390, 390},
+     .blocks = {.q = 128, .k = 128, .density = 0.8, .full = true},
+     .sample = 1},
+    {.name = "slopes by head, causal, a list of blocks of 64",
+     .dim = 64,
+     .dim_v = 64,
+     .heads_q = 2,
+     .heads_k = 2,
+     .queries = {300, 300},
+     .keys = {300, 300},
+     .causal = Causal::bottom_right,
+     .blocks = {.q = 64, .k = 64, .by_head = true, .full = true},
+     .sample = 0},
 };
 
 }  // namespace
+
+int main() {
+  for (const Case& c : kCases) check<kConfigs>(c);
+  return failures == 0 ? 0 : 1;
+}
