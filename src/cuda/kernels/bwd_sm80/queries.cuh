@@ -253,7 +253,6 @@ struct QueryGradient {
     }
     hide(S, key, shown);
   }
-  /// Of what the score function gave.
   __forceinline__ void subtract_lse2(Acc (&S)[kM][kN]) const {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {

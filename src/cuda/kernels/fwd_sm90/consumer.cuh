@@ -189,11 +189,6 @@ struct Consumer : Rows<kConfig> {
 
   // ---- softmax step
 
-  __forceinline__ PairCorner corner(int first, int key) const {
-    return {
-        tile.batch, tile.head, first, key, queries<kConfig>(args, tile), keys<kConfig>(args, tile)};
-  }
-
   /// The thread's first kCount scores; `half`: those begin there.
   template <bool kMasked, int kCount = kScores>
   __forceinline__ void adjust_scores(int block, int half = 0) {
@@ -208,26 +203,14 @@ struct Consumer : Rows<kConfig> {
     if constexpr (kConfig.expressions.any()) {
       // Of a block list, what is not masked is full: no mask applies there.
       Base::template apply_expressions<kMasked || !kListed<kConfig>>(
-          args, corner(first + warp * 16, column - 2 * (lane % 4)), opaque(lane));
+          args, corner_of<kConfig>(args, tile, first + warp * 16, column - 2 * (lane % 4)),
+          opaque(lane));
     }
-    if constexpr (kMasked) mask_scores<kCount>(rows, column);
-  }
-  /// Of `rows`, keys from `column` on: the thread's first kCount scores.
-  template <int kCount>
-  __forceinline__ void mask_scores(const int (&rows)[2], int column) {
-    const int seq_k = keys<kConfig>(args, tile);
-    const Diagonals d = diagonals<kConfig>(args, tile);
-    int begin[2] = {}, end[2] = {seq_k - column, seq_k - column};
-    if constexpr (kConfig.mask != Mask::none) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        end[r] = min(end[r], rows[r] + d.high - column);
-        if constexpr (kConfig.mask == Mask::both) begin[r] = rows[r] + d.low - column;
-      }
+    if constexpr (kMasked) {
+      Base::template mask_rows<kCount>(args, tile, rows, column,
+                                       kConfig.lists == Lists::parts ? listed : ~0U);
     }
-    Base::template mask<kCount>(begin, end, kConfig.lists == Lists::parts ? listed : ~0U);
   }
-
   __forceinline__ void pack_p() {
 #pragma unroll
     for (int i = 0; i < kBlockN / 4; ++i) rP[i] = pack<kConfig.element>(rS[2 * i], rS[2 * i + 1]);
@@ -466,7 +449,7 @@ struct Consumer : Rows<kConfig> {
                       ? 0.0F
                       : kLog2e * args.alibi[tile.batch * args.alibi_b + tile.head * args.alibi_h];
         }
-        if constexpr (kConfig.expressions.any()) Base::enter_place(place_of(corner(0, 0)));
+        if constexpr (kConfig.expressions.any()) Base::enter_place(args, tile);
         process_blocks();
         if constexpr (kConfig.own_o) release_q();
         const Finished done{tile, group_query()};

@@ -17,6 +17,13 @@ using namespace tile;
 /// exponent (those of other kernels count as such), or by a series on the way.
 enum class Cap : int { before, series, cubic };
 
+/// Where rows from query `first` on and keys from `key` on of a tile lie.
+template <Config kConfig>
+__forceinline__ PairCorner corner_of(const Args& args, const Tile& tile, int first, int key) {
+  return {
+      tile.batch, tile.head, first, key, queries<kConfig>(args, tile), keys<kConfig>(args, tile)};
+}
+
 /// Scores of 64 rows x block_n keys, as wgmma leaves them, and the statistics of the thread's two
 /// rows (r and r + 8 of the warp).
 template <Config kConfig>
@@ -98,7 +105,8 @@ struct Scores {
   }
 
   /// What the caller's functions have of a batch entry and a head.
-  __forceinline__ void enter_place(const Place& place) {
+  __forceinline__ void enter_place(const Args& args, const Tile& tile) {
+    const Place place = place_of(corner_of<kConfig>(args, tile, 0, 0));
     if constexpr (kExpressions.score != 0)
       of_score = ScoreFunction<kExpressions.score>::uniform(place, *captures);
     if constexpr (kExpressions.mask != 0)
@@ -214,6 +222,22 @@ struct Scores {
         if ((visible >> i & 1) == 0) rS[4 * (i / 2) + 2 * r + i % 2] = -infinity();
       }
     }
+  }
+  /// Of `rows`, keys from `column` on.
+  template <int kCount>
+  __forceinline__ void mask_rows(const Args& args, const Tile& tile, const int (&rows)[2],
+                                 int column, u32 listed) {
+    const int seq_k = keys<kConfig>(args, tile);
+    const Diagonals d = diagonals<kConfig>(args, tile);
+    int begin[2] = {}, end[2] = {seq_k - column, seq_k - column};
+    if constexpr (kConfig.mask != Mask::none) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        end[r] = min(end[r], rows[r] + d.high - column);
+        if constexpr (kConfig.mask == Mask::both) begin[r] = rows[r] + d.low - column;
+      }
+    }
+    mask<kCount>(begin, end, listed);
   }
   /// How many of a row's scores in this thread (columns 0, 1, 8, 9, 16, ...) are left of `column`.
   static __forceinline__ int scores_before(int column) {
