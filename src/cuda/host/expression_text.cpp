@@ -359,10 +359,15 @@ class Printer {
     return "t.at[" + std::to_string(name_.first_capture + index) + "]";
   }
   std::string index_text(const std::array<std::int32_t, 4>& args, int count, Part in) const {
-    std::string text = "expression::Index<" + std::to_string(count) + ">{{";
-    for (int a = 0; a < count; ++a)
-      text += (a > 0 ? ", " : "") + value(args[static_cast<std::size_t>(a)], in);
-    return text + "}}";
+    std::string values;
+    unsigned natural = 0;
+    for (int a = 0; a < count; ++a) {
+      const std::int32_t arg = args[static_cast<std::size_t>(a)];
+      values += (a > 0 ? ", " : "") + value(arg, in);
+      natural |= (is_natural(arg) ? 1U : 0U) << a;
+    }
+    return "expression::Index<" + std::to_string(count) + ", " + std::to_string(natural) + ">{{" +
+           values + "}}";
   }
 
   std::string operation(const Node& n, Part in) const {

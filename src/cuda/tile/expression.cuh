@@ -76,31 +76,35 @@ __forceinline__ auto load_at(const void* data, i64 at) {
   }
 }
 
-/// A negative index counts from the end; one that is still outside is cut.
-__forceinline__ int wrapped(int index, int size) {
-  return min(max(index < 0 ? index + size : index, 0), size - 1);
-}
-
-template <int kRank>
+/// Of a captured tensor, an integer for each axis. kNatural has a bit for those that are known not
+/// to be negative.
+template <int kRank, unsigned kNatural = 0>
 struct Index {
-  int at[kRank > 0 ? kRank : 1];
+  int at[kRank];
+
+  /// A negative index counts from the end; one that is still outside is cut.
+  __forceinline__ int inside(int axis, int size) const {
+    const int i = at[axis];
+    const bool natural = (kNatural >> axis & 1U) != 0;
+    return min(natural ? i : max(i < 0 ? i + size : i, 0), size - 1);
+  }
 };
 
-template <Stored kStored, int kRank>
-__forceinline__ auto load(const Capture& t, const Index<kRank>& index) {
+template <Stored kStored, int kRank, unsigned kNatural>
+__forceinline__ auto load(const Capture& t, const Index<kRank, kNatural>& index) {
   i64 at = 0;
 #pragma unroll
   for (int axis = 0; axis < kRank; ++axis)
-    at += wrapped(index.at[axis], t.sizes[axis]) * t.strides[axis];
+    at += index.inside(axis, t.sizes[axis]) * t.strides[axis];
   return load_at<kStored>(t.data, at);
 }
 /// Where the sum of an element's gradient is.
-template <int kRank>
-__forceinline__ float* gradient_at(const Capture& t, const Index<kRank>& index) {
+template <int kRank, unsigned kNatural>
+__forceinline__ float* gradient_at(const Capture& t, const Index<kRank, kNatural>& index) {
   i64 at = 0;
 #pragma unroll
   for (int axis = 0; axis < kRank; ++axis)
-    at = at * t.sizes[axis] + wrapped(index.at[axis], t.sizes[axis]);
+    at = at * t.sizes[axis] + index.inside(axis, t.sizes[axis]);
   return t.gradient + at;
 }
 
