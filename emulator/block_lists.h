@@ -40,8 +40,9 @@ struct BlockLists {
   }
   /// `seen(b, i, j)`: whether the other masks show a pair.
   BlockLists(const Blocks& blocks, int batch, int heads_q, int seq_q, int seq_k,
-             const std::function<bool(int, int, int)>& seen, std::mt19937& random) {
+             const std::function<bool(int, int, int)>& seen) {
     if (blocks.q == 0) return;
+    std::mt19937 random(5);
     batches = blocks.by_batch ? batch : 1;
     heads = blocks.by_head ? heads_q : 1;
     rows = (seq_q + blocks.q - 1) / blocks.q;
@@ -100,23 +101,31 @@ struct BlockLists {
 /// The rows of tiles of a list, made by the kernel in memory that held other things.
 struct MadeLists {
   std::vector<unsigned char> workspace;
-  tile::TileLists lists;
+  tile::TileLists lists, transposed;
 
   MadeLists(const Problem& p, int tile_q, int tile_k) {
     if (!p.block_list.defined()) return;
     cuda::TileListsMaker maker(p, tile_q, tile_k);
     std::vector<MemoryPart> parts;
     maker.add_memory(parts);
+    maker.add_transposed_memory(parts);
     std::int64_t bytes = 0;
     for (const MemoryPart& part : parts) bytes += align_workspace(part.bytes);
     workspace.assign(static_cast<std::size_t>(bytes), 0xff);
     WorkspaceCutter cutter(workspace.data());
     maker.take(cutter);
+    maker.take_transposed(cutter);
     lists = maker.lists();
+    transposed = maker.transposed();
     const tile_lists::Args args = maker.args();
     emulator::shared_base = tile_lists::memory;
     for (unsigned i = 0; i < maker.blocks(); ++i) {
       emulator::run_block(i, tile_lists::kThreads, [&] { run(maker.config(), args); });
+    }
+    const tile_lists::TransposeArgs way_back = maker.transpose_args();
+    for (unsigned i = 0; i < maker.transpose_blocks(); ++i) {
+      emulator::run_block(i, tile_lists::kTransposeThreads,
+                          [&] { tile_lists::transpose<tile_lists::Config{}>(way_back); });
     }
   }
 
@@ -132,7 +141,8 @@ struct MadeLists {
   static void run(const tile_lists::Config& c, const tile_lists::Args& args) {
     using tile_lists::Config;
     if (run_as<Config{128, 128, false}>(c, args) || run_as<Config{128, 128, true}>(c, args) ||
-        run_as<Config{128, 64, false}>(c, args) || run_as<Config{128, 64, true}>(c, args))
+        run_as<Config{128, 64, false}>(c, args) || run_as<Config{128, 64, true}>(c, args) ||
+        run_as<Config{64, 128, false}>(c, args) || run_as<Config{64, 128, true}>(c, args))
       return;
     std::abort();
   }

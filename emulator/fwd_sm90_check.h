@@ -119,7 +119,7 @@ void check(const Case& c) {
     return all;
   };
   BlockLists lists(c.blocks, batch, c.heads_q, static_cast<int>(p.seq_q), static_cast<int>(p.seq_k),
-                   seen, random);
+                   seen);
   lists.give(p, c.blocks);
 
   if (const std::string why = cuda::sm90_maps_refusal(p); !why.empty()) {

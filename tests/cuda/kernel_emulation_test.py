@@ -257,6 +257,7 @@ PROGRAMS = {
     "fwd_sm90_expressions": True,
     "bwd_sm90": False,
     "bwd_sm90_expressions": True,
+    "bwd_sm90_lists": True,
     "bwd_dq_sm90": False,
 }
 

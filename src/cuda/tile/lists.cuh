@@ -24,6 +24,11 @@ struct ListWalk {
     word = 2 * words;
     left = 0;
   }
+  /// To those seen whole.
+  __forceinline__ void pass_over_cut() {
+    word = words;
+    left = 0;
+  }
   /// The next tile, of which there must be one.
   __forceinline__ int next() {
     while (left == 0) left = row[--word];

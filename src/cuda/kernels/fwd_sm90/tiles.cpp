@@ -24,7 +24,7 @@ constexpr unsigned kThree = kOwnO | kLazyRescale | kTrustMaxima | kSkipBlocks;
 constexpr unsigned kTwo = kPingPong | kPingPongMasked | kLazyRescale | kTrustMaxima | kSkipBlocks;
 constexpr unsigned kOne = kOwnO | kLazyRescale | kTrustMaxima;
 
-// warpgroups, block_n, stages, full, masked, traits.
+// warpgroups, block_n, stages, full, masked, traits, skewed.
 // The tiles of one warpgroup are for few queries: copying K and V takes all the time then.
 constexpr Sm90Tile kTiles64[] = {
     {3,
@@ -34,7 +34,14 @@ constexpr Sm90Tile kTiles64[] = {
      {0.9, 1.225},
      kThree | kTwo | kChainShort | kEarlyQWindow | kHalveCut | kValuesFirst},
     {1, 128, 4, {2.0, 0.9}, {2.0, 0.9}, kOne}};
-constexpr Sm90Tile kTiles96[] = {{3, 96, 2, {2.4, 1.164}, {2.6, 1.147}, kThree | kTwo},
+constexpr Sm90Tile kTiles96[] = {{3, 96, 2, {2.4, 1.164}, {2.6, 1.147}, kThree | kTwo, 1.1},
+                                 {2,
+                                  128,
+                                  2,
+                                  {2.0, 1.13},
+                                  {1.55, 1.13},
+                                  kOwnO | kPingPong | kPingPongMasked | kTrustMaxima,
+                                  1.33},
                                  {1, 128, 3, {3.0, 1.2}, {3.0, 1.2}, kOne}};
 constexpr Sm90Tile kTiles128[] = {
     {3, 80, 2, {2.3, 1.182}, {2.3, 1.148}, kThree | kPingPong},
@@ -115,9 +122,11 @@ double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardwar
   const double blocks = blocks_of_tile(p, tile);
   const double parts = std::min<double>(splits, std::ceil(blocks));
   // Masked blocks run faster: the card draws less power and clocks higher.
-  const double part_us = p.has_positional_mask()
-                             ? tile.masked.fixed_us + tile.masked.block_us * blocks / parts
-                             : tile.full.fixed_us + tile.full.block_us * std::ceil(blocks / parts);
+  const double skew = p.head_dim % 16 != 0 || p.head_dim_v % 16 != 0 ? tile.skewed : 1.0;
+  const double part_us =
+      p.has_positional_mask()
+          ? tile.masked.fixed_us + skew * tile.masked.block_us * blocks / parts
+          : tile.full.fixed_us + skew * tile.full.block_us * std::ceil(blocks / parts);
   const double jobs = tiles * parts;
   // Whole waves where every tile costs the same, half a tile of tail where they are handed out.
   const double waves =

@@ -31,6 +31,16 @@ KernelUnit unit(const Config& config) {
           .shared_bytes = config.shared_bytes};
 }
 
+/// The config matters to the other kernel alone.
+KernelUnit transpose_unit() {
+  KernelUnit made = unit({});
+  made.entry = "transpose";
+  made.args = "TransposeArgs";
+  made.threads = tile_lists::kTransposeThreads;
+  made.shared_bytes = 0;
+  return made;
+}
+
 }  // namespace
 
 std::string tile_lists_refusal(const Problem& p) {
@@ -109,6 +119,10 @@ TileListsMaker::TileListsMaker(const Problem& p, int tile_q, int tile_k) : devic
   lists_ = (of_batch ? p.batch : 1) * args_.list_heads;
   args_.rows = static_cast<int>(ceil_div(p.seq_q, tile_q));
   args_.words = static_cast<int>(ceil_div(ceil_div(p.seq_k, tile_k), 32));
+  transpose_.rows = args_.rows;
+  transpose_.words = args_.words;
+  transpose_.to_rows = static_cast<int>(ceil_div(p.seq_k, tile_k));
+  transpose_.to_words = static_cast<int>(ceil_div(args_.rows, 32));
   config_ = {.tile_q = tile_q,
              .tile_k = tile_k,
              .parts = tile_lists_kind(p, tile_q, tile_k) == tile::Lists::parts};
@@ -116,6 +130,35 @@ TileListsMaker::TileListsMaker(const Problem& p, int tile_q, int tile_k) : devic
          tile_lists::shared_bytes(tile_q, args_.shift_q, args_.block_words)) {
     config_.shared_bytes *= 2;
   }
+}
+
+void TileListsMaker::add_transposed_memory(std::vector<MemoryPart>& items) const {
+  const std::int64_t rows = lists_ * transpose_.to_rows;
+  items.push_back(memory_part("tiles listed, transposed", Role::workspace, DType::int32,
+                              {rows * 2 * transpose_.to_words}));
+  items.push_back(
+      memory_part("counts of tiles, transposed", Role::workspace, DType::int32, {rows * 2}));
+}
+
+void TileListsMaker::take_transposed(WorkspaceCutter& workspace) {
+  const std::int64_t rows = lists_ * transpose_.to_rows;
+  transpose_.bits = args_.bits;
+  transpose_.to_bits = workspace.take<unsigned>(rows * 2 * transpose_.to_words);
+  transpose_.to_counts = workspace.take<int>(rows * 2);
+}
+
+tile::TileLists TileListsMaker::transposed() const {
+  tile::TileLists made = lists();
+  made.bits = transpose_.to_bits;
+  made.counts = transpose_.to_counts;
+  made.rows = transpose_.to_rows;
+  made.words = transpose_.to_words;
+  return made;
+}
+
+void TileListsMaker::transpose(void* stream) const {
+  launch(sm80::load_config(config_, device_, [](const Config&) { return transpose_unit(); }),
+         sm80::following(transpose_blocks(), device_), stream, transpose_);
 }
 
 std::int64_t TileListsMaker::bit_words() const { return lists_ * args_.rows * 2 * args_.words; }
@@ -163,6 +206,7 @@ void add_tile_lists_units(std::vector<PackUnit>& units, int arch) {
                      .row = "flash_fwd_sm90",
                      .instruction = ""});
   }
+  units.push_back({.unit = transpose_unit(), .row = "flash_bwd_sm90", .instruction = ""});
 }
 
 }  // namespace tilewise::cuda

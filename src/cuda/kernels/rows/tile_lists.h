@@ -37,9 +37,19 @@ class TileListsMaker {
   /// Starts tile_lists. The next kernel may start before it ends and waits by wait_for_previous().
   void make(void* stream) const;
 
+  // The other way round: the tiles of queries that see a tile of keys.
+  void add_transposed_memory(std::vector<MemoryPart>& items) const;
+  void take_transposed(WorkspaceCutter& workspace);
+  const tile_lists::TransposeArgs& transpose_args() const { return transpose_; }
+  tile::TileLists transposed() const;
+  std::int64_t transpose_blocks() const { return lists_ * args_.words; }
+  /// After make(), the same.
+  void transpose(void* stream) const;
+
  private:
   tile_lists::Config config_;
   tile_lists::Args args_;
+  tile_lists::TransposeArgs transpose_;
   std::int64_t lists_ = 1;
   int list_b_ = 0, list_h_ = 0;
   int device_ = 0;

@@ -37,6 +37,16 @@ struct Args {
   unsigned* listed = nullptr;  ///< parts only
 };
 
+/// Rows of tiles the other way round.
+struct TransposeArgs {
+  const unsigned* bits = nullptr;  ///< (lists, rows, 2 * words)
+  int rows = 0, words = 0;
+  unsigned* to_bits = nullptr;  ///< (lists, to_rows, 2 * to_words)
+  int* to_counts = nullptr;     ///< (lists, to_rows, 2)
+  int to_rows = 0, to_words = 0;
+};
+inline constexpr int kTransposeThreads = 64;
+
 inline constexpr int kThreads = 128;
 /// Words of shared memory before the bits: two counts.
 inline constexpr int kCountWords = 4;
