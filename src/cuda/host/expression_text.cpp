@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
-#include <limits>
 #include <vector>
 
+#include "cuda/host/expression_words.h"
 #include "cuda/tile/expression_args.h"
 
 namespace tilewise::cuda {
@@ -19,15 +18,44 @@ using expression::Program;
 using expression::Type;
 
 /// Where a node's value is worked out, and who keeps it.
-enum class Part : std::uint8_t { uniform, row, column, pair };
+enum class Part : std::uint8_t { uniform, row, column, diagonal, pair };
 
+/// By what a node depends on.
 Part part_of(const Node& n) {
   const unsigned known = expression::kBatch | expression::kHead | expression::kLane;
   const unsigned more = n.depends & ~known;
   if (more == 0) return Part::uniform;
   if (more == expression::kQuery) return Part::row;
   if (more == expression::kKey) return Part::column;
+  if (more == expression::kDiagonal) return Part::diagonal;
   return Part::pair;
+}
+
+/// 1 for i - j, -1 for j - i, 0 for another node.
+int distance_sign(const Program& program, const Node& n) {
+  if (n.op != Op::subtract) return 0;
+  const auto op = [&](int a) {
+    return program.nodes[static_cast<std::size_t>(n.args[static_cast<std::size_t>(a)])].op;
+  };
+  if (op(0) == Op::query && op(1) == Op::key) return 1;
+  return op(0) == Op::key && op(1) == Op::query ? -1 : 0;
+}
+
+/// The parts of all nodes. What i - j alone decides belongs to the diagonal where it is made of
+/// i - j itself, not of i and of j apart.
+std::vector<Part> parts_of(const Program& program) {
+  std::vector<Part> parts;
+  for (const Node& n : program.nodes) {
+    Part part = part_of(n);
+    if (part == Part::diagonal && distance_sign(program, n) == 0) {
+      for (int a = 0; a < n.count; ++a) {
+        const Part arg = parts[static_cast<std::size_t>(n.args[static_cast<std::size_t>(a)])];
+        if (arg != Part::uniform && arg != Part::diagonal) part = Part::pair;
+      }
+    }
+    parts.push_back(part);
+  }
+  return parts;
 }
 
 bool is_leaf(Op op) {
@@ -50,64 +78,14 @@ bool is_reduction(Op op) { return op == Op::any || op == Op::all || op == Op::su
 /// Inside the loop of a reduction.
 bool is_in_loop(const Node& n) { return (n.depends & expression::kLane) != 0; }
 
-const char* type_text(Type type) {
-  return type == Type::boolean ? "bool" : type == Type::integer ? "int" : "float";
-}
-
-std::string integer_text(std::int64_t value) {
-  if (value == std::numeric_limits<std::int32_t>::min()) return "(-2147483647 - 1)";
-  const std::string digits = std::to_string(value);
-  return value < 0 ? "(" + digits + ")" : digits;
-}
-
-/// The shortest text of a float.
-std::string real_text(double value) {
-  const auto x = static_cast<float>(value);
-  if (std::isnan(x)) return "not_a_number()";
-  if (std::isinf(x)) return x > 0 ? "infinity()" : "(-infinity())";
-  std::array<char, 32> digits{};
-  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), x);
-  std::string text(digits.data(), end.ptr);
-  if (text.find_first_of(".e") == std::string::npos) text += ".0";
-  text += "F";
-  return std::signbit(x) ? "(" + text + ")" : text;
-}
-
-const char* stored_text(DType dtype) {
-  switch (dtype) {
-    case DType::float64:
-      return "float64";
-    case DType::float32:
-      return "float32";
-    case DType::bfloat16:
-      return "bf16";
-    case DType::float16:
-      return "fp16";
-    case DType::boolean:
-      return "boolean";
-    case DType::uint8:
-      return "uint8";
-    case DType::int32:
-      return "int32";
-    case DType::int64:
-      return "int64";
-  }
-  return "";
-}
-
-/// The exponent of a power of two, -1 for another number.
-int log2_of(std::int64_t value) {
-  for (int shift = 0; shift < 31; ++shift) {
-    if (value == std::int64_t{1} << shift) return shift;
-  }
-  return -1;
-}
-
 /// Prints the functions of one program.
 class Printer {
  public:
   Printer(const Program& program, const FunctionName& name)
-      : program_(program), name_(name), used_(program.nodes.size(), false) {}
+      : program_(program),
+        name_(name),
+        used_(program.nodes.size(), false),
+        parts_(parts_of(program)) {}
 
   /// A node that the function of pairs gives, whatever part it is of.
   void want(std::int32_t node) {
@@ -165,10 +143,11 @@ class Printer {
         break;
     }
     const std::string own = "v" + std::to_string(index);
-    const Part part = part_of(n);
+    const Part part = parts_[static_cast<std::size_t>(index)];
     // What runs in a loop is worked out where the loop is.
     if (part == in || is_in_loop(n)) return own;
-    return (part == Part::uniform ? "u." : part == Part::row ? "r." : "c.") + own;
+    constexpr std::array<const char*, 4> kPlaces = {"u.", "r.", "c.", "s."};
+    return kPlaces[static_cast<std::size_t>(part)] + own;
   }
 
  private:
@@ -193,7 +172,7 @@ class Printer {
     for (std::size_t n = 0; n < program_.nodes.size(); ++n) {
       const Node& candidate = program_.nodes[n];
       if (!used_[n] || is_leaf(candidate.op) || is_in_loop(candidate)) continue;
-      if (part_of(candidate) == part) visit(static_cast<std::int32_t>(n), candidate);
+      if (parts_[n] == part) visit(static_cast<std::int32_t>(n), candidate);
     }
   }
   /// Nodes of a part that another one asks for.
@@ -201,7 +180,7 @@ class Printer {
     for (std::size_t n = 0; n < program_.nodes.size(); ++n) {
       if (!used_[n]) continue;
       const Node& user = program_.nodes[n];
-      const bool elsewhere = part_of(user) != part || is_in_loop(user);
+      const bool elsewhere = parts_[n] != part || is_in_loop(user);
       for (int a = 0; a < user.count && elsewhere; ++a) {
         if (user.args[static_cast<std::size_t>(a)] == index) return true;
       }
@@ -214,7 +193,10 @@ class Printer {
            part_text(Part::row, "Row",
                      "row(const Place& p, const Uniform& u, int i, const Captures& t)") +
            part_text(Part::column, "Column",
-                     "column(const Place& p, const Uniform& u, int j, const Captures& t)");
+                     "column(const Place& p, const Uniform& u, int j, const Captures& t)") +
+           part_text(Part::diagonal, "Diagonal",
+                     "diagonal(const Place& p, const Uniform& u, int d, float real_d, "
+                     "const Captures& t)");
   }
   std::string part_text(Part part, const std::string& type, const std::string& function) const {
     std::string fields, values;
@@ -370,118 +352,41 @@ class Printer {
            values + "}}";
   }
 
+  /// "d" and "real_d" for i - j as an integer and as a real, less work than to convert it for every
+  /// pair; empty for another node.
+  std::string distance(const Node& n, Part in) const {
+    if (in != Part::diagonal) return "";
+    if (const int sign = distance_sign(program_, n); sign != 0) return sign > 0 ? "d" : "-d";
+    if (n.op != Op::to_real) return "";
+    const Node& arg = node(n.args[0]);
+    if (const int sign = distance_sign(program_, arg); sign != 0)
+      return sign > 0 ? "real_d" : "-real_d";
+    const bool far = arg.op == Op::absolute && distance_sign(program_, node(arg.args[0])) != 0;
+    return far ? "fabsf(real_d)" : "";
+  }
+
   std::string operation(const Node& n, Part in) const {
-    const auto arg = [&](int a) { return value(n.args[static_cast<std::size_t>(a)], in); };
-    const std::string a = n.count > 0 && n.op != Op::load ? arg(0) : "";
-    const std::string b = n.count > 1 && n.op != Op::load ? arg(1) : "";
-    const auto infix = [&](const char* sign) { return a + sign + b; };
-    const auto call = [&](const char* word) { return word + ("(" + a + ")"); };
-    const auto call_both = [&](const char* word) { return word + ("(" + a + ", " + b + ")"); };
-    switch (n.op) {
-      case Op::load:
-        return load(n, in);
-      case Op::add:
-        return infix(" + ");
-      case Op::subtract:
-        return infix(" - ");
-      case Op::multiply:
-        return n.type == Type::integer ? call_both("expression::multiply") : infix(" * ");
-      case Op::divide:
-        return ratio(n, a, b);
-      case Op::floor_divide:
-      case Op::modulo:
-        return quotient(n, a, b);
-      case Op::negate:
-        return "-" + a;
-      case Op::absolute:
-        return call("expression::absolute");
-      case Op::minimum:
-        return call_both("expression::minimum");
-      case Op::maximum:
-        return call_both("expression::maximum");
-      case Op::power:
-        return call_both("powf");
-      case Op::equal:
-        return infix(" == ");
-      case Op::not_equal:
-        return infix(" != ");
-      case Op::less:
-        return infix(" < ");
-      case Op::less_equal:
-        return infix(" <= ");
-      // Of both sides: neither is worth a branch.
-      case Op::logical_and:
-      case Op::bit_and:
-        return infix(" & ");
-      case Op::logical_or:
-      case Op::bit_or:
-        return infix(" | ");
-      case Op::logical_xor:
-      case Op::bit_xor:
-        return infix(" ^ ");
-      case Op::logical_not:
-        return "!" + a;
-      case Op::bit_not:
-        return "~" + a;
-      case Op::shift_left:
-        return infix(" << ");
-      case Op::shift_right:
-        return infix(" >> ");
-      case Op::where:
-        return a + " ? " + b + " : " + arg(2);
-      case Op::exp:
-        return call("expf");
-      case Op::exp2:
-        return call("exp2f");
-      case Op::log:
-        return call("logf");
-      case Op::sqrt:
-        return call("sqrtf");
-      case Op::rsqrt:
-        return call("rsqrtf");
-      case Op::tanh:
-        return call("tanh_fast");
-      case Op::sigmoid:
-        return call("expression::sigmoid");
-      case Op::sin:
-        return call("sinf");
-      case Op::cos:
-        return call("cosf");
-      case Op::erf:
-        return call("erff");
-      case Op::relu:
-        return "expression::maximum(" + a + ", 0.0F)";
-      case Op::silu:
-        return a + " * expression::sigmoid(" + a + ")";
-      case Op::gelu:
-        return call("expression::gelu");
-      case Op::floor:
-        return call("floorf");
-      case Op::ceil:
-        return call("ceilf");
-      case Op::round:
-        return call("rintf");
-      case Op::sign:
-        return call("expression::sign");
-      case Op::to_boolean:
-        return a + " != " + (node(n.args[0]).type == Type::real ? "0.0F" : "0");
-      case Op::to_integer:
-        return call("static_cast<int>");
-      case Op::to_real:
-        return call("static_cast<float>");
-      default:
-        return a;
-    }
+    if (const std::string text = distance(n, in); !text.empty()) return text;
+    if (n.op == Op::load) return load(n, in);
+    std::array<std::string, 3> args;
+    for (std::size_t a = 0; a < std::min<std::size_t>(n.count, args.size()); ++a)
+      args[a] = value(n.args[a], in);
+    const auto& [a, b, c] = args;
+    if (n.op == Op::divide) return ratio(n, a, b);
+    if (n.op == Op::floor_divide || n.op == Op::modulo) return quotient(n, a, b);
+    return expression_operation(n, node(n.args[0]).type, a, b, c);
   }
 
   const Program& program_;
   const FunctionName name_;
   std::vector<bool> used_;
+  const std::vector<Part> parts_;
   std::vector<std::int32_t> asked_;
 };
 
 constexpr const char* kSides =
-    "const Place& p, const Uniform& u, const Row& r, const Column& c, int i, int j";
+    "const Place& p, const Uniform& u, const Row& r, const Column& c, const Diagonal& s, int i, "
+    "int j";
 
 std::string returned(const std::string& value) { return "    return " + value + ";\n"; }
 

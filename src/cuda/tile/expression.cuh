@@ -2,7 +2,8 @@
 /// host/expression_text.h prints, and the words that these use.
 ///
 /// A printed function has its parts by what they depend on: Uniform, of the batch entry and the
-/// head; Row, of the query beside these; Column, of the key; what remains belongs to a pair.
+/// head; Row, of the query beside these; Column, of the key; Diagonal, of the distance i - j; what
+/// remains belongs to a pair.
 #pragma once
 
 #include "cuda/tile/expression_args.h"
@@ -171,25 +172,38 @@ struct Side<Function, false> {
   }
 };
 
-/// Calls visit(m, n, e, query's side, key's side) for the elements of a thread.
+/// Calls visit(m, n, e, query's side, key's side, diagonal's part) for the elements of a thread.
+/// Tiles of eight rows and columns that follow each other along a diagonal share its part.
 template <class Function, bool kTransposed, int kM, int kN, class Visit>
 __forceinline__ void for_each_pair(const PairCorner& at, const typename Function::Uniform& u,
                                    const Captures& t, int lane, Visit visit) {
-  Side<Function, !kTransposed> first[2 * kM];
+  constexpr int kRows = 2 * kM;
+  const int row = lane / 4, column = 2 * (lane % 4);
+  const Place place = place_of(at);
+  Side<Function, !kTransposed> first[kRows];
 #pragma unroll
-  for (int r = 0; r < 2 * kM; ++r) first[r].set(at, u, 8 * r + lane / 4, t);
+  for (int r = 0; r < kRows; ++r) first[r].set(at, u, 8 * r + row, t);
+  const int distance = at.query - at.key + (kTransposed ? column - row : row - column);
+  const float real_distance = static_cast<float>(distance);
+  typename Function::Diagonal diagonals[kRows][2];
 #pragma unroll
   for (int n = 0; n < kN; ++n) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       Side<Function, kTransposed> second;
-      second.set(at, u, 8 * n + 2 * (lane % 4) + e, t);
+      second.set(at, u, 8 * n + column + e, t);
 #pragma unroll
-      for (int r = 0; r < 2 * kM; ++r) {
+      for (int r = 0; r < kRows; ++r) {
+        typename Function::Diagonal& diagonal = diagonals[(n - r + kRows) % kRows][e];
+        if (n == 0 || r == 0) {
+          const int more = kTransposed ? 8 * (n - r) + e : 8 * (r - n) - e;
+          diagonal = Function::diagonal(place, u, distance + more,
+                                        real_distance + static_cast<float>(more), t);
+        }
         if constexpr (kTransposed) {
-          visit(r / 2, n, 2 * (r % 2) + e, second, first[r]);
+          visit(r / 2, n, 2 * (r % 2) + e, second, first[r], diagonal);
         } else {
-          visit(r / 2, n, 2 * (r % 2) + e, first[r], second);
+          visit(r / 2, n, 2 * (r % 2) + e, first[r], second, diagonal);
         }
       }
     }
@@ -204,9 +218,11 @@ __forceinline__ void apply_score_function(Acc (&S)[kM][kN], float natural, const
   const Place place = place_of(at);
   const typename Function::Uniform u = Function::uniform(place, t);
   for_each_pair<Function, kTransposed, kM, kN>(
-      at, u, t, lane, [&](int m, int n, int e, const auto& query, const auto& key) {
+      at, u, t, lane,
+      [&](int m, int n, int e, const auto& query, const auto& key, const auto& diagonal) {
         float& s = S[m][n][e];
-        s = Function::value(place, u, query.part, key.part, query.index, key.index, natural * s, t);
+        s = Function::value(place, u, query.part, key.part, diagonal, query.index, key.index,
+                            natural * s, t);
       });
 }
 
@@ -219,11 +235,12 @@ __forceinline__ void differentiate_score_function(Acc (&S)[kM][kN], Acc (&G)[kM]
   const Place place = place_of(at);
   const typename Function::Uniform u = Function::uniform(place, t);
   for_each_pair<Function, kTransposed, kM, kN>(
-      at, u, t, lane, [&](int m, int n, int e, const auto& query, const auto& key) {
+      at, u, t, lane,
+      [&](int m, int n, int e, const auto& query, const auto& key, const auto& diagonal) {
         float& s = S[m][n][e];
         float of_score;
-        s = Function::value(place, u, query.part, key.part, query.index, key.index, natural * s, t,
-                            of_score);
+        s = Function::value(place, u, query.part, key.part, diagonal, query.index, key.index,
+                            natural * s, t, of_score);
         G[m][n][e] = kChained ? G[m][n][e] * of_score : of_score;
       });
 }
@@ -252,9 +269,10 @@ __forceinline__ void apply_mask_function(Acc (&S)[kM][kN], const PairCorner& at,
   const Place place = place_of(at);
   const typename Function::Uniform u = Function::uniform(place, t);
   for_each_pair<Function, kTransposed, kM, kN>(
-      at, u, t, lane, [&](int m, int n, int e, const auto& query, const auto& key) {
+      at, u, t, lane,
+      [&](int m, int n, int e, const auto& query, const auto& key, const auto& diagonal) {
         const bool visible =
-            Function::value(place, u, query.part, key.part, query.index, key.index, t);
+            Function::value(place, u, query.part, key.part, diagonal, query.index, key.index, t);
         if (!visible) S[m][n][e] = -infinity();
       });
 }

@@ -137,8 +137,12 @@ struct CaptureGradients {
         const float g = dX[r / 2][c / 2][2 * (r % 2) + c % 2];
         // Of a hidden pair nothing comes through, an infinite derivative neither.
         if (g == 0.0F) continue;
-        Function::terms(place, u, queries[r].part, keys[c].part, queries[r].index, keys[c].index,
-                        X[r / 2][c / 2][2 * (r % 2) + c % 2], t, g, sums);
+        const int distance =
+            at.query + 8 * r + tiles.lane / 4 - at.key - 8 * (c / 2) - 2 * (tiles.lane % 4) - c % 2;
+        const auto diagonal =
+            Function::diagonal(place, u, distance, static_cast<float>(distance), t);
+        Function::terms(place, u, queries[r].part, keys[c].part, diagonal, queries[r].index,
+                        keys[c].index, X[r / 2][c / 2][2 * (r % 2) + c % 2], t, g, sums);
       }
     }
   }

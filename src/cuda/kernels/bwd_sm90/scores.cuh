@@ -187,10 +187,11 @@ struct Scores : Worker<kConfig> {
       const PairCorner at = corner(2 * i);
       for_each_pair<Function, true, 1, 2>(
           at, of_score, *captures, opaque(lane),
-          [&](int, int n, int e, const auto& query, const auto& key) {
+          [&](int, int n, int e, const auto& query, const auto& key, const auto& diagonal) {
             float& s = rS[i + 4 * n + e];
-            s = kLog2e * Function::value(place_of(at), of_score, query.part, key.part, query.index,
-                                         key.index, args.scale * s, *captures, g[4 * n + e]);
+            s = kLog2e * Function::value(place_of(at), of_score, query.part, key.part, diagonal,
+                                         query.index, key.index, args.scale * s, *captures,
+                                         g[4 * n + e]);
           });
       if constexpr (kConfig.gated) store_slopes(g, i / 8);
     }
@@ -200,9 +201,9 @@ struct Scores : Worker<kConfig> {
     const PairCorner at = corner(0);
     for_each_pair<Function, true, 1, kM / 8>(
         at, of_mask, *captures, opaque(lane),
-        [&](int, int n, int e, const auto& query, const auto& key) {
+        [&](int, int n, int e, const auto& query, const auto& key, const auto& diagonal) {
           const bool visible = Function::value(place_of(at), of_mask, query.part, key.part,
-                                               query.index, key.index, *captures);
+                                               diagonal, query.index, key.index, *captures);
           if (!visible) rS[4 * n + e] = -infinity();
         });
   }

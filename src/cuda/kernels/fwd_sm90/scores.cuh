@@ -122,18 +122,19 @@ struct Scores {
       const float natural = kInLog2 ? kLn2 : args.scale_log2 * kLn2;
       for_each_pair<Function, false, 1, kBlockN / 8>(
           at, of_score, *captures, lane,
-          [&](int, int n, int e, const auto& query, const auto& key) {
+          [&](int, int n, int e, const auto& query, const auto& key, const auto& diagonal) {
             float& s = rS[4 * n + e];
-            s = Function::value(place, of_score, query.part, key.part, query.index, key.index,
-                                natural * s, *captures);
+            s = Function::value(place, of_score, query.part, key.part, diagonal, query.index,
+                                key.index, natural * s, *captures);
           });
     }
     if constexpr (kExpressions.mask != 0 && kMasks) {
       using Function = MaskFunction<kExpressions.mask>;
       for_each_pair<Function, false, 1, kBlockN / 8>(
-          at, of_mask, *captures, lane, [&](int, int n, int e, const auto& query, const auto& key) {
-            const bool visible = Function::value(place, of_mask, query.part, key.part, query.index,
-                                                 key.index, *captures);
+          at, of_mask, *captures, lane,
+          [&](int, int n, int e, const auto& query, const auto& key, const auto& diagonal) {
+            const bool visible = Function::value(place, of_mask, query.part, key.part, diagonal,
+                                                 query.index, key.index, *captures);
             if (!visible) rS[4 * n + e] = -infinity();
           });
     }
