@@ -17,6 +17,9 @@ namespace {
 
 // By the larger padded head dim, best first; smaller tiles are for little shared memory.
 constexpr Tile kOne32[] = {{64, 128, 4, 1, 32, 2, 2, 260.0}, {64, 64, 4, 1, 32, 2, 3, 205.0}};
+// With expressions: fragments that leave them registers.
+constexpr Tile kExpressions64[] = {{64, 64, 4, 1, 32, 2, 2, 270.0}};
+constexpr Tile kExpressions128[] = {{64, 128, 8, 2, 16, 2, 1, 300.0}};
 constexpr Tile kOne64[] = {{64, 128, 4, 1, 32, 2, 2, 350.0}, {64, 64, 4, 1, 32, 2, 2, 270.0}};
 constexpr Tile kOne96[] = {{64, 64, 4, 1, 64, 2, 2, 260.0}};
 constexpr Tile kOne128[] = {{64, 128, 8, 2, 32, 2, 1, 325.0}, {64, 64, 4, 1, 64, 1, 2, 300.0}};
@@ -98,6 +101,8 @@ bool is_small(const Problem& p) { return pairs_of(p) <= std::int64_t{1} << 21; }
 
 std::span<const Tile> one_pass_tiles(const Problem& p) {
   const int dim = largest_dim(p);
+  if (expressions_of(p).any() && dim <= 128 && (dim <= 64 || dim > 96))
+    return dim <= 64 ? std::span<const Tile>(kExpressions64) : kExpressions128;
   if (dim <= 32) return kOne32;
   if (dim <= 64) return kOne64;
   if (dim <= 96) return kOne96;

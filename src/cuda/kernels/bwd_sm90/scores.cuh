@@ -159,24 +159,20 @@ struct Scores : Worker<kConfig> {
       store_shared_16(gate_place() + n * 4096, two(0), two(2), two(4), two(6));
     }
   }
-  __forceinline__ void load_slopes(float (&g)[8], int n) const {
-    if constexpr (kConfig.exact) {
+  /// Of two scores, e and e + 1 of those from 8 n on.
+  __forceinline__ Floats2 slopes_of(const Bytes16 (&words)[2], int e) const {
+    const auto word = [&](int i) {
+      const Bytes16& x = words[kConfig.exact ? i / 4 : 0];
+      return i % 4 == 0 ? x.x : i % 4 == 1 ? x.y : i % 4 == 2 ? x.z : x.w;
+    };
+    if constexpr (kConfig.exact) return {__uint_as_float(word(e)), __uint_as_float(word(e + 1))};
+    return {widen<kElement>(word(e / 2) & 0xffffU), widen_high<kElement>(word(e / 2))};
+  }
+  __forceinline__ void load_slopes(Bytes16 (&words)[2], int n) const {
+    constexpr int kWords = kConfig.exact ? 2 : 1;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const Bytes16 x = load_shared_16(gate_place() + (2 * n + half) * 4096);
-        const u32 words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-        for (int e = 0; e < 4; ++e) g[4 * half + e] = __uint_as_float(words[e]);
-      }
-    } else {
-      const Bytes16 x = load_shared_16(gate_place() + n * 4096);
-      const u32 words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        g[2 * e] = widen<kElement>(words[e] & 0xffffU);
-        g[2 * e + 1] = widen_high<kElement>(words[e]);
-      }
-    }
+    for (int i = 0; i < kWords; ++i)
+      words[i] = load_shared_16(gate_place() + (kWords * n + i) * 4096);
   }
   /// The caller's score function on raw scores, which become logits in the log2 domain.
   __forceinline__ void score_function() {
@@ -198,14 +194,17 @@ struct Scores : Worker<kConfig> {
   }
   __forceinline__ void mask_function() {
     using Function = MaskFunction<kHidden>;
-    const PairCorner at = corner(0);
-    for_each_pair<Function, true, 1, kM / 8>(
-        at, of_mask, *captures, opaque(lane),
-        [&](int, int n, int e, const auto& query, const auto& key, const auto& diagonal) {
-          const bool visible = Function::value(place_of(at), of_mask, query.part, key.part,
-                                               diagonal, query.index, key.index, *captures);
-          if (!visible) rS[4 * n + e] = -infinity();
-        });
+#pragma unroll
+    for (int i = 0; i < kM / 2; i += 8) {
+      const PairCorner at = corner(2 * i);
+      for_each_pair<Function, true, 1, 2>(
+          at, of_mask, *captures, opaque(lane),
+          [&](int, int n, int e, const auto& query, const auto& key, const auto& diagonal) {
+            const bool visible = Function::value(place_of(at), of_mask, query.part, key.part,
+                                                 diagonal, query.index, key.index, *captures);
+            if (!visible) rS[i + 4 * n + e] = -infinity();
+          });
+    }
   }
   /// (F2, F3) raw scores to logits in the log2 domain; the slope of the softcap to shared memory.
   __forceinline__ void modify() {

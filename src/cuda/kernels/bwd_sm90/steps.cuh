@@ -138,7 +138,7 @@ struct Steps : Scores<kConfig> {
 #pragma unroll
     for (int i = 0; i < kM / 4; i += 4) {
       u32 gates[4] = {};
-      float slopes[8];
+      Bytes16 slopes[2];
       if constexpr (kConfig.gated) this->load_slopes(slopes, i / 4);
       if constexpr (kConfig.softcap) {
         const Bytes16 g = load_shared_16(gate + i / 4 * 4096);
@@ -164,8 +164,9 @@ struct Steps : Scores<kConfig> {
           // Of a hidden pair nothing comes through, an infinite slope neither.
           const bool hidden_a = kConfig.exact ? rS[2 * (i + e)] == 0.0F : (p & 0xffffU) == 0;
           const bool hidden_b = kConfig.exact ? rS[2 * (i + e) + 1] == 0.0F : p >> 16 == 0;
-          a = hidden_a ? 0.0F : a * slopes[2 * e];
-          b = hidden_b ? 0.0F : b * slopes[2 * e + 1];
+          const Floats2 slope = this->slopes_of(slopes, 2 * e);
+          a = hidden_a ? 0.0F : a * slope.x;
+          b = hidden_b ? 0.0F : b * slope.y;
         }
         if constexpr (kConfig.exact) {
           pack_planes<kElement>(rdS[i + e], rdSlow[i + e], a, b);

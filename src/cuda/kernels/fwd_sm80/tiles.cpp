@@ -37,6 +37,11 @@ constexpr Tile kPlanes96[] = {{64, 64, 4, 1, false, 2, 122.0}};
 constexpr Tile kPlanes128[] = {{64, 64, 4, 1, false, 2, 126.0}};
 constexpr Tile kPlanes192[] = {{64, 32, 4, 1, false, 2, 107.0}};
 constexpr Tile kPlanes256[] = {{64, 16, 4, 1, false, 2, 90.0}};
+// With expressions: warps of 16 rows leave them registers.
+constexpr Tile kExpressions64[] = {{64, 64, 4, 2, true, 3, 300.0},
+                                   {16, 128, 4, 2, true, 4, 250.0, 4, 512}};
+constexpr Tile kExpressions128[] = {{64, 64, 4, 2, true, 2, 320.0},
+                                    {16, 128, 4, 1, true, 2, 220.0, 4, 512}};
 constexpr Tile kTile16[] = {{16, 16, 1, 2, false, 8, 60.0}};
 
 }  // namespace
@@ -45,6 +50,8 @@ std::span<const Tile> tiles(const Problem& p, bool compares) {
   if (compares) return kTile16;
   const int dim = std::max(sm80::padded(p.head_dim), sm80::padded(p.head_dim_v));
   const bool planes = sm80::form(p).planes == 2;
+  if (expressions_of(p).any() && !planes && dim <= 128)
+    return dim <= 64 ? std::span<const Tile>(kExpressions64) : kExpressions128;
   if (dim <= 32) return planes ? std::span<const Tile>(kPlanes32) : kTiles32;
   if (dim <= 64) return planes ? std::span<const Tile>(kPlanes64) : kTiles64;
   if (dim <= 96) return planes ? std::span<const Tile>(kPlanes96) : kTiles96;
