@@ -149,6 +149,14 @@ void check_others(const Shape& plain) {
       with_sample(with_dropout(with_modification(kSecondPass)), kSample);
   odd.biased = true;
   check_backward<kKeys, kPlainQueries>("one pass, all at once", odd, kBf16, kBf16);
+  // A bias of -inf hides its pair, whatever the function makes of it.
+  Shape biased = shape;
+  biased.pairs = true;
+  constexpr tile::PairKind kBias = {tile::BiasType::float32, false, true};
+  check_forward<with_sample(fwd_sm80::Config{.positional = true, .pairs = kBias}, kSample)>(
+      "forward, bias of -inf", biased);
+  check_backward<with_sample(with_pairs(kSmall, kBias), kSample),
+                 with_sample(kSecondPass, kSample)>("one pass, bias of -inf", biased, kBf16, kBf16);
   Shape wide = shape;
   wide.dim = 104;
   check_backward<with_sample(kWide, kSample), with_sample(kWide, kSample)>("one pass, dim 104",

@@ -210,8 +210,9 @@ __forceinline__ void for_each_pair(const PairCorner& at, const typename Function
   }
 }
 
-/// Scores times `natural` are logits before the score function; they become logits after it.
-template <int kIndex, bool kTransposed, int kM, int kN>
+/// Scores times `natural` are logits before the score function; they become logits after it. With
+/// kBias a score of -inf is hidden by its bias, and stays so.
+template <int kIndex, bool kTransposed, bool kBias, int kM, int kN>
 __forceinline__ void apply_score_function(Acc (&S)[kM][kN], float natural, const PairCorner& at,
                                           const Captures& t, int lane) {
   using Function = ScoreFunction<kIndex>;
@@ -221,13 +222,14 @@ __forceinline__ void apply_score_function(Acc (&S)[kM][kN], float natural, const
       at, u, t, lane,
       [&](int m, int n, int e, const auto& query, const auto& key, const auto& diagonal) {
         float& s = S[m][n][e];
-        s = Function::value(place, u, query.part, key.part, diagonal, query.index, key.index,
-                            natural * s, t);
+        const float y = Function::value(place, u, query.part, key.part, diagonal, query.index,
+                                        key.index, natural * s, t);
+        s = kBias && s == -infinity() ? s : y;
       });
 }
 
 /// The same; G becomes the derivative, or is multiplied by it where kChained.
-template <int kIndex, bool kTransposed, bool kChained, int kM, int kN>
+template <int kIndex, bool kTransposed, bool kBias, bool kChained, int kM, int kN>
 __forceinline__ void differentiate_score_function(Acc (&S)[kM][kN], Acc (&G)[kM][kN], float natural,
                                                   const PairCorner& at, const Captures& t,
                                                   int lane) {
@@ -239,8 +241,9 @@ __forceinline__ void differentiate_score_function(Acc (&S)[kM][kN], Acc (&G)[kM]
       [&](int m, int n, int e, const auto& query, const auto& key, const auto& diagonal) {
         float& s = S[m][n][e];
         float of_score;
-        s = Function::value(place, u, query.part, key.part, diagonal, query.index, key.index,
-                            natural * s, t, of_score);
+        const float y = Function::value(place, u, query.part, key.part, diagonal, query.index,
+                                        key.index, natural * s, t, of_score);
+        s = kBias && s == -infinity() ? s : y;
         G[m][n][e] = kChained ? G[m][n][e] * of_score : of_score;
       });
 }

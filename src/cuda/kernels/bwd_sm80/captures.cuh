@@ -94,8 +94,8 @@ struct CaptureGradients {
     kept.drop(dX, args.dropout.scale);
     before_function(X, k_scale * tiles.q_scale, key);
     copy(S, X);
-    apply_score_function<kConfig.expressions.score, false>(S, 1.0F, tiles.corner(key),
-                                                           *tiles.captures, opaque(tiles.lane));
+    apply_score_function<kConfig.expressions.score, false, kConfig.pairs.bias != BiasType::none>(
+        S, 1.0F, tiles.corner(key), *tiles.captures, opaque(tiles.lane));
     tiles.subtract_lse2(S);
     tiles.hide(S, key, shown);
     mask_scores(S, tiles.diagonals, tiles.seq_k, tiles.warp_row(), key, tiles.lane);

@@ -25,7 +25,7 @@ __forceinline__ void score_function(Acc (&S)[kM][kN], Acc (&G)[kM][kN],
     natural = kLn2;
   }
   pairs.add_to(S, at);
-  differentiate_score_function<kConfig.expressions.score, kTransposed, kConfig.modified>(
+  differentiate_score_function<kConfig.expressions.score, kTransposed, kBias, kConfig.modified>(
       S, G, natural, at, captures, lane);
 }
 

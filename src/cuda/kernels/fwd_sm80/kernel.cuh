@@ -209,11 +209,12 @@ struct Forward {
     }
     if constexpr (kConfig.pairs.any()) pairs().add_to(S, corner(block));
     if constexpr (kConfig.expressions.score != 0) {
-      constexpr bool kInLog2 = kConfig.modified || kConfig.pairs.bias != BiasType::none;
+      constexpr bool kBiased = kConfig.pairs.bias != BiasType::none;
+      constexpr bool kInLog2 = kConfig.modified || kBiased;
       float natural = kInLog2 ? kLn2 : args.scale;
       if constexpr (kConfig.scaled && !kInLog2) natural = scale * kLn2;
-      apply_score_function<kConfig.expressions.score, false>(S, natural, corner(block), *captures,
-                                                             opaque(lane));
+      apply_score_function<kConfig.expressions.score, false, kBiased>(S, natural, corner(block),
+                                                                      *captures, opaque(lane));
       scale = kLog2e;
     }
     if constexpr (kConfig.pairs.any()) pairs().hide_from(S, corner(block), shown);
