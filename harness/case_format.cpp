@@ -42,7 +42,8 @@ std::string bias_text(const BiasCase& bias, bool packed) {
 std::string blocks_text(const BlocksCase& blocks) {
   return std::to_string(blocks.block_q) + "," + std::to_string(blocks.block_k) + ":" +
          (blocks.per_batch ? "b," : "1,") + (blocks.per_head ? "h" : "1") + ":" +
-         number(blocks.density) + (blocks.full_flags ? ":full" : "");
+         number(blocks.density) + (blocks.full_flags ? ":full" : "") +
+         (blocks.dense_row >= 0 ? ":row=" + std::to_string(blocks.dense_row) : "");
 }
 
 std::string packed_text(const PackedCase& packed) {

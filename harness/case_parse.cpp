@@ -79,16 +79,25 @@ BiasCase read_bias(std::string_view text) {
 }
 
 BlocksCase read_blocks(std::string_view text) {
-  const std::string help = "blocks=ROWS,KEYS:AXES:DENSITY[:full] with axes 1,1 b,1 1,h or b,h";
+  const std::string help =
+      "blocks=ROWS,KEYS:AXES:DENSITY[:full][:row=N] with axes 1,1 b,1 1,h or b,h";
   const std::vector<std::string_view> parts = split(text, ':');
-  if (parts.size() < 3 || parts.size() > 4) throw help;
+  if (parts.size() < 3) throw help;
   const std::vector<std::int64_t> sizes = read_integers(parts[0]);
   const std::vector<std::string_view> axes = split(parts[1], ',');
   if (sizes.size() != 2 || axes.size() != 2) throw help;
   if ((axes[0] != "b" && axes[0] != "1") || (axes[1] != "h" && axes[1] != "1")) throw help;
-  if (parts.size() == 4 && parts[3] != "full") throw help;
-  return {sizes[0],         sizes[1], axes[0] == "b", axes[1] == "h", read_number(parts[2]),
-          parts.size() == 4};
+  BlocksCase blocks{sizes[0], sizes[1], axes[0] == "b", axes[1] == "h", read_number(parts[2])};
+  for (std::size_t n = 3; n < parts.size(); ++n) {
+    if (parts[n] == "full") {
+      blocks.full_flags = true;
+    } else if (parts[n].starts_with("row=")) {
+      blocks.dense_row = read_integer(parts[n].substr(4));
+    } else {
+      throw help;
+    }
+  }
+  return blocks;
 }
 
 PackedCase read_packed(std::string_view text) {

@@ -103,7 +103,7 @@ void for_tensors(const Problem& p, const Visit& visit) {
 
 }  // namespace
 
-double visible_pairs(const Problem& p) {
+double positional_pairs(const Problem& p) {
   const auto heads = static_cast<double>(p.heads_q);
   const bool dense = !p.packed && !p.key_lengths.defined();
   const auto batch = static_cast<double>(p.batch);
@@ -119,11 +119,33 @@ double visible_pairs(const Problem& p) {
   return pairs;
 }
 
-double attention_flops(const Problem& p) {
+namespace {
+
+/// At most so many pairs are listed.
+double listed_bound(const Problem& p) {
+  const BlockList& list = p.block_list;
+  if (p.listed_pairs >= 0.0) return p.listed_pairs;
+  double pairs = static_cast<double>(list.block_index.sizes[0]);
+  pairs *= static_cast<double>(list.block_q) * static_cast<double>(list.block_k);
+  const Tensor& offsets = list.row_offsets;
+  if (offsets.strides[0] == 0) pairs *= static_cast<double>(p.batch);
+  return offsets.strides[1] == 0 ? pairs * static_cast<double>(p.heads_q) : pairs;
+}
+
+}  // namespace
+
+double visible_pairs(const Problem& p) {
+  const double pairs = positional_pairs(p);
+  return p.block_list.defined() ? std::min(pairs, listed_bound(p)) : pairs;
+}
+
+double attention_flops(const Problem& p) { return attention_flops(p, visible_pairs(p)); }
+
+double attention_flops(const Problem& p, double pairs) {
   const auto d = static_cast<double>(p.head_dim);
   const auto dv = static_cast<double>(p.head_dim_v);
   const double per_pair = p.pass == Pass::forward ? 2.0 * (d + dv) : 2.0 * (3.0 * d + 2.0 * dv);
-  return visible_pairs(p) * per_pair;
+  return pairs * per_pair;
 }
 
 MemoryPart memory_part(const char* name, MemoryItem::Role role, DType dtype,

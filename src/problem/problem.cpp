@@ -8,6 +8,7 @@
 #include "problem/blocks.h"
 #include "problem/expressions.h"
 #include "problem/lengths.h"
+#include "problem/listed_blocks.h"
 
 namespace tilewise {
 namespace {
@@ -118,8 +119,6 @@ std::int64_t bounded(std::int64_t value) {
 }
 
 void take_block_list(Problem& p, const BlockList& list) {
-  if (p.packed)
-    fail("block_list.row_offsets", list.row_offsets, "not together with packed sequences");
   if (list.block_q < 1)
     arguments::fail_value("block_list.block_q", std::to_string(list.block_q), "it must be >= 1");
   if (list.block_k < 1)
@@ -154,6 +153,7 @@ void take_block_list(Problem& p, const BlockList& list) {
   if (offsets.sizes[0] == 1) p.block_list.row_offsets.strides[0] = 0;
   if (offsets.sizes[1] == 1) p.block_list.row_offsets.strides[1] = 0;
   arguments::check_block_list(p.block_list, offsets, ceil_div(p.seq_k, list.block_k));
+  p.listed_pairs = count_listed_pairs(p);
 }
 
 void take_masks(Problem& p, const AttentionSpec& spec) {

@@ -70,6 +70,7 @@ struct Problem {
   std::shared_ptr<const expression::Gradient> score_gradient;  ///< of backward
   std::vector<Tensor> dcaptures;  ///< of backward: one a capture of the score; not given = unwanted
   BlockList block_list;
+  double listed_pairs = -1.0;  ///< visible by list, position and length; -1: nobody here can see
   Dropout dropout;
   Tensor key_lengths, cu_seqlens_q, cu_seqlens_k, block_table;
   bool deterministic = false;

@@ -152,8 +152,8 @@ TEST(Case, FormatsWhatItReads) {
 
 TEST(Case, EveryLineOfEveryFileSurvivesTheRoundTrip) {
   int lines = 0;
-  for (const char* file :
-       {"smoke", "conformance", "three_way", "edge", "seeds", "large", "expressions"}) {
+  for (const char* file : {"smoke", "conformance", "block_lists", "three_way", "edge", "seeds",
+                           "large", "expressions"}) {
     for (Case c : read_case_file(cases_dir(TILEWISE_CASES_DIR) + "/" + file + ".txt")) {
       Case again = parse_case(format_case(c));
       c.line = 0;
@@ -264,6 +264,19 @@ TEST(RandomCase, DrawsCombinationsEvenly) {
   }
   EXPECT_EQ(rare.size(), 5U);
   for (const auto& [what, count] : rare) EXPECT_GT(count, kDraws / 200) << what;
+}
+
+TEST(RandomCase, WithAListIsTheSameProblemWithOne) {
+  int dense_rows = 0;
+  for (std::int64_t index = 0; index < 300; ++index) {
+    Case c = random_list_case(5, index);
+    EXPECT_EQ(parse_case(format_case(c)), c) << format_case(c);
+    ASSERT_TRUE(c.blocks.has_value());
+    if (c.blocks->dense_row >= 0) ++dense_rows;
+    c.blocks.reset();
+    EXPECT_EQ(c, random_case(5, index));
+  }
+  EXPECT_GT(dense_rows, 20);
 }
 
 TEST(RandomCase, DrawsHeadDimsTo256AndUnequalOnes) {
