@@ -29,6 +29,7 @@ struct Shape {
   bool pairs = false;   ///< a bias, a bool mask and sinks
   bool biased = true;   ///< with pairs: the bias too
   bool alike = false;   ///< pairs of all queries
+  float shift = 0.0F;   ///< with pairs: not 0: the bias of all of them, without sinks
   int first = 0;        ///< element of the storage of bias and mask
   double dropout = 0.0;
   int first_pair = 0;  ///< b * Hq, for dropout
@@ -40,8 +41,10 @@ struct Shape {
 
 /// Sinks, and bias and mask of a pair, alike in all heads.
 constexpr float kSinks[] = {0.5F, -1.0F};
+const float* sinks_of(const Shape& s) { return s.pairs && s.shift == 0.0F ? kSinks : nullptr; }
 float bias_at(const Shape& s, int i, int j) {
   if (s.alike) i = 0;
+  if (s.shift != 0.0F) return s.shift;
   return s.biased ? 0.25F * static_cast<float>((3 * i + 5 * j) % 16 - 8) : 0.0F;
 }
 /// Single keys are hidden, and 32 queries from 64 keys.
@@ -92,8 +95,9 @@ void add_row(const Shape& s, int h, int i, Truth& t) {
     if (s.pairs && !is_visible(s, i, j)) p[j] = -std::numeric_limits<double>::infinity();
   }
   double m = p.empty() ? 0.0 : *std::max_element(p.begin(), p.end());
-  if (s.pairs) m = std::max(m, static_cast<double>(kSinks[h]));
-  double l = s.pairs ? std::exp(static_cast<double>(kSinks[h]) - m) : 0.0;
+  const bool sinks = sinks_of(s) != nullptr;
+  if (sinks) m = std::max(m, static_cast<double>(kSinks[h]));
+  double l = sinks ? std::exp(static_cast<double>(kSinks[h]) - m) : 0.0;
   for (double& x : p) l += x = std::exp(x - m);
   t.lse[row] = m + std::log(l);
   const DropoutMask drops = s.drops();
@@ -106,7 +110,7 @@ void add_row(const Shape& s, int h, int i, Truth& t) {
     }
   }
   const double delta = dot(t.d_o, row, t.o, row);
-  if (s.pairs) t.dsinks[h] -= std::exp(static_cast<double>(kSinks[h]) - t.lse[row]) * delta;
+  if (sinks) t.dsinks[h] -= std::exp(static_cast<double>(kSinks[h]) - t.lse[row]) * delta;
   for (int j = 0; j < visible; ++j) {
     const double dx = p[j] * (z[j] * dot(t.d_o, row, t.v, keys + j) - delta), ds = dx * s.scale;
     t.dlogits[row * s.seq_k + j] = dx;

@@ -30,8 +30,7 @@ struct Backward {
   static constexpr int kColumnWarps = kConfig.column_warps;
   static constexpr int kKeyWarps = kConfig.warps / kColumnWarps;
   static constexpr int kKeys = kBlockN / kKeyWarps;  ///< of a warp
-  static constexpr int kM = kKeys / 16;
-  static constexpr int kSub = kConfig.sub_m, kN = kSub / 8;
+  static constexpr int kM = kKeys / 16, kSub = kConfig.sub_m, kN = kSub / 8;
   static constexpr int kSubs = kBlockM / kColumnWarps / kSub;
   /// dQ: block_m x D over all warps.
   static constexpr int kWantedRowWarps = kBlockM >= 64 || kD / kConfig.warps % 16 != 0 ? 2 : 1;
@@ -48,8 +47,7 @@ struct Backward {
   static_assert(!kConfig.exact || (kPlanes == 1 && !kConfig.scaled));
   static_assert(kKeys % 16 == 0 && kSub % 16 == 0 && kSubs >= 1);
   static_assert(!kCross || (kPlanes == 1 && !kConfig.scaled && kWithK && kWithV));
-  static_assert((kWithK && kWithV) || !kConfig.with_dq);
-  static_assert(!kConfig.with_dq || kBlockM % (16 * kRowWarps) == 0);
+  static_assert((kWithK && kWithV && kBlockM % (16 * kRowWarps) == 0) || !kConfig.with_dq);
   static_assert(!kConfig.with_dq || (kPlanes == 1 && !kConfig.scaled && kQCols % 16 == 0));
 
   using TileK = SharedTile<kBlockN, kD, kPlanes>;
@@ -62,9 +60,9 @@ struct Backward {
   /// Scores become logits less lse2 before they become probabilities.
   static constexpr bool kLogits = kConfig.modified || kConfig.pairs.any();
   static constexpr int kRowBytes = kBlockM * 4;
-  /// One stage: Q, dO, lse2, delta, and with scale factors lse2_low.
-  static constexpr int kStageBytes =
-      TileQ::kBytes + TileO::kBytes + (kConfig.scaled ? 3 : 2) * kRowBytes;
+  static constexpr bool kLow = kConfig.keeps_low();
+  /// One stage: Q, dO, lse2, delta and maybe lse2_low.
+  static constexpr int kStageBytes = TileQ::kBytes + TileO::kBytes + (kLow ? 3 : 2) * kRowBytes;
 
   /// Those of a sub_step: from row `row` + `query` of a head on; row < 0: none.
   struct Queries {
@@ -157,7 +155,7 @@ struct Backward {
           (static_cast<i64>(batch) * args.heads_q + head) * args.rows_q + row + thread * 4;
       copy_async_16(s_lse(stage) + thread * 16, args.lse2 + at, 16);
       copy_async_16(s_lse(stage) + kRowBytes + thread * 16, args.delta + at, 16);
-      if constexpr (kConfig.scaled) {
+      if constexpr (kLow) {
         copy_async_16(s_lse(stage) + 2 * kRowBytes + thread * 16, args.lse2_low + at, 16);
       }
     }
@@ -177,7 +175,7 @@ struct Backward {
       for (int e = 0; e < 2; ++e) {
         float lse2 = 0.0F, low = 0.0F;
         if constexpr (!kLogits) lse2 = row_value(s_lse(stage), query, n, e);
-        if constexpr (kConfig.scaled) low = row_value(s_lse(stage) + 2 * kRowBytes, query, n, e);
+        if constexpr (kLow) low = row_value(s_lse(stage) + 2 * kRowBytes, query, n, e);
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -366,8 +364,7 @@ struct Backward {
 
   __forceinline__ void step(int head, int block, int next_head, int next_block, int stage,
                             bool masked) {
-    // This step's Q and dO have landed, for all threads; all warps are done with dS, P and the
-    // other stage.
+    // Q and dO have landed, for all threads; all warps are done with dS, P and the other stage.
     copy_async_wait<0>();
     __syncthreads();
     if constexpr (kConfig.stages == 2) {
