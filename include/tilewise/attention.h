@@ -13,7 +13,10 @@
 /// CONTRACT rules are cited by number.
 #pragma once
 
+#include <vector>
+
 #include "tilewise/error.h"
+#include "tilewise/expression.h"
 #include "tilewise/plan.h"
 #include "tilewise/runtime.h"
 #include "tilewise/spec.h"
@@ -45,6 +48,9 @@ struct BackwardTensors {
   Tensor dbias;       ///< written when given: shape and type of spec.bias, summed in float32
   Tensor dsinks;      ///< written when given: float32 (Hq)
   SavedState saved;
+  /// Written where given: one for each of spec.score_expression.captures(), of its shape and type,
+  /// summed in float32. Empty: no gradients of captured tensors.
+  std::vector<Tensor> dcaptures;
 };
 
 /// Chooses a kernel for a problem. Only sizes, strides, types and devices are read; data may be

@@ -9,6 +9,7 @@
 #include <functional>
 #include <optional>
 
+#include "tilewise/expression.h"
 #include "tilewise/tensor.h"
 
 namespace tilewise {
@@ -84,12 +85,17 @@ struct AttentionSpec {
   Tensor mask;    ///< bool, true = visible; broadcasts to (B, Hq, Sq, Sk); packed: (1|Hq, total_q,
                   ///< max_k)
   BlockList block_list;  ///< all masks given apply together (AND)
+  /// A boolean: true = visible. It reads no score.
+  Expression mask_expression;
 
   double softcap = 0.0;  ///< c of c * tanh(x / c); 0 = off
   Tensor alibi_slopes;   ///< float32 (Hq) or (B, Hq): bias -= slope * |i + Sk - Sq - j|
   Tensor bias;           ///< any float type, used in float32; shapes as mask; -inf hides a key
   Tensor sinks;          ///< float32 (Hq): a logit that takes probability and gives no value
-  const ScoreMod* score_mod = nullptr;  ///< CPU only
+  const ScoreMod* score_mod = nullptr;  ///< CPU only; not beside a score expression
+  /// The logit that softmax sees, from score(), the one after scale, cap, bias and ALiBi; -inf
+  /// hides the pair.
+  Expression score_expression;
   Dropout dropout;
 
   Tensor key_lengths;  ///< int32 (B): keys of each batch entry; bits beyond them never matter

@@ -29,9 +29,12 @@ enum class Op : std::uint8_t {
   key_length,
   lane,      ///< the index that the enclosing any, all or sum runs over
   constant,  ///< Node::real for a real, Node::integer for an integer or a boolean
-  load,      ///< captures[Node::capture][args...]; a negative index counts from the axis' end
+  /// captures[Node::capture][args...], one integer for each axis. A negative index counts from the
+  /// axis' end; one that is still outside is cut to the axis.
+  load,
   // Arithmetic on two integers or two reals. divide is real; floor_divide and modulo floor as in
-  // Python, on either type.
+  // Python, on either type. Division of an integer by 0 and a shift outside 0 .. 31 give any value
+  // and never trap; integers wrap.
   add,
   subtract,
   multiply,
@@ -40,9 +43,9 @@ enum class Op : std::uint8_t {
   modulo,
   negate,
   absolute,
-  minimum,
+  minimum,  ///< of reals, a NaN on either side gives NaN
   maximum,
-  power,
+  power,  ///< of reals
   // Comparisons of two integers or two reals.
   equal,
   not_equal,
@@ -89,8 +92,8 @@ enum class Op : std::uint8_t {
   sum,
 };
 
-/// What a value may differ by. A value with neither bit of kQuery and kKey but kDiagonal differs by
-/// i - j alone.
+/// What a value may differ by. kDiagonal stands for i - j alone, and never beside kQuery or kKey.
+/// Lengths differ by batch.
 enum Depends : std::uint8_t {
   kUniform = 0,
   kBatch = 1,
@@ -117,7 +120,7 @@ struct Node {
 /// What a program knows of a captured tensor; its values, sizes and strides belong to a call.
 struct CaptureType {
   DType dtype = DType::float32;
-  int rank = 0;  ///< 0 to 4
+  int rank = 1;  ///< 1 to 4
   bool operator==(const CaptureType&) const = default;
 };
 
@@ -128,8 +131,8 @@ struct Program {
   std::string text;  ///< canonical: equal texts are equal programs. The key of compiled kernels
 };
 
-/// A program with the tensors that it captures, in the order of Program::captures. A rank 0 tensor
-/// is a Tensor of rank 1 and size 1.
+/// A program with the tensors that it captures, in the order of Program::captures. A tensor without
+/// axes comes as one of shape (1), read at 0.
 struct Function {
   std::shared_ptr<const Program> program;
   std::vector<Tensor> captures;

@@ -49,6 +49,23 @@ class Bytes {
   std::array<char, kTensors * kTensorBytes + kNumberBytes> bytes_;  ///< read up to size_
 };
 
+void add_tensor(std::string& key, const Tensor& t) {
+  Bytes bytes;
+  bytes.add(t);
+  key.append(bytes.view());
+}
+
+/// The text is there once for each of the two functions, and its length before it, so that no two
+/// pairs of functions are one key.
+void add_function(std::string& key, const expression::Function& function) {
+  Bytes bytes;
+  bytes.add(function.defined() ? function.program->text.size() : std::size_t{0});
+  key.append(bytes.view());
+  if (!function.defined()) return;
+  key.append(function.program->text);
+  for (const Tensor& t : function.captures) add_tensor(key, t);
+}
+
 }  // namespace
 
 // NOTE: a field that rows read and that is missing here gives a call another call's plan.
@@ -98,7 +115,11 @@ std::string problem_key(const Problem& p, std::string_view more) {
   }
   std::string made;
   made.reserve(key.view().size() + more.size());
-  return made.append(key.view()).append(more);
+  made.append(key.view());
+  add_function(made, p.score_function);
+  add_function(made, p.mask_function);
+  for (const Tensor& t : p.dcaptures) add_tensor(made, t);
+  return made.append(more);
 }
 
 bool reads_host_lengths(const Problem& p) {

@@ -6,6 +6,7 @@
 
 #include "problem/arguments.h"
 #include "problem/blocks.h"
+#include "problem/expressions.h"
 #include "problem/lengths.h"
 
 namespace tilewise {
@@ -245,6 +246,7 @@ void take_spec(Problem& p, const AttentionSpec& spec) {
   if (spec.key_lengths.defined()) take_key_lengths(p, spec);
   take_masks(p, spec);
   take_scores(p, spec);
+  take_expressions(p, spec);
   p.deterministic = spec.deterministic;
   p.precision = spec.precision;
 }
@@ -273,6 +275,7 @@ Problem begin_problem(const Tensors& t, const AttentionSpec& spec, Pass pass, Pu
   if (purpose == Purpose::run) {
     require_data({{"q", &t.q}, {"k", &t.k}, {"v", &t.v}, {"o", &t.o}, {"lse", &t.lse}});
     require_spec_data(spec);
+    require_capture_data(spec);
   }
   take_sizes(p, t.q, t.k, t.v, spec);
   const Tensor q_rows = p.q;  // before packing changes strides; sizes are the tensors' own
@@ -324,6 +327,7 @@ Problem make_problem(const BackwardTensors& t, const AttentionSpec& spec, Purpos
     arguments::require_no_overlap("dsinks", t.dsinks);
     p.dsinks = t.dsinks;
   }
+  take_capture_gradients(p, t, spec, purpose);
   return p;
 }
 

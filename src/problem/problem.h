@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
+#include <vector>
 
+#include "expression/program.h"
 #include "tilewise/attention.h"
 
 namespace tilewise {
@@ -62,6 +65,10 @@ struct Problem {
   Tensor alibi_slopes;  ///< expanded to (B, Hq)
   Tensor sinks;         ///< (Hq)
   const ScoreMod* score_mod = nullptr;
+  expression::Function score_function;                         ///< its result is a real
+  expression::Function mask_function;                          ///< its result is a boolean
+  std::shared_ptr<const expression::Gradient> score_gradient;  ///< of backward
+  std::vector<Tensor> dcaptures;  ///< of backward: one a capture of the score; not given = unwanted
   BlockList block_list;
   Dropout dropout;
   Tensor key_lengths, cu_seqlens_q, cu_seqlens_k, block_table;

@@ -84,24 +84,34 @@ Arrays::Arrays(const Problem& p, Pass pass) {
     dbias.rows = own_size(p.dbias, 2);
     dbias.dim = own_size(p.dbias, 3);
   }
+  for (const Tensor& t : p.dcaptures) {
+    const auto size = [&](int axis) {
+      return axis < t.rank ? t.sizes[static_cast<std::size_t>(axis)] : 1;
+    };
+    dcaptures.push_back(
+        t.defined() ? Array{.batch = size(0), .heads = size(1), .rows = size(2), .dim = size(3)}
+                    : Array{});
+  }
 }
 
 /// Names and arrays, in the order in which they lie in memory.
 template <class Self>
 auto Arrays::all(Self& self) {
   using Pointer = decltype(&self.q);
-  return std::vector<std::pair<const char*, Pointer>>{{"q_f64", &self.q},
-                                                      {"k_f64", &self.k},
-                                                      {"v_f64", &self.v},
-                                                      {"dO_f64", &self.d_o},
-                                                      {"dL_f64", &self.d_lse},
-                                                      {"O_f64", &self.o},
-                                                      {"L_f64", &self.lse},
-                                                      {"dq_f64", &self.dq},
-                                                      {"dk_f64", &self.dk},
-                                                      {"dv_f64", &self.dv},
-                                                      {"dsinks_f64", &self.dsinks_b},
-                                                      {"dbias_f64", &self.dbias}};
+  std::vector<std::pair<const char*, Pointer>> named{{"q_f64", &self.q},
+                                                     {"k_f64", &self.k},
+                                                     {"v_f64", &self.v},
+                                                     {"dO_f64", &self.d_o},
+                                                     {"dL_f64", &self.d_lse},
+                                                     {"O_f64", &self.o},
+                                                     {"L_f64", &self.lse},
+                                                     {"dq_f64", &self.dq},
+                                                     {"dk_f64", &self.dk},
+                                                     {"dv_f64", &self.dv},
+                                                     {"dsinks_f64", &self.dsinks_b},
+                                                     {"dbias_f64", &self.dbias}};
+  for (auto& array : self.dcaptures) named.emplace_back("dcaptures_f64", &array);
+  return named;
 }
 
 std::vector<MemoryPart> Arrays::memory() const {
@@ -133,6 +143,12 @@ void Arrays::place(const Problem& problem, void* memory) {
   for (const Array* result : {&o, &dq, &dk, &dv, &dsinks_b, static_cast<Array*>(&dbias)}) {
     std::fill_n(result->data, result->elems(), 0.0);
   }
+  for (const Array& result : dcaptures) std::fill_n(result.data, result.elems(), 0.0);
+}
+
+bool Arrays::shares_gradients() const {
+  return dbias.elems() > 0 || std::any_of(dcaptures.begin(), dcaptures.end(),
+                                          [](const Array& a) { return a.elems() > 0; });
 }
 
 std::vector<double> Arrays::dsinks() const {
@@ -143,6 +159,12 @@ std::vector<double> Arrays::dsinks() const {
     }
   }
   return sums;
+}
+
+std::vector<std::vector<double>> Arrays::capture_gradients() const {
+  std::vector<std::vector<double>> all_values;
+  for (const Array& array : dcaptures) all_values.push_back(array.values());
+  return all_values;
 }
 
 OwnedArrays::OwnedArrays(const Problem& problem, Pass pass) : arrays_(problem, pass) {

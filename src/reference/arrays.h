@@ -38,6 +38,7 @@ struct Arrays {
   Array dq, dk, dv;
   Array dsinks_b;  ///< what each batch entry adds to dsinks: (B, Hq, 1, 1)
   PairArray dbias;
+  std::vector<Array> dcaptures;  ///< one a capture, in its first axes; empty where not wanted
 
   /// Shapes only.
   Arrays(const Problem& problem, Pass pass);
@@ -49,8 +50,12 @@ struct Arrays {
   /// gradients 0. Rows that belong to no sequence stay so.
   void place(const Problem& problem, void* memory);
 
+  /// Whether the tasks of two heads may add to one element.
+  bool shares_gradients() const;
+
   /// dsinks: dsinks_b summed over the batch; empty without sinks.
   std::vector<double> dsinks() const;
+  std::vector<std::vector<double>> capture_gradients() const;
 
  private:
   template <class Self>

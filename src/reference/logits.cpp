@@ -39,6 +39,16 @@ Head::Head(const Problem& p, std::int64_t batch_entry, std::int64_t head)
     slope = load(p.alibi_slopes, b * p.alibi_slopes.strides[0] + h * p.alibi_slopes.strides[1]);
   }
   if (p.sinks.defined()) sink = load(p.sinks, h * p.sinks.strides[0]);
+  const auto interpreter = [](const expression::Program& program,
+                              const expression::Function& function) {
+    return std::make_unique<expression::Interpreter>(program, function.captures);
+  };
+  if (p.score_function.defined()) {
+    const bool backward = p.score_gradient != nullptr;
+    score = interpreter(backward ? p.score_gradient->program : *p.score_function.program,
+                        p.score_function);
+  }
+  if (p.mask_function.defined()) mask = interpreter(*p.mask_function.program, p.mask_function);
 }
 
 Visibility::Visibility(const Head& head) : head_(head) {}
@@ -71,6 +81,10 @@ bool Visibility::sees(std::int64_t j) const {
       return true;  // the caller's promise: no other mask hides anything here
   }
   if (j < range_.begin || j >= range_.end) return false;
+  if (head_.mask != nullptr) {
+    head_.mask->turn_to(head_.point(i_, j));
+    if (!head_.mask->boolean(p.mask_function.program->result)) return false;
+  }
   return !p.mask.defined() || load(p.mask, pair_offset(p.mask, head_, i_, j)) != 0.0;
 }
 
@@ -82,6 +96,38 @@ double bias_at(const Head& head, std::int64_t i, std::int64_t j) {
 float apply_score_mod(const Head& head, std::int64_t i, std::int64_t j, float x) {
   head.problem.score_mod->apply(one_score(head, i, j, x));
   return x;
+}
+
+double score_at(const Head& head, std::int64_t i, std::int64_t j, double x) {
+  const Problem& p = head.problem;
+  head.score->turn_to(head.point(i, j, x));
+  return head.score->real(p.score_gradient != nullptr ? p.score_gradient->program.result
+                                                      : p.score_function.program->result);
+}
+
+double score_slope(const Head& head, std::int64_t i, std::int64_t j, double x) {
+  head.score->turn_to(head.point(i, j, x));
+  return head.score->real(head.problem.score_gradient->of_score);
+}
+
+void for_each_capture_part(
+    const Head& head,
+    const std::function<void(std::size_t capture, std::int64_t element, double part)>& add) {
+  const Problem& p = head.problem;
+  for (const expression::CaptureTerm& term : p.score_gradient->terms) {
+    const auto capture = static_cast<std::size_t>(term.capture);
+    const Tensor& of = p.dcaptures[capture];
+    if (!of.defined()) continue;
+    for (std::int64_t lane = 0; lane < term.lanes; ++lane) {
+      head.score->turn_to_lane(lane);
+      std::int64_t element = 0;
+      for (std::size_t axis = 0; axis < static_cast<std::size_t>(of.rank); ++axis) {
+        element = element * of.sizes[axis] +
+                  expression::in_axis(head.score->integer(term.index[axis]), of.sizes[axis]);
+      }
+      add(capture, element, head.score->real(term.value));
+    }
+  }
 }
 
 float score_mod_slope(const Head& head, std::int64_t i, std::int64_t j, float x) {

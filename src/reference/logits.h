@@ -4,9 +4,12 @@
 
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
+#include <memory>
 #include <vector>
 
+#include "expression/interpret.h"
 #include "problem/problem.h"
 
 namespace tilewise::reference {
@@ -21,6 +24,20 @@ struct Head {
   Sequence sequence;
   double slope = 0.0;                                      ///< ALiBi's, 0 = none
   double sink = -std::numeric_limits<double>::infinity();  ///< -inf = none
+
+  /// The spec's expressions, of backward the score's gradient; null without.
+  std::unique_ptr<expression::Interpreter> score, mask;
+
+  /// Pair (i, j) as an expression sees it.
+  expression::Point point(std::int64_t i, std::int64_t j, double x = 0.0) const {
+    return {.b = b,
+            .h = h,
+            .i = i,
+            .j = j,
+            .query_length = sequence.q_length,
+            .key_length = sequence.k_length,
+            .score = x};
+  }
 };
 
 /// Which keys the queries of a head see. CONTRACT 1, 3 to 5.
@@ -53,10 +70,20 @@ struct Logit {
 /// bias_ij, as float32 (CONTRACT 15); 0 without a bias.
 double bias_at(const Head& head, std::int64_t i, std::int64_t j);
 
-/// The user's score function on one logit, in float32, which is what it is defined on.
+/// The user's score callback on one logit, in float32, which is what it is defined on.
 float apply_score_mod(const Head& head, std::int64_t i, std::int64_t j, float x);
 /// Its derivative at x, the logit before it.
 float score_mod_slope(const Head& head, std::int64_t i, std::int64_t j, float x);
+
+/// The score expression on one logit.
+double score_at(const Head& head, std::int64_t i, std::int64_t j, double x);
+/// Its derivative at x. The interpreter then stands at the pair.
+double score_slope(const Head& head, std::int64_t i, std::int64_t j, double x);
+/// Calls add(capture, element, part) for what the pair where the interpreter stands adds to the
+/// gradients of captured tensors: d result / d element, elements counted in row-major order.
+void for_each_capture_part(
+    const Head& head,
+    const std::function<void(std::size_t capture, std::int64_t element, double part)>& add);
 
 /// (F2) to (F4) for a visible pair.
 template <class Real>
@@ -73,12 +100,16 @@ Logit<Real> make_logit(const Head& head, std::int64_t i, std::int64_t j, Real s)
   if (p.score_mod != nullptr && !logit.hidden()) {
     logit.y = apply_score_mod(head, i, j, static_cast<float>(logit.x));  // (F4)
   }
+  if (head.score != nullptr && !logit.hidden()) {
+    logit.y = static_cast<Real>(score_at(head, i, j, logit.x));  // (F4)
+  }
   return logit;
 }
 
 /// (B6): mod'(X), 1 without a score function.
 template <class Real>
 Real mod_derivative(const Head& head, std::int64_t i, std::int64_t j, const Logit<Real>& logit) {
+  if (head.score != nullptr) return static_cast<Real>(score_slope(head, i, j, logit.x));
   if (head.problem.score_mod == nullptr) return 1;
   return score_mod_slope(head, i, j, static_cast<float>(logit.x));
 }

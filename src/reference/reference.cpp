@@ -110,6 +110,7 @@ class HeadRows {
       const double d_prob = z * dot(d_o, key(a_.v, j), p.head_dim_v);  // (B4)
       const double dy = prob * (d_prob - delta + d_lse);               // (B5)
       const double dx = dy * mod_derivative(head_, i, j, logit(j));    // (B6)
+      add_capture_gradients(dy);
       if (p.dbias.defined()) a_.dbias.at(head_.b, head_.h, head_.sequence.q_begin + i, j) += dx;
       const double ds = dx * cap_derivative(head_, logit(j));                 // (B7)
       add_scaled(query(a_.dq, i), p.scale64 * ds, key(a_.k, j), p.head_dim);  // (B8)
@@ -134,6 +135,13 @@ class HeadRows {
   }
   Logit<double>& logit(std::int64_t j) { return row_[static_cast<std::size_t>(j)]; }
   const Logit<double>& logit(std::int64_t j) const { return row_[static_cast<std::size_t>(j)]; }
+  /// (B11) of the pair whose derivative was just taken.
+  void add_capture_gradients(double dy) const {
+    if (head_.problem.dcaptures.empty()) return;
+    for_each_capture_part(head_, [&](std::size_t capture, std::int64_t element, double part) {
+      a_.dcaptures[capture].data[element] += dy * part;
+    });
+  }
   /// (F13)
   double keep_factor(std::int64_t i, std::int64_t j) const {
     if (head_.problem.dropout.p == 0.0) return 1.0;
@@ -170,9 +178,11 @@ void backward_loops(const Problem& p, const Arrays& arrays, Executor& executor) 
       }
     }
   };
-  // A bias gradient may be shared by all heads and the whole batch; one after another then.
+  // One gradient of a bias or of a captured tensor may be that of all heads and the whole batch;
+  // one after another then.
   const std::int64_t key_heads = p.batch * p.heads_k;
-  const std::int64_t tasks = p.dbias.defined() ? std::min<std::int64_t>(key_heads, 1) : key_heads;
+  const std::int64_t tasks =
+      arrays.shares_gradients() ? std::min<std::int64_t>(key_heads, 1) : key_heads;
   executor.parallel_for(tasks, [&](std::int64_t task, int) {
     for (std::int64_t n = task; n < key_heads; n += tasks) key_head(n / p.heads_k, n % p.heads_k);
   });
@@ -195,6 +205,9 @@ void run_backward(const KernelRow&, const Problem& problem, const Context& conte
   write(problem.dv, arrays.dv);
   if (problem.dbias.defined()) write(problem.dbias, arrays.dbias);
   if (problem.dsinks.defined()) from_double(problem.dsinks, arrays.dsinks());
+  for (std::size_t n = 0; n < problem.dcaptures.size(); ++n) {
+    if (problem.dcaptures[n].defined()) write(problem.dcaptures[n], arrays.dcaptures[n]);
+  }
 }
 
 Preparation prepare(const KernelRow& row, const Problem& problem, const Hardware& machine) {
@@ -224,7 +237,8 @@ Backward backward_f64(const Problem& problem, Executor& executor) {
           .dk = arrays.dk.values(),
           .dv = arrays.dv.values(),
           .dbias = arrays.dbias.values(),
-          .dsinks = arrays.dsinks()};
+          .dsinks = arrays.dsinks(),
+          .dcaptures = arrays.capture_gradients()};
 }
 
 }  // namespace reference

@@ -30,6 +30,8 @@ struct Forward {
 /// without sinks).
 struct Backward {
   std::vector<double> dq, dk, dv, dbias, dsinks;
+  /// One a captured tensor of the score; empty where its gradient is not wanted.
+  std::vector<std::vector<double>> dcaptures;
 };
 
 /// Forward without the last rounding. Reads the problem's inputs only; its outputs may be not

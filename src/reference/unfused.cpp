@@ -101,6 +101,7 @@ class HeadRows {
       const float d_prob = z * dot(d_o, key(a_.v, j), p.head_dim_v);
       const float dy = probs_[at(j)] * (d_prob - delta + d_lse);
       const float dx = dy * mod_derivative(head_, i, j, logit);
+      add_capture_gradients(dy);
       if (p.dbias.defined()) {
         add(a_.dbias.at(head_.b, head_.h, head_.sequence.q_begin + i, j), dx);
       }
@@ -120,6 +121,12 @@ class HeadRows {
   std::int64_t keys() const { return head_.sequence.k_length; }
   double* key(const Array& array, std::int64_t j) const {
     return array.row(head_.b, head_.h_k, head_.sequence.k_begin + j);
+  }
+  void add_capture_gradients(float dy) const {
+    if (head_.problem.dcaptures.empty()) return;
+    for_each_capture_part(head_, [&](std::size_t capture, std::int64_t element, double part) {
+      add(a_.dcaptures[capture].data[element], dy * static_cast<float>(part));
+    });
   }
   /// P or dS as the product takes it.
   float factor(float x) const {
@@ -177,7 +184,8 @@ Backward unfused_backward(const Problem& p, Executor& executor) {
   round_inputs(p, arrays);
   // Key heads share dbias, and batch entries share nothing: as reference.cpp splits the work.
   const std::int64_t key_heads = p.batch * p.heads_k;
-  const std::int64_t tasks = p.dbias.defined() ? std::min<std::int64_t>(key_heads, 1) : key_heads;
+  const std::int64_t tasks =
+      arrays.shares_gradients() ? std::min<std::int64_t>(key_heads, 1) : key_heads;
   executor.parallel_for(tasks, [&](std::int64_t task, int) {
     for (std::int64_t n = task; n < key_heads; n += tasks) {
       for (std::int64_t g = 0; g < p.group(); ++g) {
@@ -193,8 +201,12 @@ Backward unfused_backward(const Problem& p, Executor& executor) {
                   .dk = rounded(p.dtype, arrays.dk),
                   .dv = rounded(p.dtype, arrays.dv),
                   .dbias = {},
-                  .dsinks = arrays.dsinks()};
+                  .dsinks = arrays.dsinks(),
+                  .dcaptures = {}};
   if (p.dbias.defined()) result.dbias = rounded(p.dbias.dtype, arrays.dbias);
+  for (std::size_t n = 0; n < p.dcaptures.size(); ++n) {
+    result.dcaptures.push_back(rounded(p.dcaptures[n].dtype, arrays.dcaptures[n]));
+  }
   return result;
 }
 

@@ -30,6 +30,12 @@ Problem problem() {
   return p;
 }
 
+expression::Function function(const char* text, std::vector<Tensor> captures) {
+  auto program = std::make_shared<expression::Program>();
+  program->text = text;
+  return {.program = program, .captures = std::move(captures)};
+}
+
 using Change = std::function<void(Problem&)>;
 
 TEST(ProblemKey, TellsApartWhatPlanningReads) {
@@ -77,6 +83,18 @@ TEST(ProblemKey, TellsApartWhatPlanningReads) {
       {"block table", [](Problem& p) { p.block_table = p.lse; }},
       {"block list", [](Problem& p) { p.block_list.row_offsets = p.lse; }},
       {"block size", [](Problem& p) { p.block_list.block_q = 64; }},
+      {"score", [](Problem& p) { p.score_function = function("a", {}); }},
+      {"another score", [](Problem& p) { p.score_function = function("b", {}); }},
+      {"mask", [](Problem& p) { p.mask_function = function("a", {}); }},
+      {"score and mask",
+       [](Problem& p) { p.score_function = p.mask_function = function("a", {}); }},
+      {"capture", [](Problem& p) { p.score_function = function("a", {p.lse}); }},
+      {"capture's type", [](Problem& p) { p.score_function = function("a", {p.q}); }},
+      {"dcaptures",
+       [](Problem& p) {
+         p.score_function = function("a", {p.lse});
+         p.dcaptures = {p.lse};
+       }},
   };
   const std::string key = problem_key(problem());
   std::vector<std::string> keys = {key};

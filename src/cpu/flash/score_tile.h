@@ -29,6 +29,7 @@ class ScoreTileStep {
     float* ds;               ///< gradient of q.k
     float *capped, *premod;  ///< for a nonlinear spec
     float *lse, *lse_low;    ///< kTileRows; +inf for rows that see nothing
+    double* capture_sums;    ///< a part of the gradients of captured tensors, or null
   };
 
   /// What backward knows of each query row besides LSE; element 0 is the tile's first row.
@@ -75,6 +76,7 @@ class ScoreTileStep {
                           bool bias_only) const;
   /// Hidden keys and columns up to `padded` become -inf in p.
   void mask_position(const TilePlace& place, int padded, float* p) const;
+  const CaptureGradients& capture_gradients() const { return steps_.capture_gradients(); }
   /// True when position alone decides what is seen, and nothing comes after the scores.
   bool plain() const { return !steps_.elementwise() && !steps_.has_dropout(); }
 

@@ -16,6 +16,8 @@ std::string textbook_refusal(const Problem& p) {
   if (p.dtype == DType::float64) return "float64 runs on the reference";
   if (p.paged) return "paged K and V are not supported by this kernel";
   if (p.block_list.defined()) return "block lists are not supported by this kernel";
+  if (p.score_function.defined()) return "a score expression is not supported by this kernel";
+  if (p.mask_function.defined()) return "a mask expression is not supported by this kernel";
   constexpr std::int64_t kMost = INT_MAX;  // what a BLAS call takes
   if (std::max({p.seq_q, p.seq_k, p.head_dim, p.head_dim_v}) > kMost) {
     return "lengths and head dims above " + std::to_string(kMost);

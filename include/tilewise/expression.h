@@ -1,0 +1,173 @@
+/// Expressions: a score function or a mask of the caller's own, as a formula that the library
+/// reads, differentiates and compiles. docs/expressions.md says what each operation means.
+///
+///   using namespace tilewise::expression;
+///   spec.score_expression = score() - 0.1 * abs(query() - key());
+///   spec.mask_expression = query() - key() < 1024 | key() < 64;
+///   spec.score_expression = Expression::parse("score - 0.1*abs(i-j)");
+///
+/// Values are booleans, integers or reals. A boolean in arithmetic is 0 or 1, and an integer beside
+/// a real becomes one. Every function throws InvalidArgument for types that it does not take.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "tilewise/error.h"
+#include "tilewise/tensor.h"
+
+namespace tilewise {
+
+class Captured;
+
+namespace expression {
+struct Term;
+}
+
+/// An immutable formula of one pair (query i, key j). Copies share it. A default-constructed one is
+/// "not given".
+class TILEWISE_API Expression {
+ public:
+  Expression() = default;
+  /// A constant: bool is a boolean, integers are integers (of 32 bits), the rest are reals.
+  template <class T>
+  requires std::is_arithmetic_v<T> Expression(
+      T value)  // NOLINT(google-explicit-constructor): constants stand beside expressions
+      : Expression(constant(value)) {}
+  explicit Expression(std::shared_ptr<const expression::Term> term) : term_(std::move(term)) {}
+
+  /// Reads a formula as docs/expressions.md writes it. Names that are none of its own are those of
+  /// `captures`. The error of a text that is no formula names the position.
+  static Expression parse(std::string_view text, std::span<const Captured> captures = {});
+
+  bool defined() const { return term_ != nullptr; }
+  /// The formula, fully parenthesised; parse() reads it. Empty when not given.
+  std::string text() const;
+  /// The captured tensors, in the order of their first use. Gradients come in this order.
+  std::vector<Captured> captures() const;
+
+  const std::shared_ptr<const expression::Term>& term() const { return term_; }
+
+ private:
+  static Expression constant(bool value);
+  static Expression constant(std::int64_t value);
+  static Expression constant(double value);
+  template <class T>
+  static Expression constant(T value) {
+    if constexpr (std::is_integral_v<T>) {
+      return constant(static_cast<std::int64_t>(value));
+    } else {
+      return constant(static_cast<double>(value));
+    }
+  }
+
+  std::shared_ptr<const expression::Term> term_;
+};
+
+/// A tensor that expressions read: rank 1 to 4, any strides, of any element type. Integers and
+/// booleans are read as such, the rest as reals. The memory stays the caller's.
+class TILEWISE_API Captured {
+ public:
+  /// `name` is what texts and messages call it: a letter, then letters, digits and underscores.
+  Captured(std::string name, const Tensor& tensor);
+
+  /// The element at integer indices, one for each axis. A negative index counts from the axis' end.
+  Expression operator()(const Expression& a) const;
+  Expression operator()(const Expression& a, const Expression& b) const;
+  Expression operator()(const Expression& a, const Expression& b, const Expression& c) const;
+  Expression operator()(const Expression& a, const Expression& b, const Expression& c,
+                        const Expression& d) const;
+  /// The only element of a tensor of shape (1).
+  Expression operator()() const;
+  /// As the operators above.
+  Expression at(std::span<const Expression> indices) const;
+
+  const std::string& name() const;
+  const Tensor& tensor() const;
+
+  struct Data;
+  explicit Captured(std::shared_ptr<const Data> data) : data_(std::move(data)) {}
+  const std::shared_ptr<const Data>& data() const { return data_; }
+
+ private:
+  std::shared_ptr<const Data> data_;
+};
+
+namespace expression {
+
+/// The logit after scale, softcap, bias and ALiBi, before the mask. Not for masks.
+TILEWISE_API Expression score();
+TILEWISE_API Expression batch();         ///< b: the batch entry, or the packed sequence
+TILEWISE_API Expression head();          ///< h: the query head
+TILEWISE_API Expression query();         ///< i: local to its sequence
+TILEWISE_API Expression key();           ///< j: local to its sequence, logical under paging
+TILEWISE_API Expression query_length();  ///< Sq of the sequence
+TILEWISE_API Expression key_length();    ///< Sk of the sequence, key_lengths applied
+TILEWISE_API Expression lane();          ///< the index that any(), all() or sum() runs over
+
+TILEWISE_API Expression abs(const Expression& x);
+TILEWISE_API Expression min(const Expression& a, const Expression& b);
+TILEWISE_API Expression max(const Expression& a, const Expression& b);
+TILEWISE_API Expression clamp(const Expression& x, const Expression& low, const Expression& high);
+/// An integer to a constant integer >= 0 stays one.
+TILEWISE_API Expression pow(const Expression& x, const Expression& exponent);
+TILEWISE_API Expression floor_divide(const Expression& a, const Expression& b);
+TILEWISE_API Expression exp(const Expression& x);
+TILEWISE_API Expression exp2(const Expression& x);
+TILEWISE_API Expression log(const Expression& x);
+TILEWISE_API Expression sqrt(const Expression& x);
+TILEWISE_API Expression rsqrt(const Expression& x);
+TILEWISE_API Expression tanh(const Expression& x);
+TILEWISE_API Expression sigmoid(const Expression& x);
+TILEWISE_API Expression sin(const Expression& x);
+TILEWISE_API Expression cos(const Expression& x);
+TILEWISE_API Expression erf(const Expression& x);
+TILEWISE_API Expression relu(const Expression& x);
+TILEWISE_API Expression silu(const Expression& x);
+TILEWISE_API Expression gelu(const Expression& x);  ///< the exact one
+TILEWISE_API Expression floor(const Expression& x);
+TILEWISE_API Expression ceil(const Expression& x);
+TILEWISE_API Expression round(const Expression& x);  ///< half to even
+TILEWISE_API Expression sign(const Expression& x);
+TILEWISE_API Expression where(const Expression& condition, const Expression& a,
+                              const Expression& b);
+TILEWISE_API Expression to_integer(const Expression& x);  ///< towards 0
+TILEWISE_API Expression to_real(const Expression& x);
+TILEWISE_API Expression to_boolean(const Expression& x);
+/// Over lane() = 0 .. count - 1, count from 1 to 64. They do not nest.
+TILEWISE_API Expression any(std::int64_t count, const Expression& body);
+TILEWISE_API Expression all(std::int64_t count, const Expression& body);
+TILEWISE_API Expression sum(std::int64_t count, const Expression& body);
+
+}  // namespace expression
+
+TILEWISE_API Expression operator+(const Expression& a, const Expression& b);
+TILEWISE_API Expression operator-(const Expression& a, const Expression& b);
+TILEWISE_API Expression operator*(const Expression& a, const Expression& b);
+TILEWISE_API Expression operator/(const Expression& a, const Expression& b);  ///< of reals
+TILEWISE_API Expression operator%(const Expression& a, const Expression& b);  ///< floors
+TILEWISE_API Expression operator-(const Expression& x);
+TILEWISE_API Expression operator<(const Expression& a, const Expression& b);
+TILEWISE_API Expression operator<=(const Expression& a, const Expression& b);
+TILEWISE_API Expression operator>(const Expression& a, const Expression& b);
+TILEWISE_API Expression operator>=(const Expression& a, const Expression& b);
+TILEWISE_API Expression operator==(const Expression& a, const Expression& b);
+TILEWISE_API Expression operator!=(const Expression& a, const Expression& b);
+/// Of booleans logical, of integers by bits.
+TILEWISE_API Expression operator&(const Expression& a, const Expression& b);
+TILEWISE_API Expression operator|(const Expression& a, const Expression& b);
+TILEWISE_API Expression operator^(const Expression& a, const Expression& b);
+TILEWISE_API Expression operator~(const Expression& x);
+TILEWISE_API Expression operator<<(const Expression& a, const Expression& b);
+TILEWISE_API Expression operator>>(const Expression& a, const Expression& b);
+/// Of booleans; both sides are evaluated.
+TILEWISE_API Expression operator&&(const Expression& a, const Expression& b);
+TILEWISE_API Expression operator||(const Expression& a, const Expression& b);
+TILEWISE_API Expression operator!(const Expression& x);
+
+}  // namespace tilewise
