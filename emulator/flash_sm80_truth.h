@@ -142,6 +142,13 @@ Truth make_truth(const Shape& s, Round round) {
   for (int h = 0; h < s.heads_q; ++h) {
     for (int i = 0; i < s.seq_q; ++i) add_row(s, h, i, t);
   }
+  // A row that sees no key adds nothing, whatever its dO holds.
+  for (std::size_t row = 0; row < t.lse.size(); ++row) {
+    if (std::isinf(t.lse[row])) {
+      std::fill_n(t.d_o.begin() + static_cast<long>(row) * s.dim, s.dim,
+                  std::numeric_limits<float>::quiet_NaN());
+    }
+  }
   return t;
 }
 

@@ -11,6 +11,7 @@
 /// each with half of the queries and then of the columns of dK and dV; P crosses too (README.md).
 #pragma once
 
+#include "cuda/kernels/bwd_sm80/hidden_rows.cuh"
 #include "cuda/kernels/bwd_sm80/sequences.cuh"
 #include "cuda/tile/dropout.cuh"
 #include "cuda/tile/pairs.cuh"
@@ -372,6 +373,8 @@ struct Backward {
       copy_async_commit();
     }
     const int row = block * kBlockM, first = column_warp() * (kSubs * kSub);
+    if (masked || kConfig.pairs.any())
+      hide_rows<kConfig>(sO(stage), s_lse(stage), args.seq_q - row, thread);
 #pragma unroll
     for (int sub = 0; sub < kSubs; ++sub) {
       // The pairs of the first have landed with Q and dO.
