@@ -13,8 +13,10 @@ using namespace tile;
 
 /// `lse2`: of the block's rows, in shared memory; `rows`: of them that exist. Both it and dO have
 /// landed, for all threads.
+/// NOTE: the thread's index is read anew. Kept through the loop, it spills others.
 template <Config kConfig, class TileO>
-__forceinline__ void hide_rows(const TileO& sO, u32 lse2, int rows, int thread) {
+__forceinline__ void hide_rows(const TileO& sO, u32 lse2, int rows) {
+  const int thread = opaque(static_cast<int>(threadIdx.x));
   constexpr int kThreads = kConfig.warps * 32, kChunks = kConfig.head_dim_v / 8;
   const auto sees_nothing = [&](int row) {
     return load_shared_f32(lse2 + 4 * static_cast<u32>(row)) == infinity();

@@ -374,7 +374,7 @@ struct Backward {
     }
     const int row = block * kBlockM, first = column_warp() * (kSubs * kSub);
     if (masked || kConfig.pairs.any())
-      hide_rows<kConfig>(sO(stage), s_lse(stage), args.seq_q - row, thread);
+      hide_rows<kConfig>(sO(stage), s_lse(stage), args.seq_q - row);
 #pragma unroll
     for (int sub = 0; sub < kSubs; ++sub) {
       // The pairs of the first have landed with Q and dO.
