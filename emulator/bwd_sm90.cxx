@@ -1,41 +1,9 @@
 /// bwd_sm90 on the emulator, against the formulas in float64: one and several blocks, odd lengths,
 /// GQA, masks, softcap, ALiBi, the gradient through LSE, head dims off the tile; poisoned shared
 /// memory, workspace and outputs.
-#include "bwd_sm90_check.h"
+#include "bwd_sm90_configs.h"
 
 namespace {
-
-constexpr Config k64 = {.head_dim = 64,
-                        .head_dim_v = 64,
-                        .block_m = 128,
-                        .k_stages = 2,
-                        .fold_lse = true,
-                        .v_registers = true};
-constexpr Config k128 = {.block_m = 64, .k_stages = 2, .fold_lse = true};
-
-constexpr Config plain(Config c) {
-  c.fold_lse = c.v_registers = false;
-  c.k_stages = 1;
-  return c;
-}
-constexpr Config exact(Config c) {
-  c.block_m = 64;
-  c.v_registers = false;
-  c.exact = true;
-  return c;
-}
-constexpr Config split(Config c, int chunk_rows) {
-  c.split = true;
-  c.chunk_rows = chunk_rows;
-  return c;
-}
-constexpr Config deterministic(Config c) {
-  c.deterministic = true;
-  return c;
-}
-
-constexpr double kBf16 = 1.2e-2, kFp16 = 1.5e-3;
-constexpr double kExact = 4e-3;  // half a bf16 step of the result, P rounded for dV
 
 /// Lengths that the device looks up; rows that no sequence has are NaN.
 void check_ragged() {
@@ -94,6 +62,16 @@ void check_ragged() {
   check<ragged(exact(masked(k128, Mask::right)), kPacked)>(
       "packed, dim 128, exact dS, causal, delta given, 3 blocks",
       of({.high = 1, .d_lse = true, .given_delta = true, .tail = 3, .blocks = 3}, 128), kExact);
+  // More offsets than shared memory has room for.
+  std::vector<int> many(100, 1);
+  many[40] = 130, many[99] = 70;
+  constexpr Config kCrowded = ragged(one_k(with_softcap(masked(k64, Mask::right))), kPacked);
+  static_assert(SharedPlan(kCrowded).kept < 2 * 102 * 4 &&
+                SharedPlan(ragged(k64, kPacked)).kept > 4 * 102 * 4);
+  check<kCrowded>("packed, dim 64, softcap, 100 sequences",
+                  {.high = 1, .softcap = 2.0F, .queries = many, .keys = many, .blocks = 3}, kBf16);
+  check<ragged(k64, kPacked)>("packed, dim 64, 100 sequences, 3 blocks",
+                              {.queries = many, .keys = many, .tail = 3, .blocks = 3}, kBf16);
   const std::vector<int> lengths = {200, 0, 77};
   check<ragged(k64, kKeys)>("key lengths, dim 64", {.batch = 3, .keys = lengths, .blocks = 2},
                             kBf16);
@@ -222,6 +200,31 @@ int main() {
                                           .section_heads = 2,
                                           .parts = 3},
                                          kBf16);
+  // A key head's query heads in several jobs; sections end inside a group.
+  check<split(masked(k128, Mask::right), 128)>("dim 128, causal, 2 sharers of 4 heads, 3 blocks",
+                                               {.heads_q = 8,
+                                                .heads_k = 2,
+                                                .seq_q = 200,
+                                                .seq_k = 300,
+                                                .dim = 128,
+                                                .dim_v = 128,
+                                                .high = 101,
+                                                .blocks = 3,
+                                                .section_heads = 3,
+                                                .sharers = 2},
+                                               kBf16);
+  check<deterministic(split(masked(k64, Mask::right), 256))>(
+      "dim 64, causal, 3 sharers, deterministic, 3 blocks",
+      {.batch = 2,
+       .heads_q = 6,
+       .heads_k = 2,
+       .seq_q = 300,
+       .seq_k = 300,
+       .high = 1,
+       .last_first = true,
+       .blocks = 3,
+       .sharers = 3},
+      kBf16);
   check<exact(k64)>("dim 64, exact dS, 2 blocks", {.heads_q = 2, .heads_k = 2, .blocks = 2},
                     kExact);
   check<exact(masked(k128, Mask::right))>(

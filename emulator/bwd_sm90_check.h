@@ -7,6 +7,7 @@
 #include <numeric>
 #include <random>
 
+#include "block_lists.h"
 #include "cuda/kernels/bwd_sm90/dq/kernel.cuh"
 #include "cuda/kernels/bwd_sm90/kernel.cuh"
 #include "wgmma.h"
@@ -24,6 +25,7 @@ using namespace tilewise;
 using bwd_sm90::Args;
 using bwd_sm90::Config;
 using bwd_sm90::Lengths;
+using bwd_sm90::Lists;
 using bwd_sm90::Mask;
 using tile::Element;
 using Bits = unsigned short;
@@ -43,7 +45,8 @@ struct Shape {
   std::vector<int> queries = {}, keys = {};
   int tail = 0, top = kFar;
   unsigned blocks = 1;
-  int section_heads = 1, apart = 1, parts = 1;
+  int section_heads = 1, apart = 1, parts = 1, sharers = 1;
+  Blocks list = {};
 };
 
 /// Where the rows of a sequence, or of an entry of a batch, lie.
@@ -115,6 +118,7 @@ struct Check {
 
   std::vector<Sequence> sequences;
   std::vector<int> cu_q = {0}, cu_k = {0};
+  BlockLists lists;
 
   /// With sizes of the tensors in memory: packed sequences are one entry.
   static Shape stored(Shape shape) {
@@ -134,7 +138,9 @@ struct Check {
         d_o(o),
         dq(q),
         dk(k),
-        dv(v) {
+        dv(v),
+        lists(s.list, s.batch, s.heads_q, s.seq_q, s.seq_k,
+              [this](int b, int i, int j) { return sees(b, i, j); }) {
     std::mt19937 random(7);
     q.randomise(random, s.amplitude);
     k.randomise(random, s.amplitude);
@@ -182,6 +188,13 @@ struct Check {
     }
   }
 
+  /// Whether position and lengths show a pair.
+  bool sees(int b, int i, int j) const {
+    const int keys = s.keys.empty() ? s.seq_k : s.keys[b];
+    const int shift = kConfig.ragged() ? keys - s.seq_q : 0;
+    return j >= i + s.low + shift && j < std::min(keys, i + s.high + shift);
+  }
+
   /// One query row: (F1) to (F11), (B1) to (B9).
   void add_row(const Sequence& of, int h, int i) {
     const int g = h / (s.heads_q / s.heads_k), b = of.entry;
@@ -202,12 +215,15 @@ struct Check {
         x = s.softcap * t;
       }
       if (s.alibi) x -= slopes[h] * std::fabs(double(i + of.keys - of.queries - j));
+      if (!lists.has(s.list, b, h, i, j)) x = -tile::infinity();
       p[j - begin] = x;
       m = std::max(m, x);
     }
     for (double& x : p) l += x = std::exp(x - m);
+    const bool any = l > 0.0;
+    if (!any) l = 1.0;
     const std::size_t row = (std::size_t(b) * s.heads_q + h) * s.seq_q + r;
-    lse[row] = p.empty() ? -tile::infinity() : float(m + std::log(l));
+    lse[row] = !any ? -tile::infinity() : float(m + std::log(l));
     double delta = 0.0;
     for (int d = 0; d < s.dim_v; ++d) {
       double sum = 0.0;
@@ -234,19 +250,26 @@ struct Check {
   void run(const char* name, double bound) {
     constexpr int kM = kConfig.block_m, kChunk = kConfig.chunk_rows;
     constexpr bool kPacked = kConfig.lengths == Lengths::packed;
-    bwd_sm90::RaggedArgs a;
+    bwd_sm90::ListArgs a;
+    const MadeLists made = make_lists();
+    a.of_queries = made.lists, a.of_keys = made.transposed;
     const int q_rows = kPacked ? s.seq_q : 0, k_rows = kPacked ? s.seq_k : 0;
     const int k_ragged = kConfig.ragged() ? s.seq_k : 0;
     a.q = q.map(s.batch, kM, q_rows), a.o = o.map(s.batch, kM, q_rows);
     a.d_o = d_o.map(s.batch, kM, q_rows);
     a.k = k.map(s.batch, kConfig.block_n, k_ragged);
     a.v = v.map(s.batch, kConfig.block_n, k_ragged);
-    a.of = {s.top,         s.keys.data(),        1,      {cu_q.data()},
-            {cu_k.data()}, int(cu_q.size()) - 1, q_rows, k_ragged};
+    // Offsets of self-attention are one tensor.
+    const std::vector<int>& k_offsets = cu_q == cu_k ? cu_q : cu_k;
+    a.of = {s.top,  s.keys.data(), 1, {cu_q.data()}, {k_offsets.data()}, int(cu_q.size()) - 1,
+            q_rows, k_ragged};
     for (auto* t : {&dq, &dk, &dv}) std::fill(t->data.begin(), t->data.end(), kPoison);
     a.dq = dq.map(s.batch, kConfig.wide() ? 64 : kChunk, q_rows);
     a.dk = dk.map(s.batch, 64, k_rows), a.dv = dv.map(s.batch, 64, k_rows);
-    a.heads_q = s.heads_q, a.heads_k = s.heads_k, a.group = s.heads_q / s.heads_k;
+    // Sharers of a key head count as heads of keys.
+    const int heads_k = s.heads_k * s.sharers;
+    a.heads_q = s.heads_q, a.heads_k = heads_k, a.group = s.heads_q / heads_k;
+    a.sharers = s.sharers;
     a.seq_q = s.seq_q, a.seq_k = s.seq_k;
     const auto blocks = [&](int rows, int size) {
       return kPacked ? rows / size + a.of.sequences + 1 : (rows + size - 1) / size;
@@ -255,13 +278,14 @@ struct Check {
     const int key_blocks = blocks(s.seq_k, kConfig.block_n);
     const int tiles = s.batch * s.heads_k * key_blocks;
     a.parts = s.parts;
-    a.jobs = (kConfig.wide() ? 1 : 2) * s.batch * s.heads_q * (a.rows_q / kChunk) + tiles * s.parts;
+    a.jobs = (kConfig.wide() ? 1 : 2) * s.batch * s.heads_q * (a.rows_q / kChunk) +
+             tiles * (s.parts * s.sharers + (kConfig.split ? 1 : 0));
     a.scale = s.scale, a.scale_log2 = s.scale * tile::kLog2e;
     a.offset_factor = kConfig.fold_lse ? -1.0F / s.scale : -tile::kLog2e;
     if (s.softcap != 0.0F) a.scale_cap = s.scale / s.softcap, a.cap_log2 = s.softcap * tile::kLog2e;
     if (s.alibi) a.alibi = slopes.data(), a.alibi_h = 1;
     a.low = s.low, a.high = s.high;
-    a.order = {key_blocks, s.batch * s.heads_k, 1, s.section_heads, 1};
+    a.order = {key_blocks, s.batch * heads_k, 1, s.section_heads, 1};
     a.lead = s.apart, a.lag = s.apart + s.batch % 2;
     a.last_first = s.last_first;
     a.lse_in = lse.data(), a.lse_b = kPacked ? 0 : s.heads_q * s.seq_q, a.lse_h = s.seq_q,
@@ -279,10 +303,10 @@ struct Check {
     std::vector<float> dk_sums(key_rows * kConfig.head_dim, 0.0F),
         dv_sums(key_rows * kConfig.head_dim_v, 0.0F);
     a.dk_sum = dk_sums.data(), a.dv_sum = dv_sums.data();
-    std::vector<unsigned> counters(1 + 2 * s.batch * s.heads_k + 2 * tiles + rows / kM * 4, 0);
+    std::vector<unsigned> counters(1 + 2 * s.batch * heads_k + tiles + rows / kM * 4, 0);
     a.next_job = counters.data(), a.prepared = a.next_job + 1;
-    a.finished = a.prepared + s.batch * s.heads_k, a.added = a.finished + s.batch * s.heads_k;
-    a.turns = a.added + 2 * tiles;
+    a.finished = a.prepared + s.batch * heads_k, a.added = a.finished + s.batch * heads_k;
+    a.turns = a.added + tiles;
 
     emulator::run_grid(bwd_sm90::memory, s.blocks, kConfig.threads(),
                        [&] { bwd_sm90::kernel<kConfig>(a); });
@@ -301,6 +325,23 @@ struct Check {
     a.next_tile = &next;
     emulator::run_grid(bwd_dq_sm90::memory, s.blocks, bwd_dq_sm90::kThreads,
                        [&] { bwd_dq_sm90::kernel<bwd_dq_sm90::config_beside(kConfig)>(a); });
+  }
+  /// The list in tiles of the kernel.
+  MadeLists make_lists() {
+    Problem p;
+    if constexpr (kConfig.listed()) {
+      const int shift = kConfig.ragged() ? 0 : s.seq_k - s.seq_q;
+      p.device = {DeviceType::cuda, 0};
+      p.batch = s.batch, p.heads_q = s.heads_q, p.heads_k = s.heads_k;
+      p.seq_q = s.seq_q, p.seq_k = s.seq_k;
+      if (s.low != -kFar) p.left = shift - s.low;
+      if (s.high != kFar) p.right = s.high - 1 - shift;
+      if (!s.keys.empty())
+        p.key_lengths =
+            tilewise::Tensor::contiguous(s.keys.data(), DType::int32, {s.batch}, p.device);
+      lists.give(p, s.list);
+    }
+    return MadeLists(p, kConfig.block_m, kConfig.block_n);
   }
   void compare(const char* name, const char* quantity, Tensor<kElement>& got,
                const std::vector<double>& truth, double bound) {

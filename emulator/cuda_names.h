@@ -39,6 +39,14 @@ inline unsigned long long atomicCAS(unsigned long long* at, unsigned long long c
   return old;
 }
 
+inline unsigned atomicOr(unsigned* at, unsigned value) {
+  const unsigned old = *at;
+  *at |= value;
+  return old;
+}
+inline int __clz(int x) { return __builtin_clz(static_cast<unsigned>(x)); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+
 inline void __syncthreads() {
   using namespace emulator;
   Block& block = *current->block;
@@ -77,6 +85,12 @@ inline bool __any_sync(unsigned, bool value) {
     if (slots[lane].words[0] != 0) return true;
   }
   return false;
+}
+inline unsigned __ballot_sync(unsigned, bool value) {
+  const emulator::Slot* slots = emulator::meet({{value}});
+  unsigned bits = 0;
+  for (int lane = 0; lane < 32; ++lane) bits |= slots[lane].words[0] << lane;
+  return bits;
 }
 inline float __int_as_float(int i) { return emulator::number(static_cast<unsigned>(i)); }
 inline float __uint_as_float(unsigned u) { return emulator::number(u); }

@@ -19,12 +19,14 @@ using namespace tilewise;
 using fwd_sm90::Args;
 using fwd_sm90::Config;
 using fwd_sm90::Lengths;
+using fwd_sm90::ListArgs;
+using fwd_sm90::Lists;
 using fwd_sm90::Mask;
 using fwd_sm90::Modification;
 
 int failures = 0;
 
-// The configs of fwd_sm90_cases.h: the kernel is a template.
+// What configs of cases are made of: the kernel is a template.
 constexpr Config tile64(int warpgroups, Mask mask) {
   Config c;
   c.head_dim = c.head_dim_v = 64;
@@ -104,48 +106,35 @@ constexpr Config halved(Config c) {
   if (c.mask == Mask::both) c.q_buffers = 2;
   return c;
 }
-constexpr Config kConfigs[] = {
-    modified(tile64(3, Mask::right), Modification::alibi),
-    modified(tile64(3, Mask::none), Modification::alibi),
-    modified(tile64(3, Mask::both), Modification::softcap),
-    halved(modified(tile64(3, Mask::right), Modification::softcap)),
-    modified(tile64(3, Mask::right), Modification::general),
-    with(tile64(1, Mask::right), Lengths::packed, true, false),
-    with(tile64(1, Mask::both), Lengths::packed, false, false),
-    with(tile64(1, Mask::right), Lengths::packed, true, true),
-    with(tile64(3, Mask::right), Lengths::packed, false, false),
-    with(tile64(3, Mask::none), Lengths::packed, false, false),
-    with(tile64(3, Mask::both), Lengths::keys, true, false),
-    with(tile64(1, Mask::none), Lengths::keys, true, true),
-    tile64(3, Mask::none),
-    halved(tile64(3, Mask::right)),
-    halved(tile64(3, Mask::both)),
-    tile128x64(),
-    tile128(Mask::both, 128),
-    tile192x64(),
-    tile128(Mask::right, 128),
-    tile128(Mask::right, 64),
-    tile128x128(Mask::both),
-    modified(tile256(Mask::right), Modification::alibi),
-    with(modified(tile64(1, Mask::both), Modification::alibi), Lengths::keys, false, false),
-    with(modified(tile64(1, Mask::both), Modification::alibi), Lengths::keys, false, true),
-    with(modified(tile64(3, Mask::both), Modification::alibi), Lengths::packed, false, false),
-    with(modified(tile64(3, Mask::right), Modification::alibi), Lengths::keys, false, false),
-    with(modified(tile128x128(Mask::both), Modification::alibi), Lengths::keys, false, false),
-    with(modified(tile128x128(Mask::both), Modification::alibi), Lengths::packed, false, false),
-};
-
-template <std::size_t kIndex = 0>
+/// Runs the one of kConfigs that `config` is.
+template <const auto& kConfigs, std::size_t kIndex = 0>
 void run_kernel(const Config& config, const Args& args) {
   if constexpr (kIndex == std::size(kConfigs)) {
     std::printf("no config {%s}\n", cuda::fwd_sm90_unit(config).config.c_str());
     ++failures;
   } else if (!(config == kConfigs[kIndex])) {
-    run_kernel<kIndex + 1>(config, args);
+    run_kernel<kConfigs, kIndex + 1>(config, args);
   } else {
     emulator::run_grid(fwd_sm90::memory, std::min(args.tiles, 3), 128 * (config.warpgroups + 1),
                        [&] { fwd_sm90::kernel<kConfigs[kIndex]>(args); });
   }
+}
+
+/// A list's tile of 128 queries at dim 64, 128 or 256.
+constexpr Config listed(int dim, int block_n, Lists lists, Mask mask) {
+  Config c;
+  c.head_dim = c.head_dim_v = dim;
+  c.block_n = block_n;
+  c.stages = dim > 128 ? 3 : dim > 64 ? 256 / block_n : block_n > 64 ? 4 : 6;
+  c.value_stages = dim > 128 ? 2 : c.stages;
+  c.own_o = dim <= 128;
+  c.values_first = dim <= 64;
+  c.lazy_rescale = dim != 128;
+  c.trust_maxima = c.dynamic = true;
+  c.skip_blocks = false;
+  c.mask = mask;
+  c.lists = lists;
+  return c;
 }
 
 }  // namespace

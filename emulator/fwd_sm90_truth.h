@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "block_lists.h"
 #include "fwd_sm90_configs.h"
 
 namespace {
@@ -29,6 +30,7 @@ struct Case {
   int tail = 0;                  ///< packed: rows behind the last sequence
   int block_m = 0, block_n = 0;  ///< of the tile to take, 0: any
   int splits = 1;
+  Blocks blocks = {};
 };
 
 Bits narrow(float x) { return static_cast<Bits>(tile::pack<tile::Element::bf16>(x, 0.0F)); }
@@ -91,14 +93,17 @@ double slope(const Case& c, int h) { return std::exp2(-8.0 * (h + 1) / c.heads_q
 struct Row {
   int batch, head, q_row, k_row, i, queries, keys;  ///< q_row, k_row: of the tensors; i: position
 };
-void compare(const Case& c, const Row& at, Rows& q, Rows& k, Rows& v, Rows& o, float lse,
-             double& o_error, double& lse_error) {
+void compare(const Case& c, const BlockLists& lists, const Row& at, Rows& q, Rows& k, Rows& v,
+             Rows& o, float lse, double& o_error, double& lse_error) {
   const Problem p = make_problem(c);
   const int head_k = at.head / (c.heads_q / c.heads_k);
-  const KeyRange seen = p.visible_keys({0, at.queries, 0, at.keys}, at.i);
+  const KeyRange range = p.visible_keys({0, at.queries, 0, at.keys}, at.i);
   std::vector<double> s;
+  std::vector<int> seen;
   double largest = 1.0;
-  for (auto j = seen.begin; j < seen.end; ++j) {
+  for (auto j = range.begin; j < range.end; ++j) {
+    if (!lists.has(c.blocks, at.batch, at.head, at.i, j)) continue;
+    seen.push_back(static_cast<int>(j));
     double x = 0.0;
     for (int d = 0; d < c.dim; ++d) {
       x += static_cast<double>(wide(q.at(at.batch, at.head, at.q_row)[d])) *
@@ -117,7 +122,7 @@ void compare(const Case& c, const Row& at, Rows& q, Rows& k, Rows& v, Rows& o, f
   for (int d = 0; d < c.dim_v; ++d) {
     double x = 0.0;
     for (std::size_t j = 0; j < s.size(); ++j) {
-      x += s[j] / l * wide(v.at(at.batch, head_k, at.k_row + static_cast<int>(seen.begin + j))[d]);
+      x += s[j] / l * wide(v.at(at.batch, head_k, at.k_row + seen[j])[d]);
     }
     const double off = std::fabs(x - wide(got[d]));
     o_error = std::isnan(off) ? 1e9 : std::max(o_error, off);

@@ -13,6 +13,7 @@
 #include "api/plan_cache.h"
 #include "spec.h"
 #include "tilewise/attention.h"
+#include "torch_side.h"
 
 namespace nb = nanobind;
 
@@ -151,6 +152,14 @@ void bind_kernels(nb::module_& m) {
   m.def("kernels", &kernels);
 }
 
+void bind_torch_side(nb::module_& m) {
+  m.def("use_torch", &use_torch);
+  m.def("is_plain", &is_plain);
+  m.def("is_plain_call", &is_plain_call);
+  m.def("empty_outputs", &empty_outputs);
+  m.def("empty_gradients", &empty_gradients);
+}
+
 }  // namespace
 }  // namespace tilewise::python
 
@@ -159,6 +168,7 @@ NB_MODULE(_native, m) {
   translate_errors();
   bind_plan(m);
   bind_kernels(m);
+  bind_torch_side(m);
   m.attr("version") = tilewise::version();
   m.def("forward", &forward_call);
   m.def("backward", &backward_call);

@@ -9,6 +9,16 @@
 namespace tilewise::python {
 namespace {
 
+template <class T>
+T value_of(nb::handle field, const char* name) {
+  T value{};
+  if (!nb::try_cast(field, value)) {
+    throw InvalidArgument(std::string(name) + " is " + nb::repr(field).c_str() +
+                          ": it has the wrong type");
+  }
+  return value;
+}
+
 /// Takes the fields of a tuple one after the other.
 class Fields {
  public:
@@ -16,13 +26,7 @@ class Fields {
   nb::handle next() { return fields_[at_++]; }
   template <class T>
   T next(const char* name) {
-    const nb::handle field = next();
-    T value{};
-    if (!nb::try_cast(field, value)) {
-      throw InvalidArgument(std::string(name) + " is " + nb::repr(field).c_str() +
-                            ": it has the wrong type");
-    }
-    return value;
+    return value_of<T>(next(), name);
   }
 
  private:
@@ -36,12 +40,6 @@ Causal causal_of(const std::string& name) {
   if (name == "top_left") return Causal::top_left;
   throw InvalidArgument("causal is \"" + name +
                         "\": expected a bool, \"bottom_right\" or \"top_left\"");
-}
-
-bool heads_first_of(const std::string& layout) {
-  if (layout == "bshd") return false;
-  if (layout == "bhsd") return true;
-  throw InvalidArgument("layout is \"" + layout + "\": expected \"bshd\" or \"bhsd\"");
 }
 
 Precision precision_of(const std::string& name) {
@@ -67,6 +65,13 @@ void take_seed(Dropout& dropout, const Tensor& seed) {
 
 }  // namespace
 
+bool is_heads_first(nb::handle layout) {
+  const std::string name = value_of<std::string>(layout, "layout");
+  if (name == "bshd") return false;
+  if (name == "bhsd") return true;
+  throw InvalidArgument("layout is \"" + name + "\": expected \"bshd\" or \"bhsd\"");
+}
+
 Call::Call(const nb::tuple& fields) {
   Fields f(fields);
   spec.mask = arrays.take(f.next(), "mask");
@@ -81,7 +86,7 @@ Call::Call(const nb::tuple& fields) {
   spec.block_list.block_index = arrays.take(f.next(), "block_list.block_index");
   spec.block_list.block_full = arrays.take(f.next(), "block_list.block_full");
   const Tensor seed = arrays.take(f.next(), "seed");
-  heads_first = heads_first_of(f.next<std::string>("layout"));
+  heads_first = is_heads_first(f.next());
   spec.scale = f.next<std::optional<double>>("scale");
   spec.causal = causal_of(f.next<std::string>("causal"));
   spec.window.left = f.next<std::optional<std::int64_t>>("window's left");

@@ -1,12 +1,20 @@
 /// What Python passes: flat tuples, in the order of python/tilewise/_spec.py.
 #pragma once
 
+#include <cstddef>
 #include <string>
 
 #include "arrays.h"
 #include "tilewise/attention.h"
 
 namespace tilewise::python {
+
+/// Places in the tuple of a spec; its tensors come first.
+inline constexpr std::size_t kBias = 1, kSinks = 3, kCuSeqlensQ = 5, kTensorFields = 12;
+inline constexpr std::size_t kLayout = kTensorFields;
+
+/// True when heads come before rows. Throws InvalidArgument for what is no layout.
+bool is_heads_first(nb::handle layout);
 
 /// One call's spec and what it needs to be read.
 struct Call {

@@ -344,6 +344,19 @@ def test_plans_are_kept(device: str) -> None:
     assert _native.plan_cache_size() == size + 1
 
 
+@pytest.mark.parametrize("heads_outside", [False, True])
+def test_lse_that_nobody_reads(device: str, heads_outside: bool) -> None:
+    """A call that records nothing makes none. O is the same; its heads and rows lie as q's do."""
+    sizes = [(2, 61, 4, 32), (2, 61, 2, 32), (2, 61, 2, 48)]
+    q, k, v = (torch.randn(size, device=device) for size in sizes)
+    if heads_outside:
+        q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v))
+    with_lse, _ = tilewise.attention(q, k, v, causal=True, return_lse=True)
+    alone = tilewise.attention(q, k, v, causal=True)
+    assert torch.equal(alone, with_lse) and alone.stride() == with_lse.stride()
+    assert (alone.stride(2) > alone.stride(1)) == heads_outside
+
+
 def test_lengths_are_read_each_time() -> None:
     q = torch.randn(1, 4, 2, 8)
     for length in (4, 2, 1):

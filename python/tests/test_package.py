@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import tilewise
-from tilewise import _spec
+from tilewise import _attention, _spec
 
 
 def test_version_is_the_library_s() -> None:
@@ -74,6 +74,23 @@ def test_every_option_of_attention_reaches_the_spec() -> None:
     spec = set(inspect.signature(_spec.make_spec).parameters)
     assert options - spec == {"q", "k", "v", "dropout_seed", "return_lse", "fallback"}
     assert spec - options == {"seed"}
+
+
+def test_options_reach_the_spec_under_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """attention gives them by position."""
+    seen: dict[str, object] = {}
+
+    def record(*given: object) -> None:
+        seen.update(inspect.signature(make).bind(*given).arguments)
+        raise StopIteration
+
+    make = _spec.make_spec
+    monkeypatch.setattr(_attention, "make_spec", record)
+    # Dropout's rate decides whether a seed is drawn: a number.
+    options = {name: name for name in inspect.signature(make).parameters if name != "seed"}
+    with pytest.raises(StopIteration):
+        tilewise.attention(None, None, None, **{**options, "dropout_p": 0.0})
+    assert seen == {**options, "dropout_p": 0.0, "seed": None}
 
 
 def _alone(code: str) -> str:

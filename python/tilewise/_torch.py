@@ -10,6 +10,7 @@ current stream.
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
 from collections.abc import Callable
@@ -18,14 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._library import autograd as library_autograd
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from . import _native, _torch_flops, _torch_vmap
 from ._spec import (
     ALIBI_SLOPES,
     BIAS,
-    CU_SEQLENS_Q,
-    LAYOUT,
     MASK,
     PLAIN_FIELDS,
     SINKS,
@@ -78,62 +81,14 @@ _library.define(
 )
 
 
-def _empty_like(t: Tensor, dim: int) -> Tensor:
-    """Uninitialised, the shape of t with last axis dim; heads and rows lie in memory as t's do."""
-    if t.is_contiguous():
-        return torch.empty_like(t) if dim == t.shape[-1] else t.new_empty((*t.shape[:-1], dim))
-    if t.dim() < 3 or t.stride(-3) >= t.stride(-2):
-        return t.new_empty((*t.shape[:-1], dim))
-    *outer, first, second, _ = t.shape
-    return t.new_empty((*outer, second, first, dim)).transpose(-3, -2)
-
-
-def _empty_statistics(q: Tensor, spec: Spec) -> Tensor:
-    """Uninitialised LSE: (B, H, S); packed (H, S); of q (B, S, D) without heads, (B, S)."""
-    heads_first = spec[LAYOUT] == "bhsd"
-    # Sizes one by one: a list of them costs the call a microsecond more.
-    if q.dim() == 4:
-        batch, first, second, _ = q.shape
-        if heads_first:
-            return q.new_empty(batch, first, second, dtype=torch.float32)
-        return q.new_empty(batch, second, first, dtype=torch.float32)
-    if q.dim() != 3:
-        raise ValueError(f"q has {q.dim()} axes: expected (B, S, H, D), or (total, H, D) packed")
-    first, second, _ = q.shape
-    if spec[CU_SEQLENS_Q] is not None and not heads_first:
-        return q.new_empty(second, first, dtype=torch.float32)
-    return q.new_empty(first, second, dtype=torch.float32)
-
-
 def _empty_outputs(q: Tensor, k: Tensor, v: Tensor, *spec: Any) -> tuple[Tensor, Tensor]:
-    if q.is_nested:
-        raise NotImplementedError(
-            "q is a nested tensor: tilewise takes its values() packed, with cu_seqlens_q and "
-            "cu_seqlens_k its offsets()"
-        )
-    lse = _empty_statistics(q, spec)
-    if v.dim() == 0:
-        raise ValueError("v has 0 axes: expected (B, S, H, D), or (total, H, D) packed")
-    return _empty_like(q, v.shape[-1]), lse
+    return _native.empty_outputs(q, v, spec, True)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *spec: Any) -> tuple[Tensor, Tensor]:
-    outputs = _empty_outputs(q, k, v, *spec)
+    outputs = _native.empty_outputs(q, v, spec, True)
     _native.forward((q, k, v), outputs, spec)
     return outputs
-
-
-def _make_gradients(
-    q: Tensor, k: Tensor, v: Tensor, need_dbias: bool, need_dsinks: bool, spec: Spec
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    bias, sinks = spec[BIAS], spec[SINKS]
-    return (
-        torch.empty_like(q) if q.is_contiguous() else _empty_like(q, q.shape[-1]),
-        torch.empty_like(k) if k.is_contiguous() else _empty_like(k, k.shape[-1]),
-        torch.empty_like(v) if v.is_contiguous() else _empty_like(v, v.shape[-1]),
-        bias.new_empty(bias.shape) if need_dbias else None,
-        sinks.new_empty(sinks.shape) if need_dsinks else None,
-    )
 
 
 def _empty_gradients(
@@ -148,7 +103,7 @@ def _empty_gradients(
     need_dsinks: bool,
     *spec: Any,
 ) -> tuple[Tensor, ...]:
-    dq, dk, dv, dbias, dsinks = _make_gradients(q, k, v, need_dbias, need_dsinks, spec)
+    dq, dk, dv, dbias, dsinks = _native.empty_gradients(q, k, v, need_dbias, need_dsinks, spec)
     return (
         dq,
         dk,
@@ -170,7 +125,7 @@ def _run_backward(
     need_dsinks: bool,
     *spec: Any,
 ) -> tuple[Tensor | None, ...]:
-    gradients = _make_gradients(q, k, v, need_dbias, need_dsinks, spec)
+    gradients = _native.empty_gradients(q, k, v, need_dbias, need_dsinks, spec)
     if d_o is None:
         d_o = o.new_zeros(()).expand(o.shape)
     if q.is_cuda:
@@ -408,7 +363,10 @@ def attention(
     if recorded:
         made = _record(q, k, v, bias, sinks, slopes, spec, return_lse)
         return made if return_lse else (made, None)
-    return _forward(q, k, v, *spec)
+    # An LSE that nobody reads is not made: it costs the call a microsecond.
+    outputs = _native.empty_outputs(q, v, spec, return_lse)
+    _native.forward((q, k, v), outputs, spec)
+    return outputs
 
 
 def gradients(
@@ -443,6 +401,13 @@ def _draw() -> Tensor:
     return torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64, device="cpu")
 
 
+def _recompute(*_: Any, **__: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+_replayed = functools.partial(create_selective_checkpoint_contexts, _recompute)
+
+
 def draw_seed(seed: int | None) -> Tensor:
     """Dropout's seed and offset, int64 (2) on the CPU: the caller's, else from torch's generator.
 
@@ -453,8 +418,9 @@ def draw_seed(seed: int | None) -> Tensor:
         return torch.tensor([seed_word(seed), 0], dtype=torch.int64, device="cpu")
     if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
         # A compiler under a memory budget computes cheap nodes again in backward. It replays the
-        # generator's state for those of a checkpoint alone: others would draw another mask.
-        drawn: Tensor = checkpoint(_draw, use_reentrant=False)
+        # generator's state for those that a checkpoint's policy lets it compute again: others would
+        # draw another mask. Under torch 2.11 a checkpoint without a policy is not enough.
+        drawn: Tensor = checkpoint(_draw, use_reentrant=False, context_fn=_replayed)
         return drawn
     return _draw()
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ._spec import TENSOR_FIELDS, Spec
+from . import _native
+from ._spec import Spec
 
 FORWARD_MODE = (
     "tilewise.attention has no forward-mode derivative (jvp, jacfwd, linearize, duals of "
@@ -34,10 +35,12 @@ _is_batched = torch._C._functorch.is_legacy_batchedtensor
 _no_dispatch = Tensor.__torch_dispatch__
 
 
-def _is_plain(t: Any) -> bool:
-    """True when the numbers of t lie in memory as they are. Those of a conjugate's imaginary part
-    have the other sign there (torch's negative bit); the dispatcher makes plain tensors of them."""
-    return type(t) in _PLAIN_TYPES and not t.is_neg()
+_native.use_torch(
+    (Tensor, torch.nn.Parameter),
+    (_dispatch_modes, _function_modes, _transforms, _tracing, _profiling),
+    torch.empty_like,
+    torch.float32,
+)
 
 
 def is_plain_call(q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> bool:
@@ -46,26 +49,13 @@ def is_plain_call(q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> bool:
     Who may look on: a compiler or an exporter, TorchScript's tracer, a dispatch or function mode, a
     transform of torch.func, a profiler.
     """
-    if torch.compiler.is_compiling():
-        return False
-    if (
-        _dispatch_modes() != 0
-        or _function_modes() != 0
-        or _transforms() is not None
-        or _tracing() is not None
-        or _profiling()
-    ):
-        return False
-    for t in spec[: len(TENSOR_FIELDS)]:
-        if t is not None and not _is_plain(t):
-            return False
-    return _is_plain(q) and _is_plain(k) and _is_plain(v) and not q.is_meta
+    return not torch.compiler.is_compiling() and _native.is_plain_call(q, k, v, spec)
 
 
 def is_special(*tensors: Tensor | None) -> bool:
     """True for the many gradients at once of torch.autograd.grad(is_grads_batched=True), and for
     tensors that are not plain."""
-    return any(t is not None and (_is_batched(t) or not _is_plain(t)) for t in tensors)
+    return any(t is not None and (_is_batched(t) or not _native.is_plain(t)) for t in tensors)
 
 
 def in_transform() -> bool:

@@ -251,7 +251,9 @@ PROGRAMS = {
     "flash_sm80": False,
     "flash_sm80_ragged": False,
     "fwd_sm90": True,
+    "fwd_sm90_lists": True,
     "bwd_sm90": False,
+    "bwd_sm90_lists": True,
     "bwd_dq_sm90": False,
 }
 

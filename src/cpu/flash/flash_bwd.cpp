@@ -59,6 +59,7 @@ BackwardGeometry::BackwardGeometry(const Problem& p, const Micro& micro, int thr
   splits = static_cast<int>(std::min<std::int64_t>(parts(decisive_pairs, most, decisive_threads),
                                                    std::max<std::int64_t>(keys.count(), 1)));
   dq_elems = p.query_rows() * ld_q;
+  capture_parts = CaptureGradients(p).parts(p.deterministic ? kDecisiveThreads : threads);
 }
 
 Backward::Backward(const Problem& p, const Micro& micro, const Context& context,
@@ -74,6 +75,8 @@ Backward::Backward(const Problem& p, const Micro& micro, const Context& context,
   dq_ = cut.take<float>(g.splits * g.dq_elems);
   gradients_ = cut.take<float>(g.workers * ((g.ld_q + g.ld_v) * kTileKeys));
   scratch_ = cut.take<float>(g.workers * tile_.scratch_elems());
+  capture_sums_ = cut.take<double>(g.capture_parts * tile_.capture_gradients().elems());
+  part_of_.assign(static_cast<std::size_t>(g.workers), 0);
 }
 
 void Backward::run() {
@@ -87,17 +90,32 @@ void Backward::run() {
     }
     pack_rows(block);
   });
-  run_tasks(executor_, g.workers, g.pairs * g.splits, [&](std::int64_t task, int slot) {
-    for (std::int64_t block = task % g.splits; block < g.keys.count(); block += g.splits) {
-      key_block_task(task / g.splits, block, static_cast<int>(task % g.splits), slot);
-    }
-  });
+  run_key_blocks();
   for_query_blocks([&](const RowBlock& block, int) { finish_rows(block); });
   if (p_.dsinks.defined()) sink_gradient();
   if (p_.dbias.defined()) {
     bias_gradient(p_, tile_, executor_, g.workers, known(0, 0, 0), scratch_);
   }
   clear_rows_past_the_end(p_);
+}
+
+/// Tasks of a pair and a split. With gradients of captured tensors a worker takes every n-th of
+/// them, so that each of the n parts of their sums has an order of its own, whoever works on it.
+void Backward::run_key_blocks() {
+  const BackwardGeometry& g = geometry_;
+  const std::int64_t tasks = g.pairs * g.splits;
+  const auto run_task = [&](std::int64_t task, int slot) {
+    for (std::int64_t block = task % g.splits; block < g.keys.count(); block += g.splits) {
+      key_block_task(task / g.splits, block, static_cast<int>(task % g.splits), slot);
+    }
+  };
+  if (g.capture_parts == 0) return run_tasks(executor_, g.workers, tasks, run_task);
+  run_tasks(executor_, g.workers, g.capture_parts, [&](std::int64_t part, int slot) {
+    part_of_[static_cast<std::size_t>(slot)] = static_cast<int>(part);
+    std::fill_n(capture_sums(static_cast<int>(part)), tile_.capture_gradients().elems(), 0.0);
+    for (std::int64_t task = part; task < tasks; task += g.capture_parts) run_task(task, slot);
+  });
+  tile_.capture_gradients().finish(capture_sums_, g.capture_parts, executor_, g.workers);
 }
 
 std::vector<MemoryPart> Backward::workspace_items(const Problem& p, const Micro& micro,
@@ -111,7 +129,9 @@ std::vector<MemoryPart> Backward::workspace_items(const Problem& p, const Micro&
           memory_part("dK, dV tiles", Role::workspace, DType::float32,
                       {g.workers, kTileKeys, g.ld_q + g.ld_v}),
           memory_part("tile scratch", Role::workspace, DType::float32,
-                      {g.workers, ScoreTileStep(p, micro).scratch_elems()})};
+                      {g.workers, ScoreTileStep(p, micro).scratch_elems()}),
+          memory_part("sums of captures", Role::workspace, DType::float64,
+                      {g.capture_parts, CaptureGradients(p).elems()})};
 }
 
 ScoreTileStep::Rows Backward::known(std::int64_t b, std::int64_t h, std::int64_t row) const {

@@ -18,6 +18,7 @@ struct BackwardGeometry {
   std::int64_t pairs;       ///< (sequence, key head)
   std::int64_t dq_elems;    ///< one partial of dQ
   int splits, workers;
+  int capture_parts;  ///< of the gradients of captured tensors; 0 where none is wanted
 
   BackwardGeometry(const Problem& p, const Micro& micro, int threads);
 };
@@ -84,7 +85,13 @@ class Backward {
       body(tile);
     }
   }
-  ScoreTileStep::Scratch tile_scratch(int slot) const { return tile_.scratch(scratch_, slot); }
+  ScoreTileStep::Scratch tile_scratch(int slot) const {
+    ScoreTileStep::Scratch scratch = tile_.scratch(scratch_, slot);
+    if (geometry_.capture_parts > 0) {
+      scratch.capture_sums = capture_sums(part_of_[static_cast<std::size_t>(slot)]);
+    }
+    return scratch;
+  }
 
   const Problem& p_;
   BackwardGeometry geometry_;
@@ -101,7 +108,14 @@ class Backward {
   void finish_rows(const RowBlock& block) const;
   void sink_gradient() const;
 
+  double* capture_sums(int part) const {
+    return capture_sums_ + part * tile_.capture_gradients().elems();
+  }
+  void run_key_blocks();
+
   Executor& executor_;
+  double* capture_sums_;
+  std::vector<int> part_of_;  ///< by slot: the part of capture_sums_ that it is at
   float *delta_, *lse_low_, *dq_, *gradients_, *scratch_;
 };
 

@@ -235,13 +235,13 @@ class Decode {
     float* o = state.o + strip.first * g_.ld_v;
     scores(rows, block, q + strip.first * g_.ld_q, s);  // (F1) S
     const int padded = static_cast<int>(round_up(place.cols, micro_.lanes));
-    for (std::int64_t r = 0; r < rows; ++r) {
-      std::fill(s + r * g_.block_keys + place.cols, s + r * g_.block_keys + padded, kNothing);
-    }
     for_heads(strip, s, [&](const TilePlace& head, float* logits) {
       if (steps_.elementwise()) steps_.apply(head, logits);
       if (seen == Visibility::some) steps_.hide(head, logits);
     });
+    for (std::int64_t r = 0; r < rows; ++r) {
+      std::fill(s + r * g_.block_keys + place.cols, s + r * g_.block_keys + padded, kNothing);
+    }
     micro_.softmax_step(rows, padded, s, g_.block_keys, state.m + strip.first,
                         state.l + strip.first, alpha);  // (F7)-(F9)
     const auto ld_v = static_cast<int>(g_.ld_v);

@@ -146,7 +146,8 @@ bool ScoreTileStep::needs_refining(std::int64_t b, std::int64_t h, const Sequenc
   constexpr std::int64_t kFewElems = 8192;
   const bool float32 = p_.dtype == DType::float32;
   // Sums of many dS: the errors of a delta from a rounded O would add up.
-  if ((p_.dsinks.defined() || p_.dbias.defined()) && !float32) return true;
+  const bool sums = p_.dsinks.defined() || p_.dbias.defined() || capture_gradients().wanted();
+  if (sums && !float32) return true;
   // Of few results the largest error is not near its average; a pass over them costs microseconds.
   if (!float32 && decisive_batch(p_) * p_.heads_q * p_.seq_q * p_.head_dim_v <= kFewElems)
     return true;
@@ -282,9 +283,14 @@ void ScoreTileStep::gradient_of_logits(const TilePlace& at, const Rows& known, c
   micro_.probabilities(at.rows, padded, s.p, kTileKeys, s.lse, known.lse_low);  // (B1)
   if (steps_.has_dropout()) drop_probabilities(at, s);
   // (B5). Scale is in dS, not in the sums of its products, which could overflow before it.
+  const bool unscaled = bias_only || s.capture_sums != nullptr;
   micro_.score_gradient(at.rows, padded, s.p, s.ds, kTileKeys, known.delta,
-                        bias_only ? 1.0F : p_.scale);
-  steps_.back_through_mod(at, s.premod, s.ds);
+                        unscaled ? 1.0F : p_.scale);
+  steps_.back_through_mod(at, s.premod, s.p, s.ds, s.capture_sums);
+  if (unscaled && !bias_only) {
+    std::fill_n(s.lse, at.rows, p_.scale);  // not needed any more
+    micro_.scale_rows(at.rows, padded, s.ds, kTileKeys, s.lse);
+  }
   if (!bias_only) steps_.back_through_cap(at, s.capped, s.ds);
 }
 

@@ -30,6 +30,7 @@ class ScoreTileStep {
     float* ds;               ///< gradient of q.k
     float *capped, *premod;  ///< for a nonlinear spec
     float *lse, *lse_low;    ///< kTileRows; +inf for rows that see nothing
+    double* capture_sums;    ///< a part of the gradients of captured tensors, or null
   };
 
   /// What backward knows of each query row besides LSE; element 0 is the tile's first row.
@@ -76,6 +77,7 @@ class ScoreTileStep {
                           bool bias_only) const;
   /// Hidden keys and columns up to `padded` become -inf in p.
   void hide(const TilePlace& place, int padded, float* p) const;
+  const CaptureGradients& capture_gradients() const { return steps_.capture_gradients(); }
   /// True when nothing comes between scores and P, or after it.
   bool plain() const { return !steps_.elementwise() && !steps_.has_dropout(); }
 

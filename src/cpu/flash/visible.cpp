@@ -59,6 +59,8 @@ Visibility position_visibility(const Problem& p, const TilePlace& at) {
 
 }  // namespace
 
+bool has_element_mask(const Problem& p) { return p.mask.defined() || p.mask_function.defined(); }
+
 Visibility tile_visibility(const Problem& p, const TilePlace& at) {
   const Visibility position = position_visibility(p, at);
   if (position == Visibility::none) return position;
@@ -68,11 +70,11 @@ Visibility tile_visibility(const Problem& p, const TilePlace& at) {
     if (listed.full) return Visibility::all;
     if (!listed.every) return Visibility::some;
   }
-  return p.mask.defined() ? Visibility::some : position;
+  return has_element_mask(p) ? Visibility::some : position;
 }
 
 bool position_alone_hides(const Problem& p, const TilePlace& at) {
-  return !p.mask.defined() && (!p.block_list.defined() || listed_of(p, at).every);
+  return !has_element_mask(p) && (!p.block_list.defined() || listed_of(p, at).every);
 }
 
 std::int64_t first_listed(const Problem& p, const QueryRows& rows, KeyRange within) {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cpu/flash/score_steps.h"
+#include "cpu/flash/tile_place.h"
 #include "problem/problem.h"
 
 namespace tilewise::cpu {
@@ -12,6 +12,9 @@ namespace tilewise::cpu {
 /// What a tile sees of its keys.
 enum class Visibility : std::uint8_t { none, some, all };
 Visibility tile_visibility(const Problem& p, const TilePlace& at);
+
+/// True when element masks are given: a bool mask or a mask expression.
+bool has_element_mask(const Problem& p);
 
 /// True when a tile of which some is visible hides nothing but by position and length.
 bool position_alone_hides(const Problem& p, const TilePlace& at);

@@ -10,7 +10,7 @@ std::string option_refusal(const Problem& p, const Takes& takes) {
   if (p.dtype == DType::float64) return "float64 runs on the reference";
   if (p.packed && !takes.packed) return "packed sequences are not supported by this kernel";
   if (p.paged && !takes.paged) return "paged K and V are not supported by this kernel";
-  if (p.block_list.defined()) return "block lists are not supported by this kernel";
+  if (p.block_list.defined() && !takes.lists) return "block lists are not supported by this kernel";
   if (p.mask.defined() && !takes.pairs) return "a bool mask is not supported by this kernel";
   if (p.bias.defined() && !takes.pairs) return "a bias is not supported by this kernel";
   if (p.bias.defined() && p.bias.dtype == DType::float64) return "a bias of float64";

@@ -14,6 +14,7 @@ struct Takes {
   bool pairs = false;  ///< a bias and a bool mask
   bool sinks = false;
   bool dropout = false;
+  bool lists = false;      ///< a block list
   bool gradients = false;  ///< of bias and sinks
 };
 

@@ -8,6 +8,7 @@
 namespace tilewise::bwd_sm90 {
 
 using fwd_sm90::Lengths;
+using fwd_sm90::Lists;
 using fwd_sm90::Mask;
 using fwd_sm90::Offsets;
 using fwd_sm90::SectionOrder;
@@ -30,9 +31,10 @@ struct Config {
   bool fold_lse = false;        ///< the scores are summed from -LSE on
   bool v_registers = false;     ///< V is held in registers as the A operand of dP
   bool exact = false;           ///< small problems: P and dS in two planes
-  bool split = false;           ///< tiles are cut by queries; dK, dV are summed in memory
+  bool split = false;           ///< tiles are cut; dK, dV are summed in memory
   bool half_registers = false;  ///< wide: half of K's and V's columns is held in registers
   Lengths lengths = Lengths::dense;  ///< that the device must look up: then Args are RaggedArgs
+  Lists lists = Lists::none;         ///< of tiles of queries: then Args are ListArgs
   bool operator==(const Config&) const = default;
 
   /// Columns of the sums of dQ: whole panels.
@@ -41,15 +43,19 @@ struct Config {
   /// to bwd_dq_sm90.
   constexpr bool wide() const { return block_n == 64; }
   constexpr bool ragged() const { return lengths != Lengths::dense; }
+  constexpr bool listed() const { return lists != Lists::none; }
   constexpr int threads() const { return wide() ? 384 : 512; }
   static constexpr int dq_warps() { return 4; }  ///< that add to dQ
 };
 
 /// What lies where in shared memory, in bytes from its 1024-byte aligned start.
 struct SharedPlan {
-  static constexpr int kPanelRow = 128;                         ///< bytes: 64 columns
+  static constexpr int kRoom = 227 * 1024;  ///< bytes that a block may have
+  static constexpr int kPanelRow = 128;     ///< bytes: 64 columns
+  static constexpr int kMostKept = 16 * 1024;
   int k_stage, q_stage, do_stage, v_bytes, ds_buffer, dq_warp;  ///< sizes; a stage of Q takes O too
-  int k, v, q, d_o, p, ds, dq, gate, offset, delta, barriers, slots, votes, bytes;
+  int k, v, q, d_o, p, ds, dq, gate, offset, delta, barriers, slots, votes, listed, places, bytes;
+  int kept;  ///< packed: bytes for the offsets of sequences
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }
   constexpr explicit SharedPlan(const Config& c)
@@ -75,24 +81,35 @@ struct SharedPlan {
         barriers(delta + c.do_stages * c.block_m * 4),
         slots(barriers +
               (8 * (2 * c.q_stages + 2 * c.do_stages + 2 * c.k_stages + 2 + 13) + 15) / 16 * 16),
-        votes(slots + 2 * (c.ragged() ? 32 : 16)),
-        bytes(votes + 2 * 16) {}
+        votes(slots + 2 * slot_bytes(c)),
+        listed(votes + 2 * 16),
+        places(listed + (c.listed() ? (c.q_stages + 2) * 16 : 0)),
+        bytes(places),
+        kept(0) {
+    if (c.lengths != Lengths::packed || c.wide()) return;
+    const int fit = kRoom - places;
+    kept = fit > kMostKept ? kMostKept : fit > 0 ? fit / 16 * 16 : 0;
+    bytes += kept;
+  }
+  static constexpr int slot_bytes(const Config& c) {
+    return (c.ragged() ? 32 : 16) + (c.listed() ? 16 : 0);
+  }
 };
 
 /// Wide: as many stages as there is room for. A third of Q bridges what passes between its last use
 /// and the next copy's landing; at dim 256 half of K and V makes room for it.
 constexpr Config with_stages(Config c) {
-  constexpr int kRoom = 227 * 1024;
   c.half_registers = c.head_dim == 256 && c.head_dim_v == 256 && !c.softcap && !c.exact;
   c.q_stages = 3;
-  if (SharedPlan(c).bytes > kRoom) c.q_stages = 2;
+  if (SharedPlan(c).bytes > SharedPlan::kRoom) c.q_stages = 2;
   c.do_stages = 3;
-  if (SharedPlan(c).bytes > kRoom) c.do_stages = 2;
+  if (SharedPlan(c).bytes > SharedPlan::kRoom) c.do_stages = 2;
   return c;
 }
 
 struct Args {
   tile::TensorMapBytes q, k, v, o, d_o, dq, dk, dv;
+  /// split: of heads_k and group a key head counts as `sharers`, which divide its query heads.
   int heads_q = 1, heads_k = 1, group = 1, seq_q = 0, seq_k = 0;
   int rows_q = 0;  ///< seq_q rounded up to chunks: rows of a head in offset, delta, dq_sum
   int jobs = 0;
@@ -107,6 +124,7 @@ struct Args {
   int lead = 1, lag = 1;  ///< sections that preparation runs ahead of tiles, and conversion behind
   bool last_first = false;  ///< key blocks from the last to the first
   int parts = 1;            ///< split: that a tile's queries are cut into
+  int sharers = 1;          ///< split: parts of a key head's query heads; 1 with parts above 1
   const float* lse_in = nullptr;
   long long lse_b = 0, lse_h = 0, lse_s = 0;
   const float* d_lse = nullptr;  ///< may be null
@@ -117,15 +135,15 @@ struct Args {
   float* offset = nullptr;
   float* delta = nullptr;   ///< (B, Hq, rows_q)
   float* dq_sum = nullptr;  ///< (B, Hq, rows_q, columns_dq), in fragment order
-  /// split: (B, Hk, blocks, block_n, head_dim or head_dim_v) in fragment order, all zero at the
-  /// start.
+  /// split: (B, key heads, blocks, block_n, head_dim or head_dim_v) in fragment order, all zero at
+  /// the start.
   float* dk_sum = nullptr;
   float* dv_sum = nullptr;
   // Counters, all zero at the start.
   unsigned* next_job = nullptr;
   unsigned* prepared = nullptr;  ///< (B, Hk) warps of chunks
   unsigned* finished = nullptr;  ///< (B, Hk) warps of tiles
-  unsigned* added = nullptr;     ///< split: (B, Hk, blocks, 2) parts that a warpgroup has added
+  unsigned* added = nullptr;     ///< split: (B, key heads, blocks) warps of parts
   unsigned* turns = nullptr;     ///< deterministic: (B, Hq, rows_q / block_m, dq_warps)
 };
 
@@ -145,6 +163,13 @@ struct DeviceLengths {
 struct RaggedArgs : Args {
   // NOTE: aligned, or it might begin where Args has its last padding.
   alignas(64) DeviceLengths of;
+};
+
+/// With a block list: of each tile of keys the blocks of queries that see it, and of each block of
+/// queries the tiles of keys.
+struct ListArgs : RaggedArgs {
+  alignas(64) tile::TileLists of_keys;
+  tile::TileLists of_queries;  ///< deterministic only
 };
 
 }  // namespace tilewise::bwd_sm90

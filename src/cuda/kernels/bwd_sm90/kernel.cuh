@@ -12,7 +12,7 @@
 #pragma once
 
 #include "cuda/kernels/bwd_sm90/consumer.cuh"
-#include "cuda/kernels/bwd_sm90/producer.cuh"
+#include "cuda/kernels/bwd_sm90/list_producer.cuh"
 #include "cuda/kernels/bwd_sm90/queries.cuh"
 #include "cuda/kernels/bwd_sm90/wide.cuh"
 
@@ -25,15 +25,25 @@ __forceinline__ void kernel(const Args& args) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const Shared<kConfig> shared{shared_address(memory)};
   if (threadIdx.x == 0) shared.init_barriers();
+  if constexpr (kPacked<kConfig> && !kConfig.wide()) keep_offsets<kConfig>(args, shared);
   __syncthreads();
-  if constexpr (kConfig.wide()) let_next_start();  // where blocks of this kernel end
+  if constexpr (kConfig.wide()) let_next_start();       // where blocks of this kernel end
+  if constexpr (kConfig.listed()) wait_for_previous();  // for the lists
   // A warp-uniform role: what depends on it stays in uniform registers.
   const int role = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
   if (role == 0) {
     give_registers<24>();
+    if constexpr (kPacked<kConfig> && !kConfig.wide()) {
+      if (threadIdx.x < 32) count_blocks<kConfig>(args, shared);
+    }
     if (threadIdx.x == 0) {
-      Producer<kConfig> producer{args, shared};
-      producer.run();
+      if constexpr (kConfig.listed()) {
+        ListProducer<kConfig> producer{{args, shared}};
+        producer.run();
+      } else {
+        Producer<kConfig> producer{args, shared};
+        producer.run();
+      }
     }
   } else if constexpr (!kConfig.wide()) {
     if (role == 3) {

@@ -70,7 +70,7 @@ struct Queries {
     if constexpr (kConfig.deterministic) {
       if (worker.lane == 0 && first_plane) {
         worker.pass_turn();
-        worker.await_turn(worker.turn_at(pair, block), block);
+        worker.await_turn(worker.turn_at(pair, block), pair, block);
       } else if (worker.lane == 0) {
         bulk_wait();  // the first has been added
       }
@@ -88,18 +88,33 @@ struct Queries {
     buffers.advance();
   }
 
+  /// Of the block that the consumers say dS is of.
+  __forceinline__ void listed_step() {
+    mbarrier_wait(worker.shared.ds_full(buffers.slot), buffers.parity);
+    const u32 of = worker.shared.ds_of(buffers.slot);
+    const int pair = static_cast<int>(load_shared_4(of));
+    const int block = static_cast<int>(load_shared_4(of + 4));
+    step(pair, block);
+    if constexpr (kConfig.exact) step(pair, block, false);
+  }
+
   __forceinline__ void run_tile() {
     const BlockRange range = query_range<kConfig>(worker.args, worker.job);
     if (range.begin < range.end) {
       mbarrier_wait(worker.shared.k_full(worker.rK.slot), worker.rK.parity);
       const int of =
           entry_of<kConfig>(worker.job) * worker.args.heads_q + worker.job.head * worker.args.group;
+      if constexpr (kConfig.listed()) {
 #pragma unroll 1
-      for (int g = 0; g < worker.args.group; ++g) {
+        for (int n = 0; n < range.end; ++n) listed_step();
+      } else {
 #pragma unroll 1
-        for (int block = range.begin; block < range.end; ++block) {
-          step(of + g, block);
-          if constexpr (kConfig.exact) step(of + g, block, false);
+        for (int g = 0; g < worker.args.group; ++g) {
+#pragma unroll 1
+          for (int block = range.begin; block < range.end; ++block) {
+            step(of + g, block);
+            if constexpr (kConfig.exact) step(of + g, block, false);
+          }
         }
       }
       worker.release(worker.shared.k_empty(worker.rK.slot));

@@ -17,6 +17,7 @@
 #include "cuda/kernels/fwd_sm90/fill.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/rows/packed_delta.h"
+#include "cuda/kernels/rows/tile_lists.h"
 #include "tilewise/error.h"
 
 namespace tilewise::cuda {
@@ -25,6 +26,7 @@ namespace {
 using bwd_sm90::Args;
 using bwd_sm90::Config;
 using bwd_sm90::Lengths;
+using bwd_sm90::ListArgs;
 using bwd_sm90::RaggedArgs;
 using Role = MemoryItem::Role;
 
@@ -53,8 +55,14 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
     return std::string(dtype_name(p.dtype)) +
            " is not supported by this kernel (bfloat16, float16)";
   }
-  std::string reason = sm80::refusal(p, machine, {.packed = true});
+  std::string reason = sm80::refusal(p, machine, {.packed = true, .lists = true});
   if (!reason.empty()) return reason;
+  if (p.block_list.defined()) {
+    if (std::max(p.head_dim, p.head_dim_v) > 128)
+      return "block lists above head dim 128 are not supported by this kernel";
+    reason = tile_lists_refusal(p);
+    if (!reason.empty()) return reason;
+  }
   if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0) {
     return "empty problems are left to flash_bwd_sm80";
   }
@@ -84,15 +92,21 @@ std::int64_t turns(const Problem& p, const Config& config) {
 std::int64_t cut_tiles(const Problem& p, const Config& config) {
   return config.split ? bwd_sm90_tiles(p, config) : 0;
 }
-/// Of 4 bytes: the queue's, two for each key head, two for each tile that is cut, turns or the
+/// Key heads, each counted once for each of its sharers.
+std::int64_t key_pairs(const Problem& p, int sharers) {
+  return p.stored_batch() * p.heads_k * sharers;
+}
+/// Of 4 bytes: the queue's, two for each of those, one for each tile that is cut, turns or the
 /// tiles of bwd_dq_sm90.
 std::int64_t counters(const Problem& p, const Config& config) {
-  return 1 + 2 * p.stored_batch() * p.heads_k + 2 * cut_tiles(p, config) +
+  return 1 + 2 * key_pairs(p, bwd_sm90_sharers(p, config)) + cut_tiles(p, config) +
          (config.wide() ? 1 : turns(p, config));
 }
 /// Whether rounding of O would show in delta: besides where it does in any row, in a small problem
 /// whose mask leaves some rows few keys.
+/// The kernels that could work delta out know of no list.
 bool refines(const Problem& p, const Config& config) {
+  if (config.listed()) return false;
   return bwd_tiles::refines(p) || (config.exact && config.mask != bwd_sm90::Mask::none);
 }
 /// Floats: sums of dK and dV of tiles that are cut.
@@ -104,7 +118,8 @@ std::int64_t key_sums(const Problem& p, const Config& config) {
 struct Decided {
   Config config;
   bwd_sm90::SectionOrder order;
-  int parts = 1;  ///< that a tile's queries are cut into
+  int parts = 1;    ///< that a tile's queries are cut into
+  int sharers = 1;  ///< that a key head's query heads are cut into
 };
 
 Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
@@ -138,6 +153,11 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   } else if (refines(p, config)) {
     add_refined_delta_memory(p, cost.memory);
   }
+  if (config.listed()) {
+    const TileListsMaker maker(p, config.block_m, config.block_n);
+    maker.add_memory(cost.memory);
+    maker.add_transposed_memory(cost.memory);
+  }
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv, &p.d_lse}) {
     if (t->defined()) cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
@@ -151,7 +171,8 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   // Above dim 128 two planes of P and dS were not measured: left to flash_bwd_sm80.
   if (config.exact && config.columns_dq() > 128) cost.ms *= 3.0;
   return Prepared{std::move(cost),
-                  remember(Decided{config, bwd_sm90_order(p, config), bwd_sm90_parts(p, config)})};
+                  remember(Decided{config, bwd_sm90_order(p, config), bwd_sm90_parts(p, config),
+                                   bwd_sm90_sharers(p, config)})};
 }
 
 /// Rows end where a packed sequence does; those of K and V also at a length, behind which dK and dV
@@ -179,8 +200,8 @@ void fill(RaggedArgs& args, const Problem& p, const Decided& decided) {
   sm90_fill_lengths(args.of, p);
   fill_maps(args, p, config);
   args.heads_q = static_cast<int>(p.heads_q);
-  args.heads_k = static_cast<int>(p.heads_k);
-  args.group = static_cast<int>(p.group());
+  args.heads_k = static_cast<int>(p.heads_k * decided.sharers);
+  args.group = static_cast<int>(p.group() / decided.sharers);
   args.seq_q = static_cast<int>(p.seq_q);
   args.seq_k = static_cast<int>(p.seq_k);
   args.rows_q = static_cast<int>(bwd_sm90_rows(p, config));
@@ -202,6 +223,7 @@ void fill(RaggedArgs& args, const Problem& p, const Decided& decided) {
   args.high = mask.high;
   args.order = decided.order;
   args.parts = decided.parts;
+  args.sharers = decided.sharers;
   args.lead = bwd_sm90_sections_apart(args.order, config);
   args.lag = bwd_sm90_lag(p, args.order, config);
   // Under a causal mask the first keys are seen by most queries: longest first. In a fixed order of
@@ -222,21 +244,21 @@ void fill(RaggedArgs& args, const Problem& p, const Decided& decided) {
 void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   const auto& decided = context.decided<Decided>();
   const Config& config = decided.config;
-  const std::int64_t pairs_k = p.stored_batch() * p.heads_k;
+  const std::int64_t pairs_k = key_pairs(p, decided.sharers);
   const std::int64_t rows = p.stored_batch() * p.heads_q * bwd_sm90_rows(p, config);
   // All kernels before the first launch: where one cannot be compiled nothing is written.
   const Kernel kernel = sm80::load_config(config, p.device.index, bwd_sm90_unit);
   const Kernel queries = config.wide() ? load_bwd_dq_sm90(config, p.device.index) : Kernel{};
   const ContextScope scope(p.device.index);  // tensor maps are made in a context
   WorkspaceCutter workspace(context.workspace);
-  RaggedArgs args;
+  ListArgs args;
   fill(args, p, decided);
   const std::int64_t count = counters(p, config);
   args.next_job = workspace.take<unsigned>(count);
   args.prepared = args.next_job + 1;
   args.finished = args.prepared + pairs_k;
   args.added = args.finished + pairs_k;
-  if (config.deterministic) args.turns = args.added + 2 * cut_tiles(p, config);
+  if (config.deterministic) args.turns = args.added + cut_tiles(p, config);
   args.offset = workspace.take<float>(rows);
   args.delta = workspace.take<float>(rows);
   if (!config.wide()) args.dq_sum = workspace.take<float>(rows * config.columns_dq());
@@ -258,8 +280,17 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   fill_bytes(args.next_job, 0, count * 4, p.device.index, context.stream);
   if (config.split) fill_bytes(args.dk_sum, 0, 4 * sums, p.device.index, context.stream);
   const std::int64_t grid = std::min<std::int64_t>(args.jobs, sm80::kTypicalMultiprocessors);
-  if (config.ragged()) {
-    launch(kernel, {.x = grid}, context.stream, args);
+  if (config.listed()) {
+    TileListsMaker maker(p, config.block_m, config.block_n);
+    maker.take(workspace);
+    maker.take_transposed(workspace);
+    args.of_queries = maker.lists();
+    args.of_keys = maker.transposed();
+    maker.make(context.stream);
+    maker.transpose(context.stream);
+    launch(kernel, sm80::following(grid, p.device.index), context.stream, args);
+  } else if (config.ragged()) {
+    launch<RaggedArgs>(kernel, {.x = grid}, context.stream, args);
   } else {
     launch<Args>(kernel, {.x = grid}, context.stream, args);
   }

@@ -39,6 +39,7 @@ struct Scores : Worker<kConfig> {
   u32 rGate[kConfig.softcap && kConfig.wide() ? kM / 4 : 1];  ///< slope of the softcap, float16
   u32 rHalf[kConfig.half_registers ? kD / 8 : 1];             ///< half of K as A fragments
   float slope = 0.0F;                                         ///< ALiBi's, log2 domain
+  u32 listed_columns = ~0U;  ///< a list: of 16 columns each, whether the warp's keys list them
 
   __forceinline__ Scores(const Args& a, u32 shared_base, int group)
       : Base(a, shared_base, group),
@@ -54,6 +55,34 @@ struct Scores : Worker<kConfig> {
   __forceinline__ void load_slope(int of_head) {
     if constexpr (kConfig.alibi) {
       slope = kLog2e * args.alibi[job.batch * args.alibi_b + of_head * args.alibi_h];
+    }
+  }
+
+  /// A list: which block of queries the stage of Q at hand holds; `kMasked`: and what of it lists
+  /// the warp's 16 keys, which are of one block of keys.
+  template <bool kMasked>
+  __forceinline__ void take_listed() {
+    if constexpr (kConfig.listed()) {
+      const u32 at = shared.listed(rQ.slot);
+      block = static_cast<int>(load_shared_4(at));
+      const int head = job.head * args.group + static_cast<int>(load_shared_4(at + 4));
+      pair = job.batch * args.heads_q + head;
+      load_slope(head);
+      if constexpr (kMasked && kConfig.lists == Lists::parts) read_parts(head);
+    }
+  }
+  __forceinline__ void read_parts(int head) {
+    const TileLists& of = listed<kConfig>(args).of_keys;
+    const i64 list = static_cast<i64>(job.batch) * of.list_b + head * of.list_h;
+    const int key_block = (job.block * kBlockN + first_row() + warp * 16) >> of.shift_k;
+    const unsigned* bits = of.listed + list * of.query_blocks * of.block_words + key_block / 32;
+    listed_columns = 0;
+#pragma unroll
+    for (int c = 0; c < kM / 16; ++c) {
+      // Queries past the end have no P: any block serves.
+      const int of_queries = min((block * kM + 16 * c) >> of.shift_q, of.query_blocks - 1);
+      const u32 word = bits[static_cast<i64>(of_queries) * of.block_words];
+      listed_columns |= (word >> (key_block % 32) & 1U) << c;
     }
   }
 
@@ -156,6 +185,8 @@ struct Scores : Worker<kConfig> {
           } else {
             hidden = 8 * j + e < begin;
           }
+          if constexpr (kConfig.lists == Lists::parts)
+            hidden |= (listed_columns >> (j / 2) & 1U) == 0;
           if (hidden) rS[4 * j + 2 * r + e] = -infinity();
         }
       }

@@ -21,7 +21,7 @@ struct Shared {
   static constexpr SharedPlan kPlan{kConfig};
   static constexpr int kStages = kConfig.q_stages, kStagesO = kConfig.do_stages;
   static constexpr int kStagesK = kConfig.k_stages;
-  static constexpr int kSlotBytes = kConfig.ragged() ? 32 : 16;
+  static constexpr int kSlotBytes = SharedPlan::slot_bytes(kConfig);
   static constexpr int kKeys = 2 * kStages + 2 * kStagesO;  ///< first barrier of keys
   static constexpr int kFirst = kKeys + 2 * kStagesK + 2;   ///< barrier that is not of copies
   u32 base;
@@ -63,7 +63,12 @@ struct Shared {
   __forceinline__ u32 ds_empty(u32 buffer) const { return barrier(kFirst + 10 + buffer); }
   __forceinline__ u32 all_met() const { return barrier(kFirst + 12); }
   __forceinline__ u32 slot(u32 index) const { return base + kPlan.slots + index * kSlotBytes; }
+  /// A list: which block of queries, and of which head of the group, a stage of Q holds; of which
+  /// head of the batch and block dS in a buffer is.
+  __forceinline__ u32 listed(u32 stage) const { return base + kPlan.listed + stage * 16; }
+  __forceinline__ u32 ds_of(u32 buffer) const { return listed(kStages + buffer); }
   __forceinline__ u32 vote(int warpgroup) const { return base + kPlan.votes + warpgroup * 16; }
+  __forceinline__ u32 places() const { return base + kPlan.places; }
 
   __forceinline__ void init_barriers() const {
     // Every consumer warp arrives for itself: one warp's wait does not prove that the others have
@@ -102,15 +107,18 @@ struct Shared {
 
 /// What the queue holds. Prepare: row statistics of a chunk of queries, zeros for its dQ. Tile: dK
 /// and dV of a block of keys, and what it adds to dQ. Convert: the finished sums of a chunk to dQ.
-enum class JobKind : int { prepare, tile, convert, end };
+/// Keys, where tiles are cut: those of a block of keys to dK and dV.
+enum class JobKind : int { prepare, tile, convert, end, keys };
 
-/// `block`: chunk of rows or block of keys; `head`: query head, of a tile key head. `part`: of a
-/// tile's queries. Packed: `batch` is the sequence, `block` is of it. The lengths, and where the
-/// sequence begins in the packed tensors, only where Args does not say.
+/// `block`: chunk of rows or block of keys; `head`: query head, of a tile key head (a sharer of
+/// it), of keys key head. `part`: of a tile's queries. Packed: `batch` is the sequence, `block` is
+/// of it. The lengths, and where the sequence begins in the packed tensors, only where Args does
+/// not say.
 struct Job {
   JobKind kind = JobKind::end;
   int block = 0, batch = 0, head = 0, part = 0;
   int seq_q = 0, seq_k = 0, q_begin = 0, k_begin = 0;
+  int steps = 0, cut = 0;  ///< a list: blocks of queries of a tile, of which a mask cuts the first
 };
 
 /// The sums of dQ of a chunk come to be converted in pieces that fill a stage: of Q, where they fit
@@ -126,6 +134,11 @@ struct Piece {
 };
 
 template <Config kConfig>
+__forceinline__ const ListArgs& listed(const Args& args) {
+  static_assert(kConfig.listed());
+  return static_cast<const ListArgs&>(args);
+}
+template <Config kConfig>
 __forceinline__ const DeviceLengths& ragged(const Args& args) {
   static_assert(kConfig.ragged());
   return static_cast<const RaggedArgs&>(args).of;
@@ -135,6 +148,17 @@ template <Config kConfig>
 __forceinline__ int kept_row(const Job& job) {
   constexpr int kC = kConfig.chunk_rows;
   return kPacked<kConfig> ? (job.q_begin / kC + job.batch) * kC : 0;
+}
+/// The key head that a tile is of.
+template <Config kConfig>
+__forceinline__ int key_head(const Args& args, const Job& job) {
+  return kConfig.split ? job.head / args.sharers : job.head;
+}
+/// Where a block of a key head's keys is in what is summed and counted for cut tiles.
+template <Config kConfig>
+__forceinline__ int kept_tile(const Args& args, const Job& job, int head) {
+  static_assert(!kConfig.split || !kPacked<kConfig>);
+  return (job.batch * (args.heads_k / args.sharers) + head) * args.order.blocks + job.block;
 }
 /// Rows of a chunk, which may be cut where its sequence ends: no box may begin behind that.
 template <Config kConfig>
@@ -153,9 +177,10 @@ __forceinline__ Diagonals diagonals(const Args& args, const Job& job) {
 }
 
 /// Blocks of queries that see a tile's keys, of the tile's part; "full" are those without a hidden
-/// pair, none where keys lie past the end.
+/// pair, none where keys lie past the end. Of a list: how many there are, in the list's order.
 template <Config kConfig>
 __forceinline__ BlockRange query_range(const Args& args, const Job& job) {
+  if constexpr (kConfig.listed()) return {0, job.steps, job.cut, job.steps};
   constexpr int kM = kConfig.block_m, kN = kConfig.block_n;
   const int seq_q = queries_of<kConfig>(args, job), seq_k = keys_of<kConfig>(args, job);
   const int key = job.block * kN, key_end = min(key + kN, seq_k);

@@ -178,6 +178,12 @@ struct Steps : Scores<kConfig> {
       const int chunk = (k % 4 * 2 + lane / 16) ^ (row % 8);
       store_matrix_x4(to + k / 4 * (kBlockN * kPanelRowBytes) + chunk * 16, words);
     }
+    if constexpr (kConfig.listed()) {
+      if (warpgroup == 0 && thread == 0) {
+        store_shared_4(shared.ds_of(buffers.slot), static_cast<u32>(pair));
+        store_shared_4(shared.ds_of(buffers.slot) + 4, static_cast<u32>(block));
+      }
+    }
     fence_async_shared();
     __syncwarp();
     release(shared.ds_full(buffers.slot));
@@ -227,11 +233,11 @@ struct Steps : Scores<kConfig> {
       next_k();
     } else {
       wait_q();
+      this->template take_listed<kMasked>();
       issue_scores();
       wgmma_wait<0>();
       pin(rS);
-      pair = next_pair;
-      block = next_block;
+      take_next(next_pair, next_block);
       this->template probabilities<kMasked>();
     }
   }
@@ -245,7 +251,7 @@ struct Steps : Scores<kConfig> {
     wgmma_wait<0>();
     pin(rGradS);
     pin(rDv);
-    if constexpr (kLast && !kConfig.v_registers) release(shared.v_empty());
+    if constexpr (kLast && !kConfig.v_registers && !kConfig.split) release(shared.v_empty());
     score_gradients();
     await_buffer();
     store_ds(rdS);
@@ -257,6 +263,7 @@ struct Steps : Scores<kConfig> {
     issue_dk(stage_q, rdS);
     if constexpr (!kLast) {
       wait_q();
+      this->template take_listed<kMasked>();
       issue_scores();
     }
     wgmma_wait<0>();
@@ -264,14 +271,20 @@ struct Steps : Scores<kConfig> {
     pin(rdS);
     release(shared.q_empty(stage_q));
     if constexpr (kLast) {
-      release(shared.k_empty(rK.slot));
+      // Of a part, V and K are let go of later: their rows stage its sums.
+      if constexpr (!kConfig.split || kConfig.k_stages == 1) release(shared.k_empty(rK.slot));
       next_k();
     } else {
       pin(rS);
-      pair = next_pair;
-      block = next_block;
+      take_next(next_pair, next_block);
       this->template probabilities<kMasked>();
     }
+  }
+  /// A list has told by the stage of Q what is next.
+  __forceinline__ void take_next(int next_pair, int next_block) {
+    if constexpr (kConfig.listed()) return;
+    pair = next_pair;
+    block = next_block;
   }
   /// dQ of what was stored in the next buffer of dS before has been worked out.
   __forceinline__ void await_buffer() const {
@@ -289,10 +302,12 @@ struct Steps : Scores<kConfig> {
     block = range.begin;
     await_producer(shared.k_full(rK.slot), rK.parity);
     wait_q();
+    this->template take_listed<true>();
     issue_scores();
     wgmma_wait<0>();
     pin(rS);
-    if (block < range.full_begin || block >= range.full_end) {
+    const int first = kConfig.listed() ? range.begin : block;
+    if (first < range.full_begin || first >= range.full_end) {
       this->template probabilities<true>();
     } else {
       this->template probabilities<false>();

@@ -26,6 +26,10 @@ KernelUnit bwd_sm90_unit(const bwd_sm90::Config& c) {
     unit.config += enum_text("lengths", "Lengths", c.lengths);
     unit.args = "RaggedArgs";
   }
+  if (c.listed()) {
+    unit.config += enum_text("lists", "Lists", c.lists);
+    unit.args = "ListArgs";
+  }
   unit.threads = c.threads();
   unit.shared_bytes = bwd_sm90::SharedPlan(c).bytes;
   std::map<int, WgmmaShape> shapes;  // by N

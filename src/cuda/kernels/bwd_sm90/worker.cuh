@@ -32,6 +32,7 @@ struct Worker {
   u32 converted = 0;           ///< jobs in a row
   u32* unsignalled = nullptr;  ///< counter of a job whose stores may still be on their way
   u32* turn_taken = nullptr;   ///< deterministic: of the last addition
+  u32 held_k = 0;              ///< split: barrier of K that a part's sums were staged in, or 0
 
   __forceinline__ Worker(const Args& a, u32 shared_base, int group)
       : args(a),
@@ -75,8 +76,12 @@ struct Worker {
       fence_async();
       if constexpr (kConfig.deterministic) pass_turn();
       signal_add(unsignalled, 1);
+      if constexpr (kConfig.split) {
+        if (held_k != 0) mbarrier_arrive(held_k);
+      }
     }
     unsignalled = nullptr;
+    if constexpr (kConfig.split) held_k = 0;
   }
 
   __forceinline__ void fetch_job() {
@@ -90,6 +95,11 @@ struct Worker {
       job.seq_k = static_cast<int>(lengths.y);
       job.q_begin = static_cast<int>(lengths.z);
       job.k_begin = static_cast<int>(lengths.w);
+    }
+    if constexpr (kConfig.listed()) {
+      const u32 at = shared.slot(slots.slot) + Shared<kConfig>::kSlotBytes - 16;
+      job.steps = static_cast<int>(load_shared_4(at));
+      job.cut = static_cast<int>(load_shared_4(at + 4));
     }
     __syncwarp();  // all lanes have read the slot
     release(shared.job_empty(slots.slot));
@@ -115,14 +125,34 @@ struct Worker {
     signal_add(turn_taken, 1);
     turn_taken = nullptr;
   }
-  /// Lane 0: key blocks that come before this one have added.
-  __forceinline__ void await_turn(u32* turn, int block) {
+  /// How many tiles of keys add to a listed block of queries before this one.
+  __forceinline__ u32 listed_before(int of_pair, int of_block) const {
+    const TileLists& of = listed<kConfig>(args).of_queries;
+    const int head = of_pair % args.heads_q;
+    const i64 list = static_cast<i64>(of_pair / args.heads_q) * of.list_b + head * of.list_h;
+    const unsigned* row = of.bits + (list * of.rows + of_block) * 2 * of.words;
+    const int here = job.block / 32, bit = job.block % 32;
     u32 before = 0;
-    const int row = block * kM;
-    const BlockRange keys = key_blocks<kBlockN>(diagonals<kConfig>(args, job), row,
-                                                min(row + kM, queries_of<kConfig>(args, job)),
-                                                keys_of<kConfig>(args, job));
-    before = args.last_first ? keys.end - 1 - job.block : job.block - keys.begin;
+    const int first = args.last_first ? here : 0, end = args.last_first ? of.words : here + 1;
+    for (int w = first; w < end; ++w) {
+      u32 bits = row[w] | row[of.words + w];
+      if (w == here) bits &= args.last_first ? ~((2U << bit) - 1) : (1U << bit) - 1;
+      before += static_cast<u32>(__popc(bits));
+    }
+    return before;
+  }
+  /// Lane 0: key blocks that come before this one have added.
+  __forceinline__ void await_turn(u32* turn, int pair, int block) {
+    u32 before = 0;
+    if constexpr (kConfig.listed()) {
+      before = listed_before(pair, block);
+    } else {
+      const int row = block * kM;
+      const BlockRange keys = key_blocks<kBlockN>(diagonals<kConfig>(args, job), row,
+                                                  min(row + kM, queries_of<kConfig>(args, job)),
+                                                  keys_of<kConfig>(args, job));
+      before = args.last_first ? keys.end - 1 - job.block : job.block - keys.begin;
+    }
     signal_wait(turn, before);
     fence_async();
     turn_taken = turn;

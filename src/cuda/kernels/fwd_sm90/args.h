@@ -2,9 +2,12 @@
 #pragma once
 
 #include "cuda/tile/hopper/tensor_map.h"
+#include "cuda/tile/lists_args.h"
 #include "cuda/tile/types.h"
 
 namespace tilewise::fwd_sm90 {
+
+using tile::Lists;
 
 /// Which keys position hides: none (only those past the end), those right of a diagonal, or those
 /// on either side of a band.
@@ -45,8 +48,9 @@ struct Config {
   Mask mask = Mask::none;
   Modification modification = Modification::none;
   Lengths lengths = Lengths::dense;
-  bool pack_heads = false;  ///< the query heads of a key head are rows of one tile
-  bool split = false;       ///< keys in parts: O and LSE of each part to float32 workspace
+  bool pack_heads = false;    ///< the query heads of a key head are rows of one tile
+  bool split = false;         ///< keys in parts: O and LSE of each part to float32 workspace
+  Lists lists = Lists::none;  ///< of tiles of keys: then Args are ListArgs
   bool operator==(const Config&) const = default;
 };
 
@@ -54,8 +58,9 @@ struct Config {
 struct SharedPlan {
   static constexpr int kPanel = 64 * 128;                    ///< 64 rows x 64 columns
   static constexpr int kSlot = 32;                           ///< an announced tile
+  static constexpr int kListed = 16;                         ///< which tile of a list K is of
   int q_warpgroup, q_buffer, k_stage, v_stage, o_warpgroup;  ///< sizes
-  int q, k, v, o, barriers, slots, bytes;
+  int q, k, v, o, barriers, slots, listed, bytes;
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }
   constexpr explicit SharedPlan(const Config& c)
@@ -70,7 +75,8 @@ struct SharedPlan {
         o(c.own_o ? v + v_stage * c.value_stages : q),
         barriers(v + v_stage * c.value_stages + (c.own_o ? o_warpgroup * c.warpgroups : 0)),
         slots(barriers + 8 * (4 * c.stages + 2 * c.warpgroups * c.q_buffers + 4)),
-        bytes(slots + 2 * kSlot) {}
+        listed(slots + 2 * kSlot),
+        bytes(listed + (c.lists == Lists::none ? 0 : kListed * c.stages)) {}
 };
 
 /// Order of the tiles: all row blocks of a section of heads, then the next section. `sections`
@@ -137,6 +143,12 @@ struct Args {
   float cap_raw = 0.0F, cap_slope = 0.0F;   ///< tile/softcap.cuh, on raw scores
   float cap_narrow = 0.0F, cap_1 = 0.0F, cap_2 = 0.0F;
   float cap_cubic = 0.0F, cubic_0 = 0.0F, cubic_1 = 0.0F;
+};
+
+/// With a block list: the tiles of keys of each row block of 64 * warpgroups queries.
+struct ListArgs : Args {
+  // NOTE: aligned, or it might begin where Args has its last padding.
+  alignas(64) tile::TileLists lists;
 };
 
 }  // namespace tilewise::fwd_sm90

@@ -2,6 +2,7 @@
 /// tile.
 #pragma once
 
+#include "cuda/kernels/fwd_sm90/listed.cuh"
 #include "cuda/kernels/fwd_sm90/rows.cuh"
 #include "cuda/tile/hopper/wgmma.cuh"
 
@@ -28,6 +29,8 @@ struct Consumer : Rows<kConfig> {
   static_assert(!kConfig.halve_cut || kModification == Modification::none ||
                 (kModification == Modification::softcap && kConfig.mask == Mask::right));
   static_assert(!kConfig.halve_cut || kConfig.trust_maxima);
+  static_assert(!kListed<kConfig> || !(kConfig.skip_blocks || kConfig.halve_cut ||
+                                       kConfig.chain_tiles || kConfig.pack_heads || kConfig.split));
 
   const u64 dQ, dK, dV;  ///< descriptors of the first buffer
   Ring<kConfig.stages> rK;
@@ -38,6 +41,8 @@ struct Consumer : Rows<kConfig> {
   BlockRange blocks;  ///< of this warpgroup's rows
   int tile_begin = 0, tile_end = 0;
   bool first_halved = false;  ///< halve_cut: of the first block only the left half is visible
+  int tile_k = 0;             ///< a list: which tile of keys the block at hand is
+  u32 listed = ~0U;           ///< parts of it that the warp's rows list, a bit a score of a row
   u32 rP[kBlockN / 4];
 
   __forceinline__ Consumer(const Args& a, u32 shared_base, int group)
@@ -102,13 +107,30 @@ struct Consumer : Rows<kConfig> {
       tile.seq_k = static_cast<int>(lengths.y);
       tile.q_begin = static_cast<int>(lengths.z);
     }
+    if constexpr (kListed<kConfig>) {
+      // Tiles of the list from its end on: those that a mask cuts, then those seen whole.
+      blocks.end = tile.split;
+      blocks.full_end = static_cast<int>(load_shared_4(shared.slot(s) + 28));
+    }
     __syncwarp();  // all lanes have read the slot
     if (lane == 0) mbarrier_arrive(shared.tile_empty(s));
     slots.advance();
+    if constexpr (kListed<kConfig>) return;
     const BlockRange all = tile_range<kConfig>(args, tile);
     tile_begin = all.begin;
     tile_end = all.end;
     own_range<kConfig>(blocks, args, tile, group_query(), all);
+  }
+
+  /// Which tile of keys has come to the stage at hand, before that is released. `kMasked`: and what
+  /// of it is listed.
+  template <bool kMasked>
+  __forceinline__ void take_listed() {
+    if constexpr (kListed<kConfig>) {
+      tile_k = static_cast<int>(load_shared_4(shared.listed(static_cast<int>(rK.slot))));
+      if constexpr (kMasked && kConfig.lists == Lists::parts)
+        listed = listed_scores<kConfig>(args, tile, group_query() + warp * 16, tile_k);
+    }
   }
 
   /// Blocks of the tile right of this warpgroup's own: K and V in turn, or the producer could wait
@@ -170,6 +192,7 @@ struct Consumer : Rows<kConfig> {
   template <bool kMasked, int kCount = kScores>
   __forceinline__ void adjust_scores(int block, int half = 0) {
     const int first = group_query();
+    if constexpr (kListed<kConfig>) block = tile_k;
     const int column =
         key_block<kConfig>(args, tile, block) * kBlockN + half * (kBlockN / 2) + 2 * (lane % 4);
     const int rows[2] = {query(first, 0), query(first, 1)};
@@ -191,7 +214,7 @@ struct Consumer : Rows<kConfig> {
         if constexpr (kConfig.mask == Mask::both) begin[r] = rows[r] + d.low - column;
       }
     }
-    Base::template mask<kCount>(begin, end);
+    Base::template mask<kCount>(begin, end, kConfig.lists == Lists::parts ? listed : ~0U);
   }
 
   __forceinline__ void pack_p() {
@@ -259,6 +282,8 @@ struct Consumer : Rows<kConfig> {
   /// one before, so that their maxima may be trusted.
   template <bool kMasked, bool kSeen = !kMasked>
   __forceinline__ void step(int block) {
+    if constexpr (kListed<kConfig>) wait_k();
+    take_listed<kMasked>();
     products();
     if constexpr (kConfig.trust_maxima && kSeen && kModification != Modification::softcap) {
       trusted_step<kMasked>(block);
@@ -358,15 +383,16 @@ struct Consumer : Rows<kConfig> {
       pack_p();
     }
     --block;
-    if constexpr (kConfig.mask != Mask::none) {
+    if constexpr (kConfig.mask != Mask::none || kListed<kConfig>) {
 #pragma unroll 1
       for (; block >= blocks.begin && block >= blocks.full_end; --block) step<true>(block);
     }
-    const int full_begin = kConfig.mask == Mask::both ? blocks.full_begin : blocks.begin;
+    constexpr bool kCutOnLeft = kConfig.mask == Mask::both && !kListed<kConfig>;
+    const int full_begin = kCutOnLeft ? blocks.full_begin : blocks.begin;
 #pragma unroll 1
     for (; block >= full_begin; --block) step<false>(block);
     // What is cut on the left alone: its rows have seen all keys from there to their right edge.
-    if constexpr (kConfig.mask == Mask::both) {
+    if constexpr (kCutOnLeft) {
 #pragma unroll 1
       for (; block >= blocks.begin; --block) {
         if (kConfig.halve_cut && block == blocks.begin && visible_half(block) == 1) {
@@ -419,6 +445,7 @@ struct Consumer : Rows<kConfig> {
       wait_q();
       wait_k();
       if constexpr (kConfig.halve_cut) first_halved = visible_half(blocks.end - 1) == 0;
+      take_listed<true>();
       issue_scores();
       first_scores_wait();
       while (true) {

@@ -12,7 +12,7 @@
 #pragma once
 
 #include "cuda/kernels/fwd_sm90/consumer.cuh"
-#include "cuda/kernels/fwd_sm90/producer.cuh"
+#include "cuda/kernels/fwd_sm90/list_producer.cuh"
 
 namespace tilewise::fwd_sm90 {
 
@@ -25,13 +25,19 @@ __forceinline__ void kernel(const Args& args) {
   if (threadIdx.x == 0) shared.init_barriers();
   __syncthreads();
   if constexpr (kConfig.split) let_next_start();  // the merge, where blocks of this kernel end
+  if constexpr (kListed<kConfig>) wait_for_previous();  // for the lists
   // A warp-uniform role: what depends on it stays in uniform registers.
   const int role = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
   if (role == 0) {
     if constexpr (kConfig.warpgroups > 1) give_registers<kConfig.warpgroups == 2 ? 40 : 32>();
     if (threadIdx.x == 0) {
-      Producer<kConfig> producer{args, shared};
-      producer.run();
+      if constexpr (kListed<kConfig>) {
+        ListProducer<kConfig> producer{{args, shared}};
+        producer.run();
+      } else {
+        Producer<kConfig> producer{args, shared};
+        producer.run();
+      }
     }
   } else {
     if constexpr (kConfig.warpgroups > 1) take_registers<kConfig.warpgroups == 2 ? 232 : 160>();

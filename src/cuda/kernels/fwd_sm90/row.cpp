@@ -12,6 +12,7 @@
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/fwd_sm90/unit.h"
 #include "cuda/kernels/rows/combine.h"
+#include "cuda/kernels/rows/tile_lists.h"
 #include "tilewise/error.h"
 
 namespace tilewise::cuda {
@@ -19,6 +20,7 @@ namespace {
 
 using fwd_sm90::Args;
 using fwd_sm90::Config;
+using fwd_sm90::ListArgs;
 using fwd_sm90::SectionOrder;
 using Role = MemoryItem::Role;
 
@@ -33,7 +35,9 @@ std::string fwd_sm90_refusal(const Problem& p, const Hardware& machine) {
     return std::string(dtype_name(p.dtype)) +
            " is not supported by this kernel (bfloat16, float16)";
   }
-  std::string reason = sm80::refusal(p, machine, {.packed = true});
+  std::string reason = sm80::refusal(p, machine, {.packed = true, .lists = true});
+  if (!reason.empty()) return reason;
+  if (p.block_list.defined()) reason = tile_lists_refusal(p);
   if (!reason.empty()) return reason;
   if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0) {
     return "empty problems are left to flash_fwd_sm80";
@@ -66,6 +70,8 @@ std::vector<MemoryPart> workspace_items(const Problem& p, const Config& config, 
     items.push_back(
         memory_part("partial LSE", Role::workspace, DType::float32, {splits, sm90_query_rows(p)}));
   }
+  if (p.block_list.defined())
+    TileListsMaker(p, 64 * config.warpgroups, config.block_n).add_memory(items);
   return items;
 }
 
@@ -109,7 +115,9 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.lse}) {
     cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
-  cost.ms = std::max(choice.ms + split_ms(p, choice, machine),
+  // tile_lists, which the kernel's start overlaps.
+  const double lists_ms = p.block_list.defined() ? sm80::kKernelMs : 0.0;
+  cost.ms = std::max(choice.ms + split_ms(p, choice, machine) + lists_ms,
                      1e-6 * cost.bytes_moved / machine.bandwidth_gbps);
   if (choice.splits > 1) {
     for (const MemoryPart& item : cost.memory)
@@ -135,7 +143,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   const bool split = splits > 1;
   WorkspaceCutter workspace(context.workspace);
   const ContextScope scope(p.device.index);  // tensor maps are made in a context
-  Args args;
+  ListArgs args;
   sm90_fill(args, p, config, decided.pack_shift, sm90_set_map);
   args.order = decided.order;
   args.tiles = args.order.blocks * args.order.heads;
@@ -150,7 +158,15 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   }
   const Kernel kernel = sm80::load_config(config, p.device.index, fwd_sm90_unit);
   const std::int64_t grid = std::min(args.tiles, sm80::kTypicalMultiprocessors);
-  launch(kernel, {.x = grid}, context.stream, args);
+  if (p.block_list.defined()) {
+    TileListsMaker maker(p, 64 * config.warpgroups, config.block_n);
+    maker.take(workspace);
+    args.lists = maker.lists();
+    maker.make(context.stream);
+    launch(kernel, sm80::following(grid, p.device.index), context.stream, args);
+  } else {
+    launch<Args>(kernel, {.x = grid}, context.stream, args);
+  }
   if (split) combine_parts(p, args.o_part, args.lse_part, splits, context.stream);
 }
 
@@ -203,6 +219,18 @@ void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
     }
   }
   add(DType::bfloat16, 128, true, 16384, true);
+  // A block list, of blocks as large as a tile and smaller ones.
+  for (const std::int64_t dim : {64, 128}) {
+    for (const std::int64_t block : {128, 64}) {
+      for (const bool causal : {false, true}) {
+        Problem p = problem(DType::bfloat16, dim, 16384, 16384);
+        if (causal) p.causal = Causal::bottom_right, p.right = 0;
+        p.block_list.block_q = p.block_list.block_k = block;
+        p.block_list.row_offsets = Tensor::contiguous(&p, DType::int32, {1, 1, 1}, p.device);
+        add_unit(sm90_config(p, sm90_tiles(p).front(), false));
+      }
+    }
+  }
   // One query of grouped heads: the keys whole and in parts.
   Problem decode = problem(DType::bfloat16, 128, 1, 8192);
   decode.heads_q = 4;

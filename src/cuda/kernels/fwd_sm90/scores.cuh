@@ -152,14 +152,16 @@ struct Scores {
   }
 
   /// Hidden scores become -inf: replaced, so that nothing of a hidden key leaks. CONTRACT 4, 5, 10.
-  /// `begin`, `end`: columns that each row sees, from the thread's first one on.
+  /// `begin`, `end`: columns that each row sees, from the thread's first one on; of them those in
+  /// `listed`, a bit a score.
   template <int kCount>
-  __forceinline__ void mask(const int (&begin)[2], const int (&end)[2]) {
+  __forceinline__ void mask(const int (&begin)[2], const int (&end)[2], u32 listed = ~0U) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       // One bit a score: the tests of eight of them are one instruction.
       const int from = scores_before(begin[r]), to = scores_before(end[r]);
-      const u32 visible = bit_mask(static_cast<u32>(from), static_cast<u32>(max(to - from, 0)));
+      const u32 visible =
+          bit_mask(static_cast<u32>(from), static_cast<u32>(max(to - from, 0))) & listed;
 #pragma unroll
       for (int i = 0; i < kCount / 2; ++i) {
         if ((visible >> i & 1) == 0) rS[4 * (i / 2) + 2 * r + i % 2] = -infinity();

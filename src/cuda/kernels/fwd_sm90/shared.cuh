@@ -46,6 +46,10 @@ struct Shared {
   __forceinline__ u32 slot(int index) const {
     return base + kPlan.slots + index * SharedPlan::kSlot;
   }
+  /// Which tile of its list a stage of K holds.
+  __forceinline__ u32 listed(int stage) const {
+    return base + kPlan.listed + SharedPlan::kListed * stage;
+  }
 
   __forceinline__ void init_barriers() const {
     // Every warp of a warpgroup arrives for itself: one warp's wait does not prove that the others
@@ -144,7 +148,7 @@ __forceinline__ int share(const Args& args, const Tile& tile, int blocks) {
   if constexpr (!kPartsInTurn<kConfig>) return blocks;
   return max(blocks - tile.split + args.splits - 1, 0) / args.splits;
 }
-/// The block of keys that is the tile's n-th.
+/// The block of keys that is the tile's n-th. Of a list that is only known as it is walked.
 template <Config kConfig>
 __forceinline__ int key_block(const Args& args, const Tile& tile, int n) {
   return kPartsInTurn<kConfig> ? n * args.splits + tile.split : n;

@@ -6,6 +6,7 @@
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
 #include "cuda/host/tile_order.h"
+#include "cuda/kernels/rows/tile_lists.h"
 #include "plan/accounting.h"
 #include "plan/decisive.h"
 #include "problem/blocks.h"
@@ -22,7 +23,7 @@ constexpr unsigned kThree = kOwnO | kLazyRescale | kTrustMaxima | kSkipBlocks;
 constexpr unsigned kTwo = kPingPong | kPingPongMasked | kLazyRescale | kTrustMaxima | kSkipBlocks;
 constexpr unsigned kOne = kOwnO | kLazyRescale | kTrustMaxima;
 
-// warpgroups, block_n, stages, full, masked, traits.
+// warpgroups, block_n, stages, full, masked, traits, skewed.
 // The tiles of one warpgroup are for few queries: copying K and V takes all the time then.
 constexpr Sm90Tile kTiles64[] = {
     {3,
@@ -32,7 +33,14 @@ constexpr Sm90Tile kTiles64[] = {
      {0.9, 1.225},
      kThree | kTwo | kChainShort | kEarlyQWindow | kHalveCut | kValuesFirst},
     {1, 128, 4, {2.0, 0.9}, {2.0, 0.9}, kOne}};
-constexpr Sm90Tile kTiles96[] = {{3, 96, 2, {2.4, 1.164}, {2.6, 1.147}, kThree | kTwo},
+constexpr Sm90Tile kTiles96[] = {{3, 96, 2, {2.4, 1.164}, {2.6, 1.147}, kThree | kTwo, 1.1},
+                                 {2,
+                                  128,
+                                  2,
+                                  {2.0, 1.13},
+                                  {1.55, 1.13},
+                                  kOwnO | kPingPong | kPingPongMasked | kTrustMaxima,
+                                  1.33},
                                  {1, 128, 3, {3.0, 1.2}, {3.0, 1.2}, kOne}};
 constexpr Sm90Tile kTiles128[] = {
     {3, 80, 2, {2.3, 1.182}, {2.3, 1.148}, kThree | kPingPong},
@@ -48,6 +56,17 @@ constexpr unsigned kWindow256 =
 constexpr Sm90Tile kTiles256[] = {{2, 80, 2, {4.6, 1.563}, {4.3, 1.505}, kTwo},
                                   {2, 64, 3, {4.3, 1.16}, {4.3, 1.16}, kWindow256},
                                   {1, 64, 3, {4.0, 1.5}, {4.0, 1.5}, kLazyRescale | kTrustMaxima}};
+
+// With a block list: a row block of two warpgroups is one of the list's of 128 queries or a part of
+// it. Keys by 128, by 64 where blocks of keys are smaller or dims larger.
+constexpr unsigned kList = kPingPong | kPingPongMasked | kTrustMaxima;
+constexpr Sm90Tile kLists64[] = {
+    {2, 128, 4, {2.0, 0.85}, {2.0, 0.9}, kList | kOwnO | kLazyRescale | kValuesFirst},
+    {2, 64, 6, {2.0, 0.5}, {2.0, 0.55}, kList | kOwnO | kLazyRescale | kValuesFirst}};
+constexpr Sm90Tile kLists128[] = {{2, 128, 2, {2.1, 1.284}, {2.1, 1.35}, kList | kOwnO},
+                                  {2, 64, 4, {2.1, 0.7}, {2.1, 0.75}, kList | kOwnO}};
+constexpr Sm90Tile kLists256[] = {
+    {2, 64, 3, {4.3, 1.3}, {4.3, 1.4}, kList | kLazyRescale | kExtraKeyStage}};
 
 /// Up to this many keys, memory is a large part of the time: sections of heads are small, and the
 /// start and end of a tile count.
@@ -68,7 +87,7 @@ Modification modification(const Problem& p) {
 /// Blocks of keys that a tile takes on average, those that a diagonal cuts counted whole.
 double blocks_of_tile(const Problem& p, const Sm90Tile& tile) {
   const auto rows = static_cast<double>(sm90_query_rows(p));
-  const double keys = visible_pairs(p) / std::max(1.0, rows);
+  const double keys = std::min(visible_pairs(p), listed_pairs(p)) / std::max(1.0, rows);
   const double cut = p.has_positional_mask() ? 0.5 * (tile.block_n + tile.block_m()) : 0.0;
   const double all = std::ceil(static_cast<double>(p.seq_k) / tile.block_n);
   return std::clamp((keys + cut) / tile.block_n, 1.0, all);
@@ -100,9 +119,11 @@ double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardwar
   const double blocks = blocks_of_tile(p, tile);
   const double parts = std::min<double>(splits, std::ceil(blocks));
   // Masked blocks run faster: the card draws less power and clocks higher.
-  const double part_us = p.has_positional_mask()
-                             ? tile.masked.fixed_us + tile.masked.block_us * blocks / parts
-                             : tile.full.fixed_us + tile.full.block_us * std::ceil(blocks / parts);
+  const double skew = p.head_dim % 16 != 0 || p.head_dim_v % 16 != 0 ? tile.skewed : 1.0;
+  const double part_us =
+      p.has_positional_mask()
+          ? tile.masked.fixed_us + skew * tile.masked.block_us * blocks / parts
+          : tile.full.fixed_us + skew * tile.full.block_us * std::ceil(blocks / parts);
   const double jobs = tiles * parts;
   // Whole waves where every tile costs the same, half a tile of tail where they are handed out.
   const double waves =
@@ -121,6 +142,11 @@ double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardwar
 std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
   const int dim = sm80::padded(p.head_dim), dim_v = sm80::padded(p.head_dim_v);
   const int larger = std::max(dim, dim_v);
+  if (p.block_list.defined()) {
+    if (larger > 128) return kLists256;
+    const std::span<const Sm90Tile> of = larger <= 64 ? kLists64 : kLists128;
+    return of.subspan(p.block_list.block_k < 128 ? 1 : 0, 1);
+  }
   std::span<const Sm90Tile> tiles = kTiles256;
   if (dim == 192 && dim_v <= 128) {
     tiles = kTiles192Values128;
@@ -138,7 +164,7 @@ std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
 
 int sm90_pack_shift(const Problem& p, const Sm90Tile& tile) {
   const std::int64_t group = p.group();
-  if (group <= 1 || group > 64 || p.alibi_slopes.defined()) return 0;
+  if (group <= 1 || group > 64 || p.alibi_slopes.defined() || p.block_list.defined()) return 0;
   int shift = 0;
   while (std::int64_t{1} << shift < group) ++shift;
   // The map of packed sequences has no axis left for the heads of a group.
@@ -199,6 +225,7 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   config.lazy_rescale = tile.has(kLazyRescale);
   config.mask = sm90_mask(p).mask;
   config.skip_blocks = tile.has(kSkipBlocks);
+  config.lists = tile_lists_kind(p, tile.block_m(), tile.block_n);
   config.modification = modification(p);
   config.trust_maxima = tile.has(kTrustMaxima) && config.modification != Modification::general;
   config.lengths = sm90_lengths(p);
@@ -210,7 +237,8 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   const QueryGrid g = query_grid(p, tile);
   const bool dense = config.lengths == Lengths::dense;
   const double tiles = static_cast<double>(g.heads * g.blocks) * (split ? kMostSplits : 1);
-  config.dynamic = (masked || tile.has(kChainShort) || !dense) && tiles < 0x1p23;
+  const bool listed = config.lists != tile::Lists::none;
+  config.dynamic = (masked || tile.has(kChainShort) || !dense || listed) && tiles < 0x1p23;
   config.chain_tiles = tile.has(kChainShort) && !split && dense && !config.pack_heads &&
                        config.mask != Mask::both && (!masked || p.seq_k <= kShortKeys);
   const bool plain = dense && !config.pack_heads && !split;
@@ -220,7 +248,7 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
       masked && tile.has(kHalveCut) && plain &&
       (unmodified || (config.modification == Modification::softcap && config.mask == Mask::right));
   // The short tiles of a window wait for Q as often as for keys.
-  const bool short_window = is_short_window(p) && plain;
+  const bool short_window = is_short_window(p) && plain && !listed;
   const bool early_q = short_window && tile.has(kEarlyQWindow) && unmodified;
   config.q_buffers = config.chain_tiles || early_q ? 2 : 1;
   config.q_by_need = short_window && tile.has(kQByNeed);
@@ -269,6 +297,7 @@ Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
       if (wanted < 1) return;
       // Fewer than two blocks a part do not pay for the merge.
       if (wanted > 1 && (blocks < 2 * wanted || wanted > kMostSplits)) return;
+      if (wanted > 1 && p.block_list.defined()) return;
       const std::int64_t per_part = ceil_div(blocks, wanted);
       const int splits = static_cast<int>(ceil_div(blocks, per_part));
       const double ms = predict(p, tile, splits, machine);

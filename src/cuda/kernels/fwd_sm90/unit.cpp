@@ -45,6 +45,10 @@ KernelUnit fwd_sm90_unit(const fwd_sm90::Config& c) {
                 enum_text("modification", "Modification", c.modification) +
                 enum_text("lengths", "Lengths", c.lengths) + flag_text("pack_heads", c.pack_heads) +
                 flag_text("split", c.split);
+  if (c.lists != fwd_sm90::Lists::none) {
+    unit.config += enum_text("lists", "Lists", c.lists);
+    unit.args = "ListArgs";
+  }
   unit.threads = 128 * (c.warpgroups + 1);
   unit.shared_bytes = fwd_sm90::SharedPlan(c).bytes;
   unit.prelude = "#include \"cuda/tile/hopper/wgmma.cuh\"\n";

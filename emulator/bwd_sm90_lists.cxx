@@ -1,0 +1,120 @@
+/// bwd_sm90 with block lists on the emulator, against the formulas in float64: blocks as large as
+/// tiles, larger and smaller, under masks and lengths, of heads and of batch entries, rows that
+/// list nothing, keys that nobody lists.
+#include "bwd_sm90_configs.h"
+
+namespace {
+
+constexpr Config listed(Config c, Lists lists) {
+  c.lists = lists;
+  return c;
+}
+
+}  // namespace
+
+int main() {
+  constexpr Lists kWhole = Lists::whole, kParts = Lists::parts;
+  check<listed(k64, kWhole)>("dim 64",
+                             {.heads_q = 2,
+                              .heads_k = 2,
+                              .seq_q = 500,
+                              .seq_k = 600,
+                              .blocks = 2,
+                              .list = {.q = 128, .k = 128, .by_head = true, .full = true}},
+                             kBf16);
+  check<listed(masked(k64, Mask::right), kWhole)>(
+      "dim 64, causal, GQA, lists of all",
+      {.batch = 2,
+       .heads_q = 4,
+       .heads_k = 2,
+       .seq_q = 520,
+       .seq_k = 520,
+       .high = 1,
+       .d_lse = true,
+       .blocks = 3,
+       .list = {.q = 128, .k = 128, .by_batch = true, .by_head = true, .full = true}},
+      kBf16);
+  check<listed(k64, kParts)>("dim 64, blocks of 64, mangled",
+                             {.heads_q = 2,
+                              .heads_k = 1,
+                              .seq_q = 400,
+                              .seq_k = 500,
+                              .list = {.q = 64, .k = 64, .by_head = true, .mangled = true}},
+                             kBf16);
+  check<ragged(listed(masked(k64, Mask::both), kParts), Lengths::keys)>(
+      "dim 64, blocks of 16 x 32, lengths, window",
+      {.batch = 3,
+       .seq_q = 200,
+       .seq_k = 260,
+       .low = -100,
+       .high = 31,
+       .keys = {260, 0, 131},
+       .blocks = 2,
+       .list = {.q = 16, .k = 32, .by_head = true, .full = true}},
+      kBf16);
+  check<listed(k128, kWhole)>("dim 128, blocks of 256",
+                              {.heads_q = 2,
+                               .heads_k = 2,
+                               .seq_q = 600,
+                               .seq_k = 900,
+                               .dim = 128,
+                               .dim_v = 128,
+                               .blocks = 3,
+                               .list = {.q = 256, .k = 256, .by_head = true}},
+                              kBf16);
+  check<listed(masked(k128, Mask::right), kParts)>(
+      "dim 128, blocks of 64 x 16, causal",
+      {.seq_q = 300,
+       .seq_k = 300,
+       .dim = 128,
+       .dim_v = 128,
+       .high = 1,
+       .list = {.q = 64, .k = 16, .by_head = true, .full = true}},
+      kBf16);
+  check<listed(plain(with_alibi(k128)), kWhole)>("dim 128, ALiBi, GQA",
+                                                 {.heads_q = 4,
+                                                  .heads_k = 2,
+                                                  .seq_q = 300,
+                                                  .seq_k = 300,
+                                                  .dim = 128,
+                                                  .dim_v = 128,
+                                                  .alibi = true,
+                                                  .list = {.q = 128, .k = 128, .by_head = true}},
+                                                 kBf16);
+  check<listed(exact(k64), kParts)>(
+      "dim 64, exact dS, blocks of 32",
+      {.heads_q = 2, .heads_k = 2, .blocks = 2, .list = {.q = 32, .k = 128, .by_head = true}},
+      kExact);
+  check<deterministic(listed(masked(k64, Mask::right), kWhole))>(
+      "dim 64, causal, deterministic",
+      {.batch = 2,
+       .heads_q = 4,
+       .heads_k = 2,
+       .seq_q = 700,
+       .seq_k = 700,
+       .high = 1,
+       .last_first = true,
+       .blocks = 3,
+       .list = {.q = 128, .k = 128, .density = 0.7, .by_head = true}},
+      kBf16);
+  check<deterministic(listed(k128, kParts))>("dim 128, deterministic, blocks of 32",
+                                             {.heads_q = 2,
+                                              .heads_k = 2,
+                                              .seq_q = 200,
+                                              .seq_k = 500,
+                                              .dim = 128,
+                                              .dim_v = 128,
+                                              .blocks = 3,
+                                              .list = {.q = 32, .k = 32, .by_head = true}},
+                                             kBf16);
+  check<listed(k64, kWhole)>("dim 64, nothing listed",
+                             {.batch = 2,
+                              .heads_q = 2,
+                              .heads_k = 1,
+                              .seq_q = 300,
+                              .seq_k = 300,
+                              .blocks = 3,
+                              .list = {.q = 128, .k = 128, .density = 0.0}},
+                             kBf16);
+  return failures == 0 ? 0 : 1;
+}

@@ -1,0 +1,170 @@
+/// A case of fwd_sm90 on the emulator: its tensors, the kernel, its rows against the formulas. The
+/// host side is the library's own.
+#pragma once
+
+#include <string>
+
+#include "cuda/kernels/fwd_sm90/fill.h"
+#include "cuda/kernels/fwd_sm90/tiles.h"
+#include "fwd_sm90_truth.h"
+
+namespace {
+
+void set_map(tile::TensorMapBytes& to, const cuda::TensorMapSpec& spec) {
+  emulator::Box box{};
+  box.data = static_cast<unsigned char*>(const_cast<void*>(spec.data));
+  box.rank = spec.rank;
+  for (int axis = 0; axis < spec.rank; ++axis) {
+    box.sizes[axis] = spec.sizes[axis];
+    box.strides[axis] = spec.strides[axis];
+    box.box[axis] = spec.box[axis];
+  }
+  std::memcpy(to.bytes, &box, sizeof(box));
+}
+
+const cuda::Sm90Tile& pick_tile(const Case& c, const Problem& p) {
+  for (const cuda::Sm90Tile& tile : cuda::sm90_tiles(p)) {
+    if ((c.block_m == 0 || tile.block_m() == c.block_m) &&
+        (c.block_n == 0 || tile.block_n == c.block_n))
+      return tile;
+  }
+  std::abort();
+}
+
+/// What combine.cuh does, in plain loops.
+void merge(const Case& c, const Args& args, int padded, int rows_q, Rows& o,
+           std::vector<float>& lse) {
+  for (long row = 0; row < args.part_rows; ++row) {
+    double total = 0.0;
+    std::vector<double> sum(static_cast<std::size_t>(c.dim_v));
+    for (int part = 0; part < args.splits; ++part) {
+      const double weight = std::exp(double(args.lse_part[part * args.part_rows + row]));
+      if (weight == 0.0) continue;
+      total += weight;
+      for (int d = 0; d < c.dim_v; ++d) {
+        sum[d] += weight * args.o_part[(part * args.part_rows + row) * padded + d];
+      }
+    }
+    const int i = static_cast<int>(row % rows_q), h = static_cast<int>(row / rows_q);
+    lse[row] = static_cast<float>(std::log(total));
+    for (int d = 0; d < c.dim_v; ++d) {
+      o.at(h / c.heads_q, h % c.heads_q, i)[d] =
+          narrow(total > 0.0 ? static_cast<float>(sum[d] / total) : 0.0F);
+    }
+  }
+}
+
+std::vector<int> offsets(const std::vector<int>& lengths) {
+  std::vector<int> at = {0};
+  for (const int n : lengths) at.push_back(at.back() + n);
+  return at;
+}
+
+template <const auto& kConfigs>
+void check(const Case& c) {
+  std::mt19937 random(11);
+  Problem p = make_problem(c);
+  std::vector<int> cu_q = offsets(c.queries), cu_k = offsets(c.keys), key_lengths = c.keys;
+  const int batch = static_cast<int>(c.keys.size()), entries = c.packed ? 1 : batch;
+  const int rows_q = c.packed ? cu_q.back() + c.tail : static_cast<int>(p.seq_q);
+  const int rows_k = c.packed ? cu_k.back() + c.tail : static_cast<int>(p.seq_k);
+  Rows q(entries, c.heads_q, rows_q, c.dim, c.amplitude, random);
+  Rows k(entries, c.heads_k, rows_k, c.dim, c.amplitude, random);
+  Rows v(entries, c.heads_k, rows_k, c.dim_v, 1.0F, random);
+  Rows o(entries, c.heads_q, rows_q, c.dim_v, 0.0F, random);
+  // What lies behind a length must not matter.
+  for (int b = 0; b < batch && c.lengths; ++b) {
+    for (int j = c.keys[b]; j < rows_k; ++j) {
+      for (int h = 0; h < c.heads_k; ++h) {
+        std::fill_n(k.at(b, h, j), c.dim, kNan);
+        std::fill_n(v.at(b, h, j), c.dim_v, kNan);
+      }
+    }
+  }
+  std::vector<float> lse(static_cast<std::size_t>(entries) * c.heads_q * rows_q, NAN), slopes;
+  for (int h = 0; h < c.heads_q; ++h) slopes.push_back(static_cast<float>(slope(c, h)));
+  p.q = q.tensor(entries);
+  p.k = k.tensor(entries);
+  p.v = v.tensor(entries);
+  p.o = o.tensor(entries);
+  p.lse = Tensor::contiguous(lse.data(), DType::float32, {entries, c.heads_q, rows_q}, p.device);
+  p.total_q = rows_q;
+  p.total_k = rows_k;
+  if (c.packed) {
+    for (Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.lse}) t->sizes[0] = batch, t->strides[0] = 0;
+    p.cu_seqlens_q = Tensor::contiguous(cu_q.data(), DType::int32, {batch + 1}, p.device);
+    p.cu_seqlens_k = Tensor::contiguous(cu_k.data(), DType::int32, {batch + 1}, p.device);
+  }
+  if (c.lengths)
+    p.key_lengths = Tensor::contiguous(key_lengths.data(), DType::int32, {batch}, p.device);
+  if (c.alibi) {
+    p.alibi_slopes = Tensor::contiguous(slopes.data(), DType::float32, {1, c.heads_q}, p.device);
+    p.alibi_slopes.strides[0] = 0;
+  }
+
+  const auto seen = [&](int b, int i, int j) {
+    const KeyRange range = p.visible_keys({0, c.queries[b], 0, c.keys[b]}, i);
+    return j >= range.begin && j < range.end;
+  };
+  BlockLists lists(c.blocks, batch, c.heads_q, static_cast<int>(p.seq_q), static_cast<int>(p.seq_k),
+                   seen);
+  lists.give(p, c.blocks);
+
+  if (const std::string why = cuda::sm90_maps_refusal(p); !why.empty()) {
+    std::printf("FAILED %s: %s\n", c.name, why.c_str());
+    ++failures;
+    return;
+  }
+  const cuda::Sm90Tile& tile = pick_tile(c, p);
+  const bool split = c.splits > 1;
+  const Config config = cuda::sm90_config(p, tile, split);
+  const int shift = cuda::sm90_pack_shift(p, tile);
+  ListArgs args;
+  const MadeLists made(p, tile.block_m(), tile.block_n);
+  args.lists = made.lists;
+  cuda::sm90_fill(args, p, config, shift, set_map);
+  args.order = cuda::sm90_order(p, config, tile.block_m() >> shift, c.splits);
+  args.tiles = args.order.blocks * args.order.heads;
+  unsigned long long word = 0x123456789abcdefULL;
+  args.counter = {&word, 77};
+  std::vector<float> o_part, lse_part;
+  if (split) {
+    args.splits = c.splits;
+    args.part_rows = static_cast<long>(entries) * c.heads_q * rows_q;
+    args.blocks_per_split = cuda::sm90_blocks_per_split(p, config.block_n, c.splits);
+    o_part.assign(static_cast<std::size_t>(c.splits * args.part_rows * config.head_dim_v), NAN);
+    lse_part.assign(static_cast<std::size_t>(c.splits * args.part_rows), NAN);
+    args.o_part = o_part.data();
+    args.lse_part = lse_part.data();
+  }
+  run_kernel<kConfigs>(config, args);
+  if (split) merge(c, args, config.head_dim_v, rows_q, o, lse);
+
+  double o_error = 0.0, lse_error = 0.0;
+  for (int b = 0; b < batch; ++b) {
+    for (int h = 0; h < c.heads_q; ++h) {
+      for (int i = 0; i < c.queries[b]; ++i) {
+        const int entry = c.packed ? 0 : b, q_row = (c.packed ? cu_q[b] : 0) + i;
+        compare(c, lists, {entry, h, q_row, c.packed ? cu_k[b] : 0, i, c.queries[b], c.keys[b]}, q,
+                k, v, o, lse[(static_cast<std::size_t>(entry) * c.heads_q + h) * rows_q + q_row],
+                o_error, lse_error);
+      }
+    }
+  }
+  for (int i = 0; i < c.tail; ++i) {  // rows of no sequence: zeros
+    for (int h = 0; h < c.heads_q; ++h) {
+      for (int d = 0; d < c.dim_v; ++d) {
+        if (o.at(0, h, cu_q.back() + i)[d] != 0) o_error = 1e9;
+      }
+    }
+  }
+  if (config.dynamic && word != 0) lse_error = 1e9;  // the counter is left as it must be
+  if (!o.is_intact_around()) o_error = 1e9;
+  // P and O are rounded to bf16: 2^-9 of the largest |V|, about 4, and as much again.
+  const bool good = o_error < 0.03 && lse_error < 1.0;
+  std::printf("%s %s: O off by %.4f, LSE by %.2f of its bound\n", good ? "ok" : "FAILED", c.name,
+              o_error, lse_error);
+  failures += good ? 0 : 1;
+}
+
+}  // namespace

@@ -1,0 +1,198 @@
+#include "torch_side.h"
+
+#include <array>
+#include <cstddef>
+#include <initializer_list>
+#include <string>
+#include <utility>
+
+#include "spec.h"
+#include "tilewise/error.h"
+
+namespace tilewise::python {
+namespace {
+
+/// Never released: a call may come while the interpreter ends.
+struct Torch {
+  nb::tuple plain_types, watches;
+  nb::object empty_like, float32;
+  nb::tuple dtype_keyword;  ///< ("dtype",), as a vector call names a keyword
+};
+
+Torch* torch = nullptr;
+
+nb::object checked(PyObject* made) {
+  if (made == nullptr) throw nb::python_error();
+  return nb::steal(made);
+}
+
+/// A name that Python looks up without making a string anew.
+class Name {
+ public:
+  explicit Name(const char* text) : text_(PyUnicode_InternFromString(text)) {}
+  nb::object of(nb::handle object) const { return checked(PyObject_GetAttr(object.ptr(), text_)); }
+  nb::object call(nb::handle object) const {
+    return checked(PyObject_CallMethodNoArgs(object.ptr(), text_));
+  }
+  nb::object call(nb::handle object, nb::handle argument) const {
+    return checked(PyObject_CallMethodOneArg(object.ptr(), text_, argument.ptr()));
+  }
+  /// object.name(*arguments, dtype=dtype)
+  nb::object call(nb::handle object, std::initializer_list<nb::handle> arguments,
+                  nb::handle dtype) const {
+    std::array<PyObject*, 6> given{object.ptr()};
+    std::size_t count = 1;
+    for (const nb::handle argument : arguments) given.at(count++) = argument.ptr();
+    given.at(count) = dtype.ptr();
+    return checked(
+        PyObject_VectorcallMethod(text_, given.data(), count, torch->dtype_keyword.ptr()));
+  }
+
+ private:
+  PyObject* text_;
+};
+
+bool is_true(nb::handle object) {
+  const int answer = PyObject_IsTrue(object.ptr());
+  if (answer < 0) throw nb::python_error();
+  return answer != 0;
+}
+
+bool somebody_looks_on() {
+  for (const nb::handle watch : torch->watches) {
+    if (is_true(checked(PyObject_CallNoArgs(watch.ptr())))) return true;
+  }
+  return false;
+}
+
+/// A tensor's sizes, which may be a compiler's symbols.
+nb::tuple sizes_of(nb::handle tensor) {
+  static const Name shape("shape");
+  return nb::borrow<nb::tuple>(shape.of(tensor));
+}
+
+/// The same sizes with another last one.
+nb::tuple with_last(const nb::tuple& sizes, nb::handle last) {
+  const Py_ssize_t rank = PyTuple_GET_SIZE(sizes.ptr());
+  const nb::tuple made = nb::steal<nb::tuple>(PyTuple_New(rank));
+  for (Py_ssize_t i = 0; i < rank; ++i) {
+    const nb::handle size = i + 1 < rank ? nb::handle(PyTuple_GET_ITEM(sizes.ptr(), i)) : last;
+    PyTuple_SET_ITEM(made.ptr(), i, size.inc_ref().ptr());
+  }
+  return made;
+}
+
+/// Uninitialised, of a tensor's sizes but for the last; heads and rows lie in memory as its own do.
+nb::object empty_strided_like(nb::handle tensor, const nb::tuple& sizes, nb::handle last) {
+  static const Name new_empty("new_empty"), stride("stride");
+  const std::size_t rank = nb::len(sizes);
+  const nb::tuple wanted = with_last(sizes, last);
+  if (rank < 3) return new_empty.call(tensor, wanted);
+  const nb::object strides = stride.call(tensor);
+  if (strides[rank - 3] >= strides[rank - 2]) return new_empty.call(tensor, wanted);
+  nb::list swapped(wanted);
+  swapped[rank - 3] = wanted[rank - 2];
+  swapped[rank - 2] = wanted[rank - 3];
+  return new_empty.call(tensor, nb::tuple(swapped)).attr("transpose")(-3, -2);
+}
+
+bool is_contiguous(nb::handle tensor) {
+  static const Name name("is_contiguous");
+  return is_true(name.call(tensor));
+}
+
+nb::object empty_contiguous_like(nb::handle tensor) {
+  return checked(PyObject_CallOneArg(torch->empty_like.ptr(), tensor.ptr()));
+}
+
+nb::object empty_like(nb::handle tensor) {
+  if (is_contiguous(tensor)) return empty_contiguous_like(tensor);
+  const nb::tuple sizes = sizes_of(tensor);
+  return empty_strided_like(tensor, sizes, sizes[nb::len(sizes) - 1]);
+}
+
+void check_rank(std::size_t rank) {
+  if (rank == 3 || rank == 4) return;
+  throw InvalidArgument("q has " + std::to_string(rank) +
+                        " axes: expected (B, S, H, D), or (total, H, D) packed");
+}
+
+/// O: q's sizes with the values' head dim.
+nb::object empty_output(nb::handle q, const nb::tuple& sizes, nb::handle v) {
+  const nb::tuple values = sizes_of(v);
+  const std::size_t rank = nb::len(values);
+  if (rank == 0) {
+    throw InvalidArgument("v has 0 axes: expected (B, S, H, D), or (total, H, D) packed");
+  }
+  const nb::handle q_dim = sizes[nb::len(sizes) - 1], v_dim = values[rank - 1];
+  const bool same = q_dim.is(v_dim) || q_dim.equal(v_dim);
+  return same && is_contiguous(q) ? empty_contiguous_like(q) : empty_strided_like(q, sizes, v_dim);
+}
+
+/// LSE: (B, H, S); packed (H, S); of q (B, S, D) without heads, (B, S).
+nb::object empty_statistics(nb::handle q, const nb::tuple& sizes, const nb::tuple& spec) {
+  static const Name new_empty("new_empty");
+  const std::size_t rank = nb::len(sizes);
+  const bool heads = rank == 4 || !nb::handle(spec[kCuSeqlensQ]).is_none();
+  const bool rows_first = heads && !is_heads_first(spec[kLayout]);
+  const nb::object a = sizes[rank - 3], b = sizes[rank - 2];
+  const nb::handle first = rows_first ? b : a, second = rows_first ? a : b;
+  // Sizes one by one: a tuple of them costs the call half a microsecond.
+  if (rank == 3) return new_empty.call(q, {first, second}, torch->float32);
+  const nb::object batch = sizes[0];
+  return new_empty.call(q, {batch, first, second}, torch->float32);
+}
+
+}  // namespace
+
+void use_torch(const nb::tuple& plain_types, const nb::tuple& watches, nb::object empty_like,
+               nb::object float32) {
+  torch = new Torch{plain_types, watches, std::move(empty_like), std::move(float32),
+                    nb::make_tuple(nb::str("dtype"))};
+}
+
+bool is_plain(nb::handle tensor) {
+  static const Name is_neg("is_neg");
+  const nb::handle type = tensor.type();
+  for (const nb::handle plain : torch->plain_types) {
+    if (type.is(plain)) return !is_true(is_neg.call(tensor));
+  }
+  return false;
+}
+
+bool is_plain_call(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& spec) {
+  static const Name is_meta("is_meta");
+  if (somebody_looks_on()) return false;
+  for (std::size_t i = 0; i < kTensorFields; ++i) {
+    const nb::handle given = PyTuple_GET_ITEM(spec.ptr(), static_cast<Py_ssize_t>(i));
+    if (!given.is_none() && !is_plain(given)) return false;
+  }
+  return is_plain(q) && is_plain(k) && is_plain(v) && !is_true(is_meta.of(q));
+}
+
+nb::tuple empty_outputs(nb::handle q, nb::handle v, const nb::tuple& spec, bool with_lse) {
+  static const Name is_nested("is_nested");
+  if (is_true(is_nested.of(q))) {
+    throw Unsupported(
+        "q is a nested tensor: tilewise takes its values() packed, with cu_seqlens_q and "
+        "cu_seqlens_k its offsets()");
+  }
+  const nb::tuple sizes = sizes_of(q);
+  check_rank(nb::len(sizes));
+  const nb::object o = empty_output(q, sizes, v);
+  return nb::make_tuple(o, with_lse ? empty_statistics(q, sizes, spec) : nb::none());
+}
+
+nb::tuple empty_gradients(nb::handle q, nb::handle k, nb::handle v, bool need_dbias,
+                          bool need_dsinks, const nb::tuple& spec) {
+  static const Name new_empty("new_empty");
+  const auto of = [&](bool needed, std::size_t field) -> nb::object {
+    if (!needed) return nb::none();
+    const nb::object given = spec[field];
+    return new_empty.call(given, sizes_of(given));
+  };
+  return nb::make_tuple(empty_like(q), empty_like(k), empty_like(v), of(need_dbias, kBias),
+                        of(need_dsinks, kSinks));
+}
+
+}  // namespace tilewise::python

@@ -1,0 +1,35 @@
+/// torch's side of a call: who looks on, and uninitialised tensors for outputs. torch is called as
+/// Python calls it and nothing of it is linked, so one binary serves every version of it.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace tilewise::python {
+
+namespace nb = nanobind;
+
+/// Hands over what is needed of torch, once, before any other function here is called.
+/// plain_types: types whose tensors have no behaviour of their own. watches: functions that return
+/// something true while somebody looks on.
+void use_torch(const nb::tuple& plain_types, const nb::tuple& watches, nb::object empty_like,
+               nb::object float32);
+
+/// True when the numbers of a tensor lie in memory as they are. Those of a conjugate's imaginary
+/// part have the other sign there (torch's negative bit); the dispatcher makes plain tensors of
+/// them.
+bool is_plain(nb::handle tensor);
+
+/// True when nobody but autograd looks on, q, k, v and the spec's tensors are plain, and q has
+/// memory.
+bool is_plain_call(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& spec);
+
+/// (o, lse) of a forward, uninitialised. o lies in memory as q does; lse is float32: (B, H, S);
+/// packed (H, S); of q (B, S, D) without heads, (B, S). Takes tensors of any kind, fake ones too.
+/// Without with_lse, None stands for lse.
+nb::tuple empty_outputs(nb::handle q, nb::handle v, const nb::tuple& spec, bool with_lse);
+
+/// (dq, dk, dv, dbias, dsinks) of a backward, uninitialised; None for what is not needed.
+nb::tuple empty_gradients(nb::handle q, nb::handle k, nb::handle v, bool need_dbias,
+                          bool need_dsinks, const nb::tuple& spec);
+
+}  // namespace tilewise::python

@@ -1,0 +1,114 @@
+/// bwd_sm90: the producer of a problem with a block list, which says which blocks of queries see a
+/// tile of keys. A unit without a list does not know of it.
+#pragma once
+
+#include "cuda/kernels/bwd_sm90/producer.cuh"
+#include "cuda/tile/lists.cuh"
+
+namespace tilewise::bwd_sm90 {
+
+using namespace tile;
+
+template <Config kConfig>
+struct ListProducer : Producer<kConfig> {
+  using Base = Producer<kConfig>;
+  using Base::args, Base::rQ, Base::shared, Base::slots;
+  using Base::kM, Base::kPanels;
+
+  __forceinline__ int list_of(const Job& job, int g) const {
+    const TileLists& of = listed<kConfig>(args).of_keys;
+    return job.batch * of.list_b + (job.head * args.group + g) * of.list_h;
+  }
+  /// How many blocks of queries of all heads of the group see the tile's keys.
+  __forceinline__ void count_steps(Job& job) const {
+    const TileLists& of = listed<kConfig>(args).of_keys;
+    for (int g = 0; g < args.group; ++g) {
+      const int* counts = of.counts + 2 * (static_cast<i64>(list_of(job, g)) * of.rows + job.block);
+      job.steps += counts[0] + counts[1];
+      job.cut += counts[1];
+    }
+  }
+  __forceinline__ void announce(const Job& job) {
+    mbarrier_wait(shared.job_empty(slots.slot()), slots.parity() ^ 1);
+    const u32 at = shared.slot(slots.slot());
+    store_shared_4(at, static_cast<u32>(job.kind));
+    store_shared_4(at + 4, static_cast<u32>(job.block));
+    store_shared_4(at + 8, static_cast<u32>(job.batch));
+    store_shared_4(at + 12, static_cast<u32>(job.head));
+    if constexpr (kConfig.ragged()) {
+      store_shared_4(at + 16, static_cast<u32>(job.seq_q));
+      store_shared_4(at + 20, static_cast<u32>(job.seq_k));
+      store_shared_4(at + 24, 0);
+      store_shared_4(at + 28, 0);
+    }
+    const u32 counts = at + Shared<kConfig>::kSlotBytes - 16;
+    store_shared_4(counts, static_cast<u32>(job.steps));
+    store_shared_4(counts + 4, static_cast<u32>(job.cut));
+    mbarrier_arrive(shared.job_full(slots.slot()));  // releases the stores to the consumers
+    slots.advance();
+  }
+  /// Rows of Q with their offsets, and which they are.
+  __forceinline__ void load_q(const Job& job, int g, int block) {
+    const u32 s = rQ.slot();
+    const int head = job.head * args.group + g, row = block * kM;
+    mbarrier_wait(shared.q_empty(s), rQ.parity() ^ 1);
+    store_shared_4(shared.listed(s), static_cast<u32>(block));
+    store_shared_4(shared.listed(s) + 4, static_cast<u32>(g));
+    mbarrier_expect(shared.q_full(s), kPanels * kM * kPanelRowBytes + kM * 4);
+    rQ.advance();
+    this->load_rows(shared.q(s), args.q, kPanels, shared.q_full(s), job, head, row);
+    bulk_load(shared.offset(s), args.offset + this->row_offset(job, head, row), kM * 4,
+              shared.q_full(s));
+  }
+  /// First what a mask cuts, of all heads of the group, then what is seen whole.
+  __forceinline__ u32 load_tile(const Job& job) {
+    if (job.steps == 0) return this->ask();
+    u32 next = 0;
+    this->await_prepared(job);
+    fence_async();  // what others stored before the signal, to our copies
+    ListWalk walk;
+    int step = 0;
+    for (int n = 0; n < 2 * args.group; ++n) {
+      const bool whole = n >= args.group;
+      const int g = whole ? n - args.group : n;
+      walk.start(listed<kConfig>(args).of_keys, list_of(job, g), job.block);
+      if (whole) walk.pass_over_cut();
+      for (int left = whole ? walk.whole : walk.listed - walk.whole; left > 0; --left, ++step) {
+        const int block = walk.next();
+        if (step == 0 && kConfig.k_stages > 1) this->load_k(job);
+        load_q(job, g, block);
+        if (step == 0 && kConfig.k_stages == 1) this->load_k(job);
+        if (step == 0) this->load_v(job);
+        // Not earlier: a tile must not be held while another block could take it.
+        if (step == job.steps - 1) next = this->ask();
+        this->load_do(job, job.head * args.group + g, block * kM);
+      }
+    }
+    return next;
+  }
+
+  __forceinline__ void run() {
+    Queue<kConfig> queue{args};
+    u32 index = this->ask();
+    while (true) {
+      Job job = queue.job(static_cast<int>(index));
+      if constexpr (kConfig.ragged()) {
+        if (job.kind != JobKind::end)
+          look_up<kConfig.lengths>(ragged<kConfig>(args), job, job.kind == JobKind::tile, kM);
+      }
+      if (job.kind == JobKind::tile) count_steps(job);
+      announce(job);
+      if (job.kind == JobKind::tile) {
+        index = load_tile(job);
+      } else if (job.kind == JobKind::prepare) {
+        index = this->load_prepare(job);
+      } else if (job.kind == JobKind::convert) {
+        index = this->load_convert(job);
+      } else {
+        break;
+      }
+    }
+  }
+};
+
+}  // namespace tilewise::bwd_sm90

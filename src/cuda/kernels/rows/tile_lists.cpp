@@ -1,0 +1,211 @@
+#include "cuda/kernels/rows/tile_lists.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "cuda/host/common.h"
+#include "cuda/jit/config_text.h"
+#include "cuda/kernels/fwd_sm90/tiles.h"
+#include "problem/blocks.h"
+
+namespace tilewise::cuda {
+namespace {
+
+using tile_lists::Config;
+using Role = MemoryItem::Role;
+
+constexpr std::int64_t kLeastBlock = 16;
+constexpr std::int64_t kSharedLimit = 128 * 1024;
+
+bool is_power_of_two(std::int64_t x) { return x > 0 && (x & (x - 1)) == 0; }
+int log2_of(std::int64_t x) { return std::countr_zero(static_cast<std::uint64_t>(x)); }
+
+KernelUnit unit(const Config& config) {
+  return {.stem = "tile_lists",
+          .file = "rows/tile_lists",
+          .config = ".tile_q = " + std::to_string(config.tile_q) +
+                    number_text("tile_k", config.tile_k) + flag_text("parts", config.parts) +
+                    number_text("shared_bytes", config.shared_bytes),
+          .threads = tile_lists::kThreads,
+          .shared_bytes = config.shared_bytes};
+}
+
+/// The config matters to the other kernel alone.
+KernelUnit transpose_unit() {
+  KernelUnit made = unit({});
+  made.entry = "transpose";
+  made.args = "TransposeArgs";
+  made.threads = tile_lists::kTransposeThreads;
+  made.shared_bytes = 0;
+  return made;
+}
+
+}  // namespace
+
+std::string tile_lists_refusal(const Problem& p) {
+  const BlockList& list = p.block_list;
+  if (!is_power_of_two(list.block_q) || !is_power_of_two(list.block_k) ||
+      std::min(list.block_q, list.block_k) < kLeastBlock) {
+    return "block lists of " + std::to_string(list.block_q) + " x " + std::to_string(list.block_k) +
+           " are not supported by this kernel (powers of two from " + std::to_string(kLeastBlock) +
+           " on)";
+  }
+  // Rows of blocks beside the largest tile, 128 queries.
+  const std::int64_t words = ceil_div(ceil_div(p.seq_k, list.block_k), 32);
+  if (tile_lists::shared_bytes(128, log2_of(list.block_q), words) > kSharedLimit) {
+    return "block lists of " + std::to_string(ceil_div(p.seq_k, list.block_k)) +
+           " key blocks are not supported by this kernel";
+  }
+  return {};
+}
+
+tile::Lists tile_lists_kind(const Problem& p, int tile_q, int tile_k) {
+  if (!p.block_list.defined()) return tile::Lists::none;
+  const bool whole = p.block_list.block_q % tile_q == 0 && p.block_list.block_k % tile_k == 0;
+  return whole ? tile::Lists::whole : tile::Lists::parts;
+}
+
+double listed_pairs(const Problem& p) {
+  const BlockList& list = p.block_list;
+  const auto all =
+      static_cast<double>(p.batch * p.heads_q * p.seq_q) * static_cast<double>(p.seq_k);
+  if (!list.defined()) return all;
+  const Tensor& offsets = list.row_offsets;
+  const std::int64_t shared =
+      (offsets.sizes[0] == 1 ? p.batch : 1) * (offsets.sizes[1] == 1 ? p.heads_q : 1);
+  const auto blocks = static_cast<double>(list.block_index.sizes[0] * shared);
+  return std::min(all,
+                  blocks * static_cast<double>(list.block_q) * static_cast<double>(list.block_k));
+}
+
+TileListsMaker::TileListsMaker(const Problem& p, int tile_q, int tile_k) : device_(p.device.index) {
+  const BlockList& list = p.block_list;
+  const Tensor& offsets = list.row_offsets;
+  args_.row_offsets = static_cast<const int*>(offsets.data);
+  args_.offsets_b = offsets.strides[0];
+  args_.offsets_h = offsets.strides[1];
+  args_.offsets_r = offsets.strides[2];
+  args_.block_index = static_cast<const int*>(list.block_index.data);
+  args_.index_stride = list.block_index.strides[0];
+  if (list.block_full.defined()) {
+    args_.block_full = static_cast<const unsigned char*>(list.block_full.data);
+    args_.full_stride = list.block_full.strides[0];
+  }
+  args_.pairs = static_cast<int>(
+      std::min<std::int64_t>(list.block_index.sizes[0], std::numeric_limits<int>::max()));
+  args_.shift_q = log2_of(list.block_q);
+  args_.shift_k = log2_of(list.block_k);
+  args_.query_blocks = static_cast<int>(ceil_div(p.seq_q, list.block_q));
+  args_.key_blocks = static_cast<int>(ceil_div(p.seq_k, list.block_k));
+  args_.block_words = static_cast<int>(ceil_div(args_.key_blocks, 32));
+  args_.seq_q = static_cast<int>(p.seq_q);
+  args_.seq_k = static_cast<int>(p.seq_k);
+  const Sm90Mask mask = sm90_mask(p);
+  args_.low = mask.low;
+  args_.high = mask.high;
+  args_.top = mask.top;
+  if (p.key_lengths.defined()) {
+    args_.key_lengths = static_cast<const int*>(p.key_lengths.data);
+    args_.key_lengths_b = p.key_lengths.strides[0];
+  }
+  // Lengths cut the list of each batch entry differently.
+  const bool of_batch = offsets.sizes[0] > 1 || p.key_lengths.defined();
+  const bool of_heads = offsets.sizes[1] > 1;
+  args_.list_heads = of_heads ? static_cast<int>(p.heads_q) : 1;
+  list_h_ = of_heads ? 1 : 0;
+  list_b_ = of_batch ? args_.list_heads : 0;
+  lists_ = (of_batch ? p.batch : 1) * args_.list_heads;
+  args_.rows = static_cast<int>(ceil_div(p.seq_q, tile_q));
+  args_.words = static_cast<int>(ceil_div(ceil_div(p.seq_k, tile_k), 32));
+  transpose_.rows = args_.rows;
+  transpose_.words = args_.words;
+  transpose_.to_rows = static_cast<int>(ceil_div(p.seq_k, tile_k));
+  transpose_.to_words = static_cast<int>(ceil_div(args_.rows, 32));
+  config_ = {.tile_q = tile_q,
+             .tile_k = tile_k,
+             .parts = tile_lists_kind(p, tile_q, tile_k) == tile::Lists::parts};
+  while (config_.shared_bytes <
+         tile_lists::shared_bytes(tile_q, args_.shift_q, args_.block_words)) {
+    config_.shared_bytes *= 2;
+  }
+}
+
+void TileListsMaker::add_transposed_memory(std::vector<MemoryPart>& items) const {
+  const std::int64_t rows = lists_ * transpose_.to_rows;
+  items.push_back(memory_part("tiles listed, transposed", Role::workspace, DType::int32,
+                              {rows * 2 * transpose_.to_words}));
+  items.push_back(
+      memory_part("counts of tiles, transposed", Role::workspace, DType::int32, {rows * 2}));
+}
+
+void TileListsMaker::take_transposed(WorkspaceCutter& workspace) {
+  const std::int64_t rows = lists_ * transpose_.to_rows;
+  transpose_.bits = args_.bits;
+  transpose_.to_bits = workspace.take<unsigned>(rows * 2 * transpose_.to_words);
+  transpose_.to_counts = workspace.take<int>(rows * 2);
+}
+
+tile::TileLists TileListsMaker::transposed() const {
+  tile::TileLists made = lists();
+  made.bits = transpose_.to_bits;
+  made.counts = transpose_.to_counts;
+  made.rows = transpose_.to_rows;
+  made.words = transpose_.to_words;
+  return made;
+}
+
+void TileListsMaker::transpose(void* stream) const {
+  launch(sm80::load_config(config_, device_, [](const Config&) { return transpose_unit(); }),
+         sm80::following(transpose_blocks(), device_), stream, transpose_);
+}
+
+std::int64_t TileListsMaker::bit_words() const { return lists_ * args_.rows * 2 * args_.words; }
+std::int64_t TileListsMaker::listed_words() const {
+  return config_.parts ? lists_ * args_.query_blocks * args_.block_words : 0;
+}
+
+void TileListsMaker::add_memory(std::vector<MemoryPart>& items) const {
+  const auto add = [&](const char* name, std::int64_t words) {
+    items.push_back(memory_part(name, Role::workspace, DType::int32, {words}));
+  };
+  add("tiles listed", bit_words());
+  add("counts of tiles", lists_ * args_.rows * 2);
+  if (config_.parts) add("blocks listed", listed_words());
+}
+
+void TileListsMaker::take(WorkspaceCutter& workspace) {
+  args_.bits = workspace.take<unsigned>(bit_words());
+  args_.counts = workspace.take<int>(lists_ * args_.rows * 2);
+  if (config_.parts) args_.listed = workspace.take<unsigned>(listed_words());
+}
+
+tile::TileLists TileListsMaker::lists() const {
+  return {.bits = args_.bits,
+          .counts = args_.counts,
+          .rows = args_.rows,
+          .words = args_.words,
+          .list_b = list_b_,
+          .list_h = list_h_,
+          .listed = args_.listed,
+          .query_blocks = args_.query_blocks,
+          .block_words = args_.block_words,
+          .shift_q = args_.shift_q,
+          .shift_k = args_.shift_k};
+}
+
+void TileListsMaker::make(void* stream) const {
+  launch(sm80::load_config(config_, device_, unit), {.x = blocks()}, stream, args_);
+}
+
+void add_tile_lists_units(std::vector<PackUnit>& units, int arch) {
+  if (arch != 90) return;
+  for (const bool parts : {false, true}) {
+    units.push_back({.unit = unit({.tile_k = parts ? 64 : 128, .parts = parts}),
+                     .row = "flash_fwd_sm90",
+                     .instruction = ""});
+  }
+  units.push_back({.unit = transpose_unit(), .row = "flash_bwd_sm90", .instruction = ""});
+}
+
+}  // namespace tilewise::cuda

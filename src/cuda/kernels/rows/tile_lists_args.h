@@ -1,0 +1,60 @@
+/// tile_lists: constants and parameters. See rows/tile_lists.md.
+#pragma once
+
+namespace tilewise::tile_lists {
+
+struct Config {
+  int tile_q = 128;         ///< queries of a tile
+  int tile_k = 128;         ///< keys of a tile
+  bool parts = false;       ///< blocks are smaller than tiles: the list is kept bit by bit
+  int shared_bytes = 4096;  ///< a power of two
+
+  bool operator==(const Config&) const = default;
+};
+
+struct Args {
+  // The caller's list; strides count elements.
+  const int* row_offsets = nullptr;  ///< (B|1, Hq|1, query_blocks + 1)
+  long long offsets_b = 0, offsets_h = 0, offsets_r = 1;
+  const int* block_index = nullptr;
+  long long index_stride = 1;
+  const unsigned char* block_full = nullptr;  ///< may be null
+  long long full_stride = 1;
+  int pairs = 0;  ///< of block_index
+  int shift_q = 7, shift_k = 7;
+  int query_blocks = 0, key_blocks = 0;
+  // What hides pairs beside the list: row i sees the keys j with i + low <= j < min(i + high,
+  // keys). With key lengths low and high are without Sk - Sq, and high is at most top.
+  int seq_q = 0, seq_k = 0, low = 0, high = 0, top = 0;
+  const int* key_lengths = nullptr;  ///< (B), may be null
+  long long key_lengths_b = 0;
+  // What is made: see tile/lists_args.h.
+  int list_heads = 1;  ///< lists of a batch entry
+  int rows = 0, words = 0, block_words = 0;
+  unsigned* bits = nullptr;
+  int* counts = nullptr;
+  unsigned* listed = nullptr;  ///< parts only
+};
+
+/// Rows of tiles the other way round.
+struct TransposeArgs {
+  const unsigned* bits = nullptr;  ///< (lists, rows, 2 * words)
+  int rows = 0, words = 0;
+  unsigned* to_bits = nullptr;  ///< (lists, to_rows, 2 * to_words)
+  int* to_counts = nullptr;     ///< (lists, to_rows, 2)
+  int to_rows = 0, to_words = 0;
+};
+inline constexpr int kTransposeThreads = 64;
+
+inline constexpr int kThreads = 128;
+/// Words of shared memory before the bits: two counts.
+inline constexpr int kCountWords = 4;
+/// Rows of blocks that a row of tiles takes, and what their bits need.
+constexpr int block_rows(int tile_q, int shift_q) {
+  return tile_q >> shift_q > 1 ? tile_q >> shift_q : 1;
+}
+constexpr long long shared_bytes(int tile_q, int shift_q, long long block_words) {
+  return 4 * (kCountWords + 2 * block_rows(tile_q, shift_q) * block_words);
+}
+
+}  // namespace tilewise::tile_lists

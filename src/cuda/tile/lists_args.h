@@ -1,0 +1,24 @@
+/// Block lists as kernels of tiles read them: made from the caller's list by rows/tile_lists.cuh.
+#pragma once
+
+namespace tilewise::tile {
+
+/// How much of a listed tile is listed: all of it, or what bits of blocks say, which are smaller
+/// than the tile. none: there is no list.
+enum class Lists : int { none, whole, parts };
+
+/// Rows of tiles. Those of keys that a row block of queries sees, or those of queries that see a
+/// block of keys. A row is 2 * words words: bit c of the first half is set where every pair of tile
+/// c is seen, bit c of the second half where a mask has to tell which are.
+struct TileLists {
+  const unsigned* bits = nullptr;  ///< (lists, rows, 2 * words)
+  const int* counts = nullptr;     ///< (lists, rows, 2): tiles seen whole, through a mask
+  int rows = 0, words = 0;
+  int list_b = 0, list_h = 0;  ///< the list of (b, h) is b * list_b + h * list_h
+  // parts: the caller's list, bit by bit. Blocks are of 2^shift_q queries and 2^shift_k keys.
+  const unsigned* listed = nullptr;  ///< (lists, query_blocks, block_words): key blocks
+  int query_blocks = 0, block_words = 0;
+  int shift_q = 0, shift_k = 0;
+};
+
+}  // namespace tilewise::tile
