@@ -118,6 +118,18 @@ struct Poke {
   bool operator==(const Poke&) const = default;
 };
 
+/// Captured tensors that a case may have.
+constexpr std::size_t kMaxCaptures = 8;
+
+/// A tensor that the case's expressions capture.
+struct CaptureCase {
+  std::string name;
+  DType dtype = DType::float32;
+  std::vector<std::string> sizes;  ///< formulas of B, Hq, Hk, Sq, Sk
+  std::string content;  ///< a fill, or a formula of the element's index; empty = the default
+  bool operator==(const CaptureCase&) const = default;
+};
+
 // The order is the reader's. NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding)
 struct Case {
   std::string id;  ///< "C001"; may be empty
@@ -145,6 +157,8 @@ struct Case {
     wave,      ///< x + sin(x) / 2
   };
   ScoreModKind score_mod = ScoreModKind::none;
+  std::string score_expression, mask_expression;  ///< formulas; empty = none
+  std::vector<CaptureCase> captures;
   Dropout dropout;
   std::vector<std::int64_t> key_lengths;
   std::optional<PackedCase> packed;

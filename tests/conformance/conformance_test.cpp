@@ -32,7 +32,8 @@ std::string path_of(const std::string& file) {
 
 std::vector<Stretch> stretches(DeviceType device) {
   std::vector<Stretch> all;
-  for (const char* file : {"smoke", "seeds", "edge", "conformance", "three_way", "block_lists"}) {
+  for (const char* file :
+       {"smoke", "seeds", "edge", "conformance", "three_way", "block_lists", "expressions"}) {
     const std::size_t count = read_case_file(path_of(file)).size();
     for (std::size_t begin = 0; begin < count; begin += kStretch) {
       all.push_back({file, begin, std::min(begin + kStretch, count), device});

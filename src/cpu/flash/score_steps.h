@@ -30,8 +30,7 @@ class ScoreSteps {
 
   /// s: scale * q.k in, logits out, of hidden keys too: hide() comes next. For a nonlinear
   /// backward, `capped` and `premod` (buffers like s, or null) receive cap(s) and the input of the
-  /// score function.
-  /// With expressions rows have room for whole vectors, which is overwritten.
+  /// score function. With expressions rows have room for whole vectors, which is overwritten.
   void apply(const TilePlace& at, float* s, float* capped = nullptr, float* premod = nullptr) const;
   /// Keys that position, length, mask or block list hide become -inf.
   void hide(const TilePlace& at, float* s) const;

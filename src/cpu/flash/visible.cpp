@@ -59,8 +59,6 @@ Visibility position_visibility(const Problem& p, const TilePlace& at) {
 
 }  // namespace
 
-bool has_element_mask(const Problem& p) { return p.mask.defined() || p.mask_function.defined(); }
-
 Visibility tile_visibility(const Problem& p, const TilePlace& at) {
   const Visibility position = position_visibility(p, at);
   if (position == Visibility::none) return position;

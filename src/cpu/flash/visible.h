@@ -13,8 +13,10 @@ namespace tilewise::cpu {
 enum class Visibility : std::uint8_t { none, some, all };
 Visibility tile_visibility(const Problem& p, const TilePlace& at);
 
-/// True when element masks are given: a bool mask or a mask expression.
-bool has_element_mask(const Problem& p);
+/// True when more than position, length and list may hide a pair.
+inline bool has_element_mask(const Problem& p) {
+  return p.mask.defined() || p.mask_function.defined();
+}
 
 /// True when a tile of which some is visible hides nothing but by position and length.
 bool position_alone_hides(const Problem& p, const TilePlace& at);
