@@ -144,7 +144,7 @@ int shared_bytes(const Config& c) {
   const int row = (c.head_dim + c.head_dim_v) * c.planes * 2;
   const int crossing = c.block_n * c.block_m * 2 * (c.exact ? 2 : 1);
   const int crossing_ds = c.with_dq || c.column_warps > 1 ? crossing : 0;
-  return c.block_n * row + c.stages * c.block_m * (row + (c.scaled ? 12 : 8)) + crossing_ds +
+  return c.block_n * row + c.stages * c.block_m * (row + (c.keeps_low() ? 12 : 8)) + crossing_ds +
          (c.column_warps > 1 ? crossing : 0) + c.warps * key_room(c).bytes;
 }
 /// As bwd_sm80/queries.cuh lays it out.
@@ -205,7 +205,9 @@ KernelUnit refine_unit(const Config& c, int min_blocks) {
 
 bool sums_gradients(const Problem& p) { return p.dbias.defined() || p.dsinks.defined(); }
 
-bool refines(const Problem& p) {
+bool refines(const Problem& p) { return refines_all(p) || p.bias.defined(); }
+
+bool refines_all(const Problem& p) {
   const sm80::Form form = sm80::form(p);
   return form.planes == 2 || (!form.scaled && is_tiny(p)) || sums_gradients(p);
 }
@@ -234,8 +236,9 @@ Parts parts_of(const Problem& p, const TilePair& pair, int splits) {
   return parts;
 }
 
-/// Of a tile's first operands and its results.
-constexpr double kTileMs = 3.5e-3;
+/// Of a tile's first operands and its results; of packed sequences, which it looks up, so many
+/// times that.
+constexpr double kTileMs = 3.5e-3, kPackedTile = 2.5;
 
 double predict(const Problem& p, const Tile& tile, double heads, double blocks, int block_rows,
                double others, int splits, Products products, const Hardware& machine) {
@@ -258,7 +261,7 @@ double predict(const Problem& p, const Tile& tile, double heads, double blocks, 
   load.tflops = tile.tflops * products.pass / 5.0;  // the tables count five products of any pass
   load.products = sm80::products(p);
   load.blocks_per_sm = tile.min_blocks;
-  load.tile_ms = kTileMs;
+  load.tile_ms = (p.packed ? kPackedTile : 1.0) * kTileMs;
   const double average = load.flops / tiles, full = others * block_rows * pair_flops;
   load.largest = p.has_positional_mask() ? std::max(average, full) / splits : average / splits;
   // Parts that nobody sees end at once.
