@@ -11,6 +11,7 @@
 
 #include "api/execute.h"
 #include "api/plan_cache.h"
+#include "block_map.h"
 #include "spec.h"
 #include "tilewise/attention.h"
 #include "torch_side.h"
@@ -180,5 +181,6 @@ NB_MODULE(_native, m) {
           const auto type = cuda ? tilewise::DeviceType::cuda : tilewise::DeviceType::cpu;
           return new_array(sizes, dtype_named(dtype), {type, index});
         });
+  m.def("block_map", &block_map);
   m.def("plan_cache_size", &tilewise::plan_cache_size);
 }

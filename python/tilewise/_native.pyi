@@ -80,4 +80,15 @@ def empty_gradients(
     spec: tuple[Any, ...],
 ) -> tuple[Any, Any, Any, Any, Any, tuple[Any, ...]]: ...
 
+# B, H, row offsets and block indices (int32) and whether each block is full (uint8).
+def block_map(
+    mask: str,
+    captures: tuple[Any, ...],
+    batch: int,
+    heads: int,
+    rows: int,
+    keys: int,
+    block_q: int,
+    block_k: int,
+) -> tuple[int, int, bytes, bytes, bytes]: ...
 def plan_cache_size() -> int: ...
