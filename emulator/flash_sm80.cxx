@@ -89,6 +89,8 @@ void check_dropout() {
 
 }  // namespace
 
+#include "flash_sm80_shifted.h"
+
 int main() {
   emulator::checks_races = true;
   check_forward<fwd_sm80::Config{.q_in_registers = true, .positional = true}>(
@@ -137,6 +139,7 @@ int main() {
   check_float<kFloatKeys, kFloatQueries>("float32, one key",
                                          {.seq_q = 63, .seq_k = 1, .scale = 1.0F}, true, 1e-7);
   check_kinds_of_pairs();
+  check_shifted_rows();
   const Shape hidden = {.seq_q = 100, .seq_k = 70, .causal = true, .pairs = true};
   check_forward<fwd_sm80::Config{.positional = true, .pairs = kPairs}>("forward, bias and mask",
                                                                        hidden);

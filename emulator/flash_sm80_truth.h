@@ -41,6 +41,7 @@ struct Shape {
   bool pairs = false;   ///< a bias, a bool mask and sinks
   bool biased = true;   ///< with pairs: the bias too
   bool alike = false;   ///< pairs of all queries
+  float shift = 0.0F;   ///< with pairs: not 0: the bias of all of them, without sinks
   int first = 0;        ///< element of the storage of bias and mask
   double dropout = 0.0;
   int first_pair = 0;  ///< b * Hq, for dropout
@@ -53,8 +54,10 @@ struct Shape {
 
 /// Sinks, and bias and mask of a pair, alike in all heads.
 constexpr float kSinks[] = {0.5F, -1.0F};
+const float* sinks_of(const Shape& s) { return s.pairs && s.shift == 0.0F ? kSinks : nullptr; }
 float bias_at(const Shape& s, int i, int j) {
   if (s.alike) i = 0;
+  if (s.shift != 0.0F) return s.shift;
   return s.biased ? 0.25F * static_cast<float>((3 * i + 5 * j) % 16 - 8) : 0.0F;
 }
 /// Single keys are hidden, and 32 queries from 64 keys.
@@ -112,9 +115,10 @@ void add_row(const Shape& s, int h, int i, Truth& t) {
     if (s.pairs && !is_visible(s, i, j)) p[j] = -std::numeric_limits<double>::infinity();
   }
   double m = p.empty() ? 0.0 : *std::max_element(p.begin(), p.end());
-  if (s.pairs) m = std::max(m, static_cast<double>(kSinks[h]));
+  const bool sinks = sinks_of(s) != nullptr;
+  if (sinks) m = std::max(m, static_cast<double>(kSinks[h]));
   if (std::isinf(m)) m = 0.0;  // nothing is visible
-  double l = s.pairs ? std::exp(static_cast<double>(kSinks[h]) - m) : 0.0;
+  double l = sinks ? std::exp(static_cast<double>(kSinks[h]) - m) : 0.0;
   for (double& x : p) l += x = std::exp(x - m);
   t.lse[row] = m + std::log(l);
   const DropoutMask drops = s.drops();
@@ -127,7 +131,7 @@ void add_row(const Shape& s, int h, int i, Truth& t) {
     }
   }
   const double delta = dot(t.d_o, row, t.o, row);
-  if (s.pairs) t.dsinks[h] -= std::exp(static_cast<double>(kSinks[h]) - t.lse[row]) * delta;
+  if (sinks) t.dsinks[h] -= std::exp(static_cast<double>(kSinks[h]) - t.lse[row]) * delta;
   for (int j = 0; j < visible; ++j) {
     const double dx = p[j] * (z[j] * dot(t.d_o, row, t.v, keys + j) - delta),
                  ds = p[j] == 0.0 ? 0.0 : dx * slopes[j] * s.scale;
@@ -160,6 +164,13 @@ Truth make_truth(const Shape& s, Round round) {
   t.dsinks.resize(static_cast<std::size_t>(s.heads_q));
   for (int h = 0; h < s.heads_q; ++h) {
     for (int i = 0; i < s.seq_q; ++i) add_row(s, h, i, t);
+  }
+  // A row that sees no key adds nothing, whatever its dO holds.
+  for (std::size_t row = 0; row < t.lse.size(); ++row) {
+    if (std::isinf(t.lse[row])) {
+      std::fill_n(t.d_o.begin() + static_cast<long>(row) * s.dim, s.dim,
+                  std::numeric_limits<float>::quiet_NaN());
+    }
   }
   return t;
 }

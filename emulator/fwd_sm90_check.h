@@ -38,7 +38,8 @@ void merge(const Case& c, const Args& args, int padded, int rows_q, Rows& o,
     double total = 0.0;
     std::vector<double> sum(static_cast<std::size_t>(c.dim_v));
     for (int part = 0; part < args.splits; ++part) {
-      const double weight = std::exp(double(args.lse_part[part * args.part_rows + row]));
+      const float* m = args.m_part + part * args.part_rows + row;
+      const double weight = std::exp2(double(*m)) * m[args.splits * args.part_rows];
       if (weight == 0.0) continue;
       total += weight;
       for (int d = 0; d < c.dim_v; ++d) {
@@ -140,15 +141,15 @@ void check(const Case& c) {
   args.tiles = args.order.blocks * args.order.heads;
   unsigned long long word = 0x123456789abcdefULL;
   args.counter = {&word, 77};
-  std::vector<float> o_part, lse_part;
+  std::vector<float> o_part, m_part;
   if (split) {
     args.splits = c.splits;
     args.part_rows = static_cast<long>(entries) * c.heads_q * rows_q;
     args.blocks_per_split = cuda::sm90_blocks_per_split(p, config.block_n, c.splits);
     o_part.assign(static_cast<std::size_t>(c.splits * args.part_rows * config.head_dim_v), NAN);
-    lse_part.assign(static_cast<std::size_t>(c.splits * args.part_rows), NAN);
+    m_part.assign(static_cast<std::size_t>(2 * c.splits * args.part_rows), NAN);
     args.o_part = o_part.data();
-    args.lse_part = lse_part.data();
+    args.m_part = m_part.data();
   }
   run_kernel<kConfigs>(config, args, cuda::captures_of(p));
   if (split) merge(c, args, config.head_dim_v, rows_q, o, lse);

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "cuda/kernels/bwd_sm80/expressions.cuh"
+#include "cuda/kernels/bwd_sm80/hidden_rows.cuh"
 #include "cuda/kernels/bwd_sm80/keys_shape.cuh"
 #include "cuda/kernels/bwd_sm80/sequences.cuh"
 
@@ -25,7 +26,7 @@ struct Backward : KeyShape<kConfig> {
       Shape::kDv, Shape::kColumnWarps, Shape::kKeys, Shape::kM, Shape::kN, Shape::kSub,
       Shape::kSubs, Shape::kRowWarps, Shape::kQm, Shape::kQCols, Shape::kCross, Shape::kTilesS,
       Shape::kWithK, Shape::kWithV, Shape::kScorePlanes, Shape::kScore, Shape::kLogits,
-      Shape::kHides, Shape::kRowBytes, Shape::kStageBytes;
+      Shape::kHides, Shape::kLow, Shape::kRowBytes, Shape::kStageBytes;
   using typename Shape::TileK, typename Shape::TileV, typename Shape::TileQ, typename Shape::TileO,
       typename Shape::TileS, typename Shape::Kept, typename Shape::Pairs;
 
@@ -121,7 +122,7 @@ struct Backward : KeyShape<kConfig> {
           (static_cast<i64>(batch) * args.heads_q + head) * args.rows_q + row + thread * 4;
       copy_async_16(s_lse(stage) + thread * 16, args.lse2 + at, 16);
       copy_async_16(s_lse(stage) + kRowBytes + thread * 16, args.delta + at, 16);
-      if constexpr (kConfig.scaled) {
+      if constexpr (kLow) {
         copy_async_16(s_lse(stage) + 2 * kRowBytes + thread * 16, args.lse2_low + at, 16);
       }
     }
@@ -141,7 +142,7 @@ struct Backward : KeyShape<kConfig> {
       for (int e = 0; e < 2; ++e) {
         float lse2 = 0.0F, low = 0.0F;
         if constexpr (!kLogits) lse2 = row_value(s_lse(stage), query, n, e);
-        if constexpr (kConfig.scaled) low = row_value(s_lse(stage) + 2 * kRowBytes, query, n, e);
+        if constexpr (kLow) low = row_value(s_lse(stage) + 2 * kRowBytes, query, n, e);
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -343,8 +344,7 @@ struct Backward : KeyShape<kConfig> {
 
   __forceinline__ void step(int head, int block, int next_head, int next_block, int stage,
                             bool masked) {
-    // This step's Q and dO have landed, for all threads; all warps are done with dS, P and the
-    // other stage.
+    // Q and dO have landed, for all threads; all warps are done with dS, P and the other stage.
     copy_async_wait<0>();
     __syncthreads();
     if constexpr (kConfig.stages == 2) {
@@ -352,6 +352,7 @@ struct Backward : KeyShape<kConfig> {
       copy_async_commit();
     }
     const int row = block * kBlockM, first = column_warp() * (kSubs * kSub);
+    if (masked || kHides) hide_rows<kConfig>(sO(stage), s_lse(stage), args.seq_q - row);
 #pragma unroll
     for (int sub = 0; sub < kSubs; ++sub) {
       // The pairs of the first have landed with Q and dO.

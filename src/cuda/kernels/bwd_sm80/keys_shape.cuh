@@ -57,9 +57,9 @@ struct KeyShape {
   /// Where P is 0 nothing comes through.
   static constexpr bool kHides = kConfig.pairs.any() || kConfig.expressions.any();
   static constexpr int kRowBytes = kBlockM * 4;
-  /// One stage: Q, dO, lse2, delta, and with scale factors lse2_low.
-  static constexpr int kStageBytes =
-      TileQ::kBytes + TileO::kBytes + (kConfig.scaled ? 3 : 2) * kRowBytes;
+  static constexpr bool kLow = kConfig.keeps_low();
+  /// One stage: Q, dO, lse2, delta and maybe lse2_low.
+  static constexpr int kStageBytes = TileQ::kBytes + TileO::kBytes + (kLow ? 3 : 2) * kRowBytes;
 };
 
 }  // namespace tilewise::bwd_sm80

@@ -44,6 +44,7 @@ struct QueryGradient {
   static constexpr bool kLogits =
       kConfig.modified || kConfig.pairs.any() || kConfig.expressions.any();
   static constexpr int kScore = kConfig.expressions.score;
+  static constexpr bool kMoves = kConfig.pairs.bias != BiasType::none;  ///< refine moves lse2
   const Args& args;
   const int thread, warp, lane;
   const int batch, head, head_k, row, seq_k;  ///< row: of the block
@@ -278,11 +279,13 @@ struct QueryGradient {
   /// where operands have two.
   /// (B2) delta is taken from the same P: where keys are large, what is left of sum_j dS_j = 0
   /// after rounding P and O apart is multiplied by them. 16-bit rows see the rounding of O itself.
+  /// Under a bias sums count from the row's maximum, which a float32 LSE may be far from.
   __forceinline__ void refine(const BlockRange& range) {
     load_queries();
     // Of few keys, products count from that of the pair that has most of its row, so that of a row
     // with one key nothing is left.
-    float sum[2 * kM] = {}, weighted[2 * kM] = {}, origin[2 * kM] = {};
+    float sum[2 * kM] = {}, weighted[2 * kM] = {}, origin[2 * kM] = {}, top[2 * kM];
+    for (float& x : top) x = kMoves ? -infinity() : 0.0F;
 #pragma unroll 1
     for (int block = range.begin; block < range.end; ++block) {
       __syncthreads();  // all warps are done with the K and V before
@@ -313,15 +316,16 @@ struct QueryGradient {
         logits(S, unused, k_scale * q_scale, key, shown);
       }
       mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
+      if constexpr (kMoves) raise(top, S, sum, weighted);
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
 #pragma unroll
         for (int n = 0; n < kN; ++n) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            const float s = S[m][n][e];
-            const float p = exp2_approx(kLogits ? s : __fmaf_rn(s, scale, -lse2[2 * m + e / 2]));
             const int r = 2 * m + e / 2;
+            const float s = kMoves ? S[m][n][e] - fmaxf(top[r], kLowest) : S[m][n][e];
+            const float p = exp2_approx(kLogits ? s : __fmaf_rn(s, scale, -lse2[r]));
             const float product = v_scale * do_scale * dP[m][n][e];
             if (seq_k <= kFewKeys && p > sum[r]) {
               weighted[r] += sum[r] * (origin[r] - product);
@@ -336,21 +340,30 @@ struct QueryGradient {
     }
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
+      const float sink = args.sinks == nullptr
+                             ? -infinity()
+                             : __fmaf_rn(args.sinks[head * args.sinks_h], kLog2e, -lse2[r]);
+      float base2 = 0.0F;  // what the sums count from
+      if constexpr (kMoves) {
+        base2 = fmaxf(reach(quad_max(top[r]), sink), kLowest);
+        const float factor = exp2_approx(top[r] - base2);
+        sum[r] *= factor, weighted[r] *= factor;
+      }
       const float most = quad_max(sum[r]), seen = quad_sum(sum[r]);
       // One of the four lanes, the first that has most.
       float first = sum[r] == most ? static_cast<float>(lane % 4) : 4.0F;
       first = -quad_max(-first);
       const float base = __shfl_sync(~0U, origin[r], lane / 4 * 4 + static_cast<int>(first));
       const float products = quad_sum(weighted[r] + sum[r] * (origin[r] - base));
-      const float total =
-          seen + (args.sinks == nullptr
-                      ? 0.0F
-                      : exp2_approx(__fmaf_rn(args.sinks[head * args.sinks_h], kLog2e, -lse2[r])));
+      const float total = seen + (args.sinks == nullptr ? 0.0F : exp2_approx(sink - base2));
       const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
       // A row without keys, NaN, infinite logits: the sums say nothing.
-      const bool says = total > 0x1p-20F && total < 0x1p20F;
+      const bool says = total > 0x1p-20F && total < (kMoves ? 0x1p60F : 0x1p20F);
       if (lane % 4 != 0 || i >= args.seq_q || !says) continue;
-      if constexpr (kConfig.scaled) args.lse2_low[row_index(i)] = log2_approx(total);
+      if (kMoves && base2 != 0.0F) args.lse2[row_index(i)] = lse2[r] + base2;
+      if (kConfig.scaled || (kMoves && fabsf(lse2[r]) > kCoarseUnderBias)) {
+        args.lse2_low[row_index(i)] = log2_approx(total);
+      }
       const float d_lse =
           args.d_lse == nullptr
               ? 0.0F
@@ -358,26 +371,50 @@ struct QueryGradient {
       args.delta[row_index(i)] = products / total + base * (seen / total) - d_lse;
     }
   }
+  /// What sums of a row count from once they meet `x`: 0, as without a bias, where that will do.
+  static __forceinline__ float reach(float top, float x) {
+    if (x == -infinity() || (top > -infinity() && x <= top + kFar)) return top;
+    return fabsf(x) <= kFar ? 0.0F : x;
+  }
+  /// `top` follows the logits up, and the sums follow it.
+  __forceinline__ void raise(float (&top)[2 * kM], const Acc (&S)[kM][kN], float (&sum)[2 * kM],
+                             float (&weighted)[2 * kM]) const {
+#pragma unroll
+    for (int r = 0; r < 2 * kM; ++r) {
+      float x = -infinity();
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+        x = fmaxf(x, fmaxf(S[r / 2][n][2 * (r % 2)], S[r / 2][n][2 * (r % 2) + 1]));
+      }
+      const float next = reach(top[r], x);
+      if (next == top[r]) continue;
+      const float factor = exp2_approx(top[r] - next);
+      sum[r] *= factor, weighted[r] *= factor;
+      top[r] = next;
+    }
+  }
   __forceinline__ i64 row_index(int i) const {
     return (static_cast<i64>(batch) * args.heads_q + head) * args.rows_q + i;
   }
-  /// Rows whose |lse2| is at most this are exact enough: half a unit in the last place is below
-  /// 2^-20.
+  /// Two planes: up to this |lse2| is exact enough: half a unit in the last place is below 2^-20.
   static constexpr float kCoarse = 16.0F;
+  /// Under a bias: logits of a row that are this far from lse2 are so because LSE was rounded.
+  static constexpr float kFar = 16.0F;
   /// With so few keys, what remains of sums that cancel shows.
   static constexpr int kFewKeys = 8;
   __forceinline__ bool is_coarse() const {
-    bool coarse = seq_k <= kFewKeys;
+    bool coarse = kPlanes == 2 && seq_k <= kFewKeys;
+    const float limit = kPlanes == 2 ? kCoarse : args.coarse;
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
-      coarse |= fabsf(lse2[r]) > kCoarse && fabsf(lse2[r]) < infinity();
+      coarse |= fabsf(lse2[r]) > limit && fabsf(lse2[r]) < infinity();
     }
     return coarse;
   }
 
   /// What refine wrote beside lse2.
   __forceinline__ void read_low() {
-    if constexpr (kConfig.scaled) {
+    if constexpr (kConfig.keeps_low()) {
 #pragma unroll
       for (int r = 0; r < 2 * kM; ++r) {
         const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
@@ -455,15 +492,14 @@ __forceinline__ void differentiate(const Args& args, const TileIndex& tile,
   work.block.finish();
 }
 
-/// What rounding took from lse2 and delta. Two planes: blocks of rows whose lse2 is small keep what
-/// bwd_delta wrote.
+/// What rounding took from lse2 and delta. Rows whose lse2 is small may keep what bwd_delta wrote.
 template <Config kConfig>
 __forceinline__ void refine_tile(const Args& args, const TileIndex& tile,
                                  const Captures* captures) {
   extern __shared__ __align__(1024) unsigned char shared[];
   Work<kConfig> work(args, shared_address(shared), tile, captures);
-  if (kConfig.planes == 1 || __syncthreads_or(work.block.is_coarse()))
-    work.block.refine(work.range);
+  constexpr bool kMayLeave = kConfig.planes == 2 || kConfig.pairs.bias != BiasType::none;
+  if (!kMayLeave || __syncthreads_or(work.block.is_coarse())) work.block.refine(work.range);
 }
 
 /// Calls `compute` with the arguments and the tile of a block, a packed sequence's own ones.

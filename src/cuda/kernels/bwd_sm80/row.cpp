@@ -37,6 +37,9 @@ std::string refusal(const Problem& p, const Hardware& machine) {
   return reason;
 }
 
+/// As Config::keeps_low().
+bool keeps_low(const Problem& p) { return sm80::form(p).scaled || p.bias.defined(); }
+
 void add_row_memory(const Problem& p, std::vector<MemoryPart>& items) {
   const auto add = [&](const char* name) {
     items.push_back(memory_part(name, Role::workspace, DType::float32,
@@ -44,7 +47,7 @@ void add_row_memory(const Problem& p, std::vector<MemoryPart>& items) {
   };
   add("LSE, log2");
   add("delta");
-  if (sm80::form(p).scaled) add("LSE, log2, low part");
+  if (keeps_low(p)) add("LSE, log2, low part");
 }
 
 double tensor_bytes(const Problem& p) {
@@ -202,6 +205,7 @@ void fill(Args& args, const Problem& p, const sm80::Operands& operands, const Ro
   args.lse2 = rows.lse2;
   args.delta = rows.delta;
   args.lse2_low = rows.lse2_low;
+  args.coarse = refines_all(p) ? -1.0F : bwd_sm80::kCoarseUnderBias;
   if (p.d_lse.defined()) {
     args.d_lse = static_cast<const float*>(p.d_lse.data);
     args.d_lse_b = p.d_lse.strides[0];
@@ -290,7 +294,7 @@ RowStatistics take_rows(const Problem& p, WorkspaceCutter& workspace) {
   const std::int64_t count = p.stored_batch() * p.heads_q * rows.rows_q;
   rows.lse2 = workspace.take<float>(count);
   rows.delta = workspace.take<float>(count);
-  if (sm80::form(p).scaled) rows.lse2_low = workspace.take<float>(count);
+  if (keeps_low(p)) rows.lse2_low = workspace.take<float>(count);
   return rows;
 }
 

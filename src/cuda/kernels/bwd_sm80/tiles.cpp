@@ -144,7 +144,7 @@ int shared_bytes(const Config& c) {
   const int row = (c.head_dim + c.head_dim_v) * c.planes * 2;
   const int crossing = c.block_n * c.block_m * 2 * (c.exact ? 2 : 1);
   const int crossing_ds = c.with_dq || c.column_warps > 1 ? crossing : 0;
-  return c.block_n * row + c.stages * c.block_m * (row + (c.scaled ? 12 : 8)) + crossing_ds +
+  return c.block_n * row + c.stages * c.block_m * (row + (c.keeps_low() ? 12 : 8)) + crossing_ds +
          (c.column_warps > 1 ? crossing : 0) + c.warps * key_room(c).bytes;
 }
 /// As bwd_sm80/queries.cuh lays it out.
@@ -205,7 +205,9 @@ KernelUnit refine_unit(const Config& c, int min_blocks) {
 
 bool sums_gradients(const Problem& p) { return p.dbias.defined() || p.dsinks.defined(); }
 
-bool refines(const Problem& p) {
+bool refines(const Problem& p) { return refines_all(p) || p.bias.defined(); }
+
+bool refines_all(const Problem& p) {
   const sm80::Form form = sm80::form(p);
   return form.planes == 2 || (!form.scaled && is_tiny(p)) || sums_gradients(p);
 }

@@ -62,7 +62,10 @@ KernelUnit refine_unit(const Config& c, int min_blocks);
 bool sums_gradients(const Problem& p);
 /// float32: lse2 is refined where it is too coarse. 16-bit, very small problems, and one plane,
 /// those that sums_gradients() names: delta is taken from P, not from O, which has other rounding.
+/// Under a bias, rows whose lse2 is so large that log l is lost.
 bool refines(const Problem& p);
+/// False where refine is there for such rows alone.
+bool refines_all(const Problem& p);
 
 /// Rows of a head in what bwd_delta writes and in the sums of dQ.
 std::int64_t rows_q(const Problem& p);

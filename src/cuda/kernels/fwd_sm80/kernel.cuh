@@ -397,10 +397,16 @@ struct Forward {
       if constexpr (kConfig.dropout) inverse *= args.dropout.scale;
       const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
       if (args.lse != nullptr && lane % 4 == 0 && i < args.seq_q) {
-        // A bias of the least finite float on all keys: LSE is that, and so is m.
-        const bool lowest = kConfig.pairs.any() && m == kLowest;
-        args.lse[tile.split * args.lse_split + batch() * args.lse_b + head() * args.lse_h +
-                 i * args.lse_s] = lowest ? kLowest : (m + log2_approx(l)) * kLn2;
+        float* to = args.lse + tile.split * args.lse_split + batch() * args.lse_b +
+                    head() * args.lse_h + i * args.lse_s;
+        if constexpr (kConfig.split) {
+          *to = l == 0.0F ? -infinity() : m;
+          to[args.order.splits * args.lse_split] = l;
+        } else {
+          // A bias of the least finite float on all keys: LSE is that, and so is m.
+          const bool lowest = kConfig.pairs.any() && m == kLowest;
+          *to = lowest ? kLowest : (m + log2_approx(l)) * kLn2;
+        }
       }
 #pragma unroll
       for (int n = 0; n < kDv / 8; ++n) {

@@ -221,8 +221,8 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
   if (choice.splits > 1) {
     cost.memory.push_back(memory_part("partial O", Role::workspace, DType::float32,
                                       {choice.splits, p.query_rows(), sm80::padded(p.head_dim_v)}));
-    cost.memory.push_back(memory_part("partial LSE", Role::workspace, DType::float32,
-                                      {choice.splits, p.query_rows()}));
+    cost.memory.push_back(memory_part("partial m, l", Role::workspace, DType::float32,
+                                      {2, choice.splits, p.query_rows()}));
     partial =
         static_cast<double>(cost.memory.back().bytes + cost.memory[cost.memory.size() - 2].bytes);
   }
@@ -259,7 +259,7 @@ void fill(Args& args, const Problem& p, const sm80::Operands& operands) {
   }
 }
 
-/// O and LSE of each part to workspace.
+/// O, m and l of each part to workspace.
 void fill_parts(Args& args, const Problem& p, int splits, WorkspaceCutter& workspace) {
   const std::int64_t rows = p.query_rows(), width = sm80::padded(p.head_dim_v);
   const std::int64_t entry = p.packed ? 0 : p.heads_q * p.total_q;
@@ -267,7 +267,7 @@ void fill_parts(Args& args, const Problem& p, int splits, WorkspaceCutter& works
             1};
   args.o_vectors = true;
   args.o_split = rows * width;
-  args.lse = workspace.take<float>(splits * rows);
+  args.lse = workspace.take<float>(2 * splits * rows);
   args.lse_b = entry;
   args.lse_h = p.total_q;
   args.lse_s = 1;

@@ -129,8 +129,8 @@ struct Args {
   // split
   int splits = 1, blocks_per_split = 0;
   long long part_rows = 0;  ///< rows of all heads
-  float* o_part = nullptr;  ///< (split, row of all heads, padded Dv), lse_part (split, row)
-  float* lse_part = nullptr;
+  float* o_part = nullptr;  ///< (split, row of all heads, padded Dv)
+  float* m_part = nullptr;  ///< (split, row), and l behind it: (2, split, row)
   // pack_heads: row r of a warpgroup is query r >> pack_shift of head r % 2^pack_shift of the group
   int pack_shift = 0;
   // lengths

@@ -69,8 +69,8 @@ std::vector<MemoryPart> workspace_items(const Problem& p, const Config& config, 
   if (splits > 1) {
     items.push_back(memory_part("partial O", Role::workspace, DType::float32,
                                 {splits, sm90_query_rows(p), config.head_dim_v}));
-    items.push_back(
-        memory_part("partial LSE", Role::workspace, DType::float32, {splits, sm90_query_rows(p)}));
+    items.push_back(memory_part("partial m, l", Role::workspace, DType::float32,
+                                {2, splits, sm90_query_rows(p)}));
   }
   if (p.block_list.defined())
     TileListsMaker(p, 64 * config.warpgroups, config.block_n).add_memory(items);
@@ -156,7 +156,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
     args.part_rows = rows;
     args.blocks_per_split = decided.blocks_per_split;
     args.o_part = workspace.take<float>(splits * rows * config.head_dim_v);
-    args.lse_part = workspace.take<float>(splits * rows);
+    args.m_part = workspace.take<float>(2 * splits * rows);
   }
   const Kernel kernel = load_expressed(p, config, p.device.index, fwd_sm90_unit);
   const std::int64_t grid = std::min(args.tiles, sm80::kTypicalMultiprocessors);
@@ -169,7 +169,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   } else {
     launch_expressed<Args>(p, kernel, {.x = grid}, context.stream, args);
   }
-  if (split) combine_parts(p, args.o_part, args.lse_part, splits, context.stream);
+  if (split) combine_parts(p, args.o_part, args.m_part, splits, context.stream);
 }
 
 }  // namespace
