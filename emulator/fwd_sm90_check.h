@@ -116,9 +116,21 @@ bool check(const Case& c, bool drawn = false) {
     p.alibi_slopes.strides[0] = 0;
   }
 
+  std::unique_ptr<samples::Interpreted> of;
+  if (c.sample >= 0) {
+    of = std::make_unique<samples::Interpreted>(samples::kSamples[c.sample]);
+    p.score_function = of->problem.score_function;
+    p.mask_function = of->problem.mask_function;
+  }
   const auto seen = [&](int b, int i, int j) {
     const KeyRange range = p.visible_keys({0, c.queries[b], 0, c.keys[b]}, i);
-    return j >= range.begin && j < range.end;
+    // With functions a block is flagged full where they show all of it.
+    const auto shows = [&](int h) {
+      return of == nullptr || of->is_visible({b, h, i, j, c.queries[b], c.keys[b], 0.0});
+    };
+    bool all = j >= range.begin && j < range.end;
+    for (int h = 0; h < c.heads_q && all; ++h) all = shows(h);
+    return all;
   };
   BlockLists lists(c.blocks, batch, c.heads_q, static_cast<int>(p.seq_q), static_cast<int>(p.seq_k),
                    seen);
@@ -133,7 +145,8 @@ bool check(const Case& c, bool drawn = false) {
   if (known == nullptr) return false;
   const cuda::Sm90Tile& tile = *known;
   const bool split = c.splits > 1;
-  const Config config = cuda::sm90_config(p, tile, split);
+  Config config = cuda::sm90_config(p, tile, split);
+  if (c.sample >= 0) config.expressions = samples::expressions_of(c.sample, false);
   const int shift = cuda::sm90_pack_shift(p, tile);
   ListArgs args;
   const MadeLists made(p, tile.block_m(), tile.block_n);
@@ -153,7 +166,7 @@ bool check(const Case& c, bool drawn = false) {
     args.o_part = o_part.data();
     args.m_part = m_part.data();
   }
-  run_kernel<kConfigs>(config, args);
+  run_kernel<kConfigs>(config, args, cuda::captures_of(p));
   if (split) merge(c, args, config.head_dim_v, rows_q, o, lse);
 
   double o_error = 0.0, lse_error = 0.0;
@@ -161,9 +174,10 @@ bool check(const Case& c, bool drawn = false) {
     for (int h = 0; h < c.heads_q; ++h) {
       for (int i = 0; i < c.queries[b]; ++i) {
         const int entry = c.packed ? 0 : b, q_row = (c.packed ? cu_q[b] : 0) + i;
-        compare(c, lists, {entry, h, q_row, c.packed ? cu_k[b] : 0, i, c.queries[b], c.keys[b]}, q,
-                k, v, o, lse[(static_cast<std::size_t>(entry) * c.heads_q + h) * rows_q + q_row],
-                o_error, lse_error);
+        compare(c, lists, of.get(),
+                {entry, h, q_row, c.packed ? cu_k[b] : 0, i, c.queries[b], c.keys[b], b}, q, k, v,
+                o, lse[(static_cast<std::size_t>(entry) * c.heads_q + h) * rows_q + q_row], o_error,
+                lse_error);
       }
     }
   }

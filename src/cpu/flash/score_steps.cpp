@@ -5,6 +5,7 @@
 
 #include "cpu/micro/elements.h"
 #include "cpu/textbook/row_passes.h"
+#include "problem/listed_blocks.h"
 
 namespace tilewise::cpu {
 namespace {
@@ -22,7 +23,7 @@ ScoreSteps::ScoreSteps(const Problem& p)
     : problem_(p),
       passes_(score_passes(best_isa())),
       elementwise_(p.softcap != 0.0 || p.bias.defined() || p.alibi_slopes.defined() ||
-                   has_function() || p.mask.defined() || p.mask_function.defined()),
+                   has_function()),
       captures_(p) {
   if (p.dropout.p > 0.0) dropout_.emplace(p.dropout);
   const ExpressionOps& ops = expression_ops(best_isa());
@@ -62,9 +63,6 @@ void ScoreSteps::apply(const TilePlace& at, float* s, float* capped, float* prem
     }
     if (p.bias.defined()) mask_infinite_bias(at, s);  // whatever the function made of -inf
   }
-  if (p.mask.defined()) mask_elements(at, s);
-  if (mask_) mask_->hide(at, s);
-  mask_position(at, s);
 }
 
 template <class Use>
@@ -111,7 +109,7 @@ void ScoreSteps::add_alibi(const TilePlace& at, float* s) const {
   }
 }
 
-void ScoreSteps::mask_elements(const TilePlace& at, float* s) const {
+void ScoreSteps::hide_masked(const TilePlace& at, float* s) const {
   const Tensor& mask = problem_.mask;
   const std::int64_t stride = mask.strides[3];
   const std::int64_t cols = std::min<std::int64_t>(at.cols, length_left(at));
@@ -129,7 +127,34 @@ void ScoreSteps::mask_elements(const TilePlace& at, float* s) const {
   }
 }
 
-void ScoreSteps::mask_position(const TilePlace& at, float* s) const {
+void ScoreSteps::hide_unlisted(const TilePlace& at, float* s) const {
+  const BlockList& list = problem_.block_list;
+  const std::int64_t end = at.j0 + at.cols;
+  const auto hide_rows = [&](int r, int rows, std::int64_t from, std::int64_t to) {
+    for (; from < to && rows > 0; --rows, ++r) {
+      std::fill(s + r * at.ld + (from - at.j0), s + r * at.ld + (to - at.j0), kHidden);
+    }
+  };
+  for (int r = 0, rows = 0; r < at.rows; r += rows) {
+    const std::int64_t block = (at.i0 + r) / list.block_q;
+    rows = static_cast<int>(
+        std::min<std::int64_t>(at.rows - r, (block + 1) * list.block_q - at.i0 - r));
+    const ListedBlocks listed(list, at.b, at.h, block);
+    std::int64_t seen = at.j0;  // keys below it are done
+    for (std::int64_t n = listed.first_from(at.j0 / list.block_k); n < listed.count(); ++n) {
+      const std::int64_t begin = listed.block(n) * list.block_k;
+      if (begin >= end) break;
+      hide_rows(r, rows, seen, begin);
+      seen = std::min(end, begin + list.block_k);
+    }
+    hide_rows(r, rows, seen, end);
+  }
+}
+
+void ScoreSteps::hide(const TilePlace& at, float* s) const {
+  if (problem_.mask.defined()) hide_masked(at, s);
+  if (mask_) mask_->hide(at, s);
+  if (problem_.block_list.defined()) hide_unlisted(at, s);
   for (int r = 0; r < at.rows; ++r) {
     const KeyRange keys = problem_.visible_keys(at.sequence, at.i0 + r);
     const auto cols = static_cast<std::int64_t>(at.cols);

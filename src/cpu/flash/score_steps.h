@@ -20,7 +20,7 @@ class ScoreSteps {
  public:
   explicit ScoreSteps(const Problem& problem);
 
-  /// True when more than scale, position and length decides the logits.
+  /// True when logits are more than scale * q.k, of the keys that are seen.
   bool elementwise() const { return elementwise_; }
   bool has_dropout() const { return dropout_.has_value(); }
   /// 1 / (1 - p); 0 for p = 1. Only with dropout.
@@ -28,12 +28,12 @@ class ScoreSteps {
   /// True when backward needs the scores before the cap or the score function again.
   bool nonlinear() const { return problem_.softcap != 0.0 || has_function(); }
 
-  /// s: scale * q.k in, final logits out (hidden keys: -inf). For a nonlinear backward, `capped`
-  /// and `premod` (buffers like s, or null) receive cap(s) and the input of the score function.
-  /// With expressions rows have room for whole vectors, which is overwritten.
+  /// s: scale * q.k in, logits out, of hidden keys too: hide() comes next. For a nonlinear
+  /// backward, `capped` and `premod` (buffers like s, or null) receive cap(s) and the input of the
+  /// score function. With expressions rows have room for whole vectors, which is overwritten.
   void apply(const TilePlace& at, float* s, float* capped = nullptr, float* premod = nullptr) const;
-  /// Only the part of apply() that position and length decide: hidden keys become -inf.
-  void mask_position(const TilePlace& at, float* s) const;
+  /// Keys that position, length, mask or block list hide become -inf.
+  void hide(const TilePlace& at, float* s) const;
 
   /// ds: gradient of the logits in, gradient of (cap(s) + bias) out. That is dbias's contribution.
   /// p: P before dropout, 0 where a pair is hidden; read with a score expression, as room for whole
@@ -61,7 +61,8 @@ class ScoreSteps {
   void add_bias(const TilePlace& at, float* s) const;
   void mask_infinite_bias(const TilePlace& at, float* s) const;
   void add_alibi(const TilePlace& at, float* s) const;
-  void mask_elements(const TilePlace& at, float* s) const;
+  void hide_masked(const TilePlace& at, float* s) const;
+  void hide_unlisted(const TilePlace& at, float* s) const;
 
   const Problem& problem_;
   const ScorePasses& passes_;

@@ -6,6 +6,7 @@
 
 #include "cpu/flash/score_steps.h"
 #include "cpu/flash/tiles.h"
+#include "cpu/flash/visible.h"
 #include "cpu/micro/micro.h"
 #include "problem/problem.h"
 
@@ -75,9 +76,9 @@ class ScoreTileStep {
   void gradient_of_logits(const TilePlace& place, const Rows& known, const Scratch& scratch,
                           bool bias_only) const;
   /// Hidden keys and columns up to `padded` become -inf in p.
-  void mask_position(const TilePlace& place, int padded, float* p) const;
+  void hide(const TilePlace& place, int padded, float* p) const;
   const CaptureGradients& capture_gradients() const { return steps_.capture_gradients(); }
-  /// True when position alone decides what is seen, and nothing comes after the scores.
+  /// True when nothing comes between scores and P, or after it.
   bool plain() const { return !steps_.elementwise() && !steps_.has_dropout(); }
 
  private:

@@ -88,8 +88,8 @@ inline Float of_quarter(Float r, Signed quarter) {
   return (quarter & 2) != 0 ? -y : y;
 }
 
-/// sin(x + turn pi / 2). The angle is reduced in float64; the few past 2^28 are libm's.
-inline Float sine_of(Float x, int turn) {
+/// sin(x + turn pi / 2), the angle reduced in float64; the few past 2^28 are libm's.
+inline Float sine_of_large(Float x, int turn) {
   constexpr double kTwoOverPi = 0.63661977236758134308;
   constexpr double kHalfPiHigh = 1.57079632673412561417;  // 33 bits
   constexpr double kHalfPiLow = 6.07710050650619224932e-11;
@@ -117,6 +117,20 @@ inline Float sine_of(Float x, int turn) {
     out[lane] = turn == 0 ? __builtin_sinf(angle[lane]) : __builtin_cosf(angle[lane]);
   }
   return Lanes::load(out);
+}
+
+/// sin(x + turn pi / 2). Products of the parts of pi / 2 with up to 13 bits are exact. 1e-7.
+inline Float sine_of(Float x, int turn) {
+  constexpr float kMost = 8192.0F;
+  constexpr float kHalfPi[3] = {1.5703125F, 4.83751297e-4F, 7.54978995e-8F};
+  float angle[Lanes::kLanes];
+  Lanes::store(angle, x);
+  bool large = false;
+  for (const float value : angle) large |= !(value < kMost && value > -kMost);
+  if (large) return sine_of_large(x, turn);
+  const Float n = Lanes::round(x * 0.636619772F);
+  const Float r = ((x - n * kHalfPi[0]) - n * kHalfPi[1]) - n * kHalfPi[2];
+  return of_quarter(r, __builtin_convertvector(n, Signed) + turn);
 }
 
 /// |x| <= 1: x times a polynomial of x^2; below 4: 1 - 2^polynomial, fitted to log2 erfc. 1e-7.
@@ -168,23 +182,45 @@ inline float floor_remainder(float a, float b) {
 inline float power_of(float a, float b) { return __builtin_powf(a, b); }
 
 /// floor(a / b), by float64, whose quotient of two int32 is never rounded to a whole number that it
-/// is not.
+/// is not. Division by 0 gives any value.
 inline Signed floor_quotient(Signed a, Signed b) {
+#if defined(__AVX512F__)
+  constexpr int kFloor = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
+  const auto half = [](__m256i x, __m256i y) {
+    const __m512d quotient = _mm512_div_pd(_mm512_cvtepi32_pd(x), _mm512_cvtepi32_pd(y));
+    return _mm512_cvttpd_epi32(_mm512_roundscale_pd(quotient, kFloor));
+  };
+  const auto x = reinterpret_cast<__m512i>(a);
+  const auto y = reinterpret_cast<__m512i>(b);
+  const __m256i low = half(_mm512_castsi512_si256(x), _mm512_castsi512_si256(y));
+  const __m256i high = half(_mm512_extracti64x4_epi64(x, 1), _mm512_extracti64x4_epi64(y, 1));
+  return reinterpret_cast<Signed>(_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
+#elif defined(__AVX2__)
+  const auto half = [](__m128i x, __m128i y) {
+    return _mm256_cvttpd_epi32(
+        _mm256_floor_pd(_mm256_div_pd(_mm256_cvtepi32_pd(x), _mm256_cvtepi32_pd(y))));
+  };
+  const auto x = reinterpret_cast<__m256i>(a);
+  const auto y = reinterpret_cast<__m256i>(b);
+  const __m128i low = half(_mm256_castsi256_si128(x), _mm256_castsi256_si128(y));
+  const __m128i high = half(_mm256_extracti128_si256(x, 1), _mm256_extracti128_si256(y, 1));
+  return reinterpret_cast<Signed>(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
+#else
   int x[Lanes::kLanes];
   int y[Lanes::kLanes];
   __builtin_memcpy(x, &a, sizeof x);
   __builtin_memcpy(y, &b, sizeof y);
   for (int lane = 0; lane < Lanes::kLanes; ++lane) {
-    // -1 instead of 0: any value will do, but the conversion must not overflow.
-    const double divisor = y[lane] == 0 ? -1.0 : static_cast<double>(y[lane]);
+    const double divisor = y[lane] == 0 ? 1.0 : static_cast<double>(y[lane]);
     const double quotient = static_cast<double>(x[lane]) / divisor;
-    const double bounded = quotient > 2147483647.0 ? 2147483647.0 : quotient;
+    const double bounded = quotient > 2147483647.0 ? -2147483648.0 : quotient;  // it wraps
     const int whole = static_cast<int>(bounded);
     x[lane] = whole - (static_cast<double>(whole) > bounded ? 1 : 0);
   }
   Signed out;
   __builtin_memcpy(&out, x, sizeof out);
   return out;
+#endif
 }
 
 }  // namespace

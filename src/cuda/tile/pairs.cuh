@@ -112,6 +112,10 @@ struct FragmentPairs {
 
   /// On logits in the log2 domain: (F3) the bias is added, (F4) hidden scores are replaced.
   __forceinline__ void apply(Acc (&S)[kM][kN], const PairCorner& at, const Shown& shown) const {
+    add_to(S, at);
+    hide_from(S, at, shown);
+  }
+  __forceinline__ void add_to(Acc (&S)[kM][kN], const PairCorner& at) const {
     if constexpr (kBias) {
       // Two neighbours at once where all rows start at an even element.
       const u32 odd = offset<kSize>(tensors.bias, at, 0) / (kSize + !kBias) |
@@ -123,6 +127,8 @@ struct FragmentPairs {
       }
       if (at.query + kQueries > at.seq_q) hide_beyond(S, at);
     }
+  }
+  __forceinline__ void hide_from(Acc (&S)[kM][kN], const PairCorner& at, const Shown& shown) const {
     if constexpr (kMaskBits) {
       if (!shown.all) hide(S, shown);
     } else if constexpr (kKind.mask) {

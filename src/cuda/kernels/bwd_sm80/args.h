@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/tile/dropout_args.h"
+#include "cuda/tile/expression_args.h"
 #include "cuda/tile/sequences_args.h"
 #include "cuda/tile/types.h"
 
@@ -34,6 +35,7 @@ struct Config {
   bool exact = false;  ///< P and dS in two planes, where operands have one: small problems
   bool dropout = false;
   bool packed = false;                    ///< sequences beside each other: Args are RaggedArgs
+  tile::Expressions expressions;          ///< with any, Args are Expressed
   Gradients gradients = Gradients::both;  ///< both, unless with_dq is off and column_warps is 1
 
   /// Rows have a low part of lse2: where operands have two planes' accuracy, and under a bias,

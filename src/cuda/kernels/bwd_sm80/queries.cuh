@@ -8,6 +8,7 @@
 /// bwd_sm80/README.md.
 #pragma once
 
+#include "cuda/kernels/bwd_sm80/expressions.cuh"
 #include "cuda/kernels/bwd_sm80/queries_args.h"
 #include "cuda/kernels/bwd_sm80/sequences.cuh"
 #include "cuda/tile/dropout.cuh"
@@ -40,9 +41,10 @@ struct QueryGradient {
   using Kept = KeptPairs<kConfig.dropout, false, kM, kN>;
   using Pairs = FragmentPairs<kConfig.pairs, false, kM, kN>;
   /// Scores become logits less lse2 before they become probabilities.
-  static constexpr bool kLogits = kConfig.modified || kConfig.pairs.any();
+  static constexpr bool kLogits =
+      kConfig.modified || kConfig.pairs.any() || kConfig.expressions.any();
+  static constexpr int kScore = kConfig.expressions.score;
   static constexpr bool kMoves = kConfig.pairs.bias != BiasType::none;  ///< refine moves lse2
-
   const Args& args;
   const int thread, warp, lane;
   const int batch, head, head_k, row, seq_k;  ///< row: of the block
@@ -50,6 +52,7 @@ struct QueryGradient {
   const Diagonals diagonals;
   const u32 shared;
   float q_scale = 1.0F, do_scale = 1.0F;
+  const Captures* captures = nullptr;  ///< of expressions
   float lse2[2 * kM], low[2 * kM], delta[2 * kM];
   Acc dQ[kM][kD / 8];
 
@@ -123,7 +126,6 @@ struct QueryGradient {
   __forceinline__ PairCorner corner(int key) const {
     return {batch, head, warp_row(), key, args.seq_q, seq_k};
   }
-
   __forceinline__ i64 key_scale_index(int key) const {
     return (static_cast<i64>(batch) * (args.heads_q / args.group) + head_k) * args.k_scale_blocks +
            key / kScaleRows;
@@ -190,8 +192,13 @@ struct QueryGradient {
         logits(S, G, k_scale * q_scale, key, shown);
         load_pairs();
         if (masked) mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
-        score_gradients(S, dP, 1.0F, v_scale * do_scale, masked || kConfig.pairs.any());
-        if constexpr (kConfig.modified) multiply_each(dP, G);
+        constexpr bool kHides = kConfig.pairs.any() || kConfig.expressions.any();
+        score_gradients(S, dP, 1.0F, v_scale * do_scale, masked || kHides);
+        if constexpr (kScore != 0) {
+          multiply_where_set(dP, G);
+        } else if constexpr (kConfig.modified) {
+          multiply_each(dP, G);
+        }
       } else {
         float scale = args.scale_log2;
         if constexpr (kConfig.scaled) {
@@ -221,24 +228,48 @@ struct QueryGradient {
                               const typename Pairs::Shown& shown) const {
     const ScoreModification mod(args, factor, batch, head);
     const int shift = seq_k - args.seq_q;
+    if constexpr (kScore != 0) {
+      bwd_sm80::score_function<kConfig, false>(S, G, mod, pairs(), corner(key), *captures,
+                                               opaque(lane));
+      subtract_lse2(S);
+    } else {
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int n = 0; n < kN; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            float& s = S[m][n][e];
+            if constexpr (kConfig.modified) {
+              const int i = warp_row() + 16 * m + lane / 4 + 8 * (e / 2);
+              const int j = key + 8 * n + 2 * (lane % 4) + e % 2;
+              s = mod.logit(s, i + shift - j, lse2[2 * m + e / 2], G[m][n][e]);
+            } else {
+              s = __fmaf_rn(s, mod.scale * kLog2e, -lse2[2 * m + e / 2]);
+            }
+          }
+        }
+      }
+      if constexpr (kConfig.pairs.any()) pairs().add_to(S, corner(key));
+    }
+    hide(S, key, shown);
+  }
+  __forceinline__ void subtract_lse2(Acc (&S)[kM][kN]) const {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          float& s = S[m][n][e];
-          if constexpr (kConfig.modified) {
-            const int i = warp_row() + 16 * m + lane / 4 + 8 * (e / 2);
-            const int j = key + 8 * n + 2 * (lane % 4) + e % 2;
-            s = mod.logit(s, i + shift - j, lse2[2 * m + e / 2], G[m][n][e]);
-          } else {
-            s = __fmaf_rn(s, mod.scale * kLog2e, -lse2[2 * m + e / 2]);
-          }
-        }
+        for (int e = 0; e < 4; ++e) S[m][n][e] = less_lse2(S[m][n][e], lse2[2 * m + e / 2]);
       }
     }
-    if constexpr (kConfig.pairs.any()) pairs().apply(S, corner(key), shown);
+  }
+  /// (F4) What bool mask and mask function hide becomes -inf.
+  __forceinline__ void hide(Acc (&S)[kM][kN], int key, const typename Pairs::Shown& shown) const {
+    if constexpr (kConfig.pairs.any()) pairs().hide_from(S, corner(key), shown);
+    if constexpr (kConfig.expressions.mask != 0) {
+      apply_mask_function<kConfig.expressions.mask, false>(S, corner(key), *captures, opaque(lane));
+    }
   }
 
   // ---- refine
@@ -438,8 +469,10 @@ struct Work {
   QueryGradient<kConfig> block;
   BlockRange range;
 
-  __forceinline__ Work(const Args& args, u32 shared, const TileIndex& tile)
+  __forceinline__ Work(const Args& args, u32 shared, const TileIndex& tile,
+                       const Captures* captures = nullptr)
       : block(args, shared, tile, keys_of(args, tile.pair / args.heads_q)) {
+    block.captures = captures;
     const int row_end = min(block.row + kConfig.block_m, args.seq_q);
     range = key_blocks<kConfig.block_n>(block.diagonals, block.row, row_end, block.seq_k);
     if constexpr (kConfig.split) {
@@ -450,51 +483,54 @@ struct Work {
 };
 
 template <Config kConfig>
-__forceinline__ void differentiate(const Args& args, const TileIndex& tile) {
+__forceinline__ void differentiate(const Args& args, const TileIndex& tile,
+                                   const Captures* captures) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  Work<kConfig> work(args, shared_address(shared), tile);
+  Work<kConfig> work(args, shared_address(shared), tile, captures);
   if (work.range.begin < work.range.end) work.block.run(work.range);
   let_next_start();
   work.block.finish();
 }
 
-template <Config kConfig>
-__forceinline__ void kernel(const Args& args) {
-  const TileIndex tile = tile_index(args.order, blockIdx.x);
-  wait_for_previous();  // for packed operands, lse2 and delta
-  differentiate<kConfig>(args, tile);
-}
-
-template <Config kConfig>
-__forceinline__ void kernel(const RaggedArgs& ragged) {
-  Args args = ragged.args;
-  TileIndex tile = tile_index(args.order, blockIdx.x);
-  wait_for_previous();  // for packed operands, lse2 and delta
-  if (bwd_sm80::enter_queries<kConfig>(ragged, args, tile)) differentiate<kConfig>(args, tile);
-}
-
 /// What rounding took from lse2 and delta. Rows whose lse2 is small may keep what bwd_delta wrote.
 template <Config kConfig>
-__forceinline__ void refine(const Args& args, const TileIndex& tile) {
+__forceinline__ void refine_tile(const Args& args, const TileIndex& tile,
+                                 const Captures* captures) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  Work<kConfig> work(args, shared_address(shared), tile);
+  Work<kConfig> work(args, shared_address(shared), tile, captures);
   constexpr bool kMayLeave = kConfig.planes == 2 || kConfig.pairs.bias != BiasType::none;
   if (!kMayLeave || __syncthreads_or(work.block.is_coarse())) work.block.refine(work.range);
 }
 
-template <Config kConfig>
-__forceinline__ void refine(const Args& args) {
-  const TileIndex tile = tile_index(args.order, blockIdx.x);
-  wait_for_previous();  // for packed operands and lse2
-  refine<kConfig>(args, tile);
+/// Calls `compute` with the arguments and the tile of a block, a packed sequence's own ones.
+template <Config kConfig, class AnyArgs, class Compute>
+__forceinline__ void with_tile(const AnyArgs& any, Compute compute) {
+  if constexpr (kConfig.packed) {
+    const RaggedArgs& ragged = plain_args(any);
+    Args args = ragged.args;
+    TileIndex tile = tile_index(args.order, blockIdx.x);
+    wait_for_previous();  // for packed operands, lse2 and delta
+    if (bwd_sm80::enter_queries<kConfig>(ragged, args, tile)) compute(args, tile);
+  } else {
+    const Args& args = plain_args(any);
+    const TileIndex tile = tile_index(args.order, blockIdx.x);
+    wait_for_previous();  // for packed operands, lse2 and delta
+    compute(args, tile);
+  }
 }
 
-template <Config kConfig>
-__forceinline__ void refine(const RaggedArgs& ragged) {
-  Args args = ragged.args;
-  TileIndex tile = tile_index(args.order, blockIdx.x);
-  wait_for_previous();  // for packed operands and lse2
-  if (bwd_sm80::enter_queries<kConfig>(ragged, args, tile)) refine<kConfig>(args, tile);
+template <Config kConfig, class AnyArgs>
+__forceinline__ void kernel(const AnyArgs& any) {
+  with_tile<kConfig>(any, [&](const Args& args, const TileIndex& tile) {
+    differentiate<kConfig>(args, tile, captures_of(any));
+  });
+}
+
+template <Config kConfig, class AnyArgs>
+__forceinline__ void refine(const AnyArgs& any) {
+  with_tile<kConfig>(any, [&](const Args& args, const TileIndex& tile) {
+    refine_tile<kConfig>(args, tile, captures_of(any));
+  });
 }
 
 }  // namespace tilewise::bwd_dq_sm80

@@ -13,6 +13,7 @@ namespace tilewise::cuda::bwd_tiles {
 using bwd_sm80::Args;
 using bwd_sm80::Config;
 using bwd_sm80::Gradients;
+using bwd_sm80::RaggedArgs;
 
 /// A tile that was found good: see bwd_sm80/README.md.
 struct Tile {
@@ -48,6 +49,9 @@ enum class Launch { all, keys, queries };
 Config make_config(const Problem& p, const Tile& tile, Launch launch, bool split, int limit_kib);
 int shared_bytes(const Config& c);
 int query_shared_bytes(const Config& c);
+
+/// The arguments of packed sequences.
+RaggedArgs ragged_args(const Problem& p, const Args& args);
 
 KernelUnit key_unit(const Config& c, int min_blocks);
 KernelUnit query_unit(const Config& c, int min_blocks);

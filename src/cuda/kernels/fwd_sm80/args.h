@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/tile/dropout_args.h"
+#include "cuda/tile/expression_args.h"
 #include "cuda/tile/sequences_args.h"
 #include "cuda/tile/types.h"
 
@@ -24,8 +25,9 @@ struct Config {
   tile::PairKind pairs;     ///< a bias or a bool mask
   bool split = false;       ///< keys in parts: O and LSE of each part to float32 workspace
   bool dropout = false;
-  bool packed = false;  ///< sequences beside each other
-  bool paged = false;   ///< K and V through a page table
+  bool packed = false;            ///< sequences beside each other
+  bool paged = false;             ///< K and V through a page table
+  tile::Expressions expressions;  ///< with any, Args are Expressed
 
   constexpr bool ragged() const { return packed || paged; }  ///< Args are RaggedArgs
   bool operator==(const Config&) const = default;

@@ -7,6 +7,7 @@
 #include "cuda/driver/device.h"
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
+#include "cuda/host/expressions.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/fwd_sm90/fill.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
@@ -35,7 +36,8 @@ std::string fwd_sm90_refusal(const Problem& p, const Hardware& machine) {
     return std::string(dtype_name(p.dtype)) +
            " is not supported by this kernel (bfloat16, float16)";
   }
-  std::string reason = sm80::refusal(p, machine, {.packed = true, .lists = true});
+  std::string reason =
+      sm80::refusal(p, machine, {.packed = true, .lists = true, .expressions = true});
   if (!reason.empty()) return reason;
   if (p.block_list.defined()) reason = tile_lists_refusal(p);
   if (!reason.empty()) return reason;
@@ -156,16 +158,16 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
     args.o_part = workspace.take<float>(splits * rows * config.head_dim_v);
     args.m_part = workspace.take<float>(2 * splits * rows);
   }
-  const Kernel kernel = sm80::load_config(config, p.device.index, fwd_sm90_unit);
+  const Kernel kernel = load_expressed(p, config, p.device.index, fwd_sm90_unit);
   const std::int64_t grid = std::min(args.tiles, sm80::kTypicalMultiprocessors);
   if (p.block_list.defined()) {
     TileListsMaker maker(p, 64 * config.warpgroups, config.block_n);
     maker.take(workspace);
     args.lists = maker.lists();
     maker.make(context.stream);
-    launch(kernel, sm80::following(grid, p.device.index), context.stream, args);
+    launch_expressed(p, kernel, sm80::following(grid, p.device.index), context.stream, args);
   } else {
-    launch<Args>(kernel, {.x = grid}, context.stream, args);
+    launch_expressed<Args>(p, kernel, {.x = grid}, context.stream, args);
   }
   if (split) combine_parts(p, args.o_part, args.m_part, splits, context.stream);
 }
