@@ -319,6 +319,8 @@ Case random_list_case(std::uint64_t seed, std::int64_t index) {
   if (draw.percent(15))
     blocks.dense_row = draw.between(0, std::max<std::int64_t>(c.seq_q - 1, 0) / blocks.block_q);
   c.blocks = blocks;
+  // Pages that nobody may read would be those that are read.
+  if (c.page_size > 0 && c.layout == Layout::expanded) c.layout = Layout::padded;
   if (c.packed) c.packed->give_max = true;  // as many rows of blocks as the list has
   return c;
 }

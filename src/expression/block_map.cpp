@@ -281,4 +281,13 @@ BlockMap make_block_map(const Problem& p, const Function& mask, std::int64_t blo
   return map;
 }
 
+double count_mapped_pairs(const Problem& p) {
+  const bool listed = p.block_list.defined();
+  const BlockMap map = make_block_map(p, p.mask_function, listed ? p.block_list.block_q : kMapBlock,
+                                      listed ? p.block_list.block_k : kMapBlock);
+  Problem mapped = p;
+  mapped.block_list = map.list();
+  return count_listed_pairs(mapped);
+}
+
 }  // namespace tilewise::expression

@@ -9,6 +9,9 @@
 
 namespace tilewise::expression {
 
+/// Rows and keys of a block where nobody asks for others.
+inline constexpr std::int64_t kMapBlock = 64;
+
 /// A block list with its memory.
 struct BlockMap {
   std::int64_t batch = 1, heads = 1, query_blocks = 0;  ///< axes of row_offsets; 1: for all
@@ -27,5 +30,9 @@ struct BlockMap {
 /// problem's bool mask is not looked at. Throws OutOfMemory past 2^31 entries.
 BlockMap make_block_map(const Problem& problem, const Function& mask, std::int64_t block_q,
                         std::int64_t block_k);
+
+/// Pairs of all batch entries and heads in the blocks that a problem's mask expression leaves, by
+/// position and length too: what tiled kernels work out.
+double count_mapped_pairs(const Problem& problem);
 
 }  // namespace tilewise::expression

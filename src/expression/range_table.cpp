@@ -101,6 +101,7 @@ Range RangeTable::range_of(const Bounds& bounds) const {
 }
 
 Range RangeTable::over(std::span<const Range> indices) const {
+  if (t_.numel() == 0) return anything(type_);  // only where there are no pairs
   std::array<Stretch, Tensor::kMaxRank> box{};
   std::int64_t lines = 1;
   for (std::size_t axis = 0; axis < indices.size(); ++axis) {

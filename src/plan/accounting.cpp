@@ -143,7 +143,8 @@ double listed_bound(const Problem& p) {
 
 double visible_pairs(const Problem& p) {
   const double pairs = positional_pairs(p);
-  return p.block_list.defined() ? std::min(pairs, listed_bound(p)) : pairs;
+  const bool listed = p.block_list.defined() || p.listed_pairs >= 0.0;
+  return listed ? std::min(pairs, listed_bound(p)) : pairs;
 }
 
 double attention_flops(const Problem& p) { return attention_flops(p, visible_pairs(p)); }

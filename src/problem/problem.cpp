@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "expression/block_map.h"
 #include "problem/arguments.h"
 #include "problem/blocks.h"
 #include "problem/expressions.h"
@@ -265,6 +266,16 @@ void require_spec_data(const AttentionSpec& s) {
                 {"block_list.block_full", &s.block_list.block_full}});
 }
 
+/// True when the blocks that a mask expression leaves can be told here, for the kernels that skip
+/// the others.
+bool can_map(const Problem& p) {
+  if (!p.mask_function.defined() || p.device.type != DeviceType::cpu) return false;
+  const auto readable = [](const Tensor& t) { return !t.defined() || t.data != nullptr; };
+  return std::all_of(p.mask_function.captures.begin(), p.mask_function.captures.end(), readable) &&
+         readable(p.key_lengths) && readable(p.cu_seqlens_q) && readable(p.cu_seqlens_k) &&
+         readable(p.block_list.row_offsets) && readable(p.block_list.block_index);
+}
+
 template <class Tensors>
 Problem begin_problem(const Tensors& t, const AttentionSpec& spec, Pass pass, Purpose purpose) {
   Problem p;
@@ -280,6 +291,7 @@ Problem begin_problem(const Tensors& t, const AttentionSpec& spec, Pass pass, Pu
   take_sizes(p, t.q, t.k, t.v, spec);
   const Tensor q_rows = p.q;  // before packing changes strides; sizes are the tensors' own
   take_spec(p, spec);
+  if (purpose == Purpose::plan && can_map(p)) p.listed_pairs = expression::count_mapped_pairs(p);
   const Access access = pass == Pass::forward ? Access::write : Access::read;
   p.o = take_values(p, "o", t.o, q_rows, p.head_dim_v, access);
   if (t.lse.defined()) p.lse = take_statistics(p, "lse", t.lse);

@@ -44,7 +44,7 @@ bool scales_in_exponent(const Problem& p, const ScoreSteps& steps) {
 bool takes_one_pass(const Problem& p, const Bf16Micro& products) {
   const ScoreSteps steps(p);
   return products.attend != nullptr && scales_in_exponent(p, steps) && !steps.has_dropout() &&
-         (!has_element_mask(p) || p.block_list.defined());
+         (!has_element_mask(p) || p.block_list.block_q > 0);
 }
 
 /// Padded sizes and the layout of the workspace.

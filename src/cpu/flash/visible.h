@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cpu/flash/score_steps.h"
+#include "cpu/flash/tile_place.h"
 #include "problem/problem.h"
 
 namespace tilewise::cpu {

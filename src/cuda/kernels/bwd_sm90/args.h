@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/kernels/fwd_sm90/args.h"
+#include "cuda/tile/expression_args.h"
 #include "cuda/tile/hopper/tensor_map.h"
 #include "cuda/tile/types.h"
 
@@ -35,8 +36,15 @@ struct Config {
   bool half_registers = false;  ///< wide: half of K's and V's columns is held in registers
   Lengths lengths = Lengths::dense;  ///< that the device must look up: then Args are RaggedArgs
   Lists lists = Lists::none;         ///< of tiles of queries: then Args are ListArgs
+  /// With any, Args are Expressed; beside a score function modified.
+  tile::Expressions expressions;
+  bool gated = false;  ///< the slope of the score function is not 1
   bool operator==(const Config&) const = default;
 
+  /// The slope of scores is kept until dS is made.
+  constexpr bool gates() const { return softcap || gated; }
+  /// Bytes of a slope in shared memory.
+  constexpr int gate_bytes() const { return gated && exact ? 4 : 2; }
   /// Columns of the sums of dQ: whole panels.
   constexpr int columns_dq() const { return (head_dim + 63) / 64 * 64; }
   /// Head dims above 128: the warpgroups share 64 keys and divide the products instead; dQ is left
@@ -76,7 +84,7 @@ struct SharedPlan {
                  : c.half_registers ? k_stage
                                     : 0)),
         gate(dq + c.dq_warps() * dq_warp),
-        offset(gate + (c.softcap && !c.wide() ? 256 * c.block_m : 0)),
+        offset(gate + (c.gates() && !c.wide() ? 128 * c.gate_bytes() * c.block_m : 0)),
         delta(offset + c.q_stages * c.block_m * 4),
         barriers(delta + c.do_stages * c.block_m * 4),
         slots(barriers +
