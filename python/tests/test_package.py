@@ -95,7 +95,8 @@ def test_options_reach_the_spec_under_their_names(monkeypatch: pytest.MonkeyPatc
     options = {name: name for name in inspect.signature(make).parameters if name not in MADE}
     with pytest.raises(StopIteration):
         tilewise.attention(None, None, None, **{**options, "dropout_p": 0.0})
-    assert seen == {**options, "dropout_p": 0.0, "seed": None}
+    made = {"seed": None, "score_expression": "", "mask_expression": "", "captures": ()}
+    assert seen == {**options, "dropout_p": 0.0, **made}
 
 
 def _alone(code: str) -> str:

@@ -132,6 +132,10 @@ def attention(
     RuntimeError.
     """
     backend = _torch_backend(q) or _arrays
+    if score_mod is None and mask_mod is None:
+        score, mask_text, captures = "", "", ()
+    else:
+        score, mask_text, captures = _traced(q, score_mod, mask_mod)
     spec = make_spec(
         causal,
         window,
@@ -155,7 +159,9 @@ def attention(
         layout,
         implementation,
         kernel,
-        *(() if score_mod is None and mask_mod is None else _traced(q, score_mod, mask_mod)),
+        score,
+        mask_text,
+        captures,
     )
     if fallback is None:
         o, lse = backend.attention(q, k, v, spec, return_lse)

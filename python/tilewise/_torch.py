@@ -423,7 +423,7 @@ def attention(
         or _requires_grad(bias)
         or _requires_grad(sinks)
         or _requires_grad(slopes)
-        or any(t.requires_grad for t in spec[CAPTURES])
+        or (spec[CAPTURES] and any(t.requires_grad for t in spec[CAPTURES]))
     )
     if recorded:
         made = _record(q, k, v, bias, sinks, slopes, spec, return_lse, *spec[CAPTURES])
