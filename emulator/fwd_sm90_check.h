@@ -120,7 +120,7 @@ void check(const Case& c) {
   const Config config = cuda::sm90_config(p, tile, split);
   const int shift = cuda::sm90_pack_shift(p, tile);
   ListArgs args;
-  const MadeLists made(p, tile.block_m(), tile.block_n);
+  const MadeLists made(p, tile.block_m(), tile.block_n, config.lists);
   args.lists = made.lists;
   cuda::sm90_fill(args, p, config, shift, set_map);
   args.order = cuda::sm90_order(p, config, tile.block_m() >> shift, c.splits);
