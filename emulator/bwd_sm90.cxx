@@ -62,6 +62,16 @@ void check_ragged() {
   check<ragged(exact(masked(k128, Mask::right)), kPacked)>(
       "packed, dim 128, exact dS, causal, delta given, 3 blocks",
       of({.high = 1, .d_lse = true, .given_delta = true, .tail = 3, .blocks = 3}, 128), kExact);
+  // More offsets than shared memory has room for.
+  std::vector<int> many(100, 1);
+  many[40] = 130, many[99] = 70;
+  constexpr Config kCrowded = ragged(one_k(with_softcap(masked(k64, Mask::right))), kPacked);
+  static_assert(SharedPlan(kCrowded).kept < 2 * 102 * 4 &&
+                SharedPlan(ragged(k64, kPacked)).kept > 4 * 102 * 4);
+  check<kCrowded>("packed, dim 64, softcap, 100 sequences",
+                  {.high = 1, .softcap = 2.0F, .queries = many, .keys = many, .blocks = 3}, kBf16);
+  check<ragged(k64, kPacked)>("packed, dim 64, 100 sequences, 3 blocks",
+                              {.queries = many, .keys = many, .tail = 3, .blocks = 3}, kBf16);
   const std::vector<int> lengths = {200, 0, 77};
   check<ragged(k64, kKeys)>("key lengths, dim 64", {.batch = 3, .keys = lengths, .blocks = 2},
                             kBf16);
@@ -190,6 +200,31 @@ int main() {
                                           .section_heads = 2,
                                           .parts = 3},
                                          kBf16);
+  // A key head's query heads in several jobs; sections end inside a group.
+  check<split(masked(k128, Mask::right), 128)>("dim 128, causal, 2 sharers of 4 heads, 3 blocks",
+                                               {.heads_q = 8,
+                                                .heads_k = 2,
+                                                .seq_q = 200,
+                                                .seq_k = 300,
+                                                .dim = 128,
+                                                .dim_v = 128,
+                                                .high = 101,
+                                                .blocks = 3,
+                                                .section_heads = 3,
+                                                .sharers = 2},
+                                               kBf16);
+  check<deterministic(split(masked(k64, Mask::right), 256))>(
+      "dim 64, causal, 3 sharers, deterministic, 3 blocks",
+      {.batch = 2,
+       .heads_q = 6,
+       .heads_k = 2,
+       .seq_q = 300,
+       .seq_k = 300,
+       .high = 1,
+       .last_first = true,
+       .blocks = 3,
+       .sharers = 3},
+      kBf16);
   check<exact(k64)>("dim 64, exact dS, 2 blocks", {.heads_q = 2, .heads_k = 2, .blocks = 2},
                     kExact);
   check<exact(masked(k128, Mask::right))>(

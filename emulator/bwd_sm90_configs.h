@@ -13,10 +13,13 @@ constexpr Config k64 = {.head_dim = 64,
                         .v_registers = true};
 constexpr Config k128 = {.block_m = 64, .k_stages = 2, .fold_lse = true};
 
-constexpr Config plain(Config c) {
-  c.fold_lse = c.v_registers = false;
+constexpr Config one_k(Config c) {
   c.k_stages = 1;
   return c;
+}
+constexpr Config plain(Config c) {
+  c.fold_lse = c.v_registers = false;
+  return one_k(c);
 }
 constexpr Config exact(Config c) {
   c.block_m = 64;
@@ -34,6 +37,7 @@ constexpr Config deterministic(Config c) {
   return c;
 }
 
+using bwd_sm90::SharedPlan;
 constexpr double kBf16 = 1.2e-2, kFp16 = 1.5e-3;
 constexpr double kExact = 4e-3;  // half a bf16 step of the result, P rounded for dV
 

@@ -38,7 +38,8 @@ void merge(const Case& c, const Args& args, int padded, int rows_q, Rows& o,
     double total = 0.0;
     std::vector<double> sum(static_cast<std::size_t>(c.dim_v));
     for (int part = 0; part < args.splits; ++part) {
-      const double weight = std::exp(double(args.lse_part[part * args.part_rows + row]));
+      const float* m = args.m_part + part * args.part_rows + row;
+      const double weight = std::exp2(double(*m)) * m[args.splits * args.part_rows];
       if (weight == 0.0) continue;
       total += weight;
       for (int d = 0; d < c.dim_v; ++d) {
@@ -102,9 +103,21 @@ void check(const Case& c) {
     p.alibi_slopes.strides[0] = 0;
   }
 
+  std::unique_ptr<samples::Interpreted> of;
+  if (c.sample >= 0) {
+    of = std::make_unique<samples::Interpreted>(samples::kSamples[c.sample]);
+    p.score_function = of->problem.score_function;
+    p.mask_function = of->problem.mask_function;
+  }
   const auto seen = [&](int b, int i, int j) {
     const KeyRange range = p.visible_keys({0, c.queries[b], 0, c.keys[b]}, i);
-    return j >= range.begin && j < range.end;
+    // With functions a block is flagged full where they show all of it.
+    const auto shows = [&](int h) {
+      return of == nullptr || of->is_visible({b, h, i, j, c.queries[b], c.keys[b], 0.0});
+    };
+    bool all = j >= range.begin && j < range.end;
+    for (int h = 0; h < c.heads_q && all; ++h) all = shows(h);
+    return all;
   };
   BlockLists lists(c.blocks, batch, c.heads_q, static_cast<int>(p.seq_q), static_cast<int>(p.seq_k),
                    seen);
@@ -117,7 +130,8 @@ void check(const Case& c) {
   }
   const cuda::Sm90Tile& tile = pick_tile(c, p);
   const bool split = c.splits > 1;
-  const Config config = cuda::sm90_config(p, tile, split);
+  Config config = cuda::sm90_config(p, tile, split);
+  if (c.sample >= 0) config.expressions = samples::expressions_of(c.sample, false);
   const int shift = cuda::sm90_pack_shift(p, tile);
   ListArgs args;
   const MadeLists made(p, tile.block_m(), tile.block_n, config.lists);
@@ -127,17 +141,17 @@ void check(const Case& c) {
   args.tiles = args.order.blocks * args.order.heads;
   unsigned long long word = 0x123456789abcdefULL;
   args.counter = {&word, 77};
-  std::vector<float> o_part, lse_part;
+  std::vector<float> o_part, m_part;
   if (split) {
     args.splits = c.splits;
     args.part_rows = static_cast<long>(entries) * c.heads_q * rows_q;
     args.blocks_per_split = cuda::sm90_blocks_per_split(p, config.block_n, c.splits);
     o_part.assign(static_cast<std::size_t>(c.splits * args.part_rows * config.head_dim_v), NAN);
-    lse_part.assign(static_cast<std::size_t>(c.splits * args.part_rows), NAN);
+    m_part.assign(static_cast<std::size_t>(2 * c.splits * args.part_rows), NAN);
     args.o_part = o_part.data();
-    args.lse_part = lse_part.data();
+    args.m_part = m_part.data();
   }
-  run_kernel<kConfigs>(config, args);
+  run_kernel<kConfigs>(config, args, cuda::captures_of(p));
   if (split) merge(c, args, config.head_dim_v, rows_q, o, lse);
 
   double o_error = 0.0, lse_error = 0.0;
@@ -145,9 +159,10 @@ void check(const Case& c) {
     for (int h = 0; h < c.heads_q; ++h) {
       for (int i = 0; i < c.queries[b]; ++i) {
         const int entry = c.packed ? 0 : b, q_row = (c.packed ? cu_q[b] : 0) + i;
-        compare(c, lists, {entry, h, q_row, c.packed ? cu_k[b] : 0, i, c.queries[b], c.keys[b]}, q,
-                k, v, o, lse[(static_cast<std::size_t>(entry) * c.heads_q + h) * rows_q + q_row],
-                o_error, lse_error);
+        compare(c, lists, of.get(),
+                {entry, h, q_row, c.packed ? cu_k[b] : 0, i, c.queries[b], c.keys[b], b}, q, k, v,
+                o, lse[(static_cast<std::size_t>(entry) * c.heads_q + h) * rows_q + q_row], o_error,
+                lse_error);
       }
     }
   }

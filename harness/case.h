@@ -96,7 +96,8 @@ struct BlocksCase {
   std::int64_t block_q = 0, block_k = 0;
   bool per_batch = false, per_head = false;
   double density = 1.0;
-  bool full_flags = false;  ///< flag the blocks that no other mask touches
+  bool full_flags = false;      ///< flag the blocks that no other mask touches
+  std::int64_t dense_row = -1;  ///< a row of blocks that lists every key block; -1: none
   bool operator==(const BlocksCase&) const = default;
 };
 
@@ -115,6 +116,18 @@ struct Poke {
   std::array<std::int64_t, 4> begin{}, end{};  ///< end -1 = to the last
   double value = 0.0;
   bool operator==(const Poke&) const = default;
+};
+
+/// Captured tensors that a case may have.
+constexpr std::size_t kMaxCaptures = 8;
+
+/// A tensor that the case's expressions capture.
+struct CaptureCase {
+  std::string name;
+  DType dtype = DType::float32;
+  std::vector<std::string> sizes;  ///< formulas of B, Hq, Hk, Sq, Sk
+  std::string content;  ///< a fill, or a formula of the element's index; empty = the default
+  bool operator==(const CaptureCase&) const = default;
 };
 
 // The order is the reader's. NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding)
@@ -144,6 +157,8 @@ struct Case {
     wave,      ///< x + sin(x) / 2
   };
   ScoreModKind score_mod = ScoreModKind::none;
+  std::string score_expression, mask_expression;  ///< formulas; empty = none
+  std::vector<CaptureCase> captures;
   Dropout dropout;
   std::vector<std::int64_t> key_lengths;
   std::optional<PackedCase> packed;
@@ -182,6 +197,8 @@ std::vector<Case> read_case_file(const std::string& path);
 /// The index-th random small problem of a seed: sizes up to 300 rows and 256 columns, every type
 /// but float64, masks, score options, strides. The same on every machine.
 Case random_case(std::uint64_t seed, std::int64_t index);
+/// The same problem with a random block list: blocks of 1 to 320 rows and keys.
+Case random_list_case(std::uint64_t seed, std::int64_t index);
 
 /// The folder of the case files: TILEWISE_CASES_DIR in the environment, else `fallback`.
 std::string cases_dir(std::string_view fallback);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "harness/case_captures.h"
 #include "harness/case_text.h"
 
 namespace tilewise {
@@ -41,7 +42,8 @@ std::string bias_text(const BiasCase& bias, bool packed) {
 std::string blocks_text(const BlocksCase& blocks) {
   return std::to_string(blocks.block_q) + "," + std::to_string(blocks.block_k) + ":" +
          (blocks.per_batch ? "b," : "1,") + (blocks.per_head ? "h" : "1") + ":" +
-         number(blocks.density) + (blocks.full_flags ? ":full" : "");
+         number(blocks.density) + (blocks.full_flags ? ":full" : "") +
+         (blocks.dense_row >= 0 ? ":row=" + std::to_string(blocks.dense_row) : "");
 }
 
 std::string packed_text(const PackedCase& packed) {
@@ -121,6 +123,7 @@ std::string masks_text(const Case& c) {
   }
   if (c.window.left || c.window.right) text += " window=" + window_text(c.window);
   if (c.mask) text += " mask=" + mask_text(*c.mask, c.packed.has_value());
+  if (!c.mask_expression.empty()) text += " mask_expr='" + c.mask_expression + "'";
   if (c.blocks) text += " blocks=" + blocks_text(*c.blocks);
   if (!c.key_lengths.empty()) text += " lengths=" + integers(c.key_lengths);
   if (c.page_size != 0) text += " paged=" + std::to_string(c.page_size);
@@ -139,6 +142,8 @@ std::string scores_text(const Case& c) {
   if (c.score_mod != Case::ScoreModKind::none) {
     text += " mod=" + std::string(name(kScoreMods, c.score_mod));
   }
+  if (!c.score_expression.empty()) text += " score='" + c.score_expression + "'";
+  if (!c.captures.empty()) text += " captures='" + captures_text(c.captures) + "'";
   if (c.dropout.p != 0.0) text += " dropout=" + number(c.dropout.p);
   return text;
 }
@@ -180,16 +185,22 @@ std::string mask_field(const Case& c) {
   text += masks_text(c) + scores_text(c);
   if (c.d_lse) text += " dlse";
   if (text.empty()) return "none";
-  std::replace(text.begin(), text.end(), ' ', '+');
+  bool quoted = false;
+  for (char& letter : text) {
+    if (letter == '\'') quoted = !quoted;
+    if (!quoted && letter == ' ') letter = '+';
+  }
   return text.substr(1);
 }
 
 std::string words_of_mask_field(std::string_view field) {
   if (field == "none") return "";
   std::string text(field);
+  bool quoted = false;
   for (std::size_t n = 1; n < text.size(); ++n) {
+    if (text[n - 1] == '\'') quoted = !quoted;
     // Not the sign of an exponent.
-    if (text[n - 1] == '+' && text[n] >= 'a' && text[n] <= 'z') text[n - 1] = ' ';
+    if (!quoted && text[n - 1] == '+' && text[n] >= 'a' && text[n] <= 'z') text[n - 1] = ' ';
   }
   return text;
 }

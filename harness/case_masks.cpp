@@ -41,15 +41,21 @@ double lowest(DType dtype) {
   }
 }
 
+/// Queries and keys of an entry or a packed sequence.
+std::pair<std::int64_t, std::int64_t> lengths_of(const Case& c, std::int64_t b) {
+  const auto n = static_cast<std::size_t>(b);
+  if (c.packed) return {c.packed->q_lengths[n], c.packed->k_lengths[n]};
+  return {c.seq_q, c.key_lengths.empty() ? c.seq_k : c.key_lengths[n]};
+}
+
 /// True when block (rows i0.., keys j0..) has no key that causal or window hides, and lies inside
 /// the lengths.
 bool untouched(const Case& c, std::int64_t b, std::int64_t i0, std::int64_t i1, std::int64_t j0,
                std::int64_t j1) {
   if (c.mask) return false;
-  const std::int64_t length =
-      c.key_lengths.empty() ? c.seq_k : c.key_lengths[static_cast<std::size_t>(b)];
-  if (j1 > length || i1 > c.seq_q) return false;
-  const std::int64_t shift = length - c.seq_q;
+  const auto [rows, length] = lengths_of(c, b);
+  if (j1 > length || i1 > rows) return false;
+  const std::int64_t shift = length - rows;
   if (c.causal == Causal::bottom_right && j1 - 1 > i0 + shift) return false;
   if (c.causal == Causal::top_left && j1 - 1 > i0) return false;
   if (c.window.left && j0 < i1 - 1 + shift - *c.window.left) return false;
@@ -159,8 +165,10 @@ BlockArrays make_blocks(const Case& c, std::uint64_t seed) {
   }
   arrays.batch = blocks.per_batch ? c.batch : 1;
   arrays.heads = blocks.per_head ? c.heads_q : 1;
-  arrays.query_blocks = ceil_div(c.seq_q, blocks.block_q);
-  const std::int64_t key_blocks = ceil_div(c.seq_k, blocks.block_k);
+  const std::int64_t seq_q = c.packed ? std::ranges::max(c.packed->q_lengths) : c.seq_q;
+  const std::int64_t seq_k = c.packed ? std::ranges::max(c.packed->k_lengths) : c.seq_k;
+  arrays.query_blocks = ceil_div(seq_q, blocks.block_q);
+  const std::int64_t key_blocks = ceil_div(seq_k, blocks.block_k);
   Random random(seed, Stream::blocks);
   std::int64_t n = 0;
   for (std::int64_t b = 0; b < arrays.batch; ++b) {
@@ -168,10 +176,10 @@ BlockArrays make_blocks(const Case& c, std::uint64_t seed) {
       for (std::int64_t row = 0; row < arrays.query_blocks; ++row) {
         arrays.offsets.push_back(static_cast<std::int32_t>(arrays.index.size()));
         for (std::int64_t column = 0; column < key_blocks; ++column, ++n) {
-          if (random.uniform(n) >= blocks.density) continue;
+          if (random.uniform(n) >= blocks.density && row != blocks.dense_row) continue;
           arrays.index.push_back(static_cast<std::int32_t>(column));
-          const std::int64_t i1 = std::min(c.seq_q, (row + 1) * blocks.block_q);
-          const std::int64_t j1 = std::min(c.seq_k, (column + 1) * blocks.block_k);
+          const std::int64_t i1 = std::min(seq_q, (row + 1) * blocks.block_q);
+          const std::int64_t j1 = std::min(seq_k, (column + 1) * blocks.block_k);
           bool full = true;
           for (std::int64_t entry = 0; entry < c.batch; ++entry) {
             if (blocks.per_batch && entry != b) continue;

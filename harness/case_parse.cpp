@@ -2,6 +2,7 @@
 #include <functional>
 #include <map>
 
+#include "harness/case_captures.h"
 #include "harness/case_text.h"
 
 namespace tilewise {
@@ -78,16 +79,25 @@ BiasCase read_bias(std::string_view text) {
 }
 
 BlocksCase read_blocks(std::string_view text) {
-  const std::string help = "blocks=ROWS,KEYS:AXES:DENSITY[:full] with axes 1,1 b,1 1,h or b,h";
+  const std::string help =
+      "blocks=ROWS,KEYS:AXES:DENSITY[:full][:row=N] with axes 1,1 b,1 1,h or b,h";
   const std::vector<std::string_view> parts = split(text, ':');
-  if (parts.size() < 3 || parts.size() > 4) throw help;
+  if (parts.size() < 3) throw help;
   const std::vector<std::int64_t> sizes = read_integers(parts[0]);
   const std::vector<std::string_view> axes = split(parts[1], ',');
   if (sizes.size() != 2 || axes.size() != 2) throw help;
   if ((axes[0] != "b" && axes[0] != "1") || (axes[1] != "h" && axes[1] != "1")) throw help;
-  if (parts.size() == 4 && parts[3] != "full") throw help;
-  return {sizes[0],         sizes[1], axes[0] == "b", axes[1] == "h", read_number(parts[2]),
-          parts.size() == 4};
+  BlocksCase blocks{sizes[0], sizes[1], axes[0] == "b", axes[1] == "h", read_number(parts[2])};
+  for (std::size_t n = 3; n < parts.size(); ++n) {
+    if (parts[n] == "full") {
+      blocks.full_flags = true;
+    } else if (parts[n].starts_with("row=")) {
+      blocks.dense_row = read_integer(parts[n].substr(4));
+    } else {
+      throw help;
+    }
+  }
+  return blocks;
 }
 
 PackedCase read_packed(std::string_view text) {
@@ -170,6 +180,27 @@ void read_d_o(std::string_view text, Case& c) {
   }
 }
 
+/// A formula stands in quotes where it has blanks.
+std::string_view unquoted(std::string_view text) {
+  if (text.size() >= 2 && text.front() == '\'' && text.back() == '\'') {
+    return text.substr(1, text.size() - 2);
+  }
+  if (text.empty() || text.find('\'') != std::string_view::npos) {
+    throw std::string("a formula, in '...' where it has blanks");
+  }
+  return text;
+}
+
+/// Where the first word ends: at a blank that no quotes hold.
+std::size_t word_end(std::string_view line, std::string_view blanks) {
+  bool quoted = false;
+  for (std::size_t n = 0; n < line.size(); ++n) {
+    if (line[n] == '\'') quoted = !quoted;
+    if (!quoted && blanks.find(line[n]) != std::string_view::npos) return n;
+  }
+  return line.size();
+}
+
 using KeyReader = std::function<void(Parser&, std::string_view)>;
 
 const std::map<std::string_view, KeyReader>& key_readers() {
@@ -186,6 +217,8 @@ const std::map<std::string_view, KeyReader>& key_readers() {
        }},
       {"bias", [](Parser& p, std::string_view text) { p.c.bias = read_bias(text); }},
       {"blocks", [](Parser& p, std::string_view text) { p.c.blocks = read_blocks(text); }},
+      {"captures",
+       [](Parser& p, std::string_view text) { p.c.captures = read_captures(unquoted(text)); }},
       {"do", [](Parser& p, std::string_view text) { read_d_o(text, p.c); }},
       {"dropout", [](Parser& p, std::string_view text) { p.c.dropout.p = read_number(text); }},
       {"expect",
@@ -199,6 +232,7 @@ const std::map<std::string_view, KeyReader>& key_readers() {
       {"layout", [](Parser& p, std::string_view text) { p.c.layout = read_word(kLayouts, text); }},
       {"lengths", [](Parser& p, std::string_view text) { p.c.key_lengths = read_integers(text); }},
       {"mask", [](Parser& p, std::string_view text) { p.c.mask = read_mask(text); }},
+      {"mask_expr", [](Parser& p, std::string_view text) { p.c.mask_expression = unquoted(text); }},
       {"mod",
        [](Parser& p, std::string_view text) { p.c.score_mod = read_word(kScoreMods, text); }},
       {"offset",
@@ -211,6 +245,7 @@ const std::map<std::string_view, KeyReader>& key_readers() {
       {"poke", [](Parser& p, std::string_view text) { p.c.pokes.push_back(read_poke(text)); }},
       {"q", [](Parser& p, std::string_view text) { p.c.q = read_fill(text); }},
       {"scale", [](Parser& p, std::string_view text) { p.c.scale = read_number(text); }},
+      {"score", [](Parser& p, std::string_view text) { p.c.score_expression = unquoted(text); }},
       {"seed",
        [](Parser& p, std::string_view text) {
          p.c.dropout.seed = static_cast<std::uint64_t>(read_integer(text));
@@ -346,7 +381,7 @@ Case parse_case(std::string_view line) {
     const std::size_t begin = line.find_first_not_of(kSpace);
     if (begin == std::string_view::npos) break;
     line.remove_prefix(begin);
-    const std::string_view word = line.substr(0, line.find_first_of(kSpace));
+    const std::string_view word = line.substr(0, word_end(line, kSpace));
     line.remove_prefix(word.size());
     try {
       read_case_word(word, parser);

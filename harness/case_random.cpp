@@ -293,12 +293,35 @@ Case random_case(std::uint64_t seed, std::int64_t index) {
   draw_type(seed, index, draw, c);
   const auto form = static_cast<MaskForm>(draw.between(0, kMaskForms - 1));
   auto source = static_cast<Source>(draw.between(0, kSources - 1));
-  // A block list has no packed form.
+  // Block lists of packed sequences: random_list_case().
   if (form == MaskForm::blocks && is_packed(source)) source = Source::lengths;
   draw_sizes(draw, source, c);
   draw_mask(draw, form, c);
   draw_scores(draw, c);
   draw_memory(draw, c);
+  return c;
+}
+
+Case random_list_case(std::uint64_t seed, std::int64_t index) {
+  Case c = random_case(seed, index);
+  Draw draw(~seed, index);
+  const auto block = [&] {
+    return draw.percent(60) ? draw.one_of<std::int64_t>({16, 32, 64, 128, 256})
+                            : draw.between(1, draw.percent(50) ? 20 : 320);
+  };
+  BlocksCase blocks;
+  blocks.block_q = block();
+  blocks.block_k = draw.percent(50) ? blocks.block_q : block();
+  blocks.per_batch = draw.percent(50);
+  blocks.per_head = draw.percent(50);
+  blocks.density = draw.one_of({1.0, 0.75, 0.5, 0.25, 0.1, 0.03, 0.0});
+  blocks.full_flags = draw.percent(50);
+  if (draw.percent(15))
+    blocks.dense_row = draw.between(0, std::max<std::int64_t>(c.seq_q - 1, 0) / blocks.block_q);
+  c.blocks = blocks;
+  // Pages that nobody may read would be those that are read.
+  if (c.page_size > 0 && c.layout == Layout::expanded) c.layout = Layout::padded;
+  if (c.packed) c.packed->give_max = true;  // as many rows of blocks as the list has
   return c;
 }
 

@@ -22,7 +22,8 @@ enum class Stream : std::uint32_t {
   mask_region,
   sinks,
   blocks,
-  pages
+  pages,
+  captures
 };
 
 class Random {

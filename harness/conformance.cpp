@@ -243,7 +243,11 @@ class Check {
     if (name == "dQ") return b->dq;
     if (name == "dK") return b->dk;
     if (name == "dV") return b->dv;
-    return name == "dbias" ? b->dbias : b->dsinks;
+    if (name == "dbias") return b->dbias;
+    for (std::size_t n = 0; n < b->dcaptures.size(); ++n) {
+      if (name == capture_gradient_name(n)) return b->dcaptures[n];
+    }
+    return b->dsinks;
   }
 
   void compare_all(const Problem& problem) {
@@ -340,7 +344,11 @@ class Check {
   void check_repeatable() {
     const auto gradients = [&] {
       Bytes all;
-      for (const char* name : {"dQ", "dK", "dV", "dbias", "dsinks"}) {
+      std::vector<std::string> names{"dQ", "dK", "dV", "dbias", "dsinks"};
+      for (std::size_t n = 0; n < material_->host_backward().dcaptures.size(); ++n) {
+        names.push_back(capture_gradient_name(n));
+      }
+      for (const std::string& name : names) {
         const Tensor& tensor = tensor_of(name);
         if (!tensor.defined()) continue;
         const Bytes values = reference::to_double(tensor);

@@ -91,6 +91,8 @@ std::string index_text(const Tensor& tensor, std::int64_t n) {
 
 }  // namespace
 
+std::string capture_gradient_name(std::size_t n) { return "dcapture" + std::to_string(n); }
+
 std::vector<Expected> expected_results(const Problem& problem, Executor& executor) {
   std::vector<Expected> all;
   if (problem.pass == Pass::forward) {
@@ -110,6 +112,11 @@ std::vector<Expected> expected_results(const Problem& problem, Executor& executo
   }
   if (problem.dsinks.defined()) {
     all.push_back(make_expected("dsinks", std::move(truth.dsinks), unfused.dsinks));
+  }
+  for (std::size_t n = 0; n < problem.dcaptures.size(); ++n) {
+    if (!problem.dcaptures[n].defined()) continue;
+    const std::string name = capture_gradient_name(n);
+    all.push_back(make_expected(name.c_str(), std::move(truth.dcaptures[n]), unfused.dcaptures[n]));
   }
   return all;
 }

@@ -21,6 +21,9 @@ struct Expected {
   double bound = 0.0;
 };
 
+/// "dcapture0": the gradient of the score's first captured tensor.
+std::string capture_gradient_name(std::size_t n);
+
 /// All results of a pass. `problem` has host tensors; only inputs are read, and shapes of outputs.
 std::vector<Expected> expected_results(const Problem& problem, Executor& executor);
 

@@ -114,7 +114,7 @@ void CaseState::add_shared(const char* name, std::array<Slot, 3> slots,
   }
 }
 
-Buffer& CaseState::add_vector(const char* name, Slot slot, DType dtype,
+Buffer& CaseState::add_vector(std::string name, Slot slot, DType dtype,
                               const std::vector<std::int64_t>& sizes,
                               const std::vector<double>& values) {
   Tensor t;
@@ -126,7 +126,7 @@ Buffer& CaseState::add_vector(const char* name, Slot slot, DType dtype,
     t.strides[n] = stride;
     stride *= sizes[n];
   }
-  Buffer& buffer = add_buffer(name, stride * dtype_bytes(dtype), true);
+  Buffer& buffer = add_buffer(std::move(name), stride * dtype_bytes(dtype), true);
   bind(slot, buffer, t, 0);
   for (std::size_t n = 0; n < values.size(); ++n) {
     reference::store(slot(host_), static_cast<std::int64_t>(n), values[n]);
@@ -232,6 +232,7 @@ void CaseState::add_spec() {
         sinks);
   }
   add_score_mod();
+  add_expressions();
 }
 
 void CaseState::add_packed() {
@@ -413,6 +414,7 @@ void CaseState::make_backward() {
     constexpr Slot dsinks = [](CaseViews& s) -> Tensor& { return s.backward.dsinks; };
     gradients_.push_back({&add_vector("dsinks", dsinks, DType::float32, {c_.heads_q}, {}), dsinks});
   }
+  add_capture_gradients();
   fill_backward_inputs();
 }
 

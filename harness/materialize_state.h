@@ -2,6 +2,7 @@
 /// device's.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <utility>
 
@@ -16,6 +17,7 @@ struct CaseViews {
   ForwardTensors forward;
   BackwardTensors backward;
   AttentionSpec spec;
+  std::array<Tensor, kMaxCaptures> captures;  ///< in the case's order
 };
 
 class CaseState {
@@ -67,7 +69,7 @@ class CaseState {
 
   Buffer& add_values(const char* name, Slot slot, const Sizes& sizes, Layout layout);
   void add_shared(const char* name, std::array<Slot, 3> slots, std::vector<Output>* outputs);
-  Buffer& add_vector(const char* name, Slot slot, DType dtype,
+  Buffer& add_vector(std::string name, Slot slot, DType dtype,
                      const std::vector<std::int64_t>& sizes, const std::vector<double>& values);
   Buffer& add_statistics(const char* name, Slot slot);
   void add_inputs();
@@ -78,6 +80,8 @@ class CaseState {
   void add_blocks();
   void add_outputs();
   void add_score_mod();
+  void add_expressions();
+  void add_capture_gradients();
 
   void fill_inputs();
   void fill_backward_inputs();

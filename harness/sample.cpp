@@ -45,7 +45,8 @@ double reference_work(const Problem& p) {
 
 bool can_sample(const Problem& p) {
   return !p.packed && !p.paged && !p.alibi_slopes.defined() && p.score_mod == nullptr &&
-         p.dropout.p == 0.0 && !p.block_list.defined() && p.batch > 0 && p.seq_q > 0;
+         !p.score_function.defined() && !p.mask_function.defined() && p.dropout.p == 0.0 &&
+         !p.block_list.defined() && p.batch > 0 && p.seq_q > 0;
 }
 
 std::vector<Sample> choose_samples(const Problem& p, double max_work, std::uint64_t seed) {

@@ -58,7 +58,15 @@ std::vector<Timed> timed_passes(const GridFlags& flags) {
 /// Everything of a problem but its sizes.
 Case prototype(const GridFlags& flags) {
   Case c;
-  const AttentionSpec spec = spec_of(flags.spec);
+  SpecFlags plain = flags.spec;  // its formulas are read where their tensors are
+  plain.score.clear();
+  plain.mask.clear();
+  const AttentionSpec spec = spec_of(plain);
+  c.score_expression = flags.spec.score;
+  c.mask_expression = flags.spec.mask;
+  if (!flags.captures.empty()) {
+    c.captures = parse_case("s1 captures='" + flags.captures + "'").captures;
+  }
   c.causal = spec.causal;
   c.window = spec.window;
   c.scale = spec.scale;
@@ -247,6 +255,8 @@ void add_grid_flags(CLI::App& app, GridFlags& flags, bool timing) {
   text("--pass", flags.pass, "LIST [fwd,bwd]", "fwd, bwd, fwd+bwd", axes);
   const char* problem = "Problem";
   add_spec_flags(app, flags.spec, problem);
+  text("--captures", flags.captures, "\"NAME:TYPE[SIZE,...]=CONTENT; ...\"",
+       "tensors that --score and --mask read (cases/README.md)", problem);
   app.add_flag("--alibi", flags.alibi, "ALiBi slopes, one a head")->group(problem);
   text("--layout", flags.layout, "bhsd|bshd", "order of the axes in memory", problem);
   app.add_option("--case", flags.cases,

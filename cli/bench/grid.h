@@ -34,6 +34,7 @@ struct GridFlags {
   std::string dtype = "f32", layout = "bhsd", impl, kernel, pass = "fwd,bwd";
   std::string protocol = "sustained";
   SpecFlags spec;
+  std::string captures;  ///< tensors of the formulas, as a case line has them
   bool alibi = false;
   std::vector<std::string> cases;
   std::string view = "cells";

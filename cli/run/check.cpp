@@ -21,8 +21,9 @@ namespace tilewise::cli {
 namespace {
 
 struct CheckFlags {
-  bool smoke = false, conformance = false, three_way = false;
+  bool smoke = false, conformance = false, three_way = false, expressions = false;
   bool edge = false, large = false, all = false;
+  bool lists = false;
   std::string kernel, implementation, format, output;
   std::vector<std::string> cases;
   std::uint64_t seed = 1;
@@ -48,13 +49,17 @@ std::vector<Case> wanted_cases(const CheckFlags& flags) {
   std::vector<Case> cases;
   for (const std::string& line : flags.cases) cases.push_back(parse_case(line));
   if (!cases.empty()) return cases;
-  for (std::int64_t n = 0; n < flags.random; ++n) cases.push_back(random_case(flags.seed, n));
+  for (std::int64_t n = 0; n < flags.random; ++n) {
+    cases.push_back(flags.lists ? random_list_case(flags.seed, n) : random_case(flags.seed, n));
+  }
   const bool none = cases.empty() && !flags.smoke && !flags.conformance && !flags.three_way &&
-                    !flags.edge && !flags.large && !flags.all;
+                    !flags.edge && !flags.expressions && !flags.large && !flags.all;
   const std::pair<const char*, bool> sets[] = {{"smoke", flags.smoke || none},
                                                {"conformance", flags.conformance},
+                                               {"block_lists", flags.conformance},
                                                {"three_way", flags.three_way},
                                                {"edge", flags.edge},
+                                               {"expressions", flags.expressions},
                                                {"large", flags.large}};
   for (const auto& [name, wanted] : sets) {
     if (!wanted && !(flags.all && std::string_view(name) != "large")) continue;
@@ -227,11 +232,15 @@ void add_check(CLI::App& program, int& exit_code) {
   app->add_flag("--three-way", flags->three_way, "every three options that go together")
       ->group(sets);
   app->add_flag("--edge", flags->edge, "inputs that broke other libraries")->group(sets);
+  app->add_flag("--expressions", flags->expressions, "masks and scores written as formulas")
+      ->group(sets);
   app->add_flag("--large", flags->large, "sizes past 2^31 elements; much memory")->group(sets);
-  app->add_flag("--all", flags->all, "smoke, conformance, three-way and edge")->group(sets);
+  app->add_flag("--all", flags->all, "smoke, conformance, three-way, edge and expressions")
+      ->group(sets);
   add_integer(*app, "--random", flags->random, "small problems drawn from --seed", 0, 1'000'000'000)
       ->group(sets)
       ->option_text("N");
+  app->add_flag("--lists", flags->lists, "give each of --random a block list")->group(sets);
   app->add_option("--case", flags->cases, "one problem (cases/README.md); may be repeated")
       ->group(sets)
       ->option_text("\"LINE\"");

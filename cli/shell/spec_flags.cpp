@@ -26,6 +26,9 @@ void add_spec_flags(CLI::App& app, SpecFlags& flags, const char* group) {
          "bound as -");
   option("--scale", flags.scale, "X", "of q.k, instead of 1 / sqrt(dim)");
   option("--softcap", flags.softcap, "C", "C tanh(x / C) of the scores");
+  option("--score", flags.score, "FORMULA",
+         "of score, b, h, i, j: the logit that softmax sees (docs/expressions.md)");
+  option("--mask", flags.mask, "FORMULA", "of b, h, i, j: true where query i sees key j");
   option("--dropout", flags.dropout, "P", "probability of dropping an element of P");
   integer("--dropout-seed", flags.dropout_seed, "N [0]", "key of the random bits");
   integer("--dropout-offset", flags.dropout_offset, "N [0]", "last word of their counter");
@@ -33,8 +36,10 @@ void add_spec_flags(CLI::App& app, SpecFlags& flags, const char* group) {
   option("--precision", flags.precision, "exact|tf32 [exact]", "how float32 is multiplied");
 }
 
-AttentionSpec spec_of(const SpecFlags& flags) {
+AttentionSpec spec_of(const SpecFlags& flags, std::span<const Captured> captures) {
   AttentionSpec spec;
+  if (!flags.score.empty()) spec.score_expression = Expression::parse(flags.score, captures);
+  if (!flags.mask.empty()) spec.mask_expression = Expression::parse(flags.mask, captures);
   if (flags.causal && flags.causal_top_left) {
     throw BadInput("--causal and --causal-top-left: give one of them");
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "tilewise/spec.h"
@@ -14,6 +15,7 @@ namespace tilewise::cli {
 
 struct SpecFlags {
   std::string window, scale, precision = "exact";
+  std::string score, mask;  ///< formulas
   bool causal = false, causal_top_left = false, deterministic = false;
   double softcap = 0.0, dropout = 0.0;
   std::uint64_t dropout_seed = 0, dropout_offset = 0;
@@ -22,7 +24,8 @@ struct SpecFlags {
 /// Of an option given twice the last one counts: a preset's line, then the command line's words.
 void add_spec_flags(CLI::App& app, SpecFlags& flags, const char* group);
 
-/// The spec without its tensors. Throws BadInput.
-AttentionSpec spec_of(const SpecFlags& flags);
+/// The spec without its tensors, but for those that its formulas capture. Throws BadInput, and
+/// InvalidArgument for a formula.
+AttentionSpec spec_of(const SpecFlags& flags, std::span<const Captured> captures = {});
 
 }  // namespace tilewise::cli

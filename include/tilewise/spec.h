@@ -44,7 +44,9 @@ struct Dropout {
 };
 
 /// The visible (query block, key block) pairs as CSR, per (B|1, Hq|1). Other masks still apply to
-/// partial blocks; on full blocks the caller promises that they would hide nothing.
+/// partial blocks; on full blocks the caller promises that they would hide nothing, and whether a
+/// pair is seen that one of them hides is undefined. Packed: B counts sequences, and blocks begin
+/// anew in each; there are as many as max_seqlen_q and max_seqlen_k have.
 struct BlockList {
   Tensor row_offsets;  ///< int32 (B|1, Hq|1, query_blocks + 1), offsets into block_index
   Tensor block_index;  ///< int32 (pairs): key block of each pair, ascending within a row

@@ -24,7 +24,13 @@ from tilewise.asam import (  # noqa: E402
 )
 from torch import Tensor, nn  # noqa: E402
 
-SIZES = {"dim": 48, "num_heads": 3, "dim_head": 16, "dropout": 0.0}
+SIZES: dict[str, Any] = {
+    "mode": "faithful",
+    "dim": 48,
+    "num_heads": 3,
+    "dim_head": 16,
+    "dropout": 0.0,
+}
 
 
 def seen_by(pattern: str, i: int, j: int, config: ASAMConfig) -> bool:
@@ -224,7 +230,9 @@ def test_flash_is_dense() -> None:
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_published_properties(pattern: str) -> None:
     """Their unit tests: shapes, every pattern, any length, gate in [0, 1], finite gradients."""
-    layer = ASAMLayer(ASAMConfig(dim=128, num_heads=4, dim_head=32, pattern_type=pattern))
+    layer = ASAMLayer(
+        ASAMConfig(mode="faithful", dim=128, num_heads=4, dim_head=32, pattern_type=pattern)
+    )
     for n in (1, 64, 130):
         x = torch.randn(2, n, 128, requires_grad=True)
         y, info = layer(x, return_info=True)
@@ -244,7 +252,7 @@ def test_published_properties(pattern: str) -> None:
 )
 def test_published_densities(pattern: str, density: float) -> None:
     """2.4 at n = 2048; edges take a little off the first two."""
-    layer = ASAMLayer(ASAMConfig(pattern_type=pattern))
+    layer = ASAMLayer(ASAMConfig(mode="faithful", pattern_type=pattern))
     mask = layer.pattern(2048, torch.device("cpu")).mask(torch.zeros(1), torch.zeros(1))
     assert float(mask.float().mean()) == pytest.approx(density, rel=0.04)
 
@@ -274,7 +282,7 @@ def test_checkpoint_loads_with_its_patterns() -> None:
 
 def test_defect_the_gate_is_a_constant() -> None:
     """2.7.1: features of LayerNorm's output sum to 0, so three kinds of input get one gate."""
-    layer = ASAMLayer(ASAMConfig(dim=128, num_heads=4, dim_head=32)).eval()
+    layer = ASAMLayer(ASAMConfig(mode="faithful", dim=128, num_heads=4, dim_head=32)).eval()
     noise = torch.randn(2, 64, 128)
     halves = noise.clone()
     halves[:, 32:] = 0

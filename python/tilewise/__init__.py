@@ -5,6 +5,7 @@
 
 tilewise.sdpa and tilewise.flash_attn are drop-ins for torch's and FlashAttention's functions;
 tilewise.hf.register() makes attn_implementation="tilewise" work in Hugging Face transformers.
+tilewise.asam holds layers whose attention is sparse where the input lets it.
 """
 
 import importlib
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from . import asam as asam
     from . import flash_attn as flash_attn
     from . import hf as hf
     from . import sdpa as sdpa
@@ -36,6 +38,6 @@ else:
 
     def __getattr__(name: str) -> ModuleType:
         """The modules that need torch, imported when they are first asked for."""
-        if name in ("flash_attn", "hf", "sdpa"):
+        if name in ("asam", "flash_attn", "hf", "sdpa"):
             return importlib.import_module(f".{name}", __name__)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

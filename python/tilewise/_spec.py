@@ -66,6 +66,18 @@ class BlockList(NamedTuple):
     block_q: int  # rows of a query block
     block_k: int  # keys of a key block
 
+    @classmethod
+    def from_blocks(cls, visible: Any, block_q: int, block_k: int | None = None) -> BlockList:
+        """The list of a torch mask of blocks: bool (B|1, Hq|1, query blocks, key blocks).
+
+        block_k is block_q when None. Nothing waits for a GPU: block_index has room for every
+        block, and row_offsets says what of it is read.
+        """
+        from ._torch_blocks import csr
+
+        offsets, index = csr(visible)
+        return cls(offsets, index, None, block_q, block_q if block_k is None else block_k)
+
 
 _NO_BLOCKS = BlockList(None, None, None, 0, 0)
 _OPEN = (None, None)

@@ -29,6 +29,7 @@ class Lowered {
 /// Made once for each expression, from whatever thread. Throws InvalidArgument for a lane outside a
 /// reduction, for constants that 32 bits do not hold, and for too many nodes.
 const Lowered& lower(const Expression& expression);
+const Lowered& lower(Expression&&) = delete;  ///< what it gives lives as long as the expression
 
 /// The program with its captured tensors.
 Function function_of(const Expression& expression);

@@ -103,27 +103,57 @@ void for_tensors(const Problem& p, const Visit& visit) {
 
 }  // namespace
 
-double visible_pairs(const Problem& p) {
+double positional_pairs(const Problem& p) {
   const auto heads = static_cast<double>(p.heads_q);
   const bool dense = !p.packed && !p.key_lengths.defined();
   const auto batch = static_cast<double>(p.batch);
   if (dense) return batch * heads * sequence_pairs(p, {0, p.seq_q, 0, p.seq_k});
-  if (!lengths_on_host(p)) {  // every sequence of average length
-    const std::int64_t n = std::max<std::int64_t>(p.batch, 1);
-    const Sequence mean =
-        p.packed ? Sequence{0, p.total_q / n, 0, p.total_k / n} : Sequence{0, p.seq_q, 0, p.seq_k};
-    return batch * heads * sequence_pairs(p, mean);
+  if (!lengths_on_host(p)) {
+    const Sequence whole = {0, p.seq_q, 0, p.seq_k};
+    if (!p.packed) return batch * heads * sequence_pairs(p, whole);
+    // One sequence is as long as the longest, where that is told; the others share the rest.
+    const std::int64_t others = p.batch - 1;
+    if (others < 1 || p.seq_q >= p.total_q || p.seq_k >= p.total_k) {
+      const std::int64_t n = std::max<std::int64_t>(p.batch, 1);
+      return batch * heads * sequence_pairs(p, {0, p.total_q / n, 0, p.total_k / n});
+    }
+    const Sequence other = {0, (p.total_q - p.seq_q) / others, 0, (p.total_k - p.seq_k) / others};
+    return heads *
+           (sequence_pairs(p, whole) + static_cast<double>(others) * sequence_pairs(p, other));
   }
   double pairs = 0.0;
   for (std::int64_t b = 0; b < p.batch; ++b) pairs += heads * sequence_pairs(p, p.sequence(b));
   return pairs;
 }
 
-double attention_flops(const Problem& p) {
+namespace {
+
+/// At most so many pairs are listed.
+double listed_bound(const Problem& p) {
+  const BlockList& list = p.block_list;
+  if (p.listed_pairs >= 0.0) return p.listed_pairs;
+  double pairs = static_cast<double>(list.block_index.sizes[0]);
+  pairs *= static_cast<double>(list.block_q) * static_cast<double>(list.block_k);
+  const Tensor& offsets = list.row_offsets;
+  if (offsets.strides[0] == 0) pairs *= static_cast<double>(p.batch);
+  return offsets.strides[1] == 0 ? pairs * static_cast<double>(p.heads_q) : pairs;
+}
+
+}  // namespace
+
+double visible_pairs(const Problem& p) {
+  const double pairs = positional_pairs(p);
+  const bool listed = p.block_list.defined() || p.listed_pairs >= 0.0;
+  return listed ? std::min(pairs, listed_bound(p)) : pairs;
+}
+
+double attention_flops(const Problem& p) { return attention_flops(p, visible_pairs(p)); }
+
+double attention_flops(const Problem& p, double pairs) {
   const auto d = static_cast<double>(p.head_dim);
   const auto dv = static_cast<double>(p.head_dim_v);
   const double per_pair = p.pass == Pass::forward ? 2.0 * (d + dv) : 2.0 * (3.0 * d + 2.0 * dv);
-  return visible_pairs(p) * per_pair;
+  return pairs * per_pair;
 }
 
 MemoryPart memory_part(const char* name, MemoryItem::Role role, DType dtype,

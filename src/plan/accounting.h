@@ -8,13 +8,18 @@
 
 namespace tilewise {
 
-/// (query, key) pairs that position and lengths leave visible, over batch and query heads. Element
-/// masks and block lists do not count. Packed lengths on a device: estimated from the totals.
+/// (query, key) pairs that position, lengths and block list leave visible, over batch and query
+/// heads. Element masks do not count. Packed lengths on a device: estimated from the totals. A list
+/// on a device: as many pairs as it has room for.
 double visible_pairs(const Problem& problem);
+
+/// Without the block list, whose contents a plan made from shapes does not know.
+double positional_pairs(const Problem& problem);
 
 /// Forward: 2 * pairs * (D + Dv). Backward: 2 * pairs * (3 D + 2 Dv), i.e. 2.5 times forward when D
 /// = Dv.
 double attention_flops(const Problem& problem);
+double attention_flops(const Problem& problem, double pairs);
 
 /// Inputs, outputs and gradients of the call itself (not what a kernel adds).
 std::vector<MemoryItem> problem_memory(const Problem& problem);

@@ -1,11 +1,14 @@
 #include "plan/decisive.h"
 
+#include <limits>
+
 namespace tilewise {
 
 Problem decisive(const Problem& problem) {
   Problem p = problem;
   p.batch = 1;
   p.key_lengths = {};
+  p.listed_pairs = std::numeric_limits<double>::infinity();  // the others' lists count in it
   for (Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.lse, &p.d_o, &p.d_lse, &p.dq, &p.dk, &p.dv, &p.mask,
                     &p.bias, &p.dbias, &p.alibi_slopes, &p.block_table}) {
     const bool pool = p.paged && (t == &p.k || t == &p.v);

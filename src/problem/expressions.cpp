@@ -1,8 +1,11 @@
 #include "problem/expressions.h"
 
+#include <algorithm>
 #include <string>
 
+#include "expression/bounds.h"
 #include "expression/lower.h"
+#include "expression/recognize.h"
 #include "expression/term.h"
 #include "problem/arguments.h"
 
@@ -28,7 +31,114 @@ Function take_function(const Problem& p, const char* name, const Expression& giv
       fail(who.c_str(), t, "it must have elements");
     }
   }
-  return expression::function_of(given);
+  Function function = expression::function_of(given);
+  const expression::Domain domain{.batch = p.batch,
+                                  .heads = p.heads_q,
+                                  .queries = p.seq_q,
+                                  .keys = p.seq_k,
+                                  .same_lengths = !p.packed && !p.key_lengths.defined()};
+  if (const auto out = expression::find_outside(*function.program, function.captures, domain)) {
+    const auto axis = static_cast<std::size_t>(out->axis);
+    const Tensor& t = function.captures[static_cast<std::size_t>(out->capture)];
+    const std::int64_t size = t.sizes[axis];
+    const std::string who = called(name, given.captures()[static_cast<std::size_t>(out->capture)]);
+    fail(who.c_str(), t,
+         "at b " + std::to_string(out->pair.b) + ", h " + std::to_string(out->pair.h) + ", i " +
+             std::to_string(out->pair.i) + ", j " + std::to_string(out->pair.j) +
+             " the index of axis " + std::to_string(axis) + " is " + std::to_string(out->index) +
+             ", expected " + std::to_string(-size) + " to " + std::to_string(size - 1) +
+             " (clamp it, if no pair that is seen is there)");
+  }
+  return function;
+}
+
+/// A linear form as +-(i - j) + Sk - Sq of its sequence + constant; lengths that all sequences have
+/// are numbers in it. sign 0: of another form.
+struct Diagonal {
+  std::int64_t sign = 0;      ///< of i
+  std::int64_t constant = 0;  ///< beside sign * (i + Sk - Sq - j)
+  bool shifted = true;        ///< false: beside sign * (i - j), where Sk - Sq differs
+};
+
+Diagonal diagonal_of(const Problem& p, expression::Linear form) {
+  if (form.query == 0 || form.key != -form.query) return {};
+  if (!p.packed && !p.key_lengths.defined()) {
+    form.constant +=
+        form.query_length * p.seq_q + form.key_length * p.seq_k - form.query * (p.seq_k - p.seq_q);
+    return {.sign = form.query, .constant = form.constant};
+  }
+  if (form.key_length != -form.query_length) return {};
+  if (form.key_length == form.query) return {.sign = form.query, .constant = form.constant};
+  if (form.key_length != 0) return {};
+  return {.sign = form.query, .constant = form.constant, .shifted = false};
+}
+
+/// Takes a part of the mask, `form` >= 0, into causal or the window. False: it says something else.
+bool take_diagonal(Problem& p, const expression::Linear& form) {
+  const Diagonal d = diagonal_of(p, form);
+  // j <= i, whatever the lengths.
+  const std::int64_t unshifted = p.packed || p.key_lengths.defined() ? 0 : p.seq_q - p.seq_k;
+  const bool top_left = d.sign == 1 && d.constant == unshifted && (!d.shifted || unshifted != 0);
+  if (top_left && p.causal == Causal::none) {
+    p.causal = Causal::top_left;
+    return true;
+  }
+  if (d.sign == 0 || !d.shifted) return top_left && p.causal == Causal::top_left;
+  if (d.sign == 1) {
+    p.right = std::min(p.right, d.constant);
+    if (d.constant == 0 && p.causal == Causal::none) p.causal = Causal::bottom_right;
+  } else {
+    p.left = std::min(p.left, d.constant);
+  }
+  return true;
+}
+
+void recognize_mask(Problem& p) {
+  const expression::Program& program = *p.mask_function.program;
+  const expression::Conjuncts parts = expression::conjuncts(program);
+  std::vector<std::int32_t> rest = parts.others;
+  for (std::size_t n = 0; n < parts.linear.size(); ++n) {
+    if (!take_diagonal(p, parts.linear[n])) rest.push_back(parts.linear_nodes[n]);
+  }
+  if (rest.empty()) {
+    p.mask_function = {};
+  } else if (rest.size() < parts.others.size() + parts.linear.size()) {
+    p.mask_function.program =
+        std::make_shared<const expression::Program>(expression::conjunction(program, rest));
+  }
+}
+
+bool take_alibi(Problem& p) {
+  const std::optional<expression::Alibi> alibi = expression::alibi_of(*p.score_function.program);
+  if (!alibi || p.alibi_slopes.defined()) return false;
+  const Diagonal d = diagonal_of(p, alibi->distance);
+  if (d.sign == 0 || !d.shifted || d.constant != 0) return false;
+  // A distance with its sign is the same where no later key is seen.
+  if (!alibi->absolute && (d.sign != 1 || p.right > 0)) return false;
+  const Tensor& slopes = p.score_function.captures[static_cast<std::size_t>(alibi->capture)];
+  const bool by_head = slopes.rank == 1 && slopes.sizes[0] == p.heads_q;
+  const bool by_both =
+      slopes.rank == 2 && slopes.sizes[0] == p.batch && slopes.sizes[1] == p.heads_q;
+  if (!by_head && !by_both) return false;
+  p.alibi_slopes =
+      arguments::expand("score_expression", slopes, {p.batch, p.heads_q}, "(Hq) or (B, Hq)");
+  return true;
+}
+
+/// Takes the score into softcap or alibi_slopes where it is one, and no gradient of a captured
+/// tensor is wanted.
+void recognize_score(Problem& p) {
+  if (!p.score_function.defined()) return;
+  if (std::any_of(p.dcaptures.begin(), p.dcaptures.end(),
+                  [](const Tensor& t) { return t.defined(); })) {
+    return;
+  }
+  const double cap = expression::softcap_of(*p.score_function.program);
+  const bool caps = cap > 0.0 && p.softcap == 0.0 && !p.bias.defined() && !p.alibi_slopes.defined();
+  if (caps) p.softcap = cap;
+  if (!caps && !take_alibi(p)) return;
+  p.score_function = {};
+  p.dcaptures.clear();
 }
 
 }  // namespace
@@ -54,9 +164,11 @@ void take_expressions(Problem& p, const AttentionSpec& spec) {
     const expression::Program& program = *p.mask_function.program;
     const auto& result = program.nodes[static_cast<std::size_t>(program.result)];
     if ((result.depends & expression::kScore) != 0) {
-      fail_value("mask_expression", "reads the score", "only score_expression may");
+      fail_value("mask_expression", "a formula of the score", "only score_expression reads it");
     }
+    recognize_mask(p);
   }
+  if (p.pass == Pass::forward) recognize_score(p);  // backward knows its gradients later
 }
 
 void take_capture_gradients(Problem& p, const BackwardTensors& tensors, const AttentionSpec& spec,
@@ -69,11 +181,9 @@ void take_capture_gradients(Problem& p, const BackwardTensors& tensors, const At
     }
     return;
   }
-  p.score_gradient = expression::lower(expression::as_real(spec.score_expression)).gradient();
   const std::vector<Captured> captures = spec.score_expression.captures();
   p.dcaptures.resize(captures.size());
-  if (given.empty()) return;
-  if (given.size() != captures.size()) {
+  if (!given.empty() && given.size() != captures.size()) {
     fail_value("dcaptures", std::to_string(given.size()) + " tensors",
                "score_expression captures " + std::to_string(captures.size()));
   }
@@ -93,6 +203,10 @@ void take_capture_gradients(Problem& p, const BackwardTensors& tensors, const At
     }
     p.dcaptures[n] = t;
   }
+  recognize_score(p);
+  if (!p.score_function.defined()) return;
+  const Expression score = expression::as_real(spec.score_expression);
+  p.score_gradient = expression::lower(score).gradient();
 }
 
 void require_capture_data(const AttentionSpec& spec) {

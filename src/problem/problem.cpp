@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <string>
 
+#include "expression/block_map.h"
 #include "problem/arguments.h"
 #include "problem/blocks.h"
 #include "problem/expressions.h"
 #include "problem/lengths.h"
+#include "problem/listed_blocks.h"
 
 namespace tilewise {
 namespace {
@@ -118,8 +120,6 @@ std::int64_t bounded(std::int64_t value) {
 }
 
 void take_block_list(Problem& p, const BlockList& list) {
-  if (p.packed)
-    fail("block_list.row_offsets", list.row_offsets, "not together with packed sequences");
   if (list.block_q < 1)
     arguments::fail_value("block_list.block_q", std::to_string(list.block_q), "it must be >= 1");
   if (list.block_k < 1)
@@ -154,6 +154,7 @@ void take_block_list(Problem& p, const BlockList& list) {
   if (offsets.sizes[0] == 1) p.block_list.row_offsets.strides[0] = 0;
   if (offsets.sizes[1] == 1) p.block_list.row_offsets.strides[1] = 0;
   arguments::check_block_list(p.block_list, offsets, ceil_div(p.seq_k, list.block_k));
+  p.listed_pairs = count_listed_pairs(p);
 }
 
 void take_masks(Problem& p, const AttentionSpec& spec) {
@@ -265,6 +266,16 @@ void require_spec_data(const AttentionSpec& s) {
                 {"block_list.block_full", &s.block_list.block_full}});
 }
 
+/// True when the blocks that a mask expression leaves can be told here, for the kernels that skip
+/// the others.
+bool can_map(const Problem& p) {
+  if (!p.mask_function.defined() || p.device.type != DeviceType::cpu) return false;
+  const auto readable = [](const Tensor& t) { return !t.defined() || t.data != nullptr; };
+  return std::all_of(p.mask_function.captures.begin(), p.mask_function.captures.end(), readable) &&
+         readable(p.key_lengths) && readable(p.cu_seqlens_q) && readable(p.cu_seqlens_k) &&
+         readable(p.block_list.row_offsets) && readable(p.block_list.block_index);
+}
+
 template <class Tensors>
 Problem begin_problem(const Tensors& t, const AttentionSpec& spec, Pass pass, Purpose purpose) {
   Problem p;
@@ -280,6 +291,7 @@ Problem begin_problem(const Tensors& t, const AttentionSpec& spec, Pass pass, Pu
   take_sizes(p, t.q, t.k, t.v, spec);
   const Tensor q_rows = p.q;  // before packing changes strides; sizes are the tensors' own
   take_spec(p, spec);
+  if (purpose == Purpose::plan && can_map(p)) p.listed_pairs = expression::count_mapped_pairs(p);
   const Access access = pass == Pass::forward ? Access::write : Access::read;
   p.o = take_values(p, "o", t.o, q_rows, p.head_dim_v, access);
   if (t.lse.defined()) p.lse = take_statistics(p, "lse", t.lse);

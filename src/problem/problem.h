@@ -70,6 +70,9 @@ struct Problem {
   std::shared_ptr<const expression::Gradient> score_gradient;  ///< of backward
   std::vector<Tensor> dcaptures;  ///< of backward: one a capture of the score; not given = unwanted
   BlockList block_list;
+  /// Visible by list, position and length, and in plans by blocks of the mask expression; -1: not
+  /// counted, or nobody here can see.
+  double listed_pairs = -1.0;
   Dropout dropout;
   Tensor key_lengths, cu_seqlens_q, cu_seqlens_k, block_table;
   bool deterministic = false;

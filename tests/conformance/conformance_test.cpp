@@ -32,7 +32,8 @@ std::string path_of(const std::string& file) {
 
 std::vector<Stretch> stretches(DeviceType device) {
   std::vector<Stretch> all;
-  for (const char* file : {"smoke", "seeds", "edge", "conformance", "three_way"}) {
+  for (const char* file :
+       {"smoke", "seeds", "edge", "conformance", "three_way", "block_lists", "expressions"}) {
     const std::size_t count = read_case_file(path_of(file)).size();
     for (std::size_t begin = 0; begin < count; begin += kStretch) {
       all.push_back({file, begin, std::min(begin + kStretch, count), device});
@@ -87,6 +88,27 @@ INSTANTIATE_TEST_SUITE_P(cpu, Conformance, testing::ValuesIn(stretches(DeviceTyp
 INSTANTIATE_TEST_SUITE_P(cuda, Conformance, testing::ValuesIn(stretches(DeviceType::cuda)),
                          stretch_name);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Conformance);
+
+// Lists of blocks beside whatever a random problem has, on all tiled rows.
+class RandomLists : public testing::TestWithParam<std::int64_t> {};
+
+TEST_P(RandomLists, AgreeWithTheReference) {
+  CheckOptions options;
+  options.cache = make_reference_cache();
+  int passed = 0;
+  for (std::size_t n = 0; n < kStretch; n += kStep) {
+    const Case c = random_list_case(19, GetParam() + static_cast<std::int64_t>(n));
+    for (const KernelRow& row : kernel_table()) {
+      if (row.device != DeviceType::cpu || row.implementation != std::string("flash")) continue;
+      const CheckResult result = check_case(row, c, options);
+      EXPECT_NE(result.status, CheckStatus::failed) << words(result);
+      passed += result.status == CheckStatus::passed ? 1 : 0;
+    }
+  }
+  EXPECT_GT(passed, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(cpu, RandomLists, testing::Range<std::int64_t>(0, 300, kStretch));
 
 // A row that refuses everything would pass the tests above.
 TEST(Rows, EachRunsSomeSmokeCases) {

@@ -46,7 +46,8 @@ double value(
 std::string message(std::string_view text) {
   static Tables tables;
   try {
-    (void)expression::lower(Expression::parse(text, tables.captures));
+    const Expression read = Expression::parse(text, tables.captures);
+    (void)expression::lower(read);
   } catch (const InvalidArgument& e) {
     return e.what();
   }

@@ -130,6 +130,11 @@ TEST(Case, ErrorsNameTheWordAndWhatIsAccepted) {
   expect_error("s4 pass=up", "fwd, bwd or fwd,bwd");
   expect_error("s4 bias=1,1,q,k:colour", "expected a fill");
   expect_error("b2 d4", "query length is missing");
+  expect_error("s4 score=", "a formula");
+  expect_error("s4 score='i - j", "a formula");
+  expect_error("s4 captures='t'", "NAME:TYPE[SIZE,...]");
+  expect_error("s4 captures='t:f31[2]'", "NAME:TYPE[SIZE,...]");
+  expect_error("s4 captures='t:f32[1,1,1,1,1]'", "at most 4 axes");
   expect_error("b2 s4 lengths=1", "one length for each of the 2");
   expect_error("packed=3,4 s4", "packed=");
   expect_error("packed=3,4/1", "packed=Q,Q");
@@ -147,7 +152,8 @@ TEST(Case, FormatsWhatItReads) {
 
 TEST(Case, EveryLineOfEveryFileSurvivesTheRoundTrip) {
   int lines = 0;
-  for (const char* file : {"smoke", "conformance", "three_way", "edge", "seeds", "large"}) {
+  for (const char* file : {"smoke", "conformance", "block_lists", "three_way", "edge", "seeds",
+                           "large", "expressions"}) {
     for (Case c : read_case_file(cases_dir(TILEWISE_CASES_DIR) + "/" + file + ".txt")) {
       Case again = parse_case(format_case(c));
       c.line = 0;
@@ -164,7 +170,9 @@ TEST(Case, AReportsMaskFieldHoldsWhatChangesTheWork) {
   EXPECT_EQ(mask_field(parse_case("b2 h4 s4 d8 bf16 deterministic layout=bshd fill=zeros")),
             "none");
   const char* words[] = {"causal window=3,0 mask=1,1,q,k", "causal_top_left blocks=2,2:1,1:1",
-                         "scale=1e+20 softcap=20 alibi bias=1,h,q,k sink dropout=0.25 dlse"};
+                         "scale=1e+20 softcap=20 alibi bias=1,h,q,k sink dropout=0.25 dlse",
+                         "causal mask_expr='i - j < 3 | doc[j] == 1' alibi score='score - 1 + h' "
+                         "captures='doc:i32[Sk]=j // 2; t:f32[Hq,2]' dropout=0.25"};
   for (const std::string text : words) {
     const Case c = parse_case("s4 " + text);
     EXPECT_EQ(words_of_mask_field(mask_field(c)), text);
@@ -256,6 +264,23 @@ TEST(RandomCase, DrawsCombinationsEvenly) {
   }
   EXPECT_EQ(rare.size(), 5U);
   for (const auto& [what, count] : rare) EXPECT_GT(count, kDraws / 200) << what;
+}
+
+TEST(RandomCase, WithAListIsTheSameProblemWithOne) {
+  int dense_rows = 0;
+  for (std::int64_t index = 0; index < 300; ++index) {
+    Case c = random_list_case(5, index);
+    EXPECT_EQ(parse_case(format_case(c)), c) << format_case(c);
+    ASSERT_TRUE(c.blocks.has_value());
+    if (c.blocks->dense_row >= 0) ++dense_rows;
+    c.blocks.reset();
+    Case plain = random_case(5, index);
+    plain.blocks.reset();
+    if (plain.page_size > 0) plain.layout = c.layout;
+    if (plain.packed) plain.packed->give_max = true;
+    EXPECT_EQ(c, plain);
+  }
+  EXPECT_GT(dense_rows, 20);
 }
 
 TEST(RandomCase, DrawsHeadDimsTo256AndUnequalOnes) {

@@ -5,8 +5,8 @@ layer = ASAMLayer(ASAMConfig(dim=256, num_heads=4, pattern_type="local"))
 y, info = layer(x, return_info=True)          # x, y (B, n, dim)
 """
 
-from ._config import PATTERNS, ASAMConfig
-from ._gate import AdaptiveGate
+from ._config import CHOICES, PATTERNS, ASAMConfig
+from ._gate import AdaptiveGate, InputGate
 from ._layers import (
     ASAMEncoder,
     ASAMLayer,
@@ -23,8 +23,10 @@ from ._patterns import (
     RandomPattern,
     StridedPattern,
 )
+from ._routed import RoutedAttention
 
 __all__ = [
+    "CHOICES",
     "PATTERNS",
     "ASAMConfig",
     "ASAMEncoder",
@@ -36,8 +38,10 @@ __all__ = [
     "FlashASAMLayer",
     "HierarchicalPattern",
     "HybridASAM",
+    "InputGate",
     "LocalPattern",
     "OptimizedASAMLayer",
     "RandomPattern",
+    "RoutedAttention",
     "StridedPattern",
 ]

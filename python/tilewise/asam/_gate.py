@@ -1,4 +1,4 @@
-"""The published gate (docs/asam.md, "The gate")."""
+"""The published gate, and the one that sees the input (docs/asam.md, "The gate")."""
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,60 @@ class AdaptiveGate(nn.Module):
         # mean_j(pooled . x_j) = pooled . mean_j(x_j): no (bins, n) matrix.
         weights = (pooled @ x.mean(1).unsqueeze(-1)).softmax(1)
         return (pooled * weights).sum(2)
+
+
+class InputGate(nn.Module):
+    """The published gate's formula on features that the input changes.
+
+    forward: x (B, n, dim) -> g (B, heads), confidence (B, heads), pattern logits
+    (B, heads, choices). Features: mean over tokens, and maximum and variance over tokens of x
+    averaged in windows of each of WINDOWS tokens; all dim features are kept.
+    """
+
+    WINDOWS = (1, 8, 64)
+
+    def __init__(self, dim: int, num_heads: int, hidden_dim: int, choices: int) -> None:
+        super().__init__()
+        self.choices = choices
+        self.feature_proj = nn.Sequential(
+            nn.Linear(dim * (1 + 2 * len(self.WINDOWS)), hidden_dim),
+            nn.LayerNorm(hidden_dim),
+            nn.GELU(),
+            nn.Dropout(0.1),
+        )
+        self.complexity_estimator = _head(hidden_dim, num_heads)
+        self.confidence_predictor = _head(hidden_dim, num_heads, nn.Sigmoid())
+        self.pattern_selector = _head(hidden_dim, num_heads * choices)
+        self.sparse_threshold = nn.Parameter(torch.full((num_heads,), 0.5))
+        self.gate_temp = nn.Parameter(torch.full((1,), 0.1))
+
+    def forward(self, x: Tensor, key_lengths: Tensor | None = None) -> tuple[Tensor, ...]:
+        features = self.feature_proj(self._pooled(x, key_lengths))
+        complexity = self.complexity_estimator(features)
+        confidence = self.confidence_predictor(features)
+        gate = ((self.sparse_threshold - complexity) * confidence / self.gate_temp.abs()).sigmoid()
+        logits = self.pattern_selector(features).unflatten(-1, (-1, self.choices))
+        return gate, confidence, logits
+
+    def _pooled(self, x: Tensor, key_lengths: Tensor | None) -> Tensor:
+        """(B, dim (1 + 2 windows)); tokens at and past key_lengths (B) do not count."""
+        n = x.shape[1]
+        counts = x.new_ones(1, n, 1)
+        if key_lengths is not None:
+            at = torch.arange(n, device=x.device)
+            counts = (at < key_lengths[:, None]).to(x.dtype).unsqueeze(-1)
+        statistics = [(x * counts).sum(1) / counts.sum(1).clamp_min(1)]
+        for window in self.WINDOWS:
+            short = -n % window
+            sums = functional.pad(x * counts, (0, 0, 0, short)).unflatten(1, (-1, window)).sum(2)
+            inside = functional.pad(counts, (0, 0, 0, short)).unflatten(1, (-1, window)).sum(2)
+            means, seen = sums / inside.clamp_min(1), inside > 0
+            highest = means.masked_fill(~seen, -torch.inf).amax(1)
+            weights = seen.to(x.dtype) / seen.sum(1, keepdim=True).clamp_min(1)
+            mean = (means * weights).sum(1, keepdim=True)
+            variance = ((means - mean).square() * weights).sum(1)
+            statistics += [highest.where(highest.isfinite(), 0.0), variance]
+        return torch.cat(statistics, -1)
 
 
 def _head(hidden_dim: int, outputs: int, *last: nn.Module) -> nn.Sequential:

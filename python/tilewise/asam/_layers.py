@@ -1,21 +1,23 @@
-"""The published layers on tilewise's attention (docs/asam.md, "As published").
+"""ASAM's layers on tilewise's attention, published and working (docs/asam.md).
 
 Every layer takes x (B, n, dim) and an optional mask (bool, True = attend, broadcast to
 (B, heads, n, n)), and returns (y, info): y (B, n, dim), info a dict where return_info is set, else
 None. Parameters have the published names, so that published checkpoints load.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from .._attention import attention
 from ._config import ASAMConfig
 from ._gate import AdaptiveGate
+from ._heads import both, feed_forward, masked_attention, merge_heads, split_heads
 from ._patterns import Pattern, make_pattern
+from ._routed import RoutedAttention
 
 Info = dict[str, Any]
 
@@ -52,7 +54,11 @@ class DynamicSparseDenseAttention(nn.Module):
 
 
 class ASAMLayer(nn.Module):
-    """The published layer, the report's "Original": its "sparse" path computes n^2 scores."""
+    """Pre-norm attention and feed-forward network: x + A(LN x), then x + F(LN x).
+
+    mode "faithful": the published layer, the report's "Original", whose "sparse" path computes n^2
+    scores. mode "adaptive": RoutedAttention, and key_lengths, int32 (B): tokens of each sequence.
+    """
 
     def __init__(self, config: ASAMConfig) -> None:
         super().__init__()
@@ -63,17 +69,17 @@ class ASAMLayer(nn.Module):
         self.norm = nn.LayerNorm(config.dim)
         self.ffn = feed_forward(config.dim, config.dropout)
         self.ffn_norm = nn.LayerNorm(config.dim)
-        self.adaptive_attn = (
-            DynamicSparseDenseAttention(
+        self.adaptive_attn: nn.Module | None = None
+        if config.mode == "adaptive":
+            self.adaptive_attn = RoutedAttention(config)
+        elif config.use_adaptive_gate:
+            self.adaptive_attn = DynamicSparseDenseAttention(
                 config.dim, config.num_heads, config.dim_head, config.dropout
             )
-            if config.use_adaptive_gate
-            else None
-        )
         self._pattern_modules = nn.ModuleDict()
 
     def pattern(self, n: int, device: torch.device) -> Pattern:
-        """The pattern for n tokens, made at the first call with n.
+        """The published pattern for n tokens, made at the first call with n.
 
         As published, its parameters come into being there: an optimizer made earlier does not
         train them, and each length has its own.
@@ -86,30 +92,59 @@ class ASAMLayer(nn.Module):
         return pattern
 
     def forward(
-        self, x: Tensor, mask: Tensor | None = None, return_info: bool = False
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        return_info: bool = False,
+        key_lengths: Tensor | None = None,
     ) -> tuple[Tensor, Info | None]:
+        if self.config.mode == "faithful":
+            if key_lengths is not None:
+                raise ValueError("key_lengths is given: the published layer has none")
+            y, info = self._forward(x, mask, None)
+        elif self.config.use_gradient_checkpointing and self.training:
+            y, info = checkpoint(self._forward, x, mask, key_lengths, use_reentrant=False)
+        else:
+            y, info = self._forward(x, mask, key_lengths)
+        return y, info if return_info else None
+
+    def _forward(
+        self, x: Tensor, mask: Tensor | None, key_lengths: Tensor | None
+    ) -> tuple[Tensor, Info]:
         h = self.norm(x)
-        pattern = self.pattern(x.shape[1], x.device)
         info: Info = {}
-        if self.adaptive_attn is not None:
-            a, info = self.adaptive_attn(h, pattern, mask)
+        if self.config.mode == "adaptive":
+            assert self.adaptive_attn is not None
+            a, info = self.adaptive_attn(h, mask, key_lengths)
+        elif self.adaptive_attn is not None:
+            a, info = self.adaptive_attn(h, self.pattern(x.shape[1], x.device), mask)
         else:
             q, k, v = split_heads(self.to_qkv(h), self.config.num_heads)
+            pattern = self.pattern(x.shape[1], x.device)
             o = masked_attention(q, k, v, both(pattern.mask(q, k), mask))
             a = self.to_out(merge_heads(o))
         x = x + a
-        x = x + self.ffn(self.ffn_norm(x))
-        return x, info if return_info else None
+        return x + self.ffn(self.ffn_norm(x)), info
 
-    def _load_from_state_dict(self, state: Mapping[str, Any], prefix: str, *arguments: Any) -> None:
-        """Makes the pattern modules that a checkpoint has; drops the masks that it carries."""
-        here = f"{prefix}_pattern_modules."
-        for name in [n for n in state if n.startswith(here)]:
-            key = name[len(here) :].split(".", 1)[0]
-            if name.endswith("_cached_pattern"):
-                del state[name]  # type: ignore[attr-defined]
-            if key.rpartition("_")[0] == self.config.pattern_type:
-                self.pattern(int(key.rpartition("_")[2]), self.norm.weight.device)
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        """Loads the other mode's checkpoint too: what only one mode has keeps its value here.
+
+        Makes the pattern modules that a published checkpoint has, and drops the masks in it.
+        """
+        for name in [n for n in state if n.startswith(f"{prefix}_pattern_modules.")]:
+            kind, _, n = name[len(prefix) :].split(".")[1].rpartition("_")
+            faithful = self.config.mode == "faithful" and kind == self.config.pattern_type
+            if faithful and not name.endswith("_cached_pattern"):
+                self.pattern(int(n), self.norm.weight.device)
+            else:
+                del state[name]
+        own = self.state_dict(prefix=prefix)
+        mixed = [f"{prefix}adaptive_attn.{part}" for part in ("gate.", "centroids", "temperature")]
+        for name in [n for n in {**state, **own} if n.startswith(tuple(mixed))]:
+            if name not in own:
+                del state[name]
+            elif name not in state or state[name].shape != own[name].shape:
+                state[name] = own[name]
         super()._load_from_state_dict(state, prefix, *arguments)
 
 
@@ -122,11 +157,15 @@ class ASAMEncoder(nn.Module):
         self.norm = nn.LayerNorm(config.dim)
 
     def forward(
-        self, x: Tensor, mask: Tensor | None = None, return_all_layers: bool = False
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        return_all_layers: bool = False,
+        key_lengths: Tensor | None = None,
     ) -> Tensor | list[Tensor]:
         outputs = []
         for layer in self.layers:
-            x, _ = layer(x, mask)
+            x, _ = layer(x, mask, key_lengths=key_lengths)
             outputs.append(x)
         return outputs if return_all_layers else self.norm(x)
 
@@ -294,37 +333,6 @@ class HybridASAM(nn.Module):
         c = self.combine_gate(x).sigmoid()
         y: Tensor = self.to_out(c * local + (1 - c) * strided)
         return y
-
-
-def feed_forward(dim: int, dropout: float) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(dim, dim * 4),
-        nn.GELU(),
-        nn.Dropout(dropout),
-        nn.Linear(dim * 4, dim),
-        nn.Dropout(dropout),
-    )
-
-
-def split_heads(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(B, n, 3 heads d) -> q, k, v (B, heads, n, d), views."""
-    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
-    return q, k, v
-
-
-def merge_heads(o: Tensor) -> Tensor:
-    """(B, heads, n, d) -> (B, n, heads d)."""
-    return o.transpose(1, 2).flatten(2)
-
-
-def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention (B, heads, n, d), scale 1/sqrt(d); rows that see no key are 0."""
-    o: Tensor = attention(q, k, v, mask=mask, layout="bhsd")
-    return o
-
-
-def both(pattern: Tensor, mask: Tensor | None) -> Tensor:
-    return pattern if mask is None else pattern & mask
 
 
 def check_heads(dim: int, num_heads: int) -> None:

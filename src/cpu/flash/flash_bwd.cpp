@@ -21,6 +21,7 @@ namespace tilewise::cpu {
 namespace {
 
 constexpr int kMaxSplits = 16;
+constexpr int kLeastKeys = 32;  // of a block of a list that has tiles of its own
 /// What parts of `deterministic` problems are made for, however many threads there are: parts
 /// decide in which order dQ is summed. More threads than 2 kDecisiveThreads may find no work where
 /// a sequence has few key heads.
@@ -43,21 +44,22 @@ int parts(std::int64_t pairs, std::int64_t most, int threads) {
 
 }  // namespace
 
-BackwardGeometry::BackwardGeometry(const Problem& p, const Micro& micro, int threads) {
+BackwardGeometry::BackwardGeometry(const Problem& p, const Micro& micro, int threads)
+    : keys(p.seq_k, kTileKeys, p.block_list.block_k, kLeastKeys, kLeastKeys) {
   ld_q = round_up(p.head_dim, micro.lanes);
   ld_v = round_up(p.head_dim_v, micro.lanes);
-  key_blocks = ceil_div(p.seq_k, kTileKeys);
   pairs = p.batch * p.heads_k;
   workers = threads;
   // Packed: whatever the longest sequence has.
   const std::int64_t decisive_pairs = p.deterministic ? p.heads_k : pairs;
   const std::int64_t most =
-      takes_the_first(p) ? kMaxSplits : std::clamp<std::int64_t>(key_blocks, 1, kMaxSplits);
+      takes_the_first(p) ? kMaxSplits : std::clamp<std::int64_t>(keys.count(), 1, kMaxSplits);
   // Those beyond the blocks there are would add zeros.
   const int decisive_threads = p.deterministic ? kDecisiveThreads : threads;
   splits = static_cast<int>(std::min<std::int64_t>(parts(decisive_pairs, most, decisive_threads),
-                                                   std::max<std::int64_t>(key_blocks, 1)));
+                                                   std::max<std::int64_t>(keys.count(), 1)));
   dq_elems = p.query_rows() * ld_q;
+  capture_parts = CaptureGradients(p).parts(p.deterministic ? kDecisiveThreads : threads);
 }
 
 Backward::Backward(const Problem& p, const Micro& micro, const Context& context,
@@ -65,6 +67,7 @@ Backward::Backward(const Problem& p, const Micro& micro, const Context& context,
     : p_(p),
       geometry_(context.decided<BackwardGeometry>()),
       tile_(p, micro),
+      columns_(p),
       executor_(context.executor) {
   const BackwardGeometry& g = geometry_;
   delta_ = cut.take<float>(p.query_rows());
@@ -72,6 +75,8 @@ Backward::Backward(const Problem& p, const Micro& micro, const Context& context,
   dq_ = cut.take<float>(g.splits * g.dq_elems);
   gradients_ = cut.take<float>(g.workers * ((g.ld_q + g.ld_v) * kTileKeys));
   scratch_ = cut.take<float>(g.workers * tile_.scratch_elems());
+  capture_sums_ = cut.take<double>(g.capture_parts * tile_.capture_gradients().elems());
+  part_of_.assign(static_cast<std::size_t>(g.workers), 0);
 }
 
 void Backward::run() {
@@ -85,17 +90,32 @@ void Backward::run() {
     }
     pack_rows(block);
   });
-  run_tasks(executor_, g.workers, g.pairs * g.splits, [&](std::int64_t task, int slot) {
-    for (std::int64_t block = task % g.splits; block < g.key_blocks; block += g.splits) {
-      key_block_task(task / g.splits, block, static_cast<int>(task % g.splits), slot);
-    }
-  });
+  run_key_blocks();
   for_query_blocks([&](const RowBlock& block, int) { finish_rows(block); });
   if (p_.dsinks.defined()) sink_gradient();
   if (p_.dbias.defined()) {
     bias_gradient(p_, tile_, executor_, g.workers, known(0, 0, 0), scratch_);
   }
   clear_rows_past_the_end(p_);
+}
+
+/// Tasks of a pair and a split. With gradients of captured tensors a worker takes every n-th of
+/// them, so that each of the n parts of their sums has an order of its own, whoever works on it.
+void Backward::run_key_blocks() {
+  const BackwardGeometry& g = geometry_;
+  const std::int64_t tasks = g.pairs * g.splits;
+  const auto run_task = [&](std::int64_t task, int slot) {
+    for (std::int64_t block = task % g.splits; block < g.keys.count(); block += g.splits) {
+      key_block_task(task / g.splits, block, static_cast<int>(task % g.splits), slot);
+    }
+  };
+  if (g.capture_parts == 0) return run_tasks(executor_, g.workers, tasks, run_task);
+  run_tasks(executor_, g.workers, g.capture_parts, [&](std::int64_t part, int slot) {
+    part_of_[static_cast<std::size_t>(slot)] = static_cast<int>(part);
+    std::fill_n(capture_sums(static_cast<int>(part)), tile_.capture_gradients().elems(), 0.0);
+    for (std::int64_t task = part; task < tasks; task += g.capture_parts) run_task(task, slot);
+  });
+  tile_.capture_gradients().finish(capture_sums_, g.capture_parts, executor_, g.workers);
 }
 
 std::vector<MemoryPart> Backward::workspace_items(const Problem& p, const Micro& micro,
@@ -109,7 +129,9 @@ std::vector<MemoryPart> Backward::workspace_items(const Problem& p, const Micro&
           memory_part("dK, dV tiles", Role::workspace, DType::float32,
                       {g.workers, kTileKeys, g.ld_q + g.ld_v}),
           memory_part("tile scratch", Role::workspace, DType::float32,
-                      {g.workers, ScoreTileStep(p, micro).scratch_elems()})};
+                      {g.workers, ScoreTileStep(p, micro).scratch_elems()}),
+          memory_part("sums of captures", Role::workspace, DType::float64,
+                      {g.capture_parts, CaptureGradients(p).elems()})};
 }
 
 ScoreTileStep::Rows Backward::known(std::int64_t b, std::int64_t h, std::int64_t row) const {
@@ -192,11 +214,12 @@ void Backward::key_block_task(std::int64_t pair, std::int64_t block, int split, 
   const std::int64_t b = pair / p_.heads_k;
   const std::int64_t h_k = pair % p_.heads_k;
   const Sequence sequence = p_.sequence(b);
-  const std::int64_t j0 = block * kTileKeys;
+  const BackwardGeometry& g = geometry_;
+  const std::int64_t j0 = g.keys.at(block).begin;
+  const std::int64_t most = g.keys.at(block).end - j0;
   const std::int64_t rows = p_.key_rows(sequence);
   if (j0 >= rows) return;
-  const BackwardGeometry& g = geometry_;
-  const int keys = static_cast<int>(std::clamp<std::int64_t>(sequence.k_length - j0, 0, kTileKeys));
+  const int keys = static_cast<int>(std::clamp<std::int64_t>(sequence.k_length - j0, 0, most));
   float* dk = gradients_ + slot * ((g.ld_q + g.ld_v) * kTileKeys);
   float* dv = dk + kTileKeys * g.ld_q;
   if (keys > 0) {
@@ -204,7 +227,7 @@ void Backward::key_block_task(std::int64_t pair, std::int64_t block, int split, 
   } else {
     std::fill_n(dk, kTileKeys * (g.ld_q + g.ld_v), 0.0F);
   }
-  const int stored = static_cast<int>(std::min<std::int64_t>(kTileKeys, rows - j0));
+  const int stored = static_cast<int>(std::min(most, rows - j0));
   store_rows(p_.dk, b, h_k, sequence.k_begin + j0, stored, static_cast<int>(p_.head_dim), dk,
              g.ld_q, nullptr);
   store_rows(p_.dv, b, h_k, sequence.k_begin + j0, stored, static_cast<int>(p_.head_dim_v), dv,

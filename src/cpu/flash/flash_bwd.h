@@ -7,16 +7,18 @@
 
 #include "cpu/flash/score_tile.h"
 #include "cpu/flash/tiles.h"
+#include "cpu/flash/visible.h"
 
 namespace tilewise::cpu {
 
 /// Padded sizes and the layout of the workspace.
 struct BackwardGeometry {
   std::int64_t ld_q, ld_v;  ///< padded head dims
-  std::int64_t key_blocks;  ///< of the longest key sequence
+  Cuts keys;                ///< blocks of the longest key sequence
   std::int64_t pairs;       ///< (sequence, key head)
   std::int64_t dq_elems;    ///< one partial of dQ
   int splits, workers;
+  int capture_parts;  ///< of the gradients of captured tensors; 0 where none is wanted
 
   BackwardGeometry(const Problem& p, const Micro& micro, int threads);
 };
@@ -56,28 +58,45 @@ class Backward {
   template <class Body>
   void for_tiles(const KeyBlock& block, std::int64_t head, int boundary_rows, bool aligned,
                  const Body& body) const {
-    const KeyRange seeing = rows_that_see(block);
+    const std::int64_t h = block.h_k * p_.group() + head;
+    const std::int64_t step = aligned ? boundary_rows : 1;
+    KeyRange seeing = rows_that_see(block);
+    seeing.begin = seeing.begin / step * step;
+    for (const KeyRange& run : columns_.runs(block.b, h, block.j0, block.keys, seeing, step)) {
+      for_tiles_of(block, h, run, boundary_rows, aligned, body);
+    }
+  }
+  template <class Body>
+  void for_tiles_of(const KeyBlock& block, std::int64_t h, KeyRange run, int boundary_rows,
+                    bool aligned, const Body& body) const {
     std::int64_t rows = 0;
-    for (std::int64_t i0 = aligned ? seeing.begin / boundary_rows * boundary_rows : seeing.begin;
-         i0 < seeing.end; i0 += rows) {
+    for (std::int64_t i0 = run.begin; i0 < run.end; i0 += rows) {
       const std::int64_t most = aligned ? kTileRows - i0 % kTileRows : kTileRows;
-      rows = std::min(most, seeing.end - i0);
-      if (tile_visibility(p_, block.sequence, i0, static_cast<int>(rows), block.j0, block.keys) !=
-          Visibility::all) {
+      rows = std::min(most, run.end - i0);
+      TilePlace tile{block.sequence,         block.b,    h,        i0, block.j0,
+                     static_cast<int>(rows), block.keys, kTileKeys};
+      if (tile_visibility(p_, tile) != Visibility::all) {
         rows = std::min<std::int64_t>(rows, boundary_rows);
       }
       const std::int64_t end = p_.visible_keys(block.sequence, i0 + rows - 1).end;
-      const std::int64_t cols = std::min<std::int64_t>(block.keys, end - block.j0);
-      if (cols <= 0) continue;  // a sequence without keys for these rows
-      body(TilePlace{block.sequence, block.b, block.h_k * p_.group() + head, i0, block.j0,
-                     static_cast<int>(rows), static_cast<int>(cols), kTileKeys});
+      tile.rows = static_cast<int>(rows);
+      tile.cols = static_cast<int>(std::min<std::int64_t>(block.keys, end - block.j0));
+      if (tile.cols <= 0) continue;  // a sequence without keys for these rows
+      body(tile);
     }
   }
-  ScoreTileStep::Scratch tile_scratch(int slot) const { return tile_.scratch(scratch_, slot); }
+  ScoreTileStep::Scratch tile_scratch(int slot) const {
+    ScoreTileStep::Scratch scratch = tile_.scratch(scratch_, slot);
+    if (geometry_.capture_parts > 0) {
+      scratch.capture_sums = capture_sums(part_of_[static_cast<std::size_t>(slot)]);
+    }
+    return scratch;
+  }
 
   const Problem& p_;
   BackwardGeometry geometry_;
   ScoreTileStep tile_;
+  ListedColumns columns_;
 
  private:
   template <class Body>
@@ -89,7 +108,14 @@ class Backward {
   void finish_rows(const RowBlock& block) const;
   void sink_gradient() const;
 
+  double* capture_sums(int part) const {
+    return capture_sums_ + part * tile_.capture_gradients().elems();
+  }
+  void run_key_blocks();
+
   Executor& executor_;
+  double* capture_sums_;
+  std::vector<int> part_of_;  ///< by slot: the part of capture_sums_ that it is at
   float *delta_, *lse_low_, *dq_, *gradients_, *scratch_;
 };
 

@@ -171,7 +171,7 @@ class Bf16Backward final : public Backward {
 
   /// P and scale * dS of a tile, rounded; false when position hides the whole tile.
   bool gradient(const TilePlace& at, const Keys& keys, const KeyBlock& block, int slot) const {
-    const Visibility seen = tile_visibility(p_, at.sequence, at.i0, at.rows, at.j0, at.cols);
+    const Visibility seen = tile_visibility(p_, at);
     if (seen == Visibility::none) return false;
     ScoreTileStep::Scratch scratch = tile_scratch(slot);
     const ScoreTileStep::Rows known = this->known(at.b, at.h, at.sequence.q_begin + at.i0);
@@ -192,7 +192,7 @@ class Bf16Backward final : public Backward {
       round(at, cols, scratch, keys);
       return true;
     }
-    if (seen == Visibility::some || cols > at.cols) tile_.mask_position(at, cols, scratch.p);
+    if (seen == Visibility::some || cols > at.cols) tile_.hide(at, cols, scratch.p);
     products_.gradient_step(at.rows, cols, scratch.p, scratch.ds, kTileKeys, p_.scale * kLog2E,
                             lse_log2, known.delta, p_.scale, keys.tile);
     return true;
@@ -226,8 +226,7 @@ class Bf16Backward final : public Backward {
   /// True where no row sees more than one key: dP is delta, and dS 0.
   bool sees_one_key(const TilePlace& at) const {
     for (int r = 0; r < at.rows; ++r) {
-      const KeyRange seen = p_.visible_keys(at.sequence, at.i0 + r);
-      if (seen.end - seen.begin > 1) return false;
+      if (keys_seen(p_, at, at.i0 + r, 2) > 1) return false;
     }
     return true;
   }

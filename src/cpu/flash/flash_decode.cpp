@@ -13,6 +13,7 @@
 #include "cpu/flash/flash.h"
 #include "cpu/flash/score_steps.h"
 #include "cpu/flash/tiles.h"
+#include "cpu/flash/visible.h"
 #include "cpu/micro/elements.h"
 #include "plan/accounting.h"
 #include "plan/decisive.h"
@@ -170,9 +171,12 @@ class Decode {
       load_rows(p_.q, b, h + head, sequence.q_begin, q_rows, static_cast<int>(p_.head_dim),
                 q + head * q_rows * g_.ld_q, g_.ld_q, p_.scale);
     }
-    for (std::int64_t j0 = begin / 4 * 4; j0 < end; j0 += g_.block_keys) {
-      const auto keys = static_cast<int>(std::min(g_.block_keys, end - j0));
-      const TilePlace place{sequence, b, h, 0, j0, q_rows, keys, g_.block_keys};
+    const QueryRows listing{b, h, 0, q_rows, heads.end - heads.begin};
+    for (KeyRange run{0, begin / 4 * 4}; run.end < end;) {
+      run = next_listed(p_, listing, {run.end, std::min(end, run.end / 4 * 4 + g_.block_keys)}, 4);
+      if (run.empty()) continue;
+      const auto keys = static_cast<int>(run.end - run.begin);
+      const TilePlace place{sequence, b, h, 0, run.begin, q_rows, keys, g_.block_keys};
       const Block block = load_block(place, slot);
       for_strips(place, heads.end - heads.begin,
                  [&](const Strip& strip) { step(strip, block, slot, q, state); });
@@ -208,12 +212,22 @@ class Decode {
     }
   }
 
+  /// What the heads of a strip see, one with another.
+  Visibility visibility(const Strip& strip) const {
+    TilePlace place = strip.place;
+    const Visibility first = tile_visibility(p_, place);
+    for (std::int64_t head = 1; head < strip.heads; ++head) {
+      ++place.h;
+      if (tile_visibility(p_, place) != first) return Visibility::some;
+    }
+    return first;
+  }
+
   /// One block of keys for a strip of rows.
   void step(const Strip& strip, const Block& block, int slot, const float* q,
             const State& state) const {
     const TilePlace& place = strip.place;
-    const Visibility seen =
-        tile_visibility(p_, place.sequence, place.i0, place.rows, place.j0, place.cols);
+    const Visibility seen = visibility(strip);
     if (seen == Visibility::none) return;
     const int rows = strip.rows();
     float* s = s_ + slot * g_.strip_rows * (g_.block_keys + 1);
@@ -221,16 +235,13 @@ class Decode {
     float* o = state.o + strip.first * g_.ld_v;
     scores(rows, block, q + strip.first * g_.ld_q, s);  // (F1) S
     const int padded = static_cast<int>(round_up(place.cols, micro_.lanes));
+    for_heads(strip, s, [&](const TilePlace& head, float* logits) {
+      if (steps_.elementwise()) steps_.apply(head, logits);
+      if (seen == Visibility::some) steps_.hide(head, logits);
+    });
     for (std::int64_t r = 0; r < rows; ++r) {
       std::fill(s + r * g_.block_keys + place.cols, s + r * g_.block_keys + padded, kNothing);
     }
-    for_heads(strip, s, [&](const TilePlace& head, float* logits) {
-      if (steps_.elementwise()) {
-        steps_.apply(head, logits);
-      } else if (seen != Visibility::all) {
-        steps_.mask_position(head, logits);
-      }
-    });
     micro_.softmax_step(rows, padded, s, g_.block_keys, state.m + strip.first,
                         state.l + strip.first, alpha);  // (F7)-(F9)
     const auto ld_v = static_cast<int>(g_.ld_v);

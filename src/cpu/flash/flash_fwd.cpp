@@ -15,6 +15,7 @@
 #include "cpu/flash/flash.h"
 #include "cpu/flash/score_steps.h"
 #include "cpu/flash/tiles.h"
+#include "cpu/flash/visible.h"
 #include "cpu/micro/elements.h"
 #include "plan/accounting.h"
 
@@ -25,6 +26,8 @@ constexpr int kTaskRows = 96;   // query rows of a task: a packed K or V block i
 constexpr int kGroupRows = 24;  // rows whose strip of scores stays in the first-level cache
 constexpr int kBlockKeys = 256;
 constexpr int kKeyStep = 64;  // a group's keys begin at a multiple of it: whole panels of every set
+// Rows of a query block of a list that has groups of its own; of shorter blocks one group has some.
+constexpr int kLeastGroup = 12;
 // Of P relative to an early maximum, on the average of all keys: near 1 for scores like the first
 // ones, whatever their spread; more for rows whose first panel has a single key in its window. Of
 // few keys the roundings do not average out.
@@ -39,11 +42,12 @@ struct Geometry {
   std::int64_t k_elems, v_elems;        ///< packed K and V of one (sequence, key head)
   bool v_in_place;                      ///< V's rows are read where they lie
   std::int64_t pairs, pairs_at_a_time;  ///< (sequence, key head)
-  std::int64_t tasks_per_head;          ///< blocks of query rows of the longest sequence
+  Cuts tasks;                           ///< blocks of query rows of the longest sequence
   int lanes;
   int workers;
 
-  Geometry(const Problem& p, const Micro& micro, int threads) {
+  Geometry(const Problem& p, const Micro& micro, int threads)
+      : tasks(p.seq_q, kTaskRows, p.block_list.block_q, kTaskRows, 6) {
     lanes = micro.lanes;
     ld_q = p.head_dim;  // Q rows are only read element by element
     ld_v = round_up(p.head_dim_v, micro.lanes);
@@ -52,9 +56,8 @@ struct Geometry {
     v_in_place = whole_vectors(p.v, micro) && !p.paged;
     v_elems = v_in_place ? 0 : keys * ld_v;
     pairs = p.batch * p.heads_k;
-    tasks_per_head = ceil_div(p.seq_q, kTaskRows);
     workers = threads;
-    pairs_at_a_time = cpu::pairs_at_a_time(p, tasks_per_head * p.group(), threads);
+    pairs_at_a_time = cpu::pairs_at_a_time(p, tasks.count() * p.group(), threads);
   }
 };
 
@@ -110,12 +113,12 @@ class Forward {
         p_, executor_,
         {.pairs = g.pairs,
          .key_blocks = g.keys / kBlockKeys,
-         .row_blocks = g.tasks_per_head,
+         .row_blocks = g.tasks.count(),
          .workers = g.workers,
          .pack = [&](auto pair, auto at, auto block,
                      int slot) { pack(pair, at, block, scratch(slot)); },
          .attend = [&](auto pair, auto at, auto head, auto block,
-                       int slot) { attend(pair, at, head, block * kTaskRows, scratch(slot)); }});
+                       int slot) { attend(pair, at, head, g.tasks.at(block), scratch(slot)); }});
     clear_rows_past_the_end(p_);
   }
 
@@ -158,14 +161,15 @@ class Forward {
     load_keys(p_, p_.v, b, sequence, h, j0, count, static_cast<int>(p_.head_dim_v), v, ld_v);
   }
 
-  /// Query rows i0 .. i0 + kTaskRows - 1 of one head against all keys.
-  void attend(std::int64_t pair, std::int64_t at, std::int64_t head, std::int64_t i0,
+  /// Query rows of one head against all keys.
+  void attend(std::int64_t pair, std::int64_t at, std::int64_t head, KeyRange query_rows,
               const Scratch& scratch) const {
     const std::int64_t b = pair / p_.heads_k;
     const std::int64_t h = pair % p_.heads_k * p_.group() + head;
     const Sequence sequence = p_.sequence(b);
+    const std::int64_t i0 = query_rows.begin;
     if (i0 >= sequence.q_length) return;
-    const int rows = static_cast<int>(std::min<std::int64_t>(kTaskRows, sequence.q_length - i0));
+    const int rows = static_cast<int>(std::min(query_rows.end, sequence.q_length) - i0);
     const float* q = dense_rows(p_.q, 1, b, h, sequence.q_begin + i0);
     if (q == nullptr) {
       load_rows(p_.q, b, h, sequence.q_begin + i0, rows, static_cast<int>(p_.head_dim), scratch.q,
@@ -185,30 +189,51 @@ class Forward {
     const float* q;
   };
 
-  /// add(place, r, begun) for the strips of a task that some row sees, r the strip's first row;
-  /// `begun` when its O is defined. O of rows that see nothing becomes 0.
+  /// A strip of scores: row r of the task first. `begun` when O of its rows is defined.
+  struct Strip {
+    TilePlace place;
+    int r;
+    Visibility seen;
+    bool begun;
+  };
+
+  /// add(strip) for the strips of a task that some row sees. O of rows that see nothing becomes 0.
   template <class Add>
   void for_strips(const Task& task, const Scratch& scratch, const Add& add) const {
     const auto& [sequence, b, h, i0, rows] = task.block;
-    bool begun[kTaskRows / kGroupRows] = {};
-    const std::int64_t begin = p_.visible_keys(sequence, i0).begin / kBlockKeys * kBlockKeys;
+    bool begun[kTaskRows] = {};  // of a group: its first row's
     const std::int64_t end = p_.visible_keys(sequence, i0 + rows - 1).end;
-    for (std::int64_t j0 = begin; j0 < end; j0 += kBlockKeys) {
-      for (int r = 0; r < rows; r += kGroupRows) {
-        const int group_rows = std::min(kGroupRows, rows - r);
-        const KeyRange seen = seen_keys(sequence, i0 + r, group_rows, j0);
-        if (seen.empty()) continue;
-        const auto keys = static_cast<int>(seen.end - seen.begin);
-        const TilePlace place{sequence, b, h, i0 + r, seen.begin, group_rows, keys, kBlockKeys};
-        if (visibility(place) == Visibility::none) continue;
-        add(place, r, std::exchange(begun[r / kGroupRows], true));
+    const auto block_of = [&](std::int64_t j) {
+      return first_listed(p_, {b, h, i0, rows}, {j, end}) / kBlockKeys * kBlockKeys;
+    };
+    for (std::int64_t j0 = block_of(p_.visible_keys(sequence, i0).begin); j0 < end;
+         j0 = block_of(j0 + kBlockKeys)) {
+      for (int r = 0, count = 0; r < rows; r += count) {
+        count = group_rows(i0 + r, rows - r);
+        const KeyRange seen = seen_keys(sequence, i0 + r, count, j0);
+        for (KeyRange run{0, seen.begin}; run.end < seen.end;) {
+          run = next_listed(p_, {b, h, i0 + r, count}, {run.end, seen.end}, micro_.lanes);
+          if (run.empty()) continue;
+          const auto keys = static_cast<int>(run.end - run.begin);
+          const TilePlace place{sequence, b, h, i0 + r, run.begin, count, keys, kBlockKeys};
+          const Visibility visible = tile_visibility(p_, place);
+          if (visible == Visibility::none) continue;
+          add(Strip{place, r, visible, std::exchange(begun[r], true)});
+        }
       }
     }
-    for (int r = 0; r < rows; r += kGroupRows) {
-      if (!begun[r / kGroupRows]) {
-        std::fill_n(scratch.o + r * geometry_.ld_v, kGroupRows * geometry_.ld_v, 0.0F);
-      }
+    for (int r = 0, count = 0; r < rows; r += count) {
+      count = group_rows(i0 + r, rows - r);
+      if (!begun[r]) std::fill_n(scratch.o + r * geometry_.ld_v, count * geometry_.ld_v, 0.0F);
     }
+  }
+
+  /// Of a task's rows from row i on, `left` of them: those of the next group.
+  int group_rows(std::int64_t i, int left) const {
+    const std::int64_t block = p_.block_list.block_q;
+    const int most = std::min(kGroupRows, left);
+    if (block < kLeastGroup) return most;
+    return static_cast<int>(std::min<std::int64_t>(most, block - i % block));
   }
 
   /// m of a row is the largest score of the first keys that it sees, and stays: scores become P in
@@ -223,13 +248,13 @@ class Forward {
     const auto keys = static_cast<float>(task.block.sequence.k_length);
     const float most = keys * std::clamp(keys / 16.0F, kMostOfFewKeys, kMostOfAKey);
     bool near = true;
-    for_strips(task, scratch, [&](const TilePlace& place, int r, bool begun) {
+    for_strips(task, scratch, [&](const Strip& strip) {
       if (!near) return;
-      weigh(place, task, r, scratch);
-      const float* l = scratch.l + r;
-      near = std::all_of(l, l + place.rows, [&](float sum) { return sum <= most; });
-      steps_.drop(place, scratch.s);
-      add_values(place, task, r, begun, scratch);
+      weigh(strip, task, scratch);
+      const float* l = scratch.l + strip.r;
+      near = std::all_of(l, l + strip.place.rows, [&](float sum) { return sum <= most; });
+      steps_.drop(strip.place, scratch.s);
+      add_values(strip, task, scratch);
     });
     return near && micro_.all_finite(rows * geometry_.ld_v, scratch.o);
   }
@@ -237,9 +262,7 @@ class Forward {
   void attend_online(const Task& task, const Scratch& scratch) const {
     std::fill_n(scratch.m, task.block.rows, kNothing);
     std::fill_n(scratch.l, task.block.rows, 0.0F);
-    for_strips(task, scratch, [&](const TilePlace& place, int r, bool begun) {
-      step(place, task, r, begun, scratch);
-    });
+    for_strips(task, scratch, [&](const Strip& strip) { step(strip, task, scratch); });
   }
 
   /// The keys of the block at j0 that some row of a group sees, from a whole panel on.
@@ -262,10 +285,6 @@ class Forward {
            offset_of(p_.v, place.b, place.h / p_.group(), place.sequence.k_begin + place.j0);
   }
 
-  Visibility visibility(const TilePlace& at) const {
-    return tile_visibility(p_, at.sequence, at.i0, at.rows, at.j0, at.cols);
-  }
-
   /// Columns of s past the last key, up to a whole vector, are no keys.
   void hide_padding(const TilePlace& place, float* s) const {
     const std::int64_t padded = round_up(place.cols, micro_.lanes);
@@ -274,17 +293,18 @@ class Forward {
     }
   }
 
-  /// use(panel, k, s) for the panels of keys of a strip.
+  /// use(panel, k, s) for the panels of keys of a strip, of which the first may be a part.
   template <class Use>
   void for_panels(const TilePlace& place, const Task& task, float* s, const Use& use) const {
     const std::int64_t d = p_.head_dim;
     const int wide = micro_.panel_cols;
-    const float* k = packed_k_ + task.at * geometry_.k_elems + place.j0 * d;
+    auto skipped = static_cast<int>(place.j0 % wide);
+    const float* k = packed_k_ + task.at * geometry_.k_elems + (place.j0 - skipped) * d;
     TilePlace panel = place;
-    for (int n = 0; n < place.cols; n += wide, k += d * wide) {
+    for (int n = 0; n < place.cols; n += panel.cols, k += d * wide, skipped = 0) {
       panel.j0 = place.j0 + n;
-      panel.cols = std::min(wide, place.cols - n);
-      use(panel, k, s + n);
+      panel.cols = std::min(wide - skipped, place.cols - n);
+      use(panel, k + skipped, s + n);
     }
   }
 
@@ -304,16 +324,18 @@ class Forward {
 
   /// P of a strip and its sum, added to l; m first where it is not known. A strip is summed by
   /// itself: one sum over all keys would lose of 2^20 small P what a float32 cannot hold of each.
-  void weigh(const TilePlace& place, const Task& task, int r, const Scratch& scratch) const {
+  void weigh(const Strip& strip, const Task& task, const Scratch& scratch) const {
+    const auto& [place, r, seen, begun] = strip;
     float* m = scratch.m + r;
     bool known = std::find(m, m + place.rows, kNothing) == m + place.rows;
     for_panels(place, task, scratch.s, [&](const TilePlace& panel, const float* k, float* s) {
       const PanelProduct product = scores(panel, task, r, k, s);
       const int cols = product.cols;
-      const bool all = cols == panel.cols && visibility(panel) == Visibility::all;
+      const bool all = cols == panel.cols && (strip.seen == Visibility::all ||
+                                              tile_visibility(p_, panel) == Visibility::all);
       if (all && known) return micro_.score_weights(product, m, scratch.sums);
       micro_.scores(product);
-      if (!all) steps_.mask_position(panel, s);
+      if (!all) steps_.hide(panel, s);
       hide_padding(panel, s);
       if (!known) known = micro_.first_maxima(panel.rows, cols, s, kBlockKeys, m);
       micro_.weights(panel.rows, cols, s, kBlockKeys, m, scratch.sums);
@@ -322,29 +344,26 @@ class Forward {
   }
 
   /// O += P V, or O = P V.
-  void add_values(const TilePlace& place, const Task& task, int r, bool begun,
-                  const Scratch& scratch) const {
+  void add_values(const Strip& strip, const Task& task, const Scratch& scratch) const {
+    const TilePlace& place = strip.place;
     const auto ld_v = geometry_.ld_v;
     std::int64_t v_row = 0;
     const float* v = value_rows(place, task.at, v_row);
     micro_.gemm(place.rows, static_cast<int>(ld_v), place.cols, scratch.s, kBlockKeys, 1, v, v_row,
-                scratch.o + r * ld_v, ld_v, begun);
+                scratch.o + strip.r * ld_v, ld_v, strip.begun);
   }
 
   /// One block of keys for one group of rows, online.
-  void step(const TilePlace& place, const Task& task, int r, bool begun,
-            const Scratch& scratch) const {
+  void step(const Strip& strip, const Task& task, const Scratch& scratch) const {
+    const auto& [place, r, seen, begun] = strip;
     const auto ld_v = geometry_.ld_v;
     float* s = scratch.s;
     float* o = scratch.o + r * ld_v;
     for_panels(place, task, s, [&](const TilePlace& panel, const float* k, float* out) {
       micro_.scores(scores(panel, task, r, k, out));
     });
-    if (steps_.elementwise()) {
-      steps_.apply(place, s);
-    } else if (visibility(place) == Visibility::some) {
-      steps_.mask_position(place, s);
-    }
+    if (steps_.elementwise()) steps_.apply(place, s);
+    if (seen == Visibility::some) steps_.hide(place, s);
     hide_padding(place, s);
     // (F7)-(F9) m, P, l; (F10) O = diag(alpha) O + P V
     const auto softmax_step = log2_ ? micro_.softmax_step_log2 : micro_.softmax_step;
@@ -352,7 +371,7 @@ class Forward {
     softmax_step(place.rows, padded, s, kBlockKeys, scratch.m + r, scratch.l + r, scratch.alpha);
     if (begun) micro_.scale_rows(place.rows, static_cast<int>(ld_v), o, ld_v, scratch.alpha);
     steps_.drop(place, s);
-    add_values(place, task, r, begun, scratch);
+    add_values(strip, task, scratch);
   }
 
   /// What K is multiplied by, so that its products with Q are logits, over ln 2 if `log2_`.

@@ -15,6 +15,7 @@
 #include "cpu/flash/flash.h"
 #include "cpu/flash/score_steps.h"
 #include "cpu/flash/tiles.h"
+#include "cpu/flash/visible.h"
 #include "cpu/micro/bf16_rows.h"
 #include "cpu/micro/elements.h"
 
@@ -27,6 +28,7 @@ constexpr int kPanelKeys = 32;  // of packed K^T
 // Keys of a block: what is read between two products with V, of which each reads and writes O.
 constexpr int kStripKeys = 512;     // by strips of scores, which should stay in cache
 constexpr int kOnePassKeys = 1024;  // where only P is kept
+constexpr int kRowStep = 16;        // rows of a tile of products
 constexpr int kLanes = 16;          // partial sums of a row of P
 static_assert(kGroupRows == kAttendRows);
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
@@ -38,10 +40,11 @@ bool scales_in_exponent(const Problem& p, const ScoreSteps& steps) {
   return !steps.elementwise() && p.scale > 0.0F && std::isfinite(p.scale * kLog2E);
 }
 
-/// True when products_.attend() takes blocks of keys: position alone decides what is seen.
+/// True when products_.attend() takes blocks of keys: in most, position alone hides keys.
 bool takes_one_pass(const Problem& p, const Bf16Micro& products) {
   const ScoreSteps steps(p);
-  return products.attend != nullptr && scales_in_exponent(p, steps) && !steps.has_dropout();
+  return products.attend != nullptr && scales_in_exponent(p, steps) && !steps.has_dropout() &&
+         (!has_element_mask(p) || p.block_list.block_q > 0);
 }
 
 /// Padded sizes and the layout of the workspace.
@@ -54,20 +57,21 @@ struct Geometry {
   std::int64_t ld_q, ld_v;  ///< padded head dims: whole inner lengths of Q K^T, columns of P V
   std::int64_t keys;        ///< longest key sequence, padded to blocks
   std::int64_t pairs, pairs_at_a_time;  ///< (sequence, key head)
-  std::int64_t tasks_per_head;          ///< blocks of query rows of the longest sequence
+  Cuts tasks;                           ///< blocks of query rows of the longest sequence
   int workers;
 
   Geometry(const Problem& p, const Bf16Micro& products, int threads)
-      : one_pass(takes_one_pass(p, products)), block_keys(one_pass ? kOnePassKeys : kStripKeys) {
+      : one_pass(takes_one_pass(p, products)),
+        block_keys(one_pass ? kOnePassKeys : kStripKeys),
+        tasks(p.seq_q, kTaskRows, p.block_list.block_q, kTaskRows, kRowStep) {
     ld_s = block_keys + 16;
     ld_p = block_keys + 32;
     ld_q = round_up(p.head_dim, 32);
     ld_v = round_up(p.head_dim_v, 16);
     keys = round_up(std::max<std::int64_t>(p.seq_k, 1), block_keys);
     pairs = p.batch * p.heads_k;
-    tasks_per_head = ceil_div(p.seq_q, kTaskRows);
     workers = threads;
-    pairs_at_a_time = cpu::pairs_at_a_time(p, tasks_per_head * p.group(), threads);
+    pairs_at_a_time = cpu::pairs_at_a_time(p, tasks.count() * p.group(), threads);
   }
 };
 
@@ -126,12 +130,12 @@ class Forward {
         p_, executor_,
         {.pairs = g.pairs,
          .key_blocks = g.keys / g.block_keys,
-         .row_blocks = g.tasks_per_head,
+         .row_blocks = g.tasks.count(),
          .workers = g.workers,
          .pack = [&](auto pair, auto at, auto block,
                      int slot) { pack(pair, at, block, scratch(slot)); },
          .attend = [&](auto pair, auto at, auto head, auto block,
-                       int slot) { attend(pair, at, head, block * kTaskRows, scratch(slot)); }});
+                       int slot) { attend(pair, at, head, g.tasks.at(block), scratch(slot)); }});
     clear_rows_past_the_end(p_);
   }
 
@@ -181,14 +185,15 @@ class Forward {
     keep_m(at, j0) = largest <= kKeptBits ? 1 : 0;
   }
 
-  /// Query rows i0 .. i0 + kTaskRows - 1 of one head against all keys.
-  void attend(std::int64_t pair, std::int64_t at, std::int64_t head, std::int64_t i0,
+  /// Query rows of one head against all keys.
+  void attend(std::int64_t pair, std::int64_t at, std::int64_t head, KeyRange query_rows,
               const Scratch& scratch) const {
     const std::int64_t b = pair / p_.heads_k;
     const std::int64_t h = pair % p_.heads_k * p_.group() + head;
     const Sequence sequence = p_.sequence(b);
+    const std::int64_t i0 = query_rows.begin;
     if (i0 >= sequence.q_length) return;
-    const int rows = static_cast<int>(std::min<std::int64_t>(kTaskRows, sequence.q_length - i0));
+    const int rows = static_cast<int>(std::min(query_rows.end, sequence.q_length) - i0);
     const RowSpan span{sequence.q_begin + i0, rows, static_cast<int>(round_up(rows, 16))};
     const Bf16Rows q = bf16_view(p_.q, b, h, span, scratch.q, geometry_.ld_q);
     std::fill_n(scratch.o, rows * geometry_.ld_v, 0.0F);
@@ -197,22 +202,35 @@ class Forward {
     std::fill_n(scratch.sums, rows * kLanes, 0.0F);
 
     products_.enter();
-    const std::int64_t begin =
-        p_.visible_keys(sequence, i0).begin / geometry_.block_keys * geometry_.block_keys;
+    const int block_keys = geometry_.block_keys;
     const std::int64_t end = p_.visible_keys(sequence, i0 + rows - 1).end;
-    for (std::int64_t j0 = begin; j0 < end; j0 += geometry_.block_keys) {
-      for (int r = 0; r < rows; r += kGroupRows) {
-        const int group_rows = std::min(kGroupRows, rows - r);
-        const KeyRange seen = seen_keys(sequence, i0 + r, group_rows, j0);
-        if (seen.empty()) continue;
-        const auto keys = static_cast<int>(seen.end - seen.begin);
-        step({sequence, b, h, i0 + r, seen.begin, group_rows, keys, geometry_.ld_s}, at, r, q,
-             scratch);
+    const auto block_of = [&](std::int64_t j) {
+      return first_listed(p_, {b, h, i0, rows}, {j, end}) / block_keys * block_keys;
+    };
+    for (std::int64_t j0 = block_of(p_.visible_keys(sequence, i0).begin); j0 < end;
+         j0 = block_of(j0 + block_keys)) {
+      for (int r = 0, count = 0; r < rows; r += count) {
+        count = group_rows(i0 + r, rows - r);
+        const KeyRange seen = seen_keys(sequence, i0 + r, count, j0);
+        for (KeyRange run{0, seen.begin}; run.end < seen.end;) {
+          run = next_listed(p_, {b, h, i0 + r, count}, {run.end, seen.end}, kPanelKeys);
+          if (run.empty()) continue;
+          const auto keys = static_cast<int>(run.end - run.begin);
+          step({sequence, b, h, i0 + r, run.begin, count, keys, geometry_.ld_s}, at, r, q, scratch);
+        }
       }
     }
     products_.leave();
     add_sums(0, rows, scratch);
     finish({sequence, b, h, i0, rows}, scratch);
+  }
+
+  /// Of a task's rows from row i on, `left` of them: those of the next group. Tiles are of 16.
+  int group_rows(std::int64_t i, int left) const {
+    const std::int64_t block = p_.block_list.block_q;
+    const int most = std::min(kGroupRows, left);
+    if (block == 0 || block % kRowStep != 0) return most;
+    return static_cast<int>(std::min<std::int64_t>(most, block - i % block));
   }
 
   /// l of rows from r on is whole again.
@@ -243,9 +261,8 @@ class Forward {
   /// One block of keys for one group of rows.
   void step(const TilePlace& place, std::int64_t at, int r, const Bf16Rows& q,
             const Scratch& scratch) const {
-    const Visibility seen =
-        tile_visibility(p_, place.sequence, place.i0, place.rows, place.j0, place.cols);
-    if (seen == Visibility::none || attend_block(place, at, r, q, scratch)) return;
+    const Visibility seen = tile_visibility(p_, place);
+    if (seen == Visibility::none || attend_block(place, seen, at, r, q, scratch)) return;
     add_sums(r, place.rows, scratch);
     const Geometry& g = geometry_;
     const auto ld_q = static_cast<int>(g.ld_q);
@@ -276,15 +293,17 @@ class Forward {
 
   /// One block of keys in one pass, where position alone decides what is seen. False, with O and l
   /// as they were, when it cannot; m, if nothing was seen before, may then be that of some keys.
-  bool attend_block(const TilePlace& place, std::int64_t at, int r, const Bf16Rows& q,
-                    const Scratch& scratch) const {
+  bool attend_block(const TilePlace& place, Visibility seen, std::int64_t at, int r,
+                    const Bf16Rows& q, const Scratch& scratch) const {
     constexpr int kTile = 32;
     // Of Q there are rows up to a multiple of 16.
     if (!geometry_.one_pass || place.rows <= kTile / 2 || keep_m(at, place.j0) == 0) return false;
+    if (seen == Visibility::some && !position_alone_hides(p_, place)) return false;
     int begin[kAttendRows];
     int end[kAttendRows];
     for (int i = 0; i < place.rows; ++i) {
-      const KeyRange keys = p_.visible_keys(place.sequence, place.i0 + i);
+      KeyRange keys = p_.visible_keys(place.sequence, place.i0 + i);
+      if (seen == Visibility::all) keys = {place.j0, place.j0 + place.cols};
       begin[i] = static_cast<int>(std::clamp<std::int64_t>(keys.begin - place.j0, 0, place.cols));
       end[i] = static_cast<int>(std::clamp<std::int64_t>(keys.end - place.j0, 0, place.cols));
     }
@@ -320,11 +339,8 @@ class Forward {
       products_.scale(place.rows, static_cast<int>(round_up(place.cols, 32)), s, geometry_.ld_s,
                       p_.scale);
     }
-    if (steps_.elementwise()) {
-      steps_.apply(place, s);
-    } else if (seen == Visibility::some) {
-      steps_.mask_position(place, s);
-    }
+    if (steps_.elementwise()) steps_.apply(place, s);
+    if (seen == Visibility::some) steps_.hide(place, s);
   }
   float to_log2() const { return scale_in_exponent_ ? p_.scale * kLog2E : kLog2E; }
 

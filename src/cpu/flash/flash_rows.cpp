@@ -2,6 +2,7 @@
 #include <array>
 
 #include "cpu/flash/flash.h"
+#include "cpu/flash/mapped_mask.h"
 #include "cpu/flash/tiles.h"
 
 namespace tilewise::cpu {
@@ -19,7 +20,15 @@ template <Prepare kPrepare>
 Preparation prepare(const KernelRow& row, const Problem& problem, const Hardware& machine) {
   std::string reason = tiled_refusal(problem, *static_cast<const Isa*>(row.config), machine);
   if (!reason.empty()) return reason;
-  return kPrepare(row, problem, machine);
+  return kPrepare(row, with_map_sizes(problem), machine);
+}
+
+using Run = void (*)(const KernelRow& row, const Problem& problem, const Context& context);
+
+template <Run kRun>
+void run(const KernelRow& row, const Problem& problem, const Context& context) {
+  const MappedMask mapped(problem);
+  kRun(row, mapped.problem(), context);
 }
 
 template <Prepare kPrepare>
@@ -30,7 +39,7 @@ Preparation prepare_bf16(const KernelRow& row, const Problem& problem, const Har
   if (problem.pass == Pass::forward && faster_as_float32(problem)) {
     return "few query rows: the float32 rows read the keys where they lie";
   }
-  return kPrepare(row, problem, machine);
+  return kPrepare(row, with_map_sizes(problem), machine);
 }
 
 constexpr KernelRow bf16_forward_row(const char* name, const char* summary, const Isa& isa) {
@@ -40,7 +49,7 @@ constexpr KernelRow bf16_forward_row(const char* name, const char* summary, cons
           .pass = Pass::forward,
           .summary = summary,
           .prepare = prepare_bf16<flash_forward_bf16_prepared>,
-          .run = flash_forward_bf16,
+          .run = run<flash_forward_bf16>,
           .config = &isa};
 }
 constexpr KernelRow bf16_backward_row(const char* name, const char* summary, const Isa& isa) {
@@ -50,7 +59,7 @@ constexpr KernelRow bf16_backward_row(const char* name, const char* summary, con
           .pass = Pass::backward,
           .summary = summary,
           .prepare = prepare_bf16<flash_backward_bf16_prepared>,
-          .run = flash_backward_bf16,
+          .run = run<flash_backward_bf16>,
           .config = &isa};
 }
 
@@ -61,7 +70,7 @@ constexpr KernelRow forward_row(const char* name, const char* summary, const Isa
           .pass = Pass::forward,
           .summary = summary,
           .prepare = prepare<flash_forward_prepared>,
-          .run = flash_forward,
+          .run = run<flash_forward>,
           .config = &isa};
 }
 constexpr KernelRow backward_row(const char* name, const char* summary, const Isa& isa) {
@@ -71,7 +80,7 @@ constexpr KernelRow backward_row(const char* name, const char* summary, const Is
           .pass = Pass::backward,
           .summary = summary,
           .prepare = prepare<flash_backward_prepared>,
-          .run = flash_backward,
+          .run = run<flash_backward>,
           .config = &isa};
 }
 

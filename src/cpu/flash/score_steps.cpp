@@ -1,11 +1,11 @@
 #include "cpu/flash/score_steps.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "cpu/micro/elements.h"
 #include "cpu/textbook/row_passes.h"
+#include "problem/listed_blocks.h"
 
 namespace tilewise::cpu {
 namespace {
@@ -23,8 +23,23 @@ ScoreSteps::ScoreSteps(const Problem& p)
     : problem_(p),
       passes_(score_passes(best_isa())),
       elementwise_(p.softcap != 0.0 || p.bias.defined() || p.alibi_slopes.defined() ||
-                   p.score_mod != nullptr || p.mask.defined()) {
+                   has_function()),
+      captures_(p) {
   if (p.dropout.p > 0.0) dropout_.emplace(p.dropout);
+  const ExpressionOps& ops = expression_ops(best_isa());
+  const auto result = [&](const expression::Function& f) -> ExpressionTiles {
+    return {*f.program, f.captures, {{{f.program->result}, 1}}, ops};
+  };
+  if (p.score_function.defined()) score_.emplace(result(p.score_function));
+  if (p.mask_function.defined()) mask_.emplace(result(p.mask_function));
+  if (p.score_gradient == nullptr) return;
+  const expression::Gradient& gradient = *p.score_gradient;
+  std::vector<ExpressionRoots> groups{{{gradient.of_score}, 1}};
+  slope_.emplace(gradient.program, p.score_function.captures, groups, ops);
+  if (!captures_.wanted()) return;
+  std::vector<ExpressionRoots> all = captures_.groups();
+  all.push_back(groups[0]);
+  terms_.emplace(gradient.program, p.score_function.captures, std::move(all), ops);
 }
 
 void ScoreSteps::apply(const TilePlace& at, float* s, float* capped, float* premod) const {
@@ -37,15 +52,17 @@ void ScoreSteps::apply(const TilePlace& at, float* s, float* capped, float* prem
   }
   if (p.bias.defined()) add_bias(at, s);
   if (p.alibi_slopes.defined()) add_alibi(at, s);
-  if (p.score_mod != nullptr) {
+  if (has_function()) {
     if (premod != nullptr) {
       for (int r = 0; r < at.rows; ++r) std::copy_n(s + r * at.ld, at.cols, premod + r * at.ld);
     }
-    p.score_mod->apply({s, at.ld, at.rows, at.cols, at.b, at.h, at.i0, at.j0});
+    if (score_) {
+      score_->replace(at, s);
+    } else {
+      p.score_mod->apply({s, at.ld, at.rows, at.cols, at.b, at.h, at.i0, at.j0});
+    }
     if (p.bias.defined()) mask_infinite_bias(at, s);  // whatever the function made of -inf
   }
-  if (p.mask.defined()) mask_elements(at, s);
-  mask_position(at, s);
 }
 
 template <class Use>
@@ -92,7 +109,7 @@ void ScoreSteps::add_alibi(const TilePlace& at, float* s) const {
   }
 }
 
-void ScoreSteps::mask_elements(const TilePlace& at, float* s) const {
+void ScoreSteps::hide_masked(const TilePlace& at, float* s) const {
   const Tensor& mask = problem_.mask;
   const std::int64_t stride = mask.strides[3];
   const std::int64_t cols = std::min<std::int64_t>(at.cols, length_left(at));
@@ -110,7 +127,34 @@ void ScoreSteps::mask_elements(const TilePlace& at, float* s) const {
   }
 }
 
-void ScoreSteps::mask_position(const TilePlace& at, float* s) const {
+void ScoreSteps::hide_unlisted(const TilePlace& at, float* s) const {
+  const BlockList& list = problem_.block_list;
+  const std::int64_t end = at.j0 + at.cols;
+  const auto hide_rows = [&](int r, int rows, std::int64_t from, std::int64_t to) {
+    for (; from < to && rows > 0; --rows, ++r) {
+      std::fill(s + r * at.ld + (from - at.j0), s + r * at.ld + (to - at.j0), kHidden);
+    }
+  };
+  for (int r = 0, rows = 0; r < at.rows; r += rows) {
+    const std::int64_t block = (at.i0 + r) / list.block_q;
+    rows = static_cast<int>(
+        std::min<std::int64_t>(at.rows - r, (block + 1) * list.block_q - at.i0 - r));
+    const ListedBlocks listed(list, at.b, at.h, block);
+    std::int64_t seen = at.j0;  // keys below it are done
+    for (std::int64_t n = listed.first_from(at.j0 / list.block_k); n < listed.count(); ++n) {
+      const std::int64_t begin = listed.block(n) * list.block_k;
+      if (begin >= end) break;
+      hide_rows(r, rows, seen, begin);
+      seen = std::min(end, begin + list.block_k);
+    }
+    hide_rows(r, rows, seen, end);
+  }
+}
+
+void ScoreSteps::hide(const TilePlace& at, float* s) const {
+  if (problem_.mask.defined()) hide_masked(at, s);
+  if (mask_) mask_->hide(at, s);
+  if (problem_.block_list.defined()) hide_unlisted(at, s);
   for (int r = 0; r < at.rows; ++r) {
     const KeyRange keys = problem_.visible_keys(at.sequence, at.i0 + r);
     const auto cols = static_cast<std::int64_t>(at.cols);
@@ -121,14 +165,36 @@ void ScoreSteps::mask_position(const TilePlace& at, float* s) const {
   }
 }
 
-void ScoreSteps::back_through_mod(const TilePlace& at, const float* premod, float* ds) const {
-  if (problem_.score_mod == nullptr) return;
-  // NOTE: the caller's function sees the scores through a non-const tile; it must not change them.
-  problem_.score_mod->derivative(
-      {const_cast<float*>(premod), at.ld, at.rows, at.cols, at.b, at.h, at.i0, at.j0}, ds);
+void ScoreSteps::back_through_mod(const TilePlace& at, const float* premod, const float* p,
+                                  float* ds, double* sums) const {
+  if (!has_function()) return;
+  if (slope_) {
+    back_through_expression(at, premod, p, ds, sums);
+  } else {
+    // NOTE: the caller's function sees the scores through a non-const tile; it must not change
+    // them.
+    problem_.score_mod->derivative(
+        {const_cast<float*>(premod), at.ld, at.rows, at.cols, at.b, at.h, at.i0, at.j0}, ds);
+  }
   for (int r = 0; r < at.rows; ++r) {  // hidden by the bias: no gradient, be the derivative NaN
     passes_.replace_hidden(at.cols, premod + r * at.ld, 0.0F, ds + r * at.ld);
   }
+}
+
+void ScoreSteps::back_through_expression(const TilePlace& at, const float* premod, const float* p,
+                                         float* ds, double* sums) const {
+  const ExpressionTiles& tiles = sums != nullptr ? *terms_ : *slope_;
+  const std::size_t slope = sums != nullptr ? tiles.groups() - 1 : 0;
+  tiles.run(at, premod, [&](const ExpressionTiles::Strips& strips) {
+    if (strips.group != slope) return captures_.add(tiles, strips, at, p, ds, sums);
+    const std::int64_t first = strips.row * at.ld;
+    const StripIn gradient{ds + first, at.ld, tiles.ops().lanes};
+    const StripIn seen{p + first, at.ld, tiles.ops().lanes};
+    tiles.ops().multiply_seen({.rows = strips.rows,
+                               .vectors = strips.vectors,
+                               .in = {gradient, strips.values[0], seen},
+                               .out = {ds + first, at.ld}});
+  });
 }
 
 void ScoreSteps::back_through_cap(const TilePlace& at, const float* capped, float* ds) const {

@@ -130,11 +130,8 @@ void ScoreTileStep::logits(const TilePlace& at, Visibility seen, const Scratch& 
 }
 
 void ScoreTileStep::logits_of_scores(const TilePlace& at, Visibility seen, const Scratch& s) const {
-  if (steps_.elementwise()) {
-    steps_.apply(at, s.p, s.capped, s.premod);
-  } else if (seen == Visibility::some) {
-    steps_.mask_position(at, s.p);
-  }
+  if (steps_.elementwise()) steps_.apply(at, s.p, s.capped, s.premod);
+  if (seen == Visibility::some) steps_.hide(at, s.p);
   const auto padded = round_up(at.cols, micro_.lanes);
   hide_padding(at, padded, s.p);
   steps_.drop(at, s.ds);  // (B4) dP through dropout
@@ -149,14 +146,19 @@ bool ScoreTileStep::needs_refining(std::int64_t b, std::int64_t h, const Sequenc
   constexpr std::int64_t kFewElems = 8192;
   const bool float32 = p_.dtype == DType::float32;
   // Sums of many dS: the errors of a delta from a rounded O would add up.
-  if ((p_.dsinks.defined() || p_.dbias.defined()) && !float32) return true;
+  const bool sums = p_.dsinks.defined() || p_.dbias.defined() || capture_gradients().wanted();
+  if (sums && !float32) return true;
   // Of few results the largest error is not near its average; a pass over them costs microseconds.
   if (!float32 && decisive_batch(p_) * p_.heads_q * p_.seq_q * p_.head_dim_v <= kFewElems)
     return true;
   // dS of few keys is a small difference of dP and delta: of one key it is 0.
-  for (const std::int64_t row : {i0, i0 + rows - 1}) {
-    const KeyRange seen = p_.visible_keys(sequence, row);
-    if (seen.end - seen.begin <= (float32 ? 1 : kFewKeys)) return true;
+  const std::int64_t few = float32 ? 1 : kFewKeys;
+  const TilePlace tile{sequence, b, h, i0, 0, rows, 0, 0};
+  // By position the first or the last row sees fewest; a list may leave any few.
+  for (std::int64_t row = i0; row < i0 + rows;) {
+    const std::int64_t keys = keys_seen(p_, tile, row, few + 1);
+    if (keys <= few && (keys > 0 || !p_.block_list.defined())) return true;
+    row += p_.block_list.defined() || row == i0 + rows - 1 ? 1 : rows - 1;
   }
   const float coarse = float32 ? kCoarseFloat32 : kCoarseHalf;
   const auto* lse = static_cast<const float*>(p_.lse.data);
@@ -179,7 +181,7 @@ void ScoreTileStep::refine(std::int64_t b, std::int64_t h, const Sequence& seque
   for (std::int64_t j0 = 0; j0 < sequence.k_length; j0 += kTileKeys) {
     const int keys = static_cast<int>(std::min<std::int64_t>(kTileKeys, sequence.k_length - j0));
     const TilePlace place{sequence, b, h, i0, j0, rows, keys, kTileKeys};
-    const Visibility seen = tile_visibility(p_, sequence, i0, rows, j0, keys);
+    const Visibility seen = tile_visibility(p_, place);
     if (seen == Visibility::none) continue;
     load_keys_of(b, sequence, h / p_.group(), j0, keys, s);
     load_queries_of(place, out, s);
@@ -213,7 +215,7 @@ void ScoreTileStep::refine(std::int64_t b, std::int64_t h, const Sequence& seque
 
 bool ScoreTileStep::gradient(const TilePlace& at, const Rows& known, Scratch& s,
                              bool bias_only) const {
-  const Visibility seen = tile_visibility(p_, at.sequence, at.i0, at.rows, at.j0, at.cols);
+  const Visibility seen = tile_visibility(p_, at);
   if (seen == Visibility::none) return false;
   load_queries_of(at, known, s);
   if (log2_) {
@@ -242,7 +244,7 @@ void ScoreTileStep::gradient_of_position(const TilePlace& at, Visibility seen, c
     });
   } else {
     for_scores(at, s, [&](const PanelProduct& product) { micro_.scores(product); });
-    mask_position(at, padded, s.p);
+    hide(at, padded, s.p);
     micro_.probabilities_log2(at.rows, padded, s.p, kTileKeys, s.lse, s.lse_low);
   }
   if (steps_.has_dropout()) {  // (B4)
@@ -264,8 +266,8 @@ void ScoreTileStep::drop_probabilities(const TilePlace& at, const Scratch& s) co
   steps_.drop(at, s.dropped);
 }
 
-void ScoreTileStep::mask_position(const TilePlace& at, int padded, float* p) const {
-  steps_.mask_position(at, p);
+void ScoreTileStep::hide(const TilePlace& at, int padded, float* p) const {
+  steps_.hide(at, p);
   hide_padding(at, padded, p);
 }
 
@@ -281,9 +283,14 @@ void ScoreTileStep::gradient_of_logits(const TilePlace& at, const Rows& known, c
   micro_.probabilities(at.rows, padded, s.p, kTileKeys, s.lse, known.lse_low);  // (B1)
   if (steps_.has_dropout()) drop_probabilities(at, s);
   // (B5). Scale is in dS, not in the sums of its products, which could overflow before it.
+  const bool unscaled = bias_only || s.capture_sums != nullptr;
   micro_.score_gradient(at.rows, padded, s.p, s.ds, kTileKeys, known.delta,
-                        bias_only ? 1.0F : p_.scale);
-  steps_.back_through_mod(at, s.premod, s.ds);
+                        unscaled ? 1.0F : p_.scale);
+  steps_.back_through_mod(at, s.premod, s.p, s.ds, s.capture_sums);
+  if (unscaled && !bias_only) {
+    std::fill_n(s.lse, at.rows, p_.scale);  // not needed any more
+    micro_.scale_rows(at.rows, padded, s.ds, kTileKeys, s.lse);
+  }
   if (!bias_only) steps_.back_through_cap(at, s.capped, s.ds);
 }
 

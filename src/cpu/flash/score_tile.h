@@ -6,6 +6,7 @@
 
 #include "cpu/flash/score_steps.h"
 #include "cpu/flash/tiles.h"
+#include "cpu/flash/visible.h"
 #include "cpu/micro/micro.h"
 #include "problem/problem.h"
 
@@ -29,6 +30,7 @@ class ScoreTileStep {
     float* ds;               ///< gradient of q.k
     float *capped, *premod;  ///< for a nonlinear spec
     float *lse, *lse_low;    ///< kTileRows; +inf for rows that see nothing
+    double* capture_sums;    ///< a part of the gradients of captured tensors, or null
   };
 
   /// What backward knows of each query row besides LSE; element 0 is the tile's first row.
@@ -74,8 +76,9 @@ class ScoreTileStep {
   void gradient_of_logits(const TilePlace& place, const Rows& known, const Scratch& scratch,
                           bool bias_only) const;
   /// Hidden keys and columns up to `padded` become -inf in p.
-  void mask_position(const TilePlace& place, int padded, float* p) const;
-  /// True when position alone decides what is seen, and nothing comes after the scores.
+  void hide(const TilePlace& place, int padded, float* p) const;
+  const CaptureGradients& capture_gradients() const { return steps_.capture_gradients(); }
+  /// True when nothing comes between scores and P, or after it.
   bool plain() const { return !steps_.elementwise() && !steps_.has_dropout(); }
 
  private:

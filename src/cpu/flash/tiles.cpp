@@ -143,16 +143,6 @@ void pack_transposed(const Micro& micro, int count, int dim, const float* rows, 
   }
 }
 
-Visibility tile_visibility(const Problem& p, const Sequence& s, std::int64_t i0, int rows,
-                           std::int64_t j0, int cols) {
-  // Both ends of the visible range move to the right with i, so the first and last row decide.
-  const KeyRange first = p.visible_keys(s, i0);
-  const KeyRange last = p.visible_keys(s, i0 + rows - 1);
-  if (last.end <= j0 || first.begin >= j0 + cols) return Visibility::none;
-  const bool all = first.end >= j0 + cols && last.begin <= j0;
-  return all ? Visibility::all : Visibility::some;
-}
-
 void clear_rows_past_the_end(const Problem& p) {
   if (!p.packed) return;
   const Sequence last = p.batch > 0 ? p.sequence(p.batch - 1) : Sequence{};
@@ -205,7 +195,8 @@ int threads_with_work(const Problem& p, const Hardware& machine) {
   // About 50 us of one thread. No rate of the machine counts, so that a plan made elsewhere for as
   // many threads has the same workspace.
   constexpr double kFlops = 3e6, kBytes = 256 << 10;
-  const double parts = std::max(attention_flops(p) / kFlops, problem_bytes(p) / kBytes);
+  const double flops = attention_flops(p, positional_pairs(p));
+  const double parts = std::max(flops / kFlops, problem_bytes(p) / kBytes);
   const double most = std::max(1, machine.threads);
   return static_cast<int>(std::clamp(parts, 1.0, most));
 }
@@ -220,9 +211,6 @@ void predict_flash_time(const Problem& p, const Hardware& machine, Isa isa, Cost
 std::string tiled_refusal(const Problem& p, Isa isa, const Hardware& machine) {
   if (isa_from_name(machine.isa) < isa) return "the CPU has no " + std::string(isa_name(isa));
   if (p.dtype == DType::float64) return "float64 runs on the reference";
-  if (p.block_list.defined()) return "block lists are not supported by this kernel";
-  if (p.score_function.defined()) return "a score expression is not supported by this kernel";
-  if (p.mask_function.defined()) return "a mask expression is not supported by this kernel";
   if (p.head_dim > 4096 || p.head_dim_v > 4096) return "head dims above 4096";
   return "";
 }

@@ -87,11 +87,6 @@ void finish_rows(const Problem& p, const RowBlock& block, const float* m, float*
 void pack_transposed(const Micro& micro, int count, int dim, const float* rows, std::int64_t ld,
                      float* panels, float factor = 1.0F);
 
-/// Where a tile lies with respect to what position and length leave visible.
-enum class Visibility : std::uint8_t { none, some, all };
-Visibility tile_visibility(const Problem& p, const Sequence& s, std::int64_t i0, int rows,
-                           std::int64_t j0, int cols);
-
 /// Rows of O, LSE or gradients that belong to no sequence of a packed batch: O = 0, LSE = -inf,
 /// gradients 0.
 void clear_rows_past_the_end(const Problem& p);

@@ -33,6 +33,7 @@ struct Lanes {
   }
   static void store(float* p, Float x) { __builtin_memcpy(p, &x, sizeof x); }
   static Float add(Float a, Float b) { return a + b; }
+  static Float sub(Float a, Float b) { return a - b; }
   static Float mul(Float a, Float b) { return a * b; }
   static Float fma(Float a, Float b, Float c) { return a * b + c; }
   // The second operand for NaN, as the instructions do.

@@ -117,6 +117,7 @@ class Baseline {
   /// Step 2: the logits (F2) to (F4), and m, their maximum in each row. A sink is one more logit.
   void logits_and_max(const TilePlace& at, float* s, float* m) const {
     steps_.apply(at, s);
+    steps_.hide(at, s);
     for (int r = 0; r < at.rows; ++r, s += at.ld) {
       m[r] = sink(at);
       for (int j = 0; j < at.cols; ++j) m[r] = std::max(m[r], s[j]);

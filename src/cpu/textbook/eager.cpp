@@ -23,11 +23,8 @@ void probabilities(const PassTools& t, const TilePlace& at, float* s, float* p, 
   if (p != s) {
     walk(at, [&](int, std::int64_t row) { std::copy_n(s + row, n, p + row); });
   }
-  if (t.steps.elementwise()) {  // (F2) to (F4)
-    t.steps.apply(at, p);
-  } else if (t.problem.has_positional_mask()) {
-    t.steps.mask_position(at, p);
-  }
+  if (t.steps.elementwise()) t.steps.apply(at, p);  // (F2) to (F4)
+  if (t.problem.has_positional_mask() || t.problem.mask.defined()) t.steps.hide(at, p);
   // (F5) LSE, (F6) P
   walk(at,
        [&](int r, std::int64_t row) { m[r] = softmax_shift(t.rows.highest(n, p + row), t.sink); });

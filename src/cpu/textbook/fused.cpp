@@ -15,15 +15,16 @@ constexpr std::int64_t kStripScores = 4096;
 void probabilities(const PassTools& t, const TilePlace& at, float* s, float* p, float* m,
                    float* l) {
   const std::int64_t n = at.cols;
-  const bool positional = t.problem.has_positional_mask();
-  const bool plain = !t.steps.elementwise() && !positional;
+  const bool hides = t.problem.has_positional_mask() || t.problem.mask.defined();
+  const bool plain = !t.steps.elementwise() && !hides;
   for (int r = 0; r < at.rows; ++r) {  // (F1)
     const float high = t.rows.scale_highest(n, t.problem.scale, s + r * at.ld);
     if (plain) m[r] = softmax_shift(high, t.sink);
   }
   if (!plain) {
     for (int r = 0; p != s && r < at.rows; ++r) std::copy_n(s + r * at.ld, n, p + r * at.ld);
-    t.steps.elementwise() ? t.steps.apply(at, p) : t.steps.mask_position(at, p);  // (F2) to (F4)
+    if (t.steps.elementwise()) t.steps.apply(at, p);  // (F2) to (F4)
+    t.steps.hide(at, p);
     for (int r = 0; r < at.rows; ++r) {
       m[r] = softmax_shift(t.rows.highest(n, p + r * at.ld), t.sink);
     }

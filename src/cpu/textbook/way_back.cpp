@@ -42,7 +42,7 @@ void WayBack::run(const TilePlace& block, const float* s, float* gradient, Throu
     row.rows = 1;
     for (int r = 0; r < strip.rows; ++r, ++row.i0) {
       float* at = gradient + (first + r) * block.ld;
-      if (through.mod) steps_.back_through_mod(row, premod_ + r * tight.ld, at);
+      if (through.mod) steps_.back_through_mod(row, premod_ + r * tight.ld, nullptr, at);
       if (through.cap) steps_.back_through_cap(row, capped_ + r * tight.ld, at);
       clear_hidden(logits_ + r * tight.ld, strip.cols, at);
     }

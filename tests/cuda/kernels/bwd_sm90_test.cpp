@@ -161,7 +161,8 @@ TEST(BwdSm90, PreparationAndConversionKeepADistance) {
 double queue_ratio(const Problem& p, const Config& config) {
   const bwd_sm90::SectionOrder order = bwd_sm90_order(p, config);
   const int lead = bwd_sm90_sections_apart(order, config), lag = bwd_sm90_lag(p, order, config);
-  const std::int64_t chunks = bwd_sm90_chunks(p, config) * p.group();
+  const std::int64_t group = p.group() / bwd_sm90_sharers(p, config);
+  const std::int64_t chunks = bwd_sm90_chunks(p, config) * group;
   std::priority_queue<double, std::vector<double>, std::greater<>> free_at;
   for (int i = 0; i < 132; ++i) free_at.push(0.0);
   std::vector<double> prepared(order.heads), finished(order.heads);
@@ -191,7 +192,7 @@ double queue_ratio(const Problem& p, const Config& config) {
     const int s = step - lead;
     for (int block = 0; block < order.blocks; ++block) {
       for (int h = begin(std::max(0, s)); s >= 0 && h < begin(s + 1); ++h) {
-        const auto queries = static_cast<double>((p.seq_q - std::int64_t{block} * 128) * p.group());
+        const auto queries = static_cast<double>((p.seq_q - std::int64_t{block} * 128) * group);
         finished[h] = std::max(finished[h], run(prepared[h], 4.0 + 3.8 * queries / 128.0));
       }
     }
@@ -230,8 +231,8 @@ TEST(BwdSm90, FewTilesAreCutByQueries) {
   p.batch = p.heads_q = p.heads_k = 1;
   const Config config = bwd_sm90_config(p);
   EXPECT_TRUE(config.split);
-  EXPECT_EQ(bwd_sm90_parts(p, config), 4);  // eight steps of 128 queries each
-  EXPECT_EQ(bwd_sm90_jobs(p, config), 2 * 16 + 32 * 4);
+  EXPECT_EQ(bwd_sm90_parts(p, config), 4);                    // eight steps of 128 queries each
+  EXPECT_EQ(bwd_sm90_jobs(p, config), 2 * 16 + 32 * 4 + 32);  // and 32 to store dK and dV
   const Cost cost = cost_by(kFlashBackwardSm90, p, h100());
   EXPECT_EQ(cost.memory.back().bytes, 2 * 4096 * 64 * 4);
   p.seq_q = p.seq_k = 16384;
@@ -243,6 +244,38 @@ TEST(BwdSm90, FewTilesAreCutByQueries) {
   EXPECT_TRUE(bwd_sm90_config(p).split);
   p.deterministic = true;
   EXPECT_FALSE(bwd_sm90_config(p).split);
+}
+
+TEST(BwdSm90, GroupedHeadsAreCutWhereTheirQueriesWouldNotStayInTheCache) {
+  Problem p = problem(4096, 128, true);
+  p.batch = 4, p.heads_q = 32, p.heads_k = 4;
+  const auto sharers = [&] { return bwd_sm90_sharers(p, bwd_sm90_config(p)); };
+  EXPECT_EQ(sharers(), 8);  // one query head a job
+  Config config = bwd_sm90_config(p);
+  EXPECT_TRUE(config.split);
+  const bwd_sm90::SectionOrder order = bwd_sm90_order(p, config);
+  EXPECT_EQ(order.heads, 4 * 32);
+  EXPECT_EQ(order.section_heads * order.blocks, 64);  // as with as many key heads
+  EXPECT_EQ(bwd_sm90_jobs(p, config), 4 * 32 * (32 + 32 + 32) + 4 * 4 * 32);
+  const Cost cost = cost_by(kFlashBackwardSm90, p, h100());
+  EXPECT_EQ(cost.memory.back().bytes, 4 * 4 * 4096 * (128 + 128) * 4);
+  p.deterministic = true;
+  EXPECT_EQ(sharers(), 8);
+  p.heads_q = 28;
+  EXPECT_EQ(sharers(), 7);
+  p.heads_q = 8;
+  EXPECT_EQ(sharers(), 1);  // groups of two stay
+  p.heads_q = 32;
+  p.head_dim = p.head_dim_v = 64;
+  EXPECT_EQ(sharers(), 4);  // two query heads a job
+  p.heads_k = 16;
+  EXPECT_EQ(sharers(), 1);
+  p.heads_k = 4;
+  p.causal = Causal::none, p.right = p.seq_k;  // tiles of one length keep together
+  EXPECT_EQ(sharers(), 1);
+  p.head_dim = p.head_dim_v = 256;
+  p.causal = Causal::bottom_right, p.right = 0;
+  EXPECT_EQ(sharers(), 1);
 }
 
 TEST(BwdSm90, BytesMovedCountTheGradientOfLse) {
@@ -298,7 +331,6 @@ TEST(BwdSm90, PackedSequencesHaveBlocksOfTheirOwn) {
     const Problem p = packed(lengths, 64, true);
     const Config config = bwd_sm90_config(p);
     EXPECT_EQ(config.lengths, fwd_sm90::Lengths::packed);
-    EXPECT_EQ(config.chunk_rows, 128);
     EXPECT_FALSE(config.split);
     std::int64_t first = 0, next_free = 0;
     for (std::size_t b = 0; b < lengths.size(); ++b) {
@@ -314,6 +346,12 @@ TEST(BwdSm90, PackedSequencesHaveBlocksOfTheirOwn) {
     EXPECT_EQ(bwd_sm90_jobs(p, config),
               p.heads_q * (2 * bwd_sm90_chunks(p, config) + bwd_sm90_key_blocks(p, config)));
   }
+}
+
+TEST(BwdSm90, LongPackedSequencesHaveLongChunks) {
+  EXPECT_EQ(bwd_sm90_config(packed({4096, 1024, 2000}, 64, true)).chunk_rows, 256);
+  EXPECT_EQ(bwd_sm90_config(packed({256, 512, 256}, 64, true)).chunk_rows, 128);
+  EXPECT_EQ(bwd_sm90_config(packed({4096, 1024, 2000}, 128, true)).chunk_rows, 128);
 }
 
 TEST(BwdSm90, LengthsThatTheDeviceLooksUp) {

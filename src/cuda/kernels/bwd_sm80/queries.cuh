@@ -8,6 +8,7 @@
 /// bwd_sm80/README.md.
 #pragma once
 
+#include "cuda/kernels/bwd_sm80/expressions.cuh"
 #include "cuda/kernels/bwd_sm80/queries_args.h"
 #include "cuda/kernels/bwd_sm80/sequences.cuh"
 #include "cuda/tile/dropout.cuh"
@@ -40,8 +41,10 @@ struct QueryGradient {
   using Kept = KeptPairs<kConfig.dropout, false, kM, kN>;
   using Pairs = FragmentPairs<kConfig.pairs, false, kM, kN>;
   /// Scores become logits less lse2 before they become probabilities.
-  static constexpr bool kLogits = kConfig.modified || kConfig.pairs.any();
-
+  static constexpr bool kLogits =
+      kConfig.modified || kConfig.pairs.any() || kConfig.expressions.any();
+  static constexpr int kScore = kConfig.expressions.score;
+  static constexpr bool kMoves = kConfig.pairs.bias != BiasType::none;  ///< refine moves lse2
   const Args& args;
   const int thread, warp, lane;
   const int batch, head, head_k, row, seq_k;  ///< row: of the block
@@ -49,6 +52,7 @@ struct QueryGradient {
   const Diagonals diagonals;
   const u32 shared;
   float q_scale = 1.0F, do_scale = 1.0F;
+  const Captures* captures = nullptr;  ///< of expressions
   float lse2[2 * kM], low[2 * kM], delta[2 * kM];
   Acc dQ[kM][kD / 8];
 
@@ -122,7 +126,6 @@ struct QueryGradient {
   __forceinline__ PairCorner corner(int key) const {
     return {batch, head, warp_row(), key, args.seq_q, seq_k};
   }
-
   __forceinline__ i64 key_scale_index(int key) const {
     return (static_cast<i64>(batch) * (args.heads_q / args.group) + head_k) * args.k_scale_blocks +
            key / kScaleRows;
@@ -189,8 +192,13 @@ struct QueryGradient {
         logits(S, G, k_scale * q_scale, key, shown);
         load_pairs();
         if (masked) mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
-        score_gradients(S, dP, 1.0F, v_scale * do_scale, masked || kConfig.pairs.any());
-        if constexpr (kConfig.modified) multiply_each(dP, G);
+        constexpr bool kHides = kConfig.pairs.any() || kConfig.expressions.any();
+        score_gradients(S, dP, 1.0F, v_scale * do_scale, masked || kHides);
+        if constexpr (kScore != 0) {
+          multiply_where_set(dP, G);
+        } else if constexpr (kConfig.modified) {
+          multiply_each(dP, G);
+        }
       } else {
         float scale = args.scale_log2;
         if constexpr (kConfig.scaled) {
@@ -220,24 +228,48 @@ struct QueryGradient {
                               const typename Pairs::Shown& shown) const {
     const ScoreModification mod(args, factor, batch, head);
     const int shift = seq_k - args.seq_q;
+    if constexpr (kScore != 0) {
+      bwd_sm80::score_function<kConfig, false>(S, G, mod, pairs(), corner(key), *captures,
+                                               opaque(lane));
+      subtract_lse2(S);
+    } else {
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int n = 0; n < kN; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            float& s = S[m][n][e];
+            if constexpr (kConfig.modified) {
+              const int i = warp_row() + 16 * m + lane / 4 + 8 * (e / 2);
+              const int j = key + 8 * n + 2 * (lane % 4) + e % 2;
+              s = mod.logit(s, i + shift - j, lse2[2 * m + e / 2], G[m][n][e]);
+            } else {
+              s = __fmaf_rn(s, mod.scale * kLog2e, -lse2[2 * m + e / 2]);
+            }
+          }
+        }
+      }
+      if constexpr (kConfig.pairs.any()) pairs().add_to(S, corner(key));
+    }
+    hide(S, key, shown);
+  }
+  __forceinline__ void subtract_lse2(Acc (&S)[kM][kN]) const {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          float& s = S[m][n][e];
-          if constexpr (kConfig.modified) {
-            const int i = warp_row() + 16 * m + lane / 4 + 8 * (e / 2);
-            const int j = key + 8 * n + 2 * (lane % 4) + e % 2;
-            s = mod.logit(s, i + shift - j, lse2[2 * m + e / 2], G[m][n][e]);
-          } else {
-            s = __fmaf_rn(s, mod.scale * kLog2e, -lse2[2 * m + e / 2]);
-          }
-        }
+        for (int e = 0; e < 4; ++e) S[m][n][e] = less_lse2(S[m][n][e], lse2[2 * m + e / 2]);
       }
     }
-    if constexpr (kConfig.pairs.any()) pairs().apply(S, corner(key), shown);
+  }
+  /// (F4) What bool mask and mask function hide becomes -inf.
+  __forceinline__ void hide(Acc (&S)[kM][kN], int key, const typename Pairs::Shown& shown) const {
+    if constexpr (kConfig.pairs.any()) pairs().hide_from(S, corner(key), shown);
+    if constexpr (kConfig.expressions.mask != 0) {
+      apply_mask_function<kConfig.expressions.mask, false>(S, corner(key), *captures, opaque(lane));
+    }
   }
 
   // ---- refine
@@ -247,11 +279,13 @@ struct QueryGradient {
   /// where operands have two.
   /// (B2) delta is taken from the same P: where keys are large, what is left of sum_j dS_j = 0
   /// after rounding P and O apart is multiplied by them. 16-bit rows see the rounding of O itself.
+  /// Under a bias sums count from the row's maximum, which a float32 LSE may be far from.
   __forceinline__ void refine(const BlockRange& range) {
     load_queries();
     // Of few keys, products count from that of the pair that has most of its row, so that of a row
     // with one key nothing is left.
-    float sum[2 * kM] = {}, weighted[2 * kM] = {}, origin[2 * kM] = {};
+    float sum[2 * kM] = {}, weighted[2 * kM] = {}, origin[2 * kM] = {}, top[2 * kM];
+    for (float& x : top) x = kMoves ? -infinity() : 0.0F;
 #pragma unroll 1
     for (int block = range.begin; block < range.end; ++block) {
       __syncthreads();  // all warps are done with the K and V before
@@ -282,15 +316,16 @@ struct QueryGradient {
         logits(S, unused, k_scale * q_scale, key, shown);
       }
       mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
+      if constexpr (kMoves) raise(top, S, sum, weighted);
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
 #pragma unroll
         for (int n = 0; n < kN; ++n) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            const float s = S[m][n][e];
-            const float p = exp2_approx(kLogits ? s : __fmaf_rn(s, scale, -lse2[2 * m + e / 2]));
             const int r = 2 * m + e / 2;
+            const float s = kMoves ? S[m][n][e] - fmaxf(top[r], kLowest) : S[m][n][e];
+            const float p = exp2_approx(kLogits ? s : __fmaf_rn(s, scale, -lse2[r]));
             const float product = v_scale * do_scale * dP[m][n][e];
             if (seq_k <= kFewKeys && p > sum[r]) {
               weighted[r] += sum[r] * (origin[r] - product);
@@ -305,21 +340,30 @@ struct QueryGradient {
     }
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
+      const float sink = args.sinks == nullptr
+                             ? -infinity()
+                             : __fmaf_rn(args.sinks[head * args.sinks_h], kLog2e, -lse2[r]);
+      float base2 = 0.0F;  // what the sums count from
+      if constexpr (kMoves) {
+        base2 = fmaxf(reach(quad_max(top[r]), sink), kLowest);
+        const float factor = exp2_approx(top[r] - base2);
+        sum[r] *= factor, weighted[r] *= factor;
+      }
       const float most = quad_max(sum[r]), seen = quad_sum(sum[r]);
       // One of the four lanes, the first that has most.
       float first = sum[r] == most ? static_cast<float>(lane % 4) : 4.0F;
       first = -quad_max(-first);
       const float base = __shfl_sync(~0U, origin[r], lane / 4 * 4 + static_cast<int>(first));
       const float products = quad_sum(weighted[r] + sum[r] * (origin[r] - base));
-      const float total =
-          seen + (args.sinks == nullptr
-                      ? 0.0F
-                      : exp2_approx(__fmaf_rn(args.sinks[head * args.sinks_h], kLog2e, -lse2[r])));
+      const float total = seen + (args.sinks == nullptr ? 0.0F : exp2_approx(sink - base2));
       const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
       // A row without keys, NaN, infinite logits: the sums say nothing.
-      const bool says = total > 0x1p-20F && total < 0x1p20F;
+      const bool says = total > 0x1p-20F && total < (kMoves ? 0x1p60F : 0x1p20F);
       if (lane % 4 != 0 || i >= args.seq_q || !says) continue;
-      if constexpr (kConfig.scaled) args.lse2_low[row_index(i)] = log2_approx(total);
+      if (kMoves && base2 != 0.0F) args.lse2[row_index(i)] = lse2[r] + base2;
+      if (kConfig.scaled || (kMoves && fabsf(lse2[r]) > kCoarseUnderBias)) {
+        args.lse2_low[row_index(i)] = log2_approx(total);
+      }
       const float d_lse =
           args.d_lse == nullptr
               ? 0.0F
@@ -327,26 +371,50 @@ struct QueryGradient {
       args.delta[row_index(i)] = products / total + base * (seen / total) - d_lse;
     }
   }
+  /// What sums of a row count from once they meet `x`: 0, as without a bias, where that will do.
+  static __forceinline__ float reach(float top, float x) {
+    if (x == -infinity() || (top > -infinity() && x <= top + kFar)) return top;
+    return fabsf(x) <= kFar ? 0.0F : x;
+  }
+  /// `top` follows the logits up, and the sums follow it.
+  __forceinline__ void raise(float (&top)[2 * kM], const Acc (&S)[kM][kN], float (&sum)[2 * kM],
+                             float (&weighted)[2 * kM]) const {
+#pragma unroll
+    for (int r = 0; r < 2 * kM; ++r) {
+      float x = -infinity();
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+        x = fmaxf(x, fmaxf(S[r / 2][n][2 * (r % 2)], S[r / 2][n][2 * (r % 2) + 1]));
+      }
+      const float next = reach(top[r], x);
+      if (next == top[r]) continue;
+      const float factor = exp2_approx(top[r] - next);
+      sum[r] *= factor, weighted[r] *= factor;
+      top[r] = next;
+    }
+  }
   __forceinline__ i64 row_index(int i) const {
     return (static_cast<i64>(batch) * args.heads_q + head) * args.rows_q + i;
   }
-  /// Rows whose |lse2| is at most this are exact enough: half a unit in the last place is below
-  /// 2^-20.
+  /// Two planes: up to this |lse2| is exact enough: half a unit in the last place is below 2^-20.
   static constexpr float kCoarse = 16.0F;
+  /// Under a bias: logits of a row that are this far from lse2 are so because LSE was rounded.
+  static constexpr float kFar = 16.0F;
   /// With so few keys, what remains of sums that cancel shows.
   static constexpr int kFewKeys = 8;
   __forceinline__ bool is_coarse() const {
-    bool coarse = seq_k <= kFewKeys;
+    bool coarse = kPlanes == 2 && seq_k <= kFewKeys;
+    const float limit = kPlanes == 2 ? kCoarse : args.coarse;
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
-      coarse |= fabsf(lse2[r]) > kCoarse && fabsf(lse2[r]) < infinity();
+      coarse |= fabsf(lse2[r]) > limit && fabsf(lse2[r]) < infinity();
     }
     return coarse;
   }
 
   /// What refine wrote beside lse2.
   __forceinline__ void read_low() {
-    if constexpr (kConfig.scaled) {
+    if constexpr (kConfig.keeps_low()) {
 #pragma unroll
       for (int r = 0; r < 2 * kM; ++r) {
         const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
@@ -401,8 +469,10 @@ struct Work {
   QueryGradient<kConfig> block;
   BlockRange range;
 
-  __forceinline__ Work(const Args& args, u32 shared, const TileIndex& tile)
+  __forceinline__ Work(const Args& args, u32 shared, const TileIndex& tile,
+                       const Captures* captures = nullptr)
       : block(args, shared, tile, keys_of(args, tile.pair / args.heads_q)) {
+    block.captures = captures;
     const int row_end = min(block.row + kConfig.block_m, args.seq_q);
     range = key_blocks<kConfig.block_n>(block.diagonals, block.row, row_end, block.seq_k);
     if constexpr (kConfig.split) {
@@ -413,52 +483,54 @@ struct Work {
 };
 
 template <Config kConfig>
-__forceinline__ void differentiate(const Args& args, const TileIndex& tile) {
+__forceinline__ void differentiate(const Args& args, const TileIndex& tile,
+                                   const Captures* captures) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  Work<kConfig> work(args, shared_address(shared), tile);
+  Work<kConfig> work(args, shared_address(shared), tile, captures);
   if (work.range.begin < work.range.end) work.block.run(work.range);
   let_next_start();
   work.block.finish();
 }
 
+/// What rounding took from lse2 and delta. Rows whose lse2 is small may keep what bwd_delta wrote.
 template <Config kConfig>
-__forceinline__ void kernel(const Args& args) {
-  const TileIndex tile = tile_index(args.order, blockIdx.x);
-  wait_for_previous();  // for packed operands, lse2 and delta
-  differentiate<kConfig>(args, tile);
-}
-
-template <Config kConfig>
-__forceinline__ void kernel(const RaggedArgs& ragged) {
-  Args args = ragged.args;
-  TileIndex tile = tile_index(args.order, blockIdx.x);
-  wait_for_previous();  // for packed operands, lse2 and delta
-  if (bwd_sm80::enter_queries<kConfig>(ragged, args, tile)) differentiate<kConfig>(args, tile);
-}
-
-/// What rounding took from lse2 and delta. Two planes: blocks of rows whose lse2 is small keep what
-/// bwd_delta wrote.
-template <Config kConfig>
-__forceinline__ void refine(const Args& args, const TileIndex& tile) {
+__forceinline__ void refine_tile(const Args& args, const TileIndex& tile,
+                                 const Captures* captures) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  Work<kConfig> work(args, shared_address(shared), tile);
-  if (kConfig.planes == 1 || __syncthreads_or(work.block.is_coarse()))
-    work.block.refine(work.range);
+  Work<kConfig> work(args, shared_address(shared), tile, captures);
+  constexpr bool kMayLeave = kConfig.planes == 2 || kConfig.pairs.bias != BiasType::none;
+  if (!kMayLeave || __syncthreads_or(work.block.is_coarse())) work.block.refine(work.range);
 }
 
-template <Config kConfig>
-__forceinline__ void refine(const Args& args) {
-  const TileIndex tile = tile_index(args.order, blockIdx.x);
-  wait_for_previous();  // for packed operands and lse2
-  refine<kConfig>(args, tile);
+/// Calls `compute` with the arguments and the tile of a block, a packed sequence's own ones.
+template <Config kConfig, class AnyArgs, class Compute>
+__forceinline__ void with_tile(const AnyArgs& any, Compute compute) {
+  if constexpr (kConfig.packed) {
+    const RaggedArgs& ragged = plain_args(any);
+    Args args = ragged.args;
+    TileIndex tile = tile_index(args.order, blockIdx.x);
+    wait_for_previous();  // for packed operands, lse2 and delta
+    if (bwd_sm80::enter_queries<kConfig>(ragged, args, tile)) compute(args, tile);
+  } else {
+    const Args& args = plain_args(any);
+    const TileIndex tile = tile_index(args.order, blockIdx.x);
+    wait_for_previous();  // for packed operands, lse2 and delta
+    compute(args, tile);
+  }
 }
 
-template <Config kConfig>
-__forceinline__ void refine(const RaggedArgs& ragged) {
-  Args args = ragged.args;
-  TileIndex tile = tile_index(args.order, blockIdx.x);
-  wait_for_previous();  // for packed operands and lse2
-  if (bwd_sm80::enter_queries<kConfig>(ragged, args, tile)) refine<kConfig>(args, tile);
+template <Config kConfig, class AnyArgs>
+__forceinline__ void kernel(const AnyArgs& any) {
+  with_tile<kConfig>(any, [&](const Args& args, const TileIndex& tile) {
+    differentiate<kConfig>(args, tile, captures_of(any));
+  });
+}
+
+template <Config kConfig, class AnyArgs>
+__forceinline__ void refine(const AnyArgs& any) {
+  with_tile<kConfig>(any, [&](const Args& args, const TileIndex& tile) {
+    refine_tile<kConfig>(args, tile, captures_of(any));
+  });
 }
 
 }  // namespace tilewise::bwd_dq_sm80

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/kernels/fwd_sm90/args.h"
+#include "cuda/tile/expression_args.h"
 #include "cuda/tile/hopper/tensor_map.h"
 #include "cuda/tile/types.h"
 
@@ -31,12 +32,19 @@ struct Config {
   bool fold_lse = false;        ///< the scores are summed from -LSE on
   bool v_registers = false;     ///< V is held in registers as the A operand of dP
   bool exact = false;           ///< small problems: P and dS in two planes
-  bool split = false;           ///< tiles are cut by queries; dK, dV are summed in memory
+  bool split = false;           ///< tiles are cut; dK, dV are summed in memory
   bool half_registers = false;  ///< wide: half of K's and V's columns is held in registers
   Lengths lengths = Lengths::dense;  ///< that the device must look up: then Args are RaggedArgs
   Lists lists = Lists::none;         ///< of tiles of queries: then Args are ListArgs
+  /// With any, Args are Expressed; beside a score function modified.
+  tile::Expressions expressions;
+  bool gated = false;  ///< the slope of the score function is not 1
   bool operator==(const Config&) const = default;
 
+  /// The slope of scores is kept until dS is made.
+  constexpr bool gates() const { return softcap || gated; }
+  /// Bytes of a slope in shared memory.
+  constexpr int gate_bytes() const { return gated && exact ? 4 : 2; }
   /// Columns of the sums of dQ: whole panels.
   constexpr int columns_dq() const { return (head_dim + 63) / 64 * 64; }
   /// Head dims above 128: the warpgroups share 64 keys and divide the products instead; dQ is left
@@ -50,9 +58,12 @@ struct Config {
 
 /// What lies where in shared memory, in bytes from its 1024-byte aligned start.
 struct SharedPlan {
-  static constexpr int kPanelRow = 128;                         ///< bytes: 64 columns
+  static constexpr int kRoom = 227 * 1024;  ///< bytes that a block may have
+  static constexpr int kPanelRow = 128;     ///< bytes: 64 columns
+  static constexpr int kMostKept = 16 * 1024;
   int k_stage, q_stage, do_stage, v_bytes, ds_buffer, dq_warp;  ///< sizes; a stage of Q takes O too
-  int k, v, q, d_o, p, ds, dq, gate, offset, delta, barriers, slots, votes, listed, bytes;
+  int k, v, q, d_o, p, ds, dq, gate, offset, delta, barriers, slots, votes, listed, places, bytes;
+  int kept;  ///< packed: bytes for the offsets of sequences
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }
   constexpr explicit SharedPlan(const Config& c)
@@ -73,14 +84,21 @@ struct SharedPlan {
                  : c.half_registers ? k_stage
                                     : 0)),
         gate(dq + c.dq_warps() * dq_warp),
-        offset(gate + (c.softcap && !c.wide() ? 256 * c.block_m : 0)),
+        offset(gate + (c.gates() && !c.wide() ? 128 * c.gate_bytes() * c.block_m : 0)),
         delta(offset + c.q_stages * c.block_m * 4),
         barriers(delta + c.do_stages * c.block_m * 4),
         slots(barriers +
               (8 * (2 * c.q_stages + 2 * c.do_stages + 2 * c.k_stages + 2 + 13) + 15) / 16 * 16),
         votes(slots + 2 * slot_bytes(c)),
         listed(votes + 2 * 16),
-        bytes(listed + (c.listed() ? (c.q_stages + 2) * 16 : 0)) {}
+        places(listed + (c.listed() ? (c.q_stages + 2) * 16 : 0)),
+        bytes(places),
+        kept(0) {
+    if (c.lengths != Lengths::packed || c.wide()) return;
+    const int fit = kRoom - places;
+    kept = fit > kMostKept ? kMostKept : fit > 0 ? fit / 16 * 16 : 0;
+    bytes += kept;
+  }
   static constexpr int slot_bytes(const Config& c) {
     return (c.ragged() ? 32 : 16) + (c.listed() ? 16 : 0);
   }
@@ -89,17 +107,17 @@ struct SharedPlan {
 /// Wide: as many stages as there is room for. A third of Q bridges what passes between its last use
 /// and the next copy's landing; at dim 256 half of K and V makes room for it.
 constexpr Config with_stages(Config c) {
-  constexpr int kRoom = 227 * 1024;
   c.half_registers = c.head_dim == 256 && c.head_dim_v == 256 && !c.softcap && !c.exact;
   c.q_stages = 3;
-  if (SharedPlan(c).bytes > kRoom) c.q_stages = 2;
+  if (SharedPlan(c).bytes > SharedPlan::kRoom) c.q_stages = 2;
   c.do_stages = 3;
-  if (SharedPlan(c).bytes > kRoom) c.do_stages = 2;
+  if (SharedPlan(c).bytes > SharedPlan::kRoom) c.do_stages = 2;
   return c;
 }
 
 struct Args {
   tile::TensorMapBytes q, k, v, o, d_o, dq, dk, dv;
+  /// split: of heads_k and group a key head counts as `sharers`, which divide its query heads.
   int heads_q = 1, heads_k = 1, group = 1, seq_q = 0, seq_k = 0;
   int rows_q = 0;  ///< seq_q rounded up to chunks: rows of a head in offset, delta, dq_sum
   int jobs = 0;
@@ -114,6 +132,7 @@ struct Args {
   int lead = 1, lag = 1;  ///< sections that preparation runs ahead of tiles, and conversion behind
   bool last_first = false;  ///< key blocks from the last to the first
   int parts = 1;            ///< split: that a tile's queries are cut into
+  int sharers = 1;          ///< split: parts of a key head's query heads; 1 with parts above 1
   const float* lse_in = nullptr;
   long long lse_b = 0, lse_h = 0, lse_s = 0;
   const float* d_lse = nullptr;  ///< may be null
@@ -124,15 +143,15 @@ struct Args {
   float* offset = nullptr;
   float* delta = nullptr;   ///< (B, Hq, rows_q)
   float* dq_sum = nullptr;  ///< (B, Hq, rows_q, columns_dq), in fragment order
-  /// split: (B, Hk, blocks, block_n, head_dim or head_dim_v) in fragment order, all zero at the
-  /// start.
+  /// split: (B, key heads, blocks, block_n, head_dim or head_dim_v) in fragment order, all zero at
+  /// the start.
   float* dk_sum = nullptr;
   float* dv_sum = nullptr;
   // Counters, all zero at the start.
   unsigned* next_job = nullptr;
   unsigned* prepared = nullptr;  ///< (B, Hk) warps of chunks
   unsigned* finished = nullptr;  ///< (B, Hk) warps of tiles
-  unsigned* added = nullptr;     ///< split: (B, Hk, blocks, 2) parts that a warpgroup has added
+  unsigned* added = nullptr;     ///< split: (B, key heads, blocks) warps of parts
   unsigned* turns = nullptr;     ///< deterministic: (B, Hq, rows_q / block_m, dq_warps)
 };
 

@@ -35,14 +35,14 @@ __forceinline__ void load_queries(const Args& args, const TensorMapBytes& map, u
 template <Config kConfig>
 __forceinline__ void load_keys(const Args& args, const TensorMapBytes& map, u32 to, u32 full,
                                int column, const Job& job) {
-  const int row = job.block * kConfig.block_n;
+  const int row = job.block * kConfig.block_n, head = key_head<kConfig>(args, job);
   if constexpr (kConfig.ragged()) {
     int at[4];
-    ragged_row(at, job.head, ragged<kConfig>(args).k_rows, job.seq_k, job.k_begin, row,
+    ragged_row(at, head, ragged<kConfig>(args).k_rows, job.seq_k, job.k_begin, row,
                kPacked<kConfig> ? 0 : job.batch);
     tma_load_5d(to, &map, full, column, at, kEvictFirst);
   } else {
-    tma_load(to, &map, full, column, job.head, row, job.batch, kEvictFirst);
+    tma_load(to, &map, full, column, head, row, job.batch, kEvictFirst);
   }
 }
 /// Rows `row` on of dQ, which are the sequence's.

@@ -30,6 +30,8 @@ struct Consumer : Steps<kConfig> {
   using Base::pair;
   using Base::rDk;
   using Base::rDv;
+  using Base::release;
+  using Base::rK;
   using Base::shared;
   using Base::signal_done;
   using Base::sync_consumers;
@@ -89,60 +91,105 @@ struct Consumer : Steps<kConfig> {
         sync_consumers();
       }
     }
-    if (!kConfig.split || add_part(range.begin < range.end)) store_tile();
+    if constexpr (kConfig.split) {
+      add_part(range.begin < range.end);
+    } else {
+      store_tile();
+    }
   }
 
-  // ---- tiles that are cut by queries
+  // ---- tiles that are cut
 
-  __forceinline__ int tile() const {
-    return (job.batch * args.heads_k + job.head) * args.order.blocks + job.block;
-  }
-  /// Where this warp's fragments lie in the sums of dK or dV.
+  /// Where this warp's fragments of a tile lie in the sums of dK or dV.
   template <int kColumns>
-  __forceinline__ float* sums_at(float* sums) const {
-    return sums + (static_cast<i64>(tile()) * kBlockN + (warpgroup * 4 + warp) * 16) * kColumns;
+  __forceinline__ float* sums_at(float* sums, int tile) const {
+    return sums + (static_cast<i64>(tile) * kBlockN + (warpgroup * 4 + warp) * 16) * kColumns;
   }
-  /// Adds dK and dV of a part to the tile's sums. Whether it was the last.
-  __forceinline__ bool add_part(bool any) {
-    if (any) {
-      this->await_buffers();
-      add_sums<kDv, 0>(args.dv_sum, rDv);
-      add_sums<kD, kDv / 32>(args.dk_sum, rDk);
-    }
-    if (lane == 0) {
-      bulk_wait();
-      fence_async();
-    }
-    sync_warpgroup();  // all four warps have added
-    if (thread == 0) {
-      store_shared_4(shared.vote(warpgroup), signal_count(args.added + 2 * tile() + warpgroup));
-    }
-    sync_warpgroup();
-    const u32 before = load_shared_16(shared.vote(warpgroup)).x;
-    return before == static_cast<u32>(args.parts) - 1;
+  // Where 32 columns at a time are staged on their way: a warp's own rows of V, of dS and of K,
+  // whose products are done. There is room for most of a tile at once; rows of dS are taken again.
+  static constexpr int kOfV = kConfig.v_registers ? 0 : SharedPlan::panels(kDv);
+  static constexpr int kOfS = 2 * (kM / 64);
+  static constexpr int kOfK = kConfig.k_stages == 2 ? SharedPlan::panels(kD) : 0;
+  static constexpr int kPlaces = kOfV + kOfS + kOfK, kTurns = (kD + kDv) / 32;
+  static constexpr int place_of(int turn) {
+    return turn < kPlaces ? turn : kOfV + (turn - kPlaces) % kOfS;
   }
-  /// In the way of dQ: 32 columns at a time, staged where the warp's own dS was, in two places in
-  /// turn; kBefore were staged before.
-  template <int kColumns, int kBefore>
-  __forceinline__ void add_sums(float* sums, const float (&r)[kColumns / 2]) const {
-    float* to = sums_at<kColumns>(sums);
-#pragma unroll
-    for (int c = 0; c < kColumns / 32; ++c) {
-      const u32 stage = staging((kBefore + c) % 2) + warp * (kSlot / 4);
-      if (lane == 0) bulk_wait_read<1>();
-      __syncwarp();  // the copy engine has read what was staged here before
+  /// Turns since a place was last taken.
+  static constexpr int turns_since(int turn) {
+    int since = 1;
+    while (place_of(turn - since) != place_of(turn)) ++since;
+    return since;
+  }
+  __forceinline__ u32 place(int index) const {
+    constexpr int kPanel = kBlockN * kPanelRowBytes;
+    const u32 own = warpgroup * kSlot + warp * (kSlot / 4);
+    if (index < kOfV) return shared.v() + index * kPanel + own;
+    if (index < kOfV + kOfS) return staging(index - kOfV) + warp * (kSlot / 4);
+    return shared.k(rK.slot ^ 1) + (index - kOfV - kOfS) * kPanel + own;  // of the tile
+  }
+  /// dV, then dK, from a turn on.
+  template <int kTurn>
+  __forceinline__ void add_sums(float* dv_sum, float* dk_sum) {
+    // V is free for the next tile when what was staged there has been read.
+    constexpr bool kLetsGo = kOfV > 0 && kTurn == (kTurns < kPlaces ? kTurns : kPlaces);
+    if constexpr (kTurn >= kPlaces && kTurn < kTurns) {
+      if (lane == 0) bulk_wait_read<turns_since(kTurn) - 1>();
+      __syncwarp();
+    } else if constexpr (kLetsGo) {
+      if (lane == 0) bulk_wait_read<kTurn - kOfV>();
+    }
+    if constexpr (kLetsGo) release(shared.v_empty());
+    if constexpr (kTurn < kTurns) {
+      if constexpr (kTurn == kOfV) this->await_buffer();
+      if constexpr (kTurn == kOfV + kM / 64) this->await_buffers();
+      constexpr bool kIsDv = kTurn < kDv / 32;
+      constexpr int kFirst = 16 * (kIsDv ? kTurn : kTurn - kDv / 32);
+      const u32 stage = place(place_of(kTurn));
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float* four = r + 16 * c + 4 * j;
-        store_shared_16(stage + (j * 32 + lane) * 16, four[0], four[1], four[2], four[3]);
+        const int i = kFirst + 4 * j;
+        const u32 to = stage + (j * 32 + lane) * 16;
+        if constexpr (kIsDv) {
+          store_shared_16(to, rDv[i], rDv[i + 1], rDv[i + 2], rDv[i + 3]);
+        } else {
+          store_shared_16(to, rDk[i], rDk[i + 1], rDk[i + 2], rDk[i + 3]);
+        }
       }
       fence_async_shared();
       __syncwarp();
       if (lane == 0) {
-        bulk_add(to + c * 512, stage, 2048);
+        bulk_add((kIsDv ? dv_sum : dk_sum) + kFirst * 32, stage, 2048);
         bulk_commit();
       }
+      add_sums<kTurn + 1>(dv_sum, dk_sum);
     }
+  }
+  /// Adds dK and dV of a part to the tile's sums.
+  __forceinline__ void add_part(bool any) {
+    const int tile = kept_tile<kConfig>(args, job, key_head<kConfig>(args, job));
+    if constexpr (kConfig.deterministic) {
+      // In the order of the parts, which is that of the queue.
+      const int before = args.parts > 1 ? job.part : job.head % args.sharers;
+      if (lane == 0) {
+        signal_wait(args.added + tile, static_cast<u32>(before * kConsumerWarps));
+        fence_async();
+      }
+      __syncwarp();
+    }
+    if (any) {
+      sync_warpgroup();  // no warp's product reads V any more
+      add_sums<0>(sums_at<kDv>(args.dv_sum, tile), sums_at<kD>(args.dk_sum, tile));
+      if constexpr (kOfK > 0) this->held_k = shared.k_empty(rK.slot ^ 1);
+    }
+    this->unsignalled = args.added + tile;
+  }
+  /// The sums of a tile to dK and dV.
+  __forceinline__ void run_keys() {
+    signal_done();
+    // What was staged of the job before has been read.
+    if (lane == 0) bulk_wait_read();
+    sync_consumers();
+    store_tile();
   }
   // ---- dK and dV to memory
 
@@ -174,13 +221,16 @@ struct Consumer : Steps<kConfig> {
   /// The same from the sums.
   template <int kColumns>
   __forceinline__ void stage_sums(float* sums, float factor, int first) const {
-    const float* from = sums_at<kColumns>(sums) + lane * 4;
-#pragma unroll 1
+    const float* from = sums_at<kColumns>(sums, kept_tile<kConfig>(args, job, job.head)) + lane * 4;
+    Bytes16 fours[kColumns / 8];
+#pragma unroll
+    for (int i = 0; i < kColumns / 8; ++i) fours[i] = load_global_16(from + i * 128);
+#pragma unroll
     for (int k = 0; k < kColumns / 16; ++k) {
       u32 words[4];
 #pragma unroll
       for (int f = 0; f < 2; ++f) {
-        const Bytes16 v = load_global_16(from + (2 * k + f) * 128);
+        const Bytes16& v = fours[2 * k + f];
         words[2 * f] = pack<kElement>(number(v.x) * factor, number(v.y) * factor);
         words[2 * f + 1] = pack<kElement>(number(v.z) * factor, number(v.w) * factor);
       }
@@ -255,6 +305,9 @@ struct Consumer : Steps<kConfig> {
         this->converted = 0;
       } else if (job.kind == JobKind::prepare) {
         this->run_prepare();
+      } else if (kConfig.split && job.kind == JobKind::keys) {
+        run_keys();
+        this->converted = 0;
       } else {
         this->run_convert();
       }

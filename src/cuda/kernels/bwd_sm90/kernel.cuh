@@ -20,11 +20,13 @@ namespace tilewise::bwd_sm90 {
 
 using namespace tile;
 
-template <Config kConfig>
-__forceinline__ void kernel(const Args& args) {
+template <Config kConfig, class AnyArgs>
+__forceinline__ void kernel(const AnyArgs& any) {
+  const Args& args = plain_args(any);
   extern __shared__ __align__(1024) unsigned char memory[];
   const Shared<kConfig> shared{shared_address(memory)};
   if (threadIdx.x == 0) shared.init_barriers();
+  if constexpr (kPacked<kConfig> && !kConfig.wide()) keep_offsets<kConfig>(args, shared);
   __syncthreads();
   if constexpr (kConfig.wide()) let_next_start();       // where blocks of this kernel end
   if constexpr (kConfig.listed()) wait_for_previous();  // for the lists
@@ -32,6 +34,9 @@ __forceinline__ void kernel(const Args& args) {
   const int role = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
   if (role == 0) {
     give_registers<24>();
+    if constexpr (kPacked<kConfig> && !kConfig.wide()) {
+      if (threadIdx.x < 32) count_blocks<kConfig>(args, shared);
+    }
     if (threadIdx.x == 0) {
       if constexpr (kConfig.listed()) {
         ListProducer<kConfig> producer{{args, shared}};
@@ -49,6 +54,7 @@ __forceinline__ void kernel(const Args& args) {
     } else {
       take_registers<208>();
       Consumer<kConfig> consumer(args, shared.base, role - 1);
+      consumer.captures = captures_of(any);
       consumer.run();
     }
   } else {

@@ -12,11 +12,12 @@ namespace tilewise::bwd_sm90 {
 using namespace tile;
 
 /// The queue's order. Step t: prepare section t; tiles of section t - lead; convert section
-/// t - lead - lag. With enough tiles between them nobody waits, and the rows are still in the L2
-/// cache.
+/// t - lead - lag, and where tiles are cut the keys that it is the last to add to. With enough
+/// tiles between them nobody waits, and the rows are still in the L2 cache.
 template <Config kConfig>
 struct Queue {
   const Args& args;
+  const Shared<kConfig>& shared;
   int step = 0, base = 0;  ///< base: index of the first job of the step
 
   __forceinline__ int head_begin(int section) const {
@@ -28,17 +29,25 @@ struct Queue {
     return section < 0 ? 0 : head_begin(section + 1) - head_begin(section);
   }
 
+  /// Key heads whose last sharer is in a section.
+  __forceinline__ int keys_of(int section) const {
+    if (!kConfig.split || section < 0) return 0;
+    return head_begin(section + 1) / args.sharers - head_begin(section) / args.sharers;
+  }
+
   /// Job `index`; indices come in rising order.
   __forceinline__ Job job(int index) {
     Job job;
-    if (index >= args.jobs) return job;
-    const int chunks = args.rows_q / kConfig.chunk_rows * args.group;  // of a key head
+    if (index >= all_jobs()) return job;
+    const int blocks = all_blocks<kConfig>(args, shared);
+    const int chunks = all_chunks<kConfig>(args, shared) * args.group;  // of a key head
     while (true) {
       const int section = step - args.lead, here = heads(section);
       const int parts = kConfig.split ? args.parts : 1;
-      const int prepares = heads(step) * chunks, tiles = here * args.order.blocks * parts;
+      const int prepares = heads(step) * chunks, tiles = here * blocks * parts;
       const int converted = section - args.lag;
       const int converts = kConfig.wide() ? 0 : heads(converted) * chunks;
+      const int keys = keys_of(converted) * blocks;
       const int rest = index - base;
       if (rest < prepares) {
         job.kind = JobKind::prepare;
@@ -50,7 +59,7 @@ struct Queue {
         job.kind = JobKind::tile;
         job.part = in / here % parts;
         job.block = in / here / parts;
-        if (args.last_first) job.block = args.order.blocks - 1 - job.block;
+        if (args.last_first) job.block = blocks - 1 - job.block;
         locate(job, head_begin(section) + in % here, args.heads_k);
         return job;
       }
@@ -59,12 +68,24 @@ struct Queue {
         locate_rows(job, rest - prepares - tiles, converted);
         return job;
       }
-      base += prepares + tiles + converts;
+      if (kConfig.split && rest < prepares + tiles + converts + keys) {
+        const int in = rest - prepares - tiles - converts, here = keys_of(converted);
+        job.kind = JobKind::keys;
+        job.block = in / here;
+        locate(job, head_begin(converted) / args.sharers + in % here, args.heads_k / args.sharers);
+        return job;
+      }
+      base += prepares + tiles + converts + keys;
       ++step;
     }
   }
 
  private:
+  __forceinline__ int all_jobs() const {
+    if constexpr (!kPacked<kConfig> || kConfig.wide()) return args.jobs;
+    return args.order.heads *
+           (2 * all_chunks<kConfig>(args, shared) * args.group + all_blocks<kConfig>(args, shared));
+  }
   __forceinline__ void locate(Job& job, int pair, int heads) const {
     job.batch = pair / heads;
     job.head = pair - job.batch * heads;
@@ -205,8 +226,23 @@ struct Producer {
   /// All rows of the job's key head have been prepared.
   __forceinline__ void await_prepared(const Job& job) const {
     const u32 warps =
-        static_cast<u32>(args.rows_q / kConfig.chunk_rows * args.group * kConsumerWarps);
+        static_cast<u32>(all_chunks<kConfig>(args, shared) * args.group * kConsumerWarps);
     signal_wait(args.prepared + key_pair(job), warps);
+  }
+
+  /// All parts of a tile have been added up.
+  __forceinline__ void await_added(const Job& job) const {
+    signal_wait(args.added + kept_tile<kConfig>(args, job, job.head),
+                static_cast<u32>(args.sharers * args.parts * kConsumerWarps));
+  }
+
+  /// Where lengths and offsets are looked up.
+  __forceinline__ decltype(auto) lengths() const {
+    if constexpr (kPacked<kConfig> && !kConfig.wide()) {
+      return kept_lengths<kConfig>(args, shared);
+    } else {
+      return ragged<kConfig>(args);
+    }
   }
 
   // Each copies a job's rows and gives back the next job's index, asked for while copies are still
@@ -254,7 +290,7 @@ struct Producer {
     const u32 next = ask();
     // NOTE: where no tile sees anything none has waited for it; the sums may not be zero yet.
     if constexpr (kConfig.ragged() || kConfig.listed()) await_prepared(job);
-    const int tiles = args.order.blocks * (kConfig.split ? args.parts : 1);
+    const int tiles = all_blocks<kConfig>(args, shared) * (kConfig.split ? args.parts : 1);
     signal_wait(args.finished + key_pair(job), static_cast<u32>(tiles * kConfig.dq_warps()));
     fence_async();
     const float* sums = args.dq_sum + row_offset(job, job.head, job.block * kConfig.chunk_rows) *
@@ -277,19 +313,25 @@ struct Producer {
     tma_prefetch_map(&args.dq);
     tma_prefetch_map(&args.dk);
     tma_prefetch_map(&args.dv);
-    Queue<kConfig> queue{args};
+    Queue<kConfig> queue{args, shared};
     u32 index = ask();
     while (true) {
       Job job = queue.job(static_cast<int>(index));
       if constexpr (kConfig.ragged()) {
-        const bool tile = job.kind == JobKind::tile;
+        const bool tile = job.kind == JobKind::tile || job.kind == JobKind::keys;
         const int rows = tile ? kBlockN : kConfig.chunk_rows;
-        if (job.kind != JobKind::end &&
-            !look_up<kConfig.lengths>(ragged<kConfig>(args), job, tile, rows)) {
+        if (job.kind != JobKind::end && !look_up<kConfig.lengths>(lengths(), job, tile, rows)) {
           pass_over(job);
           index = ask();
           continue;
         }
+      }
+      if (kConfig.split && job.kind == JobKind::keys) {
+        // Nothing is copied here, so that the announcement says that the sums are complete.
+        await_added(job);
+        announce(job);
+        index = ask();
+        continue;
       }
       announce(job);
       if (job.kind == JobKind::tile) {

@@ -2,26 +2,122 @@
 /// knows. One thread's work, the producer's.
 #pragma once
 
-#include "cuda/kernels/bwd_sm90/args.h"
+#include "cuda/kernels/bwd_sm90/shared.cuh"
 #include "cuda/kernels/fwd_sm90/packed_sequence.cuh"
 
 namespace tilewise::bwd_sm90 {
 
 using namespace tile;
 
+using tilewise::first_block;
+using tilewise::offset_at;
+
+/// Offsets that a block of threads has in shared memory, where there is room for all of them: a
+/// search in the L2 cache takes longer than a job's first copies (signals empty the L1 cache). With
+/// them go the blocks of rows before each sequence, so that no job is none of a sequence's.
+struct KeptOffsets {
+  const Offsets& all;
+  u32 rows;    ///< where the first row of each sequence is kept; 0: nowhere
+  u32 blocks;  ///< where its first block is, behind them the number of blocks
+};
+__forceinline__ int offset_at(const KeptOffsets& offsets, int index) {
+  return offsets.rows != 0 ? static_cast<int>(load_shared_4(offsets.rows + index * 4))
+                           : tilewise::offset_at(offsets.all, index);
+}
+__forceinline__ int first_block(const KeptOffsets& offsets, int index, int rows) {
+  return offsets.rows != 0 ? static_cast<int>(load_shared_4(offsets.blocks + index * 4))
+                           : tilewise::first_block(offsets.all, index, rows);
+}
+struct KeptLengths {
+  KeptOffsets cu_q, cu_k;
+  int sequences, q_rows, k_rows;
+};
+template <Config kConfig>
+__forceinline__ KeptLengths kept_lengths(const Args& args, const Shared<kConfig>& shared) {
+  const DeviceLengths& of = ragged<kConfig>(args);
+  // Queries and keys of self-attention are kept once.
+  const bool same = of.cu_q.data == of.cu_k.data && of.cu_q.stride == of.cu_k.stride &&
+                    of.q_rows == of.k_rows && kConfig.chunk_rows == kConfig.block_n;
+  const u32 column = (of.sequences + 2) * 4, side = same ? 0 : 2 * column;
+  const bool fit = 2 * column + side <= static_cast<u32>(Shared<kConfig>::kPlan.kept);
+  const u32 q = fit ? shared.places() : 0, k = fit ? q + side : 0;
+  return {{of.cu_q, q, q + column}, {of.cu_k, k, k + column}, of.sequences, of.q_rows, of.k_rows};
+}
+/// All threads of a block, before it begins.
+template <Config kConfig>
+__forceinline__ void keep_offsets(const Args& args, const Shared<kConfig>& shared) {
+  const KeptLengths of = kept_lengths<kConfig>(args, shared);
+  if (of.cu_q.rows == 0) return;
+  for (int i = static_cast<int>(threadIdx.x); i <= of.sequences; i += kConfig.threads()) {
+    store_shared_4(of.cu_q.rows + i * 4, static_cast<u32>(tilewise::offset_at(of.cu_q.all, i)));
+    if (of.cu_k.rows == of.cu_q.rows) continue;
+    store_shared_4(of.cu_k.rows + i * 4, static_cast<u32>(tilewise::offset_at(of.cu_k.all, i)));
+  }
+}
+/// One warp: adds up the blocks of `rows` rows. The rows behind the last sequence are one more.
+__forceinline__ void count_blocks(const KeptOffsets& of, int sequences, int all_rows, int rows) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  int before = 0;
+#pragma unroll 1
+  for (int first = 0; first <= sequences; first += 32) {
+    const int i = first + lane;
+    int own = 0;
+    if (i <= sequences) {
+      const int end = i < sequences ? offset_at(of, i + 1) : all_rows;
+      own = (max(end - offset_at(of, i), 0) + rows - 1) / rows;
+    }
+    int sum = own;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_sync(~0U, sum, max(lane - step, 0));
+      if (lane >= step) sum += other;
+    }
+    if (i <= sequences) store_shared_4(of.blocks + i * 4, static_cast<u32>(before + sum - own));
+    before += __shfl_sync(~0U, sum, 31);
+  }
+  if (lane == 0) store_shared_4(of.blocks + (sequences + 1) * 4, static_cast<u32>(before));
+  __syncwarp();
+}
+/// The producer's warp, when all offsets are kept.
+template <Config kConfig>
+__forceinline__ void count_blocks(const Args& args, const Shared<kConfig>& shared) {
+  const KeptLengths of = kept_lengths<kConfig>(args, shared);
+  if (of.cu_q.rows == 0) return;
+  count_blocks(of.cu_q, of.sequences, of.q_rows, kConfig.chunk_rows);
+  if (of.cu_k.rows == of.cu_q.rows) return;
+  count_blocks(of.cu_k, of.sequences, of.k_rows, kConfig.block_n);
+}
+/// Chunks of a query head, blocks of a key head: with those that are none where nobody counts them.
+template <Config kConfig>
+__forceinline__ int all_chunks(const Args& args, const Shared<kConfig>& shared) {
+  if constexpr (kPacked<kConfig> && !kConfig.wide()) {
+    const KeptLengths of = kept_lengths<kConfig>(args, shared);
+    if (of.cu_q.rows != 0) return first_block(of.cu_q, of.sequences + 1, kConfig.chunk_rows);
+  }
+  return args.rows_q / kConfig.chunk_rows;
+}
+template <Config kConfig>
+__forceinline__ int all_blocks(const Args& args, const Shared<kConfig>& shared) {
+  if constexpr (kPacked<kConfig> && !kConfig.wide()) {
+    const KeptLengths of = kept_lengths<kConfig>(args, shared);
+    if (of.cu_k.rows != 0) return first_block(of.cu_k, of.sequences + 1, kConfig.block_n);
+  }
+  return args.order.blocks;
+}
+
 /// Fills in the sequence and the lengths of a job or tile, which names the block of `rows` rows, of
 /// keys (`by_keys`) or of queries, that all packed sequences have or that its batch entry has.
 /// False: the block is none of the sequence's.
-template <Lengths kLengths, class Piece>
-__forceinline__ bool look_up(const DeviceLengths& of, Piece& piece, bool by_keys, int rows) {
+template <Lengths kLengths, class From, class Piece>
+__forceinline__ bool look_up(const From& of, Piece& piece, bool by_keys, int rows) {
   if constexpr (kLengths == Lengths::keys) {
     piece.seq_k = min(max(of.key_lengths[piece.batch * of.key_lengths_b], 0), of.k_rows);
     return true;
   } else {
-    const Offsets& offsets = by_keys ? of.cu_k : of.cu_q;
+    const auto& offsets = by_keys ? of.cu_k : of.cu_q;
     const int b = last_not_after(offsets, of.sequences, piece.block, rows);
     piece.batch = b;
-    piece.block -= offset_at(offsets, b) / rows + b;
+    piece.block -= first_block(offsets, b, rows);
     // Neither sees the other: keys behind the last sequence, queries behind it.
     const bool behind = b == of.sequences;
     piece.q_begin = offset_at(of.cu_q, b);

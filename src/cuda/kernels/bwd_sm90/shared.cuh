@@ -68,6 +68,7 @@ struct Shared {
   __forceinline__ u32 listed(u32 stage) const { return base + kPlan.listed + stage * 16; }
   __forceinline__ u32 ds_of(u32 buffer) const { return listed(kStages + buffer); }
   __forceinline__ u32 vote(int warpgroup) const { return base + kPlan.votes + warpgroup * 16; }
+  __forceinline__ u32 places() const { return base + kPlan.places; }
 
   __forceinline__ void init_barriers() const {
     // Every consumer warp arrives for itself: one warp's wait does not prove that the others have
@@ -106,13 +107,14 @@ struct Shared {
 
 /// What the queue holds. Prepare: row statistics of a chunk of queries, zeros for its dQ. Tile: dK
 /// and dV of a block of keys, and what it adds to dQ. Convert: the finished sums of a chunk to dQ.
-enum class JobKind : int { prepare, tile, convert, end };
+/// Keys, where tiles are cut: those of a block of keys to dK and dV.
+enum class JobKind : int { prepare, tile, convert, end, keys };
 
-/// `block`: chunk of rows or block of keys; `head`: query head, of a tile key head. `part`: of a
-/// tile's queries. Packed: `batch` is the sequence, `block` is of it. The lengths, and where the
-/// sequence begins in the packed tensors, only where Args does not say. With a list `seq_q` is the
-/// number of blocks of queries that see a tile, `part` how many of them a mask cuts: they come
-/// first.
+/// `block`: chunk of rows or block of keys; `head`: query head, of a tile key head (a sharer of
+/// it), of keys key head. `part`: of a tile's queries. Packed: `batch` is the sequence, `block` is
+/// of it. The lengths, and where the sequence begins in the packed tensors, only where Args does
+/// not say. With a list `seq_q` is the number of blocks of queries that see a tile, `part` how
+/// many of them a mask cuts: they come first.
 struct Job {
   JobKind kind = JobKind::end;
   int block = 0, batch = 0, head = 0, part = 0;
@@ -146,6 +148,17 @@ template <Config kConfig>
 __forceinline__ int kept_row(const Job& job) {
   constexpr int kC = kConfig.chunk_rows;
   return kPacked<kConfig> ? (job.q_begin / kC + job.batch) * kC : 0;
+}
+/// The key head that a tile is of.
+template <Config kConfig>
+__forceinline__ int key_head(const Args& args, const Job& job) {
+  return kConfig.split ? job.head / args.sharers : job.head;
+}
+/// Where a block of a key head's keys is in what is summed and counted for cut tiles.
+template <Config kConfig>
+__forceinline__ int kept_tile(const Args& args, const Job& job, int head) {
+  static_assert(!kConfig.split || !kPacked<kConfig>);
+  return (job.batch * (args.heads_k / args.sharers) + head) * args.order.blocks + job.block;
 }
 /// Rows of a chunk, which may be cut where its sequence ends: no box may begin behind that.
 template <Config kConfig>

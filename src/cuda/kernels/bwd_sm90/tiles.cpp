@@ -5,6 +5,7 @@
 
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
+#include "cuda/host/expressions.h"
 #include "cuda/host/tile_order.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
@@ -55,6 +56,11 @@ double wide_ms(const Problem& p, const Config& config, const Hardware& machine) 
   return 2.0 * sm80::kKernelMs + 1e-3 * (first_us + second_us);
 }
 
+/// Of a query row: Q, dO and the float32 sums of dQ.
+std::int64_t query_bytes(const Problem& p, const Config& config) {
+  return 2 * p.head_dim + 2 * p.head_dim_v + (config.wide() ? 0 : 4 * p.head_dim);
+}
+
 /// Tiles in waves of them. Under a mask the longest takes twice the mean time: two waves even out,
 /// longest first, and two follow the first of a section before it has ended. Of grouped heads a
 /// tile is a larger part of the whole, and three are taken.
@@ -75,7 +81,9 @@ Config bwd_sm90_config(const Problem& p) {
   config.head_dim = bwd_sm90_padded(p.head_dim);
   config.head_dim_v = bwd_sm90_padded(p.head_dim_v);
   config.mask = sm90_mask(p).mask;
-  config.modified = sm80::is_modified(p);
+  config.expressions = expressions_of(p);
+  config.gated = is_gated(p);
+  config.modified = sm80::is_modified(p) || config.expressions.score != 0;
   config.softcap = p.softcap != 0.0;
   config.alibi = p.alibi_slopes.defined();
   config.deterministic = p.deterministic;
@@ -92,14 +100,16 @@ Config bwd_sm90_config(const Problem& p) {
   // What registers allow: bwd_sm90/README.md.
   const bool narrow = config.block_m == 128;
   config.v_registers = narrow;
-  if (!config.softcap) config.k_stages = 2;
-  // Fewer jobs, where the last chunk does not stand half empty.
-  const std::int64_t chunks = ceil_div(p.seq_q, config.chunk_rows);
-  if (narrow && !p.packed && (chunks >= 8 || chunks % 2 == 0)) config.chunk_rows = 256;
+  if (!config.gates()) config.k_stages = 2;
+  // Fewer jobs, where the last chunk does not stand half empty: of packed sequences that of the
+  // mean one.
+  const std::int64_t rows = p.packed ? p.total_q / std::max<std::int64_t>(1, p.batch) : p.seq_q;
+  const std::int64_t chunks = ceil_div(rows, config.chunk_rows);
+  if (narrow && (chunks >= 8 || (chunks % 2 == 0 && !p.packed))) config.chunk_rows = 256;
   // Of blocks as large as tiles too: at dim 64 the unit that also looks at bits of blocks took 5 %
   // less time where there was nothing to look at.
   if (p.block_list.defined()) config.lists = tile::Lists::parts;
-  config.split = bwd_sm90_parts(p, config) > 1;
+  config.split = bwd_sm90_parts(p, config) > 1 || bwd_sm90_sharers(p, config) > 1;
   return config;
 }
 
@@ -132,23 +142,37 @@ int bwd_sm90_parts(const Problem& p, const Config& config) {
       std::clamp<std::int64_t>(wanted / tiles, 1, std::max<std::int64_t>(1, most)));
 }
 
+int bwd_sm90_sharers(const Problem& p, const Config& config) {
+  if (config.wide() || config.exact || config.listed() || p.packed) return 1;
+  if (config.mask != Mask::right) return 1;
+  if (p.group() <= 2 || bwd_sm90_tiles(p, config) <= sm80::kTypicalMultiprocessors) return 1;
+  // Of every query head that a job has, about as many rows as there are keys at work lie between
+  // the first and the last of its tiles.
+  const std::int64_t head_bytes =
+      sm80::kTypicalMultiprocessors * config.block_n * query_bytes(p, config);
+  constexpr std::int64_t kStays = 24 * kMiB;
+  std::int64_t heads = std::clamp<std::int64_t>(kStays / head_bytes, 1, p.group());
+  heads = std::min(heads, p.group());
+  while (p.group() % heads != 0) --heads;
+  return static_cast<int>(p.group() / heads);
+}
+
 std::int64_t bwd_sm90_rows(const Problem& p, const Config& config) {
   return bwd_sm90_chunks(p, config) * config.chunk_rows;
 }
 
 std::int64_t bwd_sm90_jobs(const Problem& p, const Config& config) {
   return (config.wide() ? 1 : 2) * p.stored_batch() * p.heads_q * bwd_sm90_chunks(p, config) +
-         bwd_sm90_tiles(p, config) * bwd_sm90_parts(p, config);
+         bwd_sm90_tiles(p, config) *
+             (bwd_sm90_parts(p, config) * bwd_sm90_sharers(p, config) + (config.split ? 1 : 0));
 }
 
 bwd_sm90::SectionOrder bwd_sm90_order(const Problem& p, const Config& config) {
   OrderProblem order;
   order.blocks = bwd_sm90_key_blocks(p, config);
-  order.heads = p.stored_batch() * p.heads_k;
-  // Q, dO and the float32 sums of dQ.
-  const std::int64_t sums = config.wide() ? 0 : 4 * p.head_dim;
-  order.kv_bytes =
-      p.group() * (p.packed ? p.total_q : p.seq_q) * (2 * p.head_dim + 2 * p.head_dim_v + sums);
+  const std::int64_t sharers = bwd_sm90_sharers(p, config), group = p.group() / sharers;
+  order.heads = p.stored_batch() * p.heads_k * sharers;
+  order.kv_bytes = group * (p.packed ? p.total_q : p.seq_q) * query_bytes(p, config);
   order.section_bytes = (config.wide() ? 16 : 8) * kMiB;
   // Long tiles that a diagonal cuts take more of them to even out (measured at dims 64 and 128).
   const bool is_long = config.mask == Mask::right && !config.wide() && order.blocks >= 64;
@@ -156,7 +180,7 @@ bwd_sm90::SectionOrder bwd_sm90_order(const Problem& p, const Config& config) {
   if (config.mask != Mask::none) {
     // The last of packed sequences decides how a head ends: the blocks of the longest count.
     const std::int64_t longest = p.packed ? ceil_div(p.seq_k, config.block_n) : order.blocks;
-    order.last_tiles = (p.group() > 1 ? kThreeWaves : kTwoWaves) *
+    order.last_tiles = (group > 1 ? kThreeWaves : kTwoWaves) *
                        std::max<std::int64_t>(1, order.blocks / std::max<std::int64_t>(1, longest));
   }
   return section_order(order);
@@ -183,18 +207,19 @@ double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machi
   if (config.wide()) return wide_ms(p, config, machine);
   const double sms = std::max(1, machine.multiprocessors);
   const int parts = config.split ? bwd_sm90_parts(p, config) : 1;
+  const int sharers = config.split ? bwd_sm90_sharers(p, config) : 1;
   // About half of the last blocks of packed sequences are none.
   const double none = p.packed ? 0.5 * static_cast<double>(p.batch) : 0.0;
   const double stored = static_cast<double>(p.stored_batch());
-  const double tiles = static_cast<double>(bwd_sm90_tiles(p, config) * parts) -
-                       none * static_cast<double>(p.heads_k);
+  const double tiles = static_cast<double>(bwd_sm90_tiles(p, config) * parts * sharers) -
+                       none * static_cast<double>(p.heads_k * sharers);
   const double chunks = stored * static_cast<double>(p.heads_q) *
                         (static_cast<double>(bwd_sm90_chunks(p, config)) - none);
-  const double all_queries = static_cast<double>(p.seq_q * p.group()) / parts;
+  const double group = static_cast<double>(p.group()) / sharers;
+  const double all_queries = static_cast<double>(p.seq_q) * group / parts;
   const double cut = p.has_positional_mask() ? 0.4 * (config.block_m + config.block_n) : 0.0;
   const double queries =
-      std::min(std::min(visible_pairs(p), listed_pairs(p)) / (tiles * config.block_n) +
-                   cut * static_cast<double>(p.group()),
+      std::min(std::min(visible_pairs(p), listed_pairs(p)) / (tiles * config.block_n) + cut * group,
                all_queries);
   const int dim = std::max(config.head_dim, config.head_dim_v);
   // Of a tile: its start and end, and 128 queries. Of a chunk: preparation and conversion.
@@ -218,7 +243,7 @@ double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machi
   }
   const double chunks_us = std::max(1.0, chunks / sms) * chunk_us;
   // Few jobs: one kind waits for the last of the one before. An estimate, not measured.
-  const double chain_us = config.split ? 10.0 : 0.0;
+  const double chain_us = parts > 1 ? 10.0 : 0.0;
   return 2.0 * sm80::kKernelMs + 1e-3 * (tiles_us + chunks_us + chain_us);
 }
 

@@ -30,12 +30,17 @@ int bwd_sm90_lag(const Problem& problem, const bwd_sm90::SectionOrder& order,
 std::int64_t bwd_sm90_chunks(const Problem& problem, const bwd_sm90::Config& config);
 std::int64_t bwd_sm90_key_blocks(const Problem& problem, const bwd_sm90::Config& config);
 
-/// Tiles of all heads.
+/// Tiles of all key heads, a key head's once.
 std::int64_t bwd_sm90_tiles(const Problem& problem, const bwd_sm90::Config& config);
 
 /// Parts that a tile's queries are cut into, where the tiles leave multiprocessors idle; 1: they
 /// are not.
 int bwd_sm90_parts(const Problem& problem, const bwd_sm90::Config& config);
+
+/// Parts of a key head's query heads that are jobs of their own, where the queries of all of them
+/// would not stay in the L2 cache while tiles of different lengths walk them; 1: none. Such sharers
+/// count as key heads in the order.
+int bwd_sm90_sharers(const Problem& problem, const bwd_sm90::Config& config);
 
 /// Query rows of a head in the statistics and in the sums of dQ.
 std::int64_t bwd_sm90_rows(const Problem& problem, const bwd_sm90::Config& config);

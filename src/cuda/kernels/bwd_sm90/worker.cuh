@@ -32,6 +32,7 @@ struct Worker {
   u32 converted = 0;           ///< jobs in a row
   u32* unsignalled = nullptr;  ///< counter of a job whose stores may still be on their way
   u32* turn_taken = nullptr;   ///< deterministic: of the last addition
+  u32 held_k = 0;              ///< split: barrier of K that a part's sums were staged in, or 0
 
   __forceinline__ Worker(const Args& a, u32 shared_base, int group)
       : args(a),
@@ -75,8 +76,12 @@ struct Worker {
       fence_async();
       if constexpr (kConfig.deterministic) pass_turn();
       signal_add(unsignalled, 1);
+      if constexpr (kConfig.split) {
+        if (held_k != 0) mbarrier_arrive(held_k);
+      }
     }
     unsignalled = nullptr;
+    if constexpr (kConfig.split) held_k = 0;
   }
 
   __forceinline__ void fetch_job() {

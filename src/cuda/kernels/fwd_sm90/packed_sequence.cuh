@@ -12,14 +12,20 @@ __forceinline__ int offset_at(const fwd_sm90::Offsets& offsets, int index) {
                       : static_cast<const int*>(offsets.data)[at];
 }
 
-/// The last sequence that begins at or before `block`; `sequences`: what lies behind all. With
-/// blocks of `rows` rows sequence b begins at its first row / rows + b, else at its first row.
-__forceinline__ int last_not_after(const fwd_sm90::Offsets& offsets, int sequences, int block,
-                                   int rows = 0) {
+/// Sequence `index`'s first block of `rows` rows, at most one more than those before have; of 0
+/// rows its first row.
+__forceinline__ int first_block(const fwd_sm90::Offsets& offsets, int index, int rows) {
+  const int row = offset_at(offsets, index);
+  return rows > 0 ? row / rows + index : row;
+}
+
+/// The last sequence that begins at or before `block`; `sequences`: what lies behind all.
+template <class Offsets>
+__forceinline__ int last_not_after(const Offsets& offsets, int sequences, int block, int rows = 0) {
   int low = 0, high = sequences;
   while (low < high) {
-    const int middle = (low + high + 1) / 2, row = offset_at(offsets, middle);
-    if ((rows > 0 ? row / rows + middle : row) <= block) {
+    const int middle = (low + high + 1) / 2;
+    if (first_block(offsets, middle, rows) <= block) {
       low = middle;
     } else {
       high = middle - 1;

@@ -5,6 +5,7 @@
 
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
+#include "cuda/host/expressions.h"
 #include "cuda/host/tile_order.h"
 #include "cuda/kernels/rows/tile_lists.h"
 #include "plan/accounting.h"
@@ -23,7 +24,7 @@ constexpr unsigned kThree = kOwnO | kLazyRescale | kTrustMaxima | kSkipBlocks;
 constexpr unsigned kTwo = kPingPong | kPingPongMasked | kLazyRescale | kTrustMaxima | kSkipBlocks;
 constexpr unsigned kOne = kOwnO | kLazyRescale | kTrustMaxima;
 
-// warpgroups, block_n, stages, full, masked, traits.
+// warpgroups, block_n, stages, full, masked, traits, skewed.
 // The tiles of one warpgroup are for few queries: copying K and V takes all the time then.
 constexpr Sm90Tile kTiles64[] = {
     {3,
@@ -33,7 +34,14 @@ constexpr Sm90Tile kTiles64[] = {
      {0.9, 1.225},
      kThree | kTwo | kChainShort | kEarlyQWindow | kHalveCut | kValuesFirst},
     {1, 128, 4, {2.0, 0.9}, {2.0, 0.9}, kOne}};
-constexpr Sm90Tile kTiles96[] = {{3, 96, 2, {2.4, 1.164}, {2.6, 1.147}, kThree | kTwo},
+constexpr Sm90Tile kTiles96[] = {{3, 96, 2, {2.4, 1.164}, {2.6, 1.147}, kThree | kTwo, 1.1},
+                                 {2,
+                                  128,
+                                  2,
+                                  {2.0, 1.13},
+                                  {1.55, 1.13},
+                                  kOwnO | kPingPong | kPingPongMasked | kTrustMaxima,
+                                  1.33},
                                  {1, 128, 3, {3.0, 1.2}, {3.0, 1.2}, kOne}};
 constexpr Sm90Tile kTiles128[] = {
     {3, 80, 2, {2.3, 1.182}, {2.3, 1.148}, kThree | kPingPong},
@@ -70,6 +78,8 @@ constexpr double kPackGain = 0.9;
 
 Modification modification(const Problem& p) {
   if (!sm80::is_modified(p)) return Modification::none;
+  // What a score function takes is worked out in the general way.
+  if (p.score_function.defined()) return Modification::general;
   // The kernels of one modification divide by the scale.
   const bool softcap = p.softcap > 0.0, alibi = p.alibi_slopes.defined();
   if (!(p.scale > 1e-30F) || (softcap && alibi)) return Modification::general;
@@ -111,9 +121,11 @@ double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardwar
   const double blocks = blocks_of_tile(p, tile);
   const double parts = std::min<double>(splits, std::ceil(blocks));
   // Masked blocks run faster: the card draws less power and clocks higher.
-  const double part_us = p.has_positional_mask()
-                             ? tile.masked.fixed_us + tile.masked.block_us * blocks / parts
-                             : tile.full.fixed_us + tile.full.block_us * std::ceil(blocks / parts);
+  const double skew = p.head_dim % 16 != 0 || p.head_dim_v % 16 != 0 ? tile.skewed : 1.0;
+  const double part_us =
+      p.has_positional_mask()
+          ? tile.masked.fixed_us + skew * tile.masked.block_us * blocks / parts
+          : tile.full.fixed_us + skew * tile.full.block_us * std::ceil(blocks / parts);
   const double jobs = tiles * parts;
   // Whole waves where every tile costs the same, half a tile of tail where they are handed out.
   const double waves =
@@ -154,7 +166,8 @@ std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
 
 int sm90_pack_shift(const Problem& p, const Sm90Tile& tile) {
   const std::int64_t group = p.group();
-  if (group <= 1 || group > 64 || p.alibi_slopes.defined() || p.block_list.defined()) return 0;
+  const bool apart = p.alibi_slopes.defined() || p.block_list.defined() || expressions_of(p).any();
+  if (group <= 1 || group > 64 || apart) return 0;
   int shift = 0;
   while (std::int64_t{1} << shift < group) ++shift;
   // The map of packed sequences has no axis left for the heads of a group.
@@ -217,7 +230,10 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   config.skip_blocks = tile.has(kSkipBlocks);
   config.lists = tile_lists_kind(p, tile.block_m(), tile.block_n);
   config.modification = modification(p);
-  config.trust_maxima = tile.has(kTrustMaxima) && config.modification != Modification::general;
+  config.expressions = expressions_of(p);
+  // Under a mask function without a list, rows may have seen nothing before a block that they see.
+  config.trust_maxima = tile.has(kTrustMaxima) && config.modification != Modification::general &&
+                        (config.expressions.mask == 0 || config.lists != fwd_sm90::Lists::none);
   config.lengths = sm90_lengths(p);
   config.pack_heads = sm90_pack_shift(p, tile) > 0;
   config.split = split;
@@ -232,11 +248,11 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   config.chain_tiles = tile.has(kChainShort) && !split && dense && !config.pack_heads &&
                        config.mask != Mask::both && (!masked || p.seq_k <= kShortKeys);
   const bool plain = dense && !config.pack_heads && !split;
-  const bool unmodified = config.modification == Modification::none;
+  const bool unmodified = config.modification == Modification::none && !config.expressions.any();
   config.values_first = tile.has(kValuesFirst) && plain && unmodified;
-  config.halve_cut =
-      masked && tile.has(kHalveCut) && plain &&
-      (unmodified || (config.modification == Modification::softcap && config.mask == Mask::right));
+  config.halve_cut = masked && tile.has(kHalveCut) && plain &&
+                     (unmodified || (config.modification == Modification::softcap &&
+                                     config.mask == Mask::right && !config.expressions.any()));
   // The short tiles of a window wait for Q as often as for keys.
   const bool short_window = is_short_window(p) && plain && !listed;
   const bool early_q = short_window && tile.has(kEarlyQWindow) && unmodified;

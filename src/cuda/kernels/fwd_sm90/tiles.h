@@ -35,7 +35,8 @@ enum Sm90Trait : unsigned {
 struct Sm90Tile {
   int warpgroups, block_n, stages;
   Sm90Time full, masked;
-  unsigned traits;  ///< Sm90Trait
+  unsigned traits;      ///< Sm90Trait
+  double skewed = 1.0;  ///< block_us of rows that begin inside of 32 bytes, over that of others
   int block_m() const { return 64 * warpgroups; }
   bool has(unsigned trait) const { return (traits & trait) != 0; }
 };

@@ -1,0 +1,216 @@
+"""The models that seed 003's experiments measure, and how a run of one is timed and weighed."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ._config import ASAMConfig
+from ._layers import ASAMLayer, FlashASAMLayer
+
+MIB = 2**20
+VOCABULARY, DIM, HEADS, LAYERS, CLASSES = 1000, 256, 4, 2, 10
+KINDS = ("original", "flash", "working")
+
+
+class Classifier(nn.Module):
+    """Embedding, layers of one kind, LayerNorm, mean over tokens, Linear: ids (B, n) -> (B, 10)."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, DIM)
+        self.layers = nn.ModuleList(make_layer(kind) for _ in range(LAYERS))
+        self.norm = nn.LayerNorm(DIM)
+        self.head = nn.Linear(DIM, CLASSES)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        for layer in self.layers:
+            x, _ = layer(x)
+        y: Tensor = self.head(self.norm(x).mean(1))
+        return y
+
+
+def make_layer(kind: str) -> nn.Module:
+    """A layer of one of KINDS: the published one, its "Flash", or the working one."""
+    sizes: dict[str, Any] = {"dim": DIM, "num_heads": HEADS, "dim_head": DIM // HEADS}
+    match kind:
+        case "original":
+            return ASAMLayer(ASAMConfig(mode="faithful", pattern_type="local", **sizes))
+        case "flash":
+            return FlashASAMLayer(DIM, HEADS)
+        case "working":
+            return ASAMLayer(ASAMConfig(**sizes))
+    raise ValueError(f"kind is {kind!r}: expected one of {', '.join(KINDS)}")
+
+
+def inputs_of_three_kinds(device: str) -> dict[str, Tensor]:
+    """Seed 003's: noise, cumulative sums ("structured"), and noise with half of it zero."""
+    noise = torch.randn(4, 512, DIM, generator=torch.Generator().manual_seed(1)).to(device)
+    halves = noise.clone()
+    halves[:, 256:] = 0
+    return {"random": noise, "structured": noise.cumsum(1), "half zeros": halves}
+
+
+@dataclass
+class Job:
+    """A forward (inference) or a training step of one model on one shape.
+
+    precision: "fp32", "fp16" (autocast and a GradScaler) or "bf16" (autocast).
+    """
+
+    kind: str
+    batch: int
+    n: int
+    device: str
+    training: bool = False
+    precision: str = "fp32"
+
+    def step(self) -> Callable[[], Tensor]:
+        """A function that runs one step, and the loss or the logits that it returns."""
+        torch.manual_seed(0)
+        device = torch.device(self.device)
+        model = Classifier(self.kind).to(device).train(self.training)
+        ids = torch.randint(VOCABULARY, (self.batch, self.n), device=device)
+        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.precision)
+        cast = torch.autocast(device.type, dtype, enabled=dtype is not None)
+        if not self.training:
+
+            def infer() -> Tensor:
+                with torch.no_grad(), cast:
+                    logits: Tensor = model(ids)
+                return logits
+
+            return infer
+        with torch.no_grad():
+            model(ids)  # patterns make their parameters at the first call
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+        scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "fp16")
+        classes = torch.randint(CLASSES, (self.batch,), device=device)
+
+        def train() -> Tensor:
+            optimizer.zero_grad()
+            with cast:
+                loss = functional.cross_entropy(model(ids), classes)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            return loss.detach()
+
+        return train
+
+
+@dataclass
+class Timing:
+    mean_ms: float
+    std_ms: float
+
+
+def synchronize(device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def timed(step: Callable[[], Tensor], device: str, warm_ups: int, runs: int) -> Timing:
+    """Wall-clock time of `runs` runs, each synchronised before and after, as seed 003 took it."""
+    for _ in range(warm_ups):
+        step()
+    times = []
+    for _ in range(runs):
+        synchronize(device)
+        begin = time.perf_counter()
+        step()
+        synchronize(device)
+        times.append(1e3 * (time.perf_counter() - begin))
+    all_times = torch.tensor(times)
+    return Timing(float(all_times.mean()), float(all_times.std(correction=1)))
+
+
+def device_ms(step: Callable[[], Tensor], device: str) -> tuple[float, int] | None:
+    """Time inside kernels (ms) and number of kernels of one run; None on a CPU."""
+    if torch.device(device).type != "cuda":
+        return None
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
+        step()
+        torch.cuda.synchronize(device)
+    events = [e for e in profile.events() if e.device_type.name == "CUDA"]
+    return sum(e.device_time_total for e in events) / 1e3, len(events)
+
+
+def peak_bytes(job: Job, limit: int | None = None) -> int | None:
+    """Memory that two steps of a job take beyond the idle process; None when it ran out.
+
+    CUDA: the allocator's peak, weights included. CPU: growth of the resident set, measured in a
+    process of its own. limit: bytes that the device (CPU: the process) may hold.
+    """
+    if torch.device(job.device).type == "cuda":
+        return _cuda_peak(job, limit)
+    arguments = json.dumps([job.__dict__, limit])
+    command = [sys.executable, "-m", "tilewise.asam._models", arguments]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    if answer.returncode not in (0, OUT_OF_MEMORY):
+        raise RuntimeError(f"the measuring process failed:\n{answer.stderr[-2000:]}")
+    return int(answer.stdout) if answer.returncode == 0 else None
+
+
+OUT_OF_MEMORY = 4
+
+
+def _cuda_peak(job: Job, limit: int | None) -> int | None:
+    device = torch.device(job.device)
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(device).total_memory
+    fraction = 1.0 if limit is None else min(1.0, limit / total)
+    torch.cuda.set_per_process_memory_fraction(fraction, device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    try:
+        step = job.step()
+        step()
+        step()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    except torch.OutOfMemoryError:
+        return None
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+def _measure(arguments: str) -> int:
+    """The measuring process of a CPU: prints the growth in bytes, or exits with OUT_OF_MEMORY."""
+    import resource
+
+    fields, limit = json.loads(arguments)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if limit is not None:
+        used = _data_bytes()
+        resource.setrlimit(resource.RLIMIT_DATA, (used + limit, used + limit))
+    try:
+        step = Job(**fields).step()
+        step()
+        step()
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError) or "memory" in str(error):
+            return OUT_OF_MEMORY
+        raise
+    print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+    return 0
+
+
+def _data_bytes() -> int:
+    """What RLIMIT_DATA counts of this process now (proc(5), VmData)."""
+    status = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return 1024 * int(next(line for line in status if line.startswith("VmData:")).split()[1])
+
+
+if __name__ == "__main__":
+    sys.exit(_measure(sys.argv[1]))
