@@ -113,7 +113,7 @@ typedef struct tw_spec {
   int64_t block_q, block_k;
   const tw_score_mod* score_mod;
   int32_t deterministic;
-  int32_t precision; /* tw_precision */
+  int32_t precision;                     /* tw_precision */
   const tw_expression* score_expression; /* NULL: not given */
   const tw_expression* mask_expression;
 } tw_spec;

@@ -100,7 +100,7 @@ Expression reduced(Op op, Type type, std::int64_t count, const Expression& body)
   if (term_of(body).reduces) {
     fail(std::string(op_name(op)) + " cannot hold another any, all or sum");
   }
-  const Expression made = make_term(op, type, std::array{body});
+  Expression made = make_term(op, type, std::array{body});
   auto term = std::const_pointer_cast<Term>(made.term());
   term->integer = count;
   term->lanes = false;
@@ -304,8 +304,7 @@ Expression Captured::at(std::span<const Expression> indices) const {
   const Type type = is_floating(t.dtype)        ? Type::real
                     : t.dtype == DType::boolean ? Type::boolean
                                                 : Type::integer;
-  const Expression made =
-      expression::make_term(Op::load, type, std::span(args).first(indices.size()));
+  Expression made = expression::make_term(Op::load, type, std::span(args).first(indices.size()));
   std::const_pointer_cast<expression::Term>(made.term())->capture = data_;
   return made;
 }

@@ -30,6 +30,7 @@ class Lowering {
   explicit Lowering(const std::vector<Captured>& captures)
       : captures_(captures), table_([&] {
           std::vector<CaptureType> types;
+          types.reserve(captures.size());
           for (const Captured& c : captures) {
             types.push_back({.dtype = c.tensor().dtype, .rank = c.tensor().rank});
           }

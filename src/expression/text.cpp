@@ -148,7 +148,7 @@ class Parser {
       lets_.emplace_back(name, formula(0));
       expect(";");
     }
-    const Expression result = formula(0);
+    Expression result = formula(0);
     if (skip() != text_.size()) fail(at_, "expected the end or an operator");
     return result;
   }
@@ -248,7 +248,7 @@ class Parser {
       return made(at, [&] { return !x; });
     }
     if (take("(")) {
-      const Expression inside = formula(0);
+      Expression inside = formula(0);
       expect(")");
       return inside;
     }
@@ -415,7 +415,7 @@ class Writer {
     if (term.op == Op::where) return "where(" + list(term) + ")";
     if (term.op == Op::negate) return "(-" + list(term) + ")";
     if (term.op == Op::logical_not || term.op == Op::bit_not) return "(~" + list(term) + ")";
-    const std::string name(op_name(term.op));
+    std::string name(op_name(term.op));
     if (term.count == 0) return name;
     if (has(kReductions, name)) {
       return name + "(" + std::to_string(term.integer) + ", " + list(term) + ")";
@@ -438,10 +438,6 @@ bool is_capture_name(std::string_view name) {
   return !has(kLeaves, name) && !has(kUnary, name) && !has(kBinary, name) &&
          !has(kReductions, name) &&
          std::find(kOtherWords.begin(), kOtherWords.end(), name) == kOtherWords.end();
-}
-
-std::string_view type_name(Type type) {
-  return type == Type::boolean ? "boolean" : type == Type::integer ? "integer" : "real";
 }
 
 std::string_view op_name(Op op) {

@@ -62,7 +62,7 @@ struct SharedPlan {
   static constexpr int kPanelRow = 128;     ///< bytes: 64 columns
   static constexpr int kMostKept = 16 * 1024;
   int k_stage, q_stage, do_stage, v_bytes, ds_buffer, dq_warp;  ///< sizes; a stage of Q takes O too
-  int k, v, q, d_o, p, ds, dq, gate, offset, delta, barriers, slots, votes, listed, places, bytes;
+  int k, v, q, d_o, p, ds, dq, gate, offset, delta, barriers, slots, listed, places, bytes;
   int kept;  ///< packed: bytes for the offsets of sequences
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }
@@ -89,8 +89,7 @@ struct SharedPlan {
         barriers(delta + c.do_stages * c.block_m * 4),
         slots(barriers +
               (8 * (2 * c.q_stages + 2 * c.do_stages + 2 * c.k_stages + 2 + 13) + 15) / 16 * 16),
-        votes(slots + 2 * slot_bytes(c)),
-        listed(votes + 2 * 16),
+        listed(slots + 2 * slot_bytes(c)),
         places(listed + (c.listed() ? (c.q_stages + 2) * 16 : 0)),
         bytes(places),
         kept(0) {

@@ -372,6 +372,15 @@ void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   }
 }
 
+void add_bwd_sm90_grouped_units(std::vector<PackUnit>& units, int arch) {
+  if (arch != 90) return;
+  for (const std::int64_t dim : {64, 128}) {
+    Problem p = typical(DType::bfloat16, dim, true);
+    p.heads_k = 4;
+    units.push_back(held(bwd_sm90_unit(bwd_sm90_config(p))));
+  }
+}
+
 void add_bwd_sm90_wide_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;
   for (const std::int64_t dim : {192, 256}) {
