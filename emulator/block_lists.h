@@ -103,17 +103,19 @@ struct MadeLists {
   std::vector<unsigned char> workspace;
   tile::TileLists lists, transposed;
 
-  MadeLists(const Problem& p, int tile_q, int tile_k) {
+  MadeLists(const Problem& p, int tile_q, int tile_k, tile::Lists kind) {
     if (!p.block_list.defined()) return;
-    cuda::TileListsMaker maker(p, tile_q, tile_k);
+    cuda::TileListsMaker maker(p, tile_q, tile_k, kind);
     std::vector<MemoryPart> parts;
     maker.add_memory(parts);
+    maker.add_order_memory(parts);
     maker.add_transposed_memory(parts);
     std::int64_t bytes = 0;
     for (const MemoryPart& part : parts) bytes += align_workspace(part.bytes);
     workspace.assign(static_cast<std::size_t>(bytes), 0xff);
     WorkspaceCutter cutter(workspace.data());
     maker.take(cutter);
+    maker.take_order(cutter);
     maker.take_transposed(cutter);
     lists = maker.lists();
     transposed = maker.transposed();
@@ -122,6 +124,9 @@ struct MadeLists {
     for (unsigned i = 0; i < maker.blocks(); ++i) {
       emulator::run_block(i, tile_lists::kThreads, [&] { run(maker.config(), args); });
     }
+    const tile_lists::OrderArgs order = maker.order_args();
+    emulator::run_block(0, tile_lists::kOrderThreads,
+                        [&] { tile_lists::order<tile_lists::Config{}>(order); });
     const tile_lists::TransposeArgs way_back = maker.transpose_args();
     for (unsigned i = 0; i < maker.transpose_blocks(); ++i) {
       emulator::run_block(i, tile_lists::kTransposeThreads,

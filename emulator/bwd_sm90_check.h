@@ -364,7 +364,7 @@ struct Check {
         p.key_lengths = Tensor::contiguous(s.keys.data(), DType::int32, {s.batch}, p.device);
       lists.give(p, s.list);
     }
-    return MadeLists(p, kConfig.block_m, kConfig.block_n);
+    return MadeLists(p, kConfig.block_m, kConfig.block_n, kConfig.lists);
   }
   void compare(const char* name, const char* quantity, Stored<kElement>& got,
                const std::vector<double>& truth, double bound) {

@@ -13,8 +13,8 @@ constexpr Config listed(Config c, Lists lists) {
 }  // namespace
 
 int main() {
-  constexpr Lists kWhole = Lists::whole, kParts = Lists::parts;
-  check<listed(k64, kWhole)>("dim 64",
+  constexpr Lists kParts = Lists::parts;
+  check<listed(k64, kParts)>("dim 64",
                              {.heads_q = 2,
                               .heads_k = 2,
                               .seq_q = 500,
@@ -22,7 +22,7 @@ int main() {
                               .blocks = 2,
                               .list = {.q = 128, .k = 128, .by_head = true, .full = true}},
                              kBf16);
-  check<listed(masked(k64, Mask::right), kWhole)>(
+  check<listed(masked(k64, Mask::right), kParts)>(
       "dim 64, causal, GQA, lists of all",
       {.batch = 2,
        .heads_q = 4,
@@ -52,7 +52,7 @@ int main() {
        .blocks = 2,
        .list = {.q = 16, .k = 32, .by_head = true, .full = true}},
       kBf16);
-  check<listed(k128, kWhole)>("dim 128, blocks of 256",
+  check<listed(k128, kParts)>("dim 128, blocks of 256",
                               {.heads_q = 2,
                                .heads_k = 2,
                                .seq_q = 600,
@@ -71,7 +71,7 @@ int main() {
        .high = 1,
        .list = {.q = 64, .k = 16, .by_head = true, .full = true}},
       kBf16);
-  check<listed(plain(with_alibi(k128)), kWhole)>("dim 128, ALiBi, GQA",
+  check<listed(plain(with_alibi(k128)), kParts)>("dim 128, ALiBi, GQA",
                                                  {.heads_q = 4,
                                                   .heads_k = 2,
                                                   .seq_q = 300,
@@ -85,7 +85,7 @@ int main() {
       "dim 64, exact dS, blocks of 32",
       {.heads_q = 2, .heads_k = 2, .blocks = 2, .list = {.q = 32, .k = 128, .by_head = true}},
       kExact);
-  check<deterministic(listed(masked(k64, Mask::right), kWhole))>(
+  check<deterministic(listed(masked(k64, Mask::right), kParts))>(
       "dim 64, causal, deterministic",
       {.batch = 2,
        .heads_q = 4,
@@ -107,7 +107,7 @@ int main() {
                                               .blocks = 3,
                                               .list = {.q = 32, .k = 32, .by_head = true}},
                                              kBf16);
-  check<listed(k64, kWhole)>("dim 64, nothing listed",
+  check<listed(k64, kParts)>("dim 64, nothing listed",
                              {.batch = 2,
                               .heads_q = 2,
                               .heads_k = 1,

@@ -145,7 +145,6 @@ constexpr Config listed(int dim, int block_n, Lists lists, Mask mask) {
   c.stages = dim > 128 ? 3 : dim > 64 ? 256 / block_n : block_n > 64 ? 4 : 6;
   c.value_stages = dim > 128 ? 2 : c.stages;
   c.own_o = dim <= 128;
-  c.values_first = dim <= 64;
   c.lazy_rescale = dim != 128;
   c.trust_maxima = c.dynamic = true;
   c.skip_blocks = false;

@@ -12,7 +12,6 @@
 #include "cuda/kernels/rows/combine.h"
 #include "cuda/kernels/rows/convert.h"
 #include "cuda/kernels/rows/delta.h"
-#include "cuda/kernels/rows/tile_lists.h"
 #include "cuda/kernels/textbook/baseline.h"
 #include "cuda/kernels/textbook/softmax_rows.h"
 #include "cuda/kernels/textbook/unfused.h"
@@ -36,7 +35,6 @@ std::vector<PackUnit> pack_units(int arch) {
   add_bwd_sm80_units(units, arch);
   sm80::add_pack_rows_units(units);
   add_combine_units(units);
-  add_tile_lists_units(units, arch);
   add_bwd_delta_units(units);
   add_bwd_convert_units(units);
   if (arch == 80) {

@@ -19,6 +19,14 @@ struct TileLists {
   const unsigned* listed = nullptr;  ///< (lists, query_blocks, block_words): key blocks
   int query_blocks = 0, block_words = 0;
   int shift_q = 0, shift_k = 0;
+  // In which order rows are taken, those with many tiles first: class after class, and in each all
+  // its rows for the first (b, h) that share a list, then for the next.
+  const int* order = nullptr;    ///< (lists * rows): list * rows + row
+  const int* classes = nullptr;  ///< (kListClasses): rows of each
+  int sharing = 1;               ///< (b, h) that share a list
+  int heads = 1;                 ///< query heads of an entry of the batch
 };
+/// Rows of at least 3 and 1.5 times the mean number of tiles, and the others.
+inline constexpr int kListClasses = 3;
 
 }  // namespace tilewise::tile

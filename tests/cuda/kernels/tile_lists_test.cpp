@@ -69,7 +69,7 @@ TEST(TileLists, ConfigOfAList) {
   EXPECT_EQ(b.block_n, 64);
   EXPECT_FALSE(b.skip_blocks || b.chain_tiles || b.halve_cut || b.pack_heads);
   EXPECT_EQ(sm90_config(narrow, sm90_tiles(narrow).front(), false).lists, Lists::parts);
-  EXPECT_EQ(bwd_sm90_config(whole).lists, Lists::whole);
+  EXPECT_EQ(bwd_sm90_config(whole).lists, Lists::parts);
   EXPECT_EQ(bwd_sm90_config(parts).lists, Lists::parts);
   // Few tiles: neither are keys split, nor tiles cut.
   const Problem few = problem("b1 h1 q64 k65536 d128 bf16 blocks=128,128:1,1:0.5");
@@ -80,7 +80,7 @@ TEST(TileLists, ConfigOfAList) {
 TEST(TileLists, ListsOfEntriesWithLengths) {
   const std::string head = "b3 h4/2 s1024 d64 bf16 blocks=128,128:";
   const auto lists = [&](const std::string& rest) {
-    return TileListsMaker(problem(head + rest), 128, 128).blocks() / 8;
+    return TileListsMaker(problem(head + rest), 128, 128, Lists::whole).blocks() / 8;
   };
   EXPECT_EQ(lists("1,1:0.5"), 1);
   EXPECT_EQ(lists("1,h:0.5"), 4);

@@ -41,7 +41,7 @@ struct Consumer : Steps<kConfig> {
   using Base::warpgroup;
 
   __forceinline__ void run_tile() {
-    const BlockRange range = query_range<kConfig>(args, job);
+    const BlockRange range = tile_range<kConfig>(args, job);
 #pragma unroll
     for (int i = 0; i < kD / 2; ++i) rDk[i] = 0.0F;
 #pragma unroll
@@ -60,9 +60,9 @@ struct Consumer : Steps<kConfig> {
         sync_consumers();
       }
       int next = range.begin + 1;
-      const int heads = kConfig.listed() ? 1 : args.group;  // a list goes over all of them
+      // A list goes over all heads.
 #pragma unroll 1
-      for (int g = 0; g < heads; ++g) {
+      for (int g = 0; g < (kConfig.listed() ? 1 : args.group); ++g) {
         if (g > 0) {
           this->load_slope(head + g);
           next = range.begin;

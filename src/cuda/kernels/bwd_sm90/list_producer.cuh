@@ -15,17 +15,20 @@ struct ListProducer : Producer<kConfig> {
   using Base::args, Base::rQ, Base::shared, Base::slots;
   using Base::kM, Base::kPanels;
 
+  int steps = 0, cut = 0;  ///< blocks of queries of a tile, and those of them that a mask cuts
+
   __forceinline__ int list_of(const Job& job, int g) const {
     const TileLists& of = listed<kConfig>(args).of_keys;
     return job.batch * of.list_b + (job.head * args.group + g) * of.list_h;
   }
   /// How many blocks of queries of all heads of the group see the tile's keys.
-  __forceinline__ void count_steps(Job& job) const {
+  __forceinline__ void count_steps(const Job& job) {
+    steps = cut = 0;
     const TileLists& of = listed<kConfig>(args).of_keys;
     for (int g = 0; g < args.group; ++g) {
       const int* counts = of.counts + 2 * (static_cast<i64>(list_of(job, g)) * of.rows + job.block);
-      job.steps += counts[0] + counts[1];
-      job.cut += counts[1];
+      steps += counts[0] + counts[1];
+      cut += counts[1];
     }
   }
   __forceinline__ void announce(const Job& job) {
@@ -42,8 +45,8 @@ struct ListProducer : Producer<kConfig> {
       store_shared_4(at + 28, 0);
     }
     const u32 counts = at + Shared<kConfig>::kSlotBytes - 16;
-    store_shared_4(counts, static_cast<u32>(job.steps));
-    store_shared_4(counts + 4, static_cast<u32>(job.cut));
+    store_shared_4(counts, static_cast<u32>(steps));
+    store_shared_4(counts + 4, static_cast<u32>(cut));
     mbarrier_arrive(shared.job_full(slots.slot()));  // releases the stores to the consumers
     slots.advance();
   }
@@ -62,7 +65,7 @@ struct ListProducer : Producer<kConfig> {
   }
   /// First what a mask cuts, of all heads of the group, then what is seen whole.
   __forceinline__ u32 load_tile(const Job& job) {
-    if (job.steps == 0) return this->ask();
+    if (steps == 0) return this->ask();
     u32 next = 0;
     this->await_prepared(job);
     fence_async();  // what others stored before the signal, to our copies
@@ -71,16 +74,17 @@ struct ListProducer : Producer<kConfig> {
     for (int n = 0; n < 2 * args.group; ++n) {
       const bool whole = n >= args.group;
       const int g = whole ? n - args.group : n;
-      walk.start(listed<kConfig>(args).of_keys, list_of(job, g), job.block);
+      walk.find(listed<kConfig>(args).of_keys, list_of(job, g), job.block);
+      int left = whole ? walk.whole : walk.cut;
       if (whole) walk.pass_over_cut();
-      for (int left = whole ? walk.whole : walk.listed - walk.whole; left > 0; --left, ++step) {
+      for (; left > 0; --left, ++step) {
         const int block = walk.next();
         if (step == 0 && kConfig.k_stages > 1) this->load_k(job);
         load_q(job, g, block);
         if (step == 0 && kConfig.k_stages == 1) this->load_k(job);
         if (step == 0) this->load_v(job);
         // Not earlier: a tile must not be held while another block could take it.
-        if (step == job.steps - 1) next = this->ask();
+        if (step == steps - 1) next = this->ask();
         this->load_do(job, job.head * args.group + g, block * kM);
       }
     }

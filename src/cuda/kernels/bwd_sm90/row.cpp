@@ -178,7 +178,7 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
     add_refined_delta_memory(p, cost.memory);
   }
   if (config.listed()) {
-    const TileListsMaker maker(p, config.block_m, config.block_n);
+    const TileListsMaker maker(p, config.block_m, config.block_n, config.lists);
     maker.add_memory(cost.memory);
     maker.add_transposed_memory(cost.memory);
   }
@@ -311,7 +311,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   if (config.split) fill_bytes(args.dk_sum, 0, 4 * sums, p.device.index, context.stream);
   const std::int64_t grid = std::min<std::int64_t>(args.jobs, sm80::kTypicalMultiprocessors);
   if (config.listed()) {
-    TileListsMaker maker(p, config.block_m, config.block_n);
+    TileListsMaker maker(p, config.block_m, config.block_n, config.lists);
     maker.take(workspace);
     maker.take_transposed(workspace);
     args.of_queries = maker.lists();

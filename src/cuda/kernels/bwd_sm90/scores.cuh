@@ -43,7 +43,6 @@ struct Scores : Worker<kConfig> {
   u32 rGate[kConfig.softcap && kConfig.wide() ? kM / 4 : 1];  ///< slope of the softcap, float16
   u32 rHalf[kConfig.half_registers ? kD / 8 : 1];             ///< half of K as A fragments
   float slope = 0.0F;                                         ///< ALiBi's, log2 domain
-  u32 listed_columns = ~0U;  ///< a list: of 16 columns each, whether the warp's keys list them
   // expressions
   const Captures* captures = nullptr;
   int query_head = 0;
@@ -85,29 +84,32 @@ struct Scores : Worker<kConfig> {
   /// A list: which block of queries the stage of Q at hand holds; `kMasked`: and what of it lists
   /// the warp's 16 keys, which are of one block of keys.
   template <bool kMasked>
-  __forceinline__ void take_listed() {
+  __forceinline__ u32 take_listed() {
     if constexpr (kConfig.listed()) {
       const u32 at = shared.listed(rQ.slot);
       block = static_cast<int>(load_shared_4(at));
       const int head = job.head * args.group + static_cast<int>(load_shared_4(at + 4));
       pair = job.batch * args.heads_q + head;
       load_slope(head);
-      if constexpr (kMasked && kConfig.lists == Lists::parts) read_parts(head);
+      if constexpr (kMasked && kConfig.lists == Lists::parts) return listed_columns(head);
     }
+    return ~0U;
   }
-  __forceinline__ void read_parts(int head) {
+  /// A bit for each 16 queries of the block.
+  __forceinline__ u32 listed_columns(int head) const {
     const TileLists& of = listed<kConfig>(args).of_keys;
     const i64 list = static_cast<i64>(job.batch) * of.list_b + head * of.list_h;
     const int key_block = (job.block * kBlockN + first_row() + warp * 16) >> of.shift_k;
     const unsigned* bits = of.listed + list * of.query_blocks * of.block_words + key_block / 32;
-    listed_columns = 0;
+    u32 columns = 0;
 #pragma unroll
     for (int c = 0; c < kM / 16; ++c) {
       // Queries past the end have no P: any block serves.
       const int of_queries = min((block * kM + 16 * c) >> of.shift_q, of.query_blocks - 1);
       const u32 word = bits[static_cast<i64>(of_queries) * of.block_words];
-      listed_columns |= (word >> (key_block % 32) & 1U) << c;
+      columns |= (word >> (key_block % 32) & 1U) << c;
     }
+    return columns;
   }
 
   /// Of K or V in a step. With ALiBi those of its products are made anew in each: kept through the
@@ -250,7 +252,7 @@ struct Scores : Worker<kConfig> {
   }
 
   /// Hidden scores become -inf: replaced, so that nothing of a hidden key leaks. CONTRACT 4, 5, 10
-  __forceinline__ void mask() {
+  __forceinline__ void mask(u32 listed_columns) {
     const int column = block * kM + 2 * (lane % 4);
     const Diagonals d = diagonals<kConfig>(args, job);
 #pragma unroll
@@ -282,11 +284,11 @@ struct Scores : Worker<kConfig> {
 
   /// (B1) P = exp(min(S - LSE, 0)). The minimum is taken after the exponential, of two at a time.
   template <bool kMasked>
-  __forceinline__ void probabilities() {
+  __forceinline__ void probabilities(u32 listed_columns = ~0U) {
     modify();
     // Of a block list, what is not masked is full: no mask applies there.
     if constexpr (kHidden != 0 && (kMasked || !kConfig.listed())) mask_function();
-    if constexpr (kMasked) mask();
+    if constexpr (kMasked) mask(listed_columns);
     const u32 offset = shared.offset(rQ.slot) + lane % 4 * 8;
 #pragma unroll
     for (int j = 0; j < kM / 8; ++j) {

@@ -112,12 +112,12 @@ enum class JobKind : int { prepare, tile, convert, end, keys };
 /// `block`: chunk of rows or block of keys; `head`: query head, of a tile key head (a sharer of
 /// it), of keys key head. `part`: of a tile's queries. Packed: `batch` is the sequence, `block` is
 /// of it. The lengths, and where the sequence begins in the packed tensors, only where Args does
-/// not say.
+/// not say. With a list `seq_q` is the number of blocks of queries that see a tile, `part` how
+/// many of them a mask cuts: they come first.
 struct Job {
   JobKind kind = JobKind::end;
   int block = 0, batch = 0, head = 0, part = 0;
   int seq_q = 0, seq_k = 0, q_begin = 0, k_begin = 0;
-  int steps = 0, cut = 0;  ///< a list: blocks of queries of a tile, of which a mask cuts the first
 };
 
 /// The sums of dQ of a chunk come to be converted in pieces that fill a stage: of Q, where they fit
@@ -176,10 +176,9 @@ __forceinline__ Diagonals diagonals(const Args& args, const Job& job) {
 }
 
 /// Blocks of queries that see a tile's keys, of the tile's part; "full" are those without a hidden
-/// pair, none where keys lie past the end. Of a list: how many there are, in the list's order.
+/// pair, none where keys lie past the end.
 template <Config kConfig>
 __forceinline__ BlockRange query_range(const Args& args, const Job& job) {
-  if constexpr (kConfig.listed()) return {0, job.steps, job.cut, job.steps};
   constexpr int kM = kConfig.block_m, kN = kConfig.block_n;
   const int seq_q = queries_of<kConfig>(args, job), seq_k = keys_of<kConfig>(args, job);
   const int key = job.block * kN, key_end = min(key + kN, seq_k);
@@ -205,6 +204,16 @@ __forceinline__ BlockRange query_range(const Args& args, const Job& job) {
     if constexpr (kConfig.mask != Mask::both) range.full_end = range.end;
   }
   return range;
+}
+
+/// The same for those who compute: with a list in its order.
+template <Config kConfig>
+__forceinline__ BlockRange tile_range(const Args& args, const Job& job) {
+  if constexpr (kConfig.listed()) {
+    return {0, job.seq_q, job.part, job.seq_q};
+  } else {
+    return query_range<kConfig>(args, job);
+  }
 }
 
 }  // namespace tilewise::bwd_sm90

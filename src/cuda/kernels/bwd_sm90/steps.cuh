@@ -243,12 +243,12 @@ struct Steps : Scores<kConfig> {
       next_k();
     } else {
       wait_q();
-      this->template take_listed<kMasked>();
+      const u32 listed = this->template take_listed<kMasked>();
       issue_scores();
       wgmma_wait<0>();
       pin(rS);
       take_next(next_pair, next_block);
-      this->template probabilities<kMasked>();
+      this->template probabilities<kMasked>(listed);
     }
   }
   /// Nothing waits for the other warpgroup, whose products run under what is worked
@@ -271,9 +271,10 @@ struct Steps : Scores<kConfig> {
     const u32 stage_q = rQ.slot;
     rQ.advance();
     issue_dk(stage_q, rdS);
+    u32 listed = ~0U;
     if constexpr (!kLast) {
       wait_q();
-      this->template take_listed<kMasked>();
+      listed = this->template take_listed<kMasked>();
       issue_scores();
     }
     wgmma_wait<0>();
@@ -287,7 +288,7 @@ struct Steps : Scores<kConfig> {
     } else {
       pin(rS);
       take_next(next_pair, next_block);
-      this->template probabilities<kMasked>();
+      this->template probabilities<kMasked>(listed);
     }
   }
   /// A list has told by the stage of Q what is next.
@@ -312,13 +313,13 @@ struct Steps : Scores<kConfig> {
     block = range.begin;
     await_producer(shared.k_full(rK.slot), rK.parity);
     wait_q();
-    this->template take_listed<true>();
+    const u32 listed = this->template take_listed<true>();
     issue_scores();
     wgmma_wait<0>();
     pin(rS);
     const int first = kConfig.listed() ? range.begin : block;
     if (first < range.full_begin || first >= range.full_end) {
-      this->template probabilities<true>();
+      this->template probabilities<true>(listed);
     } else {
       this->template probabilities<false>();
     }

@@ -30,7 +30,8 @@ __forceinline__ void kernel(const AnyArgs& any) {
   // A warp-uniform role: what depends on it stays in uniform registers.
   const int role = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
   if (role == 0) {
-    if constexpr (kConfig.warpgroups > 1) give_registers<kConfig.warpgroups == 2 ? 40 : 32>();
+    if constexpr (kConfig.warpgroups > 1)
+      give_registers<kListed<kConfig> ? 56 : kConfig.warpgroups == 2 ? 40 : 32>();
     if (threadIdx.x == 0) {
       if constexpr (kListed<kConfig>) {
         ListProducer<kConfig> producer{{args, shared}};
@@ -41,7 +42,8 @@ __forceinline__ void kernel(const AnyArgs& any) {
       }
     }
   } else {
-    if constexpr (kConfig.warpgroups > 1) take_registers<kConfig.warpgroups == 2 ? 232 : 160>();
+    if constexpr (kConfig.warpgroups > 1)
+      take_registers<kListed<kConfig> ? 224 : kConfig.warpgroups == 2 ? 232 : 160>();
     Consumer<kConfig> consumer(args, shared.base, role - 1);
     consumer.captures = captures_of(any);
     consumer.run();

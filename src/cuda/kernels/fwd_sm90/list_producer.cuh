@@ -15,7 +15,61 @@ struct ListProducer : Producer<kConfig> {
   using Base = Producer<kConfig>;
   using Base::args, Base::asked, Base::head_k, Base::rK, Base::rQ, Base::shared, Base::tile;
   using Base::load_q, Base::load_v;
-  ListWalk walk;  ///< along the tile's row of its list
+  ListWalk walk;   ///< along the tile's row of its list
+  int listed = 0;  ///< tiles of keys in it
+  // The tile after this one, looked up while this one's last keys are copied: each load on the way
+  // takes about as long as a block of keys.
+  enum Stage : int { kUnknown, kAsked, kOrdered, kFound };
+  int stage = kUnknown;
+  int next_index = 0, nth = 0, entry = 0;
+  int rows[kListClasses];  ///< of each class
+
+  __forceinline__ void read_classes() {
+#pragma unroll
+    for (int c = 0; c < kListClasses; ++c) rows[c] = lists<kConfig>(args).classes[c];
+  }
+  /// Asks which row of which list tile next_index is of.
+  __forceinline__ void ask_order() {
+    const TileLists& of = lists<kConfig>(args);
+    int index = next_index, first = 0, here = rows[0];
+#pragma unroll
+    for (int c = 1; c < kListClasses; ++c) {
+      if (index < here * of.sharing) break;
+      index -= here * of.sharing;
+      first += here;
+      here = rows[c];
+    }
+    nth = index / here;  // of those who share the list
+    entry = of.order[first + index - nth * here];
+  }
+  /// What the list says of batch and head, and what is left to tell; asks for the row's bits.
+  __forceinline__ void find_tile() {
+    const TileLists& of = lists<kConfig>(args);
+    const int list = entry / of.rows;
+    after.block = entry - list * of.rows;
+    const int pair = of.list_h == 0   ? (of.list_b == 0 ? nth : list * of.heads + nth)
+                     : of.list_b == 0 ? nth * of.heads + list
+                                      : list;
+    after.batch = pair / of.heads;
+    after.head = pair - after.batch * of.heads;
+    walk_after.find(of, list, after.block);
+  }
+  /// One step towards the tile after number `index`.
+  __forceinline__ void look_ahead(int index) {
+    if (stage == kUnknown) {
+      asked = this->ask(index);
+      stage = kAsked;
+    } else if (stage == kAsked) {
+      next_index = this->answer(asked);
+      if (next_index < args.tiles) ask_order();
+      stage = kOrdered;
+    } else if (stage == kOrdered) {
+      if (next_index < args.tiles) find_tile();
+      stage = kFound;
+    }
+  }
+  Tile after;
+  ListWalk walk_after;
 
   __forceinline__ void announce(Ring<2>& slots) const {
     const int s = static_cast<int>(slots.slot);
@@ -23,7 +77,7 @@ struct ListProducer : Producer<kConfig> {
     store_shared_4(shared.slot(s), static_cast<u32>(tile.block));
     store_shared_4(shared.slot(s) + 4, static_cast<u32>(tile.batch));
     store_shared_4(shared.slot(s) + 8, static_cast<u32>(tile.head));
-    store_shared_4(shared.slot(s) + 12, static_cast<u32>(walk.listed));
+    store_shared_4(shared.slot(s) + 12, static_cast<u32>(listed));
     if constexpr (kConfig.lengths != Lengths::dense) {
       store_shared_4(shared.slot(s) + 16, static_cast<u32>(tile.seq_q));
       store_shared_4(shared.slot(s) + 20, static_cast<u32>(tile.seq_k));
@@ -44,18 +98,19 @@ struct ListProducer : Producer<kConfig> {
   }
   __forceinline__ void copy_tile(int index) {
     head_k = tile.head / args.group;
-    const bool any = walk.listed > 0;
+    const bool any = listed > 0;
     int block = any ? walk.next() : 0;
     if (any) load_k(block);
     for (int w = 0; w < kConfig.warpgroups; ++w) load_q(w);
-    for (int n = walk.listed - 1; n > 0; --n) {
+    for (int n = listed - 1; n > 0; --n) {
       const int next = walk.next();
       load_k(next);
       load_v(block);
       block = next;
+      if (n <= kFound + 1) look_ahead(index);
     }
     rQ.advance();
-    asked = this->ask(index);
+    while (stage != kFound) look_ahead(index);
     if (any) load_v(block);
   }
 
@@ -65,15 +120,23 @@ struct ListProducer : Producer<kConfig> {
     tma_prefetch_map(&args.v);
     tma_prefetch_map(&args.o);
     this->claim_counter();
+    read_classes();
     Ring<2> slots;
-    int index = static_cast<int>(blockIdx.x);
-    while (index < args.tiles) {
-      tile = this->tile_at(index);
+    next_index = static_cast<int>(blockIdx.x);
+    stage = kAsked;
+    if (next_index < args.tiles) {
+      ask_order();
+      find_tile();
+    }
+    while (next_index < args.tiles) {
+      tile = after;
+      walk = walk_after;
+      listed = walk.listed();
+      stage = kUnknown;
+      const int index = next_index;
       this->look_up_lengths();
-      walk.start(lists<kConfig>(args), list_of<kConfig>(args, tile), tile.block);
       announce(slots);
       copy_tile(index);
-      index = this->answer(asked);
     }
     tile.block = -1;
     announce(slots);

@@ -72,8 +72,11 @@ std::vector<MemoryPart> workspace_items(const Problem& p, const Config& config, 
     items.push_back(memory_part("partial m, l", Role::workspace, DType::float32,
                                 {2, splits, sm90_query_rows(p)}));
   }
-  if (p.block_list.defined())
-    TileListsMaker(p, 64 * config.warpgroups, config.block_n).add_memory(items);
+  if (p.block_list.defined()) {
+    const TileListsMaker maker(p, 64 * config.warpgroups, config.block_n, config.lists);
+    maker.add_memory(items);
+    maker.add_order_memory(items);
+  }
   return items;
 }
 
@@ -161,10 +164,12 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   const Kernel kernel = load_expressed(p, config, p.device.index, fwd_sm90_unit);
   const std::int64_t grid = std::min(args.tiles, sm80::kTypicalMultiprocessors);
   if (p.block_list.defined()) {
-    TileListsMaker maker(p, 64 * config.warpgroups, config.block_n);
+    TileListsMaker maker(p, 64 * config.warpgroups, config.block_n, config.lists);
     maker.take(workspace);
+    maker.take_order(workspace);
     args.lists = maker.lists();
     maker.make(context.stream);
+    maker.order(context.stream);
     launch_expressed(p, kernel, sm80::following(grid, p.device.index), context.stream, args);
   } else {
     launch_expressed<Args>(p, kernel, {.x = grid}, context.stream, args);
@@ -188,7 +193,9 @@ void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   const auto add_unit = [&](const Config& config) {
     const PackUnit unit = {.unit = fwd_sm90_unit(config),
                            .row = kFlashForwardSm90.name,
-                           .instruction = "wgmma.mma_async"};
+                           .instruction = "wgmma.mma_async",
+                           // Of the producer, which walks the list; no consumer spills.
+                           .allowed_spill_bytes = config.lists == tile::Lists::none ? 0 : 16};
     const auto same = [&](const PackUnit& other) { return other.unit == unit.unit; };
     if (std::none_of(units.begin(), units.end(), same)) units.push_back(unit);
   };
@@ -221,18 +228,10 @@ void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
     }
   }
   add(DType::bfloat16, 128, true, 16384, true);
-  // A block list, of blocks as large as a tile and smaller ones.
-  for (const std::int64_t dim : {64, 128}) {
-    for (const std::int64_t block : {128, 64}) {
-      for (const bool causal : {false, true}) {
-        Problem p = problem(DType::bfloat16, dim, 16384, 16384);
-        if (causal) p.causal = Causal::bottom_right, p.right = 0;
-        p.block_list.block_q = p.block_list.block_k = block;
-        p.block_list.row_offsets = Tensor::contiguous(&p, DType::int32, {1, 1, 1}, p.device);
-        add_unit(sm90_config(p, sm90_tiles(p).front(), false));
-      }
-    }
-  }
+  Problem listed = problem(DType::bfloat16, 128, 16384, 16384);
+  listed.block_list.block_q = listed.block_list.block_k = 128;
+  listed.block_list.row_offsets = Tensor::contiguous(&listed, DType::int32, {1, 1, 1});
+  add_unit(sm90_config(listed, sm90_tiles(listed).front(), false));
   // One query of grouped heads: the keys whole and in parts.
   Problem decode = problem(DType::bfloat16, 128, 1, 8192);
   decode.heads_q = 4;

@@ -61,9 +61,8 @@ constexpr Sm90Tile kTiles256[] = {{2, 80, 2, {4.6, 1.563}, {4.3, 1.505}, kTwo},
 // With a block list: a row block of two warpgroups is one of the list's of 128 queries or a part of
 // it. Keys by 128, by 64 where blocks of keys are smaller or dims larger.
 constexpr unsigned kList = kPingPong | kPingPongMasked | kTrustMaxima;
-constexpr Sm90Tile kLists64[] = {
-    {2, 128, 4, {2.0, 0.85}, {2.0, 0.9}, kList | kOwnO | kLazyRescale | kValuesFirst},
-    {2, 64, 6, {2.0, 0.5}, {2.0, 0.55}, kList | kOwnO | kLazyRescale | kValuesFirst}};
+constexpr Sm90Tile kLists64[] = {{2, 128, 4, {2.0, 0.85}, {2.0, 0.9}, kList | kOwnO | kLazyRescale},
+                                 {2, 64, 6, {2.0, 0.5}, {2.0, 0.55}, kList | kOwnO | kLazyRescale}};
 constexpr Sm90Tile kLists128[] = {{2, 128, 2, {2.1, 1.284}, {2.1, 1.35}, kList | kOwnO},
                                   {2, 64, 4, {2.1, 0.7}, {2.1, 0.75}, kList | kOwnO}};
 constexpr Sm90Tile kLists256[] = {

@@ -41,6 +41,15 @@ KernelUnit transpose_unit() {
   return made;
 }
 
+KernelUnit order_unit() {
+  KernelUnit made = unit({});
+  made.entry = "order";
+  made.args = "OrderArgs";
+  made.threads = tile_lists::kOrderThreads;
+  made.shared_bytes = 8 * (tile_lists::kOrderThreads + 1);
+  return made;
+}
+
 }  // namespace
 
 std::string tile_lists_refusal(const Problem& p) {
@@ -53,6 +62,12 @@ std::string tile_lists_refusal(const Problem& p) {
   }
   // Rows of blocks beside the largest tile, 128 queries.
   const std::int64_t words = ceil_div(ceil_div(p.seq_k, list.block_k), 32);
+  // Lists with rows of 64 queries, the smallest tile.
+  if (p.batch * p.heads_q * ceil_div(p.seq_q, 64) >= std::int64_t{1}
+                                                         << tile_lists::OrderArgs::kClassBits) {
+    return "block lists of more than 2^" + std::to_string(tile_lists::OrderArgs::kClassBits) +
+           " rows of 64 queries are not supported by this kernel";
+  }
   if (tile_lists::shared_bytes(128, log2_of(list.block_q), words) > kSharedLimit) {
     return "block lists of " + std::to_string(ceil_div(p.seq_k, list.block_k)) +
            " key blocks are not supported by this kernel";
@@ -79,7 +94,8 @@ double listed_pairs(const Problem& p) {
                   blocks * static_cast<double>(list.block_q) * static_cast<double>(list.block_k));
 }
 
-TileListsMaker::TileListsMaker(const Problem& p, int tile_q, int tile_k) : device_(p.device.index) {
+TileListsMaker::TileListsMaker(const Problem& p, int tile_q, int tile_k, tile::Lists kind)
+    : device_(p.device.index) {
   const BlockList& list = p.block_list;
   const Tensor& offsets = list.row_offsets;
   args_.row_offsets = static_cast<const int*>(offsets.data);
@@ -119,17 +135,34 @@ TileListsMaker::TileListsMaker(const Problem& p, int tile_q, int tile_k) : devic
   lists_ = (of_batch ? p.batch : 1) * args_.list_heads;
   args_.rows = static_cast<int>(ceil_div(p.seq_q, tile_q));
   args_.words = static_cast<int>(ceil_div(ceil_div(p.seq_k, tile_k), 32));
+  sharing_ = static_cast<int>(p.batch * p.heads_q / lists_);
+  heads_ = static_cast<int>(p.heads_q);
+  order_.entries = static_cast<int>(lists_ * args_.rows);
   transpose_.rows = args_.rows;
   transpose_.words = args_.words;
   transpose_.to_rows = static_cast<int>(ceil_div(p.seq_k, tile_k));
   transpose_.to_words = static_cast<int>(ceil_div(args_.rows, 32));
-  config_ = {.tile_q = tile_q,
-             .tile_k = tile_k,
-             .parts = tile_lists_kind(p, tile_q, tile_k) == tile::Lists::parts};
+  config_ = {.tile_q = tile_q, .tile_k = tile_k, .parts = kind == tile::Lists::parts};
   while (config_.shared_bytes <
          tile_lists::shared_bytes(tile_q, args_.shift_q, args_.block_words)) {
     config_.shared_bytes *= 2;
   }
+}
+
+void TileListsMaker::add_order_memory(std::vector<MemoryPart>& items) const {
+  items.push_back(memory_part("order of rows", Role::workspace, DType::int32,
+                              {order_.entries + tile::kListClasses}));
+}
+
+void TileListsMaker::take_order(WorkspaceCutter& workspace) {
+  order_.order = workspace.take<int>(order_.entries + tile::kListClasses);
+  order_.classes = order_.order + order_.entries;
+  order_.counts = args_.counts;
+}
+
+void TileListsMaker::order(void* stream) const {
+  launch(sm80::load_config(config_, device_, [](const Config&) { return order_unit(); }),
+         sm80::following(1, device_), stream, order_);
 }
 
 void TileListsMaker::add_transposed_memory(std::vector<MemoryPart>& items) const {
@@ -192,21 +225,15 @@ tile::TileLists TileListsMaker::lists() const {
           .query_blocks = args_.query_blocks,
           .block_words = args_.block_words,
           .shift_q = args_.shift_q,
-          .shift_k = args_.shift_k};
+          .shift_k = args_.shift_k,
+          .order = order_.order,
+          .classes = order_.classes,
+          .sharing = sharing_,
+          .heads = heads_};
 }
 
 void TileListsMaker::make(void* stream) const {
   launch(sm80::load_config(config_, device_, unit), {.x = blocks()}, stream, args_);
-}
-
-void add_tile_lists_units(std::vector<PackUnit>& units, int arch) {
-  if (arch != 90) return;
-  for (const bool parts : {false, true}) {
-    units.push_back({.unit = unit({.tile_k = parts ? 64 : 128, .parts = parts}),
-                     .row = "flash_fwd_sm90",
-                     .instruction = ""});
-  }
-  units.push_back({.unit = transpose_unit(), .row = "flash_bwd_sm90", .instruction = ""});
 }
 
 }  // namespace tilewise::cuda

@@ -25,7 +25,8 @@ double listed_pairs(const Problem& problem);
 /// The rows of tiles of a problem's list.
 class TileListsMaker {
  public:
-  TileListsMaker(const Problem& problem, int tile_q, int tile_k);
+  /// `kind`: parts also where blocks are whole tiles keeps their bits.
+  TileListsMaker(const Problem& problem, int tile_q, int tile_k, tile::Lists kind);
   void add_memory(std::vector<MemoryPart>& items) const;
   /// Takes the workspace of add_memory() and fills in where everything lies.
   void take(WorkspaceCutter& workspace);
@@ -36,6 +37,13 @@ class TileListsMaker {
   tile::TileLists lists() const;
   /// Starts tile_lists. The next kernel may start before it ends and waits by wait_for_previous().
   void make(void* stream) const;
+
+  // The order of rows, longest first.
+  void add_order_memory(std::vector<MemoryPart>& items) const;
+  void take_order(WorkspaceCutter& workspace);
+  const tile_lists::OrderArgs& order_args() const { return order_; }
+  /// After make(), the same.
+  void order(void* stream) const;
 
   // The other way round: the tiles of queries that see a tile of keys.
   void add_transposed_memory(std::vector<MemoryPart>& items) const;
@@ -50,14 +58,14 @@ class TileListsMaker {
   tile_lists::Config config_;
   tile_lists::Args args_;
   tile_lists::TransposeArgs transpose_;
+  tile_lists::OrderArgs order_;
   std::int64_t lists_ = 1;
   int list_b_ = 0, list_h_ = 0;
+  int sharing_ = 1, heads_ = 1;
   int device_ = 0;
 
   std::int64_t bit_words() const;
   std::int64_t listed_words() const;
 };
-
-void add_tile_lists_units(std::vector<PackUnit>& units, int arch);
 
 }  // namespace tilewise::cuda

@@ -47,6 +47,16 @@ struct TransposeArgs {
 };
 inline constexpr int kTransposeThreads = 64;
 
+/// The order in which rows are taken.
+struct OrderArgs {
+  const int* counts = nullptr;  ///< (entries, 2)
+  int entries = 0;              ///< lists * rows, below 2^kClassBits
+  int* order = nullptr;         ///< (entries)
+  int* classes = nullptr;       ///< (tile::kListClasses)
+  static constexpr int kClassBits = 21;
+};
+inline constexpr int kOrderThreads = 512;
+
 inline constexpr int kThreads = 128;
 /// Words of shared memory before the bits: two counts.
 inline constexpr int kCountWords = 4;
