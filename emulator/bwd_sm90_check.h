@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -34,6 +35,16 @@ constexpr int kFar = tile::Positions::kFar;
 constexpr Bits kPoison = 0x7fff;  // NaN in both types
 int failures = 0;
 
+/// The caller's own functions of scores, in float64.
+struct Formula {
+  struct Score {
+    double value, slope;
+    bool visible;
+  };
+  std::function<Score(int b, int h, int i, int j, int queries, int keys, double x)> of;
+  tile::Captures captures;
+};
+
 struct Shape {
   int batch = 1, heads_q = 2, heads_k = 1, seq_q = 150, seq_k = 200, dim = 64, dim_v = 64;
   int low = -kFar, high = kFar;  ///< row i sees keys i + low <= j < i + high
@@ -47,19 +58,20 @@ struct Shape {
   unsigned blocks = 1;
   int section_heads = 1, apart = 1, parts = 1, sharers = 1;
   Blocks list = {};
+  const Formula* formula = nullptr;
 };
 
 /// Where the rows of a sequence, or of an entry of a batch, lie.
-struct Sequence {
+struct Span {
   int entry, q_begin, k_begin, queries, keys;
 };
 
 /// (B, S, H, D) in memory; `at` is an element.
 template <Element kElement>
-struct Tensor {
+struct Stored {
   int heads, seq, dim;
   std::vector<Bits> data;
-  Tensor(int batch, int heads_, int seq_, int dim_)
+  Stored(int batch, int heads_, int seq_, int dim_)
       : heads(heads_),
         seq(seq_),
         dim(dim_),
@@ -92,7 +104,7 @@ struct Tensor {
 };
 
 /// Sums of the largest error and of the largest value of a gradient.
-struct Error {
+struct Largest {
   double worst = 0.0, largest = 0.0;
   void add(double truth, float got) {
     const double off = std::fabs(truth - double(got));
@@ -112,11 +124,11 @@ template <Config kConfig>
 struct Check {
   static constexpr Element kElement = kConfig.element;
   Shape s;
-  Tensor<kElement> q, k, v, o, d_o, dq, dk, dv;
+  Stored<kElement> q, k, v, o, d_o, dq, dk, dv;
   std::vector<float> lse, d_lse, slopes, true_delta;
   std::vector<double> true_dq, true_dk, true_dv;
 
-  std::vector<Sequence> sequences;
+  std::vector<Span> sequences;
   std::vector<int> cu_q = {0}, cu_k = {0};
   BlockLists lists;
 
@@ -156,7 +168,7 @@ struct Check {
     true_dv.assign(v.data.size(), 0.0);
     add_sequences();
     if constexpr (kConfig.ragged()) poison_behind();
-    for (const Sequence& of : sequences) {
+    for (const Span& of : sequences) {
       for (int h = 0; h < s.heads_q; ++h) {
         for (int i = 0; i < of.queries; ++i) add_row(of, h, i);
       }
@@ -177,14 +189,14 @@ struct Check {
   /// Rows that no sequence has are NaN.
   void poison_behind() {
     for (int b = 0; b < s.batch; ++b) {
-      const Sequence& last = kConfig.lengths == Lengths::packed ? sequences.back() : sequences[b];
-      const auto poison = [&](Tensor<kElement>& t, int from) {
+      const Span& last = kConfig.lengths == Lengths::packed ? sequences.back() : sequences[b];
+      const auto poison = [&](Stored<kElement>& t, int from) {
         for (int row = from; row < t.seq; ++row) {
           for (int h = 0; h < t.heads; ++h) std::fill_n(&t.at(b, h, row, 0), t.dim, kPoison);
         }
       };
       poison(k, last.k_begin + last.keys), poison(v, last.k_begin + last.keys);
-      for (Tensor<kElement>* t : {&q, &d_o}) poison(*t, last.q_begin + last.queries);
+      for (Stored<kElement>* t : {&q, &d_o}) poison(*t, last.q_begin + last.queries);
     }
   }
 
@@ -196,7 +208,7 @@ struct Check {
   }
 
   /// One query row: (F1) to (F11), (B1) to (B9).
-  void add_row(const Sequence& of, int h, int i) {
+  void add_row(const Span& of, int h, int i) {
     const int g = h / (s.heads_q / s.heads_k), b = of.entry;
     const int shift = kConfig.ragged() ? of.keys - of.queries : 0;
     const int high = std::min(s.high + shift, kConfig.ragged() ? s.top : kFar);
@@ -215,6 +227,12 @@ struct Check {
         x = s.softcap * t;
       }
       if (s.alibi) x -= slopes[h] * std::fabs(double(i + of.keys - of.queries - j));
+      if (s.formula != nullptr) {
+        const int position = static_cast<int>(&of - sequences.data());
+        const Formula::Score y = s.formula->of(position, h, i, j, of.queries, of.keys, x);
+        x = y.visible ? y.value : -std::numeric_limits<double>::infinity();
+        gate[j - begin] = y.visible ? y.slope : 0.0;
+      }
       if (!lists.has(s.list, b, h, i, j)) x = -tile::infinity();
       p[j - begin] = x;
       m = std::max(m, x);
@@ -308,8 +326,14 @@ struct Check {
     a.finished = a.prepared + s.batch * heads_k, a.added = a.finished + s.batch * heads_k;
     a.turns = a.added + tiles;
 
-    emulator::run_grid(bwd_sm90::memory, s.blocks, kConfig.threads(),
-                       [&] { bwd_sm90::kernel<kConfig>(a); });
+    if constexpr (kConfig.expressions.any()) {
+      const tile::Expressed<bwd_sm90::RaggedArgs> expressed{a, s.formula->captures};
+      emulator::run_grid(bwd_sm90::memory, s.blocks, kConfig.threads(),
+                         [&] { bwd_sm90::kernel<kConfig>(expressed); });
+    } else {
+      emulator::run_grid(bwd_sm90::memory, s.blocks, kConfig.threads(),
+                         [&] { bwd_sm90::kernel<kConfig>(a); });
+    }
     if constexpr (kConfig.wide()) run_dq(a);
     compare(name, "dQ", dq, true_dq, bound);
     compare(name, "dK", dk, true_dk, bound);
@@ -337,15 +361,14 @@ struct Check {
       if (s.low != -kFar) p.left = shift - s.low;
       if (s.high != kFar) p.right = s.high - 1 - shift;
       if (!s.keys.empty())
-        p.key_lengths =
-            tilewise::Tensor::contiguous(s.keys.data(), DType::int32, {s.batch}, p.device);
+        p.key_lengths = Tensor::contiguous(s.keys.data(), DType::int32, {s.batch}, p.device);
       lists.give(p, s.list);
     }
     return MadeLists(p, kConfig.block_m, kConfig.block_n);
   }
-  void compare(const char* name, const char* quantity, Tensor<kElement>& got,
+  void compare(const char* name, const char* quantity, Stored<kElement>& got,
                const std::vector<double>& truth, double bound) {
-    Error error;
+    Largest error;
     for (std::size_t i = 0; i < truth.size(); ++i) {
       error.add(truth[i], tile::widen<kElement>(got.data[i]));
     }

@@ -27,6 +27,11 @@ inline unsigned atomicAdd(unsigned* at, unsigned value) {
   *at += value;
   return old;
 }
+inline float atomicAdd(float* at, float value) {
+  const float old = *at;
+  *at += value;
+  return old;
+}
 inline unsigned long long atomicAdd(unsigned long long* at, unsigned long long value) {
   const unsigned long long old = *at;
   *at += value;
@@ -97,6 +102,11 @@ inline float __uint_as_float(unsigned u) { return emulator::number(u); }
 inline int __float_as_int(float x) { return static_cast<int>(emulator::bits(x)); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline float rsqrtf(float x) { return 1.0F / std::sqrt(x); }
+template <class T>
+T __ldg(const T* at) {
+  return *at;
+}
 
 namespace tilewise::tile {
 template <class A, class B>

@@ -72,6 +72,7 @@ void check_bias_and_sinks(const char* name, const Shape& s, const Truth& t,
        {Axes{true, true, true}, Axes{false, true, true}, Axes{true, false, true},
         Axes{true, true, false}, Axes{true, false, false}, Axes{false, true, false},
         Axes{false, false, true}, Axes{false, false, false}}) {
+    if (pass.sinks == nullptr && !axes[2]) continue;  // 0 but for rounding
     for (const int parts : {1, 3}) {
       const std::vector<float> got = emulated_dbias<kConfig>(s, pass, axes, parts);
       const double off = error(summed(s, t.dlogits, axes), got);
@@ -79,13 +80,14 @@ void check_bias_and_sinks(const char* name, const Shape& s, const Truth& t,
     }
   }
   expect(name, "dbias", worst, bound);
+  if (pass.sinks == nullptr) return;
   std::vector<float> dsinks(static_cast<std::size_t>(s.heads_q), tile::infinity());
   bwd_sinks::Args a;
   a.lse2 = pass.lse2, a.lse2_low = pass.lse2_low, a.delta = pass.delta;
   a.sinks = pass.sinks, a.sinks_h = 1, a.d_sinks = dsinks.data(), a.d_sinks_h = 1;
   a.batch = 1, a.heads = s.heads_q, a.seq_q = s.seq_q, a.rows_q = pass.rows_q;
   run_grid(static_cast<unsigned>(s.heads_q), bwd_sinks::kThreads / 32, bwd_sinks::shared,
-           [&] { bwd_sinks::kernel<bwd_sinks::Config{.low = kConfig.scaled}>(a); });
+           [&] { bwd_sinks::kernel<bwd_sinks::Config{.low = kConfig.keeps_low()}>(a); });
   expect(name, "dsink", error(t.dsinks, dsinks), bound);
 }
 

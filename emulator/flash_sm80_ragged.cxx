@@ -168,10 +168,12 @@ double lse_error(const std::vector<double>& truth, const std::vector<float>& got
 }
 
 void merge(const Batch& b, int parts, int width, const std::vector<float>& o,
-           const std::vector<float>& lse, std::vector<float>& to, std::vector<float>& lse_to) {
+           const std::vector<float>& statistics, std::vector<float>& to,
+           std::vector<float>& lse_to) {
   combine::Args a;
-  a.o = o.data(), a.lse = lse.data(), a.parts = parts;
+  a.o = o.data(), a.parts = parts;
   a.rows = static_cast<long long>(b.shape.heads_q) * b.q.total;
+  a.m = statistics.data(), a.l = a.m + parts * a.rows;
   a.to = view4(to, b.q.total, b.shape.dim);
   a.lse_to = lse_to.data(), a.lse_h = b.q.total, a.lse_s = 1;
   a.heads = b.shape.heads_q, a.seq_q = b.q.total, a.head_dim_v = b.shape.dim;
@@ -222,15 +224,15 @@ void check_forward(const char* name, const Shape& s, const Side& q_side, const S
   a.o = kConfig.scaled ? view4(got, total, dim) : view4(o, total, dim);
   a.lse = lse.data(), a.lse_h = total, a.lse_s = 1;
   std::vector<float> part_o(static_cast<std::size_t>(kParts * heads * total * kWidth), kNan);
-  std::vector<float> part_lse(static_cast<std::size_t>(kParts * heads * total), kNan);
+  std::vector<float> part_rows(static_cast<std::size_t>(2 * kParts * heads * total), kNan);
   if (kConfig.split) {
     a.o = view4(part_o, total, kWidth), a.o_vectors = true, a.o_split = heads * total * kWidth;
-    a.lse = part_lse.data(), a.lse_split = heads * total, a.keys_per_split = kConfig.block_n;
+    a.lse = part_rows.data(), a.lse_split = heads * total, a.keys_per_split = kConfig.block_n;
   }
   a.order = order(b.q.blocks(kConfig.block_m), heads, kParts);
   run_grid(static_cast<long long>(a.order.blocks) * heads * kParts, kConfig.warps * 32,
            fwd_sm80::shared, [&] { fwd_sm80::kernel<kConfig>(ragged); });
-  if (kConfig.split) merge(b, kParts, kWidth, part_o, part_lse, got, lse);
+  if (kConfig.split) merge(b, kParts, kWidth, part_o, part_rows, got, lse);
   for (std::size_t i = 0; !kConfig.scaled && !kConfig.split && i < o.size(); ++i) {
     got[i] = widened<kElement>(o[i]);
   }

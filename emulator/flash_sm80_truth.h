@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 #include <limits>
 #include <random>
 #include <vector>
 
+#include "cuda/tile/expression_args.h"
 #include "problem/philox.h"
 
 namespace {
@@ -20,6 +22,16 @@ using Bits = unsigned short;
 constexpr Bits kPoison = 0x7fff;  // NaN in both types
 int failures = 0;
 
+/// The caller's own functions of scores.
+struct Formula {
+  struct Score {
+    double value, slope;
+  };
+  std::function<Score(int h, int i, int j, double x)> score;
+  std::function<bool(int h, int i, int j)> visible;
+  tile::Captures captures;
+};
+
 struct Shape {
   int heads_q = 2, heads_k = 1, seq_q = 33, seq_k = 129, dim = 40;
   float scale = 0.158F;
@@ -29,9 +41,11 @@ struct Shape {
   bool pairs = false;   ///< a bias, a bool mask and sinks
   bool biased = true;   ///< with pairs: the bias too
   bool alike = false;   ///< pairs of all queries
+  float shift = 0.0F;   ///< with pairs: not 0: the bias of all of them, without sinks
   int first = 0;        ///< element of the storage of bias and mask
   double dropout = 0.0;
   int first_pair = 0;  ///< b * Hq, for dropout
+  const Formula* formula = nullptr;
 
   DropoutMask drops() const {
     return DropoutMask({.p = dropout, .seed = 0x123456789abcdefULL, .offset = 5});
@@ -40,8 +54,10 @@ struct Shape {
 
 /// Sinks, and bias and mask of a pair, alike in all heads.
 constexpr float kSinks[] = {0.5F, -1.0F};
+const float* sinks_of(const Shape& s) { return s.pairs && s.shift == 0.0F ? kSinks : nullptr; }
 float bias_at(const Shape& s, int i, int j) {
   if (s.alike) i = 0;
+  if (s.shift != 0.0F) return s.shift;
   return s.biased ? 0.25F * static_cast<float>((3 * i + 5 * j) % 16 - 8) : 0.0F;
 }
 /// Single keys are hidden, and 32 queries from 64 keys.
@@ -64,6 +80,7 @@ struct Truth {
   std::vector<float> q, k, v, d_o;
   std::vector<double> o, lse, dq, dk, dv;
   std::vector<double> dlogits, dsinks;  ///< (Hq, Sq, Sk), (Hq)
+  std::vector<double> scores;           ///< (Hq, Sq, Sk): before the caller's functions
 };
 
 template <class Round>
@@ -85,30 +102,39 @@ void add_row(const Shape& s, int h, int i, Truth& t) {
     }
     return sum;
   };
-  std::vector<double> p(static_cast<std::size_t>(visible));
+  std::vector<double> p(static_cast<std::size_t>(visible)), slopes(p.size(), 1.0);
   for (int j = 0; j < visible; ++j) {
     p[j] = dot(t.q, row, t.k, keys + j) * s.scale;
     if (s.pairs) p[j] += static_cast<double>(bias_at(s, i, j));
+    t.scores[row * s.seq_k + j] = p[j];
+    if (s.formula != nullptr) {
+      const Formula::Score score = s.formula->score(h, i, j, p[j]);
+      p[j] = s.formula->visible(h, i, j) ? score.value : -std::numeric_limits<double>::infinity();
+      slopes[j] = score.slope;
+    }
     if (s.pairs && !is_visible(s, i, j)) p[j] = -std::numeric_limits<double>::infinity();
   }
   double m = p.empty() ? 0.0 : *std::max_element(p.begin(), p.end());
-  if (s.pairs) m = std::max(m, static_cast<double>(kSinks[h]));
-  double l = s.pairs ? std::exp(static_cast<double>(kSinks[h]) - m) : 0.0;
+  const bool sinks = sinks_of(s) != nullptr;
+  if (sinks) m = std::max(m, static_cast<double>(kSinks[h]));
+  if (std::isinf(m)) m = 0.0;  // nothing is visible
+  double l = sinks ? std::exp(static_cast<double>(kSinks[h]) - m) : 0.0;
   for (double& x : p) l += x = std::exp(x - m);
   t.lse[row] = m + std::log(l);
   const DropoutMask drops = s.drops();
   std::vector<double> z(static_cast<std::size_t>(visible));
   for (int j = 0; j < visible; ++j) {
-    p[j] /= l;
+    p[j] = l == 0.0 ? 0.0 : p[j] / l;
     z[j] = drops.keeps(s.first_pair + h, i, j) ? drops.scale() : 0.0;
     for (int d = 0; d < s.dim; ++d) {
       t.o[row * s.dim + d] += z[j] * p[j] * t.v[(keys + j) * s.dim + d];
     }
   }
   const double delta = dot(t.d_o, row, t.o, row);
-  if (s.pairs) t.dsinks[h] -= std::exp(static_cast<double>(kSinks[h]) - t.lse[row]) * delta;
+  if (sinks) t.dsinks[h] -= std::exp(static_cast<double>(kSinks[h]) - t.lse[row]) * delta;
   for (int j = 0; j < visible; ++j) {
-    const double dx = p[j] * (z[j] * dot(t.d_o, row, t.v, keys + j) - delta), ds = dx * s.scale;
+    const double dx = p[j] * (z[j] * dot(t.d_o, row, t.v, keys + j) - delta),
+                 ds = p[j] == 0.0 ? 0.0 : dx * slopes[j] * s.scale;
     t.dlogits[row * s.seq_k + j] = dx;
     for (int d = 0; d < s.dim; ++d) {
       t.dq[row * s.dim + d] += ds * t.k[(keys + j) * s.dim + d];
@@ -134,9 +160,17 @@ Truth make_truth(const Shape& s, Round round) {
   t.dk = t.dv = std::vector<double>(t.k.size());
   t.lse.resize(static_cast<std::size_t>(queries));
   t.dlogits.resize(static_cast<std::size_t>(queries * s.seq_k));
+  t.scores.resize(t.dlogits.size());
   t.dsinks.resize(static_cast<std::size_t>(s.heads_q));
   for (int h = 0; h < s.heads_q; ++h) {
     for (int i = 0; i < s.seq_q; ++i) add_row(s, h, i, t);
+  }
+  // A row that sees no key adds nothing, whatever its dO holds.
+  for (std::size_t row = 0; row < t.lse.size(); ++row) {
+    if (std::isinf(t.lse[row])) {
+      std::fill_n(t.d_o.begin() + static_cast<long>(row) * s.dim, s.dim,
+                  std::numeric_limits<float>::quiet_NaN());
+    }
   }
   return t;
 }

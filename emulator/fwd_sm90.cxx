@@ -2,6 +2,7 @@
 /// key lengths, packed sequences, split keys, Dv beside D.
 #include "fwd_sm90_cases.h"
 #include "fwd_sm90_check.h"
+#include "fwd_sm90_drawn.h"
 
 namespace {
 
@@ -40,5 +41,6 @@ constexpr Config kConfigs[] = {
 
 int main() {
   for (const Case& c : kCases) check<kConfigs>(c);
+  check_drawn<kConfigs>(12);
   return failures == 0 ? 0 : 1;
 }

@@ -7,6 +7,8 @@
 
 #include "cuda/kernels/fwd_sm90/kernel.cuh"
 #include "cuda/kernels/fwd_sm90/unit.h"
+#include "expression_texts.h"
+#include "interpreted.h"
 #include "wgmma.h"
 
 namespace tilewise::fwd_sm90 {
@@ -106,17 +108,32 @@ constexpr Config halved(Config c) {
   if (c.mask == Mask::both) c.q_buffers = 2;
   return c;
 }
+constexpr Config with_sample(Config c, int sample) {
+  c.expressions = samples::expressions_of(sample, false);
+  c.values_first = false;
+  c.trust_maxima = c.trust_maxima && (c.expressions.mask == 0 || c.lists != fwd_sm90::Lists::none);
+  return c;
+}
+
 /// Runs the one of kConfigs that `config` is.
 template <const auto& kConfigs, std::size_t kIndex = 0>
-void run_kernel(const Config& config, const Args& args) {
+void run_kernel(const Config& config, const ListArgs& args, const tile::Captures& captures) {
   if constexpr (kIndex == std::size(kConfigs)) {
     std::printf("no config {%s}\n", cuda::fwd_sm90_unit(config).config.c_str());
     ++failures;
   } else if (!(config == kConfigs[kIndex])) {
-    run_kernel<kConfigs, kIndex + 1>(config, args);
+    run_kernel<kConfigs, kIndex + 1>(config, args, captures);
   } else {
+    constexpr Config kConfig = kConfigs[kIndex];
+    const tile::Expressed<ListArgs> expressed{args, captures};
     emulator::run_grid(fwd_sm90::memory, std::min(args.tiles, 3), 128 * (config.warpgroups + 1),
-                       [&] { fwd_sm90::kernel<kConfigs[kIndex]>(args); });
+                       [&] {
+                         if constexpr (kConfig.expressions.any()) {
+                           fwd_sm90::kernel<kConfig>(expressed);
+                         } else {
+                           fwd_sm90::kernel<kConfig>(args);
+                         }
+                       });
   }
 }
 

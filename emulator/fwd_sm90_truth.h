@@ -31,6 +31,7 @@ struct Case {
   int block_m = 0, block_n = 0;  ///< of the tile to take, 0: any
   int splits = 1;
   Blocks blocks = {};
+  int sample = -1;  ///< the caller's own functions, of expression_samples.h
 };
 
 Bits narrow(float x) { return static_cast<Bits>(tile::pack<tile::Element::bf16>(x, 0.0F)); }
@@ -92,9 +93,10 @@ double slope(const Case& c, int h) { return std::exp2(-8.0 * (h + 1) / c.heads_q
 /// One row: what is wrong with it goes to `o_error` and `lse_error` (relative to its bound).
 struct Row {
   int batch, head, q_row, k_row, i, queries, keys;  ///< q_row, k_row: of the tensors; i: position
+  int position;                                     ///< of the entry or the sequence
 };
-void compare(const Case& c, const BlockLists& lists, const Row& at, Rows& q, Rows& k, Rows& v,
-             Rows& o, float lse, double& o_error, double& lse_error) {
+void compare(const Case& c, const BlockLists& lists, const samples::Interpreted* of, const Row& at,
+             Rows& q, Rows& k, Rows& v, Rows& o, float lse, double& o_error, double& lse_error) {
   const Problem p = make_problem(c);
   const int head_k = at.head / (c.heads_q / c.heads_k);
   const KeyRange range = p.visible_keys({0, at.queries, 0, at.keys}, at.i);
@@ -112,6 +114,14 @@ void compare(const Case& c, const BlockLists& lists, const Row& at, Rows& q, Row
     x *= p.scale64;
     if (c.softcap != 0.0) x = c.softcap * std::tanh(x / c.softcap);
     if (c.alibi) x -= slope(c, at.head) * std::fabs(at.i + at.keys - at.queries - double(j));
+    if (of != nullptr) {
+      const expression::Point point = {at.position, at.head, at.i, j, at.queries, at.keys, x};
+      if (!of->is_visible(point)) {
+        seen.pop_back();
+        continue;
+      }
+      x = of->value(point);
+    }
     s.push_back(x);
     largest = std::max(largest, std::fabs(x));
   }

@@ -86,6 +86,16 @@ typedef struct tw_score_mod {
   void (*derivative)(void* context, const tw_score_tile* x, float* grad); /* backward only */
 } tw_score_mod;
 
+/* A formula (docs/expressions.md) and the tensors that it captures, by name; it reads each of them.
+ * A tensor without axes comes as one of shape (1). */
+typedef struct tw_expression {
+  size_t struct_size;
+  const char* text;
+  const char* const* names;
+  const tw_tensor* tensors;
+  int64_t count; /* of names and tensors */
+} tw_expression;
+
 typedef struct tw_spec {
   size_t struct_size;
   int32_t has_scale;
@@ -103,7 +113,9 @@ typedef struct tw_spec {
   int64_t block_q, block_k;
   const tw_score_mod* score_mod;
   int32_t deterministic;
-  int32_t precision; /* tw_precision */
+  int32_t precision;                     /* tw_precision */
+  const tw_expression* score_expression; /* NULL: not given */
+  const tw_expression* mask_expression;
 } tw_spec;
 
 typedef struct tw_allocator {
@@ -149,6 +161,8 @@ typedef struct tw_backward_args {
   tw_tensor q, k, v, o, lse, d_o, d_lse, dq, dk, dv, dbias, dsinks;
   void* saved;
   int64_t saved_bytes;
+  const tw_tensor* dcaptures; /* one for each tensor of score_expression; rank 0: not wanted */
+  int64_t dcaptures_count;    /* 0, or score_expression's count */
 } tw_backward_args;
 
 typedef struct tw_plan {

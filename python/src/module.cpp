@@ -11,6 +11,7 @@
 
 #include "api/execute.h"
 #include "api/plan_cache.h"
+#include "block_map.h"
 #include "spec.h"
 #include "tilewise/attention.h"
 #include "torch_side.h"
@@ -43,7 +44,7 @@ ForwardTensors forward_tensors(Call& call, const nb::tuple& inputs, const nb::tu
           .lse = call.statistics(outputs[1], "lse")};
 }
 
-/// inputs: q, k, v, o, lse, d_o, d_lse. outputs: dq, dk, dv, dbias, dsinks.
+/// inputs: q, k, v, o, lse, d_o, d_lse. outputs: dq, dk, dv, dbias, dsinks, (dcapture, ...).
 BackwardTensors backward_tensors(Call& call, const nb::tuple& inputs, const nb::tuple& outputs) {
   return {.q = call.values(inputs[0], "q"),
           .k = call.values(inputs[1], "k"),
@@ -56,7 +57,8 @@ BackwardTensors backward_tensors(Call& call, const nb::tuple& inputs, const nb::
           .dk = call.values(outputs[1], "dk"),
           .dv = call.values(outputs[2], "dv"),
           .dbias = call.arrays.take(outputs[3], "dbias"),
-          .dsinks = call.arrays.take(outputs[4], "dsinks")};
+          .dsinks = call.arrays.take(outputs[4], "dsinks"),
+          .dcaptures = call.capture_gradients(outputs[5])};
 }
 
 void forward_call(const nb::tuple& inputs, const nb::tuple& outputs, const nb::tuple& spec) {
@@ -179,5 +181,6 @@ NB_MODULE(_native, m) {
           const auto type = cuda ? tilewise::DeviceType::cuda : tilewise::DeviceType::cpu;
           return new_array(sizes, dtype_named(dtype), {type, index});
         });
+  m.def("block_map", &block_map);
   m.def("plan_cache_size", &tilewise::plan_cache_size);
 }

@@ -65,6 +65,8 @@ void take_seed(Dropout& dropout, const Tensor& seed) {
 
 }  // namespace
 
+nb::tuple captures_of(const nb::tuple& spec) { return nb::tuple(nb::object(spec[kCaptures])); }
+
 bool is_heads_first(nb::handle layout) {
   const std::string name = value_of<std::string>(layout, "layout");
   if (name == "bshd") return false;
@@ -101,8 +103,39 @@ Call::Call(const nb::tuple& fields) {
   spec.precision = precision_of(f.next<std::string>("precision"));
   choice.implementation = f.next<std::string>("implementation");
   choice.kernel = f.next<std::string>("kernel");
+  const std::string score = f.next<std::string>("score_expression");
+  const std::string mask = f.next<std::string>("mask_expression");
+  if (!score.empty() || !mask.empty()) take_expressions(score, mask, captures_of(fields));
   packed = spec.cu_seqlens_q.defined() || spec.cu_seqlens_k.defined();
   take_seed(spec.dropout, seed);
+}
+
+std::vector<Captured> captured_tensors(Arrays& arrays, const nb::tuple& objects) {
+  std::vector<Captured> captures;
+  for (const nb::handle object : objects) {
+    const std::string name = "c" + std::to_string(captures.size());
+    captures.emplace_back(name, arrays.take(object, name.c_str()));
+  }
+  return captures;
+}
+
+void Call::take_expressions(const std::string& score, const std::string& mask,
+                            const nb::tuple& objects) {
+  const std::vector<Captured> captures = captured_tensors(arrays, objects);
+  if (!score.empty()) spec.score_expression = Expression::parse(score, captures);
+  if (!mask.empty()) spec.mask_expression = Expression::parse(mask, captures);
+}
+
+std::vector<Tensor> Call::capture_gradients(const nb::tuple& objects) {
+  std::vector<Tensor> gradients;
+  bool wanted = false;
+  for (const Captured& capture : spec.score_expression.captures()) {
+    const std::size_t place = std::stoul(capture.name().substr(1));
+    const nb::handle object = place < nb::len(objects) ? objects[place] : nb::none();
+    wanted = wanted || !object.is_none();
+    gradients.push_back(arrays.take(object, ("the gradient of " + capture.name()).c_str()));
+  }
+  return wanted ? gradients : std::vector<Tensor>();
 }
 
 Tensor Call::values(nb::handle object, const char* name) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "arrays.h"
 #include "tilewise/attention.h"
@@ -11,7 +12,14 @@ namespace tilewise::python {
 
 /// Places in the tuple of a spec; its tensors come first.
 inline constexpr std::size_t kBias = 1, kSinks = 3, kCuSeqlensQ = 5, kTensorFields = 12;
-inline constexpr std::size_t kLayout = kTensorFields;
+inline constexpr std::size_t kLayout = kTensorFields, kCaptures = kTensorFields + 17;
+
+/// The tensors that the expressions read, the last field. An operator of torch gives them as a
+/// list.
+nb::tuple captures_of(const nb::tuple& spec);
+
+/// The same as c0, c1, ... of an expression's text.
+std::vector<Captured> captured_tensors(Arrays& arrays, const nb::tuple& objects);
 
 /// True when heads come before rows. Throws InvalidArgument for what is no layout.
 bool is_heads_first(nb::handle layout);
@@ -31,6 +39,13 @@ struct Call {
   Tensor values(nb::handle object, const char* name);
   /// LSE or its gradient: (B, H, S), packed (H, S).
   Tensor statistics(nb::handle object, const char* name) { return arrays.take(object, name); }
+  /// Gradients of the captured tensors, in the order of spec.score_expression; empty when nobody
+  /// wants one.
+  std::vector<Tensor> capture_gradients(const nb::tuple& objects);
+
+ private:
+  void take_expressions(const std::string& score, const std::string& mask,
+                        const nb::tuple& objects);
 };
 
 }  // namespace tilewise::python

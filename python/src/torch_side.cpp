@@ -167,6 +167,9 @@ bool is_plain_call(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& sp
     const nb::handle given = PyTuple_GET_ITEM(spec.ptr(), static_cast<Py_ssize_t>(i));
     if (!given.is_none() && !is_plain(given)) return false;
   }
+  for (const nb::handle captured : captures_of(spec)) {
+    if (!is_plain(captured)) return false;
+  }
   return is_plain(q) && is_plain(k) && is_plain(v) && !is_true(is_meta.of(q));
 }
 
@@ -184,15 +187,19 @@ nb::tuple empty_outputs(nb::handle q, nb::handle v, const nb::tuple& spec, bool 
 }
 
 nb::tuple empty_gradients(nb::handle q, nb::handle k, nb::handle v, bool need_dbias,
-                          bool need_dsinks, const nb::tuple& spec) {
+                          bool need_dsinks, const nb::tuple& need_dcaptures,
+                          const nb::tuple& spec) {
   static const Name new_empty("new_empty");
-  const auto of = [&](bool needed, std::size_t field) -> nb::object {
-    if (!needed) return nb::none();
-    const nb::object given = spec[field];
-    return new_empty.call(given, sizes_of(given));
+  const auto of = [&](bool needed, const nb::object& given) -> nb::object {
+    return needed ? new_empty.call(given, sizes_of(given)) : nb::none();
   };
-  return nb::make_tuple(empty_like(q), empty_like(k), empty_like(v), of(need_dbias, kBias),
-                        of(need_dsinks, kSinks));
+  const nb::tuple captures = captures_of(spec);
+  nb::list dcaptures;
+  for (std::size_t n = 0; n < nb::len(captures); ++n) {
+    dcaptures.append(of(is_true(need_dcaptures[n]), captures[n]));
+  }
+  return nb::make_tuple(empty_like(q), empty_like(k), empty_like(v), of(need_dbias, spec[kBias]),
+                        of(need_dsinks, spec[kSinks]), nb::tuple(dcaptures));
 }
 
 }  // namespace tilewise::python

@@ -28,8 +28,9 @@ bool is_plain_call(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& sp
 /// Without with_lse, None stands for lse.
 nb::tuple empty_outputs(nb::handle q, nb::handle v, const nb::tuple& spec, bool with_lse);
 
-/// (dq, dk, dv, dbias, dsinks) of a backward, uninitialised; None for what is not needed.
+/// (dq, dk, dv, dbias, dsinks, (dcapture, ...)) of a backward, uninitialised; None for what is not
+/// needed.
 nb::tuple empty_gradients(nb::handle q, nb::handle k, nb::handle v, bool need_dbias,
-                          bool need_dsinks, const nb::tuple& spec);
+                          bool need_dsinks, const nb::tuple& need_dcaptures, const nb::tuple& spec);
 
 }  // namespace tilewise::python

@@ -72,8 +72,13 @@ def test_spec_has_its_fields_in_order() -> None:
 def test_every_option_of_attention_reaches_the_spec() -> None:
     options = set(inspect.signature(tilewise.attention).parameters)
     spec = set(inspect.signature(_spec.make_spec).parameters)
-    assert options - spec == {"q", "k", "v", "dropout_seed", "return_lse", "fallback"}
-    assert spec - options == {"seed"}
+    functions = {"score_mod", "mask_mod"}
+    assert options - spec == {"q", "k", "v", "dropout_seed", "return_lse", "fallback", *functions}
+    assert spec - options == MADE
+
+
+# Fields of a spec that attention makes of other options.
+MADE = {"seed", "score_expression", "mask_expression", "captures"}
 
 
 def test_options_reach_the_spec_under_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,10 +92,11 @@ def test_options_reach_the_spec_under_their_names(monkeypatch: pytest.MonkeyPatc
     make = _spec.make_spec
     monkeypatch.setattr(_attention, "make_spec", record)
     # Dropout's rate decides whether a seed is drawn: a number.
-    options = {name: name for name in inspect.signature(make).parameters if name != "seed"}
+    options = {name: name for name in inspect.signature(make).parameters if name not in MADE}
     with pytest.raises(StopIteration):
         tilewise.attention(None, None, None, **{**options, "dropout_p": 0.0})
-    assert seen == {**options, "dropout_p": 0.0, "seed": None}
+    made = {"seed": None, "score_expression": "", "mask_expression": "", "captures": ()}
+    assert seen == {**options, "dropout_p": 0.0, **made}
 
 
 def _alone(code: str) -> str:

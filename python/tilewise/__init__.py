@@ -5,12 +5,12 @@
 
 tilewise.sdpa and tilewise.flash_attn are drop-ins for torch's and FlashAttention's functions;
 tilewise.hf.register() makes attn_implementation="tilewise" work in Hugging Face transformers.
+tilewise.flex_attention and what stands beside it are FlexAttention's.
 tilewise.asam holds layers whose attention is sparse where the input lets it.
 """
 
 import importlib
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ._attention import Gradients, attention, attention_backward, plan
 from ._native import KernelInfo, Plan, kernels
@@ -29,15 +29,36 @@ __all__ = [
     "plan",
 ]
 
+_OF_FLEX = (
+    "AuxOutput",
+    "AuxRequest",
+    "BlockMask",
+    "and_masks",
+    "create_block_mask",
+    "flex_attention",
+    "noop_mask",
+    "or_masks",
+)
+
 if TYPE_CHECKING:
     from . import asam as asam
     from . import flash_attn as flash_attn
     from . import hf as hf
     from . import sdpa as sdpa
+    from ._flex import AuxOutput as AuxOutput
+    from ._flex import AuxRequest as AuxRequest
+    from ._flex import BlockMask as BlockMask
+    from ._flex import and_masks as and_masks
+    from ._flex import create_block_mask as create_block_mask
+    from ._flex import flex_attention as flex_attention
+    from ._flex import noop_mask as noop_mask
+    from ._flex import or_masks as or_masks
 else:
 
-    def __getattr__(name: str) -> ModuleType:
-        """The modules that need torch, imported when they are first asked for."""
+    def __getattr__(name: str) -> Any:
+        """What needs torch, imported when it is first asked for."""
         if name in ("asam", "flash_attn", "hf", "sdpa"):
             return importlib.import_module(f".{name}", __name__)
+        if name in _OF_FLEX:
+            return getattr(importlib.import_module("._flex", __name__), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

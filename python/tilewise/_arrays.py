@@ -79,7 +79,7 @@ def gradients(
         None if array is None else _empty(array, name, _shape(array, name))
         for name, array in wanted.items()
     )
-    _native.backward((q, k, v, o, lse, d_o, d_lse), made, spec)
+    _native.backward((q, k, v, o, lse, d_o, d_lse), (*made, ()), spec)
     return tuple(None if array is None else _as_kind_of(array, q) for array in made)
 
 
@@ -90,7 +90,7 @@ def plan(q: Any, k: Any, v: Any, spec: Spec, backward: bool) -> _native.Plan:
     if not backward:
         return _native.plan((q, k, v), (o, lse), spec)
     made = tuple(_empty(array, "q", _shape(array, "q")) for array in (q, k, v))
-    return _native.plan((q, k, v, o, lse, o, None), (*made, None, None), spec)
+    return _native.plan((q, k, v, o, lse, o, None), (*made, None, None, ()), spec)
 
 
 def draw_seed(seed: int | None) -> Any:

@@ -6,7 +6,7 @@ import contextlib
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -43,8 +43,30 @@ def _torch_backend(q: Any) -> ModuleType | None:
     return side if side is not None and isinstance(q, side.Tensor) else None
 
 
-def _make_spec(backend: ModuleType, dropout_seed: int | None, options: dict[str, Any]) -> Spec:
+def _traced(
+    q: Any, score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None
+) -> tuple[str, str, tuple[Any, ...]]:
+    """The functions' text, and the tensors that they read."""
+    side = _torch_side() if _torch_backend(q) is not None else None
+    if side is None:
+        from . import _trace
+
+        score, mask, captures = _trace.formulas(score_mod, mask_mod)
+    else:
+        score, mask, captures = side.trace(score_mod, mask_mod)
+        captures = tuple(side.as_tensor(array) for array in captures)
+    # A number without axes is a row of one.
+    return score, mask, tuple(t if t.ndim else t.reshape(1) for t in captures)
+
+
+def _make_spec(
+    backend: ModuleType, q: Any, dropout_seed: int | None, options: dict[str, Any]
+) -> Spec:
     seed = backend.draw_seed(dropout_seed) if options.get("dropout_p") else None
+    score_mod, mask_mod = options.pop("score_mod", None), options.pop("mask_mod", None)
+    if score_mod is not None or mask_mod is not None:
+        names = ("score_expression", "mask_expression", "captures")
+        options.update(zip(names, _traced(q, score_mod, mask_mod), strict=True))
     return make_spec(seed=seed, **options)
 
 
@@ -73,6 +95,8 @@ def attention(
     max_seqlen_k: int = 0,
     block_table: Any = None,
     block_list: BlockList | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
     precision: str = "exact",
     implementation: str = "",
     kernel: str = "",
@@ -95,16 +119,23 @@ def attention(
     on a GPU, read from the offsets on a CPU, an error without offsets. block_table: int32
     (B, max_pages), for k and v that are pools of pages (pages, page_size, Hk, D). block_list:
     visible pairs of blocks.
+    score_mod(score, b, h, i, j): what softmax sees of a pair, from the score after all options
+    above. mask_mod(b, h, i, j): True = visible. Both are traced at each call (docs/expressions.md).
     return_lse: also LSE, float32 (B, Hq, Sq), packed (Hq, total_q); it can be differentiated.
     precision: "exact" or "tf32", for float32. implementation, kernel: force one (see kernels());
         a kernel for each pass is "FORWARD+BACKWARD".
     fallback: "torch" = torch's attention runs where no kernel of ours can; it warns once.
 
-    Gradients by autograd for torch tensors: q, k, v, bias, sinks, and through LSE. Under autocast
-    q, k and v take its type. Raises ValueError (an argument is wrong), NotImplementedError (no
-    kernel runs it; the message has every kernel's reason), MemoryError, RuntimeError.
+    Gradients by autograd for torch tensors: q, k, v, bias, sinks, tensors that score_mod reads, and
+    through LSE. Under autocast q, k and v take its type. Raises ValueError (an argument is wrong),
+    NotImplementedError (no kernel runs it; the message has every kernel's reason), MemoryError,
+    RuntimeError.
     """
     backend = _torch_backend(q) or _arrays
+    if score_mod is None and mask_mod is None:
+        score, mask_text, captures = "", "", ()
+    else:
+        score, mask_text, captures = _traced(q, score_mod, mask_mod)
     spec = make_spec(
         causal,
         window,
@@ -128,6 +159,9 @@ def attention(
         layout,
         implementation,
         kernel,
+        score,
+        mask_text,
+        captures,
     )
     if fallback is None:
         o, lse = backend.attention(q, k, v, spec, return_lse)
@@ -162,7 +196,7 @@ def attention_backward(
     if options.get("dropout_p") and dropout_seed is None:
         raise ValueError("dropout_seed is None: backward needs the seed of its forward")
     backend = _torch_backend(q) or _arrays
-    spec = _make_spec(backend, dropout_seed, options)
+    spec = _make_spec(backend, q, dropout_seed, options)
     return Gradients(*backend.gradients(d_o, d_lse, q, k, v, o, lse, spec))
 
 
@@ -172,7 +206,7 @@ def plan(q: Any, k: Any, v: Any, *, backward: bool = False, **options: Any) -> _
     Printed, a plan explains itself. Options and errors are attention's.
     """
     backend = _torch_backend(q) or _arrays
-    found: _native.Plan = backend.plan(q, k, v, _make_spec(backend, 0, options), backward)
+    found: _native.Plan = backend.plan(q, k, v, _make_spec(backend, q, 0, options), backward)
     return found
 
 

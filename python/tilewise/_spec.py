@@ -37,8 +37,14 @@ PLAIN_FIELDS = (
     "precision",
     "implementation",
     "kernel",
+    "score_expression",
+    "mask_expression",
 )
-FIELDS = TENSOR_FIELDS + PLAIN_FIELDS
+# Last: the tensors that the expressions read, c0, c1, ... of their text, as one tuple.
+FIELDS = (*TENSOR_FIELDS, *PLAIN_FIELDS, "captures")
+CAPTURES = FIELDS.index("captures")
+SCORE_EXPRESSION = FIELDS.index("score_expression")
+MASK_EXPRESSION = FIELDS.index("mask_expression")
 MASK = FIELDS.index("mask")
 BIAS = FIELDS.index("bias")
 ALIBI_SLOPES = FIELDS.index("alibi_slopes")
@@ -122,7 +128,8 @@ def named_arrays(spec: Spec, arrays: dict[str, Any]) -> Iterator[tuple[str, Any]
         "block_list" if name.startswith("block_") and name != "block_table" else name
         for name in TENSOR_FIELDS
     )
-    named = (*arrays.items(), *zip(names, spec, strict=False))
+    captures = (("a captured tensor", array) for array in spec[CAPTURES])
+    named = (*arrays.items(), *zip(names, spec, strict=False), *captures)
     return ((name, array) for name, array in named if array is not None)
 
 
@@ -149,6 +156,9 @@ def make_spec(
     layout: str = "bshd",
     implementation: str = "",
     kernel: str = "",
+    score_expression: str = "",
+    mask_expression: str = "",
+    captures: tuple[Any, ...] = (),
 ) -> Spec:
     """The fields in order. The C++ side judges their values; here only their form is changed.
 
@@ -184,4 +194,7 @@ def make_spec(
         precision,
         implementation,
         kernel,
+        score_expression,
+        mask_expression,
+        captures,
     )

@@ -10,36 +10,35 @@ current stream.
 
 from __future__ import annotations
 
-import functools
+import re
 import sys
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._library import autograd as library_autograd
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
 
-from . import _native, _torch_flops, _torch_vmap
+from . import _native, _torch_flops, _torch_vmap, _trace
 from ._spec import (
     ALIBI_SLOPES,
     BIAS,
+    CAPTURES,
+    FIELDS,
     MASK,
-    PLAIN_FIELDS,
+    MASK_EXPRESSION,
+    SCORE_EXPRESSION,
     SINKS,
     TENSOR_FIELDS,
     Spec,
     named_arrays,
-    seed_word,
 )
+from ._torch_dropout import draw_seed as draw_seed
 from ._torch_onlookers import (
     FORWARD_MODE,
     SECOND_DERIVATIVE,
+    TRANSFORMED_EXPRESSIONS,
     check_mask_type,
     in_forward_mode,
     in_grad,
@@ -68,64 +67,53 @@ _TYPES = {
 }
 _SPEC_SCHEMA = ", ".join(
     [f"Tensor? {name}" for name in TENSOR_FIELDS]
-    + [f"{_TYPES[name]} {name}" for name in PLAIN_FIELDS]
+    + [f"{kind} {name}" for name, kind in _TYPES.items()]
 )
+# torch maps no operator that takes a list over many gradients at once: calls without expressions
+# have operators without.
+_EXPRESSIONS = "str score_expression, str mask_expression, Tensor[] captures"
 _library = torch.library.Library("tilewise", "DEF")
-_library.define(
-    f"attention_forward(Tensor q, Tensor k, Tensor v, {_SPEC_SCHEMA}) -> (Tensor o, Tensor lse)"
-)
-_library.define(
-    "attention_backward(Tensor? d_o, Tensor? d_lse, Tensor q, Tensor k, Tensor v, Tensor o, "
-    f"Tensor lse, bool need_dbias, bool need_dsinks, {_SPEC_SCHEMA}) "
-    "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks)"
-)
+for _kind, _needs, _spec, _made in (
+    ("attention", "", _SPEC_SCHEMA, ""),
+    (
+        "expression",
+        ", bool[] need_dcaptures",
+        f"{_SPEC_SCHEMA}, {_EXPRESSIONS}",
+        ", Tensor[] dcaptures",
+    ),
+):
+    _library.define(
+        f"{_kind}_forward(Tensor q, Tensor k, Tensor v, {_spec}) -> (Tensor o, Tensor lse)"
+    )
+    _library.define(
+        f"{_kind}_backward(Tensor? d_o, Tensor? d_lse, Tensor q, Tensor k, Tensor v, Tensor o, "
+        f"Tensor lse, bool need_dbias, bool need_dsinks{_needs}, {_spec}) "
+        f"-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks{_made})"
+    )
+
+
+def _whole(spec: Spec) -> Spec:
+    """The spec of an operator's fields, which may be without expressions."""
+    return spec if len(spec) == len(FIELDS) else (*spec, "", "", ())
 
 
 def _empty_outputs(q: Tensor, k: Tensor, v: Tensor, *spec: Any) -> tuple[Tensor, Tensor]:
     return _native.empty_outputs(q, v, spec, True)
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, *spec: Any) -> tuple[Tensor, Tensor]:
+def _forward(q: Tensor, k: Tensor, v: Tensor, *fields: Any) -> tuple[Tensor, Tensor]:
+    spec = _whole(fields)
     outputs = _native.empty_outputs(q, v, spec, True)
     _native.forward((q, k, v), outputs, spec)
     return outputs
 
 
-def _empty_gradients(
-    d_o: Tensor | None,
-    d_lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    need_dbias: bool,
-    need_dsinks: bool,
-    *spec: Any,
-) -> tuple[Tensor, ...]:
-    dq, dk, dv, dbias, dsinks = _native.empty_gradients(q, k, v, need_dbias, need_dsinks, spec)
-    return (
-        dq,
-        dk,
-        dv,
-        q.new_empty(0) if dbias is None else dbias,
-        q.new_empty(0) if dsinks is None else dsinks,
-    )
-
-
 def _run_backward(
-    d_o: Tensor | None,
-    d_lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    need_dbias: bool,
-    need_dsinks: bool,
-    *spec: Any,
-) -> tuple[Tensor | None, ...]:
-    gradients = _native.empty_gradients(q, k, v, need_dbias, need_dsinks, spec)
+    tensors: tuple[Any, ...], needed: tuple[bool, bool, tuple[bool, ...]], spec: Spec
+) -> tuple[Any, ...]:
+    """tensors: d_o, d_lse, q, k, v, o, lse. needed: dbias, dsinks, each dcapture."""
+    d_o, d_lse, q, k, v, o, lse = tensors
+    gradients = _native.empty_gradients(q, k, v, *needed, spec)
     if d_o is None:
         d_o = o.new_zeros(()).expand(o.shape)
     if q.is_cuda:
@@ -136,50 +124,110 @@ def _run_backward(
     return gradients
 
 
-def _backward(d_o: Tensor | None, d_lse: Tensor | None, q: Tensor, *rest: Any) -> tuple[Any, ...]:
-    # An operator's outputs are tensors: an empty one stands for a gradient that nobody wants.
-    gradients = _run_backward(d_o, d_lse, q, *rest)
-    return tuple(q.new_empty(0) if g is None else g for g in gradients)
+def _backward_parts(
+    arguments: tuple[Any, ...],
+) -> tuple[tuple[Any, ...], tuple[bool, bool, tuple[bool, ...]], Spec]:
+    """Tensors, what is needed and the spec, of a backward operator's arguments."""
+    tensors, (need_dbias, need_dsinks, *rest) = arguments[:7], arguments[7:]
+    with_captures = len(rest) > len(FIELDS)
+    captures = tuple(rest.pop(0)) if with_captures else ()
+    return tensors, (need_dbias, need_dsinks, captures), _whole(tuple(rest))
+
+
+def _as_outputs(q: Tensor, gradients: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+    """An operator's outputs are tensors: an empty one stands for a gradient that nobody wants."""
+    *own, dcaptures = gradients
+    given = tuple(q.new_empty(0) if g is None else g for g in own)
+    return (
+        given if count <= 0 else (*given, [q.new_empty(0) if g is None else g for g in dcaptures])
+    )
+
+
+def _empty_gradients(*arguments: Any) -> tuple[Any, ...]:
+    tensors, needed, spec = _backward_parts(arguments)
+    q, k, v = tensors[2:5]
+    gradients = _native.empty_gradients(q, k, v, *needed, spec)
+    return _as_outputs(q, gradients, len(arguments) - _OWN_ARGUMENTS)
+
+
+def _backward(*arguments: Any) -> tuple[Any, ...]:
+    gradients = _run_backward(*_backward_parts(arguments))
+    return _as_outputs(arguments[2], gradients, len(arguments) - _OWN_ARGUMENTS)
+
+
+_OWN_ARGUMENTS = 9 + SCORE_EXPRESSION  # of attention_backward; expression_backward has more
+
+
+class _Needed(NamedTuple):
+    """Which gradients autograd asks for, of what a spec holds."""
+
+    bias: bool
+    sinks: bool
+    slopes: bool
+    captures: Sequence[bool]
+
+
+def _needed_captures(spec: Spec, wanted: Sequence[bool]) -> tuple[bool, ...]:
+    """Captured tensors that the score reads: the others' gradient is 0, and None says so."""
+    if not any(wanted):
+        return (False,) * len(wanted)
+    read = set(re.findall(r"\bc\d+\b", spec[SCORE_EXPRESSION]))
+    return tuple(needed and f"c{n}" in read for n, needed in enumerate(wanted))
 
 
 def _gradients(
     saved: tuple[Tensor, ...],
     spec: Spec,
-    needed: tuple[bool, bool, bool],
+    needed: _Needed,
     d_o: Tensor | None,
     d_lse: Tensor | None,
-) -> tuple[Tensor | None, ...]:
-    """dq, dk, dv, dbias, dsinks; `needed` says which of bias, sinks and slopes want one."""
-    need_dbias, need_dsinks, need_dslopes = needed
-    if need_dslopes:
+) -> tuple[Any, ...]:
+    """dq, dk, dv, dbias, dsinks, and the captured tensors' as a list."""
+    if needed.slopes:
         raise NotImplementedError("tilewise: alibi_slopes has no gradient: detach it")
     if d_o is None and d_lse is None:
-        return (None,) * 5
+        return *(None,) * 5, [None] * len(needed.captures)
     q, k, v, o, lse = saved
+    captures = _needed_captures(spec, needed.captures)
+    tensors, wanted = (d_o, d_lse, *saved), (needed.bias, needed.sinks, captures)
     # With create_graph the operator is recorded, so that its own backward can refuse.
     short = is_plain_call(q, k, v, spec) and not torch.is_grad_enabled()
     if short and not in_forward_mode() and not is_special(d_o, d_lse, o, lse):
-        return _run_backward(d_o, d_lse, q, k, v, o, lse, need_dbias, need_dsinks, *spec)
-    operator = _TransformedBackward.apply if in_grad() else _backward_operator
-    dq, dk, dv, dbias, dsinks = operator(d_o, d_lse, *saved, need_dbias, need_dsinks, *spec)
-    return dq, dk, dv, dbias if need_dbias else None, dsinks if need_dsinks else None
+        return _run_backward(tensors, wanted, spec)
+    if _has_expressions(spec):
+        *own, made = _expression_backward(*tensors, *wanted, *spec)
+        dcaptures = [g if keep else None for g, keep in zip(made, captures, strict=True)]
+    else:
+        operator = _TransformedBackward.apply if in_grad() else _backward_operator
+        own, dcaptures = operator(*tensors, *wanted[:2], *spec[:SCORE_EXPRESSION]), []
+    dq, dk, dv, dbias, dsinks = own
+    return dq, dk, dv, dbias if needed.bias else None, dsinks if needed.sinks else None, dcaptures
+
+
+def _has_expressions(spec: Spec) -> bool:
+    return bool(spec[SCORE_EXPRESSION] or spec[MASK_EXPRESSION])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, *spec = inputs
+    q, k, v, *fields = inputs
+    spec = _whole(tuple(fields))
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, *output, *spec[: len(TENSOR_FIELDS)])
-    ctx.plain = spec[len(TENSOR_FIELDS) :]
+    ctx.save_for_backward(q, k, v, *output, *spec[: len(TENSOR_FIELDS)], *spec[CAPTURES])
+    ctx.plain = spec[len(TENSOR_FIELDS) : CAPTURES]
 
 
 def _differentiate(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:
     saved = ctx.saved_tensors
     wanted = ctx.needs_input_grad[3:]
-    needed = wanted[BIAS], wanted[SINKS], wanted[ALIBI_SLOPES]
-    spec = (*saved[5:], *ctx.plain)
-    dq, dk, dv, dbias, dsinks = _gradients(saved[:5], spec, needed, d_o, d_lse)
-    rest: list[Tensor | None] = [None] * len(wanted)
+    tensors, captures = saved[5 : 5 + len(TENSOR_FIELDS)], saved[5 + len(TENSOR_FIELDS) :]
+    spec = (*tensors, *ctx.plain, captures)
+    asked = wanted[CAPTURES] if captures else ()
+    needed = _Needed(wanted[BIAS], wanted[SINKS], wanted[ALIBI_SLOPES], asked)
+    dq, dk, dv, dbias, dsinks, dcaptures = _gradients(saved[:5], spec, needed, d_o, d_lse)
+    rest: list[Any] = [None] * len(wanted)
     rest[BIAS], rest[SINKS] = dbias, dsinks
+    if len(rest) == len(FIELDS):
+        rest[CAPTURES] = list(dcaptures)
     return dq, dk, dv, *rest
 
 
@@ -210,11 +258,12 @@ def _register_autograd(name: str, backward: Callable[..., Any], setup: Any, refu
     return operator
 
 
-for _device in ("CPU", "CUDA"):
-    _library.impl("attention_forward", _forward, _device)
-    _library.impl("attention_backward", _backward, _device)
-torch.library.register_fake("tilewise::attention_forward", _empty_outputs, lib=_library)
-torch.library.register_fake("tilewise::attention_backward", _empty_gradients, lib=_library)
+for _kind in ("attention", "expression"):
+    for _device in ("CPU", "CUDA"):
+        _library.impl(f"{_kind}_forward", _forward, _device)
+        _library.impl(f"{_kind}_backward", _backward, _device)
+    torch.library.register_fake(f"tilewise::{_kind}_forward", _empty_outputs, lib=_library)
+    torch.library.register_fake(f"tilewise::{_kind}_backward", _empty_gradients, lib=_library)
 _forward_operator = _register_autograd(
     "attention_forward",
     _differentiate,
@@ -222,6 +271,10 @@ _forward_operator = _register_autograd(
     "torch.ops.tilewise.attention_forward has no gradient in torch.func: call tilewise.attention",
 )
 _backward_operator = _register_autograd("attention_backward", _refuse, None, SECOND_DERIVATIVE)
+_expression_forward = _register_autograd(
+    "expression_forward", _differentiate, _save, TRANSFORMED_EXPRESSIONS
+)
+_expression_backward = _register_autograd("expression_backward", _refuse, None, SECOND_DERIVATIVE)
 _torch_vmap.register(_library)
 _torch_flops.register()
 
@@ -283,27 +336,32 @@ class _Attention(torch.autograd.Function):
         slopes: Tensor | None,
         spec: Spec,
         return_lse: bool,
+        *captures: Tensor,
     ) -> Tensor | tuple[Tensor, Tensor]:
         output = _forward(q, k, v, *spec)
         ctx.set_materialize_grads(False)
         # Tensors are kept where autograd watches over them, and leave a mark in the spec.
         given = [t for t in spec[: len(TENSOR_FIELDS)] if t is not None]
-        ctx.save_for_backward(q, k, v, *output, *given)
+        ctx.save_for_backward(q, k, v, *output, *captures, *given)
         if given:
             tensors = (None if t is None else _GIVEN for t in spec[: len(TENSOR_FIELDS)])
             spec = (*tensors, *spec[len(TENSOR_FIELDS) :])
-        ctx.spec = spec
+        ctx.spec = (*spec[:CAPTURES], ())
         return output if return_lse else output[0]
 
     @staticmethod
     def backward(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None = None) -> tuple[Any, ...]:
         saved = ctx.saved_tensors
         spec = ctx.spec
+        asked = ctx.needs_input_grad[8:]
         if len(saved) > 5:
-            given = iter(saved[5:])
-            spec = tuple(next(given) if field is _GIVEN else field for field in spec)
-        needed = ctx.needs_input_grad[3:6]
-        return *_gradients(saved[:5], spec, needed, d_o, d_lse), None, None, None
+            given = iter(saved[5 + len(asked) :])
+            fields = (next(given) if field is _GIVEN else field for field in spec[:CAPTURES])
+            spec = (*fields, saved[5 : 5 + len(asked)])
+        bias, sinks, slopes = ctx.needs_input_grad[3:6]
+        needed = _Needed(bias, sinks, slopes, asked)
+        *made, dcaptures = _gradients(saved[:5], spec, needed, d_o, d_lse)
+        return *made, None, None, None, *dcaptures
 
 
 # What torch.autograd.Function.apply comes to where no transform is active, as _plain has made sure.
@@ -346,10 +404,16 @@ def attention(
     if in_forward_mode() and not in_transform():
         refuse_tangents((q, k, v, *spec))
     if not plain:
+        if _has_expressions(spec):
+            if not torch.compiler.is_compiling() and in_grad():
+                raise NotImplementedError(TRANSFORMED_EXPRESSIONS)
+            o, lse = torch.ops.tilewise.expression_forward(q, k, v, *spec[:-1], list(spec[-1]))
+            return o, lse
+        fields = spec[:SCORE_EXPRESSION]
         if not torch.compiler.is_compiling() and in_grad():
-            o, lse = _Transformed.apply(q, k, v, *spec)
+            o, lse = _Transformed.apply(q, k, v, *fields)
         else:
-            o, lse = torch.ops.tilewise.attention_forward(q, k, v, *spec)
+            o, lse = torch.ops.tilewise.attention_forward(q, k, v, *fields)
         return o, lse
     bias, sinks, slopes = spec[BIAS], spec[SINKS], spec[ALIBI_SLOPES]
     recorded = torch.is_grad_enabled() and (
@@ -359,9 +423,10 @@ def attention(
         or _requires_grad(bias)
         or _requires_grad(sinks)
         or _requires_grad(slopes)
+        or (spec[CAPTURES] and any(t.requires_grad for t in spec[CAPTURES]))
     )
     if recorded:
-        made = _record(q, k, v, bias, sinks, slopes, spec, return_lse)
+        made = _record(q, k, v, bias, sinks, slopes, spec, return_lse, *spec[CAPTURES])
         return made if return_lse else (made, None)
     # An LSE that nobody reads is not made: it costs the call a microsecond.
     outputs = _native.empty_outputs(q, v, spec, return_lse)
@@ -381,9 +446,10 @@ def gradients(
 ) -> tuple[Tensor | None, ...]:
     """dq, dk, dv, and dbias and dsinks when the spec has them."""
     _check_kinds(spec, k=k, v=v, o=o, lse=lse, d_o=d_o, d_lse=d_lse)
-    needed = spec[BIAS] is not None, spec[SINKS] is not None, False
+    captures = [False] * len(spec[CAPTURES])
+    needed = _Needed(spec[BIAS] is not None, spec[SINKS] is not None, False, captures)
     with torch.no_grad():
-        return _gradients((q, k, v, o, lse), spec, needed, d_o, d_lse)
+        return _gradients((q, k, v, o, lse), spec, needed, d_o, d_lse)[:5]
 
 
 def plan(q: Tensor, k: Tensor, v: Tensor, spec: Spec, backward: bool) -> _native.Plan:
@@ -393,36 +459,18 @@ def plan(q: Tensor, k: Tensor, v: Tensor, spec: Spec, backward: bool) -> _native
     o, lse = _empty_outputs(q, k, v, *spec)
     if not backward:
         return _native.plan((q, k, v), (o, lse), spec)
-    gradients = _empty_gradients(o, None, q, k, v, o, lse, False, False, *spec)
-    return _native.plan((q, k, v, o, lse, o, None), (*gradients[:3], None, None), spec)
+    captures = (False,) * len(spec[CAPTURES])
+    gradients = _native.empty_gradients(q, k, v, False, False, captures, spec)
+    return _native.plan((q, k, v, o, lse, o, None), gradients, spec)
 
 
-def _draw() -> Tensor:
-    return torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64, device="cpu")
+# A compiler stops here: the functions are the caller's own and may change between calls.
+trace = torch.compiler.disable(_trace.formulas)
 
 
-def _recompute(*_: Any, **__: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.PREFER_RECOMPUTE
-
-
-_replayed = functools.partial(create_selective_checkpoint_contexts, _recompute)
-
-
-def draw_seed(seed: int | None) -> Tensor:
-    """Dropout's seed and offset, int64 (2) on the CPU: the caller's, else from torch's generator.
-
-    On the CPU for any device, so that nothing waits for a GPU to learn it; torch.manual_seed and
-    checkpointing's saved random state hold for it.
-    """
-    if seed is not None:
-        return torch.tensor([seed_word(seed), 0], dtype=torch.int64, device="cpu")
-    if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
-        # A compiler under a memory budget computes cheap nodes again in backward. It replays the
-        # generator's state for those that a checkpoint's policy lets it compute again: others would
-        # draw another mask. Under torch 2.11 a checkpoint without a policy is not enough.
-        drawn: Tensor = checkpoint(_draw, use_reentrant=False, context_fn=_replayed)
-        return drawn
-    return _draw()
+def as_tensor(array: Any) -> Tensor:
+    """An array that a traced function reads, as a tensor; no copy."""
+    return array if isinstance(array, Tensor) else torch.as_tensor(array)
 
 
 _warned: set[str] = set()

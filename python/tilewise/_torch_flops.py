@@ -66,8 +66,15 @@ def _backward(
     return _products(q, k, spec) * (3 * q.shape[-1] + 2 * v.shape[-1])
 
 
+def _expression_backward(*arguments: Any, **options: Any) -> int:
+    tensors, spec = arguments[:9], arguments[10:]
+    return _backward(*tensors, *spec, **options)
+
+
 def register() -> None:
     """Tells torch the formulas."""
     operators = torch.ops.tilewise
     register_flop_formula(operators.attention_forward, get_raw=True)(_forward)
     register_flop_formula(operators.attention_backward, get_raw=True)(_backward)
+    register_flop_formula(operators.expression_forward, get_raw=True)(_forward)
+    register_flop_formula(operators.expression_backward, get_raw=True)(_expression_backward)

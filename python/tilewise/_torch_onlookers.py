@@ -23,8 +23,13 @@ SECOND_DERIVATIVE = (
     "tilewise.attention has no second derivative (double backward): call backward without "
     "create_graph, or use torch's scaled_dot_product_attention"
 )
+TRANSFORMED_EXPRESSIONS = (
+    "tilewise.attention: score_mod and mask_mod are not supported in the derivatives of "
+    "torch.func: use autograd"
+)
 
 _PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})
+
 # Not public, and worth it: who they tell of would otherwise be passed by unseen.
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack

@@ -20,7 +20,7 @@ _DROPOUT = FIELDS.index("dropout_p")
 _UNFOLDABLE = [
     i for i, name in enumerate(TENSOR_FIELDS) if name not in _AXES and name not in ("sinks", "seed")
 ]
-Result = tuple[tuple[Tensor, ...], tuple[int | None, ...]]
+Result = tuple[tuple[Any, ...], tuple[Any, ...]]
 
 
 def _fold(t: Tensor, dim: int | None, size: int) -> Tensor:
@@ -57,14 +57,24 @@ def _foldable(spec: Any, dims: Any) -> bool:
 
 def _loop(operator: Callable[..., Any], size: int, dims: Any, arguments: Any) -> Result:
     """One call an entry."""
+
+    def entry(argument: Any, dim: Any, i: int) -> Any:
+        if isinstance(argument, list | tuple) and isinstance(dim, list | tuple):
+            return [entry(a, d, i) for a, d in zip(argument, dim, strict=True)]
+        return argument if dim is None else argument.select(dim, i)
+
     outputs = [
-        operator(
-            *(a if d is None else a.select(d, i) for a, d in zip(arguments, dims, strict=True))
-        )
+        operator(*(entry(a, d, i) for a, d in zip(arguments, dims, strict=True)))
         for i in range(size)
     ]
-    stacked = tuple(torch.stack(parts) for parts in zip(*outputs, strict=True))
-    return stacked, (0,) * len(stacked)
+    stacked = [
+        [torch.stack(t) for t in zip(*parts, strict=True)]
+        if isinstance(parts[0], list | tuple)
+        else torch.stack(parts)
+        for parts in zip(*outputs, strict=True)
+    ]
+    dims_out = tuple([0] * len(t) if isinstance(t, list) else 0 for t in stacked)
+    return tuple(stacked), dims_out
 
 
 def _batch(t: Tensor, dim: int | None) -> int:
@@ -112,7 +122,18 @@ def backward(
     return (*gradients, *empty), (0, 0, 0, None, None)
 
 
+def _looped(name: str) -> Callable[..., Result]:
+    """The rule of an operator whose expressions may read the batch's place: one call an entry."""
+
+    def rule(info: Any, dims: Any, *arguments: Any) -> Result:
+        return _loop(getattr(torch.ops.tilewise, name), info.batch_size, dims, arguments)
+
+    return rule
+
+
 def register(library: torch.library.Library) -> None:
     """Tells torch the rules."""
+    for name in ("expression_forward", "expression_backward"):
+        torch.library.register_vmap(f"tilewise::{name}", _looped(name), lib=library)
     torch.library.register_vmap("tilewise::attention_forward", forward, lib=library)
     torch.library.register_vmap("tilewise::attention_backward", backward, lib=library)

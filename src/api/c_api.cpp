@@ -7,6 +7,7 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "api/execute.h"
 #include "tilewise/tilewise.h"
@@ -73,10 +74,39 @@ tw_score_tile c_tile(const tilewise::ScoreTile& x) {
   return {sizeof(tw_score_tile), x.scores, x.row_stride, x.rows, x.cols, x.b, x.h, x.i0, x.j0};
 }
 
+/// A formula with its tensors; not given for null.
+tilewise::Expression expression(const char* name, const tw_expression* given) {
+  if (given == nullptr) return {};
+  const tw_expression e = known(given, name);
+  const std::string prefix(name);
+  const auto require = [&](bool holds, const std::string& what) {
+    if (!holds) throw tilewise::InvalidArgument(prefix + what);
+  };
+  require(e.text != nullptr, ".text is NULL: expected a formula");
+  require(e.count >= 0, ".count is " + std::to_string(e.count) + ": expected at least 0");
+  require(e.count == 0 || (e.names != nullptr && e.tensors != nullptr),
+          ".names or .tensors is NULL: expected " + std::to_string(e.count) + " of them");
+  std::vector<tilewise::Captured> captures;
+  for (std::int64_t n = 0; n < e.count; ++n) {
+    require(e.names[n] != nullptr, ".names[" + std::to_string(n) + "] is NULL");
+    const std::string who = prefix + "'s " + e.names[n];
+    captures.emplace_back(e.names[n], tensor(who.c_str(), e.tensors[n]));
+  }
+  tilewise::Expression made = tilewise::Expression::parse(e.text, captures);
+  const std::vector<tilewise::Captured> used = made.captures();
+  for (const tilewise::Captured& c : captures) {
+    require(std::any_of(used.begin(), used.end(),
+                        [&](const auto& other) { return other.name() == c.name(); }),
+            "'s " + c.name() + " is not read by its formula");
+  }
+  return made;
+}
+
 /// The spec and what it points to.
 struct Spec {
   tilewise::AttentionSpec spec;
   tilewise::ScoreMod mod;
+  std::vector<std::string> score_names;  ///< in the caller's order
 
   explicit Spec(const tw_spec* given) {
     const tw_spec s = known(given, "spec");
@@ -104,6 +134,12 @@ struct Spec {
     spec.deterministic = s.deterministic != 0;
     spec.precision = static_cast<tilewise::Precision>(s.precision);
     if (s.score_mod != nullptr) set_score_mod(known(s.score_mod, "score_mod"));
+    spec.mask_expression = expression("mask_expression", s.mask_expression);
+    spec.score_expression = expression("score_expression", s.score_expression);
+    if (s.score_expression != nullptr) {
+      const tw_expression e = known(s.score_expression, "score_expression");
+      score_names.assign(e.names, e.names + e.count);
+    }
   }
   Spec(const Spec&) = delete;
   Spec& operator=(const Spec&) = delete;
@@ -207,19 +243,36 @@ struct Launch {
   Launch& operator=(const Launch&) = delete;
 };
 
-tilewise::ForwardTensors tensors(const tw_forward_args* given) {
+tilewise::ForwardTensors tensors(const tw_forward_args* given, const Spec& /*spec*/) {
   const tw_forward_args a = known(given, "args");
   return {tensor("q", a.q), tensor("k", a.k),     tensor("v", a.v),
           tensor("o", a.o), tensor("lse", a.lse), {a.saved, a.saved_bytes}};
 }
 
-tilewise::BackwardTensors tensors(const tw_backward_args* given) {
+/// The caller's gradients of captured tensors in the order of the formula's first use.
+std::vector<tilewise::Tensor> capture_gradients(const tw_backward_args& a, const Spec& spec) {
+  if (a.dcaptures_count == 0) return {};
+  const auto count = static_cast<std::int64_t>(spec.score_names.size());
+  if (a.dcaptures_count != count || a.dcaptures == nullptr) {
+    throw tilewise::InvalidArgument("args.dcaptures_count is " + std::to_string(a.dcaptures_count) +
+                                    ": expected 0 or score_expression.count, " +
+                                    std::to_string(count) + ", and dcaptures");
+  }
+  std::vector<tilewise::Tensor> made;
+  for (const tilewise::Captured& capture : spec.spec.score_expression.captures()) {
+    const auto at = std::find(spec.score_names.begin(), spec.score_names.end(), capture.name());
+    made.push_back(tensor("dcaptures", a.dcaptures[at - spec.score_names.begin()]));
+  }
+  return made;
+}
+
+tilewise::BackwardTensors tensors(const tw_backward_args* given, const Spec& spec) {
   const tw_backward_args a = known(given, "args");
-  return {tensor("q", a.q),         tensor("k", a.k),         tensor("v", a.v),
-          tensor("o", a.o),         tensor("lse", a.lse),     tensor("d_o", a.d_o),
-          tensor("d_lse", a.d_lse), tensor("dq", a.dq),       tensor("dk", a.dk),
-          tensor("dv", a.dv),       tensor("dbias", a.dbias), tensor("dsinks", a.dsinks),
-          {a.saved, a.saved_bytes}};
+  return {tensor("q", a.q),         tensor("k", a.k),          tensor("v", a.v),
+          tensor("o", a.o),         tensor("lse", a.lse),      tensor("d_o", a.d_o),
+          tensor("d_lse", a.d_lse), tensor("dq", a.dq),        tensor("dk", a.dk),
+          tensor("dv", a.dv),       tensor("dbias", a.dbias),  tensor("dsinks", a.dsinks),
+          {a.saved, a.saved_bytes}, capture_gradients(a, spec)};
 }
 
 /// Where a plan goes is judged before anything is launched. CONTRACT 19.
@@ -286,7 +339,7 @@ tw_status plan_only(const Args* args, const tw_spec* spec, const tw_launch* laun
     check_plan(plan);
     const Spec s(spec);
     const Launch l(launch);
-    give(tilewise::plan(tensors(args), s.spec, l.choice), plan);
+    give(tilewise::plan(tensors(args, s), s.spec, l.choice), plan);
   });
 }
 
@@ -298,7 +351,7 @@ tw_status explain_only(const Args* args, const tw_spec* spec, const tw_launch* l
       throw tilewise::InvalidArgument("text is NULL: expected a place for the string");
     const Spec s(spec);
     const Launch l(launch);
-    const std::string words = tilewise::explain(tilewise::plan(tensors(args), s.spec, l.choice));
+    const std::string words = tilewise::explain(tilewise::plan(tensors(args, s), s.spec, l.choice));
     *text = static_cast<char*>(std::malloc(words.size() + 1));
     if (*text == nullptr) throw std::bad_alloc();
     std::memcpy(*text, words.c_str(), words.size() + 1);
@@ -313,7 +366,7 @@ tw_status tw_forward(const tw_forward_args* args, const tw_spec* spec, const tw_
     check_plan(plan);
     const Spec s(spec);
     const Launch l(launch);
-    give(*tilewise::execute(tensors(args), s.spec, l.launch, l.choice), plan);
+    give(*tilewise::execute(tensors(args, s), s.spec, l.launch, l.choice), plan);
   });
 }
 
@@ -323,7 +376,7 @@ tw_status tw_backward(const tw_backward_args* args, const tw_spec* spec, const t
     check_plan(plan);
     const Spec s(spec);
     const Launch l(launch);
-    give(*tilewise::execute(tensors(args), s.spec, l.launch, l.choice), plan);
+    give(*tilewise::execute(tensors(args, s), s.spec, l.launch, l.choice), plan);
   });
 }
 

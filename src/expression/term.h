@@ -46,7 +46,6 @@ constexpr std::int64_t kMaxLanes = 64;
 
 const Term& term_of(const Expression& x);
 Type type_of(const Expression& x);
-std::string_view type_name(Type type);
 /// As formulas name it: "+", "where", "exp".
 std::string_view op_name(Op op);
 
@@ -57,9 +56,6 @@ Expression make_term(Op op, Type type, std::span<const Expression> args);
 Expression as_number(const Expression& x);
 Expression as_real(const Expression& x);
 Expression as_type(const Expression& x, Type type);
-
-/// The Depends of a value, in words: "b, h".
-std::string depends_text(std::uint8_t depends);
 
 }  // namespace expression
 }  // namespace tilewise

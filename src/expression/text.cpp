@@ -440,10 +440,6 @@ bool is_capture_name(std::string_view name) {
          std::find(kOtherWords.begin(), kOtherWords.end(), name) == kOtherWords.end();
 }
 
-std::string_view type_name(Type type) {
-  return type == Type::boolean ? "boolean" : type == Type::integer ? "integer" : "real";
-}
-
 std::string_view op_name(Op op) {
   switch (op) {
     case Op::score:

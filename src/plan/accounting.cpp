@@ -108,11 +108,18 @@ double positional_pairs(const Problem& p) {
   const bool dense = !p.packed && !p.key_lengths.defined();
   const auto batch = static_cast<double>(p.batch);
   if (dense) return batch * heads * sequence_pairs(p, {0, p.seq_q, 0, p.seq_k});
-  if (!lengths_on_host(p)) {  // every sequence of average length
-    const std::int64_t n = std::max<std::int64_t>(p.batch, 1);
-    const Sequence mean =
-        p.packed ? Sequence{0, p.total_q / n, 0, p.total_k / n} : Sequence{0, p.seq_q, 0, p.seq_k};
-    return batch * heads * sequence_pairs(p, mean);
+  if (!lengths_on_host(p)) {
+    const Sequence whole = {0, p.seq_q, 0, p.seq_k};
+    if (!p.packed) return batch * heads * sequence_pairs(p, whole);
+    // One sequence is as long as the longest, where that is told; the others share the rest.
+    const std::int64_t others = p.batch - 1;
+    if (others < 1 || p.seq_q >= p.total_q || p.seq_k >= p.total_k) {
+      const std::int64_t n = std::max<std::int64_t>(p.batch, 1);
+      return batch * heads * sequence_pairs(p, {0, p.total_q / n, 0, p.total_k / n});
+    }
+    const Sequence other = {0, (p.total_q - p.seq_q) / others, 0, (p.total_k - p.seq_k) / others};
+    return heads *
+           (sequence_pairs(p, whole) + static_cast<double>(others) * sequence_pairs(p, other));
   }
   double pairs = 0.0;
   for (std::int64_t b = 0; b < p.batch; ++b) pairs += heads * sequence_pairs(p, p.sequence(b));

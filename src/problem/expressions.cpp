@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "expression/bounds.h"
 #include "expression/lower.h"
 #include "expression/recognize.h"
 #include "expression/term.h"
@@ -30,7 +31,25 @@ Function take_function(const Problem& p, const char* name, const Expression& giv
       fail(who.c_str(), t, "it must have elements");
     }
   }
-  return expression::function_of(given);
+  Function function = expression::function_of(given);
+  const expression::Domain domain{.batch = p.batch,
+                                  .heads = p.heads_q,
+                                  .queries = p.seq_q,
+                                  .keys = p.seq_k,
+                                  .same_lengths = !p.packed && !p.key_lengths.defined()};
+  if (const auto out = expression::find_outside(*function.program, function.captures, domain)) {
+    const auto axis = static_cast<std::size_t>(out->axis);
+    const Tensor& t = function.captures[static_cast<std::size_t>(out->capture)];
+    const std::int64_t size = t.sizes[axis];
+    const std::string who = called(name, given.captures()[static_cast<std::size_t>(out->capture)]);
+    fail(who.c_str(), t,
+         "at b " + std::to_string(out->pair.b) + ", h " + std::to_string(out->pair.h) + ", i " +
+             std::to_string(out->pair.i) + ", j " + std::to_string(out->pair.j) +
+             " the index of axis " + std::to_string(axis) + " is " + std::to_string(out->index) +
+             ", expected " + std::to_string(-size) + " to " + std::to_string(size - 1) +
+             " (clamp it, if no pair that is seen is there)");
+  }
+  return function;
 }
 
 /// A linear form as +-(i - j) + Sk - Sq of its sequence + constant; lengths that all sequences have

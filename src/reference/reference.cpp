@@ -135,7 +135,7 @@ class HeadRows {
   }
   Logit<double>& logit(std::int64_t j) { return row_[static_cast<std::size_t>(j)]; }
   const Logit<double>& logit(std::int64_t j) const { return row_[static_cast<std::size_t>(j)]; }
-  /// (B11) of the pair whose derivative was just taken.
+  /// (B11): what the pair whose derivative was just taken adds to captured tensors.
   void add_capture_gradients(double dy) const {
     if (head_.problem.dcaptures.empty()) return;
     for_each_capture_part(head_, [&](std::size_t capture, std::int64_t element, double part) {

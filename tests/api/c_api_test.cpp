@@ -164,9 +164,9 @@ template <class... Structs>
 constexpr bool begin_with_their_size() {
   return ((offsetof(Structs, struct_size) == 0) && ...);
 }
-static_assert(
-    begin_with_their_size<tw_tensor, tw_score_tile, tw_score_mod, tw_spec, tw_allocator,
-                          tw_executor, tw_launch, tw_forward_args, tw_backward_args, tw_plan>());
+static_assert(begin_with_their_size<tw_tensor, tw_score_tile, tw_score_mod, tw_expression, tw_spec,
+                                    tw_allocator, tw_executor, tw_launch, tw_forward_args,
+                                    tw_backward_args, tw_plan>());
 
 TEST(CApi, AnOlderCallerLeavesTheRestAtDefaults) {
   Example c;
@@ -280,6 +280,74 @@ TEST(CApi, ScoreModOfAnotherLanguage) {
   spec.score_mod = &mod;
   ASSERT_EQ(tw_forward(&c.forward, &spec, nullptr, nullptr), TW_OK) << tw_last_error();
   for (std::size_t i = 0; i < 32; ++i) EXPECT_FLOAT_EQ(c.o[i], c.v[2 * 8 + i % 8]);
+}
+
+TEST(CApi, FormulasWithCapturedTensors) {
+  Example c;
+  float slope = 0.5F;
+  std::int32_t keys[] = {0, 0, 1, 0, 0, 0};
+  std::int32_t none = 0;
+  const auto vector = [](void* data, std::int32_t dtype, std::int64_t size) {
+    tw_tensor t = TW_INIT(tw_tensor);
+    t.data = data;
+    t.dtype = dtype;
+    t.rank = 1;
+    t.sizes[0] = size;
+    t.strides[0] = 1;
+    return t;
+  };
+  const char* mask_names[] = {"seen"};
+  const tw_tensor mask_tensors[] = {vector(keys, TW_INT32, 6)};
+  tw_expression mask = TW_INIT(tw_expression);
+  mask.text = "seen[j] == 1 | j == i";
+  mask.names = mask_names;
+  mask.tensors = mask_tensors;
+  mask.count = 1;
+  // The formula meets them in another order than the caller lists them.
+  const char* score_names[] = {"offset", "slope"};
+  const tw_tensor score_tensors[] = {vector(&none, TW_INT32, 1), vector(&slope, TW_FLOAT32, 1)};
+  tw_expression score = TW_INIT(tw_expression);
+  score.text = "score*slope + float(offset)";
+  score.names = score_names;
+  score.tensors = score_tensors;
+  score.count = 2;
+  tw_spec spec = TW_INIT(tw_spec);
+  spec.score_expression = &score;
+  spec.mask_expression = &mask;
+  tw_launch reference = TW_INIT(tw_launch);
+  reference.implementation = "reference";
+  ASSERT_EQ(tw_forward(&c.forward, &spec, &reference, nullptr), TW_OK) << tw_last_error();
+  for (std::size_t i = 16; i < 24; ++i) EXPECT_FLOAT_EQ(c.o[i], c.v[i]) << "query 2 sees key 2";
+
+  float dslope = NAN;
+  tw_tensor dcaptures[] = {TW_INIT(tw_tensor), vector(&dslope, TW_FLOAT32, 1)};
+  c.backward.dcaptures = dcaptures;
+  c.backward.dcaptures_count = 2;
+  ASSERT_EQ(tw_backward(&c.backward, &spec, &reference, nullptr), TW_OK) << tw_last_error();
+  const auto loss = [&](float at) {
+    slope = at;
+    Example moved;
+    EXPECT_EQ(tw_forward(&moved.forward, &spec, &reference, nullptr), TW_OK);
+    double sum = 0.0;
+    for (std::size_t n = 0; n < 32; ++n) sum += static_cast<double>(moved.o[n] * c.d_o[n]);
+    return sum;
+  };
+  EXPECT_NEAR(dslope, (loss(0.51F) - loss(0.49F)) / 0.02, 1e-3);
+
+  const auto message = [&] {
+    EXPECT_EQ(tw_backward(&c.backward, &spec, nullptr, nullptr), TW_INVALID_ARGUMENT);
+    return std::string(tw_last_error());
+  };
+  c.backward.dcaptures_count = 1;
+  EXPECT_NE(message().find("dcaptures_count is 1: expected 0 or score_expression.count, 2"),
+            std::string::npos);
+  c.backward.dcaptures_count = 0;
+  score.text = "score*slope";
+  EXPECT_NE(message().find("score_expression's offset is not read"), std::string::npos);
+  score.text = "score*slop";
+  EXPECT_NE(message().find("at character 7"), std::string::npos) << message();
+  score.text = nullptr;
+  EXPECT_NE(message().find("score_expression.text is NULL"), std::string::npos);
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ import time
 
 from cli_testing import CLI, INTERRUPTED, SOURCE, CliTest, main, run
 
-PATIENCE_S = 120
+PATIENCE_S = 600  # of a test that hangs; nothing else depends on the clock
 
 
 class Terminal:
@@ -82,7 +82,6 @@ class Interrupt(CliTest):
     def test_finished_rows_are_kept(self) -> None:
         terminal = Terminal(*LONG)
         self.assertTrue(terminal.wait_for(b"1/2"), terminal.seen)
-        time.sleep(0.5)  # let the long cell begin
         terminal.process.send_signal(signal.SIGINT)
         code, out = terminal.finish()
         self.assertEqual(code, INTERRUPTED)
@@ -115,8 +114,7 @@ class Interrupt(CliTest):
     def test_a_stopped_check_has_its_summary(self) -> None:
         """`timeout` sends SIGTERM twice at once, to the process and to its group."""
         terminal = Terminal("check", "--impl", "flash", "--random", "9000", "--format", "json")
-        self.assertTrue(terminal.wait_for("░".encode()), terminal.seen)
-        time.sleep(0.5)
+        self.assertTrue(terminal.wait_for(b" 99/"), terminal.seen)  # some kernels have run
         for _ in range(2):
             terminal.process.send_signal(signal.SIGTERM)
         code, out = terminal.finish()

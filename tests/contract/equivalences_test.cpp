@@ -149,7 +149,10 @@ TEST_P(Backward, GroupsEqualRepeatedKeys) {
     }
   }
   const Results r = run(grouped), expected = run(repeated);
-  // The two forwards take different schedules on a CPU, and so round LSE and O differently.
+  // Tiles hold rows of other heads, and so float32 sums have another order. A dP is a sum of 24
+  // products that is off by some sqrt(24) 2^-24 max |dO V| = 3e-6 with entries up to 3.5; dQ takes
+  // a quarter of it times keys up to 3.5, weighted by P, on either side. 1.8e-6 is the most in 40
+  // seeds. A lost pair or a wrong head is off by 1e-2.
   expect_near(r.dq, expected.dq, 5e-6, "dQ");
   const auto summed = [](const Values& of_repeated, std::int64_t head_elems) {
     Values sums(static_cast<std::size_t>(4 * head_elems), 0.0);

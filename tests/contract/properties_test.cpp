@@ -140,6 +140,26 @@ TEST_P(Forward, PropertySplitKeysMergeToTheWhole) {
   });
 }
 
+/// A part without keys leaves the other's bits, the sign of a zero among them.
+TEST(Merge, APartWithoutKeysChangesNoBit) {
+  const Sizes sizes{1, 1, 2, 3};
+  const Values full{-0.0, 1.5, -2.0, 0.0, -0.0, 7.0}, nothing(6, 0.0);
+  const Values lse_full{0.25, -3.0}, lse_nothing(2, -HUGE_VAL);
+  for (const bool first : {true, false}) {
+    Owned o(DType::float32, sizes, first ? full : nothing);
+    Owned lse(DType::float32, {1, 1, 2}, first ? lse_full : lse_nothing);
+    Owned o_other(DType::float32, sizes, first ? nothing : full);
+    Owned lse_other(DType::float32, {1, 1, 2}, first ? lse_nothing : lse_full);
+    merge(o.tensor(), lse.tensor(), o_other.tensor(), lse_other.tensor());
+    EXPECT_EQ(lse.values(), lse_full);
+    const Values merged = o.values();
+    for (std::size_t n = 0; n < full.size(); ++n) {
+      EXPECT_EQ(merged[n], full[n]);
+      EXPECT_EQ(std::signbit(merged[n]), std::signbit(full[n])) << n << (first ? " a" : " b");
+    }
+  }
+}
+
 /// (B2): rowsum(dO * O) = rowsum(P * dP). With V = 1, forward's O is P itself, so that both sides
 /// come from forward.
 TEST_P(Forward, PropertyDeltaFromOutputsEqualsDeltaFromProbabilities) {

@@ -245,16 +245,20 @@ BODIES = {
 }
 
 # Programs in emulator/, and whether they need the library's objects for its host side. `faults`
-# are kernels that lack a wait, which the emulator must find.
+# are kernels that lack a wait, which the emulator must find. Programs that need the objects may
+# include expression_texts.h, what expression_texts.cxx prints.
 PROGRAMS = {
     "faults": False,
     "flash_sm80": False,
     "flash_sm80_ragged": False,
+    "flash_sm80_expressions": True,
     "fwd_sm90": True,
     "fwd_sm90_lists": True,
-    "bwd_sm90": False,
+    "fwd_sm90_expressions": True,
+    "bwd_sm90": True,
+    "bwd_sm90_expressions": True,
     "bwd_sm90_lists": True,
-    "bwd_dq_sm90": False,
+    "bwd_dq_sm90": True,
 }
 
 
@@ -301,8 +305,8 @@ def library_objects() -> list[str]:
     return [str(path) for path in paths if "tilewise_core.dir" in path.parts and path.exists()]
 
 
-def build(program: str, folder: Path, compiler: str) -> Path | None:
-    """Compiles one program; None when it needs objects that are not there."""
+def compile_program(program: str, folder: Path, compiler: str, objects: list[str]) -> Path:
+    """Compiles one of the files of emulator/, with these objects."""
     source = Path(__file__).resolve().parent.parent.parent
     emulator = source / "emulator"
     binary = folder / program
@@ -311,14 +315,24 @@ def build(program: str, folder: Path, compiler: str) -> Path | None:
     command += ["-I", str(emulator), "-include", str(emulator / "emulator.h")]
     command += ["-I", str(source / "src"), "-I", str(source / "include")]
     command += ["-x", "c++", str(emulator / f"{program}.cxx"), "-o", str(binary)]
-    if PROGRAMS[program]:
-        objects = library_objects()
-        if not objects:
-            print(f"{program}: no object files of the library")
-            return None
+    if objects:
         command += ["-x", "none", *objects, "-lpthread", "-ldl"]
     subprocess.run(command, check=True)
     return binary
+
+
+def build(program: str, folder: Path, compiler: str) -> Path | None:
+    """Compiles one program; None when it needs objects that are not there."""
+    objects = library_objects() if PROGRAMS[program] else []
+    if PROGRAMS[program] and not objects:
+        print(f"{program}: no object files of the library")
+        return None
+    texts = folder / "expression_texts.h"
+    if objects and not texts.exists():
+        printer = compile_program("expression_texts", folder, compiler, objects)
+        printed = subprocess.run([str(printer)], check=True, capture_output=True, text=True)
+        texts.write_text(printed.stdout)
+    return compile_program(program, folder, compiler, objects)
 
 
 def run(program: str, folder: Path, compiler: str, seeds: range) -> int:

@@ -39,6 +39,7 @@ WORDS = {
     "B8": r"\bdQ\b|dq\b|scale",
     "B9": r"\bdK\b|dk\b",
     "B10": r"sink",
+    "B11": r"captur",
 }
 CITATION = re.compile(r"\(((?:[FB]\d+)(?:(?:,| to|-|\)? to \(?) ?(?:[FB]\d+))*)\)")
 

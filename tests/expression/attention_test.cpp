@@ -298,6 +298,32 @@ TEST(AttentionExpression, NamesTheArgumentAtFault) {
                {"mask_expression's none", "null"});
 }
 
+TEST(AttentionExpression, IndicesOutsideTheirAxisAreNamed) {
+  const auto reads = [](const char* text) {
+    return message(
+        [&](Call& c) { c.spec.score_expression = Expression::parse(text, c.captures()); });
+  };
+  expect_parts(reads("score + slopes[i]"), {"score_expression's slopes is float64 (4)", "i 4, j 0",
+                                            "index of axis 0 is 4", "expected -4 to 3"});
+  expect_parts(reads("score + table[h, i*3]"), {"table", "axis 1 is 12", "expected -12 to 11"});
+  expect_parts(reads("score + table[h, i - j - 7]"), {"axis 1 is -13"});
+  expect_parts(reads("score + table[h + 1, 0]"), {"h 3", "axis 0 is 4"});
+  expect_parts(reads("score + table[0, key_length + 5]"), {"axis 1 is 12"});
+  for (const char* text : {
+           "score + table[h, i - j]",
+           "score + slopes[i - 4]",
+           "score + slopes[clamp(i, 0, 3)]",
+           "score + table[h, i*2 + 3]",
+           "score + slopes[doc[i] + 7]",
+           "score + slopes[i - i // 4*4]",
+           "score + table[h, j % 12]",
+           "score + sum(4, table[h, lane*4])",
+           "score + where(i < 4, slopes[i % 4], 0.0)",
+       }) {
+    EXPECT_EQ(reads(text), "accepted") << text;
+  }
+}
+
 TEST(AttentionExpression, RowsThatCannotRunThemSaySo) {
   Call call;
   std::vector<float> memory(1024);

@@ -228,7 +228,8 @@ TEST(Recognize, ScoresKeepTheirMeaning) {
                           slopes[b * p.alibi_slopes.strides[0] + p.alibi_slopes.strides[1]]) *
                       static_cast<double>(std::abs(i + s.shift() - j));
         }
-        EXPECT_NEAR(score.real(whole.program->result), expected, 1e-12) << text;
+        EXPECT_NEAR(score.real(whole.program->result), expected, 1e-12)
+            << call.spec.score_expression.text();
       });
     }
   }

@@ -270,7 +270,8 @@ TEST(RandomCase, WithAListIsTheSameProblemWithOne) {
   int dense_rows = 0;
   for (std::int64_t index = 0; index < 300; ++index) {
     Case c = random_list_case(5, index);
-    EXPECT_EQ(parse_case(format_case(c)), c) << format_case(c);
+    // By their lines: a poke of NaN is unlike itself.
+    EXPECT_EQ(format_case(parse_case(format_case(c))), format_case(c));
     ASSERT_TRUE(c.blocks.has_value());
     if (c.blocks->dense_row >= 0) ++dense_rows;
     c.blocks.reset();
@@ -278,7 +279,7 @@ TEST(RandomCase, WithAListIsTheSameProblemWithOne) {
     plain.blocks.reset();
     if (plain.page_size > 0) plain.layout = c.layout;
     if (plain.packed) plain.packed->give_max = true;
-    EXPECT_EQ(c, plain);
+    EXPECT_EQ(format_case(c), format_case(plain));
   }
   EXPECT_GT(dense_rows, 20);
 }

@@ -169,6 +169,19 @@ TEST(Accounting, CountsVisiblePairs) {
   EXPECT_DOUBLE_EQ(attention_flops(p), visible_pairs(p) * 10 * 16);
 }
 
+TEST(Accounting, PackedLengthsOnADeviceAreTheLongestAndTheRest) {
+  Problem p = problem(50);
+  p.device = {DeviceType::cuda, 0};
+  p.packed = true;
+  p.batch = 4;
+  p.total_q = p.total_k = 110;  // of which 50 are one sequence's
+  EXPECT_DOUBLE_EQ(visible_pairs(p), 3.0 * (50 * 50 + 3 * 20 * 20));
+  p.seq_q = p.seq_k = 110;  // as long as all of them: the longest was not told
+  EXPECT_DOUBLE_EQ(visible_pairs(p), 3.0 * 4 * 27 * 27);
+  p.batch = 1;
+  EXPECT_DOUBLE_EQ(visible_pairs(p), 3.0 * 110 * 110);
+}
+
 // The closed form counts what walking the rows counts, for every window, diagonal and length.
 TEST(Accounting, VisiblePairsAreThoseOfTheRows) {
   const std::int64_t bounds[] = {-7, -1, 0, 3, 12, 60, Problem::kUnbounded};

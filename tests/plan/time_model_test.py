@@ -13,8 +13,6 @@ CLI = os.environ.get("TILEWISE_CLI", "")
 SOURCE = Path(os.environ.get("TILEWISE_SOURCE_DIR", Path(__file__).resolve().parents[2]))
 RESULTS = sorted((SOURCE / "bench/results").rglob("*.json"))
 AS_GOOD = 1.05
-# Shapes that people run: they were measured to judge the plan's choice, with rows that it refuses.
-CHOICE_FILES = {"training.json", "packed.json", "vision.json", "small.json", "cross.json"}
 
 Row = dict[str, Any]
 
@@ -67,23 +65,12 @@ class TimeModel(unittest.TestCase):
             rows = [
                 row
                 for name, of_file in self.rows.items()
-                if name.startswith(f"{card}/") and Path(name).name not in CHOICE_FILES
+                if name.startswith(f"{card}/")
                 for row in of_file
                 if row["implementation"] == "flash" and " bf16" in row["problem"]
             ]
             with self.subTest(card=card):
                 self.errors_within(rows, 12.0, 25.0, f"{card}, flash bf16")
-
-    def test_choices_of_shapes_that_people_run(self) -> None:
-        """Rows that the plan takes. Small problems last as long as launches do."""
-        rows = [
-            row
-            for name, of_file in self.rows.items()
-            if Path(name).name in CHOICE_FILES
-            for row in of_file
-            if row["implementation"] == "flash" and row["kernel"] == row["chosen"]
-        ]
-        self.errors_within(rows, 12.0, 60.0, "shapes that people run, chosen rows")
 
     def test_cpu(self) -> None:
         self.errors_within(self.of_folder("cpu/"), 20.0, 40.0, "CPU")

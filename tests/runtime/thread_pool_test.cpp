@@ -72,7 +72,7 @@ TEST(ThreadPool, WorkIsShared) {
 TEST(ThreadPool, SleepingWorkersWakeUp) {
   const auto pool = make_thread_pool(2);
   for (int job = 0; job < 3; ++job) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // long past the spinning
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // past the spinning, mostly
     std::atomic<int> started{0};
     pool->parallel_for(2, [&](std::int64_t, int) {
       started.fetch_add(1);
@@ -171,12 +171,12 @@ TEST(ThreadPool, RefusesImpossibleSizes) {
   EXPECT_THROW(make_thread_pool(1 << 20), InvalidArgument);
 }
 
-/// Exit status of `child`, run in a forked process that is killed after ten seconds.
+/// Exit status of `child`, run in a forked process that is killed after minutes: it hangs.
 template <class Child>
 int status_in_fork(const Child& child) {
   const pid_t pid = fork();
   if (pid == 0) {
-    alarm(10);
+    alarm(300);
     _exit(child());
   }
   int status = -1;

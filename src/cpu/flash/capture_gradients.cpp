@@ -21,15 +21,6 @@ Domain joined(Domain a, Domain b) {
   return a == Domain::uniform ? b : Domain::pair;
 }
 
-/// Values of a block's strips by row and column.
-struct Reader {
-  StripIn strip;
-  int lanes;
-  float operator()(int r, int c) const {
-    return strip.data[r * strip.row + c / lanes * strip.col + c % lanes];
-  }
-};
-
 /// Sums whose order of addition the compiler keeps: sixteen, then one.
 double sum_of(const float* x, int count) {
   constexpr int kSums = 16;
@@ -44,7 +35,36 @@ double sum_of(const float* x, int count) {
   return total;
 }
 
+void add_at(const std::vector<std::int64_t>& elements, const float* parts, int count,
+            double* sums) {
+  for (int n = 0; n < count; ++n) {
+    sums[elements[static_cast<std::size_t>(n)]] += double{parts[n]};
+  }
+}
+
 }  // namespace
+
+/// The elements that row r of a block's strips names at its first `count` columns.
+void CaptureGradients::Table::elements(const ExpressionTiles::Strips& strips, int r, int count,
+                                       std::int64_t* out) const {
+  std::fill_n(out, count, 0);
+  for (std::size_t axis = 0; axis < static_cast<std::size_t>(rank); ++axis) {
+    const StripIn& strip = strips.values[axis + 1];
+    const float* index = strip.data + r * strip.row;
+    const std::int64_t size = sizes[axis];
+    const std::int64_t stride = strides[axis];
+    const auto offset = [&](float held) {
+      const std::int64_t n = std::bit_cast<std::int32_t>(held);
+      return std::clamp<std::int64_t>(n < 0 ? n + size : n, 0, size - 1) * stride;
+    };
+    if (strip.col == 0) {
+      const std::int64_t same = offset(index[0]);
+      for (int c = 0; c < count; ++c) out[c] += same;
+    } else {
+      for (int c = 0; c < count; ++c) out[c] += offset(index[c]);
+    }
+  }
+}
 
 CaptureGradients::CaptureGradients(const Problem& problem) : problem_(problem) {
   tables_.resize(problem.dcaptures.size());
@@ -107,30 +127,25 @@ void CaptureGradients::add(const ExpressionTiles& tiles, const ExpressionTiles::
   for (int axis = 0; axis < table.rank; ++axis) {
     domain = joined(domain, tiles.domain(term.index[static_cast<std::size_t>(axis)]));
   }
-  const auto element = [&](int r, int c) {
-    std::int64_t offset = 0;
-    for (std::size_t axis = 0; axis < static_cast<std::size_t>(table.rank); ++axis) {
-      const std::int64_t index =
-          std::bit_cast<std::int32_t>(Reader{strips.values[axis + 1], lanes}(r, c));
-      const std::int64_t size = table.sizes[axis];
-      offset += std::clamp<std::int64_t>(index < 0 ? index + size : index, 0, size - 1) *
-                table.strides[axis];
-    }
-    return offset;
-  };
+  thread_local std::vector<std::int64_t> elements;
+  elements.resize(static_cast<std::size_t>(strips.rows + at.cols));
   const auto row = [&](int r) { return parts.data() + r * ld; };
   switch (domain) {
     case Domain::uniform:
     case Domain::row:
-      for (int r = 0; r < strips.rows; ++r) to[element(r, 0)] += sum_of(row(r), at.cols);
+      for (int r = 0; r < strips.rows; ++r) {
+        table.elements(strips, r, 1, elements.data());
+        to[elements[0]] += sum_of(row(r), at.cols);
+      }
       return;
     case Domain::column:
       for (int r = 1; r < strips.rows; ++r) {
         for (int c = 0; c < at.cols; ++c) row(0)[c] += row(r)[c];
       }
-      for (int c = 0; c < at.cols; ++c) to[element(0, c)] += double{row(0)[c]};
+      table.elements(strips, 0, at.cols, elements.data());
+      add_at(elements, row(0), at.cols, to);
       return;
-    case Domain::diagonal: {  // diagonal n holds c - r = n - (rows - 1)
+    case Domain::diagonal: {  // from (last, 0) to (last, cols - 1), and on to (0, cols - 1)
       thread_local std::vector<float> diagonals;
       const int last = strips.rows - 1;
       diagonals.assign(static_cast<std::size_t>(last + at.cols), 0.0F);
@@ -138,15 +153,15 @@ void CaptureGradients::add(const ExpressionTiles& tiles, const ExpressionTiles::
         float* from = diagonals.data() + (last - r);
         for (int c = 0; c < at.cols; ++c) from[c] += row(r)[c];
       }
-      for (int n = 0; n < last + at.cols; ++n) {
-        const double sum = double{diagonals[static_cast<std::size_t>(n)]};
-        to[n < last ? element(last - n, 0) : element(0, n - last)] += sum;
-      }
+      // A row's strip of indices goes on into those of the rows above it.
+      table.elements(strips, last, last + at.cols, elements.data());
+      add_at(elements, diagonals.data(), last + at.cols, to);
       return;
     }
     case Domain::pair:
       for (int r = 0; r < strips.rows; ++r) {
-        for (int c = 0; c < at.cols; ++c) to[element(r, c)] += double{row(r)[c]};
+        table.elements(strips, r, at.cols, elements.data());
+        add_at(elements, row(r), at.cols, to);
       }
   }
 }
@@ -166,17 +181,27 @@ void CaptureGradients::finish(const double* parts, int count, Executor& executor
 
 void CaptureGradients::store(std::int32_t capture, std::int64_t first, std::int64_t count,
                              const double* parts, int part_count) const {
+  constexpr std::int64_t kRun = 256;
   const Table& table = tables_[static_cast<std::size_t>(capture)];
   const Tensor& t = problem_.dcaptures[static_cast<std::size_t>(capture)];
-  for (std::int64_t n = first; n < first + count; ++n) {
-    double sum = 0.0;
-    for (int part = 0; part < part_count; ++part) sum += parts[part * elems_ + table.begin + n];
-    std::int64_t at = 0;
-    for (std::size_t axis = 0; axis < static_cast<std::size_t>(table.rank); ++axis) {
-      at += n / table.strides[axis] % table.sizes[axis] * t.strides[axis];
+  const auto last = static_cast<std::size_t>(table.rank) - 1;
+  float rounded[kRun];
+  for (std::int64_t n = first; n < first + count;) {
+    const std::int64_t left = table.sizes[last] - n % table.sizes[last];
+    const std::int64_t run = std::min({kRun, left, first + count - n});
+    for (std::int64_t at = 0; at < run; ++at) {
+      double sum = 0.0;
+      for (int part = 0; part < part_count; ++part) {
+        sum += parts[part * elems_ + table.begin + n + at];
+      }
+      rounded[at] = static_cast<float>(sum);
     }
-    const auto rounded = static_cast<float>(sum);
-    store_row(t, at, 1, 1, &rounded);
+    std::int64_t to = 0;
+    for (std::size_t axis = 0; axis <= last; ++axis) {
+      to += n / table.strides[axis] % table.sizes[axis] * t.strides[axis];
+    }
+    store_row(t, to, t.strides[last], run, rounded);
+    n += run;
   }
 }
 

@@ -39,6 +39,7 @@ class CaptureGradients {
     std::int64_t begin = -1;
     int rank = 1;
     std::array<std::int64_t, 4> sizes{}, strides{};
+    void elements(const ExpressionTiles::Strips& strips, int r, int count, std::int64_t* out) const;
   };
   void store(std::int32_t capture, std::int64_t first, std::int64_t count, const double* parts,
              int part_count) const;

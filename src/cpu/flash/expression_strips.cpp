@@ -20,17 +20,6 @@ float as_held(std::int64_t integer) {
   return std::bit_cast<float>(static_cast<std::int32_t>(integer));
 }
 
-/// Memory of this thread for one tile at a time, at a cache line.
-float* strips(std::int64_t values) {
-  constexpr std::int64_t kLine = 64 / sizeof(float);
-  thread_local std::vector<float> memory;
-  if (static_cast<std::int64_t>(memory.size()) < values + kLine) {
-    memory.resize(static_cast<std::size_t>(values + kLine));
-  }
-  const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
-  return memory.data() + (64 - address % 64) % 64 / sizeof(float);
-}
-
 /// The index that an axis takes: as in expression_ops_impl.h.
 std::int64_t wrapped(std::int64_t index, std::int64_t size) {
   return std::clamp<std::int64_t>(index < 0 ? index + size : index, 0, size - 1);
@@ -38,8 +27,14 @@ std::int64_t wrapped(std::int64_t index, std::int64_t size) {
 
 }  // namespace
 
-/// Where a tile's values lie.
+/// Where a tile's values lie, in memory of the thread. What is uniform comes first and stays from
+/// tile to tile of a head.
 struct ExpressionTiles::Layout {
+  std::vector<float> memory;
+  // Whose uniform values these are.
+  std::uint64_t owner;
+  std::int64_t b, h, query_length, key_length;
+
   int rows_padded, cols_padded, diagonals;  ///< values of a strip of each domain
   int block_rows;
   // Places in `base` of each value; lanes lie behind one another.
@@ -77,9 +72,12 @@ struct ExpressionTiles::Block {
   int row, rows, vectors;
 };
 
-const ExpressionTiles::Layout& ExpressionTiles::layout_of(const TilePlace& at) const {
+ExpressionTiles::Layout& ExpressionTiles::layout_of(const TilePlace& at) const {
+  // Those of a call have numbers behind one another: each keeps its own.
+  constexpr std::size_t kKept = 4;
+  thread_local Layout layouts[kKept] = {};
+  Layout& layout = layouts[number_ % kKept];
   const int lanes = ops_.lanes;
-  thread_local Layout layout;
   layout.rows_padded = static_cast<int>(round_up(at.rows, lanes));
   layout.cols_padded = static_cast<int>(round_up(at.cols, lanes));
   layout.diagonals = static_cast<int>(round_up(at.rows - 1 + layout.cols_padded, lanes));
@@ -87,17 +85,25 @@ const ExpressionTiles::Layout& ExpressionTiles::layout_of(const TilePlace& at) c
   layout.hoisted.assign(values_.size(), 0);
   layout.broadcast.assign(values_.size(), 0);
   std::int64_t total = 0;
-  for (const std::int32_t index : hoisted_) {
-    const auto n = static_cast<std::size_t>(index);
-    const std::int64_t copies = std::max(values_[n].lanes, 1);
-    layout.hoisted[n] = total;
-    total += copies * layout.values(values_[n].domain, lanes);
-    layout.broadcast[n] = total;
-    if (values_[n].broadcast) total += copies * layout.block_rows * lanes;
-  }
+  const auto place = [&](std::int32_t index) {
+    const Value& value = values_[static_cast<std::size_t>(index)];
+    const std::int64_t copies = std::max(value.lanes, 1);
+    layout.hoisted[static_cast<std::size_t>(index)] = total;
+    total += copies * layout.values(value.domain, lanes);
+    layout.broadcast[static_cast<std::size_t>(index)] = total;
+    if (value.broadcast) total += copies * layout.block_rows * lanes;
+  };
+  for (const std::int32_t index : uniform_) place(index);
+  for (const std::int32_t index : hoisted_) place(index);
   const std::int64_t slots = total;
   total += static_cast<std::int64_t>(slots_) * layout.block_rows * layout.cols_padded;
-  layout.base = strips(total);
+  constexpr std::int64_t kLine = 64 / sizeof(float);
+  if (static_cast<std::int64_t>(layout.memory.size()) < total + kLine) {
+    layout.memory.resize(static_cast<std::size_t>(total + kLine));
+    layout.owner = 0;
+  }
+  const auto address = reinterpret_cast<std::uintptr_t>(layout.memory.data());
+  layout.base = layout.memory.data() + (64 - address % 64) % 64 / sizeof(float);
   layout.slots = layout.base + slots;
   return layout;
 }
@@ -134,8 +140,18 @@ void ExpressionTiles::hide(const TilePlace& at, float* score) const {
 
 void ExpressionTiles::run(const TilePlace& at, const float* score, float* target,
                           const Use& use) const {
-  const Layout& layout = layout_of(at);
-  hoist(at, layout);
+  Layout& layout = layout_of(at);
+  const Sequence& sequence = at.sequence;
+  if (layout.owner != number_ || layout.b != at.b || layout.h != at.h ||
+      layout.query_length != sequence.q_length || layout.key_length != sequence.k_length) {
+    hoist(uniform_, at, layout);
+    layout.owner = number_;
+    layout.b = at.b;
+    layout.h = at.h;
+    layout.query_length = sequence.q_length;
+    layout.key_length = sequence.k_length;
+  }
+  hoist(hoisted_, at, layout);
   thread_local std::vector<StripIn> values;
   for (int row = 0; row < at.rows; row += layout.block_rows) {
     const Block block{.at = at,
@@ -165,9 +181,10 @@ void ExpressionTiles::run(const TilePlace& at, const float* score, float* target
   }
 }
 
-/// Everything that is no pair's own, each once for the tile.
-void ExpressionTiles::hoist(const TilePlace& at, const Layout& layout) const {
-  for (const std::int32_t index : hoisted_) {
+/// Values of strips, in order.
+void ExpressionTiles::hoist(std::span<const std::int32_t> values, const TilePlace& at,
+                            const Layout& layout) const {
+  for (const std::int32_t index : values) {
     const Value& value = values_[static_cast<std::size_t>(index)];
     float* out = layout.hoisted_value(index);
     const int size = layout.values(value.domain, ops_.lanes);
@@ -270,16 +287,27 @@ StripIn ExpressionTiles::input(std::int32_t index, const Block& block, int lane)
     const StripOut out = output(index, block);
     return {out.data, out.row, ops_.lanes};
   }
-  if (value.domain == Domain::row) {
-    const int of_lane = value.lanes > 0 ? lane * layout.block_rows * ops_.lanes : 0;
-    return {layout.broadcast_value(index) + of_lane, ops_.lanes, 0};
+  const bool row = value.domain == Domain::row;
+  const int strip = row ? layout.block_rows * ops_.lanes : layout.values(value.domain, ops_.lanes);
+  const int lane_step = value.lanes > 0 ? strip : 0;
+  const float* data = row ? layout.broadcast_value(index) : layout.hoisted_value(index);
+  StripIn in{.data = data + lane * lane_step, .lane = lane_step};
+  switch (value.domain) {
+    case Domain::row:
+      in.row = ops_.lanes;
+      break;
+    case Domain::diagonal:
+      in.data += block.at.rows - 1 - block.row;
+      in.row = -1;
+      in.col = ops_.lanes;
+      break;
+    case Domain::column:
+      in.col = ops_.lanes;
+      break;
+    default:
+      break;
   }
-  const int size = layout.values(value.domain, ops_.lanes);
-  const float* data = layout.hoisted_value(index) + (value.lanes > 0 ? lane * size : 0);
-  if (value.domain == Domain::diagonal) {
-    return {data + (block.at.rows - 1 - block.row), -1, ops_.lanes};
-  }
-  return {data, 0, value.domain == Domain::uniform ? 0 : ops_.lanes};
+  return in;
 }
 
 StripOut ExpressionTiles::output(std::int32_t index, const Block& block) const {
@@ -303,6 +331,7 @@ void ExpressionTiles::work_out(std::int32_t index, const Block& block, int lane)
     op.in[n] = input(value.in[n], block, lane);
   }
   if (value.step == Step::load) op.capture = &captures_[static_cast<std::size_t>(node.capture)];
+  if (value.step == Step::dot) op.lanes = static_cast<int>(node.integer);
   value.function(op);
 }
 

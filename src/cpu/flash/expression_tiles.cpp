@@ -1,6 +1,7 @@
 #include "cpu/flash/expression_tiles.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <limits>
 #include <utility>
@@ -35,6 +36,8 @@ ExpressionTiles::ExpressionTiles(const expression::Program& program,
       groups_(std::move(groups)),
       lanes_(program.nodes.size(), 0),
       made_(program.nodes.size() * kDomains, -1) {
+  static std::atomic<std::uint64_t> numbers{0};
+  number_ = ++numbers;
   for (const Tensor& capture : captures) captures_.push_back(view_of(capture));
   for (const Node& node : program.nodes) {
     if (is_reduction(node.op)) mark_lanes(node.args[0], static_cast<int>(node.integer));
@@ -82,7 +85,9 @@ std::int32_t ExpressionTiles::value_of(std::int32_t node, Domain domain) {
   if (made_[at] >= 0) return made_[at];
   Value value = made_of(node, domain);
   const auto index = static_cast<std::int32_t>(values_.size());
-  if (domain != Domain::pair) {
+  if (domain == Domain::uniform) {
+    uniform_.push_back(index);
+  } else if (domain != Domain::pair) {
     hoisted_.push_back(index);
   } else if (value.lanes == 0 && value.step != Step::score) {
     pairs_.push_back(index);
@@ -120,9 +125,26 @@ ExpressionTiles::Value ExpressionTiles::made_of(std::int32_t index, Domain domai
     value.function = ops_.function(node.op, operands);
     if (value.step == Step::reduce && domain == Domain::pair) {
       value.body = changed_by_lane(std::span(value.in).first(1));
+      if (node.op == Op::sum && value.body.size() == 1) take_products(value);
     }
   }
   return value;
+}
+
+/// A sum of products of what is hoisted: one pass for all lanes.
+void ExpressionTiles::take_products(Value& value) const {
+  const Value& body = values_[static_cast<std::size_t>(value.body[0])];
+  const Node& node = program_.nodes[static_cast<std::size_t>(body.node)];
+  const auto is_pair = [&](std::int32_t index) {
+    return values_[static_cast<std::size_t>(index)].domain == Domain::pair;
+  };
+  if (node.op != Op::multiply || node.type != Type::real) return;
+  if (is_pair(body.in[0]) || is_pair(body.in[1])) return;
+  value.step = Step::dot;
+  value.function = ops_.dot;
+  value.count = 2;
+  value.in = body.in;
+  value.body.clear();
 }
 
 /// True for an element at j along one axis and at the same place for a whole row along the others.

@@ -55,7 +55,7 @@ class ExpressionTiles {
 
  private:
   /// How a value comes about.
-  enum class Step : std::uint8_t { score, leaf, function, load, load_row, reduce };
+  enum class Step : std::uint8_t { score, leaf, function, load, load_row, reduce, dot };
 
   /// A node in a domain: its own one, or along i - j with those that it is made from.
   struct Value {
@@ -77,14 +77,15 @@ class ExpressionTiles {
   std::int32_t value_of(std::int32_t node, Domain domain);
   std::int32_t argument_of(std::int32_t node, Domain user);
   Value made_of(std::int32_t node, Domain domain);
+  void take_products(Value& value) const;
   void mark_lanes(std::int32_t node, int lanes);
   bool loads_rows(const expression::Node& node) const;
   std::vector<std::int32_t> changed_by_lane(std::span<const std::int32_t> roots) const;
   void assign_slots();
 
-  const Layout& layout_of(const TilePlace& at) const;
+  Layout& layout_of(const TilePlace& at) const;
   void run(const TilePlace& at, const float* score, float* target, const Use& use) const;
-  void hoist(const TilePlace& at, const Layout& layout) const;
+  void hoist(std::span<const std::int32_t> values, const TilePlace& at, const Layout& layout) const;
   void fill_leaf(const TilePlace& at, const Value& value, float* out, int vectors) const;
   void hoist_lane(const Value& value, const Layout& layout, int lane, StripOut out) const;
   void broadcast_rows(const Block& block) const;
@@ -103,7 +104,8 @@ class ExpressionTiles {
   std::vector<int> lanes_;                               ///< by node: how many it is wanted for
   std::vector<std::int32_t> made_;                       ///< values by node and domain
   std::vector<Value> values_;
-  std::vector<std::int32_t> hoisted_, pairs_;  ///< values in order
+  std::vector<std::int32_t> uniform_, hoisted_, pairs_;  ///< values in order
+  std::uint64_t number_;                                 ///< no two have the same
   int slots_ = 0;
 };
 

@@ -38,15 +38,21 @@ void merge(Tensor o, Tensor lse, Tensor o_other, Tensor lse_other) {
         float& lse_a = static_cast<float*>(lse.data)[cpu::offset_of(lse, i0, i1, i2)];
         const float lse_b =
             static_cast<const float*>(lse_other.data)[cpu::offset_of(lse_other, i0, i1, i2)];
+        // Nothing comes from a part that saw no key, and -0 plus 0 would be 0.
+        if (lse_b == kNothing) continue;
         const float high = lse_a > lse_b || std::isnan(lse_a) ? lse_a : lse_b;
-        if (high == kNothing) continue;                 // neither part saw a key: o is 0 already
         const float weight_a = std::exp(lse_a - high);  // at most 1: nothing overflows
         const float weight_b = std::exp(lse_b - high);
         const float sum = weight_a + weight_b;
         cpu::load_row(o, cpu::offset_of(o, i0, i1, i2), o.strides[3], dim, a.data());
         cpu::load_row(o_other, cpu::offset_of(o_other, i0, i1, i2), o_other.strides[3], dim,
                       b.data());
-        for (std::size_t d = 0; d < a.size(); ++d) a[d] = (weight_a * a[d] + weight_b * b[d]) / sum;
+        if (lse_a == kNothing) {
+          a = b;
+        } else {
+          for (std::size_t d = 0; d < a.size(); ++d)
+            a[d] = (weight_a * a[d] + weight_b * b[d]) / sum;
+        }
         cpu::store_row(o, cpu::offset_of(o, i0, i1, i2), o.strides[3], dim, a.data());
         lse_a = high + std::log(sum);
       }

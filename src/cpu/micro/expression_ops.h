@@ -17,6 +17,7 @@ namespace tilewise::cpu {
 struct StripIn {
   const float* data = nullptr;
   std::ptrdiff_t row = 0, col = 0;
+  std::ptrdiff_t lane = 0;  ///< between the strips of an expression's lanes
 };
 
 struct StripOut {
@@ -36,6 +37,7 @@ struct CaptureView {
 /// An operation on `rows` rows of `vectors` vectors. `out` may be one of `in`.
 struct StripOp {
   int rows = 0, vectors = 0;
+  int lanes = 1;  ///< of an expression's reduction; see dot
   StripIn in[4];
   StripOut out;
   const CaptureView* capture = nullptr;  ///< of a load
@@ -54,6 +56,8 @@ struct ExpressionOps {
   /// Elements at key j0, j0 + stride, ... of n: as load gives them, where the index counts keys.
   void (*load_row)(const CaptureView& capture, std::int64_t offset, std::int64_t stride,
                    std::int64_t n, float* out);
+  /// out = the sum of in[0] * in[1] over the lanes, in order.
+  StripFunction dot;
   /// out = -inf where the boolean in[1] is not true, else in[0].
   StripFunction hide;
   /// out = in[0] * in[1] where in[2] is not 0, else 0, be in[1] infinite or NaN.

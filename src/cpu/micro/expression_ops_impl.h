@@ -361,29 +361,71 @@ inline int axis_size(std::int64_t size) {
   return static_cast<int>(size < kMost ? size : kMost);
 }
 
+/// True when every element lies less than 2^31 elements from the first.
+inline bool spans_32_bits(const CaptureView& capture) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 30;
+  std::int64_t span = 0;
+  for (int axis = 0; axis < capture.rank; ++axis) {
+    const std::int64_t stride = capture.strides[axis];
+    const std::int64_t magnitude = stride < 0 ? -stride : stride;
+    if (magnitude > kMost || capture.sizes[axis] > kMost) return false;
+    span += magnitude * capture.sizes[axis];
+    if (span > kMost) return false;
+  }
+  return true;
+}
+
 void load_elements(const StripOp& op) {
   const CaptureView& capture = *op.capture;
   bool empty = false;
   for (int axis = 0; axis < capture.rank; ++axis) empty = empty || capture.sizes[axis] <= 0;
+  const bool near = spans_32_bits(capture);
+  const auto index = [&](int axis, int r, int v) {
+    const StripIn& in = op.in[axis];
+    return wrapped(load_signed(in.data + r * in.row + v * in.col), axis_size(capture.sizes[axis]));
+  };
   with_element(capture.dtype, [&](const auto& read) {
     for (int r = 0; r < op.rows; ++r) {
       float* out = op.out.data + r * op.out.row;
       for (int v = 0; v < op.vectors; ++v, out += kLanes) {
-        std::int64_t at[kLanes] = {};
-        for (int axis = 0; axis < capture.rank && !empty; ++axis) {
-          const StripIn& in = op.in[axis];
-          const Signed index = wrapped(load_signed(in.data + r * in.row + v * in.col),
-                                       axis_size(capture.sizes[axis]));
-          for (int lane = 0; lane < kLanes; ++lane) {
-            at[lane] += index[lane] * capture.strides[axis];
+        if (empty) {
+          Lanes::store(out, Float{});
+        } else if (near) {
+          Signed at{};
+          for (int axis = 0; axis < capture.rank; ++axis) {
+            at += index(axis, r, v) * static_cast<int>(capture.strides[axis]);
           }
-        }
-        for (int lane = 0; lane < kLanes; ++lane) {
-          out[lane] = empty ? 0.0F : read(capture.data, at[lane]);
+          for (int lane = 0; lane < kLanes; ++lane) out[lane] = read(capture.data, at[lane]);
+        } else {
+          std::int64_t at[kLanes] = {};
+          for (int axis = 0; axis < capture.rank; ++axis) {
+            const Signed along = index(axis, r, v);
+            for (int lane = 0; lane < kLanes; ++lane) {
+              at[lane] += along[lane] * capture.strides[axis];
+            }
+          }
+          for (int lane = 0; lane < kLanes; ++lane) out[lane] = read(capture.data, at[lane]);
         }
       }
     }
   });
+}
+
+void dot(const StripOp& op) {
+  for (int r = 0; r < op.rows; ++r) {
+    const float* a = op.in[0].data + r * op.in[0].row;
+    const float* b = op.in[1].data + r * op.in[1].row;
+    float* out = op.out.data + r * op.out.row;
+    for (int v = 0; v < op.vectors; ++v, out += kLanes) {
+      Float sum{};
+      for (int lane = 0; lane < op.lanes; ++lane) {
+        sum += Lanes::load(a + lane * op.in[0].lane) * Lanes::load(b + lane * op.in[1].lane);
+      }
+      Lanes::store(out, sum);
+      a += op.in[0].col;
+      b += op.in[1].col;
+    }
+  }
 }
 
 void load_row(const CaptureView& capture, std::int64_t offset, std::int64_t stride, std::int64_t n,
@@ -402,6 +444,7 @@ constexpr ExpressionOps make_expression_ops() {
           .function = function,
           .load = load_elements,
           .load_row = load_row,
+          .dot = dot,
           .hide = map_three<Real, Real, Whole, Whole,
                             [](Float s, Signed visible, Signed) {
                               return visible != 0 ? s : Lanes::set(-kInfinite);

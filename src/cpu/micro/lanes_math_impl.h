@@ -88,8 +88,8 @@ inline Float of_quarter(Float r, Signed quarter) {
   return (quarter & 2) != 0 ? -y : y;
 }
 
-/// sin(x + turn pi / 2). The angle is reduced in float64; the few past 2^28 are libm's.
-inline Float sine_of(Float x, int turn) {
+/// sin(x + turn pi / 2), the angle reduced in float64; the few past 2^28 are libm's.
+inline Float sine_of_large(Float x, int turn) {
   constexpr double kTwoOverPi = 0.63661977236758134308;
   constexpr double kHalfPiHigh = 1.57079632673412561417;  // 33 bits
   constexpr double kHalfPiLow = 6.07710050650619224932e-11;
@@ -117,6 +117,20 @@ inline Float sine_of(Float x, int turn) {
     out[lane] = turn == 0 ? __builtin_sinf(angle[lane]) : __builtin_cosf(angle[lane]);
   }
   return Lanes::load(out);
+}
+
+/// sin(x + turn pi / 2). Products of the parts of pi / 2 with up to 13 bits are exact. 1e-7.
+inline Float sine_of(Float x, int turn) {
+  constexpr float kMost = 8192.0F;
+  constexpr float kHalfPi[3] = {1.5703125F, 4.83751297e-4F, 7.54978995e-8F};
+  float angle[Lanes::kLanes];
+  Lanes::store(angle, x);
+  bool large = false;
+  for (const float value : angle) large |= !(value < kMost && value > -kMost);
+  if (large) return sine_of_large(x, turn);
+  const Float n = Lanes::round(x * 0.636619772F);
+  const Float r = ((x - n * kHalfPi[0]) - n * kHalfPi[1]) - n * kHalfPi[2];
+  return of_quarter(r, __builtin_convertvector(n, Signed) + turn);
 }
 
 /// |x| <= 1: x times a polynomial of x^2; below 4: 1 - 2^polynomial, fitted to log2 erfc. 1e-7.

@@ -27,7 +27,8 @@ inline constexpr Takes kTakes = {.packed = true,
                                  .pairs = true,
                                  .sinks = true,
                                  .dropout = true,
-                                 .gradients = true};
+                                 .gradients = true,
+                                 .expressions = true};
 
 /// Head dim as the kernels are built for it: 16, 32, 64, 96, 128, 192, 256.
 int padded(std::int64_t dim);

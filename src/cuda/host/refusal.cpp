@@ -1,5 +1,6 @@
 #include "cuda/host/refusal.h"
 
+#include "cuda/host/expressions.h"
 #include "problem/philox.h"
 
 namespace tilewise::cuda {
@@ -20,9 +21,18 @@ std::string option_refusal(const Problem& p, const Takes& takes) {
   if (p.dsinks.defined() && !takes.gradients)
     return "the gradient of sinks is not supported by this kernel";
   if (drops(p) && !takes.dropout) return "dropout is not supported by this kernel";
+  const char* const unsupported = " is not supported by this kernel";
+  if (p.score_function.defined() && !takes.expressions) {
+    return std::string("a score expression") + unsupported;
+  }
+  if (p.mask_function.defined() && !takes.expressions) {
+    return std::string("a mask expression") + unsupported;
+  }
+  if (takes.expressions) {
+    const std::string reason = expressions_refusal(p);
+    if (!reason.empty()) return reason;
+  }
   if (p.score_mod != nullptr) return "a score function runs on the CPU";
-  if (p.score_function.defined()) return "a score expression is not supported by this kernel";
-  if (p.mask_function.defined()) return "a mask expression is not supported by this kernel";
   return "";
 }
 

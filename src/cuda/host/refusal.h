@@ -14,8 +14,9 @@ struct Takes {
   bool pairs = false;  ///< a bias and a bool mask
   bool sinks = false;
   bool dropout = false;
-  bool lists = false;      ///< a block list
-  bool gradients = false;  ///< of bias and sinks
+  bool lists = false;        ///< a block list
+  bool gradients = false;    ///< of bias and sinks
+  bool expressions = false;  ///< score functions and masks as expressions
 };
 
 /// True when dropout may drop something: p is at least 2^-32.

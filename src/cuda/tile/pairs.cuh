@@ -20,12 +20,16 @@ struct PairCorner {
 
 /// (F3) The logit of a pair with its bias, log2 domain. An infinite bias of negative sign replaces,
 /// a finite one, however negative, hides nothing: CONTRACT 3, 10.
+/// NOTE: the product is rounded before it is added. Of a huge bias, what a fused multiply-add knows
+/// beyond a float32 is huge too, and LSE does not have it: differences to LSE would be it.
 __forceinline__ float with_bias(float s, float b) {
-  const float sum = max_nan(__fmaf_rn(b, kLog2e, s), fminf(s, kLowest));
+  const float product = max_nan(__fmul_rn(b, kLog2e), kLowest);
+  const float sum = max_nan(product + s, fminf(s, kLowest));
   return b == -infinity() ? b : sum;
 }
-/// From here on up no finite logit and bias have a sum that rounds to -infinity.
-inline constexpr float kShallow = -0x1p96F;
+/// From here on up the bits that a fused multiply-add knows beyond a float32 are worth less than 1,
+/// and no finite logit and bias have a sum that rounds to -infinity.
+inline constexpr float kShallow = -0x1p23F;
 
 /// A bit for each of four bytes that are not 0.
 __forceinline__ u32 set_bytes(u32 x) {
@@ -108,6 +112,10 @@ struct FragmentPairs {
 
   /// On logits in the log2 domain: (F3) the bias is added, (F4) hidden scores are replaced.
   __forceinline__ void apply(Acc (&S)[kM][kN], const PairCorner& at, const Shown& shown) const {
+    add_to(S, at);
+    hide_from(S, at, shown);
+  }
+  __forceinline__ void add_to(Acc (&S)[kM][kN], const PairCorner& at) const {
     if constexpr (kBias) {
       // Two neighbours at once where all rows start at an even element.
       const u32 odd = offset<kSize>(tensors.bias, at, 0) / (kSize + !kBias) |
@@ -119,6 +127,8 @@ struct FragmentPairs {
       }
       if (at.query + kQueries > at.seq_q) hide_beyond(S, at);
     }
+  }
+  __forceinline__ void hide_from(Acc (&S)[kM][kN], const PairCorner& at, const Shown& shown) const {
     if constexpr (kMaskBits) {
       if (!shown.all) hide(S, shown);
     } else if constexpr (kKind.mask) {
@@ -317,7 +327,7 @@ struct FragmentPairs {
           b[x] = read_one(at, Place(piece + x));
           b[x + 1] = read_one(at, Place(piece + x + 1));
         }
-        least = fminf(least, fminf(b[x], b[x + 1]));
+        least = fminf(least, fminf(-fabsf(b[x]), -fabsf(b[x + 1])));
       }
       const bool deep = __any_sync(~0U, least < kShallow);
 #pragma unroll

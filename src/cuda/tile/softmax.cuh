@@ -164,6 +164,32 @@ __forceinline__ void softmax_step(Acc (&S)[kM][kN], RowStatistics<kM>& rows, flo
 
 // ---- backward
 
+/// (F1 to F3) The logits of a fragment as modify_scores makes them, and what they change by the raw
+/// scores. With kTransposed rows are keys from j0 on and columns queries from i0 on.
+template <bool kTransposed, int kM, int kN>
+__forceinline__ void differentiate_scores(Acc (&S)[kM][kN], Acc (&G)[kM][kN],
+                                          const ScoreModification& mod, int i0, int j0, int shift,
+                                          int lane) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int row = 16 * m + lane / 4 + 8 * (e / 2), column = 8 * n + 2 * (lane % 4) + e % 2;
+        const int i = i0 + (kTransposed ? column : row), j = j0 + (kTransposed ? row : column);
+        S[m][n][e] = mod.logit(S[m][n][e], i + shift - j, 0.0F, G[m][n][e]);
+      }
+    }
+  }
+}
+
+/// What a score function gave, in the log2 domain less lse2. Rows that see nothing and rows that
+/// pad the last block have the probability 0, whatever the function says.
+__forceinline__ float less_lse2(float logit, float lse2) {
+  return lse2 == infinity() ? -infinity() : __fmaf_rn(logit, kLog2e, -lse2);
+}
+
 /// Hidden scores of a transposed fragment (rows are keys j0 .., columns queries i0 ..) become -inf.
 template <int kM, int kN>
 __forceinline__ void mask_transposed(Acc (&S)[kM][kN], const Diagonals& d, int seq_k, int j0,

@@ -66,12 +66,17 @@ struct Tables {
       t.strides = {1, 140};
       return {name, t};
     }
+    if (name == "far") {  // offsets past 32 bits, if the first axis had more than one
+      Tensor t = tensor(row_bias, DType::float32, {1, 80});
+      t.strides = {std::int64_t{1} << 40, 1};
+      return {name, t};
+    }
     return {name, tensor(distance, DType::int32, {60, 70})};
   }
   std::vector<Captured> all() {
     std::vector<Captured> captures;
     for (const char* name : {"slopes", "row_bias", "relative", "matrix", "vectors", "documents",
-                             "offsets", "flags", "transposed", "distance"}) {
+                             "offsets", "flags", "transposed", "far", "distance"}) {
       captures.push_back(capture(name));
     }
     return captures;
@@ -166,6 +171,7 @@ TEST_P(ExpressionTilesTest, Formulas) {
            "score + matrix[h, j % 60, i % 70]",
            "score + slopes[distance[i, j] % 4]",
            "score * slopes[h] + row_bias[offsets[j]]",
+           "score + far[i % 3, (i + j) % 80]",
            "score + sum(16, vectors[i, lane] * vectors[j, lane])",
            "score + sum(5, vectors[i, lane] * lane)",
            "score + sum(5, row_bias[(j + lane) % 80] + score)",

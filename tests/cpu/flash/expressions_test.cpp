@@ -244,6 +244,24 @@ TEST_P(ExpressionsTest, GradientsAreTheSameForAnyNumberOfThreads) {
   }
 }
 
+TEST_P(ExpressionsTest, GradientsMayHaveAnyStrides) {
+  const std::string type = of_bfloat16(GetParam()) ? "bf16" : "f32";
+  MaterializedCase made = materialize(parse_case("b1 h4 q60 k70 d16 " + type), 8);
+  const AttentionSpec spec = with(made.spec(), kFormulas[5]);
+  forward(made.forward(), spec, {}, {.implementation = "flash"});
+  BackwardTensors tensors = made.backward();
+  tensors.o = made.forward().o;
+  tensors.lse = made.forward().lse;
+  const Choice choice{.implementation = "", .kernel = "flash_bwd_" + name()};
+  tensors.dcaptures = tables_.wanted(spec.score_expression);
+  backward(tensors, spec, {}, choice);
+  const std::vector<float> contiguous = values(tensors.dcaptures[0]);
+  tensors.dcaptures = tables_.wanted(spec.score_expression);
+  tensors.dcaptures[0].strides = {1, 4, 4 * 200};
+  backward(tensors, spec, {}, choice);
+  EXPECT_EQ(values(tensors.dcaptures[0]), contiguous);
+}
+
 INSTANTIATE_TEST_SUITE_P(Sets, ExpressionsTest,
                          ::testing::Values(cpu::Isa::scalar, cpu::Isa::avx2, cpu::Isa::avx512,
                                            cpu::Isa::avx512bf16, cpu::Isa::amx),

@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cstring>
 #include <thread>
 
@@ -111,26 +110,6 @@ TEST_F(OnDevice, TwoDevicesDoNotMix) {
                   .threads = 256},
                  1)
                 .function);
-}
-
-TEST_F(OnDevice, LaunchTakesMicroseconds) {
-  const Kernel kernel = load(
-      {.stem = "copy_rows", .file = "rows/copy", .config = ".element_bytes = 4", .threads = 256},
-      0);
-  copy_rows::Args args;  // no elements: the kernel does nothing
-  const Stream stream(0);
-  constexpr int kCount = 500;  // below the depth of the driver's queue
-  double best_us = 1e9;
-  for (int round = 0; round < 5; ++round) {
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < kCount; ++i) launch(kernel, {.x = 1}, stream.get(), args);
-    const std::chrono::duration<double, std::micro> spent =
-        std::chrono::steady_clock::now() - start;
-    best_us = std::min(best_us, spent.count() / kCount);
-    stream.synchronize();
-  }
-  RecordProperty("launch_us", std::to_string(best_us));
-  EXPECT_LE(best_us, 5.0);
 }
 
 TEST_F(OnDevice, DriverErrorsCarryTheDriversName) {

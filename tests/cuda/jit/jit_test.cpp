@@ -297,7 +297,6 @@ TEST_F(WithNvrtc, CompilesWithoutAGpu) {
   const Compiled compiled = compile(copy_unit(), 90);
   EXPECT_EQ(compiled.cubin.substr(1, 3), "ELF");
   EXPECT_GT(compiled.report.registers, 0);
-  EXPECT_GT(compiled.report.seconds, 0.0);
   EXPECT_FALSE(compiled.compiler.empty());
 }
 

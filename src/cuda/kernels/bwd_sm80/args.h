@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/tile/dropout_args.h"
+#include "cuda/tile/expression_args.h"
 #include "cuda/tile/sequences_args.h"
 #include "cuda/tile/types.h"
 
@@ -34,10 +35,20 @@ struct Config {
   bool exact = false;  ///< P and dS in two planes, where operands have one: small problems
   bool dropout = false;
   bool packed = false;                    ///< sequences beside each other: Args are RaggedArgs
+  tile::Expressions expressions;          ///< with any, Args are Expressed
   Gradients gradients = Gradients::both;  ///< both, unless with_dq is off and column_warps is 1
+
+  /// Rows have a low part of lse2: where operands have two planes' accuracy, and under a bias,
+  /// which may be so large that LSE lacks all of log l.
+  [[nodiscard]] constexpr bool keeps_low() const {
+    return scaled || pairs.bias != tile::BiasType::none;
+  }
 
   bool operator==(const Config&) const = default;
 };
+
+/// One plane: up to this |lse2|, P of 16 bits does not show what LSE lacks of log l.
+inline constexpr float kCoarseUnderBias = 512.0F;
 
 struct Args {
   tile::View q, k, v, d_o;         ///< 16-bit elements, rows 16-byte aligned
@@ -46,11 +57,12 @@ struct Args {
   const float* v_scale = nullptr;
   const float* do_scale = nullptr;
   int q_scale_blocks = 0, k_scale_blocks = 0;
-  const float* lse2 =
-      nullptr;  ///< (B, Hq, rows_q): LSE * log2 e, +inf where nothing was seen: bwd_delta
-  /// (B, Hq, rows_q): what rounding took from lse2, written by refine; scaled only.
-  float* lse2_low = nullptr;
-  float* delta = nullptr;        ///< (B, Hq, rows_q): rowsum(dO O) - dLSE; refine corrects it
+  /// (B, Hq, rows_q): LSE * log2 e, +inf where nothing was seen: bwd_delta. Under a bias refine
+  /// moves it where it is far from all logits.
+  float* lse2 = nullptr;
+  float* lse2_low = nullptr;  ///< likewise: what rounding took from lse2; Config::keeps_low() only
+  float coarse = -1.0F;       ///< one plane: up to this |lse2| refine leaves blocks of rows alone
+  float* delta = nullptr;     ///< (B, Hq, rows_q): rowsum(dO O) - dLSE; refine corrects it
   const float* d_lse = nullptr;  ///< (B, Hq, Sq), may be null; read by refine
   long long d_lse_b = 0, d_lse_h = 0, d_lse_s = 0;
   int rows_q = 0;          ///< seq_q rounded up to kScaleRows

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/host/common.h"
+#include "cuda/host/expressions.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/rows/convert.h"
 #include "plan/accounting.h"
@@ -66,9 +67,11 @@ void bias_gradient(const Problem& p, const bwd_sm80::Args& pass, bwd_sm80::Confi
   args.padded_rows = parts.padded_rows;
   args.padded_keys = parts.padded_keys;
   if (parts.count > 1) args.sums = workspace.take<float>(parts.count * parts.elems());
-  const Kernel kernel = sm80::load_config(
-      config, p.device.index, [=](const bwd_sm80::Config& c) { return bias_unit(c, min_blocks); });
-  launch(kernel, sm80::following(parts.blocks * parts.count, p.device.index), stream, args);
+  const Kernel kernel = load_expressed(p, config, p.device.index, [=](const bwd_sm80::Config& c) {
+    return bias_unit(c, min_blocks);
+  });
+  launch_expressed(p, kernel, sm80::following(parts.blocks * parts.count, p.device.index), stream,
+                   args);
   if (parts.count == 1) return;
   Tensor own = p.dbias;
   for (int axis = 0; axis < own.rank; ++axis) {

@@ -106,17 +106,18 @@ struct BiasGradient {
   const Args& args;
   const u32 shared;
   const int thread;
+  const Captures* captures;
   Acc sum[kM][kN];
 
-  __forceinline__ BiasGradient(const Args& a, u32 shared_base)
-      : args(a), shared(shared_base), thread(static_cast<int>(threadIdx.x)) {
+  __forceinline__ BiasGradient(const Args& a, u32 shared_base, const Captures* t)
+      : args(a), shared(shared_base), thread(static_cast<int>(threadIdx.x)), captures(t) {
     clear(sum);
   }
 
   /// Adds the block of rows and the block of keys of one batch entry and head.
   __forceinline__ void add(int batch, int head, int row_block, int key_block) {
     bwd_dq_sm80::Work<kConfig> work(args.pass, shared,
-                                    {row_block, 0, batch * args.pass.heads_q + head});
+                                    {row_block, 0, batch * args.pass.heads_q + head}, captures);
     if (key_block < work.range.begin || key_block >= work.range.end) return;
     Tiles& tiles = work.block;
     __syncthreads();  // all warps are done with the operands before
@@ -228,8 +229,9 @@ struct BiasGradient {
   }
 };
 
-template <Config kConfig>
-__forceinline__ void kernel(const Args& args) {
+template <Config kConfig, class AnyArgs>
+__forceinline__ void kernel(const AnyArgs& any) {
+  const Args& args = plain_args(any);
   extern __shared__ __align__(1024) unsigned char shared[];
   using Block = BiasGradient<kConfig>;
   int index = static_cast<int>(blockIdx.x);
@@ -246,7 +248,7 @@ __forceinline__ void kernel(const Args& args) {
   const int row_blocks = (args.pass.seq_q + Block::kBlockM - 1) / Block::kBlockM;
   const int key_blocks = (args.pass.seq_k + Block::kBlockN - 1) / Block::kBlockN;
   const Walk rows(to.stride_s, row, row_blocks), keys(to.stride_d, key, key_blocks);
-  Block block(args, shared_address(shared));
+  Block block(args, shared_address(shared), captures_of(any));
   const i64 steps = static_cast<i64>(batches.count) * heads.count * rows.count * keys.count;
   // Not in one piece each: a causal mask would give the last parts more to do.
 #pragma unroll 1

@@ -11,60 +11,24 @@
 /// each with half of the queries and then of the columns of dK and dV; P crosses too (README.md).
 #pragma once
 
+#include "cuda/kernels/bwd_sm80/expressions.cuh"
+#include "cuda/kernels/bwd_sm80/hidden_rows.cuh"
+#include "cuda/kernels/bwd_sm80/keys_shape.cuh"
 #include "cuda/kernels/bwd_sm80/sequences.cuh"
-#include "cuda/tile/dropout.cuh"
-#include "cuda/tile/pairs.cuh"
-#include "cuda/tile/shared_tile.cuh"
-#include "cuda/tile/softmax.cuh"
 
 namespace tilewise::bwd_sm80 {
 using namespace tile;
 
 template <Config kConfig>
-struct Backward {
-  static constexpr Element kElement = kConfig.element;
-  static constexpr int kPlanes = kConfig.planes;
-  static constexpr int kThreads = kConfig.warps * 32;
-  static constexpr int kBlockM = kConfig.block_m, kBlockN = kConfig.block_n;
-  static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
-  static constexpr int kColumnWarps = kConfig.column_warps;
-  static constexpr int kKeyWarps = kConfig.warps / kColumnWarps;
-  static constexpr int kKeys = kBlockN / kKeyWarps;  ///< of a warp
-  static constexpr int kM = kKeys / 16;
-  static constexpr int kSub = kConfig.sub_m, kN = kSub / 8;
-  static constexpr int kSubs = kBlockM / kColumnWarps / kSub;
-  /// dQ: block_m x D over all warps.
-  static constexpr int kWantedRowWarps = kBlockM >= 64 || kD / kConfig.warps % 16 != 0 ? 2 : 1;
-  static constexpr int kRowWarps =
-      kD * kWantedRowWarps >= 16 * kConfig.warps ? kWantedRowWarps : kConfig.warps * 16 / kD;
-  static constexpr int kQm = kBlockM / kRowWarps / 16;
-  static constexpr int kQCols = kD / (kConfig.warps / kRowWarps);
-  static constexpr bool kCross = kColumnWarps > 1;  ///< P and dS are read back from shared memory
-  static constexpr int kTilesS = kCross ? 2 : kConfig.with_dq ? 1 : 0;
-  static constexpr bool kWithK = kConfig.gradients != Gradients::values;
-  static constexpr bool kWithV = kConfig.gradients != Gradients::keys;
-  /// Planes of P and dS as operands.
-  static constexpr int kScorePlanes = kConfig.exact ? 2 : kPlanes;
-  static_assert(!kConfig.exact || (kPlanes == 1 && !kConfig.scaled));
-  static_assert(kKeys % 16 == 0 && kSub % 16 == 0 && kSubs >= 1);
-  static_assert(!kCross || (kPlanes == 1 && !kConfig.scaled && kWithK && kWithV));
-  static_assert((kWithK && kWithV) || !kConfig.with_dq);
-  static_assert(!kConfig.with_dq || kBlockM % (16 * kRowWarps) == 0);
-  static_assert(!kConfig.with_dq || (kPlanes == 1 && !kConfig.scaled && kQCols % 16 == 0));
-
-  using TileK = SharedTile<kBlockN, kD, kPlanes>;
-  using TileV = SharedTile<kBlockN, kDv, kPlanes>;
-  using TileQ = SharedTile<kBlockM, kD, kPlanes>;
-  using TileO = SharedTile<kBlockM, kDv, kPlanes>;
-  using TileS = SharedTile<kBlockN, kBlockM, kConfig.exact ? 2 : 1>;
-  using Kept = KeptPairs<kConfig.dropout, true, kM, kN>;
-  using Pairs = FragmentPairs<kConfig.pairs, true, kM, kN>;
-  /// Scores become logits less lse2 before they become probabilities.
-  static constexpr bool kLogits = kConfig.modified || kConfig.pairs.any();
-  static constexpr int kRowBytes = kBlockM * 4;
-  /// One stage: Q, dO, lse2, delta, and with scale factors lse2_low.
-  static constexpr int kStageBytes =
-      TileQ::kBytes + TileO::kBytes + (kConfig.scaled ? 3 : 2) * kRowBytes;
+struct Backward : KeyShape<kConfig> {
+  using Shape = KeyShape<kConfig>;
+  using Shape::kElement, Shape::kPlanes, Shape::kThreads, Shape::kBlockM, Shape::kBlockN, Shape::kD,
+      Shape::kDv, Shape::kColumnWarps, Shape::kKeys, Shape::kM, Shape::kN, Shape::kSub,
+      Shape::kSubs, Shape::kRowWarps, Shape::kQm, Shape::kQCols, Shape::kCross, Shape::kTilesS,
+      Shape::kWithK, Shape::kWithV, Shape::kScorePlanes, Shape::kScore, Shape::kLogits,
+      Shape::kHides, Shape::kLow, Shape::kRowBytes, Shape::kStageBytes;
+  using typename Shape::TileK, typename Shape::TileV, typename Shape::TileQ, typename Shape::TileO,
+      typename Shape::TileS, typename Shape::Kept, typename Shape::Pairs;
 
   /// Those of a sub_step: from row `row` + `query` of a head on; row < 0: none.
   struct Queries {
@@ -76,6 +40,7 @@ struct Backward {
   const TileIndex tile;
   const int batch, head_k, key, seq_k;  ///< key: of the block
   const u32 shared;
+  const Captures* captures = nullptr;  ///< of expressions
   float k_scale = 1.0F, v_scale = 1.0F;
   Acc rK[kM][kD / kColumnWarps / 8], rV[kM][kDv / kColumnWarps / 8];  ///< dK, dV
 
@@ -157,7 +122,7 @@ struct Backward {
           (static_cast<i64>(batch) * args.heads_q + head) * args.rows_q + row + thread * 4;
       copy_async_16(s_lse(stage) + thread * 16, args.lse2 + at, 16);
       copy_async_16(s_lse(stage) + kRowBytes + thread * 16, args.delta + at, 16);
-      if constexpr (kConfig.scaled) {
+      if constexpr (kLow) {
         copy_async_16(s_lse(stage) + 2 * kRowBytes + thread * 16, args.lse2_low + at, 16);
       }
     }
@@ -177,7 +142,7 @@ struct Backward {
       for (int e = 0; e < 2; ++e) {
         float lse2 = 0.0F, low = 0.0F;
         if constexpr (!kLogits) lse2 = row_value(s_lse(stage), query, n, e);
-        if constexpr (kConfig.scaled) low = row_value(s_lse(stage) + 2 * kRowBytes, query, n, e);
+        if constexpr (kLow) low = row_value(s_lse(stage) + 2 * kRowBytes, query, n, e);
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -218,6 +183,9 @@ struct Backward {
                               const Queries& at, const typename Pairs::Shown& shown) const {
     const ScoreModification mod(args, factor, batch, at.head);
     const int shift = seq_k - args.seq_q;
+    if constexpr (kScore != 0) {
+      score_function<kConfig, true>(S, G, mod, pairs(), corner(at), *captures, opaque(lane));
+    }
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
 #pragma unroll
@@ -228,7 +196,9 @@ struct Backward {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             float& s = S[m][n][2 * half + e];
-            if constexpr (kConfig.modified) {
+            if constexpr (kScore != 0) {
+              s = less_lse2(s, lse2);
+            } else if constexpr (kConfig.modified) {
               const int j = key + warp_key() + 16 * m + lane / 4 + 8 * half;
               const int i = at.row + at.query + 8 * n + 2 * (lane % 4) + e;
               s = mod.logit(s, i + shift - j, lse2, G[m][n][2 * half + e]);
@@ -239,7 +209,11 @@ struct Backward {
         }
       }
     }
-    if constexpr (kConfig.pairs.any()) pairs().apply(S, corner(at), shown);
+    if constexpr (kConfig.pairs.any() && kScore == 0) pairs().add_to(S, corner(at));
+    if constexpr (kConfig.pairs.any()) pairs().hide_from(S, corner(at), shown);
+    if constexpr (kConfig.expressions.mask != 0) {
+      apply_mask_function<kConfig.expressions.mask, true>(S, corner(at), *captures, opaque(lane));
+    }
   }
   /// Starts the copies for the next sub_step.
   __forceinline__ void load_pairs(const Queries& next) const {
@@ -285,8 +259,12 @@ struct Backward {
         clear(dP);
         product_rows<kElement>(dP, sV(), warp_key(), sO(stage), query, lane);  // (B4)
         kept.drop(dP, args.dropout.scale);
-        score_gradients(dP, S, v_scale * do_scale, stage, query, masked || kConfig.pairs.any());
-        if constexpr (kConfig.modified) multiply_each(dP, G);
+        score_gradients(dP, S, v_scale * do_scale, stage, query, masked || kHides);
+        if constexpr (kScore != 0) {
+          multiply_where_set(dP, G);
+        } else if constexpr (kConfig.modified) {
+          multiply_each(dP, G);
+        }
       }
     } else {
       float scale = args.scale_log2;
@@ -366,8 +344,7 @@ struct Backward {
 
   __forceinline__ void step(int head, int block, int next_head, int next_block, int stage,
                             bool masked) {
-    // This step's Q and dO have landed, for all threads; all warps are done with dS, P and the
-    // other stage.
+    // Q and dO have landed, for all threads; all warps are done with dS, P and the other stage.
     copy_async_wait<0>();
     __syncthreads();
     if constexpr (kConfig.stages == 2) {
@@ -375,6 +352,7 @@ struct Backward {
       copy_async_commit();
     }
     const int row = block * kBlockM, first = column_warp() * (kSubs * kSub);
+    if (masked || kHides) hide_rows<kConfig>(sO(stage), s_lse(stage), args.seq_q - row);
 #pragma unroll
     for (int sub = 0; sub < kSubs; ++sub) {
       // The pairs of the first have landed with Q and dO.
@@ -470,15 +448,16 @@ struct Backward {
 template <Config kConfig, class AnyArgs>
 __forceinline__ void kernel(const AnyArgs& any) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  OwnArgs<kConfig.packed> own(any);
+  OwnArgs<kConfig.packed> own(plain_args(any));
   const Args& args = own.args;
   TileIndex tile = tile_index(args.order, blockIdx.x);
   wait_for_previous();  // for packed operands, lse2 and delta
   if constexpr (kConfig.packed) {
-    if (!enter_keys<kConfig>(any, own.args, tile)) return;
+    if (!enter_keys<kConfig>(plain_args(any), own.args, tile)) return;
   }
   const int seq_k = keys_of(args, tile.pair / (args.heads_q / args.group));
   Backward<kConfig> block(args, shared_address(shared), tile, seq_k);
+  block.captures = captures_of(any);
   const int key_end = min(block.key + kConfig.block_n, seq_k);
   BlockRange range;
   if (key_end > block.key) {

@@ -7,6 +7,7 @@ namespace tilewise::bwd_dq_sm80 {
 
 using bwd_sm80::Args;
 using bwd_sm80::Config;
+using bwd_sm80::kCoarseUnderBias;
 using bwd_sm80::RaggedArgs;
 
 }  // namespace tilewise::bwd_dq_sm80

@@ -6,8 +6,10 @@
 #include "cuda/driver/device.h"
 #include "cuda/driver/memory.h"
 #include "cuda/host/common.h"
+#include "cuda/host/expressions.h"
 #include "cuda/kernels/bwd_sm80/args.h"
 #include "cuda/kernels/bwd_sm80/bias.h"
+#include "cuda/kernels/bwd_sm80/captures.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/rows/convert.h"
 #include "cuda/kernels/rows/delta.h"
@@ -19,7 +21,6 @@ namespace tilewise::cuda {
 namespace {
 
 using namespace bwd_tiles;
-using bwd_sm80::RaggedArgs;
 using Role = MemoryItem::Role;
 
 std::string no_tile(const Problem& p, const Hardware& machine) {
@@ -36,6 +37,9 @@ std::string refusal(const Problem& p, const Hardware& machine) {
   return reason;
 }
 
+/// As Config::keeps_low().
+bool keeps_low(const Problem& p) { return sm80::form(p).scaled || p.bias.defined(); }
+
 void add_row_memory(const Problem& p, std::vector<MemoryPart>& items) {
   const auto add = [&](const char* name) {
     items.push_back(memory_part(name, Role::workspace, DType::float32,
@@ -43,7 +47,7 @@ void add_row_memory(const Problem& p, std::vector<MemoryPart>& items) {
   };
   add("LSE, log2");
   add("delta");
-  if (sm80::form(p).scaled) add("LSE, log2, low part");
+  if (keeps_low(p)) add("LSE, log2, low part");
 }
 
 double tensor_bytes(const Problem& p) {
@@ -83,6 +87,10 @@ double others_ms(const Problem& p, const Tile& queries, double products_ms, doub
     ms += sm80::kKernelMs + two_ms;
   }
   if (sums_gradients(p) && sm80::form(p).planes == 1) ms += two_ms;
+  if (wants_captures(p)) {
+    add_capture_memory(p, cost.memory);
+    ms += sm80::kKernelMs + two_ms;
+  }
   return ms;
 }
 
@@ -197,6 +205,7 @@ void fill(Args& args, const Problem& p, const sm80::Operands& operands, const Ro
   args.lse2 = rows.lse2;
   args.delta = rows.delta;
   args.lse2_low = rows.lse2_low;
+  args.coarse = refines_all(p) ? -1.0F : bwd_sm80::kCoarseUnderBias;
   if (p.d_lse.defined()) {
     args.d_lse = static_cast<const float*>(p.d_lse.data);
     args.d_lse_b = p.d_lse.strides[0];
@@ -216,16 +225,8 @@ void fill(Args& args, const Problem& p, const sm80::Operands& operands, const Ro
 /// A launch of the pass.
 void launch_tiles(const Problem& p, const Kernel& kernel, const Grid& grid, void* stream,
                   const Args& args) {
-  if (!p.packed) return launch(kernel, grid, stream, args);
-  RaggedArgs ragged;
-  ragged.args = args;
-  ragged.queries = sm80::query_sequences(p);
-  ragged.keys = sm80::key_sequences(p);
-  ragged.chunked_q = sm80::is_chunked(p, 0);
-  ragged.chunked_k = sm80::is_chunked(p, 1);
-  ragged.chunked_v = sm80::is_chunked(p, 2);
-  ragged.chunked_o = sm80::is_chunked(p, 3);
-  launch(kernel, grid, stream, ragged);
+  p.packed ? launch_expressed(p, kernel, grid, stream, ragged_args(p, args))
+           : launch_expressed(p, kernel, grid, stream, args);
 }
 
 /// KiB of shared memory on the problem's device.
@@ -246,8 +247,8 @@ void launch_keys(const Problem& p, const Config& config, const Tile& tile, Args 
                                          sm80::kTypicalMultiprocessors),
                 .last_first = false};
   const int min_blocks = tile.min_blocks;
-  const Kernel kernel = sm80::load_config(
-      config, p.device.index, [min_blocks](const Config& c) { return key_unit(c, min_blocks); });
+  const Kernel kernel = load_expressed(
+      p, config, p.device.index, [min_blocks](const Config& c) { return key_unit(c, min_blocks); });
   const std::int64_t grid = blocks * heads * splits;
   // In one pass with splits the sums were cleared last, which is no kernel.
   const bool cleared = splits > 1 && config.with_dq;
@@ -271,10 +272,10 @@ void launch_queries(const Problem& p, const Config& config, const Tile& tile, Ar
   const int min_blocks = tile.min_blocks;
   const int device = p.device.index;
   const Kernel kernel =
-      refine ? sm80::load_config(config, device,
-                                 [=](const Config& c) { return refine_unit(c, min_blocks); })
-             : sm80::load_config(config, device,
-                                 [=](const Config& c) { return query_unit(c, min_blocks); });
+      refine ? load_expressed(p, config, device,
+                              [=](const Config& c) { return refine_unit(c, min_blocks); })
+             : load_expressed(p, config, device,
+                              [=](const Config& c) { return query_unit(c, min_blocks); });
   launch_tiles(p, kernel, sm80::following(blocks * heads * splits, p.device.index), stream, args);
 }
 
@@ -284,6 +285,7 @@ void launch_others(const Problem& p, const Config& queries, int min_blocks,
                    void* stream) {
   sink_gradient(p, rows, stream);
   bias_gradient(p, args, queries, min_blocks, workspace, stream);
+  capture_gradients(p, args, queries, min_blocks, workspace, stream);
 }
 
 RowStatistics take_rows(const Problem& p, WorkspaceCutter& workspace) {
@@ -292,7 +294,7 @@ RowStatistics take_rows(const Problem& p, WorkspaceCutter& workspace) {
   const std::int64_t count = p.stored_batch() * p.heads_q * rows.rows_q;
   rows.lse2 = workspace.take<float>(count);
   rows.delta = workspace.take<float>(count);
-  if (sm80::form(p).scaled) rows.lse2_low = workspace.take<float>(count);
+  if (keeps_low(p)) rows.lse2_low = workspace.take<float>(count);
   return rows;
 }
 
@@ -389,6 +391,20 @@ RefinedDelta refined_delta(const Problem& p, WorkspaceCutter& workspace, void* s
   launch_queries(p, make_config(p, queries, Launch::queries, false, limit_kib(p)), queries, args,
                  true, 1, stream);
   return {rows.delta, rows.rows_q};
+}
+
+void capture_gradients_apart(const Problem& p, WorkspaceCutter& workspace, void* stream) {
+  if (!wants_captures(p)) return;
+  sm80::Operands operands(p);
+  operands.prepare(workspace, stream);
+  const RowStatistics rows = take_rows(p, workspace);
+  prepare_rows(p, rows, stream);
+  Args args;
+  fill(args, p, operands, rows);
+  const Tile& queries = two_pass_tiles(p)[0].queries;  // fits every machine
+  const Config config = make_config(p, queries, Launch::queries, false, limit_kib(p));
+  if (refines(p)) launch_queries(p, config, queries, args, true, 1, stream);
+  capture_gradients(p, args, config, queries.min_blocks, workspace, stream);
 }
 
 void add_refined_delta_memory(const Problem& p, std::vector<MemoryPart>& items) {

@@ -22,6 +22,9 @@ struct RefinedDelta {
 };
 RefinedDelta refined_delta(const Problem& problem, WorkspaceCutter& workspace, void* stream);
 void add_refined_delta_memory(const Problem& problem, std::vector<MemoryPart>& items);
+/// Gradients of captured tensors beside a row of another kernel. The workspace is what
+/// add_refined_delta_memory() and add_capture_memory() add.
+void capture_gradients_apart(const Problem& problem, WorkspaceCutter& workspace, void* stream);
 
 void add_bwd_sm80_units(std::vector<PackUnit>& units, int arch);
 /// Dropout and the gradient of a bias: not packed, but watched by the tests as the census watches

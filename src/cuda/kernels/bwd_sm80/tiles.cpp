@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "cuda/host/expressions.h"
 #include "cuda/jit/config_text.h"
 #include "plan/accounting.h"
 #include "plan/decisive.h"
@@ -16,6 +17,9 @@ namespace {
 
 // By the larger padded head dim, best first; smaller tiles are for little shared memory.
 constexpr Tile kOne32[] = {{64, 128, 4, 1, 32, 2, 2, 260.0}, {64, 64, 4, 1, 32, 2, 3, 205.0}};
+// With expressions: fragments that leave them registers.
+constexpr Tile kExpressions64[] = {{64, 64, 4, 1, 32, 2, 2, 270.0}};
+constexpr Tile kExpressions128[] = {{64, 128, 8, 2, 16, 2, 1, 300.0}};
 constexpr Tile kOne64[] = {{64, 128, 4, 1, 32, 2, 2, 350.0}, {64, 64, 4, 1, 32, 2, 2, 270.0}};
 constexpr Tile kOne96[] = {{64, 64, 4, 1, 64, 2, 2, 260.0}};
 constexpr Tile kOne128[] = {{64, 128, 8, 2, 32, 2, 1, 325.0}, {64, 64, 4, 1, 64, 1, 2, 300.0}};
@@ -77,6 +81,7 @@ KernelUnit unit(const Config& c, const char* stem, const char* file, int min_blo
                        flag_text("split", c.split) + flag_text("exact", c.exact);
   if (c.dropout) config += flag_text("dropout", true);
   if (c.packed) config += flag_text("packed", true);
+  config += expressions_text(c.expressions);
   if (c.gradients != Gradients::both) {
     config += std::string(", .gradients = tilewise::bwd_sm80::Gradients::") +
               (c.gradients == Gradients::keys ? "keys" : "values");
@@ -96,6 +101,8 @@ bool is_small(const Problem& p) { return pairs_of(p) <= std::int64_t{1} << 21; }
 
 std::span<const Tile> one_pass_tiles(const Problem& p) {
   const int dim = largest_dim(p);
+  if (expressions_of(p).any() && dim <= 128 && (dim <= 64 || dim > 96))
+    return dim <= 64 ? std::span<const Tile>(kExpressions64) : kExpressions128;
   if (dim <= 32) return kOne32;
   if (dim <= 64) return kOne64;
   if (dim <= 96) return kOne96;
@@ -137,7 +144,7 @@ int shared_bytes(const Config& c) {
   const int row = (c.head_dim + c.head_dim_v) * c.planes * 2;
   const int crossing = c.block_n * c.block_m * 2 * (c.exact ? 2 : 1);
   const int crossing_ds = c.with_dq || c.column_warps > 1 ? crossing : 0;
-  return c.block_n * row + c.stages * c.block_m * (row + (c.scaled ? 12 : 8)) + crossing_ds +
+  return c.block_n * row + c.stages * c.block_m * (row + (c.keeps_low() ? 12 : 8)) + crossing_ds +
          (c.column_warps > 1 ? crossing : 0) + c.warps * key_room(c).bytes;
 }
 /// As bwd_sm80/queries.cuh lays it out.
@@ -165,10 +172,23 @@ Config make_config(const Problem& p, const Tile& tile, Launch launch, bool split
                    .split = split,
                    .exact = !form.scaled && is_small(p),
                    .dropout = drops(p),
-                   .packed = p.packed};
+                   .packed = p.packed,
+                   .expressions = expressions_of(p)};
   const int bytes = launch == Launch::queries ? query_shared_bytes(config) : shared_bytes(config);
   config.pairs.staged = config.pairs.staged && bytes <= limit_kib * 1024;
   return config;
+}
+
+RaggedArgs ragged_args(const Problem& p, const Args& args) {
+  RaggedArgs ragged;
+  ragged.args = args;
+  ragged.queries = sm80::query_sequences(p);
+  ragged.keys = sm80::key_sequences(p);
+  ragged.chunked_q = sm80::is_chunked(p, 0);
+  ragged.chunked_k = sm80::is_chunked(p, 1);
+  ragged.chunked_v = sm80::is_chunked(p, 2);
+  ragged.chunked_o = sm80::is_chunked(p, 3);
+  return ragged;
 }
 
 KernelUnit key_unit(const Config& c, int min_blocks) {
@@ -185,7 +205,9 @@ KernelUnit refine_unit(const Config& c, int min_blocks) {
 
 bool sums_gradients(const Problem& p) { return p.dbias.defined() || p.dsinks.defined(); }
 
-bool refines(const Problem& p) {
+bool refines(const Problem& p) { return refines_all(p) || p.bias.defined(); }
+
+bool refines_all(const Problem& p) {
   const sm80::Form form = sm80::form(p);
   return form.planes == 2 || (!form.scaled && is_tiny(p)) || sums_gradients(p);
 }
@@ -214,8 +236,9 @@ Parts parts_of(const Problem& p, const TilePair& pair, int splits) {
   return parts;
 }
 
-/// Of a tile's first operands and its results.
-constexpr double kTileMs = 3.5e-3;
+/// Of a tile's first operands and its results; of packed sequences, which it looks up, so many
+/// times that.
+constexpr double kTileMs = 3.5e-3, kPackedTile = 2.5;
 
 double predict(const Problem& p, const Tile& tile, double heads, double blocks, int block_rows,
                double others, int splits, Products products, const Hardware& machine) {
@@ -238,7 +261,7 @@ double predict(const Problem& p, const Tile& tile, double heads, double blocks, 
   load.tflops = tile.tflops * products.pass / 5.0;  // the tables count five products of any pass
   load.products = sm80::products(p);
   load.blocks_per_sm = tile.min_blocks;
-  load.tile_ms = kTileMs;
+  load.tile_ms = (p.packed ? kPackedTile : 1.0) * kTileMs;
   const double average = load.flops / tiles, full = others * block_rows * pair_flops;
   load.largest = p.has_positional_mask() ? std::max(average, full) / splits : average / splits;
   // Parts that nobody sees end at once.

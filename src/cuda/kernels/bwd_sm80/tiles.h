@@ -13,6 +13,7 @@ namespace tilewise::cuda::bwd_tiles {
 using bwd_sm80::Args;
 using bwd_sm80::Config;
 using bwd_sm80::Gradients;
+using bwd_sm80::RaggedArgs;
 
 /// A tile that was found good: see bwd_sm80/README.md.
 struct Tile {
@@ -49,6 +50,9 @@ Config make_config(const Problem& p, const Tile& tile, Launch launch, bool split
 int shared_bytes(const Config& c);
 int query_shared_bytes(const Config& c);
 
+/// The arguments of packed sequences.
+RaggedArgs ragged_args(const Problem& p, const Args& args);
+
 KernelUnit key_unit(const Config& c, int min_blocks);
 KernelUnit query_unit(const Config& c, int min_blocks);
 KernelUnit refine_unit(const Config& c, int min_blocks);
@@ -58,7 +62,10 @@ KernelUnit refine_unit(const Config& c, int min_blocks);
 bool sums_gradients(const Problem& p);
 /// float32: lse2 is refined where it is too coarse. 16-bit, very small problems, and one plane,
 /// those that sums_gradients() names: delta is taken from P, not from O, which has other rounding.
+/// Under a bias, rows whose lse2 is so large that log l is lost.
 bool refines(const Problem& p);
+/// False where refine is there for such rows alone.
+bool refines_all(const Problem& p);
 
 /// Rows of a head in what bwd_delta writes and in the sums of dQ.
 std::int64_t rows_q(const Problem& p);

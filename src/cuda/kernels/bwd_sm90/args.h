@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/kernels/fwd_sm90/args.h"
+#include "cuda/tile/expression_args.h"
 #include "cuda/tile/hopper/tensor_map.h"
 #include "cuda/tile/types.h"
 
@@ -35,8 +36,15 @@ struct Config {
   bool half_registers = false;  ///< wide: half of K's and V's columns is held in registers
   Lengths lengths = Lengths::dense;  ///< that the device must look up: then Args are RaggedArgs
   Lists lists = Lists::none;         ///< of tiles of queries: then Args are ListArgs
+  /// With any, Args are Expressed; beside a score function modified.
+  tile::Expressions expressions;
+  bool gated = false;  ///< the slope of the score function is not 1
   bool operator==(const Config&) const = default;
 
+  /// The slope of scores is kept until dS is made.
+  constexpr bool gates() const { return softcap || gated; }
+  /// Bytes of a slope in shared memory.
+  constexpr int gate_bytes() const { return gated && exact ? 4 : 2; }
   /// Columns of the sums of dQ: whole panels.
   constexpr int columns_dq() const { return (head_dim + 63) / 64 * 64; }
   /// Head dims above 128: the warpgroups share 64 keys and divide the products instead; dQ is left
@@ -54,7 +62,7 @@ struct SharedPlan {
   static constexpr int kPanelRow = 128;     ///< bytes: 64 columns
   static constexpr int kMostKept = 16 * 1024;
   int k_stage, q_stage, do_stage, v_bytes, ds_buffer, dq_warp;  ///< sizes; a stage of Q takes O too
-  int k, v, q, d_o, p, ds, dq, gate, offset, delta, barriers, slots, votes, listed, places, bytes;
+  int k, v, q, d_o, p, ds, dq, gate, offset, delta, barriers, slots, listed, places, bytes;
   int kept;  ///< packed: bytes for the offsets of sequences
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }
@@ -76,13 +84,12 @@ struct SharedPlan {
                  : c.half_registers ? k_stage
                                     : 0)),
         gate(dq + c.dq_warps() * dq_warp),
-        offset(gate + (c.softcap && !c.wide() ? 256 * c.block_m : 0)),
+        offset(gate + (c.gates() && !c.wide() ? 128 * c.gate_bytes() * c.block_m : 0)),
         delta(offset + c.q_stages * c.block_m * 4),
         barriers(delta + c.do_stages * c.block_m * 4),
         slots(barriers +
               (8 * (2 * c.q_stages + 2 * c.do_stages + 2 * c.k_stages + 2 + 13) + 15) / 16 * 16),
-        votes(slots + 2 * slot_bytes(c)),
-        listed(votes + 2 * 16),
+        listed(slots + 2 * slot_bytes(c)),
         places(listed + (c.listed() ? (c.q_stages + 2) * 16 : 0)),
         bytes(places),
         kept(0) {

@@ -88,7 +88,7 @@ struct ListProducer : Producer<kConfig> {
   }
 
   __forceinline__ void run() {
-    Queue<kConfig> queue{args};
+    Queue<kConfig> queue{args, shared};
     u32 index = this->ask();
     while (true) {
       Job job = queue.job(static_cast<int>(index));

@@ -83,8 +83,8 @@ struct Queue {
  private:
   __forceinline__ int all_jobs() const {
     if constexpr (!kPacked<kConfig> || kConfig.wide()) return args.jobs;
-    return args.order.heads * (2 * all_chunks<kConfig>(args, shared) * args.group +
-                               all_blocks<kConfig>(args, shared));
+    return args.order.heads *
+           (2 * all_chunks<kConfig>(args, shared) * args.group + all_blocks<kConfig>(args, shared));
   }
   __forceinline__ void locate(Job& job, int pair, int heads) const {
     job.batch = pair / heads;

@@ -8,7 +8,9 @@
 #include "cuda/driver/memory.h"
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
+#include "cuda/host/expressions.h"
 #include "cuda/host/tma_maps.h"
+#include "cuda/kernels/bwd_sm80/captures.h"
 #include "cuda/kernels/bwd_sm80/row.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/bwd_sm90/dq/launch.h"
@@ -44,6 +46,26 @@ std::string maps_refusal(const Problem& p) {
   return {};
 }
 
+/// What the score functions and masks that the caller wrote do not go with here.
+std::string function_refusal(const Problem& p) {
+  if (!expressions_of(p).any()) return {};
+  if (std::max(p.head_dim, p.head_dim_v) > 128) {
+    return "a score function or a mask function above head dim 128 is not supported by this kernel";
+  }
+  if (p.score_function.defined() && sm80::is_modified(p)) {
+    return "a score function beside a softcap, ALiBi or a scale that is not positive is not "
+           "supported by this kernel";
+  }
+  if (p.block_list.defined() && wants_captures(p)) {
+    return "the gradient of a captured tensor beside a block list is not supported by this kernel";
+  }
+  if (p.packed && (bwd_tiles::refines(p) || p.deterministic)) {
+    return "small packed problems with a score function or a mask function are left to "
+           "flash_bwd_sm80";
+  }
+  return {};
+}
+
 }  // namespace
 
 std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
@@ -55,7 +77,9 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
     return std::string(dtype_name(p.dtype)) +
            " is not supported by this kernel (bfloat16, float16)";
   }
-  std::string reason = sm80::refusal(p, machine, {.packed = true, .lists = true});
+  std::string reason =
+      sm80::refusal(p, machine, {.packed = true, .lists = true, .expressions = true});
+  if (reason.empty()) reason = function_refusal(p);
   if (!reason.empty()) return reason;
   if (p.block_list.defined()) {
     if (std::max(p.head_dim, p.head_dim_v) > 128)
@@ -158,6 +182,10 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
     maker.add_memory(cost.memory);
     maker.add_transposed_memory(cost.memory);
   }
+  if (wants_captures(p)) {
+    add_refined_delta_memory(p, cost.memory);
+    add_capture_memory(p, cost.memory);
+  }
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv, &p.d_lse}) {
     if (t->defined()) cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
@@ -168,6 +196,8 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   // full without it 0.020.
   constexpr double kRefineMs = 0.012;
   if (refines(p, config)) cost.ms += kRefineMs;
+  // Two more products of five, on mma.sync.
+  if (wants_captures(p)) cost.ms *= 1.8;
   // Above dim 128 two planes of P and dS were not measured: left to flash_bwd_sm80.
   if (config.exact && config.columns_dq() > 128) cost.ms *= 3.0;
   return Prepared{std::move(cost),
@@ -247,7 +277,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   const std::int64_t pairs_k = key_pairs(p, decided.sharers);
   const std::int64_t rows = p.stored_batch() * p.heads_q * bwd_sm90_rows(p, config);
   // All kernels before the first launch: where one cannot be compiled nothing is written.
-  const Kernel kernel = sm80::load_config(config, p.device.index, bwd_sm90_unit);
+  const Kernel kernel = load_expressed(p, config, p.device.index, bwd_sm90_unit);
   const Kernel queries = config.wide() ? load_bwd_dq_sm90(config, p.device.index) : Kernel{};
   const ContextScope scope(p.device.index);  // tensor maps are made in a context
   WorkspaceCutter workspace(context.workspace);
@@ -288,16 +318,17 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
     args.of_keys = maker.transposed();
     maker.make(context.stream);
     maker.transpose(context.stream);
-    launch(kernel, sm80::following(grid, p.device.index), context.stream, args);
+    launch_expressed(p, kernel, sm80::following(grid, p.device.index), context.stream, args);
   } else if (config.ragged()) {
-    launch<RaggedArgs>(kernel, {.x = grid}, context.stream, args);
+    launch_expressed<RaggedArgs>(p, kernel, {.x = grid}, context.stream, args);
   } else {
-    launch<Args>(kernel, {.x = grid}, context.stream, args);
+    launch_expressed<Args>(p, kernel, {.x = grid}, context.stream, args);
   }
   if (config.wide()) {
     unsigned* next_tile = args.finished + pairs_k;
     launch_bwd_dq_sm90(queries, p, config, args, next_tile, context.stream);
   }
+  capture_gradients_apart(p, workspace, context.stream);
 }
 
 /// A problem whose kernels are watched.
@@ -338,6 +369,15 @@ void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch) {
         units.push_back(held(bwd_sm90_unit(bwd_sm90_config(typical(dtype, dim, causal)))));
       }
     }
+  }
+}
+
+void add_bwd_sm90_grouped_units(std::vector<PackUnit>& units, int arch) {
+  if (arch != 90) return;
+  for (const std::int64_t dim : {64, 128}) {
+    Problem p = typical(DType::bfloat16, dim, true);
+    p.heads_k = 4;
+    units.push_back(held(bwd_sm90_unit(bwd_sm90_config(p))));
   }
 }
 

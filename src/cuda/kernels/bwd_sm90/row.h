@@ -17,5 +17,7 @@ std::string bwd_sm90_refusal(const Problem& problem, const Hardware& machine);
 void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch);
 /// Head dims above 128, with bwd_dq_sm90's: left to their first use, watched by a test.
 void add_bwd_sm90_wide_units(std::vector<PackUnit>& units, int arch);
+/// With grouped heads under a causal mask, whose tiles are cut.
+void add_bwd_sm90_grouped_units(std::vector<PackUnit>& units, int arch);
 
 }  // namespace tilewise::cuda

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/kernels/bwd_sm90/worker.cuh"
+#include "cuda/tile/expression.cuh"
 #include "cuda/tile/softcap.cuh"
 
 namespace tilewise::bwd_sm90 {
@@ -26,7 +27,10 @@ struct Scores : Worker<kConfig> {
   using Base::thread;
   using Base::warp;
   using Base::warpgroup;
+  static constexpr int kScore = kConfig.expressions.score, kHidden = kConfig.expressions.mask;
   static_assert(!kConfig.fold_lse || !kConfig.modified);
+  static_assert(kScore == 0 || (kConfig.modified && !kConfig.softcap && !kConfig.alibi));
+  static_assert(!kConfig.expressions.any() || !kConfig.wide());
   using Product = Wgmma<kElement, kM>;
 
   /// Descriptors: 64 rows of K as A, the first stage of Q as B.
@@ -40,6 +44,11 @@ struct Scores : Worker<kConfig> {
   u32 rHalf[kConfig.half_registers ? kD / 8 : 1];             ///< half of K as A fragments
   float slope = 0.0F;                                         ///< ALiBi's, log2 domain
   u32 listed_columns = ~0U;  ///< a list: of 16 columns each, whether the warp's keys list them
+  // expressions
+  const Captures* captures = nullptr;
+  int query_head = 0;
+  typename ScoreFunction<kScore>::Uniform of_score;
+  typename MaskFunction<kHidden>::Uniform of_mask;
 
   __forceinline__ Scores(const Args& a, u32 shared_base, int group)
       : Base(a, shared_base, group),
@@ -52,7 +61,22 @@ struct Scores : Worker<kConfig> {
     return job.block * kBlockN + first_row() + warp * 16 + lane / 4;
   }
 
+  /// Where the warp's 16 keys and a block of queries from `column` on lie.
+  __forceinline__ PairCorner corner(int column) const {
+    return {job.batch,
+            query_head,
+            block * kM + column,
+            key_row() - lane / 4,
+            queries_of<kConfig>(args, job),
+            keys_of<kConfig>(args, job)};
+  }
   __forceinline__ void load_slope(int of_head) {
+    if constexpr (kConfig.expressions.any()) {
+      query_head = of_head;
+      const Place place = place_of(corner(0));
+      if constexpr (kScore != 0) of_score = ScoreFunction<kScore>::uniform(place, *captures);
+      if constexpr (kHidden != 0) of_mask = MaskFunction<kHidden>::uniform(place, *captures);
+    }
     if constexpr (kConfig.alibi) {
       slope = kLog2e * args.alibi[job.batch * args.alibi_b + of_head * args.alibi_h];
     }
@@ -121,10 +145,73 @@ struct Scores : Worker<kConfig> {
       r[4 * j + 1] = r[4 * j + 3] = x.y;
     }
   }
+  /// Where the thread keeps the slopes of its scores, 16 bytes for eight of them.
+  __forceinline__ u32 gate_place() const {
+    return shared.base + kPlan.gate + (warpgroup * 128 + thread) * 16;
+  }
+  /// Slopes of the thread's scores from 8 n on: of the operands' type, or exact.
+  __forceinline__ void store_slopes(const float (&g)[8], int n) const {
+    if constexpr (kConfig.exact) {
+      store_shared_16(gate_place() + 2 * n * 4096, g[0], g[1], g[2], g[3]);
+      store_shared_16(gate_place() + (2 * n + 1) * 4096, g[4], g[5], g[6], g[7]);
+    } else {
+      const auto two = [&](int e) { return __uint_as_float(pack<kElement>(g[e], g[e + 1])); };
+      store_shared_16(gate_place() + n * 4096, two(0), two(2), two(4), two(6));
+    }
+  }
+  /// Of two scores, e and e + 1 of those from 8 n on.
+  __forceinline__ Floats2 slopes_of(const Bytes16 (&words)[2], int e) const {
+    const auto word = [&](int i) {
+      const Bytes16& x = words[kConfig.exact ? i / 4 : 0];
+      return i % 4 == 0 ? x.x : i % 4 == 1 ? x.y : i % 4 == 2 ? x.z : x.w;
+    };
+    if constexpr (kConfig.exact) return {__uint_as_float(word(e)), __uint_as_float(word(e + 1))};
+    return {widen<kElement>(word(e / 2) & 0xffffU), widen_high<kElement>(word(e / 2))};
+  }
+  __forceinline__ void load_slopes(Bytes16 (&words)[2], int n) const {
+    constexpr int kWords = kConfig.exact ? 2 : 1;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i)
+      words[i] = load_shared_16(gate_place() + (kWords * n + i) * 4096);
+  }
+  /// The caller's score function on raw scores, which become logits in the log2 domain.
+  __forceinline__ void score_function() {
+    using Function = ScoreFunction<kScore>;
+#pragma unroll
+    for (int i = 0; i < kM / 2; i += 8) {
+      float g[8];
+      const PairCorner at = corner(2 * i);
+      for_each_pair<Function, true, 1, 2>(
+          at, of_score, *captures, opaque(lane),
+          [&](int, int n, int e, const auto& query, const auto& key, const auto& diagonal) {
+            float& s = rS[i + 4 * n + e];
+            s = kLog2e * Function::value(place_of(at), of_score, query.part, key.part, diagonal,
+                                         query.index, key.index, args.scale * s, *captures,
+                                         g[4 * n + e]);
+          });
+      if constexpr (kConfig.gated) store_slopes(g, i / 8);
+    }
+  }
+  __forceinline__ void mask_function() {
+    using Function = MaskFunction<kHidden>;
+#pragma unroll
+    for (int i = 0; i < kM / 2; i += 8) {
+      const PairCorner at = corner(2 * i);
+      for_each_pair<Function, true, 1, 2>(
+          at, of_mask, *captures, opaque(lane),
+          [&](int, int n, int e, const auto& query, const auto& key, const auto& diagonal) {
+            const bool visible = Function::value(place_of(at), of_mask, query.part, key.part,
+                                                 diagonal, query.index, key.index, *captures);
+            if (!visible) rS[i + 4 * n + e] = -infinity();
+          });
+    }
+  }
   /// (F2, F3) raw scores to logits in the log2 domain; the slope of the softcap to shared memory.
   __forceinline__ void modify() {
-    if constexpr (kConfig.softcap) {
-      const u32 gate = shared.base + kPlan.gate + (warpgroup * 128 + thread) * 16;
+    if constexpr (kScore != 0) {
+      score_function();
+    } else if constexpr (kConfig.softcap) {
+      const u32 gate = gate_place();
 #pragma unroll
       for (int i = 0; i < kM / 2; i += 8) {
         u32 g[4];
@@ -197,6 +284,8 @@ struct Scores : Worker<kConfig> {
   template <bool kMasked>
   __forceinline__ void probabilities() {
     modify();
+    // Of a block list, what is not masked is full: no mask applies there.
+    if constexpr (kHidden != 0 && (kMasked || !kConfig.listed())) mask_function();
     if constexpr (kMasked) mask();
     const u32 offset = shared.offset(rQ.slot) + lane % 4 * 8;
 #pragma unroll
@@ -219,6 +308,11 @@ struct Scores : Worker<kConfig> {
         }
         a = exp2_approx(a);
         b = exp2_approx(b);
+        if constexpr (kScore != 0) {
+          // Queries that see nothing or are none: whatever the function gives there.
+          a = l.x == -infinity() ? 0.0F : a;
+          b = l.y == -infinity() ? 0.0F : b;
+        }
         if constexpr (kConfig.exact) {
           a = min_nan(a, 1.0F);
           b = min_nan(b, 1.0F);

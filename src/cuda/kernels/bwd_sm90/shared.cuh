@@ -67,7 +67,6 @@ struct Shared {
   /// head of the batch and block dS in a buffer is.
   __forceinline__ u32 listed(u32 stage) const { return base + kPlan.listed + stage * 16; }
   __forceinline__ u32 ds_of(u32 buffer) const { return listed(kStages + buffer); }
-  __forceinline__ u32 vote(int warpgroup) const { return base + kPlan.votes + warpgroup * 16; }
   __forceinline__ u32 places() const { return base + kPlan.places; }
 
   __forceinline__ void init_barriers() const {

@@ -134,10 +134,12 @@ struct Steps : Scores<kConfig> {
   __forceinline__ void score_gradients() {
     const u32 delta = shared.delta(rO.slot) + lane % 4 * 8;
     Floats2 d;
-    const u32 gate = shared.base + kPlan.gate + (warpgroup * 128 + thread) * 16;
+    const u32 gate = this->gate_place();
 #pragma unroll
     for (int i = 0; i < kM / 4; i += 4) {
       u32 gates[4] = {};
+      Bytes16 slopes[2];
+      if constexpr (kConfig.gated) this->load_slopes(slopes, i / 4);
       if constexpr (kConfig.softcap) {
         const Bytes16 g = load_shared_16(gate + i / 4 * 4096);
         gates[0] = g.x, gates[1] = g.y, gates[2] = g.z, gates[3] = g.w;
@@ -157,6 +159,14 @@ struct Steps : Scores<kConfig> {
         if constexpr (kConfig.softcap) {
           a *= widen<Element::fp16>(gates[e] & 0xffffU);
           b *= widen_high<Element::fp16>(gates[e]);
+        }
+        if constexpr (kConfig.gated) {
+          // Of a hidden pair nothing comes through, an infinite slope neither.
+          const bool hidden_a = kConfig.exact ? rS[2 * (i + e)] == 0.0F : (p & 0xffffU) == 0;
+          const bool hidden_b = kConfig.exact ? rS[2 * (i + e) + 1] == 0.0F : p >> 16 == 0;
+          const Floats2 slope = this->slopes_of(slopes, 2 * e);
+          a = hidden_a ? 0.0F : a * slope.x;
+          b = hidden_b ? 0.0F : b * slope.y;
         }
         if constexpr (kConfig.exact) {
           pack_planes<kElement>(rdS[i + e], rdSlow[i + e], a, b);

@@ -5,6 +5,7 @@
 
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
+#include "cuda/host/expressions.h"
 #include "cuda/host/tile_order.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
@@ -80,7 +81,9 @@ Config bwd_sm90_config(const Problem& p) {
   config.head_dim = bwd_sm90_padded(p.head_dim);
   config.head_dim_v = bwd_sm90_padded(p.head_dim_v);
   config.mask = sm90_mask(p).mask;
-  config.modified = sm80::is_modified(p);
+  config.expressions = expressions_of(p);
+  config.gated = is_gated(p);
+  config.modified = sm80::is_modified(p) || config.expressions.score != 0;
   config.softcap = p.softcap != 0.0;
   config.alibi = p.alibi_slopes.defined();
   config.deterministic = p.deterministic;
@@ -97,7 +100,7 @@ Config bwd_sm90_config(const Problem& p) {
   // What registers allow: bwd_sm90/README.md.
   const bool narrow = config.block_m == 128;
   config.v_registers = narrow;
-  if (!config.softcap) config.k_stages = 2;
+  if (!config.gates()) config.k_stages = 2;
   // Fewer jobs, where the last chunk does not stand half empty: of packed sequences that of the
   // mean one.
   const std::int64_t rows = p.packed ? p.total_q / std::max<std::int64_t>(1, p.batch) : p.seq_q;

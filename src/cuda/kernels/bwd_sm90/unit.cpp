@@ -3,6 +3,7 @@
 #include <map>
 #include <string>
 
+#include "cuda/host/expressions.h"
 #include "cuda/host/wgmma_text.h"
 #include "cuda/jit/config_text.h"
 
@@ -21,7 +22,8 @@ KernelUnit bwd_sm90_unit(const bwd_sm90::Config& c) {
                 flag_text("alibi", c.alibi) + flag_text("deterministic", c.deterministic) +
                 flag_text("fold_lse", c.fold_lse) + flag_text("v_registers", c.v_registers) +
                 flag_text("exact", c.exact) + flag_text("split", c.split) +
-                flag_text("half_registers", c.half_registers);
+                flag_text("half_registers", c.half_registers) + expressions_text(c.expressions);
+  if (c.gated) unit.config += flag_text("gated", true);
   if (c.ragged()) {
     unit.config += enum_text("lengths", "Lengths", c.lengths);
     unit.args = "RaggedArgs";

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/tile/dropout_args.h"
+#include "cuda/tile/expression_args.h"
 #include "cuda/tile/sequences_args.h"
 #include "cuda/tile/types.h"
 
@@ -24,8 +25,9 @@ struct Config {
   tile::PairKind pairs;     ///< a bias or a bool mask
   bool split = false;       ///< keys in parts: O and LSE of each part to float32 workspace
   bool dropout = false;
-  bool packed = false;  ///< sequences beside each other
-  bool paged = false;   ///< K and V through a page table
+  bool packed = false;            ///< sequences beside each other
+  bool paged = false;             ///< K and V through a page table
+  tile::Expressions expressions;  ///< with any, Args are Expressed
 
   constexpr bool ragged() const { return packed || paged; }  ///< Args are RaggedArgs
   bool operator==(const Config&) const = default;
@@ -39,7 +41,7 @@ struct Args {
   int q_scale_blocks = 0, k_scale_blocks = 0;
   tile::View4 o;           ///< split: float32 workspace, stride_b per part
   bool o_vectors = false;  ///< rows of O are 16-byte aligned with unit stride
-  float* lse = nullptr;    ///< may be null
+  float* lse = nullptr;    ///< may be null; split: m of all parts, then l of all parts
   long long lse_b = 0, lse_h = 0, lse_s = 0;
   long long o_split = 0, lse_split = 0;  ///< elements from one part to the next, split only
   int heads_q = 1, group = 1, seq_q = 0, seq_k = 0, head_dim_v = 0;

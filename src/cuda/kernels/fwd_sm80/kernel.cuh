@@ -14,6 +14,7 @@
 
 #include "cuda/kernels/fwd_sm80/sequences.cuh"
 #include "cuda/tile/dropout.cuh"
+#include "cuda/tile/expression.cuh"
 #include "cuda/tile/pairs.cuh"
 #include "cuda/tile/shared_tile.cuh"
 #include "cuda/tile/softmax.cuh"
@@ -58,7 +59,8 @@ struct Forward {
   TileIndex tile;
   int head_k, row, seq_k;  ///< row: of the block
   Diagonals diagonals;
-  Pages pages;  ///< paged only
+  Pages pages;                         ///< paged only
+  const Captures* captures = nullptr;  ///< of expressions
   ScoreModification mod;
   u32 shared;
   float q_scale;
@@ -205,7 +207,21 @@ struct Forward {
       multiply(S, scale);
       scale = 1.0F;
     }
-    if constexpr (kConfig.pairs.any()) pairs().apply(S, corner(block), shown);
+    if constexpr (kConfig.pairs.any()) pairs().add_to(S, corner(block));
+    if constexpr (kConfig.expressions.score != 0) {
+      constexpr bool kBiased = kConfig.pairs.bias != BiasType::none;
+      constexpr bool kInLog2 = kConfig.modified || kBiased;
+      float natural = kInLog2 ? kLn2 : args.scale;
+      if constexpr (kConfig.scaled && !kInLog2) natural = scale * kLn2;
+      apply_score_function<kConfig.expressions.score, false, kBiased>(S, natural, corner(block),
+                                                                      *captures, opaque(lane));
+      scale = kLog2e;
+    }
+    if constexpr (kConfig.pairs.any()) pairs().hide_from(S, corner(block), shown);
+    if constexpr (kConfig.expressions.mask != 0) {
+      apply_mask_function<kConfig.expressions.mask, false>(S, corner(block), *captures,
+                                                           opaque(lane));
+    }
     if constexpr (kMasked) mask_scores(S, diagonals, seq_k, warp_row(), warp_key(block), lane);
     softmax_step<kBias>(S, rows, scale, [this](int r, float alpha) {
 #pragma unroll
@@ -381,10 +397,16 @@ struct Forward {
       if constexpr (kConfig.dropout) inverse *= args.dropout.scale;
       const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
       if (args.lse != nullptr && lane % 4 == 0 && i < args.seq_q) {
-        // A bias of the least finite float on all keys: LSE is that, and so is m.
-        const bool lowest = kConfig.pairs.any() && m == kLowest;
-        args.lse[tile.split * args.lse_split + batch() * args.lse_b + head() * args.lse_h +
-                 i * args.lse_s] = lowest ? kLowest : (m + log2_approx(l)) * kLn2;
+        float* to = args.lse + tile.split * args.lse_split + batch() * args.lse_b +
+                    head() * args.lse_h + i * args.lse_s;
+        if constexpr (kConfig.split) {
+          *to = l == 0.0F ? -infinity() : m;
+          to[args.order.splits * args.lse_split] = l;
+        } else {
+          // A bias of the least finite float on all keys: LSE is that, and so is m.
+          const bool lowest = kConfig.pairs.any() && m == kLowest;
+          *to = lowest ? kLowest : (m + log2_approx(l)) * kLn2;
+        }
       }
 #pragma unroll
       for (int n = 0; n < kDv / 8; ++n) {
@@ -424,12 +446,13 @@ struct Forward {
 
 /// One tile against the first `seq_k` keys of its entry.
 template <Config kConfig>
-__forceinline__ void attend(const Args& args, const TileIndex& tile, int seq_k,
-                            const Pages& pages) {
+__forceinline__ void attend(const Args& args, const TileIndex& tile, int seq_k, const Pages& pages,
+                            const Captures* captures) {
   extern __shared__ __align__(1024) unsigned char shared[];
   using Block = Forward<kConfig>;
   Block block(args, shared_address(shared), tile, seq_k);
   block.pages = pages;
+  block.captures = captures;
   const int row_end = min(block.row + kConfig.block_m, args.seq_q);
   BlockRange range = key_blocks<kConfig.block_n>(block.diagonals, block.row, row_end, seq_k);
   if constexpr (kConfig.split) {
@@ -446,24 +469,30 @@ __forceinline__ void attend(const Args& args, const TileIndex& tile, int seq_k,
 }
 
 template <Config kConfig>
-__forceinline__ void kernel(const Args& args) {
+__forceinline__ void run(const Args& args, const Captures* captures) {
   const TileIndex tile = tile_index(args.order, blockIdx.x);
   wait_for_previous();  // for packed operands
-  attend<kConfig>(args, tile, keys_of(args, tile.pair / args.heads_q), {});
+  attend<kConfig>(args, tile, keys_of(args, tile.pair / args.heads_q), {}, captures);
 }
 
 template <Config kConfig>
-__forceinline__ void kernel(const RaggedArgs& ragged) {
+__forceinline__ void run(const RaggedArgs& ragged, const Captures* captures) {
   TileIndex tile = tile_index(ragged.args.order, blockIdx.x);
   wait_for_previous();  // for packed operands
   if constexpr (kConfig.packed) {
     Args args = ragged.args;
     int seq_k = 0;
-    if (enter_sequence<kConfig>(ragged, args, tile, seq_k)) attend<kConfig>(args, tile, seq_k, {});
+    if (enter_sequence<kConfig>(ragged, args, tile, seq_k))
+      attend<kConfig>(args, tile, seq_k, {}, captures);
   } else {
     attend<kConfig>(ragged.args, tile, keys_of(ragged.args, tile.pair / ragged.args.heads_q),
-                    ragged.pages);
+                    ragged.pages, captures);
   }
+}
+
+template <Config kConfig, class AnyArgs>
+__forceinline__ void kernel(const AnyArgs& args) {
+  run<kConfig>(plain_args(args), captures_of(args));
 }
 
 }  // namespace tilewise::fwd_sm80

@@ -6,8 +6,9 @@
 
 #include "cuda/driver/device.h"
 #include "cuda/host/common.h"
-#include "cuda/jit/config_text.h"
+#include "cuda/host/expressions.h"
 #include "cuda/kernels/fwd_sm80/args.h"
+#include "cuda/kernels/fwd_sm80/tiles.h"
 #include "cuda/kernels/rows/combine.h"
 #include "plan/accounting.h"
 #include "plan/decisive.h"
@@ -16,115 +17,10 @@
 namespace tilewise::cuda {
 namespace {
 
+using namespace fwd_tiles;
 using fwd_sm80::Args;
-using fwd_sm80::Config;
 using fwd_sm80::RaggedArgs;
 using Role = MemoryItem::Role;
-
-/// A tile that was found good: see fwd_sm80/README.md.
-struct Tile {
-  int block_m, block_n, warps, stages;
-  bool q_in_registers;
-  int min_blocks;  ///< on a multiprocessor
-  double tflops;   ///< reached on an H100 by long tiles with every multiprocessor full
-  /// That share rows: for few rows or grids whose tiles run all at once, up to most_keys keys.
-  int key_warps = 1, most_keys = 0;
-};
-
-// By the larger padded head dim, best first; smaller tiles are for small grids and little shared
-// memory.
-constexpr Tile kTiles32[] = {{128, 64, 4, 2, true, 3, 260.0},
-                             {64, 128, 4, 2, true, 3, 209.0},
-                             {64, 64, 4, 2, true, 4, 221.0},
-                             {16, 128, 4, 2, true, 4, 220.0, 4, 1024}};
-constexpr Tile kTiles64[] = {{128, 64, 4, 2, true, 2, 365.0},
-                             {64, 128, 4, 2, true, 2, 308.0},
-                             {64, 64, 4, 2, true, 4, 350.0},
-                             {16, 128, 4, 2, true, 4, 250.0, 4, 512}};
-constexpr Tile kTiles96[] = {{128, 64, 4, 2, false, 2, 370.0}, {64, 64, 4, 2, false, 2, 295.0}};
-constexpr Tile kTiles128[] = {{128, 64, 4, 2, false, 2, 415.0},
-                              {64, 64, 4, 2, true, 2, 338.0},
-                              {16, 128, 4, 1, true, 2, 220.0, 4, 512}};
-// With a bias or a mask beside them: two stages leave no room for a second block.
-constexpr Tile kPairs128[] = {{128, 64, 4, 1, false, 2, 405.0},
-                              {64, 64, 4, 2, true, 2, 338.0},
-                              {16, 128, 4, 1, true, 2, 220.0, 4, 512}};
-constexpr Tile kTiles192[] = {{128, 64, 8, 2, false, 1, 310.0}, {64, 32, 4, 2, false, 2, 285.0}};
-constexpr Tile kTiles256[] = {{128, 64, 8, 2, false, 1, 330.0}, {64, 32, 4, 2, false, 2, 290.0}};
-// Two planes: every operand is twice as wide and every product three.
-constexpr Tile kPlanes32[] = {{128, 64, 4, 2, false, 2, 114.0}, {64, 64, 4, 2, false, 3, 102.0}};
-constexpr Tile kPlanes64[] = {{128, 64, 4, 1, false, 2, 145.0}, {64, 64, 4, 1, false, 3, 124.0}};
-constexpr Tile kPlanes96[] = {{64, 64, 4, 1, false, 2, 122.0}};
-constexpr Tile kPlanes128[] = {{64, 64, 4, 1, false, 2, 126.0}};
-constexpr Tile kPlanes192[] = {{64, 32, 4, 1, false, 2, 107.0}};
-constexpr Tile kPlanes256[] = {{64, 16, 4, 1, false, 2, 90.0}};
-constexpr Tile kTile16[] = {{16, 16, 1, 2, false, 8, 60.0}};
-
-std::span<const Tile> tiles(const KernelRow& row, const Problem& p) {
-  if (row.config != nullptr) return kTile16;
-  const int dim = std::max(sm80::padded(p.head_dim), sm80::padded(p.head_dim_v));
-  const bool planes = sm80::form(p).planes == 2;
-  if (dim <= 32) return planes ? std::span<const Tile>(kPlanes32) : kTiles32;
-  if (dim <= 64) return planes ? std::span<const Tile>(kPlanes64) : kTiles64;
-  if (dim <= 96) return planes ? std::span<const Tile>(kPlanes96) : kTiles96;
-  if (dim <= 128 && !planes && sm80::pair_kind(p).staged) return kPairs128;
-  if (dim <= 128) return planes ? std::span<const Tile>(kPlanes128) : kTiles128;
-  if (dim <= 192) return planes ? std::span<const Tile>(kPlanes192) : kTiles192;
-  return planes ? std::span<const Tile>(kPlanes256) : kTiles256;
-}
-
-/// As fwd_sm80/kernel.cuh lays it out.
-int shared_bytes(const Config& c) {
-  const int q = c.block_m * std::max(c.head_dim * c.planes, c.head_dim_v) * 2;
-  const tile::PairRoom room(c.pairs, false, c.block_m * c.key_warps / c.warps,
-                            c.block_n / c.key_warps);
-  return q + c.stages * c.block_n * (c.head_dim + c.head_dim_v) * c.planes * 2 +
-         c.warps * room.bytes;
-}
-
-/// `limit_kib`: of shared memory. Pairs that do not fit there are read from memory.
-Config make_config(const Problem& p, const Tile& tile, bool split, int limit_kib) {
-  const sm80::Form form = sm80::form(p);
-  Config config = {.element = form.element,
-                   .planes = form.planes,
-                   .scaled = form.scaled,
-                   .head_dim = sm80::padded(p.head_dim),
-                   .head_dim_v = sm80::padded(p.head_dim_v),
-                   .block_m = tile.block_m,
-                   .block_n = tile.block_n,
-                   .warps = tile.warps,
-                   .key_warps = tile.key_warps,
-                   .stages = tile.stages,
-                   .q_in_registers = tile.q_in_registers && form.planes == 1,
-                   .positional = p.has_positional_mask(),
-                   .modified = sm80::is_modified(p),
-                   .pairs = sm80::pair_kind(p),
-                   .split = split,
-                   .dropout = drops(p),
-                   .packed = p.packed,
-                   .paged = sm80::reads_pages(p)};
-  config.pairs.staged = config.pairs.staged && shared_bytes(config) <= limit_kib * 1024;
-  return config;
-}
-
-KernelUnit unit(const Config& c, int min_blocks) {
-  return {
-      .stem = "fwd_sm80",
-      .file = "fwd_sm80/kernel",
-      .config =
-          sm80::form_text({c.element, c.planes, c.scaled}) + number_text("head_dim", c.head_dim) +
-          number_text("head_dim_v", c.head_dim_v) + number_text("block_m", c.block_m) +
-          number_text("block_n", c.block_n) + number_text("warps", c.warps) +
-          number_text("key_warps", c.key_warps) + number_text("stages", c.stages) +
-          flag_text("q_in_registers", c.q_in_registers) + flag_text("positional", c.positional) +
-          flag_text("modified", c.modified) + sm80::pair_text(c.pairs) +
-          flag_text("split", c.split) + (c.dropout ? flag_text("dropout", true) : "") +
-          (c.packed ? flag_text("packed", true) : "") + (c.paged ? flag_text("paged", true) : ""),
-      .threads = c.warps * 32,
-      .min_blocks = min_blocks,
-      .shared_bytes = shared_bytes(c),
-      .args = c.ragged() ? "RaggedArgs" : "Args"};
-}
 
 /// Blocks that fit a multiprocessor: an sm_86 with its 100 KiB takes fewer than the tables say.
 int resident_blocks(const Tile& tile, int bytes, const Hardware& machine) {
@@ -234,7 +130,7 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
     const int bytes = shared_bytes(make_config(p, *best.tile, false, machine.shared_kib));
     return {best.tile, best.splits, predict(p, *best.tile, bytes, best.splits, machine)};
   }
-  for (const Tile& tile : tiles(row, p)) {
+  for (const Tile& tile : tiles(p, row.config != nullptr)) {
     const int bytes = shared_bytes(make_config(p, tile, false, machine.shared_kib));
     if (bytes > machine.shared_kib * 1024 || !suits(tile, p, bytes, machine)) continue;
     const bool full =
@@ -258,7 +154,7 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
 Problem grouped(const Problem& given) {
   Problem p = given;
   const bool alike = !p.bias.defined() && !p.mask.defined() && !p.alibi_slopes.defined() &&
-                     !p.sinks.defined() && !drops(p);
+                     !p.sinks.defined() && !drops(p) && !expressions_of(p).any();
   const bool sees_all =
       p.left == Problem::kUnbounded && p.right >= 0 && p.causal != Causal::top_left;
   if (p.packed || p.seq_q != 1 || p.group() <= 1 || !alike || !sees_all) return p;
@@ -325,8 +221,8 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
   if (choice.splits > 1) {
     cost.memory.push_back(memory_part("partial O", Role::workspace, DType::float32,
                                       {choice.splits, p.query_rows(), sm80::padded(p.head_dim_v)}));
-    cost.memory.push_back(memory_part("partial LSE", Role::workspace, DType::float32,
-                                      {choice.splits, p.query_rows()}));
+    cost.memory.push_back(memory_part("partial m, l", Role::workspace, DType::float32,
+                                      {2, choice.splits, p.query_rows()}));
     partial =
         static_cast<double>(cost.memory.back().bytes + cost.memory[cost.memory.size() - 2].bytes);
   }
@@ -363,7 +259,7 @@ void fill(Args& args, const Problem& p, const sm80::Operands& operands) {
   }
 }
 
-/// O and LSE of each part to workspace.
+/// O, m and l of each part to workspace.
 void fill_parts(Args& args, const Problem& p, int splits, WorkspaceCutter& workspace) {
   const std::int64_t rows = p.query_rows(), width = sm80::padded(p.head_dim_v);
   const std::int64_t entry = p.packed ? 0 : p.heads_q * p.total_q;
@@ -371,7 +267,7 @@ void fill_parts(Args& args, const Problem& p, int splits, WorkspaceCutter& works
             1};
   args.o_vectors = true;
   args.o_split = rows * width;
-  args.lse = workspace.take<float>(splits * rows);
+  args.lse = workspace.take<float>(2 * splits * rows);
   args.lse_b = entry;
   args.lse_h = p.total_q;
   args.lse_s = 1;
@@ -409,12 +305,12 @@ void run(const KernelRow& /*row*/, const Problem& given, const Context& context)
     args.keys_per_split = decided.keys_per_split;
   }
   const int min_blocks = decided.min_blocks;
-  const Kernel kernel = sm80::load_config(
-      config, device, [min_blocks](const Config& c) { return unit(c, min_blocks); });
+  const Kernel kernel = load_expressed(
+      p, config, device, [min_blocks](const Config& c) { return unit(c, min_blocks); });
   const std::int64_t tiles = std::int64_t{args.order.blocks} * args.order.heads * splits;
   const Grid grid = operands.packs() ? sm80::following(tiles, device) : Grid{.x = tiles};
-  config.ragged() ? launch(kernel, grid, context.stream, ragged_args(args, p))
-                  : launch(kernel, grid, context.stream, args);
+  config.ragged() ? launch_expressed(p, kernel, grid, context.stream, ragged_args(args, p))
+                  : launch_expressed(p, kernel, grid, context.stream, args);
   if (config.split)
     combine_parts(p, static_cast<const float*>(args.o.data), args.lse, splits, context.stream);
 }
@@ -434,6 +330,9 @@ const KernelRow kFlashForwardSm80 = {
     .prepare = prepare,
     .run = run};
 
+/// The row's config: what it says is that there is one.
+constexpr bool kCompares = true;
+
 const KernelRow kFlashForwardTile16 = {.name = "flash_fwd_tile16",
                                        .implementation = "flash",
                                        .device = DeviceType::cuda,
@@ -441,7 +340,7 @@ const KernelRow kFlashForwardTile16 = {.name = "flash_fwd_tile16",
                                        .summary = "flash_fwd_sm80 with seed 004's tiles of 16 x 16",
                                        .prepare = prepare,
                                        .run = run,
-                                       .config = kTile16,
+                                       .config = &kCompares,
                                        .on_trial = for_comparison};
 
 namespace {
@@ -472,18 +371,19 @@ Problem packed_problem(DType dtype, std::int64_t dim, bool causal) {
 }  // namespace
 
 void add_fwd_sm80_units(std::vector<PackUnit>& units, int arch) {
-  const auto add = [&](DType dtype, std::int64_t dim, bool causal, bool split, const Tile& tile) {
-    add_unit(units, arch, packed_problem(dtype, dim, causal), tile, split);
+  const auto add = [&](DType dtype, std::int64_t dim, bool causal, bool split, std::size_t tile) {
+    const Problem p = packed_problem(dtype, dim, causal);
+    add_unit(units, arch, p, tiles(p)[tile], split);
   };
   for (const bool causal : {false, true}) {
     for (const bool split : {false, true}) {
-      add(DType::bfloat16, 64, causal, split, kTiles64[1]);
+      add(DType::bfloat16, 64, causal, split, 1);
       if (arch == 90) continue;  // flash_fwd_sm90 takes what these tiles are for
-      add(DType::bfloat16, 64, causal, split, kTiles64[0]);
-      add(DType::bfloat16, 128, causal, split, kTiles128[0]);
+      add(DType::bfloat16, 64, causal, split, 0);
+      add(DType::bfloat16, 128, causal, split, 0);
     }
-    add(DType::float32, 64, causal, false, kPlanes64[0]);
-    add(DType::float32, 128, causal, false, kPlanes128[0]);
+    add(DType::float32, 64, causal, false, 0);
+    add(DType::float32, 128, causal, false, 0);
   }
 }
 
@@ -491,10 +391,10 @@ void add_fwd_sm80_dropout_units(std::vector<PackUnit>& units, int arch) {
   // At dim 128, and in float32 with a mask, they spill more: see fwd_sm80/README.md.
   Problem p = packed_problem(DType::bfloat16, 64, true);
   p.dropout.p = 0.1;
-  add_unit(units, arch, p, kTiles64[0], false);
+  add_unit(units, arch, p, tiles(p)[0], false);
   Problem exact = packed_problem(DType::float32, 64, false);
   exact.dropout.p = 0.1;
-  add_unit(units, arch, exact, kPlanes64[0], false);
+  add_unit(units, arch, exact, tiles(exact)[0], false);
 }
 
 }  // namespace tilewise::cuda

@@ -1,6 +1,7 @@
 /// fwd_sm90: constants and parameters. See fwd_sm90/README.md.
 #pragma once
 
+#include "cuda/tile/expression_args.h"
 #include "cuda/tile/hopper/tensor_map.h"
 #include "cuda/tile/lists_args.h"
 #include "cuda/tile/types.h"
@@ -48,9 +49,10 @@ struct Config {
   Mask mask = Mask::none;
   Modification modification = Modification::none;
   Lengths lengths = Lengths::dense;
-  bool pack_heads = false;    ///< the query heads of a key head are rows of one tile
-  bool split = false;         ///< keys in parts: O and LSE of each part to float32 workspace
-  Lists lists = Lists::none;  ///< of tiles of keys: then Args are ListArgs
+  bool pack_heads = false;        ///< the query heads of a key head are rows of one tile
+  bool split = false;             ///< keys in parts: O and LSE of each part to float32 workspace
+  Lists lists = Lists::none;      ///< of tiles of keys: then Args are ListArgs
+  tile::Expressions expressions;  ///< with any, Args are Expressed; modification is none or general
   bool operator==(const Config&) const = default;
 };
 
@@ -127,8 +129,8 @@ struct Args {
   // split
   int splits = 1, blocks_per_split = 0;
   long long part_rows = 0;  ///< rows of all heads
-  float* o_part = nullptr;  ///< (split, row of all heads, padded Dv), lse_part (split, row)
-  float* lse_part = nullptr;
+  float* o_part = nullptr;  ///< (split, row of all heads, padded Dv)
+  float* m_part = nullptr;  ///< (split, row), and l behind it: (2, split, row)
   // pack_heads: row r of a warpgroup is query r >> pack_shift of head r % 2^pack_shift of the group
   int pack_shift = 0;
   // lengths

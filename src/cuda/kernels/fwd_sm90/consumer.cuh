@@ -29,6 +29,7 @@ struct Consumer : Rows<kConfig> {
   static_assert(!kConfig.halve_cut || kModification == Modification::none ||
                 (kModification == Modification::softcap && kConfig.mask == Mask::right));
   static_assert(!kConfig.halve_cut || kConfig.trust_maxima);
+  static_assert(!kConfig.expressions.any() || (!kConfig.halve_cut && !kConfig.pack_heads));
   static_assert(!kListed<kConfig> || !(kConfig.skip_blocks || kConfig.halve_cut ||
                                        kConfig.chain_tiles || kConfig.pack_heads || kConfig.split));
 
@@ -199,24 +200,17 @@ struct Consumer : Rows<kConfig> {
     const int shift = keys<kConfig>(args, tile) - queries<kConfig>(args, tile);
     const int high = diagonals<kConfig>(args, tile).high;
     Base::template modify<kMasked, kCount>(args, rows, shift, high, column, lane);
-    if constexpr (kMasked) mask_scores<kCount>(rows, column);
-  }
-  /// Of `rows`, keys from `column` on: the thread's first kCount scores.
-  template <int kCount>
-  __forceinline__ void mask_scores(const int (&rows)[2], int column) {
-    const int seq_k = keys<kConfig>(args, tile);
-    const Diagonals d = diagonals<kConfig>(args, tile);
-    int begin[2] = {}, end[2] = {seq_k - column, seq_k - column};
-    if constexpr (kConfig.mask != Mask::none) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        end[r] = min(end[r], rows[r] + d.high - column);
-        if constexpr (kConfig.mask == Mask::both) begin[r] = rows[r] + d.low - column;
-      }
+    if constexpr (kConfig.expressions.any()) {
+      // Of a block list, what is not masked is full: no mask applies there.
+      Base::template apply_expressions<kMasked || !kListed<kConfig>>(
+          args, corner_of<kConfig>(args, tile, first + warp * 16, column - 2 * (lane % 4)),
+          opaque(lane));
     }
-    Base::template mask<kCount>(begin, end, kConfig.lists == Lists::parts ? listed : ~0U);
+    if constexpr (kMasked) {
+      Base::template mask_rows<kCount>(args, tile, rows, column,
+                                       kConfig.lists == Lists::parts ? listed : ~0U);
+    }
   }
-
   __forceinline__ void pack_p() {
 #pragma unroll
     for (int i = 0; i < kBlockN / 4; ++i) rP[i] = pack<kConfig.element>(rS[2 * i], rS[2 * i + 1]);
@@ -455,6 +449,7 @@ struct Consumer : Rows<kConfig> {
                       ? 0.0F
                       : kLog2e * args.alibi[tile.batch * args.alibi_b + tile.head * args.alibi_h];
         }
+        if constexpr (kConfig.expressions.any()) Base::enter_place(args, tile);
         process_blocks();
         if constexpr (kConfig.own_o) release_q();
         const Finished done{tile, group_query()};

@@ -18,8 +18,9 @@ namespace tilewise::fwd_sm90 {
 
 using namespace tile;
 
-template <Config kConfig>
-__forceinline__ void kernel(const Args& args) {
+template <Config kConfig, class AnyArgs>
+__forceinline__ void kernel(const AnyArgs& any) {
+  const Args& args = plain_args(any);
   extern __shared__ __align__(1024) unsigned char memory[];
   const Shared<kConfig> shared{shared_address(memory)};
   if (threadIdx.x == 0) shared.init_barriers();
@@ -42,6 +43,7 @@ __forceinline__ void kernel(const Args& args) {
   } else {
     if constexpr (kConfig.warpgroups > 1) take_registers<kConfig.warpgroups == 2 ? 232 : 160>();
     Consumer<kConfig> consumer(args, shared.base, role - 1);
+    consumer.captures = captures_of(any);
     consumer.run();
   }
 }

@@ -7,6 +7,7 @@
 #include "cuda/driver/device.h"
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
+#include "cuda/host/expressions.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/fwd_sm90/fill.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
@@ -35,7 +36,8 @@ std::string fwd_sm90_refusal(const Problem& p, const Hardware& machine) {
     return std::string(dtype_name(p.dtype)) +
            " is not supported by this kernel (bfloat16, float16)";
   }
-  std::string reason = sm80::refusal(p, machine, {.packed = true, .lists = true});
+  std::string reason =
+      sm80::refusal(p, machine, {.packed = true, .lists = true, .expressions = true});
   if (!reason.empty()) return reason;
   if (p.block_list.defined()) reason = tile_lists_refusal(p);
   if (!reason.empty()) return reason;
@@ -67,8 +69,8 @@ std::vector<MemoryPart> workspace_items(const Problem& p, const Config& config, 
   if (splits > 1) {
     items.push_back(memory_part("partial O", Role::workspace, DType::float32,
                                 {splits, sm90_query_rows(p), config.head_dim_v}));
-    items.push_back(
-        memory_part("partial LSE", Role::workspace, DType::float32, {splits, sm90_query_rows(p)}));
+    items.push_back(memory_part("partial m, l", Role::workspace, DType::float32,
+                                {2, splits, sm90_query_rows(p)}));
   }
   if (p.block_list.defined())
     TileListsMaker(p, 64 * config.warpgroups, config.block_n).add_memory(items);
@@ -154,20 +156,20 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
     args.part_rows = rows;
     args.blocks_per_split = decided.blocks_per_split;
     args.o_part = workspace.take<float>(splits * rows * config.head_dim_v);
-    args.lse_part = workspace.take<float>(splits * rows);
+    args.m_part = workspace.take<float>(2 * splits * rows);
   }
-  const Kernel kernel = sm80::load_config(config, p.device.index, fwd_sm90_unit);
+  const Kernel kernel = load_expressed(p, config, p.device.index, fwd_sm90_unit);
   const std::int64_t grid = std::min(args.tiles, sm80::kTypicalMultiprocessors);
   if (p.block_list.defined()) {
     TileListsMaker maker(p, 64 * config.warpgroups, config.block_n);
     maker.take(workspace);
     args.lists = maker.lists();
     maker.make(context.stream);
-    launch(kernel, sm80::following(grid, p.device.index), context.stream, args);
+    launch_expressed(p, kernel, sm80::following(grid, p.device.index), context.stream, args);
   } else {
-    launch<Args>(kernel, {.x = grid}, context.stream, args);
+    launch_expressed<Args>(p, kernel, {.x = grid}, context.stream, args);
   }
-  if (split) combine_parts(p, args.o_part, args.lse_part, splits, context.stream);
+  if (split) combine_parts(p, args.o_part, args.m_part, splits, context.stream);
 }
 
 }  // namespace

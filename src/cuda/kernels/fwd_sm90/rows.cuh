@@ -61,11 +61,11 @@ struct Rows : Scores<kConfig> {
     return t.split * args.part_rows + row;
   }
 
-  /// Where LSE of the thread's row r goes.
+  /// Where LSE of the thread's row r goes; of a part m, whose l goes behind those of all parts.
   __forceinline__ float* lse_place(const Finished& done, int r) const {
     const int i = query(done.query, r), h = head(done.tile, r);
     if constexpr (kConfig.split) {
-      return args.lse_part + part_row(done.tile, h, i);
+      return args.m_part + part_row(done.tile, h, i);
     } else {
       return args.lse + done.tile.batch * args.lse_b + h * args.lse_h +
              (done.tile.q_begin + i) * args.lse_s;
@@ -88,8 +88,14 @@ struct Rows : Scores<kConfig> {
     for (int r = 0; r < 2; ++r) {
       // Where a key was seen l is at least 2^-8, so that nothing here is subnormal.
       alpha[r] = l[r] == 0.0F ? 0.0F : reciprocal_approx(l[r]);
-      const float lse = (m[r] + log2_approx(l[r])) * kLn2;
-      if (stores && exists(done, r)) *to[r] = lse;
+      if constexpr (kConfig.split) {
+        if (!stores || !exists(done, r)) continue;
+        *to[r] = l[r] == 0.0F ? -infinity() : m[r];
+        to[r][args.splits * args.part_rows] = l[r];
+      } else {
+        const float lse = (m[r] + log2_approx(l[r])) * kLn2;
+        if (stores && exists(done, r)) *to[r] = lse;
+      }
     }
     if constexpr (!kConfig.split) {
       // O's staging place is free: own, when the tile before has been copied out; in Q's place,

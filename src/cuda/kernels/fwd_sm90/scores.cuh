@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/kernels/fwd_sm90/shared.cuh"
+#include "cuda/tile/expression.cuh"
 #include "cuda/tile/hopper/wgmma.cuh"
 #include "cuda/tile/mma.cuh"
 #include "cuda/tile/softcap.cuh"
@@ -16,6 +17,13 @@ using namespace tile;
 /// exponent (those of other kernels count as such), or by a series on the way.
 enum class Cap : int { before, series, cubic };
 
+/// Where rows from query `first` on and keys from `key` on of a tile lie.
+template <Config kConfig>
+__forceinline__ PairCorner corner_of(const Args& args, const Tile& tile, int first, int key) {
+  return {
+      tile.batch, tile.head, first, key, queries<kConfig>(args, tile), keys<kConfig>(args, tile)};
+}
+
 /// Scores of 64 rows x block_n keys, as wgmma leaves them, and the statistics of the thread's two
 /// rows (r and r + 8 of the warp).
 template <Config kConfig>
@@ -23,11 +31,18 @@ struct Scores {
   static constexpr int kBlockN = kConfig.block_n;
   static constexpr int kScores = kBlockN / 2;  ///< of a thread
   static constexpr Modification kModification = kConfig.modification;
+  static constexpr Expressions kExpressions = kConfig.expressions;
+  static constexpr bool kInLog2 = kModification == Modification::general;
   float rS[kBlockN / 2];
   float m[2], l[2],
       alpha[2];        ///< reference maximum (log2 domain), sum, what O is scaled by
   float slope = 0.0F;  ///< ALiBi's, log2 domain
   float offset[2];     ///< alibi: what the thread's logits of a block are beside rS times the scale
+
+  // expressions
+  const Captures* captures = nullptr;
+  typename ScoreFunction<kExpressions.score>::Uniform of_score;
+  typename MaskFunction<kExpressions.mask>::Uniform of_mask;
 
   // softcap
   Cap cap = Cap::before;
@@ -87,6 +102,47 @@ struct Scores {
       }
       if (slope != 0.0F) subtract_distance(slope, rows, shift, column);
     }
+  }
+
+  /// What the caller's functions have of a batch entry and a head.
+  __forceinline__ void enter_place(const Args& args, const Tile& tile) {
+    const Place place = place_of(corner_of<kConfig>(args, tile, 0, 0));
+    if constexpr (kExpressions.score != 0)
+      of_score = ScoreFunction<kExpressions.score>::uniform(place, *captures);
+    if constexpr (kExpressions.mask != 0)
+      of_mask = MaskFunction<kExpressions.mask>::uniform(place, *captures);
+  }
+  /// The caller's functions, after modify(): scores become natural logits, hidden ones -inf.
+  /// `at`: the warp's first row and the block's first key.
+  template <bool kMasks>
+  __forceinline__ void apply_expressions(const Args& args, const PairCorner& at, int lane) {
+    const Place place = place_of(at);
+    if constexpr (kExpressions.score != 0) {
+      using Function = ScoreFunction<kExpressions.score>;
+      const float natural = kInLog2 ? kLn2 : args.scale_log2 * kLn2;
+      for_each_pair<Function, false, 1, kBlockN / 8>(
+          at, of_score, *captures, lane,
+          [&](int, int n, int e, const auto& query, const auto& key, const auto& diagonal) {
+            float& s = rS[4 * n + e];
+            s = Function::value(place, of_score, query.part, key.part, diagonal, query.index,
+                                key.index, natural * s, *captures);
+          });
+    }
+    if constexpr (kExpressions.mask != 0 && kMasks) {
+      using Function = MaskFunction<kExpressions.mask>;
+      for_each_pair<Function, false, 1, kBlockN / 8>(
+          at, of_mask, *captures, lane,
+          [&](int, int n, int e, const auto& query, const auto& key, const auto& diagonal) {
+            const bool visible = Function::value(place, of_mask, query.part, key.part, diagonal,
+                                                 query.index, key.index, *captures);
+            if (!visible) rS[4 * n + e] = -infinity();
+          });
+    }
+  }
+  /// Of scores to exponents.
+  static __forceinline__ float exponent_scale(const Args& args) {
+    if constexpr (kExpressions.score != 0) return kLog2e;
+    return kInLog2 ? 1.0F : args.scale_log2;
   }
 
   template <int kCount = kScores>
@@ -167,6 +223,22 @@ struct Scores {
         if ((visible >> i & 1) == 0) rS[4 * (i / 2) + 2 * r + i % 2] = -infinity();
       }
     }
+  }
+  /// Of `rows`, keys from `column` on.
+  template <int kCount>
+  __forceinline__ void mask_rows(const Args& args, const Tile& tile, const int (&rows)[2],
+                                 int column, u32 listed) {
+    const int seq_k = keys<kConfig>(args, tile);
+    const Diagonals d = diagonals<kConfig>(args, tile);
+    int begin[2] = {}, end[2] = {seq_k - column, seq_k - column};
+    if constexpr (kConfig.mask != Mask::none) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        end[r] = min(end[r], rows[r] + d.high - column);
+        if constexpr (kConfig.mask == Mask::both) begin[r] = rows[r] + d.low - column;
+      }
+    }
+    mask<kCount>(begin, end, listed);
   }
   /// How many of a row's scores in this thread (columns 0, 1, 8, 9, 16, ...) are left of `column`.
   static __forceinline__ int scores_before(int column) {
@@ -255,7 +327,7 @@ struct Scores {
       base[r] = fabsf(m[r]) <= kHugeMaximum ? m[r] : not_a_number();
       if constexpr (kModification == Modification::alibi) base[r] -= offset[r];
     }
-    exponentials<Cap::before, kCount>(args, args.scale_log2, base, sum);
+    exponentials<Cap::before, kCount>(args, exponent_scale(args), base, sum);
     const float here[2] = {sum[0][0] + sum[0][1], sum[1][0] + sum[1][1]};
     // Not true for a NaN either.
     const bool holds = here[0] <= kOutgrown<kConfig> && here[1] <= kOutgrown<kConfig>;
@@ -284,7 +356,7 @@ struct Scores {
   /// by.
   template <bool kFirst, bool kLazy = kConfig.lazy_rescale, int kCount = kScores>
   __forceinline__ void softmax(const Args& args) {
-    float scale = kModification == Modification::general ? 1.0F : args.scale_log2;
+    float scale = exponent_scale(args);
     float base[2];
     if (!kFirst && keeps_maxima(scale)) {
       alpha[0] = alpha[1] = 1.0F;
@@ -295,7 +367,7 @@ struct Scores {
       row_maxima<kCount>(args, scale, now);
       move_maxima<kFirst, kLazy>(now, base);
     }
-    if constexpr (kModification != Modification::general) {
+    if constexpr (!kInLog2 || kExpressions.score != 0) {
       // A fused s * scale - m is off by the rounding of m = s * scale at the largest score. That
       // cancels in O and in LSE until it passes what P can hold: then both are rounded alike.
       if (__any_sync(~0U, fmaxf(fabsf(m[0]), fabsf(m[1])) > kHugeMaximum)) {

@@ -5,6 +5,7 @@
 
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
+#include "cuda/host/expressions.h"
 #include "cuda/host/tile_order.h"
 #include "cuda/kernels/rows/tile_lists.h"
 #include "plan/accounting.h"
@@ -78,6 +79,8 @@ constexpr double kPackGain = 0.9;
 
 Modification modification(const Problem& p) {
   if (!sm80::is_modified(p)) return Modification::none;
+  // What a score function takes is worked out in the general way.
+  if (p.score_function.defined()) return Modification::general;
   // The kernels of one modification divide by the scale.
   const bool softcap = p.softcap > 0.0, alibi = p.alibi_slopes.defined();
   if (!(p.scale > 1e-30F) || (softcap && alibi)) return Modification::general;
@@ -164,7 +167,8 @@ std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
 
 int sm90_pack_shift(const Problem& p, const Sm90Tile& tile) {
   const std::int64_t group = p.group();
-  if (group <= 1 || group > 64 || p.alibi_slopes.defined() || p.block_list.defined()) return 0;
+  const bool apart = p.alibi_slopes.defined() || p.block_list.defined() || expressions_of(p).any();
+  if (group <= 1 || group > 64 || apart) return 0;
   int shift = 0;
   while (std::int64_t{1} << shift < group) ++shift;
   // The map of packed sequences has no axis left for the heads of a group.
@@ -227,7 +231,10 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   config.skip_blocks = tile.has(kSkipBlocks);
   config.lists = tile_lists_kind(p, tile.block_m(), tile.block_n);
   config.modification = modification(p);
-  config.trust_maxima = tile.has(kTrustMaxima) && config.modification != Modification::general;
+  config.expressions = expressions_of(p);
+  // Under a mask function without a list, rows may have seen nothing before a block that they see.
+  config.trust_maxima = tile.has(kTrustMaxima) && config.modification != Modification::general &&
+                        (config.expressions.mask == 0 || config.lists != fwd_sm90::Lists::none);
   config.lengths = sm90_lengths(p);
   config.pack_heads = sm90_pack_shift(p, tile) > 0;
   config.split = split;
@@ -242,11 +249,11 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   config.chain_tiles = tile.has(kChainShort) && !split && dense && !config.pack_heads &&
                        config.mask != Mask::both && (!masked || p.seq_k <= kShortKeys);
   const bool plain = dense && !config.pack_heads && !split;
-  const bool unmodified = config.modification == Modification::none;
+  const bool unmodified = config.modification == Modification::none && !config.expressions.any();
   config.values_first = tile.has(kValuesFirst) && plain && unmodified;
-  config.halve_cut =
-      masked && tile.has(kHalveCut) && plain &&
-      (unmodified || (config.modification == Modification::softcap && config.mask == Mask::right));
+  config.halve_cut = masked && tile.has(kHalveCut) && plain &&
+                     (unmodified || (config.modification == Modification::softcap &&
+                                     config.mask == Mask::right && !config.expressions.any()));
   // The short tiles of a window wait for Q as often as for keys.
   const bool short_window = is_short_window(p) && plain && !listed;
   const bool early_q = short_window && tile.has(kEarlyQWindow) && unmodified;

@@ -1,5 +1,6 @@
 #include "cuda/kernels/fwd_sm90/unit.h"
 
+#include "cuda/host/expressions.h"
 #include "cuda/host/wgmma_text.h"
 #include "cuda/jit/config_text.h"
 
@@ -44,7 +45,7 @@ KernelUnit fwd_sm90_unit(const fwd_sm90::Config& c) {
                 enum_text("mask", "Mask", c.mask) +
                 enum_text("modification", "Modification", c.modification) +
                 enum_text("lengths", "Lengths", c.lengths) + flag_text("pack_heads", c.pack_heads) +
-                flag_text("split", c.split);
+                flag_text("split", c.split) + expressions_text(c.expressions);
   if (c.lists != fwd_sm90::Lists::none) {
     unit.config += enum_text("lists", "Lists", c.lists);
     unit.args = "ListArgs";

@@ -36,14 +36,16 @@ std::int64_t lanes(int head_dim_v) {
 
 }  // namespace
 
-void combine_parts(const Problem& p, const float* o, const float* lse, int parts, void* stream) {
+void combine_parts(const Problem& p, const float* o, const float* statistics, int parts,
+                   void* stream) {
   const combine::Config config = {.output = output(p.dtype),
                                   .head_dim_v = sm80::padded(p.head_dim_v)};
   combine::Args args;
   args.o = o;
-  args.lse = lse;
   args.parts = parts;
   args.rows = p.query_rows();
+  args.m = statistics;
+  args.l = statistics + parts * args.rows;
   args.to = sm80::view4(p.o);
   if (p.lse.defined()) {
     args.lse_to = static_cast<float*>(p.lse.data);

@@ -1,6 +1,9 @@
 /// combine: merges partial results over disjoint keys.
 ///
-///   LSE = log sum_p exp(LSE_p);  O = sum_p exp(LSE_p - LSE) O_p (docs/math.md F15)
+///   m = max_p m_p;  w_p = l_p exp(m_p - m);  l = sum_p w_p
+///   LSE = m + log l;  O = sum_p w_p O_p / l (docs/math.md F15)
+///
+/// NOTE: a part keeps m and l apart. LSE in one float loses log l where a huge bias shifts the row.
 ///
 /// A group of lanes takes one row, four columns a lane; each lane works out the weights of some
 /// parts. The order of the sum is the order of the parts: repeatable. Loads of
@@ -40,21 +43,21 @@ __forceinline__ void store(const View4& to, i64 offset, int d, int head_dim_v,
   }
 }
 
-/// Adds up to ahead() parts from first + begin on, whose LSEs the lanes from `begin` on hold
-/// in `own` (-inf: no such part, or one that saw no key and wrote no O).
+/// Adds up to ahead() parts from first + begin on, whose weights the lanes from `begin` on hold
+/// in `own` (0: no such part, or one that saw no key and wrote no O).
 template <Config kConfig, int kVectors>
 __forceinline__ void add_parts(const Args& args, i64 row, int lane, int first, int begin, float own,
-                               float base, float& sum, float (&O)[kVectors][4]) {
+                               float& sum, float (&O)[kVectors][4]) {
   constexpr int kLanes = lanes(kConfig.head_dim_v);
   constexpr int kAhead = ahead(kConfig.head_dim_v);
   constexpr int kParts = kAhead < kLanes ? kAhead : kLanes;
-  float lse[kParts];
+  float weight[kParts];
   Bytes16 v[kParts][kVectors] = {};
 #pragma unroll
   for (int i = 0; i < kParts; ++i) {
     const int from_lane = static_cast<int>(threadIdx.x) % 32 - lane + begin + i;
-    lse[i] = __shfl_sync(~0U, own, from_lane);
-    if (lse[i] == -infinity()) continue;
+    weight[i] = __shfl_sync(~0U, own, from_lane);
+    if (weight[i] == 0.0F) continue;
     const float* from = args.o + ((first + begin + i) * args.rows + row) * kConfig.head_dim_v;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
@@ -64,15 +67,14 @@ __forceinline__ void add_parts(const Args& args, i64 row, int lane, int first, i
   }
 #pragma unroll
   for (int i = 0; i < kParts; ++i) {
-    if (lse[i] == -infinity()) continue;
-    const float weight = exp2_approx((lse[i] - base) * kLog2e);
-    sum += weight;
+    if (weight[i] == 0.0F) continue;
+    sum += weight[i];
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      O[k][0] += weight * __int_as_float(static_cast<int>(v[i][k].x));
-      O[k][1] += weight * __int_as_float(static_cast<int>(v[i][k].y));
-      O[k][2] += weight * __int_as_float(static_cast<int>(v[i][k].z));
-      O[k][3] += weight * __int_as_float(static_cast<int>(v[i][k].w));
+      O[k][0] += weight[i] * __int_as_float(static_cast<int>(v[i][k].x));
+      O[k][1] += weight[i] * __int_as_float(static_cast<int>(v[i][k].y));
+      O[k][2] += weight[i] * __int_as_float(static_cast<int>(v[i][k].z));
+      O[k][3] += weight[i] * __int_as_float(static_cast<int>(v[i][k].w));
     }
   }
 }
@@ -85,22 +87,26 @@ __forceinline__ void kernel(const Args& args) {
   const i64 row = group < args.rows ? group : args.rows - 1;  // all lanes are needed to shuffle
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   wait_for_previous();  // for the parts
-  float own = lane < args.parts ? args.lse[lane * args.rows + row] : -infinity(), top = own;
+  float own = lane < args.parts ? args.m[lane * args.rows + row] : -infinity(), top = own;
   for (int p = lane + kLanes; p < args.parts; p += kLanes)
-    top = fmaxf(top, args.lse[p * args.rows + row]);
+    top = fmaxf(top, args.m[p * args.rows + row]);
 #pragma unroll
   for (int other = kLanes / 2; other > 0; other /= 2)
     top = fmaxf(top, __shfl_xor_sync(~0U, top, other));
-  // No part saw a key: weights 2^(-inf - 0) = 0. An infinite or NaN LSE of a part makes NaN, as the
-  // formula does.
+  // No part saw a key: weights 0. An infinite m or a NaN l of a part makes NaN, as the formula
+  // does.
   const float base = top == -infinity() ? 0.0F : top;
+  const auto weight = [&](int part, float m) {
+    return m == -infinity() ? 0.0F : args.l[part * args.rows + row] * exp2_approx(m - base);
+  };
   float sum = 0.0F;
   float O[kVectors][4] = {};
   for (int first = 0; first < args.parts; first += kLanes) {
     const int count = min(kLanes, args.parts - first);
-    if (first > 0) own = lane < count ? args.lse[(first + lane) * args.rows + row] : -infinity();
+    if (first > 0) own = lane < count ? args.m[(first + lane) * args.rows + row] : -infinity();
+    own = weight(first + lane, own);
     for (int begin = 0; begin < count; begin += ahead(kConfig.head_dim_v)) {
-      add_parts<kConfig, kVectors>(args, row, lane, first, begin, own, base, sum, O);
+      add_parts<kConfig, kVectors>(args, row, lane, first, begin, own, sum, O);
     }
   }
   const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;
@@ -108,7 +114,9 @@ __forceinline__ void kernel(const Args& args) {
   const i64 pair = row / args.seq_q, i = row % args.seq_q;
   const i64 b = pair / args.heads, h = pair % args.heads;
   if (lane == 0 && args.lse_to != nullptr) {
-    args.lse_to[b * args.lse_b + h * args.lse_h + i * args.lse_s] = base + kLn2 * log2_approx(sum);
+    // A bias of the least finite float on all keys: LSE is that, and so is m.
+    args.lse_to[b * args.lse_b + h * args.lse_h + i * args.lse_s] =
+        base == kLowest ? kLowest : (base + log2_approx(sum)) * kLn2;
   }
   const i64 offset = b * args.to.stride_b + h * args.to.stride_h + i * args.to.stride_s;
 #pragma unroll

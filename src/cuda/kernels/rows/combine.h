@@ -9,9 +9,9 @@
 
 namespace tilewise::cuda {
 
-/// Merges `parts` normalised results o (parts, B, Hq, Sq, padded Dv) and their lse (parts, B, Hq,
-/// Sq) into the problem's O and LSE.
-void combine_parts(const Problem& problem, const float* o, const float* lse, int parts,
+/// Merges `parts` normalised results o (parts, B, Hq, Sq, padded Dv) with their statistics m, then
+/// l, (2, parts, B, Hq, Sq) into the problem's O and LSE.
+void combine_parts(const Problem& problem, const float* o, const float* statistics, int parts,
                    void* stream);
 
 void add_combine_units(std::vector<PackUnit>& units);

@@ -16,8 +16,10 @@ struct Config {
 
 struct Args {
   const float* o = nullptr;  ///< (parts, rows, padded Dv): normalised partial results
-  const float* lse =
-      nullptr;  ///< (parts, rows), natural log; -inf: the part saw no key and wrote no O
+  /// (parts, rows): the reference maximum in the log2 domain, -inf where the part saw no key and
+  /// wrote no O, and the sum of 2^(s - m).
+  const float* m = nullptr;
+  const float* l = nullptr;
   int parts = 1;
   long long rows = 0;  ///< batch * heads * seq_q
   tile::View4 to;

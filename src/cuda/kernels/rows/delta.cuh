@@ -3,8 +3,8 @@
 ///   delta = rowsum(dO O) - dLSE;  lse2 = LSE * log2 e (B2)
 ///
 /// lse2 is +inf where LSE = -inf (a row that saw no key) and for rows that pad the last tile: P =
-/// 2^(S - lse2) is then 0 without a mask. Also clears the sums of dQ. A group of lanes takes one
-/// row, eight columns a lane.
+/// 2^(S - lse2) is then 0 without a mask. delta is 0 there. Also clears the sums of dQ. A group of
+/// lanes takes one row, eight columns a lane.
 #pragma once
 
 #include "cuda/kernels/rows/delta_args.h"
@@ -112,9 +112,14 @@ __forceinline__ void kernel(const AnyArgs& any) {
   float lse2 = infinity();
   if (exists()) {
     const float lse = args.lse[b * args.lse_b + h * args.lse_h + i * args.lse_s];
-    lse2 = lse == -infinity() ? infinity() : lse * kLog2e;
-    if (args.d_lse != nullptr) {
-      sum -= args.d_lse[b * args.d_lse_b + h * args.d_lse_h + i * args.d_lse_s];
+    if (lse == -infinity()) {
+      sum = 0.0F;  // whatever dO and dL hold there. CONTRACT 3
+    } else {
+      // A bias of the least finite float on all keys: LSE is that.
+      lse2 = max_nan(lse * kLog2e, kLowest);
+      if (args.d_lse != nullptr) {
+        sum -= args.d_lse[b * args.d_lse_b + h * args.d_lse_h + i * args.d_lse_s];
+      }
     }
   }
   args.lse2[row] = lse2;

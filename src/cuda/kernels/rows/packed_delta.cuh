@@ -89,7 +89,8 @@ struct Row {
     return sum > 0x1p-20F && sum < 0x1p20F ? weighted / sum + origin : otherwise;
   }
   __forceinline__ float delta() {
-    if (!find()) return 0.0F;
+    // Of a row without keys nothing comes, whatever dO and dL hold. CONTRACT 3
+    if (!find() || args.lse[head * args.lse_h + row * args.lse_s] == -infinity()) return 0.0F;
     float d_o[kEach], o[kEach];
     read(d_o, args.d_o, head, row, args.head_dim_v);
     read(o, args.o, head, row, args.head_dim_v);

@@ -92,6 +92,7 @@ TileListsMaker::TileListsMaker(const Problem& p, int tile_q, int tile_k) : devic
     args_.block_full = static_cast<const unsigned char*>(list.block_full.data);
     args_.full_stride = list.block_full.strides[0];
   }
+  args_.function = p.mask_function.defined();
   args_.pairs = static_cast<int>(
       std::min<std::int64_t>(list.block_index.sizes[0], std::numeric_limits<int>::max()));
   args_.shift_q = log2_of(list.block_q);

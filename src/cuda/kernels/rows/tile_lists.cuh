@@ -80,7 +80,7 @@ struct Row {
         plain &= (full[word] >> (block % 32) & 1) != 0;
       }
     }
-    whole = all && (plain || uncut) && end_key <= keys;
+    whole = all && (plain || (uncut && !args.function)) && end_key <= keys;
   }
 };
 

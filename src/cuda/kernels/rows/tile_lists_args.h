@@ -20,7 +20,8 @@ struct Args {
   long long index_stride = 1;
   const unsigned char* block_full = nullptr;  ///< may be null
   long long full_stride = 1;
-  int pairs = 0;  ///< of block_index
+  bool function = false;  ///< a mask function cuts every block that is not full
+  int pairs = 0;          ///< of block_index
   int shift_q = 7, shift_k = 7;
   int query_blocks = 0, key_blocks = 0;
   // What hides pairs beside the list: row i sees the keys j with i + low <= j < min(i + high,

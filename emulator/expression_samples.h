@@ -1,0 +1,78 @@
+/// The score functions and masks that the emulation runs, as text, and the tensors that they
+/// capture.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "expression/lower.h"
+#include "tilewise/expression.h"
+
+namespace tilewise::samples {
+
+struct Sample {
+  const char *score, *mask;  ///< empty: none
+};
+inline constexpr Sample kSamples[] = {
+    {"score - slopes[h]*abs(i - j)", ""},
+    {"12*tanh(score/12) + 0.1*((j - i) // 3) - 0.05*((j - i) % 5)", "docs[b, i] == docs[b, j]"},
+    // Hidden pairs have an infinite slope.
+    {"score/float(j <= i) + table[clamp(i - j, 0, 6), h]", "j <= i"},
+    {"score + sum(8, left[i, lane]*right[j, lane])",
+     "any(4, top[i // 16, lane] == j // 16) | j == 0"},
+};
+inline constexpr int kCount = 4;
+/// Of the functions with a derivative, among those of kSamples.
+inline constexpr int kGradients = 100;
+/// Of those that add to the gradients of captured tensors.
+inline constexpr int kCaptures = 200;
+
+/// Tensors for up to 400 queries and keys and four heads.
+struct Tables {
+  static constexpr int kLength = 400;
+  std::vector<float> slopes{0.25F, 0.0625F, 0.5F, 0.125F};
+  std::vector<std::int32_t> docs = std::vector<std::int32_t>(kLength);
+  std::vector<float> table = std::vector<float>(7 * 4);
+  std::vector<float> left = std::vector<float>(kLength * 8), right = left;
+  std::vector<std::int64_t> top = std::vector<std::int64_t>(kLength / 16 * 4);
+  std::vector<Captured> captures;
+
+  Tables() {
+    for (int n = 0; n < kLength; ++n) docs[n] = n / 37;
+    for (int n = 0; n < 7 * 4; ++n) table[n] = std::sin(static_cast<float>(n));
+    for (int n = 0; n < kLength * 8; ++n) {
+      left[n] = std::sin(0.7F * static_cast<float>(n));
+      right[n] = std::cos(1.3F * static_cast<float>(n));
+    }
+    for (int n = 0; n < static_cast<int>(top.size()); ++n) top[n] = (5 * n + n / 4) % 9;
+    const auto add = [&](const char* name, auto& data, DType dtype,
+                         std::initializer_list<std::int64_t> sizes) {
+      captures.emplace_back(name, Tensor::contiguous(data.data(), dtype, sizes));
+    };
+    add("slopes", slopes, DType::float32, {4});
+    // Of all batch entries alike.
+    Tensor of_all = Tensor::contiguous(docs.data(), DType::int32, {4, kLength});
+    of_all.strides[0] = 0;
+    captures.emplace_back("docs", of_all);
+    add("table", table, DType::float32, {7, 4});
+    add("left", left, DType::float32, {kLength, 8});
+    add("right", right, DType::float32, {kLength, 8});
+    add("top", top, DType::int64, {kLength / 16, 4});
+  }
+};
+
+inline Tables& tables() {
+  static Tables kept;
+  return kept;
+}
+
+/// The functions of a sample; not defined where its text is empty.
+inline Expression score_of(const Sample& s) {
+  return *s.score == '\0' ? Expression() : Expression::parse(s.score, tables().captures);
+}
+inline Expression mask_of(const Sample& s) {
+  return *s.mask == '\0' ? Expression() : Expression::parse(s.mask, tables().captures);
+}
+
+}  // namespace tilewise::samples

@@ -1,0 +1,30 @@
+/// Prints the device functions of expression_samples.h: what kernels of the emulation include.
+#include <cstdio>
+
+#include "cuda/host/expression_text.h"
+#include "expression_samples.h"
+
+int main() {
+  using namespace tilewise;
+  for (int n = 0; n < samples::kCount; ++n) {
+    const Expression score = samples::score_of(samples::kSamples[n]);
+    const Expression mask = samples::mask_of(samples::kSamples[n]);
+    int first = 0;
+    if (score.defined()) {
+      const expression::Lowered& lowered = expression::lower(score);
+      first = static_cast<int>(lowered.captures().size());
+      std::fputs(cuda::score_text(*lowered.program(), {n + 1, 0}).c_str(), stdout);
+      const cuda::FunctionName gradient = {samples::kGradients + n + 1, 0};
+      std::fputs(cuda::gradient_text(*lowered.gradient(), gradient).c_str(), stdout);
+      const cuda::FunctionName sums = {samples::kCaptures + n + 1, 0};
+      const std::vector<bool> all(lowered.captures().size(), true);
+      if (!lowered.gradient()->terms.empty())
+        std::fputs(cuda::captures_text(*lowered.gradient(), all, sums).c_str(), stdout);
+    }
+    if (mask.defined()) {
+      std::fputs(cuda::mask_text(*expression::lower(mask).program(), {n + 1, first}).c_str(),
+                 stdout);
+    }
+  }
+  return 0;
+}

@@ -1,0 +1,349 @@
+/// Checks of fwd_sm80, bwd_sm80 and bwd_dq_sm80 on the emulator against the formulas in float64.
+#pragma once
+
+#include "cuda/kernels/bwd_sm80/bias.cuh"
+#include "cuda/kernels/bwd_sm80/keys.cuh"
+#include "cuda/kernels/bwd_sm80/queries.cuh"
+#include "cuda/kernels/fwd_sm80/kernel.cuh"
+#include "cuda/kernels/rows/combine.cuh"
+#include "cuda/kernels/rows/convert.cuh"
+#include "cuda/kernels/rows/sinks.cuh"
+#include "flash_sm80_configs.h"
+#include "flash_sm80_truth.h"
+
+constexpr int kSharedBytes = 256 * 1024;
+namespace tilewise::fwd_sm80 {
+alignas(1024) unsigned char shared[kSharedBytes];
+}
+namespace tilewise::bwd_sm80 {
+alignas(1024) unsigned char shared[kSharedBytes];
+}
+namespace tilewise::bwd_dq_sm80 {
+alignas(1024) unsigned char shared[kSharedBytes];
+}
+namespace tilewise::bwd_dbias_sm80 {
+alignas(1024) unsigned char shared[kSharedBytes];
+}
+namespace tilewise::bwd_sinks {
+alignas(1024) unsigned char shared[kSharedBytes];
+}
+
+namespace {
+
+using namespace tilewise;
+using tile::Element;
+
+constexpr double kBf16 = 1.2e-2, kFp16 = 1.5e-3, kExact = 2e-5;
+/// Of sums over many pairs, which nearly cancel.
+constexpr double kSums = 5e-5;
+
+template <class Kernel>
+void run_grid(unsigned blocks, int warps, unsigned char* shared, Kernel kernel) {
+  emulator::shared_base = shared;
+  for (unsigned b = 0; b < blocks; ++b) {
+    std::memset(shared, 0xff, kSharedBytes);
+    emulator::run_block(b, static_cast<unsigned>(warps * 32), kernel);
+  }
+}
+
+}  // namespace
+
+#include "flash_sm80_pairs.h"
+
+namespace {
+
+/// Calls launch(parameters of the kernel): with the captured tensors where it has expressions.
+template <auto kConfig, class Args, class Launch>
+void with_captures(const Shape& s, const Args& args, Launch launch) {
+  if constexpr (kConfig.expressions.any()) {
+    launch(tile::Expressed<Args>{args, s.formula->captures});
+  } else {
+    launch(args);
+  }
+}
+
+tile::TileOrder order(int rows, int block, int heads, bool last_first, int parts = 1) {
+  return {static_cast<unsigned>((rows + block - 1) / block), static_cast<unsigned>(parts),
+          static_cast<unsigned>(heads), 1, last_first};
+}
+
+template <class T>
+tile::View4 view4(std::vector<T>& x, int seq, int dim) {
+  return {x.data(), 0, static_cast<long long>(seq) * dim, dim, 1};
+}
+
+/// O and LSE of kParts parts of the keys, merged by combine.
+template <int kWidth>
+void merge_parts(const Shape& s, int parts, const std::vector<float>& o,
+                 const std::vector<float>& statistics, const tile::View4& to, float* lse_to) {
+  combine::Args a;
+  a.o = o.data(), a.parts = parts;
+  a.rows = static_cast<long long>(s.heads_q) * s.seq_q;
+  a.m = statistics.data(), a.l = a.m + parts * a.rows;
+  a.to = to, a.lse_to = lse_to, a.lse_h = s.seq_q, a.lse_s = 1;
+  a.heads = s.heads_q, a.seq_q = s.seq_q, a.head_dim_v = s.dim;
+  const long long threads = a.rows * combine::lanes(kWidth);
+  run_grid(static_cast<unsigned>((threads + combine::kThreads - 1) / combine::kThreads),
+           combine::kThreads / 32, fwd_sm80::shared, [&] {
+             combine::kernel<combine::Config{combine::Output::float32, kWidth}>(a);
+           });
+}
+
+/// O is of the operands' type, or float32 when they have scale factors or the keys are split.
+template <fwd_sm80::Config kConfig>
+void check_forward(const char* name, const Shape& s, double bound = 1.2e-2) {
+  constexpr Element kElement = kConfig.element;
+  constexpr int kWidth = kConfig.head_dim_v;
+  const Truth t = make_truth(
+      s, [](float x) { return kConfig.scaled ? x : widened<kElement>(narrow<kElement>(x)); });
+  const Rows<kElement> q(t.q, s.dim, s.dim, s.seq_q), v(t.v, s.dim, s.dim, s.seq_k);
+  const Rows<kElement> k(t.k, s.dim, kConfig.head_dim, s.seq_k);
+  using Packed = Planes<kConfig.planes>;
+  const Packed q_planes(t.q, s.dim, kConfig.head_dim, s.seq_q, s.heads_q);
+  const Packed k_planes(t.k, s.dim, kConfig.head_dim, s.seq_k, s.heads_k);
+  const Packed v_planes(t.v, s.dim, kWidth, s.seq_k, s.heads_k);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::vector<Bits> o(t.o.size(), kPoison);
+  std::vector<float> got(t.o.size(), nan), lse(t.lse.size(), nan);
+  fwd_sm80::Args a;
+  a.q = q.view, a.k = k.view, a.v = v.view;
+  a.cols_q = a.cols_v = a.head_dim_v = s.dim;
+  a.cols_k = kConfig.head_dim;
+  if (kConfig.scaled) {
+    a.q = q_planes.view, a.k = k_planes.view, a.v = v_planes.view;
+    a.q_scale = q_planes.scales.data(), a.k_scale = k_planes.scales.data();
+    a.v_scale = v_planes.scales.data();
+    a.q_scale_blocks = q_planes.blocks, a.k_scale_blocks = k_planes.blocks;
+    a.cols_q = kConfig.head_dim, a.cols_v = kWidth;
+  }
+  a.heads_q = s.heads_q, a.group = s.heads_q / s.heads_k, a.seq_q = s.seq_q, a.seq_k = s.seq_k;
+  a.scale = s.scale, a.scale_log2 = s.scale * tile::kLog2e;
+  if (s.causal) a.positions.right = 0;
+  a.o = view4(o, s.seq_q, s.dim), a.o_vectors = s.dim % 8 == 0;
+  if (kConfig.scaled) a.o = view4(got, s.seq_q, s.dim);
+  a.lse = lse.data(), a.lse_h = s.seq_q, a.lse_s = 1;
+  Pairs pairs(s, kConfig.pairs);
+  a.pairs = pairs.tensors, a.sinks = sinks_of(s), a.sinks_h = 1;
+  a.dropout = dropout_bits(s);
+  constexpr int kParts = kConfig.split ? 3 : 1;
+  const int rows = s.heads_q * s.seq_q;
+  std::vector<float> part_o(static_cast<std::size_t>(kParts * rows * kWidth), nan);
+  std::vector<float> part_rows(static_cast<std::size_t>(2 * kParts * rows), nan);
+  if (kConfig.split) {
+    a.o = view4(part_o, s.seq_q, kWidth), a.o_vectors = true, a.o_split = rows * kWidth;
+    a.lse = part_rows.data(), a.lse_split = rows, a.keys_per_split = kConfig.block_n;
+  }
+  a.order = order(s.seq_q, kConfig.block_m, s.heads_q, true, kParts);
+  with_captures<kConfig>(s, a, [&](const auto& all) {
+    run_grid(a.order.blocks * a.order.heads * kParts, kConfig.warps, fwd_sm80::shared,
+             [&] { fwd_sm80::kernel<kConfig>(all); });
+  });
+  if (kConfig.split) {
+    merge_parts<kWidth>(s, kParts, part_o, part_rows, view4(got, s.seq_q, s.dim), lse.data());
+  }
+  for (std::size_t i = 0; !kConfig.scaled && !kConfig.split && i < o.size(); ++i) {
+    got[i] = widened<kElement>(o[i]);
+  }
+  expect(name, "O", error(t.o, got), bound);
+  double worst = 0.0;
+  for (std::size_t i = 0; i < lse.size(); ++i) {
+    if (static_cast<double>(lse[i]) == t.lse[i]) continue;  // both -inf, say
+    const double off = std::fabs(t.lse[i] - static_cast<double>(lse[i]));
+    worst = std::max(worst, off / std::max(1.0, std::fabs(static_cast<double>(s.shift))));
+  }
+  // Of logits of a few units; operands of one plane are rounded to 11 bits.
+  expect(name, "LSE", worst, kConfig.scaled && kConfig.planes == 1 ? 3e-3 : 1e-5);
+}
+
+/// What bwd_delta makes.
+struct Statistics {
+  int rows_q;
+  std::vector<float> lse2, delta, low;
+  template <class Round>
+  Statistics(const Shape& s, const Truth& t, Round round)
+      : rows_q((s.seq_q + tile::kScaleRows - 1) / tile::kScaleRows * tile::kScaleRows) {
+    const auto count = static_cast<std::size_t>(s.heads_q * rows_q);
+    lse2.assign(count, tile::infinity());
+    delta.assign(count, 0.0F);
+    low.assign(count, 0.0F);
+    for (int h = 0; h < s.heads_q; ++h) {
+      for (int i = 0; i < s.seq_q; ++i) {
+        const int row = h * s.seq_q + i, at = h * rows_q + i;
+        auto lse = static_cast<float>(t.lse[row]);
+        // A forward may be a unit in the last place off, more than all that is left of the logits.
+        if (s.shift != 0.0F) lse = std::nextafter(lse, i % 2 == 0 ? 0.0F : lse);
+        if (lse == -tile::infinity()) continue;
+        lse2[at] = std::max(lse * tile::kLog2e, tile::kLowest);
+        for (int d = 0; d < s.dim; ++d) {
+          delta[at] += round(static_cast<float>(t.o[row * s.dim + d])) * t.d_o[row * s.dim + d];
+        }
+      }
+    }
+  }
+};
+
+bwd_sm80::Args backward_args(const Shape& s, Statistics& rows) {
+  bwd_sm80::Args a;
+  a.lse2 = rows.lse2.data(), a.lse2_low = rows.low.data(), a.delta = rows.delta.data();
+  a.rows_q = rows.rows_q;
+  a.heads_q = s.heads_q, a.group = s.heads_q / s.heads_k, a.seq_q = s.seq_q, a.seq_k = s.seq_k;
+  a.head_dim = a.head_dim_v = s.dim;
+  a.scale = s.scale, a.scale_log2 = s.scale * tile::kLog2e;
+  if (s.causal) a.positions.right = 0;
+  a.dropout = dropout_bits(s);
+  return a;
+}
+
+/// What delta is made of: O as it is or as the input's type holds it, or P.
+enum class Delta { exact_o, rounded_o, p };
+
+/// kKeys: bwd_sm80, with dQ or, when kQueries is another config, without.
+template <Gradient kKeys, Gradient kQueries, Delta kDelta = Delta::exact_o>
+double check_backward(const char* name, const Shape& s, double bound, double dq_bound) {
+  constexpr Element kElement = kKeys.element;
+  const auto rounded = [](float x) { return widened<kElement>(narrow<kElement>(x)); };
+  const Truth t = make_truth(s, rounded);
+  const int width = kKeys.head_dim;
+  // K and V as packed rows, Q and dO as the caller's: their widths differ.
+  const Rows<kElement> q(t.q, s.dim, s.dim, s.seq_q), k(t.k, s.dim, width, s.seq_k);
+  const Rows<kElement> v(t.v, s.dim, width, s.seq_k), d_o(t.d_o, s.dim, s.dim, s.seq_q);
+  Statistics rows(s, t, [&](float o) { return kDelta == Delta::exact_o ? o : rounded(o); });
+  bwd_sm80::Args a = backward_args(s, rows);
+  a.q = q.view, a.k = k.view, a.v = v.view, a.d_o = d_o.view;
+  a.cols_q = a.cols_o = s.dim;
+  a.cols_k = a.cols_v = width;
+  std::vector<Bits> dq(t.dq.size(), kPoison), dk(t.dk.size(), kPoison), dv(t.dv.size(), kPoison);
+  a.dq = view4(dq, s.seq_q, s.dim), a.dk = view4(dk, s.seq_k, s.dim);
+  a.dv = view4(dv, s.seq_k, s.dim);
+  std::vector<float> sums(static_cast<std::size_t>(s.heads_q * rows.rows_q * width));
+  a.dq_sum = sums.data();
+  Pairs pairs(s, kKeys.pairs);
+  a.pairs = pairs.tensors, a.sinks = sinks_of(s), a.sinks_h = 1;
+  if constexpr (kDelta == Delta::p) {
+    a.order = order(s.seq_q, kQueries.block_m, s.heads_q, true);
+    with_captures<kQueries>(s, a, [&](const auto& all) {
+      run_grid(a.order.blocks * a.order.heads, kQueries.warps, bwd_dq_sm80::shared,
+               [&] { bwd_dq_sm80::refine<kQueries>(all); });
+    });
+  }
+  a.order = order(s.seq_k, kKeys.block_n, s.heads_k, false);
+  with_captures<kKeys>(s, a, [&](const auto& all) {
+    run_grid(a.order.blocks * a.order.heads, kKeys.warps, bwd_sm80::shared,
+             [&] { bwd_sm80::kernel<kKeys>(all); });
+  });
+  const auto floats = [](const std::vector<Bits>& x) {
+    std::vector<float> y;
+    for (const Bits b : x) y.push_back(widened<kElement>(b));
+    return y;
+  };
+  std::vector<float> got_dq;
+  if constexpr (kKeys.with_dq) {
+    got_dq = from_fragments(sums, s, rows.rows_q, width);
+  } else {
+    a.order = order(s.seq_q, kQueries.block_m, s.heads_q, true);
+    with_captures<kQueries>(s, a, [&](const auto& all) {
+      run_grid(a.order.blocks * a.order.heads, kQueries.warps, bwd_dq_sm80::shared,
+               [&] { bwd_dq_sm80::kernel<kQueries>(all); });
+    });
+    got_dq = floats(dq);
+  }
+  if constexpr (kQueries.pairs.bias != tile::BiasType::none)
+    check_bias_and_sinks<kQueries>(name, s, t, a, kSums);
+  expect(name, "dQ", error(t.dq, got_dq), dq_bound);
+  expect(name, "dK", error(t.dk, floats(dk)), bound);
+  expect(name, "dV", error(t.dv, floats(dv)), bound);
+  return error(t.dq, got_dq);
+}
+
+/// Sums of the parts of two passes; `into` becomes what bwd_convert makes of them.
+struct PartSums {
+  static constexpr int kParts = 3;
+  std::vector<float> sums;
+  bwd_convert::Source source;
+  PartSums(int heads, int padded_rows, int padded, const tile::View4& into, const Shape& s,
+           int rows) {
+    sums.assign(static_cast<std::size_t>(kParts * heads * padded_rows * padded),
+                std::numeric_limits<float>::quiet_NaN());
+    source.sums = sums.data(), source.parts = kParts, source.to = into;
+    source.heads = heads, source.rows = rows, source.padded_rows = padded_rows;
+    source.cols = s.dim, source.padded = padded;
+    source.items = static_cast<long long>(heads) * padded_rows / 16 * padded;
+  }
+};
+void add_parts(PartSums& sums, float factor) {
+  bwd_convert::Args a;
+  a.sources[0] = sums.source, a.count = 1;
+  a.sources[0].factor = factor;
+  a.sources[0].vectors = a.sources[0].cols % 4 == 0;
+  const auto blocks = static_cast<unsigned>((sums.source.items + bwd_convert::kThreads - 1) /
+                                            bwd_convert::kThreads);
+  run_grid(blocks, bwd_convert::kThreads / 32, bwd_sm80::shared,
+           [&] { bwd_convert::kernel<bwd_convert::Config{bwd_convert::Type::float32}>(a); });
+}
+
+struct FloatErrors {
+  double dq, dv;
+};
+
+template <Gradient kKeys, Gradient kQueries>
+FloatErrors check_float(const char* name, const Shape& s, bool refine, double bound) {
+  const Truth t = make_truth(s, [](float x) { return x; });
+  const int width = kKeys.head_dim;
+  using Packed = Planes<kKeys.planes>;
+  const Packed q(t.q, s.dim, width, s.seq_q, s.heads_q), k(t.k, s.dim, width, s.seq_k, s.heads_k);
+  const Packed v(t.v, s.dim, width, s.seq_k, s.heads_k);
+  const Packed d_o(t.d_o, s.dim, width, s.seq_q, s.heads_q);
+  Statistics rows(s, t, [](float o) { return o; });
+  bwd_sm80::Args a = backward_args(s, rows);
+  a.q = q.view, a.k = k.view, a.v = v.view, a.d_o = d_o.view;
+  a.q_scale = q.scales.data(), a.k_scale = k.scales.data(), a.v_scale = v.scales.data();
+  a.do_scale = d_o.scales.data();
+  a.q_scale_blocks = q.blocks, a.k_scale_blocks = k.blocks;
+  a.cols_q = a.cols_k = a.cols_v = a.cols_o = width;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::vector<float> dq(t.dq.size(), nan), dk(t.dk.size(), nan), dv(t.dv.size(), nan);
+  a.dq = view4(dq, s.seq_q, s.dim), a.dk = view4(dk, s.seq_k, s.dim);
+  a.dv = view4(dv, s.seq_k, s.dim);
+  Pairs pairs(s, kKeys.pairs);
+  a.pairs = pairs.tensors, a.sinks = sinks_of(s), a.sinks_h = 1;
+  const tile::TileOrder queries = order(s.seq_q, kQueries.block_m, s.heads_q, true);
+  const unsigned query_blocks = queries.blocks * queries.heads;
+  if (refine) {
+    a.order = queries;
+    with_captures<kQueries>(s, a, [&](const auto& all) {
+      run_grid(query_blocks, kQueries.warps, bwd_dq_sm80::shared,
+               [&] { bwd_dq_sm80::refine<kQueries>(all); });
+    });
+  }
+  const int parts = kKeys.split ? PartSums::kParts : 1;
+  a.queries_per_split = kKeys.block_m, a.keys_per_split = kQueries.block_n;
+  a.rows_k = (s.seq_k + kKeys.block_n - 1) / kKeys.block_n * kKeys.block_n;
+  a.rows_dq = (s.seq_q + kQueries.block_m - 1) / kQueries.block_m * kQueries.block_m;
+  PartSums sums_q(s.heads_q, a.rows_dq, width, a.dq, s, s.seq_q);
+  PartSums sums_k(s.heads_k, a.rows_k, width, a.dk, s, s.seq_k);
+  PartSums sums_v(s.heads_k, a.rows_k, width, a.dv, s, s.seq_k);
+  a.dq_sum = sums_q.sums.data(), a.dk_sum = sums_k.sums.data(), a.dv_sum = sums_v.sums.data();
+  a.order = order(s.seq_k, kKeys.block_n, s.heads_k, false, parts);
+  with_captures<kKeys>(s, a, [&](const auto& all) {
+    run_grid(a.order.blocks * a.order.heads * a.order.splits, kKeys.warps, bwd_sm80::shared,
+             [&] { bwd_sm80::kernel<kKeys>(all); });
+  });
+  a.order = order(s.seq_q, kQueries.block_m, s.heads_q, true, parts);
+  with_captures<kQueries>(s, a, [&](const auto& all) {
+    run_grid(query_blocks * a.order.splits, kQueries.warps, bwd_dq_sm80::shared,
+             [&] { bwd_dq_sm80::kernel<kQueries>(all); });
+  });
+  if constexpr (kKeys.split) {
+    add_parts(sums_q, s.scale);
+    add_parts(sums_k, s.scale);
+    add_parts(sums_v, 1.0F);
+  }
+  if constexpr (kQueries.pairs.bias != tile::BiasType::none)
+    check_bias_and_sinks<kQueries>(name, s, t, a, std::max(bound, kSums));
+  expect(name, "dQ", error(t.dq, dq), bound);
+  expect(name, "dK", error(t.dk, dk), bound);
+  expect(name, "dV", error(t.dv, dv), bound);
+  return {error(t.dq, dq), error(t.dv, dv)};
+}
+
+}  // namespace

@@ -1,0 +1,176 @@
+/// Score functions and masks of the caller's own in fwd_sm80, bwd_sm80 and bwd_dq_sm80, against
+/// the interpreter of their programs.
+#include "flash_sm80_checks.h"
+//
+#include "expression_texts.h"
+//
+#include "cuda/kernels/bwd_sm80/captures.cuh"
+#include "interpreted.h"
+
+namespace tilewise::bwd_captures_sm80 {
+alignas(1024) unsigned char shared[kSharedBytes];
+}
+
+namespace {
+
+/// The formulas of a sample for a shape.
+struct Interpreted : samples::Interpreted {
+  Formula formula;
+
+  Interpreted(int sample, const Shape& s) : samples::Interpreted(samples::kSamples[sample]) {
+    formula.captures = cuda::captures_of(problem);
+    const auto point = [s](int h, int i, int j, double x) {
+      return expression::Point{
+          .h = h, .i = i, .j = j, .query_length = s.seq_q, .key_length = s.seq_k, .score = x};
+    };
+    formula.score = [this, point](int h, int i, int j, double x) -> Formula::Score {
+      return {value(point(h, i, j, x)), derivative(point(h, i, j, x))};
+    };
+    formula.visible = [this, point](int h, int i, int j) {
+      return is_visible(point(h, i, j, 0.0));
+    };
+  }
+};
+
+constexpr fwd_sm80::Config with_sample(fwd_sm80::Config config, int sample) {
+  config.expressions = samples::expressions_of(sample, false);
+  return config;
+}
+constexpr Gradient with_sample(Gradient config, int sample) {
+  config.expressions = samples::expressions_of(sample, true);
+  return config;
+}
+
+/// Gradients of the captured tensors by the formulas: of each, its elements side by side.
+std::vector<std::vector<double>> capture_gradients(const Shape& s, const Truth& t,
+                                                   const Interpreted& of) {
+  const expression::Gradient& gradient = *of.problem.score_gradient;
+  std::vector<std::vector<double>> sums;
+  for (const Tensor& c : of.problem.score_function.captures)
+    sums.emplace_back(static_cast<std::size_t>(c.numel()));
+  for (int h = 0; h < s.heads_q; ++h) {
+    for (int i = 0; i < s.seq_q; ++i) {
+      for (int j = 0; j < s.seq_k; ++j) {
+        const double dx = t.dlogits[(h * s.seq_q + i) * s.seq_k + j];
+        if (dx == 0.0) continue;
+        of.slope->turn_to({.h = h,
+                           .i = i,
+                           .j = j,
+                           .query_length = s.seq_q,
+                           .key_length = s.seq_k,
+                           .score = t.scores[(h * s.seq_q + i) * s.seq_k + j]});
+        for (const expression::CaptureTerm& term : gradient.terms) {
+          const Tensor& c = of.problem.score_function.captures[term.capture];
+          for (int lane = 0; lane < term.lanes; ++lane) {
+            if (term.lanes > 1) of.slope->turn_to_lane(lane);
+            std::int64_t at = 0;
+            for (int axis = 0; axis < c.rank; ++axis) {
+              std::int64_t index = of.slope->integer(term.index[axis]);
+              if (index < 0) index += c.sizes[axis];
+              at = at * c.sizes[axis] + index;
+            }
+            sums[term.capture][at] += dx * of.slope->real(term.value);
+          }
+        }
+      }
+    }
+  }
+  return sums;
+}
+
+/// bwd_captures_sm80 beside the tiles of bwd_dq_sm80.
+template <Gradient kConfig, int kSample>
+void check_captures(const Shape& s, const Interpreted& of, double bound) {
+  constexpr Gradient kSums = [] {
+    Gradient config = kConfig;
+    config.expressions.score = samples::kCaptures + kSample + 1;
+    return config;
+  }();
+  constexpr Element kElement = kSums.element;
+  const auto rounded = [](float x) { return widened<kElement>(narrow<kElement>(x)); };
+  const Truth t = make_truth(s, rounded);
+  const int width = kSums.head_dim;
+  const Rows<kElement> q(t.q, s.dim, s.dim, s.seq_q), k(t.k, s.dim, width, s.seq_k);
+  const Rows<kElement> v(t.v, s.dim, width, s.seq_k), d_o(t.d_o, s.dim, s.dim, s.seq_q);
+  Statistics rows(s, t, [](float o) { return o; });
+  bwd_sm80::Args a = backward_args(s, rows);
+  a.q = q.view, a.k = k.view, a.v = v.view, a.d_o = d_o.view;
+  a.cols_q = a.cols_o = s.dim;
+  a.cols_k = a.cols_v = width;
+  a.order = order(s.seq_q, kSums.block_m, s.heads_q, true);
+  const std::vector<std::vector<double>> truth = capture_gradients(s, t, of);
+  std::vector<std::vector<float>> sums;
+  for (const std::vector<double>& x : truth) sums.emplace_back(x.size());
+  tile::Expressed<bwd_sm80::Args> all{a, of.formula.captures};
+  for (std::size_t n = 0; n < sums.size(); ++n) all.captures.at[n].gradient = sums[n].data();
+  run_grid(a.order.blocks * a.order.heads, kSums.warps, bwd_captures_sm80::shared,
+           [&] { bwd_captures_sm80::kernel<kSums>(all); });
+  for (std::size_t n = 0; n < sums.size(); ++n)
+    expect("captured tensor", "d", error(truth[n], sums[n]), bound);
+}
+
+template <int kSample>
+void check_sample(const char* name, Shape shape) {
+  const Interpreted interpreted(kSample, shape);
+  shape.formula = &interpreted.formula;
+  std::printf("%s\n", name);
+  check_forward<with_sample(fwd_sm80::Config{.positional = true}, kSample)>("forward", shape);
+  check_backward<with_sample(kSmall, kSample), with_sample(kSecondPass, kSample), Delta::p>(
+      "one pass", shape, kBf16, kExact);
+  constexpr Gradient kFirst = with_sample(kFirstPass, kSample);
+  check_backward<kFirst, with_sample(kSecondPass, kSample)>("two passes", shape, kBf16, kBf16);
+  if constexpr (kSample != 1)
+    check_captures<with_sample(kSecondPass, kSample), kSample>(shape, interpreted, kSums);
+}
+
+template <int kSample>
+void check_others(const Shape& plain) {
+  const Interpreted interpreted(kSample, plain);
+  Shape shape = plain;
+  shape.formula = &interpreted.formula;
+  constexpr fwd_sm80::Config kFloat = {
+      .element = Element::fp16, .planes = 2, .scaled = true, .stages = 1, .positional = true};
+  check_forward<with_sample(kFloat, kSample)>("forward, float32", shape, kExact);
+  constexpr fwd_sm80::Config kKeyWarps = {
+      .block_m = 32, .block_n = 128, .key_warps = 2, .q_in_registers = true, .positional = true};
+  check_forward<with_sample(kKeyWarps, kSample)>("forward, keys of two warps", shape);
+  check_float<with_sample(kFloatKeys, kSample), with_sample(kFloatQueries, kSample)>(
+      "float32", shape, true, 4e-6);
+  // A scale that is not positive, and bias, bool mask and dropout beside the functions.
+  Shape odd = shape;
+  odd.scale = -0.2F, odd.pairs = true, odd.dropout = 0.2;
+  constexpr Gradient kKeys =
+      with_sample(with_dropout(with_modification(with_pairs(kSmall))), kSample);
+  constexpr fwd_sm80::Config kForward = {
+      .positional = true, .modified = true, .pairs = kPairs, .dropout = true};
+  check_forward<with_sample(kForward, kSample)>("forward, all at once", odd);
+  // The sum of dQ beside dK and dV alone: the gradient of the bias is not there.
+  constexpr Gradient kPlainQueries =
+      with_sample(with_dropout(with_modification(kSecondPass)), kSample);
+  odd.biased = true;
+  check_backward<kKeys, kPlainQueries>("one pass, all at once", odd, kBf16, kBf16);
+  // A bias of -inf hides its pair, whatever the function makes of it.
+  Shape biased = shape;
+  biased.pairs = true;
+  constexpr tile::PairKind kBias = {tile::BiasType::float32, false, true};
+  check_forward<with_sample(fwd_sm80::Config{.positional = true, .pairs = kBias}, kSample)>(
+      "forward, bias of -inf", biased);
+  check_backward<with_sample(with_pairs(kSmall, kBias), kSample),
+                 with_sample(kSecondPass, kSample)>("one pass, bias of -inf", biased, kBf16, kBf16);
+  Shape wide = shape;
+  wide.dim = 104;
+  check_backward<with_sample(kWide, kSample), with_sample(kWide, kSample)>("one pass, dim 104",
+                                                                           wide, kBf16, kExact);
+}
+
+}  // namespace
+
+int main() {
+  emulator::checks_races = true;
+  check_sample<0>("slopes by head", {.seq_q = 100, .seq_k = 71});
+  check_sample<1>("softcap, floors, documents", {.seq_q = 70, .seq_k = 150});
+  check_sample<2>("hidden infinite slopes, a table", {.seq_q = 100, .seq_k = 100});
+  check_sample<3>("sums over lanes", {.seq_q = 70, .seq_k = 130, .causal = true});
+  check_others<1>({.seq_q = 100, .seq_k = 150, .causal = true});
+  return failures == 0 ? 0 : 1;
+}

@@ -1,0 +1,120 @@
+#include "cuda/host/expressions.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "cuda/host/expression_text.h"
+
+namespace tilewise::cuda {
+namespace {
+
+using expression::Function;
+
+std::string function_refusal(const Function& function) {
+  if (!function.defined()) return "";
+  for (const Tensor& t : function.captures) {
+    for (int axis = 0; axis < t.rank; ++axis) {
+      if (t.sizes[axis] > std::numeric_limits<std::int32_t>::max()) {
+        return "a captured tensor with an axis of " + std::to_string(t.sizes[axis]) +
+               " elements is not supported by this kernel";
+      }
+    }
+  }
+  return expression_refusal(*function.program);
+}
+
+std::size_t captures_count(const Function& function) {
+  return function.defined() ? function.captures.size() : 0;
+}
+
+tile::Capture capture_of(const Tensor& t) {
+  tile::Capture capture;
+  capture.data = t.data;
+  for (int axis = 0; axis < t.rank; ++axis) {
+    capture.sizes[axis] = static_cast<int>(t.sizes[axis]);
+    capture.strides[axis] = t.strides[axis];
+  }
+  return capture;
+}
+
+}  // namespace
+
+std::string expressions_refusal(const Problem& p) {
+  std::string reason = function_refusal(p.score_function);
+  if (reason.empty()) reason = function_refusal(p.mask_function);
+  const std::size_t captures = captures_count(p.score_function) + captures_count(p.mask_function);
+  if (reason.empty() && captures > tile::Captures::kMost) {
+    reason = "more than " + std::to_string(tile::Captures::kMost) +
+             " captured tensors are not supported by this kernel";
+  }
+  const bool sums = std::any_of(p.dcaptures.begin(), p.dcaptures.end(),
+                                [](const Tensor& t) { return t.defined(); });
+  if (reason.empty() && sums && p.deterministic) {
+    reason =
+        "the gradient of a captured tensor, summed in any order, is not supported by this kernel "
+        "where deterministic is asked for";
+  }
+  if (reason.empty() && p.score_function.defined() && p.dbias.defined()) {
+    reason = "the gradient of a bias beside a score function is not supported by this kernel";
+  }
+  return reason;
+}
+
+tile::Expressions expressions_of(const Problem& p) {
+  return {.score = p.score_function.defined() ? 1 : 0, .mask = p.mask_function.defined() ? 1 : 0};
+}
+
+bool is_gated(const Problem& p) {
+  if (!p.score_function.defined()) return false;
+  const expression::Gradient& gradient = *p.score_gradient;
+  const expression::Node& slope =
+      gradient.program.nodes[static_cast<std::size_t>(gradient.of_score)];
+  return slope.op != expression::Op::constant || slope.real != 1.0;
+}
+
+std::string expressions_text(const tile::Expressions& expressions) {
+  if (!expressions.any()) return "";
+  return ", .expressions = {" + std::to_string(expressions.score) + ", " +
+         std::to_string(expressions.mask) + "}";
+}
+
+tile::Captures captures_of(const Problem& p) {
+  tile::Captures captures;
+  std::size_t count = 0;
+  for (const Function* function : {&p.score_function, &p.mask_function}) {
+    if (!function->defined()) continue;
+    for (const Tensor& t : function->captures) captures.at[count++] = capture_of(t);
+  }
+  return captures;
+}
+
+KernelUnit with_expressions(KernelUnit unit, const Problem& p) {
+  std::string score;
+  if (p.score_function.defined()) {
+    score = p.pass == Pass::backward ? gradient_text(*p.score_gradient)
+                                     : score_text(*p.score_function.program);
+  }
+  return with_functions(std::move(unit), p, score);
+}
+
+KernelUnit with_functions(KernelUnit unit, const Problem& p, const std::string& score) {
+  unit.prelude += "#include \"cuda/tile/expression.cuh\"\n" + score;
+  if (p.mask_function.defined()) {
+    const auto first = static_cast<int>(captures_count(p.score_function));
+    unit.prelude += mask_text(*p.mask_function.program, {.index = 1, .first_capture = first});
+  }
+  unit.args = "tilewise::tile::Expressed<" + unit.args + ">";
+  return unit;
+}
+
+std::string expressions_key(const Problem& p) {
+  std::string key = p.pass == Pass::backward ? "backward" : "forward";
+  for (const Function* function : {&p.score_function, &p.mask_function}) {
+    key += "\n";
+    if (function->defined()) key += function->program->text;
+  }
+  return key;
+}
+
+}  // namespace tilewise::cuda

@@ -1,0 +1,125 @@
+#include "cuda/kernels/bwd_sm80/captures.h"
+
+#include <algorithm>
+#include <span>
+#include <string>
+
+#include "cuda/driver/memory.h"
+#include "cuda/host/common.h"
+#include "cuda/host/expression_text.h"
+#include "cuda/host/expressions.h"
+#include "cuda/jit/config_text.h"
+#include "cuda/kernels/bwd_sm80/capture_store_args.h"
+#include "cuda/kernels/bwd_sm80/row.h"
+#include "cuda/kernels/bwd_sm80/tiles.h"
+#include "problem/blocks.h"
+
+namespace tilewise::cuda {
+namespace {
+
+using bwd_capture_store::Type;
+
+std::vector<bool> wanted(const Problem& p) {
+  std::vector<bool> which;
+  for (const Tensor& t : p.dcaptures) which.push_back(t.defined());
+  return which;
+}
+
+Type type_of(DType dtype) {
+  switch (dtype) {
+    case DType::bfloat16:
+      return Type::bf16;
+    case DType::float16:
+      return Type::fp16;
+    case DType::float64:
+      return Type::float64;
+    default:
+      return Type::float32;
+  }
+}
+
+KernelUnit store_unit(const bwd_capture_store::Config& c) {
+  return {.stem = "bwd_capture_store",
+          .file = "bwd_sm80/capture_store",
+          .config = ".type = static_cast<Type>(" + std::to_string(static_cast<int>(c.type)) + ")",
+          .threads = bwd_capture_store::kThreads};
+}
+
+void store(const float* sums, const Tensor& to, int device, void* stream) {
+  bwd_capture_store::Args args;
+  args.sums = sums;
+  args.to = to.data;
+  args.elements = to.numel();
+  for (int axis = 0; axis < to.rank; ++axis) {
+    args.sizes[axis] = to.sizes[axis];
+    args.strides[axis] = to.strides[axis];
+  }
+  // Axes that a tensor of lower rank lacks come first.
+  std::rotate(args.sizes, args.sizes + to.rank, args.sizes + 4);
+  std::rotate(args.strides, args.strides + to.rank, args.strides + 4);
+  const Kernel kernel = load(store_unit({type_of(to.dtype)}), device);
+  launch(kernel, {.x = ceil_div(args.elements, bwd_capture_store::kThreads)}, stream, args);
+}
+
+}  // namespace
+
+bool wants_captures(const Problem& p) {
+  return std::any_of(p.dcaptures.begin(), p.dcaptures.end(),
+                     [](const Tensor& t) { return t.defined(); });
+}
+
+KernelUnit captures_unit(const bwd_sm80::Config& config, int min_blocks, const Problem& p) {
+  KernelUnit made = bwd_tiles::query_unit(config, min_blocks);
+  made.stem = "bwd_captures_sm80";
+  made.file = "bwd_sm80/captures";
+  return with_functions(std::move(made), p, captures_text(*p.score_gradient, wanted(p)));
+}
+
+void add_capture_memory(const Problem& p, std::vector<MemoryPart>& items) {
+  for (const Tensor& t : p.dcaptures) {
+    if (!t.defined()) continue;
+    items.push_back(memory_part(
+        "gradient of a captured tensor", MemoryItem::Role::workspace, DType::float32,
+        std::span<const std::int64_t>(t.sizes.data(), static_cast<std::size_t>(t.rank))));
+  }
+}
+
+void capture_gradients(const Problem& p, const bwd_sm80::Args& pass, const bwd_sm80::Config& config,
+                       int min_blocks, WorkspaceCutter& workspace, void* stream) {
+  if (!wants_captures(p)) return;
+  bwd_sm80::Args args = pass;
+  tile::Captures captures = captures_of(p);
+  std::string key = expressions_key(p);
+  for (std::size_t n = 0; n < p.dcaptures.size(); ++n) {
+    const Tensor& t = p.dcaptures[n];
+    key += t.defined() ? '1' : '0';
+    if (!t.defined()) continue;
+    captures.at[n].gradient = workspace.take<float>(t.numel());
+    fill_bytes(captures.at[n].gradient, 0, t.numel() * 4, p.device.index, stream);
+  }
+  const std::int64_t heads = p.stored_batch() * p.heads_q;
+  const std::int64_t blocks = sm80::query_blocks(p, config.block_m);
+  args.order = {.blocks = static_cast<unsigned>(blocks),
+                .splits = 1,
+                .heads = static_cast<unsigned>(heads),
+                .section = 1,
+                .last_first = p.has_positional_mask()};
+  if (blocks * heads > 0 && p.seq_k > 0) {
+    const Kernel kernel = load_by_key(key, config, p.device.index, [&](const bwd_sm80::Config& c) {
+      return captures_unit(c, min_blocks, p);
+    });
+    const Grid grid = {.x = blocks * heads};
+    if (p.packed) {
+      const bwd_sm80::RaggedArgs ragged = bwd_tiles::ragged_args(p, args);
+      launch(kernel, grid, stream, tile::Expressed<bwd_sm80::RaggedArgs>{ragged, captures});
+    } else {
+      launch(kernel, grid, stream, tile::Expressed<bwd_sm80::Args>{args, captures});
+    }
+  }
+  for (std::size_t n = 0; n < p.dcaptures.size(); ++n) {
+    if (p.dcaptures[n].defined() && p.dcaptures[n].numel() > 0)
+      store(captures.at[n].gradient, p.dcaptures[n], p.device.index, stream);
+  }
+}
+
+}  // namespace tilewise::cuda

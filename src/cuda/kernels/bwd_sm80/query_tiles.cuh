@@ -1,0 +1,460 @@
+/// bwd_dq_sm80, its refinement, and the gradients of bias and captured tensors: a block of queries
+/// of one head, and the steps that it takes for a block of keys.
+#pragma once
+
+#include "cuda/kernels/bwd_sm80/expressions.cuh"
+#include "cuda/kernels/bwd_sm80/queries_args.h"
+#include "cuda/kernels/bwd_sm80/sequences.cuh"
+#include "cuda/tile/dropout.cuh"
+#include "cuda/tile/pairs.cuh"
+#include "cuda/tile/shared_tile.cuh"
+#include "cuda/tile/softmax.cuh"
+
+namespace tilewise::bwd_dq_sm80 {
+
+using namespace tile;
+
+template <Config kConfig>
+struct QueryGradient {
+  static constexpr Element kElement = kConfig.element;
+  static constexpr int kPlanes = kConfig.planes;
+  static constexpr int kThreads = kConfig.warps * 32;
+  static constexpr int kBlockM = kConfig.block_m, kBlockN = kConfig.block_n;
+  static constexpr int kRows = kBlockM / kConfig.warps;  ///< of a warp
+  static constexpr int kM = kRows / 16, kN = kBlockN / 8;
+  static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
+  static_assert(kRows % 16 == 0 && kBlockN % 16 == 0);
+
+  /// Planes of dS as an operand.
+  static constexpr int kScorePlanes = kConfig.exact ? 2 : kPlanes;
+
+  using TileQ = SharedTile<kBlockM, kD, kPlanes>;
+  using TileO = SharedTile<kBlockM, kDv, kPlanes>;
+  using TileK = SharedTile<kBlockN, kD, kPlanes>;
+  using TileV = SharedTile<kBlockN, kDv, kPlanes>;
+  using Kept = KeptPairs<kConfig.dropout, false, kM, kN>;
+  using Pairs = FragmentPairs<kConfig.pairs, false, kM, kN>;
+  /// Scores become logits less lse2 before they become probabilities.
+  static constexpr bool kLogits =
+      kConfig.modified || kConfig.pairs.any() || kConfig.expressions.any();
+  static constexpr int kScore = kConfig.expressions.score;
+  static constexpr bool kMoves = kConfig.pairs.bias != BiasType::none;  ///< refine moves lse2
+  const Args& args;
+  const int thread, warp, lane;
+  const int batch, head, head_k, row, seq_k;  ///< row: of the block
+  const int part;                             ///< of the keys, split only
+  const Diagonals diagonals;
+  const u32 shared;
+  float q_scale = 1.0F, do_scale = 1.0F;
+  const Captures* captures = nullptr;  ///< of expressions
+  float lse2[2 * kM], low[2 * kM], delta[2 * kM];
+  Acc dQ[kM][kD / 8];
+
+  __forceinline__ int warp_row() const { return row + warp * kRows; }
+  __forceinline__ TileQ sQ() const { return {shared}; }
+  __forceinline__ TileO sO() const { return {shared + TileQ::kBytes}; }
+  __forceinline__ u32 stage_base(int stage) const {
+    return shared + TileQ::kBytes + TileO::kBytes + stage * (TileK::kBytes + TileV::kBytes);
+  }
+  __forceinline__ TileK sK(int stage) const { return {stage_base(stage)}; }
+  __forceinline__ TileV sV(int stage) const { return {stage_base(stage) + TileK::kBytes}; }
+
+  __forceinline__ QueryGradient(const Args& a, u32 shared_base, TileIndex index, int keys)
+      : args(a),
+        thread(static_cast<int>(threadIdx.x)),
+        warp(__shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0)),
+        lane(static_cast<int>(threadIdx.x) % 32),
+        batch(index.pair / a.heads_q),
+        head(index.pair % a.heads_q),
+        head_k(index.pair % a.heads_q / a.group),
+        row(index.block * kBlockM),
+        seq_k(keys),
+        part(index.split),
+        diagonals(a.positions, a.seq_q, keys),
+        shared(shared_base) {
+    const i64 pair = index.pair;
+    if constexpr (kConfig.scaled) {
+      const i64 at =
+          pair * args.q_scale_blocks + min(warp_row() / kScaleRows, args.q_scale_blocks - 1);
+      q_scale = args.q_scale[at];
+      do_scale = args.do_scale[at];
+    }
+#pragma unroll
+    for (int r = 0; r < 2 * kM; ++r) {
+      const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
+      lse2[r] = i < args.seq_q ? args.lse2[pair * args.rows_q + i] : infinity();
+      delta[r] = i < args.seq_q ? args.delta[pair * args.rows_q + i] : 0.0F;
+      low[r] = 0.0F;
+    }
+    clear(dQ);
+  }
+
+  __forceinline__ void load_queries() const {
+    const unsigned short* gQ = static_cast<const unsigned short*>(args.q.data) +
+                               batch * args.q.stride_b + head * args.q.stride_h +
+                               row * args.q.stride_s;
+    const unsigned short* gO = static_cast<const unsigned short*>(args.d_o.data) +
+                               batch * args.d_o.stride_b + head * args.d_o.stride_h +
+                               row * args.d_o.stride_s;
+    sQ().template load_async<kThreads>(gQ, args.q.stride_s, args.seq_q - row, args.cols_q, thread);
+    sO().template load_async<kThreads>(gO, args.d_o.stride_s, args.seq_q - row, args.cols_o,
+                                       thread);
+  }
+  __forceinline__ void load_keys(int block, int stage) const {
+    const int key = block * kBlockN;
+    const unsigned short* gK = static_cast<const unsigned short*>(args.k.data) +
+                               batch * args.k.stride_b + head_k * args.k.stride_h +
+                               key * args.k.stride_s;
+    const unsigned short* gV = static_cast<const unsigned short*>(args.v.data) +
+                               batch * args.v.stride_b + head_k * args.v.stride_h +
+                               key * args.v.stride_s;
+    sK(stage).template load_async<kThreads>(gK, args.k.stride_s, seq_k - key, args.cols_k, thread);
+    sV(stage).template load_async<kThreads>(gV, args.v.stride_s, seq_k - key, args.cols_v, thread);
+  }
+
+  /// Behind the operands.
+  __forceinline__ Pairs pairs() const {
+    const u32 first = stage_base(kConfig.stages);
+    return {args.pairs, first + static_cast<u32>(warp * Pairs::kRoom.bytes), opaque(lane)};
+  }
+  __forceinline__ PairCorner corner(int key) const {
+    return {batch, head, warp_row(), key, args.seq_q, seq_k};
+  }
+  __forceinline__ i64 key_scale_index(int key) const {
+    return (static_cast<i64>(batch) * (args.heads_q / args.group) + head_k) * args.k_scale_blocks +
+           key / kScaleRows;
+  }
+  __forceinline__ Kept kept_pairs(int key) const {
+    return {args.dropout, batch * args.heads_q + head, warp_row(), key, lane};
+  }
+
+  /// (B1) P from S, (B5) dS in the place of dP. S is in the log2 domain once multiplied by `scale`,
+  /// dP by `factor`.
+  __forceinline__ void score_gradients(Acc (&S)[kM][kN], Acc (&dP)[kM][kN], float scale,
+                                       float factor, bool masked) const {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int r = 2 * m + e / 2;
+          const float s = S[m][n][e];  // modified scores have lost lse2 already
+          const float p = probability(kLogits ? s : __fmaf_rn(s, scale, -lse2[r]), low[r]);
+          float x = dP[m][n][e];
+          x = kConfig.scaled ? p * __fmaf_rn(x, factor, -delta[r]) : p * (x - delta[r]);
+          dP[m][n][e] = masked && p == 0.0F ? 0.0F : x;
+        }
+      }
+    }
+  }
+
+  __forceinline__ void step(int block, int next, int stage, bool masked) {
+    // This block's K and V have landed, for all threads; all warps are done with the other stage.
+    copy_async_wait<0>();
+    __syncthreads();
+    if constexpr (kConfig.stages == 2) {
+      if (next >= 0) load_keys(next, stage ^ 1);
+      copy_async_commit();
+    }
+    const int key = block * kBlockN;
+    float k_scale = 1.0F, v_scale = 1.0F;
+    if constexpr (kConfig.scaled) {
+      const i64 at = key_scale_index(key);
+      k_scale = args.k_scale[at];
+      v_scale = args.v_scale[at];
+    }
+    // The pairs have landed with K and V.
+    const typename Pairs::Shown shown = pairs().shown(corner(key));
+    const auto load_pairs = [&] {
+      if constexpr (kConfig.pairs.staged) {
+        __syncwarp();  // all lanes are done with the pairs
+        if (next >= 0) pairs().load_async(corner(next * kBlockN));
+        if constexpr (kConfig.stages == 2) copy_async_commit();
+      }
+    };
+    if (shown.some) {
+      const Kept kept = kept_pairs(key);
+      Acc S[kM][kN], dP[kM][kN];
+      clear(S);
+      clear(dP);
+      product_rows<kElement>(S, sQ(), warp * kRows, sK(stage), 0, lane);   // (F1) S = Q K^T
+      product_rows<kElement>(dP, sO(), warp * kRows, sV(stage), 0, lane);  // (B4) dP = dO V^T
+      kept.drop(dP, args.dropout.scale);
+      if constexpr (kLogits) {
+        Acc G[kM][kN];
+        logits(S, G, k_scale * q_scale, key, shown);
+        load_pairs();
+        if (masked) mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
+        constexpr bool kHides = kConfig.pairs.any() || kConfig.expressions.any();
+        score_gradients(S, dP, 1.0F, v_scale * do_scale, masked || kHides);
+        if constexpr (kScore != 0) {
+          multiply_where_set(dP, G);
+        } else if constexpr (kConfig.modified) {
+          multiply_each(dP, G);
+        }
+      } else {
+        float scale = args.scale_log2;
+        if constexpr (kConfig.scaled) {
+          scale = fminf(fmaxf(scale * (k_scale * q_scale), 1e-37F), 3e38F);
+        }
+        if (masked) mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
+        score_gradients(S, dP, scale, v_scale * do_scale, masked);
+      }
+      float ds_scale = 1.0F;
+      if constexpr (kConfig.scaled) ds_scale = normalise(dP);
+      FragmentA<kScorePlanes> a[kM][kN / 2];
+      pack_fragments<kElement>(a, dP);
+      product_register<kElement, kConfig.scaled>(dQ, a, sK(stage), 0, 0, ds_scale * k_scale,
+                                                 lane);  // (B8) dQ += dS K
+    } else {
+      load_pairs();
+    }
+    if constexpr (kConfig.stages == 1) {
+      __syncthreads();  // all warps are done with K and V before the next ones land there
+      if (next >= 0) load_keys(next, 0);
+      copy_async_commit();
+    }
+  }
+  /// (F1 to F4) Raw scores times `factor` to logits in the log2 domain less lse2; G becomes d logit
+  /// / dS where scores are modified.
+  __forceinline__ void logits(Acc (&S)[kM][kN], Acc (&G)[kM][kN], float factor, int key,
+                              const typename Pairs::Shown& shown) const {
+    const ScoreModification mod(args, factor, batch, head);
+    const int shift = seq_k - args.seq_q;
+    if constexpr (kScore != 0) {
+      bwd_sm80::score_function<kConfig, false>(S, G, mod, pairs(), corner(key), *captures,
+                                               opaque(lane));
+      subtract_lse2(S);
+    } else {
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int n = 0; n < kN; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            float& s = S[m][n][e];
+            if constexpr (kConfig.modified) {
+              const int i = warp_row() + 16 * m + lane / 4 + 8 * (e / 2);
+              const int j = key + 8 * n + 2 * (lane % 4) + e % 2;
+              s = mod.logit(s, i + shift - j, lse2[2 * m + e / 2], G[m][n][e]);
+            } else {
+              s = __fmaf_rn(s, mod.scale * kLog2e, -lse2[2 * m + e / 2]);
+            }
+          }
+        }
+      }
+      if constexpr (kConfig.pairs.any()) pairs().add_to(S, corner(key));
+    }
+    hide(S, key, shown);
+  }
+  __forceinline__ void subtract_lse2(Acc (&S)[kM][kN]) const {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) S[m][n][e] = less_lse2(S[m][n][e], lse2[2 * m + e / 2]);
+      }
+    }
+  }
+  /// (F4) What bool mask and mask function hide becomes -inf.
+  __forceinline__ void hide(Acc (&S)[kM][kN], int key, const typename Pairs::Shown& shown) const {
+    if constexpr (kConfig.pairs.any()) pairs().hide_from(S, corner(key), shown);
+    if constexpr (kConfig.expressions.mask != 0) {
+      apply_mask_function<kConfig.expressions.mask, false>(S, corner(key), *captures, opaque(lane));
+    }
+  }
+
+  // ---- refine
+
+  /// (B1) The sum of a row's probabilities as they come out with the rounded lse2 is not 1 when
+  /// |lse2| is large: its log2 is what lse2 lacks. Written as the first term of a second plane,
+  /// where operands have two.
+  /// (B2) delta is taken from the same P: where keys are large, what is left of sum_j dS_j = 0
+  /// after rounding P and O apart is multiplied by them. 16-bit rows see the rounding of O itself.
+  /// Under a bias sums count from the row's maximum, which a float32 LSE may be far from.
+  __forceinline__ void refine(const BlockRange& range) {
+    load_queries();
+    // Of few keys, products count from that of the pair that has most of its row, so that of a row
+    // with one key nothing is left.
+    float sum[2 * kM] = {}, weighted[2 * kM] = {}, origin[2 * kM] = {}, top[2 * kM];
+    for (float& x : top) x = kMoves ? -infinity() : 0.0F;
+#pragma unroll 1
+    for (int block = range.begin; block < range.end; ++block) {
+      __syncthreads();  // all warps are done with the K and V before
+      const int key = block * kBlockN;
+      load_keys(block, 0);
+      pairs().load_async(corner(key));
+      copy_async_commit();
+      copy_async_wait<0>();
+      __syncthreads();  // K, V and the pairs have landed, for all threads
+      const typename Pairs::Shown shown = pairs().shown(corner(key));
+      if (!shown.some) continue;
+      float k_scale = 1.0F, v_scale = 1.0F;
+      if constexpr (kConfig.scaled) {
+        const i64 at = key_scale_index(key);
+        k_scale = args.k_scale[at];
+        v_scale = args.v_scale[at];
+      }
+      const Kept kept = kept_pairs(key);
+      Acc S[kM][kN], dP[kM][kN];
+      clear(S);
+      clear(dP);
+      product_rows<kElement>(S, sQ(), warp * kRows, sK(0), 0, lane);   // (F1) S = Q K^T
+      product_rows<kElement>(dP, sO(), warp * kRows, sV(0), 0, lane);  // (B4) dP = dO V^T
+      kept.drop(dP, args.dropout.scale);
+      const float scale = fminf(fmaxf(args.scale_log2 * (k_scale * q_scale), 1e-37F), 3e38F);
+      if constexpr (kLogits) {
+        Acc unused[kM][kN];
+        logits(S, unused, k_scale * q_scale, key, shown);
+      }
+      mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
+      if constexpr (kMoves) raise(top, S, sum, weighted);
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int n = 0; n < kN; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const int r = 2 * m + e / 2;
+            const float s = kMoves ? S[m][n][e] - fmaxf(top[r], kLowest) : S[m][n][e];
+            const float p = exp2_approx(kLogits ? s : __fmaf_rn(s, scale, -lse2[r]));
+            const float product = v_scale * do_scale * dP[m][n][e];
+            if (seq_k <= kFewKeys && p > sum[r]) {
+              weighted[r] += sum[r] * (origin[r] - product);
+              origin[r] = product;
+            }
+            sum[r] += p;
+            // Of a hidden pair nothing comes through, a NaN of V neither.
+            weighted[r] += p == 0.0F ? 0.0F : p * (product - origin[r]);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2 * kM; ++r) {
+      const float sink = args.sinks == nullptr
+                             ? -infinity()
+                             : __fmaf_rn(args.sinks[head * args.sinks_h], kLog2e, -lse2[r]);
+      float base2 = 0.0F;  // what the sums count from
+      if constexpr (kMoves) {
+        base2 = fmaxf(reach(quad_max(top[r]), sink), kLowest);
+        const float factor = exp2_approx(top[r] - base2);
+        sum[r] *= factor, weighted[r] *= factor;
+      }
+      const float most = quad_max(sum[r]), seen = quad_sum(sum[r]);
+      // One of the four lanes, the first that has most.
+      float first = sum[r] == most ? static_cast<float>(lane % 4) : 4.0F;
+      first = -quad_max(-first);
+      const float base = __shfl_sync(~0U, origin[r], lane / 4 * 4 + static_cast<int>(first));
+      const float products = quad_sum(weighted[r] + sum[r] * (origin[r] - base));
+      const float total = seen + (args.sinks == nullptr ? 0.0F : exp2_approx(sink - base2));
+      const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
+      // A row without keys, NaN, infinite logits: the sums say nothing.
+      const bool says = total > 0x1p-20F && total < (kMoves ? 0x1p60F : 0x1p20F);
+      if (lane % 4 != 0 || i >= args.seq_q || !says) continue;
+      if (kMoves && base2 != 0.0F) args.lse2[row_index(i)] = lse2[r] + base2;
+      if (kConfig.scaled || (kMoves && fabsf(lse2[r]) > kCoarseUnderBias)) {
+        args.lse2_low[row_index(i)] = log2_approx(total);
+      }
+      const float d_lse =
+          args.d_lse == nullptr
+              ? 0.0F
+              : args.d_lse[batch * args.d_lse_b + head * args.d_lse_h + i * args.d_lse_s];
+      args.delta[row_index(i)] = products / total + base * (seen / total) - d_lse;
+    }
+  }
+  /// What sums of a row count from once they meet `x`: 0, as without a bias, where that will do.
+  static __forceinline__ float reach(float top, float x) {
+    if (x == -infinity() || (top > -infinity() && x <= top + kFar)) return top;
+    return fabsf(x) <= kFar ? 0.0F : x;
+  }
+  /// `top` follows the logits up, and the sums follow it.
+  __forceinline__ void raise(float (&top)[2 * kM], const Acc (&S)[kM][kN], float (&sum)[2 * kM],
+                             float (&weighted)[2 * kM]) const {
+#pragma unroll
+    for (int r = 0; r < 2 * kM; ++r) {
+      float x = -infinity();
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+        x = fmaxf(x, fmaxf(S[r / 2][n][2 * (r % 2)], S[r / 2][n][2 * (r % 2) + 1]));
+      }
+      const float next = reach(top[r], x);
+      if (next == top[r]) continue;
+      const float factor = exp2_approx(top[r] - next);
+      sum[r] *= factor, weighted[r] *= factor;
+      top[r] = next;
+    }
+  }
+  __forceinline__ i64 row_index(int i) const {
+    return (static_cast<i64>(batch) * args.heads_q + head) * args.rows_q + i;
+  }
+  /// Two planes: up to this |lse2| is exact enough: half a unit in the last place is below 2^-20.
+  static constexpr float kCoarse = 16.0F;
+  /// Under a bias: logits of a row that are this far from lse2 are so because LSE was rounded.
+  static constexpr float kFar = 16.0F;
+  /// With so few keys, what remains of sums that cancel shows.
+  static constexpr int kFewKeys = 8;
+  __forceinline__ bool is_coarse() const {
+    bool coarse = kPlanes == 2 && seq_k <= kFewKeys;
+    const float limit = kPlanes == 2 ? kCoarse : args.coarse;
+#pragma unroll
+    for (int r = 0; r < 2 * kM; ++r) {
+      coarse |= fabsf(lse2[r]) > limit && fabsf(lse2[r]) < infinity();
+    }
+    return coarse;
+  }
+
+  /// What refine wrote beside lse2.
+  __forceinline__ void read_low() {
+    if constexpr (kConfig.keeps_low()) {
+#pragma unroll
+      for (int r = 0; r < 2 * kM; ++r) {
+        const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
+        low[r] = i < args.seq_q ? args.lse2_low[row_index(i)] : 0.0F;
+      }
+    }
+  }
+
+  __forceinline__ void run(const BlockRange& range) {
+    read_low();
+    load_queries();
+    load_keys(range.begin, 0);
+    pairs().load_async(corner(range.begin * kBlockN));
+    copy_async_commit();
+    int stage = 0;
+#pragma unroll 1
+    for (int block = range.begin; block < range.end; ++block) {
+      step(block, block + 1 < range.end ? block + 1 : -1, stage,
+           block < range.full_begin || block >= range.full_end);
+      if constexpr (kConfig.stages == 2) stage ^= 1;
+    }
+  }
+
+  __forceinline__ void finish() const {
+    if constexpr (kConfig.split) {
+      // A sum for each part: bwd_convert adds them in their order.
+      const i64 pair = static_cast<i64>(batch) * args.heads_q + head;
+      const i64 at = (static_cast<i64>(part) * args.order.heads + pair) * args.rows_dq;
+      store_fragments(dQ, args.dq_sum + at * kD, warp_row(), 0, kD, lane);
+    } else if constexpr (kConfig.scaled) {
+      store_float_rows(dQ, args.scale, output<float>(), args.dq, args.dq_vectors, warp_row(),
+                       args.seq_q, 0, args.head_dim, lane);
+    } else {
+      // Through shared memory, each warp where its own rows of Q were.
+      const SharedTile<kBlockM, kD> out{shared};
+      __syncwarp();
+      stage_rows<kElement>(dQ, args.scale, out, warp * kRows, 0, lane);
+      __syncwarp();
+      store_rows<kRows, kD>(out, warp * kRows, output<unsigned short>(), args.dq, args.dq_vectors,
+                            warp_row(), args.seq_q, args.head_dim, lane);
+    }
+  }
+  template <class T>
+  __forceinline__ T* output() const {
+    return static_cast<T*>(args.dq.data) + batch * args.dq.stride_b + head * args.dq.stride_h;
+  }
+};
+
+}  // namespace tilewise::bwd_dq_sm80

@@ -1,0 +1,118 @@
+#include "cuda/kernels/fwd_sm80/tiles.h"
+
+#include <algorithm>
+#include <string>
+
+#include "cuda/host/common.h"
+#include "cuda/host/expressions.h"
+#include "cuda/jit/config_text.h"
+
+namespace tilewise::cuda::fwd_tiles {
+namespace {
+
+// By the larger padded head dim, best first; smaller tiles are for small grids and little shared
+// memory.
+constexpr Tile kTiles32[] = {{128, 64, 4, 2, true, 3, 260.0},
+                             {64, 128, 4, 2, true, 3, 209.0},
+                             {64, 64, 4, 2, true, 4, 221.0},
+                             {16, 128, 4, 2, true, 4, 220.0, 4, 1024}};
+constexpr Tile kTiles64[] = {{128, 64, 4, 2, true, 2, 365.0},
+                             {64, 128, 4, 2, true, 2, 308.0},
+                             {64, 64, 4, 2, true, 4, 350.0},
+                             {16, 128, 4, 2, true, 4, 250.0, 4, 512}};
+constexpr Tile kTiles96[] = {{128, 64, 4, 2, false, 2, 370.0}, {64, 64, 4, 2, false, 2, 295.0}};
+constexpr Tile kTiles128[] = {{128, 64, 4, 2, false, 2, 415.0},
+                              {64, 64, 4, 2, true, 2, 338.0},
+                              {16, 128, 4, 1, true, 2, 220.0, 4, 512}};
+// With a bias or a mask beside them: two stages leave no room for a second block.
+constexpr Tile kPairs128[] = {{128, 64, 4, 1, false, 2, 405.0},
+                              {64, 64, 4, 2, true, 2, 338.0},
+                              {16, 128, 4, 1, true, 2, 220.0, 4, 512}};
+constexpr Tile kTiles192[] = {{128, 64, 8, 2, false, 1, 310.0}, {64, 32, 4, 2, false, 2, 285.0}};
+constexpr Tile kTiles256[] = {{128, 64, 8, 2, false, 1, 330.0}, {64, 32, 4, 2, false, 2, 290.0}};
+// Two planes: every operand is twice as wide and every product three.
+constexpr Tile kPlanes32[] = {{128, 64, 4, 2, false, 2, 114.0}, {64, 64, 4, 2, false, 3, 102.0}};
+constexpr Tile kPlanes64[] = {{128, 64, 4, 1, false, 2, 145.0}, {64, 64, 4, 1, false, 3, 124.0}};
+constexpr Tile kPlanes96[] = {{64, 64, 4, 1, false, 2, 122.0}};
+constexpr Tile kPlanes128[] = {{64, 64, 4, 1, false, 2, 126.0}};
+constexpr Tile kPlanes192[] = {{64, 32, 4, 1, false, 2, 107.0}};
+constexpr Tile kPlanes256[] = {{64, 16, 4, 1, false, 2, 90.0}};
+// With expressions: warps of 16 rows leave them registers.
+constexpr Tile kExpressions64[] = {{64, 64, 4, 2, true, 3, 300.0},
+                                   {16, 128, 4, 2, true, 4, 250.0, 4, 512}};
+constexpr Tile kExpressions128[] = {{64, 64, 4, 2, true, 2, 320.0},
+                                    {16, 128, 4, 1, true, 2, 220.0, 4, 512}};
+constexpr Tile kTile16[] = {{16, 16, 1, 2, false, 8, 60.0}};
+
+}  // namespace
+
+std::span<const Tile> tiles(const Problem& p, bool compares) {
+  if (compares) return kTile16;
+  const int dim = std::max(sm80::padded(p.head_dim), sm80::padded(p.head_dim_v));
+  const bool planes = sm80::form(p).planes == 2;
+  if (expressions_of(p).any() && !planes && dim <= 128)
+    return dim <= 64 ? std::span<const Tile>(kExpressions64) : kExpressions128;
+  if (dim <= 32) return planes ? std::span<const Tile>(kPlanes32) : kTiles32;
+  if (dim <= 64) return planes ? std::span<const Tile>(kPlanes64) : kTiles64;
+  if (dim <= 96) return planes ? std::span<const Tile>(kPlanes96) : kTiles96;
+  if (dim <= 128 && !planes && sm80::pair_kind(p).staged) return kPairs128;
+  if (dim <= 128) return planes ? std::span<const Tile>(kPlanes128) : kTiles128;
+  if (dim <= 192) return planes ? std::span<const Tile>(kPlanes192) : kTiles192;
+  return planes ? std::span<const Tile>(kPlanes256) : kTiles256;
+}
+
+/// As fwd_sm80/kernel.cuh lays it out.
+int shared_bytes(const Config& c) {
+  const int q = c.block_m * std::max(c.head_dim * c.planes, c.head_dim_v) * 2;
+  const tile::PairRoom room(c.pairs, false, c.block_m * c.key_warps / c.warps,
+                            c.block_n / c.key_warps);
+  return q + c.stages * c.block_n * (c.head_dim + c.head_dim_v) * c.planes * 2 +
+         c.warps * room.bytes;
+}
+
+Config make_config(const Problem& p, const Tile& tile, bool split, int limit_kib) {
+  const sm80::Form form = sm80::form(p);
+  Config config = {.element = form.element,
+                   .planes = form.planes,
+                   .scaled = form.scaled,
+                   .head_dim = sm80::padded(p.head_dim),
+                   .head_dim_v = sm80::padded(p.head_dim_v),
+                   .block_m = tile.block_m,
+                   .block_n = tile.block_n,
+                   .warps = tile.warps,
+                   .key_warps = tile.key_warps,
+                   .stages = tile.stages,
+                   .q_in_registers = tile.q_in_registers && form.planes == 1,
+                   .positional = p.has_positional_mask(),
+                   .modified = sm80::is_modified(p),
+                   .pairs = sm80::pair_kind(p),
+                   .split = split,
+                   .dropout = drops(p),
+                   .packed = p.packed,
+                   .paged = sm80::reads_pages(p),
+                   .expressions = expressions_of(p)};
+  config.pairs.staged = config.pairs.staged && shared_bytes(config) <= limit_kib * 1024;
+  return config;
+}
+
+KernelUnit unit(const Config& c, int min_blocks) {
+  return {.stem = "fwd_sm80",
+          .file = "fwd_sm80/kernel",
+          .config = sm80::form_text({c.element, c.planes, c.scaled}) +
+                    number_text("head_dim", c.head_dim) + number_text("head_dim_v", c.head_dim_v) +
+                    number_text("block_m", c.block_m) + number_text("block_n", c.block_n) +
+                    number_text("warps", c.warps) + number_text("key_warps", c.key_warps) +
+                    number_text("stages", c.stages) +
+                    flag_text("q_in_registers", c.q_in_registers) +
+                    flag_text("positional", c.positional) + flag_text("modified", c.modified) +
+                    sm80::pair_text(c.pairs) + flag_text("split", c.split) +
+                    (c.dropout ? flag_text("dropout", true) : "") +
+                    (c.packed ? flag_text("packed", true) : "") +
+                    (c.paged ? flag_text("paged", true) : "") + expressions_text(c.expressions),
+          .threads = c.warps * 32,
+          .min_blocks = min_blocks,
+          .shared_bytes = shared_bytes(c),
+          .args = c.ragged() ? "RaggedArgs" : "Args"};
+}
+
+}  // namespace tilewise::cuda::fwd_tiles

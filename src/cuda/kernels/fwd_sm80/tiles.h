@@ -1,0 +1,32 @@
+/// Tiles of fwd_sm80, and from a tile to the unit that NVRTC compiles. Used by fwd_sm80/row.cpp.
+#pragma once
+
+#include <span>
+
+#include "cuda/jit/unit.h"
+#include "cuda/kernels/fwd_sm80/args.h"
+#include "plan/kernel_row.h"
+
+namespace tilewise::cuda::fwd_tiles {
+
+using fwd_sm80::Config;
+
+/// A tile that was found good: see fwd_sm80/README.md.
+struct Tile {
+  int block_m, block_n, warps, stages;
+  bool q_in_registers;
+  int min_blocks;  ///< on a multiprocessor
+  double tflops;   ///< reached on an H100 by long tiles with every multiprocessor full
+  /// That share rows: for few rows or grids whose tiles run all at once, up to most_keys keys.
+  int key_warps = 1, most_keys = 0;
+};
+
+/// The tiles of a head dim, best first. `compares`: those of seed 004.
+std::span<const Tile> tiles(const Problem& p, bool compares = false);
+
+int shared_bytes(const Config& config);
+/// `limit_kib`: of shared memory. Pairs that do not fit there are read from memory.
+Config make_config(const Problem& p, const Tile& tile, bool split, int limit_kib);
+KernelUnit unit(const Config& config, int min_blocks);
+
+}  // namespace tilewise::cuda::fwd_tiles
