@@ -181,6 +181,10 @@ def grid_flags(parser: argparse.ArgumentParser, *, preset_line: bool) -> None:
             grid.add_argument(f"--{name}")
 
 
+class UnsupportedPresetError(ValueError):
+    """A preset that these peers have no problems for."""
+
+
 def read_preset(path: Path, overrides: argparse.Namespace) -> list[Cell]:
     """The cells of a preset file; what `overrides` gives (not None) has the last word."""
     parser = argparse.ArgumentParser(prog=str(path), exit_on_error=False)
@@ -190,6 +194,10 @@ def read_preset(path: Path, overrides: argparse.Namespace) -> list[Cell]:
         words = shlex.split(line, comments=True)
         if not words:
             continue
+        if {"--score", "--mask", "--alibi"} & set(words):
+            raise UnsupportedPresetError(
+                f"{path.name} holds formulas: bench/cpu/expressions.py has its peers"
+            )
         flags = vars(parser.parse_args(words))
         given = {k: v for k, v in vars(overrides).items() if k in flags and v is not None}
         cells += expand(flags | given)

@@ -19,7 +19,13 @@ sys.path.insert(0, str(SOURCE / "tools/docs"))
 import docs_gpu
 
 from bench.peers import summary
-from bench.peers.problem import Problem, axis, read_preset, window_of
+from bench.peers.problem import (
+    Problem,
+    UnsupportedPresetError,
+    axis,
+    read_preset,
+    window_of,
+)
 
 PRESETS = SOURCE / "cases" / "presets"
 PASSES = {"forward": "fwd", "backward": "bwd"}
@@ -35,6 +41,10 @@ def row(implementation: str, kernel: str, ms: float, **other: object) -> dict[st
 class Presets(unittest.TestCase):
     def test_cells_are_those_of_the_command_line(self) -> None:
         for path in sorted(PRESETS.glob("*.txt")):
+            if path.stem == "expressions-cpu":
+                with self.assertRaisesRegex(UnsupportedPresetError, "holds formulas"):
+                    read_preset(path, argparse.Namespace())
+                continue
             done = run("plan", "--preset", path.stem, "--format", "json")
             self.assertEqual(done.returncode, 0, done.stderr)
             theirs = {

@@ -166,7 +166,7 @@ OUT_OF_MEMORY = 4
 
 
 def _cuda_peak(job: Job, limit: int | None) -> int | None:
-    device = torch.device(job.device)
+    device = torch.device("cuda", torch.device(job.device).index or torch.cuda.current_device())
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(device).total_memory
     fraction = 1.0 if limit is None else min(1.0, limit / total)

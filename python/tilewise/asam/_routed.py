@@ -43,7 +43,7 @@ class RoutedAttention(nn.Module):
         choice = self._choose(logits)
         blocks, weight = self._blocks(*_within(q, k, key_lengths), choice)
         runs_sparse, runs_dense, g = self._route(gate)
-        lists = self._lists(blocks, runs_sparse, runs_dense)
+        shown = _listed(_doubled(blocks, runs_sparse, runs_dense), q, config.block_size)
         o = attention(
             q.repeat_interleave(2, dim=1),
             k,
@@ -51,8 +51,8 @@ class RoutedAttention(nn.Module):
             mask=mask,
             causal="top_left" if config.causal else False,
             key_lengths=key_lengths,
-            block_list=lists,
             layout="bhsd",
+            **shown,
         )
         sparse, dense = o.unflatten(1, (-1, 2)).unbind(2)
         g = g[..., None, None].to(o.dtype)
@@ -126,11 +126,24 @@ class RoutedAttention(nn.Module):
         runs_dense = gate < config.route_above
         return runs_sparse, runs_dense, gate.where(runs_sparse, 0.0).where(runs_dense, 1.0)
 
-    def _lists(self, blocks: Tensor, runs_sparse: Tensor, runs_dense: Tensor) -> BlockList:
-        sparse = blocks & runs_sparse[..., None, None]
-        dense = runs_dense[..., None, None].expand_as(blocks)
-        both = torch.stack([sparse, dense], 2).flatten(1, 2)
-        return BlockList.from_blocks(both, self.config.block_size)
+
+def _doubled(blocks: Tensor, runs_sparse: Tensor, runs_dense: Tensor) -> Tensor:
+    """The blocks of both copies of each head: (B, 2 heads, blocks, blocks)."""
+    sparse = blocks & runs_sparse[..., None, None]
+    dense = runs_dense[..., None, None].expand_as(blocks)
+    return torch.stack([sparse, dense], 2).flatten(1, 2)
+
+
+def takes_lists(q: Tensor) -> bool:
+    """GPU kernels take block lists in 16 bits. In float32 the blocks are a mask function there."""
+    return q.device.type != "cuda" or q.dtype != torch.float32
+
+
+def _listed(visible: Tensor, q: Tensor, size: int) -> dict[str, Any]:
+    """attention()'s options that show it the blocks (B, heads, blocks, blocks)."""
+    if takes_lists(q):
+        return {"block_list": BlockList.from_blocks(visible, size)}
+    return {"mask_mod": lambda b, h, i, j: visible[b, h, i // size, j // size]}
 
 
 def _within(q: Tensor, k: Tensor, key_lengths: Tensor | None) -> tuple[Tensor, Tensor]:

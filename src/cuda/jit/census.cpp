@@ -6,7 +6,7 @@
 namespace tilewise::cuda {
 namespace {
 
-constexpr int kMaxSpillBytes = 64;
+constexpr int kMaxSpillBytes = 160;
 
 /// ptxas's notes that cost a kernel its speed: setmaxnreg ignored, wgmma serialised. C7519, a
 /// barrier moved, does not.
