@@ -6,6 +6,7 @@ namespace {
 
 constexpr Config kConfigs[] = {
     with_sample(tile64(3, Mask::right), 0),
+    with_sample(tile64(3, Mask::none), 0),
     with_sample(modified(tile64(3, Mask::none), Modification::general), 0),
     with_sample(tile64(3, Mask::none), 1),
     with_sample(with(tile64(3, Mask::both), Lengths::packed, false, false), 2),
@@ -24,6 +25,14 @@ const Case kCases[] = {
      .queries = {250, 250},
      .keys = {333, 333},
      .causal = Causal::bottom_right,
+     .sample = 0},
+    {.name = "slopes by head on both sides, maxima that outgrow every block",
+     .dim = 64,
+     .dim_v = 64,
+     .heads_q = 2,
+     .heads_k = 2,
+     .queries = {150, 150},
+     .keys = {900, 900},
      .sample = 0},
     {.name = "slopes by head, beside a softcap",
      .dim = 64,

@@ -321,7 +321,6 @@ Case random_list_case(std::uint64_t seed, std::int64_t index) {
   c.blocks = blocks;
   // Pages that nobody may read would be those that are read.
   if (c.page_size > 0 && c.layout == Layout::expanded) c.layout = Layout::padded;
-  if (c.packed) c.packed->give_max = true;  // as many rows of blocks as the list has
   return c;
 }
 

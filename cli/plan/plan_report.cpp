@@ -24,6 +24,18 @@ std::string bounds_lines(const Bounds& b, const Hardware& machine) {
       b.counted_compute_ms, busy, b.intensity, b.ridge);
 }
 
+/// Of problems that are not packed and hide something: the share of their pairs that is worked out.
+std::string density_line(const Case& c, const Plan& plan) {
+  if (c.packed) return {};
+  const auto d = static_cast<double>(c.head_dim);
+  const auto dv = static_cast<double>(c.head_dim_v);
+  const double per_pair = plan.pass == Pass::forward ? 2.0 * (d + dv) : 2.0 * (3.0 * d + 2.0 * dv);
+  const double all = per_pair * static_cast<double>(c.batch * c.heads_q) *
+                     static_cast<double>(c.seq_q) * static_cast<double>(c.seq_k);
+  if (!(plan.flops < all)) return {};
+  return fmt::format("  density    {:.3g} % of the pairs\n", 100.0 * plan.flops / all);
+}
+
 std::string limit_lines(const std::vector<Largest>& limits) {
   std::string out;
   for (const Largest& limit : limits) {
@@ -151,7 +163,8 @@ std::string cell_report(const Cell& cell, const std::vector<Planned>& plans, con
     peak_bytes = std::max(peak_bytes, entry.plan->peak_bytes());
     std::string text = explain(*entry.plan);
     const std::size_t at = text.find("  memory ");
-    text.insert(at, bounds_lines(entry.bounds, machine.hardware));
+    text.insert(
+        at, density_line(cell.problem, *entry.plan) + bounds_lines(entry.bounds, machine.hardware));
     out += text + "\n";
   }
   out += fmt::format("{} of {} allowed: {}\n", bytes_text(peak_bytes), bytes_text(limit_bytes),

@@ -12,6 +12,7 @@ void add_run(CLI::App& program, int& exit_code);
 void add_bench(CLI::App& program, int& exit_code);
 void add_plan(CLI::App& program, int& exit_code);
 void add_check(CLI::App& program, int& exit_code);
+void add_mask(CLI::App& program, int& exit_code);
 void add_info(CLI::App& program, int& exit_code);
 void add_kernels(CLI::App& program, int& exit_code);
 

@@ -93,6 +93,7 @@ int run_program(int argc, const char* const* argv) {
   add_bench(program, exit_code);
   add_plan(program, exit_code);
   add_check(program, exit_code);
+  add_mask(program, exit_code);
   add_info(program, exit_code);
   add_kernels(program, exit_code);
   program.footer(kFooter);  // after the commands, which would inherit it

@@ -26,14 +26,19 @@ struct Rectangle {
 /// Lists the blocks of one head of one sequence.
 class Mapper {
  public:
+  /// Gives up after `most_steps` boxes and pairs.
   Mapper(const Problem& p, const Function& mask, const RangeTables& tables, std::int64_t block_q,
-         std::int64_t block_k)
+         std::int64_t block_k, std::int64_t most_steps = std::numeric_limits<std::int64_t>::max())
       : p_(p),
         block_q_(block_q),
         block_k_(block_k),
         intervals_(*mask.program, tables),
         interpreter_(*mask.program, mask.captures),
-        result_(mask.program->result) {}
+        result_(mask.program->result),
+        steps_left_(most_steps) {}
+
+  /// Then what was found of the last head is a part.
+  bool gave_up() const { return steps_left_ < 0; }
 
   /// Rectangles in an order in which the columns of each row ascend.
   const std::vector<Rectangle>& rectangles(std::int64_t b, std::int64_t h) {
@@ -54,6 +59,7 @@ class Mapper {
 
  private:
   Verdict verdict(const Box& box) {
+    if (--steps_left_ < 0) return Verdict::empty;
     // Both ends of a row's keys move to the right with the row.
     const KeyRange first = p_.visible_keys(sequence_, box.query);
     const KeyRange last = p_.visible_keys(sequence_, box.query_end - 1);
@@ -67,6 +73,7 @@ class Mapper {
   bool sees(std::int64_t i, std::int64_t j) {
     const KeyRange keys = p_.visible_keys(sequence_, i);
     if (j < keys.begin || j >= keys.end) return false;
+    --steps_left_;
     interpreter_.turn_to({b_, h_, i, j, sequence_.q_length, sequence_.k_length, 0.0});
     return interpreter_.boolean(result_);
   }
@@ -164,6 +171,7 @@ class Mapper {
   Intervals intervals_;
   Interpreter interpreter_;
   std::int32_t result_;
+  std::int64_t steps_left_;
   std::int64_t b_ = 0, h_ = 0;
   Sequence sequence_;
   std::vector<Rectangle> found_;
@@ -235,6 +243,25 @@ class Rows {
   std::vector<std::int64_t> at_;
 };
 
+/// What a map tells apart, and the sizes of its blocks.
+struct MapAxes {
+  std::int64_t batch, heads, block_q, block_k;
+
+  MapAxes(const Problem& p, const Function& mask, std::int64_t wanted_q, std::int64_t wanted_k)
+      : block_q(std::clamp<std::int64_t>(wanted_q, 1, std::max<std::int64_t>(p.seq_q, 1))),
+        block_k(std::clamp<std::int64_t>(wanted_k, 1, std::max<std::int64_t>(p.seq_k, 1))) {
+    const Program& program = *mask.program;
+    const std::uint8_t depends = program.nodes[static_cast<std::size_t>(program.result)].depends;
+    const Tensor& listed = p.block_list.row_offsets;
+    const bool has_list = p.block_list.defined();
+    const bool of_batch = (depends & kBatch) != 0 || p.packed || p.key_lengths.defined() ||
+                          (has_list && listed.strides[0] != 0);
+    const bool of_head = (depends & kHead) != 0 || (has_list && listed.strides[1] != 0);
+    batch = of_batch ? p.batch : 1;
+    heads = of_head ? p.heads_q : 1;
+  }
+};
+
 }  // namespace
 
 BlockList BlockMap::list() const {
@@ -256,17 +283,12 @@ BlockList BlockMap::list() const {
 
 BlockMap make_block_map(const Problem& p, const Function& mask, std::int64_t block_q,
                         std::int64_t block_k) {
-  const Program& program = *mask.program;
-  const std::uint8_t depends = program.nodes[static_cast<std::size_t>(program.result)].depends;
-  const Tensor& listed = p.block_list.row_offsets;
-  const bool of_batch = (depends & kBatch) != 0 || p.packed || p.key_lengths.defined() ||
-                        (p.block_list.defined() && listed.strides[0] != 0);
-  const bool of_head = (depends & kHead) != 0 || (p.block_list.defined() && listed.strides[1] != 0);
+  const MapAxes axes(p, mask, block_q, block_k);
   BlockMap map;
-  map.batch = of_batch ? p.batch : 1;
-  map.heads = of_head ? p.heads_q : 1;
-  map.block_q = std::clamp<std::int64_t>(block_q, 1, std::max<std::int64_t>(p.seq_q, 1));
-  map.block_k = std::clamp<std::int64_t>(block_k, 1, std::max<std::int64_t>(p.seq_k, 1));
+  map.batch = axes.batch;
+  map.heads = axes.heads;
+  map.block_q = axes.block_q;
+  map.block_k = axes.block_k;
   map.query_blocks = ceil_div(p.seq_q, map.block_q);
   const RangeTables tables(mask);
   Mapper mapper(p, mask, tables, map.block_q, map.block_k);
@@ -282,12 +304,28 @@ BlockMap make_block_map(const Problem& p, const Function& mask, std::int64_t blo
 }
 
 double count_mapped_pairs(const Problem& p) {
-  const bool listed = p.block_list.defined();
-  const BlockMap map = make_block_map(p, p.mask_function, listed ? p.block_list.block_q : kMapBlock,
-                                      listed ? p.block_list.block_k : kMapBlock);
-  Problem mapped = p;
-  mapped.block_list = map.list();
-  return count_listed_pairs(mapped);
+  constexpr std::int64_t kMostSteps = 1 << 18;  // about 0.1 s
+  const MapAxes axes(p, p.mask_function, kMapBlock, kMapBlock);
+  const RangeTables tables(p.mask_function);
+  Mapper mapper(p, p.mask_function, tables, axes.block_q, axes.block_k, kMostSteps);
+  double pairs = 0.0;
+  for (std::int64_t b = 0; b < std::min(axes.batch, p.batch); ++b) {
+    const Sequence s = p.sequence(b);
+    for (std::int64_t h = 0; h < std::min(axes.heads, p.heads_q); ++h) {
+      for (const Rectangle& r : mapper.rectangles(b, h)) {
+        const auto extent = [](std::int64_t first, std::int64_t end, std::int64_t block,
+                               std::int64_t length) {
+          return static_cast<double>(std::min(end * block, length) - first * block);
+        };
+        pairs += extent(r.row, r.row_end, axes.block_q, s.q_length) *
+                 extent(r.column, r.column_end, axes.block_k, s.k_length);
+      }
+      if (mapper.gave_up()) return -1.0;
+    }
+  }
+  if (axes.batch == 1) pairs *= static_cast<double>(p.batch);
+  if (axes.heads == 1) pairs *= static_cast<double>(p.heads_q);
+  return p.block_list.defined() && p.listed_pairs >= 0.0 ? std::min(pairs, p.listed_pairs) : pairs;
 }
 
 }  // namespace tilewise::expression

@@ -31,8 +31,8 @@ struct BlockMap {
 BlockMap make_block_map(const Problem& problem, const Function& mask, std::int64_t block_q,
                         std::int64_t block_k);
 
-/// Pairs of all batch entries and heads in the blocks that a problem's mask expression leaves, by
-/// position and length too: what tiled kernels work out.
+/// Pairs of all batch entries and heads in the blocks of kMapBlock that a problem's mask expression
+/// leaves: what tiled kernels work out. -1 where telling takes more than a fraction of a second.
 double count_mapped_pairs(const Problem& problem);
 
 }  // namespace tilewise::expression

@@ -278,7 +278,6 @@ TEST(RandomCase, WithAListIsTheSameProblemWithOne) {
     Case plain = random_case(5, index);
     plain.blocks.reset();
     if (plain.page_size > 0) plain.layout = c.layout;
-    if (plain.packed) plain.packed->give_max = true;
     EXPECT_EQ(format_case(c), format_case(plain));
   }
   EXPECT_GT(dense_rows, 20);

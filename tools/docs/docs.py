@@ -105,21 +105,26 @@ def compare_table(rows: list[Row], field: str) -> list[str]:
     """One line per shape and pass, one column per implementation."""
     names = implementations(rows)
     cells: dict[tuple[Any, ...], dict[str, Row]] = {}
+    named = len({row["mask"] for row in rows}) > 2  # more than causal or not
     for row in rows:
-        cells.setdefault((*shape_key(row), row["pass"]), {})[row["implementation"]] = row
+        name = row["mask"] if named else ""
+        cells.setdefault((name, *shape_key(row), row["pass"]), {})[row["implementation"]] = row
     several = len({row.get("threads") for row in rows}) > 1
     threads_head, threads_rule = (" threads |", "---:|") if several else ("", "")
+    mask_head, mask_rule = (" function |", "---|") if named else ("", "")
     lines = [
-        f"| dtype | causal | dim | batch | heads | length |{threads_head} pass | "
+        f"|{mask_head} dtype | causal | dim | batch | heads | length |{threads_head} pass | "
         + "".join(f"{name} | " for name in names).rstrip(),
-        f"|---|---|---:|---:|---:|---:|{threads_rule}---|" + "---:|" * len(names),
+        f"|{mask_rule}---|---|---:|---:|---:|---:|{threads_rule}---|" + "---:|" * len(names),
     ]
     for key in sorted(cells, key=str_sort):
-        dtype, causal, dim, batch, heads, seq, keys, threads, which = key
+        mask, dtype, causal, dim, batch, heads, seq, keys, threads, which = key
         values = " | ".join(number(cells[key].get(name), field) for name in names)
         yes = "yes" if causal else "no"
         length = seq if seq == keys else f"{seq} of {keys} keys"
         shape = f"{dtype} | {yes} | {dim} | {batch} | {heads} | {length}"
+        if named:
+            shape = f"{mask} | {shape}"
         if several:
             shape += f" | {threads}"
         lines.append(f"| {shape} | {PASS_NAMES[which]} | {values} |")

@@ -22,6 +22,9 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 /// leaves is multiplied too.
 bool is_small(const Problem& p) {
   constexpr std::int64_t kPairs = std::int64_t{1} << 17;
+  // A sparse list leaves few terms of many pairs; the lists of others must not decide.
+  const bool listed = p.listed_pairs >= 0.0 && !p.deterministic;
+  if (listed && p.listed_pairs <= static_cast<double>(kPairs)) return true;
   return decisive_batch(p) * p.heads_q * p.seq_q * p.seq_k <= kPairs;
 }
 

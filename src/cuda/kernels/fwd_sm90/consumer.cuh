@@ -307,13 +307,18 @@ struct Consumer : Rows<kConfig> {
   template <int kCount, class Adjust, class Pack>
   __forceinline__ void trusted_exponentials(Adjust adjust, Pack pack) {
     adjust();
-    const bool holds = Base::template trusted_softmax<kCount>(args);
+    const bool searches = kConfig.expressions.score != 0 && Base::grows;
+    const bool holds = !searches && Base::template trusted_softmax<kCount>(args);
     if constexpr (kConfig.values_first) pack();
-    if (lane == 0 && holds) mbarrier_arrive(shared.k_empty(static_cast<int>(rK.slot)));
+    if (lane == 0 && (holds || searches))
+      mbarrier_arrive(shared.k_empty(static_cast<int>(rK.slot)));
     finish_step_values();
     if (!holds) {
-      recompute_scores();
-      adjust();
+      if (!searches) {
+        recompute_scores();
+        adjust();
+      }
+      if constexpr (kConfig.expressions.score != 0) Base::grows = true;
       Base::template softmax<false, false, kCount>(args);
       scale_o();
       if constexpr (kConfig.values_first) pack();

@@ -1,0 +1,60 @@
+"""tilewise mask: pictures of masks, and what a plan makes of them."""
+
+import re
+import tempfile
+from pathlib import Path
+
+from cli_testing import BAD_INPUT, CliTest, main, run
+
+WINDOW = "i >= j & i - j < 256"
+
+
+class Mask(CliTest):
+    def test_draws_blocks_and_counts_them(self) -> None:
+        text = self.ok("mask", WINDOW, "--sq", "1024")
+        lines = text.splitlines()
+        self.assertEqual(lines[0], "▒▒" + "··" * 7)
+        self.assertEqual(lines[3], "··▒▒██▒▒" + "··" * 4)
+        self.assertIn("21 of 8 x 8 are seen, 7 of them whole; 32.81 % of the pairs", text)
+
+    def test_reads_captured_tensors_and_whole_cases(self) -> None:
+        documents = ["--captures", "doc:i32[Sk]=j // 200"]
+        text = self.ok("mask", "doc[i] == doc[j]", "--sq", "400", "--block", "100,100", *documents)
+        self.assertEqual(text.splitlines()[:4], ["████····"] * 2 + ["····████"] * 2)
+        text = self.ok("mask", "--case", "s128 blocks=32,64:1,1:1 causal", "--block", "9,9")
+        self.assertEqual(text.splitlines()[:4], ["▒▒··"] * 2 + ["██▒▒"] * 2)
+
+    def test_writes_a_drawing(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "mask.svg"
+            self.assertIn("made in", self.ok("mask", WINDOW, "--sq", "1024", "-o", str(path)))
+            drawing = path.read_text()
+        self.assertIn('viewBox="0 0 8 8"', drawing)
+        self.assertEqual(len(re.findall("#1f4e79", drawing)), 7)
+
+    def test_names_what_is_wrong(self) -> None:
+        for words, part in (
+            (["mask"], "expected a formula"),
+            (["mask", "i +"], "at character 4"),
+            (["mask", "i >= j", "--head", "1,0"], "--head"),
+            (["mask", "i >= j", "--block", "64"], "--block"),
+        ):
+            done = run(*words)
+            self.assertEqual(done.returncode, BAD_INPUT)
+            self.assertIn(part, done.stderr)
+
+    def test_plan_counts_the_blocks_of_a_mask(self) -> None:
+        mask = "i >= j & (i - j < 100 | j % 512 < 8)"
+        words = ["plan", "--hardware", "epyc-2", "--seq", "2048", "--pass", "fwd", "--mask", mask]
+        density = re.search(r"density +([0-9.]+) %", self.ok(*words))
+        self.assertIsNotNone(density)
+        drawn = re.search(
+            r"([0-9.]+) % of the pairs", self.ok("mask", mask, "--sq", "2048", "--block", "64,64")
+        )
+        # The plan leaves out what position hides of a block; a formula's position it does not.
+        self.assertAlmostEqual(float(density[1]), float(drawn[1]), delta=0.6)
+        self.assertLess(float(density[1]), 20)
+
+
+if __name__ == "__main__":
+    main()
