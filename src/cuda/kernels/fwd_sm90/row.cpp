@@ -193,9 +193,7 @@ void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   const auto add_unit = [&](const Config& config) {
     const PackUnit unit = {.unit = fwd_sm90_unit(config),
                            .row = kFlashForwardSm90.name,
-                           .instruction = "wgmma.mma_async",
-                           // Of the producer, which walks the list; no consumer spills.
-                           .allowed_spill_bytes = config.lists == tile::Lists::none ? 0 : 16};
+                           .instruction = "wgmma.mma_async"};
     const auto same = [&](const PackUnit& other) { return other.unit == unit.unit; };
     if (std::none_of(units.begin(), units.end(), same)) units.push_back(unit);
   };
@@ -228,10 +226,6 @@ void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
     }
   }
   add(DType::bfloat16, 128, true, 16384, true);
-  Problem listed = problem(DType::bfloat16, 128, 16384, 16384);
-  listed.block_list.block_q = listed.block_list.block_k = 128;
-  listed.block_list.row_offsets = Tensor::contiguous(&listed, DType::int32, {1, 1, 1});
-  add_unit(sm90_config(listed, sm90_tiles(listed).front(), false));
   // One query of grouped heads: the keys whole and in parts.
   Problem decode = problem(DType::bfloat16, 128, 1, 8192);
   decode.heads_q = 4;
