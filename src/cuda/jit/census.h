@@ -33,8 +33,7 @@ int shared_limit_bytes(int arch);
 /// it and depends on the machine. The largest packed kernel has 205,248 bytes (NVRTC 13.0).
 inline constexpr std::int64_t kMaxCubinBytes = 256 * 1024;
 
-/// Kernels of an architecture that the pack may hold: 71 for Hopper with those that take block
-/// lists.
-inline constexpr std::size_t kPackLimit = 80;
+/// Kernels of an architecture that the pack may hold.
+inline constexpr std::size_t kPackLimit = 60;
 
 }  // namespace tilewise::cuda
