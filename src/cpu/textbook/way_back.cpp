@@ -37,6 +37,7 @@ void WayBack::run(const TilePlace& block, const float* s, float* gradient, Throu
       std::copy_n(s + (first + r) * block.ld, strip.cols, logits_ + r * tight.ld);
     }
     steps_.apply(tight, logits_, capped_, premod_);
+    steps_.hide(tight, logits_);
     // Row by row: the steps take one leading dimension for all buffers of a tile.
     TilePlace row = tight;
     row.rows = 1;
