@@ -203,8 +203,9 @@ class Forward {
     const auto& [sequence, b, h, i0, rows] = task.block;
     bool begun[kTaskRows] = {};  // of a group: its first row's
     const std::int64_t end = p_.visible_keys(sequence, i0 + rows - 1).end;
+    const QueryRows block{b, h, i0, rows};
     const auto block_of = [&](std::int64_t j) {
-      return first_listed(p_, {b, h, i0, rows}, {j, end}) / kBlockKeys * kBlockKeys;
+      return first_listed(p_, block, {j, end}) / kBlockKeys * kBlockKeys;
     };
     for (std::int64_t j0 = block_of(p_.visible_keys(sequence, i0).begin); j0 < end;
          j0 = block_of(j0 + kBlockKeys)) {
@@ -329,7 +330,7 @@ class Forward {
     float* m = scratch.m + r;
     bool known = std::find(m, m + place.rows, kNothing) == m + place.rows;
     for_panels(place, task, scratch.s, [&](const TilePlace& panel, const float* k, float* s) {
-      const PanelProduct product = scores(panel, task, r, k, s);
+      const PanelProduct product = scores(panel, task, strip.r, k, s);
       const int cols = product.cols;
       const bool all = cols == panel.cols && (strip.seen == Visibility::all ||
                                               tile_visibility(p_, panel) == Visibility::all);
@@ -360,7 +361,7 @@ class Forward {
     float* s = scratch.s;
     float* o = scratch.o + r * ld_v;
     for_panels(place, task, s, [&](const TilePlace& panel, const float* k, float* out) {
-      micro_.scores(scores(panel, task, r, k, out));
+      micro_.scores(scores(panel, task, strip.r, k, out));
     });
     if (steps_.elementwise()) steps_.apply(place, s);
     if (seen == Visibility::some) steps_.hide(place, s);
