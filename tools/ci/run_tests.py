@@ -21,7 +21,7 @@ STAGES: dict[str, tuple[str, list[str], list[str]]] = {
     "lint": ("", [], []),
     "release": ("release", [], []),
     "python": ("", [], []),
-    # What NVRTC makes of a kernel, and every row's accuracy on three_way.txt, are the release's to test.
+    # NVRTC's output, and accuracy on three_way.txt, are the release's to test.
     "asan": ("asan", [], ["-LE", "install|fuzz", "-E", "CompileCleanly|three_way_"]),
     "fuzz": ("asan", ["fuzz_targets"], ["-L", "fuzz"]),
     # The accuracy of a row is the release's to test; its threads run in the contract's tests too.
