@@ -169,11 +169,13 @@ TEST(Case, EveryLineOfEveryFileSurvivesTheRoundTrip) {
 TEST(Case, AReportsMaskFieldHoldsWhatChangesTheWork) {
   EXPECT_EQ(mask_field(parse_case("b2 h4 s4 d8 bf16 deterministic layout=bshd fill=zeros")),
             "none");
-  const char* words[] = {"causal window=3,0 mask=1,1,q,k", "causal_top_left blocks=2,2:1,1:1",
-                         "scale=1e+20 softcap=20 alibi bias=1,h,q,k sink dropout=0.25 dlse",
-                         "causal mask_expr='i - j < 3 | doc[j] == 1' alibi score='score - 1 + h' "
-                         "captures='doc:i32[Sk]=j // 2; t:f32[Hq,2]' dropout=0.25"};
-  for (const std::string text : words) {
+  const std::string formulas =
+      "causal mask_expr='i - j < 3 | doc[j] == 1' alibi score='score - 1 + h' "
+      "captures='doc:i32[Sk]=j // 2; t:f32[Hq,2]' dropout=0.25";
+  const std::string words[] = {"causal window=3,0 mask=1,1,q,k", "causal_top_left blocks=2,2:1,1:1",
+                               "scale=1e+20 softcap=20 alibi bias=1,h,q,k sink dropout=0.25 dlse",
+                               formulas};
+  for (const std::string& text : words) {
     const Case c = parse_case("s4 " + text);
     EXPECT_EQ(words_of_mask_field(mask_field(c)), text);
     EXPECT_EQ(parse_case("s4 " + words_of_mask_field(mask_field(c))), c);
