@@ -119,7 +119,7 @@ TEST(Census, FindsEachFault) {
   PackUnit allows = plain;
   allows.allowed_spill_bytes = 8;
   EXPECT_TRUE(census_faults(allows, bad, 90).empty());
-  allows.allowed_spill_bytes = 100;
+  allows.allowed_spill_bytes = 200;
   EXPECT_EQ(census_faults(allows, bad, 90).size(), 1U);
 
   bad = entry;
