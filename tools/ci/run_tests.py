@@ -25,7 +25,7 @@ STAGES: dict[str, tuple[str, list[str], list[str]]] = {
     "asan": ("asan", [], ["-LE", "install|fuzz", "-E", "CompileCleanly|three_way_"]),
     "fuzz": ("asan", ["fuzz_targets"], ["-L", "fuzz"]),
     # The accuracy of a row is the release's to test; its threads run in the contract's tests too.
-    "tsan": ("tsan", ["threads_tests"], ["-L", "threads", "-E", "Accuracy"]),
+    "tsan": ("tsan", ["threads_tests"], ["-L", "threads", "-E", "Accuracy|CompileCleanly"]),
 }
 ENVIRONMENT = {
     "ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_string_checks=1",
