@@ -93,21 +93,21 @@ class RoutedAttention(nn.Module):
         config = self.config
         size, device = config.block_size, q.device
         count = -(-q.shape[2] // size)
-        with torch.no_grad():
-            scores = _select.block_scores(q, k, size, config.causal)
-            kept = max(1, round(config.density * count))
         near, affinity = _select.clustered(q, k, self.centroids, self.temperature, size)
         masks = {
             "local": _select.local(count, size, config.window_size, device),
             "strided": _select.strided(count, max(2, config.stride // size), device),
             "clustered": near,
             "hierarchical": _select.hierarchical(count, device),
-            "selected": _select.top_k(scores, kept),
         }
+        if config.pattern_type in ("auto", "selected"):  # the one pattern that costs a product
+            with torch.no_grad():
+                scores = _select.block_scores(q, k, size, config.causal)
+            masks["selected"] = _select.top_k(scores, max(1, round(config.density * count)))
         picked = choice.detach() > 0.5
         blocks = torch.zeros_like(near)
-        for i, name in enumerate(CHOICES):
-            blocks = blocks | (picked[..., i, None, None] & masks[name])
+        for name, mask in masks.items():
+            blocks = blocks | (picked[..., CHOICES.index(name), None, None] & mask)
         soft = (choice * choice.detach()).sum(-1)
         shared = (affinity * near).sum((-2, -1)) / near.sum((-2, -1))
         soft = soft + choice[..., CHOICES.index("clustered")].detach() * shared
