@@ -69,16 +69,7 @@ std::string function_refusal(const Problem& p) {
 }  // namespace
 
 std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
-  if (machine.arch != 90) {
-    return "it is for compute capability 9.0 (Hopper), the device has " +
-           std::to_string(machine.arch / 10) + "." + std::to_string(machine.arch % 10);
-  }
-  if (p.dtype != DType::bfloat16 && p.dtype != DType::float16) {
-    return std::string(dtype_name(p.dtype)) +
-           " is not supported by this kernel (bfloat16, float16)";
-  }
-  std::string reason =
-      sm80::refusal(p, machine, {.packed = true, .lists = true, .expressions = true});
+  std::string reason = sm90_refusal(p, machine);
   if (reason.empty()) reason = function_refusal(p);
   if (!reason.empty()) return reason;
   if (p.block_list.defined()) {

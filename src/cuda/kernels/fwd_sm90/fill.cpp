@@ -1,5 +1,6 @@
 #include "cuda/kernels/fwd_sm90/fill.h"
 
+#include "cuda/host/common.h"
 #include "cuda/host/constants.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
@@ -64,6 +65,18 @@ void fill_modification(Args& args, const Problem& p) {
 
 fwd_sm90::Offsets sm90_offsets(const Tensor& t) {
   return {t.data, t.strides[0], t.dtype == DType::int64};
+}
+
+std::string sm90_refusal(const Problem& p, const Hardware& machine) {
+  if (machine.arch != 90) {
+    return "it is for compute capability 9.0 (Hopper), the device has " +
+           std::to_string(machine.arch / 10) + "." + std::to_string(machine.arch % 10);
+  }
+  if (p.dtype != DType::bfloat16 && p.dtype != DType::float16) {
+    return std::string(dtype_name(p.dtype)) +
+           " is not supported by this kernel (bfloat16, float16)";
+  }
+  return sm80::refusal(p, machine, {.packed = true, .lists = true, .expressions = true});
 }
 
 std::string sm90_maps_refusal(const Problem& p) {

@@ -9,6 +9,9 @@
 
 namespace tilewise::cuda {
 
+/// The card, the type or the option that no kernel for Hopper takes; empty when there is none.
+std::string sm90_refusal(const Problem& problem, const Hardware& machine);
+
 /// Why the copy engine cannot read or write a tensor of the problem; empty when it can all.
 std::string sm90_maps_refusal(const Problem& problem);
 

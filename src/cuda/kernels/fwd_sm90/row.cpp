@@ -28,16 +28,7 @@ using Role = MemoryItem::Role;
 }  // namespace
 
 std::string fwd_sm90_refusal(const Problem& p, const Hardware& machine) {
-  if (machine.arch != 90) {
-    return "it is for compute capability 9.0 (Hopper), the device has " +
-           std::to_string(machine.arch / 10) + "." + std::to_string(machine.arch % 10);
-  }
-  if (p.dtype != DType::bfloat16 && p.dtype != DType::float16) {
-    return std::string(dtype_name(p.dtype)) +
-           " is not supported by this kernel (bfloat16, float16)";
-  }
-  std::string reason =
-      sm80::refusal(p, machine, {.packed = true, .lists = true, .expressions = true});
+  std::string reason = sm90_refusal(p, machine);
   if (!reason.empty()) return reason;
   if (p.block_list.defined()) reason = tile_lists_refusal(p);
   if (!reason.empty()) return reason;
