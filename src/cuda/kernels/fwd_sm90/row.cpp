@@ -150,7 +150,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
     args.part_rows = rows;
     args.blocks_per_split = decided.blocks_per_split;
     args.o_part = workspace.take<float>(splits * rows * config.head_dim_v);
-    args.m_part = workspace.take<float>(2 * splits * rows);
+    args.m_part = workspace.take<float>(std::int64_t{2} * splits * rows);
   }
   const Kernel kernel = load_expressed(p, config, p.device.index, fwd_sm90_unit);
   const std::int64_t grid = std::min(args.tiles, sm80::kTypicalMultiprocessors);

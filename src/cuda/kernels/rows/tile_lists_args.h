@@ -65,7 +65,7 @@ constexpr int block_rows(int tile_q, int shift_q) {
   return tile_q >> shift_q > 1 ? tile_q >> shift_q : 1;
 }
 constexpr long long shared_bytes(int tile_q, int shift_q, long long block_words) {
-  return 4 * (kCountWords + 2 * block_rows(tile_q, shift_q) * block_words);
+  return 4 * (kCountWords + 2LL * block_rows(tile_q, shift_q) * block_words);
 }
 
 }  // namespace tilewise::tile_lists
