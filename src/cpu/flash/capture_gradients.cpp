@@ -128,7 +128,7 @@ void CaptureGradients::add(const ExpressionTiles& tiles, const ExpressionTiles::
     domain = joined(domain, tiles.domain(term.index[static_cast<std::size_t>(axis)]));
   }
   thread_local std::vector<std::int64_t> elements;
-  elements.resize(static_cast<std::size_t>(strips.rows + at.cols));
+  elements.resize(static_cast<std::size_t>(strips.rows) + static_cast<std::size_t>(at.cols));
   const auto row = [&](int r) { return parts.data() + r * ld; };
   switch (domain) {
     case Domain::uniform:
@@ -148,7 +148,7 @@ void CaptureGradients::add(const ExpressionTiles& tiles, const ExpressionTiles::
     case Domain::diagonal: {  // from (last, 0) to (last, cols - 1), and on to (0, cols - 1)
       thread_local std::vector<float> diagonals;
       const int last = strips.rows - 1;
-      diagonals.assign(static_cast<std::size_t>(last + at.cols), 0.0F);
+      diagonals.assign(static_cast<std::size_t>(last) + static_cast<std::size_t>(at.cols), 0.0F);
       for (int r = 0; r < strips.rows; ++r) {
         float* from = diagonals.data() + (last - r);
         for (int c = 0; c < at.cols; ++c) from[c] += row(r)[c];
