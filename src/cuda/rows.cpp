@@ -33,7 +33,7 @@ std::vector<PackUnit> pack_units(int arch) {
   add_bwd_sm90_units(units, arch);
   add_fwd_sm80_units(units, arch);
   add_bwd_sm80_units(units, arch);
-  sm80::add_pack_rows_units(units);
+  host::add_pack_rows_units(units);
   add_combine_units(units);
   add_bwd_delta_units(units);
   add_bwd_convert_units(units);

@@ -12,7 +12,7 @@
 #include "problem/blocks.h"
 #include "problem/philox.h"
 
-namespace tilewise::cuda::sm80 {
+namespace tilewise::cuda::host {
 namespace {
 
 using Role = MemoryItem::Role;
@@ -366,4 +366,4 @@ double time_ms(const Load& load, const Hardware& machine) {
   return 1e-9 * load.flops / full * whole / waves + kHidden * load.tile_ms * whole;
 }
 
-}  // namespace tilewise::cuda::sm80
+}  // namespace tilewise::cuda::host

@@ -17,7 +17,7 @@
 #include "cuda/tile/types.h"
 #include "plan/kernel_row.h"
 
-namespace tilewise::cuda::sm80 {
+namespace tilewise::cuda::host {
 
 /// What no kernel of the family takes, in words for the user; empty when nothing stands against it.
 std::string refusal(const Problem& problem, const Hardware& machine, const Takes& takes = {});
@@ -199,4 +199,4 @@ Kernel load_config(const Config& config, int device, MakeUnit make_unit) {
   return entries.back().kernel;
 }
 
-}  // namespace tilewise::cuda::sm80
+}  // namespace tilewise::cuda::host

@@ -34,7 +34,7 @@ KernelUnit with_functions(KernelUnit unit, const Problem& problem, const std::st
 /// What such units are told apart by, beside their configs.
 std::string expressions_key(const Problem& problem);
 
-/// As sm80::load_config(), of units that `key` tells apart beside their configs.
+/// As host::load_config(), of units that `key` tells apart beside their configs.
 template <class Config, class MakeUnit>
 Kernel load_by_key(std::string key, const Config& config, int device, MakeUnit make_unit) {
   struct Entry {
@@ -50,11 +50,11 @@ Kernel load_by_key(std::string key, const Config& config, int device, MakeUnit m
   entries.push_back({config, device, std::move(key), load(make_unit(config), device)});
   return entries.back().kernel;
 }
-/// As sm80::load_config(), the expressions being those of `problem`.
+/// As host::load_config(), the expressions being those of `problem`.
 template <class Config, class MakeUnit>
 Kernel load_expressed(const Problem& problem, const Config& config, int device,
                       MakeUnit make_unit) {
-  if (!config.expressions.any()) return sm80::load_config(config, device, make_unit);
+  if (!config.expressions.any()) return host::load_config(config, device, make_unit);
   return load_by_key(expressions_key(problem), config, device,
                      [&](const Config& c) { return with_expressions(make_unit(c), problem); });
 }

@@ -6,7 +6,7 @@
 #include "cuda/host/common.h"
 #include "problem/blocks.h"
 
-namespace tilewise::cuda::sm80 {
+namespace tilewise::cuda::host {
 namespace {
 
 tile::Sequences sequences(const Problem& p, const Tensor& offsets, std::int64_t rows) {
@@ -62,4 +62,4 @@ bool is_chunked(const Problem& p, std::size_t operand) {
   return p.packed && (form(p).scaled || !has_vectors(*tensors[operand]));
 }
 
-}  // namespace tilewise::cuda::sm80
+}  // namespace tilewise::cuda::host

@@ -7,7 +7,7 @@
 #include "cuda/tile/sequences_args.h"
 #include "problem/problem.h"
 
-namespace tilewise::cuda::sm80 {
+namespace tilewise::cuda::host {
 
 tile::Sequences query_sequences(const Problem& problem);
 tile::Sequences key_sequences(const Problem& problem);
@@ -25,4 +25,4 @@ bool reads_pages(const Problem& problem);
 /// True when packed sequences have Q, K, V or dO (0 to 3) in the blocks of pack_rows.
 bool is_chunked(const Problem& problem, std::size_t operand);
 
-}  // namespace tilewise::cuda::sm80
+}  // namespace tilewise::cuda::host

@@ -23,7 +23,7 @@ TEST(Pages, AKeysPageIsItsQuotient) {
     Problem p;
     p.page_size = size;
     p.block_table = Tensor::contiguous(nullptr, DType::int32, {2, 4}, kCuda);
-    const tile::Pages pages = sm80::pages(p);
+    const tile::Pages pages = host::pages(p);
     EXPECT_EQ(pages.size, size);
     const std::int64_t last = kEnd - 1;
     std::vector<std::int64_t> keys = {0, 1, last, last - 1, last / 2};
@@ -72,9 +72,9 @@ Problem packed(DType dtype, Pass pass) {
 // Without reading an offset: every sequence may need one block more than its rows fill.
 TEST(Packed, BlocksAreCountedByTotals) {
   const Problem p = packed(DType::float32, Pass::forward);
-  EXPECT_EQ(sm80::query_blocks(p, 64), 130 / 64 + 2 + 1);
-  EXPECT_EQ(sm80::key_blocks(p, 16), 130 / 16 + 2 + 1);
-  const tile::Sequences sequences = sm80::query_sequences(p);
+  EXPECT_EQ(host::query_blocks(p, 64), 130 / 64 + 2 + 1);
+  EXPECT_EQ(host::key_blocks(p, 16), 130 / 16 + 2 + 1);
+  const tile::Sequences sequences = host::query_sequences(p);
   EXPECT_TRUE(sequences.wide);
   EXPECT_EQ(sequences.count, 2);
   EXPECT_EQ(sequences.rows, 130);

@@ -95,7 +95,7 @@ class ExpressionUnits : public testing::TestWithParam<int> {
 };
 
 TEST_P(ExpressionUnits, CompileCleanlyForSm80) {
-  const int dim = GetParam(), kib = sm80::shared_kib(80);
+  const int dim = GetParam(), kib = host::shared_kib(80);
   constexpr const char* kMma = "mma.sync";
   for (const Sample& sample : kSamples) {
     const Problem forward = problem(sample, dim, Pass::forward);

@@ -175,7 +175,7 @@ TEST(FlashSm80, SummedGradientsArePricedByTheirProducts) {
   EXPECT_NEAR(cost_by(kTwoPass, sinks, m).ms / two, 1.0 + 2.0 / 7.0, 0.03);
   // A bias is read in all four launches that make P, and is there once for all keys.
   const Problem bias = backward_problem_with(Summed::bias, shape);
-  const double read = cuda::sm80::options_ms(bias, 4, m);
+  const double read = cuda::host::options_ms(bias, 4, m);
   EXPECT_NEAR((cost_by(kTwoPass, bias, m).ms - read) / two, 1.0 + 4.0 / 7.0, 0.03);
   EXPECT_EQ(cost_by(kTwoPass, bias, m).bytes_moved,
             cost_by(kTwoPass, none, m).bytes_moved + 2.0 * 32 * 4096 * 2);
@@ -187,7 +187,7 @@ TEST(FlashSm80, DropoutBitsAreTheContracts) {
     AttentionSpec spec;
     spec.dropout = {.p = p, .seed = 0x0123456789abcdefULL, .offset = 7};
     const Problem problem = forward_problem({}, spec);
-    return cuda::drops(problem) ? cuda::sm80::dropout_bits(problem) : tile::DropoutBits{};
+    return cuda::drops(problem) ? cuda::host::dropout_bits(problem) : tile::DropoutBits{};
   };
   EXPECT_EQ(bits(0.5).key.round[0][0], 0x89abcdefU);
   EXPECT_EQ(bits(0.5).key.round[0][1], 0x01234567U);
@@ -260,20 +260,20 @@ TEST(FlashSm80, OtherCardsReachLessThanTheirProductsAllow) {
   a100.arch = 80, a100.multiprocessors = 108, a100.clock_mhz = 1410;
   a100.matrix_fma_per_clock = 1024, a100.float32_fma_per_clock = 64;
   const double dim128 = 415.0, planes64 = 145.0;  // as the tables have them
-  EXPECT_NEAR(cuda::sm80::full_tflops({.tflops = dim128}, sustained(h100)), dim128, 4.0);
-  EXPECT_NEAR(cuda::sm80::full_tflops({.tflops = planes64, .products = 3.0}, sustained(h100)),
+  EXPECT_NEAR(cuda::host::full_tflops({.tflops = dim128}, sustained(h100)), dim128, 4.0);
+  EXPECT_NEAR(cuda::host::full_tflops({.tflops = planes64, .products = 3.0}, sustained(h100)),
               planes64, 1.5);
   // A GeForce card has a fifth of the products for each exp, an A100 half: what is beside the
   // products hides the better, the fewer there are.
   const double peak4090 = 165.2, peak_a100 = 312.0;
-  const double on_4090 = cuda::sm80::full_tflops({.tflops = dim128}, sustained(rtx4090));
-  const double on_a100 = cuda::sm80::full_tflops({.tflops = dim128}, sustained(a100));
+  const double on_4090 = cuda::host::full_tflops({.tflops = dim128}, sustained(rtx4090));
+  const double on_a100 = cuda::host::full_tflops({.tflops = dim128}, sustained(a100));
   EXPECT_GT(on_4090 / peak4090, 0.8);
   EXPECT_LT(on_4090 / peak4090, 0.95);
   EXPECT_GT(on_a100 / peak_a100, 0.65);
   EXPECT_LT(on_a100 / peak_a100, 0.75);
   const double float32 =
-      cuda::sm80::full_tflops({.tflops = planes64, .products = 3.0}, sustained(rtx4090));
+      cuda::host::full_tflops({.tflops = planes64, .products = 3.0}, sustained(rtx4090));
   EXPECT_LT(float32, peak4090 / 3.0);
   EXPECT_GT(float32, 0.75 * peak4090 / 3.0);
 }

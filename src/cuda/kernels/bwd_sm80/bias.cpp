@@ -35,7 +35,7 @@ BiasParts::BiasParts(const Problem& p, int block_m, int block_n) {
   const std::int64_t entries =
       p.dbias.strides[0] == 0 ? 1 : std::max<std::int64_t>(1, decisive_batch(p));
   const std::int64_t deciding = entries * axes.heads * axes.rows * axes.keys;
-  constexpr std::int64_t kWanted = std::int64_t{2} * sm80::kTypicalMultiprocessors;
+  constexpr std::int64_t kWanted = std::int64_t{2} * host::kTypicalMultiprocessors;
   count = static_cast<int>(
       std::clamp<std::int64_t>(ceil_div(kWanted, deciding), 1, std::max<std::int64_t>(1, steps)));
   padded_rows = static_cast<int>(round_up(own(2, p.seq_q), 16));
@@ -60,7 +60,7 @@ void bias_gradient(const Problem& p, const bwd_sm80::Args& pass, bwd_sm80::Confi
   if (parts.blocks == 0) return;
   bwd_dbias_sm80::Args args;
   args.pass = pass;
-  args.dbias = sm80::view4(p.dbias);
+  args.dbias = host::view4(p.dbias);
   args.axes = parts.axes;
   args.batch = static_cast<int>(p.batch);
   args.parts = parts.count;
@@ -70,7 +70,7 @@ void bias_gradient(const Problem& p, const bwd_sm80::Args& pass, bwd_sm80::Confi
   const Kernel kernel = load_expressed(p, config, p.device.index, [=](const bwd_sm80::Config& c) {
     return bias_unit(c, min_blocks);
   });
-  launch_expressed(p, kernel, sm80::following(parts.blocks * parts.count, p.device.index), stream,
+  launch_expressed(p, kernel, host::following(parts.blocks * parts.count, p.device.index), stream,
                    args);
   if (parts.count == 1) return;
   Tensor own = p.dbias;

@@ -30,7 +30,7 @@ std::string no_tile(const Problem& p, const Hardware& machine) {
 }
 
 std::string refusal(const Problem& p, const Hardware& machine) {
-  std::string reason = sm80::refusal(p, machine, sm80::kTakes);
+  std::string reason = host::refusal(p, machine, host::kTakes);
   if (reason.empty() && p.packed && p.dbias.defined()) {
     reason = "the gradient of a bias of packed sequences is not supported by this kernel";
   }
@@ -38,7 +38,7 @@ std::string refusal(const Problem& p, const Hardware& machine) {
 }
 
 /// As Config::keeps_low().
-bool keeps_low(const Problem& p) { return sm80::form(p).scaled || p.bias.defined(); }
+bool keeps_low(const Problem& p) { return host::form(p).scaled || p.bias.defined(); }
 
 void add_row_memory(const Problem& p, std::vector<MemoryPart>& items) {
   const auto add = [&](const char* name) {
@@ -55,17 +55,17 @@ double tensor_bytes(const Problem& p) {
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv}) {
     bytes += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
-  return bytes + sm80::pair_bytes(p);
+  return bytes + host::pair_bytes(p);
 }
 
 /// What both forms do before their main passes: bwd_delta reads O and dO; refine returns at once,
 /// is over a small problem, or is priced by others_ms.
-double before_ms(const Problem& p, const sm80::Operands& operands, const Hardware& machine) {
+double before_ms(const Problem& p, const host::Operands& operands, const Hardware& machine) {
   const double rows =
       2.0 * static_cast<double>(p.d_o.numel() * dtype_bytes(p.d_o.dtype)) / machine.bandwidth_gbps;
-  double ms = sm80::kKernelMs + 1e-6 * rows;
-  if (operands.packs()) ms += sm80::kKernelMs + 1e-6 * operands.bytes() / machine.bandwidth_gbps;
-  if (refines(p)) ms += sm80::kKernelMs;
+  double ms = host::kKernelMs + 1e-6 * rows;
+  if (operands.packs()) ms += host::kKernelMs + 1e-6 * operands.bytes() / machine.bandwidth_gbps;
+  if (refines(p)) ms += host::kKernelMs;
   return ms;
 }
 
@@ -76,20 +76,20 @@ double others_ms(const Problem& p, const Tile& queries, double products_ms, doub
                  Cost& cost) {
   const double two_ms = 2.0 / products * products_ms;
   double ms = 0.0;
-  if (p.dsinks.defined()) ms += sm80::kKernelMs;
+  if (p.dsinks.defined()) ms += host::kKernelMs;
   if (p.dbias.defined()) {
     const BiasParts parts(p, queries.block_m, queries.block_n);
     parts.add_memory(cost.memory);
     if (parts.count > 1) {
       cost.bytes_moved += 2.0 * static_cast<double>(cost.memory.back().bytes);
-      ms += sm80::kKernelMs;
+      ms += host::kKernelMs;
     }
-    ms += sm80::kKernelMs + two_ms;
+    ms += host::kKernelMs + two_ms;
   }
-  if (sums_gradients(p) && sm80::form(p).planes == 1) ms += two_ms;
+  if (sums_gradients(p) && host::form(p).planes == 1) ms += two_ms;
   if (wants_captures(p)) {
     add_capture_memory(p, cost.memory);
-    ms += sm80::kKernelMs + two_ms;
+    ms += host::kKernelMs + two_ms;
   }
   return ms;
 }
@@ -114,7 +114,7 @@ Preparation prepare_one_pass(const KernelRow&, const Problem& p, const Hardware&
   if (p.deterministic) return "dQ is summed in any order; deterministic takes two passes";
   const OnePass choice = choose_one_pass(p, machine);
   if (choice.tile == nullptr) return no_tile(p, machine);
-  const sm80::Operands operands(p);
+  const host::Operands operands(p);
   Cost cost;
   cost.block_m = choice.tile->block_m;
   cost.block_n = choice.tile->block_n;
@@ -138,7 +138,7 @@ Preparation prepare_one_pass(const KernelRow&, const Problem& p, const Hardware&
   const Tile& queries = two_pass_tiles(p)[0].queries;
   cost.ms = choice.ms + before_ms(p, operands, machine) +
             others_ms(p, queries, choice.ms, kOnePassProducts, cost) +
-            sm80::options_ms(p, launches(p, 1), machine) + sm80::kKernelMs +
+            host::options_ms(p, launches(p, 1), machine) + host::kKernelMs +
             1e-6 * 2.5 * dq / machine.bandwidth_gbps;
   const int kib = machine.shared_kib;
   return Prepared{
@@ -162,7 +162,7 @@ Preparation prepare_two_pass(const KernelRow&, const Problem& p, const Hardware&
   if (!reason.empty()) return reason;
   const TwoPass choice = choose_two_pass(p, machine);
   if (choice.pair == nullptr) return no_tile(p, machine);
-  const sm80::Operands operands(p);
+  const host::Operands operands(p);
   Cost cost;
   cost.block_m = choice.pair->keys.block_m;
   cost.block_n = choice.pair->keys.block_n;
@@ -185,7 +185,7 @@ Preparation prepare_two_pass(const KernelRow&, const Problem& p, const Hardware&
   }
   cost.ms = choice.ms + before_ms(p, operands, machine) +
             others_ms(p, choice.pair->queries, choice.ms, two_pass_products(*choice.pair), cost) +
-            sm80::options_ms(p, launches(p, choice.pair->apart ? 3 : 2), machine);
+            host::options_ms(p, launches(p, choice.pair->apart ? 3 : 2), machine);
   // Few query rows over many keys wait for memory.
   cost.ms = std::max(cost.ms, 1e-6 * cost.bytes_moved / machine.bandwidth_gbps);
   const int kib = machine.shared_kib;
@@ -197,8 +197,8 @@ Preparation prepare_two_pass(const KernelRow&, const Problem& p, const Hardware&
                                           make_config(p, queries, Launch::queries, false, kib)})};
 }
 
-void fill(Args& args, const Problem& p, const sm80::Operands& operands, const RowStatistics& rows) {
-  sm80::fill_shared(args, p, operands);
+void fill(Args& args, const Problem& p, const host::Operands& operands, const RowStatistics& rows) {
+  host::fill_shared(args, p, operands);
   args.d_o = operands[3].view;
   args.do_scale = operands[3].scale;
   args.cols_o = operands[3].cols;
@@ -213,12 +213,12 @@ void fill(Args& args, const Problem& p, const sm80::Operands& operands, const Ro
     args.d_lse_s = p.d_lse.strides[2];
   }
   args.rows_q = static_cast<int>(rows.rows_q);
-  args.dq = sm80::view4(p.dq);
-  args.dk = sm80::view4(p.dk);
-  args.dv = sm80::view4(p.dv);
-  args.dq_vectors = sm80::has_vectors(p.dq);
-  args.dk_vectors = sm80::has_vectors(p.dk);
-  args.dv_vectors = sm80::has_vectors(p.dv);
+  args.dq = host::view4(p.dq);
+  args.dk = host::view4(p.dk);
+  args.dv = host::view4(p.dv);
+  args.dq_vectors = host::has_vectors(p.dq);
+  args.dk_vectors = host::has_vectors(p.dk);
+  args.dv_vectors = host::has_vectors(p.dv);
   args.head_dim = static_cast<int>(p.head_dim);
 }
 
@@ -230,21 +230,21 @@ void launch_tiles(const Problem& p, const Kernel& kernel, const Grid& grid, void
 }
 
 /// KiB of shared memory on the problem's device.
-int limit_kib(const Problem& p) { return sm80::shared_kib(device_arch(p.device.index)); }
+int limit_kib(const Problem& p) { return host::shared_kib(device_arch(p.device.index)); }
 
 /// dK and dV, with dQ where the config says so: one block for block_n keys of a kv head.
 void launch_keys(const Problem& p, const Config& config, const Tile& tile, Args args, int splits,
                  void* stream) {
   const std::int64_t heads = p.stored_batch() * p.heads_k;
-  const std::int64_t blocks = sm80::key_blocks(p, tile.block_n);
+  const std::int64_t blocks = host::key_blocks(p, tile.block_n);
   const double head_bytes = static_cast<double>(p.total_q * p.group()) *
                             (config.head_dim + config.head_dim_v) *
                             (2.0 * config.planes + (config.with_dq ? 2.0 : 0.0));
   args.order = {.blocks = static_cast<unsigned>(blocks),
                 .splits = static_cast<unsigned>(splits),
                 .heads = static_cast<unsigned>(heads),
-                .section = sm80::section(p.has_positional_mask(), heads, blocks, head_bytes,
-                                         sm80::kTypicalMultiprocessors),
+                .section = host::section(p.has_positional_mask(), heads, blocks, head_bytes,
+                                         host::kTypicalMultiprocessors),
                 .last_first = false};
   const int min_blocks = tile.min_blocks;
   const Kernel kernel = load_expressed(
@@ -252,7 +252,7 @@ void launch_keys(const Problem& p, const Config& config, const Tile& tile, Args 
   const std::int64_t grid = blocks * heads * splits;
   // In one pass with splits the sums were cleared last, which is no kernel.
   const bool cleared = splits > 1 && config.with_dq;
-  launch_tiles(p, kernel, cleared ? Grid{.x = grid} : sm80::following(grid, p.device.index), stream,
+  launch_tiles(p, kernel, cleared ? Grid{.x = grid} : host::following(grid, p.device.index), stream,
                args);
 }
 
@@ -260,14 +260,14 @@ void launch_keys(const Problem& p, const Config& config, const Tile& tile, Args 
 void launch_queries(const Problem& p, const Config& config, const Tile& tile, Args args,
                     bool refine, int splits, void* stream) {
   const std::int64_t heads = p.stored_batch() * p.heads_q;
-  const std::int64_t blocks = sm80::query_blocks(p, tile.block_m);
+  const std::int64_t blocks = host::query_blocks(p, tile.block_m);
   const double head_bytes = static_cast<double>(p.total_k) * (config.head_dim + config.head_dim_v) *
                             2.0 * config.planes / static_cast<double>(p.group());
   args.order = {.blocks = static_cast<unsigned>(blocks),
                 .splits = static_cast<unsigned>(splits),
                 .heads = static_cast<unsigned>(heads),
-                .section = sm80::section(p.has_positional_mask(), heads, blocks, head_bytes,
-                                         sm80::kTypicalMultiprocessors),
+                .section = host::section(p.has_positional_mask(), heads, blocks, head_bytes,
+                                         host::kTypicalMultiprocessors),
                 .last_first = p.has_positional_mask()};
   const int min_blocks = tile.min_blocks;
   const int device = p.device.index;
@@ -276,7 +276,7 @@ void launch_queries(const Problem& p, const Config& config, const Tile& tile, Ar
                               [=](const Config& c) { return refine_unit(c, min_blocks); })
              : load_expressed(p, config, device,
                               [=](const Config& c) { return query_unit(c, min_blocks); });
-  launch_tiles(p, kernel, sm80::following(blocks * heads * splits, p.device.index), stream, args);
+  launch_tiles(p, kernel, host::following(blocks * heads * splits, p.device.index), stream, args);
 }
 
 /// Gradients of what is no operand, from the rows' final statistics. `queries`: of bwd_dq_sm80.
@@ -303,7 +303,7 @@ void run_one_pass(const KernelRow& /*row*/, const Problem& p, const Context& con
   const bool split = splits > 1;
   const Tile& queries = two_pass_tiles(p)[0].queries;  // fits every machine
   WorkspaceCutter workspace(context.workspace);
-  sm80::Operands operands(p);
+  host::Operands operands(p);
   operands.prepare(workspace, context.stream);
   RowStatistics rows = take_rows(p, workspace);
   const std::int64_t heads_k = p.batch * p.heads_k, keys = rows_k(p, tile.block_n);
@@ -355,7 +355,7 @@ void run_two_pass(const KernelRow& /*row*/, const Problem& p, const Context& con
   const auto& [pair, parts, split, key_config, query_config, whole_queries] =
       context.decided<DecidedTwoPass>();
   WorkspaceCutter workspace(context.workspace);
-  sm80::Operands operands(p);
+  host::Operands operands(p);
   operands.prepare(workspace, context.stream);
   const RowStatistics rows = take_rows(p, workspace);
   prepare_rows(p, rows, context.stream);
@@ -381,7 +381,7 @@ void run_two_pass(const KernelRow& /*row*/, const Problem& p, const Context& con
 }  // namespace
 
 RefinedDelta refined_delta(const Problem& p, WorkspaceCutter& workspace, void* stream) {
-  sm80::Operands operands(p);
+  host::Operands operands(p);
   operands.prepare(workspace, stream);
   const RowStatistics rows = take_rows(p, workspace);
   prepare_rows(p, rows, stream);
@@ -395,7 +395,7 @@ RefinedDelta refined_delta(const Problem& p, WorkspaceCutter& workspace, void* s
 
 void capture_gradients_apart(const Problem& p, WorkspaceCutter& workspace, void* stream) {
   if (!wants_captures(p)) return;
-  sm80::Operands operands(p);
+  host::Operands operands(p);
   operands.prepare(workspace, stream);
   const RowStatistics rows = take_rows(p, workspace);
   prepare_rows(p, rows, stream);
@@ -408,7 +408,7 @@ void capture_gradients_apart(const Problem& p, WorkspaceCutter& workspace, void*
 }
 
 void add_refined_delta_memory(const Problem& p, std::vector<MemoryPart>& items) {
-  sm80::Operands(p).add_memory(items);
+  host::Operands(p).add_memory(items);
   add_row_memory(p, items);
 }
 
@@ -434,7 +434,7 @@ namespace {
 
 /// Adds a kernel unless an architecture cannot hold it.
 void add_unit(std::vector<PackUnit>& units, int arch, KernelUnit made, const KernelRow& row) {
-  if (made.shared_bytes > 1024 * sm80::shared_kib(arch)) return;
+  if (made.shared_bytes > 1024 * host::shared_kib(arch)) return;
   // NOTE: the spills (README.md) are of loop constants, reloaded once a step. hide_rows adds to
   // them with dropout and, on Blackwell, in two planes: right gradients come before their speed.
   units.push_back({.unit = std::move(made),
@@ -460,13 +460,13 @@ void add_bwd_sm80_units(std::vector<PackUnit>& units, int arch) {
     const Problem half = packed_problem(DType::bfloat16, dim);
     const Tile& one = one_pass_tiles(half)[0];
     add_unit(units, arch,
-             key_unit(make_config(half, one, Launch::all, false, sm80::shared_kib(arch)),
+             key_unit(make_config(half, one, Launch::all, false, host::shared_kib(arch)),
                       one.min_blocks),
              kFlashBackwardSm80);
     const Problem exact = packed_problem(DType::float32, dim);
     const TilePair& two = two_pass_tiles(exact)[0];
     const auto add = [&](auto make_unit, const Tile& tile, Launch launch) {
-      const Config config = make_config(exact, tile, launch, false, sm80::shared_kib(arch));
+      const Config config = make_config(exact, tile, launch, false, host::shared_kib(arch));
       add_unit(units, arch, make_unit(config, tile.min_blocks), kFlashBackwardTwoPassSm80);
     };
     add(key_unit, two.keys, Launch::keys);
@@ -480,7 +480,7 @@ void add_bwd_sm80_option_units(std::vector<PackUnit>& units, int arch) {
     p.bias.rank = 4;
     p.bias.strides[3] = 1;
     const Tile& queries = two_pass_tiles(p)[0].queries;
-    const Config config = make_config(p, queries, Launch::queries, false, sm80::shared_kib(arch));
+    const Config config = make_config(p, queries, Launch::queries, false, host::shared_kib(arch));
     add_unit(units, arch, bias_unit(config, queries.min_blocks), kFlashBackwardTwoPassSm80);
   };
   for (const int dim : {64, 128}) {
@@ -490,7 +490,7 @@ void add_bwd_sm80_option_units(std::vector<PackUnit>& units, int arch) {
     const Tile& one = one_pass_tiles(p)[0];
     add_unit(
         units, arch,
-        key_unit(make_config(p, one, Launch::all, false, sm80::shared_kib(arch)), one.min_blocks),
+        key_unit(make_config(p, one, Launch::all, false, host::shared_kib(arch)), one.min_blocks),
         kFlashBackwardSm80);
   }
   add_bias(packed_problem(DType::float32, 64));

@@ -52,7 +52,7 @@ constexpr TilePair kFloat256[] = {
     {{16, 32, 2, 1, 16, 1, 1, 30.0}, {32, 16, 2, 1, 32, 1, 1, 30.0}, true}};
 
 int largest_dim(const Problem& p) {
-  return std::max(sm80::padded(p.head_dim), sm80::padded(p.head_dim_v));
+  return std::max(host::padded(p.head_dim), host::padded(p.head_dim_v));
 }
 
 std::int64_t pairs_of(const Problem& p) {
@@ -71,13 +71,13 @@ bool is_tiny(const Problem& p) {
 }
 
 KernelUnit unit(const Config& c, const char* stem, const char* file, int min_blocks, int bytes) {
-  std::string config = sm80::form_text({c.element, c.planes, c.scaled}) +
+  std::string config = host::form_text({c.element, c.planes, c.scaled}) +
                        number_text("head_dim", c.head_dim) +
                        number_text("head_dim_v", c.head_dim_v) + number_text("block_m", c.block_m) +
                        number_text("block_n", c.block_n) + number_text("warps", c.warps) +
                        number_text("column_warps", c.column_warps) + number_text("sub_m", c.sub_m) +
                        number_text("stages", c.stages) + flag_text("modified", c.modified) +
-                       sm80::pair_text(c.pairs) + flag_text("with_dq", c.with_dq) +
+                       host::pair_text(c.pairs) + flag_text("with_dq", c.with_dq) +
                        flag_text("split", c.split) + flag_text("exact", c.exact);
   if (c.dropout) config += flag_text("dropout", true);
   if (c.packed) config += flag_text("packed", true);
@@ -113,7 +113,7 @@ std::span<const Tile> one_pass_tiles(const Problem& p) {
 
 std::span<const TilePair> two_pass_tiles(const Problem& p) {
   const int dim = largest_dim(p);
-  const bool scaled = sm80::form(p).scaled;
+  const bool scaled = host::form(p).scaled;
   if (dim <= 32) return scaled ? std::span<const TilePair>(kFloat32) : kTwo32;
   if (dim <= 64) return scaled ? std::span<const TilePair>(kFloat64) : kTwo64;
   if (dim <= 96) return scaled ? std::span<const TilePair>(kFloat96) : kTwo96;
@@ -123,7 +123,7 @@ std::span<const TilePair> two_pass_tiles(const Problem& p) {
 }
 
 Dims dims(const Problem& p) {
-  if (sm80::form(p).scaled) return {sm80::padded(p.head_dim), sm80::padded(p.head_dim_v)};
+  if (host::form(p).scaled) return {host::padded(p.head_dim), host::padded(p.head_dim_v)};
   return {largest_dim(p), largest_dim(p)};
 }
 
@@ -154,7 +154,7 @@ int query_shared_bytes(const Config& c) {
 }
 
 Config make_config(const Problem& p, const Tile& tile, Launch launch, bool split, int limit_kib) {
-  const sm80::Form form = sm80::form(p);
+  const host::Form form = host::form(p);
   Config config = {.element = form.element,
                    .planes = form.planes,
                    .scaled = form.scaled,
@@ -166,8 +166,8 @@ Config make_config(const Problem& p, const Tile& tile, Launch launch, bool split
                    .column_warps = tile.column_warps,
                    .sub_m = tile.sub_m,
                    .stages = tile.stages,
-                   .modified = sm80::is_modified(p),
-                   .pairs = sm80::pair_kind(p),
+                   .modified = host::is_modified(p),
+                   .pairs = host::pair_kind(p),
                    .with_dq = launch == Launch::all,
                    .split = split,
                    .exact = !form.scaled && is_small(p),
@@ -182,12 +182,12 @@ Config make_config(const Problem& p, const Tile& tile, Launch launch, bool split
 RaggedArgs ragged_args(const Problem& p, const Args& args) {
   RaggedArgs ragged;
   ragged.args = args;
-  ragged.queries = sm80::query_sequences(p);
-  ragged.keys = sm80::key_sequences(p);
-  ragged.chunked_q = sm80::is_chunked(p, 0);
-  ragged.chunked_k = sm80::is_chunked(p, 1);
-  ragged.chunked_v = sm80::is_chunked(p, 2);
-  ragged.chunked_o = sm80::is_chunked(p, 3);
+  ragged.queries = host::query_sequences(p);
+  ragged.keys = host::key_sequences(p);
+  ragged.chunked_q = host::is_chunked(p, 0);
+  ragged.chunked_k = host::is_chunked(p, 1);
+  ragged.chunked_v = host::is_chunked(p, 2);
+  ragged.chunked_o = host::is_chunked(p, 3);
   return ragged;
 }
 
@@ -208,7 +208,7 @@ bool sums_gradients(const Problem& p) { return p.dbias.defined() || p.dsinks.def
 bool refines(const Problem& p) { return refines_all(p) || p.bias.defined(); }
 
 bool refines_all(const Problem& p) {
-  const sm80::Form form = sm80::form(p);
+  const host::Form form = host::form(p);
   return form.planes == 2 || (!form.scaled && is_tiny(p)) || sums_gradients(p);
 }
 
@@ -216,7 +216,7 @@ bool refines_all(const Problem& p) {
 double two_pass_products(const TilePair& pair) { return (pair.apart ? 5.0 : 4.0) + 3.0; }
 
 std::int64_t rows_q(const Problem& p) {
-  return sm80::query_blocks(p, tile::kScaleRows) * tile::kScaleRows;
+  return host::query_blocks(p, tile::kScaleRows) * tile::kScaleRows;
 }
 std::int64_t rows_k(const Problem& p, int block_n) { return round_up(p.seq_k, block_n); }
 std::int64_t per_split(std::int64_t rows, int block, int splits) {
@@ -243,11 +243,11 @@ constexpr double kTileMs = 3.5e-3, kPackedTile = 2.5;
 double predict(const Problem& p, const Tile& tile, double heads, double blocks, int block_rows,
                double others, int splits, Products products, const Hardware& machine) {
   const double pairs = visible_pairs(p);
-  if (pairs <= 0.0 || heads * blocks <= 0.0) return sm80::kKernelMs;
+  if (pairs <= 0.0 || heads * blocks <= 0.0) return host::kKernelMs;
   const double dims = static_cast<double>(p.head_dim + p.head_dim_v);
   const double pair_flops = products.launch * dims;
   const double tiles = heads * blocks;
-  sm80::Load load;
+  host::Load load;
   // Blocks that a diagonal cuts are computed whole: half a square of the larger side of a tile. So
   // are those that a length ends in.
   const double seen = std::max(1.0, pairs / (tiles * block_rows));
@@ -259,21 +259,21 @@ double predict(const Problem& p, const Tile& tile, double heads, double blocks, 
                                                : std::max(seen, std::ceil(others / step) * step);
   load.flops = tiles * block_rows * whole * pair_flops;
   load.tflops = tile.tflops * products.pass / 5.0;  // the tables count five products of any pass
-  load.products = sm80::products(p);
+  load.products = host::products(p);
   load.blocks_per_sm = tile.min_blocks;
   load.tile_ms = (p.packed ? kPackedTile : 1.0) * kTileMs;
   const double average = load.flops / tiles, full = others * block_rows * pair_flops;
   load.largest = p.has_positional_mask() ? std::max(average, full) / splits : average / splits;
   // Parts that nobody sees end at once.
   load.tiles = tiles * std::clamp(average / load.largest + 0.5, 1.0, static_cast<double>(splits));
-  return sm80::kKernelMs + sm80::time_ms(load, machine);
+  return host::kKernelMs + host::time_ms(load, machine);
 }
 
 namespace {
 
 /// Blocks of keys of a head that have some.
 double full_key_blocks(const Problem& p, const Tile& tile) {
-  return static_cast<double>(sm80::key_blocks(p, tile.block_n)) - sm80::idle_blocks(p);
+  return static_cast<double>(host::key_blocks(p, tile.block_n)) - host::idle_blocks(p);
 }
 
 }  // namespace
@@ -286,7 +286,7 @@ OnePass choose_one_pass(const Problem& p, const Hardware& machine) {
         machine.shared_kib * 1024)
       continue;
     const double blocks = full_key_blocks(p, tile);
-    const bool full = sm80::fills(heads * blocks, tile.min_blocks, machine);
+    const bool full = host::fills(heads * blocks, tile.min_blocks, machine);
     for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24}) {
       if (wanted > 1 && (full || p.packed || p.seq_q < std::int64_t{64} * wanted)) break;
       const std::int64_t queries = per_split(p.seq_q, tile.block_m, wanted);
@@ -297,7 +297,7 @@ OnePass choose_one_pass(const Problem& p, const Hardware& machine) {
       if (splits > 1) {
         const double sums =
             heads * static_cast<double>(rows_k(p, tile.block_n)) * (dims(p).qk + dims(p).v) * 4.0;
-        ms += sm80::kKernelMs + 1e-6 * sums * (2.0 + 0.25 * splits) / machine.bandwidth_gbps;
+        ms += host::kKernelMs + 1e-6 * sums * (2.0 + 0.25 * splits) / machine.bandwidth_gbps;
       }
       if (best.tile == nullptr || ms < best.ms) best = {&tile, splits, ms};
     }
@@ -317,14 +317,14 @@ double predict_two_pass(const Problem& p, const TilePair& pair, int splits,
   double ms = predict(p, pair.keys, heads_k, full_key_blocks(p, pair.keys), pair.keys.block_n,
                       static_cast<double>(p.seq_q * p.group()), parts.keys, {keys, all}, machine);
   const double query_blocks =
-      static_cast<double>(sm80::query_blocks(p, pair.queries.block_m)) - sm80::idle_blocks(p);
+      static_cast<double>(host::query_blocks(p, pair.queries.block_m)) - host::idle_blocks(p);
   ms += predict(p, pair.queries, heads_q, query_blocks, pair.queries.block_m,
                 static_cast<double>(p.seq_k), parts.queries, {queries, all}, machine);
   if (splits > 1) {
     const double sums = heads_k * static_cast<double>(parts.rows_k * parts.keys) *
                             static_cast<double>(dims(p).qk + dims(p).v) +
                         heads_q * static_cast<double>(parts.rows_dq * parts.queries * dims(p).qk);
-    ms += sm80::kKernelMs + 1e-6 * 4.0 * sums / machine.bandwidth_gbps;
+    ms += host::kKernelMs + 1e-6 * 4.0 * sums / machine.bandwidth_gbps;
   }
   return ms;
 }
@@ -347,7 +347,7 @@ TwoPass choose_two_pass(const Problem& p, const Hardware& machine) {
   }
   for (const TilePair& pair : two_pass_tiles(p)) {
     if (!fits(p, pair, machine)) continue;
-    const bool full = sm80::fills(
+    const bool full = host::fills(
         static_cast<double>(p.stored_batch() * p.heads_k) * full_key_blocks(p, pair.keys),
         pair.keys.min_blocks, machine);
     for (const int splits : {1, 2, 3, 4, 6, 8, 12, 16}) {

@@ -52,7 +52,7 @@ std::string function_refusal(const Problem& p) {
   if (std::max(p.head_dim, p.head_dim_v) > 128) {
     return "a score function or a mask function above head dim 128 is not supported by this kernel";
   }
-  if (p.score_function.defined() && sm80::is_modified(p)) {
+  if (p.score_function.defined() && host::is_modified(p)) {
     return "a score function beside a softcap, ALiBi or a scale that is not positive is not "
            "supported by this kernel";
   }
@@ -300,7 +300,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   }
   fill_bytes(args.next_job, 0, count * 4, p.device.index, context.stream);
   if (config.split) fill_bytes(args.dk_sum, 0, 4 * sums, p.device.index, context.stream);
-  const std::int64_t grid = std::min<std::int64_t>(args.jobs, sm80::kTypicalMultiprocessors);
+  const std::int64_t grid = std::min<std::int64_t>(args.jobs, host::kTypicalMultiprocessors);
   if (config.listed()) {
     TileListsMaker maker(p, config.block_m, config.block_n, config.lists);
     maker.take(workspace);
@@ -309,7 +309,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
     args.of_keys = maker.transposed();
     maker.make(context.stream);
     maker.transpose(context.stream);
-    launch_expressed(p, kernel, sm80::following(grid, p.device.index), context.stream, args);
+    launch_expressed(p, kernel, host::following(grid, p.device.index), context.stream, args);
   } else if (config.ragged()) {
     launch_expressed<RaggedArgs>(p, kernel, {.x = grid}, context.stream, args);
   } else {

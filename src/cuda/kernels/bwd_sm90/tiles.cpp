@@ -53,7 +53,7 @@ double wide_ms(const Problem& p, const Config& config, const Hardware& machine) 
       std::max(key_tiles / sms * key_us(queries), key_us(std::min(longest * queries, all_queries)));
   const double second_us = std::max((query_tiles / sms + 0.3) * query_us(keys),
                                     query_us(std::min(longest * keys, all_keys)));
-  return 2.0 * sm80::kKernelMs + 1e-3 * (first_us + second_us);
+  return 2.0 * host::kKernelMs + 1e-3 * (first_us + second_us);
 }
 
 /// Of a query row: Q, dO and the float32 sums of dQ.
@@ -83,7 +83,7 @@ Config bwd_sm90_config(const Problem& p) {
   config.mask = sm90_mask(p).mask;
   config.expressions = expressions_of(p);
   config.gated = is_gated(p);
-  config.modified = sm80::is_modified(p) || config.expressions.score != 0;
+  config.modified = host::is_modified(p) || config.expressions.score != 0;
   config.softcap = p.softcap != 0.0;
   config.alibi = p.alibi_slopes.defined();
   config.deterministic = p.deterministic;
@@ -134,8 +134,8 @@ int bwd_sm90_parts(const Problem& p, const Config& config) {
   const std::int64_t blocks = ceil_div(p.seq_q, config.block_m);
   // Tiles of a diagonal differ in length: as many of them as even out.
   const std::int64_t wanted =
-      std::int64_t{sm80::kTypicalMultiprocessors} * (p.has_positional_mask() ? 4 : 2);
-  if (tiles > sm80::kTypicalMultiprocessors) return 1;
+      std::int64_t{host::kTypicalMultiprocessors} * (p.has_positional_mask() ? 4 : 2);
+  if (tiles > host::kTypicalMultiprocessors) return 1;
   constexpr std::int64_t kLeastSteps = 8;
   const std::int64_t most = std::min(blocks, p.group() * blocks / kLeastSteps);
   return static_cast<int>(
@@ -145,11 +145,11 @@ int bwd_sm90_parts(const Problem& p, const Config& config) {
 int bwd_sm90_sharers(const Problem& p, const Config& config) {
   if (config.wide() || config.exact || config.listed() || p.packed) return 1;
   if (config.mask != Mask::right) return 1;
-  if (p.group() <= 2 || bwd_sm90_tiles(p, config) <= sm80::kTypicalMultiprocessors) return 1;
+  if (p.group() <= 2 || bwd_sm90_tiles(p, config) <= host::kTypicalMultiprocessors) return 1;
   // Of every query head that a job has, about as many rows as there are keys at work lie between
   // the first and the last of its tiles.
   const std::int64_t head_bytes =
-      sm80::kTypicalMultiprocessors * config.block_n * query_bytes(p, config);
+      host::kTypicalMultiprocessors * config.block_n * query_bytes(p, config);
   constexpr std::int64_t kStays = 24 * kMiB;
   std::int64_t heads = std::clamp<std::int64_t>(kStays / head_bytes, 1, p.group());
   heads = std::min(heads, p.group());
@@ -199,7 +199,7 @@ int bwd_sm90_sections_apart(const bwd_sm90::SectionOrder& order, const Config& c
   const int tiles = std::max(1, order.section_heads * order.blocks);
   // Short tiles: what lies farther apart is less often still in the L2 cache (measured at dim 64).
   const bool is_short = config.block_m == 128 && order.blocks <= 8;
-  const int apart = sm80::kTypicalMultiprocessors * (is_short ? 6 : 10) / 10;
+  const int apart = host::kTypicalMultiprocessors * (is_short ? 6 : 10) / 10;
   return static_cast<int>(ceil_div(apart, tiles));
 }
 
@@ -244,7 +244,7 @@ double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machi
   const double chunks_us = std::max(1.0, chunks / sms) * chunk_us;
   // Few jobs: one kind waits for the last of the one before. An estimate, not measured.
   const double chain_us = parts > 1 ? 10.0 : 0.0;
-  return 2.0 * sm80::kKernelMs + 1e-3 * (tiles_us + chunks_us + chain_us);
+  return 2.0 * host::kKernelMs + 1e-3 * (tiles_us + chunks_us + chain_us);
 }
 
 }  // namespace tilewise::cuda

@@ -107,7 +107,7 @@ Preparation prepare(const KernelRow& row, const Problem& p, const Hardware& mach
   cost.memory.insert(cost.memory.end(), of_kernel.begin(), of_kernel.end());
   // copy_rows takes an element a thread: it reaches this share of the memory's rate.
   constexpr double kRate = 0.35;
-  cost.ms += sm80::kKernelMs * static_cast<double>(copied(p.pass).size() + 1) +
+  cost.ms += host::kKernelMs * static_cast<double>(copied(p.pass).size() + 1) +
              1e-6 * bytes / (kRate * machine.bandwidth_gbps);
   cost.bytes_moved += bytes;
   return prepared;

@@ -33,12 +33,12 @@ std::int64_t keys_per_split(const Problem& p, int block_n, int splits) {
 }
 
 std::int64_t row_blocks(const Problem& p, const Tile& tile) {
-  return sm80::query_blocks(p, tile.block_m);
+  return host::query_blocks(p, tile.block_m);
 }
 /// Tiles that have rows.
 double full_tiles(const Problem& p, const Tile& tile) {
   const double heads = static_cast<double>(p.stored_batch() * p.heads_q);
-  return heads * (static_cast<double>(row_blocks(p, tile)) - sm80::idle_blocks(p));
+  return heads * (static_cast<double>(row_blocks(p, tile)) - host::idle_blocks(p));
 }
 
 /// Most keys that a tile of `rows` rows sees.
@@ -73,19 +73,19 @@ double keys_computed(const Problem& p, const Tile& tile) {
 /// Predicted milliseconds of a tile with the keys in `splits` parts.
 double predict(const Problem& p, const Tile& tile, int bytes, int splits, const Hardware& machine) {
   const double grid = full_tiles(p, tile);
-  if (grid == 0.0 || p.seq_k == 0) return sm80::kKernelMs;
+  if (grid == 0.0 || p.seq_k == 0) return host::kKernelMs;
   // A pair's exp, maximum and sum take what the products of dims 28 do: below that no time is
   // saved.
   // Between 64 and 96 the padding is computed too (dims 72 and 80 on an H200: 0.125 and 0.122 ms).
   const std::int64_t dims = p.head_dim + p.head_dim_v;
   const bool pads = std::max(p.head_dim, p.head_dim_v) > 64;
-  const double padded = static_cast<double>(sm80::padded(p.head_dim) + sm80::padded(p.head_dim_v));
+  const double padded = static_cast<double>(host::padded(p.head_dim) + host::padded(p.head_dim_v));
   const double pair_flops = 2.0 * std::max(kLeastDims, pads ? padded : static_cast<double>(dims));
   const double keys = keys_computed(p, tile);
-  sm80::Load load;
+  host::Load load;
   load.flops = grid * tile.block_m * keys * pair_flops;
   load.tflops = tile.tflops;
-  load.products = sm80::products(p);
+  load.products = host::products(p);
   load.tile_ms = kTileMs + kTileRowMs * tile.block_m + (tile.key_warps > 1 ? kMergeMs : 0.0);
   load.blocks_per_sm = resident_blocks(tile, bytes, machine);
   double part_keys = most_keys(p, tile.block_m), parts = 1.0;
@@ -95,9 +95,9 @@ double predict(const Problem& p, const Tile& tile, int bytes, int splits, const 
   }
   load.tiles = grid * std::max(1.0, parts);
   load.largest = tile.block_m * part_keys * pair_flops;
-  double ms = sm80::kKernelMs + sm80::time_ms(load, machine);
+  double ms = host::kKernelMs + host::time_ms(load, machine);
   if (splits > 1) {
-    const double partial = grid * tile.block_m * parts * sm80::padded(p.head_dim_v) * 4.0;
+    const double partial = grid * tile.block_m * parts * host::padded(p.head_dim_v) * 4.0;
     ms += kCombineMs + 1e-6 * 2.0 * partial / machine.bandwidth_gbps;
   }
   return ms;
@@ -111,7 +111,7 @@ struct Choice {
 
 /// False for what a tile is not for. A step has one scale factor for its keys.
 bool suits(const Tile& t, const Problem& p, int bytes, const Hardware& machine) {
-  if (sm80::form(p).scaled && t.block_n > tile::kScaleRows) return false;
+  if (host::form(p).scaled && t.block_n > tile::kScaleRows) return false;
   if (t.key_warps == 1) return true;
   const double at_once =
       static_cast<double>(machine.multiprocessors) * resident_blocks(t, bytes, machine);
@@ -134,7 +134,7 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
     const int bytes = shared_bytes(make_config(p, tile, false, machine.shared_kib));
     if (bytes > machine.shared_kib * 1024 || !suits(tile, p, bytes, machine)) continue;
     const bool full =
-        sm80::fills(full_tiles(p, tile), resident_blocks(tile, bytes, machine), machine);
+        host::fills(full_tiles(p, tile), resident_blocks(tile, bytes, machine), machine);
     for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32}) {
       // Fewer than 64 keys a part do not pay for the merge.
       const bool whole = full || row.config != nullptr || tile.key_warps > 1;
@@ -195,14 +195,14 @@ Decided decide(const Problem& p, const Choice& choice, const Hardware& machine) 
   decided.order = {.blocks = static_cast<unsigned>(blocks),
                    .splits = static_cast<unsigned>(choice.splits),
                    .heads = static_cast<unsigned>(heads),
-                   .section = sm80::section(config.positional, heads, blocks, head_bytes,
-                                            sm80::kTypicalMultiprocessors),
+                   .section = host::section(config.positional, heads, blocks, head_bytes,
+                                            host::kTypicalMultiprocessors),
                    .last_first = config.positional};
   return decided;
 }
 
 Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& machine) {
-  std::string reason = sm80::refusal(given, machine, sm80::kTakes);
+  std::string reason = host::refusal(given, machine, host::kTakes);
   if (!reason.empty()) return reason;
   const Problem p = grouped(given);
   const Choice choice = choose(row, p, machine);
@@ -211,7 +211,7 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
            std::to_string(p.head_dim_v) + " fits " + std::to_string(machine.shared_kib) +
            " KiB of shared memory";
   }
-  const sm80::Operands operands(p);
+  const host::Operands operands(p);
   Cost cost;
   cost.block_m = choice.tile->block_m;
   cost.block_n = choice.tile->block_n;
@@ -220,7 +220,7 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
   double partial = 0.0;
   if (choice.splits > 1) {
     cost.memory.push_back(memory_part("partial O", Role::workspace, DType::float32,
-                                      {choice.splits, p.query_rows(), sm80::padded(p.head_dim_v)}));
+                                      {choice.splits, p.query_rows(), host::padded(p.head_dim_v)}));
     cost.memory.push_back(memory_part("partial m, l", Role::workspace, DType::float32,
                                       {2, choice.splits, p.query_rows()}));
     partial =
@@ -234,23 +234,23 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
                                      static_cast<double>(std::max<std::int64_t>(1, p.k.sizes[0]))
                                : 1.0;
   const double tensors =
-      size(p.q) + pages * (size(p.k) + size(p.v)) + size(p.o) + size(p.lse) + sm80::pair_bytes(p);
+      size(p.q) + pages * (size(p.k) + size(p.v)) + size(p.o) + size(p.lse) + host::pair_bytes(p);
   cost.bytes_moved = tensors + 2.0 * operands.bytes() + 2.0 * partial;
   // Short rows of Q and O arrive sooner than the choice among tiles counts.
   const double width = std::min(1.0, static_cast<double>(p.head_dim + p.head_dim_v) / 128.0);
   const double sooner = kTileRowMs * cost.block_m * (1.0 - width);
   cost.ms = std::max(choice.ms - sooner, 1e-6 * tensors / machine.bandwidth_gbps) +
-            sm80::options_ms(p, 1, machine);
+            host::options_ms(p, 1, machine);
   if (operands.packs()) {
-    cost.ms += sm80::kKernelMs + 1e-6 * operands.bytes() / machine.bandwidth_gbps;
+    cost.ms += host::kKernelMs + 1e-6 * operands.bytes() / machine.bandwidth_gbps;
   }
   return Prepared{std::move(cost), remember(decide(p, choice, machine))};
 }
 
-void fill(Args& args, const Problem& p, const sm80::Operands& operands) {
-  sm80::fill_shared(args, p, operands);
-  args.o = sm80::view4(p.o);
-  args.o_vectors = sm80::has_vectors(p.o);
+void fill(Args& args, const Problem& p, const host::Operands& operands) {
+  host::fill_shared(args, p, operands);
+  args.o = host::view4(p.o);
+  args.o_vectors = host::has_vectors(p.o);
   if (p.lse.defined()) {
     args.lse = static_cast<float*>(p.lse.data);
     args.lse_b = p.lse.strides[0];
@@ -261,7 +261,7 @@ void fill(Args& args, const Problem& p, const sm80::Operands& operands) {
 
 /// O, m and l of each part to workspace.
 void fill_parts(Args& args, const Problem& p, int splits, WorkspaceCutter& workspace) {
-  const std::int64_t rows = p.query_rows(), width = sm80::padded(p.head_dim_v);
+  const std::int64_t rows = p.query_rows(), width = host::padded(p.head_dim_v);
   const std::int64_t entry = p.packed ? 0 : p.heads_q * p.total_q;
   args.o = {workspace.take<float>(splits * rows * width), entry * width, p.total_q * width, width,
             1};
@@ -278,13 +278,13 @@ RaggedArgs ragged_args(const Args& args, const Problem& p) {
   RaggedArgs ragged;
   ragged.args = args;
   if (p.packed) {
-    ragged.queries = sm80::query_sequences(p);
-    ragged.keys = sm80::key_sequences(p);
-    ragged.chunked_q = sm80::is_chunked(p, 0);
-    ragged.chunked_k = sm80::is_chunked(p, 1);
-    ragged.chunked_v = sm80::is_chunked(p, 2);
+    ragged.queries = host::query_sequences(p);
+    ragged.keys = host::key_sequences(p);
+    ragged.chunked_q = host::is_chunked(p, 0);
+    ragged.chunked_k = host::is_chunked(p, 1);
+    ragged.chunked_v = host::is_chunked(p, 2);
   }
-  if (p.paged) ragged.pages = sm80::pages(p);
+  if (p.paged) ragged.pages = host::pages(p);
   return ragged;
 }
 
@@ -294,7 +294,7 @@ void run(const KernelRow& /*row*/, const Problem& given, const Context& context)
   const auto& decided = context.decided<Decided>();
   const Config& config = decided.config;
   const auto splits = static_cast<int>(decided.order.splits);
-  sm80::Operands operands(p);
+  host::Operands operands(p);
   WorkspaceCutter workspace(context.workspace);
   operands.prepare(workspace, context.stream);
   Args args;
@@ -308,7 +308,7 @@ void run(const KernelRow& /*row*/, const Problem& given, const Context& context)
   const Kernel kernel = load_expressed(
       p, config, device, [min_blocks](const Config& c) { return unit(c, min_blocks); });
   const std::int64_t tiles = std::int64_t{args.order.blocks} * args.order.heads * splits;
-  const Grid grid = operands.packs() ? sm80::following(tiles, device) : Grid{.x = tiles};
+  const Grid grid = operands.packs() ? host::following(tiles, device) : Grid{.x = tiles};
   config.ragged() ? launch_expressed(p, kernel, grid, context.stream, ragged_args(args, p))
                   : launch_expressed(p, kernel, grid, context.stream, args);
   if (config.split)
@@ -348,7 +348,7 @@ namespace {
 /// Adds the tile's kernel unless an architecture cannot hold it.
 void add_unit(std::vector<PackUnit>& units, int arch, const Problem& p, const Tile& tile,
               bool split) {
-  const int limit_kib = sm80::shared_kib(arch);
+  const int limit_kib = host::shared_kib(arch);
   const KernelUnit made = unit(make_config(p, tile, split, limit_kib), tile.min_blocks);
   if (made.shared_bytes > limit_kib * 1024) return;
   // NOTE: the spills of the 32-row warps (see fwd_sm80/README.md) are of values that only masked

@@ -48,14 +48,14 @@ constexpr Tile kTile16[] = {{16, 16, 1, 2, false, 8, 60.0}};
 
 std::span<const Tile> tiles(const Problem& p, bool compares) {
   if (compares) return kTile16;
-  const int dim = std::max(sm80::padded(p.head_dim), sm80::padded(p.head_dim_v));
-  const bool planes = sm80::form(p).planes == 2;
+  const int dim = std::max(host::padded(p.head_dim), host::padded(p.head_dim_v));
+  const bool planes = host::form(p).planes == 2;
   if (expressions_of(p).any() && !planes && dim <= 128)
     return dim <= 64 ? std::span<const Tile>(kExpressions64) : kExpressions128;
   if (dim <= 32) return planes ? std::span<const Tile>(kPlanes32) : kTiles32;
   if (dim <= 64) return planes ? std::span<const Tile>(kPlanes64) : kTiles64;
   if (dim <= 96) return planes ? std::span<const Tile>(kPlanes96) : kTiles96;
-  if (dim <= 128 && !planes && sm80::pair_kind(p).staged) return kPairs128;
+  if (dim <= 128 && !planes && host::pair_kind(p).staged) return kPairs128;
   if (dim <= 128) return planes ? std::span<const Tile>(kPlanes128) : kTiles128;
   if (dim <= 192) return planes ? std::span<const Tile>(kPlanes192) : kTiles192;
   return planes ? std::span<const Tile>(kPlanes256) : kTiles256;
@@ -71,12 +71,12 @@ int shared_bytes(const Config& c) {
 }
 
 Config make_config(const Problem& p, const Tile& tile, bool split, int limit_kib) {
-  const sm80::Form form = sm80::form(p);
+  const host::Form form = host::form(p);
   Config config = {.element = form.element,
                    .planes = form.planes,
                    .scaled = form.scaled,
-                   .head_dim = sm80::padded(p.head_dim),
-                   .head_dim_v = sm80::padded(p.head_dim_v),
+                   .head_dim = host::padded(p.head_dim),
+                   .head_dim_v = host::padded(p.head_dim_v),
                    .block_m = tile.block_m,
                    .block_n = tile.block_n,
                    .warps = tile.warps,
@@ -84,12 +84,12 @@ Config make_config(const Problem& p, const Tile& tile, bool split, int limit_kib
                    .stages = tile.stages,
                    .q_in_registers = tile.q_in_registers && form.planes == 1,
                    .positional = p.has_positional_mask(),
-                   .modified = sm80::is_modified(p),
-                   .pairs = sm80::pair_kind(p),
+                   .modified = host::is_modified(p),
+                   .pairs = host::pair_kind(p),
                    .split = split,
                    .dropout = drops(p),
                    .packed = p.packed,
-                   .paged = sm80::reads_pages(p),
+                   .paged = host::reads_pages(p),
                    .expressions = expressions_of(p)};
   config.pairs.staged = config.pairs.staged && shared_bytes(config) <= limit_kib * 1024;
   return config;
@@ -98,14 +98,14 @@ Config make_config(const Problem& p, const Tile& tile, bool split, int limit_kib
 KernelUnit unit(const Config& c, int min_blocks) {
   return {.stem = "fwd_sm80",
           .file = "fwd_sm80/kernel",
-          .config = sm80::form_text({c.element, c.planes, c.scaled}) +
+          .config = host::form_text({c.element, c.planes, c.scaled}) +
                     number_text("head_dim", c.head_dim) + number_text("head_dim_v", c.head_dim_v) +
                     number_text("block_m", c.block_m) + number_text("block_n", c.block_n) +
                     number_text("warps", c.warps) + number_text("key_warps", c.key_warps) +
                     number_text("stages", c.stages) +
                     flag_text("q_in_registers", c.q_in_registers) +
                     flag_text("positional", c.positional) + flag_text("modified", c.modified) +
-                    sm80::pair_text(c.pairs) + flag_text("split", c.split) +
+                    host::pair_text(c.pairs) + flag_text("split", c.split) +
                     (c.dropout ? flag_text("dropout", true) : "") +
                     (c.packed ? flag_text("packed", true) : "") +
                     (c.paged ? flag_text("paged", true) : "") + expressions_text(c.expressions),

@@ -112,7 +112,7 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
     cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
   // tile_lists, which the kernel's start overlaps.
-  const double lists_ms = p.block_list.defined() ? sm80::kKernelMs : 0.0;
+  const double lists_ms = p.block_list.defined() ? host::kKernelMs : 0.0;
   cost.ms = std::max(choice.ms + split_ms(p, choice, machine) + lists_ms,
                      1e-6 * cost.bytes_moved / machine.bandwidth_gbps);
   if (choice.splits > 1) {
@@ -153,7 +153,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
     args.m_part = workspace.take<float>(std::int64_t{2} * splits * rows);
   }
   const Kernel kernel = load_expressed(p, config, p.device.index, fwd_sm90_unit);
-  const std::int64_t grid = std::min(args.tiles, sm80::kTypicalMultiprocessors);
+  const std::int64_t grid = std::min(args.tiles, host::kTypicalMultiprocessors);
   if (p.block_list.defined()) {
     TileListsMaker maker(p, 64 * config.warpgroups, config.block_n, config.lists);
     maker.take(workspace);
@@ -161,7 +161,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
     args.lists = maker.lists();
     maker.make(context.stream);
     maker.order(context.stream);
-    launch_expressed(p, kernel, sm80::following(grid, p.device.index), context.stream, args);
+    launch_expressed(p, kernel, host::following(grid, p.device.index), context.stream, args);
   } else {
     launch_expressed<Args>(p, kernel, {.x = grid}, context.stream, args);
   }

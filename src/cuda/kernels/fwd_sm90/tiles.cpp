@@ -77,7 +77,7 @@ constexpr int kMostSplits = 64;
 constexpr double kPackGain = 0.9;
 
 Modification modification(const Problem& p) {
-  if (!sm80::is_modified(p)) return Modification::none;
+  if (!host::is_modified(p)) return Modification::none;
   // What a score function takes is worked out in the general way.
   if (p.score_function.defined()) return Modification::general;
   // The kernels of one modification divide by the scale.
@@ -130,11 +130,11 @@ double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardwar
   // Whole waves where every tile costs the same, half a tile of tail where they are handed out.
   const double waves =
       p.has_positional_mask() ? std::max(1.0, jobs / sms + 0.4) : std::ceil(jobs / sms);
-  double ms = sm80::kKernelMs + 1e-3 * waves * part_us;
+  double ms = host::kKernelMs + 1e-3 * waves * part_us;
   if (splits > 1) {
     const double partial =
-        static_cast<double>(sm90_query_rows(p)) * splits * sm80::padded(p.head_dim_v) * 4.0;
-    ms += sm80::kKernelMs + 1e-6 * 2.0 * partial / machine.bandwidth_gbps;
+        static_cast<double>(sm90_query_rows(p)) * splits * host::padded(p.head_dim_v) * 4.0;
+    ms += host::kKernelMs + 1e-6 * 2.0 * partial / machine.bandwidth_gbps;
   }
   return ms;
 }
@@ -142,7 +142,7 @@ double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardwar
 }  // namespace
 
 std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
-  const int dim = sm80::padded(p.head_dim), dim_v = sm80::padded(p.head_dim_v);
+  const int dim = host::padded(p.head_dim), dim_v = host::padded(p.head_dim_v);
   const int larger = std::max(dim, dim_v);
   if (p.block_list.defined()) {
     if (larger > 128) return kLists256;
@@ -217,9 +217,9 @@ Sm90Mask sm90_mask(const Problem& p) {
 Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   Config config;
   config.element = p.dtype == DType::bfloat16 ? tile::Element::bf16 : tile::Element::fp16;
-  config.head_dim_v = sm80::padded(p.head_dim_v);
+  config.head_dim_v = host::padded(p.head_dim_v);
   // O in Q's place needs the room.
-  config.head_dim = std::max(sm80::padded(p.head_dim), tile.has(kOwnO) ? 0 : config.head_dim_v);
+  config.head_dim = std::max(host::padded(p.head_dim), tile.has(kOwnO) ? 0 : config.head_dim_v);
   config.warpgroups = tile.warpgroups;
   config.block_n = tile.block_n;
   config.stages = tile.stages;

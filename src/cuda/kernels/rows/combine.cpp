@@ -39,14 +39,14 @@ std::int64_t lanes(int head_dim_v) {
 void combine_parts(const Problem& p, const float* o, const float* statistics, int parts,
                    void* stream) {
   const combine::Config config = {.output = output(p.dtype),
-                                  .head_dim_v = sm80::padded(p.head_dim_v)};
+                                  .head_dim_v = host::padded(p.head_dim_v)};
   combine::Args args;
   args.o = o;
   args.parts = parts;
   args.rows = p.query_rows();
   args.m = statistics;
   args.l = statistics + parts * args.rows;
-  args.to = sm80::view4(p.o);
+  args.to = host::view4(p.o);
   if (p.lse.defined()) {
     args.lse_to = static_cast<float*>(p.lse.data);
     args.lse_b = p.lse.strides[0];
@@ -57,8 +57,8 @@ void combine_parts(const Problem& p, const float* o, const float* statistics, in
   args.seq_q = static_cast<int>(p.total_q);
   args.head_dim_v = static_cast<int>(p.head_dim_v);
   const std::int64_t threads = args.rows * lanes(config.head_dim_v);
-  launch(sm80::load_config(config, p.device.index, unit),
-         sm80::following(ceil_div(threads, combine::kThreads), p.device.index), stream, args);
+  launch(host::load_config(config, p.device.index, unit),
+         host::following(ceil_div(threads, combine::kThreads), p.device.index), stream, args);
 }
 
 void add_combine_units(std::vector<PackUnit>& units) {

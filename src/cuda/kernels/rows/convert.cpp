@@ -37,8 +37,8 @@ void convert_gradients(const Problem& p, std::span<const SummedGradient> gradien
     bwd_convert::Source& source = args.sources[args.count++];
     source.sums = gradient.sums;
     source.parts = gradient.parts;
-    source.to = sm80::view4(to);
-    source.vectors = sm80::has_vectors(to);
+    source.to = host::view4(to);
+    source.vectors = host::has_vectors(to);
     source.factor = gradient.factor;
     source.heads = static_cast<int>(to.sizes[1]);
     source.rows = static_cast<int>(to.sizes[2]);
@@ -49,10 +49,10 @@ void convert_gradients(const Problem& p, std::span<const SummedGradient> gradien
     source.first_block = blocks;
     blocks += ceil_div(source.items, bwd_convert::kThreads);
   }
-  const Kernel kernel = sm80::load_config(config, p.device.index, unit);
-  const Grid grid = sm80::following(blocks, p.device.index);
+  const Kernel kernel = host::load_config(config, p.device.index, unit);
+  const Grid grid = host::following(blocks, p.device.index);
   if (!p.packed) return launch(kernel, grid, stream, args);
-  ragged.sequences = sm80::query_sequences(p);
+  ragged.sequences = host::query_sequences(p);
   launch(kernel, grid, stream, ragged);
 }
 

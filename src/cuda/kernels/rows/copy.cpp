@@ -10,8 +10,8 @@ namespace tilewise::cuda {
 
 void copy_elements(const Tensor& from, const Tensor& to, void* stream) {
   copy_rows::Args args;
-  args.from = sm80::view4(from);
-  args.to = sm80::view4(to);
+  args.from = host::view4(from);
+  args.to = host::view4(to);
   args.heads = static_cast<int>(to.sizes[1]);
   args.rows = to.sizes[2];
   args.dim = static_cast<int>(to.sizes[3]);

@@ -36,12 +36,12 @@ std::int64_t lanes(int head_dim_v) {
 
 void prepare_rows(const Problem& p, const RowStatistics& rows, void* stream) {
   const bwd_delta::Config config = {
-      .type = type(p.dtype), .head_dim_v = sm80::padded(p.head_dim_v), .packed = p.packed};
+      .type = type(p.dtype), .head_dim_v = host::padded(p.head_dim_v), .packed = p.packed};
   bwd_delta::RaggedArgs ragged;
   bwd_delta::Args& args = ragged.args;
-  args.o = sm80::view4(p.o);
-  args.d_o = sm80::view4(p.d_o);
-  args.vectors = sm80::has_vectors(p.o) && sm80::has_vectors(p.d_o);
+  args.o = host::view4(p.o);
+  args.d_o = host::view4(p.d_o);
+  args.vectors = host::has_vectors(p.o) && host::has_vectors(p.d_o);
   args.lse = static_cast<const float*>(p.lse.data);
   args.lse_b = p.lse.strides[0];
   args.lse_h = p.lse.strides[1];
@@ -63,10 +63,10 @@ void prepare_rows(const Problem& p, const RowStatistics& rows, void* stream) {
   args.head_dim_v = static_cast<int>(p.head_dim_v);
   args.rows = p.stored_batch() * p.heads_q * rows.rows_q;
   const std::int64_t threads = args.rows * lanes(config.head_dim_v);
-  const Kernel kernel = sm80::load_config(config, p.device.index, unit);
+  const Kernel kernel = host::load_config(config, p.device.index, unit);
   const Grid grid = {.x = ceil_div(threads, bwd_delta::kThreads)};
   if (!p.packed) return launch(kernel, grid, stream, args);
-  ragged.queries = sm80::query_sequences(p);
+  ragged.queries = host::query_sequences(p);
   launch(kernel, grid, stream, ragged);
 }
 

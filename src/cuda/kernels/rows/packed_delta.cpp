@@ -24,11 +24,11 @@ KernelUnit unit(const Config& c) {
 
 void packed_delta(const Problem& p, float* delta, void* stream) {
   Args args;
-  args.q = sm80::view4(p.q);
-  args.k = sm80::view4(p.k);
-  args.v = sm80::view4(p.v);
-  args.o = sm80::view4(p.o);
-  args.d_o = sm80::view4(p.d_o);
+  args.q = host::view4(p.q);
+  args.k = host::view4(p.k);
+  args.v = host::view4(p.v);
+  args.o = host::view4(p.o);
+  args.d_o = host::view4(p.d_o);
   args.lse = static_cast<const float*>(p.lse.data);
   args.lse_h = p.lse.strides[1];
   args.lse_s = p.lse.strides[2];
@@ -51,7 +51,7 @@ void packed_delta(const Problem& p, float* delta, void* stream) {
   args.group = static_cast<int>(p.group());
   args.head_dim = static_cast<int>(p.head_dim);
   args.head_dim_v = static_cast<int>(p.head_dim_v);
-  args.positions = sm80::positions(p);
+  args.positions = host::positions(p);
   args.scale = p.scale;
   args.softcap = static_cast<float>(p.softcap);
   args.delta = delta;
@@ -59,7 +59,7 @@ void packed_delta(const Problem& p, float* delta, void* stream) {
       .element = p.dtype == DType::bfloat16 ? tile::Element::bf16 : tile::Element::fp16,
       .columns = static_cast<int>(round_up(std::max(p.head_dim, p.head_dim_v), std::int64_t{64}))};
   const std::int64_t threads = p.heads_q * p.total_q * 32;
-  launch(sm80::load_config(config, p.device.index, unit),
+  launch(host::load_config(config, p.device.index, unit),
          {.x = ceil_div(threads, bwd_packed_delta::kThreads)}, stream, args);
 }
 

@@ -33,8 +33,8 @@ void sink_gradient(const Problem& p, const RowStatistics& rows, void* stream) {
   args.seq_q = static_cast<int>(p.packed ? rows.rows_q : p.seq_q);
   args.rows_q = static_cast<int>(rows.rows_q);
   const bwd_sinks::Config config = {.low = rows.lse2_low != nullptr};
-  launch(sm80::load_config(config, p.device.index, unit),
-         sm80::following(p.heads_q, p.device.index), stream, args);
+  launch(host::load_config(config, p.device.index, unit),
+         host::following(p.heads_q, p.device.index), stream, args);
 }
 
 }  // namespace tilewise::cuda

@@ -161,8 +161,8 @@ void TileListsMaker::take_order(WorkspaceCutter& workspace) {
 }
 
 void TileListsMaker::order(void* stream) const {
-  launch(sm80::load_config(config_, device_, [](const Config&) { return order_unit(); }),
-         sm80::following(1, device_), stream, order_);
+  launch(host::load_config(config_, device_, [](const Config&) { return order_unit(); }),
+         host::following(1, device_), stream, order_);
 }
 
 void TileListsMaker::add_transposed_memory(std::vector<MemoryPart>& items) const {
@@ -190,8 +190,8 @@ tile::TileLists TileListsMaker::transposed() const {
 }
 
 void TileListsMaker::transpose(void* stream) const {
-  launch(sm80::load_config(config_, device_, [](const Config&) { return transpose_unit(); }),
-         sm80::following(transpose_blocks(), device_), stream, transpose_);
+  launch(host::load_config(config_, device_, [](const Config&) { return transpose_unit(); }),
+         host::following(transpose_blocks(), device_), stream, transpose_);
 }
 
 std::int64_t TileListsMaker::bit_words() const { return lists_ * args_.rows * 2 * args_.words; }
@@ -233,7 +233,7 @@ tile::TileLists TileListsMaker::lists() const {
 }
 
 void TileListsMaker::make(void* stream) const {
-  launch(sm80::load_config(config_, device_, unit), {.x = blocks()}, stream, args_);
+  launch(host::load_config(config_, device_, unit), {.x = blocks()}, stream, args_);
 }
 
 }  // namespace tilewise::cuda

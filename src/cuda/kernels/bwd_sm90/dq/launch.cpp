@@ -58,7 +58,7 @@ KernelUnit bwd_dq_sm90_unit(const Config& c) {
 }
 
 Kernel load_bwd_dq_sm90(const bwd_sm90::Config& config, int device) {
-  return sm80::load_config(bwd_dq_sm90::config_beside(config), device, bwd_dq_sm90_unit);
+  return host::load_config(bwd_dq_sm90::config_beside(config), device, bwd_dq_sm90_unit);
 }
 
 void launch_bwd_dq_sm90(const Kernel& kernel, const Problem& p, const bwd_sm90::Config& config,
@@ -67,11 +67,11 @@ void launch_bwd_dq_sm90(const Kernel& kernel, const Problem& p, const bwd_sm90::
   args.order = bwd_dq_sm90_order(p);
   args.tiles = args.order.blocks * args.order.heads;
   args.next_tile = next_tile;
-  const std::int64_t grid = std::min<std::int64_t>(args.tiles, sm80::kTypicalMultiprocessors);
+  const std::int64_t grid = std::min<std::int64_t>(args.tiles, host::kTypicalMultiprocessors);
   if (config.ragged()) {
-    launch(kernel, sm80::following(grid, p.device.index), stream, args);
+    launch(kernel, host::following(grid, p.device.index), stream, args);
   } else {
-    launch<bwd_dq_sm90::Args>(kernel, sm80::following(grid, p.device.index), stream, args);
+    launch<bwd_dq_sm90::Args>(kernel, host::following(grid, p.device.index), stream, args);
   }
 }
 
