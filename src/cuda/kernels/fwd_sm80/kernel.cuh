@@ -483,11 +483,7 @@ __forceinline__ void run(const RaggedArgs& ragged, const Captures* captures) {
     Args args = ragged.args;
     int seq_k = 0;
     if (!enter_sequence<kConfig>(ragged, args, tile, seq_k)) return;
-    if constexpr (kConfig.paged) {
-      attend<kConfig>(args, tile, seq_k, ragged.pages, captures);
-    } else {
-      attend<kConfig>(args, tile, seq_k, {}, captures);
-    }
+    attend<kConfig>(args, tile, seq_k, kConfig.paged ? ragged.pages : Pages{}, captures);
   } else {
     attend<kConfig>(ragged.args, tile, keys_of(ragged.args, tile.pair / ragged.args.heads_q),
                     ragged.pages, captures);
