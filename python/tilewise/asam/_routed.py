@@ -43,7 +43,7 @@ class RoutedAttention(nn.Module):
         choice = self._choose(logits)
         blocks, weight = self._blocks(*_within(q, k, key_lengths), choice)
         runs_sparse, runs_dense, g = self._route(gate)
-        shown = _listed(_doubled(blocks, runs_sparse, runs_dense), q, config.block_size)
+        shown = _doubled(blocks, runs_sparse, runs_dense)
         o = attention(
             q.repeat_interleave(2, dim=1),
             k,
@@ -52,7 +52,7 @@ class RoutedAttention(nn.Module):
             causal="top_left" if config.causal else False,
             key_lengths=key_lengths,
             layout="bhsd",
-            **shown,
+            block_list=BlockList.from_blocks(shown, config.block_size),
         )
         sparse, dense = o.unflatten(1, (-1, 2)).unbind(2)
         g = g[..., None, None].to(o.dtype)
@@ -132,18 +132,6 @@ def _doubled(blocks: Tensor, runs_sparse: Tensor, runs_dense: Tensor) -> Tensor:
     sparse = blocks & runs_sparse[..., None, None]
     dense = runs_dense[..., None, None].expand_as(blocks)
     return torch.stack([sparse, dense], 2).flatten(1, 2)
-
-
-def takes_lists(q: Tensor) -> bool:
-    """GPU kernels take block lists in 16 bits. In float32 the blocks are a mask function there."""
-    return q.device.type != "cuda" or q.dtype != torch.float32
-
-
-def _listed(visible: Tensor, q: Tensor, size: int) -> dict[str, Any]:
-    """attention()'s options that show it the blocks (B, heads, blocks, blocks)."""
-    if takes_lists(q):
-        return {"block_list": BlockList.from_blocks(visible, size)}
-    return {"mask_mod": lambda b, h, i, j: visible[b, h, i // size, j // size]}
 
 
 def _within(q: Tensor, k: Tensor, key_lengths: Tensor | None) -> tuple[Tensor, Tensor]:
