@@ -132,7 +132,7 @@ TileListsMaker::TileListsMaker(const Problem& p, int tile_q, int tile_k, tile::L
   }
   if (p.packed) {
     args_.queries = host::query_sequences(p);
-    args_.keys = host::key_sequences(p);
+    if (!p.paged) args_.keys = host::key_sequences(p);
   }
   // Lengths cut the list of each batch entry differently.
   const bool of_batch = offsets.sizes[0] > 1 || p.key_lengths.defined() || p.packed;

@@ -37,8 +37,8 @@ struct Row {
     low = args.low;
     high = args.high;
     const bool packed = args.queries.offsets != nullptr;
-    if (packed) {
-      queries = min(sequence_at(args.queries, batch).length, args.seq_q);
+    if (packed) queries = min(sequence_at(args.queries, batch).length, args.seq_q);
+    if (args.keys.offsets != nullptr) {
       keys = min(sequence_at(args.keys, batch).length, args.seq_k);
     } else if (args.key_lengths != nullptr) {
       keys = min(max(args.key_lengths[batch * args.key_lengths_b], 0), args.seq_k);

@@ -31,7 +31,8 @@ struct Args {
   int seq_q = 0, seq_k = 0, low = 0, high = 0, top = 0;
   const int* key_lengths = nullptr;  ///< (B), may be null
   long long key_lengths_b = 0;
-  tile::Sequences queries, keys;  ///< packed, with offsets then: lists of each sequence
+  /// Packed: with offsets, lists of each sequence. Keys may have key_lengths then.
+  tile::Sequences queries, keys;
   // What is made: see tile/lists_args.h.
   int list_heads = 1;  ///< lists of a batch entry
   int rows = 0, words = 0, block_words = 0;
