@@ -16,6 +16,7 @@
 #include "cli/shell/interrupt.h"
 #include "cli/shell/output.h"
 #include "cli/shell/progress.h"
+#include "cuda/driver/stream.h"
 #include "harness/memory_meter.h"
 
 namespace tilewise::cli {
@@ -159,6 +160,7 @@ class Bench {
     c.classes = kClasses;
     c.pattern_tokens = cell.tokens;
     c.device = device_;
+    c.graph = flags_.graph;
     const bool adaptive = cell.kind == asam::LayerKind::adaptive;
     if (flags_.options.pattern.empty() && adaptive) c.pattern = asam::Pattern::automatic;
     if (!adaptive) c.causal = false;
@@ -186,7 +188,11 @@ class Bench {
   void time(const Cell& cell, const asam::Config& c, Measurement& row) {
     MemoryMeter meter(limit_);
     const std::unique_ptr<DeviceMemory> memory = device_memory(device_, &meter);
-    asam::Model model(c, {.allocator = &meter, .executor = &executor_});
+    std::optional<cuda::Stream> stream;
+    if (device_.type == DeviceType::cuda) stream.emplace(device_.index);
+    const Launch launch{
+        .stream = stream ? stream->get() : nullptr, .allocator = &meter, .executor = &executor_};
+    asam::Model model(c, launch);
     std::mt19937 random(1);
     std::vector<std::int32_t> ids(static_cast<std::size_t>(cell.batch * cell.tokens));
     std::vector<std::int32_t> labels(static_cast<std::size_t>(cell.batch));
@@ -210,7 +216,7 @@ class Bench {
       } else {
         model.infer(in, out);
       }
-      memory->synchronize();
+      model.synchronize();
     };
     work.interrupted = [] { return interrupted(); };
     const Timing timing = tilewise::measure(work, timer_, *clock_);
@@ -291,6 +297,7 @@ void add_layer_bench(CLI::App& layer, int& exit_code) {
   add_integer(*app, "--warmup", flags->warmup, "runs before those that are timed", 0, kMostRuns)
       ->option_text("N");
   add_integer(*app, "--repeat", flags->repeat, "timed runs", 1, kMostRuns)->option_text("N");
+  app->add_flag("--graph", flags->graph, "cuda: each pass is one CUDA graph");
   add_integer(*app, "--longest", flags->longest, "asam-memory: no sequence beyond", kLengthStep)
       ->option_text("N [262144]");
   add_layer_flags(*app, flags->options);
