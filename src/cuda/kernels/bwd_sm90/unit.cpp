@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cuda/host/expressions.h"
+#include "cuda/host/options.h"
 #include "cuda/host/wgmma_text.h"
 #include "cuda/jit/config_text.h"
 
@@ -24,6 +25,7 @@ KernelUnit bwd_sm90_unit(const bwd_sm90::Config& c) {
                 flag_text("exact", c.exact) + flag_text("split", c.split) +
                 flag_text("half_registers", c.half_registers) + expressions_text(c.expressions);
   if (c.gated) unit.config += flag_text("gated", true);
+  unit.config += options_text(c.options);
   if (c.hides) unit.config += flag_text("hides", true);
   if (c.ragged()) {
     unit.config += enum_text("lengths", "Lengths", c.lengths);

@@ -76,7 +76,13 @@ std::string sm90_refusal(const Problem& p, const Hardware& machine) {
     return std::string(dtype_name(p.dtype)) +
            " is not supported by this kernel (bfloat16, float16)";
   }
-  return host::refusal(p, machine, {.packed = true, .lists = true, .expressions = true});
+  return host::refusal(p, machine,
+                       {.packed = true,
+                        .mask = true,
+                        .sinks = true,
+                        .lists = true,
+                        .gradients = true,
+                        .expressions = true});
 }
 
 std::string sm90_maps_refusal(const Problem& p) {
