@@ -28,6 +28,7 @@ inline constexpr Takes kTakes = {.packed = true,
                                  .bias = true,
                                  .sinks = true,
                                  .dropout = true,
+                                 .lists = true,
                                  .gradients = true,
                                  .expressions = true};
 

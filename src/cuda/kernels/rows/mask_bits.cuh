@@ -1,5 +1,5 @@
 /// mask_bits: a bool mask as bits, in the order in which the threads of a warpgroup hold scores
-/// (tile::MaskBits). See rows/mask_bits.md.
+/// (tile::MaskBits). See rows/README.md.
 #pragma once
 
 #include "cuda/kernels/rows/mask_bits_args.h"

@@ -1,4 +1,4 @@
-/// mask_bits on the host: a problem's bool mask as bits. See rows/mask_bits.md.
+/// mask_bits on the host: a problem's bool mask as bits. See rows/README.md.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-/// mask_bits: constants and parameters. See rows/mask_bits.md.
+/// mask_bits: constants and parameters. See rows/README.md.
 #pragma once
 
 #include "cuda/tile/types.h"
