@@ -160,7 +160,6 @@ bool check(const Case& c, bool drawn = false) {
   if (split) {
     args.splits = c.splits;
     args.part_rows = static_cast<long>(entries) * c.heads_q * rows_q;
-    args.blocks_per_split = cuda::sm90_blocks_per_split(p, config.block_n, c.splits);
     o_part.assign(static_cast<std::size_t>(c.splits * args.part_rows * config.head_dim_v), NAN);
     m_part.assign(static_cast<std::size_t>(2 * c.splits * args.part_rows), NAN);
     args.o_part = o_part.data();

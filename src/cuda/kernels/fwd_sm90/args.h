@@ -127,7 +127,7 @@ struct Args {
   SectionOrder order;
   TileCounter counter;  ///< dynamic only
   // split
-  int splits = 1, blocks_per_split = 0;
+  int splits = 1;
   long long part_rows = 0;  ///< rows of all heads
   float* o_part = nullptr;  ///< (split, row of all heads, padded Dv)
   float* m_part = nullptr;  ///< (split, row), and l behind it: (2, split, row)

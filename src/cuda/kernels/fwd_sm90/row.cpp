@@ -48,7 +48,7 @@ struct Decided {
   Config config;
   SectionOrder order;
   int pack_shift = 0;
-  int splits = 1, blocks_per_split = 0;
+  int splits = 1;
 };
 
 /// Workspace beside the caller's tensors: the tile counter, then what the parts leave.
@@ -94,7 +94,6 @@ Decided decide(const Problem& p, const Sm90Choice& choice) {
   decided.order =
       sm90_order(p, decided.config, tile.block_m() >> decided.pack_shift, choice.splits);
   decided.splits = choice.splits;
-  decided.blocks_per_split = sm90_blocks_per_split(p, tile.block_n, choice.splits);
   return decided;
 }
 
@@ -148,7 +147,6 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
     const std::int64_t rows = sm90_query_rows(p);
     args.splits = splits;
     args.part_rows = rows;
-    args.blocks_per_split = decided.blocks_per_split;
     args.o_part = workspace.take<float>(splits * rows * config.head_dim_v);
     args.m_part = workspace.take<float>(std::int64_t{2} * splits * rows);
   }

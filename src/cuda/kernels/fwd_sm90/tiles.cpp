@@ -280,11 +280,6 @@ fwd_sm90::SectionOrder sm90_order(const Problem& p, const Config& config, std::i
   return section_order(order);
 }
 
-int sm90_blocks_per_split(const Problem& p, int block_n, int splits) {
-  const std::int64_t blocks = ceil_div(p.seq_k, block_n);
-  return static_cast<int>(ceil_div(blocks, splits));
-}
-
 Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
   Sm90Choice best;
   if (is_decided_alone(p)) {

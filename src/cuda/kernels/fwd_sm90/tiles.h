@@ -80,7 +80,4 @@ struct Sm90Choice {
 };
 Sm90Choice sm90_choose(const Problem& problem, const Hardware& machine);
 
-/// Key blocks of a part.
-int sm90_blocks_per_split(const Problem& problem, int block_n, int splits);
-
 }  // namespace tilewise::cuda
