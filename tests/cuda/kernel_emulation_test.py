@@ -254,6 +254,7 @@ PROGRAMS = {
     "flash_sm80_expressions": True,
     "fwd_sm90": True,
     "fwd_sm90_lists": True,
+    "fwd_sm90_pages": True,
     "fwd_sm90_expressions": True,
     "bwd_sm90": True,
     "bwd_sm90_expressions": True,

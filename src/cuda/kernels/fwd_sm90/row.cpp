@@ -22,6 +22,7 @@ namespace {
 using fwd_sm90::Args;
 using fwd_sm90::Config;
 using fwd_sm90::ListArgs;
+using fwd_sm90::PagedArgs;
 using fwd_sm90::SectionOrder;
 using Role = MemoryItem::Role;
 
@@ -30,6 +31,9 @@ using Role = MemoryItem::Role;
 std::string fwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   std::string reason = sm90_refusal(p, machine);
   if (!reason.empty()) return reason;
+  if (p.block_list.defined() && p.paged) {
+    return "block lists over pages are not supported by this kernel";
+  }
   if (p.block_list.defined()) reason = tile_lists_refusal(p);
   if (!reason.empty()) return reason;
   if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0) {
@@ -138,7 +142,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   const bool split = splits > 1;
   WorkspaceCutter workspace(context.workspace);
   const ContextScope scope(p.device.index);  // tensor maps are made in a context
-  ListArgs args;
+  PagedArgs args;
   sm90_fill(args, p, config, decided.pack_shift, sm90_set_map);
   args.order = decided.order;
   args.tiles = args.order.blocks * args.order.heads;
@@ -159,11 +163,18 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
     args.lists = maker.lists();
     maker.make(context.stream);
     maker.order(context.stream);
-    launch_expressed(p, kernel, host::following(grid, p.device.index), context.stream, args);
+    launch_expressed<ListArgs>(p, kernel, host::following(grid, p.device.index), context.stream,
+                               args);
+  } else if (p.paged) {
+    launch_expressed(p, kernel, {.x = grid}, context.stream, args);
   } else {
     launch_expressed<Args>(p, kernel, {.x = grid}, context.stream, args);
   }
   if (split) combine_parts(p, args.o_part, args.m_part, splits, context.stream);
+}
+
+std::string pages_not_seen_on_a_card(const KernelRow& /*row*/, const Problem& p) {
+  return p.paged ? "its pages have not run on a card yet" : "";
 }
 
 }  // namespace
@@ -175,7 +186,8 @@ const KernelRow kFlashForwardSm90 = {
     .pass = Pass::forward,
     .summary = "tiled, online softmax; wgmma, TMA, warpgroups of different roles; bf16, fp16",
     .prepare = prepare,
-    .run = run};
+    .run = run,
+    .on_trial = pages_not_seen_on_a_card};
 
 void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;
