@@ -86,9 +86,8 @@ std::string sm90_refusal(const Problem& p, const Hardware& machine) {
 
 std::string sm90_maps_refusal(const Problem& p) {
   std::string reason = sm90_map_refusal("q", p.q, Sm90Access::read, p.packed);
-  const bool packed = p.packed && !p.paged;
-  if (reason.empty()) reason = sm90_map_refusal("k", p.k, Sm90Access::read, packed);
-  if (reason.empty()) reason = sm90_map_refusal("v", p.v, Sm90Access::read, packed);
+  if (reason.empty()) reason = sm90_map_refusal("k", p.k, Sm90Access::read, p.packed_keys());
+  if (reason.empty()) reason = sm90_map_refusal("v", p.v, Sm90Access::read, p.packed_keys());
   if (reason.empty()) reason = sm90_map_refusal("o", p.o, Sm90Access::write, p.packed);
   return reason;
 }

@@ -31,7 +31,7 @@ void sm90_fill_lengths(Lengths& args, const Problem& p) {
     args.sequences = static_cast<int>(p.batch);
     args.q_rows = static_cast<int>(p.total_q);
   }
-  if (p.packed && !p.paged) {
+  if (p.packed_keys()) {
     args.cu_k = sm90_offsets(p.cu_seqlens_k);
     args.k_rows = static_cast<int>(p.total_k);
   }

@@ -39,7 +39,8 @@ std::string fwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0) {
     return "empty problems are left to flash_fwd_sm80";
   }
-  if (p.packed && (p.total_q > kMostPackedRows || p.total_k > kMostPackedRows)) {
+  if ((p.packed && p.total_q > kMostPackedRows) ||
+      (p.packed_keys() && p.total_k > kMostPackedRows)) {
     return "packed tensors of more than " + std::to_string(kMostPackedRows) + " rows";
   }
   return sm90_maps_refusal(p);
