@@ -249,10 +249,12 @@ BODIES = {
 # include expression_texts.h, what expression_texts.cxx prints.
 PROGRAMS = {
     "faults": False,
+    "append": False,
     "flash_sm80": False,
     "flash_sm80_ragged": False,
     "flash_sm80_pages": False,
     "flash_sm80_expressions": True,
+    "flash_sm80_lists": True,
     "fwd_sm90": True,
     "fwd_sm90_lists": True,
     "fwd_sm90_pages": True,

@@ -56,9 +56,6 @@ std::string function_refusal(const Problem& p) {
     return "a score function beside a softcap, ALiBi or a scale that is not positive is not "
            "supported by this kernel";
   }
-  if (p.block_list.defined() && wants_captures(p)) {
-    return "the gradient of a captured tensor beside a block list is not supported by this kernel";
-  }
   if (p.packed && (bwd_tiles::refines(p) || p.deterministic)) {
     return "small packed problems with a score function or a mask function are left to "
            "flash_bwd_sm80";
