@@ -11,7 +11,7 @@
 /// window's left edge cuts. Schedule, budgets, measurements: fwd_sm90/README.md.
 #pragma once
 
-#include "cuda/kernels/fwd_sm90/consumer.cuh"
+#include "cuda/kernels/fwd_sm90/list_consumer.cuh"
 #include "cuda/kernels/fwd_sm90/list_producer.cuh"
 
 namespace tilewise::fwd_sm90 {
@@ -34,7 +34,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
       give_registers<kListed<kConfig> ? 56 : kConfig.warpgroups == 2 ? 40 : 32>();
     if (threadIdx.x == 0) {
       if constexpr (kListed<kConfig>) {
-        ListProducer<kConfig> producer{{args, shared}};
+        ListProducer<kConfig, typename WalkOf<kConfig>::Type> producer{{args, shared}};
         producer.run();
       } else {
         Producer<kConfig> producer{args, shared};
@@ -44,9 +44,15 @@ __forceinline__ void kernel(const AnyArgs& any) {
   } else {
     if constexpr (kConfig.warpgroups > 1)
       take_registers<kListed<kConfig> ? 224 : kConfig.warpgroups == 2 ? 232 : 160>();
-    Consumer<kConfig> consumer(args, shared.base, role - 1);
-    consumer.captures = captures_of(any);
-    consumer.run();
+    if constexpr (kConfig.lists == Lists::parts) {
+      ListConsumer<kConfig> consumer(args, shared.base, role - 1);
+      consumer.captures = captures_of(any);
+      consumer.run();
+    } else {
+      Consumer<kConfig> consumer(args, shared.base, role - 1);
+      consumer.captures = captures_of(any);
+      consumer.run();
+    }
   }
 }
 
