@@ -249,6 +249,7 @@ BODIES = {
 # include expression_texts.h, what expression_texts.cxx prints.
 PROGRAMS = {
     "faults": False,
+    "append": False,
     "flash_sm80": False,
     "flash_sm80_ragged": False,
     "flash_sm80_pages": False,
