@@ -207,12 +207,6 @@ void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
     }
   }
   add(DType::bfloat16, 128, true, 16384, true);
-  // One query of grouped heads: the keys whole and in parts.
-  Problem decode = problem(DType::bfloat16, 128, 1, 8192);
-  decode.heads_q = 4;
-  for (const bool split : {false, true}) {
-    add_unit(sm90_config(decode, sm90_tiles(decode).back(), split));
-  }
 }
 
 }  // namespace tilewise::cuda
