@@ -252,6 +252,7 @@ PROGRAMS = {
     "faults": False,
     "flash_sm80": False,
     "flash_sm80_ragged": False,
+    "flash_sm80_pages": False,
     "flash_sm80_expressions": True,
     "fwd_sm90": True,
     "fwd_sm90_lists": True,

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "cuda/ask_row.h"
 #include "cuda/kernels/bwd_sm90/row.h"
@@ -54,6 +55,13 @@ TEST(TileLists, BlocksBesideTiles) {
   EXPECT_NE(refusal_by(kFlashBackwardSm90, problem(wide, Pass::backward), hopper)
                 .find("block lists above head dim 128"),
             std::string::npos);
+  // Lists are by batch entry here: on a card a packed problem read outside them.
+  const std::string packed = "packed=70,33/90,130 h4/2 d64 bf16 blocks=64,64:b,1:0.5";
+  for (const auto& [row, pass] : {std::pair{&kFlashForwardSm90, Pass::forward},
+                                  std::pair{&kFlashBackwardSm90, Pass::backward}}) {
+    EXPECT_NE(refusal_by(*row, problem(packed, pass), hopper).find("beside a block list"),
+              std::string::npos);
+  }
 }
 
 TEST(TileLists, ConfigOfAList) {

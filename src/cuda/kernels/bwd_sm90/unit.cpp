@@ -24,6 +24,7 @@ KernelUnit bwd_sm90_unit(const bwd_sm90::Config& c) {
                 flag_text("exact", c.exact) + flag_text("split", c.split) +
                 flag_text("half_registers", c.half_registers) + expressions_text(c.expressions);
   if (c.gated) unit.config += flag_text("gated", true);
+  if (c.hides) unit.config += flag_text("hides", true);
   if (c.ragged()) {
     unit.config += enum_text("lengths", "Lengths", c.lengths);
     unit.args = "RaggedArgs";

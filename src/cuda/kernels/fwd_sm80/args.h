@@ -27,6 +27,7 @@ struct Config {
   bool dropout = false;
   bool packed = false;            ///< sequences beside each other
   bool paged = false;             ///< K and V through a page table
+  bool entry_keys = false;        ///< packed queries, whose keys are of batch entries: pages
   tile::Expressions expressions;  ///< with any, Args are Expressed
 
   constexpr bool ragged() const { return packed || paged; }  ///< Args are RaggedArgs
@@ -65,7 +66,7 @@ struct Args {
 /// strides of `pages` are those of pages.
 struct RaggedArgs {
   Args args;
-  tile::Sequences queries, keys;                                 ///< packed
+  tile::Sequences queries, keys;                                 ///< packed; keys: not entry_keys
   bool chunked_q = false, chunked_k = false, chunked_v = false;  ///< as pack_rows lays rows out
   tile::Pages pages;                                             ///< paged
 };

@@ -482,8 +482,8 @@ __forceinline__ void run(const RaggedArgs& ragged, const Captures* captures) {
   if constexpr (kConfig.packed) {
     Args args = ragged.args;
     int seq_k = 0;
-    if (enter_sequence<kConfig>(ragged, args, tile, seq_k))
-      attend<kConfig>(args, tile, seq_k, {}, captures);
+    if (!enter_sequence<kConfig>(ragged, args, tile, seq_k)) return;
+    attend<kConfig>(args, tile, seq_k, kConfig.paged ? ragged.pages : Pages{}, captures);
   } else {
     attend<kConfig>(ragged.args, tile, keys_of(ragged.args, tile.pair / ragged.args.heads_q),
                     ragged.pages, captures);

@@ -189,8 +189,8 @@ Decided decide(const Problem& p, const Choice& choice, const Hardware& machine) 
   decided.keys_per_split = static_cast<int>(keys_per_split(p, tile.block_n, choice.splits));
   const Config& config = decided.config;
   const std::int64_t blocks = row_blocks(p, tile), heads = p.stored_batch() * p.heads_q;
-  const double head_bytes = static_cast<double>(p.packed ? p.total_k : p.seq_k) * config.planes *
-                            2.0 * (config.head_dim + config.head_dim_v) /
+  const double head_bytes = static_cast<double>(p.packed_keys() ? p.total_k : p.seq_k) *
+                            config.planes * 2.0 * (config.head_dim + config.head_dim_v) /
                             static_cast<double>(p.group());
   decided.order = {.blocks = static_cast<unsigned>(blocks),
                    .splits = static_cast<unsigned>(choice.splits),
@@ -279,7 +279,7 @@ RaggedArgs ragged_args(const Args& args, const Problem& p) {
   ragged.args = args;
   if (p.packed) {
     ragged.queries = host::query_sequences(p);
-    ragged.keys = host::key_sequences(p);
+    if (p.packed_keys()) ragged.keys = host::key_sequences(p);
     ragged.chunked_q = host::is_chunked(p, 0);
     ragged.chunked_k = host::is_chunked(p, 1);
     ragged.chunked_v = host::is_chunked(p, 2);

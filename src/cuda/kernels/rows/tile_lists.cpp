@@ -54,6 +54,7 @@ KernelUnit order_unit() {
 
 std::string tile_lists_refusal(const Problem& p) {
   const BlockList& list = p.block_list;
+  if (p.packed) return "packed sequences beside a block list are not supported by this kernel";
   if (!is_power_of_two(list.block_q) || !is_power_of_two(list.block_k) ||
       std::min(list.block_q, list.block_k) < kLeastBlock) {
     return "block lists of " + std::to_string(list.block_q) + " x " + std::to_string(list.block_k) +
