@@ -136,12 +136,13 @@ Keys make_keys(const Case& c, const Problem& p, int& pages, std::mt19937& random
 template <const auto& kConfigs, std::size_t kIndex = 0>
 void run_kernel(const Config& config, const decode_sm90::Args& args) {
   if constexpr (kIndex == std::size(kConfigs)) {
-    std::printf("no config {%s}\n", cuda::decode_unit(config, 1).config.c_str());
+    std::printf("no config {%s}\n", cuda::decode_unit(config).config.c_str());
     ++failures;
   } else if (!(config == kConfigs[kIndex])) {
     run_kernel<kConfigs, kIndex + 1>(config, args);
   } else {
-    emulator::run_grid(decode_sm90::memory, 3, 32 * (decode_sm90::kWarps + 1),
+    emulator::run_grid(decode_sm90::memory, 3,
+                       32 * (decode_sm90::kProducerWarps + decode_sm90::kWarps),
                        [&] { decode_sm90::kernel<kConfigs[kIndex]>(args); });
   }
 }
@@ -300,7 +301,16 @@ void check(const Case& c) {
     merged.seq_q = c.queries;
     merged.head_dim_v = c.dim_v;
     merged.keys = args.keys;
-    args.part_columns == 64 ? merge<64>(merged, c.lengths) : merge<128>(merged, c.lengths);
+    switch (args.part_columns) {
+      case 64:
+        merge<64>(merged, c.lengths);
+        break;
+      case 96:
+        merge<96>(merged, c.lengths);
+        break;
+      default:
+        merge<128>(merged, c.lengths);
+    }
   }
   for (int b = 0; b < batch; ++b) {
     for (int h = 0; h < c.heads_q; ++h) {
@@ -321,16 +331,28 @@ void check(const Case& c) {
   failures += good ? 0 : 1;
 }
 
-constexpr Config config(int dim, int row_warps, bool boxes, bool paged, bool modified) {
-  const int stages = dim == 128 ? 3 : row_warps == 4 ? 7 : 6;
-  return {tile::Element::bf16, dim, dim, row_warps, stages, boxes, paged, modified};
+constexpr Config config(int dim, int row_warps, int box_rows, bool paged, bool modified) {
+  Config c;
+  c.head_dim = c.head_dim_v = dim;
+  c.row_warps = row_warps;
+  c.stages = dim == 128 ? 3 : row_warps == 4 ? 7 : 6;
+  c.box_rows = box_rows;
+  c.whole_rows = box_rows > 0;
+  c.paged = paged;
+  c.modified = modified;
+  return c;
+}
+constexpr Config by_panels(Config c) {
+  c.whole_rows = false;
+  return c;
 }
 constexpr Config kConfigs[] = {
-    config(128, 1, true, false, false), config(128, 1, true, true, false),
-    config(128, 1, false, true, false), config(64, 1, false, true, false),
-    config(64, 2, true, true, true),    config(64, 4, true, false, false),
-    config(64, 1, true, false, true),   config(64, 1, true, true, false),
-    config(64, 1, false, false, true),
+    config(128, 1, 64, false, false), config(128, 1, 16, true, false),
+    config(128, 1, 0, true, false),   by_panels(config(128, 1, 32, true, false)),
+    config(64, 1, 0, true, false),    config(64, 2, 32, true, true),
+    config(64, 4, 64, false, false),  config(64, 1, 64, false, true),
+    config(64, 1, 64, true, false),   config(64, 1, 16, true, false),
+    config(64, 1, 0, false, true),
 };
 
 const std::vector<int> kKeys = {300, 0, 1, 64, 65, 130};
@@ -441,6 +463,14 @@ const Case kCases[] = {
      .keys = {200, 77},
      .softcap = 2.0,
      .expanded = true},
+    {.name = "pages of 32, dims of 80 and 96",
+     .dim = 80,
+     .dim_v = 96,
+     .heads_q = 8,
+     .heads_k = 2,
+     .queries = 1,
+     .keys = kKeys,
+     .page = 32},
     {.name = "sinks in parts",
      .dim = 64,
      .dim_v = 64,

@@ -21,25 +21,34 @@ DecodeChoice choice(const std::string& line) { return decode_choose(problem(line
 std::string refusal(const std::string& line) { return decode_refusal(problem(line), machine(90)); }
 
 TEST(DecodeSm90, BoxesEndWherePagesDo) {
-  const auto shift = [](const char* page) {
+  const auto rows = [](const char* page) {
     const DecodeChoice c =
         choice("b2 h8/2 q1 k2048 d128 bf16 layout=bshd lengths=2048,9 paged=" + std::string(page));
     EXPECT_TRUE(c.config.paged);
-    return c.config.boxes ? c.box_shift : 0;
+    return c.config.box_rows;
   };
-  EXPECT_EQ(shift("256"), 6);
-  EXPECT_EQ(shift("64"), 6);
-  EXPECT_EQ(shift("48"), 4);
-  EXPECT_EQ(shift("16"), 4);
-  EXPECT_EQ(shift("24"), 3);
-  EXPECT_EQ(shift("8"), 3);
-  EXPECT_EQ(shift("7"), 0);
-  EXPECT_EQ(shift("1"), 0);
+  EXPECT_EQ(rows("256"), 64);
+  EXPECT_EQ(rows("64"), 64);
+  EXPECT_EQ(rows("48"), 16);
+  EXPECT_EQ(rows("16"), 16);
+  EXPECT_EQ(rows("24"), 0);
+  EXPECT_EQ(rows("7"), 0);
+  EXPECT_EQ(rows("1"), 0);
+}
+
+TEST(DecodeSm90, ABoxHasAllColumnsWherePanelsDivideThem) {
+  const auto whole = [](const char* dims) {
+    return choice("b2 h8/2 q1 k2048 bf16 " + std::string(dims)).config.whole_rows;
+  };
+  EXPECT_TRUE(whole("d128"));
+  EXPECT_TRUE(whole("d40 dv256"));
+  EXPECT_FALSE(whole("d96"));
+  EXPECT_FALSE(whole("d64 dv80"));
 }
 
 TEST(DecodeSm90, AStrideOfNothingComesByRows) {
-  EXPECT_TRUE(choice("b2 h8/2 q1 k2048 d128 bf16").config.boxes);
-  EXPECT_FALSE(choice("b2 h8/2 q1 k2048 d128 bf16 layout=expanded").config.boxes);
+  EXPECT_EQ(choice("b2 h8/2 q1 k2048 d128 bf16").config.box_rows, 64);
+  EXPECT_EQ(choice("b2 h8/2 q1 k2048 d128 bf16 layout=expanded").config.box_rows, 0);
 }
 
 TEST(DecodeSm90, RowsOfATile) {
@@ -70,7 +79,7 @@ TEST(DecodeSm90, TwoBlocksFitAMultiprocessor) {
     const int bytes = decode_sm90::SharedPlan(c.config).bytes;
     EXPECT_GE(c.config.stages, 3) << dims;
     EXPECT_LE(bytes, 227 * 1024) << dims;
-    EXPECT_LE(c.blocks_per_sm * (bytes + 1024), 228 * 1024) << dims;
+    EXPECT_LE(c.config.blocks * (bytes + 1024), 228 * 1024) << dims;
   }
 }
 

@@ -11,8 +11,8 @@ namespace tilewise::decode_sm90 {
 
 /// Keys of a block, the unit of the ring.
 inline constexpr int kBlockN = 64;
-/// Warps that compute.
-inline constexpr int kWarps = 4;
+/// Warps that compute, and those before them, which copy.
+inline constexpr int kWarps = 4, kProducerWarps = 4;
 
 struct Config {
   tile::Element element = tile::Element::bf16;
@@ -20,9 +20,13 @@ struct Config {
   int head_dim_v = 128;  ///< padded Dv, a multiple of 64
   int row_warps = 1;     ///< 16 rows each; the other warps share rows and divide a block's keys
   int stages = 3;        ///< blocks of K and V in shared memory
-  bool boxes = true;     ///< K and V come by boxes of the copy engine; else row by row, by cp.async
-  bool paged = false;    ///< through a page table
-  bool modified = false;  ///< softcap, ALiBi, a scale that is not positive
+  int blocks = 2;        ///< on a multiprocessor
+  /// Rows of the copy engine's boxes: 16, 32 or 64, all in one page. 0: K and V come row by row, by
+  /// cp.async.
+  int box_rows = kBlockN;
+  bool whole_rows = true;  ///< a box has all columns, not 64
+  bool paged = false;      ///< through a page table
+  bool modified = false;   ///< softcap, ALiBi, a scale that is not positive
   bool operator==(const Config&) const = default;
 };
 
@@ -45,7 +49,7 @@ struct SharedPlan {
 };
 
 struct Args {
-  tile::TensorMapBytes k_map, v_map;  ///< boxes: of 2^box_shift rows of 64 columns
+  tile::TensorMapBytes k_map, v_map;  ///< boxes
   tile::View q;                       ///< 16-bit elements, rows 4-byte aligned
   tile::View k, v;                    ///< rows: 16-byte aligned; stride_b is a page's when paged
   tile::View4 o;
@@ -56,8 +60,7 @@ struct Args {
   int head_dim_v = 0;                      ///< columns of O
   int cols_q = 0, cols_k = 0, cols_v = 0;  ///< columns that rows hold: multiples of 8
   int row_tiles = 1;                       ///< of 16 * row_warps rows
-  int box_shift = 6;                       ///< boxes: log2 of their rows, 8 to 64 in one page
-  bool once = true;                        ///< K and V are read by one tile alone
+  unsigned long long policy = 0;           ///< of the L2 cache for K and V
   float scale = 0.0F, scale_log2 = 0.0F;   ///< scale, scale * log2 e
   float softcap = 0.0F;
   const float* alibi = nullptr;  ///< (B, Hq), may be null

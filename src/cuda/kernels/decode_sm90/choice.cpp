@@ -24,7 +24,7 @@ constexpr int kSharedOfAll = 228 * 1024, kSharedOfOne = 227 * 1024, kReserved = 
 constexpr int kMostStages = 8;
 /// The counter counts to 2^24.
 constexpr double kMostItems = 0x1p23;
-constexpr int kLeastBoxRows = 8;
+constexpr int kLeastBoxRows = 16;
 
 /// Bytes a millisecond that one multiprocessor reads at most.
 constexpr double kMultiprocessorRate = 70e6;
@@ -35,15 +35,17 @@ constexpr double kItemMs = 1.0e-3, kFirstMs = 1.5e-3, kMergeMs = 2.5e-3, kMerged
 
 int panels(std::int64_t dim) { return static_cast<int>(ceil_div(dim, 64)); }
 
-/// log2 of the rows of a box: of pages, boxes end where pages do. 0: no boxes.
-int box_shift(const Problem& p) {
+/// Rows of a box: those of pages end where pages do. 0: no boxes.
+int box_rows(const Problem& p) {
   if (!sm90_map_refusal("k", p.k, Sm90Access::read).empty() ||
       !sm90_map_refusal("v", p.v, Sm90Access::read).empty())
     return 0;
-  if (!p.paged) return 6;
+  if (!p.paged) return kBlockN;
   const int shift = std::min(6, std::countr_zero(static_cast<std::uint64_t>(p.page_size)));
-  return 1 << shift < kLeastBoxRows ? 0 : shift;
+  return 1 << shift < kLeastBoxRows ? 0 : 1 << shift;
 }
+/// Whether columns can be an axis of panels.
+bool in_panels(std::int64_t dim) { return dim <= 64 || dim % 64 == 0; }
 
 std::int64_t rows_of_head(const Problem& p) { return p.seq_q * p.group(); }
 
@@ -59,19 +61,20 @@ int most_stages(Config c, int limit) {
   return c.stages;
 }
 
-Config make_config(const Problem& p, int& blocks_per_sm) {
+Config make_config(const Problem& p) {
   Config c;
   c.element = p.dtype == DType::bfloat16 ? tile::Element::bf16 : tile::Element::fp16;
   c.head_dim = 64 * panels(p.head_dim);
   c.head_dim_v = 64 * panels(p.head_dim_v);
   c.row_warps = row_warps(p);
-  c.boxes = box_shift(p) > 0;
+  c.box_rows = box_rows(p);
+  c.whole_rows = c.box_rows > 0 && in_panels(p.head_dim) && in_panels(p.head_dim_v);
   c.paged = p.paged;
   c.modified = host::is_modified(p);
-  blocks_per_sm = 2;
+  c.blocks = 2;
   c.stages = most_stages(c, kSharedOfAll / 2 - kReserved);
   if (c.stages < 3) {
-    blocks_per_sm = 1;
+    c.blocks = 1;
     c.stages = most_stages(c, kSharedOfOne);
   }
   return c;
@@ -103,7 +106,7 @@ int most_parts(const Problem& p, std::int64_t keys) {
 /// Milliseconds of the items of all entries, each with all its keys.
 double predict(const Problem& p, const DecodeChoice& c, const Hardware& machine) {
   const double sms = std::max(1, machine.multiprocessors);
-  const double slots = sms * c.blocks_per_sm;
+  const double slots = sms * c.config.blocks;
   const double keys = std::min<double>(static_cast<double>(most_keys(p)), c.keys);
   const double pairs = static_cast<double>(p.batch * p.heads_k) * c.row_tiles;
   const double parts = std::max(1.0, static_cast<double>(most_keys(p)) / c.keys);
@@ -153,8 +156,7 @@ std::string decode_refusal(const Problem& p, const Hardware& machine) {
 
 DecodeChoice decode_with_parts(const Problem& p, std::int64_t keys, const Hardware& machine) {
   DecodeChoice c;
-  c.config = make_config(p, c.blocks_per_sm);
-  c.box_shift = box_shift(p);
+  c.config = make_config(p);
   c.row_tiles = static_cast<int>(ceil_div(rows_of_head(p), 16 * c.config.row_warps));
   c.keys = static_cast<int>(round_up(std::min(keys, p.seq_k), kBlockN));
   c.most_parts = most_parts(p, c.keys);
@@ -180,7 +182,7 @@ DecodeChoice decode_choose(const Problem& p, const Hardware& machine) {
     consider(parts);
   // Parts that fill the card a whole number of times.
   const std::int64_t pairs = p.batch * p.heads_k * best.row_tiles;
-  const std::int64_t slots = std::int64_t{machine.multiprocessors} * best.blocks_per_sm;
+  const std::int64_t slots = std::int64_t{machine.multiprocessors} * best.config.blocks;
   for (const std::int64_t times : {1, 2, 3, 4, 6, 8}) consider(times * slots / pairs);
   return best;
 }
@@ -198,16 +200,17 @@ tile::KeyParts decode_key_parts(const Problem& p, int keys) {
   return parts;
 }
 
-KernelUnit decode_unit(const Config& c, int blocks_per_sm) {
+KernelUnit decode_unit(const Config& c) {
   KernelUnit unit;
   unit.stem = "decode_sm90";
   unit.file = "decode_sm90/kernel";
   unit.config = element_text(c.element) + number_text("head_dim", c.head_dim) +
                 number_text("head_dim_v", c.head_dim_v) + number_text("row_warps", c.row_warps) +
-                number_text("stages", c.stages) + flag_text("boxes", c.boxes) +
+                number_text("stages", c.stages) + number_text("blocks", c.blocks) +
+                number_text("box_rows", c.box_rows) + flag_text("whole_rows", c.whole_rows) +
                 flag_text("paged", c.paged) + flag_text("modified", c.modified);
-  unit.threads = 32 * (decode_sm90::kWarps + 1);
-  unit.min_blocks = blocks_per_sm;
+  unit.threads = 32 * (decode_sm90::kProducerWarps + decode_sm90::kWarps);
+  unit.min_blocks = c.blocks;
   unit.shared_bytes = SharedPlan(c).bytes;
   return unit;
 }

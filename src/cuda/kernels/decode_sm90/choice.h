@@ -14,8 +14,6 @@ namespace tilewise::cuda {
 /// What a launch goes by.
 struct DecodeChoice {
   decode_sm90::Config config;
-  int blocks_per_sm = 1;
-  int box_shift = 6;  ///< boxes: log2 of their rows
   int row_tiles = 1;
   int keys = 0;        ///< of a part
   int most_parts = 1;  ///< of an entry
@@ -33,6 +31,6 @@ DecodeChoice decode_with_parts(const Problem& problem, std::int64_t keys, const 
 
 tile::KeyParts decode_key_parts(const Problem& problem, int keys);
 
-KernelUnit decode_unit(const decode_sm90::Config& config, int blocks_per_sm);
+KernelUnit decode_unit(const decode_sm90::Config& config);
 
 }  // namespace tilewise::cuda

@@ -46,15 +46,7 @@ struct Consumer {
 
   /// False: there is none.
   __forceinline__ bool enter() {
-    mbarrier_wait(shared.item_full(slots.slot), slots.parity);
-    const u32 from = shared.item(slots.slot);
-    const Bytes16 a = load_shared_16(from), b = load_shared_16(from + 16);
-    __syncwarp();  // all lanes have read
-    if (lane == 0) mbarrier_arrive(shared.item_empty(slots.slot));
-    slots.advance();
-    item = {static_cast<int>(a.x), static_cast<int>(a.y), static_cast<int>(a.z),
-            static_cast<int>(a.w), static_cast<int>(b.x), static_cast<int>(b.y),
-            static_cast<int>(b.z), static_cast<int>(b.w)};
+    item = next_item(shared, slots, lane);
     if (item.batch < 0) return false;
     diagonals = Diagonals(args.keys.positions, args.keys.seq_q, item.seq_k);
     const int first = item.row_tile * kTileRows<kConfig> + 16 * row_warp + lane / 4;
@@ -99,13 +91,15 @@ struct Consumer {
   __forceinline__ void scores(Acc (&S)[1][kN]) const {
     // Few accumulators: two sums of each make chains of half the length.
     constexpr int kChains = kN == 2 ? 2 : 1;
+    const auto sK = shared.k(ring.slot);
     Acc sums[kChains][kN] = {};
 #pragma unroll
     for (int k = 0; k < kD / 16; ++k) {
 #pragma unroll
       for (int n = 0; n < kN; n += 2) {
         FragmentB<1> b;
-        shared.k(ring.slot, k / 4).load_b(b, key_warp * kKeys + 8 * n, k % 4, lane);
+        const int row = key_warp * kKeys + 8 * n;
+        sK.panel(row, k / 4).load_b(b, row % sK.kRows, k % 4, lane);
         mma_high<kElement>(sums[k % kChains][n], rQ[k], b, 0);
         mma_high<kElement>(sums[k % kChains][n + 1], rQ[k], b, 1);
       }
@@ -160,6 +154,7 @@ struct Consumer {
   /// zeros: 0 times a NaN would be one. CONTRACT 10
   template <bool kMasked>
   __forceinline__ void accumulate(const FragmentA<1> (&P)[1][kN / 2], int key) {
+    const auto sV = shared.v(ring.slot);
 #pragma unroll
     for (int k = 0; k < kN / 2; ++k) {
       const int at = key + 16 * k + 2 * (lane % 4);
@@ -169,7 +164,8 @@ struct Consumer {
 #pragma unroll
         for (int n = 0; n < 8; n += 2) {
           FragmentB<1> b;
-          shared.v(ring.slot, p).load_b_trans(b, key_warp * (kKeys / 16) + k, 8 * n, lane);
+          const int row = key_warp * kKeys + 16 * k;
+          sV.panel(row, p).load_b_trans(b, row % sV.kRows / 16, 8 * n, lane);
           if constexpr (kMasked) {
             b.r[0][0] &= low;
             b.r[0][1] &= high;

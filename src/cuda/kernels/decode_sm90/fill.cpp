@@ -1,5 +1,7 @@
 #include "cuda/kernels/decode_sm90/fill.h"
 
+#include <algorithm>
+
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
 #include "cuda/host/tma_maps.h"
@@ -7,15 +9,36 @@
 namespace tilewise::cuda {
 namespace {
 
+/// What createpolicy.fractional gives for evict_last. NOTE: evict_first loses half-lines that are
+/// fetched ahead for the neighbouring box.
+constexpr unsigned long long kKeepInCache = 0x14F0000000000000ULL;
+
+/// Boxes of `rows` rows with all columns in panels of 64: axes {64, S, panels, H, B}.
+TensorMapSpec panel_map(const Tensor& t, int rows) {
+  const TensorMapSpec plain = sm90_map_spec(t, rows);
+  TensorMapSpec spec = plain;
+  const std::int64_t columns = std::min<std::int64_t>(plain.sizes[0], 64);
+  const std::int64_t panels = plain.sizes[0] / columns;
+  spec.rank = 5;
+  spec.sizes = {columns, plain.sizes[2], panels, plain.sizes[1], plain.sizes[3]};
+  spec.strides = {0, plain.strides[2], 128, plain.strides[1], plain.strides[3]};
+  spec.box = {64, rows, static_cast<std::int32_t>(panels), 1, 1};
+  return spec;
+}
+
 tile::View view(const Tensor& t) { return {t.data, t.strides[0], t.strides[1], t.strides[2]}; }
 
 }  // namespace
 
 void decode_fill(decode_sm90::Args& args, const Problem& p, const DecodeChoice& choice,
                  void (*set_map)(tile::TensorMapBytes&, const TensorMapSpec&)) {
-  if (choice.config.boxes) {
-    set_map(args.k_map, sm90_map_spec(p.k, 1 << choice.box_shift));
-    set_map(args.v_map, sm90_map_spec(p.v, 1 << choice.box_shift));
+  const int rows = choice.config.box_rows;
+  if (rows > 0) {
+    const auto map = choice.config.whole_rows ? panel_map : [](const Tensor& t, int box) {
+      return sm90_map_spec(t, box);
+    };
+    set_map(args.k_map, map(p.k, rows));
+    set_map(args.v_map, map(p.v, rows));
   }
   args.q = view(p.q);
   args.k = view(p.k);
@@ -37,8 +60,7 @@ void decode_fill(decode_sm90::Args& args, const Problem& p, const DecodeChoice& 
   args.cols_k = static_cast<int>(p.k.sizes[3]);
   args.cols_v = static_cast<int>(p.v.sizes[3]);
   args.row_tiles = choice.row_tiles;
-  args.box_shift = choice.box_shift;
-  args.once = choice.row_tiles == 1;
+  args.policy = kKeepInCache;
   args.scale = p.scale;
   args.scale_log2 = static_cast<float>(static_cast<double>(p.scale) * kLog2e);
   args.softcap = static_cast<float>(p.softcap);

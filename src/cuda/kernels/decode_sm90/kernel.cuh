@@ -28,11 +28,14 @@ __forceinline__ void kernel(const Args& args) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   // A warp-uniform role.
   const int warp = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0);
-  if (warp == kWarps) {
-    Producer<kConfig> producer{args, shared, lane};
+  if (warp < kProducerWarps) {
+    if constexpr (kConfig.blocks == 2) give_registers<72>();
+    if (kConfig.box_rows > 0 && warp > 0) return;
+    Producer<kConfig> producer{args, shared, warp, lane};
     producer.run();
   } else {
-    Consumer<kConfig> consumer(args, shared, warp, lane);
+    if constexpr (kConfig.blocks == 2) take_registers<184>();
+    Consumer<kConfig> consumer(args, shared, warp - kProducerWarps, lane);
     consumer.run();
   }
 }

@@ -15,9 +15,11 @@ struct Producer {
   static constexpr int kPanels = kConfig.head_dim / 64, kPanelsV = kConfig.head_dim_v / 64;
   const Args& args;
   const Shared<kConfig> shared;
-  const int lane;
+  const int warp, lane;
   Ring<kConfig.stages> ring;
   Ring<SharedPlan::kItems> slots;
+  bool counts = false, claimed = false;
+  u64 asked = 0;
 
   __forceinline__ void announce(const Item& item) {
     if (lane == 0) {
@@ -44,66 +46,84 @@ struct Producer {
     return key - static_cast<int>(page) * args.pages.size;
   }
 
+  /// Behind the copies of the item's n-th of `blocks` blocks: asks for the next item once, when the
+  /// first places are filled. The answer is on its way while the others are copied.
+  __forceinline__ void ask_behind(int n, int blocks) {
+    if (!counts || lane > 0 || n != max(0, min(kConfig.stages, blocks) - 1)) return;
+    if (!claimed) claim(args.counter);
+    claimed = true;
+    asked = ask(args.counter);
+  }
+
   // ---- boxes
 
   /// The page of a box of the item; nothing is read for others.
   __forceinline__ int page_of_box(const Item& item, int box) const {
-    const int first = item.begin >> args.box_shift, end = item.end - 1 >> args.box_shift;
-    return box < first || box > end ? 0 : page_of(item, box << args.box_shift);
+    const int first = item.begin / kRows, last = (item.end - 1) / kRows;
+    return box < first || box > last ? 0 : page_of(item, box * kRows);
+  }
+  static constexpr int kRows = kConfig.box_rows > 0 ? kConfig.box_rows : kBlockN;
+  static constexpr int kInBlock = kBlockN / kRows;                            ///< boxes of rows
+  static constexpr int kBoxes = kConfig.whole_rows ? 2 : kPanels + kPanelsV;  ///< of the same rows
+  static constexpr int kBoxBytes = kRows * (kConfig.head_dim + kConfig.head_dim_v) * 2;
+
+  __forceinline__ void copy_box(const Item& item, int place, int which, int row, int page) const {
+    const u32 full = shared.full(ring.slot);
+    const auto k = shared.k(ring.slot).panel(place * kRows, 0);
+    const auto v = shared.v(ring.slot).panel(place * kRows, 0);
+    if constexpr (kConfig.whole_rows) {
+      const int at[4] = {row, 0, item.head, page};
+      tma_load_5d(which == 0 ? k.base : v.base, which == 0 ? &args.k_map : &args.v_map, full, 0, at,
+                  args.policy);
+    } else {
+      const bool is_k = which < kPanels;
+      const int p = is_k ? which : which - kPanels;
+      tma_load((is_k ? k.base : v.base) + p * k.kBytes, is_k ? &args.k_map : &args.v_map, full,
+               64 * p, item.head, row, page, args.policy);
+    }
   }
 
-  /// A lane issues the boxes of one place in the block, for some of the panels. Lanes hold the
-  /// pages of 32 boxes, and those of the next 32 are on their way.
+  /// A lane issues one box of K or V, or some. Lanes hold the pages of 32 boxes of rows, and those
+  /// of the next 32 are on their way.
   __forceinline__ void copy_boxes(const Item& item) {
-    const int first = item.begin >> args.box_shift, last = item.end - 1 >> args.box_shift;
-    const int in_block = 6 - args.box_shift;  // log2 of a block's boxes
-    const int place = lane & (1 << in_block) - 1;
-    const u64 policy = args.once ? kEvictFirst : kEvictLast;
-    int base = item.begin / kBlockN << in_block;
+    const int first = item.begin / kRows, last = (item.end - 1) / kRows;
+    const int first_block = item.begin / kBlockN, end_block = (item.end + kBlockN - 1) / kBlockN;
+    const int place = lane % kInBlock;
+    int base = first_block * kInBlock;
     int pages = page_of_box(item, base + lane), next = page_of_box(item, base + 32 + lane);
 #pragma unroll 1
-    for (int block = item.begin / kBlockN; block * kBlockN < item.end; ++block) {
-      const int begin = block << in_block, end = begin + (1 << in_block);
+    for (int block = first_block; block < end_block; ++block) {
+      const int begin = block * kInBlock;
       if (begin == base + 32) {
         base += 32;
         pages = next;
         next = page_of_box(item, base + 32 + lane);
       }
       const int page = __shfl_sync(~0U, pages, begin - base + place);
-      const u32 full = shared.full(ring.slot);
       if (lane == 0) {
-        const int boxes = min(end, last + 1) - max(begin, first);
+        const int boxes = min(begin + kInBlock, last + 1) - max(begin, first);
         mbarrier_wait(shared.empty(ring.slot), ring.parity ^ 1);
-        mbarrier_expect(
-            full, static_cast<u32>(boxes * (kPanels + kPanelsV)) * Panel::kPitch << args.box_shift);
+        mbarrier_expect(shared.full(ring.slot), static_cast<u32>(boxes * kBoxBytes));
       }
       __syncwarp();  // the place is free, and the bytes are expected before they arrive
       const int box = begin + place;
       if (box >= first && box <= last) {
-        const int row = row_of(box << args.box_shift);
-        const u32 at = static_cast<u32>(place << args.box_shift) * Panel::kPitch;
-        for (int panel = lane >> in_block; panel < kPanels + kPanelsV; panel += 32 >> in_block) {
-          const bool is_k = panel < kPanels;
-          const int p = is_k ? panel : panel - kPanels;
-          const u32 to = is_k ? shared.k(ring.slot, p).base : shared.v(ring.slot, p).base;
-          tma_load(to + at, is_k ? &args.k_map : &args.v_map, full, 64 * p, item.head, row, page,
-                   policy);
-        }
+        for (int which = lane / kInBlock; which < kBoxes; which += 32 / kInBlock)
+          copy_box(item, place, which, row_of(box * kRows), page);
       }
       ring.advance();
+      ask_behind(block - first_block, end_block - first_block);
     }
   }
 
   // ---- rows
 
-  /// Pages of the lane's two rows of a block, `lane` and 32 + `lane`; nothing is read for rows that
-  /// the item does not have.
-  __forceinline__ void pages_of_rows(int (&pages)[2], const Item& item, int block) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int key = block * kBlockN + 32 * half + lane;
-      pages[half] = key >= item.begin && key < item.end ? page_of(item, key) : 0;
-    }
+  /// Rows of a block that a warp copies; its lanes have them twice.
+  static constexpr int kWarpRows = kBlockN / kProducerWarps;
+  /// The page of the lane's row of a block; nothing is read for rows that the item does not have.
+  __forceinline__ int page_of_row(const Item& item, int block) const {
+    const int key = block * kBlockN + warp * kWarpRows + lane % kWarpRows;
+    return key >= item.begin && key < item.end ? page_of(item, key) : 0;
   }
 
   /// Eight lanes copy a row of a panel. Rows that the item does not have become zeros.
@@ -112,72 +132,89 @@ struct Producer {
         static_cast<const unsigned short*>(args.k.data) + item.head * args.k.stride_h;
     const unsigned short* gV =
         static_cast<const unsigned short*>(args.v.data) + item.head * args.v.stride_h;
+    const int first = item.begin / kBlockN, end = (item.end + kBlockN - 1) / kBlockN;
     const int chunk = lane % 8;
-    int block = item.begin / kBlockN, next[2];
-    pages_of_rows(next, item, block);
+    // Pages of this block, and of the two next ones.
+    int page = page_of_row(item, first), next = page_of_row(item, first + 1);
 #pragma unroll 1
-    for (; block * kBlockN < item.end; ++block) {
-      i64 rows_k[2], rows_v[2];  // where the lane's rows begin
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = row_of(block * kBlockN + 32 * half + lane);
-        rows_k[half] = next[half] * args.k.stride_b + row * args.k.stride_s;
-        rows_v[half] = next[half] * args.v.stride_b + row * args.v.stride_s;
-      }
-      pages_of_rows(next, item, block + 1);
+    for (int block = first; block < end; ++block) {
+      const int later = page_of_row(item, block + 2);
+      const int own = row_of(block * kBlockN + warp * kWarpRows + lane % kWarpRows);
+      const i64 rows_k = page * args.k.stride_b + own * args.k.stride_s;
+      const i64 rows_v = page * args.v.stride_b + own * args.v.stride_s;
       // NOTE: one lane waits. Another that asked late could miss the phase.
       if (lane == 0) mbarrier_wait(shared.empty(ring.slot), ring.parity ^ 1);
       __syncwarp();
 #pragma unroll
-      for (int r = 0; r < kBlockN; r += 4) {
-        const int row = r + lane / 8, key = block * kBlockN + row;
-        const i64 k = __shfl_sync(~0U, rows_k[r / 32], row % 32);
-        const i64 v = __shfl_sync(~0U, rows_v[r / 32], row % 32);
+      for (int r = 0; r < kWarpRows; r += 4) {
+        const int row = warp * kWarpRows + r + lane / 8, key = block * kBlockN + row;
+        const i64 k = __shfl_sync(~0U, rows_k, r + lane / 8);
+        const i64 v = __shfl_sync(~0U, rows_v, r + lane / 8);
         const bool there = key >= item.begin && key < item.end;
 #pragma unroll
         for (int p = 0; p < kPanels; ++p) {
           const int column = 64 * p + 8 * chunk;
           const bool reads = there && column < args.cols_k;
-          copy_async_16(shared.k(ring.slot, p).address(row, chunk), reads ? gK + k + column : gK,
-                        reads ? 16 : 0);
+          copy_async_16(shared.k(ring.slot).panel(0, p).address(row, chunk),
+                        reads ? gK + k + column : gK, reads ? 16 : 0);
         }
 #pragma unroll
         for (int p = 0; p < kPanelsV; ++p) {
           const int column = 64 * p + 8 * chunk;
           const bool reads = there && column < args.cols_v;
-          copy_async_16(shared.v(ring.slot, p).address(row, chunk), reads ? gV + v + column : gV,
-                        reads ? 16 : 0);
+          copy_async_16(shared.v(ring.slot).panel(0, p).address(row, chunk),
+                        reads ? gV + v + column : gV, reads ? 16 : 0);
         }
       }
       mbarrier_arrive_copies(shared.full(ring.slot));
       ring.advance();
+      page = next;
+      next = later;
+      if (warp == 0) ask_behind(block - first, end - first);
     }
   }
 
-  __forceinline__ void run() {
-    if (lane == 0) {
-      if constexpr (kConfig.boxes) {
-        tma_prefetch_map(&args.k_map);
-        tma_prefetch_map(&args.v_map);
-      }
-      claim(args.counter);
+  __forceinline__ void copy(const Item& item) {
+    if (item.begin == item.end) return;
+    if constexpr (kConfig.box_rows > 0) {
+      copy_boxes(item);
+    } else {
+      copy_rows(item);
+    }
+  }
+
+  /// The first warp hands out items and copies.
+  __forceinline__ void lead() {
+    if (kConfig.box_rows > 0 && lane == 0) {
+      tma_prefetch_map(&args.k_map);
+      tma_prefetch_map(&args.v_map);
     }
     Items<kConfig> items(args, lane);
+    counts = items.total > static_cast<int>(gridDim.x);
     int index = static_cast<int>(blockIdx.x);
     while (index < items.total) {
       const Item item = items.at(index);
       announce(item);
-      // The answer is on its way while the item is copied.
-      const u64 asked = lane == 0 ? ask(args.counter) : 0;
-      if constexpr (kConfig.boxes) {
-        copy_boxes(item);
-      } else {
-        copy_rows(item);
-      }
-      const int next = lane == 0 ? answer(args.counter, asked, items.total) : 0;
+      if (item.begin == item.end) ask_behind(0, 0);
+      copy(item);
+      int next = items.total;
+      if (counts && lane == 0) next = answer(args.counter, asked, items.total);
       index = __shfl_sync(~0U, next, 0);
     }
     announce({});
+  }
+  /// The others copy what it has announced.
+  __forceinline__ void follow() {
+    for (Item item = next_item(shared, slots, lane); item.batch >= 0;
+         item = next_item(shared, slots, lane))
+      copy(item);
+  }
+  __forceinline__ void run() {
+    if (warp == 0) {
+      lead();
+    } else {
+      follow();
+    }
   }
 };
 

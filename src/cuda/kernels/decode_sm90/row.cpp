@@ -62,12 +62,9 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
     args.o_part = workspace.take<float>(parts * args.part_rows * args.part_columns);
     args.m_part = workspace.take<float>(2 * parts * args.part_rows);
   }
-  const int blocks_per_sm = choice.blocks_per_sm;
-  const Kernel kernel = host::load_config(
-      choice.config, device,
-      [blocks_per_sm](const Config& config) { return decode_unit(config, blocks_per_sm); });
+  const Kernel kernel = host::load_config(choice.config, device, decode_unit);
   const std::int64_t items = p.batch * p.heads_k * choice.row_tiles * parts;
-  const std::int64_t slots = std::int64_t{host::kTypicalMultiprocessors} * blocks_per_sm;
+  const std::int64_t slots = std::int64_t{host::kTypicalMultiprocessors} * choice.config.blocks;
   launch(kernel, {.x = std::min(items, slots)}, context.stream, args);
   if (parts > 1) {
     const bool uneven = p.key_lengths.defined();
@@ -107,11 +104,10 @@ void add_decode_sm90_units(std::vector<PackUnit>& units, int arch) {
     p.page_size = page;
     const std::int64_t rows = page > 0 ? page : p.seq_k;
     p.k = p.v = Tensor::contiguous(nullptr, p.dtype, {2, 1, rows, 128}, {DeviceType::cuda, 0});
-    const DecodeChoice c = decode_with_parts(p, p.seq_k, {});
-    units.push_back({.unit = decode_unit(c.config, c.blocks_per_sm),
+    units.push_back({.unit = decode_unit(decode_with_parts(p, p.seq_k, {}).config),
                      .row = kFlashDecodeSm90.name,
                      .instruction = "mma.sync",
-                     // Two blocks of five warps leave 168 registers.
+                     // Values of an item that its blocks do not use.
                      .allowed_spill_bytes = 64});
   }
 }

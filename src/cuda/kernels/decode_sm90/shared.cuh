@@ -13,8 +13,20 @@ namespace tilewise::decode_sm90 {
 
 using namespace tile;
 
-/// 64 columns of a block, as one box of 64 rows leaves them.
-using Panel = SharedTile<kBlockN, 64>;
+/// K or V of a block in shared memory: as many rows as a box has, in panels of 64 columns with
+/// 128-byte swizzle, then the next rows. Rows come in one box of all columns, or a box a panel.
+template <Config kConfig, int kColumns>
+struct Block {
+  static constexpr int kRows = kConfig.box_rows == 0 ? kBlockN : kConfig.box_rows;
+  using Panel = SharedTile<kRows, 64>;
+  static constexpr int kBoxBytes = kColumns / 64 * Panel::kBytes;
+  u32 base;
+
+  /// `row`: a multiple of 16. Its rows begin at row % kRows.
+  __forceinline__ Panel panel(int row, int panel) const {
+    return {base + static_cast<u32>(row / kRows * kBoxBytes + panel * Panel::kBytes)};
+  }
+};
 
 /// Addresses of what SharedPlan lays out. "full": the copies have landed; "empty": the readers are
 /// done.
@@ -22,13 +34,15 @@ template <Config kConfig>
 struct Shared {
   static constexpr SharedPlan kPlan{kConfig};
   static constexpr int kStages = kConfig.stages;
+  /// Warps that read an announced item: the consumers, and producers that do not announce.
+  static constexpr int kReaders = kWarps + (kConfig.box_rows > 0 ? 0 : kProducerWarps - 1);
   u32 base;
 
-  __forceinline__ Panel k(u32 stage, int panel) const {
-    return {base + kPlan.k + stage * kPlan.k_stage + panel * Panel::kBytes};
+  __forceinline__ Block<kConfig, kConfig.head_dim> k(u32 stage) const {
+    return {base + kPlan.k + stage * kPlan.k_stage};
   }
-  __forceinline__ Panel v(u32 stage, int panel) const {
-    return {base + kPlan.v + stage * kPlan.v_stage + panel * Panel::kBytes};
+  __forceinline__ Block<kConfig, kConfig.head_dim_v> v(u32 stage) const {
+    return {base + kPlan.v + stage * kPlan.v_stage};
   }
   /// What a warp leaves to another one of the same rows.
   __forceinline__ u32 merge(int place) const { return base + kPlan.merge + place * kPlan.merged; }
@@ -43,12 +57,12 @@ struct Shared {
 
   __forceinline__ void init_barriers() const {
     for (u32 s = 0; s < kStages; ++s) {
-      mbarrier_init(full(s), kConfig.boxes ? 1 : 32);
+      mbarrier_init(full(s), kConfig.box_rows > 0 ? 1 : 32 * kProducerWarps);
       mbarrier_init(empty(s), kWarps);
     }
     for (u32 s = 0; s < SharedPlan::kItems; ++s) {
       mbarrier_init(item_full(s), 1);
-      mbarrier_init(item_empty(s), kWarps);
+      mbarrier_init(item_empty(s), kReaders);
     }
     mbarrier_fence_init();
   }
@@ -59,6 +73,21 @@ struct Item {
   int batch = -1, head = 0, row_tile = 0, part = 0, parts = 1, seq_k = 0;
   int begin = 0, end = 0;  ///< keys that some row of the item sees
 };
+
+/// The next announced item, read by a warp.
+template <Config kConfig>
+__forceinline__ Item next_item(const Shared<kConfig>& shared, Ring<SharedPlan::kItems>& slots,
+                               int lane) {
+  mbarrier_wait(shared.item_full(slots.slot), slots.parity);
+  const u32 from = shared.item(slots.slot);
+  const Bytes16 a = load_shared_16(from), b = load_shared_16(from + 16);
+  __syncwarp();  // all lanes have read
+  if (lane == 0) mbarrier_arrive(shared.item_empty(slots.slot));
+  slots.advance();
+  return {static_cast<int>(a.x), static_cast<int>(a.y), static_cast<int>(a.z),
+          static_cast<int>(a.w), static_cast<int>(b.x), static_cast<int>(b.y),
+          static_cast<int>(b.z), static_cast<int>(b.w)};
+}
 
 template <Config kConfig>
 inline constexpr int kTileRows = 16 * kConfig.row_warps;
