@@ -82,7 +82,15 @@ std::string sm90_card_refusal(const Problem& p, const Hardware& machine) {
 std::string sm90_refusal(const Problem& p, const Hardware& machine) {
   const std::string reason = sm90_card_refusal(p, machine);
   if (!reason.empty()) return reason;
-  return host::refusal(p, machine, {.packed = true, .lists = true, .expressions = true});
+  if (p.packed && p.block_list.defined())
+    return "packed sequences beside a block list are not supported by this kernel";
+  return host::refusal(p, machine,
+                       {.packed = true,
+                        .mask = true,
+                        .sinks = true,
+                        .lists = true,
+                        .gradients = true,
+                        .expressions = true});
 }
 
 std::string sm90_maps_refusal(const Problem& p) {
