@@ -78,7 +78,13 @@ std::string sm90_refusal(const Problem& p, const Hardware& machine) {
   }
   if (p.packed && p.block_list.defined())
     return "packed sequences beside a block list are not supported by this kernel";
-  return host::refusal(p, machine, {.packed = true, .lists = true, .expressions = true});
+  return host::refusal(p, machine,
+                       {.packed = true,
+                        .mask = true,
+                        .sinks = true,
+                        .lists = true,
+                        .gradients = true,
+                        .expressions = true});
 }
 
 std::string sm90_maps_refusal(const Problem& p) {

@@ -44,15 +44,10 @@ __forceinline__ void kernel(const AnyArgs& any) {
   } else {
     if constexpr (kConfig.warpgroups > 1)
       take_registers<kListed<kConfig> ? 224 : kConfig.warpgroups == 2 ? 232 : 160>();
-    if constexpr (kConfig.lists == Lists::parts) {
-      ListConsumer<kConfig> consumer(args, shared.base, role - 1);
-      consumer.captures = captures_of(any);
-      consumer.run();
-    } else {
-      Consumer<kConfig> consumer(args, shared.base, role - 1);
-      consumer.captures = captures_of(any);
-      consumer.run();
-    }
+    ConsumerOf<kConfig> consumer(args, shared.base, role - 1);
+    consumer.captures = captures_of(any);
+    if constexpr (kConfig.options.any()) consumer.options = options_of(any);
+    consumer.run();
   }
 }
 
