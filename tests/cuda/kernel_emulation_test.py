@@ -264,6 +264,7 @@ PROGRAMS = {
     "bwd_sm90_options": True,
     "bwd_sm90_lists": True,
     "bwd_dq_sm90": True,
+    "select": True,
 }
 
 
