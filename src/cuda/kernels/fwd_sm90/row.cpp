@@ -24,6 +24,7 @@ namespace {
 using fwd_sm90::Args;
 using fwd_sm90::Config;
 using fwd_sm90::ListArgs;
+using fwd_sm90::PagedArgs;
 using fwd_sm90::SectionOrder;
 using Role = MemoryItem::Role;
 
@@ -32,12 +33,16 @@ using Role = MemoryItem::Role;
 std::string fwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   std::string reason = sm90_refusal(p, machine);
   if (!reason.empty()) return reason;
+  if (p.block_list.defined() && p.paged) {
+    return "block lists over pages are not supported by this kernel";
+  }
   if (p.block_list.defined()) reason = tile_lists_refusal(p);
   if (!reason.empty()) return reason;
   if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0) {
     return "empty problems are left to flash_fwd_sm80";
   }
-  if (p.packed && (p.total_q > kMostPackedRows || p.total_k > kMostPackedRows)) {
+  if ((p.packed && p.total_q > kMostPackedRows) ||
+      (p.packed_keys() && p.total_k > kMostPackedRows)) {
     return "packed tensors of more than " + std::to_string(kMostPackedRows) + " rows";
   }
   return sm90_maps_refusal(p);
@@ -50,7 +55,7 @@ struct Decided {
   Config config;
   SectionOrder order;
   int pack_shift = 0;
-  int splits = 1, blocks_per_split = 0;
+  int splits = 1;
 };
 
 /// Rows of a tile's queries, or where blocks are smaller those of each warpgroup.
@@ -103,7 +108,6 @@ Decided decide(const Problem& p, const Sm90Choice& choice) {
   decided.order =
       sm90_order(p, decided.config, tile.block_m() >> decided.pack_shift, choice.splits);
   decided.splits = choice.splits;
-  decided.blocks_per_split = sm90_blocks_per_split(p, tile.block_n, choice.splits);
   return decided;
 }
 
@@ -150,7 +154,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   const bool split = splits > 1;
   WorkspaceCutter workspace(context.workspace);
   const ContextScope scope(p.device.index);  // tensor maps are made in a context
-  ListArgs args;
+  PagedArgs args;
   sm90_fill(args, p, config, decided.pack_shift, sm90_set_map);
   args.order = decided.order;
   args.tiles = args.order.blocks * args.order.heads;
@@ -159,7 +163,6 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
     const std::int64_t rows = sm90_query_rows(p);
     args.splits = splits;
     args.part_rows = rows;
-    args.blocks_per_split = decided.blocks_per_split;
     args.o_part = workspace.take<float>(splits * rows * config.head_dim_v);
     args.m_part = workspace.take<float>(std::int64_t{2} * splits * rows);
   }
@@ -175,14 +178,22 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
     maker.order(context.stream);
     mask.take(workspace);
     mask.make(context.stream);
-    launch_optioned(p, kernel, host::following(grid, p.device.index), context.stream, args,
-                    mask.bits());
+    launch_optioned<ListArgs>(p, kernel, host::following(grid, p.device.index), context.stream,
+                              args, mask.bits());
+  } else if (p.paged) {
+    mask.take(workspace);
+    mask.make(context.stream);
+    launch_optioned(p, kernel, {.x = grid}, context.stream, args, mask.bits());
   } else {
     mask.take(workspace);
     mask.make(context.stream);
     launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits());
   }
   if (split) combine_parts(p, args.o_part, args.m_part, splits, context.stream);
+}
+
+std::string pages_not_seen_on_a_card(const KernelRow& /*row*/, const Problem& p) {
+  return p.paged ? "its pages have not run on a card yet" : "";
 }
 
 }  // namespace
@@ -194,7 +205,8 @@ const KernelRow kFlashForwardSm90 = {
     .pass = Pass::forward,
     .summary = "tiled, online softmax; wgmma, TMA, warpgroups of different roles; bf16, fp16",
     .prepare = prepare,
-    .run = run};
+    .run = run,
+    .on_trial = pages_not_seen_on_a_card};
 
 void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;

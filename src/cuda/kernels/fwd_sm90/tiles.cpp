@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
@@ -225,6 +226,10 @@ Sm90Mask sm90_mask(const Problem& p) {
   return mask;
 }
 
+int sm90_box_rows(const Problem& p, int block_n) {
+  return static_cast<int>(std::gcd(p.page_size, std::int64_t{block_n}));
+}
+
 Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   Config config;
   config.element = p.dtype == DType::bfloat16 ? tile::Element::bf16 : tile::Element::fp16;
@@ -248,6 +253,10 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
                         (config.expressions.mask == 0 || config.lists != fwd_sm90::Lists::none) &&
                         !(config.options.mask && config.modification == Modification::softcap);
   config.lengths = sm90_lengths(p);
+  if (p.paged) {
+    const int boxes = tile.block_n / sm90_box_rows(p, tile.block_n);
+    config.page_boxes = static_cast<int>(ceil_div(boxes, 32));
+  }
   config.pack_heads = sm90_pack_shift(p, tile) > 0;
   config.split = split;
   const bool masked = config.mask != Mask::none;
@@ -291,11 +300,6 @@ fwd_sm90::SectionOrder sm90_order(const Problem& p, const Config& config, std::i
     order.last_bytes = (is_short ? 16 : 32) * kMiB;
   }
   return section_order(order);
-}
-
-int sm90_blocks_per_split(const Problem& p, int block_n, int splits) {
-  const std::int64_t blocks = ceil_div(p.seq_k, block_n);
-  return static_cast<int>(ceil_div(blocks, splits));
 }
 
 Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
