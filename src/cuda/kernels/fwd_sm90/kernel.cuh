@@ -49,16 +49,10 @@ __forceinline__ void kernel(const AnyArgs& any) {
   } else {
     if constexpr (kConfig.warpgroups > 1)
       take_registers<kListed<kConfig> ? 224 : kConfig.warpgroups == 2 ? 232 : 160>();
-    const auto run = [&](auto consumer) {
-      consumer.captures = captures_of(any);
-      if constexpr (kConfig.options.any()) consumer.options = options_of(any);
-      consumer.run();
-    };
-    if constexpr (kConfig.lists == Lists::parts) {
-      run(ListConsumer<kConfig>(args, shared.base, role - 1));
-    } else {
-      run(Consumer<kConfig>(args, shared.base, role - 1));
-    }
+    ConsumerOf<kConfig> consumer(args, shared.base, role - 1);
+    consumer.captures = captures_of(any);
+    if constexpr (kConfig.options.any()) consumer.options = options_of(any);
+    consumer.run();
   }
 }
 
