@@ -257,9 +257,12 @@ PROGRAMS = {
     "flash_sm80_lists": True,
     "fwd_sm90": True,
     "fwd_sm90_lists": True,
+    "fwd_sm90_pages": True,
     "fwd_sm90_expressions": True,
+    "fwd_sm90_options": True,
     "bwd_sm90": True,
     "bwd_sm90_expressions": True,
+    "bwd_sm90_options": True,
     "bwd_sm90_lists": True,
     "bwd_dq_sm90": True,
 }

@@ -28,16 +28,19 @@ void sm90_fill_lengths(Lengths& args, const Problem& p) {
   }
   if (p.packed) {
     args.cu_q = sm90_offsets(p.cu_seqlens_q);
-    args.cu_k = sm90_offsets(p.cu_seqlens_k);
     args.sequences = static_cast<int>(p.batch);
     args.q_rows = static_cast<int>(p.total_q);
+  }
+  if (p.packed_keys()) {
+    args.cu_k = sm90_offsets(p.cu_seqlens_k);
     args.k_rows = static_cast<int>(p.total_k);
   }
 }
 
-/// Everything of Args but the order of tiles, their counter and the parts of split keys. `shift`:
-/// sm90_pack_shift(). `set_map` encodes a tensor map (tests look at what it is made of instead).
-void sm90_fill(fwd_sm90::Args& args, const Problem& problem, const fwd_sm90::Config& config,
+/// Everything of Args but the order of tiles, their counter, the parts of split keys and the lists.
+/// `shift`: sm90_pack_shift(). `set_map` encodes a tensor map (tests look at what it is made of
+/// instead).
+void sm90_fill(fwd_sm90::PagedArgs& args, const Problem& problem, const fwd_sm90::Config& config,
                int shift, void (*set_map)(tile::TensorMapBytes&, const TensorMapSpec&));
 
 }  // namespace tilewise::cuda
