@@ -162,7 +162,8 @@ bool check(const Case& c, bool drawn = false) {
   if (c.sample >= 0) config.expressions = samples::expressions_of(c.sample, false);
   const int shift = cuda::sm90_pack_shift(p, tile);
   PagedArgs args;
-  const MadeLists made(p, tile.block_m(), tile.block_n, config.lists);
+  const int rows = config.lists == Lists::parts ? config.warpgroups : 1;
+  const MadeLists made(p, tile.block_m() / rows, tile.block_n, config.lists, rows);
   args.lists = made.lists;
   cuda::sm90_fill(args, p, config, shift, set_map);
   args.order = cuda::sm90_order(p, config, tile.block_m() >> shift, c.splits);

@@ -12,7 +12,7 @@
 /// fwd_sm90/README.md.
 #pragma once
 
-#include "cuda/kernels/fwd_sm90/consumer.cuh"
+#include "cuda/kernels/fwd_sm90/list_consumer.cuh"
 #include "cuda/kernels/fwd_sm90/list_producer.cuh"
 #include "cuda/kernels/fwd_sm90/paged_producer.cuh"
 
@@ -39,7 +39,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
         PagedProducer<kConfig> producer{{args, shared}};
         producer.run();
       } else if constexpr (kListed<kConfig>) {
-        ListProducer<kConfig> producer{{args, shared}};
+        ListProducer<kConfig, typename WalkOf<kConfig>::Type> producer{{args, shared}};
         producer.run();
       } else {
         Producer<kConfig> producer{args, shared};
@@ -49,7 +49,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
   } else {
     if constexpr (kConfig.warpgroups > 1)
       take_registers<kListed<kConfig> ? 224 : kConfig.warpgroups == 2 ? 232 : 160>();
-    Consumer<kConfig> consumer(args, shared.base, role - 1);
+    ConsumerOf<kConfig> consumer(args, shared.base, role - 1);
     consumer.captures = captures_of(any);
     if constexpr (kConfig.options.any()) consumer.options = options_of(any);
     consumer.run();

@@ -58,6 +58,12 @@ struct Decided {
   int splits = 1;
 };
 
+/// Rows of a tile's queries, or where blocks are smaller those of each warpgroup.
+TileListsMaker lists_of(const Problem& p, const Config& config) {
+  const int rows = config.lists == fwd_sm90::Lists::parts ? config.warpgroups : 1;
+  return {p, 64 * config.warpgroups / rows, config.block_n, config.lists, rows};
+}
+
 /// Workspace beside the caller's tensors: the tile counter, then what the parts leave.
 std::vector<MemoryPart> workspace_items(const Problem& p, const Config& config, int splits) {
   std::vector<MemoryPart> items;
@@ -71,7 +77,7 @@ std::vector<MemoryPart> workspace_items(const Problem& p, const Config& config, 
                                 {2, splits, sm90_query_rows(p)}));
   }
   if (p.block_list.defined()) {
-    const TileListsMaker maker(p, 64 * config.warpgroups, config.block_n, config.lists);
+    const TileListsMaker maker = lists_of(p, config);
     maker.add_memory(items);
     maker.add_order_memory(items);
   }
@@ -154,7 +160,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   const std::int64_t grid = std::min(args.tiles, host::kTypicalMultiprocessors);
   MaskBitsMaker mask(p, config.block_n, false);
   if (p.block_list.defined()) {
-    TileListsMaker maker(p, 64 * config.warpgroups, config.block_n, config.lists);
+    TileListsMaker maker = lists_of(p, config);
     maker.take(workspace);
     maker.take_order(workspace);
     args.lists = maker.lists();

@@ -61,14 +61,20 @@ constexpr Sm90Tile kTiles256[] = {{2, 80, 2, {4.6, 1.563}, {4.3, 1.505}, kTwo},
                                   {1, 64, 3, {4.0, 1.5}, {4.0, 1.5}, kLazyRescale | kTrustMaxima}};
 
 // With a block list: a row block of two warpgroups is one of the list's of 128 queries or a part of
-// it. Keys by 128, by 64 where blocks of keys are smaller or dims larger.
-constexpr unsigned kList = kPingPong | kPingPongMasked | kTrustMaxima;
-constexpr Sm90Tile kLists64[] = {{2, 128, 4, {2.0, 0.85}, {2.0, 0.9}, kList | kOwnO | kLazyRescale},
-                                 {2, 64, 6, {2.0, 0.5}, {2.0, 0.55}, kList | kOwnO | kLazyRescale}};
-constexpr Sm90Tile kLists128[] = {{2, 128, 2, {2.1, 1.284}, {2.1, 1.35}, kList | kOwnO},
-                                  {2, 64, 4, {2.1, 0.7}, {2.1, 0.75}, kList | kOwnO}};
+// it. Keys by 128, by 64 where blocks of keys are smaller or dims larger. Third: warpgroups whose
+// rows list different tiles take no turns; many stages let one go ahead of the other.
+constexpr unsigned kListApart = kTrustMaxima | kOwnO | kLazyRescale;
+constexpr unsigned kList = kListApart | kPingPong | kPingPongMasked;
+constexpr Sm90Tile kLists64[] = {{2, 128, 4, {2.0, 0.85}, {2.0, 0.9}, kList},
+                                 {2, 64, 6, {2.0, 0.5}, {2.0, 0.55}, kList},
+                                 {2, 64, 8, {2.0, 0.5}, {2.0, 0.55}, kListApart}};
+constexpr Sm90Tile kLists128[] = {{2, 128, 2, {2.1, 1.284}, {2.1, 1.35}, kList & ~kLazyRescale},
+                                  {2, 64, 4, {2.1, 0.7}, {2.1, 0.75}, kList & ~kLazyRescale},
+                                  {2, 64, 6, {2.1, 0.7}, {2.1, 0.75}, kTrustMaxima}};
+constexpr unsigned kList256 = kTrustMaxima | kLazyRescale | kExtraKeyStage;
 constexpr Sm90Tile kLists256[] = {
-    {2, 64, 3, {4.3, 1.3}, {4.3, 1.4}, kList | kLazyRescale | kExtraKeyStage}};
+    {2, 64, 3, {4.3, 1.3}, {4.3, 1.4}, kList256 | kPingPong | kPingPongMasked},
+    {2, 64, 3, {4.3, 1.3}, {4.3, 1.4}, kList256}};
 
 /// Up to this many keys, memory is a large part of the time: sections of heads are small, and the
 /// start and end of a tile count.
@@ -149,9 +155,11 @@ std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
   const int dim = host::padded(p.head_dim), dim_v = host::padded(p.head_dim_v);
   const int larger = std::max(dim, dim_v);
   if (p.block_list.defined()) {
-    if (larger > 128) return kLists256;
+    const BlockList& list = p.block_list;
+    const bool apart = list.block_q < 128 || list.block_k < 64;
+    if (larger > 128) return std::span<const Sm90Tile>(kLists256).subspan(apart ? 1 : 0, 1);
     const std::span<const Sm90Tile> of = larger <= 64 ? kLists64 : kLists128;
-    return of.subspan(p.block_list.block_k < 128 ? 1 : 0, 1);
+    return of.subspan(apart ? 2 : list.block_k < 128 ? 1 : 0, 1);
   }
   std::span<const Sm90Tile> tiles = kTiles256;
   if (dim == 192 && dim_v <= 128) {
