@@ -117,7 +117,7 @@ void add_decode_sm90_units(std::vector<PackUnit>& units, int arch) {
                      .row = kFlashDecodeSm90.name,
                      .instruction = "mma.sync",
                      // Values of an item that its blocks do not use.
-                     .allowed_spill_bytes = 64});
+                     .allowed_spill_bytes = 96});
   }
 }
 
