@@ -3,6 +3,7 @@
 
 #include "cuda/tile/expression_args.h"
 #include "cuda/tile/hopper/tensor_map.h"
+#include "cuda/tile/hopper/tile_counter_args.h"
 #include "cuda/tile/lists_args.h"
 #include "cuda/tile/options_args.h"
 #include "cuda/tile/sequences_args.h"
@@ -11,6 +12,7 @@
 namespace tilewise::fwd_sm90 {
 
 using tile::Lists;
+using tile::TileCounter;
 
 /// Which keys position hides: none (only those past the end), those right of a diagonal, or those
 /// on either side of a band.
@@ -96,14 +98,6 @@ struct SectionOrder {
   int blocks = 1;  ///< row blocks of a head
   int heads = 1;   ///< batch * query heads * splits
   int sections = 0, section_heads = 1, last_heads = 1;
-};
-
-/// The counter that hands out tiles: 8 bytes of workspace with any content. A launch knows its own
-/// counts by `tag`.
-struct TileCounter {
-  unsigned long long* word = nullptr;
-  unsigned long long tag = 0;  ///< 40 bits, never 0
-  static constexpr int kCountBits = 24;
 };
 
 /// Offsets of packed sequences, int32 or int64.

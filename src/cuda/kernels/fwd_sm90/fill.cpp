@@ -71,7 +71,7 @@ fwd_sm90::Offsets sm90_offsets(const Tensor& t) {
   return {t.data, t.strides[0], t.dtype == DType::int64};
 }
 
-std::string sm90_refusal(const Problem& p, const Hardware& machine) {
+std::string sm90_card_refusal(const Problem& p, const Hardware& machine) {
   if (machine.arch != 90) {
     return "it is for compute capability 9.0 (Hopper), the device has " +
            std::to_string(machine.arch / 10) + "." + std::to_string(machine.arch % 10);
@@ -80,6 +80,12 @@ std::string sm90_refusal(const Problem& p, const Hardware& machine) {
     return std::string(dtype_name(p.dtype)) +
            " is not supported by this kernel (bfloat16, float16)";
   }
+  return {};
+}
+
+std::string sm90_refusal(const Problem& p, const Hardware& machine) {
+  const std::string reason = sm90_card_refusal(p, machine);
+  if (!reason.empty()) return reason;
   if (p.packed && p.block_list.defined())
     return "packed sequences beside a block list are not supported by this kernel";
   return host::refusal(p, machine,

@@ -9,7 +9,9 @@
 
 namespace tilewise::cuda {
 
-/// The card, the type or the option that no kernel for Hopper takes; empty when there is none.
+/// The card or the type that no kernel for Hopper takes; empty when there is none.
+std::string sm90_card_refusal(const Problem& problem, const Hardware& machine);
+/// The same, and the options that the kernels of long rows do not take.
 std::string sm90_refusal(const Problem& problem, const Hardware& machine);
 
 /// Why the copy engine cannot read or write a tensor of the problem; empty when it can all.

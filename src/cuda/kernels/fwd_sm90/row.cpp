@@ -1,7 +1,6 @@
 #include "cuda/kernels/fwd_sm90/row.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 
 #include "cuda/driver/device.h"
@@ -9,6 +8,7 @@
 #include "cuda/host/constants.h"
 #include "cuda/host/expressions.h"
 #include "cuda/host/options.h"
+#include "cuda/host/tile_counter.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/fwd_sm90/fill.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
@@ -68,7 +68,7 @@ TileListsMaker lists_of(const Problem& p, const Config& config) {
 std::vector<MemoryPart> workspace_items(const Problem& p, const Config& config, int splits) {
   std::vector<MemoryPart> items;
   if (config.dynamic) {
-    items.push_back(memory_part("tile counter", Role::workspace, DType::int64, {1}));
+    items.push_back(host::tile_counter_memory());
   }
   if (splits > 1) {
     items.push_back(memory_part("partial O", Role::workspace, DType::float32,
@@ -137,16 +137,6 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   return Prepared{std::move(cost), remember(decided)};
 }
 
-/// A number that no other launch of this process and hardly any other memory has: see TileCounter.
-unsigned long long next_tag() {
-  static std::atomic<unsigned long long> launches{0};
-  unsigned long long x =
-      (launches.fetch_add(1, std::memory_order_relaxed) + 1) * 0x9E3779B97F4A7C15ULL;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
-  return (x ^ (x >> 31)) >> fwd_sm90::TileCounter::kCountBits | 1;
-}
-
 void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   const auto& decided = context.decided<Decided>();
   const Config& config = decided.config;
@@ -158,7 +148,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   sm90_fill(args, p, config, decided.pack_shift, sm90_set_map);
   args.order = decided.order;
   args.tiles = args.order.blocks * args.order.heads;
-  if (config.dynamic) args.counter = {workspace.take<unsigned long long>(1), next_tag()};
+  if (config.dynamic) args.counter = host::take_tile_counter(workspace);
   if (split) {
     const std::int64_t rows = sm90_query_rows(p);
     args.splits = splits;
@@ -246,12 +236,6 @@ void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
     }
   }
   add(DType::bfloat16, 128, true, 16384, true);
-  // One query of grouped heads: the keys whole and in parts.
-  Problem decode = problem(DType::bfloat16, 128, 1, 8192);
-  decode.heads_q = 4;
-  for (const bool split : {false, true}) {
-    add_unit(sm90_config(decode, sm90_tiles(decode).back(), split));
-  }
 }
 
 }  // namespace tilewise::cuda
