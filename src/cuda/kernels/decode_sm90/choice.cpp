@@ -25,6 +25,8 @@ constexpr int kMostStages = 8;
 /// The counter counts to 2^24.
 constexpr double kMostItems = 0x1p23;
 constexpr int kLeastBoxRows = 16;
+/// Of a key head: each tile of rows reads all its keys again.
+constexpr std::int64_t kMostRows = 256;
 
 /// A block of keys of 32 KiB by the number of row warps, where nothing waits for memory.
 constexpr double kBlockMs[] = {0.72e-3, 0.85e-3, 0.85e-3, 1.1e-3};
@@ -142,14 +144,30 @@ double predict(const Problem& p, const DecodeChoice& c, const Hardware& machine)
   return ms;
 }
 
+/// All but the parts.
+DecodeChoice without_parts(const Problem& p) {
+  DecodeChoice c;
+  c.config = make_config(p);
+  c.row_tiles = static_cast<int>(ceil_div(rows_of_head(p), 16 * c.config.row_warps));
+  return c;
+}
+DecodeChoice with_parts(DecodeChoice c, const Problem& p, std::int64_t keys,
+                        const Hardware& machine) {
+  c.keys = static_cast<int>(round_up(std::min(keys, p.seq_k), kBlockN));
+  c.most_parts = most_parts(p, c.keys);
+  c.ms = predict(p, c, machine);
+  return c;
+}
+
 /// The parts with the least predicted time.
 DecodeChoice best_parts(const Problem& p, const Hardware& machine) {
   const auto visible = static_cast<std::int64_t>(likely_keys(p));
-  DecodeChoice best = decode_with_parts(p, p.seq_k, machine);
+  const DecodeChoice bare = without_parts(p);
+  DecodeChoice best = with_parts(bare, p, p.seq_k, machine);
   const auto consider = [&](std::int64_t parts) {
     // Fewer than two blocks a part do not pay for the merge.
     if (parts < 2 || parts > 256 || visible < 2 * kBlockN * parts) return;
-    const DecodeChoice c = decode_with_parts(p, ceil_div(visible, parts), machine);
+    const DecodeChoice c = with_parts(bare, p, ceil_div(visible, parts), machine);
     const double items = static_cast<double>(p.batch * p.heads_k) * c.row_tiles * c.most_parts;
     if (items <= kMostItems && c.ms < best.ms) best = c;
   };
@@ -175,6 +193,10 @@ std::string decode_refusal(const Problem& p, const Hardware& machine) {
       return std::string("rows of ") + name +
              " that are not aligned to 16 bytes are not supported by this kernel";
   }
+  if (rows_of_head(p) > kMostRows) {
+    return "more than " + std::to_string(kMostRows) +
+           " queries times heads of a group are not supported by this kernel";
+  }
   const double rows = std::ceil(static_cast<double>(rows_of_head(p)) / 16.0);
   const double parts = static_cast<double>(ceil_div(p.seq_k, kBlockN));
   if (static_cast<double>(p.batch * p.heads_k) * rows * std::min(parts, 64.0) > kMostItems)
@@ -183,13 +205,7 @@ std::string decode_refusal(const Problem& p, const Hardware& machine) {
 }
 
 DecodeChoice decode_with_parts(const Problem& p, std::int64_t keys, const Hardware& machine) {
-  DecodeChoice c;
-  c.config = make_config(p);
-  c.row_tiles = static_cast<int>(ceil_div(rows_of_head(p), 16 * c.config.row_warps));
-  c.keys = static_cast<int>(round_up(std::min(keys, p.seq_k), kBlockN));
-  c.most_parts = most_parts(p, c.keys);
-  c.ms = predict(p, c, machine);
-  return c;
+  return with_parts(without_parts(p), p, keys, machine);
 }
 
 DecodeChoice decode_choose(const Problem& p, const Hardware& machine) {
