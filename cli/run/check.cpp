@@ -122,7 +122,9 @@ Report check_all(const std::vector<Case>& cases, const std::vector<const KernelR
       count(result, tally);
       if (result.status == CheckStatus::failed) {
         progress.clear();
-        fmt::print(stderr, "FAILED {}: {}\n  {}\n", row->name, result.reason, result.repeat);
+        std::fputs(
+            fmt::format("FAILED {}: {}\n  {}\n", row->name, result.reason, result.repeat).c_str(),
+            stderr);
         report.failures.push_back(result);
       }
       if (keep_results) report.results.push_back(std::move(result));
@@ -208,12 +210,12 @@ int check(const CheckFlags& flags) {
   std::int64_t ran = 0;
   for (const auto& [row, tally] : report.tallies) ran += tally.passed + tally.failed;
   if (report.stopped) {
-    fmt::print(stderr, "tilewise: interrupted: {} of {} checks were done\n", report.finished,
-               cases.size() * rows.size());
+    complain(fmt::format("interrupted: {} of {} checks were done", report.finished,
+                         cases.size() * rows.size()));
     return kInterrupted;
   }
   if (!report.failures.empty()) {
-    fmt::print(stderr, "tilewise: {} of {} checks failed\n", report.failures.size(), ran);
+    complain(fmt::format("{} of {} checks failed", report.failures.size(), ran));
     return kCheckFailed;
   }
   if (ran == 0) throw Unsupported("no kernel could run any of the cases");
