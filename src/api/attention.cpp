@@ -66,7 +66,9 @@ void launch_row(const KernelRow& row, const Plan& plan, const void* made, const 
 Plan plan_problem(const Problem& problem, const Choice& choice, const Hardware* machine) {
   const auto rows = kernel_table();
   const Hardware& at_hand = machine != nullptr ? *machine : machine_at_hand(problem.device);
-  return choose(problem, at_hand, with_environment(choice, problem.pass, rows), rows);
+  const bool tuned = machine == nullptr || machine->at_hand;
+  return choose(problem, at_hand, with_environment(choice, problem.pass, rows), rows,
+                tuned ? tuning_at_hand(at_hand) : nullptr);
 }
 
 template <class Tensors>
