@@ -74,6 +74,10 @@ inline int __syncthreads_or(int value) {
   return result;
 }
 inline void __syncwarp() { emulator::meet({}); }
+inline int __shfl_xor_sync(unsigned, int x, int mask) {
+  const unsigned lane = emulator::current->thread % 32;
+  return static_cast<int>(emulator::meet({{static_cast<unsigned>(x)}})[lane ^ mask].words[0]);
+}
 inline float __shfl_xor_sync(unsigned, float x, int mask) {
   const unsigned lane = emulator::current->thread % 32;
   return emulator::number(emulator::meet({{emulator::bits(x)}})[lane ^ mask].words[0]);

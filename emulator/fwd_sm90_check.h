@@ -141,6 +141,11 @@ bool check(const Case& c, bool drawn = false) {
     ++failures;
     return true;
   }
+  BoolMask mask(c.shows, batch, c.heads_q, rows_q, static_cast<int>(p.seq_k));
+  mask.give(p, c.packed ? 1 : batch, c.heads_q, rows_q, static_cast<int>(p.seq_k));
+  std::vector<float> sinks;
+  for (int h = 0; h < c.heads_q; ++h) sinks.push_back(sink(h));
+  if (c.sinks) p.sinks = Tensor::contiguous(sinks.data(), DType::float32, {c.heads_q}, p.device);
   const cuda::Sm90Tile* known = drawn ? compiled_tile<kConfigs>(c, p) : &pick_tile(c, p);
   if (known == nullptr) return false;
   const cuda::Sm90Tile& tile = *known;
@@ -166,7 +171,8 @@ bool check(const Case& c, bool drawn = false) {
     args.o_part = o_part.data();
     args.m_part = m_part.data();
   }
-  run_kernel<kConfigs>(config, args, cuda::captures_of(p));
+  const MadeBits bits(p, config.block_n, false);
+  run_kernel<kConfigs>(config, args, cuda::captures_of(p), cuda::kernel_options(p, bits.bits));
   if (split) merge(c, args, config.head_dim_v, rows_q, o, lse);
 
   double o_error = 0.0, lse_error = 0.0;
@@ -174,7 +180,7 @@ bool check(const Case& c, bool drawn = false) {
     for (int h = 0; h < c.heads_q; ++h) {
       for (int i = 0; i < c.queries[b]; ++i) {
         const int entry = c.packed ? 0 : b, q_row = (c.packed ? cu_q[b] : 0) + i;
-        compare(c, lists, of.get(),
+        compare(c, lists, mask, of.get(),
                 {entry, h, q_row, c.packed ? cu_k[b] : 0, i, c.queries[b], c.keys[b], b}, q, k, v,
                 o, lse[(static_cast<std::size_t>(entry) * c.heads_q + h) * rows_q + q_row], o_error,
                 lse_error);
@@ -186,6 +192,8 @@ bool check(const Case& c, bool drawn = false) {
       for (int d = 0; d < c.dim_v; ++d) {
         if (o.at(0, h, cu_q.back() + i)[d] != 0) o_error = 1e9;
       }
+      if (c.sinks && !split && !std::isinf(lse[static_cast<std::size_t>(h) * rows_q + rows_q - 1]))
+        lse_error = 1e9;
     }
   }
   if (config.dynamic && word != 0) lse_error = 1e9;  // the counter is left as it must be

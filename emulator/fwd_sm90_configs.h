@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "cuda/host/options.h"
 #include "cuda/kernels/fwd_sm90/kernel.cuh"
 #include "cuda/kernels/fwd_sm90/unit.h"
 #include "expression_texts.h"
@@ -115,20 +116,30 @@ constexpr Config with_sample(Config c, int sample) {
   return c;
 }
 
+constexpr Config optioned(Config c, bool sinks, bool mask) {
+  c.options = {.sinks = sinks, .mask = mask};
+  c.trust_maxima = c.trust_maxima && !(mask && c.modification == Modification::softcap);
+  return c;
+}
+
 /// Runs the one of kConfigs that `config` is.
 template <const auto& kConfigs, std::size_t kIndex = 0>
-void run_kernel(const Config& config, const ListArgs& args, const tile::Captures& captures) {
+void run_kernel(const Config& config, const ListArgs& args, const tile::Captures& captures,
+                const tile::Options& options) {
   if constexpr (kIndex == std::size(kConfigs)) {
     std::printf("no config {%s}\n", cuda::fwd_sm90_unit(config).config.c_str());
     ++failures;
   } else if (!(config == kConfigs[kIndex])) {
-    run_kernel<kConfigs, kIndex + 1>(config, args, captures);
+    run_kernel<kConfigs, kIndex + 1>(config, args, captures, options);
   } else {
     constexpr Config kConfig = kConfigs[kIndex];
     const tile::Expressed<ListArgs> expressed{args, captures};
+    const tile::Optioned<ListArgs> optioned{args, captures, options};
     emulator::run_grid(fwd_sm90::memory, std::min(args.tiles, 3), 128 * (config.warpgroups + 1),
                        [&] {
-                         if constexpr (kConfig.expressions.any()) {
+                         if constexpr (kConfig.options.any()) {
+                           fwd_sm90::kernel<kConfig>(optioned);
+                         } else if constexpr (kConfig.expressions.any()) {
                            fwd_sm90::kernel<kConfig>(expressed);
                          } else {
                            fwd_sm90::kernel<kConfig>(args);

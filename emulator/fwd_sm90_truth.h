@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "block_lists.h"
+#include "bool_masks.h"
 #include "fwd_sm90_configs.h"
 
 namespace {
@@ -32,6 +33,8 @@ struct Case {
   int splits = 1;
   Blocks blocks = {};
   int sample = -1;  ///< the caller's own functions, of expression_samples.h
+  Shows shows = {};
+  bool sinks = false;
 };
 
 Bits narrow(float x) { return static_cast<Bits>(tile::pack<tile::Element::bf16>(x, 0.0F)); }
@@ -90,13 +93,20 @@ Problem make_problem(const Case& c) {
 
 double slope(const Case& c, int h) { return std::exp2(-8.0 * (h + 1) / c.heads_q); }
 
+/// Ordinary ones, none, and one that takes nearly all.
+float sink(int h) {
+  constexpr float kSinks[] = {1.0F, -2.5F, -std::numeric_limits<float>::infinity(), 12.0F};
+  return kSinks[h % 4];
+}
+
 /// One row: what is wrong with it goes to `o_error` and `lse_error` (relative to its bound).
 struct Row {
   int batch, head, q_row, k_row, i, queries, keys;  ///< q_row, k_row: of the tensors; i: position
   int position;                                     ///< of the entry or the sequence
 };
-void compare(const Case& c, const BlockLists& lists, const samples::Interpreted* of, const Row& at,
-             Rows& q, Rows& k, Rows& v, Rows& o, float lse, double& o_error, double& lse_error) {
+void compare(const Case& c, const BlockLists& lists, const BoolMask& mask,
+             const samples::Interpreted* of, const Row& at, Rows& q, Rows& k, Rows& v, Rows& o,
+             float lse, double& o_error, double& lse_error) {
   const Problem p = make_problem(c);
   const int head_k = at.head / (c.heads_q / c.heads_k);
   const KeyRange range = p.visible_keys({0, at.queries, 0, at.keys}, at.i);
@@ -105,6 +115,7 @@ void compare(const Case& c, const BlockLists& lists, const samples::Interpreted*
   double largest = 1.0;
   for (auto j = range.begin; j < range.end; ++j) {
     if (!lists.has(c.blocks, at.batch, at.head, at.i, j)) continue;
+    if (!mask.has(at.batch, at.head, c.packed ? at.q_row : at.i, j)) continue;
     seen.push_back(static_cast<int>(j));
     double x = 0.0;
     for (int d = 0; d < c.dim; ++d) {
@@ -125,8 +136,13 @@ void compare(const Case& c, const BlockLists& lists, const samples::Interpreted*
     s.push_back(x);
     largest = std::max(largest, std::fabs(x));
   }
-  const double m = s.empty() ? 0.0 : *std::max_element(s.begin(), s.end());
-  double l = 0.0;
+  double m = s.empty() ? 0.0 : *std::max_element(s.begin(), s.end()), l = 0.0;
+  const double extra = c.sinks ? sink(at.head) : -std::numeric_limits<double>::infinity();
+  if (std::isfinite(extra)) {
+    m = s.empty() ? extra : std::max(m, extra);
+    l = std::exp(extra - m);
+    largest = std::max(largest, std::fabs(extra));
+  }
   for (double& x : s) l += x = std::exp(x - m);
   const Bits* got = o.at(at.batch, at.head, at.q_row);
   for (int d = 0; d < c.dim_v; ++d) {
@@ -137,7 +153,7 @@ void compare(const Case& c, const BlockLists& lists, const samples::Interpreted*
     const double off = std::fabs(x - wide(got[d]));
     o_error = std::isnan(off) ? 1e9 : std::max(o_error, off);
   }
-  if (s.empty()) {
+  if (s.empty() && !std::isfinite(extra)) {
     if (lse != -std::numeric_limits<float>::infinity()) lse_error = 1e9;
   } else {
     const double off = std::fabs(m + std::log(l) - lse) / (1e-5 * largest);

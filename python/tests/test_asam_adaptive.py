@@ -14,7 +14,6 @@ from tilewise.asam import (  # noqa: E402
     ASAMConfig,
     ASAMEncoder,
     ASAMLayer,
-    _routed,
     _select,
 )
 from tilewise.asam._gate import InputGate  # noqa: E402
@@ -131,15 +130,6 @@ def test_route_ends_are_exact(device: str) -> None:
     assert is_dense[0].tolist()[:2] == [False, True]
     twin = copy.deepcopy(layer).double()
     assert (y - slow_layer(twin, x.double(), info, None, None)).abs().max() <= 1e-5
-
-
-def test_blocks_as_a_mask_function_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a GPU runs in float32."""
-    layer = make("cpu", pattern_type="selected").eval()
-    x = torch.randn(2, 70, 48)
-    expected = layer(x)[0]
-    monkeypatch.setattr(_routed, "takes_lists", lambda q: False)
-    torch.testing.assert_close(layer(x)[0], expected)
 
 
 def test_gate_and_choice_see_the_input() -> None:

@@ -9,6 +9,7 @@
 #include "cuda/kernels/copied/row.h"
 #include "cuda/kernels/fwd_sm80/row.h"
 #include "cuda/kernels/fwd_sm90/row.h"
+#include "cuda/kernels/rows/append.h"
 #include "cuda/kernels/rows/combine.h"
 #include "cuda/kernels/rows/convert.h"
 #include "cuda/kernels/rows/delta.h"
@@ -35,6 +36,7 @@ std::vector<PackUnit> pack_units(int arch) {
   add_bwd_sm80_units(units, arch);
   host::add_pack_rows_units(units);
   add_combine_units(units);
+  add_append_units(units);
   add_bwd_delta_units(units);
   add_bwd_convert_units(units);
   if (arch == 80) {

@@ -249,15 +249,19 @@ BODIES = {
 # include expression_texts.h, what expression_texts.cxx prints.
 PROGRAMS = {
     "faults": False,
+    "append": False,
     "flash_sm80": False,
     "flash_sm80_ragged": False,
     "flash_sm80_pages": False,
     "flash_sm80_expressions": True,
+    "flash_sm80_lists": True,
     "fwd_sm90": True,
     "fwd_sm90_lists": True,
     "fwd_sm90_expressions": True,
+    "fwd_sm90_options": True,
     "bwd_sm90": True,
     "bwd_sm90_expressions": True,
+    "bwd_sm90_options": True,
     "bwd_sm90_lists": True,
     "bwd_dq_sm90": True,
 }

@@ -48,7 +48,7 @@ class RoutedAttention(nn.Module):
         chosen, one_hot = self._choose(logits)
         blocks, weight = self._blocks(*_within(q, k, key_lengths), chosen, one_hot)
         runs_sparse, runs_dense, g = self._route(gate)
-        shown = _listed(_doubled(blocks, runs_sparse, runs_dense), q, config.block_size)
+        shown = _doubled(blocks, runs_sparse, runs_dense)
         o = attention(
             q.repeat_interleave(2, dim=1),
             k,
@@ -57,7 +57,7 @@ class RoutedAttention(nn.Module):
             causal="top_left" if config.causal else False,
             key_lengths=key_lengths,
             layout="bhsd",
-            **shown,
+            block_list=BlockList.from_blocks(shown, config.block_size),
         )
         sparse, dense = o.unflatten(1, (-1, 2)).unbind(2)
         g = g[..., None, None].to(o.dtype)
@@ -162,18 +162,6 @@ def _doubled(blocks: Tensor, runs_sparse: Tensor, runs_dense: Tensor) -> Tensor:
 def _picks(chosen: Tensor, name: str) -> Tensor:
     """Where a head chose a pattern: bool (B, heads, 1, 1)."""
     return (chosen == CHOICES.index(name))[..., None, None]
-
-
-def takes_lists(q: Tensor) -> bool:
-    """GPU kernels take block lists in 16 bits. In float32 the blocks are a mask function there."""
-    return q.device.type != "cuda" or q.dtype != torch.float32
-
-
-def _listed(visible: Tensor, q: Tensor, size: int) -> dict[str, Any]:
-    """attention()'s options that show it the blocks (B, heads, blocks, blocks)."""
-    if takes_lists(q):
-        return {"block_list": BlockList.from_blocks(visible, size)}
-    return {"mask_mod": lambda b, h, i, j: visible[b, h, i // size, j // size]}
 
 
 def _within(q: Tensor, k: Tensor, key_lengths: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -59,18 +59,6 @@ int largest_dim(const Problem& p) {
 std::int64_t pairs_of(const Problem& p) {
   return decisive_batch(p) * p.heads_q * p.seq_q * p.seq_k;
 }
-/// Where that of O, by delta, would show too: problems of a few rows, rows that see a few keys.
-bool is_tiny(const Problem& p) {
-  constexpr std::int64_t kFewPairs = (std::int64_t{1} << 16) - 1, kPairs = std::int64_t{1} << 17;
-  constexpr std::int64_t kFewKeys = 32;
-  const bool narrow = p.left != Problem::kUnbounded && p.right != Problem::kUnbounded &&
-                      p.left + p.right < kFewKeys;
-  // Any of the sequences may have few keys: the host does not see them.
-  if (p.packed) return is_small(p);
-  const bool few = p.seq_k <= kFewKeys || narrow || p.key_lengths.defined();
-  return pairs_of(p) <= (few ? kPairs : kFewPairs);
-}
-
 KernelUnit unit(const Config& c, const char* stem, const char* file, int min_blocks, int bytes) {
   std::string config = host::form_text({c.element, c.planes, c.scaled}) +
                        number_text("head_dim", c.head_dim) +
@@ -82,6 +70,7 @@ KernelUnit unit(const Config& c, const char* stem, const char* file, int min_blo
                        flag_text("split", c.split) + flag_text("exact", c.exact);
   if (c.dropout) config += flag_text("dropout", true);
   if (c.packed) config += flag_text("packed", true);
+  if (c.listed) config += flag_text("listed", true);
   config += expressions_text(c.expressions);
   if (c.gradients != Gradients::both) {
     config += std::string(", .gradients = tilewise::bwd_sm80::Gradients::") +
@@ -174,6 +163,7 @@ Config make_config(const Problem& p, const Tile& tile, Launch launch, bool split
                    .exact = !form.scaled && is_small(p),
                    .dropout = drops(p),
                    .packed = p.packed,
+                   .listed = p.block_list.defined(),
                    .expressions = expressions_of(p)};
   const int bytes = launch == Launch::queries ? query_shared_bytes(config) : shared_bytes(config);
   config.pairs.staged = config.pairs.staged && bytes <= limit_kib * 1024;
@@ -202,6 +192,19 @@ KernelUnit refine_unit(const Config& c, int min_blocks) {
   KernelUnit made = query_unit(c, min_blocks);
   made.entry = "refine";
   return made;
+}
+
+/// Where that of O, by delta, would show too: problems of a few rows, rows that see a few keys.
+bool is_tiny(const Problem& p) {
+  constexpr std::int64_t kFewPairs = (std::int64_t{1} << 16) - 1, kPairs = std::int64_t{1} << 17;
+  constexpr std::int64_t kFewKeys = 32;
+  const bool narrow = p.left != Problem::kUnbounded && p.right != Problem::kUnbounded &&
+                      p.left + p.right < kFewKeys;
+  // Any of the sequences may have few keys: the host does not see them.
+  if (p.packed) return is_small(p);
+  const bool few =
+      p.seq_k <= kFewKeys || narrow || p.key_lengths.defined() || p.block_list.defined();
+  return pairs_of(p) <= (few ? kPairs : kFewPairs);
 }
 
 bool sums_gradients(const Problem& p) { return p.dbias.defined() || p.dsinks.defined(); }
@@ -289,7 +292,8 @@ OnePass choose_one_pass(const Problem& p, const Hardware& machine) {
     const double blocks = full_key_blocks(p, tile);
     const bool full = host::fills(heads * blocks, tile.min_blocks, machine);
     for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24}) {
-      if (wanted > 1 && (full || p.packed || p.seq_q < std::int64_t{64} * wanted)) break;
+      const bool whole = full || p.packed || p.block_list.defined();
+      if (wanted > 1 && (whole || p.seq_q < std::int64_t{64} * wanted)) break;
       const std::int64_t queries = per_split(p.seq_q, tile.block_m, wanted);
       const int splits = wanted == 1 ? 1 : static_cast<int>(ceil_div(p.seq_q, queries));
       double ms =
@@ -354,7 +358,8 @@ TwoPass choose_two_pass(const Problem& p, const Hardware& machine) {
         pair.keys.min_blocks, machine);
     for (const int splits : {1, 2, 3, 4, 6, 8, 12, 16}) {
       const bool short_rows = std::min(p.seq_q, p.seq_k) < std::int64_t{64} * splits;
-      if (splits > 1 && (full || p.packed || short_rows)) break;
+      const bool whole = full || p.packed || p.block_list.defined();
+      if (splits > 1 && (whole || short_rows)) break;
       if (!admits(p, {pair.keys.block_m, pair.keys.block_n, splits})) continue;
       const double ms = predict_two_pass(p, pair, splits, machine);
       if (best.pair == nullptr || ms < best.ms) best = {&pair, splits, ms};

@@ -3,6 +3,7 @@
 
 #include "cuda/tile/dropout_args.h"
 #include "cuda/tile/expression_args.h"
+#include "cuda/tile/lists_args.h"
 #include "cuda/tile/sequences_args.h"
 #include "cuda/tile/types.h"
 
@@ -27,6 +28,7 @@ struct Config {
   bool dropout = false;
   bool packed = false;            ///< sequences beside each other
   bool paged = false;             ///< K and V through a page table
+  bool listed = false;            ///< a block list, not beside `split`
   bool entry_keys = false;        ///< packed queries, whose keys are of batch entries: pages
   tile::Expressions expressions;  ///< with any, Args are Expressed
 
@@ -60,6 +62,7 @@ struct Args {
   tile::TileOrder order;
   int keys_per_split = 0;     ///< multiple of block_n
   tile::DropoutBits dropout;  ///< dropout only
+  tile::TileLists lists;      ///< listed only: tiles of block_n keys for each row block
 };
 
 /// With what only the device knows. Packed sequences are one entry of a batch for Args, the first

@@ -4,6 +4,7 @@
 #include "cuda/tile/expression_args.h"
 #include "cuda/tile/hopper/tensor_map.h"
 #include "cuda/tile/lists_args.h"
+#include "cuda/tile/options_args.h"
 #include "cuda/tile/types.h"
 
 namespace tilewise::fwd_sm90 {
@@ -53,6 +54,7 @@ struct Config {
   bool split = false;             ///< keys in parts: O and LSE of each part to float32 workspace
   Lists lists = Lists::none;      ///< of tiles of keys: then Args are ListArgs
   tile::Expressions expressions;  ///< with any, Args are Expressed; modification is none or general
+  tile::OptionKinds options;      ///< with any, Args are Optioned
   bool operator==(const Config&) const = default;
 };
 

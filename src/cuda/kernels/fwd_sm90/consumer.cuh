@@ -30,6 +30,7 @@ struct Consumer : Rows<kConfig> {
                 (kModification == Modification::softcap && kConfig.mask == Mask::right));
   static_assert(!kConfig.halve_cut || kConfig.trust_maxima);
   static_assert(!kConfig.expressions.any() || (!kConfig.halve_cut && !kConfig.pack_heads));
+  static_assert(!kConfig.options.mask || !kConfig.halve_cut);
   static_assert(!kListed<kConfig> || !(kConfig.skip_blocks || kConfig.halve_cut ||
                                        kConfig.chain_tiles || kConfig.pack_heads || kConfig.split));
 
@@ -134,6 +135,23 @@ struct Consumer : Rows<kConfig> {
     }
   }
 
+  /// Asks for what the bool mask shows of a block, before the products that its scores come from.
+  __forceinline__ void take_mask(int block) {
+    if constexpr (kConfig.options.mask) {
+      const int first = group_query();
+      if constexpr (kListed<kConfig>) block = tile_k;
+      block = key_block<kConfig>(args, tile, block);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        // Rows past the last query see what it does.
+        int line = min(query(first, r), queries<kConfig>(args, tile) - 1);
+        if constexpr (kConfig.lengths == Lengths::packed) line += tile.q_begin;
+        this->shown[r] =
+            mask_word(this->options->mask, tile.batch, Base::row_head(tile, r), line, block, lane);
+      }
+    }
+  }
+
   /// Blocks of the tile right of this warpgroup's own: K and V in turn, or the producer could wait
   /// for V's place while this waits for K. With kKeysOnly the number of V blocks still to pass over
   /// is given back.
@@ -209,6 +227,8 @@ struct Consumer : Rows<kConfig> {
     if constexpr (kMasked) {
       Base::template mask_rows<kCount>(args, tile, rows, column,
                                        kConfig.lists == Lists::parts ? listed : ~0U);
+    } else if constexpr (kConfig.options.mask) {
+      Base::mask_shown();
     }
   }
   __forceinline__ void pack_p() {
@@ -278,6 +298,7 @@ struct Consumer : Rows<kConfig> {
   __forceinline__ void step(int block) {
     if constexpr (kListed<kConfig>) wait_k();
     take_listed<kMasked>();
+    take_mask(block);
     products();
     if constexpr (kConfig.trust_maxima && kSeen && kModification != Modification::softcap) {
       trusted_step<kMasked>(block);
@@ -307,7 +328,10 @@ struct Consumer : Rows<kConfig> {
   template <int kCount, class Adjust, class Pack>
   __forceinline__ void trusted_exponentials(Adjust adjust, Pack pack) {
     adjust();
-    const bool searches = kConfig.expressions.score != 0 && Base::grows;
+    bool searches = kConfig.expressions.score != 0 && Base::grows;
+    // Rows that have seen nothing yet have no maximum to trust.
+    if constexpr (kConfig.options.mask)
+      searches |= __any_sync(~0U, m[0] == -infinity() || m[1] == -infinity());
     const bool holds = !searches && Base::template trusted_softmax<kCount>(args);
     if constexpr (kConfig.values_first) pack();
     if (lane == 0 && (holds || searches))
@@ -445,6 +469,7 @@ struct Consumer : Rows<kConfig> {
       wait_k();
       if constexpr (kConfig.halve_cut) first_halved = visible_half(blocks.end - 1) == 0;
       take_listed<true>();
+      take_mask(blocks.end - 1);
       issue_scores();
       first_scores_wait();
       while (true) {
@@ -467,6 +492,7 @@ struct Consumer : Rows<kConfig> {
             issue_values();
             wait_q();
             wait_k();
+            take_mask(blocks.end - 1);
             issue_scores();
             Base::finish_rows(done);
             wgmma_wait<1>();

@@ -76,7 +76,15 @@ std::string sm90_refusal(const Problem& p, const Hardware& machine) {
     return std::string(dtype_name(p.dtype)) +
            " is not supported by this kernel (bfloat16, float16)";
   }
-  return host::refusal(p, machine, {.packed = true, .lists = true, .expressions = true});
+  if (p.packed && p.block_list.defined())
+    return "packed sequences beside a block list are not supported by this kernel";
+  return host::refusal(p, machine,
+                       {.packed = true,
+                        .mask = true,
+                        .sinks = true,
+                        .lists = true,
+                        .gradients = true,
+                        .expressions = true});
 }
 
 std::string sm90_maps_refusal(const Problem& p) {

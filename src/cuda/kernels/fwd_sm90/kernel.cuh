@@ -46,6 +46,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
       take_registers<kListed<kConfig> ? 224 : kConfig.warpgroups == 2 ? 232 : 160>();
     Consumer<kConfig> consumer(args, shared.base, role - 1);
     consumer.captures = captures_of(any);
+    if constexpr (kConfig.options.any()) consumer.options = options_of(any);
     consumer.run();
   }
 }

@@ -8,11 +8,13 @@
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
 #include "cuda/host/expressions.h"
+#include "cuda/host/options.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/fwd_sm90/fill.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/fwd_sm90/unit.h"
 #include "cuda/kernels/rows/combine.h"
+#include "cuda/kernels/rows/mask_bits.h"
 #include "cuda/kernels/rows/tile_lists.h"
 #include "tilewise/error.h"
 
@@ -68,6 +70,7 @@ std::vector<MemoryPart> workspace_items(const Problem& p, const Config& config, 
     maker.add_memory(items);
     maker.add_order_memory(items);
   }
+  MaskBitsMaker(p, config.block_n, false).add_memory(items);
   return items;
 }
 
@@ -114,7 +117,9 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   }
   // tile_lists, which the kernel's start overlaps.
   const double lists_ms = p.block_list.defined() ? host::kKernelMs : 0.0;
-  cost.ms = std::max(choice.ms + split_ms(p, choice, machine) + lists_ms,
+  const double mask_ms =
+      mask_bits_ms(MaskBitsMaker(p, choice.tile->block_n, false), machine.bandwidth_gbps);
+  cost.ms = std::max(choice.ms + split_ms(p, choice, machine) + lists_ms + mask_ms,
                      1e-6 * cost.bytes_moved / machine.bandwidth_gbps);
   if (choice.splits > 1) {
     for (const MemoryPart& item : cost.memory)
@@ -153,8 +158,9 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
     args.o_part = workspace.take<float>(splits * rows * config.head_dim_v);
     args.m_part = workspace.take<float>(std::int64_t{2} * splits * rows);
   }
-  const Kernel kernel = load_expressed(p, config, p.device.index, fwd_sm90_unit);
+  const Kernel kernel = load_optioned(p, config, p.device.index, fwd_sm90_unit);
   const std::int64_t grid = std::min(args.tiles, host::kTypicalMultiprocessors);
+  MaskBitsMaker mask(p, config.block_n, false);
   if (p.block_list.defined()) {
     TileListsMaker maker(p, 64 * config.warpgroups, config.block_n, config.lists);
     maker.take(workspace);
@@ -162,9 +168,14 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
     args.lists = maker.lists();
     maker.make(context.stream);
     maker.order(context.stream);
-    launch_expressed(p, kernel, host::following(grid, p.device.index), context.stream, args);
+    mask.take(workspace);
+    mask.make(context.stream);
+    launch_optioned(p, kernel, host::following(grid, p.device.index), context.stream, args,
+                    mask.bits());
   } else {
-    launch_expressed<Args>(p, kernel, {.x = grid}, context.stream, args);
+    mask.take(workspace);
+    mask.make(context.stream);
+    launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits());
   }
   if (split) combine_parts(p, args.o_part, args.m_part, splits, context.stream);
 }

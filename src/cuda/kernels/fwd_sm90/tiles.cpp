@@ -6,6 +6,7 @@
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
 #include "cuda/host/expressions.h"
+#include "cuda/host/options.h"
 #include "cuda/host/tile_order.h"
 #include "cuda/kernels/rows/tile_lists.h"
 #include "plan/accounting.h"
@@ -123,10 +124,12 @@ double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardwar
   const double parts = std::min<double>(splits, std::ceil(blocks));
   // Masked blocks run faster: the card draws less power and clocks higher.
   const double skew = p.head_dim % 16 != 0 || p.head_dim_v % 16 != 0 ? tile.skewed : 1.0;
+  // An estimate, not measured: bits are tested for every score.
+  const double slow = skew * (p.mask.defined() ? 1.15 : 1.0);
   const double part_us =
       p.has_positional_mask()
-          ? tile.masked.fixed_us + skew * tile.masked.block_us * blocks / parts
-          : tile.full.fixed_us + skew * tile.full.block_us * std::ceil(blocks / parts);
+          ? tile.masked.fixed_us + slow * tile.masked.block_us * blocks / parts
+          : tile.full.fixed_us + slow * tile.full.block_us * std::ceil(blocks / parts);
   const double jobs = tiles * parts;
   // Whole waves where every tile costs the same, half a tile of tail where they are handed out.
   const double waves =
@@ -232,9 +235,11 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   config.lists = tile_lists_kind(p, tile.block_m(), tile.block_n);
   config.modification = modification(p);
   config.expressions = expressions_of(p);
+  config.options = options_of(p);
   // Under a mask function without a list, rows may have seen nothing before a block that they see.
   config.trust_maxima = tile.has(kTrustMaxima) && config.modification != Modification::general &&
-                        (config.expressions.mask == 0 || config.lists != fwd_sm90::Lists::none);
+                        (config.expressions.mask == 0 || config.lists != fwd_sm90::Lists::none) &&
+                        !(config.options.mask && config.modification == Modification::softcap);
   config.lengths = sm90_lengths(p);
   config.pack_heads = sm90_pack_shift(p, tile) > 0;
   config.split = split;
@@ -251,7 +256,7 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   const bool plain = dense && !config.pack_heads && !split;
   const bool unmodified = config.modification == Modification::none && !config.expressions.any();
   config.values_first = tile.has(kValuesFirst) && plain && unmodified;
-  config.halve_cut = masked && tile.has(kHalveCut) && plain &&
+  config.halve_cut = masked && tile.has(kHalveCut) && plain && !config.options.mask &&
                      (unmodified || (config.modification == Modification::softcap &&
                                      config.mask == Mask::right && !config.expressions.any()));
   // The short tiles of a window wait for Q as often as for keys.

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "cuda/host/common.h"
+#include "cuda/host/sequences.h"
 #include "cuda/jit/config_text.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "problem/blocks.h"
@@ -52,9 +53,8 @@ KernelUnit order_unit() {
 
 }  // namespace
 
-std::string tile_lists_refusal(const Problem& p) {
+std::string tile_lists_refusal(const Problem& p, std::int64_t shared_kib) {
   const BlockList& list = p.block_list;
-  if (p.packed) return "packed sequences beside a block list are not supported by this kernel";
   if (!is_power_of_two(list.block_q) || !is_power_of_two(list.block_k) ||
       std::min(list.block_q, list.block_k) < kLeastBlock) {
     return "block lists of " + std::to_string(list.block_q) + " x " + std::to_string(list.block_k) +
@@ -69,7 +69,10 @@ std::string tile_lists_refusal(const Problem& p) {
     return "block lists of more than 2^" + std::to_string(tile_lists::OrderArgs::kClassBits) +
            " rows of 64 queries are not supported by this kernel";
   }
-  if (tile_lists::shared_bytes(128, log2_of(list.block_q), words) > kSharedLimit) {
+  // The kernel has a power of two of it.
+  const auto limit = static_cast<std::int64_t>(
+      std::bit_floor(static_cast<std::uint64_t>(std::min(kSharedLimit, shared_kib * 1024))));
+  if (tile_lists::shared_bytes(128, log2_of(list.block_q), words) > limit) {
     return "block lists of " + std::to_string(ceil_div(p.seq_k, list.block_k)) +
            " key blocks are not supported by this kernel";
   }
@@ -127,8 +130,12 @@ TileListsMaker::TileListsMaker(const Problem& p, int tile_q, int tile_k, tile::L
     args_.key_lengths = static_cast<const int*>(p.key_lengths.data);
     args_.key_lengths_b = p.key_lengths.strides[0];
   }
+  if (p.packed) {
+    args_.queries = host::query_sequences(p);
+    if (!p.paged) args_.keys = host::key_sequences(p);
+  }
   // Lengths cut the list of each batch entry differently.
-  const bool of_batch = offsets.sizes[0] > 1 || p.key_lengths.defined();
+  const bool of_batch = offsets.sizes[0] > 1 || p.key_lengths.defined() || p.packed;
   const bool of_heads = offsets.sizes[1] > 1;
   args_.list_heads = of_heads ? static_cast<int>(p.heads_q) : 1;
   list_h_ = of_heads ? 1 : 0;

@@ -1,0 +1,20 @@
+/// Who carries out the verbs of a model on its device.
+#pragma once
+
+#include <memory>
+#include <type_traits>
+
+#include "layers/cpu_ops.h"
+
+namespace tilewise::asam {
+
+template <class T>
+std::unique_ptr<Ops<T>> make_ops(const Config& config, const Launch& launch) {
+  if (config.device.type == DeviceType::cuda) {
+    throw Unsupported("layers on " + device_name(config.device) + " are not supported");
+  }
+  return std::make_unique<CpuOps<T>>(launch.executor != nullptr ? *launch.executor
+                                                                : default_executor());
+}
+
+}  // namespace tilewise::asam
