@@ -19,10 +19,11 @@ void expect_right(const std::vector<Expected>& all, const MaterializedCase& made
   CheckResult judged;
   for (const Expected& expected : all) {
     const ForwardTensors& f = made.host_forward();
-    const Tensor& tensor = gradients == nullptr    ? (expected.name == "O" ? f.o : f.lse)
-                           : expected.name == "dQ" ? gradients->dq
-                           : expected.name == "dK" ? gradients->dk
-                                                   : gradients->dv;
+    const Tensor& tensor = gradients == nullptr       ? (expected.name == "O" ? f.o : f.lse)
+                           : expected.name == "dQ"    ? gradients->dq
+                           : expected.name == "dK"    ? gradients->dk
+                           : expected.name == "dbias" ? gradients->dbias
+                                                      : gradients->dv;
     compare(expected, tensor, false, judged);
   }
   EXPECT_NE(judged.status, CheckStatus::failed)
