@@ -6,6 +6,7 @@
 
 #include "cuda/kernels/fwd_sm90/fill.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
+#include "fwd_sm90_pools.h"
 #include "fwd_sm90_truth.h"
 
 namespace {
@@ -81,13 +82,15 @@ bool check(const Case& c, bool drawn = false) {
   std::vector<int> cu_q = offsets(c.queries), cu_k = offsets(c.keys), key_lengths = c.keys;
   const int batch = static_cast<int>(c.keys.size()), entries = c.packed ? 1 : batch;
   const int rows_q = c.packed ? cu_q.back() + c.tail : static_cast<int>(p.seq_q);
-  const int rows_k = c.packed ? cu_k.back() + c.tail : static_cast<int>(p.seq_k);
+  const int rows_k = c.packed && !p.paged ? cu_k.back() + c.tail : static_cast<int>(p.seq_k);
   Rows q(entries, c.heads_q, rows_q, c.dim, c.amplitude, random);
-  Rows k(entries, c.heads_k, rows_k, c.dim, c.amplitude, random);
-  Rows v(entries, c.heads_k, rows_k, c.dim_v, 1.0F, random);
+  const int entries_k = p.paged ? batch : entries;
+  Rows k(entries_k, c.heads_k, rows_k, c.dim, c.amplitude, random);
+  Rows v(entries_k, c.heads_k, rows_k, c.dim_v, 1.0F, random);
   Rows o(entries, c.heads_q, rows_q, c.dim_v, 0.0F, random);
   // What lies behind a length must not matter.
-  for (int b = 0; b < batch && c.lengths; ++b) {
+  const bool has_lengths = c.lengths || p.paged;
+  for (int b = 0; b < batch && has_lengths; ++b) {
     for (int j = c.keys[b]; j < rows_k; ++j) {
       for (int h = 0; h < c.heads_k; ++h) {
         std::fill_n(k.at(b, h, j), c.dim, kNan);
@@ -98,19 +101,24 @@ bool check(const Case& c, bool drawn = false) {
   std::vector<float> lse(static_cast<std::size_t>(entries) * c.heads_q * rows_q, NAN), slopes;
   for (int h = 0; h < c.heads_q; ++h) slopes.push_back(static_cast<float>(slope(c, h)));
   p.q = q.tensor(entries);
-  p.k = k.tensor(entries);
-  p.v = v.tensor(entries);
+  p.k = k.tensor(entries_k);
+  p.v = v.tensor(entries_k);
   p.o = o.tensor(entries);
   p.lse = Tensor::contiguous(lse.data(), DType::float32, {entries, c.heads_q, rows_q}, p.device);
   p.total_q = rows_q;
   p.total_k = rows_k;
   if (c.packed) {
-    for (Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.lse}) t->sizes[0] = batch, t->strides[0] = 0;
+    for (Tensor* t : {&p.q, &p.o, &p.lse}) t->sizes[0] = batch, t->strides[0] = 0;
     p.cu_seqlens_q = Tensor::contiguous(cu_q.data(), DType::int32, {batch + 1}, p.device);
+  }
+  if (c.packed && !p.paged) {
+    for (Tensor* t : {&p.k, &p.v}) t->sizes[0] = batch, t->strides[0] = 0;
     p.cu_seqlens_k = Tensor::contiguous(cu_k.data(), DType::int32, {batch + 1}, p.device);
   }
-  if (c.lengths)
+  if (has_lengths)
     p.key_lengths = Tensor::contiguous(key_lengths.data(), DType::int32, {batch}, p.device);
+  Pools pools(c, k, v, random);
+  pools.give(p);
   if (c.alibi) {
     p.alibi_slopes = Tensor::contiguous(slopes.data(), DType::float32, {1, c.heads_q}, p.device);
     p.alibi_slopes.strides[0] = 0;
@@ -153,8 +161,9 @@ bool check(const Case& c, bool drawn = false) {
   Config config = cuda::sm90_config(p, tile, split);
   if (c.sample >= 0) config.expressions = samples::expressions_of(c.sample, false);
   const int shift = cuda::sm90_pack_shift(p, tile);
-  ListArgs args;
-  const MadeLists made(p, tile.block_m(), tile.block_n, config.lists);
+  PagedArgs args;
+  const int rows = config.lists == Lists::parts ? config.warpgroups : 1;
+  const MadeLists made(p, tile.block_m() / rows, tile.block_n, config.lists, rows);
   args.lists = made.lists;
   cuda::sm90_fill(args, p, config, shift, set_map);
   args.order = cuda::sm90_order(p, config, tile.block_m() >> shift, c.splits);
@@ -165,7 +174,6 @@ bool check(const Case& c, bool drawn = false) {
   if (split) {
     args.splits = c.splits;
     args.part_rows = static_cast<long>(entries) * c.heads_q * rows_q;
-    args.blocks_per_split = cuda::sm90_blocks_per_split(p, config.block_n, c.splits);
     o_part.assign(static_cast<std::size_t>(c.splits * args.part_rows * config.head_dim_v), NAN);
     m_part.assign(static_cast<std::size_t>(2 * c.splits * args.part_rows), NAN);
     args.o_part = o_part.data();
@@ -180,10 +188,11 @@ bool check(const Case& c, bool drawn = false) {
     for (int h = 0; h < c.heads_q; ++h) {
       for (int i = 0; i < c.queries[b]; ++i) {
         const int entry = c.packed ? 0 : b, q_row = (c.packed ? cu_q[b] : 0) + i;
-        compare(c, lists, mask, of.get(),
-                {entry, h, q_row, c.packed ? cu_k[b] : 0, i, c.queries[b], c.keys[b], b}, q, k, v,
-                o, lse[(static_cast<std::size_t>(entry) * c.heads_q + h) * rows_q + q_row], o_error,
-                lse_error);
+        compare(
+            c, lists, mask, of.get(),
+            {entry, h, q_row, c.packed && !p.paged ? cu_k[b] : 0, i, c.queries[b], c.keys[b], b}, q,
+            k, v, o, lse[(static_cast<std::size_t>(entry) * c.heads_q + h) * rows_q + q_row],
+            o_error, lse_error);
       }
     }
   }

@@ -22,10 +22,10 @@ using namespace tilewise;
 using fwd_sm90::Args;
 using fwd_sm90::Config;
 using fwd_sm90::Lengths;
-using fwd_sm90::ListArgs;
 using fwd_sm90::Lists;
 using fwd_sm90::Mask;
 using fwd_sm90::Modification;
+using fwd_sm90::PagedArgs;
 
 int failures = 0;
 
@@ -124,7 +124,7 @@ constexpr Config optioned(Config c, bool sinks, bool mask) {
 
 /// Runs the one of kConfigs that `config` is.
 template <const auto& kConfigs, std::size_t kIndex = 0>
-void run_kernel(const Config& config, const ListArgs& args, const tile::Captures& captures,
+void run_kernel(const Config& config, const PagedArgs& args, const tile::Captures& captures,
                 const tile::Options& options) {
   if constexpr (kIndex == std::size(kConfigs)) {
     std::printf("no config {%s}\n", cuda::fwd_sm90_unit(config).config.c_str());
@@ -133,8 +133,8 @@ void run_kernel(const Config& config, const ListArgs& args, const tile::Captures
     run_kernel<kConfigs, kIndex + 1>(config, args, captures, options);
   } else {
     constexpr Config kConfig = kConfigs[kIndex];
-    const tile::Expressed<ListArgs> expressed{args, captures};
-    const tile::Optioned<ListArgs> optioned{args, captures, options};
+    const tile::Expressed<PagedArgs> expressed{args, captures};
+    const tile::Optioned<PagedArgs> optioned{args, captures, options};
     emulator::run_grid(fwd_sm90::memory, std::min(args.tiles, 3), 128 * (config.warpgroups + 1),
                        [&] {
                          if constexpr (kConfig.options.any()) {
@@ -148,15 +148,25 @@ void run_kernel(const Config& config, const ListArgs& args, const tile::Captures
   }
 }
 
-/// A list's tile of 128 queries at dim 64, 128 or 256.
+/// The same over pages.
+constexpr Config paged(Config c, int boxes = 1) {
+  c.page_boxes = boxes;
+  return c;
+}
+
+/// A list's tile of 128 queries at dim 64, 128 or 256. parts: of 192 to dim 128, by 64 keys.
 constexpr Config listed(int dim, int block_n, Lists lists, Mask mask) {
+  const bool apart = lists == Lists::parts;
   Config c;
   c.head_dim = c.head_dim_v = dim;
   c.block_n = block_n;
   c.stages = dim > 128 ? 3 : dim > 64 ? 256 / block_n : block_n > 64 ? 4 : 6;
+  if (apart && dim <= 128) c.stages = dim > 64 ? 5 : 10;
+  if (apart && dim <= 128) c.warpgroups = 3;
   c.value_stages = dim > 128 ? 2 : c.stages;
-  c.own_o = dim <= 128;
+  c.own_o = dim <= 64 || (dim <= 128 && !apart);
   c.lazy_rescale = dim != 128;
+  c.ping_pong = !apart;
   c.trust_maxima = c.dynamic = true;
   c.skip_blocks = false;
   c.mask = mask;

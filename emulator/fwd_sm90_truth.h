@@ -31,6 +31,7 @@ struct Case {
   int tail = 0;                  ///< packed: rows behind the last sequence
   int block_m = 0, block_n = 0;  ///< of the tile to take, 0: any
   int splits = 1;
+  int page_size = 0;  ///< K and V in pages; keys have lengths then, queries may be packed
   Blocks blocks = {};
   int sample = -1;  ///< the caller's own functions, of expression_samples.h
   Shows shows = {};
@@ -70,6 +71,11 @@ struct Rows {
   }
 };
 
+/// Pages of a row of the table: one more than the longest entry needs.
+std::int64_t pages_of(const Case& c) {
+  return *std::max_element(c.keys.begin(), c.keys.end()) / c.page_size + 2;
+}
+
 Problem make_problem(const Case& c) {
   Problem p;
   p.device = {DeviceType::cuda, 0};
@@ -82,6 +88,11 @@ Problem make_problem(const Case& c) {
   p.head_dim = c.dim;
   p.head_dim_v = c.dim_v;
   p.packed = c.packed;
+  if (c.page_size > 0) {
+    p.paged = true;
+    p.page_size = c.page_size;
+    p.seq_k = pages_of(c) * c.page_size;
+  }
   p.scale64 = 1.0 / std::sqrt(c.dim);
   p.scale = static_cast<float>(p.scale64);
   p.softcap = c.softcap;
@@ -109,6 +120,7 @@ void compare(const Case& c, const BlockLists& lists, const BoolMask& mask,
              float lse, double& o_error, double& lse_error) {
   const Problem p = make_problem(c);
   const int head_k = at.head / (c.heads_q / c.heads_k);
+  const int batch_k = c.page_size > 0 ? at.position : at.batch;
   const KeyRange range = p.visible_keys({0, at.queries, 0, at.keys}, at.i);
   std::vector<double> s;
   std::vector<int> seen;
@@ -120,7 +132,7 @@ void compare(const Case& c, const BlockLists& lists, const BoolMask& mask,
     double x = 0.0;
     for (int d = 0; d < c.dim; ++d) {
       x += static_cast<double>(wide(q.at(at.batch, at.head, at.q_row)[d])) *
-           wide(k.at(at.batch, head_k, at.k_row + static_cast<int>(j))[d]);
+           wide(k.at(batch_k, head_k, at.k_row + static_cast<int>(j))[d]);
     }
     x *= p.scale64;
     if (c.softcap != 0.0) x = c.softcap * std::tanh(x / c.softcap);
@@ -148,7 +160,7 @@ void compare(const Case& c, const BlockLists& lists, const BoolMask& mask,
   for (int d = 0; d < c.dim_v; ++d) {
     double x = 0.0;
     for (std::size_t j = 0; j < s.size(); ++j) {
-      x += s[j] / l * wide(v.at(at.batch, head_k, at.k_row + seen[j])[d]);
+      x += s[j] / l * wide(v.at(batch_k, head_k, at.k_row + seen[j])[d]);
     }
     const double off = std::fabs(x - wide(got[d]));
     o_error = std::isnan(off) ? 1e9 : std::max(o_error, off);

@@ -201,6 +201,7 @@ BODIES = {
         ("void mbarrier_fence_init(", ""),
         ("void mbarrier_arrive(", "emulator::current->block->mbarriers[barrier].arrive();"),
         ("void mbarrier_expect(", "emulator::current->block->mbarriers[barrier].expect(bytes);"),
+        ("void mbarrier_arrive_copies(", "emulator::arrive_copies(barrier);"),
         ("bool mbarrier_try_wait(", "return emulator::try_wait(barrier, parity);"),
     ],
     "hopper/tma.cuh": [
@@ -257,6 +258,7 @@ PROGRAMS = {
     "flash_sm80_lists": True,
     "fwd_sm90": True,
     "fwd_sm90_lists": True,
+    "fwd_sm90_pages": True,
     "fwd_sm90_expressions": True,
     "fwd_sm90_options": True,
     "bwd_sm90": True,
@@ -264,6 +266,8 @@ PROGRAMS = {
     "bwd_sm90_options": True,
     "bwd_sm90_lists": True,
     "bwd_dq_sm90": True,
+    "decode_sm90": True,
+    "select": True,
 }
 
 

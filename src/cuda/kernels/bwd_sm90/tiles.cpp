@@ -100,7 +100,9 @@ Config bwd_sm90_config(const Problem& p) {
   config.lengths = sm90_lengths(p);
   config.hides = bwd_sm90_hides_rows(p);
   const bool is_narrow = std::max(config.head_dim, config.head_dim_v) <= 64;
-  config.block_m = is_narrow && !config.exact ? 128 : 64;
+  // A step of 128 queries would take what two blocks of 64 list.
+  const bool short_blocks = p.block_list.defined() && p.block_list.block_q < 128;
+  config.block_m = is_narrow && !config.exact && !short_blocks ? 128 : 64;
   if (std::max(config.head_dim, config.head_dim_v) > 128) {
     config.block_n = 64;
     config.deterministic = false;  // it is so by itself: nothing is added in memory

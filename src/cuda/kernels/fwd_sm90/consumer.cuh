@@ -44,7 +44,7 @@ struct Consumer : Rows<kConfig> {
   int tile_begin = 0, tile_end = 0;
   bool first_halved = false;  ///< halve_cut: of the first block only the left half is visible
   int tile_k = 0;             ///< a list: which tile of keys the block at hand is
-  u32 listed = ~0U;           ///< parts of it that the warp's rows list, a bit a score of a row
+  u32 listed = ~0U;           ///< parts of it that the warp lists, a bit a score of a row
   u32 rP[kBlockN / 4];
 
   __forceinline__ Consumer(const Args& a, u32 shared_base, int group)
@@ -124,14 +124,12 @@ struct Consumer : Rows<kConfig> {
     own_range<kConfig>(blocks, args, tile, group_query(), all);
   }
 
-  /// Which tile of keys has come to the stage at hand, before that is released. `kMasked`: and what
-  /// of it is listed.
-  template <bool kMasked>
+  /// Which tile of keys has come to the stage at hand, before that is released. Those of
+  /// Lists::parts are taken by ListConsumer.
   __forceinline__ void take_listed() {
-    if constexpr (kListed<kConfig>) {
+    if constexpr (kConfig.lists == Lists::whole) {
+      wait_k();
       tile_k = static_cast<int>(load_shared_4(shared.listed(static_cast<int>(rK.slot))));
-      if constexpr (kMasked && kConfig.lists == Lists::parts)
-        listed = listed_scores<kConfig>(args, tile, group_query() + warp * 16, tile_k);
     }
   }
 
@@ -296,8 +294,7 @@ struct Consumer : Rows<kConfig> {
   /// one before, so that their maxima may be trusted.
   template <bool kMasked, bool kSeen = !kMasked>
   __forceinline__ void step(int block) {
-    if constexpr (kListed<kConfig>) wait_k();
-    take_listed<kMasked>();
+    take_listed();
     take_mask(block);
     products();
     if constexpr (kConfig.trust_maxima && kSeen && kModification != Modification::softcap) {
@@ -387,6 +384,16 @@ struct Consumer : Rows<kConfig> {
     trusted_exponentials<kScores / 2>([&] { take_right_half(block); }, [&] { pack_half(1); });
   }
 
+  /// What scores take of the tile's batch entry and head.
+  __forceinline__ void enter_tile() {
+    if constexpr (kConfig.modification == Modification::alibi ||
+                  kConfig.modification == Modification::general) {
+      slope = args.alibi == nullptr
+                  ? 0.0F
+                  : kLog2e * args.alibi[tile.batch * args.alibi_b + tile.head * args.alibi_h];
+    }
+    if constexpr (kConfig.expressions.any()) Base::enter_place(args, tile);
+  }
   /// From the finished scores of the first block to P of the last.
   __forceinline__ void process_blocks() {
     int block = blocks.end - 1;
@@ -468,18 +475,12 @@ struct Consumer : Rows<kConfig> {
       wait_q();
       wait_k();
       if constexpr (kConfig.halve_cut) first_halved = visible_half(blocks.end - 1) == 0;
-      take_listed<true>();
+      take_listed();
       take_mask(blocks.end - 1);
       issue_scores();
       first_scores_wait();
       while (true) {
-        if constexpr (kConfig.modification == Modification::alibi ||
-                      kConfig.modification == Modification::general) {
-          slope = args.alibi == nullptr
-                      ? 0.0F
-                      : kLog2e * args.alibi[tile.batch * args.alibi_b + tile.head * args.alibi_h];
-        }
-        if constexpr (kConfig.expressions.any()) Base::enter_place(args, tile);
+        enter_tile();
         process_blocks();
         if constexpr (kConfig.own_o) release_q();
         const Finished done{tile, group_query()};

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
@@ -61,14 +62,21 @@ constexpr Sm90Tile kTiles256[] = {{2, 80, 2, {4.6, 1.563}, {4.3, 1.505}, kTwo},
                                   {1, 64, 3, {4.0, 1.5}, {4.0, 1.5}, kLazyRescale | kTrustMaxima}};
 
 // With a block list: a row block of two warpgroups is one of the list's of 128 queries or a part of
-// it. Keys by 128, by 64 where blocks of keys are smaller or dims larger.
-constexpr unsigned kList = kPingPong | kPingPongMasked | kTrustMaxima;
-constexpr Sm90Tile kLists64[] = {{2, 128, 4, {2.0, 0.85}, {2.0, 0.9}, kList | kOwnO | kLazyRescale},
-                                 {2, 64, 6, {2.0, 0.5}, {2.0, 0.55}, kList | kOwnO | kLazyRescale}};
-constexpr Sm90Tile kLists128[] = {{2, 128, 2, {2.1, 1.284}, {2.1, 1.35}, kList | kOwnO},
-                                  {2, 64, 4, {2.1, 0.7}, {2.1, 0.75}, kList | kOwnO}};
+// it. Keys by 128, by 64 where blocks of keys are smaller or dims larger. Third: warpgroups whose
+// rows list different tiles take no turns; three of them share what is copied, and many stages let
+// one go ahead of the others.
+constexpr unsigned kListApart = kTrustMaxima | kOwnO | kLazyRescale;
+constexpr unsigned kList = kListApart | kPingPong | kPingPongMasked;
+constexpr Sm90Tile kLists64[] = {{2, 128, 4, {2.0, 0.85}, {2.0, 0.9}, kList},
+                                 {2, 64, 6, {2.0, 0.5}, {2.0, 0.55}, kList},
+                                 {3, 64, 10, {2.0, 0.7}, {2.0, 0.75}, kListApart}};
+constexpr Sm90Tile kLists128[] = {{2, 128, 2, {2.1, 1.284}, {2.1, 1.35}, kList & ~kLazyRescale},
+                                  {2, 64, 4, {2.1, 0.7}, {2.1, 0.75}, kList & ~kLazyRescale},
+                                  {3, 64, 5, {2.1, 1.0}, {2.1, 1.1}, kTrustMaxima}};
+constexpr unsigned kList256 = kTrustMaxima | kLazyRescale | kExtraKeyStage;
 constexpr Sm90Tile kLists256[] = {
-    {2, 64, 3, {4.3, 1.3}, {4.3, 1.4}, kList | kLazyRescale | kExtraKeyStage}};
+    {2, 64, 3, {4.3, 1.3}, {4.3, 1.4}, kList256 | kPingPong | kPingPongMasked},
+    {2, 64, 3, {4.3, 1.3}, {4.3, 1.4}, kList256}};
 
 /// Up to this many keys, memory is a large part of the time: sections of heads are small, and the
 /// start and end of a tile count.
@@ -149,9 +157,11 @@ std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
   const int dim = host::padded(p.head_dim), dim_v = host::padded(p.head_dim_v);
   const int larger = std::max(dim, dim_v);
   if (p.block_list.defined()) {
-    if (larger > 128) return kLists256;
+    const BlockList& list = p.block_list;
+    const bool apart = list.block_q < 128 || list.block_k < 64;
+    if (larger > 128) return std::span<const Sm90Tile>(kLists256).subspan(apart ? 1 : 0, 1);
     const std::span<const Sm90Tile> of = larger <= 64 ? kLists64 : kLists128;
-    return of.subspan(p.block_list.block_k < 128 ? 1 : 0, 1);
+    return of.subspan(apart ? 2 : list.block_k < 128 ? 1 : 0, 1);
   }
   std::span<const Sm90Tile> tiles = kTiles256;
   if (dim == 192 && dim_v <= 128) {
@@ -218,6 +228,10 @@ Sm90Mask sm90_mask(const Problem& p) {
   return mask;
 }
 
+int sm90_box_rows(const Problem& p, int block_n) {
+  return static_cast<int>(std::gcd(p.page_size, std::int64_t{block_n}));
+}
+
 Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   Config config;
   config.element = p.dtype == DType::bfloat16 ? tile::Element::bf16 : tile::Element::fp16;
@@ -241,6 +255,10 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
                         (config.expressions.mask == 0 || config.lists != fwd_sm90::Lists::none) &&
                         !(config.options.mask && config.modification == Modification::softcap);
   config.lengths = sm90_lengths(p);
+  if (p.paged) {
+    const int boxes = tile.block_n / sm90_box_rows(p, tile.block_n);
+    config.page_boxes = static_cast<int>(ceil_div(boxes, 32));
+  }
   config.pack_heads = sm90_pack_shift(p, tile) > 0;
   config.split = split;
   const bool masked = config.mask != Mask::none;
@@ -284,11 +302,6 @@ fwd_sm90::SectionOrder sm90_order(const Problem& p, const Config& config, std::i
     order.last_bytes = (is_short ? 16 : 32) * kMiB;
   }
   return section_order(order);
-}
-
-int sm90_blocks_per_split(const Problem& p, int block_n, int splits) {
-  const std::int64_t blocks = ceil_div(p.seq_k, block_n);
-  return static_cast<int>(ceil_div(blocks, splits));
 }
 
 Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {

@@ -51,6 +51,10 @@ KernelUnit fwd_sm90_unit(const fwd_sm90::Config& c) {
     unit.config += enum_text("lists", "Lists", c.lists);
     unit.args = "ListArgs";
   }
+  if (c.paged()) {
+    unit.config += number_text("page_boxes", c.page_boxes);
+    unit.args = "PagedArgs";
+  }
   unit.config += expressions_text(c.expressions) + options_text(c.options);
   unit.threads = 128 * (c.warpgroups + 1);
   unit.shared_bytes = fwd_sm90::SharedPlan(c).bytes;
