@@ -43,6 +43,8 @@ struct Formula {
   };
   std::function<Score(int b, int h, int i, int j, int queries, int keys, double x)> of;
   tile::Captures captures;
+  expression::Function mask;  ///< of which a map is made, by `map`
+  RunMap map;
 };
 
 struct Shape {
@@ -363,8 +365,10 @@ struct Check {
       if (!s.keys.empty())
         p.key_lengths = Tensor::contiguous(s.keys.data(), DType::int32, {s.batch}, p.device);
       lists.give(p, s.list);
+      if (s.formula != nullptr) p.mask_function = s.formula->mask;
     }
-    return MadeLists(p, kConfig.block_m, kConfig.block_n, kConfig.lists);
+    return MadeLists(p, kConfig.block_m, kConfig.block_n, kConfig.lists,
+                     s.formula != nullptr ? s.formula->map : RunMap{});
   }
   void compare(const char* name, const char* quantity, Stored<kElement>& got,
                const std::vector<double>& truth, double bound) {

@@ -7,6 +7,7 @@
 
 #include "cuda/kernels/fwd_sm90/kernel.cuh"
 #include "cuda/kernels/fwd_sm90/unit.h"
+#include "cuda/tile/expression_ranges.cuh"
 #include "expression_texts.h"
 #include "interpreted.h"
 #include "wgmma.h"

@@ -252,6 +252,7 @@ PROGRAMS = {
     "flash_sm80": False,
     "flash_sm80_ragged": False,
     "flash_sm80_expressions": True,
+    "mask_maps": True,
     "fwd_sm90": True,
     "fwd_sm90_lists": True,
     "fwd_sm90_expressions": True,

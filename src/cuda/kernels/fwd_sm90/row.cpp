@@ -30,7 +30,7 @@ using Role = MemoryItem::Role;
 std::string fwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   std::string reason = sm90_refusal(p, machine);
   if (!reason.empty()) return reason;
-  if (p.block_list.defined()) reason = tile_lists_refusal(p);
+  reason = tile_lists_refusal(p);
   if (!reason.empty()) return reason;
   if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0) {
     return "empty problems are left to flash_fwd_sm80";
@@ -63,7 +63,7 @@ std::vector<MemoryPart> workspace_items(const Problem& p, const Config& config, 
     items.push_back(memory_part("partial m, l", Role::workspace, DType::float32,
                                 {2, splits, sm90_query_rows(p)}));
   }
-  if (p.block_list.defined()) {
+  if (has_tile_lists(p)) {
     const TileListsMaker maker(p, 64 * config.warpgroups, config.block_n, config.lists);
     maker.add_memory(items);
     maker.add_order_memory(items);
@@ -112,7 +112,7 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
     cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
   // tile_lists, which the kernel's start overlaps.
-  const double lists_ms = p.block_list.defined() ? host::kKernelMs : 0.0;
+  const double lists_ms = has_tile_lists(p) ? host::kKernelMs : 0.0;
   cost.ms = std::max(choice.ms + split_ms(p, choice, machine) + lists_ms,
                      1e-6 * cost.bytes_moved / machine.bandwidth_gbps);
   if (choice.splits > 1) {
@@ -154,7 +154,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   }
   const Kernel kernel = load_expressed(p, config, p.device.index, fwd_sm90_unit);
   const std::int64_t grid = std::min(args.tiles, host::kTypicalMultiprocessors);
-  if (p.block_list.defined()) {
+  if (has_tile_lists(p)) {
     TileListsMaker maker(p, 64 * config.warpgroups, config.block_n, config.lists);
     maker.take(workspace);
     maker.take_order(workspace);

@@ -144,10 +144,11 @@ double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardwar
 std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
   const int dim = host::padded(p.head_dim), dim_v = host::padded(p.head_dim_v);
   const int larger = std::max(dim, dim_v);
-  if (p.block_list.defined()) {
+  if (has_tile_lists(p)) {
     if (larger > 128) return kLists256;
     const std::span<const Sm90Tile> of = larger <= 64 ? kLists64 : kLists128;
-    return of.subspan(p.block_list.block_k < 128 ? 1 : 0, 1);
+    const bool small = p.block_list.defined() && p.block_list.block_k < 128;
+    return of.subspan(small ? 1 : 0, 1);
   }
   std::span<const Sm90Tile> tiles = kTiles256;
   if (dim == 192 && dim_v <= 128) {
@@ -303,7 +304,7 @@ Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
       if (wanted < 1) return;
       // Fewer than two blocks a part do not pay for the merge.
       if (wanted > 1 && (blocks < 2 * wanted || wanted > kMostSplits)) return;
-      if (wanted > 1 && p.block_list.defined()) return;
+      if (wanted > 1 && has_tile_lists(p)) return;
       const std::int64_t per_part = ceil_div(blocks, wanted);
       const int splits = static_cast<int>(ceil_div(blocks, per_part));
       const double ms = predict(p, tile, splits, machine);
