@@ -329,7 +329,7 @@ struct Check {
     a.turns = a.added + tiles;
 
     if constexpr (kConfig.expressions.any()) {
-      const tile::Expressed<bwd_sm90::RaggedArgs> expressed{a, s.formula->captures};
+      const tile::Expressed<bwd_sm90::ListArgs> expressed{a, s.formula->captures};
       emulator::run_grid(bwd_sm90::memory, s.blocks, kConfig.threads(),
                          [&] { bwd_sm90::kernel<kConfig>(expressed); });
     } else {

@@ -22,8 +22,7 @@ KernelUnit bwd_sm90_unit(const bwd_sm90::Config& c) {
                 flag_text("alibi", c.alibi) + flag_text("deterministic", c.deterministic) +
                 flag_text("fold_lse", c.fold_lse) + flag_text("v_registers", c.v_registers) +
                 flag_text("exact", c.exact) + flag_text("split", c.split) +
-                flag_text("half_registers", c.half_registers) + expressions_text(c.expressions);
-  if (c.gated) unit.config += flag_text("gated", true);
+                flag_text("half_registers", c.half_registers);
   if (c.ragged()) {
     unit.config += enum_text("lengths", "Lengths", c.lengths);
     unit.args = "RaggedArgs";
@@ -32,6 +31,8 @@ KernelUnit bwd_sm90_unit(const bwd_sm90::Config& c) {
     unit.config += enum_text("lists", "Lists", c.lists);
     unit.args = "ListArgs";
   }
+  unit.config += expressions_text(c.expressions);
+  if (c.gated) unit.config += flag_text("gated", true);
   unit.threads = c.threads();
   unit.shared_bytes = bwd_sm90::SharedPlan(c).bytes;
   std::map<int, WgmmaShape> shapes;  // by N

@@ -45,11 +45,12 @@ KernelUnit fwd_sm90_unit(const fwd_sm90::Config& c) {
                 enum_text("mask", "Mask", c.mask) +
                 enum_text("modification", "Modification", c.modification) +
                 enum_text("lengths", "Lengths", c.lengths) + flag_text("pack_heads", c.pack_heads) +
-                flag_text("split", c.split) + expressions_text(c.expressions);
+                flag_text("split", c.split);
   if (c.lists != fwd_sm90::Lists::none) {
     unit.config += enum_text("lists", "Lists", c.lists);
     unit.args = "ListArgs";
   }
+  unit.config += expressions_text(c.expressions);
   unit.threads = 128 * (c.warpgroups + 1);
   unit.shared_bytes = fwd_sm90::SharedPlan(c).bytes;
   unit.prelude = "#include \"cuda/tile/hopper/wgmma.cuh\"\n";
