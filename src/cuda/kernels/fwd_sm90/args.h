@@ -51,6 +51,9 @@ struct Config {
   Lengths lengths = Lengths::dense;
   bool pack_heads = false;        ///< the query heads of a key head are rows of one tile
   bool split = false;             ///< keys in parts: O and LSE of each part to float32 workspace
+  /// The blocks left of the tile's last row first, that one ahead, then those right of it: where
+  /// scores fall off with the distance, maxima are found at once. Nothing is masked.
+  bool from_diagonal = false;
   Lists lists = Lists::none;      ///< of tiles of keys: then Args are ListArgs
   tile::Expressions expressions;  ///< with any, Args are Expressed; modification is none or general
   bool operator==(const Config&) const = default;

@@ -307,7 +307,7 @@ struct Consumer : Rows<kConfig> {
   template <int kCount, class Adjust, class Pack>
   __forceinline__ void trusted_exponentials(Adjust adjust, Pack pack) {
     adjust();
-    const bool searches = kConfig.expressions.score != 0 && Base::grows;
+    const bool searches = kConfig.expressions.score != 0 && Base::outgrown > Base::kMostOutgrown;
     const bool holds = !searches && Base::template trusted_softmax<kCount>(args);
     if constexpr (kConfig.values_first) pack();
     if (lane == 0 && (holds || searches))
@@ -318,7 +318,7 @@ struct Consumer : Rows<kConfig> {
         recompute_scores();
         adjust();
       }
-      if constexpr (kConfig.expressions.score != 0) Base::grows = true;
+      if constexpr (kConfig.expressions.score != 0) ++Base::outgrown;
       Base::template softmax<false, false, kCount>(args);
       scale_o();
       if constexpr (kConfig.values_first) pack();

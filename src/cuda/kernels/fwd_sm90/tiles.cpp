@@ -250,10 +250,16 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
                        config.mask != Mask::both && (!masked || p.seq_k <= kShortKeys);
   const bool plain = dense && !config.pack_heads && !split;
   const bool unmodified = config.modification == Modification::none && !config.expressions.any();
-  config.values_first = tile.has(kValuesFirst) && plain && unmodified;
+  // Functions of masked tiles spill then.
+  const bool adds = config.modification == Modification::alibi ||
+                    (config.modification == Modification::none && config.expressions.mask == 0 &&
+                     (config.expressions.score == 0 || !masked));
+  config.values_first = tile.has(kValuesFirst) && plain && adds;
   config.halve_cut = masked && tile.has(kHalveCut) && plain &&
                      (unmodified || (config.modification == Modification::softcap &&
                                      config.mask == Mask::right && !config.expressions.any()));
+  const bool slopes = p.alibi_slopes.defined() || p.score_function.defined();
+  config.from_diagonal = slopes && !masked && !split && !config.pack_heads && !listed;
   // The short tiles of a window wait for Q as often as for keys.
   const bool short_window = is_short_window(p) && plain && !listed;
   const bool early_q = short_window && tile.has(kEarlyQWindow) && unmodified;
