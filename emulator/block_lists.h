@@ -152,7 +152,9 @@ struct MadeLists {
     using tile_lists::Config;
     if (run_as<Config{128, 128, false}>(c, args) || run_as<Config{128, 128, true}>(c, args) ||
         run_as<Config{128, 64, false}>(c, args) || run_as<Config{128, 64, true}>(c, args) ||
-        run_as<Config{64, 128, false}>(c, args) || run_as<Config{64, 128, true}>(c, args))
+        run_as<Config{64, 128, false}>(c, args) || run_as<Config{64, 128, true}>(c, args) ||
+        run_as<Config{32, 128, true}>(c, args) || run_as<Config{128, 32, true}>(c, args) ||
+        run_as<Config{64, 64, true}>(c, args))
       return;
     std::abort();
   }

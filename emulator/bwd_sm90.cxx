@@ -101,8 +101,8 @@ int main() {
   check<k64>("dim 64", {}, kBf16);
   check<masked(k64, Mask::right)>("dim 64, causal, 3 blocks",
                                   {.seq_q = 300, .seq_k = 300, .high = 1, .blocks = 3}, kBf16);
-  check<masked(k64, Mask::right)>("dim 64, rows that see nothing",
-                                  {.seq_q = 300, .seq_k = 170, .high = 170 - 300 + 1}, kBf16);
+  check<hiding(masked(k64, Mask::right))>(
+      "dim 64, rows that see nothing", {.seq_q = 300, .seq_k = 170, .high = 170 - 300 + 1}, kBf16);
   check<masked(k64, Mask::both)>("dim 64, window",
                                  {.seq_q = 400, .seq_k = 400, .low = -100, .high = 51}, kBf16);
   check<with_softcap(masked(k64, Mask::right))>(
@@ -158,22 +158,25 @@ int main() {
   check<dims(k128, 64, 128)>("dims 64, 128", {.dim_v = 128}, kBf16);
   check<dims(k128, 128, 64)>("dims 128, 64", {.dim = 128}, kBf16);
   check<dims(k128, 96, 64)>("dims 72, 40", {.dim = 72, .dim_v = 40}, kBf16);
-  check<split(masked(k64, Mask::right), 256)>("dim 64, causal, 3 parts, chunks of 256",
-                                              {.heads_q = 4,
-                                               .heads_k = 2,
-                                               .seq_q = 700,
-                                               .seq_k = 600,
-                                               .high = -100 + 1,
-                                               .blocks = 3,
-                                               .section_heads = 2,
-                                               .parts = 3},
-                                              kBf16);
+  check<hiding(split(masked(k64, Mask::right), 256))>("dim 64, causal, 3 parts, chunks of 256",
+                                                      {.heads_q = 4,
+                                                       .heads_k = 2,
+                                                       .seq_q = 700,
+                                                       .seq_k = 600,
+                                                       .high = -100 + 1,
+                                                       .blocks = 3,
+                                                       .section_heads = 2,
+                                                       .parts = 3},
+                                                      kBf16);
   check<split(k128, 128)>(
       "dim 128, 2 parts",
       {.batch = 2, .seq_q = 200, .seq_k = 300, .dim = 128, .dim_v = 128, .blocks = 2, .parts = 2},
       kBf16);
   check<split(dims(k128, 96, 96), 128)>("dim 96, 2 parts",
                                         {.dim = 96, .dim_v = 96, .d_lse = true, .parts = 2}, kBf16);
+  check<hiding(exact(masked(k128, Mask::both)))>(
+      "dim 128, exact dS, rows at both ends that see nothing",
+      {.seq_q = 300, .seq_k = 100, .dim = 128, .dim_v = 128, .low = -70, .high = -20}, kExact);
   check<masked(k64, Mask::right)>(
       "dim 64, causal, GQA",
       {.heads_q = 4, .heads_k = 2, .seq_q = 500, .seq_k = 300, .high = 1, .blocks = 3}, kBf16);

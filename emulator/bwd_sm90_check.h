@@ -175,6 +175,19 @@ struct Check {
         for (int i = 0; i < of.queries; ++i) add_row(of, h, i);
       }
     }
+    if constexpr (kConfig.hides_rows() || kConfig.picks_rows()) poison_hidden();
+  }
+  /// Rows that see no key hold NaN. CONTRACT 3
+  void poison_hidden() {
+    const auto of_row = [&](Stored<kElement>& t, std::size_t row) {
+      const int b = int(row / s.seq_q / s.heads_q), h = int(row / s.seq_q % s.heads_q);
+      std::fill_n(&t.at(b, h, int(row % s.seq_q), 0), t.dim, kPoison);
+    };
+    for (std::size_t row = 0; row < lse.size(); ++row) {
+      if (lse[row] != -tile::infinity()) continue;
+      of_row(q, row), of_row(d_o, row);
+      d_lse[row] = std::numeric_limits<float>::quiet_NaN();
+    }
   }
   void add_sequences() {
     if constexpr (kConfig.lengths == Lengths::packed) {
@@ -389,6 +402,10 @@ void check(const char* name, const Shape& shape, double bound) {
 
 constexpr Config masked(Config c, Mask mask) {
   c.mask = mask;
+  return c;
+}
+constexpr Config hiding(Config c) {
+  c.hides = true;
   return c;
 }
 /// With softcap or ALiBi the scores cannot start from -LSE; at dim 64 the rest stays.

@@ -62,6 +62,12 @@ void with_captures(const Shape& s, const Args& args, Launch launch) {
   }
 }
 
+template <auto kConfig, class Args>
+void give_lists(const Shape& s, Args& args, bool of_keys) {
+  if constexpr (kConfig.listed)
+    args.lists = s.formula->lists(kConfig.block_m, kConfig.block_n, of_keys);
+}
+
 tile::TileOrder order(int rows, int block, int heads, bool last_first, int parts = 1) {
   return {static_cast<unsigned>((rows + block - 1) / block), static_cast<unsigned>(parts),
           static_cast<unsigned>(heads), 1, last_first};
@@ -134,6 +140,7 @@ void check_forward(const char* name, const Shape& s, double bound = 1.2e-2) {
     a.lse = part_rows.data(), a.lse_split = rows, a.keys_per_split = kConfig.block_n;
   }
   a.order = order(s.seq_q, kConfig.block_m, s.heads_q, true, kParts);
+  give_lists<kConfig>(s, a, false);
   with_captures<kConfig>(s, a, [&](const auto& all) {
     run_grid(a.order.blocks * a.order.heads * kParts, kConfig.warps, fwd_sm80::shared,
              [&] { fwd_sm80::kernel<kConfig>(all); });
@@ -221,12 +228,14 @@ double check_backward(const char* name, const Shape& s, double bound, double dq_
   a.pairs = pairs.tensors, a.sinks = sinks_of(s), a.sinks_h = 1;
   if constexpr (kDelta == Delta::p) {
     a.order = order(s.seq_q, kQueries.block_m, s.heads_q, true);
+    give_lists<kQueries>(s, a, false);
     with_captures<kQueries>(s, a, [&](const auto& all) {
       run_grid(a.order.blocks * a.order.heads, kQueries.warps, bwd_dq_sm80::shared,
                [&] { bwd_dq_sm80::refine<kQueries>(all); });
     });
   }
   a.order = order(s.seq_k, kKeys.block_n, s.heads_k, false);
+  give_lists<kKeys>(s, a, true);
   with_captures<kKeys>(s, a, [&](const auto& all) {
     run_grid(a.order.blocks * a.order.heads, kKeys.warps, bwd_sm80::shared,
              [&] { bwd_sm80::kernel<kKeys>(all); });
@@ -241,12 +250,14 @@ double check_backward(const char* name, const Shape& s, double bound, double dq_
     got_dq = from_fragments(sums, s, rows.rows_q, width);
   } else {
     a.order = order(s.seq_q, kQueries.block_m, s.heads_q, true);
+    give_lists<kQueries>(s, a, false);
     with_captures<kQueries>(s, a, [&](const auto& all) {
       run_grid(a.order.blocks * a.order.heads, kQueries.warps, bwd_dq_sm80::shared,
                [&] { bwd_dq_sm80::kernel<kQueries>(all); });
     });
     got_dq = floats(dq);
   }
+  give_lists<kQueries>(s, a, false);
   if constexpr (kQueries.pairs.bias != tile::BiasType::none)
     check_bias_and_sinks<kQueries>(name, s, t, a, kSums);
   expect(name, "dQ", error(t.dq, got_dq), dq_bound);
@@ -310,6 +321,7 @@ FloatErrors check_float(const char* name, const Shape& s, bool refine, double bo
   const unsigned query_blocks = queries.blocks * queries.heads;
   if (refine) {
     a.order = queries;
+    give_lists<kQueries>(s, a, false);
     with_captures<kQueries>(s, a, [&](const auto& all) {
       run_grid(query_blocks, kQueries.warps, bwd_dq_sm80::shared,
                [&] { bwd_dq_sm80::refine<kQueries>(all); });
@@ -324,11 +336,13 @@ FloatErrors check_float(const char* name, const Shape& s, bool refine, double bo
   PartSums sums_v(s.heads_k, a.rows_k, width, a.dv, s, s.seq_k);
   a.dq_sum = sums_q.sums.data(), a.dk_sum = sums_k.sums.data(), a.dv_sum = sums_v.sums.data();
   a.order = order(s.seq_k, kKeys.block_n, s.heads_k, false, parts);
+  give_lists<kKeys>(s, a, true);
   with_captures<kKeys>(s, a, [&](const auto& all) {
     run_grid(a.order.blocks * a.order.heads * a.order.splits, kKeys.warps, bwd_sm80::shared,
              [&] { bwd_sm80::kernel<kKeys>(all); });
   });
   a.order = order(s.seq_q, kQueries.block_m, s.heads_q, true, parts);
+  give_lists<kQueries>(s, a, false);
   with_captures<kQueries>(s, a, [&](const auto& all) {
     run_grid(query_blocks * a.order.splits, kQueries.warps, bwd_dq_sm80::shared,
              [&] { bwd_dq_sm80::kernel<kQueries>(all); });

@@ -1,7 +1,6 @@
-/// Packed sequences and paged keys on the emulator: fwd_sm80, the two passes of the backward and
-/// the one, with what stands around them (pack_rows, bwd_delta, bwd_convert, combine), against the
-/// formulas in float64. Empty sequences, rows behind the last one (NaN in the inputs), pages in any
-/// order, tables that hold no page behind a length.
+/// Packed sequences on the emulator: fwd_sm80, the two passes of the backward and the one, with
+/// what stands around them (pack_rows, bwd_delta, bwd_convert, combine), against the formulas in
+/// float64. Empty sequences, rows behind the last one (NaN in the inputs).
 #include "cuda/kernels/bwd_sm80/keys.cuh"
 #include "cuda/kernels/bwd_sm80/queries.cuh"
 #include "cuda/kernels/fwd_sm80/kernel.cuh"
@@ -10,31 +9,9 @@
 #include "cuda/kernels/rows/delta.cuh"
 #include "cuda/kernels/rows/pack.cuh"
 #include "flash_sm80_configs.h"
-#include "flash_sm80_truth.h"
-
-constexpr int kSharedBytes = 256 * 1024;
-namespace tilewise::fwd_sm80 {
-alignas(1024) unsigned char shared[kSharedBytes];
-}
-namespace tilewise::bwd_sm80 {
-alignas(1024) unsigned char shared[kSharedBytes];
-}
-namespace tilewise::bwd_dq_sm80 {
-alignas(1024) unsigned char shared[kSharedBytes];
-}
+#include "flash_sm80_grids.h"
 
 namespace {
-
-constexpr double kBf16 = 1.2e-2, kExact = 2e-5;
-
-template <class Kernel>
-void run_grid(long long blocks, int threads, unsigned char* shared, Kernel kernel) {
-  emulator::shared_base = shared;
-  for (long long b = 0; b < blocks; ++b) {
-    std::memset(shared, 0xff, kSharedBytes);
-    emulator::run_block(static_cast<unsigned>(b), static_cast<unsigned>(threads), kernel);
-  }
-}
 
 /// Rows of one side of the sequences.
 struct Side {
@@ -101,7 +78,6 @@ struct Batch {
   }
 };
 
-const float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
 
 /// A float32 operand as pack_rows makes it of packed sequences.
@@ -141,32 +117,10 @@ struct Copied {
   }
 };
 
-tile::TileOrder order(int blocks, int heads, int parts = 1) {
-  return {static_cast<unsigned>(blocks), static_cast<unsigned>(parts), static_cast<unsigned>(heads),
-          2, true};
-}
 template <class T>
 tile::View4 view4(std::vector<T>& x, int rows, int dim) {
   return {x.data(), 0, static_cast<long long>(rows) * dim, dim, 1};
 }
-template <class Args>
-void fill_shape(Args& a, const Shape& s) {
-  a.heads_q = s.heads_q, a.group = s.heads_q / s.heads_k;
-  a.scale = s.scale, a.scale_log2 = s.scale * tile::kLog2e;
-  a.head_dim_v = s.dim;
-  if (s.causal) a.positions.right = 0;
-  a.dropout = dropout_bits(s);
-}
-double lse_error(const std::vector<double>& truth, const std::vector<float>& got) {
-  double worst = 0.0;
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    if (static_cast<double>(got[i]) == truth[i]) continue;
-    const double off = std::fabs(truth[i] - static_cast<double>(got[i]));
-    if (!(off <= worst)) worst = off;
-  }
-  return worst;
-}
-
 void merge(const Batch& b, int parts, int width, const std::vector<float>& o,
            const std::vector<float>& statistics, std::vector<float>& to,
            std::vector<float>& lse_to) {
@@ -240,63 +194,6 @@ void check_forward(const char* name, const Shape& s, const Side& q_side, const S
   const auto get_lse = [](const Truth& t) -> const auto& { return t.lse; };
   expect(name, "O", error(b.side_by_side(b.q, heads, dim, 0.0, get_o), got), bound);
   expect(name, "LSE", lse_error(b.side_by_side(b.q, heads, 1, kNothing, get_lse), lse), 1e-5);
-}
-
-/// K and V of entries of some lengths in pages of `size` rows, shuffled; behind a length the table
-/// holds what is no page.
-template <fwd_sm80::Config kConfig>
-void check_pages(const char* name, const Shape& s, const std::vector<int>& lengths, int size) {
-  constexpr Element kElement = kConfig.element;
-  const int entries = static_cast<int>(lengths.size()), dim = s.dim, heads = s.heads_q;
-  const int most = *std::max_element(lengths.begin(), lengths.end());
-  const int columns = (most + size - 1) / size + 1, pages = entries * columns + 1;
-  std::vector<int> table(static_cast<std::size_t>(entries * columns), 1 << 30);
-  const auto pool_elems = static_cast<std::size_t>(pages * s.heads_k * size * dim);
-  std::vector<Bits> k_pool(pool_elems, kPoison), v_pool(pool_elems, kPoison);
-  std::vector<Bits> q, o(static_cast<std::size_t>(entries * heads * s.seq_q * dim), kPoison);
-  std::vector<float> lse(static_cast<std::size_t>(entries * heads * s.seq_q), kNan), got;
-  std::vector<double> o_truth, lse_truth;
-  int page = pages - 1;  // from the last to the first
-  for (int b = 0; b < entries; ++b) {
-    Shape one = s;
-    one.seq_k = lengths[b], one.first_pair = b * heads;
-    const Truth t = make_truth(one, [](float x) { return widened<kElement>(narrow<kElement>(x)); });
-    for (const float x : t.q) q.push_back(narrow<kElement>(x));
-    o_truth.insert(o_truth.end(), t.o.begin(), t.o.end());
-    lse_truth.insert(lse_truth.end(), t.lse.begin(), t.lse.end());
-    for (int j = 0; j < lengths[b]; ++j) {
-      if (j % size == 0) table[b * columns + j / size] = page--;
-      const int at = table[b * columns + j / size];
-      for (int n = 0; n < s.heads_k * dim; ++n) {
-        const int h = n / dim, d = n % dim, to = ((at * s.heads_k + h) * size + j % size) * dim + d;
-        k_pool[to] = narrow<kElement>(t.k[(h * lengths[b] + j) * dim + d]);
-        v_pool[to] = narrow<kElement>(t.v[(h * lengths[b] + j) * dim + d]);
-      }
-    }
-  }
-  fwd_sm80::RaggedArgs ragged;
-  fwd_sm80::Args& a = ragged.args;
-  fill_shape(a, s);
-  const long long rows = static_cast<long long>(s.seq_q) * dim, slots = size * dim;
-  a.q = {q.data(), heads * rows, rows, dim};
-  a.k = {k_pool.data(), s.heads_k * slots, slots, dim};
-  a.v = {v_pool.data(), s.heads_k * slots, slots, dim};
-  a.cols_q = a.cols_k = a.cols_v = dim;
-  a.o = {o.data(), heads * rows, rows, dim, 1};
-  a.lse = lse.data(), a.lse_b = heads * s.seq_q, a.lse_h = s.seq_q, a.lse_s = 1;
-  a.seq_q = s.seq_q, a.seq_k = columns * size;
-  a.key_lengths = lengths.data(), a.key_lengths_b = 1;
-  int shift = 29;
-  while ((1 << (shift - 29)) < size) ++shift;
-  ragged.pages = {
-      table.data(), columns, 1, size, static_cast<unsigned>(((1ULL << shift) + size - 1) / size),
-      shift};
-  a.order = order((s.seq_q + kConfig.block_m - 1) / kConfig.block_m, entries * heads);
-  run_grid(static_cast<long long>(a.order.blocks) * a.order.heads, kConfig.warps * 32,
-           fwd_sm80::shared, [&] { fwd_sm80::kernel<kConfig>(ragged); });
-  for (const Bits x : o) got.push_back(widened<kElement>(x));
-  expect(name, "O", error(o_truth, got), kBf16);
-  expect(name, "LSE", lse_error(lse_truth, lse), 1e-5);
 }
 
 /// What bwd_delta makes; `sums` becomes zero.
@@ -463,14 +360,6 @@ int main() {
                         kBf16);
   check_forward<kDrop>("packed, dropout", dropped, q, k, false, kBf16);
   check_forward<kFloat>("packed, float32", causal, q, k, false, kExact);
-
-  constexpr Forward kPages = {.q_in_registers = true, .positional = true, .paged = true};
-  constexpr Forward kPagesWide = {
-      .head_dim = 96, .head_dim_v = 96, .block_m = 64, .stages = 1, .paged = true};
-  for (const int size : {1, 7, 16, 64, 200}) {
-    check_pages<kPages>("pages", {.seq_q = 5, .causal = true}, {77, 0, 130}, size);
-  }
-  check_pages<kPagesWide>("pages, dim 72", {.seq_q = 70, .dim = 72}, {64, 129}, 16);
 
   constexpr Gradient kFirst = packed(kFirstPass), kSecond = packed(kSecondPass);
   constexpr Gradient kOne = packed(kSmall), kFloatFirst = packed(kFloatKeys);

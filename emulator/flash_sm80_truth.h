@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cuda/tile/expression_args.h"
+#include "cuda/tile/lists_args.h"
 #include "problem/philox.h"
 
 namespace {
@@ -30,6 +31,8 @@ struct Formula {
   std::function<Score(int h, int i, int j, double x)> score;
   std::function<bool(int h, int i, int j)> visible;
   tile::Captures captures;
+  /// Configs with a list: in tiles of these rows and keys, for blocks of keys or of queries.
+  std::function<tile::TileLists(int rows, int keys, bool of_keys)> lists;
 };
 
 struct Shape {

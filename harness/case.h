@@ -162,7 +162,7 @@ struct Case {
   Dropout dropout;
   std::vector<std::int64_t> key_lengths;
   std::optional<PackedCase> packed;
-  std::int64_t page_size = 0;  ///< > 0: paged KV with shuffled pages
+  std::int64_t page_size = 0;  ///< > 0: paged KV with shuffled pages; beside packed, of its keys
   bool deterministic = false;
   Precision precision = Precision::exact;
 
@@ -183,6 +183,10 @@ struct Case {
 
   bool operator==(const Case&) const = default;
 };
+
+/// Of a case whose packed queries read pages: the keys of each sequence, and in seq_k those that
+/// its pages have room for. The tail of packed keys is not used.
+void give_pages(Case& c);
 
 /// Reads one line. Throws InvalidArgument that names the word at fault and what is accepted.
 Case parse_case(std::string_view line);

@@ -125,7 +125,7 @@ std::string masks_text(const Case& c) {
   if (c.mask) text += " mask=" + mask_text(*c.mask, c.packed.has_value());
   if (!c.mask_expression.empty()) text += " mask_expr='" + c.mask_expression + "'";
   if (c.blocks) text += " blocks=" + blocks_text(*c.blocks);
-  if (!c.key_lengths.empty()) text += " lengths=" + integers(c.key_lengths);
+  if (!c.key_lengths.empty() && !c.packed) text += " lengths=" + integers(c.key_lengths);
   if (c.page_size != 0) text += " paged=" + std::to_string(c.page_size);
   if (c.scale) text += " scale=" + number(*c.scale);
   return text;

@@ -73,6 +73,7 @@ CaseRows::CaseRows(const Case& c) {
   }
   key_lengths = c.packed->k_lengths;
   for (std::int64_t length : key_lengths) max_k = std::max(max_k, length);
+  if (c.page_size > 0) max_k = c.seq_k;
   packed_rows.reserve(static_cast<std::size_t>(c.seq_q));
   for (std::size_t b = 0; b < c.packed->q_lengths.size(); ++b) {
     for (std::int64_t i = 0; i < c.packed->q_lengths[b]; ++i) {
@@ -166,7 +167,8 @@ BlockArrays make_blocks(const Case& c, std::uint64_t seed) {
   arrays.batch = blocks.per_batch ? c.batch : 1;
   arrays.heads = blocks.per_head ? c.heads_q : 1;
   const std::int64_t seq_q = c.packed ? std::ranges::max(c.packed->q_lengths) : c.seq_q;
-  const std::int64_t seq_k = c.packed ? std::ranges::max(c.packed->k_lengths) : c.seq_k;
+  const bool packed_keys = c.packed && c.page_size == 0;
+  const std::int64_t seq_k = packed_keys ? std::ranges::max(c.packed->k_lengths) : c.seq_k;
   arrays.query_blocks = ceil_div(seq_q, blocks.block_q);
   const std::int64_t key_blocks = ceil_div(seq_k, blocks.block_k);
   Random random(seed, Stream::blocks);

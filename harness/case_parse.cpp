@@ -1,9 +1,11 @@
+#include <algorithm>
 #include <cctype>
 #include <functional>
 #include <map>
 
 #include "harness/case_captures.h"
 #include "harness/case_text.h"
+#include "problem/blocks.h"
 
 namespace tilewise {
 namespace {
@@ -353,12 +355,14 @@ void finish(Parser& p) {
     if (p.batch_given || p.q_given || p.k_given) {
       fail("packed= gives the batch and the lengths; b, s, q and k must not stand beside it");
     }
-    if (!c.key_lengths.empty() || c.page_size != 0) fail("packed= and lengths= exclude each other");
+    if (!c.key_lengths.empty()) fail("packed= and lengths= exclude each other");
+    if (c.page_size < 0) fail("paged= needs a page size above 0");
     c.batch = static_cast<std::int64_t>(c.packed->q_lengths.size());
     c.seq_q = c.packed->tail_q;
     c.seq_k = c.packed->tail_k;
     for (std::int64_t length : c.packed->q_lengths) c.seq_q += length;
     for (std::int64_t length : c.packed->k_lengths) c.seq_k += length;
+    if (c.page_size > 0) give_pages(c);
     return;
   }
   if (!p.q_given) fail("the query length is missing: sN or qN, or packed=");
@@ -372,6 +376,14 @@ void finish(Parser& p) {
 }
 
 }  // namespace
+
+void give_pages(Case& c) {
+  c.key_lengths = c.packed->k_lengths;
+  c.packed->tail_k = 0;
+  const std::int64_t longest =
+      c.key_lengths.empty() ? 0 : *std::max_element(c.key_lengths.begin(), c.key_lengths.end());
+  c.seq_k = round_up(longest, c.page_size);
+}
 
 Case parse_case(std::string_view line) {
   Parser parser;

@@ -285,6 +285,16 @@ void draw_memory(Draw& draw, Case& c) {
   if (draw.percent(10)) c.q.scale = c.k.scale = draw.one_of({3.0, 0.2});
 }
 
+/// Some packed cases get pages. Draws of its own keep the other cases what they are.
+void draw_pages(std::uint64_t seed, std::int64_t index, Case& c) {
+  Draw draw(seed ^ 0x7061676573ULL, index);
+  if (!c.packed || c.blocks || c.layout == Layout::expanded || !draw.percent(30)) return;
+  c.page_size = draw.one_of<std::int64_t>({1, 7, 16, 64});
+  give_pages(c);
+  c.backward = c.d_lse = false;
+  if (c.layout == Layout::qkv) c.layout = Layout::bshd;
+}
+
 }  // namespace
 
 Case random_case(std::uint64_t seed, std::int64_t index) {
@@ -299,6 +309,7 @@ Case random_case(std::uint64_t seed, std::int64_t index) {
   draw_mask(draw, form, c);
   draw_scores(draw, c);
   draw_memory(draw, c);
+  draw_pages(seed, index, c);
   return c;
 }
 

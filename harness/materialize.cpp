@@ -69,9 +69,12 @@ void CaseState::cover_rows(const Tensor& tensor, std::int64_t b, std::int64_t be
 
 void CaseState::cover_beyond() {
   const ForwardTensors& t = host_.forward;
-  if (c_.page_size > 0 || (c_.layout == Layout::expanded && !c_.packed)) return;
+  if (c_.layout == Layout::expanded && !c_.packed) return;
   if (c_.packed) {
     cover_rows(t.q, 0, c_.seq_q - c_.packed->tail_q, c_.seq_q);
+  }
+  if (c_.page_size > 0) return;
+  if (c_.packed) {
     cover_rows(t.k, 0, c_.seq_k - c_.packed->tail_k, c_.seq_k);
     cover_rows(t.v, 0, c_.seq_k - c_.packed->tail_k, c_.seq_k);
   }

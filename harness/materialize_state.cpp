@@ -247,9 +247,11 @@ void CaseState::add_packed() {
   add_vector(
       "cu_seqlens_q", [](CaseViews& s) -> Tensor& { return s.spec.cu_seqlens_q; }, dtype, sizes,
       offsets(packed.q_lengths));
-  add_vector(
-      "cu_seqlens_k", [](CaseViews& s) -> Tensor& { return s.spec.cu_seqlens_k; }, dtype, sizes,
-      offsets(packed.k_lengths));
+  if (c_.page_size == 0) {
+    add_vector(
+        "cu_seqlens_k", [](CaseViews& s) -> Tensor& { return s.spec.cu_seqlens_k; }, dtype, sizes,
+        offsets(packed.k_lengths));
+  }
   // NOTE: at least 1: 0 says that no bound is given, and all sequences may be empty.
   const auto longest = [](const std::vector<std::int64_t>& lengths) {
     std::int64_t most = 1;
@@ -258,7 +260,7 @@ void CaseState::add_packed() {
   };
   const auto give_max = [&](AttentionSpec& spec) {
     spec.max_seqlen_q = longest(packed.q_lengths);
-    spec.max_seqlen_k = longest(packed.k_lengths);
+    if (c_.page_size == 0) spec.max_seqlen_k = longest(packed.k_lengths);
   };
   if (packed.give_max) give_max(host_.spec);
   // Offsets on a GPU cannot be read by the host, so the bounds must be given.

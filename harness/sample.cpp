@@ -78,6 +78,24 @@ std::vector<Sample> choose_samples(const Problem& p, double max_work, std::uint6
   return samples;
 }
 
+std::vector<Sample> other_heads(const Problem& p, const Sample& sample, int most) {
+  const std::int64_t heads = sample.head_end - sample.head_begin;
+  const std::int64_t of_entry = p.heads_q / heads, all = p.batch * of_entry;
+  const std::int64_t own = sample.b * of_entry + sample.head_begin / heads;
+  const std::int64_t count = std::min<std::int64_t>(most, all - 1);
+  std::vector<Sample> others;
+  for (std::int64_t n = 0; n < count; ++n) {
+    const std::int64_t index = (own + 1 + n * (all - 1) / count) % all;
+    Sample other = sample;
+    other.b = index / of_entry;
+    other.head_begin = index % of_entry * heads;
+    other.head_end = other.head_begin + heads;
+    other.head_k = other.head_begin / p.group();
+    others.push_back(other);
+  }
+  return others;
+}
+
 bool whole_keys(const Problem& p, const Sample& s) {
   return s.head_end - s.head_begin == p.group() && s.row_end - s.row_begin == p.seq_q;
 }

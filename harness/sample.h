@@ -23,6 +23,9 @@ double reference_work(const Problem& problem);
 /// positions.
 bool can_sample(const Problem& problem);
 
+/// The same rows of as many other query heads of the batch, at most `most` times, spread evenly.
+std::vector<Sample> other_heads(const Problem& problem, const Sample& sample, int most);
+
 /// First, last and some random parts that cost `max_work` together.
 std::vector<Sample> choose_samples(const Problem& problem, double max_work, std::uint64_t seed);
 

@@ -102,15 +102,18 @@ struct AttentionSpec {
 
   Tensor key_lengths;  ///< int32 (B): keys of each batch entry; bits beyond them never matter
 
-  /// Packed sequences: int32 or int64 (sequences + 1), non-decreasing, from 0. Both or none.
+  /// Packed sequences: int32 or int64 (sequences + 1), non-decreasing, from 0. Both or none; with
+  /// block_table cu_seqlens_q alone.
   Tensor cu_seqlens_q, cu_seqlens_k;
   /// Upper bounds of the packed lengths, cut to the rows there are; 0 = read from host offsets. An
   /// error without offsets. With device offsets nobody can see that a bound is too small: what is
-  /// computed then is undefined.
+  /// computed then is undefined. With block_table max_seqlen_k bounds key_lengths, 0 = the table's
+  /// pages.
   std::int64_t max_seqlen_q = 0, max_seqlen_k = 0;
 
   /// Paged KV: int32 (B, max_pages); k and v are then pools with logical axes (pages, Hk,
-  /// page_size, D), and key_lengths is required. Entries past the length are never read.
+  /// page_size, D), and key_lengths is required. Entries past the length are never read. Beside
+  /// cu_seqlens_q the queries are packed, and B counts sequences.
   Tensor block_table;
 
   bool deterministic = false;  ///< backward bitwise repeatable under any load; no result depends on

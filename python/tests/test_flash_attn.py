@@ -113,11 +113,48 @@ def test_alibi_and_dropout(device: str) -> None:
         skip_refusal(device, error)
 
 
-def test_refusals() -> None:
-    q = torch.randn(4, 2, 8)
-    cu = torch.tensor([0, 4], dtype=torch.int32)
-    with pytest.raises(NotImplementedError, match="block_table"):
-        ours.flash_attn_varlen_func(q, q, q, cu, cu, 4, 4, block_table=cu[None])
+@pytest.mark.parametrize("options", [{"causal": True}, {"window_size": (6, 0)}, {}])
+def test_varlen_over_pages(device: str, options: dict[str, Any]) -> None:
+    """Packed queries of ragged lengths; pages in any order, NaN wherever no key is."""
+    queries, lengths, size = [3, 0, 7, 1], [11, 5, 7, 30], 4
+    table = torch.full((4, 8), 2**31 - 1, dtype=torch.int32)
+    pools = torch.full((2, 20, size, 2, 16), torch.nan)
+    pages = iter(torch.randperm(20).tolist())
+    parts = []
+    for b, length in enumerate(lengths):
+        k, v = torch.randn(2, length, 2, 16)
+        parts.append((k, v))
+        for j in range(length):
+            if j % size == 0:
+                table[b, j // size] = next(pages)
+            pools[0, table[b, j // size], j % size] = k[j]
+            pools[1, table[b, j // size], j % size] = v[j]
+    q = torch.randn(sum(queries), 4, 16)
+    cu_q, cu_k = (
+        torch.tensor([0, *torch.tensor(n).cumsum(0).tolist()], dtype=torch.int32)
+        for n in (queries, lengths)
+    )
+    given = [t.to(device) for t in (q, *pools, cu_q, cu_k)]
+    try:
+        o, lse, _ = ours.flash_attn_varlen_func(
+            *given,
+            max(queries),
+            max(lengths),
+            block_table=table.to(device),
+            return_attn_probs=True,
+            **options,
+        )
+    except NotImplementedError as error:
+        return skip_refusal(device, error)
+    assert lse.shape == (4, sum(queries))
+    window = options.get("window_size")
+    meaning = {"window": window} if window else options
+    for b, (k, v) in enumerate(parts):
+        rows = slice(int(cu_q[b]), int(cu_q[b + 1]))
+        exact, exact_lse = paper(q[None, rows], k[None], v[None], **meaning)
+        torch.testing.assert_close(o[rows].cpu().double(), exact[0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(lse[:, rows].cpu().double(), exact_lse[0], atol=1e-4, rtol=0)
+    return None
 
 
 @pytest.mark.parametrize("window", [(0, -2), (7, -8), (-1, -3), (-2, -1)])

@@ -117,8 +117,9 @@ def attention(
     key_lengths: int32 (B), how many keys of each batch entry there are.
     cu_seqlens: int32 or int64 (sequences + 1). max_seqlen: bounds of the packed lengths; needed
     on a GPU, read from the offsets on a CPU, an error without offsets. block_table: int32
-    (B, max_pages), for k and v that are pools of pages (pages, page_size, Hk, D). block_list:
-    visible pairs of blocks.
+    (B, max_pages), for k and v that are pools of pages (pages, page_size, Hk, D), with key_lengths,
+    which max_seqlen_k may bound. With cu_seqlens_q beside it q is packed, and B counts sequences.
+    block_list: visible pairs of blocks.
     score_mod(score, b, h, i, j): what softmax sees of a pair, from the score after all options
     above. mask_mod(b, h, i, j): True = visible. Both are traced at each call (docs/expressions.md).
     return_lse: also LSE, float32 (B, Hq, Sq), packed (Hq, total_q); it can be differentiated.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from ._attention import attention
@@ -166,10 +167,14 @@ def flash_attn_varlen_func(
 ) -> Result:
     """Attention of packed sequences: q (total_q, Hq, D), k, v (total_k, Hk, D).
 
-    cu_seqlens: int32 (sequences + 1), where each sequence begins.
+    cu_seqlens: int32 (sequences + 1), where each sequence begins. With block_table, int32
+    (sequences, max_pages), k and v are pools (pages, page_size, Hk, D), and the differences of
+    cu_seqlens_k are the sequences' key lengths.
     """
+    keys: dict[str, Any] = {"cu_seqlens_k": cu_seqlens_k}
     if block_table is not None:
-        raise NotImplementedError("block_table: pages of packed sequences are not supported")
+        lengths = cu_seqlens_k.diff().to(torch.int32)
+        keys = {"block_table": block_table, "key_lengths": lengths}
     return _attend(
         q,
         k,
@@ -177,8 +182,8 @@ def flash_attn_varlen_func(
         return_attn_probs,
         window_size,
         softmax_scale,
+        **keys,
         cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
         max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,
         dropout_p=dropout_p,

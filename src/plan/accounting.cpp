@@ -49,9 +49,9 @@ double sequence_pairs(const Problem& p, const Sequence& s) {
 }
 
 bool lengths_on_host(const Problem& p) {
-  const Tensor& lengths = p.packed ? p.cu_seqlens_q : p.key_lengths;
-  return p.device.type == DeviceType::cpu && lengths.data != nullptr &&
-         (!p.packed || p.cu_seqlens_k.data != nullptr);
+  const auto readable = [](const Tensor& t) { return !t.defined() || t.data != nullptr; };
+  return p.device.type == DeviceType::cpu && readable(p.key_lengths) && readable(p.cu_seqlens_q) &&
+         readable(p.cu_seqlens_k);
 }
 
 std::string shape_of(std::span<const std::int64_t> sizes) {
@@ -83,7 +83,8 @@ void for_tensors(const Problem& p, const Visit& visit) {
       if (t.strides[axis] == 0 && role == Role::input) shape[axis] = 1;  // it broadcasts
     }
     // The batch axis of packed tensors is the sequences', not memory.
-    if (p.packed && t.rank >= 3) shape[0] = 1;
+    const bool pool = p.paged && (&t == &p.k || &t == &p.v);
+    if (p.packed && t.rank >= 3 && !pool) shape[0] = 1;
     visit(memory_part(name, role, t.dtype, {shape.data(), static_cast<std::size_t>(t.rank)}));
   };
   add("Q", p.q, Role::input);
@@ -113,11 +114,12 @@ double positional_pairs(const Problem& p) {
     if (!p.packed) return batch * heads * sequence_pairs(p, whole);
     // One sequence is as long as the longest, where that is told; the others share the rest.
     const std::int64_t others = p.batch - 1;
-    if (others < 1 || p.seq_q >= p.total_q || p.seq_k >= p.total_k) {
+    const std::int64_t total_k = p.paged ? p.batch * p.seq_k : p.total_k;
+    if (others < 1 || p.seq_q >= p.total_q || p.seq_k >= total_k) {
       const std::int64_t n = std::max<std::int64_t>(p.batch, 1);
-      return batch * heads * sequence_pairs(p, {0, p.total_q / n, 0, p.total_k / n});
+      return batch * heads * sequence_pairs(p, {0, p.total_q / n, 0, total_k / n});
     }
-    const Sequence other = {0, (p.total_q - p.seq_q) / others, 0, (p.total_k - p.seq_k) / others};
+    const Sequence other = {0, (p.total_q - p.seq_q) / others, 0, (total_k - p.seq_k) / others};
     return heads *
            (sequence_pairs(p, whole) + static_cast<double>(others) * sequence_pairs(p, other));
   }

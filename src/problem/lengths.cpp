@@ -69,6 +69,15 @@ std::int64_t packed_bound(const char* offsets_name, const char* bound_name, cons
   return bound != 0 ? std::min(bound, total) : longest;
 }
 
+void check_key_offsets(const Problem& p, const AttentionSpec& spec) {
+  check_offsets("cu_seqlens_k", spec.cu_seqlens_k, p.device);
+  if (spec.cu_seqlens_k.sizes[0] != spec.cu_seqlens_q.sizes[0]) {
+    fail("cu_seqlens_k", spec.cu_seqlens_k,
+         "it must have as many offsets as cu_seqlens_q, " +
+             std::to_string(spec.cu_seqlens_q.sizes[0]));
+  }
+}
+
 /// Whether a packed bias or mask has a column for each of the `max_k` keys that the caller named.
 bool has_columns(const Tensor& t, std::int64_t max_k) {
   return t.rank >= 1 && t.rank <= Tensor::kMaxRank &&
@@ -91,29 +100,29 @@ void check_page(const Problem& p, std::int64_t b, std::int64_t page) {
 void take_packed(Problem& p, const AttentionSpec& spec) {
   if (!spec.cu_seqlens_q.defined())
     fail("cu_seqlens_q", spec.cu_seqlens_q, "given together with cu_seqlens_k or not at all");
-  if (!spec.cu_seqlens_k.defined())
+  if (p.paged && spec.cu_seqlens_k.defined()) {
+    fail("cu_seqlens_k", spec.cu_seqlens_k,
+         "not together with block_table, whose keys key_lengths counts");
+  }
+  if (!p.paged && !spec.cu_seqlens_k.defined())
     fail("cu_seqlens_k", spec.cu_seqlens_k, "given together with cu_seqlens_q or not at all");
   check_offsets("cu_seqlens_q", spec.cu_seqlens_q, p.device);
-  check_offsets("cu_seqlens_k", spec.cu_seqlens_k, p.device);
-  if (spec.cu_seqlens_k.sizes[0] != spec.cu_seqlens_q.sizes[0]) {
-    fail("cu_seqlens_k", spec.cu_seqlens_k,
-         "it must have as many offsets as cu_seqlens_q, " +
-             std::to_string(spec.cu_seqlens_q.sizes[0]));
-  }
+  if (!p.paged) check_key_offsets(p, spec);
   if (p.batch != 1) fail("q", p.q, "packed tensors have batch 1: (1, Hq, total_q, D)");
-  if (spec.key_lengths.defined())
-    fail("key_lengths", spec.key_lengths, "not together with packed sequences");
-  if (p.paged) fail("block_table", spec.block_table, "not together with packed sequences");
   p.cu_seqlens_q = spec.cu_seqlens_q;
-  p.cu_seqlens_k = spec.cu_seqlens_k;
   p.batch = spec.cu_seqlens_q.sizes[0] - 1;
   p.seq_q =
       packed_bound("cu_seqlens_q", "max_seqlen_q", p.cu_seqlens_q, spec.max_seqlen_q, p.total_q);
+  p.q.strides[0] = 0;
+  if (p.paged) return;
+  if (spec.key_lengths.defined())
+    fail("key_lengths", spec.key_lengths, "not together with packed sequences, unless paged");
+  p.cu_seqlens_k = spec.cu_seqlens_k;
   p.seq_k =
       packed_bound("cu_seqlens_k", "max_seqlen_k", p.cu_seqlens_k, spec.max_seqlen_k, p.total_k);
   if (has_columns(spec.bias, spec.max_seqlen_k) || has_columns(spec.mask, spec.max_seqlen_k))
     p.seq_k = std::max(p.seq_k, spec.max_seqlen_k);
-  for (Tensor* t : {&p.q, &p.k, &p.v}) t->strides[0] = 0;
+  for (Tensor* t : {&p.k, &p.v}) t->strides[0] = 0;
 }
 
 void take_paged(Problem& p, const AttentionSpec& spec) {
@@ -133,6 +142,10 @@ void take_paged(Problem& p, const AttentionSpec& spec) {
     fail("block_table", table, "its pages may hold at most 2^56 keys");
   }
   p.seq_k = table.sizes[1] * p.page_size;
+  if (spec.max_seqlen_k < 0) {
+    arguments::fail_value("max_seqlen_k", std::to_string(spec.max_seqlen_k), "it must be >= 0");
+  }
+  if (spec.max_seqlen_k > 0) p.seq_k = std::min(p.seq_k, spec.max_seqlen_k);
 }
 
 void take_key_lengths(Problem& p, const AttentionSpec& spec) {
@@ -161,6 +174,8 @@ Sequence Problem::sequence(std::int64_t b) const {
   if (packed) {
     s.q_begin = integer_at(cu_seqlens_q, b);
     s.q_length = integer_at(cu_seqlens_q, b + 1) - s.q_begin;
+  }
+  if (packed_keys()) {
     s.k_begin = integer_at(cu_seqlens_k, b);
     s.k_length = integer_at(cu_seqlens_k, b + 1) - s.k_begin;
   } else if (key_lengths.defined()) {

@@ -229,7 +229,8 @@ void require_beside(const char* name, std::int64_t value, const char* with) {
 void refuse_strays(const AttentionSpec& spec) {
   if (!spec.cu_seqlens_q.defined() && !spec.cu_seqlens_k.defined()) {
     require_beside("max_seqlen_q", spec.max_seqlen_q, "cu_seqlens_q");
-    require_beside("max_seqlen_k", spec.max_seqlen_k, "cu_seqlens_k");
+    if (!spec.block_table.defined())
+      require_beside("max_seqlen_k", spec.max_seqlen_k, "cu_seqlens_k or block_table");
   }
   const BlockList& list = spec.block_list;
   if (!list.defined()) {

@@ -42,10 +42,10 @@ struct Problem {
   std::int64_t batch = 0;  ///< dense batch entries or packed sequences
   std::int64_t heads_q = 0, heads_k = 0;
   std::int64_t seq_q = 0, seq_k = 0;  ///< dense lengths; packed or paged: upper bounds
-  std::int64_t total_q = 0,
-               total_k = 0;  ///< rows along the S axes of the packed tensors (dense: seq_q, seq_k)
+  /// Rows along the S axes of the packed tensors; of others seq_q, and seq_k unless paged.
+  std::int64_t total_q = 0, total_k = 0;
   std::int64_t head_dim = 0, head_dim_v = 0;
-  bool packed = false;
+  bool packed = false;  ///< of paged keys only the queries are
   bool paged = false;
   std::int64_t page_size = 0;  ///< paged only
 
@@ -78,8 +78,10 @@ struct Problem {
   bool deterministic = false;
   Precision precision = Precision::exact;
 
-  /// Entries along axis 0 of the tensors in memory: one when packed, whose sequences share the S
-  /// axis.
+  /// True when the sequences share the S axis of k and v, too.
+  bool packed_keys() const { return packed && !paged; }
+  /// Entries along axis 0 of q, o and the like in memory: one when packed, whose sequences share
+  /// the S axis.
   std::int64_t stored_batch() const { return packed ? 1 : batch; }
   /// Rows of Q in memory, of all entries and heads: the length of a buffer of row statistics.
   std::int64_t query_rows() const { return stored_batch() * heads_q * total_q; }

@@ -60,13 +60,14 @@ std::int64_t own_size(const Tensor& t, std::size_t axis) {
 
 Arrays::Arrays(const Problem& p, Pass pass) {
   const std::int64_t batch = p.stored_batch();
-  const std::int64_t keys = p.packed ? p.total_k : p.seq_k;
+  const std::int64_t keys = p.packed_keys() ? p.total_k : p.seq_k;
+  const std::int64_t key_batch = p.packed_keys() ? 1 : p.batch;
   const auto queries = [&](std::int64_t dim) {
     return Array{.batch = batch, .heads = p.heads_q, .rows = p.total_q, .dim = dim};
   };
   q = queries(p.head_dim);
-  k = {.batch = batch, .heads = p.heads_k, .rows = keys, .dim = p.head_dim};
-  v = {.batch = batch, .heads = p.heads_k, .rows = keys, .dim = p.head_dim_v};
+  k = {.batch = key_batch, .heads = p.heads_k, .rows = keys, .dim = p.head_dim};
+  v = {.batch = key_batch, .heads = p.heads_k, .rows = keys, .dim = p.head_dim_v};
   if (pass == Pass::forward) {
     o = queries(p.head_dim_v);
     lse = queries(1);

@@ -96,6 +96,11 @@ TEST(Case, ReadsPackedPagedAndBlocks) {
   EXPECT_EQ(parse_case("packed=5,6").packed->k_lengths, (std::vector<std::int64_t>{5, 6}));
   const Case paged = parse_case("b2 q1 k64 lengths=64,3 paged=16 pass=fwd");
   EXPECT_EQ(paged.page_size, 16);
+  const Case both = parse_case("packed=3,9,1/40,0,12:max h2 d32 paged=16 pass=fwd");
+  EXPECT_EQ(both.seq_q, 13);
+  EXPECT_EQ(both.seq_k, 48);  // the pages of the longest
+  EXPECT_EQ(both.key_lengths, (std::vector<std::int64_t>{40, 0, 12}));
+  EXPECT_EQ(format_case(both), "packed=3,9,1/40,0,12:max h2 d32 f32 paged=16 pass=fwd");
   const Case blocks = parse_case("b2 h2 s64 blocks=16,32:b,1:0.5:full");
   EXPECT_EQ(blocks.blocks->block_k, 32);
   EXPECT_TRUE(blocks.blocks->per_batch && blocks.blocks->full_flags);

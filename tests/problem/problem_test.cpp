@@ -309,9 +309,9 @@ TEST(Problem, WhatNeedsAnotherArgumentIsNotIgnoredWithoutIt) {
   EXPECT_EQ(of_spec([](AttentionSpec& s) { s.max_seqlen_q = 5; }),
             "max_seqlen_q is 5: given without cu_seqlens_q");
   EXPECT_EQ(of_spec([](AttentionSpec& s) { s.max_seqlen_k = -1; }),
-            "max_seqlen_k is -1: given without cu_seqlens_k");
+            "max_seqlen_k is -1: given without cu_seqlens_k or block_table");
   EXPECT_EQ(backward_message([](Call& c) { c.spec.max_seqlen_k = 7; }),
-            "max_seqlen_k is 7: given without cu_seqlens_k");
+            "max_seqlen_k is 7: given without cu_seqlens_k or block_table");
   EXPECT_EQ(of_spec([](AttentionSpec& s) { s.block_list.block_q = 64; }),
             "block_list.block_q is 64: given without block_list.row_offsets");
   EXPECT_EQ(of_spec([](AttentionSpec& s) { s.block_list.block_k = 64; }),
@@ -336,6 +336,74 @@ TEST(Problem, KeyLengthsAndPages) {
                  c.spec.block_table = Tensor::contiguous(table, DType::int32, {2, 1});
                }),
                {"block_table", "entry (1, 0) is 9", "0 to 1"});
+}
+
+/// Packed queries of 2 sequences over pools of 3 pages of 4 rows.
+class PackedOverPages : public ::testing::Test {
+ protected:
+  std::vector<float> memory_ = std::vector<float>(1024);
+  std::vector<std::int32_t> offsets_{0, 3, 8}, lengths_{7, 2}, table_{2, 0, 1, -1};
+  AttentionSpec spec_;
+  Problem problem_;
+
+  void SetUp() override {
+    spec_.cu_seqlens_q = Tensor::contiguous(offsets_.data(), DType::int32, {3});
+    spec_.key_lengths = Tensor::contiguous(lengths_.data(), DType::int32, {2});
+    spec_.block_table = Tensor::contiguous(table_.data(), DType::int32, {2, 2});
+  }
+  std::string message() {
+    const Tensor q = Tensor::packed(memory_.data(), DType::float32, 10, 4, 8);
+    const Tensor pool = Tensor::bshd(memory_.data(), DType::float32, 3, 4, 2, 8);
+    const Tensor lse = Tensor::contiguous(memory_.data(), DType::float32, {4, 10});
+    try {
+      problem_ = make_problem(ForwardTensors{q, pool, pool, q, lse, {}}, spec_, Purpose::run);
+    } catch (const InvalidArgument& e) {
+      return e.what();
+    }
+    return "accepted";
+  }
+};
+
+TEST_F(PackedOverPages, SequencesHaveQueriesByOffsetsAndKeysByLengths) {
+  ASSERT_EQ(message(), "accepted");
+  EXPECT_EQ(problem_.batch, 2);
+  EXPECT_EQ(problem_.seq_q, 5);
+  EXPECT_EQ(problem_.seq_k, 8);
+  EXPECT_TRUE(problem_.packed && problem_.paged && !problem_.packed_keys());
+  const Sequence second = problem_.sequence(1);
+  EXPECT_EQ(second.q_begin, 3);
+  EXPECT_EQ(second.q_length, 5);
+  EXPECT_EQ(second.k_begin, 0);
+  EXPECT_EQ(second.k_length, 2);
+  const Problem::KeyRow row = problem_.key_row(0, problem_.sequence(0), 5);
+  EXPECT_EQ(row.batch, 0);
+  EXPECT_EQ(row.row, 1);
+  EXPECT_NE(problem_.k.strides[0], 0);
+  spec_.max_seqlen_k = 7;
+  ASSERT_EQ(message(), "accepted");
+  EXPECT_EQ(problem_.seq_k, 7);
+}
+
+TEST_F(PackedOverPages, WhatDoesNotFitIsNamed) {
+  const AttentionSpec right = spec_;
+  spec_.cu_seqlens_k = spec_.cu_seqlens_q;
+  expect_parts(message(), {"cu_seqlens_k", "not together with block_table"});
+  spec_ = right;
+  spec_.key_lengths = {};
+  expect_parts(message(), {"key_lengths is not given", "required with block_table"});
+  spec_ = right;
+  lengths_[1] = 5;
+  expect_parts(message(), {"block_table", "entry (1, 1) is -1", "0 to 2"});
+  lengths_[1] = 9;
+  expect_parts(message(), {"key_lengths", "entry 1 is 9", "0 to 8"});
+  lengths_[1] = 2;
+  spec_.max_seqlen_k = 6;
+  expect_parts(message(), {"key_lengths", "entry 0 is 7", "0 to 6"});
+  spec_.max_seqlen_k = -1;
+  expect_parts(message(), {"max_seqlen_k is -1", ">= 0"});
+  spec_ = right;
+  spec_.block_table = Tensor::contiguous(table_.data(), DType::int32, {1, 2});
+  expect_parts(message(), {"block_table", "B = 2"});
 }
 
 TEST(Problem, VisibleKeysFollowTheContract) {

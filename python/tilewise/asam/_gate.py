@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ._select import pooled
+
 
 class AdaptiveGate(nn.Module):
     """How far each head attends sparsely: g = sigmoid((t - c) p / |tau|).
@@ -47,12 +49,12 @@ class AdaptiveGate(nn.Module):
 
     def _pooled(self, x: Tensor) -> Tensor:
         """The weighted sum over features of each pooled token, (B, sum of bins)."""
-        tokens = x.transpose(1, 2)
-        pooled = torch.cat([functional.adaptive_avg_pool1d(tokens, b) for b in self.bins], -1)
-        pooled = pooled.transpose(1, 2)
-        # mean_j(pooled . x_j) = pooled . mean_j(x_j): no (bins, n) matrix.
-        weights = (pooled @ x.mean(1).unsqueeze(-1)).softmax(1)
-        return (pooled * weights).sum(2)
+        tokens = x.transpose(1, 2).contiguous()  # its strides' kernel fails at long n
+        bins = torch.cat([functional.adaptive_avg_pool1d(tokens, b) for b in self.bins], -1)
+        bins = bins.transpose(1, 2)
+        # mean_j(bins . x_j) = bins . mean_j(x_j): no (bins, n) matrix.
+        weights = (bins @ x.mean(1).unsqueeze(-1)).softmax(1)
+        return (bins * weights).sum(2)
 
 
 class InputGate(nn.Module):
@@ -90,17 +92,23 @@ class InputGate(nn.Module):
 
     def _pooled(self, x: Tensor, key_lengths: Tensor | None) -> Tensor:
         """(B, dim (1 + 2 windows)); tokens at and past key_lengths (B) do not count."""
-        n = x.shape[1]
-        counts = x.new_ones(1, n, 1)
         if key_lengths is not None:
-            at = torch.arange(n, device=x.device)
-            counts = (at < key_lengths[:, None]).to(x.dtype).unsqueeze(-1)
+            return self._pooled_within(x, key_lengths)
+        statistics = [x.mean(1)]
+        for window in self.WINDOWS:
+            means = x if window == 1 else pooled(x, window, dim=1)
+            statistics += [means.amax(1), means.var(1, correction=0)]
+        return torch.cat(statistics, -1)
+
+    def _pooled_within(self, x: Tensor, key_lengths: Tensor) -> Tensor:
+        n = x.shape[1]
+        at = torch.arange(n, device=x.device)
+        counts = (at < key_lengths[:, None]).to(x.dtype).unsqueeze(-1)
         statistics = [(x * counts).sum(1) / counts.sum(1).clamp_min(1)]
         for window in self.WINDOWS:
-            short = -n % window
-            sums = functional.pad(x * counts, (0, 0, 0, short)).unflatten(1, (-1, window)).sum(2)
-            inside = functional.pad(counts, (0, 0, 0, short)).unflatten(1, (-1, window)).sum(2)
-            means, seen = sums / inside.clamp_min(1), inside > 0
+            shares = pooled(counts, window, dim=1)  # of the window's tokens that count
+            seen = shares > 0
+            means = pooled(x * counts, window, dim=1) / shares.where(seen, 1.0)
             highest = means.masked_fill(~seen, -torch.inf).amax(1)
             weights = seen.to(x.dtype) / seen.sum(1, keepdim=True).clamp_min(1)
             mean = (means * weights).sum(1, keepdim=True)

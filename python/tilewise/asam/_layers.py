@@ -101,21 +101,23 @@ class ASAMLayer(nn.Module):
         if self.config.mode == "faithful":
             if key_lengths is not None:
                 raise ValueError("key_lengths is given: the published layer has none")
-            y, info = self._forward(x, mask, None)
+            y, info = self._forward(x, mask, None, return_info)
         elif self.config.use_gradient_checkpointing and self.training:
-            y, info = checkpoint(self._forward, x, mask, key_lengths, use_reentrant=False)
+            y, info = checkpoint(
+                self._forward, x, mask, key_lengths, return_info, use_reentrant=False
+            )
         else:
-            y, info = self._forward(x, mask, key_lengths)
+            y, info = self._forward(x, mask, key_lengths, return_info)
         return y, info if return_info else None
 
     def _forward(
-        self, x: Tensor, mask: Tensor | None, key_lengths: Tensor | None
-    ) -> tuple[Tensor, Info]:
+        self, x: Tensor, mask: Tensor | None, key_lengths: Tensor | None, return_info: bool
+    ) -> tuple[Tensor, Info | None]:
         h = self.norm(x)
-        info: Info = {}
+        info: Info | None = {}
         if self.config.mode == "adaptive":
             assert self.adaptive_attn is not None
-            a, info = self.adaptive_attn(h, mask, key_lengths)
+            a, info = self.adaptive_attn(h, mask, key_lengths, return_info)
         elif self.adaptive_attn is not None:
             a, info = self.adaptive_attn(h, self.pattern(x.shape[1], x.device), mask)
         else:

@@ -33,17 +33,22 @@ class RoutedAttention(nn.Module):
         shape = (config.num_heads, config.num_clusters, config.dim_head)
         self.centroids = nn.Parameter(torch.randn(shape) * 0.02)
         self.temperature = nn.Parameter(torch.full((1,), 0.5))
+        self.fixed = _select.FixedBlocks(config)
 
     def forward(
-        self, x: Tensor, mask: Tensor | None = None, key_lengths: Tensor | None = None
-    ) -> tuple[Tensor, dict[str, Any]]:
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        key_lengths: Tensor | None = None,
+        return_info: bool = True,
+    ) -> tuple[Tensor, dict[str, Any] | None]:
         config = self.config
         gate, confidence, logits = self.gate(x, key_lengths)
         q, k, v = split_heads(self.to_qkv(x), config.num_heads)
-        choice = self._choose(logits)
-        blocks, weight = self._blocks(*_within(q, k, key_lengths), choice)
+        chosen, one_hot = self._choose(logits)
+        blocks, weight = self._blocks(*_within(q, k, key_lengths), chosen, one_hot)
         runs_sparse, runs_dense, g = self._route(gate)
-        shown = _listed(_doubled(blocks, runs_sparse, runs_dense), q, config.block_size)
+        shown = _doubled(blocks, runs_sparse, runs_dense)
         o = attention(
             q.repeat_interleave(2, dim=1),
             k,
@@ -52,66 +57,86 @@ class RoutedAttention(nn.Module):
             causal="top_left" if config.causal else False,
             key_lengths=key_lengths,
             layout="bhsd",
-            **shown,
+            block_list=BlockList.from_blocks(shown, config.block_size),
         )
         sparse, dense = o.unflatten(1, (-1, 2)).unbind(2)
         g = g[..., None, None].to(o.dtype)
-        y = self.to_out(merge_heads(g * weight.to(o.dtype) * sparse + (1 - g) * dense))
-        listed = blocks & _select.lower(blocks.shape[-1], x.device) if config.causal else blocks
-        every = (
-            listed.shape[-1] * (listed.shape[-1] + 1) / 2 if config.causal else listed[0, 0].numel()
-        )
-        density = listed.sum((-2, -1)) / every
-        info = {
+        mixed = torch.lerp(dense, sparse if weight is None else weight.to(o.dtype) * sparse, g)
+        y = self.to_out(merge_heads(mixed))
+        if not return_info:
+            return y, None
+        density = self._density(blocks)
+        return y, {
             "gate_values": gate.unsqueeze(-1).expand(-1, -1, x.shape[1]),
             "confidence": confidence,
             "pattern_logits": logits,
             "sparse_ratio": (gate > 0.5).float().mean(),
-            "pattern": choice.argmax(-1),
+            "pattern": chosen,
             "density": density,
             "density_run": (density * runs_sparse + runs_dense).mean(),
             "blocks": blocks,
         }
-        return y, info
 
-    def _choose(self, logits: Tensor) -> Tensor:
-        """One-hot (B, heads, choices): fixed, the argmax, or in training a Gumbel draw of it."""
+    def _density(self, blocks: Tensor) -> Tensor:
+        """The share of the blocks that each head may see: (B, heads)."""
+        count = blocks.shape[-1]
+        if not self.config.causal:
+            return blocks.sum((-2, -1)) / count**2
+        listed = blocks & _select.lower(count, blocks.device)
+        return listed.sum((-2, -1)) / (count * (count + 1) / 2)
+
+    def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The pattern of each head, int64 (B, heads), and its one-hot where gradients are wanted.
+
+        Fixed, the argmax, or in training a Gumbel draw of it, straight-through.
+        """
         if self.config.pattern_type != "auto":
-            index = CHOICES.index(self.config.pattern_type)
-            return (
-                functional.one_hot(torch.tensor(index), len(CHOICES)).to(logits).expand_as(logits)
+            index = torch.full_like(
+                logits[..., 0], CHOICES.index(self.config.pattern_type), dtype=torch.int64
             )
-        if self.training:
-            return functional.gumbel_softmax(logits, hard=True)  # straight-through
-        return functional.one_hot(logits.argmax(-1), len(CHOICES)).to(logits.dtype)
+            return index, None
+        if not self.training:
+            return logits.argmax(-1), None
+        one_hot = functional.gumbel_softmax(logits, hard=True)
+        return one_hot.argmax(-1), one_hot
 
-    def _blocks(self, q: Tensor, k: Tensor, choice: Tensor) -> tuple[Tensor, Tensor]:
+    def _blocks(
+        self, q: Tensor, k: Tensor, chosen: Tensor, one_hot: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """The chosen mask of blocks (B, heads, blocks, blocks), and 1 as a weight (B, heads, 1, 1).
 
-        The weight carries the gradients of the choice and of the centroids, straight through.
+        The weight carries the gradients of the choice and of the centroids, straight through. It is
+        None where no gradient is wanted.
         """
         config = self.config
-        size, device = config.block_size, q.device
-        count = -(-q.shape[2] // size)
-        near, affinity = _select.clustered(q, k, self.centroids, self.temperature, size)
-        masks = {
-            "local": _select.local(count, size, config.window_size, device),
-            "strided": _select.strided(count, max(2, config.stride // size), device),
-            "clustered": near,
-            "hierarchical": _select.hierarchical(count, device),
-        }
-        if config.pattern_type in ("auto", "selected"):  # the one pattern that costs a product
+        trained = torch.is_grad_enabled()
+        may = CHOICES if config.pattern_type == "auto" else (config.pattern_type,)
+        size = config.block_size
+        fixed = self.fixed.of(-(-q.shape[2] // size), q.device)
+        blocks = fixed[chosen] | fixed[-1]
+        # DDP wants every parameter in every graph, so training always asks the centroids.
+        by_clusters = trained or "clustered" in may
+        if by_clusters or "selected" in may:
+            q, k = _select.pooled(q, size), _select.pooled(k, size)
+        if by_clusters:
+            affinity = _select.clustered(q, k, self.centroids, self.temperature)
+            near = _select.above_mean(affinity)
+            blocks = blocks | (_picks(chosen, "clustered") & near)
+        if "selected" in may:
             with torch.no_grad():
-                scores = _select.block_scores(q, k, size, config.causal)
-            masks["selected"] = _select.top_k(scores, max(1, round(config.density * count)))
-        picked = choice.detach() > 0.5
-        blocks = torch.zeros_like(near)
-        for name, mask in masks.items():
-            blocks = blocks | (picked[..., CHOICES.index(name), None, None] & mask)
-        soft = (choice * choice.detach()).sum(-1)
-        shared = (affinity * near).sum((-2, -1)) / near.sum((-2, -1))
-        soft = soft + choice[..., CHOICES.index("clustered")].detach() * shared
-        return blocks, (1 + soft - soft.detach())[..., None, None]
+                best = _select.top_k(
+                    _select.block_scores(q, k, config.causal),
+                    max(1, round(config.density * k.shape[2])),
+                )
+            blocks = blocks | (_picks(chosen, "selected") & best)
+        if not trained:
+            return blocks, None
+        near = near | fixed[-1]
+        shared = (affinity * near).sum((-2, -1), keepdim=True) / near.sum((-2, -1), keepdim=True)
+        soft = _picks(chosen, "clustered") * shared
+        if one_hot is not None:
+            soft = soft + (one_hot * one_hot.detach()).sum(-1)[..., None, None]
+        return blocks, 1 + soft - soft.detach()
 
     def _route(self, gate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Which heads run sparse and dense, bool (B, heads), and the gate that mixes them."""
@@ -134,16 +159,9 @@ def _doubled(blocks: Tensor, runs_sparse: Tensor, runs_dense: Tensor) -> Tensor:
     return torch.stack([sparse, dense], 2).flatten(1, 2)
 
 
-def takes_lists(q: Tensor) -> bool:
-    """GPU kernels take block lists in 16 bits. In float32 the blocks are a mask function there."""
-    return q.device.type != "cuda" or q.dtype != torch.float32
-
-
-def _listed(visible: Tensor, q: Tensor, size: int) -> dict[str, Any]:
-    """attention()'s options that show it the blocks (B, heads, blocks, blocks)."""
-    if takes_lists(q):
-        return {"block_list": BlockList.from_blocks(visible, size)}
-    return {"mask_mod": lambda b, h, i, j: visible[b, h, i // size, j // size]}
+def _picks(chosen: Tensor, name: str) -> Tensor:
+    """Where a head chose a pattern: bool (B, heads, 1, 1)."""
+    return (chosen == CHOICES.index(name))[..., None, None]
 
 
 def _within(q: Tensor, k: Tensor, key_lengths: Tensor | None) -> tuple[Tensor, Tensor]:

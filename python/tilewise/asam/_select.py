@@ -1,45 +1,49 @@
 """Which blocks of pairs a head attends: the working layer's patterns, as masks of blocks.
 
 A mask of blocks is bool (B|1, H|1, query blocks, key blocks); nothing here is as large as n x n.
-Every pattern keeps the diagonal and the first key block, so that no row is left without keys.
+A layer adds ends() to what a pattern chose, so that no row is left without keys.
 """
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ._config import CHOICES, ASAMConfig
 
-def pooled(x: Tensor, block: int, how: str = "mean") -> Tensor:
-    """One vector a block: (B, H, n, d) -> (B, H, blocks, d); the last block may be ragged.
+REDUCTIONS: dict[str, Callable[..., Tensor]] = {
+    "mean": torch.mean,
+    "max": torch.amax,
+    "min": torch.amin,
+    "variance": partial(torch.var, correction=0),
+}
+
+
+def pooled(x: Tensor, block: int, how: str = "mean", dim: int = 2) -> Tensor:
+    """One vector a block along `dim`: (B, H, n, d) -> (B, H, blocks, d); the last may be ragged.
 
     how: mean, max, min or variance (over the block's tokens).
     """
-    n = x.shape[2]
-    short = -n % block
-    if how in ("max", "min"):
-        sign = 1.0 if how == "max" else -1.0
-        padded = functional.pad(sign * x, (0, 0, 0, short), value=-torch.inf)
-        extreme: Tensor = sign * padded.unflatten(2, (-1, block)).amax(3)
-        return extreme
-    padded = functional.pad(x, (0, 0, 0, short))
-    counts = torch.full((padded.shape[2] // block, 1), float(block), device=x.device)
-    counts[-1] -= short
-    mean: Tensor = padded.unflatten(2, (-1, block)).sum(3) / counts.to(x.dtype)
-    if how == "mean":
-        return mean
-    if how != "variance":
-        raise ValueError(f"how is {how!r}: expected mean, max, min or variance")
-    squares: Tensor = (padded * padded).unflatten(2, (-1, block)).sum(3) / counts.to(x.dtype)
-    return (squares - mean * mean).clamp_min(0)
+    if how not in REDUCTIONS:
+        raise ValueError(f"how is {how!r}: expected {', '.join(REDUCTIONS)}")
+    reduce = REDUCTIONS[how]
+    n = x.shape[dim]
+    whole = n - n % block
+    blocks = reduce(x.narrow(dim, 0, whole).unflatten(dim, (-1, block)), dim=dim + 1)
+    if whole == n:
+        return blocks
+    return torch.cat([blocks, reduce(x.narrow(dim, whole, n - whole), dim=dim, keepdim=True)], dim)
 
 
-def block_scores(q: Tensor, k: Tensor, block: int, causal: bool = False) -> Tensor:
-    """softmax over key blocks of mean(q) . mean(k) / sqrt(d): float32 (B, H, blocks, blocks).
+def block_scores(q: Tensor, k: Tensor, causal: bool = False) -> Tensor:
+    """softmax over key blocks of q . k / sqrt(d): float32 (B, H, blocks, blocks).
 
-    SeerAttention's and MoBA's score without their parameters. Blocks above the diagonal have 0 with
-    causal.
+    q, k: pooled tokens (B, H, blocks, d). SeerAttention's and MoBA's score without their
+    parameters. Blocks above the diagonal have 0 with causal.
     """
-    s: Tensor = pooled(q, block).float() @ pooled(k, block).float().mT / q.shape[-1] ** 0.5
+    s: Tensor = q.float() @ k.float().mT / q.shape[-1] ** 0.5
     if causal:
         s = s.masked_fill(~lower(s.shape[-2], s.device), -torch.inf)
     return s.softmax(-1)
@@ -48,62 +52,62 @@ def block_scores(q: Tensor, k: Tensor, block: int, causal: bool = False) -> Tens
 def top_k(scores: Tensor, count: int) -> Tensor:
     """The `count` best key blocks of each query block; fewer where there are fewer."""
     best = scores.topk(min(count, scores.shape[-1]), -1).indices
-    return keep_ends(torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, best, True))
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, best, True)
 
 
 def by_mass(scores: Tensor, mass: float) -> Tensor:
     """The fewest key blocks whose scores sum to `mass` of each row (FlexPrefill's gamma)."""
     ranked, order = scores.sort(-1, descending=True)
     before = ranked.cumsum(-1) - ranked
-    return keep_ends(torch.zeros_like(order, dtype=torch.bool).scatter_(-1, order, before < mass))
+    return torch.zeros_like(order, dtype=torch.bool).scatter_(-1, order, before < mass)
 
 
 def above(scores: Tensor, threshold: float) -> Tensor:
     """Key blocks with a score above `threshold`."""
-    return keep_ends(scores > threshold)
+    return scores > threshold
 
 
 def local(blocks: int, block: int, window: int, device: torch.device) -> Tensor:
-    """Blocks that hold a pair at most window // 2 apart: (1, 1, blocks, blocks)."""
-    return keep_ends(_apart(blocks, device) <= -(-(window // 2) // block))
+    """Blocks that hold a pair at most window // 2 apart: (blocks, blocks)."""
+    return _apart(blocks, device) <= -(-(window // 2) // block)
 
 
 def strided(blocks: int, stride: int, device: torch.device) -> Tensor:
     """The neighbouring blocks and every stride-th one."""
     every = torch.arange(blocks, device=device) % stride == 0
-    return keep_ends((_apart(blocks, device) <= 1) | every)
+    return (_apart(blocks, device) <= 1) | every
 
 
 def hierarchical(blocks: int, device: torch.device) -> Tensor:
     """Blocks a power of two apart: 2 log2(blocks) a row, LogSparse's distances (Li et al. 2019)."""
     apart = _apart(blocks, device)
-    return keep_ends((apart & (apart - 1)) == 0)
+    return (apart & (apart - 1)) == 0
 
 
-def clustered(
-    q: Tensor, k: Tensor, centroids: Tensor, temperature: Tensor, block: int
-) -> tuple[Tensor, Tensor]:
-    """Blocks whose pooled tokens share clusters, and the affinity that decides it.
+def clustered(q: Tensor, k: Tensor, centroids: Tensor, temperature: Tensor) -> Tensor:
+    """How far blocks share clusters: (B, H, query blocks, key blocks), with gradients.
 
-    Affinity = sum over c of a_q a_k, a = softmax over clusters of the cosine to each centroid
-    (H, clusters, d), divided by |temperature|. A pair is listed where it exceeds its row's mean, so
-    the threshold follows 1 / clusters. affinity: (B, H, blocks, blocks), with gradients.
+    The affinity is the sum over c of a_q a_k, a = softmax over clusters of the cosine to each
+    centroid (H, clusters, d), divided by |temperature|. q, k: pooled tokens (B, H, blocks, d).
     """
-    axes = functional.normalize(centroids, dim=-1).mT
-
-    def assign(x: Tensor) -> Tensor:
-        cosine = functional.normalize(pooled(x, block).float(), dim=-1) @ axes.float()
-        return (cosine / temperature.abs()).softmax(-1)
-
-    affinity = assign(q) @ assign(k).mT
-    return keep_ends(affinity.detach() > affinity.detach().mean(-1, keepdim=True)), affinity
+    both = functional.normalize(torch.stack([q, k]).float(), dim=-1)
+    axes = functional.normalize(centroids, dim=-1) / temperature.abs()
+    of_q, of_k = (both @ axes.float().mT).softmax(-1)
+    affinity: Tensor = of_q @ of_k.mT
+    return affinity
 
 
-def keep_ends(visible: Tensor) -> Tensor:
-    """The mask with its diagonal and its first key block: (..., blocks, blocks)."""
-    ends = torch.eye(visible.shape[-1], dtype=torch.bool, device=visible.device)
-    ends[:, 0] = True
-    return visible | ends
+def above_mean(affinity: Tensor) -> Tensor:
+    """Pairs above their row's mean, so that the threshold follows 1 / clusters."""
+    affinity = affinity.detach()
+    return affinity > affinity.mean(-1, keepdim=True)
+
+
+def ends(blocks: int, device: torch.device) -> Tensor:
+    """The diagonal and the first key block: (blocks, blocks)."""
+    kept = torch.eye(blocks, dtype=torch.bool, device=device)
+    kept[:, 0] = True
+    return kept
 
 
 def lower(blocks: int, device: torch.device) -> Tensor:
@@ -113,4 +117,35 @@ def lower(blocks: int, device: torch.device) -> Tensor:
 
 def _apart(blocks: int, device: torch.device) -> Tensor:
     at = torch.arange(blocks, device=device)
-    return (at[:, None] - at).abs()[None, None]
+    return (at[:, None] - at).abs()
+
+
+class FixedBlocks:
+    """The patterns that position alone decides, made once for a number of blocks and a device."""
+
+    def __init__(self, config: ASAMConfig) -> None:
+        self.config = config
+        self.masks: Tensor | None = None
+
+    def of(self, blocks: int, device: torch.device) -> Tensor:
+        """bool (CHOICES + 1, blocks, blocks): each choice's pattern, then ends().
+
+        A pattern that q and k decide is empty here.
+        """
+        masks = self.masks
+        if masks is None or masks.shape[-1] != blocks or masks.device != device:
+            masks = self._make(blocks, device)
+            # A tensor of a trace (FakeTensor and its like) must not outlive it.
+            self.masks = masks if type(masks) is Tensor else None
+        return masks
+
+    def _make(self, blocks: int, device: torch.device) -> Tensor:
+        size = self.config.block_size
+        stride = max(2, self.config.stride // size)
+        made = {
+            "local": local(blocks, size, self.config.window_size, device),
+            "strided": strided(blocks, stride, device),
+            "hierarchical": hierarchical(blocks, device),
+        }
+        nothing = torch.zeros(blocks, blocks, dtype=torch.bool, device=device)
+        return torch.stack([made.get(name, nothing) for name in CHOICES] + [ends(blocks, device)])

@@ -152,9 +152,10 @@ Operands::Operands(const Problem& p) : form_(form(p)), device_(p.device.index) {
     const std::int64_t blocks =
         keys ? key_blocks(p, tile::kScaleRows) : query_blocks(p, tile::kScaleRows);
     const std::int64_t length = keys ? p.seq_k : p.seq_q;
-    const std::int64_t rows = p.packed ? blocks * tile::kScaleRows : length;
-    Source source = {i, &t, {p.stored_batch(), t.sizes[1], rows, width}, blocks};
-    if (p.packed) source.sequences = keys ? key_sequences(p) : query_sequences(p);
+    const bool packed = keys ? p.packed_keys() : p.packed;
+    const std::int64_t rows = packed ? blocks * tile::kScaleRows : length;
+    Source source = {i, &t, {packed ? 1 : p.batch, t.sizes[1], rows, width}, blocks};
+    if (packed) source.sequences = keys ? key_sequences(p) : query_sequences(p);
     source.paged = gathered;
     sources_.push_back(source);
     operands_[i].cols = padded(t.sizes[3]);

@@ -27,6 +27,7 @@ inline constexpr Takes kTakes = {.packed = true,
                                  .pairs = true,
                                  .sinks = true,
                                  .dropout = true,
+                                 .lists = true,
                                  .gradients = true,
                                  .expressions = true};
 

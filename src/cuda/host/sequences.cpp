@@ -17,8 +17,8 @@ tile::Sequences sequences(const Problem& p, const Tensor& offsets, std::int64_t 
           .rows = static_cast<int>(rows)};
 }
 
-std::int64_t blocks(const Problem& p, std::int64_t length, std::int64_t total, std::int64_t rows) {
-  return p.packed ? total / rows + p.batch + 1 : ceil_div(length, rows);
+std::int64_t packed_blocks(const Problem& p, std::int64_t total, std::int64_t rows) {
+  return total / rows + p.batch + 1;
 }
 
 }  // namespace
@@ -44,10 +44,10 @@ tile::Pages pages(const Problem& p) {
 }
 
 std::int64_t query_blocks(const Problem& p, std::int64_t rows) {
-  return blocks(p, p.seq_q, p.total_q, rows);
+  return p.packed ? packed_blocks(p, p.total_q, rows) : ceil_div(p.seq_q, rows);
 }
 std::int64_t key_blocks(const Problem& p, std::int64_t rows) {
-  return blocks(p, p.seq_k, p.total_k, rows);
+  return p.packed_keys() ? packed_blocks(p, p.total_k, rows) : ceil_div(p.seq_k, rows);
 }
 double idle_blocks(const Problem& p) {
   return p.packed ? 0.5 * static_cast<double>(p.batch) + 1.0 : 0.0;
@@ -59,7 +59,8 @@ bool reads_pages(const Problem& p) {
 
 bool is_chunked(const Problem& p, std::size_t operand) {
   const Tensor* tensors[] = {&p.q, &p.k, &p.v, &p.d_o};
-  return p.packed && (form(p).scaled || !has_vectors(*tensors[operand]));
+  const bool packed = operand == 1 || operand == 2 ? p.packed_keys() : p.packed;
+  return packed && (form(p).scaled || !has_vectors(*tensors[operand]));
 }
 
 }  // namespace tilewise::cuda::host

@@ -1,14 +1,19 @@
-// Block lists of the Hopper rows, without a GPU: what is taken, what is refused, memory, cost.
+// Block lists of the flash rows, without a GPU: what is taken, what is refused, memory, cost.
 #include "cuda/kernels/rows/tile_lists.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "cuda/ask_row.h"
+#include "cuda/kernels/bwd_sm80/row.h"
+#include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/bwd_sm90/row.h"
 #include "cuda/kernels/bwd_sm90/tiles.h"
+#include "cuda/kernels/fwd_sm80/row.h"
+#include "cuda/kernels/fwd_sm80/tiles.h"
 #include "cuda/kernels/fwd_sm90/row.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/machine.h"
@@ -54,6 +59,13 @@ TEST(TileLists, BlocksBesideTiles) {
   EXPECT_NE(refusal_by(kFlashBackwardSm90, problem(wide, Pass::backward), hopper)
                 .find("block lists above head dim 128"),
             std::string::npos);
+  // Lists are by batch entry here: on a card a packed problem read outside them.
+  const std::string packed = "packed=70,33/90,130 h4/2 d64 bf16 blocks=64,64:b,1:0.5";
+  for (const auto& [row, pass] : {std::pair{&kFlashForwardSm90, Pass::forward},
+                                  std::pair{&kFlashBackwardSm90, Pass::backward}}) {
+    EXPECT_NE(refusal_by(*row, problem(packed, pass), hopper).find("beside a block list"),
+              std::string::npos);
+  }
 }
 
 TEST(TileLists, ConfigOfAList) {
@@ -77,6 +89,51 @@ TEST(TileLists, ConfigOfAList) {
   EXPECT_FALSE(bwd_sm90_config(few).split);
 }
 
+TEST(TileLists, OfTheSm80Rows) {
+  for (const int arch : {80, 86, 90}) {
+    for (const char* type : {"f32", "bf16", "f16"}) {
+      for (const char* rest :
+           {"d64 blocks=128,128:1,h:0.5", "d128 blocks=16,256:b,h:0.5 causal",
+            "d256 blocks=64,64:1,1:0.5 lengths=4096,7", "d40 blocks=32,32:1,1:0.5 dropout=0.1",
+            "d64 blocks=64,64:1,h:0.5 bias=1,h,q,k sink", "d64 blocks=64,64:1,h:0.5 softcap=20"}) {
+        const std::string line = std::string("b2 h4/2 s4096 ") + type + " " + rest;
+        EXPECT_EQ(refusal_by(kFlashForwardSm80, problem(line), machine(arch)), "") << line;
+        const Problem back = problem(line, Pass::backward);
+        EXPECT_EQ(refusal_by(kFlashBackwardTwoPassSm80, back, machine(arch)), "") << line;
+        if (back.dtype == DType::float32) continue;
+        EXPECT_EQ(refusal_by(kFlashBackwardSm80, back, machine(arch)), "") << line;
+      }
+    }
+  }
+  const std::string odd = "b1 h1 s512 d64 f32 blocks=48,64:1,1:0.5";
+  EXPECT_NE(refusal_by(kFlashForwardSm80, problem(odd), machine(80)).find("48 x 64"),
+            std::string::npos);
+  EXPECT_NE(refusal_by(kFlashBackwardTwoPassSm80, problem(odd, Pass::backward), machine(80))
+                .find("48 x 64"),
+            std::string::npos);
+  // Bits of blocks of a row of tiles need more shared memory than an sm_86 has.
+  const std::string many = "b1 h1 q64 k1000000 d64 bf16 blocks=16,16:1,1:0.01";
+  EXPECT_EQ(refusal_by(kFlashForwardSm80, problem(many), machine(80)), "");
+  EXPECT_NE(refusal_by(kFlashForwardSm80, problem(many), machine(86)).find("key blocks"),
+            std::string::npos);
+}
+
+TEST(TileLists, Sm80RowsTakeKeysAndQueriesWhole) {
+  const std::string small = "b1 h1 q64 k8192 d64 bf16";
+  const std::string list = small + " blocks=64,64:1,1:0.5";
+  EXPECT_GT(cost_by(kFlashForwardSm80, problem(small), machine(80)).splits, 1);
+  EXPECT_EQ(cost_by(kFlashForwardSm80, problem(list), machine(80)).splits, 1);
+  EXPECT_EQ(cost_by(kFlashBackwardTwoPassSm80, problem(list, Pass::backward), machine(80)).splits,
+            1);
+  EXPECT_EQ(cost_by(kFlashBackwardSm80, problem(list, Pass::backward), machine(80)).splits, 1);
+  // Each query head of a group has a list of its own: they are not rows of one head.
+  const Problem one = problem("b1 h8/1 q1 k2500 d64 f32 blocks=16,64:1,h:0.2");
+  EXPECT_EQ(listed_bytes(cost_by(kFlashForwardSm80, one, machine(80))) % 8, 0);
+  EXPECT_TRUE(bwd_tiles::make_config(one, bwd_tiles::two_pass_tiles(one)[0].keys,
+                                     bwd_tiles::Launch::keys, false, 163)
+                  .listed);
+}
+
 TEST(TileLists, ListsOfEntriesWithLengths) {
   const std::string head = "b3 h4/2 s1024 d64 bf16 blocks=128,128:";
   const auto lists = [&](const std::string& rest) {
@@ -87,6 +144,8 @@ TEST(TileLists, ListsOfEntriesWithLengths) {
   EXPECT_EQ(lists("b,1:0.5"), 3);
   EXPECT_EQ(lists("b,h:0.5"), 12);
   EXPECT_EQ(lists("1,h:0.5 lengths=1024,7,0"), 12);
+  const Problem packed = problem("h4/2 packed=700,0,1024 d64 bf16 blocks=128,128:1,h:0.5");
+  EXPECT_EQ(TileListsMaker(packed, 128, 128, Lists::whole).blocks() / 8, 12);
 }
 
 TEST(TileLists, RoomIsTwoBitsATile) {

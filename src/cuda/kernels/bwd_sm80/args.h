@@ -3,6 +3,7 @@
 
 #include "cuda/tile/dropout_args.h"
 #include "cuda/tile/expression_args.h"
+#include "cuda/tile/lists_args.h"
 #include "cuda/tile/sequences_args.h"
 #include "cuda/tile/types.h"
 
@@ -35,6 +36,7 @@ struct Config {
   bool exact = false;  ///< P and dS in two planes, where operands have one: small problems
   bool dropout = false;
   bool packed = false;                    ///< sequences beside each other: Args are RaggedArgs
+  bool listed = false;                    ///< a block list, not beside `split`
   tile::Expressions expressions;          ///< with any, Args are Expressed
   Gradients gradients = Gradients::both;  ///< both, unless with_dq is off and column_warps is 1
 
@@ -92,6 +94,9 @@ struct Args {
   int queries_per_split = 0;  ///< multiple of block_m
   int keys_per_split = 0;     ///< multiple of bwd_dq_sm80's block_n
   tile::DropoutBits dropout;  ///< dropout only
+  /// listed only: tiles of block_m queries for each block of keys (bwd_dq_sm80: of block_n keys for
+  /// each block of queries).
+  tile::TileLists lists;
 };
 
 /// Packed sequences, which are one entry of a batch for Args. Row statistics and the sums of dQ lie

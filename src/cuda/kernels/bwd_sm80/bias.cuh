@@ -120,6 +120,9 @@ struct BiasGradient {
                                     {row_block, 0, batch * args.pass.heads_q + head}, captures);
     if (key_block < work.range.begin || key_block >= work.range.end) return;
     Tiles& tiles = work.block;
+    if constexpr (kConfig.listed) {
+      if (!is_listed(args.pass.lists, tiles.list(), row_block, key_block)) return;
+    }
     __syncthreads();  // all warps are done with the operands before
     tiles.load_queries();
     tiles.load_keys(key_block, 0);
@@ -151,8 +154,8 @@ struct BiasGradient {
     multiply<kElement>(S, t.sQ(), row, t.sK(0), t.lane);   // (F1)
     multiply<kElement>(dX, t.sO(), row, t.sV(0), t.lane);  // (B4)
     kept.drop(dX, args.pass.dropout.scale);
-    t.logits(S, unused, k_scale * t.q_scale, key, shown);
-    mask_scores(S, t.diagonals, t.seq_k, t.warp_row(), key, t.lane);
+    t.logits(S, unused, k_scale * t.q_scale, key, shown, true);
+    t.mask(S, key);
     t.score_gradients(S, dX, 1.0F, v_scale * t.do_scale, true);  // (B5)
   }
 

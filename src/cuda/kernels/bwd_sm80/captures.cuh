@@ -97,8 +97,8 @@ struct CaptureGradients {
     apply_score_function<kConfig.expressions.score, false, kConfig.pairs.bias != BiasType::none>(
         S, 1.0F, tiles.corner(key), *tiles.captures, opaque(tiles.lane));
     tiles.subtract_lse2(S);
-    tiles.hide(S, key, shown);
-    mask_scores(S, tiles.diagonals, tiles.seq_k, tiles.warp_row(), key, tiles.lane);
+    tiles.hide(S, key, shown, true);
+    tiles.mask(S, key);
     tiles.score_gradients(S, dX, 1.0F, v_scale * tiles.do_scale, true);  // (B5)
     add_terms(X, dX, key);
   }
@@ -150,16 +150,17 @@ struct CaptureGradients {
   __forceinline__ void run(const BlockRange& range) {
     tiles.read_low();
     tiles.load_queries();
-#pragma unroll 1
-    for (int block = range.begin; block < range.end; ++block) {
-      __syncthreads();  // all warps are done with the K and V before
-      tiles.load_keys(block, 0);
-      tiles.pairs().load_async(tiles.corner(block * kBlockN));
-      copy_async_commit();
-      copy_async_wait<0>();
-      __syncthreads();  // K, V and the pairs have landed, for all threads
-      add_block(block * kBlockN);
-    }
+    tiles.for_blocks(
+        range, [](int) {},
+        [&](int block, int, bool) {
+          __syncthreads();  // all warps are done with the K and V before
+          tiles.load_keys(block, 0);
+          tiles.pairs().load_async(tiles.corner(block * kBlockN));
+          copy_async_commit();
+          copy_async_wait<0>();
+          __syncthreads();  // K, V and the pairs have landed, for all threads
+          add_block(block * kBlockN);
+        });
 #pragma unroll
     for (int n = 0; n < Function::kTerms; ++n) sums[n].finish(tiles.lane);
   }

@@ -13,7 +13,7 @@
 
 #include "cuda/kernels/bwd_sm80/expressions.cuh"
 #include "cuda/kernels/bwd_sm80/hidden_rows.cuh"
-#include "cuda/kernels/bwd_sm80/keys_shape.cuh"
+#include "cuda/kernels/bwd_sm80/keys_result.cuh"
 #include "cuda/kernels/bwd_sm80/sequences.cuh"
 
 namespace tilewise::bwd_sm80 {
@@ -70,6 +70,17 @@ struct Backward : KeyShape<kConfig> {
   }
   __forceinline__ PairCorner corner(const Queries& at) const {
     return {batch, at.head, at.row + at.query, key + warp_key(), args.seq_q, seq_k};
+  }
+
+  /// The list of a query head.
+  __forceinline__ int list(int head) const {
+    return batch * args.lists.list_b + head * args.lists.list_h;
+  }
+  /// (F4) What position, the keys' end and a list hide.
+  __forceinline__ void mask(Acc (&S)[kM][kN], const Queries& at) const {
+    const int first = key + warp_key(), row = at.row + at.query;
+    mask_transposed(S, diagonals(), seq_k, first, row, lane);
+    if constexpr (kConfig.listed) hide_unlisted<true>(S, args.lists, list(at.head), row, first);
   }
 
   __forceinline__ Backward(const Args& a, u32 shared_base, TileIndex index, int keys)
@@ -180,7 +191,8 @@ struct Backward : KeyShape<kConfig> {
   /// (F1 to F4) S^T times `factor` becomes logits in the log2 domain less lse2, and G d logit / dS
   /// where scores are modified.
   __forceinline__ void logits(Acc (&S)[kM][kN], Acc (&G)[kM][kN], float factor, int stage,
-                              const Queries& at, const typename Pairs::Shown& shown) const {
+                              const Queries& at, const typename Pairs::Shown& shown,
+                              bool masked) const {
     const ScoreModification mod(args, factor, batch, at.head);
     const int shift = seq_k - args.seq_q;
     if constexpr (kScore != 0) {
@@ -212,7 +224,9 @@ struct Backward : KeyShape<kConfig> {
     if constexpr (kConfig.pairs.any() && kScore == 0) pairs().add_to(S, corner(at));
     if constexpr (kConfig.pairs.any()) pairs().hide_from(S, corner(at), shown);
     if constexpr (kConfig.expressions.mask != 0) {
-      apply_mask_function<kConfig.expressions.mask, true>(S, corner(at), *captures, opaque(lane));
+      // What a list shows whole no function cuts.
+      if (!kConfig.listed || masked)
+        apply_mask_function<kConfig.expressions.mask, true>(S, corner(at), *captures, opaque(lane));
     }
   }
   /// Starts the copies for the next sub_step.
@@ -251,9 +265,9 @@ struct Backward : KeyShape<kConfig> {
     product_rows<kElement>(S, sK(), warp_key(), sQ(stage), query, lane);  // (F1) S^T = K Q^T
     if constexpr (kLogits) {
       Acc G[kM][kN];
-      logits(S, G, k_scale * q_scale, stage, at, shown);
+      logits(S, G, k_scale * q_scale, stage, at, shown, masked);
       load_pairs(next);
-      if (masked) mask_transposed(S, diagonals(), seq_k, key + warp_key(), row + query, lane);
+      if (masked) mask(S, at);
       probabilities(S, 1.0F, stage, query);
       if constexpr (kWithK) {
         clear(dP);
@@ -271,7 +285,7 @@ struct Backward : KeyShape<kConfig> {
       if constexpr (kConfig.scaled) {
         scale = fminf(fmaxf(scale * (k_scale * q_scale), 1e-37F), 3e38F);
       }
-      if (masked) mask_transposed(S, diagonals(), seq_k, key + warp_key(), row + query, lane);
+      if (masked) mask(S, at);
       probabilities(S, scale, stage, query);
       if constexpr (kWithK) {
         clear(dP);
@@ -373,12 +387,40 @@ struct Backward : KeyShape<kConfig> {
     }
   }
 
-  __forceinline__ void run(const BlockRange& range) {
-    const int head0 = head_k * args.group;
+  /// The keys and the first block of queries.
+  __forceinline__ void start(int head, int block) const {
     load_keys();
-    load_queries(head0, range.begin, 0);
-    pairs().load_async(corner({head0, range.begin * kBlockM, column_warp() * (kSubs * kSub)}));
+    load_queries(head, block, 0);
+    pairs().load_async(corner({head, block * kBlockM, column_warp() * (kSubs * kSub)}));
     copy_async_commit();
+  }
+  /// The tiles of queries of all heads of the group that list the keys.
+  __forceinline__ void run_listed() {
+    int head = head_k * args.group, left = args.group;
+    ListCursor at(args.lists, list(head), tile.block);
+    const auto go = [&] {
+      while (!at.go()) {
+        if (--left == 0) return false;
+        at = ListCursor(args.lists, list(++head), tile.block);
+      }
+      return true;
+    };
+    bool more = go();
+    if (!more) return;
+    start(head, at.tile());
+    int stage = 0;
+#pragma unroll 1
+    while (more) {
+      const int of_head = head, block = at.tile();
+      const bool cut = at.cut();
+      more = go();
+      step(of_head, block, head, more ? at.tile() : -1, stage, cut);
+      if constexpr (kConfig.stages == 2) stage ^= 1;
+    }
+  }
+  __forceinline__ void run_range(const BlockRange& range) {
+    const int head0 = head_k * args.group;
+    start(head0, range.begin);
     int stage = 0;
 #pragma unroll 1
     for (int g = 0; g < args.group; ++g) {
@@ -391,54 +433,17 @@ struct Backward : KeyShape<kConfig> {
         if constexpr (kConfig.stages == 2) stage ^= 1;
       }
     }
+  }
+  __forceinline__ void run(const BlockRange& range) {
+    if constexpr (kConfig.listed) {
+      run_listed();
+    } else {
+      run_range(range);
+    }
     if constexpr (kConfig.dropout) multiply(rV, args.dropout.scale);
   }
 
-  // ---- epilogue
-
-  __forceinline__ void finish() const {
-    constexpr int kColsK = kD / kColumnWarps, kColsV = kDv / kColumnWarps;
-    if constexpr (kConfig.split && kConfig.with_dq) {
-      const i64 at = static_cast<i64>(tile.pair) * args.rows_k;
-      add_fragments(rK, args.dk_sum + at * kD, key + warp_key(), column_warp() * kColsK, kD, lane);
-      add_fragments(rV, args.dv_sum + at * kDv, key + warp_key(), column_warp() * kColsV, kDv,
-                    lane);
-    } else if constexpr (kConfig.split) {
-      // A sum for each part: bwd_convert adds them in their order.
-      const i64 at = (static_cast<i64>(tile.split) * args.order.heads + tile.pair) * args.rows_k;
-      if constexpr (kWithK) {
-        store_fragments(rK, args.dk_sum + at * kD, key + warp_key(), column_warp() * kColsK, kD,
-                        lane);
-      }
-      if constexpr (kWithV) {
-        store_fragments(rV, args.dv_sum + at * kDv, key + warp_key(), column_warp() * kColsV, kDv,
-                        lane);
-      }
-    } else if constexpr (kConfig.scaled) {
-      if constexpr (kWithK) {
-        store_float_rows(rK, args.scale, output<float>(args.dk), args.dk, args.dk_vectors,
-                         key + warp_key(), args.seq_k, 0, args.head_dim, lane);
-      }
-      if constexpr (kWithV) {
-        store_float_rows(rV, 1.0F, output<float>(args.dv), args.dv, args.dv_vectors,
-                         key + warp_key(), args.seq_k, 0, args.head_dim_v, lane);
-      }
-    } else {
-      // Through shared memory, where K and V were, so that a lane stores 16 bytes of a row.
-      const SharedTile<kBlockN, kD> out_k{shared};
-      const SharedTile<kBlockN, kDv> out_v{shared + TileK::kBytes};
-      __syncthreads();  // all warps are done with K and V
-      stage_rows<kElement>(rK, args.scale, out_k, warp_key(), column_warp() * kColsK, lane);
-      stage_rows<kElement>(rV, 1.0F, out_v, warp_key(), column_warp() * kColsV, lane);
-      __syncthreads();  // both are complete
-      constexpr int kRows = kBlockN / kConfig.warps;
-      store_rows<kRows, kD>(out_k, warp * kRows, output<unsigned short>(args.dk), args.dk,
-                            args.dk_vectors, key + warp * kRows, args.seq_k, args.head_dim, lane);
-      store_rows<kRows, kDv>(out_v, warp * kRows, output<unsigned short>(args.dv), args.dv,
-                             args.dv_vectors, key + warp * kRows, args.seq_k, args.head_dim_v,
-                             lane);
-    }
-  }
+  /// The rows of a gradient of this head.
   template <class T>
   __forceinline__ T* output(const View4& view) const {
     return static_cast<T*>(view.data) + batch * view.stride_b + head_k * view.stride_h;
@@ -473,7 +478,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
   }
   if (range.begin < range.end) block.run(range);
   let_next_start();
-  block.finish();
+  store_gradients<kConfig>(block);
 }
 
 }  // namespace tilewise::bwd_sm80

@@ -4,6 +4,7 @@
 
 #include "cuda/kernels/bwd_sm80/args.h"
 #include "cuda/tile/dropout.cuh"
+#include "cuda/tile/listed.cuh"
 #include "cuda/tile/pairs.cuh"
 #include "cuda/tile/shared_tile.cuh"
 
@@ -36,6 +37,7 @@ struct KeyShape {
   static constexpr bool kWithV = kConfig.gradients != Gradients::keys;
   /// Planes of P and dS as operands.
   static constexpr int kScorePlanes = kConfig.exact ? 2 : kPlanes;
+  static_assert(!kConfig.listed || !kConfig.split);
   static_assert(!kConfig.exact || (kPlanes == 1 && !kConfig.scaled));
   static_assert(kKeys % 16 == 0 && kSub % 16 == 0 && kSubs >= 1);
   static_assert(!kCross || (kPlanes == 1 && !kConfig.scaled && kWithK && kWithV));

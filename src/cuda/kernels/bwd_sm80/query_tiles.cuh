@@ -6,6 +6,7 @@
 #include "cuda/kernels/bwd_sm80/queries_args.h"
 #include "cuda/kernels/bwd_sm80/sequences.cuh"
 #include "cuda/tile/dropout.cuh"
+#include "cuda/tile/listed.cuh"
 #include "cuda/tile/pairs.cuh"
 #include "cuda/tile/shared_tile.cuh"
 #include "cuda/tile/softmax.cuh"
@@ -24,6 +25,7 @@ struct QueryGradient {
   static constexpr int kM = kRows / 16, kN = kBlockN / 8;
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
   static_assert(kRows % 16 == 0 && kBlockN % 16 == 0);
+  static_assert(!kConfig.listed || !kConfig.split);
 
   /// Planes of dS as an operand.
   static constexpr int kScorePlanes = kConfig.exact ? 2 : kPlanes;
@@ -112,6 +114,13 @@ struct QueryGradient {
     sV(stage).template load_async<kThreads>(gV, args.v.stride_s, seq_k - key, args.cols_v, thread);
   }
 
+  __forceinline__ int list() const { return batch * args.lists.list_b + head * args.lists.list_h; }
+  /// (F4) What position, the keys' end and a list hide.
+  __forceinline__ void mask(Acc (&S)[kM][kN], int key) const {
+    mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
+    if constexpr (kConfig.listed) hide_unlisted<false>(S, args.lists, list(), warp_row(), key);
+  }
+
   /// Behind the operands.
   __forceinline__ Pairs pairs() const {
     const u32 first = stage_base(kConfig.stages);
@@ -183,9 +192,9 @@ struct QueryGradient {
       kept.drop(dP, args.dropout.scale);
       if constexpr (kLogits) {
         Acc G[kM][kN];
-        logits(S, G, k_scale * q_scale, key, shown);
+        logits(S, G, k_scale * q_scale, key, shown, masked);
         load_pairs();
-        if (masked) mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
+        if (masked) mask(S, key);
         constexpr bool kHides = kConfig.pairs.any() || kConfig.expressions.any();
         score_gradients(S, dP, 1.0F, v_scale * do_scale, masked || kHides);
         if constexpr (kScore != 0) {
@@ -198,7 +207,7 @@ struct QueryGradient {
         if constexpr (kConfig.scaled) {
           scale = fminf(fmaxf(scale * (k_scale * q_scale), 1e-37F), 3e38F);
         }
-        if (masked) mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
+        if (masked) mask(S, key);
         score_gradients(S, dP, scale, v_scale * do_scale, masked);
       }
       float ds_scale = 1.0F;
@@ -219,7 +228,7 @@ struct QueryGradient {
   /// (F1 to F4) Raw scores times `factor` to logits in the log2 domain less lse2; G becomes d logit
   /// / dS where scores are modified.
   __forceinline__ void logits(Acc (&S)[kM][kN], Acc (&G)[kM][kN], float factor, int key,
-                              const typename Pairs::Shown& shown) const {
+                              const typename Pairs::Shown& shown, bool masked) const {
     const ScoreModification mod(args, factor, batch, head);
     const int shift = seq_k - args.seq_q;
     if constexpr (kScore != 0) {
@@ -246,7 +255,7 @@ struct QueryGradient {
       }
       if constexpr (kConfig.pairs.any()) pairs().add_to(S, corner(key));
     }
-    hide(S, key, shown);
+    hide(S, key, shown, masked);
   }
   __forceinline__ void subtract_lse2(Acc (&S)[kM][kN]) const {
 #pragma unroll
@@ -259,10 +268,39 @@ struct QueryGradient {
     }
   }
   /// (F4) What bool mask and mask function hide becomes -inf.
-  __forceinline__ void hide(Acc (&S)[kM][kN], int key, const typename Pairs::Shown& shown) const {
+  __forceinline__ void hide(Acc (&S)[kM][kN], int key, const typename Pairs::Shown& shown,
+                            bool masked) const {
     if constexpr (kConfig.pairs.any()) pairs().hide_from(S, corner(key), shown);
     if constexpr (kConfig.expressions.mask != 0) {
-      apply_mask_function<kConfig.expressions.mask, false>(S, corner(key), *captures, opaque(lane));
+      // What a list shows whole no function cuts.
+      if (!kConfig.listed || masked)
+        apply_mask_function<kConfig.expressions.mask, false>(S, corner(key), *captures,
+                                                             opaque(lane));
+    }
+  }
+
+  /// Blocks of keys of a range that is not empty, or those of it that are listed: start(first),
+  /// then step(block, next or -1, whether a mask cuts it) for each.
+  template <class Start, class Step>
+  __forceinline__ void for_blocks(const BlockRange& range, Start start, Step step) const {
+    if constexpr (kConfig.listed) {
+      ListCursor at(args.lists, list(), row / kBlockM);
+      bool more = range.begin < range.end && at.go();
+      if (more) start(at.tile());
+#pragma unroll 1
+      while (more) {
+        const int block = at.tile();
+        const bool cut = at.cut();
+        more = at.go();
+        step(block, more ? at.tile() : -1, cut);
+      }
+    } else {
+      start(range.begin);
+#pragma unroll 1
+      for (int block = range.begin; block < range.end; ++block) {
+        step(block, block + 1 < range.end ? block + 1 : -1,
+             block < range.full_begin || block >= range.full_end);
+      }
     }
   }
 
@@ -280,58 +318,59 @@ struct QueryGradient {
     // with one key nothing is left.
     float sum[2 * kM] = {}, weighted[2 * kM] = {}, origin[2 * kM] = {}, top[2 * kM];
     for (float& x : top) x = kMoves ? -infinity() : 0.0F;
-#pragma unroll 1
-    for (int block = range.begin; block < range.end; ++block) {
-      __syncthreads();  // all warps are done with the K and V before
-      const int key = block * kBlockN;
-      load_keys(block, 0);
-      pairs().load_async(corner(key));
-      copy_async_commit();
-      copy_async_wait<0>();
-      __syncthreads();  // K, V and the pairs have landed, for all threads
-      const typename Pairs::Shown shown = pairs().shown(corner(key));
-      if (!shown.some) continue;
-      float k_scale = 1.0F, v_scale = 1.0F;
-      if constexpr (kConfig.scaled) {
-        const i64 at = key_scale_index(key);
-        k_scale = args.k_scale[at];
-        v_scale = args.v_scale[at];
-      }
-      const Kept kept = kept_pairs(key);
-      Acc S[kM][kN], dP[kM][kN];
-      clear(S);
-      clear(dP);
-      product_rows<kElement>(S, sQ(), warp * kRows, sK(0), 0, lane);   // (F1) S = Q K^T
-      product_rows<kElement>(dP, sO(), warp * kRows, sV(0), 0, lane);  // (B4) dP = dO V^T
-      kept.drop(dP, args.dropout.scale);
-      const float scale = fminf(fmaxf(args.scale_log2 * (k_scale * q_scale), 1e-37F), 3e38F);
-      if constexpr (kLogits) {
-        Acc unused[kM][kN];
-        logits(S, unused, k_scale * q_scale, key, shown);
-      }
-      mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
-      if constexpr (kMoves) raise(top, S, sum, weighted);
-#pragma unroll
-      for (int m = 0; m < kM; ++m) {
-#pragma unroll
-        for (int n = 0; n < kN; ++n) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const int r = 2 * m + e / 2;
-            const float s = kMoves ? S[m][n][e] - fmaxf(top[r], kLowest) : S[m][n][e];
-            const float p = exp2_approx(kLogits ? s : __fmaf_rn(s, scale, -lse2[r]));
-            const float product = v_scale * do_scale * dP[m][n][e];
-            if (seq_k <= kFewKeys && p > sum[r]) {
-              weighted[r] += sum[r] * (origin[r] - product);
-              origin[r] = product;
-            }
-            sum[r] += p;
-            // Of a hidden pair nothing comes through, a NaN of V neither.
-            weighted[r] += p == 0.0F ? 0.0F : p * (product - origin[r]);
+    for_blocks(
+        range, [](int) {},
+        [&](int block, int, bool cut) {
+          __syncthreads();  // all warps are done with the K and V before
+          const int key = block * kBlockN;
+          load_keys(block, 0);
+          pairs().load_async(corner(key));
+          copy_async_commit();
+          copy_async_wait<0>();
+          __syncthreads();  // K, V and the pairs have landed, for all threads
+          const typename Pairs::Shown shown = pairs().shown(corner(key));
+          if (!shown.some) return;
+          float k_scale = 1.0F, v_scale = 1.0F;
+          if constexpr (kConfig.scaled) {
+            const i64 at = key_scale_index(key);
+            k_scale = args.k_scale[at];
+            v_scale = args.v_scale[at];
           }
-        }
-      }
-    }
+          const Kept kept = kept_pairs(key);
+          Acc S[kM][kN], dP[kM][kN];
+          clear(S);
+          clear(dP);
+          product_rows<kElement>(S, sQ(), warp * kRows, sK(0), 0, lane);   // (F1) S = Q K^T
+          product_rows<kElement>(dP, sO(), warp * kRows, sV(0), 0, lane);  // (B4) dP = dO V^T
+          kept.drop(dP, args.dropout.scale);
+          const float scale = fminf(fmaxf(args.scale_log2 * (k_scale * q_scale), 1e-37F), 3e38F);
+          if constexpr (kLogits) {
+            Acc unused[kM][kN];
+            logits(S, unused, k_scale * q_scale, key, shown, cut);
+          }
+          mask(S, key);
+          if constexpr (kMoves) raise(top, S, sum, weighted);
+#pragma unroll
+          for (int m = 0; m < kM; ++m) {
+#pragma unroll
+            for (int n = 0; n < kN; ++n) {
+#pragma unroll
+              for (int e = 0; e < 4; ++e) {
+                const int r = 2 * m + e / 2;
+                const float s = kMoves ? S[m][n][e] - fmaxf(top[r], kLowest) : S[m][n][e];
+                const float p = exp2_approx(kLogits ? s : __fmaf_rn(s, scale, -lse2[r]));
+                const float product = v_scale * do_scale * dP[m][n][e];
+                if (seq_k <= kFewKeys && p > sum[r]) {
+                  weighted[r] += sum[r] * (origin[r] - product);
+                  origin[r] = product;
+                }
+                sum[r] += p;
+                // Of a hidden pair nothing comes through, a NaN of V neither.
+                weighted[r] += p == 0.0F ? 0.0F : p * (product - origin[r]);
+              }
+            }
+          }
+        });
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
       const float sink = args.sinks == nullptr
@@ -420,16 +459,16 @@ struct QueryGradient {
   __forceinline__ void run(const BlockRange& range) {
     read_low();
     load_queries();
-    load_keys(range.begin, 0);
-    pairs().load_async(corner(range.begin * kBlockN));
-    copy_async_commit();
     int stage = 0;
-#pragma unroll 1
-    for (int block = range.begin; block < range.end; ++block) {
-      step(block, block + 1 < range.end ? block + 1 : -1, stage,
-           block < range.full_begin || block >= range.full_end);
+    const auto start = [&](int block) {
+      load_keys(block, 0);
+      pairs().load_async(corner(block * kBlockN));
+      copy_async_commit();
+    };
+    for_blocks(range, start, [&](int block, int next, bool masked) {
+      step(block, next, stage, masked);
       if constexpr (kConfig.stages == 2) stage ^= 1;
-    }
+    });
   }
 
   __forceinline__ void finish() const {

@@ -10,6 +10,7 @@
 #include "cuda/kernels/bwd_sm80/args.h"
 #include "cuda/kernels/bwd_sm80/bias.h"
 #include "cuda/kernels/bwd_sm80/captures.h"
+#include "cuda/kernels/bwd_sm80/lists.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/rows/convert.h"
 #include "cuda/kernels/rows/delta.h"
@@ -34,7 +35,7 @@ std::string refusal(const Problem& p, const Hardware& machine) {
   if (reason.empty() && p.packed && p.dbias.defined()) {
     reason = "the gradient of a bias of packed sequences is not supported by this kernel";
   }
-  return reason;
+  return reason.empty() ? lists_refusal(p, machine) : reason;
 }
 
 /// As Config::keeps_low().
@@ -119,6 +120,9 @@ Preparation prepare_one_pass(const KernelRow&, const Problem& p, const Hardware&
   cost.block_m = choice.tile->block_m;
   cost.block_n = choice.tile->block_n;
   cost.splits = choice.splits;
+  const Tile& queries = two_pass_tiles(p)[0].queries;
+  const ListsInTiles lists(p, *choice.tile, queries);
+  lists.add_memory(cost.memory);
   operands.add_memory(cost.memory);
   add_row_memory(p, cost.memory);
   const auto sums = [&](const char* name, std::int64_t heads, std::int64_t rows, int dim) {
@@ -135,8 +139,7 @@ Preparation prepare_one_pass(const KernelRow&, const Problem& p, const Hardware&
     moved += 3.0 * sums("dV sums", p.heads_k, rows, dims(p).v);
   }
   cost.bytes_moved = tensor_bytes(p) + 2.0 * operands.bytes() + moved;
-  const Tile& queries = two_pass_tiles(p)[0].queries;
-  cost.ms = choice.ms + before_ms(p, operands, machine) +
+  cost.ms = lists.ms() + choice.ms + before_ms(p, operands, machine) +
             others_ms(p, queries, choice.ms, kOnePassProducts, cost) +
             host::options_ms(p, launches(p, 1), machine) + host::kKernelMs +
             1e-6 * 2.5 * dq / machine.bandwidth_gbps;
@@ -167,6 +170,8 @@ Preparation prepare_two_pass(const KernelRow&, const Problem& p, const Hardware&
   cost.block_m = choice.pair->keys.block_m;
   cost.block_n = choice.pair->keys.block_n;
   cost.splits = choice.splits;
+  const ListsInTiles lists(p, choice.pair->keys, choice.pair->queries);
+  lists.add_memory(cost.memory);
   operands.add_memory(cost.memory);
   add_row_memory(p, cost.memory);
   cost.bytes_moved = tensor_bytes(p) + 2.0 * operands.bytes();
@@ -183,7 +188,7 @@ Preparation prepare_two_pass(const KernelRow&, const Problem& p, const Hardware&
     sums("dK parts", parts.keys, p.heads_k, parts.rows_k, dims(p).qk);
     sums("dV parts", parts.keys, p.heads_k, parts.rows_k, dims(p).v);
   }
-  cost.ms = choice.ms + before_ms(p, operands, machine) +
+  cost.ms = lists.ms() + choice.ms + before_ms(p, operands, machine) +
             others_ms(p, choice.pair->queries, choice.ms, two_pass_products(*choice.pair), cost) +
             host::options_ms(p, launches(p, choice.pair->apart ? 3 : 2), machine);
   // Few query rows over many keys wait for memory.
@@ -233,8 +238,9 @@ void launch_tiles(const Problem& p, const Kernel& kernel, const Grid& grid, void
 int limit_kib(const Problem& p) { return host::shared_kib(device_arch(p.device.index)); }
 
 /// dK and dV, with dQ where the config says so: one block for block_n keys of a kv head.
-void launch_keys(const Problem& p, const Config& config, const Tile& tile, Args args, int splits,
-                 void* stream) {
+void launch_keys(const Problem& p, const Config& config, const Tile& tile, Args args,
+                 const ListsInTiles& lists, int splits, void* stream) {
+  args.lists = lists.of_keys();
   const std::int64_t heads = p.stored_batch() * p.heads_k;
   const std::int64_t blocks = host::key_blocks(p, tile.block_n);
   const double head_bytes = static_cast<double>(p.total_q * p.group()) *
@@ -303,6 +309,8 @@ void run_one_pass(const KernelRow& /*row*/, const Problem& p, const Context& con
   const bool split = splits > 1;
   const Tile& queries = two_pass_tiles(p)[0].queries;  // fits every machine
   WorkspaceCutter workspace(context.workspace);
+  ListsInTiles lists(p, tile, queries);
+  lists.make(workspace, context.stream);
   host::Operands operands(p);
   operands.prepare(workspace, context.stream);
   RowStatistics rows = take_rows(p, workspace);
@@ -313,6 +321,7 @@ void run_one_pass(const KernelRow& /*row*/, const Problem& p, const Context& con
   rows.clear_cols = config.head_dim;
   prepare_rows(p, rows, context.stream);
   fill(args, p, operands, rows);
+  args.lists = lists.of_queries();
   if (refines(p)) launch_queries(p, query_config, queries, args, true, 1, context.stream);
   std::vector<SummedGradient> sums = {{args.dq_sum, &p.dq, rows.rows_q, config.head_dim, p.scale}};
   if (split) {
@@ -327,7 +336,7 @@ void run_one_pass(const KernelRow& /*row*/, const Problem& p, const Context& con
     sums.push_back({args.dk_sum, &p.dk, keys, config.head_dim, p.scale});
     sums.push_back({args.dv_sum, &p.dv, keys, config.head_dim_v, 1.0F});
   }
-  launch_keys(p, config, tile, args, splits, context.stream);
+  launch_keys(p, config, tile, args, lists, splits, context.stream);
   convert_gradients(p, sums, context.stream);
   launch_others(p, query_config, queries.min_blocks, rows, args, workspace, context.stream);
 }
@@ -355,12 +364,15 @@ void run_two_pass(const KernelRow& /*row*/, const Problem& p, const Context& con
   const auto& [pair, parts, split, key_config, query_config, whole_queries] =
       context.decided<DecidedTwoPass>();
   WorkspaceCutter workspace(context.workspace);
+  ListsInTiles lists(p, pair.keys, pair.queries);
+  lists.make(workspace, context.stream);
   host::Operands operands(p);
   operands.prepare(workspace, context.stream);
   const RowStatistics rows = take_rows(p, workspace);
   prepare_rows(p, rows, context.stream);
   Args args;
   fill(args, p, operands, rows);
+  args.lists = lists.of_queries();
   if (refines(p)) launch_queries(p, whole_queries, pair.queries, args, true, 1, context.stream);
   std::vector<SummedGradient> sums;
   if (split) sums = take_parts(p, parts, args, workspace);
@@ -368,10 +380,10 @@ void run_two_pass(const KernelRow& /*row*/, const Problem& p, const Context& con
     Config config = key_config;
     for (const Gradients gradients : {Gradients::keys, Gradients::values}) {
       config.gradients = gradients;
-      launch_keys(p, config, pair.keys, args, parts.keys, context.stream);
+      launch_keys(p, config, pair.keys, args, lists, parts.keys, context.stream);
     }
   } else {
-    launch_keys(p, key_config, pair.keys, args, parts.keys, context.stream);
+    launch_keys(p, key_config, pair.keys, args, lists, parts.keys, context.stream);
   }
   launch_queries(p, query_config, pair.queries, args, false, parts.queries, context.stream);
   if (split) convert_gradients(p, sums, context.stream);
@@ -381,13 +393,16 @@ void run_two_pass(const KernelRow& /*row*/, const Problem& p, const Context& con
 }  // namespace
 
 RefinedDelta refined_delta(const Problem& p, WorkspaceCutter& workspace, void* stream) {
+  const Tile& queries = two_pass_tiles(p)[0].queries;  // fits every machine
+  ListsInTiles lists(p, queries);
+  lists.make(workspace, stream);
   host::Operands operands(p);
   operands.prepare(workspace, stream);
   const RowStatistics rows = take_rows(p, workspace);
   prepare_rows(p, rows, stream);
   Args args;
   fill(args, p, operands, rows);
-  const Tile& queries = two_pass_tiles(p)[0].queries;  // fits every machine
+  args.lists = lists.of_queries();
   launch_queries(p, make_config(p, queries, Launch::queries, false, limit_kib(p)), queries, args,
                  true, 1, stream);
   return {rows.delta, rows.rows_q};
@@ -395,19 +410,23 @@ RefinedDelta refined_delta(const Problem& p, WorkspaceCutter& workspace, void* s
 
 void capture_gradients_apart(const Problem& p, WorkspaceCutter& workspace, void* stream) {
   if (!wants_captures(p)) return;
+  const Tile& queries = two_pass_tiles(p)[0].queries;  // fits every machine
+  ListsInTiles lists(p, queries);
+  lists.make(workspace, stream);
   host::Operands operands(p);
   operands.prepare(workspace, stream);
   const RowStatistics rows = take_rows(p, workspace);
   prepare_rows(p, rows, stream);
   Args args;
   fill(args, p, operands, rows);
-  const Tile& queries = two_pass_tiles(p)[0].queries;  // fits every machine
+  args.lists = lists.of_queries();
   const Config config = make_config(p, queries, Launch::queries, false, limit_kib(p));
   if (refines(p)) launch_queries(p, config, queries, args, true, 1, stream);
   capture_gradients(p, args, config, queries.min_blocks, workspace, stream);
 }
 
 void add_refined_delta_memory(const Problem& p, std::vector<MemoryPart>& items) {
+  ListsInTiles(p, two_pass_tiles(p)[0].queries).add_memory(items);
   host::Operands(p).add_memory(items);
   add_row_memory(p, items);
 }
@@ -429,71 +448,5 @@ const KernelRow kFlashBackwardTwoPassSm80 = {
     .summary = "tiled, dK and dV, then dQ: repeatable; float32 as two fp16 planes",
     .prepare = prepare_two_pass,
     .run = run_two_pass};
-
-namespace {
-
-/// Adds a kernel unless an architecture cannot hold it.
-void add_unit(std::vector<PackUnit>& units, int arch, KernelUnit made, const KernelRow& row) {
-  if (made.shared_bytes > 1024 * host::shared_kib(arch)) return;
-  // NOTE: the spills (README.md) are of loop constants, reloaded once a step. hide_rows adds to
-  // them with dropout and, on Blackwell, in two planes: right gradients come before their speed.
-  units.push_back({.unit = std::move(made),
-                   .row = row.name,
-                   .instruction = "mma.sync",
-                   .allowed_spill_bytes = 160});
-}
-/// Not a small one.
-Problem packed_problem(DType dtype, std::int64_t dim) {
-  Problem p;
-  p.scale = 1.0F;
-  p.dtype = dtype;
-  p.batch = p.heads_q = p.heads_k = 64;
-  p.seq_q = p.seq_k = 1024;
-  p.head_dim = p.head_dim_v = dim;
-  return p;
-}
-
-}  // namespace
-
-void add_bwd_sm80_units(std::vector<PackUnit>& units, int arch) {
-  for (const int dim : {64, 128}) {
-    const Problem half = packed_problem(DType::bfloat16, dim);
-    const Tile& one = one_pass_tiles(half)[0];
-    add_unit(units, arch,
-             key_unit(make_config(half, one, Launch::all, false, host::shared_kib(arch)),
-                      one.min_blocks),
-             kFlashBackwardSm80);
-    const Problem exact = packed_problem(DType::float32, dim);
-    const TilePair& two = two_pass_tiles(exact)[0];
-    const auto add = [&](auto make_unit, const Tile& tile, Launch launch) {
-      const Config config = make_config(exact, tile, launch, false, host::shared_kib(arch));
-      add_unit(units, arch, make_unit(config, tile.min_blocks), kFlashBackwardTwoPassSm80);
-    };
-    add(key_unit, two.keys, Launch::keys);
-    add(query_unit, two.queries, Launch::queries);
-    add(refine_unit, two.queries, Launch::queries);
-  }
-}
-
-void add_bwd_sm80_option_units(std::vector<PackUnit>& units, int arch) {
-  const auto add_bias = [&](Problem p) {
-    p.bias.rank = 4;
-    p.bias.strides[3] = 1;
-    const Tile& queries = two_pass_tiles(p)[0].queries;
-    const Config config = make_config(p, queries, Launch::queries, false, host::shared_kib(arch));
-    add_unit(units, arch, bias_unit(config, queries.min_blocks), kFlashBackwardTwoPassSm80);
-  };
-  for (const int dim : {64, 128}) {
-    Problem p = packed_problem(DType::bfloat16, dim);
-    add_bias(p);
-    p.dropout.p = 0.1;
-    const Tile& one = one_pass_tiles(p)[0];
-    add_unit(
-        units, arch,
-        key_unit(make_config(p, one, Launch::all, false, host::shared_kib(arch)), one.min_blocks),
-        kFlashBackwardSm80);
-  }
-  add_bias(packed_problem(DType::float32, 64));
-}
 
 }  // namespace tilewise::cuda

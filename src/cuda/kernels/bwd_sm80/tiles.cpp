@@ -66,7 +66,8 @@ bool is_tiny(const Problem& p) {
                       p.left + p.right < kFewKeys;
   // Any of the sequences may have few keys: the host does not see them.
   if (p.packed) return is_small(p);
-  const bool few = p.seq_k <= kFewKeys || narrow || p.key_lengths.defined();
+  const bool few =
+      p.seq_k <= kFewKeys || narrow || p.key_lengths.defined() || p.block_list.defined();
   return pairs_of(p) <= (few ? kPairs : kFewPairs);
 }
 
@@ -81,6 +82,7 @@ KernelUnit unit(const Config& c, const char* stem, const char* file, int min_blo
                        flag_text("split", c.split) + flag_text("exact", c.exact);
   if (c.dropout) config += flag_text("dropout", true);
   if (c.packed) config += flag_text("packed", true);
+  if (c.listed) config += flag_text("listed", true);
   config += expressions_text(c.expressions);
   if (c.gradients != Gradients::both) {
     config += std::string(", .gradients = tilewise::bwd_sm80::Gradients::") +
@@ -173,6 +175,7 @@ Config make_config(const Problem& p, const Tile& tile, Launch launch, bool split
                    .exact = !form.scaled && is_small(p),
                    .dropout = drops(p),
                    .packed = p.packed,
+                   .listed = p.block_list.defined(),
                    .expressions = expressions_of(p)};
   const int bytes = launch == Launch::queries ? query_shared_bytes(config) : shared_bytes(config);
   config.pairs.staged = config.pairs.staged && bytes <= limit_kib * 1024;
@@ -288,7 +291,8 @@ OnePass choose_one_pass(const Problem& p, const Hardware& machine) {
     const double blocks = full_key_blocks(p, tile);
     const bool full = host::fills(heads * blocks, tile.min_blocks, machine);
     for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24}) {
-      if (wanted > 1 && (full || p.packed || p.seq_q < std::int64_t{64} * wanted)) break;
+      const bool whole = full || p.packed || p.block_list.defined();
+      if (wanted > 1 && (whole || p.seq_q < std::int64_t{64} * wanted)) break;
       const std::int64_t queries = per_split(p.seq_q, tile.block_m, wanted);
       const int splits = wanted == 1 ? 1 : static_cast<int>(ceil_div(p.seq_q, queries));
       double ms =
@@ -352,7 +356,8 @@ TwoPass choose_two_pass(const Problem& p, const Hardware& machine) {
         pair.keys.min_blocks, machine);
     for (const int splits : {1, 2, 3, 4, 6, 8, 12, 16}) {
       const bool short_rows = std::min(p.seq_q, p.seq_k) < std::int64_t{64} * splits;
-      if (splits > 1 && (full || p.packed || short_rows)) break;
+      const bool whole = full || p.packed || p.block_list.defined();
+      if (splits > 1 && (whole || short_rows)) break;
       const double ms = predict_two_pass(p, pair, splits, machine);
       if (best.pair == nullptr || ms < best.ms) best = {&pair, splits, ms};
     }

@@ -39,6 +39,7 @@ struct Config {
   /// With any, Args are Expressed; beside a score function modified.
   tile::Expressions expressions;
   bool gated = false;  ///< the slope of the score function is not 1
+  bool hides = false;  ///< dense: position leaves some rows no key
   bool operator==(const Config&) const = default;
 
   /// The slope of scores is kept until dS is made.
@@ -52,6 +53,10 @@ struct Config {
   constexpr bool wide() const { return block_n == 64; }
   constexpr bool ragged() const { return lengths != Lengths::dense; }
   constexpr bool listed() const { return lists != Lists::none; }
+  /// Whether position may leave a row no key.
+  constexpr bool hides_rows() const { return hides || (ragged() && mask != Mask::none); }
+  /// Whether a list or a function may.
+  constexpr bool picks_rows() const { return listed() || expressions.any(); }
   constexpr int threads() const { return wide() ? 384 : 512; }
   static constexpr int dq_warps() { return 4; }  ///< that add to dQ
 };

@@ -56,9 +56,6 @@ std::string function_refusal(const Problem& p) {
     return "a score function beside a softcap, ALiBi or a scale that is not positive is not "
            "supported by this kernel";
   }
-  if (p.block_list.defined() && wants_captures(p)) {
-    return "the gradient of a captured tensor beside a block list is not supported by this kernel";
-  }
   if (p.packed && (bwd_tiles::refines(p) || p.deterministic)) {
     return "small packed problems with a score function or a mask function are left to "
            "flash_bwd_sm80";
@@ -83,6 +80,9 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   }
   if (std::max(p.head_dim, p.head_dim_v) > 128 && sm90_lengths(p) != Lengths::dense) {
     return "packed sequences and key lengths above head dim 128 are not supported by this kernel";
+  }
+  if (std::max(p.head_dim, p.head_dim_v) > 128 && bwd_sm90_hides_rows(p)) {
+    return "rows that see no key above head dim 128 are not supported by this kernel";
   }
   if (p.packed && std::max(p.total_q, p.total_k) > kMostPackedRows) {
     return "packed tensors of more than " + std::to_string(kMostPackedRows) + " rows";

@@ -34,6 +34,7 @@ struct Steps : Scores<kConfig> {
   using Base::rQ;
   using Base::rS;
   using Base::shared;
+  using Base::sync_consumers;
   using Base::thread;
   using Base::wait_do;
   using Base::wait_q;
@@ -199,6 +200,61 @@ struct Steps : Scores<kConfig> {
     release(shared.ds_full(buffers.slot));
   }
 
+  // ---- rows that see no key
+
+  /// Whether the block may have some. Uniform.
+  __forceinline__ bool may_hide_rows() const {
+    if constexpr (kConfig.picks_rows()) return true;
+    const Diagonals d = diagonals<kConfig>(args, job);
+    const int first = block * kM, last = first + kM - 1;
+    return first + d.high <= 0 ||
+           (kConfig.mask == Mask::both && last + d.low >= keys_of<kConfig>(args, job));
+  }
+  /// They add nothing, whatever they hold: their P is 0, but 0 times NaN is NaN in (B3), (B4),
+  /// (B9). So Q, dO and delta become 0 where they lie. CONTRACT 3 Both warpgroups come here with
+  /// the same block, whose S they are done with.
+  __forceinline__ void hide_rows() {
+    if constexpr (!kConfig.hides_rows() && !kConfig.picks_rows()) return;
+    if (!may_hide_rows()) return;
+    const u32 offsets = shared.offset(rQ.slot);
+    const auto sees_nothing = [&](int row) {
+      return load_shared_f32(offsets + 4 * static_cast<u32>(row)) == -infinity();
+    };
+    bool any = false;
+#pragma unroll
+    for (int row = 0; row < kM; row += 32) any |= sees_nothing(row + lane);
+    if (!__any_sync(~0U, any)) return;
+    sync_consumers();  // nobody reads Q any more
+    constexpr int kPanelsQ = SharedPlan::panels(kD), kPanels = kPanelsQ + SharedPlan::panels(kDv);
+    const int t = opaque(warpgroup * 128 + thread);
+#pragma unroll 1
+    for (int i = t; i < kPanels * kM * 8; i += 256) {
+      const int panel = i / (kM * 8), at = i % (kM * 8);
+      if (!sees_nothing(at / 8)) continue;
+      const u32 to = panel < kPanelsQ
+                         ? shared.q(rQ.slot) + panel * (kM * kPanelRowBytes)
+                         : shared.d_o(rO.slot) + (panel - kPanelsQ) * (kM * kPanelRowBytes);
+      store_shared_16(to + at * 16, 0.0F, 0.0F, 0.0F, 0.0F);
+    }
+    if (t < kM && sees_nothing(t)) store_shared_4(shared.delta(rO.slot) + 4 * t, 0);
+    if constexpr (kConfig.softcap) hide_slopes(offsets);
+    fence_async_shared();
+    sync_consumers();  // the zeros are there, for all
+  }
+  /// The softcap's slopes, as modify() left them for this thread: those of a NaN in Q are NaN.
+  __forceinline__ void hide_slopes(u32 offsets) {
+#pragma unroll 1
+    for (int j = 0; j < kM / 8; ++j) {
+      const Floats2 l = load_shared_8(offsets + j * 32 + lane % 4 * 8);
+      const u32 kept = (l.x == -infinity() ? 0U : 0xffffU) | (l.y == -infinity() ? 0U : ~0xffffU);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {  // two rows of a column
+        const u32 at = this->gate_place() + j / 2 * 4096 + (j % 2 * 2 + r) * 4;
+        store_shared_4(at, load_shared_4(at) & kept);
+      }
+    }
+  }
+
   // ---- steps
 
   /// Entry: P of (pair, block) is ready, nothing is in flight. Exit: the same for the next block.
@@ -215,6 +271,7 @@ struct Steps : Scores<kConfig> {
   template <bool kMasked, bool kLast>
   __forceinline__ void exact_step(int next_pair, int next_block) {
     wait_do();
+    hide_rows();
     issue_dv(rP);
     issue_dv(this->rPlow);
     wgmma_wait<0>();
@@ -256,6 +313,7 @@ struct Steps : Scores<kConfig> {
   template <bool kMasked, bool kLast>
   __forceinline__ void keys_step(int next_pair, int next_block) {
     wait_do();
+    hide_rows();
     issue_dp();
     issue_dv(rP);
     wgmma_wait<0>();

@@ -76,6 +76,12 @@ int bwd_sm90_padded(std::int64_t dim) {
   return 256;
 }
 
+bool bwd_sm90_hides_rows(const Problem& p) {
+  const Sm90Mask mask = sm90_mask(p);
+  if (sm90_lengths(p) != bwd_sm90::Lengths::dense || mask.mask == Mask::none) return false;
+  return mask.high <= 0 || (mask.mask == Mask::both && p.seq_q - 1 + mask.low >= p.seq_k);
+}
+
 Config bwd_sm90_config(const Problem& p) {
   Config config;
   config.element = p.dtype == DType::bfloat16 ? tile::Element::bf16 : tile::Element::fp16;
@@ -91,6 +97,7 @@ Config bwd_sm90_config(const Problem& p) {
   config.fold_lse = !config.modified;
   config.exact = bwd_tiles::is_small(p);
   config.lengths = sm90_lengths(p);
+  config.hides = bwd_sm90_hides_rows(p);
   const bool is_narrow = std::max(config.head_dim, config.head_dim_v) <= 64;
   config.block_m = is_narrow && !config.exact ? 128 : 64;
   if (std::max(config.head_dim, config.head_dim_v) > 128) {

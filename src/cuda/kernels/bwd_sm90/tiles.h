@@ -12,6 +12,9 @@ namespace tilewise::cuda {
 /// Head dim of the config: 64, 96, 128, 192 or 256.
 int bwd_sm90_padded(std::int64_t dim);
 
+/// Whether position leaves some rows no key, which the host can tell.
+bool bwd_sm90_hides_rows(const Problem& problem);
+
 bwd_sm90::Config bwd_sm90_config(const Problem& problem);
 
 /// Sections of key heads: what a section's tiles read and add to again and again stays in L2.

@@ -33,6 +33,7 @@ KernelUnit bwd_sm90_unit(const bwd_sm90::Config& c) {
   }
   unit.config += expressions_text(c.expressions);
   if (c.gated) unit.config += flag_text("gated", true);
+  if (c.hides) unit.config += flag_text("hides", true);
   unit.threads = c.threads();
   unit.shared_bytes = bwd_sm90::SharedPlan(c).bytes;
   std::map<int, WgmmaShape> shapes;  // by N

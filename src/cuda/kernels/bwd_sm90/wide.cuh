@@ -330,7 +330,7 @@ struct WideKeys : Worker<kConfig> {
     } else {
       mbarrier_wait(shared.p_full(rP.slot), rP.parity);
       score_gradients();
-      // NOTE: worth nothing (bwd_sm90/README.md, "What was tried"), but what has run on a card has
+      // NOTE: worth nothing (lab/bwd_sm90.md, "Tried"), but what has run on a card has
       // it.
       mbarrier_wait(shared.p_full(rP.slot), rP.parity);
     }

@@ -3,6 +3,7 @@
 
 #include "cuda/tile/dropout_args.h"
 #include "cuda/tile/expression_args.h"
+#include "cuda/tile/lists_args.h"
 #include "cuda/tile/sequences_args.h"
 #include "cuda/tile/types.h"
 
@@ -27,6 +28,8 @@ struct Config {
   bool dropout = false;
   bool packed = false;            ///< sequences beside each other
   bool paged = false;             ///< K and V through a page table
+  bool listed = false;            ///< a block list, not beside `split`
+  bool entry_keys = false;        ///< packed queries, whose keys are of batch entries: pages
   tile::Expressions expressions;  ///< with any, Args are Expressed
 
   constexpr bool ragged() const { return packed || paged; }  ///< Args are RaggedArgs
@@ -59,13 +62,14 @@ struct Args {
   tile::TileOrder order;
   int keys_per_split = 0;     ///< multiple of block_n
   tile::DropoutBits dropout;  ///< dropout only
+  tile::TileLists lists;      ///< listed only: tiles of block_n keys for each row block
 };
 
 /// With what only the device knows. Packed sequences are one entry of a batch for Args, the first
 /// strides of `pages` are those of pages.
 struct RaggedArgs {
   Args args;
-  tile::Sequences queries, keys;                                 ///< packed
+  tile::Sequences queries, keys;                                 ///< packed; keys: not entry_keys
   bool chunked_q = false, chunked_k = false, chunked_v = false;  ///< as pack_rows lays rows out
   tile::Pages pages;                                             ///< paged
 };

@@ -12,9 +12,11 @@
 /// (windows) the cut ones on the left. Schedule, budgets and measurements: fwd_sm80/README.md.
 #pragma once
 
+#include "cuda/kernels/fwd_sm80/merge.cuh"
 #include "cuda/kernels/fwd_sm80/sequences.cuh"
 #include "cuda/tile/dropout.cuh"
 #include "cuda/tile/expression.cuh"
+#include "cuda/tile/listed.cuh"
 #include "cuda/tile/pairs.cuh"
 #include "cuda/tile/shared_tile.cuh"
 #include "cuda/tile/softmax.cuh"
@@ -39,6 +41,7 @@ struct Forward {
   static_assert(kRows % 16 == 0 && kKeys % 16 == 0);
   static_assert(!kConfig.scaled || kScaleRows % kBlockN == 0,
                 "one scale factor for the keys of a step");
+  static_assert(!kConfig.listed || !kConfig.split);
 
   using TileQ = SharedTile<kBlockM, kD, kPlanes>;
   using TileK = SharedTile<kBlockN, kD, kPlanes>;
@@ -70,6 +73,9 @@ struct Forward {
 
   __forceinline__ int batch() const { return tile.pair / args.heads_q; }
   __forceinline__ int head() const { return tile.pair % args.heads_q; }
+  __forceinline__ int list() const {
+    return batch() * args.lists.list_b + head() * args.lists.list_h;
+  }
   __forceinline__ int key_warp() const { return warp / kRowWarps; }
   __forceinline__ int tile_row() const { return warp % kRowWarps * kRows; }
   __forceinline__ int warp_row() const { return row + tile_row(); }
@@ -218,11 +224,14 @@ struct Forward {
       scale = kLog2e;
     }
     if constexpr (kConfig.pairs.any()) pairs().hide_from(S, corner(block), shown);
-    if constexpr (kConfig.expressions.mask != 0) {
+    // What a list shows whole no function cuts.
+    if constexpr (kConfig.expressions.mask != 0 && (kMasked || !kConfig.listed)) {
       apply_mask_function<kConfig.expressions.mask, false>(S, corner(block), *captures,
                                                            opaque(lane));
     }
     if constexpr (kMasked) mask_scores(S, diagonals, seq_k, warp_row(), warp_key(block), lane);
+    if constexpr (kMasked && kConfig.listed)
+      hide_unlisted<false>(S, args.lists, list(), warp_row(), warp_key(block));
     softmax_step<kBias>(S, rows, scale, [this](int r, float alpha) {
 #pragma unroll
       for (int n = 0; n < kDv / 8; ++n) {
@@ -284,9 +293,9 @@ struct Forward {
     if (shown.some) accumulate(P, stage, block);
   }
 
-  __forceinline__ void run(const BlockRange& range) {
+  /// Q and the first block of keys.
+  __forceinline__ void start(int block) {
     load_q();
-    int block = range.end - 1;
     load_k(block, 0);
     if constexpr (kConfig.stages == 2) load_v(block, 0);
     pairs().load_async(corner(block));
@@ -296,6 +305,32 @@ struct Forward {
       __syncthreads();
       keep_q();
     }
+  }
+  __forceinline__ void run_listed() {
+    ListCursor at(args.lists, list(), tile.block);
+    bool more = at.go();
+    if (!more) return;
+    start(at.tile());
+    int stage = 0;
+#pragma unroll 1
+    while (more && at.cut()) {
+      const int block = at.tile();
+      more = at.go();
+      step<true>(block, more ? at.tile() : -1, stage);
+      if constexpr (kConfig.stages == 2) stage ^= 1;
+    }
+#pragma unroll 1
+    while (more) {
+      const int block = at.tile();
+      more = at.go();
+      step<false>(block, more ? at.tile() : -1, stage);
+      if constexpr (kConfig.stages == 2) stage ^= 1;
+    }
+  }
+  __forceinline__ void run(const BlockRange& range) {
+    if constexpr (kConfig.listed) return run_listed();
+    int block = range.end - 1;
+    start(block);
     int stage = 0;
     const auto next = [&](int b) { return b > range.begin ? b - 1 : -1; };
 #pragma unroll 1
@@ -316,63 +351,6 @@ struct Forward {
       }
     }
   }
-
-  // ---- merge
-
-  __forceinline__ u32 part(int index) const {
-    return shared + kQBytes + static_cast<u32>(index * kPartBytes + lane * 16);
-  }
-  /// Brings together what the warps of the same rows have seen, in the first of them.
-  __forceinline__ void merge() {
-    copy_async_wait<0>();
-    __syncthreads();  // all warps are done with K and V
-    if (key_warp() > 0) {
-      u32 to = part(warp - kRowWarps);
-#pragma unroll
-      for (int m = 0; m < kM; ++m, to += 512) {
-        store_shared_16(to, rows.m[2 * m], rows.m[2 * m + 1], rows.l[2 * m], rows.l[2 * m + 1]);
-#pragma unroll
-        for (int n = 0; n < kDv / 8; ++n) {
-          const Acc& o = rO[m][n];
-          store_shared_16(to += 512, o[0], o[1], o[2], o[3]);
-        }
-      }
-    }
-    __syncthreads();  // all parts are there
-    if (key_warp() > 0) return;
-#pragma unroll 1
-    for (int other = 1; other < kKeyWarps; ++other) {
-      u32 from = part((other - 1) * kRowWarps + warp);
-#pragma unroll
-      for (int m = 0; m < kM; ++m, from += 512) {
-        const Bytes16 row = load_shared_16(from);
-        const float mine[2] = {rows.m[2 * m], rows.m[2 * m + 1]};
-        const float theirs[2] = {as_float(row.x), as_float(row.y)};
-        const float l[2] = {as_float(row.z), as_float(row.w)};
-        float alpha[2], beta[2];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float top = fmaxf(mine[half], theirs[half]);
-          // What saw nothing has no weight.
-          alpha[half] = mine[half] == -infinity() ? 0.0F : exp2_approx(mine[half] - top);
-          beta[half] = theirs[half] == -infinity() ? 0.0F : exp2_approx(theirs[half] - top);
-          float& sum = rows.l[2 * m + half];
-          sum = sum * alpha[half] + l[half] * beta[half];
-          rows.m[2 * m + half] = top;
-        }
-#pragma unroll
-        for (int n = 0; n < kDv / 8; ++n) {
-          const Bytes16 o = load_shared_16(from += 512);
-          const float words[4] = {as_float(o.x), as_float(o.y), as_float(o.z), as_float(o.w)};
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            rO[m][n][e] = rO[m][n][e] * alpha[e / 2] + words[e] * beta[e / 2];
-          }
-        }
-      }
-    }
-  }
-  static __forceinline__ float as_float(u32 bits) { return __int_as_float(static_cast<int>(bits)); }
 
   // ---- epilogue
 
@@ -462,7 +440,7 @@ __forceinline__ void attend(const Args& args, const TileIndex& tile, int seq_k, 
   if (range.begin < range.end) block.run(range);
   let_next_start();
   if constexpr (Block::kKeyWarps > 1) {
-    if (range.begin < range.end) block.merge();
+    if (range.begin < range.end) merge_warps<kConfig>(block);
     if (block.key_warp() > 0) return;
   }
   block.finish();
@@ -482,8 +460,8 @@ __forceinline__ void run(const RaggedArgs& ragged, const Captures* captures) {
   if constexpr (kConfig.packed) {
     Args args = ragged.args;
     int seq_k = 0;
-    if (enter_sequence<kConfig>(ragged, args, tile, seq_k))
-      attend<kConfig>(args, tile, seq_k, {}, captures);
+    if (!enter_sequence<kConfig>(ragged, args, tile, seq_k)) return;
+    attend<kConfig>(args, tile, seq_k, kConfig.paged ? ragged.pages : Pages{}, captures);
   } else {
     attend<kConfig>(ragged.args, tile, keys_of(ragged.args, tile.pair / ragged.args.heads_q),
                     ragged.pages, captures);

@@ -10,6 +10,7 @@
 #include "cuda/kernels/fwd_sm80/args.h"
 #include "cuda/kernels/fwd_sm80/tiles.h"
 #include "cuda/kernels/rows/combine.h"
+#include "cuda/kernels/rows/tile_lists.h"
 #include "plan/accounting.h"
 #include "plan/decisive.h"
 #include "problem/blocks.h"
@@ -46,6 +47,10 @@ double most_keys(const Problem& p, int rows) {
   double most = static_cast<double>(p.seq_k);
   if (p.left != Problem::kUnbounded && p.right != Problem::kUnbounded) {
     most = std::min(most, std::max(0.0, static_cast<double>(p.left + p.right + 1 + rows)));
+  }
+  if (p.block_list.defined()) {
+    const double average = visible_pairs(p) / static_cast<double>(p.query_rows());
+    most = std::min(most, average + rows);
   }
   return most;
 }
@@ -137,7 +142,8 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
         host::fills(full_tiles(p, tile), resident_blocks(tile, bytes, machine), machine);
     for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32}) {
       // Fewer than 64 keys a part do not pay for the merge.
-      const bool whole = full || row.config != nullptr || tile.key_warps > 1;
+      const bool whole =
+          full || row.config != nullptr || tile.key_warps > 1 || p.block_list.defined();
       if (wanted > 1 && (whole || p.seq_k < std::int64_t{64} * wanted)) break;
       const std::int64_t keys = keys_per_split(p, tile.block_n, wanted);
       const int splits = wanted == 1 ? 1 : static_cast<int>(ceil_div(p.seq_k, keys));
@@ -154,7 +160,8 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
 Problem grouped(const Problem& given) {
   Problem p = given;
   const bool alike = !p.bias.defined() && !p.mask.defined() && !p.alibi_slopes.defined() &&
-                     !p.sinks.defined() && !drops(p) && !expressions_of(p).any();
+                     !p.sinks.defined() && !drops(p) && !expressions_of(p).any() &&
+                     !p.block_list.defined();
   const bool sees_all =
       p.left == Problem::kUnbounded && p.right >= 0 && p.causal != Causal::top_left;
   if (p.packed || p.seq_q != 1 || p.group() <= 1 || !alike || !sees_all) return p;
@@ -189,8 +196,8 @@ Decided decide(const Problem& p, const Choice& choice, const Hardware& machine) 
   decided.keys_per_split = static_cast<int>(keys_per_split(p, tile.block_n, choice.splits));
   const Config& config = decided.config;
   const std::int64_t blocks = row_blocks(p, tile), heads = p.stored_batch() * p.heads_q;
-  const double head_bytes = static_cast<double>(p.packed ? p.total_k : p.seq_k) * config.planes *
-                            2.0 * (config.head_dim + config.head_dim_v) /
+  const double head_bytes = static_cast<double>(p.packed_keys() ? p.total_k : p.seq_k) *
+                            config.planes * 2.0 * (config.head_dim + config.head_dim_v) /
                             static_cast<double>(p.group());
   decided.order = {.blocks = static_cast<unsigned>(blocks),
                    .splits = static_cast<unsigned>(choice.splits),
@@ -201,8 +208,15 @@ Decided decide(const Problem& p, const Choice& choice, const Hardware& machine) 
   return decided;
 }
 
+/// A list in tiles of rows and keys.
+TileListsMaker lists_of(const Problem& p, int block_m, int block_n) {
+  return {p, block_m, block_n, tile::Lists::parts};
+}
+
 Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& machine) {
   std::string reason = host::refusal(given, machine, host::kTakes);
+  if (reason.empty() && given.block_list.defined())
+    reason = tile_lists_refusal(given, machine.shared_kib);
   if (!reason.empty()) return reason;
   const Problem p = grouped(given);
   const Choice choice = choose(row, p, machine);
@@ -226,6 +240,8 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
     partial =
         static_cast<double>(cost.memory.back().bytes + cost.memory[cost.memory.size() - 2].bytes);
   }
+  if (p.block_list.defined())
+    lists_of(p, choice.tile->block_m, choice.tile->block_n).add_memory(cost.memory);
   const auto size = [](const Tensor& t) {
     return static_cast<double>(t.numel() * dtype_bytes(t.dtype));
   };
@@ -244,6 +260,7 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
   if (operands.packs()) {
     cost.ms += host::kKernelMs + 1e-6 * operands.bytes() / machine.bandwidth_gbps;
   }
+  if (p.block_list.defined()) cost.ms += host::kKernelMs;
   return Prepared{std::move(cost), remember(decide(p, choice, machine))};
 }
 
@@ -279,7 +296,7 @@ RaggedArgs ragged_args(const Args& args, const Problem& p) {
   ragged.args = args;
   if (p.packed) {
     ragged.queries = host::query_sequences(p);
-    ragged.keys = host::key_sequences(p);
+    if (p.packed_keys()) ragged.keys = host::key_sequences(p);
     ragged.chunked_q = host::is_chunked(p, 0);
     ragged.chunked_k = host::is_chunked(p, 1);
     ragged.chunked_v = host::is_chunked(p, 2);
@@ -304,11 +321,18 @@ void run(const KernelRow& /*row*/, const Problem& given, const Context& context)
     fill_parts(args, p, splits, workspace);
     args.keys_per_split = decided.keys_per_split;
   }
+  if (config.listed) {
+    TileListsMaker maker = lists_of(p, config.block_m, config.block_n);
+    maker.take(workspace);
+    maker.make(context.stream);
+    args.lists = maker.lists();
+  }
   const int min_blocks = decided.min_blocks;
   const Kernel kernel = load_expressed(
       p, config, device, [min_blocks](const Config& c) { return unit(c, min_blocks); });
   const std::int64_t tiles = std::int64_t{args.order.blocks} * args.order.heads * splits;
-  const Grid grid = operands.packs() ? host::following(tiles, device) : Grid{.x = tiles};
+  const bool follows = operands.packs() || config.listed;
+  const Grid grid = follows ? host::following(tiles, device) : Grid{.x = tiles};
   config.ragged() ? launch_expressed(p, kernel, grid, context.stream, ragged_args(args, p))
                   : launch_expressed(p, kernel, grid, context.stream, args);
   if (config.split)

@@ -90,29 +90,32 @@ Config make_config(const Problem& p, const Tile& tile, bool split, int limit_kib
                    .dropout = drops(p),
                    .packed = p.packed,
                    .paged = host::reads_pages(p),
+                   .listed = p.block_list.defined(),
+                   .entry_keys = p.packed && p.paged,
                    .expressions = expressions_of(p)};
   config.pairs.staged = config.pairs.staged && shared_bytes(config) <= limit_kib * 1024;
   return config;
 }
 
 KernelUnit unit(const Config& c, int min_blocks) {
-  return {.stem = "fwd_sm80",
-          .file = "fwd_sm80/kernel",
-          .config = host::form_text({c.element, c.planes, c.scaled}) +
-                    number_text("head_dim", c.head_dim) + number_text("head_dim_v", c.head_dim_v) +
-                    number_text("block_m", c.block_m) + number_text("block_n", c.block_n) +
-                    number_text("warps", c.warps) + number_text("key_warps", c.key_warps) +
-                    number_text("stages", c.stages) +
-                    flag_text("q_in_registers", c.q_in_registers) +
-                    flag_text("positional", c.positional) + flag_text("modified", c.modified) +
-                    host::pair_text(c.pairs) + flag_text("split", c.split) +
-                    (c.dropout ? flag_text("dropout", true) : "") +
-                    (c.packed ? flag_text("packed", true) : "") +
-                    (c.paged ? flag_text("paged", true) : "") + expressions_text(c.expressions),
-          .threads = c.warps * 32,
-          .min_blocks = min_blocks,
-          .shared_bytes = shared_bytes(c),
-          .args = c.ragged() ? "RaggedArgs" : "Args"};
+  return {
+      .stem = "fwd_sm80",
+      .file = "fwd_sm80/kernel",
+      .config =
+          host::form_text({c.element, c.planes, c.scaled}) + number_text("head_dim", c.head_dim) +
+          number_text("head_dim_v", c.head_dim_v) + number_text("block_m", c.block_m) +
+          number_text("block_n", c.block_n) + number_text("warps", c.warps) +
+          number_text("key_warps", c.key_warps) + number_text("stages", c.stages) +
+          flag_text("q_in_registers", c.q_in_registers) + flag_text("positional", c.positional) +
+          flag_text("modified", c.modified) + host::pair_text(c.pairs) +
+          flag_text("split", c.split) + (c.dropout ? flag_text("dropout", true) : "") +
+          (c.packed ? flag_text("packed", true) : "") + (c.paged ? flag_text("paged", true) : "") +
+          (c.listed ? flag_text("listed", true) : "") +
+          (c.entry_keys ? flag_text("entry_keys", true) : "") + expressions_text(c.expressions),
+      .threads = c.warps * 32,
+      .min_blocks = min_blocks,
+      .shared_bytes = shared_bytes(c),
+      .args = c.ragged() ? "RaggedArgs" : "Args"};
 }
 
 }  // namespace tilewise::cuda::fwd_tiles

@@ -76,6 +76,8 @@ std::string sm90_refusal(const Problem& p, const Hardware& machine) {
     return std::string(dtype_name(p.dtype)) +
            " is not supported by this kernel (bfloat16, float16)";
   }
+  if (p.packed && p.block_list.defined())
+    return "packed sequences beside a block list are not supported by this kernel";
   return host::refusal(p, machine, {.packed = true, .lists = true, .expressions = true});
 }
 

@@ -1,4 +1,4 @@
-/// combine on the host: merges the partial results of split keys. See combine.md.
+/// combine on the host: merges the partial results of split keys. See rows/README.md.
 #pragma once
 
 #include <cstdint>

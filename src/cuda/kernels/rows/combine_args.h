@@ -1,4 +1,4 @@
-/// combine: constants and parameters. See combine.md.
+/// combine: constants and parameters. See rows/README.md.
 #pragma once
 
 #include "cuda/tile/types.h"

@@ -1,4 +1,4 @@
-/// bwd_convert on the host. See rows/convert.md.
+/// bwd_convert on the host. See rows/README.md.
 #pragma once
 
 #include <cstdint>

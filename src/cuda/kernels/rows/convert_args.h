@@ -1,4 +1,4 @@
-/// bwd_convert: constants and parameters. See rows/convert.md.
+/// bwd_convert: constants and parameters. See rows/README.md.
 #pragma once
 
 #include "cuda/tile/sequences_args.h"

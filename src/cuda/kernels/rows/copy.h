@@ -1,4 +1,4 @@
-/// copy_rows on the host. See rows/copy.md.
+/// copy_rows on the host. See rows/README.md.
 #pragma once
 
 #include "tilewise/tensor.h"

@@ -1,4 +1,4 @@
-/// copy_rows: constants and parameters. See rows/copy.md.
+/// copy_rows: constants and parameters. See rows/README.md.
 #pragma once
 
 #include "cuda/tile/types.h"

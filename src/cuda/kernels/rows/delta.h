@@ -1,4 +1,4 @@
-/// bwd_delta on the host. See rows/delta.md.
+/// bwd_delta on the host. See rows/README.md.
 #pragma once
 
 #include <cstdint>

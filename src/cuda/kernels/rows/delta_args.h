@@ -1,4 +1,4 @@
-/// bwd_delta: constants and parameters. See rows/delta.md.
+/// bwd_delta: constants and parameters. See rows/README.md.
 #pragma once
 
 #include "cuda/tile/sequences_args.h"

@@ -1,5 +1,5 @@
 /// mask_map: from a mask function to rows of tiles, each a bit: seen whole, seen through the mask,
-/// or not at all. See rows/mask_map.md.
+/// or not at all. See rows/README.md.
 ///
 /// One block takes one row of tiles of one list, each warp one tile after another. What a tile's
 /// rows and columns have is known by its smallest and largest value; what the mask can be between

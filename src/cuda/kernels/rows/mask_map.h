@@ -1,4 +1,4 @@
-/// mask_map on the host: the tiles that a problem's mask function leaves. See rows/mask_map.md.
+/// mask_map on the host: the tiles that a problem's mask function leaves. See rows/README.md.
 #pragma once
 
 #include "cuda/jit/kernel.h"

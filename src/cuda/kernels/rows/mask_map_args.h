@@ -1,4 +1,4 @@
-/// mask_map: constants and parameters. See rows/mask_map.md.
+/// mask_map: constants and parameters. See rows/README.md.
 #pragma once
 
 #include "cuda/kernels/rows/tile_lists_args.h"

@@ -1,4 +1,4 @@
-/// pack_rows: constants and parameters. See rows/pack.md.
+/// pack_rows: constants and parameters. See rows/README.md.
 #pragma once
 
 #include "cuda/tile/sequences_args.h"

@@ -1,4 +1,4 @@
-/// bwd_packed_delta on the host. See rows/packed_delta.md.
+/// bwd_packed_delta on the host. See rows/README.md.
 #pragma once
 
 #include "plan/kernel_row.h"

@@ -1,4 +1,4 @@
-/// bwd_packed_delta: constants and parameters. See rows/packed_delta.md.
+/// bwd_packed_delta: constants and parameters. See rows/README.md.
 #pragma once
 
 #include "cuda/kernels/fwd_sm90/args.h"

@@ -1,4 +1,4 @@
-/// bwd_sinks on the host. See rows/sinks.md.
+/// bwd_sinks on the host. See rows/README.md.
 #pragma once
 
 #include "cuda/kernels/rows/delta.h"

@@ -1,4 +1,4 @@
-/// bwd_sinks: constants and parameters. See rows/sinks.md.
+/// bwd_sinks: constants and parameters. See rows/README.md.
 #pragma once
 
 namespace tilewise::bwd_sinks {

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "cuda/host/common.h"
+#include "cuda/host/sequences.h"
 #include "cuda/jit/config_text.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/rows/mask_map.h"
@@ -55,7 +56,7 @@ KernelUnit order_unit() {
 
 bool has_tile_lists(const Problem& p) { return p.block_list.defined() || maps_mask(p); }
 
-std::string tile_lists_refusal(const Problem& p) {
+std::string tile_lists_refusal(const Problem& p, std::int64_t shared_kib) {
   if (!p.block_list.defined()) return {};
   const BlockList& list = p.block_list;
   if (!is_power_of_two(list.block_q) || !is_power_of_two(list.block_k) ||
@@ -72,7 +73,10 @@ std::string tile_lists_refusal(const Problem& p) {
     return "block lists of more than 2^" + std::to_string(tile_lists::OrderArgs::kClassBits) +
            " rows of 64 queries are not supported by this kernel";
   }
-  if (tile_lists::shared_bytes(128, log2_of(list.block_q), words) > kSharedLimit) {
+  // The kernel has a power of two of it.
+  const auto limit = static_cast<std::int64_t>(
+      std::bit_floor(static_cast<std::uint64_t>(std::min(kSharedLimit, shared_kib * 1024))));
+  if (tile_lists::shared_bytes(128, log2_of(list.block_q), words) > limit) {
     return "block lists of " + std::to_string(ceil_div(p.seq_k, list.block_k)) +
            " key blocks are not supported by this kernel";
   }
@@ -102,7 +106,7 @@ double listed_pairs(const Problem& p) {
 TileListsMaker::TileListsMaker(const Problem& p, int tile_q, int tile_k, tile::Lists kind)
     : problem_(p) {
   // Lengths cut the list of each batch entry differently.
-  bool of_batch = p.key_lengths.defined(), of_heads = false;
+  bool of_batch = p.key_lengths.defined() || p.packed, of_heads = false;
   if (p.block_list.defined()) {
     of_batch = of_batch || p.block_list.row_offsets.sizes[0] > 1;
     of_heads = p.block_list.row_offsets.sizes[1] > 1;
@@ -122,6 +126,10 @@ TileListsMaker::TileListsMaker(const Problem& p, int tile_q, int tile_k, tile::L
   if (p.key_lengths.defined()) {
     args_.key_lengths = static_cast<const int*>(p.key_lengths.data);
     args_.key_lengths_b = p.key_lengths.strides[0];
+  }
+  if (p.packed) {
+    args_.queries = host::query_sequences(p);
+    if (!p.paged) args_.keys = host::key_sequences(p);
   }
   args_.list_heads = of_heads ? static_cast<int>(p.heads_q) : 1;
   list_h_ = of_heads ? 1 : 0;

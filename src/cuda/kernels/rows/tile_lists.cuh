@@ -9,6 +9,7 @@
 #include "cuda/kernels/rows/tile_lists_args.h"
 #include "cuda/tile/copy.cuh"
 #include "cuda/tile/lists_args.h"
+#include "cuda/tile/sequences.cuh"
 
 namespace tilewise::tile_lists {
 
@@ -20,7 +21,7 @@ struct Row {
   unsigned* const listed;  ///< bits of key blocks, block_words for each row of blocks
   unsigned* const full;
   int list, row, first_block, blocks;  ///< rows of blocks of the list: first, how many
-  int keys, low, high;
+  int queries, keys, low, high;
 
   __forceinline__ Row(const Args& a, unsigned* memory, int list_, int row_)
       : args(a),
@@ -31,13 +32,20 @@ struct Row {
     const int batch = list / args.list_heads;
     first_block = row * kConfig.tile_q >> args.shift_q;
     blocks = min(block_rows(kConfig.tile_q, args.shift_q), args.query_blocks - first_block);
+    queries = args.seq_q;
     keys = args.seq_k;
     low = args.low;
     high = args.high;
-    if (args.key_lengths != nullptr) {
+    const bool packed = args.queries.offsets != nullptr;
+    if (packed) queries = min(sequence_at(args.queries, batch).length, args.seq_q);
+    if (args.keys.offsets != nullptr) {
+      keys = min(sequence_at(args.keys, batch).length, args.seq_k);
+    } else if (args.key_lengths != nullptr) {
       keys = min(max(args.key_lengths[batch * args.key_lengths_b], 0), args.seq_k);
-      low += keys - args.seq_q;
-      high = min(high + keys - args.seq_q, args.top);
+    }
+    if (packed || args.key_lengths != nullptr) {
+      low += keys - queries;
+      high = min(high + keys - queries, args.top);
     }
   }
 
@@ -64,9 +72,10 @@ struct Row {
   __forceinline__ void look_at(int c, bool& seen, bool& whole) const {
     const int first_key = c * kConfig.tile_k, end_key = first_key + kConfig.tile_k;
     const int first_row = row * kConfig.tile_q;
-    const int last_row = min(first_row + kConfig.tile_q, args.seq_q) - 1;
+    const int last_row = min(first_row + kConfig.tile_q, queries) - 1;
     seen = whole = false;
-    if (first_key >= keys || last_row + high <= first_key || first_row + low >= min(end_key, keys))
+    if (first_row > last_row || first_key >= keys || last_row + high <= first_key ||
+        first_row + low >= min(end_key, keys))
       return;
     const bool uncut = first_row + high >= end_key && last_row + low <= first_key;
     const int first = first_key >> args.shift_k;

@@ -15,8 +15,9 @@ namespace tilewise::cuda {
 /// True where kernels of tiles have a list: the caller's, or what a mask function leaves.
 bool has_tile_lists(const Problem& problem);
 
-/// Why a list's blocks do not go with tiles; empty when they do.
-std::string tile_lists_refusal(const Problem& problem);
+/// Why a list's blocks do not go with tiles on a machine with `shared_kib` of shared memory for a
+/// block; empty when they do.
+std::string tile_lists_refusal(const Problem& problem, std::int64_t shared_kib = 128);
 
 /// How a list's blocks and a kernel's tiles go together.
 tile::Lists tile_lists_kind(const Problem& problem, int tile_q, int tile_k);

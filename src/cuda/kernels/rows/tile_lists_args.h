@@ -1,6 +1,8 @@
 /// tile_lists: constants and parameters. See rows/tile_lists.md.
 #pragma once
 
+#include "cuda/tile/sequences_args.h"
+
 namespace tilewise::tile_lists {
 
 struct Config {
@@ -25,10 +27,12 @@ struct Args {
   int shift_q = 7, shift_k = 7;
   int query_blocks = 0, key_blocks = 0;
   // What hides pairs beside the list: row i sees the keys j with i + low <= j < min(i + high,
-  // keys). With key lengths low and high are without Sk - Sq, and high is at most top.
+  // keys). With lengths from the device low and high are without Sk - Sq, and high is at most top.
   int seq_q = 0, seq_k = 0, low = 0, high = 0, top = 0;
   const int* key_lengths = nullptr;  ///< (B), may be null
   long long key_lengths_b = 0;
+  /// Packed: with offsets, lists of each sequence. Keys may have key_lengths then.
+  tile::Sequences queries, keys;
   // What is made: see tile/lists_args.h.
   int list_heads = 1;  ///< lists of a batch entry
   int rows = 0, words = 0, block_words = 0;

@@ -7,7 +7,7 @@
 ///   output       O = P V                               (F14)          reads all of V for every row
 ///
 /// Nothing is tiled and nothing is reused: what it costs is what the other implementations save.
-/// See baseline.md.
+/// See textbook/README.md.
 #pragma once
 
 #include "cuda/kernels/textbook/baseline_args.h"

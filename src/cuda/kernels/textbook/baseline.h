@@ -1,4 +1,4 @@
-/// baseline on CUDA: five plain kernels around a scores buffer. See baseline.md.
+/// baseline on CUDA: five plain kernels around a scores buffer. See textbook/README.md.
 #pragma once
 
 #include <vector>

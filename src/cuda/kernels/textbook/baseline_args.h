@@ -1,4 +1,4 @@
-/// baseline: constants and parameters. See baseline.md.
+/// baseline: constants and parameters. See textbook/README.md.
 #pragma once
 
 #include "cuda/kernels/textbook/textbook_args.h"

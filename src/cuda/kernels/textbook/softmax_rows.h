@@ -1,5 +1,5 @@
 /// The passes of eager and fused over their S x S matrices, started one by one. See
-/// softmax_rows.md.
+/// textbook/README.md.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-/// softmax_rows: constants and parameters. See softmax_rows.md.
+/// softmax_rows: constants and parameters. See textbook/README.md.
 #pragma once
 
 #include "cuda/kernels/textbook/textbook_args.h"

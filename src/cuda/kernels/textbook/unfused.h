@@ -1,5 +1,5 @@
 /// eager and fused on CUDA: matrix products by cuBLAS around S x S matrices, and passes over those.
-/// See unfused.md.
+/// See textbook/README.md.
 #pragma once
 
 #include "plan/kernel_row.h"

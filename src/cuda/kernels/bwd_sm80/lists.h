@@ -1,0 +1,34 @@
+/// A problem's block list in the tiles of the backward on mma.sync. Used by bwd_sm80/row.cpp.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cuda/kernels/bwd_sm80/tiles.h"
+#include "cuda/kernels/rows/tile_lists.h"
+
+namespace tilewise::cuda {
+
+/// What a problem's list does not go with; empty without one.
+std::string lists_refusal(const Problem& problem, const Hardware& machine);
+
+/// In the tiles of bwd_sm80, which walks over queries, and in those of bwd_dq_sm80 (refine, the
+/// gradients of bias and captured tensors). Nothing for a problem without a list.
+class ListsInTiles {
+ public:
+  ListsInTiles(const Problem& p, const bwd_tiles::Tile& queries);
+  ListsInTiles(const Problem& p, const bwd_tiles::Tile& keys, const bwd_tiles::Tile& queries);
+  void add_memory(std::vector<MemoryPart>& items) const;
+  /// Takes the workspace of add_memory() and starts the kernels. What follows on the stream waits
+  /// for them.
+  void make(WorkspaceCutter& workspace, void* stream);
+  tile::TileLists of_keys() const { return keys_ ? keys_->transposed() : tile::TileLists(); }
+  tile::TileLists of_queries() const { return queries_ ? queries_->lists() : tile::TileLists(); }
+  double ms() const;
+
+ private:
+  std::optional<TileListsMaker> keys_, queries_;
+};
+
+}  // namespace tilewise::cuda
