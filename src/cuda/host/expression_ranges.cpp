@@ -172,8 +172,8 @@ class RangePrinter : public printing::Printer {
   std::string operation_range(const Node& n) const {
     if (n.op == Op::load) {
       const DType dtype = program_.captures[static_cast<std::size_t>(n.capture)].dtype;
-      return std::string("expression::load_range<expression::Stored::") + stored_text(dtype) + ", " +
-             std::to_string(n.count) + ">(" + capture(n.capture) + ", {" + ranges(n) + "})";
+      return std::string("expression::load_range<expression::Stored::") + stored_text(dtype) +
+             ", " + std::to_string(n.count) + ">(" + capture(n.capture) + ", {" + ranges(n) + "})";
     }
     const char* const word = range_word(n.op);
     if (word == nullptr) return std::string(range_type(n.type)) + "::unknown()";
@@ -199,8 +199,8 @@ class RangePrinter : public printing::Printer {
     for (std::size_t at = 0; at < inside.size(); ++at) {
       if (inside[at]) text += defined(static_cast<std::int32_t>(at), program_.nodes[at], "      ");
     }
-    return text + "      " + own + " = expression::" + joins + "(" + own + ", " +
-           range(n.args[0]) + ");\n    }\n";
+    return text + "      " + own + " = expression::" + joins + "(" + own + ", " + range(n.args[0]) +
+           ");\n    }\n";
   }
 };
 

@@ -4,7 +4,6 @@
 #include <limits>
 #include <utility>
 
-
 namespace tilewise::cuda {
 namespace {
 
@@ -99,8 +98,7 @@ KernelUnit with_expressions(KernelUnit unit, const Problem& p) {
 
 KernelUnit with_functions(KernelUnit unit, const Problem& p, const std::string& score) {
   unit.prelude += "#include \"cuda/tile/expression.cuh\"\n" + score;
-  if (p.mask_function.defined())
-    unit.prelude += mask_text(*p.mask_function.program, mask_name(p));
+  if (p.mask_function.defined()) unit.prelude += mask_text(*p.mask_function.program, mask_name(p));
   unit.args = "tilewise::tile::Expressed<" + unit.args + ">";
   return unit;
 }

@@ -253,9 +253,7 @@ __forceinline__ Reals modulo(const Reals& /*a*/, const Reals& /*b*/) { return Re
 
 __forceinline__ Truth to_boolean(const Ints& a) { return not_equal(a, range_of(0)); }
 __forceinline__ Truth to_boolean(const Reals& a) { return not_equal(a, range_of(0.0F)); }
-__forceinline__ Ints to_integer(const Truth& a) {
-  return {a.may_hide ? 0 : 1, a.may_show ? 1 : 0};
-}
+__forceinline__ Ints to_integer(const Truth& a) { return {a.may_hide ? 0 : 1, a.may_show ? 1 : 0}; }
 __forceinline__ Ints to_integer(const Reals& a) {
   constexpr float kFar = 2e9F;
   if (!a.known || a.lo < -kFar || a.hi > kFar) return Ints::unknown();

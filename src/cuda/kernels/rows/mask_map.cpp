@@ -25,8 +25,8 @@ constexpr std::int64_t kMostKeys = std::int64_t{1} << 21;
 bool maps_mask(const Problem& p) {
   return p.mask_function.defined() && !p.block_list.defined() && !p.packed && !p.paged &&
          p.seq_q >= kLeastLength && p.seq_k >= kLeastLength && p.seq_k <= kMostKeys &&
-         p.batch * p.heads_q * ceil_div(p.seq_q, 64) <
-             std::int64_t{1} << tile_lists::OrderArgs::kClassBits;
+         p.batch * p.heads_q * ceil_div(p.seq_q, 64) < std::int64_t{1}
+                                                           << tile_lists::OrderArgs::kClassBits;
 }
 
 Config mask_map_config(int tile_q, int tile_k, int words) {
@@ -51,9 +51,8 @@ KernelUnit mask_map_unit(const Problem& p, const Config& config) {
 
 void launch_mask_map(const Problem& p, const Config& config, const Args& args, std::int64_t blocks,
                      void* stream) {
-  const Kernel kernel =
-      load_by_key("mask_map\n" + expressions_key(p), config, p.device.index,
-                  [&](const Config& c) { return mask_map_unit(p, c); });
+  const Kernel kernel = load_by_key("mask_map\n" + expressions_key(p), config, p.device.index,
+                                    [&](const Config& c) { return mask_map_unit(p, c); });
   launch_expressed(p, kernel, {.x = blocks}, stream, args);
 }
 

@@ -75,9 +75,8 @@ struct Row {
 #pragma unroll
     for (int n = 1; n < kColumns; ++n) of_columns.join(Ranges::Column::of(columns[n]));
     of_columns.gather(lane);
-    const auto can_be =
-        Ranges::over(place, uniform, rows, of_columns, {first_query, last_query},
-                     {first_key, last_key}, captures);
+    const auto can_be = Ranges::over(place, uniform, rows, of_columns, {first_query, last_query},
+                                     {first_key, last_key}, captures);
     if (can_be.never()) return;
     seen = can_be.always();
     whole = seen && uncut;
@@ -105,9 +104,9 @@ struct Row {
         const int j = key_at(first_key, column, last_key), d = i - j;
         const typename Function::Diagonal diagonal =
             Function::diagonal(place, uniform, d, static_cast<float>(d), captures);
-        const bool visible = Function::value(place, uniform, part, columns[column], diagonal, i, j,
-                                             captures) &&
-                             i + low <= j && j < i + high;
+        const bool visible =
+            Function::value(place, uniform, part, columns[column], diagonal, i, j, captures) &&
+            i + low <= j && j < i + high;
         sees |= visible;
         hides |= !visible;
       }

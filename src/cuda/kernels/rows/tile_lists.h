@@ -39,7 +39,8 @@ class TileListsMaker {
   const tile_lists::Config& config() const { return config_; }
   std::int64_t blocks() const { return lists_ * args_.rows; }  ///< of the grid
   tile::TileLists lists() const;
-  /// Starts tile_lists, or mask_map. The next kernel may start before it ends and waits by wait_for_previous().
+  /// Starts tile_lists, or mask_map. The next kernel may start before it ends and waits by
+  /// wait_for_previous().
   void make(void* stream) const;
 
   // The order of rows, longest first.
