@@ -24,6 +24,7 @@ struct Blocks {
   double density = 0.5;
   bool by_batch = false, by_head = false;
   bool full = false;     ///< flags where nothing else hides a pair
+  int dense_row = -1;    ///< of blocks, which lists every block
   bool mangled = false;  ///< out of order, repeated, and with indices of no block
 };
 
@@ -63,7 +64,8 @@ struct BlockLists {
       for (int r = 0; r < rows; ++r) {
         offsets.push_back(static_cast<int>(index.size()));
         for (int c = 0; c < columns; ++c) {
-          const bool here = draw(random) && (r != 1 || rows < 3) && (c != 2 || columns < 4);
+          const bool drawn = draw(random) && (r != 1 || rows < 3) && (c != 2 || columns < 4);
+          const bool here = drawn || r == blocks.dense_row;
           listed.push_back(here);
           if (here) index.push_back(c);
         }
@@ -107,9 +109,10 @@ struct MadeLists {
   std::vector<unsigned char> workspace;
   tile::TileLists lists, transposed;
 
-  MadeLists(const Problem& p, int tile_q, int tile_k, tile::Lists kind, const RunMap& map = {}) {
+  MadeLists(const Problem& p, int tile_q, int tile_k, tile::Lists kind, int rows_of_tile = 1,
+            const RunMap& map = {}) {
     if (!p.block_list.defined() && !map) return;
-    cuda::TileListsMaker maker(p, tile_q, tile_k, kind);
+    cuda::TileListsMaker maker(p, tile_q, tile_k, kind, rows_of_tile);
     std::vector<MemoryPart> parts;
     maker.add_memory(parts);
     maker.add_order_memory(parts);

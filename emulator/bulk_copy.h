@@ -130,6 +130,17 @@ inline void load_bytes(const void* global, unsigned shared, unsigned bytes, unsi
   });
 }
 
+/// An arrival behind the thread's copies of 16 bytes: they land at the latest now.
+inline void arrive_copies(unsigned barrier) {
+  Copies& copies = current->copies;
+  for (const Copy& copy : copies.open) {
+    if (!copy.landed) land(copy, shared_base);
+    order_write(copy.shared, static_cast<unsigned>(copy.size));
+  }
+  copies.open.clear();
+  current->block->mbarriers[barrier].arrive();
+}
+
 // ---- from shared memory
 
 inline void start_store(unsigned shared, unsigned bytes, std::function<void(const Bytes&)> write) {

@@ -9,6 +9,7 @@
 #include <random>
 
 #include "block_lists.h"
+#include "bool_masks.h"
 #include "cuda/kernels/bwd_sm90/dq/kernel.cuh"
 #include "cuda/kernels/bwd_sm90/kernel.cuh"
 #include "wgmma.h"
@@ -61,6 +62,7 @@ struct Shape {
   int section_heads = 1, apart = 1, parts = 1, sharers = 1;
   Blocks list = {};
   const Formula* formula = nullptr;
+  Shows shows = {};
 };
 
 /// Where the rows of a sequence, or of an entry of a batch, lie.
@@ -133,6 +135,7 @@ struct Check {
   std::vector<Span> sequences;
   std::vector<int> cu_q = {0}, cu_k = {0};
   BlockLists lists;
+  BoolMask bools;
 
   /// With sizes of the tensors in memory: packed sequences are one entry.
   static Shape stored(Shape shape) {
@@ -154,7 +157,8 @@ struct Check {
         dk(k),
         dv(v),
         lists(s.list, s.batch, s.heads_q, s.seq_q, s.seq_k,
-              [this](int b, int i, int j) { return sees(b, i, j); }) {
+              [this](int b, int i, int j) { return sees(b, i, j); }),
+        bools(s.shows, s.batch, s.heads_q, s.seq_q, s.seq_k) {
     std::mt19937 random(7);
     q.randomise(random, s.amplitude);
     k.randomise(random, s.amplitude);
@@ -248,7 +252,7 @@ struct Check {
         x = y.visible ? y.value : -std::numeric_limits<double>::infinity();
         gate[j - begin] = y.visible ? y.slope : 0.0;
       }
-      if (!lists.has(s.list, b, h, i, j)) x = -tile::infinity();
+      if (!lists.has(s.list, b, h, i, j) || !bools.has(b, h, i, j)) x = -tile::infinity();
       p[j - begin] = x;
       m = std::max(m, x);
     }
@@ -341,7 +345,18 @@ struct Check {
     a.finished = a.prepared + s.batch * heads_k, a.added = a.finished + s.batch * heads_k;
     a.turns = a.added + tiles;
 
-    if constexpr (kConfig.expressions.any()) {
+    if constexpr (kConfig.options.any()) {
+      Problem p;
+      p.device = {DeviceType::cuda, 0};
+      p.batch = s.batch, p.heads_q = s.heads_q;
+      p.seq_q = p.total_q = s.seq_q, p.seq_k = p.total_k = s.seq_k;
+      bools.give(p, s.batch, s.heads_q, s.seq_q, s.seq_k);
+      const MadeBits bits(p, kM, true);
+      tile::Optioned<bwd_sm90::ListArgs> optioned{a, {}, {.mask = bits.bits}};
+      if (s.formula != nullptr) optioned.captures = s.formula->captures;
+      emulator::run_grid(bwd_sm90::memory, s.blocks, kConfig.threads(),
+                         [&] { bwd_sm90::kernel<kConfig>(optioned); });
+    } else if constexpr (kConfig.expressions.any()) {
       const tile::Expressed<bwd_sm90::ListArgs> expressed{a, s.formula->captures};
       emulator::run_grid(bwd_sm90::memory, s.blocks, kConfig.threads(),
                          [&] { bwd_sm90::kernel<kConfig>(expressed); });
@@ -380,7 +395,7 @@ struct Check {
       lists.give(p, s.list);
       if (s.formula != nullptr) p.mask_function = s.formula->mask;
     }
-    return MadeLists(p, kConfig.block_m, kConfig.block_n, kConfig.lists,
+    return MadeLists(p, kConfig.block_m, kConfig.block_n, kConfig.lists, 1,
                      s.formula != nullptr ? s.formula->map : RunMap{});
   }
   void compare(const char* name, const char* quantity, Stored<kElement>& got,

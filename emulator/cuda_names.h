@@ -74,9 +74,20 @@ inline int __syncthreads_or(int value) {
   return result;
 }
 inline void __syncwarp() { emulator::meet({}); }
+inline int __shfl_xor_sync(unsigned, int x, int mask) {
+  const unsigned lane = emulator::current->thread % 32;
+  return static_cast<int>(emulator::meet({{static_cast<unsigned>(x)}})[lane ^ mask].words[0]);
+}
 inline float __shfl_xor_sync(unsigned, float x, int mask) {
   const unsigned lane = emulator::current->thread % 32;
   return emulator::number(emulator::meet({{emulator::bits(x)}})[lane ^ mask].words[0]);
+}
+inline long long __shfl_sync(unsigned, long long x, int lane) {
+  const auto bits = static_cast<unsigned long long>(x);
+  const emulator::Slot& slot = emulator::meet(
+      {{static_cast<unsigned>(bits), static_cast<unsigned>(bits >> 32)}})[lane];
+  return static_cast<long long>(static_cast<unsigned long long>(slot.words[1]) << 32 |
+                                slot.words[0]);
 }
 inline float __shfl_sync(unsigned, float x, int lane) {
   return emulator::number(emulator::meet({{emulator::bits(x)}})[lane].words[0]);

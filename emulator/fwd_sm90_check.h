@@ -7,6 +7,7 @@
 #include "cuda/kernels/fwd_sm90/fill.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/rows/mask_map.h"
+#include "fwd_sm90_pools.h"
 #include "fwd_sm90_truth.h"
 
 namespace {
@@ -85,13 +86,15 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
   std::vector<int> cu_q = offsets(c.queries), cu_k = offsets(c.keys), key_lengths = c.keys;
   const int batch = static_cast<int>(c.keys.size()), entries = c.packed ? 1 : batch;
   const int rows_q = c.packed ? cu_q.back() + c.tail : static_cast<int>(p.seq_q);
-  const int rows_k = c.packed ? cu_k.back() + c.tail : static_cast<int>(p.seq_k);
+  const int rows_k = c.packed && !p.paged ? cu_k.back() + c.tail : static_cast<int>(p.seq_k);
   Rows q(entries, c.heads_q, rows_q, c.dim, c.amplitude, random);
-  Rows k(entries, c.heads_k, rows_k, c.dim, c.amplitude, random);
-  Rows v(entries, c.heads_k, rows_k, c.dim_v, 1.0F, random);
+  const int entries_k = p.paged ? batch : entries;
+  Rows k(entries_k, c.heads_k, rows_k, c.dim, c.amplitude, random);
+  Rows v(entries_k, c.heads_k, rows_k, c.dim_v, 1.0F, random);
   Rows o(entries, c.heads_q, rows_q, c.dim_v, 0.0F, random);
   // What lies behind a length must not matter.
-  for (int b = 0; b < batch && c.lengths; ++b) {
+  const bool has_lengths = c.lengths || p.paged;
+  for (int b = 0; b < batch && has_lengths; ++b) {
     for (int j = c.keys[b]; j < rows_k; ++j) {
       for (int h = 0; h < c.heads_k; ++h) {
         std::fill_n(k.at(b, h, j), c.dim, kNan);
@@ -102,19 +105,24 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
   std::vector<float> lse(static_cast<std::size_t>(entries) * c.heads_q * rows_q, NAN), slopes;
   for (int h = 0; h < c.heads_q; ++h) slopes.push_back(static_cast<float>(slope(c, h)));
   p.q = q.tensor(entries);
-  p.k = k.tensor(entries);
-  p.v = v.tensor(entries);
+  p.k = k.tensor(entries_k);
+  p.v = v.tensor(entries_k);
   p.o = o.tensor(entries);
   p.lse = Tensor::contiguous(lse.data(), DType::float32, {entries, c.heads_q, rows_q}, p.device);
   p.total_q = rows_q;
   p.total_k = rows_k;
   if (c.packed) {
-    for (Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.lse}) t->sizes[0] = batch, t->strides[0] = 0;
+    for (Tensor* t : {&p.q, &p.o, &p.lse}) t->sizes[0] = batch, t->strides[0] = 0;
     p.cu_seqlens_q = Tensor::contiguous(cu_q.data(), DType::int32, {batch + 1}, p.device);
+  }
+  if (c.packed && !p.paged) {
+    for (Tensor* t : {&p.k, &p.v}) t->sizes[0] = batch, t->strides[0] = 0;
     p.cu_seqlens_k = Tensor::contiguous(cu_k.data(), DType::int32, {batch + 1}, p.device);
   }
-  if (c.lengths)
+  if (has_lengths)
     p.key_lengths = Tensor::contiguous(key_lengths.data(), DType::int32, {batch}, p.device);
+  Pools pools(c, k, v, random);
+  pools.give(p);
   if (c.alibi) {
     p.alibi_slopes = Tensor::contiguous(slopes.data(), DType::float32, {1, c.heads_q}, p.device);
     p.alibi_slopes.strides[0] = 0;
@@ -145,6 +153,11 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
     ++failures;
     return true;
   }
+  BoolMask mask(c.shows, batch, c.heads_q, rows_q, static_cast<int>(p.seq_k));
+  mask.give(p, c.packed ? 1 : batch, c.heads_q, rows_q, static_cast<int>(p.seq_k));
+  std::vector<float> sinks;
+  for (int h = 0; h < c.heads_q; ++h) sinks.push_back(sink(h));
+  if (c.sinks) p.sinks = Tensor::contiguous(sinks.data(), DType::float32, {c.heads_q}, p.device);
   const cuda::Sm90Tile* known = drawn ? compiled_tile<kConfigs>(c, p) : &pick_tile(c, p);
   if (known == nullptr) return false;
   const cuda::Sm90Tile& tile = *known;
@@ -152,9 +165,10 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
   Config config = cuda::sm90_config(p, tile, split);
   if (c.sample >= 0) config.expressions = samples::expressions_of(c.sample, false);
   const int shift = cuda::sm90_pack_shift(p, tile);
-  ListArgs args;
+  PagedArgs args;
   const bool maps = map_sample && cuda::maps_mask(p);
-  const MadeLists made(p, tile.block_m(), tile.block_n, config.lists,
+  const int rows = config.lists == Lists::parts ? config.warpgroups : 1;
+  const MadeLists made(p, tile.block_m() / rows, tile.block_n, config.lists, rows,
                        maps ? map_sample(c.sample, cuda::captures_of(p)) : RunMap{});
   args.lists = made.lists;
   cuda::sm90_fill(args, p, config, shift, set_map);
@@ -166,13 +180,13 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
   if (split) {
     args.splits = c.splits;
     args.part_rows = static_cast<long>(entries) * c.heads_q * rows_q;
-    args.blocks_per_split = cuda::sm90_blocks_per_split(p, config.block_n, c.splits);
     o_part.assign(static_cast<std::size_t>(c.splits * args.part_rows * config.head_dim_v), NAN);
     m_part.assign(static_cast<std::size_t>(2 * c.splits * args.part_rows), NAN);
     args.o_part = o_part.data();
     args.m_part = m_part.data();
   }
-  run_kernel<kConfigs>(config, args, cuda::captures_of(p));
+  const MadeBits bits(p, config.block_n, false);
+  run_kernel<kConfigs>(config, args, cuda::captures_of(p), cuda::kernel_options(p, bits.bits));
   if (split) merge(c, args, config.head_dim_v, rows_q, o, lse);
 
   double o_error = 0.0, lse_error = 0.0;
@@ -180,10 +194,11 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
     for (int h = 0; h < c.heads_q; ++h) {
       for (int i = 0; i < c.queries[b]; ++i) {
         const int entry = c.packed ? 0 : b, q_row = (c.packed ? cu_q[b] : 0) + i;
-        compare(c, lists, of.get(),
-                {entry, h, q_row, c.packed ? cu_k[b] : 0, i, c.queries[b], c.keys[b], b}, q, k, v,
-                o, lse[(static_cast<std::size_t>(entry) * c.heads_q + h) * rows_q + q_row], o_error,
-                lse_error);
+        compare(
+            c, lists, mask, of.get(),
+            {entry, h, q_row, c.packed && !p.paged ? cu_k[b] : 0, i, c.queries[b], c.keys[b], b}, q,
+            k, v, o, lse[(static_cast<std::size_t>(entry) * c.heads_q + h) * rows_q + q_row],
+            o_error, lse_error);
       }
     }
   }
@@ -192,6 +207,8 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
       for (int d = 0; d < c.dim_v; ++d) {
         if (o.at(0, h, cu_q.back() + i)[d] != 0) o_error = 1e9;
       }
+      if (c.sinks && !split && !std::isinf(lse[static_cast<std::size_t>(h) * rows_q + rows_q - 1]))
+        lse_error = 1e9;
     }
   }
   if (config.dynamic && word != 0) lse_error = 1e9;  // the counter is left as it must be

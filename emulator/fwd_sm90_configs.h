@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "cuda/host/options.h"
 #include "cuda/kernels/fwd_sm90/kernel.cuh"
 #include "cuda/kernels/fwd_sm90/unit.h"
 #include "cuda/tile/expression_ranges.cuh"
@@ -22,10 +23,10 @@ using namespace tilewise;
 using fwd_sm90::Args;
 using fwd_sm90::Config;
 using fwd_sm90::Lengths;
-using fwd_sm90::ListArgs;
 using fwd_sm90::Lists;
 using fwd_sm90::Mask;
 using fwd_sm90::Modification;
+using fwd_sm90::PagedArgs;
 
 int failures = 0;
 
@@ -121,20 +122,30 @@ constexpr Config with_sample(Config c, int sample) {
   return c;
 }
 
+constexpr Config optioned(Config c, bool sinks, bool mask) {
+  c.options = {.sinks = sinks, .mask = mask};
+  c.trust_maxima = c.trust_maxima && !(mask && c.modification == Modification::softcap);
+  return c;
+}
+
 /// Runs the one of kConfigs that `config` is.
 template <const auto& kConfigs, std::size_t kIndex = 0>
-void run_kernel(const Config& config, const ListArgs& args, const tile::Captures& captures) {
+void run_kernel(const Config& config, const PagedArgs& args, const tile::Captures& captures,
+                const tile::Options& options) {
   if constexpr (kIndex == std::size(kConfigs)) {
     std::printf("no config {%s}\n", cuda::fwd_sm90_unit(config).config.c_str());
     ++failures;
   } else if (!(config == kConfigs[kIndex])) {
-    run_kernel<kConfigs, kIndex + 1>(config, args, captures);
+    run_kernel<kConfigs, kIndex + 1>(config, args, captures, options);
   } else {
     constexpr Config kConfig = kConfigs[kIndex];
-    const tile::Expressed<ListArgs> expressed{args, captures};
+    const tile::Expressed<PagedArgs> expressed{args, captures};
+    const tile::Optioned<PagedArgs> optioned{args, captures, options};
     emulator::run_grid(fwd_sm90::memory, std::min(args.tiles, 3), 128 * (config.warpgroups + 1),
                        [&] {
-                         if constexpr (kConfig.expressions.any()) {
+                         if constexpr (kConfig.options.any()) {
+                           fwd_sm90::kernel<kConfig>(optioned);
+                         } else if constexpr (kConfig.expressions.any()) {
                            fwd_sm90::kernel<kConfig>(expressed);
                          } else {
                            fwd_sm90::kernel<kConfig>(args);
@@ -143,15 +154,24 @@ void run_kernel(const Config& config, const ListArgs& args, const tile::Captures
   }
 }
 
-/// A list's tile of 128 queries at dim 64, 128 or 256.
+/// The same over pages.
+constexpr Config paged(Config c, int boxes = 1) {
+  c.page_boxes = boxes;
+  return c;
+}
+
+/// A list's tile of 128 queries at dim 64, 128 or 256. parts: by 64 keys.
 constexpr Config listed(int dim, int block_n, Lists lists, Mask mask) {
+  const bool apart = lists == Lists::parts;
   Config c;
   c.head_dim = c.head_dim_v = dim;
   c.block_n = block_n;
   c.stages = dim > 128 ? 3 : dim > 64 ? 256 / block_n : block_n > 64 ? 4 : 6;
+  if (apart && dim <= 128) c.stages = dim > 64 ? 6 : 8;
   c.value_stages = dim > 128 ? 2 : c.stages;
-  c.own_o = dim <= 128;
+  c.own_o = dim <= 64 || (dim <= 128 && !apart);
   c.lazy_rescale = dim != 128;
+  c.ping_pong = !apart;
   c.trust_maxima = c.dynamic = true;
   c.skip_blocks = false;
   c.mask = mask;

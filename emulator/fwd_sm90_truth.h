@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "block_lists.h"
+#include "bool_masks.h"
 #include "fwd_sm90_configs.h"
 
 namespace {
@@ -30,8 +31,11 @@ struct Case {
   int tail = 0;                  ///< packed: rows behind the last sequence
   int block_m = 0, block_n = 0;  ///< of the tile to take, 0: any
   int splits = 1;
+  int page_size = 0;  ///< K and V in pages; keys have lengths then, queries may be packed
   Blocks blocks = {};
   int sample = -1;  ///< the caller's own functions, of expression_samples.h
+  Shows shows = {};
+  bool sinks = false;
 };
 
 Bits narrow(float x) { return static_cast<Bits>(tile::pack<tile::Element::bf16>(x, 0.0F)); }
@@ -67,6 +71,11 @@ struct Rows {
   }
 };
 
+/// Pages of a row of the table: one more than the longest entry needs.
+std::int64_t pages_of(const Case& c) {
+  return *std::max_element(c.keys.begin(), c.keys.end()) / c.page_size + 2;
+}
+
 Problem make_problem(const Case& c) {
   Problem p;
   p.device = {DeviceType::cuda, 0};
@@ -79,6 +88,11 @@ Problem make_problem(const Case& c) {
   p.head_dim = c.dim;
   p.head_dim_v = c.dim_v;
   p.packed = c.packed;
+  if (c.page_size > 0) {
+    p.paged = true;
+    p.page_size = c.page_size;
+    p.seq_k = pages_of(c) * c.page_size;
+  }
   p.scale64 = 1.0 / std::sqrt(c.dim);
   p.scale = static_cast<float>(p.scale64);
   p.softcap = c.softcap;
@@ -90,26 +104,35 @@ Problem make_problem(const Case& c) {
 
 double slope(const Case& c, int h) { return std::exp2(-8.0 * (h + 1) / c.heads_q); }
 
+/// Ordinary ones, none, and one that takes nearly all.
+float sink(int h) {
+  constexpr float kSinks[] = {1.0F, -2.5F, -std::numeric_limits<float>::infinity(), 12.0F};
+  return kSinks[h % 4];
+}
+
 /// One row: what is wrong with it goes to `o_error` and `lse_error` (relative to its bound).
 struct Row {
   int batch, head, q_row, k_row, i, queries, keys;  ///< q_row, k_row: of the tensors; i: position
   int position;                                     ///< of the entry or the sequence
 };
-void compare(const Case& c, const BlockLists& lists, const samples::Interpreted* of, const Row& at,
-             Rows& q, Rows& k, Rows& v, Rows& o, float lse, double& o_error, double& lse_error) {
+void compare(const Case& c, const BlockLists& lists, const BoolMask& mask,
+             const samples::Interpreted* of, const Row& at, Rows& q, Rows& k, Rows& v, Rows& o,
+             float lse, double& o_error, double& lse_error) {
   const Problem p = make_problem(c);
   const int head_k = at.head / (c.heads_q / c.heads_k);
+  const int batch_k = c.page_size > 0 ? at.position : at.batch;
   const KeyRange range = p.visible_keys({0, at.queries, 0, at.keys}, at.i);
   std::vector<double> s;
   std::vector<int> seen;
   double largest = 1.0;
   for (auto j = range.begin; j < range.end; ++j) {
     if (!lists.has(c.blocks, at.batch, at.head, at.i, j)) continue;
+    if (!mask.has(at.batch, at.head, c.packed ? at.q_row : at.i, j)) continue;
     seen.push_back(static_cast<int>(j));
     double x = 0.0;
     for (int d = 0; d < c.dim; ++d) {
       x += static_cast<double>(wide(q.at(at.batch, at.head, at.q_row)[d])) *
-           wide(k.at(at.batch, head_k, at.k_row + static_cast<int>(j))[d]);
+           wide(k.at(batch_k, head_k, at.k_row + static_cast<int>(j))[d]);
     }
     x *= p.scale64;
     if (c.softcap != 0.0) x = c.softcap * std::tanh(x / c.softcap);
@@ -125,19 +148,24 @@ void compare(const Case& c, const BlockLists& lists, const samples::Interpreted*
     s.push_back(x);
     largest = std::max(largest, std::fabs(x));
   }
-  const double m = s.empty() ? 0.0 : *std::max_element(s.begin(), s.end());
-  double l = 0.0;
+  double m = s.empty() ? 0.0 : *std::max_element(s.begin(), s.end()), l = 0.0;
+  const double extra = c.sinks ? sink(at.head) : -std::numeric_limits<double>::infinity();
+  if (std::isfinite(extra)) {
+    m = s.empty() ? extra : std::max(m, extra);
+    l = std::exp(extra - m);
+    largest = std::max(largest, std::fabs(extra));
+  }
   for (double& x : s) l += x = std::exp(x - m);
   const Bits* got = o.at(at.batch, at.head, at.q_row);
   for (int d = 0; d < c.dim_v; ++d) {
     double x = 0.0;
     for (std::size_t j = 0; j < s.size(); ++j) {
-      x += s[j] / l * wide(v.at(at.batch, head_k, at.k_row + seen[j])[d]);
+      x += s[j] / l * wide(v.at(batch_k, head_k, at.k_row + seen[j])[d]);
     }
     const double off = std::fabs(x - wide(got[d]));
     o_error = std::isnan(off) ? 1e9 : std::max(o_error, off);
   }
-  if (s.empty()) {
+  if (s.empty() && !std::isfinite(extra)) {
     if (lse != -std::numeric_limits<float>::infinity()) lse_error = 1e9;
   } else {
     const double off = std::fabs(m + std::log(l) - lse) / (1e-5 * largest);

@@ -39,7 +39,7 @@ void check(const Shape& shape) {
   if (!lengths.empty())
     p.key_lengths = Tensor::contiguous(lengths.data(), DType::int32, {p.batch}, p.device);
   p.mask_function = of.problem.mask_function;
-  const MadeLists made(p, shape.tile_q, 128, tile::Lists::whole,
+  const MadeLists made(p, shape.tile_q, 128, tile::Lists::whole, 1,
                        map_of<samples::kMasksFrom + kMask>(cuda::captures_of(p)));
   int wrong = 0, tiles[3] = {};
   for (int b = 0; b < p.batch; ++b) {

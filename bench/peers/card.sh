@@ -6,7 +6,7 @@
 # BUILD holds libtilewise.so and tilewise, LIBFA3 is the library that fa3.py names, OUT is a folder. Parts,
 # with minutes on a card: grid (2), leaderboard (1), assignment (3.5), flex (1.5), fp16 (0.5), seeds
 # (1.5), seed-protocol (2), asam (0.3), paths (0.5), options, scaling; all of these by default. Besides,
-# training, packed, vision, small, cross: the plan's own choice beside every row and the peers. What is
+# training, packed, vision, small, cross, serving: the plan's own choice beside every row and the peers. What is
 # finished stays when a run is interrupted; with TOTAL_S in the environment each part stops after
 # that many seconds.
 set -eu
@@ -67,6 +67,10 @@ for part in "$@"; do
     training | packed | vision | small | cross)
       add "$part" --preset "$part" --peers cudnn,fa2,fa3 --kernel plan --kernel $sm90 --kernel $sm80 \
         --kernel +flash_bwd_twopass_sm80 --rounds "${ROUNDS:-2}" --compile-jobs 14
+      ;;
+    serving)
+      add serving --preset serving --peers cudnn,fa3 --kernel plan --kernel flash_decode_sm90+ \
+        --kernel flash_fwd_sm90+ --rounds "${ROUNDS:-2}" --compile-jobs 14
       ;;
     scaling) add scaling --preset baseline-scaling --kernel $sm80_f32 ;;
     *)

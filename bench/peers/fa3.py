@@ -70,6 +70,10 @@ class Fa3Session:
         if offsets is not None:
             self._options |= {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets}
             self._options |= {"max_seqlen_q": problem.seq, "max_seqlen_k": problem.seq}
+        if inputs.lengths is not None:
+            self._options |= {"seqused_k": inputs.lengths, "max_seqlen_k": problem.keys}
+        if inputs.table is not None:
+            self._options |= {"page_table": inputs.table}
         # As its interfaces call it: 0 leaves the splits to it, packed sequences get one.
         self._splits = 1 if self._is_packed else 0
 

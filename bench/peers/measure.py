@@ -251,7 +251,7 @@ def row_of(p: Problem, entry: Entry, protocol: str, which: str) -> dict[str, Any
         "mask": p.options,
         "precision": "exact",
         "deterministic": False,
-        "layout": "bshd" if p.packed else "bhsd",
+        "layout": "bshd" if p.packed else p.layout,
         "threads": torch.get_num_threads(),
         "protocol": protocol,
         "pass": which,

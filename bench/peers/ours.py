@@ -137,6 +137,10 @@ class OursSession:
         if self._offsets is not None:
             self._spec.cu_seqlens_q = self._spec.cu_seqlens_k = view(self._offsets)
             self._spec.max_seqlen_q = self._spec.max_seqlen_k = problem.seq
+        if inputs.lengths is not None:
+            self._spec.key_lengths = view(inputs.lengths)
+        if inputs.table is not None:
+            self._spec.block_table = view(inputs.table)
         self._o = torch.full_like(inputs.q, torch.nan, requires_grad=False)
         lse = torch.full(
             inputs.q.shape[int(bool(problem.packed)) : 3],

@@ -21,6 +21,8 @@ Window = tuple[int | None, int | None]
 class Problem:
     """Attention of contiguous (batch, heads, seq, dim) tensors: `seq` queries, `keys` keys.
 
+    What is served has K and V in a cache (batch, keys, heads, dim) of `lengths` keys, or in pools
+    (pages, page, heads, dim) with a table of pages for each entry.
     Of packed sequences `batch` counts them and `seq` is the longest; their tensors are views
     (1, heads, total, dim) of memory in the order (total, heads, dim).
     """
@@ -36,6 +38,9 @@ class Problem:
     window: Window = (None, None)
     softcap: float = 0.0  # c of c tanh(x / c), 0 is off
     packed: tuple[int, ...] = ()  # lengths of packed sequences, as many queries as keys
+    lengths: tuple[int, ...] = ()  # keys of each entry; `seq_k` is the most of them
+    page: int = 0  # rows of the pages that K and V lie in; 0: they lie side by side
+    layout: str = "bhsd"
 
     @staticmethod
     def of_packed(lengths: tuple[int, ...], like: Problem) -> Problem:
@@ -49,7 +54,17 @@ class Problem:
 
     @property
     def key_rows(self) -> int:
-        return sum(self.packed) if self.packed else self.batch * self.keys
+        return sum(self.packed) if self.packed else sum(self.key_lengths)
+
+    @property
+    def key_lengths(self) -> tuple[int, ...]:
+        """Keys of each entry."""
+        return self.lengths or (self.keys,) * self.batch
+
+    @property
+    def is_served(self) -> bool:
+        """Lengths or pages are looked up on the device; there is no backward."""
+        return bool(self.lengths or self.page)
 
     @property
     def offsets(self) -> list[int]:
@@ -79,7 +94,7 @@ class Problem:
         """Visible (query, key) pairs over batch and query heads."""
         if self.packed:
             return self.heads * sum(self._pairs_of(n, n) for n in self.packed)
-        return self.batch * self.heads * self._pairs_of(self.seq, self.keys)
+        return self.heads * sum(self._pairs_of(self.seq, n) for n in self.key_lengths)
 
     def _pairs_of(self, seq: int, keys: int) -> int:
         """Of one head of one entry or sequence."""
@@ -116,7 +131,9 @@ class Problem:
         if not self.packed:
             words = [f"{sizes} h{heads} {lengths} d{self.dim} {dtype}"]
         words += ["causal"] if self.causal else []
-        words += [option for option in (self.window_text(), self.softcap_text()) if option]
+        words += [option for option in self._served_options() if option]
+        words += [f"layout={self.layout}"] if self.layout != "bhsd" else []
+        words += ["pass=fwd"] if self.is_served else []
         return " ".join(words)
 
     def packed_text(self) -> str:
@@ -135,7 +152,17 @@ class Problem:
         return "+".join(filter(None, self._options())) or "none"
 
     def _options(self) -> tuple[str, ...]:
-        return self.packed_text(), self.window_text(), self.softcap_text()
+        return self.packed_text(), *self._served_options()
+
+    def _served_options(self) -> tuple[str, ...]:
+        lengths = self.key_lengths if self.is_served else ()
+        keys = f"lengths={','.join(map(str, lengths))}" if lengths else ""
+        return (
+            self.window_text(),
+            keys,
+            f"paged={self.page}" if self.page else "",
+            self.softcap_text(),
+        )
 
 
 @dataclass(frozen=True)
@@ -171,8 +198,10 @@ def grid_flags(parser: argparse.ArgumentParser, *, preset_line: bool) -> None:
         grid.add_argument(f"--{name}", default=default[name] if preset_line else None)
     for name in ("tokens", "hidden"):
         grid.add_argument(f"--{name}", type=int)
-    for name in ("kv-heads", "seq-q", "seq-k", "packed"):  # lists too
+    for name in ("kv-heads", "seq-q", "seq-k", "packed", "lengths"):  # lists too
         grid.add_argument(f"--{name}")
+    grid.add_argument("--paged", type=int, metavar="N", help="rows of a page")
+    grid.add_argument("--layout", choices=("bhsd", "bshd"))
     grid.add_argument("--window", metavar="LEFT,RIGHT", help="a side without bound as -")
     grid.add_argument("--softcap", type=float)
     grid.add_argument("--causal", action="store_true", default=None)
@@ -257,7 +286,12 @@ def expand(flags: dict[str, object]) -> Iterator[Cell]:
             None if keys == seq else keys,
             window,
             float(text.get("softcap", 0.0)),
+            page=int(text.get("paged", 0)),
+            layout=text.get("layout", "bhsd"),
         )
+        if "lengths" in text:
+            lengths = tuple(axis(text["lengths"]))
+            problem = replace(problem, batch=len(lengths), seq_k=max(lengths), lengths=lengths)
         if "packed" in text:
             problem = Problem.of_packed(tuple(axis(text["packed"])), problem)
         passes = tuple(p for p in PASSES if p in text["pass"].split(","))

@@ -24,6 +24,8 @@ class Inputs:
     k: torch.Tensor
     v: torch.Tensor
     d_o: torch.Tensor
+    lengths: torch.Tensor | None = None  # int32 (batch): keys of each entry, where that is told
+    table: torch.Tensor | None = None  # int32 (batch, pages); then k and v are pools of pages
 
     @staticmethod
     def random(problem: Problem, device: str = "cuda") -> Inputs:
@@ -31,15 +33,47 @@ class Inputs:
             shape = (problem.batch, heads, rows, problem.dim)
             if problem.packed:
                 shape = (rows, heads, problem.dim)
+            if problem.layout == "bshd" and not problem.packed:
+                shape = (shape[0], shape[2], shape[1], shape[3])
             made = torch.empty(shape, device=device, dtype=getattr(torch, problem.dtype)).normal_()
-            made = made.transpose(0, 1)[None] if problem.packed else made
+            if problem.packed:
+                made = made.transpose(0, 1)[None]
+            elif problem.layout == "bshd":
+                made = made.transpose(1, 2)
             return made.requires_grad_(leaf)
 
         queries, keys = (problem.heads, problem.seq), (problem.kv_heads, problem.keys)
         if problem.packed:
             queries, keys = (problem.heads, problem.rows), (problem.kv_heads, problem.key_rows)
         q, d_o = tensor(*queries, leaf=True), tensor(*queries, leaf=False)
+        if problem.is_served:
+            return Inputs._served(problem, q, d_o)
         return Inputs(q, tensor(*keys, leaf=True), tensor(*keys, leaf=True), d_o)
+
+    @staticmethod
+    def _served(problem: Problem, q: torch.Tensor, d_o: torch.Tensor) -> Inputs:
+        """A cache, or pools whose pages are in random order; table entries that nothing reads are
+        -1."""
+        own = {"device": q.device, "dtype": q.dtype}
+        lengths = torch.tensor(problem.key_lengths, device=q.device, dtype=torch.int32)
+        table, rows = None, (problem.batch, problem.keys)
+        if problem.page:
+            counts = [-(-n // problem.page) for n in problem.key_lengths]
+            rows = (sum(counts), problem.page)
+            order = torch.randperm(rows[0], dtype=torch.int32).split(counts)
+            table = torch.full((problem.batch, max(counts)), -1, dtype=torch.int32)
+            for entry, pages in zip(table, order, strict=True):
+                entry[: len(pages)] = pages
+            table = table.to(q.device)
+        k, v = (torch.empty(*rows, problem.kv_heads, problem.dim, **own).normal_() for _ in "kv")
+        return Inputs(q, k.transpose(1, 2), v.transpose(1, 2), d_o, lengths, table)
+
+    def keys_of(self, x: torch.Tensor, b: int, h: int, count: int) -> torch.Tensor:
+        """The first `count` rows of key head `h` of an entry, out of a cache or its pages."""
+        if self.table is None:
+            return x[b, h, :count]
+        pages = self.table[b, : -(-count // x.shape[2])].long()
+        return x[pages, h].flatten(0, 1)[:count]
 
     def refresh(self) -> None:
         """New values in place."""
@@ -81,7 +115,11 @@ class Reference:
         self, inputs: Inputs, b: int, h: int, *, backward: bool
     ) -> dict[str, torch.Tensor]:
         p, scale = self._problem, self._problem.scale
-        k, v = (x.detach()[self._at(b, h, keys=True)].double() for x in (inputs.k, inputs.v))
+        if p.is_served:
+            count = p.key_lengths[b]
+            k, v = (inputs.keys_of(x, b, h, count).double() for x in (inputs.k, inputs.v))
+        else:
+            k, v = (x.detach()[self._at(b, h, keys=True)].double() for x in (inputs.k, inputs.v))
         q, d_o = (x.detach()[self._at(b, h, keys=False)].double() for x in (inputs.q, inputs.d_o))
         seq, n_keys = q.shape[1], k.shape[0]
         o, d_q = torch.empty_like(q), torch.empty_like(q)

@@ -73,6 +73,8 @@ class TorchPath:
         return self._kernel
 
     def open(self, problem: Problem, inputs: Inputs) -> TorchSession:
+        if problem.is_served:
+            raise RefusedError("this path is written for keys of one length, side by side")
         return TorchSession(self._make(problem), inputs)
 
 

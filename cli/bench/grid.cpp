@@ -137,6 +137,20 @@ void pack(const GridFlags& flags, Case& c) {
   c.packed = std::move(packed);
 }
 
+/// Keys of the entries, and the pages that hold them: what is served has no backward.
+void give_keys(const GridFlags& flags, Case& c) {
+  if (!flags.lengths.empty()) {
+    c.key_lengths = parse_axis("--lengths", flags.lengths, 0);
+    c.batch = static_cast<std::int64_t>(c.key_lengths.size());
+    c.seq_k = *std::max_element(c.key_lengths.begin(), c.key_lengths.end());
+    c.backward = false;
+  }
+  if (flags.paged.empty()) return;
+  c.page_size = parse_integer("--paged", flags.paged, 1);
+  if (flags.lengths.empty()) c.key_lengths.assign(static_cast<std::size_t>(c.batch), c.seq_k);
+  c.backward = false;
+}
+
 /// Appends `c` at every batch, head count and length; lengths run fastest, as in the seeds' tables.
 void append_sizes(const GridFlags& flags, Case c, std::vector<Case>& out) {
   const std::string batches = flags.packed.empty() ? flags.batch : "1";
@@ -157,6 +171,7 @@ void append_sizes(const GridFlags& flags, Case c, std::vector<Case>& out) {
           const std::int64_t tokens = parse_integer("--tokens", flags.tokens, 1);
           c.batch = std::max<std::int64_t>(1, tokens / std::max<std::int64_t>(1, seq_q));
         }
+        give_keys(flags, c);
         out.push_back(c);
       }
     }
@@ -245,6 +260,9 @@ void add_grid_flags(CLI::App& app, GridFlags& flags, bool timing) {
   text("--seq-k", flags.seq_k, "LIST", "lengths of keys [--seq]", axes);
   text("--packed", flags.packed, "LIST",
        "lengths of packed sequences, all of them one problem, instead of --batch and --seq", axes);
+  text("--lengths", flags.lengths, "LIST",
+       "keys of each entry, all of them one batch, instead of --batch and --seq-k", axes);
+  text("--paged", flags.paged, "N", "rows of a page that K and V lie in", axes);
   text("--dim", flags.dim, "LIST [64]", "head dims", axes);
   text("--dim-v", flags.dim_v, "LIST", "head dims of V [--dim]", axes);
   text("--dtype", flags.dtype, "LIST [f32]", "f32, bf16, f16, f64", axes);

@@ -30,7 +30,7 @@ enum class View : std::uint8_t { cells, seed, compare, scaling };
 /// The flags as text, as a command line or a line of a preset gives them.
 struct GridFlags {
   std::string batch = "1", tokens, heads = "1", hidden, kv_heads, seq = "1024", seq_q, seq_k,
-              packed, dim = "64", dim_v;
+              packed, lengths, paged, dim = "64", dim_v;
   std::string dtype = "f32", layout = "bhsd", impl, kernel, pass = "fwd,bwd";
   std::string protocol = "sustained";
   SpecFlags spec;

@@ -14,6 +14,7 @@ void add_plan(CLI::App& program, int& exit_code);
 void add_check(CLI::App& program, int& exit_code);
 void add_mask(CLI::App& program, int& exit_code);
 void add_info(CLI::App& program, int& exit_code);
+void add_layer(CLI::App& program, int& exit_code);
 void add_kernels(CLI::App& program, int& exit_code);
 
 /// The whole program: parses, runs, reports failures. Returns the exit code.

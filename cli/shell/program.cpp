@@ -95,6 +95,7 @@ int run_program(int argc, const char* const* argv) {
   add_check(program, exit_code);
   add_mask(program, exit_code);
   add_info(program, exit_code);
+  add_layer(program, exit_code);
   add_kernels(program, exit_code);
   program.footer(kFooter);  // after the commands, which would inherit it
   try {

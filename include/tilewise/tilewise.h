@@ -165,6 +165,17 @@ typedef struct tw_backward_args {
   int64_t dcaptures_count;    /* 0, or score_expression's count */
 } tw_backward_args;
 
+/* New keys and values into a cache: kv_cache.h, where each field is documented. rank 0: not given.
+ */
+typedef struct tw_append_args {
+  size_t struct_size;
+  tw_tensor k, v, k_cache, v_cache, lengths, new_lengths, skipped, q, rotated_q;
+  tw_tensor block_table, cu_seqlens;
+  int64_t max_seqlen;
+  tw_tensor rotary_cos, rotary_sin, rotary_positions;
+  int32_t rotary_interleaved, rotary_one_query_position;
+} tw_append_args;
+
 typedef struct tw_plan {
   size_t struct_size;
   char kernel[64];
@@ -179,6 +190,9 @@ TW_EXPORT tw_status tw_forward(const tw_forward_args* args, const tw_spec* spec,
                                const tw_launch* launch, tw_plan* plan);
 TW_EXPORT tw_status tw_backward(const tw_backward_args* args, const tw_spec* spec,
                                 const tw_launch* launch, tw_plan* plan);
+
+/* launch may be NULL; of it the stream and the executor count. */
+TW_EXPORT tw_status tw_append(const tw_append_args* args, const tw_launch* launch);
 
 /* Plans only: data pointers may be NULL. */
 TW_EXPORT tw_status tw_plan_forward(const tw_forward_args* args, const tw_spec* spec,

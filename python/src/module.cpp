@@ -11,6 +11,7 @@
 
 #include "api/execute.h"
 #include "api/plan_cache.h"
+#include "append.h"
 #include "block_map.h"
 #include "spec.h"
 #include "tilewise/attention.h"
@@ -175,6 +176,7 @@ NB_MODULE(_native, m) {
   m.def("forward", &forward_call);
   m.def("backward", &backward_call);
   m.def("plan", &plan_call);
+  m.def("append", &append_call);
   m.def("describe", &describe);
   m.def("new_array",
         [](const std::vector<std::int64_t>& sizes, const std::string& dtype, bool cuda, int index) {

@@ -139,7 +139,10 @@ std::vector<Tensor> Call::capture_gradients(const nb::tuple& objects) {
 }
 
 Tensor Call::values(nb::handle object, const char* name) {
-  Tensor t = arrays.take(object, name);
+  return values_of(arrays.take(object, name), packed, heads_first);
+}
+
+Tensor values_of(Tensor t, bool packed, bool heads_first) {
   if (packed && t.rank == 3) {
     t.rank = 4;
     t.sizes = {1, t.sizes[0], t.sizes[1], t.sizes[2]};

@@ -24,6 +24,9 @@ std::vector<Captured> captured_tensors(Arrays& arrays, const nb::tuple& objects)
 /// True when heads come before rows. Throws InvalidArgument for what is no layout.
 bool is_heads_first(nb::handle layout);
 
+/// Logical axes (B, H, S, D) of rows in the caller's layout; `packed`: without a batch axis.
+Tensor values_of(Tensor rows, bool packed, bool heads_first);
+
 /// One call's spec and what it needs to be read.
 struct Call {
   Arrays arrays;

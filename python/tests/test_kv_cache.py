@@ -8,8 +8,20 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tilewise  # noqa: E402
+from kv_caches import (  # noqa: E402
+    BATCH,
+    CAPACITY,
+    DIM,
+    HEADS,
+    LENGTHS,
+    assert_rows,
+    caches,
+    lengths,
+    new,
+    run,
+)
 from oracle import paper  # noqa: E402
-from tilewise._kv_cache import _append  # noqa: E402
+from tilewise import append_kv  # noqa: E402
 from tilewise.flash_attn import flash_attn_with_kvcache  # noqa: E402
 from torch import Tensor  # noqa: E402
 
@@ -18,46 +30,12 @@ SIGNATURE = (
     *("cache_batch_idx", "cache_leftpad", "block_table", "softmax_scale", "causal", "window_size"),
     *("softcap", "rotary_interleaved", "alibi_slopes", "num_splits", "return_softmax_lse"),
 )
-LENGTHS = [11, 0, 5]
-BATCH, CAPACITY, HEADS, DIM = 3, 16, 2, 16
 
 
 def test_signature() -> None:
     parameters = inspect.signature(flash_attn_with_kvcache).parameters
     assert tuple(parameters) == SIGNATURE
     assert parameters["window_size"].default == (-1, -1)
-
-
-def caches(device: str, entries: int = BATCH, rows: int = CAPACITY) -> tuple[Tensor, Tensor]:
-    k, v = torch.randn(2, entries, rows, HEADS, DIM, device=device)
-    return k, v
-
-
-def new(device: str, rows: int, heads: int = HEADS) -> Tensor:
-    return torch.randn(BATCH, rows, heads, DIM, device=device)
-
-
-def lengths(device: str) -> Tensor:
-    return torch.tensor(LENGTHS, dtype=torch.int32, device=device)
-
-
-def run(device: str, *arguments: Any, **options: Any) -> Any:
-    try:
-        return flash_attn_with_kvcache(*arguments, **options)
-    except NotImplementedError as error:
-        if device == "cpu":
-            raise
-        return pytest.skip(f"on {device}: {error}")
-
-
-def assert_rows(o: Tensor, q: Tensor, k: list[Tensor], v: list[Tensor], **options: Any) -> None:
-    """Each entry is attention of its own over its own keys."""
-    for b in range(BATCH):
-        own = dict(options)
-        if "alibi_slopes" in own and own["alibi_slopes"].dim() == 2:
-            own["alibi_slopes"] = own["alibi_slopes"][b : b + 1]
-        exact, _ = paper(q[b : b + 1], k[b][None], v[b][None], **own)
-        torch.testing.assert_close(o[b : b + 1].double(), exact, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +158,9 @@ def test_c102_a_full_cache_is_not_written(device: str, rows: int, as_tensor: boo
         o = run(device, q, k_cache, v_cache, k, v, cache_seqlens=filled)
         assert_rows(o, q, list(k_cache), list(v_cache))
     else:
-        with pytest.raises(ValueError, match=f"cache_seqlens is {CAPACITY} to {CAPACITY} and"):
+        named = f"sequence 0 has {CAPACITY} keys and gets {rows} more; its cache holds {CAPACITY}"
+        message = named if as_tensor else f"cache_seqlens is {CAPACITY} and {rows} keys"
+        with pytest.raises(ValueError, match=message):
             flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=filled)
     assert torch.equal(memory.isnan(), before.isnan())
     assert torch.equal(memory.nan_to_num(), before.nan_to_num())
@@ -188,17 +168,23 @@ def test_c102_a_full_cache_is_not_written(device: str, rows: int, as_tensor: boo
 
 @pytest.mark.parametrize("rows", [1, 3, 5])
 def test_c102_only_entries_with_room_are_written(device: str, rows: int) -> None:
-    """What a GPU appends whose lengths nobody has read."""
+    """A GPU skips entries whose lengths nobody has read; a CPU names the first of them."""
     k_cache, v_cache, memory = guarded(device, CAPACITY)
     wanted = memory.clone()
     filled = [CAPACITY - rows, CAPACITY - rows + 1, CAPACITY]
     k, v = new(device, rows), new(device, rows)
-    for cache, added in zip(wanted[:, 1:-1].unflatten(1, (BATCH, CAPACITY)), (k, v), strict=True):
-        cache[0, filled[0] :] = added[0]
-    table = torch.arange(BATCH, dtype=torch.int32, device=device)[:, None]
     lengths = torch.tensor(filled, dtype=torch.int32, device=device)
-    after = _append((k_cache, v_cache), (k, v), table, lengths)
-    assert after.dtype == torch.int32 and after.tolist() == [CAPACITY, *filled[1:]]
+    if device == "cpu":
+        with pytest.raises(ValueError, match=f"sequence 1 has {filled[1]} keys"):
+            append_kv(k, v, k_cache, v_cache, lengths)
+    else:
+        for cache, added in zip(
+            wanted[:, 1:-1].unflatten(1, (BATCH, CAPACITY)), (k, v), strict=True
+        ):
+            cache[0, filled[0] :] = added[0]
+        _, after, skipped = append_kv(k, v, k_cache, v_cache, lengths)
+        assert after.dtype == torch.int32 and after.tolist() == [CAPACITY, *filled[1:]]
+        assert skipped.tolist() == [False, True, True]
     assert torch.equal(memory.isnan(), wanted.isnan())
     assert torch.equal(memory.nan_to_num(), wanted.nan_to_num())
 
@@ -208,7 +194,6 @@ def test_c102_only_entries_with_room_are_written(device: str, rows: int) -> None
     [
         ([[0, 2**31 - 1]], [3], 6, [3]),  # a tail that names no page
         ([[0], [0]], [0, 4], 1, [1, 4]),  # a page of two entries
-        ([[0], [0]], [4, 0], 1, [4, 1]),
         ([[2**31 - 1], [1], [-1]], [-1, 2, 2**31 - 1], 2, [-1, 4, 2**31 - 1]),
         ([[-1], [-1]], [4, 5], 2, [4, 5]),
         ([[1], [0]], [0, 0], 5, [0, 0]),  # more rows than any entry has
@@ -221,12 +206,18 @@ def test_c102_an_entry_without_room_reads_no_tail_and_spoils_no_page(
     pools = caches(device, 2, size)
     k, v = torch.randn(2, len(filled), rows, HEADS, DIM, device=device)
     expected = [pool.clone() for pool in pools]
-    for b, (before, after) in enumerate(zip(filled, wanted, strict=True)):
-        for pool, added in zip(expected, (k, v), strict=True):
-            for row in range(before, after):
-                pool[table[b][row // size], row % size] = added[b, row - before]
     pages, lengths = (torch.tensor(x, dtype=torch.int32, device=device) for x in (table, filled))
-    assert _append(pools, (k, v), pages, lengths).tolist() == wanted
+    if device == "cpu":
+        with pytest.raises(ValueError, match=r"sequence \d has -?\d+ keys and gets"):
+            append_kv(k, v, *pools, lengths, block_table=pages)
+    else:
+        for b, (before, after) in enumerate(zip(filled, wanted, strict=True)):
+            for pool, added in zip(expected, (k, v), strict=True):
+                for row in range(before, after):
+                    pool[table[b][row // size], row % size] = added[b, row - before]
+        _, after, skipped = append_kv(k, v, *pools, lengths, block_table=pages)
+        assert after.tolist() == wanted
+        assert skipped.tolist() == [a == b for a, b in zip(filled, wanted, strict=True)]
     for pool, whole in zip(pools, expected, strict=True):
         assert torch.equal(pool, whole)
 
@@ -259,8 +250,20 @@ def test_c061_entries_2_to_the_30_elements_apart(device: str) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"rotary_cos": torch.ones(1)}, NotImplementedError, "rotary_cos"),
-        ({"cache_leftpad": torch.ones(1)}, NotImplementedError, "cache_leftpad"),
+        ({"rotary_cos": torch.ones(1)}, ValueError, "rotary_cos is given without k"),
+        (
+            dict.fromkeys("kv", torch.zeros(3, 1, 2, 16))
+            | {"cache_seqlens": 1, "rotary_cos": torch.ones(4, 8)},
+            ValueError,
+            "rotary.sin is not given",
+        ),
+        (
+            dict.fromkeys("kv", torch.zeros(3, 1, 2, 16))
+            | {"cache_seqlens": 4}
+            | dict.fromkeys(("rotary_cos", "rotary_sin"), torch.ones(4, 8)),
+            ValueError,
+            "sequence 0 has 4 keys and gets 1 more; its last position is 4",
+        ),
         ({"k": torch.zeros(3, 1, 2, 16)}, ValueError, "one of k and v"),
         (dict.fromkeys("kv", torch.zeros(3, 1, 2, 16)), ValueError, "cache_seqlens is None"),
         (
@@ -271,12 +274,12 @@ def test_c061_entries_2_to_the_30_elements_apart(device: str) -> None:
         (
             dict.fromkeys("kv", torch.zeros(3, 1, 1, 16)) | {"cache_seqlens": 1},
             ValueError,
-            r"k is torch.float32 \(3, 1, 1, 16\)",
+            r"k_cache is float32 \(3, 2, 16, 16\)",
         ),
         (
             dict.fromkeys("kv", torch.zeros(3, 1, 2, 16).half()) | {"cache_seqlens": 1},
             ValueError,
-            "k is torch.float16",
+            "k_cache is float32",
         ),
         (
             dict.fromkeys(("block_table", "cache_batch_idx"), torch.zeros(3, 1).int()),

@@ -6,6 +6,7 @@
 tilewise.sdpa and tilewise.flash_attn are drop-ins for torch's and FlashAttention's functions;
 tilewise.hf.register() makes attn_implementation="tilewise" work in Hugging Face transformers.
 tilewise.flex_attention and what stands beside it are FlexAttention's.
+tilewise.append_kv writes keys and values into a cache, contiguous or in pages.
 tilewise.asam holds layers whose attention is sparse where the input lets it.
 """
 
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from . import flash_attn as flash_attn
     from . import hf as hf
     from . import sdpa as sdpa
+    from ._append import Appended as Appended
+    from ._append import append_kv as append_kv
     from ._flex import AuxOutput as AuxOutput
     from ._flex import AuxRequest as AuxRequest
     from ._flex import BlockMask as BlockMask
@@ -59,6 +62,8 @@ else:
         """What needs torch, imported when it is first asked for."""
         if name in ("asam", "flash_attn", "hf", "sdpa"):
             return importlib.import_module(f".{name}", __name__)
+        if name in ("Appended", "append_kv"):
+            return getattr(importlib.import_module("._append", __name__), name)
         if name in _OF_FLEX:
             return getattr(importlib.import_module("._flex", __name__), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

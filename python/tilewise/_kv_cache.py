@@ -7,8 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._append import append_kv
 from ._attention import attention, plan
 from ._spec import flash_window
+
+_ROWS = 2**31  # that the tables of _unpadded can name
 
 
 def _lengths(cache_seqlens: int | Tensor | None, batch: int, capacity: int, k: Tensor) -> Tensor:
@@ -19,70 +22,91 @@ def _lengths(cache_seqlens: int | Tensor | None, batch: int, capacity: int, k: T
     return torch.full((batch,), filled, dtype=torch.int32, device=k.device)
 
 
-def _check_new(name: str, new: Tensor, cache: Tensor, q: Tensor) -> None:
-    expected = (q.shape[0], new.shape[1] if new.dim() > 1 else 0, *cache.shape[2:])
-    if new.shape != expected or new.dtype != cache.dtype:
+def _check_room(filled: int, new: int, capacity: int) -> None:
+    """Judges a number, which the host sees on a GPU too."""
+    if filled < 0 or filled + new > capacity:
         raise ValueError(
-            f"{name} is {new.dtype} {tuple(new.shape)}: expected {cache.dtype} (B, S_new, Hk, D) = "
-            f"({expected[0]}, S_new, {', '.join(map(str, expected[2:]))})"
+            f"cache_seqlens is {filled} and {new} keys are appended: expected them to end within "
+            f"the cache's {capacity}"
         )
-
-
-def _check_room(filled: int | Tensor, new: int, capacity: int) -> None:
-    """Judges what the host can see. Lengths on a GPU are not read: nothing waits for it."""
-    least = most = filled if isinstance(filled, int) else 0
-    if isinstance(filled, Tensor) and filled.device.type == "cpu" and filled.numel() > 0:
-        least, most = int(filled.min()), int(filled.max())
-    if least < 0 or most + new > capacity:
-        raise ValueError(
-            f"cache_seqlens is {least} to {most} and {new} keys are appended: expected them to end "
-            f"within the cache's {capacity}"
-        )
-
-
-def _append(
-    pools: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], table: Tensor, lengths: Tensor
-) -> Tensor:
-    """Writes new (B, S_new, H, D) behind each entry's keys; table (B, pages) has its pages.
-
-    Returns the lengths after. An entry without room keeps its keys and its length: in its stead, an
-    entry with room is written once more. Where none has room, row 0 of the pool is, as it is.
-    """
-    size, rows = pools[0].shape[1], new[0].shape[1]
-    if table.shape[0] == 0 or table.shape[1] * size < rows:
-        return lengths
-    fits = (lengths >= 0) & (lengths <= table.shape[1] * size - rows)
-    some = fits.any()
-    entry = torch.where(fits, torch.arange(len(fits), device=fits.device), fits.int().argmax())
-    at = lengths[entry, None].long() + torch.arange(rows, device=lengths.device)
-    at = torch.where(some, at, 0)
-    where = torch.where(some, table[entry].long().gather(1, at // size), 0), at % size
-    for pool, added in zip(pools, new, strict=True):
-        pool.index_put_(where, torch.where(some, added[entry], pool[where]))
-    return torch.where(fits, lengths + rows, lengths)
-
-
-def _refuse(what: dict[str, Tensor | None]) -> None:
-    for name, value in what.items():
-        if value is not None:
-            raise NotImplementedError(
-                f"{name} is given: flash_attn_with_kvcache of tilewise does not support it"
-            )
 
 
 def _table(
     k_cache: Tensor, block_table: Tensor | None, cache_batch_idx: Tensor | None, batch: int
-) -> tuple[Tensor, bool]:
-    """Where each entry's keys lie, int32 (B, pages), and whether the kernel must be told."""
+) -> Tensor | None:
+    """Where each entry's keys lie, int32 (B, pages); None = in the entry of the same number."""
     if block_table is not None:
         if cache_batch_idx is not None:
             raise ValueError("cache_batch_idx is given with block_table: expected one of them")
-        return block_table, True
+        return block_table
     if cache_batch_idx is not None:  # an entry of the cache is one page
-        return cache_batch_idx.to(torch.int32)[:, None], True
+        return cache_batch_idx.to(torch.int32)[:, None]
     if k_cache.shape[0] < batch:
         raise ValueError(f"k_cache has {k_cache.shape[0]} entries: expected q's {batch}")
-    return torch.arange(batch, dtype=torch.int32, device=k_cache.device)[:, None], False
+    return None
+
+
+def _rows_of(name: str, pool: Tensor) -> tuple[Tensor, int]:
+    """A pool as pages of one row each, and how many rows lie from one page to the next."""
+    pages, size = pool.shape[:2]
+    step, row = pool.stride(0), pool.stride(1)
+    if pages == 0 or size == 0:
+        return pool.flatten(0, 1)[:, None], size
+    between = size if pages == 1 else step // row if row else 0
+    if between < size or (pages > 1 and step != between * row) or between * pages >= _ROWS:
+        raise ValueError(
+            f"{name} has strides {tuple(pool.stride())}: cache_leftpad expects its rows in equal "
+            f"steps, and fewer than 2^31 of them"
+        )
+    count = (pages - 1) * between + size
+    return pool.as_strided((count, 1, *pool.shape[2:]), (row, row, *pool.stride()[2:])), between
+
+
+def _unpadded(
+    pools: tuple[Tensor, Tensor], table: Tensor | None, leftpad: Tensor, batch: int
+) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """The pools as rows, and a table of each entry's rows from its padding on.
+
+    A row that is padding is not in the table: nothing reads it.
+    """
+    size = pools[0].shape[1]
+    (k, between), (v, between_v) = (
+        _rows_of(name, pool) for name, pool in zip(("k_cache", "v_cache"), pools, strict=True)
+    )
+    if between != between_v:
+        raise ValueError("v_cache: cache_leftpad expects its rows in the steps of k_cache")
+    device = leftpad.device
+    if table is None:
+        table = torch.arange(batch, dtype=torch.int32, device=device)[:, None]
+    columns = table.shape[1]
+    rows = leftpad[:, None].long() + torch.arange(columns * size, device=device)
+    page = table.long().gather(1, (rows // size).clamp(0, columns - 1))
+    return (k, v), (page * between + rows % size).to(torch.int32)
+
+
+_allowed: set[tuple[Any, ...]] = set()
+
+
+def _refuse_early(
+    q: Tensor, pools: tuple[Tensor, Tensor], lengths: Tensor, options: dict[str, Any]
+) -> None:
+    """Raises what attention() would, before anything is written; asks once for each shape."""
+    if torch.compiler.is_compiling():
+        return
+    form = tuple(
+        (t.shape, t.stride(), t.dtype, t.device)
+        for t in (q, *pools, lengths, options["alibi_slopes"], options["block_table"])
+        if t is not None
+    )
+    plain = (options[name] for name in ("causal", "window", "scale", "softcap", "deterministic"))
+    key = (*form, options["block_table"] is None, *plain)
+    if key in _allowed:
+        return
+    checked = dict(options, key_lengths=torch.zeros_like(lengths))
+    plan(q, *pools, **checked)
+    if len(_allowed) >= 4096:
+        _allowed.clear()
+    _allowed.add(key)
 
 
 def flash_attn_with_kvcache(
@@ -111,46 +135,67 @@ def flash_attn_with_kvcache(
     k_cache, v_cache: (B_cache, S_cache, Hk, D), or pages (pages, page_size, Hk, D) with block_table
     int32 (B, max_pages). k, v: (B, S_new, Hk, D), first written into the cache in place behind the
     cache_seqlens (int, or int32 (B)) keys that are there; causal and window count from the end of
-    each entry's keys. cache_batch_idx: int (B), the cache's entry of each of q's. Raises ValueError
-    where there is no room for k; lengths on a GPU are not read, and an entry without room keeps its
-    keys there and is attended to without k.
+    each entry's keys. cache_batch_idx: int (B), the cache's entry of each of q's. cache_leftpad:
+    int32 (B), rows at the start of each entry that are padding: they count in cache_seqlens, and
+    nobody reads them.
+
+    rotary_cos, rotary_sin: (positions, R / 2) of float32 or q's type. K turns to the positions
+    cache_seqlens + 0, 1, ..., and so does q with causal or a window; else all of an entry's queries
+    stand at cache_seqlens. rotary_interleaved: pairs (2p, 2p + 1), else (p, p + R / 2).
 
     num_splits=1 means deterministic: a result does not depend on the rest of the batch. Other
-    values leave the splits to the plan. rotary_cos, rotary_sin and cache_leftpad raise
-    NotImplementedError. Returns O, and LSE (B, Hq, Sq) with return_softmax_lse.
+    values leave the splits to the plan. Raises ValueError where there is no room for k; lengths on
+    a GPU are not read, and an entry without room keeps its keys there and is attended to without k.
+    Returns O, and LSE (B, Hq, Sq) with return_softmax_lse.
     """
-    refused = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "cache_leftpad": cache_leftpad}
-    _refuse(refused)
     if torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (q, k_cache, v_cache, k, v)
     ):
         raise NotImplementedError("flash_attn_with_kvcache has no gradient: call it in no_grad")
     batch = q.shape[0]
-    table, paged = _table(k_cache, block_table, cache_batch_idx, batch)
-    capacity = table.shape[1] * k_cache.shape[1]
+    table = _table(k_cache, block_table, cache_batch_idx, batch)
+    capacity = (1 if table is None else table.shape[1]) * k_cache.shape[1]
     lengths = _lengths(cache_seqlens, batch, capacity, k_cache)
     if isinstance(cache_seqlens, int):
-        _check_room(cache_seqlens, 0, capacity)
+        _check_room(cache_seqlens, 0 if k is None else k.shape[1], capacity)
     if (k is None) != (v is None):
         raise ValueError("one of k and v is given: expected both, or none")
+    if k is None and (rotary_cos is not None or rotary_sin is not None):
+        raise ValueError("rotary_cos is given without k: expected k and v, which are turned with q")
+    window = flash_window(window_size)
     options: dict[str, Any] = {
         "causal": causal,
-        "window": flash_window(window_size),
+        "window": window,
         "scale": softmax_scale,
         "softcap": softcap,
         "alibi_slopes": alibi_slopes,
         "deterministic": num_splits == 1,
-        "block_table": table if paged else None,
+        "block_table": table,
     }
-    pools = (k_cache, v_cache) if paged else (k_cache[:batch], v_cache[:batch])
+    pools = (k_cache, v_cache) if table is not None else (k_cache[:batch], v_cache[:batch])
+    if cache_leftpad is not None:
+        padding = cache_leftpad.to(torch.int32)
+        pools, options["block_table"] = _unpadded((k_cache, v_cache), table, padding, batch)
     if k is not None and v is not None:
         if cache_seqlens is None:
             raise ValueError("cache_seqlens is None: k and v are appended behind that many keys")
-        _check_new("k", k, k_cache, q)
-        _check_new("v", v, v_cache, q)
-        _check_room(cache_seqlens, k.shape[1], capacity)
-        plan(q, *pools, key_lengths=lengths + k.shape[1], **options)  # refuses before it writes
-        lengths = _append((k_cache, v_cache), (k, v), table, lengths)
+        _refuse_early(q, pools, lengths, options)
+        turned, lengths, _ = append_kv(
+            k,
+            v,
+            k_cache,
+            v_cache,
+            lengths,
+            q=None if rotary_cos is None else q,
+            block_table=table,
+            rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin,
+            interleaved=rotary_interleaved,
+            one_query_position=not causal and window == (None, None),
+        )
+        q = q if turned is None else turned
+    if cache_leftpad is not None:
+        lengths = (lengths - padding).clamp(min=0)
     result: Tensor | tuple[Tensor, Tensor] = attention(
         q, *pools, key_lengths=lengths, return_lse=return_softmax_lse, **options
     )

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch._library import autograd as library_autograd
 
+from . import _append as _append  # registers its operator
 from . import _native, _torch_flops, _torch_vmap, _trace
 from ._spec import (
     ALIBI_SLOPES,

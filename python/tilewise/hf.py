@@ -7,6 +7,13 @@ Masks are made as for "sdpa", except where a mask of every pair can be said in l
 padded on the right, and a static cache that is longer than what has been written, go to the kernel
 as lengths; a sliding window as a window; position_ids that restart, and cu_seq_lens_q and _k, as
 packed sequences.
+
+    tilewise.hf.register(continuous_batching=True)
+    model.set_attn_implementation("tilewise_flash_2")
+    model.generate_batch(prompts)
+
+Continuous batching takes names of FlashAttention alone. Under this one transformers' own way to
+FlashAttention calls the functions of this module, over pages where it decodes on a GPU.
 """
 
 from __future__ import annotations
@@ -16,14 +23,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    masking_utils,
+    modeling_flash_attention_utils,
+)
+from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.masking_utils import (
     bidirectional_mask_function,
     causal_mask_function,
+    flash_attention_mask,
     sdpa_mask,
 )
 
+from ._append import append_kv
 from ._attention import attention
+from ._spec import flash_window
 
 __all__ = ["attention_forward", "attention_mask", "register"]
 
@@ -280,7 +296,126 @@ def attention_forward(
     return out.unflatten(0, (batch, rows)) if packed else out, None
 
 
-def register(name: str = "tilewise") -> None:
-    """Makes attn_implementation=name a choice for every model that takes attention functions."""
+def _flash(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    s_aux: Tensor | None = None,
+) -> Tensor:
+    """flash_attn_func with sinks, as transformers calls it."""
+    out: Tensor = attention(
+        q,
+        k,
+        v,
+        causal=causal,
+        window=flash_window(window_size),
+        scale=softmax_scale,
+        softcap=softcap,
+        sinks=None if s_aux is None else s_aux.float(),
+        dropout_p=dropout_p,
+        deterministic=deterministic,
+    )
+    return out
+
+
+def _flash_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    s_aux: Tensor | None = None,
+) -> Tensor:
+    """flash_attn_varlen_func with sinks, as transformers calls it."""
+    out: Tensor = attention(
+        q,
+        k,
+        v,
+        causal=causal,
+        window=flash_window(window_size),
+        scale=softmax_scale,
+        softcap=softcap,
+        sinks=None if s_aux is None else s_aux.float(),
+        dropout_p=dropout_p,
+        deterministic=deterministic,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=int(max_seqlen_q),
+        max_seqlen_k=int(max_seqlen_k),
+    )
+    return out
+
+
+def _flash_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache_seqlens: Tensor,
+    block_table: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    s_aux: Tensor | None = None,
+) -> Tensor:
+    """flash_attn_with_kvcache with sinks, as transformers decodes: K and V are turned before."""
+    _, lengths, _ = append_kv(k, v, k_cache, v_cache, cache_seqlens, block_table=block_table)
+    out: Tensor = attention(
+        q,
+        k_cache,
+        v_cache,
+        causal=causal,
+        window=flash_window(window_size),
+        scale=softmax_scale,
+        softcap=softcap,
+        sinks=None if s_aux is None else s_aux.float(),
+        key_lengths=lengths,
+        block_table=block_table,
+    )
+    return out
+
+
+_flash_names: set[str] = set()
+_transformers_imports = modeling_flash_attention_utils._lazy_imports
+
+
+def _lazy_imports(implementation: str | None, *arguments: Any, **options: Any) -> tuple[Any, ...]:
+    """transformers' loader of FlashAttention's functions, which finds ours under our name."""
+    if implementation not in _flash_names:
+        found: tuple[Any, ...] = _transformers_imports(implementation, *arguments, **options)
+        return found
+    pads = modeling_flash_attention_utils._pad_input, modeling_flash_attention_utils._unpad_input
+    return _flash, _flash_varlen, _flash_with_kvcache, *pads
+
+
+def register(name: str = "tilewise", continuous_batching: bool = False) -> None:
+    """Makes attn_implementation=name a choice for every model that takes attention functions.
+
+    continuous_batching: also name + "_flash_2", which generate_batch and its managers take. It
+    replaces the function of transformers that loads FlashAttention by one that knows the name.
+    """
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)
+    if not continuous_batching:
+        return
+    flash_name = f"{name}_flash_2"
+    _flash_names.add(flash_name)
+    modeling_flash_attention_utils._lazy_imports = _lazy_imports
+    AttentionInterface.register(flash_name, flash_attention_forward)
+    AttentionMaskInterface.register(flash_name, flash_attention_mask)

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "api/execute.h"
+#include "tilewise/kv_cache.h"
 #include "tilewise/tilewise.h"
 
 namespace {
@@ -377,6 +378,31 @@ tw_status tw_backward(const tw_backward_args* args, const tw_spec* spec, const t
     const Spec s(spec);
     const Launch l(launch);
     give(*tilewise::execute(tensors(args, s), s.spec, l.launch, l.choice), plan);
+  });
+}
+
+tw_status tw_append(const tw_append_args* args, const tw_launch* launch) {
+  return guarded([&] {
+    const tw_append_args a = known(args, "args");
+    const Launch l(launch);
+    tilewise::append({.k = tensor("k", a.k),
+                      .v = tensor("v", a.v),
+                      .k_cache = tensor("k_cache", a.k_cache),
+                      .v_cache = tensor("v_cache", a.v_cache),
+                      .lengths = tensor("lengths", a.lengths),
+                      .new_lengths = tensor("new_lengths", a.new_lengths),
+                      .skipped = tensor("skipped", a.skipped),
+                      .q = tensor("q", a.q),
+                      .rotated_q = tensor("rotated_q", a.rotated_q)},
+                     {.block_table = tensor("block_table", a.block_table),
+                      .cu_seqlens = tensor("cu_seqlens", a.cu_seqlens),
+                      .max_seqlen = a.max_seqlen,
+                      .rotary = {.cos = tensor("rotary_cos", a.rotary_cos),
+                                 .sin = tensor("rotary_sin", a.rotary_sin),
+                                 .interleaved = a.rotary_interleaved != 0,
+                                 .positions = tensor("rotary_positions", a.rotary_positions),
+                                 .one_query_position = a.rotary_one_query_position != 0}},
+                     l.launch);
   });
 }
 

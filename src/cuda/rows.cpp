@@ -7,8 +7,10 @@
 #include "cuda/kernels/bwd_sm80/row.h"
 #include "cuda/kernels/bwd_sm90/row.h"
 #include "cuda/kernels/copied/row.h"
+#include "cuda/kernels/decode_sm90/row.h"
 #include "cuda/kernels/fwd_sm80/row.h"
 #include "cuda/kernels/fwd_sm90/row.h"
+#include "cuda/kernels/rows/append.h"
 #include "cuda/kernels/rows/combine.h"
 #include "cuda/kernels/rows/convert.h"
 #include "cuda/kernels/rows/delta.h"
@@ -19,11 +21,20 @@
 namespace tilewise::cuda {
 
 std::span<const KernelRow> cuda_rows() {
-  static const std::vector<KernelRow> rows = {
-      kFlashForwardSm90,  kFlashForwardCopiedSm90,  kFlashForwardSm80,  kFlashForwardTile16,
-      kFlashBackwardSm90, kFlashBackwardCopiedSm90, kFlashBackwardSm80, kFlashBackwardTwoPassSm80,
-      kFusedForward,      kFusedBackward,           kEagerForward,      kEagerBackward,
-      kBaselineForward};
+  static const std::vector<KernelRow> rows = {kFlashDecodeSm90,
+                                              kFlashForwardSm90,
+                                              kFlashForwardCopiedSm90,
+                                              kFlashForwardSm80,
+                                              kFlashForwardTile16,
+                                              kFlashBackwardSm90,
+                                              kFlashBackwardCopiedSm90,
+                                              kFlashBackwardSm80,
+                                              kFlashBackwardTwoPassSm80,
+                                              kFusedForward,
+                                              kFusedBackward,
+                                              kEagerForward,
+                                              kEagerBackward,
+                                              kBaselineForward};
   return rows;
 }
 
@@ -31,10 +42,12 @@ std::vector<PackUnit> pack_units(int arch) {
   std::vector<PackUnit> units;
   add_fwd_sm90_units(units, arch);
   add_bwd_sm90_units(units, arch);
+  add_decode_sm90_units(units, arch);
   add_fwd_sm80_units(units, arch);
   add_bwd_sm80_units(units, arch);
   host::add_pack_rows_units(units);
   add_combine_units(units);
+  add_append_units(units);
   add_bwd_delta_units(units);
   add_bwd_convert_units(units);
   if (arch == 80) {

@@ -12,7 +12,8 @@ using arguments::fail;
 using arguments::require_countable;
 using arguments::require_device;
 
-/// Reads element i of an int32 or int64 vector on the host.
+}  // namespace
+
 std::int64_t integer_at(const Tensor& t, std::int64_t i) {
   if (t.dtype == DType::int64) return static_cast<const std::int64_t*>(t.data)[i * t.strides[0]];
   return static_cast<const std::int32_t*>(t.data)[i * t.strides[0]];
@@ -22,13 +23,7 @@ bool host_readable(const Tensor& t) {
   return t.device.type == DeviceType::cpu && t.data != nullptr;
 }
 
-void check_offsets(const char* name, const Tensor& t, Device device) {
-  require_device(name, t, device);
-  if (t.rank != 1 || t.sizes[0] < 1 || (t.dtype != DType::int32 && t.dtype != DType::int64)) {
-    fail(name, t, "expected int32 or int64 with shape (sequences + 1)");
-  }
-  require_countable(name, t);
-}
+namespace {
 
 /// Walks host-visible offsets; returns the longest sequence.
 std::int64_t longest_sequence(const char* name, const Tensor& t, std::int64_t total) {
@@ -49,7 +44,16 @@ std::int64_t longest_sequence(const char* name, const Tensor& t, std::int64_t to
   return longest;
 }
 
-/// Upper bound of the packed lengths: the caller's, cut to the rows that the tensor has.
+}  // namespace
+
+void check_offsets(const char* name, const Tensor& t, Device device) {
+  require_device(name, t, device);
+  if (t.rank != 1 || t.sizes[0] < 1 || (t.dtype != DType::int32 && t.dtype != DType::int64)) {
+    fail(name, t, "expected int32 or int64 with shape (sequences + 1)");
+  }
+  require_countable(name, t);
+}
+
 std::int64_t packed_bound(const char* offsets_name, const char* bound_name, const Tensor& offsets,
                           std::int64_t bound, std::int64_t total) {
   if (bound < 0) arguments::fail_value(bound_name, std::to_string(bound), "it must be >= 0");
@@ -68,6 +72,8 @@ std::int64_t packed_bound(const char* offsets_name, const char* bound_name, cons
   }
   return bound != 0 ? std::min(bound, total) : longest;
 }
+
+namespace {
 
 void check_key_offsets(const Problem& p, const AttentionSpec& spec) {
   check_offsets("cu_seqlens_k", spec.cu_seqlens_k, p.device);

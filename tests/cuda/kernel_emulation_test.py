@@ -201,6 +201,7 @@ BODIES = {
         ("void mbarrier_fence_init(", ""),
         ("void mbarrier_arrive(", "emulator::current->block->mbarriers[barrier].arrive();"),
         ("void mbarrier_expect(", "emulator::current->block->mbarriers[barrier].expect(bytes);"),
+        ("void mbarrier_arrive_copies(", "emulator::arrive_copies(barrier);"),
         ("bool mbarrier_try_wait(", "return emulator::try_wait(barrier, parity);"),
     ],
     "hopper/tma.cuh": [
@@ -249,6 +250,7 @@ BODIES = {
 # include expression_texts.h, what expression_texts.cxx prints.
 PROGRAMS = {
     "faults": False,
+    "append": False,
     "flash_sm80": False,
     "flash_sm80_ragged": False,
     "flash_sm80_pages": False,
@@ -257,11 +259,16 @@ PROGRAMS = {
     "flash_sm80_lists": True,
     "fwd_sm90": True,
     "fwd_sm90_lists": True,
+    "fwd_sm90_pages": True,
     "fwd_sm90_expressions": True,
+    "fwd_sm90_options": True,
     "bwd_sm90": True,
     "bwd_sm90_expressions": True,
+    "bwd_sm90_options": True,
     "bwd_sm90_lists": True,
     "bwd_dq_sm90": True,
+    "decode_sm90": True,
+    "select": True,
 }
 
 

@@ -222,25 +222,25 @@ def goal_table(rows: list[Row]) -> list[str]:
 
 
 def summary_table(machines: list[tuple[str, list[Row]]]) -> list[str]:
-    """The range of each peer's time over ours: a line for each machine, type, pass and dim."""
+    """The range of each peer's time over ours: a line for each machine, kernel and type."""
     peers = [name for name in PEERS if name != "ggml"]
-    lines = ["| CPU | kernel | type | dim | " + " | ".join(PEERS[n] for n in peers) + " |"]
-    lines.append("|---|---|---|---:|" + "---:|" * len(peers))
+    lines = ["| CPU | kernel | type | " + " | ".join(PEERS[n] for n in peers) + " |"]
+    lines.append("|---|---|---|" + "---:|" * len(peers))
     covers = lengths(512, 4096)
     for machine, rows in machines:
         found: dict[tuple[Any, ...], list[list[Row]]] = {}
         for contestants in groups(rows):
             ours = contestants[0]
             if len(contestants) > 1 and covers(ours):
-                key = (ours["kernel"], ours["dtype"], ours["head_dim"])
+                key = (ours["kernel"], ours["dtype"])
                 found.setdefault(key, []).append(contestants)
-        for (kernel, dtype, dim), cases in sorted(found.items()):
+        for (kernel, dtype), cases in sorted(found.items()):
             ranges = []
             for name in peers:
                 values = [v for v in (ratio(case, name) for case in cases) if v != "-"]
                 ends = sorted(values, key=float)
                 ranges.append(f"{ends[0]} to {ends[-1]}" if ends else "-")
-            told = f"{machine} | {kernel} | {dtype} | {dim}"
+            told = f"{machine} | {kernel} | {dtype}"
             lines.append(f"| {told} | " + " | ".join(ranges) + " |")
     return lines
 

@@ -19,10 +19,10 @@ PASSES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "both"}
 
 
 class Question(NamedTuple):
-    """A section: a card's result file, its sentence, its rows, and what tells its lines apart."""
+    """A section: a card's result files by what their lines say, and what tells lines apart."""
 
     title: str
-    stem: str
+    stems: dict[str, str]
     sentence: str
     lines: Callable[[summary.Cell], tuple[Any, ...]]
     head: str
@@ -56,7 +56,7 @@ def by_grouping(cell: summary.Cell) -> tuple[Any, ...]:
 
 def by_lengths(cell: summary.Cell) -> tuple[Any, ...]:
     packed = [o for o in cell.mask.split("+") if o.startswith("packed=")]
-    return (PASSES[cell.which], *map(summary.packed_words, packed), cell.head_dim)
+    return (PASSES[cell.which], *map(summary.packed_words, packed))
 
 
 def by_pass_and_dim(cell: summary.Cell) -> tuple[Any, ...]:
@@ -67,71 +67,63 @@ def by_type(cell: summary.Cell) -> tuple[Any, ...]:
     return (PASSES[cell.which], cell.dtype, cell.head_dim)
 
 
-def by_keys(cell: summary.Cell) -> tuple[Any, ...]:
-    return (cell.batch, f"{cell.heads}:{cell.kv_heads}", cell.seq_k)
+def by_batch(cell: summary.Cell) -> tuple[Any, ...]:
+    return (cell.batch, f"{cell.heads}:{cell.kv_heads}")
 
 
 QUESTIONS = (
     Question(
         "The grid: 16,384 tokens, hidden size 2048, bf16",
-        "grid-sm90",
+        {"": "grid-sm90"},
         "Every pass, mask and head dim of the field's usual grid, 512 to 16,384 tokens.",
         by_dim,
         "pass | mask | dim",
     ),
     Question(
-        "The grid in float16",
-        "fp16-sm90",
-        "The same problems in float16; FlashAttention-3 was not part of this run.",
+        "The grid in float16, and under sustained load",
+        {"float16": "fp16-sm90", "sustained": "sustained-sm90"},
+        "FlashAttention-3 was not part of the float16 run. Sustained launches run back to back.",
         by_pass_and_dim,
-        "pass | dim",
-    ),
-    Question(
-        "The grid under sustained load",
-        "sustained-sm90",
-        "Launches run back to back for a second, so that the power limit counts.",
-        by_pass_and_dim,
-        "pass | dim",
+        "run | pass | dim",
     ),
     Question(
         "What people train",
-        "training",
+        {"": "training"},
         "Heads, dims and lengths of published models.",
         by_grouping,
         "pass | mask | key heads | dim",
     ),
     Question(
         "Packed documents",
-        "packed",
-        "Short, long and mixed documents in one tensor, full and causal.",
+        {"": "packed"},
+        "Short, long and mixed documents in one tensor, full and causal, dims 64 and 128.",
         by_lengths,
-        "pass | documents | dim",
+        "pass | documents",
     ),
-    *(
-        Question(title, stem, sentence, by_pass_and_dim, "pass | dim")
-        for stem, title, sentence in (
-            ("vision", "Vision", "197 to 1,024 rows without a mask."),
-            ("small", "Small problems", "128 to 512 rows, batch 1 to 8, full and causal."),
-            ("cross", "Cross attention", "77 to 1,500 keys beside as many or more queries."),
-        )
+    Question(
+        "Vision, small problems, cross attention",
+        {"vision": "vision", "small": "small", "cross": "cross"},
+        "197 to 1,024 rows; 128 to 512 rows, batch 1 to 8; 77 to 1,500 keys.",
+        by_pass_and_dim,
+        "shapes | pass | dim",
     ),
     Question(
         "Options",
-        "options-sm90",
+        {"": "options-sm90"},
         "Grouped heads, a window, a softcap and one query.",
         by_shape,
         "pass | mask | heads | dim",
     ),
     Question(
         "One query over long keys",
-        "decode-sm90",
+        {"": "decode-sm90"},
         "Decoding with grouped heads reads K and V once.",
-        by_keys,
-        "batch | heads | keys",
+        by_batch,
+        "batch | heads",
     ),
     Question(
         "float32 and small head dims: one head, batch 1, causal",
-        "assignment-sm80",
+        {"": "assignment-sm80"},
         "The sm_80 kernels take float32 and head dims below 64, on Hopper too.",
         by_type,
         "pass | type | dim",
@@ -152,11 +144,14 @@ def ours_of(rows: list[Row]) -> list[Row]:
     return chosen + [row for row in mine if summary.Cell.of(row) not in marked]
 
 
-def ratio_lines(question: Question, rows: list[Row]) -> list[str]:
-    """Ratios of the best peer's time to ours, by the question's groups."""
+Ratio = tuple[float, summary.Cell, str]
+
+
+def ratios_of(question: Question, rows: list[Row]) -> dict[tuple[Any, ...], list[Ratio]]:
+    """The best peer's time over ours, by the question's groups."""
     rows = [row for row in rows if question.covers(row)]
     peers = [row for row in rows if row["implementation"] not in summary.OURS]
-    groups: dict[tuple[Any, ...], list[tuple[float, summary.Cell, str]]] = {}
+    groups: dict[tuple[Any, ...], list[Ratio]] = {}
     for cell, present in summary.by_cell(ours_of(rows) + peers).items():
         mine = [row for row in present if row["implementation"] == "flash"]
         others = [row for row in present if row["implementation"] != "flash"]
@@ -165,6 +160,15 @@ def ratio_lines(question: Question, rows: list[Row]) -> list[str]:
             ratio = best["ms_median"] / min(row["ms_median"] for row in mine)
             name = NAMES.get(best["implementation"], best["implementation"])
             groups.setdefault(question.lines(cell), []).append((ratio, cell, name))
+    return groups
+
+
+def ratio_lines(question: Question, results: dict[str, list[Row]]) -> list[str]:
+    """The question's table, a line a group of each of its files."""
+    groups: dict[tuple[Any, ...], list[Ratio]] = {}
+    for run, stem in question.stems.items():
+        for key, values in ratios_of(question, results.get(stem, [])).items():
+            groups[(run, *key) if run else key] = values
     columns = question.head.count("|") + 1
     lines = [f"| {question.head} | cells | geometric mean | least | at length | best peer |"]
     lines.append("|" + "---|" * columns + "---:|---:|---:|---:|---|")
@@ -226,9 +230,10 @@ def page(cards: dict[str, dict[str, list[Row]]], machines: dict[str, str], cpu: 
         "![TFLOP/s of ours and the peers over the length](plots/h200-grid-sm90.svg)",
     ]
     for question in QUESTIONS:
-        table = ratio_lines(question, results.get(question.stem, []))
+        table = ratio_lines(question, results)
         if table:
-            source = f"`{folder}/{question.stem}.json`"
+            files = [stem for stem in question.stems.values() if stem in results]
+            source = ", ".join(f"`{folder}/{stem}.json`" for stem in files)
             lines += ["", f"## {question.title}", "", f"{question.sentence} From {source}.", ""]
             lines += table
     lines += ["", "## The seeds' grid: batch 8, one head, dim 64, float32, full", ""]

@@ -34,6 +34,7 @@ FEATURES = {
     "`key_lengths`": "b2 h8 s256 d64 bf16 lengths=256,100",
     "`cu_seqlens_q`, `cu_seqlens_k`": "h8 d64 bf16 packed=256,100",
     "`block_table`": "b2 h8 q1 k256 d64 bf16 lengths=256,100 paged=16",
+    "`block_table` with `cu_seqlens_q`": "packed=60,9/256,100 h8 d64 bf16 paged=16",
     "`block_list`": "b2 h8 s256 d64 bf16 blocks=64,64:1,1:0.5",
     "`deterministic`": "b2 h8 s256 d64 bf16 deterministic",
     "innermost stride not 1": "b2 h8 s256 d64 bf16 layout=transposed",

@@ -24,7 +24,8 @@ std::string refusal(const Problem& problem, const Hardware& machine, const Takes
 /// What the rows of this family take beside what all take.
 inline constexpr Takes kTakes = {.packed = true,
                                  .paged = true,
-                                 .pairs = true,
+                                 .mask = true,
+                                 .bias = true,
                                  .sinks = true,
                                  .dropout = true,
                                  .lists = true,

@@ -12,8 +12,8 @@ std::string option_refusal(const Problem& p, const Takes& takes) {
   if (p.packed && !takes.packed) return "packed sequences are not supported by this kernel";
   if (p.paged && !takes.paged) return "paged K and V are not supported by this kernel";
   if (p.block_list.defined() && !takes.lists) return "block lists are not supported by this kernel";
-  if (p.mask.defined() && !takes.pairs) return "a bool mask is not supported by this kernel";
-  if (p.bias.defined() && !takes.pairs) return "a bias is not supported by this kernel";
+  if (p.mask.defined() && !takes.mask) return "a bool mask is not supported by this kernel";
+  if (p.bias.defined() && !takes.bias) return "a bias is not supported by this kernel";
   if (p.bias.defined() && p.bias.dtype == DType::float64) return "a bias of float64";
   if (p.dbias.defined() && !takes.gradients)
     return "the gradient of a bias is not supported by this kernel";

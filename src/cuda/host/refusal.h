@@ -11,7 +11,8 @@ namespace tilewise::cuda {
 struct Takes {
   bool packed = false;
   bool paged = false;
-  bool pairs = false;  ///< a bias and a bool mask
+  bool mask = false;  ///< a bool mask
+  bool bias = false;
   bool sinks = false;
   bool dropout = false;
   bool lists = false;        ///< a block list

@@ -9,32 +9,35 @@
 namespace tilewise::cuda::host {
 namespace {
 
-tile::Sequences sequences(const Problem& p, const Tensor& offsets, std::int64_t rows) {
-  return {.offsets = offsets.data,
-          .stride = offsets.strides[0],
-          .wide = offsets.dtype == DType::int64,
-          .count = static_cast<int>(p.batch),
-          .rows = static_cast<int>(rows)};
-}
-
 std::int64_t packed_blocks(const Problem& p, std::int64_t total, std::int64_t rows) {
   return total / rows + p.batch + 1;
 }
 
 }  // namespace
 
-tile::Sequences query_sequences(const Problem& p) {
-  return sequences(p, p.cu_seqlens_q, p.total_q);
+tile::Sequences sequences(const Tensor& offsets, std::int64_t count, std::int64_t rows) {
+  return {.offsets = offsets.data,
+          .stride = offsets.strides[0],
+          .wide = offsets.dtype == DType::int64,
+          .count = static_cast<int>(count),
+          .rows = static_cast<int>(rows)};
 }
-tile::Sequences key_sequences(const Problem& p) { return sequences(p, p.cu_seqlens_k, p.total_k); }
+tile::Sequences query_sequences(const Problem& p) {
+  return sequences(p.cu_seqlens_q, p.batch, p.total_q);
+}
+tile::Sequences key_sequences(const Problem& p) {
+  return sequences(p.cu_seqlens_k, p.batch, p.total_k);
+}
 
-tile::Pages pages(const Problem& p) {
+tile::Pages pages(const Problem& p) { return pages(p.block_table, p.page_size); }
+tile::Pages pages(const Tensor& block_table, std::int64_t page_size) {
   tile::Pages pages;
-  pages.table = static_cast<const int*>(p.block_table.data);
-  pages.table_b = p.block_table.strides[0];
-  pages.table_p = p.block_table.strides[1];
-  // Larger ones are of tables without a page.
-  const auto size = std::min(static_cast<std::uint64_t>(p.page_size), std::uint64_t{1} << 29);
+  pages.table = static_cast<const int*>(block_table.data);
+  pages.table_b = block_table.strides[0];
+  pages.table_p = block_table.strides[1];
+  // Larger ones are of tables without a page, smaller ones of caches without a row.
+  const auto size =
+      std::clamp<std::uint64_t>(static_cast<std::uint64_t>(page_size), 1, std::uint64_t{1} << 29);
   pages.size = static_cast<int>(size);
   // Rounded up by less than 2^width >= size parts in 2^(29 + width): exact for keys below 2^29.
   const auto width = static_cast<int>(std::bit_width(size - 1));

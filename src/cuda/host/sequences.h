@@ -12,6 +12,9 @@ namespace tilewise::cuda::host {
 tile::Sequences query_sequences(const Problem& problem);
 tile::Sequences key_sequences(const Problem& problem);
 tile::Pages pages(const Problem& problem);
+/// Of any offsets and tables. Pages are at most 2^29 rows.
+tile::Sequences sequences(const Tensor& offsets, std::int64_t count, std::int64_t rows);
+tile::Pages pages(const Tensor& block_table, std::int64_t page_size);
 
 /// Blocks of `rows` rows of a head's queries, or keys: those of packed sequences are counted by
 /// their totals, the rows behind the last sequence as one more (tile/sequences.cuh).

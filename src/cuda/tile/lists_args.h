@@ -21,8 +21,9 @@ struct TileLists {
   int shift_q = 0, shift_k = 0;
   // In which order rows are taken, those with many tiles first: class after class, and in each all
   // its rows for the first (b, h) that share a list, then for the next.
-  const int* order = nullptr;    ///< (lists * rows): list * rows + row
+  const int* order = nullptr;    ///< (lists * tiles): list * tiles + tile
   const int* classes = nullptr;  ///< (kListClasses): rows of each
+  int tiles = 0;                 ///< of a list: rows, or several rows each
   int sharing = 1;               ///< (b, h) that share a list
   int heads = 1;                 ///< query heads of an entry of the batch
 };

@@ -72,8 +72,11 @@ struct PageRow {
   i64 page;
   int row;
 };
+__forceinline__ int page_of(const Pages& pages, int key) {
+  return static_cast<int>(static_cast<u64>(key) * pages.multiplier >> pages.shift);
+}
 __forceinline__ PageRow page_row(const Pages& pages, int batch, int key) {
-  const int page = static_cast<int>(static_cast<u64>(key) * pages.multiplier >> pages.shift);
+  const int page = page_of(pages, key);
   const int* table = pages.table + batch * pages.table_b;
   return {table[page * pages.table_p], key - page * pages.size};
 }

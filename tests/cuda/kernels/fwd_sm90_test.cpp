@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -276,7 +277,7 @@ TEST(ForwardSm90, MapsOfSequencesEndWhereTheSequenceDoes) {
   p.k = p.v = rows(90);
   p.cu_seqlens_q = p.cu_seqlens_k = Tensor::contiguous(offsets, DType::int32, {3}, p.device);
   const Sm90Tile& tile = sm90_tiles(p).front();
-  fwd_sm90::Args args;
+  fwd_sm90::PagedArgs args;
   sm90_fill(args, p, sm90_config(p, tile, false), 0,
             [](tile::TensorMapBytes&, const TensorMapSpec& spec) { specs.push_back(spec); });
   ASSERT_EQ(specs.size(), 4U);
@@ -290,6 +291,61 @@ TEST(ForwardSm90, MapsOfSequencesEndWhereTheSequenceDoes) {
                         y * specs[0].strides[3];
   EXPECT_EQ(static_cast<const void*>(at), &memory[(begin + row) * 4 * 64]);
   EXPECT_EQ(args.k_rows, 90);
+}
+
+Problem over_pages(std::int64_t page_size, std::int64_t seq_q, std::int64_t dim) {
+  static int lengths[2] = {}, table[2] = {};
+  static std::vector<unsigned short> memory(1 << 16);
+  Problem p = problem(DType::bfloat16, seq_q, 1024 * page_size, dim, dim);
+  p.paged = true;
+  p.page_size = page_size;
+  p.k = p.v = Tensor::bshd(memory.data(), p.dtype, 7, page_size, 4, dim, p.device);
+  p.key_lengths = Tensor::contiguous(lengths, DType::int32, {2}, p.device);
+  p.block_table = Tensor::contiguous(table, DType::int32, {2, 1024}, p.device);
+  return p;
+}
+
+TEST(ForwardSm90, ABoxIsOfOnePage) {
+  for (const auto& [page_size, block_n, rows] :
+       {std::tuple{16, 128, 16}, {64, 80, 16}, {256, 128, 128}, {24, 128, 8}, {7, 128, 1}}) {
+    EXPECT_EQ(sm90_box_rows(over_pages(page_size, 128, 64), block_n), rows) << page_size;
+  }
+  for (const auto& [page_size, boxes] : {std::pair{16, 1}, {4, 1}, {2, 2}, {1, 4}}) {
+    const Problem p = over_pages(page_size, 128, 64);
+    EXPECT_EQ(sm90_config(p, sm90_tiles(p).front(), false).page_boxes, boxes) << page_size;
+  }
+}
+
+// Row i of a page with n keys: x = size - n + i, y = n.
+TEST(ForwardSm90, MapsOfPagesEndWhereThePagesKeysDo) {
+  static std::vector<TensorMapSpec> specs;
+  specs.clear();
+  const Problem p = over_pages(16, 128, 64);
+  fwd_sm90::PagedArgs args;
+  sm90_fill(args, p, sm90_config(p, sm90_tiles(p).front(), false), 0,
+            [](tile::TensorMapBytes&, const TensorMapSpec& spec) { specs.push_back(spec); });
+  ASSERT_EQ(specs.size(), 4U);
+  const TensorMapSpec& k = specs[1];
+  EXPECT_EQ(tensor_map_refusal(k), "");
+  EXPECT_EQ(k.rank, 5);
+  EXPECT_EQ(k.box[2], 16);
+  const std::int64_t page = 3, keys = 5, row = 4;
+  EXPECT_EQ(16 - keys + keys, k.sizes[2]) << "the row behind the last key";
+  const std::byte* at = static_cast<const std::byte*>(k.data) + (16 - keys + row) * k.strides[2] +
+                        keys * k.strides[3] + page * k.strides[4];
+  EXPECT_EQ(static_cast<const void*>(at),
+            static_cast<const unsigned short*>(p.k.data) + (page * 16 + row) * 4 * 64);
+  EXPECT_EQ(args.box_rows, 16);
+  EXPECT_EQ(args.pages.size, 16);
+}
+
+TEST(ForwardSm90, RefusesBlockListsOverPages) {
+  Problem p = over_pages(16, 128, 64);
+  EXPECT_EQ(refusal(p, h100()), "");
+  p.block_list.block_q = p.block_list.block_k = 128;
+  p.block_list.row_offsets = p.block_table;
+  ASSERT_TRUE(p.block_list.defined());
+  EXPECT_NE(refusal(p, h100()).find("block lists over pages"), std::string::npos);
 }
 
 TEST(ForwardSm90, SplitsKeysWhereTheGridIsSmall) {

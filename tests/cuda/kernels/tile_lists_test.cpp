@@ -80,7 +80,13 @@ TEST(TileLists, ConfigOfAList) {
   EXPECT_EQ(b.lists, Lists::whole);  // by 64 keys
   EXPECT_EQ(b.block_n, 64);
   EXPECT_FALSE(b.skip_blocks || b.chain_tiles || b.halve_cut || b.pack_heads);
-  EXPECT_EQ(sm90_config(narrow, sm90_tiles(narrow).front(), false).lists, Lists::parts);
+  // The rows of each warpgroup list tiles of their own: nobody takes turns.
+  const fwd_sm90::Config c = sm90_config(narrow, sm90_tiles(narrow).front(), false);
+  EXPECT_EQ(c.lists, Lists::parts);
+  EXPECT_EQ(c.block_n, 64);
+  EXPECT_FALSE(c.ping_pong);
+  EXPECT_EQ(bwd_sm90_config(narrow).block_m, 64);
+  EXPECT_EQ(bwd_sm90_config(parts).block_m, 128);
   EXPECT_EQ(bwd_sm90_config(whole).lists, Lists::parts);
   EXPECT_EQ(bwd_sm90_config(parts).lists, Lists::parts);
   // Few tiles: neither are keys split, nor tiles cut.

@@ -58,19 +58,6 @@ int largest_dim(const Problem& p) {
 std::int64_t pairs_of(const Problem& p) {
   return decisive_batch(p) * p.heads_q * p.seq_q * p.seq_k;
 }
-/// Where that of O, by delta, would show too: problems of a few rows, rows that see a few keys.
-bool is_tiny(const Problem& p) {
-  constexpr std::int64_t kFewPairs = (std::int64_t{1} << 16) - 1, kPairs = std::int64_t{1} << 17;
-  constexpr std::int64_t kFewKeys = 32;
-  const bool narrow = p.left != Problem::kUnbounded && p.right != Problem::kUnbounded &&
-                      p.left + p.right < kFewKeys;
-  // Any of the sequences may have few keys: the host does not see them.
-  if (p.packed) return is_small(p);
-  const bool few =
-      p.seq_k <= kFewKeys || narrow || p.key_lengths.defined() || p.block_list.defined();
-  return pairs_of(p) <= (few ? kPairs : kFewPairs);
-}
-
 KernelUnit unit(const Config& c, const char* stem, const char* file, int min_blocks, int bytes) {
   std::string config = host::form_text({c.element, c.planes, c.scaled}) +
                        number_text("head_dim", c.head_dim) +
@@ -204,6 +191,19 @@ KernelUnit refine_unit(const Config& c, int min_blocks) {
   KernelUnit made = query_unit(c, min_blocks);
   made.entry = "refine";
   return made;
+}
+
+/// Where that of O, by delta, would show too: problems of a few rows, rows that see a few keys.
+bool is_tiny(const Problem& p) {
+  constexpr std::int64_t kFewPairs = (std::int64_t{1} << 16) - 1, kPairs = std::int64_t{1} << 17;
+  constexpr std::int64_t kFewKeys = 32;
+  const bool narrow = p.left != Problem::kUnbounded && p.right != Problem::kUnbounded &&
+                      p.left + p.right < kFewKeys;
+  // Any of the sequences may have few keys: the host does not see them.
+  if (p.packed) return is_small(p);
+  const bool few =
+      p.seq_k <= kFewKeys || narrow || p.key_lengths.defined() || p.block_list.defined();
+  return pairs_of(p) <= (few ? kPairs : kFewPairs);
 }
 
 bool sums_gradients(const Problem& p) { return p.dbias.defined() || p.dsinks.defined(); }

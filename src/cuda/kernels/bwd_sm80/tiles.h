@@ -64,6 +64,8 @@ bool sums_gradients(const Problem& p);
 /// those that sums_gradients() names: delta is taken from P, not from O, which has other rounding.
 /// Under a bias, rows whose lse2 is so large that log l is lost.
 bool refines(const Problem& p);
+/// Whether the problem itself is one of them, whatever its gradients are summed over.
+bool is_tiny(const Problem& p);
 /// False where refine is there for such rows alone.
 bool refines_all(const Problem& p);
 

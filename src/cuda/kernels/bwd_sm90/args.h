@@ -4,6 +4,7 @@
 #include "cuda/kernels/fwd_sm90/args.h"
 #include "cuda/tile/expression_args.h"
 #include "cuda/tile/hopper/tensor_map.h"
+#include "cuda/tile/options_args.h"
 #include "cuda/tile/types.h"
 
 namespace tilewise::bwd_sm90 {
@@ -38,8 +39,9 @@ struct Config {
   Lists lists = Lists::none;         ///< of tiles of queries: then Args are ListArgs
   /// With any, Args are Expressed; beside a score function modified.
   tile::Expressions expressions;
-  bool gated = false;  ///< the slope of the score function is not 1
-  bool hides = false;  ///< dense: position leaves some rows no key
+  bool gated = false;         ///< the slope of the score function is not 1
+  tile::OptionKinds options;  ///< with any, Args are Optioned
+  bool hides = false;         ///< dense: position leaves some rows no key
   bool operator==(const Config&) const = default;
 
   /// The slope of scores is kept until dS is made.
@@ -55,8 +57,8 @@ struct Config {
   constexpr bool listed() const { return lists != Lists::none; }
   /// Whether position may leave a row no key.
   constexpr bool hides_rows() const { return hides || (ragged() && mask != Mask::none); }
-  /// Whether a list or a function may.
-  constexpr bool picks_rows() const { return listed() || expressions.any(); }
+  /// Whether a list, a function or a bool mask may.
+  constexpr bool picks_rows() const { return listed() || expressions.any() || options.mask; }
   constexpr int threads() const { return wide() ? 384 : 512; }
   static constexpr int dq_warps() { return 4; }  ///< that add to dQ
 };

@@ -55,6 +55,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
       take_registers<208>();
       Consumer<kConfig> consumer(args, shared.base, role - 1);
       consumer.captures = captures_of(any);
+      if constexpr (kConfig.options.any()) consumer.options = options_of(any);
       consumer.run();
     }
   } else {

@@ -9,6 +9,7 @@
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
 #include "cuda/host/expressions.h"
+#include "cuda/host/options.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/bwd_sm80/captures.h"
 #include "cuda/kernels/bwd_sm80/row.h"
@@ -18,7 +19,9 @@
 #include "cuda/kernels/bwd_sm90/unit.h"
 #include "cuda/kernels/fwd_sm90/fill.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
+#include "cuda/kernels/rows/mask_bits.h"
 #include "cuda/kernels/rows/packed_delta.h"
+#include "cuda/kernels/rows/sinks.h"
 #include "cuda/kernels/rows/tile_lists.h"
 #include "tilewise/error.h"
 
@@ -63,11 +66,23 @@ std::string function_refusal(const Problem& p) {
   return {};
 }
 
+/// What bool masks and sinks do not go with here.
+std::string options_refusal(const Problem& p) {
+  if (p.mask.defined() && std::max(p.head_dim, p.head_dim_v) > 128)
+    return "a bool mask above head dim 128 is not supported by this kernel";
+  if (p.mask.defined() && p.packed)
+    return "a bool mask of packed sequences is not supported by this kernel";
+  if (p.sinks.defined() && p.packed && bwd_tiles::is_small(p))
+    return "small packed problems with sinks are left to flash_bwd_sm80";
+  return {};
+}
+
 }  // namespace
 
 std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   std::string reason = sm90_refusal(p, machine);
   if (reason.empty()) reason = function_refusal(p);
+  if (reason.empty()) reason = options_refusal(p);
   if (!reason.empty()) return reason;
   if (p.block_list.defined()) {
     if (std::max(p.head_dim, p.head_dim_v) > 128)
@@ -118,11 +133,14 @@ std::int64_t counters(const Problem& p, const Config& config) {
          (config.wide() ? 1 : turns(p, config));
 }
 /// Whether rounding of O would show in delta: besides where it does in any row, in a small problem
-/// whose mask leaves some rows few keys.
+/// whose mask leaves some rows few keys, or where sums over rows are asked for. Sums over the rows
+/// of a large one even out.
 /// The kernels that could work delta out know of no list.
 bool refines(const Problem& p, const Config& config) {
   if (config.listed()) return false;
-  return bwd_tiles::refines(p) || (config.exact && config.mask != bwd_sm90::Mask::none);
+  if (bwd_tiles::is_tiny(p)) return true;
+  const bool hides = config.mask != bwd_sm90::Mask::none || config.options.mask;
+  return config.exact && (hides || p.dsinks.defined());
 }
 /// Floats: sums of dK and dV of tiles that are cut.
 std::int64_t key_sums(const Problem& p, const Config& config) {
@@ -173,6 +191,8 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
     maker.add_memory(cost.memory);
     maker.add_transposed_memory(cost.memory);
   }
+  const MaskBitsMaker mask(p, config.block_m, true);
+  mask.add_memory(cost.memory);
   if (wants_captures(p)) {
     add_refined_delta_memory(p, cost.memory);
     add_capture_memory(p, cost.memory);
@@ -187,6 +207,8 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   // full without it 0.020.
   constexpr double kRefineMs = 0.012;
   if (refines(p, config)) cost.ms += kRefineMs;
+  cost.ms += mask_bits_ms(mask, machine.bandwidth_gbps);
+  if (p.dsinks.defined()) cost.ms += host::kKernelMs;
   // Two more products of five, on mma.sync.
   if (wants_captures(p)) cost.ms *= 1.8;
   // Above dim 128 two planes of P and dS were not measured: left to flash_bwd_sm80.
@@ -268,7 +290,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   const std::int64_t pairs_k = key_pairs(p, decided.sharers);
   const std::int64_t rows = p.stored_batch() * p.heads_q * bwd_sm90_rows(p, config);
   // All kernels before the first launch: where one cannot be compiled nothing is written.
-  const Kernel kernel = load_expressed(p, config, p.device.index, bwd_sm90_unit);
+  const Kernel kernel = load_optioned(p, config, p.device.index, bwd_sm90_unit);
   const Kernel queries = config.wide() ? load_bwd_dq_sm90(config, p.device.index) : Kernel{};
   const ContextScope scope(p.device.index);  // tensor maps are made in a context
   WorkspaceCutter workspace(context.workspace);
@@ -300,6 +322,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   }
   fill_bytes(args.next_job, 0, count * 4, p.device.index, context.stream);
   if (config.split) fill_bytes(args.dk_sum, 0, 4 * sums, p.device.index, context.stream);
+  MaskBitsMaker mask(p, config.block_m, true);
   const std::int64_t grid = std::min<std::int64_t>(args.jobs, host::kTypicalMultiprocessors);
   if (config.listed()) {
     TileListsMaker maker(p, config.block_m, config.block_n, config.lists);
@@ -309,16 +332,28 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
     args.of_keys = maker.transposed();
     maker.make(context.stream);
     maker.transpose(context.stream);
-    launch_expressed(p, kernel, host::following(grid, p.device.index), context.stream, args);
-  } else if (config.ragged()) {
-    launch_expressed<RaggedArgs>(p, kernel, {.x = grid}, context.stream, args);
+    mask.take(workspace);
+    mask.make(context.stream);
+    launch_optioned(p, kernel, host::following(grid, p.device.index), context.stream, args,
+                    mask.bits());
   } else {
-    launch_expressed<Args>(p, kernel, {.x = grid}, context.stream, args);
+    mask.take(workspace);
+    mask.make(context.stream);
+    if (config.ragged()) {
+      launch_optioned<RaggedArgs>(p, kernel, {.x = grid}, context.stream, args, mask.bits());
+    } else {
+      launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits());
+    }
   }
   if (config.wide()) {
     unsigned* next_tile = args.finished + pairs_k;
     launch_bwd_dq_sm90(queries, p, config, args, next_tile, context.stream);
   }
+  RowStatistics of_rows;
+  of_rows.lse2 = args.offset;
+  of_rows.delta = args.delta;
+  of_rows.rows_q = args.rows_q;
+  sink_gradient(p, of_rows, context.stream, config.fold_lse ? -args.scale_log2 : -1.0F);
   capture_gradients_apart(p, workspace, context.stream);
 }
 

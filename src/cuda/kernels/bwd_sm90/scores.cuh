@@ -4,14 +4,24 @@
 
 #include "cuda/kernels/bwd_sm90/worker.cuh"
 #include "cuda/tile/expression.cuh"
+#include "cuda/tile/options.cuh"
 #include "cuda/tile/softcap.cuh"
 
 namespace tilewise::bwd_sm90 {
 
 using namespace tile;
 
+/// What a consumer holds of the options: nothing where there is none.
+template <bool kAny>
+struct HeldOptions {};
+template <>
+struct HeldOptions<true> {
+  const Options* options;
+  u32 shown[2];  ///< of the thread's keys what the bool mask shows, a bit a score
+};
+
 template <Config kConfig>
-struct Scores : Worker<kConfig> {
+struct Scores : Worker<kConfig>, HeldOptions<kConfig.options.any()> {
   using Base = Worker<kConfig>;
   using Base::args;
   using Base::job;
@@ -31,6 +41,7 @@ struct Scores : Worker<kConfig> {
   static_assert(!kConfig.fold_lse || !kConfig.modified);
   static_assert(kScore == 0 || (kConfig.modified && !kConfig.softcap && !kConfig.alibi));
   static_assert(!kConfig.expressions.any() || !kConfig.wide());
+  static_assert(!kConfig.options.mask || (!kConfig.wide() && !kPacked<kConfig>));
   using Product = Wgmma<kElement, kM>;
 
   /// Descriptors: 64 rows of K as A, the first stage of Q as B.
@@ -94,6 +105,29 @@ struct Scores : Worker<kConfig> {
       if constexpr (kMasked && kConfig.lists == Lists::parts) return listed_columns(head);
     }
     return ~0U;
+  }
+  /// Asks for what the bool mask shows of a block of queries of a head (of the whole batch), before
+  /// the products that its scores come from.
+  __forceinline__ void take_mask(int of_pair, int of_block) {
+    if constexpr (kConfig.options.mask) {
+      const int head = of_pair - job.batch * args.heads_q;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int key = min(key_row() + 8 * r, keys_of<kConfig>(args, job) - 1);
+        this->shown[r] = mask_word(this->options->mask, job.batch, head, key, of_block, lane);
+      }
+    }
+  }
+  /// (F4) by the bool mask, where it hides a score of the warp. CONTRACT 10
+  __forceinline__ void mask_shown() {
+    if (!__any_sync(~0U, (this->shown[0] & this->shown[1]) != ~0U)) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int i = 0; i < kM / 4; ++i) {
+        if ((this->shown[r] >> i & 1) == 0) rS[4 * (i / 2) + 2 * r + i % 2] = -infinity();
+      }
+    }
   }
   /// A bit for each 16 queries of the block.
   __forceinline__ u32 listed_columns(int head) const {
@@ -288,6 +322,7 @@ struct Scores : Worker<kConfig> {
     modify();
     // Of a block list, what is not masked is full: no mask applies there.
     if constexpr (kHidden != 0 && (kMasked || !kConfig.listed())) mask_function();
+    if constexpr (kConfig.options.mask) mask_shown();
     if constexpr (kMasked) mask(listed_columns);
     const u32 offset = shared.offset(rQ.slot) + lane % 4 * 8;
 #pragma unroll

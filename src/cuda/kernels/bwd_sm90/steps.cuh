@@ -301,6 +301,7 @@ struct Steps : Scores<kConfig> {
     } else {
       wait_q();
       const u32 listed = this->template take_listed<kMasked>();
+      take_next_mask(next_pair, next_block);
       issue_scores();
       wgmma_wait<0>();
       pin(rS);
@@ -333,6 +334,7 @@ struct Steps : Scores<kConfig> {
     if constexpr (!kLast) {
       wait_q();
       listed = this->template take_listed<kMasked>();
+      take_next_mask(next_pair, next_block);
       issue_scores();
     }
     wgmma_wait<0>();
@@ -355,6 +357,14 @@ struct Steps : Scores<kConfig> {
     pair = next_pair;
     block = next_block;
   }
+  /// The same of a list.
+  __forceinline__ void take_next_mask(int next_pair, int next_block) {
+    if constexpr (kConfig.listed()) {
+      this->take_mask(pair, block);
+    } else {
+      this->take_mask(next_pair, next_block);
+    }
+  }
   /// dQ of what was stored in the next buffer of dS before has been worked out.
   __forceinline__ void await_buffer() const {
     mbarrier_wait(shared.ds_empty(buffers.slot), buffers.parity ^ 1);
@@ -372,6 +382,7 @@ struct Steps : Scores<kConfig> {
     await_producer(shared.k_full(rK.slot), rK.parity);
     wait_q();
     const u32 listed = this->template take_listed<true>();
+    this->take_mask(pair, block);
     issue_scores();
     wgmma_wait<0>();
     pin(rS);

@@ -6,6 +6,7 @@
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
 #include "cuda/host/expressions.h"
+#include "cuda/host/options.h"
 #include "cuda/host/tile_order.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
@@ -89,6 +90,7 @@ Config bwd_sm90_config(const Problem& p) {
   config.head_dim_v = bwd_sm90_padded(p.head_dim_v);
   config.mask = sm90_mask(p).mask;
   config.expressions = expressions_of(p);
+  config.options = options_of(p);
   config.gated = is_gated(p);
   config.modified = host::is_modified(p) || config.expressions.score != 0;
   config.softcap = p.softcap != 0.0;
@@ -99,7 +101,9 @@ Config bwd_sm90_config(const Problem& p) {
   config.lengths = sm90_lengths(p);
   config.hides = bwd_sm90_hides_rows(p);
   const bool is_narrow = std::max(config.head_dim, config.head_dim_v) <= 64;
-  config.block_m = is_narrow && !config.exact ? 128 : 64;
+  // A step of 128 queries would take what two blocks of 64 list.
+  const bool short_blocks = p.block_list.defined() && p.block_list.block_q < 128;
+  config.block_m = is_narrow && !config.exact && !short_blocks ? 128 : 64;
   if (std::max(config.head_dim, config.head_dim_v) > 128) {
     config.block_n = 64;
     config.deterministic = false;  // it is so by itself: nothing is added in memory
@@ -240,7 +244,8 @@ double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machi
   const double step_us = (dim <= 64   ? 2.15
                           : dim <= 96 ? 3.2
                                       : 3.8) *
-                         (config.softcap ? 1.3 : 1.0) * (config.exact ? 2.0 : 1.0);
+                         (config.softcap ? 1.3 : 1.0) * (config.exact ? 2.0 : 1.0) *
+                         (config.options.mask ? 1.15 : 1.0);  // an estimate, not measured
   const double tile_us = fixed_us + step_us * queries / 128.0;
   // Tiles of one size come in whole waves; others, longest first, leave some of a tile as tail, and
   // the longest bounds them all.

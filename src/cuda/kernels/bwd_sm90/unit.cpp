@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cuda/host/expressions.h"
+#include "cuda/host/options.h"
 #include "cuda/host/wgmma_text.h"
 #include "cuda/jit/config_text.h"
 
@@ -33,6 +34,7 @@ KernelUnit bwd_sm90_unit(const bwd_sm90::Config& c) {
   }
   unit.config += expressions_text(c.expressions);
   if (c.gated) unit.config += flag_text("gated", true);
+  unit.config += options_text(c.options);
   if (c.hides) unit.config += flag_text("hides", true);
   unit.threads = c.threads();
   unit.shared_bytes = bwd_sm90::SharedPlan(c).bytes;

@@ -79,6 +79,7 @@ std::string refusal(const Inner& on_them, const Problem& p, const Problem& copie
            " is not supported by this kernel (bfloat16, float16)";
   }
   if (p.packed) return "packed tensors";
+  if (p.paged) return "paged K and V are not supported by this kernel";
   std::string reason = on_them.refusal(copies, machine);
   if (!reason.empty()) return reason;
   if (on_them.refusal(p, machine).empty()) {

@@ -4,6 +4,7 @@
 #include "cuda/kernels/fwd_sm80/args.h"
 #include "cuda/tile/copy.cuh"
 #include "cuda/tile/math.cuh"
+#include "cuda/tile/mma.cuh"
 
 namespace tilewise::fwd_sm80 {
 

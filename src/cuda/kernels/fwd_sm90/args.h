@@ -3,12 +3,16 @@
 
 #include "cuda/tile/expression_args.h"
 #include "cuda/tile/hopper/tensor_map.h"
+#include "cuda/tile/hopper/tile_counter_args.h"
 #include "cuda/tile/lists_args.h"
+#include "cuda/tile/options_args.h"
+#include "cuda/tile/sequences_args.h"
 #include "cuda/tile/types.h"
 
 namespace tilewise::fwd_sm90 {
 
 using tile::Lists;
+using tile::TileCounter;
 
 /// Which keys position hides: none (only those past the end), those right of a diagonal, or those
 /// on either side of a band.
@@ -54,8 +58,13 @@ struct Config {
   /// The blocks left of the tile's last row first, that one ahead, then those right of it: where
   /// scores fall off with the distance, maxima are found at once. Nothing is masked.
   bool from_diagonal = false;
-  Lists lists = Lists::none;      ///< of tiles of keys: then Args are ListArgs
+  Lists lists = Lists::none;  ///< of tiles of keys: then Args are ListArgs
+  /// K and V in pages: the boxes of a block of keys that a lane copies, at most. Then Args are
+  /// PagedArgs.
+  int page_boxes = 0;
   tile::Expressions expressions;  ///< with any, Args are Expressed; modification is none or general
+  tile::OptionKinds options;      ///< with any, Args are Optioned
+  constexpr bool paged() const { return page_boxes > 0; }
   bool operator==(const Config&) const = default;
 };
 
@@ -94,14 +103,6 @@ struct SectionOrder {
   int sections = 0, section_heads = 1, last_heads = 1;
 };
 
-/// The counter that hands out tiles: 8 bytes of workspace with any content. A launch knows its own
-/// counts by `tag`.
-struct TileCounter {
-  unsigned long long* word = nullptr;
-  unsigned long long tag = 0;  ///< 40 bits, never 0
-  static constexpr int kCountBits = 24;
-};
-
 /// Offsets of packed sequences, int32 or int64.
 struct Offsets {
   const void* data = nullptr;
@@ -130,7 +131,7 @@ struct Args {
   SectionOrder order;
   TileCounter counter;  ///< dynamic only
   // split
-  int splits = 1, blocks_per_split = 0;
+  int splits = 1;
   long long part_rows = 0;  ///< rows of all heads
   float* o_part = nullptr;  ///< (split, row of all heads, padded Dv)
   float* m_part = nullptr;  ///< (split, row), and l behind it: (2, split, row)
@@ -154,6 +155,13 @@ struct Args {
 struct ListArgs : Args {
   // NOTE: aligned, or it might begin where Args has its last padding.
   alignas(64) tile::TileLists lists;
+};
+
+/// With K and V in pages. Their maps have a page's rows twice, as those of sequences have: of a
+/// page with n keys row i is x = size - n + i, y = n. A box is of one page.
+struct PagedArgs : ListArgs {
+  alignas(64) tile::Pages pages;
+  int box_rows = 1;  ///< divides the size of a page and block_n
 };
 
 }  // namespace tilewise::fwd_sm90

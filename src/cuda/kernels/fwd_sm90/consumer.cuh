@@ -30,6 +30,7 @@ struct Consumer : Rows<kConfig> {
                 (kModification == Modification::softcap && kConfig.mask == Mask::right));
   static_assert(!kConfig.halve_cut || kConfig.trust_maxima);
   static_assert(!kConfig.expressions.any() || (!kConfig.halve_cut && !kConfig.pack_heads));
+  static_assert(!kConfig.options.mask || !kConfig.halve_cut);
   static_assert(!kListed<kConfig> || !(kConfig.skip_blocks || kConfig.halve_cut ||
                                        kConfig.chain_tiles || kConfig.pack_heads || kConfig.split));
 
@@ -43,7 +44,7 @@ struct Consumer : Rows<kConfig> {
   int tile_begin = 0, tile_end = 0;
   bool first_halved = false;  ///< halve_cut: of the first block only the left half is visible
   int tile_k = 0;             ///< a list: which tile of keys the block at hand is
-  u32 listed = ~0U;           ///< parts of it that the warp's rows list, a bit a score of a row
+  u32 listed = ~0U;           ///< parts of it that the warp lists, a bit a score of a row
   u32 rP[kBlockN / 4];
 
   __forceinline__ Consumer(const Args& a, u32 shared_base, int group)
@@ -123,14 +124,29 @@ struct Consumer : Rows<kConfig> {
     own_range<kConfig>(blocks, args, tile, group_query(), all);
   }
 
-  /// Which tile of keys has come to the stage at hand, before that is released. `kMasked`: and what
-  /// of it is listed.
-  template <bool kMasked>
+  /// Which tile of keys has come to the stage at hand, before that is released. Those of
+  /// Lists::parts are taken by ListConsumer.
   __forceinline__ void take_listed() {
-    if constexpr (kListed<kConfig>) {
+    if constexpr (kConfig.lists == Lists::whole) {
+      wait_k();
       tile_k = static_cast<int>(load_shared_4(shared.listed(static_cast<int>(rK.slot))));
-      if constexpr (kMasked && kConfig.lists == Lists::parts)
-        listed = listed_scores<kConfig>(args, tile, group_query() + warp * 16, tile_k);
+    }
+  }
+
+  /// Asks for what the bool mask shows of a block, before the products that its scores come from.
+  __forceinline__ void take_mask(int block) {
+    if constexpr (kConfig.options.mask) {
+      const int first = group_query();
+      if constexpr (kListed<kConfig>) block = tile_k;
+      block = key_block<kConfig>(args, tile, block);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        // Rows past the last query see what it does.
+        int line = min(query(first, r), queries<kConfig>(args, tile) - 1);
+        if constexpr (kConfig.lengths == Lengths::packed) line += tile.q_begin;
+        this->shown[r] =
+            mask_word(this->options->mask, tile.batch, Base::row_head(tile, r), line, block, lane);
+      }
     }
   }
 
@@ -209,6 +225,8 @@ struct Consumer : Rows<kConfig> {
     if constexpr (kMasked) {
       Base::template mask_rows<kCount>(args, tile, rows, column,
                                        kConfig.lists == Lists::parts ? listed : ~0U);
+    } else if constexpr (kConfig.options.mask) {
+      Base::mask_shown();
     }
   }
   __forceinline__ void pack_p() {
@@ -276,8 +294,8 @@ struct Consumer : Rows<kConfig> {
   /// one before, so that their maxima may be trusted.
   template <bool kMasked, bool kSeen = !kMasked>
   __forceinline__ void step(int block) {
-    if constexpr (kListed<kConfig>) wait_k();
-    take_listed<kMasked>();
+    take_listed();
+    take_mask(block);
     products();
     if constexpr (kConfig.trust_maxima && kSeen && kModification != Modification::softcap) {
       trusted_step<kMasked>(block);
@@ -307,7 +325,10 @@ struct Consumer : Rows<kConfig> {
   template <int kCount, class Adjust, class Pack>
   __forceinline__ void trusted_exponentials(Adjust adjust, Pack pack) {
     adjust();
-    const bool searches = kConfig.expressions.score != 0 && Base::outgrown > Base::kMostOutgrown;
+    bool searches = kConfig.expressions.score != 0 && Base::outgrown > Base::kMostOutgrown;
+    // Rows that have seen nothing yet have no maximum to trust.
+    if constexpr (kConfig.options.mask)
+      searches |= __any_sync(~0U, m[0] == -infinity() || m[1] == -infinity());
     const bool holds = !searches && Base::template trusted_softmax<kCount>(args);
     if constexpr (kConfig.values_first) pack();
     if (lane == 0 && (holds || searches))
@@ -363,6 +384,16 @@ struct Consumer : Rows<kConfig> {
     trusted_exponentials<kScores / 2>([&] { take_right_half(block); }, [&] { pack_half(1); });
   }
 
+  /// What scores take of the tile's batch entry and head.
+  __forceinline__ void enter_tile() {
+    if constexpr (kConfig.modification == Modification::alibi ||
+                  kConfig.modification == Modification::general) {
+      slope = args.alibi == nullptr
+                  ? 0.0F
+                  : kLog2e * args.alibi[tile.batch * args.alibi_b + tile.head * args.alibi_h];
+    }
+    if constexpr (kConfig.expressions.any()) Base::enter_place(args, tile);
+  }
   /// From the finished scores of the first block to P of the last.
   __forceinline__ void process_blocks() {
     int block = blocks.end - 1;
@@ -444,17 +475,12 @@ struct Consumer : Rows<kConfig> {
       wait_q();
       wait_k();
       if constexpr (kConfig.halve_cut) first_halved = visible_half(blocks.end - 1) == 0;
-      take_listed<true>();
+      take_listed();
+      take_mask(blocks.end - 1);
       issue_scores();
       first_scores_wait();
       while (true) {
-        if constexpr (kConfig.modification == Modification::alibi ||
-                      kConfig.modification == Modification::general) {
-          slope = args.alibi == nullptr
-                      ? 0.0F
-                      : kLog2e * args.alibi[tile.batch * args.alibi_b + tile.head * args.alibi_h];
-        }
-        if constexpr (kConfig.expressions.any()) Base::enter_place(args, tile);
+        enter_tile();
         process_blocks();
         if constexpr (kConfig.own_o) release_q();
         const Finished done{tile, group_query()};
@@ -467,6 +493,7 @@ struct Consumer : Rows<kConfig> {
             issue_values();
             wait_q();
             wait_k();
+            take_mask(blocks.end - 1);
             issue_scores();
             Base::finish_rows(done);
             wgmma_wait<1>();

@@ -2,6 +2,7 @@
 
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
+#include "cuda/host/sequences.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 
@@ -11,6 +12,7 @@ namespace {
 using fwd_sm90::Args;
 using fwd_sm90::Config;
 using fwd_sm90::Lengths;
+using fwd_sm90::PagedArgs;
 using SetMap = void (*)(tile::TensorMapBytes&, const TensorMapSpec&);
 
 /// Axes {D, Hq, S, B} to {D, head in group, Hk, S, B}: a box takes 2^shift heads.
@@ -29,6 +31,8 @@ void fill_maps(Args& args, const Problem& p, const Config& config, int shift, Se
     return shift > 0 ? grouped_map(spec, p.group(), shift) : spec;
   };
   const auto key_map = [&](const Tensor& t) {
+    if (p.paged)
+      return sm90_ragged_map(sm90_map_spec(t, sm90_box_rows(p, config.block_n)), p.page_size, 1);
     const TensorMapSpec spec = sm90_map_spec(t, config.block_n, p.packed);
     return config.lengths == Lengths::dense ? spec : sm90_ragged_map(spec, args.k_rows, 1);
   };
@@ -67,7 +71,7 @@ fwd_sm90::Offsets sm90_offsets(const Tensor& t) {
   return {t.data, t.strides[0], t.dtype == DType::int64};
 }
 
-std::string sm90_refusal(const Problem& p, const Hardware& machine) {
+std::string sm90_card_refusal(const Problem& p, const Hardware& machine) {
   if (machine.arch != 90) {
     return "it is for compute capability 9.0 (Hopper), the device has " +
            std::to_string(machine.arch / 10) + "." + std::to_string(machine.arch % 10);
@@ -76,20 +80,37 @@ std::string sm90_refusal(const Problem& p, const Hardware& machine) {
     return std::string(dtype_name(p.dtype)) +
            " is not supported by this kernel (bfloat16, float16)";
   }
+  return {};
+}
+
+std::string sm90_refusal(const Problem& p, const Hardware& machine) {
+  const std::string reason = sm90_card_refusal(p, machine);
+  if (!reason.empty()) return reason;
   if (p.packed && p.block_list.defined())
     return "packed sequences beside a block list are not supported by this kernel";
-  return host::refusal(p, machine, {.packed = true, .lists = true, .expressions = true});
+  return host::refusal(p, machine,
+                       {.packed = true,
+                        .paged = true,
+                        .mask = true,
+                        .sinks = true,
+                        .lists = true,
+                        .gradients = true,
+                        .expressions = true});
 }
 
 std::string sm90_maps_refusal(const Problem& p) {
   std::string reason = sm90_map_refusal("q", p.q, Sm90Access::read, p.packed);
-  if (reason.empty()) reason = sm90_map_refusal("k", p.k, Sm90Access::read, p.packed);
-  if (reason.empty()) reason = sm90_map_refusal("v", p.v, Sm90Access::read, p.packed);
+  if (reason.empty()) reason = sm90_map_refusal("k", p.k, Sm90Access::read, p.packed_keys());
+  if (reason.empty()) reason = sm90_map_refusal("v", p.v, Sm90Access::read, p.packed_keys());
   if (reason.empty()) reason = sm90_map_refusal("o", p.o, Sm90Access::write, p.packed);
   return reason;
 }
 
-void sm90_fill(Args& args, const Problem& p, const Config& config, int shift, SetMap set_map) {
+void sm90_fill(PagedArgs& args, const Problem& p, const Config& config, int shift, SetMap set_map) {
+  if (p.paged) {
+    args.pages = host::pages(p);
+    args.box_rows = sm90_box_rows(p, config.block_n);
+  }
   sm90_fill_lengths(args, p);
   fill_maps(args, p, config, shift, set_map);
   args.heads_q = static_cast<int>(p.heads_q);

@@ -9,7 +9,9 @@
 
 namespace tilewise::cuda {
 
-/// The card, the type or the option that no kernel for Hopper takes; empty when there is none.
+/// The card or the type that no kernel for Hopper takes; empty when there is none.
+std::string sm90_card_refusal(const Problem& problem, const Hardware& machine);
+/// The same, and the options that the kernels of long rows do not take.
 std::string sm90_refusal(const Problem& problem, const Hardware& machine);
 
 /// Why the copy engine cannot read or write a tensor of the problem; empty when it can all.
@@ -28,16 +30,19 @@ void sm90_fill_lengths(Lengths& args, const Problem& p) {
   }
   if (p.packed) {
     args.cu_q = sm90_offsets(p.cu_seqlens_q);
-    args.cu_k = sm90_offsets(p.cu_seqlens_k);
     args.sequences = static_cast<int>(p.batch);
     args.q_rows = static_cast<int>(p.total_q);
+  }
+  if (p.packed_keys()) {
+    args.cu_k = sm90_offsets(p.cu_seqlens_k);
     args.k_rows = static_cast<int>(p.total_k);
   }
 }
 
-/// Everything of Args but the order of tiles, their counter and the parts of split keys. `shift`:
-/// sm90_pack_shift(). `set_map` encodes a tensor map (tests look at what it is made of instead).
-void sm90_fill(fwd_sm90::Args& args, const Problem& problem, const fwd_sm90::Config& config,
+/// Everything of Args but the order of tiles, their counter, the parts of split keys and the lists.
+/// `shift`: sm90_pack_shift(). `set_map` encodes a tensor map (tests look at what it is made of
+/// instead).
+void sm90_fill(fwd_sm90::PagedArgs& args, const Problem& problem, const fwd_sm90::Config& config,
                int shift, void (*set_map)(tile::TensorMapBytes&, const TensorMapSpec&));
 
 }  // namespace tilewise::cuda

@@ -5,14 +5,16 @@
 ///   (docs/math.md F1-F12)
 ///
 /// One block a multiprocessor takes tile after tile. Roles: one thread of warpgroup 0 copies
-/// (Producer); every other warpgroup computes 64 query rows of the tile (Consumer), the scores of
-/// one block of keys while the tensor cores still multiply P of the block before with V. Keys go
-/// from right to left: the blocks that the right edge cuts, those that nothing cuts, those that a
-/// window's left edge cuts. Schedule, budgets, measurements: fwd_sm90/README.md.
+/// (Producer), a warp where K and V lie in pages; every other warpgroup computes 64 query rows of
+/// the tile (Consumer), the scores of one block of keys while the tensor cores still multiply P of
+/// the block before with V. Keys go from right to left: the blocks that the right edge cuts, those
+/// that nothing cuts, those that a window's left edge cuts. Schedule, budgets, measurements:
+/// fwd_sm90/README.md.
 #pragma once
 
-#include "cuda/kernels/fwd_sm90/consumer.cuh"
+#include "cuda/kernels/fwd_sm90/list_consumer.cuh"
 #include "cuda/kernels/fwd_sm90/list_producer.cuh"
+#include "cuda/kernels/fwd_sm90/paged_producer.cuh"
 
 namespace tilewise::fwd_sm90 {
 
@@ -32,9 +34,12 @@ __forceinline__ void kernel(const AnyArgs& any) {
   if (role == 0) {
     if constexpr (kConfig.warpgroups > 1)
       give_registers<kListed<kConfig> ? 56 : kConfig.warpgroups == 2 ? 40 : 32>();
-    if (threadIdx.x == 0) {
-      if constexpr (kListed<kConfig>) {
-        ListProducer<kConfig> producer{{args, shared}};
+    if (kConfig.paged() ? threadIdx.x < 32 : threadIdx.x == 0) {
+      if constexpr (kConfig.paged()) {
+        PagedProducer<kConfig> producer{{args, shared}};
+        producer.run();
+      } else if constexpr (kListed<kConfig>) {
+        ListProducer<kConfig, typename WalkOf<kConfig>::Type> producer{{args, shared}};
         producer.run();
       } else {
         Producer<kConfig> producer{args, shared};
@@ -44,8 +49,9 @@ __forceinline__ void kernel(const AnyArgs& any) {
   } else {
     if constexpr (kConfig.warpgroups > 1)
       take_registers<kListed<kConfig> ? 224 : kConfig.warpgroups == 2 ? 232 : 160>();
-    Consumer<kConfig> consumer(args, shared.base, role - 1);
+    ConsumerOf<kConfig> consumer(args, shared.base, role - 1);
     consumer.captures = captures_of(any);
+    if constexpr (kConfig.options.any()) consumer.options = options_of(any);
     consumer.run();
   }
 }

@@ -4,6 +4,7 @@
 #include "cuda/kernels/fwd_sm90/order.cuh"
 #include "cuda/kernels/fwd_sm90/packed_sequence.cuh"
 #include "cuda/kernels/fwd_sm90/shared.cuh"
+#include "cuda/tile/hopper/tile_counter.cuh"
 #include "cuda/tile/hopper/tma.cuh"
 
 namespace tilewise::fwd_sm90 {
@@ -24,35 +25,20 @@ struct Producer {
   Tile tile;
   u64 asked = 0;
 
-  /// Makes the counter's word ours, whatever it holds: the first block to come starts the count.
   __forceinline__ void claim_counter() const {
-    if constexpr (kConfig.dynamic) {
-      u64 seen = *reinterpret_cast<volatile u64*>(args.counter.word);
-      while (seen >> TileCounter::kCountBits != args.counter.tag) {
-        const u64 found =
-            atomicCAS(args.counter.word, seen, args.counter.tag << TileCounter::kCountBits);
-        if (found == seen) break;
-        seen = found;
-      }
-    }
+    if constexpr (kConfig.dynamic) claim(args.counter);
   }
-
-  /// Asks for the next tile of this block (its first is its own index): the answer is on its way
-  /// while copies start. A launch asks args.tiles times, once after each tile.
+  /// Asks for the next tile of this block: the answer is on its way while copies start.
   __forceinline__ u64 ask(int index) const {
     if constexpr (kConfig.dynamic) {
-      return atomicAdd(args.counter.word, 1ULL);
+      return tile::ask(args.counter);
     } else {
       return static_cast<u64>(index) + gridDim.x;
     }
   }
-  /// No block comes to claim the counter after the last answer, which leaves 0: a replay with the
-  /// same tag starts anew.
   __forceinline__ int answer(u64 asked) const {
     if constexpr (kConfig.dynamic) {
-      const int count = static_cast<int>(asked & ((1ULL << TileCounter::kCountBits) - 1));
-      if (count == args.tiles - 1) *reinterpret_cast<volatile u64*>(args.counter.word) = 0;
-      return static_cast<int>(gridDim.x) + count;
+      return tile::answer(args.counter, asked, args.tiles);
     } else {
       return static_cast<int>(asked);
     }

@@ -1,18 +1,20 @@
 #include "cuda/kernels/fwd_sm90/row.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 
 #include "cuda/driver/device.h"
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
 #include "cuda/host/expressions.h"
+#include "cuda/host/options.h"
+#include "cuda/host/tile_counter.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/fwd_sm90/fill.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/fwd_sm90/unit.h"
 #include "cuda/kernels/rows/combine.h"
+#include "cuda/kernels/rows/mask_bits.h"
 #include "cuda/kernels/rows/tile_lists.h"
 #include "tilewise/error.h"
 
@@ -22,6 +24,7 @@ namespace {
 using fwd_sm90::Args;
 using fwd_sm90::Config;
 using fwd_sm90::ListArgs;
+using fwd_sm90::PagedArgs;
 using fwd_sm90::SectionOrder;
 using Role = MemoryItem::Role;
 
@@ -30,12 +33,16 @@ using Role = MemoryItem::Role;
 std::string fwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   std::string reason = sm90_refusal(p, machine);
   if (!reason.empty()) return reason;
+  if (p.block_list.defined() && p.paged) {
+    return "block lists over pages are not supported by this kernel";
+  }
   reason = tile_lists_refusal(p);
   if (!reason.empty()) return reason;
   if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0) {
     return "empty problems are left to flash_fwd_sm80";
   }
-  if (p.packed && (p.total_q > kMostPackedRows || p.total_k > kMostPackedRows)) {
+  if ((p.packed && p.total_q > kMostPackedRows) ||
+      (p.packed_keys() && p.total_k > kMostPackedRows)) {
     return "packed tensors of more than " + std::to_string(kMostPackedRows) + " rows";
   }
   return sm90_maps_refusal(p);
@@ -48,14 +55,20 @@ struct Decided {
   Config config;
   SectionOrder order;
   int pack_shift = 0;
-  int splits = 1, blocks_per_split = 0;
+  int splits = 1;
 };
+
+/// Rows of a tile's queries, or where blocks are smaller those of each warpgroup.
+TileListsMaker lists_of(const Problem& p, const Config& config) {
+  const int rows = config.lists == fwd_sm90::Lists::parts ? config.warpgroups : 1;
+  return {p, 64 * config.warpgroups / rows, config.block_n, config.lists, rows};
+}
 
 /// Workspace beside the caller's tensors: the tile counter, then what the parts leave.
 std::vector<MemoryPart> workspace_items(const Problem& p, const Config& config, int splits) {
   std::vector<MemoryPart> items;
   if (config.dynamic) {
-    items.push_back(memory_part("tile counter", Role::workspace, DType::int64, {1}));
+    items.push_back(host::tile_counter_memory());
   }
   if (splits > 1) {
     items.push_back(memory_part("partial O", Role::workspace, DType::float32,
@@ -64,10 +77,11 @@ std::vector<MemoryPart> workspace_items(const Problem& p, const Config& config, 
                                 {2, splits, sm90_query_rows(p)}));
   }
   if (has_tile_lists(p)) {
-    const TileListsMaker maker(p, 64 * config.warpgroups, config.block_n, config.lists);
+    const TileListsMaker maker = lists_of(p, config);
     maker.add_memory(items);
     maker.add_order_memory(items);
   }
+  MaskBitsMaker(p, config.block_n, false).add_memory(items);
   return items;
 }
 
@@ -94,7 +108,6 @@ Decided decide(const Problem& p, const Sm90Choice& choice) {
   decided.order =
       sm90_order(p, decided.config, tile.block_m() >> decided.pack_shift, choice.splits);
   decided.splits = choice.splits;
-  decided.blocks_per_split = sm90_blocks_per_split(p, tile.block_n, choice.splits);
   return decided;
 }
 
@@ -113,23 +126,15 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   }
   // tile_lists, which the kernel's start overlaps.
   const double lists_ms = has_tile_lists(p) ? host::kKernelMs : 0.0;
-  cost.ms = std::max(choice.ms + split_ms(p, choice, machine) + lists_ms,
+  const double mask_ms =
+      mask_bits_ms(MaskBitsMaker(p, choice.tile->block_n, false), machine.bandwidth_gbps);
+  cost.ms = std::max(choice.ms + split_ms(p, choice, machine) + lists_ms + mask_ms,
                      1e-6 * cost.bytes_moved / machine.bandwidth_gbps);
   if (choice.splits > 1) {
     for (const MemoryPart& item : cost.memory)
       cost.bytes_moved += 2.0 * static_cast<double>(item.bytes);
   }
   return Prepared{std::move(cost), remember(decided)};
-}
-
-/// A number that no other launch of this process and hardly any other memory has: see TileCounter.
-unsigned long long next_tag() {
-  static std::atomic<unsigned long long> launches{0};
-  unsigned long long x =
-      (launches.fetch_add(1, std::memory_order_relaxed) + 1) * 0x9E3779B97F4A7C15ULL;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
-  return (x ^ (x >> 31)) >> fwd_sm90::TileCounter::kCountBits | 1;
 }
 
 void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
@@ -139,33 +144,46 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   const bool split = splits > 1;
   WorkspaceCutter workspace(context.workspace);
   const ContextScope scope(p.device.index);  // tensor maps are made in a context
-  ListArgs args;
+  PagedArgs args;
   sm90_fill(args, p, config, decided.pack_shift, sm90_set_map);
   args.order = decided.order;
   args.tiles = args.order.blocks * args.order.heads;
-  if (config.dynamic) args.counter = {workspace.take<unsigned long long>(1), next_tag()};
+  if (config.dynamic) args.counter = host::take_tile_counter(workspace);
   if (split) {
     const std::int64_t rows = sm90_query_rows(p);
     args.splits = splits;
     args.part_rows = rows;
-    args.blocks_per_split = decided.blocks_per_split;
     args.o_part = workspace.take<float>(splits * rows * config.head_dim_v);
     args.m_part = workspace.take<float>(std::int64_t{2} * splits * rows);
   }
-  const Kernel kernel = load_expressed(p, config, p.device.index, fwd_sm90_unit);
+  const Kernel kernel = load_optioned(p, config, p.device.index, fwd_sm90_unit);
   const std::int64_t grid = std::min(args.tiles, host::kTypicalMultiprocessors);
+  MaskBitsMaker mask(p, config.block_n, false);
   if (has_tile_lists(p)) {
-    TileListsMaker maker(p, 64 * config.warpgroups, config.block_n, config.lists);
+    TileListsMaker maker = lists_of(p, config);
     maker.take(workspace);
     maker.take_order(workspace);
     args.lists = maker.lists();
     maker.make(context.stream);
     maker.order(context.stream);
-    launch_expressed(p, kernel, host::following(grid, p.device.index), context.stream, args);
+    mask.take(workspace);
+    mask.make(context.stream);
+    launch_optioned<ListArgs>(p, kernel, host::following(grid, p.device.index), context.stream,
+                              args, mask.bits());
+  } else if (p.paged) {
+    mask.take(workspace);
+    mask.make(context.stream);
+    launch_optioned(p, kernel, {.x = grid}, context.stream, args, mask.bits());
   } else {
-    launch_expressed<Args>(p, kernel, {.x = grid}, context.stream, args);
+    mask.take(workspace);
+    mask.make(context.stream);
+    launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits());
   }
   if (split) combine_parts(p, args.o_part, args.m_part, splits, context.stream);
+}
+
+std::string pages_not_seen_on_a_card(const KernelRow& /*row*/, const Problem& p) {
+  return p.paged ? "its pages have not run on a card yet" : "";
 }
 
 }  // namespace
@@ -177,7 +195,8 @@ const KernelRow kFlashForwardSm90 = {
     .pass = Pass::forward,
     .summary = "tiled, online softmax; wgmma, TMA, warpgroups of different roles; bf16, fp16",
     .prepare = prepare,
-    .run = run};
+    .run = run,
+    .on_trial = pages_not_seen_on_a_card};
 
 void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;
@@ -217,12 +236,6 @@ void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
     }
   }
   add(DType::bfloat16, 128, true, 16384, true);
-  // One query of grouped heads: the keys whole and in parts.
-  Problem decode = problem(DType::bfloat16, 128, 1, 8192);
-  decode.heads_q = 4;
-  for (const bool split : {false, true}) {
-    add_unit(sm90_config(decode, sm90_tiles(decode).back(), split));
-  }
 }
 
 }  // namespace tilewise::cuda

@@ -38,6 +38,12 @@ struct Rows : Scores<kConfig> {
     if constexpr (!kConfig.pack_heads) return t.head;
     return t.head * args.group + (local_row(r) & ((1 << args.pack_shift) - 1));
   }
+  /// The same of rows that may be none: those of a head that the group has not are its last head's.
+  __forceinline__ int row_head(const Tile& t, int r) const {
+    if constexpr (!kConfig.pack_heads) return t.head;
+    const int of_group = local_row(r) & ((1 << args.pack_shift) - 1);
+    return t.head * args.group + min(of_group, args.group - 1);
+  }
   /// False for rows past the last query, and for heads that a group has not.
   __forceinline__ bool exists(const Finished& done, int r) const {
     bool in_group = true;
@@ -72,11 +78,35 @@ struct Rows : Scores<kConfig> {
     }
   }
 
+  /// (F9) A sink is a key of its own in the first part: it takes probability and has no value.
+  /// Gives what the other keys' P are scaled by.
+  __forceinline__ float add_sink(int r, float sink) {
+    if (sink == -infinity()) return 1.0F;
+    const float top = l[r] == 0.0F ? sink : fmaxf(m[r], sink);
+    const float factor = l[r] == 0.0F ? 0.0F : exp2_approx(m[r] - top);
+    l[r] = l[r] * factor + exp2_approx(sink - top);
+    m[r] = top;
+    return factor;
+  }
+  /// Of the thread's row, log2 domain; -inf where there is none.
+  __forceinline__ float sink_of(const Tile& t, int r) const {
+    bool counts = !kConfig.split || t.split == 0;
+    // Rows behind the last sequence see nothing.
+    if constexpr (kConfig.lengths == Lengths::packed) counts &= t.batch < args.sequences;
+    return counts ? kLog2e * this->options->sinks[row_head(t, r) * this->options->sinks_h]
+                  : -infinity();
+  }
+
   /// (F11) alpha = 1 / l, (F11) LSE = m + log l. The two rows beside each other and without
   /// branches: nothing of this warpgroup runs meanwhile but the last product.
   __forceinline__ void finish_rows(const Finished& done) {
     const bool stores = lane % 4 == 0 && (kConfig.split || args.lse != nullptr);
     float* to[2] = {lse_place(done, 0), nullptr};
+    float sinks[2] = {};
+    if constexpr (kConfig.options.sinks) {
+      sinks[0] = sink_of(done.tile, 0);
+      sinks[1] = kConfig.pack_heads ? sink_of(done.tile, 1) : sinks[0];
+    }
     if constexpr (kConfig.pack_heads) {
       to[1] = lse_place(done, 1);
     } else {
@@ -86,8 +116,11 @@ struct Rows : Scores<kConfig> {
     for (int r = 0; r < 2; ++r) l[r] = quad_sum(l[r]);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      float factor = 1.0F;
+      if constexpr (kConfig.options.sinks) factor = add_sink(r, sinks[r]);
       // Where a key was seen l is at least 2^-8, so that nothing here is subnormal.
       alpha[r] = l[r] == 0.0F ? 0.0F : reciprocal_approx(l[r]);
+      if constexpr (kConfig.options.sinks) alpha[r] *= factor;
       if constexpr (kConfig.split) {
         if (!stores || !exists(done, r)) continue;
         *to[r] = l[r] == 0.0F ? -infinity() : m[r];

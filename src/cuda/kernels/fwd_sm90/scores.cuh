@@ -6,6 +6,7 @@
 #include "cuda/tile/expression.cuh"
 #include "cuda/tile/hopper/wgmma.cuh"
 #include "cuda/tile/mma.cuh"
+#include "cuda/tile/options.cuh"
 #include "cuda/tile/softcap.cuh"
 #include "cuda/tile/softmax.cuh"
 
@@ -24,10 +25,20 @@ __forceinline__ PairCorner corner_of(const Args& args, const Tile& tile, int fir
       tile.batch, tile.head, first, key, queries<kConfig>(args, tile), keys<kConfig>(args, tile)};
 }
 
+/// What a consumer holds of the options. NOTE: nothing where there is none: members that it never
+/// used moved instructions of other units.
+template <bool kAny>
+struct HeldOptions {};
+template <>
+struct HeldOptions<true> {
+  const Options* options;
+  u32 shown[2];  ///< of the thread's rows what the bool mask shows, a bit a score
+};
+
 /// Scores of 64 rows x block_n keys, as wgmma leaves them, and the statistics of the thread's two
 /// rows (r and r + 8 of the warp).
 template <Config kConfig>
-struct Scores {
+struct Scores : HeldOptions<kConfig.options.any()> {
   static constexpr int kBlockN = kConfig.block_n;
   static constexpr int kScores = kBlockN / 2;  ///< of a thread
   static constexpr Modification kModification = kConfig.modification;
@@ -89,7 +100,7 @@ struct Scores {
                               int column, int lane) {
     if constexpr (kModification == Modification::softcap) {
       find_largest<kCount>();
-      bend<kMasked, kCount>(args);
+      bend<kMasked || kConfig.options.mask, kCount>(args);
     }
     if constexpr (kModification == Modification::alibi)
       slant(args, rows, shift, high, column, lane);
@@ -219,11 +230,22 @@ struct Scores {
     for (int r = 0; r < 2; ++r) {
       // One bit a score: the tests of eight of them are one instruction.
       const int from = scores_before(begin[r]), to = scores_before(end[r]);
-      const u32 visible =
-          bit_mask(static_cast<u32>(from), static_cast<u32>(max(to - from, 0))) & listed;
+      u32 visible = bit_mask(static_cast<u32>(from), static_cast<u32>(max(to - from, 0))) & listed;
+      if constexpr (kConfig.options.mask) visible &= this->shown[r];
 #pragma unroll
       for (int i = 0; i < kCount / 2; ++i) {
         if ((visible >> i & 1) == 0) rS[4 * (i / 2) + 2 * r + i % 2] = -infinity();
+      }
+    }
+  }
+  /// By the bool mask alone, where it hides a score of the warp.
+  __forceinline__ void mask_shown() {
+    if (!__any_sync(~0U, (this->shown[0] & this->shown[1]) != ~0U)) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int i = 0; i < kScores / 2; ++i) {
+        if ((this->shown[r] >> i & 1) == 0) rS[4 * (i / 2) + 2 * r + i % 2] = -infinity();
       }
     }
   }

@@ -138,8 +138,8 @@ struct Finished {
 };
 
 /// Parts of the keys take blocks in turn where no position hides any: part p those that are p
-/// modulo args.splits. They read neighbouring memory at a time, and share any number of keys
-/// evenly.
+/// modulo args.splits. They read neighbouring memory at a time. Else each takes consecutive ones of
+/// those that its tile has.
 template <Config kConfig>
 inline constexpr bool kPartsInTurn = kConfig.mask == Mask::none ? kConfig.split : false;
 /// How many of the first `blocks` blocks of keys are the tile's.
@@ -164,7 +164,7 @@ __forceinline__ int key_block(const Args& args, const Tile& tile, int n) {
   return kPartsInTurn<kConfig> ? n * args.splits + tile.split : n;
 }
 
-/// Key blocks of queries query .. query_end-1 of a tile, within its part; see key_block().
+/// Key blocks of queries query .. query_end-1 of a tile; see key_block().
 template <Config kConfig>
 __forceinline__ BlockRange block_range(const Args& args, const Tile& tile, int query,
                                        int query_end) {
@@ -177,16 +177,20 @@ __forceinline__ BlockRange block_range(const Args& args, const Tile& tile, int q
   } else {
     range = key_blocks<kN>(diagonals<kConfig>(args, tile), query, query_end, seq_k);
   }
-  if constexpr (kConfig.split && !kPartsInTurn<kConfig>)
-    range.clip(tile.split * args.blocks_per_split, (tile.split + 1) * args.blocks_per_split);
   return range;
 }
-/// Those of the whole tile.
+/// Those of the whole tile, within its part.
 template <Config kConfig>
 __forceinline__ BlockRange tile_range(const Args& args, const Tile& tile) {
   const int query = first_query<kConfig>(args, tile);
   const int end = query + kConfig.warpgroups * warpgroup_queries<kConfig>(args);
-  return block_range<kConfig>(args, tile, query, min(end, queries<kConfig>(args, tile)));
+  BlockRange range =
+      block_range<kConfig>(args, tile, query, min(end, queries<kConfig>(args, tile)));
+  if constexpr (kConfig.split && !kPartsInTurn<kConfig>) {
+    const int part = (range.end - range.begin + args.splits - 1) / args.splits;
+    range.clip(range.begin + tile.split * part, range.begin + (tile.split + 1) * part);
+  }
+  return range;
 }
 
 /// Key blocks of the rows of a warpgroup: what it skips is not in them. Without skip_blocks all
@@ -197,6 +201,7 @@ __forceinline__ void own_range(BlockRange& own, const Args& args, const Tile& ti
   const int seq_q = queries<kConfig>(args, tile);
   const int end = min(query + warpgroup_queries<kConfig>(args), seq_q);
   own = block_range<kConfig>(args, tile, query, end);
+  if constexpr (kConfig.split && !kPartsInTurn<kConfig>) own.clip(all.begin, all.end);
   if constexpr (kConfig.skip_blocks) {
     if (query >= seq_q) own.end = own.begin;
     if (own.begin >= own.end) own.begin = own.end = all.begin;

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
 #include "cuda/host/expressions.h"
+#include "cuda/host/options.h"
 #include "cuda/host/tile_order.h"
 #include "cuda/kernels/rows/tile_lists.h"
 #include "plan/accounting.h"
@@ -59,14 +61,20 @@ constexpr Sm90Tile kTiles256[] = {{2, 80, 2, {4.6, 1.563}, {4.3, 1.505}, kTwo},
                                   {1, 64, 3, {4.0, 1.5}, {4.0, 1.5}, kLazyRescale | kTrustMaxima}};
 
 // With a block list: a row block of two warpgroups is one of the list's of 128 queries or a part of
-// it. Keys by 128, by 64 where blocks of keys are smaller or dims larger.
-constexpr unsigned kList = kPingPong | kPingPongMasked | kTrustMaxima;
-constexpr Sm90Tile kLists64[] = {{2, 128, 4, {2.0, 0.85}, {2.0, 0.9}, kList | kOwnO | kLazyRescale},
-                                 {2, 64, 6, {2.0, 0.5}, {2.0, 0.55}, kList | kOwnO | kLazyRescale}};
-constexpr Sm90Tile kLists128[] = {{2, 128, 2, {2.1, 1.284}, {2.1, 1.35}, kList | kOwnO},
-                                  {2, 64, 4, {2.1, 0.7}, {2.1, 0.75}, kList | kOwnO}};
+// it. Keys by 128, by 64 where blocks of keys are smaller or dims larger. Third: warpgroups whose
+// rows list different tiles take no turns; many stages let one go ahead of the other.
+constexpr unsigned kListApart = kTrustMaxima | kOwnO | kLazyRescale;
+constexpr unsigned kList = kListApart | kPingPong | kPingPongMasked;
+constexpr Sm90Tile kLists64[] = {{2, 128, 4, {2.0, 0.85}, {2.0, 0.9}, kList},
+                                 {2, 64, 6, {2.0, 0.5}, {2.0, 0.55}, kList},
+                                 {2, 64, 8, {2.0, 0.5}, {2.0, 0.55}, kListApart}};
+constexpr Sm90Tile kLists128[] = {{2, 128, 2, {2.1, 1.284}, {2.1, 1.35}, kList & ~kLazyRescale},
+                                  {2, 64, 4, {2.1, 0.7}, {2.1, 0.75}, kList & ~kLazyRescale},
+                                  {2, 64, 6, {2.1, 0.7}, {2.1, 0.75}, kTrustMaxima}};
+constexpr unsigned kList256 = kTrustMaxima | kLazyRescale | kExtraKeyStage;
 constexpr Sm90Tile kLists256[] = {
-    {2, 64, 3, {4.3, 1.3}, {4.3, 1.4}, kList | kLazyRescale | kExtraKeyStage}};
+    {2, 64, 3, {4.3, 1.3}, {4.3, 1.4}, kList256 | kPingPong | kPingPongMasked},
+    {2, 64, 3, {4.3, 1.3}, {4.3, 1.4}, kList256}};
 
 /// Up to this many keys, memory is a large part of the time: sections of heads are small, and the
 /// start and end of a tile count.
@@ -122,10 +130,12 @@ double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardwar
   const double parts = std::min<double>(splits, std::ceil(blocks));
   // Masked blocks run faster: the card draws less power and clocks higher.
   const double skew = p.head_dim % 16 != 0 || p.head_dim_v % 16 != 0 ? tile.skewed : 1.0;
+  // An estimate, not measured: bits are tested for every score.
+  const double slow = skew * (p.mask.defined() ? 1.15 : 1.0);
   const double part_us =
       p.has_positional_mask()
-          ? tile.masked.fixed_us + skew * tile.masked.block_us * blocks / parts
-          : tile.full.fixed_us + skew * tile.full.block_us * std::ceil(blocks / parts);
+          ? tile.masked.fixed_us + slow * tile.masked.block_us * blocks / parts
+          : tile.full.fixed_us + slow * tile.full.block_us * std::ceil(blocks / parts);
   const double jobs = tiles * parts;
   // Whole waves where every tile costs the same, half a tile of tail where they are handed out.
   const double waves =
@@ -145,10 +155,12 @@ std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
   const int dim = host::padded(p.head_dim), dim_v = host::padded(p.head_dim_v);
   const int larger = std::max(dim, dim_v);
   if (has_tile_lists(p)) {
-    if (larger > 128) return kLists256;
+    const BlockList& list = p.block_list;
+    const bool apart = list.defined() && (list.block_q < 128 || list.block_k < 64);
+    const bool half = list.defined() && list.block_k < 128;
+    if (larger > 128) return std::span<const Sm90Tile>(kLists256).subspan(apart ? 1 : 0, 1);
     const std::span<const Sm90Tile> of = larger <= 64 ? kLists64 : kLists128;
-    const bool small = p.block_list.defined() && p.block_list.block_k < 128;
-    return of.subspan(small ? 1 : 0, 1);
+    return of.subspan(apart ? 2 : half ? 1 : 0, 1);
   }
   std::span<const Sm90Tile> tiles = kTiles256;
   if (dim == 192 && dim_v <= 128) {
@@ -215,6 +227,10 @@ Sm90Mask sm90_mask(const Problem& p) {
   return mask;
 }
 
+int sm90_box_rows(const Problem& p, int block_n) {
+  return static_cast<int>(std::gcd(p.page_size, std::int64_t{block_n}));
+}
+
 Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   Config config;
   config.element = p.dtype == DType::bfloat16 ? tile::Element::bf16 : tile::Element::fp16;
@@ -232,10 +248,16 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   config.lists = tile_lists_kind(p, tile.block_m(), tile.block_n);
   config.modification = modification(p);
   config.expressions = expressions_of(p);
+  config.options = options_of(p);
   // Under a mask function without a list, rows may have seen nothing before a block that they see.
   config.trust_maxima = tile.has(kTrustMaxima) && config.modification != Modification::general &&
-                        (config.expressions.mask == 0 || config.lists != fwd_sm90::Lists::none);
+                        (config.expressions.mask == 0 || config.lists != fwd_sm90::Lists::none) &&
+                        !(config.options.mask && config.modification == Modification::softcap);
   config.lengths = sm90_lengths(p);
+  if (p.paged) {
+    const int boxes = tile.block_n / sm90_box_rows(p, tile.block_n);
+    config.page_boxes = static_cast<int>(ceil_div(boxes, 32));
+  }
   config.pack_heads = sm90_pack_shift(p, tile) > 0;
   config.split = split;
   const bool masked = config.mask != Mask::none;
@@ -254,12 +276,13 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   const bool adds = config.modification == Modification::alibi ||
                     (config.modification == Modification::none && config.expressions.mask == 0 &&
                      (config.expressions.score == 0 || !masked));
-  config.values_first = tile.has(kValuesFirst) && plain && adds;
-  config.halve_cut = masked && tile.has(kHalveCut) && plain &&
+  config.values_first = tile.has(kValuesFirst) && plain && (unmodified || (adds && !config.options.any()));
+  config.halve_cut = masked && tile.has(kHalveCut) && plain && !config.options.mask &&
                      (unmodified || (config.modification == Modification::softcap &&
                                      config.mask == Mask::right && !config.expressions.any()));
   const bool slopes = p.alibi_slopes.defined() || p.score_function.defined();
-  config.from_diagonal = slopes && !masked && !split && !config.pack_heads && !listed;
+  config.from_diagonal = slopes && !masked && !split && !config.pack_heads && !listed &&
+                         !config.paged() && !config.options.mask;
   // The short tiles of a window wait for Q as often as for keys.
   const bool short_window = is_short_window(p) && plain && !listed;
   const bool early_q = short_window && tile.has(kEarlyQWindow) && unmodified;
@@ -285,11 +308,6 @@ fwd_sm90::SectionOrder sm90_order(const Problem& p, const Config& config, std::i
     order.last_bytes = (is_short ? 16 : 32) * kMiB;
   }
   return section_order(order);
-}
-
-int sm90_blocks_per_split(const Problem& p, int block_n, int splits) {
-  const std::int64_t blocks = ceil_div(p.seq_k, block_n);
-  return static_cast<int>(ceil_div(blocks, splits));
 }
 
 Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {

@@ -66,6 +66,9 @@ std::int64_t sm90_query_rows(const Problem& problem);
 /// on: as many as it needs, and at most one more. No order of lengths has to be known for that.
 std::int64_t packed_blocks(std::int64_t rows, std::int64_t sequences, std::int64_t block);
 
+/// Rows of a page that come together to a block of `block_n` keys.
+int sm90_box_rows(const Problem& problem, int block_n);
+
 fwd_sm90::Config sm90_config(const Problem& problem, const Sm90Tile& tile, bool split);
 
 /// `queries`: of a tile.
@@ -79,8 +82,5 @@ struct Sm90Choice {
   double ms = 0.0;
 };
 Sm90Choice sm90_choose(const Problem& problem, const Hardware& machine);
-
-/// Key blocks of a part.
-int sm90_blocks_per_split(const Problem& problem, int block_n, int splits);
 
 }  // namespace tilewise::cuda

@@ -1,6 +1,7 @@
 #include "cuda/kernels/fwd_sm90/unit.h"
 
 #include "cuda/host/expressions.h"
+#include "cuda/host/options.h"
 #include "cuda/host/wgmma_text.h"
 #include "cuda/jit/config_text.h"
 
@@ -51,7 +52,11 @@ KernelUnit fwd_sm90_unit(const fwd_sm90::Config& c) {
     unit.config += enum_text("lists", "Lists", c.lists);
     unit.args = "ListArgs";
   }
-  unit.config += expressions_text(c.expressions);
+  if (c.paged()) {
+    unit.config += number_text("page_boxes", c.page_boxes);
+    unit.args = "PagedArgs";
+  }
+  unit.config += expressions_text(c.expressions) + options_text(c.options);
   unit.threads = 128 * (c.warpgroups + 1);
   unit.shared_bytes = fwd_sm90::SharedPlan(c).bytes;
   unit.prelude = "#include \"cuda/tile/hopper/wgmma.cuh\"\n";

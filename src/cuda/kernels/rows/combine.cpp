@@ -23,7 +23,8 @@ KernelUnit unit(const combine::Config& config) {
   return {.stem = "combine",
           .file = "rows/combine",
           .config = std::string(".output = Output::") + output_text(config.output) +
-                    ", .head_dim_v = " + std::to_string(config.head_dim_v),
+                    ", .head_dim_v = " + std::to_string(config.head_dim_v) +
+                    (config.own_parts ? ", .own_parts = true" : ""),
           .threads = combine::kThreads,
           .min_blocks = 4};
 }
@@ -37,9 +38,10 @@ std::int64_t lanes(int head_dim_v) {
 }  // namespace
 
 void combine_parts(const Problem& p, const float* o, const float* statistics, int parts,
-                   void* stream) {
+                   void* stream, const tile::KeyParts* keys) {
   const combine::Config config = {.output = output(p.dtype),
-                                  .head_dim_v = host::padded(p.head_dim_v)};
+                                  .head_dim_v = host::padded(p.head_dim_v),
+                                  .own_parts = keys != nullptr};
   combine::Args args;
   args.o = o;
   args.parts = parts;
@@ -56,6 +58,7 @@ void combine_parts(const Problem& p, const float* o, const float* statistics, in
   args.heads = static_cast<int>(p.heads_q);
   args.seq_q = static_cast<int>(p.total_q);
   args.head_dim_v = static_cast<int>(p.head_dim_v);
+  if (keys != nullptr) args.keys = *keys;
   const std::int64_t threads = args.rows * lanes(config.head_dim_v);
   launch(host::load_config(config, p.device.index, unit),
          host::following(ceil_div(threads, combine::kThreads), p.device.index), stream, args);

@@ -11,7 +11,7 @@
 #pragma once
 
 #include "cuda/kernels/rows/combine_args.h"
-#include "cuda/tile/math.cuh"
+#include "cuda/tile/key_parts.cuh"
 
 namespace tilewise::combine {
 
@@ -79,6 +79,23 @@ __forceinline__ void add_parts(const Args& args, i64 row, int lane, int first, i
   }
 }
 
+/// Parts of a row that are to be merged: none where the one that there is has been written as O.
+template <Config kConfig>
+__forceinline__ int parts_of(const Args& args, i64 row) {
+  if constexpr (!kConfig.own_parts) return args.parts;
+  const i64 batch = row / args.seq_q / args.heads;
+  const int count = part_range(args.keys, keys_of(args.keys, static_cast<int>(batch))).count;
+  return count > 1 ? count : 0;
+}
+/// The most of any row of the warp, whose lanes go through the parts together.
+template <Config kConfig>
+__forceinline__ int parts_of_warp(int parts) {
+  if constexpr (!kConfig.own_parts) return parts;
+  for (int other = 16; other > 0; other /= 2)
+    parts = max(parts, __shfl_xor_sync(~0U, parts, other));
+  return parts;
+}
+
 template <Config kConfig>
 __forceinline__ void kernel(const Args& args) {
   constexpr int kLanes = lanes(kConfig.head_dim_v);
@@ -86,10 +103,10 @@ __forceinline__ void kernel(const Args& args) {
   const i64 group = (blockIdx.x * static_cast<i64>(kThreads) + threadIdx.x) / kLanes;
   const i64 row = group < args.rows ? group : args.rows - 1;  // all lanes are needed to shuffle
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int parts = parts_of<kConfig>(args, row), most = parts_of_warp<kConfig>(parts);
   wait_for_previous();  // for the parts
-  float own = lane < args.parts ? args.m[lane * args.rows + row] : -infinity(), top = own;
-  for (int p = lane + kLanes; p < args.parts; p += kLanes)
-    top = fmaxf(top, args.m[p * args.rows + row]);
+  float own = lane < parts ? args.m[lane * args.rows + row] : -infinity(), top = own;
+  for (int p = lane + kLanes; p < parts; p += kLanes) top = fmaxf(top, args.m[p * args.rows + row]);
 #pragma unroll
   for (int other = kLanes / 2; other > 0; other /= 2)
     top = fmaxf(top, __shfl_xor_sync(~0U, top, other));
@@ -101,16 +118,17 @@ __forceinline__ void kernel(const Args& args) {
   };
   float sum = 0.0F;
   float O[kVectors][4] = {};
-  for (int first = 0; first < args.parts; first += kLanes) {
-    const int count = min(kLanes, args.parts - first);
-    if (first > 0) own = lane < count ? args.m[(first + lane) * args.rows + row] : -infinity();
+  for (int first = 0; first < most; first += kLanes) {
+    const int count = min(kLanes, most - first);
+    if (first > 0)
+      own = first + lane < parts ? args.m[(first + lane) * args.rows + row] : -infinity();
     own = weight(first + lane, own);
     for (int begin = 0; begin < count; begin += ahead(kConfig.head_dim_v)) {
       add_parts<kConfig, kVectors>(args, row, lane, first, begin, own, sum, O);
     }
   }
   const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;
-  if (group >= args.rows) return;
+  if (group >= args.rows || parts == 0) return;
   const i64 pair = row / args.seq_q, i = row % args.seq_q;
   const i64 b = pair / args.heads, h = pair % args.heads;
   if (lane == 0 && args.lse_to != nullptr) {

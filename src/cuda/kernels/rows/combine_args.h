@@ -1,6 +1,7 @@
 /// combine: constants and parameters. See rows/README.md.
 #pragma once
 
+#include "cuda/tile/key_parts_args.h"
 #include "cuda/tile/types.h"
 
 namespace tilewise::combine {
@@ -10,6 +11,8 @@ enum class Output : int { bf16, fp16, float32 };
 struct Config {
   Output output = Output::bf16;
   int head_dim_v = 64;  ///< padded
+  /// Every batch entry has parts of its own; what has one part is done and is left alone.
+  bool own_parts = false;
 
   bool operator==(const Config&) const = default;
 };
@@ -26,6 +29,7 @@ struct Args {
   float* lse_to = nullptr;  ///< may be null
   long long lse_b = 0, lse_h = 0, lse_s = 0;
   int heads = 1, seq_q = 0, head_dim_v = 0;
+  tile::KeyParts keys;  ///< own_parts; `parts` is the most of them
 };
 
 inline constexpr int kThreads = 128;

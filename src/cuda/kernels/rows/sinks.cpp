@@ -10,14 +10,15 @@ namespace {
 KernelUnit unit(const bwd_sinks::Config& config) {
   return {.stem = "bwd_sinks",
           .file = "rows/sinks",
-          .config = std::string(".low = ") + bool_text(config.low),
+          .config = std::string(".low = ") + bool_text(config.low) +
+                    (config.scaled ? flag_text("scaled", true) : ""),
           .threads = bwd_sinks::kThreads,
           .shared_bytes = bwd_sinks::kThreads / 32 * 4};
 }
 
 }  // namespace
 
-void sink_gradient(const Problem& p, const RowStatistics& rows, void* stream) {
+void sink_gradient(const Problem& p, const RowStatistics& rows, void* stream, float factor) {
   if (!p.dsinks.defined() || p.heads_q == 0) return;
   bwd_sinks::Args args;
   args.lse2 = rows.lse2;
@@ -32,7 +33,8 @@ void sink_gradient(const Problem& p, const RowStatistics& rows, void* stream) {
   args.heads = static_cast<int>(p.heads_q);
   args.seq_q = static_cast<int>(p.packed ? rows.rows_q : p.seq_q);
   args.rows_q = static_cast<int>(rows.rows_q);
-  const bwd_sinks::Config config = {.low = rows.lse2_low != nullptr};
+  args.factor = factor;
+  const bwd_sinks::Config config = {.low = rows.lse2_low != nullptr, .scaled = factor != 1.0F};
   launch(host::load_config(config, p.device.index, unit),
          host::following(p.heads_q, p.device.index), stream, args);
 }

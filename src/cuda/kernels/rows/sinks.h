@@ -6,7 +6,9 @@
 
 namespace tilewise::cuda {
 
-/// Writes the gradient of the sinks where the problem asks for it, from the rows' final statistics.
-void sink_gradient(const Problem& problem, const RowStatistics& rows, void* stream);
+/// Writes the gradient of the sinks where the problem asks for it, from the rows' final statistics:
+/// lse2 is that times `factor`.
+void sink_gradient(const Problem& problem, const RowStatistics& rows, void* stream,
+                   float factor = 1.0F);
 
 }  // namespace tilewise::cuda

@@ -4,7 +4,8 @@
 namespace tilewise::bwd_sinks {
 
 struct Config {
-  bool low = false;  ///< lse2 has a low part
+  bool low = false;     ///< lse2 has a low part
+  bool scaled = false;  ///< what is given for lse2 is to be multiplied by `factor`
 
   bool operator==(const Config&) const = default;
 };
@@ -16,6 +17,7 @@ struct Args {
   const float* sinks = nullptr;     ///< (Hq)
   float* d_sinks = nullptr;         ///< (Hq)
   long long sinks_h = 0, d_sinks_h = 0;
+  float factor = 1.0F;
   int batch = 0, heads = 1, seq_q = 0, rows_q = 0;
 };
 

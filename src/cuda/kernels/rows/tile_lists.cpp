@@ -103,7 +103,8 @@ double listed_pairs(const Problem& p) {
                   blocks * static_cast<double>(list.block_q) * static_cast<double>(list.block_k));
 }
 
-TileListsMaker::TileListsMaker(const Problem& p, int tile_q, int tile_k, tile::Lists kind)
+TileListsMaker::TileListsMaker(const Problem& p, int tile_q, int tile_k, tile::Lists kind,
+                               int rows_of_tile)
     : problem_(p) {
   // Lengths cut the list of each batch entry differently.
   bool of_batch = p.key_lengths.defined() || p.packed, of_heads = false;
@@ -139,7 +140,10 @@ TileListsMaker::TileListsMaker(const Problem& p, int tile_q, int tile_k, tile::L
   args_.words = static_cast<int>(ceil_div(ceil_div(p.seq_k, tile_k), 32));
   sharing_ = static_cast<int>(p.batch * p.heads_q / lists_);
   heads_ = static_cast<int>(p.heads_q);
-  order_.entries = static_cast<int>(lists_ * args_.rows);
+  order_.rows = args_.rows;
+  order_.rows_of_tile = rows_of_tile;
+  order_.tiles = static_cast<int>(ceil_div(args_.rows, rows_of_tile));
+  order_.entries = static_cast<int>(lists_ * order_.tiles);
   transpose_.rows = args_.rows;
   transpose_.words = args_.words;
   transpose_.to_rows = static_cast<int>(ceil_div(p.seq_k, tile_k));
@@ -255,6 +259,7 @@ tile::TileLists TileListsMaker::lists() const {
           .shift_k = args_.shift_k,
           .order = order_.order,
           .classes = order_.classes,
+          .tiles = order_.tiles,
           .sharing = sharing_,
           .heads = heads_};
 }

@@ -156,7 +156,14 @@ __forceinline__ void order(const OrderArgs& args) {
   __syncthreads();      // the sum is 0
   wait_for_previous();  // for the counts
   const auto tiles = [&](int i) {
-    return static_cast<u64>(args.counts[2 * i]) + static_cast<u64>(args.counts[2 * i + 1]);
+    const int list = i / args.tiles, row = (i - list * args.tiles) * args.rows_of_tile;
+    const int end = min(row + args.rows_of_tile, args.rows);
+    u64 sum = 0;
+    for (int r = row; r < end; ++r) {
+      const int* counts = args.counts + 2 * (static_cast<i64>(list) * args.rows + r);
+      sum += static_cast<u64>(counts[0]) + static_cast<u64>(counts[1]);
+    }
+    return sum;
   };
   u64 mine = 0;
   for (int i = first; i < end; ++i) mine += tiles(i);

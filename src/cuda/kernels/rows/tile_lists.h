@@ -29,8 +29,10 @@ double listed_pairs(const Problem& problem);
 /// The rows of tiles of a problem's list, or of its mask function. The problem outlives it.
 class TileListsMaker {
  public:
-  /// `kind`: parts also where blocks are whole tiles keeps their bits.
-  TileListsMaker(const Problem& problem, int tile_q, int tile_k, tile::Lists kind);
+  /// `kind`: parts also where blocks are whole tiles keeps their bits. `rows_of_tile`: rows of
+  /// tile_q queries that order() hands out together.
+  TileListsMaker(const Problem& problem, int tile_q, int tile_k, tile::Lists kind,
+                 int rows_of_tile = 1);
   void add_memory(std::vector<MemoryPart>& items) const;
   /// Takes the workspace of add_memory() and fills in where everything lies.
   void take(WorkspaceCutter& workspace);

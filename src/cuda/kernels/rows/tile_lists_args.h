@@ -53,10 +53,12 @@ inline constexpr int kTransposeThreads = 64;
 
 /// The order in which rows are taken.
 struct OrderArgs {
-  const int* counts = nullptr;  ///< (entries, 2)
-  int entries = 0;              ///< lists * rows, below 2^kClassBits
-  int* order = nullptr;         ///< (entries)
-  int* classes = nullptr;       ///< (tile::kListClasses)
+  const int* counts = nullptr;  ///< (lists, rows, 2)
+  int entries = 0;              ///< lists * tiles, below 2^kClassBits
+  int rows = 0, tiles = 0;      ///< of a list
+  int rows_of_tile = 1;
+  int* order = nullptr;    ///< (entries)
+  int* classes = nullptr;  ///< (tile::kListClasses)
   static constexpr int kClassBits = 21;
 };
 inline constexpr int kOrderThreads = 512;

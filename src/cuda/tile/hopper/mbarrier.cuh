@@ -31,6 +31,12 @@ __forceinline__ void mbarrier_expect(u32 barrier, u32 bytes) {
                : "memory");
 }
 
+/// One arrival, once this thread's copies by cp.async so far have landed. "cp.async.mbarrier.arrive",
+/// .noinc
+__forceinline__ void mbarrier_arrive_copies(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 /// Whether the phase of this parity is complete; may sleep a while first. "mbarrier.try_wait",
 /// .parity
 __forceinline__ bool mbarrier_try_wait(u32 barrier, u32 parity) {

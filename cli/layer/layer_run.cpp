@@ -1,0 +1,190 @@
+/// tilewise layer run: layers on files.
+#include <fmt/format.h>
+
+#include <CLI/App.hpp>
+#include <memory>
+#include <optional>
+
+#include "cli/files/npy.h"
+#include "cli/layer/commands.h"
+#include "cli/layer/model_file.h"
+#include "cli/run/memory_block.h"
+#include "cli/shell/args.h"
+#include "cli/shell/common_flags.h"
+#include "cli/shell/failure.h"
+#include "cli/shell/interrupt.h"
+#include "cli/shell/output.h"
+#include "cli/shell/table.h"
+#include "harness/memory_meter.h"
+
+namespace tilewise::cli {
+namespace {
+
+struct RunFlags {
+  std::string model, input, output, d_output, d_input, gradients, format;
+  bool training = false;
+  int draw = 0;
+  ModelFlags options;
+  CommonFlags common;
+};
+
+/// An array of a file where the model's device can reach it.
+class DeviceArray {
+ public:
+  DeviceArray(DeviceMemory& memory, const files::Array& array)
+      : block_(memory, static_cast<std::int64_t>(array.bytes.size())),
+        view_(make_view(array, memory.device())) {
+    memory.copy_in(block_.data(), array.bytes.data(), block_.bytes());
+    view_.data = block_.data();
+  }
+  const Tensor& view() const { return view_; }
+
+ private:
+  static Tensor make_view(const files::Array& array, Device device) {
+    if (array.shape.size() > Tensor::kMaxRank) {
+      throw BadInput(fmt::format("an input of {} axes: expected 3, or 2 of token numbers",
+                                 array.shape.size()));
+    }
+    Tensor t;
+    t.dtype = array.dtype;
+    t.device = device;
+    t.rank = static_cast<int>(array.shape.size());
+    std::int64_t stride = 1;
+    for (std::size_t axis = array.shape.size(); axis-- > 0;) {
+      t.sizes[axis] = array.shape[axis];
+      t.strides[axis] = stride;
+      stride *= array.shape[axis];
+    }
+    return t;
+  }
+
+  Block block_;
+  Tensor view_;
+};
+
+/// Token numbers as the library takes them, each of them below the vocabulary.
+files::Array token_numbers(const std::string& path, const files::Array& array,
+                           std::int64_t vocabulary) {
+  if (array.dtype != DType::int32 && array.dtype != DType::int64) {
+    throw BadInput(fmt::format("{}: {}: expected token numbers, int32 or int64", path,
+                               dtype_name(array.dtype)));
+  }
+  files::Array out = files::make_array(path, DType::int32, array.shape);
+  for (std::int64_t i = 0; i < array.numel(); ++i) {
+    const std::int64_t id = array.dtype == DType::int64
+                                ? reinterpret_cast<const std::int64_t*>(array.bytes.data())[i]
+                                : reinterpret_cast<const std::int32_t*>(array.bytes.data())[i];
+    if (id < 0 || id >= vocabulary) {
+      throw BadInput(
+          fmt::format("{}: token number {}: expected 0 to {}", path, id, vocabulary - 1));
+    }
+    reinterpret_cast<std::int32_t*>(out.bytes.data())[i] = static_cast<std::int32_t>(id);
+  }
+  return out;
+}
+
+Value mean(const std::vector<float>& values) {
+  if (values.empty()) return {};
+  double sum = 0.0;
+  for (const float value : values) sum += value;
+  return sum / static_cast<double>(values.size());
+}
+
+/// What each layer's gate and patterns did.
+Table info_table(const asam::Model& model) {
+  Table table({{"layer"}, {"gate"}, {"sparse_ratio"}, {"density"}, {"density_run"}, {"patterns"}});
+  for (int n = 0; n < model.config().layers; ++n) {
+    const asam::LayerInfo info = model.info(n);
+    std::map<std::string, int> counts;
+    for (const asam::Pattern p : info.pattern) ++counts[std::string(asam::pattern_name(p))];
+    std::string patterns;
+    for (const auto& [name, count] : counts) {
+      patterns += fmt::format("{}{}:{}", patterns.empty() ? "" : " ", name, count);
+    }
+    const bool gated = !info.gate.empty();
+    table.add({n, mean(info.gate), gated ? Value(info.sparse_ratio) : Value(), mean(info.density),
+               info.density_run, patterns});
+  }
+  return table;
+}
+
+int run_layer(const RunFlags& flags, const CLI::App& app) {
+  const Device device = parse_device("--device", flags.common.device);
+  const Format format = parse_format("--format", flags.format.empty() ? "md" : flags.format);
+  check_output(flags.output);
+  check_output(flags.gradients);
+  check_output(flags.d_input);
+  const files::Safetensors weights = files::load_safetensors(flags.model);
+  asam::Config config = model_config(flags.model, weights, flags.options, app);
+  config.device = device;
+  WatchedExecutor executor(thread_count(flags.common));
+  MemoryMeter meter(memory_limit(flags.common, hardware(device)));
+  const std::unique_ptr<DeviceMemory> memory = device_memory(device, &meter);
+  asam::Model model(config, {.allocator = &meter, .executor = &executor});
+  load_weights(flags.model, weights, model, *memory);
+
+  files::Array input = files::load_npy(flags.input);
+  if (config.vocabulary > 0) input = token_numbers(flags.input, input, config.vocabulary);
+  const DeviceArray x(*memory, input);
+  std::vector<std::int64_t> shape = input.shape;
+  if (config.classes > 0) {
+    shape = {input.shape.empty() ? 0 : input.shape[0], config.classes};
+  } else if (config.vocabulary > 0) {
+    shape.push_back(config.dim);
+  }
+  const DeviceArray y(*memory, files::make_array(flags.output, config.dtype, shape));
+  catch_interrupts();
+  const bool backward = !flags.d_output.empty();
+  if (backward || flags.training) {
+    model.forward(x.view(), y.view(), static_cast<std::uint32_t>(flags.draw));
+  } else {
+    model.infer(x.view(), y.view());
+  }
+  memory->synchronize();
+  if (!flags.output.empty()) files::save_npy(flags.output, array_of(y.view(), *memory));
+  if (backward) {
+    const DeviceArray dy(*memory, files::load_npy(flags.d_output));
+    const bool wants_dx = config.vocabulary == 0;
+    std::optional<DeviceArray> dx;
+    if (wants_dx) dx.emplace(*memory, input);
+    model.backward(x.view(), dy.view(), wants_dx ? dx->view() : Tensor{});
+    memory->synchronize();
+    if (!flags.gradients.empty()) {
+      files::save_safetensors(flags.gradients, model_content(model, *memory, true));
+    }
+    if (!flags.d_input.empty() && wants_dx) {
+      files::save_npy(flags.d_input, array_of(dx->view(), *memory));
+    }
+  }
+  write_output("", info_table(model).text(format));
+  return kDone;
+}
+
+}  // namespace
+
+void add_layer_run(CLI::App& layer, int& exit_code) {
+  const auto flags = std::make_shared<RunFlags>();
+  CLI::App* app = layer.add_subcommand("run", "Layers on files");
+  app->add_option("model", flags->model,
+                  "a state_dict of one layer or of a stack: its names and shapes say which")
+      ->required()
+      ->option_text("MODEL.safetensors");
+  app->add_option("input", flags->input,
+                  "(B, n, dim) features, or (B, n) token numbers for a model with an embedding")
+      ->required()
+      ->option_text("X.npy");
+  app->add_option("-o,--output", flags->output, "where y goes")->option_text("Y.npy");
+  app->add_flag("--training", flags->training, "as training runs it: both branches, dropout");
+  app->add_option("--dy", flags->d_output, "the gradient of y: runs the backward, too")
+      ->option_text("DY.npy");
+  app->add_option("--dx", flags->d_input, "where the gradient of x goes")->option_text("DX.npy");
+  app->add_option("--gradients", flags->gradients, "where the weights' gradients go")
+      ->option_text("PATH.safetensors");
+  add_integer(*app, "--draw", flags->draw, "number of the dropout masks", 0)->option_text("N [0]");
+  app->add_option("--format", flags->format, "of what is printed")->option_text("md|csv|json [md]");
+  add_layer_flags(*app, flags->options);
+  add_common_flags(*app, flags->common);
+  app->callback([flags, app, &exit_code] { exit_code = run_layer(*flags, *app); });
+}
+
+}  // namespace tilewise::cli

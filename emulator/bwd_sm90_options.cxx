@@ -1,0 +1,75 @@
+/// bwd_sm90 with bool masks on the emulator, against the formulas in float64.
+#include "bwd_sm90_configs.h"
+
+namespace {
+
+constexpr Config shown(Config c) {
+  c.options.mask = true;
+  return c;
+}
+
+}  // namespace
+
+int main() {
+  check<shown(k64)>("dim 64, a mask of every pair",
+                    {.batch = 2,
+                     .heads_q = 4,
+                     .heads_k = 2,
+                     .seq_q = 300,
+                     .seq_k = 332,
+                     .shows = {.density = 0.7, .by_batch = true, .by_head = true}},
+                    kBf16);
+  check<shown(k64)>("dim 64, a mask of keys, NaN in rows that see nothing",
+                    {.batch = 2,
+                     .seq_q = 300,
+                     .seq_k = 433,
+                     .blocks = 2,
+                     .shows = {.density = 1.0, .by_batch = true, .by_query = false}},
+                    kBf16);
+  check<shown(masked(k64, Mask::right))>(
+      "dim 64, a mask that hides nearly all, causal",
+      {.seq_q = 300, .seq_k = 300, .high = 1, .shows = {.density = 0.01, .transposed = true}},
+      kBf16);
+  check<shown(masked(k128, Mask::both))>("dim 128, a mask, window",
+                                         {.seq_q = 300,
+                                          .seq_k = 300,
+                                          .dim = 128,
+                                          .dim_v = 128,
+                                          .low = -60,
+                                          .high = 11,
+                                          .shows = {.density = 0.6, .by_head = true, .pitch = 1}},
+                                         kBf16);
+  check<shown(deterministic(k128))>("dim 128, a mask of queries, deterministic, 3 blocks",
+                                    {.heads_q = 4,
+                                     .heads_k = 2,
+                                     .seq_k = 400,
+                                     .dim = 128,
+                                     .dim_v = 128,
+                                     .blocks = 3,
+                                     .shows = {.density = 0.6, .by_key = false}},
+                                    kBf16);
+  check<shown(exact(masked(k128, Mask::right)))>("dim 128, a mask, exact dS, causal",
+                                                 {.dim = 128,
+                                                  .dim_v = 128,
+                                                  .high = 51,
+                                                  .given_delta = true,
+                                                  .shows = {.density = 0.5, .by_head = true}},
+                                                 kExact);
+  check<shown(split(masked(k64, Mask::right), 256))>("dim 64, a mask, causal, 3 parts",
+                                                     {.heads_q = 4,
+                                                      .heads_k = 2,
+                                                      .seq_q = 700,
+                                                      .seq_k = 600,
+                                                      .high = -100 + 1,
+                                                      .blocks = 3,
+                                                      .parts = 3,
+                                                      .shows = {.density = 0.6, .by_head = true}},
+                                                     kBf16);
+  check<shown(with_softcap(k64))>("dim 64, a mask, softcap",
+                                  {.softcap = 2.0F, .shows = {.density = 0.6}}, kBf16);
+  check<shown(ragged(k64, Lengths::keys))>(
+      "dim 64, a mask, key lengths",
+      {.batch = 3, .keys = {200, 0, 77}, .blocks = 2, .shows = {.density = 0.6, .by_batch = true}},
+      kBf16);
+  return failures == 0 ? 0 : 1;
+}

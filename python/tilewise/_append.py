@@ -1,0 +1,128 @@
+"""append_kv: new keys and values into a cache, by the operator tilewise::append_kv.
+
+The operator names the caches as what it writes, so that torch.compile, torch.export and autograd's
+version counters see it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _native
+
+
+class Appended(NamedTuple):
+    """What append_kv returns; the keys and values are in the caches."""
+
+    q: Tensor | None  # the queries turned to their positions, in the shape of q
+    lengths: Tensor  # int32 (B): keys of each entry after the call
+    skipped: Tensor  # bool (B): True = the entry had no room, and has kept its keys
+
+
+_SCHEMA = (
+    "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor lengths, Tensor? q, "
+    "Tensor? block_table, Tensor? cu_seqlens, SymInt max_seqlen, Tensor? rotary_cos, "
+    "Tensor? rotary_sin, Tensor? positions, bool interleaved, bool one_query_position, str layout) "
+    "-> (Tensor q, Tensor lengths, Tensor skipped)"
+)
+
+
+def _outputs(k: Tensor, lengths: Tensor, q: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    turned = k.new_empty(0) if q is None else torch.empty_like(q)
+    return turned, torch.empty_like(lengths), torch.empty_like(lengths, dtype=torch.bool)
+
+
+@torch.library.custom_op(
+    "tilewise::append_kv",
+    mutates_args=("k_cache", "v_cache"),
+    device_types=("cpu", "cuda"),
+    schema=_SCHEMA,
+)
+def _operator(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    q: Tensor | None,
+    *options: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    turned, after, skipped = _outputs(k, lengths, q)
+    inputs = (k, v, k_cache, v_cache, lengths, q)
+    _native.append(inputs, (after, skipped, None if q is None else turned), options)
+    return turned, after, skipped
+
+
+@_operator.register_fake
+def _fake(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    q: Tensor | None,
+    *options: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _outputs(k, lengths, q)
+
+
+def append_kv(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    *,
+    q: Tensor | None = None,
+    block_table: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int = 0,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    positions: Tensor | None = None,
+    interleaved: bool = False,
+    one_query_position: bool = False,
+    layout: str = "bshd",
+) -> Appended:
+    """Writes new keys and values behind those that a cache holds, in place.
+
+    k, v: (B, S, Hk, D) and (B, S, Hk, Dv), with cu_seqlens packed: (total, Hk, D). With layout
+    "bhsd" heads come before rows, in the caches too. k_cache, v_cache: (entries, capacity, Hk, D),
+    or pools of pages (pages, page_size, Hk, D). lengths: int32 (B), the keys of each entry before.
+    block_table: int32 (B, max_pages); (B, 1) says which entry of a contiguous cache. cu_seqlens:
+    int32 or int64 (B + 1); max_seqlen: bound of the packed lengths, needed on a GPU.
+
+    rotary_cos, rotary_sin: (positions, R / 2) of float32 or k's type: K, and q where it is given,
+    are turned to positions lengths + 0, 1, ...; positions, int32 (B), replaces lengths there.
+    interleaved: pairs of elements (2p, 2p + 1); else (p, p + R / 2). one_query_position: all
+    queries of an entry stand at its first position. q: (B, Sq, Hq, D), packed as k.
+
+    Raises ValueError where an argument is wrong or, on a CPU, where an entry has no room; nothing
+    is written then. On a GPU such an entry is skipped as a whole, and `skipped` says so. There is
+    no gradient: tensors that require one raise NotImplementedError.
+    """
+    if torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (k, v, k_cache, v_cache, q)
+    ):
+        raise NotImplementedError("append_kv has no gradient: call it in no_grad")
+    turned, after, skipped = torch.ops.tilewise.append_kv(
+        k,
+        v,
+        k_cache,
+        v_cache,
+        lengths,
+        q,
+        block_table,
+        cu_seqlens,
+        max_seqlen,
+        rotary_cos,
+        rotary_sin,
+        positions,
+        interleaved,
+        one_query_position,
+        layout,
+    )
+    return Appended(None if q is None else turned, after, skipped)

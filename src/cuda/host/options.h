@@ -1,0 +1,48 @@
+/// Sinks and bool masks on the host side of the kernels for Hopper: what a config and a unit have
+/// of them, and how they reach a kernel.
+#pragma once
+
+#include <string>
+
+#include "cuda/host/expressions.h"
+#include "cuda/tile/options_args.h"
+#include "problem/problem.h"
+
+namespace tilewise::cuda {
+
+/// Of a kernel's Config. In backward sinks are in LSE, and no kernel minds them.
+tile::OptionKinds options_of(const Problem& problem);
+/// ", .options = {true, false}" of a Config, nothing without any.
+std::string options_text(const tile::OptionKinds& kinds);
+/// What the kernel reads, with the bits of the mask.
+tile::Options kernel_options(const Problem& problem, const tile::MaskBits& mask);
+
+/// As load_expressed(), of a unit that may take options too.
+template <class Config, class MakeUnit>
+Kernel load_optioned(const Problem& problem, const Config& config, int device, MakeUnit make_unit) {
+  if (!config.options.any()) return load_expressed(problem, config, device, make_unit);
+  const auto optioned = [&](const Config& c) {
+    KernelUnit unit = make_unit(c);
+    if (c.expressions.any()) {
+      const std::string args = unit.args;
+      unit = with_expressions(std::move(unit), problem);
+      unit.args = args;
+    }
+    unit.prelude += "#include \"cuda/tile/options.cuh\"\n";
+    unit.args = "tilewise::tile::Optioned<" + unit.args + ">";
+    return unit;
+  };
+  if (!config.expressions.any()) return host::load_config(config, device, optioned);
+  return load_by_key(expressions_key(problem), config, device, optioned);
+}
+
+/// As launch_expressed(), with the options.
+template <class Args>
+void launch_optioned(const Problem& problem, const Kernel& kernel, const Grid& grid, void* stream,
+                     const Args& args, const tile::MaskBits& mask) {
+  if (!options_of(problem).any()) return launch_expressed(problem, kernel, grid, stream, args);
+  launch(kernel, grid, stream,
+         tile::Optioned<Args>{args, captures_of(problem), kernel_options(problem, mask)});
+}
+
+}  // namespace tilewise::cuda

@@ -1,0 +1,218 @@
+#include "cuda/kernels/decode_sm90/choice.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "cuda/host/common.h"
+#include "cuda/host/tma_maps.h"
+#include "cuda/jit/config_text.h"
+#include "cuda/kernels/fwd_sm90/fill.h"
+#include "plan/accounting.h"
+#include "plan/decisive.h"
+#include "problem/blocks.h"
+
+namespace tilewise::cuda {
+namespace {
+
+using decode_sm90::Config;
+using decode_sm90::kBlockN;
+using decode_sm90::SharedPlan;
+
+/// What all blocks of a multiprocessor and one alone may have.
+constexpr int kSharedOfAll = 228 * 1024, kSharedOfOne = 227 * 1024, kReserved = 1024;
+constexpr int kMostStages = 8;
+/// The counter counts to 2^24.
+constexpr double kMostItems = 0x1p23;
+constexpr int kLeastBoxRows = 16;
+
+/// Bytes a millisecond that one multiprocessor reads at most.
+constexpr double kMultiprocessorRate = 70e6;
+/// A block of keys by the number of row warps (1, 2, 4), where nothing waits for memory; an item's
+/// start and end; the first copies of a launch; the merge and each of its parts. Milliseconds.
+constexpr double kBlockMs[] = {0.4e-3, 0.5e-3, 0.5e-3, 0.9e-3};
+constexpr double kItemMs = 1.0e-3, kFirstMs = 1.5e-3, kMergeMs = 2.5e-3, kMergedPartMs = 5e-5;
+
+int panels(std::int64_t dim) { return static_cast<int>(ceil_div(dim, 64)); }
+
+/// Rows of a box: those of pages end where pages do. 0: no boxes.
+int box_rows(const Problem& p) {
+  if (!sm90_map_refusal("k", p.k, Sm90Access::read).empty() ||
+      !sm90_map_refusal("v", p.v, Sm90Access::read).empty())
+    return 0;
+  if (!p.paged) return kBlockN;
+  const int shift = std::min(6, std::countr_zero(static_cast<std::uint64_t>(p.page_size)));
+  return 1 << shift < kLeastBoxRows ? 0 : 1 << shift;
+}
+/// Whether columns can be an axis of panels.
+bool in_panels(std::int64_t dim) { return dim <= 64 || dim % 64 == 0; }
+
+std::int64_t rows_of_head(const Problem& p) { return p.seq_q * p.group(); }
+
+int row_warps(const Problem& p) {
+  const std::int64_t rows = rows_of_head(p);
+  // Accumulators of wide rows leave no registers for a block's scores in one warp.
+  const bool wide = std::max(panels(p.head_dim), panels(p.head_dim_v)) > 2;
+  return rows <= 16 ? 1 : rows <= 32 || wide ? 2 : 4;
+}
+
+int most_stages(Config c, int limit) {
+  for (c.stages = kMostStages; c.stages > 1 && SharedPlan(c).bytes > limit;) --c.stages;
+  return c.stages;
+}
+
+Config make_config(const Problem& p) {
+  Config c;
+  c.element = p.dtype == DType::bfloat16 ? tile::Element::bf16 : tile::Element::fp16;
+  c.head_dim = 64 * panels(p.head_dim);
+  c.head_dim_v = 64 * panels(p.head_dim_v);
+  c.row_warps = row_warps(p);
+  c.box_rows = box_rows(p);
+  c.whole_rows = c.box_rows > 0 && in_panels(p.head_dim) && in_panels(p.head_dim_v);
+  c.paged = p.paged;
+  c.modified = host::is_modified(p);
+  c.blocks = 2;
+  c.stages = most_stages(c, kSharedOfAll / 2 - kReserved);
+  if (c.stages < 3) {
+    c.blocks = 1;
+    c.stages = most_stages(c, kSharedOfOne);
+  }
+  return c;
+}
+
+/// Keys that the queries of an entry see at most.
+std::int64_t most_keys(const Problem& p) {
+  std::int64_t keys = p.seq_k;
+  if (p.left < keys) keys = std::min(keys, p.left + std::min(p.right, keys) + p.seq_q);
+  return std::max<std::int64_t>(keys, 1);
+}
+
+/// As part_range() of tile/key_parts.cuh counts, of an entry with all its keys; the most of any
+/// where lengths are on the device.
+int most_parts(const Problem& p, std::int64_t keys) {
+  if (p.key_lengths.defined()) {
+    // Visible keys may begin anywhere in a part.
+    const std::int64_t cut = most_keys(p) < p.seq_k ? 1 : 0;
+    return static_cast<int>(std::min(ceil_div(p.seq_k, keys), ceil_div(most_keys(p), keys) + cut));
+  }
+  const std::int64_t shift = p.seq_k - p.seq_q;
+  std::int64_t above = shift + p.right + 1;
+  if (p.causal == Causal::top_left) above = std::min<std::int64_t>(above, 1);
+  const std::int64_t begin = std::max<std::int64_t>(0, shift - p.left);
+  const std::int64_t end = std::min(p.seq_k, p.seq_q - 1 + above);
+  return end <= begin ? 1 : static_cast<int>(ceil_div(end, keys) - begin / keys);
+}
+
+/// Milliseconds of the items of all entries, each with all its keys.
+double predict(const Problem& p, const DecodeChoice& c, const Hardware& machine) {
+  const double sms = std::max(1, machine.multiprocessors);
+  const double slots = sms * c.config.blocks;
+  const double keys = std::min<double>(static_cast<double>(most_keys(p)), c.keys);
+  const double pairs = static_cast<double>(p.batch * p.heads_k) * c.row_tiles;
+  const double parts = std::max(1.0, static_cast<double>(most_keys(p)) / c.keys);
+  const double items = pairs * std::ceil(parts);
+  const double key_bytes = 2.0 * static_cast<double>(p.head_dim + p.head_dim_v);
+  const double blocks = keys / kBlockN;
+  // Of an item when `active` of them run at a time. Other tiles of the same rows find K and V in
+  // L2.
+  const auto item_ms = [&](double active) {
+    const double of_memory = 1e6 * machine.bandwidth_gbps / active * c.row_tiles;
+    const double of_sm = kMultiprocessorRate / std::max(1.0, active / sms);
+    const double compute = blocks * kBlockMs[c.config.row_warps - 1] * std::max(1.0, active / sms);
+    return kItemMs + std::max(keys * key_bytes / std::min(of_memory, of_sm), compute);
+  };
+  const double waves = std::floor(items / slots), rest = items - waves * slots;
+  double ms = waves * item_ms(slots) + (rest > 0.0 ? item_ms(rest) : 0.0);
+  // Lengths that differ leave the last items of some multiprocessors alone.
+  if (p.key_lengths.defined() && waves > 0.0) ms += 0.5 * item_ms(sms);
+  ms += host::kKernelMs + kFirstMs;
+  if (c.most_parts > 1) {
+    const double partial =
+        static_cast<double>(p.query_rows()) * parts * host::padded(p.head_dim_v) * 4.0;
+    ms += kMergeMs + kMergedPartMs * c.most_parts + 1e-6 * 2.0 * partial / machine.bandwidth_gbps;
+  }
+  return ms;
+}
+
+}  // namespace
+
+std::string decode_refusal(const Problem& p, const Hardware& machine) {
+  std::string reason = sm90_card_refusal(p, machine);
+  if (reason.empty()) reason = host::refusal(p, machine, {.paged = true, .sinks = true});
+  if (!reason.empty()) return reason;
+  if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0)
+    return "empty problems are left to flash_fwd_sm80";
+  for (const auto& [name, tensor] : {std::pair{"q", &p.q}, {"k", &p.k}, {"v", &p.v}}) {
+    if (!host::has_vectors(*tensor))
+      return std::string("rows of ") + name +
+             " that are not aligned to 16 bytes are not supported by this kernel";
+  }
+  const double rows = std::ceil(static_cast<double>(rows_of_head(p)) / 16.0);
+  const double parts = static_cast<double>(ceil_div(p.seq_k, kBlockN));
+  if (static_cast<double>(p.batch * p.heads_k) * rows * std::min(parts, 64.0) > kMostItems)
+    return "more than 2^23 items of work are not supported by this kernel";
+  return "";
+}
+
+DecodeChoice decode_with_parts(const Problem& p, std::int64_t keys, const Hardware& machine) {
+  DecodeChoice c;
+  c.config = make_config(p);
+  c.row_tiles = static_cast<int>(ceil_div(rows_of_head(p), 16 * c.config.row_warps));
+  c.keys = static_cast<int>(round_up(std::min(keys, p.seq_k), kBlockN));
+  c.most_parts = most_parts(p, c.keys);
+  c.ms = predict(p, c, machine);
+  return c;
+}
+
+DecodeChoice decode_choose(const Problem& p, const Hardware& machine) {
+  if (is_decided_alone(p)) {
+    const DecodeChoice alone = decode_choose(decisive(p), machine);
+    return decode_with_parts(p, alone.keys, machine);
+  }
+  const std::int64_t visible = most_keys(p);
+  DecodeChoice best = decode_with_parts(p, p.seq_k, machine);
+  const auto consider = [&](std::int64_t parts) {
+    // Fewer than two blocks a part do not pay for the merge.
+    if (parts < 2 || parts > 256 || visible < 2 * kBlockN * parts) return;
+    const DecodeChoice c = decode_with_parts(p, ceil_div(visible, parts), machine);
+    const double items = static_cast<double>(p.batch * p.heads_k) * c.row_tiles * c.most_parts;
+    if (items <= kMostItems && c.ms < best.ms) best = c;
+  };
+  for (std::int64_t parts = 2; parts <= 256; parts += std::max<std::int64_t>(1, parts / 4))
+    consider(parts);
+  // Parts that fill the card a whole number of times.
+  const std::int64_t pairs = p.batch * p.heads_k * best.row_tiles;
+  const std::int64_t slots = std::int64_t{machine.multiprocessors} * best.config.blocks;
+  for (const std::int64_t times : {1, 2, 3, 4, 6, 8}) consider(times * slots / pairs);
+  return best;
+}
+
+tile::KeyParts decode_key_parts(const Problem& p, int keys) {
+  tile::KeyParts parts;
+  parts.keys = keys;
+  if (p.key_lengths.defined()) {
+    parts.key_lengths = static_cast<const int*>(p.key_lengths.data);
+    parts.key_lengths_b = p.key_lengths.strides[0];
+  }
+  parts.seq_q = static_cast<int>(p.seq_q);
+  parts.seq_k = static_cast<int>(p.seq_k);
+  parts.positions = host::positions(p);
+  return parts;
+}
+
+KernelUnit decode_unit(const Config& c) {
+  KernelUnit unit;
+  unit.stem = "decode_sm90";
+  unit.file = "decode_sm90/kernel";
+  unit.config = element_text(c.element) + number_text("head_dim", c.head_dim) +
+                number_text("head_dim_v", c.head_dim_v) + number_text("row_warps", c.row_warps) +
+                number_text("stages", c.stages) + number_text("blocks", c.blocks) +
+                number_text("box_rows", c.box_rows) + flag_text("whole_rows", c.whole_rows) +
+                flag_text("paged", c.paged) + flag_text("modified", c.modified);
+  unit.threads = 32 * (decode_sm90::kProducerWarps + decode_sm90::kWarps);
+  unit.min_blocks = c.blocks;
+  unit.shared_bytes = SharedPlan(c).bytes;
+  return unit;
+}
+
+}  // namespace tilewise::cuda

@@ -1,0 +1,83 @@
+#include "cuda/kernels/decode_sm90/fill.h"
+
+#include <algorithm>
+
+#include "cuda/host/common.h"
+#include "cuda/host/constants.h"
+#include "cuda/host/tma_maps.h"
+
+namespace tilewise::cuda {
+namespace {
+
+/// What createpolicy.fractional gives for evict_last. NOTE: evict_first loses half-lines that are
+/// fetched ahead for the neighbouring box.
+constexpr unsigned long long kKeepInCache = 0x14F0000000000000ULL;
+
+/// Boxes of `rows` rows with all columns in panels of 64: axes {64, S, panels, H, B}.
+TensorMapSpec panel_map(const Tensor& t, int rows) {
+  const TensorMapSpec plain = sm90_map_spec(t, rows);
+  TensorMapSpec spec = plain;
+  const std::int64_t columns = std::min<std::int64_t>(plain.sizes[0], 64);
+  const std::int64_t panels = plain.sizes[0] / columns;
+  spec.rank = 5;
+  spec.sizes = {columns, plain.sizes[2], panels, plain.sizes[1], plain.sizes[3]};
+  spec.strides = {0, plain.strides[2], 128, plain.strides[1], plain.strides[3]};
+  spec.box = {64, rows, static_cast<std::int32_t>(panels), 1, 1};
+  return spec;
+}
+
+tile::View view(const Tensor& t) { return {t.data, t.strides[0], t.strides[1], t.strides[2]}; }
+
+}  // namespace
+
+void decode_fill(decode_sm90::Args& args, const Problem& p, const DecodeChoice& choice,
+                 void (*set_map)(tile::TensorMapBytes&, const TensorMapSpec&)) {
+  const int rows = choice.config.box_rows;
+  if (rows > 0) {
+    const auto map = choice.config.whole_rows ? panel_map : [](const Tensor& t, int box) {
+      return sm90_map_spec(t, box);
+    };
+    set_map(args.k_map, map(p.k, rows));
+    set_map(args.v_map, map(p.v, rows));
+  }
+  args.q = view(p.q);
+  args.k = view(p.k);
+  args.v = view(p.v);
+  args.o = host::view4(p.o);
+  args.o_pairs = host::has_vectors(p.o);
+  if (p.lse.defined()) {
+    args.lse = static_cast<float*>(p.lse.data);
+    args.lse_b = p.lse.strides[0];
+    args.lse_h = p.lse.strides[1];
+    args.lse_s = p.lse.strides[2];
+  }
+  args.batch = static_cast<int>(p.batch);
+  args.heads_q = static_cast<int>(p.heads_q);
+  args.heads_k = static_cast<int>(p.heads_k);
+  args.group = static_cast<int>(p.group());
+  args.head_dim_v = static_cast<int>(p.head_dim_v);
+  args.cols_q = static_cast<int>(p.q.sizes[3]);
+  args.cols_k = static_cast<int>(p.k.sizes[3]);
+  args.cols_v = static_cast<int>(p.v.sizes[3]);
+  args.row_tiles = choice.row_tiles;
+  args.policy = kKeepInCache;
+  args.scale = p.scale;
+  args.scale_log2 = static_cast<float>(static_cast<double>(p.scale) * kLog2e);
+  args.softcap = static_cast<float>(p.softcap);
+  if (p.alibi_slopes.defined()) {
+    args.alibi = static_cast<const float*>(p.alibi_slopes.data);
+    args.alibi_b = p.alibi_slopes.strides[0];
+    args.alibi_h = p.alibi_slopes.strides[1];
+  }
+  if (p.sinks.defined()) {
+    args.sinks = static_cast<const float*>(p.sinks.data);
+    args.sinks_h = p.sinks.strides[0];
+  }
+  if (p.paged) args.pages = host::pages(p);
+  args.keys = decode_key_parts(p, choice.keys);
+  args.most_parts = choice.most_parts;
+  args.part_rows = p.query_rows();
+  args.part_columns = host::padded(p.head_dim_v);
+}
+
+}  // namespace tilewise::cuda

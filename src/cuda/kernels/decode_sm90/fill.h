@@ -1,0 +1,14 @@
+/// A problem's tensors and numbers as decode_sm90 takes them.
+#pragma once
+
+#include "cuda/driver/tensor_map.h"
+#include "cuda/kernels/decode_sm90/choice.h"
+
+namespace tilewise::cuda {
+
+/// Everything of Args but the counter and what parts leave. `set_map` encodes a tensor map (tests
+/// look at what it is made of instead).
+void decode_fill(decode_sm90::Args& args, const Problem& problem, const DecodeChoice& choice,
+                 void (*set_map)(tile::TensorMapBytes&, const TensorMapSpec&));
+
+}  // namespace tilewise::cuda

@@ -1,0 +1,115 @@
+#include "cuda/kernels/decode_sm90/row.h"
+
+#include <algorithm>
+
+#include "cuda/driver/device.h"
+#include "cuda/host/common.h"
+#include "cuda/host/tile_counter.h"
+#include "cuda/host/tma_maps.h"
+#include "cuda/kernels/decode_sm90/choice.h"
+#include "cuda/kernels/decode_sm90/fill.h"
+#include "cuda/kernels/rows/combine.h"
+#include "plan/accounting.h"
+
+namespace tilewise::cuda {
+namespace {
+
+using decode_sm90::Args;
+using decode_sm90::Config;
+using Role = MemoryItem::Role;
+
+Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
+  std::string reason = decode_refusal(p, machine);
+  if (!reason.empty()) return reason;
+  const DecodeChoice choice = decode_choose(p, machine);
+  Cost cost;
+  cost.block_m = 16 * choice.config.row_warps;
+  cost.block_n = decode_sm90::kBlockN;
+  cost.splits = choice.most_parts;
+  cost.memory.push_back(host::tile_counter_memory());
+  double partial = 0.0;
+  if (choice.most_parts > 1) {
+    cost.memory.push_back(
+        memory_part("partial O", Role::workspace, DType::float32,
+                    {choice.most_parts, p.query_rows(), host::padded(p.head_dim_v)}));
+    cost.memory.push_back(memory_part("partial m, l", Role::workspace, DType::float32,
+                                      {2, choice.most_parts, p.query_rows()}));
+    partial =
+        static_cast<double>(cost.memory.back().bytes + cost.memory[cost.memory.size() - 2].bytes);
+  }
+  // Of K and V what is seen, of pools what the tables may name.
+  const double keys = static_cast<double>(p.batch * p.heads_k) *
+                      std::min(visible_pairs(p) / static_cast<double>(p.query_rows()) +
+                                   static_cast<double>(p.seq_q),
+                               static_cast<double>(p.seq_k));
+  cost.bytes_moved = 2.0 * keys * static_cast<double>(p.head_dim + p.head_dim_v);
+  for (const Tensor* t : {&p.q, &p.o, &p.lse})
+    cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
+  cost.ms = std::max(choice.ms, 1e-6 * cost.bytes_moved / machine.bandwidth_gbps);
+  cost.bytes_moved += 2.0 * partial;
+  return Prepared{std::move(cost), remember(choice)};
+}
+
+void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
+  const auto& choice = context.decided<DecodeChoice>();
+  const int device = p.device.index, parts = choice.most_parts;
+  const ContextScope scope(device);  // tensor maps are made in a context
+  WorkspaceCutter workspace(context.workspace);
+  Args args;
+  decode_fill(args, p, choice, sm90_set_map);
+  args.counter = host::take_tile_counter(workspace);
+  if (parts > 1) {
+    args.o_part = workspace.take<float>(parts * args.part_rows * args.part_columns);
+    args.m_part = workspace.take<float>(2 * parts * args.part_rows);
+  }
+  const Kernel kernel = host::load_config(choice.config, device, decode_unit);
+  const std::int64_t items = p.batch * p.heads_k * choice.row_tiles * parts;
+  const std::int64_t slots = std::int64_t{host::kTypicalMultiprocessors} * choice.config.blocks;
+  launch(kernel, {.x = std::min(items, slots)}, context.stream, args);
+  if (parts > 1) {
+    const bool uneven = p.key_lengths.defined();
+    combine_parts(p, args.o_part, args.m_part, parts, context.stream,
+                  uneven ? &args.keys : nullptr);
+  }
+}
+
+std::string unmeasured(const KernelRow&, const Problem&) {
+  return "it has not been measured on its hardware yet";
+}
+
+}  // namespace
+
+const KernelRow kFlashDecodeSm90 = {
+    .name = "flash_decode_sm90",
+    .implementation = "flash",
+    .device = DeviceType::cuda,
+    .pass = Pass::forward,
+    .summary = "few queries, keys contiguous or in pages; copy engine, mma.sync; bf16, fp16",
+    .prepare = prepare,
+    .run = run,
+    .on_trial = unmeasured};
+
+void add_decode_sm90_units(std::vector<PackUnit>& units, int arch) {
+  if (arch != 90) return;
+  for (const std::int64_t page : {0, 16}) {
+    Problem p;
+    p.dtype = DType::bfloat16;
+    p.batch = p.heads_k = 1;
+    p.heads_q = 8;
+    p.seq_q = p.total_q = 1;
+    p.seq_k = 8192;
+    p.head_dim = p.head_dim_v = 128;
+    p.scale = 1.0F;
+    p.paged = page > 0;
+    p.page_size = page;
+    const std::int64_t rows = page > 0 ? page : p.seq_k;
+    p.k = p.v = Tensor::contiguous(nullptr, p.dtype, {2, 1, rows, 128}, {DeviceType::cuda, 0});
+    units.push_back({.unit = decode_unit(decode_with_parts(p, p.seq_k, {}).config),
+                     .row = kFlashDecodeSm90.name,
+                     .instruction = "mma.sync",
+                     // Values of an item that its blocks do not use.
+                     .allowed_spill_bytes = 64});
+  }
+}
+
+}  // namespace tilewise::cuda

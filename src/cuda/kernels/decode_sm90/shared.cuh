@@ -1,0 +1,107 @@
+/// decode_sm90: what both roles share: addresses in shared memory, barriers, items.
+///
+/// An item is one part of one batch entry's keys, one key head, one tile of its query rows. Row r
+/// of a key head is query r / group of head r % group of its group.
+#pragma once
+
+#include "cuda/kernels/decode_sm90/args.h"
+#include "cuda/tile/hopper/mbarrier.cuh"
+#include "cuda/tile/key_parts.cuh"
+#include "cuda/tile/shared_tile.cuh"
+
+namespace tilewise::decode_sm90 {
+
+using namespace tile;
+
+/// K or V of a block in shared memory: as many rows as a box has, in panels of 64 columns with
+/// 128-byte swizzle, then the next rows. Rows come in one box of all columns, or a box a panel.
+template <Config kConfig, int kColumns>
+struct Block {
+  static constexpr int kRows = kConfig.box_rows == 0 ? kBlockN : kConfig.box_rows;
+  using Panel = SharedTile<kRows, 64>;
+  static constexpr int kBoxBytes = kColumns / 64 * Panel::kBytes;
+  u32 base;
+
+  /// `row`: a multiple of 16. Its rows begin at row % kRows.
+  __forceinline__ Panel panel(int row, int panel) const {
+    return {base + static_cast<u32>(row / kRows * kBoxBytes + panel * Panel::kBytes)};
+  }
+};
+
+/// Addresses of what SharedPlan lays out. "full": the copies have landed; "empty": the readers are
+/// done.
+template <Config kConfig>
+struct Shared {
+  static constexpr SharedPlan kPlan{kConfig};
+  static constexpr int kStages = kConfig.stages;
+  /// Warps that read an announced item: the consumers, and producers that do not announce.
+  static constexpr int kReaders = kWarps + (kConfig.box_rows > 0 ? 0 : kProducerWarps - 1);
+  u32 base;
+
+  __forceinline__ Block<kConfig, kConfig.head_dim> k(u32 stage) const {
+    return {base + kPlan.k + stage * kPlan.k_stage};
+  }
+  __forceinline__ Block<kConfig, kConfig.head_dim_v> v(u32 stage) const {
+    return {base + kPlan.v + stage * kPlan.v_stage};
+  }
+  /// What a warp leaves to another one of the same rows.
+  __forceinline__ u32 merge(int place) const { return base + kPlan.merge + place * kPlan.merged; }
+  __forceinline__ u32 barrier(u32 index) const {
+    return base + kPlan.barriers + index * kMbarrierBytes;
+  }
+  __forceinline__ u32 full(u32 stage) const { return barrier(stage); }
+  __forceinline__ u32 empty(u32 stage) const { return barrier(kStages + stage); }
+  __forceinline__ u32 item_full(u32 slot) const { return barrier(2 * kStages + slot); }
+  __forceinline__ u32 item_empty(u32 slot) const { return item_full(slot + SharedPlan::kItems); }
+  __forceinline__ u32 item(u32 slot) const { return base + kPlan.items + slot * SharedPlan::kItem; }
+
+  __forceinline__ void init_barriers() const {
+    for (u32 s = 0; s < kStages; ++s) {
+      mbarrier_init(full(s), kConfig.box_rows > 0 ? 1 : 32 * kProducerWarps);
+      mbarrier_init(empty(s), kWarps);
+    }
+    for (u32 s = 0; s < SharedPlan::kItems; ++s) {
+      mbarrier_init(item_full(s), 1);
+      mbarrier_init(item_empty(s), kReaders);
+    }
+    mbarrier_fence_init();
+  }
+};
+
+/// `batch` < 0: no more. `part` counts from the entry's first one on.
+struct Item {
+  int batch = -1, head = 0, row_tile = 0, part = 0, parts = 1, seq_k = 0;
+  int begin = 0, end = 0;  ///< keys that some row of the item sees
+};
+
+/// The next announced item, read by a warp.
+template <Config kConfig>
+__forceinline__ Item next_item(const Shared<kConfig>& shared, Ring<SharedPlan::kItems>& slots,
+                               int lane) {
+  mbarrier_wait(shared.item_full(slots.slot), slots.parity);
+  const u32 from = shared.item(slots.slot);
+  const Bytes16 a = load_shared_16(from), b = load_shared_16(from + 16);
+  __syncwarp();  // all lanes have read
+  if (lane == 0) mbarrier_arrive(shared.item_empty(slots.slot));
+  slots.advance();
+  return {static_cast<int>(a.x), static_cast<int>(a.y), static_cast<int>(a.z),
+          static_cast<int>(a.w), static_cast<int>(b.x), static_cast<int>(b.y),
+          static_cast<int>(b.z), static_cast<int>(b.w)};
+}
+
+template <Config kConfig>
+inline constexpr int kTileRows = 16 * kConfig.row_warps;
+
+/// Keys of an item whose entry, part and row tile are known.
+template <Config kConfig>
+__forceinline__ void find_keys(const Args& args, const PartRange& range, Item& item) {
+  const Diagonals d(args.keys.positions, args.keys.seq_q, item.seq_k);
+  const int row = item.row_tile * kTileRows<kConfig>;
+  const int last = min(row + kTileRows<kConfig>, args.keys.seq_q * args.group) - 1;
+  const int part = (range.first + item.part) * args.keys.keys;
+  item.begin = max(max(0, row / args.group + d.low), part);
+  item.end = min(min(item.seq_k, last / args.group + d.high), part + args.keys.keys);
+  item.end = max(item.begin, item.end);
+}
+
+}  // namespace tilewise::decode_sm90

@@ -1,0 +1,40 @@
+/// What the kernels for Hopper take beside their arguments, as host and device both know it: sinks,
+/// and the bits of a bool mask.
+#pragma once
+
+#include "cuda/tile/expression_args.h"
+
+namespace tilewise::tile {
+
+/// A bool mask as bits. A line is a query, or backward a key. Four words hold what a block of keys,
+/// or queries, shows of it: word t is that of the lanes t of a quad, bit i of the element 8 (i / 2)
+/// + 2 t + i % 2 of the block. Elements past the last are visible. Strides count words; those of
+/// axes along which the mask broadcasts are 0.
+struct MaskBits {
+  const unsigned* words = nullptr;
+  long long stride_b = 0, stride_h = 0, stride_line = 0, stride_block = 0;
+};
+
+/// Which of them a kernel is compiled for.
+struct OptionKinds {
+  bool sinks = false, mask = false;
+
+  constexpr bool any() const { return sinks || mask; }
+  bool operator==(const OptionKinds&) const = default;
+};
+
+struct Options {
+  const float* sinks = nullptr;  ///< (Hq)
+  long long sinks_h = 0;
+  MaskBits mask;
+};
+
+/// The parameters of a kernel that takes any of them.
+template <class Args>
+struct Optioned {
+  Args args;
+  Captures captures;
+  Options options;
+};
+
+}  // namespace tilewise::tile

@@ -1,0 +1,29 @@
+/// The layers' attention: the library's own, by its public verbs.
+#pragma once
+
+#include "layers/run.h"
+#include "tilewise/attention.h"
+
+namespace tilewise::asam {
+
+/// Heads [batch, tokens, heads, dim] inside rows of `row` elements: logical axes (B, heads, n,
+/// dim).
+template <class T>
+Tensor head_view(const Run<T>& run, T* data, std::int64_t heads, std::int64_t head_stride,
+                 std::int64_t row) {
+  Tensor t;
+  t.data = data;
+  t.dtype = run.config.dtype;
+  t.device = run.config.device;
+  t.rank = 4;
+  t.sizes = {run.batch, heads, run.tokens, run.config.head_dim};
+  t.strides = {run.tokens * row, head_stride, row, 1};
+  return t;
+}
+
+template <class T>
+void attend(const Run<T>& run, const ForwardTensors& tensors, const AttentionSpec& spec);
+template <class T>
+void attend_backward(const Run<T>& run, const BackwardTensors& tensors, const AttentionSpec& spec);
+
+}  // namespace tilewise::asam

@@ -1,0 +1,111 @@
+/// The names of kinds and patterns, and what a Config may say.
+#include <array>
+#include <bit>
+#include <string>
+#include <utility>
+
+#include "layers/model.h"
+
+namespace tilewise::asam {
+namespace {
+
+constexpr std::array<std::pair<LayerKind, std::string_view>, 3> kKinds = {
+    {{LayerKind::original, "original"},
+     {LayerKind::flash, "flash"},
+     {LayerKind::adaptive, "adaptive"}}};
+constexpr std::array<std::pair<Pattern, std::string_view>, 7> kPatterns = {
+    {{Pattern::local, "local"},
+     {Pattern::strided, "strided"},
+     {Pattern::random, "random"},
+     {Pattern::clustered, "clustered"},
+     {Pattern::hierarchical, "hierarchical"},
+     {Pattern::selected, "selected"},
+     {Pattern::automatic, "auto"}}};
+
+template <class Table, class Value>
+std::string_view name_of(const Table& table, Value value) {
+  for (const auto& [entry, name] : table) {
+    if (entry == value) return name;
+  }
+  return "";
+}
+
+template <class Table>
+auto parse(const Table& table, const char* what, std::string_view text) {
+  std::string names;
+  for (const auto& [entry, name] : table) {
+    if (name == text) return entry;
+    names += (names.empty() ? "" : ", ") + std::string(name);
+  }
+  throw InvalidArgument(std::string(what) + " is '" + std::string(text) + "': expected one of " +
+                        names);
+}
+
+void require(bool holds, const char* name, const std::string& value, const char* expected) {
+  if (!holds) {
+    throw InvalidArgument(std::string("config.") + name + " is " + value + ": " + expected);
+  }
+}
+
+void require_positive(const char* name, std::int64_t value) {
+  require(value >= 1, name, std::to_string(value), "it must be >= 1");
+}
+
+void require_share(const char* name, double value) {
+  require(value >= 0.0 && value < 1.0, name, std::to_string(value), "it must lie in [0, 1)");
+}
+
+void check_pattern(const Config& c) {
+  const std::string name(pattern_name(c.pattern));
+  if (c.kind == LayerKind::adaptive) {
+    require(c.pattern != Pattern::random, "pattern", name,
+            "the adaptive layer has no such pattern");
+  } else if (c.kind == LayerKind::original) {
+    require(c.pattern != Pattern::selected && c.pattern != Pattern::automatic, "pattern", name,
+            "the published layer has no such pattern");
+  }
+  require(!c.causal || c.kind == LayerKind::adaptive, "causal", "true",
+          "the published layers have no causal mask");
+}
+
+}  // namespace
+
+std::string_view kind_name(LayerKind kind) { return name_of(kKinds, kind); }
+std::string_view pattern_name(Pattern pattern) { return name_of(kPatterns, pattern); }
+LayerKind parse_kind(std::string_view text) { return parse(kKinds, "the kind of layer", text); }
+Pattern parse_pattern(std::string_view text) { return parse(kPatterns, "the pattern", text); }
+
+void check_config(const Config& c) {
+  require_positive("dim", c.dim);
+  require_positive("heads", c.heads);
+  require_positive("head_dim", c.head_dim);
+  require_positive("window_size", c.window_size);
+  require_positive("stride", c.stride);
+  require_positive("clusters", c.clusters);
+  require_positive("layers", c.layers);
+  require(c.gate_hidden >= 2, "gate_hidden", std::to_string(c.gate_hidden), "it must be >= 2");
+  require(c.vocabulary >= 0, "vocabulary", std::to_string(c.vocabulary), "it must be >= 0");
+  require(c.classes >= 0, "classes", std::to_string(c.classes), "it must be >= 0");
+  require_share("dropout", c.dropout);
+  require_share("gate_dropout", c.gate_dropout);
+  require(c.kind != LayerKind::flash || c.heads * c.head_dim == c.dim, "head_dim",
+          std::to_string(c.head_dim), "the flash layer's heads divide dim among them");
+  const auto block = static_cast<std::uint64_t>(c.block_size);
+  require(c.block_size >= 16 && c.block_size <= 256 && std::has_single_bit(block), "block_size",
+          std::to_string(c.block_size), "expected a power of two from 16 to 256");
+  require(c.density > 0.0 && c.density <= 1.0, "density", std::to_string(c.density),
+          "it must lie in (0, 1]");
+  require(c.route_above >= 0.5 && c.route_above <= 1.0, "route_above",
+          std::to_string(c.route_above), "it must lie in [0.5, 1]");
+  require(c.dtype == DType::float32 || c.dtype == DType::float64, "dtype",
+          std::string(dtype_name(c.dtype)), "expected float32 or float64");
+  require(c.dtype == DType::float32 || c.device.type == DeviceType::cpu, "device",
+          device_name(c.device), "float64 runs on the CPU");
+  require(!c.graph || c.device.type == DeviceType::cuda, "graph", "true",
+          "the model is on the CPU");
+  require(!c.graph || (c.dropout == 0.0 && c.gate_dropout == 0.0), "graph", "true",
+          "replayed steps would drop the same: expected dropout and gate_dropout 0");
+  check_pattern(c);
+}
+
+}  // namespace tilewise::asam

@@ -1,0 +1,373 @@
+#include "layers/cpu_ops.h"
+
+#include <cmath>
+#include <cstring>
+#include <numbers>
+#include <vector>
+
+#include "problem/philox.h"
+
+namespace tilewise::asam {
+namespace {
+
+template <class T>
+T sigmoid(T x) {
+  return T{1} / (T{1} + std::exp(-x));
+}
+
+/// The area below the normal curve up to x: GELU is x times it.
+template <class T>
+T normal_area(T x) {
+  return T{0.5} * (T{1} + std::erf(x / std::numbers::sqrt2_v<T>));
+}
+
+template <class T>
+T activation(Activation f, T z) {
+  switch (f) {
+    case Activation::gelu:
+      return z * normal_area(z);
+    case Activation::relu:
+      return std::max(z, T{0});
+    case Activation::sigmoid:
+      return sigmoid(z);
+    case Activation::none:
+      break;
+  }
+  return z;
+}
+
+template <class T>
+T slope(Activation f, T z) {
+  constexpr T kInverseRoot = std::numbers::inv_sqrtpi_v<T> / std::numbers::sqrt2_v<T>;
+  switch (f) {
+    case Activation::gelu:
+      return normal_area(z) + z * kInverseRoot * std::exp(-z * z / 2);
+    case Activation::relu:
+      return z > T{0} ? T{1} : T{0};
+    case Activation::sigmoid:
+      return sigmoid(z) * (T{1} - sigmoid(z));
+    case Activation::none:
+      break;
+  }
+  return T{1};
+}
+
+}  // namespace
+
+template <class T>
+void CpuOps<T>::clear(void* x, std::int64_t bytes) {
+  std::memset(x, 0, static_cast<std::size_t>(bytes));
+}
+
+template <class T>
+void CpuOps<T>::upload(void* to, const void* from, std::int64_t bytes) {
+  std::memcpy(to, from, static_cast<std::size_t>(bytes));
+}
+
+template <class T>
+void CpuOps<T>::download(void* to, const void* from, std::int64_t bytes) {
+  std::memcpy(to, from, static_cast<std::size_t>(bytes));
+}
+
+template <class T>
+void CpuOps<T>::copy(const T* x, T* y, std::int64_t elems) {
+  std::copy_n(x, elems, y);
+}
+
+template <class T>
+void CpuOps<T>::add(const T* x, T* y, std::int64_t elems) {
+  each(elems, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) y[i] += x[i];
+  });
+}
+
+template <class T>
+void CpuOps<T>::activate(T* z, const T* bias, T* y, Activation f, Shape s) {
+  each(s.rows, 8 * s.cols, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      T* row = z + i * s.cols;
+      if (bias != nullptr) {
+        for (std::int64_t j = 0; j < s.cols; ++j) row[j] += bias[j];
+      }
+      if (f == Activation::none && y == z) continue;
+      for (std::int64_t j = 0; j < s.cols; ++j) y[i * s.cols + j] = activation(f, row[j]);
+    }
+  });
+}
+
+template <class T>
+void CpuOps<T>::activate_backward(const T* z, const T* dy, T* dz, T* dbias, Activation f, Shape s) {
+  if (f != Activation::none || dz != dy) {
+    each(s.rows, 8 * s.cols, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin * s.cols; i < end * s.cols; ++i) {
+        dz[i] = f == Activation::none ? dy[i] : slope(f, z[i]) * dy[i];
+      }
+    });
+  }
+  if (dbias == nullptr) return;
+  each(s.cols, s.rows, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = 0; i < s.rows; ++i) {
+      for (std::int64_t j = begin; j < end; ++j) dbias[j] += dz[i * s.cols + j];
+    }
+  });
+}
+
+template <class T>
+void CpuOps<T>::layer_norm(const T* x, const T* gamma, const T* beta, T* y, T* statistics,
+                           Shape s) {
+  constexpr T kEpsilon = T(1e-5);  // torch's
+  each(s.rows, 4 * s.cols, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const T* row = x + i * s.cols;
+      T sum = 0;
+      for (std::int64_t j = 0; j < s.cols; ++j) sum += row[j];
+      const T mean = sum / static_cast<T>(s.cols);
+      T squares = 0;
+      for (std::int64_t j = 0; j < s.cols; ++j) squares += (row[j] - mean) * (row[j] - mean);
+      const T rstd = T{1} / std::sqrt(squares / static_cast<T>(s.cols) + kEpsilon);
+      statistics[2 * i] = mean;
+      statistics[2 * i + 1] = rstd;
+      for (std::int64_t j = 0; j < s.cols; ++j) {
+        y[i * s.cols + j] = (row[j] - mean) * rstd * gamma[j] + beta[j];
+      }
+    }
+  });
+}
+
+template <class T>
+void CpuOps<T>::layer_norm_backward(const T* x, const T* gamma, const T* statistics, const T* dy,
+                                    T* dx, T* dgamma, T* dbeta, Shape s) {
+  each(s.rows, 4 * s.cols, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const T mean = statistics[2 * i], rstd = statistics[2 * i + 1];
+      const T* row = x + i * s.cols;
+      const T* d_row = dy + i * s.cols;
+      T sum = 0, along = 0;
+      for (std::int64_t j = 0; j < s.cols; ++j) {
+        const T d = d_row[j] * gamma[j];
+        sum += d;
+        along += d * (row[j] - mean) * rstd;
+      }
+      sum /= static_cast<T>(s.cols);
+      along /= static_cast<T>(s.cols);
+      for (std::int64_t j = 0; j < s.cols; ++j) {
+        const T normal = (row[j] - mean) * rstd;
+        dx[i * s.cols + j] += rstd * (d_row[j] * gamma[j] - sum - normal * along);
+      }
+    }
+  });
+  each(s.cols, 2 * s.rows, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = 0; i < s.rows; ++i) {
+      const T mean = statistics[2 * i], rstd = statistics[2 * i + 1];
+      for (std::int64_t j = begin; j < end; ++j) {
+        const T d = dy[i * s.cols + j];
+        dgamma[j] += d * (x[i * s.cols + j] - mean) * rstd;
+        dbeta[j] += d;
+      }
+    }
+  });
+}
+
+template <class T>
+void CpuOps<T>::drop_add(const T* x, const T* a, T* y, const Drop& drop, Shape s) {
+  const DropoutMask mask({.p = drop.p, .seed = drop.seed, .offset = drop.draw});
+  const bool drops = drop.p > 0.0;
+  const T scale = drops ? static_cast<T>(mask.scale()) : T{1};
+  each(s.rows, (drops ? 16 : 1) * s.cols, [&](std::int64_t begin, std::int64_t end) {
+    PhiloxCounter words{};
+    for (std::int64_t i = begin; i < end; ++i) {
+      for (std::int64_t j = 0; j < s.cols; ++j) {
+        if (drops && j % 4 == 0) words = mask.words(drop.site, i, j / 4);
+        const bool keeps = !drops || mask.keeps(words[static_cast<std::size_t>(j % 4)]);
+        const std::int64_t at = i * s.cols + j;
+        y[at] = (x != nullptr ? x[at] : T{0}) + (keeps ? a[at] * scale : T{0});
+      }
+    }
+  });
+}
+
+template <class T>
+void CpuOps<T>::gate(const T* c, const T* p, const T* threshold, const T* tau, T* g, Shape s) {
+  for (std::int64_t i = 0; i < s.rows * s.cols; ++i) {
+    g[i] = sigmoid((threshold[i % s.cols] - c[i]) * p[i] / std::abs(*tau));
+  }
+}
+
+template <class T>
+void CpuOps<T>::gate_backward(const T* c, const T* p, const T* threshold, const T* tau, const T* g,
+                              const T* dg, T* dc, T* dp, T* d_threshold, T* d_tau, Shape s) {
+  const T size = std::abs(*tau);
+  for (std::int64_t i = 0; i < s.rows * s.cols; ++i) {
+    const T over = threshold[i % s.cols] - c[i];
+    const T d = dg[i] * g[i] * (T{1} - g[i]);  // of the sigmoid's argument
+    dc[i] = -d * p[i] / size;
+    dp[i] = d * over / size;
+    d_threshold[i % s.cols] += d * p[i] / size;
+    *d_tau -= d * over * p[i] / (*tau * size);
+  }
+}
+
+template <class T>
+void CpuOps<T>::mix(const T* o, const T* g, T* a, HeadShape s) {
+  each(s.rows(), 2 * s.heads * s.dim, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t at = begin * s.heads; at < end * s.heads; ++at) {
+      const T share = g[at / s.heads / s.tokens * s.heads + at % s.heads];
+      const T* sparse = o + 2 * at * s.dim;
+      const T* dense = sparse + s.dim;
+      for (std::int64_t e = 0; e < s.dim; ++e) {
+        a[at * s.dim + e] = share * sparse[e] + (T{1} - share) * dense[e];
+      }
+    }
+  });
+}
+
+template <class T>
+void CpuOps<T>::mix_backward(const T* o, const T* g, const T* da, T* d_o, T* dg, T* d_weight,
+                             HeadShape s) {
+  each(s.batch * s.heads, 4 * s.tokens * s.dim, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t bh = begin; bh < end; ++bh) {
+      const T share = g[bh];
+      T along_sparse = 0, along_dense = 0;
+      for (std::int64_t i = 0; i < s.tokens; ++i) {
+        const std::int64_t at = (bh / s.heads * s.tokens + i) * s.heads + bh % s.heads;
+        for (std::int64_t e = 0; e < s.dim; ++e) {
+          const std::int64_t sparse = 2 * at * s.dim + e, dense = sparse + s.dim;
+          const T d = da[at * s.dim + e];
+          d_o[sparse] = share * d;
+          d_o[dense] = (T{1} - share) * d;
+          along_sparse += d * o[sparse];
+          along_dense += d * o[dense];
+        }
+      }
+      dg[bh] = along_sparse - along_dense;
+      if (d_weight != nullptr) d_weight[bh] = share * along_sparse;
+    }
+  });
+}
+
+template <class T>
+void CpuOps<T>::twice(const T* qkv, T* q2, HeadShape s) {
+  each(s.rows(), 2 * s.heads * s.dim, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t at = begin * s.heads; at < end * s.heads; ++at) {
+      const T* q = qkv + (at / s.heads * 3 * s.heads + at % s.heads) * s.dim;
+      std::copy_n(q, s.dim, q2 + 2 * at * s.dim);
+      std::copy_n(q, s.dim, q2 + (2 * at + 1) * s.dim);
+    }
+  });
+}
+
+template <class T>
+void CpuOps<T>::twice_backward(const T* dq2, T* dqkv, HeadShape s) {
+  each(s.rows(), 2 * s.heads * s.dim, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t at = begin * s.heads; at < end * s.heads; ++at) {
+      const T* first = dq2 + 2 * at * s.dim;
+      T* dq = dqkv + (at / s.heads * 3 * s.heads + at % s.heads) * s.dim;
+      for (std::int64_t e = 0; e < s.dim; ++e) dq[e] = first[e] + first[s.dim + e];
+    }
+  });
+}
+
+template <class T>
+void CpuOps<T>::embed(const std::int32_t* ids, const T* table, T* y, Shape s) {
+  for (std::int64_t i = 0; i < s.rows; ++i) {
+    std::copy_n(table + ids[i] * s.cols, s.cols, y + i * s.cols);
+  }
+}
+
+template <class T>
+void CpuOps<T>::embed_backward(const std::int32_t* ids, const T* dy, T* d_table, Shape s) {
+  for (std::int64_t i = 0; i < s.rows; ++i) {
+    for (std::int64_t j = 0; j < s.cols; ++j) d_table[ids[i] * s.cols + j] += dy[i * s.cols + j];
+  }
+}
+
+template <class T>
+void CpuOps<T>::read_out(const T* x, T* y, Readout readout, TokenShape s) {
+  for (std::int64_t b = 0; b < s.batch; ++b) {
+    const T* tokens = x + b * s.tokens * s.dim;
+    T* out = y + b * s.dim;
+    std::copy_n(tokens + (readout == Readout::last ? s.tokens - 1 : 0) * s.dim, s.dim, out);
+    if (readout == Readout::last) continue;
+    for (std::int64_t i = 1; i < s.tokens; ++i) {
+      for (std::int64_t j = 0; j < s.dim; ++j) out[j] += tokens[i * s.dim + j];
+    }
+    for (std::int64_t j = 0; j < s.dim; ++j) out[j] /= static_cast<T>(s.tokens);
+  }
+}
+
+template <class T>
+void CpuOps<T>::read_out_backward(const T* dy, T* dx, Readout readout, TokenShape s) {
+  for (std::int64_t i = 0; i < s.rows(); ++i) {
+    const bool last = i % s.tokens == s.tokens - 1;
+    const T share = readout == Readout::mean ? T{1} / static_cast<T>(s.tokens) : T(last ? 1 : 0);
+    for (std::int64_t j = 0; j < s.dim; ++j) {
+      dx[i * s.dim + j] = share * dy[i / s.tokens * s.dim + j];
+    }
+  }
+}
+
+template <class T>
+void CpuOps<T>::cross_entropy(const T* logits, const std::int32_t* labels, T* d_logits,
+                              TrainState* state, Shape s) {
+  T loss = 0;
+  for (std::int64_t i = 0; i < s.rows; ++i) {
+    const T* row = logits + i * s.cols;
+    const T most = *std::max_element(row, row + s.cols);
+    T sum = 0;
+    for (std::int64_t j = 0; j < s.cols; ++j) sum += std::exp(row[j] - most);
+    loss += std::log(sum) + most - row[labels[i]];
+    for (std::int64_t j = 0; j < s.cols; ++j) {
+      const T p = std::exp(row[j] - most) / sum;
+      const T d = (p - T(j == labels[i] ? 1 : 0)) / static_cast<T>(s.rows);
+      d_logits[i * s.cols + j] = d * static_cast<T>(state->scale);
+    }
+  }
+  state->loss = static_cast<float>(loss / static_cast<T>(s.rows));
+}
+
+template <class T>
+void CpuOps<T>::look_for_infinities(const T* g, std::int64_t elems, TrainState* state) {
+  state->not_finite = 0;
+  for (std::int64_t i = 0; i < elems; ++i) {
+    if (!std::isfinite(g[i])) state->not_finite = 1;
+  }
+}
+
+template <class T>
+void CpuOps<T>::adam(T* w, const T* g, T* m, T* v, std::int64_t elems, const TrainOptions& o,
+                     const TrainState* state) {
+  if (state->not_finite != 0) return;
+  const T unscale = T{1} / static_cast<T>(state->scale);
+  const double step = state->steps + 1;
+  const T step_size = static_cast<T>(o.learning_rate / (1.0 - std::pow(o.beta1, step)));
+  const T root = static_cast<T>(std::sqrt(1.0 - std::pow(o.beta2, step)));
+  const T beta1 = static_cast<T>(o.beta1), beta2 = static_cast<T>(o.beta2);
+  const T epsilon = static_cast<T>(o.epsilon);
+  each(elems, 4, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const T d = g[i] * unscale;
+      m[i] = beta1 * m[i] + (T{1} - beta1) * d;
+      v[i] = beta2 * v[i] + (T{1} - beta2) * d * d;
+      w[i] -= step_size * m[i] / (std::sqrt(v[i]) / root + epsilon);
+    }
+  });
+}
+
+template <class T>
+void CpuOps<T>::end_step(TrainState* state, const TrainOptions& options) {
+  if (state->not_finite != 0) {
+    ++state->skipped;
+    state->good_in_a_row = 0;
+    if (options.scale_loss) state->scale *= 0.5F;
+    return;
+  }
+  ++state->steps;
+  if (!options.scale_loss || ++state->good_in_a_row < options.growth_interval) return;
+  state->scale *= 2.0F;
+  state->good_in_a_row = 0;
+}
+
+template class CpuOps<float>;
+template class CpuOps<double>;
+
+}  // namespace tilewise::asam

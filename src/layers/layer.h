@@ -1,0 +1,49 @@
+/// A layer: attention and a feed-forward network, each around a residual.
+///
+///   h = LN(x)                       flash: h2 = x1, the published layer's missing norm
+///   x1 = x + drop(W_o mix(W_qkv h))
+///   h2 = LN2(x1)
+///   y = x1 + drop(W_2 drop(gelu(W_1 h2)))
+#pragma once
+
+#include "layers/mixer.h"
+
+namespace tilewise::asam {
+
+/// What a layer keeps from its forward for its backward.
+template <class T>
+struct LayerKept {
+  Buffer<T> h, statistics, qkv, a, x1, h2, statistics2, z, u;
+  MixerKept<T> mixer;
+};
+/// Memory of one step, which the layers share.
+template <class T>
+struct LayerScratch {
+  Buffer<T> projected, wide, narrow, da, dqkv, dh;
+  MixerScratch<T> mixer;
+};
+
+template <class T>
+class Layer {
+ public:
+  /// `prefix` names the parameters: "layers.0.".
+  Layer(Parameters<T>& parameters, const std::string& prefix, const Config& config, int index);
+
+  /// y (B, n, dim) from x; y may be x.
+  void forward(const Run<T>& run, const T* x, T* y, LayerKept<T>& kept, LayerScratch<T>& scratch);
+  /// dx from dy, in place.
+  void backward(const Run<T>& run, const T* x, T* dx, LayerKept<T>& kept, LayerScratch<T>& scratch);
+  /// Of the last forward.
+  LayerInfo info(Ops<T>& ops, std::int64_t batch) const { return mixer_->info(ops, batch); }
+
+ private:
+  bool norms_twice() const { return config_.kind != LayerKind::flash; }
+
+  const Config& config_;
+  int index_;
+  LinearWeights qkv_, out_, first_, second_;
+  NormWeights norm_, norm2_;
+  std::unique_ptr<Mixer<T>> mixer_;
+};
+
+}  // namespace tilewise::asam

@@ -1,0 +1,376 @@
+#include "layers/mixer.h"
+
+#include <algorithm>
+
+#include "layers/mask.h"
+
+namespace tilewise::asam {
+namespace {
+
+Tensor contiguous(void* data, DType dtype, std::initializer_list<std::int64_t> sizes,
+                  Device device) {
+  return Tensor::contiguous(data, dtype, sizes, device);
+}
+
+template <class T>
+std::vector<float> floats(Ops<T>& ops, const T* data, std::int64_t count) {
+  std::vector<T> values(static_cast<std::size_t>(count));
+  if (data != nullptr) {
+    ops.download(values.data(), data, count * static_cast<std::int64_t>(sizeof(T)));
+  }
+  return {values.begin(), values.end()};
+}
+
+/// What every gate says.
+template <class T>
+LayerInfo gate_info(Ops<T>& ops, std::int64_t batch, std::int64_t heads, const Gate<T>& gate) {
+  LayerInfo info;
+  info.gate = floats(ops, gate.values(), batch * heads);
+  info.confidence = floats(ops, gate.confidence(), batch * heads);
+  info.logits = floats(ops, gate.logits(), batch * gate.logits_of_sequence());
+  const auto sparse =
+      std::count_if(info.gate.begin(), info.gate.end(), [](float g) { return g > 0.5F; });
+  info.sparse_ratio = static_cast<double>(sparse) / static_cast<double>(info.gate.size());
+  return info;
+}
+
+/// FlashASAMLayer's: every pair.
+template <class T>
+class DenseMixer final : public Mixer<T> {
+ public:
+  using Mixer<T>::Mixer;
+
+  void forward(const Run<T>& run, const T*, T* qkv, T* a, MixerKept<T>& kept) override {
+    const std::int64_t heads = run.config.heads;
+    float* lse = kept.lse.room(run.memory, run.batch * heads * run.tokens);
+    attend(run,
+           {.q = this->part(run, qkv, 0),
+            .k = this->part(run, qkv, 1),
+            .v = this->part(run, qkv, 2),
+            .o = merged(run, a),
+            .lse = this->lse_view(run, lse, heads)},
+           spec(run));
+  }
+
+  void backward(const Run<T>& run, const T*, T* qkv, T* a, T* da, T* dqkv, T*, MixerKept<T>& kept,
+                MixerScratch<T>&) override {
+    attend_backward(run,
+                    {.q = this->part(run, qkv, 0),
+                     .k = this->part(run, qkv, 1),
+                     .v = this->part(run, qkv, 2),
+                     .o = merged(run, a),
+                     .lse = this->lse_view(run, kept.lse.get(), run.config.heads),
+                     .d_o = merged(run, da),
+                     .dq = this->part(run, dqkv, 0),
+                     .dk = this->part(run, dqkv, 1),
+                     .dv = this->part(run, dqkv, 2)},
+                    spec(run));
+  }
+
+ private:
+  static Tensor merged(const Run<T>& run, T* a) {
+    const HeadShape s = run.heads();
+    return head_view(run, a, s.heads, s.dim, s.heads * s.dim);
+  }
+  AttentionSpec spec(const Run<T>& run) const {
+    AttentionSpec spec;
+    // A key of its own for each layer.
+    const std::uint64_t seed = run.config.seed ^ (static_cast<std::uint64_t>(this->layer_) + 1)
+                                                     << 32;
+    if (run.training) spec.dropout = {.p = run.config.dropout, .seed = seed, .offset = run.draw};
+    return spec;
+  }
+};
+
+/// The published one: a masked attention and a dense one, mixed by the gate.
+template <class T>
+class PublishedMixer final : public Mixer<T> {
+ public:
+  PublishedMixer(Parameters<T>& parameters, const std::string& prefix, const Config& config,
+                 int layer)
+      : Mixer<T>(config, layer) {
+    if (config.adaptive_gate) {
+      gate_ = std::make_unique<Gate<T>>(parameters, prefix + "adaptive_attn.gate", config, layer);
+    }
+    const std::string pattern = prefix + "_pattern_modules." +
+                                std::string(pattern_name(config.pattern)) + "_" +
+                                std::to_string(config.pattern_tokens) + ".";
+    const Start ones{Start::Kind::constant, 1.0};
+    if (config.pattern == Pattern::hierarchical) {
+      scales_ = parameters.declare(pattern + "scale_weights", {3, config.heads}, ones);
+    } else if (config.pattern == Pattern::clustered) {
+      centroids_ = parameters.declare(pattern + "centroids",
+                                      {config.heads, config.clusters, config.head_dim},
+                                      {Start::Kind::normal, 0.02});
+      temperature_ = parameters.declare(pattern + "temperature", {1}, {Start::Kind::constant, 0.5});
+    }
+  }
+
+  void forward(const Run<T>& run, const T* h, T* qkv, T* a, MixerKept<T>& kept) override {
+    const HeadShape s = run.heads();
+    const std::int64_t rows = s.rows() * s.heads;
+    float* lse = kept.lse.room(run.memory, 2 * rows);
+    make_mask(run, qkv, kept);
+    if (gate_ == nullptr) return attention(run, qkv, a, s.dim, lse, masked(run, kept));
+    gate_->forward(run, h);
+    T* o = kept.o.room(run.memory, 2 * rows * s.dim);
+    attention(run, qkv, o, 2 * s.dim, lse, masked(run, kept));
+    attention(run, qkv, o + s.dim, 2 * s.dim, lse + rows, {});
+    run.ops.mix(o, gate_->values(), a, s);
+  }
+
+  void backward(const Run<T>& run, const T* h, T* qkv, T* a, T* da, T* dqkv, T* dh,
+                MixerKept<T>& kept, MixerScratch<T>& scratch) override {
+    const HeadShape s = run.heads();
+    const std::int64_t rows = s.rows() * s.heads;
+    float* lse = kept.lse.get();
+    if (gate_ == nullptr) {
+      return gradients(run, qkv, a, da, dqkv, s.dim, lse, masked(run, kept));
+    }
+    T* d_o = scratch.d_o.room(run.memory, 2 * rows * s.dim);
+    T* dg = scratch.dg.room(run.memory, s.batch * s.heads);
+    T* dense = scratch.dqkv.room(run.memory, 3 * rows * s.dim);
+    T* o = kept.o.get();
+    run.ops.mix_backward(o, gate_->values(), da, d_o, dg, nullptr, s);
+    gradients(run, qkv, o, d_o, dqkv, 2 * s.dim, lse, masked(run, kept));
+    gradients(run, qkv, o + s.dim, d_o + s.dim, dense, 2 * s.dim, lse + rows, {});
+    run.ops.add(dense, dqkv, 3 * rows * s.dim);
+    gate_->backward(run, h, dg, nullptr, dh);
+  }
+
+  LayerInfo info(Ops<T>& ops, std::int64_t batch) const override {
+    return gate_ == nullptr ? LayerInfo{} : gate_info(ops, batch, this->config_.heads, *gate_);
+  }
+
+ private:
+  /// `stride`: from head to head of o.
+  void attention(const Run<T>& run, T* qkv, T* o, std::int64_t stride, float* lse,
+                 const AttentionSpec& spec) const {
+    const std::int64_t heads = run.config.heads;
+    attend(run,
+           {.q = this->part(run, qkv, 0),
+            .k = this->part(run, qkv, 1),
+            .v = this->part(run, qkv, 2),
+            .o = head_view(run, o, heads, stride, heads * stride),
+            .lse = this->lse_view(run, lse, heads)},
+           spec);
+  }
+  void gradients(const Run<T>& run, T* qkv, T* o, T* d_o, T* dqkv, std::int64_t stride, float* lse,
+                 const AttentionSpec& spec) const {
+    const std::int64_t heads = run.config.heads;
+    attend_backward(run,
+                    {.q = this->part(run, qkv, 0),
+                     .k = this->part(run, qkv, 1),
+                     .v = this->part(run, qkv, 2),
+                     .o = head_view(run, o, heads, stride, heads * stride),
+                     .lse = this->lse_view(run, lse, heads),
+                     .d_o = head_view(run, d_o, heads, stride, heads * stride),
+                     .dq = this->part(run, dqkv, 0),
+                     .dk = this->part(run, dqkv, 1),
+                     .dv = this->part(run, dqkv, 2)},
+                    spec);
+  }
+
+  void make_mask(const Run<T>& run, const T* qkv, MixerKept<T>& kept) {
+    const std::int64_t square = run.tokens * run.tokens;
+    if (run.config.pattern == Pattern::clustered) {
+      std::uint8_t* mask = kept.mask.room(run.memory, run.batch * run.config.heads * square);
+      return run.ops.clustered_mask(qkv, run.parameters.value(centroids_),
+                                    run.parameters.value(temperature_), mask, run.heads(),
+                                    run.config.clusters);
+    }
+    // No gradient reaches the weights: on a GPU they are read once, because reading waits.
+    if (tokens_ == run.tokens && run.config.device.type == DeviceType::cuda) return;
+    std::vector<float> weights;
+    if (run.config.pattern == Pattern::hierarchical) {
+      weights = floats(run.ops, run.parameters.value(scales_), 3 * run.config.heads);
+    }
+    if (tokens_ == run.tokens && weights == weights_) return;
+    const std::vector<std::uint8_t> mask = pattern_mask(run.config, run.tokens, weights);
+    const auto bytes = static_cast<std::int64_t>(mask.size());
+    run.ops.upload(mask_.room(run.memory, bytes), mask.data(), bytes);
+    tokens_ = run.tokens;
+    weights_ = weights;
+  }
+  AttentionSpec masked(const Run<T>& run, const MixerKept<T>& kept) const {
+    const bool clustered = run.config.pattern == Pattern::clustered;
+    AttentionSpec spec;
+    spec.mask =
+        contiguous(clustered ? kept.mask.get() : mask_.get(), DType::boolean,
+                   {clustered ? run.batch : 1,
+                    clustered ? run.config.heads : mask_heads(run.config), run.tokens, run.tokens},
+                   run.config.device);
+    return spec;
+  }
+
+  std::unique_ptr<Gate<T>> gate_;
+  Weight scales_, centroids_, temperature_;
+  Buffer<std::uint8_t> mask_;  ///< but clustered's
+  std::int64_t tokens_ = 0;    ///< that it was made for
+  std::vector<float> weights_;
+};
+
+/// The working one. Every head stands twice in one call, with the blocks of its pattern and with
+/// all; a list is empty where the gate routes the head past it.
+template <class T>
+class RoutedMixer final : public Mixer<T> {
+ public:
+  RoutedMixer(Parameters<T>& parameters, const std::string& prefix, const Config& config, int layer)
+      : Mixer<T>(config, layer),
+        gate_(parameters, prefix + "adaptive_attn.gate", config, layer),
+        centroids_(parameters.declare(prefix + "adaptive_attn.centroids",
+                                      {config.heads, config.clusters, config.head_dim},
+                                      {Start::Kind::normal, 0.02})),
+        temperature_(parameters.declare(prefix + "adaptive_attn.temperature", {1},
+                                        {Start::Kind::constant, 0.5})) {}
+
+  void forward(const Run<T>& run, const T* h, T* qkv, T* a, MixerKept<T>& kept) override {
+    const HeadShape s = run.heads();
+    const std::int64_t rows = s.rows() * s.heads;
+    T* q2 = kept.q2.room(run.memory, 2 * rows * s.dim);
+    T* o = kept.o.room(run.memory, 2 * rows * s.dim);
+    float* lse = kept.lse.room(run.memory, 2 * rows);
+    gate_.forward(run, h);
+    const Choice<T> choice = make_choice(run, qkv);
+    run.ops.choose(choice);
+    run.ops.twice(qkv, q2, s);
+    attend(run,
+           {.q = doubled(run, q2),
+            .k = this->part(run, qkv, 1),
+            .v = this->part(run, qkv, 2),
+            .o = doubled(run, o),
+            .lse = this->lse_view(run, lse, 2 * s.heads)},
+           listed(run, choice));
+    run.ops.mix(o, choice.mixing, a, s);
+  }
+
+  void backward(const Run<T>& run, const T* h, T* qkv, T*, T* da, T* dqkv, T* dh,
+                MixerKept<T>& kept, MixerScratch<T>& scratch) override {
+    const HeadShape s = run.heads();
+    const std::int64_t rows = s.rows() * s.heads;
+    T* d_o = scratch.d_o.room(run.memory, 2 * rows * s.dim);
+    T* dq2 = scratch.dq2.room(run.memory, 2 * rows * s.dim);
+    T* dg = scratch.dg.room(run.memory, s.batch * s.heads);
+    Choice<T> choice = make_choice(run, qkv);
+    T* d_weight = scratch.d_weight.room(run.memory, s.batch * s.heads);
+    choice.d_weight = d_weight;
+    choice.d_logits = scratch.d_logits.room(run.memory, s.batch * s.heads * 5);
+    choice.d_qkv = dqkv;
+    choice.d_centroids = run.parameters.gradient(centroids_);
+    choice.d_temperature = run.parameters.gradient(temperature_);
+    T* o = kept.o.get();
+    run.ops.mix_backward(o, choice.mixing, da, d_o, dg, d_weight, s);
+    attend_backward(run,
+                    {.q = doubled(run, kept.q2.get()),
+                     .k = this->part(run, qkv, 1),
+                     .v = this->part(run, qkv, 2),
+                     .o = doubled(run, o),
+                     .lse = this->lse_view(run, kept.lse.get(), 2 * s.heads),
+                     .d_o = doubled(run, d_o),
+                     .dq = doubled(run, dq2),
+                     .dk = this->part(run, dqkv, 1),
+                     .dv = this->part(run, dqkv, 2)},
+                    listed(run, choice));
+    run.ops.twice_backward(dq2, dqkv, s);
+    run.ops.choose_backward(choice);
+    if (!run.config.adaptive_gate) {  // the gate is a constant 1
+      run.ops.clear(dg, s.batch * s.heads * static_cast<std::int64_t>(sizeof(T)));
+    }
+    gate_.backward(run, h, dg, choice.d_logits, dh);
+  }
+
+  LayerInfo info(Ops<T>& ops, std::int64_t batch) const override {
+    const std::int64_t heads = this->config_.heads, count = batch * heads;
+    LayerInfo info = gate_info(ops, batch, heads, gate_);
+    std::vector<std::int32_t> patterns(static_cast<std::size_t>(count));
+    info.density.resize(patterns.size());
+    ops.download(patterns.data(), pattern_.get(), count * 4);
+    ops.download(info.density.data(), density_.get(), count * 4);
+    for (const std::int32_t p : patterns) info.pattern.push_back(static_cast<Pattern>(p));
+    const std::vector<float> mixing = floats(ops, mixing_.get(), count);
+    info.density_run = 0.0;
+    for (std::size_t n = 0; n < mixing.size(); ++n) {
+      if (mixing[n] > 0.0F) info.density_run += info.density[n];
+      if (mixing[n] < 1.0F) info.density_run += 1.0;
+    }
+    info.density_run /= static_cast<double>(count);
+    return info;
+  }
+
+ private:
+  static Tensor doubled(const Run<T>& run, T* x) {
+    const HeadShape s = run.heads();
+    return head_view(run, x, 2 * s.heads, s.dim, 2 * s.heads * s.dim);
+  }
+
+  Choice<T> make_choice(const Run<T>& run, const T* qkv) {
+    const HeadShape s = run.heads();
+    const std::int64_t count = s.batch * s.heads;
+    Choice<T> choice;
+    choice.shape = {s, run.config.block_size, run.config.clusters};
+    choice.config = &run.config;
+    choice.training = run.training;
+    choice.draw = run.drop(0.0, this->layer_, Place::pattern);
+    choice.qkv = qkv;
+    choice.logits = gate_.logits();
+    choice.gate = gate_.values();
+    choice.centroids = run.parameters.value(centroids_);
+    choice.temperature = run.parameters.value(temperature_);
+    const std::int64_t n = choice.shape.blocks();
+    choice.pattern = pattern_.room(run.memory, count);
+    choice.soft = soft_.room(run.memory, count * 5);
+    choice.mixing = mixing_.room(run.memory, count);
+    choice.density = density_.room(run.memory, count);
+    choice.offsets = offsets_.room(run.memory, 2 * count * (n + 1));
+    choice.index = index_.room(run.memory, 2 * count * n * n);
+    return choice;
+  }
+  static AttentionSpec listed(const Run<T>& run, const Choice<T>& choice) {
+    const HeadShape& s = choice.shape.heads;
+    const std::int64_t n = choice.shape.blocks();
+    AttentionSpec spec;
+    if (run.config.causal) spec.causal = Causal::top_left;
+    spec.block_list.row_offsets =
+        contiguous(choice.offsets, DType::int32, {s.batch, 2 * s.heads, n + 1}, run.config.device);
+    spec.block_list.block_index =
+        contiguous(choice.index, DType::int32, {2 * s.batch * s.heads * n * n}, run.config.device);
+    spec.block_list.block_q = spec.block_list.block_k = choice.shape.block;
+    return spec;
+  }
+
+  Gate<T> gate_;
+  Weight centroids_, temperature_;
+  Buffer<T> soft_, mixing_;
+  Buffer<std::int32_t> pattern_, offsets_, index_;
+  Buffer<float> density_;
+};
+
+}  // namespace
+
+template <class T>
+Tensor Mixer<T>::lse_view(const Run<T>& run, float* lse, std::int64_t heads) const {
+  return contiguous(lse, DType::float32, {run.batch, heads, run.tokens}, run.config.device);
+}
+
+template <class T>
+std::unique_ptr<Mixer<T>> make_mixer(Parameters<T>& parameters, const std::string& prefix,
+                                     const Config& config, int layer) {
+  switch (config.kind) {
+    case LayerKind::flash:
+      return std::make_unique<DenseMixer<T>>(config, layer);
+    case LayerKind::original:
+      return std::make_unique<PublishedMixer<T>>(parameters, prefix, config, layer);
+    case LayerKind::adaptive:
+      break;
+  }
+  return std::make_unique<RoutedMixer<T>>(parameters, prefix, config, layer);
+}
+
+template class Mixer<float>;
+template class Mixer<double>;
+template std::unique_ptr<Mixer<float>> make_mixer(Parameters<float>&, const std::string&,
+                                                  const Config&, int);
+template std::unique_ptr<Mixer<double>> make_mixer(Parameters<double>&, const std::string&,
+                                                   const Config&, int);
+
+}  // namespace tilewise::asam

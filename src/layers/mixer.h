@@ -1,0 +1,59 @@
+/// The attention of each kind of layer: from normalised tokens to the heads' outputs, between the
+/// two projections.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "layers/attend.h"
+#include "layers/gate.h"
+
+namespace tilewise::asam {
+
+/// What a mixer keeps from its forward for its backward.
+template <class T>
+struct MixerKept {
+  Buffer<T> q2, o;  ///< adaptive: q twice; o of the sparse and the dense attention in turn
+  Buffer<float> lse;
+  Buffer<std::uint8_t> mask;  ///< of the published clustered pattern
+};
+/// Gradients on their way, which no other step needs.
+template <class T>
+struct MixerScratch {
+  Buffer<T> d_o, dq2, dqkv, dg, d_weight, d_logits;
+};
+
+template <class T>
+class Mixer {
+ public:
+  Mixer(const Config& config, int layer) : config_(config), layer_(layer) {}
+  Mixer(const Mixer&) = delete;
+  Mixer& operator=(const Mixer&) = delete;
+  virtual ~Mixer() = default;
+
+  /// a (B, n, heads, dim) from qkv (B, n, 3, heads, dim), and h (B, n, dim), which the gate sees.
+  virtual void forward(const Run<T>& run, const T* h, T* qkv, T* a, MixerKept<T>& kept) = 0;
+  /// dqkv from da; dh += what comes through the gate.
+  virtual void backward(const Run<T>& run, const T* h, T* qkv, T* a, T* da, T* dqkv, T* dh,
+                        MixerKept<T>& kept, MixerScratch<T>& scratch) = 0;
+  /// Of the last forward.
+  virtual LayerInfo info(Ops<T>&, std::int64_t /*batch*/) const { return {}; }
+
+ protected:
+  /// q, k or v of qkv.
+  Tensor part(const Run<T>& run, T* qkv, int which) const {
+    const std::int64_t width = config_.heads * config_.head_dim;
+    return head_view(run, qkv + which * width, config_.heads, config_.head_dim, 3 * width);
+  }
+  Tensor lse_view(const Run<T>& run, float* lse, std::int64_t heads) const;
+
+  const Config& config_;
+  int layer_;
+};
+
+/// `prefix` names the parameters: "layers.0.".
+template <class T>
+std::unique_ptr<Mixer<T>> make_mixer(Parameters<T>& parameters, const std::string& prefix,
+                                     const Config& config, int layer);
+
+}  // namespace tilewise::asam

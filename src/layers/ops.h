@@ -1,0 +1,177 @@
+/// The steps that layers are made of: a verb for each, and one for its backward. Layers are written
+/// against Ops; CpuOps and CudaOps carry it out.
+///
+/// Matrices are row-major without gaps; T is float or double. A gradient of a parameter is added to
+/// what is there, since several steps may share one; other results are overwritten where nothing is
+/// said. Shapes stand in brackets.
+#pragma once
+
+#include <cstdint>
+
+#include "tilewise/asam.h"
+
+namespace tilewise::asam {
+
+struct LinearShape {
+  std::int64_t rows, in, out;
+};
+struct Shape {
+  std::int64_t rows, cols;
+};
+/// A batch of sequences of features.
+struct TokenShape {
+  std::int64_t batch, tokens, dim;
+  std::int64_t rows() const { return batch * tokens; }
+  std::int64_t elems() const { return rows() * dim; }
+};
+/// Attention's: rows (batch, tokens), heads of dim features.
+struct HeadShape {
+  std::int64_t batch, tokens, heads, dim;
+  std::int64_t rows() const { return batch * tokens; }
+};
+
+/// One place where values are dropped. Element (i, j) is kept by the library's rule (CONTRACT 13)
+/// with bh = `site`, seed and offset = `draw`.
+struct Drop {
+  double p = 0.0;
+  std::uint64_t seed = 0;
+  std::uint32_t site = 0, draw = 0;
+};
+
+enum class Activation : std::uint8_t { none, gelu, relu, sigmoid };
+
+/// Adam's and the loss scaler's state, on the model's device, so that a step never waits for it.
+struct TrainState {
+  float loss = 0.0F;
+  float scale = 1.0F;
+  std::int32_t good_in_a_row = 0;
+  std::int32_t not_finite = 0;  ///< of this step: some gradient is not
+  std::int32_t steps = 0, skipped = 0;
+};
+
+/// Blocks that each head attends: what the working layer's patterns list.
+struct ChoiceShape {
+  HeadShape heads;
+  std::int64_t block, clusters;
+  std::int64_t blocks() const { return (heads.tokens + block - 1) / block; }
+};
+template <class T>
+struct Choice {
+  ChoiceShape shape;
+  const Config* config = nullptr;
+  bool training = false;
+  Drop draw;                     ///< seed, site and draw of the Gumbel noise
+  const T* qkv = nullptr;        ///< (rows, 3 heads dim)
+  const T* logits = nullptr;     ///< (batch, heads, 5)
+  const T* gate = nullptr;       ///< (batch, heads)
+  const T* centroids = nullptr;  ///< (heads, clusters, dim)
+  const T* temperature = nullptr;
+  // Written.
+  std::int32_t* pattern = nullptr;  ///< (batch, heads)
+  T* soft = nullptr;                ///< (batch, heads, 5): softmax of logits + noise, training
+  T* mixing = nullptr;              ///< (batch, heads): the gate, 1 or 0 where routed
+  float* density = nullptr;         ///< (batch, heads)
+  std::int32_t* offsets = nullptr;  ///< (batch, 2 heads, blocks + 1): sparse and dense in turn
+  std::int32_t* index = nullptr;    ///< (batch * 2 heads * blocks^2): one room a row
+  // Backward: d_weight (batch, heads) is the gradient of a factor 1 on the sparse attention.
+  const T* d_weight = nullptr;
+  T* d_logits = nullptr;  ///< written
+  T* d_qkv = nullptr;     ///< added to
+  T* d_centroids = nullptr;
+  T* d_temperature = nullptr;
+};
+
+template <class T>
+class Ops {
+ public:
+  Ops() = default;
+  Ops(const Ops&) = delete;
+  Ops& operator=(const Ops&) = delete;
+  virtual ~Ops() = default;
+
+  virtual void synchronize() = 0;
+  virtual void clear(void* x, std::int64_t bytes) = 0;
+  virtual void upload(void* to, const void* from, std::int64_t bytes) = 0;
+  virtual void download(void* to, const void* from, std::int64_t bytes) = 0;  ///< waits
+  virtual void copy(const T* x, T* y, std::int64_t elems) = 0;
+  /// y += x.
+  virtual void add(const T* x, T* y, std::int64_t elems) = 0;
+
+  /// y [rows, out] = x [rows, in] w^T, w [out, in].
+  virtual void linear(const T* x, const T* w, T* y, LinearShape shape) = 0;
+  /// dx = dy w, where given; dw += dy^T x.
+  virtual void linear_backward(const T* x, const T* w, const T* dy, T* dx, T* dw,
+                               LinearShape shape) = 0;
+
+  /// z += bias (where given), row by row; y = f(z). y may be z without an activation.
+  virtual void activate(T* z, const T* bias, T* y, Activation f, Shape shape) = 0;
+  /// dz = f'(z) dy; dbias += its column sums, where given. dz may be dy.
+  virtual void activate_backward(const T* z, const T* dy, T* dz, T* dbias, Activation f,
+                                 Shape shape) = 0;
+
+  /// y = (x - mean) rstd gamma + beta; statistics [rows, 2]: mean, rstd.
+  virtual void layer_norm(const T* x, const T* gamma, const T* beta, T* y, T* statistics,
+                          Shape shape) = 0;
+  /// dx += ...
+  virtual void layer_norm_backward(const T* x, const T* gamma, const T* statistics, const T* dy,
+                                   T* dx, T* dgamma, T* dbeta, Shape shape) = 0;
+
+  /// y = x + drop(a); x not given: y = drop(a). Its backward is da = drop(dy). y may be a or x.
+  virtual void drop_add(const T* x, const T* a, T* y, const Drop& drop, Shape shape) = 0;
+
+  /// The published gate's features [batch, bins]: docs/asam.md. kept [batch, dim + 2 tokens +
+  /// 3 bins]: for backward.
+  virtual void pool_bins(const T* x, T* features, T* kept, TokenShape shape) = 0;
+  /// dx += ...
+  virtual void pool_bins_backward(const T* x, const T* kept, const T* d_features, T* dx,
+                                  TokenShape shape) = 0;
+  /// The working gate's [batch, 7 dim]: the mean, then maximum and variance for windows of 1, 8 and
+  /// 64 tokens.
+  virtual void pool_windows(const T* x, T* features, TokenShape shape) = 0;
+  /// dx += ...
+  virtual void pool_windows_backward(const T* x, const T* features, const T* d_features, T* dx,
+                                     TokenShape shape) = 0;
+
+  /// g = sigmoid((threshold - c) p / |tau|), all [batch, heads], threshold [heads], tau [1].
+  virtual void gate(const T* c, const T* p, const T* threshold, const T* tau, T* g,
+                    Shape shape) = 0;
+  virtual void gate_backward(const T* c, const T* p, const T* threshold, const T* tau, const T* g,
+                             const T* dg, T* dc, T* dp, T* d_threshold, T* d_tau, Shape shape) = 0;
+
+  /// a [rows, heads, dim] = g o[.., 0, :] + (1 - g) o[.., 1, :], o [rows, heads, 2, dim].
+  virtual void mix(const T* o, const T* g, T* a, HeadShape shape) = 0;
+  /// d_weight = sum da g o[.., 0, :], the gradient of a factor 1 before o[.., 0, :]; where given.
+  virtual void mix_backward(const T* o, const T* g, const T* da, T* d_o, T* dg, T* d_weight,
+                            HeadShape shape) = 0;
+  /// q2 [rows, heads, 2, dim] = q twice, from rows of qkv [rows, 3 heads dim].
+  virtual void twice(const T* qkv, T* q2, HeadShape shape) = 0;
+  /// The q part of dqkv = both halves of dq2 added.
+  virtual void twice_backward(const T* dq2, T* dqkv, HeadShape shape) = 0;
+
+  virtual void choose(const Choice<T>& choice) = 0;
+  virtual void choose_backward(const Choice<T>& choice) = 0;
+  /// The published clustered pattern [batch, heads, tokens, tokens]: 1 where the affinity of a
+  /// query's and a key's clusters is above 0.1.
+  virtual void clustered_mask(const T* qkv, const T* centroids, const T* temperature,
+                              std::uint8_t* mask, HeadShape shape, std::int64_t clusters) = 0;
+
+  /// y [rows, cols] = rows of table, by token number.
+  virtual void embed(const std::int32_t* ids, const T* table, T* y, Shape shape) = 0;
+  virtual void embed_backward(const std::int32_t* ids, const T* dy, T* d_table, Shape shape) = 0;
+  /// y [batch, dim]: the mean over tokens, or the last one.
+  virtual void read_out(const T* x, T* y, Readout readout, TokenShape shape) = 0;
+  virtual void read_out_backward(const T* dy, T* dx, Readout readout, TokenShape shape) = 0;
+
+  /// state.loss = mean of -log softmax(logits)[label]; dlogits is its gradient times state.scale.
+  virtual void cross_entropy(const T* logits, const std::int32_t* labels, T* d_logits,
+                             TrainState* state, Shape shape) = 0;
+  /// state.not_finite = 1 if an element of g is not.
+  virtual void look_for_infinities(const T* g, std::int64_t elems, TrainState* state) = 0;
+  /// w -= Adam's step by g / state.scale; nothing where state.not_finite. m, v: its moments.
+  virtual void adam(T* w, const T* g, T* m, T* v, std::int64_t elems, const TrainOptions& options,
+                    const TrainState* state) = 0;
+  /// Counts the step, and moves the scale.
+  virtual void end_step(TrainState* state, const TrainOptions& options) = 0;
+};
+
+}  // namespace tilewise::asam
