@@ -159,7 +159,9 @@ def own_rows(arguments: argparse.Namespace) -> Iterator[Row]:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
-            for row in json.loads(done.stdout)["rows"]:
+            document = json.loads(done.stdout)
+            arguments.environment = document["environment"]
+            for row in document["rows"]:
                 if graph:
                     row["implementation"] += "-graph"
                 yield row
@@ -187,6 +189,7 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=100)
     parser.add_argument("-o", "--output", type=Path, help="a JSON file for the rows")
     arguments = parser.parse_args()
+    arguments.environment = {}
     rows: list[Row] = []
     stopped = False
     try:
@@ -198,7 +201,8 @@ def main() -> int:
     except KeyboardInterrupt:  # what was measured is kept
         stopped = True
     if arguments.output:
-        document = {"schema_version": 1, "table": "layers", "rows": rows}
+        at = arguments.environment | {"torch": torch.__version__}
+        document = {"schema_version": 1, "environment": at, "rows": rows}
         arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(table(rows), end="")
     return 130 if stopped else 0

@@ -6,7 +6,6 @@
 #include "cuda/driver/cublas.h"
 #include "cuda/driver/device.h"
 #include "cuda/driver/memory.h"
-#include "cuda/jit/kernel.h"
 #include "layers/pools.h"
 #include "problem/philox.h"
 
@@ -15,11 +14,14 @@ namespace {
 
 namespace steps = layer_steps;
 
-/// Entry, its parameter, and whether it lies in pools.cuh.
+constexpr const char* kPlain = "layers/steps";
+constexpr const char* kPools = "layers/pools";
+constexpr const char* kChoice = "layers/choice";
+/// Entry, its parameter and its file.
 struct StepName {
   const char* entry;
   const char* args;
-  bool pools = false;
+  const char* file = kPlain;
 };
 constexpr StepName kNames[kSteps] = {
     {"copy", "CopyArgs"},
@@ -45,14 +47,24 @@ constexpr StepName kNames[kSteps] = {
     {"look_for_infinities", "AdamArgs"},
     {"adam", "AdamArgs"},
     {"end_step", "EndArgs"},
-    {"bin_means", "BinArgs", true},
-    {"bin_tokens", "BinArgs", true},
-    {"bin_features", "BinArgs", true},
-    {"bin_tokens_backward", "BinArgs", true},
-    {"bin_means_backward", "BinArgs", true},
-    {"bin_inputs_backward", "BinArgs", true},
-    {"pool_windows", "WindowArgs", true},
-    {"pool_windows_backward", "WindowArgs", true},
+    {"bin_means", "BinArgs", kPools},
+    {"bin_tokens", "BinArgs", kPools},
+    {"bin_features", "BinArgs", kPools},
+    {"bin_tokens_backward", "BinArgs", kPools},
+    {"bin_means_backward", "BinArgs", kPools},
+    {"bin_inputs_backward", "BinArgs", kPools},
+    {"pool_windows", "WindowArgs", kPools},
+    {"pool_windows_backward", "WindowArgs", kPools},
+    {"choice_means", "ChoiceArgs", kChoice},
+    {"choice_shares", "ChoiceArgs", kChoice},
+    {"choice_heads", "ChoiceArgs", kChoice},
+    {"choice_rows", "ChoiceArgs", kChoice},
+    {"choice_lists", "ChoiceArgs", kChoice},
+    {"choice_logits_backward", "ChoiceArgs", kChoice},
+    {"choice_near", "ChoiceArgs", kChoice},
+    {"choice_shares_backward", "ChoiceArgs", kChoice},
+    {"choice_centroids_backward", "ChoiceArgs", kChoice},
+    {"choice_temperature_backward", "ChoiceArgs", kChoice},
 };
 
 steps::Tokens tokens_of(const TokenShape& s) {
@@ -76,7 +88,7 @@ cuda::MatrixBatch matrix(const float* data, std::int64_t cols, bool transposed) 
 cuda::KernelUnit step_unit(Step step) {
   const StepName& name = kNames[static_cast<int>(step)];
   return {.stem = "layer_steps",
-          .file = name.pools ? "layers/pools" : "layers/steps",
+          .file = name.file,
           .config = "",
           .threads = steps::kThreads,
           .entry = name.entry,
@@ -89,13 +101,6 @@ CudaOps::CudaOps(const Config& config, const Launch& launch)
       memory_(config.device, launch),
       vocabulary_(config.vocabulary) {
   products_.room(memory_, cuda::kCublasWorkspaceBytes);
-}
-
-template <class Args>
-void CudaOps::start(Step step, const Args& args, std::int64_t blocks) {
-  cuda::Kernel& kernel = kernels_[static_cast<std::size_t>(step)];
-  if (kernel.function == nullptr) kernel = cuda::load(step_unit(step), device_);
-  cuda::launch(kernel, {.x = blocks}, stream_, args);
 }
 
 std::int64_t CudaOps::blocks_for(std::int64_t elems) {
@@ -361,12 +366,6 @@ void CudaOps::twice_backward(const float* dq2, float* dqkv, HeadShape s) {
   start(Step::twice_backward, args, blocks_for(s.rows() * s.heads * s.dim));
 }
 
-void CudaOps::choose(const Choice<float>&) {
-  throw Unsupported("the adaptive layer on cuda is not supported");
-}
-void CudaOps::choose_backward(const Choice<float>&) {
-  throw Unsupported("the adaptive layer on cuda is not supported");
-}
 void CudaOps::clustered_mask(const float*, const float*, const float*, std::uint8_t*, HeadShape,
                              std::int64_t) {
   throw Unsupported("the clustered pattern of the original layer is not supported on cuda");

@@ -5,7 +5,7 @@
 #include <array>
 
 #include "cuda/driver/launch.h"
-#include "cuda/jit/unit.h"
+#include "cuda/jit/kernel.h"
 #include "cuda/kernels/layers/steps_args.h"
 #include "layers/ops.h"
 #include "layers/run.h"
@@ -45,8 +45,18 @@ enum class Step : std::uint8_t {
   bin_inputs_backward,
   pool_windows,
   pool_windows_backward,
+  choice_means,
+  choice_shares,
+  choice_heads,
+  choice_rows,
+  choice_lists,
+  choice_logits_backward,
+  choice_near,
+  choice_shares_backward,
+  choice_centroids_backward,
+  choice_temperature_backward,
 };
-inline constexpr int kSteps = static_cast<int>(Step::pool_windows_backward) + 1;
+inline constexpr int kSteps = static_cast<int>(Step::choice_temperature_backward) + 1;
 
 /// What a step is compiled from.
 cuda::KernelUnit step_unit(Step step);
@@ -107,7 +117,13 @@ class CudaOps final : public Ops<float> {
 
  private:
   template <class Args>
-  void start(Step step, const Args& args, std::int64_t blocks);
+  void start(Step step, const Args& args, std::int64_t blocks) {
+    cuda::Kernel& kernel = kernels_[static_cast<std::size_t>(step)];
+    if (kernel.function == nullptr) kernel = cuda::load(step_unit(step), device_);
+    cuda::launch(kernel, {.x = blocks}, stream_, args);
+  }
+  /// What all kernels of a choice are given, and the first two of them: means and soft clusters.
+  layer_steps::ChoiceArgs start_choice(const Choice<float>& choice);
   /// Blocks for a kernel that walks over `elems` elements by the whole grid.
   static std::int64_t blocks_for(std::int64_t elems);
 
@@ -118,6 +134,12 @@ class CudaOps final : public Ops<float> {
   Buffer<std::byte> products_;                ///< cuBLAS's workspace
   Buffer<float> d_tokens_, means_;
   Buffer<std::int32_t> highest_;
+  /// Of choose() and its backward.
+  struct {
+    Buffer<float> pooled, lengths, cosine, share, d_cosine, d_scaled;
+    Buffer<unsigned char> seen;
+    Buffer<std::int32_t> counts;
+  } choice_;
   std::int64_t vocabulary_;
 };
 

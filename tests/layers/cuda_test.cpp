@@ -307,7 +307,11 @@ TEST_P(DeviceModels, AGraphTrainsBitByBitAlike) {
 INSTANTIATE_TEST_SUITE_P(Kinds, DeviceModels,
                          testing::Values(Kind{LayerKind::flash, Pattern::local},
                                          Kind{LayerKind::original, Pattern::local},
-                                         Kind{LayerKind::original, Pattern::hierarchical}),
+                                         Kind{LayerKind::original, Pattern::hierarchical},
+                                         Kind{LayerKind::adaptive, Pattern::local},
+                                         Kind{LayerKind::adaptive, Pattern::clustered},
+                                         Kind{LayerKind::adaptive, Pattern::selected},
+                                         Kind{LayerKind::adaptive, Pattern::automatic}),
                          [](const auto& at) {
                            return std::string(kind_name(at.param.kind)) + "_" +
                                   std::string(pattern_name(at.param.pattern));

@@ -126,6 +126,48 @@ struct TwiceArgs {
   int heads = 0, dim = 0;
 };
 
+/// The working layer's choice of blocks: src/layers/ops.h, Choice. Patterns are numbered as there.
+enum class ChoicePattern : int { local, strided, clustered = 3, hierarchical, selected };
+inline constexpr int kChoices = 5;
+inline constexpr int kMostBlocks = 4096;  ///< of a sequence
+inline constexpr int kMostClusters = 256;
+struct ChoiceArgs {
+  int batch = 0, tokens = 0, heads = 0, dim = 0;
+  int block = 0, blocks = 0, clusters = 0;
+  // The layer's options.
+  int fixed = -1;  ///< the number of the one pattern's logit; -1: the gate chooses
+  bool training = false, causal = false, gated = true;
+  int reach = 0, every = 2, kept = 1;  ///< of local and strided, in blocks; that selected keeps
+  float route_above = 1.0F, route_below = 0.0F;
+  unsigned key[2] = {}, draw = 0, site = 0;  ///< of the Gumbel noise
+  const float* qkv = nullptr;                ///< (batch, tokens, 3, heads, dim)
+  const float* logits = nullptr;             ///< (batch, heads, kChoices)
+  const float* gate = nullptr;               ///< (batch, heads)
+  const float* centroids = nullptr;          ///< (heads, clusters, dim)
+  const float* temperature = nullptr;
+  int* pattern = nullptr;    ///< (batch, heads): src/layers' number
+  float* soft = nullptr;     ///< (batch, heads, kChoices)
+  float* mixing = nullptr;   ///< (batch, heads)
+  float* density = nullptr;  ///< (batch, heads)
+  int* offsets = nullptr;    ///< (batch, heads, 2, blocks + 1)
+  int* index = nullptr;      ///< (batch, heads, 2, blocks^2)
+  // Between kernels.
+  float* pooled = nullptr;        ///< (batch, heads, 2, blocks, dim): means of q and of k
+  float* lengths = nullptr;       ///< (batch, heads, 2, blocks): of the means
+  float* cosine = nullptr;        ///< (batch, heads, 2, blocks, clusters)
+  float* share = nullptr;         ///< (batch, heads, 2, blocks, clusters)
+  unsigned char* seen = nullptr;  ///< (batch, heads, blocks, blocks)
+  int* counts = nullptr;          ///< (batch, heads, blocks)
+  // Backward.
+  const float* d_weight = nullptr;  ///< (batch, heads)
+  float* d_logits = nullptr;        ///< (batch, heads, kChoices)
+  float* d_qkv = nullptr;           ///< added to
+  float* d_cosine = nullptr;        ///< (batch, heads, 2, blocks, clusters)
+  float* d_centroids = nullptr;     ///< added to
+  float* d_scaled = nullptr;        ///< (batch, heads, 2, blocks): of the temperature
+  float* d_temperature = nullptr;   ///< added to
+};
+
 struct EmbedArgs {
   const int* ids = nullptr;      ///< (rows)
   const float* table = nullptr;  ///< (vocabulary, cols)
