@@ -82,10 +82,6 @@ inline float __shfl_xor_sync(unsigned, float x, int mask) {
   const unsigned lane = emulator::current->thread % 32;
   return emulator::number(emulator::meet({{emulator::bits(x)}})[lane ^ mask].words[0]);
 }
-inline int __shfl_xor_sync(unsigned, int x, int mask) {
-  const unsigned lane = emulator::current->thread % 32;
-  return static_cast<int>(emulator::meet({{static_cast<unsigned>(x)}})[lane ^ mask].words[0]);
-}
 inline long long __shfl_sync(unsigned, long long x, int lane) {
   const auto bits = static_cast<unsigned long long>(x);
   const emulator::Slot& slot = emulator::meet(

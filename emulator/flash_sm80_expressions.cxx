@@ -4,6 +4,9 @@
 //
 #include "expression_texts.h"
 //
+#include <list>
+
+#include "block_lists.h"
 #include "cuda/kernels/bwd_sm80/captures.cuh"
 #include "interpreted.h"
 
@@ -78,6 +81,42 @@ std::vector<std::vector<double>> capture_gradients(const Shape& s, const Truth& 
   return sums;
 }
 
+/// A sample beside a block list, whose full blocks no mask function cuts.
+struct Listed : Interpreted {
+  BlockLists blocks;
+  std::list<MadeLists> made;
+
+  Listed(int sample, const Shape& s, const Blocks& of)
+      : Interpreted(sample, s), blocks(of, 1, s.heads_q, s.seq_q, s.seq_k, [&](int, int i, int j) {
+          bool all = true;
+          for (int h = 0; h < s.heads_q && all; ++h) all = formula.visible(h, i, j);
+          return all && (!s.causal || j <= i + s.seq_k - s.seq_q);
+        }) {
+    const auto shown = formula.visible;
+    formula.visible = [this, of, shown](int h, int i, int j) {
+      return shown(h, i, j) && blocks.has(of, 0, h, i, j);
+    };
+    formula.lists = [this, of, s](int rows, int keys, bool of_keys) {
+      Problem p;
+      p.batch = 1, p.heads_q = s.heads_q, p.heads_k = s.heads_k;
+      p.seq_q = s.seq_q, p.seq_k = s.seq_k;
+      p.mask_function = problem.mask_function;
+      if (s.causal) p.causal = Causal::bottom_right, p.right = 0;
+      blocks.give(p, of);
+      const MadeLists& lists = made.emplace_back(p, rows, keys, tile::Lists::parts);
+      return of_keys ? lists.transposed : lists.lists;
+    };
+  }
+};
+constexpr fwd_sm80::Config listed(fwd_sm80::Config config) {
+  config.listed = true;
+  return config;
+}
+constexpr Gradient listed(Gradient config) {
+  config.listed = true;
+  return config;
+}
+
 /// bwd_captures_sm80 beside the tiles of bwd_dq_sm80.
 template <Gradient kConfig, int kSample>
 void check_captures(const Shape& s, const Interpreted& of, double bound) {
@@ -101,6 +140,7 @@ void check_captures(const Shape& s, const Interpreted& of, double bound) {
   const std::vector<std::vector<double>> truth = capture_gradients(s, t, of);
   std::vector<std::vector<float>> sums;
   for (const std::vector<double>& x : truth) sums.emplace_back(x.size());
+  give_lists<kSums>(s, a, false);
   tile::Expressed<bwd_sm80::Args> all{a, of.formula.captures};
   for (std::size_t n = 0; n < sums.size(); ++n) all.captures.at[n].gradient = sums[n].data();
   run_grid(a.order.blocks * a.order.heads, kSums.warps, bwd_captures_sm80::shared,
@@ -121,6 +161,19 @@ void check_sample(const char* name, Shape shape) {
   check_backward<kFirst, with_sample(kSecondPass, kSample)>("two passes", shape, kBf16, kBf16);
   if constexpr (kSample != 1)
     check_captures<with_sample(kSecondPass, kSample), kSample>(shape, interpreted, kSums);
+}
+
+template <int kSample>
+void check_listed(const char* name, Shape shape, const Blocks& blocks) {
+  const Listed of(kSample, shape, blocks);
+  shape.formula = &of.formula;
+  std::printf("%s\n", name);
+  check_forward<listed(with_sample(fwd_sm80::Config{.positional = true}, kSample))>("forward",
+                                                                                    shape);
+  constexpr Gradient kSecond = listed(with_sample(kSecondPass, kSample));
+  check_backward<listed(with_sample(kSmall, kSample)), kSecond, Delta::p>("one pass", shape, kBf16,
+                                                                          kExact);
+  if constexpr (kSample != 1) check_captures<kSecond, kSample>(shape, of, kSums);
 }
 
 template <int kSample>
@@ -171,6 +224,10 @@ int main() {
   check_sample<1>("softcap, floors, documents", {.seq_q = 70, .seq_k = 150});
   check_sample<2>("hidden infinite slopes, a table", {.seq_q = 100, .seq_k = 100});
   check_sample<3>("sums over lanes", {.seq_q = 70, .seq_k = 130, .causal = true});
+  check_listed<0>("slopes by head, a list", {.seq_q = 200, .seq_k = 171, .causal = true},
+                  {.q = 32, .k = 32, .by_head = true, .full = true});
+  check_listed<1>("softcap, floors, documents, a list", {.seq_q = 170, .seq_k = 250},
+                  {.q = 64, .k = 16, .by_head = true, .full = true});
   check_others<1>({.seq_q = 100, .seq_k = 150, .causal = true});
   return failures == 0 ? 0 : 1;
 }

@@ -154,14 +154,15 @@ constexpr Config paged(Config c, int boxes = 1) {
   return c;
 }
 
-/// A list's tile of 128 queries at dim 64, 128 or 256. parts: by 64 keys.
+/// A list's tile of 128 queries at dim 64, 128 or 256. parts: of 192 to dim 128, by 64 keys.
 constexpr Config listed(int dim, int block_n, Lists lists, Mask mask) {
   const bool apart = lists == Lists::parts;
   Config c;
   c.head_dim = c.head_dim_v = dim;
   c.block_n = block_n;
   c.stages = dim > 128 ? 3 : dim > 64 ? 256 / block_n : block_n > 64 ? 4 : 6;
-  if (apart && dim <= 128) c.stages = dim > 64 ? 6 : 8;
+  if (apart && dim <= 128) c.stages = dim > 64 ? 5 : 10;
+  if (apart && dim <= 128) c.warpgroups = 3;
   c.value_stages = dim > 128 ? 2 : c.stages;
   c.own_o = dim <= 64 || (dim <= 128 && !apart);
   c.lazy_rescale = dim != 128;

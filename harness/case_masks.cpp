@@ -182,7 +182,8 @@ BlockArrays make_blocks(const Case& c, std::uint64_t seed) {
           arrays.index.push_back(static_cast<std::int32_t>(column));
           const std::int64_t i1 = std::min(seq_q, (row + 1) * blocks.block_q);
           const std::int64_t j1 = std::min(seq_k, (column + 1) * blocks.block_k);
-          bool full = true;
+          // What a mask expression shows is not worked out here.
+          bool full = c.mask_expression.empty();
           for (std::int64_t entry = 0; entry < c.batch; ++entry) {
             if (blocks.per_batch && entry != b) continue;
             full =

@@ -10,6 +10,8 @@ void add_layer(CLI::App& program, int& exit_code) {
   CLI::App* app = program.add_subcommand("layer", "ASAM layers: run, measure and train them");
   app->require_subcommand(1);
   add_layer_run(*app, exit_code);
+  add_layer_bench(*app, exit_code);
+  add_layer_train(*app, exit_code);
 }
 
 }  // namespace tilewise::cli

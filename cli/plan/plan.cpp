@@ -11,6 +11,7 @@
 #include "cli/plan/plan_against.h"
 #include "cli/plan/plan_analyze.h"
 #include "cli/plan/plan_report.h"
+#include "cli/plan/plan_serve.h"
 #include "cli/shell/args.h"
 #include "cli/shell/commands.h"
 #include "cli/shell/common_flags.h"
@@ -24,8 +25,9 @@ struct PlanFlags {
   GridFlags grid;
   CommonFlags common;
   std::string preset, format, output, hardware, blas_workspace = "8.125MiB";
+  std::string layers = "1", weights = "0";
   std::vector<std::string> against, measured;
-  bool memory = false, limits = false, analyze = false, advise = false;
+  bool memory = false, limits = false, analyze = false, advise = false, serve = false;
 };
 
 std::string markdown(const PlanFlags& flags, const Grid& grid, const std::vector<Planned>& plans,
@@ -83,6 +85,17 @@ int plan(const CLI::App& app, const PlanFlags& flags) {
   }
   if (!flags.against.empty()) {
     write_output(flags.output, against(flags, format));
+    return kDone;
+  }
+  if (flags.serve) {
+    const Machine machine = machine_of(flags.hardware, flags.common);
+    const Served served{.layers = parse_integer("--layers", flags.layers, 1),
+                        .weight_bytes = parse_bytes("--weights", flags.weights)};
+    GridFlags grid = flags.grid;
+    if (grid.seq_q.empty()) grid.seq_q = "1";
+    if (grid.seq_k.empty()) grid.seq_k = grid.seq;
+    write_output(flags.output, serve(expand_grid(grid).cells, served, machine,
+                                     memory_limit(flags.common, machine.hardware), format));
     return kDone;
   }
   if (flags.analyze || flags.advise) {
@@ -143,6 +156,12 @@ void add_plan(CLI::App& program, int& exit_code) {
   app->add_flag("--advise", flags->advise,
                 "instead: which type and implementation to use at each length, and where that "
                 "changes");
+  app->add_flag("--serve", flags->serve,
+                "instead: a decoding step of --batch sequences over --seq keys in pages: cache, "
+                "tokens a second that memory allows, the longest context and the largest batch");
+  app->add_option("--layers", flags->layers, "of the model, with --serve")->option_text("N [1]");
+  app->add_option("--weights", flags->weights, "of the model, in memory, with --serve")
+      ->option_text("SIZE [0]");
   app->add_option("--measured", flags->measured,
                   "with --advise: result files of `bench`, whose times go before the model's")
       ->option_text("FILE...");

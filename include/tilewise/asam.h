@@ -81,6 +81,9 @@ struct Config {
   /// for each length.
   std::int64_t pattern_tokens = 0;
 
+  /// CUDA: infer() and Trainer::step() are captured at the second call with the same tensors, and
+  /// replayed from then on. The model's stream is not the default one then, and nothing is dropped.
+  bool graph = false;
   bool recompute = false;        ///< backward computes each layer's forward anew: less memory
   DType dtype = DType::float32;  ///< float64 is the twin that tests compare with, on the CPU
   Device device;
@@ -129,6 +132,8 @@ class TILEWISE_API Model {
 
   /// Of layer `index` in the last infer() or forward(). Waits for the device.
   LayerInfo info(int index) const;
+  /// Waits for what runs on the model's stream.
+  void synchronize() const;
   /// Bytes of memory that the model holds now, parameters included.
   std::int64_t bytes() const;
 

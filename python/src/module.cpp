@@ -13,6 +13,7 @@
 #include "api/plan_cache.h"
 #include "append.h"
 #include "block_map.h"
+#include "select.h"
 #include "spec.h"
 #include "tilewise/attention.h"
 #include "torch_side.h"
@@ -177,6 +178,7 @@ NB_MODULE(_native, m) {
   m.def("backward", &backward_call);
   m.def("plan", &plan_call);
   m.def("append", &append_call);
+  m.def("select_blocks", &select_call);
   m.def("describe", &describe);
   m.def("new_array",
         [](const std::vector<std::int64_t>& sizes, const std::string& dtype, bool cuda, int index) {

@@ -6,6 +6,7 @@
 tilewise.sdpa and tilewise.flash_attn are drop-ins for torch's and FlashAttention's functions;
 tilewise.hf.register() makes attn_implementation="tilewise" work in Hugging Face transformers.
 tilewise.flex_attention and what stands beside it are FlexAttention's.
+tilewise.select_blocks chooses block lists by scores of blocks.
 tilewise.append_kv writes keys and values into a cache, contiguous or in pages.
 tilewise.asam holds layers whose attention is sparse where the input lets it.
 """
@@ -56,6 +57,9 @@ if TYPE_CHECKING:
     from ._flex import flex_attention as flex_attention
     from ._flex import noop_mask as noop_mask
     from ._flex import or_masks as or_masks
+    from ._select import PoolWeights as PoolWeights
+    from ._select import select_block_mask as select_block_mask
+    from ._select import select_blocks as select_blocks
 else:
 
     def __getattr__(name: str) -> Any:
@@ -64,6 +68,8 @@ else:
             return importlib.import_module(f".{name}", __name__)
         if name in ("Appended", "append_kv"):
             return getattr(importlib.import_module("._append", __name__), name)
+        if name in ("PoolWeights", "select_block_mask", "select_blocks"):
+            return getattr(importlib.import_module("._select", __name__), name)
         if name in _OF_FLEX:
             return getattr(importlib.import_module("._flex", __name__), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

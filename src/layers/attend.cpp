@@ -1,5 +1,7 @@
 #include "layers/attend.h"
 
+#include "api/execute.h"
+
 namespace tilewise::asam {
 namespace {
 
@@ -13,12 +15,12 @@ tilewise::Choice kernels_of() {
 
 template <class T>
 void attend(const Run<T>& run, const ForwardTensors& tensors, const AttentionSpec& spec) {
-  forward(tensors, spec, run.launch, kernels_of<T>());
+  execute(tensors, spec, run.launch, kernels_of<T>());
 }
 
 template <class T>
 void attend_backward(const Run<T>& run, const BackwardTensors& tensors, const AttentionSpec& spec) {
-  backward(tensors, spec, run.launch, kernels_of<T>());
+  execute(tensors, spec, run.launch, kernels_of<T>());
 }
 
 template void attend(const Run<float>&, const ForwardTensors&, const AttentionSpec&);

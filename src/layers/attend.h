@@ -1,4 +1,4 @@
-/// The layers' attention: the library's own, by its public functions.
+/// The layers' attention: the library's own, by its public verbs.
 #pragma once
 
 #include "layers/run.h"

@@ -5,13 +5,14 @@
 #include <type_traits>
 
 #include "layers/cpu_ops.h"
+#include "layers/cuda_ops.h"
 
 namespace tilewise::asam {
 
 template <class T>
 std::unique_ptr<Ops<T>> make_ops(const Config& config, const Launch& launch) {
-  if (config.device.type == DeviceType::cuda) {
-    throw Unsupported("layers on " + device_name(config.device) + " are not supported");
+  if constexpr (std::is_same_v<T, float>) {
+    if (config.device.type == DeviceType::cuda) return std::make_unique<CudaOps>(config, launch);
   }
   return std::make_unique<CpuOps<T>>(launch.executor != nullptr ? *launch.executor
                                                                 : default_executor());

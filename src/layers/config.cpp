@@ -101,6 +101,10 @@ void check_config(const Config& c) {
           std::string(dtype_name(c.dtype)), "expected float32 or float64");
   require(c.dtype == DType::float32 || c.device.type == DeviceType::cpu, "device",
           device_name(c.device), "float64 runs on the CPU");
+  require(!c.graph || c.device.type == DeviceType::cuda, "graph", "true",
+          "the model is on the CPU");
+  require(!c.graph || (c.dropout == 0.0 && c.gate_dropout == 0.0), "graph", "true",
+          "replayed steps would drop the same: expected dropout and gate_dropout 0");
   check_pattern(c);
 }
 

@@ -3,17 +3,12 @@
 #include <numeric>
 #include <vector>
 
+#include "layers/choices.h"
 #include "layers/cpu_ops.h"
 #include "problem/philox.h"
 
 namespace tilewise::asam {
 namespace {
-
-/// Patterns in the order of their logits.
-constexpr std::int64_t kChoices = 5;
-constexpr Pattern kPatterns[kChoices] = {Pattern::local, Pattern::strided, Pattern::clustered,
-                                         Pattern::hierarchical, Pattern::selected};
-constexpr std::int64_t kClustered = 2;
 
 /// x / |x| as torch's normalize computes it; returns the divisor.
 template <class T>
@@ -88,7 +83,7 @@ class HeadChoice {
   /// The pattern's number: fixed, the largest logit, or in training the largest after noise.
   std::int64_t pattern() const {
     if (c_.config->pattern != Pattern::automatic) {
-      return std::find(kPatterns, kPatterns + kChoices, c_.config->pattern) - kPatterns;
+      return choice_number(c_.config->pattern);
     }
     const T* scores = (c_.training ? c_.soft : c_.logits) + bh_ * kChoices;
     return std::max_element(scores, scores + kChoices) - scores;
@@ -98,12 +93,15 @@ class HeadChoice {
   std::vector<std::uint8_t> visible(std::int64_t pattern) const {
     const std::int64_t n = s_.blocks();
     std::vector<std::uint8_t> seen(static_cast<std::size_t>(n * n));
-    const std::vector<T> scores = kPatterns[pattern] == Pattern::clustered  ? affinity()
-                                  : kPatterns[pattern] == Pattern::selected ? selection_scores()
-                                                                            : std::vector<T>{};
+    const std::vector<T> scores =
+        kChoicePatterns[static_cast<std::size_t>(pattern)] == Pattern::clustered ? affinity()
+        : kChoicePatterns[static_cast<std::size_t>(pattern)] == Pattern::selected
+            ? selection_scores()
+            : std::vector<T>{};
     for (std::int64_t i = 0; i < n; ++i) {
       std::uint8_t* row = seen.data() + i * n;
-      fill_row(kPatterns[pattern], scores.data() + i * n * (scores.empty() ? 0 : 1), i, row);
+      fill_row(kChoicePatterns[static_cast<std::size_t>(pattern)],
+               scores.data() + i * n * (scores.empty() ? 0 : 1), i, row);
       row[i] = row[0] = 1;  // no row is left without keys
       if (c_.config->causal) std::fill(row + i + 1, row + n, std::uint8_t{0});
     }
@@ -204,7 +202,7 @@ class HeadChoice {
       const std::int64_t there = config.causal ? i + 1 : n;
       std::vector<std::int64_t> order(static_cast<std::size_t>(there));
       std::iota(order.begin(), order.end(), 0);
-      const std::int64_t kept = std::min(there, selected_blocks(config.density, n));
+      const std::int64_t kept = std::min(there, selected_blocks(config, n));
       std::partial_sort(order.begin(), order.begin() + kept, order.end(),
                         [&](auto a, auto b) { return scores[a] > scores[b]; });
       for (std::int64_t r = 0; r < kept; ++r) row[order[static_cast<std::size_t>(r)]] = 1;
@@ -214,8 +212,7 @@ class HeadChoice {
     if (pattern == Pattern::clustered) {
       mean = std::accumulate(scores, scores + n, T{0}) / static_cast<T>(n);
     }
-    const std::int64_t reach = ceil_div(config.window_size / 2, s_.block);
-    const std::int64_t every = std::max<std::int64_t>(2, config.stride / s_.block);
+    const std::int64_t reach = local_reach(config), every = strided_every(config);
     for (std::int64_t j = 0; j < n; ++j) {
       const std::int64_t apart = std::abs(i - j);
       const bool seen = pattern == Pattern::local       ? apart <= reach
@@ -225,11 +222,6 @@ class HeadChoice {
       row[j] = seen ? 1 : 0;
     }
   }
-  static std::int64_t selected_blocks(double density, std::int64_t blocks) {
-    const double share = std::nearbyint(density * static_cast<double>(blocks));  // half to even
-    return std::max<std::int64_t>(1, static_cast<std::int64_t>(share));
-  }
-
   /// From the gradient of the shares to those of tokens, centroids and temperature.
   void assignment_backward(const Assignment<T>& a, const std::vector<T>& d_share,
                            std::int64_t part) const {
@@ -325,7 +317,8 @@ void CpuOps<T>::choose(const Choice<T>& c) {
            const std::int64_t pattern = head.pattern();
            const Route<T> route(*c.config, c.training, c.gate[bh]);
            const std::vector<std::uint8_t> seen = head.visible(pattern);
-           c.pattern[bh] = static_cast<std::int32_t>(kPatterns[pattern]);
+           c.pattern[bh] =
+               static_cast<std::int32_t>(kChoicePatterns[static_cast<std::size_t>(pattern)]);
            c.mixing[bh] = route.mixing;
            std::int64_t listed = 0;
            for (int dense = 0; dense < 2; ++dense) {
@@ -360,12 +353,12 @@ void CpuOps<T>::choose_backward(const Choice<T>& c) {
     const auto chosen = static_cast<Pattern>(c.pattern[bh]);
     if (automatic) {  // straight through: the draw's gradient is that of the softmax
       const T* soft = c.soft + bh * kChoices;
-      const std::int64_t at = std::find(kPatterns, kPatterns + kChoices, chosen) - kPatterns;
+      const std::int64_t at = choice_number(chosen);
       for (std::int64_t k = 0; k < kChoices; ++k) {
         c.d_logits[bh * kChoices + k] = soft[at] * (T(k == at ? 1 : 0) - soft[k]) * c.d_weight[bh];
       }
     }
-    if (chosen == kPatterns[kClustered]) HeadChoice<T>(c, bh).affinity_backward(c.d_weight[bh]);
+    if (chosen == Pattern::clustered) HeadChoice<T>(c, bh).affinity_backward(c.d_weight[bh]);
   }
 }
 

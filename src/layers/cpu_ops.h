@@ -15,6 +15,7 @@ class CpuOps final : public Ops<T> {
  public:
   explicit CpuOps(Executor& executor) : executor_(executor) {}
 
+  void synchronize() override {}
   void clear(void* x, std::int64_t bytes) override;
   void upload(void* to, const void* from, std::int64_t bytes) override;
   void download(void* to, const void* from, std::int64_t bytes) override;

@@ -2,6 +2,7 @@
 
 #include "layers/backend.h"
 #include "layers/layer.h"
+#include "layers/replay.h"
 
 namespace tilewise::asam {
 namespace {
@@ -27,7 +28,8 @@ bool lies_without_gaps(const Tensor& t) {
 template <class T>
 class ModelOf final : public Model::Impl {
  public:
-  ModelOf(const Config& c, const Launch& l) : memory_(c.device, l), ops_(make_ops<T>(c, l)) {
+  ModelOf(const Config& c, const Launch& l)
+      : memory_(c.device, l), held_(memory_), ops_(make_ops<T>(c, l)) {
     config = c;
     launch = l;
     if (c.vocabulary > 0) {
@@ -50,7 +52,8 @@ class ModelOf final : public Model::Impl {
     check_output("y", y, x);
     const Run<T> run = make_run(x, training, draw);
     T* const out = static_cast<T*>(y.data);
-    forward_pass(run, x, out);
+    if (training) return forward_pass(run, x, out);
+    replayed(inference_, run, x, y, [&] { forward_pass(run, x, out); });
   }
 
   void backward(const Tensor& x, const Tensor& dy, const Tensor& dx) override {
@@ -82,6 +85,7 @@ class ModelOf final : public Model::Impl {
   }
 
   std::int64_t bytes() const override { return memory_.bytes(); }
+  void synchronize() const override { ops_->synchronize(); }
 
   void start_training(const TrainOptions& options) override {
     TrainState first;
@@ -101,15 +105,8 @@ class ModelOf final : public Model::Impl {
     const Run<T> run = make_run(x, true, draw);
     T* logits = logits_.room(memory_, run.batch * config.classes);
     T* d_logits = d_logits_.room(memory_, run.batch * config.classes);
-    clear_gradients();
-    forward_pass(run, x, logits);
-    ops_->cross_entropy(logits, static_cast<const std::int32_t*>(labels.data), d_logits,
-                        state_.get(), {run.batch, config.classes});
-    backward_pass(run, x, d_logits, nullptr);
-    ops_->look_for_infinities(parameters_.gradients(), parameters_.elems(), state_.get());
-    ops_->adam(parameters_.values(), parameters_.gradients(), m_.get(), v_.get(),
-               parameters_.elems(), options, state_.get());
-    ops_->end_step(state_.get(), options);
+    replayed(training_, run, x, labels,
+             [&] { train_pass(run, x, labels, logits, d_logits, options); });
   }
 
   TrainStatus status() const override {
@@ -122,12 +119,32 @@ class ModelOf final : public Model::Impl {
  private:
   static constexpr auto kElementBytes = static_cast<std::int64_t>(sizeof(T));
 
+  /// Does the work, as a graph where the model is asked to.
+  void replayed(Replay& replay, const Run<T>& run, const Tensor& x, const Tensor& y,
+                const std::function<void()>& work) {
+    if (!config.graph) return work();
+    replay.run(config.device.index, launch.stream, {x.data, y.data, run.batch, run.tokens}, work);
+  }
+
+  void train_pass(const Run<T>& run, const Tensor& x, const Tensor& labels, T* logits, T* d_logits,
+                  const TrainOptions& options) {
+    clear_gradients();
+    forward_pass(run, x, logits);
+    ops_->cross_entropy(logits, static_cast<const std::int32_t*>(labels.data), d_logits,
+                        state_.get(), {run.batch, config.classes});
+    backward_pass(run, x, d_logits, nullptr);
+    ops_->look_for_infinities(parameters_.gradients(), parameters_.elems(), state_.get());
+    ops_->adam(parameters_.values(), parameters_.gradients(), m_.get(), v_.get(),
+               parameters_.elems(), options, state_.get());
+    ops_->end_step(state_.get(), options);
+  }
+
   Run<T> make_run(const Tensor& x, bool training, std::uint32_t draw) {
     return {.config = config,
             .ops = *ops_,
             .memory = memory_,
             .parameters = parameters_,
-            .launch = launch,
+            .launch = {.stream = launch.stream, .allocator = &held_, .executor = launch.executor},
             .batch = x.sizes[0],
             .tokens = x.sizes[1],
             .training = training,
@@ -247,6 +264,7 @@ class ModelOf final : public Model::Impl {
   }
 
   Memory memory_;
+  HeldWorkspace held_;
   std::unique_ptr<Ops<T>> ops_;
   Parameters<T> parameters_;
   Weight embedding_;
@@ -261,6 +279,7 @@ class ModelOf final : public Model::Impl {
   std::int64_t last_batch_ = 0;
   std::pair<std::int64_t, std::int64_t> kept_of_{-1, -1};
   std::uint32_t draw_ = 0;
+  Replay inference_, training_;
 
   Buffer<TrainState> state_;
   Buffer<T> m_, v_, logits_, d_logits_;
@@ -272,6 +291,9 @@ Model::Model(const Config& config, const Launch& launch) {
   Config c = config;
   if (c.kind == LayerKind::original) c.gate_hidden = 128;
   check_config(c);
+  if (c.graph && launch.stream == nullptr) {
+    throw InvalidArgument("launch.stream is the default one: config.graph needs one of its own");
+  }
   if (c.dtype == DType::float64) {
     impl_ = std::make_unique<ModelOf<double>>(c, launch);
   } else {
@@ -293,6 +315,7 @@ void Model::backward(const Tensor& x, const Tensor& dy, const Tensor& dx) {
 }
 void Model::clear_gradients() { impl_->clear_gradients(); }
 LayerInfo Model::info(int index) const { return impl_->info(index); }
+void Model::synchronize() const { impl_->synchronize(); }
 std::int64_t Model::bytes() const { return impl_->bytes(); }
 
 class Trainer::Impl {

@@ -25,6 +25,7 @@ class Model::Impl {
   virtual void clear_gradients() = 0;
   virtual LayerInfo info(int index) const = 0;
   virtual std::int64_t bytes() const = 0;
+  virtual void synchronize() const = 0;
   /// Forward, loss, backward, Adam.
   virtual void train(const Tensor& x, const Tensor& labels, const TrainOptions& options,
                      std::uint32_t draw) = 0;

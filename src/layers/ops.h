@@ -89,6 +89,7 @@ class Ops {
   Ops& operator=(const Ops&) = delete;
   virtual ~Ops() = default;
 
+  virtual void synchronize() = 0;
   virtual void clear(void* x, std::int64_t bytes) = 0;
   virtual void upload(void* to, const void* from, std::int64_t bytes) = 0;
   virtual void download(void* to, const void* from, std::int64_t bytes) = 0;  ///< waits

@@ -1,7 +1,9 @@
 /// What every part of a model works with: its memory, its parameters, and the pass that runs.
 #pragma once
 
+#include <cstddef>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "layers/ops.h"
@@ -71,6 +73,19 @@ class Buffer {
   Memory* memory_ = nullptr;
   T* data_ = nullptr;
   std::int64_t elems_ = 0;
+};
+
+/// Workspace of the attention's calls, which follow one another: one piece that stays, so that a
+/// step of a known shape takes no memory.
+class HeldWorkspace final : public Allocator {
+ public:
+  explicit HeldWorkspace(Memory& memory) : memory_(memory) {}
+  void* allocate(std::int64_t bytes, Device, void*) override { return room_.room(memory_, bytes); }
+  void release(void*, std::int64_t, Device, void*) noexcept override {}
+
+ private:
+  Memory& memory_;
+  Buffer<std::byte> room_;
 };
 
 /// How a parameter begins.

@@ -185,6 +185,39 @@ class Plan(CliTest):
             path.write_text(text)
             self.assertIn("card.json", self.fails(BAD_INPUT, "plan", "--hardware", path))
 
+    def test_serving(self) -> None:
+        """Cache, tokens a second and what fits, worked out here from the shapes."""
+        words = ["plan", "--serve", "--hardware", "h100", "--heads", "32", "--kv-heads", "8"]
+        words += ["--dim", "128", "--dtype", "bf16", "--layers", "32", "--weights", "15GiB"]
+        words += ["--mem-limit", "60GiB", "--batch", "4", "--seq", "5000", "--paged", "64"]
+        (row,) = json.loads(self.ok(*words, "--format", "json"))
+        token = 32 * 8 * 256 * 2
+        self.assertEqual(row["cache_kib_a_token"], token / 1024)
+        self.assertEqual(row["cache_gib"], 4 * 5056 * token / 2**30)  # 79 pages of 64
+        step = 15 * 2**30 + 4 * 5000 * token
+        self.assertAlmostEqual(row["step_gib"], step / 2**30)
+        figures = json.loads(self.ok("info", "--hardware", "h100", "--format", "json"))
+        (bandwidth,) = (f["value"] for f in figures if f["figure"] == "bandwidth_gbps")
+        self.assertAlmostEqual(row["tokens_per_s"], 4 * 0.9 * bandwidth * 1e9 / step, places=3)
+        room = 45 * 2**30
+        self.assertEqual(row["longest_context"] % 64, 0)
+        self.assertLessEqual(4 * row["longest_context"] * token, room)
+        self.assertGreater(4 * (row["longest_context"] + 640) * token, 0.999 * room)
+        self.assertLessEqual(row["largest_batch"] * 5056 * token, room)
+        self.assertGreater((row["largest_batch"] + 2) * 5056 * token, 0.999 * room)
+        self.assertGreater(row["attention_ms"], 0.0)
+        window = json.loads(self.ok(*words, "--window", "999,0", "--format", "json"))[0]
+        self.assertAlmostEqual(window["step_gib"], (15 * 2**30 + 4 * 1000 * token) / 2**30)
+        self.assertEqual(window["longest_context"], row["longest_context"])
+        # A cache that does not fit is said by the numbers, and one without weights may.
+        small = [w if w != "60GiB" else "15GiB" for w in words]
+        (none,) = json.loads(self.ok(*small, "--format", "json"))
+        self.assertEqual((none["longest_context"], none["largest_batch"]), (0, 0))
+        self.assertIn("tokens_per_s: at most", self.ok(*words))
+        done = run("plan", "--serve", "--packed", "5,6", "--hardware", "h100")
+        self.assertEqual(done.returncode, BAD_INPUT)
+        self.assertIn("--serve: expected", done.stderr)
+
     def test_largest_sizes_are_exact(self) -> None:
         """The largest that fit do fit; one more of each does not."""
         problem = {"--seq": 512, "--batch": 3, "--heads": 2}

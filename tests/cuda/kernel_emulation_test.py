@@ -267,6 +267,7 @@ PROGRAMS = {
     "bwd_sm90_lists": True,
     "bwd_dq_sm90": True,
     "decode_sm90": True,
+    "select": True,
 }
 
 

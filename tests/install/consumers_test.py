@@ -53,6 +53,17 @@ class InstalledTree(unittest.TestCase):
         shown = run(str(binary), LD_LIBRARY_PATH=str(self.lib))
         self.assertEqual(shown.split(), ["tilewise", self.version(), "1.5"])
 
+    def test_examples(self) -> None:
+        """The examples' one line builds them, and what they print about themselves is right."""
+        path = str(self.lib / "pkgconfig")
+        flags = run("pkg-config", "--cflags", "--libs", "tilewise", PKG_CONFIG_PATH=path).strip()
+        warnings = " ".join(WARNINGS)
+        for name, last in (("score_mod", "with penalty"), ("decode_loop", "largest difference")):
+            binary, source = self.folder / name, HERE.parent.parent / f"examples/{name}.cpp"
+            run("sh", "-c", f"c++ -std=c++20 {warnings} '{source}' -o '{binary}' {flags} -ldl")
+            shown = run(str(binary), LD_LIBRARY_PATH=str(self.lib))
+            self.assertIn(last, shown.splitlines()[-1])
+
     def test_command_line_runs_where_it_was_moved(self) -> None:
         shown = run(str(self.prefix / "bin/tilewise"), "--version")
         self.assertIn(self.version(), shown)

@@ -3,6 +3,8 @@
 Each costs O(n^2) memory, as published; the working layer uses block lists instead.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -22,13 +24,19 @@ class Pattern(nn.Module):
 
 
 class FixedPattern(Pattern):
-    """A pattern that position alone decides."""
+    """A pattern that position alone decides: make(*arguments)."""
 
     pattern: Tensor
 
-    def __init__(self, pattern: Tensor) -> None:
+    def __init__(self, make: Callable[..., Tensor], *arguments: int) -> None:
         super().__init__()
-        self.register_buffer("pattern", pattern, persistent=False)
+        self._recipe = make, arguments
+        self.register_buffer("pattern", make(*arguments), persistent=False)
+
+    def renew(self) -> None:
+        """Makes the mask again, in place: no file holds it."""
+        make, arguments = self._recipe
+        self.pattern.copy_(make(*arguments))
 
     def mask(self, q: Tensor, k: Tensor) -> Tensor:
         if self.pattern.device != q.device:  # it stays where it is needed
@@ -40,14 +48,14 @@ class LocalPattern(FixedPattern):
     """Pairs at most window_size // 2 apart. mask: (n, n)."""
 
     def __init__(self, n: int, window_size: int = 128) -> None:
-        super().__init__(_distance(n) <= window_size // 2)
+        super().__init__(_local, n, window_size)
 
 
 class StridedPattern(FixedPattern):
     """Pairs at most local_window apart, and every stride-th key. mask: (n, n)."""
 
     def __init__(self, n: int, stride: int = 32, local_window: int = 16) -> None:
-        super().__init__((_distance(n) <= local_window) | (torch.arange(n) % stride == 0))
+        super().__init__(_strided, n, stride, local_window)
 
 
 class RandomPattern(FixedPattern):
@@ -58,12 +66,7 @@ class RandomPattern(FixedPattern):
     """
 
     def __init__(self, n: int, num_heads: int = 8, num_random: int = 128) -> None:
-        pattern = torch.zeros(num_heads, n, n, dtype=torch.bool)
-        for h in range(num_heads):
-            generator = torch.Generator().manual_seed(42 + h)
-            for i in range(n):
-                pattern[h, i, torch.randperm(n, generator=generator)[:num_random]] = True
-        super().__init__(pattern)
+        super().__init__(_random, n, num_heads, num_random)
 
 
 class ClusteredPattern(Pattern):
@@ -120,6 +123,23 @@ def make_pattern(config: ASAMConfig, n: int) -> Pattern:
             return ClusteredPattern(config.num_clusters, config.num_heads, config.dim_head)
         case _:
             return HierarchicalPattern(n, config.num_heads)
+
+
+def _local(n: int, window_size: int) -> Tensor:
+    return _distance(n) <= window_size // 2
+
+
+def _strided(n: int, stride: int, local_window: int) -> Tensor:
+    return (_distance(n) <= local_window) | (torch.arange(n) % stride == 0)
+
+
+def _random(n: int, num_heads: int, num_random: int) -> Tensor:
+    pattern = torch.zeros(num_heads, n, n, dtype=torch.bool)
+    for h in range(num_heads):
+        generator = torch.Generator().manual_seed(42 + h)
+        for i in range(n):
+            pattern[h, i, torch.randperm(n, generator=generator)[:num_random]] = True
+    return pattern
 
 
 def _distance(n: int) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .._attention import attention
+from .._select import select_block_mask
 from .._spec import BlockList
 from . import _select
 from ._config import CHOICES, ASAMConfig
@@ -116,18 +117,24 @@ class RoutedAttention(nn.Module):
         blocks = fixed[chosen] | fixed[-1]
         # DDP wants every parameter in every graph, so training always asks the centroids.
         by_clusters = trained or "clustered" in may
-        if by_clusters or "selected" in may:
-            q, k = _select.pooled(q, size), _select.pooled(k, size)
         if by_clusters:
-            affinity = _select.clustered(q, k, self.centroids, self.temperature)
+            affinity = _select.clustered(
+                _select.pooled(q, size),
+                _select.pooled(k, size),
+                self.centroids,
+                self.temperature,
+            )
             near = _select.above_mean(affinity)
             blocks = blocks | (_picks(chosen, "clustered") & near)
         if "selected" in may:
-            with torch.no_grad():
-                best = _select.top_k(
-                    _select.block_scores(q, k, config.causal),
-                    max(1, round(config.density * k.shape[2])),
-                )
+            best = select_block_mask(
+                q,
+                k,
+                size,
+                count=max(1, round(config.density * fixed.shape[-1])),
+                causal=config.causal,
+                layout="bhsd",
+            )
             blocks = blocks | (_picks(chosen, "selected") & best)
         if not trained:
             return blocks, None

@@ -37,36 +37,6 @@ def pooled(x: Tensor, block: int, how: str = "mean", dim: int = 2) -> Tensor:
     return torch.cat([blocks, reduce(x.narrow(dim, whole, n - whole), dim=dim, keepdim=True)], dim)
 
 
-def block_scores(q: Tensor, k: Tensor, causal: bool = False) -> Tensor:
-    """softmax over key blocks of q . k / sqrt(d): float32 (B, H, blocks, blocks).
-
-    q, k: pooled tokens (B, H, blocks, d). SeerAttention's and MoBA's score without their
-    parameters. Blocks above the diagonal have 0 with causal.
-    """
-    s: Tensor = q.float() @ k.float().mT / q.shape[-1] ** 0.5
-    if causal:
-        s = s.masked_fill(~lower(s.shape[-2], s.device), -torch.inf)
-    return s.softmax(-1)
-
-
-def top_k(scores: Tensor, count: int) -> Tensor:
-    """The `count` best key blocks of each query block; fewer where there are fewer."""
-    best = scores.topk(min(count, scores.shape[-1]), -1).indices
-    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, best, True)
-
-
-def by_mass(scores: Tensor, mass: float) -> Tensor:
-    """The fewest key blocks whose scores sum to `mass` of each row (FlexPrefill's gamma)."""
-    ranked, order = scores.sort(-1, descending=True)
-    before = ranked.cumsum(-1) - ranked
-    return torch.zeros_like(order, dtype=torch.bool).scatter_(-1, order, before < mass)
-
-
-def above(scores: Tensor, threshold: float) -> Tensor:
-    """Key blocks with a score above `threshold`."""
-    return scores > threshold
-
-
 def local(blocks: int, block: int, window: int, device: torch.device) -> Tensor:
     """Blocks that hold a pair at most window // 2 apart: (blocks, blocks)."""
     return _apart(blocks, device) <= -(-(window // 2) // block)

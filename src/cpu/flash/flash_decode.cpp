@@ -6,6 +6,7 @@
 /// key head, K and V are read once, where they lie; of more, K is packed and tiles of rows share
 /// it.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "cpu/flash/score_steps.h"
 #include "cpu/flash/tiles.h"
 #include "cpu/flash/visible.h"
+#include "cpu/key_run.h"
 #include "cpu/micro/elements.h"
 #include "plan/accounting.h"
 #include "plan/decisive.h"
@@ -32,8 +34,8 @@ constexpr int kSplitKeys = 2048;  // fixed: the result depends neither on thread
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 /// True when rows can be read as whole vectors where they lie.
-bool in_place(const Problem& p, const Tensor& t, const Micro& micro) {
-  return t.strides[3] == 1 && t.sizes[3] % micro.lanes == 0 && !p.paged;
+bool in_place(const Tensor& t, const Micro& micro) {
+  return t.strides[3] == 1 && t.sizes[3] % micro.lanes == 0;
 }
 
 /// Padded sizes and the layout of the workspace.
@@ -56,8 +58,8 @@ struct Geometry {
         pairs(p.batch * p.heads_k),
         splits(std::max<std::int64_t>(1, ceil_div(p.seq_k, kSplitKeys))),
         packs(rows > kReadingRows),
-        k_in_place(in_place(p, p.k, micro) && (!packs || p.dtype == DType::float32)),
-        v_in_place(in_place(p, p.v, micro) && (!packs || p.dtype == DType::float32)),
+        k_in_place(in_place(p.k, micro) && (!packs || (p.dtype == DType::float32 && !p.paged))),
+        v_in_place(in_place(p.v, micro) && (!packs || (p.dtype == DType::float32 && !p.paged))),
         strip_heads(p.group()),
         strip_rows(rows),
         chunk_heads(p.group()),
@@ -122,19 +124,33 @@ class Decode {
   }
 
  private:
-  /// Rows of K or V of a block.
+  /// Rows of K or V of a block: one behind the other, or where `pages` has them.
   struct Rows {
-    const void* data;
+    const void* data;     ///< of pages: a head's first row of page 0
+    const Tensor* pages;  ///< null: one behind the other
     std::int64_t ld;
     int storage;
   };
 
   /// The keys of a block: K's rows or, where it is packed, its panels.
   struct Block {
-    int keys;
+    const TilePlace& place;
     Rows k, v;
     float* panels;
   };
+
+  /// Where the rows of a block's keys begin in a pool, from a head's first row of page 0 on.
+  void list_rows(const Block& block, const Tensor& pool, std::int64_t* at) const {
+    const TilePlace& place = block.place;
+    for (int first = 0; first < place.cols;) {
+      const std::int64_t j = place.j0 + first;
+      const Problem::KeyRow key = p_.key_row(place.b, place.sequence, j);
+      const int count = key_run(p_, j, place.cols - first);
+      std::int64_t row = key.batch * pool.strides[0] + key.row * pool.strides[2];
+      for (int n = 0; n < count; ++n, row += pool.strides[2]) at[first + n] = row;
+      first += count;
+    }
+  }
 
   /// Query heads of a chunk, counted in their group.
   struct Heads {
@@ -249,22 +265,40 @@ class Decode {
     if (steps_.has_dropout()) {
       for_heads(strip, s, [&](const TilePlace& head, float* p) { steps_.drop(head, p); });
     }
-    micro_.add_weighted_rows[block.v.storage](rows, ld_v, place.cols, s, g_.block_keys,
-                                              block.v.data, block.v.ld, o, g_.ld_v);  // (F10) O
+    const Rows& v = block.v;  // (F10) O
+    if (v.pages == nullptr) {
+      micro_.add_weighted_rows[v.storage](rows, ld_v, place.cols, s, g_.block_keys, v.data, v.ld, o,
+                                          g_.ld_v);
+      return;
+    }
+    std::array<std::int64_t, kBlockKeys> at;
+    list_rows(block, *v.pages, at.data());
+    micro_.add_listed_rows[v.storage](rows, ld_v, place.cols, s, g_.block_keys, v.data, at.data(),
+                                      o, g_.ld_v);
   }
 
   /// Rows of Q by the keys of a block.
   void scores(int rows, const Block& block, const float* q, float* s) const {
     if (!g_.packs) {
-      micro_.row_products[block.k.storage](rows, block.keys, static_cast<int>(g_.ld_q), q, g_.ld_q,
-                                           block.k.data, block.k.ld, s, g_.block_keys);
+      const Rows& k = block.k;
+      const auto dim = static_cast<int>(g_.ld_q);
+      if (k.pages == nullptr) {
+        micro_.row_products[k.storage](rows, block.place.cols, dim, q, g_.ld_q, k.data, k.ld, s,
+                                       g_.block_keys);
+        return;
+      }
+      std::array<std::int64_t, kBlockKeys> at;
+      list_rows(block, *k.pages, at.data());
+      micro_.listed_products[k.storage](rows, block.place.cols, dim, q, g_.ld_q, k.data, at.data(),
+                                        s, g_.block_keys);
       return;
     }
     const int dim = static_cast<int>(p_.head_dim);
     const int wide = micro_.panel_cols;
     const float* panel = block.panels;
-    for (int n = 0; n < block.keys; n += wide, panel += std::int64_t{dim} * wide) {
-      const auto cols = static_cast<int>(round_up(std::min(wide, block.keys - n), micro_.lanes));
+    const int keys = block.place.cols;
+    for (int n = 0; n < keys; n += wide, panel += std::int64_t{dim} * wide) {
+      const auto cols = static_cast<int>(round_up(std::min(wide, keys - n), micro_.lanes));
       micro_.scores({rows, cols, dim, q, g_.ld_q, panel, s + n, g_.block_keys});
     }
   }
@@ -283,19 +317,20 @@ class Decode {
                std::int64_t dim, std::int64_t padded) const {
     const std::int64_t h = place.h / p_.group();
     if (in_place) {
-      const std::int64_t at = offset_of(t, place.b, h, place.sequence.k_begin + place.j0);
-      const auto* data = static_cast<const std::byte*>(t.data);
-      return {data + at * dtype_bytes(t.dtype), t.strides[2], storage_of(t.dtype)};
+      const std::int64_t row =
+          p_.paged ? h * t.strides[1] : offset_of(t, place.b, h, place.sequence.k_begin + place.j0);
+      const auto* data = static_cast<const std::byte*>(t.data) + row * dtype_bytes(t.dtype);
+      return {data, p_.paged ? &t : nullptr, t.strides[2], storage_of(t.dtype)};
     }
     load_keys(p_, t, place.b, place.sequence, h, place.j0, place.cols, static_cast<int>(dim),
               scratch, padded);
-    return {scratch, padded, storage_of(DType::float32)};
+    return {scratch, nullptr, padded, storage_of(DType::float32)};
   }
 
   Block load_block(const TilePlace& place, int slot) const {
     float* k_rows = k_ + slot * g_.block_keys * g_.ld_q;
     float* v_rows = v_ + slot * g_.block_keys * g_.ld_v;
-    const Block block{.keys = place.cols,
+    const Block block{.place = place,
                       .k = keys_of(p_.k, g_.k_in_place, place, k_rows, p_.head_dim, g_.ld_q),
                       .v = keys_of(p_.v, g_.v_in_place, place, v_rows, p_.head_dim_v, g_.ld_v),
                       .panels = panels_ + (g_.packs ? slot * g_.block_keys * g_.ld_q : 0)};

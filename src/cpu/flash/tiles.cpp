@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "cpu/key_run.h"
 #include "cpu/micro/elements.h"
 #include "cpu/textbook/row_passes.h"
 #include "plan/accounting.h"
@@ -86,10 +87,11 @@ void store_rows(const Tensor& t, std::int64_t b, std::int64_t h, std::int64_t fi
 void load_keys(const Problem& p, const Tensor& pool, std::int64_t b, const Sequence& s,
                std::int64_t h, std::int64_t first, int count, int cols, float* out,
                std::int64_t ld) {
-  if (!p.paged) return load_rows(pool, b, h, s.k_begin + first, count, cols, out, ld);
-  for (int r = 0; r < count; ++r) {
+  for (int r = 0; r < count;) {
     const Problem::KeyRow at = p.key_row(b, s, first + r);
-    load_rows(pool, at.batch, h, at.row, 1, cols, out + r * ld, ld);
+    const int run = key_run(p, first + r, count - r);
+    load_rows(pool, at.batch, h, at.row, run, cols, out + r * ld, ld);
+    r += run;
   }
 }
 

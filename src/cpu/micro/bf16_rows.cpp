@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cpu/key_run.h"
 #include "cpu/micro/elements.h"
 
 namespace tilewise::cpu {
@@ -42,9 +43,11 @@ Bf16Rows bf16_key_view(const Problem& p, const Tensor& pool, std::int64_t b, con
   if (!p.paged) {
     return bf16_view(pool, b, h, {s.k_begin + rows.first, rows.count, rows.padded}, out, ld);
   }
-  for (int r = 0; r < rows.count; ++r) {
+  for (int r = 0; r < rows.count;) {
     const Problem::KeyRow at = p.key_row(b, s, rows.first + r);
-    bf16_rows(pool, at.batch, h, {at.row, 1, 1}, out + r * ld, ld);
+    const int run = key_run(p, rows.first + r, rows.count - r);
+    bf16_rows(pool, at.batch, h, {at.row, run, run}, out + r * ld, ld);
+    r += run;
   }
   std::fill_n(out + rows.count * ld, (rows.padded - rows.count) * ld, Bf16{0});
   return {out, ld};

@@ -83,6 +83,12 @@ struct Micro {
   void (*add_weighted_rows[3])(int rows, int cols, int k, const float* a, std::ptrdiff_t lda,
                                const void* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc);
 
+  /// The same of rows of B anywhere: row j begins at element at[j].
+  void (*listed_products[3])(int rows, int cols, int k, const float* a, std::ptrdiff_t lda,
+                             const void* b, const std::int64_t* at, float* c, std::ptrdiff_t ldc);
+  void (*add_listed_rows[3])(int rows, int cols, int k, const float* a, std::ptrdiff_t lda,
+                             const void* b, const std::int64_t* at, float* c, std::ptrdiff_t ldc);
+
   /// One online-softmax step on a strip of logits, row by row: (F7)-(F9)
   ///   m_new = max(m, rowmax(S)), rescale = exp(m - m_new), P = exp(S - m_new) in place of S,
   ///   l = rescale * l + rowsum(P).

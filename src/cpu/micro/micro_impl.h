@@ -61,17 +61,41 @@ inline typename V::Float exp2_by_polynomial(typename V::Float x) {
   return V::zero_below(x, kExp2Lowest, scaled_polynomial<V>(kExp2Polynomial, n, V::sub(seen, n)));
 }
 
+// Rows of B: one behind the other, or anywhere.
+template <class B>
+struct Strided {
+  const B* first;
+  std::ptrdiff_t ld;
+  inline const B* row(int j) const { return first + j * ld; }
+  inline void expect(int /*j*/, int /*count*/, int /*elems*/) const {}
+};
+template <class B>
+struct Listed {
+  const B* first;
+  const std::int64_t* at;
+  inline const B* row(int j) const { return first + at[j]; }
+  /// Asks for `elems` elements of the row that comes some rows after row j of `count`: no run of
+  /// addresses tells the hardware.
+  inline void expect(int j, int count, int elems) const {
+    constexpr int kAhead = 8, kLine = 64 / static_cast<int>(sizeof(B));
+    const B* next = row(j + kAhead < count ? j + kAhead : count - 1);
+    for (int i = 0; i < elems; i += kLine) __builtin_prefetch(next + i);
+  }
+};
+
 /// R rows of A by all rows of B, which are read in the order of memory.
-template <class V, int R, class B>
-inline void row_products_of(int cols, int k, const float* a, std::ptrdiff_t lda, const B* b,
-                            std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc) {
-  for (int j = 0; j < cols; ++j, b += ldb) {
+template <class V, int R, class Rows>
+inline void row_products_of(int cols, int k, const float* a, std::ptrdiff_t lda, const Rows& b,
+                            float* c, std::ptrdiff_t ldc) {
+  for (int j = 0; j < cols; ++j) {
+    const auto* row = b.row(j);
+    b.expect(j, cols, k);
     typename V::Float acc[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) acc[r] = V::zero();
 #pragma GCC unroll 4
     for (int i = 0; i < k; i += V::kLanes) {
-      const auto rb = V::load(b + i);
+      const auto rb = V::load(row + i);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) acc[r] = V::fma(V::load(a + r * lda + i), rb, acc[r]);
     }
@@ -80,15 +104,84 @@ inline void row_products_of(int cols, int k, const float* a, std::ptrdiff_t lda,
   }
 }
 
+template <class V, class Rows>
+inline void products_with_rows(int rows, int cols, int k, const float* a, std::ptrdiff_t lda,
+                               const Rows& b, float* c, std::ptrdiff_t ldc) {
+  int r = 0;
+  for (; r + 4 <= rows; r += 4) {
+    row_products_of<V, 4>(cols, k, a + r * lda, lda, b, c + r * ldc, ldc);
+  }
+  for (; r < rows; ++r) row_products_of<V, 1>(cols, k, a + r * lda, lda, b, c + r * ldc, ldc);
+}
+
 template <class V, class B>
 void row_products(int rows, int cols, int k, const float* a, std::ptrdiff_t lda, const void* b,
                   std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc) {
-  const B* in = static_cast<const B*>(b);
+  const Strided<B> strided{static_cast<const B*>(b), ldb};
+  products_with_rows<V>(rows, cols, k, a, lda, strided, c, ldc);
+}
+template <class V, class B>
+void listed_products(int rows, int cols, int k, const float* a, std::ptrdiff_t lda, const void* b,
+                     const std::int64_t* at, float* c, std::ptrdiff_t ldc) {
+  const Listed<B> listed{static_cast<const B*>(b), at};
+  products_with_rows<V>(rows, cols, k, a, lda, listed, c, ldc);
+}
+
+/// R rows x C vectors of C += A B, all of k.
+template <class V, int R, int C, class B>
+inline void add_listed_tile(int k, const float* a, std::ptrdiff_t lda, const Listed<B>& b, float* c,
+                            std::ptrdiff_t ldc) {
+  typename V::Float acc[R][C];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < C; ++v) acc[r][v] = V::zero();
+  }
+  for (int i = 0; i < k; ++i) {
+    const B* row = b.row(i);
+    b.expect(i, k, C * V::kLanes);
+    typename V::Float rb[C];
+#pragma GCC unroll 8
+    for (int v = 0; v < C; ++v) rb[v] = V::load(row + v * V::kLanes);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const auto ra = V::set(a[r * lda + i]);
+#pragma GCC unroll 8
+      for (int v = 0; v < C; ++v) acc[r][v] = V::fma(ra, rb[v], acc[r][v]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < C; ++v) {
+      float* at = c + r * ldc + v * V::kLanes;
+      V::store(at, V::add(V::load(at), acc[r][v]));
+    }
+  }
+}
+
+template <class V, int C, class B>
+inline void add_listed_panel(int rows, int k, const float* a, std::ptrdiff_t lda,
+                             const Listed<B>& b, float* c, std::ptrdiff_t ldc) {
   int r = 0;
   for (; r + 4 <= rows; r += 4) {
-    row_products_of<V, 4>(cols, k, a + r * lda, lda, in, ldb, c + r * ldc, ldc);
+    add_listed_tile<V, 4, C>(k, a + r * lda, lda, b, c + r * ldc, ldc);
   }
-  for (; r < rows; ++r) row_products_of<V, 1>(cols, k, a + r * lda, lda, in, ldb, c + r * ldc, ldc);
+  for (; r < rows; ++r) add_listed_tile<V, 1, C>(k, a + r * lda, lda, b, c + r * ldc, ldc);
+}
+
+template <class V, class B>
+void add_listed_rows(int rows, int cols, int k, const float* a, std::ptrdiff_t lda, const void* b,
+                     const std::int64_t* at, float* c, std::ptrdiff_t ldc) {
+  constexpr int kWide = V::kVectors * V::kLanes;
+  Listed<B> listed{static_cast<const B*>(b), at};
+  int j = 0;
+  for (; j + kWide <= cols; j += kWide, listed.first += kWide) {
+    add_listed_panel<V, V::kVectors>(rows, k, a, lda, listed, c + j, ldc);
+  }
+  for (; j < cols; j += V::kLanes, listed.first += V::kLanes) {
+    add_listed_panel<V, 1>(rows, k, a, lda, listed, c + j, ldc);
+  }
 }
 
 template <class V, class B>
@@ -310,6 +403,10 @@ constexpr Micro make_micro(Isa isa) {
       .row_products = {row_products<V, float>, row_products<V, Bfloat16>, row_products<V, Float16>},
       .add_weighted_rows = {add_weighted_rows<V, float>, add_weighted_rows<V, Bfloat16>,
                             add_weighted_rows<V, Float16>},
+      .listed_products = {listed_products<V, float>, listed_products<V, Bfloat16>,
+                          listed_products<V, Float16>},
+      .add_listed_rows = {add_listed_rows<V, float>, add_listed_rows<V, Bfloat16>,
+                          add_listed_rows<V, Float16>},
       .softmax_step = softmax_step<V, V::exp>,
       .softmax_step_log2 = softmax_step<V, V::exp2>,
       .probabilities = probabilities<V, V::exp>,

@@ -170,7 +170,6 @@ void CublasSession::multiply(const MatrixProduct& p) {
     return;
   }
   const ContextScope scope(device_);
-  const float beta = 0.0F;
   const auto operation = [](const MatrixBatch& x) {
     return x.transposed ? kOperationTranspose : kOperationNone;
   };
@@ -183,7 +182,7 @@ void CublasSession::multiply(const MatrixProduct& p) {
     check(cublas().cublasGemmStridedBatchedEx(
               handle_, operation(p.b), operation(p.a), narrow(p.n), narrow(p.m), narrow(p.k),
               &p.alpha, b, data_type(p.b.dtype), narrow(p.b.row_stride), p.b.batch_stride, a,
-              data_type(p.a.dtype), narrow(p.a.row_stride), p.a.batch_stride, &beta, c,
+              data_type(p.a.dtype), narrow(p.a.row_stride), p.a.batch_stride, &p.beta, c,
               data_type(p.c_dtype), narrow(p.c_row_stride), p.c_batch_stride, narrow(count),
               tf32_ ? kComputeFastTf32 : kComputeFloat32, kAlgorithmDefault),
           "cublasGemmStridedBatchedEx", device_);

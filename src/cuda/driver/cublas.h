@@ -21,12 +21,13 @@ struct MatrixBatch {
   std::int64_t batch_stride = 0;
 };
 
-/// C = alpha * A B for each of `batches`. A is m x k, B is k x n (after transposition), C is m x n.
-/// Products and sums in float32; A and B have one type, C has that type or is float32.
+/// C = alpha * A B + beta * C for each of `batches`. A is m x k, B is k x n (after transposition),
+/// C is m x n. Products and sums in float32; A and B have one type, C has that type or is float32.
 struct MatrixProduct {
   std::int64_t m = 0, n = 0, k = 0;
   std::int64_t batches = 1;
   float alpha = 1.0F;
+  float beta = 0.0F;  ///< 0: C is not read
   MatrixBatch a, b;
   void* c = nullptr;
   DType c_dtype = DType::float32;

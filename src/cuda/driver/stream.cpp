@@ -43,32 +43,31 @@ double Event::ms_since(const Event& start) const {
   return static_cast<double>(ms);
 }
 
-Graph::Graph(const Stream& stream) : stream_(stream) {
-  const ContextScope scope(stream.device());
-  check(driver().cuStreamBeginCapture(stream.get(), kCaptureModeThreadLocal),
-        "cuStreamBeginCapture", stream.device());
+Graph::Graph(int device, CUstream stream) : device_(device), stream_(stream) {
+  const ContextScope scope(device);
+  check(driver().cuStreamBeginCapture(stream, kCaptureModeThreadLocal), "cuStreamBeginCapture",
+        device);
   capturing_ = true;
 }
 
 Graph::~Graph() {
   const Driver& d = driver();
-  if (capturing_) d.cuStreamEndCapture(stream_.get(), &graph_);
+  if (capturing_) d.cuStreamEndCapture(stream_, &graph_);
   if (exec_ != nullptr) d.cuGraphExecDestroy(exec_);
   if (graph_ != nullptr) d.cuGraphDestroy(graph_);
 }
 
 void Graph::end_capture() {
-  const ContextScope scope(stream_.device());
+  const ContextScope scope(device_);
   capturing_ = false;
-  check(driver().cuStreamEndCapture(stream_.get(), &graph_), "cuStreamEndCapture",
-        stream_.device());
+  check(driver().cuStreamEndCapture(stream_, &graph_), "cuStreamEndCapture", device_);
   check(driver().cuGraphInstantiateWithFlags(&exec_, graph_, 0), "cuGraphInstantiateWithFlags",
-        stream_.device());
+        device_);
 }
 
 void Graph::launch() const {
-  const ContextScope scope(stream_.device());
-  check(driver().cuGraphLaunch(exec_, stream_.get()), "cuGraphLaunch", stream_.device());
+  const ContextScope scope(device_);
+  check(driver().cuGraphLaunch(exec_, stream_), "cuGraphLaunch", device_);
 }
 
 }  // namespace tilewise::cuda

@@ -44,7 +44,8 @@ class Event {
 /// Work captured from a stream, to be replayed.
 class Graph {
  public:
-  explicit Graph(const Stream& stream);  ///< begins the capture
+  explicit Graph(const Stream& stream) : Graph(stream.device(), stream.get()) {}
+  Graph(int device, CUstream stream);  ///< begins the capture
   ~Graph();
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
@@ -53,7 +54,8 @@ class Graph {
   void launch() const;
 
  private:
-  const Stream& stream_;
+  int device_;
+  CUstream stream_;
   CUgraph graph_ = nullptr;
   CUgraphExec exec_ = nullptr;
   bool capturing_ = false;

@@ -96,6 +96,28 @@ TEST_P(MicroKernels, StreamedProductsOfEveryStorageType) {
         std::vector<float> o(static_cast<std::size_t>(rows * dim), 1.0F);
         m().add_weighted_rows[storage](rows, dim, keys, p.data(), keys, stored[storage], dim,
                                        o.data(), dim);
+        // The same rows in another order, which a list undoes: other sums of the same terms.
+        std::vector<std::int64_t> at(keys);
+        for (int j = 0; j < keys; ++j) at[static_cast<std::size_t>(j)] = (4 * j + 2) % keys * dim;
+        std::vector<float> listed_p(p.size()), listed_s(s.size(), NAN);
+        for (int r = 0; r < rows; ++r) {
+          for (int j = 0; j < keys; ++j) {
+            listed_p[static_cast<std::size_t>(r * keys + j)] =
+                p[static_cast<std::size_t>(r * keys + (4 * j + 2) % keys)];
+          }
+        }
+        std::vector<float> listed_o(o.size(), 1.0F);
+        m().listed_products[storage](rows, keys, dim, a.data(), dim, stored[storage], at.data(),
+                                     listed_s.data(), keys);
+        m().add_listed_rows[storage](rows, dim, keys, listed_p.data(), keys, stored[storage],
+                                     at.data(), listed_o.data(), dim);
+        for (int r = 0; r < rows; ++r) {
+          for (int j = 0; j < keys; ++j) {
+            const auto from = static_cast<std::size_t>(r * keys + (4 * j + 2) % keys);
+            ASSERT_EQ(listed_s[static_cast<std::size_t>(r * keys + j)], s[from]) << storage;
+          }
+        }
+        for (std::size_t i = 0; i < o.size(); ++i) ASSERT_NEAR(listed_o[i], o[i], 1e-5) << storage;
         for (int r = 0; r < rows; ++r) {
           for (int j = 0; j < keys; ++j) {
             double exact = 0.0;

@@ -214,7 +214,7 @@ struct Consumer {
     const int begin = max(item.begin, last / args.group + diagonals.low);
     const int end = min(item.end, first + diagonals.high);
 #pragma unroll 1
-    for (int block = item.begin / kBlockN; block * kBlockN < item.end; ++block) {
+    for (int block = item.first_block(); block < item.end_block(); ++block) {
       if (block * kBlockN >= begin && (block + 1) * kBlockN <= end) {
         step<false>(block);
       } else {

@@ -87,7 +87,7 @@ struct Producer {
   /// of the next 32 are on their way.
   __forceinline__ void copy_boxes(const Item& item) {
     const int first = item.begin / kRows, last = (item.end - 1) / kRows;
-    const int first_block = item.begin / kBlockN, end_block = (item.end + kBlockN - 1) / kBlockN;
+    const int first_block = item.first_block(), end_block = item.end_block();
     const int place = lane % kInBlock;
     int base = first_block * kInBlock;
     int pages = page_of_box(item, base + lane), next = page_of_box(item, base + 32 + lane);
@@ -132,7 +132,7 @@ struct Producer {
         static_cast<const unsigned short*>(args.k.data) + item.head * args.k.stride_h;
     const unsigned short* gV =
         static_cast<const unsigned short*>(args.v.data) + item.head * args.v.stride_h;
-    const int first = item.begin / kBlockN, end = (item.end + kBlockN - 1) / kBlockN;
+    const int first = item.first_block(), end = item.end_block();
     const int chunk = lane % 8;
     // Pages of this block, and of the two next ones.
     int page = page_of_row(item, first), next = page_of_row(item, first + 1);
@@ -175,7 +175,6 @@ struct Producer {
   }
 
   __forceinline__ void copy(const Item& item) {
-    if (item.begin == item.end) return;
     if constexpr (kConfig.box_rows > 0) {
       copy_boxes(item);
     } else {

@@ -72,6 +72,12 @@ struct Shared {
 struct Item {
   int batch = -1, head = 0, row_tile = 0, part = 0, parts = 1, seq_k = 0;
   int begin = 0, end = 0;  ///< keys that some row of the item sees
+
+  /// Blocks of keys. NOTE: both roles ask here: an item without keys may begin inside of a block.
+  __forceinline__ int first_block() const { return begin / kBlockN; }
+  __forceinline__ int end_block() const {
+    return begin < end ? (end + kBlockN - 1) / kBlockN : first_block();
+  }
 };
 
 /// The next announced item, read by a warp.

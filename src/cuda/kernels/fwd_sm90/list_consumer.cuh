@@ -39,7 +39,7 @@ struct ListConsumer : Consumer<kConfig> {
     last = at.last();
   }
   /// What of the tile at hand the warp's rows list.
-  __forceinline__ void take_rows() {
+  __forceinline__ void take_listed_scores() {
     listed = seen == kNothing
                  ? 0
                  : listed_scores<kConfig>(args, tile, group_query() + warp * 16, tile_k);
@@ -72,7 +72,7 @@ struct ListConsumer : Consumer<kConfig> {
 #pragma unroll
     for (int i = 0; i < kConfig.head_dim_v / 2; ++i) rO[i] = 0.0F;
     if (seen == kCut) {
-      take_rows();
+      take_listed_scores();
       Base::template adjust_scores<true>(0);
     } else {
       Base::template adjust_scores<false>(0);
@@ -89,7 +89,7 @@ struct ListConsumer : Consumer<kConfig> {
       if (seen == kWhole) {
         Base::template step<false>(0);
       } else {
-        take_rows();
+        take_listed_scores();
         Base::template step<true>(0);
       }
       release_passed();
@@ -125,5 +125,16 @@ struct ListConsumer : Consumer<kConfig> {
     if (thread == 0) bulk_wait_read();  // shared memory must outlive the copies out of it
   }
 };
+
+template <Config kConfig>
+struct ConsumerType {
+  using Type = Consumer<kConfig>;
+};
+template <Config kConfig>
+requires(kConfig.lists == Lists::parts) struct ConsumerType<kConfig> {
+  using Type = ListConsumer<kConfig>;
+};
+template <Config kConfig>
+using ConsumerOf = typename ConsumerType<kConfig>::Type;
 
 }  // namespace tilewise::fwd_sm90

@@ -19,29 +19,46 @@ const char* output_text(combine::Output output) {
                                             : "fp16";
 }
 
+/// Lanes of a row: as combine.cuh has them.
+int lanes(int head_dim_v) {
+  const int vectors = head_dim_v / 4;
+  return vectors <= 4 ? 4 : vectors <= 8 ? 8 : vectors <= 16 ? 16 : 32;
+}
+
+/// Groups that share a row: where they leave the card idle and each has some parts at a time.
+int shares(std::int64_t rows, int lanes_of_row, int parts) {
+  constexpr int kShares = 4, kPartsAtATime = 8;
+  const std::int64_t blocks = ceil_div(rows * lanes_of_row * kShares, combine::kThreads);
+  return parts > kPartsAtATime && blocks <= 8 * host::kTypicalMultiprocessors ? kShares : 1;
+}
+
+/// What the groups of a block leave to the first of their rows.
+int shared_bytes(const combine::Config& config) {
+  const int vectors = static_cast<int>(ceil_div(config.head_dim_v, 4 * lanes(config.head_dim_v)));
+  return config.shares > 1 ? 16 * combine::kThreads * (vectors + 1) : 0;
+}
+
 KernelUnit unit(const combine::Config& config) {
   return {.stem = "combine",
           .file = "rows/combine",
           .config = std::string(".output = Output::") + output_text(config.output) +
                     ", .head_dim_v = " + std::to_string(config.head_dim_v) +
-                    (config.own_parts ? ", .own_parts = true" : ""),
+                    (config.own_parts ? ", .own_parts = true" : "") +
+                    (config.shares > 1 ? ", .shares = " + std::to_string(config.shares) : ""),
           .threads = combine::kThreads,
-          .min_blocks = 4};
-}
-
-/// Lanes of a row: as combine.cuh has them.
-std::int64_t lanes(int head_dim_v) {
-  const int vectors = head_dim_v / 4;
-  return vectors <= 4 ? 4 : vectors <= 8 ? 8 : vectors <= 16 ? 16 : 32;
+          .min_blocks = 4,
+          .shared_bytes = shared_bytes(config)};
 }
 
 }  // namespace
 
 void combine_parts(const Problem& p, const float* o, const float* statistics, int parts,
                    void* stream, const tile::KeyParts* keys) {
+  const int dim = host::padded(p.head_dim_v);
   const combine::Config config = {.output = output(p.dtype),
-                                  .head_dim_v = host::padded(p.head_dim_v),
-                                  .own_parts = keys != nullptr};
+                                  .head_dim_v = dim,
+                                  .own_parts = keys != nullptr,
+                                  .shares = shares(p.query_rows(), lanes(dim), parts)};
   combine::Args args;
   args.o = o;
   args.parts = parts;
@@ -59,7 +76,7 @@ void combine_parts(const Problem& p, const float* o, const float* statistics, in
   args.seq_q = static_cast<int>(p.total_q);
   args.head_dim_v = static_cast<int>(p.head_dim_v);
   if (keys != nullptr) args.keys = *keys;
-  const std::int64_t threads = args.rows * lanes(config.head_dim_v);
+  const std::int64_t threads = args.rows * lanes(dim) * config.shares;
   launch(host::load_config(config, p.device.index, unit),
          host::following(ceil_div(threads, combine::kThreads), p.device.index), stream, args);
 }

@@ -13,6 +13,7 @@ struct Config {
   int head_dim_v = 64;  ///< padded
   /// Every batch entry has parts of its own; what has one part is done and is left alone.
   bool own_parts = false;
+  int shares = 1;  ///< groups of lanes that share the parts of a row
 
   bool operator==(const Config&) const = default;
 };

@@ -1,0 +1,371 @@
+/// layer_steps: the steps of layers beside products and attention. Each entry is the verb of
+/// src/layers/ops.h of that name; its formulas stand there. Sums have a fixed order: repeatable.
+#pragma once
+
+#include "cuda/kernels/layers/steps_args.h"
+#include "cuda/kernels/textbook/textbook.cuh"
+#include "cuda/tile/dropout.cuh"
+
+namespace tilewise::layer_steps {
+
+using textbook::block_reduce;
+using textbook::i64;
+using textbook::Max;
+using textbook::Sum;
+
+/// body(i) for every i below `count`, over all threads of the grid.
+template <class Body>
+__forceinline__ void each(i64 count, const Body& body) {
+  const i64 stride = static_cast<i64>(gridDim.x) * kThreads;
+  for (i64 i = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x; i < count; i += stride) {
+    body(i);
+  }
+}
+
+__forceinline__ float sum_of_block(float x) { return block_reduce<kThreads>(x, Sum{}); }
+__forceinline__ float sigmoid(float x) { return 1.0F / (1.0F + expf(-x)); }
+__forceinline__ float normal_area(float x) { return 0.5F * (1.0F + erff(x * 0.70710678F)); }
+
+template <Config>
+__forceinline__ void copy(const CopyArgs& a) {
+  each(a.elems, [&](i64 i) { a.y[i] = a.x[i]; });
+}
+
+template <Config>
+__forceinline__ void add(const CopyArgs& a) {
+  each(a.elems, [&](i64 i) { a.y[i] += a.x[i]; });
+}
+
+template <Config>
+__forceinline__ void activate(const ActivateArgs& a) {
+  each(a.rows * a.cols, [&](i64 i) {
+    const float z = a.z[i] + (a.bias == nullptr ? 0.0F : a.bias[i % a.cols]);
+    a.z[i] = z;
+    if (a.f == Activation::gelu) a.y[i] = z * normal_area(z);
+    if (a.f == Activation::relu) a.y[i] = fmaxf(z, 0.0F);
+    if (a.f == Activation::sigmoid) a.y[i] = sigmoid(z);
+    if (a.f == Activation::none) a.y[i] = z;
+  });
+}
+
+template <Config>
+__forceinline__ void activate_backward(const ActivateArgs& a) {
+  each(a.rows * a.cols, [&](i64 i) {
+    float slope = 1.0F;
+    if (a.f != Activation::none) {
+      const float z = a.z[i];
+      if (a.f == Activation::gelu) slope = normal_area(z) + z * 0.39894228F * expf(-0.5F * z * z);
+      if (a.f == Activation::relu) slope = z > 0.0F ? 1.0F : 0.0F;
+      if (a.f == Activation::sigmoid) slope = sigmoid(z) * (1.0F - sigmoid(z));
+    }
+    a.y[i] = slope * a.dy[i];
+  });
+}
+
+/// Adds up what each of a block's rows of threads found of its column; the first row gets it.
+__forceinline__ float sum_of_rows(float x) {
+  __shared__ float parts[kThreads];
+  __syncthreads();  // readers of the last sum are done
+  parts[threadIdx.x] = x;
+  __syncthreads();
+  if (threadIdx.x >= kColumns) return 0.0F;
+  float sum = 0.0F;
+  for (int row = 0; row < kThreads / kColumns; ++row) sum += parts[row * kColumns + threadIdx.x];
+  return sum;
+}
+
+/// One block: kColumns columns.
+template <Config>
+__forceinline__ void columns(const ColumnArgs& a) {
+  const int col = static_cast<int>(blockIdx.x) * kColumns + threadIdx.x % kColumns;
+  float sum = 0.0F;
+  if (col < a.cols) {
+    for (i64 i = threadIdx.x / kColumns; i < a.rows; i += kThreads / kColumns) {
+      sum += a.dy[i * a.cols + col];
+    }
+  }
+  sum = sum_of_rows(sum);
+  if (threadIdx.x < kColumns && col < a.cols) a.sums[col] += sum;
+}
+
+template <Config>
+__forceinline__ void norm_columns(const ColumnArgs& a) {
+  const int col = static_cast<int>(blockIdx.x) * kColumns + threadIdx.x % kColumns;
+  float sum = 0.0F, along = 0.0F;
+  if (col < a.cols) {
+    for (i64 i = threadIdx.x / kColumns; i < a.rows; i += kThreads / kColumns) {
+      const float d = a.dy[i * a.cols + col];
+      sum += d;
+      along += d * (a.x[i * a.cols + col] - a.statistics[2 * i]) * a.statistics[2 * i + 1];
+    }
+  }
+  sum = sum_of_rows(sum);
+  along = sum_of_rows(along);
+  if (threadIdx.x >= kColumns || col >= a.cols) return;
+  a.sums[col] += sum;
+  a.along[col] += along;
+}
+
+/// One block: one row.
+template <Config>
+__forceinline__ void layer_norm(const NormArgs& a) {
+  const i64 row = blockIdx.x;
+  const float* x = a.x + row * a.cols;
+  float sum = 0.0F;
+  for (int j = threadIdx.x; j < a.cols; j += kThreads) sum += x[j];
+  const float mean = sum_of_block(sum) / static_cast<float>(a.cols);
+  float squares = 0.0F;
+  for (int j = threadIdx.x; j < a.cols; j += kThreads) squares += (x[j] - mean) * (x[j] - mean);
+  const float rstd = rsqrtf(sum_of_block(squares) / static_cast<float>(a.cols) + 1e-5F);
+  for (int j = threadIdx.x; j < a.cols; j += kThreads) {
+    a.y[row * a.cols + j] = (x[j] - mean) * rstd * a.gamma[j] + a.beta[j];
+  }
+  if (threadIdx.x != 0) return;
+  a.statistics[2 * row] = mean;
+  a.statistics[2 * row + 1] = rstd;
+}
+
+/// One block: one row.
+template <Config>
+__forceinline__ void layer_norm_backward(const NormArgs& a) {
+  const i64 row = blockIdx.x;
+  const float* x = a.x + row * a.cols;
+  const float* dy = a.dy + row * a.cols;
+  const float mean = a.statistics[2 * row], rstd = a.statistics[2 * row + 1];
+  float sum = 0.0F, along = 0.0F;
+  for (int j = threadIdx.x; j < a.cols; j += kThreads) {
+    const float d = dy[j] * a.gamma[j];
+    sum += d;
+    along += d * (x[j] - mean) * rstd;
+  }
+  sum = sum_of_block(sum) / static_cast<float>(a.cols);
+  along = sum_of_block(along) / static_cast<float>(a.cols);
+  for (int j = threadIdx.x; j < a.cols; j += kThreads) {
+    const float normal = (x[j] - mean) * rstd;
+    a.dx[row * a.cols + j] += rstd * (dy[j] * a.gamma[j] - sum - normal * along);
+  }
+}
+
+/// One thread: four columns, whose bits come from one counter.
+template <Config>
+__forceinline__ void drop_add(const DropArgs& a) {
+  const int groups = (a.cols + 3) / 4;
+  each(a.rows * groups, [&](i64 n) {
+    const i64 row = n / groups;
+    const int group = static_cast<int>(n % groups);
+    tile::u32 kept = 15U;
+    if (a.drops) {
+      kept = tile::kept_words<false>(a.bits, static_cast<tile::u32>(group),
+                                     static_cast<tile::u32>(row), a.site);
+    }
+    for (int e = 0; e < 4 && 4 * group + e < a.cols; ++e) {
+      const i64 at = row * a.cols + 4 * group + e;
+      const float value = (kept >> e & 1U) != 0 ? a.a[at] * (a.drops ? a.bits.scale : 1.0F) : 0.0F;
+      a.y[at] = (a.x == nullptr ? 0.0F : a.x[at]) + value;
+    }
+  });
+}
+
+/// One thread: one (sequence, head).
+template <Config>
+__forceinline__ void gate(const GateArgs& a) {
+  each(a.batch * a.heads, [&](i64 i) {
+    a.g[i] = sigmoid((a.threshold[i % a.heads] - a.c[i]) * a.p[i] / fabsf(*a.tau));
+  });
+}
+
+/// One block of all: one thread a head, which walks over the batch.
+template <Config>
+__forceinline__ void gate_backward(const GateArgs& a) {
+  const float tau = *a.tau, size = fabsf(tau);
+  float d_tau = 0.0F;
+  for (int head = threadIdx.x; head < a.heads; head += kThreads) {
+    float d_threshold = 0.0F;
+    for (int b = 0; b < a.batch; ++b) {
+      const int i = b * a.heads + head;
+      const float over = a.threshold[head] - a.c[i];
+      const float d = a.dg[i] * a.g[i] * (1.0F - a.g[i]);
+      a.dc[i] = -d * a.p[i] / size;
+      a.dp[i] = d * over / size;
+      d_threshold += d * a.p[i] / size;
+      d_tau -= d * over * a.p[i] / (tau * size);
+    }
+    a.d_threshold[head] += d_threshold;
+  }
+  d_tau = sum_of_block(d_tau);
+  if (threadIdx.x == 0) *a.d_tau += d_tau;
+}
+
+template <Config>
+__forceinline__ void mix(const MixArgs& a) {
+  const i64 rows = static_cast<i64>(a.batch) * a.tokens * a.heads;
+  each(rows * a.dim, [&](i64 i) {
+    const i64 at = i / a.dim, e = i % a.dim;
+    const float g = a.g[at / a.heads / a.tokens * a.heads + at % a.heads];
+    a.a[i] = g * a.o[2 * at * a.dim + e] + (1.0F - g) * a.o[(2 * at + 1) * a.dim + e];
+  });
+}
+
+/// One block: one (sequence, head).
+template <Config>
+__forceinline__ void mix_backward(const MixArgs& a) {
+  const i64 bh = blockIdx.x, b = bh / a.heads, head = bh % a.heads;
+  const float g = a.g[bh];
+  float sparse = 0.0F, dense = 0.0F;
+  for (i64 n = threadIdx.x; n < static_cast<i64>(a.tokens) * a.dim; n += kThreads) {
+    const i64 at = (b * a.tokens + n / a.dim) * a.heads + head, e = n % a.dim;
+    const i64 first = 2 * at * a.dim + e, second = first + a.dim;
+    const float d = a.da[at * a.dim + e];
+    a.d_o[first] = g * d;
+    a.d_o[second] = (1.0F - g) * d;
+    sparse += d * a.o[first];
+    dense += d * a.o[second];
+  }
+  sparse = sum_of_block(sparse);
+  dense = sum_of_block(dense);
+  if (threadIdx.x != 0) return;
+  a.dg[bh] = sparse - dense;
+  if (a.d_weight != nullptr) a.d_weight[bh] = g * sparse;
+}
+
+template <Config>
+__forceinline__ void twice(const TwiceArgs& a) {
+  const i64 width = static_cast<i64>(a.heads) * a.dim;
+  each(a.rows * width, [&](i64 i) {
+    const i64 at = i / a.dim, e = i % a.dim;
+    const float q = a.from[i / width * 3 * width + i % width];
+    a.to[2 * at * a.dim + e] = q;
+    a.to[(2 * at + 1) * a.dim + e] = q;
+  });
+}
+
+template <Config>
+__forceinline__ void twice_backward(const TwiceArgs& a) {
+  const i64 width = static_cast<i64>(a.heads) * a.dim;
+  each(a.rows * width, [&](i64 i) {
+    const i64 at = i / a.dim, e = i % a.dim;
+    a.to[i / width * 3 * width + i % width] =
+        a.from[2 * at * a.dim + e] + a.from[(2 * at + 1) * a.dim + e];
+  });
+}
+
+template <Config>
+__forceinline__ void embed(const EmbedArgs& a) {
+  each(a.rows * a.cols,
+       [&](i64 i) { a.y[i] = a.table[static_cast<i64>(a.ids[i / a.cols]) * a.cols + i % a.cols]; });
+}
+
+/// One block: one row of the table, which looks for its tokens.
+template <Config>
+__forceinline__ void embed_backward(const EmbedArgs& a) {
+  const int id = static_cast<int>(blockIdx.x);
+  for (int j = threadIdx.x; j < a.cols; j += kThreads) {
+    float sum = 0.0F;
+    for (i64 i = 0; i < a.rows; ++i) {
+      if (a.ids[i] == id) sum += a.dy[i * a.cols + j];
+    }
+    a.y[static_cast<i64>(id) * a.cols + j] += sum;
+  }
+}
+
+/// One block: kColumns features of a sequence.
+template <Config>
+__forceinline__ void read_out(const ReadArgs& a) {
+  const int groups = (a.shape.dim + kColumns - 1) / kColumns;
+  const int b = static_cast<int>(blockIdx.x) / groups;
+  const int col = static_cast<int>(blockIdx.x) % groups * kColumns + threadIdx.x % kColumns;
+  const float* x = a.from + static_cast<i64>(b) * a.shape.tokens * a.shape.dim;
+  float sum = 0.0F;
+  if (col < a.shape.dim) {
+    const int first = a.last ? a.shape.tokens - 1 : 0;
+    for (int i = first + threadIdx.x / kColumns; i < a.shape.tokens; i += kThreads / kColumns) {
+      sum += x[static_cast<i64>(i) * a.shape.dim + col];
+    }
+  }
+  sum = sum_of_rows(sum);
+  if (threadIdx.x >= kColumns || col >= a.shape.dim) return;
+  a.to[b * a.shape.dim + col] = a.last ? sum : sum / static_cast<float>(a.shape.tokens);
+}
+
+template <Config>
+__forceinline__ void read_out_backward(const ReadArgs& a) {
+  const Tokens& s = a.shape;
+  each(static_cast<i64>(s.batch) * s.tokens * s.dim, [&](i64 i) {
+    const i64 row = i / s.dim;
+    const bool last = row % s.tokens == s.tokens - 1;
+    const float share = a.last ? (last ? 1.0F : 0.0F) : 1.0F / static_cast<float>(s.tokens);
+    a.to[i] = share * a.from[row / s.tokens * s.dim + i % s.dim];
+  });
+}
+
+/// One block of all: one thread a row.
+template <Config>
+__forceinline__ void cross_entropy(const LossArgs& a) {
+  const float scale = a.state->scale;
+  float loss = 0.0F;
+  for (int i = threadIdx.x; i < a.rows; i += kThreads) {
+    const float* row = a.logits + static_cast<i64>(i) * a.cols;
+    float most = row[0];
+    for (int j = 1; j < a.cols; ++j) most = fmaxf(most, row[j]);
+    float sum = 0.0F;
+    for (int j = 0; j < a.cols; ++j) sum += expf(row[j] - most);
+    loss += logf(sum) + most - row[a.labels[i]];
+    for (int j = 0; j < a.cols; ++j) {
+      const float p = expf(row[j] - most) / sum - (j == a.labels[i] ? 1.0F : 0.0F);
+      a.d_logits[static_cast<i64>(i) * a.cols + j] = p / static_cast<float>(a.rows) * scale;
+    }
+  }
+  loss = sum_of_block(loss);
+  if (threadIdx.x == 0) a.state->loss = loss / static_cast<float>(a.rows);
+}
+
+/// not_finite was cleared by the last end_step.
+template <Config>
+__forceinline__ void look_for_infinities(const AdamArgs& a) {
+  each(a.elems, [&](i64 i) {
+    // An exponent of all ones: infinite, or no number.
+    if ((__float_as_int(a.g[i]) & 0x7f800000) == 0x7f800000) a.state->not_finite = 1;
+  });
+}
+
+template <Config>
+__forceinline__ void adam(const AdamArgs& a) {
+  if (a.state->not_finite != 0) return;
+  __shared__ float factors[2];
+  if (threadIdx.x == 0) {
+    const double step = a.state->steps + 1;
+    factors[0] = static_cast<float>(a.learning_rate / (1.0 - pow(a.beta1, step)));
+    factors[1] = static_cast<float>(sqrt(1.0 - pow(a.beta2, step)));
+  }
+  __syncthreads();  // the factors are there
+  const float beta1 = static_cast<float>(a.beta1), beta2 = static_cast<float>(a.beta2);
+  const float epsilon = static_cast<float>(a.epsilon), unscale = 1.0F / a.state->scale;
+  each(a.elems, [&](i64 i) {
+    const float d = a.g[i] * unscale;
+    const float m = beta1 * a.m[i] + (1.0F - beta1) * d;
+    const float v = beta2 * a.v[i] + (1.0F - beta2) * d * d;
+    a.m[i] = m;
+    a.v[i] = v;
+    a.w[i] -= factors[0] * m / (sqrtf(v) / factors[1] + epsilon);
+  });
+}
+
+/// One thread.
+template <Config>
+__forceinline__ void end_step(const EndArgs& a) {
+  if (threadIdx.x != 0) return;
+  State& state = *a.state;
+  if (state.not_finite != 0) {
+    state.not_finite = 0;
+    ++state.skipped;
+    state.good_in_a_row = 0;
+    if (a.scale_loss) state.scale *= 0.5F;
+    return;
+  }
+  ++state.steps;
+  if (!a.scale_loss || ++state.good_in_a_row < a.growth_interval) return;
+  state.scale *= 2.0F;
+  state.good_in_a_row = 0;
+}
+
+}  // namespace tilewise::layer_steps

@@ -1,0 +1,202 @@
+#include "cuda/kernels/rows/select.h"
+
+#include <string>
+
+#include "cuda/driver/device.h"
+#include "cuda/driver/launch.h"
+#include "cuda/host/common.h"
+#include "cuda/kernels/rows/select_args.h"
+#include "plan/kernel_row.h"
+#include "problem/blocks.h"
+#include "tilewise/error.h"
+
+namespace tilewise::cuda {
+namespace {
+
+using select::Args;
+using select::Config;
+using select::ListArgs;
+using select::PoolArgs;
+using selection::Shape;
+
+select::Type type_of(DType dtype) {
+  return dtype == DType::bfloat16  ? select::Type::bf16
+         : dtype == DType::float16 ? select::Type::fp16
+                                   : select::Type::float32;
+}
+
+KernelUnit unit(const Config& config, const char* entry, const char* args, int threads,
+                int shared_bytes) {
+  return {
+      .stem = "select",
+      .file = "rows/select",
+      .config = ".type = static_cast<Type>(" + std::to_string(static_cast<int>(config.type)) + ")",
+      .threads = threads,
+      .shared_bytes = shared_bytes,
+      .entry = entry,
+      .args = args};
+}
+
+void check(const Shape& s) {
+  const auto refuse = [](const std::string& what) {
+    throw Unsupported("select_blocks on a GPU: " + what + " are not supported");
+  };
+  if (s.q.dtype == DType::float64) refuse("float64 tensors");
+  if (s.head_dim > select::kMostDim) refuse("head dims above " + std::to_string(select::kMostDim));
+  if (s.columns > select::kMostColumns)
+    refuse("more than " + std::to_string(select::kMostColumns) + " blocks of keys");
+  if (s.all_rows() > std::int64_t{1} << 30 || s.batch * s.heads_k * s.columns > std::int64_t{1}
+                                                                                    << 30)
+    refuse("more than 2^30 blocks");
+}
+
+/// Memory of a call, given back behind it on the stream.
+class Scratch {
+ public:
+  Scratch(std::int64_t bytes, Device device, const Launch& launch)
+      : launch_(launch), device_(device), bytes_(bytes) {
+    if (launch.workspace != nullptr && launch.workspace_bytes >= bytes) {
+      data_ = launch.workspace;
+      return;
+    }
+    allocator_ = launch.allocator != nullptr ? launch.allocator : &default_allocator();
+    data_ = allocator_->allocate(bytes, device, launch.stream);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() {
+    if (allocator_ != nullptr) allocator_->release(data_, bytes_, device_, launch_.stream);
+  }
+  void* data() const { return data_; }
+
+ private:
+  const Launch& launch_;
+  Device device_;
+  std::int64_t bytes_;
+  Allocator* allocator_ = nullptr;
+  void* data_ = nullptr;
+};
+
+}  // namespace
+
+namespace {
+
+/// Of all statistics whose weight is not 0.
+std::int64_t features_of(const Shape& s, const BlockSelection& by) {
+  const PoolWeights& w = by.weights;
+  std::int64_t statistics = 0;
+  for (const double weight : {w.mean, w.maximum, w.minimum, w.variance})
+    statistics += weight != 0.0 ? 1 : 0;
+  return statistics * s.head_dim;
+}
+
+}  // namespace
+
+std::int64_t select_workspace(const Shape& s, const BlockSelection& by,
+                              const selection::Target& to) {
+  const std::int64_t features = features_of(s, by), rows = s.all_rows();
+  std::int64_t bytes = align_workspace(rows * features * 4) +
+                       align_workspace(s.batch * s.heads_k * s.columns * features * 4);
+  if (to.mask == nullptr)
+    bytes += align_workspace(rows * ceil_div(s.columns, 32) * 4) + align_workspace(rows * 4);
+  return std::max<std::int64_t>(bytes, 256);
+}
+
+SelectSteps select_steps(const Shape& s, const BlockSelection& by, const selection::Target& to,
+                         void* workspace) {
+  SelectSteps steps;
+  steps.config = {type_of(s.q.dtype)};
+  const std::int64_t features = features_of(s, by), words = ceil_div(s.columns, 32);
+  steps.rows = s.all_rows();
+  steps.key_blocks = s.batch * s.heads_k * s.columns;
+  WorkspaceCutter cutter(workspace);
+  PoolArgs &of_q = steps.of_q, &of_k = steps.of_k;
+  const PoolWeights& w = by.weights;
+  const double weights[select::kStatistics] = {w.mean, w.maximum, w.minimum, w.variance};
+  for (int n = 0; n < select::kStatistics; ++n) {
+    if (weights[n] == 0.0) continue;
+    of_q.factor[n] = static_cast<float>(weights[n] * s.scale);
+    of_k.factor[n] = 1.0F;
+    // NOTE: a factor of 0 says that there is no such feature.
+    if (of_q.factor[n] == 0.0F) of_q.factor[n] = 1e-38F;
+  }
+  of_q.from = host::view4(s.q);
+  of_k.from = host::view4(s.k);
+  for (PoolArgs* args : {&of_q, &of_k}) {
+    args->head_dim = static_cast<int>(s.head_dim);
+    args->features = static_cast<int>(features);
+  }
+  of_q.to = cutter.take<float>(steps.rows * features);
+  of_q.heads = static_cast<int>(s.heads_q);
+  of_q.tokens = static_cast<int>(s.seq_q);
+  of_q.block = static_cast<int>(by.block_q);
+  of_q.blocks = static_cast<int>(s.rows);
+  of_k.to = cutter.take<float>(steps.key_blocks * features);
+  of_k.heads = static_cast<int>(s.heads_k);
+  of_k.tokens = static_cast<int>(s.seq_k);
+  of_k.block = static_cast<int>(by.block_k);
+  of_k.blocks = static_cast<int>(s.columns);
+  Args& args = steps.choice;
+  if (by.key_lengths.defined()) {
+    args.lengths = of_k.lengths = static_cast<const int*>(by.key_lengths.data);
+    args.lengths_b = of_k.lengths_b = by.key_lengths.strides[0];
+  }
+  args.q = of_q.to;
+  args.k = of_k.to;
+  args.heads_q = static_cast<int>(s.heads_q);
+  args.group = static_cast<int>(s.heads_q / s.heads_k);
+  args.rows = static_cast<int>(s.rows);
+  args.columns = static_cast<int>(s.columns);
+  args.features = static_cast<int>(features);
+  args.seq_q = static_cast<int>(s.seq_q);
+  args.seq_k = static_cast<int>(s.seq_k);
+  args.block_q = static_cast<int>(by.block_q);
+  args.block_k = static_cast<int>(by.block_k);
+  args.causal = by.causal;
+  args.keep_diagonal = by.keep_diagonal;
+  args.keep_first = by.keep_first;
+  args.rule = static_cast<select::Rule>(by.rule);
+  args.count = static_cast<int>(std::min(by.count, s.columns));
+  args.mass = static_cast<float>(by.mass);
+  args.threshold = static_cast<float>(by.threshold);
+  args.words = static_cast<int>(words);
+  args.mask = to.mask;
+  // A power of two: kernels are told apart by it.
+  steps.shared_bytes = 4096;
+  while (steps.shared_bytes < 4 * (s.columns + features + select::kThreads / 32))
+    steps.shared_bytes *= 2;
+  if (to.mask != nullptr) return steps;
+  args.bits = cutter.take<unsigned>(steps.rows * words);
+  args.counts = cutter.take<int>(steps.rows);
+  ListArgs& list = steps.list;
+  list.bits = args.bits;
+  list.counts = args.counts;
+  list.row_offsets = to.row_offsets;
+  list.block_index = to.block_index;
+  list.heads = static_cast<int>(s.batch * s.heads_q);
+  list.rows = args.rows;
+  list.words = args.words;
+  steps.list_blocks = ceil_div(steps.rows, select::kThreads / 32);
+  return steps;
+}
+
+void select_on_gpu(const Shape& s, const BlockSelection& by, const selection::Target& to,
+                   const Launch& launch) {
+  check(s);
+  const Scratch scratch(select_workspace(s, by, to), s.q.device, launch);
+  const SelectSteps steps = select_steps(s, by, to, scratch.data());
+  const auto start = [&](const char* entry, const char* args, int threads, int shared,
+                         std::int64_t blocks, const void* given) {
+    const Kernel kernel = load(unit(steps.config, entry, args, threads, shared), s.q.device.index);
+    launch_kernel(kernel, {.x = blocks}, launch.stream, given);
+  };
+  constexpr int kThreads = select::kThreads;
+  start("pool", "PoolArgs", kThreads, select::kPoolBytes, steps.rows, &steps.of_q);
+  start("pool", "PoolArgs", kThreads, select::kPoolBytes, steps.key_blocks, &steps.of_k);
+  start("kernel", "Args", kThreads, steps.shared_bytes, steps.rows, &steps.choice);
+  if (to.mask != nullptr) return;
+  start("scan", "ListArgs", select::kScanThreads, select::kScanBytes, 1, &steps.list);
+  start("scatter", "ListArgs", kThreads, 0, steps.list_blocks, &steps.list);
+}
+
+}  // namespace tilewise::cuda

@@ -1,0 +1,436 @@
+#include "layers/cuda_ops.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cuda/driver/cublas.h"
+#include "cuda/driver/device.h"
+#include "cuda/driver/memory.h"
+#include "layers/pools.h"
+#include "problem/philox.h"
+
+namespace tilewise::asam {
+namespace {
+
+namespace steps = layer_steps;
+
+constexpr const char* kPlain = "layers/steps";
+constexpr const char* kPools = "layers/pools";
+constexpr const char* kChoice = "layers/choice";
+/// Entry, its parameter and its file.
+struct StepName {
+  const char* entry;
+  const char* args;
+  const char* file = kPlain;
+};
+constexpr StepName kNames[kSteps] = {
+    {"copy", "CopyArgs"},
+    {"add", "CopyArgs"},
+    {"activate", "ActivateArgs"},
+    {"activate_backward", "ActivateArgs"},
+    {"columns", "ColumnArgs"},
+    {"norm_columns", "ColumnArgs"},
+    {"layer_norm", "NormArgs"},
+    {"layer_norm_backward", "NormArgs"},
+    {"drop_add", "DropArgs"},
+    {"gate", "GateArgs"},
+    {"gate_backward", "GateArgs"},
+    {"mix", "MixArgs"},
+    {"mix_backward", "MixArgs"},
+    {"twice", "TwiceArgs"},
+    {"twice_backward", "TwiceArgs"},
+    {"embed", "EmbedArgs"},
+    {"embed_backward", "EmbedArgs"},
+    {"read_out", "ReadArgs"},
+    {"read_out_backward", "ReadArgs"},
+    {"cross_entropy", "LossArgs"},
+    {"look_for_infinities", "AdamArgs"},
+    {"adam", "AdamArgs"},
+    {"end_step", "EndArgs"},
+    {"bin_means", "BinArgs", kPools},
+    {"bin_tokens", "BinArgs", kPools},
+    {"bin_features", "BinArgs", kPools},
+    {"bin_tokens_backward", "BinArgs", kPools},
+    {"bin_means_backward", "BinArgs", kPools},
+    {"bin_inputs_backward", "BinArgs", kPools},
+    {"pool_windows", "WindowArgs", kPools},
+    {"pool_windows_backward", "WindowArgs", kPools},
+    {"choice_means", "ChoiceArgs", kChoice},
+    {"choice_shares", "ChoiceArgs", kChoice},
+    {"choice_heads", "ChoiceArgs", kChoice},
+    {"choice_rows", "ChoiceArgs", kChoice},
+    {"choice_lists", "ChoiceArgs", kChoice},
+    {"choice_logits_backward", "ChoiceArgs", kChoice},
+    {"choice_near", "ChoiceArgs", kChoice},
+    {"choice_shares_backward", "ChoiceArgs", kChoice},
+    {"choice_centroids_backward", "ChoiceArgs", kChoice},
+    {"choice_temperature_backward", "ChoiceArgs", kChoice},
+};
+
+steps::Tokens tokens_of(const TokenShape& s) {
+  return {static_cast<int>(s.batch), static_cast<int>(s.tokens), static_cast<int>(s.dim)};
+}
+std::int64_t column_blocks(std::int64_t cols) { return ceil_div(cols, steps::kColumns); }
+steps::Activation device_name_of(Activation f) { return static_cast<steps::Activation>(f); }
+/// The kernel reads TrainState through its own declaration.
+static_assert(sizeof(steps::State) == sizeof(TrainState));
+steps::State* device_state(const TrainState* state) {
+  return reinterpret_cast<steps::State*>(const_cast<TrainState*>(state));
+}
+
+/// A row-major matrix of `cols` columns as a product takes it.
+cuda::MatrixBatch matrix(const float* data, std::int64_t cols, bool transposed) {
+  return {.data = data, .dtype = DType::float32, .transposed = transposed, .row_stride = cols};
+}
+
+}  // namespace
+
+cuda::KernelUnit step_unit(Step step) {
+  const StepName& name = kNames[static_cast<int>(step)];
+  return {.stem = "layer_steps",
+          .file = name.file,
+          .config = "",
+          .threads = steps::kThreads,
+          .entry = name.entry,
+          .args = name.args};
+}
+
+CudaOps::CudaOps(const Config& config, const Launch& launch)
+    : device_(config.device.index),
+      stream_(launch.stream),
+      memory_(config.device, launch),
+      vocabulary_(config.vocabulary) {
+  products_.room(memory_, cuda::kCublasWorkspaceBytes);
+}
+
+std::int64_t CudaOps::blocks_for(std::int64_t elems) {
+  constexpr std::int64_t kMostBlocks = 2048;
+  return std::min(kMostBlocks, ceil_div(elems, steps::kThreads));
+}
+
+void CudaOps::synchronize() { cuda::synchronize(device_, stream_); }
+void CudaOps::clear(void* x, std::int64_t bytes) {
+  cuda::fill_bytes(x, 0, bytes, device_, stream_);
+}
+void CudaOps::upload(void* to, const void* from, std::int64_t bytes) {
+  cuda::copy_to_device(to, from, bytes, device_, stream_);
+  cuda::synchronize(device_, stream_);  // `from` may go
+}
+void CudaOps::download(void* to, const void* from, std::int64_t bytes) {
+  cuda::copy_to_host(to, from, bytes, device_, stream_);
+  cuda::synchronize(device_, stream_);
+}
+void CudaOps::copy(const float* x, float* y, std::int64_t elems) {
+  start(Step::copy, steps::CopyArgs{x, y, elems}, blocks_for(elems));
+}
+void CudaOps::add(const float* x, float* y, std::int64_t elems) {
+  start(Step::add, steps::CopyArgs{x, y, elems}, blocks_for(elems));
+}
+
+void CudaOps::linear(const float* x, const float* w, float* y, LinearShape s) {
+  cuda::CublasSession session(device_, stream_, products_.get(), cuda::kCublasWorkspaceBytes,
+                              false);
+  session.multiply({.m = s.rows,
+                    .n = s.out,
+                    .k = s.in,
+                    .a = matrix(x, s.in, false),
+                    .b = matrix(w, s.in, true),
+                    .c = y,
+                    .c_row_stride = s.out});
+}
+
+void CudaOps::linear_backward(const float* x, const float* w, const float* dy, float* dx, float* dw,
+                              LinearShape s) {
+  cuda::CublasSession session(device_, stream_, products_.get(), cuda::kCublasWorkspaceBytes,
+                              false);
+  if (dx != nullptr) {
+    session.multiply({.m = s.rows,
+                      .n = s.in,
+                      .k = s.out,
+                      .a = matrix(dy, s.out, false),
+                      .b = matrix(w, s.in, false),
+                      .c = dx,
+                      .c_row_stride = s.in});
+  }
+  session.multiply({.m = s.out,
+                    .n = s.in,
+                    .k = s.rows,
+                    .beta = 1.0F,
+                    .a = matrix(dy, s.out, true),
+                    .b = matrix(x, s.in, false),
+                    .c = dw,
+                    .c_row_stride = s.in});
+}
+
+void CudaOps::activate(float* z, const float* bias, float* y, Activation f, Shape s) {
+  const steps::ActivateArgs args{.z = z,
+                                 .bias = bias,
+                                 .y = y,
+                                 .f = device_name_of(f),
+                                 .rows = s.rows,
+                                 .cols = static_cast<int>(s.cols)};
+  start(Step::activate, args, blocks_for(s.rows * s.cols));
+}
+
+void CudaOps::activate_backward(const float* z, const float* dy, float* dz, float* dbias,
+                                Activation f, Shape s) {
+  const int cols = static_cast<int>(s.cols);
+  if (f != Activation::none || dz != dy) {
+    const steps::ActivateArgs args{.z = const_cast<float*>(z),
+                                   .dy = dy,
+                                   .y = dz,
+                                   .f = device_name_of(f),
+                                   .rows = s.rows,
+                                   .cols = cols};
+    start(Step::activate_backward, args, blocks_for(s.rows * s.cols));
+  }
+  if (dbias == nullptr) return;
+  const steps::ColumnArgs args{.dy = dz, .sums = dbias, .rows = s.rows, .cols = cols};
+  start(Step::columns, args, column_blocks(s.cols));
+}
+
+void CudaOps::layer_norm(const float* x, const float* gamma, const float* beta, float* y,
+                         float* statistics, Shape s) {
+  const steps::NormArgs args{.x = x,
+                             .gamma = gamma,
+                             .beta = beta,
+                             .y = y,
+                             .statistics = statistics,
+                             .rows = s.rows,
+                             .cols = static_cast<int>(s.cols)};
+  start(Step::layer_norm, args, s.rows);
+}
+
+void CudaOps::layer_norm_backward(const float* x, const float* gamma, const float* statistics,
+                                  const float* dy, float* dx, float* dgamma, float* dbeta,
+                                  Shape s) {
+  const int cols = static_cast<int>(s.cols);
+  const steps::NormArgs rows{.x = x,
+                             .gamma = gamma,
+                             .statistics = const_cast<float*>(statistics),
+                             .dy = dy,
+                             .dx = dx,
+                             .rows = s.rows,
+                             .cols = cols};
+  start(Step::layer_norm_backward, rows, s.rows);
+  const steps::ColumnArgs columns{.dy = dy,
+                                  .x = x,
+                                  .statistics = statistics,
+                                  .sums = dbeta,
+                                  .along = dgamma,
+                                  .rows = s.rows,
+                                  .cols = cols};
+  start(Step::norm_columns, columns, column_blocks(s.cols));
+}
+
+void CudaOps::drop_add(const float* x, const float* a, float* y, const Drop& drop, Shape s) {
+  const DropoutMask mask({.p = drop.p, .seed = drop.seed, .offset = drop.draw});
+  steps::DropArgs args{.x = x,
+                       .a = a,
+                       .y = y,
+                       .site = drop.site,
+                       .drops = drop.p > 0.0,
+                       .rows = s.rows,
+                       .cols = static_cast<int>(s.cols)};
+  args.bits.key = tile::PhiloxKeys(mask.key()[0], mask.key()[1]);
+  args.bits.offset = mask.offset();
+  args.bits.limit = static_cast<unsigned>(mask.threshold() - 1);
+  args.bits.scale = static_cast<float>(mask.scale());
+  start(Step::drop_add, args, blocks_for(s.rows * ceil_div(s.cols, 4)));
+}
+
+void CudaOps::pool_bins(const float* x, float* features, float* kept, TokenShape s) {
+  const steps::BinArgs args{.shape = tokens_of(s),
+                            .scales = kPoolScales,
+                            .bins = static_cast<int>(pool_bin_count(s.dim)),
+                            .x = x,
+                            .kept = kept,
+                            .features = features};
+  start(Step::bin_means, args, s.batch * column_blocks(s.dim));
+  start(Step::bin_tokens, args, s.rows());
+  start(Step::bin_features, args, s.batch);
+}
+
+void CudaOps::pool_bins_backward(const float* x, const float* kept, const float* d_features,
+                                 float* dx, TokenShape s) {
+  const steps::BinArgs args{.shape = tokens_of(s),
+                            .scales = kPoolScales,
+                            .bins = static_cast<int>(pool_bin_count(s.dim)),
+                            .x = x,
+                            .kept = const_cast<float*>(kept),
+                            .d_features = d_features,
+                            .d_tokens = d_tokens_.room(memory_, s.batch * (2 * s.tokens + s.dim)),
+                            .dx = dx};
+  start(Step::bin_tokens_backward, args, s.batch);
+  start(Step::bin_means_backward, args, s.batch * column_blocks(s.dim));
+  start(Step::bin_inputs_backward, args, blocks_for(s.elems()));
+}
+
+void CudaOps::pool_windows(const float* x, float* features, TokenShape s) {
+  const steps::WindowArgs args{.shape = tokens_of(s),
+                               .x = x,
+                               .features = features,
+                               .means = means_.room(memory_, 3 * s.batch * s.dim),
+                               .highest = highest_.room(memory_, 3 * s.batch * s.dim)};
+  start(Step::pool_windows, args, s.batch * column_blocks(s.dim));
+}
+
+void CudaOps::pool_windows_backward(const float* x, const float* features, const float* d_features,
+                                    float* dx, TokenShape s) {
+  // The windows' means and maxima anew: another layer's may be there.
+  pool_windows(x, const_cast<float*>(features), s);
+  const steps::WindowArgs args{.shape = tokens_of(s),
+                               .x = x,
+                               .means = means_.get(),
+                               .highest = highest_.get(),
+                               .d_features = d_features,
+                               .dx = dx};
+  start(Step::pool_windows_backward, args,
+        s.batch * column_blocks(s.dim) * ceil_div(s.tokens, kPoolWindows.back()));
+}
+
+void CudaOps::gate(const float* c, const float* p, const float* threshold, const float* tau,
+                   float* g, Shape s) {
+  const steps::GateArgs args{.c = c,
+                             .p = p,
+                             .threshold = threshold,
+                             .tau = tau,
+                             .g = g,
+                             .batch = static_cast<int>(s.rows),
+                             .heads = static_cast<int>(s.cols)};
+  start(Step::gate, args, blocks_for(s.rows * s.cols));
+}
+
+void CudaOps::gate_backward(const float* c, const float* p, const float* threshold,
+                            const float* tau, const float* g, const float* dg, float* dc, float* dp,
+                            float* d_threshold, float* d_tau, Shape s) {
+  const steps::GateArgs args{.c = c,
+                             .p = p,
+                             .threshold = threshold,
+                             .tau = tau,
+                             .g = const_cast<float*>(g),
+                             .dg = dg,
+                             .dc = dc,
+                             .dp = dp,
+                             .d_threshold = d_threshold,
+                             .d_tau = d_tau,
+                             .batch = static_cast<int>(s.rows),
+                             .heads = static_cast<int>(s.cols)};
+  start(Step::gate_backward, args, 1);
+}
+
+namespace {
+
+steps::MixArgs mix_args(HeadShape s, const float* o, const float* g) {
+  return {.batch = static_cast<int>(s.batch),
+          .tokens = static_cast<int>(s.tokens),
+          .heads = static_cast<int>(s.heads),
+          .dim = static_cast<int>(s.dim),
+          .o = o,
+          .g = g};
+}
+
+}  // namespace
+
+void CudaOps::mix(const float* o, const float* g, float* a, HeadShape s) {
+  steps::MixArgs args = mix_args(s, o, g);
+  args.a = a;
+  start(Step::mix, args, blocks_for(s.rows() * s.heads * s.dim));
+}
+
+void CudaOps::mix_backward(const float* o, const float* g, const float* da, float* d_o, float* dg,
+                           float* d_weight, HeadShape s) {
+  steps::MixArgs args = mix_args(s, o, g);
+  args.da = da;
+  args.d_o = d_o;
+  args.dg = dg;
+  args.d_weight = d_weight;
+  start(Step::mix_backward, args, s.batch * s.heads);
+}
+
+void CudaOps::twice(const float* qkv, float* q2, HeadShape s) {
+  const steps::TwiceArgs args{.from = qkv,
+                              .to = q2,
+                              .rows = s.rows(),
+                              .heads = static_cast<int>(s.heads),
+                              .dim = static_cast<int>(s.dim)};
+  start(Step::twice, args, blocks_for(s.rows() * s.heads * s.dim));
+}
+
+void CudaOps::twice_backward(const float* dq2, float* dqkv, HeadShape s) {
+  const steps::TwiceArgs args{.from = dq2,
+                              .to = dqkv,
+                              .rows = s.rows(),
+                              .heads = static_cast<int>(s.heads),
+                              .dim = static_cast<int>(s.dim)};
+  start(Step::twice_backward, args, blocks_for(s.rows() * s.heads * s.dim));
+}
+
+void CudaOps::clustered_mask(const float*, const float*, const float*, std::uint8_t*, HeadShape,
+                             std::int64_t) {
+  throw Unsupported("the clustered pattern of the original layer is not supported on cuda");
+}
+
+void CudaOps::embed(const std::int32_t* ids, const float* table, float* y, Shape s) {
+  const steps::EmbedArgs args{
+      .ids = ids, .table = table, .y = y, .rows = s.rows, .cols = static_cast<int>(s.cols)};
+  start(Step::embed, args, blocks_for(s.rows * s.cols));
+}
+
+void CudaOps::embed_backward(const std::int32_t* ids, const float* dy, float* d_table, Shape s) {
+  const steps::EmbedArgs args{
+      .ids = ids, .y = d_table, .dy = dy, .rows = s.rows, .cols = static_cast<int>(s.cols)};
+  start(Step::embed_backward, args, vocabulary_);
+}
+
+void CudaOps::read_out(const float* x, float* y, Readout readout, TokenShape s) {
+  const steps::ReadArgs args{
+      .shape = tokens_of(s), .last = readout == Readout::last, .from = x, .to = y};
+  start(Step::read_out, args, s.batch * column_blocks(s.dim));
+}
+
+void CudaOps::read_out_backward(const float* dy, float* dx, Readout readout, TokenShape s) {
+  const steps::ReadArgs args{
+      .shape = tokens_of(s), .last = readout == Readout::last, .from = dy, .to = dx};
+  start(Step::read_out_backward, args, blocks_for(s.elems()));
+}
+
+void CudaOps::cross_entropy(const float* logits, const std::int32_t* labels, float* d_logits,
+                            TrainState* state, Shape s) {
+  const steps::LossArgs args{.logits = logits,
+                             .labels = labels,
+                             .d_logits = d_logits,
+                             .state = device_state(state),
+                             .rows = static_cast<int>(s.rows),
+                             .cols = static_cast<int>(s.cols)};
+  start(Step::cross_entropy, args, 1);
+}
+
+void CudaOps::look_for_infinities(const float* g, std::int64_t elems, TrainState* state) {
+  const steps::AdamArgs args{.g = g, .elems = elems, .state = device_state(state)};
+  start(Step::look_for_infinities, args, blocks_for(elems));
+}
+
+void CudaOps::adam(float* w, const float* g, float* m, float* v, std::int64_t elems,
+                   const TrainOptions& options, const TrainState* state) {
+  const steps::AdamArgs args{.w = w,
+                             .g = g,
+                             .m = m,
+                             .v = v,
+                             .elems = elems,
+                             .learning_rate = options.learning_rate,
+                             .beta1 = options.beta1,
+                             .beta2 = options.beta2,
+                             .epsilon = options.epsilon,
+                             .state = device_state(state)};
+  start(Step::adam, args, blocks_for(elems));
+}
+
+void CudaOps::end_step(TrainState* state, const TrainOptions& options) {
+  const steps::EndArgs args{.state = device_state(state),
+                            .scale_loss = options.scale_loss,
+                            .growth_interval = static_cast<int>(options.growth_interval)};
+  start(Step::end_step, args, 1);
+}
+
+}  // namespace tilewise::asam

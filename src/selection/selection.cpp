@@ -1,0 +1,142 @@
+#include "tilewise/selection.h"
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "cuda/kernels/rows/select.h"
+#include "problem/arguments.h"
+#include "problem/blocks.h"
+#include "selection/shape.h"
+#include "tilewise/error.h"
+
+namespace tilewise {
+namespace selection {
+namespace {
+
+using arguments::fail;
+using arguments::fail_value;
+
+bool is_float(DType dtype) {
+  return dtype == DType::float32 || dtype == DType::bfloat16 || dtype == DType::float16 ||
+         dtype == DType::float64;
+}
+
+void check_rule(const BlockSelection& by) {
+  if (by.block_q < 1) fail_value("block_q", std::to_string(by.block_q), "it must be >= 1");
+  if (by.block_k < 1) fail_value("block_k", std::to_string(by.block_k), "it must be >= 1");
+  const PoolWeights& w = by.weights;
+  bool any = false;
+  for (const double x : {w.mean, w.maximum, w.minimum, w.variance}) {
+    if (!std::isfinite(x)) fail_value("weights", std::to_string(x), "each must be finite");
+    any = any || x != 0.0;
+  }
+  if (!any) fail_value("weights", "0", "one of them must not be 0");
+  if (by.scale.has_value() && !std::isfinite(*by.scale))
+    fail_value("scale", std::to_string(*by.scale), "it must be finite");
+  if (by.rule == BlockRule::top_k && by.count < 0)
+    fail_value("count", std::to_string(by.count), "it must be >= 0");
+  if (by.rule == BlockRule::mass && !(by.mass >= 0.0))
+    fail_value("mass", std::to_string(by.mass), "it must be >= 0");
+  if (by.rule == BlockRule::above && std::isnan(by.threshold))
+    fail_value("threshold", "NaN", "expected a number");
+}
+
+void require_contiguous(const char* name, const Tensor& t) {
+  std::int64_t stride = 1;
+  for (int axis = t.rank - 1; axis >= 0; --axis) {
+    if (t.sizes[axis] > 1 && t.strides[axis] != stride) fail(name, t, "it must be contiguous");
+    stride *= t.sizes[axis];
+  }
+}
+
+std::int64_t bound(const Shape& s, const BlockSelection& by) {
+  std::int64_t most = s.columns;
+  if (by.rule == BlockRule::top_k) {
+    // A block of queries lies beside at most so many blocks of keys of the diagonal.
+    const std::int64_t beside = by.keep_diagonal ? (by.block_q - 1) / by.block_k + 2 : 0;
+    if (by.count < most) most = std::min(most, by.count + beside + (by.keep_first ? 1 : 0));
+  }
+  return s.all_rows() * most;
+}
+
+void run(const Shape& s, const BlockSelection& by, const Target& to, const Launch& launch) {
+  if (s.all_rows() == 0) return;
+  if (s.q.device.type == DeviceType::cuda) return cuda::select_on_gpu(s, by, to, launch);
+  select_on_cpu(s, by, to, launch.executor != nullptr ? *launch.executor : default_executor());
+}
+
+}  // namespace
+
+Shape make_shape(const Tensor& q, const Tensor& k, const BlockSelection& by) {
+  check_rule(by);
+  Shape s;
+  s.q = arguments::canonical("q", q);
+  s.k = arguments::canonical("k", k);
+  if (!is_float(q.dtype)) fail("q", q, "expected a float type");
+  if (k.dtype != q.dtype) fail("k", k, "expected the type of q");
+  arguments::require_device("k", k, q.device);
+  s.batch = s.q.sizes[0];
+  s.heads_q = s.q.sizes[1];
+  s.seq_q = s.q.sizes[2];
+  s.head_dim = s.q.sizes[3];
+  s.heads_k = s.k.sizes[1];
+  s.seq_k = s.k.sizes[2];
+  if (s.k.sizes[0] != s.batch || s.k.sizes[3] != s.head_dim)
+    fail("k", k, "expected the batch and the head dim of q");
+  if (s.heads_q > 0 && (s.heads_k == 0 || s.heads_q % s.heads_k != 0))
+    fail("k", k, "expected heads that divide those of q");
+  if (by.key_lengths.defined()) {
+    arguments::require_shape("key_lengths", by.key_lengths, DType::int32, {s.batch}, "(B)");
+    arguments::require_device("key_lengths", by.key_lengths, q.device);
+  }
+  s.rows = ceil_div(s.seq_q, by.block_q);
+  s.columns = ceil_div(s.seq_k, by.block_k);
+  s.scale = by.scale.value_or(
+      1.0 / std::sqrt(static_cast<double>(std::max<std::int64_t>(1, s.head_dim))));
+  if (bound(s, by) > std::numeric_limits<std::int32_t>::max())
+    fail_value("block_k", std::to_string(by.block_k), "more than 2^31 blocks may be taken");
+  return s;
+}
+
+}  // namespace selection
+
+std::int64_t selected_blocks_bound(const Tensor& q, const Tensor& k, const BlockSelection& by) {
+  return selection::bound(selection::make_shape(q, k, by), by);
+}
+
+void select_blocks(const Tensor& q, const Tensor& k, const BlockSelection& by,
+                   const BlockList& list, const Launch& launch) {
+  using arguments::fail;
+  const selection::Shape s = selection::make_shape(q, k, by);
+  arguments::require_shape("row_offsets", list.row_offsets, DType::int32,
+                           {s.batch, s.heads_q, s.rows + 1}, "(B, Hq, query blocks + 1)");
+  const std::int64_t room = selection::bound(s, by);
+  const Tensor& index = list.block_index;
+  if (index.dtype != DType::int32 || index.rank != 1 || index.sizes[0] < room)
+    fail("block_index", index, "expected int32 with room for " + std::to_string(room));
+  arguments::require_device("row_offsets", list.row_offsets, q.device);
+  arguments::require_device("block_index", index, q.device);
+  selection::require_contiguous("row_offsets", list.row_offsets);
+  selection::require_contiguous("block_index", index);
+  selection::run(s, by,
+                 {.row_offsets = static_cast<std::int32_t*>(list.row_offsets.data),
+                  .block_index = static_cast<std::int32_t*>(index.data)},
+                 launch);
+}
+
+void select_block_mask(const Tensor& q, const Tensor& k, const BlockSelection& by,
+                       const Tensor& mask, const Launch& launch) {
+  using arguments::fail;
+  const selection::Shape s = selection::make_shape(q, k, by);
+  const bool bytes = mask.dtype == DType::boolean || mask.dtype == DType::uint8;
+  if (!bytes || mask.rank != 4 || mask.sizes[0] != s.batch || mask.sizes[1] != s.heads_q ||
+      mask.sizes[2] != s.rows || mask.sizes[3] != s.columns) {
+    fail("mask", mask, "expected bool or uint8 (B, Hq, query blocks, key blocks)");
+  }
+  arguments::require_device("mask", mask, q.device);
+  selection::require_contiguous("mask", mask);
+  selection::run(s, by, {.mask = static_cast<std::uint8_t*>(mask.data)}, launch);
+}
+
+}  // namespace tilewise

@@ -1,0 +1,50 @@
+/// A selection's arguments, checked.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "tilewise/selection.h"
+
+namespace tilewise::selection {
+
+/// Sizes, and what follows from them.
+struct Shape {
+  Tensor q, k;  ///< rank 4
+  std::int64_t batch = 0, heads_q = 0, heads_k = 0, seq_q = 0, seq_k = 0, head_dim = 0;
+  std::int64_t rows = 0, columns = 0;  ///< blocks of queries, of keys
+  double scale = 0.0;
+
+  std::int64_t all_rows() const { return batch * heads_q * rows; }
+};
+
+Shape make_shape(const Tensor& q, const Tensor& k, const BlockSelection& selection);
+
+/// Blocks of keys [begin, end) of a row that may be taken, and those of them on the diagonal.
+struct Candidates {
+  std::int64_t end = 0, diagonal = 0, diagonal_end = 0;
+};
+/// `row` of an entry with `keys` keys.
+inline Candidates candidates(const Shape& s, const BlockSelection& by, std::int64_t keys,
+                             std::int64_t row) {
+  const std::int64_t shift = keys - s.seq_q, blocks = (keys + by.block_k - 1) / by.block_k;
+  const std::int64_t first = row * by.block_q + shift;
+  const std::int64_t last = std::min((row + 1) * by.block_q, s.seq_q) - 1 + shift;
+  Candidates c;
+  c.end = by.causal ? std::clamp<std::int64_t>(last < 0 ? 0 : last / by.block_k + 1, 0, blocks)
+                    : blocks;
+  c.diagonal = first < 0 ? 0 : std::min(first / by.block_k, c.end);
+  c.diagonal_end = last < 0 ? 0 : std::min(last / by.block_k + 1, c.end);
+  return c;
+}
+
+/// What a selection is written to: a list or a mask.
+struct Target {
+  std::int32_t* row_offsets = nullptr;
+  std::int32_t* block_index = nullptr;
+  std::uint8_t* mask = nullptr;
+};
+
+void select_on_cpu(const Shape& s, const BlockSelection& by, const Target& to, Executor& executor);
+
+}  // namespace tilewise::selection

@@ -1,0 +1,108 @@
+"""tilewise layer: what it measures, trains and refuses."""
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+from cli_testing import BAD_INPUT, CLI, DONE, INTERRUPTED, SOURCE, CliTest, run, write_npy
+
+SMALL = ("--dim", "16", "--heads", "2", "--layers", "1", "--block", "16")
+
+
+class Bench(CliTest):
+    def test_rows_have_the_schema_of_bench(self) -> None:
+        ours = run("layer", "bench", *SMALL, "--seq", "32", "--repeat", "2", "--format", "json")
+        self.assertEqual(ours.returncode, DONE, ours.stderr)
+        theirs = run("bench", "--seq", "32", "--repeat", "1", "--format", "json")
+        rows = json.loads(ours.stdout)["rows"]
+        self.assertEqual(rows[0].keys(), json.loads(theirs.stdout)["rows"][0].keys())
+        self.assertEqual(
+            [row["implementation"] for row in rows],
+            ["layer-original", "layer-flash", "layer-adaptive"],
+        )
+        for row in rows:
+            self.assertEqual((row["status"], row["seq_q"], row["pass"]), ("ok", 32, "fwd"))
+            self.assertGreater(row["ms_mean"], 0.0)
+            self.assertGreaterEqual(row["peak_mib"], row["live_mib"])
+
+    def test_memory_finds_the_longest_sequence_under_the_limit(self) -> None:
+        flags = ("--seq", "64", "--batch", "1", "--layer", "flash", "--longest", "4096")
+        done = run(
+            *("layer", "bench", "--preset", "asam-memory", *SMALL, *flags),
+            *("--mem-limit", "4MiB", "--format", "json"),
+        )
+        self.assertEqual(done.returncode, DONE, done.stderr)
+        at_64, longest = json.loads(done.stdout)["rows"]
+        self.assertEqual((at_64["seq_q"], at_64["pass"]), (64, "fwd+bwd"))
+        self.assertIn("longest", longest["reason"])
+        self.assertEqual(longest["seq_q"] % 256, 0)
+        self.assertLess(longest["seq_q"], 4096)
+        self.assertLessEqual(longest["peak_mib"], 4.0)
+
+    def test_an_interrupt_keeps_the_rows(self) -> None:
+        command = [CLI, "layer", "bench", *SMALL, "--seq", "16,64", "--format", "json"]
+        with subprocess.Popen(
+            [*command, "--repeat", "100000", "--layer", "flash"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TILEWISE_CASES_DIR": str(SOURCE / "cases")},
+        ) as process:
+            time.sleep(1.0)
+            process.send_signal(signal.SIGINT)
+            out, _ = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, INTERRUPTED)
+        self.assertIsInstance(json.loads(out)["rows"], list)
+
+
+class Train(CliTest):
+    def test_the_needle_is_learned_and_the_weights_run(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            weights, x = Path(folder) / "w.safetensors", Path(folder) / "x.npy"
+            done = run(
+                *("layer", "train", *SMALL, "--seq", "16", "--steps", "150", "--layer", "flash"),
+                *("--rate", "0.02", "--format", "json", "--weights", weights),
+            )
+            self.assertEqual(done.returncode, DONE, done.stderr)
+            (row,) = json.loads(done.stdout)
+            self.assertEqual((row["task"], row["steps"], row["skipped"]), ("needle", 150, 0))
+            self.assertGreater(row["accuracy_percent"], 50.0)  # one in eight by chance
+            write_npy(x, (2, 16), list(range(32)), "<i4")
+            answer = run("layer", "run", weights, x, "--format", "json")
+            self.assertEqual(answer.returncode, DONE, answer.stderr)
+            write_npy(x, (1, 2), [0, 59], "<i4")
+            wrong = run("layer", "run", weights, x)
+            self.assertEqual(wrong.returncode, BAD_INPUT)
+            self.assertIn("token number 59: expected 0 to 58", wrong.stderr)
+
+    def test_listops_runs(self) -> None:
+        done = run(
+            *("layer", "train", *SMALL, "--task", "listops", "--seq", "48", "--steps", "2"),
+            *("--format", "json"),
+        )
+        self.assertEqual(done.returncode, DONE, done.stderr)
+        self.assertEqual(len(json.loads(done.stdout)), 3)
+
+
+class BadInput(CliTest):
+    def test_messages_name_the_argument(self) -> None:
+        for arguments, message in (
+            (("bench", "--layer", "fast"), "'fast': expected one of original, flash, adaptive"),
+            (("bench", "--preset", "asam"), "--preset 'asam'"),
+            (("bench", "--heads", "3"), "--heads 3"),
+            (("train", "--task", "sort"), "--task 'sort'"),
+            (("train", "--block", "48"), "config.block_size is 48"),
+            (("run", "absent.safetensors", "x.npy"), "absent.safetensors"),
+        ):
+            done = run("layer", *arguments)
+            self.assertEqual(done.returncode, BAD_INPUT, done.stderr)
+            self.assertIn(message, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
