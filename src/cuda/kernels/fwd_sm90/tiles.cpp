@@ -12,6 +12,7 @@
 #include "cuda/kernels/rows/tile_lists.h"
 #include "plan/accounting.h"
 #include "plan/decisive.h"
+#include "plan/forms.h"
 #include "problem/blocks.h"
 
 namespace tilewise::cuda {
@@ -66,8 +67,8 @@ constexpr Sm90Tile kTiles256[] = {{2, 80, 2, {4.6, 1.563}, {4.3, 1.505}, kTwo},
 // one go ahead of the others.
 constexpr unsigned kListApart = kTrustMaxima | kOwnO | kLazyRescale;
 constexpr unsigned kList = kListApart | kPingPong | kPingPongMasked;
-constexpr Sm90Tile kLists64[] = {{2, 128, 4, {2.0, 0.85}, {2.0, 0.9}, kList},
-                                 {2, 64, 6, {2.0, 0.5}, {2.0, 0.55}, kList},
+constexpr Sm90Tile kLists64[] = {{2, 128, 4, {2.0, 0.85}, {2.0, 0.9}, kList | kAhead},
+                                 {2, 64, 6, {2.0, 0.5}, {2.0, 0.55}, kList | kAhead},
                                  {3, 64, 10, {2.0, 0.7}, {2.0, 0.75}, kListApart}};
 constexpr Sm90Tile kLists128[] = {{2, 128, 2, {2.1, 1.284}, {2.1, 1.35}, kList & ~kLazyRescale},
                                   {2, 64, 4, {2.1, 0.7}, {2.1, 0.75}, kList & ~kLazyRescale},
@@ -273,6 +274,9 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   const bool plain = dense && !config.pack_heads && !split;
   const bool unmodified = config.modification == Modification::none && !config.expressions.any();
   config.values_first = tile.has(kValuesFirst) && plain && unmodified;
+  config.ahead =
+      tile.has(kAhead) && unmodified && !config.options.mask && config.lists == tile::Lists::whole;
+  if (config.ahead) config.ping_pong = false;
   config.halve_cut = masked && tile.has(kHalveCut) && plain && !config.options.mask &&
                      (unmodified || (config.modification == Modification::softcap &&
                                      config.mask == Mask::right && !config.expressions.any()));
@@ -324,6 +328,7 @@ Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
       if (wanted > 1 && p.block_list.defined()) return;
       const std::int64_t per_part = ceil_div(blocks, wanted);
       const int splits = static_cast<int>(ceil_div(blocks, per_part));
+      if (!admits(p, {tile.block_m(), tile.block_n, splits})) return;
       const double ms = predict(p, tile, splits, machine);
       if (best.tile == nullptr || ms < best.ms) best = {&tile, splits, ms};
     };
