@@ -156,12 +156,13 @@ double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardwar
 std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
   const int dim = host::padded(p.head_dim), dim_v = host::padded(p.head_dim_v);
   const int larger = std::max(dim, dim_v);
-  if (p.block_list.defined()) {
+  if (has_tile_lists(p)) {
     const BlockList& list = p.block_list;
-    const bool apart = list.block_q < 128 || list.block_k < 64;
+    const bool apart = list.defined() && (list.block_q < 128 || list.block_k < 64);
+    const bool half = list.defined() && list.block_k < 128;
     if (larger > 128) return std::span<const Sm90Tile>(kLists256).subspan(apart ? 1 : 0, 1);
     const std::span<const Sm90Tile> of = larger <= 64 ? kLists64 : kLists128;
-    return of.subspan(apart ? 2 : list.block_k < 128 ? 1 : 0, 1);
+    return of.subspan(apart ? 2 : half ? 1 : 0, 1);
   }
   std::span<const Sm90Tile> tiles = kTiles256;
   if (dim == 192 && dim_v <= 128) {
@@ -273,13 +274,21 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
                        config.mask != Mask::both && (!masked || p.seq_k <= kShortKeys);
   const bool plain = dense && !config.pack_heads && !split;
   const bool unmodified = config.modification == Modification::none && !config.expressions.any();
-  config.values_first = tile.has(kValuesFirst) && plain && unmodified;
+  // Functions of masked tiles spill then.
+  const bool adds = config.modification == Modification::alibi ||
+                    (config.modification == Modification::none && config.expressions.mask == 0 &&
+                     (config.expressions.score == 0 || !masked));
+  config.values_first =
+      tile.has(kValuesFirst) && plain && (unmodified || (adds && !config.options.any()));
   config.ahead =
       tile.has(kAhead) && unmodified && !config.options.mask && config.lists == tile::Lists::whole;
   if (config.ahead) config.ping_pong = false;
   config.halve_cut = masked && tile.has(kHalveCut) && plain && !config.options.mask &&
                      (unmodified || (config.modification == Modification::softcap &&
                                      config.mask == Mask::right && !config.expressions.any()));
+  const bool slopes = p.alibi_slopes.defined() || p.score_function.defined();
+  config.from_diagonal = slopes && !masked && !split && !config.pack_heads && !listed &&
+                         !config.paged() && !config.options.mask;
   // The short tiles of a window wait for Q as often as for keys.
   const bool short_window = is_short_window(p) && plain && !listed;
   const bool early_q = short_window && tile.has(kEarlyQWindow) && unmodified;
@@ -325,7 +334,7 @@ Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
       if (wanted < 1) return;
       // Fewer than two blocks a part do not pay for the merge.
       if (wanted > 1 && (blocks < 2 * wanted || wanted > kMostSplits)) return;
-      if (wanted > 1 && p.block_list.defined()) return;
+      if (wanted > 1 && has_tile_lists(p)) return;
       const std::int64_t per_part = ceil_div(blocks, wanted);
       const int splits = static_cast<int>(ceil_div(blocks, per_part));
       if (!admits(p, {tile.block_m(), tile.block_n, splits})) return;
