@@ -12,6 +12,7 @@
 #include "cuda/kernels/rows/tile_lists.h"
 #include "plan/accounting.h"
 #include "plan/decisive.h"
+#include "plan/forms.h"
 #include "problem/blocks.h"
 
 namespace tilewise::cuda {
@@ -327,6 +328,7 @@ Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
       if (wanted > 1 && p.block_list.defined()) return;
       const std::int64_t per_part = ceil_div(blocks, wanted);
       const int splits = static_cast<int>(ceil_div(blocks, per_part));
+      if (!admits(p, {tile.block_m(), tile.block_n, splits})) return;
       const double ms = predict(p, tile, splits, machine);
       if (best.tile == nullptr || ms < best.ms) best = {&tile, splits, ms};
     };
