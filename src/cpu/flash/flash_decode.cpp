@@ -347,7 +347,7 @@ class Decode {
                std::int64_t dim, std::int64_t padded) const {
     const std::int64_t h = place.h / p_.group();
     if (in_place) {
-      const bool listed = p_.paged || interleaved(t);
+      const bool listed = !g_.packs && (p_.paged || interleaved(t));
       const std::int64_t row =
           listed ? h * t.strides[1] : offset_of(t, place.b, h, place.sequence.k_begin + place.j0);
       const auto* data = static_cast<const std::byte*>(t.data) + row * dtype_bytes(t.dtype);
