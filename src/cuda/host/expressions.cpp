@@ -4,6 +4,8 @@
 #include <limits>
 #include <utility>
 
+#include "cuda/kernels/bwd_sm80/gate.h"
+
 namespace tilewise::cuda {
 namespace {
 
@@ -48,7 +50,7 @@ std::string expressions_refusal(const Problem& p) {
   }
   const bool sums = std::any_of(p.dcaptures.begin(), p.dcaptures.end(),
                                 [](const Tensor& t) { return t.defined(); });
-  if (reason.empty() && sums && p.deterministic) {
+  if (reason.empty() && sums && p.deterministic && !wants_gates_alone(p)) {
     reason =
         "the gradient of a captured tensor, summed in any order, is not supported by this kernel "
         "where deterministic is asked for";
