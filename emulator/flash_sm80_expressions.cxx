@@ -2,6 +2,7 @@
 /// the interpreter of their programs.
 #include "flash_sm80_checks.h"
 //
+#include "cuda/tile/expression_ranges.cuh"
 #include "expression_texts.h"
 //
 #include <list>

@@ -8,6 +8,7 @@
 #include "cuda/host/options.h"
 #include "cuda/kernels/fwd_sm90/kernel.cuh"
 #include "cuda/kernels/fwd_sm90/unit.h"
+#include "cuda/tile/expression_ranges.cuh"
 #include "expression_texts.h"
 #include "interpreted.h"
 #include "wgmma.h"
@@ -47,7 +48,9 @@ constexpr Config tile64(int warpgroups, Mask mask) {
 }
 constexpr Config modified(Config c, Modification modification) {
   c.modification = modification;
-  c.values_first = false;
+  c.values_first = c.values_first && modification == Modification::alibi;
+  c.from_diagonal =
+      modification == Modification::alibi && c.mask == Mask::none && c.lists == Lists::none;
   c.trust_maxima = modification != Modification::general;
   return c;
 }
@@ -56,6 +59,7 @@ constexpr Config with(Config c, Lengths lengths, bool pack_heads, bool split) {
   c.pack_heads = pack_heads;
   c.split = split;
   c.chain_tiles = c.values_first = false;
+  c.from_diagonal = c.from_diagonal && !split;
   c.q_buffers = 1;
   return c;
 }
@@ -111,7 +115,9 @@ constexpr Config halved(Config c) {
 }
 constexpr Config with_sample(Config c, int sample) {
   c.expressions = samples::expressions_of(sample, false);
-  c.values_first = false;
+  const bool masked = c.mask != Mask::none, listed = c.lists != Lists::none;
+  c.values_first = c.values_first && !masked && c.expressions.mask == 0;
+  c.from_diagonal = c.expressions.score != 0 && !masked && !listed && !c.split;
   c.trust_maxima = c.trust_maxima && (c.expressions.mask == 0 || c.lists != fwd_sm90::Lists::none);
   return c;
 }

@@ -4,8 +4,6 @@
 #include <limits>
 #include <utility>
 
-#include "cuda/host/expression_text.h"
-#include "cuda/kernels/bwd_sm80/gate.h"
 #include "cuda/kernels/bwd_sm80/gate.h"
 
 namespace tilewise::cuda {
@@ -102,12 +100,13 @@ KernelUnit with_expressions(KernelUnit unit, const Problem& p) {
 
 KernelUnit with_functions(KernelUnit unit, const Problem& p, const std::string& score) {
   unit.prelude += "#include \"cuda/tile/expression.cuh\"\n" + score;
-  if (p.mask_function.defined()) {
-    const auto first = static_cast<int>(captures_count(p.score_function));
-    unit.prelude += mask_text(*p.mask_function.program, {.index = 1, .first_capture = first});
-  }
+  if (p.mask_function.defined()) unit.prelude += mask_text(*p.mask_function.program, mask_name(p));
   unit.args = "tilewise::tile::Expressed<" + unit.args + ">";
   return unit;
+}
+
+FunctionName mask_name(const Problem& p) {
+  return {.index = 1, .first_capture = static_cast<int>(captures_count(p.score_function))};
 }
 
 std::string expressions_key(const Problem& p) {

@@ -325,7 +325,7 @@ struct Consumer : Rows<kConfig> {
   template <int kCount, class Adjust, class Pack>
   __forceinline__ void trusted_exponentials(Adjust adjust, Pack pack) {
     adjust();
-    bool searches = kConfig.expressions.score != 0 && Base::grows;
+    bool searches = kConfig.expressions.score != 0 && Base::outgrown > Base::kMostOutgrown;
     // Rows that have seen nothing yet have no maximum to trust.
     if constexpr (kConfig.options.mask)
       searches |= __any_sync(~0U, m[0] == -infinity() || m[1] == -infinity());
@@ -339,7 +339,7 @@ struct Consumer : Rows<kConfig> {
         recompute_scores();
         adjust();
       }
-      if constexpr (kConfig.expressions.score != 0) Base::grows = true;
+      if constexpr (kConfig.expressions.score != 0) ++Base::outgrown;
       Base::template softmax<false, false, kCount>(args);
       scale_o();
       if constexpr (kConfig.values_first) pack();

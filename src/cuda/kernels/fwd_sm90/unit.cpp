@@ -47,6 +47,7 @@ KernelUnit fwd_sm90_unit(const fwd_sm90::Config& c) {
                 enum_text("modification", "Modification", c.modification) +
                 enum_text("lengths", "Lengths", c.lengths) + flag_text("pack_heads", c.pack_heads) +
                 flag_text("split", c.split);
+  if (c.from_diagonal) unit.config += flag_text("from_diagonal", true);
   if (c.lists != fwd_sm90::Lists::none) {
     unit.config += enum_text("lists", "Lists", c.lists);
     unit.args = "ListArgs";
