@@ -100,13 +100,18 @@ struct BlockLists {
   }
 };
 
+/// Runs mask_map (mask_maps.h).
+using RunMap =
+    std::function<void(const tile_lists::Config&, const tile_lists::Args&, std::int64_t blocks)>;
+
 /// The rows of tiles of a list, made by the kernel in memory that held other things.
 struct MadeLists {
   std::vector<unsigned char> workspace;
   tile::TileLists lists, transposed;
 
-  MadeLists(const Problem& p, int tile_q, int tile_k, tile::Lists kind, int rows_of_tile = 1) {
-    if (!p.block_list.defined()) return;
+  MadeLists(const Problem& p, int tile_q, int tile_k, tile::Lists kind, int rows_of_tile = 1,
+            const RunMap& map = {}) {
+    if (!p.block_list.defined() && !map) return;
     cuda::TileListsMaker maker(p, tile_q, tile_k, kind, rows_of_tile);
     std::vector<MemoryPart> parts;
     maker.add_memory(parts);
@@ -122,8 +127,9 @@ struct MadeLists {
     lists = maker.lists();
     transposed = maker.transposed();
     const tile_lists::Args args = maker.args();
+    if (map && !p.block_list.defined()) map(maker.config(), args, maker.blocks());
     emulator::shared_base = tile_lists::memory;
-    for (unsigned i = 0; i < maker.blocks(); ++i) {
+    for (unsigned i = 0; p.block_list.defined() && i < maker.blocks(); ++i) {
       emulator::run_block(i, tile_lists::kThreads, [&] { run(maker.config(), args); });
     }
     const tile_lists::OrderArgs order = maker.order_args();

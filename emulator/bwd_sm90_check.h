@@ -44,6 +44,8 @@ struct Formula {
   };
   std::function<Score(int b, int h, int i, int j, int queries, int keys, double x)> of;
   tile::Captures captures;
+  expression::Function mask;  ///< of which a map is made, by `map`
+  RunMap map;
 };
 
 struct Shape {
@@ -355,7 +357,7 @@ struct Check {
       emulator::run_grid(bwd_sm90::memory, s.blocks, kConfig.threads(),
                          [&] { bwd_sm90::kernel<kConfig>(optioned); });
     } else if constexpr (kConfig.expressions.any()) {
-      const tile::Expressed<bwd_sm90::RaggedArgs> expressed{a, s.formula->captures};
+      const tile::Expressed<bwd_sm90::ListArgs> expressed{a, s.formula->captures};
       emulator::run_grid(bwd_sm90::memory, s.blocks, kConfig.threads(),
                          [&] { bwd_sm90::kernel<kConfig>(expressed); });
     } else {
@@ -391,8 +393,10 @@ struct Check {
       if (!s.keys.empty())
         p.key_lengths = Tensor::contiguous(s.keys.data(), DType::int32, {s.batch}, p.device);
       lists.give(p, s.list);
+      if (s.formula != nullptr) p.mask_function = s.formula->mask;
     }
-    return MadeLists(p, kConfig.block_m, kConfig.block_n, kConfig.lists);
+    return MadeLists(p, kConfig.block_m, kConfig.block_n, kConfig.lists, 1,
+                     s.formula != nullptr ? s.formula->map : RunMap{});
   }
   void compare(const char* name, const char* quantity, Stored<kElement>& got,
                const std::vector<double>& truth, double bound) {

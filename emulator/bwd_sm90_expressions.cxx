@@ -2,9 +2,11 @@
 /// programs.
 #include "bwd_sm90_check.h"
 //
+#include "cuda/tile/expression_ranges.cuh"
 #include "expression_texts.h"
 //
 #include "interpreted.h"
+#include "mask_maps.h"
 
 namespace {
 
@@ -26,6 +28,11 @@ constexpr Config exact(Config c) {
   return c;
 }
 
+constexpr Config mapped(Config c) {
+  c.lists = Lists::whole;
+  return c;
+}
+
 template <Config kConfig, int kSample>
 void check_sample(const char* name, Shape shape, double bound) {
   const samples::Interpreted interpreted(samples::kSamples[kSample]);
@@ -35,6 +42,10 @@ void check_sample(const char* name, Shape shape, double bound) {
     const expression::Point at = {b, h, i, j, queries, keys, x};
     return {interpreted.value(at), interpreted.derivative(at), interpreted.is_visible(at)};
   };
+  if constexpr (kConfig.listed()) {
+    formula.mask = interpreted.problem.mask_function;
+    formula.map = map_of<kSample + 1>(formula.captures);
+  }
   shape.formula = &formula;
   check<with_sample(kConfig, kSample)>(name, shape, bound);
 }
@@ -61,5 +72,10 @@ int main() {
        .keys = {33, 90, 5, 129, 300, 40},
        .tail = 25},
       kBf16);
+  check_sample<mapped(k64), 1>("a map of documents, GQA",
+                               {.heads_q = 2, .heads_k = 1, .seq_q = 530, .seq_k = 601}, kBf16);
+  check_sample<mapped(masked(k128, Mask::right)), 3>(
+      "a map of chosen blocks, causal",
+      {.heads_q = 1, .seq_q = 520, .seq_k = 640, .dim = 128, .dim_v = 128, .high = 121}, kBf16);
   return failures == 0 ? 0 : 1;
 }

@@ -1,7 +1,7 @@
 /// Prints the device functions of expression_samples.h: what kernels of the emulation include.
 #include <cstdio>
 
-#include "cuda/host/expression_text.h"
+#include "cuda/host/expression_ranges.h"
 #include "expression_samples.h"
 
 int main() {
@@ -20,11 +20,27 @@ int main() {
       const std::vector<bool> all(lowered.captures().size(), true);
       if (!lowered.gradient()->terms.empty())
         std::fputs(cuda::captures_text(*lowered.gradient(), all, sums).c_str(), stdout);
+      if (n == 0) {
+        std::vector<bool> gate(all.size(), false);
+        for (std::size_t c = 0; c < gate.size(); ++c)
+          gate[c] = lowered.captures()[c].name() == "gate";
+        std::fputs(cuda::captures_text(*lowered.gradient(), gate, {samples::kGate, 0}).c_str(),
+                   stdout);
+      }
     }
     if (mask.defined()) {
-      std::fputs(cuda::mask_text(*expression::lower(mask).program(), {n + 1, first}).c_str(),
-                 stdout);
+      const expression::Program& program = *expression::lower(mask).program();
+      std::fputs(cuda::mask_text(program, {n + 1, first}).c_str(), stdout);
+      std::fputs(cuda::mask_ranges_text(program, {n + 1, first}).c_str(), stdout);
     }
+  }
+  int number = samples::kMasksFrom;
+  for (const char* const text : samples::kMasks) {
+    const Expression parsed = Expression::parse(text, samples::tables().captures);
+    const expression::Program& mask = *expression::lower(parsed).program();
+    std::fputs(cuda::mask_text(mask, {number, 0}).c_str(), stdout);
+    std::fputs(cuda::mask_ranges_text(mask, {number, 0}).c_str(), stdout);
+    ++number;
   }
   return 0;
 }

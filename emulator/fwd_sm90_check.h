@@ -6,6 +6,7 @@
 
 #include "cuda/kernels/fwd_sm90/fill.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
+#include "cuda/kernels/rows/mask_map.h"
 #include "fwd_sm90_pools.h"
 #include "fwd_sm90_truth.h"
 
@@ -74,9 +75,12 @@ const cuda::Sm90Tile* compiled_tile(const Case& c, const Problem& p) {
   return nullptr;
 }
 
+/// What runs mask_map for a sample (mask_maps.h).
+using MapSample = std::function<RunMap(int sample, const tile::Captures&)>;
+
 /// Whether the case was checked: a drawn one is left out where no tile has a compiled config.
 template <const auto& kConfigs>
-bool check(const Case& c, bool drawn = false) {
+bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) {
   std::mt19937 random(11);
   Problem p = make_problem(c);
   std::vector<int> cu_q = offsets(c.queries), cu_k = offsets(c.keys), key_lengths = c.keys;
@@ -162,8 +166,10 @@ bool check(const Case& c, bool drawn = false) {
   if (c.sample >= 0) config.expressions = samples::expressions_of(c.sample, false);
   const int shift = cuda::sm90_pack_shift(p, tile);
   PagedArgs args;
+  const bool maps = map_sample && cuda::maps_mask(p);
   const int rows = config.lists == Lists::parts ? config.warpgroups : 1;
-  const MadeLists made(p, tile.block_m() / rows, tile.block_n, config.lists, rows);
+  const MadeLists made(p, tile.block_m() / rows, tile.block_n, config.lists, rows,
+                       maps ? map_sample(c.sample, cuda::captures_of(p)) : RunMap{});
   args.lists = made.lists;
   cuda::sm90_fill(args, p, config, shift, set_map);
   args.order = cuda::sm90_order(p, config, tile.block_m() >> shift, c.splits);

@@ -1,6 +1,7 @@
 /// fwd_sm90 with score functions and masks of the caller's own on the emulator, against the
 /// interpreter of their programs.
 #include "fwd_sm90_check.h"
+#include "mask_maps.h"
 
 namespace {
 
@@ -14,6 +15,7 @@ constexpr Config kConfigs[] = {
     with_sample(with(tile64(1, Mask::none), Lengths::keys, false, true), 3),
     with_sample(listed(64, 128, Lists::whole, Mask::none), 1),
     with_sample(listed(64, 64, Lists::parts, Mask::right), 0),
+    with_sample(listed(128, 128, Lists::whole, Mask::right), 3),
 };
 
 const Case kCases[] = {
@@ -102,11 +104,31 @@ const Case kCases[] = {
      .causal = Causal::bottom_right,
      .blocks = {.q = 64, .k = 64, .by_head = true, .full = true},
      .sample = 0},
+    {.name = "softcap, floors, a map of documents",
+     .dim = 64,
+     .dim_v = 64,
+     .heads_q = 2,
+     .heads_k = 1,
+     .queries = {530, 530},
+     .keys = {601, 601},
+     .sample = 1},
+    {.name = "sums over lanes, a map of chosen blocks, causal",
+     .dim = 128,
+     .dim_v = 128,
+     .heads_q = 1,
+     .heads_k = 1,
+     .queries = {520},
+     .keys = {640},
+     .causal = Causal::bottom_right,
+     .sample = 3},
 };
 
 }  // namespace
 
 int main() {
-  for (const Case& c : kCases) check<kConfigs>(c);
+  const auto maps = [](int sample, const tile::Captures& captures) {
+    return sample == 1 ? map_of<2>(captures) : map_of<4>(captures);
+  };
+  for (const Case& c : kCases) check<kConfigs>(c, false, maps);
   return failures == 0 ? 0 : 1;
 }

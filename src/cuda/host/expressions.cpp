@@ -4,7 +4,7 @@
 #include <limits>
 #include <utility>
 
-#include "cuda/host/expression_text.h"
+#include "cuda/kernels/bwd_sm80/gate.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -50,7 +50,7 @@ std::string expressions_refusal(const Problem& p) {
   }
   const bool sums = std::any_of(p.dcaptures.begin(), p.dcaptures.end(),
                                 [](const Tensor& t) { return t.defined(); });
-  if (reason.empty() && sums && p.deterministic) {
+  if (reason.empty() && sums && p.deterministic && !wants_gates_alone(p)) {
     reason =
         "the gradient of a captured tensor, summed in any order, is not supported by this kernel "
         "where deterministic is asked for";
@@ -100,12 +100,13 @@ KernelUnit with_expressions(KernelUnit unit, const Problem& p) {
 
 KernelUnit with_functions(KernelUnit unit, const Problem& p, const std::string& score) {
   unit.prelude += "#include \"cuda/tile/expression.cuh\"\n" + score;
-  if (p.mask_function.defined()) {
-    const auto first = static_cast<int>(captures_count(p.score_function));
-    unit.prelude += mask_text(*p.mask_function.program, {.index = 1, .first_capture = first});
-  }
+  if (p.mask_function.defined()) unit.prelude += mask_text(*p.mask_function.program, mask_name(p));
   unit.args = "tilewise::tile::Expressed<" + unit.args + ">";
   return unit;
+}
+
+FunctionName mask_name(const Problem& p) {
+  return {.index = 1, .first_capture = static_cast<int>(captures_count(p.score_function))};
 }
 
 std::string expressions_key(const Problem& p) {

@@ -7,6 +7,7 @@
 
 #include "cuda/driver/launch.h"
 #include "cuda/host/common.h"
+#include "cuda/host/expression_text.h"
 #include "cuda/jit/kernel.h"
 #include "cuda/tile/expression_args.h"
 #include "problem/problem.h"
@@ -31,6 +32,8 @@ tile::Captures captures_of(const Problem& problem);
 KernelUnit with_expressions(KernelUnit unit, const Problem& problem);
 /// The same with this text for the score function.
 KernelUnit with_functions(KernelUnit unit, const Problem& problem, const std::string& score);
+/// Of the mask's functions in such a unit: its tensors follow those of the score function.
+FunctionName mask_name(const Problem& problem);
 /// What such units are told apart by, beside their configs.
 std::string expressions_key(const Problem& problem);
 

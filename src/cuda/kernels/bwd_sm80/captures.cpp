@@ -10,6 +10,7 @@
 #include "cuda/host/expressions.h"
 #include "cuda/jit/config_text.h"
 #include "cuda/kernels/bwd_sm80/capture_store_args.h"
+#include "cuda/kernels/bwd_sm80/gate.h"
 #include "cuda/kernels/bwd_sm80/row.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "problem/blocks.h"
@@ -61,6 +62,43 @@ void store(const float* sums, const Tensor& to, int device, void* stream) {
   launch(kernel, {.x = ceil_div(args.elements, bwd_capture_store::kThreads)}, stream, args);
 }
 
+/// The gradients of some captured tensors.
+KernelUnit unit_of(const bwd_sm80::Config& config, int min_blocks, const Problem& p,
+                   const std::vector<bool>& which) {
+  KernelUnit made = bwd_tiles::query_unit(config, min_blocks);
+  made.stem = "bwd_captures_sm80";
+  made.file = "bwd_sm80/captures";
+  return with_functions(std::move(made), p, captures_text(*p.score_gradient, which));
+}
+
+std::string key_of(const Problem& p, const std::vector<bool>& which) {
+  std::string key = expressions_key(p);
+  for (const bool one : which) key += one ? '1' : '0';
+  return key;
+}
+
+void launch_gate(const Problem& p, const bwd_sm80::Args& pass, const bwd_sm80::Config& config,
+                 int min_blocks, std::size_t capture, const tile::Captures& captures,
+                 void* stream) {
+  const Gate gate = *gate_of(p, capture);
+  std::vector<bool> which(p.dcaptures.size(), false);
+  which[capture] = true;
+  bwd_captures_sm80::BlockArgs args;
+  args.pass = pass;
+  args.capture = static_cast<int>(capture);
+  args.batch = static_cast<int>(p.batch);
+  for (int axis = 0; axis < 4; ++axis) {
+    args.axes[axis] = gate.axes[axis];
+    args.sizes[axis] = gate.sizes[axis];
+    args.per[axis] = gate.per[axis];
+  }
+  const Kernel kernel =
+      load_by_key("blocks " + key_of(p, which), config, p.device.index,
+                  [&](const bwd_sm80::Config& c) { return gate_unit(c, min_blocks, p, capture); });
+  launch(kernel, {.x = p.dcaptures[capture].numel()}, stream,
+         tile::Expressed<bwd_captures_sm80::BlockArgs>{args, captures});
+}
+
 }  // namespace
 
 bool wants_captures(const Problem& p) {
@@ -69,10 +107,17 @@ bool wants_captures(const Problem& p) {
 }
 
 KernelUnit captures_unit(const bwd_sm80::Config& config, int min_blocks, const Problem& p) {
-  KernelUnit made = bwd_tiles::query_unit(config, min_blocks);
-  made.stem = "bwd_captures_sm80";
-  made.file = "bwd_sm80/captures";
-  return with_functions(std::move(made), p, captures_text(*p.score_gradient, wanted(p)));
+  return unit_of(config, min_blocks, p, wanted(p));
+}
+
+KernelUnit gate_unit(const bwd_sm80::Config& config, int min_blocks, const Problem& p,
+                     std::size_t capture) {
+  std::vector<bool> which(p.dcaptures.size(), false);
+  which[capture] = true;
+  KernelUnit unit = unit_of(config, min_blocks, p, which);
+  unit.entry = "blocks";
+  unit.args = "tilewise::tile::Expressed<BlockArgs>";
+  return unit;
 }
 
 void add_capture_memory(const Problem& p, std::vector<MemoryPart>& items) {
@@ -89,11 +134,12 @@ void capture_gradients(const Problem& p, const bwd_sm80::Args& pass, const bwd_s
   if (!wants_captures(p)) return;
   bwd_sm80::Args args = pass;
   tile::Captures captures = captures_of(p);
-  std::string key = expressions_key(p);
+  std::vector<bool> which(p.dcaptures.size(), false), gates = which;
   for (std::size_t n = 0; n < p.dcaptures.size(); ++n) {
     const Tensor& t = p.dcaptures[n];
-    key += t.defined() ? '1' : '0';
     if (!t.defined()) continue;
+    gates[n] = gate_of(p, n).has_value();
+    which[n] = !gates[n];
     captures.at[n].gradient = workspace.take<float>(t.numel());
     fill_bytes(captures.at[n].gradient, 0, t.numel() * 4, p.device.index, stream);
   }
@@ -104,10 +150,11 @@ void capture_gradients(const Problem& p, const bwd_sm80::Args& pass, const bwd_s
                 .heads = static_cast<unsigned>(heads),
                 .section = 1,
                 .last_first = p.has_positional_mask()};
-  if (blocks * heads > 0 && p.seq_k > 0) {
-    const Kernel kernel = load_by_key(key, config, p.device.index, [&](const bwd_sm80::Config& c) {
-      return captures_unit(c, min_blocks, p);
-    });
+  const bool any = blocks * heads > 0 && p.seq_k > 0;
+  if (any && std::find(which.begin(), which.end(), true) != which.end()) {
+    const Kernel kernel =
+        load_by_key(key_of(p, which), config, p.device.index,
+                    [&](const bwd_sm80::Config& c) { return unit_of(c, min_blocks, p, which); });
     const Grid grid = {.x = blocks * heads};
     if (p.packed) {
       const bwd_sm80::RaggedArgs ragged = bwd_tiles::ragged_args(p, args);
@@ -115,6 +162,9 @@ void capture_gradients(const Problem& p, const bwd_sm80::Args& pass, const bwd_s
     } else {
       launch(kernel, grid, stream, tile::Expressed<bwd_sm80::Args>{args, captures});
     }
+  }
+  for (std::size_t n = 0; n < gates.size() && any; ++n) {
+    if (gates[n]) launch_gate(p, args, config, min_blocks, n, captures, stream);
   }
   for (std::size_t n = 0; n < p.dcaptures.size(); ++n) {
     if (p.dcaptures[n].defined() && p.dcaptures[n].numel() > 0)

@@ -44,6 +44,7 @@ struct Config {
   /// P of a block is taken against the maxima so far; where it outgrew them, which its sums
   /// show, the block's scores are computed again.
   bool trust_maxima = false;
+  bool ahead = false;      ///< scores of two tiles seen whole are in registers: ahead.cuh
   bool halve_cut = false;  ///< of a cut block whose one half is hidden the other alone is taken
   bool q_by_need = false;  ///< Q of a warpgroup is copied just before the first block that it sees
   bool chain_tiles =
@@ -53,8 +54,11 @@ struct Config {
   Mask mask = Mask::none;
   Modification modification = Modification::none;
   Lengths lengths = Lengths::dense;
-  bool pack_heads = false;    ///< the query heads of a key head are rows of one tile
-  bool split = false;         ///< keys in parts: O and LSE of each part to float32 workspace
+  bool pack_heads = false;  ///< the query heads of a key head are rows of one tile
+  bool split = false;       ///< keys in parts: O and LSE of each part to float32 workspace
+  /// The blocks left of the tile's last row first, that one ahead, then those right of it: where
+  /// scores fall off with the distance, maxima are found at once. Nothing is masked.
+  bool from_diagonal = false;
   Lists lists = Lists::none;  ///< of tiles of keys: then Args are ListArgs
   /// K and V in pages: the boxes of a block of keys that a lane copies, at most. Then Args are
   /// PagedArgs.

@@ -2,6 +2,7 @@
 /// tile.
 #pragma once
 
+#include "cuda/kernels/fwd_sm90/ahead.cuh"
 #include "cuda/kernels/fwd_sm90/listed.cuh"
 #include "cuda/kernels/fwd_sm90/rows.cuh"
 #include "cuda/tile/hopper/wgmma.cuh"
@@ -325,7 +326,7 @@ struct Consumer : Rows<kConfig> {
   template <int kCount, class Adjust, class Pack>
   __forceinline__ void trusted_exponentials(Adjust adjust, Pack pack) {
     adjust();
-    bool searches = kConfig.expressions.score != 0 && Base::grows;
+    bool searches = kConfig.expressions.score != 0 && Base::outgrown > Base::kMostOutgrown;
     // Rows that have seen nothing yet have no maximum to trust.
     if constexpr (kConfig.options.mask)
       searches |= __any_sync(~0U, m[0] == -infinity() || m[1] == -infinity());
@@ -339,7 +340,7 @@ struct Consumer : Rows<kConfig> {
         recompute_scores();
         adjust();
       }
-      if constexpr (kConfig.expressions.score != 0) Base::grows = true;
+      if constexpr (kConfig.expressions.score != 0) ++Base::outgrown;
       Base::template softmax<false, false, kCount>(args);
       scale_o();
       if constexpr (kConfig.values_first) pack();
@@ -419,6 +420,11 @@ struct Consumer : Rows<kConfig> {
     }
     constexpr bool kCutOnLeft = kConfig.mask == Mask::both && !kListed<kConfig>;
     const int full_begin = kCutOnLeft ? blocks.full_begin : blocks.begin;
+    if constexpr (kConfig.ahead) {
+      static_assert(kListed<kConfig> && kConfig.trust_maxima && !kConfig.ping_pong);
+      if (block >= full_begin) AheadSteps<kConfig, Consumer>(*this).run(block - full_begin + 1);
+      return;
+    }
 #pragma unroll 1
     for (; block >= full_begin; --block) step<false>(block);
     // What is cut on the left alone: its rows have seen all keys from there to their right edge.

@@ -36,7 +36,7 @@ std::string fwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   if (p.block_list.defined() && p.paged) {
     return "block lists over pages are not supported by this kernel";
   }
-  if (p.block_list.defined()) reason = tile_lists_refusal(p);
+  reason = tile_lists_refusal(p);
   if (!reason.empty()) return reason;
   if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0) {
     return "empty problems are left to flash_fwd_sm80";
@@ -76,7 +76,7 @@ std::vector<MemoryPart> workspace_items(const Problem& p, const Config& config, 
     items.push_back(memory_part("partial m, l", Role::workspace, DType::float32,
                                 {2, splits, sm90_query_rows(p)}));
   }
-  if (p.block_list.defined()) {
+  if (has_tile_lists(p)) {
     const TileListsMaker maker = lists_of(p, config);
     maker.add_memory(items);
     maker.add_order_memory(items);
@@ -126,7 +126,7 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
     cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
   // tile_lists, which the kernel's start overlaps.
-  const double lists_ms = p.block_list.defined() ? host::kKernelMs : 0.0;
+  const double lists_ms = has_tile_lists(p) ? host::kKernelMs : 0.0;
   const double mask_ms =
       mask_bits_ms(MaskBitsMaker(p, choice.tile->block_n, false), machine.bandwidth_gbps);
   cost.ms = std::max(choice.ms + split_ms(p, choice, machine) + lists_ms + mask_ms,
@@ -160,7 +160,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   const Kernel kernel = load_optioned(p, config, p.device.index, fwd_sm90_unit);
   const std::int64_t grid = std::min(args.tiles, host::kTypicalMultiprocessors);
   MaskBitsMaker mask(p, config.block_n, false);
-  if (p.block_list.defined()) {
+  if (has_tile_lists(p)) {
     TileListsMaker maker = lists_of(p, config);
     maker.take(workspace);
     maker.take_order(workspace);
@@ -183,10 +183,6 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   if (split) combine_parts(p, args.o_part, args.m_part, splits, context.stream);
 }
 
-std::string pages_not_seen_on_a_card(const KernelRow& /*row*/, const Problem& p) {
-  return p.paged ? "its pages have not run on a card yet" : "";
-}
-
 }  // namespace
 
 const KernelRow kFlashForwardSm90 = {
@@ -196,8 +192,7 @@ const KernelRow kFlashForwardSm90 = {
     .pass = Pass::forward,
     .summary = "tiled, online softmax; wgmma, TMA, warpgroups of different roles; bf16, fp16",
     .prepare = prepare,
-    .run = run,
-    .on_trial = pages_not_seen_on_a_card};
+    .run = run};
 
 void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;

@@ -52,7 +52,8 @@ struct Scores : HeldOptions<kConfig.options.any()> {
 
   // expressions
   const Captures* captures = nullptr;
-  bool grows = false;  ///< maxima of the tile have outgrown once, and are searched for from then on
+  int outgrown = 0;  ///< blocks of the tile whose maxima did; past kMostOutgrown all are searched
+  static constexpr int kMostOutgrown = 3;
   typename ScoreFunction<kExpressions.score>::Uniform of_score;
   typename MaskFunction<kExpressions.mask>::Uniform of_mask;
 
@@ -118,7 +119,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
 
   /// What the caller's functions have of a batch entry and a head.
   __forceinline__ void enter_place(const Args& args, const Tile& tile) {
-    grows = false;
+    outgrown = 0;
     const Place place = place_of(corner_of<kConfig>(args, tile, 0, 0));
     if constexpr (kExpressions.score != 0)
       of_score = ScoreFunction<kExpressions.score>::uniform(place, *captures);

@@ -151,6 +151,16 @@ __forceinline__ int share(const Args& args, const Tile& tile, int blocks) {
 /// The block of keys that is the tile's n-th. Of a list that is only known as it is walked.
 template <Config kConfig>
 __forceinline__ int key_block(const Args& args, const Tile& tile, int n) {
+  if constexpr (kConfig.from_diagonal) {
+    static_assert(kConfig.mask == Mask::none && !kConfig.split && !kConfig.pack_heads);
+    const int seq_q = queries<kConfig>(args, tile), seq_k = keys<kConfig>(args, tile);
+    const int full = seq_k / kConfig.block_n;
+    if (n >= full) return n;
+    const int last = min(first_query<kConfig>(args, tile) + 64 * kConfig.warpgroups, seq_q) - 1;
+    const int diagonal = min(max(last + seq_k - seq_q, 0) / kConfig.block_n, full - 1);
+    const int block = n + diagonal + 1;
+    return block < full ? block : block - full;
+  }
   return kPartsInTurn<kConfig> ? n * args.splits + tile.split : n;
 }
 

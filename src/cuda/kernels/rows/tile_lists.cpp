@@ -8,6 +8,7 @@
 #include "cuda/host/sequences.h"
 #include "cuda/jit/config_text.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
+#include "cuda/kernels/rows/mask_map.h"
 #include "problem/blocks.h"
 
 namespace tilewise::cuda {
@@ -53,7 +54,10 @@ KernelUnit order_unit() {
 
 }  // namespace
 
+bool has_tile_lists(const Problem& p) { return p.block_list.defined() || maps_mask(p); }
+
 std::string tile_lists_refusal(const Problem& p, std::int64_t shared_kib) {
+  if (!p.block_list.defined()) return {};
   const BlockList& list = p.block_list;
   if (!is_power_of_two(list.block_q) || !is_power_of_two(list.block_k) ||
       std::min(list.block_q, list.block_k) < kLeastBlock) {
@@ -80,7 +84,8 @@ std::string tile_lists_refusal(const Problem& p, std::int64_t shared_kib) {
 }
 
 tile::Lists tile_lists_kind(const Problem& p, int tile_q, int tile_k) {
-  if (!p.block_list.defined()) return tile::Lists::none;
+  if (!has_tile_lists(p)) return tile::Lists::none;
+  if (!p.block_list.defined()) return tile::Lists::whole;
   const bool whole = p.block_list.block_q % tile_q == 0 && p.block_list.block_k % tile_k == 0;
   return whole ? tile::Lists::whole : tile::Lists::parts;
 }
@@ -100,27 +105,19 @@ double listed_pairs(const Problem& p) {
 
 TileListsMaker::TileListsMaker(const Problem& p, int tile_q, int tile_k, tile::Lists kind,
                                int rows_of_tile)
-    : device_(p.device.index) {
-  const BlockList& list = p.block_list;
-  const Tensor& offsets = list.row_offsets;
-  args_.row_offsets = static_cast<const int*>(offsets.data);
-  args_.offsets_b = offsets.strides[0];
-  args_.offsets_h = offsets.strides[1];
-  args_.offsets_r = offsets.strides[2];
-  args_.block_index = static_cast<const int*>(list.block_index.data);
-  args_.index_stride = list.block_index.strides[0];
-  if (list.block_full.defined()) {
-    args_.block_full = static_cast<const unsigned char*>(list.block_full.data);
-    args_.full_stride = list.block_full.strides[0];
+    : problem_(p) {
+  // Lengths cut the list of each batch entry differently.
+  bool of_batch = p.key_lengths.defined() || p.packed, of_heads = false;
+  if (p.block_list.defined()) {
+    of_batch = of_batch || p.block_list.row_offsets.sizes[0] > 1;
+    of_heads = p.block_list.row_offsets.sizes[1] > 1;
+    take_list();
+  } else {
+    const expression::Program& mask = *p.mask_function.program;
+    const unsigned depends = mask.nodes[static_cast<std::size_t>(mask.result)].depends;
+    of_batch = of_batch || (depends & expression::kBatch) != 0;
+    of_heads = (depends & expression::kHead) != 0;
   }
-  args_.function = p.mask_function.defined();
-  args_.pairs = static_cast<int>(
-      std::min<std::int64_t>(list.block_index.sizes[0], std::numeric_limits<int>::max()));
-  args_.shift_q = log2_of(list.block_q);
-  args_.shift_k = log2_of(list.block_k);
-  args_.query_blocks = static_cast<int>(ceil_div(p.seq_q, list.block_q));
-  args_.key_blocks = static_cast<int>(ceil_div(p.seq_k, list.block_k));
-  args_.block_words = static_cast<int>(ceil_div(args_.key_blocks, 32));
   args_.seq_q = static_cast<int>(p.seq_q);
   args_.seq_k = static_cast<int>(p.seq_k);
   const Sm90Mask mask = sm90_mask(p);
@@ -135,9 +132,6 @@ TileListsMaker::TileListsMaker(const Problem& p, int tile_q, int tile_k, tile::L
     args_.queries = host::query_sequences(p);
     if (!p.paged) args_.keys = host::key_sequences(p);
   }
-  // Lengths cut the list of each batch entry differently.
-  const bool of_batch = offsets.sizes[0] > 1 || p.key_lengths.defined() || p.packed;
-  const bool of_heads = offsets.sizes[1] > 1;
   args_.list_heads = of_heads ? static_cast<int>(p.heads_q) : 1;
   list_h_ = of_heads ? 1 : 0;
   list_b_ = of_batch ? args_.list_heads : 0;
@@ -161,6 +155,29 @@ TileListsMaker::TileListsMaker(const Problem& p, int tile_q, int tile_k, tile::L
   }
 }
 
+void TileListsMaker::take_list() {
+  const BlockList& list = problem_.block_list;
+  const Tensor& offsets = list.row_offsets;
+  args_.row_offsets = static_cast<const int*>(offsets.data);
+  args_.offsets_b = offsets.strides[0];
+  args_.offsets_h = offsets.strides[1];
+  args_.offsets_r = offsets.strides[2];
+  args_.block_index = static_cast<const int*>(list.block_index.data);
+  args_.index_stride = list.block_index.strides[0];
+  if (list.block_full.defined()) {
+    args_.block_full = static_cast<const unsigned char*>(list.block_full.data);
+    args_.full_stride = list.block_full.strides[0];
+  }
+  args_.function = problem_.mask_function.defined();
+  args_.pairs = static_cast<int>(
+      std::min<std::int64_t>(list.block_index.sizes[0], std::numeric_limits<int>::max()));
+  args_.shift_q = log2_of(list.block_q);
+  args_.shift_k = log2_of(list.block_k);
+  args_.query_blocks = static_cast<int>(ceil_div(problem_.seq_q, list.block_q));
+  args_.key_blocks = static_cast<int>(ceil_div(problem_.seq_k, list.block_k));
+  args_.block_words = static_cast<int>(ceil_div(args_.key_blocks, 32));
+}
+
 void TileListsMaker::add_order_memory(std::vector<MemoryPart>& items) const {
   items.push_back(memory_part("order of rows", Role::workspace, DType::int32,
                               {order_.entries + tile::kListClasses}));
@@ -173,8 +190,9 @@ void TileListsMaker::take_order(WorkspaceCutter& workspace) {
 }
 
 void TileListsMaker::order(void* stream) const {
-  launch(host::load_config(config_, device_, [](const Config&) { return order_unit(); }),
-         host::following(1, device_), stream, order_);
+  const int device = problem_.device.index;
+  launch(host::load_config(config_, device, [](const Config&) { return order_unit(); }),
+         host::following(1, device), stream, order_);
 }
 
 void TileListsMaker::add_transposed_memory(std::vector<MemoryPart>& items) const {
@@ -202,8 +220,9 @@ tile::TileLists TileListsMaker::transposed() const {
 }
 
 void TileListsMaker::transpose(void* stream) const {
-  launch(host::load_config(config_, device_, [](const Config&) { return transpose_unit(); }),
-         host::following(transpose_blocks(), device_), stream, transpose_);
+  const int device = problem_.device.index;
+  launch(host::load_config(config_, device, [](const Config&) { return transpose_unit(); }),
+         host::following(transpose_blocks(), device), stream, transpose_);
 }
 
 std::int64_t TileListsMaker::bit_words() const { return lists_ * args_.rows * 2 * args_.words; }
@@ -246,7 +265,13 @@ tile::TileLists TileListsMaker::lists() const {
 }
 
 void TileListsMaker::make(void* stream) const {
-  launch(host::load_config(config_, device_, unit), {.x = blocks()}, stream, args_);
+  if (problem_.block_list.defined()) {
+    const int device = problem_.device.index;
+    launch(host::load_config(config_, device, unit), {.x = blocks()}, stream, args_);
+  } else {
+    const auto map = mask_map_config(config_.tile_q, config_.tile_k, args_.words);
+    launch_mask_map(problem_, map, args_, blocks(), stream);
+  }
 }
 
 }  // namespace tilewise::cuda

@@ -12,6 +12,9 @@
 
 namespace tilewise::cuda {
 
+/// True where kernels of tiles have a list: the caller's, or what a mask function leaves.
+bool has_tile_lists(const Problem& problem);
+
 /// Why a list's blocks do not go with tiles on a machine with `shared_kib` of shared memory for a
 /// block; empty when they do.
 std::string tile_lists_refusal(const Problem& problem, std::int64_t shared_kib = 128);
@@ -23,7 +26,7 @@ tile::Lists tile_lists_kind(const Problem& problem, int tile_q, int tile_k);
 /// block_index alone.
 double listed_pairs(const Problem& problem);
 
-/// The rows of tiles of a problem's list.
+/// The rows of tiles of a problem's list, or of its mask function. The problem outlives it.
 class TileListsMaker {
  public:
   /// `kind`: parts also where blocks are whole tiles keeps their bits. `rows_of_tile`: rows of
@@ -38,7 +41,8 @@ class TileListsMaker {
   const tile_lists::Config& config() const { return config_; }
   std::int64_t blocks() const { return lists_ * args_.rows; }  ///< of the grid
   tile::TileLists lists() const;
-  /// Starts tile_lists. The next kernel may start before it ends and waits by wait_for_previous().
+  /// Starts tile_lists, or mask_map. The next kernel may start before it ends and waits by
+  /// wait_for_previous().
   void make(void* stream) const;
 
   // The order of rows, longest first.
@@ -58,6 +62,7 @@ class TileListsMaker {
   void transpose(void* stream) const;
 
  private:
+  const Problem& problem_;
   tile_lists::Config config_;
   tile_lists::Args args_;
   tile_lists::TransposeArgs transpose_;
@@ -65,8 +70,8 @@ class TileListsMaker {
   std::int64_t lists_ = 1;
   int list_b_ = 0, list_h_ = 0;
   int sharing_ = 1, heads_ = 1;
-  int device_ = 0;
 
+  void take_list();
   std::int64_t bit_words() const;
   std::int64_t listed_words() const;
 };

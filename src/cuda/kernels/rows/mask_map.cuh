@@ -1,0 +1,149 @@
+/// mask_map: from a mask function to rows of tiles, each a bit: seen whole, seen through the mask,
+/// or not at all. See rows/README.md.
+///
+/// One block takes one row of tiles of one list, each warp one tile after another. What a tile's
+/// rows and columns have is known by its smallest and largest value; what the mask can be between
+/// these often decides. Where it does not the warp asks pair by pair, until one is seen and one
+/// hidden.
+#pragma once
+
+#include "cuda/kernels/rows/mask_map_args.h"
+#include "cuda/tile/copy.cuh"
+#include "cuda/tile/expression_ranges.cuh"
+
+namespace tilewise::mask_map {
+
+using namespace tile;
+
+template <Config kConfig>
+struct Row {
+  using Function = MaskFunction<kConfig.expressions.mask>;
+  using Ranges = MaskRanges<kConfig.expressions.mask>;
+  static constexpr int kColumns = kConfig.tile_k / 32;  ///< of a lane
+  const Args& args;
+  const Captures& captures;
+  const int lane;
+  int first_query, last_query;
+  int keys, low, high;
+  Place place;
+  typename Function::Uniform uniform;
+  typename Ranges::Row rows;
+
+  __forceinline__ Row(const Args& a, const Captures& t, int list, int row, int lane_)
+      : args(a), captures(t), lane(lane_) {
+    const int batch = list / args.list_heads;
+    first_query = row * kConfig.tile_q;
+    last_query = min(first_query + kConfig.tile_q, args.seq_q) - 1;
+    keys = args.seq_k;
+    low = args.low;
+    high = args.high;
+    if (args.key_lengths != nullptr) {
+      keys = min(max(args.key_lengths[batch * args.key_lengths_b], 0), args.seq_k);
+      low += keys - args.seq_q;
+      high = min(high + keys - args.seq_q, args.top);
+    }
+    place = {batch, list - batch * args.list_heads, args.seq_q, keys};
+    if (keys == 0) return;  // functions are asked for pairs alone
+    uniform = Function::uniform(place, captures);
+    rows = Ranges::Row::of(row_part(lane));
+#pragma unroll
+    for (int more = 32; more < kConfig.tile_q; more += 32)
+      rows.join(Ranges::Row::of(row_part(more + lane)));
+    rows.gather(lane);
+  }
+
+  /// Beyond the last query the last one counts again.
+  __forceinline__ int query_at(int row) const { return min(first_query + row, last_query); }
+  __forceinline__ typename Function::Row row_part(int row) const {
+    return Function::row(place, uniform, query_at(row), captures);
+  }
+
+  /// Whether tile `c` is seen at all, and whether without the mask. For all lanes.
+  __forceinline__ void look_at(int c, bool& seen, bool& whole) const {
+    const int first_key = c * kConfig.tile_k, end_key = first_key + kConfig.tile_k;
+    seen = whole = false;
+    if (first_key >= keys || last_query + high <= first_key ||
+        first_query + low >= min(end_key, keys))
+      return;
+    const int last_key = min(end_key, keys) - 1;
+    const bool uncut = first_query + high > last_key && last_query + low <= first_key;
+    typename Function::Column columns[kColumns];
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n)
+      columns[n] = Function::column(place, uniform, key_at(first_key, n, last_key), captures);
+    typename Ranges::Column of_columns = Ranges::Column::of(columns[0]);
+#pragma unroll
+    for (int n = 1; n < kColumns; ++n) of_columns.join(Ranges::Column::of(columns[n]));
+    of_columns.gather(lane);
+    const auto can_be = Ranges::over(place, uniform, rows, of_columns, {first_query, last_query},
+                                     {first_key, last_key}, captures);
+    if (can_be.never()) return;
+    seen = can_be.always();
+    whole = seen && uncut;
+    if (!seen) ask_pairs(columns, first_key, last_key, seen, whole);
+    whole = whole && end_key <= keys;
+  }
+
+ private:
+  __forceinline__ int key_at(int first_key, int n, int last_key) const {
+    return min(first_key + 32 * n + lane, last_key);
+  }
+
+  __forceinline__ void ask_pairs(const typename Function::Column (&columns)[kColumns],
+                                 int first_key, int last_key, bool& seen, bool& whole) const {
+    // Rows that lie apart first: what differs in a tile most often differs between them.
+    constexpr int kApart = 37;
+    bool some_seen = false, some_hidden = false;
+#pragma unroll 1
+    for (int n = 0, row = 0; n < kConfig.tile_q; ++n, row = (row + kApart) % kConfig.tile_q) {
+      const int i = query_at(row);
+      const typename Function::Row part = row_part(row);
+      bool sees = false, hides = false;
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) {
+        const int j = key_at(first_key, column, last_key), d = i - j;
+        const typename Function::Diagonal diagonal =
+            Function::diagonal(place, uniform, d, static_cast<float>(d), captures);
+        const bool visible =
+            Function::value(place, uniform, part, columns[column], diagonal, i, j, captures) &&
+            i + low <= j && j < i + high;
+        sees |= visible;
+        hides |= !visible;
+      }
+      some_seen |= __any_sync(~0U, sees);
+      some_hidden |= __any_sync(~0U, hides);
+      if (some_seen && some_hidden) break;
+    }
+    seen = some_seen;
+    whole = !some_hidden;
+  }
+};
+
+template <Config kConfig>
+__forceinline__ void kernel(const Expressed<Args>& expressed) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const Args& args = expressed.args;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  const int list = static_cast<int>(blockIdx.x) / args.rows;
+  const int of_list = static_cast<int>(blockIdx.x) - list * args.rows;
+  unsigned* counts = reinterpret_cast<unsigned*>(memory);
+  unsigned* row_bits = counts + tile_lists::kCountWords;
+  let_next_start();
+  for (int i = thread; i < tile_lists::kCountWords + 2 * args.words; i += kThreads) counts[i] = 0;
+  __syncthreads();  // all bits are 0
+  const Row<kConfig> row(args, expressed.captures, list, of_list, lane);
+  for (int c = thread / 32; c < 32 * args.words; c += kThreads / 32) {
+    bool seen, whole;
+    row.look_at(c, seen, whole);
+    if (!seen || lane != 0) continue;
+    atomicOr(row_bits + (whole ? 0 : args.words) + c / 32, 1U << (c % 32));
+    atomicAdd(counts + (whole ? 0 : 1), 1U);
+  }
+  __syncthreads();  // all tiles have been looked at
+  const i64 at = static_cast<i64>(list) * args.rows + of_list;
+  for (int i = thread; i < 2 * args.words; i += kThreads)
+    args.bits[at * 2 * args.words + i] = row_bits[i];
+  if (thread < 2) args.counts[at * 2 + thread] = static_cast<int>(counts[thread]);
+}
+
+}  // namespace tilewise::mask_map
