@@ -137,7 +137,8 @@ double predict(const Problem& p, const DecodeChoice& c, double filled, const Har
   const double memory = 1e-6 * pairs * all_keys * bytes_of_key / machine.bandwidth_gbps;
   const double idle = waves > 1.0 ? kIdle * (waves * slots / items - 1.0) : 0.0;
   double ms = std::max({(1.0 + idle) * memory, items / slots * longest, longest});
-  ms += kItemMs * std::min(waves, 2.0);
+  // Of two blocks on a multiprocessor one hides what the other starts and ends.
+  ms += kItemMs * (c.config.blocks > 1 ? std::min(waves, 2.0) : waves);
   // Lengths that differ, and waves that are not full, leave some multiprocessors alone at the end.
   if (p.key_lengths.defined() || (waves > 1.0 && items < waves * slots)) ms += kTail * longest;
   ms += host::kKernelMs + kFirstMs;
