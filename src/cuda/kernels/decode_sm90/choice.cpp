@@ -36,8 +36,6 @@ constexpr double kBlockBytes = 32.0 * 1024;
 constexpr double kItemMs = 3.5e-3, kFirstMs = 0.5e-3, kMergeMs = 2.5e-3, kMergedPartMs = 6e-5;
 /// How much of a last item runs alone, and of a wave that is not full is lost.
 constexpr double kTail = 0.3, kIdle = 0.4;
-/// Lengths on the device: the price counts this share of the keys that there is room for.
-constexpr double kFilled = 0.75;
 /// Of K and V together: from here on, rows of 256 bytes and more come by cp.async, which reads them
 /// whole. The copy engine reads panels of 128 bytes, and memory gives 2.5 % less.
 constexpr double kManyBytes = 1.5e9;
@@ -118,11 +116,10 @@ int most_parts(const Problem& p, std::int64_t keys) {
   return end <= begin ? 1 : static_cast<int>(ceil_div(end, keys) - begin / keys);
 }
 
-/// `filled`: the share of its keys that an entry has.
-double predict(const Problem& p, const DecodeChoice& c, double filled, const Hardware& machine) {
+/// Every entry with all its keys.
+double predict(const Problem& p, const DecodeChoice& c, const Hardware& machine) {
   const double slots = static_cast<double>(std::max(1, machine.multiprocessors)) * c.config.blocks;
-  const double all_keys = std::max(
-      1.0, std::min(filled * static_cast<double>(p.seq_k), static_cast<double>(most_keys(p))));
+  const auto all_keys = static_cast<double>(most_keys(p));
   const double parts = std::max(1.0, all_keys / c.keys);
   const auto pairs = static_cast<double>(p.batch * p.heads_k);
   const double items = pairs * c.row_tiles * std::ceil(parts);
@@ -161,7 +158,7 @@ DecodeChoice with_parts(DecodeChoice c, const Problem& p, std::int64_t keys,
                         const Hardware& machine) {
   c.keys = static_cast<int>(round_up(std::min(keys, p.seq_k), kBlockN));
   c.most_parts = most_parts(p, c.keys);
-  c.ms = predict(p, c, 1.0, machine);
+  c.ms = predict(p, c, machine);
   return c;
 }
 
@@ -215,11 +212,9 @@ DecodeChoice decode_with_parts(const Problem& p, std::int64_t keys, const Hardwa
 }
 
 DecodeChoice decode_choose(const Problem& p, const Hardware& machine) {
-  DecodeChoice best = is_decided_alone(p)
-                          ? decode_with_parts(p, best_parts(decisive(p), machine).keys, machine)
-                          : best_parts(p, machine);
-  if (p.key_lengths.defined()) best.ms = predict(p, best, kFilled, machine);
-  return best;
+  if (is_decided_alone(p))
+    return decode_with_parts(p, best_parts(decisive(p), machine).keys, machine);
+  return best_parts(p, machine);
 }
 
 tile::KeyParts decode_key_parts(const Problem& p, int keys) {

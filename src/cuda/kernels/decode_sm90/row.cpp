@@ -1,6 +1,8 @@
 #include "cuda/kernels/decode_sm90/row.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <variant>
 
 #include "cuda/driver/device.h"
@@ -9,6 +11,7 @@
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/decode_sm90/choice.h"
 #include "cuda/kernels/decode_sm90/fill.h"
+#include "cuda/kernels/fwd_sm80/row.h"
 #include "cuda/kernels/fwd_sm90/row.h"
 #include "cuda/kernels/rows/combine.h"
 #include "plan/accounting.h"
@@ -23,21 +26,29 @@ using Role = MemoryItem::Role;
 /// Of a decoding step: the token and a few that were guessed.
 constexpr std::int64_t kFewQueries = 8;
 
-/// The price beside that of flash_fwd_sm90, as an H200 showed (bench/results/h200/serving.json).
-/// With one length side by side, or more queries, that kernel is 1 to 18 us faster. With few
-/// queries and lengths on the device its tiles last as long as the longest entry, which no host
-/// sees: 1.8 to 2.9 times as long on lengths of 1k to 32k, as long as this one on equal lengths.
-double price(const Problem& p, double own_ms, const Hardware& machine) {
-  const Preparation prepared = kFlashForwardSm90.prepare(kFlashForwardSm90, p, machine);
+/// What another row asks for the problem; infinity where it refuses.
+double price_of(const KernelRow& row, const Problem& p, const Hardware& machine) {
+  const Preparation prepared = row.prepare(row, p, machine);
   const auto* other = std::get_if<Prepared>(&prepared);
-  if (other == nullptr) return own_ms;
-  const bool uneven = p.key_lengths.defined() && p.seq_q <= kFewQueries;
-  if (uneven) return std::min(own_ms, 0.95 * other->cost.ms);
-  // It reads K and V for each head then.
-  if (p.alibi_slopes.defined()) return own_ms;
+  return other != nullptr ? other->cost.ms : std::numeric_limits<double>::infinity();
+}
+
+/// The price beside those of the kernels of long rows, as an H200 showed
+/// (bench/results/h200/serving.json). With one length side by side, or more queries, flash_fwd_sm90
+/// is 1 to 18 us faster. With few queries and lengths on the device the tiles of both last as long
+/// as the longest entry, which no host sees: 1.8 to 4 times as long on lengths of 1k to 32k, as
+/// long as here on equal ones.
+double price(const Problem& p, double own_ms, const Hardware& machine) {
+  const double sm90 = price_of(kFlashForwardSm90, p, machine);
+  if (p.key_lengths.defined() && p.seq_q <= kFewQueries) {
+    const double sm80 = price_of(kFlashForwardSm80, p, machine);
+    return std::min(own_ms, 0.95 * std::min(sm90, sm80));
+  }
+  // flash_fwd_sm90 reads K and V for each head where there are slopes.
+  if (std::isinf(sm90) || p.alibi_slopes.defined()) return own_ms;
   // Its price is fitted by 3 us more (plan/fitted_constants.inc).
   constexpr double kBehindMs = 5e-3;
-  return std::max(own_ms, 1.03 * other->cost.ms + kBehindMs);
+  return std::max(own_ms, 1.03 * sm90 + kBehindMs);
 }
 
 Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
