@@ -19,7 +19,7 @@ int main() {
       const cuda::FunctionName sums = {samples::kCaptures + n + 1, 0};
       const std::vector<bool> all(lowered.captures().size(), true);
       if (!lowered.gradient()->terms.empty())
-        std::fputs(cuda::captures_text(*lowered.gradient(), all, sums).c_str(), stdout);
+        std::fputs(cuda::captures_text(*lowered.gradient(), all, n == 2, sums).c_str(), stdout);
     }
     if (mask.defined()) {
       const expression::Program& program = *expression::lower(mask).program();

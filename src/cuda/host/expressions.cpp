@@ -46,13 +46,6 @@ std::string expressions_refusal(const Problem& p) {
     reason = "more than " + std::to_string(tile::Captures::kMost) +
              " captured tensors are not supported by this kernel";
   }
-  const bool sums = std::any_of(p.dcaptures.begin(), p.dcaptures.end(),
-                                [](const Tensor& t) { return t.defined(); });
-  if (reason.empty() && sums && p.deterministic) {
-    reason =
-        "the gradient of a captured tensor, summed in any order, is not supported by this kernel "
-        "where deterministic is asked for";
-  }
   if (reason.empty() && p.score_function.defined() && p.dbias.defined()) {
     reason = "the gradient of a bias beside a score function is not supported by this kernel";
   }

@@ -1,7 +1,6 @@
 #include "cuda/kernels/bwd_sm80/captures.h"
 
 #include <algorithm>
-#include <span>
 #include <string>
 
 #include "cuda/driver/memory.h"
@@ -12,6 +11,7 @@
 #include "cuda/kernels/bwd_sm80/capture_store_args.h"
 #include "cuda/kernels/bwd_sm80/row.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
+#include "cuda/tile/exact_sum_args.h"
 #include "problem/blocks.h"
 
 namespace tilewise::cuda {
@@ -23,6 +23,11 @@ std::vector<bool> wanted(const Problem& p) {
   std::vector<bool> which;
   for (const Tensor& t : p.dcaptures) which.push_back(t.defined());
   return which;
+}
+
+/// With `deterministic` sums are exact, and their order does not show.
+std::int64_t floats_of_sum(const Problem& p) {
+  return p.deterministic ? tile::ExactSum::kFloats : 1;
 }
 
 Type type_of(DType dtype) {
@@ -41,11 +46,12 @@ Type type_of(DType dtype) {
 KernelUnit store_unit(const bwd_capture_store::Config& c) {
   return {.stem = "bwd_capture_store",
           .file = "bwd_sm80/capture_store",
-          .config = ".type = static_cast<Type>(" + std::to_string(static_cast<int>(c.type)) + ")",
+          .config = ".type = static_cast<Type>(" + std::to_string(static_cast<int>(c.type)) + ")" +
+                    (c.exact ? flag_text("exact", true) : ""),
           .threads = bwd_capture_store::kThreads};
 }
 
-void store(const float* sums, const Tensor& to, int device, void* stream) {
+void store(const float* sums, bool exact, const Tensor& to, int device, void* stream) {
   bwd_capture_store::Args args;
   args.sums = sums;
   args.to = to.data;
@@ -57,7 +63,7 @@ void store(const float* sums, const Tensor& to, int device, void* stream) {
   // Axes that a tensor of lower rank lacks come first.
   std::rotate(args.sizes, args.sizes + to.rank, args.sizes + 4);
   std::rotate(args.strides, args.strides + to.rank, args.strides + 4);
-  const Kernel kernel = load(store_unit({type_of(to.dtype)}), device);
+  const Kernel kernel = load(store_unit({type_of(to.dtype), exact}), device);
   launch(kernel, {.x = ceil_div(args.elements, bwd_capture_store::kThreads)}, stream, args);
 }
 
@@ -72,15 +78,14 @@ KernelUnit captures_unit(const bwd_sm80::Config& config, int min_blocks, const P
   KernelUnit made = bwd_tiles::query_unit(config, min_blocks);
   made.stem = "bwd_captures_sm80";
   made.file = "bwd_sm80/captures";
-  return with_functions(std::move(made), p, captures_text(*p.score_gradient, wanted(p)));
+  return with_functions(std::move(made), p, captures_text(*p.score_gradient, wanted(p), p.deterministic));
 }
 
 void add_capture_memory(const Problem& p, std::vector<MemoryPart>& items) {
   for (const Tensor& t : p.dcaptures) {
     if (!t.defined()) continue;
-    items.push_back(memory_part(
-        "gradient of a captured tensor", MemoryItem::Role::workspace, DType::float32,
-        std::span<const std::int64_t>(t.sizes.data(), static_cast<std::size_t>(t.rank))));
+    items.push_back(memory_part("gradient of a captured tensor", MemoryItem::Role::workspace,
+                                DType::float32, {t.numel(), floats_of_sum(p)}));
   }
 }
 
@@ -89,13 +94,14 @@ void capture_gradients(const Problem& p, const bwd_sm80::Args& pass, const bwd_s
   if (!wants_captures(p)) return;
   bwd_sm80::Args args = pass;
   tile::Captures captures = captures_of(p);
-  std::string key = expressions_key(p);
+  std::string key = expressions_key(p) + (p.deterministic ? "exact" : "");
   for (std::size_t n = 0; n < p.dcaptures.size(); ++n) {
     const Tensor& t = p.dcaptures[n];
     key += t.defined() ? '1' : '0';
     if (!t.defined()) continue;
-    captures.at[n].gradient = workspace.take<float>(t.numel());
-    fill_bytes(captures.at[n].gradient, 0, t.numel() * 4, p.device.index, stream);
+    const std::int64_t floats = t.numel() * floats_of_sum(p);
+    captures.at[n].gradient = workspace.take<float>(floats);
+    fill_bytes(captures.at[n].gradient, 0, floats * 4, p.device.index, stream);
   }
   const std::int64_t heads = p.stored_batch() * p.heads_q;
   const std::int64_t blocks = host::query_blocks(p, config.block_m);
@@ -118,7 +124,7 @@ void capture_gradients(const Problem& p, const bwd_sm80::Args& pass, const bwd_s
   }
   for (std::size_t n = 0; n < p.dcaptures.size(); ++n) {
     if (p.dcaptures[n].defined() && p.dcaptures[n].numel() > 0)
-      store(captures.at[n].gradient, p.dcaptures[n], p.device.index, stream);
+      store(captures.at[n].gradient, p.deterministic, p.dcaptures[n], p.device.index, stream);
   }
 }
 

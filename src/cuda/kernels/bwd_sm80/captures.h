@@ -15,7 +15,7 @@ bool wants_captures(const Problem& problem);
 /// The unit of a config of bwd_dq_sm80 with the problem's functions.
 KernelUnit captures_unit(const bwd_sm80::Config& config, int min_blocks, const Problem& problem);
 
-/// The sums, float32.
+/// The sums, float32 or with `deterministic` tile::ExactSum.
 void add_capture_memory(const Problem& problem, std::vector<MemoryPart>& items);
 
 /// Writes the wanted gradients. `pass` and `config` are those of bwd_dq_sm80 on the same problem,

@@ -277,7 +277,8 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   const bool adds = config.modification == Modification::alibi ||
                     (config.modification == Modification::none && config.expressions.mask == 0 &&
                      (config.expressions.score == 0 || !masked));
-  config.values_first = tile.has(kValuesFirst) && plain && (unmodified || (adds && !config.options.any()));
+  config.values_first =
+      tile.has(kValuesFirst) && plain && (unmodified || (adds && !config.options.any()));
   config.halve_cut = masked && tile.has(kHalveCut) && plain && !config.options.mask &&
                      (unmodified || (config.modification == Modification::softcap &&
                                      config.mask == Mask::right && !config.expressions.any()));
