@@ -50,7 +50,8 @@ int main() {
   __int128 whole = 0;  // in units of 2^-40
   for (int n = 0; n < 20000; ++n) {
     const int exponent = static_cast<int>(random() % 60) - 40;
-    const float x = std::ldexp(static_cast<float>(static_cast<int>(random() % 4096) - 2048), exponent);
+    const float x =
+        std::ldexp(static_cast<float>(static_cast<int>(random() % 4096) - 2048), exponent);
     numbers.push_back(x);
     whole += static_cast<__int128>(std::ldexp(static_cast<double>(x), 40));
   }

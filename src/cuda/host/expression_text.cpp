@@ -89,18 +89,19 @@ std::string captures_text(const expression::Gradient& gradient, const std::vecto
   const bool by_keys = (depends & expression::kKey) != 0 &&
                        (depends & (expression::kQuery | expression::kDiagonal)) == 0;
   std::string adds;
-  for (std::size_t n = 0; n < terms.size(); ++n) adds += sums.term(terms[n], static_cast<int>(n), floats);
+  for (std::size_t n = 0; n < terms.size(); ++n)
+    adds += sums.term(terms[n], static_cast<int>(n), floats);
   const std::string tail = ", float x, const Captures& t";
-  return all.text(
-      "Score", "  static constexpr int kTerms = " + std::to_string(terms.size()) +
-                   ";\n  static constexpr bool kByKeys = " + (by_keys ? "true" : "false") +
-                   ";\n  static constexpr bool kExact = " + (exact ? "true" : "false") + ";\n" +
-                   function.pair_function(std::string("float value(") + kSides + tail + ")",
-                                          returned(function.value(program.result, Part::pair))) +
-                   "  template <class Sum>\n" +
-                   sums.pair_function(std::string("void terms(") + kSides + tail +
-                                          ", float g, Sum (&sums)[kTerms])",
-                                      adds));
+  return all.text("Score",
+                  "  static constexpr int kTerms = " + std::to_string(terms.size()) +
+                      ";\n  static constexpr bool kByKeys = " + (by_keys ? "true" : "false") +
+                      ";\n  static constexpr bool kExact = " + (exact ? "true" : "false") + ";\n" +
+                      function.pair_function(std::string("float value(") + kSides + tail + ")",
+                                             returned(function.value(program.result, Part::pair))) +
+                      "  template <class Sum>\n" +
+                      sums.pair_function(std::string("void terms(") + kSides + tail +
+                                             ", float g, Sum (&sums)[kTerms])",
+                                         adds));
 }
 
 std::string mask_text(const Program& program, const FunctionName& name) {

@@ -1,8 +1,8 @@
 /// Sums of float32 numbers in integers: exact, and so the same in any order.
 ///
 /// A number is an integer of 24 bits times a power of two. Shifted to the next multiple of 32 bits
-/// it has 55, of which the low 32 go to one word and the others to the next. A word holds the sum of
-/// 2^31 numbers.
+/// it has 55, of which the low 32 go to one word and the others to the next. A word holds the sum
+/// of 2^31 numbers.
 #pragma once
 
 #include "cuda/tile/exact_sum_args.h"
@@ -25,8 +25,7 @@ __forceinline__ void add_exactly(u64* words, float x) {
   }
   // Subnormal numbers have the exponent of the least normal one.
   const int from = max(exponent, 1) - 150 - ExactSum::kLowest;
-  const u64 size = static_cast<u64>(exponent == 0 ? fraction : fraction | 0x800000U)
-                   << (from % 32);
+  const u64 size = static_cast<u64>(exponent == 0 ? fraction : fraction | 0x800000U) << (from % 32);
   const u64 low = size & 0xffffffffULL, high = size >> 32;
   u64* const word = words + from / 32;
   if (low != 0) atomicAdd(word, negative ? 0 - low : low);
@@ -36,9 +35,8 @@ __forceinline__ void add_exactly(u64* words, float x) {
 /// The sum. The same bits for the same numbers.
 __forceinline__ double exact_sum(const u64* words) {
   const u64 flags = words[ExactSum::kBins];
-  if ((flags & ExactSum::kNan) != 0 ||
-      (flags & (ExactSum::kPositive | ExactSum::kNegative)) ==
-          (ExactSum::kPositive | ExactSum::kNegative))
+  if ((flags & ExactSum::kNan) != 0 || (flags & (ExactSum::kPositive | ExactSum::kNegative)) ==
+                                           (ExactSum::kPositive | ExactSum::kNegative))
     return static_cast<double>(not_a_number());
   if ((flags & ExactSum::kPositive) != 0) return static_cast<double>(infinity());
   if ((flags & ExactSum::kNegative) != 0) return static_cast<double>(-infinity());

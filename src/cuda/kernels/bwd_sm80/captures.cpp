@@ -78,7 +78,8 @@ KernelUnit captures_unit(const bwd_sm80::Config& config, int min_blocks, const P
   KernelUnit made = bwd_tiles::query_unit(config, min_blocks);
   made.stem = "bwd_captures_sm80";
   made.file = "bwd_sm80/captures";
-  return with_functions(std::move(made), p, captures_text(*p.score_gradient, wanted(p), p.deterministic));
+  return with_functions(std::move(made), p,
+                        captures_text(*p.score_gradient, wanted(p), p.deterministic));
 }
 
 void add_capture_memory(const Problem& p, std::vector<MemoryPart>& items) {
