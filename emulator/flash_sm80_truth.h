@@ -44,7 +44,7 @@ struct Shape {
   bool pairs = false;   ///< a bias, a bool mask and sinks
   bool biased = true;   ///< with pairs: the bias too
   bool alike = false;   ///< pairs of all queries
-  float shift = 0.0F;   ///< with pairs: not 0: the bias of all of them, without sinks
+  float shift = 0.0F;   ///< with pairs: not 0: the bias of all of them; a huge one has no sinks
   int first = 0;        ///< element of the storage of bias and mask
   double dropout = 0.0;
   int first_pair = 0;  ///< b * Hq, for dropout
@@ -56,8 +56,12 @@ struct Shape {
 };
 
 /// Sinks, and bias and mask of a pair, alike in all heads.
-constexpr float kSinks[] = {0.5F, -1.0F};
-const float* sinks_of(const Shape& s) { return s.pairs && s.shift == 0.0F ? kSinks : nullptr; }
+const float* sinks_of(const Shape& s) {
+  static float sinks[2];
+  if (!s.pairs || std::fabs(s.shift) > 1e6F) return nullptr;
+  sinks[0] = s.shift + 0.5F, sinks[1] = s.shift - 1.0F;
+  return sinks;
+}
 float bias_at(const Shape& s, int i, int j) {
   if (s.alike) i = 0;
   if (s.shift != 0.0F) return s.shift;
@@ -119,9 +123,9 @@ void add_row(const Shape& s, int h, int i, Truth& t) {
   }
   double m = p.empty() ? 0.0 : *std::max_element(p.begin(), p.end());
   const bool sinks = sinks_of(s) != nullptr;
-  if (sinks) m = std::max(m, static_cast<double>(kSinks[h]));
+  if (sinks) m = std::max(m, static_cast<double>(sinks_of(s)[h]));
   if (std::isinf(m)) m = 0.0;  // nothing is visible
-  double l = sinks ? std::exp(static_cast<double>(kSinks[h]) - m) : 0.0;
+  double l = sinks ? std::exp(static_cast<double>(sinks_of(s)[h]) - m) : 0.0;
   for (double& x : p) l += x = std::exp(x - m);
   t.lse[row] = m + std::log(l);
   const DropoutMask drops = s.drops();
@@ -134,7 +138,7 @@ void add_row(const Shape& s, int h, int i, Truth& t) {
     }
   }
   const double delta = dot(t.d_o, row, t.o, row);
-  if (sinks) t.dsinks[h] -= std::exp(static_cast<double>(kSinks[h]) - t.lse[row]) * delta;
+  if (sinks) t.dsinks[h] -= std::exp(static_cast<double>(sinks_of(s)[h]) - t.lse[row]) * delta;
   for (int j = 0; j < visible; ++j) {
     const double dx = p[j] * (z[j] * dot(t.d_o, row, t.v, keys + j) - delta),
                  ds = p[j] == 0.0 ? 0.0 : dx * slopes[j] * s.scale;

@@ -46,7 +46,14 @@ constexpr Config tile64(int warpgroups, Mask mask) {
   c.values_first = warpgroups > 1;
   return c;
 }
-constexpr Config modified(Config c, Modification modification) {
+/// Without the scores of two tiles in registers.
+constexpr Config in_turn(Config c) {
+  c.ping_pong = c.ping_pong || c.ahead;
+  c.ahead = false;
+  return c;
+}
+constexpr Config modified(Config of, Modification modification) {
+  Config c = in_turn(of);
   c.modification = modification;
   c.values_first = c.values_first && modification == Modification::alibi;
   c.from_diagonal =
@@ -113,7 +120,8 @@ constexpr Config halved(Config c) {
   if (c.mask == Mask::both) c.q_buffers = 2;
   return c;
 }
-constexpr Config with_sample(Config c, int sample) {
+constexpr Config with_sample(Config of, int sample) {
+  Config c = in_turn(of);
   c.expressions = samples::expressions_of(sample, false);
   const bool masked = c.mask != Mask::none, listed = c.lists != Lists::none;
   c.values_first = c.values_first && !masked && c.expressions.mask == 0;
@@ -122,7 +130,8 @@ constexpr Config with_sample(Config c, int sample) {
   return c;
 }
 
-constexpr Config optioned(Config c, bool sinks, bool mask) {
+constexpr Config optioned(Config of, bool sinks, bool mask) {
+  Config c = mask ? in_turn(of) : of;
   c.options = {.sinks = sinks, .mask = mask};
   c.trust_maxima = c.trust_maxima && !(mask && c.modification == Modification::softcap);
   return c;
@@ -172,7 +181,8 @@ constexpr Config listed(int dim, int block_n, Lists lists, Mask mask) {
   c.value_stages = dim > 128 ? 2 : c.stages;
   c.own_o = dim <= 64 || (dim <= 128 && !apart);
   c.lazy_rescale = dim != 128;
-  c.ping_pong = !apart;
+  c.ahead = !apart && dim == 64;
+  c.ping_pong = !apart && !c.ahead;
   c.trust_maxima = c.dynamic = true;
   c.skip_blocks = false;
   c.mask = mask;

@@ -49,6 +49,13 @@ int measure_cells(const Grid& grid, const std::string& output,
   catch_interrupts();
   std::size_t finished = 0;
   bool stopped = false;
+  const auto say_how_far = [&] {
+    complain(fmt::format("interrupted: {} of {} cells were measured", finished, grid.cells.size()));
+  };
+  set_last_words([&] {
+    write_output(output, report());
+    say_how_far();
+  });
   {
     Progress progress(grid.cells.size());
     for (const Cell& cell : grid.cells) {
@@ -61,6 +68,7 @@ int measure_cells(const Grid& grid, const std::string& output,
         break;
       } catch (...) {
         progress.clear();
+        set_last_words({});
         if (finished > 0) write_output(output, report());
         throw;
       }
@@ -68,10 +76,10 @@ int measure_cells(const Grid& grid, const std::string& output,
       ++finished;
     }
   }
+  set_last_words({});
   write_output(output, report());
   if (!stopped) return kDone;
-  fmt::print(stderr, "tilewise: interrupted: {} of {} cells were measured\n", finished,
-             grid.cells.size());
+  say_how_far();
   return kInterrupted;
 }
 
@@ -102,13 +110,13 @@ int time_passes(const Grid& grid, const CellRunner::Options& options, const Benc
     return row.status == Status::unsupported;
   });
   if (none) {
-    fmt::print(stderr, "tilewise: no row ran: {}\n", rows.front().reason);
+    complain(fmt::format("no row ran: {}", rows.front().reason));
     return kUnsupported;
   }
   bool passed = true;
   for (const Measurement& row : rows) {
     if (!row.failed_check) continue;
-    fmt::print(stderr, "tilewise: {}\n", row.reason);
+    complain(row.reason);
     passed = false;
   }
   return passed ? kDone : kCheckFailed;

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "cli/bench/scaling_report.h"
+#include "cli/bench/verdict.h"
 #include "cli/machine/environment_report.h"
 #include "cli/shell/args.h"
 
@@ -231,7 +232,7 @@ std::string bench_report(const std::vector<Measurement>& rows, View view, Format
   std::string out;
   if (view == View::cells) out = markdown_cells(rows);
   if (view == View::seed) out = seed_table(rows).markdown();
-  if (view == View::compare) out = compare_table(rows).markdown();
+  if (view == View::compare) out = compare_table(rows).markdown() + verdicts(rows);
   if (view == View::scaling) out = scaling_markdown(rows);
   return fmt::format("{}{}\n{}\n", out, notes(rows), environment_line(environment));
 }

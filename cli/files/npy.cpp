@@ -32,7 +32,10 @@ constexpr std::array kTypeCodes = {
     TypeCode{DType::int64, "i8"},
 };
 
-DType parse_descr(std::string_view file, std::string_view descr) {
+/// ml_dtypes writes bfloat16 as two bytes of no type.
+constexpr std::string_view kTwoBytes = "V2";
+
+DType parse_descr(std::string_view file, std::string_view descr, TwoBytes two_bytes) {
   if (descr.starts_with('>')) {
     throw FileError(file, fmt::format("is big-endian (type {}); only little-endian files are read",
                                       in_quotes(descr)));
@@ -40,6 +43,13 @@ DType parse_descr(std::string_view file, std::string_view descr) {
   if (descr.starts_with('<') || descr.starts_with('|')) {
     for (const TypeCode& type : kTypeCodes) {
       if (descr.substr(1) == type.code) return type.dtype;
+    }
+    if (descr.substr(1) == kTwoBytes) {
+      if (two_bytes == TwoBytes::bfloat16) return DType::bfloat16;
+      throw FileError(file,
+                      fmt::format("has elements of two bytes without a type ({}), as ml_dtypes "
+                                  "writes bfloat16: --dtype bf16 reads them as such",
+                                  in_quotes(descr)));
     }
   }
   throw FileError(file, fmt::format("has elements of type {}; float16, float32, float64, bool, "
@@ -57,7 +67,8 @@ struct Header {
 /// 'shape' (a tuple of whole numbers), each once, in any order.
 class HeaderParser {
  public:
-  HeaderParser(std::string_view file, std::string_view text) : file_(file), rest_(text) {}
+  HeaderParser(std::string_view file, std::string_view text, TwoBytes two_bytes)
+      : file_(file), rest_(text), two_bytes_(two_bytes) {}
 
   Header parse() {
     Header header;
@@ -67,7 +78,7 @@ class HeaderParser {
       const std::string_view key = string();
       expect(':');
       if (key == "descr" && !std::exchange(descr, true)) {
-        header.dtype = parse_descr(file_, string());
+        header.dtype = parse_descr(file_, string(), two_bytes_);
       } else if (key == "fortran_order" && !std::exchange(order, true)) {
         header.fortran_order = boolean();
       } else if (key == "shape" && !std::exchange(shape, true)) {
@@ -158,6 +169,7 @@ class HeaderParser {
 
   std::string_view file_;
   std::string_view rest_;
+  TwoBytes two_bytes_;
 };
 
 /// Elements from Fortran order (the first axis moves fastest) into C order (the last one does).
@@ -209,10 +221,10 @@ std::pair<std::uint64_t, std::uint64_t> find_header(Source& source) {
 
 }  // namespace
 
-Array read_npy(Source& source) {
+Array read_npy(Source& source, TwoBytes two_bytes) {
   const auto [begin, header_bytes] = find_header(source);
   const std::string text = source.read_text(begin, header_bytes);
-  Header header = HeaderParser(source.name(), text).parse();
+  Header header = HeaderParser(source.name(), text, two_bytes).parse();
 
   const std::uint64_t data_begin = begin + header_bytes;
   const std::uint64_t there = source.size() - data_begin;
@@ -235,22 +247,20 @@ Array read_npy(Source& source) {
   return array;
 }
 
-Array load_npy(const std::filesystem::path& path) {
+Array load_npy(const std::filesystem::path& path, TwoBytes two_bytes) {
   FileSource source(path);
-  return read_npy(source);
+  return read_npy(source, two_bytes);
 }
 
-std::string npy_header(std::string_view file, const Array& array) {
+std::string npy_header(const Array& array) {
   assert(array_bytes(array.dtype, array.shape) == static_cast<std::int64_t>(array.bytes.size()));
   std::string descr;
   for (const TypeCode& type : kTypeCodes) {
     if (type.dtype != array.dtype) continue;
     descr = fmt::format("{}{}", dtype_bytes(type.dtype) == 1 ? '|' : '<', type.code);
   }
-  if (descr.empty()) {
-    throw FileError(file, fmt::format("an .npy file cannot hold {}; a .safetensors file can",
-                                      dtype_name(array.dtype)));
-  }
+  if (array.dtype == DType::bfloat16) descr = fmt::format("<{}", kTwoBytes);
+  assert(!descr.empty());
   std::string text = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': {}, }}", descr,
                                  shape_text(array.shape));
   const std::size_t before = kMagic.size() + 4;  // magic, version, length
@@ -264,7 +274,7 @@ std::string npy_header(std::string_view file, const Array& array) {
 }
 
 void save_npy(const std::filesystem::path& path, const Array& array) {
-  const std::string header = npy_header(path.string(), array);
+  const std::string header = npy_header(array);
   const std::array<std::span<const std::byte>, 2> pieces = {std::as_bytes(std::span(header)),
                                                             array.bytes};
   write_file(path, pieces);

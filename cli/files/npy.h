@@ -1,5 +1,6 @@
 /// NumPy's .npy files: one array. Versions 1.0 to 3.0 are read, in C and in Fortran order, of the
 /// types float16, float32, float64, bool, int32, int64 and uint8, little-endian; 1.0 is written.
+/// NumPy has no name for bfloat16: ml_dtypes writes it as two bytes without a type, and so do we.
 #pragma once
 
 #include <filesystem>
@@ -9,13 +10,15 @@
 
 namespace tilewise::files {
 
-/// Reads an array, in C order whatever the file's. Throws FileError, naming what is wrong.
-Array read_npy(Source& source);
-Array load_npy(const std::filesystem::path& path);
+/// What elements of two bytes without a type are: refused, or bfloat16.
+enum class TwoBytes : bool { unknown, bfloat16 };
 
-/// What a file of the array begins with, up to its first element. Throws FileError, naming `file`,
-/// for bfloat16, which NumPy has no name for.
-std::string npy_header(std::string_view file, const Array& array);
+/// Reads an array, in C order whatever the file's. Throws FileError, naming what is wrong.
+Array read_npy(Source& source, TwoBytes two_bytes = TwoBytes::unknown);
+Array load_npy(const std::filesystem::path& path, TwoBytes two_bytes = TwoBytes::unknown);
+
+/// What a file of the array begins with, up to its first element.
+std::string npy_header(const Array& array);
 /// Writes the array, whole or not at all.
 void save_npy(const std::filesystem::path& path, const Array& array);
 

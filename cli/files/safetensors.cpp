@@ -6,6 +6,7 @@
 #include <cassert>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "cli/files/error.h"
 #include "cli/files/output.h"
@@ -19,14 +20,8 @@ constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // the format's own limi
 constexpr std::size_t kAlignment = 8;                   // of the first tensor
 constexpr std::size_t kLengthBytes = 8;
 
-}  // namespace
-
-const Array* Safetensors::find(std::string_view name) const {
-  const auto found = std::ranges::find(tensors, name, &NamedArray::name);
-  return found == tensors.end() ? nullptr : &found->array;
-}
-
-Safetensors read_safetensors(Source& source) {
+/// The header, and where what it tells of begins.
+std::pair<SafetensorsHeader, std::uint64_t> read_header(Source& source) {
   if (source.size() < kLengthBytes) {
     throw FileError(source.name(), "is too short for a .safetensors file");
   }
@@ -41,13 +36,28 @@ Safetensors read_safetensors(Source& source) {
                     header_bytes, most));
   }
   const std::uint64_t body_begin = kLengthBytes + header_bytes;
-  SafetensorsHeader header = parse_safetensors_header(
-      source.name(), source.read_text(kLengthBytes, header_bytes), source.size() - body_begin);
+  return {parse_safetensors_header(source.name(), source.read_text(kLengthBytes, header_bytes),
+                                   source.size() - body_begin),
+          body_begin};
+}
 
+}  // namespace
+
+const Array* Safetensors::find(std::string_view name) const {
+  const auto found = std::ranges::find(tensors, name, &NamedArray::name);
+  return found == tensors.end() ? nullptr : &found->array;
+}
+
+Safetensors read_safetensors(Source& source) {
+  auto [header, body_begin] = read_header(source);
   Safetensors content;
   content.metadata = std::move(header.metadata);
   content.tensors.reserve(header.entries.size());
   for (SafetensorsEntry& entry : header.entries) {
+    if (!entry.unread_type.empty()) {
+      content.unread.emplace(std::move(entry.name), std::move(entry.unread_type));
+      continue;
+    }
     Array array = make_array(source.name(), entry.dtype, std::move(entry.shape));
     source.read(body_begin + entry.begin, array.bytes);
     check_bools(fmt::format("{}: tensor {}", source.name(), in_quotes(entry.name)), array);
@@ -59,6 +69,15 @@ Safetensors read_safetensors(Source& source) {
 Safetensors load_safetensors(const std::filesystem::path& path) {
   FileSource source(path);
   return read_safetensors(source);
+}
+
+std::vector<std::string> names_in_safetensors(const std::filesystem::path& path) {
+  FileSource source(path);
+  std::vector<std::string> names;
+  for (SafetensorsEntry& entry : read_header(source).first.entries) {
+    names.push_back(std::move(entry.name));
+  }
+  return names;
 }
 
 SafetensorsPieces safetensors_pieces(std::string_view file, const Safetensors& content) {

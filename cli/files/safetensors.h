@@ -1,5 +1,5 @@
 /// .safetensors files: named tensors and text. F64, F32, F16, BF16, BOOL, I32, I64 and U8 are read
-/// and written; a file with a tensor of another type is refused.
+/// and written; tensors of other types are named and left out.
 #pragma once
 
 #include <filesystem>
@@ -22,6 +22,7 @@ struct NamedArray {
 struct Safetensors {
   std::vector<NamedArray> tensors;  ///< in the order in which they lie in the file
   std::map<std::string, std::string> metadata;
+  std::map<std::string, std::string> unread;  ///< tensors of types that are not read: their types
 
   /// The tensor of that name, or null.
   const Array* find(std::string_view name) const;
@@ -31,6 +32,8 @@ struct Safetensors {
 /// Reads all of a file. Throws FileError, naming what is wrong.
 Safetensors read_safetensors(Source& source);
 Safetensors load_safetensors(const std::filesystem::path& path);
+/// The tensors' names alone, those of types that are not read too.
+std::vector<std::string> names_in_safetensors(const std::filesystem::path& path);
 
 /// A file in memory, in pieces that follow one another: the header, then the tensors' own bytes,
 /// those of the widest type first, so that each lies aligned. Throws FileError, naming `file`, if

@@ -19,6 +19,7 @@ struct SafetensorsEntry {
   DType dtype = DType::float32;
   std::vector<std::int64_t> shape;
   std::uint64_t begin = 0, end = 0;  ///< its bytes, counted from the end of the header
+  std::string unread_type;           ///< of a type that is not read: its name; else empty
 };
 
 struct SafetensorsHeader {

@@ -42,14 +42,15 @@ struct Preset {
   const char* kinds;
   const char* seq;
   const char* pass;
+  const char* compute;  ///< on a CUDA device
   std::int64_t batch;
   int warmup, repeat;
   bool longest;  ///< and the longest sequence under the memory limit
 };
 constexpr Preset kPresets[] = {
-    {"asam-forward", "original,flash,adaptive", "128:2048:x2", "infer", 2, 5, 20, false},
-    {"asam-training", "flash,adaptive", "128:1024:x2", "train", 4, 3, 10, false},
-    {"asam-memory", "original,flash,adaptive", "2048", "train", 4, 0, 1, true},
+    {"asam-forward", "original,flash,adaptive", "128:2048:x2", "infer", "f32", 2, 5, 20, false},
+    {"asam-training", "flash,adaptive", "128:1024:x2", "train", "f32,f16,bf16", 4, 3, 10, false},
+    {"asam-memory", "original,flash,adaptive", "2048", "train", "f32,f16", 4, 0, 1, true},
 };
 
 const Preset& find_preset(const std::string& name) {
@@ -66,6 +67,7 @@ struct Cell {
   asam::LayerKind kind;
   std::int64_t batch, tokens;
   bool training;
+  std::string compute;
 };
 
 /// Multiply-adds of a step, counted twice: the products, and the attention that ran. Backward has
@@ -118,13 +120,14 @@ class Bench {
   }
 
   /// The longest sequence that a step of `kind` fits the limit with; by doubling and bisection.
-  Measurement longest(asam::LayerKind kind, std::int64_t batch, Progress& progress) {
+  Measurement longest(asam::LayerKind kind, const std::string& compute, std::int64_t batch,
+                      Progress& progress) {
     std::int64_t low = 0, high = 1;  // in steps: low fits, high does not
     std::optional<Measurement> best;
     const auto fits = [&](std::int64_t steps) {
       throw_if_interrupted();
       progress.show(fmt::format("{}: {} tokens", asam::kind_name(kind), steps * kLengthStep));
-      Measurement row = measure({kind, batch, steps * kLengthStep, true});
+      Measurement row = measure({kind, batch, steps * kLengthStep, true, compute});
       if (row.status != Status::ok) return false;
       best = std::move(row);
       return true;
@@ -138,7 +141,7 @@ class Bench {
       const std::int64_t middle = low + (high - low) / 2;
       (fits(middle) ? low : high) = middle;
     }
-    if (!best) return measure({kind, batch, kLengthStep, true});
+    if (!best) return measure({kind, batch, kLengthStep, true, compute});
     best->reason =
         fmt::format("the longest sequence of a training step under {}", format_bytes(limit_));
     return *best;
@@ -147,7 +150,9 @@ class Bench {
  private:
   asam::Config config(const Cell& cell) const {
     asam::Config c;
-    set_options(c, flags_.options);
+    ModelFlags options = flags_.options;
+    options.compute = cell.compute;
+    set_options(c, options);
     c.kind = cell.kind;
     c.dim = flags_.options.dim;
     c.heads = flags_.options.heads > 0 ? flags_.options.heads : 4;
@@ -175,7 +180,7 @@ class Bench {
     row.problem.head_dim = row.problem.head_dim_v = c.head_dim;
     row.problem.causal = c.causal ? Causal::top_left : Causal::none;
     row.problem.layout = Layout::qkv;
-    row.problem.dtype = c.dtype;
+    row.problem.dtype = c.compute;
     row.implementation = fmt::format("layer-{}", asam::kind_name(cell.kind));
     row.kernel = fmt::format("{} layers, dim {}{}", c.layers, c.dim, flags_.graph ? ", graph" : "");
     row.device = device_;
@@ -207,7 +212,9 @@ class Bench {
     const Tensor out = Tensor::contiguous(logits.data(), c.dtype, {cell.batch, kClasses}, device_);
     const Tensor truth = Tensor::contiguous(answers.data(), DType::int32, {cell.batch}, device_);
     std::optional<asam::Trainer> trainer;
-    if (cell.training) trainer.emplace(model);
+    if (cell.training) {
+      trainer.emplace(model, asam::TrainOptions{.scale_loss = c.compute == DType::float16});
+    }
 
     TimedWork work;
     work.run = [&] {
@@ -235,7 +242,7 @@ class Bench {
   TimerOptions timer_;
 };
 
-int bench_layers(const BenchFlags& flags) {
+int bench_layers(const BenchFlags& flags, const CLI::App& app) {
   const Format format = output_format(flags.format, flags.output);
   check_output(flags.output);
   const Preset& preset = find_preset(flags.preset);
@@ -247,11 +254,18 @@ int bench_layers(const BenchFlags& flags) {
        split_list("--layer", flags.kinds.empty() ? preset.kinds : flags.kinds)) {
     kinds.push_back(asam::parse_kind(name));
   }
+  const bool on_cpu = parse_device("--device", flags.common.device).type == DeviceType::cpu;
+  const bool given = app.count("--compute") > 0;
+  const std::vector<std::string> computes = split_list("--compute", given    ? flags.options.compute
+                                                                    : on_cpu ? "f32"
+                                                                             : preset.compute);
   std::vector<Cell> cells;
   for (const std::int64_t tokens :
        parse_axis("--seq", flags.seq.empty() ? preset.seq : flags.seq, 1)) {
     for (const asam::LayerKind kind : kinds) {
-      cells.push_back({kind, batch, tokens, pass == "train"});
+      for (const std::string& compute : computes) {
+        cells.push_back({kind, batch, tokens, pass == "train", compute});
+      }
     }
   }
   Bench bench(flags, preset);
@@ -259,15 +273,17 @@ int bench_layers(const BenchFlags& flags) {
   std::vector<Measurement> rows;
   bool stopped = false;
   try {
-    Progress progress(cells.size() + (preset.longest ? kinds.size() : 0));
+    Progress progress(cells.size() + (preset.longest ? kinds.size() * computes.size() : 0));
     for (const Cell& cell : cells) {
       progress.show(fmt::format("{}: {} tokens", asam::kind_name(cell.kind), cell.tokens));
       rows.push_back(bench.measure(cell));
       progress.advance();
     }
     for (std::size_t n = 0; preset.longest && n < kinds.size(); ++n) {
-      rows.push_back(bench.longest(kinds[n], batch, progress));
-      progress.advance();
+      for (const std::string& compute : computes) {
+        rows.push_back(bench.longest(kinds[n], compute, batch, progress));
+        progress.advance();
+      }
     }
   } catch (const Interrupted&) {
     stopped = true;
@@ -303,7 +319,7 @@ void add_layer_bench(CLI::App& layer, int& exit_code) {
   add_layer_flags(*app, flags->options);
   add_common_flags(*app, flags->common);
   add_output_flags(*app, flags->format, flags->output);
-  app->callback([flags, &exit_code] { exit_code = bench_layers(*flags); });
+  app->callback([flags, app, &exit_code] { exit_code = bench_layers(*flags, *app); });
 }
 
 }  // namespace tilewise::cli

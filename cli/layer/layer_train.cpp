@@ -47,7 +47,9 @@ class School {
         task_(find_task(flags.task)),
         memory_(memory),
         model_(config(flags, kind, task_, memory.device()), launch),
-        trainer_(model_, {.learning_rate = flags.learning_rate, .scale_loss = flags.scale_loss}),
+        trainer_(model_,
+                 {.learning_rate = flags.learning_rate,
+                  .scale_loss = flags.scale_loss || model_.config().compute == DType::float16}),
         ids_(memory, 4 * flags.batch * flags.tokens),
         labels_(memory, 4 * flags.batch),
         logits_(memory, 4 * flags.batch * task_.classes),
@@ -217,7 +219,7 @@ void add_layer_train(CLI::App& layer, int& exit_code) {
   app->add_option("--rate", flags->learning_rate, "Adam's learning rate")
       ->check(number_within(0.0, 10.0))
       ->option_text("X [0.001]");
-  app->add_flag("--scale-loss", flags->scale_loss, "scale the loss as 16-bit training does");
+  app->add_flag("--scale-loss", flags->scale_loss, "scale the loss, as --compute f16 does");
   app->add_option("--weights", flags->weights, "where the first layer's trained model goes")
       ->option_text("PATH.safetensors");
   add_layer_flags(*app, flags->options);

@@ -151,6 +151,9 @@ void add_layer_flags(CLI::App& app, ModelFlags& flags) {
   app.add_option("--dropout", flags.dropout, "share of the values that training drops")
       ->check(number_within(0.0, 0.99))
       ->option_text("X [0]");
+  app.add_option("--compute", flags.compute,
+                 "cuda: what products and attention multiply; `bench` takes a list")
+      ->option_text("f32|bf16|f16 [f32]");
   app.add_flag("--causal", flags.causal, "row i sees keys up to i: the adaptive layer");
   app.add_flag("--no-gate", flags.ungated, "the sparse attention alone");
   app.add_flag("--recompute", flags.recompute, "backward computes each layer's forward anew");
@@ -165,6 +168,7 @@ void set_options(Config& c, const ModelFlags& flags) {
   c.density = flags.density;
   c.route_above = flags.route_above;
   c.dropout = c.gate_dropout = flags.dropout;
+  c.compute = parse_float_type("--compute", flags.compute);
   c.causal = flags.causal;
   c.adaptive_gate = !flags.ungated;
   c.recompute = flags.recompute;

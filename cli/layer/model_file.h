@@ -16,7 +16,7 @@ namespace tilewise::cli {
 
 /// What a file does not say itself, or what a new model is made of.
 struct ModelFlags {
-  std::string kind = "adaptive", pattern;
+  std::string pattern, compute = "f32";
   std::int64_t dim = 256, heads = 0, layers = 2;
   std::int64_t window = 128, stride = 32, clusters = 32, block = 64, gate_hidden = 128;
   double density = 0.25, route_above = 0.9, dropout = 0.0;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "api/machine.h"
 #include "cli/machine/ceilings.h"
 #include "cli/machine/environment_report.h"
 #include "cli/machine/machines.h"
@@ -48,10 +49,23 @@ Table facts_of(const Environment& e) {
   table.add({"memory", bytes_text(e.memory_bytes)});
   const cpu::Blas* blas = cpu::Blas::get();
   table.add({"BLAS", blas != nullptr ? blas->name() : cpu::Blas::missing_reason()});
+  const Hardware cpu_machine = hardware();
+  if (const Tuning* tuning = tuning_at_hand(cpu_machine)) {
+    table.add({"tuned on cpu", tuning->ignored().empty() ? fmt::format("{} passes", tuning->size())
+                                                         : tuning->ignored()});
+  }
   table.add({"NVIDIA driver", e.driver.empty() ? "none" : e.driver});
   table.add({"NVRTC", e.nvrtc.empty() ? "none" : e.nvrtc});
   for (const Environment::Gpu& gpu : e.gpus) {
     table.add({"gpu", fmt::format("{}, {}, {}", gpu.name, gpu.arch, bytes_text(gpu.memory_bytes))});
+  }
+  for (std::size_t index = 0; index < e.gpus.size(); ++index) {
+    const Hardware gpu = hardware({DeviceType::cuda, static_cast<int>(index)});
+    const Tuning* tuning = tuning_at_hand(gpu);
+    if (tuning == nullptr) break;
+    table.add(
+        {fmt::format("tuned on cuda:{}", index),
+         tuning->ignored().empty() ? fmt::format("{} passes", tuning->size()) : tuning->ignored()});
   }
   for (const auto& [implementation, names] : kernels_by_implementation(DeviceType::cpu)) {
     table.add({implementation + " on cpu", names});

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -17,6 +16,7 @@
 #include "cli/shell/failure.h"
 #include "plan/gpu_facts.h"
 #include "plan/time_model.h"
+#include "plan/tuning.h"
 
 namespace tilewise::cli {
 namespace {
@@ -124,11 +124,6 @@ Hardware cpu_of(const std::string& text, const Value& entry) {
   hw.memory_bytes = number<std::int64_t>(text, entry, "memory_bytes");
   if (entry.contains("l2_bytes")) hw.l2_bytes = number<std::int64_t>(text, entry, "l2_bytes");
   return hw;
-}
-
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr ? value : "";
 }
 
 /// The machine of the table whose name is part of this one; none when there is none.
@@ -253,17 +248,6 @@ Machine machine_of(const std::string& hardware_flag, const CommonFlags& common) 
     if (machine.measured) machine.origin = "at hand, rates measured " + date;
   }
   return machine;
-}
-
-std::string state_folder() {
-  if (std::string folder = environment("TILEWISE_STATE_DIR"); !folder.empty()) return folder;
-  if (const std::string base = environment("XDG_STATE_HOME"); !base.empty()) {
-    return base + "/tilewise";
-  }
-  if (const std::string home = environment("HOME"); !home.empty()) {
-    return home + "/.local/state/tilewise";
-  }
-  return {};
 }
 
 std::string keep_ceilings(const Hardware& machine, const Ceilings& ceilings) {

@@ -59,9 +59,6 @@ struct Ceilings {
   std::string date;
 };
 
-/// TILEWISE_STATE_DIR, else XDG_STATE_HOME/tilewise, else HOME/.local/state/tilewise, else none.
-std::string state_folder();
-
 /// Keeps them in machine.json of state_folder(). Returns the path; empty when there is no folder.
 /// Throws FileError.
 std::string keep_ceilings(const Hardware& machine, const Ceilings& ceilings);

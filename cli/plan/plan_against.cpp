@@ -114,10 +114,12 @@ bool live_is_told(const Value& environment) {
   return !environment.contains("torch") || text_of(environment, "live_mib") == "without workspace";
 }
 
+bool is_timed(const Value& row) {
+  return text_of(row, "status") == "ok" && row.value("ms_median", Value()).is_number();
+}
+
 std::optional<Compared> compare(const Value& row, bool with_backward, Hardware machine) {
-  if (text_of(row, "status") != "ok" || !row.value("ms_median", Value()).is_number()) {
-    return std::nullopt;
-  }
+  if (!is_timed(row)) return std::nullopt;
   // Steps of a framework's training hold more than the kernel.
   const std::string protocol = text_of(row, "protocol");
   if (protocol == "seed" || protocol == "board") return std::nullopt;
@@ -172,6 +174,16 @@ std::optional<Compared> compare(const Value& row, bool with_backward, Hardware m
   return out;
 }
 
+Value read_results(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw BadInput(fmt::format("--against '{}': cannot be read", path));
+  const Value document = Value::parse(file, nullptr, false);
+  if (document.is_discarded() || !document.is_object()) {
+    throw BadInput(fmt::format("--against '{}': expected a result file of `bench`", path));
+  }
+  return document;
+}
+
 /// How many problems have their flash kernels measured side by side, and on how many of them the
 /// plan's choice is as good as the best.
 std::pair<int, int> right_choices(const std::vector<Compared>& rows) {
@@ -199,12 +211,7 @@ std::pair<int, int> right_choices(const std::vector<Compared>& rows) {
 }  // namespace
 
 std::vector<Compared> compare_with_results(const std::string& path, const std::string& hardware) {
-  std::ifstream file(path);
-  if (!file) throw BadInput(fmt::format("--against '{}': cannot be read", path));
-  const Value document = Value::parse(file, nullptr, false);
-  if (document.is_discarded() || !document.is_object()) {
-    throw BadInput(fmt::format("--against '{}': expected a result file of `bench`", path));
-  }
+  const Value document = read_results(path);
   std::vector<Compared> out;
   if (!document.contains("rows")) return out;  // what `info --measure` found, say
   const Value& rows = document.at("rows");
@@ -231,6 +238,21 @@ std::vector<Compared> compare_with_results(const std::string& path, const std::s
     }
   } catch (const nlohmann::json::exception& error) {
     throw BadInput(fmt::format("--against '{}': {}", path, error.what()));
+  }
+  return out;
+}
+
+std::vector<MeasuredBoth> both_passes_of_results(const std::string& path) {
+  std::vector<MeasuredBoth> out;
+  const Value document = read_results(path);
+  for (const Value& row : document.value("rows", Value::array())) {
+    if (!row.is_object() || text_of(row, "pass") != "fwd+bwd" || !is_timed(row)) continue;
+    const std::string pair = text_of(row, "kernel");
+    const KernelRow* kernel = row_named(pair.substr(0, pair.find('+')));
+    const std::optional<Case> problem = kernel != nullptr ? case_of(row) : std::nullopt;
+    if (!problem) continue;
+    out.push_back(
+        {kernel->implementation, format_case(*problem), row.at("ms_median").get<double>()});
   }
   return out;
 }

@@ -36,6 +36,15 @@ struct Compared {
 /// names the machine; empty: the one that the file tells of. Throws BadInput.
 std::vector<Compared> compare_with_results(const std::string& path, const std::string& hardware);
 
+/// Both passes of a problem by one implementation of ours, measured as one.
+struct MeasuredBoth {
+  std::string implementation, problem;
+  double ms = 0.0;
+};
+
+/// Those of a result file. Throws BadInput.
+std::vector<MeasuredBoth> both_passes_of_results(const std::string& path);
+
 /// A row for each of them.
 Table compared_table(const std::vector<Compared>& rows);
 

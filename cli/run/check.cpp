@@ -21,7 +21,7 @@ namespace tilewise::cli {
 namespace {
 
 struct CheckFlags {
-  bool smoke = false, conformance = false, three_way = false, expressions = false;
+  bool smoke = false, conformance = false, three_way = false, expressions = false, seeds = false;
   bool edge = false, large = false, all = false;
   bool lists = false;
   std::string kernel, implementation, format, output;
@@ -53,13 +53,14 @@ std::vector<Case> wanted_cases(const CheckFlags& flags) {
     cases.push_back(flags.lists ? random_list_case(flags.seed, n) : random_case(flags.seed, n));
   }
   const bool none = cases.empty() && !flags.smoke && !flags.conformance && !flags.three_way &&
-                    !flags.edge && !flags.expressions && !flags.large && !flags.all;
+                    !flags.edge && !flags.expressions && !flags.seeds && !flags.large && !flags.all;
   const std::pair<const char*, bool> sets[] = {{"smoke", flags.smoke || none},
                                                {"conformance", flags.conformance},
                                                {"block_lists", flags.conformance},
                                                {"three_way", flags.three_way},
                                                {"edge", flags.edge},
                                                {"expressions", flags.expressions},
+                                               {"seeds", flags.seeds},
                                                {"large", flags.large}};
   for (const auto& [name, wanted] : sets) {
     if (!wanted && !(flags.all && std::string_view(name) != "large")) continue;
@@ -76,7 +77,10 @@ std::vector<const KernelRow*> wanted_rows(const CheckFlags& flags, Device device
   std::vector<std::string> implementations;
   for (const KernelRow& row : kernel_table()) {
     kernels.emplace_back(row.name);
-    implementations.emplace_back(row.implementation);
+    if (std::find(implementations.begin(), implementations.end(), row.implementation) ==
+        implementations.end()) {
+      implementations.emplace_back(row.implementation);
+    }
     const bool named = flags.kernel == row.name || flags.implementation == row.implementation;
     const bool free = flags.kernel.empty() && flags.implementation.empty() &&
                       std::string_view(row.implementation) != "reference";
@@ -122,7 +126,9 @@ Report check_all(const std::vector<Case>& cases, const std::vector<const KernelR
       count(result, tally);
       if (result.status == CheckStatus::failed) {
         progress.clear();
-        fmt::print(stderr, "FAILED {}: {}\n  {}\n", row->name, result.reason, result.repeat);
+        std::fputs(
+            fmt::format("FAILED {}: {}\n  {}\n", row->name, result.reason, result.repeat).c_str(),
+            stderr);
         report.failures.push_back(result);
       }
       if (keep_results) report.results.push_back(std::move(result));
@@ -208,12 +214,12 @@ int check(const CheckFlags& flags) {
   std::int64_t ran = 0;
   for (const auto& [row, tally] : report.tallies) ran += tally.passed + tally.failed;
   if (report.stopped) {
-    fmt::print(stderr, "tilewise: interrupted: {} of {} checks were done\n", report.finished,
-               cases.size() * rows.size());
+    complain(fmt::format("interrupted: {} of {} checks were done", report.finished,
+                         cases.size() * rows.size()));
     return kInterrupted;
   }
   if (!report.failures.empty()) {
-    fmt::print(stderr, "tilewise: {} of {} checks failed\n", report.failures.size(), ran);
+    complain(fmt::format("{} of {} checks failed", report.failures.size(), ran));
     return kCheckFailed;
   }
   if (ran == 0) throw Unsupported("no kernel could run any of the cases");
@@ -234,8 +240,9 @@ void add_check(CLI::App& program, int& exit_code) {
   app->add_flag("--edge", flags->edge, "inputs that broke other libraries")->group(sets);
   app->add_flag("--expressions", flags->expressions, "masks and scores written as formulas")
       ->group(sets);
+  app->add_flag("--seeds", flags->seeds, "the write-ups' problems")->group(sets);
   app->add_flag("--large", flags->large, "sizes past 2^31 elements; much memory")->group(sets);
-  app->add_flag("--all", flags->all, "smoke, conformance, three-way, edge and expressions")
+  app->add_flag("--all", flags->all, "smoke, conformance, three-way, edge, expressions and seeds")
       ->group(sets);
   add_integer(*app, "--random", flags->random, "small problems drawn from --seed", 0, 1'000'000'000)
       ->group(sets)

@@ -3,6 +3,7 @@
 
 #include <CLI/App.hpp>
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 
@@ -27,7 +28,7 @@ namespace {
 
 struct RunFlags {
   std::vector<std::string> files;
-  std::string layout, implementation, kernel, output, compare, attended, tokens, format;
+  std::string dtype, layout, implementation, kernel, output, compare, attended, tokens, format;
   int top = 3, repeat = 1;
   SpecFlags spec;
   CommonFlags common;
@@ -201,9 +202,20 @@ int run_files(const RunFlags& flags) {
   const Device device = parse_device("--device", flags.common.device);
   Hardware machine = hardware(device);
   const Format format = parse_format("--format", flags.format.empty() ? "md" : flags.format);
-  RunInput input = read_run_input(flags.files);
+  if (!flags.dtype.empty()) check_one_of("--dtype", flags.dtype, {"bf16"});
+  const auto two_bytes = flags.dtype.empty() ? files::TwoBytes::unknown : files::TwoBytes::bfloat16;
+  RunInput input = read_run_input(flags.files, two_bytes);
   const bool npy = !input.safetensors && !flags.output.ends_with(".safetensors");
   if (!npy) check_output(flags.output);
+  for (const std::string& file : flags.files) {
+    std::error_code error;
+    if (!flags.output.empty() && std::filesystem::equivalent(file, flags.output, error)) {
+      throw BadInput(
+          fmt::format("-o '{}': is one of the inputs, which it would replace: expected "
+                      "another name",
+                      flags.output));
+    }
+  }
   if (flags.output.ends_with(".npy")) {
     throw BadInput(fmt::format(
         "-o '{}': .npy results are a folder, a file each: expected its name, or a .safetensors "
@@ -265,6 +277,9 @@ void add_run(CLI::App& program, int& exit_code) {
                   "order of the axes in the files; 3 axes are (batch, seq, dim) of one head [the "
                   "file's own word, else bshd]")
       ->option_text("bshd|bhsd");
+  app->add_option("--dtype", flags->dtype,
+                  "what .npy files of two bytes without a type hold, as ml_dtypes writes bfloat16")
+      ->option_text("bf16");
   app->add_option("--impl", flags->implementation,
                   "a list of baseline, eager, fused, flash, reference, or all; the first one's "
                   "results are written [flash; for float64 reference]")

@@ -39,7 +39,8 @@ bool same_letters(const std::string& a, const std::string& b) {
   });
 }
 
-void add(RunInput& input, const std::string& path, const std::string& name, files::Array array) {
+/// The name as it is written here; throws where it means nothing.
+const std::string& known_name(const std::string& path, const std::string& name) {
   const auto known = std::find_if(input_names().begin(), input_names().end(),
                                   [&](const std::string& one) { return same_letters(one, name); });
   if (known == input_names().end()) {
@@ -47,40 +48,82 @@ void add(RunInput& input, const std::string& path, const std::string& name, file
         path, fmt::format("the name {} means nothing here: expected {}", files::in_quotes(name),
                           fmt::join(input_names(), ", ")));
   }
+  return *known;
+}
+
+void add(RunInput& input, const std::string& path, const std::string& name, files::Array array) {
+  const std::string& known = known_name(path, name);
   if (const std::optional<std::int64_t> nan = files::first_nan(array)) {
     const std::vector<std::int64_t> index = files::element_index(array, *nan);
     throw files::FileError(path,
-                           fmt::format("{} has a NaN at {}", *known, files::shape_text(index)));
+                           fmt::format("{} has a NaN at {}", known, files::shape_text(index)));
   }
-  if (!input.arrays.emplace(*known, std::move(array)).second) {
-    throw files::FileError(path, fmt::format("{} is given a second time", *known));
+  if (!input.arrays.emplace(known, std::move(array)).second) {
+    throw files::FileError(path, fmt::format("{} is given a second time", known));
+  }
+}
+
+bool is_npy(const std::string& path) { return fs::path(path).extension() == ".npy"; }
+
+/// Before anything large is read: the names in the files, and whether any is missing.
+void check_names(const std::vector<std::string>& paths) {
+  std::vector<std::string> all;
+  for (const std::string& path : paths) {
+    const std::string extension = fs::path(path).extension().string();
+    if (!is_npy(path) && extension != ".safetensors") {
+      throw files::FileError(path, "expected a name that ends in .npy or .safetensors");
+    }
+    if (is_npy(path)) {
+      all.push_back(known_name(path, fs::path(path).stem().string()));
+    } else {
+      for (const std::string& name : files::names_in_safetensors(path)) {
+        if (std::any_of(input_names().begin(), input_names().end(),
+                        [&](const std::string& one) { return same_letters(one, name); })) {
+          all.push_back(known_name(path, name));
+        }
+      }
+    }
+  }
+  for (const char* name : {"q", "k", "v"}) {
+    if (std::find(all.begin(), all.end(), name) == all.end()) {
+      throw files::FileError(fmt::format("{}", fmt::join(paths, ", ")),
+                             fmt::format("{} is missing: q, k and v are needed", name));
+    }
+  }
+}
+
+/// Tensors of a type that is not read: an input may not be one of them.
+void check_unread(const std::string& path, const std::map<std::string, std::string>& unread) {
+  for (const auto& [name, type] : unread) {
+    const std::string what = fmt::format(
+        "tensor {} has the type {}, which is not read; F64, F32, F16, BF16, BOOL, I32, I64 and U8 "
+        "are",
+        files::in_quotes(name), files::in_quotes(type));
+    const bool wanted = std::any_of(
+        input_names().begin(), input_names().end(),
+        [&, &tensor = name](const std::string& one) { return same_letters(one, tensor); });
+    if (wanted) throw files::FileError(path, what);
+    complain(fmt::format("{}: {}: left out", path, what));
   }
 }
 
 }  // namespace
 
-RunInput read_run_input(const std::vector<std::string>& paths) {
+RunInput read_run_input(const std::vector<std::string>& paths, files::TwoBytes two_bytes) {
+  check_names(paths);
   RunInput input;
   for (const std::string& path : paths) {
-    const std::string extension = fs::path(path).extension().string();
-    if (extension == ".npy") {
-      add(input, path, fs::path(path).stem().string(), files::load_npy(path));
-    } else if (extension == ".safetensors") {
-      files::Safetensors file = files::load_safetensors(path);
-      for (files::NamedArray& tensor : file.tensors) {
-        add(input, path, tensor.name, std::move(tensor.array));
-      }
-      input.metadata.merge(file.metadata);
-      input.safetensors = true;
-    } else {
-      throw files::FileError(path, "expected a name that ends in .npy or .safetensors");
+    if (is_npy(path)) {
+      add(input, path, fs::path(path).stem().string(), files::load_npy(path, two_bytes));
+      continue;
     }
-  }
-  for (const char* name : {"q", "k", "v"}) {
-    if (!input.has(name)) {
-      throw files::FileError(fmt::format("{}", fmt::join(paths, ", ")),
-                             fmt::format("{} is missing: q, k and v are needed", name));
+    files::Safetensors file = files::load_safetensors(path);
+    check_unread(path, file.unread);
+    for (files::NamedArray& tensor : file.tensors) {
+      add(input, path, tensor.name, std::move(tensor.array));
     }
+    input.metadata.merge(file.metadata);
+    input.safetensors = true;
   }
   return input;
 }

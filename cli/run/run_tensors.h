@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/files/array.h"
+#include "cli/files/npy.h"
 #include "harness/device_memory.h"
 #include "tilewise/attention.h"
 
@@ -22,8 +23,9 @@ struct RunInput {
 
 /// Reads .safetensors files, whose tensors have names, and .npy files, whose name is the file's:
 /// q.npy. Case does not matter. Throws FileError for a broken file, a name that means nothing here,
-/// a NaN or a missing q, k or v.
-RunInput read_run_input(const std::vector<std::string>& paths);
+/// a NaN or a missing q, k or v; names are looked at before any tensor is read. Tensors of types
+/// that are not read are left out and named on stderr. `two_bytes`: of .npy files.
+RunInput read_run_input(const std::vector<std::string>& paths, files::TwoBytes two_bytes);
 
 /// Order of the axes in the files.
 enum class FileLayout { bshd, bhsd };

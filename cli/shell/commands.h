@@ -11,6 +11,7 @@ namespace tilewise::cli {
 void add_run(CLI::App& program, int& exit_code);
 void add_bench(CLI::App& program, int& exit_code);
 void add_plan(CLI::App& program, int& exit_code);
+void add_tune(CLI::App& program, int& exit_code);
 void add_check(CLI::App& program, int& exit_code);
 void add_mask(CLI::App& program, int& exit_code);
 void add_info(CLI::App& program, int& exit_code);

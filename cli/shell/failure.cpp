@@ -12,11 +12,17 @@ namespace tilewise::cli {
 namespace {
 
 int failed(ExitCode code, const char* message) {
-  fmt::print(stderr, "tilewise: {}\n", message);
+  complain(message);
   return code;
 }
 
 }  // namespace
+
+void complain(std::string_view message) {
+  const std::string line = fmt::format("tilewise: {}\n", message);
+  // NOTE: fmt::print throws where stderr is full or closed. The exit code still tells.
+  std::fputs(line.c_str(), stderr);
+}
 
 int report_failure() {
   try {

@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 namespace tilewise::cli {
 
@@ -40,6 +41,9 @@ class TimedOut : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
+
+/// "tilewise: MESSAGE" and a new line on stderr, where it can be written.
+void complain(std::string_view message);
 
 /// Prints the exception that is being handled in one line on stderr and returns the exit code for
 /// it.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -11,8 +12,12 @@
 namespace tilewise::cli {
 
 /// From here on the first Ctrl-C or SIGTERM is noted instead of ending the process; another one,
-/// half a second later or more, ends it.
+/// half a second later or more, ends it. Work that has not asked interrupted() within a second is
+/// left where it is: the process ends with kInterrupted.
 void catch_interrupts();
+/// What such an end does first: to write what is known. It runs beside the work that was left,
+/// which goes no further than to its next question.
+void set_last_words(std::function<void()> words);
 bool interrupted();
 /// Throws Interrupted after a Ctrl-C or SIGTERM.
 void throw_if_interrupted();

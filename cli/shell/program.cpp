@@ -92,6 +92,7 @@ int run_program(int argc, const char* const* argv) {
   add_run(program, exit_code);
   add_bench(program, exit_code);
   add_plan(program, exit_code);
+  add_tune(program, exit_code);
   add_check(program, exit_code);
   add_mask(program, exit_code);
   add_info(program, exit_code);
@@ -102,14 +103,14 @@ int run_program(int argc, const char* const* argv) {
     program.parse(argc, argv);
   } catch (const CLI::RequiredError& error) {
     const std::string missing = missing_command(program);
-    fmt::print(stderr, "tilewise: {}\n", missing.empty() ? error.what() : missing);
+    complain(missing.empty() ? error.what() : missing);
     return kBadInput;
   } catch (const CLI::ConversionError& error) {  // "Could not convert: --seed = x"
-    fmt::print(stderr, "tilewise: {}: expected a number\n", error.what());
+    complain(fmt::format("{}: expected a number", error.what()));
     return kBadInput;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return program.exit(error) == 0 ? kDone : kBadInput;
-    fmt::print(stderr, "tilewise: {}\n", error.what());
+    complain(error.what());
     return kBadInput;
   } catch (...) {
     return report_failure();

@@ -81,6 +81,9 @@ struct Config {
   /// for each length.
   std::int64_t pattern_tokens = 0;
 
+  /// CUDA: what products and attention multiply, float32, bfloat16 or float16. Weights, norms, sums
+  /// and everything else stay float32.
+  DType compute = DType::float32;
   /// CUDA: infer() and Trainer::step() are captured at the second call with the same tensors, and
   /// replayed from then on. The model's stream is not the default one then, and nothing is dropped.
   bool graph = false;

@@ -36,7 +36,7 @@ struct ForwardTensors {
   Tensor q, k, v;
   Tensor o;    ///< written: every row; fully masked rows are 0
   Tensor lse;  ///< written when given: natural log, every row; fully masked rows are -inf
-  SavedState saved;
+  SavedState saved = {};
 };
 
 struct BackwardTensors {
@@ -47,10 +47,10 @@ struct BackwardTensors {
   Tensor dq, dk, dv;  ///< written; shapes and type of q, k, v
   Tensor dbias;       ///< written when given: shape and type of spec.bias, summed in float32
   Tensor dsinks;      ///< written when given: float32 (Hq)
-  SavedState saved;
+  SavedState saved = {};
   /// Written where given: one for each of spec.score_expression.captures(), of its shape and type,
   /// summed in float32. Empty: no gradients of captured tensors.
-  std::vector<Tensor> dcaptures;
+  std::vector<Tensor> dcaptures = {};
 };
 
 /// Chooses a kernel for a problem. Only sizes, strides, types and devices are read; data may be

@@ -40,6 +40,8 @@ struct Hardware {
   int arch = 0;             ///< 80, 86, 89, 90, 100, 120
   int multiprocessors = 0;  ///< SMs
   int shared_kib = 0;       ///< shared memory that one block may ask for, KiB
+
+  bool at_hand = false;  ///< by hardware(): what `tilewise tune` measured counts
 };
 
 /// The machine at hand. Throws DeviceError, saying what is missing, when there is no such device or

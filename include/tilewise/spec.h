@@ -79,32 +79,32 @@ struct ScoreMod {
 
 /// Everything that decides what attention computes. Defaults: no mask, scale 1/sqrt(D), no options.
 struct AttentionSpec {
-  std::optional<double>
-      scale;  ///< not given: 1/sqrt(D) of the caller's D; 0 and negative are valid, NaN/Inf not
+  std::optional<double> scale =
+      {};  ///< not given: 1/sqrt(D) of the caller's D; 0 and negative are valid, NaN/Inf not
 
   Causal causal = Causal::none;
-  Window window;  ///< with causal: right bound min(right, 0)
-  Tensor mask;    ///< bool, true = visible; broadcasts to (B, Hq, Sq, Sk); packed: (1|Hq, total_q,
-                  ///< max_k)
-  BlockList block_list;  ///< all masks given apply together (AND)
+  Window window = {};  ///< with causal: right bound min(right, 0)
+  Tensor mask = {};    ///< bool, true = visible; broadcasts to (B, Hq, Sq, Sk); packed: (1|Hq,
+                     ///< total_q, max_k)
+  BlockList block_list = {};  ///< all masks given apply together (AND)
   /// A boolean: true = visible. It reads no score.
-  Expression mask_expression;
+  Expression mask_expression = {};
 
-  double softcap = 0.0;  ///< c of c * tanh(x / c); 0 = off
-  Tensor alibi_slopes;   ///< float32 (Hq) or (B, Hq): bias -= slope * |i + Sk - Sq - j|
-  Tensor bias;           ///< any float type, used in float32; shapes as mask; -inf hides a key
-  Tensor sinks;          ///< float32 (Hq): a logit that takes probability and gives no value
+  double softcap = 0.0;      ///< c of c * tanh(x / c); 0 = off
+  Tensor alibi_slopes = {};  ///< float32 (Hq) or (B, Hq): bias -= slope * |i + Sk - Sq - j|
+  Tensor bias = {};          ///< any float type, used in float32; shapes as mask; -inf hides a key
+  Tensor sinks = {};         ///< float32 (Hq): a logit that takes probability and gives no value
   const ScoreMod* score_mod = nullptr;  ///< CPU only; not beside a score expression
   /// The logit that softmax sees, from score(), the one after scale, cap, bias and ALiBi; -inf
   /// hides the pair.
-  Expression score_expression;
-  Dropout dropout;
+  Expression score_expression = {};
+  Dropout dropout = {};
 
-  Tensor key_lengths;  ///< int32 (B): keys of each batch entry; bits beyond them never matter
+  Tensor key_lengths = {};  ///< int32 (B): keys of each batch entry; bits beyond them never matter
 
   /// Packed sequences: int32 or int64 (sequences + 1), non-decreasing, from 0. Both or none; with
   /// block_table cu_seqlens_q alone.
-  Tensor cu_seqlens_q, cu_seqlens_k;
+  Tensor cu_seqlens_q = {}, cu_seqlens_k = {};
   /// Upper bounds of the packed lengths, cut to the rows there are; 0 = read from host offsets. An
   /// error without offsets. With device offsets nobody can see that a bound is too small: what is
   /// computed then is undefined. With block_table max_seqlen_k bounds key_lengths, 0 = the table's
@@ -114,7 +114,7 @@ struct AttentionSpec {
   /// Paged KV: int32 (B, max_pages); k and v are then pools with logical axes (pages, Hk,
   /// page_size, D), and key_lengths is required. Entries past the length are never read. Beside
   /// cu_seqlens_q the queries are packed, and B counts sequences.
-  Tensor block_table;
+  Tensor block_table = {};
 
   bool deterministic = false;  ///< backward bitwise repeatable under any load; no result depends on
                                ///< the rest of the batch: the plan is that of one entry

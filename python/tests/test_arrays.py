@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import types
 from typing import Any
 
 import numpy as np
@@ -168,6 +169,18 @@ def test_dlpack() -> None:
     gradients = tilewise.attention_backward(named, *map(Namespaced, (q, k, v)), named, lse)
     wanted = tilewise.attention_backward(o, q, k, v, o, lse.array)
     np.testing.assert_array_equal(gradients.dq.array, wanted.dq)
+
+
+def test_a_library_is_found_by_its_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy's arrays have no namespace method; the module of their class gives them."""
+    library = types.ModuleType("strange")
+    monkeypatch.setattr(library, "from_dlpack", Library.from_dlpack, raising=False)
+    monkeypatch.setitem(sys.modules, "strange", library)
+    kind = type("ndarray", (Exchanged,), {"__module__": "strange.core"})
+    q, k, v = arrays()
+    o = tilewise.attention(*map(kind, (q, k, v)))
+    assert isinstance(o, Exchanged)
+    np.testing.assert_array_equal(o.array, tilewise.attention(q, k, v))
 
 
 def test_plan_of_arrays() -> None:

@@ -36,9 +36,14 @@ def _empty(like: Any, name: str, shape: list[int], dtype: str | None = None) -> 
 
 def _as_kind_of(array: Any, like: Any) -> Any:
     """Our array in the library of `like`, where that library says how; no copy."""
-    if isinstance(array, np.ndarray) or not hasattr(like, "__array_namespace__"):
+    if isinstance(array, np.ndarray):
         return array
-    return like.__array_namespace__().from_dlpack(array)
+    if hasattr(like, "__array_namespace__"):
+        return like.__array_namespace__().from_dlpack(array)
+    # CuPy's arrays, say: their library is the module that their class is of.
+    library = sys.modules.get(type(like).__module__.partition(".")[0])
+    from_dlpack = getattr(library, "from_dlpack", None)
+    return from_dlpack(array) if callable(from_dlpack) else array
 
 
 def _statistics_shape(q: list[int], spec: Spec) -> list[int]:

@@ -1,6 +1,7 @@
 /// The public verbs: arguments become a Problem, the Problem a Plan, the Plan runs.
 #include "tilewise/attention.h"
 
+#include <algorithm>
 #include <tuple>
 
 #include "api/execute.h"
@@ -66,7 +67,9 @@ void launch_row(const KernelRow& row, const Plan& plan, const void* made, const 
 Plan plan_problem(const Problem& problem, const Choice& choice, const Hardware* machine) {
   const auto rows = kernel_table();
   const Hardware& at_hand = machine != nullptr ? *machine : machine_at_hand(problem.device);
-  return choose(problem, at_hand, with_environment(choice, problem.pass, rows), rows);
+  const bool tuned = machine == nullptr || machine->at_hand;
+  return choose(problem, at_hand, with_environment(choice, problem.pass, rows), rows,
+                tuned ? tuning_at_hand(at_hand) : nullptr);
 }
 
 template <class Tensors>
@@ -98,10 +101,13 @@ bool is_unchanged(const Plan& plan) {
   return made != nullptr && plan.kernel == made->row->name && numbers(plan) == numbers(*made);
 }
 
-/// What the plan's kernel takes for this problem on the machine at hand.
+/// What the plan's kernel takes for this problem on the machine at hand, on a CPU with as many
+/// threads as the plan has scratch for.
 Plan plan_anew(const Plan& plan, const Problem& problem) {
   try {
-    return plan_problem(problem, {.implementation = {}, .kernel = plan.kernel}, nullptr);
+    Hardware machine = machine_at_hand(problem.device);
+    if (problem.device.type == DeviceType::cpu) machine.threads = std::max(1, plan.threads);
+    return plan_problem(problem, {.implementation = {}, .kernel = plan.kernel}, &machine);
   } catch (const Unsupported& error) {
     throw InvalidArgument("plan of " + plan.kernel + " is not for these tensors: " + error.what());
   }

@@ -37,8 +37,10 @@ std::string names(const Choice& choice) {
 
 std::shared_ptr<const Plan> make(const Problem& problem, const Choice& choice) {
   const auto rows = kernel_table();
-  return std::make_shared<const Plan>(choose(problem, machine_at_hand(problem.device),
-                                             with_environment(choice, problem.pass, rows), rows));
+  const Hardware& machine = machine_at_hand(problem.device);
+  return std::make_shared<const Plan>(choose(problem, machine,
+                                             with_environment(choice, problem.pass, rows), rows,
+                                             tuning_at_hand(machine)));
 }
 
 }  // namespace

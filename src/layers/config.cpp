@@ -101,6 +101,11 @@ void check_config(const Config& c) {
           std::string(dtype_name(c.dtype)), "expected float32 or float64");
   require(c.dtype == DType::float32 || c.device.type == DeviceType::cpu, "device",
           device_name(c.device), "float64 runs on the CPU");
+  require(
+      c.compute == DType::float32 || c.compute == DType::bfloat16 || c.compute == DType::float16,
+      "compute", std::string(dtype_name(c.compute)), "expected float32, bfloat16 or float16");
+  require(c.compute == DType::float32 || c.device.type == DeviceType::cuda, "compute",
+          std::string(dtype_name(c.compute)), "the CPU's layers compute in float32");
   require(!c.graph || c.device.type == DeviceType::cuda, "graph", "true",
           "the model is on the CPU");
   require(!c.graph || (c.dropout == 0.0 && c.gate_dropout == 0.0), "graph", "true",

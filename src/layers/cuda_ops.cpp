@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cuda/driver/cublas.h"
 #include "cuda/driver/device.h"
 #include "cuda/driver/memory.h"
 #include "layers/pools.h"
@@ -65,6 +64,8 @@ constexpr StepName kNames[kSteps] = {
     {"choice_shares_backward", "ChoiceArgs", kChoice},
     {"choice_centroids_backward", "ChoiceArgs", kChoice},
     {"choice_temperature_backward", "ChoiceArgs", kChoice},
+    {"narrow", "TwinArgs"},
+    {"widen", "TwinArgs"},
 };
 
 steps::Tokens tokens_of(const TokenShape& s) {
@@ -76,11 +77,6 @@ steps::Activation device_name_of(Activation f) { return static_cast<steps::Activ
 static_assert(sizeof(steps::State) == sizeof(TrainState));
 steps::State* device_state(const TrainState* state) {
   return reinterpret_cast<steps::State*>(const_cast<TrainState*>(state));
-}
-
-/// A row-major matrix of `cols` columns as a product takes it.
-cuda::MatrixBatch matrix(const float* data, std::int64_t cols, bool transposed) {
-  return {.data = data, .dtype = DType::float32, .transposed = transposed, .row_stride = cols};
 }
 
 }  // namespace
@@ -99,6 +95,7 @@ CudaOps::CudaOps(const Config& config, const Launch& launch)
     : device_(config.device.index),
       stream_(launch.stream),
       memory_(config.device, launch),
+      compute_(config.compute),
       vocabulary_(config.vocabulary) {
   products_.room(memory_, cuda::kCublasWorkspaceBytes);
 }
@@ -125,41 +122,6 @@ void CudaOps::copy(const float* x, float* y, std::int64_t elems) {
 }
 void CudaOps::add(const float* x, float* y, std::int64_t elems) {
   start(Step::add, steps::CopyArgs{x, y, elems}, blocks_for(elems));
-}
-
-void CudaOps::linear(const float* x, const float* w, float* y, LinearShape s) {
-  cuda::CublasSession session(device_, stream_, products_.get(), cuda::kCublasWorkspaceBytes,
-                              false);
-  session.multiply({.m = s.rows,
-                    .n = s.out,
-                    .k = s.in,
-                    .a = matrix(x, s.in, false),
-                    .b = matrix(w, s.in, true),
-                    .c = y,
-                    .c_row_stride = s.out});
-}
-
-void CudaOps::linear_backward(const float* x, const float* w, const float* dy, float* dx, float* dw,
-                              LinearShape s) {
-  cuda::CublasSession session(device_, stream_, products_.get(), cuda::kCublasWorkspaceBytes,
-                              false);
-  if (dx != nullptr) {
-    session.multiply({.m = s.rows,
-                      .n = s.in,
-                      .k = s.out,
-                      .a = matrix(dy, s.out, false),
-                      .b = matrix(w, s.in, false),
-                      .c = dx,
-                      .c_row_stride = s.in});
-  }
-  session.multiply({.m = s.out,
-                    .n = s.in,
-                    .k = s.rows,
-                    .beta = 1.0F,
-                    .a = matrix(dy, s.out, true),
-                    .b = matrix(x, s.in, false),
-                    .c = dw,
-                    .c_row_stride = s.in});
 }
 
 void CudaOps::activate(float* z, const float* bias, float* y, Activation f, Shape s) {

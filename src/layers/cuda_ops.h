@@ -3,7 +3,10 @@
 #pragma once
 
 #include <array>
+#include <initializer_list>
+#include <vector>
 
+#include "cuda/driver/cublas.h"
 #include "cuda/driver/launch.h"
 #include "cuda/jit/kernel.h"
 #include "cuda/kernels/layers/steps_args.h"
@@ -55,8 +58,10 @@ enum class Step : std::uint8_t {
   choice_shares_backward,
   choice_centroids_backward,
   choice_temperature_backward,
+  narrow,
+  widen,
 };
-inline constexpr int kSteps = static_cast<int>(Step::choice_temperature_backward) + 1;
+inline constexpr int kSteps = static_cast<int>(Step::widen) + 1;
 
 /// What a step is compiled from.
 cuda::KernelUnit step_unit(Step step);
@@ -71,6 +76,8 @@ class CudaOps final : public Ops<float> {
   void download(void* to, const void* from, std::int64_t bytes) override;
   void copy(const float* x, float* y, std::int64_t elems) override;
   void add(const float* x, float* y, std::int64_t elems) override;
+  void narrow(std::span<Tensor> tensors, int filled) override;
+  void widen(std::span<const Tensor> twins, std::span<const Tensor> tensors) override;
   void linear(const float* x, const float* w, float* y, LinearShape shape) override;
   void linear_backward(const float* x, const float* w, const float* dy, float* dx, float* dw,
                        LinearShape shape) override;
@@ -117,11 +124,19 @@ class CudaOps final : public Ops<float> {
 
  private:
   template <class Args>
-  void start(Step step, const Args& args, std::int64_t blocks) {
+  void start(Step step, const Args& args, std::int64_t blocks, int rows = 1) {
     cuda::Kernel& kernel = kernels_[static_cast<std::size_t>(step)];
     if (kernel.function == nullptr) kernel = cuda::load(step_unit(step), device_);
-    cuda::launch(kernel, {.x = blocks}, stream_, args);
+    cuda::launch(kernel, {.x = blocks, .y = rows}, stream_, args);
   }
+  /// Matrices as the products take them: 16-bit twins where the model computes so.
+  struct Factor {
+    const float* data;
+    std::int64_t rows, cols;
+    bool transposed;
+  };
+  std::vector<cuda::MatrixBatch> factors(std::initializer_list<Factor> wide);
+
   /// What all kernels of a choice are given, and the first two of them: means and soft clusters.
   layer_steps::ChoiceArgs start_choice(const Choice<float>& choice);
   /// Blocks for a kernel that walks over `elems` elements by the whole grid.
@@ -131,7 +146,9 @@ class CudaOps final : public Ops<float> {
   void* stream_;
   Memory memory_;
   std::array<cuda::Kernel, kSteps> kernels_;  ///< loaded at their first use
-  Buffer<std::byte> products_;                ///< cuBLAS's workspace
+  DType compute_;
+  Buffer<std::byte> products_;  ///< cuBLAS's workspace
+  std::array<Buffer<unsigned short>, 8> halves_;
   Buffer<float> d_tokens_, means_;
   Buffer<std::int32_t> highest_;
   /// Of choose() and its backward.

@@ -1,5 +1,6 @@
 #include "layers/mask.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <numeric>
@@ -16,6 +17,12 @@ constexpr std::int64_t kStridedReach = 16;
 
 bool strided(std::int64_t i, std::int64_t j, std::int64_t stride, std::int64_t reach) {
   return std::abs(i - j) <= reach || j % stride == 0;
+}
+
+/// The keys at most `reach` from row i, as a run.
+void fill_near(std::int64_t i, std::int64_t reach, std::int64_t tokens, std::uint8_t* row) {
+  const std::int64_t begin = std::max<std::int64_t>(0, i - reach);
+  std::fill(row + begin, row + std::min(tokens, i + reach + 1), std::uint8_t{1});
 }
 
 /// kRandomKeys of the row's keys: the first of a shuffle that head and row decide.
@@ -68,18 +75,18 @@ std::vector<std::uint8_t> pattern_mask(const Config& config, std::int64_t tokens
         draw_row(head, i, tokens, row);
         continue;
       }
+      if (config.pattern != Pattern::hierarchical) {
+        const bool local = config.pattern == Pattern::local;
+        fill_near(i, local ? config.window_size / 2 : kStridedReach, tokens, row);
+        for (std::int64_t j = 0; !local && j < tokens; j += config.stride) row[j] = 1;
+        continue;
+      }
       for (std::int64_t j = 0; j < tokens; ++j) {
-        if (config.pattern == Pattern::local) {
-          row[j] = std::abs(i - j) <= config.window_size / 2 ? 1 : 0;
-        } else if (config.pattern == Pattern::strided) {
-          row[j] = strided(i, j, config.stride, kStridedReach) ? 1 : 0;
-        } else {
-          float vote = 0.0F;
-          for (std::size_t s = 0; s < votes.size(); ++s) {
-            if (strided(i, j, kScales[s], kScales[s] / 4)) vote += votes[s];
-          }
-          row[j] = vote > 0.5F ? 1 : 0;
+        float vote = 0.0F;
+        for (std::size_t s = 0; s < votes.size(); ++s) {
+          if (strided(i, j, kScales[s], kScales[s] / 4)) vote += votes[s];
         }
+        row[j] = vote > 0.5F ? 1 : 0;
       }
     }
   }

@@ -186,9 +186,9 @@ class PublishedMixer final : public Mixer<T> {
       weights = floats(run.ops, run.parameters.value(scales_), 3 * run.config.heads);
     }
     if (tokens_ == run.tokens && weights == weights_) return;
-    const std::vector<std::uint8_t> mask = pattern_mask(run.config, run.tokens, weights);
-    const auto bytes = static_cast<std::int64_t>(mask.size());
-    run.ops.upload(mask_.room(run.memory, bytes), mask.data(), bytes);
+    const std::int64_t bytes = mask_heads(run.config) * square;
+    std::uint8_t* room = mask_.room(run.memory, bytes);  // a budget refuses it before it is made
+    run.ops.upload(room, pattern_mask(run.config, run.tokens, weights).data(), bytes);
     tokens_ = run.tokens;
     weights_ = weights;
   }

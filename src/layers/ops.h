@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "tilewise/asam.h"
 
@@ -96,6 +97,12 @@ class Ops {
   virtual void copy(const T* x, T* y, std::int64_t elems) = 0;
   /// y += x.
   virtual void add(const T* x, T* y, std::int64_t elems) = 0;
+
+  /// Where attention computes in 16 bits: replaces each tensor by a 16-bit twin, and fills the
+  /// first `filled` of them. Else leaves them as they are.
+  virtual void narrow(std::span<Tensor> /*tensors*/, int /*filled*/) {}
+  /// Brings twins that narrow() made back into the tensors they stand for.
+  virtual void widen(std::span<const Tensor> /*twins*/, std::span<const Tensor> /*tensors*/) {}
 
   /// y [rows, out] = x [rows, in] w^T, w [out, in].
   virtual void linear(const T* x, const T* w, T* y, LinearShape shape) = 0;

@@ -1,5 +1,6 @@
 #include "plan/choose.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -153,12 +154,59 @@ std::string reason_of(const Problem& p, const Choice& choice, double ms) {
   return std::string("least predicted time of the flash kernels") + compared_for(p) + ms_text(ms);
 }
 
+Form numbers_of(const Cost& cost) {
+  return {cost.block_m, cost.block_n, cost.splits, cost.threads};
+}
+
+/// The plan of a row in one of its forms; none when the row refuses the problem or the form.
+std::optional<Plan> plan_form(const Problem& p, const KernelRow& row, const Hardware& machine,
+                              const Choice& choice, const Form& form) {
+  if (row.pass != p.pass || row.device != p.device.type) return std::nullopt;
+  if (!passed_over(row, choice).empty() || !trial_of(row, p, choice).empty()) return std::nullopt;
+  Forms forms{.wanted = form, .seen = {}};
+  Problem asked = p;
+  asked.forms = &forms;
+  Preparation preparation = row.prepare(row, asked, machine);
+  auto* prepared = std::get_if<Prepared>(&preparation);
+  if (prepared == nullptr || numbers_of(prepared->cost) != form) return std::nullopt;
+  prepared->cost.ms = predicted_ms(row, p, prepared->cost.ms, machine);
+  return make_plan(p, row, std::move(*prepared));
+}
+
+std::optional<Plan> plan_tuned(const Problem& p, const Hardware& machine, const Choice& choice,
+                               std::span<const KernelRow> rows, const Tuning& tuned) {
+  const Winner* winner = tuned.find(tuning_key(p, machine));
+  if (winner == nullptr) return std::nullopt;
+  for (const KernelRow& row : rows) {
+    if (winner->kernel != row.name) continue;
+    std::optional<Plan> plan = plan_form(p, row, machine, choice, winner->form);
+    if (!plan) continue;
+    plan->predicted_ms = winner->ms;
+    plan->reason = "tuned: measured on this device, " + ms_text(winner->ms);
+    if (winner->model_ms > winner->ms)
+      plan->reason += "; what the model takes, " + ms_text(winner->model_ms);
+    for (const KernelRow& other : rows) {
+      if (other.pass != p.pass || other.device != p.device.type || &other == &row) continue;
+      std::string reason = passed_over(other, choice);
+      if (reason.empty()) reason = refusal_of(other.prepare(other, p, machine));
+      if (reason.empty()) reason = trial_of(other, p, choice);
+      if (reason.empty()) reason = "tuned: " + winner->kernel + " was measured faster";
+      plan->refusals.push_back({other.name, std::move(reason)});
+    }
+    return plan;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 Plan choose(const Problem& p, const Hardware& machine, const Choice& named,
-            std::span<const KernelRow> rows) {
+            std::span<const KernelRow> rows, const Tuning* tuned) {
   const Choice choice = of_pass(named, p.pass, rows);
   check_names(choice, p.pass, rows);
+  if (tuned != nullptr) {
+    if (std::optional<Plan> plan = plan_tuned(p, machine, choice, rows, *tuned)) return *plan;
+  }
   const KernelRow* best = nullptr;
   Prepared best_prepared;
   double best_ms = 0.0;
@@ -197,7 +245,34 @@ Plan choose(const Problem& p, const Hardware& machine, const Choice& named,
   Plan plan = make_plan(p, *best, std::move(best_prepared));
   plan.refusals = std::move(refusals);
   plan.reason = reason_of(p, choice, best_ms);
+  if (tuned != nullptr && !tuned->ignored().empty()) plan.reason += "; " + tuned->ignored();
   return plan;
+}
+
+std::vector<Plan> all_forms(const Problem& p, const Hardware& machine, const Choice& named,
+                            std::span<const KernelRow> rows) {
+  const Choice choice = of_pass(named, p.pass, rows);
+  std::vector<Plan> plans;
+  for (const KernelRow& row : rows) {
+    if (row.pass != p.pass || row.device != p.device.type) continue;
+    if (!passed_over(row, choice).empty() || !trial_of(row, p, choice).empty()) continue;
+    Forms forms;
+    Problem asked = p;
+    asked.forms = &forms;
+    const Preparation preparation = row.prepare(row, asked, machine);
+    const auto* prepared = std::get_if<Prepared>(&preparation);
+    if (prepared == nullptr) continue;
+    if (forms.seen.empty()) forms.seen.push_back(numbers_of(prepared->cost));
+    for (const Form& form : forms.seen) {
+      if (std::optional<Plan> plan = plan_form(p, row, machine, choice, form)) {
+        plans.push_back(std::move(*plan));
+      }
+    }
+  }
+  if (plans.empty()) plans.push_back(choose(p, machine, named, rows));
+  std::stable_sort(plans.begin(), plans.end(),
+                   [](const Plan& a, const Plan& b) { return a.predicted_ms < b.predicted_ms; });
+  return plans;
 }
 
 const KernelRow& find_row(std::span<const KernelRow> rows, const std::string& name, Pass pass) {

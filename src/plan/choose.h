@@ -4,14 +4,21 @@
 #include <span>
 
 #include "plan/kernel_row.h"
+#include "plan/tuning.h"
 
 namespace tilewise {
 
 /// Considers `rows` in order. Left to itself: the supporting `flash` rows of the device, least
 /// predicted time, ties to the earlier row. Throws Unsupported with every refusal, InvalidArgument
 /// for a forced name that does not exist.
+/// What `tuned` holds of the problem comes before the model, if the named kernel is its own.
 Plan choose(const Problem& problem, const Hardware& machine, const Choice& named,
-            std::span<const KernelRow> rows);
+            std::span<const KernelRow> rows, const Tuning* tuned = nullptr);
+
+/// Every kernel and form that could be chosen for the problem, least predicted time first, as
+/// plans. Throws as choose().
+std::vector<Plan> all_forms(const Problem& problem, const Hardware& machine, const Choice& named,
+                            std::span<const KernelRow> rows);
 
 /// "KERNEL: REASON" for each refusal, or only for that of `kernel` when one is given; kernels that
 /// share a reason share a line.

@@ -27,6 +27,8 @@ struct KeyRange {
   bool empty() const { return begin >= end; }
 };
 
+struct Forms;
+
 /// All tensors have logical axes (B, H, S, D) and rank 4; row statistics (B, H, S), rank 3; bias
 /// and mask (B, Hq, Sq, Sk), rank 4; slopes (B, Hq), rank 2. An axis that broadcasts, and the batch
 /// axis of packed tensors, has stride 0, so that element (b, h, s, d) is at b*strides[0] +
@@ -77,6 +79,7 @@ struct Problem {
   Tensor key_lengths, cu_seqlens_q, cu_seqlens_k, block_table;
   bool deterministic = false;
   Precision precision = Precision::exact;
+  Forms* forms = nullptr;  ///< of a problem that is planned for tuning: plan/forms.h
 
   /// True when the sequences share the S axis of k and v, too.
   bool packed_keys() const { return packed && !paged; }

@@ -147,6 +147,11 @@ class Bench(CliTest):
 
     def test_threads(self) -> None:
         self.assertEqual(self.rows("--seq", "32", "--threads", "1", *QUICK)[0]["threads"], 1)
+        # Where planned and made lists are two, the plan is made anew: for as many threads.
+        listed = ["--case", "b2 h4 s256 d64 bf16 blocks=32,32:1,h:0.4"]
+        for threads in ("1", "3"):
+            rows = self.rows(*listed, "--threads", threads, *QUICK)
+            self.assertEqual({row["status"] for row in rows}, {"ok"})
 
     def test_every_preset_is_read(self) -> None:
         last = self.ok("bench", "--help").split("Presets:")[1]

@@ -95,6 +95,7 @@ class BadInput(CliTest):
             (("bench", "--layer", "fast"), "'fast': expected one of original, flash, adaptive"),
             (("bench", "--preset", "asam"), "--preset 'asam'"),
             (("bench", "--heads", "3"), "--heads 3"),
+            (("bench", "--compute", "f16"), "config.compute is float16"),
             (("train", "--task", "sort"), "--task 'sort'"),
             (("train", "--block", "48"), "config.block_size is 48"),
             (("run", "absent.safetensors", "x.npy"), "absent.safetensors"),

@@ -387,6 +387,29 @@ class Plan(CliTest):
             self.assertAlmostEqual(row[f"{name} f32_ms"], total)
         self.assertEqual(row["origin"], "2 of 5 measured")
 
+    def test_advice_takes_both_passes_as_one_and_no_prediction_beside(self) -> None:
+        shape = {"batch": 8, "heads": 1, "seq_q": 1024, "head_dim": 64, "dtype": "float32"}
+        rows = [
+            {**shape, "kernel": f"{name}_fwd{more}", "pass": "fwd", "ms_median": 40.0}
+            | {"status": "ok", "implementation": name}
+            for name, more in (("flash", "_avx512"), ("eager", ""))
+        ]
+        rows += [
+            {**shape, "kernel": kernel, "pass": "fwd+bwd", "ms_median": ms, "status": "ok"}
+            for kernel, ms in (
+                ("flash_fwd_avx512+flash_bwd_avx512", 300.0),
+                ("eager_fwd+eager_bwd", 500.0),
+            )
+        ]
+        path = self.folder / "results.json"
+        path.write_text(json.dumps({"environment": {"cpu": "AMD EPYC"}, "rows": rows}))
+        words = ["plan", "--advise", "--hardware", "epyc-2", "--measured", str(path)]
+        words += ["--batch", "8", "--seq", "1024", "--dim", "64", "--format", "json"]
+        (row,) = json.loads(self.ok(*words))["lengths"]
+        self.assertEqual((row["flash f32_ms"], row["eager f32_ms"]), (300.0, 500.0))
+        self.assertLess(row["flash bf16_ms"], 200.0)  # predicted, and not taken
+        self.assertEqual(row["use"], "flash f32")
+
     def test_measured_rates_are_kept(self) -> None:
         """`info --measure` writes what the next plan counts on; a damaged file is as none."""
         state = {"XDG_STATE_HOME": str(self.folder), "TILEWISE_STATE_DIR": ""}

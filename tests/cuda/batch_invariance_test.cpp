@@ -7,6 +7,7 @@
 
 #include "cuda/device_tensor.h"
 #include "cuda/kernels/bwd_sm80/bias.h"
+#include "cuda/kernels/rows/combine.h"
 #include "cuda/machine.h"
 #include "harness/case.h"
 #include "harness/materialize.h"
@@ -52,6 +53,17 @@ TEST(BatchInvariance, DeterministicChoicesAreThoseOfOneEntry) {
     }
   }
   EXPECT_GT(different, 0) << "the batch decides nothing here: other problems are needed";
+}
+
+TEST(BatchInvariance, PartsAreMergedAlike) {
+  const auto shares = [](const std::string& line) {
+    const PlannedCase c(parse_case(line), kCuda);
+    return cuda::combine_shares(make_problem(c.forward(), c.spec(), Purpose::plan), 32);
+  };
+  const std::string problem = "h8/2 q1 k8192 d128 bf16 pass=fwd";
+  EXPECT_NE(shares("b1 " + problem), shares("b900 " + problem)) << "the batch decides nothing here";
+  EXPECT_EQ(shares("b1 " + problem + " deterministic"),
+            shares("b900 " + problem + " deterministic"));
 }
 
 TEST(BatchInvariance, LengthsOfTheOthersDecideNothing) {

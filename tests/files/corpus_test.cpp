@@ -31,7 +31,9 @@ void check_corpus(const std::string& format, Load load) {
   EXPECT_GE(bad, 8);
 }
 
-TEST(Corpus, Npy) { check_corpus("npy", load_npy); }
+TEST(Corpus, Npy) {
+  check_corpus("npy", [](const std::filesystem::path& path) { load_npy(path); });
+}
 
 TEST(Corpus, Safetensors) { check_corpus("safetensors", load_safetensors); }
 

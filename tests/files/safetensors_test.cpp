@@ -157,12 +157,18 @@ TEST(Safetensors, RefusesWrongOffsets) {
                        "tensor \"b\", uint8 (2,): bytes 2 to 4 overlap"));
 }
 
-TEST(Safetensors, RefusesOtherTypes) {
-  for (const std::string dtype : {"F8_E4M3", "I16", "U32", "f32", "", "C64"}) {
-    EXPECT_TRUE(contains(error_of_tensor(dtype, "[1]", "[0,4]"),
-                         "tensor \"a\": the type \"" + dtype + "\" is not read"))
-        << dtype;
+TEST(Safetensors, NamesTensorsOfOtherTypesAndTakesTheRest) {
+  for (const std::string dtype : {"F8_E4M3", "I16", "U32", "f32", "C64"}) {
+    const std::string file = file_with(
+        "{" + entry("odd", dtype, "[3]", "[0,2]") + "," + entry("a", "U8", "[2]", "[2,4]") + "}",
+        "1234");
+    MemorySource source("x.safetensors", as_file(file));
+    const Safetensors content = read_safetensors(source);
+    EXPECT_EQ(content.unread, (std::map<std::string, std::string>{{"odd", dtype}}));
+    ASSERT_EQ(content.tensors.size(), 1U);
+    EXPECT_EQ(content.tensors[0].name, "a");
   }
+  EXPECT_TRUE(contains(error_of_tensor("", "[1]", "[0,4]"), "tensor \"a\": the type is empty"));
 }
 
 TEST(Safetensors, RefusesDuplicateNames) {

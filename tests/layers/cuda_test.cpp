@@ -215,8 +215,8 @@ Config pupil(LayerKind kind, Pattern pattern, bool on_device) {
 /// A model that learns on one device, from the same weights and batches.
 class Pupil {
  public:
-  Pupil(const Config& c, void* stream)
-      : model_(c, {.stream = stream}), trainer_(model_, {.learning_rate = 1e-3}) {
+  Pupil(const Config& c, void* stream, const TrainOptions& options = {.learning_rate = 1e-3})
+      : model_(c, {.stream = stream}), trainer_(model_, options) {
     std::mt19937 random(2);
     for (std::int32_t& id : ids_) id = static_cast<std::int32_t>(random() % 11);
     for (std::int32_t& label : labels_) label = static_cast<std::int32_t>(random() % 5);
@@ -240,7 +240,8 @@ class Pupil {
                   Tensor::contiguous(on_device_ ? y_ : labels_.data(), DType::int32, {3}, device));
     return trainer_.status().loss;
   }
-  /// The largest difference of a weight, relative to how far it could have gone.
+  TrainStatus status() const { return trainer_.status(); }
+  /// The largest difference of a weight.
   double gap(const Pupil& other) const {
     double worst = 0.0;
     for (std::size_t n = 0; n < model_.parameters().size(); ++n) {
@@ -302,6 +303,29 @@ TEST_P(DeviceModels, AGraphTrainsBitByBitAlike) {
   Pupil replayed(c, second.get());
   for (int n = 0; n < 4; ++n) EXPECT_EQ(plain.step(), replayed.step()) << "step " << n;
   EXPECT_EQ(plain.gap(replayed), 0.0);
+}
+
+TEST_P(DeviceModels, SixteenBitsTrainNearly) {
+  for (const DType compute : {DType::bfloat16, DType::float16}) {
+    Config c = pupil(GetParam().kind, GetParam().pattern, true);
+    Pupil wide(c, nullptr);
+    c.compute = compute;
+    Pupil narrow(c, nullptr, {.learning_rate = 1e-3, .scale_loss = compute == DType::float16});
+    for (int n = 0; n < 4; ++n) EXPECT_NEAR(narrow.step(), wide.step(), 0.05) << "step " << n;
+    EXPECT_EQ(narrow.status().skipped, 0);
+  }
+}
+
+TEST_P(DeviceModels, AnOverflowLeavesTheWeightsBitwiseAlone) {
+  Config c = pupil(GetParam().kind, GetParam().pattern, true);
+  c.compute = DType::float16;
+  const TrainOptions huge{.learning_rate = 1e-3, .scale_loss = true, .initial_scale = 1e30};
+  Pupil untouched(c, nullptr, huge), overflowing(c, nullptr, huge);
+  overflowing.step();
+  EXPECT_EQ(overflowing.status().skipped, 1);
+  EXPECT_EQ(overflowing.status().steps, 0);
+  EXPECT_FLOAT_EQ(static_cast<float>(overflowing.status().scale), 0.5e30F);
+  EXPECT_EQ(overflowing.gap(untouched), 0.0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, DeviceModels,

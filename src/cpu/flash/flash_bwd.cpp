@@ -44,7 +44,7 @@ int parts(std::int64_t pairs, std::int64_t most, int threads) {
 
 }  // namespace
 
-BackwardGeometry::BackwardGeometry(const Problem& p, const Micro& micro, int threads)
+BackwardGeometry::BackwardGeometry(const Problem& p, const Micro& micro, int threads, int wanted)
     : keys(p.seq_k, kTileKeys, p.block_list.block_k, kLeastKeys, kLeastKeys) {
   ld_q = round_up(p.head_dim, micro.lanes);
   ld_v = round_up(p.head_dim_v, micro.lanes);
@@ -56,10 +56,23 @@ BackwardGeometry::BackwardGeometry(const Problem& p, const Micro& micro, int thr
       takes_the_first(p) ? kMaxSplits : std::clamp<std::int64_t>(keys.count(), 1, kMaxSplits);
   // Those beyond the blocks there are would add zeros.
   const int decisive_threads = p.deterministic ? kDecisiveThreads : threads;
-  splits = static_cast<int>(std::min<std::int64_t>(parts(decisive_pairs, most, decisive_threads),
-                                                   std::max<std::int64_t>(keys.count(), 1)));
+  splits = static_cast<int>(
+      std::min<std::int64_t>(wanted > 0 ? wanted : parts(decisive_pairs, most, decisive_threads),
+                             std::max<std::int64_t>(keys.count(), 1)));
   dq_elems = p.query_rows() * ld_q;
   capture_parts = CaptureGradients(p).parts(p.deterministic ? kDecisiveThreads : threads);
+}
+
+Form backward_form(const Problem& p, const Micro& micro, const Hardware& machine) {
+  const int threads = threads_with_work(p, machine);
+  const BackwardGeometry g(p, micro, threads);
+  std::vector<Form> others;
+  for (const int count : thread_counts(machine)) {
+    for (int parts = 1; parts <= std::min<std::int64_t>(kMaxSplits, g.keys.count()); parts *= 2) {
+      others.push_back({kTileRows, kTileKeys, parts, count});
+    }
+  }
+  return form_of(p, {kTileRows, kTileKeys, g.splits, threads}, others);
 }
 
 Backward::Backward(const Problem& p, const Micro& micro, const Context& context,
@@ -334,13 +347,10 @@ void flash_backward(const KernelRow& row, const Problem& problem, const Context&
 Prepared flash_backward_prepared(const KernelRow& row, const Problem& problem,
                                  const Hardware& machine) {
   const Isa isa = *static_cast<const Isa*>(row.config);
-  const int threads = threads_with_work(problem, machine);
-  const BackwardGeometry g(problem, micro(isa), threads);
+  const Form form = backward_form(problem, micro(isa), machine);
+  const BackwardGeometry g(problem, micro(isa), form.threads, form.splits);
   Cost cost;
-  cost.block_m = kTileRows;
-  cost.block_n = kTileKeys;
-  cost.splits = g.splits;
-  cost.threads = threads;
+  set_form(cost, form);
   cost.memory = Backward::workspace_items(problem, micro(isa), g);
   predict_flash_time(problem, machine, isa, cost);
   return {std::move(cost), remember(g)};

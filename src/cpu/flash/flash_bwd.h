@@ -20,8 +20,12 @@ struct BackwardGeometry {
   int splits, workers;
   int capture_parts;  ///< of the gradients of captured tensors; 0 where none is wanted
 
-  BackwardGeometry(const Problem& p, const Micro& micro, int threads);
+  /// `parts`: of each pair's keys; 0: as many as the threads ask for.
+  BackwardGeometry(const Problem& p, const Micro& micro, int threads, int parts = 0);
 };
+
+/// Threads and parts, by the model or as tuning wants them.
+Form backward_form(const Problem& p, const Micro& micro, const Hardware& machine);
 
 /// A block of keys of one (sequence, key head), and whose partial of dQ its share is added to.
 struct KeyBlock {

@@ -289,13 +289,10 @@ void flash_backward_bf16(const KernelRow& row, const Problem& problem, const Con
 Prepared flash_backward_bf16_prepared(const KernelRow& row, const Problem& problem,
                                       const Hardware& machine) {
   const Isa isa = *static_cast<const Isa*>(row.config);
-  const int threads = threads_with_work(problem, machine);
-  const BackwardGeometry g(problem, micro(isa), threads);
+  const Form form = backward_form(problem, micro(isa), machine);
+  const BackwardGeometry g(problem, micro(isa), form.threads, form.splits);
   Cost cost;
-  cost.block_m = kTileRows;
-  cost.block_n = kTileKeys;
-  cost.splits = g.splits;
-  cost.threads = threads;
+  set_form(cost, form);
   cost.memory = Backward::workspace_items(problem, micro(isa), g);
   for (const MemoryPart& part : packed_items(problem, g)) cost.memory.push_back(part);
   predict_flash_time(problem, machine, isa, cost);

@@ -415,13 +415,17 @@ Prepared flash_decode_prepared(const KernelRow& row, const Problem& problem,
   const Isa isa = *static_cast<const Isa*>(row.config);
   const bool reads = problem.group() * problem.seq_q <= kReadingRows;
   const CpuForm form = reads ? CpuForm::decode : CpuForm::flash;
-  const int threads = threads_with_work(problem, machine);
-  const Geometry g(problem, micro(isa), threads);
+  const auto of_threads = [&](int threads) {
+    const Geometry g(problem, micro(isa), threads);
+    return Form{static_cast<int>(g.strip_rows), static_cast<int>(g.block_keys),
+                static_cast<int>(g.splits), threads};
+  };
+  std::vector<Form> others;
+  for (const int threads : thread_counts(machine)) others.push_back(of_threads(threads));
+  const Form taken = form_of(problem, of_threads(threads_with_work(problem, machine)), others);
+  const Geometry g(problem, micro(isa), taken.threads);
   Cost cost;
-  cost.block_m = static_cast<int>(g.strip_rows);
-  cost.block_n = static_cast<int>(g.block_keys);
-  cost.splits = static_cast<int>(g.splits);
-  cost.threads = threads;
+  set_form(cost, taken);
   cost.memory = workspace_items(g);
   predict_flash_time(problem, machine, isa, cost, form);
   return {std::move(cost), remember(g)};

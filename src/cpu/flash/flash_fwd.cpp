@@ -46,8 +46,8 @@ struct Geometry {
   int lanes;
   int workers;
 
-  Geometry(const Problem& p, const Micro& micro, int threads)
-      : tasks(p.seq_q, kTaskRows, p.block_list.block_q, kTaskRows, 6) {
+  Geometry(const Problem& p, const Micro& micro, int task_rows, int threads)
+      : tasks(p.seq_q, task_rows, p.block_list.block_q, kTaskRows, 6) {
     lanes = micro.lanes;
     ld_q = p.head_dim;  // Q rows are only read element by element
     ld_v = round_up(p.head_dim_v, micro.lanes);
@@ -399,12 +399,12 @@ Prepared flash_forward_prepared(const KernelRow& row, const Problem& problem,
                                 const Hardware& machine) {
   if (few_query_rows(problem)) return flash_decode_prepared(row, problem, machine);
   const Isa isa = *static_cast<const Isa*>(row.config);
-  const int threads = threads_with_work(problem, machine);
-  const Geometry g(problem, micro(isa), threads);
+  const Form form =
+      form_of(problem, {kTaskRows, kBlockKeys, 1, threads_with_work(problem, machine)},
+              cpu_forms(machine, {kTaskRows, kTaskRows / 2, kTaskRows / 4}, {kBlockKeys}));
+  const Geometry g(problem, micro(isa), form.block_m, form.threads);
   Cost cost;
-  cost.block_m = kTaskRows;
-  cost.block_n = kBlockKeys;
-  cost.threads = threads;
+  set_form(cost, form);
   cost.memory = workspace_items(problem, g);
   predict_flash_time(problem, machine, isa, cost);
   return {std::move(cost), remember(g)};

@@ -60,18 +60,18 @@ struct Geometry {
   Cuts tasks;                           ///< blocks of query rows of the longest sequence
   int workers;
 
-  Geometry(const Problem& p, const Bf16Micro& products, int threads)
+  Geometry(const Problem& p, const Bf16Micro& products, const Form& form)
       : one_pass(takes_one_pass(p, products)),
-        block_keys(one_pass ? kOnePassKeys : kStripKeys),
-        tasks(p.seq_q, kTaskRows, p.block_list.block_q, kTaskRows, kRowStep) {
+        block_keys(form.block_n),
+        tasks(p.seq_q, form.block_m, p.block_list.block_q, kTaskRows, kRowStep) {
     ld_s = block_keys + 16;
     ld_p = block_keys + 32;
     ld_q = round_up(p.head_dim, 32);
     ld_v = round_up(p.head_dim_v, 16);
     keys = round_up(std::max<std::int64_t>(p.seq_k, 1), block_keys);
     pairs = p.batch * p.heads_k;
-    workers = threads;
-    pairs_at_a_time = cpu::pairs_at_a_time(p, tasks.count() * p.group(), threads);
+    workers = form.threads;
+    pairs_at_a_time = cpu::pairs_at_a_time(p, tasks.count() * p.group(), workers);
   }
 };
 
@@ -394,12 +394,13 @@ void flash_forward_bf16(const KernelRow& row, const Problem& problem, const Cont
 Prepared flash_forward_bf16_prepared(const KernelRow& row, const Problem& problem,
                                      const Hardware& machine) {
   const Isa isa = *static_cast<const Isa*>(row.config);
-  const int threads = threads_with_work(problem, machine);
-  const Geometry g(problem, bf16_micro(isa), threads);
+  const int keys = takes_one_pass(problem, bf16_micro(isa)) ? kOnePassKeys : kStripKeys;
+  const Form form = form_of(
+      problem, {kTaskRows, keys, 1, threads_with_work(problem, machine)},
+      cpu_forms(machine, {kTaskRows, kTaskRows / 2, kTaskRows / 4}, {256, 512, 1024, 2048}));
+  const Geometry g(problem, bf16_micro(isa), form);
   Cost cost;
-  cost.block_m = kTaskRows;
-  cost.block_n = g.block_keys;
-  cost.threads = threads;
+  set_form(cost, form);
   cost.memory = workspace_items(problem, g);
   predict_flash_time(problem, machine, isa, cost);
   return {std::move(cost), remember(g)};

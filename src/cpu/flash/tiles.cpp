@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cpu/key_run.h"
+#include "cpu/micro/bf16_micro.h"
 #include "cpu/micro/elements.h"
 #include "cpu/textbook/row_passes.h"
 #include "plan/accounting.h"
@@ -177,16 +178,23 @@ void clear_rows_past_the_end(const Problem& p) {
 
 namespace {
 
+/// Whether vdpbf16ps runs at the rate of a float32 multiply-add, not at half of it. Of a CPU that
+/// is not here its maker tells: Intel's do not, with AMX or without.
+bool has_fast_bf16(const Hardware& machine) {
+  if (!machine.at_hand || best_isa() < Isa::avx512bf16)
+    return machine.name.find("AMD") != std::string::npos;
+  constexpr double kBetween = 1.5;
+  static const bool fast = bf16_product_rate_avx512bf16() > kBetween;
+  return fast;
+}
+
 CpuWork flash_work(const Problem& p, const Hardware& machine, Isa isa) {
   CpuWork work;
   work.pairs = visible_pairs(p);
   work.flops = attention_flops(p);
   work.rates = isa_rates(isa_name(isa), p.pass);
-  // Intel's CPUs run vdpbf16ps at half the rate of a float32 multiply-add, with AMX or without;
-  // isa_rates() has AMD's.
-  if (isa == Isa::avx512bf16 && machine.name.find("AMD") == std::string::npos) {
-    work.rates = {0.5, 0.5};
-  }
+  // isa_rates() has those of a CPU whose vdpbf16ps is as fast as a float32 multiply-add.
+  if (isa == Isa::avx512bf16 && !has_fast_bf16(machine)) work.rates = {0.5, 0.5};
   work.bytes = problem_bytes(p);
   return work;
 }
@@ -201,6 +209,33 @@ int threads_with_work(const Problem& p, const Hardware& machine) {
   const double parts = std::max(flops / kFlops, problem_bytes(p) / kBytes);
   const double most = std::max(1, machine.threads);
   return static_cast<int>(std::clamp(parts, 1.0, most));
+}
+
+std::vector<int> thread_counts(const Hardware& machine) {
+  std::vector<int> counts;
+  for (int count = 1; count < machine.threads; count *= 2) counts.push_back(count);
+  counts.push_back(std::max(1, machine.threads));
+  return counts;
+}
+
+std::vector<Form> cpu_forms(const Hardware& machine, std::initializer_list<int> blocks_m,
+                            std::initializer_list<int> blocks_n) {
+  std::vector<Form> forms;
+  for (const int block_m : blocks_m) {
+    for (const int block_n : blocks_n) {
+      for (const int threads : thread_counts(machine)) {
+        forms.push_back({block_m, block_n, 1, threads});
+      }
+    }
+  }
+  return forms;
+}
+
+void set_form(Cost& cost, const Form& form) {
+  cost.block_m = form.block_m;
+  cost.block_n = form.block_n;
+  cost.splits = form.splits;
+  cost.threads = form.threads;
 }
 
 void predict_flash_time(const Problem& p, const Hardware& machine, Isa isa, Cost& cost,

@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "cpu/micro/micro.h"
+#include "plan/forms.h"
 #include "plan/kernel_row.h"
 #include "plan/time_model.h"
 #include "problem/blocks.h"
@@ -97,6 +98,13 @@ std::string tiled_refusal(const Problem& p, Isa isa, const Hardware& machine);
 /// Threads of the machine that a tiled kernel has work for: waking one costs microseconds, and a
 /// call that takes few is done sooner without.
 int threads_with_work(const Problem& p, const Hardware& machine);
+
+/// Numbers of threads that are worth measuring: powers of two, and all.
+std::vector<int> thread_counts(const Hardware& machine);
+/// Forms of all combinations, each with every one of thread_counts().
+std::vector<Form> cpu_forms(const Hardware& machine, std::initializer_list<int> blocks_m,
+                            std::initializer_list<int> blocks_n);
+void set_form(Cost& cost, const Form& form);
 
 /// Fills cost.ms and cost.bytes_moved of a tiled kernel: arithmetic at the set's rate beside one
 /// reading of the tensors, and the cost of starting the parallel regions.

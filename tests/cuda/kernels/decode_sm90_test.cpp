@@ -7,6 +7,7 @@
 #include "cuda/machine.h"
 #include "harness/case.h"
 #include "harness/materialize.h"
+#include "plan/choose.h"
 #include "problem/problem.h"
 
 namespace tilewise::cuda {
@@ -83,12 +84,26 @@ TEST(DecodeSm90, TwoBlocksFitAMultiprocessor) {
   }
 }
 
+TEST(DecodeSm90, PagesAndLengthsAreTakenByThePlan) {
+  const auto chosen = [](const std::string& line) {
+    return choose(problem(line), machine(90), {}, kernel_table()).kernel;
+  };
+  EXPECT_EQ(chosen("b16 h32/4 q1 k8192 d128 bf16 layout=bshd paged=16 lengths=8192,9,4000,8192,1,"
+                   "700,8000,64,8192,9,4000,8192,1,700,8000,64"),
+            "flash_decode_sm90");
+  // As many keys for every entry, side by side: the kernel of long rows is faster.
+  EXPECT_NE(chosen("b16 h32/4 q1 k8192 d128 bf16"), "flash_decode_sm90");
+  EXPECT_NE(chosen("b4 h16 s2048 d128 bf16 causal"), "flash_decode_sm90");
+}
+
 TEST(DecodeSm90, RefusesByName) {
   EXPECT_EQ(refusal("b2 h8/2 q1 k2048 d128 bf16 lengths=2048,9 paged=16 causal sink softcap=5"),
             "");
   EXPECT_NE(refusal("b2 h8/2 q1 k2048 d128 f32"), "");
   EXPECT_NE(refusal("b2 h8/2 q1 k2048 d128 bf16 bias=1,h,q,k"), "");
   EXPECT_NE(refusal("b2 h8/2 q1 k2048 d127 bf16"), "");
+  EXPECT_EQ(refusal("b2 h8/1 q32 k2048 d128 bf16"), "");
+  EXPECT_NE(refusal("b2 h8/1 q33 k2048 d128 bf16"), "");
   EXPECT_NE(refusal("packed=3,5 h8/2 d128 bf16"), "");
   EXPECT_NE(refusal("b2 h8/2 q1 k2048 d128 bf16 layout=transposed"), "");
   EXPECT_NE(decode_refusal(problem("b2 h8/2 q1 k2048 d128 bf16"), machine(80)), "");

@@ -361,6 +361,24 @@ TEST(ForwardSm90, SplitsKeysWhereTheGridIsSmall) {
   EXPECT_GT(sm90_choose(p, h100()).splits, 1);
 }
 
+// Their tiles see nearly all keys each: parts that make one wave and a little more would take two.
+TEST(ForwardSm90, PartsOfAChunkOnAPrefixRunAtOnce) {
+  for (const auto& [seq_q, seq_k] : {std::pair{16, 8192}, {64, 16384}, {128, 8192}, {512, 16384}}) {
+    Problem p = problem(DType::bfloat16, seq_q, seq_k, 128, 128);
+    p.batch = 1;
+    p.heads_q = 32;
+    p.causal = Causal::bottom_right;
+    p.right = 0;
+    const Sm90Choice choice = sm90_choose(p, h100());
+    const int shift = sm90_pack_shift(p, *choice.tile);
+    const Config config = sm90_config(p, *choice.tile, choice.splits > 1);
+    const SectionOrder order =
+        sm90_order(p, config, choice.tile->block_m() >> shift, choice.splits);
+    EXPECT_LE(order.heads * order.blocks, 132) << seq_q << ' ' << seq_k;
+    EXPECT_GE(order.heads * order.blocks, 64) << seq_q << ' ' << seq_k;
+  }
+}
+
 TEST(ForwardSm90, ATileForShortWindowsIsTakenForNothingElse) {
   for (const std::int64_t seq : {512, 2048, 8192, 16384}) {
     Problem p = problem(DType::bfloat16, seq, seq, 128, 128);

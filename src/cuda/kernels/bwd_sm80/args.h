@@ -62,9 +62,10 @@ struct Args {
   /// (B, Hq, rows_q): LSE * log2 e, +inf where nothing was seen: bwd_delta. Under a bias refine
   /// moves it where it is far from all logits.
   float* lse2 = nullptr;
-  float* lse2_low = nullptr;  ///< likewise: what rounding took from lse2; Config::keeps_low() only
-  float coarse = -1.0F;       ///< one plane: up to this |lse2| refine leaves blocks of rows alone
-  float* delta = nullptr;     ///< (B, Hq, rows_q): rowsum(dO O) - dLSE; refine corrects it
+  /// Likewise: what rounding took from lse2. With Config::keeps_low(), and for bwd_sinks.
+  float* lse2_low = nullptr;
+  float coarse = -1.0F;    ///< one plane: up to this |lse2| refine leaves blocks of rows alone
+  float* delta = nullptr;  ///< (B, Hq, rows_q): rowsum(dO O) - dLSE; refine corrects it
   const float* d_lse = nullptr;  ///< (B, Hq, Sq), may be null; read by refine
   long long d_lse_b = 0, d_lse_h = 0, d_lse_s = 0;
   int rows_q = 0;          ///< seq_q rounded up to kScaleRows

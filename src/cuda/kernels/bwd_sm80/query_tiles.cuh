@@ -394,7 +394,9 @@ struct QueryGradient {
       const bool says = total > 0x1p-20F && total < (kMoves ? 0x1p60F : 0x1p20F);
       if (lane % 4 != 0 || i >= args.seq_q || !says) continue;
       if (kMoves && base2 != 0.0F) args.lse2[row_index(i)] = lse2[r] + base2;
-      if (kConfig.scaled || (kMoves && fabsf(lse2[r]) > kCoarseUnderBias)) {
+      // A sink's gradient is a sum over rows: what rounding took from P of each shows.
+      const bool shows = args.sinks != nullptr && args.lse2_low != nullptr;
+      if (kConfig.scaled || shows || (kMoves && fabsf(lse2[r]) > kCoarseUnderBias)) {
         args.lse2_low[row_index(i)] = log2_approx(total);
       }
       const float d_lse =

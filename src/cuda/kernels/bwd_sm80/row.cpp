@@ -38,8 +38,10 @@ std::string refusal(const Problem& p, const Hardware& machine) {
   return reason.empty() ? lists_refusal(p, machine) : reason;
 }
 
-/// As Config::keeps_low().
-bool keeps_low(const Problem& p) { return host::form(p).scaled || p.bias.defined(); }
+/// As Config::keeps_low(), and where the gradient of sinks asks for it.
+bool keeps_low(const Problem& p) {
+  return host::form(p).scaled || p.bias.defined() || p.dsinks.defined();
+}
 
 void add_row_memory(const Problem& p, std::vector<MemoryPart>& items) {
   const auto add = [&](const char* name) {

@@ -10,6 +10,7 @@
 #include "cuda/jit/config_text.h"
 #include "plan/accounting.h"
 #include "plan/decisive.h"
+#include "plan/forms.h"
 #include "problem/blocks.h"
 
 namespace tilewise::cuda::bwd_tiles {
@@ -303,6 +304,7 @@ OnePass choose_one_pass(const Problem& p, const Hardware& machine) {
             heads * static_cast<double>(rows_k(p, tile.block_n)) * (dims(p).qk + dims(p).v) * 4.0;
         ms += host::kKernelMs + 1e-6 * sums * (2.0 + 0.25 * splits) / machine.bandwidth_gbps;
       }
+      if (!admits(p, {tile.block_m, tile.block_n, splits})) continue;
       if (best.tile == nullptr || ms < best.ms) best = {&tile, splits, ms};
     }
   }
@@ -358,6 +360,7 @@ TwoPass choose_two_pass(const Problem& p, const Hardware& machine) {
       const bool short_rows = std::min(p.seq_q, p.seq_k) < std::int64_t{64} * splits;
       const bool whole = full || p.packed || p.block_list.defined();
       if (splits > 1 && (whole || short_rows)) break;
+      if (!admits(p, {pair.keys.block_m, pair.keys.block_n, splits})) continue;
       const double ms = predict_two_pass(p, pair, splits, machine);
       if (best.pair == nullptr || ms < best.ms) best = {&pair, splits, ms};
     }

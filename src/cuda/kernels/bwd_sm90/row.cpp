@@ -135,7 +135,7 @@ std::int64_t counters(const Problem& p, const Config& config) {
 /// Whether rounding of O would show in delta: besides where it does in any row, in a small problem
 /// whose mask leaves some rows few keys, or where sums over rows are asked for. Sums over the rows
 /// of a large one even out.
-/// The kernels that could work delta out know of no list.
+/// Not beside a list: no case has shown that rounding there.
 bool refines(const Problem& p, const Config& config) {
   if (config.listed()) return false;
   if (bwd_tiles::is_tiny(p)) return true;

@@ -25,13 +25,20 @@ constexpr int kMostStages = 8;
 /// The counter counts to 2^24.
 constexpr double kMostItems = 0x1p23;
 constexpr int kLeastBoxRows = 16;
+/// Of a key head: each tile of rows reads all its keys again.
+constexpr std::int64_t kMostRows = 256;
 
-/// Bytes a millisecond that one multiprocessor reads at most.
-constexpr double kMultiprocessorRate = 70e6;
-/// A block of keys by the number of row warps (1, 2, 4), where nothing waits for memory; an item's
-/// start and end; the first copies of a launch; the merge and each of its parts. Milliseconds.
-constexpr double kBlockMs[] = {0.4e-3, 0.5e-3, 0.5e-3, 0.9e-3};
-constexpr double kItemMs = 1.0e-3, kFirstMs = 1.5e-3, kMergeMs = 2.5e-3, kMergedPartMs = 5e-5;
+/// A block of keys of 32 KiB by the number of row warps, where nothing waits for memory.
+constexpr double kBlockMs[] = {0.72e-3, 0.85e-3, 0.85e-3, 1.1e-3};
+constexpr double kBlockBytes = 32.0 * 1024;
+/// An item's start and end, where no other hides them; the start of a launch; the merge of parts,
+/// and each of them.
+constexpr double kItemMs = 3.5e-3, kFirstMs = 0.5e-3, kMergeMs = 2.5e-3, kMergedPartMs = 6e-5;
+/// How much of a last item runs alone.
+constexpr double kTail = 0.3;
+/// Lengths on the device: entries have this share of the keys that there is room for, and the
+/// counter evens them out.
+constexpr double kFilled = 0.75;
 
 int panels(std::int64_t dim) { return static_cast<int>(ceil_div(dim, 64)); }
 
@@ -103,28 +110,31 @@ int most_parts(const Problem& p, std::int64_t keys) {
   return end <= begin ? 1 : static_cast<int>(ceil_div(end, keys) - begin / keys);
 }
 
-/// Milliseconds of the items of all entries, each with all its keys.
+/// Keys that an entry is taken to have.
+double likely_keys(const Problem& p) {
+  const double share = p.key_lengths.defined() ? kFilled : 1.0;
+  return std::max(
+      1.0, std::min(share * static_cast<double>(p.seq_k), static_cast<double>(most_keys(p))));
+}
+
 double predict(const Problem& p, const DecodeChoice& c, const Hardware& machine) {
-  const double sms = std::max(1, machine.multiprocessors);
-  const double slots = sms * c.config.blocks;
-  const double keys = std::min<double>(static_cast<double>(most_keys(p)), c.keys);
-  const double pairs = static_cast<double>(p.batch * p.heads_k) * c.row_tiles;
-  const double parts = std::max(1.0, static_cast<double>(most_keys(p)) / c.keys);
-  const double items = pairs * std::ceil(parts);
+  const double slots = static_cast<double>(std::max(1, machine.multiprocessors)) * c.config.blocks;
+  const double all_keys = likely_keys(p), parts = std::max(1.0, all_keys / c.keys);
+  const auto pairs = static_cast<double>(p.batch * p.heads_k);
+  const double items = pairs * c.row_tiles * std::ceil(parts);
   const double key_bytes = 2.0 * static_cast<double>(p.head_dim + p.head_dim_v);
-  const double blocks = keys / kBlockN;
-  // Of an item when `active` of them run at a time. Other tiles of the same rows find K and V in
-  // L2.
-  const auto item_ms = [&](double active) {
-    const double of_memory = 1e6 * machine.bandwidth_gbps / active * c.row_tiles;
-    const double of_sm = kMultiprocessorRate / std::max(1.0, active / sms);
-    const double compute = blocks * kBlockMs[c.config.row_warps - 1] * std::max(1.0, active / sms);
-    return kItemMs + std::max(keys * key_bytes / std::min(of_memory, of_sm), compute);
-  };
-  const double waves = std::floor(items / slots), rest = items - waves * slots;
-  double ms = waves * item_ms(slots) + (rest > 0.0 ? item_ms(rest) : 0.0);
-  // Lengths that differ leave the last items of some multiprocessors alone.
-  if (p.key_lengths.defined() && waves > 0.0) ms += 0.5 * item_ms(sms);
+  const double block_ms =
+      kBlockMs[c.config.row_warps - 1] * (0.35 + 0.65 * key_bytes * kBlockN / kBlockBytes);
+  const double longest =
+      block_ms *
+      std::max(1.0, std::min<double>(static_cast<double>(most_keys(p)), c.keys) / kBlockN);
+  const double waves = std::ceil(items / slots);
+  // Other tiles of the same rows find K and V in L2.
+  const double memory = 1e-6 * pairs * all_keys * key_bytes / machine.bandwidth_gbps;
+  double ms = std::max({memory, items / slots * longest, longest});
+  ms += kItemMs * std::min(waves, 2.0);
+  // Lengths that differ, and waves that are not full, leave some multiprocessors alone at the end.
+  if (p.key_lengths.defined() || (waves > 1.0 && items < waves * slots)) ms += kTail * longest;
   ms += host::kKernelMs + kFirstMs;
   if (c.most_parts > 1) {
     const double partial =
@@ -132,6 +142,42 @@ double predict(const Problem& p, const DecodeChoice& c, const Hardware& machine)
     ms += kMergeMs + kMergedPartMs * c.most_parts + 1e-6 * 2.0 * partial / machine.bandwidth_gbps;
   }
   return ms;
+}
+
+/// All but the parts.
+DecodeChoice without_parts(const Problem& p) {
+  DecodeChoice c;
+  c.config = make_config(p);
+  c.row_tiles = static_cast<int>(ceil_div(rows_of_head(p), 16 * c.config.row_warps));
+  return c;
+}
+DecodeChoice with_parts(DecodeChoice c, const Problem& p, std::int64_t keys,
+                        const Hardware& machine) {
+  c.keys = static_cast<int>(round_up(std::min(keys, p.seq_k), kBlockN));
+  c.most_parts = most_parts(p, c.keys);
+  c.ms = predict(p, c, machine);
+  return c;
+}
+
+/// The parts with the least predicted time.
+DecodeChoice best_parts(const Problem& p, const Hardware& machine) {
+  const auto visible = static_cast<std::int64_t>(likely_keys(p));
+  const DecodeChoice bare = without_parts(p);
+  DecodeChoice best = with_parts(bare, p, p.seq_k, machine);
+  const auto consider = [&](std::int64_t parts) {
+    // Fewer than two blocks a part do not pay for the merge.
+    if (parts < 2 || parts > 256 || visible < 2 * kBlockN * parts) return;
+    const DecodeChoice c = with_parts(bare, p, ceil_div(visible, parts), machine);
+    const double items = static_cast<double>(p.batch * p.heads_k) * c.row_tiles * c.most_parts;
+    if (items <= kMostItems && c.ms < best.ms) best = c;
+  };
+  for (std::int64_t parts = 2; parts <= 256; parts += std::max<std::int64_t>(1, parts / 4))
+    consider(parts);
+  // Parts that fill the card a whole number of times, with one block a multiprocessor or two.
+  const std::int64_t pairs = p.batch * p.heads_k * best.row_tiles;
+  for (const std::int64_t times : {1, 2, 4, 6, 8, 12, 16})
+    consider(times * machine.multiprocessors / pairs);
+  return best;
 }
 
 }  // namespace
@@ -147,6 +193,10 @@ std::string decode_refusal(const Problem& p, const Hardware& machine) {
       return std::string("rows of ") + name +
              " that are not aligned to 16 bytes are not supported by this kernel";
   }
+  if (rows_of_head(p) > kMostRows) {
+    return "more than " + std::to_string(kMostRows) +
+           " queries times heads of a group are not supported by this kernel";
+  }
   const double rows = std::ceil(static_cast<double>(rows_of_head(p)) / 16.0);
   const double parts = static_cast<double>(ceil_div(p.seq_k, kBlockN));
   if (static_cast<double>(p.batch * p.heads_k) * rows * std::min(parts, 64.0) > kMostItems)
@@ -155,36 +205,13 @@ std::string decode_refusal(const Problem& p, const Hardware& machine) {
 }
 
 DecodeChoice decode_with_parts(const Problem& p, std::int64_t keys, const Hardware& machine) {
-  DecodeChoice c;
-  c.config = make_config(p);
-  c.row_tiles = static_cast<int>(ceil_div(rows_of_head(p), 16 * c.config.row_warps));
-  c.keys = static_cast<int>(round_up(std::min(keys, p.seq_k), kBlockN));
-  c.most_parts = most_parts(p, c.keys);
-  c.ms = predict(p, c, machine);
-  return c;
+  return with_parts(without_parts(p), p, keys, machine);
 }
 
 DecodeChoice decode_choose(const Problem& p, const Hardware& machine) {
-  if (is_decided_alone(p)) {
-    const DecodeChoice alone = decode_choose(decisive(p), machine);
-    return decode_with_parts(p, alone.keys, machine);
-  }
-  const std::int64_t visible = most_keys(p);
-  DecodeChoice best = decode_with_parts(p, p.seq_k, machine);
-  const auto consider = [&](std::int64_t parts) {
-    // Fewer than two blocks a part do not pay for the merge.
-    if (parts < 2 || parts > 256 || visible < 2 * kBlockN * parts) return;
-    const DecodeChoice c = decode_with_parts(p, ceil_div(visible, parts), machine);
-    const double items = static_cast<double>(p.batch * p.heads_k) * c.row_tiles * c.most_parts;
-    if (items <= kMostItems && c.ms < best.ms) best = c;
-  };
-  for (std::int64_t parts = 2; parts <= 256; parts += std::max<std::int64_t>(1, parts / 4))
-    consider(parts);
-  // Parts that fill the card a whole number of times.
-  const std::int64_t pairs = p.batch * p.heads_k * best.row_tiles;
-  const std::int64_t slots = std::int64_t{machine.multiprocessors} * best.config.blocks;
-  for (const std::int64_t times : {1, 2, 3, 4, 6, 8}) consider(times * slots / pairs);
-  return best;
+  if (is_decided_alone(p))
+    return decode_with_parts(p, best_parts(decisive(p), machine).keys, machine);
+  return best_parts(p, machine);
 }
 
 tile::KeyParts decode_key_parts(const Problem& p, int keys) {

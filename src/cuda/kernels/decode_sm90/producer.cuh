@@ -42,8 +42,7 @@ struct Producer {
   /// Its row there.
   __forceinline__ int row_of(int key) const {
     if constexpr (!kConfig.paged) return key;
-    const u64 page = static_cast<u64>(key) * args.pages.multiplier >> args.pages.shift;
-    return key - static_cast<int>(page) * args.pages.size;
+    return key - tile::page_of(args.pages, key) * args.pages.size;
   }
 
   /// Behind the copies of the item's n-th of `blocks` blocks: asks for the next item once, when the

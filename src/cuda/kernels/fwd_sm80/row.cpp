@@ -13,6 +13,7 @@
 #include "cuda/kernels/rows/tile_lists.h"
 #include "plan/accounting.h"
 #include "plan/decisive.h"
+#include "plan/forms.h"
 #include "problem/blocks.h"
 
 namespace tilewise::cuda {
@@ -147,6 +148,7 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
       if (wanted > 1 && (whole || p.seq_k < std::int64_t{64} * wanted)) break;
       const std::int64_t keys = keys_per_split(p, tile.block_n, wanted);
       const int splits = wanted == 1 ? 1 : static_cast<int>(ceil_div(p.seq_k, keys));
+      if (!admits(p, {tile.block_m, tile.block_n, splits})) continue;
       const double ms = predict(p, tile, bytes, splits, machine);
       if (best.tile == nullptr || ms < best.ms) best = {&tile, splits, ms};
       if (takes_the_first(p)) return best;
@@ -401,8 +403,9 @@ void add_fwd_sm80_units(std::vector<PackUnit>& units, int arch) {
   };
   for (const bool causal : {false, true}) {
     for (const bool split : {false, true}) {
-      add(DType::bfloat16, 64, causal, split, 1);
-      if (arch == 90) continue;  // flash_fwd_sm90 takes what these tiles are for
+      // On Hopper the pack is full, and flash_fwd_sm90 takes what the larger tiles are for.
+      if (arch != 90 || !split) add(DType::bfloat16, 64, causal, split, 1);
+      if (arch == 90) continue;
       add(DType::bfloat16, 64, causal, split, 0);
       add(DType::bfloat16, 128, causal, split, 0);
     }

@@ -115,6 +115,7 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   std::string reason = fwd_sm90_refusal(p, machine);
   if (!reason.empty()) return reason;
   const Sm90Choice choice = sm90_choose(p, machine);
+  if (choice.tile == nullptr) return "it has no such form";  // of a tuned one
   const Decided decided = decide(p, choice);
   Cost cost;
   cost.block_m = choice.tile->block_m();

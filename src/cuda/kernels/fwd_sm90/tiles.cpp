@@ -12,6 +12,7 @@
 #include "cuda/kernels/rows/tile_lists.h"
 #include "plan/accounting.h"
 #include "plan/decisive.h"
+#include "plan/forms.h"
 #include "problem/blocks.h"
 
 namespace tilewise::cuda {
@@ -66,8 +67,8 @@ constexpr Sm90Tile kTiles256[] = {{2, 80, 2, {4.6, 1.563}, {4.3, 1.505}, kTwo},
 // one go ahead of the others.
 constexpr unsigned kListApart = kTrustMaxima | kOwnO | kLazyRescale;
 constexpr unsigned kList = kListApart | kPingPong | kPingPongMasked;
-constexpr Sm90Tile kLists64[] = {{2, 128, 4, {2.0, 0.85}, {2.0, 0.9}, kList},
-                                 {2, 64, 6, {2.0, 0.5}, {2.0, 0.55}, kList},
+constexpr Sm90Tile kLists64[] = {{2, 128, 4, {2.0, 0.85}, {2.0, 0.9}, kList | kAhead},
+                                 {2, 64, 6, {2.0, 0.5}, {2.0, 0.55}, kList | kAhead},
                                  {3, 64, 10, {2.0, 0.7}, {2.0, 0.75}, kListApart}};
 constexpr Sm90Tile kLists128[] = {{2, 128, 2, {2.1, 1.284}, {2.1, 1.35}, kList & ~kLazyRescale},
                                   {2, 64, 4, {2.1, 0.7}, {2.1, 0.75}, kList & ~kLazyRescale},
@@ -82,6 +83,8 @@ constexpr Sm90Tile kLists256[] = {
 constexpr std::int64_t kShortKeys = 2048;
 /// Parts that keys are split into at most.
 constexpr int kMostSplits = 64;
+/// Tiles of which the average takes this share of the longest one's time are as good as even.
+constexpr double kEven = 0.85;
 /// Share of a tile's rows that must be gained before heads are packed.
 constexpr double kPackGain = 0.9;
 
@@ -93,15 +96,6 @@ Modification modification(const Problem& p) {
   const bool softcap = p.softcap > 0.0, alibi = p.alibi_slopes.defined();
   if (!(p.scale > 1e-30F) || (softcap && alibi)) return Modification::general;
   return softcap ? Modification::softcap : Modification::alibi;
-}
-
-/// Blocks of keys that a tile takes on average, those that a diagonal cuts counted whole.
-double blocks_of_tile(const Problem& p, const Sm90Tile& tile) {
-  const auto rows = static_cast<double>(sm90_query_rows(p));
-  const double keys = std::min(visible_pairs(p), listed_pairs(p)) / std::max(1.0, rows);
-  const double cut = p.has_positional_mask() ? 0.5 * (tile.block_n + tile.block_m()) : 0.0;
-  const double all = std::ceil(static_cast<double>(p.seq_k) / tile.block_n);
-  return std::clamp((keys + cut) / tile.block_n, 1.0, all);
 }
 
 /// Queries of a tile, row blocks of a head, heads as tiles see them.
@@ -116,6 +110,27 @@ QueryGrid query_grid(const Problem& p, const Sm90Tile& tile) {
   return {queries, ceil_div(p.seq_q, queries), p.batch * heads};
 }
 
+/// Blocks of keys that a tile takes, those that a diagonal cuts counted whole.
+struct TileBlocks {
+  double average, longest;
+};
+TileBlocks blocks_of_tile(const Problem& p, const Sm90Tile& tile, std::int64_t queries) {
+  const auto rows = static_cast<double>(sm90_query_rows(p));
+  const double keys = std::min(visible_pairs(p), listed_pairs(p)) / std::max(1.0, rows);
+  const double cut =
+      p.has_positional_mask() ? 0.5 * static_cast<double>(tile.block_n + queries) : 0.0;
+  const double all = std::ceil(static_cast<double>(p.seq_k) / tile.block_n);
+  const auto blocks = [&](double of) { return std::clamp((of + cut) / tile.block_n, 1.0, all); };
+  // Under a mask the last row or, with fewer keys than queries, one before it sees most.
+  std::int64_t most = 0;
+  const Sequence s{.q_begin = 0, .q_length = p.seq_q, .k_begin = 0, .k_length = p.seq_k};
+  for (const std::int64_t i : {p.seq_q / 2, p.seq_q - 1}) {
+    const KeyRange seen = p.visible_keys(s, i);
+    most = std::max(most, seen.end - seen.begin);
+  }
+  return {blocks(keys), std::max(blocks(keys), blocks(static_cast<double>(most)))};
+}
+
 bool is_short_window(const Problem& p) {
   const std::int64_t width = std::min(p.left, p.seq_k) + std::min(p.right, p.seq_k);
   return sm90_mask(p).mask == Mask::both && width <= kShortKeys;
@@ -127,20 +142,23 @@ double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardwar
   // About half of the last row blocks of packed sequences are none.
   const double none = p.packed ? 0.5 * static_cast<double>(p.batch) : 0.0;
   const double tiles = static_cast<double>(g.heads) * (static_cast<double>(g.blocks) - none);
-  const double blocks = blocks_of_tile(p, tile);
+  const TileBlocks of_tile = blocks_of_tile(p, tile, g.queries);
+  const double blocks = of_tile.average;
   const double parts = std::min<double>(splits, std::ceil(blocks));
   // Masked blocks run faster: the card draws less power and clocks higher.
   const double skew = p.head_dim % 16 != 0 || p.head_dim_v % 16 != 0 ? tile.skewed : 1.0;
   // An estimate, not measured: bits are tested for every score.
   const double slow = skew * (p.mask.defined() ? 1.15 : 1.0);
+  const bool masked = p.has_positional_mask();
+  // Under a mask a few queries at the end of many keys see nearly all of them: even tiles.
+  const bool even = !masked || (!p.packed && blocks > kEven * of_tile.longest);
+  const Sm90Time& time = masked ? tile.masked : tile.full;
+  const double of_part = blocks / parts;
   const double part_us =
-      p.has_positional_mask()
-          ? tile.masked.fixed_us + slow * tile.masked.block_us * blocks / parts
-          : tile.full.fixed_us + slow * tile.full.block_us * std::ceil(blocks / parts);
+      time.fixed_us + slow * time.block_us * (even ? std::ceil(of_part - 1e-6) : of_part);
   const double jobs = tiles * parts;
   // Whole waves where every tile costs the same, half a tile of tail where they are handed out.
-  const double waves =
-      p.has_positional_mask() ? std::max(1.0, jobs / sms + 0.4) : std::ceil(jobs / sms);
+  const double waves = even ? std::ceil(jobs / sms) : std::max(1.0, jobs / sms + 0.4);
   double ms = host::kKernelMs + 1e-3 * waves * part_us;
   if (splits > 1) {
     const double partial =
@@ -279,6 +297,9 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
                      (config.expressions.score == 0 || !masked));
   config.values_first =
       tile.has(kValuesFirst) && plain && (unmodified || (adds && !config.options.any()));
+  config.ahead =
+      tile.has(kAhead) && unmodified && !config.options.mask && config.lists == tile::Lists::whole;
+  if (config.ahead) config.ping_pong = false;
   config.halve_cut = masked && tile.has(kHalveCut) && plain && !config.options.mask &&
                      (unmodified || (config.modification == Modification::softcap &&
                                      config.mask == Mask::right && !config.expressions.any()));
@@ -333,6 +354,7 @@ Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
       if (wanted > 1 && has_tile_lists(p)) return;
       const std::int64_t per_part = ceil_div(blocks, wanted);
       const int splits = static_cast<int>(ceil_div(blocks, per_part));
+      if (!admits(p, {tile.block_m(), tile.block_n, splits})) return;
       const double ms = predict(p, tile, splits, machine);
       if (best.tile == nullptr || ms < best.ms) best = {&tile, splits, ms};
     };

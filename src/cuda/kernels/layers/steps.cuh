@@ -36,6 +36,32 @@ __forceinline__ void add(const CopyArgs& a) {
   each(a.elems, [&](i64 i) { a.y[i] += a.x[i]; });
 }
 
+/// change(float, half) for every element of one tensor and its twin.
+template <class Change>
+__forceinline__ void each_twin(const TwinArgs& a, const Change& change) {
+  const Twin& t = a.twins[blockIdx.y];
+  each(t.elems, [&](i64 i) {
+    const i64 row = i / t.dim / t.heads, head = i / t.dim % t.heads;
+    const i64 at = row / t.tokens * t.stride_b + row % t.tokens * t.stride_s + head * t.stride_h;
+    change(t.data[at + i % t.dim], t.half[i]);
+  });
+}
+
+template <Config>
+__forceinline__ void narrow(const TwinArgs& a) {
+  each_twin(a, [&](const float& x, unsigned short& half) {
+    half = static_cast<unsigned short>(a.bf16 ? tile::pack<tile::Element::bf16>(x, 0.0F)
+                                              : tile::pack<tile::Element::fp16>(x, 0.0F));
+  });
+}
+
+template <Config>
+__forceinline__ void widen(const TwinArgs& a) {
+  each_twin(a, [&](float& x, const unsigned short& half) {
+    x = a.bf16 ? tile::widen<tile::Element::bf16>(half) : tile::widen<tile::Element::fp16>(half);
+  });
+}
+
 template <Config>
 __forceinline__ void activate(const ActivateArgs& a) {
   each(a.rows * a.cols, [&](i64 i) {

@@ -16,6 +16,21 @@ struct CopyArgs {
   long long elems = 0;
 };
 
+/// A float32 tensor (batch, heads, tokens, dim) and its 16-bit twin, which lies without gaps in the
+/// order (batch, tokens, heads, dim).
+struct Twin {
+  float* data = nullptr;
+  unsigned short* half = nullptr;
+  long long stride_b = 0, stride_h = 0, stride_s = 0;
+  int heads = 1, tokens = 1, dim = 1;
+  long long elems = 0;
+};
+struct TwinArgs {
+  static constexpr int kMost = 6;
+  Twin twins[kMost];  ///< blockIdx.y is the number
+  bool bf16 = false;  ///< else float16
+};
+
 /// Activations as src/layers/ops.h numbers them.
 enum class Activation : int { none, gelu, relu, sigmoid };
 struct ActivateArgs {

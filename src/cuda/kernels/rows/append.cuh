@@ -50,9 +50,6 @@ __forceinline__ Entry entry_of(const Args& a, int b) {
 __forceinline__ i64 page_at(const Args& a, int b, int page) {
   return a.pages.table == nullptr ? b : a.pages.table[b * a.pages.table_b + page * a.pages.table_p];
 }
-__forceinline__ int page_of(const Pages& pages, int key) {
-  return static_cast<int>(static_cast<u64>(key) * pages.multiplier >> pages.shift);
-}
 
 /// False, for all threads, where the entry cannot take all its rows.
 __forceinline__ bool fits(const Args& a, const Entry& e) {

@@ -2,6 +2,7 @@
 
 #include "cuda/host/common.h"
 #include "cuda/kernels/rows/combine_args.h"
+#include "plan/decisive.h"
 #include "problem/blocks.h"
 
 namespace tilewise::cuda {
@@ -25,13 +26,6 @@ int lanes(int head_dim_v) {
   return vectors <= 4 ? 4 : vectors <= 8 ? 8 : vectors <= 16 ? 16 : 32;
 }
 
-/// Groups that share a row: where they leave the card idle and each has some parts at a time.
-int shares(std::int64_t rows, int lanes_of_row, int parts) {
-  constexpr int kShares = 4, kPartsAtATime = 8;
-  const std::int64_t blocks = ceil_div(rows * lanes_of_row * kShares, combine::kThreads);
-  return parts > kPartsAtATime && blocks <= 8 * host::kTypicalMultiprocessors ? kShares : 1;
-}
-
 /// What the groups of a block leave to the first of their rows.
 int shared_bytes(const combine::Config& config) {
   const int vectors = static_cast<int>(ceil_div(config.head_dim_v, 4 * lanes(config.head_dim_v)));
@@ -52,13 +46,22 @@ KernelUnit unit(const combine::Config& config) {
 
 }  // namespace
 
+int combine_shares(const Problem& p, int parts) {
+  constexpr int kShares = 4, kPartsAtATime = 8;
+  // The order of a sum must not depend on the rest of the batch (CONTRACT 14).
+  const std::int64_t rows = decisive_batch(p) * p.heads_q * p.total_q;
+  const std::int64_t threads = rows * lanes(host::padded(p.head_dim_v)) * kShares;
+  const bool idle = ceil_div(threads, combine::kThreads) <= 8 * host::kTypicalMultiprocessors;
+  return idle && parts > kPartsAtATime ? kShares : 1;
+}
+
 void combine_parts(const Problem& p, const float* o, const float* statistics, int parts,
                    void* stream, const tile::KeyParts* keys) {
   const int dim = host::padded(p.head_dim_v);
   const combine::Config config = {.output = output(p.dtype),
                                   .head_dim_v = dim,
                                   .own_parts = keys != nullptr,
-                                  .shares = shares(p.query_rows(), lanes(dim), parts)};
+                                  .shares = combine_shares(p, parts)};
   combine::Args args;
   args.o = o;
   args.parts = parts;

@@ -16,6 +16,9 @@ namespace tilewise::cuda {
 void combine_parts(const Problem& problem, const float* o, const float* statistics, int parts,
                    void* stream, const tile::KeyParts* keys = nullptr);
 
+/// Groups of lanes that share a row's parts: several where rows would leave the card idle.
+int combine_shares(const Problem& problem, int parts);
+
 void add_combine_units(std::vector<PackUnit>& units);
 
 }  // namespace tilewise::cuda
