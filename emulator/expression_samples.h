@@ -15,7 +15,7 @@ struct Sample {
   const char *score, *mask;  ///< empty: none
 };
 inline constexpr Sample kSamples[] = {
-    {"score - slopes[h]*abs(i - j)", ""},
+    {"score - slopes[h]*abs(i - j) + gate[h, i // 32, j // 64]", ""},
     {"12*tanh(score/12) + 0.1*((j - i) // 3) - 0.05*((j - i) % 5)", "docs[b, i] == docs[b, j]"},
     // Hidden pairs have an infinite slope.
     {"score/float(j <= i) + table[clamp(i - j, 0, 6), h]", "j <= i"},
@@ -42,6 +42,8 @@ inline constexpr int kMasksFrom = 300;
 inline constexpr int kGradients = 100;
 /// Of those that add to the gradients of captured tensors.
 inline constexpr int kCaptures = 200;
+/// Of sample 0, to the gradient of its gate alone.
+inline constexpr int kGate = 250;
 
 /// Tensors for up to 1040 queries and keys and four heads.
 struct Tables {
@@ -49,6 +51,7 @@ struct Tables {
   std::vector<float> slopes{0.25F, 0.0625F, 0.5F, 0.125F};
   std::vector<std::int32_t> docs = std::vector<std::int32_t>(kLength);
   std::vector<float> table = std::vector<float>(7 * 4);
+  std::vector<float> gate = std::vector<float>(4 * 5 * 3);  ///< the last ones take the rest
   std::vector<float> left = std::vector<float>(kLength * 8), right = left;
   std::vector<std::int64_t> top = std::vector<std::int64_t>(kLength / 16 * 4);
   std::vector<std::int32_t> prefix{200, 0, 385, 31};
@@ -57,6 +60,7 @@ struct Tables {
   Tables() {
     for (int n = 0; n < kLength; ++n) docs[n] = n / 37;
     for (int n = 0; n < 7 * 4; ++n) table[n] = std::sin(static_cast<float>(n));
+    for (int n = 0; n < 4 * 5 * 3; ++n) gate[n] = std::cos(static_cast<float>(n));
     for (int n = 0; n < kLength * 8; ++n) {
       left[n] = std::sin(0.7F * static_cast<float>(n));
       right[n] = std::cos(1.3F * static_cast<float>(n));
@@ -73,6 +77,7 @@ struct Tables {
     captures.emplace_back("docs", of_all);
     add("prefix", prefix, DType::int32, {4});
     add("table", table, DType::float32, {7, 4});
+    add("gate", gate, DType::float32, {4, 5, 3});
     add("left", left, DType::float32, {kLength, 8});
     add("right", right, DType::float32, {kLength, 8});
     add("top", top, DType::int64, {kLength / 16, 4});

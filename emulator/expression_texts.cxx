@@ -20,6 +20,14 @@ int main() {
       const std::vector<bool> all(lowered.captures().size(), true);
       if (!lowered.gradient()->terms.empty())
         std::fputs(cuda::captures_text(*lowered.gradient(), all, n == 2, sums).c_str(), stdout);
+      if (n == 0) {
+        std::vector<bool> gate(all.size(), false);
+        for (std::size_t c = 0; c < gate.size(); ++c)
+          gate[c] = lowered.captures()[c].name() == "gate";
+        std::fputs(
+            cuda::captures_text(*lowered.gradient(), gate, false, {samples::kGate, 0}).c_str(),
+            stdout);
+      }
     }
     if (mask.defined()) {
       const expression::Program& program = *expression::lower(mask).program();

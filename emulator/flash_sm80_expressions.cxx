@@ -9,6 +9,7 @@
 
 #include "block_lists.h"
 #include "cuda/kernels/bwd_sm80/captures.cuh"
+#include "cuda/kernels/bwd_sm80/gate.h"
 #include "interpreted.h"
 
 namespace tilewise::bwd_captures_sm80 {
@@ -71,6 +72,7 @@ std::vector<std::vector<double>> capture_gradients(const Shape& s, const Truth& 
             for (int axis = 0; axis < c.rank; ++axis) {
               std::int64_t index = of.slope->integer(term.index[axis]);
               if (index < 0) index += c.sizes[axis];
+              index = std::clamp<std::int64_t>(index, 0, c.sizes[axis] - 1);
               at = at * c.sizes[axis] + index;
             }
             sums[term.capture][at] += dx * of.slope->real(term.value);
@@ -116,6 +118,39 @@ constexpr fwd_sm80::Config listed(fwd_sm80::Config config) {
 constexpr Gradient listed(Gradient config) {
   config.listed = true;
   return config;
+}
+
+/// The gradient of sample 0's gate: each block of the grid owns one element.
+template <Gradient kConfig>
+void check_gate(const Shape& s, const Interpreted& of, const bwd_sm80::Args& pass,
+                const std::vector<std::vector<double>>& truth, double bound) {
+  constexpr Gradient kGate = [] {
+    Gradient config = kConfig;
+    config.expressions.score = samples::kGate;
+    return config;
+  }();
+  Problem p = of.problem;
+  for (const Tensor& t : p.score_function.captures) p.dcaptures.push_back(t);
+  for (std::size_t n = 0; n < truth.size(); ++n) {
+    const std::optional<cuda::Gate> gate = cuda::gate_of(p, n);
+    if (!gate.has_value()) continue;
+    bwd_captures_sm80::BlockArgs args;
+    args.pass = pass;
+    args.capture = static_cast<int>(n);
+    for (int axis = 0; axis < 4; ++axis) {
+      args.axes[axis] = gate->axes[axis];
+      args.sizes[axis] = gate->sizes[axis];
+      args.per[axis] = gate->per[axis];
+    }
+    std::vector<float> sums(truth[n].size());
+    tile::Expressed<bwd_captures_sm80::BlockArgs> all{args, of.formula.captures};
+    all.captures.at[n].gradient = sums.data();
+    run_grid(static_cast<unsigned>(sums.size()), kGate.warps, bwd_captures_sm80::shared,
+             [&] { bwd_captures_sm80::blocks<kGate>(all); });
+    expect("gate of blocks", "d", error(truth[n], sums), bound);
+    return;
+  }
+  expect("gate of blocks", "none", 1.0, 0.0);
 }
 
 /// bwd_captures_sm80 beside the tiles of bwd_dq_sm80.
@@ -167,6 +202,7 @@ void check_captures(const Shape& s, const Interpreted& of, double bound) {
   }
   for (std::size_t n = 0; n < sums.size(); ++n)
     expect("captured tensor", "d", error(truth[n], sums[n]), bound);
+  if constexpr (kSample == 0) check_gate<kConfig>(s, of, a, truth, bound);
 }
 
 template <int kSample>

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <vector>
 
@@ -30,12 +31,18 @@ constexpr int kStripRows = 24;    // whose strip of scores stays in the first-le
 constexpr std::int64_t kBlockKeys = 1024;       // read where they lie: long runs of one address
 constexpr std::int64_t kCopiedBlockKeys = 128;  // copied first: float32 in the second-level cache
 constexpr std::int64_t kPackedBlockKeys = 256;
+constexpr std::int64_t kSharedBlockKeys = 128;  // of heads beside each other: their address pages
 constexpr int kSplitKeys = 2048;  // fixed: the result depends neither on threads nor on the batch
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 /// True when rows can be read as whole vectors where they lie.
 bool in_place(const Tensor& t, const Micro& micro) {
   return t.strides[3] == 1 && t.sizes[3] % micro.lanes == 0;
+}
+
+/// True when the heads of a key lie beside each other: all of them are on its address page.
+bool interleaved(const Tensor& t) {
+  return t.sizes[1] > 1 && std::abs(t.strides[1]) * t.sizes[1] <= std::abs(t.strides[2]);
 }
 
 /// Padded sizes and the layout of the workspace.
@@ -49,6 +56,7 @@ struct Geometry {
   std::int64_t block_keys;
   std::int64_t strip_heads, strip_rows;  ///< that a strip of scores is of
   std::int64_t chunk_heads, chunks;      ///< query heads of a task, tasks of a pair and split
+  std::int64_t together = 1;             ///< key heads of a task, block by block
   int workers;
 
   Geometry(const Problem& p, const Micro& micro, int threads)
@@ -68,6 +76,15 @@ struct Geometry {
     block_keys = !k_in_place || !v_in_place ? kCopiedBlockKeys
                  : rows <= kFewRows         ? kBlockKeys
                                             : kPackedBlockKeys;
+    const bool in_place = k_in_place && v_in_place && !packs;
+    if (in_place && interleaved(p.k) && interleaved(p.v) && !p.block_list.defined()) {
+      block_keys = kSharedBlockKeys;
+      // As many as leave threads their tasks. No result depends on it.
+      for (std::int64_t heads = p.heads_k; heads > 1 && together == 1; --heads) {
+        const bool enough = pairs / heads * splits >= std::int64_t{2} * threads;
+        if (p.heads_k % heads == 0 && enough) together = heads;
+      }
+    }
     if (!packs) return;
     block_keys = kPackedBlockKeys;
     strip_heads = std::max<std::int64_t>(1, kStripRows / p.seq_q);
@@ -88,7 +105,7 @@ std::vector<MemoryPart> workspace_items(const Geometry& g) {
   };
   return {item("O of splits", {g.pairs, g.splits, g.rows, g.ld_v}),
           item("m, l of splits", {2, g.pairs, g.splits, g.rows}),
-          item("Q rows", {g.workers, g.rows, g.ld_q}),
+          item("Q rows", {g.workers, g.together * g.rows, g.ld_q}),
           item("S strip, alpha", {g.workers, g.strip_rows, g.block_keys + 1}),
           item("packed K", {g.workers, g.packs ? g.block_keys : 0, g.ld_q}),
           item("K rows", {g.workers, g.k_in_place ? 0 : g.block_keys, g.ld_q}),
@@ -108,7 +125,7 @@ class Decode {
     o_ = cut.take<float>(partial_rows * g_.ld_v);
     m_ = cut.take<float>(2 * partial_rows);
     l_ = m_ + partial_rows;
-    q_ = cut.take<float>(g_.workers * g_.rows * g_.ld_q);
+    q_ = cut.take<float>(g_.workers * g_.together * g_.rows * g_.ld_q);
     s_ = cut.take<float>(g_.workers * g_.strip_rows * (g_.block_keys + 1));
     panels_ = cut.take<float>(g_.packs ? g_.workers * g_.block_keys * g_.ld_q : 0);
     k_ = cut.take<float>(g_.k_in_place ? 0 : g_.workers * g_.block_keys * g_.ld_q);
@@ -116,7 +133,7 @@ class Decode {
   }
 
   void run() {
-    run_tasks(executor_, g_.workers, g_.pairs * g_.splits * g_.chunks,
+    run_tasks(executor_, g_.workers, g_.pairs / g_.together * g_.splits * g_.chunks,
               [&](std::int64_t task, int slot) { attend(task, slot); });
     run_tasks(executor_, g_.workers, g_.pairs * g_.chunks,
               [&](std::int64_t task, int) { join(task / g_.chunks, task % g_.chunks); });
@@ -160,48 +177,61 @@ class Decode {
     return {index * g_.chunk_heads, std::min((index + 1) * g_.chunk_heads, p_.group())};
   }
 
-  /// The query rows of a chunk of heads against one split of their keys.
+  /// The query rows of a chunk of heads, or those of some key heads, against one split of their
+  /// keys.
   void attend(std::int64_t task, int slot) const {
     const Heads heads = chunk(task % g_.chunks);
-    const std::int64_t part = task / g_.chunks;  // of the partial results
-    const std::int64_t pair = part / g_.splits;
+    const std::int64_t part = task / g_.chunks;
+    const std::int64_t pair = part / g_.splits * g_.together;
     const std::int64_t b = pair / p_.heads_k;
     const Sequence sequence = p_.sequence(b);
     const std::int64_t h = pair % p_.heads_k * p_.group() + heads.begin;
     const auto q_rows = static_cast<int>(sequence.q_length);
-    const std::int64_t rows = q_rows * (heads.end - heads.begin);
+    const std::int64_t count = heads.end - heads.begin, rows = q_rows * count;
     if (rows <= 0) return;  // no queries, or no query heads: their key head could not be told
-    const std::int64_t at = part * g_.rows + heads.begin * q_rows;
-    const State state{o_ + at * g_.ld_v, m_ + at, l_ + at};
-    std::fill_n(state.o, rows * g_.ld_v, 0.0F);
-    std::fill_n(state.m, rows, kNothing);
-    std::fill_n(state.l, rows, 0.0F);
+    const std::int64_t split = part % g_.splits;
+    for (std::int64_t n = 0; n < g_.together; ++n) {
+      const State state = state_of(pair + n, split, heads.begin * q_rows);
+      std::fill_n(state.o, rows * g_.ld_v, 0.0F);
+      std::fill_n(state.m, rows, kNothing);
+      std::fill_n(state.l, rows, 0.0F);
+    }
     // Both ends of the visible range move to the right with i.
-    const std::int64_t first = part % g_.splits * kSplitKeys;
+    const std::int64_t first = split * kSplitKeys;
     const std::int64_t begin = std::max(first, p_.visible_keys(sequence, 0).begin);
     const std::int64_t end = std::min(
         {first + kSplitKeys, sequence.k_length, p_.visible_keys(sequence, q_rows - 1).end});
     if (begin >= end) return;
-    float* q = q_ + slot * g_.rows * g_.ld_q;
-    for (std::int64_t head = 0; head < heads.end - heads.begin; ++head) {
+    float* q = q_ + slot * g_.together * g_.rows * g_.ld_q;
+    for (std::int64_t head = 0; head < g_.together * count; ++head) {
       load_rows(p_.q, b, h + head, sequence.q_begin, q_rows, static_cast<int>(p_.head_dim),
                 q + head * q_rows * g_.ld_q, g_.ld_q, p_.scale);
     }
-    const QueryRows listing{b, h, 0, q_rows, heads.end - heads.begin};
+    const QueryRows listing{b, h, 0, q_rows, count};  // lists: heads come alone
     for (KeyRange run{0, begin / 4 * 4}; run.end < end;) {
       run = next_listed(p_, listing, {run.end, std::min(end, run.end / 4 * 4 + g_.block_keys)}, 4);
       if (run.empty()) continue;
       const auto keys = static_cast<int>(run.end - run.begin);
-      const TilePlace place{sequence, b, h, 0, run.begin, q_rows, keys, g_.block_keys};
-      const Block block = load_block(place, slot);
-      for_strips(place, heads.end - heads.begin,
-                 [&](const Strip& strip) { step(strip, block, slot, q, state); });
+      for (std::int64_t n = 0; n < g_.together; ++n) {
+        const TilePlace place{sequence,  b,      h + n * count, 0,
+                              run.begin, q_rows, keys,          g_.block_keys};
+        const Block block = load_block(place, slot);
+        const State state = state_of(pair + n, split, heads.begin * q_rows);
+        for_strips(place, count, [&](const Strip& strip) {
+          step(strip, block, slot, q + n * rows * g_.ld_q, state);
+        });
+      }
     }
   }
 
   struct State {
     float *o, *m, *l;
   };
+  /// Partial results from row `row` of a pair on.
+  State state_of(std::int64_t pair, std::int64_t split, std::int64_t row) const {
+    const std::int64_t at = (pair * g_.splits + split) * g_.rows + row;
+    return {o_ + at * g_.ld_v, m_ + at, l_ + at};
+  }
 
   /// Rows of some heads at the same queries, row `first` of the chunk's and those after it;
   /// `place` is that of the first head.
@@ -317,10 +347,11 @@ class Decode {
                std::int64_t dim, std::int64_t padded) const {
     const std::int64_t h = place.h / p_.group();
     if (in_place) {
+      const bool listed = !g_.packs && (p_.paged || interleaved(t));
       const std::int64_t row =
-          p_.paged ? h * t.strides[1] : offset_of(t, place.b, h, place.sequence.k_begin + place.j0);
+          listed ? h * t.strides[1] : offset_of(t, place.b, h, place.sequence.k_begin + place.j0);
       const auto* data = static_cast<const std::byte*>(t.data) + row * dtype_bytes(t.dtype);
-      return {data, p_.paged ? &t : nullptr, t.strides[2], storage_of(t.dtype)};
+      return {data, listed ? &t : nullptr, t.strides[2], storage_of(t.dtype)};
     }
     load_keys(p_, t, place.b, place.sequence, h, place.j0, place.cols, static_cast<int>(dim),
               scratch, padded);

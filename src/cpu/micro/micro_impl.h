@@ -77,7 +77,7 @@ struct Listed {
   /// Asks for `elems` elements of the row that comes some rows after row j of `count`: no run of
   /// addresses tells the hardware.
   inline void expect(int j, int count, int elems) const {
-    constexpr int kAhead = 8, kLine = 64 / static_cast<int>(sizeof(B));
+    constexpr int kAhead = 16, kLine = 64 / static_cast<int>(sizeof(B));
     const B* next = row(j + kAhead < count ? j + kAhead : count - 1);
     for (int i = 0; i < elems; i += kLine) __builtin_prefetch(next + i);
   }

@@ -1,8 +1,8 @@
 #include "cuda/host/expressions.h"
 
-#include <algorithm>
 #include <limits>
 #include <utility>
+
 
 namespace tilewise::cuda {
 namespace {

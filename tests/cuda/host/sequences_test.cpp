@@ -95,6 +95,47 @@ TEST(Packed, RowsTakeThemForEveryType) {
   }
 }
 
+/// The packed queries over pools of 9 pages of 16 rows, tables of 3 pages.
+Problem packed_over_pages(DType dtype) {
+  Problem p = packed(dtype, Pass::forward);
+  p.paged = true;
+  p.page_size = 16;
+  p.seq_k = 48;
+  p.total_k = 16;
+  p.k = p.v = Tensor::bshd(nullptr, dtype, 9, 16, p.heads_k, 64, kCuda);
+  p.cu_seqlens_k = {};
+  p.key_lengths = Tensor::contiguous(nullptr, DType::int32, {2}, kCuda);
+  p.block_table = Tensor::contiguous(nullptr, DType::int32, {2, 3}, kCuda);
+  return p;
+}
+
+// Queries are counted by their total, keys by the pages of one entry.
+TEST(Packed, QueriesOverPages) {
+  const Problem p = packed_over_pages(DType::bfloat16);
+  EXPECT_EQ(host::query_blocks(p, 64), 130 / 64 + 2 + 1);
+  EXPECT_EQ(host::key_blocks(p, 16), 3);
+  EXPECT_TRUE(host::reads_pages(p));
+  EXPECT_FALSE(host::is_chunked(p, 1));
+  for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
+    EXPECT_EQ(refusal_by(kFlashForwardSm80, packed_over_pages(dtype), machine(80)), "");
+  }
+  // Of float32 K and V come together as entries of a batch, Q in blocks of its sequences.
+  std::int64_t found = 0;
+  const Cost cost = cost_by(kFlashForwardSm80, packed_over_pages(DType::float32), machine(80));
+  for (const MemoryPart& part : cost.memory) {
+    const std::string name = part.name;
+    if (name == "Q planes") {
+      EXPECT_EQ(part.bytes, 4 * (130 / 64 + 3) * 64 * 2 * 64 * 2);
+      ++found;
+    }
+    if (name == "K planes" || name == "V planes") {
+      EXPECT_EQ(part.bytes, 2 * 2 * 48 * 2 * 64 * 2);
+      ++found;
+    }
+  }
+  EXPECT_EQ(found, 3);
+}
+
 TEST(Packed, TheGradientOfABiasIsRefused) {
   Problem p = packed(DType::bfloat16, Pass::backward);
   p.bias = p.dbias = Tensor::contiguous(nullptr, DType::float32, {2, 4, 130, 70}, kCuda);

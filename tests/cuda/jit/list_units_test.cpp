@@ -1,13 +1,16 @@
 // Kernels with a block list compile, one of each kind: none of them is in the pack.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <optional>
 #include <string>
-#include <vector>
 
 #include "cuda/host/common.h"
 #include "cuda/jit/compile.h"
 #include "cuda/jit/nvrtc.h"
 #include "cuda/kernels/bwd_sm80/bias.h"
+#include "cuda/kernels/bwd_sm80/captures.h"
+#include "cuda/kernels/bwd_sm80/gate.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/bwd_sm90/tiles.h"
 #include "cuda/kernels/bwd_sm90/unit.h"
@@ -59,6 +62,33 @@ TEST(ListUnits, BackwardOfTheSm80Rows) {
   expect_compiles(query_unit(queries, 2), 90);
   expect_compiles(refine_unit(queries, 2), 90);
   expect_compiles(bias_unit(queries, 2), 90);
+}
+
+TEST(ListUnits, GatesOfBlocks) {
+  using namespace bwd_tiles;
+  const std::string head = "b2 h4/2 s512 d64 bf16 ";
+  const Problem p = problem(head +
+                                "blocks=64,64:1,h:0.5 score='score + gate[b, h, i // 64, j // 32]'"
+                                " captures='gate:f32[B,Hq,8,16]'",
+                            Pass::backward);
+  const std::optional<Gate> gate = gate_of(p, 0);
+  ASSERT_TRUE(gate.has_value());
+  EXPECT_EQ(gate->sizes, (std::array<int, 4>{2, 4, 8, 16}));
+  EXPECT_EQ(gate->per[2], 64);
+  EXPECT_EQ(gate->per[3], 32);
+  const Tile& queries = two_pass_tiles(p)[0].queries;
+  expect_compiles(
+      gate_unit(make_config(p, queries, Launch::queries, false, 227), queries.min_blocks, p, 0),
+      90);
+  // What pairs of a block read several elements of, and what has few elements, is none.
+  for (const char* other :
+       {"score='score + x[h, i - j + 511]' captures='x:f32[Hq,1023]'",
+        "score='score*x[h]' captures='x:f32[Hq]'",
+        "score='score + x[i // 8, j // 64]' captures='x:f32[64,8]'",
+        "score='score + x[i // 64, j // 64] + x[0, 0]' captures='x:f32[8,8]'"}) {
+    const Problem q = problem(head + other, Pass::backward);
+    EXPECT_FALSE(gate_of(q, 0).has_value()) << other;
+  }
 }
 
 TEST(ListUnits, OfTheHopperRows) {

@@ -9,6 +9,7 @@
 /// bwd_sm80/captures.md.
 #pragma once
 
+#include "cuda/kernels/bwd_sm80/capture_blocks_args.h"
 #include "cuda/kernels/bwd_sm80/queries.cuh"
 #include "cuda/tile/exact_sum.cuh"
 
@@ -54,7 +55,18 @@ struct MovingSum {
   }
 };
 
-template <Config kConfig>
+/// Half-open, of indices along an axis.
+struct Span {
+  int begin, end;
+  /// To those whose index / per is `index`; the last index takes the rest.
+  __forceinline__ void narrow(int index, int per, bool last) {
+    begin = max(begin, index * per);
+    if (!last) end = min(end, (index + 1) * per);
+  }
+};
+
+/// kOwned: only pairs of `queries` and `keys` count.
+template <Config kConfig, bool kOwned = false>
 struct CaptureGradients {
   using Tiles = bwd_dq_sm80::QueryGradient<kConfig>;
   using Function = ScoreFunction<kConfig.expressions.score>;
@@ -63,6 +75,7 @@ struct CaptureGradients {
   static_assert(!kConfig.split);
 
   Tiles& tiles;
+  Span queries = {}, keys = {};
   MovingSum<Function::kExact> sums[Function::kTerms];
 
   __forceinline__ explicit CaptureGradients(Tiles& t) : tiles(t) {}
@@ -107,7 +120,23 @@ struct CaptureGradients {
     tiles.hide(S, key, shown, true);
     tiles.mask(S, key);
     tiles.score_gradients(S, dX, 1.0F, v_scale * tiles.do_scale, true);  // (B5)
+    if constexpr (kOwned) keep_owned(dX, key);
     add_terms(X, dX, key);
+  }
+  __forceinline__ void keep_owned(Acc (&dX)[kM][kN], int key) const {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int i = tiles.warp_row() + 16 * m + tiles.lane / 4 + 8 * (e / 2);
+          const int j = key + 8 * n + 2 * (tiles.lane % 4) + e % 2;
+          if (i < queries.begin || i >= queries.end || j < keys.begin || j >= keys.end)
+            dX[m][n][e] = 0.0F;
+        }
+      }
+    }
   }
   static __forceinline__ void copy(Acc (&to)[kM][kN], const Acc (&from)[kM][kN]) {
 #pragma unroll
@@ -129,13 +158,13 @@ struct CaptureGradients {
     constexpr int kRowsOfThread = 2 * kM, kColumnsOfThread = 2 * kN;
     constexpr int kOuter = Function::kByKeys ? kColumnsOfThread : kRowsOfThread;
     constexpr int kInner = Function::kByKeys ? kRowsOfThread : kColumnsOfThread;
-    Side<Function, true> queries[kRowsOfThread];
-    Side<Function, false> keys[kColumnsOfThread];
+    Side<Function, true> of_query[kRowsOfThread];
+    Side<Function, false> of_key[kColumnsOfThread];
 #pragma unroll
-    for (int r = 0; r < kRowsOfThread; ++r) queries[r].set(at, u, 8 * r + tiles.lane / 4, t);
+    for (int r = 0; r < kRowsOfThread; ++r) of_query[r].set(at, u, 8 * r + tiles.lane / 4, t);
 #pragma unroll
     for (int c = 0; c < kColumnsOfThread; ++c)
-      keys[c].set(at, u, 8 * (c / 2) + 2 * (tiles.lane % 4) + c % 2, t);
+      of_key[c].set(at, u, 8 * (c / 2) + 2 * (tiles.lane % 4) + c % 2, t);
 #pragma unroll
     for (int outer = 0; outer < kOuter; ++outer) {
 #pragma unroll
@@ -148,26 +177,43 @@ struct CaptureGradients {
             at.query + 8 * r + tiles.lane / 4 - at.key - 8 * (c / 2) - 2 * (tiles.lane % 4) - c % 2;
         const auto diagonal =
             Function::diagonal(place, u, distance, static_cast<float>(distance), t);
-        Function::terms(place, u, queries[r].part, keys[c].part, diagonal, queries[r].index,
-                        keys[c].index, X[r / 2][c / 2][2 * (r % 2) + c % 2], t, g, sums);
+        Function::terms(place, u, of_query[r].part, of_key[c].part, diagonal, of_query[r].index,
+                        of_key[c].index, X[r / 2][c / 2][2 * (r % 2) + c % 2], t, g, sums);
       }
     }
   }
 
+  __forceinline__ void take_block(int block) {
+    __syncthreads();  // all warps are done with the K and V before
+    tiles.load_keys(block, 0);
+    tiles.pairs().load_async(tiles.corner(block * kBlockN));
+    copy_async_commit();
+    copy_async_wait<0>();
+    __syncthreads();  // K, V and the pairs have landed, for all threads
+    add_block(block * kBlockN);
+  }
+  /// Those of a range that `keys` reaches, of one row block.
+  __forceinline__ void run_owned(const BlockRange& range, int row_block) {
+    const int end = min(range.end, (keys.end + kBlockN - 1) / kBlockN);
+    bool there = false;
+    for (int block = max(range.begin, keys.begin / kBlockN); block < end; ++block) {
+      if constexpr (kConfig.listed) {
+        if (!is_listed(tiles.args.lists, tiles.list(), row_block, block)) continue;
+      }
+      if (!there) {
+        __syncthreads();  // all warps are done with the Q and dO before
+        tiles.read_low();
+        tiles.load_queries();
+        there = true;
+      }
+      take_block(block);
+    }
+  }
   __forceinline__ void run(const BlockRange& range) {
     tiles.read_low();
     tiles.load_queries();
     tiles.for_blocks(
-        range, [](int) {},
-        [&](int block, int, bool) {
-          __syncthreads();  // all warps are done with the K and V before
-          tiles.load_keys(block, 0);
-          tiles.pairs().load_async(tiles.corner(block * kBlockN));
-          copy_async_commit();
-          copy_async_wait<0>();
-          __syncthreads();  // K, V and the pairs have landed, for all threads
-          add_block(block * kBlockN);
-        });
+        range, [](int) {}, [&](int block, int, bool) { take_block(block); });
 #pragma unroll
     for (int n = 0; n < Function::kTerms; ++n) sums[n].finish(tiles.lane);
   }
@@ -181,6 +227,73 @@ __forceinline__ void kernel(const AnyArgs& any) {
     CaptureGradients<kConfig> gradients(work.block);
     if (work.range.begin < work.range.end) gradients.run(work.range);
   });
+}
+
+/// The gradient of a gate of blocks: a block walks over the pairs that fall on its element. Every
+/// sum has one writer and a fixed order.
+template <Config kConfig, class AnyArgs>
+__forceinline__ void blocks(const AnyArgs& any) {
+  static_assert(!kConfig.packed && ScoreFunction<kConfig.expressions.score>::kTerms == 1);
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const BlockArgs& args = plain_args(any);
+  const Captures* captures = captures_of(any);
+  Span batches = {0, args.batch}, heads = {0, args.pass.heads_q};
+  Span queries = {0, args.pass.seq_q}, keys = {0, args.pass.seq_k};
+  int rest = static_cast<int>(blockIdx.x);
+  for (int axis = 3; axis >= 0; --axis) {
+    const int size = args.sizes[axis], index = rest % size;
+    const bool last = index == size - 1;
+    rest /= size;
+    switch (args.axes[axis]) {
+      case GateAxis::fixed:
+        if (index != args.per[axis]) batches.end = 0;
+        break;
+      case GateAxis::batch:
+        batches.narrow(index, 1, last);
+        break;
+      case GateAxis::head:
+        heads.narrow(index, 1, last);
+        break;
+      case GateAxis::queries:
+        queries.narrow(index, args.per[axis], last);
+        break;
+      case GateAxis::keys:
+        keys.narrow(index, args.per[axis], last);
+        break;
+    }
+  }
+  constexpr int kBlockM = kConfig.block_m;
+  const int first = queries.begin / kBlockM, end = (queries.end + kBlockM - 1) / kBlockM;
+  wait_for_previous();  // for packed operands, lse2 and delta
+  float sum = 0.0F;
+#pragma unroll 1
+  for (int b = batches.begin; b < batches.end; ++b) {
+#pragma unroll 1
+    for (int h = heads.begin; h < heads.end; ++h) {
+#pragma unroll 1
+      for (int row = first; row < end; ++row) {
+        bwd_dq_sm80::Work<kConfig> work(args.pass, shared_address(shared),
+                                        {row, 0, b * args.pass.heads_q + h}, captures);
+        CaptureGradients<kConfig, true> gradients(work.block);
+        gradients.queries = queries;
+        gradients.keys = keys;
+        gradients.run_owned(work.range, row);
+        sum += gradients.sums[0].sum;
+      }
+    }
+  }
+  const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0U, sum, step);
+  __syncthreads();  // all warps are done with the operands
+  const u32 parts = shared_address(shared);
+  if (thread % 32 == 0)
+    store_shared_4(parts + static_cast<u32>(thread / 8), static_cast<u32>(__float_as_int(sum)));
+  __syncthreads();  // the sums of all warps are there
+  if (thread > 0) return;
+  float total = 0.0F;
+  for (int w = 0; w < kConfig.warps; ++w) total += load_shared_f32(parts + static_cast<u32>(4 * w));
+  captures->at[args.capture].gradient[blockIdx.x] = total;
 }
 
 }  // namespace tilewise::bwd_captures_sm80

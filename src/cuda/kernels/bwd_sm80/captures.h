@@ -1,6 +1,7 @@
 /// Gradients of the tensors that a score function captures. See bwd_sm80/captures.md.
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 #include "cuda/jit/unit.h"
@@ -15,7 +16,11 @@ bool wants_captures(const Problem& problem);
 /// The unit of a config of bwd_dq_sm80 with the problem's functions.
 KernelUnit captures_unit(const bwd_sm80::Config& config, int min_blocks, const Problem& problem);
 
-/// The sums, float32 or with `deterministic` tile::ExactSum.
+/// The same for one captured tensor, a gate of blocks (gate.h).
+KernelUnit gate_unit(const bwd_sm80::Config& config, int min_blocks, const Problem& problem,
+                     std::size_t capture);
+
+/// The sums, float32, or tile::ExactSum with `deterministic` where several blocks add to one.
 void add_capture_memory(const Problem& problem, std::vector<MemoryPart>& items);
 
 /// Writes the wanted gradients. `pass` and `config` are those of bwd_dq_sm80 on the same problem,

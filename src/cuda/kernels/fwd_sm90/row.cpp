@@ -183,10 +183,6 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   if (split) combine_parts(p, args.o_part, args.m_part, splits, context.stream);
 }
 
-std::string pages_not_seen_on_a_card(const KernelRow& /*row*/, const Problem& p) {
-  return p.paged ? "its pages have not run on a card yet" : "";
-}
-
 }  // namespace
 
 const KernelRow kFlashForwardSm90 = {
@@ -196,8 +192,7 @@ const KernelRow kFlashForwardSm90 = {
     .pass = Pass::forward,
     .summary = "tiled, online softmax; wgmma, TMA, warpgroups of different roles; bf16, fp16",
     .prepare = prepare,
-    .run = run,
-    .on_trial = pages_not_seen_on_a_card};
+    .run = run};
 
 void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;
