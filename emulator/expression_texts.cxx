@@ -19,13 +19,14 @@ int main() {
       const cuda::FunctionName sums = {samples::kCaptures + n + 1, 0};
       const std::vector<bool> all(lowered.captures().size(), true);
       if (!lowered.gradient()->terms.empty())
-        std::fputs(cuda::captures_text(*lowered.gradient(), all, sums).c_str(), stdout);
+        std::fputs(cuda::captures_text(*lowered.gradient(), all, n == 2, sums).c_str(), stdout);
       if (n == 0) {
         std::vector<bool> gate(all.size(), false);
         for (std::size_t c = 0; c < gate.size(); ++c)
           gate[c] = lowered.captures()[c].name() == "gate";
-        std::fputs(cuda::captures_text(*lowered.gradient(), gate, {samples::kGate, 0}).c_str(),
-                   stdout);
+        std::fputs(
+            cuda::captures_text(*lowered.gradient(), gate, false, {samples::kGate, 0}).c_str(),
+            stdout);
       }
     }
     if (mask.defined()) {

@@ -46,14 +46,7 @@ constexpr Config tile64(int warpgroups, Mask mask) {
   c.values_first = warpgroups > 1;
   return c;
 }
-/// Without the scores of two tiles in registers.
-constexpr Config in_turn(Config c) {
-  c.ping_pong = c.ping_pong || c.ahead;
-  c.ahead = false;
-  return c;
-}
-constexpr Config modified(Config of, Modification modification) {
-  Config c = in_turn(of);
+constexpr Config modified(Config c, Modification modification) {
   c.modification = modification;
   c.values_first = c.values_first && modification == Modification::alibi;
   c.from_diagonal =
@@ -120,8 +113,7 @@ constexpr Config halved(Config c) {
   if (c.mask == Mask::both) c.q_buffers = 2;
   return c;
 }
-constexpr Config with_sample(Config of, int sample) {
-  Config c = in_turn(of);
+constexpr Config with_sample(Config c, int sample) {
   c.expressions = samples::expressions_of(sample, false);
   const bool masked = c.mask != Mask::none, listed = c.lists != Lists::none;
   c.values_first = c.values_first && !masked && c.expressions.mask == 0;
@@ -130,8 +122,7 @@ constexpr Config with_sample(Config of, int sample) {
   return c;
 }
 
-constexpr Config optioned(Config of, bool sinks, bool mask) {
-  Config c = mask ? in_turn(of) : of;
+constexpr Config optioned(Config c, bool sinks, bool mask) {
   c.options = {.sinks = sinks, .mask = mask};
   c.trust_maxima = c.trust_maxima && !(mask && c.modification == Modification::softcap);
   return c;
@@ -169,20 +160,18 @@ constexpr Config paged(Config c, int boxes = 1) {
   return c;
 }
 
-/// A list's tile of 128 queries at dim 64, 128 or 256. parts: of 192 to dim 128, by 64 keys.
+/// A list's tile of 128 queries at dim 64, 128 or 256. parts: by 64 keys.
 constexpr Config listed(int dim, int block_n, Lists lists, Mask mask) {
   const bool apart = lists == Lists::parts;
   Config c;
   c.head_dim = c.head_dim_v = dim;
   c.block_n = block_n;
   c.stages = dim > 128 ? 3 : dim > 64 ? 256 / block_n : block_n > 64 ? 4 : 6;
-  if (apart && dim <= 128) c.stages = dim > 64 ? 5 : 10;
-  if (apart && dim <= 128) c.warpgroups = 3;
+  if (apart && dim <= 128) c.stages = dim > 64 ? 6 : 8;
   c.value_stages = dim > 128 ? 2 : c.stages;
   c.own_o = dim <= 64 || (dim <= 128 && !apart);
   c.lazy_rescale = dim != 128;
-  c.ahead = !apart && dim == 64;
-  c.ping_pong = !apart && !c.ahead;
+  c.ping_pong = !apart;
   c.trust_maxima = c.dynamic = true;
   c.skip_blocks = false;
   c.mask = mask;

@@ -310,6 +310,8 @@ Case random_case(std::uint64_t seed, std::int64_t index) {
   draw_scores(draw, c);
   draw_memory(draw, c);
   draw_pages(seed, index, c);
+  // Pages that nobody may read would be those that are read.
+  if (c.page_size > 0 && c.layout == Layout::expanded) c.layout = Layout::padded;
   return c;
 }
 
@@ -330,8 +332,6 @@ Case random_list_case(std::uint64_t seed, std::int64_t index) {
   if (draw.percent(15))
     blocks.dense_row = draw.between(0, std::max<std::int64_t>(c.seq_q - 1, 0) / blocks.block_q);
   c.blocks = blocks;
-  // Pages that nobody may read would be those that are read.
-  if (c.page_size > 0 && c.layout == Layout::expanded) c.layout = Layout::padded;
   return c;
 }
 

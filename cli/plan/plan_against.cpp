@@ -45,6 +45,8 @@ std::optional<Case> case_of(const Value& row) {
   if (words.find("packed=") == std::string::npos) {
     line += fmt::format(" b{} q{} k{}", number("batch"), seq_q, row.value("seq_k", seq_q));
   }
+  // What is served through pages has no backward.
+  if (words.find("paged=") != std::string::npos) line += " pass=fwd";
   Case c;
   try {
     c = parse_case(line);

@@ -5,8 +5,10 @@
 
 #include "cli/plan/pass_plans.h"
 #include "harness/materialize.h"
+#include "plan/accounting.h"
 #include "plan/gpu_facts.h"
 #include "problem/blocks.h"
+#include "problem/problem.h"
 
 namespace tilewise::cli {
 namespace {
@@ -37,11 +39,31 @@ double peak_gbps(const Hardware& machine) {
                                                 : machine.bandwidth_gbps / kSustainedBandwidth;
 }
 
+/// FLOPs of entries with the lengths that the case names. A plan for a GPU cannot see them, and
+/// counts every entry as the longest.
+double least_flops(const Plan& plan, const Case& problem) {
+  if (plan.pass != Pass::forward || problem.packed || problem.key_lengths.empty())
+    return plan.flops;
+  PlannedCase tensors(problem, Device{});
+  const Problem host = make_problem(tensors.forward(), tensors.spec(), Purpose::plan);
+  return std::min(plan.flops, attention_flops(host));
+}
+
+/// Bytes of K and V side by side that lie behind the entries' lengths: no forward reads them.
+double unread_bytes(const Plan& plan, const Case& problem) {
+  if (plan.pass != Pass::forward || problem.packed || problem.page_size > 0) return 0.0;
+  double rows = 0.0;
+  for (const std::int64_t length : problem.key_lengths)
+    rows += static_cast<double>(problem.seq_k - length);
+  return rows * static_cast<double>(problem.heads_k * dtype_bytes(problem.dtype) *
+                                    (problem.head_dim + problem.head_dim_v));
+}
+
 /// Bytes that cross memory however good the caches are: every tensor and saved matrix once. The
 /// share that the last-level cache may still hold counts a fifth.
-double least_bytes(const Plan& plan, const Hardware& machine) {
+double least_bytes(const Plan& plan, const Case& problem, const Hardware& machine) {
   constexpr double kCached = 0.2;
-  double bytes = 0.0;
+  double bytes = -unread_bytes(plan, problem);
   for (const MemoryItem& item : plan.memory) {
     const bool scratch = item.role == MemoryItem::Role::workspace;
     const bool dropped = item.role == MemoryItem::Role::saved && !plan.keeps_saved;
@@ -87,8 +109,8 @@ Bounds bounds_of(const Plan& plan, const Case& problem, const Hardware& machine)
   const double gbps = std::max(peak_gbps(machine), 1e-9);
   b.filled = filled_share(plan, problem, machine);
   b.launch_ms = 1e-3 * machine.launch_us;
-  b.memory_ms = 1e-6 * least_bytes(plan, machine) / gbps;
-  b.compute_ms = 1e-9 * plan.flops / (tflops * b.filled);
+  b.memory_ms = 1e-6 * least_bytes(plan, problem, machine) / gbps;
+  b.compute_ms = 1e-9 * least_flops(plan, problem) / (tflops * b.filled);
   const bool gpu = machine.device.type == DeviceType::cuda;
   const bool matrix = gpu && plan.implementation != "baseline" &&
                       (plan.implementation == "flash" || problem.dtype != DType::float32);

@@ -255,6 +255,7 @@ PROGRAMS = {
     "flash_sm80_ragged": False,
     "flash_sm80_pages": False,
     "flash_sm80_expressions": True,
+    "exact_sums": False,
     "mask_maps": True,
     "flash_sm80_lists": True,
     "fwd_sm90": True,

@@ -284,7 +284,6 @@ TEST(RandomCase, WithAListIsTheSameProblemWithOne) {
     c.blocks.reset();
     Case plain = random_case(5, index);
     plain.blocks.reset();
-    if (plain.page_size > 0) plain.layout = c.layout;
     EXPECT_EQ(format_case(c), format_case(plain));
   }
   EXPECT_GT(dense_rows, 20);

@@ -67,8 +67,9 @@ def by_type(cell: summary.Cell) -> tuple[Any, ...]:
     return (PASSES[cell.which], cell.dtype, cell.head_dim)
 
 
-def by_batch(cell: summary.Cell) -> tuple[Any, ...]:
-    return (cell.batch, f"{cell.heads}:{cell.kv_heads}")
+def by_serving(cell: summary.Cell) -> tuple[Any, ...]:
+    keys = "pages" if "paged=" in cell.mask else "side by side"
+    return ("1 to 8" if cell.seq_q <= 8 else "16 to 2,048", keys)
 
 
 QUESTIONS = (
@@ -115,11 +116,11 @@ QUESTIONS = (
         "pass | mask | heads | dim",
     ),
     Question(
-        "One query over long keys",
-        {"": "decode-sm90"},
-        "Decoding with grouped heads reads K and V once.",
-        by_batch,
-        "batch | heads",
+        "Serving: decoding, pages, chunks of queries on a prefix",
+        {"": "serving"},
+        "1,500 to 524,288 keys, grouped heads, batch 1 to 128; pages of 1 to 256 rows.",
+        by_serving,
+        "queries | keys",
     ),
     Question(
         "float32 and small head dims: one head, batch 1, causal",
@@ -220,8 +221,7 @@ def page(cards: dict[str, dict[str, list[Row]]], machines: dict[str, str], cpu: 
         "`./tw docs` makes this page from the committed results in `bench/results`.",
         "A ratio is the time of the best peer over ours, so that above 1 ours is faster.",
         "Ours is the plan's own choice where the run measured several of our kernels.",
-        "Both sides ran in one process in random order.",
-        "Every output was compared with float64 before it was timed.",
+        "Both ran in one process in random order, each output compared with float64 before.",
         "",
         "Every cell, its machine, versions and protocol:",
         *(f"[{name}](../bench/results/{name}/README.md)," for name in machines),

@@ -104,11 +104,12 @@ class Printer {
     return "  static __forceinline__ " + signature + " {\n" + body(Part::pair) + last + "  }\n";
   }
 
-  /// What a pair adds to a gradient: `number` counts the sums of a thread.
-  std::string term(const expression::CaptureTerm& term, int number) const {
+  /// What a pair adds to a gradient: `number` counts the sums of a thread, one in memory has so
+  /// many floats.
+  std::string term(const expression::CaptureTerm& term, int number, int floats) const {
     const int rank = program_.captures[static_cast<std::size_t>(term.capture)].rank;
-    const std::string add = "sums[" + std::to_string(number) + "].add(expression::gradient_at(" +
-                            capture(term.capture) + ", " +
+    const std::string add = "sums[" + std::to_string(number) + "].add(expression::gradient_at<" +
+                            std::to_string(floats) + ">(" + capture(term.capture) + ", " +
                             index_text(term.index, rank, Part::pair) + "), g * " +
                             value(term.value, Part::pair) + ");\n";
     if (term.lanes == 1) return "    " + add;

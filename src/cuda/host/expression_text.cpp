@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cuda/host/expression_printer.h"
+#include "cuda/tile/exact_sum_args.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -62,7 +63,8 @@ std::string gradient_text(const expression::Gradient& gradient, const FunctionNa
 }
 
 std::string captures_text(const expression::Gradient& gradient, const std::vector<bool>& wanted,
-                          const FunctionName& name) {
+                          bool exact, const FunctionName& name) {
+  const int floats = exact ? tile::ExactSum::kFloats : 1;
   const Program& program = gradient.program;
   // What both functions need of the parts, and the nodes of each.
   Printer all(program, name), function(program, name), sums(program, name);
@@ -87,17 +89,19 @@ std::string captures_text(const expression::Gradient& gradient, const std::vecto
   const bool by_keys = (depends & expression::kKey) != 0 &&
                        (depends & (expression::kQuery | expression::kDiagonal)) == 0;
   std::string adds;
-  for (std::size_t n = 0; n < terms.size(); ++n) adds += sums.term(terms[n], static_cast<int>(n));
+  for (std::size_t n = 0; n < terms.size(); ++n)
+    adds += sums.term(terms[n], static_cast<int>(n), floats);
   const std::string tail = ", float x, const Captures& t";
-  return all.text(
-      "Score", "  static constexpr int kTerms = " + std::to_string(terms.size()) +
-                   ";\n  static constexpr bool kByKeys = " + (by_keys ? "true" : "false") + ";\n" +
-                   function.pair_function(std::string("float value(") + kSides + tail + ")",
-                                          returned(function.value(program.result, Part::pair))) +
-                   "  template <class Sum>\n" +
-                   sums.pair_function(std::string("void terms(") + kSides + tail +
-                                          ", float g, Sum (&sums)[kTerms])",
-                                      adds));
+  return all.text("Score",
+                  "  static constexpr int kTerms = " + std::to_string(terms.size()) +
+                      ";\n  static constexpr bool kByKeys = " + (by_keys ? "true" : "false") +
+                      ";\n  static constexpr bool kExact = " + (exact ? "true" : "false") + ";\n" +
+                      function.pair_function(std::string("float value(") + kSides + tail + ")",
+                                             returned(function.value(program.result, Part::pair))) +
+                      "  template <class Sum>\n" +
+                      sums.pair_function(std::string("void terms(") + kSides + tail +
+                                             ", float g, Sum (&sums)[kTerms])",
+                                         adds));
 }
 
 std::string mask_text(const Program& program, const FunctionName& name) {

@@ -24,9 +24,9 @@ std::string score_text(const expression::Program& program, const FunctionName& n
 /// The same with its derivative by the score.
 std::string gradient_text(const expression::Gradient& gradient, const FunctionName& name = {});
 /// The score after the function, and what a pair adds to the gradients of the captured tensors that
-/// are `wanted`.
+/// are `wanted`. `exact`: sums are those of cuda/tile/exact_sum.cuh.
 std::string captures_text(const expression::Gradient& gradient, const std::vector<bool>& wanted,
-                          const FunctionName& name = {});
+                          bool exact, const FunctionName& name = {});
 /// `struct MaskFunction<1>`: whether a pair is visible.
 std::string mask_text(const expression::Program& program, const FunctionName& name = {});
 

@@ -1,10 +1,8 @@
 #include "cuda/host/expressions.h"
 
-#include <algorithm>
 #include <limits>
 #include <utility>
 
-#include "cuda/kernels/bwd_sm80/gate.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -47,13 +45,6 @@ std::string expressions_refusal(const Problem& p) {
   if (reason.empty() && captures > tile::Captures::kMost) {
     reason = "more than " + std::to_string(tile::Captures::kMost) +
              " captured tensors are not supported by this kernel";
-  }
-  const bool sums = std::any_of(p.dcaptures.begin(), p.dcaptures.end(),
-                                [](const Tensor& t) { return t.defined(); });
-  if (reason.empty() && sums && p.deterministic && !wants_gates_alone(p)) {
-    reason =
-        "the gradient of a captured tensor, summed in any order, is not supported by this kernel "
-        "where deterministic is asked for";
   }
   if (reason.empty() && p.score_function.defined() && p.dbias.defined()) {
     reason = "the gradient of a bias beside a score function is not supported by this kernel";

@@ -1,5 +1,6 @@
 #include "cuda/jit/disk_cache.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,9 +27,18 @@ fs::path entry_path(const std::string& folder, const std::string& key,
   return fs::path(folder) / (key + "-" + compiler + kExtension);
 }
 
+/// Machine code runs with the rights of whoever reads it: only files of this user, or of root, that
+/// nobody else may write.
+bool is_trusted(const fs::path& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return false;
+  const bool own = status.st_uid == ::geteuid() || status.st_uid == 0;
+  return own && (status.st_mode & (S_IWGRP | S_IWOTH)) == 0;
+}
+
 std::optional<KernelEntry> read_file(const fs::path& path, const std::string& key) {
   std::ifstream in(path, std::ios::binary);
-  if (!in) return std::nullopt;
+  if (!in || !is_trusted(path)) return std::nullopt;
   std::optional<KernelEntry> entry = read_entry(in);
   if (!entry || entry->key != key) return std::nullopt;
   return entry;
@@ -78,7 +88,8 @@ std::optional<KernelEntry> DiskCache::read(const std::string& key,
 bool DiskCache::write(const KernelEntry& entry) const {
   if (folder_.empty()) return false;
   std::error_code failed;
-  fs::create_directories(folder_, failed);
+  if (fs::create_directories(folder_, failed))
+    fs::permissions(folder_, fs::perms::owner_all, failed);
   const fs::path path = entry_path(folder_, entry.key, entry.compiler);
   const fs::path temporary = path.string() + temporary_suffix();
   {
@@ -86,6 +97,11 @@ bool DiskCache::write(const KernelEntry& entry) const {
     if (out) write_entry(out, entry);
     out.close();
     failed = out.fail() ? std::make_error_code(std::errc::io_error) : std::error_code();
+  }
+  // What others may write is not read, and a umask of 0 would let them.
+  if (!failed) {
+    fs::permissions(temporary, fs::perms::group_write | fs::perms::others_write,
+                    fs::perm_options::remove, failed);
   }
   if (!failed) fs::rename(temporary, path, failed);
   if (failed) {

@@ -99,14 +99,14 @@ __forceinline__ auto load(const Capture& t, const Index<kRank, kNatural>& index)
     at += index.inside(axis, t.sizes[axis]) * t.strides[axis];
   return load_at<kStored>(t.data, at);
 }
-/// Where the sum of an element's gradient is.
-template <int kRank, unsigned kNatural>
+/// Where the sum of an element's gradient is, of kStep floats.
+template <int kStep, int kRank, unsigned kNatural>
 __forceinline__ float* gradient_at(const Capture& t, const Index<kRank, kNatural>& index) {
   i64 at = 0;
 #pragma unroll
   for (int axis = 0; axis < kRank; ++axis)
     at = at * t.sizes[axis] + index.inside(axis, t.sizes[axis]);
-  return t.gradient + at;
+  return t.gradient + at * kStep;
 }
 
 // Quotients that floor, and remainders with the sign of the divisor, as in Python.

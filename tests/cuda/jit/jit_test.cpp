@@ -1,6 +1,7 @@
 // Units, compile reports, entries, the disk cache and the pack. Needs no GPU; what compiles needs
 // NVRTC.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <atomic>
 #include <filesystem>
@@ -220,6 +221,24 @@ TEST(DiskCache, AnotherKeysEntryIsRefused) {
   const std::string other(32, '0');
   fs::rename(file, folder.path(other + "-13.0.kernel"));
   EXPECT_FALSE(cache.read(other, "13.0"));
+}
+
+TEST(DiskCache, WhatOthersMayWriteIsNotRead) {
+  const Folder folder;
+  const std::string path = folder.path("own");
+  const DiskCache cache(path);
+  const mode_t before = ::umask(0);
+  const KernelEntry entry = some_entry("x");
+  EXPECT_TRUE(cache.write(entry));
+  ::umask(before);
+  EXPECT_EQ(fs::status(path).permissions(), fs::perms::owner_all);
+  EXPECT_TRUE(cache.read(entry.key, ""));
+  for (const fs::directory_entry& file : fs::directory_iterator(path)) {
+    EXPECT_EQ(file.status().permissions() & (fs::perms::group_write | fs::perms::others_write),
+              fs::perms::none);
+    fs::permissions(file, fs::perms::group_write, fs::perm_options::add);
+  }
+  EXPECT_FALSE(cache.read(entry.key, ""));
 }
 
 TEST(DiskCache, FolderThatCannotBeMadeCostsNothing) {

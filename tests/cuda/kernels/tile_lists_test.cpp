@@ -16,6 +16,7 @@
 #include "cuda/kernels/fwd_sm80/tiles.h"
 #include "cuda/kernels/fwd_sm90/row.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
+#include "cuda/kernels/rows/mask_map.h"
 #include "cuda/machine.h"
 #include "harness/case.h"
 #include "harness/materialize.h"
@@ -84,12 +85,8 @@ TEST(TileLists, ConfigOfAList) {
   const fwd_sm90::Config c = sm90_config(narrow, sm90_tiles(narrow).front(), false);
   EXPECT_EQ(c.lists, Lists::parts);
   EXPECT_EQ(c.block_n, 64);
-  EXPECT_EQ(c.warpgroups, 3);
-  EXPECT_FALSE(c.ping_pong || c.ahead);
-  EXPECT_TRUE(b.ahead);  // at dim 64, where nothing modifies the scores
-  EXPECT_FALSE(a.ahead || b.ping_pong);
-  const Problem slopes = problem("b1 h2 s4096 d64 bf16 blocks=128,128:1,h:0.5 alibi");
-  EXPECT_FALSE(sm90_config(slopes, sm90_tiles(slopes).front(), false).ahead);
+  EXPECT_FALSE(c.ping_pong);
+  EXPECT_TRUE(b.ping_pong);
   EXPECT_EQ(bwd_sm90_config(narrow).block_m, 64);
   EXPECT_EQ(bwd_sm90_config(parts).block_m, 128);
   EXPECT_EQ(bwd_sm90_config(whole).lists, Lists::parts);
@@ -175,6 +172,32 @@ TEST(TileLists, CostGoesByTheList) {
     EXPECT_LT(ms(*row, "0.1", pass), 0.3 * ms(*row, "0.5", pass)) << row->name;
     EXPECT_LT(ms(*row, "0.5", pass), 0.65 * ms(*row, "1", pass)) << row->name;
   }
+}
+
+/// A mask function has a list that the device makes of it, where sequences are dense and long.
+TEST(TileLists, OfMaskFunctions) {
+  const std::string mask = " mask_expr='doc[i] == doc[j] & i >= j' captures='doc:i32[Sk]=j // 100'";
+  const Hardware hopper = machine(90);
+  const auto config = [](const Problem& p) { return sm90_config(p, sm90_tiles(p)[0], false); };
+  for (const char* shape : {"b2 h4 s2048 d64 bf16", "b1 h6 q600 k900 d128 f16 lengths=300"}) {
+    const Problem forward = problem(shape + mask);
+    EXPECT_TRUE(maps_mask(forward)) << shape;
+    EXPECT_EQ(config(forward).lists, Lists::whole);
+    EXPECT_TRUE(config(forward).trust_maxima);
+    EXPECT_GT(listed_bytes(cost_by(kFlashForwardSm90, forward, hopper)), 0);
+    const Problem backward = problem(shape + mask, Pass::backward);
+    EXPECT_EQ(bwd_sm90_config(backward).lists, Lists::whole);
+    EXPECT_GT(listed_bytes(cost_by(kFlashBackwardSm90, backward, hopper)), 0);
+  }
+  // Causal alone is no function, a list of the caller's is hers, and the others have no room or
+  // need.
+  for (const std::string& line :
+       {std::string("b2 h4 s2048 d64 bf16 mask_expr='i >= j'"),
+        "b2 h4 s2048 d64 bf16 blocks=128,128:1,1:0.5" + mask, "b2 h4 s300 d64 bf16" + mask,
+        "packed=700,900 h2 d64 bf16" + mask}) {
+    EXPECT_FALSE(maps_mask(problem(line))) << line;
+  }
+  EXPECT_EQ(config(problem("packed=700,900 h2 d64 bf16" + mask)).lists, Lists::none);
 }
 
 }  // namespace

@@ -8,6 +8,8 @@ int main() {
   tilewise::forward({.q = tilewise::Tensor::bhsd(&q, f32, 1, 1, 1, 1),
                      .k = tilewise::Tensor::bhsd(k, f32, 1, 1, 2, 1),
                      .v = tilewise::Tensor::bhsd(v, f32, 1, 1, 2, 1),
-                     .o = tilewise::Tensor::bhsd(&o, f32, 1, 1, 1, 1)});
+                     .o = tilewise::Tensor::bhsd(&o, f32, 1, 1, 1, 1),
+                     .lse = {}},
+                    {.causal = tilewise::Causal::bottom_right});
   std::printf("tilewise %s %g\n", tilewise::version(), static_cast<double>(o));
 }

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/kernels/bwd_sm80/capture_store_args.h"
-#include "cuda/tile/math.cuh"
+#include "cuda/tile/exact_sum.cuh"
 
 namespace tilewise::bwd_capture_store {
 
@@ -17,11 +17,18 @@ __forceinline__ void kernel(const Args& args) {
     at += rest % args.sizes[axis] * args.strides[axis];
     rest /= args.sizes[axis];
   }
-  const float sum = args.sums[element];
+  double whole = 0.0;
+  if constexpr (kConfig.exact) {
+    whole = tile::exact_sum(static_cast<const tile::u64*>(args.sums) +
+                            element * tile::ExactSum::kWords);
+  } else {
+    whole = static_cast<double>(static_cast<const float*>(args.sums)[element]);
+  }
+  const auto sum = static_cast<float>(whole);
   if constexpr (kConfig.type == Type::float32) {
     static_cast<float*>(args.to)[at] = sum;
   } else if constexpr (kConfig.type == Type::float64) {
-    static_cast<double*>(args.to)[at] = static_cast<double>(sum);
+    static_cast<double*>(args.to)[at] = whole;
   } else {
     constexpr auto kElement =
         kConfig.type == Type::bf16 ? tile::Element::bf16 : tile::Element::fp16;

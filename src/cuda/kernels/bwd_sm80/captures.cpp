@@ -1,7 +1,6 @@
 #include "cuda/kernels/bwd_sm80/captures.h"
 
 #include <algorithm>
-#include <span>
 #include <string>
 
 #include "cuda/driver/memory.h"
@@ -13,6 +12,7 @@
 #include "cuda/kernels/bwd_sm80/gate.h"
 #include "cuda/kernels/bwd_sm80/row.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
+#include "cuda/tile/exact_sum_args.h"
 #include "problem/blocks.h"
 
 namespace tilewise::cuda {
@@ -24,6 +24,11 @@ std::vector<bool> wanted(const Problem& p) {
   std::vector<bool> which;
   for (const Tensor& t : p.dcaptures) which.push_back(t.defined());
   return which;
+}
+
+/// With `deterministic` sums that have several writers are exact, and their order does not show.
+bool is_exact(const Problem& p, std::size_t capture) {
+  return p.deterministic && !gate_of(p, capture);
 }
 
 Type type_of(DType dtype) {
@@ -42,11 +47,12 @@ Type type_of(DType dtype) {
 KernelUnit store_unit(const bwd_capture_store::Config& c) {
   return {.stem = "bwd_capture_store",
           .file = "bwd_sm80/capture_store",
-          .config = ".type = static_cast<Type>(" + std::to_string(static_cast<int>(c.type)) + ")",
+          .config = ".type = static_cast<Type>(" + std::to_string(static_cast<int>(c.type)) + ")" +
+                    (c.exact ? flag_text("exact", true) : ""),
           .threads = bwd_capture_store::kThreads};
 }
 
-void store(const float* sums, const Tensor& to, int device, void* stream) {
+void store(const float* sums, bool exact, const Tensor& to, int device, void* stream) {
   bwd_capture_store::Args args;
   args.sums = sums;
   args.to = to.data;
@@ -58,17 +64,17 @@ void store(const float* sums, const Tensor& to, int device, void* stream) {
   // Axes that a tensor of lower rank lacks come first.
   std::rotate(args.sizes, args.sizes + to.rank, args.sizes + 4);
   std::rotate(args.strides, args.strides + to.rank, args.strides + 4);
-  const Kernel kernel = load(store_unit({type_of(to.dtype)}), device);
+  const Kernel kernel = load(store_unit({type_of(to.dtype), exact}), device);
   launch(kernel, {.x = ceil_div(args.elements, bwd_capture_store::kThreads)}, stream, args);
 }
 
 /// The gradients of some captured tensors.
 KernelUnit unit_of(const bwd_sm80::Config& config, int min_blocks, const Problem& p,
-                   const std::vector<bool>& which) {
+                   const std::vector<bool>& which, bool exact) {
   KernelUnit made = bwd_tiles::query_unit(config, min_blocks);
   made.stem = "bwd_captures_sm80";
   made.file = "bwd_sm80/captures";
-  return with_functions(std::move(made), p, captures_text(*p.score_gradient, which));
+  return with_functions(std::move(made), p, captures_text(*p.score_gradient, which, exact));
 }
 
 std::string key_of(const Problem& p, const std::vector<bool>& which) {
@@ -107,25 +113,26 @@ bool wants_captures(const Problem& p) {
 }
 
 KernelUnit captures_unit(const bwd_sm80::Config& config, int min_blocks, const Problem& p) {
-  return unit_of(config, min_blocks, p, wanted(p));
+  return unit_of(config, min_blocks, p, wanted(p), p.deterministic);
 }
 
 KernelUnit gate_unit(const bwd_sm80::Config& config, int min_blocks, const Problem& p,
                      std::size_t capture) {
   std::vector<bool> which(p.dcaptures.size(), false);
   which[capture] = true;
-  KernelUnit unit = unit_of(config, min_blocks, p, which);
+  KernelUnit unit = unit_of(config, min_blocks, p, which, false);
   unit.entry = "blocks";
   unit.args = "tilewise::tile::Expressed<BlockArgs>";
   return unit;
 }
 
 void add_capture_memory(const Problem& p, std::vector<MemoryPart>& items) {
-  for (const Tensor& t : p.dcaptures) {
+  for (std::size_t n = 0; n < p.dcaptures.size(); ++n) {
+    const Tensor& t = p.dcaptures[n];
     if (!t.defined()) continue;
-    items.push_back(memory_part(
-        "gradient of a captured tensor", MemoryItem::Role::workspace, DType::float32,
-        std::span<const std::int64_t>(t.sizes.data(), static_cast<std::size_t>(t.rank))));
+    const std::int64_t floats = is_exact(p, n) ? tile::ExactSum::kFloats : 1;
+    items.push_back(memory_part("gradient of a captured tensor", MemoryItem::Role::workspace,
+                                DType::float32, {t.numel(), floats}));
   }
 }
 
@@ -140,8 +147,9 @@ void capture_gradients(const Problem& p, const bwd_sm80::Args& pass, const bwd_s
     if (!t.defined()) continue;
     gates[n] = gate_of(p, n).has_value();
     which[n] = !gates[n];
-    captures.at[n].gradient = workspace.take<float>(t.numel());
-    fill_bytes(captures.at[n].gradient, 0, t.numel() * 4, p.device.index, stream);
+    const std::int64_t floats = t.numel() * (is_exact(p, n) ? tile::ExactSum::kFloats : 1);
+    captures.at[n].gradient = workspace.take<float>(floats);
+    fill_bytes(captures.at[n].gradient, 0, floats * 4, p.device.index, stream);
   }
   const std::int64_t heads = p.stored_batch() * p.heads_q;
   const std::int64_t blocks = host::query_blocks(p, config.block_m);
@@ -152,9 +160,10 @@ void capture_gradients(const Problem& p, const bwd_sm80::Args& pass, const bwd_s
                 .last_first = p.has_positional_mask()};
   const bool any = blocks * heads > 0 && p.seq_k > 0;
   if (any && std::find(which.begin(), which.end(), true) != which.end()) {
-    const Kernel kernel =
-        load_by_key(key_of(p, which), config, p.device.index,
-                    [&](const bwd_sm80::Config& c) { return unit_of(c, min_blocks, p, which); });
+    const bool exact = p.deterministic;
+    const Kernel kernel = load_by_key(
+        (exact ? "exact " : "") + key_of(p, which), config, p.device.index,
+        [&](const bwd_sm80::Config& c) { return unit_of(c, min_blocks, p, which, exact); });
     const Grid grid = {.x = blocks * heads};
     if (p.packed) {
       const bwd_sm80::RaggedArgs ragged = bwd_tiles::ragged_args(p, args);
@@ -168,7 +177,7 @@ void capture_gradients(const Problem& p, const bwd_sm80::Args& pass, const bwd_s
   }
   for (std::size_t n = 0; n < p.dcaptures.size(); ++n) {
     if (p.dcaptures[n].defined() && p.dcaptures[n].numel() > 0)
-      store(captures.at[n].gradient, p.dcaptures[n], p.device.index, stream);
+      store(captures.at[n].gradient, is_exact(p, n), p.dcaptures[n], p.device.index, stream);
   }
 }
 

@@ -5,11 +5,13 @@
 ///
 /// One block owns block_m queries of one head and walks over the keys, with the tiles and the score
 /// steps of bwd_dq_sm80. A thread sums what falls on one element in a register as long as it stays
-/// the same, then adds it to memory: in any order. See bwd_sm80/captures.md.
+/// the same, then adds it to memory: in any order, which an exact sum does not show. See
+/// bwd_sm80/captures.md.
 #pragma once
 
 #include "cuda/kernels/bwd_sm80/capture_blocks_args.h"
 #include "cuda/kernels/bwd_sm80/queries.cuh"
+#include "cuda/tile/exact_sum.cuh"
 
 namespace tilewise::bwd_captures_sm80 {
 
@@ -18,7 +20,8 @@ using bwd_sm80::Args;
 using bwd_sm80::Config;
 using bwd_sm80::RaggedArgs;
 
-/// A sum that moves from element to element.
+/// A sum that moves from element to element. kExact: memory has ExactSums.
+template <bool kExact>
 struct MovingSum {
   float* at = nullptr;
   float sum = 0.0F;
@@ -31,7 +34,11 @@ struct MovingSum {
     sum += x;
   }
   __forceinline__ void leave() {
-    if (sum != 0.0F) atomicAdd(at, sum);
+    if constexpr (kExact) {
+      if (sum != 0.0F) add_exactly(reinterpret_cast<u64*>(at), sum);
+    } else {
+      if (sum != 0.0F) atomicAdd(at, sum);
+    }
     sum = 0.0F;
   }
   /// The last one, of all lanes together: one addition where they stand at the same element.
@@ -69,7 +76,7 @@ struct CaptureGradients {
 
   Tiles& tiles;
   Span queries = {}, keys = {};
-  MovingSum sums[Function::kTerms];
+  MovingSum<Function::kExact> sums[Function::kTerms];
 
   __forceinline__ explicit CaptureGradients(Tiles& t) : tiles(t) {}
 

@@ -20,7 +20,7 @@ KernelUnit captures_unit(const bwd_sm80::Config& config, int min_blocks, const P
 KernelUnit gate_unit(const bwd_sm80::Config& config, int min_blocks, const Problem& problem,
                      std::size_t capture);
 
-/// The sums, float32.
+/// The sums, float32, or tile::ExactSum with `deterministic` where several blocks add to one.
 void add_capture_memory(const Problem& problem, std::vector<MemoryPart>& items);
 
 /// Writes the wanted gradients. `pass` and `config` are those of bwd_dq_sm80 on the same problem,

@@ -77,11 +77,4 @@ std::optional<Gate> gate_of(const Problem& p, std::size_t capture) {
   return gate;
 }
 
-bool wants_gates_alone(const Problem& p) {
-  for (std::size_t n = 0; n < p.dcaptures.size(); ++n) {
-    if (p.dcaptures[n].defined() && !gate_of(p, n).has_value()) return false;
-  }
-  return true;
-}
-
 }  // namespace tilewise::cuda

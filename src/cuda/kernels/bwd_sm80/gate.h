@@ -21,7 +21,4 @@ struct Gate {
 /// elements, or of packed sequences.
 std::optional<Gate> gate_of(const Problem& problem, std::size_t capture);
 
-/// True when every gradient of a captured tensor that is wanted is a gate's.
-bool wants_gates_alone(const Problem& problem);
-
 }  // namespace tilewise::cuda

@@ -441,9 +441,8 @@ struct QueryGradient {
     bool coarse = kPlanes == 2 && seq_k <= kFewKeys;
     const float limit = kPlanes == 2 ? kCoarse : args.coarse;
 #pragma unroll
-    for (int r = 0; r < 2 * kM; ++r) {
+    for (int r = 0; r < 2 * kM; ++r)
       coarse |= fabsf(lse2[r]) > limit && fabsf(lse2[r]) < infinity();
-    }
     return coarse;
   }
 

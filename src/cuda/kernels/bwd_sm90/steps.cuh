@@ -210,9 +210,9 @@ struct Steps : Scores<kConfig> {
     return first + d.high <= 0 ||
            (kConfig.mask == Mask::both && last + d.low >= keys_of<kConfig>(args, job));
   }
-  /// They add nothing, whatever they hold: their P is 0, but 0 times NaN is NaN in (B3), (B4),
-  /// (B9). So Q, dO and delta become 0 where they lie. CONTRACT 3 Both warpgroups come here with
-  /// the same block, whose S they are done with.
+  /// They add nothing, whatever they hold: their P is 0, but 0 times NaN is NaN.
+  /// So Q, dO and delta become 0 where they lie, before dV (B3), dP (B4), dK (B9). CONTRACT 3
+  /// Both warpgroups come here with the same block, whose S they are done with.
   __forceinline__ void hide_rows() {
     if constexpr (!kConfig.hides_rows() && !kConfig.picks_rows()) return;
     if (!may_hide_rows()) return;

@@ -34,11 +34,11 @@ constexpr double kBlockBytes = 32.0 * 1024;
 /// An item's start and end, where no other hides them; the start of a launch; the merge of parts,
 /// and each of them.
 constexpr double kItemMs = 3.5e-3, kFirstMs = 0.5e-3, kMergeMs = 2.5e-3, kMergedPartMs = 6e-5;
-/// How much of a last item runs alone.
-constexpr double kTail = 0.3;
-/// Lengths on the device: entries have this share of the keys that there is room for, and the
-/// counter evens them out.
-constexpr double kFilled = 0.75;
+/// How much of a last item runs alone, and of a wave that is not full is lost.
+constexpr double kTail = 0.3, kIdle = 0.4;
+/// Of K and V together: from here on, rows of 256 bytes and more come by cp.async, which reads them
+/// whole. The copy engine reads panels of 128 bytes, and memory gives 2.5 % less.
+constexpr double kManyBytes = 1.5e9;
 
 int panels(std::int64_t dim) { return static_cast<int>(ceil_div(dim, 64)); }
 
@@ -50,6 +50,11 @@ int box_rows(const Problem& p) {
   if (!p.paged) return kBlockN;
   const int shift = std::min(6, std::countr_zero(static_cast<std::uint64_t>(p.page_size)));
   return 1 << shift < kLeastBoxRows ? 0 : 1 << shift;
+}
+/// Bytes of K and V, of entries with all their keys.
+double key_bytes(const Problem& p) {
+  return 2.0 * static_cast<double>(p.batch * p.heads_k * p.seq_k) *
+         static_cast<double>(p.head_dim + p.head_dim_v);
 }
 /// Whether columns can be an axis of panels.
 bool in_panels(std::int64_t dim) { return dim <= 64 || dim % 64 == 0; }
@@ -74,7 +79,8 @@ Config make_config(const Problem& p) {
   c.head_dim = 64 * panels(p.head_dim);
   c.head_dim_v = 64 * panels(p.head_dim_v);
   c.row_warps = row_warps(p);
-  c.box_rows = box_rows(p);
+  const bool wide = std::min(p.head_dim, p.head_dim_v) >= 128;
+  c.box_rows = p.paged && wide && key_bytes(p) >= kManyBytes ? 0 : box_rows(p);
   c.whole_rows = c.box_rows > 0 && in_panels(p.head_dim) && in_panels(p.head_dim_v);
   c.paged = p.paged;
   c.modified = host::is_modified(p);
@@ -110,29 +116,26 @@ int most_parts(const Problem& p, std::int64_t keys) {
   return end <= begin ? 1 : static_cast<int>(ceil_div(end, keys) - begin / keys);
 }
 
-/// Keys that an entry is taken to have.
-double likely_keys(const Problem& p) {
-  const double share = p.key_lengths.defined() ? kFilled : 1.0;
-  return std::max(
-      1.0, std::min(share * static_cast<double>(p.seq_k), static_cast<double>(most_keys(p))));
-}
-
+/// Every entry with all its keys.
 double predict(const Problem& p, const DecodeChoice& c, const Hardware& machine) {
   const double slots = static_cast<double>(std::max(1, machine.multiprocessors)) * c.config.blocks;
-  const double all_keys = likely_keys(p), parts = std::max(1.0, all_keys / c.keys);
+  const auto all_keys = static_cast<double>(most_keys(p));
+  const double parts = std::max(1.0, all_keys / c.keys);
   const auto pairs = static_cast<double>(p.batch * p.heads_k);
   const double items = pairs * c.row_tiles * std::ceil(parts);
-  const double key_bytes = 2.0 * static_cast<double>(p.head_dim + p.head_dim_v);
+  const double bytes_of_key = 2.0 * static_cast<double>(p.head_dim + p.head_dim_v);
   const double block_ms =
-      kBlockMs[c.config.row_warps - 1] * (0.35 + 0.65 * key_bytes * kBlockN / kBlockBytes);
+      kBlockMs[c.config.row_warps - 1] * (0.35 + 0.65 * bytes_of_key * kBlockN / kBlockBytes);
   const double longest =
       block_ms *
       std::max(1.0, std::min<double>(static_cast<double>(most_keys(p)), c.keys) / kBlockN);
   const double waves = std::ceil(items / slots);
   // Other tiles of the same rows find K and V in L2.
-  const double memory = 1e-6 * pairs * all_keys * key_bytes / machine.bandwidth_gbps;
-  double ms = std::max({memory, items / slots * longest, longest});
-  ms += kItemMs * std::min(waves, 2.0);
+  const double memory = 1e-6 * pairs * all_keys * bytes_of_key / machine.bandwidth_gbps;
+  const double idle = waves > 1.0 ? kIdle * (waves * slots / items - 1.0) : 0.0;
+  double ms = std::max({(1.0 + idle) * memory, items / slots * longest, longest});
+  // Of two blocks on a multiprocessor one hides what the other starts and ends.
+  ms += kItemMs * (c.config.blocks > 1 ? std::min(waves, 2.0) : waves);
   // Lengths that differ, and waves that are not full, leave some multiprocessors alone at the end.
   if (p.key_lengths.defined() || (waves > 1.0 && items < waves * slots)) ms += kTail * longest;
   ms += host::kKernelMs + kFirstMs;
@@ -161,7 +164,7 @@ DecodeChoice with_parts(DecodeChoice c, const Problem& p, std::int64_t keys,
 
 /// The parts with the least predicted time.
 DecodeChoice best_parts(const Problem& p, const Hardware& machine) {
-  const auto visible = static_cast<std::int64_t>(likely_keys(p));
+  const std::int64_t visible = most_keys(p);
   const DecodeChoice bare = without_parts(p);
   DecodeChoice best = with_parts(bare, p, p.seq_k, machine);
   const auto consider = [&](std::int64_t parts) {

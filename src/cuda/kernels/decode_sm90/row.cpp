@@ -1,6 +1,8 @@
 #include "cuda/kernels/decode_sm90/row.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <variant>
 
 #include "cuda/driver/device.h"
@@ -9,6 +11,7 @@
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/decode_sm90/choice.h"
 #include "cuda/kernels/decode_sm90/fill.h"
+#include "cuda/kernels/fwd_sm80/row.h"
 #include "cuda/kernels/fwd_sm90/row.h"
 #include "cuda/kernels/rows/combine.h"
 #include "plan/accounting.h"
@@ -20,13 +23,32 @@ using decode_sm90::Args;
 using decode_sm90::Config;
 using Role = MemoryItem::Role;
 
-/// What flash_fwd_sm90 asks for a problem whose entries have one length and lie side by side: there
-/// it is 1 to 3 us faster. 0 for others, and where it would read K and V for each head.
-double price_of_long_rows(const Problem& p, const Hardware& machine) {
-  if (p.key_lengths.defined() || p.alibi_slopes.defined()) return 0.0;
-  const Preparation other = kFlashForwardSm90.prepare(kFlashForwardSm90, p, machine);
-  const auto* prepared = std::get_if<Prepared>(&other);
-  return prepared != nullptr ? prepared->cost.ms : 0.0;
+/// Of a decoding step: the token and a few that were guessed.
+constexpr std::int64_t kFewQueries = 8;
+
+/// What another row asks for the problem; infinity where it refuses.
+double price_of(const KernelRow& row, const Problem& p, const Hardware& machine) {
+  const Preparation prepared = row.prepare(row, p, machine);
+  const auto* other = std::get_if<Prepared>(&prepared);
+  return other != nullptr ? other->cost.ms : std::numeric_limits<double>::infinity();
+}
+
+/// The price beside those of the kernels of long rows, as an H200 showed
+/// (bench/results/h200/serving.json). With one length side by side, or more queries, flash_fwd_sm90
+/// is 1 to 18 us faster. With few queries and lengths on the device the tiles of both last as long
+/// as the longest entry, which no host sees: 1.8 to 4 times as long on lengths of 1k to 32k, as
+/// long as here on equal ones.
+double price(const Problem& p, double own_ms, const Hardware& machine) {
+  const double sm90 = price_of(kFlashForwardSm90, p, machine);
+  if (p.key_lengths.defined() && p.seq_q <= kFewQueries) {
+    const double sm80 = price_of(kFlashForwardSm80, p, machine);
+    return std::min(own_ms, 0.95 * std::min(sm90, sm80));
+  }
+  // flash_fwd_sm90 reads K and V for each head where there are slopes.
+  if (std::isinf(sm90) || p.alibi_slopes.defined()) return own_ms;
+  // Its price is fitted by 3 us more (plan/fitted_constants.inc).
+  constexpr double kBehindMs = 5e-3;
+  return std::max(own_ms, 1.03 * sm90 + kBehindMs);
 }
 
 Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
@@ -56,10 +78,7 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   cost.bytes_moved = 2.0 * keys * static_cast<double>(p.head_dim + p.head_dim_v);
   for (const Tensor* t : {&p.q, &p.o, &p.lse})
     cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
-  // Its price is fitted by 3 us more (plan/fitted_constants.inc).
-  constexpr double kBehindMs = 5e-3;
-  const double other = price_of_long_rows(p, machine);
-  cost.ms = other > 0.0 ? std::max(choice.ms, 1.03 * other + kBehindMs) : choice.ms;
+  cost.ms = price(p, choice.ms, machine);
   cost.bytes_moved += 2.0 * partial;
   return Prepared{std::move(cost), remember(choice)};
 }

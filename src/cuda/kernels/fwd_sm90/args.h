@@ -44,7 +44,6 @@ struct Config {
   /// P of a block is taken against the maxima so far; where it outgrew them, which its sums
   /// show, the block's scores are computed again.
   bool trust_maxima = false;
-  bool ahead = false;      ///< scores of two tiles seen whole are in registers: ahead.cuh
   bool halve_cut = false;  ///< of a cut block whose one half is hidden the other alone is taken
   bool q_by_need = false;  ///< Q of a warpgroup is copied just before the first block that it sees
   bool chain_tiles =

@@ -2,7 +2,6 @@
 /// tile.
 #pragma once
 
-#include "cuda/kernels/fwd_sm90/ahead.cuh"
 #include "cuda/kernels/fwd_sm90/listed.cuh"
 #include "cuda/kernels/fwd_sm90/rows.cuh"
 #include "cuda/tile/hopper/wgmma.cuh"
@@ -420,11 +419,6 @@ struct Consumer : Rows<kConfig> {
     }
     constexpr bool kCutOnLeft = kConfig.mask == Mask::both && !kListed<kConfig>;
     const int full_begin = kCutOnLeft ? blocks.full_begin : blocks.begin;
-    if constexpr (kConfig.ahead) {
-      static_assert(kListed<kConfig> && kConfig.trust_maxima && !kConfig.ping_pong);
-      if (block >= full_begin) AheadSteps<kConfig, Consumer>(*this).run(block - full_begin + 1);
-      return;
-    }
 #pragma unroll 1
     for (; block >= full_begin; --block) step<false>(block);
     // What is cut on the left alone: its rows have seen all keys from there to their right edge.

@@ -20,15 +20,6 @@ namespace tilewise::fwd_sm90 {
 
 using namespace tile;
 
-/// Of a thread of each role. A list's walk takes the producer more.
-struct Registers {
-  int producer, consumer;
-};
-template <Config kConfig>
-inline constexpr Registers kRegisters =
-    kConfig.warpgroups == 3 ? (kListed<kConfig> ? Registers{56, 152} : Registers{32, 160})
-                            : (kListed<kConfig> ? Registers{56, 224} : Registers{40, 232});
-
 template <Config kConfig, class AnyArgs>
 __forceinline__ void kernel(const AnyArgs& any) {
   const Args& args = plain_args(any);
@@ -41,7 +32,8 @@ __forceinline__ void kernel(const AnyArgs& any) {
   // A warp-uniform role: what depends on it stays in uniform registers.
   const int role = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
   if (role == 0) {
-    if constexpr (kConfig.warpgroups > 1) give_registers<kRegisters<kConfig>.producer>();
+    if constexpr (kConfig.warpgroups > 1)
+      give_registers<kListed<kConfig> ? 56 : kConfig.warpgroups == 2 ? 40 : 32>();
     if (kConfig.paged() ? threadIdx.x < 32 : threadIdx.x == 0) {
       if constexpr (kConfig.paged()) {
         PagedProducer<kConfig> producer{{args, shared}};
@@ -55,7 +47,8 @@ __forceinline__ void kernel(const AnyArgs& any) {
       }
     }
   } else {
-    if constexpr (kConfig.warpgroups > 1) take_registers<kRegisters<kConfig>.consumer>();
+    if constexpr (kConfig.warpgroups > 1)
+      take_registers<kListed<kConfig> ? 224 : kConfig.warpgroups == 2 ? 232 : 160>();
     ConsumerOf<kConfig> consumer(args, shared.base, role - 1);
     consumer.captures = captures_of(any);
     if constexpr (kConfig.options.any()) consumer.options = options_of(any);

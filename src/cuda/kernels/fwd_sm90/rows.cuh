@@ -78,7 +78,7 @@ struct Rows : Scores<kConfig> {
     }
   }
 
-  /// (F9) A sink is a key of its own in the first part: it takes probability and has no value.
+  /// (F9) A sink adds to the sum l in the first part: a key of its own that has no value.
   /// Gives what the other keys' P are scaled by.
   __forceinline__ float add_sink(int r, float sink) {
     if (sink == -infinity()) return 1.0F;

@@ -63,16 +63,15 @@ constexpr Sm90Tile kTiles256[] = {{2, 80, 2, {4.6, 1.563}, {4.3, 1.505}, kTwo},
 
 // With a block list: a row block of two warpgroups is one of the list's of 128 queries or a part of
 // it. Keys by 128, by 64 where blocks of keys are smaller or dims larger. Third: warpgroups whose
-// rows list different tiles take no turns; three of them share what is copied, and many stages let
-// one go ahead of the others.
+// rows list different tiles take no turns; many stages let one go ahead of the other.
 constexpr unsigned kListApart = kTrustMaxima | kOwnO | kLazyRescale;
 constexpr unsigned kList = kListApart | kPingPong | kPingPongMasked;
-constexpr Sm90Tile kLists64[] = {{2, 128, 4, {2.0, 0.85}, {2.0, 0.9}, kList | kAhead},
-                                 {2, 64, 6, {2.0, 0.5}, {2.0, 0.55}, kList | kAhead},
-                                 {3, 64, 10, {2.0, 0.7}, {2.0, 0.75}, kListApart}};
+constexpr Sm90Tile kLists64[] = {{2, 128, 4, {2.0, 0.85}, {2.0, 0.9}, kList},
+                                 {2, 64, 6, {2.0, 0.5}, {2.0, 0.55}, kList},
+                                 {2, 64, 8, {2.0, 0.5}, {2.0, 0.55}, kListApart}};
 constexpr Sm90Tile kLists128[] = {{2, 128, 2, {2.1, 1.284}, {2.1, 1.35}, kList & ~kLazyRescale},
                                   {2, 64, 4, {2.1, 0.7}, {2.1, 0.75}, kList & ~kLazyRescale},
-                                  {3, 64, 5, {2.1, 1.0}, {2.1, 1.1}, kTrustMaxima}};
+                                  {2, 64, 6, {2.1, 0.7}, {2.1, 0.75}, kTrustMaxima}};
 constexpr unsigned kList256 = kTrustMaxima | kLazyRescale | kExtraKeyStage;
 constexpr Sm90Tile kLists256[] = {
     {2, 64, 3, {4.3, 1.3}, {4.3, 1.4}, kList256 | kPingPong | kPingPongMasked},
@@ -308,9 +307,6 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
                      (config.expressions.score == 0 || !masked));
   config.values_first =
       tile.has(kValuesFirst) && plain && (unmodified || (adds && !config.options.any()));
-  config.ahead =
-      tile.has(kAhead) && unmodified && !config.options.mask && config.lists == tile::Lists::whole;
-  if (config.ahead) config.ping_pong = false;
   config.halve_cut = masked && tile.has(kHalveCut) && plain && !config.options.mask &&
                      (unmodified || (config.modification == Modification::softcap &&
                                      config.mask == Mask::right && !config.expressions.any()));

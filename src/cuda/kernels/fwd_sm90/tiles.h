@@ -22,14 +22,13 @@ enum Sm90Trait : unsigned {
   kLazyRescale = 1 << 3,
   kTrustMaxima = 1 << 4,
   kSkipBlocks = 1 << 5,
-  kChainShort = 1 << 6,      ///< chained tiles at short lengths
-  kEarlyQWindow = 1 << 7,    ///< two buffers of Q under a short window
-  kWindowOnly = 1 << 8,      ///< taken for short windows alone
-  kHalveCut = 1 << 9,        ///< halves of cut blocks where nothing modifies the scores
-  kQByNeed = 1 << 10,        ///< Q copied by need under a short window
-  kValuesFirst = 1 << 11,    ///< where nothing modifies the scores
-  kExtraKeyStage = 1 << 12,  ///< one stage of V less than of K
-  kAhead = 1 << 13           ///< of a list's tiles, where nothing modifies the scores
+  kChainShort = 1 << 6,     ///< chained tiles at short lengths
+  kEarlyQWindow = 1 << 7,   ///< two buffers of Q under a short window
+  kWindowOnly = 1 << 8,     ///< taken for short windows alone
+  kHalveCut = 1 << 9,       ///< halves of cut blocks where nothing modifies the scores
+  kQByNeed = 1 << 10,       ///< Q copied by need under a short window
+  kValuesFirst = 1 << 11,   ///< where nothing modifies the scores
+  kExtraKeyStage = 1 << 12  ///< one stage of V less than of K
 };
 
 /// A tile that was found good.

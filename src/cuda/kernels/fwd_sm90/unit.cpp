@@ -33,20 +33,20 @@ KernelUnit fwd_sm90_unit(const fwd_sm90::Config& c) {
   KernelUnit unit;
   unit.stem = "fwd_sm90";
   unit.file = "fwd_sm90/kernel";
-  unit.config =
-      element_text(c.element) + number_text("head_dim", c.head_dim) +
-      number_text("head_dim_v", c.head_dim_v) + number_text("warpgroups", c.warpgroups) +
-      number_text("block_n", c.block_n) + number_text("stages", c.stages) +
-      number_text("value_stages", c.value_stages) + number_text("q_buffers", c.q_buffers) +
-      flag_text("own_o", c.own_o) + flag_text("ping_pong", c.ping_pong) +
-      flag_text("values_first", c.values_first) + flag_text("lazy_rescale", c.lazy_rescale) +
-      flag_text("trust_maxima", c.trust_maxima) + (c.ahead ? flag_text("ahead", true) : "") +
-      flag_text("halve_cut", c.halve_cut) + flag_text("q_by_need", c.q_by_need) +
-      flag_text("chain_tiles", c.chain_tiles) + flag_text("skip_blocks", c.skip_blocks) +
-      flag_text("dynamic", c.dynamic) + enum_text("mask", "Mask", c.mask) +
-      enum_text("modification", "Modification", c.modification) +
-      enum_text("lengths", "Lengths", c.lengths) + flag_text("pack_heads", c.pack_heads) +
-      flag_text("split", c.split);
+  unit.config = element_text(c.element) + number_text("head_dim", c.head_dim) +
+                number_text("head_dim_v", c.head_dim_v) + number_text("warpgroups", c.warpgroups) +
+                number_text("block_n", c.block_n) + number_text("stages", c.stages) +
+                number_text("value_stages", c.value_stages) +
+                number_text("q_buffers", c.q_buffers) + flag_text("own_o", c.own_o) +
+                flag_text("ping_pong", c.ping_pong) + flag_text("values_first", c.values_first) +
+                flag_text("lazy_rescale", c.lazy_rescale) +
+                flag_text("trust_maxima", c.trust_maxima) + flag_text("halve_cut", c.halve_cut) +
+                flag_text("q_by_need", c.q_by_need) + flag_text("chain_tiles", c.chain_tiles) +
+                flag_text("skip_blocks", c.skip_blocks) + flag_text("dynamic", c.dynamic) +
+                enum_text("mask", "Mask", c.mask) +
+                enum_text("modification", "Modification", c.modification) +
+                enum_text("lengths", "Lengths", c.lengths) + flag_text("pack_heads", c.pack_heads) +
+                flag_text("split", c.split);
   if (c.from_diagonal) unit.config += flag_text("from_diagonal", true);
   if (c.lists != fwd_sm90::Lists::none) {
     unit.config += enum_text("lists", "Lists", c.lists);

@@ -24,8 +24,8 @@ constexpr std::int64_t kMostKeys = std::int64_t{1} << 21;
 
 bool maps_mask(const Problem& p) {
   return p.mask_function.defined() && !p.block_list.defined() && !p.packed && !p.paged &&
-         !p.mask.defined() &&
-         p.seq_q >= kLeastLength && p.seq_k >= kLeastLength && p.seq_k <= kMostKeys &&
+         !p.mask.defined() && p.seq_q >= kLeastLength && p.seq_k >= kLeastLength &&
+         p.seq_k <= kMostKeys &&
          p.batch * p.heads_q * ceil_div(p.seq_q, 64) < std::int64_t{1}
                                                            << tile_lists::OrderArgs::kClassBits;
 }
