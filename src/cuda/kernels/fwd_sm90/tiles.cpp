@@ -135,6 +135,17 @@ bool is_short_window(const Problem& p) {
   return sm90_mask(p).mask == Mask::both && width <= kShortKeys;
 }
 
+/// What a block of keys takes where copying its pages takes `copy_us`: the longer of the two, and
+/// half of the other, for two stages do not hide all of it (an H200, boxes of 1, 16 and 64 rows).
+double paged_us(const Problem& p, const Sm90Tile& tile, double block_us) {
+  if (!p.paged) return block_us;
+  constexpr double kBoxUs = 0.035;
+  const int boxes = tile.block_n / sm90_box_rows(p, tile.block_n);
+  const std::int64_t panels = ceil_div(p.head_dim, 64) + ceil_div(p.head_dim_v, 64);
+  const double copy_us = kBoxUs * boxes * static_cast<double>(panels);
+  return std::max(block_us, copy_us) + 0.5 * std::min(block_us, copy_us);
+}
+
 double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardware& machine) {
   const double sms = std::max(1, machine.multiprocessors);
   const QueryGrid g = query_grid(p, tile);
@@ -153,8 +164,8 @@ double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardwar
   const bool even = !masked || (!p.packed && blocks > kEven * of_tile.longest);
   const Sm90Time& time = masked ? tile.masked : tile.full;
   const double of_part = blocks / parts;
-  const double part_us =
-      time.fixed_us + slow * time.block_us * (even ? std::ceil(of_part - 1e-6) : of_part);
+  const double part_us = time.fixed_us + slow * paged_us(p, tile, time.block_us) *
+                                             (even ? std::ceil(of_part - 1e-6) : of_part);
   const double jobs = tiles * parts;
   // Whole waves where every tile costs the same, half a tile of tail where they are handed out.
   const double waves = even ? std::ceil(jobs / sms) : std::max(1.0, jobs / sms + 0.4);
