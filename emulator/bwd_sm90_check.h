@@ -10,8 +10,10 @@
 
 #include "block_lists.h"
 #include "bool_masks.h"
+#include "cuda/host/options.h"
 #include "cuda/kernels/bwd_sm90/dq/kernel.cuh"
 #include "cuda/kernels/bwd_sm90/kernel.cuh"
+#include "problem/philox.h"
 #include "wgmma.h"
 
 namespace tilewise::bwd_sm90 {
@@ -63,6 +65,7 @@ struct Shape {
   Blocks list = {};
   const Formula* formula = nullptr;
   Shows shows = {};
+  double dropout = 0.0;
 };
 
 /// Where the rows of a sequence, or of an entry of a batch, lie.
@@ -219,6 +222,7 @@ struct Check {
     }
   }
 
+  Dropout dropped() const { return {.p = s.dropout, .seed = 0x123456789abcULL, .offset = 5}; }
   /// Whether position and lengths show a pair.
   bool sees(int b, int i, int j) const {
     const int keys = s.keys.empty() ? s.seq_k : s.keys[b];
@@ -262,9 +266,16 @@ struct Check {
     const std::size_t row = (std::size_t(b) * s.heads_q + h) * s.seq_q + r;
     lse[row] = !any ? -tile::infinity() : float(m + std::log(l));
     double delta = 0.0;
+    std::vector<double> kept(end - begin, 1.0);
+    if (s.dropout > 0.0) {
+      const DropoutMask mask(dropped());
+      const std::int64_t pair = (&of - sequences.data()) * s.heads_q + h;
+      for (int j = begin; j < end; ++j) kept[j - begin] = mask.keeps(pair, i, j) ? mask.scale() : 0;
+    }
     for (int d = 0; d < s.dim_v; ++d) {
       double sum = 0.0;
-      for (int j = begin; j < end; ++j) sum += p[j - begin] / l * v.value(b, g, c + j, d);
+      for (int j = begin; j < end; ++j)
+        sum += kept[j - begin] * p[j - begin] / l * v.value(b, g, c + j, d);
       o.at(b, h, r, d) = Bits(tile::pack<kElement>(float(sum), 0.0F));
       delta += sum * d_o.value(b, h, r, d);
     }
@@ -274,8 +285,10 @@ struct Check {
       double dp = 0.0;
       for (int d = 0; d < s.dim_v; ++d) {
         dp += double(d_o.value(b, h, r, d)) * v.value(b, g, c + j, d);
-        true_dv[&v.at(b, g, c + j, d) - v.data.data()] += p[j - begin] / l * d_o.value(b, h, r, d);
+        true_dv[&v.at(b, g, c + j, d) - v.data.data()] +=
+            kept[j - begin] * p[j - begin] / l * d_o.value(b, h, r, d);
       }
+      dp *= kept[j - begin];
       const double ds = p[j - begin] / l * (dp - delta) * gate[j - begin] * s.scale;
       for (int d = 0; d < s.dim; ++d) {
         true_dq[&q.at(b, h, r, d) - q.data.data()] += ds * k.value(b, g, c + j, d);
@@ -352,7 +365,8 @@ struct Check {
       p.seq_q = p.total_q = s.seq_q, p.seq_k = p.total_k = s.seq_k;
       bools.give(p, s.batch, s.heads_q, s.seq_q, s.seq_k);
       const MadeBits bits(p, kM, true);
-      tile::Optioned<bwd_sm90::ListArgs> optioned{a, {}, {.mask = bits.bits}};
+      p.dropout = dropped();
+      tile::Optioned<bwd_sm90::ListArgs> optioned{a, {}, cuda::kernel_options(p, bits.bits)};
       if (s.formula != nullptr) optioned.captures = s.formula->captures;
       emulator::run_grid(bwd_sm90::memory, s.blocks, kConfig.threads(),
                          [&] { bwd_sm90::kernel<kConfig>(optioned); });

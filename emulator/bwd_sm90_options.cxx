@@ -1,4 +1,4 @@
-/// bwd_sm90 with bool masks on the emulator, against the formulas in float64.
+/// bwd_sm90 with bool masks and dropout on the emulator, against the formulas in float64.
 #include "bwd_sm90_configs.h"
 
 namespace {
@@ -8,9 +8,63 @@ constexpr Config shown(Config c) {
   return c;
 }
 
+constexpr Config dropping(Config c) {
+  c.options.dropout = true;
+  if (c.block_m == 128) c.block_m = 64, c.v_registers = false;
+  return c;
+}
+
 }  // namespace
 
 int main() {
+  check<dropping(k64)>("dim 64, dropout",
+                       {.batch = 2,
+                        .heads_q = 4,
+                        .heads_k = 2,
+                        .seq_q = 300,
+                        .seq_k = 332,
+                        .blocks = 2,
+                        .dropout = 0.3},
+                       kBf16);
+  check<dropping(masked(k128, Mask::right))>(
+      "dim 128, dropout, causal",
+      {.seq_q = 300, .seq_k = 300, .dim = 128, .dim_v = 128, .high = 1, .dropout = 0.5}, kBf16);
+  check<dropping(shown(deterministic(k128)))>("dim 128, dropout, a mask, deterministic, 3 blocks",
+                                              {.heads_q = 4,
+                                               .heads_k = 2,
+                                               .seq_k = 400,
+                                               .dim = 128,
+                                               .dim_v = 128,
+                                               .blocks = 3,
+                                               .shows = {.density = 0.6},
+                                               .dropout = 0.2},
+                                              kBf16);
+  check<dropping(split(masked(k128, Mask::right), 128))>("dim 128, dropout, causal, 3 parts",
+                                                         {.heads_q = 4,
+                                                          .heads_k = 2,
+                                                          .seq_q = 700,
+                                                          .seq_k = 600,
+                                                          .dim = 128,
+                                                          .dim_v = 128,
+                                                          .high = -100 + 1,
+                                                          .blocks = 3,
+                                                          .parts = 3,
+                                                          .dropout = 0.2},
+                                                         kBf16);
+  check<dropping(exact(masked(k64, Mask::right)))>(
+      "dim 64, dropout, exact dS, causal", {.high = 51, .given_delta = true, .dropout = 0.4},
+      kExact);
+  check<dropping(ragged(masked(k64, Mask::right), Lengths::packed))>(
+      "dim 64, dropout, packed, causal",
+      {.heads_q = 4,
+       .heads_k = 2,
+       .high = 1,
+       .queries = {70, 1, 0, 129, 200, 0},
+       .keys = {33, 90, 5, 129, 300, 40},
+       .tail = 25,
+       .blocks = 3,
+       .dropout = 0.3},
+      kBf16);
   check<shown(k64)>("dim 64, a mask of every pair",
                     {.batch = 2,
                      .heads_q = 4,

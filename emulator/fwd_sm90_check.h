@@ -155,6 +155,8 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
   }
   BoolMask mask(c.shows, batch, c.heads_q, rows_q, static_cast<int>(p.seq_k));
   mask.give(p, c.packed ? 1 : batch, c.heads_q, rows_q, static_cast<int>(p.seq_k));
+  Bias bias(c.bias, batch, c.heads_q, rows_q, static_cast<int>(p.seq_k));
+  bias.give(p, c.packed ? 1 : batch, c.heads_q, rows_q, static_cast<int>(p.seq_k));
   std::vector<float> sinks;
   for (int h = 0; h < c.heads_q; ++h) sinks.push_back(sink(h));
   if (c.sinks) p.sinks = Tensor::contiguous(sinks.data(), DType::float32, {c.heads_q}, p.device);
@@ -195,7 +197,7 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
       for (int i = 0; i < c.queries[b]; ++i) {
         const int entry = c.packed ? 0 : b, q_row = (c.packed ? cu_q[b] : 0) + i;
         compare(
-            c, lists, mask, of.get(),
+            c, lists, mask, bias, of.get(),
             {entry, h, q_row, c.packed && !p.paged ? cu_k[b] : 0, i, c.queries[b], c.keys[b], b}, q,
             k, v, o, lse[(static_cast<std::size_t>(entry) * c.heads_q + h) * rows_q + q_row],
             o_error, lse_error);

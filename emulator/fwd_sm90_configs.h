@@ -125,6 +125,21 @@ constexpr Config with_sample(Config c, int sample) {
 constexpr Config optioned(Config c, bool sinks, bool mask) {
   c.options = {.sinks = sinks, .mask = mask};
   c.trust_maxima = c.trust_maxima && !(mask && c.modification == Modification::softcap);
+  c.values_first = c.values_first && c.modification == Modification::none && !c.expressions.any();
+  c.from_diagonal = c.from_diagonal && !mask;
+  return c;
+}
+
+constexpr Config dropping(Config c) {
+  c.options.dropout = true;
+  c.values_first = false;
+  return c;
+}
+constexpr Config biased(Config c, tile::BiasType type, bool staged) {
+  c.options.pairs = {.bias = type, .staged = staged};
+  c.modification = Modification::general;
+  c.values_first = false;
+  c.trust_maxima = c.expressions.mask == 0;
   return c;
 }
 

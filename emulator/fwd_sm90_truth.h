@@ -10,7 +10,10 @@
 
 #include "block_lists.h"
 #include "bool_masks.h"
+//
+#include "biases.h"
 #include "fwd_sm90_configs.h"
+#include "problem/philox.h"
 
 namespace {
 
@@ -36,6 +39,8 @@ struct Case {
   int sample = -1;  ///< the caller's own functions, of expression_samples.h
   Shows shows = {};
   bool sinks = false;
+  const Added* bias = nullptr;
+  double dropout = 0.0;
 };
 
 Bits narrow(float x) { return static_cast<Bits>(tile::pack<tile::Element::bf16>(x, 0.0F)); }
@@ -97,6 +102,7 @@ Problem make_problem(const Case& c) {
   p.scale = static_cast<float>(p.scale64);
   p.softcap = c.softcap;
   p.causal = c.causal;
+  p.dropout = {.p = c.dropout, .seed = 0x123456789abcULL, .offset = 5};
   p.left = c.left;
   p.right = c.causal == Causal::bottom_right ? std::min<std::int64_t>(c.right, 0) : c.right;
   return p;
@@ -115,7 +121,7 @@ struct Row {
   int batch, head, q_row, k_row, i, queries, keys;  ///< q_row, k_row: of the tensors; i: position
   int position;                                     ///< of the entry or the sequence
 };
-void compare(const Case& c, const BlockLists& lists, const BoolMask& mask,
+void compare(const Case& c, const BlockLists& lists, const BoolMask& mask, const Bias& bias,
              const samples::Interpreted* of, const Row& at, Rows& q, Rows& k, Rows& v, Rows& o,
              float lse, double& o_error, double& lse_error) {
   const Problem p = make_problem(c);
@@ -137,6 +143,12 @@ void compare(const Case& c, const BlockLists& lists, const BoolMask& mask,
     x *= p.scale64;
     if (c.softcap != 0.0) x = c.softcap * std::tanh(x / c.softcap);
     if (c.alibi) x -= slope(c, at.head) * std::fabs(at.i + at.keys - at.queries - double(j));
+    const double added = bias.at(at.batch, at.head, c.packed ? at.q_row : at.i, j);
+    if (added == -std::numeric_limits<double>::infinity()) {
+      seen.pop_back();
+      continue;
+    }
+    x += added;
     if (of != nullptr) {
       const expression::Point point = {at.position, at.head, at.i, j, at.queries, at.keys, x};
       if (!of->is_visible(point)) {
@@ -156,6 +168,11 @@ void compare(const Case& c, const BlockLists& lists, const BoolMask& mask,
     largest = std::max(largest, std::fabs(extra));
   }
   for (double& x : s) l += x = std::exp(x - m);
+  const DropoutMask kept(p.dropout);
+  for (std::size_t j = 0; j < s.size(); ++j) {
+    const std::int64_t pair = static_cast<std::int64_t>(at.position) * c.heads_q + at.head;
+    s[j] *= kept.keeps(pair, at.i, seen[j]) ? kept.scale() : 0.0;
+  }
   const Bits* got = o.at(at.batch, at.head, at.q_row);
   for (int d = 0; d < c.dim_v; ++d) {
     double x = 0.0;

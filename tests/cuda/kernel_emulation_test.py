@@ -169,6 +169,7 @@ BODIES = {
             write(16) + "const float v[4] = {x, y, z, w}; "
             "std::memcpy(emulator::shared_base + shared, v, 16);",
         ),
+        ("u32 load_global_early(", "return *global;"),
         ("Bytes16 load_global_16(", "Bytes16 r; std::memcpy(&r, global, 16); return r;"),
         ("void store_global_16(", "std::memcpy(global, &v, 16);"),
         ("void store_global_8(", "global[0] = x; global[1] = y;"),
@@ -177,9 +178,15 @@ BODIES = {
     "math.cuh": [
         ("int opaque(", "return x;"),
         ("u64 opaque(", "return x;"),
+        ("u32 after(", "return x;"),
+        ("u64 after(", "return x;"),
         ("float exp2_approx(", "return std::exp2(x);"),
         ("float log2_approx(", "return std::log2(x);"),
         ("float reciprocal(", "return 1.0F / x;"),
+        (
+            "u32 max_halves(",
+            "return std::max(a >> 16, b >> 16) << 16 | std::max(a & 0xffffU, b & 0xffffU);",
+        ),
         ("float min_nan(", "return a != a || b != b ? a + b : std::fmin(a, b);"),
         ("float max_nan(", "return a != a || b != b ? a + b : std::fmax(a, b);"),
         ("u32 pack(", PACK),

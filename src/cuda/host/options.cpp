@@ -1,17 +1,38 @@
 #include "cuda/host/options.h"
 
+#include <cstdint>
+
 #include "cuda/jit/config_text.h"
 
 namespace tilewise::cuda {
 
 tile::OptionKinds options_of(const Problem& p) {
-  return {.sinks = p.sinks.defined() && p.pass == Pass::forward, .mask = p.mask.defined()};
+  tile::OptionKinds kinds = {.sinks = p.sinks.defined() && p.pass == Pass::forward,
+                             .mask = p.mask.defined(),
+                             .dropout = drops(p)};
+  if (p.bias.defined())
+    kinds.pairs = {.bias = host::pair_tensors(p).type, .staged = bias_begins_even(p)};
+  return kinds;
+}
+
+bool bias_begins_even(const Problem& p) {
+  const Tensor& t = p.bias;
+  const auto two = static_cast<std::uintptr_t>(2 * dtype_bytes(t.dtype));
+  const bool even = (t.strides[0] | t.strides[1] | t.strides[2]) % 2 == 0;
+  return even && t.strides[3] == 1 && reinterpret_cast<std::uintptr_t>(t.data) % two == 0;
 }
 
 std::string options_text(const tile::OptionKinds& kinds) {
   if (!kinds.any()) return "";
-  return std::string(", .options = {") + bool_text(kinds.sinks) + ", " + bool_text(kinds.mask) +
-         "}";
+  return std::string(", .options = {.sinks = ") + bool_text(kinds.sinks) +
+         flag_text("mask", kinds.mask) + flag_text("dropout", kinds.dropout) +
+         host::pair_text(kinds.pairs) + "}";
+}
+
+KernelUnit optioned_unit(KernelUnit unit) {
+  unit.prelude += "#include \"cuda/tile/options.cuh\"\n";
+  unit.args = "tilewise::tile::Optioned<" + unit.args + ">";
+  return unit;
 }
 
 tile::Options kernel_options(const Problem& p, const tile::MaskBits& mask) {
@@ -21,6 +42,8 @@ tile::Options kernel_options(const Problem& p, const tile::MaskBits& mask) {
     options.sinks_h = p.sinks.strides[0];
   }
   options.mask = mask;
+  options.pairs = host::pair_tensors(p);
+  if (drops(p)) options.dropout = host::dropout_bits(p);
   return options;
 }
 

@@ -1,5 +1,5 @@
-/// Sinks and bool masks on the host side of the kernels for Hopper: what a config and a unit have
-/// of them, and how they reach a kernel.
+/// Sinks, bool masks, dropout and biases on the host side of the kernels for Hopper: what a config
+/// and a unit have of them, and how they reach a kernel.
 #pragma once
 
 #include <string>
@@ -12,10 +12,16 @@ namespace tilewise::cuda {
 
 /// Of a kernel's Config. In backward sinks are in LSE, and no kernel minds them.
 tile::OptionKinds options_of(const Problem& problem);
-/// ", .options = {true, false}" of a Config, nothing without any.
+/// True when elements of neighbouring keys lie side by side and every row begins at an even one. Of
+/// its strides alone where the data is not there yet.
+bool bias_begins_even(const Problem& problem);
+/// ", .options = {...}" of a Config, nothing without any.
 std::string options_text(const tile::OptionKinds& kinds);
 /// What the kernel reads, with the bits of the mask.
 tile::Options kernel_options(const Problem& problem, const tile::MaskBits& mask);
+
+/// A unit that takes options.
+KernelUnit optioned_unit(KernelUnit unit);
 
 /// As load_expressed(), of a unit that may take options too.
 template <class Config, class MakeUnit>
@@ -28,9 +34,7 @@ Kernel load_optioned(const Problem& problem, const Config& config, int device, M
       unit = with_expressions(std::move(unit), problem);
       unit.args = args;
     }
-    unit.prelude += "#include \"cuda/tile/options.cuh\"\n";
-    unit.args = "tilewise::tile::Optioned<" + unit.args + ">";
-    return unit;
+    return optioned_unit(std::move(unit));
   };
   if (!config.expressions.any()) return host::load_config(config, device, optioned);
   return load_by_key(expressions_key(problem), config, device, optioned);

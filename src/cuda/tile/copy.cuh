@@ -107,6 +107,13 @@ __forceinline__ float load_shared_f32(u32 shared) {
   return r;
 }
 
+/// Asked for where this stands: ptxas moves ld.global.nc down to where it is used first, behind
+/// barriers and into the issue of products, which then wait for it. 9.7.9.8 ld
+__forceinline__ u32 load_global_early(const u32* global) {
+  u32 x;
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(x) : "l"(global) : "memory");
+  return x;
+}
 /// 16 bytes, global to registers. 9.7.9.8 ld
 __forceinline__ Bytes16 load_global_16(const void* global) {
   Bytes16 r;

@@ -31,6 +31,13 @@ __forceinline__ u32 kept_words(const DropoutBits& d, u32 keys_by_4, u32 query, u
   return kept;
 }
 
+/// Tiles of a group: as many as share a word and divide them all.
+constexpr int group_of(int tiles) {
+  int group = tiles < 8 ? tiles : 8;
+  while (tiles % group != 0) --group;
+  return group;
+}
+
 /// Which elements of a fragment of kM x kN accumulator tiles are kept: all of them unless kOn. Rows
 /// are queries and columns keys, or with kTransposed keys and queries. Made by all lanes of a warp
 /// together.
@@ -40,7 +47,7 @@ __forceinline__ u32 kept_words(const DropoutBits& d, u32 keys_by_4, u32 query, u
 /// eight tiles at a time.
 template <bool kOn, bool kTransposed, int kM, int kN>
 struct KeptPairs {
-  static constexpr int kTiles = kM * kN, kGroup = kTiles < 8 ? kTiles : 8;
+  static constexpr int kTiles = kM * kN, kGroup = group_of(kTiles);
   static_assert(kTiles % kGroup == 0);
 
   u32 bits[kTiles / kGroup];  ///< element e of tile x of a group: bit 4 x + e

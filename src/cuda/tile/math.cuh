@@ -24,6 +24,16 @@ __forceinline__ u64 opaque(u64 x) {
   return x;
 }
 
+/// x, made after y is there: what follows from it is not computed ahead.
+__forceinline__ u32 after(u32 x, float& y) {
+  asm volatile("" : "+r"(x), "+f"(y));
+  return x;
+}
+__forceinline__ u64 after(u64 x, float& y) {
+  asm volatile("" : "+l"(x), "+f"(y));
+  return x;
+}
+
 /// 2^x. 9.7.3.21 ex2
 __forceinline__ float exp2_approx(float x) {
   float y;
@@ -49,6 +59,13 @@ __forceinline__ float reciprocal(float x) {
 __forceinline__ float min_nan(float a, float b) {
   float y;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+/// The larger of each half. sm_90 and newer. 9.7.1.11 max
+__forceinline__ u32 max_halves(u32 a, u32 b) {
+  u32 y;
+  asm("max.u16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
   return y;
 }
 

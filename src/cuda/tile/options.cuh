@@ -23,12 +23,19 @@ __forceinline__ const Options* options_of(const Optioned<Args>& any) {
   return &any.options;
 }
 
-/// The word of a quad's lane for a line and a block. All rows of a warp ask for it together.
-__forceinline__ u32 mask_word(const MaskBits& mask, int batch, int head, int line, int block,
-                              int lane) {
-  const u32* at = mask.words + batch * mask.stride_b + head * mask.stride_h +
-                  line * mask.stride_line + block * mask.stride_block + lane % 4;
-  return __ldg(at);
+/// The four words of a line and a block.
+__forceinline__ const u32* mask_words(const MaskBits& mask, int batch, int head, int line,
+                                      int block) {
+  return mask.words + batch * mask.stride_b + head * mask.stride_h + line * mask.stride_line +
+         block * mask.stride_block;
+}
+
+/// Words are looked at behind the wait for the products, whose first sums `S` are: looked at
+/// before, as ptxas would, they hold up the issue of products until they have come.
+template <int kScores>
+__forceinline__ void settle_shown(u32 (&shown)[2], const float (&S)[kScores], u32 zero) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) shown[r] |= static_cast<u32>(__float_as_int(S[2 * r])) & zero;
 }
 
 }  // namespace tilewise::tile

@@ -1,8 +1,10 @@
 /// What the kernels for Hopper take beside their arguments, as host and device both know it: sinks,
-/// and the bits of a bool mask.
+/// the bits of a bool mask, dropout, a bias.
 #pragma once
 
+#include "cuda/tile/dropout_args.h"
 #include "cuda/tile/expression_args.h"
+#include "cuda/tile/types.h"
 
 namespace tilewise::tile {
 
@@ -17,9 +19,11 @@ struct MaskBits {
 
 /// Which of them a kernel is compiled for.
 struct OptionKinds {
-  bool sinks = false, mask = false;
+  bool sinks = false, mask = false, dropout = false;
+  PairKind pairs;  ///< of a bias alone
 
-  constexpr bool any() const { return sinks || mask; }
+  constexpr bool bias() const { return pairs.bias != BiasType::none; }
+  constexpr bool any() const { return sinks || mask || dropout || bias(); }
   bool operator==(const OptionKinds&) const = default;
 };
 
@@ -27,6 +31,9 @@ struct Options {
   const float* sinks = nullptr;  ///< (Hq)
   long long sinks_h = 0;
   MaskBits mask;
+  unsigned zero = 0;  ///< 0, which the device's compiler does not know: see settle_shown()
+  PairTensors pairs;
+  DropoutBits dropout;
 };
 
 /// The parameters of a kernel that takes any of them.

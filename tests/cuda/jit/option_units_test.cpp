@@ -11,6 +11,7 @@
 #include "cuda/kernels/bwd_sm80/row.h"
 #include "cuda/kernels/bwd_sm90/row.h"
 #include "cuda/kernels/fwd_sm80/row.h"
+#include "cuda/kernels/fwd_sm90/row.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -84,6 +85,20 @@ TEST(GroupedUnits, CompileCleanly) {
   }
   // The producer's queue has one more kind of job, and the end of a part takes registers.
   expect_clean(units, 112);
+}
+
+// Above plain units: dropout at dim 64 makes its bits beside O and P, a bias is read there.
+TEST(Sm90OptionUnits, CompileCleanly) {
+  std::string why_not;
+  if (find_nvrtc(&why_not) == nullptr) GTEST_SKIP() << why_not;
+  std::vector<PackUnit> units;
+  add_fwd_sm90_option_units(units, 80);
+  add_bwd_sm90_option_units(units, 80);
+  EXPECT_TRUE(units.empty());
+  add_fwd_sm90_option_units(units, 90);
+  add_bwd_sm90_option_units(units, 90);
+  EXPECT_EQ(units.size(), 12U);
+  expect_clean(units, 160);
 }
 
 // 86 and 89 have the shared memory of 120, and 100 that of 90.

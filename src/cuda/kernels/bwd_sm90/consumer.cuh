@@ -248,11 +248,16 @@ struct Consumer : Steps<kConfig> {
     }
     bulk_commit();
   }
+  /// What dropout leaves of P is scaled with dV.
+  __forceinline__ float values_factor() const {
+    if constexpr (kConfig.options.dropout) return this->options->dropout.scale;
+    return 1.0F;
+  }
   __forceinline__ void stage_dv() const {
     if constexpr (kConfig.split) {
-      stage_sums<kDv>(args.dv_sum, 1.0F, 0);
+      stage_sums<kDv>(args.dv_sum, values_factor(), 0);
     } else {
-      stage<kDv>(rDv, 1.0F, 0);
+      stage<kDv>(rDv, values_factor(), 0);
     }
   }
   __forceinline__ void stage_dk(int first) const {

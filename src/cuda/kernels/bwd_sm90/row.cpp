@@ -66,14 +66,16 @@ std::string function_refusal(const Problem& p) {
   return {};
 }
 
-/// What bool masks and sinks do not go with here.
+/// What bool masks, sinks and dropout do not go with here.
 std::string options_refusal(const Problem& p) {
   if (p.mask.defined() && std::max(p.head_dim, p.head_dim_v) > 128)
     return "a bool mask above head dim 128 is not supported by this kernel";
   if (p.mask.defined() && p.packed)
     return "a bool mask of packed sequences is not supported by this kernel";
-  if (p.sinks.defined() && p.packed && bwd_tiles::is_small(p))
-    return "small packed problems with sinks are left to flash_bwd_sm80";
+  if (drops(p) && std::max(p.head_dim, p.head_dim_v) > 128)
+    return "dropout above head dim 128 is not supported by this kernel";
+  if ((p.sinks.defined() || drops(p)) && p.packed && bwd_tiles::is_small(p))
+    return "small packed problems with sinks or dropout are left to flash_bwd_sm80";
   return {};
 }
 
@@ -376,6 +378,11 @@ PackUnit held(KernelUnit unit) {
           .allowed_spill_bytes = 64};
 }
 
+/// Emulated alone.
+std::string dropout_on_trial(const KernelRow& /*row*/, const Problem& p) {
+  return drops(p) ? "no card has checked its dropout" : "";
+}
+
 }  // namespace
 
 const KernelRow kFlashBackwardSm90 = {
@@ -385,7 +392,8 @@ const KernelRow kFlashBackwardSm90 = {
     .pass = Pass::backward,
     .summary = "tiled, P recomputed from LSE; above dim 128 dQ by bwd_dq_sm90; wgmma, TMA",
     .prepare = prepare,
-    .run = run};
+    .run = run,
+    .on_trial = dropout_on_trial};
 
 void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;
@@ -415,6 +423,18 @@ void add_bwd_sm90_wide_units(std::vector<PackUnit>& units, int arch) {
       units.push_back(held(bwd_sm90_unit(config)));
       units.push_back(held(bwd_dq_sm90_unit(bwd_dq_sm90::config_beside(config))));
     }
+  }
+}
+
+void add_bwd_sm90_option_units(std::vector<PackUnit>& units, int arch) {
+  if (arch != 90) return;
+  for (const std::int64_t dim : {64, 128}) {
+    Problem p = typical(DType::bfloat16, dim, false);
+    p.mask.rank = 4;
+    units.push_back(held(optioned_unit(bwd_sm90_unit(bwd_sm90_config(p)))));
+    p.mask = {};
+    p.dropout.p = 0.1;
+    units.push_back(held(optioned_unit(bwd_sm90_unit(bwd_sm90_config(p)))));
   }
 }
 

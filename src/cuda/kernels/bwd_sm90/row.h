@@ -19,5 +19,7 @@ void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch);
 void add_bwd_sm90_wide_units(std::vector<PackUnit>& units, int arch);
 /// With grouped heads under a causal mask, whose tiles are cut.
 void add_bwd_sm90_grouped_units(std::vector<PackUnit>& units, int arch);
+/// With a bool mask, with dropout: compiled at first use.
+void add_bwd_sm90_option_units(std::vector<PackUnit>& units, int arch);
 
 }  // namespace tilewise::cuda

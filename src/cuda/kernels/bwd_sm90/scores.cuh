@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/kernels/bwd_sm90/worker.cuh"
+#include "cuda/tile/dropout.cuh"
 #include "cuda/tile/expression.cuh"
 #include "cuda/tile/options.cuh"
 #include "cuda/tile/softcap.cuh"
@@ -18,6 +19,7 @@ template <>
 struct HeldOptions<true> {
   const Options* options;
   u32 shown[2];  ///< of the thread's keys what the bool mask shows, a bit a score
+  u32 kept[2];   ///< dropout: of the thread's scores, a bit each
 };
 
 template <Config kConfig>
@@ -42,6 +44,7 @@ struct Scores : Worker<kConfig>, HeldOptions<kConfig.options.any()> {
   static_assert(kScore == 0 || (kConfig.modified && !kConfig.softcap && !kConfig.alibi));
   static_assert(!kConfig.expressions.any() || !kConfig.wide());
   static_assert(!kConfig.options.mask || (!kConfig.wide() && !kPacked<kConfig>));
+  static_assert(!kConfig.options.dropout || !kConfig.wide());
   using Product = Wgmma<kElement, kM>;
 
   /// Descriptors: 64 rows of K as A, the first stage of Q as B.
@@ -114,7 +117,30 @@ struct Scores : Worker<kConfig>, HeldOptions<kConfig.options.any()> {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int key = min(key_row() + 8 * r, keys_of<kConfig>(args, job) - 1);
-        this->shown[r] = mask_word(this->options->mask, job.batch, head, key, of_block, lane);
+        this->shown[r] = load_global_early(
+            mask_words(this->options->mask, job.batch, head, key, of_block) + lane % 4);
+      }
+    }
+  }
+  /// Makes dropout's bits of the block whose P is ready.
+  __forceinline__ void take_dropout() {
+    if constexpr (kConfig.options.dropout) {
+      const int head = pair - entry_of<kConfig>(job) * args.heads_q;
+      const KeptPairs<true, true, 1, kM / 8> made(this->options->dropout,
+                                                  job.batch * args.heads_q + head,
+                                                  key_row() - lane / 4, block * kM, lane);
+#pragma unroll
+      for (int i = 0; i < kM / 64; ++i) this->kept[i] = made.bits[i];
+    }
+  }
+  __forceinline__ bool is_kept(int i) const { return (this->kept[i / 32] >> (i % 32) & 1) != 0; }
+  /// (B3) Z P, packed; 1 / (1 - p) comes with dV.
+  template <int kWords>
+  __forceinline__ void drop(u32 (&words)[kWords]) const {
+    if constexpr (kConfig.options.dropout) {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        words[i] &= (is_kept(2 * i) ? 0xffffU : 0U) | (is_kept(2 * i + 1) ? 0xffff0000U : 0U);
       }
     }
   }
@@ -319,6 +345,7 @@ struct Scores : Worker<kConfig>, HeldOptions<kConfig.options.any()> {
   /// (B1) P = exp(min(S - LSE, 0)). The minimum is taken after the exponential, of two at a time.
   template <bool kMasked>
   __forceinline__ void probabilities(u32 listed_columns = ~0U) {
+    if constexpr (kConfig.options.mask) settle_shown(this->shown, rS, this->options->zero);
     modify();
     // Of a block list, what is not masked is full: no mask applies there.
     if constexpr (kHidden != 0 && (kMasked || !kConfig.listed())) mask_function();

@@ -149,7 +149,16 @@ struct Steps : Scores<kConfig> {
       for (int e = 0; e < 4; ++e) {
         if (e % 2 == 0) d = load_shared_8(delta + (i + e) / 2 * 32);
         const u32 p = rP[i + e];
-        float a = rGradS[2 * (i + e)] - d.x, b = rGradS[2 * (i + e) + 1] - d.y;
+        float a = rGradS[2 * (i + e)], b = rGradS[2 * (i + e) + 1];
+        if constexpr (kConfig.options.dropout) {
+          // (B4) Z dP / (1 - p)
+          const float scale = this->options->dropout.scale;
+          a = __fmaf_rn(this->is_kept(2 * (i + e)) ? a : 0.0F, scale, -d.x);
+          b = __fmaf_rn(this->is_kept(2 * (i + e) + 1) ? b : 0.0F, scale, -d.y);
+        } else {
+          a -= d.x;
+          b -= d.y;
+        }
         if constexpr (kConfig.exact) {
           a *= rS[2 * (i + e)];
           b *= rS[2 * (i + e) + 1];
@@ -263,6 +272,8 @@ struct Steps : Scores<kConfig> {
   __forceinline__ void step(int next_pair, int next_block) {
     if constexpr (kConfig.exact) {
       exact_step<kMasked, kLast>(next_pair, next_block);
+    } else if constexpr (kConfig.options.dropout) {
+      dropout_step<kMasked, kLast>(next_pair, next_block);
     } else {
       keys_step<kMasked, kLast>(next_pair, next_block);
     }
@@ -272,6 +283,9 @@ struct Steps : Scores<kConfig> {
   __forceinline__ void exact_step(int next_pair, int next_block) {
     wait_do();
     hide_rows();
+    this->take_dropout();
+    this->drop(rP);
+    this->drop(this->rPlow);
     issue_dv(rP);
     issue_dv(this->rPlow);
     wgmma_wait<0>();
@@ -299,9 +313,10 @@ struct Steps : Scores<kConfig> {
       release(shared.k_empty(rK.slot));
       next_k();
     } else {
+      take_next_mask<false>(next_pair, next_block);
       wait_q();
       const u32 listed = this->template take_listed<kMasked>();
-      take_next_mask(next_pair, next_block);
+      take_next_mask<true>(next_pair, next_block);
       issue_scores();
       wgmma_wait<0>();
       pin(rS);
@@ -332,9 +347,10 @@ struct Steps : Scores<kConfig> {
     issue_dk(stage_q, rdS);
     u32 listed = ~0U;
     if constexpr (!kLast) {
+      take_next_mask<false>(next_pair, next_block);
       wait_q();
       listed = this->template take_listed<kMasked>();
-      take_next_mask(next_pair, next_block);
+      take_next_mask<true>(next_pair, next_block);
       issue_scores();
     }
     wgmma_wait<0>();
@@ -351,19 +367,64 @@ struct Steps : Scores<kConfig> {
       this->template probabilities<kMasked>(listed);
     }
   }
+  /// The same with dropout: dS is made of P, dV of what is kept of it, so that dV comes after dS. P
+  /// has left before S of the next block takes its registers.
+  template <bool kMasked, bool kLast>
+  __forceinline__ void dropout_step(int next_pair, int next_block) {
+    wait_do();
+    hide_rows();
+    this->take_dropout();
+    issue_dp();
+    wgmma_wait<0>();
+    pin(rGradS);
+    if constexpr (kLast && !kConfig.v_registers && !kConfig.split) release(shared.v_empty());
+    score_gradients();
+    this->drop(rP);
+    issue_dv(rP);
+    await_buffer();
+    store_ds(rdS);
+    buffers.advance();
+    const u32 stage_q = rQ.slot;
+    rQ.advance();
+    issue_dk(stage_q, rdS);
+    wgmma_wait<1>();
+    pin(rDv);
+    pin(rP);
+    release(shared.do_empty(rO.slot));
+    rO.advance();
+    u32 listed = ~0U;
+    if constexpr (!kLast) {
+      take_next_mask<false>(next_pair, next_block);
+      wait_q();
+      listed = this->template take_listed<kMasked>();
+      take_next_mask<true>(next_pair, next_block);
+      issue_scores();
+    }
+    wgmma_wait<0>();
+    pin(rDk);
+    pin(rdS);
+    release(shared.q_empty(stage_q));
+    if constexpr (kLast) {
+      if constexpr (!kConfig.split || kConfig.k_stages == 1) release(shared.k_empty(rK.slot));
+      next_k();
+    } else {
+      pin(rS);
+      take_next(next_pair, next_block);
+      this->template probabilities<kMasked>(listed);
+    }
+  }
   /// A list has told by the stage of Q what is next.
   __forceinline__ void take_next(int next_pair, int next_block) {
     if constexpr (kConfig.listed()) return;
     pair = next_pair;
     block = next_block;
   }
-  /// The same of a list.
+  /// Before the wait for Q, which keeps the loads from moving down to where they are used first; of
+  /// a list behind it.
+  template <bool kBehind>
   __forceinline__ void take_next_mask(int next_pair, int next_block) {
-    if constexpr (kConfig.listed()) {
-      this->take_mask(pair, block);
-    } else {
-      this->take_mask(next_pair, next_block);
-    }
+    if constexpr (kBehind == kConfig.listed())
+      this->take_mask(kBehind ? pair : next_pair, kBehind ? block : next_block);
   }
   /// dQ of what was stored in the next buffer of dS before has been worked out.
   __forceinline__ void await_buffer() const {

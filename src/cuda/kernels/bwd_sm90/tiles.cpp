@@ -103,7 +103,8 @@ Config bwd_sm90_config(const Problem& p) {
   const bool is_narrow = std::max(config.head_dim, config.head_dim_v) <= 64;
   // A step of 128 queries would take what two blocks of 64 list.
   const bool short_blocks = p.block_list.defined() && p.block_list.block_q < 128;
-  config.block_m = is_narrow && !config.exact && !short_blocks ? 128 : 64;
+  config.block_m =
+      is_narrow && !config.exact && !short_blocks && !config.options.dropout ? 128 : 64;
   if (std::max(config.head_dim, config.head_dim_v) > 128) {
     config.block_n = 64;
     config.deterministic = false;  // it is so by itself: nothing is added in memory
@@ -244,8 +245,9 @@ double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machi
   const double step_us = (dim <= 64   ? 2.15
                           : dim <= 96 ? 3.2
                                       : 3.8) *
-                         (config.softcap ? 1.3 : 1.0) * (config.exact ? 2.0 : 1.0) *
-                         (config.options.mask ? 1.15 : 1.0);  // an estimate, not measured
+                             (config.softcap ? 1.3 : 1.0) * (config.exact ? 2.0 : 1.0) *
+                             (config.options.mask ? 1.15 : 1.0) +
+                         (config.options.dropout ? 2.3 : 0.0);  // as in the forward, not measured
   const double tile_us = fixed_us + step_us * queries / 128.0;
   // Tiles of one size come in whole waves; others, longest first, leave some of a tile as tail, and
   // the longest bounds them all.

@@ -74,7 +74,7 @@ struct SharedPlan {
   static constexpr int kSlot = 32;                           ///< an announced tile
   static constexpr int kListed = 16;                         ///< which tile of a list K is of
   int q_warpgroup, q_buffer, k_stage, v_stage, o_warpgroup;  ///< sizes
-  int q, k, v, o, barriers, slots, listed, bytes;
+  int q, k, v, o, barriers, slots, listed, bias, bytes;
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }
   constexpr explicit SharedPlan(const Config& c)
@@ -90,7 +90,13 @@ struct SharedPlan {
         barriers(v + v_stage * c.value_stages + (c.own_o ? o_warpgroup * c.warpgroups : 0)),
         slots(barriers + 8 * (4 * c.stages + 2 * c.warpgroups * c.q_buffers + 4)),
         listed(slots + 2 * kSlot),
-        bytes(listed + (c.lists == Lists::none ? 0 : kListed * c.stages)) {}
+        bias((listed + (c.lists == Lists::none ? 0 : kListed * c.stages) + 15) / 16 * 16),
+        bytes(c.options.bias() ? bias + 4 * c.warpgroups * bias_warp(c)
+                               : listed + (c.lists == Lists::none ? 0 : kListed * c.stages)) {}
+  /// Elements of a bias of a warp's rows and a block of keys.
+  static constexpr int bias_warp(const Config& c) {
+    return tile::PairRoom(c.options.pairs, false, 16, c.block_n).bytes;
+  }
 };
 
 /// Order of the tiles: all row blocks of a section of heads, then the next section. `sections`

@@ -3,7 +3,9 @@
 #pragma once
 
 #include "cuda/kernels/fwd_sm90/listed.cuh"
+#include "cuda/kernels/fwd_sm90/options.cuh"
 #include "cuda/kernels/fwd_sm90/rows.cuh"
+#include "cuda/kernels/fwd_sm90/skip.cuh"
 #include "cuda/tile/hopper/wgmma.cuh"
 
 namespace tilewise::fwd_sm90 {
@@ -25,12 +27,14 @@ struct Consumer : Rows<kConfig> {
   static_assert(!kConfig.chain_tiles ||
                 (kConfig.mask != Mask::both && kConfig.own_o && !kConfig.split));
   static_assert(!kConfig.ping_pong || kConfig.warpgroups > 1);
-  static_assert(!kConfig.trust_maxima || kModification != Modification::general);
+  static_assert(!kConfig.trust_maxima || kModification != Modification::general ||
+                kConfig.options.bias());
   static_assert(!kConfig.halve_cut || kModification == Modification::none ||
                 (kModification == Modification::softcap && kConfig.mask == Mask::right));
   static_assert(!kConfig.halve_cut || kConfig.trust_maxima);
   static_assert(!kConfig.expressions.any() || (!kConfig.halve_cut && !kConfig.pack_heads));
-  static_assert(!kConfig.options.mask || !kConfig.halve_cut);
+  static_assert(!(kConfig.options.mask || kConfig.options.dropout) || !kConfig.halve_cut);
+  static_assert(!kConfig.options.dropout || !kConfig.pack_heads);
   static_assert(!kListed<kConfig> || !(kConfig.skip_blocks || kConfig.halve_cut ||
                                        kConfig.chain_tiles || kConfig.pack_heads || kConfig.split));
 
@@ -133,60 +137,6 @@ struct Consumer : Rows<kConfig> {
     }
   }
 
-  /// Asks for what the bool mask shows of a block, before the products that its scores come from.
-  __forceinline__ void take_mask(int block) {
-    if constexpr (kConfig.options.mask) {
-      const int first = group_query();
-      if constexpr (kListed<kConfig>) block = tile_k;
-      block = key_block<kConfig>(args, tile, block);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        // Rows past the last query see what it does.
-        int line = min(query(first, r), queries<kConfig>(args, tile) - 1);
-        if constexpr (kConfig.lengths == Lengths::packed) line += tile.q_begin;
-        this->shown[r] =
-            mask_word(this->options->mask, tile.batch, Base::row_head(tile, r), line, block, lane);
-      }
-    }
-  }
-
-  /// Blocks of the tile right of this warpgroup's own: K and V in turn, or the producer could wait
-  /// for V's place while this waits for K. With kKeysOnly the number of V blocks still to pass over
-  /// is given back.
-  template <bool kKeysOnly>
-  __forceinline__ int skip_right() {
-    int skipped = 0;
-    if constexpr (kConfig.skip_blocks) {
-      for (int block = tile_end - 1; block >= blocks.end && block >= tile_begin; --block) {
-        wait_k();
-        if (block > tile_begin) {
-          await_turn();
-          pass_turn();
-        }
-        release_k();
-        if constexpr (kKeysOnly) {
-          ++skipped;
-        } else {
-          wait_v();
-          release_v();
-        }
-      }
-    }
-    return skipped;
-  }
-  __forceinline__ void skip_left() {
-    if constexpr (kConfig.skip_blocks && kConfig.mask == Mask::both) {
-      for (int block = blocks.begin - 1; block >= tile_begin; --block) {
-        wait_k();
-        await_turn();
-        pass_turn();
-        release_k();
-        wait_v();
-        release_v();
-      }
-    }
-  }
-
   // ---- scores
 
   /// (F1) S = Q K^T, issued
@@ -216,6 +166,7 @@ struct Consumer : Rows<kConfig> {
     const int shift = keys<kConfig>(args, tile) - queries<kConfig>(args, tile);
     const int high = diagonals<kConfig>(args, tile).high;
     Base::template modify<kMasked, kCount>(args, rows, shift, high, column, lane);
+    if constexpr (kConfig.options.bias()) add_bias<kConfig>(*this, block);
     if constexpr (kConfig.expressions.any()) {
       // Of a block list, what is not masked is full: no mask applies there.
       Base::template apply_expressions<kMasked || !kListed<kConfig>>(
@@ -230,6 +181,7 @@ struct Consumer : Rows<kConfig> {
     }
   }
   __forceinline__ void pack_p() {
+    Base::drop();
 #pragma unroll
     for (int i = 0; i < kBlockN / 4; ++i) rP[i] = pack<kConfig.element>(rS[2 * i], rS[2 * i + 1]);
   }
@@ -295,7 +247,7 @@ struct Consumer : Rows<kConfig> {
   template <bool kMasked, bool kSeen = !kMasked>
   __forceinline__ void step(int block) {
     take_listed();
-    take_mask(block);
+    take_options<kConfig>(*this, block);
     products();
     if constexpr (kConfig.trust_maxima && kSeen && kModification != Modification::softcap) {
       trusted_step<kMasked>(block);
@@ -327,8 +279,8 @@ struct Consumer : Rows<kConfig> {
     adjust();
     bool searches = kConfig.expressions.score != 0 && Base::outgrown > Base::kMostOutgrown;
     // Rows that have seen nothing yet have no maximum to trust.
-    if constexpr (kConfig.options.mask)
-      searches |= __any_sync(~0U, m[0] == -infinity() || m[1] == -infinity());
+    if constexpr (kConfig.options.mask || kConfig.options.bias())
+      searches |= __any_sync(~0U, !(fmaxf(fabsf(m[0]), fabsf(m[1])) <= kHugeMaximum));
     const bool holds = !searches && Base::template trusted_softmax<kCount>(args);
     if constexpr (kConfig.values_first) pack();
     if (lane == 0 && (holds || searches))
@@ -466,7 +418,7 @@ struct Consumer : Rows<kConfig> {
       pass_turn();  // the first turn is warpgroup 0's
     fetch_tile();
     while (tile.block >= 0) {
-      skip_right<false>();
+      skip_right<kConfig, false>(*this);
       if (blocks.begin >= blocks.end) {
         finish_empty_tile();
         fetch_tile();
@@ -476,7 +428,7 @@ struct Consumer : Rows<kConfig> {
       wait_k();
       if constexpr (kConfig.halve_cut) first_halved = visible_half(blocks.end - 1) == 0;
       take_listed();
-      take_mask(blocks.end - 1);
+      take_options<kConfig>(*this, blocks.end - 1);
       issue_scores();
       first_scores_wait();
       while (true) {
@@ -487,13 +439,13 @@ struct Consumer : Rows<kConfig> {
         if constexpr (kConfig.chain_tiles) {
           fetch_tile();
           if (tile.block >= 0 && blocks.begin < blocks.end) {
-            const int skipped = skip_right<true>();
+            const int skipped = skip_right<kConfig, true>(*this);
             if constexpr (kConfig.halve_cut) first_halved = visible_half(blocks.end - 1) == 0;
+            take_options<kConfig>(*this, blocks.end - 1);
             wait_v();
             issue_values();
             wait_q();
             wait_k();
-            take_mask(blocks.end - 1);
             issue_scores();
             Base::finish_rows(done);
             wgmma_wait<1>();
@@ -513,7 +465,7 @@ struct Consumer : Rows<kConfig> {
         issue_values();
         Base::finish_rows(done);
         finish_values();
-        skip_left();
+        skip_left<kConfig>(*this);
         Base::store_o(done);
         if constexpr (!kConfig.own_o) release_q();
         break;

@@ -92,7 +92,9 @@ std::string sm90_refusal(const Problem& p, const Hardware& machine) {
                        {.packed = true,
                         .paged = true,
                         .mask = true,
+                        .bias = p.pass == Pass::forward,
                         .sinks = true,
+                        .dropout = true,
                         .lists = true,
                         .gradients = true,
                         .expressions = true});

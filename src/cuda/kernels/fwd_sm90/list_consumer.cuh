@@ -105,7 +105,7 @@ struct ListConsumer : Consumer<kConfig> {
         continue;
       }
       wait_q();
-      Base::take_mask(0);
+      take_options<kConfig>(*this, 0);
       issue_scores();
       Base::first_scores_wait();
       release_passed();

@@ -140,7 +140,8 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
 
 void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   const auto& decided = context.decided<Decided>();
-  const Config& config = decided.config;
+  Config config = decided.config;
+  if (config.options.bias()) config.options.pairs.staged &= bias_begins_even(p);
   const int splits = decided.splits;
   const bool split = splits > 1;
   WorkspaceCutter workspace(context.workspace);
@@ -183,6 +184,12 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   if (split) combine_parts(p, args.o_part, args.m_part, splits, context.stream);
 }
 
+/// Emulated alone: what a card has run of them are times.
+std::string options_on_trial(const KernelRow& /*row*/, const Problem& p) {
+  if (drops(p)) return "no card has checked its dropout";
+  return p.bias.defined() ? "no card has checked its bias" : "";
+}
+
 }  // namespace
 
 const KernelRow kFlashForwardSm90 = {
@@ -192,7 +199,8 @@ const KernelRow kFlashForwardSm90 = {
     .pass = Pass::forward,
     .summary = "tiled, online softmax; wgmma, TMA, warpgroups of different roles; bf16, fp16",
     .prepare = prepare,
-    .run = run};
+    .run = run,
+    .on_trial = options_on_trial};
 
 void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;
@@ -232,6 +240,41 @@ void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
     }
   }
   add(DType::bfloat16, 128, true, 16384, true);
+}
+
+void add_fwd_sm90_option_units(std::vector<PackUnit>& units, int arch) {
+  if (arch != 90) return;
+  for (const std::int64_t dim : {64, 128}) {
+    Problem plain;
+    plain.dtype = DType::bfloat16;
+    plain.batch = plain.heads_q = plain.heads_k = 16;
+    plain.seq_q = plain.seq_k = 8192;
+    plain.head_dim = plain.head_dim_v = dim;
+    plain.scale = 1.0F;
+    const auto add = [&](const Problem& p) {
+      const auto tiles = sm90_tiles(p);
+      // A bias is staged for blocks of 128 keys.
+      const Sm90Tile& tile = p.bias.defined() && tiles[0].block_n != 128 ? tiles[1] : tiles[0];
+      units.push_back({.unit = optioned_unit(fwd_sm90_unit(sm90_config(p, tile, false))),
+                       .row = kFlashForwardSm90.name,
+                       .instruction = "wgmma.mma_async",
+                       .allowed_spill_bytes = 160});
+    };
+    Problem p = plain;
+    p.sinks.rank = 1;
+    add(p);
+    p = plain;
+    p.mask.rank = 4;
+    add(p);
+    p = plain;
+    p.dropout.p = 0.1;
+    add(p);
+    p = plain;
+    p.bias.rank = 4;
+    p.bias.dtype = DType::bfloat16;
+    p.bias.strides[3] = 1;
+    add(p);
+  }
 }
 
 }  // namespace tilewise::cuda

@@ -17,4 +17,7 @@ std::string fwd_sm90_refusal(const Problem& problem, const Hardware& machine);
 /// At most one word of a unit is spilled: by the producer of the tile for windows, once a tile.
 void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch);
 
+/// With sinks, a bool mask, dropout, a bias: compiled at first use.
+void add_fwd_sm90_option_units(std::vector<PackUnit>& units, int arch);
+
 }  // namespace tilewise::cuda

@@ -38,10 +38,11 @@ struct Rows : Scores<kConfig> {
     if constexpr (!kConfig.pack_heads) return t.head;
     return t.head * args.group + (local_row(r) & ((1 << args.pack_shift) - 1));
   }
-  /// The same of rows that may be none: those of a head that the group has not are its last head's.
-  __forceinline__ int row_head(const Tile& t, int r) const {
+  /// Of a row of the warpgroup that may be none: those of a head that the group has not are its
+  /// last head's.
+  __forceinline__ int row_head(const Tile& t, int row) const {
     if constexpr (!kConfig.pack_heads) return t.head;
-    const int of_group = local_row(r) & ((1 << args.pack_shift) - 1);
+    const int of_group = row & ((1 << args.pack_shift) - 1);
     return t.head * args.group + min(of_group, args.group - 1);
   }
   /// False for rows past the last query, and for heads that a group has not.
@@ -93,8 +94,9 @@ struct Rows : Scores<kConfig> {
     bool counts = !kConfig.split || t.split == 0;
     // Rows behind the last sequence see nothing.
     if constexpr (kConfig.lengths == Lengths::packed) counts &= t.batch < args.sequences;
-    return counts ? kLog2e * this->options->sinks[row_head(t, r) * this->options->sinks_h]
-                  : -infinity();
+    return counts
+               ? kLog2e * this->options->sinks[row_head(t, local_row(r)) * this->options->sinks_h]
+               : -infinity();
   }
 
   /// (F11) alpha = 1 / l, (F11) LSE = m + log l. The two rows beside each other and without
@@ -121,12 +123,15 @@ struct Rows : Scores<kConfig> {
       // Where a key was seen l is at least 2^-8, so that nothing here is subnormal.
       alpha[r] = l[r] == 0.0F ? 0.0F : reciprocal_approx(l[r]);
       if constexpr (kConfig.options.sinks) alpha[r] *= factor;
+      if constexpr (kConfig.options.dropout) alpha[r] *= this->options->dropout.scale;
       if constexpr (kConfig.split) {
         if (!stores || !exists(done, r)) continue;
         *to[r] = l[r] == 0.0F ? -infinity() : m[r];
         to[r][args.splits * args.part_rows] = l[r];
       } else {
-        const float lse = (m[r] + log2_approx(l[r])) * kLn2;
+        float lse = (m[r] + log2_approx(l[r])) * kLn2;
+        // A bias of the least finite float on all keys: LSE is that, and so is m.
+        if constexpr (kConfig.options.bias()) lse = m[r] == kLowest ? kLowest : lse;
         if (stores && exists(done, r)) *to[r] = lse;
       }
     }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/kernels/fwd_sm90/shared.cuh"
+#include "cuda/tile/dropout.cuh"
 #include "cuda/tile/expression.cuh"
 #include "cuda/tile/hopper/wgmma.cuh"
 #include "cuda/tile/mma.cuh"
@@ -33,6 +34,7 @@ template <>
 struct HeldOptions<true> {
   const Options* options;
   u32 shown[2];  ///< of the thread's rows what the bool mask shows, a bit a score
+  u32 kept[2];   ///< dropout: of the thread's scores, a bit for each of `kPerWord`
 };
 
 /// Scores of 64 rows x block_n keys, as wgmma leaves them, and the statistics of the thread's two
@@ -44,6 +46,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   static constexpr Modification kModification = kConfig.modification;
   static constexpr Expressions kExpressions = kConfig.expressions;
   static constexpr bool kInLog2 = kModification == Modification::general;
+  static_assert(!kConfig.options.bias() || kInLog2);
   float rS[kBlockN / 2];
   float m[2], l[2],
       alpha[2];        ///< reference maximum (log2 domain), sum, what O is scaled by
@@ -109,7 +112,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
 #pragma unroll
         for (int i = 0; i < kBlockN / 2; ++i)
           rS[i] = args.cap_log2 * tanh_fast(args.scale_cap * rS[i]);
-      } else {
+      } else if (!kConfig.options.bias() || slope != 0.0F) {
 #pragma unroll
         for (int i = 0; i < kBlockN / 2; ++i) rS[i] *= args.scale_log2;
       }
@@ -138,8 +141,10 @@ struct Scores : HeldOptions<kConfig.options.any()> {
           at, of_score, *captures, lane,
           [&](int, int n, int e, const auto& query, const auto& key, const auto& diagonal) {
             float& s = rS[4 * n + e];
-            s = Function::value(place, of_score, query.part, key.part, diagonal, query.index,
-                                key.index, natural * s, *captures);
+            const float y = Function::value(place, of_score, query.part, key.part, diagonal,
+                                            query.index, key.index, natural * s, *captures);
+            // What its bias hides stays hidden.
+            s = kConfig.options.bias() && s == -infinity() ? s : y;
           });
     }
     if constexpr (kExpressions.mask != 0 && kMasks) {
@@ -246,6 +251,17 @@ struct Scores : HeldOptions<kConfig.options.any()> {
 #pragma unroll
       for (int i = 0; i < kScores / 2; ++i) {
         if ((this->shown[r] >> i & 1) == 0) rS[4 * (i / 2) + 2 * r + i % 2] = -infinity();
+      }
+    }
+  }
+  using Kept = KeptPairs<kConfig.options.dropout, false, 1, kBlockN / 8>;
+  static constexpr int kPerWord = 4 * Kept::kGroup;  ///< scores of a word of `kept`
+  /// (F10) Z P of what has been summed; 1 / (1 - p) comes at the end.
+  __forceinline__ void drop() {
+    if constexpr (kConfig.options.dropout) {
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) {
+        if ((this->kept[i / kPerWord] >> (i % kPerWord) & 1) == 0) rS[i] = 0.0F;
       }
     }
   }

@@ -80,6 +80,8 @@ constexpr Sm90Tile kLists256[] = {
 /// Up to this many keys, memory is a large part of the time: sections of heads are small, and the
 /// start and end of a tile count.
 constexpr std::int64_t kShortKeys = 2048;
+/// Bytes of shared memory that a block can have.
+constexpr int kSharedLimit = 227 * 1024;
 /// Parts that keys are split into at most.
 constexpr int kMostSplits = 64;
 /// Tiles of which the average takes this share of the longest one's time are as good as even.
@@ -88,6 +90,7 @@ constexpr double kEven = 0.85;
 constexpr double kPackGain = 0.9;
 
 Modification modification(const Problem& p) {
+  if (p.bias.defined()) return Modification::general;  // added to logits in the log2 domain
   if (!host::is_modified(p)) return Modification::none;
   // What a score function takes is worked out in the general way.
   if (p.score_function.defined()) return Modification::general;
@@ -146,6 +149,16 @@ double paged_us(const Problem& p, const Sm90Tile& tile, double block_us) {
   return std::max(block_us, copy_us) + 0.5 * std::min(block_us, copy_us);
 }
 
+/// What the options slow a block down by, as measured on an H200; a bias is an estimate.
+double options_factor(const Problem& p, const Sm90Tile& tile) {
+  const double drop_us = 1.4e-4 * tile.block_m() * tile.block_n;
+  double factor = drops(p) ? 1.0 + drop_us / tile.full.block_us : 1.0;
+  if (p.mask.defined()) factor *= 1.25;
+  if (p.bias.defined())
+    factor *= tile.block_n % 64 == 0 && bias_begins_even(p) ? 1.6 : 3.0;  // by memory, one by one
+  return factor;
+}
+
 double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardware& machine) {
   const double sms = std::max(1, machine.multiprocessors);
   const QueryGrid g = query_grid(p, tile);
@@ -157,14 +170,12 @@ double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardwar
   const double parts = std::min<double>(splits, std::ceil(blocks));
   // Masked blocks run faster: the card draws less power and clocks higher.
   const double skew = p.head_dim % 16 != 0 || p.head_dim_v % 16 != 0 ? tile.skewed : 1.0;
-  // An estimate, not measured: bits are tested for every score.
-  const double slow = skew * (p.mask.defined() ? 1.15 : 1.0);
   const bool masked = p.has_positional_mask();
   // Under a mask a few queries at the end of many keys see nearly all of them: even tiles.
   const bool even = !masked || (!p.packed && blocks > kEven * of_tile.longest);
   const Sm90Time& time = masked ? tile.masked : tile.full;
   const double of_part = blocks / parts;
-  const double part_us = time.fixed_us + slow * paged_us(p, tile, time.block_us) *
+  const double part_us = time.fixed_us + skew * paged_us(p, tile, time.block_us) *
                                              (even ? std::ceil(of_part - 1e-6) : of_part);
   const double jobs = tiles * parts;
   // Whole waves where every tile costs the same, half a tile of tail where they are handed out.
@@ -175,7 +186,7 @@ double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardwar
         static_cast<double>(sm90_query_rows(p)) * splits * host::padded(p.head_dim_v) * 4.0;
     ms += host::kKernelMs + 1e-6 * 2.0 * partial / machine.bandwidth_gbps;
   }
-  return ms;
+  return ms * options_factor(p, tile);
 }
 
 }  // namespace
@@ -208,7 +219,8 @@ std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
 
 int sm90_pack_shift(const Problem& p, const Sm90Tile& tile) {
   const std::int64_t group = p.group();
-  const bool apart = p.alibi_slopes.defined() || p.block_list.defined() || expressions_of(p).any();
+  const bool apart = p.alibi_slopes.defined() || p.bias.defined() || p.block_list.defined() ||
+                     drops(p) || expressions_of(p).any();
   if (group <= 1 || group > 64 || apart) return 0;
   int shift = 0;
   while (std::int64_t{1} << shift < group) ++shift;
@@ -256,6 +268,21 @@ Sm90Mask sm90_mask(const Problem& p) {
   return mask;
 }
 
+namespace {
+
+/// Room for the elements of a bias: a stage of keys and values less, else they are read from memory
+/// one by one. So they are too where a warp cannot share a row's copies.
+void make_room(Config& config) {
+  if (!config.options.bias()) return;
+  config.options.pairs.staged &= config.block_n % 64 == 0;
+  const auto fits = [&] { return fwd_sm90::SharedPlan(config).bytes <= kSharedLimit; };
+  if (!fits() && config.chain_tiles) config.chain_tiles = false, config.q_buffers = 1;
+  while (!fits() && config.value_stages > 2) --config.stages, --config.value_stages;
+  if (!fits()) config.options.pairs.staged = false;
+}
+
+}  // namespace
+
 int sm90_box_rows(const Problem& p, int block_n) {
   return static_cast<int>(std::gcd(p.page_size, std::int64_t{block_n}));
 }
@@ -279,7 +306,8 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   config.expressions = expressions_of(p);
   config.options = options_of(p);
   // Under a mask function without a list, rows may have seen nothing before a block that they see.
-  config.trust_maxima = tile.has(kTrustMaxima) && config.modification != Modification::general &&
+  config.trust_maxima = tile.has(kTrustMaxima) &&
+                        (config.modification != Modification::general || p.bias.defined()) &&
                         (config.expressions.mask == 0 || config.lists != fwd_sm90::Lists::none) &&
                         !(config.options.mask && config.modification == Modification::softcap);
   config.lengths = sm90_lengths(p);
@@ -305,9 +333,10 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   const bool adds = config.modification == Modification::alibi ||
                     (config.modification == Modification::none && config.expressions.mask == 0 &&
                      (config.expressions.score == 0 || !masked));
-  config.values_first =
-      tile.has(kValuesFirst) && plain && (unmodified || (adds && !config.options.any()));
+  config.values_first = tile.has(kValuesFirst) && plain && !config.options.dropout &&
+                        (unmodified || (adds && !config.options.any()));
   config.halve_cut = masked && tile.has(kHalveCut) && plain && !config.options.mask &&
+                     !config.options.dropout &&
                      (unmodified || (config.modification == Modification::softcap &&
                                      config.mask == Mask::right && !config.expressions.any()));
   const bool slopes = p.alibi_slopes.defined() || p.score_function.defined();
@@ -318,6 +347,7 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   const bool early_q = short_window && tile.has(kEarlyQWindow) && unmodified;
   config.q_buffers = config.chain_tiles || early_q ? 2 : 1;
   config.q_by_need = short_window && tile.has(kQByNeed);
+  make_room(config);
   return config;
 }
 

@@ -1,0 +1,81 @@
+/// fwd_sm90: what a consumer asks for and adds for a bool mask, dropout and a bias. NOTE: functions
+/// beside the consumer, not members: units that call none of them stay what they are.
+#pragma once
+
+#include "cuda/kernels/fwd_sm90/listed.cuh"
+#include "cuda/kernels/fwd_sm90/scores.cuh"
+#include "cuda/tile/bias.cuh"
+
+namespace tilewise::fwd_sm90 {
+
+using namespace tile;
+
+/// The block of keys that is the tile's n-th, or the one that a list has come to.
+template <Config kConfig, class Consumer>
+__forceinline__ int block_at(const Consumer& c, int n) {
+  if constexpr (kListed<kConfig>) return c.tile_k;
+  return key_block<kConfig>(c.args, c.tile, n);
+}
+
+/// Asks for what the bool mask shows of a block, before the products that its scores come from.
+template <Config kConfig, class Consumer>
+__forceinline__ void take_mask(Consumer& c, int n) {
+  const int first = c.group_query(), block = block_at<kConfig>(c, n);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    // Rows past the last query see what it does.
+    int line = min(c.query(first, r), queries<kConfig>(c.args, c.tile) - 1);
+    if constexpr (kConfig.lengths == Lengths::packed) line += c.tile.q_begin;
+    const int head = c.row_head(c.tile, c.local_row(r));
+    c.shown[r] = __ldg(mask_words(c.options->mask, c.tile.batch, head, line, block) + c.lane % 4);
+  }
+}
+
+/// Makes dropout's bits of a block, before its products: the loop of the generator may not stand
+/// between them and their wait.
+template <Config kConfig, class Consumer>
+__forceinline__ void take_dropout(Consumer& c, int n) {
+  const int key = block_at<kConfig>(c, n) * kConfig.block_n;
+  const typename Consumer::Kept made(c.options->dropout,
+                                     c.tile.batch * c.args.heads_q + c.tile.head,
+                                     c.group_query() + c.warp * 16, key, c.lane);
+#pragma unroll
+  for (int i = 0; i < Consumer::kScores / Consumer::kPerWord; ++i) c.kept[i] = made.bits[i];
+}
+
+/// Where the warp's rows and a block of keys lie in tensors of pairs.
+template <Config kConfig, class Consumer>
+__forceinline__ PairCorner pair_corner(const Consumer& c, int n) {
+  const int key = block_at<kConfig>(c, n) * kConfig.block_n;
+  PairCorner at = corner_of<kConfig>(c.args, c.tile, c.group_query() + c.warp * 16, key);
+  if constexpr (kConfig.lengths == Lengths::packed) {
+    at.query += c.tile.q_begin;
+    at.seq_q += c.tile.q_begin;
+  }
+  return at;
+}
+template <Config kConfig, class Consumer>
+__forceinline__ auto bias_block(const Consumer& c) {
+  const u32 place = c.shared.base + Consumer::kPlan.bias +
+                    (c.warpgroup * 4 + c.warp) * SharedPlan::bias_warp(kConfig);
+  return BiasBlock<kConfig.options.pairs, kConfig.block_n>{c.options->pairs.bias, place, c.lane};
+}
+/// (F3) The bias of a block: raw scores become logits in the log2 domain, as far as modify() has
+/// not made them so.
+template <Config kConfig, class Consumer>
+__forceinline__ void add_bias(Consumer& c, int n) {
+  const bool scaled = c.args.cap_log2 != 0.0F || c.slope != 0.0F;
+  bias_block<kConfig>(c).add_to(c.rS, scaled ? 1.0F : c.args.scale_log2,
+                                pair_corner<kConfig>(c, n));
+}
+
+/// What a block needs beside its operands, asked for ahead of its products.
+template <Config kConfig, class Consumer>
+__forceinline__ void take_options(Consumer& c, int n) {
+  if constexpr (kConfig.options.mask) take_mask<kConfig>(c, n);
+  if constexpr (kConfig.options.bias())
+    bias_block<kConfig>(c).load_async(pair_corner<kConfig>(c, n));
+  if constexpr (kConfig.options.dropout) take_dropout<kConfig>(c, n);
+}
+
+}  // namespace tilewise::fwd_sm90

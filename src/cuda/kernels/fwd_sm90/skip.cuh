@@ -1,0 +1,48 @@
+/// fwd_sm90: how a consumer passes over the tile's blocks that its own rows do not see.
+#pragma once
+
+#include "cuda/kernels/fwd_sm90/shared.cuh"
+
+namespace tilewise::fwd_sm90 {
+
+using namespace tile;
+
+/// Blocks of the tile right of this warpgroup's own: K and V in turn, or the producer could wait
+/// for V's place while this waits for K. With kKeysOnly the number of V blocks still to pass over
+/// is given back.
+template <Config kConfig, bool kKeysOnly, class Consumer>
+__forceinline__ int skip_right(Consumer& c) {
+  int skipped = 0;
+  if constexpr (kConfig.skip_blocks) {
+    for (int block = c.tile_end - 1; block >= c.blocks.end && block >= c.tile_begin; --block) {
+      c.wait_k();
+      if (block > c.tile_begin) {
+        c.await_turn();
+        c.pass_turn();
+      }
+      c.release_k();
+      if constexpr (kKeysOnly) {
+        ++skipped;
+      } else {
+        c.wait_v();
+        c.release_v();
+      }
+    }
+  }
+  return skipped;
+}
+template <Config kConfig, class Consumer>
+__forceinline__ void skip_left(Consumer& c) {
+  if constexpr (kConfig.skip_blocks && kConfig.mask == Mask::both) {
+    for (int block = c.blocks.begin - 1; block >= c.tile_begin; --block) {
+      c.wait_k();
+      c.await_turn();
+      c.pass_turn();
+      c.release_k();
+      c.wait_v();
+      c.release_v();
+    }
+  }
+}
+
+}  // namespace tilewise::fwd_sm90

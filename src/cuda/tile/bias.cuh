@@ -1,0 +1,164 @@
+/// A bias in the kernels for Hopper: the elements of a warp's 16 rows and a block of keys, by way
+/// of shared memory where those of neighbouring keys lie side by side. tile/pairs.cuh has its
+/// words.
+#pragma once
+
+#include "cuda/tile/pairs.cuh"
+
+namespace tilewise::tile {
+
+/// Of the type of a bias, two elements as they lie beside each other.
+template <BiasType kType>
+struct BiasPair {
+  Floats2 x;
+  u32 word;  ///< 16 bits each
+
+  __forceinline__ void take(u32 both) {
+    word = both;
+    if constexpr (kType == BiasType::bf16) {
+      x = {widen<Element::bf16>(both & 0xffffU), widen_high<Element::bf16>(both)};
+    } else {
+      x = {widen<Element::fp16>(both & 0xffffU), widen_high<Element::fp16>(both)};
+    }
+  }
+};
+
+/// NOTE: a staged bias has rows that begin at an even element (host/options.h).
+template <PairKind kKind, int kBlockN>
+struct BiasBlock {
+  static constexpr BiasType kType = kKind.bias;
+  static constexpr int kSize = bias_bytes(kType);
+  using Staged = FragmentPairs<kKind, false, 1, kBlockN / 8>;
+  using Pair = BiasPair<kType>;
+
+  const View4& view;
+  const u32 base;  ///< shared memory of the warp
+  const int lane;
+
+  __forceinline__ void load_async(const PairCorner& at) const {
+    if constexpr (kKind.staged) {
+      __syncwarp();  // all lanes are done with the one before
+      const PairTensors tensors = {.bias = view, .mask = {}, .type = kType};
+      Staged{tensors, base, lane}.load_async(at);
+      copy_async_commit();
+    }
+  }
+
+  /// S = S * factor + log2 e * bias. The product is rounded before it is added: see with_bias().
+  template <int kScores>
+  __forceinline__ void add_to(float (&S)[kScores], float factor, const PairCorner& at) const {
+    if constexpr (kKind.staged) {
+      copy_async_wait<0>();
+      __syncwarp();  // the copies of all lanes have landed
+    }
+    Extremes extremes;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      Row row(*this, at, r);
+#pragma unroll
+      for (int j = 0; j < kBlockN / 8; ++j) {
+        // A few at a time: read far ahead they would spill.
+        if (j % 2 == 0 && j > 0) row.settle(S[4 * (j - 1) + 2 * r]);
+        const Pair b = row.pair(j);
+        extremes.add(b);
+        float& x = S[4 * j + 2 * r];
+        float& y = S[4 * j + 2 * r + 1];
+        x = __fmaf_rn(x, factor, __fmul_rn(b.x.x, kLog2e));
+        y = __fmaf_rn(y, factor, __fmul_rn(b.x.y, kLog2e));
+      }
+    }
+    if (__any_sync(~0U, extremes.may_overflow())) lift(S, at);
+  }
+
+ private:
+  /// Whether log2 e times an element may be -infinity: of a finite one that is no mask. CONTRACT 3
+  struct Extremes {
+    u32 largest = 0;
+    float least = 0.0F;
+
+    __forceinline__ void add(const Pair& b) {
+      // As unsigned numbers the most negative ones are the largest.
+      if constexpr (kType == BiasType::bf16) largest = max_halves(largest, b.word);
+      if constexpr (kType == BiasType::float32) least = fminf(least, fminf(b.x.x, b.x.y));
+    }
+    __forceinline__ bool may_overflow() const {
+      constexpr u32 kFrom = 0xff00U;  // -2^127
+      if constexpr (kType == BiasType::bf16)
+        return largest >> 16 >= kFrom || (largest & 0xffffU) >= kFrom;
+      return least <= -0x1p127F;
+    }
+  };
+  template <int kScores>
+  __forceinline__ void lift(float (&S)[kScores], const PairCorner& at) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      Row row(*this, at, r);
+#pragma unroll
+      for (int j = 0; j < kBlockN / 8; ++j) {
+        if (j > 0) row.settle(S[4 * (j - 1) + 2 * r]);
+        const Pair b = row.pair(j);
+        float& x = S[4 * j + 2 * r];
+        float& y = S[4 * j + 2 * r + 1];
+        x = x == -infinity() && b.x.x != -infinity() ? kLowest : x;
+        y = y == -infinity() && b.x.y != -infinity() ? kLowest : y;
+      }
+    }
+  }
+
+  /// The thread's elements of one of its rows: two of every eight keys.
+  struct Row {
+    u32 shared = 0;
+    const unsigned char* memory = nullptr;
+    i64 stride = 0;
+    int first = 0, last = 0;
+
+    __forceinline__ Row(const BiasBlock& of, const PairCorner& at, int r) {
+      const int i = of.lane / 4 + 8 * r;
+      const View4& v = of.view;
+      first = 2 * (of.lane % 4);
+      if constexpr (kKind.staged) {
+        const auto low = [](auto x) { return static_cast<u32>(x); };
+        const int pitch = v.stride_s == 0 ? 0 : Staged::kRoom.bias_pitch;
+        const u32 elements = low(at.batch) * low(v.stride_b) + low(at.head) * low(v.stride_h) +
+                             low(at.query + i) * low(v.stride_s) + low(at.key);
+        const u32 off = (low(reinterpret_cast<u64>(v.data)) + kSize * elements) & 15U;
+        shared = of.base + static_cast<u32>(i * pitch) + off + static_cast<u32>(kSize * first);
+      } else {
+        // Those past the last row and key are hidden, or no one's: any element serves.
+        const i64 row = at.batch * v.stride_b + at.head * v.stride_h +
+                        min(at.query + i, at.seq_q - 1) * v.stride_s + at.key * v.stride_d;
+        memory = static_cast<const unsigned char*>(v.data) + kSize * row;
+        stride = kSize * v.stride_d;
+        last = at.seq_k - 1 - at.key;
+      }
+    }
+    __forceinline__ Pair pair(int j) const {
+      Pair b;
+      if constexpr (kKind.staged && kSize == 4) {
+        b.x = load_shared_8(shared + static_cast<u32>(32 * j));
+      } else if constexpr (kKind.staged) {
+        b.take(load_shared_4(shared + static_cast<u32>(16 * j)));
+      } else if constexpr (kSize == 4) {
+        b.x = {*static_cast<const float*>(element(8 * j)),
+               *static_cast<const float*>(element(8 * j + 1))};
+      } else {
+        const u32 low = *static_cast<const unsigned short*>(element(8 * j));
+        b.take(low | static_cast<u32>(*static_cast<const unsigned short*>(element(8 * j + 1)))
+                         << 16);
+      }
+      return b;
+    }
+    __forceinline__ void settle(float& done) {
+      if constexpr (kKind.staged) {
+        shared = after(shared, done);
+      } else {
+        memory = reinterpret_cast<const unsigned char*>(after(reinterpret_cast<u64>(memory), done));
+      }
+    }
+    __forceinline__ const void* element(int j) const {
+      return memory + min(first + j, last) * stride;
+    }
+  };
+};
+
+}  // namespace tilewise::tile

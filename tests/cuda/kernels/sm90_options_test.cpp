@@ -1,0 +1,141 @@
+// Sinks, bool masks, dropout and biases of the rows for Hopper, without a GPU: what is taken, what
+// is refused, configs, memory.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "cuda/ask_row.h"
+#include "cuda/kernels/bwd_sm90/row.h"
+#include "cuda/kernels/bwd_sm90/tiles.h"
+#include "cuda/kernels/fwd_sm90/row.h"
+#include "cuda/kernels/fwd_sm90/tiles.h"
+#include "cuda/kernels/rows/mask_bits.h"
+#include "cuda/machine.h"
+#include "harness/case.h"
+#include "harness/materialize.h"
+
+namespace tilewise::cuda {
+namespace {
+
+Problem problem(const std::string& line, Pass pass = Pass::forward) {
+  const PlannedCase planned(parse_case(line), kCuda);
+  return pass == Pass::forward ? make_problem(planned.forward(), planned.spec(), Purpose::plan)
+                               : make_problem(planned.backward(), planned.spec(), Purpose::plan);
+}
+std::string forward_refusal(const std::string& line) {
+  return refusal_by(kFlashForwardSm90, problem(line), machine(90));
+}
+std::string backward_refusal(const std::string& line) {
+  return refusal_by(kFlashBackwardSm90, problem(line, Pass::backward), machine(90));
+}
+fwd_sm90::Config forward_config(const std::string& line) {
+  const Problem p = problem(line);
+  return sm90_config(p, *sm90_choose(p, machine(90)).tile, false);
+}
+std::int64_t bit_bytes(const KernelRow& row, const Problem& p) {
+  std::int64_t bytes = 0;
+  for (const MemoryPart& part : cost_by(row, p, machine(90)).memory) {
+    if (std::string(part.name) == "bits of the mask") bytes += part.bytes;
+  }
+  return bytes;
+}
+
+TEST(Sm90Options, WhatIsTaken) {
+  for (const char* line :
+       {"b2 h4/2 s4096 d64 bf16 sink", "b2 h4 s4096 d256 f16 sink softcap=20 causal",
+        "b2 h4 s4096 d128 bf16 mask=b,1,1,k",
+        "b2 h4 s4096 d128 bf16 mask=1,h,q,k alibi window=99,0", "b2 h4 s4096 d64 bf16 dropout=0.1",
+        "packed=2000,3000 h4 d64 bf16 dropout=0.1 sink causal",
+        "b2 h4 s4096 d64 bf16 mask=b,1,1,k dropout=0.1 sink deterministic"}) {
+    EXPECT_EQ(forward_refusal(line), "") << line;
+    EXPECT_EQ(backward_refusal(line), "") << line;
+  }
+  EXPECT_EQ(forward_refusal("packed=2000,3000 h4 d64 bf16 mask=1,q,k bias=h,q,k"), "");
+  EXPECT_EQ(forward_refusal("b2 h4 s4096 d256 bf16 mask=b,1,1,k dropout=0.5 bias=1,1,q,k:bf16"),
+            "");
+}
+
+TEST(Sm90Options, WhatBackwardLeavesToOthers) {
+  const std::string unsupported = "not supported by this kernel";
+  for (const char* line :
+       {"b2 h4 s4096 d128 bf16 bias=1,h,q,k", "b2 h4 s4096 d192 bf16 mask=b,1,1,k",
+        "packed=2000,3000 h4 d64 bf16 mask=1,q,k", "b2 h4 s4096 d256 bf16 dropout=0.1"}) {
+    EXPECT_NE(backward_refusal(line).find(unsupported), std::string::npos)
+        << line << ": " << backward_refusal(line);
+  }
+  for (const char* line : {"packed=20,30 h4 d64 bf16 sink", "packed=20,30 h4 d64 bf16 dropout=0.1"})
+    EXPECT_NE(backward_refusal(line).find("flash_bwd_sm80"), std::string::npos) << line;
+}
+
+// What no card has checked is taken by name alone.
+TEST(Sm90Options, DropoutAndBiasesAreOnTrial) {
+  const auto trial = [](const KernelRow& row, const std::string& line, Pass pass) {
+    return row.on_trial(row, problem(line, pass));
+  };
+  const std::string head = "b2 h4 s4096 d64 bf16 ";
+  for (const char* line : {"sink", "mask=b,1,1,k", "causal"}) {
+    EXPECT_EQ(trial(kFlashForwardSm90, head + line, Pass::forward), "") << line;
+    EXPECT_EQ(trial(kFlashBackwardSm90, head + line, Pass::backward), "") << line;
+  }
+  EXPECT_NE(trial(kFlashForwardSm90, head + "dropout=0.1", Pass::forward), "");
+  EXPECT_NE(trial(kFlashForwardSm90, head + "bias=1,h,q,k", Pass::forward), "");
+  EXPECT_NE(trial(kFlashBackwardSm90, head + "dropout=0.1", Pass::backward), "");
+}
+
+TEST(Sm90Options, PlainProblemsHaveThePlainKernel) {
+  const fwd_sm90::Config plain = forward_config("b2 h16 s4096 d64 bf16");
+  EXPECT_FALSE(plain.options.any());
+  fwd_sm90::Config sinks = forward_config("b2 h16 s4096 d64 bf16 sink");
+  EXPECT_TRUE(sinks.options.sinks);
+  sinks.options = {};
+  EXPECT_EQ(sinks, plain);
+  const Problem p = problem("b2 h4 s4096 d64 bf16 sink", Pass::backward);
+  EXPECT_FALSE(bwd_sm90_config(p).options.any()) << "sinks are in LSE";
+}
+
+TEST(Sm90Options, MasksKeepTheTilesOfPlainProblems) {
+  for (const char* dims : {"d64", "d96", "d128"}) {
+    const std::string line = std::string("b1 h16 s8192 bf16 ") + dims;
+    const Sm90Choice plain = sm90_choose(problem(line), machine(90));
+    const Sm90Choice masked = sm90_choose(problem(line + " mask=b,1,1,k"), machine(90));
+    EXPECT_EQ(masked.tile, plain.tile) << dims;
+    EXPECT_EQ(masked.splits, plain.splits) << dims;
+    EXPECT_GT(masked.ms, plain.ms) << dims;
+  }
+}
+
+// A mask takes a bit a pair of what it does not broadcast over; words of 128 or fewer elements.
+TEST(Sm90Options, MemoryOfMasks) {
+  const auto bits = [](const std::string& mask, Pass pass) {
+    const Problem p = problem("b2 h4 q1024 k2048 d64 bf16 mask=" + mask, pass);
+    return bit_bytes(pass == Pass::forward ? kFlashForwardSm90 : kFlashBackwardSm90, p);
+  };
+  EXPECT_EQ(bits("b,h,q,k", Pass::forward), 2 * 4 * 1024 * 2048 / 8);
+  EXPECT_EQ(bits("1,1,q,k", Pass::forward), 1024 * 2048 / 8);
+  EXPECT_EQ(bits("b,1,1,k", Pass::forward), 2 * 2048 / 8);
+  EXPECT_EQ(bits("1,h,q,1", Pass::forward), 4 * 1024 * 16);
+  EXPECT_EQ(bits("b,1,1,k", Pass::backward), 2 * 2048 * 16);
+  EXPECT_EQ(bits("1,1,q,k", Pass::backward), 1024 * 2048 / 8);
+}
+
+TEST(Sm90Options, BiasesAreStagedWhereTheirRowsBeginEven) {
+  const auto staged = [](const std::string& bias) {
+    return forward_config("b1 h4 s1024 d64 bf16 bias=" + bias).options.pairs.staged;
+  };
+  EXPECT_TRUE(staged("1,h,q,k:bf16"));
+  EXPECT_TRUE(staged("b,1,1,k"));
+  EXPECT_FALSE(staged("1,h,q,1"));
+  EXPECT_FALSE(staged("1,h,q,k:step2"));
+  EXPECT_FALSE(forward_config("b1 h4 q1024 k1023 d64 bf16 bias=1,h,q,k:bf16").options.pairs.staged);
+  for (const char* line : {"d64 bf16 bias=1,h,q,k", "d96 bf16 bias=1,h,q,k:bf16",
+                           "d128 bf16 bias=1,h,q,k:bf16", "d256 bf16 bias=1,h,q,k"}) {
+    for (const Sm90Tile& tile : sm90_tiles(problem(std::string("b1 h4 s1024 ") + line))) {
+      const fwd_sm90::Config config =
+          sm90_config(problem(std::string("b1 h4 s1024 ") + line), tile, false);
+      EXPECT_LE(fwd_sm90::SharedPlan(config).bytes, 227 * 1024) << line;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tilewise::cuda
