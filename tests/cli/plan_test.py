@@ -6,7 +6,6 @@ import math
 from cli_testing import BAD_INPUT, NO_DEVICE, SOURCE, UNSUPPORTED, CliTest, main, run
 
 BF16 = ["--seq", "4096", "--dim", "128", "--heads", "16", "--dtype", "bf16", "--pass", "fwd"]
-ONCE = ["--warmup", "0", "--repeat", "1"]
 PUBLISHED = json.loads((SOURCE / "cases" / "seeds_published.json").read_text())
 
 
