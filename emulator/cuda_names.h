@@ -84,8 +84,8 @@ inline float __shfl_xor_sync(unsigned, float x, int mask) {
 }
 inline long long __shfl_sync(unsigned, long long x, int lane) {
   const auto bits = static_cast<unsigned long long>(x);
-  const emulator::Slot& slot = emulator::meet(
-      {{static_cast<unsigned>(bits), static_cast<unsigned>(bits >> 32)}})[lane];
+  const emulator::Slot& slot =
+      emulator::meet({{static_cast<unsigned>(bits), static_cast<unsigned>(bits >> 32)}})[lane];
   return static_cast<long long>(static_cast<unsigned long long>(slot.words[1]) << 32 |
                                 slot.words[0]);
 }

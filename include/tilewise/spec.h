@@ -85,7 +85,7 @@ struct AttentionSpec {
   Causal causal = Causal::none;
   Window window = {};  ///< with causal: right bound min(right, 0)
   Tensor mask = {};    ///< bool, true = visible; broadcasts to (B, Hq, Sq, Sk); packed: (1|Hq,
-                     ///< total_q, max_k)
+                       ///< total_q, max_k)
   BlockList block_list = {};  ///< all masks given apply together (AND)
   /// A boolean: true = visible. It reads no score.
   Expression mask_expression = {};

@@ -3,7 +3,6 @@
 #include <limits>
 #include <utility>
 
-
 namespace tilewise::cuda {
 namespace {
 

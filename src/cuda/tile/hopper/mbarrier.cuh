@@ -31,8 +31,8 @@ __forceinline__ void mbarrier_expect(u32 barrier, u32 bytes) {
                : "memory");
 }
 
-/// One arrival, once this thread's copies by cp.async so far have landed. "cp.async.mbarrier.arrive",
-/// .noinc
+/// One arrival, once this thread's copies by cp.async so far have landed.
+/// "cp.async.mbarrier.arrive", .noinc
 __forceinline__ void mbarrier_arrive_copies(u32 barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
