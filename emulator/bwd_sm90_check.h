@@ -182,7 +182,9 @@ struct Check {
         for (int i = 0; i < of.queries; ++i) add_row(of, h, i);
       }
     }
-    if constexpr (kConfig.hides_rows() || kConfig.picks_rows()) poison_hidden();
+    // Above head dim 128 the row refuses problems with such rows.
+    if constexpr (!kConfig.wide() && (kConfig.hides_rows() || kConfig.picks_rows()))
+      poison_hidden();
   }
   /// Rows that see no key hold NaN. CONTRACT 3
   void poison_hidden() {
