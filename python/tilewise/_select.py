@@ -97,7 +97,7 @@ def _choose(
         raise ValueError(f"block_q is {block_q} and block_k {block_k}: expected at least 1")
     share = mass if mass is not None else threshold
     with torch.no_grad():
-        return torch.ops.tilewise.select_blocks(
+        chosen: tuple[Tensor, Tensor] = torch.ops.tilewise.select_blocks(
             q.detach(),
             k.detach(),
             key_lengths,
@@ -114,6 +114,7 @@ def _choose(
             layout,
             as_mask,
         )
+    return chosen
 
 
 def select_blocks(
