@@ -46,7 +46,10 @@ void add_bwd_sm80_units(std::vector<PackUnit>& units, int arch) {
       const Config config = make_config(exact, tile, launch, false, host::shared_kib(arch));
       add_unit(units, arch, make_unit(config, tile.min_blocks), kFlashBackwardTwoPassSm80);
     };
-    add(key_unit, two.keys, Launch::keys);
+    // NOTE: spills 272 bytes on sm_100 since it may walk lists, more than the census allows a
+    // packed kernel: there it is compiled at first use. No card of that kind has been lent to
+    // measure it.
+    if (arch != 100 || dim != 128) add(key_unit, two.keys, Launch::keys);
     add(query_unit, two.queries, Launch::queries);
     add(refine_unit, two.queries, Launch::queries);
   }
