@@ -345,27 +345,7 @@ struct Steps : Scores<kConfig> {
     const u32 stage_q = rQ.slot;
     rQ.advance();
     issue_dk(stage_q, rdS);
-    u32 listed = ~0U;
-    if constexpr (!kLast) {
-      take_next_mask<false>(next_pair, next_block);
-      wait_q();
-      listed = this->template take_listed<kMasked>();
-      take_next_mask<true>(next_pair, next_block);
-      issue_scores();
-    }
-    wgmma_wait<0>();
-    pin(rDk);
-    pin(rdS);
-    release(shared.q_empty(stage_q));
-    if constexpr (kLast) {
-      // Of a part, V and K are let go of later: their rows stage its sums.
-      if constexpr (!kConfig.split || kConfig.k_stages == 1) release(shared.k_empty(rK.slot));
-      next_k();
-    } else {
-      pin(rS);
-      take_next(next_pair, next_block);
-      this->template probabilities<kMasked>(listed);
-    }
+    finish_step<kMasked, kLast>(stage_q, next_pair, next_block);
   }
   /// The same with dropout: dS is made of P, dV of what is kept of it, so that dV comes after dS. P
   /// has left before S of the next block takes its registers.
@@ -392,6 +372,11 @@ struct Steps : Scores<kConfig> {
     pin(rP);
     release(shared.do_empty(rO.slot));
     rO.advance();
+    finish_step<kMasked, kLast>(stage_q, next_pair, next_block);
+  }
+  /// The end of a step, dK issued: S and P of the next block, and what is released.
+  template <bool kMasked, bool kLast>
+  __forceinline__ void finish_step(u32 stage_q, int next_pair, int next_block) {
     u32 listed = ~0U;
     if constexpr (!kLast) {
       take_next_mask<false>(next_pair, next_block);
@@ -405,6 +390,7 @@ struct Steps : Scores<kConfig> {
     pin(rdS);
     release(shared.q_empty(stage_q));
     if constexpr (kLast) {
+      // Of a part, V and K are let go of later: their rows stage its sums.
       if constexpr (!kConfig.split || kConfig.k_stages == 1) release(shared.k_empty(rK.slot));
       next_k();
     } else {
