@@ -18,8 +18,9 @@ using tile::TileCounter;
 /// on either side of a band.
 enum class Mask : int { none, right, both };
 
-/// What happens to a score between the product and the mask, beside a positive scale. `general`:
-/// any of it, for scales that are not positive and for softcap together with ALiBi.
+/// What happens to a score between the product and the mask, beside a positive scale. `alibi`:
+/// ALiBi, or a score function of the form of tile::Slant. `general`: any of it, for scales that are
+/// not positive and for softcap together with ALiBi.
 enum class Modification : int { none, softcap, alibi, general };
 
 /// Whose lengths the device must look up: nobody's, each batch entry's keys, those of packed
@@ -62,7 +63,7 @@ struct Config {
   /// K and V in pages: the boxes of a block of keys that a lane copies, at most. Then Args are
   /// PagedArgs.
   int page_boxes = 0;
-  tile::Expressions expressions;  ///< with any, Args are Expressed; modification is none or general
+  tile::Expressions expressions;  ///< with any, Args are Expressed
   tile::OptionKinds options;      ///< with any, Args are Optioned
   constexpr bool paged() const { return page_boxes > 0; }
   bool operator==(const Config&) const = default;
