@@ -5,10 +5,10 @@
 ///   (docs/math.md F1-F12)
 ///
 /// One block a multiprocessor takes tile after tile. Roles: one thread of warpgroup 0 copies
-/// (Producer), a warp where K and V lie in pages; every other warpgroup computes 64 query rows of
-/// the tile (Consumer), the scores of one block of keys while the tensor cores still multiply P of
-/// the block before with V. Keys go from right to left: the blocks that the right edge cuts, those
-/// that nothing cuts, those that a window's left edge cuts. Schedule, budgets, measurements:
+/// (Producer), all of them where K and V lie in pages; every other warpgroup computes 64 query rows
+/// of the tile (Consumer), the scores of one block of keys while the tensor cores still multiply P
+/// of the block before with V. Keys go from right to left: the blocks that the right edge cuts,
+/// those that nothing cuts, those that a window's left edge cuts. Schedule, budgets, measurements:
 /// fwd_sm90/README.md.
 #pragma once
 
@@ -34,7 +34,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
   if (role == 0) {
     if constexpr (kConfig.warpgroups > 1)
       give_registers<kListed<kConfig> ? 56 : kConfig.warpgroups == 2 ? 40 : 32>();
-    if (kConfig.paged() ? threadIdx.x < 32 : threadIdx.x == 0) {
+    if (kConfig.paged() || threadIdx.x == 0) {
       if constexpr (kConfig.paged()) {
         PagedProducer<kConfig> producer{{args, shared}};
         producer.run();
