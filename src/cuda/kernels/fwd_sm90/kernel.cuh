@@ -20,6 +20,18 @@ namespace tilewise::fwd_sm90 {
 
 using namespace tile;
 
+/// Registers of a thread that produces, and of one that computes. Lists and rows of pages need more
+/// than boxes do; three warpgroups leave none.
+struct Registers {
+  int producer, consumer;
+};
+template <Config kConfig>
+constexpr Registers registers() {
+  if (kListed<kConfig>) return {56, 224};
+  if (kConfig.warpgroups > 2) return {32, 160};
+  return kConfig.pages == PageCopies::rows ? Registers{56, 224} : Registers{40, 232};
+}
+
 template <Config kConfig, class AnyArgs>
 __forceinline__ void kernel(const AnyArgs& any) {
   const Args& args = plain_args(any);
@@ -32,8 +44,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
   // A warp-uniform role: what depends on it stays in uniform registers.
   const int role = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
   if (role == 0) {
-    if constexpr (kConfig.warpgroups > 1)
-      give_registers<kListed<kConfig> ? 56 : kConfig.warpgroups == 2 ? 40 : 32>();
+    if constexpr (kConfig.warpgroups > 1) give_registers<registers<kConfig>().producer>();
     if (kConfig.paged() || threadIdx.x == 0) {
       if constexpr (kConfig.paged()) {
         PagedProducer<kConfig> producer{{args, shared}};
@@ -47,8 +58,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
       }
     }
   } else {
-    if constexpr (kConfig.warpgroups > 1)
-      take_registers<kListed<kConfig> ? 224 : kConfig.warpgroups == 2 ? 232 : 160>();
+    if constexpr (kConfig.warpgroups > 1) take_registers<registers<kConfig>().consumer>();
     ConsumerOf<kConfig> consumer(args, shared.base, role - 1);
     consumer.captures = captures_of(any);
     if constexpr (kConfig.options.any()) consumer.options = options_of(any);

@@ -91,24 +91,25 @@ struct PagedProducer : Producer<kConfig> {
   template <int kCount>
   __forceinline__ void load_rows(const View& view, int columns, u32 to, u32 empty, u32 full,
                                  u32 parity, int block, int page) const {
-    const unsigned short* from =
-        static_cast<const unsigned short*>(view.data) + head_k * view.stride_h;
     const i64 own = page * view.stride_b + row_of(lane_key(block)) * view.stride_s;
-    const int keys = tile.seq_k - block_begin(block), chunk = lane % 8;
+    const unsigned short* from =
+        static_cast<const unsigned short*>(view.data) + head_k * view.stride_h + lane % 8 * 8;
+    int row = warp * kWarpRows + lane / 8;
+    const int keys = tile.seq_k - block_begin(block);
+    const int bytes = 2 * columns - lane % 8 * 16;  // of the lane's chunk of the first panel on
+    u32 at = SharedTile<kBlockN, kPanelColumns>{to}.address(row, lane % 8);
     // NOTE: one lane waits. Another that asked late could miss the phase.
     if (lane == 0) mbarrier_wait(empty, parity ^ 1);
     __syncwarp();
-#pragma unroll
-    for (int r = 0; r < kWarpRows; r += 4) {
-      const int row = warp * kWarpRows + r + lane / 8;
-      const i64 at = __shfl_sync(~0U, own, r + lane / 8);
+#pragma unroll 1
+    for (int r = lane / 8; r < kWarpRows; r += 4, row += 4) {
+      const unsigned short* of_row = from + __shfl_sync(~0U, own, r);
 #pragma unroll
       for (int p = 0; p < kCount; ++p) {
-        const SharedTile<kBlockN, kPanelColumns> panel{to + p * kBlockN * kPanelRowBytes};
-        const int column = p * kPanelColumns + 8 * chunk;
-        const int bytes = row < keys ? min(max(2 * (columns - column), 0), 16) : 0;
-        copy_async_16(panel.address(row, chunk), bytes > 0 ? from + at + column : from, bytes);
+        copy_async_16(at + p * kBlockN * kPanelRowBytes, of_row + p * kPanelColumns,
+                      row < keys ? min(max(bytes - p * kPanelRowBytes, 0), 16) : 0);
       }
+      at = (at ^ 64U) + 4 * kPanelRowBytes;  // four rows on, whose swizzle differs in one bit
     }
     mbarrier_arrive_copies(full);
   }
