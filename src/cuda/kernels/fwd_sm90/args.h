@@ -82,7 +82,9 @@ struct SharedPlan {
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }
   constexpr explicit SharedPlan(const Config& c)
-      : q_warpgroup(panels(c.head_dim) * kPanel),
+      : q_warpgroup((c.own_o || c.head_dim > c.head_dim_v ? panels(c.head_dim)
+                                                          : panels(c.head_dim_v)) *
+                    kPanel),
         q_buffer(q_warpgroup * c.warpgroups),
         k_stage(panels(c.head_dim) * c.block_n * 128),
         v_stage(panels(c.head_dim_v) * c.block_n * 128),

@@ -303,9 +303,8 @@ fwd_sm90::PageCopies sm90_page_copies(const Problem& p, int block_n) {
 Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   Config config;
   config.element = p.dtype == DType::bfloat16 ? tile::Element::bf16 : tile::Element::fp16;
+  config.head_dim = host::padded(p.head_dim);
   config.head_dim_v = host::padded(p.head_dim_v);
-  // O in Q's place needs the room.
-  config.head_dim = std::max(host::padded(p.head_dim), tile.has(kOwnO) ? 0 : config.head_dim_v);
   config.warpgroups = tile.warpgroups;
   config.block_n = tile.block_n;
   config.stages = tile.stages;
