@@ -6,7 +6,8 @@
 # BUILD holds libtilewise.so and tilewise, LIBFA3 is the library that fa3.py names, OUT is a folder. Parts,
 # with minutes on a card: grid (2), leaderboard (1), assignment (3.5), flex (1.5), fp16 (0.5), seeds
 # (1.5), seed-protocol (2), asam (0.3), paths (0.5), options, scaling; all of these by default. Besides,
-# training, packed, vision, small, cross, serving: the plan's own choice beside every row and the peers. What is
+# training, packed, vision, small, cross, serving: the plan's own choice beside every row and the peers; and
+# expressions (1.5), functions of scores and masks beside flex_attention. What is
 # finished stays when a run is interrupted; with TOTAL_S in the environment each part stops after
 # that many seconds.
 set -eu
@@ -18,6 +19,18 @@ sm80=flash_fwd_sm80+flash_bwd_sm80
 sm80_f32=f32:flash_fwd_sm80+flash_bwd_twopass_sm80
 sm90=flash_fwd_sm90+flash_bwd_sm90
 
+# Functions are no cells of measure's: a command of their own, the first.
+rest=
+for part in "$@"; do
+  if [ "$part" = expressions ]; then
+    python3 -m bench.peers.expressions --build "$build" -o "$out/expressions.json"
+  else
+    rest="$rest $part"
+  fi
+done
+[ $# -eq 0 ] || [ -n "$rest" ] || exit 0
+# shellcheck disable=SC2086
+set -- $rest
 words=
 add() { # PART FLAGS...
   part=$1
