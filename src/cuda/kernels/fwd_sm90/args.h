@@ -18,8 +18,9 @@ using tile::TileCounter;
 /// on either side of a band.
 enum class Mask : int { none, right, both };
 
-/// What happens to a score between the product and the mask, beside a positive scale. `general`:
-/// any of it, for scales that are not positive and for softcap together with ALiBi.
+/// What happens to a score between the product and the mask, beside a positive scale. `alibi`:
+/// ALiBi, or a score function of the form of tile::Slant. `general`: any of it, for scales that are
+/// not positive and for softcap together with ALiBi.
 enum class Modification : int { none, softcap, alibi, general };
 
 /// How K and V come where they lie in pages: not in pages, in boxes of the copy engine that are of
@@ -66,8 +67,8 @@ struct Config {
   bool from_diagonal = false;
   Lists lists = Lists::none;            ///< of tiles of keys: then Args are ListArgs
   PageCopies pages = PageCopies::none;  ///< of any other kind Args are PagedArgs
-  tile::Expressions expressions;  ///< with any, Args are Expressed; modification is none or general
-  tile::OptionKinds options;      ///< with any, Args are Optioned
+  tile::Expressions expressions;        ///< with any, Args are Expressed
+  tile::OptionKinds options;            ///< with any, Args are Optioned
   constexpr bool paged() const { return pages != PageCopies::none; }
   bool operator==(const Config&) const = default;
 };
@@ -82,9 +83,9 @@ struct SharedPlan {
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }
   constexpr explicit SharedPlan(const Config& c)
-      : q_warpgroup((c.own_o || c.head_dim > c.head_dim_v ? panels(c.head_dim)
-                                                          : panels(c.head_dim_v)) *
-                    kPanel),
+      : q_warpgroup(
+            (c.own_o || c.head_dim > c.head_dim_v ? panels(c.head_dim) : panels(c.head_dim_v)) *
+            kPanel),
         q_buffer(q_warpgroup * c.warpgroups),
         k_stage(panels(c.head_dim) * c.block_n * 128),
         v_stage(panels(c.head_dim_v) * c.block_n * 128),

@@ -10,6 +10,7 @@
 #include "cuda/host/options.h"
 #include "cuda/host/tile_order.h"
 #include "cuda/kernels/rows/tile_lists.h"
+#include "expression/affine.h"
 #include "plan/accounting.h"
 #include "plan/decisive.h"
 #include "plan/forms.h"
@@ -93,7 +94,8 @@ constexpr double kPackGain = 0.9;
 
 Modification modification(const Problem& p) {
   if (p.bias.defined()) return Modification::general;  // added to logits in the log2 domain
-  if (!host::is_modified(p)) return Modification::none;
+  if (!host::is_modified(p))
+    return p.score_affine != nullptr ? Modification::alibi : Modification::none;
   // What a score function takes is worked out in the general way.
   if (p.score_function.defined()) return Modification::general;
   // The kernels of one modification divide by the scale.
@@ -348,7 +350,8 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
                      !config.options.dropout &&
                      (unmodified || (config.modification == Modification::softcap &&
                                      config.mask == Mask::right && !config.expressions.any()));
-  const bool slopes = p.alibi_slopes.defined() || p.score_function.defined();
+  const bool falls = p.score_affine == nullptr || p.score_affine->distance >= 0;
+  const bool slopes = p.alibi_slopes.defined() || (p.score_function.defined() && falls);
   config.from_diagonal = slopes && !masked && !split && !config.pack_heads && !listed &&
                          !config.paged() && !config.options.mask;
   // The short tiles of a window wait for Q as often as for keys.
