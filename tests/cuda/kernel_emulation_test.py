@@ -276,6 +276,7 @@ PROGRAMS = {
     "bwd_sm90_lists": True,
     "bwd_dq_sm90": True,
     "decode_sm90": True,
+    "mla_sm90": True,
     "select": True,
 }
 
