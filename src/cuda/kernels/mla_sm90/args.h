@@ -17,6 +17,9 @@ inline constexpr int kBoxRows = 8;
 struct Config {
   tile::Element element = tile::Element::bf16;
   bool paged = false;  ///< through a page table
+  int pieces = 3;      ///< of a block's columns: scores begin with the first that has arrived
+  int prefetch = 2;    ///< blocks that are fetched to L2 ahead of their copies
+  bool behind = true;  ///< scores are issued behind O += P V of the block before
   bool operator==(const Config&) const = default;
 };
 
@@ -29,7 +32,8 @@ struct SharedPlan {
   static constexpr int kMaxima = 64, kSums = 64;            ///< of a warp's 16 rows
   static constexpr int kItem = decode_sm90::SharedPlan::kItem;
   static constexpr int kItems = decode_sm90::SharedPlan::kItems;
-  static constexpr int kBarriers = 2 * kStages + 4 * kWarpgroups + 2 + 2 * kItems;
+  static constexpr int kMostPieces = 3;
+  static constexpr int kBarriers = (1 + kMostPieces) * kStages + 4 * kWarpgroups + 2 + 2 * kItems;
 
   static constexpr int q = 0;
   static constexpr int k = q + kHeadDim / 64 * kPanel;

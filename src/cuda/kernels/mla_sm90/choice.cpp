@@ -135,19 +135,22 @@ MlaChoice mla_choose(const Problem& p, const Hardware& machine) {
 void mla_fill(mla_sm90::Args& args, const Problem& p, const MlaChoice& choice,
               void (*set_map)(tile::TensorMapBytes&, const TensorMapSpec&)) {
   DecodeChoice decode;
-  decode.config.box_rows = kBoxRows;
-  decode.config.whole_rows = true;
+  decode.config.box_rows = 0;  // no maps
   decode.row_tiles = choice.row_tiles;
   decode.keys = choice.keys;
   decode.most_parts = choice.most_parts;
   decode_fill(args, p, decode, set_map);
+  set_map(args.k_map,
+          sm90_panel_map(p.k, kBoxRows, mla_sm90::kHeadDim / 64 / choice.config.pieces));
 }
 
 KernelUnit mla_unit(const mla_sm90::Config& c) {
   KernelUnit unit;
   unit.stem = "mla_sm90";
   unit.file = "mla_sm90/kernel";
-  unit.config = element_text(c.element) + flag_text("paged", c.paged);
+  unit.config = element_text(c.element) + flag_text("paged", c.paged) +
+                number_text("pieces", c.pieces) + number_text("prefetch", c.prefetch) +
+                flag_text("behind", c.behind);
   unit.threads = 128 * (1 + mla_sm90::kWarpgroups);
   unit.shared_bytes = SharedPlan::bytes;
   unit.prelude = "#include \"cuda/tile/hopper/wgmma.cuh\"\n" +

@@ -84,21 +84,29 @@ struct Consumer {
 
   // ---- a block
 
-  __forceinline__ u32 stage() const { return done % kStages; }
-  __forceinline__ void wait_keys() const {
-    mbarrier_wait(shared.full(stage()), done / kStages % 2);
+  /// Of the n-th block of all items.
+  static __forceinline__ u32 stage(u32 n) { return n % kStages; }
+  static __forceinline__ u32 parity(u32 n) { return n / kStages % 2; }
+  __forceinline__ void wait_keys(u32 n) const {
+#pragma unroll
+    for (int piece = 0; piece < kConfig.pieces; ++piece)
+      mbarrier_wait(shared.full(stage(n), piece), parity(n));
+  }
+  /// Whether they have begun to come; the same for all lanes.
+  __forceinline__ bool has_keys(u32 n) const {
+    return !__any_sync(~0U, !mbarrier_test(shared.full(stage(n), 0), parity(n)));
   }
 
   /// Keys of the block that the item has not hold anything: zeros in their place, for 0 times a NaN
   /// would be one. CONTRACT 10
-  __forceinline__ void clear_hidden(int key) const {
-    const int thread = 32 * warp + lane;
+  __forceinline__ void clear_hidden(int key, u32 n) const {
+    wait_keys(n);
     constexpr int kChunks = kHeadDimV / 8;
 #pragma unroll 1
-    for (int n = thread; n < kBlockN * kChunks; n += 128) {
-      const int row = n / kChunks, chunk = n % kChunks;
+    for (int i = 32 * warp + lane; i < kBlockN * kChunks; i += 128) {
+      const int row = i / kChunks, chunk = i % kChunks;
       if (key + row >= item.begin && key + row < item.end) continue;
-      store_shared_16(shared.k(stage()) + row / kBoxRows * SharedPlan::kBox +
+      store_shared_16(shared.k(stage(n)) + row / kBoxRows * SharedPlan::kBox +
                           chunk / 8 * kBoxPanel + row % kBoxRows * kPanelRowBytes + chunk % 8 * 16,
                       0.0F, 0.0F, 0.0F, 0.0F);
     }
@@ -106,20 +114,26 @@ struct Consumer {
     named_barrier_sync(2 + warpgroup, 128);
   }
 
-  /// (F1) S = Q K^T
-  __forceinline__ void scores() {
+  /// (F1) S = Q K^T, issued as its columns arrive
+  __forceinline__ void issue_scores(u32 n) {
+    constexpr int kSteps = kHeadDim / 16, kPieceSteps = kSteps / kConfig.pieces;
     auto& sums = reinterpret_cast<float(&)[kBlockN / 2]>(rS);
-    const u64 k = dK + stage() * (SharedPlan::kStage / 16);
-    wgmma_fence();
+    const u64 k = dK + stage(n) * (SharedPlan::kStage / 16);
 #pragma unroll
-    for (int i = 0; i < kHeadDim / 16; ++i) {
+    for (int i = 0; i < kSteps; ++i) {
+      if (i % kPieceSteps == 0) {
+        mbarrier_wait(shared.full(stage(n), i / kPieceSteps), parity(n));
+        wgmma_fence();
+      }
       ScoreProduct::multiply_shared(sums,
                                     dQ + i / 4 * (SharedPlan::kPanel / 16) + i % 4 * kStepColumns,
                                     k + i / 4 * (kBoxPanel / 16) + i % 4 * kStepColumns, i != 0);
     }
     wgmma_commit();
+  }
+  __forceinline__ void finish_scores() {
     wgmma_wait<0>();
-    pin(sums);
+    pin(reinterpret_cast<float(&)[kBlockN / 2]>(rS));
   }
 
   /// (F4) Hidden scores become -inf: replaced, so that nothing of a hidden key leaks. CONTRACT 4,
@@ -147,9 +161,9 @@ struct Consumer {
     for (int i = 0; i < kColumns / 2; ++i) rO[i] *= alpha[i / 2 % 2];
   }
 
-  /// (F10) O += P V, and the stage is free.
-  __forceinline__ void accumulate(Fragment& P) {
-    const u64 v = dV + stage() * (SharedPlan::kStage / 16);
+  /// (F10) O += P V, issued
+  __forceinline__ void issue_values(Fragment& P) {
+    const u64 v = dV + stage(done) * (SharedPlan::kStage / 16);
     pin(P);
     wgmma_fence();
 #pragma unroll
@@ -158,11 +172,14 @@ struct Consumer {
                                       v + i * kStepKeys);
     }
     wgmma_commit();
-    wgmma_wait<0>();
+  }
+  /// Waits for it, with at most kPending groups behind it; the stage is free.
+  template <int kPending = 0>
+  __forceinline__ void finish_values(Fragment& P) {
+    wgmma_wait<kPending>();
     pin(rO);
     pin(P);
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(shared.empty(stage()));
+    if (lane == 0) mbarrier_arrive(shared.empty(stage(done)));
     ++done;
   }
 
@@ -187,12 +204,11 @@ struct Consumer {
     if (lane == 0) mbarrier_arrive(shared.p_full(warpgroup, warp));
   }
 
-  /// A block whose scores are the other warpgroup's.
-  __forceinline__ void take_block() {
+  /// A block whose scores are the other warpgroup's: O += P V, issued.
+  __forceinline__ void take_block(Fragment& P) {
     mbarrier_wait(shared.p_full(1 - warpgroup, warp), taken);
     taken ^= 1;
-    wait_keys();
-    Fragment P;
+    wait_keys(done);
 #pragma unroll
     for (int i = 0; i < kBlockN / 16; ++i) {
       const Bytes16 words = load_shared_16(shared.passed(warp) + 16 * lane + 512 * i);
@@ -207,20 +223,36 @@ struct Consumer {
       rows.l[r] *= alpha[r];
     }
     scale_o();
-    accumulate(P);
+    issue_values(P);
+  }
+
+  /// The scores of a block. With kTakes the block before is taken first: it is the other
+  /// warpgroup's, and the item's.
+  template <bool kTakes, bool kMasked>
+  __forceinline__ void own_scores(int key) {
+    const u32 n = done + (kTakes ? 1 : 0);
+    bool behind = false;
+    Fragment P;
+    if constexpr (kTakes) {
+      take_block(P);
+      // The scores go behind it where their keys are there; else what it reads is free sooner.
+      behind = kConfig.behind && has_keys(n);
+      if (!behind) finish_values(P);
+    }
+    if (kMasked && (key < item.begin || key + kBlockN > item.end)) clear_hidden(key, n);
+    issue_scores(n);
+    if constexpr (kTakes) {
+      if (behind) finish_values<1>(P);
+    }
+    finish_scores();
+    if constexpr (kMasked) mask(key);
   }
 
   /// A block whose scores are this warpgroup's. `last`: the item has no other such block.
-  template <bool kMasked>
+  template <bool kTakes, bool kMasked>
   __forceinline__ void own_block(int block, bool last) {
-    const int key = block * kBlockN;
-    wait_keys();
-    if constexpr (kMasked) {
-      if (key < item.begin || key + kBlockN > item.end) clear_hidden(key);
-    }
-    scores();
+    own_scores<kTakes, kMasked>(block * kBlockN);
     if (last) release_q();
-    if constexpr (kMasked) mask(key);
     alpha[0] = alpha[1] = 1.0F;
     softmax_step<0>(rS, rows, args.scale_log2, [this](int r, float a) { alpha[r] = a; });
     Fragment P;
@@ -231,7 +263,8 @@ struct Consumer {
     }
     pass(P);
     scale_o();
-    accumulate(P);
+    issue_values(P);
+    finish_values(P);
   }
 
   /// Blocks whose keys all rows see need no mask.
@@ -240,24 +273,26 @@ struct Consumer {
     const int first_row = item.row_tile * kRows;
     const int begin = max(item.begin, last_row / args.group + diagonals.low);
     const int end = min(item.end, first_row / args.group + diagonals.high);
-    const int end_block = item.end_block();
-    int block = item.first_block();
-    // This warpgroup's are those of its stage.
-    const int owned = (end_block - block + (stage() == warpgroup ? 1 : 0)) / 2;
-    if (owned == 0) release_q();
-    if (stage() != warpgroup && block < end_block) {
-      take_block();
-      ++block;
-    }
+    const int first = item.first_block(), end_block = item.end_block();
+    // This warpgroup's blocks are those of its stage.
+    int block = first + (stage(done) == static_cast<u32>(warpgroup) ? 0 : 1);
+    if (block >= end_block) release_q();
 #pragma unroll 1
     for (; block < end_block; block += 2) {
       const bool last = block + 2 >= end_block;
-      if (block * kBlockN >= begin && (block + 1) * kBlockN <= end) {
-        own_block<false>(block, last);
+      const bool masked = block * kBlockN < begin || (block + 1) * kBlockN > end;
+      if (block == first) {
+        own_block<false, true>(block, last);
+      } else if (masked) {
+        own_block<true, true>(block, last);
       } else {
-        own_block<true>(block, last);
+        own_block<true, false>(block, last);
       }
-      if (block + 1 < end_block) take_block();
+    }
+    if (first < end_block && block == end_block) {  // the last one is the other's
+      Fragment P;
+      take_block(P);
+      finish_values(P);
     }
   }
 

@@ -13,8 +13,9 @@ using namespace tile;
 
 template <Config kConfig>
 struct Producer {
-  static constexpr int kBoxes =
-      kBlockN / kBoxRows;  ///< of a block: one for each of the first lanes
+  static constexpr int kBoxes = kBlockN / kBoxRows;  ///< of a block and a piece
+  static constexpr int kPieces = kConfig.pieces, kPiecePanels = kHeadDim / 64 / kPieces;
+  static_assert(kPieces * kBoxes <= 32 && kConfig.prefetch <= 32 / kBoxes);
   const Args& args;
   const Shared shared;
   const int lane;
@@ -62,18 +63,33 @@ struct Producer {
         next = page_of_box(item, base + 32 + lane);
       }
       const int page = __shfl_sync(~0U, pages, begin - base + lane % kBoxes);
-      const u32 full = shared.full(ring.slot);
+      const int box = begin + lane % kBoxes, piece = lane / kBoxes;
+      const bool copies = piece < kPieces && box >= first && box <= last;
+      const int at[4] = {row_of_box(box), piece * kPiecePanels, item.head, page};
       if (lane == 0) {
         const int boxes = min(begin + kBoxes, last + 1) - max(begin, first);
         mbarrier_wait(shared.empty(ring.slot), ring.parity ^ 1);
-        mbarrier_expect(full, static_cast<u32>(boxes * SharedPlan::kBox));
+#pragma unroll
+        for (int p = 0; p < kPieces; ++p) {
+          mbarrier_expect(shared.full(ring.slot, p),
+                          static_cast<u32>(boxes * (SharedPlan::kBox / kPieces)));
+        }
       }
       __syncwarp();  // the place is free, and the bytes are expected before they arrive
-      const int box = begin + lane;
-      if (lane < kBoxes && box >= first && box <= last) {
-        const int at[4] = {row_of_box(box), 0, item.head, page};
-        tma_load_5d(shared.k(ring.slot) + lane * SharedPlan::kBox, &args.k_map, full, 0, at,
-                    args.policy);
+      if (copies) {
+        tma_load_5d(shared.k(ring.slot) + lane % kBoxes * SharedPlan::kBox +
+                        piece * (SharedPlan::kBox / kPieces),
+                    &args.k_map, shared.full(ring.slot, piece), 0, at, args.policy);
+      }
+      if constexpr (kConfig.prefetch > 0) {
+        const int ahead = box + kConfig.prefetch * kBoxes;
+        const int soon = __shfl_sync(~0U, pages, ahead - base & 31);
+        const int later = __shfl_sync(~0U, next, ahead - base & 31);
+        if (piece < kPieces && ahead >= first && ahead <= last) {
+          const int there[4] = {row_of_box(ahead), piece * kPiecePanels, item.head,
+                                ahead < base + 32 ? soon : later};
+          tma_prefetch_5d(&args.k_map, 0, there, args.policy);
+        }
       }
       ring.advance();
       ask_behind(block - first_block, end_block - first_block);

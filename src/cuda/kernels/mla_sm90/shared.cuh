@@ -22,6 +22,7 @@ struct Shared {
   using Plan = SharedPlan;
   /// Warps that read an announced item: the consumers, and those that copy Q.
   static constexpr int kConsumers = 4 * kWarpgroups, kQueryWarps = 3;
+  static constexpr u32 kFirst = (1 + Plan::kMostPieces) * kStages;  ///< barrier that is no stage's
   u32 base;
 
   __forceinline__ u32 q() const { return base + Plan::q; }
@@ -38,22 +39,27 @@ struct Shared {
   __forceinline__ u32 barrier(u32 index) const {
     return base + Plan::barriers + index * kMbarrierBytes;
   }
-  __forceinline__ u32 full(u32 stage) const { return barrier(stage); }
-  __forceinline__ u32 empty(u32 stage) const { return barrier(kStages + stage); }
-  __forceinline__ u32 q_full() const { return barrier(2 * kStages); }
-  __forceinline__ u32 q_empty() const { return barrier(2 * kStages + 1); }
-  __forceinline__ u32 item_full(u32 slot) const { return barrier(2 * kStages + 2 + slot); }
+  /// Of one piece of the columns.
+  __forceinline__ u32 full(u32 stage, int piece) const {
+    return barrier(stage * Plan::kMostPieces + piece);
+  }
+  __forceinline__ u32 empty(u32 stage) const {
+    return barrier(kStages * Plan::kMostPieces + stage);
+  }
+  __forceinline__ u32 q_full() const { return barrier(kFirst); }
+  __forceinline__ u32 q_empty() const { return barrier(kFirst + 1); }
+  __forceinline__ u32 item_full(u32 slot) const { return barrier(kFirst + 2 + slot); }
   __forceinline__ u32 item_empty(u32 slot) const { return item_full(slot + Plan::kItems); }
   /// P of the warpgroup's warp has been left.
   __forceinline__ u32 p_full(int warpgroup, int warp) const {
-    return barrier(2 * kStages + 2 + 2 * Plan::kItems + 4 * warpgroup + warp);
+    return barrier(kFirst + 2 + 2 * Plan::kItems + 4 * warpgroup + warp);
   }
   __forceinline__ u32 item(u32 slot) const { return base + Plan::items + slot * Plan::kItem; }
 
   __forceinline__ void init_barriers() const {
     // Every warp arrives for itself: one warp's wait does not prove that the others have read.
     for (u32 s = 0; s < kStages; ++s) {
-      mbarrier_init(full(s), 1);
+      for (int piece = 0; piece < Plan::kMostPieces; ++piece) mbarrier_init(full(s, piece), 1);
       mbarrier_init(empty(s), kConsumers);
     }
     mbarrier_init(q_full(), kQueryWarps);
