@@ -30,7 +30,7 @@ struct Config {
   tile::Element element = tile::Element::bf16;
   int head_dim = 128;    ///< padded D, multiple of 16
   int head_dim_v = 128;  ///< padded Dv, multiple of 16
-  int warpgroups = 2;    ///< that compute, 64 query rows each: B_r = 64 * warpgroups
+  int warpgroups = 2;    ///< 64 query rows each: B_r = 64 * warpgroups; see held
   int block_n = 128;     ///< B_c, multiple of 16
   int stages = 2;        ///< of K in shared memory
   int value_stages = 2;  ///< of V, at most as many
@@ -59,12 +59,15 @@ struct Config {
   /// scores fall off with the distance, maxima are found at once. Nothing is masked.
   bool from_diagonal = false;
   Lists lists = Lists::none;  ///< of tiles of keys: then Args are ListArgs
+  /// Lists::parts: a warpgroup has the rows of so many, one after the other.
+  int held = 1;
   /// K and V in pages: the boxes of a block of keys that a lane copies, at most. Then Args are
   /// PagedArgs.
   int page_boxes = 0;
   tile::Expressions expressions;  ///< with any, Args are Expressed; modification is none or general
   tile::OptionKinds options;      ///< with any, Args are Optioned
   constexpr bool paged() const { return page_boxes > 0; }
+  constexpr int computing() const { return warpgroups / held; }  ///< warpgroups there are
   bool operator==(const Config&) const = default;
 };
 

@@ -34,7 +34,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
   if (role == 0) {
     if constexpr (kConfig.warpgroups > 1)
       give_registers<kListed<kConfig> ? 56 : kConfig.warpgroups == 2 ? 40 : 32>();
-    if (kConfig.paged() ? threadIdx.x < 32 : threadIdx.x == 0) {
+    if (kConfig.paged() || kListed<kConfig> ? threadIdx.x < 32 : threadIdx.x == 0) {
       if constexpr (kConfig.paged()) {
         PagedProducer<kConfig> producer{{args, shared}};
         producer.run();
@@ -48,7 +48,9 @@ __forceinline__ void kernel(const AnyArgs& any) {
     }
   } else {
     if constexpr (kConfig.warpgroups > 1)
-      take_registers<kListed<kConfig> ? 224 : kConfig.warpgroups == 2 ? 232 : 160>();
+      take_registers<kListed<kConfig>          ? kConfig.computing() == 3 ? 152 : 224
+                     : kConfig.warpgroups == 2 ? 232
+                                               : 160>();
     ConsumerOf<kConfig> consumer(args, shared.base, role - 1);
     consumer.captures = captures_of(any);
     if constexpr (kConfig.options.any()) consumer.options = options_of(any);

@@ -16,6 +16,7 @@ template <Config kConfig>
 struct Shared {
   static constexpr SharedPlan kPlan{kConfig};
   static constexpr int kWarpgroups = kConfig.warpgroups, kStages = kConfig.stages;
+  static constexpr int kWarps = 4 * kConfig.computing();
   u32 base;
 
   __forceinline__ u32 q(int buffer, int warpgroup) const {
@@ -46,7 +47,7 @@ struct Shared {
   __forceinline__ u32 slot(int index) const {
     return base + kPlan.slots + index * SharedPlan::kSlot;
   }
-  /// Which tile of its list a stage of K holds.
+  /// Which tile of its list a stage of K holds; parts: what it is to the rows behind that.
   __forceinline__ u32 listed(int stage) const {
     return base + kPlan.listed + SharedPlan::kListed * stage;
   }
@@ -57,8 +58,8 @@ struct Shared {
     for (int s = 0; s < kStages; ++s) {
       mbarrier_init(k_full(s), 1);
       mbarrier_init(v_full(s), 1);
-      mbarrier_init(k_empty(s), 4 * kWarpgroups);
-      mbarrier_init(v_empty(s), 4 * kWarpgroups);
+      mbarrier_init(k_empty(s), kWarps);
+      mbarrier_init(v_empty(s), kWarps);
     }
     for (int i = 0; i < kConfig.q_buffers * kWarpgroups; ++i) {
       mbarrier_init(q_full(0, i), 1);
@@ -66,7 +67,7 @@ struct Shared {
     }
     for (int s = 0; s < 2; ++s) {
       mbarrier_init(tile_full(s), 1);
-      mbarrier_init(tile_empty(s), 4 * kWarpgroups);
+      mbarrier_init(tile_empty(s), kWarps);
     }
     mbarrier_fence_init();
   }
