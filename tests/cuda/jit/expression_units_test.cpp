@@ -134,10 +134,15 @@ TEST_P(ExpressionUnits, CompileCleanlyForSm90) {
     expect_clean(sample.name,
                  with_expressions(fwd_sm90_unit(sm90_config(forward, tile, false)), forward), 90,
                  kWgmma, dim > 128 ? 200 : 96);
+    const bool slanted = forward.score_affine != nullptr;
+    EXPECT_EQ(sm90_config(forward, tile, false).modification == fwd_sm90::Modification::alibi,
+              slanted)
+        << sample.name;
     const Problem p = problem(sample, dim, Pass::backward);
     if (maps_mask(forward))
       expect_clean(sample.name, mask_map_unit(forward, mask_map_config(128, 128, 1)), 90, "", 0);
     if (dim > 128) continue;
+    EXPECT_EQ(bwd_sm90_config(p).alibi && bwd_sm90_config(p).fold_lse, slanted) << sample.name;
     // At dim 128 its built-in softcap spills 116 and 192 bytes, with a list its producer 132 to 168
     // (bwd_sm90/README.md).
     expect_clean(sample.name, with_expressions(bwd_sm90_unit(bwd_sm90_config(p)), p), 90, kWgmma,
