@@ -136,6 +136,9 @@ struct Steps : Scores<kConfig> {
     const u32 delta = shared.delta(rO.slot) + lane % 4 * 8;
     Floats2 d;
     const u32 gate = this->gate_place();
+    if constexpr (kConfig.options.dropout) {
+      this->for_dropped([&](int i) { rGradS[i] = 0.0F; });
+    }
 #pragma unroll
     for (int i = 0; i < kM / 4; i += 4) {
       u32 gates[4] = {};
@@ -153,8 +156,8 @@ struct Steps : Scores<kConfig> {
         if constexpr (kConfig.options.dropout) {
           // (B4) Z dP / (1 - p)
           const float scale = this->options->dropout.scale;
-          a = __fmaf_rn(this->is_kept(2 * (i + e)) ? a : 0.0F, scale, -d.x);
-          b = __fmaf_rn(this->is_kept(2 * (i + e) + 1) ? b : 0.0F, scale, -d.y);
+          a = __fmaf_rn(a, scale, -d.x);
+          b = __fmaf_rn(b, scale, -d.y);
         } else {
           a -= d.x;
           b -= d.y;
@@ -351,9 +354,9 @@ struct Steps : Scores<kConfig> {
   /// has left before S of the next block takes its registers.
   template <bool kMasked, bool kLast>
   __forceinline__ void dropout_step(int next_pair, int next_block) {
+    this->take_dropout();
     wait_do();
     hide_rows();
-    this->take_dropout();
     issue_dp();
     wgmma_wait<0>();
     pin(rGradS);
