@@ -139,7 +139,6 @@ constexpr Config optioned(Config c, bool sinks, bool mask) {
 
 constexpr Config dropping(Config c) {
   c.options.dropout = true;
-  c.values_first = false;
   return c;
 }
 constexpr Config biased(Config c, tile::BiasType type, bool staged) {

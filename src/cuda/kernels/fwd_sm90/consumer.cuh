@@ -428,7 +428,7 @@ struct Consumer : Rows<kConfig> {
       wait_k();
       if constexpr (kConfig.halve_cut) first_halved = visible_half(blocks.end - 1) == 0;
       take_listed();
-      take_options<kConfig>(*this, blocks.end - 1);
+      take_first_options<kConfig>(*this, blocks.end - 1);
       issue_scores();
       first_scores_wait();
       while (true) {
@@ -441,7 +441,7 @@ struct Consumer : Rows<kConfig> {
           if (tile.block >= 0 && blocks.begin < blocks.end) {
             const int skipped = skip_right<kConfig, true>(*this);
             if constexpr (kConfig.halve_cut) first_halved = visible_half(blocks.end - 1) == 0;
-            take_options<kConfig>(*this, blocks.end - 1);
+            take_first_options<kConfig>(*this, blocks.end - 1);
             wait_v();
             issue_values();
             wait_q();
