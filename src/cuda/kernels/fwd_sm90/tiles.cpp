@@ -345,7 +345,7 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   config.values_first = tile.has(kValuesFirst) && plain && !config.options.dropout &&
                         (unmodified || (adds && !config.options.any()));
   config.halve_cut = masked && tile.has(kHalveCut) && plain && !config.options.mask &&
-                     !config.options.dropout &&
+                     !config.options.tree && !config.options.dropout &&
                      (unmodified || (config.modification == Modification::softcap &&
                                      config.mask == Mask::right && !config.expressions.any()));
   const bool slopes = p.alibi_slopes.defined() || p.score_function.defined();
