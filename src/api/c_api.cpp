@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "api/execute.h"
-#include "tilewise/kv_cache.h"
+#include "tilewise/selection.h"
 #include "tilewise/tilewise.h"
 
 namespace {
@@ -250,6 +250,24 @@ tilewise::ForwardTensors tensors(const tw_forward_args* given, const Spec& /*spe
           tensor("o", a.o), tensor("lse", a.lse), {a.saved, a.saved_bytes}};
 }
 
+tilewise::BlockSelection selection(const tw_select_args& a) {
+  require_within("args.rule", a.rule, TW_BLOCKS_ABOVE, "a tw_block_rule, 0 to 2");
+  tilewise::BlockSelection by{
+      .block_q = a.block_q,
+      .block_k = a.block_k,
+      .weights = {a.weight_mean, a.weight_maximum, a.weight_minimum, a.weight_variance},
+      .causal = a.causal != 0,
+      .key_lengths = tensor("key_lengths", a.key_lengths),
+      .rule = static_cast<tilewise::BlockRule>(a.rule),
+      .count = a.count,
+      .mass = a.mass,
+      .threshold = a.threshold,
+      .keep_diagonal = a.drop_diagonal == 0,
+      .keep_first = a.drop_first == 0};
+  if (a.has_scale != 0) by.scale = a.scale;
+  return by;
+}
+
 /// The caller's gradients of captured tensors in the order of the formula's first use.
 std::vector<tilewise::Tensor> capture_gradients(const tw_backward_args& a, const Spec& spec) {
   if (a.dcaptures_count == 0) return {};
@@ -299,17 +317,6 @@ void give(const tilewise::Plan& from, tw_plan* to) {
   p.bytes_moved = from.bytes_moved;
   p.predicted_ms = from.predicted_ms;
   std::memcpy(to, &p, std::min(to->struct_size, sizeof p));
-}
-
-/// Both calls of a shared prefix as one.
-void give(const tilewise::PrefixPlan& from, tw_plan* to) {
-  tilewise::Plan both = from.own;
-  both.kernel = from.prefix.kernel + "+" + from.own.kernel;
-  both.workspace_bytes = from.workspace_bytes;
-  both.flops += from.prefix.flops;
-  both.bytes_moved += from.prefix.bytes_moved;
-  both.predicted_ms += from.prefix.predicted_ms;
-  give(both, to);
 }
 
 tilewise::PrefixTensors tensors(const tw_prefix_args* args) {
@@ -434,14 +441,34 @@ tw_status tw_forward_prefix(const tw_prefix_args* args, const tw_spec* spec,
     check_plan(plan);
     const Spec s(spec);
     const Launch l(launch);
-    give(tilewise::forward_prefix(tensors(args), s.spec, l.launch), plan);
+    give(tilewise::as_one(tilewise::forward_prefix(tensors(args), s.spec, l.launch)), plan);
   });
 }
 
 tw_status tw_plan_prefix(const tw_prefix_args* args, const tw_spec* spec, tw_plan* plan) {
   return guarded([&] {
     check_plan(plan);
-    give(tilewise::plan_prefix(tensors(args), Spec(spec).spec), plan);
+    give(tilewise::as_one(tilewise::plan_prefix(tensors(args), Spec(spec).spec)), plan);
+  });
+}
+
+tw_status tw_select_blocks(const tw_select_args* args, const tw_launch* launch) {
+  return guarded([&] {
+    const tw_select_args a = known(args, "args");
+    const Launch l(launch);
+    tilewise::select_blocks(tensor("q", a.q), tensor("k", a.k), selection(a),
+                            {.row_offsets = tensor("block_row_offsets", a.block_row_offsets),
+                             .block_index = tensor("block_index", a.block_index)},
+                            l.launch);
+  });
+}
+
+tw_status tw_selected_blocks_bound(const tw_select_args* args, int64_t* entries) {
+  return guarded([&] {
+    const tw_select_args a = known(args, "args");
+    if (entries == nullptr)
+      throw tilewise::InvalidArgument("entries is NULL: expected a place for the number");
+    *entries = tilewise::selected_blocks_bound(tensor("q", a.q), tensor("k", a.k), selection(a));
   });
 }
 

@@ -155,6 +155,16 @@ class Prefixed {
 
 }  // namespace
 
+Plan as_one(const PrefixPlan& plan) {
+  Plan both = plan.own;
+  both.kernel = plan.prefix.kernel + "+" + plan.own.kernel;
+  both.workspace_bytes = plan.workspace_bytes;
+  both.flops += plan.prefix.flops;
+  both.bytes_moved += plan.prefix.bytes_moved;
+  both.predicted_ms += plan.prefix.predicted_ms;
+  return both;
+}
+
 PrefixPlan plan_prefix(const PrefixTensors& tensors, const AttentionSpec& spec) {
   return Prefixed(tensors, spec).plan(Purpose::plan);
 }
