@@ -62,8 +62,8 @@ def tree_mask(parents: Any = None, *, words: Any = None, device: Any = None) -> 
     The queries of a sequence are the nodes of its tree, in an order in which parents come first,
     and the last keys are theirs. A node sees all keys before the tree, itself and its ancestors.
     parents: as tree_words takes them; device: where torch shall have their words, None for an
-    array of NumPy. words: int32 (n, W) or (B, n, W) instead, on the device of q, as tree_words gives
-    them; values may change from call to call. n is at least Sq.
+    array of NumPy. words: int32 (n, W) or (B, n, W) instead, on the device of q, as tree_words
+    gives them; values may change from call to call. n is at least Sq.
 
     Kernels read the words themselves: a tree costs what causal costs. Raises ValueError where not
     exactly one of the two is given, and what tree_words raises.
