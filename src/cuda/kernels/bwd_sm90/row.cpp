@@ -263,6 +263,10 @@ void fill(RaggedArgs& args, const Problem& p, const Decided& decided) {
     args.alibi_b = p.alibi_slopes.strides[0];
     args.alibi_h = p.alibi_slopes.strides[1];
   }
+  if (p.sinks.defined() && (config.hides_rows() || config.picks_rows())) {
+    args.sinks = static_cast<const float*>(p.sinks.data);
+    args.sinks_h = p.sinks.strides[0];
+  }
   const Sm90Mask mask = sm90_mask(p);
   args.low = mask.low;
   args.high = mask.high;
