@@ -12,6 +12,7 @@ namespace tilewise::tile {
 template <bool kScarce>
 __forceinline__ u32 kept_words(const DropoutBits& d, u32 keys_by_4, u32 query, u32 pair) {
   u32 c[4] = {keys_by_4, query, pair, d.offset};
+  if (d.counter != nullptr) c[3] += __ldg(d.counter);
   const auto key = [](u32 x) { return static_cast<u32>(opaque(static_cast<int>(x))); };
   u32 key0 = kScarce ? key(d.key.round[0][0]) : 0, key1 = kScarce ? key(d.key.round[0][1]) : 0;
 #pragma unroll
