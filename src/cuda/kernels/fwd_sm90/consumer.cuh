@@ -66,9 +66,15 @@ struct Consumer : Rows<kConfig> {
 
   __forceinline__ void wait_k() const {
     mbarrier_wait(shared.k_full(static_cast<int>(rK.slot)), rK.parity);
+    see_rows();
   }
   __forceinline__ void wait_v() const {
     mbarrier_wait(shared.v_full(static_cast<int>(rV.slot)), rV.parity);
+    see_rows();
+  }
+  /// Rows that threads have copied, to the tensor cores: the copy engine's they see without it.
+  __forceinline__ void see_rows() const {
+    if constexpr (kConfig.pages == PageCopies::rows) fence_async_shared();
   }
   __forceinline__ void wait_q() const {
     mbarrier_wait(shared.q_full(static_cast<int>(rQ.slot), warpgroup), rQ.parity);
@@ -102,17 +108,7 @@ struct Consumer : Rows<kConfig> {
   __forceinline__ void fetch_tile() {
     const int s = static_cast<int>(slots.slot);
     mbarrier_wait(shared.tile_full(s), slots.parity);
-    const Bytes16 words = load_shared_16(shared.slot(s));
-    tile.block = static_cast<int>(words.x);
-    tile.batch = static_cast<int>(words.y);
-    tile.head = static_cast<int>(words.z);
-    tile.split = static_cast<int>(words.w);
-    if constexpr (kConfig.lengths != Lengths::dense) {
-      const Bytes16 lengths = load_shared_16(shared.slot(s) + 16);
-      tile.seq_q = static_cast<int>(lengths.x);
-      tile.seq_k = static_cast<int>(lengths.y);
-      tile.q_begin = static_cast<int>(lengths.z);
-    }
+    load_tile(tile, shared, s);
     if constexpr (kListed<kConfig>) {
       // Tiles of the list from its end on: those that a mask cuts, then those seen whole.
       blocks.end = tile.split;
@@ -278,11 +274,15 @@ struct Consumer : Rows<kConfig> {
   __forceinline__ void trusted_exponentials(Adjust adjust, Pack pack) {
     adjust();
     bool searches = kConfig.expressions.score != 0 && Base::outgrown > Base::kMostOutgrown;
+    if constexpr (kModification == Modification::alibi) searches |= Base::nears;
     // Rows that have seen nothing yet have no maximum to trust.
     if constexpr (kConfig.options.mask || kConfig.options.bias())
       searches |= __any_sync(~0U, !(fmaxf(fabsf(m[0]), fabsf(m[1])) <= kHugeMaximum));
-    const bool holds = !searches && Base::template trusted_softmax<kCount>(args);
-    if constexpr (kConfig.values_first) pack();
+    bool holds = false;
+    if (!searches) {
+      holds = Base::template trusted_softmax<kCount>(args);
+      if constexpr (kConfig.values_first) pack();  // beside the exponentials: no branch between
+    }
     if (lane == 0 && (holds || searches))
       mbarrier_arrive(shared.k_empty(static_cast<int>(rK.slot)));
     finish_step_values();
@@ -290,8 +290,8 @@ struct Consumer : Rows<kConfig> {
       if (!searches) {
         recompute_scores();
         adjust();
+        if constexpr (kConfig.expressions.score != 0) ++Base::outgrown;
       }
-      if constexpr (kConfig.expressions.score != 0) ++Base::outgrown;
       Base::template softmax<false, false, kCount>(args);
       scale_o();
       if constexpr (kConfig.values_first) pack();
@@ -338,8 +338,8 @@ struct Consumer : Rows<kConfig> {
 
   /// What scores take of the tile's batch entry and head.
   __forceinline__ void enter_tile() {
-    if constexpr (kConfig.modification == Modification::alibi ||
-                  kConfig.modification == Modification::general) {
+    constexpr bool kAlibi = kModification == Modification::alibi && kConfig.expressions.score == 0;
+    if constexpr (kAlibi || kModification == Modification::general) {
       slope = args.alibi == nullptr
                   ? 0.0F
                   : kLog2e * args.alibi[tile.batch * args.alibi_b + tile.head * args.alibi_h];
@@ -428,7 +428,7 @@ struct Consumer : Rows<kConfig> {
       wait_k();
       if constexpr (kConfig.halve_cut) first_halved = visible_half(blocks.end - 1) == 0;
       take_listed();
-      take_options<kConfig>(*this, blocks.end - 1);
+      take_first_options<kConfig>(*this, blocks.end - 1);
       issue_scores();
       first_scores_wait();
       while (true) {
@@ -441,7 +441,7 @@ struct Consumer : Rows<kConfig> {
           if (tile.block >= 0 && blocks.begin < blocks.end) {
             const int skipped = skip_right<kConfig, true>(*this);
             if constexpr (kConfig.halve_cut) first_halved = visible_half(blocks.end - 1) == 0;
-            take_options<kConfig>(*this, blocks.end - 1);
+            take_first_options<kConfig>(*this, blocks.end - 1);
             wait_v();
             issue_values();
             wait_q();

@@ -37,6 +37,7 @@ struct Sm90Tile {
   Sm90Time full, masked;
   unsigned traits;      ///< Sm90Trait
   double skewed = 1.0;  ///< block_us of rows that begin inside of 32 bytes, over that of others
+  int held = 1;         ///< of the warpgroups' row blocks, one after the other by one warpgroup
   int block_m() const { return 64 * warpgroups; }
   bool has(unsigned trait) const { return (traits & trait) != 0; }
 };
@@ -68,6 +69,9 @@ std::int64_t packed_blocks(std::int64_t rows, std::int64_t sequences, std::int64
 
 /// Rows of a page that come together to a block of `block_n` keys.
 int sm90_box_rows(const Problem& problem, int block_n);
+
+/// How a block of `block_n` keys comes.
+fwd_sm90::PageCopies sm90_page_copies(const Problem& problem, int block_n);
 
 fwd_sm90::Config sm90_config(const Problem& problem, const Sm90Tile& tile, bool split);
 
