@@ -49,7 +49,7 @@ double predict(const Problem& p, const MlaChoice& c, std::int64_t blocks, const 
   const auto item_ms = [&](double at_a_time) {
     const double block_ms =
         1e-6 * SharedPlan::kStage * std::ceil(at_a_time / c.row_tiles) / machine.bandwidth_gbps;
-    return part_blocks * std::max(kBlockMs, block_ms) + kItemMs;
+    return part_blocks * std::hypot(kBlockMs, block_ms) + kItemMs;
   };
   const double full = std::floor(items / slots), rest = items - full * slots;
   double ms = full * item_ms(slots) + (rest > 0.0 ? item_ms(rest) : 0.0);
