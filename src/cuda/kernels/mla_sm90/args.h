@@ -20,6 +20,7 @@ struct Config {
   int pieces = 3;      ///< of a block's columns: scores begin with the first that has arrived
   int prefetch = 2;    ///< blocks that are fetched to L2 ahead of their copies
   bool behind = true;  ///< scores are issued behind O += P V of the block before
+  bool early = true;  ///< and ahead of it where their keys are there before P
   bool operator==(const Config&) const = default;
 };
 
@@ -42,7 +43,8 @@ struct SharedPlan {
   static constexpr int sums = maxima + 4 * kMaxima;  ///< of this item and the one before
   static constexpr int barriers = sums + 2 * kWarpgroups * 4 * kSums;
   static constexpr int items = (barriers + 8 * kBarriers + 15) / 16 * 16;
-  static constexpr int bytes = items + kItems * kItem;
+  static constexpr int agreed = items + kItems * kItem;  ///< by a warpgroup, in turn
+  static constexpr int bytes = agreed + 2 * kWarpgroups * 4;
 };
 
 using Args = decode_sm90::Args;

@@ -150,7 +150,7 @@ KernelUnit mla_unit(const mla_sm90::Config& c) {
   unit.file = "mla_sm90/kernel";
   unit.config = element_text(c.element) + flag_text("paged", c.paged) +
                 number_text("pieces", c.pieces) + number_text("prefetch", c.prefetch) +
-                flag_text("behind", c.behind);
+                flag_text("behind", c.behind) + flag_text("early", c.early);
   unit.threads = 128 * (1 + mla_sm90::kWarpgroups);
   unit.shared_bytes = SharedPlan::bytes;
   unit.prelude = "#include \"cuda/tile/hopper/wgmma.cuh\"\n" +

@@ -131,8 +131,9 @@ struct Consumer {
     }
     wgmma_commit();
   }
+  template <int kPending = 0>
   __forceinline__ void finish_scores() {
-    wgmma_wait<0>();
+    wgmma_wait<kPending>();
     pin(reinterpret_cast<float(&)[kBlockN / 2]>(rS));
   }
 
@@ -205,6 +206,7 @@ struct Consumer {
   }
 
   /// A block whose scores are the other warpgroup's: O += P V, issued.
+  template <bool kScores = false>
   __forceinline__ void take_block(Fragment& P) {
     mbarrier_wait(shared.p_full(1 - warpgroup, warp), taken);
     taken ^= 1;
@@ -222,36 +224,60 @@ struct Consumer {
       rows.m[r] = m[r];
       rows.l[r] *= alpha[r];
     }
-    scale_o();
+    if constexpr (kScores) {
+      if (__any_sync(~0U, alpha[0] != 1.0F || alpha[1] != 1.0F)) {
+        finish_scores();
+        scale_o();
+      }
+    } else {
+      scale_o();
+    }
     issue_values(P);
   }
 
-  /// The scores of a block. With kTakes the block before is taken first: it is the other
-  /// warpgroup's, and the item's.
-  template <bool kTakes, bool kMasked>
-  __forceinline__ void own_scores(int key) {
-    const u32 n = done + (kTakes ? 1 : 0);
+  /// Whether the keys of the n-th block come before P of the block at hand: the same for the
+  /// warpgroup, whose products are in one order.
+  __forceinline__ bool keys_come_first(u32 n) const {
+    const u32 agreed = shared.base + SharedPlan::agreed + 4 * (2 * warpgroup + n / 2 % 2);
+    if (warp == 0) {
+      bool keys = false;
+      while (!keys) {
+        if (!__any_sync(~0U, !mbarrier_test(shared.p_full(1 - warpgroup, 0), taken))) break;
+        keys = has_keys(n);
+      }
+      if (lane == 0) store_shared_4(agreed, keys ? 1 : 0);
+    }
+    named_barrier_sync(4 + warpgroup, 128);
+    return load_shared_4(agreed) != 0;
+  }
+
+  /// How a block's scores stand to the block before, which is the other warpgroup's.
+  enum class Order { alone, behind, ahead };
+
+  /// A block whose scores are this warpgroup's; the block before is taken too, where there is one.
+  /// `last`: the item has no other such block.
+  template <Order kOrder, bool kMasked>
+  __forceinline__ void own_block(int block, bool last) {
+    const int key = block * kBlockN;
+    const u32 n = done + (kOrder == Order::alone ? 0 : 1);
+    Fragment before;
     bool behind = false;
-    Fragment P;
-    if constexpr (kTakes) {
-      take_block(P);
+    if constexpr (kOrder == Order::behind) {
+      take_block(before);
       // The scores go behind it where their keys are there; else what it reads is free sooner.
       behind = kConfig.behind && has_keys(n);
-      if (!behind) finish_values(P);
+      if (!behind) finish_values(before);
     }
     if (kMasked && (key < item.begin || key + kBlockN > item.end)) clear_hidden(key, n);
     issue_scores(n);
-    if constexpr (kTakes) {
-      if (behind) finish_values<1>(P);
+    if constexpr (kOrder == Order::ahead) {
+      take_block<true>(before);
+      finish_scores<1>();
+    } else {
+      if (behind) finish_values<1>(before);
+      finish_scores();
     }
-    finish_scores();
     if constexpr (kMasked) mask(key);
-  }
-
-  /// A block whose scores are this warpgroup's. `last`: the item has no other such block.
-  template <bool kTakes, bool kMasked>
-  __forceinline__ void own_block(int block, bool last) {
-    own_scores<kTakes, kMasked>(block * kBlockN);
     if (last) release_q();
     alpha[0] = alpha[1] = 1.0F;
     softmax_step<0>(rS, rows, args.scale_log2, [this](int r, float a) { alpha[r] = a; });
@@ -262,6 +288,7 @@ struct Consumer {
       P[i] = pack<kElement>(s[i % 2 * 2], s[i % 2 * 2 + 1]);
     }
     pass(P);
+    if constexpr (kOrder == Order::ahead) finish_values(before);
     scale_o();
     issue_values(P);
     finish_values(P);
@@ -282,11 +309,13 @@ struct Consumer {
       const bool last = block + 2 >= end_block;
       const bool masked = block * kBlockN < begin || (block + 1) * kBlockN > end;
       if (block == first) {
-        own_block<false, true>(block, last);
+        own_block<Order::alone, true>(block, last);
       } else if (masked) {
-        own_block<true, true>(block, last);
+        own_block<Order::behind, true>(block, last);
+      } else if (kConfig.early && keys_come_first(done + 1)) {
+        own_block<Order::ahead, false>(block, last);
       } else {
-        own_block<true, false>(block, last);
+        own_block<Order::behind, false>(block, last);
       }
     }
     if (first < end_block && block == end_block) {  // the last one is the other's
