@@ -8,6 +8,7 @@ namespace tilewise::tile {
 /// third of the instructions.
 struct PhiloxKeys {
   static constexpr int kRounds = 10;
+  static constexpr unsigned kMultipliers[2] = {0xD2511F53U, 0xCD9E8D57U};
   static constexpr unsigned kSteps[2] = {0x9E3779B9U, 0xBB67AE85U};
   unsigned round[kRounds][2] = {};
 

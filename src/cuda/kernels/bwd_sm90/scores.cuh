@@ -119,23 +119,32 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   __forceinline__ void take_dropout() {
     if constexpr (kConfig.options.dropout) {
       const int head = pair - entry_of<kConfig>(worker.job) * worker.args.heads_q;
-      const KeptPairs<true, true, 1, kM / 8> made(
+      constexpr int kAbreast = kD + kConfig.head_dim_v <= 128 ? 4 : 2;
+      const KeptPairs<true, true, 1, kM / 8, kAbreast> made(
           this->options->dropout, worker.job.batch * worker.args.heads_q + head,
           key_row() - worker.lane / 4, block * kM, worker.lane);
 #pragma unroll
       for (int i = 0; i < kM / 64; ++i) this->kept[i] = made.bits[i];
     }
   }
-  __forceinline__ bool is_kept(int i) const { return (this->kept[i / 32] >> (i % 32) & 1) != 0; }
+  /// Calls `drop` with the number of each of the thread's scores that is dropped.
+  /// NOTE: opaque, or each test looks for its bit in what the lanes exchanged.
+  template <class Drop>
+  __forceinline__ void for_dropped(Drop drop) const {
+#pragma unroll
+    for (int word = 0; word < kM / 64; ++word) {
+      const u32 bits = static_cast<u32>(opaque(static_cast<int>(this->kept[word])));
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        if ((bits >> i & 1) == 0) drop(32 * word + i);
+      }
+    }
+  }
   /// (B3) Z P, packed; 1 / (1 - p) comes with dV.
   template <int kWords>
   __forceinline__ void drop(u32 (&words)[kWords]) const {
-    if constexpr (kConfig.options.dropout) {
-#pragma unroll
-      for (int i = 0; i < kWords; ++i) {
-        words[i] &= (is_kept(2 * i) ? 0xffffU : 0U) | (is_kept(2 * i + 1) ? 0xffff0000U : 0U);
-      }
-    }
+    if constexpr (kConfig.options.dropout)
+      for_dropped([&](int i) { words[i / 2] &= i % 2 == 0 ? ~0xffffU : 0xffffU; });
   }
   /// (F4) by the bool mask, where it hides a score of the warp. CONTRACT 10
   __forceinline__ void mask_shown() {

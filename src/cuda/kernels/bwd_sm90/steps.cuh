@@ -89,6 +89,9 @@ __forceinline__ void Consumer<kConfig>::score_gradients() {
   const u32 delta = worker.shared.delta(worker.rO.slot) + worker.lane % 4 * 8;
   Floats2 d;
   const u32 gate = scores.gate_place();
+  if constexpr (kConfig.options.dropout) {
+    scores.for_dropped([&](int i) { rGradS[i] = 0.0F; });
+  }
 #pragma unroll
   for (int i = 0; i < kM / 4; i += 4) {
     u32 gates[4] = {};
@@ -106,8 +109,8 @@ __forceinline__ void Consumer<kConfig>::score_gradients() {
       if constexpr (kConfig.options.dropout) {
         // (B4) Z dP / (1 - p)
         const float scale = scores.options->dropout.scale;
-        a = __fmaf_rn(scores.is_kept(2 * (i + e)) ? a : 0.0F, scale, -d.x);
-        b = __fmaf_rn(scores.is_kept(2 * (i + e) + 1) ? b : 0.0F, scale, -d.y);
+        a = __fmaf_rn(a, scale, -d.x);
+        b = __fmaf_rn(b, scale, -d.y);
       } else {
         a -= d.x;
         b -= d.y;
@@ -320,9 +323,9 @@ template <Config kConfig>
 template <bool kMasked, bool kLast>
 __forceinline__ void Consumer<kConfig>::dropout_step(int next_pair, int next_block) {
   Worker<kConfig>& worker = scores.worker;
+  scores.take_dropout();
   worker.wait_do();
   hide_rows();
-  scores.take_dropout();
   issue_dp();
   wgmma_wait<0>();
   pin(rGradS);
