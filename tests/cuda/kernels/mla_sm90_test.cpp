@@ -25,10 +25,11 @@ Problem problem(const std::string& line) {
 MlaChoice choice(const std::string& line) { return mla_choose(problem(line), machine(90)); }
 std::string refusal(const std::string& line) { return mla_refusal(problem(line), machine(90)); }
 
-TEST(MlaSm90, AskedForByNameItIsTaken) {
-  const Problem p = problem("b2 h16/1 q1 k2048" + kLatent);
-  EXPECT_EQ(choose(p, machine(90), {.kernel = "flash_mla_sm90"}, kernel_table()).kernel,
-            "flash_mla_sm90");
+TEST(MlaSm90, ThePlanTakesIt) {
+  for (const char* line :
+       {"b2 h16/1 q1 k2048", "b2 h128/1 q2 k2048 causal lengths=9,2048 paged=64"})
+    EXPECT_EQ(choose(problem(line + kLatent), machine(90), {}, kernel_table()).kernel,
+              "flash_mla_sm90");
 }
 
 TEST(MlaSm90, RefusesByName) {
