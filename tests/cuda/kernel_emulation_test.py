@@ -260,11 +260,13 @@ BODIES = {
 PROGRAMS = {
     "faults": False,
     "append": False,
+    "merge_rows": False,
     "flash_sm80": False,
     "flash_sm80_ragged": False,
     "flash_sm80_pages": False,
     "flash_sm80_expressions": True,
     "exact_sums": False,
+    "row_statistics": False,
     "mask_maps": True,
     "flash_sm80_lists": True,
     "fwd_sm90": True,

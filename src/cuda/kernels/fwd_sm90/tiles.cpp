@@ -357,7 +357,7 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   config.values_first = tile.has(kValuesFirst) && plain &&
                         (unmodified || (adds && !config.options.any()));
   config.halve_cut = masked && tile.has(kHalveCut) && plain && !config.options.mask &&
-                     !config.options.dropout &&
+                     !config.options.tree && !config.options.dropout &&
                      (unmodified || (config.modification == Modification::softcap &&
                                      config.mask == Mask::right && !config.expressions.any()));
   const bool falls = p.score_affine == nullptr || p.score_affine->distance >= 0;
