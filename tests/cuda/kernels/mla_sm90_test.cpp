@@ -87,9 +87,11 @@ TEST(MlaSm90, ABlockFitsAMultiprocessor) {
 
 /// Tiles of 64 rows, and parts that give every multiprocessor as much.
 TEST(MlaSm90, PartsFillTheCard) {
-  const auto items = [](const std::string& line) {
+  Hardware hopper = machine(90);
+  hopper.bandwidth_gbps = 4320.0;  // an H200
+  const auto items = [&](const std::string& line) {
     const Problem p = problem(line + kLatent);
-    const MlaChoice c = mla_choose(p, machine(90));
+    const MlaChoice c = mla_choose(p, hopper);
     return static_cast<int>(p.batch * p.heads_k) * c.row_tiles * c.most_parts;
   };
   EXPECT_EQ(choice("b1 h128/1 q2 k4096" + kLatent).row_tiles, 4);
