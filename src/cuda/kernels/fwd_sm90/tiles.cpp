@@ -9,6 +9,7 @@
 #include "cuda/host/expressions.h"
 #include "cuda/host/options.h"
 #include "cuda/host/tile_order.h"
+#include "cuda/kernels/rows/score_strip.h"
 #include "cuda/kernels/rows/tile_lists.h"
 #include "expression/affine.h"
 #include "plan/accounting.h"
@@ -328,6 +329,7 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   config.lists = tile_lists_kind(p, tile.block_m(), tile.block_n);
   config.modification = modification(p);
   config.expressions = expressions_of(p);
+  config.expressions.strip = config.modification != Modification::alibi && strips_score(p);
   config.options = options_of(p);
   // Under a mask function without a list, rows may have seen nothing before a block that they see.
   config.trust_maxima = tile.has(kTrustMaxima) &&
@@ -354,8 +356,8 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   const bool adds = config.modification == Modification::alibi ||
                     (config.modification == Modification::none && config.expressions.mask == 0 &&
                      (config.expressions.score == 0 || !masked));
-  config.values_first = tile.has(kValuesFirst) && plain &&
-                        (unmodified || (adds && !config.options.any()));
+  config.values_first =
+      tile.has(kValuesFirst) && plain && (unmodified || (adds && !config.options.any()));
   config.halve_cut = masked && tile.has(kHalveCut) && plain && !config.options.mask &&
                      !config.options.tree && !config.options.dropout &&
                      (unmodified || (config.modification == Modification::softcap &&
