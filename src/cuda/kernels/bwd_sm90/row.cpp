@@ -35,20 +35,6 @@ using bwd_sm90::ListArgs;
 using bwd_sm90::RaggedArgs;
 using Role = MemoryItem::Role;
 
-std::string maps_refusal(const Problem& p) {
-  using Named = std::pair<const char*, const Tensor*>;
-  for (const auto& [name, tensor] : {Named{"q", &p.q}, Named{"k", &p.k}, Named{"v", &p.v},
-                                     Named{"o", &p.o}, Named{"dO", &p.d_o}}) {
-    std::string reason = sm90_map_refusal(name, *tensor, Sm90Access::read, p.packed);
-    if (!reason.empty()) return reason;
-  }
-  for (const auto& [name, tensor] : {Named{"dq", &p.dq}, Named{"dk", &p.dk}, Named{"dv", &p.dv}}) {
-    std::string reason = sm90_map_refusal(name, *tensor, Sm90Access::write, p.packed);
-    if (!reason.empty()) return reason;
-  }
-  return {};
-}
-
 /// What the score functions and masks that the caller wrote do not go with here.
 std::string function_refusal(const Problem& p) {
   if (!expressions_of(p).any()) return {};
@@ -81,6 +67,20 @@ std::string options_refusal(const Problem& p) {
 
 }  // namespace
 
+std::string bwd_sm90_maps_refusal(const Problem& p) {
+  using Named = std::pair<const char*, const Tensor*>;
+  for (const auto& [name, tensor] : {Named{"q", &p.q}, Named{"k", &p.k}, Named{"v", &p.v},
+                                     Named{"o", &p.o}, Named{"dO", &p.d_o}}) {
+    std::string reason = sm90_map_refusal(name, *tensor, Sm90Access::read, p.packed);
+    if (!reason.empty()) return reason;
+  }
+  for (const auto& [name, tensor] : {Named{"dq", &p.dq}, Named{"dk", &p.dk}, Named{"dv", &p.dv}}) {
+    std::string reason = sm90_map_refusal(name, *tensor, Sm90Access::write, p.packed);
+    if (!reason.empty()) return reason;
+  }
+  return {};
+}
+
 std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   std::string reason = sm90_refusal(p, machine);
   if (reason.empty()) reason = function_refusal(p);
@@ -111,7 +111,7 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   if (hides_all || mask.low >= mask.high)
     return "a window that hides every key is left to flash_bwd_sm80";
   if (bwd_sm90_jobs(p, bwd_sm90_config(p)) > std::int64_t{1} << 30) return "more than 2^30 jobs";
-  return maps_refusal(p);
+  return bwd_sm90_maps_refusal(p);
 }
 
 namespace {
