@@ -62,8 +62,10 @@ inline Box checked_box(const void* map, const std::array<int, 5>& at, int rank) 
   const Box b = box_of(map);
   if (b.rank != rank || b.box[0] % 8 != 0 || at[0] < 0) on_fault("a map used as of another rank");
   // Seen to be an illegal access on an H100 where two axes share a stride (fwd_sm90/args.h).
-  if (rank == 5 && b.strides[2] == b.strides[3] && at[2] >= b.sizes[2]) {
-    on_fault("a box wholly behind its sequence");
+  if (rank == 5 && b.strides[2] == b.strides[3]) {
+    if (at[2] >= b.sizes[2]) on_fault("a box wholly behind its sequence");
+    // The same on an H200.
+    if (at[0] >= b.sizes[0]) on_fault("a box wholly behind the columns of packed rows");
   }
   return b;
 }

@@ -99,6 +99,13 @@ constexpr Config tile256(Mask mask) {
   c.mask = mask;
   return c;
 }
+/// Short rows of Q, and O in their place.
+constexpr Config tile16x208() {
+  Config c = tile256(Mask::none);
+  c.head_dim = 16;
+  c.head_dim_v = 208;
+  return c;
+}
 constexpr Config tile128x64() {
   Config c = tile256(Mask::both);
   c.block_n = 64;
@@ -170,8 +177,8 @@ void run_kernel(const Config& config, const PagedArgs& args, const tile::Capture
 }
 
 /// The same over pages.
-constexpr Config paged(Config c, int boxes = 1) {
-  c.page_boxes = boxes;
+constexpr Config paged(Config c, fwd_sm90::PageCopies copies = fwd_sm90::PageCopies::boxes) {
+  c.pages = copies;
   return c;
 }
 

@@ -11,9 +11,10 @@
 /// Schedule, budgets, measurements: bwd_sm90/README.md.
 #pragma once
 
-#include "cuda/kernels/bwd_sm90/consumer.cuh"
 #include "cuda/kernels/bwd_sm90/list_producer.cuh"
 #include "cuda/kernels/bwd_sm90/queries.cuh"
+#include "cuda/kernels/bwd_sm90/steps.cuh"
+#include "cuda/kernels/bwd_sm90/stores.cuh"
 #include "cuda/kernels/bwd_sm90/wide.cuh"
 
 namespace tilewise::bwd_sm90 {
@@ -54,18 +55,18 @@ __forceinline__ void kernel(const AnyArgs& any) {
     } else {
       take_registers<208>();
       Consumer<kConfig> consumer(args, shared.base, role - 1);
-      consumer.captures = captures_of(any);
-      if constexpr (kConfig.options.any()) consumer.options = options_of(any);
+      consumer.scores.captures = captures_of(any);
+      if constexpr (kConfig.options.any()) consumer.scores.options = options_of(any);
       consumer.run();
     }
   } else {
     take_registers<240>();
     if (role == 1) {
       WideValues<kConfig> values(args, shared.base);
-      run_jobs(values);
+      run_jobs(values, values.scores.worker);
     } else {
       WideKeys<kConfig> keys(args, shared.base);
-      run_jobs(keys);
+      run_jobs(keys, keys.worker);
     }
   }
 }

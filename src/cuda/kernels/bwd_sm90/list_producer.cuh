@@ -10,30 +10,29 @@ namespace tilewise::bwd_sm90 {
 using namespace tile;
 
 template <Config kConfig>
-struct ListProducer : Producer<kConfig> {
-  using Base = Producer<kConfig>;
-  using Base::args, Base::rQ, Base::shared, Base::slots;
-  using Base::kM, Base::kPanels;
+struct ListProducer {
+  static constexpr int kM = kConfig.block_m, kPanels = Producer<kConfig>::kPanels;
 
+  Producer<kConfig> producer;
   int steps = 0, cut = 0;  ///< blocks of queries of a tile, and those of them that a mask cuts
 
   __forceinline__ int list_of(const Job& job, int g) const {
-    const TileLists& of = listed<kConfig>(args).of_keys;
-    return job.batch * of.list_b + (job.head * args.group + g) * of.list_h;
+    const TileLists& of = listed<kConfig>(producer.args).of_keys;
+    return job.batch * of.list_b + (job.head * producer.args.group + g) * of.list_h;
   }
   /// How many blocks of queries of all heads of the group see the tile's keys.
   __forceinline__ void count_steps(const Job& job) {
     steps = cut = 0;
-    const TileLists& of = listed<kConfig>(args).of_keys;
-    for (int g = 0; g < args.group; ++g) {
+    const TileLists& of = listed<kConfig>(producer.args).of_keys;
+    for (int g = 0; g < producer.args.group; ++g) {
       const int* counts = of.counts + 2 * (static_cast<i64>(list_of(job, g)) * of.rows + job.block);
       steps += counts[0] + counts[1];
       cut += counts[1];
     }
   }
   __forceinline__ void announce(const Job& job) {
-    mbarrier_wait(shared.job_empty(slots.slot()), slots.parity() ^ 1);
-    const u32 at = shared.slot(slots.slot());
+    mbarrier_wait(producer.shared.job_empty(producer.slots.slot()), producer.slots.parity() ^ 1);
+    const u32 at = producer.shared.slot(producer.slots.slot());
     store_shared_4(at, static_cast<u32>(job.kind));
     store_shared_4(at + 4, static_cast<u32>(job.block));
     store_shared_4(at + 8, static_cast<u32>(job.batch));
@@ -47,67 +46,70 @@ struct ListProducer : Producer<kConfig> {
     const u32 counts = at + Shared<kConfig>::kSlotBytes - 16;
     store_shared_4(counts, static_cast<u32>(steps));
     store_shared_4(counts + 4, static_cast<u32>(cut));
-    mbarrier_arrive(shared.job_full(slots.slot()));  // releases the stores to the consumers
-    slots.advance();
+    mbarrier_arrive(
+        producer.shared.job_full(producer.slots.slot()));  // releases the stores to the consumers
+    producer.slots.advance();
   }
   /// Rows of Q with their offsets, and which they are.
   __forceinline__ void load_q(const Job& job, int g, int block) {
-    const u32 s = rQ.slot();
-    const int head = job.head * args.group + g, row = block * kM;
-    mbarrier_wait(shared.q_empty(s), rQ.parity() ^ 1);
-    store_shared_4(shared.listed(s), static_cast<u32>(block));
-    store_shared_4(shared.listed(s) + 4, static_cast<u32>(g));
-    mbarrier_expect(shared.q_full(s), kPanels * kM * kPanelRowBytes + kM * 4);
-    rQ.advance();
-    this->load_rows(shared.q(s), args.q, kPanels, shared.q_full(s), job, head, row);
-    bulk_load(shared.offset(s), args.offset + this->row_offset(job, head, row), kM * 4,
-              shared.q_full(s));
+    const u32 s = producer.rQ.slot();
+    const int head = job.head * producer.args.group + g, row = block * kM;
+    mbarrier_wait(producer.shared.q_empty(s), producer.rQ.parity() ^ 1);
+    store_shared_4(producer.shared.listed(s), static_cast<u32>(block));
+    store_shared_4(producer.shared.listed(s) + 4, static_cast<u32>(g));
+    mbarrier_expect(producer.shared.q_full(s), kPanels * kM * kPanelRowBytes + kM * 4);
+    producer.rQ.advance();
+    producer.load_rows(producer.shared.q(s), producer.args.q, kPanels, producer.shared.q_full(s),
+                       job, head, row);
+    bulk_load(producer.shared.offset(s), producer.args.offset + producer.row_offset(job, head, row),
+              kM * 4, producer.shared.q_full(s));
   }
   /// First what a mask cuts, of all heads of the group, then what is seen whole.
   __forceinline__ u32 load_tile(const Job& job) {
-    if (steps == 0) return this->ask();
+    if (steps == 0) return producer.ask();
     u32 next = 0;
-    this->await_prepared(job);
+    producer.await_prepared(job);
     fence_async();  // what others stored before the signal, to our copies
     ListWalk walk;
     int step = 0;
-    for (int n = 0; n < 2 * args.group; ++n) {
-      const bool whole = n >= args.group;
-      const int g = whole ? n - args.group : n;
-      walk.find(listed<kConfig>(args).of_keys, list_of(job, g), job.block);
+    for (int n = 0; n < 2 * producer.args.group; ++n) {
+      const bool whole = n >= producer.args.group;
+      const int g = whole ? n - producer.args.group : n;
+      walk.find(listed<kConfig>(producer.args).of_keys, list_of(job, g), job.block);
       int left = whole ? walk.whole : walk.cut;
       if (whole) walk.pass_over_cut();
       for (; left > 0; --left, ++step) {
         const int block = walk.next();
-        if (step == 0 && kConfig.k_stages > 1) this->load_k(job);
+        if (step == 0 && kConfig.k_stages > 1) producer.load_k(job);
         load_q(job, g, block);
-        if (step == 0 && kConfig.k_stages == 1) this->load_k(job);
-        if (step == 0) this->load_v(job);
+        if (step == 0 && kConfig.k_stages == 1) producer.load_k(job);
+        if (step == 0) producer.load_v(job);
         // Not earlier: a tile must not be held while another block could take it.
-        if (step == steps - 1) next = this->ask();
-        this->load_do(job, job.head * args.group + g, block * kM);
+        if (step == steps - 1) next = producer.ask();
+        producer.load_do(job, job.head * producer.args.group + g, block * kM);
       }
     }
     return next;
   }
 
   __forceinline__ void run() {
-    Queue<kConfig> queue{args, shared};
-    u32 index = this->ask();
+    Queue<kConfig> queue{producer.args, producer.shared};
+    u32 index = producer.ask();
     while (true) {
       Job job = queue.job(static_cast<int>(index));
       if constexpr (kConfig.ragged()) {
         if (job.kind != JobKind::end)
-          look_up<kConfig.lengths>(ragged<kConfig>(args), job, job.kind == JobKind::tile, kM);
+          look_up<kConfig.lengths>(ragged<kConfig>(producer.args), job, job.kind == JobKind::tile,
+                                   kM);
       }
       if (job.kind == JobKind::tile) count_steps(job);
       announce(job);
       if (job.kind == JobKind::tile) {
         index = load_tile(job);
       } else if (job.kind == JobKind::prepare) {
-        index = this->load_prepare(job);
+        index = producer.load_prepare(job);
       } else if (job.kind == JobKind::convert) {
-        index = this->load_convert(job);
+        index = producer.load_convert(job);
       } else {
         break;
       }

@@ -23,22 +23,10 @@ struct HeldOptions<true> {
 };
 
 template <Config kConfig>
-struct Scores : Worker<kConfig>, HeldOptions<kConfig.options.any()> {
-  using Base = Worker<kConfig>;
-  using Base::args;
-  using Base::job;
-  using Base::kBlockN;
-  using Base::kD;
-  using Base::kElement;
-  using Base::kM;
-  using Base::kPlan;
-  using Base::kSlot;
-  using Base::lane;
-  using Base::rQ;
-  using Base::shared;
-  using Base::thread;
-  using Base::warp;
-  using Base::warpgroup;
+struct Scores : HeldOptions<kConfig.options.any()> {
+  static constexpr int kM = kConfig.block_m, kBlockN = kConfig.block_n, kD = kConfig.head_dim;
+  static constexpr Element kElement = kConfig.element;
+  static constexpr SharedPlan kPlan{kConfig};
   static constexpr int kScore = kConfig.expressions.score, kHidden = kConfig.expressions.mask;
   static_assert(!kConfig.fold_lse || !kConfig.modified);
   static_assert(kScore == 0 || (kConfig.modified && !kConfig.softcap && !kConfig.alibi));
@@ -47,6 +35,7 @@ struct Scores : Worker<kConfig>, HeldOptions<kConfig.options.any()> {
   static_assert(!kConfig.options.dropout || !kConfig.wide());
   using Product = Wgmma<kElement, kM>;
 
+  Worker<kConfig> worker;
   /// Descriptors: 64 rows of K as A, the first stage of Q as B.
   u64 dK;
   const u64 dQ;
@@ -64,24 +53,24 @@ struct Scores : Worker<kConfig>, HeldOptions<kConfig.options.any()> {
   typename MaskFunction<kHidden>::Uniform of_mask;
 
   __forceinline__ Scores(const Args& a, u32 shared_base, int group)
-      : Base(a, shared_base, group),
-        dK(panel_descriptor(shared.k(0) + first_row() * kPanelRowBytes, 16)),
-        dQ(panel_descriptor(shared.q(0), 16)) {}
+      : worker(a, shared_base, group),
+        dK(panel_descriptor(worker.shared.k(0) + first_row() * kPanelRowBytes, 16)),
+        dQ(panel_descriptor(worker.shared.q(0), 16)) {}
 
   /// First of the warpgroup's keys in the tile.
-  __forceinline__ int first_row() const { return kConfig.wide() ? 0 : warpgroup * 64; }
+  __forceinline__ int first_row() const { return kConfig.wide() ? 0 : worker.warpgroup * 64; }
   __forceinline__ int key_row() const {
-    return job.block * kBlockN + first_row() + warp * 16 + lane / 4;
+    return worker.job.block * kBlockN + first_row() + worker.warp * 16 + worker.lane / 4;
   }
 
   /// Where the warp's 16 keys and a block of queries from `column` on lie.
   __forceinline__ PairCorner corner(int column) const {
-    return {job.batch,
+    return {worker.job.batch,
             query_head,
             block * kM + column,
-            key_row() - lane / 4,
-            queries_of<kConfig>(args, job),
-            keys_of<kConfig>(args, job)};
+            key_row() - worker.lane / 4,
+            queries_of<kConfig>(worker.args, worker.job),
+            keys_of<kConfig>(worker.args, worker.job)};
   }
   __forceinline__ void load_slope(int of_head) {
     if constexpr (kConfig.expressions.any()) {
@@ -91,7 +80,9 @@ struct Scores : Worker<kConfig>, HeldOptions<kConfig.options.any()> {
       if constexpr (kHidden != 0) of_mask = MaskFunction<kHidden>::uniform(place, *captures);
     }
     if constexpr (kConfig.alibi) {
-      slope = kLog2e * args.alibi[job.batch * args.alibi_b + of_head * args.alibi_h];
+      slope =
+          kLog2e *
+          worker.args.alibi[worker.job.batch * worker.args.alibi_b + of_head * worker.args.alibi_h];
     }
   }
 
@@ -100,10 +91,11 @@ struct Scores : Worker<kConfig>, HeldOptions<kConfig.options.any()> {
   template <bool kMasked>
   __forceinline__ u32 take_listed() {
     if constexpr (kConfig.listed()) {
-      const u32 at = shared.listed(rQ.slot);
+      const u32 at = worker.shared.listed(worker.rQ.slot);
       block = static_cast<int>(load_shared_4(at));
-      const int head = job.head * args.group + static_cast<int>(load_shared_4(at + 4));
-      pair = job.batch * args.heads_q + head;
+      const int head =
+          worker.job.head * worker.args.group + static_cast<int>(load_shared_4(at + 4));
+      pair = worker.job.batch * worker.args.heads_q + head;
       load_slope(head);
       if constexpr (kMasked && kConfig.lists == Lists::parts) return listed_columns(head);
     }
@@ -113,22 +105,23 @@ struct Scores : Worker<kConfig>, HeldOptions<kConfig.options.any()> {
   /// the products that its scores come from.
   __forceinline__ void take_mask(int of_pair, int of_block) {
     if constexpr (kConfig.options.mask) {
-      const int head = of_pair - job.batch * args.heads_q;
+      const int head = of_pair - worker.job.batch * worker.args.heads_q;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int key = min(key_row() + 8 * r, keys_of<kConfig>(args, job) - 1);
+        const int key = min(key_row() + 8 * r, keys_of<kConfig>(worker.args, worker.job) - 1);
         this->shown[r] = load_global_early(
-            mask_words(this->options->mask, job.batch, head, key, of_block) + lane % 4);
+            mask_words(this->options->mask, worker.job.batch, head, key, of_block) +
+            worker.lane % 4);
       }
     }
   }
   /// Makes dropout's bits of the block whose P is ready.
   __forceinline__ void take_dropout() {
     if constexpr (kConfig.options.dropout) {
-      const int head = pair - entry_of<kConfig>(job) * args.heads_q;
-      const KeptPairs<true, true, 1, kM / 8> made(this->options->dropout,
-                                                  job.batch * args.heads_q + head,
-                                                  key_row() - lane / 4, block * kM, lane);
+      const int head = pair - entry_of<kConfig>(worker.job) * worker.args.heads_q;
+      const KeptPairs<true, true, 1, kM / 8> made(
+          this->options->dropout, worker.job.batch * worker.args.heads_q + head,
+          key_row() - worker.lane / 4, block * kM, worker.lane);
 #pragma unroll
       for (int i = 0; i < kM / 64; ++i) this->kept[i] = made.bits[i];
     }
@@ -157,9 +150,10 @@ struct Scores : Worker<kConfig>, HeldOptions<kConfig.options.any()> {
   }
   /// A bit for each 16 queries of the block.
   __forceinline__ u32 listed_columns(int head) const {
-    const TileLists& of = listed<kConfig>(args).of_keys;
-    const i64 list = static_cast<i64>(job.batch) * of.list_b + head * of.list_h;
-    const int key_block = (job.block * kBlockN + first_row() + warp * 16) >> of.shift_k;
+    const TileLists& of = listed<kConfig>(worker.args).of_keys;
+    const i64 list = static_cast<i64>(worker.job.batch) * of.list_b + head * of.list_h;
+    const int key_block =
+        (worker.job.block * kBlockN + first_row() + worker.warp * 16) >> of.shift_k;
     const unsigned* bits = of.listed + list * of.query_blocks * of.block_words + key_block / 32;
     u32 columns = 0;
 #pragma unroll
@@ -180,9 +174,9 @@ struct Scores : Worker<kConfig>, HeldOptions<kConfig.options.any()> {
   }
   /// (F1) S^T = K Q^T; with fold_lse S - LSE
   __forceinline__ void issue_scores() {
-    if constexpr (kConfig.fold_lse) load_columns(rS, shared.offset(rQ.slot));
+    if constexpr (kConfig.fold_lse) load_columns(rS, worker.shared.offset(worker.rQ.slot));
     const u64 k = step_descriptor(dK);
-    const u64 q = dQ + rQ.slot * (kPlan.q_stage / 16);
+    const u64 q = dQ + worker.rQ.slot * (kPlan.q_stage / 16);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kD / 16; ++i) {
@@ -202,14 +196,14 @@ struct Scores : Worker<kConfig>, HeldOptions<kConfig.options.any()> {
   __forceinline__ void load_columns(float (&r)[kM / 2], u32 values) const {
 #pragma unroll
     for (int j = 0; j < kM / 8; ++j) {
-      const Floats2 x = load_shared_8(values + j * 32 + lane % 4 * 8);
+      const Floats2 x = load_shared_8(values + j * 32 + worker.lane % 4 * 8);
       r[4 * j] = r[4 * j + 2] = x.x;
       r[4 * j + 1] = r[4 * j + 3] = x.y;
     }
   }
   /// Where the thread keeps the slopes of its scores, 16 bytes for eight of them.
   __forceinline__ u32 gate_place() const {
-    return shared.base + kPlan.gate + (warpgroup * 128 + thread) * 16;
+    return worker.shared.base + kPlan.gate + (worker.warpgroup * 128 + worker.thread) * 16;
   }
   /// Slopes of the thread's scores from 8 n on: of the operands' type, or exact.
   __forceinline__ void store_slopes(const float (&g)[8], int n) const {
@@ -244,11 +238,11 @@ struct Scores : Worker<kConfig>, HeldOptions<kConfig.options.any()> {
       float g[8];
       const PairCorner at = corner(2 * i);
       for_each_pair<Function, true, 1, 2>(
-          at, of_score, *captures, opaque(lane),
+          at, of_score, *captures, opaque(worker.lane),
           [&](int, int n, int e, const auto& query, const auto& key, const auto& diagonal) {
             float& s = rS[i + 4 * n + e];
             s = kLog2e * Function::value(place_of(at), of_score, query.part, key.part, diagonal,
-                                         query.index, key.index, args.scale * s, *captures,
+                                         query.index, key.index, worker.args.scale * s, *captures,
                                          g[4 * n + e]);
           });
       if constexpr (kConfig.gated) store_slopes(g, i / 8);
@@ -260,7 +254,7 @@ struct Scores : Worker<kConfig>, HeldOptions<kConfig.options.any()> {
     for (int i = 0; i < kM / 2; i += 8) {
       const PairCorner at = corner(2 * i);
       for_each_pair<Function, true, 1, 2>(
-          at, of_mask, *captures, opaque(lane),
+          at, of_mask, *captures, opaque(worker.lane),
           [&](int, int n, int e, const auto& query, const auto& key, const auto& diagonal) {
             const bool visible = Function::value(place_of(at), of_mask, query.part, key.part,
                                                  diagonal, query.index, key.index, *captures);
@@ -281,11 +275,11 @@ struct Scores : Worker<kConfig>, HeldOptions<kConfig.options.any()> {
         for (int e = 0; e < 4; ++e) {
           float& a = rS[i + 2 * e];
           float& b = rS[i + 2 * e + 1];
-          a = tanh_fast(args.scale_cap * a);
-          b = tanh_fast(args.scale_cap * b);
+          a = tanh_fast(worker.args.scale_cap * a);
+          b = tanh_fast(worker.args.scale_cap * b);
           g[e] = pack<Element::fp16>(__fmaf_rn(-a, a, 1.0F), __fmaf_rn(-b, b, 1.0F));
-          a *= args.cap_log2;
-          b *= args.cap_log2;
+          a *= worker.args.cap_log2;
+          b *= worker.args.cap_log2;
         }
         if constexpr (kConfig.wide()) {
 #pragma unroll
@@ -297,12 +291,12 @@ struct Scores : Worker<kConfig>, HeldOptions<kConfig.options.any()> {
       }
     } else if constexpr (kConfig.modified) {
 #pragma unroll
-      for (int i = 0; i < kM / 2; ++i) rS[i] *= args.scale_log2;
+      for (int i = 0; i < kM / 2; ++i) rS[i] *= worker.args.scale_log2;
     }
     if constexpr (kConfig.alibi) {
-      const float distance =
-          static_cast<float>(block * kM + 2 * (lane % 4) + keys_of<kConfig>(args, job) -
-                             queries_of<kConfig>(args, job) - key_row());
+      const float distance = static_cast<float>(
+          block * kM + 2 * (worker.lane % 4) + keys_of<kConfig>(worker.args, worker.job) -
+          queries_of<kConfig>(worker.args, worker.job) - key_row());
 #pragma unroll
       for (int i = 0; i < kM / 2; ++i) {
         const float here = distance + static_cast<float>(8 * (i / 4) + i % 2 - 8 * (i / 2 % 2));
@@ -313,14 +307,14 @@ struct Scores : Worker<kConfig>, HeldOptions<kConfig.options.any()> {
 
   /// Hidden scores become -inf: replaced, so that nothing of a hidden key leaks. CONTRACT 4, 5, 10
   __forceinline__ void mask(u32 listed_columns) {
-    const int column = block * kM + 2 * (lane % 4);
-    const Diagonals d = diagonals<kConfig>(args, job);
+    const int column = block * kM + 2 * (worker.lane % 4);
+    const Diagonals d = diagonals<kConfig>(worker.args, worker.job);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int key = key_row() + 8 * r;
       int begin = -Positions::kFar;
       if constexpr (kConfig.mask != Mask::none) begin = key - d.high + 1 - column;
-      if (key >= keys_of<kConfig>(args, job)) begin = Positions::kFar;
+      if (key >= keys_of<kConfig>(worker.args, worker.job)) begin = Positions::kFar;
 #pragma unroll
       for (int j = 0; j < kM / 8; ++j) {
 #pragma unroll
@@ -351,7 +345,7 @@ struct Scores : Worker<kConfig>, HeldOptions<kConfig.options.any()> {
     if constexpr (kHidden != 0 && (kMasked || !kConfig.listed())) mask_function();
     if constexpr (kConfig.options.mask) mask_shown();
     if constexpr (kMasked) mask(listed_columns);
-    const u32 offset = shared.offset(rQ.slot) + lane % 4 * 8;
+    const u32 offset = worker.shared.offset(worker.rQ.slot) + worker.lane % 4 * 8;
 #pragma unroll
     for (int j = 0; j < kM / 8; ++j) {
       Floats2 l = {0.0F, 0.0F};
@@ -361,14 +355,14 @@ struct Scores : Worker<kConfig>, HeldOptions<kConfig.options.any()> {
         float& a = rS[4 * j + 2 * r];
         float& b = rS[4 * j + 2 * r + 1];
         if constexpr (kConfig.fold_lse) {
-          a *= args.scale_log2;
-          b *= args.scale_log2;
+          a *= worker.args.scale_log2;
+          b *= worker.args.scale_log2;
         } else if constexpr (kConfig.modified) {
           a += l.x;
           b += l.y;
         } else {
-          a = __fmaf_rn(a, args.scale_log2, l.x);
-          b = __fmaf_rn(b, args.scale_log2, l.y);
+          a = __fmaf_rn(a, worker.args.scale_log2, l.x);
+          b = __fmaf_rn(b, worker.args.scale_log2, l.y);
         }
         a = exp2_approx(a);
         b = exp2_approx(b);

@@ -16,57 +16,44 @@ namespace tilewise::bwd_sm90 {
 using namespace tile;
 
 /// Takes jobs; `role` computes the tiles.
-template <class Role>
-__forceinline__ void run_jobs(Role& role) {
-  role.fetch_job();
-  while (role.job.kind != JobKind::end) {
-    if (role.job.kind == JobKind::tile) {
-      role.signal_done();  // before any wait for the producer
+template <Config kConfig, class Role>
+__forceinline__ void run_jobs(Role& role, Worker<kConfig>& worker) {
+  worker.fetch_job();
+  while (worker.job.kind != JobKind::end) {
+    if (worker.job.kind == JobKind::tile) {
+      worker.signal_done();  // before any wait for the producer
       role.run_tile();
     } else {
-      role.run_prepare();
+      worker.run_prepare();
     }
-    role.fetch_job();
+    worker.fetch_job();
   }
-  role.signal_done();
-  if (role.lane == 0) bulk_wait_read();  // shared memory must outlive the copies out of it
+  worker.signal_done();
+  if (worker.lane == 0) bulk_wait_read();  // shared memory must outlive the copies out of it
 }
 
 template <Config kConfig>
-struct WideValues : Scores<kConfig> {
-  using Base = Scores<kConfig>;
-  using Base::args;
-  using Base::block;
-  using Base::job;
-  using Base::kDv;
-  using Base::kElement;
-  using Base::kM;
-  using Base::kPlan;
-  using Base::lane;
-  using Base::pair;
-  using Base::release;
-  using Base::rK;
-  using Base::rO;
-  using Base::rP;
-  using Base::rQ;
-  using Base::rS;
-  using Base::shared;
-  using Base::thread;
-  using Base::warp;
+struct WideValues {
+  static constexpr int kM = kConfig.block_m;
+  static constexpr int kDv = kConfig.head_dim_v;
+  static constexpr Element kElement = kConfig.element;
+  static constexpr SharedPlan kPlan{kConfig};
 
+  Scores<kConfig> scores;
   const u64 dOt;          ///< dO as B of dV
   Ring<2> buffers, last;  ///< of P; the one that was left last
   WideSums<kDv> rDv;
 
   __forceinline__ WideValues(const Args& a, u32 shared_base)
-      : Base(a, shared_base, 0), dOt(panel_descriptor(shared.d_o(0), kM * kPanelRowBytes)) {}
+      : scores(a, shared_base, 0),
+        dOt(panel_descriptor(scores.worker.shared.d_o(0), kM * kPanelRowBytes)) {}
 
   /// (B3) dV += P^T dO
   __forceinline__ void issue_dv() {
-    const u64 d_o = dOt + rO.slot * (kPlan.do_stage / 16);
+    const u64 d_o = dOt + scores.worker.rO.slot * (kPlan.do_stage / 16);
     wgmma_fence();
-    rDv.template add_product<kElement>(rP, d_o);
-    if constexpr (kConfig.exact) rDv.template add_product<kElement>(this->rPlow, d_o);
+    rDv.template add_product<kElement>(scores.rP, d_o);
+    if constexpr (kConfig.exact) rDv.template add_product<kElement>(scores.rPlow, d_o);
     wgmma_commit();
   }
   /// P, with a softcap times its slope (B7), to the next warpgroup, once it has taken the last.
@@ -75,23 +62,25 @@ struct WideValues : Scores<kConfig> {
       u32 high[kM / 4], low[kM / 4];
 #pragma unroll
       for (int i = 0; i < kM / 4; ++i) {
-        const u32 gate = this->rGate[i];
-        pack_planes<kElement>(high[i], low[i], rS[2 * i] * widen<Element::fp16>(gate & 0xffffU),
-                              rS[2 * i + 1] * widen_high<Element::fp16>(gate));
+        const u32 gate = scores.rGate[i];
+        pack_planes<kElement>(high[i], low[i],
+                              scores.rS[2 * i] * widen<Element::fp16>(gate & 0xffffU),
+                              scores.rS[2 * i + 1] * widen_high<Element::fp16>(gate));
       }
       leave_plane<false>(high);
       leave_plane<false>(low);
     } else if constexpr (kConfig.exact) {
-      leave_plane<false>(rP);
-      leave_plane<false>(this->rPlow);
+      leave_plane<false>(scores.rP);
+      leave_plane<false>(scores.rPlow);
     } else {
-      leave_plane<kConfig.softcap>(rP);
+      leave_plane<kConfig.softcap>(scores.rP);
     }
   }
   template <bool kGated>
   __forceinline__ void leave_plane(const u32 (&plane)[kM / 4]) {
-    mbarrier_wait(shared.p_empty(buffers.slot), buffers.parity ^ 1);
-    const u32 to = shared.p(buffers.slot) + thread * 16;
+    Worker<kConfig>& worker = scores.worker;
+    mbarrier_wait(worker.shared.p_empty(buffers.slot), buffers.parity ^ 1);
+    const u32 to = worker.shared.p(buffers.slot) + worker.thread * 16;
 #pragma unroll
     for (int i = 0; i < kM / 16; ++i) {
       u32 words[4];
@@ -99,7 +88,7 @@ struct WideValues : Scores<kConfig> {
       for (int e = 0; e < 4; ++e) {
         words[e] = plane[4 * i + e];
         if constexpr (kGated) {
-          const u32 p = words[e], gate = this->rGate[4 * i + e];
+          const u32 p = words[e], gate = scores.rGate[4 * i + e];
           words[e] =
               pack<kElement>(widen<kElement>(p & 0xffffU) * widen<Element::fp16>(gate & 0xffffU),
                              widen_high<kElement>(p) * widen_high<Element::fp16>(gate));
@@ -109,84 +98,90 @@ struct WideValues : Scores<kConfig> {
                       __uint_as_float(words[2]), __uint_as_float(words[3]));
     }
     __syncwarp();
-    release(shared.p_full(buffers.slot));
+    worker.release(worker.shared.p_full(buffers.slot));
     last = buffers;
     buffers.advance();
   }
   /// S has become P: its Q and offsets have been read.
   __forceinline__ void pass_q() {
+    Worker<kConfig>& worker = scores.worker;
     __syncwarp();
-    release(shared.q_empty(rQ.slot));
-    rQ.advance();
+    worker.release(worker.shared.q_empty(worker.rQ.slot));
+    worker.rQ.advance();
   }
 
   /// Entry: P of (pair, block) is ready, nothing is in flight. Exit: the same for the next block.
   template <bool kMasked>
   __forceinline__ void step(int next_pair, int next_block) {
+    Worker<kConfig>& worker = scores.worker;
     leave_p();
-    this->wait_do();
+    worker.wait_do();
     issue_dv();
-    this->wait_q();
-    this->issue_scores();
+    worker.wait_q();
+    scores.issue_scores();
     wgmma_wait<1>();
     pin_dv();
-    release(shared.do_empty(rO.slot));
-    rO.advance();
+    worker.release(worker.shared.do_empty(worker.rO.slot));
+    worker.rO.advance();
     wgmma_wait<0>();
-    pin(rS);
-    pair = next_pair;
-    block = next_block;
-    this->template probabilities<kMasked>();
+    pin(scores.rS);
+    scores.pair = next_pair;
+    scores.block = next_block;
+    scores.template probabilities<kMasked>();
     pass_q();
   }
   /// The last block's. Its dO stays: dV leaves by way of its place.
   __forceinline__ void last_step() {
-    release(shared.k_empty(rK.slot));
+    Worker<kConfig>& worker = scores.worker;
+    worker.release(worker.shared.k_empty(worker.rK.slot));
     leave_p();
-    this->wait_do();
+    worker.wait_do();
     issue_dv();
     wgmma_wait<0>();
     pin_dv();
   }
   __forceinline__ void pin_dv() {
     rDv.pin_all();
-    pin(rP);
-    if constexpr (kConfig.exact) pin(this->rPlow);
+    pin(scores.rP);
+    if constexpr (kConfig.exact) pin(scores.rPlow);
   }
 
   __forceinline__ void first_step(const BlockRange& range) {
-    block = range.begin;
-    mbarrier_wait(shared.k_full(rK.slot), rK.parity);
+    Worker<kConfig>& worker = scores.worker;
+    scores.block = range.begin;
+    mbarrier_wait(worker.shared.k_full(worker.rK.slot), worker.rK.parity);
     if constexpr (kConfig.half_registers) {
-      load_rows(this->rHalf, shared.landing(), warp, lane);
+      load_rows(scores.rHalf, worker.shared.landing(), worker.warp, worker.lane);
       __syncwarp();  // all lanes have read
-      release(shared.landing_empty());
+      worker.release(worker.shared.landing_empty());
     }
-    this->wait_q();
-    this->issue_scores();
+    worker.wait_q();
+    scores.issue_scores();
     wgmma_wait<0>();
-    pin(rS);
-    if (block < range.full_begin || block >= range.full_end) {
-      this->template probabilities<true>();
+    pin(scores.rS);
+    if (scores.block < range.full_begin || scores.block >= range.full_end) {
+      scores.template probabilities<true>();
     } else {
-      this->template probabilities<false>();
+      scores.template probabilities<false>();
     }
     pass_q();
   }
 
   __forceinline__ void run_tile() {
-    const BlockRange range = query_range<kConfig>(args, job);
+    Worker<kConfig>& worker = scores.worker;
+    const BlockRange range = query_range<kConfig>(worker.args, worker.job);
     rDv.clear();
     if (range.begin < range.end) {
-      const int head = job.head * args.group, of = entry_of<kConfig>(job) * args.heads_q + head;
-      pair = of;
-      this->load_slope(head);
+      const int head = worker.job.head * worker.args.group,
+                of = entry_of<kConfig>(worker.job) * worker.args.heads_q + head;
+      scores.pair = of;
+      scores.load_slope(head);
       first_step(range);
       int next = range.begin + 1;
 #pragma unroll 1
-      for (int g = 0; g < args.group; ++g) {
+      for (int g = 0; g < worker.args.group; ++g) {
         if (g > 0) {
-          this->load_slope(head + g);
+          scores.load_slope(head + g);
           next = range.begin;
         }
         // A block that follows another head's is taken as masked, whatever it is: one loop less.
@@ -203,39 +198,28 @@ struct WideValues : Scores<kConfig> {
       }
       last_step();
       // The other warpgroup has taken the last P: it is done with V and dO.
-      mbarrier_wait(shared.p_empty(last.slot), last.parity);
-      rK.advance();
+      mbarrier_wait(worker.shared.p_empty(last.slot), last.parity);
+      worker.rK.advance();
     } else {
-      this->wait_q();
+      worker.wait_q();
       pass_q();
-      this->wait_do();
+      worker.wait_do();
     }
-    leave_tile(*this, rDv, 1.0F, shared.d_o(rO.slot), args.dv, shared.do_empty(rO.slot));
-    rO.advance();
+    leave_tile(worker, rDv, 1.0F, worker.shared.d_o(worker.rO.slot), worker.args.dv,
+               worker.shared.do_empty(worker.rO.slot));
+    worker.rO.advance();
   }
 };
 
 template <Config kConfig>
-struct WideKeys : Worker<kConfig> {
-  using Base = Worker<kConfig>;
-  using Base::args;
-  using Base::job;
-  using Base::kBlockN;
-  using Base::kD;
-  using Base::kDv;
-  using Base::kElement;
-  using Base::kM;
-  using Base::kPlan;
-  using Base::lane;
-  using Base::release;
-  using Base::rK;
-  using Base::rO;
-  using Base::rQ;
-  using Base::shared;
-  using Base::thread;
-  using Base::warp;
+struct WideKeys {
+  static constexpr int kM = kConfig.block_m, kBlockN = kConfig.block_n;
+  static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
+  static constexpr Element kElement = kConfig.element;
+  static constexpr SharedPlan kPlan{kConfig};
   using Gradients = Wgmma<kElement, kM>;
 
+  Worker<kConfig> worker;
   const u64 dV, dO, dQt;  ///< V as A, dO as B of dP; Q as B of dK
   Ring<2> rP;             ///< buffers of P
   float rGradS[kM / 2];   ///< dP^T, then dS^T
@@ -245,14 +229,14 @@ struct WideKeys : Worker<kConfig> {
   u32 rHalf[kConfig.half_registers ? kDv / 8 : 1];  ///< half of V as A fragments
 
   __forceinline__ WideKeys(const Args& a, u32 shared_base)
-      : Base(a, shared_base, 1),
-        dV(panel_descriptor(shared.v(), 16)),
-        dO(panel_descriptor(shared.d_o(0), 16)),
-        dQt(panel_descriptor(shared.q(0), kM * kPanelRowBytes)) {}
+      : worker(a, shared_base, 1),
+        dV(panel_descriptor(worker.shared.v(), 16)),
+        dO(panel_descriptor(worker.shared.d_o(0), 16)),
+        dQt(panel_descriptor(worker.shared.q(0), kM * kPanelRowBytes)) {}
 
   /// (B4) dP^T = V dO^T
   __forceinline__ void issue_dp() {
-    const u64 d_o = dO + rO.slot * (kPlan.do_stage / 16);
+    const u64 d_o = dO + worker.rO.slot * (kPlan.do_stage / 16);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kDv / 16; ++i) {
@@ -271,7 +255,7 @@ struct WideKeys : Worker<kConfig> {
   }
   /// (B9) dK += dS^T Q
   __forceinline__ void issue_dk() {
-    const u64 q = dQt + rQ.slot * (kPlan.q_stage / 16);
+    const u64 q = dQt + worker.rQ.slot * (kPlan.q_stage / 16);
     wgmma_fence();
     rDk.template add_product<kElement>(rdS, q);
     if constexpr (kConfig.exact) rDk.template add_product<kElement>(rdSlow, q);
@@ -279,8 +263,8 @@ struct WideKeys : Worker<kConfig> {
   }
   /// (B5) dS = P (dP - delta), in the place of dP
   __forceinline__ void score_gradients() {
-    const u32 delta = shared.delta(rO.slot) + lane % 4 * 8;
-    const u32 from = shared.p(rP.slot) + thread * 16;
+    const u32 delta = worker.shared.delta(worker.rO.slot) + worker.lane % 4 * 8;
+    const u32 from = worker.shared.p(rP.slot) + worker.thread * 16;
 #pragma unroll
     for (int i = 0; i < kM / 16; ++i) {
       const Bytes16 x = load_shared_16(from + i * 2048);
@@ -299,8 +283,8 @@ struct WideKeys : Worker<kConfig> {
     u32 p[2][kM / 4];
 #pragma unroll
     for (int plane = 0; plane < 2; ++plane) {
-      mbarrier_wait(shared.p_full(rP.slot), rP.parity);
-      const u32 from = shared.p(rP.slot) + thread * 16;
+      mbarrier_wait(worker.shared.p_full(rP.slot), rP.parity);
+      const u32 from = worker.shared.p(rP.slot) + worker.thread * 16;
 #pragma unroll
       for (int i = 0; i < kM / 16; ++i) {
         const Bytes16 x = load_shared_16(from + i * 2048);
@@ -309,11 +293,11 @@ struct WideKeys : Worker<kConfig> {
       }
       if (plane == 0) {
         __syncwarp();  // all lanes have read
-        release(shared.p_empty(rP.slot));
+        worker.release(worker.shared.p_empty(rP.slot));
         rP.advance();
       }
     }
-    const u32 delta = shared.delta(rO.slot) + lane % 4 * 8;
+    const u32 delta = worker.shared.delta(worker.rO.slot) + worker.lane % 4 * 8;
 #pragma unroll
     for (int i = 0; i < kM / 4; ++i) {
       const Floats2 d = load_shared_8(delta + i / 2 * 32);
@@ -328,17 +312,17 @@ struct WideKeys : Worker<kConfig> {
     if constexpr (kConfig.exact) {
       exact_gradients();
     } else {
-      mbarrier_wait(shared.p_full(rP.slot), rP.parity);
+      mbarrier_wait(worker.shared.p_full(rP.slot), rP.parity);
       score_gradients();
       // NOTE: worth nothing (lab/bwd_sm90.md, "Tried"), but what has run on a card has
       // it.
-      mbarrier_wait(shared.p_full(rP.slot), rP.parity);
+      mbarrier_wait(worker.shared.p_full(rP.slot), rP.parity);
     }
     __syncwarp();  // all lanes have read P and delta
-    release(shared.p_empty(rP.slot));
+    worker.release(worker.shared.p_empty(rP.slot));
     rP.advance();
-    release(shared.do_empty(rO.slot));
-    rO.advance();
+    worker.release(worker.shared.do_empty(worker.rO.slot));
+    worker.rO.advance();
   }
   __forceinline__ void pack_gradients() {
 #pragma unroll
@@ -358,14 +342,14 @@ struct WideKeys : Worker<kConfig> {
 
   /// Entry: dS of a block is ready, nothing is in flight. Exit: the same for the next block.
   __forceinline__ void step() {
-    this->wait_q();
+    worker.wait_q();
     issue_dk();
-    this->wait_do();
+    worker.wait_do();
     issue_dp();
     wgmma_wait<1>();
     pin_dk();
-    release(shared.q_empty(rQ.slot));
-    rQ.advance();
+    worker.release(worker.shared.q_empty(worker.rQ.slot));
+    worker.rQ.advance();
     wgmma_wait<0>();
     pin(rGradS);
     take_p();
@@ -373,17 +357,17 @@ struct WideKeys : Worker<kConfig> {
   }
 
   __forceinline__ void run_tile() {
-    const BlockRange range = query_range<kConfig>(args, job);
+    const BlockRange range = query_range<kConfig>(worker.args, worker.job);
     rDk.clear();
-    const int steps = (range.end - range.begin) * args.group;
+    const int steps = (range.end - range.begin) * worker.args.group;
     if (steps > 0) {
-      mbarrier_wait(shared.v_full(), this->v_parity());
+      mbarrier_wait(worker.shared.v_full(), worker.v_parity());
       if constexpr (kConfig.half_registers) {
-        load_rows(rHalf, shared.landing(), warp, lane);
+        load_rows(rHalf, worker.shared.landing(), worker.warp, worker.lane);
         __syncwarp();  // all lanes have read
-        release(shared.landing_empty());
+        worker.release(worker.shared.landing_empty());
       }
-      this->wait_do();
+      worker.wait_do();
       issue_dp();
       wgmma_wait<0>();
       pin(rGradS);
@@ -391,22 +375,23 @@ struct WideKeys : Worker<kConfig> {
       pack_gradients();
 #pragma unroll 1
       for (int i = 1; i < steps; ++i) step();
-      release(shared.v_empty());
-      this->wait_q();
+      worker.release(worker.shared.v_empty());
+      worker.wait_q();
       issue_dk();
       wgmma_wait<0>();
       pin_dk();
-      rK.advance();
+      worker.rK.advance();
     } else {
-      this->wait_do();
+      worker.wait_do();
       __syncwarp();
-      release(shared.do_empty(rO.slot));
-      rO.advance();
-      this->wait_q();
+      worker.release(worker.shared.do_empty(worker.rO.slot));
+      worker.rO.advance();
+      worker.wait_q();
     }
     // By way of the last Q, whose scores the last P came from.
-    leave_tile(*this, rDk, args.scale, shared.q(rQ.slot), args.dk, shared.q_empty(rQ.slot));
-    rQ.advance();
+    leave_tile(worker, rDk, worker.args.scale, worker.shared.q(worker.rQ.slot), worker.args.dk,
+               worker.shared.q_empty(worker.rQ.slot));
+    worker.rQ.advance();
   }
 };
 

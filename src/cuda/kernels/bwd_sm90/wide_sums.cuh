@@ -1,7 +1,7 @@
 /// bwd_sm90: head dims above 128: what a warpgroup sums up for 64 rows, and its way to memory.
 #pragma once
 
-#include "cuda/kernels/bwd_sm90/boxes.cuh"
+#include "cuda/kernels/bwd_sm90/worker.cuh"
 #include "cuda/tile/hopper/tma.cuh"
 #include "cuda/tile/hopper/wgmma.cuh"
 
@@ -62,23 +62,23 @@ __forceinline__ void stage_rows(const WideSums<kColumns>& sums, float factor, u3
 }
 
 /// The sums of a tile to memory by way of `place`, which is then empty: each warp says so.
-template <class Role, int kColumns>
-__forceinline__ void leave_tile(const Role& role, const WideSums<kColumns>& sums, float factor,
-                                u32 place, const TensorMapBytes& map, u32 empty) {
+template <Config kConfig, int kColumns>
+__forceinline__ void leave_tile(const Worker<kConfig>& worker, const WideSums<kColumns>& sums,
+                                float factor, u32 place, const TensorMapBytes& map, u32 empty) {
   // One warp's wait does not prove that the others' products have read what lay in `place`.
-  role.sync_warpgroup();
-  stage_rows<Role::kElement>(sums, factor, place, role.warp, role.lane);
+  worker.sync_warpgroup();
+  stage_rows<kConfig.element>(sums, factor, place, worker.warp, worker.lane);
   fence_async_shared();
-  role.sync_warpgroup();
-  if (role.thread == 0) {
+  worker.sync_warpgroup();
+  if (worker.thread == 0) {
     for (int p = 0; p < SharedPlan::panels(kColumns); ++p) {
-      store_keys<Role::kShape>(role.args, map, place + p * Role::kSlot, p * kPanelColumns, role.job,
-                               role.job.block * Role::kBlockN);
+      store_keys<kConfig>(worker.args, map, place + p * Worker<kConfig>::kSlot, p * kPanelColumns,
+                          worker.job, worker.job.block * kConfig.block_n);
     }
     bulk_commit();
     bulk_wait_read();
   }
-  role.release(empty);
+  worker.release(empty);
 }
 
 }  // namespace tilewise::bwd_sm90

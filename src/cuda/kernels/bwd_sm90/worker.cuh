@@ -13,7 +13,6 @@ using namespace tile;
 
 template <Config kConfig>
 struct Worker {
-  static constexpr Config kShape = kConfig;
   static constexpr int kM = kConfig.block_m, kBlockN = kConfig.block_n;
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
   static constexpr SharedPlan kPlan{kConfig};

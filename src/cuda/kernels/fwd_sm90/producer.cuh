@@ -94,7 +94,7 @@ struct Producer {
     const int slot = static_cast<int>(rQ.slot), query = query_of(w);
     const u32 full = shared.q_full(slot, w);
     mbarrier_wait(shared.q_empty(slot, w), rQ.parity ^ 1);
-    mbarrier_expect(full, Shared<kConfig>::kPlan.q_warpgroup);
+    mbarrier_expect(full, kPanels * SharedPlan::kPanel);
     for (int p = 0; p < kPanels; ++p) {
       const u32 to = shared.q(slot, w) + p * SharedPlan::kPanel;
       if constexpr (kQueryRank5<kConfig>) {
