@@ -95,11 +95,8 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0) {
     return "empty problems are left to flash_bwd_sm80";
   }
-  if (std::max(p.head_dim, p.head_dim_v) > 128 && sm90_lengths(p) != Lengths::dense) {
-    return "packed sequences and key lengths above head dim 128 are not supported by this kernel";
-  }
-  if (std::max(p.head_dim, p.head_dim_v) > 128 && bwd_sm90_hides_rows(p)) {
-    return "rows that see no key above head dim 128 are not supported by this kernel";
+  if (std::max(p.head_dim, p.head_dim_v) > 128 && bwd_sm90_may_hide_rows(p)) {
+    return "rows that may see no key above head dim 128 are not supported by this kernel";
   }
   if (p.packed && std::max(p.total_q, p.total_k) > kMostPackedRows) {
     return "packed tensors of more than " + std::to_string(kMostPackedRows) + " rows";
