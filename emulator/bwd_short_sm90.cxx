@@ -81,6 +81,10 @@ constexpr Short cut(Short c) {
   c.cut = true;
   return c;
 }
+constexpr Short helped(Short c) {
+  c.helped = true;
+  return c;
+}
 constexpr Short packed(Short c) {
   c.lengths = Lengths::packed;
   return c;
@@ -136,10 +140,10 @@ int main() {
                                                       .d_lse = true,
                                                       .blocks = 3},
                                                      kBf16);
-  check_short<cut(of_half(kShort128))>(
-      "dims 96, 128, fp16, cut", {.seq_q = 70, .seq_k = 130, .dim = 96, .dim_v = 128, .blocks = 2},
-      kFp16);
-  check_short<cut(exact(kShort64))>("dim 64, exact, cut", {.blocks = 4}, kExact);
+  check_short<helped(cut(of_half(kShort128)))>(
+      "dims 96, 128, fp16, cut, helped",
+      {.seq_q = 70, .seq_k = 130, .dim = 96, .dim_v = 128, .blocks = 2}, kFp16);
+  check_short<helped(cut(exact(kShort64)))>("dim 64, exact, cut, helped", {.blocks = 4}, kExact);
   check_short<refined(with_mask(kShort128, Mask::both))>(
       "dim 128, window, refined",
       {.seq_q = 150, .seq_k = 150, .dim = 128, .dim_v = 128, .low = -50, .high = 21, .d_lse = true},

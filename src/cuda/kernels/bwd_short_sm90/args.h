@@ -17,15 +17,19 @@ inline constexpr int kBlock = 2 * kRows;  ///< rows of a pass
 inline constexpr int kThreads = 384;
 /// Query rows of a job's heads at most: their statistics lie in shared memory.
 inline constexpr int kMostRows = 2048;
+/// Packed sequences at most that come in the order of their sizes.
+inline constexpr int kMostSorted = 512;
 
 struct Config {
   tile::Element element = tile::Element::bf16;
   int head_dim = 128;    ///< padded D: 64, 96, 128
   int head_dim_v = 128;  ///< padded Dv
+  int kept = 1;          ///< buffers of the rows that a pass keeps: 1 or 2
   int stages = 2;        ///< of the rows that pass by
   Mask mask = Mask::none;
   Lengths lengths = Lengths::dense;  ///< or packed
   bool cut = false;                  ///< a job is one pass, not all of a key head
+  bool helped = false;               ///< who computes helps with the statistics
   bool exact = false;                ///< small problems: P and dS in two planes
   bool refined = false;              ///< delta comes from P; not with cut
   bool operator==(const Config&) const = default;
@@ -46,8 +50,8 @@ struct SharedPlan {
   static constexpr int kSlot = 32;                   ///< an announced job
   static constexpr int kStatistics = 4 * kMostRows;  ///< bytes of one of them
   int columns, columns_v;                            ///< bytes of 64 rows of Q, K; of dO, V
-  int kept, stage;                                   ///< sizes
-  int stages, statistics, barriers, slots, bytes;
+  int kept, stage;                                   ///< sizes of a buffer and of a stage
+  int stages, statistics, barriers, slots, order, bytes;
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }
   constexpr explicit SharedPlan(const Config& c)
@@ -55,17 +59,19 @@ struct SharedPlan {
         columns_v(panels(c.head_dim_v) * kPanel),
         kept(2 * (columns + columns_v)),
         stage(columns + columns_v),
-        stages(2 * kept),
+        stages(c.kept * kept),
         statistics(stages + c.stages * stage),
         barriers(statistics + 4 * kStatistics),
         slots(barriers + (8 * (2 * c.stages + 12) + 15) / 16 * 16),
-        bytes(slots + 2 * kSlot) {}
+        order(slots + 2 * kSlot),
+        bytes(order + (c.ragged() ? 4 * kMostSorted : 0)) {}
 };
 
-/// As many stages as there is room for, at most four.
+/// Four stages, so that the warpgroups may drift apart; two buffers where there is room for both.
 constexpr Config with_stages(Config c) {
   c.stages = 4;
-  while (c.stages > 2 && SharedPlan(c).bytes > SharedPlan::kRoom) --c.stages;
+  c.kept = 2;
+  if (SharedPlan(c).bytes > SharedPlan::kRoom) c.kept = 1;
   return c;
 }
 

@@ -16,8 +16,8 @@ struct Consumer {
       : worker(args, shared_base, group) {}
 
   __forceinline__ void run_job(u32 parity) {
-    if constexpr (kConfig.cut) {
-      // Few jobs: who computes would wait for the statistics, and helps.
+    if constexpr (kConfig.helped) {
+      // One job a block: who computes would wait for the statistics.
       mbarrier_wait(worker.shared.known_empty(worker.buffer), parity ^ 1);
       const Statistics<kConfig> statistics{worker.args, worker.shared};
       statistics.template fill<Statistics<kConfig>::kMany>(
@@ -49,9 +49,10 @@ struct Consumer {
       worker.buffer = worker.announced.slots.slot;
       const u32 parity = worker.announced.slots.parity;
       worker.job = worker.announced.fetch(worker.shared, worker.lane);
-      if (worker.job.kind == JobKind::end) return;
+      if (worker.job.kind == JobKind::end) break;
       run_job(parity);
     }
+    worker.settle();  // shared memory must outlive the copies out of it
   }
 };
 

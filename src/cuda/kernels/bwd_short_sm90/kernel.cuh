@@ -22,6 +22,7 @@ __forceinline__ void kernel(const Args& args) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const Shared<kConfig> shared{shared_address(memory)};
   if (threadIdx.x == 0) shared.init_barriers();
+  if constexpr (kPacked<kConfig>) order_sequences<kConfig>(args, shared);
   __syncthreads();
   // A warp-uniform role: what depends on it stays in uniform registers.
   const int role = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);

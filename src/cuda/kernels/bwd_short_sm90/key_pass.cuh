@@ -189,6 +189,7 @@ struct KeyPass {
     } else {
       first_queries<false>(first, block);
     }
+    worker.settle();
     ++block;
     if constexpr (kConfig.mask != Mask::none) {
 #pragma unroll 1
@@ -261,10 +262,8 @@ struct KeyPass {
       worker.template store<kD>(
           place, [&](u32 from, int column) { store_keys(worker.args.dk, from, column, first); });
       bulk_commit();
-      bulk_wait_read();
     }
-    worker.release(worker.shared.kept_empty(worker.kept.slot));
-    worker.kept.advance();
+    worker.leave_kept();
   }
 };
 

@@ -18,7 +18,8 @@ struct Producer {
   const Args& args;
   const Shared<kConfig> shared;
   Ring<kConfig.stages> stages;
-  Ring<2> kept, slots;
+  Ring<kConfig.kept> kept;
+  Ring<2> slots;
   Job job;
 
   __forceinline__ void locate(int pair) {
@@ -49,6 +50,8 @@ struct Producer {
   }
   /// The rows behind the last sequence are one more.
   __forceinline__ void look_up() {
+    if (job.batch < args.batch && args.batch <= kMostSorted)
+      job.batch = static_cast<int>(load_shared_4(shared.order(job.batch)));
     const int b = job.batch;
     job.q_begin = offset_at(args.cu_q, b);
     job.k_begin = offset_at(args.cu_k, b);
@@ -158,17 +161,25 @@ struct Producer {
     tma_prefetch_map(&args.dv);
     const bool asks = args.jobs > static_cast<int>(gridDim.x);
     if (asks) claim(args.counter);
+    u64 asked = asks ? ask(args.counter) : 0;
     int index = static_cast<int>(blockIdx.x);
-    while (index < args.jobs) {
-      take(index);
-      announce();
-      // Ahead of the copies, which would hide it: a block takes one job more than it has begun.
-      const u64 asked = asks ? ask(args.counter) : 0;
-      load_job();
-      index = asks ? answer(args.counter, asked, args.jobs) : args.jobs;
-    }
-    job = {};
+    take(index);
     announce();
+    Job now = job;
+    while (now.kind != JobKind::end) {
+      // The next job is announced before this one's copies: its statistics take a while.
+      index = asks ? answer(args.counter, asked, args.jobs) : args.jobs;
+      job = {};
+      if (index < args.jobs) {
+        take(index);
+        if (asks) asked = ask(args.counter);
+      }
+      announce();
+      const Job next = job;
+      job = now;
+      load_job();
+      now = next;
+    }
   }
 };
 

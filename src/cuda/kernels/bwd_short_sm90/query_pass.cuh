@@ -122,6 +122,7 @@ struct QueryPass {
     } else {
       first_keys<false>(first, block);
     }
+    worker.settle();
     ++block;
     if constexpr (kConfig.mask == Mask::both) {
 #pragma unroll 1
@@ -223,10 +224,8 @@ struct QueryPass {
         }
       });
       bulk_commit();
-      bulk_wait_read();
     }
-    worker.release(worker.shared.kept_empty(worker.kept.slot));
-    worker.kept.advance();
+    worker.leave_kept();
   }
 };
 

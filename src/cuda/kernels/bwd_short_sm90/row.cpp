@@ -188,6 +188,7 @@ Config bwd_short_sm90_config(const Problem& p, bool cut) {
   config.cut = cut;
   config.exact = bwd_tiles::is_small(p);
   config.refined = refines(p);
+  config.helped = !config.refined && bwd_short_sm90_jobs(p, cut) <= host::kTypicalMultiprocessors;
   return bwd_short_sm90::with_stages(config);
 }
 
@@ -200,19 +201,20 @@ double bwd_short_sm90_ms(const Problem& p, bool cut, const Hardware& machine) {
   const double sms = std::max(1, machine.multiprocessors);
   const bool narrow = std::max(p.head_dim, p.head_dim_v) <= 64;
   // Of 128 rows of a pass and 64 that pass by: four products over keys, three over queries.
-  const double planes = bwd_tiles::is_small(p) ? 1.5 : 1.0, sweeps = refines(p) ? 1.5 : 1.0;
-  const double key_us = (narrow ? 1.06 : 1.75) * planes;
-  const double query_us = (narrow ? 0.8 : 1.35) * planes * sweeps;
-  constexpr double kPassUs = 1.0, kStartUs = 4.0;
+  const double planes = bwd_tiles::is_small(p) ? 1.5 : 1.0, sweeps = refines(p) ? 1.3 : 1.0;
+  const double key_us = (narrow ? 0.95 : 2.4) * planes;
+  const double query_us = (narrow ? 0.7 : 1.8) * planes * sweeps;
+  const double pass_us = narrow ? 2.4 : 3.6;
+  constexpr double kStartUs = 8.0;
   const double cut_steps =
       p.has_positional_mask() ? 1.0 : 0.25;  // of a pass, that are seen in part
   const double pairs = visible_pairs(p), group = static_cast<double>(p.group());
   const double over_queries = passes(p, p.packed ? p.total_q : p.seq_q, p.heads_q);
   const double over_keys = passes(p, p.packed ? p.total_k : p.seq_k, p.heads_k);
   const double of_queries =
-      kPassUs + query_us * (pairs / (over_queries * kBlock * kRows) + cut_steps);
+      pass_us + query_us * (pairs / (over_queries * kBlock * kRows) + cut_steps);
   const double of_keys =
-      kPassUs + key_us * (pairs / (over_keys * kBlock * kRows) + cut_steps * group);
+      pass_us + key_us * (pairs / (over_keys * kBlock * kRows) + cut_steps * group);
   const double total = over_queries * of_queries + over_keys * of_keys;
   if (cut) {
     // A pass over keys waits for the statistics of all its queries; under a mask one is twice as
@@ -221,8 +223,8 @@ double bwd_short_sm90_ms(const Problem& p, bool cut, const Hardware& machine) {
     const double longest = (p.has_positional_mask() ? 2.0 : 1.0) * std::max(of_queries, of_keys);
     return 1e-3 * (kStartUs + statistics + std::max(total / sms + 0.5 * of_keys, longest));
   }
-  const double jobs = static_cast<double>((p.packed ? p.batch : p.batch) * p.heads_k);
-  const double waves = p.packed ? jobs / sms + 0.6 : std::ceil(jobs / sms);
+  const double jobs = static_cast<double>(p.batch * p.heads_k);
+  const double waves = p.packed ? jobs / sms + 0.3 : std::ceil(jobs / sms);
   return 1e-3 * (kStartUs + std::max(waves, 1.0) * total / jobs);
 }
 
@@ -231,9 +233,10 @@ KernelUnit bwd_short_sm90_unit(const Config& c) {
   unit.stem = "bwd_short_sm90";
   unit.file = "bwd_short_sm90/kernel";
   unit.config = element_text(c.element) + number_text("head_dim", c.head_dim) +
-                number_text("head_dim_v", c.head_dim_v) + number_text("stages", c.stages) +
-                enum_text("mask", "Mask", c.mask) + enum_text("lengths", "Lengths", c.lengths) +
-                flag_text("cut", c.cut) + flag_text("exact", c.exact) +
+                number_text("head_dim_v", c.head_dim_v) + number_text("kept", c.kept) +
+                number_text("stages", c.stages) + enum_text("mask", "Mask", c.mask) +
+                enum_text("lengths", "Lengths", c.lengths) + flag_text("cut", c.cut) +
+                flag_text("helped", c.helped) + flag_text("exact", c.exact) +
                 flag_text("refined", c.refined);
   unit.threads = bwd_short_sm90::kThreads;
   unit.shared_bytes = bwd_short_sm90::SharedPlan(c).bytes;
@@ -256,5 +259,20 @@ const KernelRow kFlashBackwardShortSm90 = {
     .summary = "short sequences in one launch, no sums in memory; head dims to 128; wgmma, TMA",
     .prepare = prepare,
     .run = run};
+
+void add_bwd_short_sm90_units(std::vector<PackUnit>& units, int arch, bool exact) {
+  if (arch != 90) return;
+  for (const int dim : {64, 128}) {
+    Config config;
+    config.head_dim = config.head_dim_v = dim;
+    config.mask = Mask::right;
+    config.exact = config.refined = exact;
+    config.lengths = exact ? Lengths::dense : Lengths::packed;
+    units.push_back({.unit = bwd_short_sm90_unit(bwd_short_sm90::with_stages(config)),
+                     .row = kFlashBackwardShortSm90.name,
+                     .instruction = "wgmma.mma_async",
+                     .allowed_spill_bytes = 160});
+  }
+}
 
 }  // namespace tilewise::cuda

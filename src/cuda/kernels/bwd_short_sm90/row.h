@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "cuda/jit/unit.h"
 #include "cuda/kernels/bwd_short_sm90/args.h"
@@ -21,5 +22,8 @@ std::int64_t bwd_short_sm90_jobs(const Problem& problem, bool cut);
 double bwd_short_sm90_ms(const Problem& problem, bool cut, const Hardware& machine);
 
 KernelUnit bwd_short_sm90_unit(const bwd_short_sm90::Config& config);
+
+/// Left to their first use, watched by a test: of one plane, of two.
+void add_bwd_short_sm90_units(std::vector<PackUnit>& units, int arch, bool exact);
 
 }  // namespace tilewise::cuda

@@ -56,6 +56,9 @@ struct Shared {
     return base + kPlan.slots + index * SharedPlan::kSlot;
   }
 
+  /// Packed: the sequence at a place in the order.
+  __forceinline__ u32 order(int place) const { return base + kPlan.order + 4 * place; }
+
   __forceinline__ void init_barriers() const {
     // Every warp arrives for itself: one warp's wait does not prove that the others have read.
     for (u32 s = 0; s < kStages; ++s) {
@@ -67,7 +70,7 @@ struct Shared {
       mbarrier_init(kept_empty(s), kConsumerWarps);
       mbarrier_init(job_full(s), 1);
       mbarrier_init(job_empty(s), kConsumerWarps + kStatisticsWarps);
-      mbarrier_init(known(s), kStatisticsWarps + (kConfig.cut ? kConsumerWarps : 0));
+      mbarrier_init(known(s), kStatisticsWarps + (kConfig.helped ? kConsumerWarps : 0));
       mbarrier_init(known_empty(s), kConsumerWarps);
     }
     mbarrier_fence_init();
@@ -193,6 +196,31 @@ __forceinline__ void query_row(int (&c)[4], const Args& args, const Job& job, in
 template <Config kConfig>
 __forceinline__ void key_row(int (&c)[4], const Args& args, const Job& job, int row) {
   packed_row(c, job.head, args.k_rows, job.seq_k, job.k_begin, row);
+}
+
+/// All threads of a block, before it begins: up to kMostSorted packed sequences come in the order
+/// of their sizes, so that what is left at the end is short.
+template <Config kConfig>
+__forceinline__ void order_sequences(const Args& args, const Shared<kConfig>& shared) {
+  if (args.batch > kMostSorted) return;
+  const u32 sizes = shared.offset(0);  // nobody has statistics yet
+  for (int i = static_cast<int>(threadIdx.x); i < args.batch; i += kThreads) {
+    const int queries = offset_at(args.cu_q, i + 1) - offset_at(args.cu_q, i);
+    const int keys = offset_at(args.cu_k, i + 1) - offset_at(args.cu_k, i);
+    const float size = static_cast<float>(queries) * static_cast<float>(keys);
+    store_shared_4(sizes + 4 * i, static_cast<u32>(__float_as_int(size)));
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < args.batch; i += kThreads) {
+    const float own = load_shared_f32(sizes + 4 * i);
+    int place = 0;
+#pragma unroll 1
+    for (int other = 0; other < args.batch; ++other) {
+      const float size = load_shared_f32(sizes + 4 * other);
+      if (size > own || (size == own && other < i)) ++place;
+    }
+    store_shared_4(shared.order(place), static_cast<u32>(i));
+  }
 }
 
 /// A role's way through the announced jobs.

@@ -126,7 +126,7 @@ struct Statistics {
       const Job job = announced.fetch(shared, lane);
       if (job.kind == JobKind::end) return;
       mbarrier_wait(shared.known_empty(buffer), parity ^ 1);
-      fill<kFew>(job, buffer, warp, kStatisticsWarps + (kConfig.cut ? kConsumerWarps : 0), lane);
+      fill<kFew>(job, buffer, warp, kStatisticsWarps + (kConfig.helped ? kConsumerWarps : 0), lane);
       __syncwarp();  // the arrival of lane 0 is for the stores of all
       if (lane == 0) mbarrier_arrive(shared.known(buffer));
     }

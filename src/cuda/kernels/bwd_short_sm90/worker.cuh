@@ -24,11 +24,12 @@ struct Worker {
   const Shared<kConfig> shared;
   const int warpgroup, thread, warp, lane;  ///< thread, warp: of the warpgroup
   Ring<kConfig.stages> stages;
-  Ring<2> kept;
+  Ring<kConfig.kept> kept;
   Announced<kConfig> announced;
   Job job;
   u32 buffer = 0;      ///< of the job's statistics
   u32 statistics = 0;  ///< where the offset of a head's row 0 lies, or would
+  u32 owed = 0;        ///< barrier of kept rows that a store may still read, or 0
 
   __forceinline__ Worker(const Args& a, u32 shared_base, int group)
       : args(a),
@@ -50,6 +51,27 @@ struct Worker {
   }
   __forceinline__ void leave_stage(u32 index) const { release(shared.stage_empty(index)); }
 
+  /// Lets go of what the pass before kept, which its stores have read by now.
+  __forceinline__ void settle() {
+    if (owed == 0) return;
+    if (thread == 0) bulk_wait_read();
+    release(owed);
+    owed = 0;
+  }
+  /// The pass is over but for its stores, which this warpgroup's first thread has begun: its warp
+  /// lets go of the kept rows later, when nobody has to wait for that.
+  __forceinline__ void leave_kept() {
+    settle();
+    if (warp == 0) {
+      owed = shared.kept_empty(kept.slot);
+      // The next pass cannot begin before.
+      if constexpr (kConfig.kept == 1) settle();
+    } else {
+      release(shared.kept_empty(kept.slot));
+    }
+    kept.advance();
+  }
+
   __forceinline__ void find_statistics(int g) {
     statistics = shared.offset(buffer) + 4 * known_of<kConfig>(args, job).row_of(g, 0);
   }
@@ -60,6 +82,7 @@ struct Worker {
   /// A block of the pass that this warpgroup's rows do not see.
   __forceinline__ void skip() {
     wait_stage();
+    __syncwarp();  // no lane waits any more: lane 0 lets the stage be filled again
     leave_stage(stages.slot);
     stages.advance();
   }
