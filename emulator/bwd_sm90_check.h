@@ -56,6 +56,7 @@ struct Shape {
   float scale = 0.125F, softcap = 0.0F, amplitude = 1.0F;
   bool alibi = false, d_lse = false, last_first = false;
   bool given_delta = false;
+  bool sinks = false;  ///< 0.5 h of head h
   /// Packed sequences, in place of batch, seq_q and seq_k, with `tail` rows behind the last; `keys`
   /// alone: keys of each entry of a batch. Then low and high are without Sk - Sq.
   std::vector<int> queries = {}, keys = {};
@@ -132,8 +133,9 @@ struct Check {
   static constexpr Element kElement = kConfig.element;
   Shape s;
   Stored<kElement> q, k, v, o, d_o, dq, dk, dv;
-  std::vector<float> lse, d_lse, slopes, true_delta;
-  std::vector<double> true_dq, true_dk, true_dv;
+  std::vector<float> lse, d_lse, slopes, sinks, true_delta;
+  std::vector<bool> blind;  ///< of each row: it sees no key
+  std::vector<double> true_dq, true_dk, true_dv, true_diagonals;
 
   std::vector<Span> sequences;
   std::vector<int> cu_q = {0}, cu_k = {0};
@@ -170,11 +172,14 @@ struct Check {
     for (int i = 0; i < s.batch * s.heads_q * s.seq_q; ++i)
       d_lse.push_back(0.01F * float(i % 200 - 100));
     for (int h = 0; h < s.heads_q; ++h) slopes.push_back(0.02F * float(h + 1));
+    for (int h = 0; s.sinks && h < s.heads_q; ++h) sinks.push_back(0.5F * float(h));
     lse.assign(d_lse.size(), 0.0F);
     true_delta = lse;
+    blind.assign(lse.size(), false);
     true_dq.assign(q.data.size(), 0.0);
     true_dk.assign(k.data.size(), 0.0);
     true_dv.assign(v.data.size(), 0.0);
+    true_diagonals.assign(std::size_t(s.batch) * s.heads_q * diagonal_count(), 0.0);
     add_sequences();
     if constexpr (kConfig.ragged()) poison_behind();
     for (const Span& of : sequences) {
@@ -186,6 +191,10 @@ struct Check {
     if constexpr (!kConfig.wide() && (kConfig.hides_rows() || kConfig.picks_rows()))
       poison_hidden();
   }
+  static int padded(int rows, int to) { return (rows + to - 1) / to * to; }
+  int padded_keys() const { return padded(s.seq_k, kConfig.block_n); }
+  /// Of a head's sums by i - j, which begin at the last of the padded keys.
+  int diagonal_count() const { return padded(s.seq_q, kConfig.chunk_rows) + padded_keys(); }
   /// Rows that see no key hold NaN. CONTRACT 3
   void poison_hidden() {
     const auto of_row = [&](Stored<kElement>& t, std::size_t row) {
@@ -193,7 +202,7 @@ struct Check {
       std::fill_n(&t.at(b, h, int(row % s.seq_q), 0), t.dim, kPoison);
     };
     for (std::size_t row = 0; row < lse.size(); ++row) {
-      if (lse[row] != -tile::infinity()) continue;
+      if (!blind[row]) continue;
       of_row(q, row), of_row(d_o, row);
       d_lse[row] = std::numeric_limits<float>::quiet_NaN();
     }
@@ -262,10 +271,13 @@ struct Check {
       p[j - begin] = x;
       m = std::max(m, x);
     }
+    if (s.sinks) m = std::max(m, double(sinks[h]));
     for (double& x : p) l += x = std::exp(x - m);
+    const std::size_t row = (std::size_t(b) * s.heads_q + h) * s.seq_q + r;
+    blind[row] = l == 0.0;
+    if (s.sinks) l += std::exp(sinks[h] - m);
     const bool any = l > 0.0;
     if (!any) l = 1.0;
-    const std::size_t row = (std::size_t(b) * s.heads_q + h) * s.seq_q + r;
     lse[row] = !any ? -tile::infinity() : float(m + std::log(l));
     double delta = 0.0;
     std::vector<double> kept(end - begin, 1.0);
@@ -291,7 +303,9 @@ struct Check {
             kept[j - begin] * p[j - begin] / l * d_o.value(b, h, r, d);
       }
       dp *= kept[j - begin];
-      const double ds = p[j - begin] / l * (dp - delta) * gate[j - begin] * s.scale;
+      const double dx = p[j - begin] / l * (dp - delta) * gate[j - begin], ds = dx * s.scale;
+      true_diagonals[(std::size_t(b) * s.heads_q + h) * diagonal_count() + i - j + padded_keys() -
+                     1] += dx;
       for (int d = 0; d < s.dim; ++d) {
         true_dq[&q.at(b, h, r, d) - q.data.data()] += ds * k.value(b, g, c + j, d);
         true_dk[&k.at(b, g, c + j, d) - k.data.data()] += ds * q.value(b, h, r, d);
@@ -343,6 +357,7 @@ struct Check {
     a.lse_in = lse.data(), a.lse_b = kPacked ? 0 : s.heads_q * s.seq_q, a.lse_h = s.seq_q,
     a.lse_s = 1;
     if (s.d_lse) a.d_lse = d_lse.data(), a.d_lse_b = a.lse_b, a.d_lse_h = s.seq_q, a.d_lse_s = 1;
+    if (s.sinks) a.sinks = sinks.data(), a.sinks_h = 1;
     if (s.given_delta) {
       a.delta_in = true_delta.data(), a.delta_rows = s.seq_q;
       std::fill(o.data.begin(), o.data.end(), kPoison);
@@ -360,6 +375,13 @@ struct Check {
     a.finished = a.prepared + s.batch * heads_k, a.added = a.finished + s.batch * heads_k;
     a.turns = a.added + tiles;
 
+    std::vector<float> diagonals;
+    if constexpr (kConfig.diagonals) {
+      const int floats = kConfig.deterministic ? tile::ExactSum::kFloats : 1;
+      diagonals.assign(true_diagonals.size() * floats, 0.0F);
+      a.diagonals = diagonals.data();
+      a.diagonal_count = diagonal_count(), a.last_key = padded_keys() - 1;
+    }
     if constexpr (kConfig.options.any()) {
       Problem p;
       p.device = {DeviceType::cuda, 0};
@@ -384,6 +406,19 @@ struct Check {
     compare(name, "dQ", dq, true_dq, bound);
     compare(name, "dK", dk, true_dk, bound);
     compare(name, "dV", dv, true_dv, bound);
+    if constexpr (kConfig.diagonals) compare_diagonals(name, diagonals, bound);
+  }
+  void compare_diagonals(const char* name, const std::vector<float>& got, double bound) const {
+    Largest error;
+    for (std::size_t i = 0; i < true_diagonals.size(); ++i) {
+      float sum = got[i];
+      if constexpr (kConfig.deterministic) {
+        const auto* words = reinterpret_cast<const tile::u64*>(got.data());
+        sum = float(tile::exact_sum(words + i * tile::ExactSum::kWords));
+      }
+      error.add(true_diagonals[i], sum);
+    }
+    error.expect(name, "i-j", bound);
   }
   /// The launch that goes with one of bwd_sm90 without dQ.
   void run_dq(const bwd_sm90::RaggedArgs& of) {
@@ -439,15 +474,17 @@ constexpr Config hiding(Config c) {
   c.hides = true;
   return c;
 }
-/// With softcap or ALiBi the scores cannot start from -LSE; at dim 64 the rest stays.
+/// With softcap the scores cannot start from -LSE, nor with ALiBi above dim 128; at dim 64 the rest
+/// stays.
 constexpr Config with_softcap(Config c) {
   c.fold_lse = false;
   c.modified = c.softcap = true;
   return c;
 }
 constexpr Config with_alibi(Config c) {
-  c.fold_lse = false;
-  c.modified = c.alibi = true;
+  c.alibi = true;
+  c.modified = c.wide();
+  c.fold_lse = !c.modified;
   return c;
 }
 constexpr Config half(Config c) {

@@ -26,18 +26,6 @@ namespace {
 
 int failures = 0;
 
-void set_map(tile::TensorMapBytes& to, const cuda::TensorMapSpec& spec) {
-  emulator::Box box{};
-  box.data = static_cast<unsigned char*>(const_cast<void*>(spec.data));
-  box.rank = spec.rank;
-  for (int axis = 0; axis < spec.rank; ++axis) {
-    box.sizes[axis] = spec.sizes[axis];
-    box.strides[axis] = spec.strides[axis];
-    box.box[axis] = spec.box[axis];
-  }
-  std::memcpy(to.bytes, &box, sizeof(box));
-}
-
 template <const auto& kConfigs, std::size_t kIndex = 0>
 void run_kernel(const Config& config, const decode_sm90::Args& args) {
   if constexpr (kIndex == std::size(kConfigs)) {
@@ -111,6 +99,8 @@ bool check(const Case& c, bool drawn = false) {
     p.alibi_slopes = Tensor::contiguous(slopes.data(), DType::float32, {1, c.heads_q}, p.device);
     p.alibi_slopes.strides[0] = 0;
   }
+  TreeWords tree(batch, c.nodes());
+  tree.give(p);
   if (c.sinks) p.sinks = Tensor::contiguous(sinks.data(), DType::float32, {c.heads_q}, p.device);
 
   Hardware machine;

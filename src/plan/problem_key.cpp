@@ -68,6 +68,11 @@ void add_function(std::string& key, const expression::Function& function) {
 
 }  // namespace
 
+bool has_values_in_keys(const Problem& p) {
+  return p.head_dim_v < p.head_dim && p.v.data == p.k.data && p.v.strides == p.k.strides &&
+         p.v.dtype == p.k.dtype;
+}
+
 // NOTE: a field that rows read and that is missing here gives a call another call's plan.
 std::string problem_key(const Problem& p, std::string_view more) {
   Bytes key;
@@ -81,8 +86,8 @@ std::string problem_key(const Problem& p, std::string_view more) {
   const bool saves = p.saved.data != nullptr || p.saved.bytes > 0;
   // Sequences of queries are those of keys.
   const bool same = p.packed && p.cu_seqlens_q.data == p.cu_seqlens_k.data;
-  for (const bool flag :
-       {p.packed, p.paged, p.deterministic, p.score_mod != nullptr, saves, same}) {
+  for (const bool flag : {p.packed, p.paged, p.deterministic, p.score_mod != nullptr, saves,
+                          has_values_in_keys(p), same}) {
     key.add(flag);
   }
   key.add(p.pass);

@@ -28,6 +28,9 @@ struct KeyRange {
 };
 
 struct Forms;
+namespace expression {
+struct Affine;
+}
 
 /// All tensors have logical axes (B, H, S, D) and rank 4; row statistics (B, H, S), rank 3; bias
 /// and mask (B, Hq, Sq, Sk), rank 4; slopes (B, Hq), rank 2. An axis that broadcasts, and the batch
@@ -67,15 +70,18 @@ struct Problem {
   Tensor alibi_slopes;  ///< expanded to (B, Hq)
   Tensor sinks;         ///< (Hq)
   const ScoreMod* score_mod = nullptr;
-  expression::Function score_function;                         ///< its result is a real
-  expression::Function mask_function;                          ///< its result is a boolean
+  expression::Function score_function;  ///< its result is a real
+  expression::Function mask_function;   ///< its result is a boolean
+  Tensor tree;  ///< (B, n, W): what mask_function says are the words of a tree (expression/tree.h)
   std::shared_ptr<const expression::Gradient> score_gradient;  ///< of backward
+  std::shared_ptr<const expression::Affine> score_affine;      ///< null: it has no such form
   std::vector<Tensor> dcaptures;  ///< of backward: one a capture of the score; not given = unwanted
   BlockList block_list;
   /// Visible by list, position and length, and in plans by blocks of the mask expression; -1: not
   /// counted, or nobody here can see.
   double listed_pairs = -1.0;
-  Dropout dropout;
+  Dropout dropout;         ///< its offset with what the host has read of the counter
+  Tensor dropout_counter;  ///< int64 (1), where the device reads it
   Tensor key_lengths, cu_seqlens_q, cu_seqlens_k, block_table;
   bool deterministic = false;
   Precision precision = Precision::exact;

@@ -83,7 +83,8 @@ std::string refusal(const Problem& p, const Hardware& machine, const Takes& take
   }
   std::string reason = option_refusal(p, takes);
   if (!reason.empty()) return reason;
-  if (p.head_dim > 256 || p.head_dim_v > 256) return "head dims above 256";
+  if (std::max(p.head_dim, p.head_dim_v) > takes.most_head_dim)
+    return "head dims above " + std::to_string(takes.most_head_dim);
   if (p.seq_q > kLongest || p.seq_k > kLongest) {
     return "lengths above " + std::to_string(kLongest);
   }
@@ -105,10 +106,10 @@ std::string refusal(const Problem& p, const Hardware& machine, const Takes& take
 }
 
 int padded(std::int64_t dim) {
-  for (const int size : {16, 32, 64, 96, 128, 192}) {
+  for (const int size : {16, 32, 64, 96, 128, 192, 256}) {
     if (dim <= size) return size;
   }
-  return 256;
+  return 512;
 }
 
 Form form(const Problem& p) {
@@ -244,6 +245,8 @@ tile::DropoutBits dropout_bits(const Problem& p) {
   const DropoutMask mask(p.dropout);
   return {.key = {mask.key()[0], mask.key()[1]},
           .offset = mask.offset(),
+          // The low half of its only element.
+          .counter = static_cast<const unsigned*>(p.dropout_counter.data),
           .limit = static_cast<unsigned>(mask.threshold() - 1),
           .scale = static_cast<float>(mask.scale())};
 }

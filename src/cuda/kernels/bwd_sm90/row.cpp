@@ -12,6 +12,7 @@
 #include "cuda/host/options.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/bwd_sm80/captures.h"
+#include "cuda/kernels/bwd_sm80/diagonals.h"
 #include "cuda/kernels/bwd_sm80/row.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/bwd_sm90/dq/launch.h"
@@ -58,6 +59,8 @@ std::string options_refusal(const Problem& p) {
     return "a bool mask above head dim 128 is not supported by this kernel";
   if (p.mask.defined() && p.packed)
     return "a bool mask of packed sequences is not supported by this kernel";
+  if (p.precision == Precision::refined && (p.packed || p.block_list.defined()))
+    return "refined gradients of packed sequences or block lists are not supported by this kernel";
   if (drops(p) && std::max(p.head_dim, p.head_dim_v) > 128)
     return "dropout above head dim 128 is not supported by this kernel";
   if ((p.sinks.defined() || drops(p)) && p.packed && bwd_tiles::is_small(p))
@@ -87,6 +90,7 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   if (reason.empty()) reason = options_refusal(p);
   if (!reason.empty()) return reason;
   if (p.block_list.defined()) {
+    if (p.packed) return "packed sequences beside a block list are not supported by this kernel";
     if (std::max(p.head_dim, p.head_dim_v) > 128)
       return "block lists above head dim 128 are not supported by this kernel";
     reason = tile_lists_refusal(p);
@@ -136,6 +140,7 @@ std::int64_t counters(const Problem& p, const Config& config) {
 /// of a large one even out.
 /// Not beside a list: no case has shown that rounding there.
 bool refines(const Problem& p, const Config& config) {
+  if (p.precision == Precision::refined) return true;
   if (config.listed()) return false;
   if (bwd_tiles::is_tiny(p)) return true;
   const bool hides = config.mask != bwd_sm90::Mask::none || config.options.mask;
@@ -144,6 +149,14 @@ bool refines(const Problem& p, const Config& config) {
 /// Floats: sums of dK and dV of tiles that are cut.
 std::int64_t key_sums(const Problem& p, const Config& config) {
   return cut_tiles(p, config) * config.block_n * (config.head_dim + config.head_dim_v);
+}
+
+/// Gradients of captured tensors that the kernel's sums by i - j give.
+DiagonalGradients diagonal_gradients(const Problem& p, const Config& config) {
+  std::vector<bool> which;
+  if (config.diagonals) which = diagonal_captures(p);
+  return {p, std::move(which), bwd_sm90_rows(p, config),
+          bwd_sm90_key_blocks(p, config) * config.block_n};
 }
 
 /// What run() goes by.
@@ -192,9 +205,12 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   }
   const MaskBitsMaker mask(p, config.block_m, true);
   mask.add_memory(cost.memory);
-  if (wants_captures(p)) {
+  const DiagonalGradients diagonals = diagonal_gradients(p, config);
+  diagonals.add_memory(cost.memory);
+  const bool apart = wants_captures(p) && wants_captures(diagonals.others());
+  if (apart) {
     add_refined_delta_memory(p, cost.memory);
-    add_capture_memory(p, cost.memory);
+    add_capture_memory(diagonals.others(), cost.memory);
   }
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv, &p.d_lse}) {
     if (t->defined()) cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
@@ -206,10 +222,13 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   // full without it 0.020.
   constexpr double kRefineMs = 0.012;
   if (refines(p, config)) cost.ms += kRefineMs;
+  // Two products of five, on mma.sync. Not measured.
+  if (p.precision == Precision::refined) cost.ms *= 1.8;
   cost.ms += mask_bits_ms(mask, machine.bandwidth_gbps);
   if (p.dsinks.defined()) cost.ms += host::kKernelMs;
   // Two more products of five, on mma.sync.
-  if (wants_captures(p)) cost.ms *= 1.8;
+  if (apart) cost.ms *= 1.8;
+  if (diagonals.any()) cost.ms = 1.15 * cost.ms + 3.0 * host::kKernelMs;  // not measured
   // Above dim 128 two planes of P and dS were not measured: left to flash_bwd_sm80.
   if (config.exact && config.columns_dq() > 128) cost.ms *= 3.0;
   return Prepared{std::move(cost),
@@ -259,6 +278,10 @@ void fill(RaggedArgs& args, const Problem& p, const Decided& decided) {
     args.alibi = static_cast<const float*>(p.alibi_slopes.data);
     args.alibi_b = p.alibi_slopes.strides[0];
     args.alibi_h = p.alibi_slopes.strides[1];
+  }
+  if (p.sinks.defined() && (config.hides_rows() || config.picks_rows())) {
+    args.sinks = static_cast<const float*>(p.sinks.data);
+    args.sinks_h = p.sinks.strides[0];
   }
   const Sm90Mask mask = sm90_mask(p);
   args.low = mask.low;
@@ -321,6 +344,11 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   }
   fill_bytes(args.next_job, 0, count * 4, p.device.index, context.stream);
   if (config.split) fill_bytes(args.dk_sum, 0, 4 * sums, p.device.index, context.stream);
+  DiagonalGradients diagonals = diagonal_gradients(p, config);
+  diagonals.take(workspace, context.stream);
+  args.diagonals = diagonals.sums();
+  args.diagonal_count = static_cast<int>(diagonals.count());
+  args.last_key = static_cast<int>(diagonals.last_key());
   MaskBitsMaker mask(p, config.block_m, true);
   const std::int64_t grid = std::min<std::int64_t>(args.jobs, host::kTypicalMultiprocessors);
   if (config.listed()) {
@@ -353,7 +381,8 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   of_rows.delta = args.delta;
   of_rows.rows_q = args.rows_q;
   sink_gradient(p, of_rows, context.stream, config.fold_lse ? -args.scale_log2 : -1.0F);
-  capture_gradients_apart(p, workspace, context.stream);
+  diagonals.make(context.stream);
+  if (wants_captures(p)) capture_gradients_apart(diagonals.others(), workspace, context.stream);
 }
 
 /// A problem whose kernels are watched.
@@ -376,7 +405,10 @@ PackUnit held(KernelUnit unit) {
 }
 
 /// Emulated alone.
-std::string dropout_on_trial(const KernelRow& /*row*/, const Problem& p) {
+std::string on_trial(const KernelRow& /*row*/, const Problem& p) {
+  const bool wide = std::max(p.head_dim, p.head_dim_v) > 128;
+  if (wide && p.packed && sm90_mask(p).mask != bwd_sm90::Mask::none)
+    return "no card has checked its packed sequences under a mask above head dim 128";
   return drops(p) ? "no card has checked its dropout" : "";
 }
 
@@ -390,7 +422,7 @@ const KernelRow kFlashBackwardSm90 = {
     .summary = "tiled, P recomputed from LSE; above dim 128 dQ by bwd_dq_sm90; wgmma, TMA",
     .prepare = prepare,
     .run = run,
-    .on_trial = dropout_on_trial};
+    .on_trial = on_trial};
 
 void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;

@@ -18,8 +18,9 @@ using tile::TileCounter;
 /// on either side of a band.
 enum class Mask : int { none, right, both };
 
-/// What happens to a score between the product and the mask, beside a positive scale. `general`:
-/// any of it, for scales that are not positive and for softcap together with ALiBi.
+/// What happens to a score between the product and the mask, beside a positive scale. `alibi`:
+/// ALiBi, or a score function of the form of tile::Slant. `general`: any of it, for scales that are
+/// not positive and for softcap together with ALiBi.
 enum class Modification : int { none, softcap, alibi, general };
 
 /// How K and V come where they lie in pages: not in pages, in boxes of the copy engine that are of
@@ -36,7 +37,7 @@ struct Config {
   tile::Element element = tile::Element::bf16;
   int head_dim = 128;    ///< padded D, multiple of 16
   int head_dim_v = 128;  ///< padded Dv, multiple of 16
-  int warpgroups = 2;    ///< that compute, 64 query rows each: B_r = 64 * warpgroups
+  int warpgroups = 2;    ///< 64 query rows each: B_r = 64 * warpgroups; see held
   int block_n = 128;     ///< B_c, multiple of 16
   int stages = 2;        ///< of K in shared memory
   int value_stages = 2;  ///< of V, at most as many
@@ -64,11 +65,14 @@ struct Config {
   /// The blocks left of the tile's last row first, that one ahead, then those right of it: where
   /// scores fall off with the distance, maxima are found at once. Nothing is masked.
   bool from_diagonal = false;
-  Lists lists = Lists::none;            ///< of tiles of keys: then Args are ListArgs
+  Lists lists = Lists::none;  ///< of tiles of keys: then Args are ListArgs
+  /// Lists::parts: a warpgroup has the rows of so many, one after the other.
+  int held = 1;
   PageCopies pages = PageCopies::none;  ///< of any other kind Args are PagedArgs
-  tile::Expressions expressions;  ///< with any, Args are Expressed; modification is none or general
-  tile::OptionKinds options;      ///< with any, Args are Optioned
+  tile::Expressions expressions;        ///< with any, Args are Expressed
+  tile::OptionKinds options;            ///< with any, Args are Optioned
   constexpr bool paged() const { return pages != PageCopies::none; }
+  constexpr int computing() const { return warpgroups / held; }  ///< warpgroups there are
   bool operator==(const Config&) const = default;
 };
 
@@ -78,13 +82,13 @@ struct SharedPlan {
   static constexpr int kSlot = 32;                           ///< an announced tile
   static constexpr int kListed = 16;                         ///< which tile of a list K is of
   int q_warpgroup, q_buffer, k_stage, v_stage, o_warpgroup;  ///< sizes
-  int q, k, v, o, barriers, slots, listed, bias, bytes;
+  int q, k, v, o, barriers, slots, listed, bias, dropout, bytes;
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }
   constexpr explicit SharedPlan(const Config& c)
-      : q_warpgroup((c.own_o || c.head_dim > c.head_dim_v ? panels(c.head_dim)
-                                                          : panels(c.head_dim_v)) *
-                    kPanel),
+      : q_warpgroup(
+            (c.own_o || c.head_dim > c.head_dim_v ? panels(c.head_dim) : panels(c.head_dim_v)) *
+            kPanel),
         q_buffer(q_warpgroup * c.warpgroups),
         k_stage(panels(c.head_dim) * c.block_n * 128),
         v_stage(panels(c.head_dim_v) * c.block_n * 128),
@@ -97,8 +101,12 @@ struct SharedPlan {
         slots(barriers + 8 * (4 * c.stages + 2 * c.warpgroups * c.q_buffers + 4)),
         listed(slots + 2 * kSlot),
         bias((listed + (c.lists == Lists::none ? 0 : kListed * c.stages) + 15) / 16 * 16),
-        bytes(c.options.bias() ? bias + 4 * c.warpgroups * bias_warp(c)
-                               : listed + (c.lists == Lists::none ? 0 : kListed * c.stages)) {}
+        dropout(bias + (c.options.bias() ? 4 * c.warpgroups * bias_warp(c) : 0)),
+        bytes(c.options.dropout  ? dropout + 4 * c.warpgroups * dropout_warp(c)
+              : c.options.bias() ? dropout
+                                 : listed + (c.lists == Lists::none ? 0 : kListed * c.stages)) {}
+  /// Dropout's words of a block of keys, for a warp: 16 bytes for four keys.
+  static constexpr int dropout_warp(const Config& c) { return c.block_n / 4 * 16; }
   /// Elements of a bias of a warp's rows and a block of keys.
   static constexpr int bias_warp(const Config& c) {
     return tile::PairRoom(c.options.pairs, false, 16, c.block_n).bytes;

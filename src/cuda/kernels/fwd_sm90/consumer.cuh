@@ -33,7 +33,8 @@ struct Consumer : Rows<kConfig> {
                 (kModification == Modification::softcap && kConfig.mask == Mask::right));
   static_assert(!kConfig.halve_cut || kConfig.trust_maxima);
   static_assert(!kConfig.expressions.any() || (!kConfig.halve_cut && !kConfig.pack_heads));
-  static_assert(!(kConfig.options.mask || kConfig.options.dropout) || !kConfig.halve_cut);
+  static_assert(!(kConfig.options.mask || kConfig.options.dropout || kConfig.options.tree) ||
+                !kConfig.halve_cut);
   static_assert(!kConfig.options.dropout || !kConfig.pack_heads);
   static_assert(!kListed<kConfig> || !(kConfig.skip_blocks || kConfig.halve_cut ||
                                        kConfig.chain_tiles || kConfig.pack_heads || kConfig.split));
@@ -170,6 +171,7 @@ struct Consumer : Rows<kConfig> {
           opaque(lane));
     }
     if constexpr (kMasked) {
+      if constexpr (kConfig.options.tree) take_tree<kConfig>(*this, rows, column);
       Base::template mask_rows<kCount>(args, tile, rows, column,
                                        kConfig.lists == Lists::parts ? listed : ~0U);
     } else if constexpr (kConfig.options.mask) {
@@ -274,11 +276,15 @@ struct Consumer : Rows<kConfig> {
   __forceinline__ void trusted_exponentials(Adjust adjust, Pack pack) {
     adjust();
     bool searches = kConfig.expressions.score != 0 && Base::outgrown > Base::kMostOutgrown;
+    if constexpr (kModification == Modification::alibi) searches |= Base::nears;
     // Rows that have seen nothing yet have no maximum to trust.
     if constexpr (kConfig.options.mask || kConfig.options.bias())
       searches |= __any_sync(~0U, !(fmaxf(fabsf(m[0]), fabsf(m[1])) <= kHugeMaximum));
-    const bool holds = !searches && Base::template trusted_softmax<kCount>(args);
-    if constexpr (kConfig.values_first) pack();
+    bool holds = false;
+    if (!searches) {
+      holds = Base::template trusted_softmax<kCount>(args);
+      if constexpr (kConfig.values_first) pack();  // beside the exponentials: no branch between
+    }
     if (lane == 0 && (holds || searches))
       mbarrier_arrive(shared.k_empty(static_cast<int>(rK.slot)));
     finish_step_values();
@@ -286,8 +292,8 @@ struct Consumer : Rows<kConfig> {
       if (!searches) {
         recompute_scores();
         adjust();
+        if constexpr (kConfig.expressions.score != 0) ++Base::outgrown;
       }
-      if constexpr (kConfig.expressions.score != 0) ++Base::outgrown;
       Base::template softmax<false, false, kCount>(args);
       scale_o();
       if constexpr (kConfig.values_first) pack();
@@ -334,8 +340,8 @@ struct Consumer : Rows<kConfig> {
 
   /// What scores take of the tile's batch entry and head.
   __forceinline__ void enter_tile() {
-    if constexpr (kConfig.modification == Modification::alibi ||
-                  kConfig.modification == Modification::general) {
+    constexpr bool kAlibi = kModification == Modification::alibi && kConfig.expressions.score == 0;
+    if constexpr (kAlibi || kModification == Modification::general) {
       slope = args.alibi == nullptr
                   ? 0.0F
                   : kLog2e * args.alibi[tile.batch * args.alibi_b + tile.head * args.alibi_h];
@@ -424,7 +430,7 @@ struct Consumer : Rows<kConfig> {
       wait_k();
       if constexpr (kConfig.halve_cut) first_halved = visible_half(blocks.end - 1) == 0;
       take_listed();
-      take_options<kConfig>(*this, blocks.end - 1);
+      take_first_options<kConfig>(*this, blocks.end - 1);
       issue_scores();
       first_scores_wait();
       while (true) {
@@ -437,7 +443,7 @@ struct Consumer : Rows<kConfig> {
           if (tile.block >= 0 && blocks.begin < blocks.end) {
             const int skipped = skip_right<kConfig, true>(*this);
             if constexpr (kConfig.halve_cut) first_halved = visible_half(blocks.end - 1) == 0;
-            take_options<kConfig>(*this, blocks.end - 1);
+            take_first_options<kConfig>(*this, blocks.end - 1);
             wait_v();
             issue_values();
             wait_q();
