@@ -2,7 +2,7 @@
 
     python3 bench/shared.py build/release shared.json
 
-A prefix cell is a number of sequences with one query each, behind a prefix that all share. Its lines:
+A prefix cell: sequences with one query each, behind a prefix that all share. Its lines are
 forward_prefix; the attention over the prefix alone and over the own keys alone, whose sum is the
 ideal; one attention over pages that all sequences share, which reads the prefix for each.
 A tree cell is up to 64 queries of each sequence on a cache: causal, and a tree of as many nodes.
