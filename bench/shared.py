@@ -28,8 +28,9 @@ from bench.peers import report, results
 from bench.peers.ours import Library, Pass, view
 from bench.peers.protocol import Card, Samples
 
-KIND = {"device": "cuda", "dtype": torch.bfloat16}
-BYTES = {"device": "cuda", "dtype": torch.uint8}
+DEVICE = "cuda"
+KIND = {"device": DEVICE, "dtype": torch.bfloat16}
+BYTES = {"device": DEVICE, "dtype": torch.uint8}
 SHARED_PAGE = 64  # rows of the pages that the line without forward_prefix reads
 TREE = (
     "n = key_length - query_length; t = j - n; (j <= i + n) & "
@@ -82,7 +83,7 @@ class Inputs:
         self.prefix = [torch.randn(prefix, **KIND) for _ in range(2)] if cell.prefix else []
         self.o = torch.full_like(self.q, torch.nan)
         shape = (cell.batch, cell.heads, cell.queries)
-        self.lse = torch.full(shape, torch.nan, device="cuda")
+        self.lse = torch.full(shape, torch.nan, device=DEVICE)
         self.parents = [-1] + [random.Random(i).randrange(max(0, i - 8), i) for i in range(1, 64)]
 
     def sees(self) -> torch.Tensor:
@@ -91,16 +92,16 @@ class Inputs:
         seen = torch.eye(n, dtype=torch.bool)
         for i in range(1, n):
             seen[i] |= seen[self.parents[i]]
-        return seen.cuda()
+        return seen.to(DEVICE)
 
     def words(self) -> torch.Tensor:
         n = self.cell.queries
         width = 1
         while 32 * width < n:
             width *= 2
-        bits = torch.zeros(n, 32 * width, dtype=torch.int64, device="cuda")
+        bits = torch.zeros(n, 32 * width, dtype=torch.int64, device=DEVICE)
         bits[:, :n] = self.sees()
-        summed = (bits.view(n, width, 32) << torch.arange(32, device="cuda")).sum(-1)
+        summed = (bits.view(n, width, 32) << torch.arange(32, device=DEVICE)).sum(-1)
         return (
             torch.where(summed >= 2**31, summed - 2**32, summed)
             .int()
@@ -116,7 +117,7 @@ class Inputs:
             values = torch.cat([p[0, :, own] for p in self.prefix[1:]] + [self.v[b, :, own]])
             s = self.q[b, :, h].float() @ keys.T / cell.dim**0.5
             n, before = cell.queries, len(keys) - cell.queries
-            seen = self.sees() if tree else torch.ones(n, n, device="cuda").tril().bool()
+            seen = self.sees() if tree else torch.ones(n, n, device=DEVICE).tril().bool()
             s[:, before:] = s[:, before:].masked_fill(~seen, -torch.inf)
             off = (self.o[b, :, h].float() - s.softmax(-1) @ values.float()).abs().max().item()
             lse_off = (self.lse[b, h] - s.logsumexp(-1)).abs().max().item()
@@ -144,7 +145,7 @@ class Bench:
         if not page:
             return [x.k, x.v]
         own, before = -(-cell.own // page), sum(len(s[0]) for s in shared[:1]) // page
-        order = torch.randperm(before + cell.batch * own, device="cuda")
+        order = torch.randperm(before + cell.batch * own, device=DEVICE)
         pools = []
         for n, rows in enumerate((x.k, x.v)):
             pool = torch.full((len(order), page, cell.kv_heads, cell.dim), torch.nan, **KIND)
@@ -156,7 +157,7 @@ class Bench:
         table = torch.cat(
             (order[:before].expand(cell.batch, before), order[before:].view(cell.batch, own)), 1
         ).int()
-        lengths = torch.full((cell.batch,), before * page + cell.own, device="cuda").int()
+        lengths = torch.full((cell.batch,), before * page + cell.own, device=DEVICE).int()
         spec.block_table, spec.key_lengths = view(table), view(lengths)
         return [*pools, table, lengths]
 
@@ -173,7 +174,7 @@ class Bench:
         x.check("forward_prefix", tree=False)
         rows = x.q.reshape(1, -1, cell.heads, cell.dim)
         o = torch.full_like(rows, torch.nan)
-        lse = torch.empty(1, cell.heads, rows.shape[1], device="cuda")
+        lse = torch.empty(1, cell.heads, rows.shape[1], device=DEVICE)
         alone = capi.Forward(q=tall(rows), k=k_prefix, v=v_prefix, o=tall(o), lse=view(lse))
         lines.append(self.line("prefix alone", "forward", alone, capi.Spec(), (rows, o, lse)))
         args = capi.Forward(q=tall(x.q), k=tall(own[0]), v=tall(own[1]), **out)
