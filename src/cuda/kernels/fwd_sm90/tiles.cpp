@@ -94,7 +94,7 @@ constexpr int kMostSplits = 64;
 /// Tiles of which the average takes this share of the longest one's time are as good as even.
 constexpr double kEven = 0.85;
 /// Boxes of fewer rows take the copy engine longer than threads take to copy the rows.
-constexpr int kLeastBoxRows = 16;
+constexpr int kLeastBoxRows = 4;
 /// Share of a tile's rows that must be gained before heads are packed.
 constexpr double kPackGain = 0.9;
 
@@ -155,7 +155,7 @@ bool is_short_window(const Problem& p) {
 double paged_us(const Problem& p, const Sm90Tile& tile, double block_us) {
   if (!p.paged) return block_us;
   // Of a warp's box of a panel; of a panel's row that threads copy, an estimate.
-  constexpr double kBoxUs = 0.035, kRowUs = 1.2e-3;
+  constexpr double kBoxUs = 0.035, kRowUs = 2.5e-3;
   const int boxes = tile.block_n / sm90_box_rows(p, tile.block_n);
   const auto panels = static_cast<double>(ceil_div(p.head_dim, 64) + ceil_div(p.head_dim_v, 64));
   const bool by_rows = sm90_page_copies(p, tile.block_n) == fwd_sm90::PageCopies::rows;
