@@ -37,20 +37,6 @@ using bwd_sm90::ListArgs;
 using bwd_sm90::RaggedArgs;
 using Role = MemoryItem::Role;
 
-std::string maps_refusal(const Problem& p) {
-  using Named = std::pair<const char*, const Tensor*>;
-  for (const auto& [name, tensor] : {Named{"q", &p.q}, Named{"k", &p.k}, Named{"v", &p.v},
-                                     Named{"o", &p.o}, Named{"dO", &p.d_o}}) {
-    std::string reason = sm90_map_refusal(name, *tensor, Sm90Access::read, p.packed);
-    if (!reason.empty()) return reason;
-  }
-  for (const auto& [name, tensor] : {Named{"dq", &p.dq}, Named{"dk", &p.dk}, Named{"dv", &p.dv}}) {
-    std::string reason = sm90_map_refusal(name, *tensor, Sm90Access::write, p.packed);
-    if (!reason.empty()) return reason;
-  }
-  return {};
-}
-
 /// What the score functions and masks that the caller wrote do not go with here.
 std::string function_refusal(const Problem& p) {
   if (!expressions_of(p).any()) return {};
@@ -85,6 +71,20 @@ std::string options_refusal(const Problem& p) {
 
 }  // namespace
 
+std::string bwd_sm90_maps_refusal(const Problem& p) {
+  using Named = std::pair<const char*, const Tensor*>;
+  for (const auto& [name, tensor] : {Named{"q", &p.q}, Named{"k", &p.k}, Named{"v", &p.v},
+                                     Named{"o", &p.o}, Named{"dO", &p.d_o}}) {
+    std::string reason = sm90_map_refusal(name, *tensor, Sm90Access::read, p.packed);
+    if (!reason.empty()) return reason;
+  }
+  for (const auto& [name, tensor] : {Named{"dq", &p.dq}, Named{"dk", &p.dk}, Named{"dv", &p.dv}}) {
+    std::string reason = sm90_map_refusal(name, *tensor, Sm90Access::write, p.packed);
+    if (!reason.empty()) return reason;
+  }
+  return {};
+}
+
 std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   std::string reason = sm90_refusal(p, machine);
   if (reason.empty()) reason = function_refusal(p);
@@ -100,11 +100,8 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0) {
     return "empty problems are left to flash_bwd_sm80";
   }
-  if (std::max(p.head_dim, p.head_dim_v) > 128 && sm90_lengths(p) != Lengths::dense) {
-    return "packed sequences and key lengths above head dim 128 are not supported by this kernel";
-  }
-  if (std::max(p.head_dim, p.head_dim_v) > 128 && bwd_sm90_hides_rows(p)) {
-    return "rows that see no key above head dim 128 are not supported by this kernel";
+  if (std::max(p.head_dim, p.head_dim_v) > 128 && bwd_sm90_may_hide_rows(p)) {
+    return "rows that may see no key above head dim 128 are not supported by this kernel";
   }
   if (p.packed && std::max(p.total_q, p.total_k) > kMostPackedRows) {
     return "packed tensors of more than " + std::to_string(kMostPackedRows) + " rows";
@@ -116,7 +113,7 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   if (hides_all || mask.low >= mask.high)
     return "a window that hides every key is left to flash_bwd_sm80";
   if (bwd_sm90_jobs(p, bwd_sm90_config(p)) > std::int64_t{1} << 30) return "more than 2^30 jobs";
-  return maps_refusal(p);
+  return bwd_sm90_maps_refusal(p);
 }
 
 namespace {
@@ -411,7 +408,10 @@ PackUnit held(KernelUnit unit) {
 }
 
 /// Emulated alone.
-std::string dropout_on_trial(const KernelRow& /*row*/, const Problem& p) {
+std::string on_trial(const KernelRow& /*row*/, const Problem& p) {
+  const bool wide = std::max(p.head_dim, p.head_dim_v) > 128;
+  if (wide && p.packed && sm90_mask(p).mask != bwd_sm90::Mask::none)
+    return "no card has checked its packed sequences under a mask above head dim 128";
   return drops(p) ? "no card has checked its dropout" : "";
 }
 
@@ -425,7 +425,7 @@ const KernelRow kFlashBackwardSm90 = {
     .summary = "tiled, P recomputed from LSE; above dim 128 dQ by bwd_dq_sm90; wgmma, TMA",
     .prepare = prepare,
     .run = run,
-    .on_trial = dropout_on_trial};
+    .on_trial = on_trial};
 
 void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;
