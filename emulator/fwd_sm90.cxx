@@ -17,7 +17,7 @@ constexpr Config kConfigs[] = {
     with(tile64(1, Mask::right), Lengths::packed, true, true),
     with(tile64(3, Mask::right), Lengths::packed, false, false),
     with(tile64(3, Mask::none), Lengths::packed, false, false),
-    with(tile16x208(), Lengths::packed, false, false),
+    with(tile16x256(), Lengths::packed, false, false),
     with(tile64(3, Mask::both), Lengths::keys, true, false),
     with(tile64(1, Mask::none), Lengths::keys, true, true),
     tile64(3, Mask::none),

@@ -100,10 +100,10 @@ constexpr Config tile256(Mask mask) {
   return c;
 }
 /// Short rows of Q, and O in their place.
-constexpr Config tile16x208() {
+constexpr Config tile16x256() {
   Config c = tile256(Mask::none);
   c.head_dim = 16;
-  c.head_dim_v = 208;
+  c.head_dim_v = 256;
   return c;
 }
 constexpr Config tile128x64() {
