@@ -104,6 +104,7 @@ constexpr Config tile16x256() {
   Config c = tile256(Mask::none);
   c.head_dim = 16;
   c.head_dim_v = 256;
+  c.dynamic = true;  // of packed sequences
   return c;
 }
 constexpr Config tile128x64() {
