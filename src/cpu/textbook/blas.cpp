@@ -86,6 +86,13 @@ struct Opened {
   std::string reason;
 
   Opened() {
+    // While it is loaded OpenBLAS takes a buffer for each CPU.
+    try {
+      Blas::require_room(static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)) + 1);
+    } catch (const OutOfMemory& error) {
+      reason = error.what();
+      return;
+    }
     const char* named = std::getenv("TILEWISE_BLAS");
     if (named != nullptr && *named != '\0') {
       if (!try_library(named))
