@@ -137,6 +137,11 @@ constexpr Config optioned(Config c, bool sinks, bool mask) {
   return c;
 }
 
+constexpr Config with_tree(Config c) {
+  c.options.tree = true;
+  c.halve_cut = false;
+  return c;
+}
 constexpr Config dropping(Config c) {
   c.options.dropout = true;
   return c;

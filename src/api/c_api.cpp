@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "api/execute.h"
-#include "tilewise/kv_cache.h"
 #include "tilewise/selection.h"
 #include "tilewise/tilewise.h"
 
@@ -321,6 +320,17 @@ void give(const tilewise::Plan& from, tw_plan* to) {
   std::memcpy(to, &p, std::min(to->struct_size, sizeof p));
 }
 
+tilewise::PrefixTensors tensors(const tw_prefix_args* args) {
+  const tw_prefix_args a = known(args, "args");
+  return {.q = tensor("q", a.q),
+          .k_prefix = tensor("k_prefix", a.k_prefix),
+          .v_prefix = tensor("v_prefix", a.v_prefix),
+          .k = tensor("k", a.k),
+          .v = tensor("v", a.v),
+          .o = tensor("o", a.o),
+          .lse = tensor("lse", a.lse)};
+}
+
 tw_status failed(tw_status status, const char* message) noexcept {
   try {
     last_error = message;
@@ -423,6 +433,24 @@ tw_status tw_append(const tw_append_args* args, const tw_launch* launch) {
                                  .positions = tensor("rotary_positions", a.rotary_positions),
                                  .one_query_position = a.rotary_one_query_position != 0}},
                      l.launch);
+  });
+}
+
+tw_status tw_forward_prefix(const tw_prefix_args* args, const tw_spec* spec,
+                            const tw_launch* launch, tw_plan* plan) {
+  return guarded([&] {
+    check_plan(plan);
+    const Spec s(spec);
+    const Launch l(launch);
+    give(tilewise::as_one(tilewise::forward_prefix(tensors(args), s.spec, l.launch)), plan);
+  });
+}
+
+tw_status tw_plan_forward_prefix(const tw_prefix_args* args, const tw_spec* spec,
+                                 const tw_launch* /*launch*/, tw_plan* plan) {
+  return guarded([&] {
+    check_plan(plan);
+    give(tilewise::as_one(tilewise::plan_prefix(tensors(args), Spec(spec).spec)), plan);
   });
 }
 

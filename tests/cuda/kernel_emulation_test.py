@@ -214,7 +214,6 @@ BODIES = {
     ],
     "hopper/tma.cuh": [
         ("void tma_prefetch_map(", ""),
-        ("void tma_prefetch_5d(", "emulator::checked_box(map, {d, c[0], c[1], c[2], c[3]}, 5);"),
         ("void tma_load(", "emulator::load_box(map, shared, barrier, {d, h, s, b, 0}, 4);"),
         (
             "void tma_load_5d(",
@@ -260,6 +259,7 @@ BODIES = {
 PROGRAMS = {
     "faults": False,
     "append": False,
+    "merge_rows": False,
     "flash_sm80": False,
     "flash_sm80_ragged": False,
     "flash_sm80_pages": False,
@@ -278,6 +278,7 @@ PROGRAMS = {
     "bwd_sm90_options": True,
     "bwd_sm90_lists": True,
     "bwd_dq_sm90": True,
+    "bwd_short_sm90": True,
     "decode_sm90": True,
     "mla_sm90": True,
     "select": True,

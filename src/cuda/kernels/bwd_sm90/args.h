@@ -28,7 +28,7 @@ struct Config {
   Mask mask = Mask::none;
   bool modified = false;        ///< logits are worked out before the mask: scale not positive, or
   bool softcap = false;         ///< (implies modified)
-  bool alibi = false;           ///< (implies modified)
+  bool alibi = false;           ///< with fold_lse also a score function like tile::Slant
   bool deterministic = false;   ///< dQ is summed in the order of the key blocks
   bool fold_lse = false;        ///< the scores are summed from -LSE on
   bool v_registers = false;     ///< V is held in registers as the A operand of dP

@@ -33,7 +33,8 @@ struct Consumer : Rows<kConfig> {
                 (kModification == Modification::softcap && kConfig.mask == Mask::right));
   static_assert(!kConfig.halve_cut || kConfig.trust_maxima);
   static_assert(!kConfig.expressions.any() || (!kConfig.halve_cut && !kConfig.pack_heads));
-  static_assert(!(kConfig.options.mask || kConfig.options.dropout) || !kConfig.halve_cut);
+  static_assert(!(kConfig.options.mask || kConfig.options.dropout || kConfig.options.tree) ||
+                !kConfig.halve_cut);
   static_assert(!kConfig.options.dropout || !kConfig.pack_heads);
   static_assert(!kListed<kConfig> || !(kConfig.skip_blocks || kConfig.halve_cut ||
                                        kConfig.chain_tiles || kConfig.pack_heads || kConfig.split));
@@ -66,15 +67,9 @@ struct Consumer : Rows<kConfig> {
 
   __forceinline__ void wait_k() const {
     mbarrier_wait(shared.k_full(static_cast<int>(rK.slot)), rK.parity);
-    see_rows();
   }
   __forceinline__ void wait_v() const {
     mbarrier_wait(shared.v_full(static_cast<int>(rV.slot)), rV.parity);
-    see_rows();
-  }
-  /// Rows that threads have copied, to the tensor cores: the copy engine's they see without it.
-  __forceinline__ void see_rows() const {
-    if constexpr (kConfig.pages == PageCopies::rows) fence_async_shared();
   }
   __forceinline__ void wait_q() const {
     mbarrier_wait(shared.q_full(static_cast<int>(rQ.slot), warpgroup), rQ.parity);
@@ -170,6 +165,7 @@ struct Consumer : Rows<kConfig> {
           opaque(lane));
     }
     if constexpr (kMasked) {
+      if constexpr (kConfig.options.tree) take_tree<kConfig>(*this, rows, column);
       Base::template mask_rows<kCount>(args, tile, rows, column,
                                        kConfig.lists == Lists::parts ? listed : ~0U);
     } else if constexpr (kConfig.options.mask) {
