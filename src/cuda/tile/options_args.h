@@ -4,6 +4,7 @@
 
 #include "cuda/tile/dropout_args.h"
 #include "cuda/tile/expression_args.h"
+#include "cuda/tile/hopper/tensor_map.h"
 #include "cuda/tile/types.h"
 
 namespace tilewise::tile {
@@ -17,10 +18,17 @@ struct MaskBits {
   long long stride_b = 0, stride_h = 0, stride_line = 0, stride_block = 0;
 };
 
+/// Backward: the bias as the copy engine reads it, {keys, heads, queries, batch}. 1 for each axis
+/// along which it does not broadcast.
+struct BiasTiles {
+  TensorMapBytes map;
+  int by_batch = 0, by_head = 0, by_query = 0;
+};
+
 /// Which of them a kernel is compiled for.
 struct OptionKinds {
   bool sinks = false, mask = false, dropout = false;
-  PairKind pairs;  ///< of a bias alone
+  PairKind pairs;  ///< of a bias alone; backward `staged` says that it has a row for each query
 
   constexpr bool bias() const { return pairs.bias != BiasType::none; }
   constexpr bool any() const { return sinks || mask || dropout || bias(); }
@@ -34,6 +42,7 @@ struct Options {
   unsigned zero = 0;  ///< 0, which the device's compiler does not know: see settle_shown()
   PairTensors pairs;
   DropoutBits dropout;
+  BiasTiles bias_tiles;
 };
 
 /// The parameters of a kernel that takes any of them.

@@ -16,6 +16,7 @@
 #include "cuda/kernels/bwd_sm80/row.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/bwd_sm90/dq/launch.h"
+#include "cuda/kernels/bwd_sm90/options.h"
 #include "cuda/kernels/bwd_sm90/tiles.h"
 #include "cuda/kernels/bwd_sm90/unit.h"
 #include "cuda/kernels/fwd_sm90/fill.h"
@@ -67,25 +68,12 @@ std::string function_refusal(const Problem& p) {
   return {};
 }
 
-/// What bool masks, sinks and dropout do not go with here.
-std::string options_refusal(const Problem& p) {
-  if (p.mask.defined() && std::max(p.head_dim, p.head_dim_v) > 128)
-    return "a bool mask above head dim 128 is not supported by this kernel";
-  if (p.mask.defined() && p.packed)
-    return "a bool mask of packed sequences is not supported by this kernel";
-  if (drops(p) && std::max(p.head_dim, p.head_dim_v) > 128)
-    return "dropout above head dim 128 is not supported by this kernel";
-  if ((p.sinks.defined() || drops(p)) && p.packed && bwd_tiles::is_small(p))
-    return "small packed problems with sinks or dropout are left to flash_bwd_sm80";
-  return {};
-}
-
 }  // namespace
 
 std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   std::string reason = sm90_refusal(p, machine);
   if (reason.empty()) reason = function_refusal(p);
-  if (reason.empty()) reason = options_refusal(p);
+  if (reason.empty()) reason = bwd_sm90_options_refusal(p);
   if (!reason.empty()) return reason;
   if (p.block_list.defined()) {
     if (std::max(p.head_dim, p.head_dim_v) > 128)
@@ -180,6 +168,7 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   add("counters", {counters(p, config)});
   add("offsets", {p.stored_batch(), p.heads_q, rows});
   add("delta", {p.stored_batch(), p.heads_q, rows});
+  if (p.bias.defined()) add("offsets, low part", {p.stored_batch(), p.heads_q, rows});
   // A second time, by bwd_dq_sm90, or for the additions.
   double again = 0.0;
   if (config.wide()) {
@@ -194,8 +183,8 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   }
   if (refines(p, config) && p.packed) {
     add("delta, refined", {p.heads_q, p.total_q});
-  } else if (refines(p, config)) {
-    add_refined_delta_memory(p, cost.memory);
+  } else if (refines(p, config) || p.bias.defined()) {
+    add_refined_rows_memory(p, cost.memory);
   }
   if (config.listed()) {
     const TileListsMaker maker(p, config.block_m, config.block_n, config.lists);
@@ -208,9 +197,10 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   diagonals.add_memory(cost.memory);
   const bool apart = wants_captures(p) && wants_captures(diagonals.others());
   if (apart) {
-    add_refined_delta_memory(p, cost.memory);
+    add_refined_rows_memory(p, cost.memory);
     add_capture_memory(diagonals.others(), cost.memory);
   }
+  add_bias_gradient_memory(p, cost.memory);
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv, &p.d_lse}) {
     if (t->defined()) cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
@@ -221,11 +211,14 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   // full without it 0.020.
   constexpr double kRefineMs = 0.012;
   if (refines(p, config)) cost.ms += kRefineMs;
+  // Two launches that read O and dO, or look at LSE.
+  if (p.bias.defined()) cost.ms += 2.0 * host::kKernelMs;
   cost.ms += mask_bits_ms(mask, machine.bandwidth_gbps);
   if (p.dsinks.defined()) cost.ms += host::kKernelMs;
   // Two more products of five, on mma.sync.
   if (apart) cost.ms *= 1.8;
   if (diagonals.any()) cost.ms = 1.15 * cost.ms + 3.0 * host::kKernelMs;  // not measured
+  if (p.dbias.defined()) cost.ms *= 1.8;
   // Above dim 128 two planes of P and dS were not measured: left to flash_bwd_sm80.
   if (config.exact && config.columns_dq() > 128) cost.ms *= 3.0;
   return Prepared{std::move(cost),
@@ -319,21 +312,25 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   if (config.deterministic) args.turns = args.added + cut_tiles(p, config);
   args.offset = workspace.take<float>(rows);
   args.delta = workspace.take<float>(rows);
+  if (p.bias.defined()) args.offset_low = workspace.take<float>(rows);
   if (!config.wide()) args.dq_sum = workspace.take<float>(rows * config.columns_dq());
   const std::int64_t sums = key_sums(p, config);
   if (config.split) {
     args.dk_sum = workspace.take<float>(sums);
     args.dv_sum = args.dk_sum + cut_tiles(p, config) * config.block_n * config.head_dim;
   }
+  RowStatistics given;
   if (refines(p, config) && p.packed) {
-    float* given = workspace.take<float>(p.heads_q * p.total_q);
-    packed_delta(p, given, context.stream);
-    args.delta_in = given;
+    float* const delta = workspace.take<float>(p.heads_q * p.total_q);
+    packed_delta(p, delta, context.stream);
+    args.delta_in = delta;
     args.delta_rows = static_cast<int>(p.total_q);
-  } else if (refines(p, config)) {
-    const RefinedDelta given = refined_delta(p, workspace, context.stream);
+  } else if (refines(p, config) || p.bias.defined()) {
+    given = refined_rows(p, refines(p, config), workspace, context.stream);
     args.delta_in = given.delta;
-    args.delta_rows = static_cast<int>(given.rows);
+    args.delta_rows = static_cast<int>(given.rows_q);
+    args.lse2_in = given.lse2;
+    args.low_in = given.lse2_low;
   }
   fill_bytes(args.next_job, 0, count * 4, p.device.index, context.stream);
   if (config.split) fill_bytes(args.dk_sum, 0, 4 * sums, p.device.index, context.stream);
@@ -360,9 +357,11 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
     mask.take(workspace);
     mask.make(context.stream);
     if (config.ragged()) {
-      launch_optioned<RaggedArgs>(p, kernel, {.x = grid}, context.stream, args, mask.bits());
+      launch_optioned<RaggedArgs>(p, kernel, {.x = grid}, context.stream, args, mask.bits(),
+                                  bwd_sm90_bias_tiles(p, config));
     } else {
-      launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits());
+      launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits(),
+                            bwd_sm90_bias_tiles(p, config));
     }
   }
   if (config.wide()) {
@@ -371,11 +370,13 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   }
   RowStatistics of_rows;
   of_rows.lse2 = args.offset;
+  of_rows.lse2_low = args.offset_low;
   of_rows.delta = args.delta;
   of_rows.rows_q = args.rows_q;
   sink_gradient(p, of_rows, context.stream, config.fold_lse ? -args.scale_log2 : -1.0F);
   diagonals.make(context.stream);
   if (wants_captures(p)) capture_gradients_apart(diagonals.others(), workspace, context.stream);
+  bias_gradient_apart(p, given, workspace, context.stream);
 }
 
 /// A problem whose kernels are watched.
@@ -398,8 +399,9 @@ PackUnit held(KernelUnit unit) {
 }
 
 /// Emulated alone.
-std::string dropout_on_trial(const KernelRow& /*row*/, const Problem& p) {
-  return drops(p) ? "no card has checked its dropout" : "";
+std::string options_on_trial(const KernelRow& /*row*/, const Problem& p) {
+  if (drops(p)) return "no card has checked its dropout";
+  return p.bias.defined() ? "no card has checked its bias" : "";
 }
 
 }  // namespace
@@ -412,7 +414,7 @@ const KernelRow kFlashBackwardSm90 = {
     .summary = "tiled, P recomputed from LSE; above dim 128 dQ by bwd_dq_sm90; wgmma, TMA",
     .prepare = prepare,
     .run = run,
-    .on_trial = dropout_on_trial};
+    .on_trial = options_on_trial};
 
 void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;

@@ -33,6 +33,9 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   static_assert(!kConfig.expressions.any() || !kConfig.wide());
   static_assert(!kConfig.options.mask || (!kConfig.wide() && !kPacked<kConfig>));
   static_assert(!kConfig.options.dropout || !kConfig.wide());
+  static_assert(!kConfig.options.bias() ||
+                (kConfig.modified && !kConfig.wide() && !kConfig.listed() && !kPacked<kConfig> &&
+                 !kConfig.expressions.any() && kConfig.options.pairs.bias != BiasType::float32));
   using Product = Wgmma<kElement, kM>;
 
   Worker<kConfig> worker;
@@ -298,7 +301,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
                           __uint_as_float(g[2]), __uint_as_float(g[3]));
         }
       }
-    } else if constexpr (kConfig.modified) {
+    } else if constexpr (kConfig.modified && !kScalesWithBias) {
 #pragma unroll
       for (int i = 0; i < kM / 2; ++i) rS[i] *= worker.args.scale_log2;
     }
@@ -312,6 +315,50 @@ struct Scores : HeldOptions<kConfig.options.any()> {
         rS[i] = __fmaf_rn(-slope, fabsf(here), rS[i]);
       }
     }
+  }
+
+  static constexpr bool kScalesWithBias =
+      kConfig.options.bias() && !kConfig.softcap && !kConfig.alibi;
+  /// Calls `add` with the number of each of the thread's scores and its bias.
+  /// Matrices of eight queries and eight keys, turned round on their way from shared memory: two of
+  /// the warp's 16 keys for eight queries, and two for the next eight.
+  template <class Add>
+  __forceinline__ u32 for_each_bias(Add add) const {
+    constexpr bool kRows = kConfig.options.pairs.staged;
+    constexpr Element kOf =
+        kConfig.options.pairs.bias == BiasType::bf16 ? Element::bf16 : Element::fp16;
+    const int row = kRows ? worker.lane % 8 + worker.lane / 16 * 8 : 0,
+              chunk = worker.warp * 2 + worker.lane / 8 % 2;
+    const u32 from = worker.shared.bias(worker.rQ.slot) + worker.warpgroup * kPlan.bias_panel +
+                     row * kPanelRowBytes + (chunk ^ row % 8) * 16;
+    u32 largest = 0;  // as unsigned numbers the most negative ones are the largest
+#pragma unroll
+    for (int j = 0; j < kM / 16; ++j) {
+      u32 words[4];
+      load_matrix_trans_x4(words, from + (kRows ? j * 16 * kPanelRowBytes : 0));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        largest = max_halves(largest, words[i]);
+        const int score = 8 * j + 4 * (i / 2) + 2 * (i % 2);
+        add(score, widen<kOf>(words[i] & 0xffffU));
+        add(score + 1, widen_high<kOf>(words[i]));
+      }
+    }
+    return largest;
+  }
+  /// (F3) The bias that lies beside Q: as far as modify() has not made them so, raw scores become
+  /// logits in the log2 domain. The product is rounded before it is added: see with_bias(). -inf
+  /// replaces, and a product that overflows is lifted: a finite bias is no mask. CONTRACT 3, 10
+  __forceinline__ void add_bias() {
+    const float factor = kScalesWithBias ? worker.args.scale_log2 : 1.0F;
+    const u32 largest = for_each_bias(
+        [&](int i, float b) { rS[i] = __fmaf_rn(rS[i], factor, __fmul_rn(b, kLog2e)); });
+    // -2^127, -inf
+    constexpr u32 kFrom = kConfig.options.pairs.bias == BiasType::bf16 ? 0xff00U : 0xfc00U;
+    if (!__any_sync(~0U, largest >> 16 >= kFrom || (largest & 0xffffU) >= kFrom)) return;
+    for_each_bias([&](int i, float b) {
+      rS[i] = b == -infinity() ? b : rS[i] == -infinity() ? kLowest : rS[i];
+    });
   }
 
   /// Hidden scores become -inf: replaced, so that nothing of a hidden key leaks. CONTRACT 4, 5, 10
@@ -350,6 +397,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   __forceinline__ void probabilities(u32 listed_columns = ~0U) {
     if constexpr (kConfig.options.mask) settle_shown(this->shown, rS, this->options->zero);
     modify();
+    if constexpr (kConfig.options.bias()) add_bias();
     // Of a block list, what is not masked is full: no mask applies there.
     if constexpr (kHidden != 0 && (kMasked || !kConfig.listed())) mask_function();
     if constexpr (kConfig.options.mask) mask_shown();
@@ -359,6 +407,9 @@ struct Scores : HeldOptions<kConfig.options.any()> {
     for (int j = 0; j < kM / 8; ++j) {
       Floats2 l = {0.0F, 0.0F};
       if constexpr (!kConfig.fold_lse) l = load_shared_8(offset + j * 32);
+      Floats2 low = {0.0F, 0.0F};
+      if constexpr (kConfig.options.bias())
+        low = load_shared_8(worker.shared.low(worker.rQ.slot) + worker.lane % 4 * 8 + j * 32);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         float& a = rS[4 * j + 2 * r];
@@ -366,6 +417,9 @@ struct Scores : HeldOptions<kConfig.options.any()> {
         if constexpr (kConfig.fold_lse) {
           a *= worker.args.scale_log2;
           b *= worker.args.scale_log2;
+        } else if constexpr (kConfig.options.bias()) {
+          a = a + l.x - low.x;
+          b = b + l.y - low.y;
         } else if constexpr (kConfig.modified) {
           a += l.x;
           b += l.y;
