@@ -399,8 +399,7 @@ PackUnit held(KernelUnit unit) {
 }
 
 /// Emulated alone.
-std::string options_on_trial(const KernelRow& /*row*/, const Problem& p) {
-  if (drops(p)) return "no card has checked its dropout";
+std::string bias_on_trial(const KernelRow& /*row*/, const Problem& p) {
   return p.bias.defined() ? "no card has checked its bias" : "";
 }
 
@@ -414,7 +413,7 @@ const KernelRow kFlashBackwardSm90 = {
     .summary = "tiled, P recomputed from LSE; above dim 128 dQ by bwd_dq_sm90; wgmma, TMA",
     .prepare = prepare,
     .run = run,
-    .on_trial = options_on_trial};
+    .on_trial = bias_on_trial};
 
 void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;
