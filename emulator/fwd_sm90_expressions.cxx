@@ -19,7 +19,7 @@ constexpr Config kConfigs[] = {
     with_sample(tile128(Mask::right, 128), 3),
     with_sample(with(tile64(1, Mask::none), Lengths::keys, false, true), 3),
     with_sample(listed(64, 128, Lists::whole, Mask::none), 1),
-    with_sample(listed(64, 64, Lists::parts, Mask::right), 0),
+    with_sample(listed(64, 64, Lists::parts, Mask::right, false), 0),
     with_sample(listed(128, 128, Lists::whole, Mask::right), 3),
     slanted(tile64(3, Mask::none), 4),
     slanted(tile64(3, Mask::right), 4),

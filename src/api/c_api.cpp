@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "api/execute.h"
-#include "tilewise/kv_cache.h"
+#include "tilewise/selection.h"
 #include "tilewise/tilewise.h"
 
 namespace {
@@ -250,6 +250,24 @@ tilewise::ForwardTensors tensors(const tw_forward_args* given, const Spec& /*spe
           tensor("o", a.o), tensor("lse", a.lse), {a.saved, a.saved_bytes}};
 }
 
+tilewise::BlockSelection selection(const tw_select_args& a) {
+  require_within("args.rule", a.rule, TW_BLOCKS_ABOVE, "a tw_block_rule, 0 to 2");
+  tilewise::BlockSelection by{
+      .block_q = a.block_q,
+      .block_k = a.block_k,
+      .weights = {a.weight_mean, a.weight_maximum, a.weight_minimum, a.weight_variance},
+      .causal = a.causal != 0,
+      .key_lengths = tensor("key_lengths", a.key_lengths),
+      .rule = static_cast<tilewise::BlockRule>(a.rule),
+      .count = a.count,
+      .mass = a.mass,
+      .threshold = a.threshold,
+      .keep_diagonal = a.drop_diagonal == 0,
+      .keep_first = a.drop_first == 0};
+  if (a.has_scale != 0) by.scale = a.scale;
+  return by;
+}
+
 /// The caller's gradients of captured tensors in the order of the formula's first use.
 std::vector<tilewise::Tensor> capture_gradients(const tw_backward_args& a, const Spec& spec) {
   if (a.dcaptures_count == 0) return {};
@@ -299,6 +317,17 @@ void give(const tilewise::Plan& from, tw_plan* to) {
   p.bytes_moved = from.bytes_moved;
   p.predicted_ms = from.predicted_ms;
   std::memcpy(to, &p, std::min(to->struct_size, sizeof p));
+}
+
+tilewise::PrefixTensors tensors(const tw_prefix_args* args) {
+  const tw_prefix_args a = known(args, "args");
+  return {.q = tensor("q", a.q),
+          .k_prefix = tensor("k_prefix", a.k_prefix),
+          .v_prefix = tensor("v_prefix", a.v_prefix),
+          .k = tensor("k", a.k),
+          .v = tensor("v", a.v),
+          .o = tensor("o", a.o),
+          .lse = tensor("lse", a.lse)};
 }
 
 tw_status failed(tw_status status, const char* message) noexcept {
@@ -403,6 +432,43 @@ tw_status tw_append(const tw_append_args* args, const tw_launch* launch) {
                                  .positions = tensor("rotary_positions", a.rotary_positions),
                                  .one_query_position = a.rotary_one_query_position != 0}},
                      l.launch);
+  });
+}
+
+tw_status tw_forward_prefix(const tw_prefix_args* args, const tw_spec* spec,
+                            const tw_launch* launch, tw_plan* plan) {
+  return guarded([&] {
+    check_plan(plan);
+    const Spec s(spec);
+    const Launch l(launch);
+    give(tilewise::as_one(tilewise::forward_prefix(tensors(args), s.spec, l.launch)), plan);
+  });
+}
+
+tw_status tw_plan_prefix(const tw_prefix_args* args, const tw_spec* spec, tw_plan* plan) {
+  return guarded([&] {
+    check_plan(plan);
+    give(tilewise::as_one(tilewise::plan_prefix(tensors(args), Spec(spec).spec)), plan);
+  });
+}
+
+tw_status tw_select_blocks(const tw_select_args* args, const tw_launch* launch) {
+  return guarded([&] {
+    const tw_select_args a = known(args, "args");
+    const Launch l(launch);
+    tilewise::select_blocks(tensor("q", a.q), tensor("k", a.k), selection(a),
+                            {.row_offsets = tensor("block_row_offsets", a.block_row_offsets),
+                             .block_index = tensor("block_index", a.block_index)},
+                            l.launch);
+  });
+}
+
+tw_status tw_selected_blocks_bound(const tw_select_args* args, int64_t* entries) {
+  return guarded([&] {
+    const tw_select_args a = known(args, "args");
+    if (entries == nullptr)
+      throw tilewise::InvalidArgument("entries is NULL: expected a place for the number");
+    *entries = tilewise::selected_blocks_bound(tensor("q", a.q), tensor("k", a.k), selection(a));
   });
 }
 

@@ -260,6 +260,7 @@ BODIES = {
 PROGRAMS = {
     "faults": False,
     "append": False,
+    "merge_rows": False,
     "flash_sm80": False,
     "flash_sm80_ragged": False,
     "flash_sm80_pages": False,

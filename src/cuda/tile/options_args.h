@@ -1,5 +1,5 @@
 /// What the kernels for Hopper take beside their arguments, as host and device both know it: sinks,
-/// the bits of a bool mask, dropout, a bias.
+/// the bits of a bool mask, dropout, a tree, a bias.
 #pragma once
 
 #include "cuda/tile/dropout_args.h"
@@ -25,13 +25,21 @@ struct BiasTiles {
   int by_batch = 0, by_head = 0, by_query = 0;
 };
 
+/// The words of a tree of speculative tokens: bit t of a query's row shows it the key of query t.
+struct TreeBits {
+  const unsigned* words = nullptr;
+  long long stride_b = 0, stride_q = 0, stride_w = 1;
+  int count = 0;  ///< words of a row
+};
+
 /// Which of them a kernel is compiled for.
 struct OptionKinds {
   bool sinks = false, mask = false, dropout = false;
+  bool tree = false;
   PairKind pairs;  ///< of a bias alone; backward `staged` says that it has a row for each query
 
   constexpr bool bias() const { return pairs.bias != BiasType::none; }
-  constexpr bool any() const { return sinks || mask || dropout || bias(); }
+  constexpr bool any() const { return sinks || mask || dropout || tree || bias(); }
   bool operator==(const OptionKinds&) const = default;
 };
 
@@ -43,6 +51,7 @@ struct Options {
   PairTensors pairs;
   DropoutBits dropout;
   BiasTiles bias_tiles;
+  TreeBits tree;
 };
 
 /// The parameters of a kernel that takes any of them.

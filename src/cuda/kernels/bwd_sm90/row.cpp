@@ -76,6 +76,7 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   if (reason.empty()) reason = bwd_sm90_options_refusal(p);
   if (!reason.empty()) return reason;
   if (p.block_list.defined()) {
+    if (p.packed) return "packed sequences beside a block list are not supported by this kernel";
     if (std::max(p.head_dim, p.head_dim_v) > 128)
       return "block lists above head dim 128 are not supported by this kernel";
     reason = tile_lists_refusal(p);

@@ -37,7 +37,7 @@ struct Config {
   tile::Element element = tile::Element::bf16;
   int head_dim = 128;    ///< padded D, multiple of 16
   int head_dim_v = 128;  ///< padded Dv, multiple of 16
-  int warpgroups = 2;    ///< that compute, 64 query rows each: B_r = 64 * warpgroups
+  int warpgroups = 2;    ///< 64 query rows each: B_r = 64 * warpgroups; see held
   int block_n = 128;     ///< B_c, multiple of 16
   int stages = 2;        ///< of K in shared memory
   int value_stages = 2;  ///< of V, at most as many
@@ -65,11 +65,14 @@ struct Config {
   /// The blocks left of the tile's last row first, that one ahead, then those right of it: where
   /// scores fall off with the distance, maxima are found at once. Nothing is masked.
   bool from_diagonal = false;
-  Lists lists = Lists::none;            ///< of tiles of keys: then Args are ListArgs
+  Lists lists = Lists::none;  ///< of tiles of keys: then Args are ListArgs
+  /// Lists::parts: a warpgroup has the rows of so many, one after the other.
+  int held = 1;
   PageCopies pages = PageCopies::none;  ///< of any other kind Args are PagedArgs
   tile::Expressions expressions;        ///< with any, Args are Expressed
   tile::OptionKinds options;            ///< with any, Args are Optioned
   constexpr bool paged() const { return pages != PageCopies::none; }
+  constexpr int computing() const { return warpgroups / held; }  ///< warpgroups there are
   bool operator==(const Config&) const = default;
 };
 

@@ -33,7 +33,8 @@ struct Consumer : Rows<kConfig> {
                 (kModification == Modification::softcap && kConfig.mask == Mask::right));
   static_assert(!kConfig.halve_cut || kConfig.trust_maxima);
   static_assert(!kConfig.expressions.any() || (!kConfig.halve_cut && !kConfig.pack_heads));
-  static_assert(!(kConfig.options.mask || kConfig.options.dropout) || !kConfig.halve_cut);
+  static_assert(!(kConfig.options.mask || kConfig.options.dropout || kConfig.options.tree) ||
+                !kConfig.halve_cut);
   static_assert(!kConfig.options.dropout || !kConfig.pack_heads);
   static_assert(!kListed<kConfig> || !(kConfig.skip_blocks || kConfig.halve_cut ||
                                        kConfig.chain_tiles || kConfig.pack_heads || kConfig.split));
@@ -170,6 +171,7 @@ struct Consumer : Rows<kConfig> {
           opaque(lane));
     }
     if constexpr (kMasked) {
+      if constexpr (kConfig.options.tree) take_tree<kConfig>(*this, rows, column);
       Base::template mask_rows<kCount>(args, tile, rows, column,
                                        kConfig.lists == Lists::parts ? listed : ~0U);
     } else if constexpr (kConfig.options.mask) {

@@ -5,6 +5,7 @@
 #include "cuda/kernels/fwd_sm90/listed.cuh"
 #include "cuda/kernels/fwd_sm90/scores.cuh"
 #include "cuda/tile/bias.cuh"
+#include "cuda/tile/tree.cuh"
 
 namespace tilewise::fwd_sm90 {
 
@@ -41,6 +42,19 @@ __forceinline__ void take_mask(Consumer& c, int n) {
   } else {
     c.shown[0] = c.coming[0], c.shown[1] = c.coming[1];
     load_mask<kConfig>(c, max(n - 1, 0), c.coming);
+  }
+}
+
+/// What a tree shows the thread's rows of a block, from `column` on.
+template <Config kConfig, class Consumer>
+__forceinline__ void take_tree(Consumer& c, const int (&rows)[2], int column) {
+  const int seq_q = queries<kConfig>(c.args, c.tile), seq_k = keys<kConfig>(c.args, c.tile);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    // Rows past the last query see what it does.
+    const u32 bits = tree_bits<kConfig.block_n>(c.options->tree, c.tile.batch,
+                                                min(rows[r], seq_q - 1), column - (seq_k - seq_q));
+    c.shown[r] = kConfig.options.mask ? c.shown[r] & bits : bits;
   }
 }
 

@@ -33,7 +33,7 @@ struct HeldOptions {};
 template <>
 struct HeldOptions<true> {
   const Options* options;
-  u32 shown[2];   ///< of the thread's rows what the bool mask shows, a bit a score
+  u32 shown[2];   ///< of the thread's rows what mask and tree show, a bit a score
   u32 coming[2];  ///< the same of the block after
   u32 kept[2];    ///< dropout: of the thread's scores, a bit for each of `kPerWord`
 };
@@ -267,7 +267,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       // One bit a score: the tests of eight of them are one instruction.
       const int from = scores_before(begin[r]), to = scores_before(end[r]);
       u32 visible = bit_mask(static_cast<u32>(from), static_cast<u32>(max(to - from, 0))) & listed;
-      if constexpr (kConfig.options.mask) visible &= this->shown[r];
+      if constexpr (kConfig.options.mask || kConfig.options.tree) visible &= this->shown[r];
 #pragma unroll
       for (int i = 0; i < kCount / 2; ++i) {
         if ((visible >> i & 1) == 0) rS[4 * (i / 2) + 2 * r + i % 2] = -infinity();
