@@ -118,14 +118,17 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       }
     }
   }
-  /// Makes dropout's bits of the block whose P is ready.
-  __forceinline__ void take_dropout() {
+  /// Dropout's bits of a block are made under the products that its scores come from, in straight
+  /// code, which may lie between products and their wait.
+  static constexpr bool kDropsAhead = kConfig.options.dropout && !kConfig.exact;
+  /// Makes dropout's bits of a block of queries of a head (of the whole batch).
+  __forceinline__ void take_dropout(int of_pair, int of_block) {
     if constexpr (kConfig.options.dropout) {
-      const int head = pair - entry_of<kConfig>(worker.job) * worker.args.heads_q;
+      const int head = of_pair - entry_of<kConfig>(worker.job) * worker.args.heads_q;
       constexpr int kAbreast = kD + kConfig.head_dim_v <= 128 ? 4 : 2;
-      const KeptPairs<true, true, 1, kM / 8, kAbreast> made(
+      const KeptPairs<true, true, 1, kM / 8, kAbreast, false, kDropsAhead> made(
           this->options->dropout, worker.job.batch * worker.args.heads_q + head,
-          key_row() - worker.lane / 4, block * kM, worker.lane);
+          key_row() - worker.lane / 4, of_block * kM, worker.lane);
 #pragma unroll
       for (int i = 0; i < kM / 64; ++i) this->kept[i] = made.bits[i];
     }

@@ -217,8 +217,8 @@ struct Consumer : Rows<kConfig> {
     if (!kConfig.lazy_rescale || __any_sync(~0U, alpha[0] != 1.0F || alpha[1] != 1.0F)) scale_o();
   }
 
-  /// Scores of a block beside the values of the block before.
-  __forceinline__ void products() {
+  /// Scores of a block beside the values of the block before, and dropout's bits under both.
+  __forceinline__ void products(int block) {
     if constexpr (kConfig.values_first) {
       wait_v();
       wait_k();
@@ -226,6 +226,7 @@ struct Consumer : Rows<kConfig> {
       issue_values();
       issue_scores();
       pass_turn();
+      take_dropout<kConfig>(*this, block);
       finish_values();
       pin(rS);
       return;
@@ -236,6 +237,7 @@ struct Consumer : Rows<kConfig> {
     wait_v();
     issue_values();
     pass_turn();
+    take_dropout<kConfig>(*this, block);
     wgmma_wait<1>();  // S; O is still being summed
     pin(rS);
   }
@@ -246,7 +248,7 @@ struct Consumer : Rows<kConfig> {
   __forceinline__ void step(int block) {
     take_listed();
     take_options<kConfig>(*this, block);
-    products();
+    products(block);
     if constexpr (kConfig.trust_maxima && kSeen && kModification != Modification::softcap) {
       trusted_step<kMasked>(block);
     } else {
@@ -334,7 +336,7 @@ struct Consumer : Rows<kConfig> {
   }
   /// The last block of a window, its left half hidden.
   __forceinline__ void half_step(int block) {
-    products();
+    products(block);
     trusted_exponentials<kScores / 2>([&] { take_right_half(block); }, [&] { pack_half(1); });
   }
 
