@@ -13,15 +13,17 @@ constexpr Config hiding(Config c) {
   c.hides = true;
   return c;
 }
-/// With softcap or ALiBi the scores cannot start from -LSE; at dim 64 the rest stays.
+/// With softcap the scores cannot start from -LSE, nor with ALiBi above dim 128; at dim 64 the rest
+/// stays.
 constexpr Config with_softcap(Config c) {
   c.fold_lse = false;
   c.modified = c.softcap = true;
   return c;
 }
 constexpr Config with_alibi(Config c) {
-  c.fold_lse = false;
-  c.modified = c.alibi = true;
+  c.alibi = true;
+  c.modified = c.wide();
+  c.fold_lse = !c.modified;
   return c;
 }
 constexpr Config half(Config c) {

@@ -33,7 +33,8 @@ void add_spec_flags(CLI::App& app, SpecFlags& flags, const char* group) {
   integer("--dropout-seed", flags.dropout_seed, "N [0]", "key of the random bits");
   integer("--dropout-offset", flags.dropout_offset, "N [0]", "last word of their counter");
   flag("--deterministic", flags.deterministic, "backward bitwise repeatable");
-  option("--precision", flags.precision, "exact|tf32 [exact]", "how float32 is multiplied");
+  option("--precision", flags.precision, "exact|tf32|refined [exact]",
+         "how float32 is multiplied; refined: exact, and delta from P");
 }
 
 AttentionSpec spec_of(const SpecFlags& flags, std::span<const Captured> captures) {
@@ -50,8 +51,9 @@ AttentionSpec spec_of(const SpecFlags& flags, std::span<const Captured> captures
   spec.softcap = flags.softcap;
   spec.dropout = {flags.dropout, flags.dropout_seed, flags.dropout_offset};
   spec.deterministic = flags.deterministic;
-  check_one_of("--precision", flags.precision, {"exact", "tf32"});
+  check_one_of("--precision", flags.precision, {"exact", "tf32", "refined"});
   if (flags.precision == "tf32") spec.precision = Precision::tf32;
+  if (flags.precision == "refined") spec.precision = Precision::refined;
   return spec;
 }
 

@@ -56,7 +56,7 @@ typedef enum tw_causal {
   TW_CAUSAL_BOTTOM_RIGHT = 1,
   TW_CAUSAL_TOP_LEFT = 2
 } tw_causal;
-typedef enum tw_precision { TW_EXACT = 0, TW_TF32 = 1 } tw_precision;
+typedef enum tw_precision { TW_EXACT = 0, TW_TF32 = 1, TW_REFINED = 2 } tw_precision;
 
 /* A view of memory that the caller holds. rank = 0: not given. Strides in elements. It lies inside
  * other structs, so its layout is fixed; its struct_size is not looked at. */
@@ -116,6 +116,7 @@ typedef struct tw_spec {
   int32_t precision;                     /* tw_precision */
   const tw_expression* score_expression; /* NULL: not given */
   const tw_expression* mask_expression;
+  tw_tensor dropout_counter;
 } tw_spec;
 
 typedef struct tw_allocator {

@@ -113,12 +113,13 @@ struct Spec {
     const tw_spec s = known(given, "spec");
     if (s.has_scale != 0) spec.scale = s.scale;
     require_within("spec.causal", s.causal, TW_CAUSAL_TOP_LEFT, "a tw_causal, 0 to 2");
-    require_within("spec.precision", s.precision, TW_TF32, "TW_EXACT (0) or TW_TF32 (1)");
+    require_within("spec.precision", s.precision, TW_REFINED, "a tw_precision, 0 to 2");
     spec.causal = static_cast<tilewise::Causal>(s.causal);
     if (s.has_window_left != 0) spec.window.left = s.window_left;
     if (s.has_window_right != 0) spec.window.right = s.window_right;
     spec.softcap = s.softcap;
     spec.dropout = {s.dropout_p, s.dropout_seed, s.dropout_offset};
+    spec.dropout_counter = tensor("dropout_counter", s.dropout_counter);
     spec.mask = tensor("mask", s.mask);
     spec.bias = tensor("bias", s.bias);
     spec.alibi_slopes = tensor("alibi_slopes", s.alibi_slopes);

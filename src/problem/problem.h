@@ -80,7 +80,8 @@ struct Problem {
   /// Visible by list, position and length, and in plans by blocks of the mask expression; -1: not
   /// counted, or nobody here can see.
   double listed_pairs = -1.0;
-  Dropout dropout;
+  Dropout dropout;         ///< its offset with what the host has read of the counter
+  Tensor dropout_counter;  ///< int64 (1), where the device reads it
   Tensor key_lengths, cu_seqlens_q, cu_seqlens_k, block_table;
   bool deterministic = false;
   Precision precision = Precision::exact;

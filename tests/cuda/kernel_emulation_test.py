@@ -266,6 +266,7 @@ PROGRAMS = {
     "flash_sm80_pages": False,
     "flash_sm80_expressions": True,
     "exact_sums": False,
+    "row_statistics": False,
     "mask_maps": True,
     "flash_sm80_lists": True,
     "fwd_sm90": True,

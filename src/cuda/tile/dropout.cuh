@@ -38,7 +38,9 @@ struct PhiloxRounds {
   };
   __forceinline__ KeyWords of_keys(u32 keys_by_4, u32 pair) const {
     const u64 one = times(0, keys_by_4);
-    const u64 two = times(1, high(one) ^ d.offset ^ key(0, 1));
+    u32 offset = d.offset;
+    if (d.counter != nullptr) offset += __ldg(d.counter);
+    const u64 two = times(1, high(one) ^ offset ^ key(0, 1));
     const u64 three = times(0, high(two) ^ static_cast<u32>(times(1, pair)) ^ key(1, 0));
     return {static_cast<u32>(one), static_cast<u32>(two) ^ key(2, 0), high(three),
             static_cast<u32>(three)};

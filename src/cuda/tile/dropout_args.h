@@ -25,8 +25,9 @@ struct PhiloxKeys {
 struct DropoutBits {
   PhiloxKeys key;
   unsigned offset = 0;
-  unsigned limit = 0;  ///< floor(p * 2^32) - 1
-  float scale = 1.0F;  ///< of what is kept: 1 / (1 - p); 0 for p = 1
+  const unsigned* counter = nullptr;  ///< in memory: added to offset; may be null
+  unsigned limit = 0;                 ///< floor(p * 2^32) - 1
+  float scale = 1.0F;                 ///< of what is kept: 1 / (1 - p); 0 for p = 1
 };
 
 }  // namespace tilewise::tile

@@ -43,6 +43,8 @@ std::string bwd_sm90_options_refusal(const Problem& p) {
     return "a bool mask above head dim 128 is not supported by this kernel";
   if (p.mask.defined() && p.packed)
     return "a bool mask of packed sequences is not supported by this kernel";
+  if (p.precision == Precision::refined && (p.packed || p.block_list.defined()))
+    return "refined gradients of packed sequences or block lists are not supported by this kernel";
   if (drops(p) && std::max(p.head_dim, p.head_dim_v) > 128)
     return "dropout above head dim 128 is not supported by this kernel";
   if ((p.sinks.defined() || drops(p)) && p.packed && bwd_tiles::is_small(p))

@@ -129,6 +129,7 @@ std::int64_t counters(const Problem& p, const Config& config) {
 /// of a large one even out.
 /// Not beside a list: no case has shown that rounding there.
 bool refines(const Problem& p, const Config& config) {
+  if (p.precision == Precision::refined) return true;
   if (config.listed()) return false;
   if (bwd_tiles::is_tiny(p)) return true;
   const bool hides = config.mask != bwd_sm90::Mask::none || config.options.mask;
@@ -214,6 +215,8 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   if (refines(p, config)) cost.ms += kRefineMs;
   // Two launches that read O and dO, or look at LSE.
   if (p.bias.defined()) cost.ms += 2.0 * host::kKernelMs;
+  // Two products of five, on mma.sync. Not measured.
+  if (p.precision == Precision::refined) cost.ms *= 1.8;
   cost.ms += mask_bits_ms(mask, machine.bandwidth_gbps);
   if (p.dsinks.defined()) cost.ms += host::kKernelMs;
   // Two more products of five, on mma.sync.
@@ -269,6 +272,10 @@ void fill(RaggedArgs& args, const Problem& p, const Decided& decided) {
     args.alibi = static_cast<const float*>(p.alibi_slopes.data);
     args.alibi_b = p.alibi_slopes.strides[0];
     args.alibi_h = p.alibi_slopes.strides[1];
+  }
+  if (p.sinks.defined() && (config.hides_rows() || config.picks_rows())) {
+    args.sinks = static_cast<const float*>(p.sinks.data);
+    args.sinks_h = p.sinks.strides[0];
   }
   const Sm90Mask mask = sm90_mask(p);
   args.low = mask.low;

@@ -2,7 +2,7 @@
 /// its slope. Everything is transposed: rows are keys, columns queries.
 #pragma once
 
-#include "cuda/kernels/bwd_sm90/worker.cuh"
+#include "cuda/kernels/bwd_sm90/bias.cuh"
 #include "cuda/tile/dropout.cuh"
 #include "cuda/tile/expression.cuh"
 #include "cuda/tile/options.cuh"
@@ -29,7 +29,12 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   static constexpr SharedPlan kPlan{kConfig};
   static constexpr int kScore = kConfig.expressions.score, kHidden = kConfig.expressions.mask;
   static_assert(!kConfig.fold_lse || !kConfig.modified);
-  static_assert(kScore == 0 || (kConfig.modified && !kConfig.softcap && !kConfig.alibi));
+  /// ALiBi, or a score function of the form of tile::Slant, from the start of the products on.
+  static constexpr bool kSlanted = kConfig.alibi && kConfig.fold_lse;
+  /// A score function that is asked for every pair.
+  static constexpr bool kCalls = kScore != 0 && !kSlanted;
+  static_assert(!kSlanted || !kConfig.wide());
+  static_assert(!kCalls || (kConfig.modified && !kConfig.softcap && !kConfig.alibi));
   static_assert(!kConfig.expressions.any() || !kConfig.wide());
   static_assert(!kConfig.options.mask || (!kConfig.wide() && !kPacked<kConfig>));
   static_assert(!kConfig.options.dropout || !kConfig.wide());
@@ -49,6 +54,12 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   u32 rGate[kConfig.softcap && kConfig.wide() ? kM / 4 : 1];  ///< slope of the softcap, float16
   u32 rHalf[kConfig.half_registers ? kD / 8 : 1];             ///< half of K as A fragments
   float slope = 0.0F;                                         ///< ALiBi's, log2 domain
+  /// kSlanted, log2 domain: of a block of queries a logit is rS times the scale, `side` a query
+  /// from the thread's first one on, and `base` of the key. Where the diagonal crosses the block
+  /// without the distance.
+  Slant slanted;
+  float side = 0.0F, base[2];
+  bool crosses = false;
   // expressions
   const Captures* captures = nullptr;
   int query_head = 0;
@@ -79,13 +90,46 @@ struct Scores : HeldOptions<kConfig.options.any()> {
     if constexpr (kConfig.expressions.any()) {
       query_head = of_head;
       const Place place = place_of(corner(0));
-      if constexpr (kScore != 0) of_score = ScoreFunction<kScore>::uniform(place, *captures);
+      if constexpr (kCalls) of_score = ScoreFunction<kScore>::uniform(place, *captures);
+      if constexpr (kSlanted && kScore != 0) {
+        slanted = ScoreSlant<kScore>::of(place, *captures);
+        slanted.multiply(kLog2e);
+      }
       if constexpr (kHidden != 0) of_mask = MaskFunction<kHidden>::uniform(place, *captures);
     }
-    if constexpr (kConfig.alibi) {
+    if constexpr (kConfig.alibi && kScore == 0) {
       slope =
           kLog2e *
           worker.args.alibi[worker.job.batch * worker.args.alibi_b + of_head * worker.args.alibi_h];
+    }
+  }
+  /// (F3) Before the products with a block of queries. Votes, though all lanes agree: see
+  /// fwd_sm90/functions_and_lists.md.
+  __forceinline__ void enter_block(int of_block) {
+    if constexpr (kSlanted) {
+      Slant of = slanted;
+      if constexpr (kScore == 0) {
+        of.distance = slope;
+        of.shift = shift();
+      }
+      // Distances of the warp's last key to the first query, of its first one to the last.
+      const int key = key_row(), least = of_block * kM + of.shift - (key - worker.lane / 4 + 15);
+      const bool right = __any_sync(~0U, least < 0);
+      crosses = right && __any_sync(~0U, least + 15 + kM - 1 > 0);
+      const float distance = crosses ? 0.0F : right ? -of.distance : of.distance;
+      const int query = of_block * kM + 2 * (worker.lane % 4);
+      side = -distance;
+      if constexpr (kScore != 0) side += of.row - of.ahead;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int j = key + 8 * r;
+        base[r] = -distance * static_cast<float>(query + of.shift - j);
+        if constexpr (kScore != 0) {
+          base[r] += of.ahead * static_cast<float>(j - query) +
+                     (of.row * static_cast<float>(query) + of.column * static_cast<float>(j) +
+                      of.constant);
+        }
+      }
     }
   }
 
@@ -190,6 +234,14 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   /// (F1) S^T = K Q^T; with fold_lse S - LSE
   __forceinline__ void issue_scores() {
     if constexpr (kConfig.fold_lse) load_columns(rS, worker.shared.offset(worker.rQ.slot));
+    if constexpr (kSlanted) {
+      const float raw = side * (-kLn2 * worker.args.offset_factor);
+#pragma unroll
+      for (int i = 0; i < kM / 2; ++i) {
+        const float query = static_cast<float>(8 * (i / 4) + i % 2);
+        rS[i] = i / 2 % 2 == 1 ? rS[i - 2] : __fmaf_rn(raw, query, rS[i]);
+      }
+    }
     const u64 k = step_descriptor(dK);
     const u64 q = dQ + worker.rQ.slot * (kPlan.q_stage / 16);
     wgmma_fence();
@@ -279,7 +331,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   }
   /// (F2, F3) raw scores to logits in the log2 domain; the slope of the softcap to shared memory.
   __forceinline__ void modify() {
-    if constexpr (kScore != 0) {
+    if constexpr (kCalls) {
       score_function();
     } else if constexpr (kConfig.softcap) {
       const u32 gate = gate_place();
@@ -304,64 +356,33 @@ struct Scores : HeldOptions<kConfig.options.any()> {
                           __uint_as_float(g[2]), __uint_as_float(g[3]));
         }
       }
-    } else if constexpr (kConfig.modified && !kScalesWithBias) {
+    } else if constexpr (kConfig.modified && !kScalesWithBias<kConfig>) {
 #pragma unroll
       for (int i = 0; i < kM / 2; ++i) rS[i] *= worker.args.scale_log2;
     }
-    if constexpr (kConfig.alibi) {
-      const float distance = static_cast<float>(
-          block * kM + 2 * (worker.lane % 4) + keys_of<kConfig>(worker.args, worker.job) -
-          queries_of<kConfig>(worker.args, worker.job) - key_row());
-#pragma unroll
-      for (int i = 0; i < kM / 2; ++i) {
-        const float here = distance + static_cast<float>(8 * (i / 4) + i % 2 - 8 * (i / 2 % 2));
-        rS[i] = __fmaf_rn(-slope, fabsf(here), rS[i]);
+    if constexpr (kSlanted) {
+      if (__any_sync(~0U, crosses)) {
+        const float factor = kScore != 0 ? slanted.distance : slope;
+        subtract_distance(factor * (-kLn2 * worker.args.offset_factor),
+                          kScore != 0 ? slanted.shift : shift());
       }
+    } else if constexpr (kConfig.alibi) {
+      subtract_distance(slope, shift());
     }
   }
-
-  static constexpr bool kScalesWithBias =
-      kConfig.options.bias() && !kConfig.softcap && !kConfig.alibi;
-  /// Calls `add` with the number of each of the thread's scores and its bias.
-  /// Matrices of eight queries and eight keys, turned round on their way from shared memory: two of
-  /// the warp's 16 keys for eight queries, and two for the next eight.
-  template <class Add>
-  __forceinline__ u32 for_each_bias(Add add) const {
-    constexpr bool kRows = kConfig.options.pairs.staged;
-    constexpr Element kOf =
-        kConfig.options.pairs.bias == BiasType::bf16 ? Element::bf16 : Element::fp16;
-    const int row = kRows ? worker.lane % 8 + worker.lane / 16 * 8 : 0,
-              chunk = worker.warp * 2 + worker.lane / 8 % 2;
-    const u32 from = worker.shared.bias(worker.rQ.slot) + worker.warpgroup * kPlan.bias_panel +
-                     row * kPanelRowBytes + (chunk ^ row % 8) * 16;
-    u32 largest = 0;  // as unsigned numbers the most negative ones are the largest
-#pragma unroll
-    for (int j = 0; j < kM / 16; ++j) {
-      u32 words[4];
-      load_matrix_trans_x4(words, from + (kRows ? j * 16 * kPanelRowBytes : 0));
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        largest = max_halves(largest, words[i]);
-        const int score = 8 * j + 4 * (i / 2) + 2 * (i % 2);
-        add(score, widen<kOf>(words[i] & 0xffffU));
-        add(score + 1, widen_high<kOf>(words[i]));
-      }
-    }
-    return largest;
+  /// Sk - Sq of the sequence.
+  __forceinline__ int shift() const {
+    return keys_of<kConfig>(worker.args, worker.job) - queries_of<kConfig>(worker.args, worker.job);
   }
-  /// (F3) The bias that lies beside Q: as far as modify() has not made them so, raw scores become
-  /// logits in the log2 domain. The product is rounded before it is added: see with_bias(). -inf
-  /// replaces, and a product that overflows is lifted: a finite bias is no mask. CONTRACT 3, 10
-  __forceinline__ void add_bias() {
-    const float factor = kScalesWithBias ? worker.args.scale_log2 : 1.0F;
-    const u32 largest = for_each_bias(
-        [&](int i, float b) { rS[i] = __fmaf_rn(rS[i], factor, __fmul_rn(b, kLog2e)); });
-    // -2^127, -inf
-    constexpr u32 kFrom = kConfig.options.pairs.bias == BiasType::bf16 ? 0xff00U : 0xfc00U;
-    if (!__any_sync(~0U, largest >> 16 >= kFrom || (largest & 0xffffU) >= kFrom)) return;
-    for_each_bias([&](int i, float b) {
-      rS[i] = b == -infinity() ? b : rS[i] == -infinity() ? kLowest : rS[i];
-    });
+  /// Subtracts factor * |i + shift - j|.
+  __forceinline__ void subtract_distance(float factor, int of_shift) {
+    const float distance =
+        static_cast<float>(block * kM + 2 * (worker.lane % 4) + of_shift - key_row());
+#pragma unroll
+    for (int i = 0; i < kM / 2; ++i) {
+      const float here = distance + static_cast<float>(8 * (i / 4) + i % 2 - 8 * (i / 2 % 2));
+      rS[i] = __fmaf_rn(-factor, fabsf(here), rS[i]);
+    }
   }
 
   /// Hidden scores become -inf: replaced, so that nothing of a hidden key leaks. CONTRACT 4, 5, 10
@@ -400,7 +421,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   __forceinline__ void probabilities(u32 listed_columns = ~0U) {
     if constexpr (kConfig.options.mask) settle_shown(this->shown, rS, this->options->zero);
     modify();
-    if constexpr (kConfig.options.bias()) add_bias();
+    if constexpr (kConfig.options.bias()) add_bias<kConfig>(worker, rS);
     // Of a block list, what is not masked is full: no mask applies there.
     if constexpr (kHidden != 0 && (kMasked || !kConfig.listed())) mask_function();
     if constexpr (kConfig.options.mask) mask_shown();
@@ -417,7 +438,10 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       for (int r = 0; r < 2; ++r) {
         float& a = rS[4 * j + 2 * r];
         float& b = rS[4 * j + 2 * r + 1];
-        if constexpr (kConfig.fold_lse) {
+        if constexpr (kSlanted) {
+          a = __fmaf_rn(a, worker.args.scale_log2, base[r]);
+          b = __fmaf_rn(b, worker.args.scale_log2, base[r]);
+        } else if constexpr (kConfig.fold_lse) {
           a *= worker.args.scale_log2;
           b *= worker.args.scale_log2;
         } else if constexpr (kConfig.options.bias()) {
@@ -432,7 +456,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
         }
         a = exp2_approx(a);
         b = exp2_approx(b);
-        if constexpr (kScore != 0) {
+        if constexpr (kCalls) {
           // Queries that see nothing or are none: whatever the function gives there.
           a = l.x == -infinity() ? 0.0F : a;
           b = l.y == -infinity() ? 0.0F : b;

@@ -284,6 +284,7 @@ __forceinline__ void Consumer<kConfig>::exact_step(int next_pair, int next_block
     worker.wait_q();
     const u32 listed = scores.template take_listed<kMasked>();
     take_next_mask<true>(next_pair, next_block);
+    scores.enter_block(kConfig.listed() ? scores.block : next_block);
     scores.issue_scores();
     wgmma_wait<0>();
     pin(scores.rS);
@@ -357,6 +358,7 @@ __forceinline__ void Consumer<kConfig>::finish_step(u32 stage_q, int next_pair, 
     worker.wait_q();
     listed = scores.template take_listed<kMasked>();
     take_next_mask<true>(next_pair, next_block);
+    scores.enter_block(kConfig.listed() ? scores.block : next_block);
     scores.issue_scores();
     if constexpr (Scores<kConfig>::kDropsAhead) {
       // Of a list the stage of Q has told what is next.
@@ -416,6 +418,7 @@ __forceinline__ void Consumer<kConfig>::first_step(const BlockRange& range) {
   worker.wait_q();
   const u32 listed = scores.template take_listed<true>();
   scores.take_mask(scores.pair, scores.block);
+  scores.enter_block(scores.block);
   scores.issue_scores();
   if constexpr (Scores<kConfig>::kDropsAhead) scores.take_dropout(scores.pair, scores.block);
   wgmma_wait<0>();
