@@ -61,6 +61,7 @@ TEST(Sm90Options, WhatBackwardLeavesToOthers) {
   const std::string unsupported = "not supported by this kernel";
   for (const char* line :
        {"b2 h4 s4096 d128 bf16 bias=1,h,q,k", "b2 h4 s4096 d192 bf16 bias=1,h,q,k:bf16",
+        "b2 h4 s4096 d128 bf16 bias=1,h,q,k:bf16 softcap=20",
         "b2 h4 s4096 d64 bf16 bias=1,h,q,1:bf16", "packed=2000,3000 h4 d64 bf16 bias=h,q,k:bf16",
         "b2 h4 s4096 d192 bf16 mask=b,1,1,k", "packed=2000,3000 h4 d64 bf16 mask=1,q,k",
         "b2 h4 s4096 d256 bf16 dropout=0.1"}) {
@@ -83,7 +84,7 @@ TEST(Sm90Options, BiasesAreOnTrialInBackward) {
 }
 
 TEST(Sm90Options, BiasesHaveRoomInBackward) {
-  for (const char* line : {"d64 bf16 bias=1,h,q,k:bf16", "d96 bf16 bias=1,h,q,k:bf16 softcap=20",
+  for (const char* line : {"d64 bf16 bias=1,h,q,k:bf16", "d64 bf16 bias=1,h,q,k:bf16 softcap=20",
                            "d128 f16 bias=b,h,q,k:f16 alibi", "d128 bf16 bias=b,1,1,k:bf16"}) {
     const Problem p = problem(std::string("b1 h4 s1024 ") + line, Pass::backward);
     const bwd_sm90::Config config = bwd_sm90_config(p);

@@ -5,6 +5,7 @@
 #include "cuda/host/common.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
+#include "cuda/kernels/bwd_sm90/tiles.h"
 
 namespace tilewise::cuda {
 
@@ -33,6 +34,9 @@ std::string bias_refusal(const Problem& p) {
            " is not supported by this kernel";
   if (p.bias.strides[3] != 1)
     return "a bias whose keys do not lie side by side is not supported by this kernel";
+  if (bwd_sm90::SharedPlan(bwd_sm90_config(p)).bytes > bwd_sm90::SharedPlan::kRoom)
+    return "a bias of every query beside a softcap above head dim 64 is not supported by this "
+           "kernel";
   return sm90_map_refusal("bias", stored_bias(p), Sm90Access::read);
 }
 
