@@ -214,7 +214,6 @@ BODIES = {
     ],
     "hopper/tma.cuh": [
         ("void tma_prefetch_map(", ""),
-        ("void tma_prefetch_5d(", "emulator::checked_box(map, {d, c[0], c[1], c[2], c[3]}, 5);"),
         ("void tma_load(", "emulator::load_box(map, shared, barrier, {d, h, s, b, 0}, 4);"),
         (
             "void tma_load_5d(",
@@ -279,6 +278,7 @@ PROGRAMS = {
     "bwd_sm90_options": True,
     "bwd_sm90_lists": True,
     "bwd_dq_sm90": True,
+    "bwd_short_sm90": True,
     "decode_sm90": True,
     "mla_sm90": True,
     "select": True,

@@ -22,6 +22,7 @@
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/rows/mask_bits.h"
 #include "cuda/kernels/rows/packed_delta.h"
+#include "cuda/kernels/rows/score_strip.h"
 #include "cuda/kernels/rows/sinks.h"
 #include "cuda/kernels/rows/tile_lists.h"
 #include "tilewise/error.h"
@@ -35,20 +36,6 @@ using bwd_sm90::Lengths;
 using bwd_sm90::ListArgs;
 using bwd_sm90::RaggedArgs;
 using Role = MemoryItem::Role;
-
-std::string maps_refusal(const Problem& p) {
-  using Named = std::pair<const char*, const Tensor*>;
-  for (const auto& [name, tensor] : {Named{"q", &p.q}, Named{"k", &p.k}, Named{"v", &p.v},
-                                     Named{"o", &p.o}, Named{"dO", &p.d_o}}) {
-    std::string reason = sm90_map_refusal(name, *tensor, Sm90Access::read, p.packed);
-    if (!reason.empty()) return reason;
-  }
-  for (const auto& [name, tensor] : {Named{"dq", &p.dq}, Named{"dk", &p.dk}, Named{"dv", &p.dv}}) {
-    std::string reason = sm90_map_refusal(name, *tensor, Sm90Access::write, p.packed);
-    if (!reason.empty()) return reason;
-  }
-  return {};
-}
 
 /// What the score functions and masks that the caller wrote do not go with here.
 std::string function_refusal(const Problem& p) {
@@ -84,6 +71,20 @@ std::string options_refusal(const Problem& p) {
 
 }  // namespace
 
+std::string bwd_sm90_maps_refusal(const Problem& p) {
+  using Named = std::pair<const char*, const Tensor*>;
+  for (const auto& [name, tensor] : {Named{"q", &p.q}, Named{"k", &p.k}, Named{"v", &p.v},
+                                     Named{"o", &p.o}, Named{"dO", &p.d_o}}) {
+    std::string reason = sm90_map_refusal(name, *tensor, Sm90Access::read, p.packed);
+    if (!reason.empty()) return reason;
+  }
+  for (const auto& [name, tensor] : {Named{"dq", &p.dq}, Named{"dk", &p.dk}, Named{"dv", &p.dv}}) {
+    std::string reason = sm90_map_refusal(name, *tensor, Sm90Access::write, p.packed);
+    if (!reason.empty()) return reason;
+  }
+  return {};
+}
+
 std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   std::string reason = sm90_refusal(p, machine);
   if (reason.empty()) reason = function_refusal(p);
@@ -99,11 +100,8 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0) {
     return "empty problems are left to flash_bwd_sm80";
   }
-  if (std::max(p.head_dim, p.head_dim_v) > 128 && sm90_lengths(p) != Lengths::dense) {
-    return "packed sequences and key lengths above head dim 128 are not supported by this kernel";
-  }
-  if (std::max(p.head_dim, p.head_dim_v) > 128 && bwd_sm90_hides_rows(p)) {
-    return "rows that see no key above head dim 128 are not supported by this kernel";
+  if (std::max(p.head_dim, p.head_dim_v) > 128 && bwd_sm90_may_hide_rows(p)) {
+    return "rows that may see no key above head dim 128 are not supported by this kernel";
   }
   if (p.packed && std::max(p.total_q, p.total_k) > kMostPackedRows) {
     return "packed tensors of more than " + std::to_string(kMostPackedRows) + " rows";
@@ -115,7 +113,7 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   if (hides_all || mask.low >= mask.high)
     return "a window that hides every key is left to flash_bwd_sm80";
   if (bwd_sm90_jobs(p, bwd_sm90_config(p)) > std::int64_t{1} << 30) return "more than 2^30 jobs";
-  return maps_refusal(p);
+  return bwd_sm90_maps_refusal(p);
 }
 
 namespace {
@@ -210,6 +208,7 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   mask.add_memory(cost.memory);
   const DiagonalGradients diagonals = diagonal_gradients(p, config);
   diagonals.add_memory(cost.memory);
+  ScoreStrip(p, config.expressions.strip).add_memory(cost.memory);
   const bool apart = wants_captures(p) && wants_captures(diagonals.others());
   if (apart) {
     add_refined_delta_memory(p, cost.memory);
@@ -352,6 +351,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   args.diagonals = diagonals.sums();
   args.diagonal_count = static_cast<int>(diagonals.count());
   args.last_key = static_cast<int>(diagonals.last_key());
+  const tile::Strip strip = ScoreStrip(p, config.expressions.strip).make(workspace, context.stream);
   MaskBitsMaker mask(p, config.block_m, true);
   const std::int64_t grid = std::min<std::int64_t>(args.jobs, host::kTypicalMultiprocessors);
   if (config.listed()) {
@@ -365,14 +365,14 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
     mask.take(workspace);
     mask.make(context.stream);
     launch_optioned(p, kernel, host::following(grid, p.device.index), context.stream, args,
-                    mask.bits());
+                    mask.bits(), strip);
   } else {
     mask.take(workspace);
     mask.make(context.stream);
     if (config.ragged()) {
-      launch_optioned<RaggedArgs>(p, kernel, {.x = grid}, context.stream, args, mask.bits());
+      launch_optioned<RaggedArgs>(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip);
     } else {
-      launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits());
+      launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip);
     }
   }
   if (config.wide()) {
@@ -408,7 +408,10 @@ PackUnit held(KernelUnit unit) {
 }
 
 /// Emulated alone.
-std::string dropout_on_trial(const KernelRow& /*row*/, const Problem& p) {
+std::string on_trial(const KernelRow& /*row*/, const Problem& p) {
+  const bool wide = std::max(p.head_dim, p.head_dim_v) > 128;
+  if (wide && p.packed && sm90_mask(p).mask != bwd_sm90::Mask::none)
+    return "no card has checked its packed sequences under a mask above head dim 128";
   return drops(p) ? "no card has checked its dropout" : "";
 }
 
@@ -422,7 +425,7 @@ const KernelRow kFlashBackwardSm90 = {
     .summary = "tiled, P recomputed from LSE; above dim 128 dQ by bwd_dq_sm90; wgmma, TMA",
     .prepare = prepare,
     .run = run,
-    .on_trial = dropout_on_trial};
+    .on_trial = on_trial};
 
 void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;

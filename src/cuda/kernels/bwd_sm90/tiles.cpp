@@ -12,6 +12,7 @@
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/rows/mask_map.h"
+#include "cuda/kernels/rows/score_strip.h"
 #include "cuda/kernels/rows/tile_lists.h"
 #include "plan/accounting.h"
 #include "problem/blocks.h"
@@ -84,6 +85,16 @@ bool bwd_sm90_hides_rows(const Problem& p) {
   return mask.high <= 0 || (mask.mask == Mask::both && p.seq_q - 1 + mask.low >= p.seq_k);
 }
 
+bool bwd_sm90_may_hide_rows(const Problem& p) {
+  if (sm90_lengths(p) == bwd_sm90::Lengths::dense) return bwd_sm90_hides_rows(p);
+  if (sm90_mask(p).mask == Mask::none) return false;
+  // Where queries and keys are of the same sequences a row sees itself.
+  const Tensor &q = p.cu_seqlens_q, &k = p.cu_seqlens_k;
+  const bool same = p.packed && q.data == k.data && q.strides[0] == k.strides[0] &&
+                    q.dtype == k.dtype && p.total_q == p.total_k;
+  return !same || p.left < 0 || p.right < 0;
+}
+
 Config bwd_sm90_config(const Problem& p) {
   Config config;
   config.element = p.dtype == DType::bfloat16 ? tile::Element::bf16 : tile::Element::fp16;
@@ -102,6 +113,7 @@ Config bwd_sm90_config(const Problem& p) {
   config.modified = !slanted && (host::is_modified(p) || config.expressions.score != 0);
   config.softcap = p.softcap != 0.0;
   config.alibi = slanted || p.alibi_slopes.defined();
+  config.expressions.strip = !slanted && strips_score(p);
   config.deterministic = p.deterministic;
   config.fold_lse = !config.modified;
   config.exact = bwd_tiles::is_small(p);
