@@ -214,7 +214,6 @@ BODIES = {
     ],
     "hopper/tma.cuh": [
         ("void tma_prefetch_map(", ""),
-        ("void tma_prefetch_5d(", "emulator::checked_box(map, {d, c[0], c[1], c[2], c[3]}, 5);"),
         ("void tma_load(", "emulator::load_box(map, shared, barrier, {d, h, s, b, 0}, 4);"),
         (
             "void tma_load_5d(",

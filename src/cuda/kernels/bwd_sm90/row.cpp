@@ -22,6 +22,7 @@
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/rows/mask_bits.h"
 #include "cuda/kernels/rows/packed_delta.h"
+#include "cuda/kernels/rows/score_strip.h"
 #include "cuda/kernels/rows/sinks.h"
 #include "cuda/kernels/rows/tile_lists.h"
 #include "tilewise/error.h"
@@ -207,6 +208,7 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   mask.add_memory(cost.memory);
   const DiagonalGradients diagonals = diagonal_gradients(p, config);
   diagonals.add_memory(cost.memory);
+  ScoreStrip(p, config.expressions.strip).add_memory(cost.memory);
   const bool apart = wants_captures(p) && wants_captures(diagonals.others());
   if (apart) {
     add_refined_delta_memory(p, cost.memory);
@@ -349,6 +351,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   args.diagonals = diagonals.sums();
   args.diagonal_count = static_cast<int>(diagonals.count());
   args.last_key = static_cast<int>(diagonals.last_key());
+  const tile::Strip strip = ScoreStrip(p, config.expressions.strip).make(workspace, context.stream);
   MaskBitsMaker mask(p, config.block_m, true);
   const std::int64_t grid = std::min<std::int64_t>(args.jobs, host::kTypicalMultiprocessors);
   if (config.listed()) {
@@ -362,14 +365,14 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
     mask.take(workspace);
     mask.make(context.stream);
     launch_optioned(p, kernel, host::following(grid, p.device.index), context.stream, args,
-                    mask.bits());
+                    mask.bits(), strip);
   } else {
     mask.take(workspace);
     mask.make(context.stream);
     if (config.ragged()) {
-      launch_optioned<RaggedArgs>(p, kernel, {.x = grid}, context.stream, args, mask.bits());
+      launch_optioned<RaggedArgs>(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip);
     } else {
-      launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits());
+      launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip);
     }
   }
   if (config.wide()) {

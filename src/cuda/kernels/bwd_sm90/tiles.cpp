@@ -12,6 +12,7 @@
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/rows/mask_map.h"
+#include "cuda/kernels/rows/score_strip.h"
 #include "cuda/kernels/rows/tile_lists.h"
 #include "plan/accounting.h"
 #include "problem/blocks.h"
@@ -112,6 +113,7 @@ Config bwd_sm90_config(const Problem& p) {
   config.modified = !slanted && (host::is_modified(p) || config.expressions.score != 0);
   config.softcap = p.softcap != 0.0;
   config.alibi = slanted || p.alibi_slopes.defined();
+  config.expressions.strip = !slanted && strips_score(p);
   config.deterministic = p.deterministic;
   config.fold_lse = !config.modified;
   config.exact = bwd_tiles::is_small(p);

@@ -15,6 +15,7 @@
 #include "cuda/kernels/fwd_sm90/unit.h"
 #include "cuda/kernels/rows/combine.h"
 #include "cuda/kernels/rows/mask_bits.h"
+#include "cuda/kernels/rows/score_strip.h"
 #include "cuda/kernels/rows/tile_lists.h"
 #include "tilewise/error.h"
 
@@ -82,6 +83,7 @@ std::vector<MemoryPart> workspace_items(const Problem& p, const Config& config, 
     maker.add_order_memory(items);
   }
   MaskBitsMaker(p, config.block_n, false).add_memory(items);
+  ScoreStrip(p, config.expressions.strip).add_memory(items);
   return items;
 }
 
@@ -162,6 +164,7 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   }
   const Kernel kernel = load_optioned(p, config, p.device.index, fwd_sm90_unit);
   const std::int64_t grid = std::min(args.tiles, host::kTypicalMultiprocessors);
+  const tile::Strip strip = ScoreStrip(p, config.expressions.strip).make(workspace, context.stream);
   MaskBitsMaker mask(p, config.block_n, false);
   if (has_tile_lists(p)) {
     TileListsMaker maker = lists_of(p, config);
@@ -173,15 +176,15 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
     mask.take(workspace);
     mask.make(context.stream);
     launch_optioned<ListArgs>(p, kernel, host::following(grid, p.device.index), context.stream,
-                              args, mask.bits());
+                              args, mask.bits(), strip);
   } else if (p.paged) {
     mask.take(workspace);
     mask.make(context.stream);
-    launch_optioned(p, kernel, {.x = grid}, context.stream, args, mask.bits());
+    launch_optioned(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip);
   } else {
     mask.take(workspace);
     mask.make(context.stream);
-    launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits());
+    launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip);
   }
   if (split) combine_parts(p, args.o_part, args.m_part, splits, context.stream);
 }
