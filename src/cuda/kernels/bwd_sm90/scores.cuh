@@ -103,7 +103,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
           worker.args.alibi[worker.job.batch * worker.args.alibi_b + of_head * worker.args.alibi_h];
     }
   }
-  /// (F3) Before the products with a block of queries. Votes, though all lanes agree: see
+  /// (F3) ALiBi of a block of queries, before its products. Votes, though all lanes agree: see
   /// fwd_sm90/functions_and_lists.md.
   __forceinline__ void enter_block(int of_block) {
     if constexpr (kSlanted) {
