@@ -226,8 +226,8 @@ struct Consumer : Rows<kConfig> {
     if (!kConfig.lazy_rescale || __any_sync(~0U, alpha[0] != 1.0F || alpha[1] != 1.0F)) scale_o();
   }
 
-  /// Scores of a block beside the values of the block before.
-  __forceinline__ void products() {
+  /// Scores of a block beside the values of the block before, and dropout's bits under both.
+  __forceinline__ void products(int block) {
     if constexpr (kConfig.values_first) {
       wait_v();
       wait_k();
@@ -235,6 +235,7 @@ struct Consumer : Rows<kConfig> {
       issue_values();
       issue_scores<Base::kSlanted>();
       pass_turn();
+      take_dropout<kConfig>(*this, block);
       finish_values();
       pin(rS);
       return;
@@ -245,6 +246,7 @@ struct Consumer : Rows<kConfig> {
     wait_v();
     issue_values();
     pass_turn();
+    take_dropout<kConfig>(*this, block);
     wgmma_wait<1>();  // S; O is still being summed
     pin(rS);
   }
@@ -256,7 +258,7 @@ struct Consumer : Rows<kConfig> {
     take_listed();
     take_options<kConfig>(*this, block);
     enter_block(block);
-    products();
+    products(block);
     if constexpr (kConfig.trust_maxima && kSeen && kModification != Modification::softcap) {
       trusted_step<kMasked>(block);
     } else {
@@ -346,7 +348,7 @@ struct Consumer : Rows<kConfig> {
   }
   /// The last block of a window, its left half hidden.
   __forceinline__ void half_step(int block) {
-    products();
+    products(block);
     const auto take = [&] { take_right_half(block); };
     trusted_exponentials<kScores / 2>(take, take, [&] { pack_half(1); });
   }

@@ -301,7 +301,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       }
     }
   }
-  using Kept = KeptPairs<kConfig.options.dropout, false, 1, kBlockN / 8, 5, true>;
+  using Kept = KeptPairs<kConfig.options.dropout, false, 1, kBlockN / 8, 5, true, true>;
   static constexpr int kPerWord = 4 * Kept::kGroup;  ///< scores of a word of `kept`
   /// (F10) Z P of what has been summed; 1 / (1 - p) comes at the end.
   /// NOTE: opaque, or the tests of two places of a step are made once, and their answers kept.
