@@ -8,6 +8,7 @@
 #include <numeric>
 #include <random>
 
+#include "biases.h"
 #include "block_lists.h"
 #include "bool_masks.h"
 #include "cuda/host/options.h"
@@ -67,6 +68,7 @@ struct Shape {
   const Formula* formula = nullptr;
   Shows shows = {};
   double dropout = 0.0;
+  const Added* bias = nullptr;
 };
 
 /// Where the rows of a sequence, or of an entry of a batch, lie.
@@ -141,6 +143,8 @@ struct Check {
   std::vector<int> cu_q = {0}, cu_k = {0};
   BlockLists lists;
   BoolMask bools;
+  Bias bias;
+  std::vector<float> lse2, lse2_low;  ///< of each row in the log2 domain, and what is left of it
 
   /// With sizes of the tensors in memory: packed sequences are one entry.
   static Shape stored(Shape shape) {
@@ -163,7 +167,8 @@ struct Check {
         dv(v),
         lists(s.list, s.batch, s.heads_q, s.seq_q, s.seq_k,
               [this](int b, int i, int j) { return sees(b, i, j); }),
-        bools(s.shows, s.batch, s.heads_q, s.seq_q, s.seq_k) {
+        bools(s.shows, s.batch, s.heads_q, s.seq_q, s.seq_k),
+        bias(s.bias, s.batch, s.heads_q, s.seq_q, s.seq_k) {
     std::mt19937 random(7);
     q.randomise(random, s.amplitude);
     k.randomise(random, s.amplitude);
@@ -174,6 +179,7 @@ struct Check {
     for (int h = 0; h < s.heads_q; ++h) slopes.push_back(0.02F * float(h + 1));
     for (int h = 0; s.sinks && h < s.heads_q; ++h) sinks.push_back(0.5F * float(h));
     lse.assign(d_lse.size(), 0.0F);
+    lse2 = lse2_low = lse;
     true_delta = lse;
     blind.assign(lse.size(), false);
     true_dq.assign(q.data.size(), 0.0);
@@ -261,6 +267,7 @@ struct Check {
         x = s.softcap * t;
       }
       if (s.alibi) x -= slopes[h] * std::fabs(double(i + of.keys - of.queries - j));
+      x += bias.at(b, h, i, j);
       if (s.formula != nullptr) {
         const int position = static_cast<int>(&of - sequences.data());
         const Formula::Score y = s.formula->of(position, h, i, j, of.queries, of.keys, x);
@@ -279,6 +286,10 @@ struct Check {
     const bool any = l > 0.0;
     if (!any) l = 1.0;
     lse[row] = !any ? -tile::infinity() : float(m + std::log(l));
+    const double in_log2 = std::max(m * tile::kLog2e, double(tile::kLowest)) + std::log2(l);
+    lse2[row] = !any ? tile::infinity() : float(std::max(in_log2, double(tile::kLowest)));
+    lse2_low[row] = !any ? 0.0F : float(in_log2 - lse2[row]);
+    if (lse2[row] == tile::kLowest) lse2_low[row] = float(std::log2(l));
     double delta = 0.0;
     std::vector<double> kept(end - begin, 1.0);
     if (s.dropout > 0.0) {
@@ -390,7 +401,15 @@ struct Check {
       bools.give(p, s.batch, s.heads_q, s.seq_q, s.seq_k);
       const MadeBits bits(p, kM, true);
       p.dropout = dropped();
+      bias.give(p, s.batch, s.heads_q, s.seq_q, s.seq_k);
       tile::Optioned<bwd_sm90::ListArgs> optioned{a, {}, cuda::kernel_options(p, bits.bits)};
+      std::vector<float> low(rows, nan);
+      if constexpr (kConfig.options.bias()) {
+        optioned.options.bias_tiles = bias_tiles();
+        optioned.args.lse2_in = lse2.data(), optioned.args.low_in = lse2_low.data();
+        optioned.args.delta_in = true_delta.data(), optioned.args.delta_rows = s.seq_q;
+        optioned.args.offset_low = low.data();
+      }
       if (s.formula != nullptr) optioned.captures = s.formula->captures;
       emulator::run_grid(bwd_sm90::memory, s.blocks, kConfig.threads(),
                          [&] { bwd_sm90::kernel<kConfig>(optioned); });
@@ -419,6 +438,18 @@ struct Check {
       error.add(true_diagonals[i], sum);
     }
     error.expect(name, "i-j", bound);
+  }
+  tile::BiasTiles bias_tiles() {
+    const long pitch = 2 * bias.pitch, head = pitch * bias.queries;
+    const emulator::Box box = {reinterpret_cast<unsigned char*>(bias.narrow.data()),
+                               {bias.keys, bias.heads, bias.queries, bias.batch},
+                               {0, head, pitch, head * bias.heads},
+                               {64, 1, kConfig.options.pairs.staged ? kConfig.block_m : 1, 1},
+                               4};
+    tile::BiasTiles tiles = {
+        .by_batch = bias.batch > 1, .by_head = bias.heads > 1, .by_query = bias.queries > 1};
+    std::memcpy(&tiles.map, &box, sizeof(box));
+    return tiles;
   }
   /// The launch that goes with one of bwd_sm90 without dQ.
   void run_dq(const bwd_sm90::RaggedArgs& of) {
@@ -462,42 +493,6 @@ struct Check {
 template <Config kConfig>
 void check(const char* name, const Shape& shape, double bound) {
   Check<kConfig>(shape).run(name, bound);
-}
-
-// ---- configs made of others
-
-constexpr Config masked(Config c, Mask mask) {
-  c.mask = mask;
-  return c;
-}
-constexpr Config hiding(Config c) {
-  c.hides = true;
-  return c;
-}
-/// With softcap the scores cannot start from -LSE, nor with ALiBi above dim 128; at dim 64 the rest
-/// stays.
-constexpr Config with_softcap(Config c) {
-  c.fold_lse = false;
-  c.modified = c.softcap = true;
-  return c;
-}
-constexpr Config with_alibi(Config c) {
-  c.alibi = true;
-  c.modified = c.wide();
-  c.fold_lse = !c.modified;
-  return c;
-}
-constexpr Config half(Config c) {
-  c.element = Element::fp16;
-  return c;
-}
-constexpr Config ragged(Config c, Lengths lengths) {
-  c.lengths = lengths;
-  return c;
-}
-constexpr Config dims(Config c, int dim, int dim_v) {
-  c.head_dim = dim, c.head_dim_v = dim_v;
-  return c;
 }
 
 }  // namespace

@@ -49,11 +49,14 @@ Kernel load_optioned(const Problem& problem, const Config& config, int device, M
 /// As launch_expressed(), with the options.
 template <class Args>
 void launch_optioned(const Problem& problem, const Kernel& kernel, const Grid& grid, void* stream,
-                     const Args& args, const tile::MaskBits& mask, const tile::Strip& strip = {}) {
+                     const Args& args, const tile::MaskBits& mask, const tile::Strip& strip = {},
+                     const tile::BiasTiles& bias = {}) {
   if (!options_of(problem).any())
     return launch_expressed(problem, kernel, grid, stream, args, strip);
-  launch(kernel, grid, stream,
-         tile::Optioned<Args>{args, captures_of(problem, strip), kernel_options(problem, mask)});
+  tile::Optioned<Args> optioned = {args, captures_of(problem, strip),
+                                   kernel_options(problem, mask)};
+  optioned.options.bias_tiles = bias;
+  launch(kernel, grid, stream, optioned);
 }
 
 }  // namespace tilewise::cuda

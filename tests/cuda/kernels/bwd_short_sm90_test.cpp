@@ -55,7 +55,7 @@ TEST(BwdShortSm90, EveryConfigFitsSharedMemory) {
       const SharedPlan plan(config);
       EXPECT_LE(plan.bytes, SharedPlan::kRoom) << dim << ' ' << dim_v;
       EXPECT_EQ(config.stages, 4);
-      EXPECT_EQ(config.kept, std::max(dim, dim_v) <= 64 ? 2 : 1) << dim << ' ' << dim_v;
+      EXPECT_EQ(config.kept, std::min(dim, dim_v) <= 64 ? 2 : 1) << dim << ' ' << dim_v;
       EXPECT_EQ(plan.slots % 16, 0);
       for (const int at : {plan.kept, plan.stages, plan.stage}) EXPECT_EQ(at % 1024, 0);
       // The registers of a block's three warpgroups are those that it starts with.

@@ -43,7 +43,12 @@ std::string option_refusal(const Problem& p) {
     return "a softcap or ALiBi is not supported by this kernel";
   if (p.block_list.defined() || expressions_of(p).any() || p.mask.defined() || drops(p))
     return "block lists, functions, bool masks and dropout are not supported by this kernel";
+  if (p.precision == Precision::refined)
+    return "refined gradients are not supported by this kernel";
   if (p.dsinks.defined()) return "the gradient of sinks is not supported by this kernel";
+  // A row that saw its sink alone would have to be told from the others.
+  if (p.sinks.defined() && p.packed)
+    return "sinks of packed sequences are not supported by this kernel";
   if (p.key_lengths.defined()) return "key lengths are not supported by this kernel";
   return {};
 }

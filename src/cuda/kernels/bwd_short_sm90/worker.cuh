@@ -92,7 +92,10 @@ struct Worker {
   /// A of kept rows, B of rows that pass by, both over a head dim
   template <int kColumns>
   __forceinline__ void issue_scores(float (&r)[kRows / 2], u32 rows, u32 others) const {
-    const u64 a = panel_descriptor(rows, 16), b = panel_descriptor(others, 16);
+    u64 a = panel_descriptor(rows, 16);
+    const u64 b = panel_descriptor(others, 16);
+    // Of one buffer they are the same in every step: kept from one to the next they would spill.
+    if constexpr (kConfig.kept == 1) a = opaque(a);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kColumns / 16; ++i) {

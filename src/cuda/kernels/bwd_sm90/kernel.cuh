@@ -48,6 +48,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
         producer.run();
       } else {
         Producer<kConfig> producer{args, shared};
+        if constexpr (kConfig.options.bias()) producer.copied.options = options_of(any);
         producer.run();
       }
     }

@@ -16,6 +16,7 @@
 #include "cuda/kernels/bwd_sm80/row.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/bwd_sm90/dq/launch.h"
+#include "cuda/kernels/bwd_sm90/options.h"
 #include "cuda/kernels/bwd_sm90/tiles.h"
 #include "cuda/kernels/bwd_sm90/unit.h"
 #include "cuda/kernels/fwd_sm90/fill.h"
@@ -54,21 +55,6 @@ std::string function_refusal(const Problem& p) {
   return {};
 }
 
-/// What bool masks, sinks and dropout do not go with here.
-std::string options_refusal(const Problem& p) {
-  if (p.mask.defined() && std::max(p.head_dim, p.head_dim_v) > 128)
-    return "a bool mask above head dim 128 is not supported by this kernel";
-  if (p.mask.defined() && p.packed)
-    return "a bool mask of packed sequences is not supported by this kernel";
-  if (p.precision == Precision::refined && (p.packed || p.block_list.defined()))
-    return "refined gradients of packed sequences or block lists are not supported by this kernel";
-  if (drops(p) && std::max(p.head_dim, p.head_dim_v) > 128)
-    return "dropout above head dim 128 is not supported by this kernel";
-  if ((p.sinks.defined() || drops(p)) && p.packed && bwd_tiles::is_small(p))
-    return "small packed problems with sinks or dropout are left to flash_bwd_sm80";
-  return {};
-}
-
 }  // namespace
 
 std::string bwd_sm90_maps_refusal(const Problem& p) {
@@ -88,7 +74,7 @@ std::string bwd_sm90_maps_refusal(const Problem& p) {
 std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   std::string reason = sm90_refusal(p, machine);
   if (reason.empty()) reason = function_refusal(p);
-  if (reason.empty()) reason = options_refusal(p);
+  if (reason.empty()) reason = bwd_sm90_options_refusal(p);
   if (!reason.empty()) return reason;
   if (p.block_list.defined()) {
     if (p.packed) return "packed sequences beside a block list are not supported by this kernel";
@@ -182,6 +168,7 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   add("counters", {counters(p, config)});
   add("offsets", {p.stored_batch(), p.heads_q, rows});
   add("delta", {p.stored_batch(), p.heads_q, rows});
+  if (p.bias.defined()) add("offsets, low part", {p.stored_batch(), p.heads_q, rows});
   // A second time, by bwd_dq_sm90, or for the additions.
   double again = 0.0;
   if (config.wide()) {
@@ -196,8 +183,8 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   }
   if (refines(p, config) && p.packed) {
     add("delta, refined", {p.heads_q, p.total_q});
-  } else if (refines(p, config)) {
-    add_refined_delta_memory(p, cost.memory);
+  } else if (refines(p, config) || p.bias.defined()) {
+    add_refined_rows_memory(p, cost.memory);
   }
   if (config.listed()) {
     const TileListsMaker maker(p, config.block_m, config.block_n, config.lists);
@@ -211,9 +198,10 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   ScoreStrip(p, config.expressions.strip).add_memory(cost.memory);
   const bool apart = wants_captures(p) && wants_captures(diagonals.others());
   if (apart) {
-    add_refined_delta_memory(p, cost.memory);
+    add_refined_rows_memory(p, cost.memory);
     add_capture_memory(diagonals.others(), cost.memory);
   }
+  add_bias_gradient_memory(p, cost.memory);
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv, &p.d_lse}) {
     if (t->defined()) cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
@@ -224,6 +212,8 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   // full without it 0.020.
   constexpr double kRefineMs = 0.012;
   if (refines(p, config)) cost.ms += kRefineMs;
+  // Two launches that read O and dO, or look at LSE.
+  if (p.bias.defined()) cost.ms += 2.0 * host::kKernelMs;
   // Two products of five, on mma.sync. Not measured.
   if (p.precision == Precision::refined) cost.ms *= 1.8;
   cost.ms += mask_bits_ms(mask, machine.bandwidth_gbps);
@@ -231,6 +221,7 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   // Two more products of five, on mma.sync.
   if (apart) cost.ms *= 1.8;
   if (diagonals.any()) cost.ms = 1.15 * cost.ms + 3.0 * host::kKernelMs;  // not measured
+  if (p.dbias.defined()) cost.ms *= 1.8;
   // Above dim 128 two planes of P and dS were not measured: left to flash_bwd_sm80.
   if (config.exact && config.columns_dq() > 128) cost.ms *= 3.0;
   return Prepared{std::move(cost),
@@ -328,21 +319,25 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   if (config.deterministic) args.turns = args.added + cut_tiles(p, config);
   args.offset = workspace.take<float>(rows);
   args.delta = workspace.take<float>(rows);
+  if (p.bias.defined()) args.offset_low = workspace.take<float>(rows);
   if (!config.wide()) args.dq_sum = workspace.take<float>(rows * config.columns_dq());
   const std::int64_t sums = key_sums(p, config);
   if (config.split) {
     args.dk_sum = workspace.take<float>(sums);
     args.dv_sum = args.dk_sum + cut_tiles(p, config) * config.block_n * config.head_dim;
   }
+  RowStatistics given;
   if (refines(p, config) && p.packed) {
-    float* given = workspace.take<float>(p.heads_q * p.total_q);
-    packed_delta(p, given, context.stream);
-    args.delta_in = given;
+    float* const delta = workspace.take<float>(p.heads_q * p.total_q);
+    packed_delta(p, delta, context.stream);
+    args.delta_in = delta;
     args.delta_rows = static_cast<int>(p.total_q);
-  } else if (refines(p, config)) {
-    const RefinedDelta given = refined_delta(p, workspace, context.stream);
+  } else if (refines(p, config) || p.bias.defined()) {
+    given = refined_rows(p, refines(p, config), workspace, context.stream);
     args.delta_in = given.delta;
-    args.delta_rows = static_cast<int>(given.rows);
+    args.delta_rows = static_cast<int>(given.rows_q);
+    args.lse2_in = given.lse2;
+    args.low_in = given.lse2_low;
   }
   fill_bytes(args.next_job, 0, count * 4, p.device.index, context.stream);
   if (config.split) fill_bytes(args.dk_sum, 0, 4 * sums, p.device.index, context.stream);
@@ -370,9 +365,11 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
     mask.take(workspace);
     mask.make(context.stream);
     if (config.ragged()) {
-      launch_optioned<RaggedArgs>(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip);
+      launch_optioned<RaggedArgs>(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip,
+                                  bwd_sm90_bias_tiles(p, config));
     } else {
-      launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip);
+      launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip,
+                            bwd_sm90_bias_tiles(p, config));
     }
   }
   if (config.wide()) {
@@ -381,11 +378,13 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   }
   RowStatistics of_rows;
   of_rows.lse2 = args.offset;
+  of_rows.lse2_low = args.offset_low;
   of_rows.delta = args.delta;
   of_rows.rows_q = args.rows_q;
   sink_gradient(p, of_rows, context.stream, config.fold_lse ? -args.scale_log2 : -1.0F);
   diagonals.make(context.stream);
   if (wants_captures(p)) capture_gradients_apart(diagonals.others(), workspace, context.stream);
+  bias_gradient_apart(p, given, workspace, context.stream);
 }
 
 /// A problem whose kernels are watched.
@@ -412,7 +411,7 @@ std::string on_trial(const KernelRow& /*row*/, const Problem& p) {
   const bool wide = std::max(p.head_dim, p.head_dim_v) > 128;
   if (wide && p.packed && sm90_mask(p).mask != bwd_sm90::Mask::none)
     return "no card has checked its packed sequences under a mask above head dim 128";
-  return drops(p) ? "no card has checked its dropout" : "";
+  return p.bias.defined() ? "no card has checked its bias" : "";
 }
 
 }  // namespace
@@ -467,6 +466,8 @@ void add_bwd_sm90_option_units(std::vector<PackUnit>& units, int arch) {
     p.mask = {};
     p.dropout.p = 0.1;
     units.push_back(held(optioned_unit(bwd_sm90_unit(bwd_sm90_config(p)))));
+    // At dim 128 a step reads two words back: the bits are made while the most registers are taken.
+    units.back().allowed_spill_bytes = 96;
   }
 }
 

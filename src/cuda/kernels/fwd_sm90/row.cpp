@@ -189,12 +189,6 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   if (split) combine_parts(p, args.o_part, args.m_part, splits, context.stream);
 }
 
-/// Emulated alone: what a card has run of them are times.
-std::string options_on_trial(const KernelRow& /*row*/, const Problem& p) {
-  if (drops(p)) return "no card has checked its dropout";
-  return p.bias.defined() ? "no card has checked its bias" : "";
-}
-
 }  // namespace
 
 const KernelRow kFlashForwardSm90 = {
@@ -204,8 +198,7 @@ const KernelRow kFlashForwardSm90 = {
     .pass = Pass::forward,
     .summary = "tiled, online softmax; wgmma, TMA, warpgroups of different roles; bf16, fp16",
     .prepare = prepare,
-    .run = run,
-    .on_trial = options_on_trial};
+    .run = run};
 
 void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;
