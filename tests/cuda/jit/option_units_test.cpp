@@ -111,7 +111,7 @@ TEST(Sm90OptionUnits, CompileCleanly) {
   EXPECT_TRUE(units.empty());
   add_fwd_sm90_option_units(units, 90);
   add_bwd_sm90_option_units(units, 90);
-  EXPECT_EQ(units.size(), 12U);
+  EXPECT_EQ(units.size(), 13U);
   expect_clean(units, 160);
 }
 

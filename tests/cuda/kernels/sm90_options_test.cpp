@@ -5,8 +5,10 @@
 #include <string>
 
 #include "cuda/ask_row.h"
+#include "cuda/host/options.h"
 #include "cuda/kernels/bwd_sm90/row.h"
 #include "cuda/kernels/bwd_sm90/tiles.h"
+#include "cuda/kernels/decode_sm90/row.h"
 #include "cuda/kernels/fwd_sm90/row.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/rows/mask_bits.h"
@@ -55,6 +57,27 @@ TEST(Sm90Options, WhatIsTaken) {
   EXPECT_EQ(forward_refusal("packed=2000,3000 h4 d64 bf16 mask=1,q,k bias=h,q,k"), "");
   EXPECT_EQ(forward_refusal("b2 h4 s4096 d256 bf16 mask=b,1,1,k dropout=0.5 bias=1,1,q,k:bf16"),
             "");
+}
+
+TEST(Sm90Options, WordsOfATreeAreReadInsteadOfItsFunction) {
+  const std::string formula =
+      " mask_expr='n = key_length - query_length; t = j - n; (j <= i + n) & (t < 0 | ((tree[b, i, "
+      "t "
+      ">> 5 & 1] >> (t & 31)) & 1) == 1)' captures='tree:i32[B,Sq,2]=rand*9'";
+  const std::string shape = "b4 h32/4 q64 k8192 d128 bf16";
+  const Problem p = problem(shape + formula), words = by_tree_words(p);
+  ASSERT_TRUE(has_tree_words(p));
+  const fwd_sm90::Config config = sm90_config(words, *sm90_choose(words, machine(90)).tile, false);
+  EXPECT_TRUE(config.options.tree);
+  EXPECT_FALSE(config.expressions.any());
+  EXPECT_EQ(config.lists, tile::Lists::none);
+  EXPECT_FALSE(options_of(p).tree);  // as kernels see it that evaluate the function
+  const Cost tree = cost_by(kFlashForwardSm90, p, machine(90));
+  const Cost causal = cost_by(kFlashForwardSm90, problem(shape + " causal"), machine(90));
+  EXPECT_EQ(tree.ms, causal.ms);
+  EXPECT_EQ(tree.memory.size(), causal.memory.size());
+  const std::string few = "b4 h8/4 q8 k8192 d128 bf16 lengths=9,8192,70,300 paged=16 pass=fwd";
+  EXPECT_EQ(refusal_by(kFlashDecodeSm90, problem(few + formula), machine(90)), "");
 }
 
 TEST(Sm90Options, WhatBackwardLeavesToOthers) {

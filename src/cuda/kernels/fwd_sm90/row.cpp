@@ -272,6 +272,10 @@ void add_fwd_sm90_option_units(std::vector<PackUnit>& units, int arch) {
     p.bias.dtype = DType::bfloat16;
     p.bias.strides[3] = 1;
     add(p);
+    p = plain;
+    p.causal = Causal::bottom_right, p.right = 0;
+    p.tree.rank = 3;
+    if (dim == 128) add(p);
   }
 }
 
