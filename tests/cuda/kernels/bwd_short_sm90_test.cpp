@@ -115,7 +115,7 @@ TEST(BwdShortSm90, Refusals) {
   expect(p, "not a multiple of 8");
   p = problem(8, 12, 256, 64, true);
   p.softcap = 30.0;
-  expect(p, "a softcap or ALiBi");
+  expect(p, "a softcap, ALiBi or bias");
   p = problem(8, 12, 256, 64, true);
   p.mask.rank = 4;
   expect(p, "bool masks");

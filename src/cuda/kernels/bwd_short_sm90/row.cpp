@@ -39,8 +39,8 @@ std::string option_refusal(const Problem& p) {
     return "a head dim above 128 is not supported by this kernel";
   if (p.head_dim_v % 8 != 0)
     return "values whose head dim is not a multiple of 8 are not supported by this kernel";
-  if (p.softcap != 0.0 || p.alibi_slopes.defined())
-    return "a softcap or ALiBi is not supported by this kernel";
+  if (p.softcap != 0.0 || p.alibi_slopes.defined() || p.bias.defined())
+    return "a softcap, ALiBi or bias is not supported by this kernel";
   if (p.block_list.defined() || expressions_of(p).any() || p.mask.defined() || drops(p))
     return "block lists, functions, bool masks and dropout are not supported by this kernel";
   if (p.precision == Precision::refined)
