@@ -10,9 +10,10 @@
 #include "expression/interpret.h"
 #include "expression/intervals.h"
 #include "expression/lower.h"
+#include "harness/random_expression.h"
+#include "harness/random_expression.h"
 #include "problem/blocks.h"
 #include "problem/listed_blocks.h"
-#include "support/random_expression.h"
 
 namespace tilewise::expression {
 namespace {
