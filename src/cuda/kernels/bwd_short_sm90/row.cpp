@@ -209,10 +209,10 @@ double bwd_short_sm90_ms(const Problem& p, bool cut, const Hardware& machine) {
   const double planes = bwd_tiles::is_small(p) ? 1.5 : 1.0, sweeps = refines(p) ? 1.3 : 1.0;
   const double key_us = (narrow ? 0.95 : 2.4) * planes;
   const double query_us = (narrow ? 0.7 : 1.8) * planes * sweeps;
-  const double pass_us = narrow ? 2.4 : 3.6;
+  const double pass_us = narrow ? 2.4 : 2.8;
   constexpr double kStartUs = 8.0;
-  const double cut_steps =
-      p.has_positional_mask() ? 1.0 : 0.25;  // of a pass, that are seen in part
+  // Steps of a pass that are seen in part.
+  const double cut_steps = !p.has_positional_mask() ? 0.25 : narrow ? 1.0 : 1.5;
   const double pairs = visible_pairs(p), group = static_cast<double>(p.group());
   const double over_queries = passes(p, p.packed ? p.total_q : p.seq_q, p.heads_q);
   const double over_keys = passes(p, p.packed ? p.total_k : p.seq_k, p.heads_k);
