@@ -34,7 +34,7 @@ void convert_parts(const bwd_dbias_sm80::Args& a, int rows, int keys, int parts)
   source.items = static_cast<long long>(a.axes.heads) * a.padded_rows / 16 * a.padded_keys;
   const auto blocks =
       static_cast<unsigned>((source.items + bwd_convert::kThreads - 1) / bwd_convert::kThreads);
-  run_grid(blocks, bwd_convert::kThreads / 32, bwd_dbias_sm80::shared,
+  run_grid(blocks, bwd_convert::kThreads, bwd_dbias_sm80::shared,
            [&] { bwd_convert::kernel<bwd_convert::Config{bwd_convert::Type::float32}>(args); });
 }
 
@@ -57,8 +57,8 @@ std::vector<float> emulated_dbias(const Shape& s, const bwd_sm80::Args& pass, co
       static_cast<std::size_t>(parts * a.axes.heads * a.padded_rows * a.padded_keys),
       std::numeric_limits<float>::quiet_NaN());
   a.sums = sums.data();
-  run_grid(static_cast<unsigned>(a.axes.heads * a.axes.rows * a.axes.keys * parts), kConfig.warps,
-           bwd_dbias_sm80::shared, [&] { bwd_dbias_sm80::kernel<kConfig>(a); });
+  run_grid(static_cast<unsigned>(a.axes.heads * a.axes.rows * a.axes.keys * parts),
+           kConfig.warps * 32, bwd_dbias_sm80::shared, [&] { bwd_dbias_sm80::kernel<kConfig>(a); });
   if (parts > 1) convert_parts(a, rows, keys, parts);
   return dbias;
 }
@@ -86,7 +86,7 @@ void check_bias_and_sinks(const char* name, const Shape& s, const Truth& t,
   a.lse2 = pass.lse2, a.lse2_low = pass.lse2_low, a.delta = pass.delta;
   a.sinks = pass.sinks, a.sinks_h = 1, a.d_sinks = dsinks.data(), a.d_sinks_h = 1;
   a.batch = 1, a.heads = s.heads_q, a.seq_q = s.seq_q, a.rows_q = pass.rows_q;
-  run_grid(static_cast<unsigned>(s.heads_q), bwd_sinks::kThreads / 32, bwd_sinks::shared,
+  run_grid(static_cast<unsigned>(s.heads_q), bwd_sinks::kThreads, bwd_sinks::shared,
            [&] { bwd_sinks::kernel<bwd_sinks::Config{.low = kConfig.keeps_low()}>(a); });
   expect(name, "dsink", error(t.dsinks, dsinks), bound);
 }
