@@ -23,8 +23,8 @@ constexpr Bits kNan = 0x7fff;
 
 struct Case {
   const char* name;
-  int dim, dim_v, heads_q, heads_k;
-  std::vector<int> queries, keys;  ///< of each batch entry or sequence
+  int dim = 64, dim_v = 64, heads_q = 2, heads_k = 2;
+  std::vector<int> queries = {}, keys = {};  ///< of each batch entry or sequence
   bool packed = false, lengths = false;
   Causal causal = Causal::none;
   std::int64_t left = Problem::kUnbounded, right = Problem::kUnbounded;
