@@ -10,6 +10,7 @@
 #include "cuda/kernels/fwd_sm80/args.h"
 #include "cuda/kernels/fwd_sm80/tiles.h"
 #include "cuda/kernels/rows/combine.h"
+#include "cuda/kernels/rows/pack.h"
 #include "cuda/kernels/rows/tile_lists.h"
 #include "plan/accounting.h"
 #include "plan/decisive.h"
@@ -227,7 +228,7 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
            std::to_string(p.head_dim_v) + " fits " + std::to_string(machine.shared_kib) +
            " KiB of shared memory";
   }
-  const host::Operands operands(p);
+  const Operands operands(p);
   Cost cost;
   cost.block_m = choice.tile->block_m;
   cost.block_n = choice.tile->block_n;
@@ -266,8 +267,8 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
   return Prepared{std::move(cost), remember(decide(p, choice, machine))};
 }
 
-void fill(Args& args, const Problem& p, const host::Operands& operands) {
-  host::fill_shared(args, p, operands);
+void fill(Args& args, const Problem& p, const Operands& operands) {
+  fill_shared(args, p, operands);
   args.o = host::view4(p.o);
   args.o_vectors = host::has_vectors(p.o);
   if (p.lse.defined()) {
@@ -313,7 +314,7 @@ void run(const KernelRow& /*row*/, const Problem& given, const Context& context)
   const auto& decided = context.decided<Decided>();
   const Config& config = decided.config;
   const auto splits = static_cast<int>(decided.order.splits);
-  host::Operands operands(p);
+  Operands operands(p);
   WorkspaceCutter workspace(context.workspace);
   operands.prepare(workspace, context.stream);
   Args args;
