@@ -177,8 +177,8 @@ void run_kernel(const Config& config, const PagedArgs& args, const tile::Capture
 }
 
 /// The same over pages.
-constexpr Config paged(Config c, int boxes = 1) {
-  c.page_boxes = boxes;
+constexpr Config paged(Config c, fwd_sm90::PageCopies copies = fwd_sm90::PageCopies::boxes) {
+  c.pages = copies;
   return c;
 }
 

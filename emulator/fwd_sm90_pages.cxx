@@ -5,15 +5,17 @@
 
 namespace {
 
+constexpr auto kRows = fwd_sm90::PageCopies::rows;
 constexpr Config kConfigs[] = {
     paged(with(tile64(3, Mask::right), Lengths::keys, false, false)),
     paged(with(tile64(1, Mask::none), Lengths::keys, true, true)),
-    paged(with(tile64(1, Mask::none), Lengths::keys, true, false), 2),
-    paged(with(tile64(1, Mask::right), Lengths::keys, true, true), 4),
+    paged(with(tile64(1, Mask::none), Lengths::keys, true, false), kRows),
+    paged(with(tile64(1, Mask::right), Lengths::keys, true, true), kRows),
     paged(with(tile128x128(Mask::both), Lengths::keys, true, false)),
-    paged(with(tile128(Mask::right, 128), Lengths::keys, false, false)),
+    paged(with(tile128x128(Mask::both), Lengths::keys, true, false), kRows),
+    paged(with(tile128(Mask::right, 128), Lengths::keys, false, false), kRows),
     paged(with(tile256(Mask::right), Lengths::keys, true, false)),
-    paged(with(tile64(1, Mask::right), Lengths::packed, true, true)),
+    paged(with(tile64(1, Mask::right), Lengths::packed, true, true), kRows),
     paged(with(tile64(3, Mask::both), Lengths::packed, false, false)),
     paged(with(modified(tile64(1, Mask::both), Modification::alibi), Lengths::keys, false, true)),
     paged(

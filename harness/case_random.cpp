@@ -297,19 +297,21 @@ void draw_pages(std::uint64_t seed, std::int64_t index, Case& c) {
 
 }  // namespace
 
-Case random_case(std::uint64_t seed, std::int64_t index) {
-  Draw draw(seed, index);
+Case random_case(std::uint64_t seed, std::int64_t index, std::int64_t variants) {
+  constexpr std::uint64_t kOfSizes = 0x73697A6573ULL;
+  const std::int64_t kind = index / variants;
+  Draw draw(seed, kind), of_variant(seed ^ kOfSizes, index);
   Case c;
-  draw_type(seed, index, draw, c);
+  draw_type(seed, kind, draw, c);
   const auto form = static_cast<MaskForm>(draw.between(0, kMaskForms - 1));
   auto source = static_cast<Source>(draw.between(0, kSources - 1));
   // Block lists of packed sequences: random_list_case().
   if (form == MaskForm::blocks && is_packed(source)) source = Source::lengths;
-  draw_sizes(draw, source, c);
+  draw_sizes(variants > 1 ? of_variant : draw, source, c);
   draw_mask(draw, form, c);
   draw_scores(draw, c);
   draw_memory(draw, c);
-  draw_pages(seed, index, c);
+  draw_pages(seed, kind, c);
   // Pages that nobody may read would be those that are read.
   if (c.page_size > 0 && c.layout == Layout::expanded) c.layout = Layout::padded;
   return c;

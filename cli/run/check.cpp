@@ -27,7 +27,7 @@ struct CheckFlags {
   std::string kernel, implementation, format, output;
   std::vector<std::string> cases;
   std::uint64_t seed = 1;
-  std::int64_t random = 0;
+  std::int64_t random = 0, variants = 1;
   CommonFlags common;
 };
 
@@ -50,7 +50,8 @@ std::vector<Case> wanted_cases(const CheckFlags& flags) {
   for (const std::string& line : flags.cases) cases.push_back(parse_case(line));
   if (!cases.empty()) return cases;
   for (std::int64_t n = 0; n < flags.random; ++n) {
-    cases.push_back(flags.lists ? random_list_case(flags.seed, n) : random_case(flags.seed, n));
+    cases.push_back(flags.lists ? random_list_case(flags.seed, n)
+                                : random_case(flags.seed, n, flags.variants));
   }
   const bool none = cases.empty() && !flags.smoke && !flags.conformance && !flags.three_way &&
                     !flags.edge && !flags.expressions && !flags.seeds && !flags.large && !flags.all;
@@ -247,6 +248,11 @@ void add_check(CLI::App& program, int& exit_code) {
   add_integer(*app, "--random", flags->random, "small problems drawn from --seed", 0, 1'000'000'000)
       ->group(sets)
       ->option_text("N");
+  add_integer(*app, "--variants", flags->variants,
+              "of --random: so many one after another differ in sizes alone, which saves compiling",
+              1, 1'000'000)
+      ->group(sets)
+      ->option_text("N [1]");
   app->add_flag("--lists", flags->lists, "give each of --random a block list")->group(sets);
   app->add_option("--case", flags->cases, "one problem (cases/README.md); may be repeated")
       ->group(sets)

@@ -50,6 +50,7 @@ steps::ChoiceArgs CudaOps::start_choice(const Choice<float>& c) {
   a.route_below = static_cast<float>(1.0 - config.route_above);
   std::copy(random.key().begin(), random.key().end(), a.key);
   a.draw = c.draw.draw;
+  if (c.draw.state != nullptr) a.steps = &c.draw.state->steps;
   a.site = c.draw.site;
   a.qkv = c.qkv;
   a.logits = c.logits;

@@ -102,7 +102,8 @@ class ModelOf final : public Model::Impl {
     require(labels.rank == 1 && labels.sizes[0] == x.sizes[0] && labels.dtype == DType::int32 &&
                 labels.device == config.device && lies_without_gaps(labels),
             "labels", labels, "int32 (B) on " + device_name(config.device));
-    const Run<T> run = make_run(x, true, draw);
+    Run<T> run = make_run(x, true, draw);
+    run.state = state_.get();
     T* logits = logits_.room(memory_, run.batch * config.classes);
     T* d_logits = d_logits_.room(memory_, run.batch * config.classes);
     replayed(training_, run, x, labels,

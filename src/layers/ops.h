@@ -31,14 +31,6 @@ struct HeadShape {
   std::int64_t rows() const { return batch * tokens; }
 };
 
-/// One place where values are dropped. Element (i, j) is kept by the library's rule (CONTRACT 13)
-/// with bh = `site`, seed and offset = `draw`.
-struct Drop {
-  double p = 0.0;
-  std::uint64_t seed = 0;
-  std::uint32_t site = 0, draw = 0;
-};
-
 enum class Activation : std::uint8_t { none, gelu, relu, sigmoid };
 
 /// Adam's and the loss scaler's state, on the model's device, so that a step never waits for it.
@@ -48,6 +40,16 @@ struct TrainState {
   std::int32_t good_in_a_row = 0;
   std::int32_t not_finite = 0;  ///< of this step: some gradient is not
   std::int32_t steps = 0, skipped = 0;
+};
+
+/// One place where values are dropped. Element (i, j) is kept by the library's rule (CONTRACT 13)
+/// with bh = `site`, seed and offset = `draw`.
+struct Drop {
+  double p = 0.0;
+  std::uint64_t seed = 0;
+  std::uint32_t site = 0, draw = 0;
+  /// A trainer's, whose steps and skipped steps together are the draw: a replayed graph reads them.
+  const TrainState* state = nullptr;
 };
 
 /// Blocks that each head attends: what the working layer's patterns list.

@@ -138,6 +138,7 @@ struct Run {
   std::int64_t batch = 0, tokens = 0;
   bool training = false;
   std::uint32_t draw = 0;
+  const TrainState* state = nullptr;  ///< a trainer's
 
   TokenShape shape() const { return {batch, tokens, config.dim}; }
   HeadShape heads() const { return {batch, tokens, config.heads, config.head_dim}; }
@@ -149,7 +150,8 @@ struct Run {
     return {.p = training ? p : 0.0,
             .seed = config.seed,
             .site = site + static_cast<std::uint32_t>(place),
-            .draw = draw};
+            .draw = draw,
+            .state = state};
   }
 };
 

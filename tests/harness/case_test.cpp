@@ -224,6 +224,23 @@ TEST(RandomCase, ReadsBackAndDependsOnSeedAndIndexOnly) {
   EXPECT_NE(format_case(random_case(6, 0)), format_case(random_case(5, 0)));
 }
 
+TEST(RandomCase, VariantsDifferInSizesAlone) {
+  std::set<std::string> lines;
+  for (std::int64_t index = 0; index < 200; ++index) {
+    const Case c = random_case(5, index, 20), first = random_case(5, index / 20 * 20, 20);
+    lines.insert(format_case(c));
+    EXPECT_EQ(c.dtype, first.dtype);
+    EXPECT_EQ(c.head_dim, first.head_dim);
+    EXPECT_EQ(c.head_dim_v, first.head_dim_v);
+    EXPECT_EQ(c.packed.has_value(), first.packed.has_value());
+    EXPECT_EQ(c.causal, first.causal);
+    EXPECT_EQ(c.bias.has_value(), first.bias.has_value());
+    EXPECT_EQ(c.mask.has_value(), first.mask.has_value());
+    EXPECT_EQ(c.softcap, first.softcap);
+  }
+  EXPECT_GT(lines.size(), 190U);
+}
+
 /// Where the lengths of a random case come from.
 std::string source_of(const Case& c) {
   if (c.packed) return c.packed->q_lengths == c.packed->k_lengths ? "packed" : "packed, own keys";

@@ -311,9 +311,13 @@ TEST(ForwardSm90, ABoxIsOfOnePage) {
        {std::tuple{16, 128, 16}, {64, 80, 16}, {256, 128, 128}, {24, 128, 8}, {7, 128, 1}}) {
     EXPECT_EQ(sm90_box_rows(over_pages(page_size, 128, 64), block_n), rows) << page_size;
   }
-  for (const auto& [page_size, boxes] : {std::pair{16, 1}, {4, 1}, {2, 2}, {1, 4}}) {
+  using fwd_sm90::PageCopies;
+  for (const auto& [page_size, copies] : {std::pair{16, PageCopies::boxes},
+                                          {24, PageCopies::rows},
+                                          {7, PageCopies::rows},
+                                          {1, PageCopies::rows}}) {
     const Problem p = over_pages(page_size, 128, 64);
-    EXPECT_EQ(sm90_config(p, sm90_tiles(p).front(), false).page_boxes, boxes) << page_size;
+    EXPECT_EQ(sm90_config(p, sm90_tiles(p).front(), false).pages, copies) << page_size;
   }
 }
 

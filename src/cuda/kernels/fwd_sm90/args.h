@@ -23,6 +23,12 @@ enum class Mask : int { none, right, both };
 /// any of it, for scales that are not positive and for softcap together with ALiBi.
 enum class Modification : int { none, softcap, alibi, general };
 
+/// How K and V come where they lie in pages: not in pages, in boxes of the copy engine that are of
+/// one page each, row by row.
+enum class PageCopies : int { none, boxes, rows };
+/// Warps that copy them.
+inline constexpr int kProducerWarps = 4;
+
 /// Whose lengths the device must look up: nobody's, each batch entry's keys, those of packed
 /// sequences.
 enum class Lengths : int { dense, keys, packed };
@@ -59,13 +65,11 @@ struct Config {
   /// The blocks left of the tile's last row first, that one ahead, then those right of it: where
   /// scores fall off with the distance, maxima are found at once. Nothing is masked.
   bool from_diagonal = false;
-  Lists lists = Lists::none;  ///< of tiles of keys: then Args are ListArgs
-  /// K and V in pages: the boxes of a block of keys that a lane copies, at most. Then Args are
-  /// PagedArgs.
-  int page_boxes = 0;
+  Lists lists = Lists::none;            ///< of tiles of keys: then Args are ListArgs
+  PageCopies pages = PageCopies::none;  ///< of any other kind Args are PagedArgs
   tile::Expressions expressions;  ///< with any, Args are Expressed; modification is none or general
   tile::OptionKinds options;      ///< with any, Args are Optioned
-  constexpr bool paged() const { return page_boxes > 0; }
+  constexpr bool paged() const { return pages != PageCopies::none; }
   bool operator==(const Config&) const = default;
 };
 
@@ -163,6 +167,9 @@ struct ListArgs : Args {
 struct PagedArgs : ListArgs {
   alignas(64) tile::Pages pages;
   int box_rows = 1;  ///< divides the size of a page and block_n
+  // PageCopies::rows: an entry of these views is a page.
+  tile::View k_pages, v_pages;
+  int columns_k = 0, columns_v = 0;
 };
 
 }  // namespace tilewise::fwd_sm90

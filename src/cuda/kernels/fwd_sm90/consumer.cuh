@@ -66,9 +66,15 @@ struct Consumer : Rows<kConfig> {
 
   __forceinline__ void wait_k() const {
     mbarrier_wait(shared.k_full(static_cast<int>(rK.slot)), rK.parity);
+    see_rows();
   }
   __forceinline__ void wait_v() const {
     mbarrier_wait(shared.v_full(static_cast<int>(rV.slot)), rV.parity);
+    see_rows();
+  }
+  /// Rows that threads have copied, to the tensor cores: the copy engine's they see without it.
+  __forceinline__ void see_rows() const {
+    if constexpr (kConfig.pages == PageCopies::rows) fence_async_shared();
   }
   __forceinline__ void wait_q() const {
     mbarrier_wait(shared.q_full(static_cast<int>(rQ.slot), warpgroup), rQ.parity);
@@ -102,17 +108,7 @@ struct Consumer : Rows<kConfig> {
   __forceinline__ void fetch_tile() {
     const int s = static_cast<int>(slots.slot);
     mbarrier_wait(shared.tile_full(s), slots.parity);
-    const Bytes16 words = load_shared_16(shared.slot(s));
-    tile.block = static_cast<int>(words.x);
-    tile.batch = static_cast<int>(words.y);
-    tile.head = static_cast<int>(words.z);
-    tile.split = static_cast<int>(words.w);
-    if constexpr (kConfig.lengths != Lengths::dense) {
-      const Bytes16 lengths = load_shared_16(shared.slot(s) + 16);
-      tile.seq_q = static_cast<int>(lengths.x);
-      tile.seq_k = static_cast<int>(lengths.y);
-      tile.q_begin = static_cast<int>(lengths.z);
-    }
+    load_tile(tile, shared, s);
     if constexpr (kListed<kConfig>) {
       // Tiles of the list from its end on: those that a mask cuts, then those seen whole.
       blocks.end = tile.split;

@@ -24,6 +24,8 @@ TensorMapSpec grouped_map(TensorMapSpec spec, std::int64_t group, int shift) {
   return spec;
 }
 
+tile::View view(const Tensor& t) { return {t.data, t.strides[0], t.strides[1], t.strides[2]}; }
+
 void fill_maps(Args& args, const Problem& p, const Config& config, int shift, SetMap set_map) {
   const auto query_map = [&](const Tensor& t) {
     const TensorMapSpec spec = sm90_map_spec(t, 64 >> shift, p.packed);
@@ -112,6 +114,10 @@ void sm90_fill(PagedArgs& args, const Problem& p, const Config& config, int shif
   if (p.paged) {
     args.pages = host::pages(p);
     args.box_rows = sm90_box_rows(p, config.block_n);
+    args.k_pages = view(p.k);
+    args.v_pages = view(p.v);
+    args.columns_k = static_cast<int>(p.k.sizes[3]);
+    args.columns_v = static_cast<int>(p.v.sizes[3]);
   }
   sm90_fill_lengths(args, p);
   fill_maps(args, p, config, shift, set_map);

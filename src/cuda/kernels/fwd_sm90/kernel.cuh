@@ -5,10 +5,10 @@
 ///   (docs/math.md F1-F12)
 ///
 /// One block a multiprocessor takes tile after tile. Roles: one thread of warpgroup 0 copies
-/// (Producer), a warp where K and V lie in pages; every other warpgroup computes 64 query rows of
-/// the tile (Consumer), the scores of one block of keys while the tensor cores still multiply P of
-/// the block before with V. Keys go from right to left: the blocks that the right edge cuts, those
-/// that nothing cuts, those that a window's left edge cuts. Schedule, budgets, measurements:
+/// (Producer), all of them where K and V lie in pages; every other warpgroup computes 64 query rows
+/// of the tile (Consumer), the scores of one block of keys while the tensor cores still multiply P
+/// of the block before with V. Keys go from right to left: the blocks that the right edge cuts,
+/// those that nothing cuts, those that a window's left edge cuts. Schedule, budgets, measurements:
 /// fwd_sm90/README.md.
 #pragma once
 
@@ -19,6 +19,18 @@
 namespace tilewise::fwd_sm90 {
 
 using namespace tile;
+
+/// Registers of a thread that produces, and of one that computes. Lists and rows of pages need more
+/// than boxes do; three warpgroups leave none.
+struct Registers {
+  int producer, consumer;
+};
+template <Config kConfig>
+constexpr Registers registers() {
+  if (kListed<kConfig>) return {56, 224};
+  if (kConfig.warpgroups > 2) return {32, 160};
+  return kConfig.pages == PageCopies::rows ? Registers{56, 224} : Registers{40, 232};
+}
 
 template <Config kConfig, class AnyArgs>
 __forceinline__ void kernel(const AnyArgs& any) {
@@ -32,9 +44,8 @@ __forceinline__ void kernel(const AnyArgs& any) {
   // A warp-uniform role: what depends on it stays in uniform registers.
   const int role = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
   if (role == 0) {
-    if constexpr (kConfig.warpgroups > 1)
-      give_registers<kListed<kConfig> ? 56 : kConfig.warpgroups == 2 ? 40 : 32>();
-    if (kConfig.paged() ? threadIdx.x < 32 : threadIdx.x == 0) {
+    if constexpr (kConfig.warpgroups > 1) give_registers<registers<kConfig>().producer>();
+    if (kConfig.paged() || threadIdx.x == 0) {
       if constexpr (kConfig.paged()) {
         PagedProducer<kConfig> producer{{args, shared}};
         producer.run();
@@ -47,8 +58,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
       }
     }
   } else {
-    if constexpr (kConfig.warpgroups > 1)
-      take_registers<kListed<kConfig> ? 224 : kConfig.warpgroups == 2 ? 232 : 160>();
+    if constexpr (kConfig.warpgroups > 1) take_registers<registers<kConfig>().consumer>();
     ConsumerOf<kConfig> consumer(args, shared.base, role - 1);
     consumer.captures = captures_of(any);
     if constexpr (kConfig.options.any()) consumer.options = options_of(any);

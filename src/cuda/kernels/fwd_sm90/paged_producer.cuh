@@ -1,10 +1,11 @@
-/// fwd_sm90: the producer of a problem whose K and V lie in pages. It is a warp: each lane looks up
-/// the pages of its boxes, a block of keys ahead, and copies them; what one thread must do lane 0
-/// does.
+/// fwd_sm90: the producer of a problem whose K and V lie in pages. It is a warpgroup. The first
+/// warp hands out tiles and copies Q, all four copy their share of a block of keys, whose pages
+/// their lanes have looked up a block ahead.
 #pragma once
 
 #include "cuda/kernels/fwd_sm90/producer.cuh"
 #include "cuda/tile/sequences.cuh"
+#include "cuda/tile/shared_tile.cuh"
 
 namespace tilewise::fwd_sm90 {
 
@@ -17,73 +18,128 @@ struct PagedProducer : Producer<kConfig> {
       Base::tile;
   using Base::kBlockN;
   static_assert(kConfig.q_buffers == 1 && !kConfig.q_by_need && kConfig.lists == Lists::none);
-  static constexpr int kBoxes = kConfig.page_boxes;
-  using PageNumbers = int[kBoxes];
-  const int lane = static_cast<int>(threadIdx.x);
-  int last_box = 0;  ///< first key of the last box that has a key
-  // Pages of the lane's boxes: of the block whose keys are next, of the one whose keys were last,
-  // of the one whose values are next.
-  PageNumbers ahead, keys_at, values_at;
+  static constexpr bool kByRows = kConfig.pages == PageCopies::rows;
+  /// By boxes two warps take every other panel where there are several, and the pairs every other
+  /// box.
+  static constexpr int kPanelShare = Base::kPanels > 1 || Base::kPanelsV > 1 ? 2 : 1;
+  static constexpr int kBoxShare = kProducerWarps / kPanelShare;
+  /// By rows each warp takes consecutive ones.
+  static constexpr int kWarpRows = kBlockN / kProducerWarps;
+  static_assert(!kByRows || (kWarpRows % 4 == 0 && kWarpRows <= 32));
+
+  const int warp = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  int last = 0;  ///< of the keys the last one, or the first one of the last box that has a key
+  // Pages of the lane's keys: of the block that is next, of the one whose keys were last, of the
+  // one whose values are next.
+  int ahead = 0, keys_at = 0, values_at = 0;
 
   __forceinline__ const PagedArgs& paged() const { return static_cast<const PagedArgs&>(args); }
-
-  /// First key of box `n` of a block of keys. A box behind the last key is never read: the last one
-  /// that has a key stands for it, whose scores there are hidden.
-  __forceinline__ int box_key(int block, int n) const {
-    return min(key_block<kConfig>(args, tile, block) * kBlockN + n * paged().box_rows, last_box);
+  __forceinline__ int block_begin(int block) const {
+    return key_block<kConfig>(args, tile, block) * kBlockN;
   }
-  /// Visits the lane's boxes: visit(index among them, number in the block).
-  template <class Visit>
-  __forceinline__ void each_box(Visit visit) const {
-#pragma unroll
-    for (int i = 0; i < kBoxes; ++i) {
-      const int n = lane + 32 * i;
-      if (n * paged().box_rows < kBlockN) visit(i, n);
-    }
+  /// Which of a block's keys is the lane's: it begins the lane's box, or it is its row.
+  __forceinline__ int place() const {
+    return kByRows ? warp * kWarpRows + lane
+                   : (lane * kBoxShare + warp / kPanelShare) * paged().box_rows;
+  }
+  __forceinline__ bool has_place() const { return kByRows ? lane < kWarpRows : place() < kBlockN; }
+  /// The lane's key of a block. Nothing is looked up behind the last key, or the last box that has
+  /// one: it stands for what lies there, whose scores are hidden.
+  __forceinline__ int lane_key(int block) const { return min(block_begin(block) + place(), last); }
+  __forceinline__ int row_of(int key) const {
+    return key - page_of(paged().pages, key) * paged().pages.size;
   }
   __forceinline__ void find_pages(int block) {
-    each_box([&](int i, int n) {
-      ahead[i] = static_cast<int>(page_row(paged().pages, tile.batch, box_key(block, n)).page);
-    });
+    if (has_place())
+      ahead = static_cast<int>(page_row(paged().pages, tile.batch, lane_key(block)).page);
   }
-  __forceinline__ void load_boxes(const TensorMapBytes* map, u32 to, u32 full, int panels,
-                                  int block, const PageNumbers& of) const {
-    each_box([&](int i, int n) {
-      const int key = box_key(block, n), size = paged().pages.size;
-      const int row = key - page_of(paged().pages, key) * size;
-      const int rows = min(size, tile.seq_k - key + row);  // of the page that are keys
-      const int at[4] = {head_k, size - rows + row, rows, of[i]};
-      for (int p = 0; p < panels; ++p) {
-        tma_load_5d(to + (p * kBlockN + n * paged().box_rows) * kPanelRowBytes, map, full,
-                    p * kPanelColumns, at, kEvictLast);
+  __forceinline__ void pass_pages() {
+    values_at = keys_at;
+    keys_at = ahead;
+  }
+
+  // ---- boxes
+
+  /// Whether the warp copies any of so many panels.
+  __forceinline__ bool has_boxes(int panels) const {
+    return warp % kPanelShare < panels && warp / kPanelShare * paged().box_rows < kBlockN;
+  }
+  /// A box is of one page. What lies behind the page's last key reads as zeros.
+  __forceinline__ void load_boxes(const TensorMapBytes* map, u32 to, u32 empty, u32 full,
+                                  u32 parity, u32 bytes, int panels, int block, int page) const {
+    if (!has_boxes(panels)) return;  // it need not know of the stage
+    // The bytes of the other warps may arrive before they are expected.
+    if (lane == 0) {
+      mbarrier_wait(empty, parity ^ 1);
+      if (warp == 0) mbarrier_expect(full, bytes);
+    }
+    __syncwarp();
+    if (!has_place()) return;
+    const int key = lane_key(block), row = row_of(key), size = paged().pages.size;
+    const int rows = min(size, tile.seq_k - key + row);  // of the page that are keys
+    const int at[4] = {head_k, size - rows + row, rows, page};
+    for (int p = warp % kPanelShare; p < panels; p += kPanelShare) {
+      tma_load_5d(to + (p * kBlockN + place()) * kPanelRowBytes, map, full, p * kPanelColumns, at,
+                  kEvictLast);
+    }
+  }
+
+  // ---- rows
+
+  /// Eight lanes copy a row of a panel. Rows behind the last key become zeros.
+  template <int kCount>
+  __forceinline__ void load_rows(const View& view, int columns, u32 to, u32 empty, u32 full,
+                                 u32 parity, int block, int page) const {
+    const i64 own = page * view.stride_b + row_of(lane_key(block)) * view.stride_s;
+    const unsigned short* from =
+        static_cast<const unsigned short*>(view.data) + head_k * view.stride_h + lane % 8 * 8;
+    int row = warp * kWarpRows + lane / 8;
+    const int keys = tile.seq_k - block_begin(block);
+    const int bytes = 2 * columns - lane % 8 * 16;  // of the lane's chunk of the first panel on
+    u32 at = SharedTile<kBlockN, kPanelColumns>{to}.address(row, lane % 8);
+    // NOTE: one lane waits. Another that asked late could miss the phase.
+    if (lane == 0) mbarrier_wait(empty, parity ^ 1);
+    __syncwarp();
+#pragma unroll 1
+    for (int r = lane / 8; r < kWarpRows; r += 4, row += 4) {
+      const unsigned short* of_row = from + __shfl_sync(~0U, own, r);
+#pragma unroll
+      for (int p = 0; p < kCount; ++p) {
+        copy_async_16(at + p * kBlockN * kPanelRowBytes, of_row + p * kPanelColumns,
+                      row < keys ? min(max(bytes - p * kPanelRowBytes, 0), 16) : 0);
       }
-    });
+      at = (at ^ 64U) + 4 * kPanelRowBytes;  // four rows on, whose swizzle differs in one bit
+    }
+    mbarrier_arrive_copies(full);
   }
-  /// Waits until a stage is free, and says how many bytes come.
-  __forceinline__ void open_stage(u32 empty, u32 full, u32 parity, u32 bytes) const {
-    mbarrier_wait(empty, parity ^ 1);
-    if (lane == 0) mbarrier_expect(full, bytes);
-    __syncwarp();  // before any of them arrives
-  }
+
+  // ---- blocks of keys
 
   /// K of a block, whose pages find_pages() has looked up. `next`: the block after it, or none
   /// (< 0).
   __forceinline__ void load_k(int block, int next) {
     const int s = static_cast<int>(rK.slot);
-    open_stage(shared.k_empty(s), shared.k_full(s), rK.parity, Shared<kConfig>::kPlan.k_stage);
-    load_boxes(&args.k, shared.k(s), shared.k_full(s), Base::kPanels, block, ahead);
+    if constexpr (kByRows) {
+      load_rows<Base::kPanels>(paged().k_pages, paged().columns_k, shared.k(s), shared.k_empty(s),
+                               shared.k_full(s), rK.parity, block, ahead);
+    } else {
+      load_boxes(&args.k, shared.k(s), shared.k_empty(s), shared.k_full(s), rK.parity,
+                 Shared<kConfig>::kPlan.k_stage, Base::kPanels, block, ahead);
+    }
     rK.advance();
     pass_pages();
     if (next >= 0) find_pages(next);
   }
-  __forceinline__ void pass_pages() {
-#pragma unroll
-    for (int i = 0; i < kBoxes; ++i) values_at[i] = keys_at[i], keys_at[i] = ahead[i];
-  }
   __forceinline__ void load_v(int block) {
     const int s = static_cast<int>(rV.slot);
-    open_stage(shared.v_empty(s), shared.v_full(s), rV.parity, Shared<kConfig>::kPlan.v_stage);
-    load_boxes(&args.v, shared.v(s), shared.v_full(s), Base::kPanelsV, block, values_at);
+    if constexpr (kByRows) {
+      load_rows<Base::kPanelsV>(paged().v_pages, paged().columns_v, shared.v(s), shared.v_empty(s),
+                                shared.v_full(s), rV.parity, block, values_at);
+    } else {
+      load_boxes(&args.v, shared.v(s), shared.v_empty(s), shared.v_full(s), rV.parity,
+                 Shared<kConfig>::kPlan.v_stage, Base::kPanelsV, block, values_at);
+    }
     rV.advance();
   }
 
@@ -92,20 +148,21 @@ struct PagedProducer : Producer<kConfig> {
     head_k = kConfig.pack_heads ? tile.head : tile.head / args.group;
     const BlockRange range = tile_range<kConfig>(args, tile);
     int block = range.end - 1;
-    const bool any = range.begin < range.end;
+    const bool any = range.begin < range.end, leads = warp == 0 && lane == 0;
     const auto after = [&](int b) { return b > range.begin ? b - 1 : -1; };
     if (any) {
-      last_box = (tile.seq_k - 1) / paged().box_rows * paged().box_rows;
+      last = tile.seq_k - 1;
+      if constexpr (!kByRows) last = last / paged().box_rows * paged().box_rows;
       find_pages(block);
       load_k(block, after(block));
     }
-    for (int w = 0; w < kConfig.warpgroups && lane == 0; ++w) this->load_q(w);
+    for (int w = 0; w < kConfig.warpgroups && leads; ++w) this->load_q(w);
     for (; block > range.begin; --block) {
       load_k(block - 1, after(block - 1));
       load_v(block);
     }
     rQ.advance();
-    if (lane == 0) asked = this->ask(index);
+    if (leads) asked = this->ask(index);
     if (any) {
       pass_pages();
       load_v(block);
@@ -134,7 +191,8 @@ struct PagedProducer : Producer<kConfig> {
     tile.seq_k = min(max(keys, 0), args.k_rows);
   }
 
-  __forceinline__ void run() {
+  /// The first warp.
+  __forceinline__ void lead() {
     if (lane == 0) {
       tma_prefetch_map(&args.q);
       tma_prefetch_map(&args.k);
@@ -158,6 +216,27 @@ struct PagedProducer : Producer<kConfig> {
     }
     tile.block = -1;
     announce(slots);
+  }
+  /// The others copy what it has announced.
+  __forceinline__ void follow() {
+    Ring<2> slots;
+    for (;;) {
+      const int s = static_cast<int>(slots.slot);
+      mbarrier_wait(shared.tile_full(s), slots.parity);
+      load_tile(tile, shared, s);
+      __syncwarp();  // all lanes have read the slot
+      if (lane == 0) mbarrier_arrive(shared.tile_empty(s));
+      slots.advance();
+      if (tile.block < 0) return;
+      copy_tile(0);
+    }
+  }
+  __forceinline__ void run() {
+    if (warp == 0) {
+      lead();
+    } else {
+      follow();
+    }
   }
 };
 

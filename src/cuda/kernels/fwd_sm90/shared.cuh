@@ -16,6 +16,9 @@ template <Config kConfig>
 struct Shared {
   static constexpr SharedPlan kPlan{kConfig};
   static constexpr int kWarpgroups = kConfig.warpgroups, kStages = kConfig.stages;
+  static constexpr bool kByRows = kConfig.pages == PageCopies::rows;
+  /// Warps that read an announced tile: the consumers, and producers that do not announce.
+  static constexpr int kReaders = 4 * kWarpgroups + (kConfig.paged() ? kProducerWarps - 1 : 0);
   u32 base;
 
   __forceinline__ u32 q(int buffer, int warpgroup) const {
@@ -55,8 +58,8 @@ struct Shared {
     // Every warp of a warpgroup arrives for itself: one warp's wait does not prove that the others
     // have read.
     for (int s = 0; s < kStages; ++s) {
-      mbarrier_init(k_full(s), 1);
-      mbarrier_init(v_full(s), 1);
+      mbarrier_init(k_full(s), kByRows ? 32 * kProducerWarps : 1);
+      mbarrier_init(v_full(s), kByRows ? 32 * kProducerWarps : 1);
       mbarrier_init(k_empty(s), 4 * kWarpgroups);
       mbarrier_init(v_empty(s), 4 * kWarpgroups);
     }
@@ -66,7 +69,7 @@ struct Shared {
     }
     for (int s = 0; s < 2; ++s) {
       mbarrier_init(tile_full(s), 1);
-      mbarrier_init(tile_empty(s), 4 * kWarpgroups);
+      mbarrier_init(tile_empty(s), kReaders);
     }
     mbarrier_fence_init();
   }
@@ -78,6 +81,22 @@ struct Tile {
   int block = -1, batch = 0, head = 0, split = 0;
   int seq_q = 0, seq_k = 0, q_begin = 0;
 };
+
+/// A warp reads a tile from its slot.
+template <Config kConfig>
+__forceinline__ void load_tile(Tile& tile, const Shared<kConfig>& shared, int slot) {
+  const Bytes16 words = load_shared_16(shared.slot(slot));
+  tile.block = static_cast<int>(words.x);
+  tile.batch = static_cast<int>(words.y);
+  tile.head = static_cast<int>(words.z);
+  tile.split = static_cast<int>(words.w);
+  if constexpr (kConfig.lengths != Lengths::dense) {
+    const Bytes16 lengths = load_shared_16(shared.slot(slot) + 16);
+    tile.seq_q = static_cast<int>(lengths.x);
+    tile.seq_k = static_cast<int>(lengths.y);
+    tile.q_begin = static_cast<int>(lengths.z);
+  }
+}
 
 template <Config kConfig>
 __forceinline__ int queries(const Args& args, const Tile& tile) {

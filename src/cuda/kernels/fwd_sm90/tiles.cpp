@@ -86,6 +86,8 @@ constexpr int kSharedLimit = 227 * 1024;
 constexpr int kMostSplits = 64;
 /// Tiles of which the average takes this share of the longest one's time are as good as even.
 constexpr double kEven = 0.85;
+/// Boxes of fewer rows take the copy engine longer than threads take to copy the rows.
+constexpr int kLeastBoxRows = 16;
 /// Share of a tile's rows that must be gained before heads are packed.
 constexpr double kPackGain = 0.9;
 
@@ -139,13 +141,18 @@ bool is_short_window(const Problem& p) {
 }
 
 /// What a block of keys takes where copying its pages takes `copy_us`: the longer of the two, and
-/// half of the other, for two stages do not hide all of it (an H200, boxes of 1, 16 and 64 rows).
+/// half of the other, for two stages do not hide all of it (an H200, boxes of 1, 16 and 64 rows
+/// that one warp copied).
 double paged_us(const Problem& p, const Sm90Tile& tile, double block_us) {
   if (!p.paged) return block_us;
-  constexpr double kBoxUs = 0.035;
+  // Of a warp's box of a panel; of a panel's row that threads copy, an estimate.
+  constexpr double kBoxUs = 0.035, kRowUs = 1.2e-3;
   const int boxes = tile.block_n / sm90_box_rows(p, tile.block_n);
-  const std::int64_t panels = ceil_div(p.head_dim, 64) + ceil_div(p.head_dim_v, 64);
-  const double copy_us = kBoxUs * boxes * static_cast<double>(panels);
+  const auto panels = static_cast<double>(ceil_div(p.head_dim, 64) + ceil_div(p.head_dim_v, 64));
+  const bool by_rows = sm90_page_copies(p, tile.block_n) == fwd_sm90::PageCopies::rows;
+  const double copy_us =
+      by_rows ? kRowUs * tile.block_n * panels
+              : kBoxUs * panels * std::ceil(static_cast<double>(boxes) / fwd_sm90::kProducerWarps);
   return std::max(block_us, copy_us) + 0.5 * std::min(block_us, copy_us);
 }
 
@@ -287,6 +294,12 @@ int sm90_box_rows(const Problem& p, int block_n) {
   return static_cast<int>(std::gcd(p.page_size, std::int64_t{block_n}));
 }
 
+fwd_sm90::PageCopies sm90_page_copies(const Problem& p, int block_n) {
+  if (!p.paged) return fwd_sm90::PageCopies::none;
+  return sm90_box_rows(p, block_n) < kLeastBoxRows ? fwd_sm90::PageCopies::rows
+                                                   : fwd_sm90::PageCopies::boxes;
+}
+
 Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   Config config;
   config.element = p.dtype == DType::bfloat16 ? tile::Element::bf16 : tile::Element::fp16;
@@ -310,10 +323,7 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
                         (config.expressions.mask == 0 || config.lists != fwd_sm90::Lists::none) &&
                         !(config.options.mask && config.modification == Modification::softcap);
   config.lengths = sm90_lengths(p);
-  if (p.paged) {
-    const int boxes = tile.block_n / sm90_box_rows(p, tile.block_n);
-    config.page_boxes = static_cast<int>(ceil_div(boxes, 32));
-  }
+  config.pages = sm90_page_copies(p, tile.block_n);
   config.pack_heads = sm90_pack_shift(p, tile) > 0;
   config.split = split;
   const bool masked = config.mask != Mask::none;

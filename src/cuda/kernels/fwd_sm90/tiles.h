@@ -69,6 +69,9 @@ std::int64_t packed_blocks(std::int64_t rows, std::int64_t sequences, std::int64
 /// Rows of a page that come together to a block of `block_n` keys.
 int sm90_box_rows(const Problem& problem, int block_n);
 
+/// How a block of `block_n` keys comes.
+fwd_sm90::PageCopies sm90_page_copies(const Problem& problem, int block_n);
+
 fwd_sm90::Config sm90_config(const Problem& problem, const Sm90Tile& tile, bool split);
 
 /// `queries`: of a tile.

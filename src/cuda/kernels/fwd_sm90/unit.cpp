@@ -53,7 +53,7 @@ KernelUnit fwd_sm90_unit(const fwd_sm90::Config& c) {
     unit.args = "ListArgs";
   }
   if (c.paged()) {
-    unit.config += number_text("page_boxes", c.page_boxes);
+    unit.config += enum_text("pages", "PageCopies", c.pages);
     unit.args = "PagedArgs";
   }
   unit.config += expressions_text(c.expressions) + options_text(c.options);

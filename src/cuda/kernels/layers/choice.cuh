@@ -73,7 +73,8 @@ __forceinline__ void choice_shares(const ChoiceArgs& a) {
 
 /// Philox 4x32-10 as src/problem/philox.h has it: the word of `which` for a (sequence, head).
 __forceinline__ u32 noise_word(const ChoiceArgs& a, u32 bh, int which) {
-  u32 c[4] = {static_cast<u32>(which) / 4, bh, a.site, a.draw};
+  const u32 draw = a.steps == nullptr ? a.draw : static_cast<u32>(a.steps[0] + a.steps[1]);
+  u32 c[4] = {static_cast<u32>(which) / 4, bh, a.site, draw};
   u32 key0 = a.key[0], key1 = a.key[1];
   for (int round = 0; round < 10; ++round) {
     const u64 product0 = static_cast<u64>(c[0]) * 0xD2511F53U;

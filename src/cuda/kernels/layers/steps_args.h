@@ -155,6 +155,7 @@ struct ChoiceArgs {
   int reach = 0, every = 2, kept = 1;  ///< of local and strided, in blocks; that selected keeps
   float route_above = 1.0F, route_below = 0.0F;
   unsigned key[2] = {}, draw = 0, site = 0;  ///< of the Gumbel noise
+  const int* steps = nullptr;                ///< where given, steps[0] + steps[1] is the draw
   const float* qkv = nullptr;                ///< (batch, tokens, 3, heads, dim)
   const float* logits = nullptr;             ///< (batch, heads, kChoices)
   const float* gate = nullptr;               ///< (batch, heads)
