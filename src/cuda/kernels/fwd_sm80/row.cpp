@@ -13,7 +13,7 @@
 #include "cuda/kernels/rows/pack.h"
 #include "cuda/kernels/rows/tile_lists.h"
 #include "plan/accounting.h"
-#include "plan/decisive.h"
+#include "plan/batch_invariance.h"
 #include "plan/forms.h"
 #include "problem/blocks.h"
 
@@ -131,8 +131,8 @@ bool suits(const Tile& t, const Problem& p, int bytes, const Hardware& machine) 
 /// machine.
 Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
   Choice best;
-  if (is_decided_alone(p)) {
-    best = choose(row, decisive(p), machine);
+  if (plans_one_entry(p)) {
+    best = choose(row, one_entry(p), machine);
     if (best.tile == nullptr) return best;
     const int bytes = shared_bytes(make_config(p, *best.tile, false, machine.shared_kib));
     return {best.tile, best.splits, predict(p, *best.tile, bytes, best.splits, machine)};
@@ -152,7 +152,7 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
       if (!admits(p, {tile.block_m, tile.block_n, splits})) continue;
       const double ms = predict(p, tile, bytes, splits, machine);
       if (best.tile == nullptr || ms < best.ms) best = {&tile, splits, ms};
-      if (takes_the_first(p)) return best;
+      if (takes_first_kernel(p)) return best;
     }
   }
   return best;

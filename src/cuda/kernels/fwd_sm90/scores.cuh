@@ -103,10 +103,10 @@ struct Scores : HeldOptions<kConfig.options.any()> {
                               int column, int lane) {
     if constexpr (kModification == Modification::softcap) {
       find_largest<kCount>();
-      bend<kMasked || kConfig.options.mask, kCount>(args);
+      apply_softcap<kMasked || kConfig.options.mask, kCount>(args);
     }
     if constexpr (kModification == Modification::alibi)
-      slant(args, rows, shift, high, column, lane);
+      add_alibi(args, rows, shift, high, column, lane);
     if constexpr (kModification == Modification::general) {
       if (args.cap_log2 != 0.0F) {
 #pragma unroll
@@ -177,7 +177,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   /// another exponential. Hidden scores, -inf, stay so in the longer series only. After
   /// find_largest().
   template <bool kMasked, int kCount = kScores>
-  __forceinline__ void bend(const Args& args) {
+  __forceinline__ void apply_softcap(const Args& args) {
     const float top = fmaxf(largest[0], largest[1]);
     if (!kMasked && !__any_sync(~0U, top > args.cap_cubic)) {
       cap = Cap::cubic;
@@ -195,8 +195,8 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   /// depends on the row goes to `offset`.
   /// NOTE: `high` is that of the tile's diagonals: args.high leaves Sk - Sq out where the device
   /// looks lengths up.
-  __forceinline__ void slant(const Args& args, const int (&rows)[2], int shift, int high,
-                             int column, int lane) {
+  __forceinline__ void add_alibi(const Args& args, const int (&rows)[2], int shift, int high,
+                                 int column, int lane) {
     // Distance of the warp's first row to the last key, of its last row to the first one.
     const int first = rows[0] - lane / 4 + shift - (column - 2 * (lane % 4));
     const bool left = high <= shift + 1 || first >= kBlockN - 1, right = first + 15 <= 0;
