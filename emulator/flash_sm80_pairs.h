@@ -63,21 +63,24 @@ std::vector<float> emulated_dbias(const Shape& s, const bwd_sm80::Args& pass, co
   return dbias;
 }
 
+/// Parts of the next gradient of a bias: one and three by turns.
+int dbias_parts = 1;
+
 /// Errors relative to the largest value: sums over whole rows nearly cancel.
 template <bwd_sm80::Config kConfig>
 void check_bias_and_sinks(const char* name, const Shape& s, const Truth& t,
                           const bwd_sm80::Args& pass, double bound) {
   double worst = 0.0;
+  dbias_parts = 4 - dbias_parts;  // other than in the call before
   for (const Axes& axes :
        {Axes{true, true, true}, Axes{false, true, true}, Axes{true, false, true},
         Axes{true, true, false}, Axes{true, false, false}, Axes{false, true, false},
         Axes{false, false, true}, Axes{false, false, false}}) {
+    dbias_parts = 4 - dbias_parts;
     if (pass.sinks == nullptr && !axes[2]) continue;  // 0 but for rounding
-    for (const int parts : {1, 3}) {
-      const std::vector<float> got = emulated_dbias<kConfig>(s, pass, axes, parts);
-      const double off = error(summed(s, t.dlogits, axes), got);
-      if (!(off <= worst)) worst = off;
-    }
+    const std::vector<float> got = emulated_dbias<kConfig>(s, pass, axes, dbias_parts);
+    const double off = error(summed(s, t.dlogits, axes), got);
+    if (!(off <= worst)) worst = off;
   }
   expect(name, "dbias", worst, bound);
   if (pass.sinks == nullptr) return;
