@@ -133,7 +133,7 @@ struct Check {
   Shape s;
   Stored<kElement> q, k, v, o, d_o, dq, dk, dv;
   std::vector<float> lse, d_lse, slopes, true_delta;
-  std::vector<double> true_dq, true_dk, true_dv;
+  std::vector<double> true_dq, true_dk, true_dv, true_diagonals;
 
   std::vector<Span> sequences;
   std::vector<int> cu_q = {0}, cu_k = {0};
@@ -175,6 +175,7 @@ struct Check {
     true_dq.assign(q.data.size(), 0.0);
     true_dk.assign(k.data.size(), 0.0);
     true_dv.assign(v.data.size(), 0.0);
+    true_diagonals.assign(std::size_t(s.batch) * s.heads_q * diagonal_count(), 0.0);
     add_sequences();
     if constexpr (kConfig.ragged()) poison_behind();
     for (const Span& of : sequences) {
@@ -186,6 +187,10 @@ struct Check {
     if constexpr (!kConfig.wide() && (kConfig.hides_rows() || kConfig.picks_rows()))
       poison_hidden();
   }
+  static int padded(int rows, int to) { return (rows + to - 1) / to * to; }
+  int padded_keys() const { return padded(s.seq_k, kConfig.block_n); }
+  /// Of a head's sums by i - j, which begin at the last of the padded keys.
+  int diagonal_count() const { return padded(s.seq_q, kConfig.chunk_rows) + padded_keys(); }
   /// Rows that see no key hold NaN. CONTRACT 3
   void poison_hidden() {
     const auto of_row = [&](Stored<kElement>& t, std::size_t row) {
@@ -291,7 +296,9 @@ struct Check {
             kept[j - begin] * p[j - begin] / l * d_o.value(b, h, r, d);
       }
       dp *= kept[j - begin];
-      const double ds = p[j - begin] / l * (dp - delta) * gate[j - begin] * s.scale;
+      const double dx = p[j - begin] / l * (dp - delta) * gate[j - begin], ds = dx * s.scale;
+      true_diagonals[(std::size_t(b) * s.heads_q + h) * diagonal_count() + i - j + padded_keys() -
+                     1] += dx;
       for (int d = 0; d < s.dim; ++d) {
         true_dq[&q.at(b, h, r, d) - q.data.data()] += ds * k.value(b, g, c + j, d);
         true_dk[&k.at(b, g, c + j, d) - k.data.data()] += ds * q.value(b, h, r, d);
@@ -360,6 +367,13 @@ struct Check {
     a.finished = a.prepared + s.batch * heads_k, a.added = a.finished + s.batch * heads_k;
     a.turns = a.added + tiles;
 
+    std::vector<float> diagonals;
+    if constexpr (kConfig.diagonals) {
+      const int floats = kConfig.deterministic ? tile::ExactSum::kFloats : 1;
+      diagonals.assign(true_diagonals.size() * floats, 0.0F);
+      a.diagonals = diagonals.data();
+      a.diagonal_count = diagonal_count(), a.last_key = padded_keys() - 1;
+    }
     if constexpr (kConfig.options.any()) {
       Problem p;
       p.device = {DeviceType::cuda, 0};
@@ -384,6 +398,19 @@ struct Check {
     compare(name, "dQ", dq, true_dq, bound);
     compare(name, "dK", dk, true_dk, bound);
     compare(name, "dV", dv, true_dv, bound);
+    if constexpr (kConfig.diagonals) compare_diagonals(name, diagonals, bound);
+  }
+  void compare_diagonals(const char* name, const std::vector<float>& got, double bound) const {
+    Largest error;
+    for (std::size_t i = 0; i < true_diagonals.size(); ++i) {
+      float sum = got[i];
+      if constexpr (kConfig.deterministic) {
+        const auto* words = reinterpret_cast<const tile::u64*>(got.data());
+        sum = float(tile::exact_sum(words + i * tile::ExactSum::kWords));
+      }
+      error.add(true_diagonals[i], sum);
+    }
+    error.expect(name, "i-j", bound);
   }
   /// The launch that goes with one of bwd_sm90 without dQ.
   void run_dq(const bwd_sm90::RaggedArgs& of) {

@@ -2,6 +2,7 @@
 /// programs.
 #include "bwd_sm90_check.h"
 //
+#include "cuda/kernels/bwd_sm80/diagonals.cuh"
 #include "cuda/tile/expression_ranges.cuh"
 #include "expression_texts.h"
 //
@@ -28,6 +29,14 @@ constexpr Config exact(Config c) {
   return c;
 }
 
+constexpr Config deterministic(Config c) {
+  c.deterministic = true;
+  return c;
+}
+constexpr Config diagonal(Config c) {
+  c.diagonals = true;
+  return c;
+}
 constexpr Config mapped(Config c) {
   c.lists = Lists::whole;
   return c;
@@ -50,13 +59,79 @@ void check_sample(const char* name, Shape shape, double bound) {
   check<with_sample(kConfig, kSample)>(name, shape, bound);
 }
 
+/// bwd_diagonals: any sums by i - j to the gradients of the captured tensors of a sample.
+template <int kSample>
+void check_elements(const char* name, double bound) {
+  constexpr int kFunction = samples::kCaptures + kSample + 1, kHeads = 3;
+  constexpr bool kExact = tile::ScoreFunction<kFunction>::kExact;
+  samples::Interpreted of(samples::kSamples[kSample]);
+  const std::vector<Tensor>& captured = of.problem.score_function.captures;
+  bwd_diagonals::Args args;
+  args.seq_q = 70, args.seq_k = 90;
+  args.last_key = 127, args.count = 128 + 128, args.blocks = 1;
+  args.heads = kHeads;
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  constexpr int kFloats = kExact ? tile::ExactSum::kFloats : 1;
+  std::vector<float> sums(std::size_t(kHeads) * args.count * kFloats, 0.0F);
+  args.sums = sums.data();
+  tile::Expressed<bwd_diagonals::Args> all{args, cuda::captures_of(of.problem)};
+  std::vector<std::vector<double>> truth;
+  std::vector<std::vector<float>> made;
+  for (std::size_t n = 0; n < captured.size(); ++n) {
+    truth.emplace_back(std::size_t(captured[n].numel()), 0.0);
+    made.emplace_back(truth[n].size() * kFloats, 0.0F);
+    all.captures.at[n].gradient = made[n].data();
+  }
+  for (int h = 0; h < kHeads; ++h) {
+    for (int d = 1 - args.seq_k; d < args.seq_q; ++d) {
+      const float g = normal(random);
+      const std::size_t at = std::size_t(h) * args.count + d + args.last_key;
+      if constexpr (kExact) {
+        tile::add_exactly(reinterpret_cast<tile::u64*>(sums.data()) + at * tile::ExactSum::kWords,
+                          g);
+      } else {
+        sums[at] = g;
+      }
+      const int i = std::max(d, 0);
+      of.slope->turn_to({0, h, i, i - d, args.seq_q, args.seq_k, 0.0});
+      for (const expression::CaptureTerm& term : of.problem.score_gradient->terms) {
+        const Tensor& t = captured[term.capture];
+        std::int64_t element = 0;
+        for (int axis = 0; axis < t.rank; ++axis) {
+          const std::int64_t index = of.slope->integer(term.index[axis]);
+          element = element * t.sizes[axis] + expression::in_axis(index, t.sizes[axis]);
+        }
+        truth[term.capture][element] += g * of.slope->real(term.value);
+      }
+    }
+  }
+  constexpr bwd_diagonals::Config kConfig = {.exact = kExact, .expressions = {.score = kFunction}};
+  emulator::run_grid(bwd_sm90::memory, kHeads, bwd_diagonals::kThreads,
+                     [&] { bwd_diagonals::kernel<kConfig>(all); });
+  for (std::size_t n = 0; n < truth.size(); ++n) {
+    Largest error;
+    for (std::size_t x = 0; x < truth[n].size(); ++x) {
+      float sum = made[n][x];
+      if constexpr (kExact) {
+        const auto* words = reinterpret_cast<const tile::u64*>(made[n].data());
+        sum = float(tile::exact_sum(words + x * tile::ExactSum::kWords));
+      }
+      error.add(truth[n][x], sum);
+    }
+    error.expect(name, "d", bound);
+  }
+}
+
 }  // namespace
 
 int main() {
-  check_sample<masked(k64, Mask::right), 0>("slopes by head, causal", {.high = 51, .blocks = 2},
-                                            kBf16);
+  check_elements<2>("elements by i - j, exact", 1e-6);
+  check_elements<4>("elements by i - j", 1e-6);
+  check_sample<diagonal(masked(k64, Mask::right)), 0>("slopes by head, causal",
+                                                      {.high = 51, .blocks = 2}, kBf16);
   check_sample<k64, 1>("softcap, floors, documents", {.heads_q = 2, .heads_k = 2}, kBf16);
-  check_sample<masked(k128, Mask::both), 2>(
+  check_sample<diagonal(masked(k128, Mask::both)), 2>(
       "hidden infinite slopes, window",
       {.batch = 2, .dim = 128, .dim_v = 128, .low = -60, .high = 20, .blocks = 2}, kBf16);
   check_sample<exact(masked(k64, Mask::right)), 2>("the same, exact dS",
@@ -64,7 +139,8 @@ int main() {
   check_sample<exact(masked(k128, Mask::right)), 1>(
       "softcap, floors, documents, exact dS",
       {.dim = 128, .dim_v = 128, .high = 51, .given_delta = true}, kExact);
-  check_sample<exact(k64), 3>("sums over lanes, exact dS", {.heads_q = 1, .d_lse = true}, kExact);
+  check_sample<diagonal(deterministic(exact(k64))), 3>("sums over lanes, exact dS",
+                                                       {.heads_q = 1, .d_lse = true}, kExact);
   check_sample<ragged(masked(k64, Mask::right), Lengths::packed), 0>(
       "slopes by head, packed, causal",
       {.high = 1,

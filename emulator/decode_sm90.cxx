@@ -26,18 +26,6 @@ namespace {
 
 int failures = 0;
 
-void set_map(tile::TensorMapBytes& to, const cuda::TensorMapSpec& spec) {
-  emulator::Box box{};
-  box.data = static_cast<unsigned char*>(const_cast<void*>(spec.data));
-  box.rank = spec.rank;
-  for (int axis = 0; axis < spec.rank; ++axis) {
-    box.sizes[axis] = spec.sizes[axis];
-    box.strides[axis] = spec.strides[axis];
-    box.box[axis] = spec.box[axis];
-  }
-  std::memcpy(to.bytes, &box, sizeof(box));
-}
-
 template <const auto& kConfigs, std::size_t kIndex = 0>
 void run_kernel(const Config& config, const decode_sm90::Args& args) {
   if constexpr (kIndex == std::size(kConfigs)) {

@@ -10,7 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "cuda/driver/tensor_map.h"
 #include "cuda/kernels/decode_sm90/choice.h"
+#include "cuda/tile/hopper/tensor_map.h"
 #include "cuda/tile/math.cuh"
 
 namespace {
@@ -38,6 +40,18 @@ struct Case {
   int part = 64;        ///< keys of a part
   bool shares = false;  ///< combine: groups share the parts of a row
 };
+
+void set_map(tile::TensorMapBytes& to, const cuda::TensorMapSpec& spec) {
+  emulator::Box box{};
+  box.data = static_cast<unsigned char*>(const_cast<void*>(spec.data));
+  box.rank = spec.rank;
+  for (int axis = 0; axis < spec.rank; ++axis) {
+    box.sizes[axis] = spec.sizes[axis];
+    box.strides[axis] = spec.strides[axis];
+    box.box[axis] = spec.box[axis];
+  }
+  std::memcpy(to.bytes, &box, sizeof(box));
+}
 
 Bits narrow(float x) { return static_cast<Bits>(tile::pack<tile::Element::bf16>(x, 0.0F)); }
 float wide(Bits x) { return tile::widen<tile::Element::bf16>(x); }

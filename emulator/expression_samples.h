@@ -21,8 +21,10 @@ inline constexpr Sample kSamples[] = {
     {"score/float(j <= i) + table[clamp(i - j, 0, 6), h]", "j <= i"},
     {"score + sum(8, left[i, lane]*right[j, lane])",
      "any(4, top[i // 16, lane] == j // 16) | j == 0"},
+    // Of the form of tile::Slant.
+    {"score - slopes[h]*abs(i - j + 9) + 0.04*slopes[h]*(j - i) - 0.01*j + 0.003*i + float(h)", ""},
 };
-inline constexpr int kCount = 4;
+inline constexpr int kCount = 5;
 /// Masks whose maps are made (mask_maps.cxx).
 inline constexpr const char* kMasks[] = {
     "docs[b, i] == docs[b, j] & i >= j",

@@ -132,6 +132,7 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
   if (c.sample >= 0) {
     of = std::make_unique<samples::Interpreted>(samples::kSamples[c.sample]);
     p.score_function = of->problem.score_function;
+    p.score_affine = of->problem.score_affine;
     p.mask_function = of->problem.mask_function;
   }
   const auto seen = [&](int b, int i, int j) {

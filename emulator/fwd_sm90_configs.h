@@ -163,7 +163,7 @@ void run_kernel(const Config& config, const PagedArgs& args, const tile::Capture
     constexpr Config kConfig = kConfigs[kIndex];
     const tile::Expressed<PagedArgs> expressed{args, captures};
     const tile::Optioned<PagedArgs> optioned{args, captures, options};
-    emulator::run_grid(fwd_sm90::memory, std::min(args.tiles, 3), 128 * (config.warpgroups + 1),
+    emulator::run_grid(fwd_sm90::memory, std::min(args.tiles, 3), 128 * (config.computing() + 1),
                        [&] {
                          if constexpr (kConfig.options.any()) {
                            fwd_sm90::kernel<kConfig>(optioned);
@@ -182,17 +182,25 @@ constexpr Config paged(Config c, fwd_sm90::PageCopies copies = fwd_sm90::PageCop
   return c;
 }
 
-/// A list's tile of 128 queries at dim 64, 128 or 256. parts: by 64 keys.
-constexpr Config listed(int dim, int block_n, Lists lists, Mask mask) {
+/// A list's tile at dim 64, 128 or 256, of 128 queries. parts: by 64 keys; at dims 64 and 128,
+/// where scores are not modified, of more, two row blocks a warpgroup.
+constexpr Config listed(int dim, int block_n, Lists lists, Mask mask, bool plain = true) {
   const bool apart = lists == Lists::parts;
   Config c;
   c.head_dim = c.head_dim_v = dim;
   c.block_n = block_n;
   c.stages = dim > 128 ? 3 : dim > 64 ? 256 / block_n : block_n > 64 ? 4 : 6;
   if (apart && dim <= 128) c.stages = dim > 64 ? 6 : 8;
-  c.value_stages = dim > 128 ? 2 : c.stages;
   c.own_o = dim <= 64 || (dim <= 128 && !apart);
   c.lazy_rescale = dim != 128;
+  if (apart && dim <= 128 && plain) {
+    c.warpgroups = dim > 64 ? 4 : 6;
+    c.held = 2;
+    c.stages = dim > 64 ? 5 : 11;
+    c.own_o = false;
+    c.lazy_rescale = true;
+  }
+  c.value_stages = dim > 128 ? 2 : c.stages;
   c.ping_pong = !apart;
   c.trust_maxima = c.dynamic = true;
   c.skip_blocks = false;

@@ -5,6 +5,11 @@
 
 namespace {
 
+constexpr Config slanted(Config c, int sample) {
+  c = modified(c, Modification::alibi);
+  c.expressions = samples::expressions_of(sample, false);
+  return c;
+}
 constexpr Config kConfigs[] = {
     with_sample(tile64(3, Mask::right), 0),
     with_sample(tile64(3, Mask::none), 0),
@@ -14,8 +19,10 @@ constexpr Config kConfigs[] = {
     with_sample(tile128(Mask::right, 128), 3),
     with_sample(with(tile64(1, Mask::none), Lengths::keys, false, true), 3),
     with_sample(listed(64, 128, Lists::whole, Mask::none), 1),
-    with_sample(listed(64, 64, Lists::parts, Mask::right), 0),
+    with_sample(listed(64, 64, Lists::parts, Mask::right, false), 0),
     with_sample(listed(128, 128, Lists::whole, Mask::right), 3),
+    slanted(tile64(3, Mask::none), 4),
+    slanted(tile64(3, Mask::right), 4),
 };
 
 const Case kCases[] = {
@@ -43,6 +50,23 @@ const Case kCases[] = {
      .right = 10,
      .block_m = 192,
      .sample = 2},
+    {.name = "what grows evenly with i and j",
+     .dim = 64,
+     .dim_v = 64,
+     .heads_q = 2,
+     .heads_k = 2,
+     .queries = {200},
+     .keys = {580},
+     .sample = 4},
+    {.name = "the same, causal",
+     .dim = 64,
+     .dim_v = 64,
+     .heads_q = 1,
+     .heads_k = 1,
+     .queries = {150},
+     .keys = {410},
+     .causal = Causal::bottom_right,
+     .sample = 4},
     {.name = "sums over lanes, 192 x 80, causal",
      .dim = 128,
      .dim_v = 128,

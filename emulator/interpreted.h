@@ -18,6 +18,7 @@ struct Interpreted {
     if (of_score.defined()) {
       problem.score_function = expression::function_of(of_score);
       problem.score_gradient = expression::lower(of_score).gradient();
+      problem.score_affine = expression::lower(of_score).affine();
       score = interpreter(*problem.score_function.program, problem.score_function);
       slope = interpreter(problem.score_gradient->program, problem.score_function);
     }

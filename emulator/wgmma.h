@@ -26,6 +26,7 @@ struct Wgmma {
     void read(Bits* to, int first, int count) const {
       const unsigned begin = static_cast<unsigned>((descriptor & 0x3FFF) << 4);
       const unsigned panel = static_cast<unsigned>(descriptor >> 16 & 0x3FFF) << 4;
+      const unsigned group = static_cast<unsigned>(descriptor >> 32 & 0x3FFF) << 4;
       const auto take = [&](unsigned at) {
         emulator::order_read(emulator::swizzled(at), 16);
         std::memcpy(to, emulator::shared_base + emulator::swizzled(at), 16);
@@ -33,12 +34,12 @@ struct Wgmma {
       };
       if (is_k_major) {
         for (int i = first; i < first + count; ++i) {
-          const unsigned row = begin + i / 8 * 1024 + i % 8 * 128;
+          const unsigned row = begin + i / 8 * group + i % 8 * 128;
           take(row), take(row + 16);
         }
       } else {
         for (int k = 0; k < 16; ++k) {
-          const unsigned row = begin + k / 8 * 1024 + k % 8 * 128;
+          const unsigned row = begin + k / 8 * group + k % 8 * 128;
           for (int i = first; i < first + count; i += 8) take(row + i / 64 * panel + i % 64 * 2);
         }
       }

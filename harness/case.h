@@ -60,6 +60,7 @@ enum class Layout : std::uint8_t {
   padded,      ///< rows of D + 3 elements
   reversed,    ///< negative stride along S
   expanded,    ///< inputs only: stride 0 along B and H (of dO: along every axis)
+  latent,      ///< inputs only: as bshd, and V is the first columns of K
 };
 
 /// Views of mask and bias: as is, or one of Layout's step2, padded, expanded.

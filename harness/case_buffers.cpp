@@ -39,6 +39,7 @@ Placement place(Layout layout, const Sizes& sizes) {
     case Layout::bhsd:
       return in_order(sizes, {0, 1, 2, 3}, 1, 0);
     case Layout::qkv:
+    case Layout::latent:
     case Layout::bshd:
       return in_order(sizes, {0, 2, 1, 3}, 1, 0);
     case Layout::sbhd:
@@ -66,7 +67,7 @@ Placement place(Layout layout, const Sizes& sizes) {
 
 Layout output_layout(Layout layout) {
   if (layout == Layout::expanded) return Layout::bhsd;
-  return layout == Layout::qkv ? Layout::bshd : layout;
+  return layout == Layout::qkv || layout == Layout::latent ? Layout::bshd : layout;
 }
 
 Buffer::Buffer(std::string name, std::int64_t bytes, DeviceMemory* memory, bool guards)

@@ -23,7 +23,7 @@ struct Placement {
 
 /// `layout` must not be qkv, whose three tensors share a block.
 Placement place(Layout layout, const Sizes& sizes);
-/// A layout that an output can have: expanded becomes bhsd, qkv becomes bshd.
+/// A layout that an output can have: expanded becomes bhsd, qkv and latent become bshd.
 Layout output_layout(Layout layout);
 
 /// One block of memory on the device, its mirror on the host, guard bands around it. Bands and gaps

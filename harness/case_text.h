@@ -22,15 +22,16 @@ inline constexpr std::array<Word<DType>, 4> kDTypes{{{"f64", DType::float64},
                                                      {"bf16", DType::bfloat16},
                                                      {"f16", DType::float16}}};
 
-inline constexpr std::array<Word<Layout>, 9> kLayouts{{{"bhsd", Layout::bhsd},
-                                                       {"bshd", Layout::bshd},
-                                                       {"sbhd", Layout::sbhd},
-                                                       {"qkv", Layout::qkv},
-                                                       {"transposed", Layout::transposed},
-                                                       {"step2", Layout::step2},
-                                                       {"padded", Layout::padded},
-                                                       {"reversed", Layout::reversed},
-                                                       {"expanded", Layout::expanded}}};
+inline constexpr std::array<Word<Layout>, 10> kLayouts{{{"bhsd", Layout::bhsd},
+                                                        {"bshd", Layout::bshd},
+                                                        {"sbhd", Layout::sbhd},
+                                                        {"qkv", Layout::qkv},
+                                                        {"transposed", Layout::transposed},
+                                                        {"step2", Layout::step2},
+                                                        {"padded", Layout::padded},
+                                                        {"reversed", Layout::reversed},
+                                                        {"expanded", Layout::expanded},
+                                                        {"latent", Layout::latent}}};
 
 inline constexpr std::array<Word<Fill::Kind>, 7> kFills{{{"randn", Fill::Kind::randn},
                                                          {"rand", Fill::Kind::rand},

@@ -186,7 +186,14 @@ void CaseState::add_inputs() {
     return;
   }
   inputs_.push_back(&add_values("q", q, q_sizes(), c_.layout));
-  inputs_.push_back(&add_values("k", k, k_sizes(c_.head_dim), c_.layout));
+  Buffer& keys = add_values("k", k, k_sizes(c_.head_dim), c_.layout);
+  inputs_.push_back(&keys);
+  if (c_.layout == Layout::latent) {
+    if (c_.head_dim_v > c_.head_dim) throw InvalidArgument("case: layout=latent needs dv <= d");
+    const Placement placement = place(c_.layout, k_sizes(c_.head_dim));
+    bind(v, keys, values_view(k_sizes(c_.head_dim_v), placement, c_.dtype), placement.origin);
+    return;
+  }
   inputs_.push_back(&add_values("v", v, k_sizes(c_.head_dim_v), c_.layout));
 }
 

@@ -104,6 +104,25 @@ class Backward(_Struct):
     ]
 
 
+class Select(_Struct):
+    _fields_: ClassVar = [
+        ("struct_size", ctypes.c_size_t),
+        *((name, Tensor) for name in ("q", "k", "key_lengths")),
+        *((name, Tensor) for name in ("block_row_offsets", "block_index")),
+        ("block_q", ctypes.c_int64),
+        ("block_k", ctypes.c_int64),
+        *((f"weight_{name}", ctypes.c_double) for name in ("mean", "maximum", "minimum")),
+        ("weight_variance", ctypes.c_double),
+        ("has_scale", ctypes.c_int32),
+        ("causal", ctypes.c_int32),
+        ("scale", ctypes.c_double),
+        *((name, ctypes.c_int32) for name in ("rule", "drop_diagonal", "drop_first")),
+        ("count", ctypes.c_int64),
+        ("mass", ctypes.c_double),
+        ("threshold", ctypes.c_double),
+    ]
+
+
 class Plan(_Struct):
     _fields_: ClassVar = [
         ("struct_size", ctypes.c_size_t),

@@ -6,7 +6,8 @@
 # BUILD holds libtilewise.so and tilewise, LIBFA3 is the library that fa3.py names, OUT is a folder. Parts,
 # with minutes on a card: grid (2), leaderboard (1), assignment (3.5), flex (1.5), fp16 (0.5), seeds
 # (1.5), seed-protocol (2), asam (0.3), paths (0.5), options, scaling; all of these by default. Besides,
-# training, packed, vision, small, cross, serving: the plan's own choice beside every row and the peers. What is
+# training, packed, vision, small, cross, serving: the plan's own choice beside every row and the peers; lists (2, with
+# FlexAttention's compilation 5): bench/lists.py. What is
 # finished stays when a run is interrupted; with TOTAL_S in the environment each part stops after
 # that many seconds.
 set -eu
@@ -72,6 +73,11 @@ for part in "$@"; do
       add serving --preset serving --peers cudnn,fa3 --kernel plan --kernel flash_decode_sm90+ \
         --kernel flash_fwd_sm90+ --rounds "${ROUNDS:-2}" --compile-jobs 14
       ;;
+    lists) # block lists and their selection, beside dense attention: a program of its own
+      python3 "$here/bench/lists.py" "$build" "$out/lists.json" --backward --select --flex \
+        --seqs 4096 8192 16384 32768 --seconds "${TOTAL_S:-600}" ||
+        echo "lists: an output was refused, or the run ended early"
+      ;;
     scaling) add scaling --preset baseline-scaling --kernel $sm80_f32 ;;
     *)
       echo "card.sh: no part $part" >&2
@@ -80,7 +86,7 @@ for part in "$@"; do
   esac
 done
 # shellcheck disable=SC2086
-python3 -m bench.peers $words || echo "an output was refused, or the run ended early: see the rows"
+[ -z "$words" ] || python3 -m bench.peers $words || echo "an output was refused, or the run ended early: see the rows"
 
 choose() { # OURS RESULT PART...
   ours=$1 result=$2

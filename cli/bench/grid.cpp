@@ -75,8 +75,10 @@ Case prototype(const GridFlags& flags) {
   c.deterministic = spec.deterministic;
   c.precision = spec.precision;
   if (flags.alibi) c.alibi = Case::Alibi::per_head;
-  check_one_of("--layout", flags.layout, {"bhsd", "bshd"});
-  c.layout = flags.layout == "bshd" ? Layout::bshd : Layout::bhsd;
+  check_one_of("--layout", flags.layout, {"bhsd", "bshd", "latent"});
+  c.layout = flags.layout == "bshd"     ? Layout::bshd
+             : flags.layout == "latent" ? Layout::latent
+                                        : Layout::bhsd;
   return c;
 }
 
@@ -276,7 +278,8 @@ void add_grid_flags(CLI::App& app, GridFlags& flags, bool timing) {
   text("--captures", flags.captures, "\"NAME:TYPE[SIZE,...]=CONTENT; ...\"",
        "tensors that --score and --mask read (cases/README.md)", problem);
   app.add_flag("--alibi", flags.alibi, "ALiBi slopes, one a head")->group(problem);
-  text("--layout", flags.layout, "bhsd|bshd", "order of the axes in memory", problem);
+  text("--layout", flags.layout, "bhsd|bshd|latent",
+       "order of the axes in memory; latent: as bshd, V in K", problem);
   app.add_option("--case", flags.cases,
                  "a problem in one line (cases/README.md), instead of the axes; may be repeated")
       ->group(problem)

@@ -176,6 +176,28 @@ typedef struct tw_append_args {
   int32_t rotary_interleaved, rotary_one_query_position;
 } tw_append_args;
 
+/* Blocks of keys chosen by scores of blocks: see BlockSelection of selection.h. scale counts where
+ * has_scale is not 0. keep_diagonal and keep_first are on unless their drop_ is not 0. */
+typedef enum tw_block_rule {
+  TW_BLOCKS_TOP_K = 0,
+  TW_BLOCKS_MASS = 1,
+  TW_BLOCKS_ABOVE = 2
+} tw_block_rule;
+
+typedef struct tw_select_args {
+  size_t struct_size;
+  tw_tensor q, k, key_lengths; /* key_lengths may be left out */
+  tw_tensor block_row_offsets, block_index;
+  int64_t block_q, block_k;
+  double weight_mean, weight_maximum, weight_minimum, weight_variance;
+  int32_t has_scale, causal;
+  double scale;
+  int32_t rule; /* tw_block_rule; what counts is count, mass or threshold */
+  int32_t drop_diagonal, drop_first;
+  int64_t count;
+  double mass, threshold;
+} tw_select_args;
+
 typedef struct tw_plan {
   size_t struct_size;
   char kernel[64];
@@ -193,6 +215,11 @@ TW_EXPORT tw_status tw_backward(const tw_backward_args* args, const tw_spec* spe
 
 /* launch may be NULL; of it the stream and the executor count. */
 TW_EXPORT tw_status tw_append(const tw_append_args* args, const tw_launch* launch);
+
+/* launch may be NULL; of it the stream, the allocator and the executor count. */
+TW_EXPORT tw_status tw_select_blocks(const tw_select_args* args, const tw_launch* launch);
+/* Entries that block_index needs room for; data pointers may be NULL. */
+TW_EXPORT tw_status tw_selected_blocks_bound(const tw_select_args* args, int64_t* entries);
 
 /* Plans only: data pointers may be NULL. */
 TW_EXPORT tw_status tw_plan_forward(const tw_forward_args* args, const tw_spec* spec,

@@ -11,6 +11,7 @@
 
 #include "api/execute.h"
 #include "tilewise/kv_cache.h"
+#include "tilewise/selection.h"
 #include "tilewise/tilewise.h"
 
 namespace {
@@ -250,6 +251,24 @@ tilewise::ForwardTensors tensors(const tw_forward_args* given, const Spec& /*spe
           tensor("o", a.o), tensor("lse", a.lse), {a.saved, a.saved_bytes}};
 }
 
+tilewise::BlockSelection selection(const tw_select_args& a) {
+  require_within("args.rule", a.rule, TW_BLOCKS_ABOVE, "a tw_block_rule, 0 to 2");
+  tilewise::BlockSelection by{
+      .block_q = a.block_q,
+      .block_k = a.block_k,
+      .weights = {a.weight_mean, a.weight_maximum, a.weight_minimum, a.weight_variance},
+      .causal = a.causal != 0,
+      .key_lengths = tensor("key_lengths", a.key_lengths),
+      .rule = static_cast<tilewise::BlockRule>(a.rule),
+      .count = a.count,
+      .mass = a.mass,
+      .threshold = a.threshold,
+      .keep_diagonal = a.drop_diagonal == 0,
+      .keep_first = a.drop_first == 0};
+  if (a.has_scale != 0) by.scale = a.scale;
+  return by;
+}
+
 /// The caller's gradients of captured tensors in the order of the formula's first use.
 std::vector<tilewise::Tensor> capture_gradients(const tw_backward_args& a, const Spec& spec) {
   if (a.dcaptures_count == 0) return {};
@@ -403,6 +422,26 @@ tw_status tw_append(const tw_append_args* args, const tw_launch* launch) {
                                  .positions = tensor("rotary_positions", a.rotary_positions),
                                  .one_query_position = a.rotary_one_query_position != 0}},
                      l.launch);
+  });
+}
+
+tw_status tw_select_blocks(const tw_select_args* args, const tw_launch* launch) {
+  return guarded([&] {
+    const tw_select_args a = known(args, "args");
+    const Launch l(launch);
+    tilewise::select_blocks(tensor("q", a.q), tensor("k", a.k), selection(a),
+                            {.row_offsets = tensor("block_row_offsets", a.block_row_offsets),
+                             .block_index = tensor("block_index", a.block_index)},
+                            l.launch);
+  });
+}
+
+tw_status tw_selected_blocks_bound(const tw_select_args* args, int64_t* entries) {
+  return guarded([&] {
+    const tw_select_args a = known(args, "args");
+    if (entries == nullptr)
+      throw tilewise::InvalidArgument("entries is NULL: expected a place for the number");
+    *entries = tilewise::selected_blocks_bound(tensor("q", a.q), tensor("k", a.k), selection(a));
   });
 }
 

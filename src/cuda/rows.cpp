@@ -9,6 +9,7 @@
 #include "cuda/kernels/decode_sm90/row.h"
 #include "cuda/kernels/fwd_sm80/row.h"
 #include "cuda/kernels/fwd_sm90/row.h"
+#include "cuda/kernels/mla_sm90/row.h"
 #include "cuda/kernels/rows/append.h"
 #include "cuda/kernels/rows/combine.h"
 #include "cuda/kernels/rows/convert.h"
@@ -21,19 +22,13 @@
 namespace tilewise::cuda {
 
 std::span<const KernelRow> cuda_rows() {
-  static const std::vector<KernelRow> rows = {kFlashDecodeSm90,
-                                              kFlashForwardSm90,
-                                              kFlashForwardCopiedSm90,
-                                              kFlashForwardSm80,
-                                              kFlashForwardTile16,
-                                              kFlashBackwardSm90,
-                                              kFlashBackwardCopiedSm90,
-                                              kFlashBackwardSm80,
-                                              kFlashBackwardTwoPassSm80,
-                                              kFusedForward,
-                                              kFusedBackward,
-                                              kEagerForward,
-                                              kEagerBackward,
+  static const std::vector<KernelRow> rows = {kFlashMlaSm90,      kFlashDecodeSm90,
+                                              kFlashForwardSm90,  kFlashForwardCopiedSm90,
+                                              kFlashForwardSm80,  kFlashForwardTile16,
+                                              kFlashBackwardSm90, kFlashBackwardCopiedSm90,
+                                              kFlashBackwardSm80, kFlashBackwardTwoPassSm80,
+                                              kFusedForward,      kFusedBackward,
+                                              kEagerForward,      kEagerBackward,
                                               kBaselineForward};
   return rows;
 }
@@ -43,6 +38,7 @@ std::vector<PackUnit> pack_units(int arch) {
   add_fwd_sm90_units(units, arch);
   add_bwd_sm90_units(units, arch);
   add_decode_sm90_units(units, arch);
+  add_mla_sm90_units(units, arch);
   add_fwd_sm80_units(units, arch);
   add_bwd_sm80_units(units, arch);
   add_pack_rows_units(units);

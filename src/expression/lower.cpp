@@ -97,6 +97,14 @@ std::shared_ptr<const Gradient> Lowered::gradient() const {
   return gradient_;
 }
 
+std::shared_ptr<const Affine> Lowered::affine() const {
+  std::call_once(once_affine_, [&] {
+    if (std::optional<Affine> made = affine_of(*program_))
+      affine_ = std::make_shared<const Affine>(*std::move(made));
+  });
+  return affine_;
+}
+
 const Lowered& lower(const Expression& expression) {
   const Term& root = term_of(expression);
   std::call_once(root.once, [&] { root.lowered = std::make_shared<const Lowered>(expression); });

@@ -6,24 +6,29 @@
 #include <mutex>
 #include <vector>
 
+#include "expression/affine.h"
 #include "expression/program.h"
 #include "tilewise/expression.h"
 
 namespace tilewise::expression {
 
-/// An expression's program. The gradient is made when it is first asked for.
+/// An expression's program. The gradient and the affine form are made when they are first asked
+/// for.
 class Lowered {
  public:
   explicit Lowered(const Expression& expression);
   const std::shared_ptr<const Program>& program() const { return program_; }
   const std::vector<Captured>& captures() const { return captures_; }
   std::shared_ptr<const Gradient> gradient() const;
+  /// Null where the score function has no such form.
+  std::shared_ptr<const Affine> affine() const;
 
  private:
   std::shared_ptr<const Program> program_;
   std::vector<Captured> captures_;
-  mutable std::once_flag once_;
+  mutable std::once_flag once_, once_affine_;
   mutable std::shared_ptr<const Gradient> gradient_;
+  mutable std::shared_ptr<const Affine> affine_;
 };
 
 /// Made once for each expression, from whatever thread. Throws InvalidArgument for a lane outside a

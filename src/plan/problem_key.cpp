@@ -68,6 +68,11 @@ void add_function(std::string& key, const expression::Function& function) {
 
 }  // namespace
 
+bool has_values_in_keys(const Problem& p) {
+  return p.head_dim_v < p.head_dim && p.v.data == p.k.data && p.v.strides == p.k.strides &&
+         p.v.dtype == p.k.dtype;
+}
+
 // NOTE: a field that rows read and that is missing here gives a call another call's plan.
 std::string problem_key(const Problem& p, std::string_view more) {
   Bytes key;
@@ -79,7 +84,8 @@ std::string problem_key(const Problem& p, std::string_view more) {
   for (const double number : {p.scale64, p.softcap, p.dropout.p}) key.add(number);
   // Of saved state a plan made before there is memory knows that it will be given.
   const bool saves = p.saved.data != nullptr || p.saved.bytes > 0;
-  for (const bool flag : {p.packed, p.paged, p.deterministic, p.score_mod != nullptr, saves}) {
+  for (const bool flag :
+       {p.packed, p.paged, p.deterministic, p.score_mod != nullptr, saves, has_values_in_keys(p)}) {
     key.add(flag);
   }
   key.add(p.pass);

@@ -8,6 +8,10 @@
 
 namespace tilewise {
 
+/// True when V is the first columns of K, the same elements, as in multi-head latent attention.
+/// Where there is no memory yet the strides tell.
+bool has_values_in_keys(const Problem& problem);
+
 /// Sizes, strides, types, places and (on a GPU) alignment of every tensor, and every option; `more`
 /// behind them. Two problems of one key have the same plan on a machine, unless
 /// reads_host_lengths().

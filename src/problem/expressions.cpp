@@ -138,6 +138,7 @@ void recognize_score(Problem& p) {
   if (caps) p.softcap = cap;
   if (!caps && !take_alibi(p)) return;
   p.score_function = {};
+  p.score_affine = nullptr;
   p.dcaptures.clear();
 }
 
@@ -153,8 +154,9 @@ void take_expressions(Problem& p, const AttentionSpec& spec) {
                  "its value must be a number; masks go into "
                  "mask_expression");
     }
-    p.score_function =
-        take_function(p, "score_expression", expression::as_real(spec.score_expression));
+    const Expression score = expression::as_real(spec.score_expression);
+    p.score_function = take_function(p, "score_expression", score);
+    p.score_affine = expression::lower(score).affine();
   }
   if (spec.mask_expression.defined()) {
     if (expression::type_of(spec.mask_expression) != Type::boolean) {

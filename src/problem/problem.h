@@ -28,6 +28,9 @@ struct KeyRange {
 };
 
 struct Forms;
+namespace expression {
+struct Affine;
+}
 
 /// All tensors have logical axes (B, H, S, D) and rank 4; row statistics (B, H, S), rank 3; bias
 /// and mask (B, Hq, Sq, Sk), rank 4; slopes (B, Hq), rank 2. An axis that broadcasts, and the batch
@@ -70,6 +73,7 @@ struct Problem {
   expression::Function score_function;                         ///< its result is a real
   expression::Function mask_function;                          ///< its result is a boolean
   std::shared_ptr<const expression::Gradient> score_gradient;  ///< of backward
+  std::shared_ptr<const expression::Affine> score_affine;      ///< null: it has no such form
   std::vector<Tensor> dcaptures;  ///< of backward: one a capture of the score; not given = unwanted
   BlockList block_list;
   /// Visible by list, position and length, and in plans by blocks of the mask expression; -1: not

@@ -350,4 +350,55 @@ TEST(CApi, FormulasWithCapturedTensors) {
   EXPECT_NE(message().find("score_expression.text is NULL"), std::string::npos);
 }
 
+TEST(CApi, SelectsBlocks) {
+  // Two blocks of queries, three of keys of which the second and third resemble the first two.
+  std::vector<float> q(2 * 16 * 8), k(3 * 16 * 8);
+  for (std::size_t i = 0; i < q.size(); ++i) q[i] = i / 128 == (i % 8) ? 4.0F : 0.0F;
+  for (std::size_t i = 0; i < k.size(); ++i) k[i] = i / 128 == (i % 8) + 1 ? 4.0F : 0.0F;
+  const auto rows = [](std::vector<float>& x, std::int64_t count) {
+    tw_tensor t = TW_INIT(tw_tensor);
+    t.data = x.data();
+    t.dtype = TW_FLOAT32;
+    t.rank = 4;
+    const std::int64_t sizes[] = {1, 1, count, 8}, strides[] = {count * 8, count * 8, 8, 1};
+    std::copy_n(sizes, 4, t.sizes);
+    std::copy_n(strides, 4, t.strides);
+    return t;
+  };
+  tw_select_args args = TW_INIT(tw_select_args);
+  args.q = rows(q, 32);
+  args.k = rows(k, 48);
+  args.block_q = args.block_k = 16;
+  args.weight_mean = 1.0;
+  args.rule = TW_BLOCKS_TOP_K;
+  args.count = 1;
+  args.drop_diagonal = args.drop_first = 1;
+  std::int64_t bound = 0;
+  ASSERT_EQ(tw_selected_blocks_bound(&args, &bound), TW_OK) << tw_last_error();
+  ASSERT_EQ(bound, 2);
+  std::vector<std::int32_t> offsets(3, -1), index(2, -1);
+  tw_tensor t = TW_INIT(tw_tensor);
+  t.dtype = TW_INT32;
+  t.data = index.data();
+  t.rank = 1;
+  t.sizes[0] = 2;
+  t.strides[0] = 1;
+  args.block_index = t;
+  t.data = offsets.data();
+  t.rank = 3;
+  t.sizes[0] = t.sizes[1] = 1;
+  t.sizes[2] = t.strides[0] = t.strides[1] = 3;
+  t.strides[2] = 1;
+  args.block_row_offsets = t;
+  ASSERT_EQ(tw_select_blocks(&args, nullptr), TW_OK) << tw_last_error();
+  EXPECT_EQ(offsets, (std::vector<std::int32_t>{0, 1, 2}));
+  EXPECT_EQ(index, (std::vector<std::int32_t>{1, 2}));
+  args.drop_first = 0;
+  ASSERT_EQ(tw_selected_blocks_bound(&args, &bound), TW_OK);
+  EXPECT_EQ(bound, 4) << "the first block beside the best one";
+  args.rule = 3;
+  EXPECT_EQ(tw_select_blocks(&args, nullptr), TW_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tw_last_error()).find("args.rule is 3"), std::string::npos);
+}
+
 }  // namespace

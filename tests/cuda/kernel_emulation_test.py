@@ -209,10 +209,12 @@ BODIES = {
         ("void mbarrier_arrive(", "emulator::current->block->mbarriers[barrier].arrive();"),
         ("void mbarrier_expect(", "emulator::current->block->mbarriers[barrier].expect(bytes);"),
         ("void mbarrier_arrive_copies(", "emulator::arrive_copies(barrier);"),
+        ("bool mbarrier_test(", "return emulator::try_wait(barrier, parity);"),
         ("bool mbarrier_try_wait(", "return emulator::try_wait(barrier, parity);"),
     ],
     "hopper/tma.cuh": [
         ("void tma_prefetch_map(", ""),
+        ("void tma_prefetch_5d(", "emulator::checked_box(map, {d, c[0], c[1], c[2], c[3]}, 5);"),
         ("void tma_load(", "emulator::load_box(map, shared, barrier, {d, h, s, b, 0}, 4);"),
         (
             "void tma_load_5d(",
@@ -276,6 +278,7 @@ PROGRAMS = {
     "bwd_sm90_lists": True,
     "bwd_dq_sm90": True,
     "decode_sm90": True,
+    "mla_sm90": True,
     "select": True,
 }
 

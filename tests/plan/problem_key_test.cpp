@@ -122,6 +122,23 @@ TEST(ProblemKey, DoesNotTellApartWhatOnlyTheRunReads) {
   EXPECT_EQ(problem_key(p), problem_key(planned)) << "saved state is planned by its size alone";
 }
 
+TEST(ProblemKey, TellsApartWhetherValuesAreColumnsOfKeys) {
+  alignas(16) static float data[64];
+  Problem p = problem();
+  p.head_dim_v = p.v.sizes[3] = 32;
+  EXPECT_TRUE(has_values_in_keys(p));
+  const std::string key = problem_key(p);
+  p.k.data = p.v.data = data;
+  EXPECT_EQ(problem_key(p), key);
+  p.v.data = &data[32];
+  EXPECT_FALSE(has_values_in_keys(p));
+  EXPECT_NE(problem_key(p), key);
+  p = problem();
+  p.head_dim_v = 32;
+  p.v = Tensor::bhsd(nullptr, DType::bfloat16, 2, 2, 48, 32);
+  EXPECT_FALSE(has_values_in_keys(p)) << "rows of their own";
+}
+
 TEST(ProblemKey, TellsAlignmentApartOnAGpu) {
   alignas(16) static float data[64];
   const auto key_at = [](float* address) {

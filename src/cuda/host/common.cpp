@@ -64,8 +64,10 @@ std::string refusal(const Problem& p, const Hardware& machine, const Takes& take
   }
   std::string reason = option_refusal(p, takes);
   if (!reason.empty()) return reason;
-  if (p.head_dim > 256 || p.head_dim_v > 256)
-    return "head dims above 256 are not supported by this kernel";
+  if (std::max(p.head_dim, p.head_dim_v) > takes.most_head_dim) {
+    return "head dims above " + std::to_string(takes.most_head_dim) +
+           " are not supported by this kernel";
+  }
   if (p.seq_q > kLongest || p.seq_k > kLongest) {
     return "lengths above " + std::to_string(kLongest) + " are not supported by this kernel";
   }
@@ -88,10 +90,10 @@ std::string refusal(const Problem& p, const Hardware& machine, const Takes& take
 }
 
 int padded(std::int64_t dim) {
-  for (const int size : {16, 32, 64, 96, 128, 192}) {
+  for (const int size : {16, 32, 64, 96, 128, 192, 256}) {
     if (dim <= size) return size;
   }
-  return 256;
+  return 512;
 }
 
 Form form(const Problem& p) {

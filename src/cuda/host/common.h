@@ -31,7 +31,7 @@ inline constexpr Takes kTakes = {.packed = true,
                                  .gradients = true,
                                  .expressions = true};
 
-/// Head dim as the kernels are built for it: 16, 32, 64, 96, 128, 192, 256.
+/// Head dim as the kernels are built for it: 16, 32, 64, 96, 128, 192, 256, 512.
 int padded(std::int64_t dim);
 
 /// How the values of a problem become 16-bit operands.

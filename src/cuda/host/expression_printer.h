@@ -104,6 +104,9 @@ class Printer {
     return "  static __forceinline__ " + signature + " {\n" + body(Part::pair) + last + "  }\n";
   }
 
+  /// Definitions of the nodes that the batch entry and the head decide.
+  std::string uniform_nodes() const { return body(Part::uniform); }
+
   /// What a pair adds to a gradient: `number` counts the sums of a thread, one in memory has so
   /// many floats.
   std::string term(const expression::CaptureTerm& term, int number, int floats) const {

@@ -49,6 +49,32 @@ std::string score_text(const Program& program, const FunctionName& name) {
                             returned(printer.value(program.result, Part::pair))));
 }
 
+std::string slant_text(const expression::Affine& affine, const FunctionName& name) {
+  Printer printer(affine.program, name);
+  std::string fields;
+  const auto add = [&](const char* field, std::int32_t node) {
+    if (node < 0) return;
+    printer.want(node);
+    fields += std::string("    made.") + field + " = " + printer.value(node, Part::uniform) + ";\n";
+  };
+  add("distance", affine.distance);
+  add("ahead", affine.ahead);
+  add("row", affine.row);
+  add("column", affine.column);
+  add("constant", affine.constant);
+  const auto add_length = [&](const char* length, std::int64_t factor) {
+    if (factor == 0) return std::string();
+    return std::string(factor > 0 ? " + " : " - ") + length;
+  };
+  const std::string shift = integer_text(affine.shift.constant) +
+                            add_length("p.query_length", affine.shift.query_length) +
+                            add_length("p.key_length", affine.shift.key_length);
+  return "template <>\nstruct tilewise::tile::ScoreSlant<" + std::to_string(name.index) +
+         "> {\n  static __forceinline__ Slant of(const Place& p, const Captures& t) {\n" +
+         printer.uniform_nodes() + "    Slant made;\n" + fields + "    made.shift = " + shift +
+         ";\n    return made;\n  }\n};\n";
+}
+
 std::string gradient_text(const expression::Gradient& gradient, const FunctionName& name) {
   const Program& program = gradient.program;
   Printer printer(program, name);

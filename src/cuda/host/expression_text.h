@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "expression/affine.h"
 #include "expression/program.h"
 
 namespace tilewise::cuda {
@@ -21,7 +22,9 @@ struct FunctionName {
 
 /// `struct ScoreFunction<1>`: the score after the function.
 std::string score_text(const expression::Program& program, const FunctionName& name = {});
-/// The same with its derivative by the score.
+/// `struct ScoreSlant<1>`: what such a function adds to the score, as tile::Slant.
+std::string slant_text(const expression::Affine& affine, const FunctionName& name = {});
+/// score_text() with its derivative by the score.
 std::string gradient_text(const expression::Gradient& gradient, const FunctionName& name = {});
 /// The score after the function, and what a pair adds to the gradients of the captured tensors that
 /// are `wanted`. `exact`: sums are those of cuda/tile/exact_sum.cuh.

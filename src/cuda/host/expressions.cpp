@@ -84,6 +84,7 @@ KernelUnit with_expressions(KernelUnit unit, const Problem& p) {
   if (p.score_function.defined()) {
     score = p.pass == Pass::backward ? gradient_text(*p.score_gradient)
                                      : score_text(*p.score_function.program);
+    if (p.score_affine != nullptr) score += slant_text(*p.score_affine);
   }
   return with_functions(std::move(unit), p, score);
 }

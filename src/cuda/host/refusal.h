@@ -18,6 +18,7 @@ struct Takes {
   bool lists = false;        ///< a block list
   bool gradients = false;    ///< of bias and sinks
   bool expressions = false;  ///< score functions and masks as expressions
+  int most_head_dim = 256;
 };
 
 /// True when dropout may drop something: p is at least 2^-32.

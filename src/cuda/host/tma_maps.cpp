@@ -1,5 +1,6 @@
 #include "cuda/host/tma_maps.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "problem/blocks.h"
@@ -30,6 +31,18 @@ TensorMapSpec sm90_ragged_map(TensorMapSpec spec, std::int64_t rows, int heads) 
   spec.sizes = {spec.sizes[0], spec.sizes[1], rows, rows + spec.sizes[2] + 1, spec.sizes[3]};
   spec.strides = {0, spec.strides[1], spec.strides[2], spec.strides[2], spec.strides[3]};
   spec.box = {spec.box[0], heads, spec.box[2], 1, 1};
+  return spec;
+}
+
+TensorMapSpec sm90_panel_map(const Tensor& tensor, int rows, int panels) {
+  const TensorMapSpec plain = sm90_map_spec(tensor, rows);
+  TensorMapSpec spec = plain;
+  const std::int64_t columns = std::min<std::int64_t>(plain.sizes[0], 64);
+  const std::int64_t all = plain.sizes[0] / columns;
+  spec.rank = 5;
+  spec.sizes = {columns, plain.sizes[2], all, plain.sizes[1], plain.sizes[3]};
+  spec.strides = {0, plain.strides[2], 128, plain.strides[1], plain.strides[3]};
+  spec.box = {64, rows, panels > 0 ? panels : static_cast<std::int32_t>(all), 1, 1};
   return spec;
 }
 

@@ -17,6 +17,9 @@ TensorMapSpec sm90_map_spec(const Tensor& tensor, int box_rows, bool packed = fa
 /// heads.
 TensorMapSpec sm90_ragged_map(TensorMapSpec spec, std::int64_t rows, int heads);
 
+/// Boxes of `rows` rows with `panels` panels of 64 columns, or all: axes {64, S, panels, H, B}.
+TensorMapSpec sm90_panel_map(const Tensor& tensor, int rows, int panels = 0);
+
 enum class Sm90Access { read, write };
 
 /// Why the copy engine cannot read or write a tensor; empty when it can.

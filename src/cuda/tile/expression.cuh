@@ -31,6 +31,24 @@ struct ScoreFunction<0> : NoFunction {};
 template <>
 struct MaskFunction<0> : NoFunction {};
 
+/// What a score function adds to the score where that grows evenly with i and j:
+///   -distance |i - j + shift| + ahead (j - i) + row i + column j + constant
+struct Slant {
+  float distance = 0.0F, ahead = 0.0F, row = 0.0F, column = 0.0F, constant = 0.0F;
+  int shift = 0;
+
+  __forceinline__ void multiply(float factor) {
+    distance *= factor;
+    ahead *= factor;
+    row *= factor;
+    column *= factor;
+    constant *= factor;
+  }
+};
+/// Defined by the unit's text beside ScoreFunction, where the function is of that form.
+template <int kIndex>
+struct ScoreSlant;
+
 /// A kernel's parameters, and the captured tensors beside them.
 template <class Args>
 __forceinline__ const Args& plain_args(const Args& args) {

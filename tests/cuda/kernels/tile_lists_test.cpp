@@ -60,16 +60,25 @@ TEST(TileLists, BlocksBesideTiles) {
   EXPECT_NE(refusal_by(kFlashBackwardSm90, problem(wide, Pass::backward), hopper)
                 .find("block lists above head dim 128"),
             std::string::npos);
-  // Lists are by batch entry here: on a card a packed problem read outside them.
+  // The backward's lists are by batch entry: on a card a packed problem read outside them.
   const std::string packed = "packed=70,33/90,130 h4/2 d64 bf16 blocks=64,64:b,1:0.5";
-  for (const auto& [row, pass] : {std::pair{&kFlashForwardSm90, Pass::forward},
-                                  std::pair{&kFlashBackwardSm90, Pass::backward}}) {
-    EXPECT_NE(refusal_by(*row, problem(packed, pass), hopper).find("beside a block list"),
-              std::string::npos);
-  }
+  EXPECT_NE(refusal_by(kFlashBackwardSm90, problem(packed, Pass::backward), hopper)
+                .find("beside a block list"),
+            std::string::npos);
+  EXPECT_EQ(refusal_by(kFlashForwardSm90, problem(packed), hopper), "");
+}
+
+TEST(TileLists, TilesOfPackedSequencesAreThoseOfTheLongest) {
+  const Problem p = problem("packed=700,33,129 h4/2 d64 bf16 blocks=128,128:b,1:0.5");
+  const Sm90Tile& tile = sm90_tiles(p).front();
+  const fwd_sm90::SectionOrder order =
+      sm90_order(p, sm90_config(p, tile, false), tile.block_m(), 1);
+  EXPECT_EQ(order.blocks, (700 + tile.block_m() - 1) / tile.block_m());
+  EXPECT_EQ(order.heads, 3 * 4);
 }
 
 TEST(TileLists, ConfigOfAList) {
+  const Hardware hopper = machine(90);
   const Problem whole = problem("b1 h2 s4096 d128 bf16 blocks=256,128:1,h:0.5");
   const Problem parts = problem("b1 h2 s4096 d64 bf16 blocks=128,64:1,h:0.5 causal");
   const Problem narrow = problem("b1 h2 s4096 d64 bf16 blocks=64,128:1,h:0.5");
@@ -87,6 +96,15 @@ TEST(TileLists, ConfigOfAList) {
   EXPECT_EQ(c.block_n, 64);
   EXPECT_FALSE(c.ping_pong);
   EXPECT_TRUE(b.ping_pong);
+  // With one row block's registers where scores are modified, or for few tiles.
+  EXPECT_GT(c.held, 1);
+  EXPECT_EQ(sm90_config(narrow, sm90_tiles(narrow).back(), false).held, 1);
+  const Problem capped = problem("b1 h2 s4096 d64 bf16 blocks=64,64:1,h:0.5 softcap=20");
+  for (const Sm90Tile& tile : sm90_tiles(capped)) EXPECT_EQ(tile.held, 1);
+  EXPECT_EQ(sm90_choose(problem("b1 h1 s1024 d64 bf16 blocks=64,64:1,1:0.5"), hopper).tile->held,
+            1);
+  const Problem many = problem("b4 h16 s16384 d64 bf16 blocks=64,64:1,1:0.25");
+  EXPECT_GT(sm90_choose(many, hopper).tile->held, 1);
   EXPECT_EQ(bwd_sm90_config(narrow).block_m, 64);
   EXPECT_EQ(bwd_sm90_config(parts).block_m, 128);
   EXPECT_EQ(bwd_sm90_config(whole).lists, Lists::parts);

@@ -52,7 +52,10 @@ KernelUnit store_unit(const bwd_capture_store::Config& c) {
           .threads = bwd_capture_store::kThreads};
 }
 
-void store(const float* sums, bool exact, const Tensor& to, int device, void* stream) {
+}  // namespace
+
+void store_capture(const float* sums, bool exact, const Tensor& to, int device, void* stream) {
+  if (to.numel() == 0) return;
   bwd_capture_store::Args args;
   args.sums = sums;
   args.to = to.data;
@@ -67,6 +70,8 @@ void store(const float* sums, bool exact, const Tensor& to, int device, void* st
   const Kernel kernel = load(store_unit({type_of(to.dtype), exact}), device);
   launch(kernel, {.x = ceil_div(args.elements, bwd_capture_store::kThreads)}, stream, args);
 }
+
+namespace {
 
 /// The gradients of some captured tensors.
 KernelUnit unit_of(const bwd_sm80::Config& config, int min_blocks, const Problem& p,
@@ -176,8 +181,9 @@ void capture_gradients(const Problem& p, const bwd_sm80::Args& pass, const bwd_s
     if (gates[n]) launch_gate(p, args, config, min_blocks, n, captures, stream);
   }
   for (std::size_t n = 0; n < p.dcaptures.size(); ++n) {
-    if (p.dcaptures[n].defined() && p.dcaptures[n].numel() > 0)
-      store(captures.at[n].gradient, is_exact(p, n), p.dcaptures[n], p.device.index, stream);
+    if (p.dcaptures[n].defined())
+      store_capture(captures.at[n].gradient, is_exact(p, n), p.dcaptures[n], p.device.index,
+                    stream);
   }
 }
 

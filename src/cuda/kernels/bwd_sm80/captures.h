@@ -29,4 +29,7 @@ void capture_gradients(const Problem& problem, const bwd_sm80::Args& pass,
                        const bwd_sm80::Config& config, int min_blocks, WorkspaceCutter& workspace,
                        void* stream);
 
+/// Sums of a gradient, side by side, to the tensor that the caller gave.
+void store_capture(const float* sums, bool exact, const Tensor& to, int device, void* stream);
+
 }  // namespace tilewise::cuda

@@ -42,6 +42,7 @@ struct Config {
   bool gated = false;         ///< the slope of the score function is not 1
   tile::OptionKinds options;  ///< with any, Args are Optioned
   bool hides = false;         ///< dense: position leaves some rows no key
+  bool diagonals = false;     ///< dS is summed by i - j too
   bool operator==(const Config&) const = default;
 
   /// The slope of scores is kept until dS is made.
@@ -159,6 +160,10 @@ struct Args {
   unsigned* finished = nullptr;  ///< (B, Hk) warps of tiles
   unsigned* added = nullptr;     ///< split: (B, key heads, blocks) warps of parts
   unsigned* turns = nullptr;     ///< deterministic: (B, Hq, rows_q / block_m, dq_warps)
+  /// diagonals: (B, Hq, diagonal_count), at i - j + last_key, which is the last of the padded keys;
+  /// float32, or tile::ExactSum where deterministic.
+  float* diagonals = nullptr;
+  int diagonal_count = 0, last_key = 0;
 };
 
 /// With lengths that only the device knows. Packed sequences are one entry of a batch for whatever

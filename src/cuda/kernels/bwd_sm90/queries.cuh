@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/kernels/bwd_sm90/worker.cuh"
+#include "cuda/tile/exact_sum.cuh"
 
 namespace tilewise::bwd_sm90 {
 
@@ -18,6 +19,7 @@ struct Queries {
   static constexpr int kParts = kM / 64 * kColumns / 64;
   static constexpr bool kBelow = kM == 128;
   static_assert(!kBelow || kColumns == 64);
+  static_assert(!kConfig.diagonals || !kPacked<kConfig>);
   static constexpr int kStage = 16 * 64 * 4;  ///< bytes that a warp adds at once
   using Product = Wgmma<kElement, 64>;
 
@@ -43,12 +45,17 @@ struct Queries {
     }
     wgmma_commit();
   }
-  /// Stages the warp's 16 rows x 64 columns, in two places in turn; the copy engine adds them.
-  __forceinline__ void add(int part, float* to) const {
+  /// The warp's place for a part, of two in turn, when the copy engine has read what was staged
+  /// there before.
+  __forceinline__ u32 await_stage(int part) const {
     const u32 place = kParts == 1 ? buffers.slot : part % 2;
-    const u32 stage = worker.shared.dq(worker.warp) + place * kStage;
     if (worker.lane == 0) bulk_wait_read<1>();
-    __syncwarp();  // the copy engine has read what was staged here before
+    __syncwarp();  // it has
+    return worker.shared.dq(worker.warp) + place * kStage;
+  }
+  /// Stages the warp's 16 rows x 64 columns; the copy engine adds them.
+  __forceinline__ void add(int part, float* to) const {
+    const u32 stage = await_stage(part);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       store_shared_16(stage + (i * 32 + worker.lane) * 16, rDq[4 * i], rDq[4 * i + 1],
@@ -60,6 +67,62 @@ struct Queries {
       bulk_add(to, stage, kStage);
       bulk_commit();
     }
+  }
+  /// Adds dS of the warp's 32 keys and of 64 queries to the sums by i - j: first blocks of 8 x 8
+  /// along a diagonal of blocks, then what the threads have of each diagonal, by way of the place
+  /// where dQ is staged next.
+  __forceinline__ void add_diagonals(int part, int pair, int block) const {
+    constexpr int kKeys = 32, kBlocks = kKeys / 8 + 7;   // diagonals of blocks
+    constexpr int kSums = kKeys + 64 - 1, kPitch = 105;  // floats of a row of a block; banks differ
+    static_assert((7 * kPitch + kSums) * 4 <= kStage);
+    const int lane = worker.lane, warp = worker.warp;
+    float sums[kBlocks][2] = {};
+    const u32 panel = worker.shared.ds(buffers.slot) +
+                      (kBelow ? part * kBlockN * kPanelRowBytes : 0) +
+                      (kKeys * warp + lane) * kPanelRowBytes;
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+      u32 r[4];  // four blocks of keys
+      load_matrix_x4(r, panel + (c ^ lane % 8) * 16);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        sums[c - k + 3][0] += widen<kElement>(r[k] & 0xffffU);
+        sums[c - k + 3][1] += widen_high<kElement>(r[k]);
+      }
+    }
+    const u32 stage = await_stage(part);
+    const int row = lane / 4, first = 2 * (lane % 4) - row + 7;
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const u32 at = static_cast<u32>(row * kPitch + first + 8 * m + e);
+        store_shared_4(stage + 4 * at, static_cast<u32>(__float_as_int(sums[m][e])));
+      }
+    }
+    __syncwarp();  // all lanes' sums are there
+    const int query = block * kM + (kBelow ? 64 * part : 0);
+    const int key = worker.job.block * kBlockN + kKeys * warp;
+    const i64 to = static_cast<i64>(pair) * worker.args.diagonal_count + query - key - (kKeys - 1) +
+                   worker.args.last_key;
+#pragma unroll
+    for (int n = 0; n < (kSums + 31) / 32; ++n) {
+      const int t = 32 * n + lane;
+      if (t >= kSums) continue;
+      float sum = 0.0F;
+#pragma unroll
+      for (int r = 0; r < 8; ++r) {
+        const bool has = static_cast<u32>(t + r - 7) < static_cast<u32>(8 * kBlocks);
+        if (has) sum += load_shared_f32(stage + 4 * static_cast<u32>(r * kPitch + t));
+      }
+      if constexpr (kConfig.deterministic) {
+        add_exactly(reinterpret_cast<u64*>(worker.args.diagonals) + (to + t) * ExactSum::kWords,
+                    sum);
+      } else {
+        atomicAdd(worker.args.diagonals + to + t, sum);
+      }
+    }
+    // Staging waits for all lanes itself: see await_stage().
   }
   /// Of a block of queries, or of a plane of its dS, added to its sums
   __forceinline__ void step(int pair, int block, bool first_plane = true) {
@@ -79,6 +142,9 @@ struct Queries {
     mbarrier_wait(worker.shared.ds_full(buffers.slot), buffers.parity);
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
+      if constexpr (kConfig.diagonals) {
+        if (kBelow || part == 0) add_diagonals(part, pair, block);
+      }
       issue_product(part);
       wgmma_wait<0>();
       pin(rDq);

@@ -12,6 +12,7 @@
 #include "cuda/host/options.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/bwd_sm80/captures.h"
+#include "cuda/kernels/bwd_sm80/diagonals.h"
 #include "cuda/kernels/bwd_sm80/row.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/bwd_sm90/dq/launch.h"
@@ -87,6 +88,7 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   if (reason.empty()) reason = options_refusal(p);
   if (!reason.empty()) return reason;
   if (p.block_list.defined()) {
+    if (p.packed) return "packed sequences beside a block list are not supported by this kernel";
     if (std::max(p.head_dim, p.head_dim_v) > 128)
       return "block lists above head dim 128 are not supported by this kernel";
     reason = tile_lists_refusal(p);
@@ -151,6 +153,14 @@ std::int64_t key_sums(const Problem& p, const Config& config) {
   return cut_tiles(p, config) * config.block_n * (config.head_dim + config.head_dim_v);
 }
 
+/// Gradients of captured tensors that the kernel's sums by i - j give.
+DiagonalGradients diagonal_gradients(const Problem& p, const Config& config) {
+  std::vector<bool> which;
+  if (config.diagonals) which = diagonal_captures(p);
+  return {p, std::move(which), bwd_sm90_rows(p, config),
+          bwd_sm90_key_blocks(p, config) * config.block_n};
+}
+
 /// What run() goes by.
 struct Decided {
   Config config;
@@ -197,9 +207,12 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   }
   const MaskBitsMaker mask(p, config.block_m, true);
   mask.add_memory(cost.memory);
-  if (wants_captures(p)) {
+  const DiagonalGradients diagonals = diagonal_gradients(p, config);
+  diagonals.add_memory(cost.memory);
+  const bool apart = wants_captures(p) && wants_captures(diagonals.others());
+  if (apart) {
     add_refined_delta_memory(p, cost.memory);
-    add_capture_memory(p, cost.memory);
+    add_capture_memory(diagonals.others(), cost.memory);
   }
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv, &p.d_lse}) {
     if (t->defined()) cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
@@ -214,7 +227,8 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   cost.ms += mask_bits_ms(mask, machine.bandwidth_gbps);
   if (p.dsinks.defined()) cost.ms += host::kKernelMs;
   // Two more products of five, on mma.sync.
-  if (wants_captures(p)) cost.ms *= 1.8;
+  if (apart) cost.ms *= 1.8;
+  if (diagonals.any()) cost.ms = 1.15 * cost.ms + 3.0 * host::kKernelMs;  // not measured
   // Above dim 128 two planes of P and dS were not measured: left to flash_bwd_sm80.
   if (config.exact && config.columns_dq() > 128) cost.ms *= 3.0;
   return Prepared{std::move(cost),
@@ -326,6 +340,11 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   }
   fill_bytes(args.next_job, 0, count * 4, p.device.index, context.stream);
   if (config.split) fill_bytes(args.dk_sum, 0, 4 * sums, p.device.index, context.stream);
+  DiagonalGradients diagonals = diagonal_gradients(p, config);
+  diagonals.take(workspace, context.stream);
+  args.diagonals = diagonals.sums();
+  args.diagonal_count = static_cast<int>(diagonals.count());
+  args.last_key = static_cast<int>(diagonals.last_key());
   MaskBitsMaker mask(p, config.block_m, true);
   const std::int64_t grid = std::min<std::int64_t>(args.jobs, host::kTypicalMultiprocessors);
   if (config.listed()) {
@@ -358,7 +377,8 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   of_rows.delta = args.delta;
   of_rows.rows_q = args.rows_q;
   sink_gradient(p, of_rows, context.stream, config.fold_lse ? -args.scale_log2 : -1.0F);
-  capture_gradients_apart(p, workspace, context.stream);
+  diagonals.make(context.stream);
+  if (wants_captures(p)) capture_gradients_apart(diagonals.others(), workspace, context.stream);
 }
 
 /// A problem whose kernels are watched.

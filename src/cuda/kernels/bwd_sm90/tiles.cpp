@@ -8,6 +8,7 @@
 #include "cuda/host/expressions.h"
 #include "cuda/host/options.h"
 #include "cuda/host/tile_order.h"
+#include "cuda/kernels/bwd_sm80/diagonals.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/rows/mask_map.h"
@@ -110,6 +111,8 @@ Config bwd_sm90_config(const Problem& p) {
     config.deterministic = false;  // it is so by itself: nothing is added in memory
     return bwd_sm90::with_stages(config);
   }
+  const std::vector<bool> diagonal = diagonal_captures(p);
+  config.diagonals = std::find(diagonal.begin(), diagonal.end(), true) != diagonal.end();
   // What registers allow: bwd_sm90/README.md.
   const bool narrow = config.block_m == 128;
   config.v_registers = narrow;

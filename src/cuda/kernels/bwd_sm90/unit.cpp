@@ -36,6 +36,7 @@ KernelUnit bwd_sm90_unit(const bwd_sm90::Config& c) {
   if (c.gated) unit.config += flag_text("gated", true);
   unit.config += options_text(c.options);
   if (c.hides) unit.config += flag_text("hides", true);
+  if (c.diagonals) unit.config += flag_text("diagonals", true);
   unit.threads = c.threads();
   unit.shared_bytes = bwd_sm90::SharedPlan(c).bytes;
   std::map<int, WgmmaShape> shapes;  // by N

@@ -13,19 +13,6 @@ namespace {
 /// fetched ahead for the neighbouring box.
 constexpr unsigned long long kKeepInCache = 0x14F0000000000000ULL;
 
-/// Boxes of `rows` rows with all columns in panels of 64: axes {64, S, panels, H, B}.
-TensorMapSpec panel_map(const Tensor& t, int rows) {
-  const TensorMapSpec plain = sm90_map_spec(t, rows);
-  TensorMapSpec spec = plain;
-  const std::int64_t columns = std::min<std::int64_t>(plain.sizes[0], 64);
-  const std::int64_t panels = plain.sizes[0] / columns;
-  spec.rank = 5;
-  spec.sizes = {columns, plain.sizes[2], panels, plain.sizes[1], plain.sizes[3]};
-  spec.strides = {0, plain.strides[2], 128, plain.strides[1], plain.strides[3]};
-  spec.box = {64, rows, static_cast<std::int32_t>(panels), 1, 1};
-  return spec;
-}
-
 tile::View view(const Tensor& t) { return {t.data, t.strides[0], t.strides[1], t.strides[2]}; }
 
 }  // namespace
@@ -34,11 +21,11 @@ void decode_fill(decode_sm90::Args& args, const Problem& p, const DecodeChoice& 
                  void (*set_map)(tile::TensorMapBytes&, const TensorMapSpec&)) {
   const int rows = choice.config.box_rows;
   if (rows > 0) {
-    const auto map = choice.config.whole_rows ? panel_map : [](const Tensor& t, int box) {
-      return sm90_map_spec(t, box);
+    const auto map = [&](const Tensor& t) {
+      return choice.config.whole_rows ? sm90_panel_map(t, rows) : sm90_map_spec(t, rows);
     };
-    set_map(args.k_map, map(p.k, rows));
-    set_map(args.v_map, map(p.v, rows));
+    set_map(args.k_map, map(p.k));
+    set_map(args.v_map, map(p.v));
   }
   args.q = view(p.q);
   args.k = view(p.k);

@@ -21,19 +21,6 @@ struct Producer {
   bool counts = false, claimed = false;
   u64 asked = 0;
 
-  __forceinline__ void announce(const Item& item) {
-    if (lane == 0) {
-      mbarrier_wait(shared.item_empty(slots.slot), slots.parity ^ 1);
-      const u32 to = shared.item(slots.slot);
-      const int words[8] = {item.batch, item.head,  item.row_tile, item.part,
-                            item.parts, item.seq_k, item.begin,    item.end};
-#pragma unroll
-      for (int i = 0; i < 8; ++i) store_shared_4(to + 4 * i, static_cast<u32>(words[i]));
-      mbarrier_arrive(shared.item_full(slots.slot));  // releases the stores to the consumers
-    }
-    slots.advance();
-  }
-
   /// The page of a key; where K and V are not paged, the batch entry.
   __forceinline__ int page_of(const Item& item, int key) const {
     if constexpr (!kConfig.paged) return item.batch;
@@ -192,14 +179,14 @@ struct Producer {
     int index = static_cast<int>(blockIdx.x);
     while (index < items.total) {
       const Item item = items.at(index);
-      announce(item);
+      announce_item(shared, slots, item, lane);
       if (item.begin == item.end) ask_behind(0, 0);
       copy(item);
       int next = items.total;
       if (counts && lane == 0) next = answer(args.counter, asked, items.total);
       index = __shfl_sync(~0U, next, 0);
     }
-    announce({});
+    announce_item(shared, slots, {}, lane);
   }
   /// The others copy what it has announced.
   __forceinline__ void follow() {

@@ -80,10 +80,25 @@ struct Item {
   }
 };
 
+/// Announces an item to the warps that read it; called by a warp.
+template <class AnyShared>
+__forceinline__ void announce_item(const AnyShared& shared, Ring<SharedPlan::kItems>& slots,
+                                   const Item& item, int lane) {
+  if (lane == 0) {
+    mbarrier_wait(shared.item_empty(slots.slot), slots.parity ^ 1);
+    const u32 to = shared.item(slots.slot);
+    const int words[8] = {item.batch, item.head,  item.row_tile, item.part,
+                          item.parts, item.seq_k, item.begin,    item.end};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) store_shared_4(to + 4 * i, static_cast<u32>(words[i]));
+    mbarrier_arrive(shared.item_full(slots.slot));  // releases the stores to the readers
+  }
+  slots.advance();
+}
+
 /// The next announced item, read by a warp.
-template <Config kConfig>
-__forceinline__ Item next_item(const Shared<kConfig>& shared, Ring<SharedPlan::kItems>& slots,
-                               int lane) {
+template <class AnyShared>
+__forceinline__ Item next_item(const AnyShared& shared, Ring<SharedPlan::kItems>& slots, int lane) {
   mbarrier_wait(shared.item_full(slots.slot), slots.parity);
   const u32 from = shared.item(slots.slot);
   const Bytes16 a = load_shared_16(from), b = load_shared_16(from + 16);

@@ -19,8 +19,9 @@ using tile::TileCounter;
 /// on either side of a band.
 enum class Mask : int { none, right, both };
 
-/// What happens to a score between the product and the mask, beside a positive scale. `general`:
-/// any of it, for scales that are not positive and for softcap together with ALiBi.
+/// What happens to a score between the product and the mask, beside a positive scale. `alibi`:
+/// ALiBi, or a score function of the form of tile::Slant. `general`: any of it, for scales that are
+/// not positive and for softcap together with ALiBi.
 enum class Modification : int { none, softcap, alibi, general };
 
 /// How K and V come where they lie in pages: not in pages, in boxes of the copy engine that are of
@@ -37,7 +38,7 @@ struct Config {
   tile::Element element = tile::Element::bf16;
   int head_dim = 128;    ///< padded D, multiple of 16
   int head_dim_v = 128;  ///< padded Dv, multiple of 16
-  int warpgroups = 2;    ///< that compute, 64 query rows each: B_r = 64 * warpgroups
+  int warpgroups = 2;    ///< 64 query rows each: B_r = 64 * warpgroups; see held
   int block_n = 128;     ///< B_c, multiple of 16
   int stages = 2;        ///< of K in shared memory
   int value_stages = 2;  ///< of V, at most as many
@@ -65,11 +66,14 @@ struct Config {
   /// The blocks left of the tile's last row first, that one ahead, then those right of it: where
   /// scores fall off with the distance, maxima are found at once. Nothing is masked.
   bool from_diagonal = false;
-  Lists lists = Lists::none;            ///< of tiles of keys: then Args are ListArgs
+  Lists lists = Lists::none;  ///< of tiles of keys: then Args are ListArgs
+  /// Lists::parts: a warpgroup has the rows of so many, one after the other.
+  int held = 1;
   PageCopies pages = PageCopies::none;  ///< of any other kind Args are PagedArgs
-  tile::Expressions expressions;  ///< with any, Args are Expressed; modification is none or general
-  tile::OptionKinds options;      ///< with any, Args are Optioned
+  tile::Expressions expressions;        ///< with any, Args are Expressed
+  tile::OptionKinds options;            ///< with any, Args are Optioned
   constexpr bool paged() const { return pages != PageCopies::none; }
+  constexpr int computing() const { return warpgroups / held; }  ///< warpgroups there are
   bool operator==(const Config&) const = default;
 };
 
@@ -83,9 +87,9 @@ struct SharedPlan {
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }
   constexpr explicit SharedPlan(const Config& c)
-      : q_warpgroup((c.own_o || c.head_dim > c.head_dim_v ? panels(c.head_dim)
-                                                          : panels(c.head_dim_v)) *
-                    kPanel),
+      : q_warpgroup(
+            (c.own_o || c.head_dim > c.head_dim_v ? panels(c.head_dim) : panels(c.head_dim_v)) *
+            kPanel),
         q_buffer(q_warpgroup * c.warpgroups),
         k_stage(panels(c.head_dim) * c.block_n * 128),
         v_stage(panels(c.head_dim_v) * c.block_n * 128),

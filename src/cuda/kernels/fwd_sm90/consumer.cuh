@@ -274,11 +274,15 @@ struct Consumer : Rows<kConfig> {
   __forceinline__ void trusted_exponentials(Adjust adjust, Pack pack) {
     adjust();
     bool searches = kConfig.expressions.score != 0 && Base::outgrown > Base::kMostOutgrown;
+    if constexpr (kModification == Modification::alibi) searches |= Base::nears;
     // Rows that have seen nothing yet have no maximum to trust.
     if constexpr (kConfig.options.mask || kConfig.options.bias())
       searches |= __any_sync(~0U, !(fmaxf(fabsf(m[0]), fabsf(m[1])) <= kHugeMaximum));
-    const bool holds = !searches && Base::template trusted_softmax<kCount>(args);
-    if constexpr (kConfig.values_first) pack();
+    bool holds = false;
+    if (!searches) {
+      holds = Base::template trusted_softmax<kCount>(args);
+      if constexpr (kConfig.values_first) pack();  // beside the exponentials: no branch between
+    }
     if (lane == 0 && (holds || searches))
       mbarrier_arrive(shared.k_empty(static_cast<int>(rK.slot)));
     finish_step_values();
@@ -286,8 +290,8 @@ struct Consumer : Rows<kConfig> {
       if (!searches) {
         recompute_scores();
         adjust();
+        if constexpr (kConfig.expressions.score != 0) ++Base::outgrown;
       }
-      if constexpr (kConfig.expressions.score != 0) ++Base::outgrown;
       Base::template softmax<false, false, kCount>(args);
       scale_o();
       if constexpr (kConfig.values_first) pack();
@@ -334,8 +338,8 @@ struct Consumer : Rows<kConfig> {
 
   /// What scores take of the tile's batch entry and head.
   __forceinline__ void enter_tile() {
-    if constexpr (kConfig.modification == Modification::alibi ||
-                  kConfig.modification == Modification::general) {
+    constexpr bool kAlibi = kModification == Modification::alibi && kConfig.expressions.score == 0;
+    if constexpr (kAlibi || kModification == Modification::general) {
       slope = args.alibi == nullptr
                   ? 0.0F
                   : kLog2e * args.alibi[tile.batch * args.alibi_b + tile.head * args.alibi_h];

@@ -88,8 +88,6 @@ std::string sm90_card_refusal(const Problem& p, const Hardware& machine) {
 std::string sm90_refusal(const Problem& p, const Hardware& machine) {
   const std::string reason = sm90_card_refusal(p, machine);
   if (!reason.empty()) return reason;
-  if (p.packed && p.block_list.defined())
-    return "packed sequences beside a block list are not supported by this kernel";
   return host::refusal(p, machine,
                        {.packed = true,
                         .paged = true,

@@ -27,7 +27,7 @@ struct Registers {
 };
 template <Config kConfig>
 constexpr Registers registers() {
-  if (kListed<kConfig>) return {56, 224};
+  if (kListed<kConfig>) return kConfig.computing() == 3 ? Registers{56, 152} : Registers{56, 224};
   if (kConfig.warpgroups > 2) return {32, 160};
   return kConfig.pages == PageCopies::rows ? Registers{56, 224} : Registers{40, 232};
 }
@@ -45,7 +45,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
   const int role = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
   if (role == 0) {
     if constexpr (kConfig.warpgroups > 1) give_registers<registers<kConfig>().producer>();
-    if (kConfig.paged() || threadIdx.x == 0) {
+    if (kConfig.paged() || threadIdx.x < (kListed<kConfig> ? 32 : 1)) {
       if constexpr (kConfig.paged()) {
         PagedProducer<kConfig> producer{{args, shared}};
         producer.run();

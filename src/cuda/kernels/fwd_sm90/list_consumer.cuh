@@ -1,6 +1,11 @@
-/// fwd_sm90: the consumer of a problem whose list's blocks are smaller than tiles. The rows of each
-/// warpgroup list tiles of keys of their own: it passes over the others, without a product, and
-/// takes those seen whole without a mask.
+/// fwd_sm90: the consumer of a problem whose list's blocks are smaller than tiles. A tile is
+/// several row blocks of 64 queries that list tiles of keys of their own, of which the producer
+/// copies every one that some row block lists. A warpgroup has one row block or, each with its own
+/// O, m and l in registers, several: it passes over what none of them lists, without a product, and
+/// takes what is seen whole without a mask.
+///
+/// One row block's scores, softmax and values come one after the other; the other warpgroups use
+/// the tensor cores meanwhile. What a product in flight would gain is less than a second P costs.
 #pragma once
 
 #include "cuda/kernels/fwd_sm90/consumer.cuh"
@@ -10,119 +15,174 @@ namespace tilewise::fwd_sm90 {
 
 using namespace tile;
 
+/// A row block: the rows of warpgroup `warpgroup` of a tile, as they were without `held`.
 template <Config kConfig>
-struct ListConsumer : Consumer<kConfig> {
+struct RowBlock : Consumer<kConfig> {
   using Base = Consumer<kConfig>;
-  using Base::args, Base::blocks, Base::listed, Base::rK, Base::rO, Base::rQ;
-  using Base::fetch_tile, Base::finish_values, Base::group_query, Base::issue_scores;
-  using Base::issue_values, Base::pack_p, Base::release_k, Base::release_q, Base::release_v;
-  using Base::shared, Base::thread, Base::tile, Base::tile_k, Base::warp, Base::warpgroup;
-  using Base::wait_k, Base::wait_q, Base::wait_v;
-  static_assert(!kConfig.ping_pong,
-                "a warpgroup that passes over a tile would have to take a turn");
-
-  /// Tiles that are passed over before V of the one whose P is at hand is released. More would
-  /// leave the producer no place for V, and this no K.
-  static constexpr int kMostPassed = kConfig.value_stages - 1;
-
-  u32 seen = kNothing;  ///< what the tile at hand is to the rows
-  bool last = false;
-  int passed = 0;  ///< tiles whose V is still to be released
-
+  using Base::args, Base::l, Base::lane, Base::listed, Base::m, Base::rK, Base::rO, Base::rP,
+      Base::rQ, Base::rS, Base::shared, Base::tile, Base::tile_k, Base::warp, Base::warpgroup;
   using Base::Base;
+  static constexpr bool kSoftcap = kConfig.modification == Modification::softcap;
 
-  __forceinline__ void take() {
-    wait_k();
-    const SeenTile at{load_shared_4(shared.listed(static_cast<int>(rK.slot)))};
-    tile_k = at.tile();
-    seen = at.seen_by(warpgroup);
-    last = at.last();
-  }
-  /// What of the tile at hand the warp's rows list.
-  __forceinline__ void take_listed_scores() {
-    listed = seen == kNothing
-                 ? 0
-                 : listed_scores<kConfig>(args, tile, group_query() + warp * 16, tile_k);
-  }
-  __forceinline__ void pass_over() {
-    __syncwarp();  // all lanes have read which tile it is
-    release_k();
-    ++passed;
-  }
-  __forceinline__ void release_passed() {
-    for (; passed > 0; --passed) {
-      wait_v();
-      release_v();
-    }
-  }
-  /// To the first tile that the rows list; false when there is none.
-  __forceinline__ bool find_first() {
-    if (blocks.end == 0) return false;
-    while (true) {
-      take();
-      if (seen != kNothing) return true;
-      pass_over();
-      if (last || passed > kMostPassed) release_passed();
-      if (last) return false;
-    }
-  }
+  bool begun = false;  ///< its rows have seen a tile of keys
 
-  /// From the finished scores of the first tile to P of the last.
-  __forceinline__ void process_tiles() {
+  __forceinline__ void enter(const Tile& at) {
+    tile = at;
+    begun = false;
+    m[0] = m[1] = -infinity();
+    l[0] = l[1] = 0.0F;
 #pragma unroll
     for (int i = 0; i < kConfig.head_dim_v / 2; ++i) rO[i] = 0.0F;
-    if (seen == kCut) {
-      take_listed_scores();
-      Base::template adjust_scores<true>(0);
+  }
+
+  /// P of the scores at hand, and O scaled by what the maxima moved.
+  template <bool kMasked>
+  __forceinline__ void search() {
+    bool trusted = false;
+    if constexpr (kSoftcap && kConfig.trust_maxima && !kMasked) {
+      trusted = Base::trusted_softcap(args);
+      if (!trusted) Base::template bend<kMasked>(args);
     } else {
+      Base::template adjust_scores<kMasked>(0);
+    }
+    if (trusted) return;
+    Base::template softmax<false>(args);
+    Base::rescale_o();
+  }
+  /// The same where the maxima so far are trusted; K is still there when they may not be.
+  __forceinline__ void trust() {
+    Base::template adjust_scores<false>(0);
+    bool searches = kConfig.expressions.score != 0 && Base::outgrown > Base::kMostOutgrown;
+    // Rows that have seen nothing yet have no maximum to trust.
+    if constexpr (kConfig.options.mask || kConfig.options.bias())
+      searches |= __any_sync(~0U, !(fmaxf(fabsf(m[0]), fabsf(m[1])) <= kHugeMaximum));
+    if (!searches) {
+      if (Base::template trusted_softmax<Base::kScores>(args)) return;
+      Base::recompute(shared.q(static_cast<int>(rQ.slot), warpgroup),
+                      shared.k(static_cast<int>(rK.slot)), warp, lane);
       Base::template adjust_scores<false>(0);
     }
-    Base::template softmax<true>(args);
-    pack_p();
+    if constexpr (kConfig.expressions.score != 0) ++Base::outgrown;
+    Base::template softmax<false, false>(args);
+    Base::scale_o();
+  }
+
+  /// The tile of keys at hand, which the rows see `seen` of.
+  __forceinline__ void take(u32 seen) {
+    const bool first = !begun;
+    if (first) {
+      Base::wait_q();
+      Base::enter_tile();
+      begun = true;
+    }
+    if (seen == kCut)
+      listed = listed_scores<kConfig>(args, tile, Base::group_query() + warp * 16, tile_k);
+    take_options<kConfig>(*this, 0);
+    Base::issue_scores();
+    wgmma_wait<0>();
+    pin(rS);
+    if (seen == kCut) {
+      search<true>();
+    } else if (first || !kConfig.trust_maxima || kSoftcap) {
+      search<false>();
+    } else {
+      trust();
+    }
+    Base::pack_p();
+    Base::wait_v();
+    Base::issue_values();
+    wgmma_wait<0>();
+    pin(rO);
+    pin(rP);
+  }
+
+  __forceinline__ void finish() {
+    if (!begun) {
+      Base::finish_empty_tile();
+      return;
+    }
+    const Finished done{tile, Base::group_query()};
+    Base::finish_rows(done);
+    Base::store_o(done);
+    Base::release_q();
+  }
+};
+
+/// The row blocks of a warpgroup: every computing()-th, so that neighbours, whose lists are often
+/// alike, are different warpgroups'.
+template <Config kConfig, int kHeld = kConfig.held>
+struct RowBlocks;
+template <Config kConfig>
+struct RowBlocks<kConfig, 1> {
+  RowBlock<kConfig> of[1];
+  __forceinline__ RowBlocks(const Args& a, u32 base, int group) : of{{a, base, group}} {}
+};
+template <Config kConfig>
+struct RowBlocks<kConfig, 2> {
+  RowBlock<kConfig> of[2];
+  __forceinline__ RowBlocks(const Args& a, u32 base, int group)
+      : of{{a, base, group}, {a, base, group + kConfig.computing()}} {}
+};
+
+template <Config kConfig>
+struct ListConsumer : HeldOptions<kConfig.options.any()> {
+  static constexpr int kHeld = kConfig.held;
+  static_assert(!kConfig.ping_pong,
+                "a warpgroup that passes over a tile would have to take a turn");
+  static_assert(kConfig.warpgroups % kHeld == 0);
+  const Captures* captures = nullptr;
+  RowBlocks<kConfig> rows;
+
+  __forceinline__ ListConsumer(const Args& a, u32 base, int group) : rows(a, base, group) {}
+
+  __forceinline__ void take_captures() {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      rows.of[i].captures = captures;
+      if constexpr (kConfig.options.any()) rows.of[i].options = this->options;
+    }
+  }
+  /// Every tile of keys that the producer copies, in its order.
+  __forceinline__ void take_tiles() {
+    RowBlock<kConfig>& one = rows.of[0];  // its rings are those of all
+    bool last = false;
 #pragma unroll 1
     while (!last) {
-      take();
-      if (seen == kNothing && passed < kMostPassed) {
-        pass_over();
-        continue;
+      one.wait_k();
+      const u32 place = one.shared.listed(static_cast<int>(one.rK.slot));
+      const SeenTile at{load_shared_4(place), load_shared_4(place + 4)};
+      last = at.last();
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        RowBlock<kConfig>& row = rows.of[i];
+        const u32 seen = at.seen_by(row.warpgroup);
+        if (seen == kNothing) continue;
+        row.rK = one.rK;
+        row.rV = one.rV;
+        row.tile_k = at.tile();
+        row.take(seen);
       }
-      if (seen == kWhole) {
-        Base::template step<false>(0);
-      } else {
-        take_listed_scores();
-        Base::template step<true>(0);
-      }
-      release_passed();
+      one.wait_v();  // not read by all, but what is given back must have landed
+      __syncwarp();  // all lanes have read which tile it is
+      one.release_k();
+      one.release_v();
     }
   }
 
   __forceinline__ void run() {
-    fetch_tile();
-    while (tile.block >= 0) {
-      if (!find_first()) {
-        Base::finish_empty_tile();
-        fetch_tile();
-        continue;
-      }
-      wait_q();
-      take_options<kConfig>(*this, 0);
-      issue_scores();
-      Base::first_scores_wait();
-      release_passed();
-      Base::enter_tile();
-      process_tiles();
-      if constexpr (kConfig.own_o) release_q();
-      const Finished done{tile, group_query()};
-      wait_v();
-      issue_values();
-      Base::finish_rows(done);
-      finish_values();
-      release_passed();
-      Base::store_o(done);
-      if constexpr (!kConfig.own_o) release_q();
-      fetch_tile();
+    take_captures();
+    RowBlock<kConfig>& one = rows.of[0];
+    one.fetch_tile();
+    while (one.tile.block >= 0) {
+      const Tile tile = one.tile;
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) rows.of[i].enter(tile);
+      if (one.blocks.end > 0) take_tiles();
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) rows.of[i].finish();
+      one.fetch_tile();
     }
-    if (thread == 0) bulk_wait_read();  // shared memory must outlive the copies out of it
+    if (one.thread == 0) bulk_wait_read();  // shared memory must outlive the copies out of it
   }
 };
 

@@ -1,5 +1,6 @@
 /// fwd_sm90: the producer of a problem with a block list, which says which tiles of keys a tile of
-/// queries takes. A unit without a list does not know of it: its machine code stays what it was.
+/// queries takes. It is a warp: what one thread must do lane 0 does. A unit without a list does not
+/// know of it: its machine code stays what it was.
 #pragma once
 
 #include "cuda/kernels/fwd_sm90/listed.cuh"
@@ -13,25 +14,42 @@ using namespace tile;
 template <Config kConfig, class Walk>
 struct ListProducer : Producer<kConfig> {
   using Base = Producer<kConfig>;
-  using Base::args, Base::asked, Base::head_k, Base::rK, Base::rQ, Base::shared, Base::tile;
-  using Base::load_q, Base::load_v;
+  using Base::args, Base::asked, Base::head_k, Base::rK, Base::rQ, Base::rV, Base::shared,
+      Base::tile;
   static constexpr bool kApart = kConfig.lists == Lists::parts;
+  static constexpr bool kPacked = kConfig.lengths == Lengths::packed;
+  /// parts: tiles of keys that are copied ahead of Q, whose place the slowest warpgroup may hold
+  /// for long. No more than there are stages, or nobody would free one.
+  static constexpr int kBeforeQ = (kConfig.value_stages + 1) / 2;
+  const int lane = static_cast<int>(threadIdx.x);
   Walk walk;       ///< along the tile's row of its list, or rows
   int listed = 0;  ///< tiles of keys in it; apart: whether there is one
-  u32 first = 0;   ///< apart: of them
+  SeenTile first;  ///< apart: of them
+  int tiles = 0;   ///< of all lists; packed: and of the rows behind the last sequence
   // The tile after this one, looked up while this one's last keys are copied: each load on the way
   // takes about as long as a block of keys.
   enum Stage : int { kUnknown, kAsked, kOrdered, kFound };
   int stage = kUnknown;
   int next_index = 0, nth = 0, entry = 0;
   int rows[kListClasses];  ///< of each class
+  Tile after;
+  Walk walk_after;
 
   __forceinline__ void read_classes() {
 #pragma unroll
     for (int c = 0; c < kListClasses; ++c) rows[c] = lists<kConfig>(args).classes[c];
+    tiles = args.tiles;
+    if constexpr (kPacked) tiles += rows_behind() * lists<kConfig>(args).heads;
+  }
+  /// packed: row blocks behind the last sequence.
+  __forceinline__ int rows_behind() const {
+    constexpr int kRows = 64 * kConfig.warpgroups;
+    const int behind = args.q_rows - offset_at(args.cu_q, args.sequences);
+    return (max(behind, 0) + kRows - 1) / kRows;
   }
   /// Asks which row of which list tile next_index is of.
   __forceinline__ void ask_order() {
+    if (next_index >= args.tiles) return;  // of no list
     const TileLists& of = lists<kConfig>(args);
     int index = next_index, first = 0, here = rows[0];
 #pragma unroll
@@ -47,6 +65,14 @@ struct ListProducer : Producer<kConfig> {
   /// What the list says of batch and head, and what is left to tell; asks for the row's bits.
   __forceinline__ void find_tile() {
     const TileLists& of = lists<kConfig>(args);
+    if (kPacked && next_index >= args.tiles) {
+      const int index = next_index - args.tiles;
+      after.block = index / of.heads;
+      after.head = index - after.block * of.heads;
+      after.batch = args.sequences;
+      walk_after.find_none();
+      return;
+    }
     const int list = entry / of.tiles;
     after.block = entry - list * of.tiles;
     const int pair = of.list_h == 0   ? (of.list_b == 0 ? nth : list * of.heads + nth)
@@ -54,84 +80,96 @@ struct ListProducer : Producer<kConfig> {
                                       : list;
     after.batch = pair / of.heads;
     after.head = pair - after.batch * of.heads;
-    walk_after.find(of, list, after.block);
+    walk_after.find(of, list, after.block, lane);
   }
   /// One step towards the tile after number `index`.
   __forceinline__ void look_ahead(int index) {
     if (stage == kUnknown) {
-      asked = this->ask(index);
+      if (lane == 0) asked = this->ask(index);
       stage = kAsked;
     } else if (stage == kAsked) {
-      next_index = this->answer(asked);
-      if (next_index < args.tiles) ask_order();
+      next_index = __shfl_sync(~0U, lane == 0 ? answer() : 0, 0);
+      if (next_index < tiles) ask_order();
       stage = kOrdered;
     } else if (stage == kOrdered) {
-      if (next_index < args.tiles) find_tile();
+      if (next_index < tiles) find_tile();
       stage = kFound;
     }
   }
-  Tile after;
-  Walk walk_after;
+  __forceinline__ int answer() const {
+    if constexpr (!kConfig.dynamic) return static_cast<int>(asked);
+    return tile::answer(args.counter, asked, tiles);
+  }
 
   __forceinline__ void announce(Ring<2>& slots) const {
     const int s = static_cast<int>(slots.slot);
-    mbarrier_wait(shared.tile_empty(s), slots.parity ^ 1);
-    store_shared_4(shared.slot(s), static_cast<u32>(tile.block));
-    store_shared_4(shared.slot(s) + 4, static_cast<u32>(tile.batch));
-    store_shared_4(shared.slot(s) + 8, static_cast<u32>(tile.head));
-    store_shared_4(shared.slot(s) + 12, static_cast<u32>(listed));
-    if constexpr (kConfig.lengths != Lengths::dense) {
-      store_shared_4(shared.slot(s) + 16, static_cast<u32>(tile.seq_q));
-      store_shared_4(shared.slot(s) + 20, static_cast<u32>(tile.seq_k));
-      store_shared_4(shared.slot(s) + 24, static_cast<u32>(tile.q_begin));
+    if (lane == 0) {
+      mbarrier_wait(shared.tile_empty(s), slots.parity ^ 1);
+      store_shared_4(shared.slot(s), static_cast<u32>(tile.block));
+      store_shared_4(shared.slot(s) + 4, static_cast<u32>(tile.batch));
+      store_shared_4(shared.slot(s) + 8, static_cast<u32>(tile.head));
+      store_shared_4(shared.slot(s) + 12, static_cast<u32>(listed));
+      if constexpr (kConfig.lengths != Lengths::dense) {
+        store_shared_4(shared.slot(s) + 16, static_cast<u32>(tile.seq_q));
+        store_shared_4(shared.slot(s) + 20, static_cast<u32>(tile.seq_k));
+        store_shared_4(shared.slot(s) + 24, static_cast<u32>(tile.q_begin));
+      }
+      if constexpr (!kApart) store_shared_4(shared.slot(s) + 28, static_cast<u32>(walk.whole));
+      mbarrier_arrive(shared.tile_full(s));  // releases the stores to the consumers that wait
     }
-    if constexpr (!kApart) store_shared_4(shared.slot(s) + 28, static_cast<u32>(walk.whole));
-    mbarrier_arrive(shared.tile_full(s));  // releases the stores to the consumers that wait for it
     slots.advance();
   }
-  /// K of tile `block` of the keys, and which that is: `word`.
-  __forceinline__ void load_k(int block, u32 word) {
+  __forceinline__ void load_all_q() const {
+    for (int w = 0; w < kConfig.warpgroups && lane == 0; ++w) this->load_q(w);
+  }
+  /// K of a tile of keys, and which that is.
+  __forceinline__ void load_k(int block, const SeenTile& seen) {
     const int s = static_cast<int>(rK.slot);
-    mbarrier_wait(shared.k_empty(s), rK.parity ^ 1);
-    store_shared_4(shared.listed(s), word);
-    mbarrier_expect(shared.k_full(s), Shared<kConfig>::kPlan.k_stage);
-    this->load_rows(&args.k, shared.k(s), shared.k_full(s), Base::kPanels, block);
+    if (lane == 0) {
+      mbarrier_wait(shared.k_empty(s), rK.parity ^ 1);
+      store_shared_4(shared.listed(s), seen.word);
+      if constexpr (kApart) store_shared_4(shared.listed(s) + 4, seen.rows);
+      mbarrier_expect(shared.k_full(s), Shared<kConfig>::kPlan.k_stage);
+      this->load_rows(&args.k, shared.k(s), shared.k_full(s), Base::kPanels, block);
+    }
     rK.advance();
   }
-  __forceinline__ void load_seen_k(u32 word, bool last) {
-    load_k(SeenTile{word}.tile(), word | (last ? SeenTile::kLast : 0));
+  __forceinline__ void load_k(int block) { load_k(block, {static_cast<u32>(block), 0}); }
+  __forceinline__ void load_v(int block) {
+    if (lane == 0) {
+      Base::load_v(block);
+    } else {
+      rV.advance();
+    }
   }
   /// Every tile of keys that rows of a warpgroup list.
   __forceinline__ void copy_apart(int index) {
     head_k = tile.head / args.group;
-    u32 next = first;
-    if (listed > 0) {
-      next = walk.next();
-      load_seen_k(first, next == Walk::kEnd);
+    int copied = 0, left = walk.least();
+    SeenTile at = first;
+    while (at.there()) {
+      const SeenTile next = walk.next();
+      const int block = at.tile();
+      if (!next.there()) at.word |= SeenTile::kLast;
+      load_k(block, at);
+      load_v(block);
+      at = next;
+      if (++copied == kBeforeQ) load_all_q();
+      if (--left <= kFound + 1) look_ahead(index);
     }
-    for (int w = 0; w < kConfig.warpgroups; ++w) load_q(w);
-    int at = SeenTile{first}.tile();
-    for (int left = walk.least - 1; listed > 0 && next != Walk::kEnd; --left) {
-      const u32 after_next = walk.next();
-      load_seen_k(next, after_next == Walk::kEnd);
-      load_v(at);
-      at = SeenTile{next}.tile();
-      next = after_next;
-      if (left <= kFound + 1) look_ahead(index);
-    }
+    if (copied < kBeforeQ) load_all_q();
     rQ.advance();
     while (stage != kFound) look_ahead(index);
-    if (listed > 0) load_v(at);
   }
   __forceinline__ void copy_tile(int index) {
     head_k = tile.head / args.group;
     const bool any = listed > 0;
     int block = any ? walk.next() : 0;
-    if (any) load_k(block, static_cast<u32>(block));
-    for (int w = 0; w < kConfig.warpgroups; ++w) load_q(w);
+    if (any) load_k(block);
+    load_all_q();
     for (int n = listed - 1; n > 0; --n) {
       const int next = walk.next();
-      load_k(next, static_cast<u32>(next));
+      load_k(next);
       load_v(block);
       block = next;
       if (n <= kFound + 1) look_ahead(index);
@@ -142,31 +180,38 @@ struct ListProducer : Producer<kConfig> {
   }
 
   __forceinline__ void run() {
-    tma_prefetch_map(&args.q);
-    tma_prefetch_map(&args.k);
-    tma_prefetch_map(&args.v);
-    tma_prefetch_map(&args.o);
-    this->claim_counter();
+    if (lane == 0) {
+      tma_prefetch_map(&args.q);
+      tma_prefetch_map(&args.k);
+      tma_prefetch_map(&args.v);
+      tma_prefetch_map(&args.o);
+      this->claim_counter();
+    }
     read_classes();
     Ring<2> slots;
     next_index = static_cast<int>(blockIdx.x);
     stage = kAsked;
-    if (next_index < args.tiles) {
+    if (next_index < tiles) {
       ask_order();
       find_tile();
     }
-    while (next_index < args.tiles) {
+    while (next_index < tiles) {
       tile = after;
       walk = walk_after;
       if constexpr (kApart) {
         first = walk.next();
-        listed = first == Walk::kEnd ? 0 : 1;
+        listed = first.there() ? 1 : 0;
       } else {
         listed = walk.listed();
       }
       stage = kUnknown;
       const int index = next_index;
       this->look_up_lengths();
+      // A sequence may be shorter than the one that rows of lists are counted by.
+      if (kPacked && first_query<kConfig>(args, tile) >= tile.seq_q) {
+        while (stage != kFound) look_ahead(index);
+        continue;
+      }
       announce(slots);
       if constexpr (kApart) {
         copy_apart(index);

@@ -46,12 +46,20 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   static constexpr Modification kModification = kConfig.modification;
   static constexpr Expressions kExpressions = kConfig.expressions;
   static constexpr bool kInLog2 = kModification == Modification::general;
+  static constexpr bool kSlanted = kModification == Modification::alibi;
+  /// A score function that is asked for every pair.
+  static constexpr bool kCalls = kExpressions.score != 0 && !kSlanted;
   static_assert(!kConfig.options.bias() || kInLog2);
   float rS[kBlockN / 2];
   float m[2], l[2],
       alpha[2];        ///< reference maximum (log2 domain), sum, what O is scaled by
   float slope = 0.0F;  ///< ALiBi's, log2 domain
-  float offset[2];     ///< alibi: what the thread's logits of a block are beside rS times the scale
+
+  // alibi, log2 domain: a logit of the block is rS times the scale, and `side` a column from the
+  // thread's first one on, and `offset` of the row
+  Slant slanted;  ///< of a score function
+  float side = 0.0F, offset[2];
+  bool nears = false;  ///< the block lies where maxima are not yet to be trusted
 
   // expressions
   const Captures* captures = nullptr;
@@ -105,8 +113,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       find_largest<kCount>();
       apply_softcap<kMasked || kConfig.options.mask, kCount>(args);
     }
-    if constexpr (kModification == Modification::alibi)
-      add_alibi(args, rows, shift, high, column, lane);
+    if constexpr (kSlanted) slant(args, rows, shift, high, column, lane);
     if constexpr (kModification == Modification::general) {
       if (args.cap_log2 != 0.0F) {
 #pragma unroll
@@ -124,8 +131,11 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   __forceinline__ void enter_place(const Args& args, const Tile& tile) {
     outgrown = 0;
     const Place place = place_of(corner_of<kConfig>(args, tile, 0, 0));
-    if constexpr (kExpressions.score != 0)
-      of_score = ScoreFunction<kExpressions.score>::uniform(place, *captures);
+    if constexpr (kCalls) of_score = ScoreFunction<kExpressions.score>::uniform(place, *captures);
+    if constexpr (kSlanted && kExpressions.score != 0) {
+      slanted = ScoreSlant<kExpressions.score>::of(place, *captures);
+      slanted.multiply(kLog2e);
+    }
     if constexpr (kExpressions.mask != 0)
       of_mask = MaskFunction<kExpressions.mask>::uniform(place, *captures);
   }
@@ -134,7 +144,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   template <bool kMasks>
   __forceinline__ void apply_expressions(const Args& args, const PairCorner& at, int lane) {
     const Place place = place_of(at);
-    if constexpr (kExpressions.score != 0) {
+    if constexpr (kCalls) {
       using Function = ScoreFunction<kExpressions.score>;
       const float natural = kInLog2 ? kLn2 : args.scale_log2 * kLn2;
       for_each_pair<Function, false, 1, kBlockN / 8>(
@@ -160,7 +170,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   }
   /// Of scores to exponents.
   static __forceinline__ float exponent_scale(const Args& args) {
-    if constexpr (kExpressions.score != 0) return kLog2e;
+    if constexpr (kCalls) return kLog2e;
     return kInLog2 ? 1.0F : args.scale_log2;
   }
 
@@ -190,27 +200,47 @@ struct Scores : HeldOptions<kConfig.options.any()> {
     }
   }
 
-  /// (F3) ALiBi in units of raw scores. Where all keys of the block lie on one side of the warp's
-  /// diagonals, the distance grows with the column alike for every row: one fma a score, and what
-  /// depends on the row goes to `offset`.
-  /// NOTE: `high` is that of the tile's diagonals: args.high leaves Sk - Sq out where the device
-  /// looks lengths up.
-  __forceinline__ void add_alibi(const Args& args, const int (&rows)[2], int shift, int high,
-                                 int column, int lane) {
+  /// (F3) ALiBi. Where all keys of the block lie on one side of the warp's diagonals, the distance
+  /// grows with the column alike for every row: one fma a score in the exponent, and what depends
+  /// on the row goes to `offset`. Else distances are subtracted from raw scores. NOTE: `high` is
+  /// that of the tile's diagonals: args.high leaves Sk - Sq out where the device looks lengths up.
+  /// Votes, though all lanes agree: a branch that ptxas takes for divergent takes every descriptor
+  /// of the loop out of uniform registers.
+  __forceinline__ void slant(const Args& args, const int (&rows)[2], int shift, int high,
+                             int column, int lane) {
+    Slant of = slanted;
+    if constexpr (kExpressions.score == 0) of.distance = slope, of.shift = shift;
     // Distance of the warp's first row to the last key, of its last row to the first one.
-    const int first = rows[0] - lane / 4 + shift - (column - 2 * (lane % 4));
-    const bool left = high <= shift + 1 || first >= kBlockN - 1, right = first + 15 <= 0;
-    if (left || right) {
-      const float side = left ? slope : -slope, raw_side = side * args.scale_inverse;
-#pragma unroll
-      for (int i = 0; i < kBlockN / 2; ++i)
-        rS[i] = __fmaf_rn(raw_side, static_cast<float>(8 * (i / 4) + i % 2), rS[i]);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) offset[r] = -side * static_cast<float>(rows[r] + shift - column);
-    } else {
-      subtract_distance(slope * args.scale_inverse, rows, shift, column);
-      offset[0] = offset[1] = 0.0F;
+    const int first = rows[0] - lane / 4 + of.shift - (column - 2 * (lane % 4));
+    const bool left = high <= of.shift + 1 || first >= kBlockN - 1;
+    float distance = of.distance;
+    nears = false;
+    if (__any_sync(~0U, !left)) {
+      // From the right on scores grow until the block has passed the diagonal.
+      constexpr int kRows = 64 * kConfig.warpgroups + kBlockN;
+      nears = kConfig.from_diagonal && __any_sync(~0U, first + kRows > 0);
+      if (__any_sync(~0U, first + 15 > 0)) {
+        subtract_distance(distance * args.scale_inverse, rows, of.shift, column);
+        distance = 0.0F;
+      } else {
+        distance = -distance;
+      }
     }
+    side = distance;
+    if constexpr (kExpressions.score != 0) side += of.ahead + of.column;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      offset[r] = -distance * static_cast<float>(rows[r] + of.shift - column);
+      if constexpr (kExpressions.score != 0) {
+        const float base = of.row * static_cast<float>(rows[r]) +
+                           of.column * static_cast<float>(column) + of.constant;
+        offset[r] += of.ahead * static_cast<float>(column - rows[r]) + base;
+      }
+    }
+  }
+  /// A thread's columns are 0, 1, 8, 9, 16, ... from its first one on.
+  static constexpr __forceinline__ float column_of(int i) {
+    return static_cast<float>(8 * (i / 4) + i % 2);
   }
 
   /// Subtracts factor * |i + Sk - Sq - j|. In float32: exact up to 2^24 keys, and rounded as the
@@ -221,7 +251,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
                                static_cast<float>(rows[1] + shift - column)};
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i) {
-      const float here = distance[i / 2 % 2] - static_cast<float>(8 * (i / 4) + i % 2);
+      const float here = distance[i / 2 % 2] - column_of(i);
       rS[i] = __fmaf_rn(-factor, fabsf(here), rS[i]);
     }
   }
@@ -301,7 +331,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       if constexpr (kModification == Modification::softcap) {
         const bool before = cap == Cap::before;
         now[r] = quad_max(x * (before ? scale : cap_narrow(x * x, scale, args.cap_1, args.cap_2)));
-      } else if constexpr (kModification == Modification::alibi) {
+      } else if constexpr (kSlanted) {
         now[r] = quad_max(x * scale + offset[r]);  // the offset is the thread's own
       } else {
         now[r] = quad_max(x) * scale;
@@ -336,12 +366,12 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       // is 0 wherever `before` is -inf. CONTRACT 3
       base[r] = fmaxf(m[r], -kLargest);
       alpha[r] = kFirst ? 0.0F : exp2_approx(before - base[r]);
-      if constexpr (kModification == Modification::alibi) base[r] -= offset[r];
+      if constexpr (kSlanted) base[r] -= offset[r];
     }
   }
 
   /// (F8) P = exp(S - m) in place; sums over the thread's columns.
-  template <Cap kCap, int kCount = kScores>
+  template <Cap kCap, int kCount = kScores, bool kSide = false>
   __forceinline__ void exponentials(const Args& args, float scale, const float (&base)[2],
                                     float (&sum)[2][2]) {
 #pragma unroll
@@ -353,7 +383,9 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       } else if constexpr (kCap == Cap::cubic) {
         factor = __fmaf_rn(rS[i] * rS[i], args.cubic_1, args.cubic_0);
       }
-      rS[i] = exp2_approx(__fmaf_rn(rS[i], factor, -base[r]));
+      float against = -base[r];
+      if constexpr (kSide) against = __fmaf_rn(side, column_of(i), against);
+      rS[i] = exp2_approx(__fmaf_rn(rS[i], factor, against));
       sum[r][i % 2] += rS[i];
     }
   }
@@ -366,9 +398,9 @@ struct Scores : HeldOptions<kConfig.options.any()> {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       base[r] = fabsf(m[r]) <= kHugeMaximum ? m[r] : not_a_number();
-      if constexpr (kModification == Modification::alibi) base[r] -= offset[r];
+      if constexpr (kSlanted) base[r] -= offset[r];
     }
-    exponentials<Cap::before, kCount>(args, exponent_scale(args), base, sum);
+    exponentials<Cap::before, kCount, kSlanted>(args, exponent_scale(args), base, sum);
     const float here[2] = {sum[0][0] + sum[0][1], sum[1][0] + sum[1][1]};
     // Not true for a NaN either.
     const bool holds = here[0] <= kOutgrown<kConfig> && here[1] <= kOutgrown<kConfig>;
@@ -398,6 +430,11 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   template <bool kFirst, bool kLazy = kConfig.lazy_rescale, int kCount = kScores>
   __forceinline__ void softmax(const Args& args) {
     float scale = exponent_scale(args);
+    if constexpr (kSlanted) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i)
+        rS[i] = __fmaf_rn(side * args.scale_inverse, column_of(i), rS[i]);
+    }
     float base[2];
     if (!kFirst && keeps_maxima(scale)) {
       alpha[0] = alpha[1] = 1.0F;
@@ -408,7 +445,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       row_maxima<kCount>(args, scale, now);
       move_maxima<kFirst, kLazy>(now, base);
     }
-    if constexpr (!kInLog2 || kExpressions.score != 0) {
+    if constexpr (!kInLog2 || kCalls) {
       // A fused s * scale - m is off by the rounding of m = s * scale at the largest score. That
       // cancels in O and in LSE until it passes what P can hold: then both are rounded alike.
       if (__any_sync(~0U, fmaxf(fabsf(m[0]), fabsf(m[1])) > kHugeMaximum)) {

@@ -16,9 +16,10 @@ template <Config kConfig>
 struct Shared {
   static constexpr SharedPlan kPlan{kConfig};
   static constexpr int kWarpgroups = kConfig.warpgroups, kStages = kConfig.stages;
+  static constexpr int kWarps = 4 * kConfig.computing();
   static constexpr bool kByRows = kConfig.pages == PageCopies::rows;
   /// Warps that read an announced tile: the consumers, and producers that do not announce.
-  static constexpr int kReaders = 4 * kWarpgroups + (kConfig.paged() ? kProducerWarps - 1 : 0);
+  static constexpr int kReaders = kWarps + (kConfig.paged() ? kProducerWarps - 1 : 0);
   u32 base;
 
   __forceinline__ u32 q(int buffer, int warpgroup) const {
@@ -49,7 +50,7 @@ struct Shared {
   __forceinline__ u32 slot(int index) const {
     return base + kPlan.slots + index * SharedPlan::kSlot;
   }
-  /// Which tile of its list a stage of K holds.
+  /// Which tile of its list a stage of K holds; parts: what it is to the rows behind that.
   __forceinline__ u32 listed(int stage) const {
     return base + kPlan.listed + SharedPlan::kListed * stage;
   }
@@ -60,8 +61,8 @@ struct Shared {
     for (int s = 0; s < kStages; ++s) {
       mbarrier_init(k_full(s), kByRows ? 32 * kProducerWarps : 1);
       mbarrier_init(v_full(s), kByRows ? 32 * kProducerWarps : 1);
-      mbarrier_init(k_empty(s), 4 * kWarpgroups);
-      mbarrier_init(v_empty(s), 4 * kWarpgroups);
+      mbarrier_init(k_empty(s), kWarps);
+      mbarrier_init(v_empty(s), kWarps);
     }
     for (int i = 0; i < kConfig.q_buffers * kWarpgroups; ++i) {
       mbarrier_init(q_full(0, i), 1);

@@ -10,6 +10,7 @@
 #include "cuda/host/options.h"
 #include "cuda/host/tile_order.h"
 #include "cuda/kernels/rows/tile_lists.h"
+#include "expression/affine.h"
 #include "plan/accounting.h"
 #include "plan/batch_invariance.h"
 #include "plan/forms.h"
@@ -62,16 +63,21 @@ constexpr Sm90Tile kTiles256[] = {{2, 80, 2, {4.6, 1.563}, {4.3, 1.505}, kTwo},
                                   {1, 64, 3, {4.0, 1.5}, {4.0, 1.5}, kLazyRescale | kTrustMaxima}};
 
 // With a block list: a row block of two warpgroups is one of the list's of 128 queries or a part of
-// it. Keys by 128, by 64 where blocks of keys are smaller or dims larger. Third: warpgroups whose
-// rows list different tiles take no turns; many stages let one go ahead of the other.
+// it. Keys by 128, by 64 where blocks of keys are smaller or dims larger. From the third on rows of
+// 64 list different tiles: nobody takes turns, many stages let one warpgroup go ahead of the other.
+// With more rows a tile of keys is copied for more who list it; where scores are modified there are
+// no registers for two row blocks.
 constexpr unsigned kListApart = kTrustMaxima | kOwnO | kLazyRescale;
+constexpr unsigned kListHeld = kTrustMaxima | kLazyRescale;
 constexpr unsigned kList = kListApart | kPingPong | kPingPongMasked;
 constexpr Sm90Tile kLists64[] = {{2, 128, 4, {2.0, 0.85}, {2.0, 0.9}, kList},
                                  {2, 64, 6, {2.0, 0.5}, {2.0, 0.55}, kList},
-                                 {2, 64, 8, {2.0, 0.5}, {2.0, 0.55}, kListApart}};
+                                 {6, 64, 11, {4.0, 1.5}, {4.0, 1.6}, kListHeld, 1.0, 2},
+                                 {2, 64, 8, {2.0, 0.9}, {2.0, 0.95}, kListApart}};
 constexpr Sm90Tile kLists128[] = {{2, 128, 2, {2.1, 1.284}, {2.1, 1.35}, kList & ~kLazyRescale},
                                   {2, 64, 4, {2.1, 0.7}, {2.1, 0.75}, kList & ~kLazyRescale},
-                                  {2, 64, 6, {2.1, 0.7}, {2.1, 0.75}, kTrustMaxima}};
+                                  {4, 64, 5, {4.0, 1.7}, {4.0, 1.8}, kListHeld, 1.0, 2},
+                                  {2, 64, 6, {2.1, 1.2}, {2.1, 1.25}, kTrustMaxima}};
 constexpr unsigned kList256 = kTrustMaxima | kLazyRescale | kExtraKeyStage;
 constexpr Sm90Tile kLists256[] = {
     {2, 64, 3, {4.3, 1.3}, {4.3, 1.4}, kList256 | kPingPong | kPingPongMasked},
@@ -93,7 +99,8 @@ constexpr double kPackGain = 0.9;
 
 Modification modification(const Problem& p) {
   if (p.bias.defined()) return Modification::general;  // added to logits in the log2 domain
-  if (!host::is_modified(p)) return Modification::none;
+  if (!host::is_modified(p))
+    return p.score_affine != nullptr ? Modification::alibi : Modification::none;
   // What a score function takes is worked out in the general way.
   if (p.score_function.defined()) return Modification::general;
   // The kernels of one modification divide by the scale.
@@ -110,7 +117,8 @@ QueryGrid query_grid(const Problem& p, const Sm90Tile& tile) {
   const int shift = sm90_pack_shift(p, tile);
   const std::int64_t queries = tile.block_m() >> shift;
   const std::int64_t heads = shift > 0 ? p.heads_k : p.heads_q;
-  if (p.packed) return {queries, packed_blocks(p.total_q, p.batch, queries), heads};
+  if (p.packed && !has_tile_lists(p))
+    return {queries, packed_blocks(p.total_q, p.batch, queries), heads};
   return {queries, ceil_div(p.seq_q, queries), p.batch * heads};
 }
 
@@ -207,7 +215,10 @@ std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
     const bool half = list.defined() && list.block_k < 128;
     if (larger > 128) return std::span<const Sm90Tile>(kLists256).subspan(apart ? 1 : 0, 1);
     const std::span<const Sm90Tile> of = larger <= 64 ? kLists64 : kLists128;
-    return of.subspan(apart ? 2 : half ? 1 : 0, 1);
+    if (!apart) return of.subspan(half ? 1 : 0, 1);
+    const bool plain =
+        modification(p) == Modification::none && !expressions_of(p).any() && !options_of(p).any();
+    return plain ? of.subspan(2) : of.subspan(3);
   }
   std::span<const Sm90Tile> tiles = kTiles256;
   if (dim == 192 && dim_v <= 128) {
@@ -306,6 +317,7 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   config.head_dim = host::padded(p.head_dim);
   config.head_dim_v = host::padded(p.head_dim_v);
   config.warpgroups = tile.warpgroups;
+  config.held = tile.held;
   config.block_n = tile.block_n;
   config.stages = tile.stages;
   config.value_stages = tile.stages - (tile.has(kExtraKeyStage) ? 1 : 0);
@@ -348,7 +360,8 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
                      !config.options.dropout &&
                      (unmodified || (config.modification == Modification::softcap &&
                                      config.mask == Mask::right && !config.expressions.any()));
-  const bool slopes = p.alibi_slopes.defined() || p.score_function.defined();
+  const bool falls = p.score_affine == nullptr || p.score_affine->distance >= 0;
+  const bool slopes = p.alibi_slopes.defined() || (p.score_function.defined() && falls);
   config.from_diagonal = slopes && !masked && !split && !config.pack_heads && !listed &&
                          !config.paged() && !config.options.mask;
   // The short tiles of a window wait for Q as often as for keys.
@@ -364,8 +377,10 @@ fwd_sm90::SectionOrder sm90_order(const Problem& p, const Config& config, std::i
                                   int splits) {
   const std::int64_t heads = config.pack_heads ? p.heads_k : p.heads_q;
   OrderProblem order;
-  order.blocks = p.packed ? packed_blocks(p.total_q, p.batch, queries) : ceil_div(p.seq_q, queries);
-  order.heads = (p.packed ? 1 : p.batch) * heads * splits;
+  // Lists have rows of each sequence, as many as the longest has.
+  const bool ragged = p.packed && !has_tile_lists(p);
+  order.blocks = ragged ? packed_blocks(p.total_q, p.batch, queries) : ceil_div(p.seq_q, queries);
+  order.heads = (ragged ? 1 : p.batch) * heads * splits;
   order.heads_per_kv = heads / p.heads_k * splits;
   // Of a window only the part that the tiles at work see has to stay in the cache.
   const std::int64_t keys =

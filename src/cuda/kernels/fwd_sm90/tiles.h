@@ -37,6 +37,7 @@ struct Sm90Tile {
   Sm90Time full, masked;
   unsigned traits;      ///< Sm90Trait
   double skewed = 1.0;  ///< block_us of rows that begin inside of 32 bytes, over that of others
+  int held = 1;         ///< of the warpgroups' row blocks, one after the other by one warpgroup
   int block_m() const { return 64 * warpgroups; }
   bool has(unsigned trait) const { return (traits & trait) != 0; }
 };

@@ -20,8 +20,9 @@ std::string config_refusal(const fwd_sm90::Config& config) {
     return "its tiles take " + std::to_string(bytes) + " bytes of shared memory (at most " +
            std::to_string(kSharedLimit) + ")";
   }
-  const int registers = config.block_n / 2 + config.block_n / 4 + config.head_dim_v / 2;
-  const int limit = config.warpgroups == 3 ? kRegisters3 : kRegisters2;
+  const int registers =
+      config.block_n / 2 + config.block_n / 4 + config.held * config.head_dim_v / 2;
+  const int limit = config.computing() == 3 ? kRegisters3 : kRegisters2;
   if (registers > limit) {
     return "S, P and O take " + std::to_string(registers) + " registers of a thread (at most " +
            std::to_string(limit) + ")";
@@ -50,6 +51,7 @@ KernelUnit fwd_sm90_unit(const fwd_sm90::Config& c) {
   if (c.from_diagonal) unit.config += flag_text("from_diagonal", true);
   if (c.lists != fwd_sm90::Lists::none) {
     unit.config += enum_text("lists", "Lists", c.lists);
+    if (c.held > 1) unit.config += number_text("held", c.held);
     unit.args = "ListArgs";
   }
   if (c.paged()) {
@@ -57,7 +59,7 @@ KernelUnit fwd_sm90_unit(const fwd_sm90::Config& c) {
     unit.args = "PagedArgs";
   }
   unit.config += expressions_text(c.expressions) + options_text(c.options);
-  unit.threads = 128 * (c.warpgroups + 1);
+  unit.threads = 128 * (c.computing() + 1);
   unit.shared_bytes = fwd_sm90::SharedPlan(c).bytes;
   unit.prelude = "#include \"cuda/tile/hopper/wgmma.cuh\"\n";
   if (c.block_n == c.head_dim_v) {

@@ -49,6 +49,18 @@ __forceinline__ bool mbarrier_try_wait(u32 barrier, u32 parity) {
   return done != 0;
 }
 
+/// Whether the phase of this parity is complete, at once. "mbarrier.test_wait", .parity
+__forceinline__ bool mbarrier_test(u32 barrier, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, "
+      "p;}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 /// Waits until the phase of this parity is complete. A barrier counts as having completed a phase
 /// of parity 1 before its first.
 __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {

@@ -59,11 +59,11 @@ __forceinline__ void pin(u32 (&d)[kN]) {
 }
 
 /// Descriptor of panels with 128-byte swizzle. `panel_bytes`: from one panel to the next, for
-/// MN-major operands (64 more columns of N); not read for K-major ones. Eight rows are 1024 bytes.
-/// "Matrix descriptor"
-__forceinline__ u64 panel_descriptor(u32 shared, u32 panel_bytes) {
+/// MN-major operands (64 more columns of N); not read for K-major ones. `group_bytes`: from eight
+/// rows to the next eight, a multiple of 1024. "Matrix descriptor"
+__forceinline__ u64 panel_descriptor(u32 shared, u32 panel_bytes, u32 group_bytes = 1024) {
   return static_cast<u64>((shared & 0x3FFFF) >> 4) | static_cast<u64>(panel_bytes >> 4) << 16 |
-         static_cast<u64>(1024 >> 4) << 32 | 1ULL << 62;
+         static_cast<u64>(group_bytes >> 4) << 32 | 1ULL << 62;
 }
 
 }  // namespace tilewise::tile

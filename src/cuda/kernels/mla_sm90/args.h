@@ -1,0 +1,50 @@
+/// mla_sm90: constants and parameters. See mla_sm90/README.md.
+#pragma once
+
+#include "cuda/kernels/decode_sm90/args.h"
+
+namespace tilewise::mla_sm90 {
+
+inline constexpr int kHeadDim = 576, kHeadDimV = 512;
+/// Rows of a tile and keys of a block.
+inline constexpr int kRows = 64, kBlockN = decode_sm90::kBlockN;
+/// Warpgroups that compute: each has half of O's columns, and the scores of every second block.
+inline constexpr int kWarpgroups = 2;
+inline constexpr int kStages = 2;
+/// Keys of the copy engine's boxes, which have all columns; all in one page.
+inline constexpr int kBoxRows = 8;
+
+struct Config {
+  tile::Element element = tile::Element::bf16;
+  bool paged = false;  ///< through a page table
+  int pieces = 3;      ///< of a block's columns: scores begin with the first that has arrived
+  int prefetch = 2;    ///< blocks that are fetched to L2 ahead of their copies
+  bool behind = true;  ///< scores are issued behind O += P V of the block before
+  bool operator==(const Config&) const = default;
+};
+
+/// What lies where in shared memory, in bytes from its 1024-byte aligned start.
+struct SharedPlan {
+  static constexpr int kPanel = kRows * 128;                ///< of Q: 64 rows x 64 columns
+  static constexpr int kBox = kBoxRows * kHeadDim * 2;      ///< panels of 8 rows x 64 columns
+  static constexpr int kStage = kBlockN / kBoxRows * kBox;  ///< a block of keys
+  static constexpr int kPassed = 32 * kBlockN;              ///< a warp's P as its lanes hold it
+  static constexpr int kMaxima = 64, kSums = 64;            ///< of a warp's 16 rows
+  static constexpr int kItem = decode_sm90::SharedPlan::kItem;
+  static constexpr int kItems = decode_sm90::SharedPlan::kItems;
+  static constexpr int kMostPieces = 3;
+  static constexpr int kBarriers = (1 + kMostPieces) * kStages + 4 * kWarpgroups + 2 + 2 * kItems;
+
+  static constexpr int q = 0;
+  static constexpr int k = q + kHeadDim / 64 * kPanel;
+  static constexpr int passed = k + kStages * kStage;
+  static constexpr int maxima = passed + 4 * kPassed;
+  static constexpr int sums = maxima + 4 * kMaxima;  ///< of this item and the one before
+  static constexpr int barriers = sums + 2 * kWarpgroups * 4 * kSums;
+  static constexpr int items = (barriers + 8 * kBarriers + 15) / 16 * 16;
+  static constexpr int bytes = items + kItems * kItem;
+};
+
+using Args = decode_sm90::Args;
+
+}  // namespace tilewise::mla_sm90

@@ -1,0 +1,379 @@
+/// mla_sm90: the consumers, two warpgroups: the scores of every second block each, O of all blocks
+/// in half of the columns each.
+#pragma once
+
+#include "cuda/kernels/mla_sm90/shared.cuh"
+#include "cuda/tile/hopper/tma.cuh"
+#include "cuda/tile/hopper/warpgroup.cuh"
+#include "cuda/tile/hopper/wgmma.cuh"
+#include "cuda/tile/softmax.cuh"
+
+namespace tilewise::mla_sm90 {
+
+using namespace tile;
+
+template <Config kConfig>
+struct Consumer {
+  static constexpr Element kElement = kConfig.element;
+  static constexpr int kColumns = kHeadDimV / kWarpgroups;  ///< of O, of a warpgroup
+  /// Eight keys of a block lie a box apart; sixteen are a step of O's product.
+  static constexpr u32 kStepKeys = 2 * SharedPlan::kBox / 16;
+  static constexpr int kBoth = 1;  ///< barrier of both warpgroups
+  using ScoreProduct = Wgmma<kElement, kBlockN>;
+  using ValueProduct = Wgmma<kElement, kColumns>;
+  using Fragment = u32[kBlockN / 4];  ///< P of the thread's two rows
+
+  const Args& args;
+  const Shared shared;
+  const int warpgroup, warp, lane;
+  const u64 dQ, dK, dV;  ///< descriptors of the first stage
+  u32 done = 0;          ///< blocks, of all items
+  u32 taken = 0;         ///< parity of the P that the other warpgroup leaves next
+  u32 q_parity = 0, turn = 0;
+  Ring<SharedPlan::kItems> slots;
+  Item item;
+  Diagonals diagonals;
+  /// Of the thread's rows, lane / 4 and 8 more: whether there is one, its query, its head.
+  bool exists[2];
+  int query[2], head[2];
+  Acc rS[1][kBlockN / 8];
+  float rO[kColumns / 2];
+  float alpha[2];
+  RowStatistics<1> rows;  ///< l: of the blocks whose scores are this warpgroup's
+
+  __forceinline__ Consumer(const Args& a, const Shared& s, int warpgroup_, int warp_, int lane_)
+      : args(a),
+        shared(s),
+        warpgroup(warpgroup_),
+        warp(warp_),
+        lane(lane_),
+        dQ(panel_descriptor(s.q(), 16)),
+        dK(panel_descriptor(s.k(0), 16, SharedPlan::kBox)),
+        dV(panel_descriptor(s.k(0) + warpgroup_ * (kColumns / 64) * kBoxPanel, kBoxPanel,
+                            SharedPlan::kBox)),
+        diagonals(a.keys.positions, 0, 0) {}
+  static constexpr u32 kBoxPanel = kBoxRows * kPanelRowBytes;
+
+  // ---- the item
+
+  /// False: there is none.
+  __forceinline__ bool enter() {
+    item = next_item(shared, slots, lane);
+    if (item.batch < 0) return false;
+    diagonals = Diagonals(args.keys.positions, args.keys.seq_q, item.seq_k);
+    const int first = item.row_tile * kRows + 16 * warp + lane / 4;
+    const int last = args.keys.seq_q * args.group - 1;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = first + 8 * r;
+      exists[r] = row <= last;
+      query[r] = min(row, last) / args.group;
+      head[r] = item.head * args.group + min(row, last) - query[r] * args.group;
+    }
+    rows.clear();
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) rO[i] = 0.0F;
+    // Both warpgroups wait, whoever computes scores: else one could pass an item ahead.
+    mbarrier_wait(shared.q_full(), q_parity);
+    q_parity ^= 1;
+    return true;
+  }
+  __forceinline__ void release_q() const {
+    if (lane == 0) mbarrier_arrive(shared.q_empty());
+  }
+
+  // ---- a block
+
+  /// Of the n-th block of all items.
+  static __forceinline__ u32 stage(u32 n) { return n % kStages; }
+  static __forceinline__ u32 parity(u32 n) { return n / kStages % 2; }
+  __forceinline__ void wait_keys(u32 n) const {
+#pragma unroll
+    for (int piece = 0; piece < kConfig.pieces; ++piece)
+      mbarrier_wait(shared.full(stage(n), piece), parity(n));
+  }
+  /// Whether they have begun to come; the same for all lanes.
+  __forceinline__ bool has_keys(u32 n) const {
+    return !__any_sync(~0U, !mbarrier_test(shared.full(stage(n), 0), parity(n)));
+  }
+
+  /// Keys of the block that the item has not hold anything: zeros in their place, for 0 times a NaN
+  /// would be one. CONTRACT 10
+  __forceinline__ void clear_hidden(int key, u32 n) const {
+    wait_keys(n);
+    constexpr int kChunks = kHeadDimV / 8;
+#pragma unroll 1
+    for (int i = 32 * warp + lane; i < kBlockN * kChunks; i += 128) {
+      const int row = i / kChunks, chunk = i % kChunks;
+      if (key + row >= item.begin && key + row < item.end) continue;
+      store_shared_16(shared.k(stage(n)) + row / kBoxRows * SharedPlan::kBox +
+                          chunk / 8 * kBoxPanel + row % kBoxRows * kPanelRowBytes + chunk % 8 * 16,
+                      0.0F, 0.0F, 0.0F, 0.0F);
+    }
+    fence_async_shared();
+    named_barrier_sync(2 + warpgroup, 128);
+  }
+
+  /// (F1) S = Q K^T, issued as its columns arrive
+  __forceinline__ void issue_scores(u32 n) {
+    constexpr int kSteps = kHeadDim / 16, kPieceSteps = kSteps / kConfig.pieces;
+    auto& sums = reinterpret_cast<float(&)[kBlockN / 2]>(rS);
+    const u64 k = dK + stage(n) * (SharedPlan::kStage / 16);
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      if (i % kPieceSteps == 0) {
+        mbarrier_wait(shared.full(stage(n), i / kPieceSteps), parity(n));
+        wgmma_fence();
+      }
+      ScoreProduct::multiply_shared(sums,
+                                    dQ + i / 4 * (SharedPlan::kPanel / 16) + i % 4 * kStepColumns,
+                                    k + i / 4 * (kBoxPanel / 16) + i % 4 * kStepColumns, i != 0);
+    }
+    wgmma_commit();
+  }
+  __forceinline__ void finish_scores() {
+    wgmma_wait<0>();
+    pin(reinterpret_cast<float(&)[kBlockN / 2]>(rS));
+  }
+
+  /// (F4) Hidden scores become -inf: replaced, so that nothing of a hidden key leaks. CONTRACT 4,
+  /// 5, 10
+  __forceinline__ void mask(int key) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int column = key + 2 * (lane % 4);
+      const int begin = max(query[r] + diagonals.low, item.begin) - column;
+      const int end = min(query[r] + diagonals.high, item.end) - column;
+#pragma unroll
+      for (int n = 0; n < kBlockN / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int j = 8 * n + e;
+          if (j < begin || j >= end) rS[0][n][2 * r + e] = -infinity();
+        }
+      }
+    }
+  }
+
+  __forceinline__ void scale_o() {
+    if (!__any_sync(~0U, alpha[0] != 1.0F || alpha[1] != 1.0F)) return;
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) rO[i] *= alpha[i / 2 % 2];
+  }
+
+  /// (F10) O += P V, issued
+  __forceinline__ void issue_values(Fragment& P) {
+    const u64 v = dV + stage(done) * (SharedPlan::kStage / 16);
+    pin(P);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kBlockN / 16; ++i) {
+      ValueProduct::multiply_register(rO, P[4 * i], P[4 * i + 1], P[4 * i + 2], P[4 * i + 3],
+                                      v + i * kStepKeys);
+    }
+    wgmma_commit();
+  }
+  /// Waits for it, with at most kPending groups behind it; the stage is free.
+  template <int kPending = 0>
+  __forceinline__ void finish_values(Fragment& P) {
+    wgmma_wait<kPending>();
+    pin(rO);
+    pin(P);
+    if (lane == 0) mbarrier_arrive(shared.empty(stage(done)));
+    ++done;
+  }
+
+  static __forceinline__ float as_float(u32 bits) { return __int_as_float(static_cast<int>(bits)); }
+  static __forceinline__ u32 as_bits(float x) { return static_cast<u32>(__float_as_int(x)); }
+
+  /// P and the maxima, for the warp of the same rows: it has P in the same registers.
+  __forceinline__ void pass(const Fragment& P) const {
+    __syncwarp();  // all lanes have taken what lay there before
+    const u32 to = shared.passed(warp) + 16 * lane;
+#pragma unroll
+    for (int i = 0; i < kBlockN / 16; ++i) {
+      store_shared_16(to + 512 * i, as_float(P[4 * i]), as_float(P[4 * i + 1]),
+                      as_float(P[4 * i + 2]), as_float(P[4 * i + 3]));
+    }
+    if (lane % 4 == 0) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        store_shared_4(shared.maxima(warp) + 2 * lane + 4 * r, as_bits(rows.m[r]));
+    }
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(shared.p_full(warpgroup, warp));
+  }
+
+  /// A block whose scores are the other warpgroup's: O += P V, issued.
+  __forceinline__ void take_block(Fragment& P) {
+    mbarrier_wait(shared.p_full(1 - warpgroup, warp), taken);
+    taken ^= 1;
+    wait_keys(done);
+#pragma unroll
+    for (int i = 0; i < kBlockN / 16; ++i) {
+      const Bytes16 words = load_shared_16(shared.passed(warp) + 16 * lane + 512 * i);
+      P[4 * i] = words.x, P[4 * i + 1] = words.y, P[4 * i + 2] = words.z, P[4 * i + 3] = words.w;
+    }
+    const Floats2 theirs = load_shared_8(shared.maxima(warp) + 8 * (lane / 4));
+    const float m[2] = {theirs.x, theirs.y};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      alpha[r] = m[r] == rows.m[r] ? 1.0F : exp2_approx(rows.m[r] - m[r]);
+      rows.m[r] = m[r];
+      rows.l[r] *= alpha[r];
+    }
+    scale_o();
+    issue_values(P);
+  }
+
+  /// The scores of a block. With kTakes the block before is taken first: it is the other
+  /// warpgroup's, and the item's.
+  template <bool kTakes, bool kMasked>
+  __forceinline__ void own_scores(int key) {
+    const u32 n = done + (kTakes ? 1 : 0);
+    bool behind = false;
+    Fragment P;
+    if constexpr (kTakes) {
+      take_block(P);
+      // The scores go behind it where their keys are there; else what it reads is free sooner.
+      behind = kConfig.behind && has_keys(n);
+      if (!behind) finish_values(P);
+    }
+    if (kMasked && (key < item.begin || key + kBlockN > item.end)) clear_hidden(key, n);
+    issue_scores(n);
+    if constexpr (kTakes) {
+      if (behind) finish_values<1>(P);
+    }
+    finish_scores();
+    if constexpr (kMasked) mask(key);
+  }
+
+  /// A block whose scores are this warpgroup's. `last`: the item has no other such block.
+  template <bool kTakes, bool kMasked>
+  __forceinline__ void own_block(int block, bool last) {
+    own_scores<kTakes, kMasked>(block * kBlockN);
+    if (last) release_q();
+    alpha[0] = alpha[1] = 1.0F;
+    softmax_step<0>(rS, rows, args.scale_log2, [this](int r, float a) { alpha[r] = a; });
+    Fragment P;
+#pragma unroll
+    for (int i = 0; i < kBlockN / 4; ++i) {
+      const Acc& s = rS[0][i / 2];
+      P[i] = pack<kElement>(s[i % 2 * 2], s[i % 2 * 2 + 1]);
+    }
+    pass(P);
+    scale_o();
+    issue_values(P);
+    finish_values(P);
+  }
+
+  /// Blocks whose keys all rows see need no mask.
+  __forceinline__ void blocks() {
+    const int last_row = min(item.row_tile * kRows + kRows, args.keys.seq_q * args.group) - 1;
+    const int first_row = item.row_tile * kRows;
+    const int begin = max(item.begin, last_row / args.group + diagonals.low);
+    const int end = min(item.end, first_row / args.group + diagonals.high);
+    const int first = item.first_block(), end_block = item.end_block();
+    // This warpgroup's blocks are those of its stage.
+    int block = first + (stage(done) == static_cast<u32>(warpgroup) ? 0 : 1);
+    if (block >= end_block) release_q();
+#pragma unroll 1
+    for (; block < end_block; block += 2) {
+      const bool last = block + 2 >= end_block;
+      const bool masked = block * kBlockN < begin || (block + 1) * kBlockN > end;
+      if (block == first) {
+        own_block<false, true>(block, last);
+      } else if (masked) {
+        own_block<true, true>(block, last);
+      } else {
+        own_block<true, false>(block, last);
+      }
+    }
+    if (first < end_block && block == end_block) {  // the last one is the other's
+      Fragment P;
+      take_block(P);
+      finish_values(P);
+    }
+  }
+
+  // ---- epilogue
+
+  /// l of all blocks: the sum of what both warpgroups have, in either order the same.
+  __forceinline__ void add_sums() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      rows.l[r] = quad_sum(rows.l[r]);
+      if (lane % 4 == 0)
+        store_shared_4(shared.sums(turn, warpgroup, warp) + 2 * lane + 4 * r, as_bits(rows.l[r]));
+    }
+    named_barrier_sync(kBoth, 128 * kWarpgroups);
+    const Floats2 theirs = load_shared_8(shared.sums(turn, 1 - warpgroup, warp) + 8 * (lane / 4));
+    rows.l[0] += theirs.x;
+    rows.l[1] += theirs.y;
+    turn ^= 1;
+  }
+
+  /// (F11) O / l, LSE = m + log l
+  __forceinline__ void finish() {
+    add_sums();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float l = rows.l[r];
+      float m = rows.m[r] == -infinity() ? 0.0F : rows.m[r];
+      float inverse = l == 0.0F ? 0.0F : 1.0F / l;
+      // A sink is a key of its own in the first part: it takes probability and has no value.
+      const float sink = args.sinks == nullptr || item.part > 0
+                             ? -infinity()
+                             : args.sinks[head[r] * args.sinks_h] * kLog2e;
+      if (sink > -infinity()) {
+        const float top = l == 0.0F ? sink : fmaxf(m, sink);
+        const float factor = l == 0.0F ? 0.0F : exp2_approx(m - top);
+        l = l * factor + exp2_approx(sink - top);
+        m = top;
+        inverse = factor / l;
+      }
+      if (!exists[r]) continue;
+      const bool writes = warpgroup == 0 && lane % 4 == 0;
+      if (item.parts > 1) {
+        const i64 row = (static_cast<i64>(item.batch) * args.heads_q + head[r]) * args.keys.seq_q +
+                        query[r] + item.part * args.part_rows;
+        if (writes) {
+          args.m_part[row] = l == 0.0F ? -infinity() : m;
+          args.m_part[row + args.most_parts * args.part_rows] = l;
+        }
+        store_floats(args.o_part + row * args.part_columns, r, inverse);
+      } else {
+        if (writes && args.lse != nullptr) {
+          args.lse[item.batch * args.lse_b + head[r] * args.lse_h + query[r] * args.lse_s] =
+              (m + log2_approx(l)) * kLn2;
+        }
+        store_elements(r, inverse);
+      }
+    }
+  }
+  __forceinline__ void store_floats(float* to, int r, float factor) const {
+    to += warpgroup * kColumns + 2 * (lane % 4);
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j)
+      store_global_8(to + 8 * j, factor * rO[4 * j + 2 * r], factor * rO[4 * j + 2 * r + 1]);
+  }
+  __forceinline__ void store_elements(int r, float factor) const {
+    unsigned short* to = static_cast<unsigned short*>(args.o.data) + item.batch * args.o.stride_b +
+                         head[r] * args.o.stride_h + query[r] * args.o.stride_s +
+                         warpgroup * kColumns + 2 * (lane % 4);
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+      *reinterpret_cast<u32*>(to + 8 * j) =
+          pack<kElement>(factor * rO[4 * j + 2 * r], factor * rO[4 * j + 2 * r + 1]);
+    }
+  }
+
+  __forceinline__ void run() {
+    while (enter()) {
+      blocks();
+      finish();
+    }
+  }
+};
+
+}  // namespace tilewise::mla_sm90

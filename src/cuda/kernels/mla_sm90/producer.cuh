@@ -1,0 +1,160 @@
+/// mla_sm90: the roles that copy: a warp that hands out items and copies the blocks of keys of
+/// each, and three that copy its queries.
+#pragma once
+
+#include "cuda/kernels/mla_sm90/shared.cuh"
+#include "cuda/tile/hopper/tile_counter.cuh"
+#include "cuda/tile/hopper/tma.cuh"
+#include "cuda/tile/sequences.cuh"
+
+namespace tilewise::mla_sm90 {
+
+using namespace tile;
+
+template <Config kConfig>
+struct Producer {
+  static constexpr int kBoxes = kBlockN / kBoxRows;  ///< of a block and a piece
+  static constexpr int kPieces = kConfig.pieces, kPiecePanels = kHeadDim / 64 / kPieces;
+  static_assert(kPieces * kBoxes <= 32 && kConfig.prefetch <= 32 / kBoxes);
+  const Args& args;
+  const Shared shared;
+  const int lane;
+  Ring<kStages> ring;
+  Ring<SharedPlan::kItems> slots;
+  bool counts = false, claimed = false;
+  u64 asked = 0;
+
+  /// The page of a box of the item; nothing is read for others. Where K is not paged, the batch
+  /// entry.
+  __forceinline__ int page_of_box(const Item& item, int box) const {
+    if constexpr (!kConfig.paged) return item.batch;
+    const int first = item.begin / kBoxRows, last = (item.end - 1) / kBoxRows;
+    if (box < first || box > last) return 0;
+    return static_cast<int>(page_row(args.pages, item.batch, box * kBoxRows).page);
+  }
+  /// The row there of its first key.
+  __forceinline__ int row_of_box(int box) const {
+    const int key = box * kBoxRows;
+    if constexpr (!kConfig.paged) return key;
+    return key - page_of(args.pages, key) * args.pages.size;
+  }
+
+  /// Behind the copies of the item's n-th of `blocks` blocks: asks for the next item once, when the
+  /// first places are filled.
+  __forceinline__ void ask_behind(int n, int blocks) {
+    if (!counts || lane > 0 || n != max(0, min(kStages, blocks) - 1)) return;
+    if (!claimed) claim(args.counter);
+    claimed = true;
+    asked = ask(args.counter);
+  }
+
+  /// Lanes hold the pages of 32 boxes, and those of the next 32 are on their way.
+  __forceinline__ void copy(const Item& item) {
+    const int first = item.begin / kBoxRows, last = (item.end - 1) / kBoxRows;
+    const int first_block = item.first_block(), end_block = item.end_block();
+    int base = first_block * kBoxes;
+    int pages = page_of_box(item, base + lane), next = page_of_box(item, base + 32 + lane);
+#pragma unroll 1
+    for (int block = first_block; block < end_block; ++block) {
+      const int begin = block * kBoxes;
+      if (begin == base + 32) {
+        base += 32;
+        pages = next;
+        next = page_of_box(item, base + 32 + lane);
+      }
+      const int page = __shfl_sync(~0U, pages, begin - base + lane % kBoxes);
+      const int box = begin + lane % kBoxes, piece = lane / kBoxes;
+      const bool copies = piece < kPieces && box >= first && box <= last;
+      const int at[4] = {row_of_box(box), piece * kPiecePanels, item.head, page};
+      if (lane == 0) {
+        const int boxes = min(begin + kBoxes, last + 1) - max(begin, first);
+        mbarrier_wait(shared.empty(ring.slot), ring.parity ^ 1);
+#pragma unroll
+        for (int p = 0; p < kPieces; ++p) {
+          mbarrier_expect(shared.full(ring.slot, p),
+                          static_cast<u32>(boxes * (SharedPlan::kBox / kPieces)));
+        }
+      }
+      __syncwarp();  // the place is free, and the bytes are expected before they arrive
+      if (copies) {
+        tma_load_5d(shared.k(ring.slot) + lane % kBoxes * SharedPlan::kBox +
+                        piece * (SharedPlan::kBox / kPieces),
+                    &args.k_map, shared.full(ring.slot, piece), 0, at, args.policy);
+      }
+      if constexpr (kConfig.prefetch > 0) {
+        const int ahead = box + kConfig.prefetch * kBoxes;
+        const int soon = __shfl_sync(~0U, pages, ahead - base & 31);
+        const int later = __shfl_sync(~0U, next, ahead - base & 31);
+        if (piece < kPieces && ahead >= first && ahead <= last) {
+          const int there[4] = {row_of_box(ahead), piece * kPiecePanels, item.head,
+                                ahead < base + 32 ? soon : later};
+          tma_prefetch_5d(&args.k_map, 0, there, args.policy);
+        }
+      }
+      ring.advance();
+      ask_behind(block - first_block, end_block - first_block);
+    }
+  }
+
+  __forceinline__ void run() {
+    if (lane == 0) tma_prefetch_map(&args.k_map);
+    decode_sm90::Items<kItemsConfig> items(args, lane);
+    counts = items.total > static_cast<int>(gridDim.x);
+    int index = static_cast<int>(blockIdx.x);
+    while (index < items.total) {
+      const Item item = items.at(index);
+      announce_item(shared, slots, item, lane);
+      if (item.begin == item.end) ask_behind(0, 0);
+      copy(item);
+      int next = items.total;
+      if (counts && lane == 0) next = answer(args.counter, asked, items.total);
+      index = __shfl_sync(~0U, next, 0);
+    }
+    announce_item(shared, slots, {}, lane);
+  }
+};
+
+/// Q of an item: rows of 576 columns to panels of 64, by three warps. Rows that it has not become
+/// zeros.
+struct QueryCopier {
+  const Args& args;
+  const Shared shared;
+  const int warp, lane;
+  u32 parity = 0;
+  Ring<SharedPlan::kItems> slots;
+
+  __forceinline__ void copy(const Item& item) const {
+    constexpr int kChunks = kHeadDim / 8, kThreads = 32 * Shared::kQueryWarps;
+    const unsigned short* q = static_cast<const unsigned short*>(args.q.data) +
+                              item.batch * args.q.stride_b +
+                              item.head * args.group * args.q.stride_h;
+    const int first = item.row_tile * kRows, rows = args.keys.seq_q * args.group;
+#pragma unroll 4
+    for (int n = warp * 32 + lane; n < kRows * kChunks; n += kThreads) {
+      const int row = n / kChunks, chunk = n - row * kChunks;
+      const int query = (first + row) / args.group, head = first + row - query * args.group;
+      const bool exists = first + row < rows;
+      const SharedTile<kRows, 64> panel{shared.q() + chunk / 8 * SharedPlan::kPanel};
+      copy_async_16(panel.address(row, chunk % 8),
+                    exists ? q + query * args.q.stride_s + head * args.q.stride_h + 8 * chunk : q,
+                    exists ? 16 : 0);
+    }
+    copy_async_commit();
+    copy_async_wait<0>();
+  }
+
+  __forceinline__ void run() {
+    for (Item item = next_item(shared, slots, lane); item.batch >= 0;
+         item = next_item(shared, slots, lane)) {
+      if (lane == 0) mbarrier_wait(shared.q_empty(), parity ^ 1);
+      __syncwarp();
+      parity ^= 1;
+      copy(item);
+      fence_async_shared();  // the products read what these threads have written
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(shared.q_full());
+    }
+  }
+};
+
+}  // namespace tilewise::mla_sm90

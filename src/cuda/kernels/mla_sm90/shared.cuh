@@ -1,0 +1,76 @@
+/// mla_sm90: what the roles share: addresses in shared memory, barriers. Items are those of
+/// decode_sm90: one part of one entry's keys, one key head, one tile of 64 rows.
+#pragma once
+
+#include "cuda/kernels/decode_sm90/items.cuh"
+#include "cuda/kernels/mla_sm90/args.h"
+
+namespace tilewise::mla_sm90 {
+
+using namespace tile;
+using decode_sm90::announce_item;
+using decode_sm90::Item;
+using decode_sm90::next_item;
+
+/// A config of decode_sm90 with as many rows in a tile.
+inline constexpr decode_sm90::Config kItemsConfig{.row_warps = kRows / 16};
+static_assert(decode_sm90::kTileRows<kItemsConfig> == kRows);
+
+/// Addresses of what SharedPlan lays out. "full": the copies have landed; "empty": the readers are
+/// done.
+struct Shared {
+  using Plan = SharedPlan;
+  /// Warps that read an announced item: the consumers, and those that copy Q.
+  static constexpr int kConsumers = 4 * kWarpgroups, kQueryWarps = 3;
+  static constexpr u32 kFirst = (1 + Plan::kMostPieces) * kStages;  ///< barrier that is no stage's
+  u32 base;
+
+  __forceinline__ u32 q() const { return base + Plan::q; }
+  __forceinline__ u32 k(u32 stage) const { return base + Plan::k + stage * Plan::kStage; }
+  /// What a warp leaves to the warp of the same rows in the other warpgroup: P of a block, and the
+  /// maxima that it was taken against.
+  __forceinline__ u32 passed(int warp) const { return base + Plan::passed + warp * Plan::kPassed; }
+  __forceinline__ u32 maxima(int warp) const { return base + Plan::maxima + warp * Plan::kMaxima; }
+  /// Sums of P over the blocks of a warpgroup. `turn` alternates between items: the other
+  /// warpgroup may still read those of the item before.
+  __forceinline__ u32 sums(u32 turn, int warpgroup, int warp) const {
+    return base + Plan::sums + ((turn * kWarpgroups + warpgroup) * 4 + warp) * Plan::kSums;
+  }
+  __forceinline__ u32 barrier(u32 index) const {
+    return base + Plan::barriers + index * kMbarrierBytes;
+  }
+  /// Of one piece of the columns.
+  __forceinline__ u32 full(u32 stage, int piece) const {
+    return barrier(stage * Plan::kMostPieces + piece);
+  }
+  __forceinline__ u32 empty(u32 stage) const {
+    return barrier(kStages * Plan::kMostPieces + stage);
+  }
+  __forceinline__ u32 q_full() const { return barrier(kFirst); }
+  __forceinline__ u32 q_empty() const { return barrier(kFirst + 1); }
+  __forceinline__ u32 item_full(u32 slot) const { return barrier(kFirst + 2 + slot); }
+  __forceinline__ u32 item_empty(u32 slot) const { return item_full(slot + Plan::kItems); }
+  /// P of the warpgroup's warp has been left.
+  __forceinline__ u32 p_full(int warpgroup, int warp) const {
+    return barrier(kFirst + 2 + 2 * Plan::kItems + 4 * warpgroup + warp);
+  }
+  __forceinline__ u32 item(u32 slot) const { return base + Plan::items + slot * Plan::kItem; }
+
+  __forceinline__ void init_barriers() const {
+    // Every warp arrives for itself: one warp's wait does not prove that the others have read.
+    for (u32 s = 0; s < kStages; ++s) {
+      for (int piece = 0; piece < Plan::kMostPieces; ++piece) mbarrier_init(full(s, piece), 1);
+      mbarrier_init(empty(s), kConsumers);
+    }
+    mbarrier_init(q_full(), kQueryWarps);
+    mbarrier_init(q_empty(), kConsumers);
+    for (u32 s = 0; s < Plan::kItems; ++s) {
+      mbarrier_init(item_full(s), 1);
+      mbarrier_init(item_empty(s), kConsumers + kQueryWarps);
+    }
+    for (int warp = 0; warp < kConsumers; ++warp) mbarrier_init(p_full(0, warp), 1);
+    mbarrier_fence_init();
+  }
+};
+
+}  // namespace tilewise::mla_sm90
