@@ -252,7 +252,7 @@ struct Consumer : Rows<kConfig> {
       bool trusted = false;
       if constexpr (kModification == Modification::softcap && kConfig.trust_maxima && !kMasked) {
         trusted = Base::trusted_softcap(args);
-        if (!trusted) Base::template apply_softcap<kMasked>(args);
+        if (!trusted) Base::template bend<kMasked>(args);
       } else {
         adjust_scores<kMasked>(block);
       }

@@ -111,7 +111,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
                               int column, int lane) {
     if constexpr (kModification == Modification::softcap) {
       find_largest<kCount>();
-      apply_softcap<kMasked || kConfig.options.mask, kCount>(args);
+      bend<kMasked || kConfig.options.mask, kCount>(args);
     }
     if constexpr (kSlanted) slant(args, rows, shift, high, column, lane);
     if constexpr (kModification == Modification::general) {
@@ -187,7 +187,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   /// another exponential. Hidden scores, -inf, stay so in the longer series only. After
   /// find_largest().
   template <bool kMasked, int kCount = kScores>
-  __forceinline__ void apply_softcap(const Args& args) {
+  __forceinline__ void bend(const Args& args) {
     const float top = fmaxf(largest[0], largest[1]);
     if (!kMasked && !__any_sync(~0U, top > args.cap_cubic)) {
       cap = Cap::cubic;
