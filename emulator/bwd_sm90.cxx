@@ -31,7 +31,7 @@ void check_ragged() {
   check<ragged(with_alibi(masked(k64, Mask::both)), kPacked)>(
       "packed, dim 64, ALiBi, window on both sides",
       of({.low = -60, .high = 41, .alibi = true, .tail = 7}, 64), kBf16);
-  check<ragged(plain(with_alibi(masked(k128, Mask::both))), kKeys)>(
+  check<ragged(with_alibi(masked(k128, Mask::both)), kKeys)>(
       "key lengths, dim 128, ALiBi, window on both sides",
       {.batch = 3,
        .seq_q = 70,

@@ -38,7 +38,8 @@ struct Check {
   const Config config;
   Shape s;
   Stored<kElement> q, k, v, o, d_o, dq, dk, dv;
-  std::vector<float> lse, d_lse, slopes, true_delta;
+  std::vector<float> lse, d_lse, slopes, sinks, true_delta;
+  std::vector<bool> blind;                                      ///< of each row: it sees no key
   std::vector<double> q_values, k_values, v_values, do_values;  ///< of the inputs, as they lie
   std::vector<double> true_dq, true_dk, true_dv, true_diagonals;
 
@@ -78,8 +79,10 @@ struct Check {
     for (int i = 0; i < s.batch * s.heads_q * s.seq_q; ++i)
       d_lse.push_back(0.01F * float(i % 200 - 100));
     for (int h = 0; h < s.heads_q; ++h) slopes.push_back(0.02F * float(h + 1));
+    for (int h = 0; s.sinks && h < s.heads_q; ++h) sinks.push_back(0.5F * float(h));
     lse.assign(d_lse.size(), 0.0F);
     true_delta = lse;
+    blind.assign(lse.size(), false);
     true_dq.assign(q.data.size(), 0.0);
     true_dk.assign(k.data.size(), 0.0);
     true_dv.assign(v.data.size(), 0.0);
@@ -106,7 +109,7 @@ struct Check {
       std::fill_n(&t.at(b, h, int(row % s.seq_q), 0), t.dim, kPoison);
     };
     for (std::size_t row = 0; row < lse.size(); ++row) {
-      if (lse[row] != -tile::infinity()) continue;
+      if (!blind[row]) continue;
       of_row(q, row), of_row(d_o, row);
       d_lse[row] = std::numeric_limits<float>::quiet_NaN();
     }
@@ -178,10 +181,13 @@ struct Check {
       p[j - begin] = x;
       m = std::max(m, x);
     }
+    if (s.sinks) m = std::max(m, double(sinks[h]));
     for (double& x : p) l += x = std::exp(x - m);
+    const std::size_t row = (std::size_t(b) * s.heads_q + h) * s.seq_q + r;
+    blind[row] = l == 0.0;
+    if (s.sinks) l += std::exp(sinks[h] - m);
     const bool any = l > 0.0;
     if (!any) l = 1.0;
-    const std::size_t row = (std::size_t(b) * s.heads_q + h) * s.seq_q + r;
     lse[row] = !any ? -tile::infinity() : float(m + std::log(l));
     double delta = 0.0;
     std::vector<double> kept(end - begin, 1.0);
@@ -265,6 +271,7 @@ struct Check {
     a.lse_in = lse.data(), a.lse_b = kPacked ? 0 : s.heads_q * s.seq_q, a.lse_h = s.seq_q,
     a.lse_s = 1;
     if (s.d_lse) a.d_lse = d_lse.data(), a.d_lse_b = a.lse_b, a.d_lse_h = s.seq_q, a.d_lse_s = 1;
+    if (s.sinks) a.sinks = sinks.data(), a.sinks_h = 1;
     if (s.given_delta) {
       a.delta_in = true_delta.data(), a.delta_rows = s.seq_q;
       std::fill(o.data.begin(), o.data.end(), kPoison);
@@ -396,15 +403,17 @@ constexpr Config hiding(Config c) {
   c.hides = true;
   return c;
 }
-/// With softcap or ALiBi the scores cannot start from -LSE; at dim 64 the rest stays.
+/// With softcap the scores cannot start from -LSE, nor with ALiBi above dim 128; at dim 64 the rest
+/// stays.
 constexpr Config with_softcap(Config c) {
   c.fold_lse = false;
   c.modified = c.softcap = true;
   return c;
 }
 constexpr Config with_alibi(Config c) {
-  c.fold_lse = false;
-  c.modified = c.alibi = true;
+  c.alibi = true;
+  c.modified = c.wide();
+  c.fold_lse = !c.modified;
   return c;
 }
 constexpr Config half(Config c) {

@@ -19,6 +19,7 @@ constexpr Config one_k(Config c) {
 }
 constexpr Config plain(Config c) {
   c.fold_lse = c.v_registers = false;
+  c.modified = c.modified || c.alibi;
   return one_k(c);
 }
 constexpr Config exact(Config c) {

@@ -29,6 +29,11 @@ constexpr Config exact(Config c) {
   return c;
 }
 
+constexpr Config slanted(Config c) {
+  c.modified = false;
+  c.alibi = c.fold_lse = true;
+  return c;
+}
 constexpr Config deterministic(Config c) {
   c.deterministic = true;
   return c;
@@ -130,6 +135,10 @@ int main() {
   check_elements<4>("elements by i - j", 1e-6);
   check_sample<diagonal(masked(k64, Mask::right)), 0>("slopes by head, causal",
                                                       {.high = 51, .blocks = 2}, kBf16);
+  check_sample<slanted(k64), 4>("what grows evenly with i and j",
+                                {.heads_q = 2, .heads_k = 2, .seq_q = 300, .seq_k = 400}, kBf16);
+  check_sample<slanted(masked(k128, Mask::right)), 4>(
+      "the same, causal", {.heads_q = 1, .dim = 128, .dim_v = 128, .high = 51}, kBf16);
   check_sample<k64, 1>("softcap, floors, documents", {.heads_q = 2, .heads_k = 2}, kBf16);
   check_sample<diagonal(masked(k128, Mask::both)), 2>(
       "hidden infinite slopes, window",

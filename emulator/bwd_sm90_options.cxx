@@ -73,17 +73,22 @@ int main() {
                      .seq_k = 332,
                      .shows = {.density = 0.7, .by_batch = true, .by_head = true}},
                     kBf16);
-  check<shown(k64)>("dim 64, a mask of keys, NaN in rows that see nothing",
+  check<shown(k64)>("dim 64, a mask of keys, NaN in rows that see the sink alone",
                     {.batch = 2,
                      .seq_q = 300,
                      .seq_k = 433,
+                     .d_lse = true,
+                     .sinks = true,
                      .blocks = 2,
                      .shows = {.density = 1.0, .by_batch = true, .by_query = false}},
                     kBf16);
-  check<shown(masked(k64, Mask::right))>(
-      "dim 64, a mask that hides nearly all, causal",
-      {.seq_q = 300, .seq_k = 300, .high = 1, .shows = {.density = 0.01, .transposed = true}},
-      kBf16);
+  check<shown(masked(k64, Mask::right))>("dim 64, a mask that hides nearly all, causal, sinks",
+                                         {.seq_q = 300,
+                                          .seq_k = 300,
+                                          .high = 1,
+                                          .sinks = true,
+                                          .shows = {.density = 0.01, .transposed = true}},
+                                         kBf16);
   check<shown(masked(k128, Mask::both))>("dim 128, a mask, window",
                                          {.seq_q = 300,
                                           .seq_k = 300,

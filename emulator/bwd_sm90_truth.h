@@ -42,6 +42,7 @@ struct Shape {
   float scale = 0.125F, softcap = 0.0F, amplitude = 1.0F;
   bool alibi = false, d_lse = false, last_first = false;
   bool given_delta = false;
+  bool sinks = false;  ///< 0.5 h of head h
   /// Packed sequences, in place of batch, seq_q and seq_k, with `tail` rows behind the last; `keys`
   /// alone: keys of each entry of a batch. Then low and high are without Sk - Sq.
   std::vector<int> queries = {}, keys = {};

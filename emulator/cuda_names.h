@@ -50,6 +50,10 @@ inline unsigned atomicOr(unsigned* at, unsigned value) {
   return old;
 }
 inline int __clz(int x) { return __builtin_clz(static_cast<unsigned>(x)); }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  const unsigned long long both = static_cast<unsigned long long>(high) << 32 | low;
+  return static_cast<unsigned>(both >> (shift & 31U));
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 
 inline void __syncthreads() {

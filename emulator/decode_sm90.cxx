@@ -99,6 +99,8 @@ bool check(const Case& c, bool drawn = false) {
     p.alibi_slopes = Tensor::contiguous(slopes.data(), DType::float32, {1, c.heads_q}, p.device);
     p.alibi_slopes.strides[0] = 0;
   }
+  TreeWords tree(batch, c.nodes());
+  tree.give(p);
   if (c.sinks) p.sinks = Tensor::contiguous(sinks.data(), DType::float32, {c.heads_q}, p.device);
 
   Hardware machine;

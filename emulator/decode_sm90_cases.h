@@ -26,21 +26,45 @@ constexpr Config by_panels(Config c) {
   c.whole_rows = false;
   return c;
 }
+constexpr Config with_tree(Config c) {
+  c.tree = true;
+  return c;
+}
 constexpr Config kConfigs[] = {
-    config(128, 1, 64, false, false), config(128, 1, 16, true, false),
-    config(128, 1, 0, true, false),   by_panels(config(128, 1, 32, true, false)),
-    config(64, 1, 0, true, false),    config(64, 1, 16, true, false),
-    config(64, 1, 64, true, false),   config(64, 1, 64, false, false),
-    config(64, 2, 0, true, false),    config(64, 2, 16, true, false),
-    config(64, 2, 64, false, false),  config(64, 4, 0, true, false),
-    config(64, 4, 32, true, false),   config(64, 4, 64, false, false),
-    config(64, 1, 0, false, true),    config(64, 1, 64, false, true),
-    config(64, 1, 16, true, true),    config(64, 2, 32, true, true),
+    with_tree(config(64, 4, 16, true, false)),
+    config(128, 1, 64, false, false),
+    config(128, 1, 16, true, false),
+    config(128, 1, 0, true, false),
+    by_panels(config(128, 1, 32, true, false)),
+    config(64, 1, 0, true, false),
+    config(64, 1, 16, true, false),
+    config(64, 1, 64, true, false),
+    config(64, 1, 64, false, false),
+    config(64, 2, 0, true, false),
+    config(64, 2, 16, true, false),
+    config(64, 2, 64, false, false),
+    config(64, 4, 0, true, false),
+    config(64, 4, 32, true, false),
+    config(64, 4, 64, false, false),
+    config(64, 1, 0, false, true),
+    config(64, 1, 64, false, true),
+    config(64, 1, 16, true, true),
+    config(64, 2, 32, true, true),
     config(64, 4, 16, true, true),
 };
 
 const std::vector<int> kKeys = {300, 0, 1, 64, 65, 130};
 const Case kCases[] = {
+    {.name = "trees of 40 nodes over pages of 16",
+     .dim = 64,
+     .dim_v = 64,
+     .heads_q = 4,
+     .heads_k = 2,
+     .queries = 40,
+     .keys = {300, 40, 75},
+     .page = 16,
+     .causal = Causal::bottom_right,
+     .tree = true},
     {.name = "side by side, no lengths, one part",
      .dim = 128,
      .dim_v = 128,

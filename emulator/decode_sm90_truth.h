@@ -14,6 +14,7 @@
 #include "cuda/kernels/decode_sm90/choice.h"
 #include "cuda/tile/hopper/tensor_map.h"
 #include "cuda/tile/math.cuh"
+#include "tree_words.h"
 
 namespace {
 
@@ -39,6 +40,8 @@ struct Case {
   double scale = 0.0;
   int part = 64;        ///< keys of a part
   bool shares = false;  ///< combine: groups share the parts of a row
+  bool tree = false;    ///< the queries are its nodes
+  int nodes() const { return tree ? queries : 0; }
 };
 
 void set_map(tile::TensorMapBytes& to, const cuda::TensorMapSpec& spec) {
@@ -133,9 +136,13 @@ void compare(const Case& c, const Problem& p, const Keys& keys, int b, int h, in
              Rows& k, Rows& v, const Bits* got, float lse, double& o_error, double& lse_error) {
   const int head_k = h / (c.heads_q / c.heads_k);
   const KeyRange range = p.visible_keys({0, c.queries, 0, c.keys[b]}, i);
+  const TreeWords tree(0, c.nodes());
   std::vector<double> s;
+  std::vector<int> seen;
   double largest = 1.0;
   for (auto j = range.begin; j < range.end; ++j) {
+    if (!tree.shows(b, i, c.queries, static_cast<int>(j), c.keys[b])) continue;
+    seen.push_back(static_cast<int>(j));
     const Place at = keys.at(b, static_cast<int>(j));
     double x = 0.0;
     for (int d = 0; d < c.dim; ++d) {
@@ -154,7 +161,7 @@ void compare(const Case& c, const Problem& p, const Keys& keys, int b, int h, in
   for (int d = 0; d < c.dim_v; ++d) {
     double x = 0.0;
     for (std::size_t n = 0; n < s.size(); ++n) {
-      const Place at = keys.at(b, static_cast<int>(range.begin + static_cast<long>(n)));
+      const Place at = keys.at(b, seen[n]);
       x += s[n] / l * wide(v.at(at.batch, head_k, at.row)[d]);
     }
     const double off = std::fabs(x - wide(got[d]));

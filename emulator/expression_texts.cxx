@@ -14,10 +14,12 @@ int main() {
       const expression::Lowered& lowered = expression::lower(score);
       first = static_cast<int>(lowered.captures().size());
       std::fputs(cuda::score_text(*lowered.program(), {n + 1, 0}).c_str(), stdout);
-      if (lowered.affine() != nullptr)
-        std::fputs(cuda::slant_text(*lowered.affine(), {n + 1, 0}).c_str(), stdout);
       const cuda::FunctionName gradient = {samples::kGradients + n + 1, 0};
       std::fputs(cuda::gradient_text(*lowered.gradient(), gradient).c_str(), stdout);
+      if (lowered.affine() != nullptr) {
+        std::fputs(cuda::slant_text(*lowered.affine(), {n + 1, 0}).c_str(), stdout);
+        std::fputs(cuda::slant_text(*lowered.affine(), gradient).c_str(), stdout);
+      }
       const cuda::FunctionName sums = {samples::kCaptures + n + 1, 0};
       const std::vector<bool> all(lowered.captures().size(), true);
       if (!lowered.gradient()->terms.empty())

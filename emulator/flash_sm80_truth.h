@@ -256,11 +256,14 @@ struct Planes {
 };
 
 /// What the host makes of a spec's dropout.
+/// A part of the offset lies in memory.
 tile::DropoutBits dropout_bits(const Shape& s) {
+  static const unsigned counter = 3;
   const DropoutMask mask = s.drops();
   if (mask.threshold() == 0) return {};
   return {{mask.key()[0], mask.key()[1]},
-          mask.offset(),
+          mask.offset() - counter,
+          &counter,
           static_cast<unsigned>(mask.threshold() - 1),
           static_cast<float>(mask.scale())};
 }

@@ -160,6 +160,8 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
   bias.give(p, c.packed ? 1 : batch, c.heads_q, rows_q, static_cast<int>(p.seq_k));
   std::vector<float> sinks;
   for (int h = 0; h < c.heads_q; ++h) sinks.push_back(sink(h));
+  TreeWords tree(batch, c.tree ? static_cast<int>(p.seq_q) : 0);
+  tree.give(p);
   if (c.sinks) p.sinks = Tensor::contiguous(sinks.data(), DType::float32, {c.heads_q}, p.device);
   const cuda::Sm90Tile* known = drawn ? compiled_tile<kConfigs>(c, p) : &pick_tile(c, p);
   if (known == nullptr) return false;

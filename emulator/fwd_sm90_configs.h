@@ -137,9 +137,13 @@ constexpr Config optioned(Config c, bool sinks, bool mask) {
   return c;
 }
 
+constexpr Config with_tree(Config c) {
+  c.options.tree = true;
+  c.halve_cut = false;
+  return c;
+}
 constexpr Config dropping(Config c) {
   c.options.dropout = true;
-  c.values_first = false;
   return c;
 }
 constexpr Config biased(Config c, tile::BiasType type, bool staged) {

@@ -15,6 +15,7 @@ constexpr Config from_diagonal(Config c) {
   return c;
 }
 constexpr Config kConfigs[] = {
+    with_tree(optioned(tile64(3, Mask::right), false, true)),
     optioned(tile64(3, Mask::none), true, false),
     optioned(tile64(3, Mask::none), false, true),
     optioned(with(tile64(3, Mask::none), Lengths::dense, true, false), true, false),
@@ -52,6 +53,16 @@ constexpr Added kOfQueries = {.by_key = false};
 constexpr Added kLeast = {.shift = -std::numeric_limits<float>::max()};
 
 const Case kCases[] = {
+    {.name = "a tree of 250 nodes and a mask",
+     .dim = 64,
+     .dim_v = 64,
+     .heads_q = 2,
+     .heads_k = 2,
+     .queries = {250},
+     .keys = {433},
+     .causal = Causal::bottom_right,
+     .shows = {.density = 0.8},
+     .tree = true},
     {.name = "dropout",
      .heads_q = 4,
      .queries = {250, 250},

@@ -14,6 +14,7 @@
 #include "biases.h"
 #include "fwd_sm90_configs.h"
 #include "problem/philox.h"
+#include "tree_words.h"
 
 namespace {
 
@@ -41,6 +42,7 @@ struct Case {
   bool sinks = false;
   const Added* bias = nullptr;
   double dropout = 0.0;
+  bool tree = false;  ///< the queries are its nodes
 };
 
 Bits narrow(float x) { return static_cast<Bits>(tile::pack<tile::Element::bf16>(x, 0.0F)); }
@@ -128,6 +130,7 @@ void compare(const Case& c, const BlockLists& lists, const BoolMask& mask, const
   const int head_k = at.head / (c.heads_q / c.heads_k);
   const int batch_k = c.page_size > 0 ? at.position : at.batch;
   const KeyRange range = p.visible_keys({0, at.queries, 0, at.keys}, at.i);
+  const TreeWords tree(0, c.tree ? static_cast<int>(p.seq_q) : 0);
   std::vector<double> s, query;
   for (int d = 0; d < c.dim; ++d) query.push_back(wide(q.at(at.batch, at.head, at.q_row)[d]));
   std::vector<int> seen;
@@ -135,6 +138,7 @@ void compare(const Case& c, const BlockLists& lists, const BoolMask& mask, const
   for (auto j = range.begin; j < range.end; ++j) {
     if (!lists.has(c.blocks, at.batch, at.head, at.i, j)) continue;
     if (!mask.has(at.batch, at.head, c.packed ? at.q_row : at.i, j)) continue;
+    if (!tree.shows(at.position, at.i, at.queries, static_cast<int>(j), at.keys)) continue;
     seen.push_back(static_cast<int>(j));
     const Bits* key = k.at(batch_k, head_k, at.k_row + static_cast<int>(j));
     double x = 0.0;

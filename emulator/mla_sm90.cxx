@@ -32,6 +32,8 @@ void run_kernel(const mla_sm90::Config& config, const mla_sm90::Args& args) {
   };
   if (config.paged) {
     run([](const mla_sm90::Args& a) { mla_sm90::kernel<mla_sm90::Config{.paged = true}>(a); });
+  } else if (config.early) {
+    run([](const mla_sm90::Args& a) { mla_sm90::kernel<mla_sm90::Config{.early = true}>(a); });
   } else {
     run([](const mla_sm90::Args& a) { mla_sm90::kernel<mla_sm90::Config{}>(a); });
   }
@@ -95,7 +97,8 @@ void check(const Case& c) {
     ++failures;
     return;
   }
-  const cuda::MlaChoice choice = cuda::mla_with_parts(p, c.part, machine);
+  cuda::MlaChoice choice = cuda::mla_with_parts(p, c.part, machine);
+  choice.config.early = c.page == 0 && choice.row_tiles > 1;
   mla_sm90::Args args;
   cuda::mla_fill(args, p, choice, set_map);
   constexpr unsigned long long kAny = 0x123456789abcdefULL;

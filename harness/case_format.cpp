@@ -167,6 +167,7 @@ std::string format_case(const Case& c) {
   text += masks_text(c) + scores_text(c) + dropout_bits_text(c);
   if (c.deterministic) text += " deterministic";
   if (c.precision == Precision::tf32) text += " tf32";
+  if (c.precision == Precision::refined) text += " refined";
   if (c.layout != Layout::bhsd) text += " layout=" + std::string(layout_name(c.layout));
   text += fills_text(c);
   if (!c.lse) text += " nolse";

@@ -271,6 +271,7 @@ const std::map<std::string_view, std::function<void(Case&)>>& flag_setters() {
       {"rank3", [](Case& c) { c.rank3 = true; }},
       {"sink", [](Case& c) { c.sinks = Fill{}; }},
       {"tf32", [](Case& c) { c.precision = Precision::tf32; }},
+      {"refined", [](Case& c) { c.precision = Precision::refined; }},
   };
   return setters;
 }

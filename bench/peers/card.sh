@@ -7,7 +7,7 @@
 # with minutes on a card: grid (2), leaderboard (1), assignment (3.5), flex (1.5), fp16 (0.5), seeds
 # (1.5), seed-protocol (2), asam (0.3), paths (0.5), options, scaling; all of these by default. Besides,
 # training, packed, vision, small, cross, serving: the plan's own choice beside every row and the peers; lists (2, with
-# FlexAttention's compilation 5): bench/lists.py. What is
+# FlexAttention's compilation 5): bench/lists.py; expressions (1.5): functions beside flex_attention. What is
 # finished stays when a run is interrupted; with TOTAL_S in the environment each part stops after
 # that many seconds.
 set -eu
@@ -72,6 +72,10 @@ for part in "$@"; do
     serving)
       add serving --preset serving --peers cudnn,fa3 --kernel plan --kernel flash_decode_sm90+ \
         --kernel flash_fwd_sm90+ --rounds "${ROUNDS:-2}" --compile-jobs 14
+      ;;
+    expressions) # functions of scores and masks, beside flex_attention: a program of its own
+      python3 -m bench.peers.expressions --build "$build" -o "$out/expressions.json" ||
+        echo "expressions: the run ended early"
       ;;
     lists) # block lists and their selection, beside dense attention: a program of its own
       python3 "$here/bench/lists.py" "$build" "$out/lists.json" --backward --select --flex \

@@ -137,7 +137,9 @@ Table cells_table(const std::vector<Measurement>& rows) {
                c.head_dim_v,
                c.causal != Causal::none,
                mask_field(c),
-               c.precision == Precision::tf32 ? "tf32" : "exact",
+               c.precision == Precision::tf32      ? "tf32"
+               : c.precision == Precision::refined ? "refined"
+                                                   : "exact",
                c.deterministic,
                layout_name(c.layout),
                row.threads,

@@ -89,24 +89,16 @@ int build(const KernelsFlags& flags) {
   for (const int arch : archs) all += cuda::pack_units(arch).size();
   catch_interrupts();
   Progress progress(all);
-  const auto count = [&](const cuda::KernelEntry& entry, bool cached) {
+  const auto count = [&](int, int, const cuda::KernelEntry& entry, bool cached) {
     throw_if_interrupted();
     progress.advance();
     progress.show(fmt::format("{} {}", entry.name, cuda::arch_name(entry.arch)));
     if (!cached) ++compiled;
   };
   if (flags.pack.empty()) {
-    for (const int arch : archs) {
-      for (const cuda::PackUnit& packed : cuda::pack_units(arch)) {
-        bool cached = false;
-        const cuda::KernelEntry entry = cuda::compile_through(packed.unit, arch, cache, &cached);
-        count(entry, cached);
-      }
-    }
+    cuda::fill_cache(archs, cache, count);
   } else {
-    cuda::build_pack(
-        flags.pack, archs, cache,
-        [&](int, int, const cuda::KernelEntry& entry, bool cached) { count(entry, cached); });
+    cuda::build_pack(flags.pack, archs, cache, count);
   }
   progress.clear();
   fmt::print("{} kernels in {}, {} of them compiled now\n", all,

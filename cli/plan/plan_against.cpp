@@ -57,6 +57,7 @@ std::optional<Case> case_of(const Value& row) {
   c.dtype = parse_float_type("dtype", row.at("dtype").get<std::string>());
   c.deterministic = row.value("deterministic", false);
   if (text_of(row, "precision") == "tf32") c.precision = Precision::tf32;
+  if (text_of(row, "precision") == "refined") c.precision = Precision::refined;
   if (text_of(row, "layout") == "bshd") c.layout = Layout::bshd;
   return c;
 }

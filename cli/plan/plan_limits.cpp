@@ -114,7 +114,7 @@ std::vector<Help> what_helps(const Cell& cell, const Hardware& machine, std::int
   const Case& problem = cell.problem;
   if (problem.dtype == DType::float32) {
     changed("bf16 tensors", [](Cell& c) { c.problem.dtype = DType::bfloat16; });
-    if (problem.precision == Precision::exact) {
+    if (problem.precision != Precision::tf32) {
       changed("tf32 products", [](Cell& c) { c.problem.precision = Precision::tf32; });
     }
   }

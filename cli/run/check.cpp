@@ -16,6 +16,7 @@
 #include "cli/shell/output.h"
 #include "cli/shell/progress.h"
 #include "harness/conformance.h"
+#include "harness/formulas.h"
 
 namespace tilewise::cli {
 namespace {
@@ -27,7 +28,8 @@ struct CheckFlags {
   std::string kernel, implementation, format, output;
   std::vector<std::string> cases;
   std::uint64_t seed = 1;
-  std::int64_t random = 0, variants = 1;
+  std::int64_t random = 0, variants = 1, formulas = 0;
+  double seconds = 1e9;
   CommonFlags common;
 };
 
@@ -195,7 +197,30 @@ std::string report_text(const Report& report, Format format, bool single) {
   return document.dump(2) + "\n";
 }
 
+/// --formulas: no kernel row, but the text that all are made with.
+int check_text(const CheckFlags& flags) {
+  const Format format = output_format(flags.format, flags.output);
+  check_output(flags.output);
+  const Device device = parse_device("--device", flags.common.device);
+  static_cast<void>(hardware(device));
+  const FormulaCheck report =
+      check_formulas(device, flags.formulas, flags.seed, thread_count(flags.common), flags.seconds);
+  for (const std::string& failure : report.failures)
+    std::fputs(fmt::format("FAILED {}\n", failure).c_str(), stderr);
+  Table table({{"formulas"}, {"points"}, {"points_that_differ"}, {"failed"}, {"seconds"}});
+  const auto failed = static_cast<std::int64_t>(report.failures.size());
+  table.add({report.formulas, report.points, report.differing, failed, report.seconds});
+  const Value document = {{"schema_version", 1}, {"rows", table.json()}};
+  write_output(flags.output, format == Format::csv        ? table.csv()
+                             : format == Format::markdown ? table.markdown()
+                                                          : document.dump(2) + "\n");
+  if (failed == 0) return kDone;
+  complain(fmt::format("{} of {} formulas failed", failed, report.formulas));
+  return kCheckFailed;
+}
+
 int check(const CheckFlags& flags) {
+  if (flags.formulas > 0) return check_text(flags);
   const Format format = output_format(flags.format, flags.output);
   check_output(flags.output);
   CheckOptions options;
@@ -254,6 +279,15 @@ void add_check(CLI::App& program, int& exit_code) {
               1'000'000)
       ->group(sets)
       ->option_text("N [1]");
+  add_integer(*app, "--formulas", flags->formulas,
+              "instead: random score functions and masks on a GPU against the interpreter", 0,
+              1'000'000'000)
+      ->group(sets)
+      ->option_text("N");
+  app->add_option("--seconds", flags->seconds, "with --formulas: begins none later")
+      ->check(number_within(0.0, 1e9))
+      ->group(sets)
+      ->option_text("S");
   app->add_flag("--lists", flags->lists, "with --random: give each problem a block list")
       ->group(sets);
   app->add_option("--case", flags->cases, "one problem (cases/README.md); may be repeated")

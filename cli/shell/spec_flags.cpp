@@ -34,7 +34,8 @@ void add_spec_flags(CLI::App& app, SpecFlags& flags, const char* group) {
   integer("--dropout-offset", flags.dropout_offset, "N [0]",
           "last word of the random bits' counter");
   flag("--deterministic", flags.deterministic, "backward bitwise repeatable");
-  option("--precision", flags.precision, "exact|tf32 [exact]", "how float32 is multiplied");
+  option("--precision", flags.precision, "exact|tf32|refined [exact]",
+         "how float32 is multiplied; refined: exact, and delta from P");
 }
 
 AttentionSpec spec_of(const SpecFlags& flags, std::span<const Captured> captures) {
@@ -51,8 +52,9 @@ AttentionSpec spec_of(const SpecFlags& flags, std::span<const Captured> captures
   spec.softcap = flags.softcap;
   spec.dropout = {flags.dropout, flags.dropout_seed, flags.dropout_offset};
   spec.deterministic = flags.deterministic;
-  check_one_of("--precision", flags.precision, {"exact", "tf32"});
+  check_one_of("--precision", flags.precision, {"exact", "tf32", "refined"});
   if (flags.precision == "tf32") spec.precision = Precision::tf32;
+  if (flags.precision == "refined") spec.precision = Precision::refined;
   return spec;
 }
 

@@ -144,6 +144,12 @@ TILEWISE_API Expression any(std::int64_t count, const Expression& body);
 TILEWISE_API Expression all(std::int64_t count, const Expression& body);
 TILEWISE_API Expression sum(std::int64_t count, const Expression& body);
 
+/// The mask of a tree of speculative tokens. Query i is node i of its sequence's tree, and key
+/// key_length - query_length + t is that of node t. A query sees all keys before the tree, and of
+/// nodes t <= i those that it has a bit of: bit t % 32 of word t / 32 of its row. `words`: int32
+/// (n, W), or (B, n, W) with a tree a sequence; n at least Sq, W a power of two up to 32.
+TILEWISE_API Expression tree_mask(const Tensor& words);
+
 }  // namespace expression
 
 TILEWISE_API Expression operator+(const Expression& a, const Expression& b);

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "tilewise/attention.h"
 #include "tilewise/error.h"
 #include "tilewise/runtime.h"
 #include "tilewise/tensor.h"
@@ -64,5 +65,37 @@ struct AppendSpec {
 /// InvalidArgument, DeviceError, CompileError.
 TILEWISE_API void append(const AppendTensors& tensors, const AppendSpec& spec = {},
                          const Launch& launch = {});
+
+/// Sequences that begin with the same keys: a system prompt, the examples before each question.
+struct PrefixTensors {
+  Tensor q;                   ///< as forward()'s, packed queries too
+  Tensor k_prefix, v_prefix;  ///< (1, Hk, P, D), (1, Hk, P, Dv): keys before those of each sequence
+  Tensor k, v;                ///< each sequence's own keys, as forward()'s: a batch, packed, pages
+  Tensor o, lse;              ///< as forward()'s
+};
+
+/// What forward_prefix() runs. `own` is the attention over each sequence's own keys.
+struct PrefixPlan {
+  Plan prefix, own;
+  std::int64_t workspace_bytes = 0;
+};
+
+/// Chooses the kernels. Data may be null. Throws what plan() throws.
+TILEWISE_API PrefixPlan plan_prefix(const PrefixTensors& tensors, const AttentionSpec& spec = {});
+
+/// Attention over the prefix and then each sequence's own keys. The prefix is read once for all
+/// sequences: their queries are rows of one problem. Both results are rounded to O's type and then
+/// merged by their log-sum-exp (docs/numerics.md).
+///
+/// `spec` speaks of a sequence's own keys: causal, lengths, tables and mask_expression (tree_mask()
+/// too) count from their first one. Every query sees the whole prefix. scale, softcap and sinks are
+/// those of all keys. Windows, ALiBi, bias, mask, score functions, dropout, block lists, top-left
+/// causal and deterministic are refused: InvalidArgument. The batch and sequence axes of q must be
+/// one axis in memory, as (B, S, H, D) has them.
+///
+/// Asynchronous on CUDA, fit for graphs, and one workspace for all of it. Throws what forward()
+/// throws.
+TILEWISE_API PrefixPlan forward_prefix(const PrefixTensors& tensors, const AttentionSpec& spec = {},
+                                       const Launch& launch = {});
 
 }  // namespace tilewise

@@ -30,8 +30,10 @@ struct Window {
   bool operator==(const Window&) const = default;
 };
 
-/// How float32 inputs are multiplied. exact: float32 accuracy, whatever unit computes it.
-enum class Precision : std::uint8_t { exact, tf32 };
+/// How float32 inputs are multiplied. exact: float32 accuracy, whatever unit computes it. refined:
+/// exact, and backward takes delta = rowsum(P dP) from P, not from an O that 16 bits have rounded:
+/// for keys with a large common part (docs/numerics.md). It costs two products more.
+enum class Precision : std::uint8_t { exact, tf32, refined };
 
 /// Dropout on P. The keep bit is a function of (seed, offset, b, h, i, j) only: Philox 4x32-10 with
 /// key = seed and counter = (j / 4, i, b * Hq + h, offset), word j mod 4; keep iff word >= floor(p
@@ -99,6 +101,9 @@ struct AttentionSpec {
   /// hides the pair.
   Expression score_expression = {};
   Dropout dropout = {};
+  /// int64 (1), on the device of q: added to dropout's offset when a kernel reads it. So a replayed
+  /// graph drops anew once the number has changed. Backward needs what its forward read.
+  Tensor dropout_counter = {};
 
   Tensor key_lengths = {};  ///< int32 (B): keys of each batch entry; bits beyond them never matter
 

@@ -56,7 +56,7 @@ typedef enum tw_causal {
   TW_CAUSAL_BOTTOM_RIGHT = 1,
   TW_CAUSAL_TOP_LEFT = 2
 } tw_causal;
-typedef enum tw_precision { TW_EXACT = 0, TW_TF32 = 1 } tw_precision;
+typedef enum tw_precision { TW_EXACT = 0, TW_TF32 = 1, TW_REFINED = 2 } tw_precision;
 
 /* A view of memory that the caller holds. rank = 0: not given. Strides in elements. It lies inside
  * other structs, so its layout is fixed; its struct_size is not looked at. */
@@ -116,6 +116,7 @@ typedef struct tw_spec {
   int32_t precision;                     /* tw_precision */
   const tw_expression* score_expression; /* NULL: not given */
   const tw_expression* mask_expression;
+  tw_tensor dropout_counter;
 } tw_spec;
 
 typedef struct tw_allocator {
@@ -176,6 +177,12 @@ typedef struct tw_append_args {
   int32_t rotary_interleaved, rotary_one_query_position;
 } tw_append_args;
 
+/* Attention over keys that all sequences share, then over each one's own: kv_cache.h. */
+typedef struct tw_prefix_args {
+  size_t struct_size;
+  tw_tensor q, k_prefix, v_prefix, k, v, o, lse;
+} tw_prefix_args;
+
 /* Blocks of keys chosen by scores of blocks: see BlockSelection of selection.h. scale counts where
  * has_scale is not 0. keep_diagonal and keep_first are on unless their drop_ is not 0. */
 typedef enum tw_block_rule {
@@ -216,12 +223,19 @@ TW_EXPORT tw_status tw_backward(const tw_backward_args* args, const tw_spec* spe
 /* launch may be NULL; of it the stream and the executor count. */
 TW_EXPORT tw_status tw_append(const tw_append_args* args, const tw_launch* launch);
 
+/* spec, launch and plan may be NULL; of launch all but implementation and kernel counts. `plan`
+ * receives the workspace of the whole call, its flops, bytes and time, and "PREFIX+OWN" as kernel.
+ */
+TW_EXPORT tw_status tw_forward_prefix(const tw_prefix_args* args, const tw_spec* spec,
+                                      const tw_launch* launch, tw_plan* plan);
+
 /* launch may be NULL; of it the stream, the allocator and the executor count. */
 TW_EXPORT tw_status tw_select_blocks(const tw_select_args* args, const tw_launch* launch);
 /* Entries that block_index needs room for; data pointers may be NULL. */
 TW_EXPORT tw_status tw_selected_blocks_bound(const tw_select_args* args, int64_t* entries);
 
 /* Plans only: data pointers may be NULL. */
+TW_EXPORT tw_status tw_plan_prefix(const tw_prefix_args* args, const tw_spec* spec, tw_plan* plan);
 TW_EXPORT tw_status tw_plan_forward(const tw_forward_args* args, const tw_spec* spec,
                                     const tw_launch* launch, tw_plan* plan);
 TW_EXPORT tw_status tw_plan_backward(const tw_backward_args* args, const tw_spec* spec,

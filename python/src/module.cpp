@@ -16,6 +16,7 @@
 #include "select.h"
 #include "spec.h"
 #include "tilewise/attention.h"
+#include "tilewise/kv_cache.h"
 #include "torch_side.h"
 
 namespace nb = nanobind;
@@ -23,18 +24,25 @@ namespace nb = nanobind;
 namespace tilewise::python {
 namespace {
 
-/// Runs a pass with workspace and stream from where q lives.
-template <class Tensors>
-void run_pass(const Call& call, const Tensors& tensors, nb::handle q) {
-  const ExchangeApi* api = exchange_api(q);
+/// Runs something with workspace and stream from where q lives.
+template <class Run>
+void with_launch(const Tensor& q, nb::handle object, Run run) {
+  const ExchangeApi* api = exchange_api(object);
   std::optional<ExchangeAllocator> allocator;
   Launch launch;
-  if (api != nullptr && tensors.q.device.type == DeviceType::cuda) {
-    launch.stream = current_stream(*api, tensors.q.device);
+  if (api != nullptr && q.device.type == DeviceType::cuda) {
+    launch.stream = current_stream(*api, q.device);
     launch.allocator = &allocator.emplace(*api);
   }
   const nb::gil_scoped_release unlocked;
-  tilewise::execute(tensors, call.spec, launch, call.choice);
+  run(launch);
+}
+
+template <class Tensors>
+void run_pass(const Call& call, const Tensors& tensors, nb::handle q) {
+  with_launch(tensors.q, q, [&](const Launch& launch) {
+    tilewise::execute(tensors, call.spec, launch, call.choice);
+  });
 }
 
 /// inputs: q, k, v. outputs: o, lse.
@@ -71,6 +79,23 @@ void forward_call(const nb::tuple& inputs, const nb::tuple& outputs, const nb::t
 void backward_call(const nb::tuple& inputs, const nb::tuple& outputs, const nb::tuple& spec) {
   Call call(spec);
   run_pass(call, backward_tensors(call, inputs, outputs), inputs[0]);
+}
+
+/// inputs: q, k_prefix, v_prefix, k, v. outputs: o, lse.
+void forward_prefix_call(const nb::tuple& inputs, const nb::tuple& outputs, const nb::tuple& spec) {
+  Call call(spec);
+  const auto shared = [&](std::size_t n, const char* name) {
+    return values_of(call.arrays.take(inputs[n], name), true, call.heads_first);
+  };
+  const PrefixTensors tensors{.q = call.values(inputs[0], "q"),
+                              .k_prefix = shared(1, "k_prefix"),
+                              .v_prefix = shared(2, "v_prefix"),
+                              .k = call.values(inputs[3], "k"),
+                              .v = call.values(inputs[4], "v"),
+                              .o = call.values(outputs[0], "o"),
+                              .lse = call.statistics(outputs[1], "lse")};
+  with_launch(tensors.q, inputs[0],
+              [&](const Launch& launch) { forward_prefix(tensors, call.spec, launch); });
 }
 
 Plan plan_call(const nb::tuple& inputs, const nb::tuple& outputs, const nb::tuple& spec) {
@@ -178,6 +203,7 @@ NB_MODULE(_native, m) {
   m.def("backward", &backward_call);
   m.def("plan", &plan_call);
   m.def("append", &append_call);
+  m.def("forward_prefix", &forward_prefix_call);
   m.def("select_blocks", &select_call);
   m.def("describe", &describe);
   m.def("new_array",

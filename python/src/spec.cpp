@@ -45,18 +45,26 @@ Causal causal_of(const std::string& name) {
 Precision precision_of(const std::string& name) {
   if (name == "exact") return Precision::exact;
   if (name == "tf32") return Precision::tf32;
-  throw InvalidArgument("precision is \"" + name + "\": expected \"exact\" or \"tf32\"");
+  if (name == "refined") return Precision::refined;
+  throw InvalidArgument("precision is \"" + name +
+                        "\": expected \"exact\", \"tf32\" or \"refined\"");
 }
 
-/// Dropout's seed and offset: int64 (2) on the CPU.
-void take_seed(Dropout& dropout, const Tensor& seed) {
+/// Dropout's seed and offset, int64 (2) on the CPU; or int64 (1) where a GPU reads it, a counter.
+void take_seed(AttentionSpec& spec, const Tensor& seed) {
+  Dropout& dropout = spec.dropout;
   if (!seed.defined()) {
     if (dropout.p > 0.0) throw InvalidArgument("seed is not given: dropout needs one");
     return;
   }
-  if (seed.rank != 1 || seed.sizes[0] != 2 || seed.dtype != DType::int64 ||
-      seed.device.type != DeviceType::cpu) {
-    throw InvalidArgument("seed is " + seed.describe() + ": expected int64 (2) on the CPU");
+  const bool on_host = seed.device.type == DeviceType::cpu;
+  if (seed.rank != 1 || seed.sizes[0] != (on_host ? 2 : 1) || seed.dtype != DType::int64) {
+    throw InvalidArgument("seed is " + seed.describe() +
+                          ": expected int64 (2) on the CPU, or int64 (1) on a GPU");
+  }
+  if (!on_host) {
+    spec.dropout_counter = seed;
+    return;
   }
   const auto* words = static_cast<const std::int64_t*>(seed.data);
   dropout.seed = static_cast<std::uint64_t>(words[0]);
@@ -107,7 +115,7 @@ Call::Call(const nb::tuple& fields) {
   const std::string mask = f.next<std::string>("mask_expression");
   if (!score.empty() || !mask.empty()) take_expressions(score, mask, captures_of(fields));
   packed = spec.cu_seqlens_q.defined() || spec.cu_seqlens_k.defined();
-  take_seed(spec.dropout, seed);
+  take_seed(spec, seed);
 }
 
 std::vector<Captured> captured_tensors(Arrays& arrays, const nb::tuple& objects) {

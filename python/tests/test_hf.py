@@ -268,13 +268,15 @@ def test_a_window_is_no_mask() -> None:
 
     whole = torch.ones(2, 9, dtype=torch.bool)
     function = sliding_window_causal_mask_function(4)
-    for padding in (None, whole):
+    right = whole.clone()
+    right[1, 6:] = False
+    for padding in (None, whole, right):
         made = tilewise.hf.attention_mask(2, 9, 9, mask_function=function, attention_mask=padding)
         assert made.shape == (1, 1, 1, 4) and made.dtype != torch.bool
-    left = whole.clone()
-    left[1, 0] = False
+    hole = whole.clone()
+    hole[1, 3] = False
     for options in (
-        {"attention_mask": left},
+        {"attention_mask": hole},
         {"q_offset": 1},
         {"mask_function": and_masks(function, lambda b, h, q, k: q != k + 1)},
         {"mask_function": and_masks(function, sliding_window_causal_mask_function(3))},
@@ -282,6 +284,76 @@ def test_a_window_is_no_mask() -> None:
         options = {"mask_function": function, "allow_is_causal_skip": False} | options
         made = tilewise.hf.attention_mask(2, 9, 9, **options)
         assert made.shape == (2, 1, 9, 9) and made.dtype == torch.bool
+
+
+def test_left_padding_is_no_mask() -> None:
+    """Offsets of an entry's padding, of its own rows, of what a static cache has behind them."""
+    from transformers.masking_utils import (
+        bidirectional_mask_function,
+        causal_mask_function,
+        sliding_window_causal_mask_function,
+    )
+
+    padding = torch.ones(2, 9, dtype=torch.bool)
+    padding[1, :3] = False
+    for function, window, kind in (
+        (causal_mask_function, 0, tilewise.hf._Padded),
+        (sliding_window_causal_mask_function(4), 4, tilewise.hf._Padded),
+        (bidirectional_mask_function, 0, tilewise.hf._PaddedBothWays),
+    ):
+        made = tilewise.hf.attention_mask(2, 9, 9, mask_function=function, attention_mask=padding)
+        assert type(made) is kind and made.shape == (1, 2, 1 + window, 7)
+        for offsets in made.as_subclass(Tensor)[0, :, 0]:
+            assert offsets.tolist() == [0, 0, 9, 9, 12, 18, 18]
+    later = tilewise.hf.attention_mask(2, 4, 11, q_offset=2, attention_mask=padding)
+    offsets_q, offsets_k = later.as_subclass(Tensor)[0, :, 0]
+    assert offsets_q.tolist() == [0, 0, 4, 4, 5, 8, 8]
+    assert offsets_k.tolist() == [0, 0, 6, 11, 14, 17, 22]
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_left_padding_beside_a_position_bias(window: int | None) -> None:
+    """T5's bias has a value for every pair: the sequences become a mask again."""
+    from transformers.masking_utils import (
+        causal_mask_function,
+        sdpa_mask,
+        sliding_window_causal_mask_function,
+    )
+
+    function = sliding_window_causal_mask_function(4) if window else causal_mask_function
+    padding = torch.ones(2, 9, dtype=torch.bool)
+    padding[1, :3] = False
+    options = {"mask_function": function, "attention_mask": padding}
+    q, k, v = (torch.randn(2, 4, 9, 16) for _ in range(3))
+    bias = torch.randn(1, 4, 9, 9)
+    said = tilewise.hf.attention_mask(2, 9, 9, **options)
+    assert isinstance(said, tilewise.hf._Padded)
+    made, _ = tilewise.hf.attention_forward(torch.nn.Module(), q, k, v, said, position_bias=bias)
+    pairs = sdpa_mask(2, 9, 9, allow_is_causal_skip=False, **options)
+    exact = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=bias.masked_fill(~pairs, -torch.inf)
+    )
+    seen = padding[:, :, None, None]
+    torch.testing.assert_close(
+        made.where(seen, 0), exact.transpose(1, 2).where(seen, 0), atol=1e-5, rtol=0
+    )
+
+
+def test_a_left_padded_prompt_in_two_parts(device: str) -> None:
+    model = decoder(device)
+    ids, mask = padded_prompts(device, "left")
+    logits = {}
+    for implementation in ("eager", "tilewise"):
+        model.set_attn_implementation(implementation)
+        try:
+            first = model(ids[:, :7], attention_mask=mask[:, :7], use_cache=True)
+            rest = model(ids[:, 7:], attention_mask=mask, past_key_values=first.past_key_values)
+        except NotImplementedError as error:
+            return skip_refusal(device, error)
+        logits[implementation] = torch.cat([first.logits, rest.logits], 1)
+    difference = (logits["eager"] - logits["tilewise"]).abs() * mask[..., None]
+    assert difference.max().item() < 1e-5
+    return None
 
 
 @pytest.mark.parametrize("shape", [(3, 1, 17, 17), (3, 1, 1, 1), (3, 1, 1, 2)])
@@ -305,8 +377,9 @@ def test_lengths_replace_a_right_padded_mask() -> None:
     common = {"mask_function": bidirectional_mask_function, "allow_is_causal_skip": False}
     lengths = tilewise.hf.attention_mask(2, 4, 4, attention_mask=padding, **common)
     assert lengths.flatten().tolist() == [3, 4]
-    left = tilewise.hf.attention_mask(2, 4, 4, attention_mask=padding.flip(1), **common)
-    assert left.shape == (2, 1, 4, 4) and left.dtype == torch.bool
+    hole = torch.tensor([[1, 0, 1, 1], [1, 1, 1, 1]]).bool()
+    made = tilewise.hf.attention_mask(2, 4, 4, attention_mask=hole, **common)
+    assert made.shape == (2, 1, 4, 4) and made.dtype == torch.bool
     whole = torch.ones_like(padding)
     assert tilewise.hf.attention_mask(2, 4, 4, attention_mask=whole, **common) is None
 
@@ -326,9 +399,9 @@ def test_lengths_replace_a_right_padded_mask() -> None:
         (1, 6, {"q_offset": 5, "attention_mask": [[1] * 6, [1] * 4 + [0] * 2]}, [[6], [4]]),
         (1, 9, {"q_offset": torch.tensor(5), "attention_mask": [[1] * 6, [1] * 6]}, [[6], [6]]),
         # What lengths cannot say is a mask.
-        (4, 4, {"attention_mask": [[0, 1, 1, 1], [1, 1, 1, 1]]}, "mask"),
+        (4, 4, {"attention_mask": [[1, 0, 1, 1], [1, 1, 1, 1]]}, "mask"),
         (1, 9, {"q_offset": 5, "attention_mask": [[0, 1, 1, 1, 1, 1], [1] * 6]}, "mask"),
-        (2, 9, {"q_offset": 5, "attention_mask": [[1] * 7, [1] * 7]}, "mask"),
+        (2, 9, {"q_offset": 5, "attention_mask": [[1] * 6 + [0], [1] * 7]}, "mask"),
         (4, 4, {"kv_offset": 1, "attention_mask": [[1] * 5, [1] * 5]}, "mask"),
     ],
 )

@@ -8,6 +8,8 @@ tilewise.hf.register() makes attn_implementation="tilewise" work in Hugging Face
 tilewise.flex_attention and what stands beside it are FlexAttention's.
 tilewise.select_blocks chooses block lists by scores of blocks.
 tilewise.append_kv writes keys and values into a cache, contiguous or in pages.
+tilewise.prefix_attention reads keys that sequences share once; tilewise.tree_mask is the mask of a
+tree of speculative tokens.
 tilewise.asam holds layers whose attention is sparse where the input lets it.
 """
 
@@ -18,6 +20,7 @@ from ._attention import Gradients, attention, attention_backward, plan
 from ._native import KernelInfo, Plan, kernels
 from ._native import version as __version__
 from ._spec import BlockList
+from ._tree import tree_mask, tree_words
 
 __all__ = [
     "BlockList",
@@ -29,6 +32,8 @@ __all__ = [
     "attention_backward",
     "kernels",
     "plan",
+    "tree_mask",
+    "tree_words",
 ]
 
 _OF_FLEX = (
@@ -57,6 +62,7 @@ if TYPE_CHECKING:
     from ._flex import flex_attention as flex_attention
     from ._flex import noop_mask as noop_mask
     from ._flex import or_masks as or_masks
+    from ._prefix import prefix_attention as prefix_attention
     from ._select import PoolWeights as PoolWeights
     from ._select import select_block_mask as select_block_mask
     from ._select import select_blocks as select_blocks
@@ -68,6 +74,8 @@ else:
             return importlib.import_module(f".{name}", __name__)
         if name in ("Appended", "append_kv"):
             return getattr(importlib.import_module("._append", __name__), name)
+        if name == "prefix_attention":
+            return importlib.import_module("._prefix", __name__).prefix_attention
         if name in ("PoolWeights", "select_block_mask", "select_blocks"):
             return getattr(importlib.import_module("._select", __name__), name)
         if name in _OF_FLEX:

@@ -1,7 +1,7 @@
 """append_kv: new keys and values into a cache, by the operator tilewise::append_kv.
 
 The operator names the caches as what it writes, so that torch.compile, torch.export and autograd's
-version counters see it.
+version counters see it. A call that nobody looks on takes a shorter way to the same function.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from . import _native
+from ._spec import FIELDS, TENSOR_FIELDS
+from ._torch_onlookers import is_plain_call
 
 
 class Appended(NamedTuple):
@@ -33,6 +35,12 @@ _SCHEMA = (
 def _outputs(k: Tensor, lengths: Tensor, q: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     turned = k.new_empty(0) if q is None else torch.empty_like(q)
     return turned, torch.empty_like(lengths), torch.empty_like(lengths, dtype=torch.bool)
+
+
+# Behind the tensors of a call, what makes them a spec whose tensors is_plain_call looks at.
+_TENSORS = 8
+_REST = (*(None,) * (len(FIELDS) - _TENSORS - 1), ())
+assert len(TENSOR_FIELDS) >= _TENSORS
 
 
 @torch.library.custom_op(
@@ -108,21 +116,16 @@ def append_kv(
         t is not None and t.requires_grad for t in (k, v, k_cache, v_cache, q)
     ):
         raise NotImplementedError("append_kv has no gradient: call it in no_grad")
-    turned, after, skipped = torch.ops.tilewise.append_kv(
-        k,
-        v,
-        k_cache,
-        v_cache,
-        lengths,
-        q,
-        block_table,
-        cu_seqlens,
-        max_seqlen,
-        rotary_cos,
-        rotary_sin,
-        positions,
-        interleaved,
-        one_query_position,
-        layout,
+    inputs = (k, v, k_cache, v_cache, lengths, q)
+    options = (
+        *(block_table, cu_seqlens, max_seqlen, rotary_cos, rotary_sin, positions),
+        *(interleaved, one_query_position, layout),
     )
+    others = (v_cache, lengths, q, block_table, cu_seqlens, rotary_cos, rotary_sin, positions)
+    if is_plain_call(k, v, k_cache, (*others, *_REST)):
+        turned, after, skipped = _outputs(k, lengths, q)
+        _native.append(inputs, (after, skipped, None if q is None else turned), options)
+        torch.autograd.graph.increment_version((k_cache, v_cache))
+    else:
+        turned, after, skipped = torch.ops.tilewise.append_kv(*inputs, *options)
     return Appended(None if q is None else turned, after, skipped)

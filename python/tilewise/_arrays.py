@@ -98,7 +98,7 @@ def plan(q: Any, k: Any, v: Any, spec: Spec, backward: bool) -> _native.Plan:
     return _native.plan((q, k, v, o, lse, o, None), (*made, None, None, ()), spec)
 
 
-def draw_seed(seed: int | None) -> Any:
+def draw_seed(seed: int | None, q: Any) -> Any:
     """Dropout's seed and offset, int64 (2)."""
     if seed is None:
         raise ValueError("dropout_seed is None: dropout of arrays other than torch's needs one")

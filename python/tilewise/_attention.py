@@ -9,10 +9,13 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _arrays, _native
 from ._spec import BlockList, Spec, make_spec
+
+if TYPE_CHECKING:
+    from ._gaps import Packed
 
 _torch: ModuleType | None = None  # set once torch has been imported
 
@@ -59,10 +62,25 @@ def _traced(
     return score, mask, tuple(t if t.ndim else t.reshape(1) for t in captures)
 
 
+def _close_gaps(q: Any, k: Any, seqused: tuple[Any, Any], options: dict[str, Any]) -> Packed:
+    """The options of a call with padding between packed sequences: `options` as given."""
+    from . import _gaps
+
+    side = _torch_backend(q)
+    axis = -2 if options.get("layout") == "bhsd" else -3
+    rows = (int(q.shape[axis]), int(k.shape[axis]))
+    if side is None:
+        return _gaps.without_gaps(_gaps.np, rows, True, seqused, options)
+    return _gaps.without_gaps(side.torch, rows, side.on_host(q), seqused, options)
+
+
 def _make_spec(
-    backend: ModuleType, q: Any, dropout_seed: int | None, options: dict[str, Any]
+    backend: ModuleType, q: Any, k: Any, dropout_seed: int | None, options: dict[str, Any]
 ) -> Spec:
-    seed = backend.draw_seed(dropout_seed) if options.get("dropout_p") else None
+    seqused = options.pop("seqused_q", None), options.pop("seqused_k", None)
+    if any(used is not None for used in seqused):
+        options.update(_close_gaps(q, k, seqused, options)._asdict())
+    seed = backend.draw_seed(dropout_seed, q) if options.get("dropout_p") else None
     score_mod, mask_mod = options.pop("score_mod", None), options.pop("mask_mod", None)
     if score_mod is not None or mask_mod is not None:
         names = ("score_expression", "mask_expression", "captures")
@@ -93,6 +111,8 @@ def attention(
     cu_seqlens_k: Any = None,
     max_seqlen_q: int = 0,
     max_seqlen_k: int = 0,
+    seqused_q: Any = None,
+    seqused_k: Any = None,
     block_table: Any = None,
     block_list: BlockList | None = None,
     score_mod: Callable[..., Any] | None = None,
@@ -116,14 +136,17 @@ def attention(
     dropout_p: on the probabilities. dropout_seed: with torch drawn from its generator when None.
     key_lengths: int32 (B), how many keys of each batch entry there are.
     cu_seqlens: int32 or int64 (sequences + 1). max_seqlen: bounds of the packed lengths; needed
-    on a GPU, read from the offsets on a CPU, an error without offsets. block_table: int32
+    on a GPU, read from the offsets on a CPU, an error without offsets. seqused: integers
+    (sequences), the rows of each that are in use from its offset on: what follows them is padding,
+    where O and gradients are 0 and LSE is -inf. block_table: int32
     (B, max_pages), for k and v that are pools of pages (pages, page_size, Hk, D), with key_lengths,
     which max_seqlen_k may bound. With cu_seqlens_q beside it q is packed, and B counts sequences.
     block_list: visible pairs of blocks.
     score_mod(score, b, h, i, j): what softmax sees of a pair, from the score after all options
     above. mask_mod(b, h, i, j): True = visible. Both are traced at each call (docs/expressions.md).
     return_lse: also LSE, float32 (B, Hq, Sq), packed (Hq, total_q); it can be differentiated.
-    precision: "exact" or "tf32", for float32. implementation, kernel: force one (see kernels());
+    precision: "exact", "tf32" (float32) or "refined" (16 bits: backward takes delta from P, see
+        docs/numerics.md). implementation, kernel: force one (see kernels());
         a kernel for each pass is "FORWARD+BACKWARD".
     fallback: "torch" = torch's attention runs where no kernel of ours can; it warns once.
 
@@ -137,6 +160,21 @@ def attention(
         score, mask_text, captures = "", "", ()
     else:
         score, mask_text, captures = _traced(q, score_mod, mask_mod)
+    if seqused_q is not None or seqused_k is not None:
+        given = {
+            "bias": bias,
+            "mask": mask,
+            "alibi_slopes": alibi_slopes,
+            "cu_seqlens_q": cu_seqlens_q,
+            "cu_seqlens_k": cu_seqlens_k,
+            "block_table": block_table,
+            "block_list": block_list,
+            "score_mod": score_mod,
+            "mask_mod": mask_mod,
+            "layout": layout,
+        }
+        packed = _close_gaps(q, k, (seqused_q, seqused_k), given)
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, alibi_slopes = packed
     spec = make_spec(
         causal,
         window,
@@ -147,7 +185,7 @@ def attention(
         alibi_slopes,
         sinks,
         dropout_p,
-        backend.draw_seed(dropout_seed) if dropout_p else None,
+        backend.draw_seed(dropout_seed, q) if dropout_p else None,
         key_lengths,
         cu_seqlens_q,
         cu_seqlens_k,
@@ -197,7 +235,7 @@ def attention_backward(
     if options.get("dropout_p") and dropout_seed is None:
         raise ValueError("dropout_seed is None: backward needs the seed of its forward")
     backend = _torch_backend(q) or _arrays
-    spec = _make_spec(backend, q, dropout_seed, options)
+    spec = _make_spec(backend, q, k, dropout_seed, options)
     return Gradients(*backend.gradients(d_o, d_lse, q, k, v, o, lse, spec))
 
 
@@ -207,7 +245,7 @@ def plan(q: Any, k: Any, v: Any, *, backward: bool = False, **options: Any) -> _
     Printed, a plan explains itself. Options and errors are attention's.
     """
     backend = _torch_backend(q) or _arrays
-    found: _native.Plan = backend.plan(q, k, v, _make_spec(backend, q, 0, options), backward)
+    found: _native.Plan = backend.plan(q, k, v, _make_spec(backend, q, k, 0, options), backward)
     return found
 
 

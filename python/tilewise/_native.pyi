@@ -57,6 +57,11 @@ def forward(inputs: tuple[Any, ...], outputs: tuple[Any, ...], spec: tuple[Any, 
 # inputs: q, k, v, o, lse, d_o, d_lse; outputs: dq, dk, dv, dbias, dsinks, (dcapture, ...).
 def backward(inputs: tuple[Any, ...], outputs: tuple[Any, ...], spec: tuple[Any, ...]) -> None: ...
 
+# inputs: q, k_prefix, v_prefix, k, v; outputs: o, lse.
+def forward_prefix(
+    inputs: tuple[Any, ...], outputs: tuple[Any, ...], spec: tuple[Any, ...]
+) -> None: ...
+
 # inputs: k, v, k_cache, v_cache, lengths, q; outputs: new_lengths, skipped, rotated_q; options:
 # block_table, cu_seqlens, max_seqlen, cos, sin, positions, interleaved, one_query_position, layout.
 def append(inputs: tuple[Any, ...], outputs: tuple[Any, ...], options: tuple[Any, ...]) -> None: ...

@@ -465,6 +465,11 @@ def plan(q: Tensor, k: Tensor, v: Tensor, spec: Spec, backward: bool) -> _native
     return _native.plan((q, k, v, o, lse, o, None), gradients, spec)
 
 
+def on_host(q: Tensor) -> bool:
+    """Whether values of the call's small tensors may be read here."""
+    return q.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 # A compiler stops here: the functions are the caller's own and may change between calls.
 trace = torch.compiler.disable(_trace.formulas)
 

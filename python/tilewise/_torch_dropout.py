@@ -27,14 +27,17 @@ def _recompute(*_: Any, **__: Any) -> CheckpointPolicy:
 _replayed = functools.partial(create_selective_checkpoint_contexts, _recompute)
 
 
-def draw_seed(seed: int | None) -> Tensor:
+def draw_seed(seed: int | None, q: Any) -> Tensor:
     """Dropout's seed and offset, int64 (2) on the CPU: the caller's, else from torch's generator.
 
     On the CPU for any device, so that nothing waits for a GPU to learn it; torch.manual_seed and
-    checkpointing's saved random state hold for it.
+    checkpointing's saved random state hold for it. While a CUDA graph is captured, int64 (1) on the
+    device, by an operator of the graph: each replay draws anew from the CUDA generator.
     """
     if seed is not None:
         return torch.tensor([seed_word(seed), 0], dtype=torch.int64, device="cpu")
+    if q.is_cuda and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
+        return torch.randint(0, 2**63 - 1, (1,), dtype=torch.int64, device=q.device)
     if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
         # A compiler under a memory budget computes cheap nodes again in backward. It replays the
         # generator's state for those that a checkpoint's policy lets it compute again: others would

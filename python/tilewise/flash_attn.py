@@ -163,17 +163,22 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
     *,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
     fallback: str | None = None,
 ) -> Result:
     """Attention of packed sequences: q (total_q, Hq, D), k, v (total_k, Hk, D).
 
     cu_seqlens: int32 (sequences + 1), where each sequence begins. With block_table, int32
     (sequences, max_pages), k and v are pools (pages, page_size, Hk, D), and the differences of
-    cu_seqlens_k are the sequences' key lengths.
+    cu_seqlens_k are the sequences' key lengths. seqused_q, seqused_k: int32 (sequences), the rows
+    of each sequence that are in use from its offset on; O and gradients of the others are 0. With
+    block_table seqused_k is the key lengths.
     """
     keys: dict[str, Any] = {"cu_seqlens_k": cu_seqlens_k}
     if block_table is not None:
-        lengths = cu_seqlens_k.diff().to(torch.int32)
+        lengths = (cu_seqlens_k.diff() if seqused_k is None else seqused_k).to(torch.int32)
+        seqused_k = None
         keys = {"block_table": block_table, "key_lengths": lengths}
     return _attend(
         q,
@@ -183,6 +188,8 @@ def flash_attn_varlen_func(
         window_size,
         softmax_scale,
         **keys,
+        seqused_q=seqused_q,
+        seqused_k=seqused_k,
         cu_seqlens_q=cu_seqlens_q,
         max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,

@@ -5,8 +5,8 @@
 
 Masks are made as for "sdpa", except where a mask of every pair can be said in less. A batch that is
 padded on the right, and a static cache that is longer than what has been written, go to the kernel
-as lengths; a sliding window as a window; position_ids that restart, and cu_seq_lens_q and _k, as
-packed sequences.
+as lengths; a sliding window as a window; a batch that is padded on the left, position_ids that
+restart, and cu_seq_lens_q and _k, as packed sequences.
 
     tilewise.hf.register(continuous_batching=True)
     model.set_attn_implementation("tilewise_flash_2")
@@ -58,8 +58,16 @@ class _Window(_Said):
 
 
 class _Packed(_Said):
-    """int32 offsets (1, 1, 1, sequences + 1) of causal sequences in all batch entries one after the
-    other; (1, 1, 1 + W, sequences + 1) with a window."""
+    """int32 offsets (1, 2, 1, sequences + 1), of queries and of keys, of causal sequences in all
+    batch entries one after the other; (1, 2, 1 + W, sequences + 1) with a window."""
+
+
+class _Padded(_Packed):
+    """The same of what a batch holds that is padded on the left."""
+
+
+class _PaddedBothWays(_Padded):
+    """The same, not causal."""
 
 
 def _right_padded_lengths(mask: Tensor) -> Tensor | None:
@@ -136,15 +144,17 @@ def _cell(function: Any, name: str) -> Any:
 def _window_or_packed(
     parts: dict[str, Any], padding: Tensor | None, rows: int, keys: int, first: Any, device: Any
 ) -> Tensor | None:
-    """A window or packed sequences of whole batches without padding and without a cache; None where
-    only a mask says it."""
-    whole = padding is None or bool(padding.all())
-    if not whole or not isinstance(first, int) or first != 0 or rows != keys:
+    """A window of batches that are padded on the right or not at all, packed sequences of whole
+    ones, both without a cache; None where only a mask says it."""
+    window, sequences = parts.get("window"), parts.get("sequences")
+    if sequences is None:  # a causal row sees no padding behind it
+        said = padding is None or _right_padded_lengths(padding) is not None
+    else:
+        said = padding is None or bool(padding.all())
+    if not said or not isinstance(first, int) or first != 0 or rows != keys:
         return None
-    window = parts.get("window")
     if window is not None and window < 1:
         return None
-    sequences = parts.get("sequences")
     if sequences is None:
         if window is None or window >= keys:
             return None
@@ -153,7 +163,36 @@ def _window_or_packed(
     begins[:, 1:] = sequences[:, 1:] != sequences[:, :-1]
     offsets = begins.flatten().nonzero().flatten().int()
     offsets = torch.cat([offsets, offsets.new_tensor([sequences.numel()])])
-    return offsets.expand(1, 1, 1 + (window or 0), -1).as_subclass(_Packed)
+    return offsets.expand(1, 2, 1 + (window or 0), -1).as_subclass(_Packed)
+
+
+def _left_padded(
+    window: int | None, padding: Tensor | None, rows: int, keys: int, first: Any, causal: bool
+) -> Tensor | None:
+    """Packed sequences for batches that are padded on the left; None where the padding is not.
+
+    Three for each entry: its padding, what follows, the keys behind the last row. Rows of padding
+    see each other: nobody reads what comes of them.
+    """
+    if padding is None or not isinstance(first, int) or (window is not None and window < 1):
+        return None
+    end = first + rows
+    if padding.shape[-1] < end or keys < end or not (causal or (first == 0 and rows == keys)):
+        return None
+    places = torch.arange(end, device=padding.device, dtype=torch.int32)
+    seen = padding[:, :end].bool()
+    pads = end - seen.sum(-1, dtype=torch.int32)
+    if not torch.equal(seen, places >= pads[:, None]):
+        return None
+    ends_q = (pads - first).clamp(min=0), torch.full_like(pads, rows), torch.full_like(pads, rows)
+    ends_k = pads, torch.full_like(pads, end), torch.full_like(pads, keys)
+    entries = torch.arange(len(pads), device=pads.device, dtype=torch.int32)[:, None]
+    offsets = [
+        torch.cat([pads.new_zeros(1), (torch.stack(ends, 1) + length * entries).flatten()])
+        for ends, length in ((ends_q, rows), (ends_k, keys))
+    ]
+    said = torch.stack(offsets)[None, :, None].expand(1, 2, 1 + (window or 0), -1)
+    return said.as_subclass(_Padded if causal else _PaddedBothWays)
 
 
 def attention_mask(
@@ -184,11 +223,21 @@ def attention_mask(
                 return None
             return lengths.reshape(batch_size, 1, 1, -1).as_subclass(_Lengths)
         parts = _parts(mask_function)
+        said = None
         if parts:
             device = options.get("device", "cpu")
             said = _window_or_packed(parts, attention_mask, q_length, kv_length, q_offset, device)
-            if said is not None:
-                return said
+        causal, window = parts is not None, None if parts is None else parts.get("window")
+        alone = (
+            mask_function is bidirectional_mask_function
+            if parts is None
+            else ("sequences" not in parts)
+        )
+        if said is None and alone and q_length > 1:
+            sizes = q_length, kv_length, q_offset
+            said = _left_padded(window, attention_mask, *sizes, causal)
+        if said is not None:
+            return said
     return sdpa_mask(
         batch_size=batch_size,
         q_length=q_length,
@@ -219,22 +268,45 @@ def _mask_options(mask: Tensor | None, position_bias: Tensor | None) -> dict[str
     return options
 
 
-def _packed_options(mask: Tensor | None, rows: int, given: dict[str, Any]) -> dict[str, Any]:
+def _packed_options(
+    mask: Tensor | None, rows: int, keys: int, given: dict[str, Any]
+) -> dict[str, Any]:
     """The offsets of packed sequences, by the mask or by the model's arguments; {} without."""
     offsets_q, offsets_k = given.get("cu_seq_lens_q"), given.get("cu_seq_lens_k")
     if (offsets_q is None) != (offsets_k is None):
         raise ValueError("one of cu_seq_lens_q and cu_seq_lens_k is given: expected both, or none")
     if offsets_q is not None:
-        if mask is not None and not isinstance(mask, _Window | _Packed):
+        if mask is not None and (
+            isinstance(mask, _Padded) or not isinstance(mask, _Window | _Packed)
+        ):
             raise ValueError("attention_mask is given with cu_seq_lens_q: expected one of them")
         most_q, most_k = (given.get(f"max_length_{side}") or rows for side in "qk")
         found = {"cu_seqlens_q": offsets_q, "cu_seqlens_k": offsets_k}
         return found | {"max_seqlen_q": int(most_q), "max_seqlen_k": int(most_k)}
     if not isinstance(mask, _Packed):
         return {}
-    offsets = mask.as_subclass(Tensor)[0, 0, 0]
-    found = {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets}
-    return found | {"max_seqlen_q": rows, "max_seqlen_k": rows}
+    offsets_q, offsets_k = mask.as_subclass(Tensor)[0, :, 0]
+    found = {"cu_seqlens_q": offsets_q, "cu_seqlens_k": offsets_k}
+    return found | {"max_seqlen_q": rows, "max_seqlen_k": keys}
+
+
+def _pairs(mask: _Packed, batch: int, rows: int, keys: int) -> Tensor:
+    """The mask of every pair, bool (B, 1, Sq, Sk), that packed sequences stand for."""
+    offsets_q, offsets_k = mask.as_subclass(Tensor)[0, :, 0]
+    i, j = (
+        torch.arange(batch * count, dtype=torch.int32, device=mask.device) for count in (rows, keys)
+    )
+    of_i = torch.searchsorted(offsets_q, i, right=True)
+    of_j = torch.searchsorted(offsets_k, j, right=True)
+    # Bottom-right: a sequence's last row sees its last key.
+    diagonal = (offsets_k[of_i] - offsets_q[of_i] + i).view(batch, rows, 1)
+    j = j.view(batch, 1, keys)
+    visible = of_i.view(batch, rows, 1) == of_j.view(batch, 1, keys)
+    if not isinstance(mask, _PaddedBothWays):
+        visible &= j <= diagonal
+    if mask.shape[-2] > 1:
+        visible &= j > diagonal - (mask.shape[-2] - 1)
+    return visible[:, None]
 
 
 def attention_forward(
@@ -257,14 +329,16 @@ def attention_forward(
     for a mask of an integer type, and for one beside cu_seq_lens.
     """
     rows, keys = query.shape[2], key.shape[2]
+    if isinstance(attention_mask, _Packed) and position_bias is not None:
+        attention_mask = _pairs(attention_mask, query.shape[0], rows, keys)
     decoder = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    packed = _packed_options(attention_mask, rows, kwargs)
+    packed = _packed_options(attention_mask, rows, keys, kwargs)
     causal: bool | str = bool(decoder) and attention_mask is None and rows > 1
     window = None
     if isinstance(attention_mask, _Window):
         causal, window = True, (attention_mask.shape[-1] - 1, None)
     elif isinstance(attention_mask, _Packed):
-        causal = True
+        causal = not isinstance(attention_mask, _PaddedBothWays)
         width = attention_mask.shape[-2] - 1
         window = (width - 1, None) if width else None
     elif isinstance(attention_mask, _Lengths):

@@ -7,45 +7,13 @@
 #include "api/execute.h"
 #include "api/machine.h"
 #include "api/plan_cache.h"
+#include "api/workspace.h"
 #include "build_info.h"
 #include "plan/choose.h"
 #include "plan/problem_key.h"
 
 namespace tilewise {
 namespace {
-
-/// Workspace of one call: the caller's, or from the call's allocator, given back at the end.
-class Workspace {
- public:
-  Workspace(const Plan& plan, const Launch& launch) : launch_(launch), device_(plan.device) {
-    if (plan.workspace_bytes == 0) return;
-    if (launch.workspace != nullptr) {
-      if (launch.workspace_bytes < plan.workspace_bytes) {
-        throw InvalidArgument("workspace_bytes is " + std::to_string(launch.workspace_bytes) +
-                              ": " + plan.kernel + " needs at least " +
-                              std::to_string(plan.workspace_bytes));
-      }
-      data_ = launch.workspace;
-      return;
-    }
-    owned_bytes_ = plan.workspace_bytes;
-    allocator_ = launch.allocator != nullptr ? launch.allocator : &default_allocator();
-    data_ = allocator_->allocate(owned_bytes_, device_, launch.stream);
-  }
-  Workspace(const Workspace&) = delete;
-  Workspace& operator=(const Workspace&) = delete;
-  ~Workspace() {
-    if (allocator_ != nullptr) allocator_->release(data_, owned_bytes_, device_, launch_.stream);
-  }
-  std::byte* data() const { return static_cast<std::byte*>(data_); }
-
- private:
-  const Launch& launch_;
-  Device device_;
-  Allocator* allocator_ = nullptr;
-  void* data_ = nullptr;
-  std::int64_t owned_bytes_ = 0;
-};
 
 /// `made`: what the row's prepare() remembered for this problem.
 void launch_row(const KernelRow& row, const Plan& plan, const void* made, const Problem& problem,
@@ -54,7 +22,7 @@ void launch_row(const KernelRow& row, const Plan& plan, const void* made, const 
     throw InvalidArgument("saved.bytes is " + std::to_string(problem.saved.bytes) + ": " +
                           plan.kernel + " needs at least " + std::to_string(plan.saved_bytes));
   }
-  const Workspace workspace(plan, launch);
+  const Workspace workspace(plan.workspace_bytes, plan.device, plan.kernel, launch);
   Executor& executor = launch.executor != nullptr ? *launch.executor : default_executor();
   row.run(row, problem,
           {.plan = plan,

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "api/execute.h"
-#include "tilewise/kv_cache.h"
 #include "tilewise/selection.h"
 #include "tilewise/tilewise.h"
 
@@ -114,12 +113,13 @@ struct Spec {
     const tw_spec s = known(given, "spec");
     if (s.has_scale != 0) spec.scale = s.scale;
     require_within("spec.causal", s.causal, TW_CAUSAL_TOP_LEFT, "a tw_causal, 0 to 2");
-    require_within("spec.precision", s.precision, TW_TF32, "TW_EXACT (0) or TW_TF32 (1)");
+    require_within("spec.precision", s.precision, TW_REFINED, "a tw_precision, 0 to 2");
     spec.causal = static_cast<tilewise::Causal>(s.causal);
     if (s.has_window_left != 0) spec.window.left = s.window_left;
     if (s.has_window_right != 0) spec.window.right = s.window_right;
     spec.softcap = s.softcap;
     spec.dropout = {s.dropout_p, s.dropout_seed, s.dropout_offset};
+    spec.dropout_counter = tensor("dropout_counter", s.dropout_counter);
     spec.mask = tensor("mask", s.mask);
     spec.bias = tensor("bias", s.bias);
     spec.alibi_slopes = tensor("alibi_slopes", s.alibi_slopes);
@@ -320,6 +320,17 @@ void give(const tilewise::Plan& from, tw_plan* to) {
   std::memcpy(to, &p, std::min(to->struct_size, sizeof p));
 }
 
+tilewise::PrefixTensors tensors(const tw_prefix_args* args) {
+  const tw_prefix_args a = known(args, "args");
+  return {.q = tensor("q", a.q),
+          .k_prefix = tensor("k_prefix", a.k_prefix),
+          .v_prefix = tensor("v_prefix", a.v_prefix),
+          .k = tensor("k", a.k),
+          .v = tensor("v", a.v),
+          .o = tensor("o", a.o),
+          .lse = tensor("lse", a.lse)};
+}
+
 tw_status failed(tw_status status, const char* message) noexcept {
   try {
     last_error = message;
@@ -422,6 +433,23 @@ tw_status tw_append(const tw_append_args* args, const tw_launch* launch) {
                                  .positions = tensor("rotary_positions", a.rotary_positions),
                                  .one_query_position = a.rotary_one_query_position != 0}},
                      l.launch);
+  });
+}
+
+tw_status tw_forward_prefix(const tw_prefix_args* args, const tw_spec* spec,
+                            const tw_launch* launch, tw_plan* plan) {
+  return guarded([&] {
+    check_plan(plan);
+    const Spec s(spec);
+    const Launch l(launch);
+    give(tilewise::as_one(tilewise::forward_prefix(tensors(args), s.spec, l.launch)), plan);
+  });
+}
+
+tw_status tw_plan_prefix(const tw_prefix_args* args, const tw_spec* spec, tw_plan* plan) {
+  return guarded([&] {
+    check_plan(plan);
+    give(tilewise::as_one(tilewise::plan_prefix(tensors(args), Spec(spec).spec)), plan);
   });
 }
 

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "tilewise/attention.h"
+#include "tilewise/kv_cache.h"
 
 namespace tilewise {
 
@@ -12,5 +13,8 @@ std::shared_ptr<const Plan> execute(const ForwardTensors& tensors, const Attenti
                                     const Launch& launch, const Choice& choice);
 std::shared_ptr<const Plan> execute(const BackwardTensors& tensors, const AttentionSpec& spec,
                                     const Launch& launch, const Choice& choice);
+
+/// Both calls of a shared prefix as one plan, whose kernel is "PREFIX+OWN".
+Plan as_one(const PrefixPlan& plan);
 
 }  // namespace tilewise

@@ -71,6 +71,7 @@ std::string options_text(const Problem& p) {
   flag(p.sinks.defined(), "sinks");
   flag(p.dropout.p > 0.0, "dropout");
   flag(p.precision == Precision::tf32, "tf32");
+  flag(p.precision == Precision::refined, "refined");
   flag(p.d_lse.defined(), "dlse");
   flag(p.dbias.defined(), "dbias");
   flag(p.dsinks.defined(), "dsinks");

@@ -7,6 +7,7 @@
 #include "expression/lower.h"
 #include "expression/recognize.h"
 #include "expression/term.h"
+#include "expression/tree.h"
 #include "problem/arguments.h"
 
 namespace tilewise {
@@ -93,6 +94,19 @@ bool take_diagonal(Problem& p, const expression::Linear& form) {
   return true;
 }
 
+/// The words of a tree, for rows that read them.
+void recognize_tree(Problem& p) {
+  const expression::Function& f = p.mask_function;
+  if (!f.defined() || f.captures.size() != 1 || p.causal != Causal::bottom_right) return;
+  const Tensor& words = f.captures[0];
+  if (!expression::is_tree(*f.program, words)) return;
+  p.tree = words;
+  if (words.rank == 3) return;
+  p.tree.rank = 3;
+  p.tree.sizes = {p.batch, words.sizes[0], words.sizes[1]};
+  p.tree.strides = {0, words.strides[0], words.strides[1]};
+}
+
 void recognize_mask(Problem& p) {
   const expression::Program& program = *p.mask_function.program;
   const expression::Conjuncts parts = expression::conjuncts(program);
@@ -106,6 +120,7 @@ void recognize_mask(Problem& p) {
     p.mask_function.program =
         std::make_shared<const expression::Program>(expression::conjunction(program, rest));
   }
+  recognize_tree(p);
 }
 
 bool take_alibi(Problem& p) {

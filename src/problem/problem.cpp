@@ -5,6 +5,7 @@
 #include <string>
 
 #include "expression/block_map.h"
+#include "problem/apart.h"
 #include "problem/arguments.h"
 #include "problem/blocks.h"
 #include "problem/expressions.h"
@@ -77,6 +78,16 @@ Tensor take_pairs(const Problem& p, const char* name, const Tensor& t) {
   return expanded;
 }
 
+void take_dropout_counter(Problem& p, const Tensor& counter) {
+  require_device("dropout_counter", counter, p.device);
+  require_shape("dropout_counter", counter, DType::int64, {1}, "(1)");
+  if (p.device.type != DeviceType::cpu) {
+    p.dropout_counter = counter;
+  } else if (counter.data != nullptr) {
+    p.dropout.offset += static_cast<std::uint64_t>(integer_at(counter, 0));
+  }
+}
+
 void take_scores(Problem& p, const AttentionSpec& spec) {
   p.scale64 = spec.scale.value_or(1.0 / std::sqrt(static_cast<double>(p.head_dim)));
   p.scale = static_cast<float>(p.scale64);
@@ -113,6 +124,7 @@ void take_scores(Problem& p, const AttentionSpec& spec) {
   if (!(p.dropout.p >= 0.0 && p.dropout.p <= 1.0)) {
     arguments::fail_value("dropout.p", std::to_string(p.dropout.p), "it must be in [0, 1]");
   }
+  if (spec.dropout_counter.defined()) take_dropout_counter(p, spec.dropout_counter);
 }
 
 std::int64_t bounded(std::int64_t value) {
@@ -258,6 +270,7 @@ void require_spec_data(const AttentionSpec& s) {
                 {"bias", &s.bias},
                 {"alibi_slopes", &s.alibi_slopes},
                 {"sinks", &s.sinks},
+                {"dropout_counter", &s.dropout_counter},
                 {"key_lengths", &s.key_lengths},
                 {"cu_seqlens_q", &s.cu_seqlens_q},
                 {"cu_seqlens_k", &s.cu_seqlens_k},
@@ -304,7 +317,9 @@ Problem begin_problem(const Tensors& t, const AttentionSpec& spec, Pass pass, Pu
 }  // namespace
 
 Problem make_problem(const ForwardTensors& t, const AttentionSpec& spec, Purpose purpose) {
-  return begin_problem(t, spec, Pass::forward, purpose);
+  Problem p = begin_problem(t, spec, Pass::forward, purpose);
+  if (purpose == Purpose::run) require_apart(t, spec);
+  return p;
 }
 
 Problem make_problem(const BackwardTensors& t, const AttentionSpec& spec, Purpose purpose) {
@@ -341,6 +356,7 @@ Problem make_problem(const BackwardTensors& t, const AttentionSpec& spec, Purpos
     p.dsinks = t.dsinks;
   }
   take_capture_gradients(p, t, spec, purpose);
+  if (purpose == Purpose::run) require_apart(t, spec);
   return p;
 }
 

@@ -70,8 +70,9 @@ struct Problem {
   Tensor alibi_slopes;  ///< expanded to (B, Hq)
   Tensor sinks;         ///< (Hq)
   const ScoreMod* score_mod = nullptr;
-  expression::Function score_function;                         ///< its result is a real
-  expression::Function mask_function;                          ///< its result is a boolean
+  expression::Function score_function;  ///< its result is a real
+  expression::Function mask_function;   ///< its result is a boolean
+  Tensor tree;  ///< (B, n, W): what mask_function says are the words of a tree (expression/tree.h)
   std::shared_ptr<const expression::Gradient> score_gradient;  ///< of backward
   std::shared_ptr<const expression::Affine> score_affine;      ///< null: it has no such form
   std::vector<Tensor> dcaptures;  ///< of backward: one a capture of the score; not given = unwanted
@@ -79,7 +80,8 @@ struct Problem {
   /// Visible by list, position and length, and in plans by blocks of the mask expression; -1: not
   /// counted, or nobody here can see.
   double listed_pairs = -1.0;
-  Dropout dropout;
+  Dropout dropout;         ///< its offset with what the host has read of the counter
+  Tensor dropout_counter;  ///< int64 (1), where the device reads it
   Tensor key_lengths, cu_seqlens_q, cu_seqlens_k, block_table;
   bool deterministic = false;
   Precision precision = Precision::exact;

@@ -139,8 +139,8 @@ TEST(CApi, ValuesOutsideAnEnumAndMissingFunctionsAreNamed) {
     EXPECT_EQ(tw_forward(&c.forward, &spec, &launch, nullptr), TW_INVALID_ARGUMENT);
     EXPECT_NE(std::string(tw_last_error()).find(words), std::string::npos) << tw_last_error();
   };
-  spec.precision = 2;
-  refused("spec.precision is 2: expected TW_EXACT (0) or TW_TF32 (1)");
+  spec.precision = 3;
+  refused("spec.precision is 3: expected a tw_precision, 0 to 2");
   spec.precision = TW_EXACT;
   c.forward.k.device_type = 7;
   refused("k.device_type is 7: expected TW_CPU (0) or TW_CUDA (1)");

@@ -18,7 +18,7 @@ sys.path.insert(0, str(SOURCE / "tools/docs"))
 
 import docs_gpu
 
-from bench.peers import summary
+from bench.peers import summary, traffic
 from bench.peers.problem import (
     Problem,
     UnsupportedPresetError,
@@ -257,6 +257,34 @@ class Summaries(unittest.TestCase):
         self.assertEqual(made["schema_version"], 1)
         self.assertEqual(made["environment"], {"a": 1})
         self.assertEqual(made["rows"], [rows[0], rows[2]])
+
+
+class CountedTraffic(unittest.TestCase):
+    def test_bytes_of_all_kernels_in_a_report(self) -> None:
+        report = """==PROF== Profiling "gemm": 0%....100%
+a table of the program's own, with "numbers"
+"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
+"0","7","gemm(int)","dram__bytes_read.sum","byte","1,000"
+"0","7","gemm(int)","dram__bytes_write.sum","byte","24"
+"1","7","softmax","dram__bytes_read.sum","byte","500"
+"1","7","softmax","dram__bytes_write.sum","byte","0"
+"""
+        total, kernels = traffic.dram_bytes(report)
+        self.assertEqual(total, {"read": 1500.0, "written": 24.0})
+        self.assertEqual(kernels, ["gemm(int)", "softmax"])
+
+    def test_exponents_of_a_doubled_length(self) -> None:
+        rows = [
+            {
+                "implementation": "eager",
+                "pass": "fwd",
+                "seq": seq,
+                "read_bytes": n,
+                "written_bytes": 0,
+            }
+            for seq, n in ((1024, 100.0), (2048, 400.0), (8192, 6400.0))
+        ]
+        self.assertEqual(traffic.exponents(rows), {"eager fwd 1024 to 2048": 2.0})
 
 
 if __name__ == "__main__":

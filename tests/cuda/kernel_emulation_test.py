@@ -214,7 +214,6 @@ BODIES = {
     ],
     "hopper/tma.cuh": [
         ("void tma_prefetch_map(", ""),
-        ("void tma_prefetch_5d(", "emulator::checked_box(map, {d, c[0], c[1], c[2], c[3]}, 5);"),
         ("void tma_load(", "emulator::load_box(map, shared, barrier, {d, h, s, b, 0}, 4);"),
         (
             "void tma_load_5d(",
@@ -260,11 +259,13 @@ BODIES = {
 PROGRAMS = {
     "faults": False,
     "append": False,
+    "merge_rows": False,
     "flash_sm80": False,
     "flash_sm80_ragged": False,
     "flash_sm80_pages": False,
     "flash_sm80_expressions": True,
     "exact_sums": False,
+    "row_statistics": False,
     "mask_maps": True,
     "flash_sm80_lists": True,
     "fwd_sm90": True,

@@ -189,8 +189,8 @@ TEST(BlockMap, LosesNoPairOfRandomMasks) {
   constexpr int kMasksDrawn = 300;
   int mixed = 0;
   for (std::uint64_t seed = 1; seed <= kMasksDrawn; ++seed) {
-    testing::RandomCaptures tensors(seed);
-    testing::RandomExpression random(seed, tensors);
+    RandomCaptures tensors(seed);
+    RandomExpression random(seed, tensors);
     const Expression drawn = random.boolean(5);
     const Function mask = function_of(drawn);
     const Node& result = mask.program->nodes[static_cast<std::size_t>(mask.program->result)];
@@ -206,8 +206,8 @@ TEST(BlockMap, LosesNoPairOfRandomMasks) {
 TEST(Intervals, HoldEveryValueOfRandomFormulas) {
   std::mt19937 generator(7);
   for (std::uint64_t seed = 1; seed <= 300; ++seed) {
-    testing::RandomCaptures tensors(seed);
-    testing::RandomExpression random(seed, tensors);
+    RandomCaptures tensors(seed);
+    RandomExpression random(seed, tensors);
     const Expression drawn = seed % 2 == 0 ? random.integer(5) : random.real(5, false);
     const Function f = function_of(drawn);
     const Node& result = f.program->nodes[static_cast<std::size_t>(f.program->result)];

@@ -10,7 +10,7 @@
 
 #include "expression/interpret.h"
 #include "expression/lower.h"
-#include "tests/support/random_expression.h"
+#include "harness/random_expression.h"
 #include "tilewise/expression.h"
 
 namespace tilewise::expression {
@@ -185,8 +185,8 @@ TEST(Derive, EqualsCentralDifferencesOfRandomFormulas) {
   const int count = asked != nullptr ? std::atoi(asked) : 300;
   int judged = 0;
   for (int n = 0; n < count; ++n) {
-    testing::RandomCaptures tensors(static_cast<std::uint64_t>(n));
-    testing::RandomExpression random(static_cast<std::uint64_t>(n) + 1, tensors);
+    RandomCaptures tensors(static_cast<std::uint64_t>(n));
+    RandomExpression random(static_cast<std::uint64_t>(n) + 1, tensors);
     const Expression e = to_real(random.real(1 + n % 8, true));
     const Function f = function_of(e);
     Point at{.b = n % 3, .h = n % 4, .i = n % 7, .j = n % 5, .query_length = 7, .key_length = 5};

@@ -34,7 +34,7 @@ const std::vector<Shape>& shapes() {
 }
 
 struct Call {
-  std::vector<float> memory = std::vector<float>(4096);
+  std::vector<float> memory = std::vector<float>(4096), output = memory;
   std::vector<float> slopes{0.5F, 0.25F, 0.125F, 1.0F};
   std::vector<std::int32_t> documents = std::vector<std::int32_t>(16);
   Shape shape;
@@ -63,10 +63,11 @@ struct Call {
     const auto tensor = [&](std::int64_t rows) {
       return Tensor::bhsd(memory.data(), DType::float32, batch, 2, rows, 4);
     };
-    const ForwardTensors t{.q = tensor(shape.seq_q),
-                           .k = tensor(shape.seq_k),
-                           .v = tensor(shape.seq_k),
-                           .o = tensor(shape.seq_q)};
+    ForwardTensors t{.q = tensor(shape.seq_q),
+                     .k = tensor(shape.seq_k),
+                     .v = tensor(shape.seq_k),
+                     .o = tensor(shape.seq_q)};
+    t.o.data = output.data();
     return make_problem(t, spec, Purpose::run);
   }
 };

@@ -18,16 +18,21 @@ struct Call {
   AttentionSpec spec;
 
   explicit Call(std::int64_t heads_k = 2) {
+    float* next = memory.data() + 4096;  // what lies before is for a spec's tensors
     const auto make = [&](std::int64_t h, std::int64_t s, std::int64_t d) {
-      return Tensor::bhsd(memory.data(), DType::float32, 2, h, s, d);
+      float* data = next;
+      next += 2 * h * s * d;
+      return Tensor::bhsd(data, DType::float32, 2, h, s, d);
     };
     const Tensor q = make(4, 5, 8);
     const Tensor k = make(heads_k, 7, 8);
     const Tensor v = make(heads_k, 7, 6);
     const Tensor o = make(4, 5, 6);
-    const Tensor lse = Tensor::contiguous(memory.data(), DType::float32, {2, 4, 5});
+    const Tensor lse = Tensor::contiguous(next, DType::float32, {2, 4, 5});
+    next += lse.numel();
     forward = {q, k, v, o, lse, {}};
-    backward = {q, k, v, o, lse, o, {}, q, k, v, {}, {}, {}};
+    const Tensor dq = make(4, 5, 8), dk = make(heads_k, 7, 8), dv = make(heads_k, 7, 6);
+    backward = {q, k, v, o, lse, o, {}, dq, dk, dv, {}, {}, {}};
   }
 };
 
@@ -186,6 +191,53 @@ TEST(Problem, OutputsMustNotOverlap) {
   EXPECT_EQ(backward_message([](Call& c) { c.backward.d_o.strides = {0, 0, 0, 0}; }), "accepted");
 }
 
+TEST(Problem, OutputsShareMemoryWithNothing) {
+  expect_parts(forward_message([](Call& c) { c.forward.o.data = c.forward.v.data; }),
+               {"o is float32 (2, 4, 5, 6)", "shares memory with v"});
+  expect_parts(forward_message([](Call& c) { c.forward.lse.data = c.forward.o.data; }),
+               {"lse is", "shares memory with o"});
+  expect_parts(backward_message([](Call& c) { c.backward.dq.data = c.backward.q.data; }),
+               {"dq is", "shares memory with q"});
+  expect_parts(backward_message([](Call& c) { c.backward.dv.data = c.backward.dk.data; }),
+               {"dv is", "shares memory with dk"});
+  // Its last element is q's first.
+  expect_parts(forward_message([](Call& c) {
+                 c.forward.o.data = static_cast<float*>(c.forward.q.data) - c.forward.o.numel() + 1;
+               }),
+               {"o is", "shares memory with q"});
+  expect_parts(forward_message([](Call& c) {
+                 c.spec.bias = Tensor::contiguous(c.forward.o.data, DType::float32, {7});
+               }),
+               {"o is", "shares memory with bias"});
+  EXPECT_EQ(forward_message([](Call& c) {
+              c.forward.o.data = static_cast<float*>(c.forward.q.data) - c.forward.o.numel();
+            }),
+            "accepted");
+}
+
+TEST(Problem, OutputsMayInterleave) {
+  EXPECT_EQ(backward_message([](Call& c) {  // one packed gradient: (B, S, 2, H, 8)
+              auto* dkv = static_cast<float*>(c.backward.dk.data);
+              c.backward.v.sizes[3] = c.backward.dv.sizes[3] = 8;
+              c.backward.o.sizes[3] = c.backward.d_o.sizes[3] = 8;
+              for (Tensor* t : {&c.backward.dk, &c.backward.dv}) t->strides = {224, 8, 32, 1};
+              c.backward.dv.data = dkv + 16;
+            }),
+            "accepted");
+}
+
+TEST(Problem, ACounterOnTheHostIsAddedToDropoutsOffset) {
+  Call call;
+  std::int64_t counter = 7;
+  call.spec.dropout = {.p = 0.5, .seed = 1, .offset = 5};
+  call.spec.dropout_counter = Tensor::contiguous(&counter, DType::int64, {1});
+  EXPECT_EQ(make_problem(call.forward, call.spec, Purpose::run).dropout.offset, 12U);
+  expect_parts(forward_message([](Call& c) {
+                 c.spec.dropout_counter = Tensor::contiguous(c.memory.data(), DType::int32, {1});
+               }),
+               {"dropout_counter is int32", "(1)"});
+}
+
 TEST(Problem, BiasAndMaskBroadcast) {
   const auto with_bias = [](std::initializer_list<std::int64_t> sizes, DType dtype) {
     return forward_message(
@@ -245,7 +297,9 @@ class Packed : public ::testing::Test {
     }
     const Purpose purpose = hidden_ ? Purpose::plan : Purpose::run;
     try {
-      problem_ = make_problem(ForwardTensors{rows, rows, rows, rows, {}, {}}, spec, purpose);
+      Tensor o = rows;
+      o.data = output_.data();
+      problem_ = make_problem(ForwardTensors{rows, rows, rows, o, {}, {}}, spec, purpose);
     } catch (const InvalidArgument& e) {
       return e.what();
     }
@@ -253,6 +307,7 @@ class Packed : public ::testing::Test {
   }
   Problem problem_;
   Tensor mask_;
+  std::vector<float> output_ = std::vector<float>(256);
   bool hidden_ = false;  ///< the host cannot read the offsets
   std::int64_t stride_ = 0;
 };
@@ -354,9 +409,10 @@ class PackedOverPages : public ::testing::Test {
   std::string message() {
     const Tensor q = Tensor::packed(memory_.data(), DType::float32, 10, 4, 8);
     const Tensor pool = Tensor::bshd(memory_.data(), DType::float32, 3, 4, 2, 8);
-    const Tensor lse = Tensor::contiguous(memory_.data(), DType::float32, {4, 10});
+    const Tensor o = Tensor::packed(memory_.data() + 512, DType::float32, 10, 4, 8);
+    const Tensor lse = Tensor::contiguous(memory_.data() + 900, DType::float32, {4, 10});
     try {
-      problem_ = make_problem(ForwardTensors{q, pool, pool, q, lse, {}}, spec_, Purpose::run);
+      problem_ = make_problem(ForwardTensors{q, pool, pool, o, lse, {}}, spec_, Purpose::run);
     } catch (const InvalidArgument& e) {
       return e.what();
     }

@@ -147,7 +147,7 @@ bool ScoreTileStep::needs_refining(std::int64_t b, std::int64_t h, const Sequenc
   const bool float32 = p_.dtype == DType::float32;
   // Sums of many dS: the errors of a delta from a rounded O would add up.
   const bool sums = p_.dsinks.defined() || p_.dbias.defined() || capture_gradients().wanted();
-  if (sums && !float32) return true;
+  if ((sums || p_.precision == Precision::refined) && !float32) return true;
   // Of few results the largest error is not near its average; a pass over them costs microseconds.
   if (!float32 && planned_batch(p_) * p_.heads_q * p_.seq_q * p_.head_dim_v <= kFewElems)
     return true;

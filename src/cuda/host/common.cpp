@@ -129,6 +129,8 @@ tile::DropoutBits dropout_bits(const Problem& p) {
   const DropoutMask mask(p.dropout);
   return {.key = {mask.key()[0], mask.key()[1]},
           .offset = mask.offset(),
+          // The low half of its only element.
+          .counter = static_cast<const unsigned*>(p.dropout_counter.data),
           .limit = static_cast<unsigned>(mask.threshold() - 1),
           .scale = static_cast<float>(mask.scale())};
 }

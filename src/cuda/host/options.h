@@ -15,6 +15,12 @@ tile::OptionKinds options_of(const Problem& problem);
 /// True when elements of neighbouring keys lie side by side and every row begins at an even one. Of
 /// its strides alone where the data is not there yet.
 bool bias_begins_even(const Problem& problem);
+/// Whether the problem's mask is a tree whose words a kernel may read instead of its function.
+bool has_tree_words(const Problem& problem);
+/// The problem as such a kernel takes it: without the function.
+Problem by_tree_words(const Problem& problem);
+tile::TreeBits tree_words(const Problem& problem);
+
 /// ", .options = {...}" of a Config, nothing without any.
 std::string options_text(const tile::OptionKinds& kinds);
 /// What the kernel reads, with the bits of the mask.

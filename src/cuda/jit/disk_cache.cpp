@@ -1,13 +1,17 @@
 #include "cuda/jit/disk_cache.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 #include <tuple>
 
 namespace tilewise::cuda {
@@ -16,6 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kExtension = ".kernel";
+constexpr const char* kLockFolder = "locks";
 
 std::string environment(const char* name) {
   const char* value = std::getenv(name);
@@ -55,6 +60,12 @@ std::vector<fs::path> entry_files(const std::string& folder) {
   return files;
 }
 
+/// Of this user alone, if it is not there yet.
+void make_private_folder(const fs::path& folder) {
+  std::error_code failed;
+  if (fs::create_directories(folder, failed)) fs::permissions(folder, fs::perms::owner_all, failed);
+}
+
 /// A name that no other process or thread uses: for a file on its way.
 std::string temporary_suffix() {
   static std::atomic<unsigned> counter{0};
@@ -88,8 +99,7 @@ std::optional<KernelEntry> DiskCache::read(const std::string& key,
 bool DiskCache::write(const KernelEntry& entry) const {
   if (folder_.empty()) return false;
   std::error_code failed;
-  if (fs::create_directories(folder_, failed))
-    fs::permissions(folder_, fs::perms::owner_all, failed);
+  make_private_folder(folder_);
   const fs::path path = entry_path(folder_, entry.key, entry.compiler);
   const fs::path temporary = path.string() + temporary_suffix();
   {
@@ -109,6 +119,27 @@ bool DiskCache::write(const KernelEntry& entry) const {
     fs::remove(temporary, ignored);
   }
   return !failed;
+}
+
+CompileTurn::CompileTurn(const DiskCache& cache, const std::string& key) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::seconds kLongest{120};  // far above any compilation
+  constexpr std::chrono::milliseconds kBetween{20};
+  if (cache.folder().empty()) return;
+  // The locks of kernels that begin alike are one: a file for each would stay for ever.
+  const fs::path folder = fs::path(cache.folder()) / kLockFolder;
+  make_private_folder(cache.folder());
+  make_private_folder(folder);
+  file_ = ::open((folder / key.substr(0, 2)).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (file_ < 0) return;
+  // The kernel lets go of the lock of a process that ends, whatever way.
+  const Clock::time_point given_up = Clock::now() + kLongest;
+  while (::flock(file_, LOCK_EX | LOCK_NB) != 0 && Clock::now() < given_up)
+    std::this_thread::sleep_for(kBetween);
+}
+
+CompileTurn::~CompileTurn() {
+  if (file_ >= 0) ::close(file_);
 }
 
 std::vector<KernelEntry> DiskCache::list() const {

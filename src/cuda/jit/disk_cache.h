@@ -33,6 +33,20 @@ class DiskCache {
   std::string folder_;
 };
 
+/// A turn at compiling a kernel into a cache: processes and threads that miss the same kernel take
+/// turns, so that one compiles it and the others find it. A cache without a folder, or a holder
+/// that takes minutes, makes nobody wait.
+class CompileTurn {
+ public:
+  CompileTurn(const DiskCache& cache, const std::string& key);
+  ~CompileTurn();
+  CompileTurn(const CompileTurn&) = delete;
+  CompileTurn& operator=(const CompileTurn&) = delete;
+
+ private:
+  int file_ = -1;
+};
+
 /// The user's cache: TILEWISE_CACHE_DIR, else XDG_CACHE_HOME/tilewise, else HOME/.cache/tilewise,
 /// else none.
 std::string default_cache_folder();

@@ -55,8 +55,13 @@ const Pack& installed_pack() {
 KernelEntry compile_through(const KernelUnit& unit, int arch, const DiskCache& cache,
                             bool* cached) {
   const Nvrtc* nvrtc = find_nvrtc();
-  std::optional<KernelEntry> entry =
-      cache.read(unit_key(unit, arch), nvrtc == nullptr ? "" : nvrtc->version);
+  const std::string key = unit_key(unit, arch), version = nvrtc == nullptr ? "" : nvrtc->version;
+  std::optional<KernelEntry> entry = cache.read(key, version);
+  std::optional<CompileTurn> turn;
+  if (!entry && nvrtc != nullptr) {
+    turn.emplace(cache, key);
+    entry = cache.read(key, version);  // of whoever had the turn before
+  }
   if (cached != nullptr) *cached = entry.has_value();
   if (!entry) {
     entry = make_entry(unit, arch, compile(unit, arch));
@@ -115,12 +120,33 @@ class PackWorkers {
 
 }  // namespace
 
-void build_pack(const std::string& path, std::vector<TargetUnit> units, const DiskCache& cache,
-                const PackProgress& progress) {
+namespace {
+
+std::vector<PackJob> compile_jobs(std::vector<TargetUnit> units, const DiskCache& cache,
+                                  const PackProgress& progress) {
   std::vector<PackJob> jobs;
   for (TargetUnit& unit : units) jobs.push_back({std::move(unit), {}});
   PackWorkers(jobs, cache, progress).run();
+  return jobs;
+}
 
+std::vector<TargetUnit> common_units(std::span<const int> archs) {
+  std::vector<TargetUnit> units;
+  for (const int arch : archs) {
+    for (PackUnit& packed : pack_units(arch)) units.push_back({std::move(packed.unit), arch});
+  }
+  return units;
+}
+
+}  // namespace
+
+void fill_cache(std::span<const int> archs, const DiskCache& cache, const PackProgress& progress) {
+  compile_jobs(common_units(archs), cache, progress);
+}
+
+void build_pack(const std::string& path, std::vector<TargetUnit> units, const DiskCache& cache,
+                const PackProgress& progress) {
+  const std::vector<PackJob> jobs = compile_jobs(std::move(units), cache, progress);
   const std::string temporary = path + ".tmp";
   std::ofstream out(temporary, std::ios::binary);
   for (const PackJob& job : jobs) write_entry(out, job.entry);
@@ -132,11 +158,7 @@ void build_pack(const std::string& path, std::vector<TargetUnit> units, const Di
 
 void build_pack(const std::string& path, std::span<const int> archs, const DiskCache& cache,
                 const PackProgress& progress) {
-  std::vector<TargetUnit> units;
-  for (const int arch : archs) {
-    for (PackUnit& packed : pack_units(arch)) units.push_back({std::move(packed.unit), arch});
-  }
-  build_pack(path, std::move(units), cache, progress);
+  build_pack(path, common_units(archs), cache, progress);
 }
 
 }  // namespace tilewise::cuda

@@ -58,7 +58,11 @@ void build_pack(const std::string& path, std::vector<TargetUnit> units, const Di
 void build_pack(const std::string& path, std::span<const int> archs, const DiskCache& cache,
                 const PackProgress& progress);
 
-/// The entry of a unit: from the cache, else compiled (and kept there).
+/// Compiles pack_units() of the given architectures into `cache`, as build_pack() does.
+void fill_cache(std::span<const int> archs, const DiskCache& cache, const PackProgress& progress);
+
+/// The entry of a unit: from the cache, else compiled (and kept there). Of several processes and
+/// threads that miss it one compiles, the others wait.
 KernelEntry compile_through(const KernelUnit& unit, int arch, const DiskCache& cache, bool* cached);
 
 }  // namespace tilewise::cuda

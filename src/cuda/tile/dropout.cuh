@@ -6,28 +6,81 @@
 
 namespace tilewise::tile {
 
-/// (F13) Philox 4x32-10, as src/problem/philox.h has it: four words for a counter, of which bit w
-/// of the result says whether word w is above the limit.
-/// `kScarce`: the kernel has no registers for the keys of all rounds.
+/// (F13) Philox 4x32-10, as src/problem/philox.h has it, of the counter (j / 4, i, pair, offset):
+/// four words, each of a key. Of its 20 products the first two rounds and half of the third
+/// multiply what belongs to the keys alone, to the query alone or to the pair of batch entry and
+/// head: KeyWords serve every query, QueryWords every key, and 15 products are left of each
+/// counter. `kScarce`: the kernel has no registers for the keys of all rounds.
 template <bool kScarce>
-__forceinline__ u32 kept_words(const DropoutBits& d, u32 keys_by_4, u32 query, u32 pair) {
-  u32 c[4] = {keys_by_4, query, pair, d.offset};
-  const auto key = [](u32 x) { return static_cast<u32>(opaque(static_cast<int>(x))); };
-  u32 key0 = kScarce ? key(d.key.round[0][0]) : 0, key1 = kScarce ? key(d.key.round[0][1]) : 0;
+struct PhiloxRounds {
+  const DropoutBits& d;
+  u32 first[2];  ///< the first round's, where they are scarce
+
+  __forceinline__ explicit PhiloxRounds(const DropoutBits& bits) : d(bits) {
 #pragma unroll
-  for (int round = 0; round < PhiloxKeys::kRounds; ++round) {
-    if constexpr (!kScarce) key0 = d.key.round[round][0], key1 = d.key.round[round][1];
-    const u64 product0 = static_cast<u64>(c[0]) * 0xD2511F53U;
-    const u64 product1 = static_cast<u64>(c[2]) * 0xCD9E8D57U;
-    c[0] = static_cast<u32>(product1 >> 32) ^ c[1] ^ key0;
-    c[1] = static_cast<u32>(product1);
-    c[2] = static_cast<u32>(product0 >> 32) ^ c[3] ^ key1;
-    c[3] = static_cast<u32>(product0);
-    key0 += PhiloxKeys::kSteps[0], key1 += PhiloxKeys::kSteps[1];
+    for (int i = 0; i < 2; ++i)
+      first[i] = kScarce ? static_cast<u32>(opaque(static_cast<int>(d.key.round[0][i]))) : 0;
   }
-  u32 kept = 0;
+  __forceinline__ u32 key(int round, int i) const {
+    if constexpr (!kScarce) return d.key.round[round][i];
+    return first[i] + static_cast<u32>(round) * PhiloxKeys::kSteps[i];
+  }
+  static __forceinline__ u64 times(int i, u32 x) {
+    return static_cast<u64>(x) * PhiloxKeys::kMultipliers[i];
+  }
+  static __forceinline__ u32 high(u64 product) { return static_cast<u32>(product >> 32); }
+
+  struct KeyWords {
+    u32 second, third, third_high, third_low;
+  };
+  struct QueryWords {
+    u32 second, third;
+  };
+  __forceinline__ KeyWords of_keys(u32 keys_by_4, u32 pair) const {
+    const u64 one = times(0, keys_by_4);
+    u32 offset = d.offset;
+    if (d.counter != nullptr) offset += __ldg(d.counter);
+    const u64 two = times(1, high(one) ^ offset ^ key(0, 1));
+    const u64 three = times(0, high(two) ^ static_cast<u32>(times(1, pair)) ^ key(1, 0));
+    return {static_cast<u32>(one), static_cast<u32>(two) ^ key(2, 0), high(three),
+            static_cast<u32>(three)};
+  }
+  __forceinline__ QueryWords of_query(u32 query, u32 pair) const {
+    const u64 two = times(0, high(times(1, pair)) ^ query ^ key(0, 0));
+    return {high(two) ^ key(1, 1), static_cast<u32>(two) ^ key(2, 1)};
+  }
+  /// Shifts into `kept` a bit for each of the four words, the last one's first: whether it is above
+  /// the limit.
+  __forceinline__ void shift_in(u32& kept, const KeyWords& keys, const QueryWords& query) const {
+    u64 product = times(1, query.second ^ keys.second);
+    u32 c[4] = {high(product) ^ keys.third, static_cast<u32>(product),
+                query.third ^ keys.third_high, keys.third_low};
 #pragma unroll
-  for (int word = 0; word < 4; ++word) kept |= (c[word] > d.limit ? 1U : 0U) << word;
+    for (int round = 3; round < PhiloxKeys::kRounds; ++round) {
+      const u64 product0 = times(0, c[0]), product1 = times(1, c[2]);
+      c[0] = high(product1) ^ c[1] ^ key(round, 0);
+      c[1] = static_cast<u32>(product1);
+      c[2] = high(product0) ^ c[3] ^ key(round, 1);
+      c[3] = static_cast<u32>(product0);
+    }
+    // A sum of 64 bits: its low half carries where the word is above the limit, its high half
+    // doubles what was there. Two instructions a word.
+    const u32 above = ~d.limit;
+#pragma unroll
+    for (int word = 3; word >= 0; --word) {
+      // NOTE: opaque, or the compiler multiplies once more for the low half of a product.
+      const u32 here = static_cast<u32>(opaque(static_cast<int>(c[word])));
+      const u64 old = static_cast<u64>(kept) << 32;
+      kept = high((old | here) + (old | above));
+    }
+  }
+};
+
+/// Of one counter: bit w says whether word w is above the limit.
+__forceinline__ u32 kept_words(const DropoutBits& d, u32 keys_by_4, u32 query, u32 pair) {
+  const PhiloxRounds<false> rounds(d);
+  u32 kept = 0;
+  rounds.shift_in(kept, rounds.of_keys(keys_by_4, pair), rounds.of_query(query, pair));
   return kept;
 }
 
@@ -38,34 +91,78 @@ constexpr int group_of(int tiles) {
   return group;
 }
 
+/// Counters that a lane works out beside one another, at most `most`.
+constexpr int abreast_of(int group, int most) {
+  while (group % most != 0) --most;
+  return most;
+}
+
 /// Which elements of a fragment of kM x kN accumulator tiles are kept: all of them unless kOn. Rows
 /// are queries and columns keys, or with kTransposed keys and queries. Made by all lanes of a warp
-/// together.
+/// together. `kMost`: counters of a lane at a time. `kShared`: the words of keys are worked out
+/// once for all rows, by way of kKeyBytes of shared memory of the warp's own.
 ///
 /// The words of a counter belong to four neighbouring keys. In every tile four lanes need words of
 /// the same four counters: each works out one, and they exchange what they found, a bit a word,
 /// eight tiles at a time.
-template <bool kOn, bool kTransposed, int kM, int kN>
+template <bool kOn, bool kTransposed, int kM, int kN, int kMost = 2, bool kShared = false>
 struct KeptPairs {
   static constexpr int kTiles = kM * kN, kGroup = group_of(kTiles);
+  static constexpr int kAbreast = abreast_of(kGroup, kMost), kEach = kGroup / kAbreast;
+  static constexpr int kKeyBytes = 32 * kN;
   static_assert(kTiles % kGroup == 0);
+  static_assert(!kShared || (!kTransposed && kN % kGroup == 0));
+  using Rounds = PhiloxRounds<kTransposed>;
+  using KeyWords = typename Rounds::KeyWords;
+  using QueryWords = typename Rounds::QueryWords;
 
   u32 bits[kTiles / kGroup];  ///< element e of tile x of a group: bit 4 x + e
 
-  /// `row0`, `col0`: of the fragment's corner, multiples of 8; `pair`: b * Hq + h.
-  __forceinline__ KeptPairs(const DropoutBits& d, int pair, int row0, int col0, int thread_lane) {
+  /// `row0`, `col0`: of the fragment's corner, multiples of 8; `pair`: b * Hq + h; `place`: of the
+  /// words of keys.
+  __forceinline__ KeptPairs(const DropoutBits& d, int pair, int row0, int col0, int thread_lane,
+                            u32 place = 0) {
     if constexpr (kOn) {
       const int lane = opaque(thread_lane);
+      const Rounds rounds(d);
+      const auto of = static_cast<u32>(pair);
+      if constexpr (kShared) place_keys(rounds, of, col0, lane, place);
 #pragma unroll
       for (int group = 0; group < kTiles / kGroup; ++group) {
-        u32 mine = 0;
-        // NOTE: a loop for the machine too, two tiles at a time: unrolled it is most of the kernel.
-#pragma unroll 2
-        for (int x = 0; x < kGroup; ++x) {
-          const int tile = group * kGroup + x;
-          mine |= words(d, pair, row0 + tile / kN * 16, col0 + tile % kN * 8, lane) << (4 * x);
+        // What belongs to the lane's row, where a group has one row of tiles.
+        constexpr bool kOneRow = kN % kGroup == 0;
+        KeyWords keys;
+        QueryWords query;
+        const auto take_row = [&](int tile) {
+          if constexpr (kTransposed) {
+            keys = rounds.of_keys(key_of(row0 + tile / kN * 16, 0, lane) / 4, of);
+          } else {
+            query = rounds.of_query(query_of(row0 + tile / kN * 16, 0, lane), of);
+          }
+        };
+        if constexpr (kOneRow) take_row(group * kGroup);
+        u32 mine[kAbreast] = {};
+        // NOTE: a loop for the machine too: unrolled it is most of the kernel.
+#pragma unroll 1
+        for (int x = kEach - 1; x >= 0; --x) {
+#pragma unroll
+          for (int i = 0; i < kAbreast; ++i) {
+            const int tile = group * kGroup + i * kEach + x, col = col0 + tile % kN * 8;
+            if constexpr (!kOneRow) take_row(tile);
+            if constexpr (kTransposed) {
+              query = rounds.of_query(query_of(0, col, lane), of);
+            } else if constexpr (kShared) {
+              keys = placed_keys(place + (tile % kN * 2 + lane % 4 / 2) * 16);
+            } else {
+              keys = rounds.of_keys(key_of(0, col, lane) / 4, of);
+            }
+            rounds.shift_in(mine[i], keys, query);
+          }
         }
-        bits[group] = exchange(mine, lane);
+        u32 all = mine[0];
+#pragma unroll
+        for (int i = 1; i < kAbreast; ++i) all |= mine[i] << (4 * kEach * i);
+        bits[group] = exchange(all, lane);
       }
     }
   }
@@ -91,14 +188,32 @@ struct KeptPairs {
   }
 
  private:
-  /// This lane's counter of the tile whose corner is (row, col).
-  static __forceinline__ u32 words(const DropoutBits& d, int pair, int row, int col, int lane) {
+  // Of the elements e whose words this lane makes in the tile whose corner is (row, col), one: its
+  // query and its first key. A query and a key each need but the coordinate that it runs along.
+  static __forceinline__ u32 query_of(int row, int col, int lane) {
     const int g = lane / 4, t = lane % 4;
-    // Of the elements e whose words it makes, one: query and first key.
-    const int query = kTransposed ? col + 2 * t + g % 2 : row + g + 8 * (t % 2);
-    const int key = kTransposed ? row + 8 * (g / 2 % 2) + g / 4 * 4 : col + t / 2 * 4;
-    return kept_words<kTransposed>(d, static_cast<u32>(key) / 4, static_cast<u32>(query),
-                                   static_cast<u32>(pair));
+    return static_cast<u32>(kTransposed ? col + 2 * t + g % 2 : row + g + 8 * (t % 2));
+  }
+  static __forceinline__ u32 key_of(int row, int col, int lane) {
+    const int g = lane / 4, t = lane % 4;
+    return static_cast<u32>(kTransposed ? row + 8 * (g / 2 % 2) + g / 4 * 4 : col + t / 2 * 4);
+  }
+  /// Those of all columns, a lane each, once all lanes have read what lay there.
+  static __forceinline__ void place_keys(const Rounds& rounds, u32 pair, int col0, int lane,
+                                         u32 place) {
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 2 * kN; i += 32) {
+      if (2 * kN % 32 != 0 && i + lane >= 2 * kN) break;
+      const KeyWords w = rounds.of_keys(static_cast<u32>(col0 / 4 + i + lane), pair);
+      store_shared_16(place + (i + lane) * 16, __uint_as_float(w.second), __uint_as_float(w.third),
+                      __uint_as_float(w.third_high), __uint_as_float(w.third_low));
+    }
+    __syncwarp();
+  }
+  static __forceinline__ KeyWords placed_keys(u32 at) {
+    const Bytes16 w = load_shared_16(at);
+    return {w.x, w.y, w.z, w.w};
   }
   /// From the words of this lane's counters to the elements of this lane.
   static __forceinline__ u32 exchange(u32 mine, int lane) {

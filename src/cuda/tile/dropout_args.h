@@ -8,6 +8,7 @@ namespace tilewise::tile {
 /// third of the instructions.
 struct PhiloxKeys {
   static constexpr int kRounds = 10;
+  static constexpr unsigned kMultipliers[2] = {0xD2511F53U, 0xCD9E8D57U};
   static constexpr unsigned kSteps[2] = {0x9E3779B9U, 0xBB67AE85U};
   unsigned round[kRounds][2] = {};
 
@@ -24,8 +25,9 @@ struct PhiloxKeys {
 struct DropoutBits {
   PhiloxKeys key;
   unsigned offset = 0;
-  unsigned limit = 0;  ///< floor(p * 2^32) - 1
-  float scale = 1.0F;  ///< of what is kept: 1 / (1 - p); 0 for p = 1
+  const unsigned* counter = nullptr;  ///< in memory: added to offset; may be null
+  unsigned limit = 0;                 ///< floor(p * 2^32) - 1
+  float scale = 1.0F;                 ///< of what is kept: 1 / (1 - p); 0 for p = 1
 };
 
 }  // namespace tilewise::tile

@@ -1,5 +1,5 @@
 /// What the kernels for Hopper take beside their arguments, as host and device both know it: sinks,
-/// the bits of a bool mask, dropout, a bias.
+/// the bits of a bool mask, dropout, a tree, a bias.
 #pragma once
 
 #include "cuda/tile/dropout_args.h"
@@ -17,13 +17,21 @@ struct MaskBits {
   long long stride_b = 0, stride_h = 0, stride_line = 0, stride_block = 0;
 };
 
+/// The words of a tree of speculative tokens: bit t of a query's row shows it the key of query t.
+struct TreeBits {
+  const unsigned* words = nullptr;
+  long long stride_b = 0, stride_q = 0, stride_w = 1;
+  int count = 0;  ///< words of a row
+};
+
 /// Which of them a kernel is compiled for.
 struct OptionKinds {
   bool sinks = false, mask = false, dropout = false;
+  bool tree = false;
   PairKind pairs;  ///< of a bias alone
 
   constexpr bool bias() const { return pairs.bias != BiasType::none; }
-  constexpr bool any() const { return sinks || mask || dropout || bias(); }
+  constexpr bool any() const { return sinks || mask || dropout || tree || bias(); }
   bool operator==(const OptionKinds&) const = default;
 };
 
@@ -34,6 +42,7 @@ struct Options {
   unsigned zero = 0;  ///< 0, which the device's compiler does not know: see settle_shown()
   PairTensors pairs;
   DropoutBits dropout;
+  TreeBits tree;
 };
 
 /// The parameters of a kernel that takes any of them.

@@ -11,7 +11,7 @@
 
 #include "expression/interpret.h"
 #include "expression/lower.h"
-#include "tests/support/random_expression.h"
+#include "harness/random_expression.h"
 #include "tilewise/expression.h"
 
 namespace tilewise::cpu {
@@ -221,8 +221,8 @@ TEST_P(ExpressionTilesTest, Functions) {
 }
 
 TEST_P(ExpressionTilesTest, RandomFormulas) {
-  const tilewise::testing::RandomCaptures tensors(1);
-  tilewise::testing::RandomExpression random(2, tensors);
+  const RandomCaptures tensors(1);
+  RandomExpression random(2, tensors);
   for (int n = 0; n < 300; ++n) {
     const Place& place = kPlaces[static_cast<std::size_t>(n) % kPlaces.size()];
     const Expression formula = random.real(1 + n % 8, false);
@@ -233,8 +233,8 @@ TEST_P(ExpressionTilesTest, RandomFormulas) {
 }
 
 TEST_P(ExpressionTilesTest, RandomMasks) {
-  const tilewise::testing::RandomCaptures tensors(3);
-  tilewise::testing::RandomExpression random(4, tensors);
+  const RandomCaptures tensors(3);
+  RandomExpression random(4, tensors);
   for (int n = 0; n < 300; ++n) {
     const Place& place = kPlaces[static_cast<std::size_t>(n) % kPlaces.size()];
     const Expression formula = random.boolean(1 + n % 8);

@@ -14,9 +14,9 @@
 #include "cpu/micro/elements.h"
 #include "cpu/micro/isa.h"
 #include "harness/materialize.h"
+#include "harness/random_expression.h"
 #include "problem/problem.h"
 #include "reference/reference.h"
-#include "tests/support/random_expression.h"
 #include "tilewise/attention.h"
 
 namespace tilewise {
@@ -203,8 +203,8 @@ TEST_P(ExpressionsTest, BesideTheOtherOptions) {
 }
 
 TEST_P(ExpressionsTest, RandomFormulas) {
-  const testing::RandomCaptures tensors(17);
-  testing::RandomExpression random(18, tensors);
+  const RandomCaptures tensors(17);
+  RandomExpression random(18, tensors);
   const std::string type = of_bfloat16(GetParam()) ? "bf16" : "f32";
   for (int n = 0; n < 60; ++n) {
     // What jumps would move results by more than any bound: its gradient is judged by values alone.

@@ -13,14 +13,17 @@
 #include "cuda/jit/compile.h"
 #include "cuda/jit/nvrtc.h"
 #include "cuda/kernels/bwd_sm80/captures.h"
+#include "cuda/kernels/bwd_sm80/diagonals.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/bwd_sm90/tiles.h"
 #include "cuda/kernels/bwd_sm90/unit.h"
 #include "cuda/kernels/fwd_sm80/tiles.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/fwd_sm90/unit.h"
+#include "cuda/kernels/rows/expression_values.h"
 #include "cuda/kernels/rows/mask_map.h"
 #include "expression/lower.h"
+#include "harness/random_expression.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -61,6 +64,7 @@ Problem problem(const Sample& sample, std::int64_t dim, Pass pass) {
     const Expression score = Expression::parse(sample.score, tables.captures);
     p.score_function = expression::function_of(score);
     p.score_gradient = expression::lower(score).gradient();
+    p.score_affine = expression::lower(score).affine();
     for (const Captured& c : score.captures()) p.dcaptures.push_back(c.tensor());
   }
   if (*sample.mask != '\0')
@@ -130,15 +134,48 @@ TEST_P(ExpressionUnits, CompileCleanlyForSm90) {
     expect_clean(sample.name,
                  with_expressions(fwd_sm90_unit(sm90_config(forward, tile, false)), forward), 90,
                  kWgmma, dim > 128 ? 200 : 96);
+    const bool slanted = forward.score_affine != nullptr;
+    EXPECT_EQ(sm90_config(forward, tile, false).modification == fwd_sm90::Modification::alibi,
+              slanted)
+        << sample.name;
     const Problem p = problem(sample, dim, Pass::backward);
     if (maps_mask(forward))
       expect_clean(sample.name, mask_map_unit(forward, mask_map_config(128, 128, 1)), 90, "", 0);
     if (dim > 128) continue;
+    EXPECT_EQ(bwd_sm90_config(p).alibi && bwd_sm90_config(p).fold_lse, slanted) << sample.name;
     // At dim 128 its built-in softcap spills 116 and 192 bytes, with a list its producer 132 to 168
     // (bwd_sm90/README.md).
     expect_clean(sample.name, with_expressions(bwd_sm90_unit(bwd_sm90_config(p)), p), 90, kWgmma,
                  maps_mask(p) ? 300 : 240);
   }
+}
+
+TEST_P(ExpressionUnits, SumsByDistanceCompile) {
+  const int dim = GetParam();
+  if (dim > 128) return;
+  for (const Sample& sample : kSamples) {
+    const Problem p = problem(sample, dim, Pass::backward);
+    const std::vector<bool> which = diagonal_captures(p);
+    if (std::find(which.begin(), which.end(), true) == which.end()) continue;
+    EXPECT_TRUE(bwd_sm90_config(p).diagonals) << sample.name;
+    expect_clean(sample.name, DiagonalGradients(p, which, p.seq_q, p.seq_k).unit(), 90, "", 0);
+  }
+}
+
+TEST(FormulaText, RandomFormulasCompile) {
+  std::string why_not;
+  if (find_nvrtc(&why_not) == nullptr) GTEST_SKIP() << why_not;
+  const RandomCaptures tensors(5);
+  RandomExpression random(6, tensors);
+  AskedFunctions asked;
+  std::vector<Expression> kept;
+  for (int n = 0; n < 8; ++n) {
+    kept.push_back(n % 2 == 0 ? random.real(1 + n, false) : random.boolean(1 + n));
+    (n % 2 == 0 ? asked.scores : asked.masks).push_back(expression::function_of(kept.back()));
+    if (n % 2 == 0) asked.gradients.push_back(expression::lower(kept.back()).gradient().get());
+  }
+  EXPECT_EQ(expression_values_size(asked, 10), 120);
+  EXPECT_GT(compile(expression_values_unit(asked), 90).report.registers, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Dims, ExpressionUnits, testing::Values(64, 128, 256));

@@ -4,8 +4,10 @@
 #include <sys/stat.h>
 
 #include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -65,7 +67,9 @@ std::string cubin_with_newlines() {
 
 fs::path only_file(const std::string& folder) {
   fs::path found;
-  for (const auto& file : fs::directory_iterator(folder)) found = file.path();
+  for (const auto& file : fs::directory_iterator(folder)) {
+    if (file.is_regular_file()) found = file.path();
+  }
   return found;
 }
 
@@ -252,6 +256,25 @@ TEST(DiskCache, FolderThatCannotBeMadeCostsNothing) {
   EXPECT_FALSE(DiskCache("").write(some_entry("x")));
 }
 
+TEST(CompileTurn, OneAtATime) {
+  const Folder folder;
+  const DiskCache cache(folder.path("own"));
+  const std::string key = some_entry("x").key;
+  std::vector<int> order;
+  auto first = std::make_unique<CompileTurn>(cache, key);
+  std::thread second([&] {
+    const CompileTurn turn(cache, key);
+    order.push_back(2);
+  });
+  const CompileTurn other(cache, std::string("zz") + key);  // of another kernel: no wait
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  order.push_back(1);
+  first.reset();
+  second.join();
+  EXPECT_EQ(order, (std::vector<int>{1, 2}));
+  const CompileTurn nowhere(DiskCache(""), key), again(DiskCache(""), key);
+}
+
 TEST(DiskCache, WritersAndReadersAtOnce) {
   const Folder folder;
   const DiskCache cache(folder.path());
@@ -357,6 +380,22 @@ TEST_F(WithNvrtc, CompilesOnceThenReadsTheCache) {
   std::ofstream(only_file(folder.path()), std::ios::trunc) << "damage";
   EXPECT_EQ(compile_through(copy_unit(), 80, cache, &cached).cubin_bytes, compiled.cubin_bytes);
   EXPECT_FALSE(cached) << "a damaged entry is compiled again";
+}
+
+TEST_F(WithNvrtc, OfManyWhoMissAKernelOneCompilesIt) {
+  const Folder folder;
+  const DiskCache cache(folder.path());
+  std::atomic<int> compiled{0};
+  std::vector<std::thread> threads;
+  for (int n = 0; n < 4; ++n) {
+    threads.emplace_back([&] {
+      bool cached = true;
+      compile_through(copy_unit(), 80, cache, &cached);
+      if (!cached) ++compiled;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(compiled, 1);
 }
 
 }  // namespace

@@ -25,10 +25,11 @@ Problem problem(const std::string& line) {
 MlaChoice choice(const std::string& line) { return mla_choose(problem(line), machine(90)); }
 std::string refusal(const std::string& line) { return mla_refusal(problem(line), machine(90)); }
 
-TEST(MlaSm90, AskedForByNameItIsTaken) {
-  const Problem p = problem("b2 h16/1 q1 k2048" + kLatent);
-  EXPECT_EQ(choose(p, machine(90), {.kernel = "flash_mla_sm90"}, kernel_table()).kernel,
-            "flash_mla_sm90");
+TEST(MlaSm90, ThePlanTakesIt) {
+  for (const char* line :
+       {"b2 h16/1 q1 k2048", "b2 h128/1 q2 k2048 causal lengths=9,2048 paged=64"})
+    EXPECT_EQ(choose(problem(line + kLatent), machine(90), {}, kernel_table()).kernel,
+              "flash_mla_sm90");
 }
 
 TEST(MlaSm90, RefusesByName) {
@@ -86,9 +87,11 @@ TEST(MlaSm90, ABlockFitsAMultiprocessor) {
 
 /// Tiles of 64 rows, and parts that give every multiprocessor as much.
 TEST(MlaSm90, PartsFillTheCard) {
-  const auto items = [](const std::string& line) {
+  Hardware hopper = machine(90);
+  hopper.bandwidth_gbps = 4320.0;  // an H200
+  const auto items = [&](const std::string& line) {
     const Problem p = problem(line + kLatent);
-    const MlaChoice c = mla_choose(p, machine(90));
+    const MlaChoice c = mla_choose(p, hopper);
     return static_cast<int>(p.batch * p.heads_k) * c.row_tiles * c.most_parts;
   };
   EXPECT_EQ(choice("b1 h128/1 q2 k4096" + kLatent).row_tiles, 4);

@@ -205,7 +205,9 @@ bool is_tiny(const Problem& p) {
   return pairs_of(p) <= (few ? kPairs : kFewPairs);
 }
 
-bool sums_gradients(const Problem& p) { return p.dbias.defined() || p.dsinks.defined(); }
+bool sums_gradients(const Problem& p) {
+  return p.dbias.defined() || p.dsinks.defined() || p.precision == Precision::refined;
+}
 
 bool refines(const Problem& p) { return refines_all(p) || p.bias.defined(); }
 

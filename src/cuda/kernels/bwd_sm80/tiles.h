@@ -58,7 +58,7 @@ KernelUnit query_unit(const Config& c, int min_blocks);
 KernelUnit refine_unit(const Config& c, int min_blocks);
 
 /// True when the gradient of a bias or of sinks is asked for: sums of P (dP - delta) over rows and
-/// keys, in which the two terms nearly cancel.
+/// keys, in which the two terms nearly cancel. And with Precision::refined, for sums times K.
 bool sums_gradients(const Problem& p);
 /// float32: lse2 is refined where it is too coarse. 16-bit, very small problems, and one plane,
 /// those that sums_gradients() names: delta is taken from P, not from O, which has other rounding.

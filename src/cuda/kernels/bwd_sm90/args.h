@@ -28,7 +28,7 @@ struct Config {
   Mask mask = Mask::none;
   bool modified = false;        ///< logits are worked out before the mask: scale not positive, or
   bool softcap = false;         ///< (implies modified)
-  bool alibi = false;           ///< (implies modified)
+  bool alibi = false;           ///< with fold_lse also a score function like tile::Slant
   bool deterministic = false;   ///< dQ is summed in the order of the key blocks
   bool fold_lse = false;        ///< the scores are summed from -LSE on
   bool v_registers = false;     ///< V is held in registers as the A operand of dP
@@ -144,6 +144,8 @@ struct Args {
   long long lse_b = 0, lse_h = 0, lse_s = 0;
   const float* d_lse = nullptr;  ///< may be null
   long long d_lse_b = 0, d_lse_h = 0, d_lse_s = 0;
+  const float* sinks = nullptr;  ///< (Hq), null where every row sees a key
+  long long sinks_h = 0;
   const float* delta_in = nullptr;  ///< (B, Hq, delta_rows), less d_lse; null: rowsum(dO O)
   int delta_rows = 0;
   /// (B, Hq, rows_q): -LSE * log2 e; with fold_lse -LSE / scale, what the raw scores start from.

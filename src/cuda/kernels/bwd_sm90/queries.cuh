@@ -80,6 +80,14 @@ struct Queries {
     const u32 panel = worker.shared.ds(buffers.slot) +
                       (kBelow ? part * kBlockN * kPanelRowBytes : 0) +
                       (kKeys * warp + lane) * kPanelRowBytes;
+    const int row = lane / 4, first = 2 * (lane % 4) - row + 7;
+    const u32 stage = await_stage(part), to_row = stage + 4 * (row * kPitch + first);
+    // A diagonal of blocks leaves the registers when its last block has come.
+    const auto store = [&](int m) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        store_shared_4(to_row + 4 * (8 * m + e), static_cast<u32>(__float_as_int(sums[m][e])));
+    };
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
       u32 r[4];  // four blocks of keys
@@ -89,17 +97,10 @@ struct Queries {
         sums[c - k + 3][0] += widen<kElement>(r[k] & 0xffffU);
         sums[c - k + 3][1] += widen_high<kElement>(r[k]);
       }
+      store(c);
     }
-    const u32 stage = await_stage(part);
-    const int row = lane / 4, first = 2 * (lane % 4) - row + 7;
 #pragma unroll
-    for (int m = 0; m < kBlocks; ++m) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const u32 at = static_cast<u32>(row * kPitch + first + 8 * m + e);
-        store_shared_4(stage + 4 * at, static_cast<u32>(__float_as_int(sums[m][e])));
-      }
-    }
+    for (int m = 8; m < kBlocks; ++m) store(m);
     __syncwarp();  // all lanes' sums are there
     const int query = block * kM + (kBelow ? 64 * part : 0);
     const int key = worker.job.block * kBlockN + kKeys * warp;

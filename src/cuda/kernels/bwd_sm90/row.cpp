@@ -73,6 +73,8 @@ std::string options_refusal(const Problem& p) {
     return "a bool mask above head dim 128 is not supported by this kernel";
   if (p.mask.defined() && p.packed)
     return "a bool mask of packed sequences is not supported by this kernel";
+  if (p.precision == Precision::refined && (p.packed || p.block_list.defined()))
+    return "refined gradients of packed sequences or block lists are not supported by this kernel";
   if (drops(p) && std::max(p.head_dim, p.head_dim_v) > 128)
     return "dropout above head dim 128 is not supported by this kernel";
   if ((p.sinks.defined() || drops(p)) && p.packed && bwd_tiles::is_small(p))
@@ -143,6 +145,7 @@ std::int64_t counters(const Problem& p, const Config& config) {
 /// of a large one even out.
 /// Not beside a list: no case has shown that rounding there.
 bool refines(const Problem& p, const Config& config) {
+  if (p.precision == Precision::refined) return true;
   if (config.listed()) return false;
   if (bwd_tiles::is_tiny(p)) return true;
   const bool hides = config.mask != bwd_sm90::Mask::none || config.options.mask;
@@ -224,6 +227,8 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   // full without it 0.020.
   constexpr double kRefineMs = 0.012;
   if (refines(p, config)) cost.ms += kRefineMs;
+  // Two products of five, on mma.sync. Not measured.
+  if (p.precision == Precision::refined) cost.ms *= 1.8;
   cost.ms += mask_bits_ms(mask, machine.bandwidth_gbps);
   if (p.dsinks.defined()) cost.ms += host::kKernelMs;
   // Two more products of five, on mma.sync.
@@ -278,6 +283,10 @@ void fill(RaggedArgs& args, const Problem& p, const Decided& decided) {
     args.alibi = static_cast<const float*>(p.alibi_slopes.data);
     args.alibi_b = p.alibi_slopes.strides[0];
     args.alibi_h = p.alibi_slopes.strides[1];
+  }
+  if (p.sinks.defined() && (config.hides_rows() || config.picks_rows())) {
+    args.sinks = static_cast<const float*>(p.sinks.data);
+    args.sinks_h = p.sinks.strides[0];
   }
   const Sm90Mask mask = sm90_mask(p);
   args.low = mask.low;

@@ -29,7 +29,12 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   static constexpr SharedPlan kPlan{kConfig};
   static constexpr int kScore = kConfig.expressions.score, kHidden = kConfig.expressions.mask;
   static_assert(!kConfig.fold_lse || !kConfig.modified);
-  static_assert(kScore == 0 || (kConfig.modified && !kConfig.softcap && !kConfig.alibi));
+  /// ALiBi, or a score function of the form of tile::Slant, from the start of the products on.
+  static constexpr bool kSlanted = kConfig.alibi && kConfig.fold_lse;
+  /// A score function that is asked for every pair.
+  static constexpr bool kCalls = kScore != 0 && !kSlanted;
+  static_assert(!kSlanted || !kConfig.wide());
+  static_assert(!kCalls || (kConfig.modified && !kConfig.softcap && !kConfig.alibi));
   static_assert(!kConfig.expressions.any() || !kConfig.wide());
   static_assert(!kConfig.options.mask || (!kConfig.wide() && !kPacked<kConfig>));
   static_assert(!kConfig.options.dropout || !kConfig.wide());
@@ -46,6 +51,12 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   u32 rGate[kConfig.softcap && kConfig.wide() ? kM / 4 : 1];  ///< slope of the softcap, float16
   u32 rHalf[kConfig.half_registers ? kD / 8 : 1];             ///< half of K as A fragments
   float slope = 0.0F;                                         ///< ALiBi's, log2 domain
+  /// kSlanted, log2 domain: of a block of queries a logit is rS times the scale, `side` a query
+  /// from the thread's first one on, and `base` of the key. Where the diagonal crosses the block
+  /// without the distance.
+  Slant slanted;
+  float side = 0.0F, base[2];
+  bool crosses = false;
   // expressions
   const Captures* captures = nullptr;
   int query_head = 0;
@@ -76,13 +87,46 @@ struct Scores : HeldOptions<kConfig.options.any()> {
     if constexpr (kConfig.expressions.any()) {
       query_head = of_head;
       const Place place = place_of(corner(0));
-      if constexpr (kScore != 0) of_score = ScoreFunction<kScore>::uniform(place, *captures);
+      if constexpr (kCalls) of_score = ScoreFunction<kScore>::uniform(place, *captures);
+      if constexpr (kSlanted && kScore != 0) {
+        slanted = ScoreSlant<kScore>::of(place, *captures);
+        slanted.multiply(kLog2e);
+      }
       if constexpr (kHidden != 0) of_mask = MaskFunction<kHidden>::uniform(place, *captures);
     }
-    if constexpr (kConfig.alibi) {
+    if constexpr (kConfig.alibi && kScore == 0) {
       slope =
           kLog2e *
           worker.args.alibi[worker.job.batch * worker.args.alibi_b + of_head * worker.args.alibi_h];
+    }
+  }
+  /// (F3) Before the products with a block of queries. Votes, though all lanes agree: see
+  /// fwd_sm90/functions_and_lists.md.
+  __forceinline__ void enter_block(int of_block) {
+    if constexpr (kSlanted) {
+      Slant of = slanted;
+      if constexpr (kScore == 0) {
+        of.distance = slope;
+        of.shift = shift();
+      }
+      // Distances of the warp's last key to the first query, of its first one to the last.
+      const int key = key_row(), least = of_block * kM + of.shift - (key - worker.lane / 4 + 15);
+      const bool right = __any_sync(~0U, least < 0);
+      crosses = right && __any_sync(~0U, least + 15 + kM - 1 > 0);
+      const float distance = crosses ? 0.0F : right ? -of.distance : of.distance;
+      const int query = of_block * kM + 2 * (worker.lane % 4);
+      side = -distance;
+      if constexpr (kScore != 0) side += of.row - of.ahead;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int j = key + 8 * r;
+        base[r] = -distance * static_cast<float>(query + of.shift - j);
+        if constexpr (kScore != 0) {
+          base[r] += of.ahead * static_cast<float>(j - query) +
+                     (of.row * static_cast<float>(query) + of.column * static_cast<float>(j) +
+                      of.constant);
+        }
+      }
     }
   }
 
@@ -119,23 +163,32 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   __forceinline__ void take_dropout() {
     if constexpr (kConfig.options.dropout) {
       const int head = pair - entry_of<kConfig>(worker.job) * worker.args.heads_q;
-      const KeptPairs<true, true, 1, kM / 8> made(
+      constexpr int kAbreast = kD + kConfig.head_dim_v <= 128 ? 4 : 2;
+      const KeptPairs<true, true, 1, kM / 8, kAbreast> made(
           this->options->dropout, worker.job.batch * worker.args.heads_q + head,
           key_row() - worker.lane / 4, block * kM, worker.lane);
 #pragma unroll
       for (int i = 0; i < kM / 64; ++i) this->kept[i] = made.bits[i];
     }
   }
-  __forceinline__ bool is_kept(int i) const { return (this->kept[i / 32] >> (i % 32) & 1) != 0; }
+  /// Calls `drop` with the number of each of the thread's scores that is dropped.
+  /// NOTE: opaque, or each test looks for its bit in what the lanes exchanged.
+  template <class Drop>
+  __forceinline__ void for_dropped(Drop drop) const {
+#pragma unroll
+    for (int word = 0; word < kM / 64; ++word) {
+      const u32 bits = static_cast<u32>(opaque(static_cast<int>(this->kept[word])));
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        if ((bits >> i & 1) == 0) drop(32 * word + i);
+      }
+    }
+  }
   /// (B3) Z P, packed; 1 / (1 - p) comes with dV.
   template <int kWords>
   __forceinline__ void drop(u32 (&words)[kWords]) const {
-    if constexpr (kConfig.options.dropout) {
-#pragma unroll
-      for (int i = 0; i < kWords; ++i) {
-        words[i] &= (is_kept(2 * i) ? 0xffffU : 0U) | (is_kept(2 * i + 1) ? 0xffff0000U : 0U);
-      }
-    }
+    if constexpr (kConfig.options.dropout)
+      for_dropped([&](int i) { words[i / 2] &= i % 2 == 0 ? ~0xffffU : 0xffffU; });
   }
   /// (F4) by the bool mask, where it hides a score of the warp. CONTRACT 10
   __forceinline__ void mask_shown() {
@@ -175,6 +228,14 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   /// (F1) S^T = K Q^T; with fold_lse S - LSE
   __forceinline__ void issue_scores() {
     if constexpr (kConfig.fold_lse) load_columns(rS, worker.shared.offset(worker.rQ.slot));
+    if constexpr (kSlanted) {
+      const float raw = side * (-kLn2 * worker.args.offset_factor);
+#pragma unroll
+      for (int i = 0; i < kM / 2; ++i) {
+        const float query = static_cast<float>(8 * (i / 4) + i % 2);
+        rS[i] = i / 2 % 2 == 1 ? rS[i - 2] : __fmaf_rn(raw, query, rS[i]);
+      }
+    }
     const u64 k = step_descriptor(dK);
     const u64 q = dQ + worker.rQ.slot * (kPlan.q_stage / 16);
     wgmma_fence();
@@ -264,7 +325,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   }
   /// (F2, F3) raw scores to logits in the log2 domain; the slope of the softcap to shared memory.
   __forceinline__ void modify() {
-    if constexpr (kScore != 0) {
+    if constexpr (kCalls) {
       score_function();
     } else if constexpr (kConfig.softcap) {
       const u32 gate = gate_place();
@@ -293,15 +354,28 @@ struct Scores : HeldOptions<kConfig.options.any()> {
 #pragma unroll
       for (int i = 0; i < kM / 2; ++i) rS[i] *= worker.args.scale_log2;
     }
-    if constexpr (kConfig.alibi) {
-      const float distance = static_cast<float>(
-          block * kM + 2 * (worker.lane % 4) + keys_of<kConfig>(worker.args, worker.job) -
-          queries_of<kConfig>(worker.args, worker.job) - key_row());
-#pragma unroll
-      for (int i = 0; i < kM / 2; ++i) {
-        const float here = distance + static_cast<float>(8 * (i / 4) + i % 2 - 8 * (i / 2 % 2));
-        rS[i] = __fmaf_rn(-slope, fabsf(here), rS[i]);
+    if constexpr (kSlanted) {
+      if (__any_sync(~0U, crosses)) {
+        const float factor = kScore != 0 ? slanted.distance : slope;
+        subtract_distance(factor * (-kLn2 * worker.args.offset_factor),
+                          kScore != 0 ? slanted.shift : shift());
       }
+    } else if constexpr (kConfig.alibi) {
+      subtract_distance(slope, shift());
+    }
+  }
+  /// Sk - Sq of the sequence.
+  __forceinline__ int shift() const {
+    return keys_of<kConfig>(worker.args, worker.job) - queries_of<kConfig>(worker.args, worker.job);
+  }
+  /// Subtracts factor * |i + shift - j|.
+  __forceinline__ void subtract_distance(float factor, int of_shift) {
+    const float distance =
+        static_cast<float>(block * kM + 2 * (worker.lane % 4) + of_shift - key_row());
+#pragma unroll
+    for (int i = 0; i < kM / 2; ++i) {
+      const float here = distance + static_cast<float>(8 * (i / 4) + i % 2 - 8 * (i / 2 % 2));
+      rS[i] = __fmaf_rn(-factor, fabsf(here), rS[i]);
     }
   }
 
@@ -354,7 +428,10 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       for (int r = 0; r < 2; ++r) {
         float& a = rS[4 * j + 2 * r];
         float& b = rS[4 * j + 2 * r + 1];
-        if constexpr (kConfig.fold_lse) {
+        if constexpr (kSlanted) {
+          a = __fmaf_rn(a, worker.args.scale_log2, base[r]);
+          b = __fmaf_rn(b, worker.args.scale_log2, base[r]);
+        } else if constexpr (kConfig.fold_lse) {
           a *= worker.args.scale_log2;
           b *= worker.args.scale_log2;
         } else if constexpr (kConfig.modified) {
@@ -366,7 +443,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
         }
         a = exp2_approx(a);
         b = exp2_approx(b);
-        if constexpr (kScore != 0) {
+        if constexpr (kCalls) {
           // Queries that see nothing or are none: whatever the function gives there.
           a = l.x == -infinity() ? 0.0F : a;
           b = l.y == -infinity() ? 0.0F : b;

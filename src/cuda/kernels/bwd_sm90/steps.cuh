@@ -89,6 +89,9 @@ __forceinline__ void Consumer<kConfig>::score_gradients() {
   const u32 delta = worker.shared.delta(worker.rO.slot) + worker.lane % 4 * 8;
   Floats2 d;
   const u32 gate = scores.gate_place();
+  if constexpr (kConfig.options.dropout) {
+    scores.for_dropped([&](int i) { rGradS[i] = 0.0F; });
+  }
 #pragma unroll
   for (int i = 0; i < kM / 4; i += 4) {
     u32 gates[4] = {};
@@ -106,8 +109,8 @@ __forceinline__ void Consumer<kConfig>::score_gradients() {
       if constexpr (kConfig.options.dropout) {
         // (B4) Z dP / (1 - p)
         const float scale = scores.options->dropout.scale;
-        a = __fmaf_rn(scores.is_kept(2 * (i + e)) ? a : 0.0F, scale, -d.x);
-        b = __fmaf_rn(scores.is_kept(2 * (i + e) + 1) ? b : 0.0F, scale, -d.y);
+        a = __fmaf_rn(a, scale, -d.x);
+        b = __fmaf_rn(b, scale, -d.y);
       } else {
         a -= d.x;
         b -= d.y;
@@ -281,6 +284,7 @@ __forceinline__ void Consumer<kConfig>::exact_step(int next_pair, int next_block
     worker.wait_q();
     const u32 listed = scores.template take_listed<kMasked>();
     take_next_mask<true>(next_pair, next_block);
+    scores.enter_block(kConfig.listed() ? scores.block : next_block);
     scores.issue_scores();
     wgmma_wait<0>();
     pin(scores.rS);
@@ -320,9 +324,9 @@ template <Config kConfig>
 template <bool kMasked, bool kLast>
 __forceinline__ void Consumer<kConfig>::dropout_step(int next_pair, int next_block) {
   Worker<kConfig>& worker = scores.worker;
+  scores.take_dropout();
   worker.wait_do();
   hide_rows();
-  scores.take_dropout();
   issue_dp();
   wgmma_wait<0>();
   pin(rGradS);
@@ -355,6 +359,7 @@ __forceinline__ void Consumer<kConfig>::finish_step(u32 stage_q, int next_pair, 
     worker.wait_q();
     listed = scores.template take_listed<kMasked>();
     take_next_mask<true>(next_pair, next_block);
+    scores.enter_block(kConfig.listed() ? scores.block : next_block);
     scores.issue_scores();
   }
   wgmma_wait<0>();
@@ -409,6 +414,7 @@ __forceinline__ void Consumer<kConfig>::first_step(const BlockRange& range) {
   worker.wait_q();
   const u32 listed = scores.template take_listed<true>();
   scores.take_mask(scores.pair, scores.block);
+  scores.enter_block(scores.block);
   scores.issue_scores();
   wgmma_wait<0>();
   pin(scores.rS);

@@ -93,9 +93,15 @@ Config bwd_sm90_config(const Problem& p) {
   config.expressions = expressions_of(p);
   config.options = options_of(p);
   config.gated = is_gated(p);
-  config.modified = host::is_modified(p) || config.expressions.score != 0;
+  // ALiBi, and functions like it, from the start of the products on: raw scores are divided by the
+  // scale. Above head dim 128 distances are subtracted from logits.
+  const bool slanted = std::max(p.head_dim, p.head_dim_v) <= 128 && p.softcap == 0.0 &&
+                       p.scale > 1e-30F &&
+                       (p.alibi_slopes.defined() != (p.score_affine != nullptr)) &&
+                       (p.score_affine != nullptr || !p.score_function.defined());
+  config.modified = !slanted && (host::is_modified(p) || config.expressions.score != 0);
   config.softcap = p.softcap != 0.0;
-  config.alibi = p.alibi_slopes.defined();
+  config.alibi = slanted || p.alibi_slopes.defined();
   config.deterministic = p.deterministic;
   config.fold_lse = !config.modified;
   config.exact = bwd_tiles::is_small(p);

@@ -159,8 +159,20 @@ struct Worker {
 
   // ---- jobs that pass rows through
 
-  /// (B2) delta = rowsum(dO O) - dLSE; offset = -LSE in the scores' domain, -inf where LSE = -inf
-  /// (a row that saw no key) and past the end: P = 2^-inf is then 0 without a mask.
+  /// Whether the thread's row, `row` of what the caller gave, saw its sink alone: O = 0, LSE =
+  /// sink. O has landed.
+  __forceinline__ bool saw_sink_alone(int row, bool exists, int t) const {
+    if (args.sinks == nullptr) return false;
+    const bool may =
+        exists && args.lse_in[job.batch * args.lse_b + job.head * args.lse_h + row * args.lse_s] ==
+                      args.sinks[job.head * args.sinks_h];
+    if (!__any_sync(~0U, may)) return false;
+    const u32 sO = shared.q(rQ.slot);
+    return row_products<kConfig>(sO, sO, t) == 0.0F && may;
+  }
+
+  /// (B2) delta = rowsum(dO O) - dLSE; offset = -LSE in the scores' domain, -inf where a row saw no
+  /// key and past the end: P = 2^-inf is then 0 without a mask.
   __forceinline__ void run_prepare() {
     constexpr int kThreads = 256 / kM;  // of a row
     const int t = warpgroup * 128 + thread, first = job.block * kConfig.chunk_rows;
@@ -174,25 +186,30 @@ struct Worker {
     }
     signal_done();  // before this job's stores, which it would wait for
     if constexpr (!kConfig.wide()) clear_sums<kConfig>(args, base, t);
+    u32 alone = 0;  // bit n: of the thread's n-th row
 #pragma unroll 1
     for (int row0 = 0; row0 < rows_of_chunk<kConfig>(job); row0 += kM) {
       await_producer(shared.q_full(rQ.slot), rQ.parity);
       wait_do();
       float delta = row_products<kConfig>(shared.q(rQ.slot), shared.d_o(rO.slot), t);
+      const int row = row0 + t / kThreads;
+      const bool exists = first + row < queries_of<kConfig>(args, job);
+      const bool is_alone = saw_sink_alone(given + row, exists, t);
+      if (is_alone || !exists) delta = 0.0F;
+      if (is_alone) alone |= 1U << (row0 / kM);
       __syncwarp();  // all lanes have read
       release(shared.q_empty(rQ.slot));
       release(shared.do_empty(rO.slot));
       rQ.advance();
       rO.advance();
       if (t % kThreads != 0) continue;
-      const int row = row0 + t / kThreads;
       if (args.delta_in != nullptr) {
-        if (first + row < queries_of<kConfig>(args, job)) {
+        if (exists) {
           delta = args.delta_in[static_cast<i64>(entry_of<kConfig>(job) * args.heads_q + job.head) *
                                     args.delta_rows +
                                 given + row];
         }
-      } else if (args.d_lse != nullptr && first + row < queries_of<kConfig>(args, job)) {
+      } else if (args.d_lse != nullptr && exists) {
         delta -= args.d_lse[job.batch * args.d_lse_b + job.head * args.d_lse_h +
                             (given + row) * args.d_lse_s];
       }
@@ -200,6 +217,13 @@ struct Worker {
     }
     if (t < kConfig.chunk_rows) {
       args.offset[base + t] = lse == -infinity() ? lse : lse * args.offset_factor;
+    }
+    if (args.sinks != nullptr) {
+      sync_consumers();  // over what other threads wrote
+      for (int n = 0; n < kConfig.chunk_rows / kM; ++n) {
+        if (t % kThreads == 0 && (alone >> n & 1) != 0)
+          args.offset[base + n * kM + t / kThreads] = -infinity();
+      }
     }
     __syncwarp();  // the signal of lane 0 is for the stores of all
     unsignalled = args.prepared + entry_of<kConfig>(job) * args.heads_k + job.head / args.group;

@@ -4,6 +4,7 @@
 #include "cuda/tile/hopper/tensor_map.h"
 #include "cuda/tile/hopper/tile_counter_args.h"
 #include "cuda/tile/key_parts_args.h"
+#include "cuda/tile/options_args.h"
 #include "cuda/tile/sequences_args.h"
 #include "cuda/tile/types.h"
 
@@ -27,6 +28,7 @@ struct Config {
   bool whole_rows = true;  ///< a box has all columns, not 64
   bool paged = false;      ///< through a page table
   bool modified = false;   ///< softcap, ALiBi, a scale that is not positive
+  bool tree = false;       ///< words say which of the last keys, the queries' own, a query sees
   bool operator==(const Config&) const = default;
 };
 
@@ -76,6 +78,7 @@ struct Args {
   int part_columns = 0;     ///< of o_part
   float* o_part = nullptr;  ///< (part, row, column)
   float* m_part = nullptr;  ///< (part, row), and l behind it
+  tile::TreeBits tree;
 };
 
 }  // namespace tilewise::decode_sm90

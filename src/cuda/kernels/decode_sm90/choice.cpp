@@ -84,6 +84,7 @@ Config make_config(const Problem& p) {
   c.whole_rows = c.box_rows > 0 && in_panels(p.head_dim) && in_panels(p.head_dim_v);
   c.paged = p.paged;
   c.modified = host::is_modified(p);
+  c.tree = p.tree.defined();
   c.blocks = 2;
   c.stages = most_stages(c, kSharedOfAll / 2 - kReserved);
   if (c.stages < 3) {
@@ -238,7 +239,8 @@ KernelUnit decode_unit(const Config& c) {
                 number_text("head_dim_v", c.head_dim_v) + number_text("row_warps", c.row_warps) +
                 number_text("stages", c.stages) + number_text("blocks", c.blocks) +
                 number_text("box_rows", c.box_rows) + flag_text("whole_rows", c.whole_rows) +
-                flag_text("paged", c.paged) + flag_text("modified", c.modified);
+                flag_text("paged", c.paged) + flag_text("modified", c.modified) +
+                (c.tree ? flag_text("tree", true) : "");
   unit.threads = 32 * (decode_sm90::kProducerWarps + decode_sm90::kWarps);
   unit.min_blocks = c.blocks;
   unit.shared_bytes = SharedPlan(c).bytes;

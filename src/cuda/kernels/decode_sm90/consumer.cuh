@@ -5,6 +5,7 @@
 #include "cuda/kernels/decode_sm90/shared.cuh"
 #include "cuda/tile/hopper/warpgroup.cuh"
 #include "cuda/tile/softmax.cuh"
+#include "cuda/tile/tree.cuh"
 
 namespace tilewise::decode_sm90 {
 
@@ -134,12 +135,17 @@ struct Consumer {
       const int column = key + 2 * (lane % 4);
       const int begin = max(query[r] + diagonals.low, item.begin) - column;
       const int end = min(query[r] + diagonals.high, item.end) - column;
+      u32 shown = ~0U;
+      if constexpr (kConfig.tree)
+        shown = tree_bits<kKeys>(args.tree, item.batch, query[r],
+                                 column - (item.seq_k - args.keys.seq_q));
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const int j = 8 * n + e;
-          if (j < begin || j >= end) S[0][n][2 * r + e] = -infinity();
+          if (j < begin || j >= end || (shown >> (2 * n + e) & 1) == 0)
+            S[0][n][2 * r + e] = -infinity();
         }
       }
     }
@@ -212,7 +218,8 @@ struct Consumer {
         1;
     const int first = item.row_tile * kTileRows<kConfig> / args.group;
     const int begin = max(item.begin, last / args.group + diagonals.low);
-    const int end = min(item.end, first + diagonals.high);
+    int end = min(item.end, first + diagonals.high);
+    if constexpr (kConfig.tree) end = min(end, item.seq_k - args.keys.seq_q);
 #pragma unroll 1
     for (int block = item.first_block(); block < item.end_block(); ++block) {
       if (block * kBlockN >= begin && (block + 1) * kBlockN <= end) {

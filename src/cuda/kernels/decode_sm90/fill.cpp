@@ -4,6 +4,7 @@
 
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
+#include "cuda/host/options.h"
 #include "cuda/host/tma_maps.h"
 
 namespace tilewise::cuda {
@@ -61,6 +62,7 @@ void decode_fill(decode_sm90::Args& args, const Problem& p, const DecodeChoice& 
     args.sinks_h = p.sinks.strides[0];
   }
   if (p.paged) args.pages = host::pages(p);
+  if (p.tree.defined()) args.tree = tree_words(p);
   args.keys = decode_key_parts(p, choice.keys);
   args.most_parts = choice.most_parts;
   args.part_rows = p.query_rows();

@@ -7,6 +7,7 @@
 
 #include "cuda/driver/device.h"
 #include "cuda/host/common.h"
+#include "cuda/host/options.h"
 #include "cuda/host/tile_counter.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/decode_sm90/choice.h"
@@ -51,7 +52,8 @@ double price(const Problem& p, double own_ms, const Hardware& machine) {
   return std::max(own_ms, 1.03 * sm90 + kBehindMs);
 }
 
-Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
+Preparation prepare(const KernelRow& row, const Problem& p, const Hardware& machine) {
+  if (has_tree_words(p)) return prepare(row, by_tree_words(p), machine);
   std::string reason = decode_refusal(p, machine);
   if (!reason.empty()) return reason;
   const DecodeChoice choice = decode_choose(p, machine);
@@ -83,7 +85,8 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   return Prepared{std::move(cost), remember(choice)};
 }
 
-void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
+void run(const KernelRow& row, const Problem& p, const Context& context) {
+  if (has_tree_words(p)) return run(row, by_tree_words(p), context);
   const auto& choice = context.decided<DecodeChoice>();
   const int device = p.device.index, parts = choice.most_parts;
   const ContextScope scope(device);  // tensor maps are made in a context

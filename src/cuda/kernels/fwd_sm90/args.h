@@ -83,7 +83,7 @@ struct SharedPlan {
   static constexpr int kSlot = 32;                           ///< an announced tile
   static constexpr int kListed = 16;                         ///< which tile of a list K is of
   int q_warpgroup, q_buffer, k_stage, v_stage, o_warpgroup;  ///< sizes
-  int q, k, v, o, barriers, slots, listed, bias, bytes;
+  int q, k, v, o, barriers, slots, listed, bias, dropout, bytes;
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }
   constexpr explicit SharedPlan(const Config& c)
@@ -102,8 +102,12 @@ struct SharedPlan {
         slots(barriers + 8 * (4 * c.stages + 2 * c.warpgroups * c.q_buffers + 4)),
         listed(slots + 2 * kSlot),
         bias((listed + (c.lists == Lists::none ? 0 : kListed * c.stages) + 15) / 16 * 16),
-        bytes(c.options.bias() ? bias + 4 * c.warpgroups * bias_warp(c)
-                               : listed + (c.lists == Lists::none ? 0 : kListed * c.stages)) {}
+        dropout(bias + (c.options.bias() ? 4 * c.warpgroups * bias_warp(c) : 0)),
+        bytes(c.options.dropout  ? dropout + 4 * c.warpgroups * dropout_warp(c)
+              : c.options.bias() ? dropout
+                                 : listed + (c.lists == Lists::none ? 0 : kListed * c.stages)) {}
+  /// Dropout's words of a block of keys, for a warp: 16 bytes for four keys.
+  static constexpr int dropout_warp(const Config& c) { return c.block_n / 4 * 16; }
   /// Elements of a bias of a warp's rows and a block of keys.
   static constexpr int bias_warp(const Config& c) {
     return tile::PairRoom(c.options.pairs, false, 16, c.block_n).bytes;

@@ -33,7 +33,8 @@ struct Consumer : Rows<kConfig> {
                 (kModification == Modification::softcap && kConfig.mask == Mask::right));
   static_assert(!kConfig.halve_cut || kConfig.trust_maxima);
   static_assert(!kConfig.expressions.any() || (!kConfig.halve_cut && !kConfig.pack_heads));
-  static_assert(!(kConfig.options.mask || kConfig.options.dropout) || !kConfig.halve_cut);
+  static_assert(!(kConfig.options.mask || kConfig.options.dropout || kConfig.options.tree) ||
+                !kConfig.halve_cut);
   static_assert(!kConfig.options.dropout || !kConfig.pack_heads);
   static_assert(!kListed<kConfig> || !(kConfig.skip_blocks || kConfig.halve_cut ||
                                        kConfig.chain_tiles || kConfig.pack_heads || kConfig.split));
@@ -170,6 +171,7 @@ struct Consumer : Rows<kConfig> {
           opaque(lane));
     }
     if constexpr (kMasked) {
+      if constexpr (kConfig.options.tree) take_tree<kConfig>(*this, rows, column);
       Base::template mask_rows<kCount>(args, tile, rows, column,
                                        kConfig.lists == Lists::parts ? listed : ~0U);
     } else if constexpr (kConfig.options.mask) {
@@ -428,7 +430,7 @@ struct Consumer : Rows<kConfig> {
       wait_k();
       if constexpr (kConfig.halve_cut) first_halved = visible_half(blocks.end - 1) == 0;
       take_listed();
-      take_options<kConfig>(*this, blocks.end - 1);
+      take_first_options<kConfig>(*this, blocks.end - 1);
       issue_scores();
       first_scores_wait();
       while (true) {
@@ -441,7 +443,7 @@ struct Consumer : Rows<kConfig> {
           if (tile.block >= 0 && blocks.begin < blocks.end) {
             const int skipped = skip_right<kConfig, true>(*this);
             if constexpr (kConfig.halve_cut) first_halved = visible_half(blocks.end - 1) == 0;
-            take_options<kConfig>(*this, blocks.end - 1);
+            take_first_options<kConfig>(*this, blocks.end - 1);
             wait_v();
             issue_values();
             wait_q();

@@ -5,6 +5,7 @@
 #include "cuda/kernels/fwd_sm90/listed.cuh"
 #include "cuda/kernels/fwd_sm90/scores.cuh"
 #include "cuda/tile/bias.cuh"
+#include "cuda/tile/tree.cuh"
 
 namespace tilewise::fwd_sm90 {
 
@@ -17,9 +18,9 @@ __forceinline__ int block_at(const Consumer& c, int n) {
   return key_block<kConfig>(c.args, c.tile, n);
 }
 
-/// Asks for what the bool mask shows of a block, before the products that its scores come from.
+/// Asks for what the bool mask shows of a block.
 template <Config kConfig, class Consumer>
-__forceinline__ void take_mask(Consumer& c, int n) {
+__forceinline__ void load_mask(const Consumer& c, int n, u32 (&words)[2]) {
   const int first = c.group_query(), block = block_at<kConfig>(c, n);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -27,7 +28,33 @@ __forceinline__ void take_mask(Consumer& c, int n) {
     int line = min(c.query(first, r), queries<kConfig>(c.args, c.tile) - 1);
     if constexpr (kConfig.lengths == Lengths::packed) line += c.tile.q_begin;
     const int head = c.row_head(c.tile, c.local_row(r));
-    c.shown[r] = __ldg(mask_words(c.options->mask, c.tile.batch, head, line, block) + c.lane % 4);
+    words[r] = load_global_early(mask_words(c.options->mask, c.tile.batch, head, line, block) +
+                                 c.lane % 4);
+  }
+}
+/// What it shows of a block, ahead of the products that its scores come from. Words are asked for a
+/// block ahead: looked at as soon as products may be issued, they must be there, or the turn waits
+/// for them. Of a list the next block is not known.
+template <Config kConfig, class Consumer>
+__forceinline__ void take_mask(Consumer& c, int n) {
+  if constexpr (kListed<kConfig>) {
+    load_mask<kConfig>(c, n, c.shown);
+  } else {
+    c.shown[0] = c.coming[0], c.shown[1] = c.coming[1];
+    load_mask<kConfig>(c, max(n - 1, 0), c.coming);
+  }
+}
+
+/// What a tree shows the thread's rows of a block, from `column` on.
+template <Config kConfig, class Consumer>
+__forceinline__ void take_tree(Consumer& c, const int (&rows)[2], int column) {
+  const int seq_q = queries<kConfig>(c.args, c.tile), seq_k = keys<kConfig>(c.args, c.tile);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    // Rows past the last query see what it does.
+    const u32 bits = tree_bits<kConfig.block_n>(c.options->tree, c.tile.batch,
+                                                min(rows[r], seq_q - 1), column - (seq_k - seq_q));
+    c.shown[r] = kConfig.options.mask ? c.shown[r] & bits : bits;
   }
 }
 
@@ -38,7 +65,9 @@ __forceinline__ void take_dropout(Consumer& c, int n) {
   const int key = block_at<kConfig>(c, n) * kConfig.block_n;
   const typename Consumer::Kept made(c.options->dropout,
                                      c.tile.batch * c.args.heads_q + c.tile.head,
-                                     c.group_query() + c.warp * 16, key, c.lane);
+                                     c.group_query() + c.warp * 16, key, c.lane,
+                                     c.shared.base + Consumer::kPlan.dropout +
+                                         (c.warpgroup * 4 + c.warp) * Consumer::Kept::kKeyBytes);
 #pragma unroll
   for (int i = 0; i < Consumer::kScores / Consumer::kPerWord; ++i) c.kept[i] = made.bits[i];
 }
@@ -76,6 +105,12 @@ __forceinline__ void take_options(Consumer& c, int n) {
   if constexpr (kConfig.options.bias())
     bias_block<kConfig>(c).load_async(pair_corner<kConfig>(c, n));
   if constexpr (kConfig.options.dropout) take_dropout<kConfig>(c, n);
+}
+/// The same of a tile's first block.
+template <Config kConfig, class Consumer>
+__forceinline__ void take_first_options(Consumer& c, int n) {
+  if constexpr (kConfig.options.mask && !kListed<kConfig>) load_mask<kConfig>(c, n, c.coming);
+  take_options<kConfig>(c, n);
 }
 
 }  // namespace tilewise::fwd_sm90

@@ -112,7 +112,8 @@ Decided decide(const Problem& p, const Sm90Choice& choice) {
   return decided;
 }
 
-Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
+Preparation prepare(const KernelRow& row, const Problem& p, const Hardware& machine) {
+  if (has_tree_words(p)) return prepare(row, by_tree_words(p), machine);
   std::string reason = fwd_sm90_refusal(p, machine);
   if (!reason.empty()) return reason;
   const Sm90Choice choice = sm90_choose(p, machine);
@@ -139,7 +140,8 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   return Prepared{std::move(cost), remember(decided)};
 }
 
-void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
+void run(const KernelRow& row, const Problem& p, const Context& context) {
+  if (has_tree_words(p)) return run(row, by_tree_words(p), context);
   const auto& decided = context.decided<Decided>();
   Config config = decided.config;
   if (config.options.bias()) config.options.pairs.staged &= bias_begins_even(p);

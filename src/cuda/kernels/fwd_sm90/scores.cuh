@@ -33,8 +33,9 @@ struct HeldOptions {};
 template <>
 struct HeldOptions<true> {
   const Options* options;
-  u32 shown[2];  ///< of the thread's rows what the bool mask shows, a bit a score
-  u32 kept[2];   ///< dropout: of the thread's scores, a bit for each of `kPerWord`
+  u32 shown[2];   ///< of the thread's rows what mask and tree show, a bit a score
+  u32 coming[2];  ///< the same of the block after
+  u32 kept[2];    ///< dropout: of the thread's scores, a bit for each of `kPerWord`
 };
 
 /// Scores of 64 rows x block_n keys, as wgmma leaves them, and the statistics of the thread's two
@@ -266,7 +267,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       // One bit a score: the tests of eight of them are one instruction.
       const int from = scores_before(begin[r]), to = scores_before(end[r]);
       u32 visible = bit_mask(static_cast<u32>(from), static_cast<u32>(max(to - from, 0))) & listed;
-      if constexpr (kConfig.options.mask) visible &= this->shown[r];
+      if constexpr (kConfig.options.mask || kConfig.options.tree) visible &= this->shown[r];
 #pragma unroll
       for (int i = 0; i < kCount / 2; ++i) {
         if ((visible >> i & 1) == 0) rS[4 * (i / 2) + 2 * r + i % 2] = -infinity();
@@ -284,14 +285,19 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       }
     }
   }
-  using Kept = KeptPairs<kConfig.options.dropout, false, 1, kBlockN / 8>;
+  using Kept = KeptPairs<kConfig.options.dropout, false, 1, kBlockN / 8, 5, true>;
   static constexpr int kPerWord = 4 * Kept::kGroup;  ///< scores of a word of `kept`
   /// (F10) Z P of what has been summed; 1 / (1 - p) comes at the end.
+  /// NOTE: opaque, or the tests of two places of a step are made once, and their answers kept.
   __forceinline__ void drop() {
     if constexpr (kConfig.options.dropout) {
 #pragma unroll
-      for (int i = 0; i < kScores; ++i) {
-        if ((this->kept[i / kPerWord] >> (i % kPerWord) & 1) == 0) rS[i] = 0.0F;
+      for (int word = 0; word < kScores / kPerWord; ++word) {
+        const u32 bits = static_cast<u32>(opaque(static_cast<int>(this->kept[word])));
+#pragma unroll
+        for (int i = 0; i < kPerWord; ++i) {
+          if ((bits >> i & 1) == 0) rS[word * kPerWord + i] = 0.0F;
+        }
       }
     }
   }

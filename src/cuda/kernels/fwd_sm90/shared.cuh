@@ -196,6 +196,10 @@ __forceinline__ BlockRange block_range(const Args& args, const Tile& tile, int q
     range.full_end = share<kConfig>(args, tile, seq_k / kN);
   } else {
     range = key_blocks<kN>(diagonals<kConfig>(args, tile), query, query_end, seq_k);
+    if constexpr (kConfig.options.tree) {
+      range.full_end = min(range.full_end, max(seq_k - queries<kConfig>(args, tile), 0) / kN);
+      range.settle();
+    }
   }
   return range;
 }

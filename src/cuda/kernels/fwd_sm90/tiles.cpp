@@ -291,7 +291,7 @@ namespace {
 /// Room for the elements of a bias: a stage of keys and values less, else they are read from memory
 /// one by one. So they are too where a warp cannot share a row's copies.
 void make_room(Config& config) {
-  if (!config.options.bias()) return;
+  if (!config.options.bias() && !config.options.dropout) return;
   config.options.pairs.staged &= config.block_n % 64 == 0;
   const auto fits = [&] { return fwd_sm90::SharedPlan(config).bytes <= kSharedLimit; };
   if (!fits() && config.chain_tiles) config.chain_tiles = false, config.q_buffers = 1;
@@ -354,10 +354,10 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   const bool adds = config.modification == Modification::alibi ||
                     (config.modification == Modification::none && config.expressions.mask == 0 &&
                      (config.expressions.score == 0 || !masked));
-  config.values_first = tile.has(kValuesFirst) && plain && !config.options.dropout &&
+  config.values_first = tile.has(kValuesFirst) && plain &&
                         (unmodified || (adds && !config.options.any()));
   config.halve_cut = masked && tile.has(kHalveCut) && plain && !config.options.mask &&
-                     !config.options.dropout &&
+                     !config.options.tree && !config.options.dropout &&
                      (unmodified || (config.modification == Modification::softcap &&
                                      config.mask == Mask::right && !config.expressions.any()));
   const bool falls = p.score_affine == nullptr || p.score_affine->distance >= 0;

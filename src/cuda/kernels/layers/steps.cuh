@@ -181,8 +181,8 @@ __forceinline__ void drop_add(const DropArgs& a) {
     const int group = static_cast<int>(n % groups);
     tile::u32 kept = 15U;
     if (a.drops) {
-      kept = tile::kept_words<false>(a.bits, static_cast<tile::u32>(group),
-                                     static_cast<tile::u32>(row), a.site);
+      kept = tile::kept_words(a.bits, static_cast<tile::u32>(group), static_cast<tile::u32>(row),
+                              a.site);
     }
     for (int e = 0; e < 4 && 4 * group + e < a.cols; ++e) {
       const i64 at = row * a.cols + 4 * group + e;

@@ -11,15 +11,15 @@ inline constexpr int kRows = 64, kBlockN = decode_sm90::kBlockN;
 /// Warpgroups that compute: each has half of O's columns, and the scores of every second block.
 inline constexpr int kWarpgroups = 2;
 inline constexpr int kStages = 2;
-/// Keys of the copy engine's boxes, which have all columns; all in one page.
-inline constexpr int kBoxRows = 8;
+/// Keys of the copy engine's boxes, all in one page, and pieces of the columns that they have.
+inline constexpr int kBoxRows = 8, kPieces = 3;
 
 struct Config {
   tile::Element element = tile::Element::bf16;
   bool paged = false;  ///< through a page table
-  int pieces = 3;      ///< of a block's columns: scores begin with the first that has arrived
-  int prefetch = 2;    ///< blocks that are fetched to L2 ahead of their copies
-  bool behind = true;  ///< scores are issued behind O += P V of the block before
+  /// Scores of a block ahead of O += P V of the block before, where its keys come before that P.
+  /// Else behind it.
+  bool early = false;
   bool operator==(const Config&) const = default;
 };
 
@@ -32,8 +32,7 @@ struct SharedPlan {
   static constexpr int kMaxima = 64, kSums = 64;            ///< of a warp's 16 rows
   static constexpr int kItem = decode_sm90::SharedPlan::kItem;
   static constexpr int kItems = decode_sm90::SharedPlan::kItems;
-  static constexpr int kMostPieces = 3;
-  static constexpr int kBarriers = (1 + kMostPieces) * kStages + 4 * kWarpgroups + 2 + 2 * kItems;
+  static constexpr int kBarriers = (1 + kPieces) * kStages + 4 * kWarpgroups + 2 + 2 * kItems;
 
   static constexpr int q = 0;
   static constexpr int k = q + kHeadDim / 64 * kPanel;
@@ -42,7 +41,8 @@ struct SharedPlan {
   static constexpr int sums = maxima + 4 * kMaxima;  ///< of this item and the one before
   static constexpr int barriers = sums + 2 * kWarpgroups * 4 * kSums;
   static constexpr int items = (barriers + 8 * kBarriers + 15) / 16 * 16;
-  static constexpr int bytes = items + kItems * kItem;
+  static constexpr int agreed = items + kItems * kItem;  ///< by a warpgroup, in turn
+  static constexpr int bytes = agreed + 2 * kWarpgroups * 4;
 };
 
 using Args = decode_sm90::Args;

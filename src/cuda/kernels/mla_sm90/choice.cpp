@@ -28,8 +28,10 @@ constexpr std::int64_t kMostParts = 256;
 
 /// A tile's block of keys where nothing waits for memory; an item's start and end; the start of a
 /// launch; the merge of parts, and each of them.
-constexpr double kBlockMs = 1.6e-3, kItemMs = 5e-3, kFirstMs = 0.5e-3;
+constexpr double kBlockMs = 1.9e-3, kItemMs = 8e-3, kFirstMs = 0.5e-3;
 constexpr double kMergeMs = 2.5e-3, kMergedPartMs = 6e-5;
+/// Whether scores run ahead where arithmetic is what takes the time: not seen on a card yet.
+constexpr bool kEarly = false;
 /// How much of a last item runs alone where lengths differ.
 constexpr double kTail = 0.3;
 
@@ -49,7 +51,8 @@ double predict(const Problem& p, const MlaChoice& c, std::int64_t blocks, const 
   const auto item_ms = [&](double at_a_time) {
     const double block_ms =
         1e-6 * SharedPlan::kStage * std::ceil(at_a_time / c.row_tiles) / machine.bandwidth_gbps;
-    return part_blocks * std::max(kBlockMs, block_ms) + kItemMs;
+    return part_blocks * std::pow(std::pow(kBlockMs, 4.0) + std::pow(block_ms, 4.0), 0.25) +
+           kItemMs;
   };
   const double full = std::floor(items / slots), rest = items - full * slots;
   double ms = full * item_ms(slots) + (rest > 0.0 ? item_ms(rest) : 0.0);
@@ -68,6 +71,7 @@ MlaChoice with_parts(const Problem& p, std::int64_t keys, std::int64_t blocks,
   c.config.element = p.dtype == DType::bfloat16 ? tile::Element::bf16 : tile::Element::fp16;
   c.config.paged = p.paged;
   c.row_tiles = static_cast<int>(ceil_div(p.seq_q * p.group(), mla_sm90::kRows));
+  c.config.early = kEarly && c.row_tiles > 1;
   const DecodeChoice parts = decode_with_parts(p, keys, machine);
   c.keys = parts.keys;
   c.most_parts = parts.most_parts;
@@ -140,17 +144,14 @@ void mla_fill(mla_sm90::Args& args, const Problem& p, const MlaChoice& choice,
   decode.keys = choice.keys;
   decode.most_parts = choice.most_parts;
   decode_fill(args, p, decode, set_map);
-  set_map(args.k_map,
-          sm90_panel_map(p.k, kBoxRows, mla_sm90::kHeadDim / 64 / choice.config.pieces));
+  set_map(args.k_map, sm90_panel_map(p.k, kBoxRows, mla_sm90::kHeadDim / 64 / mla_sm90::kPieces));
 }
 
 KernelUnit mla_unit(const mla_sm90::Config& c) {
   KernelUnit unit;
   unit.stem = "mla_sm90";
   unit.file = "mla_sm90/kernel";
-  unit.config = element_text(c.element) + flag_text("paged", c.paged) +
-                number_text("pieces", c.pieces) + number_text("prefetch", c.prefetch) +
-                flag_text("behind", c.behind);
+  unit.config = element_text(c.element) + flag_text("paged", c.paged) + flag_text("early", c.early);
   unit.threads = 128 * (1 + mla_sm90::kWarpgroups);
   unit.shared_bytes = SharedPlan::bytes;
   unit.prelude = "#include \"cuda/tile/hopper/wgmma.cuh\"\n" +

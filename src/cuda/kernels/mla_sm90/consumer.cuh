@@ -89,7 +89,7 @@ struct Consumer {
   static __forceinline__ u32 parity(u32 n) { return n / kStages % 2; }
   __forceinline__ void wait_keys(u32 n) const {
 #pragma unroll
-    for (int piece = 0; piece < kConfig.pieces; ++piece)
+    for (int piece = 0; piece < kPieces; ++piece)
       mbarrier_wait(shared.full(stage(n), piece), parity(n));
   }
   /// Whether they have begun to come; the same for all lanes.
@@ -116,7 +116,7 @@ struct Consumer {
 
   /// (F1) S = Q K^T, issued as its columns arrive
   __forceinline__ void issue_scores(u32 n) {
-    constexpr int kSteps = kHeadDim / 16, kPieceSteps = kSteps / kConfig.pieces;
+    constexpr int kSteps = kHeadDim / 16, kPieceSteps = kSteps / kPieces;
     auto& sums = reinterpret_cast<float(&)[kBlockN / 2]>(rS);
     const u64 k = dK + stage(n) * (SharedPlan::kStage / 16);
 #pragma unroll
@@ -131,8 +131,9 @@ struct Consumer {
     }
     wgmma_commit();
   }
+  template <int kPending = 0>
   __forceinline__ void finish_scores() {
-    wgmma_wait<0>();
+    wgmma_wait<kPending>();
     pin(reinterpret_cast<float(&)[kBlockN / 2]>(rS));
   }
 
@@ -205,6 +206,7 @@ struct Consumer {
   }
 
   /// A block whose scores are the other warpgroup's: O += P V, issued.
+  template <bool kScores = false>
   __forceinline__ void take_block(Fragment& P) {
     mbarrier_wait(shared.p_full(1 - warpgroup, warp), taken);
     taken ^= 1;
@@ -222,36 +224,60 @@ struct Consumer {
       rows.m[r] = m[r];
       rows.l[r] *= alpha[r];
     }
-    scale_o();
+    if constexpr (kScores) {
+      if (__any_sync(~0U, alpha[0] != 1.0F || alpha[1] != 1.0F)) {
+        finish_scores();
+        scale_o();
+      }
+    } else {
+      scale_o();
+    }
     issue_values(P);
   }
 
-  /// The scores of a block. With kTakes the block before is taken first: it is the other
-  /// warpgroup's, and the item's.
-  template <bool kTakes, bool kMasked>
-  __forceinline__ void own_scores(int key) {
-    const u32 n = done + (kTakes ? 1 : 0);
+  /// Whether the keys of the n-th block come before P of the block at hand: the same for the
+  /// warpgroup, whose products are in one order.
+  __forceinline__ bool keys_come_first(u32 n) const {
+    const u32 agreed = shared.base + SharedPlan::agreed + 4 * (2 * warpgroup + n / 2 % 2);
+    if (warp == 0) {
+      bool keys = false;
+      while (!keys) {
+        if (!__any_sync(~0U, !mbarrier_test(shared.p_full(1 - warpgroup, 0), taken))) break;
+        keys = has_keys(n);
+      }
+      if (lane == 0) store_shared_4(agreed, keys ? 1 : 0);
+    }
+    named_barrier_sync(4 + warpgroup, 128);
+    return load_shared_4(agreed) != 0;
+  }
+
+  /// How a block's scores stand to the block before, which is the other warpgroup's.
+  enum class Order { alone, behind, ahead };
+
+  /// A block whose scores are this warpgroup's; the block before is taken too, where there is one.
+  /// `last`: the item has no other such block.
+  template <Order kOrder, bool kMasked>
+  __forceinline__ void own_block(int block, bool last) {
+    const int key = block * kBlockN;
+    const u32 n = done + (kOrder == Order::alone ? 0 : 1);
+    Fragment before;
     bool behind = false;
-    Fragment P;
-    if constexpr (kTakes) {
-      take_block(P);
+    if constexpr (kOrder == Order::behind) {
+      take_block(before);
       // The scores go behind it where their keys are there; else what it reads is free sooner.
-      behind = kConfig.behind && has_keys(n);
-      if (!behind) finish_values(P);
+      behind = !kConfig.early && has_keys(n);
+      if (!behind) finish_values(before);
     }
     if (kMasked && (key < item.begin || key + kBlockN > item.end)) clear_hidden(key, n);
     issue_scores(n);
-    if constexpr (kTakes) {
-      if (behind) finish_values<1>(P);
+    if constexpr (kOrder == Order::ahead) {
+      take_block<true>(before);
+      finish_scores<1>();
+    } else {
+      if (behind) finish_values<1>(before);
+      finish_scores();
     }
-    finish_scores();
     if constexpr (kMasked) mask(key);
-  }
-
-  /// A block whose scores are this warpgroup's. `last`: the item has no other such block.
-  template <bool kTakes, bool kMasked>
-  __forceinline__ void own_block(int block, bool last) {
-    own_scores<kTakes, kMasked>(block * kBlockN);
     if (last) release_q();
     alpha[0] = alpha[1] = 1.0F;
     softmax_step<0>(rS, rows, args.scale_log2, [this](int r, float a) { alpha[r] = a; });
@@ -262,6 +288,7 @@ struct Consumer {
       P[i] = pack<kElement>(s[i % 2 * 2], s[i % 2 * 2 + 1]);
     }
     pass(P);
+    if constexpr (kOrder == Order::ahead) finish_values(before);
     scale_o();
     issue_values(P);
     finish_values(P);
@@ -282,11 +309,13 @@ struct Consumer {
       const bool last = block + 2 >= end_block;
       const bool masked = block * kBlockN < begin || (block + 1) * kBlockN > end;
       if (block == first) {
-        own_block<false, true>(block, last);
+        own_block<Order::alone, true>(block, last);
       } else if (masked) {
-        own_block<true, true>(block, last);
+        own_block<Order::behind, true>(block, last);
+      } else if (kConfig.early && keys_come_first(done + 1)) {
+        own_block<Order::ahead, false>(block, last);
       } else {
-        own_block<true, false>(block, last);
+        own_block<Order::behind, false>(block, last);
       }
     }
     if (first < end_block && block == end_block) {  // the last one is the other's
@@ -314,64 +343,97 @@ struct Consumer {
   }
 
   /// (F11) O / l, LSE = m + log l
-  __forceinline__ void finish() {
-    add_sums();
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float l = rows.l[r];
-      float m = rows.m[r] == -infinity() ? 0.0F : rows.m[r];
-      float inverse = l == 0.0F ? 0.0F : 1.0F / l;
-      // A sink is a key of its own in the first part: it takes probability and has no value.
-      const float sink = args.sinks == nullptr || item.part > 0
-                             ? -infinity()
-                             : args.sinks[head[r] * args.sinks_h] * kLog2e;
-      if (sink > -infinity()) {
-        const float top = l == 0.0F ? sink : fmaxf(m, sink);
-        const float factor = l == 0.0F ? 0.0F : exp2_approx(m - top);
-        l = l * factor + exp2_approx(sink - top);
-        m = top;
-        inverse = factor / l;
+  template <int r>
+  __forceinline__ void finish_row() const {
+    float l = rows.l[r];
+    float m = rows.m[r] == -infinity() ? 0.0F : rows.m[r];
+    float inverse = l == 0.0F ? 0.0F : 1.0F / l;
+    // A sink is a key of its own in the first part: it takes probability and has no value.
+    const float sink = args.sinks == nullptr || item.part > 0
+                           ? -infinity()
+                           : args.sinks[head[r] * args.sinks_h] * kLog2e;
+    if (sink > -infinity()) {
+      const float top = l == 0.0F ? sink : fmaxf(m, sink);
+      const float factor = l == 0.0F ? 0.0F : exp2_approx(m - top);
+      l = l * factor + exp2_approx(sink - top);
+      m = top;
+      inverse = factor / l;
+    }
+    const bool writes = exists[r] && warpgroup == 0 && lane % 4 == 0;
+    if (item.parts > 1) {
+      const i64 row = (static_cast<i64>(item.batch) * args.heads_q + head[r]) * args.keys.seq_q +
+                      query[r] + item.part * args.part_rows;
+      if (writes) {
+        args.m_part[row] = l == 0.0F ? -infinity() : m;
+        args.m_part[row + args.most_parts * args.part_rows] = l;
       }
-      if (!exists[r]) continue;
-      const bool writes = warpgroup == 0 && lane % 4 == 0;
-      if (item.parts > 1) {
-        const i64 row = (static_cast<i64>(item.batch) * args.heads_q + head[r]) * args.keys.seq_q +
-                        query[r] + item.part * args.part_rows;
-        if (writes) {
-          args.m_part[row] = l == 0.0F ? -infinity() : m;
-          args.m_part[row + args.most_parts * args.part_rows] = l;
-        }
-        store_floats(args.o_part + row * args.part_columns, r, inverse);
-      } else {
-        if (writes && args.lse != nullptr) {
-          args.lse[item.batch * args.lse_b + head[r] * args.lse_h + query[r] * args.lse_s] =
-              (m + log2_approx(l)) * kLn2;
-        }
-        store_elements(r, inverse);
+      store_floats<r>(args.o_part + row * args.part_columns, inverse);
+    } else {
+      if (writes && args.lse != nullptr) {
+        args.lse[item.batch * args.lse_b + head[r] * args.lse_h + query[r] * args.lse_s] =
+            (m + log2_approx(l)) * kLn2;
       }
+      store_elements<r>(inverse);
     }
   }
-  __forceinline__ void store_floats(float* to, int r, float factor) const {
-    to += warpgroup * kColumns + 2 * (lane % 4);
-#pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j)
-      store_global_8(to + 8 * j, factor * rO[4 * j + 2 * r], factor * rO[4 * j + 2 * r + 1]);
+  /// Lanes of a row exchange what makes 16 bytes of each.
+  __forceinline__ static u32 exchange(u32 x, int other) {
+    return static_cast<u32>(__shfl_xor_sync(~0U, static_cast<int>(x), other));
   }
-  __forceinline__ void store_elements(int r, float factor) const {
+  template <int r>
+  __forceinline__ void store_floats(float* to, float factor) const {
+    const bool odd = lane % 2 == 1;
+    to += warpgroup * kColumns + 8 * (lane % 2) + 4 * (lane % 4 / 2);
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; j += 2) {
+      u32 x[2][2];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        x[i / 2][i % 2] = as_bits(factor * rO[4 * (j + i / 2) + 2 * r + i % 2]);
+      const u32 a = exchange(odd ? x[0][0] : x[1][0], 1);
+      const u32 b = exchange(odd ? x[0][1] : x[1][1], 1);
+      const Bytes16 four = {odd ? a : x[0][0], odd ? b : x[0][1], odd ? x[1][0] : a,
+                            odd ? x[1][1] : b};
+      if (exists[r]) store_global_16(to + 8 * j, four);
+    }
+  }
+  template <int r>
+  __forceinline__ void store_elements(float factor) const {
+    const bool odd = lane % 2 == 1, high = lane % 4 >= 2;
     unsigned short* to = static_cast<unsigned short*>(args.o.data) + item.batch * args.o.stride_b +
                          head[r] * args.o.stride_h + query[r] * args.o.stride_s +
-                         warpgroup * kColumns + 2 * (lane % 4);
+                         warpgroup * kColumns + 8 * (lane % 4);
 #pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j) {
-      *reinterpret_cast<u32*>(to + 8 * j) =
-          pack<kElement>(factor * rO[4 * j + 2 * r], factor * rO[4 * j + 2 * r + 1]);
+    for (int j = 0; j < kColumns / 8; j += 4) {
+      u32 x[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        x[i] =
+            pack<kElement>(factor * rO[4 * (j + i) + 2 * r], factor * rO[4 * (j + i) + 2 * r + 1]);
+      }
+      // A transposition of four words of four lanes: by halves, then by quarters.
+#pragma unroll
+      for (int i = 0; i < 4; i += 2) {
+        const u32 got = exchange(odd ? x[i] : x[i + 1], 1);
+        x[i] = odd ? got : x[i];
+        x[i + 1] = odd ? x[i + 1] : got;
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const u32 got = exchange(high ? x[i] : x[i + 2], 2);
+        x[i] = high ? got : x[i];
+        x[i + 2] = high ? x[i + 2] : got;
+      }
+      if (exists[r]) store_global_16(to + 8 * j, {x[0], x[1], x[2], x[3]});
     }
   }
 
   __forceinline__ void run() {
     while (enter()) {
       blocks();
-      finish();
+      add_sums();
+      finish_row<0>();
+      finish_row<1>();
     }
   }
 };

@@ -25,7 +25,7 @@ __forceinline__ void kernel(const Args& args) {
   // A warp-uniform role.
   const int warp = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp < 4) {
-    give_registers<72>();
+    give_registers<56>();
     if (warp == 0) {
       Producer<kConfig> producer{args, shared, lane};
       producer.run();
@@ -34,7 +34,7 @@ __forceinline__ void kernel(const Args& args) {
       copier.run();
     }
   } else {
-    take_registers<216>();
+    take_registers<224>();
     Consumer<kConfig> consumer(args, shared, warp / 4 - 1, warp % 4, lane);
     consumer.run();
   }

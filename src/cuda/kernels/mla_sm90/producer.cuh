@@ -14,8 +14,8 @@ using namespace tile;
 template <Config kConfig>
 struct Producer {
   static constexpr int kBoxes = kBlockN / kBoxRows;  ///< of a block and a piece
-  static constexpr int kPieces = kConfig.pieces, kPiecePanels = kHeadDim / 64 / kPieces;
-  static_assert(kPieces * kBoxes <= 32 && kConfig.prefetch <= 32 / kBoxes);
+  static constexpr int kPiecePanels = kHeadDim / 64 / kPieces;
+  static_assert(kPieces * kBoxes <= 32);
   const Args& args;
   const Shared shared;
   const int lane;
@@ -81,16 +81,6 @@ struct Producer {
                         piece * (SharedPlan::kBox / kPieces),
                     &args.k_map, shared.full(ring.slot, piece), 0, at, args.policy);
       }
-      if constexpr (kConfig.prefetch > 0) {
-        const int ahead = box + kConfig.prefetch * kBoxes;
-        const int soon = __shfl_sync(~0U, pages, ahead - base & 31);
-        const int later = __shfl_sync(~0U, next, ahead - base & 31);
-        if (piece < kPieces && ahead >= first && ahead <= last) {
-          const int there[4] = {row_of_box(ahead), piece * kPiecePanels, item.head,
-                                ahead < base + 32 ? soon : later};
-          tma_prefetch_5d(&args.k_map, 0, there, args.policy);
-        }
-      }
       ring.advance();
       ask_behind(block - first_block, end_block - first_block);
     }
@@ -123,21 +113,26 @@ struct QueryCopier {
   u32 parity = 0;
   Ring<SharedPlan::kItems> slots;
 
+  /// A warp copies a row at a time.
   __forceinline__ void copy(const Item& item) const {
-    constexpr int kChunks = kHeadDim / 8, kThreads = 32 * Shared::kQueryWarps;
+    constexpr int kChunks = kHeadDim / 8;
     const unsigned short* q = static_cast<const unsigned short*>(args.q.data) +
                               item.batch * args.q.stride_b +
-                              item.head * args.group * args.q.stride_h;
+                              item.head * args.group * args.q.stride_h + 8 * lane;
     const int first = item.row_tile * kRows, rows = args.keys.seq_q * args.group;
-#pragma unroll 4
-    for (int n = warp * 32 + lane; n < kRows * kChunks; n += kThreads) {
-      const int row = n / kChunks, chunk = n - row * kChunks;
+#pragma unroll 2
+    for (int row = warp; row < kRows; row += Shared::kQueryWarps) {
       const int query = (first + row) / args.group, head = first + row - query * args.group;
       const bool exists = first + row < rows;
-      const SharedTile<kRows, 64> panel{shared.q() + chunk / 8 * SharedPlan::kPanel};
-      copy_async_16(panel.address(row, chunk % 8),
-                    exists ? q + query * args.q.stride_s + head * args.q.stride_h + 8 * chunk : q,
-                    exists ? 16 : 0);
+      const unsigned short* from =
+          exists ? q + query * args.q.stride_s + head * args.q.stride_h : q;
+#pragma unroll
+      for (int part = 0; part < (kChunks + 31) / 32; ++part) {
+        const int chunk = 32 * part + lane;
+        if (chunk >= kChunks) continue;
+        const SharedTile<kRows, 64> panel{shared.q() + chunk / 8 * SharedPlan::kPanel};
+        copy_async_16(panel.address(row, chunk % 8), from + 256 * part, exists ? 16 : 0);
+      }
     }
     copy_async_commit();
     copy_async_wait<0>();

@@ -22,7 +22,7 @@ struct Shared {
   using Plan = SharedPlan;
   /// Warps that read an announced item: the consumers, and those that copy Q.
   static constexpr int kConsumers = 4 * kWarpgroups, kQueryWarps = 3;
-  static constexpr u32 kFirst = (1 + Plan::kMostPieces) * kStages;  ///< barrier that is no stage's
+  static constexpr u32 kFirst = (1 + kPieces) * kStages;  ///< barrier that is no stage's
   u32 base;
 
   __forceinline__ u32 q() const { return base + Plan::q; }
@@ -40,12 +40,8 @@ struct Shared {
     return base + Plan::barriers + index * kMbarrierBytes;
   }
   /// Of one piece of the columns.
-  __forceinline__ u32 full(u32 stage, int piece) const {
-    return barrier(stage * Plan::kMostPieces + piece);
-  }
-  __forceinline__ u32 empty(u32 stage) const {
-    return barrier(kStages * Plan::kMostPieces + stage);
-  }
+  __forceinline__ u32 full(u32 stage, int piece) const { return barrier(stage * kPieces + piece); }
+  __forceinline__ u32 empty(u32 stage) const { return barrier(kStages * kPieces + stage); }
   __forceinline__ u32 q_full() const { return barrier(kFirst); }
   __forceinline__ u32 q_empty() const { return barrier(kFirst + 1); }
   __forceinline__ u32 item_full(u32 slot) const { return barrier(kFirst + 2 + slot); }
@@ -59,7 +55,7 @@ struct Shared {
   __forceinline__ void init_barriers() const {
     // Every warp arrives for itself: one warp's wait does not prove that the others have read.
     for (u32 s = 0; s < kStages; ++s) {
-      for (int piece = 0; piece < Plan::kMostPieces; ++piece) mbarrier_init(full(s, piece), 1);
+      for (int piece = 0; piece < kPieces; ++piece) mbarrier_init(full(s, piece), 1);
       mbarrier_init(empty(s), kConsumers);
     }
     mbarrier_init(q_full(), kQueryWarps);

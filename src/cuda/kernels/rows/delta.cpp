@@ -52,6 +52,10 @@ void prepare_rows(const Problem& p, const RowStatistics& rows, void* stream) {
     args.d_lse_h = p.d_lse.strides[1];
     args.d_lse_s = p.d_lse.strides[2];
   }
+  if (p.sinks.defined()) {
+    args.sinks = static_cast<const float*>(p.sinks.data);
+    args.sinks_h = p.sinks.strides[0];
+  }
   args.lse2 = rows.lse2;
   args.delta = rows.delta;
   args.lse2_low = rows.lse2_low;

@@ -2,9 +2,10 @@
 ///
 ///   delta = rowsum(dO O) - dLSE;  lse2 = LSE * log2 e (B2)
 ///
-/// lse2 is +inf where LSE = -inf (a row that saw no key) and for rows that pad the last tile: P =
-/// 2^(S - lse2) is then 0 without a mask. delta is 0 there. Also clears the sums of dQ. A group of
-/// lanes takes one row, eight columns a lane.
+/// lse2 is +inf where a row saw no key and for rows that pad the last tile: P = 2^(S - lse2) is
+/// then 0 without a mask. delta is -dLSE there beside a sink, else 0. Such a row has LSE = -inf, or
+/// LSE = sink and O = 0. Also clears the sums of dQ. A group of lanes takes one row, eight columns
+/// a lane.
 #pragma once
 
 #include "cuda/kernels/rows/delta_args.h"
@@ -84,7 +85,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
   bool found = true;
   if constexpr (kConfig.packed) found = find_row(any.queries, i);
   const auto exists = [&] { return kConfig.packed ? found : i < args.seq_q; };
-  float sum = 0.0F;
+  float sum = 0.0F, size = 0.0F;
   if (exists()) {
     const i64 o = b * args.o.stride_b + h * args.o.stride_h + i * args.o.stride_s;
     const i64 d_o = b * args.d_o.stride_b + h * args.d_o.stride_h + i * args.d_o.stride_s;
@@ -95,7 +96,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
       read<kConfig.type>(y, args.d_o.data, d_o, args.d_o.stride_d, 8 * lane, args.head_dim_v,
                          args.vectors);
 #pragma unroll
-      for (int e = 0; e < 8; ++e) sum += x[e] * y[e];
+      for (int e = 0; e < 8; ++e) sum += x[e] * y[e], size += fabsf(x[e]);
     }
   }
   if (args.clear != nullptr) {
@@ -107,7 +108,10 @@ __forceinline__ void kernel(const AnyArgs& any) {
   const u32 group =
       kLanes == 32 ? ~0U : ((1U << (kLanes % 32)) - 1U) << (threadIdx.x % 32 / kLanes * kLanes);
 #pragma unroll
-  for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(group, sum, step);
+  for (int step = kLanes / 2; step > 0; step /= 2) {
+    sum += __shfl_xor_sync(group, sum, step);
+    if (args.sinks != nullptr) size += __shfl_xor_sync(group, size, step);
+  }
   if (lane != 0) return;
   float lse2 = infinity();
   if (exists()) {
@@ -115,8 +119,12 @@ __forceinline__ void kernel(const AnyArgs& any) {
     if (lse == -infinity()) {
       sum = 0.0F;  // whatever dO and dL hold there. CONTRACT 3
     } else {
-      // A bias of the least finite float on all keys: LSE is that.
-      lse2 = max_nan(lse * kLog2e, kLowest);
+      if (args.sinks != nullptr && size == 0.0F && lse == args.sinks[h * args.sinks_h]) {
+        sum = 0.0F;  // the sink alone was seen: the same
+      } else {
+        // A bias of the least finite float on all keys: LSE is that.
+        lse2 = max_nan(lse * kLog2e, kLowest);
+      }
       if (args.d_lse != nullptr) {
         sum -= args.d_lse[b * args.d_lse_b + h * args.d_lse_h + i * args.d_lse_s];
       }

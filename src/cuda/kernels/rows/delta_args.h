@@ -23,6 +23,8 @@ struct Args {
   long long lse_b = 0, lse_h = 0, lse_s = 0;
   const float* d_lse = nullptr;  ///< may be null
   long long d_lse_b = 0, d_lse_h = 0, d_lse_s = 0;
+  const float* sinks = nullptr;  ///< (Hq), may be null
+  long long sinks_h = 0;
   float* lse2 = nullptr;      ///< (B, Hq, rows_q)
   float* lse2_low = nullptr;  ///< (B, Hq, rows_q) becomes zero; may be null
   float* delta = nullptr;     ///< (B, Hq, rows_q)

@@ -20,7 +20,8 @@ __forceinline__ float row_sum(const Args& args, int head, float sink, int thread
     const i64 b = n / args.seq_q, i = n % args.seq_q;
     const i64 at = (b * args.heads + head) * args.rows_q + i;
     const float lse2 = kConfig.scaled ? args.lse2[at] * args.factor : args.lse2[at];
-    float x = __fmaf_rn(sink, kLog2e, -lse2);
+    // Where no key was seen the sink took all; where there is no row delta is 0.
+    float x = lse2 == infinity() ? 0.0F : __fmaf_rn(sink, kLog2e, -lse2);
     if constexpr (kConfig.low) x -= args.lse2_low[at];
     sum -= exp2_approx(min_nan(x, 0.0F)) * args.delta[at];  // delta has lost dL already
   }

@@ -275,7 +275,7 @@ Preparation prepare(const KernelRow& row, const Problem& p, const Hardware& mach
       scores * (4.0 * (walks.floats + 1.0) + element * (walks.elements + (forward ? 1.0 : 3.0)));
   const auto d = static_cast<double>(p.head_dim), dv = static_cast<double>(p.head_dim_v);
   const double flops = 2.0 * scores * (forward ? d + dv : 2.0 * (d + dv));
-  const bool exact = p.dtype == DType::float32 && p.precision == Precision::exact;
+  const bool exact = p.dtype == DType::float32 && p.precision != Precision::tf32;
   const double rate = exact ? kFloat32Efficiency * machine.float32_tflops
                             : kMatrixEfficiency * machine.matrix_tflops;
   cost.ms = 1e-6 * cost.bytes_moved / machine.bandwidth_gbps + 1e-9 * flops / rate +

@@ -39,16 +39,6 @@ __forceinline__ void tma_load_5d(u32 shared, const TensorMapBytes* map, u32 barr
       : "memory");
 }
 
-/// A box of a map of rank 5 to the L2 cache. "cp.async.bulk.prefetch.tensor"
-__forceinline__ void tma_prefetch_5d(const TensorMapBytes* map, int d, const int (&c)[4],
-                                     u64 policy) {
-  asm volatile(
-      "cp.async.bulk.prefetch.tensor.5d.L2.global.tile.L2::cache_hint [%0, {%1, %2, %3, %4, %5}], "
-      "%6;" ::"l"(map),
-      "r"(d), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]), "l"(policy)
-      : "memory");
-}
-
 /// A box from shared memory; what lies outside the tensor is not written. "cp.async.bulk.tensor"
 __forceinline__ void tma_store(const TensorMapBytes* map, u32 shared, int d, int h, int s, int b) {
   asm volatile(

@@ -1,8 +1,8 @@
-#include "tests/support/random_expression.h"
+#include "harness/random_expression.h"
 
 #include <cmath>
 
-namespace tilewise::testing {
+namespace tilewise {
 
 using namespace expression;
 
@@ -222,4 +222,4 @@ Expression RandomExpression::boolean(int depth) {
   }
 }
 
-}  // namespace tilewise::testing
+}  // namespace tilewise

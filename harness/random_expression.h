@@ -1,4 +1,4 @@
-/// Random formulas over the whole grammar, for tests.
+/// Random formulas over the whole grammar, for checks.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 #include "tilewise/expression.h"
 
-namespace tilewise::testing {
+namespace tilewise {
 
 /// Captured tensors that random formulas read, with contents of their own.
 struct RandomCaptures {
@@ -48,4 +48,4 @@ class RandomExpression {
   bool in_lanes_ = false;
 };
 
-}  // namespace tilewise::testing
+}  // namespace tilewise

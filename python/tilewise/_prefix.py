@@ -1,0 +1,120 @@
+"""prefix_attention: keys that all sequences share, then each one's own, by the operator
+tilewise::prefix_attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _native, _trace
+from ._spec import Spec, make_spec
+
+_SCHEMA = (
+    "(Tensor q, Tensor k_prefix, Tensor v_prefix, Tensor k, Tensor v, Tensor? key_lengths, "
+    "Tensor? cu_seqlens_q, Tensor? block_table, Tensor? sinks, SymInt max_seqlen_q, "
+    "SymInt max_seqlen_k, str causal, float? scale, float softcap, str layout, "
+    "str mask_expression, Tensor[] captures) -> (Tensor o, Tensor lse)"
+)
+_NAMES = (
+    "key_lengths",
+    "cu_seqlens_q",
+    "block_table",
+    "sinks",
+    "max_seqlen_q",
+    "max_seqlen_k",
+    "causal",
+    "scale",
+    "softcap",
+    "layout",
+    "mask_expression",
+    "captures",
+)
+
+
+def _spec(options: tuple[Any, ...]) -> Spec:
+    given = dict(zip(_NAMES, options, strict=True))
+    return make_spec(**given | {"captures": tuple(given["captures"])})
+
+
+@torch.library.custom_op(
+    "tilewise::prefix_attention", mutates_args=(), device_types=("cpu", "cuda"), schema=_SCHEMA
+)
+def _operator(
+    q: Tensor, k_prefix: Tensor, v_prefix: Tensor, k: Tensor, v: Tensor, *options: Any
+) -> tuple[Tensor, Tensor]:
+    spec = _spec(options)
+    outputs: tuple[Tensor, Tensor] = _native.empty_outputs(q, v, spec, True)
+    _native.forward_prefix((q, k_prefix, v_prefix, k, v), outputs, spec)
+    return outputs
+
+
+@_operator.register_fake
+def _fake(
+    q: Tensor, k_prefix: Tensor, v_prefix: Tensor, k: Tensor, v: Tensor, *options: Any
+) -> tuple[Tensor, Tensor]:
+    outputs: tuple[Tensor, Tensor] = _native.empty_outputs(q, v, _spec(options), True)
+    return outputs
+
+
+def prefix_attention(
+    q: Tensor,
+    k_prefix: Tensor,
+    v_prefix: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = True,
+    key_lengths: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    block_table: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    layout: str = "bshd",
+    return_lse: bool = False,
+) -> Any:
+    """Attention over keys that all sequences share, and behind them each sequence's own.
+
+    k_prefix, v_prefix: (P, Hk, D), (P, Hk, Dv), with layout "bhsd" (Hk, P, D). They are read once
+    for all sequences. q, k, v, and what names a sequence's own keys (causal, key_lengths,
+    cu_seqlens_q, block_table, mask_mod) are attention's; mask_mod counts keys from the first own
+    one, and tree_mask does. Every query sees the whole prefix. scale, softcap and sinks are of
+    all keys. Where q has a batch axis, its batch and rows must be one axis in memory, as "bshd" has
+    them.
+
+    Returns O, or (O, LSE) with return_lse. Both parts are rounded to q's type and merged by their
+    LSE. Raises ValueError where an argument is wrong, NotImplementedError where no kernel runs it,
+    or a tensor requires a gradient: there is none.
+    """
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k_prefix, v_prefix, k, v)):
+        raise NotImplementedError("prefix_attention has no gradient: call it in no_grad")
+    text, captures = "", ()
+    if mask_mod is not None:
+        _, text, given = _trace.formulas(None, mask_mod)
+        captures = tuple(torch.as_tensor(c) for c in given)
+    o, lse = torch.ops.tilewise.prefix_attention(
+        q,
+        k_prefix,
+        v_prefix,
+        k,
+        v,
+        key_lengths,
+        cu_seqlens_q,
+        block_table,
+        sinks,
+        max_seqlen_q,
+        max_seqlen_k,
+        "bottom_right" if causal else "",
+        scale,
+        softcap,
+        layout,
+        text,
+        [c if c.ndim else c.reshape(1) for c in captures],
+    )
+    return (o, lse) if return_lse else o

@@ -1,0 +1,97 @@
+"""tree_mask: which nodes of a tree of speculative tokens see which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from . import _trace
+
+MOST_NODES = 1024
+
+
+def _ancestors(parents: Any) -> Any:
+    """bool (B, n, n): node i sees node t, which is i or an ancestor of it."""
+    given = np.asarray(parents)
+    if given.ndim not in (1, 2) or not np.issubdtype(given.dtype, np.integer):
+        raise ValueError(
+            f"parents is {given.dtype} {given.shape}: expected integers (n,) or (B, n)"
+        )
+    of = given.reshape(-1, given.shape[-1])
+    batch, nodes = of.shape
+    if nodes > MOST_NODES:
+        raise ValueError(f"parents has {nodes} nodes: expected at most {MOST_NODES}")
+    sees = np.zeros((batch, nodes, nodes), bool)
+    for i in range(nodes):
+        parent = of[:, i]
+        if ((parent < -1) | (parent >= i)).any():
+            raise ValueError(
+                f"parents names {parent.tolist()} for node {i}: expected a node before it, or -1 "
+                "for none"
+            )
+        sees[:, i] = np.where(parent[:, None] < 0, False, sees[np.arange(batch), parent])
+        sees[:, i, i] = True
+    return sees.reshape(*given.shape, nodes)
+
+
+def tree_words(parents: Any) -> Any:
+    """The words of tree_mask: int32 (n, W) or (B, n, W) of NumPy, W a power of two, n <= 32 W.
+
+    Bit t % 32 of word t / 32 of row i is 1 where node i sees node t: itself and its ancestors.
+    parents: integers (n,), or (B, n) with a tree a sequence, on the host: the parent of each node,
+    which comes before it, or -1 where it hangs on the keys before the tree. Raises ValueError for a
+    parent that does not come before, and for more than 1024 nodes.
+    """
+    sees = _ancestors(parents)
+    nodes = sees.shape[-1]
+    words = 1
+    while 32 * words < nodes:
+        words *= 2
+    bits = np.zeros((*sees.shape[:-1], 32 * words), np.uint32)
+    bits[..., :nodes] = sees
+    bits <<= np.arange(32 * words, dtype=np.uint32) % 32
+    summed = bits.reshape(*sees.shape[:-1], words, 32).sum(-1, dtype=np.uint32)
+    return summed.view(np.int32)
+
+
+def tree_mask(parents: Any = None, *, words: Any = None, device: Any = None) -> Callable[..., Any]:
+    """The mask_mod of a tree of speculative tokens, for attention and prefix_attention.
+
+    The queries of a sequence are the nodes of its tree, in an order in which parents come first,
+    and the last keys are theirs. A node sees all keys before the tree, itself and its ancestors.
+    parents: as tree_words takes them; device: where torch shall have their words, None for an
+    array of NumPy. words: int32 (n, W) or (B, n, W) instead, on the device of q, as tree_words
+    gives them; values may change from call to call. n is at least Sq.
+
+    Kernels read the words themselves: a tree costs what causal costs. Raises ValueError where not
+    exactly one of the two is given, and what tree_words raises.
+    """
+    if (parents is None) == (words is None):
+        raise ValueError("parents and words: expected exactly one of them")
+    if words is None:
+        words = tree_words(parents)
+        if device is not None:
+            import torch
+
+            words = torch.as_tensor(words, device=device)
+    table = _trace.Captured(words)
+    rank, width = len(table.array.shape), int(table.array.shape[-1])
+    if rank not in (2, 3) or width & (width - 1) or not 1 <= width <= MOST_NODES // 32:
+        raise ValueError(
+            f"words has shape {tuple(table.array.shape)}: expected (n, W) or (B, n, W), W a power "
+            f"of two up to {MOST_NODES // 32}"
+        )
+    key_length, query_length = _trace.Traced("key_length", ()), _trace.Traced("query_length", ())
+
+    def mask_mod(b: Any, h: Any, i: Any, j: Any) -> Any:
+        # NOTE: expression/tree.h knows this very formula again.
+        before = key_length - query_length
+        node = j - before
+        word = (node >> 5) & (width - 1)
+        bits = table.load((b, i, word) if rank == 3 else (i, word))
+        shown = ((bits >> (node & 31)) & 1) == 1
+        return (j <= i + before) & ((node < 0) | shown)
+
+    return mask_mod
