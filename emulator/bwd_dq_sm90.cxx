@@ -1,7 +1,7 @@
 /// bwd_dq_sm90 on the emulator, beside bwd_sm90 that leaves dQ to it, against the formulas in
 /// float64: one and several blocks, odd lengths, GQA, masks, softcap, ALiBi, the gradient through
 /// LSE, head dims off the tile; poisoned shared memory, workspace and outputs.
-#include "bwd_sm90_check.h"
+#include "bwd_sm90_made.h"
 
 namespace {
 

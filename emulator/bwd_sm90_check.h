@@ -6,6 +6,7 @@
 #include <numeric>
 #include <optional>
 
+#include "biases.h"
 #include "block_lists.h"
 #include "bool_masks.h"
 #include "cuda/host/options.h"
@@ -47,6 +48,8 @@ struct Check {
   std::vector<int> cu_q = {0}, cu_k = {0};
   BlockLists lists;
   BoolMask bools;
+  Bias bias;
+  std::vector<float> lse2, lse2_low;  ///< of each row in the log2 domain, and what is left of it
 
   /// With sizes of the tensors in memory: packed sequences are one entry.
   static Shape stored(const Config& c, Shape shape) {
@@ -70,7 +73,8 @@ struct Check {
         dv(v),
         lists(s.list, s.batch, s.heads_q, s.seq_q, s.seq_k,
               [this](int b, int i, int j) { return sees(b, i, j); }),
-        bools(s.shows, s.batch, s.heads_q, s.seq_q, s.seq_k) {
+        bools(s.shows, s.batch, s.heads_q, s.seq_q, s.seq_k),
+        bias(s.bias, s.batch, s.heads_q, s.seq_q, s.seq_k) {
     std::mt19937 random(7);
     q.randomise(random, s.amplitude);
     k.randomise(random, s.amplitude);
@@ -81,6 +85,7 @@ struct Check {
     for (int h = 0; h < s.heads_q; ++h) slopes.push_back(0.02F * float(h + 1));
     for (int h = 0; s.sinks && h < s.heads_q; ++h) sinks.push_back(0.5F * float(h));
     lse.assign(d_lse.size(), 0.0F);
+    lse2 = lse2_low = lse;
     true_delta = lse;
     blind.assign(lse.size(), false);
     true_dq.assign(q.data.size(), 0.0);
@@ -171,6 +176,7 @@ struct Check {
         x = s.softcap * t;
       }
       if (s.alibi) x -= slopes[h] * std::fabs(double(i + of.keys - of.queries - j));
+      x += bias.at(b, h, i, j);
       if (s.formula != nullptr) {
         const int position = static_cast<int>(&of - sequences.data());
         const Formula::Score y = s.formula->of(position, h, i, j, of.queries, of.keys, x);
@@ -189,6 +195,10 @@ struct Check {
     const bool any = l > 0.0;
     if (!any) l = 1.0;
     lse[row] = !any ? -tile::infinity() : float(m + std::log(l));
+    const double in_log2 = std::max(m * tile::kLog2e, double(tile::kLowest)) + std::log2(l);
+    lse2[row] = !any ? tile::infinity() : float(std::max(in_log2, double(tile::kLowest)));
+    lse2_low[row] = !any ? 0.0F : float(in_log2 - lse2[row]);
+    if (lse2[row] == tile::kLowest) lse2_low[row] = float(std::log2(l));
     double delta = 0.0;
     std::vector<double> kept(end - begin, 1.0);
     if (s.dropout > 0.0) {
@@ -299,6 +309,7 @@ struct Check {
     tile::Optioned<bwd_sm90::ListArgs> all{a, {}, {}};
     if (s.formula != nullptr) all.captures = s.formula->captures;
     std::optional<MadeBits> bits;
+    std::vector<float> low(rows, nan);
     if (config.options.any()) {
       Problem p;
       p.device = {DeviceType::cuda, 0};
@@ -307,7 +318,14 @@ struct Check {
       bools.give(p, s.batch, s.heads_q, s.seq_q, s.seq_k);
       bits.emplace(p, kM, true);
       p.dropout = dropped();
+      bias.give(p, s.batch, s.heads_q, s.seq_q, s.seq_k);
       all.options = cuda::kernel_options(p, bits->bits);
+    }
+    if (config.options.bias()) {
+      all.options.bias_tiles = bias_tiles();
+      all.args.lse2_in = lse2.data(), all.args.low_in = lse2_low.data();
+      all.args.delta_in = true_delta.data(), all.args.delta_rows = s.seq_q;
+      all.args.offset_low = low.data();
     }
     launches.kernel(all, s.blocks);
     if (config.wide()) run_dq(a, launches);
@@ -327,6 +345,18 @@ struct Check {
       error.add(true_diagonals[i], sum);
     }
     error.expect(name, "i-j", bound);
+  }
+  tile::BiasTiles bias_tiles() {
+    const long pitch = 2 * bias.pitch, head = pitch * bias.queries;
+    const emulator::Box box = {reinterpret_cast<unsigned char*>(bias.narrow.data()),
+                               {bias.keys, bias.heads, bias.queries, bias.batch},
+                               {0, head, pitch, head * bias.heads},
+                               {64, 1, config.options.pairs.staged ? config.block_m : 1, 1},
+                               4};
+    tile::BiasTiles tiles = {
+        .by_batch = bias.batch > 1, .by_head = bias.heads > 1, .by_query = bias.queries > 1};
+    std::memcpy(&tiles.map, &box, sizeof(box));
+    return tiles;
   }
   /// The launch that goes with one of bwd_sm90 without dQ.
   void run_dq(const bwd_sm90::RaggedArgs& of, const Launches& launches) {
@@ -391,42 +421,6 @@ template <Config kConfig>
 void check(const char* name, const Shape& shape, double bound) {
   Check<kConfig.element>(kConfig, shape)
       .run(name, bound, {launch_kernel<kConfig>, launch_dq<kConfig>});
-}
-
-// ---- configs made of others
-
-constexpr Config masked(Config c, Mask mask) {
-  c.mask = mask;
-  return c;
-}
-constexpr Config hiding(Config c) {
-  c.hides = true;
-  return c;
-}
-/// With softcap the scores cannot start from -LSE, nor with ALiBi above dim 128; at dim 64 the rest
-/// stays.
-constexpr Config with_softcap(Config c) {
-  c.fold_lse = false;
-  c.modified = c.softcap = true;
-  return c;
-}
-constexpr Config with_alibi(Config c) {
-  c.alibi = true;
-  c.modified = c.wide();
-  c.fold_lse = !c.modified;
-  return c;
-}
-constexpr Config half(Config c) {
-  c.element = Element::fp16;
-  return c;
-}
-constexpr Config ragged(Config c, Lengths lengths) {
-  c.lengths = lengths;
-  return c;
-}
-constexpr Config dims(Config c, int dim, int dim_v) {
-  c.head_dim = dim, c.head_dim_v = dim_v;
-  return c;
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 /// bwd_sm90's configs to head dim 128 that emulated cases are made of.
 #pragma once
 
-#include "bwd_sm90_check.h"
+#include "bwd_sm90_made.h"
 
 namespace {
 

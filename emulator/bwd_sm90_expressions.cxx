@@ -3,6 +3,7 @@
 #include "bwd_sm90_check.h"
 //
 #include "cuda/kernels/bwd_sm80/diagonals.cuh"
+#include "cuda/kernels/rows/score_strip.cuh"
 #include "cuda/tile/expression_ranges.cuh"
 #include "expression_texts.h"
 //
@@ -17,7 +18,10 @@ constexpr Config k128 = {.block_m = 64, .modified = true};
 constexpr double kBf16 = 1.2e-2, kExact = 4e-3;
 
 constexpr Config with_sample(Config c, int sample) {
+  const bool strip = c.expressions.strip;
   c.expressions = samples::expressions_of(sample, true);
+  c.expressions.strip = strip;
+  if (strip) c.expressions.score = samples::kStripped + sample + 1;
   c.gated = sample == 1 || sample == 2;  // the others have the slope 1
   if (!c.gated) c.k_stages = 2;
   return c;
@@ -42,9 +46,32 @@ constexpr Config diagonal(Config c) {
   c.diagonals = true;
   return c;
 }
+constexpr Config stripped(Config c) {
+  c.expressions.strip = true;
+  return c;
+}
 constexpr Config mapped(Config c) {
   c.lists = Lists::whole;
   return c;
+}
+
+/// score_strip, as the row launches it.
+template <int kFunction>
+std::vector<float> make_strip(const Shape& s, tile::Captures& captures) {
+  constexpr score_strip::Config kConfig = {{.score = kFunction}};
+  tile::Expressed<score_strip::Args> all{{}, captures};
+  score_strip::Args& a = all.args;
+  a.seq_q = s.seq_q, a.seq_k = s.seq_k;
+  a.strip.count = s.seq_q + s.seq_k + 2 * score_strip::kPadding;
+  a.strip.zero = s.seq_k + score_strip::kPadding, a.strip.heads = s.heads_q;
+  std::vector<float> values(std::size_t(s.batch * s.heads_q * a.strip.count), NAN);
+  a.values = values.data();
+  a.blocks = int(a.strip.count + score_strip::kThreads - 1) / score_strip::kThreads;
+  emulator::run_grid(bwd_sm90::memory, unsigned(a.blocks * s.batch * s.heads_q),
+                     score_strip::kThreads, [&] { score_strip::kernel<kConfig>(all); });
+  captures.strip = a.strip;
+  captures.strip.values = values.data();
+  return values;
 }
 
 template <Config kConfig, int kSample>
@@ -60,6 +87,9 @@ void check_sample(const char* name, Shape shape, double bound) {
     formula.mask = interpreted.problem.mask_function;
     formula.map = map_of<kSample + 1>(formula.captures);
   }
+  std::vector<float> strip;
+  if constexpr (kConfig.expressions.strip)
+    strip = make_strip<samples::kGradients + kSample + 1>(shape, formula.captures);
   shape.formula = &formula;
   check<with_sample(kConfig, kSample)>(name, shape, bound);
 }
@@ -140,7 +170,7 @@ int main() {
   check_sample<slanted(masked(k128, Mask::right)), 4>(
       "the same, causal", {.heads_q = 1, .dim = 128, .dim_v = 128, .high = 51}, kBf16);
   check_sample<k64, 1>("softcap, floors, documents", {.heads_q = 2, .heads_k = 2}, kBf16);
-  check_sample<diagonal(masked(k128, Mask::both)), 2>(
+  check_sample<stripped(diagonal(masked(k128, Mask::both))), 2>(
       "hidden infinite slopes, window",
       {.batch = 2, .dim = 128, .dim_v = 128, .low = -60, .high = 20, .blocks = 2}, kBf16);
   check_sample<exact(masked(k64, Mask::right)), 2>("the same, exact dS",

@@ -1,4 +1,4 @@
-/// bwd_sm90 with bool masks and dropout on the emulator, against the formulas in float64.
+/// bwd_sm90 with bool masks, dropout and biases on the emulator, against the formulas in float64.
 #include "bwd_sm90_configs.h"
 
 namespace {
@@ -14,9 +14,55 @@ constexpr Config dropping(Config c) {
   return c;
 }
 
+/// `rows`: the bias has one for each query.
+constexpr Config biased(Config c, tile::BiasType type, bool rows) {
+  c.options.pairs = {.bias = type, .staged = rows};
+  c.modified = true;
+  c.fold_lse = false;
+  if (c.block_m == 128) c.block_m = 64, c.v_registers = false;
+  if (c.head_dim > 64 && rows) c.k_stages = 1;
+  return c;
+}
+
+constexpr Added kOfPairs = {
+    .type = DType::bfloat16, .by_batch = true, .pitch = 8, .hidden = 0.2, .shift = -3.3895e38F};
+constexpr Added kOfKeys = {
+    .type = DType::float16, .by_batch = true, .by_head = false, .by_query = false, .pitch = 8};
+constexpr Added kOfAll = {.type = DType::bfloat16, .by_head = false, .pitch = 8, .hidden = 0.99};
+
 }  // namespace
 
 int main() {
+  check<biased(k64, tile::BiasType::bf16, true)>("dim 64, a bias of every pair, one row of least",
+                                                 {.batch = 2,
+                                                  .heads_q = 4,
+                                                  .heads_k = 2,
+                                                  .seq_k = 332,
+                                                  .alibi = false,
+                                                  .d_lse = true,
+                                                  .blocks = 2,
+                                                  .bias = &kOfPairs},
+                                                 kBf16);
+  check<biased(half(split(masked(k128, Mask::right), 128)), tile::BiasType::fp16, false)>(
+      "dim 128, a bias of keys, causal, 2 parts",
+      {.batch = 2,
+       .heads_q = 2,
+       .seq_q = 300,
+       .seq_k = 300,
+       .dim = 128,
+       .dim_v = 128,
+       .high = 1,
+       .blocks = 2,
+       .parts = 2,
+       .bias = &kOfKeys},
+      kFp16);
+  check<biased(dropping(deterministic(k128)), tile::BiasType::bf16, true)>(
+      "dim 128, a bias, dropout, deterministic",
+      {.heads_q = 2, .seq_k = 260, .dim = 128, .dim_v = 128, .dropout = 0.2, .bias = &kOfAll},
+      kBf16);
+  check<biased(exact(with_alibi(masked(k64, Mask::right))), tile::BiasType::bf16, true)>(
+      "dim 64, a bias and alibi, exact dS, causal", {.high = 51, .alibi = true, .bias = &kOfAll},
+      kExact);
   check<dropping(k64)>("dim 64, dropout",
                        {.batch = 2,
                         .heads_q = 4,

@@ -6,6 +6,7 @@
 #include <limits>
 #include <random>
 
+#include "biases.h"
 #include "block_lists.h"
 #include "bool_masks.h"
 
@@ -53,6 +54,7 @@ struct Shape {
   const Formula* formula = nullptr;
   Shows shows = {};
   double dropout = 0.0;
+  const Added* bias = nullptr;
 };
 
 /// Where the rows of a sequence, or of an entry of a batch, lie.

@@ -42,6 +42,8 @@ inline constexpr const char* kMasks[] = {
 inline constexpr int kMasksFrom = 300;
 /// Of the functions with a derivative, among those of kSamples.
 inline constexpr int kGradients = 100;
+/// Of those with a derivative that read a strip.
+inline constexpr int kStripped = 400;
 /// Of those that add to the gradients of captured tensors.
 inline constexpr int kCaptures = 200;
 /// Of sample 0, to the gradient of its gate alone.

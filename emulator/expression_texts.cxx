@@ -16,6 +16,10 @@ int main() {
       std::fputs(cuda::score_text(*lowered.program(), {n + 1, 0}).c_str(), stdout);
       const cuda::FunctionName gradient = {samples::kGradients + n + 1, 0};
       std::fputs(cuda::gradient_text(*lowered.gradient(), gradient).c_str(), stdout);
+      if (cuda::strip_values(*lowered.gradient()) > 0) {
+        const cuda::FunctionName strip = {samples::kStripped + n + 1, 0, true};
+        std::fputs(cuda::gradient_text(*lowered.gradient(), strip).c_str(), stdout);
+      }
       if (lowered.affine() != nullptr) {
         std::fputs(cuda::slant_text(*lowered.affine(), {n + 1, 0}).c_str(), stdout);
         std::fputs(cuda::slant_text(*lowered.affine(), gradient).c_str(), stdout);

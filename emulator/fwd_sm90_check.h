@@ -158,6 +158,13 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
   mask.give(p, c.packed ? 1 : batch, c.heads_q, rows_q, static_cast<int>(p.seq_k));
   Bias bias(c.bias, batch, c.heads_q, rows_q, static_cast<int>(p.seq_k));
   bias.give(p, c.packed ? 1 : batch, c.heads_q, rows_q, static_cast<int>(p.seq_k));
+  // Of a bias of keys: those that it hides hold NaN. CONTRACT 10
+  for (int b = 0; b < batch && c.bias != nullptr && !c.bias->by_query && !c.packed; ++b) {
+    for (int h = 0; h < c.heads_k && c.heads_k == c.heads_q; ++h) {
+      for (int j = 0; j < c.keys[b]; ++j)
+        if (std::isinf(bias.at(b, h, 0, j))) std::fill_n(k.at(b, h, j), c.dim, kNan);
+    }
+  }
   std::vector<float> sinks;
   for (int h = 0; h < c.heads_q; ++h) sinks.push_back(sink(h));
   TreeWords tree(batch, c.tree ? static_cast<int>(p.seq_q) : 0);

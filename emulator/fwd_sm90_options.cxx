@@ -48,8 +48,10 @@ constexpr Added kBf16 = {.type = DType::bfloat16, .by_batch = true};
 constexpr Added kFp16 = {.type = DType::float16, .by_head = false, .hidden = 0.2};
 constexpr Added kFloat = {.hidden = 0.1, .shift = -500.0F};
 constexpr Added kOdd = {.type = DType::bfloat16, .pitch = 1};
-constexpr Added kKeys = {.type = DType::bfloat16, .by_batch = true, .by_query = false};
+constexpr Added kKeys = {
+    .type = DType::bfloat16, .by_batch = true, .by_query = false, .hidden = 0.2};
 constexpr Added kOfQueries = {.by_key = false};
+constexpr Added kLeast16 = {.type = DType::bfloat16, .shift = -0x1.fep127F};
 constexpr Added kLeast = {.shift = -std::numeric_limits<float>::max()};
 
 const Case kCases[] = {
@@ -155,7 +157,7 @@ const Case kCases[] = {
      .queries = {200},
      .keys = {400},
      .block_m = 128,
-     .bias = &kBf16},
+     .bias = &kLeast16},
     {.name = "a bias beside functions of the caller's own",
      .queries = {200},
      .keys = {390},

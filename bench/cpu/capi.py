@@ -33,6 +33,16 @@ class Tensor(_Struct):
     ]
 
 
+class Expression(_Struct):
+    _fields_: ClassVar = [
+        ("struct_size", ctypes.c_size_t),
+        ("text", ctypes.c_char_p),
+        ("names", ctypes.POINTER(ctypes.c_char_p)),
+        ("tensors", ctypes.POINTER(Tensor)),
+        ("count", ctypes.c_int64),
+    ]
+
+
 class Spec(_Struct):
     _fields_: ClassVar = [
         ("struct_size", ctypes.c_size_t),
@@ -60,6 +70,8 @@ class Spec(_Struct):
         ("score_mod", ctypes.c_void_p),
         ("deterministic", ctypes.c_int32),
         ("precision", ctypes.c_int32),
+        ("score_expression", ctypes.POINTER(Expression)),
+        ("mask_expression", ctypes.POINTER(Expression)),
     ]
 
 
@@ -101,6 +113,13 @@ class Backward(_Struct):
         *((name, Tensor) for name in ("dq", "dk", "dv", "dbias", "dsinks")),
         ("saved", ctypes.c_void_p),
         ("saved_bytes", ctypes.c_int64),
+    ]
+
+
+class Prefix(_Struct):
+    _fields_: ClassVar = [
+        ("struct_size", ctypes.c_size_t),
+        *((name, Tensor) for name in ("q", "k_prefix", "v_prefix", "k", "v", "o", "lse")),
     ]
 
 

@@ -7,7 +7,7 @@
 # with minutes on a card: grid (2), leaderboard (1), assignment (3.5), flex (1.5), fp16 (0.5), seeds
 # (1.5), seed-protocol (2), asam (0.3), paths (0.5), options, scaling; all of these by default. Besides,
 # training, packed, vision, small, cross, serving: the plan's own choice beside every row and the peers; lists (2, with
-# FlexAttention's compilation 5): bench/lists.py; expressions (1.5): functions beside flex_attention. What is
+# FlexAttention's compilation 5): bench/lists.py; shared (0.5): bench/shared.py; expressions (1.5): functions beside flex_attention. What is
 # finished stays when a run is interrupted; with TOTAL_S in the environment each part stops after
 # that many seconds.
 set -eu
@@ -81,6 +81,10 @@ for part in "$@"; do
       python3 "$here/bench/lists.py" "$build" "$out/lists.json" --backward --select --flex \
         --seqs 4096 8192 16384 32768 --seconds "${TOTAL_S:-600}" ||
         echo "lists: an output was refused, or the run ended early"
+      ;;
+    shared) # shared prefixes and trees beside their ideals: a program of its own
+      python3 "$here/bench/shared.py" "$build" "$out/shared.json" --seconds "${TOTAL_S:-120}" ||
+        echo "shared: an output was refused, or the run ended early"
       ;;
     scaling) add scaling --preset baseline-scaling --kernel $sm80_f32 ;;
     *)

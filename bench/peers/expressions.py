@@ -317,12 +317,14 @@ def main() -> int:
     parser.add_argument("--build", type=Path, required=True, help="folder of tilewise")
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--flex-dims", default="64,128", help="theirs; ours are 64 and 128")
     parser.add_argument("--compile-s", type=float, default=60.0, help="most that theirs may take")
     args = parser.parse_args()
     begin = time.monotonic()
     spawned = multiprocessing.get_context("spawn")
     turns = Turns(spawned.Queue(), spawned.Event(), spawned.Lock(), spawned.Queue(), args.rounds)
-    cells = [(number, dim) for dim in DIMS for number in range(len(ENTRIES))]
+    flex_dims = [int(word) for word in args.flex_dims.split(",")]
+    cells = [(number, dim) for dim in flex_dims for number in range(len(ENTRIES))]
     processes = [
         spawned.Process(target=_cell, args=(number, dim, turns), daemon=True)
         for number, dim in cells

@@ -235,7 +235,8 @@ TW_EXPORT tw_status tw_select_blocks(const tw_select_args* args, const tw_launch
 TW_EXPORT tw_status tw_selected_blocks_bound(const tw_select_args* args, int64_t* entries);
 
 /* Plans only: data pointers may be NULL. */
-TW_EXPORT tw_status tw_plan_prefix(const tw_prefix_args* args, const tw_spec* spec, tw_plan* plan);
+TW_EXPORT tw_status tw_plan_forward_prefix(const tw_prefix_args* args, const tw_spec* spec,
+                                           const tw_launch* launch, tw_plan* plan);
 TW_EXPORT tw_status tw_plan_forward(const tw_forward_args* args, const tw_spec* spec,
                                     const tw_launch* launch, tw_plan* plan);
 TW_EXPORT tw_status tw_plan_backward(const tw_backward_args* args, const tw_spec* spec,

@@ -149,6 +149,17 @@ def test_paged_cache(device: str) -> None:
         torch.testing.assert_close(o[b : b + 1].double(), exact, atol=1e-5, rtol=0)
 
 
+def test_values_in_keys(device: str) -> None:
+    """Multi-head latent attention: V is the first columns of K, one memory."""
+    q = torch.randn(2, 1, 16, 576, device=device, dtype=torch.bfloat16)
+    k = torch.randn(2, 150, 1, 576, device=device, dtype=torch.bfloat16)
+    v = k[..., :512]
+    o = supported(device, q, k, v)
+    torch.testing.assert_close(o.double(), paper(q, k, v)[0], atol=0.02, rtol=0)
+    if device == "cuda" and torch.cuda.get_device_capability() == (9, 0):
+        assert tilewise.plan(q, k, v).kernel == "flash_mla_sm90"
+
+
 def test_block_list(device: str) -> None:
     q, k, v = (torch.randn(1, 32, 2, 16, device=device) for _ in range(3))
     blocks = tilewise.BlockList(

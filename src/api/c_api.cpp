@@ -446,7 +446,8 @@ tw_status tw_forward_prefix(const tw_prefix_args* args, const tw_spec* spec,
   });
 }
 
-tw_status tw_plan_prefix(const tw_prefix_args* args, const tw_spec* spec, tw_plan* plan) {
+tw_status tw_plan_forward_prefix(const tw_prefix_args* args, const tw_spec* spec,
+                                 const tw_launch* /*launch*/, tw_plan* plan) {
   return guarded([&] {
     check_plan(plan);
     give(tilewise::as_one(tilewise::plan_prefix(tensors(args), Spec(spec).spec)), plan);

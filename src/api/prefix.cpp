@@ -20,7 +20,7 @@ using arguments::fail_value;
 constexpr std::int64_t kAlignment = 256;
 
 void refuse(bool given, const char* name) {
-  if (given) fail_value(name, "given", "nothing: it is not supported beside a shared prefix");
+  if (given) fail_value(name, "given", "nothing beside a shared prefix");
 }
 
 void check(const PrefixTensors& t, const AttentionSpec& spec) {

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "cuda/jit/unit.h"
+#include "cuda/kernels/bwd_short_sm90/row.h"
 #include "cuda/kernels/bwd_sm80/row.h"
 #include "cuda/kernels/bwd_sm90/row.h"
 #include "cuda/kernels/copied/row.h"
@@ -22,13 +23,21 @@
 namespace tilewise::cuda {
 
 std::span<const KernelRow> cuda_rows() {
-  static const std::vector<KernelRow> rows = {kFlashMlaSm90,      kFlashDecodeSm90,
-                                              kFlashForwardSm90,  kFlashForwardCopiedSm90,
-                                              kFlashForwardSm80,  kFlashForwardTile16,
-                                              kFlashBackwardSm90, kFlashBackwardCopiedSm90,
-                                              kFlashBackwardSm80, kFlashBackwardTwoPassSm80,
-                                              kFusedForward,      kFusedBackward,
-                                              kEagerForward,      kEagerBackward,
+  static const std::vector<KernelRow> rows = {kFlashMlaSm90,
+                                              kFlashDecodeSm90,
+                                              kFlashForwardSm90,
+                                              kFlashForwardCopiedSm90,
+                                              kFlashForwardSm80,
+                                              kFlashForwardTile16,
+                                              kFlashBackwardShortSm90,
+                                              kFlashBackwardSm90,
+                                              kFlashBackwardCopiedSm90,
+                                              kFlashBackwardSm80,
+                                              kFlashBackwardTwoPassSm80,
+                                              kFusedForward,
+                                              kFusedBackward,
+                                              kEagerForward,
+                                              kEagerBackward,
                                               kBaselineForward};
   return rows;
 }

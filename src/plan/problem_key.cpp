@@ -84,8 +84,10 @@ std::string problem_key(const Problem& p, std::string_view more) {
   for (const double number : {p.scale64, p.softcap, p.dropout.p}) key.add(number);
   // Of saved state a plan made before there is memory knows that it will be given.
   const bool saves = p.saved.data != nullptr || p.saved.bytes > 0;
-  for (const bool flag :
-       {p.packed, p.paged, p.deterministic, p.score_mod != nullptr, saves, has_values_in_keys(p)}) {
+  // Sequences of queries are those of keys.
+  const bool same = p.packed && p.cu_seqlens_q.data == p.cu_seqlens_k.data;
+  for (const bool flag : {p.packed, p.paged, p.deterministic, p.score_mod != nullptr, saves,
+                          has_values_in_keys(p), same}) {
     key.add(flag);
   }
   key.add(p.pass);

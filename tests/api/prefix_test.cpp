@@ -197,7 +197,7 @@ TEST(Prefix, IsInTheCApi) {
   spec.causal = TW_CAUSAL_BOTTOM_RIGHT;
   spec.key_lengths = give(both.spec.key_lengths);
   tw_plan plan = TW_INIT(tw_plan), planned = TW_INIT(tw_plan);
-  ASSERT_EQ(tw_plan_prefix(&args, &spec, &planned), TW_OK) << tw_last_error();
+  ASSERT_EQ(tw_plan_forward_prefix(&args, &spec, nullptr, &planned), TW_OK) << tw_last_error();
   ASSERT_EQ(tw_forward_prefix(&args, &spec, nullptr, &plan), TW_OK) << tw_last_error();
   EXPECT_EQ(plan.workspace_bytes, planned.workspace_bytes);
   EXPECT_NE(std::string(plan.kernel).find('+'), std::string::npos);

@@ -66,13 +66,40 @@ class FakeDriver(unittest.TestCase):
         rows = self.rows("check", "--smoke")
         idle = {row["kernel"] for row in rows if row["failed"] == 0}  # it refuses the whole set
         copied = ("flash_fwd_sm90_copied", "flash_bwd_sm90_copied")
-        self.assertLessEqual(idle, {"flash_bwd_sm90", *copied})
+        self.assertLessEqual(idle, {"flash_bwd_sm90", "flash_bwd_short_sm90", *copied})
         for kernel in copied:
             rows = self.rows("check", "--case", "b1 h2 s64 d132 bf16", "--kernel", kernel)
             self.assertEqual({row["status"] for row in rows}, {"failed"}, rows)
         for kernel in ("flash_fwd_sm80", "eager_bwd_cuda"):
             (row,) = self.rows("check", *CASES, "--kernel", kernel)
             self.assertGreater(row["failed"] + row["passed"] + row["skipped"], LEAST, row)
+
+    def test_a_library_planted_beside_the_program_is_not_taken(self) -> None:
+        """Only where the package lies in a Python environment does pip put libraries there."""
+        nothing = dict.fromkeys(
+            ("LD_LIBRARY_PATH", "TILEWISE_CUDA_PATH", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH"), ""
+        )
+        taken = {}
+        for parent in ("anywhere", "site-packages"):
+            folder = Path(self.folder.name) / parent
+            planted = folder / "nvidia/cublas/lib"
+            planted.mkdir(parents=True)
+            marker = folder / "marker"
+            source = folder / "planted.cxx"
+            source.write_text(
+                "#include <cstdio>\n__attribute__((constructor)) void plant() {"
+                f' if (FILE* f = std::fopen("{marker}", "w")) std::fclose(f); }}\n'
+            )
+            command = [os.environ.get("CXX", "g++"), "-shared", "-fPIC", str(source)]
+            subprocess.run([*command, "-o", str(planted / "libcuda.so.1")], check=True)
+            program = folder / "tilewise/tilewise"
+            program.parent.mkdir()
+            shutil.copy(CLI, program)
+            subprocess.run([program, "info"], env={**os.environ, **nothing}, capture_output=True)
+            taken[parent] = marker.exists()
+        if not taken["site-packages"]:
+            self.skipTest("a driver is installed, which comes first")
+        self.assertFalse(taken["anywhere"])
 
     def test_what_only_a_host_can_see_is_no_failure(self) -> None:
         for line, words in (

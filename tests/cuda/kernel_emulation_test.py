@@ -278,6 +278,7 @@ PROGRAMS = {
     "bwd_sm90_options": True,
     "bwd_sm90_lists": True,
     "bwd_dq_sm90": True,
+    "bwd_short_sm90": True,
     "decode_sm90": True,
     "mla_sm90": True,
     "select": True,

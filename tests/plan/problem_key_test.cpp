@@ -54,6 +54,12 @@ TEST(ProblemKey, TellsApartWhatPlanningReads) {
       {"head_dim", [](Problem& p) { p.head_dim = 63; }},
       {"head_dim_v", [](Problem& p) { p.head_dim_v = 63; }},
       {"packed", [](Problem& p) { p.packed = true; }},
+      {"sequences of their own",
+       [](Problem& p) {
+         static int offsets[2];
+         p.packed = true;
+         p.cu_seqlens_k.data = offsets;
+       }},
       {"paged", [](Problem& p) { p.paged = true; }},
       {"page_size", [](Problem& p) { p.page_size = 16; }},
       {"scale", [](Problem& p) { p.scale64 = 0.25; }},

@@ -1,14 +1,19 @@
 #include "cpu/textbook/blas.h"
 
 #include <dlfcn.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cassert>
 #include <climits>
 #include <cstdlib>
+#include <fstream>
 #include <mutex>
 #include <optional>
 
 #include "cpu/micro/isa.h"
+#include "tilewise/error.h"
 
 namespace tilewise::cpu {
 namespace {
@@ -81,6 +86,13 @@ struct Opened {
   std::string reason;
 
   Opened() {
+    // While it is loaded OpenBLAS takes a buffer for each CPU.
+    try {
+      Blas::require_room(static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)) + 1);
+    } catch (const OutOfMemory& error) {
+      reason = error.what();
+      return;
+    }
     const char* named = std::getenv("TILEWISE_BLAS");
     if (named != nullptr && *named != '\0') {
       if (!try_library(named))
@@ -126,6 +138,27 @@ const Opened& Blas::opened() {
 const Blas* Blas::get() { return opened().blas ? &*opened().blas : nullptr; }
 
 std::string Blas::missing_reason() { return opened().reason; }
+
+void Blas::require_room(int threads) {
+  constexpr std::int64_t kBuffer = std::int64_t{32} << 22;  // OpenBLAS's BUFFER_SIZE on x86-64
+  static std::mutex mutex;
+  static int granted = 0;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+  const std::lock_guard lock(mutex);
+  if (threads <= granted) return;
+  std::int64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const std::int64_t left = static_cast<std::int64_t>(limit.rlim_cur) - pages * ::getpagesize();
+  const std::int64_t wanted = (threads - granted) * kBuffer;
+  if (left < wanted) {
+    throw OutOfMemory("OpenBLAS wants " + std::to_string(wanted >> 20) +
+                      " MiB of address space for " + std::to_string(threads) +
+                      " threads, and its limit (ulimit -v) leaves " +
+                      std::to_string(std::max<std::int64_t>(left, 0) >> 20) + " MiB");
+  }
+  granted = threads;
+}
 
 void Blas::multiply(std::int64_t m, std::int64_t n, std::int64_t k, Factor a, Factor b, float beta,
                     float* c, std::int64_t ldc) const {

@@ -21,6 +21,11 @@ class Blas {
   /// Why get() gives null, and what brings it; empty when it does not.
   static std::string missing_reason();
 
+  /// Throws OutOfMemory where a limit of the address space (ulimit -v) leaves no room for the
+  /// buffers of so many threads that multiply at once: OpenBLAS would ask for them for ever. What
+  /// was granted before is not asked for again.
+  static void require_room(int threads);
+
   /// C (m x n) = A (m x k) B (k x n) + beta C. Sizes and leading dimensions fit in an int.
   void multiply(std::int64_t m, std::int64_t n, std::int64_t k, Factor a, Factor b, float beta,
                 float* c, std::int64_t ldc) const;

@@ -59,6 +59,7 @@ class Unfused {
   }
 
   void run(const Context& context) {
+    Blas::require_room(context.executor.concurrency());
     const Blas::OneThread one_thread(*Blas::get());
     blas_ = Blas::get();
     rows_ = &row_passes(best_isa());

@@ -35,9 +35,11 @@ std::vector<std::string> fallback_folders() {
   }
   folders.emplace_back("/usr/local/cuda/lib64");
   folders.emplace_back("/usr/lib/wsl/lib");
-  if (const std::string here = module_folder(); !here.empty()) {
-    append_matches(here + "/../nvidia/*/lib", folders);
-  }
+  // Whoever may write beside an installed package may change it. Elsewhere a folder of that name
+  // may be anybody's.
+  const std::filesystem::path beside = std::filesystem::path(module_folder()).parent_path();
+  if (beside.filename() == "site-packages" || beside.filename() == "dist-packages")
+    append_matches((beside / "nvidia/*/lib").string(), folders);
   if (const std::string venv = environment("VIRTUAL_ENV"); !venv.empty()) {
     append_matches(venv + "/lib/python3*/site-packages/nvidia/*/lib", folders);
   }

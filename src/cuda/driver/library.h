@@ -12,8 +12,8 @@ class SharedLibrary {
  public:
   /// Opens the first of `sonames` that is found: in TILEWISE_CUDA_PATH (the folder, its lib64 and
   /// its lib), where the dynamic linker looks, in the toolkit's folder, in pip's nvidia folders
-  /// beside this library and in the virtual environment. Not found: false, and error() says what
-  /// was looked for.
+  /// beside this package in its Python environment and in the virtual environment. Not found:
+  /// false, and error() says what was looked for.
   bool open(std::span<const std::string> sonames);
 
   /// Opens another library of the folder that this one was found in; false when it is not there.

@@ -104,6 +104,26 @@ class Printer {
     return "  static __forceinline__ " + signature + " {\n" + body(Part::pair) + last + "  }\n";
   }
 
+  /// Nodes of the distance that the function of pairs asks for.
+  std::vector<const Node*> diagonal_nodes() const {
+    std::vector<const Node*> kept;
+    for_each_of(Part::diagonal, [&](std::int32_t index, const Node& n) {
+      if (is_kept(index, Part::diagonal)) kept.push_back(&n);
+    });
+    return kept;
+  }
+  /// What working out the part of the distance takes, in operations.
+  int diagonal_cost() const {
+    int cost = 0;
+    for_each_of(Part::diagonal, [&](std::int32_t, const Node& n) {
+      const bool slow = n.op == Op::load || is_reduction(n.op) || n.op >= Op::exp ||
+                        n.op == Op::divide || n.op == Op::floor_divide || n.op == Op::modulo ||
+                        n.op == Op::power;
+      cost += slow && n.op != Op::to_real ? 4 : 1;
+    });
+    return cost;
+  }
+
   /// Definitions of the nodes that the batch entry and the head decide.
   std::string uniform_nodes() const { return body(Part::uniform); }
 
@@ -210,8 +230,17 @@ class Printer {
       fields += std::string("    ") + type_text(n.type) + " v" + std::to_string(index) + ";\n";
       values += (values.empty() ? "" : ", ") + value(index, part);
     });
+    std::string made = body(part) + "    return {" + values;
+    if (name_.strip && part == Part::uniform) {
+      fields += "    const void* strip;\n";
+      made += values.empty() ? "" : ", ";
+      made += "expression::strip_of(p, t, static_cast<int>(sizeof(Diagonal)))";
+    }
+    made += "};\n";
+    if (name_.strip && part == Part::diagonal)
+      made = "    return static_cast<const Diagonal*>(u.strip)[d];\n";
     return "  struct " + type + " {\n" + fields + "  };\n  static __forceinline__ " + type + " " +
-           function + " {\n" + body(part) + "    return {" + values + "};\n  }\n";
+           function + " {\n" + made + "  }\n";
   }
 
   std::string body(Part part) const {

@@ -88,6 +88,33 @@ std::string gradient_text(const expression::Gradient& gradient, const FunctionNa
               returned(printer.value(program.result, Part::pair))));
 }
 
+namespace {
+
+int strip_values(const Printer& printer) {
+  constexpr int kWorth = 6;
+  constexpr std::size_t kMost = 2;
+  const std::vector<const Node*> nodes = printer.diagonal_nodes();
+  const bool small = std::all_of(nodes.begin(), nodes.end(),
+                                 [](const Node* n) { return n->type != Type::boolean; });
+  if (nodes.empty() || nodes.size() > kMost || !small || printer.diagonal_cost() < kWorth) return 0;
+  return static_cast<int>(nodes.size());
+}
+
+}  // namespace
+
+int strip_values(const Program& program) {
+  Printer printer(program, {});
+  printer.want(program.result);
+  return strip_values(printer);
+}
+
+int strip_values(const expression::Gradient& gradient) {
+  Printer printer(gradient.program, {});
+  printer.want(gradient.program.result);
+  printer.want(gradient.of_score);
+  return strip_values(printer);
+}
+
 std::string captures_text(const expression::Gradient& gradient, const std::vector<bool>& wanted,
                           bool exact, const FunctionName& name) {
   const int floats = exact ? tile::ExactSum::kFloats : 1;

@@ -18,6 +18,7 @@ std::string expression_refusal(const expression::Program& program);
 struct FunctionName {
   int index = 1;
   int first_capture = 0;
+  bool strip = false;  ///< what distances decide is read from Captures::strip
 };
 
 /// `struct ScoreFunction<1>`: the score after the function.
@@ -30,6 +31,10 @@ std::string gradient_text(const expression::Gradient& gradient, const FunctionNa
 /// are `wanted`. `exact`: sums are those of cuda/tile/exact_sum.cuh.
 std::string captures_text(const expression::Gradient& gradient, const std::vector<bool>& wanted,
                           bool exact, const FunctionName& name = {});
+/// Of score_text() or gradient_text(): 4-byte values of each distance that are worth a strip; 0:
+/// none are.
+int strip_values(const expression::Program& score);
+int strip_values(const expression::Gradient& gradient);
 /// `struct MaskFunction<1>`: whether a pair is visible.
 std::string mask_text(const expression::Program& program, const FunctionName& name = {});
 

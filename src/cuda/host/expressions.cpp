@@ -66,11 +66,12 @@ bool is_gated(const Problem& p) {
 std::string expressions_text(const tile::Expressions& expressions) {
   if (!expressions.any()) return "";
   return ", .expressions = {" + std::to_string(expressions.score) + ", " +
-         std::to_string(expressions.mask) + "}";
+         std::to_string(expressions.mask) + (expressions.strip ? ", true}" : "}");
 }
 
-tile::Captures captures_of(const Problem& p) {
+tile::Captures captures_of(const Problem& p, const tile::Strip& strip) {
   tile::Captures captures;
+  captures.strip = strip;
   std::size_t count = 0;
   for (const Function* function : {&p.score_function, &p.mask_function}) {
     if (!function->defined()) continue;
@@ -79,11 +80,16 @@ tile::Captures captures_of(const Problem& p) {
   return captures;
 }
 
-KernelUnit with_expressions(KernelUnit unit, const Problem& p) {
+std::string score_function_text(const Problem& p, bool strip) {
+  const FunctionName name = {.strip = strip};
+  return p.pass == Pass::backward ? gradient_text(*p.score_gradient, name)
+                                  : score_text(*p.score_function.program, name);
+}
+
+KernelUnit with_expressions(KernelUnit unit, const Problem& p, bool strip) {
   std::string score;
   if (p.score_function.defined()) {
-    score = p.pass == Pass::backward ? gradient_text(*p.score_gradient)
-                                     : score_text(*p.score_function.program);
+    score = score_function_text(p, strip);
     if (p.score_affine != nullptr) score += slant_text(*p.score_affine);
   }
   return with_functions(std::move(unit), p, score);

@@ -25,11 +25,13 @@ bool is_gated(const Problem& problem);
 std::string expressions_text(const tile::Expressions& expressions);
 
 /// The captured tensors of the score function, then of the mask.
-tile::Captures captures_of(const Problem& problem);
+tile::Captures captures_of(const Problem& problem, const tile::Strip& strip = {});
 
 /// The unit of a config that has expressions: the functions before its source. In backward the
-/// score function comes with its derivative.
-KernelUnit with_expressions(KernelUnit unit, const Problem& problem);
+/// score function comes with its derivative. `strip`: of the config's Expressions.
+KernelUnit with_expressions(KernelUnit unit, const Problem& problem, bool strip = false);
+/// The text of the score function alone.
+std::string score_function_text(const Problem& problem, bool strip);
 /// The same with this text for the score function.
 KernelUnit with_functions(KernelUnit unit, const Problem& problem, const std::string& score);
 /// Of the mask's functions in such a unit: its tensors follow those of the score function.
@@ -58,16 +60,17 @@ template <class Config, class MakeUnit>
 Kernel load_expressed(const Problem& problem, const Config& config, int device,
                       MakeUnit make_unit) {
   if (!config.expressions.any()) return host::load_config(config, device, make_unit);
-  return load_by_key(expressions_key(problem), config, device,
-                     [&](const Config& c) { return with_expressions(make_unit(c), problem); });
+  return load_by_key(expressions_key(problem), config, device, [&](const Config& c) {
+    return with_expressions(make_unit(c), problem, c.expressions.strip);
+  });
 }
 
 /// As launch(), with the captured tensors where the problem has expressions.
 template <class Args>
 void launch_expressed(const Problem& problem, const Kernel& kernel, const Grid& grid, void* stream,
-                      const Args& args) {
+                      const Args& args, const tile::Strip& strip = {}) {
   if (!expressions_of(problem).any()) return launch(kernel, grid, stream, args);
-  launch(kernel, grid, stream, tile::Expressed<Args>{args, captures_of(problem)});
+  launch(kernel, grid, stream, tile::Expressed<Args>{args, captures_of(problem, strip)});
 }
 
 }  // namespace tilewise::cuda

@@ -37,7 +37,7 @@ Kernel load_optioned(const Problem& problem, const Config& config, int device, M
     KernelUnit unit = make_unit(c);
     if (c.expressions.any()) {
       const std::string args = unit.args;
-      unit = with_expressions(std::move(unit), problem);
+      unit = with_expressions(std::move(unit), problem, c.expressions.strip);
       unit.args = args;
     }
     return optioned_unit(std::move(unit));
@@ -49,10 +49,14 @@ Kernel load_optioned(const Problem& problem, const Config& config, int device, M
 /// As launch_expressed(), with the options.
 template <class Args>
 void launch_optioned(const Problem& problem, const Kernel& kernel, const Grid& grid, void* stream,
-                     const Args& args, const tile::MaskBits& mask) {
-  if (!options_of(problem).any()) return launch_expressed(problem, kernel, grid, stream, args);
-  launch(kernel, grid, stream,
-         tile::Optioned<Args>{args, captures_of(problem), kernel_options(problem, mask)});
+                     const Args& args, const tile::MaskBits& mask, const tile::Strip& strip = {},
+                     const tile::BiasTiles& bias = {}) {
+  if (!options_of(problem).any())
+    return launch_expressed(problem, kernel, grid, stream, args, strip);
+  tile::Optioned<Args> optioned = {args, captures_of(problem, strip),
+                                   kernel_options(problem, mask)};
+  optioned.options.bias_tiles = bias;
+  launch(kernel, grid, stream, optioned);
 }
 
 }  // namespace tilewise::cuda

@@ -71,20 +71,20 @@ struct BiasBlock {
   }
 
  private:
-  /// Whether log2 e times an element may be -infinity: of a finite one that is no mask. CONTRACT 3
+  /// Whether log2 e times an element may be -infinity: a finite one is no mask, and an infinite one
+  /// replaces whatever the score is. CONTRACT 3, 10
   struct Extremes {
     u32 largest = 0;
     float least = 0.0F;
 
     __forceinline__ void add(const Pair& b) {
       // As unsigned numbers the most negative ones are the largest.
-      if constexpr (kType == BiasType::bf16) largest = max_halves(largest, b.word);
+      if constexpr (kSize == 2) largest = max_halves(largest, b.word);
       if constexpr (kType == BiasType::float32) least = fminf(least, fminf(b.x.x, b.x.y));
     }
     __forceinline__ bool may_overflow() const {
-      constexpr u32 kFrom = 0xff00U;  // -2^127
-      if constexpr (kType == BiasType::bf16)
-        return largest >> 16 >= kFrom || (largest & 0xffffU) >= kFrom;
+      constexpr u32 kFrom = kType == BiasType::bf16 ? 0xff00U : 0xfc00U;  // -2^127, -inf
+      if constexpr (kSize == 2) return largest >> 16 >= kFrom || (largest & 0xffffU) >= kFrom;
       return least <= -0x1p127F;
     }
   };
@@ -99,8 +99,8 @@ struct BiasBlock {
         const Pair b = row.pair(j);
         float& x = S[4 * j + 2 * r];
         float& y = S[4 * j + 2 * r + 1];
-        x = x == -infinity() && b.x.x != -infinity() ? kLowest : x;
-        y = y == -infinity() && b.x.y != -infinity() ? kLowest : y;
+        x = b.x.x == -infinity() ? b.x.x : x == -infinity() ? kLowest : x;
+        y = b.x.y == -infinity() ? b.x.y : y == -infinity() ? kLowest : y;
       }
     }
   }

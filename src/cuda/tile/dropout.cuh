@@ -100,12 +100,14 @@ constexpr int abreast_of(int group, int most) {
 /// Which elements of a fragment of kM x kN accumulator tiles are kept: all of them unless kOn. Rows
 /// are queries and columns keys, or with kTransposed keys and queries. Made by all lanes of a warp
 /// together. `kMost`: counters of a lane at a time. `kShared`: the words of keys are worked out
-/// once for all rows, by way of kKeyBytes of shared memory of the warp's own.
+/// once for all rows, by way of kKeyBytes of shared memory of the warp's own. `kStraight`:
+/// without a branch.
 ///
 /// The words of a counter belong to four neighbouring keys. In every tile four lanes need words of
 /// the same four counters: each works out one, and they exchange what they found, a bit a word,
 /// eight tiles at a time.
-template <bool kOn, bool kTransposed, int kM, int kN, int kMost = 2, bool kShared = false>
+template <bool kOn, bool kTransposed, int kM, int kN, int kMost = 2, bool kShared = false,
+          bool kStraight = false>
 struct KeptPairs {
   static constexpr int kTiles = kM * kN, kGroup = group_of(kTiles);
   static constexpr int kAbreast = abreast_of(kGroup, kMost), kEach = kGroup / kAbreast;
@@ -143,7 +145,8 @@ struct KeptPairs {
         if constexpr (kOneRow) take_row(group * kGroup);
         u32 mine[kAbreast] = {};
         // NOTE: a loop for the machine too: unrolled it is most of the kernel.
-#pragma unroll 1
+        constexpr int kUnrolled = kStraight ? kEach : 1;
+#pragma unroll kUnrolled
         for (int x = kEach - 1; x >= 0; --x) {
 #pragma unroll
           for (int i = 0; i < kAbreast; ++i) {

@@ -127,6 +127,12 @@ __forceinline__ float* gradient_at(const Capture& t, const Index<kRank, kNatural
   return t.gradient + at * kStep;
 }
 
+/// The value of distance 0 in the strip of a batch entry and a head, of values of so many bytes.
+__forceinline__ const void* strip_of(const Place& p, const Captures& t, int bytes) {
+  const i64 at = static_cast<i64>(p.b * t.strip.heads + p.h) * t.strip.count + t.strip.zero;
+  return static_cast<const char*>(t.strip.values) + at * bytes;
+}
+
 // Quotients that floor, and remainders with the sign of the divisor, as in Python.
 __forceinline__ int floor_divide(int a, int b) {
   const int quotient = a / b;

@@ -14,29 +14,28 @@ struct ListWalk {
   const unsigned* row = nullptr;
   int words = 0;  ///< of a half of the row
   int word = 0;
-  unsigned left = 0, ahead = 0, last_whole = 0;
+  unsigned left = 0, ahead = 0;
 
   __forceinline__ int listed() const { return cut + whole; }
-  /// Asks for what the walk begins with, of either half: the counts are not there yet.
+  /// Asks for what the walk begins with.
   __forceinline__ void find(const TileLists& of, int list, int at_row, int /*lane*/ = 0) {
     const i64 at = static_cast<i64>(list) * of.rows + at_row;
     whole = of.counts[2 * at];
     cut = of.counts[2 * at + 1];
     row = of.bits + at * 2 * of.words;
     words = of.words;
-    last_whole = row[words - 1];
-    go_to(2 * words - 1, row[2 * words - 1]);
+    go_to(2 * words - 1);
   }
   __forceinline__ void find_none() { cut = whole = 0; }
-  __forceinline__ void go_to(int at, unsigned bits) {
+  __forceinline__ void go_to(int at) {
     word = at;
-    left = bits;
+    left = row[at];
     ahead = row[max(at - 1, 0)];
   }
   /// To those seen whole.
   __forceinline__ void pass_over_cut() {
     cut = -1;
-    go_to(words - 1, last_whole);
+    go_to(words - 1);
   }
   /// The next tile, of which there must be one.
   __forceinline__ int next() {

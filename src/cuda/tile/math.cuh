@@ -9,6 +9,11 @@ namespace tilewise::tile {
 inline constexpr float kLog2e = 1.4426950408889634F;
 inline constexpr float kLn2 = 0.69314718055994531F;
 inline constexpr float kLowest = -3.4028235e38F;  ///< the least finite float
+/// LSE of a row whose logits all lie below the numbers of the log2 domain: the least finite number
+/// of the bias's type, which put them there.
+constexpr float least_bias(BiasType type) {
+  return type == BiasType::bf16 ? -0x1.fep127F : kLowest;
+}
 
 __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 __forceinline__ float not_a_number() { return __int_as_float(0x7fffffff); }

@@ -4,6 +4,7 @@
 
 #include "cuda/tile/dropout_args.h"
 #include "cuda/tile/expression_args.h"
+#include "cuda/tile/hopper/tensor_map.h"
 #include "cuda/tile/types.h"
 
 namespace tilewise::tile {
@@ -17,6 +18,13 @@ struct MaskBits {
   long long stride_b = 0, stride_h = 0, stride_line = 0, stride_block = 0;
 };
 
+/// Backward: the bias as the copy engine reads it, {keys, heads, queries, batch}. 1 for each axis
+/// along which it does not broadcast.
+struct BiasTiles {
+  TensorMapBytes map;
+  int by_batch = 0, by_head = 0, by_query = 0;
+};
+
 /// The words of a tree of speculative tokens: bit t of a query's row shows it the key of query t.
 struct TreeBits {
   const unsigned* words = nullptr;
@@ -28,7 +36,7 @@ struct TreeBits {
 struct OptionKinds {
   bool sinks = false, mask = false, dropout = false;
   bool tree = false;
-  PairKind pairs;  ///< of a bias alone
+  PairKind pairs;  ///< of a bias alone; backward `staged` says that it has a row for each query
 
   constexpr bool bias() const { return pairs.bias != BiasType::none; }
   constexpr bool any() const { return sinks || mask || dropout || tree || bias(); }
@@ -42,6 +50,7 @@ struct Options {
   unsigned zero = 0;  ///< 0, which the device's compiler does not know: see settle_shown()
   PairTensors pairs;
   DropoutBits dropout;
+  BiasTiles bias_tiles;
   TreeBits tree;
 };
 

@@ -2,15 +2,19 @@
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <limits>
 #include <string>
 #include <vector>
+
+#include "tilewise/error.h"
 
 namespace tilewise::cpu {
 namespace {
@@ -29,6 +33,35 @@ std::vector<float> product(int m, int n, int k, Factor a, Factor b) {
     }
   }
   return c;
+}
+
+/// In a child: what require_room says once the address space may grow by so much.
+int room_in_child(rlim_t bytes, int threads) {
+  const pid_t child = fork();
+  if (child == 0) {
+    std::int64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const rlim_t size = static_cast<rlim_t>(pages * getpagesize()) + bytes;
+    const rlimit limit{size, size};
+    if (setrlimit(RLIMIT_AS, &limit) != 0) _exit(3);
+    try {
+      Blas::require_room(threads);
+    } catch (const OutOfMemory&) {
+      _exit(1);
+    }
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST(Blas, AsksForNoMoreThanTheAddressSpaceHas) {
+  constexpr rlim_t kMiB = 1 << 20;
+  EXPECT_EQ(room_in_child(100 * kMiB, 1), 1) << "a buffer has 128 MiB";
+  EXPECT_EQ(room_in_child(600 * kMiB, 16), 1);
+  EXPECT_EQ(room_in_child(600 * kMiB, 2), 0);
+  Blas::require_room(1024);  // no limit here
 }
 
 TEST(Blas, MultipliesInEveryOrientation) {

@@ -22,6 +22,7 @@
 #include "cuda/kernels/fwd_sm90/unit.h"
 #include "cuda/kernels/rows/expression_values.h"
 #include "cuda/kernels/rows/mask_map.h"
+#include "cuda/kernels/rows/score_strip.h"
 #include "expression/lower.h"
 #include "harness/random_expression.h"
 
@@ -132,8 +133,9 @@ TEST_P(ExpressionUnits, CompileCleanlyForSm90) {
     const Problem forward = problem(sample, dim, Pass::forward);
     const Sm90Tile& tile = sm90_tiles(forward)[0];
     expect_clean(sample.name,
-                 with_expressions(fwd_sm90_unit(sm90_config(forward, tile, false)), forward), 90,
-                 kWgmma, dim > 128 ? 200 : 96);
+                 with_expressions(fwd_sm90_unit(sm90_config(forward, tile, false)), forward,
+                                  strips_score(forward)),
+                 90, kWgmma, dim > 128 ? 200 : 96);
     const bool slanted = forward.score_affine != nullptr;
     EXPECT_EQ(sm90_config(forward, tile, false).modification == fwd_sm90::Modification::alibi,
               slanted)
@@ -145,8 +147,11 @@ TEST_P(ExpressionUnits, CompileCleanlyForSm90) {
     EXPECT_EQ(bwd_sm90_config(p).alibi && bwd_sm90_config(p).fold_lse, slanted) << sample.name;
     // At dim 128 its built-in softcap spills 116 and 192 bytes, with a list its producer 132 to 168
     // (bwd_sm90/README.md).
-    expect_clean(sample.name, with_expressions(bwd_sm90_unit(bwd_sm90_config(p)), p), 90, kWgmma,
-                 maps_mask(p) ? 300 : 240);
+    expect_clean(sample.name,
+                 with_expressions(bwd_sm90_unit(bwd_sm90_config(p)), p, strips_score(p)), 90,
+                 kWgmma, maps_mask(p) ? 300 : 240);
+    EXPECT_EQ(bwd_sm90_config(p).expressions.strip, std::string(sample.name) == "t5");
+    if (strips_score(p)) expect_clean(sample.name, score_strip_unit(p), 90, "", 0);
   }
 }
 

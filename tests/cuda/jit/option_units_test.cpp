@@ -8,6 +8,7 @@
 #include "cuda/jit/compile.h"
 #include "cuda/jit/nvrtc.h"
 #include "cuda/jit/pack.h"
+#include "cuda/kernels/bwd_short_sm90/row.h"
 #include "cuda/kernels/bwd_sm80/row.h"
 #include "cuda/kernels/bwd_sm90/row.h"
 #include "cuda/kernels/fwd_sm80/row.h"
@@ -70,6 +71,19 @@ TEST(WideUnits, CompileCleanly) {
   // At dim 256 those who compute spill outside of their loops too, so that it is more than a
   // packed kernel may (bwd_sm90/README.md).
   expect_clean(units, 88);
+}
+
+// At dim 128 the sums take all registers but what a step needs: what spills is used outside of the
+// loops over blocks, most of it for packed sequences.
+TEST(ShortUnits, CompileCleanly) {
+  std::string why_not;
+  if (find_nvrtc(&why_not) == nullptr) GTEST_SKIP() << why_not;
+  std::vector<PackUnit> units, exact;
+  add_bwd_short_sm90_units(units, 90, false);
+  add_bwd_short_sm90_units(exact, 90, true);
+  EXPECT_EQ(units.size() + exact.size(), 4U);
+  expect_clean(units, 160);
+  expect_clean(exact, 64);
 }
 
 TEST(GroupedUnits, CompileCleanly) {

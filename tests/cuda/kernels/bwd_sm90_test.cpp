@@ -361,8 +361,6 @@ TEST(BwdSm90, LengthsThatTheDeviceLooksUp) {
   EXPECT_EQ(unit.args, "RaggedArgs");
   EXPECT_NE(unit.config.find(".lengths = static_cast<Lengths>(2)"), std::string::npos);
   EXPECT_EQ(bwd_sm90_unit(bwd_sm90_config(problem(1024, 128, true))).args, "Args");
-  EXPECT_NE(refusal(packed({4096, 1, 2000}, 192, true)).find("above head dim 128"),
-            std::string::npos);
   p = problem(1024, 128, true);
   p.key_lengths = Tensor::contiguous(p.q.data, DType::int32, {p.batch}, p.device);
   EXPECT_EQ(refusal(p), "");
@@ -372,6 +370,25 @@ TEST(BwdSm90, LengthsThatTheDeviceLooksUp) {
   EXPECT_TRUE(bwd_sm90_config(p).exact);
   const Cost cost = cost_by(kFlashBackwardSm90, p, h100());
   EXPECT_EQ(cost.memory.back().bytes, p.heads_q * p.total_q * 4);
+}
+
+TEST(BwdSm90, WideRowsThatMaySeeNoKeyAreRefused) {
+  // Self-attention: each row sees itself.
+  Problem p = packed({4096, 1, 2000}, 192, true);
+  EXPECT_EQ(refusal(p), "");
+  p.left = 100;
+  EXPECT_EQ(refusal(p), "");
+  p.right = -1, p.left = 4096;
+  EXPECT_NE(refusal(p).find("rows that may see no key above head dim 128"), std::string::npos);
+  // Of others the host does not know the lengths.
+  p = packed({4096, 1, 2000}, 192, true);
+  p.cu_seqlens_k = Tensor::contiguous(p.q.data, DType::int32, {4}, p.device);
+  EXPECT_NE(refusal(p).find("rows that may see no key above head dim 128"), std::string::npos);
+  p.causal = Causal::none, p.right = Problem::kUnbounded;
+  EXPECT_EQ(refusal(p), "");
+  p = problem(1024, 256, true);
+  p.key_lengths = Tensor::contiguous(p.q.data, DType::int32, {p.batch}, p.device);
+  EXPECT_NE(refusal(p).find("rows that may see no key above head dim 128"), std::string::npos);
 }
 
 TEST(BwdSm90, PackedTakesAboutTheTimeOfABatch) {

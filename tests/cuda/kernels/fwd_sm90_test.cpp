@@ -313,7 +313,9 @@ TEST(ForwardSm90, ABoxIsOfOnePage) {
   }
   using fwd_sm90::PageCopies;
   for (const auto& [page_size, copies] : {std::pair{16, PageCopies::boxes},
-                                          {24, PageCopies::rows},
+                                          {4, PageCopies::boxes},
+                                          {24, PageCopies::boxes},
+                                          {26, PageCopies::rows},
                                           {7, PageCopies::rows},
                                           {1, PageCopies::rows}}) {
     const Problem p = over_pages(page_size, 128, 64);

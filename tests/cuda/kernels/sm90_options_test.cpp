@@ -46,7 +46,9 @@ TEST(Sm90Options, WhatIsTaken) {
         "b2 h4 s4096 d128 bf16 mask=b,1,1,k",
         "b2 h4 s4096 d128 bf16 mask=1,h,q,k alibi window=99,0", "b2 h4 s4096 d64 bf16 dropout=0.1",
         "packed=2000,3000 h4 d64 bf16 dropout=0.1 sink causal",
-        "b2 h4 s4096 d64 bf16 mask=b,1,1,k dropout=0.1 sink deterministic"}) {
+        "b2 h4 s4096 d64 bf16 mask=b,1,1,k dropout=0.1 sink deterministic",
+        "b2 h4 s4096 d128 bf16 bias=1,h,q,k:bf16 causal",
+        "b2 h4 s4096 d64 f16 bias=b,1,1,k:f16 mask=b,1,1,k dropout=0.1 sink"}) {
     EXPECT_EQ(forward_refusal(line), "") << line;
     EXPECT_EQ(backward_refusal(line), "") << line;
   }
@@ -58,8 +60,11 @@ TEST(Sm90Options, WhatIsTaken) {
 TEST(Sm90Options, WhatBackwardLeavesToOthers) {
   const std::string unsupported = "not supported by this kernel";
   for (const char* line :
-       {"b2 h4 s4096 d128 bf16 bias=1,h,q,k", "b2 h4 s4096 d192 bf16 mask=b,1,1,k",
-        "packed=2000,3000 h4 d64 bf16 mask=1,q,k", "b2 h4 s4096 d256 bf16 dropout=0.1"}) {
+       {"b2 h4 s4096 d128 bf16 bias=1,h,q,k", "b2 h4 s4096 d192 bf16 bias=1,h,q,k:bf16",
+        "b2 h4 s4096 d128 bf16 bias=1,h,q,k:bf16 softcap=20",
+        "b2 h4 s4096 d64 bf16 bias=1,h,q,1:bf16", "packed=2000,3000 h4 d64 bf16 bias=h,q,k:bf16",
+        "b2 h4 s4096 d192 bf16 mask=b,1,1,k", "packed=2000,3000 h4 d64 bf16 mask=1,q,k",
+        "b2 h4 s4096 d256 bf16 dropout=0.1"}) {
     EXPECT_NE(backward_refusal(line).find(unsupported), std::string::npos)
         << line << ": " << backward_refusal(line);
   }
@@ -68,18 +73,24 @@ TEST(Sm90Options, WhatBackwardLeavesToOthers) {
 }
 
 // What no card has checked is taken by name alone.
-TEST(Sm90Options, DropoutAndBiasesAreOnTrial) {
-  const auto trial = [](const KernelRow& row, const std::string& line, Pass pass) {
-    return row.on_trial(row, problem(line, pass));
+TEST(Sm90Options, BiasesAreOnTrialInBackward) {
+  const auto trial = [](const std::string& line) {
+    const Problem p = problem("b2 h4 s4096 d64 bf16 " + line, Pass::backward);
+    return kFlashBackwardSm90.on_trial(kFlashBackwardSm90, p);
   };
-  const std::string head = "b2 h4 s4096 d64 bf16 ";
-  for (const char* line : {"sink", "mask=b,1,1,k", "causal"}) {
-    EXPECT_EQ(trial(kFlashForwardSm90, head + line, Pass::forward), "") << line;
-    EXPECT_EQ(trial(kFlashBackwardSm90, head + line, Pass::backward), "") << line;
+  for (const char* line : {"sink", "mask=b,1,1,k", "causal", "dropout=0.1"})
+    EXPECT_EQ(trial(line), "") << line;
+  EXPECT_NE(trial("bias=1,h,q,k:bf16"), "");
+}
+
+TEST(Sm90Options, BiasesHaveRoomInBackward) {
+  for (const char* line : {"d64 bf16 bias=1,h,q,k:bf16", "d64 bf16 bias=1,h,q,k:bf16 softcap=20",
+                           "d128 f16 bias=b,h,q,k:f16 alibi", "d128 bf16 bias=b,1,1,k:bf16"}) {
+    const Problem p = problem(std::string("b1 h4 s1024 ") + line, Pass::backward);
+    const bwd_sm90::Config config = bwd_sm90_config(p);
+    EXPECT_LE(bwd_sm90::SharedPlan(config).bytes, bwd_sm90::SharedPlan::kRoom) << line;
+    EXPECT_EQ(config.options.pairs.staged, std::string(line).find("q,k") != std::string::npos);
   }
-  EXPECT_NE(trial(kFlashForwardSm90, head + "dropout=0.1", Pass::forward), "");
-  EXPECT_NE(trial(kFlashForwardSm90, head + "bias=1,h,q,k", Pass::forward), "");
-  EXPECT_NE(trial(kFlashBackwardSm90, head + "dropout=0.1", Pass::backward), "");
 }
 
 TEST(Sm90Options, PlainProblemsHaveThePlainKernel) {

@@ -395,7 +395,7 @@ void run_two_pass(const KernelRow& /*row*/, const Problem& p, const Context& con
 
 }  // namespace
 
-RefinedDelta refined_delta(const Problem& p, WorkspaceCutter& workspace, void* stream) {
+RowStatistics refined_rows(const Problem& p, bool all, WorkspaceCutter& workspace, void* stream) {
   const Tile& queries = two_pass_tiles(p)[0].queries;  // fits every machine
   ListsInTiles lists(p, queries);
   lists.make(workspace, stream);
@@ -406,9 +406,32 @@ RefinedDelta refined_delta(const Problem& p, WorkspaceCutter& workspace, void* s
   Args args;
   fill(args, p, operands, rows);
   args.lists = lists.of_queries();
+  args.coarse = all ? -1.0F : bwd_sm80::kCoarseUnderBias;
   launch_queries(p, make_config(p, queries, Launch::queries, false, limit_kib(p)), queries, args,
                  true, 1, stream);
-  return {rows.delta, rows.rows_q};
+  return rows;
+}
+
+void bias_gradient_apart(const Problem& p, const RowStatistics& rows, WorkspaceCutter& workspace,
+                         void* stream) {
+  if (!p.dbias.defined()) return;
+  const Tile& queries = two_pass_tiles(p)[0].queries;  // fits every machine
+  ListsInTiles lists(p, queries);
+  lists.make(workspace, stream);
+  Operands operands(p);
+  operands.prepare(workspace, stream);
+  Args args;
+  fill(args, p, operands, rows);
+  args.lists = lists.of_queries();
+  bias_gradient(p, args, make_config(p, queries, Launch::queries, false, limit_kib(p)),
+                queries.min_blocks, workspace, stream);
+}
+void add_bias_gradient_memory(const Problem& p, std::vector<MemoryPart>& items) {
+  if (!p.dbias.defined()) return;
+  const Tile& queries = two_pass_tiles(p)[0].queries;
+  ListsInTiles(p, queries).add_memory(items);
+  Operands(p).add_memory(items);
+  BiasParts(p, queries.block_m, queries.block_n).add_memory(items);
 }
 
 void capture_gradients_apart(const Problem& p, WorkspaceCutter& workspace, void* stream) {
@@ -428,7 +451,7 @@ void capture_gradients_apart(const Problem& p, WorkspaceCutter& workspace, void*
   capture_gradients(p, args, config, queries.min_blocks, workspace, stream);
 }
 
-void add_refined_delta_memory(const Problem& p, std::vector<MemoryPart>& items) {
+void add_refined_rows_memory(const Problem& p, std::vector<MemoryPart>& items) {
   ListsInTiles(p, two_pass_tiles(p)[0].queries).add_memory(items);
   Operands(p).add_memory(items);
   add_row_memory(p, items);

@@ -59,7 +59,9 @@ struct Config {
   /// Whether position may leave a row no key.
   constexpr bool hides_rows() const { return hides || (ragged() && mask != Mask::none); }
   /// Whether a list, a function or a bool mask may.
-  constexpr bool picks_rows() const { return listed() || expressions.any() || options.mask; }
+  constexpr bool picks_rows() const {
+    return listed() || expressions.any() || options.mask || options.bias();
+  }
   constexpr int threads() const { return wide() ? 384 : 512; }
   static constexpr int dq_warps() { return 4; }  ///< that add to dQ
 };
@@ -68,9 +70,12 @@ struct Config {
 struct SharedPlan {
   static constexpr int kRoom = 227 * 1024;  ///< bytes that a block may have
   static constexpr int kPanelRow = 128;     ///< bytes: 64 columns
+  static constexpr int kPanelAlign = 1024;  ///< of a panel's first byte
   static constexpr int kMostKept = 16 * 1024;
   int k_stage, q_stage, do_stage, v_bytes, ds_buffer, dq_warp;  ///< sizes; a stage of Q takes O too
-  int k, v, q, d_o, p, ds, dq, gate, offset, delta, barriers, slots, listed, places, bytes;
+  int bias_panel;  ///< of 64 keys, two of which are a stage
+  int k, v, q, d_o, p, ds, dq, bias, gate, offset, delta, low, barriers, slots, listed, places,
+      bytes;
   int kept;  ///< packed: bytes for the offsets of sequences
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }
@@ -82,6 +87,9 @@ struct SharedPlan {
         v_bytes(panels(c.head_dim_v) * c.block_n * kPanelRow / (c.half_registers ? 2 : 1)),
         ds_buffer(c.block_m / 64 * c.block_n * kPanelRow),
         dq_warp(c.wide() ? 0 : 2 * 16 * 64 * 4),
+        bias_panel(!c.options.bias()        ? 0
+                   : c.options.pairs.staged ? c.block_m * kPanelRow
+                                            : kPanelAlign),
         k(0),
         v(k + k_stage * c.k_stages),
         q(v + v_bytes),
@@ -91,10 +99,12 @@ struct SharedPlan {
         dq(ds + (!c.wide()          ? 2 * ds_buffer
                  : c.half_registers ? k_stage
                                     : 0)),
-        gate(dq + c.dq_warps() * dq_warp),
+        bias(dq + c.dq_warps() * dq_warp),
+        gate(bias + 2 * bias_panel * c.q_stages),
         offset(gate + (c.gates() && !c.wide() ? 128 * c.gate_bytes() * c.block_m : 0)),
         delta(offset + c.q_stages * c.block_m * 4),
-        barriers(delta + c.do_stages * c.block_m * 4),
+        low(delta + c.do_stages * c.block_m * 4),
+        barriers(low + (c.options.bias() ? c.q_stages * c.block_m * 4 : 0)),
         slots(barriers +
               (8 * (2 * c.q_stages + 2 * c.do_stages + 2 * c.k_stages + 2 + 13) + 15) / 16 * 16),
         listed(slots + 2 * slot_bytes(c)),
@@ -166,6 +176,10 @@ struct Args {
   /// float32, or tile::ExactSum where deterministic.
   float* diagonals = nullptr;
   int diagonal_count = 0, last_key = 0;
+  /// Under a bias, (B, Hq, delta_rows): LSE in the log2 domain, +inf where nothing was seen, and
+  /// what rounding took from it. `offset_low`: the latter, in rows as those of `offset`.
+  const float *lse2_in = nullptr, *low_in = nullptr;
+  float* offset_low = nullptr;
 };
 
 /// With lengths that only the device knows. Packed sequences are one entry of a batch for whatever

@@ -27,7 +27,11 @@ __forceinline__ void kernel(const AnyArgs& any) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const Shared<kConfig> shared{shared_address(memory)};
   if (threadIdx.x == 0) shared.init_barriers();
-  if constexpr (kPacked<kConfig> && !kConfig.wide()) keep_offsets<kConfig>(args, shared);
+  if constexpr (kPacked<kConfig> && !kConfig.wide()) {
+    keep_offsets<kConfig>(args, shared);
+    __syncthreads();
+    order_sequences<kConfig>(args, shared);
+  }
   __syncthreads();
   if constexpr (kConfig.wide()) let_next_start();       // where blocks of this kernel end
   if constexpr (kConfig.listed()) wait_for_previous();  // for the lists
@@ -44,6 +48,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
         producer.run();
       } else {
         Producer<kConfig> producer{args, shared};
+        if constexpr (kConfig.options.bias()) producer.copied.options = options_of(any);
         producer.run();
       }
     }

@@ -116,6 +116,14 @@ struct Position<2> {
   __forceinline__ void advance() { ++uses; }
 };
 
+/// What the producer holds of the options: nothing where it copies none.
+template <bool kAny>
+struct CopiedOptions {};
+template <>
+struct CopiedOptions<true> {
+  const Options* options = nullptr;
+};
+
 template <Config kConfig>
 struct Producer {
   static constexpr int kM = kConfig.block_m, kBlockN = kConfig.block_n;
@@ -128,6 +136,7 @@ struct Producer {
   Position<kConfig.do_stages> rO;
   Position<2> slots;
   u32 tiles = 0;  ///< whose K and V have been asked for
+  CopiedOptions<kConfig.options.bias()> copied;
 
   __forceinline__ void announce(const Job& job) {
     mbarrier_wait(shared.job_empty(slots.slot()), slots.parity() ^ 1);
@@ -178,11 +187,29 @@ struct Producer {
            (job.kind == JobKind::tile ? job.head : job.head / args.group);
   }
 
+  /// Bytes of a bias beside a stage of Q, and of what rounding took from LSE.
+  static constexpr int bias_bytes() {
+    if (!kConfig.options.bias()) return 0;
+    return 2 * (kConfig.options.pairs.staged ? kM : 1) * kPanelRowBytes + kM * 4;
+  }
+  __forceinline__ void load_bias(const Job& job, int head, int row, u32 s) const {
+    if constexpr (kConfig.options.bias()) {
+      const BiasTiles& of = copied.options->bias_tiles;
+      for (int p = 0; p < 2; ++p) {
+        tma_load(shared.bias(s) + p * kPlan.bias_panel, &of.map, shared.q_full(s),
+                 job.block * kBlockN + p * kPanelColumns, of.by_head * head, of.by_query * row,
+                 of.by_batch * job.batch, kEvictFirst);
+      }
+      bulk_load(shared.low(s), args.offset_low + row_offset(job, head, row), kM * 4,
+                shared.q_full(s));
+    }
+  }
   /// Rows of Q with their offsets.
   __forceinline__ void load_q(const Job& job, int head, int row) {
-    const u32 s = open_q(kPanels * kM * kPanelRowBytes + kM * 4);
+    const u32 s = open_q(kPanels * kM * kPanelRowBytes + kM * 4 + bias_bytes());
     load_rows(shared.q(s), args.q, kPanels, shared.q_full(s), job, head, row);
     bulk_load(shared.offset(s), args.offset + row_offset(job, head, row), kM * 4, shared.q_full(s));
+    load_bias(job, head, row, s);
   }
   /// Rows of dO with their delta.
   __forceinline__ void load_do(const Job& job, int head, int row) {

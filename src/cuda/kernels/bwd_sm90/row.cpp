@@ -16,12 +16,14 @@
 #include "cuda/kernels/bwd_sm80/row.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/bwd_sm90/dq/launch.h"
+#include "cuda/kernels/bwd_sm90/options.h"
 #include "cuda/kernels/bwd_sm90/tiles.h"
 #include "cuda/kernels/bwd_sm90/unit.h"
 #include "cuda/kernels/fwd_sm90/fill.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/rows/mask_bits.h"
 #include "cuda/kernels/rows/packed_delta.h"
+#include "cuda/kernels/rows/score_strip.h"
 #include "cuda/kernels/rows/sinks.h"
 #include "cuda/kernels/rows/tile_lists.h"
 #include "tilewise/error.h"
@@ -35,20 +37,6 @@ using bwd_sm90::Lengths;
 using bwd_sm90::ListArgs;
 using bwd_sm90::RaggedArgs;
 using Role = MemoryItem::Role;
-
-std::string maps_refusal(const Problem& p) {
-  using Named = std::pair<const char*, const Tensor*>;
-  for (const auto& [name, tensor] : {Named{"q", &p.q}, Named{"k", &p.k}, Named{"v", &p.v},
-                                     Named{"o", &p.o}, Named{"dO", &p.d_o}}) {
-    std::string reason = sm90_map_refusal(name, *tensor, Sm90Access::read, p.packed);
-    if (!reason.empty()) return reason;
-  }
-  for (const auto& [name, tensor] : {Named{"dq", &p.dq}, Named{"dk", &p.dk}, Named{"dv", &p.dv}}) {
-    std::string reason = sm90_map_refusal(name, *tensor, Sm90Access::write, p.packed);
-    if (!reason.empty()) return reason;
-  }
-  return {};
-}
 
 /// What the score functions and masks that the caller wrote do not go with here.
 std::string function_refusal(const Problem& p) {
@@ -67,27 +55,26 @@ std::string function_refusal(const Problem& p) {
   return {};
 }
 
-/// What bool masks, sinks and dropout do not go with here.
-std::string options_refusal(const Problem& p) {
-  if (p.mask.defined() && std::max(p.head_dim, p.head_dim_v) > 128)
-    return "a bool mask above head dim 128 is not supported by this kernel";
-  if (p.mask.defined() && p.packed)
-    return "a bool mask of packed sequences is not supported by this kernel";
-  if (p.precision == Precision::refined && (p.packed || p.block_list.defined()))
-    return "refined gradients of packed sequences or block lists are not supported by this kernel";
-  if (drops(p) && std::max(p.head_dim, p.head_dim_v) > 128)
-    return "dropout above head dim 128 is not supported by this kernel";
-  if ((p.sinks.defined() || drops(p)) && p.packed && bwd_tiles::is_small(p))
-    return "small packed problems with sinks or dropout are left to flash_bwd_sm80";
+}  // namespace
+
+std::string bwd_sm90_maps_refusal(const Problem& p) {
+  using Named = std::pair<const char*, const Tensor*>;
+  for (const auto& [name, tensor] : {Named{"q", &p.q}, Named{"k", &p.k}, Named{"v", &p.v},
+                                     Named{"o", &p.o}, Named{"dO", &p.d_o}}) {
+    std::string reason = sm90_map_refusal(name, *tensor, Sm90Access::read, p.packed);
+    if (!reason.empty()) return reason;
+  }
+  for (const auto& [name, tensor] : {Named{"dq", &p.dq}, Named{"dk", &p.dk}, Named{"dv", &p.dv}}) {
+    std::string reason = sm90_map_refusal(name, *tensor, Sm90Access::write, p.packed);
+    if (!reason.empty()) return reason;
+  }
   return {};
 }
-
-}  // namespace
 
 std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   std::string reason = sm90_refusal(p, machine);
   if (reason.empty()) reason = function_refusal(p);
-  if (reason.empty()) reason = options_refusal(p);
+  if (reason.empty()) reason = bwd_sm90_options_refusal(p);
   if (!reason.empty()) return reason;
   if (p.block_list.defined()) {
     if (p.packed) return "packed sequences beside a block list are not supported by this kernel";
@@ -99,11 +86,8 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0) {
     return "empty problems are left to flash_bwd_sm80";
   }
-  if (std::max(p.head_dim, p.head_dim_v) > 128 && sm90_lengths(p) != Lengths::dense) {
-    return "packed sequences and key lengths above head dim 128 are not supported by this kernel";
-  }
-  if (std::max(p.head_dim, p.head_dim_v) > 128 && bwd_sm90_hides_rows(p)) {
-    return "rows that see no key above head dim 128 are not supported by this kernel";
+  if (std::max(p.head_dim, p.head_dim_v) > 128 && bwd_sm90_may_hide_rows(p)) {
+    return "rows that may see no key above head dim 128 are not supported by this kernel";
   }
   if (p.packed && std::max(p.total_q, p.total_k) > kMostPackedRows) {
     return "packed tensors of more than " + std::to_string(kMostPackedRows) +
@@ -117,7 +101,7 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
     return "a window that hides every key is left to flash_bwd_sm80";
   if (bwd_sm90_jobs(p, bwd_sm90_config(p)) > std::int64_t{1} << 30)
     return "more than 2^30 jobs are not supported by this kernel";
-  return maps_refusal(p);
+  return bwd_sm90_maps_refusal(p);
 }
 
 namespace {
@@ -186,6 +170,7 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   add("counters", {counters(p, config)});
   add("offsets", {p.stored_batch(), p.heads_q, rows});
   add("delta", {p.stored_batch(), p.heads_q, rows});
+  if (p.bias.defined()) add("offsets, low part", {p.stored_batch(), p.heads_q, rows});
   // A second time, by bwd_dq_sm90, or for the additions.
   double again = 0.0;
   if (config.wide()) {
@@ -200,8 +185,8 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   }
   if (refines(p, config) && p.packed) {
     add("delta, refined", {p.heads_q, p.total_q});
-  } else if (refines(p, config)) {
-    add_refined_delta_memory(p, cost.memory);
+  } else if (refines(p, config) || p.bias.defined()) {
+    add_refined_rows_memory(p, cost.memory);
   }
   if (config.listed()) {
     const TileListsMaker maker(p, config.block_m, config.block_n, config.lists);
@@ -212,11 +197,13 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   mask.add_memory(cost.memory);
   const DiagonalGradients diagonals = diagonal_gradients(p, config);
   diagonals.add_memory(cost.memory);
+  ScoreStrip(p, config.expressions.strip).add_memory(cost.memory);
   const bool apart = wants_captures(p) && wants_captures(diagonals.others());
   if (apart) {
-    add_refined_delta_memory(p, cost.memory);
+    add_refined_rows_memory(p, cost.memory);
     add_capture_memory(diagonals.others(), cost.memory);
   }
+  add_bias_gradient_memory(p, cost.memory);
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv, &p.d_lse}) {
     if (t->defined()) cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
@@ -227,6 +214,8 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   // full without it 0.020.
   constexpr double kRefineMs = 0.012;
   if (refines(p, config)) cost.ms += kRefineMs;
+  // Two launches that read O and dO, or look at LSE.
+  if (p.bias.defined()) cost.ms += 2.0 * host::kKernelMs;
   // Two products of five, on mma.sync. Not measured.
   if (p.precision == Precision::refined) cost.ms *= 1.8;
   cost.ms += mask_bits_ms(mask, machine.bandwidth_gbps);
@@ -234,6 +223,7 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   // Two more products of five, on mma.sync.
   if (apart) cost.ms *= 1.8;
   if (diagonals.any()) cost.ms = 1.15 * cost.ms + 3.0 * host::kKernelMs;  // not measured
+  if (p.dbias.defined()) cost.ms *= 1.8;
   // Above dim 128 two planes of P and dS were not measured: left to flash_bwd_sm80.
   if (config.exact && config.columns_dq() > 128) cost.ms *= 3.0;
   return Prepared{std::move(cost),
@@ -331,21 +321,25 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   if (config.deterministic) args.turns = args.added + cut_tiles(p, config);
   args.offset = workspace.take<float>(rows);
   args.delta = workspace.take<float>(rows);
+  if (p.bias.defined()) args.offset_low = workspace.take<float>(rows);
   if (!config.wide()) args.dq_sum = workspace.take<float>(rows * config.columns_dq());
   const std::int64_t sums = key_sums(p, config);
   if (config.split) {
     args.dk_sum = workspace.take<float>(sums);
     args.dv_sum = args.dk_sum + cut_tiles(p, config) * config.block_n * config.head_dim;
   }
+  RowStatistics given;
   if (refines(p, config) && p.packed) {
-    float* given = workspace.take<float>(p.heads_q * p.total_q);
-    packed_delta(p, given, context.stream);
-    args.delta_in = given;
+    float* const delta = workspace.take<float>(p.heads_q * p.total_q);
+    packed_delta(p, delta, context.stream);
+    args.delta_in = delta;
     args.delta_rows = static_cast<int>(p.total_q);
-  } else if (refines(p, config)) {
-    const RefinedDelta given = refined_delta(p, workspace, context.stream);
+  } else if (refines(p, config) || p.bias.defined()) {
+    given = refined_rows(p, refines(p, config), workspace, context.stream);
     args.delta_in = given.delta;
-    args.delta_rows = static_cast<int>(given.rows);
+    args.delta_rows = static_cast<int>(given.rows_q);
+    args.lse2_in = given.lse2;
+    args.low_in = given.lse2_low;
   }
   fill_bytes(args.next_job, 0, count * 4, p.device.index, context.stream);
   if (config.split) fill_bytes(args.dk_sum, 0, 4 * sums, p.device.index, context.stream);
@@ -354,6 +348,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   args.diagonals = diagonals.sums();
   args.diagonal_count = static_cast<int>(diagonals.count());
   args.last_key = static_cast<int>(diagonals.last_key());
+  const tile::Strip strip = ScoreStrip(p, config.expressions.strip).make(workspace, context.stream);
   MaskBitsMaker mask(p, config.block_m, true);
   const std::int64_t grid = std::min<std::int64_t>(args.jobs, host::kTypicalMultiprocessors);
   if (config.listed()) {
@@ -367,14 +362,16 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
     mask.take(workspace);
     mask.make(context.stream);
     launch_optioned(p, kernel, host::following(grid, p.device.index), context.stream, args,
-                    mask.bits());
+                    mask.bits(), strip);
   } else {
     mask.take(workspace);
     mask.make(context.stream);
     if (config.ragged()) {
-      launch_optioned<RaggedArgs>(p, kernel, {.x = grid}, context.stream, args, mask.bits());
+      launch_optioned<RaggedArgs>(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip,
+                                  bwd_sm90_bias_tiles(p, config));
     } else {
-      launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits());
+      launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip,
+                            bwd_sm90_bias_tiles(p, config));
     }
   }
   if (config.wide()) {
@@ -383,11 +380,13 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   }
   RowStatistics of_rows;
   of_rows.lse2 = args.offset;
+  of_rows.lse2_low = args.offset_low;
   of_rows.delta = args.delta;
   of_rows.rows_q = args.rows_q;
   sink_gradient(p, of_rows, context.stream, config.fold_lse ? -args.scale_log2 : -1.0F);
   diagonals.make(context.stream);
   if (wants_captures(p)) capture_gradients_apart(diagonals.others(), workspace, context.stream);
+  bias_gradient_apart(p, given, workspace, context.stream);
 }
 
 /// A problem whose kernels are watched.
@@ -410,8 +409,11 @@ PackUnit held(KernelUnit unit) {
 }
 
 /// Emulated alone.
-std::string dropout_on_trial(const KernelRow& /*row*/, const Problem& p) {
-  return drops(p) ? "no card has checked its dropout" : "";
+std::string on_trial(const KernelRow& /*row*/, const Problem& p) {
+  const bool wide = std::max(p.head_dim, p.head_dim_v) > 128;
+  if (wide && p.packed && sm90_mask(p).mask != bwd_sm90::Mask::none)
+    return "no card has checked its packed sequences under a mask above head dim 128";
+  return p.bias.defined() ? "no card has checked its bias" : "";
 }
 
 }  // namespace
@@ -424,7 +426,7 @@ const KernelRow kFlashBackwardSm90 = {
     .summary = "tiled, P recomputed from LSE; above dim 128 dQ by bwd_dq_sm90; wgmma, TMA",
     .prepare = prepare,
     .run = run,
-    .on_trial = dropout_on_trial};
+    .on_trial = on_trial};
 
 void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;
@@ -466,6 +468,8 @@ void add_bwd_sm90_option_units(std::vector<PackUnit>& units, int arch) {
     p.mask = {};
     p.dropout.p = 0.1;
     units.push_back(held(optioned_unit(bwd_sm90_unit(bwd_sm90_config(p)))));
+    // At dim 128 a step reads two words back: the bits are made while the most registers are taken.
+    units.back().allowed_spill_bytes = 96;
   }
 }
 

@@ -13,6 +13,8 @@ extern const KernelRow kFlashBackwardSm90;
 
 /// Why the row does not run a problem; empty when it does.
 std::string bwd_sm90_refusal(const Problem& problem, const Hardware& machine);
+/// Why the copy engine cannot read or write a tensor of the problem; empty when it can all.
+std::string bwd_sm90_maps_refusal(const Problem& problem);
 
 void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch);
 /// Head dims above 128, with bwd_dq_sm90's: left to their first use, watched by a test.

@@ -2,7 +2,7 @@
 /// its slope. Everything is transposed: rows are keys, columns queries.
 #pragma once
 
-#include "cuda/kernels/bwd_sm90/worker.cuh"
+#include "cuda/kernels/bwd_sm90/bias.cuh"
 #include "cuda/tile/dropout.cuh"
 #include "cuda/tile/expression.cuh"
 #include "cuda/tile/options.cuh"
@@ -38,6 +38,9 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   static_assert(!kConfig.expressions.any() || !kConfig.wide());
   static_assert(!kConfig.options.mask || (!kConfig.wide() && !kPacked<kConfig>));
   static_assert(!kConfig.options.dropout || !kConfig.wide());
+  static_assert(!kConfig.options.bias() ||
+                (kConfig.modified && !kConfig.wide() && !kConfig.listed() && !kPacked<kConfig> &&
+                 !kConfig.expressions.any() && kConfig.options.pairs.bias != BiasType::float32));
   using Product = Wgmma<kElement, kM>;
 
   Worker<kConfig> worker;
@@ -100,7 +103,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
           worker.args.alibi[worker.job.batch * worker.args.alibi_b + of_head * worker.args.alibi_h];
     }
   }
-  /// (F3) Before the products with a block of queries. Votes, though all lanes agree: see
+  /// (F3) ALiBi of a block of queries, before its products. Votes, though all lanes agree: see
   /// fwd_sm90/functions_and_lists.md.
   __forceinline__ void enter_block(int of_block) {
     if constexpr (kSlanted) {
@@ -159,14 +162,17 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       }
     }
   }
-  /// Makes dropout's bits of the block whose P is ready.
-  __forceinline__ void take_dropout() {
+  /// Dropout's bits of a block are made under the products that its scores come from, in straight
+  /// code, which may lie between products and their wait.
+  static constexpr bool kDropsAhead = kConfig.options.dropout && !kConfig.exact;
+  /// Makes dropout's bits of a block of queries of a head (of the whole batch).
+  __forceinline__ void take_dropout(int of_pair, int of_block) {
     if constexpr (kConfig.options.dropout) {
-      const int head = pair - entry_of<kConfig>(worker.job) * worker.args.heads_q;
+      const int head = of_pair - entry_of<kConfig>(worker.job) * worker.args.heads_q;
       constexpr int kAbreast = kD + kConfig.head_dim_v <= 128 ? 4 : 2;
-      const KeptPairs<true, true, 1, kM / 8, kAbreast> made(
+      const KeptPairs<true, true, 1, kM / 8, kAbreast, false, kDropsAhead> made(
           this->options->dropout, worker.job.batch * worker.args.heads_q + head,
-          key_row() - worker.lane / 4, block * kM, worker.lane);
+          key_row() - worker.lane / 4, of_block * kM, worker.lane);
 #pragma unroll
       for (int i = 0; i < kM / 64; ++i) this->kept[i] = made.bits[i];
     }
@@ -350,7 +356,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
                           __uint_as_float(g[2]), __uint_as_float(g[3]));
         }
       }
-    } else if constexpr (kConfig.modified) {
+    } else if constexpr (kConfig.modified && !kScalesWithBias<kConfig>) {
 #pragma unroll
       for (int i = 0; i < kM / 2; ++i) rS[i] *= worker.args.scale_log2;
     }
@@ -415,6 +421,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   __forceinline__ void probabilities(u32 listed_columns = ~0U) {
     if constexpr (kConfig.options.mask) settle_shown(this->shown, rS, this->options->zero);
     modify();
+    if constexpr (kConfig.options.bias()) add_bias<kConfig>(worker, rS);
     // Of a block list, what is not masked is full: no mask applies there.
     if constexpr (kHidden != 0 && (kMasked || !kConfig.listed())) mask_function();
     if constexpr (kConfig.options.mask) mask_shown();
@@ -424,6 +431,9 @@ struct Scores : HeldOptions<kConfig.options.any()> {
     for (int j = 0; j < kM / 8; ++j) {
       Floats2 l = {0.0F, 0.0F};
       if constexpr (!kConfig.fold_lse) l = load_shared_8(offset + j * 32);
+      Floats2 low = {0.0F, 0.0F};
+      if constexpr (kConfig.options.bias())
+        low = load_shared_8(worker.shared.low(worker.rQ.slot) + worker.lane % 4 * 8 + j * 32);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         float& a = rS[4 * j + 2 * r];
@@ -434,6 +444,9 @@ struct Scores : HeldOptions<kConfig.options.any()> {
         } else if constexpr (kConfig.fold_lse) {
           a *= worker.args.scale_log2;
           b *= worker.args.scale_log2;
+        } else if constexpr (kConfig.options.bias()) {
+          a = a + l.x - low.x;
+          b = b + l.y - low.y;
         } else if constexpr (kConfig.modified) {
           a += l.x;
           b += l.y;

@@ -14,20 +14,33 @@ using tilewise::offset_at;
 
 /// Offsets that a block of threads has in shared memory, where there is room for all of them: a
 /// search in the L2 cache takes longer than a job's first copies (signals empty the L1 cache). With
-/// them go the blocks of rows before each sequence, so that no job is none of a sequence's.
+/// them go the blocks of rows before each sequence, so that no job is none of a sequence's. Up to
+/// kMostSorted sequences come in the order of their lengths, the longest first: its tiles are the
+/// longest too, and what is left at the end is short.
 struct KeptOffsets {
+  static constexpr int kMostSorted = 512;
+  static constexpr u32 kBlockBits = 23;
+
   const Offsets& all;
-  u32 rows;    ///< where the first row of each sequence is kept; 0: nowhere
-  u32 blocks;  ///< where its first block is, behind them the number of blocks
+  u32 rows;     ///< where the first row of each sequence is kept; 0: nowhere
+  u32 blocks;   ///< by place in the order: the sequence, and its first block; then their number
+  bool sorted;  ///< else a sequence's place is its own number
+
+  __forceinline__ u32 kept(int place) const { return load_shared_4(blocks + place * 4); }
 };
 __forceinline__ int offset_at(const KeptOffsets& offsets, int index) {
   return offsets.rows != 0 ? static_cast<int>(load_shared_4(offsets.rows + index * 4))
                            : tilewise::offset_at(offsets.all, index);
 }
-__forceinline__ int first_block(const KeptOffsets& offsets, int index, int rows) {
-  return offsets.rows != 0 ? static_cast<int>(load_shared_4(offsets.blocks + index * 4))
-                           : tilewise::first_block(offsets.all, index, rows);
+/// Of the sequence at a place in the order.
+__forceinline__ int first_block(const KeptOffsets& offsets, int place, int rows) {
+  if (offsets.rows == 0) return tilewise::first_block(offsets.all, place, rows);
+  return static_cast<int>(offsets.kept(place) & ((1U << KeptOffsets::kBlockBits) - 1));
 }
+__forceinline__ int sequence_at(const KeptOffsets& offsets, int place) {
+  return offsets.sorted ? static_cast<int>(offsets.kept(place) >> KeptOffsets::kBlockBits) : place;
+}
+__forceinline__ int sequence_at(const Offsets& /*offsets*/, int place) { return place; }
 struct KeptLengths {
   KeptOffsets cu_q, cu_k;
   int sequences, q_rows, k_rows;
@@ -41,7 +54,12 @@ __forceinline__ KeptLengths kept_lengths(const Args& args, const Shared<kConfig>
   const u32 column = (of.sequences + 2) * 4, side = same ? 0 : 2 * column;
   const bool fit = 2 * column + side <= static_cast<u32>(Shared<kConfig>::kPlan.kept);
   const u32 q = fit ? shared.places() : 0, k = fit ? q + side : 0;
-  return {{of.cu_q, q, q + column}, {of.cu_k, k, k + column}, of.sequences, of.q_rows, of.k_rows};
+  const bool sorted = fit && of.sequences <= KeptOffsets::kMostSorted;
+  return {{of.cu_q, q, q + column, sorted},
+          {of.cu_k, k, k + column, sorted},
+          of.sequences,
+          of.q_rows,
+          of.k_rows};
 }
 /// All threads of a block, before it begins.
 template <Config kConfig>
@@ -54,15 +72,39 @@ __forceinline__ void keep_offsets(const Args& args, const Shared<kConfig>& share
     store_shared_4(of.cu_k.rows + i * 4, static_cast<u32>(tilewise::offset_at(of.cu_k.all, i)));
   }
 }
+/// All threads of a block, when all offsets are kept: the order, by the queries of a sequence,
+/// which are what its tiles last as long as. The rows behind the last sequence come last.
+template <Config kConfig>
+__forceinline__ void order_sequences(const Args& args, const Shared<kConfig>& shared) {
+  const KeptLengths of = kept_lengths<kConfig>(args, shared);
+  if (!of.cu_q.sorted) return;
+  const auto length = [&](int i) { return offset_at(of.cu_q, i + 1) - offset_at(of.cu_q, i); };
+  for (int i = static_cast<int>(threadIdx.x); i <= of.sequences; i += kConfig.threads()) {
+    int place = i;
+    if (i < of.sequences) {
+      const int own = length(i);
+      place = 0;
+#pragma unroll 1
+      for (int other = 0; other < of.sequences; ++other) {
+        const int rows = length(other);
+        if (rows > own || (rows == own && other < i)) ++place;
+      }
+    }
+    const u32 word = static_cast<u32>(i) << KeptOffsets::kBlockBits;
+    store_shared_4(of.cu_q.blocks + place * 4, word);
+    if (of.cu_k.rows != of.cu_q.rows) store_shared_4(of.cu_k.blocks + place * 4, word);
+  }
+}
 /// One warp: adds up the blocks of `rows` rows. The rows behind the last sequence are one more.
 __forceinline__ void count_blocks(const KeptOffsets& of, int sequences, int all_rows, int rows) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   int before = 0;
 #pragma unroll 1
   for (int first = 0; first <= sequences; first += 32) {
-    const int i = first + lane;
-    int own = 0;
-    if (i <= sequences) {
+    const int place = first + lane;
+    int own = 0, i = 0;
+    if (place <= sequences) {
+      i = sequence_at(of, place);
       const int end = i < sequences ? offset_at(of, i + 1) : all_rows;
       own = (max(end - offset_at(of, i), 0) + rows - 1) / rows;
     }
@@ -72,7 +114,10 @@ __forceinline__ void count_blocks(const KeptOffsets& of, int sequences, int all_
       const int other = __shfl_sync(~0U, sum, max(lane - step, 0));
       if (lane >= step) sum += other;
     }
-    if (i <= sequences) store_shared_4(of.blocks + i * 4, static_cast<u32>(before + sum - own));
+    if (place <= sequences) {
+      const u32 sequence = of.sorted ? static_cast<u32>(i) << KeptOffsets::kBlockBits : 0;
+      store_shared_4(of.blocks + place * 4, sequence | static_cast<u32>(before + sum - own));
+    }
     before += __shfl_sync(~0U, sum, 31);
   }
   if (lane == 0) store_shared_4(of.blocks + (sequences + 1) * 4, static_cast<u32>(before));
@@ -115,9 +160,10 @@ __forceinline__ bool look_up(const From& of, Piece& piece, bool by_keys, int row
     return true;
   } else {
     const auto& offsets = by_keys ? of.cu_k : of.cu_q;
-    const int b = last_not_after(offsets, of.sequences, piece.block, rows);
+    const int place = last_not_after(offsets, of.sequences, piece.block, rows);
+    const int b = sequence_at(offsets, place);
     piece.batch = b;
-    piece.block -= first_block(offsets, b, rows);
+    piece.block -= first_block(offsets, place, rows);
     // Neither sees the other: keys behind the last sequence, queries behind it.
     const bool behind = b == of.sequences;
     piece.q_begin = offset_at(of.cu_q, b);

@@ -36,6 +36,13 @@ struct Shared {
   __forceinline__ u32 offset(u32 stage) const {
     return base + kPlan.offset + stage * (kConfig.block_m * 4);
   }
+  __forceinline__ u32 low(u32 stage) const {
+    return base + kPlan.low + stage * (kConfig.block_m * 4);
+  }
+  /// The bias beside a stage of Q: two panels of 64 keys.
+  __forceinline__ u32 bias(u32 stage) const {
+    return base + kPlan.bias + stage * (2 * kPlan.bias_panel);
+  }
   __forceinline__ u32 delta(u32 stage) const {
     return base + kPlan.delta + stage * (kConfig.block_m * 4);
   }

@@ -250,7 +250,7 @@ __forceinline__ void Consumer<kConfig>::exact_step(int next_pair, int next_block
   Worker<kConfig>& worker = scores.worker;
   worker.wait_do();
   hide_rows();
-  scores.take_dropout();
+  scores.take_dropout(scores.pair, scores.block);
   scores.drop(scores.rP);
   scores.drop(scores.rPlow);
   issue_dv(scores.rP);
@@ -324,7 +324,6 @@ template <Config kConfig>
 template <bool kMasked, bool kLast>
 __forceinline__ void Consumer<kConfig>::dropout_step(int next_pair, int next_block) {
   Worker<kConfig>& worker = scores.worker;
-  scores.take_dropout();
   worker.wait_do();
   hide_rows();
   issue_dp();
@@ -361,6 +360,11 @@ __forceinline__ void Consumer<kConfig>::finish_step(u32 stage_q, int next_pair, 
     take_next_mask<true>(next_pair, next_block);
     scores.enter_block(kConfig.listed() ? scores.block : next_block);
     scores.issue_scores();
+    if constexpr (Scores<kConfig>::kDropsAhead) {
+      // Of a list the stage of Q has told what is next.
+      scores.take_dropout(kConfig.listed() ? scores.pair : next_pair,
+                          kConfig.listed() ? scores.block : next_block);
+    }
   }
   wgmma_wait<0>();
   pin(rDk);
@@ -416,6 +420,7 @@ __forceinline__ void Consumer<kConfig>::first_step(const BlockRange& range) {
   scores.take_mask(scores.pair, scores.block);
   scores.enter_block(scores.block);
   scores.issue_scores();
+  if constexpr (Scores<kConfig>::kDropsAhead) scores.take_dropout(scores.pair, scores.block);
   wgmma_wait<0>();
   pin(scores.rS);
   const int first = kConfig.listed() ? range.begin : scores.block;

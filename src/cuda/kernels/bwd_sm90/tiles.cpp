@@ -12,6 +12,7 @@
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/rows/mask_map.h"
+#include "cuda/kernels/rows/score_strip.h"
 #include "cuda/kernels/rows/tile_lists.h"
 #include "plan/accounting.h"
 #include "problem/blocks.h"
@@ -84,6 +85,16 @@ bool bwd_sm90_hides_rows(const Problem& p) {
   return mask.high <= 0 || (mask.mask == Mask::both && p.seq_q - 1 + mask.low >= p.seq_k);
 }
 
+bool bwd_sm90_may_hide_rows(const Problem& p) {
+  if (sm90_lengths(p) == bwd_sm90::Lengths::dense) return bwd_sm90_hides_rows(p);
+  if (sm90_mask(p).mask == Mask::none) return false;
+  // Where queries and keys are of the same sequences a row sees itself.
+  const Tensor &q = p.cu_seqlens_q, &k = p.cu_seqlens_k;
+  const bool same = p.packed && q.data == k.data && q.strides[0] == k.strides[0] &&
+                    q.dtype == k.dtype && p.total_q == p.total_k;
+  return !same || p.left < 0 || p.right < 0;
+}
+
 Config bwd_sm90_config(const Problem& p) {
   Config config;
   config.element = p.dtype == DType::bfloat16 ? tile::Element::bf16 : tile::Element::fp16;
@@ -93,15 +104,18 @@ Config bwd_sm90_config(const Problem& p) {
   config.expressions = expressions_of(p);
   config.options = options_of(p);
   config.gated = is_gated(p);
+  const bool biased = p.bias.defined();
+  if (biased) config.options.pairs.staged = p.bias.strides[2] != 0 && p.seq_q > 1;
   // ALiBi, and functions like it, from the start of the products on: raw scores are divided by the
   // scale. Above head dim 128 distances are subtracted from logits.
   const bool slanted = std::max(p.head_dim, p.head_dim_v) <= 128 && p.softcap == 0.0 &&
-                       p.scale > 1e-30F &&
+                       p.scale > 1e-30F && !biased &&
                        (p.alibi_slopes.defined() != (p.score_affine != nullptr)) &&
                        (p.score_affine != nullptr || !p.score_function.defined());
-  config.modified = !slanted && (host::is_modified(p) || config.expressions.score != 0);
+  config.modified = !slanted && (host::is_modified(p) || config.expressions.score != 0 || biased);
   config.softcap = p.softcap != 0.0;
   config.alibi = slanted || p.alibi_slopes.defined();
+  config.expressions.strip = !slanted && strips_score(p);
   config.deterministic = p.deterministic;
   config.fold_lse = !config.modified;
   config.exact = bwd_tiles::is_small(p);
@@ -110,8 +124,8 @@ Config bwd_sm90_config(const Problem& p) {
   const bool is_narrow = std::max(config.head_dim, config.head_dim_v) <= 64;
   // A step of 128 queries would take what two blocks of 64 list.
   const bool short_blocks = p.block_list.defined() && p.block_list.block_q < 128;
-  config.block_m =
-      is_narrow && !config.exact && !short_blocks && !config.options.dropout ? 128 : 64;
+  const bool spills = config.options.dropout || biased;
+  config.block_m = is_narrow && !config.exact && !short_blocks && !spills ? 128 : 64;
   if (std::max(config.head_dim, config.head_dim_v) > 128) {
     config.block_n = 64;
     config.deterministic = false;  // it is so by itself: nothing is added in memory
@@ -123,6 +137,8 @@ Config bwd_sm90_config(const Problem& p) {
   const bool narrow = config.block_m == 128;
   config.v_registers = narrow;
   if (!config.gates()) config.k_stages = 2;
+  if (biased && bwd_sm90::SharedPlan(config).bytes > bwd_sm90::SharedPlan::kRoom)
+    config.k_stages = 1;
   // Fewer jobs, where the last chunk does not stand half empty: of packed sequences that of the
   // mean one.
   const std::int64_t rows = p.packed ? p.total_q / std::max<std::int64_t>(1, p.batch) : p.seq_q;
@@ -255,7 +271,8 @@ double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machi
                           : dim <= 96 ? 3.2
                                       : 3.8) *
                              (config.softcap ? 1.3 : 1.0) * (config.exact ? 2.0 : 1.0) *
-                             (config.options.mask ? 1.15 : 1.0) +
+                             (config.options.mask ? 1.15 : 1.0) *
+                             (config.options.bias() ? 1.25 : 1.0) +
                          (config.options.dropout ? 2.3 : 0.0);  // as in the forward, not measured
   const double tile_us = fixed_us + step_us * queries / 128.0;
   // Tiles of one size come in whole waves; others, longest first, leave some of a tile as tail, and

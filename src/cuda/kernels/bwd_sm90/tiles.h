@@ -14,6 +14,8 @@ int bwd_sm90_padded(std::int64_t dim);
 
 /// Whether position leaves some rows no key, which the host can tell.
 bool bwd_sm90_hides_rows(const Problem& problem);
+/// Whether it may: with lengths that only the device knows too.
+bool bwd_sm90_may_hide_rows(const Problem& problem);
 
 bwd_sm90::Config bwd_sm90_config(const Problem& problem);
 

@@ -216,7 +216,15 @@ struct Worker {
       args.delta[base + row] = delta;
     }
     if (t < kConfig.chunk_rows) {
-      args.offset[base + t] = lse == -infinity() ? lse : lse * args.offset_factor;
+      if constexpr (kConfig.options.bias()) {
+        const bool exists = first + t < queries_of<kConfig>(args, job);
+        const i64 at =
+            (static_cast<i64>(job.batch) * args.heads_q + job.head) * args.delta_rows + given + t;
+        args.offset[base + t] = exists ? -args.lse2_in[at] : -infinity();
+        args.offset_low[base + t] = exists ? args.low_in[at] : 0.0F;
+      } else {
+        args.offset[base + t] = lse == -infinity() ? lse : lse * args.offset_factor;
+      }
     }
     if (args.sinks != nullptr) {
       sync_consumers();  // over what other threads wrote
@@ -234,7 +242,7 @@ struct Worker {
     // Two places in turn: what was staged in this one has been read.
     const u32 to = converted % 2 == 0 ? shared.dq(0) : shared.ds(0);
     constexpr int kChunkBytes = kConfig.chunk_rows * kConfig.columns_dq() * 2;
-    static_assert(2 * kPlan.ds_buffer >= kChunkBytes && kPlan.gate - kPlan.dq >= kChunkBytes);
+    static_assert(2 * kPlan.ds_buffer >= kChunkBytes && kPlan.bias - kPlan.dq >= kChunkBytes);
     // The third warpgroup may stand behind a block that waits for this signal.
     signal_done();
     if (lane == 0) {

@@ -381,9 +381,8 @@ struct Forward {
           *to = l == 0.0F ? -infinity() : m;
           to[args.order.splits * args.lse_split] = l;
         } else {
-          // A bias of the least finite float on all keys: LSE is that, and so is m.
           const bool lowest = kConfig.pairs.any() && m == kLowest;
-          *to = lowest ? kLowest : (m + log2_approx(l)) * kLn2;
+          *to = lowest ? least_bias(kConfig.pairs.bias) : (m + log2_approx(l)) * kLn2;
         }
       }
 #pragma unroll

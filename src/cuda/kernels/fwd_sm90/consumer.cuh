@@ -67,15 +67,9 @@ struct Consumer : Rows<kConfig> {
 
   __forceinline__ void wait_k() const {
     mbarrier_wait(shared.k_full(static_cast<int>(rK.slot)), rK.parity);
-    see_rows();
   }
   __forceinline__ void wait_v() const {
     mbarrier_wait(shared.v_full(static_cast<int>(rV.slot)), rV.parity);
-    see_rows();
-  }
-  /// Rows that threads have copied, to the tensor cores: the copy engine's they see without it.
-  __forceinline__ void see_rows() const {
-    if constexpr (kConfig.pages == PageCopies::rows) fence_async_shared();
   }
   __forceinline__ void wait_q() const {
     mbarrier_wait(shared.q_full(static_cast<int>(rQ.slot), warpgroup), rQ.parity);
@@ -136,7 +130,8 @@ struct Consumer : Rows<kConfig> {
 
   // ---- scores
 
-  /// (F1) S = Q K^T, issued
+  /// (F1) S = Q K^T, issued. kPreset: on top of what enter_block() leaves.
+  template <bool kPreset = false>
   __forceinline__ void issue_scores() {
     const u64 q = kConfig.q_buffers == 1 ? dQ : dQ + rQ.slot * (kPlan.q_buffer / 16);
     const u64 k = dK + rK.slot * (kPlan.k_stage / 16);
@@ -145,15 +140,29 @@ struct Consumer : Rows<kConfig> {
     for (int i = 0; i < kD / 16; ++i) {
       ScoreProduct::multiply_shared(
           rS, q + (i / 4) * (SharedPlan::kPanel / 16) + (i % 4) * kStepColumns,
-          k + (i / 4) * (kBlockN * kPanelRowBytes / 16) + (i % 4) * kStepColumns, i != 0);
+          k + (i / 4) * (kBlockN * kPanelRowBytes / 16) + (i % 4) * kStepColumns,
+          kPreset || i != 0);
     }
     wgmma_commit();
   }
 
   // ---- softmax step
 
+  /// Before the products of a step: what its scores begin with.
+  __forceinline__ void enter_block(int block) {
+    if constexpr (Base::kSlanted) {
+      if constexpr (kListed<kConfig>) block = tile_k;
+      const int first = group_query();
+      const int column = key_block<kConfig>(args, tile, block) * kBlockN + 2 * (lane % 4);
+      const int rows[2] = {query(first, 0), query(first, 1)};
+      Base::slant(args, rows, keys<kConfig>(args, tile) - queries<kConfig>(args, tile),
+                  diagonals<kConfig>(args, tile).high, column, lane);
+      Base::preset(args);
+    }
+  }
+
   /// The thread's first kCount scores; `half`: those begin there.
-  template <bool kMasked, int kCount = kScores>
+  template <bool kMasked, int kCount = kScores, bool kPreset = false>
   __forceinline__ void adjust_scores(int block, int half = 0) {
     const int first = group_query();
     if constexpr (kListed<kConfig>) block = tile_k;
@@ -162,7 +171,7 @@ struct Consumer : Rows<kConfig> {
     const int rows[2] = {query(first, 0), query(first, 1)};
     const int shift = keys<kConfig>(args, tile) - queries<kConfig>(args, tile);
     const int high = diagonals<kConfig>(args, tile).high;
-    Base::template modify<kMasked, kCount>(args, rows, shift, high, column, lane);
+    Base::template modify<kMasked, kCount, kPreset>(args, rows, shift, high, column, lane);
     if constexpr (kConfig.options.bias()) add_bias<kConfig>(*this, block);
     if constexpr (kConfig.expressions.any()) {
       // Of a block list, what is not masked is full: no mask applies there.
@@ -217,25 +226,27 @@ struct Consumer : Rows<kConfig> {
     if (!kConfig.lazy_rescale || __any_sync(~0U, alpha[0] != 1.0F || alpha[1] != 1.0F)) scale_o();
   }
 
-  /// Scores of a block beside the values of the block before.
-  __forceinline__ void products() {
+  /// Scores of a block beside the values of the block before, and dropout's bits under both.
+  __forceinline__ void products(int block) {
     if constexpr (kConfig.values_first) {
       wait_v();
       wait_k();
       await_turn();
       issue_values();
-      issue_scores();
+      issue_scores<Base::kSlanted>();
       pass_turn();
+      take_dropout<kConfig>(*this, block);
       finish_values();
       pin(rS);
       return;
     }
     wait_k();
     await_turn();
-    issue_scores();
+    issue_scores<Base::kSlanted>();
     wait_v();
     issue_values();
     pass_turn();
+    take_dropout<kConfig>(*this, block);
     wgmma_wait<1>();  // S; O is still being summed
     pin(rS);
   }
@@ -246,7 +257,8 @@ struct Consumer : Rows<kConfig> {
   __forceinline__ void step(int block) {
     take_listed();
     take_options<kConfig>(*this, block);
-    products();
+    enter_block(block);
+    products(block);
     if constexpr (kConfig.trust_maxima && kSeen && kModification != Modification::softcap) {
       trusted_step<kMasked>(block);
     } else {
@@ -256,7 +268,7 @@ struct Consumer : Rows<kConfig> {
         trusted = Base::trusted_softcap(args);
         if (!trusted) Base::template bend<kMasked>(args);
       } else {
-        adjust_scores<kMasked>(block);
+        adjust_scores<kMasked, kScores, Base::kSlanted>(block);
       }
       if (!trusted) Base::template softmax<false>(args);
       finish_step_values();
@@ -269,11 +281,13 @@ struct Consumer : Rows<kConfig> {
   /// The softmax of a block without a search for its maxima, K kept until P is known to hold.
   template <bool kMasked>
   __forceinline__ void trusted_step(int block) {
-    trusted_exponentials<kScores>([&] { adjust_scores<kMasked>(block); }, [&] { pack_p(); });
+    trusted_exponentials<kScores>([&] { adjust_scores<kMasked, kScores, Base::kSlanted>(block); },
+                                  [&] { adjust_scores<kMasked>(block); }, [&] { pack_p(); });
   }
-  /// P of the thread's first kCount scores. `adjust` makes them of the product, `pack` the operand.
-  template <int kCount, class Adjust, class Pack>
-  __forceinline__ void trusted_exponentials(Adjust adjust, Pack pack) {
+  /// P of the thread's first kCount scores. `adjust` makes them of the product, `again` of the
+  /// product made once more, `pack` the operand.
+  template <int kCount, class Adjust, class Again, class Pack>
+  __forceinline__ void trusted_exponentials(Adjust adjust, Again again, Pack pack) {
     adjust();
     bool searches = kConfig.expressions.score != 0 && Base::outgrown > Base::kMostOutgrown;
     if constexpr (kModification == Modification::alibi) searches |= Base::nears;
@@ -291,7 +305,7 @@ struct Consumer : Rows<kConfig> {
     if (!holds) {
       if (!searches) {
         recompute_scores();
-        adjust();
+        again();
         if constexpr (kConfig.expressions.score != 0) ++Base::outgrown;
       }
       Base::template softmax<false, false, kCount>(args);
@@ -334,8 +348,9 @@ struct Consumer : Rows<kConfig> {
   }
   /// The last block of a window, its left half hidden.
   __forceinline__ void half_step(int block) {
-    products();
-    trusted_exponentials<kScores / 2>([&] { take_right_half(block); }, [&] { pack_half(1); });
+    products(block);
+    const auto take = [&] { take_right_half(block); };
+    trusted_exponentials<kScores / 2>(take, take, [&] { pack_half(1); });
   }
 
   /// What scores take of the tile's batch entry and head.

@@ -92,7 +92,7 @@ std::string sm90_refusal(const Problem& p, const Hardware& machine) {
                        {.packed = true,
                         .paged = true,
                         .mask = true,
-                        .bias = p.pass == Pass::forward,
+                        .bias = true,
                         .sinks = true,
                         .dropout = true,
                         .lists = true,

@@ -45,7 +45,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
   const int role = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
   if (role == 0) {
     if constexpr (kConfig.warpgroups > 1) give_registers<registers<kConfig>().producer>();
-    if (kConfig.paged() || threadIdx.x < (kListed<kConfig> ? 32 : 1)) {
+    if (kConfig.paged() || threadIdx.x < (kConfig.lists == Lists::parts ? 32 : 1)) {
       if constexpr (kConfig.paged()) {
         PagedProducer<kConfig> producer{{args, shared}};
         producer.run();

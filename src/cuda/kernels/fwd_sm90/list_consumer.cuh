@@ -79,6 +79,7 @@ struct RowBlock : Consumer<kConfig> {
       listed = listed_scores<kConfig>(args, tile, Base::group_query() + warp * 16, tile_k);
     take_options<kConfig>(*this, 0);
     Base::issue_scores();
+    take_dropout<kConfig>(*this, 0);
     wgmma_wait<0>();
     pin(rS);
     if (seen == kCut) {

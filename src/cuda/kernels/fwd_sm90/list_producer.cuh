@@ -1,6 +1,7 @@
 /// fwd_sm90: the producer of a problem with a block list, which says which tiles of keys a tile of
-/// queries takes. It is a warp: what one thread must do lane 0 does. A unit without a list does not
-/// know of it: its machine code stays what it was.
+/// queries takes. Where rows list different tiles it is a warp, with a row to each lane; what one
+/// thread must do lane 0 does. A unit without a list does not know of it: its machine code stays
+/// what it was.
 #pragma once
 
 #include "cuda/kernels/fwd_sm90/listed.cuh"
@@ -21,11 +22,11 @@ struct ListProducer : Producer<kConfig> {
   /// parts: tiles of keys that are copied ahead of Q, whose place the slowest warpgroup may hold
   /// for long. No more than there are stages, or nobody would free one.
   static constexpr int kBeforeQ = (kConfig.value_stages + 1) / 2;
-  const int lane = static_cast<int>(threadIdx.x);
-  Walk walk;       ///< along the tile's row of its list, or rows
-  int listed = 0;  ///< tiles of keys in it; apart: whether there is one
-  SeenTile first;  ///< apart: of them
-  int tiles = 0;   ///< of all lists; packed: and of the rows behind the last sequence
+  const int lane = kApart ? static_cast<int>(threadIdx.x) : 0;
+  Walk walk;          ///< along the tile's row of its list, or rows
+  int listed = 0;     ///< tiles of keys in it; apart: whether there is one
+  SeenTile first;     ///< apart: of them
+  int all_tiles = 0;  ///< packed: of all lists, and of the rows behind the last sequence
   // The tile after this one, looked up while this one's last keys are copied: each load on the way
   // takes about as long as a block of keys.
   enum Stage : int { kUnknown, kAsked, kOrdered, kFound };
@@ -38,9 +39,9 @@ struct ListProducer : Producer<kConfig> {
   __forceinline__ void read_classes() {
 #pragma unroll
     for (int c = 0; c < kListClasses; ++c) rows[c] = lists<kConfig>(args).classes[c];
-    tiles = args.tiles;
-    if constexpr (kPacked) tiles += rows_behind() * lists<kConfig>(args).heads;
+    if constexpr (kPacked) all_tiles = args.tiles + rows_behind() * lists<kConfig>(args).heads;
   }
+  __forceinline__ int tiles() const { return kPacked ? all_tiles : args.tiles; }
   /// packed: row blocks behind the last sequence.
   __forceinline__ int rows_behind() const {
     constexpr int kRows = 64 * kConfig.warpgroups;
@@ -49,7 +50,7 @@ struct ListProducer : Producer<kConfig> {
   }
   /// Asks which row of which list tile next_index is of.
   __forceinline__ void ask_order() {
-    if (next_index >= args.tiles) return;  // of no list
+    if (kPacked && next_index >= args.tiles) return;  // of no list
     const TileLists& of = lists<kConfig>(args);
     int index = next_index, first = 0, here = rows[0];
 #pragma unroll
@@ -88,17 +89,18 @@ struct ListProducer : Producer<kConfig> {
       if (lane == 0) asked = this->ask(index);
       stage = kAsked;
     } else if (stage == kAsked) {
-      next_index = __shfl_sync(~0U, lane == 0 ? answer() : 0, 0);
-      if (next_index < tiles) ask_order();
+      next_index = lane == 0 ? answer() : 0;
+      if constexpr (kApart) next_index = __shfl_sync(~0U, next_index, 0);
+      if (next_index < tiles()) ask_order();
       stage = kOrdered;
     } else if (stage == kOrdered) {
-      if (next_index < tiles) find_tile();
+      if (next_index < tiles()) find_tile();
       stage = kFound;
     }
   }
   __forceinline__ int answer() const {
     if constexpr (!kConfig.dynamic) return static_cast<int>(asked);
-    return tile::answer(args.counter, asked, tiles);
+    return tile::answer(args.counter, asked, tiles());
   }
 
   __forceinline__ void announce(Ring<2>& slots) const {
@@ -122,25 +124,42 @@ struct ListProducer : Producer<kConfig> {
   __forceinline__ void load_all_q() const {
     for (int w = 0; w < kConfig.warpgroups && lane == 0; ++w) this->load_q(w);
   }
-  /// K of a tile of keys, and which that is.
-  __forceinline__ void load_k(int block, const SeenTile& seen) {
+  /// K of tile `block` of the keys, and which that is.
+  __forceinline__ void load_k(int block) {
     const int s = static_cast<int>(rK.slot);
-    if (lane == 0) {
-      mbarrier_wait(shared.k_empty(s), rK.parity ^ 1);
-      store_shared_4(shared.listed(s), seen.word);
-      if constexpr (kApart) store_shared_4(shared.listed(s) + 4, seen.rows);
-      mbarrier_expect(shared.k_full(s), Shared<kConfig>::kPlan.k_stage);
-      this->load_rows(&args.k, shared.k(s), shared.k_full(s), Base::kPanels, block);
-    }
+    mbarrier_wait(shared.k_empty(s), rK.parity ^ 1);
+    store_shared_4(shared.listed(s), static_cast<u32>(block));
+    mbarrier_expect(shared.k_full(s), Shared<kConfig>::kPlan.k_stage);
+    this->load_rows(&args.k, shared.k(s), shared.k_full(s), Base::kPanels, block);
     rK.advance();
   }
-  __forceinline__ void load_k(int block) { load_k(block, {static_cast<u32>(block), 0}); }
-  __forceinline__ void load_v(int block) {
-    if (lane == 0) {
-      Base::load_v(block);
-    } else {
-      rV.advance();
+  /// K and V of a tile of keys, and what it is to the rows: a panel a lane, so that one instruction
+  /// does for all of them what would take as long for each. A tile of 64 keys lasts hardly longer
+  /// than a thread takes to copy it.
+  __forceinline__ void load_both(const SeenTile& seen) {
+    constexpr int kAll = Base::kPanels + Base::kPanelsV;
+    const bool is_v = lane >= Base::kPanels;
+    const int panel = is_v ? lane - Base::kPanels : lane;
+    const int s = static_cast<int>(is_v ? rV.slot : rK.slot);
+    const u32 full = is_v ? shared.v_full(s) : shared.k_full(s);
+    if (lane < kAll) {
+      mbarrier_wait(is_v ? shared.v_empty(s) : shared.k_empty(s),
+                    (is_v ? rV.parity : rK.parity) ^ 1);
+      if (lane == 0) {
+        store_shared_4(shared.listed(s), seen.word);
+        store_shared_4(shared.listed(s) + 4, seen.rows);
+      }
+      if (panel == 0)
+        mbarrier_expect(full,
+                        is_v ? Shared<kConfig>::kPlan.v_stage : Shared<kConfig>::kPlan.k_stage);
     }
+    __syncwarp();  // before any of them arrives
+    if (lane < kAll) {
+      const u32 to = (is_v ? shared.v(s) : shared.k(s)) + panel * Base::kBlockN * kPanelRowBytes;
+      this->load_panel(is_v ? &args.v : &args.k, to, full, panel * kPanelColumns, seen.tile());
+    }
+    rK.advance();
+    rV.advance();
   }
   /// Every tile of keys that rows of a warpgroup list.
   __forceinline__ void copy_apart(int index) {
@@ -149,10 +168,8 @@ struct ListProducer : Producer<kConfig> {
     SeenTile at = first;
     while (at.there()) {
       const SeenTile next = walk.next();
-      const int block = at.tile();
       if (!next.there()) at.word |= SeenTile::kLast;
-      load_k(block, at);
-      load_v(block);
+      load_both(at);
       at = next;
       if (++copied == kBeforeQ) load_all_q();
       if (--left <= kFound + 1) look_ahead(index);
@@ -170,13 +187,13 @@ struct ListProducer : Producer<kConfig> {
     for (int n = listed - 1; n > 0; --n) {
       const int next = walk.next();
       load_k(next);
-      load_v(block);
+      this->load_v(block);
       block = next;
       if (n <= kFound + 1) look_ahead(index);
     }
     rQ.advance();
     while (stage != kFound) look_ahead(index);
-    if (any) load_v(block);
+    if (any) this->load_v(block);
   }
 
   __forceinline__ void run() {
@@ -191,11 +208,11 @@ struct ListProducer : Producer<kConfig> {
     Ring<2> slots;
     next_index = static_cast<int>(blockIdx.x);
     stage = kAsked;
-    if (next_index < tiles) {
+    if (next_index < tiles()) {
       ask_order();
       find_tile();
     }
-    while (next_index < tiles) {
+    while (next_index < tiles()) {
       tile = after;
       walk = walk_after;
       if constexpr (kApart) {

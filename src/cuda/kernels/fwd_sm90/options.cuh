@@ -58,18 +58,20 @@ __forceinline__ void take_tree(Consumer& c, const int (&rows)[2], int column) {
   }
 }
 
-/// Makes dropout's bits of a block, before its products: the loop of the generator may not stand
-/// between them and their wait.
+/// Makes dropout's bits of a block. Straight code: no branch may lie between products and their
+/// wait, or ptxas serialises them.
 template <Config kConfig, class Consumer>
 __forceinline__ void take_dropout(Consumer& c, int n) {
-  const int key = block_at<kConfig>(c, n) * kConfig.block_n;
-  const typename Consumer::Kept made(c.options->dropout,
-                                     c.tile.batch * c.args.heads_q + c.tile.head,
-                                     c.group_query() + c.warp * 16, key, c.lane,
-                                     c.shared.base + Consumer::kPlan.dropout +
-                                         (c.warpgroup * 4 + c.warp) * Consumer::Kept::kKeyBytes);
+  if constexpr (kConfig.options.dropout) {
+    const int key = block_at<kConfig>(c, n) * kConfig.block_n;
+    const typename Consumer::Kept made(c.options->dropout,
+                                       c.tile.batch * c.args.heads_q + c.tile.head,
+                                       c.group_query() + c.warp * 16, key, c.lane,
+                                       c.shared.base + Consumer::kPlan.dropout +
+                                           (c.warpgroup * 4 + c.warp) * Consumer::Kept::kKeyBytes);
 #pragma unroll
-  for (int i = 0; i < Consumer::kScores / Consumer::kPerWord; ++i) c.kept[i] = made.bits[i];
+    for (int i = 0; i < Consumer::kScores / Consumer::kPerWord; ++i) c.kept[i] = made.bits[i];
+  }
 }
 
 /// Where the warp's rows and a block of keys lie in tensors of pairs.
@@ -104,13 +106,13 @@ __forceinline__ void take_options(Consumer& c, int n) {
   if constexpr (kConfig.options.mask) take_mask<kConfig>(c, n);
   if constexpr (kConfig.options.bias())
     bias_block<kConfig>(c).load_async(pair_corner<kConfig>(c, n));
-  if constexpr (kConfig.options.dropout) take_dropout<kConfig>(c, n);
 }
 /// The same of a tile's first block.
 template <Config kConfig, class Consumer>
 __forceinline__ void take_first_options(Consumer& c, int n) {
   if constexpr (kConfig.options.mask && !kListed<kConfig>) load_mask<kConfig>(c, n, c.coming);
   take_options<kConfig>(c, n);
+  take_dropout<kConfig>(c, n);
 }
 
 }  // namespace tilewise::fwd_sm90

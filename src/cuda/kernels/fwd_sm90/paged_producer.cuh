@@ -33,6 +33,7 @@ struct PagedProducer : Producer<kConfig> {
   // Pages of the lane's keys: of the block that is next, of the one whose keys were last, of the
   // one whose values are next.
   int ahead = 0, keys_at = 0, values_at = 0;
+  u32 untold = 0;  ///< the barrier of rows that are on their way, 0: of none
 
   __forceinline__ const PagedArgs& paged() const { return static_cast<const PagedArgs&>(args); }
   __forceinline__ int block_begin(int block) const {
@@ -90,7 +91,7 @@ struct PagedProducer : Producer<kConfig> {
   /// Eight lanes copy a row of a panel. Rows behind the last key become zeros.
   template <int kCount>
   __forceinline__ void load_rows(const View& view, int columns, u32 to, u32 empty, u32 full,
-                                 u32 parity, int block, int page) const {
+                                 u32 parity, int block, int page) {
     const i64 own = page * view.stride_b + row_of(lane_key(block)) * view.stride_s;
     const unsigned short* from =
         static_cast<const unsigned short*>(view.data) + head_k * view.stride_h + lane % 8 * 8;
@@ -102,8 +103,8 @@ struct PagedProducer : Producer<kConfig> {
     if (lane == 0) mbarrier_wait(empty, parity ^ 1);
     __syncwarp();
 #pragma unroll 1
-    for (int r = lane / 8; r < kWarpRows; r += 4, row += 4) {
-      const unsigned short* of_row = from + __shfl_sync(~0U, own, r);
+    for (int n = 0; n < kWarpRows / 4; ++n, row += 4) {
+      const unsigned short* of_row = from + __shfl_sync(~0U, own, 4 * n + lane / 8);
 #pragma unroll
       for (int p = 0; p < kCount; ++p) {
         copy_async_16(at + p * kBlockN * kPanelRowBytes, of_row + p * kPanelColumns,
@@ -111,7 +112,19 @@ struct PagedProducer : Producer<kConfig> {
       }
       at = (at ^ 64U) + 4 * kPanelRowBytes;  // four rows on, whose swizzle differs in one bit
     }
-    mbarrier_arrive_copies(full);
+    copy_async_commit();
+    tell<1>();
+    untold = full;
+  }
+  /// Tells those who wait that the copies before the kYounger last ones have landed. NOTE: one copy
+  /// late, which nobody who must free a place for the next one waits for. In consumers the fence
+  /// would stand before each product.
+  template <int kYounger>
+  __forceinline__ void tell() {
+    copy_async_wait<kYounger>();
+    fence_async_shared();
+    if (untold != 0) mbarrier_arrive(untold);
+    untold = 0;
   }
 
   // ---- blocks of keys
@@ -166,6 +179,7 @@ struct PagedProducer : Producer<kConfig> {
     if (any) {
       pass_pages();
       load_v(block);
+      if constexpr (kByRows) tell<0>();
     }
   }
 

@@ -120,14 +120,17 @@ struct Producer {
   __forceinline__ void load_rows(const TensorMapBytes* map, u32 to, u32 full, int panels,
                                  int nth) const {
     const int block = key_block<kConfig>(args, tile, nth);
-    for (int p = 0; p < panels; ++p, to += kBlockN * kPanelRowBytes) {
-      if constexpr (kConfig.lengths == Lengths::dense) {
-        tma_load(to, map, full, p * kPanelColumns, head_k, block * kBlockN, tile.batch, kEvictLast);
-      } else {
-        const int at[4] = {head_k, args.k_rows - tile.seq_k + block * kBlockN, tile.seq_k + k_begin,
-                           kConfig.lengths == Lengths::packed ? 0 : tile.batch};
-        tma_load_5d(to, map, full, p * kPanelColumns, at, kEvictLast);
-      }
+    for (int p = 0; p < panels; ++p, to += kBlockN * kPanelRowBytes)
+      load_panel(map, to, full, p * kPanelColumns, block);
+  }
+  __forceinline__ void load_panel(const TensorMapBytes* map, u32 to, u32 full, int column,
+                                  int block) const {
+    if constexpr (kConfig.lengths == Lengths::dense) {
+      tma_load(to, map, full, column, head_k, block * kBlockN, tile.batch, kEvictLast);
+    } else {
+      const int at[4] = {head_k, args.k_rows - tile.seq_k + block * kBlockN, tile.seq_k + k_begin,
+                         kConfig.lengths == Lengths::packed ? 0 : tile.batch};
+      tma_load_5d(to, map, full, column, at, kEvictLast);
     }
   }
   __forceinline__ void load_k(int block) {

@@ -15,6 +15,7 @@
 #include "cuda/kernels/fwd_sm90/unit.h"
 #include "cuda/kernels/rows/combine.h"
 #include "cuda/kernels/rows/mask_bits.h"
+#include "cuda/kernels/rows/score_strip.h"
 #include "cuda/kernels/rows/tile_lists.h"
 #include "tilewise/error.h"
 
@@ -83,6 +84,7 @@ std::vector<MemoryPart> workspace_items(const Problem& p, const Config& config, 
     maker.add_order_memory(items);
   }
   MaskBitsMaker(p, config.block_n, false).add_memory(items);
+  ScoreStrip(p, config.expressions.strip).add_memory(items);
   return items;
 }
 
@@ -163,6 +165,7 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   }
   const Kernel kernel = load_optioned(p, config, p.device.index, fwd_sm90_unit);
   const std::int64_t grid = std::min(args.tiles, host::kTypicalMultiprocessors);
+  const tile::Strip strip = ScoreStrip(p, config.expressions.strip).make(workspace, context.stream);
   MaskBitsMaker mask(p, config.block_n, false);
   if (has_tile_lists(p)) {
     TileListsMaker maker = lists_of(p, config);
@@ -174,23 +177,17 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
     mask.take(workspace);
     mask.make(context.stream);
     launch_optioned<ListArgs>(p, kernel, host::following(grid, p.device.index), context.stream,
-                              args, mask.bits());
+                              args, mask.bits(), strip);
   } else if (p.paged) {
     mask.take(workspace);
     mask.make(context.stream);
-    launch_optioned(p, kernel, {.x = grid}, context.stream, args, mask.bits());
+    launch_optioned(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip);
   } else {
     mask.take(workspace);
     mask.make(context.stream);
-    launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits());
+    launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip);
   }
   if (split) combine_parts(p, args.o_part, args.m_part, splits, context.stream);
-}
-
-/// Emulated alone: what a card has run of them are times.
-std::string options_on_trial(const KernelRow& /*row*/, const Problem& p) {
-  if (drops(p)) return "no card has checked its dropout";
-  return p.bias.defined() ? "no card has checked its bias" : "";
 }
 
 }  // namespace
@@ -202,8 +199,7 @@ const KernelRow kFlashForwardSm90 = {
     .pass = Pass::forward,
     .summary = "tiled, online softmax; wgmma, TMA, warpgroups of different roles; bf16, fp16",
     .prepare = prepare,
-    .run = run,
-    .on_trial = options_on_trial};
+    .run = run};
 
 void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;

@@ -130,8 +130,8 @@ struct Rows : Scores<kConfig> {
         to[r][args.splits * args.part_rows] = l[r];
       } else {
         float lse = (m[r] + log2_approx(l[r])) * kLn2;
-        // A bias of the least finite float on all keys: LSE is that, and so is m.
-        if constexpr (kConfig.options.bias()) lse = m[r] == kLowest ? kLowest : lse;
+        if constexpr (kConfig.options.bias())
+          lse = m[r] == kLowest ? least_bias(kConfig.options.pairs.bias) : lse;
         if (stores && exists(done, r)) *to[r] = lse;
       }
     }

@@ -60,7 +60,8 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   // thread's first one on, and `offset` of the row
   Slant slanted;  ///< of a score function
   float side = 0.0F, offset[2];
-  bool nears = false;  ///< the block lies where maxima are not yet to be trusted
+  bool crosses = false;  ///< the diagonal crosses the block: its distances are subtracted apart
+  bool nears = false;    ///< the block lies where maxima are not yet to be trusted
 
   // expressions
   const Captures* captures = nullptr;
@@ -107,14 +108,27 @@ struct Scores : HeldOptions<kConfig.options.any()> {
 
   /// (F2) Softcap, (F3) ALiBi and (F1) the scale, as far as softmax() does not apply it. `rows`: of
   /// the thread; `column`: of its first score. `high`: of the tile's diagonals().
-  template <bool kMasked, int kCount = kScores>
+  /// `kPreset`: the products began with what grows with the column (preset()).
+  template <bool kMasked, int kCount = kScores, bool kPreset = false>
   __forceinline__ void modify(const Args& args, const int (&rows)[2], int shift, int high,
                               int column, int lane) {
     if constexpr (kModification == Modification::softcap) {
       find_largest<kCount>();
       bend<kMasked || kConfig.options.mask, kCount>(args);
     }
-    if constexpr (kSlanted) slant(args, rows, shift, high, column, lane);
+    if constexpr (kSlanted) {
+      if constexpr (!kPreset) {
+        slant(args, rows, shift, high, column, lane);
+#pragma unroll
+        for (int i = 0; i < kCount; ++i)
+          rS[i] = __fmaf_rn(side * args.scale_inverse, column_of(i), rS[i]);
+      }
+      if (__any_sync(~0U, crosses)) {
+        constexpr bool kText = kExpressions.score != 0;
+        subtract_distance((kText ? slanted.distance : slope) * args.scale_inverse, rows,
+                          kText ? slanted.shift : shift, column);
+      }
+    }
     if constexpr (kModification == Modification::general) {
       if (args.cap_log2 != 0.0F) {
 #pragma unroll
@@ -201,12 +215,18 @@ struct Scores : HeldOptions<kConfig.options.any()> {
     }
   }
 
+  /// What the products of a block begin with, after slant().
+  __forceinline__ void preset(const Args& args) {
+    const float raw = side * args.scale_inverse;
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) rS[i] = raw * column_of(i);
+  }
   /// (F3) ALiBi. Where all keys of the block lie on one side of the warp's diagonals, the distance
-  /// grows with the column alike for every row: one fma a score in the exponent, and what depends
-  /// on the row goes to `offset`. Else distances are subtracted from raw scores. NOTE: `high` is
-  /// that of the tile's diagonals: args.high leaves Sk - Sq out where the device looks lengths up.
-  /// Votes, though all lanes agree: a branch that ptxas takes for divergent takes every descriptor
-  /// of the loop out of uniform registers.
+  /// grows with the column alike for every row: products begin with that, and what depends on the
+  /// row goes to `offset`. Else distances are subtracted from raw scores. `high` is that of the
+  /// tile's diagonals: args.high leaves Sk - Sq out where the device looks lengths up.
+  /// NOTE: votes, though all lanes agree. A branch that ptxas takes for divergent takes every
+  /// descriptor of the loop out of uniform registers.
   __forceinline__ void slant(const Args& args, const int (&rows)[2], int shift, int high,
                              int column, int lane) {
     Slant of = slanted;
@@ -215,17 +235,13 @@ struct Scores : HeldOptions<kConfig.options.any()> {
     const int first = rows[0] - lane / 4 + of.shift - (column - 2 * (lane % 4));
     const bool left = high <= of.shift + 1 || first >= kBlockN - 1;
     float distance = of.distance;
-    nears = false;
+    nears = crosses = false;
     if (__any_sync(~0U, !left)) {
       // From the right on scores grow until the block has passed the diagonal.
       constexpr int kRows = 64 * kConfig.warpgroups + kBlockN;
       nears = kConfig.from_diagonal && __any_sync(~0U, first + kRows > 0);
-      if (__any_sync(~0U, first + 15 > 0)) {
-        subtract_distance(distance * args.scale_inverse, rows, of.shift, column);
-        distance = 0.0F;
-      } else {
-        distance = -distance;
-      }
+      crosses = __any_sync(~0U, first + 15 > 0);
+      distance = crosses ? 0.0F : -distance;
     }
     side = distance;
     if constexpr (kExpressions.score != 0) side += of.ahead + of.column;
@@ -285,7 +301,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       }
     }
   }
-  using Kept = KeptPairs<kConfig.options.dropout, false, 1, kBlockN / 8, 5, true>;
+  using Kept = KeptPairs<kConfig.options.dropout, false, 1, kBlockN / 8, 5, true, true>;
   static constexpr int kPerWord = 4 * Kept::kGroup;  ///< scores of a word of `kept`
   /// (F10) Z P of what has been summed; 1 / (1 - p) comes at the end.
   /// NOTE: opaque, or the tests of two places of a step are made once, and their answers kept.
@@ -377,7 +393,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   }
 
   /// (F8) P = exp(S - m) in place; sums over the thread's columns.
-  template <Cap kCap, int kCount = kScores, bool kSide = false>
+  template <Cap kCap, int kCount = kScores>
   __forceinline__ void exponentials(const Args& args, float scale, const float (&base)[2],
                                     float (&sum)[2][2]) {
 #pragma unroll
@@ -389,9 +405,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       } else if constexpr (kCap == Cap::cubic) {
         factor = __fmaf_rn(rS[i] * rS[i], args.cubic_1, args.cubic_0);
       }
-      float against = -base[r];
-      if constexpr (kSide) against = __fmaf_rn(side, column_of(i), against);
-      rS[i] = exp2_approx(__fmaf_rn(rS[i], factor, against));
+      rS[i] = exp2_approx(__fmaf_rn(rS[i], factor, -base[r]));
       sum[r][i % 2] += rS[i];
     }
   }
@@ -406,7 +420,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       base[r] = fabsf(m[r]) <= kHugeMaximum ? m[r] : not_a_number();
       if constexpr (kSlanted) base[r] -= offset[r];
     }
-    exponentials<Cap::before, kCount, kSlanted>(args, exponent_scale(args), base, sum);
+    exponentials<Cap::before, kCount>(args, exponent_scale(args), base, sum);
     const float here[2] = {sum[0][0] + sum[0][1], sum[1][0] + sum[1][1]};
     // Not true for a NaN either.
     const bool holds = here[0] <= kOutgrown<kConfig> && here[1] <= kOutgrown<kConfig>;
@@ -436,11 +450,6 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   template <bool kFirst, bool kLazy = kConfig.lazy_rescale, int kCount = kScores>
   __forceinline__ void softmax(const Args& args) {
     float scale = exponent_scale(args);
-    if constexpr (kSlanted) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i)
-        rS[i] = __fmaf_rn(side * args.scale_inverse, column_of(i), rS[i]);
-    }
     float base[2];
     if (!kFirst && keeps_maxima(scale)) {
       alpha[0] = alpha[1] = 1.0F;

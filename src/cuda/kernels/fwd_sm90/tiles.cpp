@@ -9,6 +9,7 @@
 #include "cuda/host/expressions.h"
 #include "cuda/host/options.h"
 #include "cuda/host/tile_order.h"
+#include "cuda/kernels/rows/score_strip.h"
 #include "cuda/kernels/rows/tile_lists.h"
 #include "expression/affine.h"
 #include "plan/accounting.h"
@@ -72,12 +73,12 @@ constexpr unsigned kListHeld = kTrustMaxima | kLazyRescale;
 constexpr unsigned kList = kListApart | kPingPong | kPingPongMasked;
 constexpr Sm90Tile kLists64[] = {{2, 128, 4, {2.0, 0.85}, {2.0, 0.9}, kList},
                                  {2, 64, 6, {2.0, 0.5}, {2.0, 0.55}, kList},
-                                 {6, 64, 11, {4.0, 1.5}, {4.0, 1.6}, kListHeld, 1.0, 2},
-                                 {2, 64, 8, {2.0, 0.9}, {2.0, 0.95}, kListApart}};
+                                 {6, 64, 11, {4.0, 2.2}, {4.0, 2.3}, kListHeld, 1.0, 2},
+                                 {2, 64, 8, {2.0, 0.95}, {2.0, 1.0}, kListApart}};
 constexpr Sm90Tile kLists128[] = {{2, 128, 2, {2.1, 1.284}, {2.1, 1.35}, kList & ~kLazyRescale},
                                   {2, 64, 4, {2.1, 0.7}, {2.1, 0.75}, kList & ~kLazyRescale},
-                                  {4, 64, 5, {4.0, 1.7}, {4.0, 1.8}, kListHeld, 1.0, 2},
-                                  {2, 64, 6, {2.1, 1.2}, {2.1, 1.25}, kTrustMaxima}};
+                                  {4, 64, 5, {4.0, 2.2}, {4.0, 2.3}, kListHeld, 1.0, 2},
+                                  {2, 64, 6, {2.1, 1.33}, {2.1, 1.38}, kTrustMaxima}};
 constexpr unsigned kList256 = kTrustMaxima | kLazyRescale | kExtraKeyStage;
 constexpr Sm90Tile kLists256[] = {
     {2, 64, 3, {4.3, 1.3}, {4.3, 1.4}, kList256 | kPingPong | kPingPongMasked},
@@ -93,7 +94,7 @@ constexpr int kMostSplits = 64;
 /// Tiles of which the average takes this share of the longest one's time are as good as even.
 constexpr double kEven = 0.85;
 /// Boxes of fewer rows take the copy engine longer than threads take to copy the rows.
-constexpr int kLeastBoxRows = 16;
+constexpr int kLeastBoxRows = 4;
 /// Share of a tile's rows that must be gained before heads are packed.
 constexpr double kPackGain = 0.9;
 
@@ -154,7 +155,7 @@ bool is_short_window(const Problem& p) {
 double paged_us(const Problem& p, const Sm90Tile& tile, double block_us) {
   if (!p.paged) return block_us;
   // Of a warp's box of a panel; of a panel's row that threads copy, an estimate.
-  constexpr double kBoxUs = 0.035, kRowUs = 1.2e-3;
+  constexpr double kBoxUs = 0.035, kRowUs = 2.5e-3;
   const int boxes = tile.block_n / sm90_box_rows(p, tile.block_n);
   const auto panels = static_cast<double>(ceil_div(p.head_dim, 64) + ceil_div(p.head_dim_v, 64));
   const bool by_rows = sm90_page_copies(p, tile.block_n) == fwd_sm90::PageCopies::rows;
@@ -164,13 +165,13 @@ double paged_us(const Problem& p, const Sm90Tile& tile, double block_us) {
   return std::max(block_us, copy_us) + 0.5 * std::min(block_us, copy_us);
 }
 
-/// What the options slow a block down by, as measured on an H200; a bias is an estimate.
+/// What the options slow a block down by, as measured on an H200.
 double options_factor(const Problem& p, const Sm90Tile& tile) {
   const double drop_us = 1.4e-4 * tile.block_m() * tile.block_n;
   double factor = drops(p) ? 1.0 + drop_us / tile.full.block_us : 1.0;
   if (p.mask.defined()) factor *= 1.25;
   if (p.bias.defined())
-    factor *= tile.block_n % 64 == 0 && bias_begins_even(p) ? 1.6 : 3.0;  // by memory, one by one
+    factor *= tile.block_n % 64 == 0 && bias_begins_even(p) ? 2.0 : 3.0;  // by memory, one by one
   return factor;
 }
 
@@ -328,6 +329,7 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   config.lists = tile_lists_kind(p, tile.block_m(), tile.block_n);
   config.modification = modification(p);
   config.expressions = expressions_of(p);
+  config.expressions.strip = config.modification != Modification::alibi && strips_score(p);
   config.options = options_of(p);
   // Under a mask function without a list, rows may have seen nothing before a block that they see.
   config.trust_maxima = tile.has(kTrustMaxima) &&
@@ -354,8 +356,8 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   const bool adds = config.modification == Modification::alibi ||
                     (config.modification == Modification::none && config.expressions.mask == 0 &&
                      (config.expressions.score == 0 || !masked));
-  config.values_first = tile.has(kValuesFirst) && plain &&
-                        (unmodified || (adds && !config.options.any()));
+  config.values_first =
+      tile.has(kValuesFirst) && plain && (unmodified || (adds && !config.options.any()));
   config.halve_cut = masked && tile.has(kHalveCut) && plain && !config.options.mask &&
                      !config.options.tree && !config.options.dropout &&
                      (unmodified || (config.modification == Modification::softcap &&

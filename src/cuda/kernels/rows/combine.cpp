@@ -1,5 +1,7 @@
 #include "cuda/kernels/rows/combine.h"
 
+#include <limits>
+
 #include "cuda/host/common.h"
 #include "cuda/kernels/rows/combine_args.h"
 #include "plan/batch_invariance.h"
@@ -75,6 +77,8 @@ void combine_parts(const Problem& p, const float* o, const float* statistics, in
     args.lse_h = p.lse.strides[1];
     args.lse_s = p.lse.strides[2];
   }
+  const bool narrow = p.bias.defined() && p.bias.dtype == DType::bfloat16;
+  args.lowest = narrow ? -0x1.fep127F : -std::numeric_limits<float>::max();
   args.heads = static_cast<int>(p.heads_q);
   args.seq_q = static_cast<int>(p.total_q);
   args.head_dim_v = static_cast<int>(p.head_dim_v);

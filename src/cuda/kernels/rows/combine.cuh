@@ -172,9 +172,8 @@ __forceinline__ void kernel(const Args& args) {
   const i64 pair = row / args.seq_q, i = row % args.seq_q;
   const i64 b = pair / args.heads, h = pair % args.heads;
   if (lane == 0 && args.lse_to != nullptr) {
-    // A bias of the least finite float on all keys: LSE is that, and so is m.
     args.lse_to[b * args.lse_b + h * args.lse_h + i * args.lse_s] =
-        base == kLowest ? kLowest : (base + log2_approx(sum)) * kLn2;
+        base == kLowest ? args.lowest : (base + log2_approx(sum)) * kLn2;
   }
   const i64 offset = b * args.to.stride_b + h * args.to.stride_h + i * args.to.stride_s;
 #pragma unroll

@@ -1,0 +1,152 @@
+/// bwd_short_sm90 on the emulator, against the formulas in float64: jobs of all passes and of one,
+/// odd lengths, GQA, masks, the gradient through LSE, packed sequences, head dims off the tile;
+/// poisoned shared memory and outputs.
+#include "bwd_sm90_check.h"
+#include "cuda/kernels/bwd_short_sm90/kernel.cuh"
+
+namespace tilewise::bwd_short_sm90 {
+alignas(1024) unsigned char memory[256 * 1024];
+}
+
+namespace {
+
+using Short = bwd_short_sm90::Config;
+
+/// As the problems of bwd_sm90 are drawn: what they depend on of a config.
+constexpr Config drawn(const Short& c) {
+  return {.element = c.element, .mask = c.mask, .lengths = c.lengths};
+}
+
+template <Short kShort>
+struct ShortCheck : Check<kShort.element> {
+  static constexpr bool kPacked = kShort.lengths == Lengths::packed;
+  explicit ShortCheck(const Shape& shape) : Check<kShort.element>(drawn(kShort), shape) {}
+
+  static bwd_short_sm90::Rows rows_of(const Stored<kShort.element>& t) {
+    const long row = long(t.heads) * t.dim;
+    return {t.data.data(), row * t.seq, t.dim, row};
+  }
+
+  void run_short(const char* name, double bound) {
+    Shape& s = this->s;
+    bwd_short_sm90::Args a;
+    const int q_rows = kPacked ? s.seq_q : 0, k_rows = kPacked ? s.seq_k : 0;
+    for (auto* t : {&this->dq, &this->dk, &this->dv})
+      std::fill(t->data.begin(), t->data.end(), kPoison);
+    a.q = this->q.map(s.batch, 64, q_rows), a.d_o = this->d_o.map(s.batch, 64, q_rows);
+    a.dq = this->dq.map(s.batch, 64, q_rows);
+    a.k = this->k.map(s.batch, 64, k_rows), a.v = this->v.map(s.batch, 64, k_rows);
+    a.dk = this->dk.map(s.batch, 64, k_rows), a.dv = this->dv.map(s.batch, 64, k_rows);
+    if (kShort.refined) std::fill(this->o.data.begin(), this->o.data.end(), kPoison);
+    a.o_rows = rows_of(this->o), a.d_o_rows = rows_of(this->d_o);
+    a.head_dim_v = s.dim_v;
+    a.heads_q = s.heads_q, a.heads_k = s.heads_k, a.group = s.heads_q / s.heads_k;
+    a.seq_q = s.seq_q, a.seq_k = s.seq_k;
+    a.batch = kPacked ? int(s.queries.size()) : s.batch;
+    const int q_passes = (s.seq_q + 127) / 128, k_passes = (s.seq_k + 127) / 128;
+    a.jobs = kShort.cut ? s.batch * (s.heads_k * k_passes + s.heads_q * q_passes)
+                        : (a.batch + kPacked) * s.heads_k;
+    a.scale = s.scale, a.scale_log2 = s.scale * tile::kLog2e;
+    a.low = s.low, a.high = s.high, a.top = s.top;
+    a.lse = this->lse.data(), a.lse_b = s.heads_q * s.seq_q, a.lse_h = s.seq_q, a.lse_s = 1;
+    if (s.d_lse)
+      a.d_lse = this->d_lse.data(), a.d_lse_b = a.lse_b, a.d_lse_h = s.seq_q, a.d_lse_s = 1;
+    a.cu_q = {this->cu_q.data()};
+    a.cu_k = {(this->cu_q == this->cu_k ? this->cu_q : this->cu_k).data()};
+    a.q_rows = q_rows, a.k_rows = k_rows;
+    unsigned long long word = 77;
+    a.counter = {&word, 5};
+    emulator::run_grid(bwd_short_sm90::memory, s.blocks, bwd_short_sm90::kThreads,
+                       [&] { bwd_short_sm90::kernel<kShort>(a); });
+    this->compare(name, "dQ", this->dq, this->true_dq, bound);
+    this->compare(name, "dK", this->dk, this->true_dk, bound);
+    this->compare(name, "dV", this->dv, this->true_dv, bound);
+  }
+};
+
+template <Short kShort>
+void check_short(const char* name, const Shape& shape, double bound) {
+  ShortCheck<kShort>(shape).run_short(name, bound);
+}
+
+constexpr Short kShort64 = bwd_short_sm90::with_stages({.head_dim = 64, .head_dim_v = 64});
+constexpr Short kShort128 = bwd_short_sm90::with_stages({});
+
+constexpr Short with_mask(Short c, Mask mask) {
+  c.mask = mask;
+  return c;
+}
+constexpr Short cut(Short c) {
+  c.cut = true;
+  return c;
+}
+constexpr Short helped(Short c) {
+  c.helped = true;
+  return c;
+}
+constexpr Short packed(Short c) {
+  c.lengths = Lengths::packed;
+  return c;
+}
+constexpr Short exact(Short c) {
+  c.exact = true;
+  return c;
+}
+constexpr Short refined(Short c) {
+  c.refined = true;
+  return exact(c);
+}
+constexpr Short of_half(Short c) {
+  c.element = Element::fp16;
+  return c;
+}
+
+constexpr double kBf16 = 1.2e-2, kFp16 = 1.5e-3;
+constexpr double kExact = 4e-3;  // half a bf16 step of the result
+
+void check_packed() {
+  const std::vector<int> queries = {70, 1, 0, 129, 200, 0}, keys = {33, 90, 5, 129, 300, 40};
+  const auto of = [&](Shape shape, int dim) {
+    shape.queries = queries, shape.keys = keys;
+    shape.dim = shape.dim_v = dim;
+    return shape;
+  };
+  check_short<packed(kShort64)>("packed, dim 64, 2 blocks",
+                                of({.heads_q = 4, .heads_k = 2, .tail = 25, .blocks = 2}, 64),
+                                kBf16);
+  check_short<packed(with_mask(kShort128, Mask::right))>(
+      "packed, dim 128, causal, rows that see nothing",
+      of({.high = 1, .d_lse = true, .tail = 130, .blocks = 3}, 128), kBf16);
+  check_short<packed(with_mask(kShort64, Mask::both))>(
+      "packed, dim 64, window, top left",
+      of({.heads_q = 1, .low = -60, .high = kFar, .tail = 3, .top = 1}, 64), kBf16);
+  check_short<packed(refined(with_mask(kShort64, Mask::right)))>(
+      "packed, dim 40, causal, refined", of({.high = 1, .tail = 1}, 40), kExact);
+}
+
+}  // namespace
+
+int main() {
+  check_short<kShort64>("dim 64", {.batch = 2, .heads_q = 4, .heads_k = 2, .blocks = 2}, kBf16);
+  check_short<with_mask(kShort128, Mask::right)>(
+      "dim 128, causal", {.seq_q = 300, .seq_k = 300, .dim = 128, .dim_v = 128, .high = 1}, kBf16);
+  check_short<cut(with_mask(kShort64, Mask::right))>("dim 64, causal, cut, 3 blocks",
+                                                     {.heads_q = 4,
+                                                      .heads_k = 2,
+                                                      .seq_q = 200,
+                                                      .seq_k = 330,
+                                                      .high = 131,
+                                                      .d_lse = true,
+                                                      .blocks = 3},
+                                                     kBf16);
+  check_short<helped(cut(of_half(kShort128)))>(
+      "dims 96, 128, fp16, cut, helped",
+      {.seq_q = 70, .seq_k = 130, .dim = 96, .dim_v = 128, .blocks = 2}, kFp16);
+  check_short<helped(cut(exact(kShort64)))>("dim 64, exact, cut, helped", {.blocks = 4}, kExact);
+  check_short<refined(with_mask(kShort128, Mask::both))>(
+      "dim 128, window, refined",
+      {.seq_q = 150, .seq_k = 150, .dim = 128, .dim_v = 128, .low = -50, .high = 21, .d_lse = true},
+      kExact);
+  check_packed();
+  return failures == 0 ? 0 : 1;
+}

@@ -1,0 +1,29 @@
+/// bwd_short_sm90 on the host: its row, config and jobs. See bwd_short_sm90/README.md.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cuda/jit/unit.h"
+#include "cuda/kernels/bwd_short_sm90/args.h"
+#include "plan/kernel_row.h"
+
+namespace tilewise::cuda {
+
+extern const KernelRow kFlashBackwardShortSm90;
+
+/// The config of a problem. `cut`: a job is one pass.
+bwd_short_sm90::Config bwd_short_sm90_config(const Problem& problem, bool cut);
+
+/// Jobs of a launch.
+std::int64_t bwd_short_sm90_jobs(const Problem& problem, bool cut);
+
+/// Predicted milliseconds.
+double bwd_short_sm90_ms(const Problem& problem, bool cut, const Hardware& machine);
+
+KernelUnit bwd_short_sm90_unit(const bwd_short_sm90::Config& config);
+
+/// Left to their first use, watched by a test: of one plane, of two.
+void add_bwd_short_sm90_units(std::vector<PackUnit>& units, int arch, bool exact);
+
+}  // namespace tilewise::cuda

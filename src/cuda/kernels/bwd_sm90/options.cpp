@@ -1,0 +1,71 @@
+#include "cuda/kernels/bwd_sm90/options.h"
+
+#include <algorithm>
+
+#include "cuda/host/common.h"
+#include "cuda/host/tma_maps.h"
+#include "cuda/kernels/bwd_sm80/tiles.h"
+#include "cuda/kernels/bwd_sm90/tiles.h"
+
+namespace tilewise::cuda {
+
+using bwd_sm90::Config;
+
+namespace {
+
+/// Axes along which the bias broadcasts have one element.
+Tensor stored_bias(const Problem& p) {
+  Tensor own = p.bias;
+  for (int axis = 0; axis < own.rank; ++axis) {
+    if (own.strides[axis] == 0) own.sizes[axis] = 1;
+  }
+  return own;
+}
+/// What a bias must be and does not go with here.
+std::string bias_refusal(const Problem& p) {
+  if (!p.bias.defined()) return {};
+  if (std::max(p.head_dim, p.head_dim_v) > 128)
+    return "a bias above head dim 128 is not supported by this kernel";
+  if (p.packed) return "a bias of packed sequences is not supported by this kernel";
+  if (p.block_list.defined() || p.score_function.defined() || p.mask_function.defined())
+    return "a bias beside a block list or a function is not supported by this kernel";
+  if (dtype_bytes(p.bias.dtype) != 2)
+    return "a bias of " + std::string(dtype_name(p.bias.dtype)) +
+           " is not supported by this kernel";
+  if (p.bias.strides[3] != 1)
+    return "a bias whose keys do not lie side by side is not supported by this kernel";
+  if (bwd_sm90::SharedPlan(bwd_sm90_config(p)).bytes > bwd_sm90::SharedPlan::kRoom)
+    return "a bias of every query beside a softcap above head dim 64 is not supported by this "
+           "kernel";
+  return sm90_map_refusal("bias", stored_bias(p), Sm90Access::read);
+}
+
+}  // namespace
+
+std::string bwd_sm90_options_refusal(const Problem& p) {
+  if (p.mask.defined() && std::max(p.head_dim, p.head_dim_v) > 128)
+    return "a bool mask above head dim 128 is not supported by this kernel";
+  if (p.mask.defined() && p.packed)
+    return "a bool mask of packed sequences is not supported by this kernel";
+  if (p.precision == Precision::refined && (p.packed || p.block_list.defined()))
+    return "refined gradients of packed sequences or block lists are not supported by this kernel";
+  if (drops(p) && std::max(p.head_dim, p.head_dim_v) > 128)
+    return "dropout above head dim 128 is not supported by this kernel";
+  if ((p.sinks.defined() || drops(p)) && p.packed && bwd_tiles::is_small(p))
+    return "small packed problems with sinks or dropout are left to flash_bwd_sm80";
+  return bias_refusal(p);
+}
+
+tile::BiasTiles bwd_sm90_bias_tiles(const Problem& p, const Config& config) {
+  tile::BiasTiles tiles;
+  if (!p.bias.defined()) return tiles;
+  const Tensor own = stored_bias(p);
+  const int rows = config.options.pairs.staged ? config.block_m : 1;
+  sm90_set_map(tiles.map, sm90_map_spec(own, rows));
+  tiles.by_batch = own.sizes[0] > 1 ? 1 : 0;
+  tiles.by_head = own.sizes[1] > 1 ? 1 : 0;
+  tiles.by_query = own.sizes[2] > 1 ? 1 : 0;
+  return tiles;
+}
+
+}  // namespace tilewise::cuda
