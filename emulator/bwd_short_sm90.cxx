@@ -18,10 +18,9 @@ constexpr Config drawn(const Short& c) {
 }
 
 template <Short kShort>
-struct ShortCheck : Check<drawn(kShort)> {
-  using Base = Check<drawn(kShort)>;
+struct ShortCheck : Check<kShort.element> {
   static constexpr bool kPacked = kShort.lengths == Lengths::packed;
-  using Base::Base;
+  explicit ShortCheck(const Shape& shape) : Check<kShort.element>(drawn(kShort), shape) {}
 
   static bwd_short_sm90::Rows rows_of(const Stored<kShort.element>& t) {
     const long row = long(t.heads) * t.dim;

@@ -1,12 +1,10 @@
-/// Problems for the emulated bwd_sm90, and for bwd_dq_sm90 beside it: inputs, the gradients by the
-/// formulas in float64, the tensors as the kernels take them.
+/// Checks of the emulated bwd_sm90, and of bwd_dq_sm90 beside it: the gradients by the formulas in
+/// float64, the kernels' arguments.
 #pragma once
 
 #include <algorithm>
-#include <functional>
-#include <limits>
 #include <numeric>
-#include <random>
+#include <optional>
 
 #include "biases.h"
 #include "block_lists.h"
@@ -16,6 +14,8 @@
 #include "cuda/kernels/bwd_sm90/kernel.cuh"
 #include "problem/philox.h"
 #include "wgmma.h"
+//
+#include "bwd_sm90_truth.h"
 
 namespace tilewise::bwd_sm90 {
 alignas(1024) unsigned char memory[256 * 1024];
@@ -26,117 +26,22 @@ alignas(1024) unsigned char memory[256 * 1024];
 
 namespace {
 
-using namespace tilewise;
-using bwd_sm90::Args;
-using bwd_sm90::Config;
-using bwd_sm90::Lengths;
-using bwd_sm90::Lists;
-using bwd_sm90::Mask;
-using tile::Element;
-using Bits = unsigned short;
-
-constexpr int kFar = tile::Positions::kFar;
-constexpr Bits kPoison = 0x7fff;  // NaN in both types
-int failures = 0;
-
-/// The caller's own functions of scores, in float64.
-struct Formula {
-  struct Score {
-    double value, slope;
-    bool visible;
-  };
-  std::function<Score(int b, int h, int i, int j, int queries, int keys, double x)> of;
-  tile::Captures captures;
-  expression::Function mask;  ///< of which a map is made, by `map`
-  RunMap map;
+/// The launches of a config: the kernel, and bwd_dq_sm90 beside one that leaves dQ to it.
+struct Launches {
+  void (*kernel)(const tile::Optioned<bwd_sm90::ListArgs>& all, unsigned blocks);
+  void (*dq)(const bwd_dq_sm90::RaggedArgs& args, unsigned blocks);
 };
 
-struct Shape {
-  int batch = 1, heads_q = 2, heads_k = 1, seq_q = 150, seq_k = 200, dim = 64, dim_v = 64;
-  int low = -kFar, high = kFar;  ///< row i sees keys i + low <= j < i + high
-  float scale = 0.125F, softcap = 0.0F, amplitude = 1.0F;
-  bool alibi = false, d_lse = false, last_first = false;
-  bool given_delta = false;
-  bool sinks = false;  ///< 0.5 h of head h
-  /// Packed sequences, in place of batch, seq_q and seq_k, with `tail` rows behind the last; `keys`
-  /// alone: keys of each entry of a batch. Then low and high are without Sk - Sq.
-  std::vector<int> queries = {}, keys = {};
-  int tail = 0, top = kFar;
-  unsigned blocks = 1;
-  int section_heads = 1, apart = 1, parts = 1, sharers = 1;
-  Blocks list = {};
-  const Formula* formula = nullptr;
-  Shows shows = {};
-  double dropout = 0.0;
-  const Added* bias = nullptr;
-};
-
-/// Where the rows of a sequence, or of an entry of a batch, lie.
-struct Span {
-  int entry, q_begin, k_begin, queries, keys;
-};
-
-/// (B, S, H, D) in memory; `at` is an element.
+/// A problem, its tensors and its gradients by the formulas. One class for all configs of an
+/// element: it need not be compiled for each.
 template <Element kElement>
-struct Stored {
-  int heads, seq, dim;
-  std::vector<Bits> data;
-  Stored(int batch, int heads_, int seq_, int dim_)
-      : heads(heads_),
-        seq(seq_),
-        dim(dim_),
-        data(std::size_t(batch) * heads_ * seq_ * dim_, kPoison) {}
-  Bits& at(int b, int h, int s, int d) {
-    return data[((std::size_t(b) * seq + s) * heads + h) * dim + d];
-  }
-  float value(int b, int h, int s, int d) { return tile::widen<kElement>(at(b, h, s, d)); }
-  void randomise(std::mt19937& random, float amplitude) {
-    std::normal_distribution<float> normal;
-    for (Bits& x : data) x = Bits(tile::pack<kElement>(amplitude * normal(random), 0.0F));
-  }
-  /// `ragged`: rows of the first of two row axes, 0 where there is one.
-  tile::TensorMapBytes map(int batch, int rows, int ragged = 0) {
-    const long row = 2L * heads * dim;
-    unsigned char* start = reinterpret_cast<unsigned char*>(data.data());
-    emulator::Box box = {
-        start, {dim, heads, seq, batch}, {0, 2L * dim, row, row * seq}, {64, 1, rows, 1}, 4};
-    if (ragged > 0) {
-      box = {start - ragged * row,
-             {dim, heads, ragged, ragged + seq + 1, batch},
-             {0, 2L * dim, row, row, row * seq},
-             {64, 1, rows, 1, 1},
-             5};
-    }
-    tile::TensorMapBytes bytes;
-    std::memcpy(&bytes, &box, sizeof(box));
-    return bytes;
-  }
-};
-
-/// Sums of the largest error and of the largest value of a gradient.
-struct Largest {
-  double worst = 0.0, largest = 0.0;
-  void add(double truth, float got) {
-    const double off = std::fabs(truth - double(got));
-    worst = std::isnan(off) ? off : std::isnan(worst) ? worst : std::max(worst, off);
-    largest = std::max(largest, std::fabs(truth));
-  }
-  void expect(const char* name, const char* quantity, double bound) const {
-    const double relative = worst / std::max(largest, 1e-3);
-    const bool good = relative <= bound;
-    std::printf("%-36s %-3s %.1e of %.1e%s\n", name, quantity, relative, bound,
-                good ? "" : "  FAILED");
-    if (!good) ++failures;
-  }
-};
-
-template <Config kConfig>
 struct Check {
-  static constexpr Element kElement = kConfig.element;
+  const Config config;
   Shape s;
   Stored<kElement> q, k, v, o, d_o, dq, dk, dv;
   std::vector<float> lse, d_lse, slopes, sinks, true_delta;
-  std::vector<bool> blind;  ///< of each row: it sees no key
+  std::vector<bool> blind;                                      ///< of each row: it sees no key
+  std::vector<double> q_values, k_values, v_values, do_values;  ///< of the inputs, as they lie
   std::vector<double> true_dq, true_dk, true_dv, true_diagonals;
 
   std::vector<Span> sequences;
@@ -147,16 +52,17 @@ struct Check {
   std::vector<float> lse2, lse2_low;  ///< of each row in the log2 domain, and what is left of it
 
   /// With sizes of the tensors in memory: packed sequences are one entry.
-  static Shape stored(Shape shape) {
-    if (kConfig.lengths == Lengths::packed) {
+  static Shape stored(const Config& c, Shape shape) {
+    if (c.lengths == Lengths::packed) {
       shape.batch = 1;
       shape.seq_q = std::accumulate(shape.queries.begin(), shape.queries.end(), shape.tail);
       shape.seq_k = std::accumulate(shape.keys.begin(), shape.keys.end(), shape.tail);
     }
     return shape;
   }
-  explicit Check(const Shape& shape)
-      : s(stored(shape)),
+  Check(const Config& c, const Shape& shape)
+      : config(c),
+        s(stored(c, shape)),
         q(s.batch, s.heads_q, s.seq_q, s.dim),
         k(s.batch, s.heads_k, s.seq_k, s.dim),
         v(s.batch, s.heads_k, s.seq_k, s.dim_v),
@@ -187,20 +93,20 @@ struct Check {
     true_dv.assign(v.data.size(), 0.0);
     true_diagonals.assign(std::size_t(s.batch) * s.heads_q * diagonal_count(), 0.0);
     add_sequences();
-    if constexpr (kConfig.ragged()) poison_behind();
+    if (config.ragged()) poison_behind();
+    q_values = q.values(), k_values = k.values(), v_values = v.values(), do_values = d_o.values();
     for (const Span& of : sequences) {
       for (int h = 0; h < s.heads_q; ++h) {
         for (int i = 0; i < of.queries; ++i) add_row(of, h, i);
       }
     }
     // Above head dim 128 the row refuses problems with such rows.
-    if constexpr (!kConfig.wide() && (kConfig.hides_rows() || kConfig.picks_rows()))
-      poison_hidden();
+    if (!config.wide() && (config.hides_rows() || config.picks_rows())) poison_hidden();
   }
   static int padded(int rows, int to) { return (rows + to - 1) / to * to; }
-  int padded_keys() const { return padded(s.seq_k, kConfig.block_n); }
+  int padded_keys() const { return padded(s.seq_k, config.block_n); }
   /// Of a head's sums by i - j, which begin at the last of the padded keys.
-  int diagonal_count() const { return padded(s.seq_q, kConfig.chunk_rows) + padded_keys(); }
+  int diagonal_count() const { return padded(s.seq_q, config.chunk_rows) + padded_keys(); }
   /// Rows that see no key hold NaN. CONTRACT 3
   void poison_hidden() {
     const auto of_row = [&](Stored<kElement>& t, std::size_t row) {
@@ -214,7 +120,7 @@ struct Check {
     }
   }
   void add_sequences() {
-    if constexpr (kConfig.lengths == Lengths::packed) {
+    if (config.lengths == Lengths::packed) {
       for (std::size_t n = 0; n < s.queries.size(); ++n) {
         sequences.push_back({0, cu_q.back(), cu_k.back(), s.queries[n], s.keys[n]});
         cu_q.push_back(cu_q.back() + s.queries[n]);
@@ -228,7 +134,7 @@ struct Check {
   /// Rows that no sequence has are NaN.
   void poison_behind() {
     for (int b = 0; b < s.batch; ++b) {
-      const Span& last = kConfig.lengths == Lengths::packed ? sequences.back() : sequences[b];
+      const Span& last = config.lengths == Lengths::packed ? sequences.back() : sequences[b];
       const auto poison = [&](Stored<kElement>& t, int from) {
         for (int row = from; row < t.seq; ++row) {
           for (int h = 0; h < t.heads; ++h) std::fill_n(&t.at(b, h, row, 0), t.dim, kPoison);
@@ -243,23 +149,26 @@ struct Check {
   /// Whether position and lengths show a pair.
   bool sees(int b, int i, int j) const {
     const int keys = s.keys.empty() ? s.seq_k : s.keys[b];
-    const int shift = kConfig.ragged() ? keys - s.seq_q : 0;
+    const int shift = config.ragged() ? keys - s.seq_q : 0;
     return j >= i + s.low + shift && j < std::min(keys, i + s.high + shift);
   }
 
   /// One query row: (F1) to (F11), (B1) to (B9).
   void add_row(const Span& of, int h, int i) {
     const int g = h / (s.heads_q / s.heads_k), b = of.entry;
-    const int shift = kConfig.ragged() ? of.keys - of.queries : 0;
-    const int high = std::min(s.high + shift, kConfig.ragged() ? s.top : kFar);
+    const int shift = config.ragged() ? of.keys - of.queries : 0;
+    const int high = std::min(s.high + shift, config.ragged() ? s.top : kFar);
     const int begin = std::max(0, i + s.low + shift),
               end = std::max(begin, std::min(of.keys, i + high));
     const int r = of.q_begin + i, c = of.k_begin;
+    const std::size_t q_row = q.row(b, h, r), o_row = o.row(b, h, r);
+    const double *q_at = &q_values[q_row], *do_at = &do_values[o_row];
     std::vector<double> p(end - begin), gate(end - begin, 1.0);
     double m = -1e300, l = 0.0;
     for (int j = begin; j < end; ++j) {
+      const double* k_at = &k_values[k.row(b, g, c + j)];
       double x = 0.0;
-      for (int d = 0; d < s.dim; ++d) x += double(q.value(b, h, r, d)) * k.value(b, g, c + j, d);
+      for (int d = 0; d < s.dim; ++d) x += q_at[d] * k_at[d];
       x *= s.scale;
       if (s.softcap != 0.0F) {
         const double t = std::tanh(x / s.softcap);
@@ -297,51 +206,55 @@ struct Check {
       const std::int64_t pair = (&of - sequences.data()) * s.heads_q + h;
       for (int j = begin; j < end; ++j) kept[j - begin] = mask.keeps(pair, i, j) ? mask.scale() : 0;
     }
+    std::vector<double> sums(s.dim_v, 0.0);
+    for (int j = begin; j < end; ++j) {
+      const double* v_at = &v_values[v.row(b, g, c + j)];
+      const double weight = kept[j - begin] * p[j - begin] / l;
+      for (int d = 0; d < s.dim_v; ++d) sums[d] += weight * v_at[d];
+    }
     for (int d = 0; d < s.dim_v; ++d) {
-      double sum = 0.0;
-      for (int j = begin; j < end; ++j)
-        sum += kept[j - begin] * p[j - begin] / l * v.value(b, g, c + j, d);
-      o.at(b, h, r, d) = Bits(tile::pack<kElement>(float(sum), 0.0F));
-      delta += sum * d_o.value(b, h, r, d);
+      o.at(b, h, r, d) = Bits(tile::pack<kElement>(float(sums[d]), 0.0F));
+      delta += sums[d] * do_at[d];
     }
     if (s.d_lse) delta -= d_lse[row];
     true_delta[row] = float(delta);
     for (int j = begin; j < end; ++j) {
+      const std::size_t k_row = k.row(b, g, c + j), v_row = v.row(b, g, c + j);
+      const double weight = kept[j - begin] * p[j - begin] / l;
       double dp = 0.0;
       for (int d = 0; d < s.dim_v; ++d) {
-        dp += double(d_o.value(b, h, r, d)) * v.value(b, g, c + j, d);
-        true_dv[&v.at(b, g, c + j, d) - v.data.data()] +=
-            kept[j - begin] * p[j - begin] / l * d_o.value(b, h, r, d);
+        dp += do_at[d] * v_values[v_row + d];
+        true_dv[v_row + d] += weight * do_at[d];
       }
       dp *= kept[j - begin];
       const double dx = p[j - begin] / l * (dp - delta) * gate[j - begin], ds = dx * s.scale;
       true_diagonals[(std::size_t(b) * s.heads_q + h) * diagonal_count() + i - j + padded_keys() -
                      1] += dx;
       for (int d = 0; d < s.dim; ++d) {
-        true_dq[&q.at(b, h, r, d) - q.data.data()] += ds * k.value(b, g, c + j, d);
-        true_dk[&k.at(b, g, c + j, d) - k.data.data()] += ds * q.value(b, h, r, d);
+        true_dq[q_row + d] += ds * k_values[k_row + d];
+        true_dk[k_row + d] += ds * q_at[d];
       }
     }
   }
 
-  void run(const char* name, double bound) {
-    constexpr int kM = kConfig.block_m, kChunk = kConfig.chunk_rows;
-    constexpr bool kPacked = kConfig.lengths == Lengths::packed;
+  void run(const char* name, double bound, const Launches& launches) {
+    const int kM = config.block_m, kChunk = config.chunk_rows;
+    const bool kPacked = config.lengths == Lengths::packed;
     bwd_sm90::ListArgs a;
     const MadeLists made = make_lists();
     a.of_queries = made.lists, a.of_keys = made.transposed;
     const int q_rows = kPacked ? s.seq_q : 0, k_rows = kPacked ? s.seq_k : 0;
-    const int k_ragged = kConfig.ragged() ? s.seq_k : 0;
+    const int k_ragged = config.ragged() ? s.seq_k : 0;
     a.q = q.map(s.batch, kM, q_rows), a.o = o.map(s.batch, kM, q_rows);
     a.d_o = d_o.map(s.batch, kM, q_rows);
-    a.k = k.map(s.batch, kConfig.block_n, k_ragged);
-    a.v = v.map(s.batch, kConfig.block_n, k_ragged);
+    a.k = k.map(s.batch, config.block_n, k_ragged);
+    a.v = v.map(s.batch, config.block_n, k_ragged);
     // Offsets of self-attention are one tensor.
     const std::vector<int>& k_offsets = cu_q == cu_k ? cu_q : cu_k;
     a.of = {s.top,  s.keys.data(), 1, {cu_q.data()}, {k_offsets.data()}, int(cu_q.size()) - 1,
             q_rows, k_ragged};
     for (auto* t : {&dq, &dk, &dv}) std::fill(t->data.begin(), t->data.end(), kPoison);
-    a.dq = dq.map(s.batch, kConfig.wide() ? 64 : kChunk, q_rows);
+    a.dq = dq.map(s.batch, config.wide() ? 64 : kChunk, q_rows);
     a.dk = dk.map(s.batch, 64, k_rows), a.dv = dv.map(s.batch, 64, k_rows);
     // Sharers of a key head count as heads of keys.
     const int heads_k = s.heads_k * s.sharers;
@@ -352,13 +265,13 @@ struct Check {
       return kPacked ? rows / size + a.of.sequences + 1 : (rows + size - 1) / size;
     };
     a.rows_q = blocks(s.seq_q, kChunk) * kChunk;
-    const int key_blocks = blocks(s.seq_k, kConfig.block_n);
+    const int key_blocks = blocks(s.seq_k, config.block_n);
     const int tiles = s.batch * s.heads_k * key_blocks;
     a.parts = s.parts;
-    a.jobs = (kConfig.wide() ? 1 : 2) * s.batch * s.heads_q * (a.rows_q / kChunk) +
-             tiles * (s.parts * s.sharers + (kConfig.split ? 1 : 0));
+    a.jobs = (config.wide() ? 1 : 2) * s.batch * s.heads_q * (a.rows_q / kChunk) +
+             tiles * (s.parts * s.sharers + (config.split ? 1 : 0));
     a.scale = s.scale, a.scale_log2 = s.scale * tile::kLog2e;
-    a.offset_factor = kConfig.fold_lse ? -1.0F / s.scale : -tile::kLog2e;
+    a.offset_factor = config.fold_lse ? -1.0F / s.scale : -tile::kLog2e;
     if (s.softcap != 0.0F) a.scale_cap = s.scale / s.softcap, a.cap_log2 = s.softcap * tile::kLog2e;
     if (s.alibi) a.alibi = slopes.data(), a.alibi_h = 1;
     a.low = s.low, a.high = s.high;
@@ -375,11 +288,11 @@ struct Check {
     }
     const std::size_t rows = std::size_t(s.batch) * s.heads_q * a.rows_q;
     const float nan = std::numeric_limits<float>::quiet_NaN();
-    std::vector<float> offset(rows, nan), delta(rows, nan), sums(rows * kConfig.columns_dq(), nan);
+    std::vector<float> offset(rows, nan), delta(rows, nan), sums(rows * config.columns_dq(), nan);
     a.offset = offset.data(), a.delta = delta.data(), a.dq_sum = sums.data();
-    const std::size_t key_rows = kConfig.split ? std::size_t(tiles) * kConfig.block_n : 0;
-    std::vector<float> dk_sums(key_rows * kConfig.head_dim, 0.0F),
-        dv_sums(key_rows * kConfig.head_dim_v, 0.0F);
+    const std::size_t key_rows = config.split ? std::size_t(tiles) * config.block_n : 0;
+    std::vector<float> dk_sums(key_rows * config.head_dim, 0.0F),
+        dv_sums(key_rows * config.head_dim_v, 0.0F);
     a.dk_sum = dk_sums.data(), a.dv_sum = dv_sums.data();
     std::vector<unsigned> counters(1 + 2 * s.batch * heads_k + tiles + rows / kM * 4, 0);
     a.next_job = counters.data(), a.prepared = a.next_job + 1;
@@ -387,51 +300,45 @@ struct Check {
     a.turns = a.added + tiles;
 
     std::vector<float> diagonals;
-    if constexpr (kConfig.diagonals) {
-      const int floats = kConfig.deterministic ? tile::ExactSum::kFloats : 1;
+    if (config.diagonals) {
+      const int floats = config.deterministic ? tile::ExactSum::kFloats : 1;
       diagonals.assign(true_diagonals.size() * floats, 0.0F);
       a.diagonals = diagonals.data();
       a.diagonal_count = diagonal_count(), a.last_key = padded_keys() - 1;
     }
-    if constexpr (kConfig.options.any()) {
+    tile::Optioned<bwd_sm90::ListArgs> all{a, {}, {}};
+    if (s.formula != nullptr) all.captures = s.formula->captures;
+    std::optional<MadeBits> bits;
+    std::vector<float> low(rows, nan);
+    if (config.options.any()) {
       Problem p;
       p.device = {DeviceType::cuda, 0};
       p.batch = s.batch, p.heads_q = s.heads_q;
       p.seq_q = p.total_q = s.seq_q, p.seq_k = p.total_k = s.seq_k;
       bools.give(p, s.batch, s.heads_q, s.seq_q, s.seq_k);
-      const MadeBits bits(p, kM, true);
+      bits.emplace(p, kM, true);
       p.dropout = dropped();
       bias.give(p, s.batch, s.heads_q, s.seq_q, s.seq_k);
-      tile::Optioned<bwd_sm90::ListArgs> optioned{a, {}, cuda::kernel_options(p, bits.bits)};
-      std::vector<float> low(rows, nan);
-      if constexpr (kConfig.options.bias()) {
-        optioned.options.bias_tiles = bias_tiles();
-        optioned.args.lse2_in = lse2.data(), optioned.args.low_in = lse2_low.data();
-        optioned.args.delta_in = true_delta.data(), optioned.args.delta_rows = s.seq_q;
-        optioned.args.offset_low = low.data();
-      }
-      if (s.formula != nullptr) optioned.captures = s.formula->captures;
-      emulator::run_grid(bwd_sm90::memory, s.blocks, kConfig.threads(),
-                         [&] { bwd_sm90::kernel<kConfig>(optioned); });
-    } else if constexpr (kConfig.expressions.any()) {
-      const tile::Expressed<bwd_sm90::ListArgs> expressed{a, s.formula->captures};
-      emulator::run_grid(bwd_sm90::memory, s.blocks, kConfig.threads(),
-                         [&] { bwd_sm90::kernel<kConfig>(expressed); });
-    } else {
-      emulator::run_grid(bwd_sm90::memory, s.blocks, kConfig.threads(),
-                         [&] { bwd_sm90::kernel<kConfig>(a); });
+      all.options = cuda::kernel_options(p, bits->bits);
     }
-    if constexpr (kConfig.wide()) run_dq(a);
+    if (config.options.bias()) {
+      all.options.bias_tiles = bias_tiles();
+      all.args.lse2_in = lse2.data(), all.args.low_in = lse2_low.data();
+      all.args.delta_in = true_delta.data(), all.args.delta_rows = s.seq_q;
+      all.args.offset_low = low.data();
+    }
+    launches.kernel(all, s.blocks);
+    if (config.wide()) run_dq(a, launches);
     compare(name, "dQ", dq, true_dq, bound);
     compare(name, "dK", dk, true_dk, bound);
     compare(name, "dV", dv, true_dv, bound);
-    if constexpr (kConfig.diagonals) compare_diagonals(name, diagonals, bound);
+    if (config.diagonals) compare_diagonals(name, diagonals, bound);
   }
   void compare_diagonals(const char* name, const std::vector<float>& got, double bound) const {
     Largest error;
     for (std::size_t i = 0; i < true_diagonals.size(); ++i) {
       float sum = got[i];
-      if constexpr (kConfig.deterministic) {
+      if (config.deterministic) {
         const auto* words = reinterpret_cast<const tile::u64*>(got.data());
         sum = float(tile::exact_sum(words + i * tile::ExactSum::kWords));
       }
@@ -444,7 +351,7 @@ struct Check {
     const emulator::Box box = {reinterpret_cast<unsigned char*>(bias.narrow.data()),
                                {bias.keys, bias.heads, bias.queries, bias.batch},
                                {0, head, pitch, head * bias.heads},
-                               {64, 1, kConfig.options.pairs.staged ? kConfig.block_m : 1, 1},
+                               {64, 1, config.options.pairs.staged ? config.block_m : 1, 1},
                                4};
     tile::BiasTiles tiles = {
         .by_batch = bias.batch > 1, .by_head = bias.heads > 1, .by_query = bias.queries > 1};
@@ -452,21 +359,20 @@ struct Check {
     return tiles;
   }
   /// The launch that goes with one of bwd_sm90 without dQ.
-  void run_dq(const bwd_sm90::RaggedArgs& of) {
+  void run_dq(const bwd_sm90::RaggedArgs& of, const Launches& launches) {
     unsigned next = 0;
     const int row_blocks = of.rows_q / bwd_dq_sm90::kBlockM;
-    bwd_dq_sm90::RaggedArgs a = {bwd_dq_sm90::args_beside(kConfig, of), of.of};
+    bwd_dq_sm90::RaggedArgs a = {bwd_dq_sm90::args_beside(config, of), of.of};
     a.order = {row_blocks, s.batch * s.heads_q, 1, s.section_heads, 1};
     a.tiles = row_blocks * s.batch * s.heads_q;
     a.next_tile = &next;
-    emulator::run_grid(bwd_dq_sm90::memory, s.blocks, bwd_dq_sm90::kThreads,
-                       [&] { bwd_dq_sm90::kernel<bwd_dq_sm90::config_beside(kConfig)>(a); });
+    launches.dq(a, s.blocks);
   }
   /// The list in tiles of the kernel.
   MadeLists make_lists() {
     Problem p;
-    if constexpr (kConfig.listed()) {
-      const int shift = kConfig.ragged() ? 0 : s.seq_k - s.seq_q;
+    if (config.listed()) {
+      const int shift = config.ragged() ? 0 : s.seq_k - s.seq_q;
       p.device = {DeviceType::cuda, 0};
       p.batch = s.batch, p.heads_q = s.heads_q, p.heads_k = s.heads_k;
       p.seq_q = s.seq_q, p.seq_k = s.seq_k;
@@ -477,7 +383,7 @@ struct Check {
       lists.give(p, s.list);
       if (s.formula != nullptr) p.mask_function = s.formula->mask;
     }
-    return MadeLists(p, kConfig.block_m, kConfig.block_n, kConfig.lists, 1,
+    return MadeLists(p, config.block_m, config.block_n, config.lists, 1,
                      s.formula != nullptr ? s.formula->map : RunMap{});
   }
   void compare(const char* name, const char* quantity, Stored<kElement>& got,
@@ -491,8 +397,30 @@ struct Check {
 };
 
 template <Config kConfig>
+void launch_kernel(const tile::Optioned<bwd_sm90::ListArgs>& all, unsigned blocks) {
+  const auto run = [&](const auto& args) {
+    emulator::run_grid(bwd_sm90::memory, blocks, kConfig.threads(),
+                       [&] { bwd_sm90::kernel<kConfig>(args); });
+  };
+  if constexpr (kConfig.options.any()) {
+    run(all);
+  } else if constexpr (kConfig.expressions.any()) {
+    run(tile::Expressed<bwd_sm90::ListArgs>{all.args, all.captures});
+  } else {
+    run(all.args);
+  }
+}
+template <Config kConfig>
+void launch_dq(const bwd_dq_sm90::RaggedArgs& args, unsigned blocks) {
+  if constexpr (kConfig.wide()) {
+    emulator::run_grid(bwd_dq_sm90::memory, blocks, bwd_dq_sm90::kThreads,
+                       [&] { bwd_dq_sm90::kernel<bwd_dq_sm90::config_beside(kConfig)>(args); });
+  }
+}
+template <Config kConfig>
 void check(const char* name, const Shape& shape, double bound) {
-  Check<kConfig>(shape).run(name, bound);
+  Check<kConfig.element>(kConfig, shape)
+      .run(name, bound, {launch_kernel<kConfig>, launch_dq<kConfig>});
 }
 
 }  // namespace

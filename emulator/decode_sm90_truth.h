@@ -27,8 +27,8 @@ constexpr int kNoPage = 1 << 28;  ///< reading its rows ends the program
 
 struct Case {
   const char* name;
-  int dim, dim_v, heads_q, heads_k, queries;
-  std::vector<int> keys;
+  int dim = 64, dim_v = 64, heads_q = 8, heads_k = 2, queries = 1;
+  std::vector<int> keys = {};
   int page = 0;  ///< rows of a page; 0: K and V side by side
   bool lengths = true;
   Causal causal = Causal::none;

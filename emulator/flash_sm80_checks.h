@@ -5,46 +5,18 @@
 #include "cuda/kernels/bwd_sm80/keys.cuh"
 #include "cuda/kernels/bwd_sm80/queries.cuh"
 #include "cuda/kernels/fwd_sm80/kernel.cuh"
-#include "cuda/kernels/rows/combine.cuh"
 #include "cuda/kernels/rows/convert.cuh"
 #include "cuda/kernels/rows/sinks.cuh"
 #include "flash_sm80_configs.h"
-#include "flash_sm80_truth.h"
-
-constexpr int kSharedBytes = 256 * 1024;
-namespace tilewise::fwd_sm80 {
-alignas(1024) unsigned char shared[kSharedBytes];
-}
-namespace tilewise::bwd_sm80 {
-alignas(1024) unsigned char shared[kSharedBytes];
-}
-namespace tilewise::bwd_dq_sm80 {
-alignas(1024) unsigned char shared[kSharedBytes];
-}
-namespace tilewise::bwd_dbias_sm80 {
-alignas(1024) unsigned char shared[kSharedBytes];
-}
-namespace tilewise::bwd_sinks {
-alignas(1024) unsigned char shared[kSharedBytes];
-}
+#include "flash_sm80_grids.h"
 
 namespace {
 
 using namespace tilewise;
 using tile::Element;
 
-constexpr double kBf16 = 1.2e-2, kFp16 = 1.5e-3, kExact = 2e-5;
 /// Of sums over many pairs, which nearly cancel.
 constexpr double kSums = 5e-5;
-
-template <class Kernel>
-void run_grid(unsigned blocks, int warps, unsigned char* shared, Kernel kernel) {
-  emulator::shared_base = shared;
-  for (unsigned b = 0; b < blocks; ++b) {
-    std::memset(shared, 0xff, kSharedBytes);
-    emulator::run_block(b, static_cast<unsigned>(warps * 32), kernel);
-  }
-}
 
 }  // namespace
 
@@ -73,28 +45,6 @@ tile::TileOrder order(int rows, int block, int heads, bool last_first, int parts
           static_cast<unsigned>(heads), 1, last_first};
 }
 
-template <class T>
-tile::View4 view4(std::vector<T>& x, int seq, int dim) {
-  return {x.data(), 0, static_cast<long long>(seq) * dim, dim, 1};
-}
-
-/// O and LSE of kParts parts of the keys, merged by combine.
-template <int kWidth>
-void merge_parts(const Shape& s, int parts, const std::vector<float>& o,
-                 const std::vector<float>& statistics, const tile::View4& to, float* lse_to) {
-  combine::Args a;
-  a.o = o.data(), a.parts = parts;
-  a.rows = static_cast<long long>(s.heads_q) * s.seq_q;
-  a.m = statistics.data(), a.l = a.m + parts * a.rows;
-  a.to = to, a.lse_to = lse_to, a.lse_h = s.seq_q, a.lse_s = 1;
-  a.heads = s.heads_q, a.seq_q = s.seq_q, a.head_dim_v = s.dim;
-  const long long threads = a.rows * combine::lanes(kWidth);
-  run_grid(static_cast<unsigned>((threads + combine::kThreads - 1) / combine::kThreads),
-           combine::kThreads / 32, fwd_sm80::shared, [&] {
-             combine::kernel<combine::Config{combine::Output::float32, kWidth}>(a);
-           });
-}
-
 /// O is of the operands' type, or float32 when they have scale factors or the keys are split.
 template <fwd_sm80::Config kConfig>
 void check_forward(const char* name, const Shape& s, double bound = 1.2e-2) {
@@ -108,12 +58,11 @@ void check_forward(const char* name, const Shape& s, double bound = 1.2e-2) {
   const Packed q_planes(t.q, s.dim, kConfig.head_dim, s.seq_q, s.heads_q);
   const Packed k_planes(t.k, s.dim, kConfig.head_dim, s.seq_k, s.heads_k);
   const Packed v_planes(t.v, s.dim, kWidth, s.seq_k, s.heads_k);
-  const float nan = std::numeric_limits<float>::quiet_NaN();
   std::vector<Bits> o(t.o.size(), kPoison);
-  std::vector<float> got(t.o.size(), nan), lse(t.lse.size(), nan);
+  std::vector<float> got(t.o.size(), kNan), lse(t.lse.size(), kNan);
   fwd_sm80::Args a;
   a.q = q.view, a.k = k.view, a.v = v.view;
-  a.cols_q = a.cols_v = a.head_dim_v = s.dim;
+  a.cols_q = a.cols_v = s.dim;
   a.cols_k = kConfig.head_dim;
   if (kConfig.scaled) {
     a.q = q_planes.view, a.k = k_planes.view, a.v = v_planes.view;
@@ -122,19 +71,17 @@ void check_forward(const char* name, const Shape& s, double bound = 1.2e-2) {
     a.q_scale_blocks = q_planes.blocks, a.k_scale_blocks = k_planes.blocks;
     a.cols_q = kConfig.head_dim, a.cols_v = kWidth;
   }
-  a.heads_q = s.heads_q, a.group = s.heads_q / s.heads_k, a.seq_q = s.seq_q, a.seq_k = s.seq_k;
-  a.scale = s.scale, a.scale_log2 = s.scale * tile::kLog2e;
-  if (s.causal) a.positions.right = 0;
+  fill_shape(a, s);
+  a.seq_q = s.seq_q, a.seq_k = s.seq_k;
   a.o = view4(o, s.seq_q, s.dim), a.o_vectors = s.dim % 8 == 0;
   if (kConfig.scaled) a.o = view4(got, s.seq_q, s.dim);
   a.lse = lse.data(), a.lse_h = s.seq_q, a.lse_s = 1;
   Pairs pairs(s, kConfig.pairs);
   a.pairs = pairs.tensors, a.sinks = sinks_of(s), a.sinks_h = 1;
-  a.dropout = dropout_bits(s);
   constexpr int kParts = kConfig.split ? 3 : 1;
   const int rows = s.heads_q * s.seq_q;
-  std::vector<float> part_o(static_cast<std::size_t>(kParts * rows * kWidth), nan);
-  std::vector<float> part_rows(static_cast<std::size_t>(2 * kParts * rows), nan);
+  std::vector<float> part_o(static_cast<std::size_t>(kParts * rows * kWidth), kNan);
+  std::vector<float> part_rows(static_cast<std::size_t>(2 * kParts * rows), kNan);
   if (kConfig.split) {
     a.o = view4(part_o, s.seq_q, kWidth), a.o_vectors = true, a.o_split = rows * kWidth;
     a.lse = part_rows.data(), a.lse_split = rows, a.keys_per_split = kConfig.block_n;
@@ -142,24 +89,21 @@ void check_forward(const char* name, const Shape& s, double bound = 1.2e-2) {
   a.order = order(s.seq_q, kConfig.block_m, s.heads_q, true, kParts);
   give_lists<kConfig>(s, a, false);
   with_captures<kConfig>(s, a, [&](const auto& all) {
-    run_grid(a.order.blocks * a.order.heads * kParts, kConfig.warps, fwd_sm80::shared,
+    run_grid(a.order.blocks * a.order.heads * kParts, kConfig.warps * 32, fwd_sm80::shared,
              [&] { fwd_sm80::kernel<kConfig>(all); });
   });
   if (kConfig.split) {
-    merge_parts<kWidth>(s, kParts, part_o, part_rows, view4(got, s.seq_q, s.dim), lse.data());
+    merge_parts<kWidth>(s, s.seq_q, kParts, part_o, part_rows, view4(got, s.seq_q, s.dim),
+                        lse.data());
   }
   for (std::size_t i = 0; !kConfig.scaled && !kConfig.split && i < o.size(); ++i) {
     got[i] = widened<kElement>(o[i]);
   }
   expect(name, "O", error(t.o, got), bound);
-  double worst = 0.0;
-  for (std::size_t i = 0; i < lse.size(); ++i) {
-    if (static_cast<double>(lse[i]) == t.lse[i]) continue;  // both -inf, say
-    const double off = std::fabs(t.lse[i] - static_cast<double>(lse[i]));
-    worst = std::max(worst, off / std::max(1.0, std::fabs(static_cast<double>(s.shift))));
-  }
   // Of logits of a few units; operands of one plane are rounded to 11 bits.
-  expect(name, "LSE", worst, kConfig.scaled && kConfig.planes == 1 ? 3e-3 : 1e-5);
+  const double unit = std::max(1.0, std::fabs(static_cast<double>(s.shift)));
+  expect(name, "LSE", lse_error(t.lse, lse) / unit,
+         kConfig.scaled && kConfig.planes == 1 ? 3e-3 : 1e-5);
 }
 
 /// What bwd_delta makes.
@@ -193,11 +137,8 @@ bwd_sm80::Args backward_args(const Shape& s, Statistics& rows) {
   bwd_sm80::Args a;
   a.lse2 = rows.lse2.data(), a.lse2_low = rows.low.data(), a.delta = rows.delta.data();
   a.rows_q = rows.rows_q;
-  a.heads_q = s.heads_q, a.group = s.heads_q / s.heads_k, a.seq_q = s.seq_q, a.seq_k = s.seq_k;
-  a.head_dim = a.head_dim_v = s.dim;
-  a.scale = s.scale, a.scale_log2 = s.scale * tile::kLog2e;
-  if (s.causal) a.positions.right = 0;
-  a.dropout = dropout_bits(s);
+  fill_shape(a, s);
+  a.seq_q = s.seq_q, a.seq_k = s.seq_k, a.head_dim = s.dim;
   return a;
 }
 
@@ -230,14 +171,14 @@ double check_backward(const char* name, const Shape& s, double bound, double dq_
     a.order = order(s.seq_q, kQueries.block_m, s.heads_q, true);
     give_lists<kQueries>(s, a, false);
     with_captures<kQueries>(s, a, [&](const auto& all) {
-      run_grid(a.order.blocks * a.order.heads, kQueries.warps, bwd_dq_sm80::shared,
+      run_grid(a.order.blocks * a.order.heads, kQueries.warps * 32, bwd_dq_sm80::shared,
                [&] { bwd_dq_sm80::refine<kQueries>(all); });
     });
   }
   a.order = order(s.seq_k, kKeys.block_n, s.heads_k, false);
   give_lists<kKeys>(s, a, true);
   with_captures<kKeys>(s, a, [&](const auto& all) {
-    run_grid(a.order.blocks * a.order.heads, kKeys.warps, bwd_sm80::shared,
+    run_grid(a.order.blocks * a.order.heads, kKeys.warps * 32, bwd_sm80::shared,
              [&] { bwd_sm80::kernel<kKeys>(all); });
   });
   const auto floats = [](const std::vector<Bits>& x) {
@@ -252,7 +193,7 @@ double check_backward(const char* name, const Shape& s, double bound, double dq_
     a.order = order(s.seq_q, kQueries.block_m, s.heads_q, true);
     give_lists<kQueries>(s, a, false);
     with_captures<kQueries>(s, a, [&](const auto& all) {
-      run_grid(a.order.blocks * a.order.heads, kQueries.warps, bwd_dq_sm80::shared,
+      run_grid(a.order.blocks * a.order.heads, kQueries.warps * 32, bwd_dq_sm80::shared,
                [&] { bwd_dq_sm80::kernel<kQueries>(all); });
     });
     got_dq = floats(dq);
@@ -288,7 +229,7 @@ void add_parts(PartSums& sums, float factor) {
   a.sources[0].vectors = a.sources[0].cols % 4 == 0;
   const auto blocks = static_cast<unsigned>((sums.source.items + bwd_convert::kThreads - 1) /
                                             bwd_convert::kThreads);
-  run_grid(blocks, bwd_convert::kThreads / 32, bwd_sm80::shared,
+  run_grid(blocks, bwd_convert::kThreads, bwd_sm80::shared,
            [&] { bwd_convert::kernel<bwd_convert::Config{bwd_convert::Type::float32}>(a); });
 }
 
@@ -311,8 +252,7 @@ FloatErrors check_float(const char* name, const Shape& s, bool refine, double bo
   a.do_scale = d_o.scales.data();
   a.q_scale_blocks = q.blocks, a.k_scale_blocks = k.blocks;
   a.cols_q = a.cols_k = a.cols_v = a.cols_o = width;
-  const float nan = std::numeric_limits<float>::quiet_NaN();
-  std::vector<float> dq(t.dq.size(), nan), dk(t.dk.size(), nan), dv(t.dv.size(), nan);
+  std::vector<float> dq(t.dq.size(), kNan), dk(t.dk.size(), kNan), dv(t.dv.size(), kNan);
   a.dq = view4(dq, s.seq_q, s.dim), a.dk = view4(dk, s.seq_k, s.dim);
   a.dv = view4(dv, s.seq_k, s.dim);
   Pairs pairs(s, kKeys.pairs);
@@ -323,7 +263,7 @@ FloatErrors check_float(const char* name, const Shape& s, bool refine, double bo
     a.order = queries;
     give_lists<kQueries>(s, a, false);
     with_captures<kQueries>(s, a, [&](const auto& all) {
-      run_grid(query_blocks, kQueries.warps, bwd_dq_sm80::shared,
+      run_grid(query_blocks, kQueries.warps * 32, bwd_dq_sm80::shared,
                [&] { bwd_dq_sm80::refine<kQueries>(all); });
     });
   }
@@ -338,13 +278,13 @@ FloatErrors check_float(const char* name, const Shape& s, bool refine, double bo
   a.order = order(s.seq_k, kKeys.block_n, s.heads_k, false, parts);
   give_lists<kKeys>(s, a, true);
   with_captures<kKeys>(s, a, [&](const auto& all) {
-    run_grid(a.order.blocks * a.order.heads * a.order.splits, kKeys.warps, bwd_sm80::shared,
+    run_grid(a.order.blocks * a.order.heads * a.order.splits, kKeys.warps * 32, bwd_sm80::shared,
              [&] { bwd_sm80::kernel<kKeys>(all); });
   });
   a.order = order(s.seq_q, kQueries.block_m, s.heads_q, true, parts);
   give_lists<kQueries>(s, a, false);
   with_captures<kQueries>(s, a, [&](const auto& all) {
-    run_grid(query_blocks * a.order.splits, kQueries.warps, bwd_dq_sm80::shared,
+    run_grid(query_blocks * a.order.splits, kQueries.warps * 32, bwd_dq_sm80::shared,
              [&] { bwd_dq_sm80::kernel<kQueries>(all); });
   });
   if constexpr (kKeys.split) {

@@ -145,7 +145,7 @@ void check_gate(const Shape& s, const Interpreted& of, const bwd_sm80::Args& pas
     std::vector<float> sums(truth[n].size());
     tile::Expressed<bwd_captures_sm80::BlockArgs> all{args, of.formula.captures};
     all.captures.at[n].gradient = sums.data();
-    run_grid(static_cast<unsigned>(sums.size()), kGate.warps, bwd_captures_sm80::shared,
+    run_grid(static_cast<unsigned>(sums.size()), kGate.warps * 32, bwd_captures_sm80::shared,
              [&] { bwd_captures_sm80::blocks<kGate>(all); });
     expect("gate of blocks", "d", error(truth[n], sums), bound);
     return;
@@ -186,7 +186,7 @@ void check_captures(const Shape& s, const Interpreted& of, double bound) {
         to->emplace_back(x.size() * tile::ExactSum::kWords, 0);
       for (std::size_t n = 0; n < to->size(); ++n)
         all.captures.at[n].gradient = reinterpret_cast<float*>((*to)[n].data());
-      run_grid(a.order.blocks * a.order.heads, kSums.warps, bwd_captures_sm80::shared,
+      run_grid(a.order.blocks * a.order.heads, kSums.warps * 32, bwd_captures_sm80::shared,
                [&] { bwd_captures_sm80::kernel<kSums>(all); });
     }
     for (std::size_t n = 0; n < sums.size(); ++n) {
@@ -197,7 +197,7 @@ void check_captures(const Shape& s, const Interpreted& of, double bound) {
     }
   } else {
     for (std::size_t n = 0; n < sums.size(); ++n) all.captures.at[n].gradient = sums[n].data();
-    run_grid(a.order.blocks * a.order.heads, kSums.warps, bwd_captures_sm80::shared,
+    run_grid(a.order.blocks * a.order.heads, kSums.warps * 32, bwd_captures_sm80::shared,
              [&] { bwd_captures_sm80::kernel<kSums>(all); });
   }
   for (std::size_t n = 0; n < sums.size(); ++n)

@@ -1,7 +1,8 @@
-/// Shared memory, grids and arguments of the sm_80-class kernels whose lengths only the device
-/// knows. The kernels are included before.
+/// Shared memory, grids and arguments of the emulated sm_80-class kernels. The kernels are included
+/// before.
 #pragma once
 
+#include "cuda/kernels/rows/combine.cuh"
 #include "flash_sm80_truth.h"
 
 constexpr int kSharedBytes = 256 * 1024;
@@ -14,10 +15,16 @@ alignas(1024) unsigned char shared[kSharedBytes];
 namespace tilewise::bwd_dq_sm80 {
 alignas(1024) unsigned char shared[kSharedBytes];
 }
+namespace tilewise::bwd_dbias_sm80 {
+alignas(1024) unsigned char shared[kSharedBytes];
+}
+namespace tilewise::bwd_sinks {
+alignas(1024) unsigned char shared[kSharedBytes];
+}
 
 namespace {
 
-constexpr double kBf16 = 1.2e-2, kExact = 2e-5;
+constexpr double kBf16 = 1.2e-2, kFp16 = 1.5e-3, kExact = 2e-5;
 const float kNan = std::numeric_limits<float>::quiet_NaN();
 
 template <class Kernel>
@@ -41,10 +48,31 @@ void fill_shape(Args& a, const Shape& s) {
   if (s.causal) a.positions.right = 0;
   a.dropout = dropout_bits(s);
 }
+template <class T>
+tile::View4 view4(std::vector<T>& x, int rows, int dim) {
+  return {x.data(), 0, static_cast<long long>(rows) * dim, dim, 1};
+}
+
+/// O and LSE of `parts` parts of the keys of `rows` queries, merged by combine.
+template <int kWidth>
+void merge_parts(const Shape& s, int rows, int parts, const std::vector<float>& o,
+                 const std::vector<float>& statistics, const tile::View4& to, float* lse_to) {
+  combine::Args a;
+  a.o = o.data(), a.parts = parts;
+  a.rows = static_cast<long long>(s.heads_q) * rows;
+  a.m = statistics.data(), a.l = a.m + parts * a.rows;
+  a.to = to, a.lse_to = lse_to, a.lse_h = rows, a.lse_s = 1;
+  a.heads = s.heads_q, a.seq_q = rows, a.head_dim_v = s.dim;
+  const long long threads = a.rows * combine::lanes(kWidth);
+  run_grid((threads + combine::kThreads - 1) / combine::kThreads, combine::kThreads,
+           fwd_sm80::shared, [&] {
+             combine::kernel<combine::Config{combine::Output::float32, kWidth}>(a);
+           });
+}
 double lse_error(const std::vector<double>& truth, const std::vector<float>& got) {
   double worst = 0.0;
   for (std::size_t i = 0; i < got.size(); ++i) {
-    if (static_cast<double>(got[i]) == truth[i]) continue;
+    if (static_cast<double>(got[i]) == truth[i]) continue;  // both -inf, say
     const double off = std::fabs(truth[i] - static_cast<double>(got[i]));
     if (!(off <= worst)) worst = off;
   }

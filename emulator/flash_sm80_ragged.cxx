@@ -4,7 +4,6 @@
 #include "cuda/kernels/bwd_sm80/keys.cuh"
 #include "cuda/kernels/bwd_sm80/queries.cuh"
 #include "cuda/kernels/fwd_sm80/kernel.cuh"
-#include "cuda/kernels/rows/combine.cuh"
 #include "cuda/kernels/rows/convert.cuh"
 #include "cuda/kernels/rows/delta.cuh"
 #include "cuda/kernels/rows/pack.cuh"
@@ -117,28 +116,6 @@ struct Copied {
   }
 };
 
-template <class T>
-tile::View4 view4(std::vector<T>& x, int rows, int dim) {
-  return {x.data(), 0, static_cast<long long>(rows) * dim, dim, 1};
-}
-void merge(const Batch& b, int parts, int width, const std::vector<float>& o,
-           const std::vector<float>& statistics, std::vector<float>& to,
-           std::vector<float>& lse_to) {
-  combine::Args a;
-  a.o = o.data(), a.parts = parts;
-  a.rows = static_cast<long long>(b.shape.heads_q) * b.q.total;
-  a.m = statistics.data(), a.l = a.m + parts * a.rows;
-  a.to = view4(to, b.q.total, b.shape.dim);
-  a.lse_to = lse_to.data(), a.lse_h = b.q.total, a.lse_s = 1;
-  a.heads = b.shape.heads_q, a.seq_q = b.q.total, a.head_dim_v = b.shape.dim;
-  const long long threads = a.rows * combine::lanes(64);
-  if (width != 64) std::abort();
-  run_grid((threads + combine::kThreads - 1) / combine::kThreads, combine::kThreads,
-           fwd_sm80::shared, [&] {
-             combine::kernel<combine::Config{combine::Output::float32, 64}>(a);
-           });
-}
-
 template <fwd_sm80::Config kConfig>
 void check_forward(const char* name, const Shape& s, const Side& q_side, const Side& k_side,
                    bool wide, double bound) {
@@ -186,7 +163,8 @@ void check_forward(const char* name, const Shape& s, const Side& q_side, const S
   a.order = order(b.q.blocks(kConfig.block_m), heads, kParts);
   run_grid(static_cast<long long>(a.order.blocks) * heads * kParts, kConfig.warps * 32,
            fwd_sm80::shared, [&] { fwd_sm80::kernel<kConfig>(ragged); });
-  if (kConfig.split) merge(b, kParts, kWidth, part_o, part_rows, got, lse);
+  if (kConfig.split)
+    merge_parts<kWidth>(s, total, kParts, part_o, part_rows, view4(got, total, dim), lse.data());
   for (std::size_t i = 0; !kConfig.scaled && !kConfig.split && i < o.size(); ++i) {
     got[i] = widened<kElement>(o[i]);
   }

@@ -24,8 +24,8 @@ constexpr Bits kNan = 0x7fff;
 
 struct Case {
   const char* name;
-  int dim, dim_v, heads_q, heads_k;
-  std::vector<int> queries, keys;  ///< of each batch entry or sequence
+  int dim = 64, dim_v = 64, heads_q = 2, heads_k = 2;
+  std::vector<int> queries = {}, keys = {};  ///< of each batch entry or sequence
   bool packed = false, lengths = false;
   Causal causal = Causal::none;
   std::int64_t left = Problem::kUnbounded, right = Problem::kUnbounded;
@@ -131,7 +131,8 @@ void compare(const Case& c, const BlockLists& lists, const BoolMask& mask, const
   const int batch_k = c.page_size > 0 ? at.position : at.batch;
   const KeyRange range = p.visible_keys({0, at.queries, 0, at.keys}, at.i);
   const TreeWords tree(0, c.tree ? static_cast<int>(p.seq_q) : 0);
-  std::vector<double> s;
+  std::vector<double> s, query;
+  for (int d = 0; d < c.dim; ++d) query.push_back(wide(q.at(at.batch, at.head, at.q_row)[d]));
   std::vector<int> seen;
   double largest = 1.0;
   for (auto j = range.begin; j < range.end; ++j) {
@@ -139,11 +140,9 @@ void compare(const Case& c, const BlockLists& lists, const BoolMask& mask, const
     if (!mask.has(at.batch, at.head, c.packed ? at.q_row : at.i, j)) continue;
     if (!tree.shows(at.position, at.i, at.queries, static_cast<int>(j), at.keys)) continue;
     seen.push_back(static_cast<int>(j));
+    const Bits* key = k.at(batch_k, head_k, at.k_row + static_cast<int>(j));
     double x = 0.0;
-    for (int d = 0; d < c.dim; ++d) {
-      x += static_cast<double>(wide(q.at(at.batch, at.head, at.q_row)[d])) *
-           wide(k.at(batch_k, head_k, at.k_row + static_cast<int>(j))[d]);
-    }
+    for (int d = 0; d < c.dim; ++d) x += query[d] * wide(key[d]);
     x *= p.scale64;
     if (c.softcap != 0.0) x = c.softcap * std::tanh(x / c.softcap);
     if (c.alibi) x -= slope(c, at.head) * std::fabs(at.i + at.keys - at.queries - double(j));
@@ -177,13 +176,14 @@ void compare(const Case& c, const BlockLists& lists, const BoolMask& mask, const
     const std::int64_t pair = static_cast<std::int64_t>(at.position) * c.heads_q + at.head;
     s[j] *= kept.keeps(pair, at.i, seen[j]) ? kept.scale() : 0.0;
   }
+  std::vector<double> sums(static_cast<std::size_t>(c.dim_v));
+  for (std::size_t j = 0; j < s.size(); ++j) {
+    const Bits* value = v.at(batch_k, head_k, at.k_row + seen[j]);
+    for (int d = 0; d < c.dim_v; ++d) sums[d] += s[j] / l * wide(value[d]);
+  }
   const Bits* got = o.at(at.batch, at.head, at.q_row);
   for (int d = 0; d < c.dim_v; ++d) {
-    double x = 0.0;
-    for (std::size_t j = 0; j < s.size(); ++j) {
-      x += s[j] / l * wide(v.at(batch_k, head_k, at.k_row + seen[j])[d]);
-    }
-    const double off = std::fabs(x - wide(got[d]));
+    const double off = std::fabs(sums[d] - wide(got[d]));
     o_error = std::isnan(off) ? 1e9 : std::max(o_error, off);
   }
   if (s.empty() && !std::isfinite(extra)) {

@@ -157,7 +157,7 @@ void add_bench(CLI::App& program, int& exit_code) {
       ->option_text("S")
       ->check(number_within(0, HUGE_VAL));
   app->add_option("--total-s", flags->total_s,
-                  "seconds for all rows: those that have not been measured by then are timeouts")
+                  "seconds for all rows; a row not measured by then is a timeout")
       ->option_text("S")
       ->check(number_within(0, HUGE_VAL));
   app->add_flag("--check", flags->check,
@@ -170,7 +170,8 @@ void add_bench(CLI::App& program, int& exit_code) {
                   "more than --bound and its noise, or takes more memory, or no longer runs")
       ->option_text("OLD NEW")
       ->expected(2);
-  app->add_option("--bound", flags->bound, "of --compare: ratio of times that still is the same")
+  app->add_option("--bound", flags->bound,
+                  "with --compare: times within this ratio count as unchanged")
       ->option_text("X [1.05]")
       ->check(number_within(1, 100));
   add_output_flags(*app, flags->format, flags->output);

@@ -181,7 +181,8 @@ void add_layer_run(CLI::App& layer, int& exit_code) {
   app->add_option("--gradients", flags->gradients, "where the weights' gradients go")
       ->option_text("PATH.safetensors");
   add_integer(*app, "--draw", flags->draw, "number of the dropout masks", 0)->option_text("N [0]");
-  app->add_option("--format", flags->format, "of what is printed")->option_text("md|csv|json [md]");
+  app->add_option("--format", flags->format, "format of the printed output")
+      ->option_text("md|csv|json [md]");
   add_layer_flags(*app, flags->options);
   add_common_flags(*app, flags->common);
   app->callback([flags, app, &exit_code] { exit_code = run_layer(*flags, *app); });

@@ -145,9 +145,9 @@ void add_plan(CLI::App& program, int& exit_code) {
   app->add_option("--preset", flags->preset,
                   "a list from cases/presets; other flags given override it")
       ->option_text("NAME");
-  app->add_flag("--memory", flags->memory,
-                "the bytes of every tensor; with seed-eager and seed-fused also beside what the "
-                "seeds measured");
+  app->add_flag(
+      "--memory", flags->memory,
+      "bytes of every tensor; with seed-eager and seed-fused, beside the seeds' measurements");
   app->add_flag("--limits", flags->limits,
                 "in tables too: the largest length, batch and heads that fit, and what helps most");
   app->add_flag("--analyze", flags->analyze,
@@ -159,18 +159,19 @@ void add_plan(CLI::App& program, int& exit_code) {
   app->add_flag("--serve", flags->serve,
                 "instead: a decoding step of --batch sequences over --seq keys in pages: cache, "
                 "tokens a second that memory allows, the longest context and the largest batch");
-  app->add_option("--layers", flags->layers, "of the model, with --serve")->option_text("N [1]");
-  app->add_option("--weights", flags->weights, "of the model, in memory, with --serve")
+  app->add_option("--layers", flags->layers, "with --serve: layers of the model")
+      ->option_text("N [1]");
+  app->add_option("--weights", flags->weights, "with --serve: memory of the model's weights")
       ->option_text("SIZE [0]");
   app->add_option("--measured", flags->measured,
-                  "with --advise: result files of `bench`, whose times go before the model's")
+                  "with --advise: result files of `bench`, whose times replace the model's")
       ->option_text("FILE...");
   app->add_option("--against", flags->against,
                   "instead: the predicted times and bytes beside those of result files of `bench`, "
                   "and the errors; the machine is theirs, or what --hardware names")
       ->option_text("FILE...");
   app->add_option("--blas-workspace", flags->blas_workspace,
-                  "of each of the seeds' two cuBLAS handles (on Hopper 32MiB)")
+                  "workspace of each of the seeds' two cuBLAS handles (32MiB on Hopper)")
       ->option_text("SIZE [8.125MiB]");
   app->add_option("--hardware", flags->hardware,
                   "plan for a machine of cases/hardware.json (rtx3060, rtx4090, a100, h100, h200), "

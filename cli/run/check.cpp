@@ -260,13 +260,14 @@ void add_check(CLI::App& program, int& exit_code) {
       "check", "Every kernel this machine can run, on the cases, against the float64 reference");
   const char* sets = "Cases (default: --smoke)";
   app->add_flag("--smoke", flags->smoke, "a few of each kind, seconds")->group(sets);
-  app->add_flag("--conformance", flags->conformance, "all that the contract says")->group(sets);
-  app->add_flag("--three-way", flags->three_way, "every three options that go together")
+  app->add_flag("--conformance", flags->conformance, "everything that docs/numerics.md promises")
+      ->group(sets);
+  app->add_flag("--three-way", flags->three_way, "every three options that may be combined")
       ->group(sets);
   app->add_flag("--edge", flags->edge, "inputs that broke other libraries")->group(sets);
   app->add_flag("--expressions", flags->expressions, "masks and scores written as formulas")
       ->group(sets);
-  app->add_flag("--seeds", flags->seeds, "the write-ups' problems")->group(sets);
+  app->add_flag("--seeds", flags->seeds, "problems of the write-ups")->group(sets);
   app->add_flag("--large", flags->large, "sizes past 2^31 elements; much memory")->group(sets);
   app->add_flag("--all", flags->all, "smoke, conformance, three-way, edge, expressions and seeds")
       ->group(sets);
@@ -274,8 +275,8 @@ void add_check(CLI::App& program, int& exit_code) {
       ->group(sets)
       ->option_text("N");
   add_integer(*app, "--variants", flags->variants,
-              "of --random: so many one after another differ in sizes alone, which saves compiling",
-              1, 1'000'000)
+              "with --random: problems in a row that differ only in size, which saves compiling", 1,
+              1'000'000)
       ->group(sets)
       ->option_text("N [1]");
   add_integer(*app, "--formulas", flags->formulas,
@@ -283,11 +284,12 @@ void add_check(CLI::App& program, int& exit_code) {
               1'000'000'000)
       ->group(sets)
       ->option_text("N");
-  app->add_option("--seconds", flags->seconds, "of --formulas: none is begun later")
+  app->add_option("--seconds", flags->seconds, "with --formulas: begins none later")
       ->check(number_within(0.0, 1e9))
       ->group(sets)
       ->option_text("S");
-  app->add_flag("--lists", flags->lists, "give each of --random a block list")->group(sets);
+  app->add_flag("--lists", flags->lists, "with --random: give each problem a block list")
+      ->group(sets);
   app->add_option("--case", flags->cases, "one problem (cases/README.md); may be repeated")
       ->group(sets)
       ->option_text("\"LINE\"");
@@ -298,7 +300,7 @@ void add_check(CLI::App& program, int& exit_code) {
   app->add_option("--impl", flags->implementation, "baseline, eager, fused, flash or reference")
       ->group(kernels)
       ->option_text("NAME");
-  add_integer(*app, "--seed", flags->seed, "of the random inputs", 0)->option_text("N [1]");
+  add_integer(*app, "--seed", flags->seed, "seed of the random inputs", 0)->option_text("N [1]");
   add_device_flags(*app, flags->common);
   add_output_flags(*app, flags->format, flags->output);
   app->callback([flags, &exit_code] { exit_code = check(*flags); });

@@ -124,10 +124,10 @@ int mask(const MaskFlags& flags) {
 
 void add_mask(CLI::App& program, int& exit_code) {
   const auto flags = std::make_shared<MaskFlags>();
-  CLI::App* app = program.add_subcommand(
-      "mask", "Which blocks of pairs a mask leaves, as a picture; nothing is attended to");
+  CLI::App* app =
+      program.add_subcommand("mask", "Draws which blocks of pairs a mask keeps; runs no attention");
   app->add_option("formula", flags->formula,
-                  "of b, h, i, j: true where query i sees key j (docs/expressions.md)")
+                  "true where query i sees key j, of b, h, i, j (docs/expressions.md)")
       ->option_text("FORMULA");
   const auto integer = [&](const char* name, std::int64_t& to, std::int64_t least,
                            const char* help) {
@@ -151,7 +151,8 @@ void add_mask(CLI::App& program, int& exit_code) {
       ->option_text("Q,K");
   app->add_option("--head", flags->head, "batch entry and query head of the picture [0,0]")
       ->option_text("B,H");
-  app->add_option("-o,--output", flags->output, "file instead of the terminal; .svg: a drawing")
+  app->add_option("-o,--output", flags->output,
+                  "write to this file, not to the terminal; .svg: a drawing")
       ->option_text("FILE");
   app->callback([flags, &exit_code] { exit_code = mask(*flags); });
 }

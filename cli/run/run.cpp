@@ -278,7 +278,7 @@ void add_run(CLI::App& program, int& exit_code) {
                   "file's own word, else bshd]")
       ->option_text("bshd|bhsd");
   app->add_option("--dtype", flags->dtype,
-                  "what .npy files of two bytes without a type hold, as ml_dtypes writes bfloat16")
+                  "type of two-byte .npy files that name none, such as ml_dtypes' bfloat16")
       ->option_text("bf16");
   app->add_option("--impl", flags->implementation,
                   "a list of baseline, eager, fused, flash, reference, or all; the first one's "
@@ -295,11 +295,12 @@ void add_run(CLI::App& program, int& exit_code) {
   app->add_option("--attended", flags->attended,
                   "print what these words attend to, by one head (birds@11) or on average")
       ->option_text("WORD[@HEAD],...");
-  add_integer(*app, "--top", flags->top, "so many attended words each", 1, 100)
+  add_integer(*app, "--top", flags->top, "attended words printed for each", 1, 100)
       ->option_text("N [3]");
   app->add_option("--tokens", flags->tokens, "the tokens, one a line, where the input has none")
       ->option_text("FILE");
-  app->add_option("--format", flags->format, "of what is printed")->option_text("md|csv|json [md]");
+  app->add_option("--format", flags->format, "format of the printed output")
+      ->option_text("md|csv|json [md]");
   add_spec_flags(*app, flags->spec, "Attention");
   add_common_flags(*app, flags->common);
   app->callback([flags, &exit_code] { exit_code = run_files(*flags); });

@@ -21,7 +21,7 @@ void add_device_flags(CLI::App& app, CommonFlags& flags) {
   app.add_option("--device", flags.device, "where it runs")
       ->group(kGroup)
       ->option_text("cpu|cuda:N [cpu]");
-  add_integer(app, "--threads", flags.threads, "threads of the CPU to use", 1, 1024)
+  add_integer(app, "--threads", flags.threads, "CPU threads to use", 1, 1024)
       ->group(kGroup)
       ->option_text("N [all]");
 }

@@ -14,10 +14,10 @@
 namespace tilewise::cli {
 
 void add_output_flags(CLI::App& app, std::string& format, std::string& output) {
-  app.add_option("--format", format, "of the table [by the name of FILE, else md]")
+  app.add_option("--format", format, "format of the table [by the name of FILE, else md]")
       ->group("Output")
       ->option_text("md|csv|json");
-  app.add_option("-o,--output", output, "file instead of the terminal")
+  app.add_option("-o,--output", output, "write to this file, not to the terminal")
       ->group("Output")
       ->option_text("FILE");
 }

@@ -24,14 +24,15 @@ void add_spec_flags(CLI::App& app, SpecFlags& flags, const char* group) {
   option("--window", flags.window, "LEFT,RIGHT",
          "sliding window: keys from i + Sk - Sq - LEFT to i + Sk - Sq + RIGHT; a side without "
          "bound as -");
-  option("--scale", flags.scale, "X", "of q.k, instead of 1 / sqrt(dim)");
-  option("--softcap", flags.softcap, "C", "C tanh(x / C) of the scores");
+  option("--scale", flags.scale, "X", "factor of q.k, instead of 1 / sqrt(dim)");
+  option("--softcap", flags.softcap, "C", "replace each score x by C tanh(x / C)");
   option("--score", flags.score, "FORMULA",
-         "of score, b, h, i, j: the logit that softmax sees (docs/expressions.md)");
-  option("--mask", flags.mask, "FORMULA", "of b, h, i, j: true where query i sees key j");
+         "the logit that softmax sees, of score, b, h, i, j (docs/expressions.md)");
+  option("--mask", flags.mask, "FORMULA", "true where query i sees key j, of b, h, i, j");
   option("--dropout", flags.dropout, "P", "probability of dropping an element of P");
   integer("--dropout-seed", flags.dropout_seed, "N [0]", "key of the random bits");
-  integer("--dropout-offset", flags.dropout_offset, "N [0]", "last word of their counter");
+  integer("--dropout-offset", flags.dropout_offset, "N [0]",
+          "last word of the random bits' counter");
   flag("--deterministic", flags.deterministic, "backward bitwise repeatable");
   option("--precision", flags.precision, "exact|tf32|refined [exact]",
          "how float32 is multiplied; refined: exact, and delta from P");

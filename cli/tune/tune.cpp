@@ -150,7 +150,7 @@ void add_tune(CLI::App& program, int& exit_code) {
   app->add_option("--preset", flags->preset,
                   "a list from cases/presets; other flags given override it")
       ->option_text("NAME");
-  app->add_option("--seconds", flags->seconds, "for all problems together")
+  app->add_option("--seconds", flags->seconds, "time for all problems together")
       ->option_text("S [60]")
       ->check(number_within(0, HUGE_VAL));
   add_common_flags(*app, flags->common);

@@ -2,7 +2,6 @@
 
 #include <vector>
 
-#include "cuda/host/common.h"
 #include "cuda/jit/unit.h"
 #include "cuda/kernels/bwd_short_sm90/row.h"
 #include "cuda/kernels/bwd_sm80/row.h"
@@ -16,6 +15,7 @@
 #include "cuda/kernels/rows/combine.h"
 #include "cuda/kernels/rows/convert.h"
 #include "cuda/kernels/rows/delta.h"
+#include "cuda/kernels/rows/pack.h"
 #include "cuda/kernels/textbook/baseline.h"
 #include "cuda/kernels/textbook/softmax_rows.h"
 #include "cuda/kernels/textbook/unfused.h"
@@ -50,7 +50,7 @@ std::vector<PackUnit> pack_units(int arch) {
   add_mla_sm90_units(units, arch);
   add_fwd_sm80_units(units, arch);
   add_bwd_sm80_units(units, arch);
-  host::add_pack_rows_units(units);
+  add_pack_rows_units(units);
   add_combine_units(units);
   add_append_units(units);
   add_bwd_delta_units(units);

@@ -6,6 +6,7 @@
 #include "layers/choices.h"
 #include "layers/cpu_ops.h"
 #include "problem/philox.h"
+#include "selection/largest.h"
 
 namespace tilewise::asam {
 namespace {
@@ -199,14 +200,9 @@ class HeadChoice {
     const Config& config = *c_.config;
     const std::int64_t n = s_.blocks();
     if (pattern == Pattern::selected) {
-      const std::int64_t there = config.causal ? i + 1 : n;
-      std::vector<std::int64_t> order(static_cast<std::size_t>(there));
-      std::iota(order.begin(), order.end(), 0);
-      const std::int64_t kept = std::min(there, selected_blocks(config, n));
-      std::partial_sort(order.begin(), order.begin() + kept, order.end(),
-                        [&](auto a, auto b) { return scores[a] > scores[b]; });
-      for (std::int64_t r = 0; r < kept; ++r) row[order[static_cast<std::size_t>(r)]] = 1;
-      return;
+      std::vector<std::int64_t> order;
+      return selection::take_largest(scores, config.causal ? i + 1 : n, selected_blocks(config, n),
+                                     order, row);
     }
     T mean = 0;
     if (pattern == Pattern::clustered) {

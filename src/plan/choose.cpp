@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "plan/accounting.h"
-#include "plan/decisive.h"
+#include "plan/batch_invariance.h"
 #include "plan/problem_key.h"
 #include "plan/time_model.h"
 
@@ -127,9 +127,9 @@ double predicted_ms(const KernelRow& row, const Problem& p, double ms, const Har
 /// What rows are compared by.
 double ranking_ms(const KernelRow& row, const Problem& p, const Cost& cost,
                   const Hardware& machine) {
-  if (takes_the_first(p)) return 0.0;
-  if (!is_decided_alone(p)) return cost.ms;
-  const Problem one = decisive(p);
+  if (takes_first_kernel(p)) return 0.0;
+  if (!plans_one_entry(p)) return cost.ms;
+  const Problem one = one_entry(p);
   const Preparation alone = row.prepare(row, one, machine);
   const Prepared* prepared = std::get_if<Prepared>(&alone);
   // What one entry is refused goes behind everything else, whatever the batch.
@@ -139,18 +139,18 @@ double ranking_ms(const KernelRow& row, const Problem& p, const Cost& cost,
 
 /// What predicted times are compared for, and a comma.
 const char* compared_for(const Problem& p) {
-  return is_decided_alone(p) ? " for one entry (deterministic), " : ", ";
+  return plans_one_entry(p) ? " for one entry (deterministic), " : ", ";
 }
 
 /// Why the row of that rank was not taken.
 std::string outdone(const Problem& p, double ms, const std::string& by) {
-  if (takes_the_first(p)) return "packed and deterministic: " + by + " comes first";
+  if (takes_first_kernel(p)) return "packed and deterministic: " + by + " comes first";
   return "predicted " + ms_text(ms) + compared_for(p) + "slower than " + by;
 }
 
 std::string reason_of(const Problem& p, const Choice& choice, double ms) {
   if (!choice.kernel.empty() || !choice.implementation.empty()) return "named by the caller";
-  if (takes_the_first(p)) return "the first flash kernel: packed and deterministic";
+  if (takes_first_kernel(p)) return "the first flash kernel: packed and deterministic";
   return std::string("least predicted time of the flash kernels") + compared_for(p) + ms_text(ms);
 }
 

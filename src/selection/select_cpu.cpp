@@ -4,6 +4,7 @@
 #include <numeric>
 #include <vector>
 
+#include "selection/largest.h"
 #include "selection/shape.h"
 
 namespace tilewise::selection {
@@ -105,9 +106,7 @@ class Pool {
 class Chooser {
  public:
   Chooser(const Shape& s, const BlockSelection& by) : shape_(s), by_(by) {
-    const auto columns = static_cast<std::size_t>(s.columns);
-    scores_.resize(columns);
-    order_.resize(columns);
+    scores_.resize(static_cast<std::size_t>(s.columns));
   }
 
   void choose(const float* q, const float* k, std::int64_t features, std::int64_t keys,
@@ -136,16 +135,8 @@ class Chooser {
   std::vector<std::int64_t> order_;
 
   void take(std::int64_t end, std::uint8_t* taken) {
-    const auto larger = [&](std::int64_t a, std::int64_t b) {
-      return scores_[a] != scores_[b] ? scores_[a] > scores_[b] : a < b;
-    };
-    std::iota(order_.begin(), order_.begin() + end, std::int64_t{0});
-    if (by_.rule == BlockRule::top_k) {
-      const std::int64_t count = std::min(by_.count, end);
-      std::nth_element(order_.begin(), order_.begin() + count, order_.begin() + end, larger);
-      for (std::int64_t n = 0; n < count; ++n) taken[order_[n]] = 1;
-      return;
-    }
+    if (by_.rule == BlockRule::top_k)
+      return take_largest(scores_.data(), end, by_.count, order_, taken);
     // Probabilities in the place of scores.
     double top = *std::max_element(scores_.begin(), scores_.begin() + end);
     if (std::isinf(top)) top = 0.0;
@@ -156,7 +147,9 @@ class Chooser {
       for (std::int64_t j = 0; j < end; ++j) taken[j] = scores_[j] > by_.threshold ? 1 : 0;
       return;
     }
-    std::sort(order_.begin(), order_.begin() + end, larger);
+    order_.resize(static_cast<std::size_t>(end));
+    std::iota(order_.begin(), order_.end(), std::int64_t{0});
+    std::sort(order_.begin(), order_.end(), Larger<double>{scores_.data()});
     double before = 0.0;
     for (std::int64_t n = 0; n < end && before < by_.mass; ++n) {
       taken[order_[n]] = 1;

@@ -15,7 +15,7 @@
 #include "cpu/flash/bias_gradient.h"
 #include "cpu/flash/flash.h"
 #include "cpu/micro/elements.h"
-#include "plan/decisive.h"
+#include "plan/batch_invariance.h"
 
 namespace tilewise::cpu {
 namespace {
@@ -23,9 +23,9 @@ namespace {
 constexpr int kMaxSplits = 16;
 constexpr int kLeastKeys = 32;  // of a block of a list that has tiles of its own
 /// What parts of `deterministic` problems are made for, however many threads there are: parts
-/// decide in which order dQ is summed. More threads than 2 kDecisiveThreads may find no work where
+/// decide in which order dQ is summed. More threads than 2 kPlannedThreads may find no work where
 /// a sequence has few key heads.
-constexpr int kDecisiveThreads = 16;
+constexpr int kPlannedThreads = 16;
 
 /// Parts of each pair's keys: two tasks a thread where there are fewer pairs than threads, else as
 /// few as leave no quarter of the threads without work in the end.
@@ -51,16 +51,16 @@ BackwardGeometry::BackwardGeometry(const Problem& p, const Micro& micro, int thr
   pairs = p.batch * p.heads_k;
   workers = threads;
   // Packed: whatever the longest sequence has.
-  const std::int64_t decisive_pairs = p.deterministic ? p.heads_k : pairs;
+  const std::int64_t planned_pairs = p.deterministic ? p.heads_k : pairs;
   const std::int64_t most =
-      takes_the_first(p) ? kMaxSplits : std::clamp<std::int64_t>(keys.count(), 1, kMaxSplits);
+      takes_first_kernel(p) ? kMaxSplits : std::clamp<std::int64_t>(keys.count(), 1, kMaxSplits);
   // Those beyond the blocks there are would add zeros.
-  const int decisive_threads = p.deterministic ? kDecisiveThreads : threads;
+  const int planned_threads = p.deterministic ? kPlannedThreads : threads;
   splits = static_cast<int>(
-      std::min<std::int64_t>(wanted > 0 ? wanted : parts(decisive_pairs, most, decisive_threads),
+      std::min<std::int64_t>(wanted > 0 ? wanted : parts(planned_pairs, most, planned_threads),
                              std::max<std::int64_t>(keys.count(), 1)));
   dq_elems = p.query_rows() * ld_q;
-  capture_parts = CaptureGradients(p).parts(p.deterministic ? kDecisiveThreads : threads);
+  capture_parts = CaptureGradients(p).parts(p.deterministic ? kPlannedThreads : threads);
 }
 
 Form backward_form(const Problem& p, const Micro& micro, const Hardware& machine) {

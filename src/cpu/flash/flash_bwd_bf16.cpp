@@ -8,7 +8,7 @@
 #include "cpu/flash/flash_bwd.h"
 #include "cpu/micro/bf16_rows.h"
 #include "cpu/micro/elements.h"
-#include "plan/decisive.h"
+#include "plan/batch_invariance.h"
 
 namespace tilewise::cpu {
 namespace {
@@ -25,7 +25,7 @@ bool is_small(const Problem& p) {
   // A sparse list leaves few terms of many pairs; the lists of others must not decide.
   const bool listed = p.listed_pairs >= 0.0 && !p.deterministic;
   if (listed && p.listed_pairs <= static_cast<double>(kPairs)) return true;
-  return decisive_batch(p) * p.heads_q * p.seq_q * p.seq_k <= kPairs;
+  return planned_batch(p) * p.heads_q * p.seq_q * p.seq_k <= kPairs;
 }
 
 /// Sizes beside BackwardGeometry's.

@@ -19,7 +19,7 @@
 #include "cpu/key_run.h"
 #include "cpu/micro/elements.h"
 #include "plan/accounting.h"
-#include "plan/decisive.h"
+#include "plan/batch_invariance.h"
 
 namespace tilewise::cpu {
 namespace {
@@ -425,7 +425,7 @@ class Decode {
 }  // namespace
 
 bool few_query_rows(const Problem& p) {
-  if (takes_the_first(p)) return false;
+  if (takes_first_kernel(p)) return false;
   return p.group() * p.seq_q <= kFewRows || (p.group() > 1 && p.seq_q <= kMostQueries);
 }
 

@@ -7,7 +7,7 @@
 
 #include "cpu/flash/tiles.h"
 #include "cpu/micro/elements.h"
-#include "plan/decisive.h"
+#include "plan/batch_invariance.h"
 
 namespace tilewise::cpu {
 namespace {
@@ -149,7 +149,7 @@ bool ScoreTileStep::needs_refining(std::int64_t b, std::int64_t h, const Sequenc
   const bool sums = p_.dsinks.defined() || p_.dbias.defined() || capture_gradients().wanted();
   if ((sums || p_.precision == Precision::refined) && !float32) return true;
   // Of few results the largest error is not near its average; a pass over them costs microseconds.
-  if (!float32 && decisive_batch(p_) * p_.heads_q * p_.seq_q * p_.head_dim_v <= kFewElems)
+  if (!float32 && planned_batch(p_) * p_.heads_q * p_.seq_q * p_.head_dim_v <= kFewElems)
     return true;
   // dS of few keys is a small difference of dP and delta: of one key it is 0.
   const std::int64_t few = float32 ? 1 : kFewKeys;

@@ -14,7 +14,8 @@ std::string option_refusal(const Problem& p, const Takes& takes) {
   if (p.block_list.defined() && !takes.lists) return "block lists are not supported by this kernel";
   if (p.mask.defined() && !takes.mask) return "a bool mask is not supported by this kernel";
   if (p.bias.defined() && !takes.bias) return "a bias is not supported by this kernel";
-  if (p.bias.defined() && p.bias.dtype == DType::float64) return "a bias of float64";
+  if (p.bias.defined() && p.bias.dtype == DType::float64)
+    return "a bias of float64 is not supported by this kernel";
   if (p.dbias.defined() && !takes.gradients)
     return "the gradient of a bias is not supported by this kernel";
   if (p.sinks.defined() && !takes.sinks) return "sinks are not supported by this kernel";

@@ -1,9 +1,6 @@
 #include "cuda/host/tile_order.h"
 
 #include <algorithm>
-#include <functional>
-#include <queue>
-#include <vector>
 
 namespace tilewise::cuda {
 namespace {
@@ -22,8 +19,8 @@ std::int64_t heads_in(std::int64_t bytes, std::int64_t tiles, const OrderProblem
 
 }  // namespace
 
-fwd_sm90::SectionOrder section_order(const OrderProblem& problem) {
-  fwd_sm90::SectionOrder order;
+tile::SectionOrder section_order(const OrderProblem& problem) {
+  tile::SectionOrder order;
   order.blocks = static_cast<int>(problem.blocks);
   order.heads = static_cast<int>(problem.heads);
   if (problem.section_bytes == 0) {
@@ -40,38 +37,6 @@ fwd_sm90::SectionOrder section_order(const OrderProblem& problem) {
   order.sections = static_cast<int>(sections);
   order.last_heads = static_cast<int>(problem.heads - sections * section);
   return order;
-}
-
-OrderedTile ordered_tile(const fwd_sm90::SectionOrder& order, std::int64_t index) {
-  const std::int64_t blocks = order.blocks;
-  const std::int64_t first_tiles = std::int64_t{order.sections} * order.section_heads * blocks;
-  const bool last = index >= first_tiles;
-  const std::int64_t heads = last ? order.last_heads : order.section_heads;
-  const std::int64_t from = last ? index - first_tiles : index;
-  const std::int64_t section = from / (heads * blocks), rest = from % (heads * blocks);
-  const std::int64_t head0 =
-      (last ? std::int64_t{order.sections} * order.section_heads : 0) + section * heads;
-  const std::int64_t here = std::min(heads, order.heads - head0);
-  return {blocks - 1 - rest / here, head0 + rest % here};
-}
-
-double tail_ratio(const fwd_sm90::SectionOrder& order, int multiprocessors, double fixed,
-                  double per_block, bool causal) {
-  std::priority_queue<double, std::vector<double>, std::greater<>> free_at;
-  for (int i = 0; i < multiprocessors; ++i) free_at.push(0.0);
-  const std::int64_t tiles = std::int64_t{order.blocks} * order.heads;
-  double total = 0.0, end = 0.0;
-  for (std::int64_t index = 0; index < tiles; ++index) {
-    const OrderedTile tile = ordered_tile(order, index);
-    const double work =
-        fixed + per_block * static_cast<double>(causal ? tile.block + 1 : order.blocks);
-    const double done = free_at.top() + work;
-    free_at.pop();
-    free_at.push(done);
-    total += work;
-    end = std::max(end, done);
-  }
-  return total > 0.0 ? end * multiprocessors / total : 1.0;
 }
 
 }  // namespace tilewise::cuda

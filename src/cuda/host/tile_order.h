@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cuda/kernels/fwd_sm90/args.h"
+#include "cuda/tile/order_args.h"
 
 namespace tilewise::cuda {
 
@@ -22,18 +22,6 @@ struct OrderProblem {
 
 /// Sections of equal size, then a last one that is at least as large: it takes what does not fill a
 /// section.
-fwd_sm90::SectionOrder section_order(const OrderProblem& problem);
-
-/// Tile `index` of an order: what the kernel's producer works out. For tests and the tail model.
-struct OrderedTile {
-  std::int64_t block = 0, head = 0;
-};
-OrderedTile ordered_tile(const fwd_sm90::SectionOrder& order, std::int64_t index);
-
-/// The tail model: longest time of a multiprocessor over the mean when tiles are handed out in
-/// order, tile of row block b costing fixed + per_block * key_blocks(b). `causal`: key_blocks grows
-/// with b, else it is `blocks` for all.
-double tail_ratio(const fwd_sm90::SectionOrder& order, int multiprocessors, double fixed,
-                  double per_block, bool causal);
+tile::SectionOrder section_order(const OrderProblem& problem);
 
 }  // namespace tilewise::cuda

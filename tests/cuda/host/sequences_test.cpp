@@ -179,7 +179,7 @@ TEST(Packed, MoreSequencesThanAnIntCounts) {
   const auto refusal = [&p] { return refusal_by(kFlashBackwardSm80, p, machine(80)); };
   EXPECT_EQ(refusal(), "");
   p.batch = std::int64_t{1} << 25;
-  EXPECT_EQ(refusal(), "more than 2^25 packed sequences");
+  EXPECT_EQ(refusal(), "more than 2^25 packed sequences are not supported by this kernel");
 }
 
 }  // namespace

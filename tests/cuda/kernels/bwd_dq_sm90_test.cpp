@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "cuda/ask_row.h"
-#include "cuda/host/tile_order.h"
 #include "cuda/kernels/bwd_sm90/dq/launch.h"
 #include "cuda/kernels/bwd_sm90/row.h"
 #include "cuda/kernels/bwd_sm90/tiles.h"
+#include "cuda/tile_orders.h"
 
 namespace tilewise::cuda {
 namespace {

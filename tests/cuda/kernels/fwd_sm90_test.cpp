@@ -13,6 +13,7 @@
 #include "cuda/kernels/fwd_sm90/row.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/fwd_sm90/unit.h"
+#include "cuda/tile_orders.h"
 
 namespace tilewise::cuda {
 namespace {

@@ -7,7 +7,7 @@
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/rows/convert.h"
 #include "plan/accounting.h"
-#include "plan/decisive.h"
+#include "plan/batch_invariance.h"
 #include "problem/blocks.h"
 
 namespace tilewise::cuda {
@@ -33,7 +33,7 @@ BiasParts::BiasParts(const Problem& p, int block_m, int block_n) {
   if (blocks == 0) return;
   const std::int64_t steps = p.batch * p.heads_q * rows * keys / blocks;
   const std::int64_t entries =
-      p.dbias.strides[0] == 0 ? 1 : std::max<std::int64_t>(1, decisive_batch(p));
+      p.dbias.strides[0] == 0 ? 1 : std::max<std::int64_t>(1, planned_batch(p));
   const std::int64_t deciding = entries * axes.heads * axes.rows * axes.keys;
   constexpr std::int64_t kWanted = std::int64_t{2} * host::kTypicalMultiprocessors;
   count = static_cast<int>(

@@ -14,6 +14,7 @@
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/rows/convert.h"
 #include "cuda/kernels/rows/delta.h"
+#include "cuda/kernels/rows/pack.h"
 #include "cuda/kernels/rows/sinks.h"
 #include "plan/accounting.h"
 #include "problem/blocks.h"
@@ -63,7 +64,7 @@ double tensor_bytes(const Problem& p) {
 
 /// What both forms do before their main passes: bwd_delta reads O and dO; refine returns at once,
 /// is over a small problem, or is priced by others_ms.
-double before_ms(const Problem& p, const host::Operands& operands, const Hardware& machine) {
+double before_ms(const Problem& p, const Operands& operands, const Hardware& machine) {
   const double rows =
       2.0 * static_cast<double>(p.d_o.numel() * dtype_bytes(p.d_o.dtype)) / machine.bandwidth_gbps;
   double ms = host::kKernelMs + 1e-6 * rows;
@@ -117,7 +118,7 @@ Preparation prepare_one_pass(const KernelRow&, const Problem& p, const Hardware&
   if (p.deterministic) return "dQ is summed in any order; deterministic takes two passes";
   const OnePass choice = choose_one_pass(p, machine);
   if (choice.tile == nullptr) return no_tile(p, machine);
-  const host::Operands operands(p);
+  const Operands operands(p);
   Cost cost;
   cost.block_m = choice.tile->block_m;
   cost.block_n = choice.tile->block_n;
@@ -167,7 +168,7 @@ Preparation prepare_two_pass(const KernelRow&, const Problem& p, const Hardware&
   if (!reason.empty()) return reason;
   const TwoPass choice = choose_two_pass(p, machine);
   if (choice.pair == nullptr) return no_tile(p, machine);
-  const host::Operands operands(p);
+  const Operands operands(p);
   Cost cost;
   cost.block_m = choice.pair->keys.block_m;
   cost.block_n = choice.pair->keys.block_n;
@@ -204,8 +205,8 @@ Preparation prepare_two_pass(const KernelRow&, const Problem& p, const Hardware&
                                           make_config(p, queries, Launch::queries, false, kib)})};
 }
 
-void fill(Args& args, const Problem& p, const host::Operands& operands, const RowStatistics& rows) {
-  host::fill_shared(args, p, operands);
+void fill(Args& args, const Problem& p, const Operands& operands, const RowStatistics& rows) {
+  fill_shared(args, p, operands);
   args.d_o = operands[3].view;
   args.do_scale = operands[3].scale;
   args.cols_o = operands[3].cols;
@@ -313,7 +314,7 @@ void run_one_pass(const KernelRow& /*row*/, const Problem& p, const Context& con
   WorkspaceCutter workspace(context.workspace);
   ListsInTiles lists(p, tile, queries);
   lists.make(workspace, context.stream);
-  host::Operands operands(p);
+  Operands operands(p);
   operands.prepare(workspace, context.stream);
   RowStatistics rows = take_rows(p, workspace);
   const std::int64_t heads_k = p.batch * p.heads_k, keys = rows_k(p, tile.block_n);
@@ -368,7 +369,7 @@ void run_two_pass(const KernelRow& /*row*/, const Problem& p, const Context& con
   WorkspaceCutter workspace(context.workspace);
   ListsInTiles lists(p, pair.keys, pair.queries);
   lists.make(workspace, context.stream);
-  host::Operands operands(p);
+  Operands operands(p);
   operands.prepare(workspace, context.stream);
   const RowStatistics rows = take_rows(p, workspace);
   prepare_rows(p, rows, context.stream);
@@ -398,7 +399,7 @@ RowStatistics refined_rows(const Problem& p, bool all, WorkspaceCutter& workspac
   const Tile& queries = two_pass_tiles(p)[0].queries;  // fits every machine
   ListsInTiles lists(p, queries);
   lists.make(workspace, stream);
-  host::Operands operands(p);
+  Operands operands(p);
   operands.prepare(workspace, stream);
   const RowStatistics rows = take_rows(p, workspace);
   prepare_rows(p, rows, stream);
@@ -417,7 +418,7 @@ void bias_gradient_apart(const Problem& p, const RowStatistics& rows, WorkspaceC
   const Tile& queries = two_pass_tiles(p)[0].queries;  // fits every machine
   ListsInTiles lists(p, queries);
   lists.make(workspace, stream);
-  host::Operands operands(p);
+  Operands operands(p);
   operands.prepare(workspace, stream);
   Args args;
   fill(args, p, operands, rows);
@@ -429,7 +430,7 @@ void add_bias_gradient_memory(const Problem& p, std::vector<MemoryPart>& items) 
   if (!p.dbias.defined()) return;
   const Tile& queries = two_pass_tiles(p)[0].queries;
   ListsInTiles(p, queries).add_memory(items);
-  host::Operands(p).add_memory(items);
+  Operands(p).add_memory(items);
   BiasParts(p, queries.block_m, queries.block_n).add_memory(items);
 }
 
@@ -438,7 +439,7 @@ void capture_gradients_apart(const Problem& p, WorkspaceCutter& workspace, void*
   const Tile& queries = two_pass_tiles(p)[0].queries;  // fits every machine
   ListsInTiles lists(p, queries);
   lists.make(workspace, stream);
-  host::Operands operands(p);
+  Operands operands(p);
   operands.prepare(workspace, stream);
   const RowStatistics rows = take_rows(p, workspace);
   prepare_rows(p, rows, stream);
@@ -452,7 +453,7 @@ void capture_gradients_apart(const Problem& p, WorkspaceCutter& workspace, void*
 
 void add_refined_rows_memory(const Problem& p, std::vector<MemoryPart>& items) {
   ListsInTiles(p, two_pass_tiles(p)[0].queries).add_memory(items);
-  host::Operands(p).add_memory(items);
+  Operands(p).add_memory(items);
   add_row_memory(p, items);
 }
 

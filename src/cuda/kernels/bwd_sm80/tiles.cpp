@@ -9,7 +9,7 @@
 #include "cuda/host/expressions.h"
 #include "cuda/jit/config_text.h"
 #include "plan/accounting.h"
-#include "plan/decisive.h"
+#include "plan/batch_invariance.h"
 #include "plan/forms.h"
 #include "problem/blocks.h"
 
@@ -56,9 +56,7 @@ int largest_dim(const Problem& p) {
   return std::max(host::padded(p.head_dim), host::padded(p.head_dim_v));
 }
 
-std::int64_t pairs_of(const Problem& p) {
-  return decisive_batch(p) * p.heads_q * p.seq_q * p.seq_k;
-}
+std::int64_t pairs_of(const Problem& p) { return planned_batch(p) * p.heads_q * p.seq_q * p.seq_k; }
 KernelUnit unit(const Config& c, const char* stem, const char* file, int min_blocks, int bytes) {
   std::string config = host::form_text({c.element, c.planes, c.scaled}) +
                        number_text("head_dim", c.head_dim) +
@@ -348,8 +346,8 @@ bool fits(const Problem& p, const TilePair& pair, const Hardware& machine) {
 
 TwoPass choose_two_pass(const Problem& p, const Hardware& machine) {
   TwoPass best;
-  if (is_decided_alone(p)) {
-    best = choose_two_pass(decisive(p), machine);
+  if (plans_one_entry(p)) {
+    best = choose_two_pass(one_entry(p), machine);
     if (best.pair != nullptr) best.ms = predict_two_pass(p, *best.pair, best.splits, machine);
     return best;
   }

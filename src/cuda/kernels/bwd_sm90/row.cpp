@@ -90,7 +90,8 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
     return "rows that may see no key above head dim 128 are not supported by this kernel";
   }
   if (p.packed && std::max(p.total_q, p.total_k) > kMostPackedRows) {
-    return "packed tensors of more than " + std::to_string(kMostPackedRows) + " rows";
+    return "packed tensors of more than " + std::to_string(kMostPackedRows) +
+           " rows are not supported by this kernel";
   }
   const Sm90Mask mask = sm90_mask(p);
   // With lengths that the device looks up the kernel itself minds that nothing may be seen.
@@ -98,7 +99,8 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
       sm90_lengths(p) == Lengths::dense && (mask.low >= p.seq_k || mask.high <= 1 - p.seq_q);
   if (hides_all || mask.low >= mask.high)
     return "a window that hides every key is left to flash_bwd_sm80";
-  if (bwd_sm90_jobs(p, bwd_sm90_config(p)) > std::int64_t{1} << 30) return "more than 2^30 jobs";
+  if (bwd_sm90_jobs(p, bwd_sm90_config(p)) > std::int64_t{1} << 30)
+    return "more than 2^30 jobs are not supported by this kernel";
   return bwd_sm90_maps_refusal(p);
 }
 

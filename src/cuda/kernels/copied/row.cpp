@@ -78,7 +78,7 @@ std::string refusal(const Inner& on_them, const Problem& p, const Problem& copie
     return std::string(dtype_name(p.dtype)) +
            " is not supported by this kernel (bfloat16, float16)";
   }
-  if (p.packed) return "packed tensors";
+  if (p.packed) return "packed sequences are not supported by this kernel";
   if (p.paged) return "paged K and V are not supported by this kernel";
   std::string reason = on_them.refusal(copies, machine);
   if (!reason.empty()) return reason;

@@ -9,7 +9,7 @@
 #include "cuda/jit/config_text.h"
 #include "cuda/kernels/fwd_sm90/fill.h"
 #include "plan/accounting.h"
-#include "plan/decisive.h"
+#include "plan/batch_invariance.h"
 #include "problem/blocks.h"
 
 namespace tilewise::cuda {
@@ -213,8 +213,8 @@ DecodeChoice decode_with_parts(const Problem& p, std::int64_t keys, const Hardwa
 }
 
 DecodeChoice decode_choose(const Problem& p, const Hardware& machine) {
-  if (is_decided_alone(p))
-    return decode_with_parts(p, best_parts(decisive(p), machine).keys, machine);
+  if (plans_one_entry(p))
+    return decode_with_parts(p, best_parts(one_entry(p), machine).keys, machine);
   return best_parts(p, machine);
 }
 

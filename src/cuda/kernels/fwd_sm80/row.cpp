@@ -10,9 +10,10 @@
 #include "cuda/kernels/fwd_sm80/args.h"
 #include "cuda/kernels/fwd_sm80/tiles.h"
 #include "cuda/kernels/rows/combine.h"
+#include "cuda/kernels/rows/pack.h"
 #include "cuda/kernels/rows/tile_lists.h"
 #include "plan/accounting.h"
-#include "plan/decisive.h"
+#include "plan/batch_invariance.h"
 #include "plan/forms.h"
 #include "problem/blocks.h"
 
@@ -130,8 +131,8 @@ bool suits(const Tile& t, const Problem& p, int bytes, const Hardware& machine) 
 /// machine.
 Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
   Choice best;
-  if (is_decided_alone(p)) {
-    best = choose(row, decisive(p), machine);
+  if (plans_one_entry(p)) {
+    best = choose(row, one_entry(p), machine);
     if (best.tile == nullptr) return best;
     const int bytes = shared_bytes(make_config(p, *best.tile, false, machine.shared_kib));
     return {best.tile, best.splits, predict(p, *best.tile, bytes, best.splits, machine)};
@@ -151,7 +152,7 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
       if (!admits(p, {tile.block_m, tile.block_n, splits})) continue;
       const double ms = predict(p, tile, bytes, splits, machine);
       if (best.tile == nullptr || ms < best.ms) best = {&tile, splits, ms};
-      if (takes_the_first(p)) return best;
+      if (takes_first_kernel(p)) return best;
     }
   }
   return best;
@@ -227,7 +228,7 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
            std::to_string(p.head_dim_v) + " fits " + std::to_string(machine.shared_kib) +
            " KiB of shared memory";
   }
-  const host::Operands operands(p);
+  const Operands operands(p);
   Cost cost;
   cost.block_m = choice.tile->block_m;
   cost.block_n = choice.tile->block_n;
@@ -266,8 +267,8 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
   return Prepared{std::move(cost), remember(decide(p, choice, machine))};
 }
 
-void fill(Args& args, const Problem& p, const host::Operands& operands) {
-  host::fill_shared(args, p, operands);
+void fill(Args& args, const Problem& p, const Operands& operands) {
+  fill_shared(args, p, operands);
   args.o = host::view4(p.o);
   args.o_vectors = host::has_vectors(p.o);
   if (p.lse.defined()) {
@@ -313,7 +314,7 @@ void run(const KernelRow& /*row*/, const Problem& given, const Context& context)
   const auto& decided = context.decided<Decided>();
   const Config& config = decided.config;
   const auto splits = static_cast<int>(decided.order.splits);
-  host::Operands operands(p);
+  Operands operands(p);
   WorkspaceCutter workspace(context.workspace);
   operands.prepare(workspace, context.stream);
   Args args;

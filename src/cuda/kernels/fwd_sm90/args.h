@@ -6,6 +6,7 @@
 #include "cuda/tile/hopper/tile_counter_args.h"
 #include "cuda/tile/lists_args.h"
 #include "cuda/tile/options_args.h"
+#include "cuda/tile/order_args.h"
 #include "cuda/tile/sequences_args.h"
 #include "cuda/tile/types.h"
 
@@ -113,15 +114,7 @@ struct SharedPlan {
   }
 };
 
-/// Order of the tiles: all row blocks of a section of heads, then the next section. `sections`
-/// sections of `section_heads` heads, then sections of `last_heads`. Inside a section the last row
-/// block (the longest under a causal mask) of all its heads comes first. Chosen by
-/// host/tile_order.h.
-struct SectionOrder {
-  int blocks = 1;  ///< row blocks of a head
-  int heads = 1;   ///< batch * query heads * splits
-  int sections = 0, section_heads = 1, last_heads = 1;
-};
+using tile::SectionOrder;
 
 /// Offsets of packed sequences, int32 or int64.
 struct Offsets {

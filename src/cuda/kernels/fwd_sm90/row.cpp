@@ -44,7 +44,8 @@ std::string fwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   }
   if ((p.packed && p.total_q > kMostPackedRows) ||
       (p.packed_keys() && p.total_k > kMostPackedRows)) {
-    return "packed tensors of more than " + std::to_string(kMostPackedRows) + " rows";
+    return "packed tensors of more than " + std::to_string(kMostPackedRows) +
+           " rows are not supported by this kernel";
   }
   return sm90_maps_refusal(p);
 }

@@ -13,7 +13,7 @@
 #include "cuda/kernels/rows/tile_lists.h"
 #include "expression/affine.h"
 #include "plan/accounting.h"
-#include "plan/decisive.h"
+#include "plan/batch_invariance.h"
 #include "plan/forms.h"
 #include "problem/blocks.h"
 
@@ -398,12 +398,12 @@ fwd_sm90::SectionOrder sm90_order(const Problem& p, const Config& config, std::i
 
 Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
   Sm90Choice best;
-  if (is_decided_alone(p)) {
-    best = sm90_choose(decisive(p), machine);
+  if (plans_one_entry(p)) {
+    best = sm90_choose(one_entry(p), machine);
     if (best.tile != nullptr) best.ms = predict(p, *best.tile, best.splits, machine);
     return best;
   }
-  if (takes_the_first(p)) {
+  if (takes_first_kernel(p)) {
     const Sm90Tile& tile = sm90_tiles(p).front();
     return {&tile, 1, predict(p, tile, 1, machine)};
   }

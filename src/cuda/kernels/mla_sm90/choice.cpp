@@ -11,7 +11,7 @@
 #include "cuda/kernels/decode_sm90/choice.h"
 #include "cuda/kernels/decode_sm90/fill.h"
 #include "cuda/kernels/fwd_sm90/fill.h"
-#include "plan/decisive.h"
+#include "plan/batch_invariance.h"
 #include "plan/problem_key.h"
 #include "problem/blocks.h"
 
@@ -132,7 +132,7 @@ MlaChoice mla_with_parts(const Problem& p, std::int64_t keys, const Hardware& ma
 }
 
 MlaChoice mla_choose(const Problem& p, const Hardware& machine) {
-  if (is_decided_alone(p)) return mla_with_parts(p, best_parts(decisive(p), machine).keys, machine);
+  if (plans_one_entry(p)) return mla_with_parts(p, best_parts(one_entry(p), machine).keys, machine);
   return best_parts(p, machine);
 }
 

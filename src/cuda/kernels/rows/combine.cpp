@@ -4,7 +4,7 @@
 
 #include "cuda/host/common.h"
 #include "cuda/kernels/rows/combine_args.h"
-#include "plan/decisive.h"
+#include "plan/batch_invariance.h"
 #include "problem/blocks.h"
 
 namespace tilewise::cuda {
@@ -51,7 +51,7 @@ KernelUnit unit(const combine::Config& config) {
 int combine_shares(const Problem& p, int parts) {
   constexpr int kShares = 4, kPartsAtATime = 8;
   // The order of a sum must not depend on the rest of the batch (CONTRACT 14).
-  const std::int64_t rows = decisive_batch(p) * p.heads_q * p.total_q;
+  const std::int64_t rows = planned_batch(p) * p.heads_q * p.total_q;
   const std::int64_t threads = rows * lanes(host::padded(p.head_dim_v)) * kShares;
   const bool idle = ceil_div(threads, combine::kThreads) <= 8 * host::kTypicalMultiprocessors;
   return idle && parts > kPartsAtATime ? kShares : 1;

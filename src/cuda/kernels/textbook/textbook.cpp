@@ -12,9 +12,13 @@ std::string textbook_refusal(const Problem& p) {
   if (p.key_lengths.defined()) return "key lengths are not supported by this kernel";
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   for (const std::int64_t size : {p.seq_q * p.group(), p.seq_k, p.head_dim, p.head_dim_v}) {
-    if (size > kMost) return "lengths and head dims above " + std::to_string(kMost);
+    if (size > kMost)
+      return "lengths and head dims above " + std::to_string(kMost) +
+             " are not supported by this kernel";
   }
-  if (score_rows(p) > kMost) return "more than " + std::to_string(kMost) + " rows of scores";
+  if (score_rows(p) > kMost)
+    return "more than " + std::to_string(kMost) +
+           " rows of scores are not supported by this kernel";
   return "";
 }
 

@@ -1,10 +1,10 @@
-#include "plan/decisive.h"
+#include "plan/batch_invariance.h"
 
 #include <limits>
 
 namespace tilewise {
 
-Problem decisive(const Problem& problem) {
+Problem one_entry(const Problem& problem) {
   Problem p = problem;
   p.batch = 1;
   p.key_lengths = {};
