@@ -441,8 +441,7 @@ tw_status tw_forward_prefix(const tw_prefix_args* args, const tw_spec* spec,
   return guarded([&] {
     check_plan(plan);
     const Spec s(spec);
-    const Launch l(launch);
-    give(tilewise::as_one(tilewise::forward_prefix(tensors(args), s.spec, l.launch)), plan);
+    give(as_one(tilewise::forward_prefix(tensors(args), s.spec, Launch(launch).launch)), plan);
   });
 }
 
@@ -450,7 +449,7 @@ tw_status tw_plan_forward_prefix(const tw_prefix_args* args, const tw_spec* spec
                                  const tw_launch* /*launch*/, tw_plan* plan) {
   return guarded([&] {
     check_plan(plan);
-    give(tilewise::as_one(tilewise::plan_prefix(tensors(args), Spec(spec).spec)), plan);
+    give(as_one(tilewise::plan_prefix(tensors(args), Spec(spec).spec)), plan);
   });
 }
 

@@ -11,7 +11,6 @@
 #include "expression/intervals.h"
 #include "expression/lower.h"
 #include "harness/random_expression.h"
-#include "harness/random_expression.h"
 #include "problem/blocks.h"
 #include "problem/listed_blocks.h"
 
