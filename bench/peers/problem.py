@@ -227,6 +227,8 @@ def read_preset(path: Path, overrides: argparse.Namespace) -> list[Cell]:
             raise UnsupportedPresetError(
                 f"{path.name} holds formulas: bench/cpu/expressions.py has its peers"
             )
+        if "latent" in words:
+            raise UnsupportedPresetError(f"{path.name} holds V inside of K: no peer here takes it")
         if "--case" in words:
             raise UnsupportedPresetError(f"{path.name} holds lines of cases: no peer reads them")
         flags = vars(parser.parse_args(words))

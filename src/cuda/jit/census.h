@@ -34,6 +34,6 @@ int shared_limit_bytes(int arch);
 inline constexpr std::int64_t kMaxCubinBytes = 256 * 1024;
 
 /// Kernels of an architecture that the pack may hold.
-inline constexpr std::size_t kPackLimit = 60;
+inline constexpr std::size_t kPackLimit = 64;
 
 }  // namespace tilewise::cuda

@@ -48,7 +48,7 @@ struct PackUnit {
   int allowed_spill_bytes = 0;  ///< at most 160, and the row says why
 };
 
-/// Every unit that the pack holds for an architecture (80, 86, 89, 90, 100, 120): at most 60. Each
+/// Every unit that the pack holds for an architecture (80, 86, 89, 90, 100, 120): at most 64. Each
 /// kernel's .hpp contributes by a function of its own; src/cuda/rows.cpp calls them all.
 std::vector<PackUnit> pack_units(int arch);
 

@@ -112,7 +112,16 @@ TEST(Sm90OptionUnits, CompileCleanly) {
   add_fwd_sm90_option_units(units, 90);
   add_bwd_sm90_option_units(units, 90);
   EXPECT_EQ(units.size(), 13U);
+  // A bias of -inf replaces a score, which costs the forward of dim 64 its registers.
+  const auto has_bias = [](const PackUnit& held) {
+    return held.unit.config.find(".pairs") != std::string::npos;
+  };
+  std::vector<PackUnit> biased;
+  std::ranges::copy_if(units, std::back_inserter(biased), has_bias);
+  std::erase_if(units, has_bias);
+  EXPECT_FALSE(biased.empty());
   expect_clean(units, 160);
+  expect_clean(biased, 672);
 }
 
 // 86 and 89 have the shared memory of 120, and 100 that of 90.

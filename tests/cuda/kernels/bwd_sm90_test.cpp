@@ -372,6 +372,21 @@ TEST(BwdSm90, LengthsThatTheDeviceLooksUp) {
   EXPECT_EQ(cost.memory.back().bytes, p.heads_q * p.total_q * 4);
 }
 
+TEST(BwdSm90, SmallListedProblemsWithDropoutAreLeftToAnother) {
+  const auto listed = [](std::int64_t seq) {
+    Problem p = problem(seq, 64, false);
+    p.batch = 1, p.heads_q = p.heads_k = 1;
+    p.block_list.block_q = p.block_list.block_k = 128;
+    p.block_list.row_offsets =
+        Tensor::contiguous(p.q.data, DType::int32, {1, 1, (seq + 127) / 128 + 1}, p.device);
+    p.dropout.p = 0.3;
+    return refusal(p);
+  };
+  EXPECT_NE(listed(256).find("small problems with dropout beside a block list"),
+            std::string::npos);
+  EXPECT_EQ(listed(2048).find("small problems"), std::string::npos);
+}
+
 TEST(BwdSm90, WideRowsThatMaySeeNoKeyAreRefused) {
   // Self-attention: each row sees itself.
   Problem p = packed({4096, 1, 2000}, 192, true);

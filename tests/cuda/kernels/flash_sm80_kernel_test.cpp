@@ -101,7 +101,7 @@ Problem backward_problem_with(Summed wanted, const Shape& s) {
 }
 
 TEST(FlashSm80, ThePlanTakesDropoutAndSummedGradients) {
-  const Hardware m = machine(90);
+  const Hardware m = machine(80);
   AttentionSpec spec;
   spec.dropout.p = 0.5;
   EXPECT_EQ(choose(forward_problem({}, spec), m, {}, cuda::cuda_rows()).kernel, kForward.name);

@@ -78,6 +78,9 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   if (!reason.empty()) return reason;
   if (p.block_list.defined()) {
     if (p.packed) return "packed sequences beside a block list are not supported by this kernel";
+    // delta of listed rows comes from a rounded O, which dropout scales.
+    if (drops(p) && bwd_tiles::is_tiny(p))
+      return "small problems with dropout beside a block list are left to flash_bwd_sm80";
     if (std::max(p.head_dim, p.head_dim_v) > 128)
       return "block lists above head dim 128 are not supported by this kernel";
     reason = tile_lists_refusal(p);

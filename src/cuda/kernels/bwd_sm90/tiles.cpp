@@ -257,8 +257,9 @@ double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machi
   const double group = static_cast<double>(p.group()) / sharers;
   const double all_queries = static_cast<double>(p.seq_q) * group / parts;
   const double cut = p.has_positional_mask() ? 0.4 * (config.block_m + config.block_n) : 0.0;
-  // The last block of a packed sequence's queries is half empty.
-  const double part_full = p.packed ? 0.5 * config.block_m : 0.0;
+  // Of packed sequences of many lengths the last block of queries is half empty.
+  const bool uneven = p.packed && p.total_q < p.batch * p.seq_q;
+  const double part_full = uneven ? 0.5 * config.block_m : 0.0;
   const double queries =
       std::min(std::min(visible_pairs(p), listed_pairs(p)) / (tiles * config.block_n) +
                    (cut + part_full) * group,
@@ -266,7 +267,7 @@ double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machi
   const int dim = std::max(config.head_dim, config.head_dim_v);
   // Of a tile: its start and end, and 128 queries. Of a chunk: preparation and conversion.
   const bool narrow = config.block_m == 128;
-  const double fixed_us = (narrow ? 2.0 : 4.0) + (p.packed ? 1.5 : 0.0);
+  const double fixed_us = (narrow ? 2.0 : 4.0) + (uneven ? 1.5 : 0.0);
   const double chunk_us = narrow ? 3.0 + 3.0 * config.chunk_rows / 128.0 : 8.0;
   // P and dS in two planes: the whole takes 1.41 to 1.56 times as long (one head of 256 to 1024
   // rows on an H200), 96 heads of 128 rows no longer.
