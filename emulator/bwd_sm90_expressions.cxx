@@ -1,6 +1,6 @@
 /// Score functions and masks of the caller's own in bwd_sm90, against the interpreter of their
 /// programs.
-#include "bwd_sm90_check.h"
+#include "bwd_sm90_made.h"
 //
 #include "cuda/kernels/bwd_sm80/diagonals.cuh"
 #include "cuda/kernels/rows/score_strip.cuh"

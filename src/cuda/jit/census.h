@@ -31,7 +31,7 @@ int shared_limit_bytes(int arch);
 
 /// Machine code that a kernel may have. It stands for the time of its compilation, which grows with
 /// it and depends on the machine. The largest packed kernel has 205,248 bytes (NVRTC 13.0).
-inline constexpr std::int64_t kMaxCubinBytes = 256 * 1024;
+inline constexpr std::int64_t kMaxCubinBytes = std::int64_t{256} * 1024;
 
 /// Kernels of an architecture that the pack may hold.
 inline constexpr std::size_t kPackLimit = 64;

@@ -382,8 +382,7 @@ TEST(BwdSm90, SmallListedProblemsWithDropoutAreLeftToAnother) {
     p.dropout.p = 0.3;
     return refusal(p);
   };
-  EXPECT_NE(listed(256).find("small problems with dropout beside a block list"),
-            std::string::npos);
+  EXPECT_NE(listed(256).find("small problems with dropout beside a block list"), std::string::npos);
   EXPECT_EQ(listed(2048).find("small problems"), std::string::npos);
 }
 

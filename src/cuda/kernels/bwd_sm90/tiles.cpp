@@ -188,7 +188,7 @@ int bwd_sm90_sharers(const Problem& p, const Config& config) {
   // Of every query head that a job has, about as many rows as there are keys at work lie between
   // the first and the last of its tiles.
   const std::int64_t head_bytes =
-      host::kTypicalMultiprocessors * config.block_n * query_bytes(p, config);
+      std::int64_t{host::kTypicalMultiprocessors} * config.block_n * query_bytes(p, config);
   constexpr std::int64_t kStays = 24 * kMiB;
   std::int64_t heads = std::clamp<std::int64_t>(kStays / head_bytes, 1, p.group());
   heads = std::min(heads, p.group());

@@ -29,7 +29,7 @@ struct Args {
   tile::View4 to;
   float* lse_to = nullptr;  ///< may be null
   long long lse_b = 0, lse_h = 0, lse_s = 0;
-  float lowest = 0.0F;  ///< LSE where m is the least finite float: tile::least_bias()
+  float lowest = -0x1.fffffep127F;  ///< LSE where m is the least float: tile::least_bias()
   int heads = 1, seq_q = 0, head_dim_v = 0;
   tile::KeyParts keys;  ///< own_parts; `parts` is the most of them
 };
