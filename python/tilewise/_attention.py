@@ -70,7 +70,9 @@ def _close_gaps(q: Any, k: Any, seqused: tuple[Any, Any], options: dict[str, Any
     axis = -2 if options.get("layout") == "bhsd" else -3
     rows = (int(q.shape[axis]), int(k.shape[axis]))
     if side is None:
-        return _gaps.without_gaps(_gaps.np, rows, True, seqused, options)
+        import numpy as np
+
+        return _gaps.without_gaps(np, rows, True, seqused, options)
     return _gaps.without_gaps(side.torch, rows, side.on_host(q), seqused, options)
 
 

@@ -94,7 +94,8 @@ def prefix_attention(
     """
     if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k_prefix, v_prefix, k, v)):
         raise NotImplementedError("prefix_attention has no gradient: call it in no_grad")
-    text, captures = "", ()
+    text = ""
+    captures: tuple[torch.Tensor, ...] = ()
     if mask_mod is not None:
         _, text, given = _trace.formulas(None, mask_mod)
         captures = tuple(torch.as_tensor(c) for c in given)

@@ -83,7 +83,8 @@ def tree_mask(parents: Any = None, *, words: Any = None, device: Any = None) -> 
             f"words has shape {tuple(table.array.shape)}: expected (n, W) or (B, n, W), W a power "
             f"of two up to {MOST_NODES // 32}"
         )
-    key_length, query_length = _trace.Traced("key_length", ()), _trace.Traced("query_length", ())
+    key_length: Any = _trace.Traced("key_length", ())
+    query_length: Any = _trace.Traced("query_length", ())
 
     def mask_mod(b: Any, h: Any, i: Any, j: Any) -> Any:
         # NOTE: expression/tree.h knows this very formula again.
