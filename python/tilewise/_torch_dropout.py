@@ -27,6 +27,12 @@ def _recompute(*_: Any, **__: Any) -> CheckpointPolicy:
 _replayed = functools.partial(create_selective_checkpoint_contexts, _recompute)
 
 
+@torch.compiler.assume_constant_result
+def _is_exporting() -> bool:
+    """Asked outside of dynamo, which under torch 2.11 takes it for true in torch.compile too."""
+    return torch.compiler.is_exporting()
+
+
 def draw_seed(seed: int | None, q: Any) -> Tensor:
     """Dropout's seed and offset, int64 (2) on the CPU: the caller's, else from torch's generator.
 
@@ -38,7 +44,7 @@ def draw_seed(seed: int | None, q: Any) -> Tensor:
         return torch.tensor([seed_word(seed), 0], dtype=torch.int64, device="cpu")
     if q.is_cuda and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
         return torch.randint(0, 2**63 - 1, (1,), dtype=torch.int64, device=q.device)
-    if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+    if torch.compiler.is_dynamo_compiling() and not _is_exporting():
         # A compiler under a memory budget computes cheap nodes again in backward. It replays the
         # generator's state for those that a checkpoint's policy lets it compute again: others would
         # draw another mask. Under torch 2.11 a checkpoint without a policy is not enough.
