@@ -27,7 +27,7 @@ def _recompute(*_: Any, **__: Any) -> CheckpointPolicy:
 _replayed = functools.partial(create_selective_checkpoint_contexts, _recompute)
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_exporting() -> bool:
     """Asked outside of dynamo, which under torch 2.11 takes it for true in torch.compile too."""
     return torch.compiler.is_exporting()
