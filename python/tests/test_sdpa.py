@@ -30,8 +30,8 @@ def exact(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any) 
     """torch's own, in float64 by its mathematical backend."""
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.double()
-    if mask is not None and mask.dim() > q.dim():  # torch 2.11 refuses what 2.15 broadcasts
-        q = q[(None,) * (mask.dim() - q.dim())]
+    while mask is not None and mask.dim() > q.dim():  # torch 2.11 refuses what 2.15 takes
+        mask = mask.squeeze(0)
     with sdpa_kernel(SDPBackend.MATH):
         return functional.scaled_dot_product_attention(
             q.double(), k.double(), v.double(), mask, **options
