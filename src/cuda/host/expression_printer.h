@@ -167,7 +167,7 @@ class Printer {
       default:
         break;
     }
-    const std::string own = "v" + std::to_string(index);
+    std::string own = "v" + std::to_string(index);
     const Part part = parts_[static_cast<std::size_t>(index)];
     // What runs in a loop is worked out where the loop is.
     if (part == in || is_in_loop(n)) return own;
@@ -404,7 +404,7 @@ class Printer {
   }
 
   std::string operation(const Node& n, Part in) const {
-    if (const std::string text = distance(n, in); !text.empty()) return text;
+    if (std::string text = distance(n, in); !text.empty()) return text;
     if (n.op == Op::load) return load(n, in);
     std::array<std::string, 3> args;
     for (std::size_t a = 0; a < std::min<std::size_t>(n.count, args.size()); ++a)

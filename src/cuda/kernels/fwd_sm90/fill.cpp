@@ -86,7 +86,7 @@ std::string sm90_card_refusal(const Problem& p, const Hardware& machine) {
 }
 
 std::string sm90_refusal(const Problem& p, const Hardware& machine) {
-  const std::string reason = sm90_card_refusal(p, machine);
+  std::string reason = sm90_card_refusal(p, machine);
   if (!reason.empty()) return reason;
   return host::refusal(p, machine,
                        {.packed = true,

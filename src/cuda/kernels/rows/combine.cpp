@@ -30,7 +30,8 @@ int lanes(int head_dim_v) {
 
 /// What the groups of a block leave to the first of their rows.
 int shared_bytes(const combine::Config& config) {
-  const int vectors = static_cast<int>(ceil_div(config.head_dim_v, 4 * lanes(config.head_dim_v)));
+  const int vectors =
+      static_cast<int>(ceil_div(config.head_dim_v, std::int64_t{4} * lanes(config.head_dim_v)));
   return config.shares > 1 ? 16 * combine::kThreads * (vectors + 1) : 0;
 }
 
@@ -53,7 +54,8 @@ int combine_shares(const Problem& p, int parts) {
   // The order of a sum must not depend on the rest of the batch (CONTRACT 14).
   const std::int64_t rows = planned_batch(p) * p.heads_q * p.total_q;
   const std::int64_t threads = rows * lanes(host::padded(p.head_dim_v)) * kShares;
-  const bool idle = ceil_div(threads, combine::kThreads) <= 8 * host::kTypicalMultiprocessors;
+  const bool idle =
+      ceil_div(threads, combine::kThreads) <= std::int64_t{8} * host::kTypicalMultiprocessors;
   return idle && parts > kPartsAtATime ? kShares : 1;
 }
 
