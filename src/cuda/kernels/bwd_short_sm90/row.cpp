@@ -10,6 +10,7 @@
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
 #include "cuda/host/expressions.h"
+#include "cuda/host/lse_args.h"
 #include "cuda/host/options.h"
 #include "cuda/host/tile_counter.h"
 #include "cuda/host/tma_maps.h"
@@ -151,16 +152,7 @@ void fill(Args& args, const Problem& p) {
   args.low = mask.low;
   args.high = mask.high;
   args.top = mask.top;
-  args.lse = static_cast<const float*>(p.lse.data);
-  args.lse_b = p.lse.strides[0];
-  args.lse_h = p.lse.strides[1];
-  args.lse_s = p.lse.strides[2];
-  if (p.d_lse.defined()) {
-    args.d_lse = static_cast<const float*>(p.d_lse.data);
-    args.d_lse_b = p.d_lse.strides[0];
-    args.d_lse_h = p.d_lse.strides[1];
-    args.d_lse_s = p.d_lse.strides[2];
-  }
+  args.lse = host::fill_lse(args, p);
   if (!p.packed) return;
   args.cu_q = sm90_offsets(p.cu_seqlens_q);
   args.cu_k = sm90_offsets(p.cu_seqlens_k);

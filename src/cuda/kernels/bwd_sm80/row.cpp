@@ -7,6 +7,7 @@
 #include "cuda/driver/memory.h"
 #include "cuda/host/common.h"
 #include "cuda/host/expressions.h"
+#include "cuda/host/lse_args.h"
 #include "cuda/kernels/bwd_sm80/args.h"
 #include "cuda/kernels/bwd_sm80/bias.h"
 #include "cuda/kernels/bwd_sm80/captures.h"
@@ -214,12 +215,7 @@ void fill(Args& args, const Problem& p, const Operands& operands, const RowStati
   args.delta = rows.delta;
   args.lse2_low = rows.lse2_low;
   args.coarse = refines_all(p) ? -1.0F : bwd_sm80::kCoarseUnderBias;
-  if (p.d_lse.defined()) {
-    args.d_lse = static_cast<const float*>(p.d_lse.data);
-    args.d_lse_b = p.d_lse.strides[0];
-    args.d_lse_h = p.d_lse.strides[1];
-    args.d_lse_s = p.d_lse.strides[2];
-  }
+  host::fill_d_lse(args, p);
   args.rows_q = static_cast<int>(rows.rows_q);
   args.dq = host::view4(p.dq);
   args.dk = host::view4(p.dk);

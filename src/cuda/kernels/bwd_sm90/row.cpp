@@ -9,6 +9,7 @@
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
 #include "cuda/host/expressions.h"
+#include "cuda/host/lse_args.h"
 #include "cuda/host/options.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/bwd_sm80/captures.h"
@@ -292,16 +293,7 @@ void fill(RaggedArgs& args, const Problem& p, const Decided& decided) {
   // Under a causal mask the first keys are seen by most queries: longest first. In a fixed order of
   // additions the last keys come first: theirs are the first queries that others wait for.
   args.last_first = config.deterministic && config.mask != bwd_sm90::Mask::none;
-  args.lse_in = static_cast<const float*>(p.lse.data);
-  args.lse_b = p.lse.strides[0];
-  args.lse_h = p.lse.strides[1];
-  args.lse_s = p.lse.strides[2];
-  if (p.d_lse.defined()) {
-    args.d_lse = static_cast<const float*>(p.d_lse.data);
-    args.d_lse_b = p.d_lse.strides[0];
-    args.d_lse_h = p.d_lse.strides[1];
-    args.d_lse_s = p.d_lse.strides[2];
-  }
+  args.lse_in = host::fill_lse(args, p);
 }
 
 void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {

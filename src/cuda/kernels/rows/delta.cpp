@@ -1,6 +1,7 @@
 #include "cuda/kernels/rows/delta.h"
 
 #include "cuda/host/common.h"
+#include "cuda/host/lse_args.h"
 #include "cuda/kernels/rows/delta_args.h"
 #include "problem/blocks.h"
 
@@ -42,16 +43,7 @@ void prepare_rows(const Problem& p, const RowStatistics& rows, void* stream) {
   args.o = host::view4(p.o);
   args.d_o = host::view4(p.d_o);
   args.vectors = host::has_vectors(p.o) && host::has_vectors(p.d_o);
-  args.lse = static_cast<const float*>(p.lse.data);
-  args.lse_b = p.lse.strides[0];
-  args.lse_h = p.lse.strides[1];
-  args.lse_s = p.lse.strides[2];
-  if (p.d_lse.defined()) {
-    args.d_lse = static_cast<const float*>(p.d_lse.data);
-    args.d_lse_b = p.d_lse.strides[0];
-    args.d_lse_h = p.d_lse.strides[1];
-    args.d_lse_s = p.d_lse.strides[2];
-  }
+  args.lse = host::fill_lse(args, p);
   if (p.sinks.defined()) {
     args.sinks = static_cast<const float*>(p.sinks.data);
     args.sinks_h = p.sinks.strides[0];
