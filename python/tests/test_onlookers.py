@@ -436,23 +436,6 @@ def test_flop_counter_counts_as_for_torch_s_own() -> None:
     assert torch_s == flops(ours, (18, 3, 16), cu_seqlens_q=offsets, cu_seqlens_k=offsets)
 
 
-def test_flop_counter_counts_packed_queries_once() -> None:
-    """Over pages, with or without a prefix: each query beside each key that a table can name."""
-    q, pool = torch.randn(7, 4, 16), torch.randn(6, 5, 2, 16)
-    options: dict[str, Any] = {
-        "cu_seqlens_q": torch.tensor([0, 3, 7], dtype=torch.int32),
-        "key_lengths": torch.tensor([9, 8], dtype=torch.int32),
-        "block_table": torch.tensor([[0, 3], [1, 2]], dtype=torch.int32),
-    }
-    of_a_key = 4 * 16 * 4 * 7  # two products of dim 16, 4 heads, 7 queries
-    with flop_counter.FlopCounterMode(display=False) as counter:
-        tilewise.attention(q, pool, pool, **options)
-    assert counter.get_total_flops() == of_a_key * 10
-    with flop_counter.FlopCounterMode(display=False) as counter:
-        tilewise.prefix_attention(q, pool[0], pool[0], pool, pool, **options)
-    assert counter.get_total_flops() == of_a_key * 15
-
-
 def test_anomaly_mode_and_saved_tensor_hooks() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

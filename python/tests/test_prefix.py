@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 from tilewise import attention, plan, prefix_attention, tree_mask, tree_words  # noqa: E402
 from torch import Tensor  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 BATCH, QUERIES, PREFIX, OWN, HEADS, KV_HEADS, DIM = 3, 4, 21, 9, 4, 2, 16
 
@@ -209,3 +210,20 @@ def test_compiles_beside_a_tree() -> None:
 
     given = tensors("cpu")
     assert torch.equal(torch.compile(call, backend="eager")(*given), call(*given))
+
+
+def test_flop_counter_counts_packed_queries_once() -> None:
+    """Over pages, with or without a prefix: each query beside each key that a table can name."""
+    q, pool = torch.randn(7, 4, 16), torch.randn(6, 5, 2, 16)
+    options: dict[str, Any] = {
+        "cu_seqlens_q": torch.tensor([0, 3, 7], dtype=torch.int32),
+        "key_lengths": torch.tensor([9, 8], dtype=torch.int32),
+        "block_table": torch.tensor([[0, 3], [1, 2]], dtype=torch.int32),
+    }
+    of_a_key = 4 * 16 * 4 * 7  # two products of dim 16, 4 heads, 7 queries
+    with FlopCounterMode(display=False) as counter:
+        attention(q, pool, pool, **options)
+    assert counter.get_total_flops() == of_a_key * 10
+    with FlopCounterMode(display=False) as counter:
+        prefix_attention(q, pool[0], pool[0], pool, pool, **options)
+    assert counter.get_total_flops() == of_a_key * 15
