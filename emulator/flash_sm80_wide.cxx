@@ -63,10 +63,15 @@ int main() {
   const Shape odd = {.heads_q = 1, .heads_k = 1, .seq_q = 20, .seq_k = 37, .dim = 301};
   check_forward<kFloatForward>("forward, dim 301, float32", odd, kExact);
   check_backward<kKeys, kQueries>("dim 328", some, kBf16, kBf16);
-  check_backward<with_pairs(kKeys), with_pairs(kQueries), Delta::p>(
-      "dim 264, bias and mask",
-      {.heads_q = 1, .heads_k = 1, .seq_q = 40, .seq_k = 40, .dim = 264, .scale = 0.062F, .pairs = true}, kBf16,
-      kBf16);
+  check_backward<with_pairs(kKeys), with_pairs(kQueries), Delta::p>("dim 264, bias and mask",
+                                                                    {.heads_q = 1,
+                                                                     .heads_k = 1,
+                                                                     .seq_q = 40,
+                                                                     .seq_k = 40,
+                                                                     .dim = 264,
+                                                                     .scale = 0.062F,
+                                                                     .pairs = true},
+                                                                    kBf16, kBf16);
   check_float<of_floats(kKeys, 16, 1), of_floats(kQueries, 16, 1)>("dim 301, float32", odd, true,
                                                                    2e-6);
   return failures == 0 ? 0 : 1;

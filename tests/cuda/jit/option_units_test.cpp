@@ -116,7 +116,10 @@ TEST(SlicedUnits, CompileCleanly) {
   constexpr int kKib = 227;
   std::vector<PackUnit> units;
   const auto add = [&](KernelUnit unit, const KernelRow& row) {
-    units.push_back({.unit = std::move(unit), .row = row.name, .instruction = "mma.sync"});
+    units.push_back({.unit = std::move(unit),
+                     .row = row.name,
+                     .instruction = "mma.sync",
+                     .allowed_spill_bytes = 64});
   };
   const fwd_tiles::Tile& tile = fwd_tiles::tiles(p)[0];
   add(fwd_tiles::unit(fwd_tiles::make_config(p, tile, false, kKib), tile.min_blocks),
