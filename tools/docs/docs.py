@@ -307,7 +307,7 @@ def performance_page(results: list[Result], beside_peers: list[Result]) -> str:
             cards.setdefault(folder, {})[Path(result.name).stem] = result.rows
     folders = {docs_summary.folder_of(result.name): "" for result in in_order(results)}
     cpu = [
-        "The peer's time divided by ours: the range over the cases with one thread and eight heads.",
+        "The peer's time divided by ours, over the cases with one thread and eight heads.",
         "[cpu.md](cpu.md) has every case.",
         "",
         *docs_cpu.summary_table([(r.environment.get("cpu", ""), r.rows) for r in beside_peers]),
