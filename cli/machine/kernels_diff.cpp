@@ -79,7 +79,7 @@ Kernels read_kernels(const std::string& path) {
     std::string name = title(*entry);
     kernels[std::move(name)] = {std::move(*entry), std::move(code)};
   }
-  if (kernels.empty()) throw BadInput(path + ": expected a pack with kernels");
+  if (kernels.empty()) throw BadInput(path + ": expected a pack file that contains kernels");
   return kernels;
 }
 
@@ -135,7 +135,7 @@ int diff_packs(const std::string& old_path, const std::string& new_path) {
     }
   }
   for (const auto& [name, kernel] : added) fmt::print("added: {}\n", name);
-  fmt::print("{} the same, {} differ, {} renamed, {} missing, {} added\n", same, differing, renamed,
+  fmt::print("{} equal, {} differ, {} renamed, {} missing, {} added\n", same, differing, renamed,
              missing, added.size());
   return differing + missing == 0 ? kDone : kCheckFailed;
 }

@@ -194,7 +194,7 @@ class Rows {
     }
     const auto begin = static_cast<std::int64_t>(map_.block_index.size());
     if (begin + entries > std::numeric_limits<std::int32_t>::max()) {
-      throw OutOfMemory("a block map of more than 2^31 blocks: larger blocks have fewer");
+      throw OutOfMemory("a block map of more than 2^31 blocks is not supported; use larger blocks");
     }
     for (std::size_t row = 1; row <= rows; ++row) at_[row] += at_[row - 1];
     for (const std::int64_t at : at_) {

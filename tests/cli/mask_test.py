@@ -15,7 +15,9 @@ class Mask(CliTest):
         lines = text.splitlines()
         self.assertEqual(lines[0], "▒▒" + "··" * 7)
         self.assertEqual(lines[3], "··▒▒██▒▒" + "··" * 4)
-        self.assertIn("21 of 8 x 8 are seen, 7 of them whole; 32.81 % of the pairs", text)
+        self.assertIn(
+            "21 of 8 x 8 are visible, 7 of them full; they hold 32.81 % of the pairs", text
+        )
 
     def test_reads_captured_tensors_and_whole_cases(self) -> None:
         documents = ["--captures", "doc:i32[Sk]=j // 200"]

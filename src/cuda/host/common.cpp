@@ -60,7 +60,7 @@ double stored_bytes(const Tensor& t) {
 std::string refusal(const Problem& p, const Hardware& machine, const Takes& takes) {
   if (machine.arch < 80) {
     return "the device has compute capability " + std::to_string(machine.arch / 10) + "." +
-           std::to_string(machine.arch % 10) + ", 8.0 or newer is needed";
+           std::to_string(machine.arch % 10) + ": expected 8.0 or newer";
   }
   std::string reason = option_refusal(p, takes);
   if (!reason.empty()) return reason;
