@@ -135,7 +135,7 @@ int diff_packs(const std::string& old_path, const std::string& new_path) {
     }
   }
   for (const auto& [name, kernel] : added) fmt::print("added: {}\n", name);
-  fmt::print("{} equal, {} differ, {} renamed, {} missing, {} added\n", same, differing, renamed,
+  fmt::print("{} the same, {} differ, {} renamed, {} missing, {} added\n", same, differing, renamed,
              missing, added.size());
   return differing + missing == 0 ? kDone : kCheckFailed;
 }

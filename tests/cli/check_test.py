@@ -48,7 +48,7 @@ class Check(CliTest):
         self.assertEqual(row["passed"] + row["skipped"], 12)
         self.fails(BAD_INPUT, "check", "--random", "-1")
         self.fails(BAD_INPUT, "check", "--formulas", "-1")
-        self.assertIn("on a GPU", self.fails(UNSUPPORTED, "check", "--formulas", "5"))
+        self.assertIn("need a GPU", self.fails(UNSUPPORTED, "check", "--formulas", "5"))
 
     def test_exit_codes(self) -> None:
         self.fails(BAD_INPUT, "check", "--kernel", "magic")

@@ -29,7 +29,7 @@ class Mask(CliTest):
     def test_writes_a_drawing(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "mask.svg"
-            self.assertIn("made in", self.ok("mask", WINDOW, "--sq", "1024", "-o", str(path)))
+            self.assertIn("built in", self.ok("mask", WINDOW, "--sq", "1024", "-o", str(path)))
             drawing = path.read_text()
         self.assertIn('viewBox="0 0 8 8"', drawing)
         self.assertEqual(len(re.findall("#1f4e79", drawing)), 7)

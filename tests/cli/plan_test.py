@@ -131,7 +131,7 @@ class Plan(CliTest):
             for words in (BF16, ["--seq", "512,1024"], ["--advise"], ["--analyze"]):
                 text = self.ok("plan", "--hardware", name, *words)
                 self.assertIn("Times are predicted from its data sheet's rates", text)
-                unseen = "no sm_" in text and "expect a factor of 1.3" in text
+                unseen = "No sm_" in text and "expect a factor of up to 1.3" in text
                 self.assertEqual(unseen, not name.startswith("h"), text)
             figures = json.loads(self.ok("info", "--hardware", name, "--format", "json"))
             self.assertGreaterEqual(len(figures), 9)
@@ -210,7 +210,7 @@ class Plan(CliTest):
         small = [w if w != "60GiB" else "15GiB" for w in words]
         (none,) = json.loads(self.ok(*small, "--format", "json"))
         self.assertEqual((none["longest_context"], none["largest_batch"]), (0, 0))
-        self.assertIn("tokens_per_s: at most", self.ok(*words))
+        self.assertIn("tokens_per_s: upper bound", self.ok(*words))
         done = run("plan", "--serve", "--packed", "5,6", "--hardware", "h100")
         self.assertEqual(done.returncode, BAD_INPUT)
         self.assertIn("--serve: expected", done.stderr)

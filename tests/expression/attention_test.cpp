@@ -250,7 +250,7 @@ TEST(AttentionExpression, NamesTheArgumentAtFault) {
   expect_parts(message([](Call& c) { c.spec.mask_expression = Expression::parse("i - j"); }),
                {"mask_expression is a number", "boolean"});
   expect_parts(message([](Call& c) { c.spec.mask_expression = Expression::parse("score > 0"); }),
-               {"mask_expression is a formula of the score"});
+               {"mask_expression is a formula that reads score"});
   expect_parts(
       message([](Call& c) {
         c.spec.score_expression = expression::score();

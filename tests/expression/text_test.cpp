@@ -158,7 +158,7 @@ TEST(Text, NamesThePositionOfAnError) {
   expect_parts(message("0 <= i < 5"), {"comparisons do not chain", "&"});
   expect_parts(message("i == j == 5"), {"comparisons do not chain"});
   expect_parts(message("where(i, 1, 2)"), {"condition of where takes booleans"});
-  expect_parts(message("lane + 1"), {"lane outside"});
+  expect_parts(message("lane + 1"), {"lane is used outside"});
   expect_parts(message("any(65, lane == i)"), {"1 to 64 lanes, not 65"});
   expect_parts(message("any(i, lane == i)"), {"constant number of lanes"});
   expect_parts(message("any(2, all(2, lane == i))"), {"cannot hold another"});

@@ -128,7 +128,8 @@ TEST(Npy, RefusesHugeHeadersAndShapes) {
                        "needs 4611686018427387904 bytes, and 4 follow"));
   EXPECT_TRUE(contains(error_of(file_with(header_of("<f4", "(9223372036854775808,)"), "")),
                        "expected a size below 2^63"));
-  EXPECT_TRUE(contains(error_of(file_with(header_of("<f4", "(-1,)"), "")), "expected a size below 2^63"));
+  EXPECT_TRUE(
+      contains(error_of(file_with(header_of("<f4", "(-1,)"), "")), "expected a size below 2^63"));
   std::string ones = "(";
   for (int axis = 0; axis < 70; ++axis) ones += "1,";
   EXPECT_TRUE(
@@ -148,17 +149,17 @@ TEST(Npy, RefusesOtherTypes) {
 
 TEST(Npy, RefusesMalformedHeaders) {
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"", "'{' is expected"},
+      {"", "expected '{'"},
       {"{}", "is missing"},
       {"{'descr': '<f4', 'shape': (1,)}", "is missing"},
-      {"{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (1,)}", "there twice"},
+      {"{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (1,)}", "appears twice"},
       {"{'descr': '<f4', 'fortran_order': False, 'shape': (1,), 'more': 1}", "\"more\" is unknown"},
       {"{'descr': '<f4', 'fortran_order': 0, 'shape': (1,)}", "True or False"},
-      {"{'descr': '<f4', 'fortran_order': False, 'shape': (1)}", "(n,) is"},
-      {"{'descr': '<f4', 'fortran_order': False, 'shape': [1]}", "'(' is expected"},
+      {"{'descr': '<f4', 'fortran_order': False, 'shape': (1)}", "expected the tuple (n,)"},
+      {"{'descr': '<f4', 'fortran_order': False, 'shape': [1]}", "expected '('"},
       {"{'descr': '<f4', 'fortran_order': False, 'shape': (1,,)}", "a size"},
-      {"{'descr': '<f4', 'fortran_order': False, 'shape': (1 1)}", "')' is expected"},
-      {"{'descr': '<f4', 'fortran_order': False, 'shape': (1,)", "'}' is expected"},
+      {"{'descr': '<f4', 'fortran_order': False, 'shape': (1 1)}", "expected ')'"},
+      {"{'descr': '<f4', 'fortran_order': False, 'shape': (1,)", "expected '}'"},
       {"{'descr': '<f4', 'fortran_order': False, 'shape': (1,)} x", "\"x\" follows"},
       {"{'descr: ", "does not end"},
   };

@@ -261,15 +261,16 @@ TEST(Problem, BiasAndMaskBroadcast) {
 }
 
 TEST(Problem, GradientsNeedWhatTheyAreOf) {
-  expect_parts(backward_message([](Call& c) { c.backward.lse = {}; }), {"lse", "required"});
+  expect_parts(backward_message([](Call& c) { c.backward.lse = {}; }),
+               {"lse", "backward requires it"});
   expect_parts(backward_message([](Call& c) {
                  c.backward.dbias = Tensor::contiguous(c.memory.data(), DType::float32, {5, 7});
                }),
-               {"dbias", "without a bias"});
+               {"dbias", "requires bias"});
   expect_parts(backward_message([](Call& c) {
                  c.backward.dsinks = Tensor::contiguous(c.memory.data(), DType::float32, {4});
                }),
-               {"dsinks", "without sinks"});
+               {"dsinks", "requires sinks"});
   expect_parts(backward_message([](Call& c) {
                  c.spec.bias = Tensor::contiguous(c.memory.data(), DType::float32, {5, 7});
                  c.backward.dbias = Tensor::contiguous(c.memory.data(), DType::float32, {1, 7});
