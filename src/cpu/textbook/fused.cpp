@@ -56,15 +56,14 @@ constexpr UnfusedPasses kPasses{.strip_scores = kStripScores,
 
 }  // namespace
 
-constinit const KernelRow kFusedForward{
-    "fused_fwd",
-    "fused",
-    DeviceType::cpu,
-    Pass::forward,
-    "BLAS products, one pass over S x S in all; saves S and P",
-    unfused_prepare,
-    unfused_run,
-    &kPasses};
+constinit const KernelRow kFusedForward{"fused_fwd",
+                                        "fused",
+                                        DeviceType::cpu,
+                                        Pass::forward,
+                                        "BLAS products, one pass over S x S in all; saves S and P",
+                                        unfused_prepare,
+                                        unfused_run,
+                                        &kPasses};
 constinit const KernelRow kFusedBackward{
     "fused_bwd",
     "fused",
