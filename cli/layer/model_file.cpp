@@ -135,7 +135,7 @@ void add_layer_flags(CLI::App& app, ModelFlags& flags) {
                  "local, strided, random, clustered, hierarchical, selected or auto [from the "
                  "file, else local]")
       ->option_text("NAME");
-  add_integer(app, "--window", flags.window, "keys of the local pattern", 1)
+  add_integer(app, "--window", flags.window, "number of keys of the local pattern", 1)
       ->option_text("N [128]");
   add_integer(app, "--stride", flags.stride, "stride of the strided pattern, in tokens", 1)
       ->option_text("N [32]");

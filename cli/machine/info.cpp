@@ -116,7 +116,7 @@ void add_info(CLI::App& program, int& exit_code) {
   app->add_flag("--measure", flags->measure,
                 "measure the device's arithmetic rates and memory bandwidths, and show the "
                 "vendor's figures. Takes some seconds. `plan` uses the latest measurement");
-  app->add_option("--device", flags->device, "what to measure")->option_text("cpu|cuda:N [cpu]");
+  app->add_option("--device", flags->device, "device to measure")->option_text("cpu|cuda:N [cpu]");
   app->add_option("--hardware", flags->hardware,
                   "show the figures and sources of a machine in cases/hardware.json")
       ->option_text("NAME|FILE");

@@ -133,7 +133,7 @@ void add_kernels(CLI::App& program, int& exit_code) {
   build_app->callback([flags, &exit_code] { exit_code = build(*flags); });
   CLI::App* diff_app = app->add_subcommand(
       "diff", "Compare the machine code of two pack files; exit code 1 if it differs");
-  diff_app->add_option("OLD", flags->old_pack, "a pack file")->required();
+  diff_app->add_option("OLD", flags->old_pack, "pack file")->required();
   diff_app->add_option("NEW", flags->new_pack, "pack file to compare with OLD")->required();
   diff_app->callback(
       [flags, &exit_code] { exit_code = diff_packs(flags->old_pack, flags->new_pack); });

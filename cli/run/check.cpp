@@ -298,7 +298,7 @@ void add_check(CLI::App& program, int& exit_code) {
       ->group(sets)
       ->option_text("\"LINE\"");
   const char* kernels = "Kernels [all of the device, without the reference]";
-  app->add_option("--kernel", flags->kernel, "kernel name")->group(kernels)->option_text("ROW");
+  app->add_option("--kernel", flags->kernel, "kernel name")->group(kernels)->option_text("NAME");
   app->add_option("--impl", flags->implementation, "baseline, eager, fused, flash or reference")
       ->group(kernels)
       ->option_text("NAME");

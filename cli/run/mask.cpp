@@ -133,8 +133,8 @@ void add_mask(CLI::App& program, int& exit_code) {
                            const char* help) {
     add_integer(*app, name, to, help, least)->option_text("N");
   };
-  integer("--sq", flags->queries, 0, "queries [1024]");
-  integer("--sk", flags->keys, 0, "keys [--sq]");
+  integer("--sq", flags->queries, 0, "number of queries [1024]");
+  integer("--sk", flags->keys, 0, "number of keys [--sq]");
   integer("--batch", flags->batch, 1, "batch entries [1]");
   integer("--heads", flags->heads, 1, "query heads [1]");
   app->add_flag("--causal", flags->causal, "key j is visible to query i if j <= i + Sk - Sq");

@@ -282,7 +282,7 @@ void add_run(CLI::App& program, int& exit_code) {
                   "results are written [flash; reference for float64]")
       ->option_text("LIST");
   app->add_option("--kernel", flags->kernel, "kernel name, or FORWARD+BACKWARD (one name per pass)")
-      ->option_text("ROW");
+      ->option_text("NAME");
   app->add_option("--compare", flags->compare,
                   "print the largest error against the float64 reference; exit code 1 if it "
                   "exceeds the bound of docs/numerics.md")

@@ -18,7 +18,7 @@ constexpr const char* kGroup = "Machine";
 }  // namespace
 
 void add_device_flags(CLI::App& app, CommonFlags& flags) {
-  app.add_option("--device", flags.device, "where it runs")
+  app.add_option("--device", flags.device, "device to run on")
       ->group(kGroup)
       ->option_text("cpu|cuda:N [cpu]");
   add_integer(app, "--threads", flags.threads, "number of CPU threads", 1, 1024)
