@@ -210,7 +210,7 @@ class Check {
 
   static constexpr int kDraws = 8;
 
-  /// Of a whole problem: the largest of more draws of the inputs.
+  /// For a whole problem: the largest yardstick of more draws of the inputs.
   double bound_of_draws(const Expected& expected, const Problem& problem) {
     if (expected.name == "LSE") return 1e-5 * largest_score(problem);
     constexpr std::size_t kFew = 64;
@@ -229,8 +229,8 @@ class Check {
     }
     return bound;
   }
-  /// Of a sample: the largest of the same rows in other heads. Rule 18 takes maxima over the whole
-  /// problem, of which a sample is one head.
+  /// For a sample: the largest yardstick of the same rows in other heads. Rule 18 takes maxima over
+  /// the whole problem, and a sample is one head.
   double bound_of_heads(const Expected& expected, const Problem& problem, const Sample& sample) {
     const Problem own = sample_problem(problem, sample);
     if (expected.name == "LSE") return 1e-5 * largest_score(own);

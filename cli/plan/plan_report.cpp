@@ -24,7 +24,7 @@ std::string bounds_lines(const Bounds& b, const Hardware& machine) {
       b.counted_compute_ms, busy, b.intensity, b.ridge);
 }
 
-/// Of problems that are not packed and hide something: the share of their pairs that is worked out.
+/// The fraction of pairs that is computed, for masked problems that are not packed.
 std::string density_line(const Case& c, const Plan& plan) {
   if (c.packed) return {};
   const auto d = static_cast<double>(c.head_dim);

@@ -157,7 +157,7 @@ Table summary_table(const Report& report) {
   return table;
 }
 
-/// Of single cases: every quantity with its bound.
+/// Every quantity of single cases with its bound.
 Table deviation_table(const Report& report) {
   Table table({{"kernel"},
                {"status"},

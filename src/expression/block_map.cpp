@@ -215,7 +215,7 @@ class Rows {
   }
 
  private:
-  /// Of the rows that were just added: the blocks that the problem's own list has too.
+  /// Keeps those blocks of the rows just added that the problem's own list has too.
   void keep_listed(std::int64_t b, std::int64_t h) {
     std::int32_t* offsets = map_.row_offsets.data() + map_.row_offsets.size() -
                             static_cast<std::size_t>(map_.query_blocks) - 1;

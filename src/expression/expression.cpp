@@ -68,7 +68,7 @@ Expression logical(Op op, const char* name, const Expression& a, const Expressio
   return make_term(op, Type::boolean, std::array{a, b});
 }
 
-/// Of an integer itself: there is nothing to round.
+/// Rounds a real. An integer stays as it is.
 Expression rounded(Op op, const Expression& x) {
   return type_of(x) == Type::real ? real_of(op, x) : as_number(x);
 }

@@ -17,7 +17,7 @@ namespace {
 
 using Role = MemoryItem::Role;
 
-/// Of every implementation but flash; a message that lists refusals says it once.
+/// The refusal of every implementation except flash. A list of refusals states it once.
 constexpr std::string_view kOnlyWhenNamed =
     "not considered by default; name the implementation to use it";
 
@@ -95,7 +95,7 @@ std::string trial_of(const KernelRow& row, const Problem& p, const Choice& choic
   throw Unsupported(message);
 }
 
-/// Of a kernel named for each pass, FORWARD+BACKWARD, that of `pass`.
+/// The kernel of `pass` if the caller names one per pass, FORWARD+BACKWARD.
 Choice of_pass(const Choice& choice, Pass pass, std::span<const KernelRow> rows) {
   const std::size_t plus = choice.kernel.find('+');
   if (plus == std::string::npos) return choice;

@@ -157,8 +157,8 @@ void take_rotary(Append& a, const Rotary& r) {
   if (r.positions.defined()) require_vector(a, "rotary.positions", r.positions, DType::int32);
 }
 
-/// Of host tensors: every entry has room, pages and positions. CONTRACT 19: nothing is written
-/// else.
+/// Checks on host tensors that every entry has room, pages and positions. CONTRACT 19: otherwise
+/// nothing is written.
 void check_room(const Append& a) {
   for (std::int64_t b = 0; b < a.batch; ++b) {
     const Append::Entry e = a.entry(b);

@@ -45,7 +45,7 @@ double clocks(const Hardware& machine) {
          (kFloat32 / float32_fma_per_clock(90));
 }
 
-/// Of a tensor that broadcasts along axes of stride 0.
+/// Bytes of a tensor in memory, which broadcasts along axes of stride 0.
 double stored_bytes(const Tensor& t) {
   if (!t.defined()) return 0.0;
   auto bytes = static_cast<double>(dtype_bytes(t.dtype));
