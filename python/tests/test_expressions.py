@@ -201,7 +201,7 @@ WRONG: dict[str, tuple[Callable[..., Any], str]] = {
     "long row": (lambda s, b, h, i, j: s + BIAS[h].sum(), "short vectors have 1 to 64"),
     "vector": (lambda s, b, h, i, j: s + BIAS[:, :5].detach()[h], r"reduce it by .any\(-1\)"),
     "unknown": (lambda s, b, h, i, j: torch.cumsum(s, 0), "cumsum is not traced"),
-    "text": (lambda s, b, h, i, j: "score", "str is no number"),
+    "text": (lambda s, b, h, i, j: "score", "str cannot appear"),
 }
 
 

@@ -1,8 +1,7 @@
-"""From a score function or a mask in Python to the library's formula (docs/expressions.md).
+"""Translates a Python score function or mask into the library's formula (docs/expressions.md).
 
-The function is called once with Traced values, which write down what is done to them. Tensors and
-arrays that it reads become the formula's captures. Nothing is remembered between calls: a closure
-may change.
+The function runs once on Traced values, which record the operations. Tensors and arrays that it
+reads become captures of the formula. No trace is cached, because a closure may change.
 """
 
 from __future__ import annotations
@@ -38,7 +37,8 @@ _CURES = {
 
 
 class TraceError(ValueError):
-    """A score function or a mask does what a formula cannot say. The message has the cure."""
+    """A score function or mask does something that a formula cannot express. The message names the
+    replacement."""
 
 
 def _cure(name: str) -> Callable[..., Any]:
@@ -49,7 +49,7 @@ def _cure(name: str) -> Callable[..., Any]:
 
 
 class Traced:
-    """A value that differs by pair, while a function is traced: an operation on others."""
+    """A value that depends on the pair, during tracing: an operation on other values."""
 
     __slots__ = ("arguments", "lanes", "operation")
     __hash__ = object.__hash__
@@ -69,7 +69,7 @@ class Traced:
 
     def __getitem__(self, index: Any) -> Any:
         raise TraceError(
-            "a traced value cannot be indexed: index the tensor that is captured once for each axis"
+            "a traced value cannot be indexed: index the captured tensor with one index per axis"
         )
 
     @classmethod
@@ -113,7 +113,7 @@ def constant(value: Any) -> Traced:
         if text not in ("inf", "-inf", "nan") and "." not in text and "e" not in text:
             text += ".0"
     else:
-        raise TraceError(f"{type(value).__name__} is no number of a formula")
+        raise TraceError(f"{type(value).__name__} cannot appear in a formula")
     return Traced(f"({text})" if text[0] == "-" else text, ())
 
 
@@ -386,7 +386,7 @@ def trace(function: Callable[..., Any], leaves: Sequence[str], name: str) -> Tra
 def formulas(
     score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None
 ) -> tuple[str, str, tuple[Any, ...]]:
-    """The texts of a score function and a mask, empty where there is none, and what they read."""
+    """The texts of a score function and a mask, empty if absent, and the tensors that they read."""
     captures: list[Any] = []
     texts = [
         "" if function is None else _Writer(captures).whole(trace(function, leaves, name))

@@ -1,6 +1,6 @@
-"""What may be done to traced values: operators, methods, functions of torch and of NumPy, by name.
+"""Operations on traced values: operators, methods, functions of torch and NumPy, by name.
 
-Names are torch's and NumPy's; what both call alike stands once.
+Names are torch's and NumPy's. Functions that both share appear once.
 """
 
 from __future__ import annotations
