@@ -59,7 +59,7 @@ DROP_INS = ("flash-attention", "torch-samples", "torch-sdpa")
 def _state(suite: Report) -> str:
     """What was run: the tag, or the commit."""
     ref: str = suite.get("ref", "of that torch")
-    return ref[:12]
+    return ref[:12] if ref == suite.get("commit") else ref
 
 
 def suites(results: Path, names: tuple[str, ...]) -> list[str]:
@@ -79,7 +79,10 @@ def suites(results: Path, names: tuple[str, ...]) -> list[str]:
             cells = [on, TITLES[name], _state(suite), *(f"{n:,}" for n in counts)]
             lines.append(f"| {' | '.join(cells)} |")
             on = ""
-            for what, reasons in (("outside", suite["outside"]), ("fail", suite["failed"])):
-                said = "; ".join(f"{count} {why}" for why, count in reasons.items())
-                notes += [f"- {TITLES[name]}, {what}: {said}."] if said else []
+            for what, reasons in (
+                ("outside the contract", suite["outside"]),
+                ("fail", suite["failed"]),
+            ):
+                said = "; ".join(f"{count}: {why}" for why, count in reasons.items())
+                notes += [f"- {TITLES[name]}, {what}. {said}."] if said else []
     return [*lines, "", *notes] if notes else lines
