@@ -185,8 +185,8 @@ struct Case {
   bool operator==(const Case&) const = default;
 };
 
-/// Of a case whose packed queries read pages: the keys of each sequence, and in seq_k those that
-/// its pages have room for. The tail of packed keys is not used.
+/// Sets the keys of each sequence for packed queries over pages, and seq_k to the capacity of the
+/// pages. The tail of packed keys is not used.
 void give_pages(Case& c);
 
 /// Reads one line. Throws InvalidArgument that names the word at fault and what is accepted.

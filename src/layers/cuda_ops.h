@@ -151,7 +151,7 @@ class CudaOps final : public Ops<float> {
   std::array<Buffer<unsigned short>, 8> halves_;
   Buffer<float> d_tokens_, means_;
   Buffer<std::int32_t> highest_;
-  /// Of choose() and its backward.
+  /// Buffers of choose() and its backward.
   struct {
     Buffer<float> pooled, lengths, cosine, share, d_cosine, d_scaled;
     Buffer<unsigned char> seen;

@@ -33,7 +33,7 @@ class Layer {
   void forward(const Run<T>& run, const T* x, T* y, LayerKept<T>& kept, LayerScratch<T>& scratch);
   /// dx from dy, in place.
   void backward(const Run<T>& run, const T* x, T* dx, LayerKept<T>& kept, LayerScratch<T>& scratch);
-  /// Of the last forward.
+  /// Describes the last forward.
   LayerInfo info(Ops<T>& ops, std::int64_t batch) const { return mixer_->info(ops, batch); }
 
  private:

@@ -36,7 +36,7 @@ class Mixer {
   /// dqkv from da; dh += what comes through the gate.
   virtual void backward(const Run<T>& run, const T* h, T* qkv, T* a, T* da, T* dqkv, T* dh,
                         MixerKept<T>& kept, MixerScratch<T>& scratch) = 0;
-  /// Of the last forward.
+  /// Describes the last forward.
   virtual LayerInfo info(Ops<T>&, std::int64_t /*batch*/) const { return {}; }
 
  protected:

@@ -142,7 +142,7 @@ struct Run {
 
   TokenShape shape() const { return {batch, tokens, config.dim}; }
   HeadShape heads() const { return {batch, tokens, config.heads, config.head_dim}; }
-  /// Of place `place` in layer `layer`; nothing is dropped outside training.
+  /// Dropout at `place` of layer `layer`. Nothing is dropped outside training.
   Drop drop(double p, int layer, Place place) const {
     constexpr std::uint32_t kPlacesOfLayer = 8;
     // Sites of layers begin where the attention's batch times heads does not reach.

@@ -40,7 +40,7 @@ struct CudaTerms {
 /// query rows, where laying out K and V is most of the work.
 enum class CpuForm { flash, decode, unfused, unfused_short };
 
-/// Of a form and a pass; decode has a forward only.
+/// The terms of a form and a pass. decode has only a forward.
 const CpuTerms& cpu_terms(CpuForm form, Pass pass);
 std::span<const CudaTerms> cuda_terms();
 
@@ -57,7 +57,7 @@ struct CpuWork {
   IsaRates rates;       ///< of the kernel's instruction set
 };
 
-/// Of the flash kernels of an instruction set ("scalar", "avx2", ...; flash_fwd.md, flash_bwd.md).
+/// Rates of the flash kernels of an instruction set: "scalar", "avx2", ... (flash_fwd.md).
 IsaRates isa_rates(std::string_view isa, Pass pass);
 
 double cpu_time_ms(const CpuTerms& terms, const CpuWork& work, const Hardware& machine);

@@ -65,7 +65,7 @@ class ListedColumns {
                              KeyRange rows, std::int64_t step) const;
 
  private:
-  /// Of the list that (b, h) has.
+  /// The index of the list of (b, h).
   std::int64_t list_of(std::int64_t b, std::int64_t h) const;
 
   const Problem& p_;

@@ -52,8 +52,8 @@ bool has_vectors(const Tensor& tensor);
 
 tile::Positions positions(const Problem& problem);
 tile::PairTensors pair_tensors(const Problem& problem);
-/// Of bias, bool mask and the bias's gradient, as they are stored: an axis along which one
-/// broadcasts counts once.
+/// Bytes of bias, bool mask and the bias's gradient in memory. An axis along which one broadcasts
+/// counts once.
 double pair_bytes(const Problem& problem);
 tile::View4 view4(const Tensor& tensor);
 tile::DropoutBits dropout_bits(const Problem& problem);

@@ -10,7 +10,7 @@
 
 namespace tilewise::cuda {
 
-/// Of a kernel's Config. In backward sinks are in LSE, and no kernel minds them.
+/// The options of a kernel's Config. In backward LSE includes sinks, so no kernel needs them.
 tile::OptionKinds options_of(const Problem& problem);
 /// True when elements of neighbouring keys lie side by side and every row begins at an even one. Of
 /// its strides alone where the data is not there yet.
