@@ -69,7 +69,7 @@ KernelUnit unit(const Config& c, const char* stem, const char* file, int min_blo
                        flag_text("split", c.split) + flag_text("exact", c.exact);
   if (c.dropout) config += flag_text("dropout", true);
   if (c.packed) config += flag_text("packed", true);
-  if (c.listed()) config += enum_text("lists", "tile::Lists", c.lists);
+  if (c.listed()) config += enum_text("lists", "tilewise::tile::Lists", c.lists);
   config += expressions_text(c.expressions);
   if (c.gradients != Gradients::both) {
     config += std::string(", .gradients = tilewise::bwd_sm80::Gradients::") +

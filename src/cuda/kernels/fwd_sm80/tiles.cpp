@@ -111,7 +111,7 @@ KernelUnit unit(const Config& c, int min_blocks) {
           flag_text("modified", c.modified) + host::pair_text(c.pairs) +
           flag_text("split", c.split) + (c.dropout ? flag_text("dropout", true) : "") +
           (c.packed ? flag_text("packed", true) : "") + (c.paged ? flag_text("paged", true) : "") +
-          (c.listed() ? enum_text("lists", "tile::Lists", c.lists) : "") +
+          (c.listed() ? enum_text("lists", "tilewise::tile::Lists", c.lists) : "") +
           (c.entry_keys ? flag_text("entry_keys", true) : "") + expressions_text(c.expressions),
       .threads = c.warps * 32,
       .min_blocks = min_blocks,
