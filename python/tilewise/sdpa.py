@@ -2,10 +2,10 @@
 
     from tilewise.sdpa import scaled_dot_product_attention
 
-The same signature and meaning: causal is top-left, a float mask is added and has a gradient, a
-bool mask shows where it is True. Where torch gives NaN or uniform rows for a fully masked row (it
-depends on its backend), the row is 0 here. What no kernel runs raises NotImplementedError with the
-reasons, unless fallback="torch".
+Signature and meaning are torch's: causal is top-left, a float mask is added and has a gradient, and
+a bool mask is True for visible pairs. A fully masked row is 0; torch's backends return 0, NaN or a
+uniform row. A call that no kernel supports raises NotImplementedError with the reasons, unless
+fallback="torch".
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _CAUSAL = {CausalVariant.UPPER_LEFT: "top_left", CausalVariant.LOWER_RIGHT: "bot
 
 
 def _heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """(..., S, D) with an axis of heads, which broadcasts among the three; for grouped queries each
-    keeps its own."""
+    """(..., S, D) with a head axis, which broadcasts among the three. Grouped queries keep their
+    own."""
     q, k, v = (t[None] if t.dim() == 2 else t for t in (q, k, v))
     if enable_gqa:
         return q, k, v
@@ -52,7 +52,7 @@ def _broadcast(shapes: list[torch.Size], what: str, q: Tensor, k: Tensor, v: Ten
 
 
 def _one_batch(t: Tensor, batch: torch.Size) -> Tensor:
-    """(..., H, S, D) as (B, H, S, D): all leading axes broadcast, then one."""
+    """(..., H, S, D) as (B, H, S, D): broadcasts all leading axes and joins them."""
     return t.expand(*batch, *t.shape[-3:]).reshape(math.prod(batch), *t.shape[-3:])
 
 
@@ -75,7 +75,7 @@ def _mask_axes(mask: Tensor, batch: torch.Size, heads: int, rows: int, keys: int
 
 
 def _causal_kind(mask: CausalBias, rows: int, keys: int) -> str:
-    """The kind of torch's own causal masks, which say it by their type."""
+    """The kind of torch's causal mask types."""
     if (mask.seq_len_q, mask.seq_len_kv) != (rows, keys):
         raise ValueError(
             f"attn_mask is {mask.variant.name} of ({mask.seq_len_q}, {mask.seq_len_kv}): expected "
@@ -96,12 +96,13 @@ def scaled_dot_product_attention(
     *,
     fallback: str | None = None,
 ) -> Tensor:
-    """softmax(query key^T scale + attn_mask) value, as torch's function of this name.
+    """softmax(query key^T scale + attn_mask) value, like torch's function of this name.
 
-    query (..., Hq, L, E), key (..., H, S, E), value (..., H, S, Ev); the result (..., Hq, L, Ev).
-    Leading axes broadcast. Hq may be a multiple of H with enable_gqa. attn_mask: bool or a float
-    type that broadcasts to (..., Hq, L, S), or torch.nn.attention.bias's causal_upper_left(L, S) or
-    causal_lower_right(L, S). Raises SdpaError for arguments that do not fit.
+    query is (..., Hq, L, E), key (..., H, S, E), value (..., H, S, Ev), and the result (..., Hq, L,
+    Ev). Leading axes broadcast. With enable_gqa, Hq may be a multiple of H. attn_mask is a bool or
+    float tensor that broadcasts to (..., Hq, L, S), or causal_upper_left(L, S) or
+    causal_lower_right(L, S) from torch.nn.attention.bias. Raises SdpaError for arguments
+    that do not fit.
     """
     try:
         return _attend(
@@ -123,7 +124,7 @@ def _attend(
     fallback: str | None,
 ) -> Tensor:
     if attn_mask is not None and is_causal:
-        raise ValueError("is_causal is True and attn_mask is given: torch takes one of them")
+        raise ValueError("is_causal is True and attn_mask is given: expected only one of them")
     for name, t in (("query", query), ("key", key), ("value", value)):
         if t.dim() < 2:
             raise ValueError(f"{name} has {t.dim()} axes: expected (..., L, E)")

@@ -96,7 +96,7 @@ Shape make_shape(const Tensor& q, const Tensor& k, const BlockSelection& by) {
   s.scale = by.scale.value_or(
       1.0 / std::sqrt(static_cast<double>(std::max<std::int64_t>(1, s.head_dim))));
   if (bound(s, by) > std::numeric_limits<std::int32_t>::max())
-    fail_value("block_k", std::to_string(by.block_k), "more than 2^31 blocks may be taken");
+    fail_value("block_k", std::to_string(by.block_k), "expected at most 2^31 selected blocks");
   return s;
 }
 
