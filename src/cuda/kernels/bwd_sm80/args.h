@@ -36,7 +36,7 @@ struct Config {
   bool exact = false;  ///< P and dS in two planes, where operands have one: small problems
   bool dropout = false;
   bool packed = false;                    ///< sequences beside each other: Args are RaggedArgs
-  bool listed = false;                    ///< a block list, not beside `split`
+  tile::Lists lists = tile::Lists::none;  ///< not beside `split`
   tile::Expressions expressions;          ///< with any, Args are Expressed
   Gradients gradients = Gradients::both;  ///< both, unless with_dq is off and column_warps is 1
   /// Columns of the gradient of a launch, from `column` on, where it is not all: above 256, one
@@ -49,6 +49,8 @@ struct Config {
   }
   /// Rows have a low part of lse2: there, and where operands have two planes' accuracy.
   [[nodiscard]] constexpr bool keeps_low() const { return scaled || shifts(); }
+
+  [[nodiscard]] constexpr bool listed() const { return lists != tile::Lists::none; }
 
   bool operator==(const Config&) const = default;
 };

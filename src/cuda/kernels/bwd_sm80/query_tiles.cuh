@@ -26,7 +26,7 @@ struct QueryGradient {
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
   static constexpr int kCols = kConfig.columns > 0 ? kConfig.columns : kD;  ///< of dQ
   static_assert(kRows % 16 == 0 && kBlockN % 16 == 0);
-  static_assert(!kConfig.listed || !kConfig.split);
+  static_assert(!kConfig.listed() || !kConfig.split);
 
   /// Planes of dS as an operand.
   static constexpr int kScorePlanes = kConfig.exact ? 2 : kPlanes;
@@ -118,7 +118,8 @@ struct QueryGradient {
   /// (F4) What position, the keys' end and a list hide.
   __forceinline__ void mask(Acc (&S)[kM][kN], int key) const {
     mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
-    if constexpr (kConfig.listed) hide_unlisted<false>(S, args.lists, list(), warp_row(), key);
+    if constexpr (kConfig.lists == Lists::parts)
+      hide_unlisted<false>(S, args.lists, list(), warp_row(), key);
   }
 
   /// Behind the operands.
@@ -274,7 +275,7 @@ struct QueryGradient {
     if constexpr (kConfig.pairs.any()) pairs().hide_from(S, corner(key), shown);
     if constexpr (kConfig.expressions.mask != 0) {
       // What a list shows whole no function cuts.
-      if (!kConfig.listed || masked)
+      if (!kConfig.listed() || masked)
         apply_mask_function<kConfig.expressions.mask, false>(S, corner(key), *captures,
                                                              opaque(lane));
     }
@@ -284,7 +285,7 @@ struct QueryGradient {
   /// then step(block, next or -1, whether a mask cuts it) for each.
   template <class Start, class Step>
   __forceinline__ void for_blocks(const BlockRange& range, Start start, Step step) const {
-    if constexpr (kConfig.listed) {
+    if constexpr (kConfig.listed()) {
       ListCursor at(args.lists, list(), row / kBlockM);
       bool more = range.begin < range.end && at.go();
       if (more) start(at.tile());
