@@ -175,7 +175,7 @@ TEST(ForwardSm90, EveryTileFits) {
             const Config config = sm90_config(p, tile, split);
             EXPECT_EQ(config_refusal(config), "") << dim << ' ' << dim_v << ' ' << split;
             EXPECT_GE(config.head_dim, dim);
-            EXPECT_EQ(config.block_n % 16, 0);
+            EXPECT_EQ(config.shape.block_n % 16, 0);
           }
         }
       }
@@ -422,14 +422,14 @@ TEST(ForwardSm90, TilesByLength) {
 
 TEST(ForwardSm90, UnitCarriesItsProducts) {
   Config config;
-  config.block_n = 80;
-  config.warpgroups = 3;
+  config.shape.block_n = 80;
+  config.shape.warpgroups = 3;
   const KernelUnit unit = fwd_sm90_unit(config);
   EXPECT_EQ(unit.threads, 512);
   EXPECT_NE(unit.prelude.find("m64n80k16"), std::string::npos);
   EXPECT_NE(unit.prelude.find("m64n128k16"), std::string::npos);
   EXPECT_NE(unit.config.find(".block_n = 80"), std::string::npos);
-  config.block_n = 320;
+  config.shape.block_n = 320;
   EXPECT_NE(config_refusal(config), "");
 }
 
