@@ -27,7 +27,7 @@ void set_map(tile::TensorMapBytes& to, const cuda::TensorMapSpec& spec) {
 const cuda::Sm90Tile& pick_tile(const Case& c, const Problem& p) {
   for (const cuda::Sm90Tile& tile : cuda::sm90_tiles(p)) {
     if ((c.block_m == 0 || tile.block_m() == c.block_m) &&
-        (c.shape.block_n == 0 || tile.block_n == c.shape.block_n))
+        (c.block_n == 0 || tile.shape.block_n == c.block_n))
       return tile;
   }
   std::abort();
@@ -180,7 +180,7 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
   PagedArgs args;
   const bool maps = map_sample && cuda::maps_mask(p);
   const int rows = config.lists == Lists::parts ? config.shape.warpgroups : 1;
-  const MadeLists made(p, tile.block_m() / rows, tile.block_n, config.lists, rows,
+  const MadeLists made(p, tile.block_m() / rows, tile.shape.block_n, config.lists, rows,
                        maps ? map_sample(c.sample, cuda::captures_of(p)) : RunMap{});
   args.lists = made.lists;
   cuda::sm90_fill(args, p, config, shift, set_map);

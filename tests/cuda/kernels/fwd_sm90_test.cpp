@@ -391,12 +391,12 @@ TEST(ForwardSm90, ATileForShortWindowsIsTakenForNothingElse) {
     Problem p = problem(DType::bfloat16, seq, seq, 128, 128);
     p.batch = 1;
     p.heads_q = p.heads_k = 16;
-    EXPECT_FALSE(sm90_choose(p, h100()).tile->has(kWindowOnly)) << seq;
+    EXPECT_FALSE(sm90_choose(p, h100()).tile->for_windows()) << seq;
     p.causal = Causal::bottom_right;
     p.right = 0;
-    EXPECT_FALSE(sm90_choose(p, h100()).tile->has(kWindowOnly)) << seq;
+    EXPECT_FALSE(sm90_choose(p, h100()).tile->for_windows()) << seq;
     p.left = 4095;
-    EXPECT_FALSE(sm90_choose(p, h100()).tile->has(kWindowOnly)) << seq;
+    EXPECT_FALSE(sm90_choose(p, h100()).tile->for_windows()) << seq;
   }
   Problem p = problem(DType::bfloat16, 16384, 16384, 128, 128);
   p.batch = 1;
@@ -404,7 +404,7 @@ TEST(ForwardSm90, ATileForShortWindowsIsTakenForNothingElse) {
   p.causal = Causal::bottom_right;
   p.right = 0;
   p.left = 1023;
-  EXPECT_TRUE(sm90_choose(p, h100()).tile->has(kWindowOnly));
+  EXPECT_TRUE(sm90_choose(p, h100()).tile->for_windows());
 }
 
 TEST(ForwardSm90, TilesByLength) {

@@ -99,21 +99,22 @@ TEST(TileLists, ConfigOfAList) {
   EXPECT_TRUE(b.schedule.ping_pong);
   // With one row block's registers where scores are modified, or for few tiles.
   EXPECT_GT(c.shape.held, 1);
-  EXPECT_EQ(sm90_config(narrow, sm90_tiles(narrow).back(), false).held, 1);
+  EXPECT_EQ(sm90_config(narrow, sm90_tiles(narrow).back(), false).shape.held, 1);
   const Problem capped = problem("b1 h2 s4096 d64 bf16 blocks=64,64:1,h:0.5 softcap=20");
   for (const Sm90Tile& tile : sm90_tiles(capped)) EXPECT_EQ(tile.shape.held, 1);
-  EXPECT_EQ(sm90_choose(problem("b1 h1 s1024 d64 bf16 blocks=64,64:1,1:0.5"), hopper).tile->held,
-            1);
+  EXPECT_EQ(
+      sm90_choose(problem("b1 h1 s1024 d64 bf16 blocks=64,64:1,1:0.5"), hopper).tile->shape.held,
+      1);
   const Problem many = problem("b4 h16 s16384 d64 bf16 blocks=64,64:1,1:0.25");
-  EXPECT_GT(sm90_choose(many, hopper).tile->held, 1);
-  EXPECT_EQ(bwd_sm90_config(narrow).block_m, 64);
-  EXPECT_EQ(bwd_sm90_config(parts).block_m, 128);
+  EXPECT_GT(sm90_choose(many, hopper).tile->shape.held, 1);
+  EXPECT_EQ(bwd_sm90_config(narrow).shape.block_m, 64);
+  EXPECT_EQ(bwd_sm90_config(parts).shape.block_m, 128);
   EXPECT_EQ(bwd_sm90_config(whole).lists, Lists::parts);
   EXPECT_EQ(bwd_sm90_config(parts).lists, Lists::parts);
   // Few tiles: neither are keys split, nor tiles cut.
   const Problem few = problem("b1 h1 q64 k65536 d128 bf16 blocks=128,128:1,1:0.5");
   EXPECT_EQ(sm90_choose(few, machine(90)).splits, 1);
-  EXPECT_FALSE(bwd_sm90_config(few).split);
+  EXPECT_FALSE(bwd_sm90_config(few).sums.split);
 }
 
 TEST(TileLists, OfTheSm80Rows) {

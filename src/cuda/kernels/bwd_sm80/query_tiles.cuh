@@ -28,7 +28,7 @@ struct QueryGradient {
   static_assert(!kConfig.listed || !kConfig.split);
 
   /// Planes of dS as an operand.
-  static constexpr int kScorePlanes = kConfig.exact ? 2 : kPlanes;
+  static constexpr int kScorePlanes = kConfig.two_plane ? 2 : kPlanes;
 
   using TileQ = SharedTile<kBlockM, kD, kPlanes>;
   using TileO = SharedTile<kBlockM, kDv, kPlanes>;
