@@ -19,6 +19,8 @@ from . import _trace_functions
 
 MOST_LANES = 64  # of a short vector: a row of a captured tensor
 
+_PART = "part"  # the operation of a captured tensor that lacks more indices than a short vector
+
 _CURES = {
     "__bool__": "if, and, or, not, and chained comparisons cannot see its value: "
     "write torch.where, &, |, ~, and (a < b) & (b < c)",
@@ -68,8 +70,19 @@ class Traced:
         return _trace_functions.method(self, name)
 
     def __getitem__(self, index: Any) -> Any:
+        """An entry of a short vector, or of a captured tensor that lacks indices yet."""
+        indices = index if isinstance(index, tuple) else (index,)
+        if self.operation == _PART:
+            captured, given, _ = self.arguments
+            return captured.load((*given, *indices))
+        indices = tuple(i for i in indices if i is not Ellipsis)
+        if self.lanes and len(indices) == 1 and not _is_whole(indices[0]):
+            return _entry(self, _lane(indices[0], self.lanes))
+        if all(i is None for i in indices) and not self.lanes:
+            return self  # one number, which any short vector takes as it is
         raise TraceError(
-            "a traced value cannot be indexed: index the captured tensor with one index per axis"
+            "a traced value takes one integer as its index if it is a short vector, and no index "
+            "otherwise: index the captured tensor with one index per axis"
         )
 
     @classmethod
@@ -120,6 +133,8 @@ def constant(value: Any) -> Traced:
 def operand(value: Any) -> Traced:
     """A traced value for anything that may stand in a formula."""
     if isinstance(value, Traced):
+        if value.operation == _PART:
+            raise TraceError(value.arguments[2])
         return value
     if isinstance(value, Captured):
         return value.load(())
@@ -160,22 +175,26 @@ class Captured:
                     "not traced, but for ':' on the last axis"
                 )
         missing = len(sizes) - len(indices)
-        if missing not in (0, 1) or len(sizes) > 4:
-            raise TraceError(
-                f"a captured tensor of shape {sizes} is given {len(indices)} indices: expected one "
-                "for each axis, or one fewer for a short vector; at most 4 axes"
-            )
+        wrong = (
+            f"a captured tensor of shape {sizes} is given {len(indices)} indices: expected one "
+            "for each axis, or one fewer for a short vector; at most 4 axes"
+        )
+        if missing < 0 or len(sizes) > 4:
+            raise TraceError(wrong)
         given = tuple(operand(i) for i in indices)
         if missing == 0:
             return Traced("[]", (self, *given), max((i.lanes for i in given), default=0))
+        if missing > 1:
+            return Traced(_PART, (self, given, wrong))
         if any(i.lanes for i in given):
             raise TraceError("a row of a captured tensor is indexed by short vectors")
         if not 1 <= sizes[-1] <= MOST_LANES:
-            raise TraceError(
+            wrong = (
                 f"a row of {sizes[-1]} entries of a captured tensor: short vectors have 1 to "
                 f"{MOST_LANES}; index its last axis too"
             )
-        return Traced("[]", (self, *given, Traced("lane", ())), sizes[-1])
+            return Traced(_PART, (self, given, wrong))
+        return Traced("[]", (self, *given, _LANE), sizes[-1])
 
     def __getitem__(self, index: Any) -> Any:
         indices = index if isinstance(index, tuple) else (index,)
@@ -204,6 +223,39 @@ class Captured:
     __float__ = lambda self: float(self.array)  # noqa: E731
     __bool__ = lambda self: bool(self.array)  # noqa: E731
     __index__ = lambda self: self.array.__index__()  # noqa: E731
+
+
+_LANE = Traced("lane", ())
+
+
+def _lane(index: Any, lanes: int) -> Traced:
+    """The place of a short vector's entry, an index of its tensor's last axis."""
+    if isinstance(index, numbers.Integral):
+        at = int(index)
+        if not -lanes <= at < lanes:
+            raise TraceError(f"index {at} of a short vector of {lanes} entries")
+        return constant(at % lanes)
+    value = operand(index)
+    if value.lanes:
+        raise TraceError("a short vector is indexed by a short vector")
+    return value
+
+
+def _entry(value: Traced, lane: Traced) -> Traced:
+    """One entry of a short vector: its formula at that lane."""
+    made: dict[int, Traced] = {}
+
+    def of(node: Traced) -> Traced:
+        if node is _LANE:
+            return lane
+        if not node.lanes:  # the same in every lane
+            return node
+        if id(node) not in made:
+            arguments = [of(a) if isinstance(a, Traced) else a for a in node.arguments]
+            made[id(node)] = Traced(node.operation, tuple(arguments))
+        return made[id(node)]
+
+    return of(value)
 
 
 _trace_functions.install(Traced, Captured)

@@ -120,6 +120,7 @@ def install(traced: type, captured: type) -> None:
 
     _types["Traced"], _types["Captured"] = traced, captured
     _types["make"], _types["error"] = _trace.make, _trace.TraceError
+    _types["operand"] = _trace.operand
     comparisons = "lt le gt ge eq ne".split()
     for name in (
         "add sub mul truediv floordiv mod pow and or xor lshift rshift".split()
@@ -271,7 +272,7 @@ def _to(x: Any, *kinds: Any, **options: Any) -> Any:
 
 
 def _as_vector(x: Any, name: str) -> Any:
-    value = _make("{0}", x) if not isinstance(x, _types["Traced"]) else x
+    value = _types["operand"](x)
     if not value.lanes:
         raise _error(
             f"{name} of one number: it reduces a row of a captured tensor, which is indexed once "
@@ -311,6 +312,16 @@ def _same(x: Any, *_: Any, **__: Any) -> Any:
     return x
 
 
+def _unsqueeze(x: Any, axis: Any = -1, **options: Any) -> Any:
+    """Beside a short vector one number is taken as it is: an axis of one entry changes nothing."""
+    axis = options.pop("dim", axis)
+    _no_options("unsqueeze", options)
+    value = _types["operand"](x)
+    if value.lanes or axis not in (-1, 0):
+        raise _error("unsqueeze is traced for one number, by axis -1 or 0")
+    return value
+
+
 def _full_like(x: Any, value: Any, **_: Any) -> Any:
     return _make("where(true, {1}, {0})", x, value) if isinstance(value, bool) else value
 
@@ -348,6 +359,7 @@ _FUNCTIONS: dict[str, Make] = {
     "min": functools.partial(_minimum, "min", "min({0}, {1})"),
     "max": functools.partial(_minimum, "max", "max({0}, {1})"),
     "isin": _isin,
+    "unsqueeze": _unsqueeze,
     "zeros_like": lambda x, **_: 0,
     "ones_like": lambda x, **_: 1,
     "full_like": _full_like,

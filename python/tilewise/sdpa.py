@@ -20,6 +20,11 @@ from ._attention import attention
 
 __all__ = ["scaled_dot_product_attention"]
 
+
+class SdpaError(ValueError, RuntimeError):
+    """A ValueError, as elsewhere in this package, and a RuntimeError, as torch's own function."""
+
+
 _CAUSAL = {CausalVariant.UPPER_LEFT: "top_left", CausalVariant.LOWER_RIGHT: "bottom_right"}
 
 
@@ -96,14 +101,39 @@ def scaled_dot_product_attention(
     query is (..., Hq, L, E), key (..., H, S, E), value (..., H, S, Ev), and the result (..., Hq, L,
     Ev). Leading axes broadcast. With enable_gqa, Hq may be a multiple of H. attn_mask is a bool or
     float tensor that broadcasts to (..., Hq, L, S), or causal_upper_left(L, S) or
-    causal_lower_right(L, S) from torch.nn.attention.bias. Raises ValueError for shapes that do not
-    fit.
+    causal_lower_right(L, S) from torch.nn.attention.bias. Raises SdpaError for arguments
+    that do not fit.
     """
+    try:
+        return _attend(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, fallback
+        )
+    except ValueError as error:
+        raise SdpaError(str(error)) from error
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    fallback: str | None,
+) -> Tensor:
     if attn_mask is not None and is_causal:
         raise ValueError("is_causal is True and attn_mask is given: expected only one of them")
     for name, t in (("query", query), ("key", key), ("value", value)):
         if t.dim() < 2:
             raise ValueError(f"{name} has {t.dim()} axes: expected (..., L, E)")
+    if query.shape[-1] == key.shape[-1] == 0:  # scores are 0: a column of zeros says the same
+        query, key = (torch.nn.functional.pad(t, (0, 1)) for t in (query, key))
+        scale = 1.0
+    dim = value.shape[-1]
+    if dim == 0:  # the result has no column either
+        value = torch.nn.functional.pad(value, (0, 1))
     q, k, v = _heads(query, key, value, enable_gqa)
     leading = [t.shape[:-3] for t in (q, k, v)]
     batch = leading[0]
@@ -129,6 +159,7 @@ def scaled_dot_product_attention(
         layout="bhsd",
         fallback=fallback,
     )
+    out = out[..., :dim] if dim == 0 else out
     if query.dim() == key.dim() == value.dim() == 2:
         return out[0, 0]
     return out if len(batch) == 1 else out.reshape(*batch, *out.shape[1:])

@@ -404,8 +404,13 @@ def main() -> None:
     for name, made in (
         ("training", docs_python.training(RESULTS)),
         ("host-time", docs_python.host_time(RESULTS)),
+        ("suites", docs_python.suites(RESULTS, docs_python.DROP_INS)),
     ):
         documents[python] = with_block(documents[python], name, made)
+    expressions = ROOT / "docs" / "expressions.md"
+    documents[expressions] = with_block(
+        expressions.read_text(), "suites", docs_python.suites(RESULTS, ("attention-gym",))
+    )
     for result in results:
         if result.name == README_RESULT:
             documents[readme] = with_block(documents[readme], "seeds", readme_table(result))
