@@ -40,7 +40,7 @@ struct KeyShape {
   static constexpr bool kWithV = kConfig.gradients != Gradients::keys;
   /// Planes of P and dS as operands.
   static constexpr int kScorePlanes = kConfig.exact ? 2 : kPlanes;
-  static_assert(!kConfig.listed || !kConfig.split);
+  static_assert(!kConfig.listed() || !kConfig.split);
   static_assert(!kConfig.exact || (kPlanes == 1 && !kConfig.scaled));
   static_assert(kKeys % 16 == 0 && kSub % 16 == 0 && kSubs >= 1);
   static_assert(!kCross || (kPlanes == 1 && !kConfig.scaled && kWithK && kWithV));
