@@ -1,8 +1,7 @@
-"""From a score function or a mask in Python to the library's formula (docs/expressions.md).
+"""Translates a Python score function or mask into the library's formula (docs/expressions.md).
 
-The function is called once with Traced values, which write down what is done to them. Tensors and
-arrays that it reads become the formula's captures. Nothing is remembered between calls: a closure
-may change.
+The function runs once on Traced values, which record the operations. Tensors and arrays that it
+reads become captures of the formula. No trace is cached, because a closure may change.
 """
 
 from __future__ import annotations
@@ -20,6 +19,8 @@ import numpy as np
 from . import _trace_functions
 
 MOST_LANES = 64  # of a short vector: a row of a captured tensor
+
+_PART = "part"  # the operation of a captured tensor that lacks more indices than a short vector
 
 _CURES = {
     "__bool__": "if, and, or, not, and chained comparisons cannot see its value: "
@@ -40,7 +41,8 @@ _CURES = {
 
 
 class TraceError(ValueError):
-    """A score function or a mask does what a formula cannot say. The message has the cure."""
+    """A score function or mask does something that a formula cannot express. The message names the
+    replacement."""
 
 
 def _cure(name: str) -> Callable[..., Any]:
@@ -51,7 +53,7 @@ def _cure(name: str) -> Callable[..., Any]:
 
 
 class Traced:
-    """A value that differs by pair, while a function is traced: an operation on others."""
+    """A value that depends on the pair, during tracing: an operation on other values."""
 
     __slots__ = ("arguments", "lanes", "operation")
     __hash__ = object.__hash__
@@ -70,8 +72,19 @@ class Traced:
         return _trace_functions.method(self, name)
 
     def __getitem__(self, index: Any) -> Any:
+        """An entry of a short vector, or of a captured tensor that lacks indices yet."""
+        indices = index if isinstance(index, tuple) else (index,)
+        if self.operation == _PART:
+            captured, given, _ = self.arguments
+            return captured.load((*given, *indices))
+        indices = tuple(i for i in indices if i is not Ellipsis)
+        if self.lanes and len(indices) == 1 and not _is_whole(indices[0]):
+            return _entry(self, _lane(indices[0], self.lanes))
+        if all(i is None for i in indices) and not self.lanes:
+            return self  # one number, which any short vector takes as it is
         raise TraceError(
-            "a traced value cannot be indexed: index the tensor that is captured once for each axis"
+            "a traced value takes one integer as its index if it is a short vector, and no index "
+            "otherwise: index the captured tensor with one index per axis"
         )
 
     @classmethod
@@ -115,13 +128,15 @@ def constant(value: Any) -> Traced:
         if text not in ("inf", "-inf", "nan") and "." not in text and "e" not in text:
             text += ".0"
     else:
-        raise TraceError(f"{type(value).__name__} is no number of a formula")
+        raise TraceError(f"{type(value).__name__} cannot appear in a formula")
     return Traced(f"({text})" if text[0] == "-" else text, ())
 
 
 def operand(value: Any) -> Traced:
     """A traced value for anything that may stand in a formula."""
     if isinstance(value, Traced):
+        if value.operation == _PART:
+            raise TraceError(value.arguments[2])
         return value
     if isinstance(value, Captured):
         return value.load(())
@@ -162,22 +177,26 @@ class Captured:
                     "not traced, but for ':' on the last axis"
                 )
         missing = len(sizes) - len(indices)
-        if missing not in (0, 1) or len(sizes) > 4:
-            raise TraceError(
-                f"a captured tensor of shape {sizes} is given {len(indices)} indices: expected one "
-                "for each axis, or one fewer for a short vector; at most 4 axes"
-            )
+        wrong = (
+            f"a captured tensor of shape {sizes} is given {len(indices)} indices: expected one "
+            "for each axis, or one fewer for a short vector; at most 4 axes"
+        )
+        if missing < 0 or len(sizes) > 4:
+            raise TraceError(wrong)
         given = tuple(operand(i) for i in indices)
         if missing == 0:
             return Traced("[]", (self, *given), max((i.lanes for i in given), default=0))
+        if missing > 1:
+            return Traced(_PART, (self, given, wrong))
         if any(i.lanes for i in given):
             raise TraceError("a row of a captured tensor is indexed by short vectors")
         if not 1 <= sizes[-1] <= MOST_LANES:
-            raise TraceError(
+            wrong = (
                 f"a row of {sizes[-1]} entries of a captured tensor: short vectors have 1 to "
                 f"{MOST_LANES}; index its last axis too"
             )
-        return Traced("[]", (self, *given, Traced("lane", ())), sizes[-1])
+            return Traced(_PART, (self, given, wrong))
+        return Traced("[]", (self, *given, _LANE), sizes[-1])
 
     def __getitem__(self, index: Any) -> Any:
         indices = index if isinstance(index, tuple) else (index,)
@@ -206,6 +225,39 @@ class Captured:
     __float__ = lambda self: float(self.array)  # noqa: E731
     __bool__ = lambda self: bool(self.array)  # noqa: E731
     __index__ = lambda self: self.array.__index__()  # noqa: E731
+
+
+_LANE = Traced("lane", ())
+
+
+def _lane(index: Any, lanes: int) -> Traced:
+    """The place of a short vector's entry, an index of its tensor's last axis."""
+    if isinstance(index, numbers.Integral):
+        at = int(index)
+        if not -lanes <= at < lanes:
+            raise TraceError(f"index {at} of a short vector of {lanes} entries")
+        return constant(at % lanes)
+    value = operand(index)
+    if value.lanes:
+        raise TraceError("a short vector is indexed by a short vector")
+    return value
+
+
+def _entry(value: Traced, lane: Traced) -> Traced:
+    """One entry of a short vector: its formula at that lane."""
+    made: dict[int, Traced] = {}
+
+    def of(node: Traced) -> Traced:
+        if node is _LANE:
+            return lane
+        if not node.lanes:  # the same in every lane
+            return node
+        if id(node) not in made:
+            arguments = [of(a) if isinstance(a, Traced) else a for a in node.arguments]
+            made[id(node)] = Traced(node.operation, tuple(arguments))
+        return made[id(node)]
+
+    return of(value)
 
 
 _trace_functions.install(Traced, Captured)
@@ -417,7 +469,7 @@ def trace(function: Callable[..., Any], leaves: Sequence[str], name: str) -> Tra
 def formulas(
     score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None
 ) -> tuple[str, str, tuple[Any, ...]]:
-    """The texts of a score function and a mask, empty where there is none, and what they read."""
+    """The texts of a score function and a mask, empty if absent, and the tensors that they read."""
     captures: list[Any] = []
     texts = [
         "" if function is None else _Writer(captures).whole(trace(function, leaves, name))

@@ -1,6 +1,6 @@
-"""What may be done to traced values: operators, methods, functions of torch and of NumPy, by name.
+"""Operations on traced values: operators, methods, functions of torch and NumPy, by name.
 
-Names are torch's and NumPy's; what both call alike stands once.
+Names are torch's and NumPy's. Functions that both share appear once.
 """
 
 from __future__ import annotations
@@ -125,6 +125,7 @@ def install(traced: type, captured: type) -> None:
 
     _types["Traced"], _types["Captured"] = traced, captured
     _types["make"], _types["error"] = _trace.make, _trace.TraceError
+    _types["operand"] = _trace.operand
     comparisons = "lt le gt ge eq ne".split()
     for name in (
         "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift".split()
@@ -288,7 +289,7 @@ def _to(x: Any, *kinds: Any, **options: Any) -> Any:
 
 
 def _as_vector(x: Any, name: str) -> Any:
-    value = _make("{0}", x) if not isinstance(x, _types["Traced"]) else x
+    value = _types["operand"](x)
     if not value.lanes:
         raise _error(
             f"{name} of one number: it reduces a row of a captured tensor, which is indexed once "
@@ -326,6 +327,16 @@ def _isin(x: Any, among: Any, **options: Any) -> Any:
 
 def _same(x: Any, *_: Any, **__: Any) -> Any:
     return x
+
+
+def _unsqueeze(x: Any, axis: Any = -1, **options: Any) -> Any:
+    """Beside a short vector one number is taken as it is: an axis of one entry changes nothing."""
+    axis = options.pop("dim", axis)
+    _no_options("unsqueeze", options)
+    value = _types["operand"](x)
+    if value.lanes or axis not in (-1, 0):
+        raise _error("unsqueeze is traced for one number, by axis -1 or 0")
+    return value
 
 
 def _full_like(x: Any, value: Any, dtype: Any = None, **_: Any) -> Any:
@@ -373,6 +384,7 @@ _FUNCTIONS: dict[str, Make] = {
     "min": functools.partial(_minimum, "min", "min({0}, {1})"),
     "max": functools.partial(_minimum, "max", "max({0}, {1})"),
     "isin": _isin,
+    "unsqueeze": _unsqueeze,
     "zeros_like": _like(0),
     "ones_like": _like(1),
     "full_like": _full_like,
