@@ -14,7 +14,7 @@
 
 namespace tilewise {
 
-/// What a tensor is filled with: value = scale * kind + shift.
+/// The content of a tensor: value = scale * kind + shift.
 struct Fill {
   enum class Kind : std::uint8_t {
     randn,   ///< N(0, 1)
@@ -49,7 +49,7 @@ struct Region {
   bool operator==(const Region&) const = default;
 };
 
-/// How a tensor lies in memory. Gaps hold NaN (true in masks) and must stay untouched.
+/// The memory layout of a tensor. Gaps hold NaN (true in masks) and must not change.
 enum class Layout : std::uint8_t {
   bhsd,        ///< contiguous (B, H, S, D); packed: (H, total, D)
   bshd,        ///< contiguous (B, S, H, D); packed: (total, H, D)

@@ -116,7 +116,7 @@ void CaseState::add_shared(const char* name, std::array<Slot, 3> slots,
 
 Buffer& CaseState::add_vector(std::string name, Slot slot, DType dtype,
                               const std::vector<std::int64_t>& sizes,
-                              const std::vector<double>& values) {
+                              const std::vector<double>& values, bool small) {
   Tensor t;
   t.dtype = dtype;
   t.rank = static_cast<int>(sizes.size());
@@ -126,7 +126,7 @@ Buffer& CaseState::add_vector(std::string name, Slot slot, DType dtype,
     t.strides[n] = stride;
     stride *= sizes[n];
   }
-  Buffer& buffer = add_buffer(std::move(name), stride * dtype_bytes(dtype), true);
+  Buffer& buffer = add_buffer(std::move(name), stride * dtype_bytes(dtype), small);
   bind(slot, buffer, t, 0);
   for (std::size_t n = 0; n < values.size(); ++n) {
     reference::store(slot(host_), static_cast<std::int64_t>(n), values[n]);
@@ -259,11 +259,9 @@ void CaseState::add_packed() {
         "cu_seqlens_k", [](CaseViews& s) -> Tensor& { return s.spec.cu_seqlens_k; }, dtype, sizes,
         offsets(packed.k_lengths));
   }
-  // NOTE: at least 1: 0 says that no bound is given, and all sequences may be empty.
   const auto longest = [](const std::vector<std::int64_t>& lengths) {
-    std::int64_t most = 1;
-    for (const std::int64_t length : lengths) most = std::max(most, length);
-    return most;
+    const std::int64_t most = std::ranges::max(lengths);
+    return most > 0 ? most : kNoRows;
   };
   const auto give_max = [&](AttentionSpec& spec) {
     spec.max_seqlen_q = longest(packed.q_lengths);

@@ -7,6 +7,7 @@ reads become captures of the formula. No trace is cached, because a closure may 
 from __future__ import annotations
 
 import functools
+import inspect
 import numbers
 import sys
 import types
@@ -23,7 +24,8 @@ _PART = "part"  # the operation of a captured tensor that lacks more indices tha
 
 _CURES = {
     "__bool__": "if, and, or, not, and chained comparisons cannot see its value: "
-    "write torch.where, &, |, ~, and (a < b) & (b < c)",
+    "write torch.where, &, |, ~, and (a < b) & (b < c); for max, min and in torch.maximum, "
+    "torch.minimum and torch.isin",
     "__iter__": "it cannot be iterated",
     "__len__": "it has no length",
     "__int__": "int() cannot see its value: write x.to(torch.int32)",
@@ -352,6 +354,19 @@ def _is_a_library_s(function: types.FunctionType) -> bool:
     return module in ("torch", "numpy", "math", "tilewise") and not function.__closure__
 
 
+# Integers that the library does not read, and what is made of them. It keeps the low 32 bits.
+_WIDER = {"int8": "int", "int16": "int", "uint16": "int", "uint32": "long", "uint64": "long"}
+
+
+def _readable(array: Any) -> Any:
+    wider = _WIDER.get(str(getattr(array, "dtype", "")).rpartition(".")[2])
+    if wider is None:
+        return array
+    if hasattr(array, "astype"):
+        return array.astype(np.int32 if wider == "int" else np.int64)
+    return getattr(array, wider)()
+
+
 class _Writer:
     """Text of a value. One that is used more than once gets a name, so that the text stays as short
     as the graph is."""
@@ -381,7 +396,7 @@ class _Writer:
         place = self.places.get(id(captured.array))
         if place is None:
             place = self.places[id(captured.array)] = len(self.captures)
-            self.captures.append(captured.array)
+            self.captures.append(_readable(captured.array))
         return f"c{place}"
 
     def _text(self, value: Traced) -> str:
@@ -413,6 +428,16 @@ SCORE = ("score", "b", "h", "i", "j")
 MASK = ("b", "h", "i", "j")
 
 
+def _takes(function: Callable[..., Any], arguments: Sequence[Any]) -> bool:
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:  # nobody knows
+        pass
+    return True
+
+
 def trace(function: Callable[..., Any], leaves: Sequence[str], name: str) -> Traced:
     """What a function makes of traced values. `name` is what messages call it."""
     if not callable(function):
@@ -425,9 +450,15 @@ def trace(function: Callable[..., Any], leaves: Sequence[str], name: str) -> Tra
                 result = plain(*given)
         else:
             result = plain(*given)
+        if result is None:
+            raise TraceError("it returns nothing: return the value")
         value = operand(result)
     except TraceError as error:
         raise TraceError(f"{name}: {error}") from error
+    except TypeError as error:
+        if _takes(plain, given):
+            raise
+        raise TraceError(f"{name}: it does not take ({', '.join(leaves)}): {error}") from error
     if value.lanes:
         raise TraceError(
             f"{name}: its value is a short vector: reduce it by .any(-1), .all(-1) or .sum(-1)"

@@ -1,4 +1,4 @@
-/// What is known of a node's value over a box of pairs: bounds, and of an integer its bits.
+/// Bounds of a node's value over a box of pairs, and the known bits of an integer.
 #pragma once
 
 #include <cstdint>

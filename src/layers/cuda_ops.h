@@ -63,7 +63,7 @@ enum class Step : std::uint8_t {
 };
 inline constexpr int kSteps = static_cast<int>(Step::widen) + 1;
 
-/// What a step is compiled from.
+/// The source of a step's kernel.
 cuda::KernelUnit step_unit(Step step);
 
 class CudaOps final : public Ops<float> {

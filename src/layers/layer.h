@@ -10,7 +10,7 @@
 
 namespace tilewise::asam {
 
-/// What a layer keeps from its forward for its backward.
+/// State that a layer's forward saves for its backward.
 template <class T>
 struct LayerKept {
   Buffer<T> h, statistics, qkv, a, x1, h2, statistics2, z, u;

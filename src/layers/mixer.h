@@ -10,7 +10,7 @@
 
 namespace tilewise::asam {
 
-/// What a mixer keeps from its forward for its backward.
+/// State that a mixer's forward saves for its backward.
 template <class T>
 struct MixerKept {
   Buffer<T> q2, o;  ///< adaptive: q twice; o of the sparse and the dense attention in turn

@@ -11,7 +11,7 @@
 
 namespace tilewise {
 
-/// What tells the forms of a row apart: numbers of its plan, as in Plan.
+/// The numbers of a plan that distinguish the forms of a row, as in Plan.
 struct Form {
   int block_m = 0, block_n = 0, splits = 1, threads = 1;
   bool operator==(const Form&) const = default;

@@ -50,7 +50,7 @@ struct IsaRates {
   double pairs = 1.0;  ///< what every pair of query and key costs beside its products
 };
 
-/// What a CPU pass does.
+/// The work of a CPU pass.
 struct CpuWork {
   double pairs = 0.0, flops = 0.0, bytes = 0.0;
   double packed = 0.0;  ///< elements of K and V that a BLAS library lays out anew, in every task

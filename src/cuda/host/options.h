@@ -23,7 +23,7 @@ tile::TreeBits tree_words(const Problem& problem);
 
 /// ", .options = {...}" of a Config, nothing without any.
 std::string options_text(const tile::OptionKinds& kinds);
-/// What the kernel reads, with the bits of the mask.
+/// The arguments that the kernel reads, with the bits of the mask.
 tile::Options kernel_options(const Problem& problem, const tile::MaskBits& mask);
 
 /// A unit that takes options.
