@@ -301,7 +301,7 @@ void add_layer_bench(CLI::App& layer, int& exit_code) {
   app->add_option("--preset", flags->preset,
                   "asam-forward, asam-training or asam-memory; flags have the last word")
       ->option_text("NAME [asam-forward]");
-  app->add_option("--layer", flags->kinds, "a list of original, flash, adaptive")
+  app->add_option("--layer", flags->kinds, "a list of original, flash, adaptive, efficient")
       ->option_text("LIST");
   app->add_option("--seq", flags->seq, "tokens: numbers and ranges, as 128:2048:x2")
       ->option_text("LIST");

@@ -24,9 +24,10 @@
 namespace tilewise::asam {
 
 enum class LayerKind : std::uint8_t {
-  original,  ///< ASAMLayer as published: a masked and a dense attention, mixed by a constant gate
-  flash,     ///< FlashASAMLayer as published: dense attention
-  adaptive,  ///< the working layer: block lists, a gate that sees the input
+  original,   ///< ASAMLayer as published: a masked and a dense attention, mixed by a constant gate
+  flash,      ///< FlashASAMLayer as published: dense attention
+  adaptive,   ///< the working layer: block lists, a gate that sees the input
+  efficient,  ///< EfficientASAMLayer as published: flash over a window, where more tokens come
 };
 
 /// Which pairs the sparse attention sees. random: original alone. selected, automatic (the gate
@@ -54,11 +55,11 @@ struct Config {
   LayerKind kind = LayerKind::adaptive;
   std::int64_t dim = 512;      ///< features of a token
   std::int64_t heads = 8;      ///< of attention
-  std::int64_t head_dim = 64;  ///< of one head; flash: dim / heads
+  std::int64_t head_dim = 64;  ///< of one head; flash, efficient: dim / heads
   double dropout = 0.1;        ///< after the output projection and in the feed-forward network
   double gate_dropout = 0.1;   ///< in the gate's features
   Pattern pattern = Pattern::local;
-  std::int64_t window_size = 128;  ///< keys of local
+  std::int64_t window_size = 128;  ///< keys of local and of efficient
   std::int64_t stride = 32;        ///< of strided, in tokens
   std::int64_t clusters = 32;      ///< of clustered
   bool adaptive_gate = true;       ///< false: the sparse attention alone
@@ -85,12 +86,23 @@ struct Config {
   /// and everything else stay float32.
   DType compute = DType::float32;
   /// CUDA: infer() and Trainer::step() are captured at the second call with the same tensors, and
-  /// replayed from then on. The model's stream is not the default one then, and nothing is dropped.
+  /// replayed from then on. The model's stream is not the default one then.
   bool graph = false;
   bool recompute = false;        ///< backward computes each layer's forward anew: less memory
   DType dtype = DType::float32;  ///< float64 is the twin that tests compare with, on the CPU
   Device device;
   std::uint64_t seed = 0;  ///< of the first weights and of dropout
+};
+
+/// What of a padded batch counts, beside the layer's own pattern. On the model's device.
+struct Visible {
+  /// int32 (B): tokens of each sequence; the others follow them and are padding. Nobody attends to
+  /// padding. The working gate, its patterns and the read-out leave it out; the published gate
+  /// pools it, as published. From 0 to n. Not given: all tokens.
+  Tensor lengths;
+  /// bool, broadcasts to (B, heads, n, n): true = the pair may attend. Rows of false only attend to
+  /// nothing, and their attention is 0.
+  Tensor mask;
 };
 
 /// A weight and its gradient: views of the model's memory, on its device.
@@ -124,12 +136,13 @@ class TILEWISE_API Model {
 
   /// y = model(x) without dropout; a gate routes. x: (B, n, dim), or int32 (B, n). y: (B, n, dim),
   /// or (B, classes).
-  void infer(const Tensor& x, const Tensor& y);
+  void infer(const Tensor& x, const Tensor& y, const Visible& visible = {});
   /// The same as in training; keeps what backward needs. `draw` numbers the dropout masks and the
   /// choices of patterns.
-  void forward(const Tensor& x, const Tensor& y, std::uint32_t draw = 0);
+  void forward(const Tensor& x, const Tensor& y, std::uint32_t draw = 0,
+               const Visible& visible = {});
   /// After forward(): adds to the parameters' gradients, and writes dx where it is given (not for
-  /// token numbers). x is the tensor that forward() was given.
+  /// token numbers). x is the tensor that forward() was given; what was visible is still there.
   void backward(const Tensor& x, const Tensor& dy, const Tensor& dx = {});
   void clear_gradients();
 
@@ -171,8 +184,8 @@ class TILEWISE_API Trainer {
   Trainer(Model& model, const TrainOptions& options = {});
   ~Trainer();
 
-  /// One step. x: the model's input; labels: int32 (B), below classes.
-  void step(const Tensor& x, const Tensor& labels);
+  /// One step. x: the model's input; labels: int32 (B), below classes. Every step drops anew.
+  void step(const Tensor& x, const Tensor& labels, const Visible& visible = {});
   /// Waits for the device.
   TrainStatus status() const;
 

@@ -25,6 +25,16 @@ struct PoolWeights {
   double variance = 0.0;  ///< over the block's tokens, divided by their number
 };
 
+/// Where scores of blocks come from.
+/// pooled: PoolWeights of their tokens.
+/// antidiagonal: of every tile of stride x stride pairs the sum of the logits on its antidiagonal,
+/// over stride; a softmax over the tiles of a row of tiles; a block has the probabilities of its
+/// tiles (XAttention, Xu et al. 2025). Tokens that a tile lacks are zeros. vertical_slash: the
+/// probabilities of the last block_q queries over all keys, summed over the keys of a block and
+/// over the pairs that are `distance` blocks apart. The rule takes blocks of keys, and distances;
+/// every row attends to both (MInference, Jiang et al. 2024; FlexPrefill, Lai et al. 2025).
+enum class BlockScorer { pooled, antidiagonal, vertical_slash };
+
 /// Which blocks of a row are taken, once a softmax over its blocks of keys has made probabilities
 /// of the scores. top_k: the `count` largest; mass: the fewest whose sum is at least `mass`;
 /// above: those larger than `threshold`. Of equal ones the first is the larger.
@@ -32,7 +42,7 @@ enum class BlockRule { top_k, mass, above };
 
 struct BlockSelection {
   std::int64_t block_q = 64, block_k = 64;  ///< tokens of a block, >= 1
-  PoolWeights weights;                      ///< one of them is not 0
+  PoolWeights weights;                      ///< pooled: one of them is not 0
   std::optional<double> scale;              ///< not given: 1/sqrt(D)
   /// Blocks of which no pair lies on or left of the diagonal, shifted by Sk - Sq, are not taken.
   bool causal = false;
@@ -43,6 +53,8 @@ struct BlockSelection {
   double threshold = 0.0;
   /// Whatever the scores: the blocks that hold the row's part of the shifted diagonal; the first.
   bool keep_diagonal = true, keep_first = true;
+  BlockScorer scorer = BlockScorer::pooled;
+  std::int64_t stride = 8;  ///< antidiagonal: it divides block_q and block_k
 };
 
 /// Entries that block_index needs room for. q (B, Hq, Sq, D), k (B, Hk, Sk, D): any float type, any

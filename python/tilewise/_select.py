@@ -1,4 +1,4 @@
-"""select_blocks: block lists that pooled scores choose, by the operator tilewise::select_blocks."""
+"""select_blocks: block lists that scores choose, by the operator tilewise::select_blocks."""
 
 from __future__ import annotations
 
@@ -25,19 +25,23 @@ _TOP_K, _MASS, _ABOVE = range(3)
 _SCHEMA = (
     "(Tensor q, Tensor k, Tensor? key_lengths, SymInt block_q, SymInt block_k, float[] weights, "
     "float? scale, bool causal, int rule, SymInt count, float share, bool keep_diagonal, "
-    "bool keep_first, str layout, bool as_mask) -> (Tensor, Tensor)"
+    "bool keep_first, str layout, int scorer, SymInt stride, bool as_mask) -> (Tensor, Tensor)"
 )
+SCORERS = ("pooled", "antidiagonal", "vertical_slash")
 
 
 def _outputs(q: Tensor, k: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     """Row offsets and indices with room for what may be taken; or a mask, and nothing."""
-    block_q, block_k, _, _, _, rule, count, _, keep_diagonal, keep_first, layout, as_mask = options
+    block_q, block_k, _, _, _, rule, count, _, keep_diagonal, keep_first, layout = options[:11]
+    scorer, _, as_mask = options[11:]
     heads, tokens = (1, 2) if layout == "bhsd" else (2, 1)
     rows = -(-q.shape[tokens] // block_q)
     columns = most = -(-k.shape[tokens] // block_k)
     shape = (q.shape[0], q.shape[heads])
     if as_mask:
         return q.new_empty((*shape, rows, columns), dtype=torch.bool), q.new_empty(0)
+    if SCORERS[scorer] == "vertical_slash":  # a distance touches so many blocks of a row
+        count = count * (2 + (block_q + block_k - 2) // block_k)
     if rule == _TOP_K and count < columns:
         beside = (block_q - 1) // block_k + 2 if keep_diagonal else 0
         most = min(columns, count + beside + int(keep_first))
@@ -79,6 +83,8 @@ def _choose(
     keep_diagonal: bool,
     keep_first: bool,
     layout: str,
+    scorer: str,
+    stride: int,
     as_mask: bool,
 ) -> tuple[Tensor, Tensor]:
     rules = [
@@ -90,6 +96,8 @@ def _choose(
         raise ValueError("count, mass and threshold: expected one of them")
     if layout not in ("bshd", "bhsd"):
         raise ValueError(f"layout is {layout!r}: expected bshd or bhsd")
+    if scorer not in SCORERS:
+        raise ValueError(f"scorer is {scorer!r}: expected one of {', '.join(SCORERS)}")
     if q.dim() != 4 or k.dim() != 4:
         raise ValueError(f"q has {q.dim()} axes and k {k.dim()}: expected 4")
     block_k = block_q if block_k is None else block_k
@@ -112,6 +120,8 @@ def _choose(
             keep_diagonal,
             keep_first,
             layout,
+            SCORERS.index(scorer),
+            stride,
             as_mask,
         )
     return chosen
@@ -133,6 +143,8 @@ def select_blocks(
     keep_diagonal: bool = True,
     keep_first: bool = True,
     layout: str = "bshd",
+    scorer: str = "pooled",
+    stride: int = 8,
 ) -> BlockList:
     """The key blocks that each query block attends, by scores of blocks.
 
@@ -142,13 +154,18 @@ def select_blocks(
     largest, the fewest whose sum is at least `mass`, those above `threshold`. causal: none past the
     diagonal, which stands as in attention's bottom_right. key_lengths: int32 (B).
 
+    scorer "antidiagonal" sums logits along the antidiagonal of every tile of stride x stride pairs,
+    and takes a softmax over a row of tiles; stride divides both blocks. "vertical_slash" asks the
+    last block of queries: the rule takes key blocks, and distances, by their probabilities, and
+    every row attends to both. weights count for "pooled" alone.
+
     Nothing has an element for every pair of tokens, and nothing waits for a GPU. No gradient.
     Raises ValueError where an argument is wrong, NotImplementedError for head dims above 256 or
     more than 8192 key blocks on a GPU.
     """
     offsets, index = _choose(
         q, k, block_q, block_k, count, mass, threshold, causal, weights, scale, key_lengths,
-        keep_diagonal, keep_first, layout, as_mask=False,
+        keep_diagonal, keep_first, layout, scorer, stride, as_mask=False,
     )  # fmt: skip
     return BlockList(offsets, index, None, block_q, block_q if block_k is None else block_k)
 
@@ -169,9 +186,11 @@ def select_block_mask(
     keep_diagonal: bool = True,
     keep_first: bool = True,
     layout: str = "bshd",
+    scorer: str = "pooled",
+    stride: int = 8,
 ) -> Tensor:
     """The same as a mask of blocks: bool (B, Hq, query blocks, key blocks)."""
     return _choose(
         q, k, block_q, block_k, count, mass, threshold, causal, weights, scale, key_lengths,
-        keep_diagonal, keep_first, layout, as_mask=True,
+        keep_diagonal, keep_first, layout, scorer, stride, as_mask=True,
     )[0]  # fmt: skip

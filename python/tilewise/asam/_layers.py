@@ -57,7 +57,8 @@ class ASAMLayer(nn.Module):
     """Pre-norm attention and feed-forward network: x + A(LN x), then x + F(LN x).
 
     mode "faithful": the published layer, the report's "Original", whose "sparse" path computes n^2
-    scores. mode "adaptive": RoutedAttention, and key_lengths, int32 (B): tokens of each sequence.
+    scores. mode "adaptive": RoutedAttention, and key_lengths, int32 (B): tokens of each sequence,
+    whose padding nobody attends to and no choice sees.
     """
 
     def __init__(self, config: ASAMConfig) -> None:
