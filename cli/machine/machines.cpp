@@ -23,7 +23,9 @@ namespace {
 
 Value read_json(const std::string& path) {
   std::ifstream file(path);
-  if (!file) throw BadInput(fmt::format("{}: cannot be read", path));
+  if (!file || std::filesystem::is_directory(path)) {
+    throw BadInput(fmt::format("{}: cannot be read", path));
+  }
   Value parsed = Value::parse(file, nullptr, false);
   if (parsed.is_discarded()) throw BadInput(fmt::format("{}: is not valid JSON", path));
   return parsed;

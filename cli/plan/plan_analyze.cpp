@@ -171,6 +171,9 @@ std::string analyze(const std::vector<Cell>& cells, const Machine& machine, Form
   if (c.packed || c.page_size > 0 || !c.key_lengths.empty() || c.seq_q != c.seq_k) {
     throw BadInput("--analyze: expected a dense problem with as many keys as queries");
   }
+  if (c.batch * c.heads_q * c.seq_q == 0) {
+    throw BadInput("--analyze: expected sizes of at least 1");
+  }
   struct Part {
     const char* name;
     std::string title;

@@ -79,6 +79,8 @@ std::vector<Largest> largest_that_fit(const Cell& cell, const Hardware& machine,
                                       std::int64_t limit_bytes) {
   const Case& c = cell.problem;
   if (c.packed || c.page_size > 0 || !c.key_lengths.empty() || c.blocks) return {};
+  // What holds nothing fits at any size.
+  if (c.batch * c.heads_q * c.seq_q == 0) return {};
   std::vector<Largest> out;
   const bool same = c.seq_q == c.seq_k;
   const std::int64_t seq_q = c.seq_q;
@@ -141,7 +143,7 @@ std::vector<Help> what_helps(const Cell& cell, const Hardware& machine, std::int
                      [](const Help& a, const Help& b) { return a.peak_bytes < b.peak_bytes; });
     return helps;
   }
-  if (!problem.packed && problem.key_lengths.empty()) {
+  if (!problem.packed && problem.key_lengths.empty() && problem.batch > 0) {
     for (const std::int64_t times : {2, 4, 8}) {
       changed(
           fmt::format("a batch of {} (time for each {})", problem.batch * times, problem.batch),

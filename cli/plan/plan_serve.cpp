@@ -98,6 +98,10 @@ std::int64_t largest(const std::function<bool(std::int64_t)>& holds) {
 
 Serving serving_of(const Cell& cell, const Served& served, const Machine& machine,
                    std::int64_t limit_bytes) {
+  const Case& c = cell.problem;
+  if (c.batch * c.heads_q * c.seq_q * c.seq_k == 0) {
+    throw BadInput("--serve: expected sizes of at least 1");
+  }
   const Step step(cell, served, machine);
   Serving s;
   s.batch = cell.problem.batch;

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import _native
 from ._spec import FIELDS, TENSOR_FIELDS
-from ._torch_onlookers import is_plain_call
+from ._torch_onlookers import check_without_gradient, is_plain_call
 
 
 class Appended(NamedTuple):
@@ -112,10 +112,20 @@ def append_kv(
     is written then. On a GPU such an entry is skipped as a whole, and `skipped` says so. There is
     no gradient: tensors that require one raise NotImplementedError.
     """
-    if torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (k, v, k_cache, v_cache, q)
-    ):
-        raise NotImplementedError("append_kv has no gradient: call it in no_grad")
+    check_without_gradient(
+        "append_kv",
+        k=k,
+        v=v,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        lengths=lengths,
+        q=q,
+        block_table=block_table,
+        cu_seqlens=cu_seqlens,
+        rotary_cos=rotary_cos,
+        rotary_sin=rotary_sin,
+        positions=positions,
+    )
     inputs = (k, v, k_cache, v_cache, lengths, q)
     options = (
         *(block_table, cu_seqlens, max_seqlen, rotary_cos, rotary_sin, positions),

@@ -10,6 +10,7 @@ from torch import Tensor
 from ._append import append_kv
 from ._attention import attention, plan
 from ._spec import flash_window
+from ._torch_onlookers import check_without_gradient, in_memory
 
 _ROWS = 2**31  # that the tables of _unpadded can name
 
@@ -17,6 +18,11 @@ _ROWS = 2**31  # that the tables of _unpadded can name
 def _lengths(cache_seqlens: int | Tensor | None, batch: int, capacity: int, k: Tensor) -> Tensor:
     """The keys of each entry before the call: int32 (B); the whole cache without cache_seqlens."""
     if isinstance(cache_seqlens, Tensor):
+        if cache_seqlens.dtype != torch.int32 or cache_seqlens.shape != (batch,):
+            raise ValueError(
+                f"cache_seqlens is {cache_seqlens.dtype} {tuple(cache_seqlens.shape)}: expected an "
+                f"int, or int32 ({batch},)"
+            )
         return cache_seqlens
     filled = capacity if cache_seqlens is None else cache_seqlens
     return torch.full((batch,), filled, dtype=torch.int32, device=k.device)
@@ -69,6 +75,11 @@ def _unpadded(
 
     A row that is padding is not in the table: nothing reads it.
     """
+    if leftpad.shape != (batch,):
+        raise ValueError(f"cache_leftpad has shape {tuple(leftpad.shape)}: expected ({batch},)")
+    seen = not torch.compiler.is_compiling() and in_memory(leftpad) and not leftpad.is_cuda
+    if seen and bool((leftpad < 0).any()):
+        raise ValueError(f"cache_leftpad is {leftpad.tolist()}: expected rows from 0 on")
     size = pools[0].shape[1]
     (k, between), (v, between_v) = (
         _rows_of(name, pool) for name, pool in zip(("k_cache", "v_cache"), pools, strict=True)
@@ -148,10 +159,9 @@ def flash_attn_with_kvcache(
     a GPU are not read, and an entry without room keeps its keys there and is attended to without k.
     Returns O, and LSE (B, Hq, Sq) with return_softmax_lse.
     """
-    if torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (q, k_cache, v_cache, k, v)
-    ):
-        raise NotImplementedError("flash_attn_with_kvcache has no gradient: call it in no_grad")
+    check_without_gradient(
+        "flash_attn_with_kvcache", q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v
+    )
     batch = q.shape[0]
     table = _table(k_cache, block_table, cache_batch_idx, batch)
     capacity = (1 if table is None else table.shape[1]) * k_cache.shape[1]

@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
-from . import _native, _trace
+from . import _native, _torch_flops
 from ._spec import Spec, make_spec
+from ._torch import as_tensor, trace
+from ._torch_onlookers import check_without_gradient
 
 _SCHEMA = (
     "(Tensor q, Tensor k_prefix, Tensor v_prefix, Tensor k, Tensor v, Tensor? key_lengths, "
@@ -59,6 +62,9 @@ def _fake(
     return outputs
 
 
+register_flop_formula(torch.ops.tilewise.prefix_attention, get_raw=True)(_torch_flops.of_prefix)
+
+
 def prefix_attention(
     q: Tensor,
     k_prefix: Tensor,
@@ -92,13 +98,23 @@ def prefix_attention(
     LSE. Raises ValueError where an argument is wrong, NotImplementedError where no kernel runs it,
     or a tensor requires a gradient: there is none.
     """
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k_prefix, v_prefix, k, v)):
-        raise NotImplementedError("prefix_attention has no gradient: call it in no_grad")
+    check_without_gradient(
+        "prefix_attention",
+        q=q,
+        k_prefix=k_prefix,
+        v_prefix=v_prefix,
+        k=k,
+        v=v,
+        key_lengths=key_lengths,
+        cu_seqlens_q=cu_seqlens_q,
+        block_table=block_table,
+        sinks=sinks,
+    )
     text = ""
     captures: tuple[torch.Tensor, ...] = ()
     if mask_mod is not None:
-        _, text, given = _trace.formulas(None, mask_mod)
-        captures = tuple(torch.as_tensor(c) for c in given)
+        _, text, given = trace(None, mask_mod)
+        captures = tuple(as_tensor(c) for c in given)
     o, lse = torch.ops.tilewise.prefix_attention(
         q,
         k_prefix,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from . import _native
 from ._spec import BlockList
+from ._torch_onlookers import check_tensors
 
 
 class PoolWeights(NamedTuple):
@@ -98,11 +99,14 @@ def _choose(
         raise ValueError(f"layout is {layout!r}: expected bshd or bhsd")
     if scorer not in SCORERS:
         raise ValueError(f"scorer is {scorer!r}: expected one of {', '.join(SCORERS)}")
+    check_tensors(q=q, k=k, key_lengths=key_lengths)
     if q.dim() != 4 or k.dim() != 4:
         raise ValueError(f"q has {q.dim()} axes and k {k.dim()}: expected 4")
     block_k = block_q if block_k is None else block_k
     if block_q < 1 or block_k < 1:
         raise ValueError(f"block_q is {block_q} and block_k {block_k}: expected at least 1")
+    if len(weights) != len(PoolWeights._fields):
+        raise ValueError(f"weights has {len(weights)} numbers: expected {PoolWeights._fields}")
     share = mass if mass is not None else threshold
     with torch.no_grad():
         chosen: tuple[Tensor, Tensor] = torch.ops.tilewise.select_blocks(

@@ -93,6 +93,28 @@ def in_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
+def check_tensors(**arguments: Any) -> None:
+    """For a function of torch tensors alone: names the argument that is none."""
+    for name, t in arguments.items():
+        if t is not None and not isinstance(t, Tensor):
+            raise ValueError(f"{name} is of type {type(t).__name__}: expected a torch tensor")
+
+
+def check_without_gradient(function: str, **arguments: Any) -> None:
+    """For a function of torch tensors without derivatives: refuses them, which would be zeros."""
+    check_tensors(**arguments)
+    if torch.is_grad_enabled():
+        for name, t in arguments.items():
+            if t is not None and t.requires_grad:
+                raise NotImplementedError(
+                    f"{function} has no gradient, and {name} requires one: call it in no_grad"
+                )
+    if in_forward_mode():
+        for name, t in arguments.items():
+            if t is not None and forward_ad.unpack_dual(t).tangent is not None:
+                raise NotImplementedError(f"{function} has no forward-mode derivative of {name}")
+
+
 def refuse_tangents(arguments: Sequence[Any]) -> None:
     """Forward-mode AD: torch drops the tangents of an operator that is registered in Python."""
     if not in_forward_mode():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +16,15 @@ MOST_NODES = 1024
 def _ancestors(parents: Any) -> Any:
     """bool (B, n, n): node i sees node t, which is i or an ancestor of it."""
     given = np.asarray(parents)
+    if given.size == 0 and isinstance(parents, list | tuple):
+        given = given.astype(np.int64)  # NumPy takes an empty list for floats
     if given.ndim not in (1, 2) or not np.issubdtype(given.dtype, np.integer):
         raise ValueError(
             f"parents is {given.dtype} {given.shape}: expected integers (n,) or (B, n)"
         )
-    of = given.reshape(-1, given.shape[-1])
-    batch, nodes = of.shape
+    nodes = given.shape[-1]
+    of = given.reshape(math.prod(given.shape[:-1]), nodes)
+    batch = len(of)
     if nodes > MOST_NODES:
         raise ValueError(f"parents has {nodes} nodes: expected at most {MOST_NODES}")
     sees = np.zeros((batch, nodes, nodes), bool)
@@ -76,9 +80,12 @@ def tree_mask(parents: Any = None, *, words: Any = None, device: Any = None) -> 
             import torch
 
             words = torch.as_tensor(words, device=device)
+    if not hasattr(words, "shape"):
+        raise ValueError(f"words is of type {type(words).__name__}: expected a tensor or an array")
     table = _trace.Captured(words)
-    rank, width = len(table.array.shape), int(table.array.shape[-1])
-    if rank not in (2, 3) or width & (width - 1) or not 1 <= width <= MOST_NODES // 32:
+    rank = len(table.array.shape)
+    width = int(table.array.shape[-1]) if rank in (2, 3) else 0
+    if width & (width - 1) or not 1 <= width <= MOST_NODES // 32:
         raise ValueError(
             f"words has shape {tuple(table.array.shape)}: expected (n, W) or (B, n, W), W a power "
             f"of two up to {MOST_NODES // 32}"

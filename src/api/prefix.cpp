@@ -62,7 +62,7 @@ Tensor as_one_sequence(const char* name, const Tensor& t) {
   if (batch == 1) return one;
   if (rows == 1) {
     one.strides[2] = t.strides[0];
-  } else if (t.strides[0] != rows * t.strides[2]) {
+  } else if (batch > 0 && rows > 0 && t.strides[0] != rows * t.strides[2]) {
     fail(name, t,
          "its batch and sequence axes must be one axis in memory, as (B, S, H, D) has them");
   }

@@ -94,9 +94,9 @@ void take_scores(Problem& p, const AttentionSpec& spec) {
   if (!std::isfinite(p.scale))
     arguments::fail_value("scale", std::to_string(p.scale64), "it must be finite in float32");
   p.softcap = spec.softcap;
-  if (!std::isfinite(p.softcap) || p.softcap < 0) {
+  if (!std::isfinite(static_cast<float>(p.softcap)) || p.softcap < 0) {
     arguments::fail_value("softcap", std::to_string(spec.softcap),
-                          "it must be finite and >= 0 (0 = off)");
+                          "it must be finite in float32 and >= 0 (0 = off)");
   }
   if (spec.bias.defined()) {
     if (!is_floating(spec.bias.dtype)) fail("bias", spec.bias, "its type must be a float type");

@@ -117,6 +117,23 @@ class Plan(CliTest):
         )
         self.assertEqual([row["verdict"] for row in rows], ["ok", "unsupported"] * 2)
 
+    def test_empty_problems(self) -> None:
+        """What holds nothing fits at any size: no search for the largest, and nothing to grow."""
+        for case in ("b1 h1 s0 d8", "b0 h1 s8 d8"):
+            text = self.ok("plan", "--case", case)
+            self.assertNotIn("largest that fit", text)
+        self.assertNotIn("a batch of 0", text)
+        for case in ("b1 h0 s8 d8", "b1 h1 s0 d8"):
+            message = self.fails(BAD_INPUT, "plan", "--analyze", "--case", case)
+            self.assertIn("at least 1", message)
+        self.assertIn("at least 1", self.fails(BAD_INPUT, "plan", "--serve", "--seq", "0"))
+
+    def test_files_that_are_none(self) -> None:
+        folder = str(SOURCE / "cases")
+        for flags in (["--hardware"], ["--against"], ["--advise", "--measured"]):
+            message = self.fails(BAD_INPUT, "plan", *flags, folder)
+            self.assertIn(f"{folder}: cannot be read", message)
+
     def test_named_machines(self) -> None:
         """GPUs that are not here: kernels of their architecture, figures with sources."""
         for name, kernel in (

@@ -90,11 +90,13 @@ std::string refusal(const Problem& p, const Hardware& machine, const Takes& take
 }
 
 int padded(std::int64_t dim) {
-  for (const int size : {16, 32, 64, 96, 128, 192, 256}) {
+  for (const int size : {16, 32, 64, 96, 128, 192, 256, 384}) {
     if (dim <= size) return size;
   }
   return 512;
 }
+
+int slices(std::int64_t dim) { return padded(dim) > 256 ? 2 : 1; }
 
 Form form(const Problem& p) {
   if (p.dtype == DType::bfloat16) return {};

@@ -29,10 +29,13 @@ inline constexpr Takes kTakes = {.packed = true,
                                  .dropout = true,
                                  .lists = true,
                                  .gradients = true,
-                                 .expressions = true};
+                                 .expressions = true,
+                                 .most_head_dim = 512};
 
-/// Head dim as the kernels are built for it: 16, 32, 64, 96, 128, 192, 256, 512.
+/// Head dim as the kernels are built for it: 16, 32, 64, 96, 128, 192, 256, 384, 512.
 int padded(std::int64_t dim);
+/// Launches that share the columns of a sum of padded(dim) columns: registers hold 256 of a row.
+int slices(std::int64_t dim);
 
 /// How the values of a problem become 16-bit operands.
 struct Form {

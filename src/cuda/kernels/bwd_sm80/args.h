@@ -39,6 +39,9 @@ struct Config {
   bool listed = false;                    ///< a block list, not beside `split`
   tile::Expressions expressions;          ///< with any, Args are Expressed
   Gradients gradients = Gradients::both;  ///< both, unless with_dq is off and column_warps is 1
+  /// Columns of the gradient of a launch, from `column` on, where it is not all: above 256, one
+  /// gradient a launch. Gradients in Args begin there.
+  int columns = 0, column = 0;
 
   /// Rows have a low part of lse2: where operands have two planes' accuracy, and under a bias,
   /// which may be so large that LSE lacks all of log l.

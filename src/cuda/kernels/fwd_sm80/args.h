@@ -14,7 +14,8 @@ struct Config {
   int planes = 1;       ///< 2: an operand is the sum of two 16-bit planes (float32 accuracy)
   bool scaled = false;  ///< operands carry a scale factor per kScaleRows rows; O is float32 then
   int head_dim = 64;    ///< padded D
-  int head_dim_v = 64;  ///< padded Dv
+  int head_dim_v = 64;  ///< padded Dv, or a slice of it
+  int slices = 1;       ///< of padded Dv, one a launch
   int block_m = 128;    ///< B_r
   int block_n = 64;     ///< B_c
   int warps = 4;

@@ -45,7 +45,7 @@ struct Forward {
 
   using TileQ = SharedTile<kBlockM, kD, kPlanes>;
   using TileK = SharedTile<kBlockN, kD, kPlanes>;
-  using TileV = SharedTile<kBlockN, kDv, kPlanes>;
+  using TileV = SharedTile<kBlockN, kDv, kPlanes, kDv * kConfig.slices>;
   using Kept = KeptPairs<kConfig.dropout, false, kM, kN>;
   using Pairs = FragmentPairs<kConfig.pairs, false, kM, kN>;
   /// Q, then `stages` of K, then `stages` of V, then the pairs of each warp. O is staged where Q

@@ -86,8 +86,8 @@ double predict(const Problem& p, const Tile& tile, int bytes, int splits, const 
   // Between 64 and 96 the padding is computed too (dims 72 and 80 on an H200: 0.125 and 0.122 ms).
   const std::int64_t dims = p.head_dim + p.head_dim_v;
   const bool pads = std::max(p.head_dim, p.head_dim_v) > 64;
-  const double padded = static_cast<double>(host::padded(p.head_dim) + host::padded(p.head_dim_v));
-  const double pair_flops = 2.0 * std::max(kLeastDims, pads ? padded : static_cast<double>(dims));
+  const double pair_flops =
+      2.0 * std::max(kLeastDims, pads ? product_columns(p) : static_cast<double>(dims));
   const double keys = keys_computed(p, tile);
   host::Load load;
   load.flops = grid * tile.block_m * keys * pair_flops;
@@ -217,7 +217,9 @@ TileListsMaker lists_of(const Problem& p, int block_m, int block_n) {
 }
 
 Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& machine) {
-  std::string reason = host::refusal(given, machine, host::kTakes);
+  Takes takes = host::kTakes;
+  if (row.config != nullptr) takes.most_head_dim = 256;
+  std::string reason = host::refusal(given, machine, takes);
   if (reason.empty() && given.block_list.defined())
     reason = tile_lists_refusal(given, machine.shared_kib);
   if (!reason.empty()) return reason;
@@ -336,8 +338,11 @@ void run(const KernelRow& /*row*/, const Problem& given, const Context& context)
   const std::int64_t tiles = std::int64_t{args.order.blocks} * args.order.heads * splits;
   const bool follows = operands.packs() || config.listed;
   const Grid grid = follows ? host::following(tiles, device) : Grid{.x = tiles};
-  config.ragged() ? launch_expressed(p, kernel, grid, context.stream, ragged_args(args, p))
-                  : launch_expressed(p, kernel, grid, context.stream, args);
+  for (int slice = 0; slice < config.slices; ++slice) {
+    const Args own = slice_of(args, slice, config);
+    config.ragged() ? launch_expressed(p, kernel, grid, context.stream, ragged_args(own, p))
+                    : launch_expressed(p, kernel, grid, context.stream, own);
+  }
   if (config.split)
     combine_parts(p, static_cast<const float*>(args.o.data), args.lse, splits, context.stream);
 }
