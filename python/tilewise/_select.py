@@ -26,15 +26,16 @@ _TOP_K, _MASS, _ABOVE = range(3)
 _SCHEMA = (
     "(Tensor q, Tensor k, Tensor? key_lengths, SymInt block_q, SymInt block_k, float[] weights, "
     "float? scale, bool causal, int rule, SymInt count, float share, bool keep_diagonal, "
-    "bool keep_first, str layout, int scorer, SymInt stride, bool as_mask) -> (Tensor, Tensor)"
+    "bool keep_first, str layout, bool as_mask, int scorer=0, SymInt stride=8) -> (Tensor, Tensor)"
 )
+_DEFAULTS = (0, 8)  # of scorer and stride
 SCORERS = ("pooled", "antidiagonal", "vertical_slash")
 
 
 def _outputs(q: Tensor, k: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     """Row offsets and indices with room for what may be taken; or a mask, and nothing."""
     block_q, block_k, _, _, _, rule, count, _, keep_diagonal, keep_first, layout = options[:11]
-    scorer, _, as_mask = options[11:]
+    as_mask, scorer = (*options[11:], 0)[:2]  # torch leaves defaults out
     heads, tokens = (1, 2) if layout == "bhsd" else (2, 1)
     rows = -(-q.shape[tokens] // block_q)
     columns = most = -(-k.shape[tokens] // block_k)
@@ -57,7 +58,8 @@ def _operator(
     q: Tensor, k: Tensor, key_lengths: Tensor | None, *options: Any
 ) -> tuple[Tensor, Tensor]:
     first, second = _outputs(q, k, *options)
-    *given, as_mask = options
+    *given, as_mask, scorer, stride = (*options, *_DEFAULTS[len(options) - 12 :])
+    given += [scorer, stride]
     given[2] = tuple(given[2])
     outputs = (None, None, first) if as_mask else (first, second, None)
     _native.select_blocks((q, k, key_lengths), outputs, tuple(given))
@@ -124,9 +126,9 @@ def _choose(
             keep_diagonal,
             keep_first,
             layout,
+            as_mask,
             SCORERS.index(scorer),
             stride,
-            as_mask,
         )
     return chosen
 

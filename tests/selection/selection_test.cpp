@@ -242,6 +242,8 @@ TEST(Selection, LinesOfTheLastQueriesCrossEveryRow) {
       }
     }
   }
+}
+
 /// No heads, no keys: nothing is chosen, and the strides of nothing do not matter.
 TEST(Selection, TakesEmptyOutputs) {
   Inputs in;
