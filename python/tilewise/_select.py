@@ -35,7 +35,8 @@ SCORERS = ("pooled", "antidiagonal", "vertical_slash")
 def _outputs(q: Tensor, k: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     """Row offsets and indices with room for what may be taken; or a mask, and nothing."""
     block_q, block_k, _, _, _, rule, count, _, keep_diagonal, keep_first, layout = options[:11]
-    as_mask, scorer = (*options[11:], 0)[:2]  # torch leaves defaults out
+    as_mask = options[11]
+    scorer = options[12] if len(options) > 12 else 0  # torch leaves defaults out
     heads, tokens = (1, 2) if layout == "bhsd" else (2, 1)
     rows = -(-q.shape[tokens] // block_q)
     columns = most = -(-k.shape[tokens] // block_k)
@@ -58,8 +59,8 @@ def _operator(
     q: Tensor, k: Tensor, key_lengths: Tensor | None, *options: Any
 ) -> tuple[Tensor, Tensor]:
     first, second = _outputs(q, k, *options)
-    *given, as_mask, scorer, stride = (*options, *_DEFAULTS[len(options) - 12 :])
-    given += [scorer, stride]
+    as_mask = options[11]
+    given = [*options[:11], *options[12:], *_DEFAULTS[len(options) - 12 :]]
     given[2] = tuple(given[2])
     outputs = (None, None, first) if as_mask else (first, second, None)
     _native.select_blocks((q, k, key_lengths), outputs, tuple(given))

@@ -112,7 +112,7 @@ class Job:
         dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.precision)
         cast = torch.autocast(device.type, dtype, enabled=dtype is not None)
         if self.compiled:
-            model = torch.compile(model)
+            model.compile()
         if not self.training:
 
             def infer() -> Tensor:
@@ -223,10 +223,12 @@ def _measure(arguments: str) -> int:
     import resource
 
     fields, limit = json.loads(arguments)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if limit is not None:
-        used = _data_bytes()
+        used = _status_bytes("VmData")  # what RLIMIT_DATA counts
         resource.setrlimit(resource.RLIMIT_DATA, (used + limit, used + limit))
+    # NOTE: getrusage's maximum would be that of the process which started this one.
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    before = _status_bytes("VmRSS")
     try:
         step = Job(**fields).step()
         step()
@@ -235,14 +237,14 @@ def _measure(arguments: str) -> int:
         if isinstance(error, MemoryError) or "memory" in str(error):
             return OUT_OF_MEMORY
         raise
-    print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+    print(_status_bytes("VmHWM") - before)
     return 0
 
 
-def _data_bytes() -> int:
-    """What RLIMIT_DATA counts of this process now (proc(5), VmData)."""
+def _status_bytes(name: str) -> int:
+    """A line of this process's status (proc(5))."""
     status = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return 1024 * int(next(line for line in status if line.startswith("VmData:")).split()[1])
+    return 1024 * int(next(line for line in status if line.startswith(f"{name}:")).split()[1])
 
 
 if __name__ == "__main__":

@@ -11,16 +11,17 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
+from torch.optim.lr_scheduler import LinearLR
 
 from ._config import ASAMConfig
 from ._layers import ASAMLayer, FlashASAMLayer
 
 FILLER, WIDTH, TASK_HEADS, TASK_BLOCK = 50, 32, 2, 16
-LEARNING_RATE = 3e-3
+LEARNING_RATE = 3e-3  # at first; it falls to 0
 # Of the loss for a head that runs dense attention alone: a head that needs none learns to run none.
 PRICE = 0.05
 # Training begins short, with large batches, and grows by this factor until the full length.
-GROWTH, LEAST_BATCH = 4, 4
+GROWTH, LEAST_BATCH = 4, 8
 TASK_KINDS = ("dense", "working", "published")
 
 Draw = Callable[[int, int, Generator], tuple[Tensor, Tensor]]
@@ -95,7 +96,7 @@ def _lists(batch: int, n: int, generator: Generator) -> tuple[Tensor, Tensor]:
 
 TASKS = {
     "needle": Task(FILLER + NEEDLES + 1, NEEDLES, _needles, 2048, (256, 16, 600)),
-    "listops": Task(FILLER + DEPTH * _MARKS + 1, 10, _lists, 512, (64, 64, 1500)),
+    "listops": Task(FILLER + DEPTH * _MARKS + 1, 10, _lists, 512, (64, 64, 2000)),
 }
 
 
@@ -127,7 +128,9 @@ def _layer(kind: str) -> nn.Module:
     if kind == "dense":
         return FlashASAMLayer(WIDTH, TASK_HEADS, dropout=0.0)
     if kind == "working":
-        return ASAMLayer(ASAMConfig(pattern_type="selected", block_size=TASK_BLOCK, **sizes))
+        return ASAMLayer(
+            ASAMConfig(pattern_type="selected", block_size=TASK_BLOCK, route_above=0.75, **sizes)
+        )
     return ASAMLayer(ASAMConfig(mode="faithful", pattern_type="local", **sizes))
 
 
@@ -156,6 +159,7 @@ def learn(
             with torch.no_grad():
                 model(torch.zeros(1, length, dtype=torch.int64, device=device))
         optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+        steps_left = LinearLR(optimizer, 1.0, 0.0, sum(count for _, _, count in plan))
         loss = torch.zeros(())
         for length, batch, count in plan:
             for step in range(count):
@@ -168,6 +172,7 @@ def learn(
                 optimizer.zero_grad()
                 (loss + price).backward()
                 optimizer.step()
+                steps_left.step()
         accuracy, density = _examine(model.eval(), task, n, device, draws, examined)
         yield {
             "task": name,
