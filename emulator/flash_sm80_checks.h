@@ -46,7 +46,7 @@ void with_captures(const Shape& s, const Args& args, Launch launch) {
 
 template <auto kConfig, class Args>
 void give_lists(const Shape& s, Args& args, bool of_keys) {
-  if constexpr (kConfig.listed)
+  if constexpr (kConfig.listed())
     args.lists = s.formula->lists(kConfig.block_m, kConfig.block_n, of_keys);
 }
 

@@ -111,7 +111,7 @@ std::vector<Help> what_helps(const Cell& cell, const Hardware& machine, std::int
     consider(helps, what, other, machine, limit_bytes, now_ms, work);
   };
   if (!cell.kernel.empty() || (!cell.implementation.empty() && cell.implementation != "flash")) {
-    changed("flash, chosen freely", [](Cell& c) { c.kernel = c.implementation = ""; });
+    changed("flash, with the planner's choice", [](Cell& c) { c.kernel = c.implementation = ""; });
   }
   const Case& problem = cell.problem;
   if (problem.dtype == DType::float32) {
@@ -121,8 +121,7 @@ std::vector<Help> what_helps(const Cell& cell, const Hardware& machine, std::int
     }
   }
   if (problem.deterministic && cell.has(Timed::backward)) {
-    changed("a backward that need not repeat its bits",
-            [](Cell& c) { c.problem.deterministic = false; });
+    changed("a backward without deterministic", [](Cell& c) { c.problem.deterministic = false; });
   }
   const std::optional<std::int64_t> peak = peak_bytes(cell, machine);
   if (peak && *peak > limit_bytes) {
@@ -130,13 +129,12 @@ std::vector<Help> what_helps(const Cell& cell, const Hardware& machine, std::int
     std::int64_t batch = problem.batch, heads = problem.heads_q;
     const std::size_t found = helps.size();
     for (batch /= 2; batch >= 1 && !problem.packed && helps.size() == found; batch /= 2) {
-      changed(fmt::format("a batch of {} at a time", batch),
-              [batch](Cell& c) { c.problem.batch = batch; });
+      changed(fmt::format("batches of {}", batch), [batch](Cell& c) { c.problem.batch = batch; });
     }
     const bool grouped = problem.heads_q != problem.heads_k;
     const std::size_t before = helps.size();
     for (heads /= 2; heads >= 1 && !grouped && helps.size() == before; heads /= 2) {
-      changed(fmt::format("{} heads at a time", heads),
+      changed(fmt::format("{} heads per call", heads),
               [heads](Cell& c) { c.problem.heads_q = c.problem.heads_k = heads; });
     }
     std::stable_sort(helps.begin(), helps.end(),
@@ -146,7 +144,7 @@ std::vector<Help> what_helps(const Cell& cell, const Hardware& machine, std::int
   if (!problem.packed && problem.key_lengths.empty() && problem.batch > 0) {
     for (const std::int64_t times : {2, 4, 8}) {
       changed(
-          fmt::format("a batch of {} (time for each {})", problem.batch * times, problem.batch),
+          fmt::format("a batch of {} (time per {})", problem.batch * times, problem.batch),
           [times](Cell& c) { c.problem.batch *= times; }, static_cast<double>(times));
     }
   }

@@ -13,7 +13,7 @@ from ._torch_onlookers import check_tensors
 
 
 class PoolWeights(NamedTuple):
-    """What a block's tokens are scored by: each statistic's weight, feature by feature."""
+    """The weights of the statistics that score a block of tokens, per feature."""
 
     mean: float = 1.0
     maximum: float = 0.0
@@ -33,7 +33,7 @@ SCORERS = ("pooled", "antidiagonal", "vertical_slash")
 
 
 def _outputs(q: Tensor, k: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    """Row offsets and indices with room for what may be taken; or a mask, and nothing."""
+    """Row offsets and indices with room for the largest selection; or a mask, and nothing."""
     block_q, block_k, _, _, _, rule, count, _, keep_diagonal, keep_first, layout = options[:11]
     as_mask = options[11]
     scorer = options[12] if len(options) > 12 else 0  # torch leaves defaults out
@@ -153,22 +153,28 @@ def select_blocks(
     scorer: str = "pooled",
     stride: int = 8,
 ) -> BlockList:
-    """The key blocks that each query block attends, by scores of blocks.
+    """Selects the key blocks that each query block attends to, by scores of blocks.
 
-    q (B, Sq, Hq, D), k (B, Sk, Hk, D); layout "bhsd" has heads before tokens. A score is scale
-    (1 / sqrt(D) when None) times the sum over statistics of weight times the product of the blocks'
-    statistics. A softmax over a row's blocks makes probabilities; then one of these: the `count`
-    largest, the fewest whose sum is at least `mass`, those above `threshold`. causal: none past the
-    diagonal, which stands as in attention's bottom_right. key_lengths: int32 (B).
+    q is (B, Sq, Hq, D) and k (B, Sk, Hk, D). With layout "bhsd", heads come before tokens. A score
+    is scale (by default 1 / sqrt(D)) times the sum over statistics of weight times the product of
+    the blocks' statistics. A softmax over a row's blocks turns scores into probabilities. Give
+    exactly one rule:
+
+    - count: the `count` largest blocks.
+    - mass: the fewest blocks whose sum is at least `mass`.
+    - threshold: all blocks above `threshold`.
+
+    causal excludes blocks past the diagonal, which is attention's bottom_right. key_lengths is
+    int32 (B).
 
     scorer "antidiagonal" sums logits along the antidiagonal of every tile of stride x stride pairs,
-    and takes a softmax over a row of tiles; stride divides both blocks. "vertical_slash" asks the
-    last block of queries: the rule takes key blocks, and distances, by their probabilities, and
-    every row attends to both. weights count for "pooled" alone.
+    and takes a softmax over a row of tiles; stride divides both blocks. "vertical_slash" uses the
+    last block of queries: the rule selects key blocks, and distances, by their probabilities, and
+    every row attends to both. weights only count for "pooled".
 
-    Nothing has an element for every pair of tokens, and nothing waits for a GPU. No gradient.
-    Raises ValueError where an argument is wrong, NotImplementedError for head dims above 256 or
-    more than 8192 key blocks on a GPU.
+    No buffer has an element per pair of tokens, and the call never waits for a GPU. There is no
+    gradient. Raises ValueError (wrong argument) or NotImplementedError (on a GPU: head dims above
+    256, or more than 8192 key blocks).
     """
     offsets, index = _choose(
         q, k, block_q, block_k, count, mass, threshold, causal, weights, scale, key_lengths,
@@ -196,7 +202,7 @@ def select_block_mask(
     scorer: str = "pooled",
     stride: int = 8,
 ) -> Tensor:
-    """The same as a mask of blocks: bool (B, Hq, query blocks, key blocks)."""
+    """The same selection as a mask of blocks: bool (B, Hq, query blocks, key blocks)."""
     return _choose(
         q, k, block_q, block_k, count, mass, threshold, causal, weights, scale, key_lengths,
         keep_diagonal, keep_first, layout, scorer, stride, as_mask=True,

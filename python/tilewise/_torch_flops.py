@@ -1,7 +1,7 @@
-"""What torch's FLOP counters count for the operators: the products, as for torch's own attention.
+"""FLOP formulas of the operators for torch's FLOP counters, as for torch's own attention.
 
-Two for each multiplication and addition, every pair of a query and a key counted, whatever masks
-hide. A compiler under a memory budget weighs by the same numbers what it computes again.
+A multiply-add counts two, and every query-key pair counts, even if masked. A compiler under a
+memory budget uses the same numbers to weigh recomputation.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def of_prefix(
 
 
 def register() -> None:
-    """Tells torch the formulas."""
+    """Registers the formulas with torch."""
     operators = torch.ops.tilewise
     register_flop_formula(operators.attention_forward, get_raw=True)(_forward)
     register_flop_formula(operators.attention_backward, get_raw=True)(_backward)

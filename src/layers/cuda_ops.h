@@ -69,7 +69,7 @@ inline const unsigned* counter_of(const Drop& drop) {
   return drop.state == nullptr ? nullptr : reinterpret_cast<const unsigned*>(&drop.state->draws);
 }
 
-/// What a step is compiled from.
+/// The source of a step's kernel.
 cuda::KernelUnit step_unit(Step step);
 
 /// What the choice's kernels are given, without the memory between them.
@@ -163,7 +163,7 @@ class CudaOps final : public Ops<float> {
   std::array<Buffer<unsigned short>, 8> halves_;
   Buffer<float> d_tokens_, means_;
   Buffer<std::int32_t> highest_;
-  /// Of choose() and its backward.
+  /// Buffers of choose() and its backward.
   struct {
     Buffer<float> pooled, norms, cosine, share, d_cosine, d_scaled;
     Buffer<unsigned char> seen;

@@ -45,7 +45,7 @@ double clocks(const Hardware& machine) {
          (kFloat32 / float32_fma_per_clock(90));
 }
 
-/// Of a tensor that broadcasts along axes of stride 0.
+/// Bytes of a tensor in memory, which broadcasts along axes of stride 0.
 double stored_bytes(const Tensor& t) {
   if (!t.defined()) return 0.0;
   auto bytes = static_cast<double>(dtype_bytes(t.dtype));
@@ -60,7 +60,7 @@ double stored_bytes(const Tensor& t) {
 std::string refusal(const Problem& p, const Hardware& machine, const Takes& takes) {
   if (machine.arch < 80) {
     return "the device has compute capability " + std::to_string(machine.arch / 10) + "." +
-           std::to_string(machine.arch % 10) + ", 8.0 or newer is needed";
+           std::to_string(machine.arch % 10) + ": expected 8.0 or newer";
   }
   std::string reason = option_refusal(p, takes);
   if (!reason.empty()) return reason;

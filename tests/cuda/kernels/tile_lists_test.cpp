@@ -85,34 +85,36 @@ TEST(TileLists, ConfigOfAList) {
   ASSERT_EQ(sm90_tiles(whole).size(), 1U);
   const fwd_sm90::Config a = sm90_config(whole, sm90_tiles(whole).front(), false);
   EXPECT_EQ(a.lists, Lists::whole);
-  EXPECT_EQ(a.block_n, 128);
+  EXPECT_EQ(a.shape.block_n, 128);
   const fwd_sm90::Config b = sm90_config(parts, sm90_tiles(parts).front(), false);
   EXPECT_EQ(b.lists, Lists::whole);  // by 64 keys
-  EXPECT_EQ(b.block_n, 64);
-  EXPECT_FALSE(b.skip_blocks || b.chain_tiles || b.halve_cut || b.pack_heads);
+  EXPECT_EQ(b.shape.block_n, 64);
+  EXPECT_FALSE(b.schedule.skip_blocks || b.schedule.chain_tiles || b.schedule.halve_cut ||
+               b.pack_heads);
   // The rows of each warpgroup list tiles of their own: nobody takes turns.
   const fwd_sm90::Config c = sm90_config(narrow, sm90_tiles(narrow).front(), false);
   EXPECT_EQ(c.lists, Lists::parts);
-  EXPECT_EQ(c.block_n, 64);
-  EXPECT_FALSE(c.ping_pong);
-  EXPECT_TRUE(b.ping_pong);
+  EXPECT_EQ(c.shape.block_n, 64);
+  EXPECT_FALSE(c.schedule.ping_pong);
+  EXPECT_TRUE(b.schedule.ping_pong);
   // With one row block's registers where scores are modified, or for few tiles.
-  EXPECT_GT(c.held, 1);
-  EXPECT_EQ(sm90_config(narrow, sm90_tiles(narrow).back(), false).held, 1);
+  EXPECT_GT(c.shape.held, 1);
+  EXPECT_EQ(sm90_config(narrow, sm90_tiles(narrow).back(), false).shape.held, 1);
   const Problem capped = problem("b1 h2 s4096 d64 bf16 blocks=64,64:1,h:0.5 softcap=20");
-  for (const Sm90Tile& tile : sm90_tiles(capped)) EXPECT_EQ(tile.held, 1);
-  EXPECT_EQ(sm90_choose(problem("b1 h1 s1024 d64 bf16 blocks=64,64:1,1:0.5"), hopper).tile->held,
-            1);
+  for (const Sm90Tile& tile : sm90_tiles(capped)) EXPECT_EQ(tile.shape.held, 1);
+  EXPECT_EQ(
+      sm90_choose(problem("b1 h1 s1024 d64 bf16 blocks=64,64:1,1:0.5"), hopper).tile->shape.held,
+      1);
   const Problem many = problem("b4 h16 s16384 d64 bf16 blocks=64,64:1,1:0.25");
-  EXPECT_GT(sm90_choose(many, hopper).tile->held, 1);
-  EXPECT_EQ(bwd_sm90_config(narrow).block_m, 64);
-  EXPECT_EQ(bwd_sm90_config(parts).block_m, 128);
+  EXPECT_GT(sm90_choose(many, hopper).tile->shape.held, 1);
+  EXPECT_EQ(bwd_sm90_config(narrow).shape.block_m, 64);
+  EXPECT_EQ(bwd_sm90_config(parts).shape.block_m, 128);
   EXPECT_EQ(bwd_sm90_config(whole).lists, Lists::parts);
   EXPECT_EQ(bwd_sm90_config(parts).lists, Lists::parts);
   // Few tiles: neither are keys split, nor tiles cut.
   const Problem few = problem("b1 h1 q64 k65536 d128 bf16 blocks=128,128:1,1:0.5");
   EXPECT_EQ(sm90_choose(few, machine(90)).splits, 1);
-  EXPECT_FALSE(bwd_sm90_config(few).split);
+  EXPECT_FALSE(bwd_sm90_config(few).sums.split);
 }
 
 TEST(TileLists, OfTheSm80Rows) {
@@ -157,7 +159,7 @@ TEST(TileLists, Sm80RowsTakeKeysAndQueriesWhole) {
   EXPECT_EQ(listed_bytes(cost_by(kFlashForwardSm80, one, machine(80))) % 8, 0);
   EXPECT_TRUE(bwd_tiles::make_config(one, bwd_tiles::two_pass_tiles(one)[0].keys,
                                      bwd_tiles::Launch::keys, false, 163)
-                  .listed);
+                  .listed());
 }
 
 TEST(TileLists, ListsOfEntriesWithLengths) {
@@ -192,7 +194,7 @@ TEST(TileLists, CostGoesByTheList) {
   }
 }
 
-/// A mask function has a list that the device makes of it, where sequences are dense and long.
+/// A mask function has a list that the device makes of it, where sequences are long.
 TEST(TileLists, OfMaskFunctions) {
   const std::string mask = " mask_expr='doc[i] == doc[j] & i >= j' captures='doc:i32[Sk]=j // 100'";
   const Hardware hopper = machine(90);
@@ -201,7 +203,7 @@ TEST(TileLists, OfMaskFunctions) {
     const Problem forward = problem(shape + mask);
     EXPECT_TRUE(maps_mask(forward)) << shape;
     EXPECT_EQ(config(forward).lists, Lists::whole);
-    EXPECT_TRUE(config(forward).trust_maxima);
+    EXPECT_TRUE(config(forward).trusts_maxima());
     EXPECT_GT(listed_bytes(cost_by(kFlashForwardSm90, forward, hopper)), 0);
     const Problem backward = problem(shape + mask, Pass::backward);
     EXPECT_EQ(bwd_sm90_config(backward).lists, Lists::whole);
@@ -212,10 +214,37 @@ TEST(TileLists, OfMaskFunctions) {
   for (const std::string& line :
        {std::string("b2 h4 s2048 d64 bf16 mask_expr='i >= j'"),
         "b2 h4 s2048 d64 bf16 blocks=128,128:1,1:0.5" + mask, "b2 h4 s300 d64 bf16" + mask,
-        "packed=700,900 h2 d64 bf16" + mask}) {
+        "packed=300,400 h2 d64 bf16" + mask}) {
     EXPECT_FALSE(maps_mask(problem(line))) << line;
   }
-  EXPECT_EQ(config(problem("packed=700,900 h2 d64 bf16" + mask)).lists, Lists::none);
+}
+
+TEST(TileLists, OfMaskFunctionsOfPackedSequences) {
+  const std::string mask = " mask_expr='doc[i] == doc[j]' captures='doc:i32[Sk]=j // 100'";
+  const std::string line = "packed=700,900 h2 d64 bf16" + mask;
+  const Problem forward = problem(line), backward = problem(line, Pass::backward);
+  EXPECT_TRUE(maps_mask(forward));
+  EXPECT_EQ(sm90_config(forward, sm90_tiles(forward)[0], false).lists, Lists::whole);
+  EXPECT_EQ(TileListsMaker(forward, 128, 128, Lists::whole).blocks(), 2 * 8);
+  EXPECT_EQ(bwd_sm90_config(backward).lists, Lists::none);
+  // Lists would mostly have rows of no sequence, or the others would decide the order of tiles.
+  EXPECT_FALSE(maps_mask(problem("packed=9000,1,1,1,1,1,1 h2 d64 bf16" + mask)));
+  EXPECT_FALSE(maps_mask(problem(line + " deterministic")));
+}
+
+TEST(TileLists, OfMaskFunctionsOnSm80) {
+  const std::string mask = " mask_expr='doc[i] == doc[j]' captures='doc:i32[Sk]=j // 100'";
+  for (const char* shape : {"b1 h2 s1024 d64 f32", "packed=700,900 h2 d64 bf16"}) {
+    const Problem forward = problem(shape + mask), backward = problem(shape + mask, Pass::backward);
+    const Cost cost = cost_by(kFlashForwardSm80, forward, machine(80));
+    EXPECT_GT(listed_bytes(cost), 0) << shape;
+    EXPECT_EQ(cost.splits, 1) << shape;
+    EXPECT_GT(listed_bytes(cost_by(kFlashBackwardTwoPassSm80, backward, machine(80))), 0) << shape;
+    EXPECT_EQ(bwd_tiles::make_config(backward, bwd_tiles::two_pass_tiles(backward)[0].keys,
+                                     bwd_tiles::Launch::keys, false, 163)
+                  .lists,
+              Lists::whole);
+  }
 }
 
 }  // namespace

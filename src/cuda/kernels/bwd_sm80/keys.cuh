@@ -81,7 +81,8 @@ struct Backward : KeyShape<kConfig> {
   __forceinline__ void mask(Acc (&S)[kM][kN], const Queries& at) const {
     const int first = key + warp_key(), row = at.row + at.query;
     mask_transposed(S, diagonals(), seq_k, first, row, lane);
-    if constexpr (kConfig.listed) hide_unlisted<true>(S, args.lists, list(at.head), row, first);
+    if constexpr (kConfig.lists == Lists::parts)
+      hide_unlisted<true>(S, args.lists, list(at.head), row, first);
   }
 
   __forceinline__ Backward(const Args& a, u32 shared_base, TileIndex index, int keys)
@@ -210,7 +211,7 @@ struct Backward : KeyShape<kConfig> {
           for (int half = 0; half < 2; ++half) {
             float& s = S[m][n][2 * half + e];
             if constexpr (kScore != 0) {
-              s = less_lse2(s, lse2);
+              s = less_lse2<kConfig.shifts()>(s, lse2);
             } else if constexpr (kConfig.modified) {
               const int j = key + warp_key() + 16 * m + lane / 4 + 8 * half;
               const int i = at.row + at.query + 8 * n + 2 * (lane % 4) + e;
@@ -226,7 +227,7 @@ struct Backward : KeyShape<kConfig> {
     if constexpr (kConfig.pairs.any()) pairs().hide_from(S, corner(at), shown);
     if constexpr (kConfig.expressions.mask != 0) {
       // What a list shows whole no function cuts.
-      if (!kConfig.listed || masked)
+      if (!kConfig.listed() || masked)
         apply_mask_function<kConfig.expressions.mask, true>(S, corner(at), *captures, opaque(lane));
     }
   }
@@ -436,7 +437,7 @@ struct Backward : KeyShape<kConfig> {
     }
   }
   __forceinline__ void run(const BlockRange& range) {
-    if constexpr (kConfig.listed) {
+    if constexpr (kConfig.listed()) {
       run_listed();
     } else {
       run_range(range);

@@ -26,10 +26,9 @@ struct QueryGradient {
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
   static constexpr int kCols = kConfig.columns > 0 ? kConfig.columns : kD;  ///< of dQ
   static_assert(kRows % 16 == 0 && kBlockN % 16 == 0);
-  static_assert(!kConfig.listed || !kConfig.split);
+  static_assert(!kConfig.listed() || !kConfig.split);
 
-  /// Planes of dS as an operand.
-  static constexpr int kScorePlanes = kConfig.exact ? 2 : kPlanes;
+  static constexpr int kScorePlanes = kConfig.two_plane ? 2 : kPlanes;  ///< of dS as an operand
   using TileQ = SharedTile<kBlockM, kD, kPlanes>;
   using TileO = SharedTile<kBlockM, kDv, kPlanes>;
   using TileK = SharedTile<kBlockN, kD, kPlanes>;
@@ -40,7 +39,7 @@ struct QueryGradient {
   static constexpr bool kLogits =
       kConfig.modified || kConfig.pairs.any() || kConfig.expressions.any();
   static constexpr int kScore = kConfig.expressions.score;
-  static constexpr bool kMoves = kConfig.pairs.bias != BiasType::none;  ///< refine moves lse2
+  static constexpr bool kMoves = kConfig.shifts();  ///< refine moves lse2
   const Args& args;
   const int thread, warp, lane;
   const int batch, head, head_k, row, seq_k;  ///< row: of the block
@@ -118,7 +117,8 @@ struct QueryGradient {
   /// (F4) What position, the keys' end and a list hide.
   __forceinline__ void mask(Acc (&S)[kM][kN], int key) const {
     mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
-    if constexpr (kConfig.listed) hide_unlisted<false>(S, args.lists, list(), warp_row(), key);
+    if constexpr (kConfig.lists == Lists::parts)
+      hide_unlisted<false>(S, args.lists, list(), warp_row(), key);
   }
 
   /// Behind the operands.
@@ -264,7 +264,7 @@ struct QueryGradient {
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) S[m][n][e] = less_lse2(S[m][n][e], lse2[2 * m + e / 2]);
+        for (int e = 0; e < 4; ++e) S[m][n][e] = less_lse2<kMoves>(S[m][n][e], lse2[2 * m + e / 2]);
       }
     }
   }
@@ -274,7 +274,7 @@ struct QueryGradient {
     if constexpr (kConfig.pairs.any()) pairs().hide_from(S, corner(key), shown);
     if constexpr (kConfig.expressions.mask != 0) {
       // What a list shows whole no function cuts.
-      if (!kConfig.listed || masked)
+      if (!kConfig.listed() || masked)
         apply_mask_function<kConfig.expressions.mask, false>(S, corner(key), *captures,
                                                              opaque(lane));
     }
@@ -284,7 +284,7 @@ struct QueryGradient {
   /// then step(block, next or -1, whether a mask cuts it) for each.
   template <class Start, class Step>
   __forceinline__ void for_blocks(const BlockRange& range, Start start, Step step) const {
-    if constexpr (kConfig.listed) {
+    if constexpr (kConfig.listed()) {
       ListCursor at(args.lists, list(), row / kBlockM);
       bool more = range.begin < range.end && at.go();
       if (more) start(at.tile());
@@ -446,7 +446,6 @@ struct QueryGradient {
       coarse |= fabsf(lse2[r]) > limit && fabsf(lse2[r]) < infinity();
     return coarse;
   }
-
   /// What refine wrote beside lse2.
   __forceinline__ void read_low() {
     if constexpr (kConfig.keeps_low()) {

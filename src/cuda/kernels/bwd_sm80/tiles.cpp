@@ -8,6 +8,7 @@
 
 #include "cuda/host/expressions.h"
 #include "cuda/jit/config_text.h"
+#include "cuda/kernels/rows/tile_lists.h"
 #include "plan/accounting.h"
 #include "plan/batch_invariance.h"
 #include "plan/forms.h"
@@ -74,10 +75,10 @@ KernelUnit unit(const Config& c, const char* stem, const char* file, int min_blo
                        number_text("column_warps", c.column_warps) + number_text("sub_m", c.sub_m) +
                        number_text("stages", c.stages) + flag_text("modified", c.modified) +
                        host::pair_text(c.pairs) + flag_text("with_dq", c.with_dq) +
-                       flag_text("split", c.split) + flag_text("exact", c.exact);
+                       flag_text("split", c.split) + flag_text("two_plane", c.two_plane);
   if (c.dropout) config += flag_text("dropout", true);
   if (c.packed) config += flag_text("packed", true);
-  if (c.listed) config += flag_text("listed", true);
+  if (c.listed()) config += enum_text("lists", "tilewise::tile::Lists", c.lists);
   config += expressions_text(c.expressions);
   if (c.gradients != Gradients::both) {
     config += std::string(", .gradients = tilewise::bwd_sm80::Gradients::") +
@@ -142,7 +143,7 @@ tile::PairRoom query_room(const Config& c) {
 /// As bwd_sm80/keys.cuh lays it out.
 int shared_bytes(const Config& c) {
   const int row = (c.head_dim + c.head_dim_v) * c.planes * 2;
-  const int crossing = c.block_n * c.block_m * 2 * (c.exact ? 2 : 1);
+  const int crossing = c.block_n * c.block_m * 2 * (c.two_plane ? 2 : 1);
   const int crossing_ds = c.with_dq || c.column_warps > 1 ? crossing : 0;
   return c.block_n * row + c.stages * c.block_m * (row + (c.keeps_low() ? 12 : 8)) + crossing_ds +
          (c.column_warps > 1 ? crossing : 0) + c.warps * key_room(c).bytes;
@@ -170,10 +171,10 @@ Config make_config(const Problem& p, const Tile& tile, Launch launch, bool split
                    .pairs = host::pair_kind(p),
                    .with_dq = launch == Launch::all,
                    .split = split,
-                   .exact = !form.scaled && is_small(p),
+                   .two_plane = !form.scaled && is_small(p),
                    .dropout = drops(p),
                    .packed = p.packed,
-                   .listed = p.block_list.defined(),
+                   .lists = split ? tile::Lists::none : mma_lists(p),
                    .expressions = expressions_of(p)};
   const int bytes = launch == Launch::queries ? query_shared_bytes(config) : shared_bytes(config);
   config.pairs.staged = config.pairs.staged && bytes <= limit_kib * 1024;
@@ -221,7 +222,9 @@ bool sums_gradients(const Problem& p) {
   return p.dbias.defined() || p.dsinks.defined() || p.precision == Precision::refined;
 }
 
-bool refines(const Problem& p) { return refines_all(p) || p.bias.defined(); }
+bool refines(const Problem& p) {
+  return refines_all(p) || p.bias.defined() || expressions_of(p).shifts;
+}
 
 bool refines_all(const Problem& p) {
   const host::Form form = host::form(p);
@@ -349,7 +352,7 @@ OnePass choose_one_pass(const Problem& p, const Hardware& machine) {
     const double blocks = full_key_blocks(p, tile);
     const bool full = host::fills(heads * blocks, tile.min_blocks, machine);
     for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24}) {
-      const bool whole = full || p.packed || p.block_list.defined();
+      const bool whole = full || p.packed || has_tile_lists(p);
       if (wanted > 1 && (whole || p.seq_q < std::int64_t{64} * wanted)) break;
       const std::int64_t queries = per_split(p.seq_q, tile.block_m, wanted);
       const int splits = wanted == 1 ? 1 : static_cast<int>(ceil_div(p.seq_q, queries));
@@ -417,7 +420,7 @@ TwoPass choose_two_pass(const Problem& p, const Hardware& machine) {
         pair.keys.min_blocks, machine);
     for (const int splits : {1, 2, 3, 4, 6, 8, 12, 16}) {
       const bool short_rows = std::min(p.seq_q, p.seq_k) < std::int64_t{64} * splits;
-      const bool whole = full || pair.sliced || p.packed || p.block_list.defined();
+      const bool whole = full || pair.sliced || p.packed || has_tile_lists(p);
       if (splits > 1 && (whole || short_rows)) break;
       if (!admits(p, {pair.keys.block_m, pair.keys.block_n, splits})) continue;
       const double ms = predict_two_pass(p, pair, splits, machine);

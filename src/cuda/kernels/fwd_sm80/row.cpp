@@ -144,8 +144,7 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
         host::fills(full_tiles(p, tile), resident_blocks(tile, bytes, machine), machine);
     for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32}) {
       // Fewer than 64 keys a part do not pay for the merge.
-      const bool whole =
-          full || row.config != nullptr || tile.key_warps > 1 || p.block_list.defined();
+      const bool whole = full || row.config != nullptr || tile.key_warps > 1 || has_tile_lists(p);
       if (wanted > 1 && (whole || p.seq_k < std::int64_t{64} * wanted)) break;
       const std::int64_t keys = keys_per_split(p, tile.block_n, wanted);
       const int splits = wanted == 1 ? 1 : static_cast<int>(ceil_div(p.seq_k, keys));
@@ -213,7 +212,7 @@ Decided decide(const Problem& p, const Choice& choice, const Hardware& machine) 
 
 /// A list in tiles of rows and keys.
 TileListsMaker lists_of(const Problem& p, int block_m, int block_n) {
-  return {p, block_m, block_n, tile::Lists::parts};
+  return {p, block_m, block_n, mma_lists(p)};
 }
 
 Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& machine) {
@@ -245,7 +244,7 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
     partial =
         static_cast<double>(cost.memory.back().bytes + cost.memory[cost.memory.size() - 2].bytes);
   }
-  if (p.block_list.defined())
+  if (has_tile_lists(p))
     lists_of(p, choice.tile->block_m, choice.tile->block_n).add_memory(cost.memory);
   const auto size = [](const Tensor& t) {
     return static_cast<double>(t.numel() * dtype_bytes(t.dtype));
@@ -265,7 +264,7 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
   if (operands.packs()) {
     cost.ms += host::kKernelMs + 1e-6 * operands.bytes() / machine.bandwidth_gbps;
   }
-  if (p.block_list.defined()) cost.ms += host::kKernelMs;
+  if (has_tile_lists(p)) cost.ms += host::kKernelMs;
   return Prepared{std::move(cost), remember(decide(p, choice, machine))};
 }
 
@@ -326,7 +325,7 @@ void run(const KernelRow& /*row*/, const Problem& given, const Context& context)
     fill_parts(args, p, splits, workspace);
     args.keys_per_split = decided.keys_per_split;
   }
-  if (config.listed) {
+  if (config.listed()) {
     TileListsMaker maker = lists_of(p, config.block_m, config.block_n);
     maker.take(workspace);
     maker.make(context.stream);
@@ -336,7 +335,7 @@ void run(const KernelRow& /*row*/, const Problem& given, const Context& context)
   const Kernel kernel = load_expressed(
       p, config, device, [min_blocks](const Config& c) { return unit(c, min_blocks); });
   const std::int64_t tiles = std::int64_t{args.order.blocks} * args.order.heads * splits;
-  const bool follows = operands.packs() || config.listed;
+  const bool follows = operands.packs() || config.listed();
   const Grid grid = follows ? host::following(tiles, device) : Grid{.x = tiles};
   for (int slice = 0; slice < config.slices; ++slice) {
     const Args own = slice_of(args, slice, config);

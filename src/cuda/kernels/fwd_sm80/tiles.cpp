@@ -6,6 +6,7 @@
 #include "cuda/host/common.h"
 #include "cuda/host/expressions.h"
 #include "cuda/jit/config_text.h"
+#include "cuda/kernels/rows/tile_lists.h"
 
 namespace tilewise::cuda::fwd_tiles {
 namespace {
@@ -100,7 +101,7 @@ Config make_config(const Problem& p, const Tile& tile, bool split, int limit_kib
                    .dropout = drops(p),
                    .packed = p.packed,
                    .paged = host::reads_pages(p),
-                   .listed = p.block_list.defined(),
+                   .lists = split ? tile::Lists::none : mma_lists(p),
                    .entry_keys = p.packed && p.paged,
                    .expressions = expressions_of(p)};
   config.pairs.staged = config.pairs.staged && shared_bytes(config) <= limit_kib * 1024;
@@ -122,7 +123,7 @@ KernelUnit unit(const Config& c, int min_blocks) {
               (c.dropout ? flag_text("dropout", true) : "") +
               (c.packed ? flag_text("packed", true) : "") +
               (c.paged ? flag_text("paged", true) : "") +
-              (c.listed ? flag_text("listed", true) : "") +
+              (c.listed() ? enum_text("lists", "tilewise::tile::Lists", c.lists) : "") +
               (c.entry_keys ? flag_text("entry_keys", true) : "") + expressions_text(c.expressions),
           .threads = c.warps * 32,
           .min_blocks = min_blocks,
