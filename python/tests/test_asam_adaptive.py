@@ -203,6 +203,19 @@ def test_checkpoints_load_between_modes() -> None:
     encoder.load_state_dict(ASAMEncoder(ASAMConfig(**SIZES), 2).state_dict())
 
 
+@pytest.mark.parametrize("pattern", ["hierarchical", "clustered"])
+def test_a_published_layer_that_has_run_loads_a_working_one(pattern: str) -> None:
+    """Its pattern's parameters are there by then, and keep their values."""
+    sizes: dict[str, Any] = {"dim": 32, "num_heads": 2, "dim_head": 16}
+    published = ASAMLayer(ASAMConfig(mode="faithful", pattern_type=pattern, **sizes))
+    published(torch.randn(1, 40, 32))
+    kept = {n: p.clone() for n, p in published.named_parameters() if "_pattern_modules" in n}
+    working = ASAMLayer(ASAMConfig(**sizes))
+    published.load_state_dict(working.state_dict())
+    assert torch.equal(published.norm.weight, working.norm.weight)
+    assert kept and all(torch.equal(published.get_parameter(n), p) for n, p in kept.items())
+
+
 def test_autocast_and_scaler_train(device: str) -> None:
     """The loss falls under bf16 autocast; an overflow leaves the weights alone (D12)."""
     torch.manual_seed(2)

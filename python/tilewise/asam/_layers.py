@@ -142,6 +142,9 @@ class ASAMLayer(nn.Module):
             else:
                 del state[name]
         own = self.state_dict(prefix=prefix)
+        if f"{prefix}adaptive_attn.centroids" in state:  # the adaptive mode's: it has no patterns
+            patterns = f"{prefix}_pattern_modules."
+            state.update({n: x for n, x in own.items() if n.startswith(patterns)})
         mixed = [f"{prefix}adaptive_attn.{part}" for part in ("gate.", "centroids", "temperature")]
         for name in [n for n in {**state, **own} if n.startswith(tuple(mixed))]:
             if name not in own:
