@@ -221,9 +221,10 @@ TEST_P(ExpressionTilesTest, Functions) {
 }
 
 TEST_P(ExpressionTilesTest, RandomFormulas) {
-  const RandomCaptures tensors(1);
-  RandomExpression random(2, tensors);
-  for (int n = 0; n < 300; ++n) {
+  const Draws draws(300);
+  const RandomCaptures tensors(draws.seed + 1);
+  RandomExpression random(draws.seed + 2, tensors);
+  for (int n = 0; n < draws.count; ++n) {
     const Place& place = kPlaces[static_cast<std::size_t>(n) % kPlaces.size()];
     const Expression formula = random.real(1 + n % 8, false);
     const int wrong = differences(formula, place, 1e-5);
@@ -233,9 +234,10 @@ TEST_P(ExpressionTilesTest, RandomFormulas) {
 }
 
 TEST_P(ExpressionTilesTest, RandomMasks) {
-  const RandomCaptures tensors(3);
-  RandomExpression random(4, tensors);
-  for (int n = 0; n < 300; ++n) {
+  const Draws draws(300);
+  const RandomCaptures tensors(draws.seed + 3);
+  RandomExpression random(draws.seed + 4, tensors);
+  for (int n = 0; n < draws.count; ++n) {
     const Place& place = kPlaces[static_cast<std::size_t>(n) % kPlaces.size()];
     const Expression formula = random.boolean(1 + n % 8);
     EXPECT_EQ(differences(formula, place, 0.0), 0) << formula.text() << " at " << first_;
