@@ -5,13 +5,13 @@
 namespace {
 
 constexpr Config fewer_stages(Config c) {
-  c.stages = c.value_stages = 2;
-  c.chain_tiles = false;
-  c.q_buffers = 1;
+  c.shape.stages = c.shape.value_stages = 2;
+  c.schedule.chain_tiles = false;
+  c.shape.q_buffers = 1;
   return c;
 }
 constexpr Config from_diagonal(Config c) {
-  c.from_diagonal = true;
+  c.schedule.from_diagonal = true;
   return c;
 }
 constexpr Config kConfigs[] = {
@@ -33,7 +33,8 @@ constexpr Config kConfigs[] = {
     dropping(optioned(with(tile64(3, Mask::right), Lengths::packed, false, false), true, true)),
     dropping(with(tile64(1, Mask::none), Lengths::keys, false, true)),
     biased(tile64(3, Mask::none), tile::BiasType::bf16, true),
-    biased(from_diagonal(fewer_stages(tile64(3, Mask::none))), tile::BiasType::float32, true),
+    biased(from_diagonal(fewer_stages(modified(tile64(3, Mask::none), Modification::general))),
+           tile::BiasType::float32, true),
     biased(optioned(tile64(3, Mask::right), true, true), tile::BiasType::bf16, true),
     biased(with(tile64(3, Mask::right), Lengths::packed, false, false), tile::BiasType::bf16,
            false),

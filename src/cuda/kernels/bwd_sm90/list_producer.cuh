@@ -11,7 +11,7 @@ using namespace tile;
 
 template <Config kConfig>
 struct ListProducer {
-  static constexpr int kM = kConfig.block_m, kPanels = Producer<kConfig>::kPanels;
+  static constexpr int kM = kConfig.shape.block_m, kPanels = Producer<kConfig>::kPanels;
 
   Producer<kConfig> producer;
   int steps = 0, cut = 0;  ///< blocks of queries of a tile, and those of them that a mask cuts
@@ -57,12 +57,12 @@ struct ListProducer {
     mbarrier_wait(producer.shared.q_empty(s), producer.rQ.parity() ^ 1);
     store_shared_4(producer.shared.listed(s), static_cast<u32>(block));
     store_shared_4(producer.shared.listed(s) + 4, static_cast<u32>(g));
-    mbarrier_expect(producer.shared.q_full(s), kPanels * kM * kPanelRowBytes + kM * 4);
+    mbarrier_expect(producer.shared.q_full(s),
+                    kPanels * kM * kPanelRowBytes + Producer<kConfig>::offset_bytes());
     producer.rQ.advance();
     producer.load_rows(producer.shared.q(s), producer.args.q, kPanels, producer.shared.q_full(s),
                        job, head, row);
-    bulk_load(producer.shared.offset(s), producer.args.offset + producer.row_offset(job, head, row),
-              kM * 4, producer.shared.q_full(s));
+    producer.load_offsets(job, head, row, s);
   }
   /// First what a mask cuts, of all heads of the group, then what is seen whole.
   __forceinline__ u32 load_tile(const Job& job) {
@@ -80,9 +80,9 @@ struct ListProducer {
       if (whole) walk.pass_over_cut();
       for (; left > 0; --left, ++step) {
         const int block = walk.next();
-        if (step == 0 && kConfig.k_stages > 1) producer.load_k(job);
+        if (step == 0 && kConfig.shape.k_stages > 1) producer.load_k(job);
         load_q(job, g, block);
-        if (step == 0 && kConfig.k_stages == 1) producer.load_k(job);
+        if (step == 0 && kConfig.shape.k_stages == 1) producer.load_k(job);
         if (step == 0) producer.load_v(job);
         // Not earlier: a tile must not be held while another block could take it.
         if (step == steps - 1) next = producer.ask();
