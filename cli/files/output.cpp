@@ -102,4 +102,13 @@ void write_file(const fs::path& path, Pieces pieces) {
   sync_folder(target);
 }
 
+void require_own_file(const fs::path& path) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0) return;
+  if (!S_ISREG(status.st_mode) || status.st_uid != ::geteuid()) {
+    throw FileError(path.string(),
+                    "is a link, a folder or another user's file, and is not overwritten");
+  }
+}
+
 }  // namespace tilewise::files

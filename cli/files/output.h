@@ -14,4 +14,8 @@ namespace tilewise::files {
 void write_file(const std::filesystem::path& path,
                 std::span<const std::span<const std::byte>> pieces);
 
+/// For files that nobody named, in the state folder: throws FileError where `path` is there and is
+/// not a regular file of this user. A link would lead write_file to a file of another purpose.
+void require_own_file(const std::filesystem::path& path);
+
 }  // namespace tilewise::files

@@ -149,7 +149,10 @@ std::string ceilings_path() {
 
 /// The kept file, or an empty object: a damaged one only costs the measuring.
 Value kept() {
-  std::ifstream file(ceilings_path());
+  const std::string path = ceilings_path();
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) return Value::object();
+  std::ifstream file(path);
   Value parsed = file ? Value::parse(file, nullptr, false) : Value::object();
   return parsed.is_object() ? parsed : Value::object();
 }
@@ -266,6 +269,7 @@ std::string keep_ceilings(const Hardware& machine, const Ceilings& ceilings) {
   const std::string text = all.dump(2) + "\n";
   const std::span<const char> letters(text);
   const std::array pieces = {std::as_bytes(letters)};
+  files::require_own_file(path);
   files::write_file(path, pieces);
   return path;
 }

@@ -86,6 +86,7 @@ std::string keep(const Hardware& machine, const std::vector<TunedPass>& passes) 
   const std::string text = tuning.text();
   const std::span<const char> letters(text);
   const std::array pieces = {std::as_bytes(letters)};
+  files::require_own_file(path);
   files::write_file(path, pieces);
   // Readers refuse what others may write, which a umask of 0 would let them.
   std::filesystem::permissions(
@@ -103,6 +104,7 @@ int tune(const CLI::App& app, const TuneFlags& flags) {
   Tuner::Options options;
   options.device = parse_device("--device", flags.common.device);
   const Hardware machine = hardware(options.device);
+  files::require_own_file(tuning_path(machine));
   options.threads = thread_count(flags.common);
   options.limit_bytes = memory_limit(flags.common, machine);
   std::size_t passes_of_all = 0;

@@ -189,6 +189,17 @@ def test_plan_of_arrays() -> None:
     assert tilewise.plan(q, k, v, backward=True).kernel.startswith("flash_bwd")
 
 
+def test_the_same_options_for_every_verb() -> None:
+    q, k, v = arrays()
+    options: dict[str, Any] = {"causal": True, "return_lse": 1, "fallback": None}
+    o, lse = tilewise.attention(q, k, v, **options)
+    assert tilewise.plan(q, k, v, **options).kernel.startswith("flash_fwd")
+    dq = tilewise.attention_backward(o, q, k, v, o, lse, **options).dq
+    assert np.array_equal(dq, tilewise.attention_backward(o, q, k, v, o, lse, causal=True).dq)
+    with pytest.raises(TypeError, match="'casual' is no option of tilewise.attention"):
+        tilewise.plan(q, k, v, casual=True)
+
+
 @pytest.mark.parametrize("wrong", [3.5, "array", [1, 2], np.zeros(4, np.complex64)])
 def test_what_is_no_array(wrong: Any) -> None:
     q, k, v = arrays()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.abc
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
@@ -76,9 +77,19 @@ def _close_gaps(q: Any, k: Any, seqused: tuple[Any, Any], options: dict[str, Any
     return _gaps.without_gaps(side.torch, rows, side.on_host(q), seqused, options)
 
 
+_OPTIONS = frozenset(inspect.signature(make_spec).parameters) | {
+    *("seqused_q", "seqused_k", "score_mod", "mask_mod"),
+}
+
+
 def _make_spec(
     backend: ModuleType, q: Any, k: Any, dropout_seed: int | None, options: dict[str, Any]
 ) -> Spec:
+    for name in ("return_lse", "fallback"):  # of attention alone: the same options may be given
+        options.pop(name, None)
+    for name in options:
+        if name not in _OPTIONS:
+            raise TypeError(f"{name!r} is no option of tilewise.attention")
     seqused = options.pop("seqused_q", None), options.pop("seqused_k", None)
     if any(used is not None for used in seqused):
         options.update(_close_gaps(q, k, seqused, options)._asdict())
@@ -214,6 +225,7 @@ def attention(
         mask_text,
         captures,
     )
+    return_lse = bool(return_lse)
     if fallback is None:
         o, lse = backend.attention(q, k, v, spec, return_lse)
     elif fallback != "torch":

@@ -127,7 +127,7 @@ Tuning Tuning::parse(const std::string& text, const std::string& path,
 
 Tuning Tuning::read(const std::string& path, const std::string& identity) {
   struct stat status {};
-  if (path.empty() || ::stat(path.c_str(), &status) != 0) return Tuning(identity);
+  if (path.empty() || ::lstat(path.c_str(), &status) != 0) return Tuning(identity);
   const auto ignore = [&](const char* reason) {
     Tuning empty(identity);
     empty.ignored_ = path + " is ignored: " + reason;

@@ -48,6 +48,25 @@ class Tune(unittest.TestCase):
         self.assertIn("is ignored", again.stderr)
         self.assertIn("tuned", self.run_here("plan", *SHAPE).stdout)
 
+    def test_a_link_leads_nowhere(self) -> None:
+        """Neither read nor written: what it points to is of another purpose."""
+        self.run_here("tune", *SHAPE, "--pass", "fwd", "--seconds", "0.1")
+        (file,) = Path(self.folder.name).glob("tuning-*.txt")
+        other = Path(self.folder.name) / "other"
+        file.rename(other)
+        before = other.read_bytes()
+        file.symlink_to(other)
+        self.assertIn(f"{file} is ignored", self.run_here("plan", *SHAPE).stdout)
+        again = self.run_here("tune", *SHAPE, "--pass", "fwd", "--seconds", "0.1")
+        self.assertEqual(again.returncode, 2)
+        self.assertIn(f"{file}: is a link", again.stderr)
+        self.assertEqual(other.read_bytes(), before)
+        self.assertTrue(file.is_symlink())
+
+    def test_a_folder_for_what_was_measured_is_no_error(self) -> None:
+        (Path(self.folder.name) / "machine.json").mkdir()
+        self.assertEqual(self.run_here("plan", *SHAPE).returncode, 0)
+
     def test_what_is_not_tuned_says_so(self) -> None:
         packed = self.run_here("tune", "--case", "packed=5,9 h2 d16 f32", "--seconds", "0.1")
         self.assertIn("packed sequences", packed.stdout)
