@@ -1,10 +1,8 @@
 """Attention on torch tensors: the operators tilewise::attention_forward and ..._backward.
 
-torch.library registers both with fake kernels and autograd, so torch.compile and torch's tools see
-them like torch's own operators. The rule: any part of torch that observes a call sees the operator
-or gets an error. A call without an observer takes a shorter path to the same functions, because an
-operator written in Python costs about 15 us of dispatch and its generated autograd 200 us. Outputs
-come from torch's allocator, and so does workspace on a GPU. Work runs on the current stream.
+The rule: any part of torch that observes a call sees the operator or gets an error. A call without
+an observer takes a shorter path to the same functions, because an operator written in Python costs
+about 15 us of dispatch and its generated autograd 200 us. Memory comes from torch's allocator.
 """
 
 from __future__ import annotations

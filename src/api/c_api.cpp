@@ -24,8 +24,7 @@ void check_size(const char* name, std::size_t size, std::size_t ours) {
                                   ": expected " + std::to_string(ours) + " (use TW_INIT)");
 }
 
-/// A struct as this version knows it: what an older caller left out is zero, and so must be what a
-/// newer one added.
+/// A struct in this version: fields of older callers are zero, and those of newer ones must be.
 template <class T>
 T known(const T* given, const char* name) {
   T copy{};
@@ -232,12 +231,9 @@ struct Launch {
     launch.stream = l.stream;
     launch.workspace = l.workspace;
     launch.workspace_bytes = l.workspace_bytes;
-    if (l.allocator != nullptr) {
+    if (l.allocator != nullptr)
       launch.allocator = &allocator.emplace(known(l.allocator, "allocator"));
-    }
-    if (l.executor != nullptr) {
-      launch.executor = &executor.emplace(known(l.executor, "executor"));
-    }
+    if (l.executor != nullptr) launch.executor = &executor.emplace(known(l.executor, "executor"));
     if (l.implementation != nullptr) choice.implementation = l.implementation;
     if (l.kernel != nullptr) choice.kernel = l.kernel;
   }

@@ -1,5 +1,4 @@
-/// fwd_sm90: the consumer, a warpgroup: scores, softmax, values, epilogue of 64 query rows of each
-/// tile.
+/// fwd_sm90: a consumer warpgroup: scores, softmax, values, epilogue of its 64 rows of each tile.
 #pragma once
 
 #include "cuda/kernels/fwd_sm90/listed.cuh"
@@ -422,8 +421,7 @@ struct Consumer : Rows<kConfig> {
       Base::finish_rows(done);
       Base::store_o(done);
     } else if constexpr (!kConfig.shape.own_o) {
-      // One thread gives Q's place back for all warps: none may still wait for this Q, whose phase
-      // it would miss when the next one lands.
+      // One thread releases Q for all warps: a warp that still waited would miss the Q's phase.
       Base::sync_warpgroup();
     }
     release_q();
