@@ -250,22 +250,20 @@ tilewise::ForwardTensors tensors(const tw_forward_args* given, const Spec& /*spe
 tilewise::BlockSelection selection(const tw_select_args& a) {
   require_within("args.rule", a.rule, TW_BLOCKS_ABOVE, "a tw_block_rule, 0 to 2");
   require_within("args.scorer", a.scorer, TW_SCORES_VERTICAL_SLASH, "a tw_block_scorer, 0 to 2");
-  tilewise::BlockSelection by{
-      .block_q = a.block_q,
-      .block_k = a.block_k,
-      .weights = {a.weight_mean, a.weight_maximum, a.weight_minimum, a.weight_variance},
-      .causal = a.causal != 0,
-      .key_lengths = tensor("key_lengths", a.key_lengths),
-      .rule = static_cast<tilewise::BlockRule>(a.rule),
-      .count = a.count,
-      .mass = a.mass,
-      .threshold = a.threshold,
-      .keep_diagonal = a.drop_diagonal == 0,
-      .keep_first = a.drop_first == 0,
-      .scorer = static_cast<tilewise::BlockScorer>(a.scorer)};
-  if (a.stride != 0) by.stride = a.stride;
-  if (a.has_scale != 0) by.scale = a.scale;
-  return by;
+  return {.block_q = a.block_q,
+          .block_k = a.block_k,
+          .weights = {a.weight_mean, a.weight_maximum, a.weight_minimum, a.weight_variance},
+          .scale = a.has_scale != 0 ? std::optional(a.scale) : std::nullopt,
+          .causal = a.causal != 0,
+          .key_lengths = tensor("key_lengths", a.key_lengths),
+          .rule = static_cast<tilewise::BlockRule>(a.rule),
+          .count = a.count,
+          .mass = a.mass,
+          .threshold = a.threshold,
+          .keep_diagonal = a.drop_diagonal == 0,
+          .keep_first = a.drop_first == 0,
+          .scorer = static_cast<tilewise::BlockScorer>(a.scorer),
+          .stride = a.stride != 0 ? a.stride : tilewise::BlockSelection{}.stride};
 }
 
 /// The caller's gradients of captured tensors in the order of the formula's first use.
@@ -455,11 +453,10 @@ tw_status tw_plan_forward_prefix(const tw_prefix_args* args, const tw_spec* spec
 tw_status tw_select_blocks(const tw_select_args* args, const tw_launch* launch) {
   return guarded([&] {
     const tw_select_args a = known(args, "args");
-    const Launch l(launch);
-    tilewise::select_blocks(tensor("q", a.q), tensor("k", a.k), selection(a),
-                            {.row_offsets = tensor("block_row_offsets", a.block_row_offsets),
-                             .block_index = tensor("block_index", a.block_index)},
-                            l.launch);
+    const tilewise::BlockList list{.row_offsets = tensor("block_row_offsets", a.block_row_offsets),
+                                   .block_index = tensor("block_index", a.block_index)};
+    tilewise::select_blocks(tensor("q", a.q), tensor("k", a.k), selection(a), list,
+                            Launch(launch).launch);
   });
 }
 

@@ -40,13 +40,18 @@ def tables(results: Path) -> list[str]:
         lines += [
             "",
             f"**{TITLES[name]}** (`{name}`; {machine}, {at['threads']} threads, torch "
-            f"{at['torch'].partition('+')[0]}, {at['date'][:10]}):",
+            f"{at['torch'].partition('+')[0]}, {at['date'][:10]}{told(at)}):",
             "",
             "| " + " | ".join(key.replace("_", " ") for key in rows[0]) + " |",
             "|" + "|".join("---:" if is_number(rows, key) else "---" for key in rows[0]) + "|",
         ]
         lines += ["| " + " | ".join(cell(row[key]) for key in rows[0]) + " |" for row in rows]
     return lines[1:]
+
+
+def told(environment: dict[str, Any]) -> str:
+    note = environment.get("note")
+    return f"; {note}" if note else ""
 
 
 def is_number(rows: list[dict[str, Any]], key: str) -> bool:
