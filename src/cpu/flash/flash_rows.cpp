@@ -39,6 +39,9 @@ Preparation prepare_bf16(const KernelRow& row, const Problem& problem, const Har
   if (problem.pass == Pass::forward && faster_as_float32(problem)) {
     return "few query rows: the float32 rows read the keys where they lie";
   }
+  if (problem.pass == Pass::backward && half_tiles(problem)) {
+    return "short sequences: the float32 rows do not fill them up to 32 rows and keys";
+  }
   return kPrepare(row, with_map_sizes(problem), machine);
 }
 
