@@ -55,7 +55,7 @@ void require_apart(const Named& output, std::span<const Named> others) {
     if (!share_memory(*output.tensor, place, *other.tensor)) continue;
     arguments::fail(
         output.name, *output.tensor,
-        std::string("it shares memory with ") + other.name + "; an output needs memory of its own");
+        std::string("it shares memory with ") + other.name + "; an output needs its own memory");
   }
 }
 

@@ -1,4 +1,4 @@
-/// What the spec says of lengths: packed sequences, pages, keys of each entry.
+/// The lengths in the spec: packed sequences, pages, keys of each entry.
 #pragma once
 
 #include "problem/problem.h"

@@ -43,6 +43,7 @@ void check_rule(const BlockSelection& by) {
 }
 
 void require_contiguous(const char* name, const Tensor& t) {
+  if (t.numel() == 0) return;
   std::int64_t stride = 1;
   for (int axis = t.rank - 1; axis >= 0; --axis) {
     if (t.sizes[axis] > 1 && t.strides[axis] != stride) fail(name, t, "it must be contiguous");
@@ -95,7 +96,7 @@ Shape make_shape(const Tensor& q, const Tensor& k, const BlockSelection& by) {
   s.scale = by.scale.value_or(
       1.0 / std::sqrt(static_cast<double>(std::max<std::int64_t>(1, s.head_dim))));
   if (bound(s, by) > std::numeric_limits<std::int32_t>::max())
-    fail_value("block_k", std::to_string(by.block_k), "more than 2^31 blocks may be taken");
+    fail_value("block_k", std::to_string(by.block_k), "expected at most 2^31 selected blocks");
   return s;
 }
 
@@ -136,6 +137,7 @@ void select_block_mask(const Tensor& q, const Tensor& k, const BlockSelection& b
   }
   arguments::require_device("mask", mask, q.device);
   selection::require_contiguous("mask", mask);
+  if (mask.numel() == 0) return;  // and it may have no memory
   selection::run(s, by, {.mask = static_cast<std::uint8_t*>(mask.data)}, launch);
 }
 

@@ -261,6 +261,7 @@ PROGRAMS = {
     "append": False,
     "merge_rows": False,
     "flash_sm80": False,
+    "flash_sm80_wide": True,
     "flash_sm80_ragged": False,
     "flash_sm80_pages": False,
     "flash_sm80_expressions": True,
