@@ -161,6 +161,22 @@ def ours(
     return one
 
 
+def others(
+    library: capi.Library, case: Case, arrays: list[np.ndarray], chosen: str, place: Place
+) -> list[Contestant]:
+    """Ours by each other row that takes the case."""
+    found = []
+    for isa in ("amx", "avx512bf16", "avx512", "avx2"):
+        kernel = f"flash_{case.direction}_{isa}"
+        if kernel == chosen:
+            continue
+        try:
+            found.append(ours(library, replace(case, kernel=kernel), arrays, "flash", place))
+        except RuntimeError:  # the row refuses
+            continue
+    return found
+
+
 def timed(call: Callable[[], object], repeats: int, one_thread: bool) -> float:
     """Seconds of one call."""
     clock = time.thread_time if one_thread else time.perf_counter
@@ -276,6 +292,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one length per path")
     parser.add_argument("--preset", default="", help="cells of cases/presets, as NumPy allocates")
     parser.add_argument("--threads", type=int, default=1, help="of a preset's cells")
+    parser.add_argument("--kernels", action="store_true", help="our other rows, forced, as peers")
     parser.add_argument("--isa", default="", help="force flash_fwd_ISA and flash_bwd_ISA")
     parser.add_argument("--only", default="", help="regular expression on a case's label")
     parser.add_argument("--peers", default="eager,torch,onnxruntime", help="names, comma-separated")
@@ -312,6 +329,8 @@ def main() -> int:
         contestants = [ours(library, case, arrays, "flash", place)]  # q, k, v, dO
         if "eager" in names:
             contestants.append(ours(library, case, arrays, "eager", place))
+        if args.kernels:
+            contestants += others(library, case, arrays, contestants[0].kernel, place)
         for peer in peers:
             peer.threads(case.threads)
             call = peer.prepare(case, *arrays)
