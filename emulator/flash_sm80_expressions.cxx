@@ -260,6 +260,20 @@ void check_listed(const char* name, Shape shape, const Blocks& blocks) {
   if constexpr (kSample != 1) check_captures<kSecond, kSample>(shape, of, kSums);
 }
 
+/// Of a third of the rows a float32 LSE keeps nothing of the sum over the keys.
+void check_shifted() {
+  Shape shape = {.seq_q = 70, .seq_k = 139, .causal = true, .shift = -0x1p100F};
+  constexpr int kSample = samples::kShifting;
+  const Interpreted interpreted(kSample, shape);
+  shape.formula = &interpreted.formula;
+  constexpr fwd_sm80::Config kParts = {.positional = true, .split = true};
+  check_forward<with_sample(kParts, kSample)>("shifted rows, three parts", shape);
+  check_backward<with_sample(kSmall, kSample), with_sample(kSecondPass, kSample), Delta::p>(
+      "shifted rows", shape, kBf16, kExact);
+  check_float<with_sample(kFloatKeys, kSample), with_sample(kFloatQueries, kSample)>(
+      "shifted rows, float32", shape, true, 2e-6);
+}
+
 template <int kSample>
 void check_mapped(const char* name, Shape shape) {
   const Mapped<kSample> of(shape);
@@ -324,6 +338,7 @@ int main() {
                   {.q = 32, .k = 32, .by_head = true, .full = true});
   check_listed<1>("softcap, floors, documents, a list", {.seq_q = 170, .seq_k = 250},
                   {.q = 64, .k = 16, .by_head = true, .full = true});
+  check_shifted();
   check_mapped<2>("hidden infinite slopes, a table, a map", {.seq_q = 200, .seq_k = 200});
   check_others<1>({.seq_q = 100, .seq_k = 150, .causal = true});
   return failures == 0 ? 0 : 1;

@@ -149,7 +149,7 @@ constexpr Config dropping(Config c) {
 }
 constexpr Config biased(Config c, tile::BiasType type, bool staged) {
   c.options.pairs = {.bias = type, .staged = staged};
-  c.modification = Modification::general;
+  if (c.expressions.score != 0) c.modification = Modification::general;
   c.values_first = false;
   c.trust_maxima = c.expressions.mask == 0;
   return c;

@@ -18,7 +18,7 @@ std::string bounds_lines(const Bounds& b, const Hardware& machine) {
   if (b.filled < 1.0) busy = fmt::format(" with {:.0f} % of the {} busy", 100.0 * b.filled, units);
   return fmt::format(
       "  bounds     at least {:.3g} ms: launch {:.3g}, memory {:.3g}, compute {:.3g}\n"
-      "  bound by   {}: its bytes take {:.3g} ms, its products {:.3g} ms{}\n"
+      "  bound by   {}: its bytes at the copy rate {:.3g} ms, its products {:.3g} ms{}\n"
       "  intensity  {:.3g} FLOP per byte; this machine is compute-bound above {:.3g}\n",
       b.least_ms(), b.launch_ms, b.memory_ms, b.compute_ms, b.verdict(), b.counted_memory_ms,
       b.counted_compute_ms, busy, b.intensity, b.ridge);

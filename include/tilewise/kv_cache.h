@@ -47,7 +47,7 @@ struct AppendSpec {
   /// the entry. Without a table, entry b uses cache entry b.
   Tensor block_table;
   /// Packed new rows and queries: int32 or int64 (B + 1). max_seqlen is an upper bound of their
-  /// lengths; 0 = read from host offsets.
+  /// lengths; 0 = read from host offsets, kNoRows = all are empty.
   Tensor cu_seqlens;
   std::int64_t max_seqlen = 0;
   Rotary rotary;

@@ -80,6 +80,9 @@ struct ScoreMod {
   std::function<void(const ScoreTile& x, float* grad)> derivative;
 };
 
+/// A bound of packed lengths: no sequence has a row. 0 means that no bound is given.
+inline constexpr std::int64_t kNoRows = -1;
+
 /// Everything that determines the result of attention. Defaults: no mask, scale 1/sqrt(D), no
 /// options.
 struct AttentionSpec {
@@ -114,10 +117,10 @@ struct AttentionSpec {
   /// Packed sequences: int32 or int64 (sequences + 1), non-decreasing, starting at 0. Give both, or
   /// with block_table only cu_seqlens_q.
   Tensor cu_seqlens_q = {}, cu_seqlens_k = {};
-  /// Upper bounds of the packed lengths, clamped to the number of rows. 0 = read from host offsets.
-  /// They are an error without offsets. With device offsets, a bound that is too small cannot be
-  /// detected and the result is undefined. With block_table, max_seqlen_k bounds key_lengths, and 0
-  /// = all pages of the table.
+  /// Upper bounds of the packed lengths, clamped to the number of rows. 0 = read from host offsets,
+  /// kNoRows = all are empty. They are an error without offsets. With device offsets, a bound that
+  /// is too small cannot be detected and the result is undefined. With block_table, max_seqlen_k
+  /// bounds key_lengths, and 0 = all pages of the table.
   std::int64_t max_seqlen_q = 0, max_seqlen_k = 0;
 
   /// Paged KV cache: int32 (B, max_pages). k and v are then pools with logical axes (pages, Hk,

@@ -107,7 +107,7 @@ typedef struct tw_spec {
   uint64_t dropout_seed, dropout_offset;
   tw_tensor mask, bias, alibi_slopes, sinks;
   tw_tensor key_lengths, cu_seqlens_q, cu_seqlens_k, block_table;
-  int64_t max_seqlen_q, max_seqlen_k;
+  int64_t max_seqlen_q, max_seqlen_k; /* 0: not given; -1: no sequence has a row */
   tw_tensor block_row_offsets, block_index, block_full;
   int64_t block_q, block_k;
   const tw_score_mod* score_mod;

@@ -223,4 +223,4 @@ def test_torch_is_not_imported() -> None:
         "tilewise.attention(q, q, q); assert 'torch' not in sys.modules;"
         "assert not hasattr(tilewise, 'sdpb')"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True)

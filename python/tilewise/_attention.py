@@ -143,8 +143,8 @@ def attention(
       batch.
     - key_lengths: int32 (B), the number of keys of each batch entry.
     - cu_seqlens_q, cu_seqlens_k: int32 or int64 (sequences + 1), offsets of packed sequences.
-    - max_seqlen_q, max_seqlen_k: upper bounds of the packed lengths. A GPU needs them; a CPU reads
-      the offsets. They are an error without offsets.
+    - max_seqlen_q, max_seqlen_k: upper bounds of the packed lengths, -1 if no sequence has a row.
+      A GPU needs them; a CPU reads the offsets. They are an error without offsets.
     - seqused_q, seqused_k: integers (sequences), the rows in use of each sequence from its offset
       on. The other rows are padding, where O and gradients are 0 and LSE is -inf.
     - block_table: int32 (B, max_pages). k and v are then pools of pages (pages, page_size, Hk, D),

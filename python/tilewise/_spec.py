@@ -103,11 +103,12 @@ def _window_bounds(window: tuple[int | None, int | None]) -> tuple[int | None, i
 
 def flash_window(window_size: tuple[int, int]) -> tuple[int | None, int | None]:
     """The window of flash_attn's functions, where -1 means unbounded."""
-    left, right = window_size
-    if left < -1 or right < -1:
+    sized = isinstance(window_size, tuple | list) and len(window_size) == 2
+    if not sized or any(not hasattr(bound, "__index__") or bound < -1 for bound in window_size):
         raise ValueError(
-            f"window_size is ({left}, {right}): expected bounds from 0 on, -1 for an open side"
+            f"window_size is {window_size!r}: expected two bounds from 0 on, -1 for an open side"
         )
+    left, right = window_size
     return None if left == -1 else left, None if right == -1 else right
 
 

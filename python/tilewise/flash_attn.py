@@ -37,6 +37,13 @@ __all__ = [
 Result: TypeAlias = Tensor | tuple[Tensor, Tensor, None]
 
 
+def _parts(name: str, packed: Tensor, count: int, axis: int) -> tuple[Tensor, ...]:
+    """q, k and v of one tensor, or k and v."""
+    if packed.dim() <= axis or packed.shape[axis] != count:
+        raise ValueError(f"{name} has shape {tuple(packed.shape)}: expected {count} in axis {axis}")
+    return packed.unbind(axis)
+
+
 def _attend(
     q: Tensor,
     k: Tensor,
@@ -100,7 +107,7 @@ def flash_attn_qkvpacked_func(
     fallback: str | None = None,
 ) -> Result:
     """flash_attn_func for qkv (B, S, 3, H, D)."""
-    q, k, v = qkv.unbind(2)
+    q, k, v = _parts("qkv", qkv, 3, 2)
     return flash_attn_func(
         q,
         k,
@@ -132,7 +139,7 @@ def flash_attn_kvpacked_func(
     fallback: str | None = None,
 ) -> Result:
     """flash_attn_func for q (B, Sq, Hq, D) and kv (B, Sk, 2, Hk, D)."""
-    k, v = kv.unbind(2)
+    k, v = _parts("kv", kv, 2, 2)
     return flash_attn_func(
         q,
         k,
@@ -222,7 +229,7 @@ def flash_attn_varlen_qkvpacked_func(
     fallback: str | None = None,
 ) -> Result:
     """flash_attn_varlen_func for qkv (total, 3, H, D)."""
-    q, k, v = qkv.unbind(1)
+    q, k, v = _parts("qkv", qkv, 3, 1)
     return flash_attn_varlen_func(
         q,
         k,
@@ -262,7 +269,7 @@ def flash_attn_varlen_kvpacked_func(
     fallback: str | None = None,
 ) -> Result:
     """flash_attn_varlen_func for q (total_q, Hq, D) and kv (total_k, 2, Hk, D)."""
-    k, v = kv.unbind(1)
+    k, v = _parts("kv", kv, 2, 1)
     return flash_attn_varlen_func(
         q,
         k,

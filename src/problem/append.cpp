@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "problem/apart.h"
 #include "problem/arguments.h"
 #include "problem/blocks.h"
 #include "problem/lengths.h"
@@ -90,8 +91,6 @@ void take_queries(Append& a, const AppendTensors& t) {
   a.rotated_q = rows_of(a, "rotated_q", t.rotated_q);
   require_sizes("rotated_q", a.rotated_q, a.q.sizes);
   arguments::require_no_overlap("rotated_q", a.rotated_q);
-  if (t.q.data == t.rotated_q.data && t.q.numel() > 0)
-    fail("rotated_q", t.rotated_q, "it must not share memory with q");
   a.heads_q = a.q.sizes[1];
   if (!a.packed) a.rows_q = a.q.sizes[2];
   require_sizes(
@@ -227,6 +226,7 @@ Append make_append(const AppendTensors& t, const AppendSpec& spec) {
     a.skipped = t.skipped;
   }
   take_rotary(a, spec.rotary);
+  require_apart(t);
   if (a.device.type == DeviceType::cpu) check_room(a);
   return a;
 }

@@ -44,6 +44,15 @@ std::int64_t longest_sequence(const char* name, const Tensor& t, std::int64_t to
   return longest;
 }
 
+/// The rows that a bound allows; one that is not given allows none.
+std::int64_t rows_of_bound(const char* name, std::int64_t bound) {
+  if (bound < kNoRows) {
+    arguments::fail_value(name, std::to_string(bound),
+                          "it must be >= 0, or -1 where no sequence has a row");
+  }
+  return std::max<std::int64_t>(bound, 0);
+}
+
 }  // namespace
 
 void check_offsets(const char* name, const Tensor& t, Device device) {
@@ -56,21 +65,21 @@ void check_offsets(const char* name, const Tensor& t, Device device) {
 
 std::int64_t packed_bound(const char* offsets_name, const char* bound_name, const Tensor& offsets,
                           std::int64_t bound, std::int64_t total) {
-  if (bound < 0) arguments::fail_value(bound_name, std::to_string(bound), "it must be >= 0");
+  const std::int64_t most = rows_of_bound(bound_name, bound);
   if (!host_readable(offsets)) {
-    if (bound == 0) {
-      arguments::fail_value(
-          bound_name, "0",
-          std::string("it must be given when ") + offsets_name + " cannot be read on the host");
+    if (bound == 0 && total > 0) {
+      arguments::fail_value(bound_name, "0",
+                            std::string("it must be given when ") + offsets_name +
+                                " cannot be read on the host; -1 says that no sequence has a row");
     }
-    return std::min(bound, total);
+    return std::min(most, total);
   }
   const std::int64_t longest = longest_sequence(offsets_name, offsets, total);
-  if (bound != 0 && bound < longest) {
+  if (bound != 0 && most < longest) {
     arguments::fail_value(bound_name, std::to_string(bound),
                           "the longest sequence has " + std::to_string(longest) + " rows");
   }
-  return bound != 0 ? std::min(bound, total) : longest;
+  return bound != 0 ? std::min(most, total) : longest;
 }
 
 namespace {
@@ -149,10 +158,8 @@ void take_paged(Problem& p, const AttentionSpec& spec) {
     fail("block_table", table, "its pages may hold at most 2^56 keys");
   }
   p.seq_k = table.sizes[1] * p.page_size;
-  if (spec.max_seqlen_k < 0) {
-    arguments::fail_value("max_seqlen_k", std::to_string(spec.max_seqlen_k), "it must be >= 0");
-  }
-  if (spec.max_seqlen_k > 0) p.seq_k = std::min(p.seq_k, spec.max_seqlen_k);
+  const std::int64_t most = rows_of_bound("max_seqlen_k", spec.max_seqlen_k);
+  if (spec.max_seqlen_k != 0) p.seq_k = std::min(p.seq_k, most);
 }
 
 void take_key_lengths(Problem& p, const AttentionSpec& spec) {

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "cuda/kernels/rows/select.h"
 #include "problem/arguments.h"
@@ -23,8 +24,11 @@ bool is_float(DType dtype) {
 }
 
 void check_rule(const BlockSelection& by) {
-  if (by.block_q < 1) fail_value("block_q", std::to_string(by.block_q), "it must be >= 1");
-  if (by.block_k < 1) fail_value("block_k", std::to_string(by.block_k), "it must be >= 1");
+  for (const auto& [name, size] : {std::pair{"block_q", by.block_q}, {"block_k", by.block_k}}) {
+    if (size < 1) fail_value(name, std::to_string(size), "it must be >= 1");
+    if (size > Tensor::kMaxElems)
+      fail_value(name, std::to_string(size), "a block may have at most 2^56 tokens");
+  }
   const PoolWeights& w = by.weights;
   bool any = false;
   for (const double x : {w.mean, w.maximum, w.minimum, w.variance}) {

@@ -457,7 +457,9 @@ TEST_F(PackedOverPages, WhatDoesNotFitIsNamed) {
   spec_.max_seqlen_k = 6;
   expect_parts(message(), {"key_lengths", "entry 0 is 7", "0 to 6"});
   spec_.max_seqlen_k = -1;
-  expect_parts(message(), {"max_seqlen_k is -1", ">= 0"});
+  expect_parts(message(), {"key_lengths", "entry 0 is 7", "0 to 0"});
+  spec_.max_seqlen_k = -2;
+  expect_parts(message(), {"max_seqlen_k is -2", ">= 0"});
   spec_ = right;
   spec_.block_table = Tensor::contiguous(table_.data(), DType::int32, {1, 2});
   expect_parts(message(), {"block_table", "B = 2"});

@@ -206,6 +206,8 @@ TEST(Selection, BadInputIsNamed) {
   };
   EXPECT_NE(told({.block_q = 0}).find("block_q"), std::string::npos);
   EXPECT_NE(told({.block_k = -1}).find("block_k"), std::string::npos);
+  EXPECT_NE(told({.block_q = INT64_MAX}).find("block_q"), std::string::npos);  // its end overflows
+  EXPECT_NE(told({.block_k = INT64_MAX}).find("block_k"), std::string::npos);
   EXPECT_NE(told({.weights = {.mean = 0.0}}).find("weights"), std::string::npos);
   EXPECT_NE(told({.count = -1}).find("count"), std::string::npos);
   EXPECT_NE(told({.rule = BlockRule::mass, .mass = NAN}).find("mass"), std::string::npos);

@@ -17,7 +17,11 @@ namespace tilewise::cuda {
 /// What the kernels hold of them is named by its first fault; empty when there is none.
 std::string expressions_refusal(const Problem& problem);
 
-/// The expressions of a kernel's Config.
+/// Whether a constant of the score function may shift scores so far that a float32 LSE has too few
+/// digits left.
+bool has_huge_constant(const Problem& problem);
+/// The expressions of a kernel's Config. What a captured tensor of reals adds may be huge too,
+/// unless the function is affine.
 tile::Expressions expressions_of(const Problem& problem);
 /// True when the derivative of the score function by the score is not 1. Backward only.
 bool is_gated(const Problem& problem);

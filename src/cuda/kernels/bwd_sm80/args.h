@@ -43,11 +43,12 @@ struct Config {
   /// gradient a launch. Gradients in Args begin there.
   int columns = 0, column = 0;
 
-  /// Rows have a low part of lse2: where operands have two planes' accuracy, and under a bias,
-  /// which may be so large that LSE lacks all of log l.
-  [[nodiscard]] constexpr bool keeps_low() const {
-    return scaled || pairs.bias != tile::BiasType::none;
+  /// A bias or a score function may shift rows so far that LSE lacks all of log l.
+  [[nodiscard]] constexpr bool shifts() const {
+    return expressions.shifts || pairs.bias != tile::BiasType::none;
   }
+  /// Rows have a low part of lse2: there, and where operands have two planes' accuracy.
+  [[nodiscard]] constexpr bool keeps_low() const { return scaled || shifts(); }
 
   [[nodiscard]] constexpr bool listed() const { return lists != tile::Lists::none; }
 

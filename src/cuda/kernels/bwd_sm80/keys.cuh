@@ -211,7 +211,7 @@ struct Backward : KeyShape<kConfig> {
           for (int half = 0; half < 2; ++half) {
             float& s = S[m][n][2 * half + e];
             if constexpr (kScore != 0) {
-              s = less_lse2(s, lse2);
+              s = less_lse2<kConfig.shifts()>(s, lse2);
             } else if constexpr (kConfig.modified) {
               const int j = key + warp_key() + 16 * m + lane / 4 + 8 * half;
               const int i = at.row + at.query + 8 * n + 2 * (lane % 4) + e;

@@ -28,8 +28,7 @@ struct QueryGradient {
   static_assert(kRows % 16 == 0 && kBlockN % 16 == 0);
   static_assert(!kConfig.listed() || !kConfig.split);
 
-  /// Planes of dS as an operand.
-  static constexpr int kScorePlanes = kConfig.exact ? 2 : kPlanes;
+  static constexpr int kScorePlanes = kConfig.exact ? 2 : kPlanes;  ///< of dS as an operand
   using TileQ = SharedTile<kBlockM, kD, kPlanes>;
   using TileO = SharedTile<kBlockM, kDv, kPlanes>;
   using TileK = SharedTile<kBlockN, kD, kPlanes>;
@@ -40,7 +39,7 @@ struct QueryGradient {
   static constexpr bool kLogits =
       kConfig.modified || kConfig.pairs.any() || kConfig.expressions.any();
   static constexpr int kScore = kConfig.expressions.score;
-  static constexpr bool kMoves = kConfig.pairs.bias != BiasType::none;  ///< refine moves lse2
+  static constexpr bool kMoves = kConfig.shifts();  ///< refine moves lse2
   const Args& args;
   const int thread, warp, lane;
   const int batch, head, head_k, row, seq_k;  ///< row: of the block
@@ -265,7 +264,7 @@ struct QueryGradient {
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) S[m][n][e] = less_lse2(S[m][n][e], lse2[2 * m + e / 2]);
+        for (int e = 0; e < 4; ++e) S[m][n][e] = less_lse2<kMoves>(S[m][n][e], lse2[2 * m + e / 2]);
       }
     }
   }
@@ -447,7 +446,6 @@ struct QueryGradient {
       coarse |= fabsf(lse2[r]) > limit && fabsf(lse2[r]) < infinity();
     return coarse;
   }
-
   /// What refine wrote beside lse2.
   __forceinline__ void read_low() {
     if constexpr (kConfig.keeps_low()) {

@@ -42,7 +42,7 @@ std::string refusal(const Problem& p, const Hardware& machine) {
 
 /// As Config::keeps_low(), and where the gradient of sinks asks for it.
 bool keeps_low(const Problem& p) {
-  return host::form(p).scaled || p.bias.defined() || p.dsinks.defined();
+  return host::form(p).scaled || p.bias.defined() || p.dsinks.defined() || expressions_of(p).shifts;
 }
 
 void add_row_memory(const Problem& p, std::vector<MemoryPart>& items) {

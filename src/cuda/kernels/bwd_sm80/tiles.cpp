@@ -222,7 +222,9 @@ bool sums_gradients(const Problem& p) {
   return p.dbias.defined() || p.dsinks.defined() || p.precision == Precision::refined;
 }
 
-bool refines(const Problem& p) { return refines_all(p) || p.bias.defined(); }
+bool refines(const Problem& p) {
+  return refines_all(p) || p.bias.defined() || expressions_of(p).shifts;
+}
 
 bool refines_all(const Problem& p) {
   const host::Form form = host::form(p);

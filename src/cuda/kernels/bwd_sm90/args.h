@@ -45,6 +45,9 @@ struct Config {
   bool diagonals = false;     ///< dS is summed by i - j too
   bool operator==(const Config&) const = default;
 
+  /// A bias or a score function may shift rows so far that LSE lacks all of log l: what it lacks
+  /// comes beside it.
+  constexpr bool shifts() const { return expressions.shifts || options.bias(); }
   /// The slope of scores is kept until dS is made.
   constexpr bool gates() const { return softcap || gated; }
   /// Bytes of a slope in shared memory.
@@ -104,7 +107,7 @@ struct SharedPlan {
         offset(gate + (c.gates() && !c.wide() ? 128 * c.gate_bytes() * c.block_m : 0)),
         delta(offset + c.q_stages * c.block_m * 4),
         low(delta + c.do_stages * c.block_m * 4),
-        barriers(low + (c.options.bias() ? c.q_stages * c.block_m * 4 : 0)),
+        barriers(low + (c.shifts() ? c.q_stages * c.block_m * 4 : 0)),
         slots(barriers +
               (8 * (2 * c.q_stages + 2 * c.do_stages + 2 * c.k_stages + 2 + 13) + 15) / 16 * 16),
         listed(slots + 2 * slot_bytes(c)),

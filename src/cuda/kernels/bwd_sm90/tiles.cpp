@@ -109,13 +109,15 @@ Config bwd_sm90_config(const Problem& p) {
   // ALiBi, and functions like it, from the start of the products on: raw scores are divided by the
   // scale. Above head dim 128 distances are subtracted from logits.
   const bool slanted = std::max(p.head_dim, p.head_dim_v) <= 128 && p.softcap == 0.0 &&
-                       p.scale > 1e-30F && !biased &&
+                       p.scale > 1e-30F && !biased && !has_huge_constant(p) &&
                        (p.alibi_slopes.defined() != (p.score_affine != nullptr)) &&
                        (p.score_affine != nullptr || !p.score_function.defined());
   config.modified = !slanted && (host::is_modified(p) || config.expressions.score != 0 || biased);
   config.softcap = p.softcap != 0.0;
   config.alibi = slanted || p.alibi_slopes.defined();
   config.expressions.strip = !slanted && strips_score(p);
+  // NOTE: packed sequences with what captured tensors add are taken at LSE's own accuracy.
+  config.expressions.shifts = config.expressions.shifts && !slanted && !p.packed;
   config.deterministic = p.deterministic;
   config.fold_lse = !config.modified;
   config.exact = bwd_tiles::is_small(p);
@@ -137,7 +139,7 @@ Config bwd_sm90_config(const Problem& p) {
   const bool narrow = config.block_m == 128;
   config.v_registers = narrow;
   if (!config.gates()) config.k_stages = 2;
-  if (biased && bwd_sm90::SharedPlan(config).bytes > bwd_sm90::SharedPlan::kRoom)
+  if (config.shifts() && bwd_sm90::SharedPlan(config).bytes > bwd_sm90::SharedPlan::kRoom)
     config.k_stages = 1;
   // Fewer jobs, where the last chunk does not stand half empty: of packed sequences that of the
   // mean one.

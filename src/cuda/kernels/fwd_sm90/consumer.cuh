@@ -161,8 +161,8 @@ struct Consumer : Rows<kConfig> {
     }
   }
 
-  /// The thread's first kCount scores; `half`: those begin there.
-  template <bool kMasked, int kCount = kScores, bool kPreset = false>
+  /// The thread's first kCount scores; `half`: those begin there. kLifts: see add_bias.
+  template <bool kMasked, int kCount = kScores, bool kPreset = false, bool kLifts = true>
   __forceinline__ void adjust_scores(int block, int half = 0) {
     const int first = group_query();
     if constexpr (kListed<kConfig>) block = tile_k;
@@ -172,7 +172,7 @@ struct Consumer : Rows<kConfig> {
     const int shift = keys<kConfig>(args, tile) - queries<kConfig>(args, tile);
     const int high = diagonals<kConfig>(args, tile).high;
     Base::template modify<kMasked, kCount, kPreset>(args, rows, shift, high, column, lane);
-    if constexpr (kConfig.options.bias()) add_bias<kConfig>(*this, block);
+    if constexpr (kConfig.options.bias()) add_bias<kConfig, kLifts || Base::kCalls>(*this, block);
     if constexpr (kConfig.expressions.any()) {
       // Of a block list, what is not masked is full: no mask applies there.
       Base::template apply_expressions<kMasked || !kListed<kConfig>>(
@@ -263,6 +263,7 @@ struct Consumer : Rows<kConfig> {
       trusted_step<kMasked>(block);
     } else {
       release_k();
+      if constexpr (kConfig.options.bias()) finish_step_values();  // lifts take their registers
       bool trusted = false;
       if constexpr (kModification == Modification::softcap && kConfig.trust_maxima && !kMasked) {
         trusted = Base::trusted_softcap(args);
@@ -271,7 +272,7 @@ struct Consumer : Rows<kConfig> {
         adjust_scores<kMasked, kScores, Base::kSlanted>(block);
       }
       if (!trusted) Base::template softmax<false>(args);
-      finish_step_values();
+      if constexpr (!kConfig.options.bias()) finish_step_values();
       // P may be packed only now: the products that just ended read it. So may O be scaled.
       if (!trusted) rescale_o();
       pack_p();
@@ -281,14 +282,15 @@ struct Consumer : Rows<kConfig> {
   /// The softmax of a block without a search for its maxima, K kept until P is known to hold.
   template <bool kMasked>
   __forceinline__ void trusted_step(int block) {
-    trusted_exponentials<kScores>([&] { adjust_scores<kMasked, kScores, Base::kSlanted>(block); },
-                                  [&] { adjust_scores<kMasked>(block); }, [&] { pack_p(); });
+    trusted_exponentials<kScores>(
+        [&] { adjust_scores<kMasked, kScores, Base::kSlanted, false>(block); },
+        [&] { adjust_scores<kMasked>(block); }, [&] { pack_p(); });
   }
-  /// P of the thread's first kCount scores. `adjust` makes them of the product, `again` of the
-  /// product made once more, `pack` the operand.
+  /// P of the thread's first kCount scores. `adjust` makes them of the product, `again` of one made
+  /// once more, beside a bias also where maxima are searched for, `pack` the operand.
   template <int kCount, class Adjust, class Again, class Pack>
   __forceinline__ void trusted_exponentials(Adjust adjust, Again again, Pack pack) {
-    adjust();
+    if constexpr (!kConfig.options.bias()) adjust();
     bool searches = kConfig.expressions.score != 0 && Base::outgrown > Base::kMostOutgrown;
     if constexpr (kModification == Modification::alibi) searches |= Base::nears;
     // Rows that have seen nothing yet have no maximum to trust.
@@ -296,6 +298,7 @@ struct Consumer : Rows<kConfig> {
       searches |= __any_sync(~0U, !(fmaxf(fabsf(m[0]), fabsf(m[1])) <= kHugeMaximum));
     bool holds = false;
     if (!searches) {
+      if constexpr (kConfig.options.bias()) adjust();
       holds = Base::template trusted_softmax<kCount>(args);
       if constexpr (kConfig.values_first) pack();  // beside the exponentials: no branch between
     }
@@ -305,9 +308,10 @@ struct Consumer : Rows<kConfig> {
     if (!holds) {
       if (!searches) {
         recompute_scores();
-        again();
+        if constexpr (!kConfig.options.bias()) again();
         if constexpr (kConfig.expressions.score != 0) ++Base::outgrown;
       }
+      if constexpr (kConfig.options.bias()) again();
       Base::template softmax<false, false, kCount>(args);
       scale_o();
       if constexpr (kConfig.values_first) pack();
