@@ -26,6 +26,7 @@ def groups(rows: list[Row]) -> list[list[Row]]:
     return out
 
 
+EVERYDAY_ROWS = "cpu-everyday-rows"
 EVERYDAY = "cpu-everyday"  # the result of the preset of this name has tables of its own
 
 
