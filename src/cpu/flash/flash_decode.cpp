@@ -169,18 +169,8 @@ class Decode {
 
   void list_rows(std::int64_t b, const Sequence& sequence, KeyRange run, Listing& to) const {
     to.keys = static_cast<int>(run.end - run.begin);
-    if (g_.lists_k) list_rows(b, sequence, run, p_.k, to.k.data());
-    if (g_.lists_v) list_rows(b, sequence, run, p_.v, to.v.data());
-  }
-  void list_rows(std::int64_t b, const Sequence& sequence, KeyRange run, const Tensor& pool,
-                 std::int64_t* at) const {
-    for (std::int64_t j = run.begin; j < run.end;) {
-      const Problem::KeyRow key = p_.key_row(b, sequence, j);
-      const int count = key_run(p_, j, static_cast<int>(run.end - j));
-      std::int64_t row = key.batch * pool.strides[0] + key.row * pool.strides[2];
-      for (int n = 0; n < count; ++n, row += pool.strides[2]) *at++ = row;
-      j += count;
-    }
+    if (g_.lists_k) list_key_rows(p_, p_.k, b, sequence, run, to.k.data());
+    if (g_.lists_v) list_key_rows(p_, p_.v, b, sequence, run, to.v.data());
   }
 
   /// Query heads of a chunk, counted in their group.
@@ -377,16 +367,9 @@ class Decode {
     const std::int64_t ld = t.strides[1], lowest = std::min(first * ld, last * ld);
     const std::int64_t span = (g_.together - 1) * std::abs(ld) + t.sizes[3];
     const std::int64_t asked = n * place.cols * t.sizes[3];
-    return {.data = data + h * ld * bytes,
-            .at = now,
-            .ld = t.strides[2],
-            .storage = storage_of(t.dtype),
-            .ahead = {.data = data + lowest * bytes,
-                      .at = next,
-                      .span = span,
-                      .row = static_cast<int>(asked / span),
-                      .end = next_keys,
-                      .begun = asked % span}};
+    const Ahead ahead{data + lowest * bytes,          next,      span,
+                      static_cast<int>(asked / span), next_keys, asked % span};
+    return {data + h * ld * bytes, now, t.strides[2], storage_of(t.dtype), ahead};
   }
 
   /// Where they lie, or as float32 in `scratch`.
@@ -396,19 +379,11 @@ class Decode {
     if (in_place) {
       const std::int64_t row = offset_of(t, place.b, h, place.sequence.k_begin + place.j0);
       const auto* data = static_cast<const std::byte*>(t.data) + row * dtype_bytes(t.dtype);
-      return {.data = data,
-              .at = nullptr,
-              .ld = t.strides[2],
-              .storage = storage_of(t.dtype),
-              .ahead = {}};
+      return {data, nullptr, t.strides[2], storage_of(t.dtype), {}};
     }
     load_keys(p_, t, place.b, place.sequence, h, place.j0, place.cols, static_cast<int>(dim),
               scratch, padded);
-    return {.data = scratch,
-            .at = nullptr,
-            .ld = padded,
-            .storage = storage_of(DType::float32),
-            .ahead = {}};
+    return {scratch, nullptr, padded, storage_of(DType::float32), {}};
   }
 
   Block load_block(const TilePlace& place, int slot, std::int64_t n, const Listing& now,
