@@ -8,13 +8,11 @@ namespace {
 constexpr Config k256 = {
     .head_dim = 256,
     .head_dim_v = 256,
-    .block_m = 64,
-    .block_n = 64,
-    .fold_lse = true,
+    .shape = {.block_n = 64},
 };
 
-constexpr Config exact(Config c) {
-  c.exact = true;
+constexpr Config two_plane(Config c) {
+  c.two_plane = true;
   return c;
 }
 
@@ -45,7 +43,7 @@ void check_ragged() {
   check<bwd_sm90::with_stages(ragged(with_alibi(masked(k256, Mask::both)), kPacked))>(
       "packed, ALiBi, window on both sides", of({.low = -60, .high = 41, .alibi = true}, 256, 256),
       kBf16);
-  check<bwd_sm90::with_stages(ragged(exact(masked(k256, Mask::right)), kPacked))>(
+  check<bwd_sm90::with_stages(ragged(two_plane(masked(k256, Mask::right)), kPacked))>(
       "packed, exact, causal", of({.high = 1, .tail = 1}, 256, 256), kExact);
   check<bwd_sm90::with_stages(ragged(masked(k256, Mask::right), kKeys))>(
       "key lengths, causal, rows that see nothing",
@@ -107,9 +105,9 @@ int main() {
       "dims 64, 136", {.dim = 64, .dim_v = 136, .amplitude = 3.0F}, kBf16);
   check<bwd_sm90::with_stages(dims(k256, 256, 96))>("dims 256, 96",
                                                     {.dim = 256, .dim_v = 96, .blocks = 2}, kBf16);
-  check<bwd_sm90::with_stages(exact(masked(k256, Mask::right)))>(
+  check<bwd_sm90::with_stages(two_plane(masked(k256, Mask::right)))>(
       "exact, causal", {.seq_q = 150, .dim = 256, .dim_v = 256, .high = 51}, kExact);
-  check<bwd_sm90::with_stages(exact(with_softcap(k256)))>(
+  check<bwd_sm90::with_stages(two_plane(with_softcap(k256)))>(
       "exact, softcap",
       {.seq_q = 150, .seq_k = 100, .dim = 256, .dim_v = 256, .softcap = 2.0F, .blocks = 2}, kExact);
   check_ragged();

@@ -89,13 +89,13 @@ constexpr Short packed(Short c) {
   c.lengths = Lengths::packed;
   return c;
 }
-constexpr Short exact(Short c) {
-  c.exact = true;
+constexpr Short two_plane(Short c) {
+  c.two_plane = true;
   return c;
 }
 constexpr Short refined(Short c) {
   c.refined = true;
-  return exact(c);
+  return two_plane(c);
 }
 constexpr Short of_half(Short c) {
   c.element = Element::fp16;
@@ -152,7 +152,8 @@ int main() {
   check_short<helped(cut(of_half(kShort128)))>(
       "dims 96, 128, fp16, cut, helped",
       {.seq_q = 70, .seq_k = 130, .dim = 96, .dim_v = 128, .blocks = 2}, kFp16);
-  check_short<helped(cut(exact(kShort64)))>("dim 64, exact, cut, helped", {.blocks = 4}, kExact);
+  check_short<helped(cut(two_plane(kShort64)))>("dim 64, exact, cut, helped", {.blocks = 4},
+                                                kExact);
   check_short<refined(with_mask(kShort128, Mask::both))>(
       "dim 128, window, refined",
       {.seq_q = 150, .seq_k = 150, .dim = 128, .dim_v = 128, .low = -50, .high = 21, .d_lse = true},

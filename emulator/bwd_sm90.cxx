@@ -59,7 +59,7 @@ void check_ragged() {
        .tail = 9,
        .top = 1},
       kBf16);
-  check<ragged(exact(masked(k128, Mask::right)), kPacked)>(
+  check<ragged(two_plane(masked(k128, Mask::right)), kPacked)>(
       "packed, dim 128, exact dS, causal, delta given, 3 blocks",
       of({.high = 1, .d_lse = true, .given_delta = true, .tail = 3, .blocks = 3}, 128), kExact);
   // More offsets than shared memory has room for.
@@ -91,8 +91,8 @@ void check_ragged() {
   check<ragged(split(masked(k64, Mask::right), 256), kKeys)>(
       "key lengths, dim 64, causal, 2 parts, chunks of 256",
       {.batch = 3, .seq_q = 300, .high = 1, .keys = lengths, .blocks = 3, .parts = 2}, kBf16);
-  check<ragged(exact(k64), kKeys)>("key lengths, dim 64, exact dS", {.batch = 3, .keys = lengths},
-                                   kExact);
+  check<ragged(two_plane(k64), kKeys)>("key lengths, dim 64, exact dS",
+                                       {.batch = 3, .keys = lengths}, kExact);
 }
 
 }  // namespace
@@ -174,7 +174,7 @@ int main() {
       kBf16);
   check<split(dims(k128, 96, 96), 128)>("dim 96, 2 parts",
                                         {.dim = 96, .dim_v = 96, .d_lse = true, .parts = 2}, kBf16);
-  check<hiding(exact(masked(k128, Mask::both)))>(
+  check<hiding(two_plane(masked(k128, Mask::both)))>(
       "dim 128, exact dS, rows at both ends that see nothing",
       {.seq_q = 300, .seq_k = 100, .dim = 128, .dim_v = 128, .low = -70, .high = -20}, kExact);
   check<masked(k64, Mask::right)>(
@@ -228,17 +228,17 @@ int main() {
        .blocks = 3,
        .sharers = 3},
       kBf16);
-  check<exact(k64)>("dim 64, exact dS, 2 blocks", {.heads_q = 2, .heads_k = 2, .blocks = 2},
-                    kExact);
-  check<exact(masked(k128, Mask::right))>(
+  check<two_plane(k64)>("dim 64, exact dS, 2 blocks", {.heads_q = 2, .heads_k = 2, .blocks = 2},
+                        kExact);
+  check<two_plane(masked(k128, Mask::right))>(
       "dim 128, exact dS, causal, GQA",
       {.batch = 2, .heads_q = 4, .heads_k = 2, .dim = 128, .dim_v = 128, .high = 51, .blocks = 3},
       kExact);
-  check<exact(k64)>("dim 64, exact dS, 3 keys, delta given",
-                    {.seq_q = 150, .seq_k = 3, .d_lse = true, .given_delta = true, .blocks = 2},
-                    kExact);
-  check<exact(with_softcap(half(k64)))>("dim 64, exact dS, softcap, fp16",
-                                        {.softcap = 2.0F, .d_lse = true}, 6e-4);
+  check<two_plane(k64)>("dim 64, exact dS, 3 keys, delta given",
+                        {.seq_q = 150, .seq_k = 3, .d_lse = true, .given_delta = true, .blocks = 2},
+                        kExact);
+  check<two_plane(with_softcap(half(k64)))>("dim 64, exact dS, softcap, fp16",
+                                            {.softcap = 2.0F, .d_lse = true}, 6e-4);
   // Conversions, and right after them tiles of keys that no query sees.
   constexpr Shape kHidden = {
       .batch = 4, .heads_q = 1, .seq_q = 128, .seq_k = 300, .low = 140, .high = 200, .apart = 2};

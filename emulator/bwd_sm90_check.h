@@ -101,12 +101,12 @@ struct Check {
       }
     }
     // Above head dim 128 the row refuses problems with such rows.
-    if (!config.wide() && (config.hides_rows() || config.picks_rows())) poison_hidden();
+    if (!config.large_dim() && (config.hides_rows() || config.picks_rows())) poison_hidden();
   }
   static int padded(int rows, int to) { return (rows + to - 1) / to * to; }
-  int padded_keys() const { return padded(s.seq_k, config.block_n); }
+  int padded_keys() const { return padded(s.seq_k, config.shape.block_n); }
   /// Of a head's sums by i - j, which begin at the last of the padded keys.
-  int diagonal_count() const { return padded(s.seq_q, config.chunk_rows) + padded_keys(); }
+  int diagonal_count() const { return padded(s.seq_q, config.shape.chunk_rows) + padded_keys(); }
   /// Rows that see no key hold NaN. CONTRACT 3
   void poison_hidden() {
     const auto of_row = [&](Stored<kElement>& t, std::size_t row) {
@@ -239,7 +239,7 @@ struct Check {
   }
 
   void run(const char* name, double bound, const Launches& launches) {
-    const int kM = config.block_m, kChunk = config.chunk_rows;
+    const int kM = config.shape.block_m, kChunk = config.shape.chunk_rows;
     const bool kPacked = config.lengths == Lengths::packed;
     bwd_sm90::ListArgs a;
     const MadeLists made = make_lists();
@@ -248,14 +248,14 @@ struct Check {
     const int k_ragged = config.ragged() ? s.seq_k : 0;
     a.q = q.map(s.batch, kM, q_rows), a.o = o.map(s.batch, kM, q_rows);
     a.d_o = d_o.map(s.batch, kM, q_rows);
-    a.k = k.map(s.batch, config.block_n, k_ragged);
-    a.v = v.map(s.batch, config.block_n, k_ragged);
+    a.k = k.map(s.batch, config.shape.block_n, k_ragged);
+    a.v = v.map(s.batch, config.shape.block_n, k_ragged);
     // Offsets of self-attention are one tensor.
     const std::vector<int>& k_offsets = cu_q == cu_k ? cu_q : cu_k;
     a.of = {s.top,  s.keys.data(), 1, {cu_q.data()}, {k_offsets.data()}, int(cu_q.size()) - 1,
             q_rows, k_ragged};
     for (auto* t : {&dq, &dk, &dv}) std::fill(t->data.begin(), t->data.end(), kPoison);
-    a.dq = dq.map(s.batch, config.wide() ? 64 : kChunk, q_rows);
+    a.dq = dq.map(s.batch, config.large_dim() ? 64 : kChunk, q_rows);
     a.dk = dk.map(s.batch, 64, k_rows), a.dv = dv.map(s.batch, 64, k_rows);
     // Sharers of a key head count as heads of keys.
     const int heads_k = s.heads_k * s.sharers;
@@ -266,13 +266,13 @@ struct Check {
       return kPacked ? rows / size + a.of.sequences + 1 : (rows + size - 1) / size;
     };
     a.rows_q = blocks(s.seq_q, kChunk) * kChunk;
-    const int key_blocks = blocks(s.seq_k, config.block_n);
+    const int key_blocks = blocks(s.seq_k, config.shape.block_n);
     const int tiles = s.batch * s.heads_k * key_blocks;
     a.parts = s.parts;
-    a.jobs = (config.wide() ? 1 : 2) * s.batch * s.heads_q * (a.rows_q / kChunk) +
-             tiles * (s.parts * s.sharers + (config.split ? 1 : 0));
+    a.jobs = (config.large_dim() ? 1 : 2) * s.batch * s.heads_q * (a.rows_q / kChunk) +
+             tiles * (s.parts * s.sharers + (config.sums.split ? 1 : 0));
     a.scale = s.scale, a.scale_log2 = s.scale * tile::kLog2e;
-    a.offset_factor = config.fold_lse ? -1.0F / s.scale : -tile::kLog2e;
+    a.offset_factor = config.fold_lse() ? -1.0F / s.scale : -tile::kLog2e;
     if (s.softcap != 0.0F) a.scale_cap = s.scale / s.softcap, a.cap_log2 = s.softcap * tile::kLog2e;
     if (s.alibi) a.alibi = slopes.data(), a.alibi_h = 1;
     a.low = s.low, a.high = s.high;
@@ -291,7 +291,7 @@ struct Check {
     const float nan = std::numeric_limits<float>::quiet_NaN();
     std::vector<float> offset(rows, nan), delta(rows, nan), sums(rows * config.columns_dq(), nan);
     a.offset = offset.data(), a.delta = delta.data(), a.dq_sum = sums.data();
-    const std::size_t key_rows = config.split ? std::size_t(tiles) * config.block_n : 0;
+    const std::size_t key_rows = config.sums.split ? std::size_t(tiles) * config.shape.block_n : 0;
     std::vector<float> dk_sums(key_rows * config.head_dim, 0.0F),
         dv_sums(key_rows * config.head_dim_v, 0.0F);
     a.dk_sum = dk_sums.data(), a.dv_sum = dv_sums.data();
@@ -301,8 +301,8 @@ struct Check {
     a.turns = a.added + tiles;
 
     std::vector<float> diagonals;
-    if (config.diagonals) {
-      const int floats = config.deterministic ? tile::ExactSum::kFloats : 1;
+    if (config.sums.diagonals) {
+      const int floats = config.sums.deterministic ? tile::ExactSum::kFloats : 1;
       diagonals.assign(true_diagonals.size() * floats, 0.0F);
       a.diagonals = diagonals.data();
       a.diagonal_count = diagonal_count(), a.last_key = padded_keys() - 1;
@@ -329,17 +329,17 @@ struct Check {
       all.args.offset_low = low.data();
     }
     launches.kernel(all, s.blocks);
-    if (config.wide()) run_dq(a, launches);
+    if (config.large_dim()) run_dq(a, launches);
     compare(name, "dQ", dq, true_dq, bound);
     compare(name, "dK", dk, true_dk, bound);
     compare(name, "dV", dv, true_dv, bound);
-    if (config.diagonals) compare_diagonals(name, diagonals, bound);
+    if (config.sums.diagonals) compare_diagonals(name, diagonals, bound);
   }
   void compare_diagonals(const char* name, const std::vector<float>& got, double bound) const {
     Largest error;
     for (std::size_t i = 0; i < true_diagonals.size(); ++i) {
       float sum = got[i];
-      if (config.deterministic) {
+      if (config.sums.deterministic) {
         const auto* words = reinterpret_cast<const tile::u64*>(got.data());
         sum = float(tile::exact_sum(words + i * tile::ExactSum::kWords));
       }
@@ -352,7 +352,7 @@ struct Check {
     const emulator::Box box = {reinterpret_cast<unsigned char*>(bias.narrow.data()),
                                {bias.keys, bias.heads, bias.queries, bias.batch},
                                {0, head, pitch, head * bias.heads},
-                               {64, 1, config.options.pairs.staged ? config.block_m : 1, 1},
+                               {64, 1, config.options.pairs.staged ? config.shape.block_m : 1, 1},
                                4};
     tile::BiasTiles tiles = {
         .by_batch = bias.batch > 1, .by_head = bias.heads > 1, .by_query = bias.queries > 1};
@@ -384,7 +384,7 @@ struct Check {
       lists.give(p, s.list);
       if (s.formula != nullptr) p.mask_function = s.formula->mask;
     }
-    return MadeLists(p, config.block_m, config.block_n, config.lists, 1,
+    return MadeLists(p, config.shape.block_m, config.shape.block_n, config.lists, 1,
                      s.formula != nullptr ? s.formula->map : RunMap{});
   }
   void compare(const char* name, const char* quantity, Stored<kElement>& got,
@@ -413,7 +413,7 @@ void launch_kernel(const tile::Optioned<bwd_sm90::ListArgs>& all, unsigned block
 }
 template <Config kConfig>
 void launch_dq(const bwd_dq_sm90::RaggedArgs& args, unsigned blocks) {
-  if constexpr (kConfig.wide()) {
+  if constexpr (kConfig.large_dim()) {
     emulator::run_grid(bwd_dq_sm90::memory, blocks, bwd_dq_sm90::kThreads,
                        [&] { bwd_dq_sm90::kernel<bwd_dq_sm90::config_beside(kConfig)>(args); });
   }

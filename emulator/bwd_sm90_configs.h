@@ -5,36 +5,29 @@
 
 namespace {
 
-constexpr Config k64 = {.head_dim = 64,
-                        .head_dim_v = 64,
-                        .block_m = 128,
-                        .k_stages = 2,
-                        .fold_lse = true,
-                        .v_registers = true};
-constexpr Config k128 = {.block_m = 64, .k_stages = 2, .fold_lse = true};
+constexpr Config k64 = {.head_dim = 64, .head_dim_v = 64, .shape = {.block_m = 128, .k_stages = 2}};
+constexpr Config k128 = {.shape = {.k_stages = 2}};
 
 constexpr Config one_k(Config c) {
-  c.k_stages = 1;
+  c.shape.k_stages = 1;
   return c;
 }
 constexpr Config plain(Config c) {
-  c.fold_lse = c.v_registers = false;
-  c.modified = c.modified || c.alibi;
+  c.logits.modified = true;
   return one_k(c);
 }
-constexpr Config exact(Config c) {
-  c.block_m = 64;
-  c.v_registers = false;
-  c.exact = true;
+constexpr Config two_plane(Config c) {
+  c.shape.block_m = 64;
+  c.two_plane = true;
   return c;
 }
 constexpr Config split(Config c, int chunk_rows) {
-  c.split = true;
-  c.chunk_rows = chunk_rows;
+  c.sums.split = true;
+  c.shape.chunk_rows = chunk_rows;
   return c;
 }
 constexpr Config deterministic(Config c) {
-  c.deterministic = true;
+  c.sums.deterministic = true;
   return c;
 }
 

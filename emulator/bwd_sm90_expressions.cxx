@@ -13,8 +13,8 @@
 namespace {
 
 constexpr Config k64 = {
-    .head_dim = 64, .head_dim_v = 64, .block_m = 128, .modified = true, .v_registers = true};
-constexpr Config k128 = {.block_m = 64, .modified = true};
+    .head_dim = 64, .head_dim_v = 64, .shape = {.block_m = 128}, .logits = {.modified = true}};
+constexpr Config k128 = {.logits = {.modified = true}};
 constexpr double kBf16 = 1.2e-2, kExact = 4e-3;
 
 constexpr Config with_sample(Config c, int sample) {
@@ -23,28 +23,27 @@ constexpr Config with_sample(Config c, int sample) {
   c.expressions.strip = strip;
   if (strip) c.expressions.score = samples::kStripped + sample + 1;
   // The others have the slope 1.
-  c.gated = sample == 1 || sample == 2 || sample == samples::kShifting;
-  if (!c.gated) c.k_stages = 2;
+  c.logits.gated = sample == 1 || sample == 2 || sample == samples::kShifting;
+  if (!c.logits.gated) c.shape.k_stages = 2;
   return c;
 }
-constexpr Config exact(Config c) {
-  c.block_m = 64;
-  c.v_registers = false;
-  c.exact = true;
+constexpr Config two_plane(Config c) {
+  c.shape.block_m = 64;
+  c.two_plane = true;
   return c;
 }
 
 constexpr Config slanted(Config c) {
-  c.modified = false;
-  c.alibi = c.fold_lse = true;
+  c.logits.modified = false;
+  c.logits.alibi = true;
   return c;
 }
 constexpr Config deterministic(Config c) {
-  c.deterministic = true;
+  c.sums.deterministic = true;
   return c;
 }
 constexpr Config diagonal(Config c) {
-  c.diagonals = true;
+  c.sums.diagonals = true;
   return c;
 }
 constexpr Config stripped(Config c) {
@@ -178,13 +177,13 @@ int main() {
   check_sample<stripped(diagonal(masked(k128, Mask::both))), 2>(
       "hidden infinite slopes, window",
       {.batch = 2, .dim = 128, .dim_v = 128, .low = -60, .high = 20, .blocks = 2}, kBf16);
-  check_sample<exact(masked(k64, Mask::right)), 2>("the same, exact dS",
-                                                   {.high = 51, .given_delta = true}, kExact);
-  check_sample<exact(masked(k128, Mask::right)), 1>(
+  check_sample<two_plane(masked(k64, Mask::right)), 2>("the same, exact dS",
+                                                       {.high = 51, .given_delta = true}, kExact);
+  check_sample<two_plane(masked(k128, Mask::right)), 1>(
       "softcap, floors, documents, exact dS",
       {.dim = 128, .dim_v = 128, .high = 51, .given_delta = true}, kExact);
-  check_sample<diagonal(deterministic(exact(k64))), 3>("sums over lanes, exact dS",
-                                                       {.heads_q = 1, .d_lse = true}, kExact);
+  check_sample<diagonal(deterministic(two_plane(k64))), 3>("sums over lanes, exact dS",
+                                                           {.heads_q = 1, .d_lse = true}, kExact);
   check_sample<ragged(masked(k64, Mask::right), Lengths::packed), 0>(
       "slopes by head, packed, causal",
       {.high = 1,

@@ -12,8 +12,7 @@ constexpr Config listed(Config c, Lists lists) {
 
 /// Blocks of fewer than 128 queries.
 constexpr Config short_steps(Config c) {
-  c.block_m = 64;
-  c.v_registers = false;
+  c.shape.block_m = 64;
   return c;
 }
 
@@ -89,7 +88,7 @@ int main() {
                                                   .alibi = true,
                                                   .list = {.q = 128, .k = 128, .by_head = true}},
                                                  kBf16);
-  check<listed(exact(k64), kParts)>(
+  check<listed(two_plane(k64), kParts)>(
       "dim 64, exact dS, blocks of 32",
       {.heads_q = 2, .heads_k = 2, .blocks = 2, .list = {.q = 32, .k = 128, .by_head = true}},
       kExact);

@@ -16,14 +16,12 @@ constexpr Config hiding(Config c) {
 /// With softcap the scores cannot start from -LSE, nor with ALiBi above dim 128; at dim 64 the rest
 /// stays.
 constexpr Config with_softcap(Config c) {
-  c.fold_lse = false;
-  c.modified = c.softcap = true;
+  c.logits.modified = c.logits.softcap = true;
   return c;
 }
 constexpr Config with_alibi(Config c) {
-  c.alibi = true;
-  c.modified = c.wide();
-  c.fold_lse = !c.modified;
+  c.logits.alibi = true;
+  c.logits.modified = c.large_dim();
   return c;
 }
 constexpr Config half(Config c) {

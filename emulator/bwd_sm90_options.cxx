@@ -10,17 +10,16 @@ constexpr Config shown(Config c) {
 
 constexpr Config dropping(Config c) {
   c.options.dropout = true;
-  if (c.block_m == 128) c.block_m = 64, c.v_registers = false;
+  if (c.shape.block_m == 128) c.shape.block_m = 64;
   return c;
 }
 
 /// `rows`: the bias has one for each query.
 constexpr Config biased(Config c, tile::BiasType type, bool rows) {
   c.options.pairs = {.bias = type, .staged = rows};
-  c.modified = true;
-  c.fold_lse = false;
-  if (c.block_m == 128) c.block_m = 64, c.v_registers = false;
-  if (c.head_dim > 64 && rows) c.k_stages = 1;
+  c.logits.modified = true;
+  if (c.shape.block_m == 128) c.shape.block_m = 64;
+  if (c.head_dim > 64 && rows) c.shape.k_stages = 1;
   return c;
 }
 
@@ -60,7 +59,7 @@ int main() {
       "dim 128, a bias, dropout, deterministic",
       {.heads_q = 2, .seq_k = 260, .dim = 128, .dim_v = 128, .dropout = 0.2, .bias = &kOfAll},
       kBf16);
-  check<biased(exact(with_alibi(masked(k64, Mask::right))), tile::BiasType::bf16, true)>(
+  check<biased(two_plane(with_alibi(masked(k64, Mask::right))), tile::BiasType::bf16, true)>(
       "dim 64, a bias and alibi, exact dS, causal", {.high = 51, .alibi = true, .bias = &kOfAll},
       kExact);
   check<dropping(k64)>("dim 64, dropout",
@@ -97,7 +96,7 @@ int main() {
                                                           .parts = 3,
                                                           .dropout = 0.2},
                                                          kBf16);
-  check<dropping(exact(masked(k64, Mask::right)))>(
+  check<dropping(two_plane(masked(k64, Mask::right)))>(
       "dim 64, dropout, exact dS, causal", {.high = 51, .given_delta = true, .dropout = 0.4},
       kExact);
   check<dropping(ragged(masked(k64, Mask::right), Lengths::packed))>(
@@ -153,13 +152,13 @@ int main() {
                                      .blocks = 3,
                                      .shows = {.density = 0.6, .by_key = false}},
                                     kBf16);
-  check<shown(exact(masked(k128, Mask::right)))>("dim 128, a mask, exact dS, causal",
-                                                 {.dim = 128,
-                                                  .dim_v = 128,
-                                                  .high = 51,
-                                                  .given_delta = true,
-                                                  .shows = {.density = 0.5, .by_head = true}},
-                                                 kExact);
+  check<shown(two_plane(masked(k128, Mask::right)))>("dim 128, a mask, exact dS, causal",
+                                                     {.dim = 128,
+                                                      .dim_v = 128,
+                                                      .high = 51,
+                                                      .given_delta = true,
+                                                      .shows = {.density = 0.5, .by_head = true}},
+                                                     kExact);
   check<shown(split(masked(k64, Mask::right), 256))>("dim 64, a mask, causal, 3 parts",
                                                      {.heads_q = 4,
                                                       .heads_k = 2,

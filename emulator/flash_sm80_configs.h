@@ -9,12 +9,13 @@ using namespace tilewise;
 using tile::Element;
 using Gradient = bwd_sm80::Config;
 
-constexpr Gradient kSmall = {.exact = true};
+constexpr Gradient kSmall = {.two_plane = true};
 constexpr Gradient kPlain = {};
-constexpr Gradient kFirstPass = {.with_dq = false, .exact = true};
-constexpr Gradient kSecondPass = {.block_m = 128, .block_n = 32, .with_dq = false, .exact = true};
+constexpr Gradient kFirstPass = {.with_dq = false, .two_plane = true};
+constexpr Gradient kSecondPass = {
+    .block_m = 128, .block_n = 32, .with_dq = false, .two_plane = true};
 constexpr Gradient kWide = {
-    .head_dim = 128, .head_dim_v = 128, .warps = 8, .column_warps = 2, .exact = true};
+    .head_dim = 128, .head_dim_v = 128, .warps = 8, .column_warps = 2, .two_plane = true};
 /// Of machines with 99 KiB of shared memory.
 constexpr Gradient kSmallWide = {.head_dim = 192,
                                  .head_dim_v = 192,
@@ -24,7 +25,7 @@ constexpr Gradient kSmallWide = {.head_dim = 192,
                                  .column_warps = 2,
                                  .sub_m = 16,
                                  .stages = 1,
-                                 .exact = true};
+                                 .two_plane = true};
 constexpr Gradient kWideHalf = {
     .element = Element::fp16, .head_dim = 128, .head_dim_v = 128, .warps = 8, .column_warps = 2};
 constexpr Gradient kFloatKeys = {.element = Element::fp16,

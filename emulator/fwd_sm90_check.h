@@ -27,7 +27,7 @@ void set_map(tile::TensorMapBytes& to, const cuda::TensorMapSpec& spec) {
 const cuda::Sm90Tile& pick_tile(const Case& c, const Problem& p) {
   for (const cuda::Sm90Tile& tile : cuda::sm90_tiles(p)) {
     if ((c.block_m == 0 || tile.block_m() == c.block_m) &&
-        (c.block_n == 0 || tile.block_n == c.block_n))
+        (c.block_n == 0 || tile.shape.block_n == c.block_n))
       return tile;
   }
   std::abort();
@@ -179,8 +179,8 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
   const int shift = cuda::sm90_pack_shift(p, tile);
   PagedArgs args;
   const bool maps = map_sample && cuda::maps_mask(p);
-  const int rows = config.lists == Lists::parts ? config.warpgroups : 1;
-  const MadeLists made(p, tile.block_m() / rows, tile.block_n, config.lists, rows,
+  const int rows = config.lists == Lists::parts ? config.shape.warpgroups : 1;
+  const MadeLists made(p, tile.block_m() / rows, tile.shape.block_n, config.lists, rows,
                        maps ? map_sample(c.sample, cuda::captures_of(p)) : RunMap{});
   args.lists = made.lists;
   cuda::sm90_fill(args, p, config, shift, set_map);
@@ -197,7 +197,7 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
     args.o_part = o_part.data();
     args.m_part = m_part.data();
   }
-  const MadeBits bits(p, config.block_n, false);
+  const MadeBits bits(p, config.shape.block_n, false);
   run_kernel<kConfigs>(config, args, cuda::captures_of(p), cuda::kernel_options(p, bits.bits));
   if (split) merge(c, args, config.head_dim_v, rows_q, o, lse);
 
@@ -223,7 +223,7 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
         lse_error = 1e9;
     }
   }
-  if (config.dynamic && word != 0) lse_error = 1e9;  // the counter is left as it must be
+  if (config.schedule.dynamic && word != 0) lse_error = 1e9;  // the counter is left as it must be
   if (!o.is_intact_around()) o_error = 1e9;
   // P and O are rounded to bf16: 2^-9 of the largest |V|, about 4, and as much again.
   const bool good = o_error < 0.03 && lse_error < 1.0;

@@ -34,68 +34,63 @@ int failures = 0;
 constexpr Config tile64(int warpgroups, Mask mask) {
   Config c;
   c.head_dim = c.head_dim_v = 64;
-  c.warpgroups = warpgroups;
-  c.block_n = 128;
-  c.stages = c.value_stages = warpgroups == 1 ? 4 : 3;
-  c.ping_pong = c.skip_blocks = warpgroups > 1;
-  c.dynamic = true;
+  c.shape.warpgroups = warpgroups;
+  c.shape.block_n = 128;
+  c.shape.stages = c.shape.value_stages = warpgroups == 1 ? 4 : 3;
+  c.schedule.ping_pong = c.schedule.skip_blocks = warpgroups > 1;
+  c.schedule.dynamic = true;
   c.mask = mask;
-  c.chain_tiles = warpgroups > 1 && mask != Mask::both;
-  c.q_buffers = c.chain_tiles ? 2 : 1;
-  c.trust_maxima = true;
-  c.values_first = warpgroups > 1;
+  c.schedule.chain_tiles = warpgroups > 1 && mask != Mask::both;
+  c.shape.q_buffers = c.schedule.chain_tiles ? 2 : 1;
+  c.schedule.values_first = warpgroups > 1;
   return c;
 }
 constexpr Config modified(Config c, Modification modification) {
   c.modification = modification;
-  c.values_first = c.values_first && modification == Modification::alibi;
-  c.from_diagonal =
+  c.schedule.values_first = c.schedule.values_first && modification == Modification::alibi;
+  c.schedule.from_diagonal =
       modification == Modification::alibi && c.mask == Mask::none && c.lists == Lists::none;
-  c.trust_maxima = modification != Modification::general;
   return c;
 }
 constexpr Config with(Config c, Lengths lengths, bool pack_heads, bool split) {
   c.lengths = lengths;
   c.pack_heads = pack_heads;
   c.split = split;
-  c.chain_tiles = c.values_first = false;
-  c.from_diagonal = c.from_diagonal && !split;
-  c.q_buffers = 1;
+  c.schedule.chain_tiles = c.schedule.values_first = false;
+  c.schedule.from_diagonal = c.schedule.from_diagonal && !split;
+  c.shape.q_buffers = 1;
   return c;
 }
 constexpr Config tile128(Mask mask, int head_dim) {
   Config c;
-  c.trust_maxima = true;
   c.head_dim = head_dim;
-  c.warpgroups = 3;
-  c.block_n = 80;
-  c.ping_pong = mask == Mask::none;
-  c.dynamic = mask != Mask::none;
+  c.shape.warpgroups = 3;
+  c.shape.block_n = 80;
+  c.schedule.ping_pong = mask == Mask::none;
+  c.schedule.dynamic = mask != Mask::none;
   c.mask = mask;
   return c;
 }
 constexpr Config tile192x64() {
   Config c = tile128(Mask::both, 128);
-  c.block_n = 64;
-  c.stages = c.value_stages = 4;
-  c.q_by_need = true;
+  c.shape.block_n = 64;
+  c.shape.stages = c.shape.value_stages = 4;
+  c.schedule.q_by_need = true;
   return c;
 }
 constexpr Config tile128x128(Mask mask) {
   Config c;
-  c.trust_maxima = true;
-  c.lazy_rescale = c.skip_blocks = false;
-  c.dynamic = mask != Mask::none;
+  c.schedule.lazy_rescale = c.schedule.skip_blocks = false;
+  c.schedule.dynamic = mask != Mask::none;
   c.mask = mask;
   return c;
 }
 constexpr Config tile256(Mask mask) {
   Config c;
-  c.trust_maxima = true;
   c.head_dim = c.head_dim_v = 256;
-  c.block_n = 80;
-  c.own_o = false;
-  c.dynamic = mask != Mask::none;
+  c.shape.block_n = 80;
+  c.shape.own_o = false;
+  c.schedule.dynamic = mask != Mask::none;
   c.mask = mask;
   return c;
 }
@@ -104,43 +99,42 @@ constexpr Config tile16x256() {
   Config c = tile256(Mask::none);
   c.head_dim = 16;
   c.head_dim_v = 256;
-  c.dynamic = true;  // of packed sequences
+  c.schedule.dynamic = true;  // of packed sequences
   return c;
 }
 constexpr Config tile128x64() {
   Config c = tile256(Mask::both);
-  c.block_n = 64;
-  c.stages = 3;
-  c.ping_pong = false;
-  c.q_by_need = true;
+  c.shape.block_n = 64;
+  c.shape.stages = 3;
+  c.schedule.ping_pong = false;
+  c.schedule.q_by_need = true;
   return c;
 }
 /// At dim 64, not modified.
 constexpr Config halved(Config c) {
-  c.halve_cut = true;
-  if (c.mask == Mask::both) c.q_buffers = 2;
+  c.schedule.halve_cut = true;
+  if (c.mask == Mask::both) c.shape.q_buffers = 2;
   return c;
 }
 constexpr Config with_sample(Config c, int sample) {
   c.expressions = samples::expressions_of(sample, false);
   const bool masked = c.mask != Mask::none, listed = c.lists != Lists::none;
-  c.values_first = c.values_first && !masked && c.expressions.mask == 0;
-  c.from_diagonal = c.expressions.score != 0 && !masked && !listed && !c.split;
-  c.trust_maxima = c.trust_maxima && (c.expressions.mask == 0 || c.lists != fwd_sm90::Lists::none);
+  c.schedule.values_first = c.schedule.values_first && !masked && c.expressions.mask == 0;
+  c.schedule.from_diagonal = c.expressions.score != 0 && !masked && !listed && !c.split;
   return c;
 }
 
 constexpr Config optioned(Config c, bool sinks, bool mask) {
   c.options = {.sinks = sinks, .mask = mask};
-  c.trust_maxima = c.trust_maxima && !(mask && c.modification == Modification::softcap);
-  c.values_first = c.values_first && c.modification == Modification::none && !c.expressions.any();
-  c.from_diagonal = c.from_diagonal && !mask;
+  c.schedule.values_first =
+      c.schedule.values_first && c.modification == Modification::none && !c.expressions.any();
+  c.schedule.from_diagonal = c.schedule.from_diagonal && !mask;
   return c;
 }
 
 constexpr Config with_tree(Config c) {
   c.options.tree = true;
-  c.halve_cut = false;
+  c.schedule.halve_cut = false;
   return c;
 }
 constexpr Config dropping(Config c) {
@@ -150,8 +144,7 @@ constexpr Config dropping(Config c) {
 constexpr Config biased(Config c, tile::BiasType type, bool staged) {
   c.options.pairs = {.bias = type, .staged = staged};
   if (c.expressions.score != 0) c.modification = Modification::general;
-  c.values_first = false;
-  c.trust_maxima = c.expressions.mask == 0;
+  c.schedule.values_first = false;
   return c;
 }
 
@@ -168,8 +161,8 @@ void run_kernel(const Config& config, const PagedArgs& args, const tile::Capture
     constexpr Config kConfig = kConfigs[kIndex];
     const tile::Expressed<PagedArgs> expressed{args, captures};
     const tile::Optioned<PagedArgs> optioned{args, captures, options};
-    emulator::run_grid(fwd_sm90::memory, std::min(args.tiles, 3), 128 * (config.computing() + 1),
-                       [&] {
+    emulator::run_grid(fwd_sm90::memory, std::min(args.tiles, 3),
+                       128 * (config.shape.computing() + 1), [&] {
                          if constexpr (kConfig.options.any()) {
                            fwd_sm90::kernel<kConfig>(optioned);
                          } else if constexpr (kConfig.expressions.any()) {
@@ -193,22 +186,22 @@ constexpr Config listed(int dim, int block_n, Lists lists, Mask mask, bool plain
   const bool apart = lists == Lists::parts;
   Config c;
   c.head_dim = c.head_dim_v = dim;
-  c.block_n = block_n;
-  c.stages = dim > 128 ? 3 : dim > 64 ? 256 / block_n : block_n > 64 ? 4 : 6;
-  if (apart && dim <= 128) c.stages = dim > 64 ? 6 : 8;
-  c.own_o = dim <= 64 || (dim <= 128 && !apart);
-  c.lazy_rescale = dim != 128;
+  c.shape.block_n = block_n;
+  c.shape.stages = dim > 128 ? 3 : dim > 64 ? 256 / block_n : block_n > 64 ? 4 : 6;
+  if (apart && dim <= 128) c.shape.stages = dim > 64 ? 6 : 8;
+  c.shape.own_o = dim <= 64 || (dim <= 128 && !apart);
+  c.schedule.lazy_rescale = dim != 128;
   if (apart && dim <= 128 && plain) {
-    c.warpgroups = dim > 64 ? 4 : 6;
-    c.held = 2;
-    c.stages = dim > 64 ? 5 : 11;
-    c.own_o = false;
-    c.lazy_rescale = true;
+    c.shape.warpgroups = dim > 64 ? 4 : 6;
+    c.shape.held = 2;
+    c.shape.stages = dim > 64 ? 5 : 11;
+    c.shape.own_o = false;
+    c.schedule.lazy_rescale = true;
   }
-  c.value_stages = dim > 128 ? 2 : c.stages;
-  c.ping_pong = !apart;
-  c.trust_maxima = c.dynamic = true;
-  c.skip_blocks = false;
+  c.shape.value_stages = dim > 128 ? 2 : c.shape.stages;
+  c.schedule.ping_pong = !apart;
+  c.schedule.dynamic = true;
+  c.schedule.skip_blocks = false;
   c.mask = mask;
   c.lists = lists;
   return c;

@@ -5,13 +5,13 @@
 namespace {
 
 constexpr Config fewer_stages(Config c) {
-  c.stages = c.value_stages = 2;
-  c.chain_tiles = false;
-  c.q_buffers = 1;
+  c.shape.stages = c.shape.value_stages = 2;
+  c.schedule.chain_tiles = false;
+  c.shape.q_buffers = 1;
   return c;
 }
 constexpr Config from_diagonal(Config c) {
-  c.from_diagonal = true;
+  c.schedule.from_diagonal = true;
   return c;
 }
 constexpr Config kConfigs[] = {

@@ -124,8 +124,7 @@ def install(traced: type, captured: type) -> None:
     from . import _trace
 
     _types["Traced"], _types["Captured"] = traced, captured
-    _types["make"], _types["error"] = _trace.make, _trace.TraceError
-    _types["operand"] = _trace.operand
+    _types.update(make=_trace.make, error=_trace.TraceError, operand=_trace.operand)
     comparisons = "lt le gt ge eq ne".split()
     for name in (
         "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift".split()
@@ -329,12 +328,10 @@ def _same(x: Any, *_: Any, **__: Any) -> Any:
     return x
 
 
-def _unsqueeze(x: Any, axis: Any = -1, **options: Any) -> Any:
+def _unsqueeze(x: Any, dim: Any = -1) -> Any:
     """Beside a short vector one number is taken as it is: an axis of one entry changes nothing."""
-    axis = options.pop("dim", axis)
-    _no_options("unsqueeze", options)
     value = _types["operand"](x)
-    if value.lanes or axis not in (-1, 0):
+    if value.lanes or dim not in (-1, 0):
         raise _error("unsqueeze is traced for one number, by axis -1 or 0")
     return value
 
@@ -427,9 +424,8 @@ def method(value: Traced, name: str) -> Any:
             "dtype": "; write x.float() or x.int()",
             "device": "; name the device, where captured tensors lie beside the query",
         }
-        raise _error(
-            f"a traced value has no {name}: it is one number of one pair{cure.get(name, '')}"
-        )
+        said = f"a traced value has no {name}: it is one number of one pair"
+        raise _error(said + cure.get(name, ""))
     if name not in _FUNCTIONS:
         raise _error(_unknown(name))
     return _Method(value, name)

@@ -110,7 +110,7 @@ void add_drawn(UnitList& units) {
     p.pass = Pass::backward;
     const bwd_sm90::Config config = bwd_sm90_config(p);
     units.add(bwd_sm90_unit(config), 90);
-    if (config.wide()) units.add(bwd_dq_sm90_unit(bwd_dq_sm90::config_beside(config)), 90);
+    if (config.large_dim()) units.add(bwd_dq_sm90_unit(bwd_dq_sm90::config_beside(config)), 90);
   }
 }
 

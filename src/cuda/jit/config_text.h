@@ -25,6 +25,11 @@ inline std::string flag_text(const char* name, bool value) {
   return std::string(", .") + name + " = " + bool_text(value);
 }
 
+/// ", .shape = {.warps = 4}": the fields of a struct, each after ", ".
+inline std::string group_text(const char* name, const std::string& fields) {
+  return std::string(", .") + name + " = {" + fields.substr(2) + "}";
+}
+
 /// ", .mask = static_cast<Mask>(1)"
 template <class Enum>
 std::string enum_text(const char* name, const char* type, Enum value) {

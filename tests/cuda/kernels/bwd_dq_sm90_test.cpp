@@ -69,10 +69,10 @@ TEST(BwdDqSm90, FollowsTheConfigOfBwdSm90) {
   EXPECT_EQ(c.head_dim, 256);
   EXPECT_EQ(c.head_dim_v, 256);
   EXPECT_EQ(c.mask, bwd_dq_sm90::Mask::right);
-  EXPECT_TRUE(c.modified && c.softcap);
-  EXPECT_FALSE(c.alibi || c.exact);
+  EXPECT_TRUE(c.logits.modified && c.logits.softcap);
+  EXPECT_FALSE(c.logits.alibi || c.two_plane);
   p.batch = 1, p.heads_q = p.heads_k = 2;  // 2^21 pairs
-  EXPECT_TRUE(config(p).exact);
+  EXPECT_TRUE(config(p).two_plane);
 }
 
 TEST(BwdDqSm90, EveryTileOnceLongestFirst) {

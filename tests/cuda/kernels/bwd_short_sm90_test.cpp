@@ -65,13 +65,13 @@ TEST(BwdShortSm90, EveryConfigFitsSharedMemory) {
 }
 
 TEST(BwdShortSm90, SmallProblemsAreExact) {
-  EXPECT_FALSE(bwd_short_sm90_config(problem(8, 12, 256, 64, true), false).exact);
+  EXPECT_FALSE(bwd_short_sm90_config(problem(8, 12, 256, 64, true), false).two_plane);
   Config config = bwd_short_sm90_config(problem(8, 12, 128, 64, false), false);
-  EXPECT_TRUE(config.exact);
+  EXPECT_TRUE(config.two_plane);
   EXPECT_FALSE(config.refined);
   // Under a mask some rows see few keys: there rounding of O shows in delta.
   config = bwd_short_sm90_config(problem(8, 12, 128, 64, true), false);
-  EXPECT_TRUE(config.exact && config.refined);
+  EXPECT_TRUE(config.two_plane && config.refined);
   EXPECT_EQ(config.mask, Mask::right);
 }
 

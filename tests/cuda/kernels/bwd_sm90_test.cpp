@@ -77,11 +77,11 @@ TEST(BwdSm90, EveryConfigFitsSharedMemory) {
 
 TEST(BwdSm90, SmallProblemsKeepDsExact) {
   Problem p = problem(1024, 64, true);
-  EXPECT_FALSE(bwd_sm90_config(p).exact);
+  EXPECT_FALSE(bwd_sm90_config(p).two_plane);
   p.batch = 1, p.heads_q = p.heads_k = 2;  // 2^21 pairs
-  EXPECT_TRUE(bwd_sm90_config(p).exact);
+  EXPECT_TRUE(bwd_sm90_config(p).two_plane);
   p.head_dim = p.head_dim_v = 256;
-  EXPECT_TRUE(bwd_sm90_config(p).exact);
+  EXPECT_TRUE(bwd_sm90_config(p).two_plane);
   // delta comes from P where rounding of O would show: in tiny problems, and under masks, which
   // leave some rows few keys.
   const auto items = [](const Problem& of) {
@@ -106,10 +106,10 @@ TEST(BwdSm90, MasksOfAProblem) {
 
 TEST(BwdSm90, ScoresStartFromLseOnlyWhereTheyAreNotModified) {
   Problem p = problem(1024, 128, false);
-  EXPECT_TRUE(bwd_sm90_config(p).fold_lse);
+  EXPECT_TRUE(bwd_sm90_config(p).fold_lse());
   p.scale = -0.5F;
-  EXPECT_FALSE(bwd_sm90_config(p).fold_lse);
-  EXPECT_TRUE(bwd_sm90_config(p).modified);
+  EXPECT_FALSE(bwd_sm90_config(p).fold_lse());
+  EXPECT_TRUE(bwd_sm90_config(p).logits.modified);
 }
 
 TEST(BwdSm90, Refusals) {
@@ -150,7 +150,7 @@ TEST(BwdSm90, PreparationAndConversionKeepADistance) {
       EXPECT_GE(bwd_sm90_sections_apart(order, config) * order.section_heads * order.blocks, 132)
           << seq;
       EXPECT_EQ(bwd_sm90_jobs(p, config),
-                2 * p.batch * p.heads_q * (bwd_sm90_rows(p, config) / config.chunk_rows) +
+                2 * p.batch * p.heads_q * (bwd_sm90_rows(p, config) / config.shape.chunk_rows) +
                     std::int64_t{order.blocks} * order.heads);
     }
   }
@@ -227,10 +227,10 @@ TEST(BwdSm90, TunedOrdersStayAsTheyAre) {
 
 TEST(BwdSm90, FewTilesAreCutByQueries) {
   Problem p = problem(4096, 64, true);
-  EXPECT_FALSE(bwd_sm90_config(p).split);
+  EXPECT_FALSE(bwd_sm90_config(p).sums.split);
   p.batch = p.heads_q = p.heads_k = 1;
   const Config config = bwd_sm90_config(p);
-  EXPECT_TRUE(config.split);
+  EXPECT_TRUE(config.sums.split);
   EXPECT_EQ(bwd_sm90_parts(p, config), 4);                    // eight steps of 128 queries each
   EXPECT_EQ(bwd_sm90_jobs(p, config), 2 * 16 + 32 * 4 + 32);  // and 32 to store dK and dV
   const Cost cost = cost_by(kFlashBackwardSm90, p, h100());
@@ -238,12 +238,12 @@ TEST(BwdSm90, FewTilesAreCutByQueries) {
   p.seq_q = p.seq_k = 16384;
   EXPECT_EQ(bwd_sm90_parts(p, bwd_sm90_config(p)), 4);
   p.seq_q = p.seq_k = 32768;
-  EXPECT_FALSE(bwd_sm90_config(p).split);
+  EXPECT_FALSE(bwd_sm90_config(p).sums.split);
   p.seq_q = p.seq_k = 4096;
   p.head_dim_v = 128;
-  EXPECT_TRUE(bwd_sm90_config(p).split);
+  EXPECT_TRUE(bwd_sm90_config(p).sums.split);
   p.deterministic = true;
-  EXPECT_FALSE(bwd_sm90_config(p).split);
+  EXPECT_FALSE(bwd_sm90_config(p).sums.split);
 }
 
 TEST(BwdSm90, GroupedHeadsAreCutWhereTheirQueriesWouldNotStayInTheCache) {
@@ -252,7 +252,7 @@ TEST(BwdSm90, GroupedHeadsAreCutWhereTheirQueriesWouldNotStayInTheCache) {
   const auto sharers = [&] { return bwd_sm90_sharers(p, bwd_sm90_config(p)); };
   EXPECT_EQ(sharers(), 8);  // one query head a job
   Config config = bwd_sm90_config(p);
-  EXPECT_TRUE(config.split);
+  EXPECT_TRUE(config.sums.split);
   const bwd_sm90::SectionOrder order = bwd_sm90_order(p, config);
   EXPECT_EQ(order.heads, 4 * 32);
   EXPECT_EQ(order.section_heads * order.blocks, 64);  // as with as many key heads
@@ -331,17 +331,17 @@ TEST(BwdSm90, PackedSequencesHaveBlocksOfTheirOwn) {
     const Problem p = packed(lengths, 64, true);
     const Config config = bwd_sm90_config(p);
     EXPECT_EQ(config.lengths, fwd_sm90::Lengths::packed);
-    EXPECT_FALSE(config.split);
+    EXPECT_FALSE(config.sums.split);
     std::int64_t first = 0, next_free = 0;
     for (std::size_t b = 0; b < lengths.size(); ++b) {
-      const std::int64_t chunk = first / config.chunk_rows + static_cast<std::int64_t>(b);
+      const std::int64_t chunk = first / config.shape.chunk_rows + static_cast<std::int64_t>(b);
       EXPECT_GE(chunk, next_free);
-      next_free = chunk + (lengths[b] + config.chunk_rows - 1) / config.chunk_rows;
+      next_free = chunk + (lengths[b] + config.shape.chunk_rows - 1) / config.shape.chunk_rows;
       first += lengths[b];
     }
     // Those of the rows behind the last one begin behind them.
-    EXPECT_GE(first / config.chunk_rows + p.batch, next_free);
-    EXPECT_LT(first / config.chunk_rows + p.batch, bwd_sm90_chunks(p, config));
+    EXPECT_GE(first / config.shape.chunk_rows + p.batch, next_free);
+    EXPECT_LT(first / config.shape.chunk_rows + p.batch, bwd_sm90_chunks(p, config));
     EXPECT_EQ(bwd_sm90_order(p, config).heads, p.heads_k);
     EXPECT_EQ(bwd_sm90_jobs(p, config),
               p.heads_q * (2 * bwd_sm90_chunks(p, config) + bwd_sm90_key_blocks(p, config)));
@@ -349,9 +349,9 @@ TEST(BwdSm90, PackedSequencesHaveBlocksOfTheirOwn) {
 }
 
 TEST(BwdSm90, LongPackedSequencesHaveLongChunks) {
-  EXPECT_EQ(bwd_sm90_config(packed({4096, 1024, 2000}, 64, true)).chunk_rows, 256);
-  EXPECT_EQ(bwd_sm90_config(packed({256, 512, 256}, 64, true)).chunk_rows, 128);
-  EXPECT_EQ(bwd_sm90_config(packed({4096, 1024, 2000}, 128, true)).chunk_rows, 128);
+  EXPECT_EQ(bwd_sm90_config(packed({4096, 1024, 2000}, 64, true)).shape.chunk_rows, 256);
+  EXPECT_EQ(bwd_sm90_config(packed({256, 512, 256}, 64, true)).shape.chunk_rows, 128);
+  EXPECT_EQ(bwd_sm90_config(packed({4096, 1024, 2000}, 128, true)).shape.chunk_rows, 128);
 }
 
 TEST(BwdSm90, LengthsThatTheDeviceLooksUp) {
@@ -367,7 +367,7 @@ TEST(BwdSm90, LengthsThatTheDeviceLooksUp) {
   EXPECT_EQ(bwd_sm90_config(p).lengths, fwd_sm90::Lengths::keys);
   // A small one keeps delta for every row of the tensor, not for every sequence's longest.
   p = packed({30, 41, 7}, 64, true);
-  EXPECT_TRUE(bwd_sm90_config(p).exact);
+  EXPECT_TRUE(bwd_sm90_config(p).two_plane);
   const Cost cost = cost_by(kFlashBackwardSm90, p, h100());
   EXPECT_EQ(cost.memory.back().bytes, p.heads_q * p.total_q * 4);
 }

@@ -175,7 +175,7 @@ TEST(ForwardSm90, EveryTileFits) {
             const Config config = sm90_config(p, tile, split);
             EXPECT_EQ(config_refusal(config), "") << dim << ' ' << dim_v << ' ' << split;
             EXPECT_GE(config.head_dim, dim);
-            EXPECT_EQ(config.block_n % 16, 0);
+            EXPECT_EQ(config.shape.block_n % 16, 0);
           }
         }
       }
@@ -391,12 +391,12 @@ TEST(ForwardSm90, ATileForShortWindowsIsTakenForNothingElse) {
     Problem p = problem(DType::bfloat16, seq, seq, 128, 128);
     p.batch = 1;
     p.heads_q = p.heads_k = 16;
-    EXPECT_FALSE(sm90_choose(p, h100()).tile->has(kWindowOnly)) << seq;
+    EXPECT_FALSE(sm90_choose(p, h100()).tile->for_windows()) << seq;
     p.causal = Causal::bottom_right;
     p.right = 0;
-    EXPECT_FALSE(sm90_choose(p, h100()).tile->has(kWindowOnly)) << seq;
+    EXPECT_FALSE(sm90_choose(p, h100()).tile->for_windows()) << seq;
     p.left = 4095;
-    EXPECT_FALSE(sm90_choose(p, h100()).tile->has(kWindowOnly)) << seq;
+    EXPECT_FALSE(sm90_choose(p, h100()).tile->for_windows()) << seq;
   }
   Problem p = problem(DType::bfloat16, 16384, 16384, 128, 128);
   p.batch = 1;
@@ -404,7 +404,7 @@ TEST(ForwardSm90, ATileForShortWindowsIsTakenForNothingElse) {
   p.causal = Causal::bottom_right;
   p.right = 0;
   p.left = 1023;
-  EXPECT_TRUE(sm90_choose(p, h100()).tile->has(kWindowOnly));
+  EXPECT_TRUE(sm90_choose(p, h100()).tile->for_windows());
 }
 
 TEST(ForwardSm90, TilesByLength) {
@@ -422,14 +422,14 @@ TEST(ForwardSm90, TilesByLength) {
 
 TEST(ForwardSm90, UnitCarriesItsProducts) {
   Config config;
-  config.block_n = 80;
-  config.warpgroups = 3;
+  config.shape.block_n = 80;
+  config.shape.warpgroups = 3;
   const KernelUnit unit = fwd_sm90_unit(config);
   EXPECT_EQ(unit.threads, 512);
   EXPECT_NE(unit.prelude.find("m64n80k16"), std::string::npos);
   EXPECT_NE(unit.prelude.find("m64n128k16"), std::string::npos);
   EXPECT_NE(unit.config.find(".block_n = 80"), std::string::npos);
-  config.block_n = 320;
+  config.shape.block_n = 320;
   EXPECT_NE(config_refusal(config), "");
 }
 

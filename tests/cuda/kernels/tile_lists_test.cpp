@@ -85,34 +85,36 @@ TEST(TileLists, ConfigOfAList) {
   ASSERT_EQ(sm90_tiles(whole).size(), 1U);
   const fwd_sm90::Config a = sm90_config(whole, sm90_tiles(whole).front(), false);
   EXPECT_EQ(a.lists, Lists::whole);
-  EXPECT_EQ(a.block_n, 128);
+  EXPECT_EQ(a.shape.block_n, 128);
   const fwd_sm90::Config b = sm90_config(parts, sm90_tiles(parts).front(), false);
   EXPECT_EQ(b.lists, Lists::whole);  // by 64 keys
-  EXPECT_EQ(b.block_n, 64);
-  EXPECT_FALSE(b.skip_blocks || b.chain_tiles || b.halve_cut || b.pack_heads);
+  EXPECT_EQ(b.shape.block_n, 64);
+  EXPECT_FALSE(b.schedule.skip_blocks || b.schedule.chain_tiles || b.schedule.halve_cut ||
+               b.pack_heads);
   // The rows of each warpgroup list tiles of their own: nobody takes turns.
   const fwd_sm90::Config c = sm90_config(narrow, sm90_tiles(narrow).front(), false);
   EXPECT_EQ(c.lists, Lists::parts);
-  EXPECT_EQ(c.block_n, 64);
-  EXPECT_FALSE(c.ping_pong);
-  EXPECT_TRUE(b.ping_pong);
+  EXPECT_EQ(c.shape.block_n, 64);
+  EXPECT_FALSE(c.schedule.ping_pong);
+  EXPECT_TRUE(b.schedule.ping_pong);
   // With one row block's registers where scores are modified, or for few tiles.
-  EXPECT_GT(c.held, 1);
-  EXPECT_EQ(sm90_config(narrow, sm90_tiles(narrow).back(), false).held, 1);
+  EXPECT_GT(c.shape.held, 1);
+  EXPECT_EQ(sm90_config(narrow, sm90_tiles(narrow).back(), false).shape.held, 1);
   const Problem capped = problem("b1 h2 s4096 d64 bf16 blocks=64,64:1,h:0.5 softcap=20");
-  for (const Sm90Tile& tile : sm90_tiles(capped)) EXPECT_EQ(tile.held, 1);
-  EXPECT_EQ(sm90_choose(problem("b1 h1 s1024 d64 bf16 blocks=64,64:1,1:0.5"), hopper).tile->held,
-            1);
+  for (const Sm90Tile& tile : sm90_tiles(capped)) EXPECT_EQ(tile.shape.held, 1);
+  EXPECT_EQ(
+      sm90_choose(problem("b1 h1 s1024 d64 bf16 blocks=64,64:1,1:0.5"), hopper).tile->shape.held,
+      1);
   const Problem many = problem("b4 h16 s16384 d64 bf16 blocks=64,64:1,1:0.25");
-  EXPECT_GT(sm90_choose(many, hopper).tile->held, 1);
-  EXPECT_EQ(bwd_sm90_config(narrow).block_m, 64);
-  EXPECT_EQ(bwd_sm90_config(parts).block_m, 128);
+  EXPECT_GT(sm90_choose(many, hopper).tile->shape.held, 1);
+  EXPECT_EQ(bwd_sm90_config(narrow).shape.block_m, 64);
+  EXPECT_EQ(bwd_sm90_config(parts).shape.block_m, 128);
   EXPECT_EQ(bwd_sm90_config(whole).lists, Lists::parts);
   EXPECT_EQ(bwd_sm90_config(parts).lists, Lists::parts);
   // Few tiles: neither are keys split, nor tiles cut.
   const Problem few = problem("b1 h1 q64 k65536 d128 bf16 blocks=128,128:1,1:0.5");
   EXPECT_EQ(sm90_choose(few, machine(90)).splits, 1);
-  EXPECT_FALSE(bwd_sm90_config(few).split);
+  EXPECT_FALSE(bwd_sm90_config(few).sums.split);
 }
 
 TEST(TileLists, OfTheSm80Rows) {
@@ -201,7 +203,7 @@ TEST(TileLists, OfMaskFunctions) {
     const Problem forward = problem(shape + mask);
     EXPECT_TRUE(maps_mask(forward)) << shape;
     EXPECT_EQ(config(forward).lists, Lists::whole);
-    EXPECT_TRUE(config(forward).trust_maxima);
+    EXPECT_TRUE(config(forward).trusts_maxima());
     EXPECT_GT(listed_bytes(cost_by(kFlashForwardSm90, forward, hopper)), 0);
     const Problem backward = problem(shape + mask, Pass::backward);
     EXPECT_EQ(bwd_sm90_config(backward).lists, Lists::whole);
@@ -243,6 +245,10 @@ TEST(TileLists, OfMaskFunctionsOnSm80) {
                   .lists,
               Lists::whole);
   }
+  // Split keys, which have no map, must not look faster than Hopper's row.
+  const Problem one_head = problem("h1 s8192 d64 bf16" + mask);
+  EXPECT_LT(cost_by(kFlashForwardSm90, one_head, machine(90)).ms,
+            cost_by(kFlashForwardSm80, one_head, machine(90)).ms);
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ struct Config {
   Lengths lengths = Lengths::dense;  ///< or packed
   bool cut = false;                  ///< a job is one pass, not all of a key head
   bool helped = false;               ///< who computes helps with the statistics
-  bool exact = false;                ///< small problems: P and dS in two planes
+  bool two_plane = false;            ///< small problems: P and dS in two planes
   bool refined = false;              ///< delta comes from P; not with cut
   bool operator==(const Config&) const = default;
 

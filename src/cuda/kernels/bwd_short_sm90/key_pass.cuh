@@ -15,10 +15,10 @@ struct KeyPass {
   static constexpr u32 kDelta = Worker<kConfig>::kDelta;
 
   Worker<kConfig>& worker;
-  float rS[kRows / 2];                                      ///< S, then P
-  float rGradS[kRows / 2];                                  ///< dP
-  u32 rP[kRows / 4], rPlow[kConfig.exact ? kRows / 4 : 1];  ///< and what rounding took
-  u32 rdS[kRows / 4], rdSlow[kConfig.exact ? kRows / 4 : 1];
+  float rS[kRows / 2];                                          ///< S, then P
+  float rGradS[kRows / 2];                                      ///< dP
+  u32 rP[kRows / 4], rPlow[kConfig.two_plane ? kRows / 4 : 1];  ///< and what rounding took
+  u32 rdS[kRows / 4], rdSlow[kConfig.two_plane ? kRows / 4 : 1];
   bwd_sm90::WideSums<kD> rDk;  ///< / scale
   bwd_sm90::WideSums<kDv> rDv;
 
@@ -27,17 +27,17 @@ struct KeyPass {
   // ---- products
   /// (B9) dK += dS^T Q
   __forceinline__ void issue_dk(u32 stage) {
-    worker.template issue_sums<kConfig.exact>(rDk, rdS, rdSlow, worker.shared.stage(stage));
+    worker.template issue_sums<kConfig.two_plane>(rDk, rdS, rdSlow, worker.shared.stage(stage));
   }
   __forceinline__ void settle_dk() {
     rDk.pin_all();
     pin(rdS);
-    if constexpr (kConfig.exact) pin(rdSlow);
+    if constexpr (kConfig.two_plane) pin(rdSlow);
   }
   /// (B3) dV += P^T dO
   __forceinline__ void issue_dv() {
     const u32 rows = worker.shared.stage_v(worker.stages.slot);
-    worker.template issue_sums<kConfig.exact>(rDv, rP, rPlow, rows);
+    worker.template issue_sums<kConfig.two_plane>(rDv, rP, rPlow, rows);
   }
 
   // ---- scores
@@ -78,7 +78,7 @@ struct KeyPass {
         float& b = rS[4 * j + 2 * r + 1];
         a = exp2_approx(__fmaf_rn(a, worker.args.scale_log2, l.x));
         b = exp2_approx(__fmaf_rn(b, worker.args.scale_log2, l.y));
-        if constexpr (kConfig.exact) {
+        if constexpr (kConfig.two_plane) {
           a = min_nan(a, 1.0F);
           b = min_nan(b, 1.0F);
           pack_planes<kElement>(rP[2 * j + r], rPlow[2 * j + r], a, b);
@@ -95,7 +95,7 @@ struct KeyPass {
     for (int i = 0; i < kRows / 4; ++i) {
       if (i % 2 == 0) d = load_shared_8(from + i / 2 * 32);
       float a = rGradS[2 * i] - d.x, b = rGradS[2 * i + 1] - d.y;
-      if constexpr (kConfig.exact) {
+      if constexpr (kConfig.two_plane) {
         a *= rS[2 * i];
         b *= rS[2 * i + 1];
       } else {
@@ -137,10 +137,10 @@ struct KeyPass {
     key_probabilities<kMasked>(first, block);
   }
   /// Entry: P of a block is ready, nothing is in flight. Exit: so is its dS, and dV has it; but for
-  /// `exact` dK does not yet.
+  /// `two_plane` dK does not yet.
   __forceinline__ void gradients(int block) {
     hide_rows(block);
-    if constexpr (kConfig.exact) {
+    if constexpr (kConfig.two_plane) {
       issue_dv();
       wgmma_wait<0>();
       rDv.pin_all();
@@ -163,7 +163,7 @@ struct KeyPass {
     gradients(block - 1);
     const u32 held = worker.stages.slot;
     worker.stages.advance();
-    if constexpr (kConfig.exact) {
+    if constexpr (kConfig.two_plane) {
       issue_dk(held);
       wgmma_wait<0>();
       settle_dk();

@@ -17,7 +17,7 @@ struct QueryPass {
   Worker<kConfig>& worker;
   float rS[kRows / 2];      ///< S, then P
   float rGradS[kRows / 2];  ///< dP
-  u32 rdS[kRows / 4], rdSlow[kConfig.exact ? kRows / 4 : 1];
+  u32 rdS[kRows / 4], rdSlow[kConfig.two_plane ? kRows / 4 : 1];
   bwd_sm90::WideSums<kD> rDq;  ///< / scale
   float offset[2], delta[2];   ///< of the thread's two rows
 
@@ -30,12 +30,12 @@ struct QueryPass {
   }
   /// (B8) dQ += dS K
   __forceinline__ void issue_dq(u32 stage) {
-    worker.template issue_sums<kConfig.exact>(rDq, rdS, rdSlow, worker.shared.stage(stage));
+    worker.template issue_sums<kConfig.two_plane>(rDq, rdS, rdSlow, worker.shared.stage(stage));
   }
   __forceinline__ void settle_dq() {
     rDq.pin_all();
     pin(rdS);
-    if constexpr (kConfig.exact) pin(rdSlow);
+    if constexpr (kConfig.two_plane) pin(rdSlow);
   }
 
   // ---- scores

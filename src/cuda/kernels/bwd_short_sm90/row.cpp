@@ -183,7 +183,7 @@ Config bwd_short_sm90_config(const Problem& p, bool cut) {
   config.mask = sm90_mask(p).mask;
   config.lengths = p.packed ? Lengths::packed : Lengths::dense;
   config.cut = cut;
-  config.exact = bwd_tiles::is_small(p);
+  config.two_plane = bwd_tiles::is_small(p);
   config.refined = refines(p);
   config.helped = !config.refined && bwd_short_sm90_jobs(p, cut) <= host::kTypicalMultiprocessors;
   return bwd_short_sm90::with_stages(config);
@@ -233,7 +233,7 @@ KernelUnit bwd_short_sm90_unit(const Config& c) {
                 number_text("head_dim_v", c.head_dim_v) + number_text("kept", c.kept) +
                 number_text("stages", c.stages) + enum_text("mask", "Mask", c.mask) +
                 enum_text("lengths", "Lengths", c.lengths) + flag_text("cut", c.cut) +
-                flag_text("helped", c.helped) + flag_text("exact", c.exact) +
+                flag_text("helped", c.helped) + flag_text("two_plane", c.two_plane) +
                 flag_text("refined", c.refined);
   unit.threads = bwd_short_sm90::kThreads;
   unit.shared_bytes = bwd_short_sm90::SharedPlan(c).bytes;
@@ -257,14 +257,14 @@ const KernelRow kFlashBackwardShortSm90 = {
     .prepare = prepare,
     .run = run};
 
-void add_bwd_short_sm90_units(std::vector<PackUnit>& units, int arch, bool exact) {
+void add_bwd_short_sm90_units(std::vector<PackUnit>& units, int arch, bool two_plane) {
   if (arch != 90) return;
   for (const int dim : {64, 128}) {
     Config config;
     config.head_dim = config.head_dim_v = dim;
     config.mask = Mask::right;
-    config.exact = config.refined = exact;
-    config.lengths = exact ? Lengths::dense : Lengths::packed;
+    config.two_plane = config.refined = two_plane;
+    config.lengths = two_plane ? Lengths::dense : Lengths::packed;
     units.push_back({.unit = bwd_short_sm90_unit(bwd_short_sm90::with_stages(config)),
                      .row = kFlashBackwardShortSm90.name,
                      .instruction = "wgmma.mma_async",

@@ -24,6 +24,6 @@ double bwd_short_sm90_ms(const Problem& problem, bool cut, const Hardware& machi
 KernelUnit bwd_short_sm90_unit(const bwd_short_sm90::Config& config);
 
 /// Left to their first use, watched by a test: of one plane, of two.
-void add_bwd_short_sm90_units(std::vector<PackUnit>& units, int arch, bool exact);
+void add_bwd_short_sm90_units(std::vector<PackUnit>& units, int arch, bool two_plane);
 
 }  // namespace tilewise::cuda

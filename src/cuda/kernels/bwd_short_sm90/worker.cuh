@@ -135,7 +135,7 @@ struct Worker {
 template <Config kConfig, int kLow>
 __forceinline__ void pack_gradients(int i, float a, float b, u32 (&words)[kRows / 4],
                                     u32 (&low)[kLow]) {
-  if constexpr (kConfig.exact) {
+  if constexpr (kConfig.two_plane) {
     pack_planes<kConfig.element>(words[i], low[i], a, b);
   } else {
     words[i] = pack<kConfig.element>(a, b);

@@ -33,7 +33,7 @@ struct Config {
   /// bwd_sm80: queries in parts; with dQ dK and dV are accumulated in memory too, without each part
   /// has its own. bwd_dq_sm80: keys in parts, each with its own dQ.
   bool split = false;
-  bool exact = false;  ///< P and dS in two planes, where operands have one: small problems
+  bool two_plane = false;  ///< P and dS in two planes, where operands have one: small problems
   bool dropout = false;
   bool packed = false;                    ///< sequences beside each other: Args are RaggedArgs
   tile::Lists lists = tile::Lists::none;  ///< not beside `split`

@@ -39,9 +39,9 @@ struct KeyShape {
   static constexpr bool kWithK = kConfig.gradients != Gradients::values;
   static constexpr bool kWithV = kConfig.gradients != Gradients::keys;
   /// Planes of P and dS as operands.
-  static constexpr int kScorePlanes = kConfig.exact ? 2 : kPlanes;
+  static constexpr int kScorePlanes = kConfig.two_plane ? 2 : kPlanes;
   static_assert(!kConfig.listed() || !kConfig.split);
-  static_assert(!kConfig.exact || (kPlanes == 1 && !kConfig.scaled));
+  static_assert(!kConfig.two_plane || (kPlanes == 1 && !kConfig.scaled));
   static_assert(kKeys % 16 == 0 && kSub % 16 == 0 && kSubs >= 1);
   static_assert(!kCross || (kPlanes == 1 && !kConfig.scaled && kWithK && kWithV));
   static_assert((kWithK && kWithV) || !kConfig.with_dq);
@@ -53,7 +53,7 @@ struct KeyShape {
   using TileV = SharedTile<kBlockN, kDv, kPlanes>;
   using TileQ = SharedTile<kBlockM, kD, kPlanes>;
   using TileO = SharedTile<kBlockM, kDv, kPlanes>;
-  using TileS = SharedTile<kBlockN, kBlockM, kConfig.exact ? 2 : 1>;
+  using TileS = SharedTile<kBlockN, kBlockM, kConfig.two_plane ? 2 : 1>;
   using Kept = KeptPairs<kConfig.dropout, true, kM, kN>;
   using Pairs = FragmentPairs<kConfig.pairs, true, kM, kN>;
   /// Scores become logits less lse2 before they become probabilities.

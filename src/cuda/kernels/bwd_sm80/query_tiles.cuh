@@ -28,7 +28,7 @@ struct QueryGradient {
   static_assert(kRows % 16 == 0 && kBlockN % 16 == 0);
   static_assert(!kConfig.listed() || !kConfig.split);
 
-  static constexpr int kScorePlanes = kConfig.exact ? 2 : kPlanes;  ///< of dS as an operand
+  static constexpr int kScorePlanes = kConfig.two_plane ? 2 : kPlanes;  ///< of dS as an operand
   using TileQ = SharedTile<kBlockM, kD, kPlanes>;
   using TileO = SharedTile<kBlockM, kDv, kPlanes>;
   using TileK = SharedTile<kBlockN, kD, kPlanes>;

@@ -75,7 +75,7 @@ KernelUnit unit(const Config& c, const char* stem, const char* file, int min_blo
                        number_text("column_warps", c.column_warps) + number_text("sub_m", c.sub_m) +
                        number_text("stages", c.stages) + flag_text("modified", c.modified) +
                        host::pair_text(c.pairs) + flag_text("with_dq", c.with_dq) +
-                       flag_text("split", c.split) + flag_text("exact", c.exact);
+                       flag_text("split", c.split) + flag_text("two_plane", c.two_plane);
   if (c.dropout) config += flag_text("dropout", true);
   if (c.packed) config += flag_text("packed", true);
   if (c.listed()) config += enum_text("lists", "tilewise::tile::Lists", c.lists);
@@ -143,7 +143,7 @@ tile::PairRoom query_room(const Config& c) {
 /// As bwd_sm80/keys.cuh lays it out.
 int shared_bytes(const Config& c) {
   const int row = (c.head_dim + c.head_dim_v) * c.planes * 2;
-  const int crossing = c.block_n * c.block_m * 2 * (c.exact ? 2 : 1);
+  const int crossing = c.block_n * c.block_m * 2 * (c.two_plane ? 2 : 1);
   const int crossing_ds = c.with_dq || c.column_warps > 1 ? crossing : 0;
   return c.block_n * row + c.stages * c.block_m * (row + (c.keeps_low() ? 12 : 8)) + crossing_ds +
          (c.column_warps > 1 ? crossing : 0) + c.warps * key_room(c).bytes;
@@ -171,7 +171,7 @@ Config make_config(const Problem& p, const Tile& tile, Launch launch, bool split
                    .pairs = host::pair_kind(p),
                    .with_dq = launch == Launch::all,
                    .split = split,
-                   .exact = !form.scaled && is_small(p),
+                   .two_plane = !form.scaled && is_small(p),
                    .dropout = drops(p),
                    .packed = p.packed,
                    .lists = split ? tile::Lists::none : mma_lists(p),

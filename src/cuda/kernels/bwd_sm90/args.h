@@ -15,48 +15,71 @@ using fwd_sm90::Mask;
 using fwd_sm90::Offsets;
 using fwd_sm90::SectionOrder;
 
-struct Config {
-  tile::Element element = tile::Element::bf16;
-  int head_dim = 128;    ///< padded D: 64, 96, 128, 192, 256
-  int head_dim_v = 128;  ///< padded Dv
+/// What shared memory and registers hold: literals of the head dims.
+struct Shape {
   int block_m = 64;      ///< queries of a step: 64 or 128
-  int block_n = 128;     ///< keys of a tile: 128, wide: 64
+  int block_n = 128;     ///< keys of a tile: 128, large_dim(): 64
   int chunk_rows = 128;  ///< query rows that are prepared or converted together
   int q_stages = 2;      ///< of Q in shared memory
   int do_stages = 2;     ///< of dO
   int k_stages = 1;      ///< of K: 2, and the next tile's comes while this one is computed
+  bool operator==(const Shape&) const = default;
+};
+
+/// What happens to a score between the product and the mask.
+struct Logits {
+  bool modified = false;  ///< logits are worked out before the mask: scale not positive, or
+  bool softcap = false;   ///< (implies modified)
+  bool alibi = false;     ///< where not modified also a score function like tile::Slant
+  bool gated = false;     ///< the slope of the score function is not 1
+  bool operator==(const Logits&) const = default;
+};
+
+/// How gradients are summed in memory.
+struct Sums {
+  bool deterministic = false;  ///< dQ in the order of the key blocks
+  bool split = false;          ///< tiles are cut: dK, dV of the parts
+  bool diagonals = false;      ///< dS by i - j too
+  bool operator==(const Sums&) const = default;
+};
+
+struct Config {
+  tile::Element element = tile::Element::bf16;
+  int head_dim = 128;    ///< padded D: 64, 96, 128, 192, 256
+  int head_dim_v = 128;  ///< padded Dv
+  Shape shape;
   Mask mask = Mask::none;
-  bool modified = false;        ///< logits are worked out before the mask: scale not positive, or
-  bool softcap = false;         ///< (implies modified)
-  bool alibi = false;           ///< with fold_lse also a score function like tile::Slant
-  bool deterministic = false;   ///< dQ is summed in the order of the key blocks
-  bool fold_lse = false;        ///< the scores are summed from -LSE on
-  bool v_registers = false;     ///< V is held in registers as the A operand of dP
-  bool exact = false;           ///< small problems: P and dS in two planes
-  bool split = false;           ///< tiles are cut; dK, dV are summed in memory
-  bool half_registers = false;  ///< wide: half of K's and V's columns is held in registers
+  bool hides = false;  ///< dense: position leaves some rows no key
+  Logits logits;
+  bool two_plane = false;  ///< small problems: P and dS in two planes
+  Sums sums;
   Lengths lengths = Lengths::dense;  ///< that the device must look up: then Args are RaggedArgs
   Lists lists = Lists::none;         ///< of tiles of queries: then Args are ListArgs
   /// With any, Args are Expressed; beside a score function modified.
   tile::Expressions expressions;
-  bool gated = false;         ///< the slope of the score function is not 1
   tile::OptionKinds options;  ///< with any, Args are Optioned
-  bool hides = false;         ///< dense: position leaves some rows no key
-  bool diagonals = false;     ///< dS is summed by i - j too
   bool operator==(const Config&) const = default;
 
   /// A bias or a score function may shift rows so far that LSE lacks all of log l: what it lacks
   /// comes beside it.
   constexpr bool shifts() const { return expressions.shifts || options.bias(); }
-  /// The slope of scores is kept until dS is made.
-  constexpr bool gates() const { return softcap || gated; }
-  /// Bytes of a slope in shared memory.
-  constexpr int gate_bytes() const { return gated && exact ? 4 : 2; }
-  /// Columns of the sums of dQ: whole panels.
-  constexpr int columns_dq() const { return (head_dim + 63) / 64 * 64; }
   /// Head dims above 128: the warpgroups share 64 keys and divide the products instead; dQ is left
   /// to bwd_dq_sm90.
-  constexpr bool wide() const { return block_n == 64; }
+  constexpr bool large_dim() const { return shape.block_n == 64; }
+  /// The scores are summed from -LSE on.
+  constexpr bool fold_lse() const { return !logits.modified; }
+  /// V is held in registers as the A operand of dP.
+  constexpr bool v_registers() const { return shape.block_m == 128; }
+  /// Half of K's and V's columns is held in registers.
+  constexpr bool half_registers() const {
+    return large_dim() && head_dim == 256 && head_dim_v == 256 && !logits.softcap && !two_plane;
+  }
+  /// The slope of scores is kept until dS is made.
+  constexpr bool gates() const { return logits.softcap || logits.gated; }
+  /// Bytes of a slope in shared memory.
+  constexpr int gate_bytes() const { return logits.gated && two_plane ? 4 : 2; }
+  /// Columns of the sums of dQ: whole panels.
+  constexpr int columns_dq() const { return (head_dim + 63) / 64 * 64; }
   constexpr bool ragged() const { return lengths != Lengths::dense; }
   constexpr bool listed() const { return lists != Lists::none; }
   /// Whether position may leave a row no key.
@@ -65,7 +88,7 @@ struct Config {
   constexpr bool picks_rows() const {
     return listed() || expressions.any() || options.mask || options.bias();
   }
-  constexpr int threads() const { return wide() ? 384 : 512; }
+  constexpr int threads() const { return large_dim() ? 384 : 512; }
   static constexpr int dq_warps() { return 4; }  ///< that add to dQ
 };
 
@@ -83,38 +106,40 @@ struct SharedPlan {
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }
   constexpr explicit SharedPlan(const Config& c)
-      : k_stage(panels(c.head_dim) * c.block_n * kPanelRow / (c.half_registers ? 2 : 1)),
-        q_stage(panels(c.head_dim > c.head_dim_v ? c.head_dim : c.head_dim_v) * c.block_m *
+      : k_stage(panels(c.head_dim) * c.shape.block_n * kPanelRow / (c.half_registers() ? 2 : 1)),
+        q_stage(panels(c.head_dim > c.head_dim_v ? c.head_dim : c.head_dim_v) * c.shape.block_m *
                 kPanelRow),
-        do_stage(panels(c.head_dim_v) * c.block_m * kPanelRow),
-        v_bytes(panels(c.head_dim_v) * c.block_n * kPanelRow / (c.half_registers ? 2 : 1)),
-        ds_buffer(c.block_m / 64 * c.block_n * kPanelRow),
-        dq_warp(c.wide() ? 0 : 2 * 16 * 64 * 4),
+        do_stage(panels(c.head_dim_v) * c.shape.block_m * kPanelRow),
+        v_bytes(panels(c.head_dim_v) * c.shape.block_n * kPanelRow / (c.half_registers() ? 2 : 1)),
+        ds_buffer(c.shape.block_m / 64 * c.shape.block_n * kPanelRow),
+        dq_warp(c.large_dim() ? 0 : 2 * 16 * 64 * 4),
         bias_panel(!c.options.bias()        ? 0
-                   : c.options.pairs.staged ? c.block_m * kPanelRow
+                   : c.options.pairs.staged ? c.shape.block_m * kPanelRow
                                             : kPanelAlign),
         k(0),
-        v(k + k_stage * c.k_stages),
+        v(k + k_stage * c.shape.k_stages),
         q(v + v_bytes),
-        d_o(q + q_stage * c.q_stages),
-        p(d_o + do_stage * c.do_stages),
-        ds(p + (c.wide() ? 2 * ds_buffer : 0)),
-        dq(ds + (!c.wide()          ? 2 * ds_buffer
-                 : c.half_registers ? k_stage
-                                    : 0)),
+        d_o(q + q_stage * c.shape.q_stages),
+        p(d_o + do_stage * c.shape.do_stages),
+        ds(p + (c.large_dim() ? 2 * ds_buffer : 0)),
+        dq(ds + (!c.large_dim()       ? 2 * ds_buffer
+                 : c.half_registers() ? k_stage
+                                      : 0)),
         bias(dq + c.dq_warps() * dq_warp),
-        gate(bias + 2 * bias_panel * c.q_stages),
-        offset(gate + (c.gates() && !c.wide() ? 128 * c.gate_bytes() * c.block_m : 0)),
-        delta(offset + c.q_stages * c.block_m * 4),
-        low(delta + c.do_stages * c.block_m * 4),
-        barriers(low + (c.shifts() ? c.q_stages * c.block_m * 4 : 0)),
+        gate(bias + 2 * bias_panel * c.shape.q_stages),
+        offset(gate + (c.gates() && !c.large_dim() ? 128 * c.gate_bytes() * c.shape.block_m : 0)),
+        delta(offset + c.shape.q_stages * c.shape.block_m * 4),
+        low(delta + c.shape.do_stages * c.shape.block_m * 4),
+        barriers(low + (c.shifts() ? c.shape.q_stages * c.shape.block_m * 4 : 0)),
         slots(barriers +
-              (8 * (2 * c.q_stages + 2 * c.do_stages + 2 * c.k_stages + 2 + 13) + 15) / 16 * 16),
+              (8 * (2 * c.shape.q_stages + 2 * c.shape.do_stages + 2 * c.shape.k_stages + 2 + 13) +
+               15) /
+                  16 * 16),
         listed(slots + 2 * slot_bytes(c)),
-        places(listed + (c.listed() ? (c.q_stages + 2) * 16 : 0)),
+        places(listed + (c.listed() ? (c.shape.q_stages + 2) * 16 : 0)),
         bytes(places),
         kept(0) {
-    if (c.lengths != Lengths::packed || c.wide()) return;
+    if (c.lengths != Lengths::packed || c.large_dim()) return;
     const int fit = kRoom - places;
     kept = fit > kMostKept ? kMostKept : fit > 0 ? fit / 16 * 16 : 0;
     bytes += kept;
@@ -124,14 +149,13 @@ struct SharedPlan {
   }
 };
 
-/// Wide: as many stages as there is room for. A third of Q bridges what passes between its last use
-/// and the next copy's landing; at dim 256 half of K and V makes room for it.
+/// Head dims above 128: as many stages as there is room for. A third of Q bridges what passes
+/// between its last use and the next copy's landing; at dim 256 half of K and V makes room for it.
 constexpr Config with_stages(Config c) {
-  c.half_registers = c.head_dim == 256 && c.head_dim_v == 256 && !c.softcap && !c.exact;
-  c.q_stages = 3;
-  if (SharedPlan(c).bytes > SharedPlan::kRoom) c.q_stages = 2;
-  c.do_stages = 3;
-  if (SharedPlan(c).bytes > SharedPlan::kRoom) c.do_stages = 2;
+  c.shape.q_stages = 3;
+  if (SharedPlan(c).bytes > SharedPlan::kRoom) c.shape.q_stages = 2;
+  c.shape.do_stages = 3;
+  if (SharedPlan(c).bytes > SharedPlan::kRoom) c.shape.do_stages = 2;
   return c;
 }
 

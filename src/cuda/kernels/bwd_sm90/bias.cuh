@@ -10,8 +10,8 @@ using namespace tile;
 
 /// Raw scores become logits where the bias is added.
 template <Config kConfig>
-inline constexpr bool kScalesWithBias = kConfig.options.bias() && !kConfig.softcap &&
-                                        !kConfig.alibi;
+inline constexpr bool kScalesWithBias = kConfig.options.bias() && !kConfig.logits.softcap &&
+                                        !kConfig.logits.alibi;
 
 /// Calls `add` with the number of each of the thread's scores and its bias.
 /// Matrices of eight queries and eight keys, turned round on their way from shared memory: two of
@@ -28,7 +28,7 @@ __forceinline__ u32 for_each_bias(const Worker<kConfig>& worker, Add add) {
                    row * kPanelRowBytes + (chunk ^ row % 8) * 16;
   u32 largest = 0;  // as unsigned numbers the most negative ones are the largest
 #pragma unroll
-  for (int j = 0; j < kConfig.block_m / 16; ++j) {
+  for (int j = 0; j < kConfig.shape.block_m / 16; ++j) {
     u32 words[4];
     load_matrix_trans_x4(words, from + (kRows ? j * 16 * kPanelRowBytes : 0));
 #pragma unroll

@@ -35,7 +35,7 @@ __forceinline__ void load_queries(const Args& args, const TensorMapBytes& map, u
 template <Config kConfig>
 __forceinline__ void load_keys(const Args& args, const TensorMapBytes& map, u32 to, u32 full,
                                int column, const Job& job) {
-  const int row = job.block * kConfig.block_n, head = key_head<kConfig>(args, job);
+  const int row = job.block * kConfig.shape.block_n, head = key_head<kConfig>(args, job);
   if constexpr (kConfig.ragged()) {
     int at[4];
     ragged_row(at, head, ragged<kConfig>(args).k_rows, job.seq_k, job.k_begin, row,

@@ -12,13 +12,13 @@ using namespace tile;
 /// dK and dV to memory.
 template <Config kConfig>
 struct Consumer {
-  static constexpr int kM = kConfig.block_m, kBlockN = kConfig.block_n;
+  static constexpr int kM = kConfig.shape.block_m, kBlockN = kConfig.shape.block_n;
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
   static constexpr Element kElement = kConfig.element;
   static constexpr SharedPlan kPlan{kConfig};
   static constexpr int kSlot = Worker<kConfig>::kSlot;
   /// Every block is taken as masked where a second loop costs registers that are not there.
-  static constexpr bool kOneLoop = kConfig.block_m == 64 && kConfig.mask == Mask::both;
+  static constexpr bool kOneLoop = kConfig.shape.block_m == 64 && kConfig.mask == Mask::both;
   using Product = Wgmma<kElement, kM>;
   using Keys = Wgmma<kElement, kD>;
   using Values = Wgmma<kElement, kDv>;
@@ -30,9 +30,9 @@ struct Consumer {
   Ring<2> buffers;
   float rGradS[kM / 2];  ///< dP^T
   u32 rdS[kM / 4];       ///< dS^T
-  u32 rdSlow[kConfig.exact ? kM / 4 : 1];
+  u32 rdSlow[kConfig.two_plane ? kM / 4 : 1];
   float rDk[kD / 2], rDv[kDv / 2];
-  u32 rV[kConfig.v_registers ? kDv / 4 : 1];
+  u32 rV[kConfig.v_registers() ? kDv / 4 : 1];
 
   __forceinline__ Consumer(const Args& a, u32 shared_base, int group)
       : scores(a, shared_base, group),
@@ -93,7 +93,7 @@ struct Consumer {
         worker.sync_consumers();
       }
     }
-    if constexpr (kConfig.split) {
+    if constexpr (kConfig.sums.split) {
       add_part(range.begin < range.end);
     } else {
       store_tile();
@@ -109,7 +109,7 @@ struct Consumer {
         worker.converted = 0;
       } else if (worker.job.kind == JobKind::prepare) {
         worker.run_prepare();
-      } else if (kConfig.split && worker.job.kind == JobKind::keys) {
+      } else if (kConfig.sums.split && worker.job.kind == JobKind::keys) {
         run_keys();
         worker.converted = 0;
       } else {
@@ -163,9 +163,9 @@ struct Consumer {
 
   // Where 32 columns at a time are staged on their way: a warp's own rows of V, of dS and of K,
   // whose products are done. There is room for most of a tile at once; rows of dS are taken again.
-  static constexpr int kOfV = kConfig.v_registers ? 0 : SharedPlan::panels(kDv);
+  static constexpr int kOfV = kConfig.v_registers() ? 0 : SharedPlan::panels(kDv);
   static constexpr int kOfS = 2 * (kM / 64);
-  static constexpr int kOfK = kConfig.k_stages == 2 ? SharedPlan::panels(kD) : 0;
+  static constexpr int kOfK = kConfig.shape.k_stages == 2 ? SharedPlan::panels(kD) : 0;
   static constexpr int kPlaces = kOfV + kOfS + kOfK, kTurns = (kD + kDv) / 32;
   static constexpr int place_of(int turn) {
     return turn < kPlaces ? turn : kOfV + (turn - kPlaces) % kOfS;

@@ -27,19 +27,19 @@ __forceinline__ void kernel(const AnyArgs& any) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const Shared<kConfig> shared{shared_address(memory)};
   if (threadIdx.x == 0) shared.init_barriers();
-  if constexpr (kPacked<kConfig> && !kConfig.wide()) {
+  if constexpr (kPacked<kConfig> && !kConfig.large_dim()) {
     keep_offsets<kConfig>(args, shared);
     __syncthreads();
     order_sequences<kConfig>(args, shared);
   }
   __syncthreads();
-  if constexpr (kConfig.wide()) let_next_start();       // where blocks of this kernel end
+  if constexpr (kConfig.large_dim()) let_next_start();  // where blocks of this kernel end
   if constexpr (kConfig.listed()) wait_for_previous();  // for the lists
   // A warp-uniform role: what depends on it stays in uniform registers.
   const int role = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
   if (role == 0) {
     give_registers<24>();
-    if constexpr (kPacked<kConfig> && !kConfig.wide()) {
+    if constexpr (kPacked<kConfig> && !kConfig.large_dim()) {
       if (threadIdx.x < 32) count_blocks<kConfig>(args, shared);
     }
     if (threadIdx.x == 0) {
@@ -52,7 +52,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
         producer.run();
       }
     }
-  } else if constexpr (!kConfig.wide()) {
+  } else if constexpr (!kConfig.large_dim()) {
     if (role == 3) {
       give_registers<72>();
       Queries<kConfig> queries(args, shared.base);

@@ -11,7 +11,7 @@ using namespace tile;
 
 template <Config kConfig>
 struct ListProducer {
-  static constexpr int kM = kConfig.block_m, kPanels = Producer<kConfig>::kPanels;
+  static constexpr int kM = kConfig.shape.block_m, kPanels = Producer<kConfig>::kPanels;
 
   Producer<kConfig> producer;
   int steps = 0, cut = 0;  ///< blocks of queries of a tile, and those of them that a mask cuts
@@ -80,9 +80,9 @@ struct ListProducer {
       if (whole) walk.pass_over_cut();
       for (; left > 0; --left, ++step) {
         const int block = walk.next();
-        if (step == 0 && kConfig.k_stages > 1) producer.load_k(job);
+        if (step == 0 && kConfig.shape.k_stages > 1) producer.load_k(job);
         load_q(job, g, block);
-        if (step == 0 && kConfig.k_stages == 1) producer.load_k(job);
+        if (step == 0 && kConfig.shape.k_stages == 1) producer.load_k(job);
         if (step == 0) producer.load_v(job);
         // Not earlier: a tile must not be held while another block could take it.
         if (step == steps - 1) next = producer.ask();

@@ -60,7 +60,7 @@ tile::BiasTiles bwd_sm90_bias_tiles(const Problem& p, const Config& config) {
   tile::BiasTiles tiles;
   if (!p.bias.defined()) return tiles;
   const Tensor own = stored_bias(p);
-  const int rows = config.options.pairs.staged ? config.block_m : 1;
+  const int rows = config.options.pairs.staged ? config.shape.block_m : 1;
   sm90_set_map(tiles.map, sm90_map_spec(own, rows));
   tiles.by_batch = own.sizes[0] > 1 ? 1 : 0;
   tiles.by_head = own.sizes[1] > 1 ? 1 : 0;

@@ -31,7 +31,7 @@ struct Queue {
 
   /// Key heads whose last sharer is in a section.
   __forceinline__ int keys_of(int section) const {
-    if (!kConfig.split || section < 0) return 0;
+    if (!kConfig.sums.split || section < 0) return 0;
     return head_begin(section + 1) / args.sharers - head_begin(section) / args.sharers;
   }
 
@@ -43,10 +43,10 @@ struct Queue {
     const int chunks = all_chunks<kConfig>(args, shared) * args.group;  // of a key head
     while (true) {
       const int section = step - args.lead, here = heads(section);
-      const int parts = kConfig.split ? args.parts : 1;
+      const int parts = kConfig.sums.split ? args.parts : 1;
       const int prepares = heads(step) * chunks, tiles = here * blocks * parts;
       const int converted = section - args.lag;
-      const int converts = kConfig.wide() ? 0 : heads(converted) * chunks;
+      const int converts = kConfig.large_dim() ? 0 : heads(converted) * chunks;
       const int keys = keys_of(converted) * blocks;
       const int rest = index - base;
       if (rest < prepares) {
@@ -68,7 +68,7 @@ struct Queue {
         locate_rows(job, rest - prepares - tiles, converted);
         return job;
       }
-      if (kConfig.split && rest < prepares + tiles + converts + keys) {
+      if (kConfig.sums.split && rest < prepares + tiles + converts + keys) {
         const int in = rest - prepares - tiles - converts, here = keys_of(converted);
         job.kind = JobKind::keys;
         job.block = in / here;
@@ -82,7 +82,7 @@ struct Queue {
 
  private:
   __forceinline__ int all_jobs() const {
-    if constexpr (!kPacked<kConfig> || kConfig.wide()) return args.jobs;
+    if constexpr (!kPacked<kConfig> || kConfig.large_dim()) return args.jobs;
     return args.order.heads *
            (2 * all_chunks<kConfig>(args, shared) * args.group + all_blocks<kConfig>(args, shared));
   }
@@ -126,14 +126,14 @@ struct CopiedOptions<true> {
 
 template <Config kConfig>
 struct Producer {
-  static constexpr int kM = kConfig.block_m, kBlockN = kConfig.block_n;
+  static constexpr int kM = kConfig.shape.block_m, kBlockN = kConfig.shape.block_n;
   static constexpr int kPanels = SharedPlan::panels(kConfig.head_dim);
   static constexpr int kPanelsV = SharedPlan::panels(kConfig.head_dim_v);
   static constexpr SharedPlan kPlan{kConfig};
   const Args& args;
   const Shared<kConfig> shared;
-  Position<kConfig.q_stages> rQ;
-  Position<kConfig.do_stages> rO;
+  Position<kConfig.shape.q_stages> rQ;
+  Position<kConfig.shape.do_stages> rO;
   Position<2> slots;
   u32 tiles = 0;  ///< whose K and V have been asked for
   CopiedOptions<kConfig.options.bias()> copied;
@@ -227,7 +227,7 @@ struct Producer {
   __forceinline__ void load_keys(const TensorMapBytes& map, int panels, u32 place, u32 full,
                                  const Job& job) const {
     constexpr int kPanel = kBlockN * kPanelRowBytes;
-    const int lower = kConfig.half_registers ? panels / 2 : panels;
+    const int lower = kConfig.half_registers() ? panels / 2 : panels;
     mbarrier_expect(full, panels * kPanel);
     for (int p = 0; p < panels; ++p) {
       const u32 to = p < lower ? place + p * kPanel : shared.landing() + (p - lower) * kPanel;
@@ -235,22 +235,22 @@ struct Producer {
     }
   }
   __forceinline__ void load_k(const Job& job) {
-    const u32 s = tiles % kConfig.k_stages;
-    mbarrier_wait(shared.k_empty(s), tiles / kConfig.k_stages & 1 ^ 1);
+    const u32 s = tiles % kConfig.shape.k_stages;
+    mbarrier_wait(shared.k_empty(s), tiles / kConfig.shape.k_stages & 1 ^ 1);
     // V's half of the tile before has gone from where this one lands.
-    if constexpr (kConfig.half_registers) mbarrier_wait(shared.landing_empty(), 1);
+    if constexpr (kConfig.half_registers()) mbarrier_wait(shared.landing_empty(), 1);
     load_keys(args.k, kPanels, shared.k(s), shared.k_full(s), job);
   }
   __forceinline__ void load_v(const Job& job) {
     mbarrier_wait(shared.v_empty(), tiles++ & 1 ^ 1);
-    if constexpr (kConfig.half_registers) mbarrier_wait(shared.landing_empty(), 0);
+    if constexpr (kConfig.half_registers()) mbarrier_wait(shared.landing_empty(), 0);
     load_keys(args.v, kPanelsV, shared.v(), shared.v_full(), job);
   }
 
   /// A job that is none of its sequence's is done: it counts for those who wait.
   __forceinline__ void pass_over(const Job& job) const {
     if (job.kind == JobKind::prepare) signal_add(args.prepared + key_pair(job), kConsumerWarps);
-    if (!kConfig.wide() && job.kind == JobKind::tile)
+    if (!kConfig.large_dim() && job.kind == JobKind::tile)
       signal_add(args.finished + key_pair(job), kConfig.dq_warps());
   }
 
@@ -271,7 +271,7 @@ struct Producer {
 
   /// Where lengths and offsets are looked up.
   __forceinline__ decltype(auto) lengths() const {
-    if constexpr (kPacked<kConfig> && !kConfig.wide()) {
+    if constexpr (kPacked<kConfig> && !kConfig.large_dim()) {
       return kept_lengths<kConfig>(args, shared);
     } else {
       return ragged<kConfig>(args);
@@ -284,7 +284,7 @@ struct Producer {
   __forceinline__ u32 load_tile(const Job& job) {
     const BlockRange range = query_range<kConfig>(args, job);
     if (range.begin >= range.end) {
-      if constexpr (kConfig.wide()) open_q(0), open_do(0);  // whose places zeros will take
+      if constexpr (kConfig.large_dim()) open_q(0), open_do(0);  // whose places zeros will take
       return ask();
     }
     u32 next = 0;
@@ -295,15 +295,16 @@ struct Producer {
       for (int block = range.begin; block < range.end; ++block) {
         const bool first = g == 0 && block == range.begin;
         const bool last = g == args.group - 1 && block == range.end - 1;
-        if (first && kConfig.k_stages > 1) load_k(job);  // there is room for it before the next Q's
+        if (first && kConfig.shape.k_stages > 1)
+          load_k(job);  // there is room for it before the next Q's
         load_q(job, head, block * kM);
-        if (first && kConfig.k_stages == 1) load_k(job);
-        if (first && !kConfig.half_registers) load_v(job);
+        if (first && kConfig.shape.k_stages == 1) load_k(job);
+        if (first && !kConfig.half_registers()) load_v(job);
         // Not earlier: a tile must not be held while another block could take it.
         if (last) next = ask();
         load_do(job, head, block * kM);
         // V lands where half of K has been taken from: not in the way of the first Q and dO.
-        if (first && kConfig.half_registers) load_v(job);
+        if (first && kConfig.half_registers()) load_v(job);
       }
     }
     return next;
@@ -311,7 +312,7 @@ struct Producer {
   __forceinline__ u32 load_prepare(const Job& job) {
     const u32 next = ask();
     for (int row = 0; row < rows_of_chunk<kConfig>(job); row += kM) {
-      const int at = job.block * kConfig.chunk_rows + row;
+      const int at = job.block * kConfig.shape.chunk_rows + row;
       const u32 q = open_q(kPlan.do_stage);
       load_rows(shared.q(q), args.o, kPanelsV, shared.q_full(q), job, job.head, at);
       const u32 d = open_do(kPlan.do_stage);
@@ -323,11 +324,12 @@ struct Producer {
     const u32 next = ask();
     // NOTE: where no tile sees anything none has waited for it; the sums may not be zero yet.
     if constexpr (kConfig.ragged() || kConfig.listed()) await_prepared(job);
-    const int tiles = all_blocks<kConfig>(args, shared) * (kConfig.split ? args.parts : 1);
+    const int tiles = all_blocks<kConfig>(args, shared) * (kConfig.sums.split ? args.parts : 1);
     signal_wait(args.finished + key_pair(job), static_cast<u32>(tiles * kConfig.dq_warps()));
     fence_async();
-    const float* sums = args.dq_sum + row_offset(job, job.head, job.block * kConfig.chunk_rows) *
-                                          kConfig.columns_dq();
+    const float* sums =
+        args.dq_sum +
+        row_offset(job, job.head, job.block * kConfig.shape.chunk_rows) * kConfig.columns_dq();
     for (int piece = 0; piece < Piece<kConfig>::kCount; ++piece) {
       const bool second = Piece<kConfig>::in_do(piece);
       const u32 s = second ? open_do(Piece<kConfig>::kBytes) : open_q(Piece<kConfig>::kBytes);
@@ -352,14 +354,14 @@ struct Producer {
       Job job = queue.job(static_cast<int>(index));
       if constexpr (kConfig.ragged()) {
         const bool tile = job.kind == JobKind::tile || job.kind == JobKind::keys;
-        const int rows = tile ? kBlockN : kConfig.chunk_rows;
+        const int rows = tile ? kBlockN : kConfig.shape.chunk_rows;
         if (job.kind != JobKind::end && !look_up<kConfig.lengths>(lengths(), job, tile, rows)) {
           pass_over(job);
           index = ask();
           continue;
         }
       }
-      if (kConfig.split && job.kind == JobKind::keys) {
+      if (kConfig.sums.split && job.kind == JobKind::keys) {
         // Nothing is copied here, so that the announcement says that the sums are complete.
         await_added(job);
         announce(job);
@@ -371,7 +373,7 @@ struct Producer {
         index = load_tile(job);
       } else if (job.kind == JobKind::prepare) {
         index = load_prepare(job);
-      } else if (!kConfig.wide() && job.kind == JobKind::convert) {
+      } else if (!kConfig.large_dim() && job.kind == JobKind::convert) {
         index = load_convert(job);
       } else {
         break;

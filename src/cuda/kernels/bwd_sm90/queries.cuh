@@ -19,7 +19,7 @@ struct Queries {
   static constexpr int kParts = kM / 64 * kColumns / 64;
   static constexpr bool kBelow = kM == 128;
   static_assert(!kBelow || kColumns == 64);
-  static_assert(!kConfig.diagonals || !kPacked<kConfig>);
+  static_assert(!kConfig.sums.diagonals || !kPacked<kConfig>);
   static constexpr int kStage = 16 * 64 * 4;  ///< bytes that a warp adds at once
   using Product = Wgmma<kElement, 64>;
 
@@ -116,7 +116,7 @@ struct Queries {
         const bool has = static_cast<u32>(t + r - 7) < static_cast<u32>(8 * kBlocks);
         if (has) sum += load_shared_f32(stage + 4 * static_cast<u32>(r * kPitch + t));
       }
-      if constexpr (kConfig.deterministic) {
+      if constexpr (kConfig.sums.deterministic) {
         add_exactly(reinterpret_cast<u64*>(worker.args.diagonals) + (to + t) * ExactSum::kWords,
                     sum);
       } else {
@@ -131,7 +131,7 @@ struct Queries {
         worker.args.dq_sum + (static_cast<i64>(pair) * worker.args.rows_q +
                               kept_row<kConfig>(worker.job) + block * kM + 16 * worker.warp) *
                                  kColumns;
-    if constexpr (kConfig.deterministic) {
+    if constexpr (kConfig.sums.deterministic) {
       if (worker.lane == 0 && first_plane) {
         worker.pass_turn();
         worker.await_turn(worker.turn_at(pair, block), pair, block);
@@ -143,7 +143,7 @@ struct Queries {
     mbarrier_wait(worker.shared.ds_full(buffers.slot), buffers.parity);
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
-      if constexpr (kConfig.diagonals) {
+      if constexpr (kConfig.sums.diagonals) {
         if (kBelow || part == 0) add_diagonals(part, pair, block);
       }
       issue_product(part);
@@ -162,7 +162,7 @@ struct Queries {
     const int pair = static_cast<int>(load_shared_4(of));
     const int block = static_cast<int>(load_shared_4(of + 4));
     step(pair, block);
-    if constexpr (kConfig.exact) step(pair, block, false);
+    if constexpr (kConfig.two_plane) step(pair, block, false);
   }
 
   __forceinline__ void run_tile() {
@@ -180,7 +180,7 @@ struct Queries {
 #pragma unroll 1
           for (int block = range.begin; block < range.end; ++block) {
             step(of + g, block);
-            if constexpr (kConfig.exact) step(of + g, block, false);
+            if constexpr (kConfig.two_plane) step(of + g, block, false);
           }
         }
       }
@@ -191,7 +191,7 @@ struct Queries {
     if (worker.lane == 0) {
       bulk_wait();
       fence_async();
-      if constexpr (kConfig.deterministic) worker.pass_turn();
+      if constexpr (kConfig.sums.deterministic) worker.pass_turn();
       signal_add(worker.args.finished + entry_of<kConfig>(worker.job) * worker.args.heads_k +
                      worker.job.head,
                  1);

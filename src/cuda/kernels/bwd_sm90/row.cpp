@@ -115,12 +115,13 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
 namespace {
 
 std::int64_t turns(const Problem& p, const Config& config) {
-  return config.deterministic ? p.stored_batch() * p.heads_q *
-                                    (bwd_sm90_rows(p, config) / config.block_m) * config.dq_warps()
-                              : 0;
+  return config.sums.deterministic
+             ? p.stored_batch() * p.heads_q * (bwd_sm90_rows(p, config) / config.shape.block_m) *
+                   config.dq_warps()
+             : 0;
 }
 std::int64_t cut_tiles(const Problem& p, const Config& config) {
-  return config.split ? bwd_sm90_tiles(p, config) : 0;
+  return config.sums.split ? bwd_sm90_tiles(p, config) : 0;
 }
 /// Key heads, each counted once for each of its sharers.
 std::int64_t key_pairs(const Problem& p, int sharers) {
@@ -130,7 +131,7 @@ std::int64_t key_pairs(const Problem& p, int sharers) {
 /// tiles of bwd_dq_sm90.
 std::int64_t counters(const Problem& p, const Config& config) {
   return 1 + 2 * key_pairs(p, bwd_sm90_sharers(p, config)) + cut_tiles(p, config) +
-         (config.wide() ? 1 : turns(p, config));
+         (config.large_dim() ? 1 : turns(p, config));
 }
 /// Whether rounding of O would show in delta: besides where it does in any row, in a small problem
 /// whose mask leaves some rows few keys, or where sums over rows are asked for. Sums over the rows
@@ -141,19 +142,19 @@ bool refines(const Problem& p, const Config& config) {
   if (config.listed()) return false;
   if (bwd_tiles::is_tiny(p)) return true;
   const bool hides = config.mask != bwd_sm90::Mask::none || config.options.mask;
-  return config.exact && (hides || p.dsinks.defined());
+  return config.two_plane && (hides || p.dsinks.defined());
 }
 /// Floats: sums of dK and dV of tiles that are cut.
 std::int64_t key_sums(const Problem& p, const Config& config) {
-  return cut_tiles(p, config) * config.block_n * (config.head_dim + config.head_dim_v);
+  return cut_tiles(p, config) * config.shape.block_n * (config.head_dim + config.head_dim_v);
 }
 
 /// Gradients of captured tensors that the kernel's sums by i - j give.
 DiagonalGradients diagonal_gradients(const Problem& p, const Config& config) {
   std::vector<bool> which;
-  if (config.diagonals) which = diagonal_captures(p);
+  if (config.sums.diagonals) which = diagonal_captures(p);
   return {p, std::move(which), bwd_sm90_rows(p, config),
-          bwd_sm90_key_blocks(p, config) * config.block_n};
+          bwd_sm90_key_blocks(p, config) * config.shape.block_n};
 }
 
 /// What run() goes by.
@@ -170,8 +171,8 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   const Config config = bwd_sm90_config(p);
   const std::int64_t rows = bwd_sm90_rows(p, config);
   Cost cost;
-  cost.block_m = config.block_m;
-  cost.block_n = config.block_n;
+  cost.block_m = config.shape.block_m;
+  cost.block_n = config.shape.block_n;
   const auto add = [&](const char* name, std::initializer_list<std::int64_t> shape) {
     cost.memory.push_back(memory_part(name, Role::workspace, DType::float32, shape));
   };
@@ -181,14 +182,14 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   if (config.shifts()) add("offsets, low part", {p.stored_batch(), p.heads_q, rows});
   // A second time, by bwd_dq_sm90, or for the additions.
   double again = 0.0;
-  if (config.wide()) {
+  if (config.large_dim()) {
     for (const Tensor* t : {&p.q, &p.k, &p.v, &p.d_o})
       again += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   } else {
     add("dQ sums", {p.stored_batch(), p.heads_q, rows, config.columns_dq()});
     again = 3.0 * static_cast<double>(cost.memory.back().bytes);
   }
-  if (config.split) {
+  if (config.sums.split) {
     add("dK, dV sums", {key_sums(p, config)});
   }
   if (refines(p, config) && p.packed) {
@@ -197,11 +198,11 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
     add_refined_rows_memory(p, cost.memory);
   }
   if (config.listed()) {
-    const TileListsMaker maker(p, config.block_m, config.block_n, config.lists);
+    const TileListsMaker maker(p, config.shape.block_m, config.shape.block_n, config.lists);
     maker.add_memory(cost.memory);
     maker.add_transposed_memory(cost.memory);
   }
-  const MaskBitsMaker mask(p, config.block_m, true);
+  const MaskBitsMaker mask(p, config.shape.block_m, true);
   mask.add_memory(cost.memory);
   const DiagonalGradients diagonals = diagonal_gradients(p, config);
   diagonals.add_memory(cost.memory);
@@ -233,7 +234,7 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   if (diagonals.any()) cost.ms = 1.15 * cost.ms + 3.0 * host::kKernelMs;  // not measured
   if (p.dbias.defined()) cost.ms *= 1.8;
   // Above dim 128 two planes of P and dS were not measured: left to flash_bwd_sm80.
-  if (config.exact && config.columns_dq() > 128) cost.ms *= 3.0;
+  if (config.two_plane && config.columns_dq() > 128) cost.ms *= 3.0;
   return Prepared{std::move(cost),
                   remember(Decided{config, bwd_sm90_order(p, config), bwd_sm90_parts(p, config),
                                    bwd_sm90_sharers(p, config)})};
@@ -248,12 +249,12 @@ void fill_maps(RaggedArgs& args, const Problem& p, const Config& config) {
     sm90_set_map(to, ragged_rows > 0 ? sm90_ragged_map(spec, ragged_rows, 1) : spec);
   };
   const std::int64_t q_rows = p.packed ? p.total_q : 0, k_rows = p.packed ? p.total_k : 0;
-  set_map(args.q, p.q, config.block_m, q_rows);
-  set_map(args.o, p.o, config.block_m, q_rows);
-  set_map(args.d_o, p.d_o, config.block_m, q_rows);
-  set_map(args.dq, p.dq, config.wide() ? 64 : config.chunk_rows, q_rows);
-  set_map(args.k, p.k, config.block_n, config.ragged() ? args.of.k_rows : 0);
-  set_map(args.v, p.v, config.block_n, config.ragged() ? args.of.k_rows : 0);
+  set_map(args.q, p.q, config.shape.block_m, q_rows);
+  set_map(args.o, p.o, config.shape.block_m, q_rows);
+  set_map(args.d_o, p.d_o, config.shape.block_m, q_rows);
+  set_map(args.dq, p.dq, config.large_dim() ? 64 : config.shape.chunk_rows, q_rows);
+  set_map(args.k, p.k, config.shape.block_n, config.ragged() ? args.of.k_rows : 0);
+  set_map(args.v, p.v, config.shape.block_n, config.ragged() ? args.of.k_rows : 0);
   set_map(args.dk, p.dk, 64, k_rows);
   set_map(args.dv, p.dv, 64, k_rows);
 }
@@ -272,7 +273,7 @@ void fill(RaggedArgs& args, const Problem& p, const Decided& decided) {
   args.jobs = static_cast<int>(bwd_sm90_jobs(p, config));
   args.scale = p.scale;
   args.scale_log2 = static_cast<float>(static_cast<double>(p.scale) * kLog2e);
-  args.offset_factor = static_cast<float>(config.fold_lse ? -1.0 / p.scale : -kLog2e);
+  args.offset_factor = static_cast<float>(config.fold_lse() ? -1.0 / p.scale : -kLog2e);
   if (p.softcap != 0.0) {
     args.scale_cap = static_cast<float>(p.scale / p.softcap);
     args.cap_log2 = static_cast<float>(p.softcap * kLog2e);
@@ -296,7 +297,7 @@ void fill(RaggedArgs& args, const Problem& p, const Decided& decided) {
   args.lag = bwd_sm90_lag(p, args.order, config);
   // Under a causal mask the first keys are seen by most queries: longest first. In a fixed order of
   // additions the last keys come first: theirs are the first queries that others wait for.
-  args.last_first = config.deterministic && config.mask != bwd_sm90::Mask::none;
+  args.last_first = config.sums.deterministic && config.mask != bwd_sm90::Mask::none;
   args.lse_in = host::fill_lse(args, p);
 }
 
@@ -307,7 +308,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   const std::int64_t rows = p.stored_batch() * p.heads_q * bwd_sm90_rows(p, config);
   // All kernels before the first launch: where one cannot be compiled nothing is written.
   const Kernel kernel = load_optioned(p, config, p.device.index, bwd_sm90_unit);
-  const Kernel queries = config.wide() ? load_bwd_dq_sm90(config, p.device.index) : Kernel{};
+  const Kernel queries = config.large_dim() ? load_bwd_dq_sm90(config, p.device.index) : Kernel{};
   const ContextScope scope(p.device.index);  // tensor maps are made in a context
   WorkspaceCutter workspace(context.workspace);
   ListArgs args;
@@ -317,15 +318,15 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   args.prepared = args.next_job + 1;
   args.finished = args.prepared + pairs_k;
   args.added = args.finished + pairs_k;
-  if (config.deterministic) args.turns = args.added + cut_tiles(p, config);
+  if (config.sums.deterministic) args.turns = args.added + cut_tiles(p, config);
   args.offset = workspace.take<float>(rows);
   args.delta = workspace.take<float>(rows);
   if (config.shifts()) args.offset_low = workspace.take<float>(rows);
-  if (!config.wide()) args.dq_sum = workspace.take<float>(rows * config.columns_dq());
+  if (!config.large_dim()) args.dq_sum = workspace.take<float>(rows * config.columns_dq());
   const std::int64_t sums = key_sums(p, config);
-  if (config.split) {
+  if (config.sums.split) {
     args.dk_sum = workspace.take<float>(sums);
-    args.dv_sum = args.dk_sum + cut_tiles(p, config) * config.block_n * config.head_dim;
+    args.dv_sum = args.dk_sum + cut_tiles(p, config) * config.shape.block_n * config.head_dim;
   }
   RowStatistics given;
   if (refines(p, config) && p.packed) {
@@ -341,17 +342,17 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
     args.low_in = given.lse2_low;
   }
   fill_bytes(args.next_job, 0, count * 4, p.device.index, context.stream);
-  if (config.split) fill_bytes(args.dk_sum, 0, 4 * sums, p.device.index, context.stream);
+  if (config.sums.split) fill_bytes(args.dk_sum, 0, 4 * sums, p.device.index, context.stream);
   DiagonalGradients diagonals = diagonal_gradients(p, config);
   diagonals.take(workspace, context.stream);
   args.diagonals = diagonals.sums();
   args.diagonal_count = static_cast<int>(diagonals.count());
   args.last_key = static_cast<int>(diagonals.last_key());
   const tile::Strip strip = ScoreStrip(p, config.expressions.strip).make(workspace, context.stream);
-  MaskBitsMaker mask(p, config.block_m, true);
+  MaskBitsMaker mask(p, config.shape.block_m, true);
   const std::int64_t grid = std::min<std::int64_t>(args.jobs, host::kTypicalMultiprocessors);
   if (config.listed()) {
-    TileListsMaker maker(p, config.block_m, config.block_n, config.lists);
+    TileListsMaker maker(p, config.shape.block_m, config.shape.block_n, config.lists);
     maker.take(workspace);
     maker.take_transposed(workspace);
     args.of_queries = maker.lists();
@@ -373,7 +374,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
                             bwd_sm90_bias_tiles(p, config));
     }
   }
-  if (config.wide()) {
+  if (config.large_dim()) {
     unsigned* next_tile = args.finished + pairs_k;
     launch_bwd_dq_sm90(queries, p, config, args, next_tile, context.stream);
   }
@@ -382,7 +383,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   of_rows.lse2_low = args.offset_low;
   of_rows.delta = args.delta;
   of_rows.rows_q = args.rows_q;
-  sink_gradient(p, of_rows, context.stream, config.fold_lse ? -args.scale_log2 : -1.0F);
+  sink_gradient(p, of_rows, context.stream, config.fold_lse() ? -args.scale_log2 : -1.0F);
   diagonals.make(context.stream);
   if (wants_captures(p)) capture_gradients_apart(diagonals.others(), workspace, context.stream);
   bias_gradient_apart(p, given, workspace, context.stream);

@@ -28,7 +28,7 @@ template <Config kConfig>
 __forceinline__ void clear_sums(const Args& args, i64 row0, int t) {
   float* zero = args.dq_sum + row0 * kConfig.columns_dq() + t * 4;
 #pragma unroll
-  for (int n = 0; n < kConfig.chunk_rows * kConfig.columns_dq() / 1024; ++n) {
+  for (int n = 0; n < kConfig.shape.chunk_rows * kConfig.columns_dq() / 1024; ++n) {
     store_global_16(zero + n * 1024, {0, 0, 0, 0});
   }
 }
@@ -37,8 +37,8 @@ __forceinline__ void clear_sums(const Args& args, i64 row0, int t) {
 /// = 0, whose row is t / (256 / block_m).
 template <Config kConfig>
 __forceinline__ float row_products(u32 sO, u32 sdO, int t) {
-  constexpr int kM = kConfig.block_m, kThreads = 256 / kM;  // of a row
-  constexpr int kSteps = 8 / kThreads;                      // 16-byte chunks of a panel's row each
+  constexpr int kM = kConfig.shape.block_m, kThreads = 256 / kM;  // of a row
+  constexpr int kSteps = 8 / kThreads;  // 16-byte chunks of a panel's row each
   const int row = t / kThreads;
   float sum = 0.0F;
 #pragma unroll
@@ -88,9 +88,9 @@ __forceinline__ void convert_piece(u32 piece, u32 to, int index, float scale, in
     }
     const int first = column + 16 * pair;
     const int chunk = (first % 64 / 8 + lane / 16) ^ (row % 8);
-    store_matrix_x4(
-        to + first / 64 * (kConfig.chunk_rows * kPanelRowBytes) + row * kPanelRowBytes + chunk * 16,
-        words);
+    store_matrix_x4(to + first / 64 * (kConfig.shape.chunk_rows * kPanelRowBytes) +
+                        row * kPanelRowBytes + chunk * 16,
+                    words);
   }
 }
 

@@ -24,24 +24,26 @@ struct HeldOptions<true> {
 
 template <Config kConfig>
 struct Scores : HeldOptions<kConfig.options.any()> {
-  static constexpr int kM = kConfig.block_m, kBlockN = kConfig.block_n, kD = kConfig.head_dim;
+  static constexpr int kM = kConfig.shape.block_m, kBlockN = kConfig.shape.block_n,
+                       kD = kConfig.head_dim;
   static constexpr Element kElement = kConfig.element;
   static constexpr SharedPlan kPlan{kConfig};
   static constexpr int kScore = kConfig.expressions.score, kHidden = kConfig.expressions.mask;
-  static_assert(!kConfig.fold_lse || !kConfig.modified);
   /// ALiBi, or a score function of the form of tile::Slant, from the start of the products on.
-  static constexpr bool kSlanted = kConfig.alibi && kConfig.fold_lse;
+  static constexpr bool kSlanted = kConfig.logits.alibi && kConfig.fold_lse();
   /// A score function that is asked for every pair.
   static constexpr bool kCalls = kScore != 0 && !kSlanted;
-  static_assert(!kSlanted || !kConfig.wide());
-  static_assert(!kCalls || (kConfig.modified && !kConfig.softcap && !kConfig.alibi));
-  static_assert(!kConfig.expressions.any() || !kConfig.wide());
+  static_assert(!kSlanted || !kConfig.large_dim());
+  static_assert(!kCalls ||
+                (kConfig.logits.modified && !kConfig.logits.softcap && !kConfig.logits.alibi));
+  static_assert(!kConfig.expressions.any() || !kConfig.large_dim());
   static_assert(!kConfig.expressions.shifts || (kCalls && !kPacked<kConfig>));
-  static_assert(!kConfig.options.mask || (!kConfig.wide() && !kPacked<kConfig>));
-  static_assert(!kConfig.options.dropout || !kConfig.wide());
+  static_assert(!kConfig.options.mask || (!kConfig.large_dim() && !kPacked<kConfig>));
+  static_assert(!kConfig.options.dropout || !kConfig.large_dim());
   static_assert(!kConfig.options.bias() ||
-                (kConfig.modified && !kConfig.wide() && !kConfig.listed() && !kPacked<kConfig> &&
-                 !kConfig.expressions.any() && kConfig.options.pairs.bias != BiasType::float32));
+                (kConfig.logits.modified && !kConfig.large_dim() && !kConfig.listed() &&
+                 !kPacked<kConfig> && !kConfig.expressions.any() &&
+                 kConfig.options.pairs.bias != BiasType::float32));
   using Product = Wgmma<kElement, kM>;
 
   Worker<kConfig> worker;
@@ -51,10 +53,11 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   int pair = 0, block = 0;  ///< head (of the whole batch) and block of queries whose P is ready
   float rS[kM / 2];         ///< S^T
   u32 rP[kM / 4];           ///< P^T
-  u32 rPlow[kConfig.exact ? kM / 4 : 1];                      ///< what rounding took from it
-  u32 rGate[kConfig.softcap && kConfig.wide() ? kM / 4 : 1];  ///< slope of the softcap, float16
-  u32 rHalf[kConfig.half_registers ? kD / 8 : 1];             ///< half of K as A fragments
-  float slope = 0.0F;                                         ///< ALiBi's, log2 domain
+  u32 rPlow[kConfig.two_plane ? kM / 4 : 1];  ///< what rounding took from it
+  u32 rGate[kConfig.logits.softcap && kConfig.large_dim() ? kM / 4
+                                                          : 1];  ///< slope of the softcap, float16
+  u32 rHalf[kConfig.half_registers() ? kD / 8 : 1];              ///< half of K as A fragments
+  float slope = 0.0F;                                            ///< ALiBi's, log2 domain
   /// kSlanted, log2 domain: of a block of queries a logit is rS times the scale, `side` a query
   /// from the thread's first one on, and `base` of the key. Where the diagonal crosses the block
   /// without the distance.
@@ -73,7 +76,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
         dQ(panel_descriptor(worker.shared.q(0), 16)) {}
 
   /// First of the warpgroup's keys in the tile.
-  __forceinline__ int first_row() const { return kConfig.wide() ? 0 : worker.warpgroup * 64; }
+  __forceinline__ int first_row() const { return kConfig.large_dim() ? 0 : worker.warpgroup * 64; }
   __forceinline__ int key_row() const {
     return worker.job.block * kBlockN + first_row() + worker.warp * 16 + worker.lane / 4;
   }
@@ -98,7 +101,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       }
       if constexpr (kHidden != 0) of_mask = MaskFunction<kHidden>::uniform(place, *captures);
     }
-    if constexpr (kConfig.alibi && kScore == 0) {
+    if constexpr (kConfig.logits.alibi && kScore == 0) {
       slope =
           kLog2e *
           worker.args.alibi[worker.job.batch * worker.args.alibi_b + of_head * worker.args.alibi_h];
@@ -165,7 +168,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   }
   /// Dropout's bits of a block are made under the products that its scores come from, in straight
   /// code, which may lie between products and their wait.
-  static constexpr bool kDropsAhead = kConfig.options.dropout && !kConfig.exact;
+  static constexpr bool kDropsAhead = kConfig.options.dropout && !kConfig.two_plane;
   /// Makes dropout's bits of a block of queries of a head (of the whole batch).
   __forceinline__ void take_dropout(int of_pair, int of_block) {
     if constexpr (kConfig.options.dropout) {
@@ -229,12 +232,12 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   /// Of K or V in a step. With ALiBi those of its products are made anew in each: kept through the
   /// loop they take more registers than there are.
   __forceinline__ u64 step_descriptor(u64 d) const {
-    if constexpr (kConfig.alibi && kM == 64 && !kConfig.wide()) return opaque(d);
+    if constexpr (kConfig.logits.alibi && kM == 64 && !kConfig.large_dim()) return opaque(d);
     return d;
   }
   /// (F1) S^T = K Q^T; with fold_lse S - LSE
   __forceinline__ void issue_scores() {
-    if constexpr (kConfig.fold_lse) load_columns(rS, worker.shared.offset(worker.rQ.slot));
+    if constexpr (kConfig.fold_lse()) load_columns(rS, worker.shared.offset(worker.rQ.slot));
     if constexpr (kSlanted) {
       const float raw = side * (-kLn2 * worker.args.offset_factor);
 #pragma unroll
@@ -248,7 +251,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kD / 16; ++i) {
-      if constexpr (kConfig.half_registers) {
+      if constexpr (kConfig.half_registers()) {
         if (i >= kD / 32) {
           const u32* a = rHalf + 4 * (i - kD / 32);
           Product::multiply_register_rows(rS, a[0], a[1], a[2], a[3], q + panel_step<kM>(i), 1);
@@ -256,7 +259,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
         }
       }
       Product::multiply_shared(rS, k + panel_step<kBlockN>(i), q + panel_step<kM>(i),
-                               kConfig.fold_lse || i != 0);
+                               kConfig.fold_lse() || i != 0);
     }
     wgmma_commit();
   }
@@ -275,7 +278,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   }
   /// Slopes of the thread's scores from 8 n on: of the operands' type, or exact.
   __forceinline__ void store_slopes(const float (&g)[8], int n) const {
-    if constexpr (kConfig.exact) {
+    if constexpr (kConfig.two_plane) {
       store_shared_16(gate_place() + 2 * n * 4096, g[0], g[1], g[2], g[3]);
       store_shared_16(gate_place() + (2 * n + 1) * 4096, g[4], g[5], g[6], g[7]);
     } else {
@@ -286,14 +289,15 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   /// Of two scores, e and e + 1 of those from 8 n on.
   __forceinline__ Floats2 slopes_of(const Bytes16 (&words)[2], int e) const {
     const auto word = [&](int i) {
-      const Bytes16& x = words[kConfig.exact ? i / 4 : 0];
+      const Bytes16& x = words[kConfig.two_plane ? i / 4 : 0];
       return i % 4 == 0 ? x.x : i % 4 == 1 ? x.y : i % 4 == 2 ? x.z : x.w;
     };
-    if constexpr (kConfig.exact) return {__uint_as_float(word(e)), __uint_as_float(word(e + 1))};
+    if constexpr (kConfig.two_plane)
+      return {__uint_as_float(word(e)), __uint_as_float(word(e + 1))};
     return {widen<kElement>(word(e / 2) & 0xffffU), widen_high<kElement>(word(e / 2))};
   }
   __forceinline__ void load_slopes(Bytes16 (&words)[2], int n) const {
-    constexpr int kWords = kConfig.exact ? 2 : 1;
+    constexpr int kWords = kConfig.two_plane ? 2 : 1;
 #pragma unroll
     for (int i = 0; i < kWords; ++i)
       words[i] = load_shared_16(gate_place() + (kWords * n + i) * 4096);
@@ -315,7 +319,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
             // As bwd_sm80's less_lse2, by which LSE was taken anew.
             s = kConfig.expressions.shifts ? __fmul_rn(kLog2e, y) : kLog2e * y;
           });
-      if constexpr (kConfig.gated) store_slopes(g, i / 8);
+      if constexpr (kConfig.logits.gated) store_slopes(g, i / 8);
     }
   }
   __forceinline__ void mask_function() {
@@ -336,7 +340,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   __forceinline__ void modify() {
     if constexpr (kCalls) {
       score_function();
-    } else if constexpr (kConfig.softcap) {
+    } else if constexpr (kConfig.logits.softcap) {
       const u32 gate = gate_place();
 #pragma unroll
       for (int i = 0; i < kM / 2; i += 8) {
@@ -351,7 +355,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
           a *= worker.args.cap_log2;
           b *= worker.args.cap_log2;
         }
-        if constexpr (kConfig.wide()) {
+        if constexpr (kConfig.large_dim()) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) rGate[i / 2 + e] = g[e];
         } else {
@@ -359,7 +363,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
                           __uint_as_float(g[2]), __uint_as_float(g[3]));
         }
       }
-    } else if constexpr (kConfig.modified && !kScalesWithBias<kConfig>) {
+    } else if constexpr (kConfig.logits.modified && !kScalesWithBias<kConfig>) {
 #pragma unroll
       for (int i = 0; i < kM / 2; ++i) rS[i] *= worker.args.scale_log2;
     }
@@ -369,7 +373,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
         subtract_distance(factor * (-kLn2 * worker.args.offset_factor),
                           kScore != 0 ? slanted.shift : shift());
       }
-    } else if constexpr (kConfig.alibi) {
+    } else if constexpr (kConfig.logits.alibi) {
       subtract_distance(slope, shift());
     }
   }
@@ -433,7 +437,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
 #pragma unroll
     for (int j = 0; j < kM / 8; ++j) {
       Floats2 l = {0.0F, 0.0F};
-      if constexpr (!kConfig.fold_lse) l = load_shared_8(offset + j * 32);
+      if constexpr (!kConfig.fold_lse()) l = load_shared_8(offset + j * 32);
       Floats2 low = {0.0F, 0.0F};
       if constexpr (kConfig.shifts())
         low = load_shared_8(worker.shared.low(worker.rQ.slot) + worker.lane % 4 * 8 + j * 32);
@@ -444,13 +448,13 @@ struct Scores : HeldOptions<kConfig.options.any()> {
         if constexpr (kSlanted) {
           a = __fmaf_rn(a, worker.args.scale_log2, base[r]);
           b = __fmaf_rn(b, worker.args.scale_log2, base[r]);
-        } else if constexpr (kConfig.fold_lse) {
+        } else if constexpr (kConfig.fold_lse()) {
           a *= worker.args.scale_log2;
           b *= worker.args.scale_log2;
         } else if constexpr (kConfig.shifts()) {
           a = a + l.x - low.x;
           b = b + l.y - low.y;
-        } else if constexpr (kConfig.modified) {
+        } else if constexpr (kConfig.logits.modified) {
           a += l.x;
           b += l.y;
         } else {
@@ -464,7 +468,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
           a = l.x == -infinity() ? 0.0F : a;
           b = l.y == -infinity() ? 0.0F : b;
         }
-        if constexpr (kConfig.exact) {
+        if constexpr (kConfig.two_plane) {
           a = min_nan(a, 1.0F);
           b = min_nan(b, 1.0F);
           pack_planes<kElement>(rP[2 * j + r], rPlow[2 * j + r], a, b);

@@ -50,7 +50,7 @@ __forceinline__ KeptLengths kept_lengths(const Args& args, const Shared<kConfig>
   const DeviceLengths& of = ragged<kConfig>(args);
   // Queries and keys of self-attention are kept once.
   const bool same = of.cu_q.data == of.cu_k.data && of.cu_q.stride == of.cu_k.stride &&
-                    of.q_rows == of.k_rows && kConfig.chunk_rows == kConfig.block_n;
+                    of.q_rows == of.k_rows && kConfig.shape.chunk_rows == kConfig.shape.block_n;
   const u32 column = (of.sequences + 2) * 4, side = same ? 0 : 2 * column;
   const bool fit = 2 * column + side <= static_cast<u32>(Shared<kConfig>::kPlan.kept);
   const u32 q = fit ? shared.places() : 0, k = fit ? q + side : 0;
@@ -128,24 +128,24 @@ template <Config kConfig>
 __forceinline__ void count_blocks(const Args& args, const Shared<kConfig>& shared) {
   const KeptLengths of = kept_lengths<kConfig>(args, shared);
   if (of.cu_q.rows == 0) return;
-  count_blocks(of.cu_q, of.sequences, of.q_rows, kConfig.chunk_rows);
+  count_blocks(of.cu_q, of.sequences, of.q_rows, kConfig.shape.chunk_rows);
   if (of.cu_k.rows == of.cu_q.rows) return;
-  count_blocks(of.cu_k, of.sequences, of.k_rows, kConfig.block_n);
+  count_blocks(of.cu_k, of.sequences, of.k_rows, kConfig.shape.block_n);
 }
 /// Chunks of a query head, blocks of a key head: with those that are none where nobody counts them.
 template <Config kConfig>
 __forceinline__ int all_chunks(const Args& args, const Shared<kConfig>& shared) {
-  if constexpr (kPacked<kConfig> && !kConfig.wide()) {
+  if constexpr (kPacked<kConfig> && !kConfig.large_dim()) {
     const KeptLengths of = kept_lengths<kConfig>(args, shared);
-    if (of.cu_q.rows != 0) return first_block(of.cu_q, of.sequences + 1, kConfig.chunk_rows);
+    if (of.cu_q.rows != 0) return first_block(of.cu_q, of.sequences + 1, kConfig.shape.chunk_rows);
   }
-  return args.rows_q / kConfig.chunk_rows;
+  return args.rows_q / kConfig.shape.chunk_rows;
 }
 template <Config kConfig>
 __forceinline__ int all_blocks(const Args& args, const Shared<kConfig>& shared) {
-  if constexpr (kPacked<kConfig> && !kConfig.wide()) {
+  if constexpr (kPacked<kConfig> && !kConfig.large_dim()) {
     const KeptLengths of = kept_lengths<kConfig>(args, shared);
-    if (of.cu_k.rows != 0) return first_block(of.cu_k, of.sequences + 1, kConfig.block_n);
+    if (of.cu_k.rows != 0) return first_block(of.cu_k, of.sequences + 1, kConfig.shape.block_n);
   }
   return args.order.blocks;
 }

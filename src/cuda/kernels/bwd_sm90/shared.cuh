@@ -19,8 +19,8 @@ inline constexpr int kConsumerWarps = 8;  ///< that compute
 template <Config kConfig>
 struct Shared {
   static constexpr SharedPlan kPlan{kConfig};
-  static constexpr int kStages = kConfig.q_stages, kStagesO = kConfig.do_stages;
-  static constexpr int kStagesK = kConfig.k_stages;
+  static constexpr int kStages = kConfig.shape.q_stages, kStagesO = kConfig.shape.do_stages;
+  static constexpr int kStagesK = kConfig.shape.k_stages;
   static constexpr int kSlotBytes = SharedPlan::slot_bytes(kConfig);
   static constexpr int kKeys = 2 * kStages + 2 * kStagesO;  ///< first barrier of keys
   static constexpr int kFirst = kKeys + 2 * kStagesK + 2;   ///< barrier that is not of copies
@@ -34,17 +34,17 @@ struct Shared {
   __forceinline__ u32 ds(u32 buffer) const { return base + kPlan.ds + buffer * kPlan.ds_buffer; }
   __forceinline__ u32 dq(int warp) const { return base + kPlan.dq + warp * kPlan.dq_warp; }
   __forceinline__ u32 offset(u32 stage) const {
-    return base + kPlan.offset + stage * (kConfig.block_m * 4);
+    return base + kPlan.offset + stage * (kConfig.shape.block_m * 4);
   }
   __forceinline__ u32 low(u32 stage) const {
-    return base + kPlan.low + stage * (kConfig.block_m * 4);
+    return base + kPlan.low + stage * (kConfig.shape.block_m * 4);
   }
   /// The bias beside a stage of Q: two panels of 64 keys.
   __forceinline__ u32 bias(u32 stage) const {
     return base + kPlan.bias + stage * (2 * kPlan.bias_panel);
   }
   __forceinline__ u32 delta(u32 stage) const {
-    return base + kPlan.delta + stage * (kConfig.block_m * 4);
+    return base + kPlan.delta + stage * (kConfig.shape.block_m * 4);
   }
   __forceinline__ u32 barrier(u32 index) const {
     return base + kPlan.barriers + index * kMbarrierBytes;
@@ -88,16 +88,16 @@ struct Shared {
       mbarrier_init(do_empty(s), kConsumerWarps);
     }
     // Wide: V and K are released by the four warps that read them.
-    constexpr int kKeysLeave = kConfig.wide() ? 4 : kConsumerWarps;
+    constexpr int kKeysLeave = kConfig.large_dim() ? 4 : kConsumerWarps;
     constexpr int kWarps = kConfig.threads() / 32 - 4;  // but the producer's
     mbarrier_init(v_full(), 1);
     mbarrier_init(v_empty(), kKeysLeave);
     for (int s = 0; s < kStagesK; ++s) {
       mbarrier_init(k_full(s), 1);
-      mbarrier_init(k_empty(s), kConfig.wide() ? kKeysLeave : kWarps);
+      mbarrier_init(k_empty(s), kConfig.large_dim() ? kKeysLeave : kWarps);
     }
     for (int s = 0; s < 2; ++s) {
-      mbarrier_init(ds_full(s), kConfig.wide() ? 4 : kConsumerWarps);
+      mbarrier_init(ds_full(s), kConfig.large_dim() ? 4 : kConsumerWarps);
       mbarrier_init(job_full(s), 1);
       mbarrier_init(job_empty(s), kWarps);
     }
@@ -131,8 +131,8 @@ struct Job {
 /// of dO in turn with it.
 template <Config kConfig>
 struct Piece {
-  static constexpr int kBytes = kConfig.block_m * kConfig.columns_dq() * 2;
-  static constexpr int kCount = kConfig.chunk_rows * kConfig.columns_dq() * 4 / kBytes;
+  static constexpr int kBytes = kConfig.shape.block_m * kConfig.columns_dq() * 2;
+  static constexpr int kCount = kConfig.shape.chunk_rows * kConfig.columns_dq() * 4 / kBytes;
   static_assert(kCount % 2 == 0);
   static constexpr bool in_do(int piece) {
     return SharedPlan(kConfig).do_stage >= kBytes && piece % 2 == 1;
@@ -152,25 +152,25 @@ __forceinline__ const DeviceLengths& ragged(const Args& args) {
 /// First row of a job's queries in what is kept for (pair, row): offset, delta, sums of dQ.
 template <Config kConfig>
 __forceinline__ int kept_row(const Job& job) {
-  constexpr int kC = kConfig.chunk_rows;
+  constexpr int kC = kConfig.shape.chunk_rows;
   return kPacked<kConfig> ? (job.q_begin / kC + job.batch) * kC : 0;
 }
 /// The key head that a tile is of.
 template <Config kConfig>
 __forceinline__ int key_head(const Args& args, const Job& job) {
-  return kConfig.split ? job.head / args.sharers : job.head;
+  return kConfig.sums.split ? job.head / args.sharers : job.head;
 }
 /// Where a block of a key head's keys is in what is summed and counted for cut tiles.
 template <Config kConfig>
 __forceinline__ int kept_tile(const Args& args, const Job& job, int head) {
-  static_assert(!kConfig.split || !kPacked<kConfig>);
+  static_assert(!kConfig.sums.split || !kPacked<kConfig>);
   return (job.batch * (args.heads_k / args.sharers) + head) * args.order.blocks + job.block;
 }
 /// Rows of a chunk, which may be cut where its sequence ends: no box may begin behind that.
 template <Config kConfig>
 __forceinline__ int rows_of_chunk(const Job& job) {
-  if constexpr (!kPacked<kConfig>) return kConfig.chunk_rows;
-  return min(kConfig.chunk_rows, job.seq_q - job.block * kConfig.chunk_rows);
+  if constexpr (!kPacked<kConfig>) return kConfig.shape.chunk_rows;
+  return min(kConfig.shape.chunk_rows, job.seq_q - job.block * kConfig.shape.chunk_rows);
 }
 
 template <Config kConfig>
@@ -186,7 +186,7 @@ __forceinline__ Diagonals diagonals(const Args& args, const Job& job) {
 /// pair, none where keys lie past the end.
 template <Config kConfig>
 __forceinline__ BlockRange query_range(const Args& args, const Job& job) {
-  constexpr int kM = kConfig.block_m, kN = kConfig.block_n;
+  constexpr int kM = kConfig.shape.block_m, kN = kConfig.shape.block_n;
   const int seq_q = queries_of<kConfig>(args, job), seq_k = keys_of<kConfig>(args, job);
   const int key = job.block * kN, key_end = min(key + kN, seq_k);
   BlockRange range;
@@ -203,7 +203,7 @@ __forceinline__ BlockRange query_range(const Args& args, const Job& job) {
     if (kConfig.mask == Mask::right) range.full_end = range.end;
   }
   if (key_end < key + kN) range.full_begin = range.full_end = range.end;
-  if constexpr (kConfig.split) {
+  if constexpr (kConfig.sums.split) {
     const int first = range.begin, count = range.end - first;
     const int end = first + count * (job.part + 1) / args.parts;
     range.clip(first + count * job.part / args.parts, end);

@@ -10,7 +10,7 @@ using namespace tile;
 /// The next tile's K lies in the other stage.
 template <Config kConfig>
 __forceinline__ void Consumer<kConfig>::next_k() {
-  if constexpr (kConfig.k_stages == 2) {
+  if constexpr (kConfig.shape.k_stages == 2) {
     const u64 to_other =
         scores.worker.rK.slot == 0 ? kPlan.k_stage / 16 : -static_cast<u64>(kPlan.k_stage / 16);
     scores.dK += to_other;
@@ -28,7 +28,7 @@ __forceinline__ void Consumer<kConfig>::issue_dp() {
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kDv / 16; ++i) {
-    if constexpr (kConfig.v_registers) {
+    if constexpr (kConfig.v_registers()) {
       Product::multiply_register_rows(rGradS, rV[4 * i], rV[4 * i + 1], rV[4 * i + 2],
                                       rV[4 * i + 3], d_o + panel_step<kM>(i), i != 0);
     } else {
@@ -96,8 +96,8 @@ __forceinline__ void Consumer<kConfig>::score_gradients() {
   for (int i = 0; i < kM / 4; i += 4) {
     u32 gates[4] = {};
     Bytes16 slopes[2];
-    if constexpr (kConfig.gated) scores.load_slopes(slopes, i / 4);
-    if constexpr (kConfig.softcap) {
+    if constexpr (kConfig.logits.gated) scores.load_slopes(slopes, i / 4);
+    if constexpr (kConfig.logits.softcap) {
       const Bytes16 g = load_shared_16(gate + i / 4 * 4096);
       gates[0] = g.x, gates[1] = g.y, gates[2] = g.z, gates[3] = g.w;
     }
@@ -115,26 +115,27 @@ __forceinline__ void Consumer<kConfig>::score_gradients() {
         a -= d.x;
         b -= d.y;
       }
-      if constexpr (kConfig.exact) {
+      if constexpr (kConfig.two_plane) {
         a *= scores.rS[2 * (i + e)];
         b *= scores.rS[2 * (i + e) + 1];
       } else {
         a *= widen<kElement>(p & 0xffffU);
         b *= widen_high<kElement>(p);
       }
-      if constexpr (kConfig.softcap) {
+      if constexpr (kConfig.logits.softcap) {
         a *= widen<Element::fp16>(gates[e] & 0xffffU);
         b *= widen_high<Element::fp16>(gates[e]);
       }
-      if constexpr (kConfig.gated) {
+      if constexpr (kConfig.logits.gated) {
         // Of a hidden pair nothing comes through, an infinite slope neither.
-        const bool hidden_a = kConfig.exact ? scores.rS[2 * (i + e)] == 0.0F : (p & 0xffffU) == 0;
-        const bool hidden_b = kConfig.exact ? scores.rS[2 * (i + e) + 1] == 0.0F : p >> 16 == 0;
+        const bool hidden_a =
+            kConfig.two_plane ? scores.rS[2 * (i + e)] == 0.0F : (p & 0xffffU) == 0;
+        const bool hidden_b = kConfig.two_plane ? scores.rS[2 * (i + e) + 1] == 0.0F : p >> 16 == 0;
         const Floats2 slope = scores.slopes_of(slopes, 2 * e);
         a = hidden_a ? 0.0F : a * slope.x;
         b = hidden_b ? 0.0F : b * slope.y;
       }
-      if constexpr (kConfig.exact) {
+      if constexpr (kConfig.two_plane) {
         pack_planes<kElement>(rdS[i + e], rdSlow[i + e], a, b);
       } else {
         rdS[i + e] = pack<kElement>(a, b);
@@ -209,7 +210,7 @@ __forceinline__ void Consumer<kConfig>::hide_rows() {
     store_shared_16(to + at * 16, 0.0F, 0.0F, 0.0F, 0.0F);
   }
   if (t < kM && sees_nothing(t)) store_shared_4(worker.shared.delta(worker.rO.slot) + 4 * t, 0);
-  if constexpr (kConfig.softcap) hide_slopes(offsets);
+  if constexpr (kConfig.logits.softcap) hide_slopes(offsets);
   fence_async_shared();
   worker.sync_consumers();  // the zeros are there, for all
 }
@@ -235,7 +236,7 @@ __forceinline__ void Consumer<kConfig>::hide_slopes(u32 offsets) {
 template <Config kConfig>
 template <bool kMasked, bool kLast>
 __forceinline__ void Consumer<kConfig>::step(int next_pair, int next_block) {
-  if constexpr (kConfig.exact) {
+  if constexpr (kConfig.two_plane) {
     exact_step<kMasked, kLast>(next_pair, next_block);
   } else if constexpr (kConfig.options.dropout) {
     dropout_step<kMasked, kLast>(next_pair, next_block);
@@ -276,7 +277,7 @@ __forceinline__ void Consumer<kConfig>::exact_step(int next_pair, int next_block
   worker.rQ.advance();
   worker.rO.advance();
   if constexpr (kLast) {
-    if constexpr (!kConfig.v_registers) worker.release(worker.shared.v_empty());
+    if constexpr (!kConfig.v_registers()) worker.release(worker.shared.v_empty());
     worker.release(worker.shared.k_empty(worker.rK.slot));
     next_k();
   } else {
@@ -305,7 +306,7 @@ __forceinline__ void Consumer<kConfig>::keys_step(int next_pair, int next_block)
   wgmma_wait<0>();
   pin(rGradS);
   pin(rDv);
-  if constexpr (kLast && !kConfig.v_registers && !kConfig.split)
+  if constexpr (kLast && !kConfig.v_registers() && !kConfig.sums.split)
     worker.release(worker.shared.v_empty());
   score_gradients();
   await_buffer();
@@ -329,7 +330,7 @@ __forceinline__ void Consumer<kConfig>::dropout_step(int next_pair, int next_blo
   issue_dp();
   wgmma_wait<0>();
   pin(rGradS);
-  if constexpr (kLast && !kConfig.v_registers && !kConfig.split)
+  if constexpr (kLast && !kConfig.v_registers() && !kConfig.sums.split)
     worker.release(worker.shared.v_empty());
   score_gradients();
   scores.drop(scores.rP);
@@ -372,7 +373,7 @@ __forceinline__ void Consumer<kConfig>::finish_step(u32 stage_q, int next_pair, 
   worker.release(worker.shared.q_empty(stage_q));
   if constexpr (kLast) {
     // Of a part, V and K are let go of later: their rows stage its sums.
-    if constexpr (!kConfig.split || kConfig.k_stages == 1)
+    if constexpr (!kConfig.sums.split || kConfig.shape.k_stages == 1)
       worker.release(worker.shared.k_empty(worker.rK.slot));
     next_k();
   } else {
@@ -430,7 +431,7 @@ __forceinline__ void Consumer<kConfig>::first_step(const BlockRange& range) {
     scores.template probabilities<false>();
   }
   mbarrier_wait(worker.shared.v_full(), worker.v_parity());
-  if constexpr (kConfig.v_registers) {
+  if constexpr (kConfig.v_registers()) {
     load_operand<kDv>(rV, worker.shared.v());
     __syncwarp();  // all lanes have read
     worker.release(worker.shared.v_empty());

@@ -72,7 +72,7 @@ __forceinline__ void Consumer<kConfig>::add_part(bool any) {
   Worker<kConfig>& worker = scores.worker;
   const int tile =
       kept_tile<kConfig>(worker.args, worker.job, key_head<kConfig>(worker.args, worker.job));
-  if constexpr (kConfig.deterministic) {
+  if constexpr (kConfig.sums.deterministic) {
     // In the order of the parts, which is that of the queue.
     const int before =
         worker.args.parts > 1 ? worker.job.part : worker.job.head % worker.args.sharers;
@@ -179,7 +179,7 @@ __forceinline__ float Consumer<kConfig>::values_factor() const {
 }
 template <Config kConfig>
 __forceinline__ void Consumer<kConfig>::stage_dv() const {
-  if constexpr (kConfig.split) {
+  if constexpr (kConfig.sums.split) {
     stage_sums<kDv>(scores.worker.args.dv_sum, values_factor(), 0);
   } else {
     stage<kDv>(rDv, values_factor(), 0);
@@ -188,7 +188,7 @@ __forceinline__ void Consumer<kConfig>::stage_dv() const {
 template <Config kConfig>
 __forceinline__ void Consumer<kConfig>::stage_dk(int first) const {
   const Worker<kConfig>& worker = scores.worker;
-  if constexpr (kConfig.split) {
+  if constexpr (kConfig.sums.split) {
     stage_sums<kD>(worker.args.dk_sum, worker.args.scale, first);
   } else {
     stage<kD>(rDk, worker.args.scale, first);

@@ -28,7 +28,7 @@ double wide_ms(const Problem& p, const Config& config, const Hardware& machine) 
   const double sms = std::max(1, machine.multiprocessors);
   const bool is_192 = std::max(config.head_dim, config.head_dim_v) <= 192;
   const double fixed_us = is_192 ? 4.1 : 5.3;  // of a tile: its start and end, rows to prepare
-  const double step_us = (is_192 ? 1.05 : 1.37) * (config.softcap ? 1.3 : 1.0);
+  const double step_us = (is_192 ? 1.05 : 1.37) * (config.logits.softcap ? 1.3 : 1.0);
   // A tile of queries takes 1.3 times the start and end, a step of 64 keys 1.4 times one of 64
   // queries.
   constexpr double kQueriesFixed = 1.3, kQueriesStep = 1.4;
@@ -62,7 +62,7 @@ double wide_ms(const Problem& p, const Config& config, const Hardware& machine) 
 
 /// Of a query row: Q, dO and the float32 sums of dQ.
 std::int64_t query_bytes(const Problem& p, const Config& config) {
-  return 2 * p.head_dim + 2 * p.head_dim_v + (config.wide() ? 0 : 4 * p.head_dim);
+  return 2 * p.head_dim + 2 * p.head_dim_v + (config.large_dim() ? 0 : 4 * p.head_dim);
 }
 
 /// Tiles in waves of them. Under a mask the longest takes twice the mean time: two waves even out,
@@ -103,7 +103,7 @@ Config bwd_sm90_config(const Problem& p) {
   config.mask = sm90_mask(p).mask;
   config.expressions = expressions_of(p);
   config.options = options_of(p);
-  config.gated = is_gated(p);
+  config.logits.gated = is_gated(p);
   const bool biased = p.bias.defined();
   if (biased) config.options.pairs.staged = p.bias.strides[2] != 0 && p.seq_q > 1;
   // ALiBi, and functions like it, from the start of the products on: raw scores are divided by the
@@ -112,55 +112,54 @@ Config bwd_sm90_config(const Problem& p) {
                        p.scale > 1e-30F && !biased && !has_huge_constant(p) &&
                        (p.alibi_slopes.defined() != (p.score_affine != nullptr)) &&
                        (p.score_affine != nullptr || !p.score_function.defined());
-  config.modified = !slanted && (host::is_modified(p) || config.expressions.score != 0 || biased);
-  config.softcap = p.softcap != 0.0;
-  config.alibi = slanted || p.alibi_slopes.defined();
+  config.logits.modified =
+      !slanted && (host::is_modified(p) || config.expressions.score != 0 || biased);
+  config.logits.softcap = p.softcap != 0.0;
+  config.logits.alibi = slanted || p.alibi_slopes.defined();
   config.expressions.strip = !slanted && strips_score(p);
   // NOTE: packed sequences with what captured tensors add are taken at LSE's own accuracy.
   config.expressions.shifts = config.expressions.shifts && !slanted && !p.packed;
-  config.deterministic = p.deterministic;
-  config.fold_lse = !config.modified;
-  config.exact = bwd_tiles::is_small(p);
+  config.sums.deterministic = p.deterministic;
+  config.two_plane = bwd_tiles::is_small(p);
   config.lengths = sm90_lengths(p);
   config.hides = bwd_sm90_hides_rows(p);
   const bool is_narrow = std::max(config.head_dim, config.head_dim_v) <= 64;
   // A step of 128 queries would take what two blocks of 64 list.
   const bool short_blocks = p.block_list.defined() && p.block_list.block_q < 128;
   const bool spills = config.options.dropout || biased;
-  config.block_m = is_narrow && !config.exact && !short_blocks && !spills ? 128 : 64;
+  config.shape.block_m = is_narrow && !config.two_plane && !short_blocks && !spills ? 128 : 64;
   if (std::max(config.head_dim, config.head_dim_v) > 128) {
-    config.block_n = 64;
-    config.deterministic = false;  // it is so by itself: nothing is added in memory
+    config.shape.block_n = 64;
+    config.sums.deterministic = false;  // it is so by itself: nothing is added in memory
     return bwd_sm90::with_stages(config);
   }
   const std::vector<bool> diagonal = diagonal_captures(p);
-  config.diagonals = std::find(diagonal.begin(), diagonal.end(), true) != diagonal.end();
+  config.sums.diagonals = std::find(diagonal.begin(), diagonal.end(), true) != diagonal.end();
   // What registers allow: bwd_sm90/README.md.
-  const bool narrow = config.block_m == 128;
-  config.v_registers = narrow;
-  if (!config.gates()) config.k_stages = 2;
+  const bool narrow = config.shape.block_m == 128;
+  if (!config.gates()) config.shape.k_stages = 2;
   if (config.shifts() && bwd_sm90::SharedPlan(config).bytes > bwd_sm90::SharedPlan::kRoom)
-    config.k_stages = 1;
+    config.shape.k_stages = 1;
   // Fewer jobs, where the last chunk does not stand half empty: of packed sequences that of the
   // mean one.
   const std::int64_t rows = p.packed ? p.total_q / std::max<std::int64_t>(1, p.batch) : p.seq_q;
-  const std::int64_t chunks = ceil_div(rows, config.chunk_rows);
-  if (narrow && (chunks >= 8 || (chunks % 2 == 0 && !p.packed))) config.chunk_rows = 256;
+  const std::int64_t chunks = ceil_div(rows, config.shape.chunk_rows);
+  if (narrow && (chunks >= 8 || (chunks % 2 == 0 && !p.packed))) config.shape.chunk_rows = 256;
   // Of blocks as large as tiles too: at dim 64 the unit that also looks at bits of blocks took 5 %
   // less time where there was nothing to look at.
   if (p.block_list.defined()) config.lists = tile::Lists::parts;
-  if (maps_mask(p) && !p.packed && !config.exact) config.lists = tile::Lists::whole;
-  config.split = bwd_sm90_parts(p, config) > 1 || bwd_sm90_sharers(p, config) > 1;
+  if (maps_mask(p) && !p.packed && !config.two_plane) config.lists = tile::Lists::whole;
+  config.sums.split = bwd_sm90_parts(p, config) > 1 || bwd_sm90_sharers(p, config) > 1;
   return config;
 }
 
 std::int64_t bwd_sm90_chunks(const Problem& p, const Config& config) {
-  return p.packed ? packed_blocks(p.total_q, p.batch, config.chunk_rows)
-                  : ceil_div(p.seq_q, config.chunk_rows);
+  return p.packed ? packed_blocks(p.total_q, p.batch, config.shape.chunk_rows)
+                  : ceil_div(p.seq_q, config.shape.chunk_rows);
 }
 std::int64_t bwd_sm90_key_blocks(const Problem& p, const Config& config) {
-  return p.packed ? packed_blocks(p.total_k, p.batch, config.block_n)
-                  : ceil_div(p.seq_k, config.block_n);
+  return p.packed ? packed_blocks(p.total_k, p.batch, config.shape.block_n)
+                  : ceil_div(p.seq_k, config.shape.block_n);
 }
 
 std::int64_t bwd_sm90_tiles(const Problem& p, const Config& config) {
@@ -169,10 +168,11 @@ std::int64_t bwd_sm90_tiles(const Problem& p, const Config& config) {
 
 int bwd_sm90_parts(const Problem& p, const Config& config) {
   // In a fixed order of additions parts would wait for one another.
-  if (config.wide() || config.deterministic || config.exact || p.packed || config.listed())
+  if (config.large_dim() || config.sums.deterministic || config.two_plane || p.packed ||
+      config.listed())
     return 1;
   const std::int64_t tiles = bwd_sm90_tiles(p, config);
-  const std::int64_t blocks = ceil_div(p.seq_q, config.block_m);
+  const std::int64_t blocks = ceil_div(p.seq_q, config.shape.block_m);
   // Tiles of a diagonal differ in length: as many of them as even out.
   const std::int64_t wanted =
       std::int64_t{host::kTypicalMultiprocessors} * (p.has_positional_mask() ? 4 : 2);
@@ -184,13 +184,13 @@ int bwd_sm90_parts(const Problem& p, const Config& config) {
 }
 
 int bwd_sm90_sharers(const Problem& p, const Config& config) {
-  if (config.wide() || config.exact || config.listed() || p.packed) return 1;
+  if (config.large_dim() || config.two_plane || config.listed() || p.packed) return 1;
   if (config.mask != Mask::right) return 1;
   if (p.group() <= 2 || bwd_sm90_tiles(p, config) <= host::kTypicalMultiprocessors) return 1;
   // Of every query head that a job has, about as many rows as there are keys at work lie between
   // the first and the last of its tiles.
   const std::int64_t head_bytes =
-      std::int64_t{host::kTypicalMultiprocessors} * config.block_n * query_bytes(p, config);
+      std::int64_t{host::kTypicalMultiprocessors} * config.shape.block_n * query_bytes(p, config);
   constexpr std::int64_t kStays = 24 * kMiB;
   std::int64_t heads = std::clamp<std::int64_t>(kStays / head_bytes, 1, p.group());
   heads = std::min(heads, p.group());
@@ -199,13 +199,13 @@ int bwd_sm90_sharers(const Problem& p, const Config& config) {
 }
 
 std::int64_t bwd_sm90_rows(const Problem& p, const Config& config) {
-  return bwd_sm90_chunks(p, config) * config.chunk_rows;
+  return bwd_sm90_chunks(p, config) * config.shape.chunk_rows;
 }
 
 std::int64_t bwd_sm90_jobs(const Problem& p, const Config& config) {
-  return (config.wide() ? 1 : 2) * p.stored_batch() * p.heads_q * bwd_sm90_chunks(p, config) +
-         bwd_sm90_tiles(p, config) *
-             (bwd_sm90_parts(p, config) * bwd_sm90_sharers(p, config) + (config.split ? 1 : 0));
+  return (config.large_dim() ? 1 : 2) * p.stored_batch() * p.heads_q * bwd_sm90_chunks(p, config) +
+         bwd_sm90_tiles(p, config) * (bwd_sm90_parts(p, config) * bwd_sm90_sharers(p, config) +
+                                      (config.sums.split ? 1 : 0));
 }
 
 bwd_sm90::SectionOrder bwd_sm90_order(const Problem& p, const Config& config) {
@@ -214,13 +214,13 @@ bwd_sm90::SectionOrder bwd_sm90_order(const Problem& p, const Config& config) {
   const std::int64_t sharers = bwd_sm90_sharers(p, config), group = p.group() / sharers;
   order.heads = p.stored_batch() * p.heads_k * sharers;
   order.kv_bytes = group * (p.packed ? p.total_q : p.seq_q) * query_bytes(p, config);
-  order.section_bytes = (config.wide() ? 16 : 8) * kMiB;
+  order.section_bytes = (config.large_dim() ? 16 : 8) * kMiB;
   // Long tiles that a diagonal cuts take more of them to even out (measured at dims 64 and 128).
-  const bool is_long = config.mask == Mask::right && !config.wide() && order.blocks >= 64;
+  const bool is_long = config.mask == Mask::right && !config.large_dim() && order.blocks >= 64;
   order.last_bytes = (config.mask == Mask::none ? 8 : is_long ? 64 : 32) * kMiB;
   if (config.mask != Mask::none) {
     // The last of packed sequences decides how a head ends: the blocks of the longest count.
-    const std::int64_t longest = p.packed ? ceil_div(p.seq_k, config.block_n) : order.blocks;
+    const std::int64_t longest = p.packed ? ceil_div(p.seq_k, config.shape.block_n) : order.blocks;
     order.last_tiles = (group > 1 ? kThreeWaves : kTwoWaves) *
                        std::max<std::int64_t>(1, order.blocks / std::max<std::int64_t>(1, longest));
   }
@@ -239,16 +239,16 @@ int bwd_sm90_lag(const Problem& p, const bwd_sm90::SectionOrder& order, const Co
 int bwd_sm90_sections_apart(const bwd_sm90::SectionOrder& order, const Config& config) {
   const int tiles = std::max(1, order.section_heads * order.blocks);
   // Short tiles: what lies farther apart is less often still in the L2 cache (measured at dim 64).
-  const bool is_short = config.block_m == 128 && order.blocks <= 8;
+  const bool is_short = config.shape.block_m == 128 && order.blocks <= 8;
   const int apart = host::kTypicalMultiprocessors * (is_short ? 6 : 10) / 10;
   return static_cast<int>(ceil_div(apart, tiles));
 }
 
 double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machine) {
-  if (config.wide()) return wide_ms(p, config, machine);
+  if (config.large_dim()) return wide_ms(p, config, machine);
   const double sms = std::max(1, machine.multiprocessors);
-  const int parts = config.split ? bwd_sm90_parts(p, config) : 1;
-  const int sharers = config.split ? bwd_sm90_sharers(p, config) : 1;
+  const int parts = config.sums.split ? bwd_sm90_parts(p, config) : 1;
+  const int sharers = config.sums.split ? bwd_sm90_sharers(p, config) : 1;
   // About half of the last blocks of packed sequences are none.
   const double none = p.packed ? 0.5 * static_cast<double>(p.batch) : 0.0;
   const double stored = static_cast<double>(p.stored_batch());
@@ -258,25 +258,26 @@ double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machi
                         (static_cast<double>(bwd_sm90_chunks(p, config)) - none);
   const double group = static_cast<double>(p.group()) / sharers;
   const double all_queries = static_cast<double>(p.seq_q) * group / parts;
-  const double cut = p.has_positional_mask() ? 0.4 * (config.block_m + config.block_n) : 0.0;
+  const double cut =
+      p.has_positional_mask() ? 0.4 * (config.shape.block_m + config.shape.block_n) : 0.0;
   // Of packed sequences of many lengths the last block of queries is half empty.
   const bool uneven = p.packed && p.total_q < p.batch * p.seq_q;
-  const double part_full = uneven ? 0.5 * config.block_m : 0.0;
+  const double part_full = uneven ? 0.5 * config.shape.block_m : 0.0;
   const double queries =
-      std::min(std::min(visible_pairs(p), listed_pairs(p)) / (tiles * config.block_n) +
+      std::min(std::min(visible_pairs(p), listed_pairs(p)) / (tiles * config.shape.block_n) +
                    (cut + part_full) * group,
                all_queries);
   const int dim = std::max(config.head_dim, config.head_dim_v);
   // Of a tile: its start and end, and 128 queries. Of a chunk: preparation and conversion.
-  const bool narrow = config.block_m == 128;
+  const bool narrow = config.shape.block_m == 128;
   const double fixed_us = (narrow ? 2.0 : 4.0) + (uneven ? 1.5 : 0.0);
-  const double chunk_us = narrow ? 3.0 + 3.0 * config.chunk_rows / 128.0 : 8.0;
+  const double chunk_us = narrow ? 3.0 + 3.0 * config.shape.chunk_rows / 128.0 : 8.0;
   // P and dS in two planes: the whole takes 1.41 to 1.56 times as long (one head of 256 to 1024
   // rows on an H200), 96 heads of 128 rows no longer.
   const double step_us = (dim <= 64   ? 2.15
                           : dim <= 96 ? 3.2
                                       : 3.8) *
-                             (config.softcap ? 1.3 : 1.0) * (config.exact ? 2.0 : 1.0) *
+                             (config.logits.softcap ? 1.3 : 1.0) * (config.two_plane ? 2.0 : 1.0) *
                              (config.options.mask ? 1.15 : 1.0) *
                              (config.options.bias() ? 1.25 : 1.0) +
                          (config.options.dropout ? 2.3 : 0.0);  // as in the forward, not measured

@@ -34,7 +34,7 @@ __forceinline__ void run_jobs(Role& role, Worker<kConfig>& worker) {
 
 template <Config kConfig>
 struct WideValues {
-  static constexpr int kM = kConfig.block_m;
+  static constexpr int kM = kConfig.shape.block_m;
   static constexpr int kDv = kConfig.head_dim_v;
   static constexpr Element kElement = kConfig.element;
   static constexpr SharedPlan kPlan{kConfig};
@@ -53,12 +53,12 @@ struct WideValues {
     const u64 d_o = dOt + scores.worker.rO.slot * (kPlan.do_stage / 16);
     wgmma_fence();
     rDv.template add_product<kElement>(scores.rP, d_o);
-    if constexpr (kConfig.exact) rDv.template add_product<kElement>(scores.rPlow, d_o);
+    if constexpr (kConfig.two_plane) rDv.template add_product<kElement>(scores.rPlow, d_o);
     wgmma_commit();
   }
   /// P, with a softcap times its slope (B7), to the next warpgroup, once it has taken the last.
   __forceinline__ void leave_p() {
-    if constexpr (kConfig.exact && kConfig.softcap) {
+    if constexpr (kConfig.two_plane && kConfig.logits.softcap) {
       u32 high[kM / 4], low[kM / 4];
 #pragma unroll
       for (int i = 0; i < kM / 4; ++i) {
@@ -69,11 +69,11 @@ struct WideValues {
       }
       leave_plane<false>(high);
       leave_plane<false>(low);
-    } else if constexpr (kConfig.exact) {
+    } else if constexpr (kConfig.two_plane) {
       leave_plane<false>(scores.rP);
       leave_plane<false>(scores.rPlow);
     } else {
-      leave_plane<kConfig.softcap>(scores.rP);
+      leave_plane<kConfig.logits.softcap>(scores.rP);
     }
   }
   template <bool kGated>
@@ -143,14 +143,14 @@ struct WideValues {
   __forceinline__ void pin_dv() {
     rDv.pin_all();
     pin(scores.rP);
-    if constexpr (kConfig.exact) pin(scores.rPlow);
+    if constexpr (kConfig.two_plane) pin(scores.rPlow);
   }
 
   __forceinline__ void first_step(const BlockRange& range) {
     Worker<kConfig>& worker = scores.worker;
     scores.block = range.begin;
     mbarrier_wait(worker.shared.k_full(worker.rK.slot), worker.rK.parity);
-    if constexpr (kConfig.half_registers) {
+    if constexpr (kConfig.half_registers()) {
       load_rows(scores.rHalf, worker.shared.landing(), worker.warp, worker.lane);
       __syncwarp();  // all lanes have read
       worker.release(worker.shared.landing_empty());
@@ -213,7 +213,7 @@ struct WideValues {
 
 template <Config kConfig>
 struct WideKeys {
-  static constexpr int kM = kConfig.block_m, kBlockN = kConfig.block_n;
+  static constexpr int kM = kConfig.shape.block_m, kBlockN = kConfig.shape.block_n;
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
   static constexpr Element kElement = kConfig.element;
   static constexpr SharedPlan kPlan{kConfig};
@@ -225,8 +225,8 @@ struct WideKeys {
   float rGradS[kM / 2];   ///< dP^T, then dS^T
   WideSums<kD> rDk;
   u32 rdS[kM / 4];
-  u32 rdSlow[kConfig.exact ? kM / 4 : 1];
-  u32 rHalf[kConfig.half_registers ? kDv / 8 : 1];  ///< half of V as A fragments
+  u32 rdSlow[kConfig.two_plane ? kM / 4 : 1];
+  u32 rHalf[kConfig.half_registers() ? kDv / 8 : 1];  ///< half of V as A fragments
 
   __forceinline__ WideKeys(const Args& a, u32 shared_base)
       : worker(a, shared_base, 1),
@@ -240,7 +240,7 @@ struct WideKeys {
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kDv / 16; ++i) {
-      if constexpr (kConfig.half_registers) {
+      if constexpr (kConfig.half_registers()) {
         if (i >= kDv / 32) {
           const u32* a = rHalf + 4 * (i - kDv / 32);
           Gradients::multiply_register_rows(rGradS, a[0], a[1], a[2], a[3], d_o + panel_step<kM>(i),
@@ -258,7 +258,7 @@ struct WideKeys {
     const u64 q = dQt + worker.rQ.slot * (kPlan.q_stage / 16);
     wgmma_fence();
     rDk.template add_product<kElement>(rdS, q);
-    if constexpr (kConfig.exact) rDk.template add_product<kElement>(rdSlow, q);
+    if constexpr (kConfig.two_plane) rDk.template add_product<kElement>(rdSlow, q);
     wgmma_commit();
   }
   /// (B5) dS = P (dP - delta), in the place of dP
@@ -309,7 +309,7 @@ struct WideKeys {
   }
   /// dP of a block is there: dS of it in float32.
   __forceinline__ void take_p() {
-    if constexpr (kConfig.exact) {
+    if constexpr (kConfig.two_plane) {
       exact_gradients();
     } else {
       mbarrier_wait(worker.shared.p_full(rP.slot), rP.parity);
@@ -327,7 +327,7 @@ struct WideKeys {
   __forceinline__ void pack_gradients() {
 #pragma unroll
     for (int i = 0; i < kM / 4; ++i) {
-      if constexpr (kConfig.exact) {
+      if constexpr (kConfig.two_plane) {
         pack_planes<kElement>(rdS[i], rdSlow[i], rGradS[2 * i], rGradS[2 * i + 1]);
       } else {
         rdS[i] = pack<kElement>(rGradS[2 * i], rGradS[2 * i + 1]);
@@ -337,7 +337,7 @@ struct WideKeys {
   __forceinline__ void pin_dk() {
     rDk.pin_all();
     pin(rdS);
-    if constexpr (kConfig.exact) pin(rdSlow);
+    if constexpr (kConfig.two_plane) pin(rdSlow);
   }
 
   /// Entry: dS of a block is ready, nothing is in flight. Exit: the same for the next block.
@@ -362,7 +362,7 @@ struct WideKeys {
     const int steps = (range.end - range.begin) * worker.args.group;
     if (steps > 0) {
       mbarrier_wait(worker.shared.v_full(), worker.v_parity());
-      if constexpr (kConfig.half_registers) {
+      if constexpr (kConfig.half_registers()) {
         load_rows(rHalf, worker.shared.landing(), worker.warp, worker.lane);
         __syncwarp();  // all lanes have read
         worker.release(worker.shared.landing_empty());

@@ -73,7 +73,7 @@ __forceinline__ void leave_tile(const Worker<kConfig>& worker, const WideSums<kC
   if (worker.thread == 0) {
     for (int p = 0; p < SharedPlan::panels(kColumns); ++p) {
       store_keys<kConfig>(worker.args, map, place + p * Worker<kConfig>::kSlot, p * kPanelColumns,
-                          worker.job, worker.job.block * kConfig.block_n);
+                          worker.job, worker.job.block * kConfig.shape.block_n);
     }
     bulk_commit();
     bulk_wait_read();

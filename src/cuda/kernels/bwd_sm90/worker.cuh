@@ -13,7 +13,7 @@ using namespace tile;
 
 template <Config kConfig>
 struct Worker {
-  static constexpr int kM = kConfig.block_m, kBlockN = kConfig.block_n;
+  static constexpr int kM = kConfig.shape.block_m, kBlockN = kConfig.shape.block_n;
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
   static constexpr SharedPlan kPlan{kConfig};
   static constexpr int kSlot = 64 * kPanelRowBytes;  ///< 64 rows of a panel
@@ -22,9 +22,9 @@ struct Worker {
   const Args& args;
   const Shared<kConfig> shared;
   const int warpgroup, thread, warp, lane;  ///< thread, warp: of the warpgroup
-  Ring<kConfig.q_stages> rQ;
-  Ring<kConfig.do_stages> rO;
-  Ring<kConfig.k_stages> rK;
+  Ring<kConfig.shape.q_stages> rQ;
+  Ring<kConfig.shape.do_stages> rO;
+  Ring<kConfig.shape.k_stages> rK;
   Ring<2> slots;
   u32 all_parity = 0;
   Job job;
@@ -54,7 +54,7 @@ struct Worker {
   /// Those who read Q and dO.
   __forceinline__ void sync_consumers() const { named_barrier_sync(1, 256); }
   /// Of V's only stage, which a tile uses as it uses one of K.
-  __forceinline__ u32 v_parity() const { return kConfig.k_stages == 2 ? rK.slot : rK.parity; }
+  __forceinline__ u32 v_parity() const { return kConfig.shape.k_stages == 2 ? rK.slot : rK.parity; }
   __forceinline__ void wait_q() const { mbarrier_wait(shared.q_full(rQ.slot), rQ.parity); }
   __forceinline__ void wait_do() const { mbarrier_wait(shared.do_full(rO.slot), rO.parity); }
   __forceinline__ void release(u32 barrier) const {
@@ -73,14 +73,14 @@ struct Worker {
     if (lane == 0 && unsignalled != nullptr) {
       bulk_wait();
       fence_async();
-      if constexpr (kConfig.deterministic) pass_turn();
+      if constexpr (kConfig.sums.deterministic) pass_turn();
       signal_add(unsignalled, 1);
-      if constexpr (kConfig.split) {
+      if constexpr (kConfig.sums.split) {
         if (held_k != 0) mbarrier_arrive(held_k);
       }
     }
     unsignalled = nullptr;
-    if constexpr (kConfig.split) held_k = 0;
+    if constexpr (kConfig.sums.split) held_k = 0;
   }
 
   __forceinline__ void fetch_job() {
@@ -109,7 +109,7 @@ struct Worker {
   // key blocks
 
   __forceinline__ u32* turn_at(int of_pair, int of_block) const {
-    if constexpr (!kConfig.deterministic) return nullptr;
+    if constexpr (!kConfig.sums.deterministic) return nullptr;
     return args.turns +
            (static_cast<i64>(of_pair) * (args.rows_q / kM) + kept_row<kConfig>(job) / kM +
             of_block) *
@@ -175,17 +175,17 @@ struct Worker {
   /// key and past the end: P = 2^-inf is then 0 without a mask.
   __forceinline__ void run_prepare() {
     constexpr int kThreads = 256 / kM;  // of a row
-    const int t = warpgroup * 128 + thread, first = job.block * kConfig.chunk_rows;
+    const int t = warpgroup * 128 + thread, first = job.block * kConfig.shape.chunk_rows;
     const i64 base =
         static_cast<i64>(entry_of<kConfig>(job) * args.heads_q + job.head) * args.rows_q +
         kept_row<kConfig>(job) + first;
     const int given = first + (kPacked<kConfig> ? job.q_begin : 0);  // row of what the caller gave
     float lse = -infinity();                                         // asked for first, used last
-    if (t < kConfig.chunk_rows && first + t < queries_of<kConfig>(args, job)) {
+    if (t < kConfig.shape.chunk_rows && first + t < queries_of<kConfig>(args, job)) {
       lse = args.lse_in[job.batch * args.lse_b + job.head * args.lse_h + (given + t) * args.lse_s];
     }
     signal_done();  // before this job's stores, which it would wait for
-    if constexpr (!kConfig.wide()) clear_sums<kConfig>(args, base, t);
+    if constexpr (!kConfig.large_dim()) clear_sums<kConfig>(args, base, t);
     u32 alone = 0;  // bit n: of the thread's n-th row
 #pragma unroll 1
     for (int row0 = 0; row0 < rows_of_chunk<kConfig>(job); row0 += kM) {
@@ -215,7 +215,7 @@ struct Worker {
       }
       args.delta[base + row] = delta;
     }
-    if (t < kConfig.chunk_rows) {
+    if (t < kConfig.shape.chunk_rows) {
       if constexpr (kConfig.shifts()) {
         const bool exists = first + t < queries_of<kConfig>(args, job);
         const i64 at =
@@ -228,7 +228,7 @@ struct Worker {
     }
     if (args.sinks != nullptr) {
       sync_consumers();  // over what other threads wrote
-      for (int n = 0; n < kConfig.chunk_rows / kM; ++n) {
+      for (int n = 0; n < kConfig.shape.chunk_rows / kM; ++n) {
         if (t % kThreads == 0 && (alone >> n & 1) != 0)
           args.offset[base + n * kM + t / kThreads] = -infinity();
       }
@@ -241,7 +241,7 @@ struct Worker {
   __forceinline__ void run_convert() {
     // Two places in turn: what was staged in this one has been read.
     const u32 to = converted % 2 == 0 ? shared.dq(0) : shared.ds(0);
-    constexpr int kChunkBytes = kConfig.chunk_rows * kConfig.columns_dq() * 2;
+    constexpr int kChunkBytes = kConfig.shape.chunk_rows * kConfig.columns_dq() * 2;
     static_assert(2 * kPlan.ds_buffer >= kChunkBytes && kPlan.bias - kPlan.dq >= kChunkBytes);
     // The third warpgroup may stand behind a block that waits for this signal.
     signal_done();
@@ -282,8 +282,8 @@ struct Worker {
     sync_consumers();
     if (warpgroup == 0 && thread == 0) {
       for (int p = 0; p < SharedPlan::panels(kD); ++p) {
-        store_queries<kConfig>(args, args.dq, to + p * kConfig.chunk_rows * kPanelRowBytes,
-                               p * kPanelColumns, job, job.block * kConfig.chunk_rows);
+        store_queries<kConfig>(args, args.dq, to + p * kConfig.shape.chunk_rows * kPanelRowBytes,
+                               p * kPanelColumns, job, job.block * kConfig.shape.chunk_rows);
       }
       bulk_commit();
     }

@@ -34,46 +34,66 @@ inline constexpr int kProducerWarps = 4;
 /// sequences.
 enum class Lengths : int { dense, keys, packed };
 
-struct Config {
-  tile::Element element = tile::Element::bf16;
-  int head_dim = 128;    ///< padded D, multiple of 16
-  int head_dim_v = 128;  ///< padded Dv, multiple of 16
+/// What shared memory and registers hold: literals of the tile.
+struct Shape {
   int warpgroups = 2;    ///< 64 query rows each: B_r = 64 * warpgroups; see held
   int block_n = 128;     ///< B_c, multiple of 16
   int stages = 2;        ///< of K in shared memory
   int value_stages = 2;  ///< of V, at most as many
   int q_buffers = 1;
-  bool own_o = true;      ///< O is staged in shared memory of its own, not in Q's place
-  bool ping_pong = true;  ///< warpgroups take turns at issuing products
+  /// Lists::parts: a warpgroup has the rows of so many, one after the other.
+  int held = 1;
+  bool own_o = true;  ///< O is staged in shared memory of its own, not in Q's place
+
+  constexpr int computing() const { return warpgroups / held; }  ///< warpgroups there are
+  bool operator==(const Shape&) const = default;
+};
+
+/// What a tile's warpgroups do when: found good by measurement (lab/fwd_sm90.md).
+struct Schedule {
+  bool ping_pong = true;     ///< warpgroups take turns at issuing products
+  bool skip_blocks = true;   ///< a warpgroup passes over blocks that its own 64 rows do not see
+  bool lazy_rescale = true;  ///< a row maximum moves only when it grew by 2^8
   /// A block's scores are issued behind the values of the block before, not ahead of them, and both
   /// waited for: P is packed beside the exponentials, its place being free.
   bool values_first = false;
-  bool lazy_rescale = true;  ///< a row maximum moves only when it grew by 2^8
-  /// P of a block is taken against the maxima so far; where it outgrew them, which its sums
-  /// show, the block's scores are computed again.
-  bool trust_maxima = false;
   bool halve_cut = false;  ///< of a cut block whose one half is hidden the other alone is taken
   bool q_by_need = false;  ///< Q of a warpgroup is copied just before the first block that it sees
-  bool chain_tiles =
-      false;  ///< the next tile's first scores are computed under this tile's epilogue
-  bool skip_blocks = true;  ///< a warpgroup passes over blocks that its own 64 rows do not see
-  bool dynamic = false;     ///< tiles are handed out by a counter, not in turn
-  Mask mask = Mask::none;
-  Modification modification = Modification::none;
-  Lengths lengths = Lengths::dense;
-  bool pack_heads = false;  ///< the query heads of a key head are rows of one tile
-  bool split = false;       ///< keys in parts: O and LSE of each part to float32 workspace
+  /// The next tile's first scores are computed under this tile's epilogue.
+  bool chain_tiles = false;
+  bool dynamic = false;  ///< tiles are handed out by a counter, not in turn
   /// The blocks left of the tile's last row first, that one ahead, then those right of it: where
   /// scores fall off with the distance, maxima are found at once. Nothing is masked.
   bool from_diagonal = false;
-  Lists lists = Lists::none;  ///< of tiles of keys: then Args are ListArgs
-  /// Lists::parts: a warpgroup has the rows of so many, one after the other.
-  int held = 1;
+
+  bool operator==(const Schedule&) const = default;
+};
+
+struct Config {
+  tile::Element element = tile::Element::bf16;
+  int head_dim = 128;    ///< padded D, multiple of 16
+  int head_dim_v = 128;  ///< padded Dv, multiple of 16
+  Shape shape;
+  Schedule schedule;
+  Mask mask = Mask::none;
+  Modification modification = Modification::none;
+  Lengths lengths = Lengths::dense;
+  bool pack_heads = false;              ///< the query heads of a key head are rows of one tile
+  bool split = false;                   ///< keys in parts: O and LSE of each to float32 workspace
+  Lists lists = Lists::none;            ///< of tiles of keys: then Args are ListArgs
   PageCopies pages = PageCopies::none;  ///< of any other kind Args are PagedArgs
   tile::Expressions expressions;        ///< with any, Args are Expressed
   tile::OptionKinds options;            ///< with any, Args are Optioned
+
   constexpr bool paged() const { return pages != PageCopies::none; }
-  constexpr int computing() const { return warpgroups / held; }  ///< warpgroups there are
+  /// P of a block is taken against the maxima so far. Where it outgrew them, which its sums show,
+  /// the block's scores are computed again. Not where scores are logits, but for a bias. Under a
+  /// mask function without a list, rows may have seen nothing before a block that they see.
+  constexpr bool trusts_maxima() const {
+    return (modification != Modification::general || options.bias()) &&
+           (expressions.mask == 0 || lists != Lists::none) &&
+           !(options.mask && modification == Modification::softcap);
+  }
   bool operator==(const Config&) const = default;
 };
 
@@ -87,30 +107,32 @@ struct SharedPlan {
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }
   constexpr explicit SharedPlan(const Config& c)
-      : q_warpgroup(
-            (c.own_o || c.head_dim > c.head_dim_v ? panels(c.head_dim) : panels(c.head_dim_v)) *
-            kPanel),
-        q_buffer(q_warpgroup * c.warpgroups),
-        k_stage(panels(c.head_dim) * c.block_n * 128),
-        v_stage(panels(c.head_dim_v) * c.block_n * 128),
+      : q_warpgroup((c.shape.own_o || c.head_dim > c.head_dim_v ? panels(c.head_dim)
+                                                                : panels(c.head_dim_v)) *
+                    kPanel),
+        q_buffer(q_warpgroup * c.shape.warpgroups),
+        k_stage(panels(c.head_dim) * c.shape.block_n * 128),
+        v_stage(panels(c.head_dim_v) * c.shape.block_n * 128),
         o_warpgroup(panels(c.head_dim_v) * kPanel),
         q(0),
-        k(q + q_buffer * c.q_buffers),
-        v(k + k_stage * c.stages),
-        o(c.own_o ? v + v_stage * c.value_stages : q),
-        barriers(v + v_stage * c.value_stages + (c.own_o ? o_warpgroup * c.warpgroups : 0)),
-        slots(barriers + 8 * (4 * c.stages + 2 * c.warpgroups * c.q_buffers + 4)),
+        k(q + q_buffer * c.shape.q_buffers),
+        v(k + k_stage * c.shape.stages),
+        o(c.shape.own_o ? v + v_stage * c.shape.value_stages : q),
+        barriers(v + v_stage * c.shape.value_stages +
+                 (c.shape.own_o ? o_warpgroup * c.shape.warpgroups : 0)),
+        slots(barriers + 8 * (4 * c.shape.stages + 2 * c.shape.warpgroups * c.shape.q_buffers + 4)),
         listed(slots + 2 * kSlot),
-        bias((listed + (c.lists == Lists::none ? 0 : kListed * c.stages) + 15) / 16 * 16),
-        dropout(bias + (c.options.bias() ? 4 * c.warpgroups * bias_warp(c) : 0)),
-        bytes(c.options.dropout  ? dropout + 4 * c.warpgroups * dropout_warp(c)
-              : c.options.bias() ? dropout
-                                 : listed + (c.lists == Lists::none ? 0 : kListed * c.stages)) {}
+        bias((listed + (c.lists == Lists::none ? 0 : kListed * c.shape.stages) + 15) / 16 * 16),
+        dropout(bias + (c.options.bias() ? 4 * c.shape.warpgroups * bias_warp(c) : 0)),
+        bytes(c.options.dropout ? dropout + 4 * c.shape.warpgroups * dropout_warp(c)
+              : c.options.bias()
+                  ? dropout
+                  : listed + (c.lists == Lists::none ? 0 : kListed * c.shape.stages)) {}
   /// Dropout's words of a block of keys, for a warp: 16 bytes for four keys.
-  static constexpr int dropout_warp(const Config& c) { return c.block_n / 4 * 16; }
+  static constexpr int dropout_warp(const Config& c) { return c.shape.block_n / 4 * 16; }
   /// Elements of a bias of a warp's rows and a block of keys.
   static constexpr int bias_warp(const Config& c) {
-    return tile::PairRoom(c.options.pairs, false, 16, c.block_n).bytes;
+    return tile::PairRoom(c.options.pairs, false, 16, c.shape.block_n).bytes;
   }
 };
 

@@ -18,31 +18,30 @@ struct Consumer : Rows<kConfig> {
   using Base::alpha, Base::l, Base::m, Base::rO, Base::rS, Base::slope;
   using Base::args, Base::lane, Base::shared, Base::thread, Base::warp, Base::warpgroup;
   using Base::kModification, Base::kScores, Base::query;
-  static constexpr int kBlockN = kConfig.block_n;
+  static constexpr int kBlockN = kConfig.shape.block_n;
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
   static constexpr SharedPlan kPlan{kConfig};
   static constexpr int kTurnThreads = 256;  ///< a turn passes from one warpgroup to the next
   using ScoreProduct = Wgmma<kConfig.element, kBlockN>;
   using ValueProduct = Wgmma<kConfig.element, kDv>;
-  static_assert(!kConfig.chain_tiles ||
-                (kConfig.mask != Mask::both && kConfig.own_o && !kConfig.split));
-  static_assert(!kConfig.ping_pong || kConfig.warpgroups > 1);
-  static_assert(!kConfig.trust_maxima || kModification != Modification::general ||
-                kConfig.options.bias());
-  static_assert(!kConfig.halve_cut || kModification == Modification::none ||
+  static_assert(!kConfig.schedule.chain_tiles ||
+                (kConfig.mask != Mask::both && kConfig.shape.own_o && !kConfig.split));
+  static_assert(!kConfig.schedule.ping_pong || kConfig.shape.warpgroups > 1);
+  static_assert(!kConfig.schedule.halve_cut || kModification == Modification::none ||
                 (kModification == Modification::softcap && kConfig.mask == Mask::right));
-  static_assert(!kConfig.halve_cut || kConfig.trust_maxima);
-  static_assert(!kConfig.expressions.any() || (!kConfig.halve_cut && !kConfig.pack_heads));
+  static_assert(!kConfig.schedule.halve_cut || kConfig.trusts_maxima());
+  static_assert(!kConfig.expressions.any() || (!kConfig.schedule.halve_cut && !kConfig.pack_heads));
   static_assert(!(kConfig.options.mask || kConfig.options.dropout || kConfig.options.tree) ||
-                !kConfig.halve_cut);
+                !kConfig.schedule.halve_cut);
   static_assert(!kConfig.options.dropout || !kConfig.pack_heads);
-  static_assert(!kListed<kConfig> || !(kConfig.skip_blocks || kConfig.halve_cut ||
-                                       kConfig.chain_tiles || kConfig.pack_heads || kConfig.split));
+  static_assert(!kListed<kConfig> ||
+                !(kConfig.schedule.skip_blocks || kConfig.schedule.halve_cut ||
+                  kConfig.schedule.chain_tiles || kConfig.pack_heads || kConfig.split));
 
   const u64 dQ, dK, dV;  ///< descriptors of the first buffer
-  Ring<kConfig.stages> rK;
-  Ring<kConfig.value_stages> rV;
-  Ring<kConfig.q_buffers> rQ;
+  Ring<kConfig.shape.stages> rK;
+  Ring<kConfig.shape.value_stages> rV;
+  Ring<kConfig.shape.q_buffers> rQ;
   Ring<2> slots;
   Tile tile;
   BlockRange blocks;  ///< of this warpgroup's rows
@@ -84,7 +83,7 @@ struct Consumer : Rows<kConfig> {
   }
   /// Q's place is free: at once, or (O in its place) when O has been copied out.
   __forceinline__ void release_q() {
-    if (kConfig.own_o ? lane == 0 : thread == 0) {
+    if (kConfig.shape.own_o ? lane == 0 : thread == 0) {
       mbarrier_arrive(shared.q_empty(static_cast<int>(rQ.slot), warpgroup));
     }
     rQ.advance();
@@ -92,11 +91,11 @@ struct Consumer : Rows<kConfig> {
   /// Ping-pong: the products of one warpgroup run under the softmax of the others. One turn for
   /// every block of the tile but one, skipped ones included.
   __forceinline__ void await_turn() const {
-    if constexpr (kConfig.ping_pong) named_barrier_sync(1 + warpgroup, kTurnThreads);
+    if constexpr (kConfig.schedule.ping_pong) named_barrier_sync(1 + warpgroup, kTurnThreads);
   }
   __forceinline__ void pass_turn() const {
-    if constexpr (kConfig.ping_pong) {
-      named_barrier_arrive(1 + (warpgroup + 1) % kConfig.warpgroups, kTurnThreads);
+    if constexpr (kConfig.schedule.ping_pong) {
+      named_barrier_arrive(1 + (warpgroup + 1) % kConfig.shape.warpgroups, kTurnThreads);
     }
   }
 
@@ -133,7 +132,7 @@ struct Consumer : Rows<kConfig> {
   /// (F1) S = Q K^T, issued. kPreset: on top of what enter_block() leaves.
   template <bool kPreset = false>
   __forceinline__ void issue_scores() {
-    const u64 q = kConfig.q_buffers == 1 ? dQ : dQ + rQ.slot * (kPlan.q_buffer / 16);
+    const u64 q = kConfig.shape.q_buffers == 1 ? dQ : dQ + rQ.slot * (kPlan.q_buffer / 16);
     const u64 k = dK + rK.slot * (kPlan.k_stage / 16);
     wgmma_fence();
 #pragma unroll
@@ -214,7 +213,7 @@ struct Consumer : Rows<kConfig> {
   }
   /// The same of a step, where products() has not waited for them.
   __forceinline__ void finish_step_values() {
-    if constexpr (!kConfig.values_first) finish_values();
+    if constexpr (!kConfig.schedule.values_first) finish_values();
   }
 
   __forceinline__ void scale_o() {
@@ -223,12 +222,13 @@ struct Consumer : Rows<kConfig> {
   }
 
   __forceinline__ void rescale_o() {
-    if (!kConfig.lazy_rescale || __any_sync(~0U, alpha[0] != 1.0F || alpha[1] != 1.0F)) scale_o();
+    if (!kConfig.schedule.lazy_rescale || __any_sync(~0U, alpha[0] != 1.0F || alpha[1] != 1.0F))
+      scale_o();
   }
 
   /// Scores of a block beside the values of the block before, and dropout's bits under both.
   __forceinline__ void products(int block) {
-    if constexpr (kConfig.values_first) {
+    if constexpr (kConfig.schedule.values_first) {
       wait_v();
       wait_k();
       await_turn();
@@ -259,13 +259,13 @@ struct Consumer : Rows<kConfig> {
     take_options<kConfig>(*this, block);
     enter_block(block);
     products(block);
-    if constexpr (kConfig.trust_maxima && kSeen && kModification != Modification::softcap) {
+    if constexpr (kConfig.trusts_maxima() && kSeen && kModification != Modification::softcap) {
       trusted_step<kMasked>(block);
     } else {
       release_k();
       if constexpr (kConfig.options.bias()) finish_step_values();  // lifts take their registers
       bool trusted = false;
-      if constexpr (kModification == Modification::softcap && kConfig.trust_maxima && !kMasked) {
+      if constexpr (kModification == Modification::softcap && kConfig.trusts_maxima() && !kMasked) {
         trusted = Base::trusted_softcap(args);
         if (!trusted) Base::template bend<kMasked>(args);
       } else {
@@ -300,7 +300,8 @@ struct Consumer : Rows<kConfig> {
     if (!searches) {
       if constexpr (kConfig.options.bias()) adjust();
       holds = Base::template trusted_softmax<kCount>(args);
-      if constexpr (kConfig.values_first) pack();  // beside the exponentials: no branch between
+      if constexpr (kConfig.schedule.values_first)
+        pack();  // beside the exponentials: no branch between
     }
     if (lane == 0 && (holds || searches))
       mbarrier_arrive(shared.k_empty(static_cast<int>(rK.slot)));
@@ -314,9 +315,9 @@ struct Consumer : Rows<kConfig> {
       if constexpr (kConfig.options.bias()) again();
       Base::template softmax<false, false, kCount>(args);
       scale_o();
-      if constexpr (kConfig.values_first) pack();
+      if constexpr (kConfig.schedule.values_first) pack();
     }
-    if constexpr (!kConfig.values_first) pack();
+    if constexpr (!kConfig.schedule.values_first) pack();
     rK.advance();
   }
   __forceinline__ void recompute_scores() {
@@ -330,7 +331,7 @@ struct Consumer : Rows<kConfig> {
 
   /// The half of `block` that all visible keys of these rows lie in, -1: none.
   __forceinline__ int visible_half(int block) const {
-    if constexpr (!kConfig.halve_cut) return -1;
+    if constexpr (!kConfig.schedule.halve_cut) return -1;
     const Diagonals d = diagonals<kConfig>(args, tile);
     const int first = group_query(), last = min(first + 64, queries<kConfig>(args, tile)) - 1;
     const int middle = block * kBlockN + kBlockN / 2;
@@ -372,9 +373,9 @@ struct Consumer : Rows<kConfig> {
     int block = blocks.end - 1;
 #pragma unroll
     for (int i = 0; i < kDv / 2; ++i) rO[i] = 0.0F;
-    if (kConfig.halve_cut && first_halved) {
+    if (kConfig.schedule.halve_cut && first_halved) {
       adjust_scores<true, kScores / 2>(block);
-      Base::template softmax<true, kConfig.lazy_rescale, kScores / 2>(args);
+      Base::template softmax<true, kConfig.schedule.lazy_rescale, kScores / 2>(args);
       pack_half(0);
     } else {
       if (block >= blocks.full_end || (kConfig.mask == Mask::both && block < blocks.full_begin)) {
@@ -398,7 +399,7 @@ struct Consumer : Rows<kConfig> {
     if constexpr (kCutOnLeft) {
 #pragma unroll 1
       for (; block >= blocks.begin; --block) {
-        if (kConfig.halve_cut && block == blocks.begin && visible_half(block) == 1) {
+        if (kConfig.schedule.halve_cut && block == blocks.begin && visible_half(block) == 1) {
           half_step(block);
           break;
         }
@@ -420,7 +421,7 @@ struct Consumer : Rows<kConfig> {
       const Finished done{tile, group_query()};
       Base::finish_rows(done);
       Base::store_o(done);
-    } else if constexpr (!kConfig.own_o) {
+    } else if constexpr (!kConfig.shape.own_o) {
       // One thread gives Q's place back for all warps: none may still wait for this Q, whose phase
       // it would miss when the next one lands.
       Base::sync_warpgroup();
@@ -435,7 +436,7 @@ struct Consumer : Rows<kConfig> {
   }
 
   __forceinline__ void run() {
-    if (kConfig.ping_pong && warpgroup == kConfig.warpgroups - 1)
+    if (kConfig.schedule.ping_pong && warpgroup == kConfig.shape.warpgroups - 1)
       pass_turn();  // the first turn is warpgroup 0's
     fetch_tile();
     while (tile.block >= 0) {
@@ -447,7 +448,7 @@ struct Consumer : Rows<kConfig> {
       }
       wait_q();
       wait_k();
-      if constexpr (kConfig.halve_cut) first_halved = visible_half(blocks.end - 1) == 0;
+      if constexpr (kConfig.schedule.halve_cut) first_halved = visible_half(blocks.end - 1) == 0;
       take_listed();
       take_first_options<kConfig>(*this, blocks.end - 1);
       issue_scores();
@@ -455,13 +456,14 @@ struct Consumer : Rows<kConfig> {
       while (true) {
         enter_tile();
         process_blocks();
-        if constexpr (kConfig.own_o) release_q();
+        if constexpr (kConfig.shape.own_o) release_q();
         const Finished done{tile, group_query()};
-        if constexpr (kConfig.chain_tiles) {
+        if constexpr (kConfig.schedule.chain_tiles) {
           fetch_tile();
           if (tile.block >= 0 && blocks.begin < blocks.end) {
             const int skipped = skip_right<kConfig, true>(*this);
-            if constexpr (kConfig.halve_cut) first_halved = visible_half(blocks.end - 1) == 0;
+            if constexpr (kConfig.schedule.halve_cut)
+              first_halved = visible_half(blocks.end - 1) == 0;
             take_first_options<kConfig>(*this, blocks.end - 1);
             wait_v();
             issue_values();
@@ -488,10 +490,10 @@ struct Consumer : Rows<kConfig> {
         finish_values();
         skip_left<kConfig>(*this);
         Base::store_o(done);
-        if constexpr (!kConfig.own_o) release_q();
+        if constexpr (!kConfig.shape.own_o) release_q();
         break;
       }
-      if constexpr (!kConfig.chain_tiles) fetch_tile();
+      if constexpr (!kConfig.schedule.chain_tiles) fetch_tile();
     }
     if (thread == 0) bulk_wait_read();  // shared memory must outlive the copies out of it
   }

@@ -34,8 +34,9 @@ void fill_maps(Args& args, const Problem& p, const Config& config, int shift, Se
   };
   const auto key_map = [&](const Tensor& t) {
     if (p.paged)
-      return sm90_ragged_map(sm90_map_spec(t, sm90_box_rows(p, config.block_n)), p.page_size, 1);
-    const TensorMapSpec spec = sm90_map_spec(t, config.block_n, p.packed);
+      return sm90_ragged_map(sm90_map_spec(t, sm90_box_rows(p, config.shape.block_n)), p.page_size,
+                             1);
+    const TensorMapSpec spec = sm90_map_spec(t, config.shape.block_n, p.packed);
     return config.lengths == Lengths::dense ? spec : sm90_ragged_map(spec, args.k_rows, 1);
   };
   set_map(args.q, query_map(p.q));
@@ -111,7 +112,7 @@ std::string sm90_maps_refusal(const Problem& p) {
 void sm90_fill(PagedArgs& args, const Problem& p, const Config& config, int shift, SetMap set_map) {
   if (p.paged) {
     args.pages = host::pages(p);
-    args.box_rows = sm90_box_rows(p, config.block_n);
+    args.box_rows = sm90_box_rows(p, config.shape.block_n);
     args.k_pages = view(p.k);
     args.v_pages = view(p.v);
     args.columns_k = static_cast<int>(p.k.sizes[3]);

@@ -27,8 +27,9 @@ struct Registers {
 };
 template <Config kConfig>
 constexpr Registers registers() {
-  if (kListed<kConfig>) return kConfig.computing() == 3 ? Registers{56, 152} : Registers{56, 224};
-  if (kConfig.warpgroups > 2) return {32, 160};
+  if (kListed<kConfig>)
+    return kConfig.shape.computing() == 3 ? Registers{56, 152} : Registers{56, 224};
+  if (kConfig.shape.warpgroups > 2) return {32, 160};
   return kConfig.pages == PageCopies::rows ? Registers{56, 224} : Registers{40, 232};
 }
 
@@ -44,7 +45,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
   // A warp-uniform role: what depends on it stays in uniform registers.
   const int role = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
   if (role == 0) {
-    if constexpr (kConfig.warpgroups > 1) give_registers<registers<kConfig>().producer>();
+    if constexpr (kConfig.shape.warpgroups > 1) give_registers<registers<kConfig>().producer>();
     if (kConfig.paged() || threadIdx.x < (kConfig.lists == Lists::parts ? 32 : 1)) {
       if constexpr (kConfig.paged()) {
         PagedProducer<kConfig> producer{{args, shared}};
@@ -58,7 +59,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
       }
     }
   } else {
-    if constexpr (kConfig.warpgroups > 1) take_registers<registers<kConfig>().consumer>();
+    if constexpr (kConfig.shape.warpgroups > 1) take_registers<registers<kConfig>().consumer>();
     ConsumerOf<kConfig> consumer(args, shared.base, role - 1);
     consumer.captures = captures_of(any);
     if constexpr (kConfig.options.any()) consumer.options = options_of(any);

@@ -39,7 +39,7 @@ struct RowBlock : Consumer<kConfig> {
   template <bool kMasked>
   __forceinline__ void search() {
     bool trusted = false;
-    if constexpr (kSoftcap && kConfig.trust_maxima && !kMasked) {
+    if constexpr (kSoftcap && kConfig.trusts_maxima() && !kMasked) {
       trusted = Base::trusted_softcap(args);
       if (!trusted) Base::template bend<kMasked>(args);
     } else {
@@ -84,7 +84,7 @@ struct RowBlock : Consumer<kConfig> {
     pin(rS);
     if (seen == kCut) {
       search<true>();
-    } else if (first || !kConfig.trust_maxima || kSoftcap) {
+    } else if (first || !kConfig.trusts_maxima() || kSoftcap) {
       search<false>();
     } else {
       trust();
@@ -111,7 +111,7 @@ struct RowBlock : Consumer<kConfig> {
 
 /// The row blocks of a warpgroup: every computing()-th, so that neighbours, whose lists are often
 /// alike, are different warpgroups'.
-template <Config kConfig, int kHeld = kConfig.held>
+template <Config kConfig, int kHeld = kConfig.shape.held>
 struct RowBlocks;
 template <Config kConfig>
 struct RowBlocks<kConfig, 1> {
@@ -122,15 +122,15 @@ template <Config kConfig>
 struct RowBlocks<kConfig, 2> {
   RowBlock<kConfig> of[2];
   __forceinline__ RowBlocks(const Args& a, u32 base, int group)
-      : of{{a, base, group}, {a, base, group + kConfig.computing()}} {}
+      : of{{a, base, group}, {a, base, group + kConfig.shape.computing()}} {}
 };
 
 template <Config kConfig>
 struct ListConsumer : HeldOptions<kConfig.options.any()> {
-  static constexpr int kHeld = kConfig.held;
-  static_assert(!kConfig.ping_pong,
+  static constexpr int kHeld = kConfig.shape.held;
+  static_assert(!kConfig.schedule.ping_pong,
                 "a warpgroup that passes over a tile would have to take a turn");
-  static_assert(kConfig.warpgroups % kHeld == 0);
+  static_assert(kConfig.shape.warpgroups % kHeld == 0);
   const Captures* captures = nullptr;
   RowBlocks<kConfig> rows;
 

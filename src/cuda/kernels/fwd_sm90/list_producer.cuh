@@ -21,7 +21,7 @@ struct ListProducer : Producer<kConfig> {
   static constexpr bool kPacked = kConfig.lengths == Lengths::packed;
   /// parts: tiles of keys that are copied ahead of Q, whose place the slowest warpgroup may hold
   /// for long. No more than there are stages, or nobody would free one.
-  static constexpr int kBeforeQ = (kConfig.value_stages + 1) / 2;
+  static constexpr int kBeforeQ = (kConfig.shape.value_stages + 1) / 2;
   const int lane = kApart ? static_cast<int>(threadIdx.x) : 0;
   Walk walk;          ///< along the tile's row of its list, or rows
   int listed = 0;     ///< tiles of keys in it; apart: whether there is one
@@ -44,7 +44,7 @@ struct ListProducer : Producer<kConfig> {
   __forceinline__ int tiles() const { return kPacked ? all_tiles : args.tiles; }
   /// packed: row blocks behind the last sequence.
   __forceinline__ int rows_behind() const {
-    constexpr int kRows = 64 * kConfig.warpgroups;
+    constexpr int kRows = 64 * kConfig.shape.warpgroups;
     const int behind = args.q_rows - offset_at(args.cu_q, args.sequences);
     return (max(behind, 0) + kRows - 1) / kRows;
   }
@@ -99,7 +99,7 @@ struct ListProducer : Producer<kConfig> {
     }
   }
   __forceinline__ int answer() const {
-    if constexpr (!kConfig.dynamic) return static_cast<int>(asked);
+    if constexpr (!kConfig.schedule.dynamic) return static_cast<int>(asked);
     return tile::answer(args.counter, asked, tiles());
   }
 
@@ -122,7 +122,7 @@ struct ListProducer : Producer<kConfig> {
     slots.advance();
   }
   __forceinline__ void load_all_q() const {
-    for (int w = 0; w < kConfig.warpgroups && lane == 0; ++w) this->load_q(w);
+    for (int w = 0; w < kConfig.shape.warpgroups && lane == 0; ++w) this->load_q(w);
   }
   /// K of tile `block` of the keys, and which that is.
   __forceinline__ void load_k(int block) {
@@ -248,7 +248,7 @@ struct WalkOf {
 };
 template <Config kConfig>
 requires(kConfig.lists == Lists::parts) struct WalkOf<kConfig> {
-  using Type = RowsWalk<kConfig.warpgroups>;
+  using Type = RowsWalk<kConfig.shape.warpgroups>;
 };
 
 }  // namespace tilewise::fwd_sm90

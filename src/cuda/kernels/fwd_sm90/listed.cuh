@@ -28,12 +28,12 @@ __forceinline__ u32 listed_scores(const Args& args, const Tile& tile, int query,
   const TileLists& of = lists<kConfig>(args);
   // Of rows past the end nothing is kept: any block serves.
   const int block_q = min(query >> of.shift_q, of.query_blocks - 1);
-  const int first = (tile_k * kConfig.block_n) >> of.shift_k;
+  const int first = (tile_k * kConfig.shape.block_n) >> of.shift_k;
   const i64 row = static_cast<i64>(list_of<kConfig>(args, tile)) * of.query_blocks + block_q;
   const u32 bits = of.listed[row * of.block_words + first / 32] >> (first % 32);
   u32 listed = 0;
 #pragma unroll
-  for (int c = 0; c < kConfig.block_n / 16; ++c)
+  for (int c = 0; c < kConfig.shape.block_n / 16; ++c)
     listed |= (bits >> (c * 16 >> of.shift_k) & 1U) * (0xfU << (4 * c));
   return listed;
 }

@@ -52,8 +52,8 @@ __forceinline__ void take_tree(Consumer& c, const int (&rows)[2], int column) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     // Rows past the last query see what it does.
-    const u32 bits = tree_bits<kConfig.block_n>(c.options->tree, c.tile.batch,
-                                                min(rows[r], seq_q - 1), column - (seq_k - seq_q));
+    const u32 bits = tree_bits<kConfig.shape.block_n>(
+        c.options->tree, c.tile.batch, min(rows[r], seq_q - 1), column - (seq_k - seq_q));
     c.shown[r] = kConfig.options.mask ? c.shown[r] & bits : bits;
   }
 }
@@ -63,7 +63,7 @@ __forceinline__ void take_tree(Consumer& c, const int (&rows)[2], int column) {
 template <Config kConfig, class Consumer>
 __forceinline__ void take_dropout(Consumer& c, int n) {
   if constexpr (kConfig.options.dropout) {
-    const int key = block_at<kConfig>(c, n) * kConfig.block_n;
+    const int key = block_at<kConfig>(c, n) * kConfig.shape.block_n;
     const typename Consumer::Kept made(c.options->dropout,
                                        c.tile.batch * c.args.heads_q + c.tile.head,
                                        c.group_query() + c.warp * 16, key, c.lane,
@@ -77,7 +77,7 @@ __forceinline__ void take_dropout(Consumer& c, int n) {
 /// Where the warp's rows and a block of keys lie in tensors of pairs.
 template <Config kConfig, class Consumer>
 __forceinline__ PairCorner pair_corner(const Consumer& c, int n) {
-  const int key = block_at<kConfig>(c, n) * kConfig.block_n;
+  const int key = block_at<kConfig>(c, n) * kConfig.shape.block_n;
   PairCorner at = corner_of<kConfig>(c.args, c.tile, c.group_query() + c.warp * 16, key);
   if constexpr (kConfig.lengths == Lengths::packed) {
     at.query += c.tile.q_begin;
@@ -89,7 +89,8 @@ template <Config kConfig, class Consumer>
 __forceinline__ auto bias_block(const Consumer& c) {
   const u32 place = c.shared.base + Consumer::kPlan.bias +
                     (c.warpgroup * 4 + c.warp) * SharedPlan::bias_warp(kConfig);
-  return BiasBlock<kConfig.options.pairs, kConfig.block_n>{c.options->pairs.bias, place, c.lane};
+  return BiasBlock<kConfig.options.pairs, kConfig.shape.block_n>{c.options->pairs.bias, place,
+                                                                 c.lane};
 }
 /// (F3) The bias of a block: raw scores become logits in the log2 domain, as far as modify() has
 /// not made them so. kLifts: of BiasBlock.

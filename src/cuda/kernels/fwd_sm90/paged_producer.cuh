@@ -17,7 +17,8 @@ struct PagedProducer : Producer<kConfig> {
   using Base::args, Base::asked, Base::head_k, Base::rK, Base::rQ, Base::rV, Base::shared,
       Base::tile;
   using Base::kBlockN;
-  static_assert(kConfig.q_buffers == 1 && !kConfig.q_by_need && kConfig.lists == Lists::none);
+  static_assert(kConfig.shape.q_buffers == 1 && !kConfig.schedule.q_by_need &&
+                kConfig.lists == Lists::none);
   static constexpr bool kByRows = kConfig.pages == PageCopies::rows;
   /// By boxes two warps take every other panel where there are several, and the pairs every other
   /// box.
@@ -169,7 +170,7 @@ struct PagedProducer : Producer<kConfig> {
       find_pages(block);
       load_k(block, after(block));
     }
-    for (int w = 0; w < kConfig.warpgroups && leads; ++w) this->load_q(w);
+    for (int w = 0; w < kConfig.shape.warpgroups && leads; ++w) this->load_q(w);
     for (; block > range.begin; --block) {
       load_k(block - 1, after(block - 1));
       load_v(block);

@@ -13,31 +13,31 @@ using namespace tile;
 
 template <Config kConfig>
 struct Producer {
-  static constexpr int kBlockN = kConfig.block_n;
+  static constexpr int kBlockN = kConfig.shape.block_n;
   static constexpr int kPanels = SharedPlan::panels(kConfig.head_dim);
   static constexpr int kPanelsV = SharedPlan::panels(kConfig.head_dim_v);
   const Args& args;
   const Shared<kConfig> shared;
-  Ring<kConfig.stages> rK;
-  Ring<kConfig.value_stages> rV;
-  Ring<kConfig.q_buffers> rQ;
+  Ring<kConfig.shape.stages> rK;
+  Ring<kConfig.shape.value_stages> rV;
+  Ring<kConfig.shape.q_buffers> rQ;
   int head_k = 0, k_begin = 0;
   Tile tile;
   u64 asked = 0;
 
   __forceinline__ void claim_counter() const {
-    if constexpr (kConfig.dynamic) claim(args.counter);
+    if constexpr (kConfig.schedule.dynamic) claim(args.counter);
   }
   /// Asks for the next tile of this block: the answer is on its way while copies start.
   __forceinline__ u64 ask(int index) const {
-    if constexpr (kConfig.dynamic) {
+    if constexpr (kConfig.schedule.dynamic) {
       return tile::ask(args.counter);
     } else {
       return static_cast<u64>(index) + gridDim.x;
     }
   }
   __forceinline__ int answer(u64 asked) const {
-    if constexpr (kConfig.dynamic) {
+    if constexpr (kConfig.schedule.dynamic) {
       return tile::answer(args.counter, asked, args.tiles);
     } else {
       return static_cast<int>(asked);
@@ -66,7 +66,7 @@ struct Producer {
   /// From a row block of the packed tensor to a sequence and its row block, which may be none of
   /// the sequence's: see packed_blocks().
   __forceinline__ void find_sequence(Tile& at) const {
-    const int rows = kConfig.warpgroups * warpgroup_queries<kConfig>(args);
+    const int rows = kConfig.shape.warpgroups * warpgroup_queries<kConfig>(args);
     at.batch = last_not_after(args.cu_q, args.sequences, at.block, rows);
     at.block -= offset_at(args.cu_q, at.batch) / rows + at.batch;
   }
@@ -171,18 +171,18 @@ struct Producer {
     const BlockRange range = tile_range<kConfig>(args, tile);
     int block = range.end - 1;
     const bool any = range.begin < range.end;
-    int next = kConfig.warpgroups - 1;
-    if (kConfig.q_buffers == 1 && any) load_k(block);
-    if constexpr (kConfig.q_by_need) {
+    int next = kConfig.shape.warpgroups - 1;
+    if (kConfig.shape.q_buffers == 1 && any) load_k(block);
+    if constexpr (kConfig.schedule.q_by_need) {
       load_q_seeing(block, range, next);
     } else {
-      for (int w = 0; w < kConfig.warpgroups; ++w) load_q(w);
+      for (int w = 0; w < kConfig.shape.warpgroups; ++w) load_q(w);
     }
-    if (kConfig.q_buffers > 1 && any) load_k(block);
+    if (kConfig.shape.q_buffers > 1 && any) load_k(block);
     for (; block > range.begin; --block) {
       load_k(block - 1);
       load_v(block);
-      if constexpr (kConfig.q_by_need) load_q_seeing(block - 1, range, next);
+      if constexpr (kConfig.schedule.q_by_need) load_q_seeing(block - 1, range, next);
     }
     rQ.advance();
     asked = ask(index);

@@ -62,14 +62,14 @@ struct Decided {
 
 /// Rows of a tile's queries, or where blocks are smaller those of each warpgroup.
 TileListsMaker lists_of(const Problem& p, const Config& config) {
-  const int rows = config.lists == fwd_sm90::Lists::parts ? config.warpgroups : 1;
-  return {p, 64 * config.warpgroups / rows, config.block_n, config.lists, rows};
+  const int rows = config.lists == fwd_sm90::Lists::parts ? config.shape.warpgroups : 1;
+  return {p, 64 * config.shape.warpgroups / rows, config.shape.block_n, config.lists, rows};
 }
 
 /// Workspace beside the caller's tensors: the tile counter, then what the parts leave.
 std::vector<MemoryPart> workspace_items(const Problem& p, const Config& config, int splits) {
   std::vector<MemoryPart> items;
-  if (config.dynamic) {
+  if (config.schedule.dynamic) {
     items.push_back(host::tile_counter_memory());
   }
   if (splits > 1) {
@@ -83,7 +83,7 @@ std::vector<MemoryPart> workspace_items(const Problem& p, const Config& config, 
     maker.add_memory(items);
     maker.add_order_memory(items);
   }
-  MaskBitsMaker(p, config.block_n, false).add_memory(items);
+  MaskBitsMaker(p, config.shape.block_n, false).add_memory(items);
   ScoreStrip(p, config.expressions.strip).add_memory(items);
   return items;
 }
@@ -99,7 +99,7 @@ double split_ms(const Problem& p, const Sm90Choice& choice, const Hardware& mach
   const double rows = std::ceil(static_cast<double>(p.seq_q) / tile.block_m());
   const double jobs = static_cast<double>(p.batch * p.heads_q) * rows * choice.splits;
   if (!p.has_positional_mask() || jobs > machine.multiprocessors) return merge;
-  const double blocks = static_cast<double>(p.seq_k) / tile.block_n / choice.splits;
+  const double blocks = static_cast<double>(p.seq_k) / tile.shape.block_n / choice.splits;
   return merge + 1e-3 * tile.masked.block_us * kTail * blocks;
 }
 
@@ -123,7 +123,7 @@ Preparation prepare(const KernelRow& row, const Problem& p, const Hardware& mach
   const Decided decided = decide(p, choice);
   Cost cost;
   cost.block_m = choice.tile->block_m();
-  cost.block_n = choice.tile->block_n;
+  cost.block_n = choice.tile->shape.block_n;
   cost.splits = choice.splits;
   cost.memory = workspace_items(p, decided.config, choice.splits);
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.lse}) {
@@ -132,7 +132,7 @@ Preparation prepare(const KernelRow& row, const Problem& p, const Hardware& mach
   // tile_lists, which the kernel's start overlaps.
   const double lists_ms = has_tile_lists(p) ? host::kKernelMs : 0.0;
   const double mask_ms =
-      mask_bits_ms(MaskBitsMaker(p, choice.tile->block_n, false), machine.bandwidth_gbps);
+      mask_bits_ms(MaskBitsMaker(p, choice.tile->shape.block_n, false), machine.bandwidth_gbps);
   cost.ms = std::max(choice.ms + split_ms(p, choice, machine) + lists_ms + mask_ms,
                      1e-6 * cost.bytes_moved / machine.bandwidth_gbps);
   if (choice.splits > 1) {
@@ -155,7 +155,7 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   sm90_fill(args, p, config, decided.pack_shift, sm90_set_map);
   args.order = decided.order;
   args.tiles = args.order.blocks * args.order.heads;
-  if (config.dynamic) args.counter = host::take_tile_counter(workspace);
+  if (config.schedule.dynamic) args.counter = host::take_tile_counter(workspace);
   if (split) {
     const std::int64_t rows = sm90_query_rows(p);
     args.splits = splits;
@@ -166,7 +166,7 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   const Kernel kernel = load_optioned(p, config, p.device.index, fwd_sm90_unit);
   const std::int64_t grid = std::min(args.tiles, host::kTypicalMultiprocessors);
   const tile::Strip strip = ScoreStrip(p, config.expressions.strip).make(workspace, context.stream);
-  MaskBitsMaker mask(p, config.block_n, false);
+  MaskBitsMaker mask(p, config.shape.block_n, false);
   if (has_tile_lists(p)) {
     TileListsMaker maker = lists_of(p, config);
     maker.take(workspace);
@@ -226,7 +226,7 @@ void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
     if (causal) p.causal = Causal::bottom_right, p.right = 0;
     if (windowed) p.left = 1023;
     for (const Sm90Tile& tile : sm90_tiles(p)) {
-      if (tile.warpgroups > 1 && (windowed || !tile.has(kWindowOnly)))
+      if (tile.shape.warpgroups > 1 && (windowed || !tile.for_windows()))
         add_unit(sm90_config(p, tile, false));
     }
   };
@@ -253,7 +253,8 @@ void add_fwd_sm90_option_units(std::vector<PackUnit>& units, int arch) {
     const auto add = [&](const Problem& p) {
       const auto tiles = sm90_tiles(p);
       // A bias is staged for blocks of 128 keys.
-      const Sm90Tile& tile = p.bias.defined() && tiles[0].block_n != 128 ? tiles[1] : tiles[0];
+      const Sm90Tile& tile =
+          p.bias.defined() && tiles[0].shape.block_n != 128 ? tiles[1] : tiles[0];
       units.push_back({.unit = optioned_unit(fwd_sm90_unit(sm90_config(p, tile, false))),
                        .row = kFlashForwardSm90.name,
                        .instruction = "wgmma.mma_async",

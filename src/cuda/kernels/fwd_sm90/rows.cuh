@@ -138,7 +138,7 @@ struct Rows : Scores<kConfig> {
     if constexpr (!kConfig.split) {
       // O's staging place is free: own, when the tile before has been copied out; in Q's place,
       // when all four warps are done with Q.
-      if (kConfig.own_o && thread == 0) bulk_wait_read();
+      if (kConfig.shape.own_o && thread == 0) bulk_wait_read();
       sync_warpgroup();
     }
   }
@@ -177,7 +177,7 @@ struct Rows : Scores<kConfig> {
           }
         }
         bulk_commit();
-        if (!kConfig.own_o) bulk_wait_read();
+        if (!kConfig.shape.own_o) bulk_wait_read();
       }
     }
   }

@@ -42,7 +42,7 @@ struct HeldOptions<true> {
 /// rows (r and r + 8 of the warp).
 template <Config kConfig>
 struct Scores : HeldOptions<kConfig.options.any()> {
-  static constexpr int kBlockN = kConfig.block_n;
+  static constexpr int kBlockN = kConfig.shape.block_n;
   static constexpr int kScores = kBlockN / 2;  ///< of a thread
   static constexpr Modification kModification = kConfig.modification;
   static constexpr Expressions kExpressions = kConfig.expressions;
@@ -239,8 +239,8 @@ struct Scores : HeldOptions<kConfig.options.any()> {
     nears = crosses = false;
     if (__any_sync(~0U, !left)) {
       // From the right on scores grow until the block has passed the diagonal.
-      constexpr int kRows = 64 * kConfig.warpgroups + kBlockN;
-      nears = kConfig.from_diagonal && __any_sync(~0U, first + kRows > 0);
+      constexpr int kRows = 64 * kConfig.shape.warpgroups + kBlockN;
+      nears = kConfig.schedule.from_diagonal && __any_sync(~0U, first + kRows > 0);
       crosses = __any_sync(~0U, first + 15 > 0);
       distance = crosses ? 0.0F : -distance;
     }
@@ -364,7 +364,8 @@ struct Scores : HeldOptions<kConfig.options.any()> {
 
   /// True when no row of the warp can have grown by 2^8: seen from the sizes of its scores alone.
   __forceinline__ bool keeps_maxima(float scale) const {
-    if constexpr (kModification != Modification::softcap || !kConfig.lazy_rescale) return false;
+    if constexpr (kModification != Modification::softcap || !kConfig.schedule.lazy_rescale)
+      return false;
     const bool grows = largest[0] * scale > m[0] + kSlack || largest[1] * scale > m[1] + kSlack ||
                        m[0] == -infinity() || m[1] == -infinity();
     return cap != Cap::before && !__any_sync(~0U, grows);
@@ -448,7 +449,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
 
   /// The first kCount scores of S become P in place, m and l follow, alpha is what O must be scaled
   /// by.
-  template <bool kFirst, bool kLazy = kConfig.lazy_rescale, int kCount = kScores>
+  template <bool kFirst, bool kLazy = kConfig.schedule.lazy_rescale, int kCount = kScores>
   __forceinline__ void softmax(const Args& args) {
     float scale = exponent_scale(args);
     float base[2];

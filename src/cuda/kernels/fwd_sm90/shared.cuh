@@ -15,8 +15,8 @@ using namespace tile;
 template <Config kConfig>
 struct Shared {
   static constexpr SharedPlan kPlan{kConfig};
-  static constexpr int kWarpgroups = kConfig.warpgroups, kStages = kConfig.stages;
-  static constexpr int kWarps = 4 * kConfig.computing();
+  static constexpr int kWarpgroups = kConfig.shape.warpgroups, kStages = kConfig.shape.stages;
+  static constexpr int kWarps = 4 * kConfig.shape.computing();
   static constexpr bool kByRows = kConfig.pages == PageCopies::rows;
   /// Warps that read an announced tile: the consumers, and producers that do not announce.
   static constexpr int kReaders = kWarps + (kConfig.paged() ? kProducerWarps - 1 : 0);
@@ -28,7 +28,8 @@ struct Shared {
   __forceinline__ u32 k(int stage) const { return base + kPlan.k + stage * kPlan.k_stage; }
   __forceinline__ u32 v(int stage) const { return base + kPlan.v + stage * kPlan.v_stage; }
   __forceinline__ u32 o(int warpgroup) const {
-    return base + kPlan.o + warpgroup * (kConfig.own_o ? kPlan.o_warpgroup : kPlan.q_warpgroup);
+    return base + kPlan.o +
+           warpgroup * (kConfig.shape.own_o ? kPlan.o_warpgroup : kPlan.q_warpgroup);
   }
   __forceinline__ u32 barrier(int index) const {
     return base + kPlan.barriers + index * kMbarrierBytes;
@@ -41,10 +42,10 @@ struct Shared {
     return barrier(4 * kStages + buffer * kWarpgroups + warpgroup);
   }
   __forceinline__ u32 q_empty(int buffer, int warpgroup) const {
-    return q_full(buffer, warpgroup) + kConfig.q_buffers * kWarpgroups * kMbarrierBytes;
+    return q_full(buffer, warpgroup) + kConfig.shape.q_buffers * kWarpgroups * kMbarrierBytes;
   }
   __forceinline__ u32 tile_full(int slot) const {
-    return barrier(4 * kStages + 2 * kConfig.q_buffers * kWarpgroups + slot);
+    return barrier(4 * kStages + 2 * kConfig.shape.q_buffers * kWarpgroups + slot);
   }
   __forceinline__ u32 tile_empty(int slot) const { return tile_full(slot) + 2 * kMbarrierBytes; }
   __forceinline__ u32 slot(int index) const {
@@ -64,9 +65,9 @@ struct Shared {
       mbarrier_init(k_empty(s), kWarps);
       mbarrier_init(v_empty(s), kWarps);
     }
-    for (int i = 0; i < kConfig.q_buffers * kWarpgroups; ++i) {
+    for (int i = 0; i < kConfig.shape.q_buffers * kWarpgroups; ++i) {
       mbarrier_init(q_full(0, i), 1);
-      mbarrier_init(q_empty(0, i), kConfig.own_o ? 4 : 1);
+      mbarrier_init(q_empty(0, i), kConfig.shape.own_o ? 4 : 1);
     }
     for (int s = 0; s < 2; ++s) {
       mbarrier_init(tile_full(s), 1);
@@ -116,7 +117,7 @@ __forceinline__ int warpgroup_queries(const Args& args) {
 /// First query of a tile.
 template <Config kConfig>
 __forceinline__ int first_query(const Args& args, const Tile& tile) {
-  return tile.block * kConfig.warpgroups * warpgroup_queries<kConfig>(args);
+  return tile.block * kConfig.shape.warpgroups * warpgroup_queries<kConfig>(args);
 }
 
 /// Coordinates beside the column of row `query` of Q and O, where their maps have rank 5: packed
@@ -171,13 +172,14 @@ __forceinline__ int share(const Args& args, const Tile& tile, int blocks) {
 /// The block of keys that is the tile's n-th. Of a list that is only known as it is walked.
 template <Config kConfig>
 __forceinline__ int key_block(const Args& args, const Tile& tile, int n) {
-  if constexpr (kConfig.from_diagonal) {
+  if constexpr (kConfig.schedule.from_diagonal) {
     static_assert(kConfig.mask == Mask::none && !kConfig.split && !kConfig.pack_heads);
     const int seq_q = queries<kConfig>(args, tile), seq_k = keys<kConfig>(args, tile);
-    const int full = seq_k / kConfig.block_n;
+    const int full = seq_k / kConfig.shape.block_n;
     if (n >= full) return n;
-    const int last = min(first_query<kConfig>(args, tile) + 64 * kConfig.warpgroups, seq_q) - 1;
-    const int diagonal = min(max(last + seq_k - seq_q, 0) / kConfig.block_n, full - 1);
+    const int last =
+        min(first_query<kConfig>(args, tile) + 64 * kConfig.shape.warpgroups, seq_q) - 1;
+    const int diagonal = min(max(last + seq_k - seq_q, 0) / kConfig.shape.block_n, full - 1);
     const int block = n + diagonal + 1;
     return block < full ? block : block - full;
   }
@@ -188,7 +190,7 @@ __forceinline__ int key_block(const Args& args, const Tile& tile, int n) {
 template <Config kConfig>
 __forceinline__ BlockRange block_range(const Args& args, const Tile& tile, int query,
                                        int query_end) {
-  constexpr int kN = kConfig.block_n;
+  constexpr int kN = kConfig.shape.block_n;
   const int seq_k = keys<kConfig>(args, tile);
   BlockRange range;
   if constexpr (kConfig.mask == Mask::none) {
@@ -207,7 +209,7 @@ __forceinline__ BlockRange block_range(const Args& args, const Tile& tile, int q
 template <Config kConfig>
 __forceinline__ BlockRange tile_range(const Args& args, const Tile& tile) {
   const int query = first_query<kConfig>(args, tile);
-  const int end = query + kConfig.warpgroups * warpgroup_queries<kConfig>(args);
+  const int end = query + kConfig.shape.warpgroups * warpgroup_queries<kConfig>(args);
   BlockRange range =
       block_range<kConfig>(args, tile, query, min(end, queries<kConfig>(args, tile)));
   if constexpr (kConfig.split && !kPartsInTurn<kConfig>) {
@@ -226,7 +228,7 @@ __forceinline__ void own_range(BlockRange& own, const Args& args, const Tile& ti
   const int end = min(query + warpgroup_queries<kConfig>(args), seq_q);
   own = block_range<kConfig>(args, tile, query, end);
   if constexpr (kConfig.split && !kPartsInTurn<kConfig>) own.clip(all.begin, all.end);
-  if constexpr (kConfig.skip_blocks) {
+  if constexpr (kConfig.schedule.skip_blocks) {
     if (query >= seq_q) own.end = own.begin;
     if (own.begin >= own.end) own.begin = own.end = all.begin;
   } else {

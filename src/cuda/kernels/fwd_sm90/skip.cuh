@@ -13,7 +13,7 @@ using namespace tile;
 template <Config kConfig, bool kKeysOnly, class Consumer>
 __forceinline__ int skip_right(Consumer& c) {
   int skipped = 0;
-  if constexpr (kConfig.skip_blocks) {
+  if constexpr (kConfig.schedule.skip_blocks) {
     for (int block = c.tile_end - 1; block >= c.blocks.end && block >= c.tile_begin; --block) {
       c.wait_k();
       if (block > c.tile_begin) {
@@ -33,7 +33,7 @@ __forceinline__ int skip_right(Consumer& c) {
 }
 template <Config kConfig, class Consumer>
 __forceinline__ void skip_left(Consumer& c) {
-  if constexpr (kConfig.skip_blocks && kConfig.mask == Mask::both) {
+  if constexpr (kConfig.schedule.skip_blocks && kConfig.mask == Mask::both) {
     for (int block = c.blocks.begin - 1; block >= c.tile_begin; --block) {
       c.wait_k();
       c.await_turn();

@@ -24,65 +24,75 @@ using fwd_sm90::Config;
 using fwd_sm90::Lengths;
 using fwd_sm90::Mask;
 using fwd_sm90::Modification;
+using fwd_sm90::Schedule;
+using fwd_sm90::Shape;
 
-constexpr unsigned kThree = kOwnO | kLazyRescale | kTrustMaxima | kSkipBlocks;
-constexpr unsigned kTwo = kPingPong | kPingPongMasked | kLazyRescale | kTrustMaxima | kSkipBlocks;
-constexpr unsigned kOne = kOwnO | kLazyRescale | kTrustMaxima;
+/// Of a tile of one warpgroup, and of those whose rows list different tiles of keys.
+constexpr Schedule kAlone = {.ping_pong = false, .skip_blocks = false};
+/// Of 128 x 128 at dims 96 and 128.
+constexpr Schedule kSquare = {.skip_blocks = false, .lazy_rescale = false};
+constexpr Schedule kWindow = {.ping_pong = false, .q_by_need = true};
+constexpr Schedule kListed = {.skip_blocks = false};
 
-// warpgroups, block_n, stages, full, masked, traits, skewed.
+constexpr Shape shape(int warpgroups, int block_n, int stages) {
+  return {.warpgroups = warpgroups, .block_n = block_n, .stages = stages, .value_stages = stages};
+}
+/// O is staged in Q's place.
+constexpr Shape o_in_q(Shape shape, int held = 1) {
+  shape.own_o = false;
+  shape.held = held;
+  return shape;
+}
+constexpr Shape fewer_values(Shape shape) {
+  --shape.value_stages;
+  return shape;
+}
+constexpr Shape two_q(Shape shape) {
+  shape.q_buffers = 2;
+  return shape;
+}
+
+// shape, full, masked, schedule.
 // The tiles of one warpgroup are for few queries: copying K and V takes all the time then.
 constexpr Sm90Tile kTiles64[] = {
-    {3,
-     128,
-     3,
+    {two_q(shape(3, 128, 3)),
      {1.2, 1.228},
      {0.9, 1.225},
-     kThree | kTwo | kChainShort | kEarlyQWindow | kHalveCut | kValuesFirst},
-    {1, 128, 4, {2.0, 0.9}, {2.0, 0.9}, kOne}};
-constexpr Sm90Tile kTiles96[] = {{3, 96, 2, {2.4, 1.164}, {2.6, 1.147}, kThree | kTwo, 1.1},
-                                 {2,
-                                  128,
-                                  2,
-                                  {2.0, 1.13},
-                                  {1.55, 1.13},
-                                  kOwnO | kPingPong | kPingPongMasked | kTrustMaxima,
-                                  1.33},
-                                 {1, 128, 3, {3.0, 1.2}, {3.0, 1.2}, kOne}};
-constexpr Sm90Tile kTiles128[] = {
-    {3, 80, 2, {2.3, 1.182}, {2.3, 1.148}, kThree | kPingPong},
-    {2, 128, 2, {2.1, 1.284}, {1.55, 1.29}, kOwnO | kPingPong | kPingPongMasked | kTrustMaxima},
-    {3, 64, 4, {1.2, 0.94}, {1.2, 0.94}, kThree | kQByNeed | kWindowOnly},
-    {1, 128, 3, {2.2, 1.25}, {2.2, 1.25}, kOne}};
-constexpr Sm90Tile kTiles192[] = {{2, 112, 2, {4.55, 1.626}, {4.75, 1.537}, kTwo},
-                                  {1, 64, 3, {4.0, 1.2}, {4.0, 1.2}, kOne}};
-constexpr Sm90Tile kTiles192Values128[] = {{2, 112, 2, {3.7, 1.356}, {3.9, 1.29}, kTwo | kOwnO},
-                                           {1, 64, 3, {4.0, 1.0}, {4.0, 1.0}, kOne}};
-constexpr unsigned kWindow256 =
-    kLazyRescale | kTrustMaxima | kSkipBlocks | kQByNeed | kExtraKeyStage | kWindowOnly;
-constexpr Sm90Tile kTiles256[] = {{2, 80, 2, {4.6, 1.563}, {4.3, 1.505}, kTwo},
-                                  {2, 64, 3, {4.3, 1.16}, {4.3, 1.16}, kWindow256},
-                                  {1, 64, 3, {4.0, 1.5}, {4.0, 1.5}, kLazyRescale | kTrustMaxima}};
+     {.values_first = true, .halve_cut = true, .chain_tiles = true, .dynamic = true}},
+    {shape(1, 128, 4), {2.0, 0.9}, {2.0, 0.9}, kAlone}};
+constexpr Sm90Tile kTiles96[] = {{shape(3, 96, 2), {2.4, 1.164}, {2.6, 1.147}, {}, true, 1.1},
+                                 {shape(2, 128, 2), {2.0, 1.13}, {1.55, 1.13}, kSquare, true, 1.33},
+                                 {shape(1, 128, 3), {3.0, 1.2}, {3.0, 1.2}, kAlone}};
+constexpr Sm90Tile kTiles128[] = {{shape(3, 80, 2), {2.3, 1.182}, {2.3, 1.148}, {}, false},
+                                  {shape(2, 128, 2), {2.1, 1.284}, {1.55, 1.29}, kSquare},
+                                  {shape(3, 64, 4), {1.2, 0.94}, {1.2, 0.94}, kWindow},
+                                  {shape(1, 128, 3), {2.2, 1.25}, {2.2, 1.25}, kAlone}};
+constexpr Sm90Tile kTiles192[] = {{o_in_q(shape(2, 112, 2)), {4.55, 1.626}, {4.75, 1.537}, {}},
+                                  {shape(1, 64, 3), {4.0, 1.2}, {4.0, 1.2}, kAlone}};
+constexpr Sm90Tile kTiles192Values128[] = {{shape(2, 112, 2), {3.7, 1.356}, {3.9, 1.29}, {}},
+                                           {shape(1, 64, 3), {4.0, 1.0}, {4.0, 1.0}, kAlone}};
+constexpr Sm90Tile kTiles256[] = {
+    {o_in_q(shape(2, 80, 2)), {4.6, 1.563}, {4.3, 1.505}, {}},
+    {fewer_values(o_in_q(shape(2, 64, 3))), {4.3, 1.16}, {4.3, 1.16}, kWindow},
+    {o_in_q(shape(1, 64, 3)), {4.0, 1.5}, {4.0, 1.5}, kAlone}};
 
 // With a block list: a row block of two warpgroups is one of the list's of 128 queries or a part of
 // it. Keys by 128, by 64 where blocks of keys are smaller or dims larger. From the third on rows of
 // 64 list different tiles: nobody takes turns, many stages let one warpgroup go ahead of the other.
 // With more rows a tile of keys is copied for more who list it; where scores are modified there are
 // no registers for two row blocks.
-constexpr unsigned kListApart = kTrustMaxima | kOwnO | kLazyRescale;
-constexpr unsigned kListHeld = kTrustMaxima | kLazyRescale;
-constexpr unsigned kList = kListApart | kPingPong | kPingPongMasked;
-constexpr Sm90Tile kLists64[] = {{2, 128, 4, {2.0, 0.85}, {2.0, 0.9}, kList},
-                                 {2, 64, 6, {2.0, 0.5}, {2.0, 0.55}, kList},
-                                 {6, 64, 11, {4.0, 2.2}, {4.0, 2.3}, kListHeld, 1.0, 2},
-                                 {2, 64, 8, {2.0, 0.95}, {2.0, 1.0}, kListApart}};
-constexpr Sm90Tile kLists128[] = {{2, 128, 2, {2.1, 1.284}, {2.1, 1.35}, kList & ~kLazyRescale},
-                                  {2, 64, 4, {2.1, 0.7}, {2.1, 0.75}, kList & ~kLazyRescale},
-                                  {4, 64, 5, {4.0, 2.2}, {4.0, 2.3}, kListHeld, 1.0, 2},
-                                  {2, 64, 6, {2.1, 1.33}, {2.1, 1.38}, kTrustMaxima}};
-constexpr unsigned kList256 = kTrustMaxima | kLazyRescale | kExtraKeyStage;
+constexpr Schedule kApart128 = {.ping_pong = false, .skip_blocks = false, .lazy_rescale = false};
+constexpr Sm90Tile kLists64[] = {{shape(2, 128, 4), {2.0, 0.85}, {2.0, 0.9}, kListed},
+                                 {shape(2, 64, 6), {2.0, 0.5}, {2.0, 0.55}, kListed},
+                                 {o_in_q(shape(6, 64, 11), 2), {4.0, 2.2}, {4.0, 2.3}, kAlone},
+                                 {shape(2, 64, 8), {2.0, 0.95}, {2.0, 1.0}, kAlone}};
+constexpr Sm90Tile kLists128[] = {{shape(2, 128, 2), {2.1, 1.284}, {2.1, 1.35}, kSquare},
+                                  {shape(2, 64, 4), {2.1, 0.7}, {2.1, 0.75}, kSquare},
+                                  {o_in_q(shape(4, 64, 5), 2), {4.0, 2.2}, {4.0, 2.3}, kAlone},
+                                  {o_in_q(shape(2, 64, 6)), {2.1, 1.33}, {2.1, 1.38}, kApart128}};
 constexpr Sm90Tile kLists256[] = {
-    {2, 64, 3, {4.3, 1.3}, {4.3, 1.4}, kList256 | kPingPong | kPingPongMasked},
-    {2, 64, 3, {4.3, 1.3}, {4.3, 1.4}, kList256}};
+    {fewer_values(o_in_q(shape(2, 64, 3))), {4.3, 1.3}, {4.3, 1.4}, kListed},
+    {fewer_values(o_in_q(shape(2, 64, 3))), {4.3, 1.3}, {4.3, 1.4}, kAlone}};
 
 /// Up to this many keys, memory is a large part of the time: sections of heads are small, and the
 /// start and end of a tile count.
@@ -132,9 +142,11 @@ TileBlocks blocks_of_tile(const Problem& p, const Sm90Tile& tile, std::int64_t q
   const auto rows = static_cast<double>(sm90_query_rows(p));
   const double keys = std::min(visible_pairs(p), listed_pairs(p)) / std::max(1.0, rows);
   const double cut =
-      p.has_positional_mask() ? 0.5 * static_cast<double>(tile.block_n + queries) : 0.0;
-  const double all = std::ceil(static_cast<double>(p.seq_k) / tile.block_n);
-  const auto blocks = [&](double of) { return std::clamp((of + cut) / tile.block_n, 1.0, all); };
+      p.has_positional_mask() ? 0.5 * static_cast<double>(tile.shape.block_n + queries) : 0.0;
+  const double all = std::ceil(static_cast<double>(p.seq_k) / tile.shape.block_n);
+  const auto blocks = [&](double of) {
+    return std::clamp((of + cut) / tile.shape.block_n, 1.0, all);
+  };
   // Under a mask the last row or, with fewer keys than queries, one before it sees most.
   std::int64_t most = 0;
   const Sequence s{.q_begin = 0, .q_length = p.seq_q, .k_begin = 0, .k_length = p.seq_k};
@@ -157,22 +169,23 @@ double paged_us(const Problem& p, const Sm90Tile& tile, double block_us) {
   if (!p.paged) return block_us;
   // Of a warp's box of a panel; of a panel's row that threads copy, an estimate.
   constexpr double kBoxUs = 0.035, kRowUs = 2.5e-3;
-  const int boxes = tile.block_n / sm90_box_rows(p, tile.block_n);
+  const int boxes = tile.shape.block_n / sm90_box_rows(p, tile.shape.block_n);
   const auto panels = static_cast<double>(ceil_div(p.head_dim, 64) + ceil_div(p.head_dim_v, 64));
-  const bool by_rows = sm90_page_copies(p, tile.block_n) == fwd_sm90::PageCopies::rows;
+  const bool by_rows = sm90_page_copies(p, tile.shape.block_n) == fwd_sm90::PageCopies::rows;
   const double copy_us =
-      by_rows ? kRowUs * tile.block_n * panels
+      by_rows ? kRowUs * tile.shape.block_n * panels
               : kBoxUs * panels * std::ceil(static_cast<double>(boxes) / fwd_sm90::kProducerWarps);
   return std::max(block_us, copy_us) + 0.5 * std::min(block_us, copy_us);
 }
 
 /// What the options slow a block down by, as measured on an H200.
 double options_factor(const Problem& p, const Sm90Tile& tile) {
-  const double drop_us = 1.4e-4 * tile.block_m() * tile.block_n;
+  const double drop_us = 1.4e-4 * tile.block_m() * tile.shape.block_n;
   double factor = drops(p) ? 1.0 + drop_us / tile.full.block_us : 1.0;
   if (p.mask.defined()) factor *= 1.25;
   if (p.bias.defined())
-    factor *= tile.block_n % 64 == 0 && bias_begins_even(p) ? 2.0 : 3.0;  // by memory, one by one
+    factor *=
+        tile.shape.block_n % 64 == 0 && bias_begins_even(p) ? 2.0 : 3.0;  // by memory, one by one
   return factor;
 }
 
@@ -294,10 +307,12 @@ namespace {
 /// one by one. So they are too where a warp cannot share a row's copies.
 void make_room(Config& config) {
   if (!config.options.bias() && !config.options.dropout) return;
-  config.options.pairs.staged &= config.block_n % 64 == 0;
+  config.options.pairs.staged &= config.shape.block_n % 64 == 0;
   const auto fits = [&] { return fwd_sm90::SharedPlan(config).bytes <= kSharedLimit; };
-  if (!fits() && config.chain_tiles) config.chain_tiles = false, config.q_buffers = 1;
-  while (!fits() && config.value_stages > 2) --config.stages, --config.value_stages;
+  if (!fits() && config.schedule.chain_tiles)
+    config.schedule.chain_tiles = false, config.shape.q_buffers = 1;
+  while (!fits() && config.shape.value_stages > 2)
+    --config.shape.stages, --config.shape.value_stages;
   if (!fits()) config.options.pairs.staged = false;
 }
 
@@ -318,39 +333,31 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   config.element = p.dtype == DType::bfloat16 ? tile::Element::bf16 : tile::Element::fp16;
   config.head_dim = host::padded(p.head_dim);
   config.head_dim_v = host::padded(p.head_dim_v);
-  config.warpgroups = tile.warpgroups;
-  config.held = tile.held;
-  config.block_n = tile.block_n;
-  config.stages = tile.stages;
-  config.value_stages = tile.stages - (tile.has(kExtraKeyStage) ? 1 : 0);
-  config.own_o = tile.has(kOwnO);
-  config.lazy_rescale = tile.has(kLazyRescale);
+  config.shape = tile.shape;
   config.mask = sm90_mask(p).mask;
-  config.skip_blocks = tile.has(kSkipBlocks);
-  config.lists = tile_lists_kind(p, tile.block_m(), tile.block_n);
+  config.lists = tile_lists_kind(p, tile.block_m(), tile.shape.block_n);
   config.modification = modification(p);
   config.expressions = expressions_of(p);
   config.expressions.strip = config.modification != Modification::alibi && strips_score(p);
   config.options = options_of(p);
-  // Under a mask function without a list, rows may have seen nothing before a block that they see.
-  config.trust_maxima = tile.has(kTrustMaxima) &&
-                        (config.modification != Modification::general || p.bias.defined()) &&
-                        (config.expressions.mask == 0 || config.lists != fwd_sm90::Lists::none) &&
-                        !(config.options.mask && config.modification == Modification::softcap);
   config.lengths = sm90_lengths(p);
-  config.pages = sm90_page_copies(p, tile.block_n);
+  config.pages = sm90_page_copies(p, tile.shape.block_n);
   config.pack_heads = sm90_pack_shift(p, tile) > 0;
   config.split = split;
   const bool masked = config.mask != Mask::none;
-  config.ping_pong = tile.has(masked ? kPingPongMasked : kPingPong);
+  const Schedule& good = tile.schedule;
+  Schedule& schedule = config.schedule;
+  schedule.skip_blocks = good.skip_blocks;
+  schedule.lazy_rescale = good.lazy_rescale;
+  schedule.ping_pong = good.ping_pong && (!masked || tile.masked_turns);
   // A counter pays where tiles differ, and at dim 64, whose tiles are short. It counts to 2^24.
   const QueryGrid g = query_grid(p, tile);
   const bool dense = config.lengths == Lengths::dense;
   const double tiles = static_cast<double>(g.heads * g.blocks) * (split ? kMostSplits : 1);
   const bool listed = config.lists != tile::Lists::none;
-  config.dynamic = (masked || tile.has(kChainShort) || !dense || listed) && tiles < 0x1p23;
-  config.chain_tiles = tile.has(kChainShort) && !split && dense && !config.pack_heads &&
-                       config.mask != Mask::both && (!masked || p.seq_k <= kShortKeys);
+  schedule.dynamic = (masked || good.dynamic || !dense || listed) && tiles < 0x1p23;
+  schedule.chain_tiles = good.chain_tiles && !split && dense && !config.pack_heads &&
+                         config.mask != Mask::both && (!masked || p.seq_k <= kShortKeys);
   const bool plain = dense && !config.pack_heads && !split;
   const bool unmodified =
       config.modification == Modification::none && !config.expressions.any() && !p.bias.defined();
@@ -358,21 +365,21 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   const bool adds = config.modification == Modification::alibi ||
                     (config.modification == Modification::none && config.expressions.mask == 0 &&
                      (config.expressions.score == 0 || !masked));
-  config.values_first =
-      tile.has(kValuesFirst) && plain && (unmodified || (adds && !config.options.any()));
-  config.halve_cut = masked && tile.has(kHalveCut) && plain && !config.options.mask &&
-                     !config.options.tree && !config.options.dropout &&
-                     (unmodified || (config.modification == Modification::softcap &&
-                                     config.mask == Mask::right && !config.expressions.any()));
+  schedule.values_first =
+      good.values_first && plain && (unmodified || (adds && !config.options.any()));
+  schedule.halve_cut = masked && good.halve_cut && plain && !config.options.mask &&
+                       !config.options.tree && !config.options.dropout &&
+                       (unmodified || (config.modification == Modification::softcap &&
+                                       config.mask == Mask::right && !config.expressions.any()));
   const bool falls = p.score_affine == nullptr || p.score_affine->distance >= 0;
   const bool slopes = p.alibi_slopes.defined() || (p.score_function.defined() && falls);
-  config.from_diagonal = slopes && !masked && !split && !config.pack_heads && !listed &&
-                         !config.paged() && !config.options.mask;
+  schedule.from_diagonal = slopes && !masked && !split && !config.pack_heads && !listed &&
+                           !config.paged() && !config.options.mask;
   // The short tiles of a window wait for Q as often as for keys.
   const bool short_window = is_short_window(p) && plain && !listed;
-  const bool early_q = short_window && tile.has(kEarlyQWindow) && unmodified;
-  config.q_buffers = config.chain_tiles || early_q ? 2 : 1;
-  config.q_by_need = short_window && tile.has(kQByNeed);
+  schedule.q_by_need = good.q_by_need && short_window;
+  // A second buffer of Q where the tile has room for one.
+  if (!schedule.chain_tiles && !(short_window && unmodified)) config.shape.q_buffers = 1;
   make_room(config);
   return config;
 }
@@ -410,8 +417,8 @@ Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
     return {&tile, 1, predict(p, tile, 1, machine)};
   }
   for (const Sm90Tile& tile : sm90_tiles(p)) {
-    if (tile.has(kWindowOnly) && !is_short_window(p)) continue;
-    const std::int64_t blocks = ceil_div(p.seq_k, tile.block_n);
+    if (tile.for_windows() && !is_short_window(p)) continue;
+    const std::int64_t blocks = ceil_div(p.seq_k, tile.shape.block_n);
     const auto consider = [&](std::int64_t wanted) {
       if (wanted < 1) return;
       // Fewer than two blocks a part do not pay for the merge.
@@ -419,7 +426,7 @@ Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
       if (wanted > 1 && has_tile_lists(p)) return;
       const std::int64_t per_part = ceil_div(blocks, wanted);
       const int splits = static_cast<int>(ceil_div(blocks, per_part));
-      if (!admits(p, {tile.block_m(), tile.block_n, splits})) return;
+      if (!admits(p, {tile.block_m(), tile.shape.block_n, splits})) return;
       const double ms = predict(p, tile, splits, machine);
       if (best.tile == nullptr || ms < best.ms) best = {&tile, splits, ms};
     };

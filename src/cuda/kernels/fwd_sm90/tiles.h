@@ -14,32 +14,18 @@ struct Sm90Time {
   double fixed_us, block_us;
 };
 
-/// What was found good for a tile.
-enum Sm90Trait : unsigned {
-  kOwnO = 1 << 0,            ///< O is staged in shared memory of its own
-  kPingPong = 1 << 1,        ///< where nothing is masked
-  kPingPongMasked = 1 << 2,  ///< under a mask
-  kLazyRescale = 1 << 3,
-  kTrustMaxima = 1 << 4,
-  kSkipBlocks = 1 << 5,
-  kChainShort = 1 << 6,     ///< chained tiles at short lengths
-  kEarlyQWindow = 1 << 7,   ///< two buffers of Q under a short window
-  kWindowOnly = 1 << 8,     ///< taken for short windows alone
-  kHalveCut = 1 << 9,       ///< halves of cut blocks where nothing modifies the scores
-  kQByNeed = 1 << 10,       ///< Q copied by need under a short window
-  kValuesFirst = 1 << 11,   ///< where nothing modifies the scores
-  kExtraKeyStage = 1 << 12  ///< one stage of V less than of K
-};
-
-/// A tile that was found good.
+/// A tile that was found good. sm90_config() takes its shape and schedule as far as the problem
+/// allows.
 struct Sm90Tile {
-  int warpgroups, block_n, stages;
+  fwd_sm90::Shape shape;
   Sm90Time full, masked;
-  unsigned traits;      ///< Sm90Trait
+  fwd_sm90::Schedule schedule;
+  bool masked_turns = true;  ///< ping_pong under a mask too
   double skewed = 1.0;  ///< block_us of rows that begin inside of 32 bytes, over that of others
-  int held = 1;         ///< of the warpgroups' row blocks, one after the other by one warpgroup
-  int block_m() const { return 64 * warpgroups; }
-  bool has(unsigned trait) const { return (traits & trait) != 0; }
+
+  int block_m() const { return 64 * shape.warpgroups; }
+  /// Taken for short windows alone.
+  bool for_windows() const { return schedule.q_by_need; }
 };
 
 /// Candidates for a problem's head dims.

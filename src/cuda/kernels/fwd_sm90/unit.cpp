@@ -12,6 +12,20 @@ constexpr int kSharedLimit = 227 * 1024;
 /// Accumulators and P fragments of a thread that compile without spills (fwd_sm90/README.md).
 constexpr int kRegisters2 = 200, kRegisters3 = 128;
 
+std::string shape_text(const fwd_sm90::Shape& s) {
+  return number_text("warpgroups", s.warpgroups) + number_text("block_n", s.block_n) +
+         number_text("stages", s.stages) + number_text("value_stages", s.value_stages) +
+         number_text("q_buffers", s.q_buffers) + (s.held > 1 ? number_text("held", s.held) : "") +
+         flag_text("own_o", s.own_o);
+}
+std::string schedule_text(const fwd_sm90::Schedule& s) {
+  return flag_text("ping_pong", s.ping_pong) + flag_text("skip_blocks", s.skip_blocks) +
+         flag_text("lazy_rescale", s.lazy_rescale) + flag_text("values_first", s.values_first) +
+         flag_text("halve_cut", s.halve_cut) + flag_text("q_by_need", s.q_by_need) +
+         flag_text("chain_tiles", s.chain_tiles) + flag_text("dynamic", s.dynamic) +
+         (s.from_diagonal ? flag_text("from_diagonal", true) : "");
+}
+
 }  // namespace
 
 std::string config_refusal(const fwd_sm90::Config& config) {
@@ -20,9 +34,9 @@ std::string config_refusal(const fwd_sm90::Config& config) {
     return "its tiles take " + std::to_string(bytes) + " bytes of shared memory (at most " +
            std::to_string(kSharedLimit) + ")";
   }
-  const int registers =
-      config.block_n / 2 + config.block_n / 4 + config.held * config.head_dim_v / 2;
-  const int limit = config.computing() == 3 ? kRegisters3 : kRegisters2;
+  const int registers = config.shape.block_n / 2 + config.shape.block_n / 4 +
+                        config.shape.held * config.head_dim_v / 2;
+  const int limit = config.shape.computing() == 3 ? kRegisters3 : kRegisters2;
   if (registers > limit) {
     return "S, P and O take " + std::to_string(registers) + " registers of a thread (at most " +
            std::to_string(limit) + ")";
@@ -35,23 +49,14 @@ KernelUnit fwd_sm90_unit(const fwd_sm90::Config& c) {
   unit.stem = "fwd_sm90";
   unit.file = "fwd_sm90/kernel";
   unit.config = element_text(c.element) + number_text("head_dim", c.head_dim) +
-                number_text("head_dim_v", c.head_dim_v) + number_text("warpgroups", c.warpgroups) +
-                number_text("block_n", c.block_n) + number_text("stages", c.stages) +
-                number_text("value_stages", c.value_stages) +
-                number_text("q_buffers", c.q_buffers) + flag_text("own_o", c.own_o) +
-                flag_text("ping_pong", c.ping_pong) + flag_text("values_first", c.values_first) +
-                flag_text("lazy_rescale", c.lazy_rescale) +
-                flag_text("trust_maxima", c.trust_maxima) + flag_text("halve_cut", c.halve_cut) +
-                flag_text("q_by_need", c.q_by_need) + flag_text("chain_tiles", c.chain_tiles) +
-                flag_text("skip_blocks", c.skip_blocks) + flag_text("dynamic", c.dynamic) +
+                number_text("head_dim_v", c.head_dim_v) + group_text("shape", shape_text(c.shape)) +
+                group_text("schedule", schedule_text(c.schedule)) +
                 enum_text("mask", "Mask", c.mask) +
                 enum_text("modification", "Modification", c.modification) +
                 enum_text("lengths", "Lengths", c.lengths) + flag_text("pack_heads", c.pack_heads) +
                 flag_text("split", c.split);
-  if (c.from_diagonal) unit.config += flag_text("from_diagonal", true);
   if (c.lists != fwd_sm90::Lists::none) {
     unit.config += enum_text("lists", "Lists", c.lists);
-    if (c.held > 1) unit.config += number_text("held", c.held);
     unit.args = "ListArgs";
   }
   if (c.paged()) {
@@ -59,13 +64,13 @@ KernelUnit fwd_sm90_unit(const fwd_sm90::Config& c) {
     unit.args = "PagedArgs";
   }
   unit.config += expressions_text(c.expressions) + options_text(c.options);
-  unit.threads = 128 * (c.computing() + 1);
+  unit.threads = 128 * (c.shape.computing() + 1);
   unit.shared_bytes = fwd_sm90::SharedPlan(c).bytes;
   unit.prelude = "#include \"cuda/tile/hopper/wgmma.cuh\"\n";
-  if (c.block_n == c.head_dim_v) {
-    unit.prelude += wgmma_text(c.element, {c.block_n, true, true});
+  if (c.shape.block_n == c.head_dim_v) {
+    unit.prelude += wgmma_text(c.element, {c.shape.block_n, true, true});
   } else {
-    unit.prelude += wgmma_text(c.element, {c.block_n, true, false});
+    unit.prelude += wgmma_text(c.element, {c.shape.block_n, true, false});
     unit.prelude += wgmma_text(c.element, {c.head_dim_v, false, true});
   }
   return unit;

@@ -24,11 +24,9 @@ struct Config {
   int k_stages = 2;      ///< of K in shared memory
   int v_stages = 1;
   Mask mask = Mask::none;
-  bool modified = false;   ///< logits are worked out before the mask: scale not positive, or
-  bool softcap = false;    ///< (implies modified)
-  bool alibi = false;      ///< (implies modified)
-  bool exact = false;      ///< small problems: dS in two planes
-  bool ping_pong = false;  ///< the warpgroups take turns at issuing products
+  bwd_sm90::Logits logits;           ///< modified where there is ALiBi
+  bool two_plane = false;            ///< small problems: dS in two planes
+  bool ping_pong = false;            ///< the warpgroups take turns at issuing products
   Lengths lengths = Lengths::dense;  ///< that the device must look up: then Args are RaggedArgs
   bool operator==(const Config&) const = default;
   constexpr bool ragged() const { return lengths != Lengths::dense; }
@@ -62,10 +60,8 @@ constexpr Config config_beside(const bwd_sm90::Config& of) {
   c.head_dim = of.head_dim;
   c.head_dim_v = of.head_dim_v;
   c.mask = of.mask;
-  c.modified = of.modified;
-  c.softcap = of.softcap;
-  c.alibi = of.alibi;
-  c.exact = of.exact;
+  c.logits = of.logits;
+  c.two_plane = of.two_plane;
   c.lengths = of.lengths;
   c.k_stages = 3;
   if (SharedPlan(c).bytes > kRoom) c.k_stages = 2;
@@ -111,13 +107,13 @@ inline Args args_beside(const bwd_sm90::Config& config, const bwd_sm90::Args& of
   args.heads_q = of.heads_q, args.heads_k = of.heads_k, args.group = of.group;
   args.seq_q = of.seq_q, args.seq_k = of.seq_k, args.rows_q = of.rows_q;
   args.scale = of.scale, args.scale_log2 = of.scale_log2;
-  args.offset_factor = config.fold_lse ? of.scale_log2 : 1.0F;
+  args.offset_factor = config.fold_lse() ? of.scale_log2 : 1.0F;
   args.scale_cap = of.scale_cap, args.cap_log2 = of.cap_log2;
   args.alibi = of.alibi, args.alibi_b = of.alibi_b, args.alibi_h = of.alibi_h;
   args.low = of.low, args.high = of.high;
   args.offset = of.offset, args.delta = of.delta;
   args.prepared = of.prepared;
-  args.warps = static_cast<unsigned>(of.rows_q / config.chunk_rows * of.group * 8);
+  args.warps = static_cast<unsigned>(of.rows_q / config.shape.chunk_rows * of.group * 8);
   return args;
 }
 

@@ -37,7 +37,7 @@ struct Consumer {
   float rdP[kBlockN / 2];      ///< dP
   bwd_sm90::WideSums<kD> rDq;  ///< dQ / scale
   u32 rdS[kBlockN / 4];
-  u32 rdSlow[kConfig.exact ? kBlockN / 4 : 1];  ///< what rounding took from it
+  u32 rdSlow[kConfig.two_plane ? kBlockN / 4 : 1];  ///< what rounding took from it
 
   __forceinline__ Consumer(const Args& a, u32 shared_base, int group)
       : args(a),
@@ -118,7 +118,7 @@ struct Consumer {
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) offset[r] *= args.offset_factor;
-    if constexpr (kConfig.alibi) {
+    if constexpr (kConfig.logits.alibi) {
       // Queries behind the last sequence have no slope.
       const bool behind = kConfig.lengths == Lengths::packed && tile.seq_k == 0;
       slope =
@@ -153,14 +153,14 @@ struct Consumer {
     const u64 k = dKt + held * (kPlan.columns / 16);
     wgmma_fence();
     rDq.template add_product<kElement>(rdS, k);
-    if constexpr (kConfig.exact) rDq.template add_product<kElement>(rdSlow, k);
+    if constexpr (kConfig.two_plane) rDq.template add_product<kElement>(rdSlow, k);
     wgmma_commit();
   }
   /// dQ has been summed: its K is free.
   __forceinline__ void finish_dq() {
     rDq.pin_all();
     pin(rdS);
-    if constexpr (kConfig.exact) pin(rdSlow);
+    if constexpr (kConfig.two_plane) pin(rdSlow);
     release(shared.k_empty(held));
   }
 
@@ -169,17 +169,17 @@ struct Consumer {
   /// (F2, F3) raw scores to logits in the log2 domain, where they are not just scaled; the slope of
   /// the softcap goes to `gate`.
   __forceinline__ float modify(float s, int i, float& gate) const {
-    if constexpr (kConfig.softcap) {
+    if constexpr (kConfig.logits.softcap) {
       const float t = tanh_fast(args.scale_cap * s);
       gate = __fmaf_rn(-t, t, 1.0F);
       s = t * args.cap_log2;
-    } else if constexpr (kConfig.modified) {
+    } else if constexpr (kConfig.logits.modified) {
       s *= args.scale_log2;
     }
     return s;
   }
   __forceinline__ void add_bias(int block) {
-    if constexpr (kConfig.alibi) {
+    if constexpr (kConfig.logits.alibi) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float distance =
@@ -219,19 +219,20 @@ struct Consumer {
   /// (B1) P = exp(min(S - LSE, 0)), with a softcap times its slope
   template <bool kMasked>
   __forceinline__ void probabilities(int block) {
-    float gate[kConfig.softcap ? kBlockN / 2 : 1];
-    if constexpr (kConfig.modified) {
+    float gate[kConfig.logits.softcap ? kBlockN / 2 : 1];
+    if constexpr (kConfig.logits.modified) {
 #pragma unroll
-      for (int i = 0; i < kBlockN / 2; ++i) rS[i] = modify(rS[i], i, gate[kConfig.softcap ? i : 0]);
+      for (int i = 0; i < kBlockN / 2; ++i)
+        rS[i] = modify(rS[i], i, gate[kConfig.logits.softcap ? i : 0]);
       add_bias(block);
     }
     if constexpr (kMasked) mask(block);
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i) {
       const float l = offset[i / 2 % 2];
-      const float x = kConfig.modified ? rS[i] + l : __fmaf_rn(rS[i], args.scale_log2, l);
+      const float x = kConfig.logits.modified ? rS[i] + l : __fmaf_rn(rS[i], args.scale_log2, l);
       rS[i] = min_nan(exp2_approx(x), 1.0F);
-      if constexpr (kConfig.softcap) rS[i] *= gate[i];
+      if constexpr (kConfig.logits.softcap) rS[i] *= gate[i];
     }
   }
   /// (B5) dS = P (dP - delta), rounded
@@ -240,7 +241,7 @@ struct Consumer {
     for (int i = 0; i < kBlockN / 4; ++i) {
       const float l = delta[i % 2];
       const float a = rS[2 * i] * (rdP[2 * i] - l), b = rS[2 * i + 1] * (rdP[2 * i + 1] - l);
-      if constexpr (kConfig.exact) {
+      if constexpr (kConfig.two_plane) {
         pack_planes<kElement>(rdS[i], rdSlow[i], a, b);
       } else {
         rdS[i] = pack<kElement>(a, b);
@@ -281,7 +282,7 @@ struct Consumer {
   __forceinline__ void step(int block) {
     await_turn();
     issue_dq();
-    if constexpr (kConfig.exact) {
+    if constexpr (kConfig.two_plane) {
       wgmma_wait<0>();  // two planes take too many registers beside S and dP
       finish_dq();
     }
@@ -290,7 +291,7 @@ struct Consumer {
     wait_v();
     issue_dp();
     pass_turn();
-    if constexpr (!kConfig.exact) {
+    if constexpr (!kConfig.two_plane) {
       wgmma_wait<2>();  // dQ; its K is wanted for the block after the next
       finish_dq();
     }

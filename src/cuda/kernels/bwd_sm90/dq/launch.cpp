@@ -9,6 +9,7 @@
 #include "cuda/host/tile_order.h"
 #include "cuda/host/wgmma_text.h"
 #include "cuda/jit/config_text.h"
+#include "cuda/kernels/bwd_sm90/unit.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "problem/blocks.h"
 
@@ -37,8 +38,7 @@ KernelUnit bwd_dq_sm90_unit(const Config& c) {
   unit.config = element_text(c.element) + number_text("head_dim", c.head_dim) +
                 number_text("head_dim_v", c.head_dim_v) + number_text("k_stages", c.k_stages) +
                 number_text("v_stages", c.v_stages) + enum_text("mask", "Mask", c.mask) +
-                flag_text("modified", c.modified) + flag_text("softcap", c.softcap) +
-                flag_text("alibi", c.alibi) + flag_text("exact", c.exact) +
+                logits_text(c.logits) + flag_text("two_plane", c.two_plane) +
                 flag_text("ping_pong", c.ping_pong);
   if (c.ragged()) {
     unit.config += enum_text("lengths", "Lengths", c.lengths);
