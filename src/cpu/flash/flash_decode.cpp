@@ -365,7 +365,8 @@ class Decode {
     const auto* data = static_cast<const std::byte*>(t.data);
     const std::int64_t h = place.h / p_.group(), first = h - n, last = first + g_.together - 1;
     const std::int64_t ld = t.strides[1], lowest = std::min(first * ld, last * ld);
-    const std::int64_t span = (g_.together - 1) * std::abs(ld) + t.sizes[3];
+    const std::int64_t span =
+        std::max<std::int64_t>(1, (g_.together - 1) * std::abs(ld) + t.sizes[3]);
     const std::int64_t asked = n * place.cols * t.sizes[3];
     const Ahead ahead{data + lowest * bytes,          next,      span,
                       static_cast<int>(asked / span), next_keys, asked % span};
