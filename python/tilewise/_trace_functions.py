@@ -231,26 +231,20 @@ def _gelu(x: Any, approximate: str = "none") -> Any:
     return _make("((0.5 * {0}) * (1.0 + tanh({1})))", x, inner)
 
 
-def _relu(x: Any, inplace: bool = False) -> Any:
+def _activation(template: str, x: Any, inplace: bool = False) -> Any:
     if inplace:
         raise _error("writes in place are not traced: leave inplace out")
-    return _make("relu({0})", x)
-
-
-def _silu(x: Any, inplace: bool = False) -> Any:
-    if inplace:
-        raise _error("writes in place are not traced: leave inplace out")
-    return _make("silu({0})", x)
+    return _make(template, x)
 
 
 def _leaky_relu(x: Any, negative_slope: Any = 0.01, inplace: bool = False) -> Any:
-    return _make("({0} + ({1} * ({2} - {0})))", _relu(x, inplace), negative_slope, x)
+    return _make(
+        "({0} + ({1} * ({2} - {0})))", _activation("relu({0})", x, inplace), negative_slope, x
+    )
 
 
 def _hardtanh(x: Any, min_val: Any = -1.0, max_val: Any = 1.0, inplace: bool = False) -> Any:
-    if inplace:
-        raise _error("writes in place are not traced: leave inplace out")
-    return _clamp(x, min_val, max_val)
+    return _clamp(_activation("{0}", x, inplace), min_val, max_val)
 
 
 def _softplus(x: Any) -> Any:
@@ -362,8 +356,8 @@ _FUNCTIONS: dict[str, Make] = {
     "fix": _trunc,
     "round": _round,
     "gelu": _gelu,
-    "relu": _relu,
-    "silu": _silu,
+    "relu": functools.partial(_activation, "relu({0})"),
+    "silu": functools.partial(_activation, "silu({0})"),
     "softplus": _softplus,
     "leaky_relu": _leaky_relu,
     "hardtanh": _hardtanh,
