@@ -166,9 +166,16 @@ def to_storage(x: np.ndarray, dtype: str) -> np.ndarray:
     if dtype == "float16":
         return x.astype(np.float16)
     if dtype == "bfloat16":
-        bits = x.view(np.uint32)
+        bits = np.ascontiguousarray(x).view(np.uint32)
         return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
     return x
+
+
+def from_storage(x: np.ndarray, dtype: str) -> np.ndarray:
+    """The way back, in float32."""
+    if dtype == "bfloat16":
+        return (x.astype(np.uint32) << 16).view(np.float32)
+    return x.astype(np.float32)
 
 
 def tensor(array: np.ndarray, dtype: str = "float32") -> Tensor:
@@ -180,12 +187,17 @@ def tensor(array: np.ndarray, dtype: str = "float32") -> Tensor:
 
 
 class Library:
-    """libtilewise; a call runs on the calling thread alone or on the default pool."""
+    """libtilewise; a call runs on the calling thread alone or on the default pool.
 
-    def __init__(self, path: Path) -> None:
+    `alone`: a native executor of one thread; a call of Python's for each region shows in short
+    problems.
+    """
+
+    def __init__(self, path: Path, alone: object = _one_thread) -> None:
         self._lib = ctypes.CDLL(str(path))
         self._lib.tw_last_error.restype = ctypes.c_char_p
-        self._alone = Executor(concurrency=1, parallel_for=_one_thread)
+        run = ctypes.cast(alone, _PARALLEL_FOR)
+        self._alone = Executor(concurrency=1, parallel_for=run)
 
     def prepare(
         self,

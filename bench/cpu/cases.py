@@ -1,7 +1,11 @@
-"""What bench/cpu measures: the lines of issue 5's table."""
+"""What bench/cpu measures: the lines of issue 5's table, or the cells of a preset."""
 
+import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+
+from bench.peers.problem import read_preset
 
 
 @dataclass(frozen=True)
@@ -15,6 +19,8 @@ class Case:
     threads: int = 1
     batch: int = 1
     heads: int = 8
+    kv_heads: int = 8
+    layout: str = "bhsd"
     kernel: str = ""  # a row of ours to force
     probe: str = "avx512"  # which registers the probe multiplies
 
@@ -30,7 +36,9 @@ class Case:
         if self.seq_q != self.seq_k:
             parts[2] = f"{self.seq_q} x {self.seq_k}"
         parts += ["causal"] if self.causal else []
-        parts += [f"H {self.heads}", f"{self.threads} threads", self.kernel]
+        heads = f"{self.heads}" if self.heads == self.kv_heads else f"{self.heads}:{self.kv_heads}"
+        parts += [f"B {self.batch}"] if self.batch > 1 else []
+        parts += [f"H {heads}", f"{self.threads} threads", self.kernel]
         return ", ".join(x for x in parts if x)
 
 
@@ -45,8 +53,9 @@ def cases(quick: bool) -> Iterator[Case]:
     for direction in ("fwd", "bwd"):
         for heads in (8, 1):
             for dim in (64, 128):
-                yield Case(direction, 2048, 2048, dim, threads=2, heads=heads)
-                yield Case(direction, 2048, 2048, dim, threads=1, heads=heads)
+                for threads in (2, 1):
+                    same = {"heads": heads, "kv_heads": heads}
+                    yield Case(direction, 2048, 2048, dim, threads=threads, **same)
     for direction in ("fwd", "bwd"):
         for dim in (64, 128):
             for causal in (False, True):
@@ -58,3 +67,25 @@ def cases(quick: bool) -> Iterator[Case]:
     for dtype in ("float32", "bfloat16"):
         for threads in (1, 2):
             yield Case("fwd", 1, 65536, 128, dtype=dtype, threads=threads)
+
+
+def preset_cases(path: Path, threads: int) -> Iterator[Case]:
+    """The cells of a preset file, a case for each pass."""
+    for cell in read_preset(path, argparse.Namespace()):
+        p = cell.problem
+        if p.is_served or p.packed or p.options != "none":
+            raise ValueError(f"{path.name}: no peer here takes '{p}'")
+        for direction in cell.passes:
+            yield Case(
+                direction,
+                p.seq,
+                p.keys,
+                p.dim,
+                p.causal,
+                p.dtype,
+                threads,
+                p.batch,
+                p.heads,
+                p.kv_heads,
+                p.layout,
+            )

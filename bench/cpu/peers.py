@@ -1,7 +1,7 @@
 """The libraries that bench/cpu measures beside ours. Each gives a call, or None where it has none.
 
 Inputs are q, k, v, dO: numpy arrays (B, H, S, D) in float32; each peer gets them in the layout it
-likes best.
+likes best, which is the case's for PyTorch.
 """
 
 import math
@@ -16,6 +16,15 @@ from ggml_peer import Ggml
 from cases import Case
 
 Call = Callable[[], Any]
+
+
+def grouped(case: Case, *arrays: np.ndarray) -> list[np.ndarray]:
+    """Query heads that share a key head as rows of one head: no peer reads shared keys once."""
+    q, k, v, d_o = arrays
+    if case.causal and case.heads != case.kv_heads:
+        raise ValueError("rows of grouped heads see what their query sees")
+    shape = (case.batch, case.kv_heads, -1, case.dim)
+    return [q.reshape(shape), k, v, d_o.reshape(shape)]
 
 
 class Torch:
@@ -34,7 +43,9 @@ class Torch:
     def prepare(self, case: Case, *arrays: np.ndarray) -> Call | None:
         torch = self._torch
         dtype = getattr(torch, case.dtype)
-        q, k, v, d_o = (torch.from_numpy(x).to(dtype) for x in arrays)
+        q, k, v, d_o = (torch.from_numpy(x).to(dtype) for x in grouped(case, *arrays))
+        if case.layout == "bshd":
+            q, k, v, d_o = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v, d_o))
         forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         with torch.no_grad():
@@ -74,7 +85,7 @@ class OnnxRuntime:
             self._model(case), options, providers=["CPUExecutionProvider"]
         )
         binding = session.io_binding()
-        for name, x in zip("qkv", arrays[:3], strict=True):
+        for name, x in zip("qkv", grouped(case, *arrays)[:3], strict=True):
             rows = np.ascontiguousarray(x.transpose(0, 2, 1, 3)).reshape(x.shape[0], x.shape[2], -1)
             binding.bind_cpu_input(name, rows)
         binding.bind_output("o", "cpu")
@@ -85,20 +96,19 @@ class OnnxRuntime:
         import onnx
         from onnx import TensorProto, helper
 
-        hidden = case.heads * case.dim
+        hidden = case.kv_heads * case.dim
+        rows = case.seq_q * (case.heads // case.kv_heads)
         inputs = [
             helper.make_tensor_value_info(name, TensorProto.FLOAT, [case.batch, seq, hidden])
-            for name, seq in (("q", case.seq_q), ("k", case.seq_k), ("v", case.seq_k))
+            for name, seq in (("q", rows), ("k", case.seq_k), ("v", case.seq_k))
         ]
-        output = helper.make_tensor_value_info(
-            "o", TensorProto.FLOAT, [case.batch, case.seq_q, hidden]
-        )
+        output = helper.make_tensor_value_info("o", TensorProto.FLOAT, [case.batch, rows, hidden])
         node = helper.make_node(
             "MultiHeadAttention",
             ["q", "k", "v"],
             ["o"],
             domain="com.microsoft",
-            num_heads=case.heads,
+            num_heads=case.kv_heads,
             unidirectional=int(case.causal),
             scale=1.0 / math.sqrt(case.dim),
         )

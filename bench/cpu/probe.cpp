@@ -45,6 +45,11 @@ __attribute__((target("avx2"))) double probe_read_gbps(const char* data, std::in
   return static_cast<double>(bytes) / (thread_seconds() - begin) * 1e-9;
 }
 
-double probe_thread_seconds() { return thread_seconds(); }
+/// An executor of one thread: tw_executor's parallel_for, without a way through Python.
+void probe_run_alone(void* /*context*/, std::int64_t tasks,
+                     void (*body)(void* context, std::int64_t task, std::int32_t worker),
+                     void* body_context) {
+  for (std::int64_t task = 0; task < tasks; ++task) body(body_context, task, 0);
+}
 
 }  // extern "C"

@@ -20,13 +20,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import capi
 import numpy as np
-import peers as peer_room
-
-from cases import Case, cases
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # cases reads presets as bench.peers does
+
+import capi  # noqa: E402
+import check  # noqa: E402
+import peers as peer_room  # noqa: E402
+
+from cases import Case, cases, preset_cases  # noqa: E402
+
 PROBE_SECONDS = 3e-3
 LEAST_SECONDS = 20e-3  # a timed run repeats short calls until it is this long
 
@@ -52,6 +56,7 @@ class Probe:
         self._lib = ctypes.CDLL(str(path))
         self._lib.probe_fma_gflops.restype = ctypes.c_double
         self._lib.probe_read_gbps.restype = ctypes.c_double
+        self.run_alone = self._lib.probe_run_alone
 
     def fma_gflops(self, kind: str) -> float:
         lanes = LANES[kind]
@@ -81,11 +86,42 @@ def aligned(x: np.ndarray) -> np.ndarray:
     return copy
 
 
+def as_numpy(x: np.ndarray) -> np.ndarray:
+    """A copy 16 bytes past a cache line: where NumPy's own large arrays lie."""
+    line, past = 64, 16
+    memory = np.empty(x.nbytes + line + past, np.uint8)
+    begin = -memory.ctypes.data % line + past
+    copy = memory[begin : begin + x.nbytes].view(x.dtype).reshape(x.shape)
+    copy[...] = x
+    return copy
+
+
+Place = Callable[[np.ndarray], np.ndarray]
+
+
+def laid_out(x: np.ndarray, case: Case, place: Place) -> np.ndarray:
+    """x (B, H, S, D) in memory of the case's layout."""
+    if case.layout == "bshd":
+        return place(np.ascontiguousarray(x.transpose(0, 2, 1, 3))).transpose(0, 2, 1, 3)
+    return place(x)
+
+
 def ours(
-    library: capi.Library, case: Case, arrays: list[np.ndarray], implementation: str
+    library: capi.Library,
+    case: Case,
+    arrays: list[np.ndarray],
+    implementation: str,
+    place: Place = aligned,
 ) -> Contestant:
-    q, k, v, d_o = (aligned(capi.to_storage(x, case.dtype)) for x in arrays)
-    o = aligned(np.zeros_like(q))
+    """`arrays` are q, k, v, dO in float32; outputs are NaN until they are written."""
+
+    def like(x: np.ndarray) -> np.ndarray:
+        empty = capi.to_storage(np.full(x.shape, np.nan, np.float32), case.dtype)
+        return laid_out(empty, case, place)
+
+    stored = [capi.to_storage(x, case.dtype) for x in arrays]
+    q, k, v, d_o = (laid_out(x, case, place) for x in stored)
+    o = like(q)
     lse = np.zeros(q.shape[:3], np.float32)
     named = {
         name: capi.tensor(x, case.dtype) for name, x in (("q", q), ("k", k), ("v", v), ("o", o))
@@ -96,7 +132,7 @@ def ours(
         library.prepare(
             capi.Forward(**named), causal=case.causal, one_thread=False, implementation="flash"
         )[0]()
-        gradients = [aligned(np.zeros_like(x)) for x in (q, k, v)]
+        gradients = [like(x) for x in (q, k, v)]
         args = capi.Backward(
             **named,
             d_o=capi.tensor(d_o, case.dtype),
@@ -112,13 +148,33 @@ def ours(
         forced = {"kernel": case.kernel}
     call, plan = library.prepare(args, causal=case.causal, one_thread=alone, **forced)
     keep = (q, k, v, d_o, o, lse, gradients)
-    return Contestant(
+    one = Contestant(
         implementation,
         plan.kernel.decode(),
         lambda _keep=keep: call(),
         plan.live_bytes / 2**20,
         plan.peak_bytes / 2**20,
     )
+    one.call()
+    results = gradients if case.direction == "bwd" else [o]
+    check.compare(case, stored, [capi.from_storage(x, case.dtype) for x in results])
+    return one
+
+
+def others(
+    library: capi.Library, case: Case, arrays: list[np.ndarray], chosen: str, place: Place
+) -> list[Contestant]:
+    """Ours by each other row that takes the case."""
+    found = []
+    for isa in ("amx", "avx512bf16", "avx512", "avx2"):
+        kernel = f"flash_{case.direction}_{isa}"
+        if kernel == chosen:
+            continue
+        try:
+            found.append(ours(library, replace(case, kernel=kernel), arrays, "flash", place))
+        except RuntimeError:  # the row refuses
+            continue
+    return found
 
 
 def timed(call: Callable[[], object], repeats: int, one_thread: bool) -> float:
@@ -152,7 +208,8 @@ def row(case: Case, one: Contestant, read_gbps: float | None) -> dict:
     usual = statistics.median(one.probe)  # a probe that was disturbed flatters the run beside it
     best = min(range(len(one.ms)), key=lambda i: one.ms[i])
     itemsize = 4 if case.dtype == "float32" else 2
-    moved = itemsize * case.batch * case.heads * case.dim * (2 * case.seq_q + 2 * case.seq_k)
+    rows = 2 * case.heads * case.seq_q + 2 * case.kv_heads * case.seq_k
+    moved = itemsize * case.batch * case.dim * rows
     return {
         "implementation": one.implementation,
         "kernel": one.kernel,
@@ -160,7 +217,7 @@ def row(case: Case, one: Contestant, read_gbps: float | None) -> dict:
         "dtype": case.dtype,
         "batch": case.batch,
         "heads": case.heads,
-        "kv_heads": case.heads,
+        "kv_heads": case.kv_heads,
         "seq_q": case.seq_q,
         "seq_k": case.seq_k,
         "head_dim": case.dim,
@@ -169,7 +226,7 @@ def row(case: Case, one: Contestant, read_gbps: float | None) -> dict:
         "mask": "none",
         "precision": "exact",
         "deterministic": False,
-        "layout": "bhsd",
+        "layout": case.layout,
         "threads": case.threads,
         "protocol": "interleaved",
         "pass": case.direction,
@@ -199,7 +256,7 @@ def show(case: Case, rows: list[dict]) -> None:
     for one in rows:
         rate = case.flops / one["ms_min"] * 1e-6
         line = f"  {one['implementation']:<12}{one['ms_min']:>10.3f} ms {rate:>7.1f} GFLOP/s"
-        line += f"  {one['probe_fraction']:.3f} of the probe"
+        line += f"  {one['probe_fraction']:.3f} of the probe  {one['kernel']}"
         line += f"  x {one['ms_min'] / rows[0]['ms_min']:.2f}"
         if one["read_gbps"]:
             gbps = one["gbps"] * one["ms_median"] / one["ms_min"]
@@ -233,6 +290,9 @@ def main() -> int:
     parser.add_argument("--build", type=Path, default=ROOT / "build/release")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="one length per path")
+    parser.add_argument("--preset", default="", help="cells of cases/presets, as NumPy allocates")
+    parser.add_argument("--threads", type=int, default=1, help="of a preset's cells")
+    parser.add_argument("--kernels", action="store_true", help="our other rows, forced, as peers")
     parser.add_argument("--isa", default="", help="force flash_fwd_ISA and flash_bwd_ISA")
     parser.add_argument("--only", default="", help="regular expression on a case's label")
     parser.add_argument("--peers", default="eager,torch,onnxruntime", help="names, comma-separated")
@@ -244,24 +304,33 @@ def main() -> int:
 
     names = args.peers.split(",")
     peers, versions = peer_room.available(names, args.ggml)
-    library = capi.Library(args.build / "libtilewise.so")
     probe = Probe(args.build / "bench/cpu/libbench_cpu_probe.so")
+    library = capi.Library(args.build / "libtilewise.so", probe.run_alone)
     report = {"schema_version": 1, "environment": environment(args.build / "tilewise")}
     report["environment"] |= {"peers": versions, "priority": raise_priority()}
+    if args.preset:
+        report["environment"]["note"] = "Arrays lie 16 bytes past a cache line, as NumPy's do"
     model = re.sub(r"[^a-z0-9]+", "-", report["environment"]["cpu"].lower()).strip("-")
     output = args.output or ROOT / f"bench/results/cpu/{model}.json"
     rng = np.random.default_rng(0)
     rows = []
-    for case in cases(args.quick):
+    measured = cases(args.quick)
+    place = as_numpy if args.preset else aligned
+    if args.preset:
+        measured = preset_cases(ROOT / f"cases/presets/{args.preset}.txt", args.threads)
+    for case in measured:
         if not re.search(args.only, case.label):
             continue
         if args.isa:
             case = replace(case, kernel=f"flash_{case.direction}_{args.isa}")
-        shapes = [(case.batch, case.heads, s, case.dim) for s in (case.seq_q, case.seq_k)]
-        arrays = [aligned(rng.standard_normal(shapes[i], np.float32)) for i in (0, 1, 1, 0)]
-        contestants = [ours(library, case, arrays, "flash")]  # q, k, v, dO
+        sides = ((case.heads, case.seq_q), (case.kv_heads, case.seq_k))
+        shapes = [(case.batch, heads, s, case.dim) for heads, s in sides]
+        arrays = [place(rng.standard_normal(shapes[i], np.float32)) for i in (0, 1, 1, 0)]
+        contestants = [ours(library, case, arrays, "flash", place)]  # q, k, v, dO
         if "eager" in names:
-            contestants.append(ours(library, case, arrays, "eager"))
+            contestants.append(ours(library, case, arrays, "eager", place))
+        if args.kernels:
+            contestants += others(library, case, arrays, contestants[0].kernel, place)
         for peer in peers:
             peer.threads(case.threads)
             call = peer.prepare(case, *arrays)

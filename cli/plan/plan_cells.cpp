@@ -108,10 +108,11 @@ Bounds bounds_of(const Plan& plan, const Case& problem, const Hardware& machine)
   const double tflops = std::max(product_tflops(plan, problem, machine), 1e-9);
   const double gbps = std::max(peak_gbps(machine), 1e-9);
   b.filled = filled_share(plan, problem, machine);
-  b.launch_ms = 1e-3 * machine.launch_us;
   b.memory_ms = 1e-6 * least_bytes(plan, problem, machine) / gbps;
   b.compute_ms = 1e-9 * least_flops(plan, problem) / (tflops * b.filled);
   const bool gpu = machine.device.type == DeviceType::cuda;
+  // One thread of a CPU starts no parallel region.
+  b.launch_ms = gpu || plan.threads > 1 ? 1e-3 * machine.launch_us : 0.0;
   const bool matrix = gpu && plan.implementation != "baseline" &&
                       (plan.implementation == "flash" || problem.dtype != DType::float32);
   const double sustained = !gpu ? 1.0 : matrix ? kSustainedMatrix : kSustainedFloat32;

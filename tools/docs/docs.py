@@ -308,12 +308,22 @@ def performance_page(results: list[Result], beside_peers: list[Result]) -> str:
             folder = docs_summary.folder_of(result.name)
             cards.setdefault(folder, {})[Path(result.name).stem] = result.rows
     folders = {docs_summary.folder_of(result.name): "" for result in in_order(results)}
+    everyday = [r for r in beside_peers if Path(r.name).stem == docs_cpu.EVERYDAY]
+    grids = [r for r in beside_peers if r not in everyday]
     cpu = [
         "The peer's time divided by ours, over the cases with one thread and eight heads.",
         "[cpu.md](cpu.md) has every case.",
         "",
-        *docs_cpu.summary_table([(r.environment.get("cpu", ""), r.rows) for r in beside_peers]),
+        *docs_cpu.summary_table([(r.environment.get("cpu", ""), r.rows) for r in grids]),
     ]
+    for result in everyday:
+        cpu += ["", "### Everyday shapes", ""]
+        cpu += [
+            "The best peer's time divided by ours, one thread, arrays as NumPy allocates them.",
+            f"From `{result.name}`, preset `cpu-everyday`.",
+            "",
+            *docs_cpu.everyday_summary(result.rows),
+        ]
     return docs_summary.page(cards, folders, cpu)
 
 
@@ -385,6 +395,8 @@ def main() -> None:
     results = [result for result in results if result.rows and "status" in result.rows[0]]
     beside_peers = [result for result in results if docs_cpu.is_beside_peers(result.rows)]
     results = [result for result in results if result not in beside_peers]
+    # Rows of ours beside each other are tests/plan's.
+    beside_peers = [r for r in beside_peers if Path(r.name).stem != docs_cpu.EVERYDAY_ROWS]
     if not check:
         gpu_plots([result for result in results if result.gpu()])
         for result in results:
@@ -398,9 +410,14 @@ def main() -> None:
     documents[readme] = readme.read_text()
     cpu = ROOT / "docs" / "cpu.md"
     lines: list[str] = []
+    everyday: list[str] = []
     for result in beside_peers:
+        if Path(result.name).stem == docs_cpu.EVERYDAY:
+            everyday += docs_cpu.everyday_block(result.machine(), result.environment, result.rows)
+            continue
         lines += docs_cpu.block(result.machine(), result.environment, result.rows)
     documents[cpu] = with_block(cpu.read_text(), "bench-cpu", lines)
+    documents[cpu] = with_block(documents[cpu], "cpu-everyday", everyday)
     python = ROOT / "docs" / "python.md"
     documents[python] = python.read_text()
     for name, made in (

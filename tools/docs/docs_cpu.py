@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,6 +24,68 @@ def groups(rows: list[Row]) -> list[list[Row]]:
             out.append([])
         out[-1].append(row)
     return out
+
+
+EVERYDAY_ROWS = "cpu-everyday-rows"
+EVERYDAY = "cpu-everyday"  # the result of the preset of this name has tables of its own
+
+
+def everyday_kind(row: Row) -> str:
+    if row["seq_q"] == 1:
+        return "one query"
+    if row["seq_q"] < row["seq_k"]:
+        return "2 to 32 queries"
+    return "short sequences" if row["batch"] >= 16 else "vision, odd head dims"
+
+
+def best_ratio(contestants: list[Row]) -> float:
+    """Time of the fastest peer's best round over ours."""
+    return min(row["ms_min"] for row in contestants[1:]) / contestants[0]["ms_min"]
+
+
+def shape_text(row: Row) -> str:
+    """As cases/README.md writes it."""
+    kv = row["kv_heads"]
+    heads = f"{row['heads']}" if row["heads"] == kv else f"{row['heads']}/{kv}"
+    same = row["seq_q"] == row["seq_k"]
+    lengths = f"s{row['seq_q']}" if same else f"q{row['seq_q']} k{row['seq_k']}"
+    words = [f"b{row['batch']} h{heads} {lengths} d{row['head_dim']}"]
+    words += ["causal"] if row["causal"] else []
+    words += [f"layout={row['layout']}"] if row["layout"] != "bhsd" else []
+    return " ".join(words)
+
+
+def everyday_summary(rows: list[Row]) -> list[str]:
+    """Best peer's time over ours: a line for each kind of shape, pass and type."""
+    found: dict[tuple[str, str, str], list[list[Row]]] = {}
+    for contestants in groups(rows):
+        ours = contestants[0]
+        key = (everyday_kind(ours), PASS_NAMES[ours["pass"]], ours["dtype"])
+        found.setdefault(key, []).append(contestants)
+    lines = [
+        "| shapes | pass | type | cells | geometric mean | least | at |",
+        "|---|---|---|---:|---:|---:|---|",
+    ]
+    for (kind, name, dtype), cases in found.items():
+        ratios = [best_ratio(case) for case in cases]
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        least = cases[ratios.index(min(ratios))][0]
+        told = f"| {kind} | {name} | {dtype} | {len(cases)} | {mean:.2f} | {min(ratios):.2f} "
+        lines.append(told + f"| {shape_text(least)} |")
+    return lines
+
+
+def everyday_block(machine: str, environment: dict[str, Any], rows: list[Row]) -> list[str]:
+    lines = ["", f"{machine}. {environment['note']}.", ""]
+    lines += ["| shape | pass | type | kernel | ms | PyTorch | ONNX Runtime |"]
+    lines += ["|---|---|---|---|---:|---:|---:|"]
+    for contestants in groups(rows):
+        ours = contestants[0]
+        told = f"| {shape_text(ours)} | {PASS_NAMES[ours['pass']]} | {ours['dtype']} "
+        told += f"| {ours['kernel']} | {ours['ms_min']:.3g} "
+        told += "".join(f"| {ratio(contestants, name)} " for name in ("torch", "onnxruntime"))
+        lines.append(told + "|")
+    return [*lines, ""]
 
 
 def ratio(contestants: list[Row], name: str) -> str:

@@ -33,6 +33,8 @@ Prepared flash_backward_bf16_prepared(const KernelRow& row, const Problem& probl
 bool few_query_rows(const Problem& problem);
 /// True where that schedule, in float32, beats tiles of bfloat16 products.
 bool faster_as_float32(const Problem& problem);
+/// Backward: true for sequences that fill half of a tile of bfloat16 products or less.
+bool half_tiles(const Problem& problem);
 void flash_decode(const KernelRow& row, const Problem& problem, const Context& context);
 Prepared flash_decode_prepared(const KernelRow& row, const Problem& problem,
                                const Hardware& machine);

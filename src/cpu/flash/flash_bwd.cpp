@@ -97,9 +97,11 @@ void Backward::run() {
   for_query_blocks([&](const RowBlock& block, int slot) {
     prepare_rows(block);
     const auto& [sequence, b, h, i0, rows] = block;
-    if (tile_.needs_refining(b, h, sequence, i0, rows)) {
+    const KeyRange coarse = tile_.rows_to_refine(b, h, sequence, i0, rows);
+    if (!coarse.empty()) {
       ScoreTileStep::Scratch scratch = tile_scratch(slot);
-      tile_.refine(b, h, sequence, i0, rows, scratch, known(b, h, sequence.q_begin + i0));
+      tile_.refine(b, h, sequence, coarse.begin, static_cast<int>(coarse.end - coarse.begin),
+                   scratch, known(b, h, sequence.q_begin + coarse.begin));
     }
     pack_rows(block);
   });
@@ -235,12 +237,10 @@ void Backward::key_block_task(std::int64_t pair, std::int64_t block, int split, 
   const int keys = static_cast<int>(std::clamp<std::int64_t>(sequence.k_length - j0, 0, most));
   float* dk = gradients_ + slot * ((g.ld_q + g.ld_v) * kTileKeys);
   float* dv = dk + kTileKeys * g.ld_q;
-  if (keys > 0) {
-    key_block({sequence, b, h_k, j0, keys, split}, slot, dk, dv);
-  } else {
-    std::fill_n(dk, kTileKeys * (g.ld_q + g.ld_v), 0.0F);
-  }
   const int stored = static_cast<int>(std::min(most, rows - j0));
+  std::fill_n(dk, stored * g.ld_q, 0.0F);
+  std::fill_n(dv, stored * g.ld_v, 0.0F);
+  if (keys > 0) key_block({sequence, b, h_k, j0, keys, split}, slot, dk, dv);
   store_rows(p_.dk, b, h_k, sequence.k_begin + j0, stored, static_cast<int>(p_.head_dim), dk,
              g.ld_q, nullptr);
   store_rows(p_.dv, b, h_k, sequence.k_begin + j0, stored, static_cast<int>(p_.head_dim_v), dv,
@@ -317,8 +317,6 @@ class Float32Backward final : public Backward {
     const auto ld_q = static_cast<int>(geometry_.ld_q);
     const auto ld_v = static_cast<int>(geometry_.ld_v);
     ScoreTileStep::Scratch scratch = tile_scratch(slot);
-    std::fill_n(dk, kTileKeys * ld_q, 0.0F);
-    std::fill_n(dv, kTileKeys * ld_v, 0.0F);
     tile_.load_keys_of(block.b, block.sequence, block.h_k, block.j0, block.keys, scratch);
     for (std::int64_t head = 0; head < p_.group(); ++head) {
       for_tiles(block, head, kBoundaryRows, false, [&](const TilePlace& at) {

@@ -50,7 +50,8 @@ class Backward {
 
   /// Query rows of a block, before any block of keys.
   virtual void pack_rows(const RowBlock& /*block*/) const {}
-  /// Fills dK (kTileKeys x ld_q) and dV (kTileKeys x ld_v) of the block and adds its share to dQ.
+  /// Adds the block's share to its rows of dK (kTileKeys x ld_q) and dV (kTileKeys x ld_v), which
+  /// are 0, and to dQ.
   virtual void key_block(const KeyBlock& block, int slot, float* dk, float* dv) const = 0;
 
   /// What is known of query row `row` (counted along the S axis) of (b, h), and of those after it.

@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::int64_t kLdPairs = std::int64_t{2} * kTileKeys;  // a row of pairs of a tile
 constexpr int kBoundaryRowsBf16 = 32;  // query rows are an inner length: whole steps of 32
+constexpr int kPanelKeys = 32;         // keys are one too, and columns
 constexpr auto kLog2E = std::numbers::log2e_v<float>;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -33,6 +34,7 @@ struct PackedGeometry {
   std::int64_t d, dv;   ///< head dims as inner lengths
   std::int64_t blocks;  ///< of kTileRows query rows, of all heads
   std::int64_t blocks_per_head;
+  std::int64_t block_rows;    ///< of short sequences fewer than kTileRows
   std::int64_t block_elems;   ///< a block of Q and dO, as rows and transposed
   std::int64_t worker_elems;  ///< what is packed of a block of keys, and rounded tiles
   std::int64_t sum_elems;     ///< float32: dK^T, dV^T and a tile of dQ
@@ -40,9 +42,10 @@ struct PackedGeometry {
   PackedGeometry(const Problem& p, const BackwardGeometry& g)
       : d(round_up(p.head_dim, 32)),
         dv(round_up(p.head_dim_v, 32)),
-        blocks_per_head(ceil_div(p.seq_q, kTileRows)) {
+        blocks_per_head(ceil_div(p.seq_q, kTileRows)),
+        block_rows(std::min<std::int64_t>(kTileRows, round_up(p.seq_q, kBoundaryRowsBf16))) {
     blocks = p.batch * p.heads_q * blocks_per_head;
-    block_elems = std::int64_t{2} * kTileRows * (d + dv);
+    block_elems = 2 * block_rows * (d + dv);
     worker_elems = kTileKeys * (3 * d + 2 * dv + std::int64_t{3} * kTileRows);
     sum_elems = kTileKeys * (d + dv) + kTileRows * g.ld_q;
   }
@@ -74,8 +77,8 @@ class Bf16Backward final : public Backward {
  private:
   /// A block of query rows: rows are A of S and dP, the transposed ones A of dK^T and dV^T.
   struct Queries {
-    Bf16 *q, *d_o;      ///< kTileRows x d, dv
-    Bf16 *q_t, *d_o_t;  ///< d, dv x kTileRows
+    Bf16 *q, *d_o;      ///< block_rows x d, dv
+    Bf16 *q_t, *d_o_t;  ///< d, dv x block_rows
   };
   /// A worker's block of keys and tile.
   struct Keys {
@@ -89,8 +92,8 @@ class Bf16Backward final : public Backward {
   Queries queries(std::int64_t b, std::int64_t h, std::int64_t block) const {
     Bf16* at =
         queries_ + ((b * p_.heads_q + h) * packed_.blocks_per_head + block) * packed_.block_elems;
-    const std::int64_t q = kTileRows * packed_.d;
-    const std::int64_t d_o = kTileRows * packed_.dv;
+    const std::int64_t q = packed_.block_rows * packed_.d;
+    const std::int64_t d_o = packed_.block_rows * packed_.dv;
     return {at, at + q, at + q + d_o, at + 2 * q + d_o};
   }
 
@@ -119,7 +122,8 @@ class Bf16Backward final : public Backward {
 
   void pack_rows(const RowBlock& block) const override {
     const Queries to = queries(block.b, block.h, block.i0 / kTileRows);
-    const RowSpan rows{block.sequence.q_begin + block.i0, block.rows, kTileRows};
+    const auto padded = static_cast<int>(round_up(block.rows, kBoundaryRowsBf16));
+    const RowSpan rows{block.sequence.q_begin + block.i0, block.rows, padded};
     bf16_rows(p_.q, block.b, block.h, rows, to.q, packed_.d);
     bf16_rows(p_.d_o, block.b, block.h, rows, to.d_o, packed_.dv);
     const ScoreTileStep::Rows known = this->known(block.b, block.h, rows.first);
@@ -128,28 +132,38 @@ class Bf16Backward final : public Backward {
       std::fill_n(to.q + r * packed_.d, packed_.d, Bf16{0});
       std::fill_n(to.d_o + r * packed_.dv, packed_.dv, Bf16{0});
     }
-    products_.transpose(kTileRows, static_cast<int>(packed_.d), to.q, packed_.d, to.q_t, kTileRows);
-    products_.transpose(kTileRows, static_cast<int>(packed_.dv), to.d_o, packed_.dv, to.d_o_t,
-                        kTileRows);
+    products_.transpose(padded, static_cast<int>(packed_.d), to.q, packed_.d, to.q_t,
+                        packed_.block_rows);
+    products_.transpose(padded, static_cast<int>(packed_.dv), to.d_o, packed_.dv, to.d_o_t,
+                        packed_.block_rows);
+  }
+
+  /// Keys of a block as products take them.
+  static int padded_keys(const KeyBlock& block) {
+    return static_cast<int>(round_up(block.keys, kPanelKeys));
   }
 
   void pack_keys(const KeyBlock& block, const Keys& to) const {
-    const RowSpan rows{block.j0, block.keys, kTileKeys};
+    const int padded = padded_keys(block);
+    const RowSpan rows{block.j0, block.keys, padded};
     const auto d = static_cast<int>(packed_.d);
     const auto dv = static_cast<int>(packed_.dv);
     const Bf16Rows v =
         bf16_key_view(p_, p_.v, block.b, block.sequence, block.h_k, rows, to.rows, dv);
-    products_.pack_transposed_pairs(kTileKeys, dv, v.data, v.ld, to.v_t, kLdPairs);
+    products_.pack_transposed_pairs(padded, dv, v.data, v.ld, to.v_t, kLdPairs);
     const Bf16Rows k =
         bf16_key_view(p_, p_.k, block.b, block.sequence, block.h_k, rows, to.rows, d);
-    products_.pack_transposed_pairs(kTileKeys, d, k.data, k.ld, to.k_t, kLdPairs);
-    products_.pack_pairs(kTileKeys, d, k.data, k.ld, to.k, 2 * packed_.d);
+    products_.pack_transposed_pairs(padded, d, k.data, k.ld, to.k_t, kLdPairs);
+    products_.pack_pairs(padded, d, k.data, k.ld, to.k, 2 * packed_.d);
   }
 
   void key_block(const KeyBlock& block, int slot, float* dk, float* dv) const override {
     const Micro& micro = tile_.micro();
     const Keys keys = this->keys(slot);
-    std::fill_n(keys.dk_t, kTileKeys * (packed_.d + packed_.dv), 0.0F);
+    const int padded = padded_keys(block);
+    for (std::int64_t row = 0; row < packed_.d + packed_.dv; ++row) {
+      std::fill_n(keys.dk_t + row * kTileKeys, padded, 0.0F);
+    }
     pack_keys(block, keys);
     products_.enter();
     for (std::int64_t head = 0; head < p_.group(); ++head) {
@@ -166,9 +180,9 @@ class Bf16Backward final : public Backward {
       });
     }
     products_.leave();
-    micro.transpose(static_cast<int>(geometry_.ld_q), kTileKeys, keys.dk_t, kTileKeys, dk,
+    micro.transpose(static_cast<int>(geometry_.ld_q), padded, keys.dk_t, kTileKeys, dk,
                     geometry_.ld_q, 1.0F);
-    micro.transpose(static_cast<int>(geometry_.ld_v), kTileKeys, keys.dv_t, kTileKeys, dv,
+    micro.transpose(static_cast<int>(geometry_.ld_v), padded, keys.dv_t, kTileKeys, dv,
                     geometry_.ld_v, 1.0F);
   }
 
@@ -255,10 +269,10 @@ class Bf16Backward final : public Backward {
     const int rows = static_cast<int>(round_up(at.rows, 32));
     const int cols = static_cast<int>(round_up(at.cols, 32));
     const GradientTile& tile = keys.tile;
-    products_.gemm(ld_v, cols, rows, from.d_o_t + row, kTileRows, tile.p_pairs, tile.ld_pairs,
-                   keys.dv_t, kTileKeys, true);
-    products_.gemm(ld_q, cols, rows, from.q_t + row, kTileRows, tile.ds_pairs, tile.ld_pairs,
-                   keys.dk_t, kTileKeys, true);
+    products_.gemm(ld_v, cols, rows, from.d_o_t + row, packed_.block_rows, tile.p_pairs,
+                   tile.ld_pairs, keys.dv_t, kTileKeys, true);
+    products_.gemm(ld_q, cols, rows, from.q_t + row, packed_.block_rows, tile.ds_pairs,
+                   tile.ld_pairs, keys.dk_t, kTileKeys, true);
     float* dq = dq_rows(split, at.b, at.h, at.sequence.q_begin + at.i0);
     if (at.rows % 16 == 0) {
       products_.gemm(at.rows, ld_q, cols, tile.ds_rows, tile.ld_rows, keys.k, 2 * packed_.d, dq,
@@ -279,6 +293,11 @@ class Bf16Backward final : public Backward {
 };
 
 }  // namespace
+
+bool half_tiles(const Problem& p) {
+  constexpr std::int64_t kHalf = kBoundaryRowsBf16 / 2;
+  return !takes_first_kernel(p) && p.seq_q <= kHalf && p.seq_k <= kHalf;
+}
 
 void flash_backward_bf16(const KernelRow& row, const Problem& problem, const Context& context) {
   const Isa isa = *static_cast<const Isa*>(row.config);

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "cpu/flash/flash.h"
@@ -31,7 +32,7 @@ constexpr int kStripRows = 24;    // whose strip of scores stays in the first-le
 constexpr std::int64_t kBlockKeys = 1024;       // read where they lie: long runs of one address
 constexpr std::int64_t kCopiedBlockKeys = 128;  // copied first: float32 in the second-level cache
 constexpr std::int64_t kPackedBlockKeys = 256;
-constexpr std::int64_t kSharedBlockKeys = 128;  // of heads beside each other: their address pages
+constexpr std::int64_t kSharedBlockKeys = 32;  // of all heads: in the second-level cache
 constexpr int kSplitKeys = 2048;  // fixed: the result depends neither on threads nor on the batch
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
@@ -53,6 +54,7 @@ struct Geometry {
   std::int64_t splits;
   bool packs;  ///< K into panels
   bool k_in_place, v_in_place;
+  bool lists_k, lists_v;  ///< rows are found by a list
   std::int64_t block_keys;
   std::int64_t strip_heads, strip_rows;  ///< that a strip of scores is of
   std::int64_t chunk_heads, chunks;      ///< query heads of a task, tasks of a pair and split
@@ -68,6 +70,8 @@ struct Geometry {
         packs(rows > kReadingRows),
         k_in_place(in_place(p.k, micro) && (!packs || (p.dtype == DType::float32 && !p.paged))),
         v_in_place(in_place(p.v, micro) && (!packs || (p.dtype == DType::float32 && !p.paged))),
+        lists_k(k_in_place && !packs && (p.paged || interleaved(p.k))),
+        lists_v(v_in_place && !packs && (p.paged || interleaved(p.v))),
         strip_heads(p.group()),
         strip_rows(rows),
         chunk_heads(p.group()),
@@ -141,12 +145,13 @@ class Decode {
   }
 
  private:
-  /// Rows of K or V of a block: one behind the other, or where `pages` has them.
+  /// Rows of K or V of a block: one behind the other, or where a list has them.
   struct Rows {
-    const void* data;     ///< of pages: a head's first row of page 0
-    const Tensor* pages;  ///< null: one behind the other
+    const void* data;        ///< listed: a head's row 0
+    const std::int64_t* at;  ///< null: one behind the other
     std::int64_t ld;
     int storage;
+    Ahead ahead;
   };
 
   /// The keys of a block: K's rows or, where it is packed, its panels.
@@ -156,17 +161,16 @@ class Decode {
     float* panels;
   };
 
-  /// Where the rows of a block's keys begin in a pool, from a head's first row of page 0 on.
-  void list_rows(const Block& block, const Tensor& pool, std::int64_t* at) const {
-    const TilePlace& place = block.place;
-    for (int first = 0; first < place.cols;) {
-      const std::int64_t j = place.j0 + first;
-      const Problem::KeyRow key = p_.key_row(place.b, place.sequence, j);
-      const int count = key_run(p_, j, place.cols - first);
-      std::int64_t row = key.batch * pool.strides[0] + key.row * pool.strides[2];
-      for (int n = 0; n < count; ++n, row += pool.strides[2]) at[first + n] = row;
-      first += count;
-    }
+  /// Where the rows of some keys begin in K and V, from a head's row 0 on.
+  struct Listing {
+    std::array<std::int64_t, kBlockKeys> k, v;
+    int keys = 0;
+  };
+
+  void list_rows(std::int64_t b, const Sequence& sequence, KeyRange run, Listing& to) const {
+    to.keys = static_cast<int>(run.end - run.begin);
+    if (g_.lists_k) list_key_rows(p_, p_.k, b, sequence, run, to.k.data());
+    if (g_.lists_v) list_key_rows(p_, p_.v, b, sequence, run, to.v.data());
   }
 
   /// Query heads of a chunk, counted in their group.
@@ -208,19 +212,34 @@ class Decode {
                 q + head * q_rows * g_.ld_q, g_.ld_q, p_.scale);
     }
     const QueryRows listing{b, h, 0, q_rows, count};  // lists: heads come alone
-    for (KeyRange run{0, begin / 4 * 4}; run.end < end;) {
-      run = next_listed(p_, listing, {run.end, std::min(end, run.end / 4 * 4 + g_.block_keys)}, 4);
-      if (run.empty()) continue;
+    const auto run_from = [&](std::int64_t j) {
+      KeyRange run{j, j};
+      while (run.empty() && run.end < end) {
+        const std::int64_t most = std::min(end, run.end / 4 * 4 + g_.block_keys);
+        run = next_listed(p_, listing, {run.end, most}, 4);
+      }
+      return run;
+    };
+    Listing listings[2];
+    Listing* now = &listings[0];
+    Listing* next = &listings[1];
+    KeyRange run = run_from(begin / 4 * 4);
+    list_rows(b, sequence, run, *now);
+    while (!run.empty()) {
+      const KeyRange after = run_from(run.end);
+      list_rows(b, sequence, after, *next);
       const auto keys = static_cast<int>(run.end - run.begin);
       for (std::int64_t n = 0; n < g_.together; ++n) {
         const TilePlace place{sequence,  b,      h + n * count, 0,
                               run.begin, q_rows, keys,          g_.block_keys};
-        const Block block = load_block(place, slot);
+        const Block block = load_block(place, slot, n, *now, *next);
         const State state = state_of(pair + n, split, heads.begin * q_rows);
         for_strips(place, count, [&](const Strip& strip) {
           step(strip, block, slot, q + n * rows * g_.ld_q, state);
         });
       }
+      run = after;
+      std::swap(now, next);
     }
   }
 
@@ -296,15 +315,13 @@ class Decode {
       for_heads(strip, s, [&](const TilePlace& head, float* p) { steps_.drop(head, p); });
     }
     const Rows& v = block.v;  // (F10) O
-    if (v.pages == nullptr) {
+    if (v.at == nullptr) {
       micro_.add_weighted_rows[v.storage](rows, ld_v, place.cols, s, g_.block_keys, v.data, v.ld, o,
                                           g_.ld_v);
-      return;
+    } else {
+      micro_.add_listed_rows[v.storage](rows, ld_v, place.cols, s, g_.block_keys, v.data, v.at, o,
+                                        g_.ld_v, v.ahead);
     }
-    std::array<std::int64_t, kBlockKeys> at;
-    list_rows(block, *v.pages, at.data());
-    micro_.add_listed_rows[v.storage](rows, ld_v, place.cols, s, g_.block_keys, v.data, at.data(),
-                                      o, g_.ld_v);
   }
 
   /// Rows of Q by the keys of a block.
@@ -312,15 +329,13 @@ class Decode {
     if (!g_.packs) {
       const Rows& k = block.k;
       const auto dim = static_cast<int>(g_.ld_q);
-      if (k.pages == nullptr) {
+      if (k.at == nullptr) {
         micro_.row_products[k.storage](rows, block.place.cols, dim, q, g_.ld_q, k.data, k.ld, s,
                                        g_.block_keys);
-        return;
+      } else {
+        micro_.listed_products[k.storage](rows, block.place.cols, dim, q, g_.ld_q, k.data, k.at, s,
+                                          g_.block_keys, k.ahead);
       }
-      std::array<std::int64_t, kBlockKeys> at;
-      list_rows(block, *k.pages, at.data());
-      micro_.listed_products[k.storage](rows, block.place.cols, dim, q, g_.ld_q, k.data, at.data(),
-                                        s, g_.block_keys);
       return;
     }
     const int dim = static_cast<int>(p_.head_dim);
@@ -342,29 +357,47 @@ class Decode {
     }
   }
 
+  /// Of head n of a task, which lists `now` where rows are not one behind the other: where they
+  /// lie. What the task reads after this block is asked for by its heads in turn.
+  Rows listed_rows(const Tensor& t, const TilePlace& place, std::int64_t n, const std::int64_t* now,
+                   const std::int64_t* next, int next_keys) const {
+    const auto bytes = static_cast<std::int64_t>(dtype_bytes(t.dtype));
+    const auto* data = static_cast<const std::byte*>(t.data);
+    const std::int64_t h = place.h / p_.group(), first = h - n, last = first + g_.together - 1;
+    const std::int64_t ld = t.strides[1], lowest = std::min(first * ld, last * ld);
+    const std::int64_t span =
+        std::max<std::int64_t>(1, (g_.together - 1) * std::abs(ld) + t.sizes[3]);
+    const std::int64_t asked = n * place.cols * t.sizes[3];
+    const Ahead ahead{data + lowest * bytes,          next,      span,
+                      static_cast<int>(asked / span), next_keys, asked % span};
+    return {data + h * ld * bytes, now, t.strides[2], storage_of(t.dtype), ahead};
+  }
+
   /// Where they lie, or as float32 in `scratch`.
   Rows keys_of(const Tensor& t, bool in_place, const TilePlace& place, float* scratch,
                std::int64_t dim, std::int64_t padded) const {
     const std::int64_t h = place.h / p_.group();
     if (in_place) {
-      const bool listed = !g_.packs && (p_.paged || interleaved(t));
-      const std::int64_t row =
-          listed ? h * t.strides[1] : offset_of(t, place.b, h, place.sequence.k_begin + place.j0);
+      const std::int64_t row = offset_of(t, place.b, h, place.sequence.k_begin + place.j0);
       const auto* data = static_cast<const std::byte*>(t.data) + row * dtype_bytes(t.dtype);
-      return {data, listed ? &t : nullptr, t.strides[2], storage_of(t.dtype)};
+      return {data, nullptr, t.strides[2], storage_of(t.dtype), {}};
     }
     load_keys(p_, t, place.b, place.sequence, h, place.j0, place.cols, static_cast<int>(dim),
               scratch, padded);
-    return {scratch, nullptr, padded, storage_of(DType::float32)};
+    return {scratch, nullptr, padded, storage_of(DType::float32), {}};
   }
 
-  Block load_block(const TilePlace& place, int slot) const {
+  Block load_block(const TilePlace& place, int slot, std::int64_t n, const Listing& now,
+                   const Listing& next) const {
     float* k_rows = k_ + slot * g_.block_keys * g_.ld_q;
     float* v_rows = v_ + slot * g_.block_keys * g_.ld_v;
-    const Block block{.place = place,
-                      .k = keys_of(p_.k, g_.k_in_place, place, k_rows, p_.head_dim, g_.ld_q),
-                      .v = keys_of(p_.v, g_.v_in_place, place, v_rows, p_.head_dim_v, g_.ld_v),
-                      .panels = panels_ + (g_.packs ? slot * g_.block_keys * g_.ld_q : 0)};
+    const Block block{
+        .place = place,
+        .k = g_.lists_k ? listed_rows(p_.k, place, n, now.k.data(), next.k.data(), next.keys)
+                        : keys_of(p_.k, g_.k_in_place, place, k_rows, p_.head_dim, g_.ld_q),
+        .v = g_.lists_v ? listed_rows(p_.v, place, n, now.v.data(), next.v.data(), next.keys)
+                        : keys_of(p_.v, g_.v_in_place, place, v_rows, p_.head_dim_v, g_.ld_v),
+        .panels = panels_ + (g_.packs ? slot * g_.block_keys * g_.ld_q : 0)};
     if (g_.packs) {
       pack_transposed(micro_, place.cols, static_cast<int>(p_.head_dim),
                       static_cast<const float*>(block.k.data), block.k.ld, block.panels);

@@ -40,6 +40,9 @@ Preparation prepare_bf16(const KernelRow& row, const Problem& problem, const Har
     return "few query rows are not supported by this kernel (the float32 kernels read the keys in "
            "place)";
   }
+  if (problem.pass == Pass::backward && half_tiles(problem)) {
+    return "short sequences: the float32 rows do not fill them up to 32 rows and keys";
+  }
   return kPrepare(row, with_map_sizes(problem), machine);
 }
 

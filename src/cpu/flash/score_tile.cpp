@@ -137,36 +137,36 @@ void ScoreTileStep::logits_of_scores(const TilePlace& at, Visibility seen, const
   steps_.drop(at, s.ds);  // (B4) dP through dropout
 }
 
-bool ScoreTileStep::needs_refining(std::int64_t b, std::int64_t h, const Sequence& sequence,
-                                   std::int64_t i0, int rows) const {
+KeyRange ScoreTileStep::rows_to_refine(std::int64_t b, std::int64_t h, const Sequence& sequence,
+                                       std::int64_t i0, int rows) const {
   // P = exp(S - LSE) is off by |LSE| * 2^-24; that must stay below what the storage type loses.
   constexpr float kCoarseFloat32 = 12.0F;
   constexpr float kCoarseHalf = 512.0F;
   constexpr std::int64_t kFewKeys = 64;
   constexpr std::int64_t kFewElems = 8192;
   const bool float32 = p_.dtype == DType::float32;
+  const KeyRange all{i0, i0 + rows};
   // Sums of many dS: the errors of a delta from a rounded O would add up.
   const bool sums = p_.dsinks.defined() || p_.dbias.defined() || capture_gradients().wanted();
-  if ((sums || p_.precision == Precision::refined) && !float32) return true;
+  if ((sums || p_.precision == Precision::refined) && !float32) return all;
   // Of few results the largest error is not near its average; a pass over them costs microseconds.
   if (!float32 && planned_batch(p_) * p_.heads_q * p_.seq_q * p_.head_dim_v <= kFewElems)
-    return true;
-  // dS of few keys is a small difference of dP and delta: of one key it is 0.
+    return all;
   const std::int64_t few = float32 ? 1 : kFewKeys;
-  const TilePlace tile{sequence, b, h, i0, 0, rows, 0, 0};
-  // By position the first or the last row sees fewest; a list may leave any few.
-  for (std::int64_t row = i0; row < i0 + rows;) {
-    const std::int64_t keys = keys_seen(p_, tile, row, few + 1);
-    if (keys <= few && (keys > 0 || !p_.block_list.defined())) return true;
-    row += p_.block_list.defined() || row == i0 + rows - 1 ? 1 : rows - 1;
-  }
   const float coarse = float32 ? kCoarseFloat32 : kCoarseHalf;
   const auto* lse = static_cast<const float*>(p_.lse.data);
-  for (int r = 0; r < rows; ++r) {
-    const float value = lse[offset_of(p_.lse, b, h, sequence.q_begin + i0 + r)];
+  const TilePlace tile{sequence, b, h, i0, 0, rows, 0, 0};
+  const auto needs_it = [&](std::int64_t row) {
+    const float value = lse[offset_of(p_.lse, b, h, sequence.q_begin + row)];
     if (std::isfinite(value) && std::abs(value) > coarse) return true;
-  }
-  return false;
+    // dS of few keys is a small difference of dP and delta: of one key it is 0.
+    const std::int64_t keys = keys_seen(p_, tile, row, few + 1);
+    return keys > 0 && keys <= few;
+  };
+  KeyRange found = all;
+  while (!found.empty() && !needs_it(found.begin)) ++found.begin;
+  while (!found.empty() && !needs_it(found.end - 1)) --found.end;
+  return found;
 }
 
 void ScoreTileStep::refine(std::int64_t b, std::int64_t h, const Sequence& sequence,
@@ -178,8 +178,12 @@ void ScoreTileStep::refine(std::int64_t b, std::int64_t h, const Sequence& seque
   std::fill_n(m, rows, kNothing);
   std::fill_n(l, rows, 0.0F);
   std::fill_n(dots, rows, 0.0F);
-  for (std::int64_t j0 = 0; j0 < sequence.k_length; j0 += kTileKeys) {
-    const int keys = static_cast<int>(std::min<std::int64_t>(kTileKeys, sequence.k_length - j0));
+  // Both ends of the visible range move to the right with i.
+  const std::int64_t begin = p_.visible_keys(sequence, i0).begin / kTileKeys * kTileKeys;
+  const std::int64_t end =
+      std::min(sequence.k_length, p_.visible_keys(sequence, i0 + rows - 1).end);
+  for (std::int64_t j0 = begin; j0 < end; j0 += kTileKeys) {
+    const int keys = static_cast<int>(std::min<std::int64_t>(kTileKeys, end - j0));
     const TilePlace place{sequence, b, h, i0, j0, rows, keys, kTileKeys};
     const Visibility seen = tile_visibility(p_, place);
     if (seen == Visibility::none) continue;

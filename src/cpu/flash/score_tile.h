@@ -53,9 +53,10 @@ class ScoreTileStep {
   void load_keys_of(std::int64_t b, const Sequence& sequence, std::int64_t h_k, std::int64_t j0,
                     int keys, Scratch& scratch) const;
 
-  /// True when the float32 LSE or the rounded O is too coarse for rows i0 .. i0 + rows - 1.
-  bool needs_refining(std::int64_t b, std::int64_t h, const Sequence& sequence, std::int64_t i0,
-                      int rows) const;
+  /// Of rows i0 .. i0 + rows - 1 the first to the last that the float32 LSE or the rounded O is too
+  /// coarse for.
+  KeyRange rows_to_refine(std::int64_t b, std::int64_t h, const Sequence& sequence, std::int64_t i0,
+                          int rows) const;
   /// Works out delta and lse_low of these rows from a pass of their own over the keys: exact where
   /// logits are huge, at the price of two more products.
   void refine(std::int64_t b, std::int64_t h, const Sequence& sequence, std::int64_t i0, int rows,

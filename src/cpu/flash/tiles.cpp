@@ -141,7 +141,11 @@ void pack_transposed(const Micro& micro, int count, int dim, const float* rows, 
   const int wide = micro.panel_cols;
   for (int n = 0; n < count; n += wide, panels += static_cast<std::int64_t>(dim) * wide) {
     const int keys = std::min(wide, count - n);
-    if (keys < wide) std::fill(panels, panels + static_cast<std::int64_t>(dim) * wide, 0.0F);
+    // Products read whole vectors.
+    const auto padding = static_cast<int>(round_up(keys, micro.lanes)) - keys;
+    for (std::int64_t i = 0; padding > 0 && i < dim; ++i) {
+      std::fill_n(panels + i * wide + keys, padding, 0.0F);
+    }
     micro.transpose(keys, dim, rows + n * ld, ld, panels, wide, factor);
   }
 }

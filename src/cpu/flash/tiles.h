@@ -84,7 +84,7 @@ void finish_rows(const Problem& p, const RowBlock& block, const float* m, float*
                  std::int64_t ld);
 
 /// K^T or V^T times `factor` in column panels: panel n of `micro.panel_cols` keys holds dim x
-/// panel_cols floats. Keys past `count` are zero.
+/// panel_cols floats. Keys past `count` are zero up to a whole vector.
 void pack_transposed(const Micro& micro, int count, int dim, const float* rows, std::int64_t ld,
                      float* panels, float factor = 1.0F);
 

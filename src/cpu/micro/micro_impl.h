@@ -67,29 +67,35 @@ struct Strided {
   const B* first;
   std::ptrdiff_t ld;
   inline const B* row(int j) const { return first + j * ld; }
-  inline void expect(int /*j*/, int /*count*/, int /*elems*/) const {}
+  inline void ask(int /*elems*/) {}
 };
 template <class B>
 struct Listed {
   const B* first;
   const std::int64_t* at;
+  Ahead ahead;
   inline const B* row(int j) const { return first + at[j]; }
-  /// Asks for `elems` elements of the row that comes some rows after row j of `count`: no run of
-  /// addresses tells the hardware.
-  inline void expect(int j, int count, int elems) const {
-    constexpr int kAhead = 16, kLine = 64 / static_cast<int>(sizeof(B));
-    const B* next = row(j + kAhead < count ? j + kAhead : count - 1);
-    for (int i = 0; i < elems; i += kLine) __builtin_prefetch(next + i);
+  /// For `elems` elements of what is read after this product.
+  inline void ask(int elems) {
+    if (ahead.row >= ahead.end) return;
+    constexpr int kLine = 64 / static_cast<int>(sizeof(B));
+    const B* next = static_cast<const B*>(ahead.data) + ahead.at[ahead.row] + ahead.begun;
+    // Into the second-level cache: the first-level one has too few misses under way.
+    for (int i = 0; i < elems; i += kLine) __builtin_prefetch(next + i, 0, 2);
+    ahead.begun += elems;
+    if (ahead.begun < ahead.span) return;
+    ahead.begun = 0;
+    ++ahead.row;
   }
 };
 
 /// R rows of A by all rows of B, which are read in the order of memory.
 template <class V, int R, class Rows>
-inline void row_products_of(int cols, int k, const float* a, std::ptrdiff_t lda, const Rows& b,
-                            float* c, std::ptrdiff_t ldc) {
+inline void row_products_of(int cols, int k, const float* a, std::ptrdiff_t lda, Rows& b, float* c,
+                            std::ptrdiff_t ldc) {
   for (int j = 0; j < cols; ++j) {
     const auto* row = b.row(j);
-    b.expect(j, cols, k);
+    b.ask(k);
     typename V::Float acc[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) acc[r] = V::zero();
@@ -106,7 +112,7 @@ inline void row_products_of(int cols, int k, const float* a, std::ptrdiff_t lda,
 
 template <class V, class Rows>
 inline void products_with_rows(int rows, int cols, int k, const float* a, std::ptrdiff_t lda,
-                               const Rows& b, float* c, std::ptrdiff_t ldc) {
+                               Rows b, float* c, std::ptrdiff_t ldc) {
   int r = 0;
   for (; r + 4 <= rows; r += 4) {
     row_products_of<V, 4>(cols, k, a + r * lda, lda, b, c + r * ldc, ldc);
@@ -122,14 +128,14 @@ void row_products(int rows, int cols, int k, const float* a, std::ptrdiff_t lda,
 }
 template <class V, class B>
 void listed_products(int rows, int cols, int k, const float* a, std::ptrdiff_t lda, const void* b,
-                     const std::int64_t* at, float* c, std::ptrdiff_t ldc) {
-  const Listed<B> listed{static_cast<const B*>(b), at};
-  products_with_rows<V>(rows, cols, k, a, lda, listed, c, ldc);
+                     const std::int64_t* at, float* c, std::ptrdiff_t ldc, const Ahead& ahead) {
+  products_with_rows<V>(rows, cols, k, a, lda, Listed<B>{static_cast<const B*>(b), at, ahead}, c,
+                        ldc);
 }
 
 /// R rows x C vectors of C += A B, all of k.
 template <class V, int R, int C, class B>
-inline void add_listed_tile(int k, const float* a, std::ptrdiff_t lda, const Listed<B>& b, float* c,
+inline void add_listed_tile(int k, const float* a, std::ptrdiff_t lda, Listed<B>& b, float* c,
                             std::ptrdiff_t ldc) {
   typename V::Float acc[R][C];
 #pragma GCC unroll 4
@@ -139,7 +145,7 @@ inline void add_listed_tile(int k, const float* a, std::ptrdiff_t lda, const Lis
   }
   for (int i = 0; i < k; ++i) {
     const B* row = b.row(i);
-    b.expect(i, k, C * V::kLanes);
+    b.ask(C * V::kLanes);
     typename V::Float rb[C];
 #pragma GCC unroll 8
     for (int v = 0; v < C; ++v) rb[v] = V::load(row + v * V::kLanes);
@@ -161,8 +167,8 @@ inline void add_listed_tile(int k, const float* a, std::ptrdiff_t lda, const Lis
 }
 
 template <class V, int C, class B>
-inline void add_listed_panel(int rows, int k, const float* a, std::ptrdiff_t lda,
-                             const Listed<B>& b, float* c, std::ptrdiff_t ldc) {
+inline void add_listed_panel(int rows, int k, const float* a, std::ptrdiff_t lda, Listed<B>& b,
+                             float* c, std::ptrdiff_t ldc) {
   int r = 0;
   for (; r + 4 <= rows; r += 4) {
     add_listed_tile<V, 4, C>(k, a + r * lda, lda, b, c + r * ldc, ldc);
@@ -172,9 +178,9 @@ inline void add_listed_panel(int rows, int k, const float* a, std::ptrdiff_t lda
 
 template <class V, class B>
 void add_listed_rows(int rows, int cols, int k, const float* a, std::ptrdiff_t lda, const void* b,
-                     const std::int64_t* at, float* c, std::ptrdiff_t ldc) {
+                     const std::int64_t* at, float* c, std::ptrdiff_t ldc, const Ahead& ahead) {
   constexpr int kWide = V::kVectors * V::kLanes;
-  Listed<B> listed{static_cast<const B*>(b), at};
+  Listed<B> listed{static_cast<const B*>(b), at, ahead};
   int j = 0;
   for (; j + kWide <= cols; j += kWide, listed.first += kWide) {
     add_listed_panel<V, V::kVectors>(rows, k, a, lda, listed, c + j, ldc);

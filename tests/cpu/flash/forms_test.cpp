@@ -67,5 +67,34 @@ INSTANTIATE_TEST_SUITE_P(Cases, Forms,
                                          "h2 q70 k600 d32 bf16 bias=1,1,q,k window=100,20",
                                          "h8/2 q1 k700 d64 f32"));
 
+/// The plan of a backward of this case for one thread of a CPU with AVX512_BF16.
+Plan backward_plan(const char* line) {
+  const std::unique_ptr<DeviceMemory> memory = device_memory({});
+  MaterializedCase made(parse_case(line), 5, *memory);
+  made.forward();
+  const Problem p = make_problem(made.backward(), made.spec(), Purpose::plan);
+  Hardware machine = hardware();
+  machine.at_hand = false;
+  machine.name = "AMD";
+  machine.isa = "avx512bf16";
+  machine.threads = 1;
+  return choose(p, machine, {}, kernel_table());
+}
+
+TEST(ShortSequences, AreNotFilledUpToTilesOfBfloat16) {
+  EXPECT_EQ(backward_plan("b9 h2 s16 d32 bf16").kernel, "flash_bwd_avx512");
+  EXPECT_EQ(backward_plan("b9 h2 q16 k17 d32 bf16").kernel, "flash_bwd_avx512bf16");
+}
+
+/// Packed rows are as many as there are, to a multiple of 32: not 96, of which a batch of short
+/// sequences would have six times its inputs' bytes.
+TEST(ShortSequences, TakeLittleWorkspace) {
+  const Plan plan = backward_plan("b40 h8 s24 d64 bf16");
+  EXPECT_EQ(plan.kernel, "flash_bwd_avx512bf16");
+  const std::int64_t packed = std::int64_t{40} * 8 * 32 * 64 * 4 * 2;  // Q and dO, twice
+  const std::int64_t sums = std::int64_t{40} * 8 * 24 * (64 + 2) * 4;  // dQ, delta, LSE's low part
+  EXPECT_LT(plan.workspace_bytes, packed + sums + (std::int64_t{2} << 20));
+}
+
 }  // namespace
 }  // namespace tilewise
