@@ -17,22 +17,21 @@ using namespace tile;
 
 /// A row block: the rows of warpgroup `warpgroup` of a tile, as they were without `held`.
 template <Config kConfig>
-struct RowBlock : Consumer<kConfig> {
-  using Base = Consumer<kConfig>;
-  using Base::args, Base::l, Base::lane, Base::listed, Base::m, Base::rK, Base::rO, Base::rP,
-      Base::rQ, Base::rS, Base::shared, Base::tile, Base::tile_k, Base::warp, Base::warpgroup;
-  using Base::Base;
+struct RowBlock {
+  Consumer<kConfig> consumer;
   static constexpr bool kSoftcap = kConfig.modification == Modification::softcap;
 
   bool begun = false;  ///< its rows have seen a tile of keys
 
+  __forceinline__ Scores<kConfig>& scores() { return consumer.scores; }
+
   __forceinline__ void enter(const Tile& at) {
-    tile = at;
+    consumer.tile = at;
     begun = false;
-    m[0] = m[1] = -infinity();
-    l[0] = l[1] = 0.0F;
+    scores().m[0] = scores().m[1] = -infinity();
+    scores().l[0] = scores().l[1] = 0.0F;
 #pragma unroll
-    for (int i = 0; i < kConfig.head_dim_v / 2; ++i) rO[i] = 0.0F;
+    for (int i = 0; i < kConfig.head_dim_v / 2; ++i) consumer.rO[i] = 0.0F;
   }
 
   /// P of the scores at hand, and O scaled by what the maxima moved.
@@ -40,48 +39,52 @@ struct RowBlock : Consumer<kConfig> {
   __forceinline__ void search() {
     bool trusted = false;
     if constexpr (kSoftcap && kConfig.trusts_maxima() && !kMasked) {
-      trusted = Base::trusted_softcap(args);
-      if (!trusted) Base::template bend<kMasked>(args);
+      trusted = scores().trusted_softcap(consumer.args);
+      if (!trusted) scores().template apply_softcap<kMasked>(consumer.args);
     } else {
-      Base::template adjust_scores<kMasked>(0);
+      consumer.template adjust_scores<kMasked>(0);
     }
     if (trusted) return;
-    Base::template softmax<false>(args);
-    Base::rescale_o();
+    scores().template softmax<false>(consumer.args);
+    consumer.rescale_o();
   }
   /// The same where the maxima so far are trusted; K is still there when they may not be.
   __forceinline__ void trust() {
-    Base::template adjust_scores<false>(0);
-    bool searches = kConfig.expressions.score != 0 && Base::outgrown > Base::kMostOutgrown;
+    consumer.template adjust_scores<false>(0);
+    bool searches = kConfig.expressions.score != 0 && scores().outgrown > scores().kMostOutgrown;
     // Rows that have seen nothing yet have no maximum to trust.
     if constexpr (kConfig.options.mask || kConfig.options.bias())
-      searches |= __any_sync(~0U, !(fmaxf(fabsf(m[0]), fabsf(m[1])) <= kHugeMaximum));
+      searches |=
+          __any_sync(~0U, !(fmaxf(fabsf(scores().m[0]), fabsf(scores().m[1])) <= kHugeMaximum));
     if (!searches) {
-      if (Base::template trusted_softmax<Base::kScores>(args)) return;
-      Base::recompute(shared.q(static_cast<int>(rQ.slot), warpgroup),
-                      shared.k(static_cast<int>(rK.slot)), warp, lane);
-      Base::template adjust_scores<false>(0);
+      if (scores().template trusted_softmax<Consumer<kConfig>::kScores>(consumer.args)) return;
+      scores().recompute(consumer.shared.q(static_cast<int>(consumer.rQ.slot), consumer.warpgroup),
+                         consumer.shared.k(static_cast<int>(consumer.rK.slot)), consumer.warp,
+                         consumer.lane);
+      consumer.template adjust_scores<false>(0);
     }
-    if constexpr (kConfig.expressions.score != 0) ++Base::outgrown;
-    Base::template softmax<false, false>(args);
-    Base::scale_o();
+    if constexpr (kConfig.expressions.score != 0) ++scores().outgrown;
+    scores().template softmax<false, false>(consumer.args);
+    consumer.scale_o();
   }
 
   /// The tile of keys at hand, which the rows see `seen` of.
   __forceinline__ void take(u32 seen) {
     const bool first = !begun;
     if (first) {
-      Base::wait_q();
-      Base::enter_tile();
+      consumer.wait_q();
+      consumer.enter_tile();
       begun = true;
     }
     if (seen == kCut)
-      listed = listed_scores<kConfig>(args, tile, Base::group_query() + warp * 16, tile_k);
-    take_options<kConfig>(*this, 0);
-    Base::issue_scores();
-    take_dropout<kConfig>(*this, 0);
+      consumer.listed =
+          listed_scores<kConfig>(consumer.args, consumer.tile,
+                                 consumer.group_query() + consumer.warp * 16, consumer.tile_k);
+    take_options<kConfig>(consumer, 0);
+    consumer.issue_scores();
+    take_dropout<kConfig>(consumer, 0);
     wgmma_wait<0>();
-    pin(rS);
+    pin(scores().rS);
     if (seen == kCut) {
       search<true>();
     } else if (first || !kConfig.trusts_maxima() || kSoftcap) {
@@ -89,23 +92,23 @@ struct RowBlock : Consumer<kConfig> {
     } else {
       trust();
     }
-    Base::pack_p();
-    Base::wait_v();
-    Base::issue_values();
+    consumer.pack_p();
+    consumer.wait_v();
+    consumer.issue_values();
     wgmma_wait<0>();
-    pin(rO);
-    pin(rP);
+    pin(consumer.rO);
+    pin(consumer.rP);
   }
 
   __forceinline__ void finish() {
     if (!begun) {
-      Base::finish_empty_tile();
+      consumer.finish_empty_tile();
       return;
     }
-    const Finished done{tile, Base::group_query()};
-    Base::finish_rows(done);
-    Base::store_o(done);
-    Base::release_q();
+    const Finished done{consumer.tile, consumer.group_query()};
+    finish_rows<kConfig>(consumer, done);
+    store_o<kConfig>(consumer, done);
+    consumer.release_q();
   }
 };
 
@@ -116,36 +119,33 @@ struct RowBlocks;
 template <Config kConfig>
 struct RowBlocks<kConfig, 1> {
   RowBlock<kConfig> of[1];
-  __forceinline__ RowBlocks(const Args& a, u32 base, int group) : of{{a, base, group}} {}
+  __forceinline__ RowBlocks(const Args& a, u32 base, int group) : of{{{a, base, group}}} {}
 };
 template <Config kConfig>
 struct RowBlocks<kConfig, 2> {
   RowBlock<kConfig> of[2];
   __forceinline__ RowBlocks(const Args& a, u32 base, int group)
-      : of{{a, base, group}, {a, base, group + kConfig.shape.computing()}} {}
+      : of{{{a, base, group}}, {{a, base, group + kConfig.shape.computing()}}} {}
 };
 
 template <Config kConfig>
-struct ListConsumer : HeldOptions<kConfig.options.any()> {
+struct ListConsumer {
   static constexpr int kHeld = kConfig.shape.held;
   static_assert(!kConfig.schedule.ping_pong,
                 "a warpgroup that passes over a tile would have to take a turn");
   static_assert(kConfig.shape.warpgroups % kHeld == 0);
-  const Captures* captures = nullptr;
   RowBlocks<kConfig> rows;
 
   __forceinline__ ListConsumer(const Args& a, u32 base, int group) : rows(a, base, group) {}
 
-  __forceinline__ void take_captures() {
+  template <class AnyArgs>
+  __forceinline__ void hold(const AnyArgs& any) {
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      rows.of[i].captures = captures;
-      if constexpr (kConfig.options.any()) rows.of[i].options = this->options;
-    }
+    for (int i = 0; i < kHeld; ++i) rows.of[i].consumer.hold(any);
   }
   /// Every tile of keys that the producer copies, in its order.
   __forceinline__ void take_tiles() {
-    RowBlock<kConfig>& one = rows.of[0];  // its rings are those of all
+    Consumer<kConfig>& one = rows.of[0].consumer;  // its rings are those of all
     bool last = false;
 #pragma unroll 1
     while (!last) {
@@ -156,11 +156,11 @@ struct ListConsumer : HeldOptions<kConfig.options.any()> {
 #pragma unroll
       for (int i = 0; i < kHeld; ++i) {
         RowBlock<kConfig>& row = rows.of[i];
-        const u32 seen = at.seen_by(row.warpgroup);
+        const u32 seen = at.seen_by(row.consumer.warpgroup);
         if (seen == kNothing) continue;
-        row.rK = one.rK;
-        row.rV = one.rV;
-        row.tile_k = at.tile();
+        row.consumer.rK = one.rK;
+        row.consumer.rV = one.rV;
+        row.consumer.tile_k = at.tile();
         row.take(seen);
       }
       one.wait_v();  // not read by all, but what is given back must have landed
@@ -171,8 +171,7 @@ struct ListConsumer : HeldOptions<kConfig.options.any()> {
   }
 
   __forceinline__ void run() {
-    take_captures();
-    RowBlock<kConfig>& one = rows.of[0];
+    Consumer<kConfig>& one = rows.of[0].consumer;
     one.fetch_tile();
     while (one.tile.block >= 0) {
       const Tile tile = one.tile;
