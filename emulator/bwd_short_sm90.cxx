@@ -2,6 +2,7 @@
 /// odd lengths, GQA, masks, the gradient through LSE, packed sequences, head dims off the tile;
 /// poisoned shared memory and outputs.
 #include "bwd_sm90_check.h"
+#include "bwd_sm90_drawn.h"
 #include "cuda/kernels/bwd_short_sm90/kernel.cuh"
 
 namespace tilewise::bwd_short_sm90 {
@@ -124,6 +125,15 @@ void check_packed() {
       "packed, dim 40, causal, refined", of({.high = 1, .tail = 1}, 40), kExact);
 }
 
+template <Short kShort>
+void check_drawn(const char* name, double bound) {
+  ShapeDraws draws(unsigned(kShort.head_dim + 7 * int(kShort.mask) + 31 * int(kShort.lengths)));
+  for (int n = 0; n < ShapeDraws::count(); ++n) {
+    const Shape shape = draws.draw(kShort.mask, kShort.lengths, kShort.head_dim, kShort.head_dim_v);
+    check_short<kShort>((std::string(name) + ", drawn " + std::to_string(n)).c_str(), shape, bound);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -149,5 +159,14 @@ int main() {
       {.seq_q = 150, .seq_k = 150, .dim = 128, .dim_v = 128, .low = -50, .high = 21, .d_lse = true},
       kExact);
   check_packed();
+  check_drawn<cut(with_mask(kShort64, Mask::right))>("dim 64, causal, cut", kBf16);
+  check_drawn<with_mask(kShort128, Mask::right)>("dim 128, causal", kBf16);
+  check_drawn<refined(with_mask(kShort128, Mask::both))>("dim 128, window, refined", kExact);
+  // delta comes from a rounded O.
+  check_drawn<helped(cut(exact(kShort64)))>("dim 64, exact, cut, helped", 1.5 * kExact);
+  check_drawn<packed(kShort64)>("packed, dim 64", kBf16);
+  check_drawn<packed(with_mask(kShort128, Mask::right))>("packed, dim 128, causal", kBf16);
+  check_drawn<packed(with_mask(kShort64, Mask::both))>("packed, dim 64, window", kBf16);
+  check_drawn<packed(refined(with_mask(kShort64, Mask::right)))>("packed, causal, refined", kExact);
   return failures == 0 ? 0 : 1;
 }

@@ -75,7 +75,7 @@ struct Check {
               [this](int b, int i, int j) { return sees(b, i, j); }),
         bools(s.shows, s.batch, s.heads_q, s.seq_q, s.seq_k),
         bias(s.bias, s.batch, s.heads_q, s.seq_q, s.seq_k) {
-    std::mt19937 random(7);
+    std::mt19937 random(s.values);
     q.randomise(random, s.amplitude);
     k.randomise(random, s.amplitude);
     v.randomise(random, 1.0F);
@@ -195,10 +195,11 @@ struct Check {
     const bool any = l > 0.0;
     if (!any) l = 1.0;
     lse[row] = !any ? -tile::infinity() : float(m + std::log(l));
-    const double in_log2 = std::max(m * tile::kLog2e, double(tile::kLowest)) + std::log2(l);
-    lse2[row] = !any ? tile::infinity() : float(std::max(in_log2, double(tile::kLowest)));
-    lse2_low[row] = !any ? 0.0F : float(in_log2 - lse2[row]);
-    if (lse2[row] == tile::kLowest) lse2_low[row] = float(std::log2(l));
+    const double most = std::max(m * tile::kLog2e, double(tile::kLowest));
+    lse2[row] =
+        !any ? tile::infinity() : float(std::max(most + std::log2(l), double(tile::kLowest)));
+    // A huge maximum leaves no digits for log2(l), in float64 neither.
+    lse2_low[row] = !any ? 0.0F : float(most - lse2[row] + std::log2(l));
     double delta = 0.0;
     std::vector<double> kept(end - begin, 1.0);
     if (s.dropout > 0.0) {
@@ -321,8 +322,8 @@ struct Check {
       bias.give(p, s.batch, s.heads_q, s.seq_q, s.seq_k);
       all.options = cuda::kernel_options(p, bits->bits);
     }
-    if (config.options.bias()) {
-      all.options.bias_tiles = bias_tiles();
+    if (config.options.bias()) all.options.bias_tiles = bias_tiles();
+    if (config.shifts()) {
       all.args.lse2_in = lse2.data(), all.args.low_in = lse2_low.data();
       all.args.delta_in = true_delta.data(), all.args.delta_rows = s.seq_q;
       all.args.offset_low = low.data();

@@ -22,7 +22,8 @@ constexpr Config with_sample(Config c, int sample) {
   c.expressions = samples::expressions_of(sample, true);
   c.expressions.strip = strip;
   if (strip) c.expressions.score = samples::kStripped + sample + 1;
-  c.logits.gated = sample == 1 || sample == 2;  // the others have the slope 1
+  // The others have the slope 1.
+  c.logits.gated = sample == 1 || sample == 2 || sample == samples::kShifting;
   if (!c.logits.gated) c.shape.k_stages = 2;
   return c;
 }
@@ -168,6 +169,10 @@ int main() {
                                 {.heads_q = 2, .heads_k = 2, .seq_q = 300, .seq_k = 400}, kBf16);
   check_sample<slanted(masked(k128, Mask::right)), 4>(
       "the same, causal", {.heads_q = 1, .dim = 128, .dim_v = 128, .high = 51}, kBf16);
+  check_sample<k64, samples::kShifting>("shifted rows",
+                                        {.heads_q = 1, .heads_k = 1, .given_delta = true}, kBf16);
+  check_sample<mapped(masked(k128, Mask::right)), samples::kShifting>(
+      "shifted rows, a list", {.heads_q = 1, .dim = 128, .dim_v = 128, .high = 51}, kBf16);
   check_sample<k64, 1>("softcap, floors, documents", {.heads_q = 2, .heads_k = 2}, kBf16);
   check_sample<stripped(diagonal(masked(k128, Mask::both))), 2>(
       "hidden infinite slopes, window",

@@ -55,6 +55,7 @@ struct Shape {
   Shows shows = {};
   double dropout = 0.0;
   const Added* bias = nullptr;
+  unsigned values = 7;  ///< seed of what the operands hold
 };
 
 /// Where the rows of a sequence, or of an entry of a batch, lie.

@@ -23,8 +23,10 @@ inline constexpr Sample kSamples[] = {
      "any(4, top[i // 16, lane] == j // 16) | j == 0"},
     // Of the form of tile::Slant.
     {"score - slopes[h]*abs(i - j + 9) + 0.04*slopes[h]*(j - i) - 0.01*j + 0.003*i + float(h)", ""},
+    // Shifts whole rows, by -2^100.
+    {"where(i % 3 == 0, -1.2676506002282294e30, score)", "docs[b, i] == docs[b, j] | j < 9"},
 };
-inline constexpr int kCount = 5;
+inline constexpr int kCount = 6, kShifting = 5;
 /// Masks whose maps are made (mask_maps.cxx).
 inline constexpr const char* kMasks[] = {
     "docs[b, i] == docs[b, j] & i >= j",

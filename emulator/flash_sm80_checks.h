@@ -10,6 +10,16 @@
 #include "flash_sm80_configs.h"
 #include "flash_sm80_grids.h"
 
+// The host's, whose headers hide names that kernels use.
+namespace tilewise::cuda {
+namespace fwd_tiles {
+fwd_sm80::Args slice_of(fwd_sm80::Args args, int slice, const fwd_sm80::Config& config);
+}
+namespace bwd_tiles {
+bwd_sm80::Args from_column(bwd_sm80::Args args, const bwd_sm80::Config& config);
+}
+}  // namespace tilewise::cuda
+
 namespace {
 
 using namespace tilewise;
@@ -36,7 +46,7 @@ void with_captures(const Shape& s, const Args& args, Launch launch) {
 
 template <auto kConfig, class Args>
 void give_lists(const Shape& s, Args& args, bool of_keys) {
-  if constexpr (kConfig.listed)
+  if constexpr (kConfig.listed())
     args.lists = s.formula->lists(kConfig.block_m, kConfig.block_n, of_keys);
 }
 
@@ -49,7 +59,7 @@ tile::TileOrder order(int rows, int block, int heads, bool last_first, int parts
 template <fwd_sm80::Config kConfig>
 void check_forward(const char* name, const Shape& s, double bound = 1.2e-2) {
   constexpr Element kElement = kConfig.element;
-  constexpr int kWidth = kConfig.head_dim_v;
+  constexpr int kWidth = kConfig.slices * kConfig.head_dim_v;
   const Truth t = make_truth(
       s, [](float x) { return kConfig.scaled ? x : widened<kElement>(narrow<kElement>(x)); });
   const Rows<kElement> q(t.q, s.dim, s.dim, s.seq_q), v(t.v, s.dim, s.dim, s.seq_k);
@@ -88,10 +98,17 @@ void check_forward(const char* name, const Shape& s, double bound = 1.2e-2) {
   }
   a.order = order(s.seq_q, kConfig.block_m, s.heads_q, true, kParts);
   give_lists<kConfig>(s, a, false);
-  with_captures<kConfig>(s, a, [&](const auto& all) {
-    run_grid(a.order.blocks * a.order.heads * kParts, kConfig.warps * 32, fwd_sm80::shared,
-             [&] { fwd_sm80::kernel<kConfig>(all); });
-  });
+  const auto run = [&](const fwd_sm80::Args& args) {
+    with_captures<kConfig>(s, args, [&](const auto& all) {
+      run_grid(a.order.blocks * a.order.heads * kParts, kConfig.warps * 32, fwd_sm80::shared,
+               [&] { fwd_sm80::kernel<kConfig>(all); });
+    });
+  };
+  if constexpr (kConfig.slices > 1) {
+    for (int i = 0; i < kConfig.slices; ++i) run(cuda::fwd_tiles::slice_of(a, i, kConfig));
+  } else {
+    run(a);
+  }
   if (kConfig.split) {
     merge_parts<kWidth>(s, s.seq_q, kParts, part_o, part_rows, view4(got, s.seq_q, s.dim),
                         lse.data());
@@ -142,6 +159,54 @@ bwd_sm80::Args backward_args(const Shape& s, Statistics& rows) {
   return a;
 }
 
+constexpr Gradient at_column(Gradient config, int column) {
+  config.column = column;
+  return config;
+}
+constexpr Gradient with_gradients(Gradient config, bwd_sm80::Gradients gradients) {
+  config.gradients = gradients;
+  return config;
+}
+/// Runs a kernel in the launches of a gradient's columns.
+template <Gradient kConfig, int kDim, int kColumn, class Run>
+void in_slices(const bwd_sm80::Args& a, Run run) {
+  constexpr Gradient kSlice = at_column(kConfig, kColumn);
+  run.template operator()<kSlice>(cuda::bwd_tiles::from_column(a, kSlice));
+  if constexpr (kColumn + kConfig.columns < kDim)
+    in_slices<kConfig, kDim, kColumn + kConfig.columns>(a, run);
+}
+
+template <Gradient kKeys>
+void run_keys(const Shape& s, const bwd_sm80::Args& a) {
+  const auto run = [&]<Gradient kConfig>(const bwd_sm80::Args& args) {
+    with_captures<kConfig>(s, args, [&](const auto& all) {
+      run_grid(a.order.blocks * a.order.heads * a.order.splits, kConfig.warps * 32,
+               bwd_sm80::shared, [&] { bwd_sm80::kernel<kConfig>(all); });
+    });
+  };
+  if constexpr (kKeys.columns > 0) {
+    using bwd_sm80::Gradients;
+    in_slices<with_gradients(kKeys, Gradients::keys), kKeys.head_dim, 0>(a, run);
+    in_slices<with_gradients(kKeys, Gradients::values), kKeys.head_dim_v, 0>(a, run);
+  } else {
+    run.template operator()<kKeys>(a);
+  }
+}
+template <Gradient kQueries>
+void run_queries(const Shape& s, const bwd_sm80::Args& a) {
+  const auto run = [&]<Gradient kConfig>(const bwd_sm80::Args& args) {
+    with_captures<kConfig>(s, args, [&](const auto& all) {
+      run_grid(a.order.blocks * a.order.heads * a.order.splits, kConfig.warps * 32,
+               bwd_dq_sm80::shared, [&] { bwd_dq_sm80::kernel<kConfig>(all); });
+    });
+  };
+  if constexpr (kQueries.columns > 0) {
+    in_slices<kQueries, kQueries.head_dim, 0>(a, run);
+  } else {
+    run.template operator()<kQueries>(a);
+  }
+}
+
 /// What delta is made of: O as it is or as the input's type holds it, or P.
 enum class Delta { exact_o, rounded_o, p };
 
@@ -177,10 +242,7 @@ double check_backward(const char* name, const Shape& s, double bound, double dq_
   }
   a.order = order(s.seq_k, kKeys.block_n, s.heads_k, false);
   give_lists<kKeys>(s, a, true);
-  with_captures<kKeys>(s, a, [&](const auto& all) {
-    run_grid(a.order.blocks * a.order.heads, kKeys.warps * 32, bwd_sm80::shared,
-             [&] { bwd_sm80::kernel<kKeys>(all); });
-  });
+  run_keys<kKeys>(s, a);
   const auto floats = [](const std::vector<Bits>& x) {
     std::vector<float> y;
     for (const Bits b : x) y.push_back(widened<kElement>(b));
@@ -192,10 +254,7 @@ double check_backward(const char* name, const Shape& s, double bound, double dq_
   } else {
     a.order = order(s.seq_q, kQueries.block_m, s.heads_q, true);
     give_lists<kQueries>(s, a, false);
-    with_captures<kQueries>(s, a, [&](const auto& all) {
-      run_grid(a.order.blocks * a.order.heads, kQueries.warps * 32, bwd_dq_sm80::shared,
-               [&] { bwd_dq_sm80::kernel<kQueries>(all); });
-    });
+    run_queries<kQueries>(s, a);
     got_dq = floats(dq);
   }
   give_lists<kQueries>(s, a, false);
@@ -277,16 +336,10 @@ FloatErrors check_float(const char* name, const Shape& s, bool refine, double bo
   a.dq_sum = sums_q.sums.data(), a.dk_sum = sums_k.sums.data(), a.dv_sum = sums_v.sums.data();
   a.order = order(s.seq_k, kKeys.block_n, s.heads_k, false, parts);
   give_lists<kKeys>(s, a, true);
-  with_captures<kKeys>(s, a, [&](const auto& all) {
-    run_grid(a.order.blocks * a.order.heads * a.order.splits, kKeys.warps * 32, bwd_sm80::shared,
-             [&] { bwd_sm80::kernel<kKeys>(all); });
-  });
+  run_keys<kKeys>(s, a);
   a.order = order(s.seq_q, kQueries.block_m, s.heads_q, true, parts);
   give_lists<kQueries>(s, a, false);
-  with_captures<kQueries>(s, a, [&](const auto& all) {
-    run_grid(query_blocks * a.order.splits, kQueries.warps * 32, bwd_dq_sm80::shared,
-             [&] { bwd_dq_sm80::kernel<kQueries>(all); });
-  });
+  run_queries<kQueries>(s, a);
   if constexpr (kKeys.split) {
     add_parts(sums_q, s.scale);
     add_parts(sums_k, s.scale);

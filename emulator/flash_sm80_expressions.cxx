@@ -11,6 +11,7 @@
 #include "cuda/kernels/bwd_sm80/captures.cuh"
 #include "cuda/kernels/bwd_sm80/gate.h"
 #include "interpreted.h"
+#include "mask_maps.h"
 
 namespace tilewise::bwd_captures_sm80 {
 alignas(1024) unsigned char shared[kSharedBytes];
@@ -112,11 +113,38 @@ struct Listed : Interpreted {
   }
 };
 constexpr fwd_sm80::Config listed(fwd_sm80::Config config) {
-  config.listed = true;
+  config.lists = tile::Lists::parts;
   return config;
 }
 constexpr Gradient listed(Gradient config) {
-  config.listed = true;
+  config.lists = tile::Lists::parts;
+  return config;
+}
+
+/// A sample whose mask function is mapped.
+template <int kSample>
+struct Mapped : Interpreted {
+  std::list<MadeLists> made;
+
+  explicit Mapped(const Shape& s) : Interpreted(kSample, s) {
+    formula.lists = [this, s](int rows, int keys, bool of_keys) {
+      Problem p;
+      p.batch = 1, p.heads_q = s.heads_q, p.heads_k = s.heads_k;
+      p.seq_q = s.seq_q, p.seq_k = s.seq_k;
+      p.mask_function = problem.mask_function;
+      const MadeLists& lists = made.emplace_back(
+          p, rows, keys, tile::Lists::whole, 1,
+          map_of<kSample + 1, TileSize{128, 64}, TileSize{128, 32}>(formula.captures));
+      return of_keys ? lists.transposed : lists.lists;
+    };
+  }
+};
+constexpr fwd_sm80::Config mapped(fwd_sm80::Config config) {
+  config.lists = tile::Lists::whole;
+  return config;
+}
+constexpr Gradient mapped(Gradient config) {
+  config.lists = tile::Lists::whole;
   return config;
 }
 
@@ -232,6 +260,32 @@ void check_listed(const char* name, Shape shape, const Blocks& blocks) {
   if constexpr (kSample != 1) check_captures<kSecond, kSample>(shape, of, kSums);
 }
 
+/// Of a third of the rows a float32 LSE keeps nothing of the sum over the keys.
+void check_shifted() {
+  Shape shape = {.seq_q = 70, .seq_k = 139, .causal = true, .shift = -0x1p100F};
+  constexpr int kSample = samples::kShifting;
+  const Interpreted interpreted(kSample, shape);
+  shape.formula = &interpreted.formula;
+  constexpr fwd_sm80::Config kParts = {.positional = true, .split = true};
+  check_forward<with_sample(kParts, kSample)>("shifted rows, three parts", shape);
+  check_backward<with_sample(kSmall, kSample), with_sample(kSecondPass, kSample), Delta::p>(
+      "shifted rows", shape, kBf16, kExact);
+  check_float<with_sample(kFloatKeys, kSample), with_sample(kFloatQueries, kSample)>(
+      "shifted rows, float32", shape, true, 2e-6);
+}
+
+template <int kSample>
+void check_mapped(const char* name, Shape shape) {
+  const Mapped<kSample> of(shape);
+  shape.formula = &of.formula;
+  std::printf("%s\n", name);
+  check_forward<mapped(with_sample(fwd_sm80::Config{}, kSample))>("forward", shape);
+  constexpr Gradient kSecond = mapped(with_sample(kSecondPass, kSample));
+  check_backward<mapped(with_sample(kSmall, kSample)), kSecond, Delta::p>("one pass", shape, kBf16,
+                                                                          kExact);
+  check_captures<kSecond, kSample>(shape, of, kSums);
+}
+
 template <int kSample>
 void check_others(const Shape& plain) {
   const Interpreted interpreted(kSample, plain);
@@ -284,6 +338,8 @@ int main() {
                   {.q = 32, .k = 32, .by_head = true, .full = true});
   check_listed<1>("softcap, floors, documents, a list", {.seq_q = 170, .seq_k = 250},
                   {.q = 64, .k = 16, .by_head = true, .full = true});
+  check_shifted();
+  check_mapped<2>("hidden infinite slopes, a table, a map", {.seq_q = 200, .seq_k = 200});
   check_others<1>({.seq_q = 100, .seq_k = 150, .causal = true});
   return failures == 0 ? 0 : 1;
 }

@@ -36,11 +36,11 @@ struct Listed {
 };
 
 constexpr fwd_sm80::Config listed(fwd_sm80::Config config) {
-  config.listed = true;
+  config.lists = tile::Lists::parts;
   return config;
 }
 constexpr Gradient listed(Gradient config) {
-  config.listed = true;
+  config.lists = tile::Lists::parts;
   return config;
 }
 

@@ -77,6 +77,52 @@ struct Batch {
   }
 };
 
+/// What a mask leaves that hides every second square of 128 x 128 of each sequence, as mask_map
+/// lists it.
+struct Squares {
+  Formula formula;
+  std::vector<unsigned> bits;
+
+  static bool shows(int i, int j) { return (i / 128 + j / 128) % 2 == 0; }
+  Squares(const Shape& s, const Side& queries, const Side& keys) {
+    formula.score = [](int, int, int, double x) -> Formula::Score { return {x, 1.0}; };
+    formula.visible = [](int, int i, int j) { return shows(i, j); };
+    formula.lists = [this, s, queries, keys](int rows, int columns, bool of_keys) {
+      return of_keys ? tiles(s, queries, keys, columns, rows, true)
+                     : tiles(s, queries, keys, rows, columns, false);
+    };
+  }
+
+ private:
+  /// Rows of `block` that each have a bit for `step` of the other side.
+  tile::TileLists tiles(const Shape& s, const Side& queries, const Side& keys, int block, int step,
+                        bool of_keys) {
+    const std::vector<int>& own = of_keys ? keys.lengths : queries.lengths;
+    const std::vector<int>& others = of_keys ? queries.lengths : keys.lengths;
+    const int rows = (*std::max_element(own.begin(), own.end()) + block - 1) / block;
+    const int words = (*std::max_element(others.begin(), others.end()) + 32 * step - 1) / step / 32;
+    bits.assign(own.size() * rows * 2 * words, 0);
+    for (int b = 0; b < queries.count(); ++b) {
+      for (int row = 0; row < rows; ++row) {
+        for (int c = 0; c < 32 * words; ++c) {
+          bool seen = false, hidden = false;
+          for (int n = 0; n < block * step; ++n) {
+            const int x = row * block + n / step, y = c * step + n % step;
+            const int i = of_keys ? y : x, j = of_keys ? x : y;
+            if (i >= queries.lengths[b]) continue;
+            const bool ahead = s.causal && j > i + keys.lengths[b] - queries.lengths[b];
+            const bool shown = j < keys.lengths[b] && !ahead && shows(i, j);
+            (shown ? seen : hidden) = true;
+          }
+          const int half = hidden ? words : 0;
+          if (seen) bits[(b * rows + row) * 2 * words + half + c / 32] |= 1U << (c % 32);
+        }
+      }
+    }
+    return {.bits = bits.data(), .rows = rows, .words = words, .list_b = 1};
+  }
+};
+
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
 
 /// A float32 operand as pack_rows makes it of packed sequences.
@@ -161,6 +207,8 @@ void check_forward(const char* name, const Shape& s, const Side& q_side, const S
     a.lse = part_rows.data(), a.lse_split = heads * total, a.keys_per_split = kConfig.block_n;
   }
   a.order = order(b.q.blocks(kConfig.block_m), heads, kParts);
+  if constexpr (kConfig.listed())
+    a.lists = s.formula->lists(kConfig.block_m, kConfig.block_n, false);
   run_grid(static_cast<long long>(a.order.blocks) * heads * kParts, kConfig.warps * 32,
            fwd_sm80::shared, [&] { fwd_sm80::kernel<kConfig>(ragged); });
   if (kConfig.split)
@@ -195,6 +243,10 @@ void run_delta(const Batch& b, std::vector<T>& o, std::vector<T>& d_o, std::vect
 
 constexpr Gradient packed(Gradient config) {
   config.packed = true;
+  return config;
+}
+constexpr Gradient listed(Gradient config) {
+  config.lists = tile::Lists::whole;
   return config;
 }
 
@@ -260,12 +312,18 @@ void check_backward(const char* name, const Shape& s, const Side& q_side, const 
   a.dq = view4(dq, total, dim), a.dk = view4(dk, b.k.total, dim);
   a.dv = view4(dv, b.k.total, dim);
   const tile::TileOrder queries = order(b.q.blocks(kQueries.block_m), heads);
+  const auto give_lists = [&]<Gradient kConfig>(bool of_keys) {
+    if constexpr (kConfig.listed())
+      a.lists = s.formula->lists(kConfig.block_m, kConfig.block_n, of_keys);
+  };
+  give_lists.template operator()<kQueries>(false);
   if (refine) {
     a.order = queries;
     run_grid(queries.blocks * queries.heads, kQueries.warps * 32, bwd_dq_sm80::shared,
              [&] { bwd_dq_sm80::refine<kQueries>(ragged); });
   }
   a.order = order(b.k.blocks(kKeys.block_n), s.heads_k);
+  give_lists.template operator()<kKeys>(true);
   run_grid(a.order.blocks * a.order.heads, kKeys.warps * 32, bwd_sm80::shared,
            [&] { bwd_sm80::kernel<kKeys>(ragged); });
   if constexpr (kKeys.with_dq) {
@@ -283,6 +341,7 @@ void check_backward(const char* name, const Shape& s, const Side& q_side, const 
              [&] { bwd_convert::kernel<kConvert>(convert); });
   } else {
     a.order = queries;
+    give_lists.template operator()<kQueries>(false);
     run_grid(queries.blocks * queries.heads, kQueries.warps * 32, bwd_dq_sm80::shared,
              [&] { bwd_dq_sm80::kernel<kQueries>(ragged); });
   }
@@ -337,6 +396,11 @@ int main() {
   check_forward<kParts>("packed, two parts", causal, many, Side({60, 3, 0, 128, 65}, 0), false,
                         kBf16);
   check_forward<kDrop>("packed, dropout", dropped, q, k, false, kBf16);
+  Shape squared = causal;
+  const Squares squares(causal, q, k);
+  squared.formula = &squares.formula;
+  constexpr Forward kMapped = {.positional = true, .packed = true, .lists = tile::Lists::whole};
+  check_forward<kMapped>("packed, a map", squared, q, k, false, kBf16);
   check_forward<kFloat>("packed, float32", causal, q, k, false, kExact);
 
   constexpr Gradient kFirst = packed(kFirstPass), kSecond = packed(kSecondPass);
@@ -348,6 +412,10 @@ int main() {
   check_backward<kOne, kSecond>("packed, one pass", causal, q, k, true, false, kBf16);
   check_backward<with_dropout(kOne), with_dropout(kSecond)>("packed, one pass, dropout", dropped,
                                                             many, keys, false, true, kBf16);
+  check_backward<listed(kFirst), listed(kSecond)>("packed, two passes, a map", squared, q, k, false,
+                                                  true, kBf16);
+  check_backward<listed(kOne), listed(kSecond)>("packed, one pass, a map", squared, q, k, false,
+                                                false, kBf16);
   check_backward<kFirst, kSecond>("packed, no sequence", plain, none, none, false, false, kBf16);
   check_backward<kFloatFirst, kFloatSecond>("packed, float32", causal, q, k, false, true, 2e-6);
   return failures == 0 ? 0 : 1;

@@ -143,7 +143,7 @@ constexpr Config dropping(Config c) {
 }
 constexpr Config biased(Config c, tile::BiasType type, bool staged) {
   c.options.pairs = {.bias = type, .staged = staged};
-  c.modification = Modification::general;
+  if (c.expressions.score != 0) c.modification = Modification::general;
   c.schedule.values_first = false;
   return c;
 }

@@ -53,7 +53,8 @@ struct Interpreted {
 constexpr tile::Expressions expressions_of(int sample, bool gradient) {
   const Sample& s = kSamples[sample];
   return {.score = *s.score == '\0' ? 0 : sample + 1 + (gradient ? kGradients : 0),
-          .mask = *s.mask == '\0' ? 0 : sample + 1};
+          .mask = *s.mask == '\0' ? 0 : sample + 1,
+          .shifts = gradient && sample == kShifting};
 }
 
 }  // namespace tilewise::samples

@@ -15,13 +15,25 @@ struct Shape {
   const char* name;
   std::int64_t batch, heads, seq_q, seq_k, left, right;
   std::vector<int> lengths;
-  int tile_q;
+  int tile_q, tile_k = 128;
+  std::vector<int> queries = {};  ///< packed sequences, of keys `lengths`
 };
 
 const Shape kShapes[] = {
     {"square", 2, 2, 512, 512, tile::Positions::kFar, tile::Positions::kFar, {}, 128},
     {"a window, more keys", 1, 3, 530, 1000, 300, 77, {}, 64},
     {"causal, lengths", 3, 1, 600, 700, tile::Positions::kFar, 0, {700, 0, 333}, 128},
+    {"packed, causal",
+     3,
+     1,
+     200,
+     300,
+     tile::Positions::kFar,
+     0,
+     {300, 40, 129},
+     64,
+     16,
+     {200, 0, 70}},
 };
 
 template <int kMask>
@@ -36,27 +48,42 @@ void check(const Shape& shape) {
   p.left = std::min<std::int64_t>(p.left, shape.left);
   p.right = std::min<std::int64_t>(p.right, shape.right);
   std::vector<int> lengths = shape.lengths;
-  if (!lengths.empty())
+  const auto before = [](const std::vector<int>& of) {
+    std::vector<int> offsets = {0};
+    for (const int length : of) offsets.push_back(offsets.back() + length);
+    return offsets;
+  };
+  std::vector<int> cu_q = before(shape.queries), cu_k = before(lengths);
+  p.packed = !shape.queries.empty();
+  if (p.packed) {
+    p.cu_seqlens_q = Tensor::contiguous(cu_q.data(), DType::int32, {p.batch + 1}, p.device);
+    p.cu_seqlens_k = Tensor::contiguous(cu_k.data(), DType::int32, {p.batch + 1}, p.device);
+    p.total_q = cu_q.back();
+    p.total_k = cu_k.back();
+  } else if (!lengths.empty()) {
     p.key_lengths = Tensor::contiguous(lengths.data(), DType::int32, {p.batch}, p.device);
+  }
   p.mask_function = of.problem.mask_function;
-  const MadeLists made(p, shape.tile_q, 128, tile::Lists::whole, 1,
-                       map_of<samples::kMasksFrom + kMask>(cuda::captures_of(p)));
+  constexpr TileSize kNarrow = {64, 16};
+  const MadeLists made(p, shape.tile_q, shape.tile_k, tile::Lists::whole, 1,
+                       map_of<samples::kMasksFrom + kMask, kNarrow>(cuda::captures_of(p)));
   int wrong = 0, tiles[3] = {};
   for (int b = 0; b < p.batch; ++b) {
     const std::int64_t keys = lengths.empty() ? p.seq_k : lengths[b];
+    const std::int64_t queries = p.packed ? shape.queries[b] : p.seq_q, tile_k = shape.tile_k;
     for (int h = 0; h < p.heads_q; ++h) {
       const int list = b * made.lists.list_b + h * made.lists.list_h;
       for (int row = 0; row < made.lists.rows; ++row) {
         const std::int64_t at = static_cast<std::int64_t>(list) * made.lists.rows + row;
         int counts[2] = {};
         for (int c = 0; c < 32 * made.lists.words; ++c) {
-          bool seen = false, hidden = c * 128 + 128 > keys;
+          bool seen = false, hidden = (c + 1) * tile_k > keys;
           for (std::int64_t i = row * shape.tile_q;
-               i < std::min<std::int64_t>((row + 1) * shape.tile_q, p.seq_q); ++i) {
-            const KeyRange range = p.visible_keys({0, p.seq_q, 0, keys}, i);
-            for (std::int64_t j = c * 128; j < std::min<std::int64_t>(c * 128 + 128, keys); ++j) {
+               i < std::min<std::int64_t>((row + 1) * shape.tile_q, queries); ++i) {
+            const KeyRange range = p.visible_keys({0, queries, 0, keys}, i);
+            for (std::int64_t j = c * tile_k; j < std::min((c + 1) * tile_k, keys); ++j) {
               const bool shows = j >= range.begin && j < range.end &&
-                                 of.is_visible({b, h, i, j, p.seq_q, keys, 0.0});
+                                 of.is_visible({b, h, i, j, queries, keys, 0.0});
               (shows ? seen : hidden) = true;
             }
           }

@@ -23,17 +23,26 @@ void run_mask_map(const mask_map::Args& args, std::int64_t blocks, const tile::C
     emulator::run_block(i, mask_map::kThreads, [&] { mask_map::kernel<kConfig>(expressed); });
 }
 
-/// Runs the map of the mask function `kMask`, for tiles of 128 keys.
-template <int kMask>
+/// Queries and keys of a tile.
+struct TileSize {
+  int q, k;
+};
+
+/// Runs the map of the mask function `kMask`, for tiles of 128 and 64 x 128, and of `kMore`.
+template <int kMask, TileSize... kMore>
 RunMap map_of(const tile::Captures& captures) {
   return [captures](const tile_lists::Config& c, const mask_map::Args& args, std::int64_t blocks) {
-    constexpr tile::Expressions kOnly = {.score = 0, .mask = kMask};
-    if (c.tile_k != 128) std::abort();
-    if (c.tile_q == 128) {
-      run_mask_map<mask_map::Config{.expressions = kOnly}>(args, blocks, captures);
-    } else {
-      run_mask_map<mask_map::Config{.tile_q = 64, .expressions = kOnly}>(args, blocks, captures);
-    }
+    const auto runs = [&]<TileSize kSize>() {
+      if (c.tile_q != kSize.q || c.tile_k != kSize.k) return false;
+      run_mask_map<mask_map::Config{
+          .tile_q = kSize.q, .tile_k = kSize.k, .expressions = {.score = 0, .mask = kMask}}>(
+          args, blocks, captures);
+      return true;
+    };
+    const bool ran = runs.template operator()<TileSize{128, 128}>() ||
+                     runs.template operator()<TileSize{64, 128}>() ||
+                     (runs.template operator()<kMore>() || ...);
+    if (!ran) std::abort();
   };
 }
 

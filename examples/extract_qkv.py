@@ -227,7 +227,9 @@ def main() -> None:
     """Computes Q, K, V and writes them, or compares them with the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("-o", "--output", type=Path, default=DEFAULT_OUTPUT)
-    parser.add_argument("--check", action="store_true", help="compare with the file, write nothing")
+    parser.add_argument(
+        "--check", action="store_true", help="compare with the file instead of writing it"
+    )
     arguments = parser.parse_args()
 
     model = MiniLm(model_folder())

@@ -152,7 +152,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--json", type=Path, help="also write the curves and the table there")
+    parser.add_argument("--json", type=Path, help="file for the curves and the table")
     arguments = parser.parse_args()
 
     runs, differences = [], {}

@@ -14,7 +14,7 @@
 
 namespace tilewise {
 
-/// What a tensor is filled with: value = scale * kind + shift.
+/// The content of a tensor: value = scale * kind + shift.
 struct Fill {
   enum class Kind : std::uint8_t {
     randn,   ///< N(0, 1)
@@ -49,7 +49,7 @@ struct Region {
   bool operator==(const Region&) const = default;
 };
 
-/// How a tensor lies in memory. Gaps hold NaN (true in masks) and must stay untouched.
+/// The memory layout of a tensor. Gaps hold NaN (true in masks) and must not change.
 enum class Layout : std::uint8_t {
   bhsd,        ///< contiguous (B, H, S, D); packed: (H, total, D)
   bshd,        ///< contiguous (B, S, H, D); packed: (total, H, D)
@@ -185,8 +185,8 @@ struct Case {
   bool operator==(const Case&) const = default;
 };
 
-/// Of a case whose packed queries read pages: the keys of each sequence, and in seq_k those that
-/// its pages have room for. The tail of packed keys is not used.
+/// Sets the keys of each sequence for packed queries over pages, and seq_k to the capacity of the
+/// pages. The tail of packed keys is not used.
 void give_pages(Case& c);
 
 /// Reads one line. Throws InvalidArgument that names the word at fault and what is accepted.

@@ -14,7 +14,7 @@ namespace tilewise {
 
 using Sizes = std::array<std::int64_t, 4>;
 
-/// Where the elements of a tensor of some sizes lie in a block of memory.
+/// The layout of a tensor's elements in a block of memory.
 struct Placement {
   Sizes strides{};
   std::int64_t origin = 0;  ///< of element (0, 0, 0, 0)

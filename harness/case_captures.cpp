@@ -25,9 +25,9 @@ constexpr std::array<Word<DType>, 8> kTypes{{{"f64", DType::float64},
                                              {"i64", DType::int64}}};
 
 constexpr std::string_view kHelp =
-    "NAME:TYPE[SIZE,...] or NAME:TYPE[SIZE,...]=CONTENT, more after ';' (TYPE f64, f32, bf16, f16, "
-    "bool, u8, i32, i64; SIZE a formula of B, Hq, Hk, Sq, Sk; CONTENT a fill or a formula of the "
-    "element's index ..., i, j)";
+    "NAME:TYPE[SIZE,...] or NAME:TYPE[SIZE,...]=CONTENT, separated by ';' (TYPE: f64, f32, bf16, "
+    "f16, bool, u8, i32, i64; SIZE: a formula of B, Hq, Hk, Sq, Sk; CONTENT: a fill, or a formula "
+    "of the element's index ..., i, j)";
 
 std::string_view trimmed(std::string_view text) {
   const std::size_t begin = text.find_first_not_of(" \t");
@@ -113,7 +113,7 @@ std::vector<std::int64_t> capture_sizes(const Case& c, const CaptureCase& captur
     if (node.op != expression::Op::constant || node.type != expression::Type::integer ||
         node.integer < 1) {
       throw InvalidArgument("case: captures= size '" + text + "' of " + capture.name +
-                            " is no integer above 0");
+                            " is not an integer above 0");
     }
     sizes.push_back(node.integer);
   }

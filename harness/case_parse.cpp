@@ -104,7 +104,7 @@ BlocksCase read_blocks(std::string_view text) {
 
 PackedCase read_packed(std::string_view text) {
   const std::string help =
-      "packed=Q,Q,.../K,K,... (/K may be left out), then :tail=Q,K :int64 :max if wanted";
+      "packed=Q,Q,.../K,K,... (/K is optional), then optionally :tail=Q,K :int64 :max";
   PackedCase packed;
   const std::vector<std::string_view> parts = split(text, ':');
   const std::vector<std::string_view> sides = split(parts[0], '/');
@@ -188,7 +188,7 @@ std::string_view unquoted(std::string_view text) {
     return text.substr(1, text.size() - 2);
   }
   if (text.empty() || text.find('\'') != std::string_view::npos) {
-    throw std::string("a formula, in '...' where it has blanks");
+    throw std::string("a formula, quoted as '...' if it has blanks");
   }
   return text;
 }
@@ -354,7 +354,7 @@ void finish(Parser& p) {
   if (!p.dv_given) c.head_dim_v = c.head_dim;
   if (c.packed) {
     if (p.batch_given || p.q_given || p.k_given) {
-      fail("packed= gives the batch and the lengths; b, s, q and k must not stand beside it");
+      fail("packed= excludes b, s, q and k, because it sets the batch and the lengths");
     }
     if (!c.key_lengths.empty()) fail("packed= and lengths= exclude each other");
     if (c.page_size < 0) fail("paged= needs a page size above 0");
@@ -366,9 +366,9 @@ void finish(Parser& p) {
     if (c.page_size > 0) give_pages(c);
     return;
   }
-  if (!p.q_given) fail("the query length is missing: sN or qN, or packed=");
+  if (!p.q_given) fail("the query length is missing: expected sN, qN or packed=");
   if (!p.k_given) c.seq_k = c.seq_q;
-  if (c.mask && c.rank3) fail("rank3 goes without mask=");
+  if (c.mask && c.rank3) fail("rank3 and mask= exclude each other");
   if (!c.key_lengths.empty() && static_cast<std::int64_t>(c.key_lengths.size()) != c.batch) {
     fail("lengths= needs one length for each of the " + std::to_string(c.batch) + " batch entries");
   }

@@ -312,13 +312,6 @@ Case random_case(std::uint64_t seed, std::int64_t index, std::int64_t variants) 
   draw_scores(draw, c);
   draw_memory(draw, c);
   draw_pages(seed, kind, c);
-  // Where no sequence has a key, a bound of keys that only the device knows is 1, and a tensor of
-  // pairs has no column: on a GPU the two do not go together.
-  if (c.packed && longest(c)[1] == 0) {
-    c.mask.reset();
-    c.bias.reset();
-    c.pokes.clear();
-  }
   // Pages that nobody may read would be those that are read.
   if (c.page_size > 0 && c.layout == Layout::expanded) c.layout = Layout::padded;
   return c;

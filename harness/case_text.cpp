@@ -10,10 +10,10 @@ namespace {
 std::string quoted(std::string_view text) { return "'" + std::string(text) + "'"; }
 
 constexpr std::string_view kFillHelp =
-    "a fill: randn, rand, sign, iota, heads, arange or eye, then *SCALE and +SHIFT if wanted, or a "
-    "number (zeros, ones, nan, inf too)";
+    "a fill: randn, rand, sign, iota, heads, arange or eye, then optionally *SCALE and +SHIFT; or "
+    "a number, zeros, ones, nan or inf";
 constexpr std::string_view kRegionHelp =
-    "a region: all, rowsA-B, keysA-B, upper, beyondN or someFRACTION, then @BATCH if wanted";
+    "a region: all, rowsA-B, keysA-B, upper, beyondN or someFRACTION, then optionally @BATCH";
 
 /// Reads a number at the front of `text` and moves past it.
 bool take_number(std::string_view& text, double& value) {

@@ -10,7 +10,7 @@
 
 namespace tilewise {
 
-/// Which random sequence a tensor draws from.
+/// The random sequence of a tensor.
 enum class Stream : std::uint32_t {
   q,
   k,

@@ -144,12 +144,12 @@ class Check {
   void check_invalid() {
     try {
       host_problem();
-      fail(result_, "InvalidArgument was expected, and the host finds nothing wrong");
+      fail(result_, "expected InvalidArgument, but the host reported no error");
       return;
     } catch (const InvalidArgument&) {  // as it should be
     }
     if (!memory_->is_host() && !invalid_on_device()) {
-      skip("what is wrong lies on the device, where the host does not look");
+      skip("the error is in device memory, which the host does not read");
       return;
     }
     try {
@@ -161,7 +161,7 @@ class Check {
     } catch (const InvalidArgument&) {
       return;
     }
-    fail(result_, "InvalidArgument was expected, and the call went through");
+    fail(result_, "expected InvalidArgument, but the call succeeded");
   }
 
   /// Runs the forced row once, into poisoned outputs.
@@ -210,7 +210,7 @@ class Check {
 
   static constexpr int kDraws = 8;
 
-  /// Of a whole problem: the largest of more draws of the inputs.
+  /// For a whole problem: the largest yardstick of more draws of the inputs.
   double bound_of_draws(const Expected& expected, const Problem& problem) {
     if (expected.name == "LSE") return 1e-5 * largest_score(problem);
     constexpr std::size_t kFew = 64;
@@ -229,8 +229,8 @@ class Check {
     }
     return bound;
   }
-  /// Of a sample: the largest of the same rows in other heads. Rule 18 takes maxima over the whole
-  /// problem, of which a sample is one head.
+  /// For a sample: the largest yardstick of the same rows in other heads. Rule 18 takes maxima over
+  /// the whole problem, and a sample is one head.
   double bound_of_heads(const Expected& expected, const Problem& problem, const Sample& sample) {
     const Problem own = sample_problem(problem, sample);
     if (expected.name == "LSE") return 1e-5 * largest_score(own);
@@ -333,7 +333,7 @@ class Check {
     run_row();
     if (!same_bits(o, reference::to_double(tensor_of("O"))) ||
         !same_bits(lse, reference::to_double(tensor_of("LSE")))) {
-      fail(result_, "a second forward gave other bits");
+      fail(result_, "a second forward returned different bits");
     }
   }
 
@@ -380,7 +380,7 @@ class Check {
     };
     const Bytes first = gradients();
     run_row();
-    if (!same_bits(first, gradients())) fail(result_, "a second backward gave other bits");
+    if (!same_bits(first, gradients())) fail(result_, "a second backward returned different bits");
   }
 
   /// Forward of the same implementation, then backward with the state that it saved.
@@ -408,8 +408,8 @@ class Check {
   void check_memory() {
     const std::string damaged = material_->damage();
     if (!damaged.empty()) fail(result_, "memory around " + damaged + " was written");
-    if (workspace_.damaged() > 0) fail(result_, "memory around the workspace was written");
-    if (workspace_.outstanding() > 0) fail(result_, "workspace was not given back");
+    if (workspace_.damaged() > 0) fail(result_, "the call wrote outside the workspace");
+    if (workspace_.outstanding() > 0) fail(result_, "the call did not free its workspace");
   }
 };
 

@@ -13,7 +13,7 @@ namespace tilewise {
 
 enum class CheckStatus : std::uint8_t { passed, failed, skipped };
 
-/// How far one result was off.
+/// The error of one result.
 struct Deviation {
   std::string quantity;  ///< "O", "LSE", "dQ", "dK", "dV", "dbias", "dsinks"
   double error = 0.0;    ///< max |ours - float64|; infinite where one is NaN or Inf wrongly

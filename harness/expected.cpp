@@ -54,12 +54,12 @@ std::string miss(const Expected& expected, double truth, double actual, DType dt
                  bool finite_only) {
   if (std::isnan(truth)) return std::isnan(actual) ? "" : "NaN was expected";
   if (std::isnan(actual)) return "it is NaN";
-  if (std::isinf(truth)) return actual == truth ? "" : "an infinity was expected";
+  if (std::isinf(truth)) return actual == truth ? "" : "expected an infinity";
   if (std::isinf(actual)) {
     return std::isinf(reference::round_to(dtype, truth)) ? "" : "it is infinite";
   }
   if (finite_only || std::abs(actual - truth) <= expected.bound) return "";
-  return "it is off by more than the bound";
+  return "its error exceeds the bound";
 }
 
 std::string number(double value) {

@@ -197,7 +197,7 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 FormulaCheck check_formulas(Device device, std::int64_t count, std::uint64_t seed, int threads,
                             double seconds) {
   if (device.type != DeviceType::cuda)
-    throw Unsupported("random formulas are checked on a GPU; tests check them on a CPU");
+    throw Unsupported("random formulas need a GPU (the test suite checks them on a CPU)");
   const auto begin = std::chrono::steady_clock::now();
   FormulaCheck report;
   std::mutex mutex;

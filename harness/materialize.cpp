@@ -119,7 +119,7 @@ void CaseState::poke(char name, const Tensor& tensor) {
     for (std::size_t n = 0; n < 4; ++n) {
       end[n] = poke.end[n] < 0 ? sizes[n] : poke.end[n] + 1;
       if (poke.begin[n] < 0 || end[n] > sizes[n]) {
-        throw InvalidArgument("case: poke= reaches past the axes of " + tensor.describe());
+        throw InvalidArgument("case: poke= exceeds the axes of " + tensor.describe());
       }
     }
     for (std::int64_t b = poke.begin[0]; b < end[0]; ++b) {

@@ -259,11 +259,9 @@ void CaseState::add_packed() {
         "cu_seqlens_k", [](CaseViews& s) -> Tensor& { return s.spec.cu_seqlens_k; }, dtype, sizes,
         offsets(packed.k_lengths));
   }
-  // NOTE: at least 1: 0 says that no bound is given, and all sequences may be empty.
   const auto longest = [](const std::vector<std::int64_t>& lengths) {
-    std::int64_t most = 1;
-    for (const std::int64_t length : lengths) most = std::max(most, length);
-    return most;
+    const std::int64_t most = std::ranges::max(lengths);
+    return most > 0 ? most : kNoRows;
   };
   const auto give_max = [&](AttentionSpec& spec) {
     spec.max_seqlen_q = longest(packed.q_lengths);

@@ -37,7 +37,7 @@ class Clock {
 
 std::unique_ptr<Clock> cpu_clock();
 
-/// How runs follow each other.
+/// The schedule of runs.
 enum class Protocol : std::uint8_t {
   burst,  ///< rounds of: idle gap, fresh inputs, one warm run, three timed runs. A cool machine's
           ///< speed
@@ -57,7 +57,7 @@ struct TimerOptions {
   int round = 3;          ///< burst: timed runs of a round
 };
 
-/// What to time. Only `run` must be given.
+/// The functions to time. Only `run` is required.
 struct TimedWork {
   std::function<void()> run;
   std::function<void(std::uint64_t round)>

@@ -11,28 +11,29 @@ title() { printf '\n%s\n\n' "== $* =="; }
 
 title 'Attention on real input'
 cat <<'EOF'
-Q, K and V of the last layer of all-MiniLM-L6-v2 (12 heads, 206 tokens, dim 32) for the last
-paragraph of Darwin's Origin of Species, by every implementation, against a float64 reference:
+Input: Q, K and V of the last layer of all-MiniLM-L6-v2 (12 heads, 206 tokens, dim 32) for the
+last paragraph of Darwin's Origin of Species. Every implementation is compared with a float64
+reference:
 
 EOF
 "$tilewise" run "$input" --impl all --compare reference --repeat 10 \
   --attended birds@11,animals@11,reproduction@8,extinction@4,contemplate --top 3
 
-printf '\n%s\n' 'Above: the three words with most of the attention of a word, by one head or on average.'
+printf '\n%s\n' 'Above: the three words that each word attends to most, in one head or on average.'
 
 title 'Time and memory over the sequence length'
 cat <<'EOF'
-The grid of the seed documents: float32, batch 8, one head, forward and backward. eager keeps the
-S x S matrices S and P for its backward, flash keeps O and LSE alone. OOM: more than 75 % of this
-machine's memory. Ctrl-C ends it with what there is.
+The grid of the seeds (docs/origins.md): float32, batch 8, one head, forward and backward. eager
+stores the S x S matrices S and P for its backward. flash stores only O and LSE. OOM means more than
+75 % of this machine's memory. Ctrl-C stops and keeps the finished rows.
 
 EOF
 "$tilewise" bench --preset demo --budget-s 20 --total-s 150
 
 title 'More'
 cat <<'EOF'
-  tilewise bench --help      your own sizes, types, masks; Markdown, CSV or JSON
-  tilewise plan --help       memory, kernel and time before anything runs
-  tilewise check             this machine's kernels against the reference
+  tilewise bench --help      measures your sizes, types and masks; Markdown, CSV or JSON
+  tilewise plan --help       predicts memory, kernel and time
+  tilewise check             compares this machine's kernels with the reference
 EOF
 printf '\n(tilewise is %s)\n' "$tilewise"

@@ -232,11 +232,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=Path, default=ROOT / "build/release")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="one length of each path")
+    parser.add_argument("--quick", action="store_true", help="one length per path")
     parser.add_argument("--isa", default="", help="force flash_fwd_ISA and flash_bwd_ISA")
     parser.add_argument("--only", default="", help="regular expression on a case's label")
     parser.add_argument("--peers", default="eager,torch,onnxruntime", help="names, comma-separated")
-    parser.add_argument("--ggml", type=Path, help="a build of ggml, a peer too (ggml_peer.py)")
+    parser.add_argument(
+        "--ggml", type=Path, help="a build of ggml as another peer (see ggml_peer.py)"
+    )
     parser.add_argument("--output", type=Path, help="default: bench/results/cpu/<model>.json")
     args = parser.parse_args()
 

@@ -4,9 +4,9 @@
     python3 -m bench.peers summary grid.json
     python3 -m bench.peers select grid.json --ours sm90 -o grid-sm90.json
 
-Every output is compared with a float64 reference before it is timed; what fails is not timed, and
-the exit code is 1. Several commands, with --then between them, run in one process. Run from the
-repository's root, or with it in PYTHONPATH.
+Every output is compared with a float64 reference before timing. If the comparison fails, the cell
+is not timed and the exit code is 1. Several commands with --then between them run in one process.
+Run from the repository's root, or put the root into PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -31,10 +31,13 @@ def parser() -> argparse.ArgumentParser:
     measure.add_argument("--preset", required=True)
     measure.add_argument("--cases", type=Path, default=ROOT / "cases")
     measure.add_argument(
-        "--build", type=Path, default=ROOT / "build/release", help="libtilewise.so and tilewise"
+        "--build",
+        type=Path,
+        default=ROOT / "build/release",
+        help="folder of libtilewise.so and tilewise",
     )
     measure.add_argument(
-        "--fa3", type=Path, help="the library of FlashAttention-3's operators: fa3.py"
+        "--fa3", type=Path, help="library of FlashAttention-3's operators (see fa3.py)"
     )
     measure.add_argument(
         "--peers", default="", help="cudnn,fa2,fa3,memeff,math,flex,torch-eager,..."
@@ -44,26 +47,33 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="[DTYPE:]FWD+BWD|plan",
-        help="rows to force for flash (in cells of a type), or plan: its own choice; may be\n"
-        "repeated, each is a contender; beside plan, rows that it takes are not timed twice",
+        help="kernels to force for flash, optionally in cells of one type. plan: the planner's\n"
+        "choice. Repeatable: each is a contender. Kernels that plan chooses are timed once",
     )
     measure.add_argument(
-        "--compile-jobs", type=int, default=0, help="processes that first compile what is timed"
+        "--compile-jobs", type=int, default=0, help="processes that compile the kernels beforehand"
     )
     measure.add_argument("--rounds", type=int, default=4)
     measure.add_argument("--protocol", default="burst", help="burst,sustained,board,seed")
     measure.add_argument("--mem-limit", type=float, default=0, metavar="GIB")
-    measure.add_argument("--total-s", type=float, default=0, help="stop in time to write")
+    measure.add_argument(
+        "--total-s",
+        type=float,
+        default=0,
+        help="time limit for the run, including writing the result",
+    )
     measure.add_argument("-o", "--output", type=Path, required=True)
     grid_flags(measure, preset_line=False)
     show = commands.add_parser("summary", help="ratio tables of result files")
     show.add_argument("files", type=Path, nargs="+")
-    show.add_argument("--ours", default="flash", help="part of our row's name, or 'the plan'")
-    show.add_argument("--against", default="", help="one peer; default: the best of each cell")
-    pick = commands.add_parser("select", help="one result file of several, with some of our rows")
-    pick.add_argument("files", type=Path, nargs="+", help="the first one's environment is kept")
+    show.add_argument("--ours", default="flash", help="part of our kernel's name, or 'the plan'")
+    show.add_argument("--against", default="", help="one peer [the best of each cell]")
+    pick = commands.add_parser("select", help="join result files and select our kernels")
     pick.add_argument(
-        "--ours", required=True, help="parts of names of implementations or kernels; peers stay"
+        "files", type=Path, nargs="+", help="the environment of the first file is kept"
+    )
+    pick.add_argument(
+        "--ours", required=True, help="parts of implementation or kernel names to keep; peers stay"
     )
     pick.add_argument("-o", "--output", type=Path, required=True)
     return made

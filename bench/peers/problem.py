@@ -191,7 +191,7 @@ def axis(text: str) -> list[int]:
 
 def grid_flags(parser: argparse.ArgumentParser, *, preset_line: bool) -> None:
     """The words of bench's grid that a GPU comparison needs; a preset line may hold all of them."""
-    grid = parser.add_argument_group("grid: the flags of `tilewise bench`, over the preset's own")
+    grid = parser.add_argument_group("grid: flags of `tilewise bench`, which override the preset")
     default = {"batch": "1", "heads": "1", "seq": "1024", "dim": "64", "dtype": "f32"}
     default |= {"impl": "flash", "pass": "fwd,bwd"}
     for name in ("batch", "heads", "seq", "dim", "dtype", "impl", "pass"):
@@ -200,9 +200,9 @@ def grid_flags(parser: argparse.ArgumentParser, *, preset_line: bool) -> None:
         grid.add_argument(f"--{name}", type=int)
     for name in ("kv-heads", "seq-q", "seq-k", "packed", "lengths"):  # lists too
         grid.add_argument(f"--{name}")
-    grid.add_argument("--paged", type=int, metavar="N", help="rows of a page")
+    grid.add_argument("--paged", type=int, metavar="N", help="page size in rows")
     grid.add_argument("--layout", choices=("bhsd", "bshd"))
-    grid.add_argument("--window", metavar="LEFT,RIGHT", help="a side without bound as -")
+    grid.add_argument("--window", metavar="LEFT,RIGHT", help="- is unbounded")
     grid.add_argument("--softcap", type=float)
     grid.add_argument("--causal", action="store_true", default=None)
     if preset_line:

@@ -50,7 +50,7 @@ int measure_cells(const Grid& grid, const std::string& output,
   std::size_t finished = 0;
   bool stopped = false;
   const auto say_how_far = [&] {
-    complain(fmt::format("interrupted: {} of {} cells were measured", finished, grid.cells.size()));
+    complain(fmt::format("interrupted after {} of {} cells", finished, grid.cells.size()));
   };
   set_last_words([&] {
     write_output(output, report());
@@ -144,30 +144,28 @@ int bench(const CLI::App& app, const BenchFlags& flags) {
 void add_bench(CLI::App& program, int& exit_code) {
   const auto flags = std::make_shared<BenchFlags>();
   CLI::App* app = program.add_subcommand(
-      "bench", "Tables of time and memory: latency, TFLOP/s, GB/s, live and peak memory");
+      "bench", "Measure time and memory: latency, TFLOP/s, GB/s, live and peak memory");
   add_grid_flags(*app, flags->grid, true);
   app->add_option("--preset", flags->preset,
-                  "a list from cases/presets; other flags given override it")
+                  "list of problems from cases/presets; other flags override it")
       ->option_text("NAME");
   add_common_flags(*app, flags->common);
-  app->add_option(
-         "--budget-s", flags->budget_s,
-         "seconds for each row: fewer runs when they do not fit, and timeout when a single "
-         "run takes longer")
+  app->add_option("--budget-s", flags->budget_s,
+                  "seconds per row. Longer rows get fewer runs. The row is a timeout if one run "
+                  "takes longer")
       ->option_text("S")
       ->check(number_within(0, HUGE_VAL));
   app->add_option("--total-s", flags->total_s,
-                  "seconds for all rows; a row not measured by then is a timeout")
+                  "seconds for all rows. Rows not measured by then are timeouts")
       ->option_text("S")
       ->check(number_within(0, HUGE_VAL));
-  app->add_flag("--check", flags->check,
-                "also compare each kernel with the reference on the problem");
+  app->add_flag("--check", flags->check, "also compare each kernel with the reference");
   app->add_flag("--best-batch", flags->best_batch,
-                "instead of the batch sizes given: the one of best throughput that fits the memory "
-                "limit, with the curve that leads to it");
+                "find the batch size with the best throughput that fits the memory limit, and "
+                "print the curve; replaces --batch");
   app->add_option("--compare", flags->compare,
-                  "instead of measuring: two result files; exit code 1 when a row became slower by "
-                  "more than --bound and its noise, or takes more memory, or no longer runs")
+                  "compare two result files instead of measuring. Exit code 1 if a row is slower "
+                  "by more than --bound and its noise, takes more memory or no longer runs")
       ->option_text("OLD NEW")
       ->expected(2);
   app->add_option("--bound", flags->bound,

@@ -118,8 +118,7 @@ Comparison compare_results(const std::string& old_path, const std::string& new_p
   }
   for (const std::string& key : after.order) out.only_one += before.by_key.contains(key) ? 0 : 1;
   if (out.table.empty()) {
-    throw BadInput(
-        fmt::format("--compare: {} and {} have no measurement in common", old_path, new_path));
+    throw BadInput(fmt::format("--compare: {} and {} share no measurement", old_path, new_path));
   }
   if (before.machine != after.machine) {
     out.caution = fmt::format("the machines differ: {} and {}", before.machine, after.machine);

@@ -1,4 +1,4 @@
-/// What `bench` prints: the rows of the JSON schema, and the tables for people.
+/// The output of `bench`: rows of the JSON schema, and tables for people.
 #pragma once
 
 #include <string>

@@ -92,8 +92,8 @@ std::string batch_report(const std::vector<BatchCurve>& curves, Format format) {
     }
     const BatchCurve::Point& best = curve.points[curve.best];
     words += fmt::format(
-        "- {}, {}: best batch {}, {:.1f} a second ({:.2f} times a batch of {}); {} "
-        "fit, one more: {}\n",
+        "- {}, {}: best batch {}, {:.1f} per second ({:.2f} times a batch of {}); {} fit, one "
+        "more: {}\n",
         who, format_case(one), best.batch, best.per_second(),
         best.per_second() / curve.points.front().per_second(), curve.points.front().batch,
         curve.largest, curve.next_reason);

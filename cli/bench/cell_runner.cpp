@@ -24,7 +24,7 @@ constexpr double kDeadlineInBudgets = 3.0;
 
 constexpr double kForeverSeconds = 1e9;
 
-constexpr const char* kAllTimeOver = "the time for all rows is over";
+constexpr const char* kAllTimeOver = "the time for all rows is used up";
 
 }  // namespace
 
@@ -61,10 +61,9 @@ class CellRunner::Attempt {
     } catch (const OutOfMemory& error) {
       fail(Status::oom, fmt::format("{}: {}", stage_, error.what()));
     } catch (const TimedOut&) {
-      fail_rest(runner_.left_s() <= 0.0
-                    ? kAllTimeOver
-                    : fmt::format("{}: one run takes longer than the budget of {:g} s", stage_,
-                                  runner_.options_.budget_s));
+      fail_rest(runner_.left_s() <= 0.0 ? kAllTimeOver
+                                        : fmt::format("{}: one run exceeds the budget of {:g} s",
+                                                      stage_, runner_.options_.budget_s));
     }
     return std::move(rows_);
   }
@@ -76,7 +75,7 @@ class CellRunner::Attempt {
         std::max(forward_plan_.peak_bytes(), with_backward_ ? backward_plan_.peak_bytes() : 0);
     const std::int64_t limit_bytes = runner_.options_.limit_bytes;
     if (peak_bytes > limit_bytes) {
-      fail(Status::oom, fmt::format("{} needed of {} allowed, by the plan", bytes_text(peak_bytes),
+      fail(Status::oom, fmt::format("needs {} of {} allowed (predicted)", bytes_text(peak_bytes),
                                     bytes_text(limit_bytes)));
     } else {
       fail_rest(kAllTimeOver);
@@ -260,7 +259,7 @@ class CellRunner::Attempt {
       row.live_bytes = live_bytes_;
       row.peak_bytes = meter_.peak_bytes();
       if (timing.out_of_budget) {
-        row.reason = fmt::format("{} of {} runs fitted the budget", timing.ms.count, timer.repeat);
+        row.reason = fmt::format("{} of {} runs fit the budget", timing.ms.count, timer.repeat);
       }
       if (runner_.options_.check) check(row);
     }

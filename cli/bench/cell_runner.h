@@ -56,7 +56,7 @@ class CellRunner {
  private:
   class Attempt;
 
-  /// What is left of total_s.
+  /// The rest of total_s.
   double left_s() const;
   /// Empties the caches.
   void flush();

@@ -250,43 +250,44 @@ void add_grid_flags(CLI::App& app, GridFlags& flags, bool timing) {
                         const char* group) {
     app.add_option(name, value, help)->group(group)->option_text(type)->take_last();
   };
-  const char* axes = "Axes: lists and ranges, such as 64,128 or 256:16384:x4 or 1:8:+1";
+  const char* axes = "Axes (lists or ranges: 64,128 or 256:16384:x4 or 1:8:+1)";
   text("--batch", flags.batch, "LIST [1]", "batch sizes", axes);
-  text("--tokens", flags.tokens, "N", "batch = N / length, instead of --batch", axes);
-  text("--heads", flags.heads, "LIST [1]", "query heads", axes);
-  text("--hidden", flags.hidden, "N", "heads = N / dim, instead of --heads", axes);
-  text("--kv-heads", flags.kv_heads, "LIST", "key and value heads, divisors of --heads [--heads]",
+  text("--tokens", flags.tokens, "N", "tokens per batch: batch = N / length; replaces --batch",
        axes);
-  text("--seq", flags.seq, "LIST [1024]", "lengths of both queries and keys", axes);
-  text("--seq-q", flags.seq_q, "LIST", "lengths of queries [--seq]", axes);
-  text("--seq-k", flags.seq_k, "LIST", "lengths of keys [--seq]", axes);
+  text("--heads", flags.heads, "LIST [1]", "query heads", axes);
+  text("--hidden", flags.hidden, "N", "hidden size: heads = N / dim; replaces --heads", axes);
+  text("--kv-heads", flags.kv_heads, "LIST", "heads of K and V; each must divide --heads [--heads]",
+       axes);
+  text("--seq", flags.seq, "LIST [1024]", "number of queries and of keys", axes);
+  text("--seq-q", flags.seq_q, "LIST", "number of queries [--seq]", axes);
+  text("--seq-k", flags.seq_k, "LIST", "number of keys [--seq]", axes);
   text("--packed", flags.packed, "LIST",
-       "lengths of packed sequences, all of them one problem, instead of --batch and --seq", axes);
+       "lengths of the packed sequences of one problem; replaces --batch and --seq", axes);
   text("--lengths", flags.lengths, "LIST",
-       "keys of each entry, all of them one batch, instead of --batch and --seq-k", axes);
-  text("--paged", flags.paged, "N", "rows of a page that K and V lie in", axes);
+       "number of keys of each batch entry; replaces --batch and --seq-k", axes);
+  text("--paged", flags.paged, "N", "page size in rows, for K and V in a paged cache", axes);
   text("--dim", flags.dim, "LIST [64]", "head dims", axes);
   text("--dim-v", flags.dim_v, "LIST", "head dims of V [--dim]", axes);
   text("--dtype", flags.dtype, "LIST [f32]", "f32, bf16, f16, f64", axes);
-  text("--impl", flags.impl, "LIST",
-       "baseline, eager, fused, flash, reference, or all [free choice: flash]", axes);
+  text("--impl", flags.impl, "LIST", "baseline, eager, fused, flash, reference or all [flash]",
+       axes);
   text("--kernel", flags.kernel, "LIST",
-       "rows of the kernel table, or FORWARD+BACKWARD, instead of --impl", axes);
+       "kernel names, or FORWARD+BACKWARD (one name per pass); replaces --impl", axes);
   text("--pass", flags.pass, "LIST [fwd,bwd]", "fwd, bwd, fwd+bwd", axes);
   const char* problem = "Problem";
   add_spec_flags(app, flags.spec, problem);
   text("--captures", flags.captures, "\"NAME:TYPE[SIZE,...]=CONTENT; ...\"",
-       "tensors that --score and --mask read (cases/README.md)", problem);
-  app.add_flag("--alibi", flags.alibi, "ALiBi slopes, one a head")->group(problem);
-  text("--layout", flags.layout, "bhsd|bshd|latent",
-       "order of the axes in memory; latent: as bshd, V in K", problem);
+       "tensors that --score and --mask read (see cases/README.md)", problem);
+  app.add_flag("--alibi", flags.alibi, "ALiBi with one slope per head")->group(problem);
+  text("--layout", flags.layout, "bhsd|bshd|latent", "memory layout; latent: bshd with V inside K",
+       problem);
   app.add_option("--case", flags.cases,
-                 "a problem in one line (cases/README.md), instead of the axes; may be repeated")
+                 "one problem as a case line (see cases/README.md); replaces the axes; repeatable")
       ->group(problem)
       ->option_text("\"LINE\"");
   if (!timing) return;
   const char* timer = "Timing";
-  add_integer(app, "--warmup", flags.warmup, "runs before the timed ones", 0, kMostRuns)
+  add_integer(app, "--warmup", flags.warmup, "untimed runs before the timed ones", 0, kMostRuns)
       ->group(timer)
       ->option_text("N [5]")
       ->take_last();
@@ -295,9 +296,9 @@ void add_grid_flags(CLI::App& app, GridFlags& flags, bool timing) {
       ->option_text("N [100]")
       ->take_last();
   text("--protocol", flags.protocol, "NAME",
-       "sustained: back to back; burst: idle gaps, fresh inputs, three runs a round [sustained]",
+       "sustained: back to back; burst: idle gaps, fresh inputs, three runs per round [sustained]",
        timer);
-  text("--view", flags.view, "NAME", "layout of the table: cells, seed, compare, scaling [cells]",
+  text("--view", flags.view, "NAME", "table layout: cells, seed, compare or scaling [cells]",
        timer);
 }
 
@@ -317,8 +318,7 @@ Grid expand_grid(const GridFlags& flags) {
     }
   }
   if (grid.cells.empty()) {
-    throw BadInput(
-        fmt::format("--pass '{}': none of what was asked for has such a pass", flags.pass));
+    throw BadInput(fmt::format("--pass '{}': the requested kernels have no such pass", flags.pass));
   }
   return grid;
 }

@@ -16,7 +16,7 @@ class App;
 
 namespace tilewise::cli {
 
-/// What is timed: a pass alone, or both as one.
+/// The passes to time: one pass, or both as one.
 enum class Timed : std::uint8_t { forward, backward, both };
 
 /// "fwd", "bwd", "fwd+bwd".

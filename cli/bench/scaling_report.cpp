@@ -63,7 +63,7 @@ std::string sweep(const std::vector<Measurement>& rows, const char* name,
   }
   if (x.size() < 2) return "";
   if (claim(base).is_null()) table.drop("claimed");
-  return fmt::format("{}\ntime ~ {}^{:.2f} measured, {}; times in units of that at {} = {}\n\n",
+  return fmt::format("{}\nmeasured: time ~ {}^{:.2f}, {}; times relative to {} = {}\n\n",
                      table.markdown(), name, log_slope(x, y), growth, name, base);
 }
 
@@ -88,7 +88,7 @@ std::string flash_gain(const std::vector<Measurement>& rows, const Value& claims
     table.add({sizes.seq, baseline->ms.median, flash->ms.median,
                baseline->ms.median / flash->ms.median, claim.at("speedup").get<double>()});
   }
-  return table.empty() ? "" : "Gain of flash over the baseline\n\n" + table.markdown();
+  return table.empty() ? "" : "Speed-up of flash over the baseline\n\n" + table.markdown();
 }
 
 }  // namespace
@@ -135,7 +135,7 @@ std::string scaling_markdown(const std::vector<Measurement>& rows) {
       "claimed linear");
   out += sweep(
       rows, "head_dim", [](Sizes& s) -> std::int64_t& { return s.dim; }, {32, 64, 128}, kBaseDim,
-      none, "claimed: the scores' memory does not change, only the arithmetic does");
+      none, "claimed: memory of the scores is unchanged, only the arithmetic grows");
   return out + flash_gain(rows, claims.at("claimed_flash_speedup"));
 }
 

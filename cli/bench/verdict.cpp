@@ -116,7 +116,7 @@ class Verdict {
       const std::vector<double> all = speeds(timed);
       if (!all.empty()) parts.push_back(fmt::format("{} {}", timed_name(timed), range(all)));
     }
-    if (parts.empty()) return "Speed: no problem was measured by both.";
+    if (parts.empty()) return "Speed: both measured no common problem.";
     return fmt::format("Speed: {} times as fast.", fmt::join(parts, ", "));
   }
   std::string losses() const {
@@ -138,7 +138,7 @@ class Verdict {
   }
   std::string running_out() const {
     const std::int64_t before = out_of_memory(&Match::base), after = out_of_memory(&Match::other);
-    if (before == 0 && after == 0) return "Nothing ran out of memory.";
+    if (before == 0 && after == 0) return "No run was out of memory.";
     for (const Match& m : matches_) {
       if (m.base->status != Status::oom && m.other->status != Status::oom) continue;
       return fmt::format("Out of memory: {} passes with {}, {} with {}; first at {}.", before,
@@ -155,28 +155,27 @@ class Verdict {
   }
 
   std::string conclusion() const {
-    if (all_speeds().empty()) return "Conclusion: none, nothing was measured by both.";
+    if (all_speeds().empty()) return "No conclusion: both measured no common problem.";
     const char* time = is_faster() ? "is faster" : is_slower() ? "is slower" : "takes as long";
-    const char* keeps = keeps_less() ? "keeps less" : "keeps as much or more";
+    const char* keeps = keeps_less() ? "keeps less" : "stores as much or more";
     const char* so = keeps_less()
                          ? (is_slower() ? "it trades time for memory" : "longer sequences fit")
-                         : "what is kept bounds the length as before";
+                         : "stored data limits the length as before";
     return fmt::format("Conclusion: {} {} and {}: {}.", other_, time, keeps, so);
   }
   std::string next_step() const {
     if (all_speeds().empty()) return "Next: shorter sequences, or a larger --mem-limit.";
     if (!keeps_less() && (out_of_memory(&Match::base) > 0 || is_faster())) {
-      return "Next: keep no S x S matrix, so that memory grows with the length: --impl flash.";
+      return "Next: store no S x S matrix, so that memory grows linearly: --impl flash.";
     }
     if (!lost().empty()) {
       return fmt::format(
-          "Next: leave the passes named above to {}, or see what bounds them: "
-          "`tilewise plan`.",
+          "Next: use {} for the passes named above, or find their bottleneck with `tilewise plan`.",
           base_);
     }
     const bool floats = matches_.front().base->problem.dtype == DType::float32;
-    if (floats && keeps_less()) return "Next: 16 bits halve what is left: --dtype bf16.";
-    return "Next: see what bounds it now: `tilewise plan`.";
+    if (floats && keeps_less()) return "Next: halve memory with 16-bit types: --dtype bf16.";
+    return "Next: find the bottleneck with `tilewise plan`.";
   }
 
   std::string base_, other_;

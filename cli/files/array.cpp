@@ -10,7 +10,7 @@
 
 #include "cli/files/error.h"
 
-static_assert(std::endian::native == std::endian::little, "files are little-endian, as x86 is");
+static_assert(std::endian::native == std::endian::little, "files are little-endian, like x86");
 
 namespace tilewise::files {
 
@@ -76,19 +76,21 @@ std::optional<std::int64_t> array_bytes(DType dtype, std::span<const std::int64_
 Array make_array(std::string_view file, DType dtype, std::vector<std::int64_t> shape) {
   const std::optional<std::int64_t> bytes = array_bytes(dtype, shape);
   if (!bytes) {
-    throw FileError(file, fmt::format("the shape {} is impossible: at most {} axes, no negative "
-                                      "size, and fewer than 2^63 bytes",
-                                      shape_text(shape), kMaxFileRank));
+    throw FileError(
+        file,
+        fmt::format(
+            "invalid shape {}: expected at most {} axes, no negative size and less than 2^63 bytes",
+            shape_text(shape), kMaxFileRank));
   }
   // NOTE: asked before the allocation, which Linux may grant and then kill the process for using.
   if (*bytes > machine_memory_bytes()) {
-    throw OutOfMemory(fmt::format("{}: an array of {} bytes, and this machine has {}", file, *bytes,
-                                  machine_memory_bytes()));
+    throw OutOfMemory(fmt::format("{}: the array needs {} bytes, and this machine has {}", file,
+                                  *bytes, machine_memory_bytes()));
   }
   try {
     return Array{dtype, std::move(shape), Bytes(static_cast<std::size_t>(*bytes))};
   } catch (const std::bad_alloc&) {
-    throw OutOfMemory(fmt::format("{}: no memory for an array of {} bytes", file, *bytes));
+    throw OutOfMemory(fmt::format("{}: out of memory for an array of {} bytes", file, *bytes));
   }
 }
 
@@ -97,7 +99,7 @@ void check_bools(std::string_view file, const Array& array) {
   const auto wrong =
       std::ranges::find_if(array.bytes, [](std::byte b) { return b > std::byte{1}; });
   if (wrong == array.bytes.end()) return;
-  throw FileError(file, fmt::format("the bool at {} has the value {}, neither 0 nor 1",
+  throw FileError(file, fmt::format("the bool at {} is {}: expected 0 or 1",
                                     shape_text(element_index(array, wrong - array.bytes.begin())),
                                     std::to_integer<int>(*wrong)));
 }

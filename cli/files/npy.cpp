@@ -37,7 +37,7 @@ constexpr std::string_view kTwoBytes = "V2";
 
 DType parse_descr(std::string_view file, std::string_view descr, TwoBytes two_bytes) {
   if (descr.starts_with('>')) {
-    throw FileError(file, fmt::format("is big-endian (type {}); only little-endian files are read",
+    throw FileError(file, fmt::format("is big-endian (type {}): expected a little-endian file",
                                       in_quotes(descr)));
   }
   if (descr.starts_with('<') || descr.starts_with('|')) {
@@ -46,14 +46,13 @@ DType parse_descr(std::string_view file, std::string_view descr, TwoBytes two_by
     }
     if (descr.substr(1) == kTwoBytes) {
       if (two_bytes == TwoBytes::bfloat16) return DType::bfloat16;
-      throw FileError(file,
-                      fmt::format("has elements of two bytes without a type ({}), as ml_dtypes "
-                                  "writes bfloat16: --dtype bf16 reads them as such",
-                                  in_quotes(descr)));
+      throw FileError(file, fmt::format("has two-byte elements without a type ({}), as ml_dtypes "
+                                        "writes bfloat16: --dtype bf16 reads them",
+                                        in_quotes(descr)));
     }
   }
-  throw FileError(file, fmt::format("has elements of type {}; float16, float32, float64, bool, "
-                                    "uint8, int32 and int64 are read (bfloat16 from .safetensors)",
+  throw FileError(file, fmt::format("has elements of type {}: expected float16, float32, float64, "
+                                    "bool, uint8, int32 or int64 (bfloat16 from .safetensors)",
                                     in_quotes(descr)));
 }
 
@@ -84,7 +83,7 @@ class HeaderParser {
       } else if (key == "shape" && !std::exchange(shape, true)) {
         header.shape = tuple();
       } else {
-        fail(fmt::format("the key {} is unknown or there twice", in_quotes(key)));
+        fail(fmt::format("the key {} is unknown or appears twice", in_quotes(key)));
       }
       if (!accept(',')) {
         expect('}');
@@ -99,7 +98,7 @@ class HeaderParser {
 
  private:
   [[noreturn]] void fail(std::string_view what) const {
-    throw FileError(file_, fmt::format("not a sound .npy header: {}", what));
+    throw FileError(file_, fmt::format("invalid .npy header: {}", what));
   }
 
   void skip_space() {
@@ -115,16 +114,16 @@ class HeaderParser {
   }
 
   void expect(char c) {
-    if (!accept(c)) fail(fmt::format("'{}' is expected at {}", c, in_quotes(rest_)));
+    if (!accept(c)) fail(fmt::format("expected '{}' at {}", c, in_quotes(rest_)));
   }
 
   std::string_view string() {
     skip_space();
     const char quote = rest_.empty() ? '\0' : rest_.front();
     if (quote != '\'' && quote != '"')
-      fail(fmt::format("a string is expected at {}", in_quotes(rest_)));
+      fail(fmt::format("expected a string at {}", in_quotes(rest_)));
     const std::size_t end = rest_.find(quote, 1);
-    if (end == std::string_view::npos) fail("a string has no end");
+    if (end == std::string_view::npos) fail("a string does not end");
     const std::string_view text = rest_.substr(1, end - 1);
     rest_.remove_prefix(end + 1);
     return text;
@@ -138,7 +137,7 @@ class HeaderParser {
         return word == "True";
       }
     }
-    fail(fmt::format("True or False is expected at {}", in_quotes(rest_)));
+    fail(fmt::format("expected True or False at {}", in_quotes(rest_)));
   }
 
   std::vector<std::int64_t> tuple() {
@@ -149,7 +148,7 @@ class HeaderParser {
       if (sizes.size() > kMaxFileRank) fail(fmt::format("more than {} axes", kMaxFileRank));
       if (accept(',')) continue;
       expect(')');
-      if (sizes.size() == 1) fail("(n) is no tuple, (n,) is");
+      if (sizes.size() == 1) fail("expected the tuple (n,) instead of (n)");
       break;
     }
     return sizes;
@@ -160,7 +159,7 @@ class HeaderParser {
     std::int64_t value = 0;
     const auto [end, error] = std::from_chars(rest_.data(), rest_.data() + rest_.size(), value);
     if (error != std::errc() || value < 0) {
-      fail(fmt::format("a size below 2^63 is expected at {}", in_quotes(rest_)));
+      fail(fmt::format("expected a size below 2^63 at {}", in_quotes(rest_)));
     }
     rest_.remove_prefix(static_cast<std::size_t>(end - rest_.data()));
     if (rest_.starts_with('L')) rest_.remove_prefix(1);  // Python 2's long
@@ -204,16 +203,14 @@ std::pair<std::uint64_t, std::uint64_t> find_header(Source& source) {
   }
   const int version = std::to_integer<int>(start[6]), minor = std::to_integer<int>(start[7]);
   if (version < 1 || version > 3 || minor != 0) {
-    throw FileError(
-        source.name(),
-        fmt::format("is of .npy version {}.{}; 1.0, 2.0 and 3.0 are read", version, minor));
+    throw FileError(source.name(), fmt::format("has .npy version {}.{}: expected 1.0, 2.0 or 3.0",
+                                               version, minor));
   }
   std::uint32_t bytes = 0;
   const std::size_t length_bytes = version == 1 ? 2 : 4;
   source.read(start.size(), std::as_writable_bytes(std::span(&bytes, 1)).first(length_bytes));
   if (bytes > kMaxHeaderBytes) {
-    throw FileError(source.name(), fmt::format("its header is said to have {} bytes; at most {} "
-                                               "are sensible",
+    throw FileError(source.name(), fmt::format("declares a header of {} bytes: expected at most {}",
                                                bytes, kMaxHeaderBytes));
   }
   return {start.size() + length_bytes, bytes};

@@ -10,14 +10,14 @@
 
 namespace tilewise::files {
 
-/// What elements of two bytes without a type are: refused, or bfloat16.
+/// How to read two-byte elements without a type: refuse them, or as bfloat16.
 enum class TwoBytes : bool { unknown, bfloat16 };
 
 /// Reads an array, in C order whatever the file's. Throws FileError, naming what is wrong.
 Array read_npy(Source& source, TwoBytes two_bytes = TwoBytes::unknown);
 Array load_npy(const std::filesystem::path& path, TwoBytes two_bytes = TwoBytes::unknown);
 
-/// What a file of the array begins with, up to its first element.
+/// The start of an array's file, up to its first element.
 std::string npy_header(const Array& array);
 /// Writes the array, whole or not at all.
 void save_npy(const std::filesystem::path& path, const Array& array);

@@ -31,9 +31,9 @@ std::pair<SafetensorsHeader, std::uint64_t> read_header(Source& source) {
   if (header_bytes > most) {
     throw FileError(
         source.name(),
-        fmt::format("its header is said to have {} bytes, where at most {} are possible "
-                    "(is it a .safetensors file?)",
-                    header_bytes, most));
+        fmt::format(
+            "declares a header of {} bytes: expected at most {} (is it a .safetensors file?)",
+            header_bytes, most));
   }
   const std::uint64_t body_begin = kLengthBytes + header_bytes;
   return {parse_safetensors_header(source.name(), source.read_text(kLengthBytes, header_bytes),
@@ -110,7 +110,7 @@ SafetensorsPieces safetensors_pieces(std::string_view file, const Safetensors& c
     throw FileError(file, "a tensor's name or the metadata are not UTF-8");
   }
   text.append((kAlignment - text.size() % kAlignment) % kAlignment, ' ');
-  if (text.size() > kMaxHeaderBytes) throw FileError(file, "the header would pass 100 MB");
+  if (text.size() > kMaxHeaderBytes) throw FileError(file, "the header would exceed 100 MB");
   const std::uint64_t length = text.size();
   pieces.header.resize(kLengthBytes);
   std::memcpy(pieces.header.data(), &length, kLengthBytes);

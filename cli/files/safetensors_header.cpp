@@ -48,7 +48,7 @@ class HeaderReader final : public nlohmann::json_sax<json> {
         place_ = Place::entry;
         return true;
       default:
-        fail("an object is out of place");
+        fail("unexpected object");
     }
   }
 
@@ -75,7 +75,7 @@ class HeaderReader final : public nlohmann::json_sax<json> {
       case Place::metadata:
         key_ = text;
         if (header_.metadata.contains(key_)) {
-          fail(fmt::format("the metadata have {} twice", in_quotes(key_)));
+          fail(fmt::format("the metadata contain {} twice", in_quotes(key_)));
         }
         place_ = Place::metadata_text;
         return true;
@@ -90,7 +90,7 @@ class HeaderReader final : public nlohmann::json_sax<json> {
       place_ = Place::metadata;
       return true;
     }
-    if (place_ != Place::dtype) fail("a string is out of place");
+    if (place_ != Place::dtype) fail("unexpected string");
     const std::optional<DType> dtype = safetensors_type(text);
     if (text.empty()) fail("the type is empty");
     if (dtype) {
@@ -108,13 +108,14 @@ class HeaderReader final : public nlohmann::json_sax<json> {
     } else if (place_ == Place::offsets_value) {
       place_ = Place::offsets;
     } else {
-      fail("an array is out of place");
+      fail("unexpected array");
     }
     return true;
   }
 
   bool end_array() override {
-    if (place_ == Place::offsets && offset_count_ != 2) fail("\"data_offsets\" are not two");
+    if (place_ == Place::offsets && offset_count_ != 2)
+      fail("\"data_offsets\": expected two numbers");
     place_ = Place::entry;
     return true;
   }
@@ -129,8 +130,8 @@ class HeaderReader final : public nlohmann::json_sax<json> {
       shape.push_back(static_cast<std::int64_t>(number));
       return true;
     }
-    if (place_ != Place::offsets) fail("a number is out of place");
-    if (offset_count_ == 2) fail("\"data_offsets\" are not two");
+    if (place_ != Place::offsets) fail("unexpected number");
+    if (offset_count_ == 2) fail("\"data_offsets\": expected two numbers");
     (offset_count_++ == 0 ? header_.entries.back().begin : header_.entries.back().end) = number;
     return true;
   }
@@ -139,11 +140,11 @@ class HeaderReader final : public nlohmann::json_sax<json> {
     fail(fmt::format("the number {} is negative", number));
   }
   bool number_float(number_float_t, const string_t& text) override {
-    fail(fmt::format("the number {} is not a whole one below 2^64", in_quotes(text)));
+    fail(fmt::format("the number {} is not an integer below 2^64", in_quotes(text)));
   }
-  bool null() override { fail("a null is out of place"); }
-  bool boolean(bool) override { fail("a bool is out of place"); }
-  bool binary(binary_t&) override { fail("binary data are out of place"); }
+  bool null() override { fail("unexpected null"); }
+  bool boolean(bool) override { fail("unexpected bool"); }
+  bool binary(binary_t&) override { fail("unexpected binary data"); }
   bool parse_error(std::size_t position, const std::string&,
                    const nlohmann::detail::exception&) override {
     fail(fmt::format("it is not valid JSON at byte {}", position));
@@ -169,11 +170,11 @@ class HeaderReader final : public nlohmann::json_sax<json> {
     const bool in_entry = place_ >= Place::entry_value && !header_.entries.empty();
     const std::string where =
         in_entry ? fmt::format("tensor {}: ", in_quotes(header_.entries.back().name)) : "";
-    throw FileError(file_, fmt::format("not a sound .safetensors header: {}{}", where, what));
+    throw FileError(file_, fmt::format("invalid .safetensors header: {}{}", where, what));
   }
 
   bool top_key(const std::string& text) {
-    if (!names_.insert(text).second) fail(fmt::format("{} is there twice", in_quotes(text)));
+    if (!names_.insert(text).second) fail(fmt::format("{} appears twice", in_quotes(text)));
     if (text == "__metadata__") {
       place_ = Place::metadata_value;
       return true;
@@ -193,7 +194,7 @@ class HeaderReader final : public nlohmann::json_sax<json> {
     } else if (text == "data_offsets" && !std::exchange(has_offsets_, true)) {
       place_ = Place::offsets_value;
     } else {
-      fail(fmt::format("the key {} is unknown or there twice", in_quotes(text)));
+      fail(fmt::format("the key {} is unknown or appears twice", in_quotes(text)));
     }
     return true;
   }
@@ -220,8 +221,9 @@ void check_layout(std::string_view file, std::vector<SafetensorsEntry>& entries,
                                         dtype_name(entry.dtype), shape_text(entry.shape), what));
     };
     const std::string range = fmt::format("bytes {} to {}", entry.begin, entry.end);
-    if (entry.begin > entry.end) fail(range + " end before they begin");
-    if (entry.end > body_bytes) fail(fmt::format("{} of the {} that are there", range, body_bytes));
+    if (entry.begin > entry.end) fail(range + " end before they start");
+    if (entry.end > body_bytes)
+      fail(fmt::format("{} exceed the {} in the file", range, body_bytes));
     if (entry.unread_type.empty()) {
       const std::optional<std::int64_t> needed = array_bytes(entry.dtype, entry.shape);
       if (!needed) fail("needs more than 2^63 bytes");
@@ -230,7 +232,7 @@ void check_layout(std::string_view file, std::vector<SafetensorsEntry>& entries,
       }
     }
     if (entry.begin < covered) fail(range + " overlap another tensor's");
-    if (entry.begin > covered) fail(fmt::format("{} follow a hole from byte {}", range, covered));
+    if (entry.begin > covered) fail(fmt::format("{} leave a gap from byte {}", range, covered));
     covered = entry.end;
   }
   if (covered != body_bytes) {
@@ -254,12 +256,12 @@ std::optional<DType> safetensors_type(std::string_view name) {
 SafetensorsHeader parse_safetensors_header(std::string_view file, std::string_view text,
                                            std::uint64_t body_bytes) {
   if (!text.starts_with('{')) {
-    throw FileError(file, "not a sound .safetensors header: it does not begin with '{'");
+    throw FileError(file, "invalid .safetensors header: it does not begin with '{'");
   }
   // NOTE: the JSON parser takes a zero byte for the end of its input, and would not see what
   // follows.
   if (text.find('\0') != std::string_view::npos) {
-    throw FileError(file, "not a sound .safetensors header: it has a zero byte");
+    throw FileError(file, "invalid .safetensors header: it contains a zero byte");
   }
   SafetensorsHeader header;
   HeaderReader reader(file, header);

@@ -16,7 +16,7 @@ namespace tilewise::files {
 void Source::read(std::uint64_t offset, std::span<std::byte> out) {
   if (offset > size_ || out.size() > size_ - offset) {
     throw FileError(
-        name_, fmt::format("is cut short: it has {} bytes, and needs {} from byte {} on", size_,
+        name_, fmt::format("is truncated: it has {} bytes, and needs {} from byte {} on", size_,
                            out.size(), offset));
   }
   if (!out.empty()) read_within(offset, out);
@@ -59,7 +59,7 @@ void FileSource::read_within(std::uint64_t offset, std::span<std::byte> out) {
                                   static_cast<off_t>(offset));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) throw FileError(name_, std::strerror(errno));
-    if (count == 0) throw FileError(name_, "was cut short while it was read");
+    if (count == 0) throw FileError(name_, "was truncated while it was read");
     out = out.subspan(static_cast<std::size_t>(count));
     offset += static_cast<std::uint64_t>(count);
   }

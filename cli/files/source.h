@@ -16,7 +16,7 @@ class Source {
   Source& operator=(const Source&) = delete;
   virtual ~Source() = default;
 
-  /// What messages call it.
+  /// Its name in messages.
   const std::string& name() const { return name_; }
   std::uint64_t size() const { return size_; }
   /// Fills `out` with the bytes from `offset` on. Throws FileError if size() ends before they do.

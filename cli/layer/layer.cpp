@@ -7,7 +7,7 @@
 namespace tilewise::cli {
 
 void add_layer(CLI::App& program, int& exit_code) {
-  CLI::App* app = program.add_subcommand("layer", "ASAM layers: run, measure and train them");
+  CLI::App* app = program.add_subcommand("layer", "Run, measure and train ASAM layers");
   app->require_subcommand(1);
   add_layer_run(*app, exit_code);
   add_layer_bench(*app, exit_code);

@@ -297,24 +297,25 @@ int bench_layers(const BenchFlags& flags, const CLI::App& app) {
 void add_layer_bench(CLI::App& layer, int& exit_code) {
   const auto flags = std::make_shared<BenchFlags>();
   CLI::App* app = layer.add_subcommand(
-      "bench", "Time and memory of seed 003's models: embedding, layers, norm, classifier");
+      "bench", "Measure time and memory of seed 003's models: embedding, layers, norm, classifier");
   app->add_option("--preset", flags->preset,
-                  "asam-forward, asam-training or asam-memory; flags have the last word")
+                  "asam-forward, asam-training or asam-memory; other flags override it")
       ->option_text("NAME [asam-forward]");
-  app->add_option("--layer", flags->kinds, "a list of original, flash, adaptive")
+  app->add_option("--layer", flags->kinds, "list of original, flash, adaptive")
       ->option_text("LIST");
-  app->add_option("--seq", flags->seq, "tokens: numbers and ranges, as 128:2048:x2")
+  app->add_option("--seq", flags->seq, "tokens: lists or ranges, for example 128:2048:x2")
       ->option_text("LIST");
   app->add_option("--pass", flags->pass, "infer, or train: forward, loss, backward, Adam")
       ->option_text("NAME");
   add_integer(*app, "--batch", flags->batch, "sequences", 1)->option_text("N");
-  add_integer(*app, "--dim", flags->options.dim, "features of a token", 1)->option_text("N [256]");
+  add_integer(*app, "--dim", flags->options.dim, "features per token", 1)->option_text("N [256]");
   add_integer(*app, "--layers", flags->options.layers, "layers", 1, 1000)->option_text("N [2]");
-  add_integer(*app, "--warmup", flags->warmup, "runs before those that are timed", 0, kMostRuns)
+  add_integer(*app, "--warmup", flags->warmup, "untimed runs before the timed ones", 0, kMostRuns)
       ->option_text("N");
   add_integer(*app, "--repeat", flags->repeat, "timed runs", 1, kMostRuns)->option_text("N");
-  app->add_flag("--graph", flags->graph, "cuda: each pass is one CUDA graph");
-  add_integer(*app, "--longest", flags->longest, "asam-memory: no sequence beyond", kLengthStep)
+  app->add_flag("--graph", flags->graph, "on CUDA: capture each pass as one CUDA graph");
+  add_integer(*app, "--longest", flags->longest, "with asam-memory: longest sequence to try",
+              kLengthStep)
       ->option_text("N [262144]");
   add_layer_flags(*app, flags->options);
   add_common_flags(*app, flags->common);

@@ -42,7 +42,7 @@ class DeviceArray {
  private:
   static Tensor make_view(const files::Array& array, Device device) {
     if (array.shape.size() > Tensor::kMaxRank) {
-      throw BadInput(fmt::format("an input of {} axes: expected 3, or 2 of token numbers",
+      throw BadInput(fmt::format("an input of {} axes: expected 3, or 2 for token numbers",
                                  array.shape.size()));
     }
     Tensor t;
@@ -164,9 +164,9 @@ int run_layer(const RunFlags& flags, const CLI::App& app) {
 
 void add_layer_run(CLI::App& layer, int& exit_code) {
   const auto flags = std::make_shared<RunFlags>();
-  CLI::App* app = layer.add_subcommand("run", "Layers on files");
+  CLI::App* app = layer.add_subcommand("run", "Run layers on files");
   app->add_option("model", flags->model,
-                  "a state_dict of one layer or of a stack: its names and shapes say which")
+                  "state_dict of one layer or of a stack; names and shapes determine the model")
       ->required()
       ->option_text("MODEL.safetensors");
   app->add_option("input", flags->input,
@@ -174,13 +174,13 @@ void add_layer_run(CLI::App& layer, int& exit_code) {
       ->required()
       ->option_text("X.npy");
   app->add_option("-o,--output", flags->output, "where y goes")->option_text("Y.npy");
-  app->add_flag("--training", flags->training, "as training runs it: both branches, dropout");
-  app->add_option("--dy", flags->d_output, "the gradient of y: runs the backward, too")
+  app->add_flag("--training", flags->training, "run as in training: both branches, dropout");
+  app->add_option("--dy", flags->d_output, "gradient of y; also runs the backward")
       ->option_text("DY.npy");
-  app->add_option("--dx", flags->d_input, "where the gradient of x goes")->option_text("DX.npy");
-  app->add_option("--gradients", flags->gradients, "where the weights' gradients go")
+  app->add_option("--dx", flags->d_input, "output for the gradient of x")->option_text("DX.npy");
+  app->add_option("--gradients", flags->gradients, "output for the gradients of the weights")
       ->option_text("PATH.safetensors");
-  add_integer(*app, "--draw", flags->draw, "number of the dropout masks", 0)->option_text("N [0]");
+  add_integer(*app, "--draw", flags->draw, "seed of the dropout masks", 0)->option_text("N [0]");
   app->add_option("--format", flags->format, "format of the printed output")
       ->option_text("md|csv|json [md]");
   add_layer_flags(*app, flags->options);

@@ -204,23 +204,24 @@ void add_layer_train(CLI::App& layer, int& exit_code) {
   const auto flags = std::make_shared<TrainFlags>();
   flags->options.dim = 64;
   flags->options.density = 0.125;
-  CLI::App* app = layer.add_subcommand("train", "Layers learn a toy task, all on the same batches");
+  CLI::App* app =
+      layer.add_subcommand("train", "Train layers on a toy task, all on the same batches");
   app->add_option("--task", flags->task, "needle (copy one token) or listops (nested expressions)")
       ->option_text("NAME [needle]");
-  app->add_option("--layer", flags->kinds, "a list of flash, adaptive, original")
+  app->add_option("--layer", flags->kinds, "list of flash, adaptive, original")
       ->option_text("LIST [all]");
-  add_integer(*app, "--seq", flags->tokens, "tokens of a sequence", 2)->option_text("N [512]");
-  add_integer(*app, "--batch", flags->batch, "sequences of a step", 1)->option_text("N [16]");
+  add_integer(*app, "--seq", flags->tokens, "tokens per sequence", 2)->option_text("N [512]");
+  add_integer(*app, "--batch", flags->batch, "sequences per step", 1)->option_text("N [16]");
   add_integer(*app, "--steps", flags->steps, "training steps", 1)->option_text("N [400]");
-  add_integer(*app, "--dim", flags->options.dim, "features of a token", 1)->option_text("N [64]");
+  add_integer(*app, "--dim", flags->options.dim, "features per token", 1)->option_text("N [64]");
   add_integer(*app, "--layers", flags->options.layers, "layers", 1, 1000)->option_text("N [2]");
-  add_integer(*app, "--seed", flags->options.seed, "of the first weights", std::uint64_t{0})
+  add_integer(*app, "--seed", flags->options.seed, "seed of the initial weights", std::uint64_t{0})
       ->option_text("N [0]");
   app->add_option("--rate", flags->learning_rate, "Adam's learning rate")
       ->check(number_within(0.0, 10.0))
       ->option_text("X [0.001]");
   app->add_flag("--scale-loss", flags->scale_loss, "scale the loss, as --compute f16 does");
-  app->add_option("--weights", flags->weights, "where the first layer's trained model goes")
+  app->add_option("--weights", flags->weights, "output for the trained model of the first layer")
       ->option_text("PATH.safetensors");
   add_layer_flags(*app, flags->options);
   add_common_flags(*app, flags->common);

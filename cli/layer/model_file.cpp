@@ -93,8 +93,8 @@ std::int64_t size(const std::string& path, const Safetensors& content, const std
                   std::size_t axis) {
   const Array* array = of_layer(content, name);
   if (array == nullptr || array->shape.size() <= axis) {
-    throw BadInput(
-        fmt::format("{}: no layer's weights: {} is missing or has too few axes", path, name));
+    throw BadInput(fmt::format(
+        "{}: expected the weights of a layer: {} is missing or has too few axes", path, name));
   }
   return array->shape[axis];
 }
@@ -129,34 +129,35 @@ void read_pattern(const Safetensors& content, Config& c) {
 }  // namespace
 
 void add_layer_flags(CLI::App& app, ModelFlags& flags) {
-  add_integer(app, "--heads", flags.heads, "heads of attention [the file's, else 4]", 1)
+  add_integer(app, "--heads", flags.heads, "attention heads [from the file, else 4]", 1)
       ->option_text("N");
   app.add_option("--pattern", flags.pattern,
-                 "local, strided, random, clustered, hierarchical, selected or auto [the file's, "
-                 "else local]")
+                 "local, strided, random, clustered, hierarchical, selected or auto [from the "
+                 "file, else local]")
       ->option_text("NAME");
-  add_integer(app, "--window", flags.window, "keys of the local pattern", 1)
+  add_integer(app, "--window", flags.window, "number of keys of the local pattern", 1)
       ->option_text("N [128]");
-  add_integer(app, "--stride", flags.stride, "of the strided pattern, in tokens", 1)
+  add_integer(app, "--stride", flags.stride, "stride of the strided pattern, in tokens", 1)
       ->option_text("N [32]");
   add_integer(app, "--block", flags.block, "tokens of a block", 16, 256)->option_text("N [64]");
-  app.add_option("--density", flags.density, "share of the key blocks that `selected` keeps")
+  app.add_option("--density", flags.density, "fraction of the key blocks that `selected` keeps")
       ->check(number_within(0.0, 1.0))
       ->option_text("X [0.25]");
-  app.add_option(
-         "--route-above", flags.route_above,
-         "inference: a gate from here on runs sparse alone, one from 1 - X down dense alone")
+  app.add_option("--route-above", flags.route_above,
+                 "in inference, gates of X and more run only the sparse branch, gates of 1 - X and "
+                 "less only the dense branch")
       ->check(number_within(0.5, 1.0))
       ->option_text("X [0.9]");
-  app.add_option("--dropout", flags.dropout, "share of the values that training drops")
+  app.add_option("--dropout", flags.dropout, "dropout probability in training")
       ->check(number_within(0.0, 0.99))
       ->option_text("X [0]");
   app.add_option("--compute", flags.compute,
-                 "cuda: what products and attention multiply; `bench` takes a list")
+                 "on CUDA: type of products and attention; `bench` takes a list")
       ->option_text("f32|bf16|f16 [f32]");
-  app.add_flag("--causal", flags.causal, "row i sees keys up to i: the adaptive layer");
-  app.add_flag("--no-gate", flags.ungated, "the sparse attention alone");
-  app.add_flag("--recompute", flags.recompute, "backward computes each layer's forward anew");
+  app.add_flag("--causal", flags.causal, "causal mask, for the adaptive layer");
+  app.add_flag("--no-gate", flags.ungated, "only the sparse branch");
+  app.add_flag("--recompute", flags.recompute,
+               "recompute each layer's forward in backward, to save memory");
 }
 
 void set_options(Config& c, const ModelFlags& flags) {
@@ -205,9 +206,7 @@ Config model_config(const std::string& path, const Safetensors& content, const M
     c.heads = size(path, content, "adaptive_attn.gate.sparse_threshold", 0);
   } else if (app.count("--heads") == 0 && !content.metadata.contains("heads")) {
     throw BadInput(
-        fmt::format("{}: the file does not say how many heads there are: expected "
-                    "--heads N",
-                    path));
+        fmt::format("{}: the file does not state the number of heads: expected --heads N", path));
   }
   const std::int64_t inner =
       size(path, content, c.kind == LayerKind::flash ? "qkv.weight" : "to_qkv.weight", 0) / 3;
@@ -244,7 +243,7 @@ void load_weights(const std::string& path, const Safetensors& content, asam::Mod
     there.erase(p.name);
   }
   if (!there.empty()) {
-    throw BadInput(fmt::format("{}: {} is no parameter of this model", path, *there.begin()));
+    throw BadInput(fmt::format("{}: {} is not a parameter of this model", path, *there.begin()));
   }
 }
 

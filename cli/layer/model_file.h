@@ -14,7 +14,7 @@ class App;
 
 namespace tilewise::cli {
 
-/// What a file does not say itself, or what a new model is made of.
+/// Options that a file does not contain, or the options of a new model.
 struct ModelFlags {
   std::string pattern, compute = "f32";
   std::int64_t dim = 256, heads = 0, layers = 2;

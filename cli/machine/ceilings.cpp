@@ -92,8 +92,8 @@ CeilingReport measure_ceilings(const Hardware& machine, const std::string& date)
   report.words = gpu ? ratio_words("shared memory", "device memory", found)
                      : ratio_words("the nearest cache", "memory", found);
   const std::string path = keep_ceilings(machine, found);
-  report.words += path.empty() ? "not kept for `plan`: there is no home folder\n"
-                               : fmt::format("kept for `plan` in {}\n", path);
+  report.words += path.empty() ? "not stored for `plan`: there is no home folder\n"
+                               : fmt::format("stored for `plan` in {}\n", path);
   return report;
 }
 

@@ -1,4 +1,4 @@
-/// What `info --measure` shows: a machine's ceilings, measured, beside the vendor's figures.
+/// `info --measure`: the measured peak rates of a machine, beside the vendor's figures.
 #pragma once
 
 #include <string>

@@ -111,14 +111,14 @@ int info(const InfoFlags& flags) {
 void add_info(CLI::App& program, int& exit_code) {
   const auto flags = std::make_shared<InfoFlags>();
   CLI::App* app = program.add_subcommand(
-      "info", "Devices, instruction sets, drivers, compilers, kernels, measured ceilings");
+      "info",
+      "Show devices, instruction sets, drivers, compilers, kernels and measured peak rates");
   app->add_flag("--measure", flags->measure,
-                "also measure the device: its rates of multiply-add and of matrix products, the "
-                "bandwidth of its memories, beside the vendor's figures; some seconds; `plan` uses "
-                "what was measured last");
-  app->add_option("--device", flags->device, "what to measure")->option_text("cpu|cuda:N [cpu]");
+                "measure the device's arithmetic rates and memory bandwidths, and show the "
+                "vendor's figures. Takes some seconds. `plan` uses the latest measurement");
+  app->add_option("--device", flags->device, "device to measure")->option_text("cpu|cuda:N [cpu]");
   app->add_option("--hardware", flags->hardware,
-                  "instead: the figures of a machine of cases/hardware.json, with their sources")
+                  "show the figures and sources of a machine in cases/hardware.json")
       ->option_text("NAME|FILE");
   add_output_flags(*app, flags->format, flags->output);
   app->callback([flags, &exit_code] { exit_code = info(*flags); });

@@ -53,8 +53,8 @@ int list(const KernelsFlags& flags) {
     std::string why_not;
     const cuda::Nvrtc* nvrtc = cuda::find_nvrtc(&why_not);
     text += fmt::format("\npack: {}\ncache: {}\nNVRTC: {}\n",
-                        pack.path().empty() ? "none beside the library" : pack.path(),
-                        cache.folder().empty() ? "none: no home folder" : cache.folder(),
+                        pack.path().empty() ? "not installed beside the library" : pack.path(),
+                        cache.folder().empty() ? "disabled: no home folder" : cache.folder(),
                         nvrtc != nullptr ? nvrtc->version : why_not);
   }
   write_output(flags.output, text);
@@ -73,7 +73,7 @@ std::vector<int> wanted_archs(const KernelsFlags& flags) {
       archs.insert(cuda::device_arch(device));
     }
     if (archs.empty()) {
-      throw BadInput("--arch is not given, and there is no device to build for: " +
+      throw BadInput("expected --arch, because this machine has no GPU to build for: " +
                      cuda::missing_driver_reason());
     }
   }
@@ -101,7 +101,7 @@ int build(const KernelsFlags& flags) {
     cuda::build_pack(flags.pack, archs, cache, count);
   }
   progress.clear();
-  fmt::print("{} kernels in {}, {} of them compiled now\n", all,
+  fmt::print("{} kernels in {}, {} compiled now\n", all,
              flags.pack.empty() ? cache.folder() : flags.pack, compiled);
   return kDone;
 }
@@ -116,26 +116,28 @@ int clear() {
 
 void add_kernels(CLI::App& program, int& exit_code) {
   const auto flags = std::make_shared<KernelsFlags>();
-  CLI::App* app = program.add_subcommand(
-      "kernels", "Compiled device kernels: list, build, compare, clear the pack and the cache");
+  CLI::App* app =
+      program.add_subcommand("kernels", "List, build, compare or clear compiled GPU kernels");
   app->require_subcommand(1);
-  CLI::App* list_app =
-      app->add_subcommand("list", "Every kernel in the pack and in the cache, as compiled");
+  CLI::App* list_app = app->add_subcommand("list", "List the kernels in the pack and in the cache");
   add_output_flags(*list_app, flags->format, flags->output);
   list_app->callback([flags, &exit_code] { exit_code = list(*flags); });
   CLI::App* build_app = app->add_subcommand(
-      "build", "Compiles the common kernels into the cache, or into a pack file; needs no GPU");
-  build_app->add_option("--arch", flags->archs, "architectures, such as 80,90 [the devices' own]")
+      "build", "Compile the common kernels into the cache or a pack file; needs no GPU");
+  build_app
+      ->add_option("--arch", flags->archs,
+                   "architectures, for example 80,90 [those of this machine's GPUs]")
       ->option_text("LIST");
-  build_app->add_option("--pack", flags->pack, "write this pack file")->option_text("FILE");
+  build_app->add_option("--pack", flags->pack, "pack file to write, instead of the cache")
+      ->option_text("FILE");
   build_app->callback([flags, &exit_code] { exit_code = build(*flags); });
   CLI::App* diff_app = app->add_subcommand(
-      "diff", "Compares the machine code of two pack files; exit code 1 when it differs");
-  diff_app->add_option("OLD", flags->old_pack, "a pack file")->required();
-  diff_app->add_option("NEW", flags->new_pack, "the pack file to compare with it")->required();
+      "diff", "Compare the machine code of two pack files; exit code 1 if it differs");
+  diff_app->add_option("OLD", flags->old_pack, "pack file")->required();
+  diff_app->add_option("NEW", flags->new_pack, "pack file to compare with OLD")->required();
   diff_app->callback(
       [flags, &exit_code] { exit_code = diff_packs(flags->old_pack, flags->new_pack); });
-  CLI::App* clear_app = app->add_subcommand("clear", "Removes every kernel from the cache");
+  CLI::App* clear_app = app->add_subcommand("clear", "Remove every kernel from the cache");
   clear_app->callback([&exit_code] { exit_code = clear(); });
 }
 

@@ -79,7 +79,7 @@ Kernels read_kernels(const std::string& path) {
     std::string name = title(*entry);
     kernels[std::move(name)] = {std::move(*entry), std::move(code)};
   }
-  if (kernels.empty()) throw BadInput(path + ": expected a pack with kernels");
+  if (kernels.empty()) throw BadInput(path + ": expected a pack file that contains kernels");
   return kernels;
 }
 

@@ -23,7 +23,9 @@ namespace {
 
 Value read_json(const std::string& path) {
   std::ifstream file(path);
-  if (!file) throw BadInput(fmt::format("{}: cannot be read", path));
+  if (!file || std::filesystem::is_directory(path)) {
+    throw BadInput(fmt::format("{}: cannot be read", path));
+  }
   Value parsed = Value::parse(file, nullptr, false);
   if (parsed.is_discarded()) throw BadInput(fmt::format("{}: is not valid JSON", path));
   return parsed;
@@ -44,8 +46,8 @@ void check_keys(const std::string& text, const Value& entry) {
       "float32_tflops"};
   for (const auto& [key, value] : entry.items()) {
     if (std::find(kKnown.begin(), kKnown.end(), key) == kKnown.end()) {
-      throw BadInput(fmt::format("{}: \"{}\" is no figure of a machine: expected one of {}", text,
-                                 key, fmt::join(kKnown, ", ")));
+      throw BadInput(fmt::format("{}: unknown key \"{}\": expected one of {}", text, key,
+                                 fmt::join(kKnown, ", ")));
     }
   }
 }
@@ -180,7 +182,7 @@ Machine machine_of_results(const Value& environment) {
   }
   if (const std::optional<std::string> key = key_of_name(name)) return named_machine(*key);
   throw NothingToCompare(
-      fmt::format("'{}' is none of the machines of cases/hardware.json: give --hardware", name));
+      fmt::format("'{}' is not a machine of cases/hardware.json: expected --hardware", name));
 }
 
 std::optional<GpuFacts> vendor_facts(const std::string& driver_name) {
@@ -215,21 +217,22 @@ std::string origin_of_times(const Machine& machine) {
   const Hardware& hw = machine.hardware;
   std::string rates = machine.measured ? "its measured rates" : "its data sheet's rates";
   if (hw.device.type == DeviceType::cpu) {
-    if (!machine.measured) rates = "rates that `tilewise info --measure` would make exact";
-    return "Times are predicted: " + rates +
-           ", kernels' constants from an AMD EPYC (docs/planner.md).";
+    if (!machine.measured) rates = "rough rates (`tilewise info --measure` measures them)";
+    return "Times are predicted from " + rates +
+           " and kernel constants of an AMD EPYC (docs/planner.md).";
   }
   const auto terms = cuda_terms();
   if (std::any_of(terms.begin(), terms.end(),
                   [&](const CudaTerms& t) { return t.arch == hw.arch; })) {
     return fmt::format(
-        "Times are predicted: {}, kernels' constants from sm_{} cards (docs/planner.md).", rates,
+        "Times are predicted from {} and kernel constants of sm_{} GPUs (docs/planner.md).", rates,
         hw.arch);
   }
   return fmt::format(
-      "Times are predicted: {}; no sm_{} card has been measured, kernels' constants are those of "
-      "sm_{} cards: expect a factor of 1.3. Plain attention may be further off: a framework's took "
-      "2.09 times (forward) and 2.44 times (both passes) our eager's prediction on an RTX 4090.",
+      "Times are predicted from {}. No sm_{} GPU has been measured: kernel constants come from "
+      "sm_{} GPUs, so expect a factor of up to 1.3. Plain attention may be further off: a "
+      "framework took 2.09 times (forward) and 2.44 times (both passes) the prediction for eager "
+      "on an RTX 4090.",
       rates, hw.arch, terms.front().arch);
 }
 
@@ -239,13 +242,13 @@ Machine machine_of(const std::string& hardware_flag, const CommonFlags& common) 
     machine = named_machine(hardware_flag);
   } else {
     machine.hardware = hardware(parse_device("--device", common.device));
-    machine.origin = "at hand";
+    machine.origin = "this machine";
   }
   set_threads(machine.hardware, common.threads);
   if (hardware_flag.empty()) {
     const std::string date = apply_kept_ceilings(machine.hardware);
     machine.measured = !date.empty();
-    if (machine.measured) machine.origin = "at hand, rates measured " + date;
+    if (machine.measured) machine.origin = "this machine, rates measured " + date;
   }
   return machine;
 }

@@ -59,7 +59,8 @@ std::string against(const PlanFlags& flags, Format format) {
   for (const std::string& path : flags.against) {
     for (Compared& row : compare_with_results(path, flags.hardware)) rows.push_back(row);
   }
-  if (rows.empty()) throw NothingToCompare("--against: no row was measured with a kernel of ours");
+  if (rows.empty())
+    throw NothingToCompare("--against: expected a row that a Tilewise kernel measured");
   if (format != Format::markdown) return compared_table(rows).text(format);
   Table table = compared_table(rows);
   for (const char* column : {"implementation", "chosen", "model_ms"}) table.drop(column);
@@ -139,43 +140,42 @@ int plan(const CLI::App& app, const PlanFlags& flags) {
 
 void add_plan(CLI::App& program, int& exit_code) {
   const auto flags = std::make_shared<PlanFlags>();
-  CLI::App* app = program.add_subcommand(
-      "plan", "Memory per tensor, chosen kernel and why, predicted time; nothing is run");
+  CLI::App* app = program.add_subcommand("plan", "Predict memory, kernel and time; run nothing");
   add_grid_flags(*app, flags->grid, false);
   app->add_option("--preset", flags->preset,
-                  "a list from cases/presets; other flags given override it")
+                  "list of problems from cases/presets; other flags override it")
       ->option_text("NAME");
+  app->add_flag("--memory", flags->memory,
+                "list the bytes of every tensor; with seed-eager and seed-fused also the seeds' "
+                "measurements");
   app->add_flag(
-      "--memory", flags->memory,
-      "bytes of every tensor; with seed-eager and seed-fused, beside the seeds' measurements");
-  app->add_flag("--limits", flags->limits,
-                "in tables too: the largest length, batch and heads that fit, and what helps most");
+      "--limits", flags->limits,
+      "add to tables the largest length, batch and heads that fit, and what would help most");
   app->add_flag("--analyze", flags->analyze,
-                "instead: how memory, accesses and time grow along each size, beside seed 002's "
-                "claims");
+                "show how memory, accesses and time grow with each size, and seed 002's claims");
   app->add_flag("--advise", flags->advise,
-                "instead: which type and implementation to use at each length, and where that "
-                "changes");
+                "show which type and implementation to use at each length");
   app->add_flag("--serve", flags->serve,
-                "instead: a decoding step of --batch sequences over --seq keys in pages: cache, "
-                "tokens a second that memory allows, the longest context and the largest batch");
-  app->add_option("--layers", flags->layers, "with --serve: layers of the model")
+                "show a decoding step of --batch sequences with --seq keys each: cache size, "
+                "tokens per second, longest context, largest batch");
+  app->add_option("--layers", flags->layers, "with --serve: number of layers")
       ->option_text("N [1]");
-  app->add_option("--weights", flags->weights, "with --serve: memory of the model's weights")
+  app->add_option("--weights", flags->weights, "with --serve: size of the weights")
       ->option_text("SIZE [0]");
   app->add_option("--measured", flags->measured,
-                  "with --advise: result files of `bench`, whose times replace the model's")
+                  "with --advise: result files of `bench`; their times replace predictions")
       ->option_text("FILE...");
-  app->add_option("--against", flags->against,
-                  "instead: the predicted times and bytes beside those of result files of `bench`, "
-                  "and the errors; the machine is theirs, or what --hardware names")
+  app->add_option(
+         "--against", flags->against,
+         "compare predictions with result files of `bench`, on their machine or --hardware")
       ->option_text("FILE...");
-  app->add_option("--blas-workspace", flags->blas_workspace,
-                  "workspace of each of the seeds' two cuBLAS handles (32MiB on Hopper)")
+  app->add_option(
+         "--blas-workspace", flags->blas_workspace,
+         "with --memory: workspace of each of the seeds' two cuBLAS handles (32MiB on Hopper)")
       ->option_text("SIZE [8.125MiB]");
   app->add_option("--hardware", flags->hardware,
-                  "plan for a machine of cases/hardware.json (rtx3060, rtx4090, a100, h100, h200), "
-                  "or one that a JSON file describes, instead of --device")
+                  "machine from cases/hardware.json (rtx3060, rtx4090, a100, h100, h200) or from a "
+                  "JSON file; replaces --device")
       ->group("Machine")
       ->option_text("NAME|FILE");
   add_common_flags(*app, flags->common);

@@ -175,8 +175,8 @@ std::optional<std::int64_t> crossover(const std::vector<Line>& lines, const Cell
 
 std::string crossover_text(const char* what, const std::optional<std::int64_t>& at,
                            std::int64_t shortest) {
-  if (!at) return fmt::format("- {}: nowhere in this range", what);
-  if (*at == 0) return fmt::format("- {}: from the shortest, {}, on", what, shortest);
+  if (!at) return fmt::format("- {}: not in this range", what);
+  if (*at == 0) return fmt::format("- {}: at every length from {} on", what, shortest);
   return fmt::format("- {}: from length {} on", what, *at);
 }
 
@@ -231,12 +231,12 @@ std::string advise(const std::vector<Cell>& cells, const Machine& machine,
   std::vector<Line> lines;
   for (const Cell& cell : cells) {
     if (cell.problem.seq_q != cell.problem.seq_k) {
-      throw BadInput("--advise: expected as many keys as queries");
+      throw BadInput("--advise: expected equal numbers of keys and queries");
     }
     Case shape = cell.problem;
     shape.seq_q = shape.seq_k = cells.front().problem.seq_k;
     if (format_case(shape) != format_case(cells.front().problem)) {
-      throw BadInput("--advise: expected one shape, at several lengths");
+      throw BadInput("--advise: expected one shape at several lengths");
     }
     lines.push_back(line_of(cell, times));
     if (lines.back().best < 0) throw Unsupported("no kernel runs " + format_case(cell.problem));
@@ -264,18 +264,16 @@ std::string advise(const std::vector<Cell>& cells, const Machine& machine,
     return std::string(line.times[static_cast<std::size_t>(line.best)]->bound);
   });
   return fmt::format(
-      "{} ({})\n{}\nbatch {}, heads {}, dim {}; {}\n\n{}\n"
-      "What is less exact is taken where it saves {:.0f} % and more:\n- use {}\n- what bounds it: "
-      "{}\n{}\n{}\n{}"
-      "- seed 003 names 256, 512 and 1024 as the length from which 16 bits pay; on this machine it "
-      "is {}\n",
+      "{} ({})\n{}\nbatch {}, heads {}, dim {}; {}\n\n{}\nA less exact type is chosen if it saves "
+      "{:.0f} % or more:\n- use {}\n- bottleneck: {}\n{}\n{}\n{}- seed 003 names 256, 512 and 1024 "
+      "as the length from which 16 bits pay; on this machine: {}\n",
       machine.hardware.name, machine.origin, origin_of_times(machine), shape.batch, shape.heads_q,
       shape.head_dim, fmt::join(passes, " + "), table.markdown(), 100.0 * (1.0 - 1.0 / kWorthwhile),
       use, bound, crossover_text("bf16 instead of float32, flash", bf16, lines.front().length),
       crossover_text("flash instead of eager, float32", flash, lines.front().length),
       dip_text(lines),
-      !bf16        ? "none of them: they pay nowhere in this range"
-      : *bf16 == 0 ? fmt::format("none of them: they pay from {} on already", lines.front().length)
+      !bf16        ? "no length in this range"
+      : *bf16 == 0 ? fmt::format("every length from {} on", lines.front().length)
                    : fmt::format("{}", *bf16));
 }
 

@@ -1,4 +1,4 @@
-/// Which precision and implementation to use, and from which length on: `plan --advise`.
+/// `plan --advise`: the precision and implementation to use at each length.
 #pragma once
 
 #include <string>

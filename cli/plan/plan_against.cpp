@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <map>
@@ -179,10 +180,12 @@ std::optional<Compared> compare(const Value& row, bool with_backward, Hardware m
 
 Value read_results(const std::string& path) {
   std::ifstream file(path);
-  if (!file) throw BadInput(fmt::format("--against '{}': cannot be read", path));
+  if (!file || std::filesystem::is_directory(path)) {
+    throw BadInput(fmt::format("{}: cannot be read", path));
+  }
   const Value document = Value::parse(file, nullptr, false);
   if (document.is_discarded() || !document.is_object()) {
-    throw BadInput(fmt::format("--against '{}': expected a result file of `bench`", path));
+    throw BadInput(fmt::format("{}: expected a result file of `bench`", path));
   }
   return document;
 }
@@ -240,7 +243,7 @@ std::vector<Compared> compare_with_results(const std::string& path, const std::s
       }
     }
   } catch (const nlohmann::json::exception& error) {
-    throw BadInput(fmt::format("--against '{}': {}", path, error.what()));
+    throw BadInput(fmt::format("{}: {}", path, error.what()));
   }
   return out;
 }

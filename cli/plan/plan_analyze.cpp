@@ -144,7 +144,7 @@ Table access_table(const Case& c) {
   add("2-4: softmax passes over the scores: maximum, exp and sum, division", "3 S", 3.0 * keys);
   add("5: O = P V reads every value and probability", "S (d + 1)", keys * (dv + 1.0));
   const double all = total;
-  add("all of it; S^2 d over all queries", "S d", all);
+  add("total; S^2 d over all queries", "S d", all);
   return table;
 }
 
@@ -169,7 +169,10 @@ std::string analyze(const std::vector<Cell>& cells, const Machine& machine, Form
   const Hardware& hw = machine.hardware;
   const Case& c = cells.front().problem;
   if (c.packed || c.page_size > 0 || !c.key_lengths.empty() || c.seq_q != c.seq_k) {
-    throw BadInput("--analyze: expected a dense problem with as many keys as queries");
+    throw BadInput("--analyze: expected a dense problem with equal numbers of keys and queries");
+  }
+  if (c.batch * c.heads_q * c.seq_q == 0) {
+    throw BadInput("--analyze: expected sizes of at least 1");
   }
   struct Part {
     const char* name;
@@ -179,8 +182,7 @@ std::string analyze(const std::vector<Cell>& cells, const Machine& machine, Form
   const std::int64_t tile = std::int64_t{64} * 64 * 4;
   const auto matrix = static_cast<std::int64_t>(4) * c.seq_q * c.seq_k;
   const std::vector<Part> parts = {
-      {"growth",
-       "Each size doubled, the others as they are (times; held: saved state and workspace)",
+      {"growth", "Factor when one size doubles (held: saved state and workspace)",
        growth_table(cells, hw)},
       {"length", "Length, claimed t, 4t, 16t, 64t",
        sweep_table(cells, kLength, {{256, 1}, {512, 4}, {1024, 16}, {2048, 64}}, hw)},
@@ -188,12 +190,12 @@ std::string analyze(const std::vector<Cell>& cells, const Machine& machine, Form
        sweep_table(cells, kBatch, {{1, 1}, {2, 2}, {4, 4}}, hw)},
       {"heads", "Heads, claimed t, 2t", sweep_table(cells, kHeads, {{1, 1}, {2, 2}}, hw)},
       {"accesses",
-       fmt::format(
-           "Accesses by the textbook's steps; a 64 x 64 float32 tile is {} bytes = {:.0f} KB, "
-           "the whole matrix of a head {}",
-           tile, static_cast<double>(tile) / 1024.0, bytes_text(matrix)),
+       fmt::format("Accesses of each textbook step. A 64 x 64 float32 tile has {} bytes = {:.0f} "
+                   "KB, the matrix of a head {}",
+                   tile, static_cast<double>(tile) / 1024.0, bytes_text(matrix)),
        access_table(c)},
-      {"flash_gain", "Gain of flash over the textbook, forward", gain_table(cells.front(), hw)}};
+      {"flash_gain", "Speed-up of flash over the textbook, forward",
+       gain_table(cells.front(), hw)}};
   if (format == Format::csv) return parts.front().table.csv();
   if (format == Format::json) {
     Value document = {{"machine", hw.name}, {"problem", format_case(c)}};

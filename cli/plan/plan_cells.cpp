@@ -18,7 +18,7 @@ namespace {
 double product_tflops(const Plan& plan, const Case& problem, const Hardware& machine) {
   constexpr double kSplitProducts = 3.0;
   if (machine.device.type == DeviceType::cpu) {
-    // Of bf16 beside float32 in the widest vectors: 1024 against 64 FLOP a clock and core, 2 to 1.
+    // bf16 relative to float32 in the widest vectors: 1024 to 64 FLOP per clock and core, 2 to 1.
     constexpr double kAmx = 16.0, kAvx512Bf16 = 2.0;
     const double times = plan.kernel.ends_with("_amx")          ? kAmx
                          : plan.kernel.ends_with("_avx512bf16") ? kAvx512Bf16

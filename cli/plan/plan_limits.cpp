@@ -79,6 +79,8 @@ std::vector<Largest> largest_that_fit(const Cell& cell, const Hardware& machine,
                                       std::int64_t limit_bytes) {
   const Case& c = cell.problem;
   if (c.packed || c.page_size > 0 || !c.key_lengths.empty() || c.blocks) return {};
+  // What holds nothing fits at any size.
+  if (c.batch * c.heads_q * c.seq_q == 0) return {};
   std::vector<Largest> out;
   const bool same = c.seq_q == c.seq_k;
   const std::int64_t seq_q = c.seq_q;
@@ -109,7 +111,7 @@ std::vector<Help> what_helps(const Cell& cell, const Hardware& machine, std::int
     consider(helps, what, other, machine, limit_bytes, now_ms, work);
   };
   if (!cell.kernel.empty() || (!cell.implementation.empty() && cell.implementation != "flash")) {
-    changed("flash, chosen freely", [](Cell& c) { c.kernel = c.implementation = ""; });
+    changed("flash, with the planner's choice", [](Cell& c) { c.kernel = c.implementation = ""; });
   }
   const Case& problem = cell.problem;
   if (problem.dtype == DType::float32) {
@@ -119,8 +121,7 @@ std::vector<Help> what_helps(const Cell& cell, const Hardware& machine, std::int
     }
   }
   if (problem.deterministic && cell.has(Timed::backward)) {
-    changed("a backward that need not repeat its bits",
-            [](Cell& c) { c.problem.deterministic = false; });
+    changed("a backward without deterministic", [](Cell& c) { c.problem.deterministic = false; });
   }
   const std::optional<std::int64_t> peak = peak_bytes(cell, machine);
   if (peak && *peak > limit_bytes) {
@@ -128,23 +129,22 @@ std::vector<Help> what_helps(const Cell& cell, const Hardware& machine, std::int
     std::int64_t batch = problem.batch, heads = problem.heads_q;
     const std::size_t found = helps.size();
     for (batch /= 2; batch >= 1 && !problem.packed && helps.size() == found; batch /= 2) {
-      changed(fmt::format("a batch of {} at a time", batch),
-              [batch](Cell& c) { c.problem.batch = batch; });
+      changed(fmt::format("batches of {}", batch), [batch](Cell& c) { c.problem.batch = batch; });
     }
     const bool grouped = problem.heads_q != problem.heads_k;
     const std::size_t before = helps.size();
     for (heads /= 2; heads >= 1 && !grouped && helps.size() == before; heads /= 2) {
-      changed(fmt::format("{} heads at a time", heads),
+      changed(fmt::format("{} heads per call", heads),
               [heads](Cell& c) { c.problem.heads_q = c.problem.heads_k = heads; });
     }
     std::stable_sort(helps.begin(), helps.end(),
                      [](const Help& a, const Help& b) { return a.peak_bytes < b.peak_bytes; });
     return helps;
   }
-  if (!problem.packed && problem.key_lengths.empty()) {
+  if (!problem.packed && problem.key_lengths.empty() && problem.batch > 0) {
     for (const std::int64_t times : {2, 4, 8}) {
       changed(
-          fmt::format("a batch of {} (time for each {})", problem.batch * times, problem.batch),
+          fmt::format("a batch of {} (time per {})", problem.batch * times, problem.batch),
           [times](Cell& c) { c.problem.batch *= times; }, static_cast<double>(times));
     }
   }

@@ -1,4 +1,4 @@
-/// What fits, and what would help: the questions that follow a plan.
+/// The largest sizes that fit, and the changes that would help.
 #pragma once
 
 #include <string>

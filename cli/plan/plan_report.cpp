@@ -18,13 +18,13 @@ std::string bounds_lines(const Bounds& b, const Hardware& machine) {
   if (b.filled < 1.0) busy = fmt::format(" with {:.0f} % of the {} busy", 100.0 * b.filled, units);
   return fmt::format(
       "  bounds     at least {:.3g} ms: launch {:.3g}, memory {:.3g}, compute {:.3g}\n"
-      "  bound by   {}: its bytes take {:.3g} ms, its products {:.3g} ms{}\n"
-      "  intensity  {:.3g} FLOP a byte; this machine turns from memory to compute at {:.3g}\n",
+      "  bound by   {}: its bytes at the copy rate {:.3g} ms, its products {:.3g} ms{}\n"
+      "  intensity  {:.3g} FLOP per byte; this machine is compute-bound above {:.3g}\n",
       b.least_ms(), b.launch_ms, b.memory_ms, b.compute_ms, b.verdict(), b.counted_memory_ms,
       b.counted_compute_ms, busy, b.intensity, b.ridge);
 }
 
-/// Of problems that are not packed and hide something: the share of their pairs that is worked out.
+/// The fraction of pairs that is computed, for masked problems that are not packed.
 std::string density_line(const Case& c, const Plan& plan) {
   if (c.packed) return {};
   const auto d = static_cast<double>(c.head_dim);
@@ -41,7 +41,7 @@ std::string limit_lines(const std::vector<Largest>& limits) {
   for (const Largest& limit : limits) {
     out += fmt::format("  {:<10} {} (one more: {})\n", limit.size, limit.value, limit.next_reason);
   }
-  return out.empty() ? out : "largest that fit, each by itself\n" + out;
+  return out.empty() ? out : "largest that fit, one at a time\n" + out;
 }
 
 std::string help_lines(const std::vector<Help>& helps, bool fits) {
@@ -50,8 +50,8 @@ std::string help_lines(const std::vector<Help>& helps, bool fits) {
     for (const Help& help : helps) {
       out += fmt::format("  {} peak: {}\n", bytes_text(help.peak_bytes), help.what);
     }
-    return out.empty() ? "nothing that the model knows of would make it fit\n"
-                       : "what would fit, by the model\n" + out;
+    return out.empty() ? "the model knows no change that makes it fit\n"
+                       : "changes that make it fit, predicted\n" + out;
   }
   for (const Help& help : helps) {
     if (help.gain < kLeastGain) break;
@@ -59,8 +59,8 @@ std::string help_lines(const std::vector<Help>& helps, bool fits) {
         help.ms < 1000.0 ? fmt::format("{:.3g}", help.ms) : fmt::format("{:.0f}", help.ms);
     out += fmt::format("  {:.2f} times faster, {} ms: {}\n", help.gain, ms, help.what);
   }
-  return out.empty() ? "nothing that the model knows of would help by 5 %\n"
-                     : "what would help, by the model\n" + out;
+  return out.empty() ? "the model knows no change that helps by 5 %\n"
+                     : "changes that help, predicted\n" + out;
 }
 
 void add_limits(std::vector<Value>& line, const Cell& cell, const Hardware& machine,

@@ -1,4 +1,4 @@
-/// What `plan` prints of planned cells.
+/// The output of `plan` for planned cells.
 #pragma once
 
 #include <string>

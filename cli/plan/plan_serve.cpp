@@ -28,8 +28,7 @@ class Step {
     const bool ragged = std::any_of(c.key_lengths.begin(), c.key_lengths.end(),
                                     [&](std::int64_t length) { return length != c.seq_k; });
     if (c.packed || ragged)
-      throw BadInput(
-          "--serve: expected a batch and a number of keys, without --packed and lengths");
+      throw BadInput("--serve: expected --batch and --seq, without --packed and --lengths");
     if (c.page_size == 0) c.page_size = served.page_size;
     c.seq_q = 1;
     c.backward = false;
@@ -98,6 +97,10 @@ std::int64_t largest(const std::function<bool(std::int64_t)>& holds) {
 
 Serving serving_of(const Cell& cell, const Served& served, const Machine& machine,
                    std::int64_t limit_bytes) {
+  const Case& c = cell.problem;
+  if (c.batch * c.heads_q * c.seq_q * c.seq_k == 0) {
+    throw BadInput("--serve: expected sizes of at least 1");
+  }
   const Step step(cell, served, machine);
   Serving s;
   s.batch = cell.problem.batch;
@@ -148,10 +151,9 @@ std::string serve(const std::vector<Cell>& cells, const Served& served, const Ma
   std::vector<std::string> constant;
   const Table short_table = table.without_constants({"batch", "context"}, constant);
   return fmt::format(
-      "{}{}\n{} ({}); {} layers, weights {}; under {}\n"
-      "tokens_per_s: at most, with weights and seen keys read once a step at {:.0f} GB/s\n"
-      "attention_ms: predicted, of all layers; longest_context and largest_batch: each with the "
-      "other as it is\n",
+      "{}{}\n{} ({}); {} layers, weights {}; under {}\ntokens_per_s: upper bound; each step reads "
+      "weights and visible keys once at {:.0f} GB/s\nattention_ms: predicted, all "
+      "layers\nlongest_context, largest_batch: with the other one unchanged\n",
       constant.empty() ? "" : fmt::format("{}\n\n", fmt::join(constant, ", ")),
       short_table.markdown(), machine.hardware.name, machine.origin, served.layers,
       bytes_text(served.weight_bytes), bytes_text(limit_bytes), machine.hardware.bandwidth_gbps);

@@ -1,4 +1,4 @@
-/// What a server asks before it starts: `plan --serve`.
+/// `plan --serve`: capacity and speed of a server.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace tilewise::cli {
 
-/// What the attention's shape does not say of a model.
+/// Properties of a model besides the shape of its attention.
 struct Served {
   std::int64_t layers = 1;
   std::int64_t weight_bytes = 0;  ///< read once a step, and held beside the cache

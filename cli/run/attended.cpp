@@ -90,7 +90,7 @@ const Word& find_word(const std::vector<Word>& words, const std::string& text) {
   for (const Word& word : words) {
     if (word.text == text) return word;
   }
-  throw BadInput(fmt::format("--attended '{}': the tokens have no such word", text));
+  throw BadInput(fmt::format("--attended '{}': no token contains this word", text));
 }
 
 double share(const Probabilities& p, std::int64_t head, const Word& from, const Word& to) {
@@ -122,7 +122,8 @@ Tokens tokens_from_json(const std::string& source, const std::string& text) {
   const Value list = Value::parse(text, nullptr, false);
   const bool strings = list.is_array() && std::all_of(list.begin(), list.end(),
                                                       [](const Value& v) { return v.is_string(); });
-  if (!strings) throw BadInput(fmt::format("{}: its tokens are no JSON list of strings", source));
+  if (!strings)
+    throw BadInput(fmt::format("{}: its tokens are not a JSON list of strings", source));
   Tokens tokens;
   for (const Value& token : list) tokens.push_back(token.get<std::string>());
   return tokens;

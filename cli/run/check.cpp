@@ -92,7 +92,8 @@ std::vector<const KernelRow*> wanted_rows(const CheckFlags& flags, Device device
   if (!flags.kernel.empty()) check_one_of("--kernel", flags.kernel, kernels);
   if (!flags.implementation.empty()) check_one_of("--impl", flags.implementation, implementations);
   if (rows.empty()) {
-    throw Unsupported(fmt::format("no kernel of that name runs on {}", device_name(device)));
+    throw Unsupported(
+        fmt::format("expected the name of a kernel that runs on {}", device_name(device)));
   }
   return rows;
 }
@@ -156,7 +157,7 @@ Table summary_table(const Report& report) {
   return table;
 }
 
-/// Of single cases: every quantity with its bound.
+/// Every quantity of single cases with its bound.
 Table deviation_table(const Report& report) {
   Table table({{"kernel"},
                {"status"},
@@ -240,7 +241,7 @@ int check(const CheckFlags& flags) {
   std::int64_t ran = 0;
   for (const auto& [row, tally] : report.tallies) ran += tally.passed + tally.failed;
   if (report.stopped) {
-    complain(fmt::format("interrupted: {} of {} checks were done", report.finished,
+    complain(fmt::format("interrupted after {} of {} checks", report.finished,
                          cases.size() * rows.size()));
     return kInterrupted;
   }
@@ -248,7 +249,7 @@ int check(const CheckFlags& flags) {
     complain(fmt::format("{} of {} checks failed", report.failures.size(), ran));
     return kCheckFailed;
   }
-  if (ran == 0) throw Unsupported("no kernel could run any of the cases");
+  if (ran == 0) throw Unsupported("no kernel supports any of the cases");
   return kDone;
 }
 
@@ -257,46 +258,47 @@ int check(const CheckFlags& flags) {
 void add_check(CLI::App& program, int& exit_code) {
   const auto flags = std::make_shared<CheckFlags>();
   CLI::App* app = program.add_subcommand(
-      "check", "Every kernel this machine can run, on the cases, against the float64 reference");
-  const char* sets = "Cases (default: --smoke)";
-  app->add_flag("--smoke", flags->smoke, "a few of each kind, seconds")->group(sets);
-  app->add_flag("--conformance", flags->conformance, "everything that docs/numerics.md promises")
+      "check", "Compare every kernel of this machine with the float64 reference");
+  const char* sets = "Cases [--smoke]";
+  app->add_flag("--smoke", flags->smoke, "a few cases of each kind; takes seconds")->group(sets);
+  app->add_flag("--conformance", flags->conformance, "every guarantee of docs/numerics.md")
       ->group(sets);
-  app->add_flag("--three-way", flags->three_way, "every three options that may be combined")
-      ->group(sets);
+  app->add_flag("--three-way", flags->three_way, "every combination of three options")->group(sets);
   app->add_flag("--edge", flags->edge, "inputs that broke other libraries")->group(sets);
-  app->add_flag("--expressions", flags->expressions, "masks and scores written as formulas")
+  app->add_flag("--expressions", flags->expressions, "score and mask expressions")->group(sets);
+  app->add_flag("--seeds", flags->seeds, "problems of the seeds (docs/origins.md)")->group(sets);
+  app->add_flag("--large", flags->large, "sizes past 2^31 elements; needs much memory")
       ->group(sets);
-  app->add_flag("--seeds", flags->seeds, "problems of the write-ups")->group(sets);
-  app->add_flag("--large", flags->large, "sizes past 2^31 elements; much memory")->group(sets);
-  app->add_flag("--all", flags->all, "smoke, conformance, three-way, edge, expressions and seeds")
+  app->add_flag("--all", flags->all,
+                "--smoke, --conformance, --three-way, --edge, --expressions and --seeds")
       ->group(sets);
-  add_integer(*app, "--random", flags->random, "small problems drawn from --seed", 0, 1'000'000'000)
-      ->group(sets)
-      ->option_text("N");
-  add_integer(*app, "--variants", flags->variants,
-              "with --random: problems in a row that differ only in size, which saves compiling", 1,
-              1'000'000)
-      ->group(sets)
-      ->option_text("N [1]");
-  add_integer(*app, "--formulas", flags->formulas,
-              "instead: random score functions and masks on a GPU against the interpreter", 0,
+  add_integer(*app, "--random", flags->random, "N small random problems, from --seed", 0,
               1'000'000'000)
       ->group(sets)
       ->option_text("N");
-  app->add_option("--seconds", flags->seconds, "with --formulas: begins none later")
+  add_integer(*app, "--variants", flags->variants,
+              "with --random: consecutive problems that differ only in size, to save compilation",
+              1, 1'000'000)
+      ->group(sets)
+      ->option_text("N [1]");
+  add_integer(*app, "--formulas", flags->formulas,
+              "compare N random score functions and masks on a GPU with the interpreter", 0,
+              1'000'000'000)
+      ->group(sets)
+      ->option_text("N");
+  app->add_option("--seconds", flags->seconds,
+                  "with --formulas: start no new formula after S seconds")
       ->check(number_within(0.0, 1e9))
       ->group(sets)
       ->option_text("S");
   app->add_flag("--lists", flags->lists, "with --random: give each problem a block list")
       ->group(sets);
-  app->add_option("--case", flags->cases, "one problem (cases/README.md); may be repeated")
+  app->add_option("--case", flags->cases,
+                  "one problem as a case line (see cases/README.md); repeatable")
       ->group(sets)
       ->option_text("\"LINE\"");
-  const char* kernels = "Kernels (default: all of the device but the reference)";
-  app->add_option("--kernel", flags->kernel, "one row of the kernel table")
-      ->group(kernels)
-      ->option_text("ROW");
+  const char* kernels = "Kernels [all of the device, without the reference]";
+  app->add_option("--kernel", flags->kernel, "kernel name")->group(kernels)->option_text("NAME");
   app->add_option("--impl", flags->implementation, "baseline, eager, fused, flash or reference")
       ->group(kernels)
       ->option_text("NAME");

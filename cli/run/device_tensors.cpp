@@ -9,8 +9,9 @@ DeviceTensors::DeviceTensors(const RunTensors& host, DeviceMemory& memory)
   if (memory.is_host()) return;
   const Problem problem = make_problem(host.forward(), host.spec(), Purpose::run);
   if (problem.packed) {  // offsets on a device cannot be read for the longest sequence
-    spec_.max_seqlen_q = problem.seq_q;
-    spec_.max_seqlen_k = problem.seq_k;
+    const auto bound = [](std::int64_t longest) { return longest > 0 ? longest : kNoRows; };
+    spec_.max_seqlen_q = bound(problem.seq_q);
+    spec_.max_seqlen_k = bound(problem.seq_k);
   }
   for (Tensor* t :
        {&forward_.q, &forward_.k, &forward_.v, &backward_.q, &backward_.k, &backward_.v,

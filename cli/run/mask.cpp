@@ -34,10 +34,10 @@ struct MaskFlags {
 
 Case case_of(const MaskFlags& flags) {
   if (!flags.line.empty()) {
-    if (!flags.formula.empty()) throw BadInput("--case: not together with a formula");
+    if (!flags.formula.empty()) throw BadInput("--case and a formula exclude each other");
     return parse_case(flags.line);
   }
-  if (flags.formula.empty()) throw BadInput("mask: expected a formula, or --case");
+  if (flags.formula.empty()) throw BadInput("mask: expected a formula or --case");
   std::string text = fmt::format("b{} h{} q{} k{} d1 f32 pass=fwd", flags.batch, flags.heads,
                                  flags.queries, flags.keys > 0 ? flags.keys : flags.queries);
   if (flags.formula.find('\'') != std::string::npos) throw BadInput("mask: a formula has no '");
@@ -85,8 +85,8 @@ std::string summary(const Problem& p, const expression::BlockMap& map, const Blo
                                                map.block_index.size() * sizeof(std::int32_t) +
                                                map.block_full.size());
   return fmt::format(
-      "blocks of {} x {}: {} of {} x {} are seen, {} of them whole; {:.2f} % of the pairs lie in "
-      "them\nlist: {} x {} (batch x heads), {} entries, {}; made in {:.2f} ms\n",
+      "blocks of {} x {}: {} of {} x {} are visible, {} of them full; they hold {:.2f} % of the "
+      "pairs\nlist: {} x {} (batch x heads), {} entries, {}; built in {:.2f} ms\n",
       map.block_q, map.block_k, picture.partial_blocks() + picture.full_blocks(), picture.rows(),
       picture.columns(), picture.full_blocks(), pairs > 0.0 ? 100.0 * listed / pairs : 0.0,
       map.batch, map.heads, map.block_index.size(), bytes_text(bytes), ms);
@@ -125,34 +125,35 @@ int mask(const MaskFlags& flags) {
 void add_mask(CLI::App& program, int& exit_code) {
   const auto flags = std::make_shared<MaskFlags>();
   CLI::App* app =
-      program.add_subcommand("mask", "Draws which blocks of pairs a mask keeps; runs no attention");
+      program.add_subcommand("mask", "Draw the blocks that a mask keeps; run no attention");
   app->add_option("formula", flags->formula,
-                  "true where query i sees key j, of b, h, i, j (docs/expressions.md)")
+                  "mask from b, h, i, j: true if query i sees key j (see docs/expressions.md)")
       ->option_text("FORMULA");
   const auto integer = [&](const char* name, std::int64_t& to, std::int64_t least,
                            const char* help) {
     add_integer(*app, name, to, help, least)->option_text("N");
   };
-  integer("--sq", flags->queries, 0, "queries [1024]");
-  integer("--sk", flags->keys, 0, "keys [--sq]");
+  integer("--sq", flags->queries, 0, "number of queries [1024]");
+  integer("--sk", flags->keys, 0, "number of keys [--sq]");
   integer("--batch", flags->batch, 1, "batch entries [1]");
   integer("--heads", flags->heads, 1, "query heads [1]");
   app->add_flag("--causal", flags->causal, "key j is visible to query i if j <= i + Sk - Sq");
-  app->add_option("--window", flags->window,
-                  "sliding window: keys from i + Sk - Sq - LEFT to i + Sk - Sq + RIGHT; a side "
-                  "without bound as -")
+  app->add_option(
+         "--window", flags->window,
+         "sliding window: keys from i + Sk - Sq - LEFT to i + Sk - Sq + RIGHT; - is unbounded")
       ->option_text("LEFT,RIGHT");
-  app->add_option("--captures", flags->captures, "tensors that the formula reads (cases/README.md)")
+  app->add_option("--captures", flags->captures,
+                  "tensors that the formula reads (see cases/README.md)")
       ->option_text("\"NAME:TYPE[SIZE,...]=CONTENT; ...\"");
   app->add_option("--case", flags->line,
-                  "a problem in one line (cases/README.md), instead of formula and sizes")
+                  "one problem as a case line (see cases/README.md); replaces formula and sizes")
       ->option_text("\"LINE\"");
-  app->add_option("--block", flags->block, "queries and keys of a block [128,128]")
+  app->add_option("--block", flags->block, "block size in queries and keys [128,128]")
       ->option_text("Q,K");
-  app->add_option("--head", flags->head, "batch entry and query head of the picture [0,0]")
+  app->add_option("--head", flags->head, "batch entry and query head to draw [0,0]")
       ->option_text("B,H");
   app->add_option("-o,--output", flags->output,
-                  "write to this file, not to the terminal; .svg: a drawing")
+                  "output file; .svg makes a drawing [standard output]")
       ->option_text("FILE");
   app->callback([flags, &exit_code] { exit_code = mask(*flags); });
 }

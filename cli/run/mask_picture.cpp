@@ -83,7 +83,8 @@ std::string BlockPicture::text() const {
     }
     out += '\n';
   }
-  return out + "queries downwards, keys to the right; · nothing, ░ ▒ ▓ a part, █ everything seen\n";
+  return out +
+         "queries downwards, keys to the right; · hidden, ░ ▒ ▓ partly visible, █ fully visible\n";
 }
 
 std::string BlockPicture::svg() const {

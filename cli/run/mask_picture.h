@@ -11,8 +11,8 @@ namespace tilewise::cli {
 
 class BlockPicture {
  public:
-  /// Of the first `rows` x `columns` blocks of (b, h). The list is in host memory, with strides of
-  /// 0 where it broadcasts.
+  /// A picture of the first `rows` x `columns` blocks of (b, h). The list is in host memory, with
+  /// strides of 0 where it broadcasts.
   BlockPicture(const BlockList& list, std::int64_t b, std::int64_t h, std::int64_t rows,
                std::int64_t columns);
 

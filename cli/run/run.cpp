@@ -181,7 +181,8 @@ Tokens run_tokens(const RunFlags& flags, const RunInput& input) {
   }
   const auto at = input.metadata.find("tokens");
   if (at == input.metadata.end()) {
-    throw BadInput("--attended: the input names no tokens: expected --tokens FILE, one a line");
+    throw BadInput(
+        "--attended: the input has no tokens: expected --tokens FILE with one token per line");
   }
   return tokens_from_json(flags.files.front(), at->second);
 }
@@ -211,16 +212,13 @@ int run_files(const RunFlags& flags) {
     std::error_code error;
     if (!flags.output.empty() && std::filesystem::equivalent(file, flags.output, error)) {
       throw BadInput(
-          fmt::format("-o '{}': is one of the inputs, which it would replace: expected "
-                      "another name",
-                      flags.output));
+          fmt::format("-o '{}': this is an input file: expected another name", flags.output));
     }
   }
   if (flags.output.ends_with(".npy")) {
-    throw BadInput(fmt::format(
-        "-o '{}': .npy results are a folder, a file each: expected its name, or a .safetensors "
-        "file's",
-        flags.output));
+    throw BadInput(
+        fmt::format("-o '{}': .npy results need a folder: expected a folder or a .safetensors file",
+                    flags.output));
   }
   RunTensors tensors(input, file_layout(flags.layout, input), spec_of(flags.spec));
   WatchedExecutor executor(thread_count(flags.common));
@@ -261,43 +259,44 @@ int run_files(const RunFlags& flags) {
 
 void add_run(CLI::App& program, int& exit_code) {
   const auto flags = std::make_shared<RunFlags>();
-  CLI::App* app = program.add_subcommand("run", "Attention on .npy and .safetensors files");
-  app->add_option(
-         "files", flags->files,
-         "one .safetensors file with tensors q, k, v and, if wanted, dO, dLSE, bias, mask, "
-         "sinks, alibi_slopes, key_lengths, cu_seqlens_q, cu_seqlens_k; or .npy files of "
-         "those names (q.npy ...)")
+  CLI::App* app = program.add_subcommand("run", "Compute attention on .npy or .safetensors files");
+  app->add_option("files", flags->files,
+                  "one .safetensors file with tensors q, k, v and optionally dO, dLSE, bias, mask, "
+                  "sinks, alibi_slopes, key_lengths, cu_seqlens_q, cu_seqlens_k; or .npy files "
+                  "with these names (q.npy ...)")
       ->required()
       ->option_text("FILE...");
   app->add_option("-o,--output", flags->output,
-                  "where O, LSE and, with dO, dQ, dK, dV, dbias, dsinks go: a .safetensors file, "
-                  "or for .npy input a folder")
+                  "output for O, LSE and, with dO, dQ, dK, dV, dbias, dsinks: a .safetensors file, "
+                  "or a folder for .npy input")
       ->option_text("PATH");
   app->add_option("--layout", flags->layout,
-                  "order of the axes in the files; 3 axes are (batch, seq, dim) of one head [the "
-                  "file's own word, else bshd]")
+                  "layout of the tensors; 3 axes are (batch, seq, dim) of one head [as the file "
+                  "says, else bshd]")
       ->option_text("bshd|bhsd");
   app->add_option("--dtype", flags->dtype,
-                  "type of two-byte .npy files that name none, such as ml_dtypes' bfloat16")
+                  "type of two-byte .npy files without a type, as ml_dtypes writes bfloat16")
       ->option_text("bf16");
   app->add_option("--impl", flags->implementation,
-                  "a list of baseline, eager, fused, flash, reference, or all; the first one's "
-                  "results are written [flash; for float64 reference]")
+                  "list of baseline, eager, fused, flash, reference, or all; the first one's "
+                  "results are written [flash; reference for float64]")
       ->option_text("LIST");
-  app->add_option("--kernel", flags->kernel, "a row of the kernel table, or FORWARD+BACKWARD")
-      ->option_text("ROW");
+  app->add_option("--kernel", flags->kernel, "kernel name, or FORWARD+BACKWARD (one name per pass)")
+      ->option_text("NAME");
   app->add_option("--compare", flags->compare,
-                  "print the largest error against the float64 reference; exit code 1 if it is "
-                  "larger than rounding explains")
+                  "print the largest error against the float64 reference; exit code 1 if it "
+                  "exceeds the bound of docs/numerics.md")
       ->option_text("reference");
-  add_integer(*app, "--repeat", flags->repeat, "timed runs; the median is printed", 1, kMostRuns)
+  add_integer(*app, "--repeat", flags->repeat, "number of timed runs; prints the median", 1,
+              kMostRuns)
       ->option_text("N [1]");
   app->add_option("--attended", flags->attended,
-                  "print what these words attend to, by one head (birds@11) or on average")
+                  "print which words these words attend to, in one head (birds@11) or on average")
       ->option_text("WORD[@HEAD],...");
-  add_integer(*app, "--top", flags->top, "attended words printed for each", 1, 100)
+  add_integer(*app, "--top", flags->top, "number of attended words to print for each", 1, 100)
       ->option_text("N [3]");
-  app->add_option("--tokens", flags->tokens, "the tokens, one a line, where the input has none")
+  app->add_option("--tokens", flags->tokens,
+                  "file with one token per line, if the input has no tokens")
       ->option_text("FILE");
   app->add_option("--format", flags->format, "format of the printed output")
       ->option_text("md|csv|json [md]");

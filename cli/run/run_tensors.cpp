@@ -44,9 +44,8 @@ const std::string& known_name(const std::string& path, const std::string& name) 
   const auto known = std::find_if(input_names().begin(), input_names().end(),
                                   [&](const std::string& one) { return same_letters(one, name); });
   if (known == input_names().end()) {
-    throw files::FileError(
-        path, fmt::format("the name {} means nothing here: expected {}", files::in_quotes(name),
-                          fmt::join(input_names(), ", ")));
+    throw files::FileError(path, fmt::format("unknown name {}: expected {}", files::in_quotes(name),
+                                             fmt::join(input_names(), ", ")));
   }
   return *known;
 }
@@ -59,7 +58,7 @@ void add(RunInput& input, const std::string& path, const std::string& name, file
                            fmt::format("{} has a NaN at {}", known, files::shape_text(index)));
   }
   if (!input.arrays.emplace(known, std::move(array)).second) {
-    throw files::FileError(path, fmt::format("{} is given a second time", known));
+    throw files::FileError(path, fmt::format("{} appears twice", known));
   }
 }
 
@@ -87,7 +86,7 @@ void check_names(const std::vector<std::string>& paths) {
   for (const char* name : {"q", "k", "v"}) {
     if (std::find(all.begin(), all.end(), name) == all.end()) {
       throw files::FileError(fmt::format("{}", fmt::join(paths, ", ")),
-                             fmt::format("{} is missing: q, k and v are needed", name));
+                             fmt::format("{} is missing: expected q, k and v", name));
     }
   }
 }
@@ -95,10 +94,9 @@ void check_names(const std::vector<std::string>& paths) {
 /// Tensors of a type that is not read: an input may not be one of them.
 void check_unread(const std::string& path, const std::map<std::string, std::string>& unread) {
   for (const auto& [name, type] : unread) {
-    const std::string what = fmt::format(
-        "tensor {} has the type {}, which is not read; F64, F32, F16, BF16, BOOL, I32, I64 and U8 "
-        "are",
-        files::in_quotes(name), files::in_quotes(type));
+    const std::string what =
+        fmt::format("tensor {} has the type {}: expected F64, F32, F16, BF16, BOOL, I32, I64 or U8",
+                    files::in_quotes(name), files::in_quotes(type));
     const bool wanted = std::any_of(
         input_names().begin(), input_names().end(),
         [&, &tensor = name](const std::string& one) { return same_letters(one, tensor); });

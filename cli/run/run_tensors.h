@@ -12,7 +12,7 @@
 
 namespace tilewise::cli {
 
-/// What the input files hold, under the names of the file format: q, k, v, dO, ...
+/// The tensors of the input files, by their names in the file format: q, k, v, dO, ...
 struct RunInput {
   std::map<std::string, files::Array> arrays;
   std::map<std::string, std::string> metadata;

@@ -87,8 +87,8 @@ Integer parse_integer(std::string_view option, std::string_view text,
   const bool bounded =
       most != std::numeric_limits<Integer>::max() || error == std::errc::result_out_of_range;
   reject(option, text,
-         bounded ? fmt::format("a whole number from {} to {}", least, most)
-                 : fmt::format("a whole number, at least {}", least));
+         bounded ? fmt::format("an integer from {} to {}", least, most)
+                 : fmt::format("an integer of at least {}", least));
 }
 
 template int parse_integer<int>(std::string_view, std::string_view, int, int);
@@ -163,12 +163,12 @@ DType parse_float_type(std::string_view option, std::string_view text) {
 
 Window parse_window(std::string_view option, std::string_view text) {
   const std::vector<std::string_view> parts = split(text, ',');
-  if (parts.size() != 2) reject(option, text, "LEFT,RIGHT, a side without bound as -");
+  if (parts.size() != 2) reject(option, text, "LEFT,RIGHT, with - for an unbounded side");
   Window window;
   for (auto [part, side] : {std::pair{parts[0], &window.left}, {parts[1], &window.right}}) {
     if (part.empty() || part == "-") continue;
     *side = integer(part);
-    if (!*side) reject(option, text, "LEFT,RIGHT, a side without bound as -");
+    if (!*side) reject(option, text, "LEFT,RIGHT, with - for an unbounded side");
   }
   return window;
 }

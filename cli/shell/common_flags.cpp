@@ -18,17 +18,17 @@ constexpr const char* kGroup = "Machine";
 }  // namespace
 
 void add_device_flags(CLI::App& app, CommonFlags& flags) {
-  app.add_option("--device", flags.device, "where it runs")
+  app.add_option("--device", flags.device, "device to run on")
       ->group(kGroup)
       ->option_text("cpu|cuda:N [cpu]");
-  add_integer(app, "--threads", flags.threads, "CPU threads to use", 1, 1024)
+  add_integer(app, "--threads", flags.threads, "number of CPU threads", 1, 1024)
       ->group(kGroup)
       ->option_text("N [all]");
 }
 
 void add_common_flags(CLI::App& app, CommonFlags& flags) {
   add_device_flags(app, flags);
-  app.add_option("--mem-limit", flags.memory_limit, "memory that a problem may take")
+  app.add_option("--mem-limit", flags.memory_limit, "memory limit per problem")
       ->group(kGroup)
       ->option_text("SIZE");
 }

@@ -16,7 +16,7 @@ class Validator;
 
 namespace tilewise::cli {
 
-/// Of --repeat and --warmup.
+/// Maximum of --repeat and --warmup.
 constexpr int kMostRuns = 1'000'000'000;
 
 struct CommonFlags {

@@ -1,4 +1,4 @@
-/// How a command ends: exit codes, and the exceptions of the command line itself.
+/// Exit codes, and the exceptions of the command line.
 #pragma once
 
 #include <stdexcept>

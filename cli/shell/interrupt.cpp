@@ -105,7 +105,7 @@ void throw_if_interrupted() {
 
 void WatchedExecutor::check() const {
   throw_if_interrupted();
-  if (deadline_ && Clock::now() > *deadline_) throw TimedOut("the time for this cell is over");
+  if (deadline_ && Clock::now() > *deadline_) throw TimedOut("the time for this cell is used up");
 }
 
 void WatchedExecutor::parallel_for(std::int64_t tasks, const Body& body) {

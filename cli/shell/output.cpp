@@ -14,10 +14,10 @@
 namespace tilewise::cli {
 
 void add_output_flags(CLI::App& app, std::string& format, std::string& output) {
-  app.add_option("--format", format, "format of the table [by the name of FILE, else md]")
+  app.add_option("--format", format, "table format [from the name of FILE, else md]")
       ->group("Output")
       ->option_text("md|csv|json");
-  app.add_option("-o,--output", output, "write to this file, not to the terminal")
+  app.add_option("-o,--output", output, "output file [standard output]")
       ->group("Output")
       ->option_text("FILE");
 }

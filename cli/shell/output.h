@@ -1,4 +1,4 @@
-/// Where a report goes: the terminal, or a file that is written whole or not at all.
+/// The output of a report: the terminal, or a file that is written as a whole or not at all.
 #pragma once
 
 #include <string>
@@ -18,7 +18,7 @@ void add_output_flags(CLI::App& app, std::string& format, std::string& output);
 /// Throws FileError when no file of that name can be made, before any work is done for it.
 void check_output(const std::string& path);
 
-/// What --format says; else what the file's name ends in; else Markdown.
+/// The format from --format, else from the file's name, else Markdown.
 Format output_format(const std::string& format, const std::string& output);
 
 /// To `path`, or to standard output when it is empty. Throws FileError.

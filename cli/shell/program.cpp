@@ -74,14 +74,14 @@ std::string missing_command(const CLI::App& program) {
   for (const CLI::App* command : app->get_subcommands({})) names.push_back(command->get_name());
   const std::vector<std::string> rest = program.remaining(true);
   const std::string what =
-      rest.empty() ? "a command is missing" : fmt::format("'{}' is no command", rest.front());
+      rest.empty() ? "missing command" : fmt::format("'{}' is not a command", rest.front());
   return fmt::format("{}: expected one of {}", what, fmt::join(names, ", "));
 }
 
 }  // namespace
 
 int run_program(int argc, const char* const* argv) {
-  CLI::App program("Exact attention, forward and backward: run it, measure it, plan it, check it.",
+  CLI::App program("Exact attention, forward and backward: run, measure, plan and check it.",
                    "tilewise");
   int exit_code = kDone;
   program.require_subcommand(1);

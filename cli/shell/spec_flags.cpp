@@ -22,20 +22,18 @@ void add_spec_flags(CLI::App& app, SpecFlags& flags, const char* group) {
   flag("--causal", flags.causal, "key j is visible to query i if j <= i + Sk - Sq");
   flag("--causal-top-left", flags.causal_top_left, "key j is visible to query i if j <= i");
   option("--window", flags.window, "LEFT,RIGHT",
-         "sliding window: keys from i + Sk - Sq - LEFT to i + Sk - Sq + RIGHT; a side without "
-         "bound as -");
-  option("--scale", flags.scale, "X", "factor of q.k, instead of 1 / sqrt(dim)");
+         "sliding window: keys from i + Sk - Sq - LEFT to i + Sk - Sq + RIGHT; - is unbounded");
+  option("--scale", flags.scale, "X", "factor of q.k [1 / sqrt(dim)]");
   option("--softcap", flags.softcap, "C", "replace each score x by C tanh(x / C)");
   option("--score", flags.score, "FORMULA",
-         "the logit that softmax sees, of score, b, h, i, j (docs/expressions.md)");
-  option("--mask", flags.mask, "FORMULA", "true where query i sees key j, of b, h, i, j");
+         "new score from score, b, h, i, j (see docs/expressions.md)");
+  option("--mask", flags.mask, "FORMULA", "mask from b, h, i, j: true if query i sees key j");
   option("--dropout", flags.dropout, "P", "probability of dropping an element of P");
-  integer("--dropout-seed", flags.dropout_seed, "N [0]", "key of the random bits");
-  integer("--dropout-offset", flags.dropout_offset, "N [0]",
-          "last word of the random bits' counter");
-  flag("--deterministic", flags.deterministic, "backward bitwise repeatable");
+  integer("--dropout-seed", flags.dropout_seed, "N [0]", "seed of the dropout bits");
+  integer("--dropout-offset", flags.dropout_offset, "N [0]", "offset of the dropout bits");
+  flag("--deterministic", flags.deterministic, "bitwise repeatable backward");
   option("--precision", flags.precision, "exact|tf32|refined [exact]",
-         "how float32 is multiplied; refined: exact, and delta from P");
+         "float32 products; refined: exact, with delta computed from P");
 }
 
 AttentionSpec spec_of(const SpecFlags& flags, std::span<const Captured> captures) {
@@ -43,7 +41,7 @@ AttentionSpec spec_of(const SpecFlags& flags, std::span<const Captured> captures
   if (!flags.score.empty()) spec.score_expression = Expression::parse(flags.score, captures);
   if (!flags.mask.empty()) spec.mask_expression = Expression::parse(flags.mask, captures);
   if (flags.causal && flags.causal_top_left) {
-    throw BadInput("--causal and --causal-top-left: give one of them");
+    throw BadInput("--causal and --causal-top-left exclude each other");
   }
   if (flags.causal) spec.causal = Causal::bottom_right;
   if (flags.causal_top_left) spec.causal = Causal::top_left;

@@ -21,7 +21,7 @@ struct SpecFlags {
   std::uint64_t dropout_seed = 0, dropout_offset = 0;
 };
 
-/// Of an option given twice the last one counts: a preset's line, then the command line's words.
+/// The last of repeated options counts. The command line follows a preset's line.
 void add_spec_flags(CLI::App& app, SpecFlags& flags, const char* group);
 
 /// The spec without its tensors, but for those that its formulas capture. Throws BadInput, and

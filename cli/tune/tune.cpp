@@ -132,8 +132,8 @@ int tune(const CLI::App& app, const TuneFlags& flags) {
   const std::string path = keep(machine, passes);
   std::string text = report(passes, options.device, format);
   if (format == Format::markdown) {
-    text += path.empty() ? "\nNothing is kept: neither TILEWISE_STATE_DIR nor HOME is set.\n"
-                         : fmt::format("\nKept in {}: plans on this device follow it.\n", path);
+    text += path.empty() ? "\nThe result is not stored: set TILEWISE_STATE_DIR or HOME.\n"
+                         : fmt::format("\nStored in {}: plans on this device use it.\n", path);
   }
   write_output(flags.output, text);
   return stopped ? kInterrupted : kDone;
@@ -144,13 +144,12 @@ int tune(const CLI::App& app, const TuneFlags& flags) {
 void add_tune(CLI::App& program, int& exit_code) {
   const auto flags = std::make_shared<TuneFlags>();
   CLI::App* app = program.add_subcommand(
-      "tune",
-      "Measures every kernel, tile and split on the device at hand; plans then take the fastest");
+      "tune", "Measure every kernel, tile and split on this device; later plans use the fastest");
   add_grid_flags(*app, flags->grid, false);
   app->add_option("--preset", flags->preset,
-                  "a list from cases/presets; other flags given override it")
+                  "list of problems from cases/presets; other flags override it")
       ->option_text("NAME");
-  app->add_option("--seconds", flags->seconds, "time for all problems together")
+  app->add_option("--seconds", flags->seconds, "total seconds for all problems")
       ->option_text("S [60]")
       ->check(number_within(0, HUGE_VAL));
   add_common_flags(*app, flags->common);

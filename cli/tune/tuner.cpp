@@ -81,7 +81,9 @@ class Tuner::Trial {
     out.pass = pass;
     out.key = tuning_key(problem, tuner_.machine_);
     if (out.key.empty()) {
-      out.reason = "packed sequences, lengths, lists, functions and deterministic are not tuned";
+      out.reason =
+          "packed sequences, key lengths, block lists, score or mask functions and deterministic "
+          "are not tuned";
     } else {
       try {
         measure_all(problem, run, out);

@@ -1,6 +1,5 @@
-/// ASAM, a transformer layer whose attention may be sparse, forward and backward, with no framework
-/// beneath it. docs/asam.md says what the layers compute; python/tilewise/asam has the same in
-/// torch.
+/// ASAM, a transformer layer with adaptive sparse attention, forward and backward, without a
+/// framework. docs/asam.md describes the layers. python/tilewise/asam has the same layers in torch.
 ///
 ///   asam::Model model({.kind = asam::LayerKind::adaptive, .dim = 256, .heads = 4, .layers = 2});
 ///   model.infer(x, y);                           // x, y: float32 (B, n, dim)
@@ -8,8 +7,9 @@
 ///   asam::Trainer trainer(model, {.learning_rate = 1e-3});
 ///   trainer.step(ids, labels);                   // a model with vocabulary and classes
 ///
-/// Tensors lie without gaps on the model's device. Parameters have the names of torch's state_dict.
-/// Errors are those of tilewise/error.h. A model serves one thread at a time.
+/// Tensors are contiguous and on the model's device. Parameters have the names of torch's
+/// state_dict. Functions throw the errors of tilewise/error.h. Only one thread may use a model at a
+/// time.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +24,14 @@
 namespace tilewise::asam {
 
 enum class LayerKind : std::uint8_t {
-  original,  ///< ASAMLayer as published: a masked and a dense attention, mixed by a constant gate
+  original,  ///< ASAMLayer as published: masked and dense attention, mixed by a constant gate
   flash,     ///< FlashASAMLayer as published: dense attention
-  adaptive,  ///< the working layer: block lists, a gate that sees the input
+  adaptive,  ///< the working layer: block lists, and a gate that depends on the input
 };
 
-/// Which pairs the sparse attention sees. random: original alone. selected, automatic (the gate
-/// chooses one of the others per sequence and head): adaptive alone.
+/// The pairs that the sparse attention sees. random is only for the original layer. selected and
+/// automatic are only for the adaptive layer; with automatic the gate chooses a pattern per
+/// sequence and head.
 enum class Pattern : std::uint8_t {
   local,
   strided,
@@ -41,10 +42,10 @@ enum class Pattern : std::uint8_t {
   automatic,
 };
 
-/// What a model with classes reads its answer from.
+/// The tokens that a classifier reads.
 enum class Readout : std::uint8_t { mean, last };
 
-/// Names as the command line writes them. The second pair throws InvalidArgument for other texts.
+/// Names as on the command line. The parse functions throw InvalidArgument for other texts.
 TILEWISE_API std::string_view kind_name(LayerKind kind);
 TILEWISE_API std::string_view pattern_name(Pattern pattern);
 TILEWISE_API LayerKind parse_kind(std::string_view text);
@@ -52,45 +53,44 @@ TILEWISE_API Pattern parse_pattern(std::string_view text);
 
 struct Config {
   LayerKind kind = LayerKind::adaptive;
-  std::int64_t dim = 512;      ///< features of a token
-  std::int64_t heads = 8;      ///< of attention
-  std::int64_t head_dim = 64;  ///< of one head; flash: dim / heads
+  std::int64_t dim = 512;      ///< features per token
+  std::int64_t heads = 8;      ///< attention heads
+  std::int64_t head_dim = 64;  ///< features per head; flash needs dim / heads
   double dropout = 0.1;        ///< after the output projection and in the feed-forward network
   double gate_dropout = 0.1;   ///< in the gate's features
   Pattern pattern = Pattern::local;
-  std::int64_t window_size = 128;  ///< keys of local
-  std::int64_t stride = 32;        ///< of strided, in tokens
-  std::int64_t clusters = 32;      ///< of clustered
-  bool adaptive_gate = true;       ///< false: the sparse attention alone
-  std::int64_t gate_hidden = 128;  ///< of the adaptive gate; the published one has 128
+  std::int64_t window_size = 128;  ///< local: number of keys
+  std::int64_t stride = 32;        ///< strided: stride in tokens
+  std::int64_t clusters = 32;      ///< clustered: number of clusters
+  bool adaptive_gate = true;       ///< false: only the sparse attention
+  std::int64_t gate_hidden = 128;  ///< hidden features of the adaptive gate; published: 128
 
   // The working layer.
   bool causal = false;
-  std::int64_t block_size = 64;  ///< tokens of a block: a power of two from 16 to 256
-  double density = 0.25;         ///< share of the key blocks that selected keeps
-  double route_above = 0.9;  ///< inference: a gate from here on runs sparse alone, one from 1 minus
-                             ///< it down dense alone
+  std::int64_t block_size = 64;  ///< tokens per block: a power of two from 16 to 256
+  double density = 0.25;         ///< selected: fraction of the key blocks to keep
+  double route_above = 0.9;      ///< inference: gates of at least this value run only the sparse
+                                 ///< branch, gates of at most 1 minus it only the dense branch
 
   // The model around the layers.
   int layers = 1;
   bool final_norm = true;       ///< LayerNorm after the last layer
-  std::int64_t vocabulary = 0;  ///< 0: the input is (B, n, dim); else int32 (B, n) of token numbers
-  std::int64_t classes = 0;     ///< 0: the output is (B, n, dim); else logits (B, classes)
+  std::int64_t vocabulary = 0;  ///< 0: the input is (B, n, dim); else int32 (B, n) token numbers
+  std::int64_t classes = 0;     ///< 0: the output is (B, n, dim); else (B, classes) logits
   Readout readout = Readout::mean;
-  /// Tokens that the published pattern's parameters are named for: the published layer has a set
-  /// for each length.
+  /// Length of the pattern's parameters in the original layer, which has one set per length.
   std::int64_t pattern_tokens = 0;
 
-  /// CUDA: what products and attention multiply, float32, bfloat16 or float16. Weights, norms, sums
-  /// and everything else stay float32.
+  /// On CUDA, the type of products and attention: float32, bfloat16 or float16. Weights, norms,
+  /// sums and the rest are float32.
   DType compute = DType::float32;
-  /// CUDA: infer() and Trainer::step() are captured at the second call with the same tensors, and
-  /// replayed from then on. The model's stream is not the default one then, and nothing is dropped.
+  /// On CUDA, infer() and Trainer::step() are captured at the second call with the same tensors,
+  /// and replayed afterwards. It needs a stream other than the default one, and dropout 0.
   bool graph = false;
-  bool recompute = false;        ///< backward computes each layer's forward anew: less memory
-  DType dtype = DType::float32;  ///< float64 is the twin that tests compare with, on the CPU
+  bool recompute = false;        ///< recompute each layer's forward in backward, to save memory
+  DType dtype = DType::float32;  ///< float64 is the reference for tests, on the CPU
   Device device;
-  std::uint64_t seed = 0;  ///< of the first weights and of dropout
+  std::uint64_t seed = 0;  ///< seed of the initial weights and of dropout
 };
 
 /// A weight and its gradient: views of the model's memory, on its device.
@@ -99,21 +99,21 @@ struct Parameter {
   Tensor value, gradient;
 };
 
-/// What the gate and the pattern of one layer did in the last forward.
+/// Gate and pattern of one layer in the last forward.
 struct LayerInfo {
-  std::vector<float> gate;        ///< (B, heads): share of the sparse attention
+  std::vector<float> gate;        ///< (B, heads): weight of the sparse attention
   std::vector<float> confidence;  ///< (B, heads)
-  std::vector<float> logits;      ///< of the patterns: (B, 4), adaptive (B, heads, 5)
+  std::vector<float> logits;      ///< logits of the patterns: (B, 4), adaptive (B, heads, 5)
   std::vector<Pattern> pattern;   ///< adaptive: (B, heads)
-  std::vector<float> density;  ///< adaptive: (B, heads), share of the block pairs that are listed
-  double sparse_ratio = 0.0;   ///< share of the gates above 0.5
-  double density_run = 1.0;    ///< adaptive: block pairs that ran, dense lists counted in
+  std::vector<float> density;     ///< adaptive: (B, heads), fraction of the block pairs in the list
+  double sparse_ratio = 0.0;      ///< fraction of the gates above 0.5
+  double density_run = 1.0;       ///< adaptive: fraction of the pairs that ran, with dense lists
 };
 
 class TILEWISE_API Model {
  public:
-  /// Makes the parameters, drawn as torch draws them first. Throws InvalidArgument, naming the
-  /// field of `config`, and Unsupported.
+  /// Creates the parameters and initialises them like torch. Throws InvalidArgument with the field
+  /// of `config`, and Unsupported.
   explicit Model(const Config& config, const Launch& launch = {});
   ~Model();
   Model(Model&&) noexcept;
@@ -122,22 +122,22 @@ class TILEWISE_API Model {
   const Config& config() const;
   const std::vector<Parameter>& parameters() const;
 
-  /// y = model(x) without dropout; a gate routes. x: (B, n, dim), or int32 (B, n). y: (B, n, dim),
-  /// or (B, classes).
+  /// y = model(x) without dropout. A gate chooses the branches to run. x: (B, n, dim), or int32 (B,
+  /// n). y: (B, n, dim), or (B, classes).
   void infer(const Tensor& x, const Tensor& y);
-  /// The same as in training; keeps what backward needs. `draw` numbers the dropout masks and the
-  /// choices of patterns.
+  /// y = model(x) as in training, and saves state for backward. `draw` selects the random bits of
+  /// dropout and of the patterns.
   void forward(const Tensor& x, const Tensor& y, std::uint32_t draw = 0);
-  /// After forward(): adds to the parameters' gradients, and writes dx where it is given (not for
-  /// token numbers). x is the tensor that forward() was given.
+  /// Call after forward() with the same x. Adds to the parameters' gradients, and writes dx if
+  /// given. Token numbers have no dx.
   void backward(const Tensor& x, const Tensor& dy, const Tensor& dx = {});
   void clear_gradients();
 
-  /// Of layer `index` in the last infer() or forward(). Waits for the device.
+  /// Describes layer `index` in the last infer() or forward(). Waits for the device.
   LayerInfo info(int index) const;
-  /// Waits for what runs on the model's stream.
+  /// Waits for the work on the model's stream.
   void synchronize() const;
-  /// Bytes of memory that the model holds now, parameters included.
+  /// Bytes that the model holds, including parameters.
   std::int64_t bytes() const;
 
   class Impl;
@@ -150,8 +150,9 @@ class TILEWISE_API Model {
 struct TrainOptions {
   double learning_rate = 1e-4;
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;  ///< Adam's
-  /// The loss is scaled by initial_scale; the scale doubles after growth_interval good steps in a
-  /// row, and halves after a step whose gradients are not finite, which changes no weight.
+  /// Scales the loss, at first by initial_scale. The scale doubles after growth_interval
+  /// consecutive finite steps. A step with gradients that are not finite halves it and changes no
+  /// weight.
   bool scale_loss = false;
   double initial_scale = 65536.0;
   std::int64_t growth_interval = 2000;
@@ -160,8 +161,8 @@ struct TrainOptions {
 struct TrainStatus {
   double loss = 0.0;  ///< mean cross-entropy of the last step's batch
   double scale = 1.0;
-  std::int64_t steps = 0;    ///< that changed the weights
-  std::int64_t skipped = 0;  ///< for gradients that were not finite
+  std::int64_t steps = 0;    ///< steps that changed the weights
+  std::int64_t skipped = 0;  ///< steps skipped for gradients that were not finite
 };
 
 /// Adam (Kingma and Ba 2015) on the mean cross-entropy of a model with classes.

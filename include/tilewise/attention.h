@@ -3,14 +3,15 @@
 ///   tilewise::ForwardTensors t{.q = Tensor::bshd(q, DType::bfloat16, B, S, H, D), ...};
 ///   tilewise::forward(t, {.causal = Causal::bottom_right});
 ///
-/// Shapes (logical axes; any strides): q (B, Hq, Sq, D), k (B, Hk, Sk, D), v (B, Hk, Sk, Dv), o (B,
-/// Hq, Sq, Dv), lse float32 (B, Hq, Sq). Rank 3 is (B, S, D) with one head. Packed: q (1, Hq,
-/// total_q, D), k (1, Hk, total_k, D), lse (Hq, total_q). Hq is a multiple of Hk. q, k, v have one
-/// type, and o has it too.
+/// Shapes, in logical axes with any strides:
+///   dense: q (B, Hq, Sq, D), k (B, Hk, Sk, D), v (B, Hk, Sk, Dv), o (B, Hq, Sq, Dv)
+///   packed: q (1, Hq, total_q, D), k (1, Hk, total_k, D)
+///   lse: float32 (B, Hq, Sq), packed (Hq, total_q)
+/// Rank 3 is (B, S, D) with one head. Hq is a multiple of Hk. q, k, v and o have one type.
 ///
-/// Every function checks all arguments first (InvalidArgument names the one at fault) and writes
-/// nothing on an error. Safe from many threads at once. docs/numerics.md says what is guaranteed;
-/// CONTRACT rules are cited by number.
+/// Every function validates all arguments first. InvalidArgument names the wrong one, and nothing
+/// is written on an error. Functions are thread-safe. docs/numerics.md lists the guarantees;
+/// comments cite its rules as CONTRACT n.
 #pragma once
 
 #include <vector>
@@ -24,9 +25,9 @@
 
 namespace tilewise {
 
-/// What an implementation keeps from its forward for its own backward beyond O and LSE:
-/// Plan::saved_bytes of memory on the tensors' device, 256-byte aligned. flash keeps nothing. Not
-/// given: forward drops it, backward recomputes it.
+/// State that an implementation's forward saves for its backward, besides O and LSE. It has
+/// Plan::saved_bytes on the tensors' device, aligned to 256 bytes. flash saves nothing. If not
+/// given, forward saves nothing and backward recomputes it.
 struct SavedState {
   void* data = nullptr;
   std::int64_t bytes = 0;
@@ -34,57 +35,58 @@ struct SavedState {
 
 struct ForwardTensors {
   Tensor q, k, v;
-  Tensor o;    ///< written: every row; fully masked rows are 0
-  Tensor lse;  ///< written when given: natural log, every row; fully masked rows are -inf
+  Tensor o;    ///< output, every row; fully masked rows are 0
+  Tensor lse;  ///< optional output: natural log, every row; fully masked rows are -inf
   SavedState saved = {};
 };
 
 struct BackwardTensors {
   Tensor q, k, v;
   Tensor o, lse;      ///< from forward with the same spec
-  Tensor d_o;         ///< gradient of O; any strides, 0 too
-  Tensor d_lse;       ///< gradient of LSE, float32, shape of lse; may be not given
-  Tensor dq, dk, dv;  ///< written; shapes and type of q, k, v
-  Tensor dbias;       ///< written when given: shape and type of spec.bias, summed in float32
-  Tensor dsinks;      ///< written when given: float32 (Hq)
+  Tensor d_o;         ///< gradient of O; any strides, including 0
+  Tensor d_lse;       ///< optional gradient of LSE: float32, shape of lse
+  Tensor dq, dk, dv;  ///< outputs with the shapes and type of q, k, v
+  Tensor dbias;       ///< optional output: shape and type of spec.bias, summed in float32
+  Tensor dsinks;      ///< optional output: float32 (Hq)
   SavedState saved = {};
-  /// Written where given: one for each of spec.score_expression.captures(), of its shape and type,
-  /// summed in float32. Empty: no gradients of captured tensors.
+  /// Optional outputs: one tensor per entry of spec.score_expression.captures(), with its shape and
+  /// type, summed in float32. An empty vector requests no gradients of captured tensors.
   std::vector<Tensor> dcaptures = {};
 };
 
-/// Chooses a kernel for a problem. Only sizes, strides, types and devices are read; data may be
-/// null. `machine` is the one at hand when null. Throws InvalidArgument, Unsupported (with every
+/// Chooses a kernel for a problem. It reads only sizes, strides, types and devices; data may be
+/// null. A null `machine` means this machine. Throws InvalidArgument, Unsupported (with every
 /// kernel's reason), DeviceError.
 TILEWISE_API Plan plan(const ForwardTensors& tensors, const AttentionSpec& spec = {},
                        const Choice& choice = {}, const Hardware* machine = nullptr);
 TILEWISE_API Plan plan(const BackwardTensors& tensors, const AttentionSpec& spec = {},
                        const Choice& choice = {}, const Hardware* machine = nullptr);
 
-/// O = softmax(...) V and its log-sum-exp. FlashAttention-2, Dao 2023, Algorithm 1, for the flash
-/// kernels. Returns the plan that ran; calls of one shape plan once. Asynchronous on CUDA: the
-/// stream is never synchronised. Throws InvalidArgument, Unsupported, OutOfMemory, DeviceError,
-/// CompileError.
+/// Computes O = softmax(...) V and its log-sum-exp. The flash kernels follow FlashAttention-2 (Dao
+/// 2023), Algorithm 1. Returns the plan that ran. Calls of the same shape share one plan. On CUDA
+/// the call is asynchronous and never synchronises the stream. Throws InvalidArgument, Unsupported,
+/// OutOfMemory, DeviceError, CompileError.
 TILEWISE_API Plan forward(const ForwardTensors& tensors, const AttentionSpec& spec = {},
                           const Launch& launch = {}, const Choice& choice = {});
 
-/// The gradients of a scalar loss through O and LSE. FlashAttention-2, Algorithm 2, for the flash
-/// kernels.
+/// Computes the gradients of a scalar loss through O and LSE. The flash kernels follow
+/// FlashAttention-2, Algorithm 2.
 TILEWISE_API Plan backward(const BackwardTensors& tensors, const AttentionSpec& spec = {},
                            const Launch& launch = {}, const Choice& choice = {});
 
-/// Runs a plan made earlier for tensors of the same sizes, types and strides and the same spec
-/// (data may differ). With others its kernel decides anew: InvalidArgument where it refuses them or
-/// needs more workspace than the plan has, or where the plan's numbers were changed.
+/// Runs an earlier plan on tensors with the same sizes, types and strides, and with the same spec.
+/// Data may differ. For other tensors, the plan's kernel decides again. Throws InvalidArgument if
+/// the kernel refuses them or needs more workspace than the plan has, or if the plan's numbers were
+/// changed.
 TILEWISE_API void run(const Plan& plan, const ForwardTensors& tensors,
                       const AttentionSpec& spec = {}, const Launch& launch = {});
 TILEWISE_API void run(const Plan& plan, const BackwardTensors& tensors,
                       const AttentionSpec& spec = {}, const Launch& launch = {});
 
-/// Merges two partial results over disjoint keys, in place into (o, lse): the split-key identity
+/// Merges two partial results over disjoint keys in place into (o, lse), by the split-key identity
 /// LSE = log(exp(LSE_a) + exp(LSE_b)), O = exp(LSE_a - LSE) O_a + exp(LSE_b - LSE) O_b, without
-/// overflow. A part that saw no key (LSE = -inf) leaves the other's bits. o: (B, Hq, Sq, Dv) of any
-/// float type, lse: float32 (B, Hq, Sq). CPU tensors.
+/// overflow. A part that saw no key (LSE = -inf) leaves the other part's bits unchanged. o is (B,
+/// Hq, Sq, Dv) of any float type, lse is float32 (B, Hq, Sq). CPU tensors only.
 TILEWISE_API void merge(Tensor o, Tensor lse, Tensor o_other, Tensor lse_other);
 
 /// Library version, "0.1.0".

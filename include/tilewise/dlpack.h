@@ -1,7 +1,6 @@
-/// DLPack, the tensor exchange format of Python's array libraries: its version 1 ABI declared here,
-/// and the way to and from Tensor. The layouts are those of the DLPack 1.0 specification; pointers
-/// to a host program's own DLManagedTensorVersioned, DLManagedTensor or DLTensor can be cast to
-/// these.
+/// DLPack, the tensor exchange format of Python's array libraries: its version 1 ABI, and
+/// conversion to and from Tensor. The layouts follow the DLPack 1.0 specification. Pointers to
+/// DLManagedTensorVersioned, DLManagedTensor or DLTensor can be cast to these types.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +45,7 @@ struct View {
   std::uint64_t byte_offset = 0;
 };
 
-/// Before version 1: no flags, no version.
+/// DLPack before version 1: without flags and version.
 struct ManagedView {
   View view;
   void* context = nullptr;
@@ -64,17 +63,16 @@ struct ManagedViewVersioned {
   View view;
 };
 
-/// A Tensor over the same memory; it owns nothing, so the view must outlive it. Throws
-/// InvalidArgument, which names `name`, for types, devices or ranks that Tilewise does not know.
+/// A Tensor over the same memory. It owns nothing, so the view must outlive it. Throws
+/// InvalidArgument with `name` for unsupported types, devices or ranks.
 TILEWISE_API Tensor from_dlpack(const View& view, const char* name = "tensor");
-/// Checks the version too (major 1), and, for a tensor that will be written, that it is not
-/// read-only.
+/// Also checks the version (major 1), and that a tensor to be written is not read-only.
 TILEWISE_API Tensor from_dlpack(const ManagedViewVersioned& managed, bool will_be_written,
                                 const char* name = "tensor");
 
 /// A managed view of `tensor`'s memory. Its deleter calls release(context) once and frees the view.
-/// `release` may be null when the memory outlives the view. Throws InvalidArgument for a tensor
-/// that is not given.
+/// `release` may be null if the memory outlives the view. Throws InvalidArgument if `tensor` is not
+/// given.
 TILEWISE_API ManagedViewVersioned* to_dlpack(const Tensor& tensor, void* context = nullptr,
                                              void (*release)(void* context) = nullptr);
 

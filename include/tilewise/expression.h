@@ -1,13 +1,13 @@
-/// Expressions: a score function or a mask of the caller's own, as a formula that the library
-/// reads, differentiates and compiles. docs/expressions.md says what each operation means.
+/// Expressions: custom score functions and masks as formulas, which the library parses,
+/// differentiates and compiles. docs/expressions.md defines each operation.
 ///
 ///   using namespace tilewise::expression;
 ///   spec.score_expression = score() - 0.1 * abs(query() - key());
 ///   spec.mask_expression = query() - key() < 1024 | key() < 64;
 ///   spec.score_expression = Expression::parse("score - 0.1*abs(i-j)");
 ///
-/// Values are booleans, integers or reals. A boolean in arithmetic is 0 or 1, and an integer beside
-/// a real becomes one. Every function throws InvalidArgument for types that it does not take.
+/// Values are booleans, integers or reals. A boolean in arithmetic is 0 or 1. An integer combined
+/// with a real becomes a real. Every function throws InvalidArgument for unsupported types.
 #pragma once
 
 #include <cstdint>
@@ -29,24 +29,24 @@ namespace expression {
 struct Term;
 }
 
-/// An immutable formula of one pair (query i, key j). Copies share it. A default-constructed one is
-/// "not given".
+/// An immutable formula of one pair (query i, key j). Copies share it. A default-constructed
+/// Expression is "not given".
 class TILEWISE_API Expression {
  public:
   Expression() = default;
-  /// A constant: bool is a boolean, integers are integers (of 32 bits), the rest are reals.
+  /// A constant: bool is a boolean, integer types are 32-bit integers, other types are reals.
   template <class T>
   requires std::is_arithmetic_v<T> Expression(
-      T value)  // NOLINT(google-explicit-constructor): constants stand beside expressions
+      T value)  // NOLINT(google-explicit-constructor): mixes constants and expressions
       : Expression(constant(value)) {}
   explicit Expression(std::shared_ptr<const expression::Term> term) : term_(std::move(term)) {}
 
-  /// Reads a formula as docs/expressions.md writes it. Names that are none of its own are those of
-  /// `captures`. The error of a text that is no formula names the position.
+  /// Parses a formula in the language of docs/expressions.md. Other names refer to `captures`. The
+  /// error of an invalid formula names the position.
   static Expression parse(std::string_view text, std::span<const Captured> captures = {});
 
   bool defined() const { return term_ != nullptr; }
-  /// The formula, fully parenthesised; parse() reads it. Empty when not given.
+  /// The formula, fully parenthesised, as parse() accepts it. Empty if not given.
   std::string text() const;
   /// The captured tensors, in the order of their first use. Gradients come in this order.
   std::vector<Captured> captures() const;
@@ -69,14 +69,15 @@ class TILEWISE_API Expression {
   std::shared_ptr<const expression::Term> term_;
 };
 
-/// A tensor that expressions read: rank 1 to 4, any strides, of any element type. Integers and
-/// booleans are read as such, the rest as reals. The memory stays the caller's.
+/// A tensor that expressions read: rank 1 to 4, any strides, any element type. Integers and
+/// booleans keep their kind, other types are read as reals. The caller owns the memory.
 class TILEWISE_API Captured {
  public:
-  /// `name` is what texts and messages call it: a letter, then letters, digits and underscores.
+  /// `name` identifies it in formulas and messages: a letter, then letters, digits and underscores.
   Captured(std::string name, const Tensor& tensor);
 
-  /// The element at integer indices, one for each axis. A negative index counts from the axis' end.
+  /// The element at integer indices, one per axis. A negative index counts from the end of the
+  /// axis.
   Expression operator()(const Expression& a) const;
   Expression operator()(const Expression& a, const Expression& b) const;
   Expression operator()(const Expression& a, const Expression& b, const Expression& c) const;
@@ -84,7 +85,7 @@ class TILEWISE_API Captured {
                         const Expression& d) const;
   /// The only element of a tensor of shape (1).
   Expression operator()() const;
-  /// As the operators above.
+  /// Same as the operators above.
   Expression at(std::span<const Expression> indices) const;
 
   const std::string& name() const;
@@ -114,7 +115,7 @@ TILEWISE_API Expression abs(const Expression& x);
 TILEWISE_API Expression min(const Expression& a, const Expression& b);
 TILEWISE_API Expression max(const Expression& a, const Expression& b);
 TILEWISE_API Expression clamp(const Expression& x, const Expression& low, const Expression& high);
-/// An integer to a constant integer >= 0 stays one.
+/// An integer to the power of a constant integer >= 0 is an integer.
 TILEWISE_API Expression pow(const Expression& x, const Expression& exponent);
 TILEWISE_API Expression floor_divide(const Expression& a, const Expression& b);
 TILEWISE_API Expression exp(const Expression& x);
@@ -129,7 +130,7 @@ TILEWISE_API Expression cos(const Expression& x);
 TILEWISE_API Expression erf(const Expression& x);
 TILEWISE_API Expression relu(const Expression& x);
 TILEWISE_API Expression silu(const Expression& x);
-TILEWISE_API Expression gelu(const Expression& x);  ///< the exact one
+TILEWISE_API Expression gelu(const Expression& x);  ///< exact form
 TILEWISE_API Expression floor(const Expression& x);
 TILEWISE_API Expression ceil(const Expression& x);
 TILEWISE_API Expression round(const Expression& x);  ///< half to even
@@ -145,9 +146,9 @@ TILEWISE_API Expression all(std::int64_t count, const Expression& body);
 TILEWISE_API Expression sum(std::int64_t count, const Expression& body);
 
 /// The mask of a tree of speculative tokens. Query i is node i of its sequence's tree, and key
-/// key_length - query_length + t is that of node t. A query sees all keys before the tree, and of
-/// nodes t <= i those that it has a bit of: bit t % 32 of word t / 32 of its row. `words`: int32
-/// (n, W), or (B, n, W) with a tree a sequence; n at least Sq, W a power of two up to 32.
+/// key_length - query_length + t belongs to node t. A query sees all keys before the tree. It sees
+/// node t <= i if bit t % 32 of word t / 32 of its row is set. `words` is int32 (n, W) for one
+/// tree, or (B, n, W) for a tree per sequence; n >= Sq, and W is a power of two up to 32.
 TILEWISE_API Expression tree_mask(const Tensor& words);
 
 }  // namespace expression
@@ -164,14 +165,14 @@ TILEWISE_API Expression operator>(const Expression& a, const Expression& b);
 TILEWISE_API Expression operator>=(const Expression& a, const Expression& b);
 TILEWISE_API Expression operator==(const Expression& a, const Expression& b);
 TILEWISE_API Expression operator!=(const Expression& a, const Expression& b);
-/// Of booleans logical, of integers by bits.
+/// Logical for booleans, bitwise for integers.
 TILEWISE_API Expression operator&(const Expression& a, const Expression& b);
 TILEWISE_API Expression operator|(const Expression& a, const Expression& b);
 TILEWISE_API Expression operator^(const Expression& a, const Expression& b);
 TILEWISE_API Expression operator~(const Expression& x);
 TILEWISE_API Expression operator<<(const Expression& a, const Expression& b);
 TILEWISE_API Expression operator>>(const Expression& a, const Expression& b);
-/// Of booleans; both sides are evaluated.
+/// For booleans. Both sides are evaluated.
 TILEWISE_API Expression operator&&(const Expression& a, const Expression& b);
 TILEWISE_API Expression operator||(const Expression& a, const Expression& b);
 TILEWISE_API Expression operator!(const Expression& x);

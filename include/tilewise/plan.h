@@ -1,6 +1,6 @@
-/// Plan: which kernel runs a problem, with which tiles, workspace and cost, and why. A plain value:
-/// it can be printed, forced, kept and compared with what was measured. Planning needs no device
-/// and no data.
+/// Plan: the kernel for a problem, its tiles, workspace and cost, and the reason for the choice. A
+/// plan is a plain value that can be printed, kept and compared with measurements. Planning needs
+/// no device and no data.
 #pragma once
 
 #include <cstdint>
@@ -19,43 +19,40 @@ enum class Pass : std::uint8_t { forward, backward };
 /// "forward" or "backward".
 TILEWISE_API std::string_view pass_name(Pass pass);
 
-/// The machine that a plan is made for, as plain numbers: the one at hand, or one that is only
-/// named.
+/// The machine of a plan, as plain numbers: this machine, or one described by its figures.
 struct Hardware {
   Device device;
   std::string name;               ///< "AMD EPYC 9654", "NVIDIA H100 80GB HBM3", ...
   std::int64_t memory_bytes = 0;  ///< of the device
-  double matrix_tflops =
-      0.0;  ///< sustained rate of the units that a bf16/fp16 kernel uses, TFLOP/s
-  double float32_tflops = 0.0;  ///< sustained rate of float32 multiply-add, TFLOP/s
-  double bandwidth_gbps = 0.0;  ///< memory, GB/s, both directions counted
-  double launch_us = 0.0;     ///< cost of starting one kernel or one parallel region, microseconds
-  std::int64_t l2_bytes = 0;  ///< a GPU's L2 cache, a CPU's last-level cache; 0: not known
+  double matrix_tflops = 0.0;     ///< sustained rate of the units for bf16 and fp16, TFLOP/s
+  double float32_tflops = 0.0;    ///< sustained rate of float32 multiply-add, TFLOP/s
+  double bandwidth_gbps = 0.0;    ///< memory bandwidth, GB/s, both directions counted
+  double launch_us = 0.0;         ///< cost of one kernel launch or parallel region, microseconds
+  std::int64_t l2_bytes = 0;      ///< L2 cache of a GPU, last-level cache of a CPU; 0 = unknown
 
   // CPU
   int threads = 1;
-  std::string isa;  ///< best usable set: "scalar", "avx2", "avx512", "amx"
+  std::string isa;  ///< best usable instruction set: "scalar", "avx2", "avx512", "amx"
 
   // CUDA
   int arch = 0;             ///< 80, 86, 89, 90, 100, 120
   int multiprocessors = 0;  ///< SMs
-  int shared_kib = 0;       ///< shared memory that one block may ask for, KiB
+  int shared_kib = 0;       ///< shared memory available to one block, KiB
 
-  bool at_hand = false;  ///< by hardware(): what `tilewise tune` measured counts
+  bool at_hand = false;  ///< set by hardware(): plans use the results of `tilewise tune`
 };
 
-/// The machine at hand. Throws DeviceError, saying what is missing, when there is no such device or
-/// driver.
+/// Describes this machine. Throws DeviceError if the device or its driver is missing.
 TILEWISE_API Hardware hardware(Device device = {});
 
-/// One tensor that a pass holds in memory.
+/// One tensor in memory during a pass.
 struct MemoryItem {
   enum class Role : std::uint8_t {
-    input,      ///< q, k, v, bias, ...: the caller's
+    input,      ///< q, k, v, bias, ...: owned by the caller
     output,     ///< O, LSE: kept for backward
-    saved,      ///< S, P: what an implementation keeps for its own backward beyond O and LSE
+    saved,      ///< S, P: saved for the implementation's own backward, besides O and LSE
     gradient,   ///< dO, dQ, dK, dV, dbias, dsinks
-    workspace,  ///< gone when the pass is over
+    workspace,  ///< freed after the pass
   };
   std::string name;
   Role role = Role::input;
@@ -64,22 +61,22 @@ struct MemoryItem {
   std::int64_t bytes = 0;
 };
 
-/// Why a kernel of the table was passed over.
+/// The reason why a kernel was not chosen.
 struct Refusal {
   std::string kernel;
   std::string reason;
 };
 
-/// Narrows the choice. Empty = free: the `flash` rows of the tensors' device. A forced kernel or
-/// implementation that cannot run the problem is an error. TILEWISE_FORCE_KERNEL in the environment
-/// (a kernel's or an implementation's name, or FORWARD+BACKWARD) does the same for calls that leave
-/// both empty.
+/// Restricts the choice of a kernel. If both fields are empty, the planner considers the `flash`
+/// kernels of the tensors' device. A forced kernel or implementation that cannot run the problem is
+/// an error. For calls with both fields empty, the environment variable TILEWISE_FORCE_KERNEL names
+/// a kernel, an implementation or FORWARD+BACKWARD.
 struct Choice {
   std::string implementation;  ///< baseline, eager, fused, flash, reference
-  std::string kernel;          ///< a row's name (see kernels()), or one a pass: FORWARD+BACKWARD
+  std::string kernel;          ///< a name from kernels(), or one per pass: FORWARD+BACKWARD
 };
 
-/// The library's own.
+/// Internal to the library.
 struct Decision;
 
 struct Plan {
@@ -87,34 +84,31 @@ struct Plan {
   std::string kernel;
   std::string implementation;
   Device device;
-  int block_m = 0;  ///< query rows of a tile (B_r); 0 = the kernel has no tiles
-  int block_n = 0;  ///< keys of a tile (B_c)
-  int splits =
-      1;  ///< parts that the keys (backward: the queries or keys) of one head are split into
-  int threads = 1;  ///< CPU: bodies that run at a time; the workspace has scratch for so many
-  std::int64_t workspace_bytes =
-      0;  ///< Launch::workspace must have at least this much, or the allocator gives it
-  std::int64_t saved_bytes = 0;  ///< size of ForwardTensors::saved; 0 for flash
-  bool keeps_saved =
-      true;  ///< false: a forward that was given no ForwardTensors::saved, so that nothing is kept
+  int block_m = 0;  ///< query rows per tile (B_r); 0 = no tiles
+  int block_n = 0;  ///< keys per tile (B_c)
+  int splits = 1;   ///< parts of a head's keys (backward: queries or keys)
+  int threads = 1;  ///< CPU worker threads; the workspace holds one scratch area for each
+  std::int64_t workspace_bytes = 0;  ///< minimum size of Launch::workspace
+  std::int64_t saved_bytes = 0;      ///< size of ForwardTensors::saved; 0 for flash
+  bool keeps_saved = true;   ///< false if forward has no ForwardTensors::saved and saves nothing
   double flops = 0.0;        ///< multiply-adds counted twice, visible pairs only
-  double bytes_moved = 0.0;  ///< through memory, both directions
+  double bytes_moved = 0.0;  ///< memory traffic, both directions
   double predicted_ms = 0.0;
-  std::string reason;              ///< why this kernel
+  std::string reason;              ///< why this kernel was chosen
   std::vector<MemoryItem> memory;  ///< every tensor of the pass, workspace included
-  std::vector<Refusal> refusals;   ///< every other kernel of the device and pass, with the reason
+  std::vector<Refusal> refusals;   ///< the other kernels of the device and pass, with reasons
 
-  /// What the kernel decided for the problem beside these numbers; opaque, shared by copies. A plan
-  /// without it, or whose numbers were changed, runs only if its kernel decides the same.
+  /// The kernel's other decisions for the problem. Opaque, and shared by copies. A plan without it,
+  /// or with changed numbers, runs only if its kernel decides the same again.
   std::shared_ptr<const Decision> decision;
 
-  /// Bytes that are alive between forward and backward: inputs, outputs and what is saved.
+  /// Bytes live between forward and backward: inputs, outputs and saved state.
   TILEWISE_API std::int64_t live_bytes() const;
-  /// Most bytes alive during the pass.
+  /// Largest number of live bytes during the pass.
   TILEWISE_API std::int64_t peak_bytes() const;
 };
 
-/// A plan in words and numbers, for people; several lines.
+/// The plan as text of several lines, for people.
 TILEWISE_API std::string explain(const Plan& plan);
 
 /// One row of the kernel table.
@@ -126,7 +120,7 @@ struct KernelInfo {
   std::string summary;  ///< one line: algorithm, instruction set, tiles
 };
 
-/// Every row of the kernel table in order, most special first.
+/// All rows of the kernel table, most specialised first.
 TILEWISE_API std::vector<KernelInfo> kernels();
 
 }  // namespace tilewise

@@ -1,10 +1,10 @@
-/// Block lists that scores of blocks choose: which blocks of keys each block of queries attends.
+/// Selects the key blocks that each query block attends to, by scores of blocks.
 ///
-///   tilewise::BlockSelection by{.block_q = 64, .block_k = 64, .rule = BlockRule::top_k, .count =
-///   8}; tilewise::BlockList list = ...;  // row_offsets, and block_index of
-///   selected_blocks_bound() tilewise::select_blocks(q, k, by, list);
+///   tilewise::BlockSelection by{.rule = tilewise::BlockRule::top_k, .count = 8};
+///   tilewise::BlockList list = ...;  // block_index has selected_blocks_bound() entries
+///   tilewise::select_blocks(q, k, by, list);
 ///
-/// Nothing has an element for every pair of tokens, and on a GPU the host waits for nothing.
+/// No buffer has an element per pair of tokens, and the host never waits for a GPU.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,9 @@
 
 namespace tilewise {
 
-/// What a block's tokens are scored by, feature by feature: the score of a block of queries and a
-/// block of keys is scale * sum over statistics of weight * (statistic of Q) . (statistic of K).
+/// Weights of the statistics that score a block. A statistic pools a block's tokens per feature.
+/// The score of a query block and a key block is scale * sum over statistics of weight * (statistic
+/// of Q) . (statistic of K).
 struct PoolWeights {
   double mean = 1.0;
   double maximum = 0.0;
@@ -25,40 +26,44 @@ struct PoolWeights {
   double variance = 0.0;  ///< over the block's tokens, divided by their number
 };
 
-/// Which blocks of a row are taken, once a softmax over its blocks of keys has made probabilities
-/// of the scores. top_k: the `count` largest; mass: the fewest whose sum is at least `mass`;
-/// above: those larger than `threshold`. Of equal ones the first is the larger.
+/// Which key blocks of a row are selected. A softmax over the row's key blocks turns scores into
+/// probabilities.
+///   top_k: the `count` largest
+///   mass: the fewest blocks whose sum is at least `mass`
+///   above: all blocks larger than `threshold`
+/// Of equal blocks, the first counts as larger.
 enum class BlockRule { top_k, mass, above };
 
 struct BlockSelection {
-  std::int64_t block_q = 64, block_k = 64;  ///< tokens of a block, >= 1
-  PoolWeights weights;                      ///< one of them is not 0
-  std::optional<double> scale;              ///< not given: 1/sqrt(D)
-  /// Blocks of which no pair lies on or left of the diagonal, shifted by Sk - Sq, are not taken.
+  std::int64_t block_q = 64, block_k = 64;  ///< tokens per block, >= 1
+  PoolWeights weights;                      ///< at least one is not 0
+  std::optional<double> scale;              ///< default 1/sqrt(D)
+  /// Excludes blocks without a pair on or left of the diagonal, which is shifted by Sk - Sq.
   bool causal = false;
-  Tensor key_lengths;  ///< int32 (B): keys of each batch entry; those past them are not looked at
+  Tensor key_lengths;  ///< int32 (B): number of keys of each batch entry; keys past it are ignored
   BlockRule rule = BlockRule::top_k;
   std::int64_t count = 0;
   double mass = 1.0;
   double threshold = 0.0;
-  /// Whatever the scores: the blocks that hold the row's part of the shifted diagonal; the first.
+  /// Always select the blocks on the row's part of the shifted diagonal, and the first block.
   bool keep_diagonal = true, keep_first = true;
 };
 
-/// Entries that block_index needs room for. q (B, Hq, Sq, D), k (B, Hk, Sk, D): any float type, any
-/// strides; data is not read. Throws InvalidArgument.
+/// Number of entries that block_index needs. q (B, Hq, Sq, D) and k (B, Hk, Sk, D) have any float
+/// type and any strides; their data is not read. Throws InvalidArgument.
 TILEWISE_API std::int64_t selected_blocks_bound(const Tensor& q, const Tensor& k,
                                                 const BlockSelection& selection);
 
 /// Writes row_offsets, int32 (B, Hq, ceil(Sq / block_q) + 1), and block_index, int32 with at least
-/// selected_blocks_bound() entries, both contiguous and on q's device; what of block_index is not
-/// used is left as it was. block_full, block_q and block_k are not looked at. Throws
+/// selected_blocks_bound() entries, both contiguous and on q's device. Unused entries of
+/// block_index keep their values. block_full, block_q and block_k are ignored. Throws
 /// InvalidArgument, Unsupported (on a GPU: float64, head dims above 256, more than 8192 blocks of
 /// keys), OutOfMemory, DeviceError.
 TILEWISE_API void select_blocks(const Tensor& q, const Tensor& k, const BlockSelection& selection,
                                 const BlockList& list, const Launch& launch = {});
 
-/// The same as a mask: bool or uint8 (B, Hq, query blocks, key blocks), contiguous; 1 is taken.
+/// The same selection as a mask: contiguous bool or uint8 (B, Hq, query blocks, key blocks); 1 =
+/// selected.
 TILEWISE_API void select_block_mask(const Tensor& q, const Tensor& k,
                                     const BlockSelection& selection, const Tensor& mask,
                                     const Launch& launch = {});

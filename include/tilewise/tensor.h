@@ -1,5 +1,5 @@
-/// Tensor: a non-owning view of memory that the caller holds. Layouts (BSHD, BHSD, packed, slices,
-/// broadcasts) differ in strides only; the logical order of the axes is always (batch, heads,
+/// Tensor: a non-owning view of the caller's memory. Layouts (BSHD, BHSD, packed, slices,
+/// broadcasts) differ only in strides. The logical order of the axes is always (batch, heads,
 /// sequence, dim).
 #pragma once
 
@@ -28,7 +28,7 @@ enum class DType : std::uint8_t {
 
 /// Bytes of one element.
 TILEWISE_API std::int64_t dtype_bytes(DType dtype);
-/// Name in the field's spelling: "float64", "float32", "bfloat16", "float16", "bool", "uint8",
+/// Name of a type: "float64", "float32", "bfloat16", "float16", "bool", "uint8",
 /// "int32", "int64".
 TILEWISE_API std::string_view dtype_name(DType dtype);
 /// True for float64, float32, bfloat16 and float16.
@@ -51,8 +51,8 @@ TILEWISE_API std::string device_name(Device device);
 /// pointer is enough for plan().
 struct Tensor {
   static constexpr int kMaxRank = 4;
-  /// Elements that a tensor may have, and that its strides may span: so far below 2^63 that sums of
-  /// byte counts stay below it.
+  /// Maximum number of elements of a tensor, and of elements that its strides span. Sums of byte
+  /// counts then stay below 2^63.
   static constexpr std::int64_t kMaxElems = std::int64_t{1} << 56;
 
   void* data = nullptr;
@@ -62,23 +62,22 @@ struct Tensor {
   std::array<std::int64_t, kMaxRank> sizes{};
   std::array<std::int64_t, kMaxRank> strides{};
 
-  /// True when the tensor was given (its data may still be null: for planning, or with no
-  /// elements).
+  /// True if the tensor is given. Its data may be null for planning, or if it has no elements.
   bool defined() const { return rank > 0; }
-  /// Number of elements; 0 when not given.
+  /// Number of elements; 0 if not given.
   TILEWISE_API std::int64_t numel() const;
-  /// "float32 (2, 8, 128, 64) on cpu": how messages name a tensor.
+  /// Text for messages: "float32 (2, 8, 128, 64) on cpu".
   TILEWISE_API std::string describe() const;
 
   /// Row-major tensor of the given sizes. Throws InvalidArgument for more than four axes, a
-  /// negative size, or more than kMaxElems elements.
+  /// negative size or more than kMaxElems elements.
   TILEWISE_API static Tensor contiguous(void* data, DType dtype,
                                         std::initializer_list<std::int64_t> sizes,
                                         Device device = {});
   /// Memory in the order (B, H, S, D), logical axes (B, H, S, D).
   TILEWISE_API static Tensor bhsd(void* data, DType dtype, std::int64_t batch, std::int64_t heads,
                                   std::int64_t seq, std::int64_t dim, Device device = {});
-  /// Memory in the order (B, S, H, D), logical axes (B, H, S, D). Also the view of a paged pool
+  /// Memory in the order (B, S, H, D), logical axes (B, H, S, D). It also describes a paged pool
   /// (pages, page_size, heads, dim).
   TILEWISE_API static Tensor bshd(void* data, DType dtype, std::int64_t batch, std::int64_t seq,
                                   std::int64_t heads, std::int64_t dim, Device device = {});

@@ -1,10 +1,9 @@
-/* Tilewise's C API: the verbs of attention.h for C and for other languages.
+/* Tilewise's C API: the functions of attention.h for C and other languages.
  *
- * Every struct begins with its size in bytes; TW_INIT(type) sets it and zeroes the rest, which
- * means "default" or "not given" everywhere. What a newer header adds to a struct must be zero for
- * an older library. Functions return TW_OK or an error code;
- * tw_last_error() has the message, one per thread. Shapes, rules and defaults are those of
- * attention.h and spec.h, where each field is documented.
+ * Every struct starts with its size in bytes. TW_INIT(type) sets it and zeroes the rest. Zero means
+ * "default" or "not given" for every field. Fields of a newer header must be zero for an older
+ * library. Functions return TW_OK or an error code. tw_last_error() returns the message of the
+ * calling thread. attention.h and spec.h document shapes, rules, defaults and fields.
  */
 #ifndef TILEWISE_TILEWISE_H
 #define TILEWISE_TILEWISE_H
@@ -58,8 +57,8 @@ typedef enum tw_causal {
 } tw_causal;
 typedef enum tw_precision { TW_EXACT = 0, TW_TF32 = 1, TW_REFINED = 2 } tw_precision;
 
-/* A view of memory that the caller holds. rank = 0: not given. Strides in elements. It lies inside
- * other structs, so its layout is fixed; its struct_size is not looked at. */
+/* A view of the caller's memory. rank = 0 means not given. Strides are in elements. Other structs
+ * contain it, so its layout is fixed and struct_size is ignored. */
 typedef struct tw_tensor {
   size_t struct_size;
   void* data;
@@ -78,7 +77,7 @@ typedef struct tw_score_tile {
   int64_t b, h, i0, j0;
 } tw_score_tile;
 
-/* A score function of the caller's own (CPU): see ScoreMod in spec.h. */
+/* A custom score function on the CPU: see ScoreMod in spec.h. */
 typedef struct tw_score_mod {
   size_t struct_size;
   void* context;
@@ -86,14 +85,14 @@ typedef struct tw_score_mod {
   void (*derivative)(void* context, const tw_score_tile* x, float* grad); /* backward only */
 } tw_score_mod;
 
-/* A formula (docs/expressions.md) and the tensors that it captures, by name; it reads each of them.
- * A tensor without axes comes as one of shape (1). */
+/* A formula (docs/expressions.md) and the tensors that it captures, by name. The formula must read
+ * every tensor. A tensor without axes has shape (1) here. */
 typedef struct tw_expression {
   size_t struct_size;
   const char* text;
   const char* const* names;
   const tw_tensor* tensors;
-  int64_t count; /* of names and tensors */
+  int64_t count; /* number of names and of tensors */
 } tw_expression;
 
 typedef struct tw_spec {
@@ -108,7 +107,7 @@ typedef struct tw_spec {
   uint64_t dropout_seed, dropout_offset;
   tw_tensor mask, bias, alibi_slopes, sinks;
   tw_tensor key_lengths, cu_seqlens_q, cu_seqlens_k, block_table;
-  int64_t max_seqlen_q, max_seqlen_k;
+  int64_t max_seqlen_q, max_seqlen_k; /* 0: not given; -1: no sequence has a row */
   tw_tensor block_row_offsets, block_index, block_full;
   int64_t block_q, block_k;
   const tw_score_mod* score_mod;
@@ -122,7 +121,7 @@ typedef struct tw_spec {
 typedef struct tw_allocator {
   size_t struct_size;
   void* context;
-  /* 256-byte aligned memory of the device, or NULL when there is none left. */
+  /* Returns device memory aligned to 256 bytes, or NULL if it is out of memory. */
   void* (*allocate)(void* context, int64_t bytes, int32_t device_type, int32_t device_index,
                     void* stream);
   void (*release)(void* context, void* data, int64_t bytes, int32_t device_type,
@@ -133,7 +132,7 @@ typedef void (*tw_body)(void* body_context, int64_t task, int32_t worker);
 typedef struct tw_executor {
   size_t struct_size;
   void* context;
-  int32_t concurrency; /* at least 1; `worker` is below it */
+  int32_t concurrency; /* at least 1; `worker` is less than this */
   /* Calls body(body_context, task, worker) once for every task in [0, tasks), then returns. */
   void (*parallel_for)(void* context, int64_t tasks, tw_body body, void* body_context);
 } tw_executor;
@@ -145,8 +144,8 @@ typedef struct tw_launch {
   const tw_executor* executor;
   void* workspace;
   int64_t workspace_bytes;
-  const char* implementation; /* force one: "flash", "eager", ...; NULL = free */
-  /* Force a row of the kernel table, or one for each pass: "FORWARD+BACKWARD"; NULL = free. */
+  const char* implementation; /* "flash", "eager", ...; NULL = the planner chooses */
+  /* A kernel's name, or one per pass: "FORWARD+BACKWARD"; NULL = the planner chooses. */
   const char* kernel;
 } tw_launch;
 
@@ -162,11 +161,11 @@ typedef struct tw_backward_args {
   tw_tensor q, k, v, o, lse, d_o, d_lse, dq, dk, dv, dbias, dsinks;
   void* saved;
   int64_t saved_bytes;
-  const tw_tensor* dcaptures; /* one for each tensor of score_expression; rank 0: not wanted */
-  int64_t dcaptures_count;    /* 0, or score_expression's count */
+  const tw_tensor* dcaptures; /* one per tensor of score_expression; rank 0 = not requested */
+  int64_t dcaptures_count;    /* 0 or the count of score_expression */
 } tw_backward_args;
 
-/* New keys and values into a cache: kv_cache.h, where each field is documented. rank 0: not given.
+/* Appends to a KV cache: kv_cache.h documents the fields. rank 0 = not given.
  */
 typedef struct tw_append_args {
   size_t struct_size;
@@ -177,14 +176,15 @@ typedef struct tw_append_args {
   int32_t rotary_interleaved, rotary_one_query_position;
 } tw_append_args;
 
-/* Attention over keys that all sequences share, then over each one's own: kv_cache.h. */
+/* Attention over a shared prefix and each sequence's own keys: see kv_cache.h. */
 typedef struct tw_prefix_args {
   size_t struct_size;
   tw_tensor q, k_prefix, v_prefix, k, v, o, lse;
 } tw_prefix_args;
 
-/* Blocks of keys chosen by scores of blocks: see BlockSelection of selection.h. scale counts where
- * has_scale is not 0. keep_diagonal and keep_first are on unless their drop_ is not 0. */
+/* Selects key blocks by scores of blocks: see BlockSelection in selection.h. scale applies if
+ * has_scale is not 0. keep_diagonal and keep_first are on, unless drop_diagonal or drop_first is
+ * not 0. */
 typedef enum tw_block_rule {
   TW_BLOCKS_TOP_K = 0,
   TW_BLOCKS_MASS = 1,
@@ -193,13 +193,13 @@ typedef enum tw_block_rule {
 
 typedef struct tw_select_args {
   size_t struct_size;
-  tw_tensor q, k, key_lengths; /* key_lengths may be left out */
+  tw_tensor q, k, key_lengths; /* key_lengths is optional */
   tw_tensor block_row_offsets, block_index;
   int64_t block_q, block_k;
   double weight_mean, weight_maximum, weight_minimum, weight_variance;
   int32_t has_scale, causal;
   double scale;
-  int32_t rule; /* tw_block_rule; what counts is count, mass or threshold */
+  int32_t rule; /* tw_block_rule; it reads count, mass or threshold */
   int32_t drop_diagonal, drop_first;
   int64_t count;
   double mass, threshold;
@@ -220,18 +220,18 @@ TW_EXPORT tw_status tw_forward(const tw_forward_args* args, const tw_spec* spec,
 TW_EXPORT tw_status tw_backward(const tw_backward_args* args, const tw_spec* spec,
                                 const tw_launch* launch, tw_plan* plan);
 
-/* launch may be NULL; of it the stream and the executor count. */
+/* launch may be NULL. Only its stream and executor are used. */
 TW_EXPORT tw_status tw_append(const tw_append_args* args, const tw_launch* launch);
 
-/* spec, launch and plan may be NULL; of launch all but implementation and kernel counts. `plan`
- * receives the workspace of the whole call, its flops, bytes and time, and "PREFIX+OWN" as kernel.
+/* spec, launch and plan may be NULL. implementation and kernel of launch are ignored. `plan`
+ * receives the workspace, flops, bytes and time of the whole call, and "PREFIX+OWN" as kernel.
  */
 TW_EXPORT tw_status tw_forward_prefix(const tw_prefix_args* args, const tw_spec* spec,
                                       const tw_launch* launch, tw_plan* plan);
 
-/* launch may be NULL; of it the stream, the allocator and the executor count. */
+/* launch may be NULL. Only its stream, allocator and executor are used. */
 TW_EXPORT tw_status tw_select_blocks(const tw_select_args* args, const tw_launch* launch);
-/* Entries that block_index needs room for; data pointers may be NULL. */
+/* Number of entries that block_index needs. Data pointers may be NULL. */
 TW_EXPORT tw_status tw_selected_blocks_bound(const tw_select_args* args, int64_t* entries);
 
 /* Plans only: data pointers may be NULL. */
@@ -242,15 +242,15 @@ TW_EXPORT tw_status tw_plan_forward(const tw_forward_args* args, const tw_spec* 
 TW_EXPORT tw_status tw_plan_backward(const tw_backward_args* args, const tw_spec* spec,
                                      const tw_launch* launch, tw_plan* plan);
 
-/* The plan in words, as explain() gives it; free it with tw_free_string. */
+/* The plan as text, as from explain(). Free it with tw_free_string. */
 TW_EXPORT tw_status tw_explain_forward(const tw_forward_args* args, const tw_spec* spec,
                                        const tw_launch* launch, char** text);
 TW_EXPORT tw_status tw_explain_backward(const tw_backward_args* args, const tw_spec* spec,
                                         const tw_launch* launch, char** text);
 TW_EXPORT void tw_free_string(char* text);
 
-/* Message of this thread's last call that did not return TW_OK; "" before the first. Valid until
- * the next call. */
+/* Message of this thread's last call that did not return TW_OK, or "". Valid until the next call.
+ */
 TW_EXPORT const char* tw_last_error(void);
 TW_EXPORT const char* tw_version(void);
 

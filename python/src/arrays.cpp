@@ -95,9 +95,14 @@ Tensor Arrays::take(nb::handle object, const char* name) {
     // NumPy exchanges only its own types: the bits of a bfloat16 of ml_dtypes come as integers.
     bfloat16 = is_bfloat16_of_numpy(object) && nb::try_cast(object.attr("view")("uint16"), array);
     if (!bfloat16) {
+      // NumPy's, but of elements that DLPack cannot say: another byte order, records, objects.
+      const bool of_numpy = nb::hasattr(object.type(), "__array_interface__");
+      const std::string of =
+          of_numpy ? std::string(" of ") + nb::str(nb::getattr(object, "dtype")).c_str() : "";
       throw InvalidArgument(std::string(name) + " is of type " +
-                            nb::type_name(object.type()).c_str() +
-                            ": expected a torch tensor, a NumPy array or another one with DLPack");
+                            nb::type_name(object.type()).c_str() + of +
+                            ": expected a torch tensor, a NumPy array or another one with DLPack" +
+                            (of.empty() ? "" : ", of a type and strides that DLPack can say"));
     }
   }
   borrowed_.push_back(array);

@@ -118,6 +118,7 @@ DType dtype_named(const std::string& name) {
 std::tuple<std::vector<std::int64_t>, std::string, bool, int> describe(nb::handle object,
                                                                        const std::string& name) {
   Arrays arrays;
+  if (object.is_none()) throw InvalidArgument(name + " is None: expected an array");
   const Tensor t = arrays.take(object, name.c_str());
   return {{t.sizes.begin(), t.sizes.begin() + t.rank},
           std::string(dtype_name(t.dtype)),
@@ -205,7 +206,7 @@ NB_MODULE(_native, m) {
   m.def("append", &append_call);
   m.def("forward_prefix", &forward_prefix_call);
   m.def("select_blocks", &select_call);
-  m.def("describe", &describe);
+  m.def("describe", &describe, nb::arg("array").none(), nb::arg("name"));
   m.def("new_array",
         [](const std::vector<std::int64_t>& sizes, const std::string& dtype, bool cuda, int index) {
           const auto type = cuda ? tilewise::DeviceType::cuda : tilewise::DeviceType::cpu;

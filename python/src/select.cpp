@@ -1,5 +1,7 @@
 #include "select.h"
 
+#include <string>
+
 #include "spec.h"
 #include "tilewise/selection.h"
 
@@ -15,6 +17,10 @@ void select_call(const nb::tuple& inputs, const nb::tuple& outputs, const nb::tu
   by.block_q = nb::cast<std::int64_t>(options[0]);
   by.block_k = nb::cast<std::int64_t>(options[1]);
   const auto weights = nb::cast<nb::tuple>(options[2]);
+  if (weights.size() != 4) {
+    throw InvalidArgument("weights has " + std::to_string(weights.size()) +
+                          " numbers: expected mean, maximum, minimum and variance");
+  }
   by.weights = {.mean = nb::cast<double>(weights[0]),
                 .maximum = nb::cast<double>(weights[1]),
                 .minimum = nb::cast<double>(weights[2]),

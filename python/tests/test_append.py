@@ -219,3 +219,24 @@ def test_writes_are_counted(device: str) -> None:
     before = k_cache._version
     append_kv(new(device, 1), new(device, 1), k_cache, v_cache, lengths(device))
     assert k_cache._version > before
+
+
+@pytest.mark.parametrize("name", ["k", "v", "k_cache", "v_cache", "q", "rotary_cos", "rotary_sin"])
+def test_no_derivative_is_dropped(name: str) -> None:
+    """An operator of Python's would give tangents of 0 and gradients of nothing."""
+    names = ("k_cache", "v_cache", "k", "v", "q", "rotary_cos", "rotary_sin")
+    given = dict(
+        zip(names, (*caches("cpu"), *[new("cpu", 2)] * 3, *tables("cpu", 16)), strict=True)
+    )
+
+    def call(x: Tensor) -> Tensor:
+        made = append_kv(lengths=lengths("cpu"), **given | {name: x})
+        assert made.q is not None
+        return made.q
+
+    with pytest.raises(NotImplementedError, match=f"no gradient, and {name}"):
+        call(given[name].clone().requires_grad_())
+    with pytest.raises(NotImplementedError, match=f"forward-mode derivative of {name}"):
+        torch.func.jvp(call, (given[name],), (torch.ones_like(given[name]),))
+    with pytest.raises(ValueError, match=f"{name} is of type ndarray"):
+        call(given[name].numpy())

@@ -185,6 +185,7 @@ def test_attention_of_the_zoo(name: str, implementation: str) -> None:
 
 
 BIAS = torch.randn(H, 2 * S, requires_grad=True)
+TERMS = torch.randn(H, S, 5, requires_grad=True)
 WRONG: dict[str, tuple[Callable[..., Any], str]] = {
     "if": (lambda s, b, h, i, j: s if i > j else 0, "write torch.where"),
     "and": (lambda s, b, h, i, j: torch.where(i > j and i > 3, s, 0), "write torch.where, &"),
@@ -199,10 +200,56 @@ WRONG: dict[str, tuple[Callable[..., Any], str]] = {
     "dropout": (lambda s, b, h, i, j: torch.nn.functional.dropout(s), "random: draw it before"),
     "slice": (lambda s, b, h, i, j: s + BIAS[h, :3], "an integer for each axis"),
     "long row": (lambda s, b, h, i, j: s + BIAS[h].sum(), "short vectors have 1 to 64"),
+    "missing axes": (lambda s, b, h, i, j: s + TERMS[h] * 2, "expected one for each axis"),
+    "entry": (lambda s, b, h, i, j: s + TERMS[h, i][5], "index 5 of a short vector of 5"),
+    "axis of a row": (lambda s, b, h, i, j: TERMS[h, i].unsqueeze(-1).sum(), "for one number"),
     "vector": (lambda s, b, h, i, j: s + BIAS[:, :5].detach()[h], r"reduce it by .any\(-1\)"),
     "unknown": (lambda s, b, h, i, j: torch.cumsum(s, 0), "cumsum is not traced"),
-    "text": (lambda s, b, h, i, j: "score", "str is no number"),
+    "text": (lambda s, b, h, i, j: "score", "str cannot appear"),
+    "nothing": (lambda s, b, h, i, j: None, "return the value"),
+    "max": (lambda s, b, h, i, j: s + max(i, j), "torch.maximum"),
+    "dtype": (lambda s, b, h, i, j: s + i.to(s.dtype), r"write x.float\(\)"),
+    "gather": (lambda s, b, h, i, j: s + torch.take(BIAS, i), r"index the tensor, table\[i\]"),
+    "arguments": (lambda s, b, h, i: s, r"does not take \(score, b, h, i, j\)"),
 }
+
+
+# Two ways to write the same.
+SAME: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "one after the other": (
+        lambda s, b, h, i, j: s + TERMS[h][i][3],
+        lambda s, b, h, i, j: s + TERMS[h, i, 3],
+    ),
+    "from the end": (
+        lambda s, b, h, i, j: s + TERMS[h, i][-1],
+        lambda s, b, h, i, j: s + TERMS[h, i, 4],
+    ),
+    "of a formula": (
+        lambda s, b, h, i, j: s + (2 * TERMS[h, i] + j)[j % 5],
+        lambda s, b, h, i, j: s + 2 * TERMS[h, i, j % 5] + j,
+    ),
+    "unsqueeze": (
+        lambda s, b, h, i, j: s + (TERMS[h, i] * i.unsqueeze(-1)).sum(dim=-1),
+        lambda s, b, h, i, j: s + (TERMS[h, i] * i).sum(-1),
+    ),
+    "None": (
+        lambda s, b, h, i, j: s + (TERMS[h, i] * i[..., None]).sum(dim=-1),
+        lambda s, b, h, i, j: s + (TERMS[h, i] * i).sum(-1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_entries_of_short_vectors(name: str) -> None:
+    """O and every gradient, of the table too, as where the index is written at once."""
+    q, k, v, w = inputs()
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    found = []
+    for function in SAME[name]:
+        o = tilewise.attention(*leaves, score_mod=function)
+        found.append((o, *torch.autograd.grad(o, [*leaves, TERMS], w)))
+    for ours, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(ours, wanted, **CLOSE)
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -252,6 +299,56 @@ def test_closures_may_change_between_calls() -> None:
 
 
 TABLE = np.random.default_rng(0).standard_normal((H, 2 * S)).astype("float32")
+
+
+NARROW = torch.randint(-3, 9, (S,), dtype=torch.int16)
+ROWS = torch.randn(2, S, 8)
+SAYS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "integers of 16 and 8 bits": (
+        lambda s, b, h, i, j: s + NARROW[j] * 0.1 + NARROW.to(torch.int8)[i],
+        lambda b, h, i, j: (NARROW[i] == NARROW[j]) | (i == j),
+    ),
+    "quotients towards 0": (
+        lambda s, b, h, i, j: s + 0.1 * torch.div(j - i, 3, rounding_mode="trunc"),
+        lambda b, h, i, j: torch.ones_like(j, dtype=torch.bool),
+    ),
+    "activations": (
+        lambda s, b, h, i, j: (
+            torch.nn.functional.leaky_relu(s, 0.2)
+            + torch.nn.functional.hardtanh(s)
+            + torch.nn.functional.logsigmoid(s)
+        ),
+        lambda b, h, i, j: torch.full_like(i, 1, dtype=torch.bool) & (i >= j),
+    ),
+    "distances": (
+        lambda s, b, h, i, j: s - torch.hypot(i.float(), j.float()) - torch.log10(i + j + 1.0),
+        lambda b, h, i, j: ~torch.isinf(i / torch.abs(i - j)) | torch.zeros_like(i, dtype=bool),
+    ),
+    "products of rows": (
+        lambda s, b, h, i, j: s + (ROWS[0][i] * ROWS[1][j]).sum(-1),
+        lambda b, h, i, j: i >= 0,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SAYS)
+def test_says_as_torch_does(what: str) -> None:
+    q, k, v, _ = inputs()
+    score_mod, mask_mod = SAYS[what]
+    traced = score_mod
+    if what == "products of rows":  # @ reduces a row of a captured tensor
+        traced = lambda s, b, h, i, j: s + ROWS[0][i] @ ROWS[1][j]  # noqa: E731
+    o = tilewise.attention(q, k, v, score_mod=traced, mask_mod=mask_mod)
+    b, h, i, j = (torch.arange(n) for n in (B, H, S, S))
+    at = b[:, None, None, None], h[:, None, None], i[:, None], j
+    scores = torch.einsum("bihd,bjhd->bhij", q, k).double() / 8**0.5
+    if what == "products of rows":
+        scores = scores + ROWS[0].double() @ ROWS[1].double().T
+    else:
+        scores = score_mod(scores, *at)
+    p = scores.masked_fill(~mask_mod(*at), -float("inf")).softmax(-1)
+    exact = torch.einsum("bhij,bjhd->bihd", p, v.double())
+    torch.testing.assert_close(o, exact, check_dtype=False, **CLOSE)
 
 
 def _helped(h: Any, i: Any, j: Any) -> Any:

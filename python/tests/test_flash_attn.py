@@ -158,11 +158,27 @@ def test_varlen_over_pages(device: str, options: dict[str, Any]) -> None:
     return None
 
 
-@pytest.mark.parametrize("window", [(0, -2), (7, -8), (-1, -3), (-2, -1)])
-def test_minus_one_alone_is_an_open_side(window: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    "window", [(0, -2), (7, -8), (-1, -3), (-2, -1), None, 3, (1,), (None, 0), (0.5, 1)]
+)
+def test_minus_one_alone_is_an_open_side(window: Any) -> None:
     from tilewise.flash_attn import flash_attn_func, flash_attn_with_kvcache
 
     q = torch.zeros(1, 4, 2, 16)
     for attention in (flash_attn_func, flash_attn_with_kvcache):
         with pytest.raises(ValueError, match="window_size"):
             attention(q, q, q, window_size=window)
+
+
+def test_packed_forms_name_their_axis() -> None:
+    packed, rows = torch.zeros(1, 4, 2, 2, 16), torch.zeros(4, 3, 2, 16)
+    offsets = torch.tensor([0, 4], dtype=torch.int32)
+    lengths = (offsets, offsets, 4, 4)
+    with pytest.raises(ValueError, match=r"qkv has shape \(1, 4, 2, 2, 16\): expected 3 in axis 2"):
+        ours.flash_attn_qkvpacked_func(packed)
+    with pytest.raises(ValueError, match="kv has shape .*: expected 2 in axis 2"):
+        ours.flash_attn_kvpacked_func(rows[None], rows[None])
+    with pytest.raises(ValueError, match="qkv has shape .*: expected 3 in axis 1"):
+        ours.flash_attn_varlen_qkvpacked_func(packed[0], offsets, 4)
+    with pytest.raises(ValueError, match="kv has shape .*: expected 2 in axis 1"):
+        ours.flash_attn_varlen_kvpacked_func(packed[0, :, 0], rows, *lengths)

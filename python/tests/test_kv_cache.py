@@ -281,6 +281,18 @@ def test_c061_entries_2_to_the_30_elements_apart(device: str) -> None:
             ValueError,
             "k_cache is float32",
         ),
+        ({"cache_seqlens": torch.ones(3).long()}, ValueError, "cache_seqlens is torch.int64"),
+        ({"cache_seqlens": torch.ones(2).int()}, ValueError, "cache_seqlens is torch.int32"),
+        (
+            {"cache_seqlens": 4, "cache_leftpad": torch.tensor([0, -2, 0])},
+            ValueError,
+            r"cache_leftpad is \[0, -2, 0\]",
+        ),
+        (
+            {"cache_seqlens": 4, "cache_leftpad": torch.zeros(2).int()},
+            ValueError,
+            "cache_leftpad has shape",
+        ),
         (
             dict.fromkeys(("block_table", "cache_batch_idx"), torch.zeros(3, 1).int()),
             ValueError,

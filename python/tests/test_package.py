@@ -44,7 +44,7 @@ def test_modules_come_with_the_package(name: str) -> None:
     """`import tilewise` is enough; what needs torch is imported when it is asked for."""
     pytest.importorskip("transformers" if name == "hf" else "torch")
     code = f"import tilewise; assert tilewise.{name}.__name__ == 'tilewise.{name}'"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_library_is_inside() -> None:

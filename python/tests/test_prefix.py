@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 from tilewise import attention, plan, prefix_attention, tree_mask, tree_words  # noqa: E402
 from torch import Tensor  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 BATCH, QUERIES, PREFIX, OWN, HEADS, KV_HEADS, DIM = 3, 4, 21, 9, 4, 2, 16
 
@@ -159,5 +160,70 @@ def test_a_tree_names_what_is_wrong() -> None:
         tree_words([0.5])
     with pytest.raises(ValueError, match="exactly one"):
         tree_mask()
-    with pytest.raises(ValueError, match="words has shape"):
-        tree_mask(words=np.zeros((4, 3), np.int32))
+    for words in (np.zeros((4, 3), np.int32), np.int32(3), np.zeros((1, 1, 4, 1), np.int32)):
+        with pytest.raises(ValueError, match="words has shape"):
+            tree_mask(words=words)
+    with pytest.raises(ValueError, match="words is of type list"):
+        tree_mask(words=[[1], [3]])
+
+
+def test_trees_without_nodes() -> None:
+    assert tree_words([]).shape == (0, 1)
+    assert tree_words(np.zeros((2, 0), np.int64)).shape == (2, 0, 1)
+    assert tree_words(np.zeros((0, 3), np.int64)).shape == (0, 3, 1)
+
+
+@pytest.mark.parametrize("empty", ["batch", "queries", "heads"])
+def test_no_queries(empty: str) -> None:
+    q, k_prefix, v_prefix, k, v = tensors("cpu")
+    if empty == "batch":
+        q, k, v = q[:0], k[:0], v[:0]
+    else:
+        q = q[:, :0] if empty == "queries" else q[:, :, :0]
+    o, lse = prefix_attention(q, k_prefix, v_prefix, k, v, return_lse=True)
+    assert o.shape == q.shape and lse.shape == (q.shape[0], q.shape[2], q.shape[1])
+
+
+@pytest.mark.parametrize("name", ["q", "k_prefix", "v_prefix", "k", "v", "sinks"])
+def test_no_derivative_is_dropped(name: str) -> None:
+    """An operator of Python's would give tangents of 0 and gradients of nothing."""
+    names = ("q", "k_prefix", "v_prefix", "k", "v", "sinks")
+    given = dict(zip(names, (*tensors("cpu"), torch.zeros(HEADS)), strict=True))
+
+    def call(x: Tensor) -> Tensor:
+        return prefix_attention(**given | {name: x})
+
+    with pytest.raises(NotImplementedError, match=f"no gradient, and {name}"):
+        call(given[name].clone().requires_grad_())
+    with pytest.raises(NotImplementedError, match=f"forward-mode derivative of {name}"):
+        torch.func.jvp(call, (given[name],), (torch.ones_like(given[name]),))
+    with pytest.raises(ValueError, match=f"{name} is of type ndarray"):
+        call(given[name].numpy())
+
+
+def test_compiles_beside_a_tree() -> None:
+    """torch.compile stops where it meets the mask, as with attention."""
+    tree = tree_mask([-1, 0, 0, 1])
+
+    def call(q: Tensor, *others: Tensor) -> Tensor:
+        return prefix_attention(q, *others, mask_mod=tree) * 2.0
+
+    given = tensors("cpu")
+    assert torch.equal(torch.compile(call, backend="eager")(*given), call(*given))
+
+
+def test_flop_counter_counts_packed_queries_once() -> None:
+    """Over pages, with or without a prefix: each query beside each key that a table can name."""
+    q, pool = torch.randn(7, 4, 16), torch.randn(6, 5, 2, 16)
+    options: dict[str, Any] = {
+        "cu_seqlens_q": torch.tensor([0, 3, 7], dtype=torch.int32),
+        "key_lengths": torch.tensor([9, 8], dtype=torch.int32),
+        "block_table": torch.tensor([[0, 3], [1, 2]], dtype=torch.int32),
+    }
+    of_a_key = 4 * 16 * 4 * 7  # two products of dim 16, 4 heads, 7 queries
+    with FlopCounterMode(display=False) as counter:
+        attention(q, pool, pool, **options)
+    assert counter.get_total_flops() == of_a_key * 10
+    with FlopCounterMode(display=False) as counter:
+        prefix_attention(q, pool[0], pool[0], pool, pool, **options)
+    assert counter.get_total_flops() == of_a_key * 15

@@ -152,6 +152,46 @@ def test_errors() -> None:
         attention(q.double(), q.double(), q.double())
 
 
+def test_who_catches_torch_s_errors_catches_ours() -> None:
+    """torch's own function raises RuntimeError; `attention` finds the second and third of these."""
+    q = torch.randn(1, 2, 4, 8)
+    for arguments, name in (
+        ((q, q, q, torch.ones(4, 4, dtype=torch.bool), 0.0, True), "is_causal"),
+        ((q, q[..., :6], q), "k is"),
+        ((q, q.half(), q), "k"),
+        ((q, torch.randn(3, 2, 4, 8), torch.randn(2, 2, 4, 8)), "broadcast"),
+    ):
+        for kind in (RuntimeError, ValueError):
+            with pytest.raises(kind, match=name):
+                tilewise.sdpa.scaled_dot_product_attention(*arguments)
+
+
+def test_compiled_whole() -> None:
+    """The handler of errors is no break of the graph."""
+    q = torch.randn(1, 2, 4, 8)
+    attention = tilewise.sdpa.scaled_dot_product_attention
+    compiled = torch.compile(attention, backend="eager", fullgraph=True)
+    torch.testing.assert_close(
+        compiled(q, q, q, is_causal=True), attention(q, q, q, is_causal=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim"),
+    [((2, 3, 4, 0), 0), ((3, 4, 0), 5), ((4, 8), 0), ((2, 3, 0, 8), 8), ((0, 3, 4, 8), 8)],
+)
+def test_empty_axes(shape: tuple[int, ...], dim: int) -> None:
+    """Without a dim of query and key every score is 0: the mean of the values, as torch has it."""
+    q = torch.ones(shape, requires_grad=True)
+    v = torch.randn(*shape[:-1], dim, requires_grad=True)
+    found = []
+    for module in (tilewise.sdpa, torch.nn.functional):
+        o = module.scaled_dot_product_attention(q, q, v)
+        found.append((o, *torch.autograd.grad(o.sum(), (q, v))))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_fallback_is_torch_s_and_warns_once() -> None:
     q = torch.randn(1, 2, 4, 8, dtype=torch.float64, requires_grad=True)
     attention = tilewise.sdpa.scaled_dot_product_attention

@@ -95,3 +95,24 @@ def test_bad_input_is_named() -> None:
         tilewise.select_blocks(q, k, count=-1, layout="bhsd")
     with pytest.raises(ValueError, match="k is"):
         tilewise.select_blocks(q, k[..., :8], count=1, layout="bhsd")
+    for weights in ((1.0, 2.0, 3.0), (1.0,) * 5):
+        with pytest.raises(ValueError, match="weights has"):
+            tilewise.select_blocks(q, k, count=1, weights=weights, layout="bhsd")
+    given = (64, 64, [1.0], None, False, 0, 1, 0.0, True, True, "bhsd", False)
+    with pytest.raises(ValueError, match="weights has 1 numbers"):
+        torch.ops.tilewise.select_blocks(q, k, None, *given)
+    with pytest.raises(ValueError, match="k is of type ndarray"):
+        tilewise.select_blocks(q, k.numpy(), count=1, layout="bhsd")
+
+
+def test_nothing_to_choose_from() -> None:
+    q, k = tensors("cpu")
+    for no_q, no_k, blocks in (
+        (q, k[:, :, :0], (7, 0)),
+        (q[:, :0], k, (7, 9)),
+        (q[:0], k[:0], (7, 9)),
+    ):
+        mask = tilewise.select_block_mask(no_q, no_k, BLOCK, count=2, layout="bhsd")
+        assert mask.shape == (*no_q.shape[:2], *blocks)
+        chosen = tilewise.select_blocks(no_q, no_k, BLOCK, count=2, layout="bhsd")
+        assert chosen.row_offsets.shape == (*no_q.shape[:2], 8)

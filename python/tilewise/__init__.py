@@ -1,16 +1,17 @@
-"""Tilewise: exact attention, forward and backward, for torch, NumPy and anything with DLPack.
+"""Tilewise: exact attention, forward and backward, for torch, NumPy and DLPack arrays.
 
     import tilewise
     o = tilewise.attention(q, k, v, causal=True)
 
-tilewise.sdpa and tilewise.flash_attn are drop-ins for torch's and FlashAttention's functions;
-tilewise.hf.register() makes attn_implementation="tilewise" work in Hugging Face transformers.
-tilewise.flex_attention and what stands beside it are FlexAttention's.
-tilewise.select_blocks chooses block lists by scores of blocks.
-tilewise.append_kv writes keys and values into a cache, contiguous or in pages.
-tilewise.prefix_attention reads keys that sequences share once; tilewise.tree_mask is the mask of a
-tree of speculative tokens.
-tilewise.asam holds layers whose attention is sparse where the input lets it.
+- attention, attention_backward, plan, kernels: the core functions.
+- tilewise.sdpa, tilewise.flash_attn: drop-ins for torch's and FlashAttention's functions.
+- tilewise.hf.register(): attn_implementation="tilewise" in Hugging Face transformers.
+- flex_attention, create_block_mask and others: FlexAttention's functions.
+- select_blocks: block lists by scores of blocks.
+- append_kv: appends keys and values to a contiguous or paged cache.
+- prefix_attention: attention over a prefix that all sequences share.
+- tree_mask: the mask of a tree of speculative tokens.
+- tilewise.asam: layers with adaptive sparse attention.
 """
 
 import importlib
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """What needs torch, imported when it is first asked for."""
+        """Imports the functions that need torch at their first use."""
         if name in ("asam", "flash_attn", "hf", "sdpa"):
             return importlib.import_module(f".{name}", __name__)
         if name in ("Appended", "append_kv"):

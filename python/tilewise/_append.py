@@ -1,7 +1,7 @@
-"""append_kv: new keys and values into a cache, by the operator tilewise::append_kv.
+"""append_kv: appends keys and values to a cache, by the operator tilewise::append_kv.
 
-The operator names the caches as what it writes, so that torch.compile, torch.export and autograd's
-version counters see it. A call that nobody looks on takes a shorter way to the same function.
+The operator declares that it writes the caches. torch.compile, torch.export and autograd's version
+counters therefore see it. A plain eager call without an observer calls the same function directly.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from . import _native
 from ._spec import FIELDS, TENSOR_FIELDS
-from ._torch_onlookers import is_plain_call
+from ._torch_onlookers import check_without_gradient, is_plain_call
 
 
 class Appended(NamedTuple):
-    """What append_kv returns; the keys and values are in the caches."""
+    """The result of append_kv. The keys and values are in the caches."""
 
     q: Tensor | None  # the queries turned to their positions, in the shape of q
     lengths: Tensor  # int32 (B): keys of each entry after the call
@@ -95,27 +95,39 @@ def append_kv(
     one_query_position: bool = False,
     layout: str = "bshd",
 ) -> Appended:
-    """Writes new keys and values behind those that a cache holds, in place.
+    """Appends new keys and values to a cache in place.
 
-    k, v: (B, S, Hk, D) and (B, S, Hk, Dv), with cu_seqlens packed: (total, Hk, D). With layout
-    "bhsd" heads come before rows, in the caches too. k_cache, v_cache: (entries, capacity, Hk, D),
-    or pools of pages (pages, page_size, Hk, D). lengths: int32 (B), the keys of each entry before.
-    block_table: int32 (B, max_pages); (B, 1) says which entry of a contiguous cache. cu_seqlens:
-    int32 or int64 (B + 1); max_seqlen: bound of the packed lengths, needed on a GPU.
+    - k, v: (B, S, Hk, D) and (B, S, Hk, Dv), or with cu_seqlens packed: (total, Hk, D). With layout
+      "bhsd", heads come before rows, in the caches too.
+    - k_cache, v_cache: (entries, capacity, Hk, D), or pools of pages (pages, page_size, Hk, D).
+    - lengths: int32 (B), the number of keys of each entry before the call.
+    - block_table: int32 (B, max_pages). For a contiguous cache, (B, 1) selects its entries.
+    - cu_seqlens: int32 or int64 (B + 1). max_seqlen: upper bound of the packed lengths, which a GPU
+      needs.
+    - rotary_cos, rotary_sin: (positions, R / 2) of float32 or k's type. They rotate K, and q if
+      given, to positions lengths + 0, 1, .... positions, int32 (B), replaces lengths there.
+    - interleaved: True rotates pairs (2p, 2p + 1), False (p, p + R / 2).
+    - one_query_position: all queries of an entry have its first position.
+    - q: (B, Sq, Hq, D), or packed like k.
 
-    rotary_cos, rotary_sin: (positions, R / 2) of float32 or k's type: K, and q where it is given,
-    are turned to positions lengths + 0, 1, ...; positions, int32 (B), replaces lengths there.
-    interleaved: pairs of elements (2p, 2p + 1); else (p, p + R / 2). one_query_position: all
-    queries of an entry stand at its first position. q: (B, Sq, Hq, D), packed as k.
-
-    Raises ValueError where an argument is wrong or, on a CPU, where an entry has no room; nothing
-    is written then. On a GPU such an entry is skipped as a whole, and `skipped` says so. There is
-    no gradient: tensors that require one raise NotImplementedError.
+    Raises ValueError for a wrong argument. On a CPU it also raises ValueError if an entry has no
+    room, and writes nothing. On a GPU such an entry is skipped as a whole, and `skipped` reports
+    it. There is no gradient: tensors that require one raise NotImplementedError.
     """
-    if torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (k, v, k_cache, v_cache, q)
-    ):
-        raise NotImplementedError("append_kv has no gradient: call it in no_grad")
+    check_without_gradient(
+        "append_kv",
+        k=k,
+        v=v,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        lengths=lengths,
+        q=q,
+        block_table=block_table,
+        cu_seqlens=cu_seqlens,
+        rotary_cos=rotary_cos,
+        rotary_sin=rotary_sin,
+        positions=positions,
+    )
     inputs = (k, v, k_cache, v_cache, lengths, q)
     options = (
         *(block_table, cu_seqlens, max_seqlen, rotary_cos, rotary_sin, positions),

@@ -101,5 +101,5 @@ def plan(q: Any, k: Any, v: Any, spec: Spec, backward: bool) -> _native.Plan:
 def draw_seed(seed: int | None, q: Any) -> Any:
     """Dropout's seed and offset, int64 (2)."""
     if seed is None:
-        raise ValueError("dropout_seed is None: dropout of arrays other than torch's needs one")
+        raise ValueError("dropout_seed is None: arrays other than torch tensors need it")
     return np.array([seed_word(seed), 0], dtype=np.int64)

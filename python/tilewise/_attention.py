@@ -1,4 +1,4 @@
-"""The package's verbs: attention, its backward, its plan. torch tensors, NumPy, DLPack."""
+"""The public functions attention, attention_backward and plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _torch: ModuleType | None = None  # set once torch has been imported
 
 
 class Gradients(NamedTuple):
-    """Gradients of a scalar loss, each in the shape and type of what it is the gradient of."""
+    """Gradients of a scalar loss. Each has the shape and type of its tensor."""
 
     dq: Any
     dk: Any
@@ -31,7 +31,7 @@ class Gradients(NamedTuple):
 
 
 def _torch_side() -> ModuleType | None:
-    """The torch side of the package, which registers the operators; None without torch."""
+    """The torch part of the package, which registers the operators. None without torch."""
     global _torch
     if _torch is None and sys.modules.get("torch") is not None:
         from . import _torch as module
@@ -41,7 +41,7 @@ def _torch_side() -> ModuleType | None:
 
 
 def _torch_backend(q: Any) -> ModuleType | None:
-    """The torch side when q is a torch tensor."""
+    """The torch part if q is a torch tensor."""
     side = _torch if _torch is not None else _torch_side()
     return side if side is not None and isinstance(q, side.Tensor) else None
 
@@ -49,7 +49,7 @@ def _torch_backend(q: Any) -> ModuleType | None:
 def _traced(
     q: Any, score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None
 ) -> tuple[str, str, tuple[Any, ...]]:
-    """The functions' text, and the tensors that they read."""
+    """The text of the functions, and the tensors that they read."""
     side = _torch_side() if _torch_backend(q) is not None else None
     if side is None:
         from . import _trace
@@ -63,7 +63,7 @@ def _traced(
 
 
 def _close_gaps(q: Any, k: Any, seqused: tuple[Any, Any], options: dict[str, Any]) -> Packed:
-    """The options of a call with padding between packed sequences: `options` as given."""
+    """The options of a call with padding between packed sequences."""
     from . import _gaps
 
     side = _torch_backend(q)
@@ -126,36 +126,46 @@ def attention(
 ) -> Any:
     """Exact attention: O = dropout(softmax(mask(cap(scale Q K^T) + bias))) V.
 
-    Shapes, with layout "bshd": q (B, Sq, Hq, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv), the result
-    (B, Sq, Hq, Dv). With "bhsd" heads come before rows. Packed sequences (cu_seqlens_q and _k) have
-    no batch axis: (total, H, D) or (H, total, D). Hq is a multiple of Hk. Any strides.
+    Shapes with layout "bshd": q (B, Sq, Hq, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv), result (B, Sq,
+    Hq, Dv). With layout "bhsd", heads come before rows. Packed sequences (cu_seqlens_q,
+    cu_seqlens_k) have no batch axis: (total, H, D) or (H, total, D). Hq is a multiple of Hk.
+    Strides are arbitrary.
 
-    causal: False, True (the same as "bottom_right": j <= i + Sk - Sq) or "top_left" (j <= i).
-    window: (left, right), inclusive, on the shifted diagonal; None = no bound on that side.
-    scale: 1/sqrt(D) when None. softcap: c of c tanh(x / c); 0 = off.
-    bias (any float type, -inf hides) and mask (bool, True = visible): broadcast to (B, Hq, Sq, Sk);
-    packed: (1|Hq, total_q, max_k). alibi_slopes: float32 (Hq) or (B, Hq). sinks: float32 (Hq).
-    dropout_p: on the probabilities. dropout_seed: with torch drawn from its generator when None.
-    key_lengths: int32 (B), how many keys of each batch entry there are.
-    cu_seqlens: int32 or int64 (sequences + 1). max_seqlen: bounds of the packed lengths; needed
-    on a GPU, read from the offsets on a CPU, an error without offsets. seqused: integers
-    (sequences), the rows of each that are in use from its offset on: what follows them is padding,
-    where O and gradients are 0 and LSE is -inf. block_table: int32
-    (B, max_pages), for k and v that are pools of pages (pages, page_size, Hk, D), with key_lengths,
-    which max_seqlen_k may bound. With cu_seqlens_q beside it q is packed, and B counts sequences.
-    block_list: visible pairs of blocks.
-    score_mod(score, b, h, i, j): what softmax sees of a pair, from the score after all options
-    above. mask_mod(b, h, i, j): True = visible. Both are traced at each call (docs/expressions.md).
-    return_lse: also LSE, float32 (B, Hq, Sq), packed (Hq, total_q); it can be differentiated.
-    precision: "exact", "tf32" (float32) or "refined" (16 bits: backward takes delta from P, see
-        docs/numerics.md). implementation, kernel: force one (see kernels());
-        a kernel for each pass is "FORWARD+BACKWARD".
-    fallback: "torch" = torch's attention runs where no kernel of ours can; it warns once.
+    - causal: False, True (same as "bottom_right": j <= i + Sk - Sq) or "top_left" (j <= i).
+    - window: (left, right), inclusive around the shifted diagonal. None means unbounded.
+    - scale: factor of Q K^T, by default 1/sqrt(D). softcap: c in c tanh(x / c); 0 = off.
+    - bias: any float type; -inf hides a key. mask: bool, True = visible. Both broadcast to (B, Hq,
+      Sq, Sk), packed to (1|Hq, total_q, max_k).
+    - alibi_slopes: float32 (Hq) or (B, Hq). sinks: float32 (Hq).
+    - dropout_p: dropout on the probabilities. dropout_seed: by default drawn from torch's
+      generator. Other arrays need it.
+    - deterministic: backward is bitwise repeatable, and results do not depend on the rest of the
+      batch.
+    - key_lengths: int32 (B), the number of keys of each batch entry.
+    - cu_seqlens_q, cu_seqlens_k: int32 or int64 (sequences + 1), offsets of packed sequences.
+    - max_seqlen_q, max_seqlen_k: upper bounds of the packed lengths, -1 if no sequence has a row.
+      A GPU needs them; a CPU reads the offsets. They are an error without offsets.
+    - seqused_q, seqused_k: integers (sequences), the rows in use of each sequence from its offset
+      on. The other rows are padding, where O and gradients are 0 and LSE is -inf.
+    - block_table: int32 (B, max_pages). k and v are then pools of pages (pages, page_size, Hk, D),
+      and key_lengths is required. max_seqlen_k may bound it. With cu_seqlens_q, q is packed and B
+      counts sequences.
+    - block_list: the visible blocks.
+    - score_mod(score, b, h, i, j): returns the score for softmax, from the score after all options
+      above. mask_mod(b, h, i, j): returns True for visible pairs. Both are traced at each call
+      (docs/expressions.md).
+    - return_lse: also return LSE, float32 (B, Hq, Sq), packed (Hq, total_q). It is differentiable.
+    - precision: "exact", "tf32" (for float32) or "refined" (for 16-bit types: backward computes
+      delta from P, see docs/numerics.md).
+    - implementation, kernel: force one (see kernels()). "FORWARD+BACKWARD" names a kernel per pass.
+    - fallback: "torch" runs torch's attention if no Tilewise kernel supports the call, and warns
+      once per reason.
 
-    Gradients by autograd for torch tensors: q, k, v, bias, sinks, tensors that score_mod reads, and
-    through LSE. Under autocast q, k and v take its type. Raises ValueError (an argument is wrong),
-    NotImplementedError (no kernel runs it; the message has every kernel's reason), MemoryError,
-    RuntimeError.
+    For torch tensors, autograd provides gradients of q, k, v, bias, sinks and tensors that
+    score_mod reads, also through LSE. Autocast casts q, k and v.
+
+    Raises ValueError (wrong argument), NotImplementedError (no kernel supports the call; the
+    message gives every kernel's reason), MemoryError or RuntimeError.
     """
     backend = _torch_backend(q) or _arrays
     if score_mod is None and mask_mod is None:
@@ -229,10 +239,10 @@ def attention_backward(
     dropout_seed: int | None = None,
     **options: Any,
 ) -> Gradients:
-    """The gradients of a scalar loss, given those of O and LSE; for arrays without autograd.
+    """The gradients of a scalar loss from those of O and LSE, for arrays without autograd.
 
     o and lse come from attention(..., return_lse=True) with the same options. Shapes, options and
-    errors are attention's; dropout needs its dropout_seed.
+    errors are those of attention. Dropout needs the dropout_seed of the forward.
     """
     if options.get("dropout_p") and dropout_seed is None:
         raise ValueError("dropout_seed is None: backward needs the seed of its forward")
@@ -242,9 +252,9 @@ def attention_backward(
 
 
 def plan(q: Any, k: Any, v: Any, *, backward: bool = False, **options: Any) -> _native.Plan:
-    """Which kernel attention would run on these arrays, with what memory, time and reasons.
+    """The kernel that attention would run on these arrays, with memory, time and reasons.
 
-    Printed, a plan explains itself. Options and errors are attention's.
+    Print it to see them. Options and errors are those of attention.
     """
     backend = _torch_backend(q) or _arrays
     found: _native.Plan = backend.plan(q, k, v, _make_spec(backend, q, k, 0, options), backward)
@@ -252,7 +262,7 @@ def plan(q: Any, k: Any, v: Any, *, backward: bool = False, **options: Any) -> _
 
 
 class _AfterTorch(importlib.abc.MetaPathFinder):
-    """Registers the operators once torch is imported after this package."""
+    """Registers the operators if torch is imported after this package."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -1,4 +1,4 @@
-"""fallback="torch": torch's scaled_dot_product_attention where no kernel of ours runs a problem."""
+"""fallback="torch": torch's scaled_dot_product_attention if no Tilewise kernel supports a call."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BEYOND_TORCH = {
 
 
 def refusal(q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> str:
-    """Why no kernel of ours runs the problem, its backward included when it will be asked for."""
+    """Why no Tilewise kernel supports the call, including the backward if it is needed."""
     wanted = [t for t in (q, k, v, *spec) if isinstance(t, Tensor)]
     if torch.compiler.is_compiling() or not in_memory(*wanted):
         return ""
@@ -42,7 +42,7 @@ def refusal(q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> str:
 
 
 def _diagonal(s: dict[str, Any], rows: int, keys: int, device: torch.device) -> Tensor:
-    """i + Sk - Sq, (Sq, 1), with key lengths each entry's own: (B, 1, Sq, 1)."""
+    """i + Sk - Sq, (Sq, 1). With key lengths, per entry: (B, 1, Sq, 1)."""
     i = torch.arange(rows, device=device)[:, None]
     lengths = s["key_lengths"]
     return i + ((keys if lengths is None else lengths[:, None, None, None]) - rows)
@@ -82,12 +82,12 @@ def _added(s: dict[str, Any], rows: int, keys: int, like: Tensor) -> Tensor | No
 
 
 def torch_attention(q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> Tensor:
-    """The same attention by torch, where it has words for it; its dropout is its own."""
+    """The same attention by torch, if torch can express it. Dropout bits are torch's."""
     s = dict(zip(FIELDS, spec, strict=True))
     beyond = [name for name, value in _BEYOND_TORCH.items() if s[name] != value]
     if beyond or q.dim() != 4:
         what = ", ".join(beyond) or f"{q.dim()} axes"
-        raise NotImplementedError(f"torch's attention has no {what} either")
+        raise NotImplementedError(f"torch's attention does not support {what} either")
     heads_first = s["layout"] == "bhsd"
     if not heads_first:
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
@@ -110,12 +110,12 @@ def torch_attention(q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> Tensor:
 def attention(
     q: Tensor, k: Tensor, v: Tensor, spec: Spec, return_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Ours where a kernel runs it, else torch's, which has no LSE to give."""
+    """Tilewise's attention if a kernel supports the call, else torch's, which returns no LSE."""
     reason = refusal(q, k, v, spec)
     if not reason:
         return ours.attention(q, k, v, spec, return_lse)
     if return_lse:
-        raise NotImplementedError(f"torch's attention has no LSE either\n{reason}")
+        raise NotImplementedError(f"torch's attention returns no LSE either\n{reason}")
     q, k, v = ours._autocast(q, k, v)
     out = torch_attention(q, k, v, spec)
     ours.warn_once(reason)

@@ -1,8 +1,8 @@
-"""FlexAttention's functions under its names, in its order of arguments and its layout.
+"""FlexAttention's functions, with its names, argument order and layout.
 
-A file written for torch.nn.attention.flex_attention runs with one import changed. Where tilewise
-differs: score functions and masks are traced and not compiled (docs/expressions.md), a BlockMask
-keeps its mask and makes its map of blocks when it is asked for, kernel_options says nothing.
+To use a file written for torch.nn.attention.flex_attention, change its import. Differences: score
+functions and masks are traced, not compiled (docs/expressions.md). A BlockMask keeps its mask and
+makes its block map on request. kernel_options is ignored.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _SHADES = {0.0: " ", 1.0: "█"}
 
 
 class AuxRequest(NamedTuple):
-    """What flex_attention returns beside its output."""
+    """The extra outputs to request from flex_attention."""
 
     lse: bool = False
     max_scores: bool = False
 
 
 class AuxOutput(NamedTuple):
-    """What flex_attention returned beside its output."""
+    """The extra outputs of flex_attention."""
 
     lse: Tensor | None = None
     max_scores: Tensor | None = None
@@ -46,12 +46,14 @@ def noop_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
 
 
 def and_masks(*mask_mods: MaskMod) -> MaskMod:
-    """Visible where every mask says so. Raises ValueError for what is no function."""
+    """A pair is visible if all masks show it. Raises ValueError for arguments that are not
+    functions."""
     return _joined(mask_mods, operator.and_, True)
 
 
 def or_masks(*mask_mods: MaskMod) -> MaskMod:
-    """Visible where any mask says so. Raises ValueError for what is no function."""
+    """A pair is visible if any mask shows it. Raises ValueError for arguments that are not
+    functions."""
     return _joined(mask_mods, operator.or_, False)
 
 
@@ -78,10 +80,10 @@ class _Map(NamedTuple):
 
 
 class BlockMask:
-    """A mask of (B, H, Q_LEN, KV_LEN) pairs. Its map of blocks is made when it is asked for.
+    """A mask of (B, H, Q_LEN, KV_LEN) pairs. Its block map is made on request.
 
-    seq_lengths: (Q_LEN, KV_LEN). BLOCK_SIZE: (rows, keys) of a block. mask_mod: the function, of
-    positions within this mask. Raises what create_block_mask raises.
+    seq_lengths: (Q_LEN, KV_LEN). BLOCK_SIZE: (rows, keys) of a block. mask_mod: a function of
+    positions within this mask. Raises the errors of create_block_mask.
     """
 
     def __init__(
@@ -101,19 +103,19 @@ class BlockMask:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(B, H, Q_LEN, KV_LEN), 1 for a B or H that was None."""
+        """(B, H, Q_LEN, KV_LEN), with 1 for a B or H that was None."""
         return (*self._batch_and_heads, *self.seq_lengths)
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """Rows and columns of the map of blocks."""
+        """The numbers of block rows and block columns of the map."""
         rows, keys = (
             -(-n // size) for n, size in zip(self.seq_lengths, self.BLOCK_SIZE, strict=True)
         )
         return rows, keys
 
     def numel(self) -> int:
-        """How many pairs the mask speaks of."""
+        """The number of pairs of the mask."""
         return math.prod(self.shape)
 
     def _map(self) -> _Map:
@@ -125,7 +127,7 @@ class BlockMask:
         return _Map(batch, heads, rows, blocks, np.frombuffer(full, np.uint8))
 
     def _tables(self) -> tuple[Tensor, Tensor]:
-        """Blocks with a visible pair and blocks without a hidden one: bool, (B, H, query blocks,
+        """Blocks with a visible pair, and blocks without a hidden pair: bool, (B, H, query blocks,
         key blocks)."""
         made = self._map()
         rows, columns = self.blocks
@@ -140,7 +142,7 @@ class BlockMask:
         return tables[0], tables[1]
 
     def sparsity(self) -> float:
-        """Blocks without a visible pair, in percent of all."""
+        """The percentage of blocks without a visible pair."""
         made = self._map()
         return 100.0 * (
             1.0 - len(made.block_index) / (made.batch * made.heads * math.prod(self.blocks))
@@ -157,29 +159,28 @@ class BlockMask:
 
     @property
     def kv_num_blocks(self) -> Tensor:
-        """How many blocks of each row of blocks need the mask: int32 (B, H, query blocks)."""
+        """Number of partially visible blocks in each block row: int32 (B, H, query blocks)."""
         visible, full = self._tables()
         return self._ordered(visible & ~full)[0]
 
     @property
     def kv_indices(self) -> Tensor:
-        """Which ones, first: int32 (B, H, query blocks, key blocks)."""
+        """Their indices first: int32 (B, H, query blocks, key blocks)."""
         visible, full = self._tables()
         return self._ordered(visible & ~full)[1]
 
     @property
     def full_kv_num_blocks(self) -> Tensor:
-        """How many blocks of each row of blocks are visible wholly: int32 (B, H, query blocks)."""
+        """Number of fully visible blocks in each block row: int32 (B, H, query blocks)."""
         return self._ordered(self._tables()[1])[0]
 
     @property
     def full_kv_indices(self) -> Tensor:
-        """Which ones, first: int32 (B, H, query blocks, key blocks)."""
+        """Their indices first: int32 (B, H, query blocks, key blocks)."""
         return self._ordered(self._tables()[1])[1]
 
     def to(self, device: torch.device | str) -> BlockMask:
-        """The same mask, whose maps lie on a device. Tensors that mask_mod reads stay where they
-        are."""
+        """The same mask with its maps on a device. Tensors that mask_mod reads do not move."""
         place = torch.device(device)
         return BlockMask(
             self.mask_mod, *self._batch_and_heads, self.seq_lengths, self.BLOCK_SIZE, place
@@ -188,8 +189,8 @@ class BlockMask:
     def __getitem__(self, index: Any) -> BlockMask:
         """The part of a batch entry, a head and query blocks, by integers and slices of step 1.
 
-        A part's mask_mod takes positions within the part. Raises IndexError for other indices and
-        for what is outside.
+        The part's mask_mod takes positions within the part. Raises IndexError for other indices and
+        for indices outside.
         """
         indices = index if isinstance(index, tuple) else (index,)
         sizes = *self._batch_and_heads, self.blocks[0]
@@ -212,9 +213,10 @@ class BlockMask:
         )
 
     def to_string(self, grid_size: int | tuple[int, int] = (20, 20), limit: int = 4) -> str:
-        """A picture: a full block of the grid for what is visible, a light one for parts of it.
+        """A picture with a solid cell where everything is visible and a light cell where a part is.
 
-        grid_size: rows and columns at most; -1 = all. limit: how many maps of batch and head.
+        grid_size: the maximum number of rows and columns; -1 = all. limit: the maximum number of
+        maps.
         """
         dense = self.to_dense().double().cpu()
         rows, keys = self.blocks
@@ -283,10 +285,13 @@ def create_block_mask(
 ) -> BlockMask:
     """A mask of (B, H, Q_LEN, KV_LEN) pairs from mask_mod(b, h, q_idx, kv_idx), True = visible.
 
-    B, H: None where the mask does not differ by batch entry or head. device: where maps go that a
-    caller asks for; None = the CPU. BLOCK_SIZE: of these maps. The other arguments say nothing.
-    The mask is traced here, so that its errors come here, and again at each call, so that tensors
-    that it reads may change. Raises ValueError for what cannot be traced and for sizes below 1.
+    - B, H: None if the mask does not depend on the batch entry or head.
+    - device: the device of block maps; None means the CPU. BLOCK_SIZE: the block size of these
+      maps.
+    - The other arguments are ignored.
+
+    The mask is traced here to report errors early, and again at each call, so the tensors that it
+    reads may change. Raises ValueError for functions that cannot be traced and for sizes below 1.
     """
     block_size = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else tuple(BLOCK_SIZE)
     if len(block_size) != 2:
@@ -305,7 +310,7 @@ def _check(query: Tensor, key: Tensor, block_mask: BlockMask | None, enable_gqa:
     batch, heads, rows, _ = query.shape
     if not enable_gqa and heads != key.shape[1]:
         raise ValueError(
-            f"query has {heads} heads, key {key.shape[1]}: say enable_gqa=True for heads that share"
+            f"query has {heads} heads, key {key.shape[1]}: expected equality or enable_gqa=True"
         )
     if block_mask is None:
         return
@@ -332,23 +337,26 @@ def flex_attention(
     *,
     return_aux: AuxRequest | None = None,
 ) -> Any:
-    """Attention with a score function and a mask of the caller's own.
+    """Attention with a custom score function and mask.
 
-    query (B, Hq, Sq, D), key (B, Hk, Sk, D), value (B, Hk, Sk, Dv); the result (B, Hq, Sq, Dv).
-    score_mod(score, b, h, q_idx, kv_idx): what softmax sees of a pair. block_mask: of
-    create_block_mask. scale: 1/sqrt(D) when None. enable_gqa: Hq may be a multiple of Hk.
-    return_lse: also LSE, float32 (B, Hq, Sq); return_aux: an AuxRequest, for (output, AuxOutput).
-    kernel_options: taken, and not used.
+    query (B, Hq, Sq, D), key (B, Hk, Sk, D), value (B, Hk, Sk, Dv); the result is (B, Hq, Sq, Dv).
 
-    Gradients of query, key, value and of float tensors that score_mod reads. Rows that see nothing
-    are 0. Raises ValueError (an argument is wrong, a function cannot be traced),
-    NotImplementedError (no kernel runs it; max_scores).
+    - score_mod(score, b, h, q_idx, kv_idx): returns the score for softmax.
+    - block_mask: from create_block_mask.
+    - scale: by default 1/sqrt(D). enable_gqa: allows Hq to be a multiple of Hk.
+    - return_lse: also return LSE, float32 (B, Hq, Sq). return_aux: an AuxRequest; the result is
+      then (output, AuxOutput).
+    - kernel_options: ignored.
+
+    query, key, value and float tensors that score_mod reads have gradients. Fully masked rows are
+    0. Raises ValueError (wrong argument, or a function that cannot be traced) or
+    NotImplementedError (no kernel supports the call; max_scores).
     """
     _check(query, key, block_mask, enable_gqa)
     if return_aux is not None and return_lse:
-        raise ValueError("return_lse is True beside return_aux: say AuxRequest(lse=True) alone")
+        raise ValueError("return_lse is True with return_aux: expected only AuxRequest(lse=True)")
     if return_aux is not None and return_aux.max_scores:
-        raise NotImplementedError("return_aux: max_scores are not made by any kernel")
+        raise NotImplementedError("return_aux: max_scores is not supported by any kernel")
     with_lse = return_lse or (return_aux is not None and return_aux.lse)
     made = attention(
         query,

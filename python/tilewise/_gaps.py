@@ -1,8 +1,8 @@
-"""Packed sequences with padding between them, as sequences without.
+"""Packed sequences with padding between them, as sequences without padding.
 
-Each sequence becomes three: its queries and keys, the queries of its padding without a key, the
-keys of its padding without a query. So a kernel for packed sequences writes zeros in the gaps,
-forward and backward, and no row of a gap is read by another.
+Each sequence becomes three: its queries and keys, its padding queries without keys, and its padding
+keys without queries. A kernel for packed sequences then writes zeros to the padding, forward and
+backward, and no row reads padding.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _UNSUPPORTED = ("bias", "mask", "block_table", "block_list", "score_mod", "mask_
 
 
 class Packed(NamedTuple):
-    """The options of a call whose sequences have no padding between them."""
+    """The options of a call with padding removed."""
 
     cu_seqlens_q: Any
     cu_seqlens_k: Any
@@ -28,7 +28,7 @@ class Packed(NamedTuple):
 
 
 def _used_lengths(xp: ModuleType, name: str, used: Any, cu: Any, read: bool) -> Any:
-    """Rows in use of each sequence, of the offsets' type. read: values may be looked at."""
+    """Rows in use of each sequence, in the offsets' type. read: whether values may be read."""
     lengths = cu[1:] - cu[:-1]
     if used is None:
         return lengths
@@ -44,7 +44,7 @@ def _used_lengths(xp: ModuleType, name: str, used: Any, cu: Any, read: bool) -> 
 
 
 def _offsets(xp: ModuleType, cu: Any, ends: tuple[Any, ...]) -> Any:
-    """Where the parts of all sequences begin, from where each part of a sequence ends."""
+    """The start of the parts of all sequences, from the end of each part."""
     return xp.concatenate([cu[:1], xp.stack(ends).T.reshape(-1)])
 
 

@@ -1,4 +1,4 @@
-"""flash_attn_with_kvcache: attention over a cache of keys and values, appended to in place."""
+"""flash_attn_with_kvcache: attention over a KV cache that is extended in place."""
 
 from __future__ import annotations
 
@@ -10,20 +10,26 @@ from torch import Tensor
 from ._append import append_kv
 from ._attention import attention, plan
 from ._spec import flash_window
+from ._torch_onlookers import check_without_gradient, in_memory
 
 _ROWS = 2**31  # that the tables of _unpadded can name
 
 
 def _lengths(cache_seqlens: int | Tensor | None, batch: int, capacity: int, k: Tensor) -> Tensor:
-    """The keys of each entry before the call: int32 (B); the whole cache without cache_seqlens."""
+    """The keys of each entry before the call: int32 (B). Without cache_seqlens, the whole cache."""
     if isinstance(cache_seqlens, Tensor):
+        if cache_seqlens.dtype != torch.int32 or cache_seqlens.shape != (batch,):
+            raise ValueError(
+                f"cache_seqlens is {cache_seqlens.dtype} {tuple(cache_seqlens.shape)}: expected an "
+                f"int, or int32 ({batch},)"
+            )
         return cache_seqlens
     filled = capacity if cache_seqlens is None else cache_seqlens
     return torch.full((batch,), filled, dtype=torch.int32, device=k.device)
 
 
 def _check_room(filled: int, new: int, capacity: int) -> None:
-    """Judges a number, which the host sees on a GPU too."""
+    """Checks an integer cache_seqlens, which the host knows on a GPU too."""
     if filled < 0 or filled + new > capacity:
         raise ValueError(
             f"cache_seqlens is {filled} and {new} keys are appended: expected them to end within "
@@ -34,10 +40,10 @@ def _check_room(filled: int, new: int, capacity: int) -> None:
 def _table(
     k_cache: Tensor, block_table: Tensor | None, cache_batch_idx: Tensor | None, batch: int
 ) -> Tensor | None:
-    """Where each entry's keys lie, int32 (B, pages); None = in the entry of the same number."""
+    """Pages of each entry's keys: int32 (B, pages). None: the cache entry of the same number."""
     if block_table is not None:
         if cache_batch_idx is not None:
-            raise ValueError("cache_batch_idx is given with block_table: expected one of them")
+            raise ValueError("cache_batch_idx is given with block_table: expected only one of them")
         return block_table
     if cache_batch_idx is not None:  # an entry of the cache is one page
         return cache_batch_idx.to(torch.int32)[:, None]
@@ -47,7 +53,7 @@ def _table(
 
 
 def _rows_of(name: str, pool: Tensor) -> tuple[Tensor, int]:
-    """A pool as pages of one row each, and how many rows lie from one page to the next."""
+    """A pool as pages of one row each, and the number of rows between pages."""
     pages, size = pool.shape[:2]
     step, row = pool.stride(0), pool.stride(1)
     if pages == 0 or size == 0:
@@ -65,10 +71,15 @@ def _rows_of(name: str, pool: Tensor) -> tuple[Tensor, int]:
 def _unpadded(
     pools: tuple[Tensor, Tensor], table: Tensor | None, leftpad: Tensor, batch: int
 ) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """The pools as rows, and a table of each entry's rows from its padding on.
+    """The pools as rows, and a table of each entry's rows after its padding.
 
-    A row that is padding is not in the table: nothing reads it.
+    The table has no padding rows, so no kernel reads them.
     """
+    if leftpad.shape != (batch,):
+        raise ValueError(f"cache_leftpad has shape {tuple(leftpad.shape)}: expected ({batch},)")
+    seen = not torch.compiler.is_compiling() and in_memory(leftpad) and not leftpad.is_cuda
+    if seen and bool((leftpad < 0).any()):
+        raise ValueError(f"cache_leftpad is {leftpad.tolist()}: expected rows from 0 on")
     size = pools[0].shape[1]
     (k, between), (v, between_v) = (
         _rows_of(name, pool) for name, pool in zip(("k_cache", "v_cache"), pools, strict=True)
@@ -90,7 +101,7 @@ _allowed: set[tuple[Any, ...]] = set()
 def _refuse_early(
     q: Tensor, pools: tuple[Tensor, Tensor], lengths: Tensor, options: dict[str, Any]
 ) -> None:
-    """Raises what attention() would, before anything is written; asks once for each shape."""
+    """Raises the errors of attention() before anything is written. Checks each shape once."""
     if torch.compiler.is_compiling():
         return
     form = tuple(
@@ -130,28 +141,29 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     return_softmax_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of q (B, Sq, Hq, D) over a cache; without gradients, as the original.
+    """Attention of q (B, Sq, Hq, D) over a cache, without gradients, as in flash_attn.
 
-    k_cache, v_cache: (B_cache, S_cache, Hk, D), or pages (pages, page_size, Hk, D) with block_table
-    int32 (B, max_pages). k, v: (B, S_new, Hk, D), first written into the cache in place behind the
-    cache_seqlens (int, or int32 (B)) keys that are there; causal and window count from the end of
-    each entry's keys. cache_batch_idx: int (B), the cache's entry of each of q's. cache_leftpad:
-    int32 (B), rows at the start of each entry that are padding: they count in cache_seqlens, and
-    nobody reads them.
+    - k_cache, v_cache: (B_cache, S_cache, Hk, D), or pages (pages, page_size, Hk, D) with
+      block_table int32 (B, max_pages).
+    - k, v: (B, S_new, Hk, D), first appended in place after the existing cache_seqlens keys (int,
+      or int32 (B)). causal and window count from the end of each entry's keys.
+    - cache_batch_idx: int (B), the cache entry of each entry of q.
+    - cache_leftpad: int32 (B), the number of padding rows at the start of each entry. They count in
+      cache_seqlens and are never read.
+    - rotary_cos, rotary_sin: (positions, R / 2) of float32 or q's type. K is rotated to positions
+      cache_seqlens + 0, 1, ..., and so is q with causal or a window. Otherwise all queries of an
+      entry have position cache_seqlens.
+    - rotary_interleaved: True rotates pairs (2p, 2p + 1), False (p, p + R / 2).
+    - num_splits: 1 means deterministic: results do not depend on the rest of the batch. For other
+      values the planner chooses.
 
-    rotary_cos, rotary_sin: (positions, R / 2) of float32 or q's type. K turns to the positions
-    cache_seqlens + 0, 1, ..., and so does q with causal or a window; else all of an entry's queries
-    stand at cache_seqlens. rotary_interleaved: pairs (2p, 2p + 1), else (p, p + R / 2).
-
-    num_splits=1 means deterministic: a result does not depend on the rest of the batch. Other
-    values leave the splits to the plan. Raises ValueError where there is no room for k; lengths on
-    a GPU are not read, and an entry without room keeps its keys there and is attended to without k.
-    Returns O, and LSE (B, Hq, Sq) with return_softmax_lse.
+    Returns O, and with return_softmax_lse also LSE (B, Hq, Sq). Raises ValueError if k has no room.
+    On a GPU the host does not read lengths: an entry without room keeps its keys, and attention
+    ignores its k.
     """
-    if torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (q, k_cache, v_cache, k, v)
-    ):
-        raise NotImplementedError("flash_attn_with_kvcache has no gradient: call it in no_grad")
+    check_without_gradient(
+        "flash_attn_with_kvcache", q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v
+    )
     batch = q.shape[0]
     table = _table(k_cache, block_table, cache_batch_idx, batch)
     capacity = (1 if table is None else table.shape[1]) * k_cache.shape[1]
@@ -159,9 +171,9 @@ def flash_attn_with_kvcache(
     if isinstance(cache_seqlens, int):
         _check_room(cache_seqlens, 0 if k is None else k.shape[1], capacity)
     if (k is None) != (v is None):
-        raise ValueError("one of k and v is given: expected both, or none")
+        raise ValueError("one of k and v is missing: expected both or neither")
     if k is None and (rotary_cos is not None or rotary_sin is not None):
-        raise ValueError("rotary_cos is given without k: expected k and v, which are turned with q")
+        raise ValueError("rotary_cos is given without k: expected k and v too")
     window = flash_window(window_size)
     options: dict[str, Any] = {
         "causal": causal,
@@ -178,7 +190,7 @@ def flash_attn_with_kvcache(
         pools, options["block_table"] = _unpadded((k_cache, v_cache), table, padding, batch)
     if k is not None and v is not None:
         if cache_seqlens is None:
-            raise ValueError("cache_seqlens is None: k and v are appended behind that many keys")
+            raise ValueError("cache_seqlens is None: expected the number of keys before k and v")
         _refuse_early(q, pools, lengths, options)
         turned, lengths, _ = append_kv(
             k,

@@ -1,5 +1,4 @@
-"""prefix_attention: keys that all sequences share, then each one's own, by the operator
-tilewise::prefix_attention."""
+"""prefix_attention: attention over a shared prefix, by the operator tilewise::prefix_attention."""
 
 from __future__ import annotations
 
@@ -8,9 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
-from . import _native, _trace
+from . import _native, _torch_flops
 from ._spec import Spec, make_spec
+from ._torch import as_tensor, trace
+from ._torch_onlookers import check_without_gradient
 
 _SCHEMA = (
     "(Tensor q, Tensor k_prefix, Tensor v_prefix, Tensor k, Tensor v, Tensor? key_lengths, "
@@ -59,6 +61,9 @@ def _fake(
     return outputs
 
 
+register_flop_formula(torch.ops.tilewise.prefix_attention, get_raw=True)(_torch_flops.of_prefix)
+
+
 def prefix_attention(
     q: Tensor,
     k_prefix: Tensor,
@@ -79,26 +84,38 @@ def prefix_attention(
     layout: str = "bshd",
     return_lse: bool = False,
 ) -> Any:
-    """Attention over keys that all sequences share, and behind them each sequence's own.
+    """Attention over keys that all sequences share, followed by each sequence's own keys.
 
-    k_prefix, v_prefix: (P, Hk, D), (P, Hk, Dv), with layout "bhsd" (Hk, P, D). They are read once
-    for all sequences. q, k, v, and what names a sequence's own keys (causal, key_lengths,
-    cu_seqlens_q, block_table, mask_mod) are attention's; mask_mod counts keys from the first own
-    one, and tree_mask does. Every query sees the whole prefix. scale, softcap and sinks are of
-    all keys. Where q has a batch axis, its batch and rows must be one axis in memory, as "bshd" has
-    them.
+    k_prefix and v_prefix are (P, Hk, D) and (P, Hk, Dv), with layout "bhsd" (Hk, P, D). They are
+    read once for all sequences, and every query sees the whole prefix. The other options are those
+    of attention:
+
+    - causal, key_lengths, cu_seqlens_q, block_table and mask_mod apply to a sequence's own keys.
+      mask_mod, and so tree_mask, counts keys from the first own key.
+    - scale, softcap and sinks apply to all keys.
+    - If q has a batch axis, batch and rows must form one axis in memory, as in "bshd".
 
     Returns O, or (O, LSE) with return_lse. Both parts are rounded to q's type and merged by their
-    LSE. Raises ValueError where an argument is wrong, NotImplementedError where no kernel runs it,
-    or a tensor requires a gradient: there is none.
+    LSE. Raises ValueError (wrong argument) or NotImplementedError (no kernel supports the call, or
+    a tensor requires a gradient: prefix_attention has none).
     """
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k_prefix, v_prefix, k, v)):
-        raise NotImplementedError("prefix_attention has no gradient: call it in no_grad")
+    check_without_gradient(
+        "prefix_attention",
+        q=q,
+        k_prefix=k_prefix,
+        v_prefix=v_prefix,
+        k=k,
+        v=v,
+        key_lengths=key_lengths,
+        cu_seqlens_q=cu_seqlens_q,
+        block_table=block_table,
+        sinks=sinks,
+    )
     text = ""
     captures: tuple[torch.Tensor, ...] = ()
     if mask_mod is not None:
-        _, text, given = _trace.formulas(None, mask_mod)
-        captures = tuple(torch.as_tensor(c) for c in given)
+        _, text, given = trace(None, mask_mod)
+        captures = tuple(as_tensor(c) for c in given)
     o, lse = torch.ops.tilewise.prefix_attention(
         q,
         k_prefix,

@@ -1,4 +1,4 @@
-"""select_blocks: block lists that pooled scores choose, by the operator tilewise::select_blocks."""
+"""select_blocks: block lists by pooled scores, by the operator tilewise::select_blocks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from torch import Tensor
 
 from . import _native
 from ._spec import BlockList
+from ._torch_onlookers import check_tensors
 
 
 class PoolWeights(NamedTuple):
-    """What a block's tokens are scored by: each statistic's weight, feature by feature."""
+    """The weights of the statistics that score a block of tokens, per feature."""
 
     mean: float = 1.0
     maximum: float = 0.0
@@ -30,7 +31,7 @@ _SCHEMA = (
 
 
 def _outputs(q: Tensor, k: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    """Row offsets and indices with room for what may be taken; or a mask, and nothing."""
+    """Row offsets and indices with room for the largest selection; or a mask, and nothing."""
     block_q, block_k, _, _, _, rule, count, _, keep_diagonal, keep_first, layout, as_mask = options
     heads, tokens = (1, 2) if layout == "bhsd" else (2, 1)
     rows = -(-q.shape[tokens] // block_q)
@@ -90,11 +91,14 @@ def _choose(
         raise ValueError("count, mass and threshold: expected one of them")
     if layout not in ("bshd", "bhsd"):
         raise ValueError(f"layout is {layout!r}: expected bshd or bhsd")
+    check_tensors(q=q, k=k, key_lengths=key_lengths)
     if q.dim() != 4 or k.dim() != 4:
         raise ValueError(f"q has {q.dim()} axes and k {k.dim()}: expected 4")
     block_k = block_q if block_k is None else block_k
     if block_q < 1 or block_k < 1:
         raise ValueError(f"block_q is {block_q} and block_k {block_k}: expected at least 1")
+    if len(weights) != len(PoolWeights._fields):
+        raise ValueError(f"weights has {len(weights)} numbers: expected {PoolWeights._fields}")
     share = mass if mass is not None else threshold
     with torch.no_grad():
         chosen: tuple[Tensor, Tensor] = torch.ops.tilewise.select_blocks(
@@ -134,17 +138,23 @@ def select_blocks(
     keep_first: bool = True,
     layout: str = "bshd",
 ) -> BlockList:
-    """The key blocks that each query block attends, by scores of blocks.
+    """Selects the key blocks that each query block attends to, by scores of blocks.
 
-    q (B, Sq, Hq, D), k (B, Sk, Hk, D); layout "bhsd" has heads before tokens. A score is scale
-    (1 / sqrt(D) when None) times the sum over statistics of weight times the product of the blocks'
-    statistics. A softmax over a row's blocks makes probabilities; then one of these: the `count`
-    largest, the fewest whose sum is at least `mass`, those above `threshold`. causal: none past the
-    diagonal, which stands as in attention's bottom_right. key_lengths: int32 (B).
+    q is (B, Sq, Hq, D) and k (B, Sk, Hk, D). With layout "bhsd", heads come before tokens. A score
+    is scale (by default 1 / sqrt(D)) times the sum over statistics of weight times the product of
+    the blocks' statistics. A softmax over a row's blocks turns scores into probabilities. Give
+    exactly one rule:
 
-    Nothing has an element for every pair of tokens, and nothing waits for a GPU. No gradient.
-    Raises ValueError where an argument is wrong, NotImplementedError for head dims above 256 or
-    more than 8192 key blocks on a GPU.
+    - count: the `count` largest blocks.
+    - mass: the fewest blocks whose sum is at least `mass`.
+    - threshold: all blocks above `threshold`.
+
+    causal excludes blocks past the diagonal, which is attention's bottom_right. key_lengths is
+    int32 (B).
+
+    No buffer has an element per pair of tokens, and the call never waits for a GPU. There is no
+    gradient. Raises ValueError (wrong argument) or NotImplementedError (on a GPU: head dims above
+    256, or more than 8192 key blocks).
     """
     offsets, index = _choose(
         q, k, block_q, block_k, count, mass, threshold, causal, weights, scale, key_lengths,
@@ -170,7 +180,7 @@ def select_block_mask(
     keep_first: bool = True,
     layout: str = "bshd",
 ) -> Tensor:
-    """The same as a mask of blocks: bool (B, Hq, query blocks, key blocks)."""
+    """The same selection as a mask of blocks: bool (B, Hq, query blocks, key blocks)."""
     return _choose(
         q, k, block_q, block_k, count, mass, threshold, causal, weights, scale, key_lengths,
         keep_diagonal, keep_first, layout, as_mask=True,

@@ -1,11 +1,10 @@
 """Attention on torch tensors: the operators tilewise::attention_forward and ..._backward.
 
-Both are registered with torch.library: with fake kernels and autograd, so that torch.compile and
-torch's own tools see them as they see torch's operators. The rule: whatever in torch looks on sees
-the operator or gets an error. A call that nobody looks on takes a shorter way to the same
-functions: an operator written in Python costs some 15 us of dispatch, its generated autograd
-200 us. Outputs come from torch's allocator, and so does workspace on a GPU; work goes to the
-current stream.
+torch.library registers both with fake kernels and autograd, so torch.compile and torch's tools see
+them like torch's own operators. The rule: any part of torch that observes a call sees the operator
+or gets an error. A call without an observer takes a shorter path to the same functions, because an
+operator written in Python costs about 15 us of dispatch and its generated autograd 200 us. Outputs
+come from torch's allocator, and so does workspace on a GPU. Work runs on the current stream.
 """
 
 from __future__ import annotations
@@ -160,7 +159,7 @@ _OWN_ARGUMENTS = 9 + SCORE_EXPRESSION  # of attention_backward; expression_backw
 
 
 class _Needed(NamedTuple):
-    """Which gradients autograd asks for, of what a spec holds."""
+    """The gradients that autograd requests."""
 
     bias: bool
     sinks: bool
@@ -169,7 +168,7 @@ class _Needed(NamedTuple):
 
 
 def _needed_captures(spec: Spec, wanted: Sequence[bool]) -> tuple[bool, ...]:
-    """Captured tensors that the score reads: the others' gradient is 0, and None says so."""
+    """The captured tensors that the score reads. The others have gradient 0, reported as None."""
     if not any(wanted):
         return (False,) * len(wanted)
     read = set(re.findall(r"\bc\d+\b", spec[SCORE_EXPRESSION]))
@@ -380,7 +379,7 @@ def _check_kinds(spec: Spec, **arrays: Any) -> None:
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Under autocast q, k and v take its type, as in torch's own attention; float64 stays."""
+    """Casts q, k and v under autocast, as torch's own attention does. float64 is not cast."""
     if not _any_autocast():
         return q, k, v
     device = q.device.type
@@ -397,7 +396,7 @@ def _requires_grad(t: Tensor | None) -> bool:
 def attention(
     q: Tensor, k: Tensor, v: Tensor, spec: Spec, return_lse: bool = True
 ) -> tuple[Tensor, Tensor | None]:
-    """O and, when it is asked for, LSE, recorded by autograd."""
+    """O and, if requested, LSE, recorded by autograd."""
     plain = is_plain_call(q, k, v, spec)
     if not plain:
         _check_kinds(spec, k=k, v=v)
@@ -445,7 +444,7 @@ def gradients(
     lse: Tensor,
     spec: Spec,
 ) -> tuple[Tensor | None, ...]:
-    """dq, dk, dv, and dbias and dsinks when the spec has them."""
+    """dq, dk, dv, and dbias and dsinks if the spec has them."""
     _check_kinds(spec, k=k, v=v, o=o, lse=lse, d_o=d_o, d_lse=d_lse)
     captures = [False] * len(spec[CAPTURES])
     needed = _Needed(spec[BIAS] is not None, spec[SINKS] is not None, False, captures)
@@ -466,7 +465,7 @@ def plan(q: Tensor, k: Tensor, v: Tensor, spec: Spec, backward: bool) -> _native
 
 
 def on_host(q: Tensor) -> bool:
-    """Whether values of the call's small tensors may be read here."""
+    """Whether the host may read values of the call's small tensors."""
     return q.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -475,7 +474,7 @@ trace = torch.compiler.disable(_trace.formulas)
 
 
 def as_tensor(array: Any) -> Tensor:
-    """An array that a traced function reads, as a tensor; no copy."""
+    """An array that a traced function reads, as a tensor without a copy."""
     return array if isinstance(array, Tensor) else torch.as_tensor(array)
 
 
@@ -491,7 +490,7 @@ def _level_of_caller() -> int:
 
 
 def warn_once(reason: str) -> None:
-    """Says, once for each reason, that torch computes what tilewise cannot."""
+    """Warns, once per reason, that torch computes a call that Tilewise does not support."""
     if reason not in _warned:
         _warned.add(reason)
         warnings.warn(

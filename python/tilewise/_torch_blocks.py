@@ -1,4 +1,4 @@
-"""Masks of blocks as compressed rows, by torch."""
+"""Masks of blocks as CSR, by torch."""
 
 import torch
 from torch import Tensor
@@ -7,9 +7,8 @@ from torch import Tensor
 def csr(visible: Tensor) -> tuple[Tensor, Tensor]:
     """row_offsets int32 (B, H, rows + 1) and block_index int32 (pairs) of bool (B, H, rows, cols).
 
-    `pairs` is the number of all blocks, so that no host needs to know how many are visible; what
-    row_offsets does not reach is 0. Raises ValueError for another rank or type, or for 2^31 blocks
-    and more.
+    `pairs` is the number of all blocks, so the host need not know how many are visible. Entries
+    past row_offsets are 0. Raises ValueError for another rank or type, or for 2^31 blocks or more.
     """
     if visible.dim() != 4 or visible.dtype != torch.bool:
         shape = tuple(visible.shape)

@@ -1,4 +1,4 @@
-"""Dropout's seed of a call, from torch's generator."""
+"""Dropout's seed from torch's generator."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What torch's FLOP counters count for the operators: the products, as for torch's own attention.
+"""FLOP formulas of the operators for torch's FLOP counters, as for torch's own attention.
 
-Two for each multiplication and addition, every pair of a query and a key counted, whatever masks
-hide. A compiler under a memory budget weighs by the same numbers what it computes again.
+A multiply-add counts two, and every query-key pair counts, even if masked. A compiler under a
+memory budget uses the same numbers to weigh recomputation.
 """
 
 from __future__ import annotations
@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from ._spec import BLOCK_TABLE, CU_SEQLENS_K, CU_SEQLENS_Q, LAYOUT, MAX_SEQLEN_K, MAX_SEQLEN_Q, Spec
+from ._spec import (
+    BLOCK_TABLE,
+    CU_SEQLENS_K,
+    CU_SEQLENS_Q,
+    LAYOUT,
+    MAX_SEQLEN_K,
+    MAX_SEQLEN_Q,
+    Spec,
+    make_spec,
+)
 from ._torch_onlookers import in_memory
 
 
@@ -42,7 +51,8 @@ def _products(q: Tensor, k: Tensor, spec: Spec) -> int:
     keys = _heads_and_rows(k, spec)[1]
     if spec[BLOCK_TABLE] is not None:
         keys *= spec[BLOCK_TABLE].shape[1]  # pages of an entry
-    return int(2 * q.shape[0] * heads * rows * keys)
+    batch = 1 if spec[CU_SEQLENS_Q] is not None else q.shape[0]
+    return int(2 * batch * heads * rows * keys)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *spec: Any, **_: Any) -> int:
@@ -71,8 +81,29 @@ def _expression_backward(*arguments: Any, **options: Any) -> int:
     return _backward(*tensors, *spec, **options)
 
 
+def of_prefix(
+    q: Tensor,
+    k_prefix: Tensor,
+    v_prefix: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_lengths: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    block_table: Tensor | None,
+    *options: Any,
+    **_: Any,
+) -> int:
+    """Every query beside the prefix and beside its own keys."""
+    layout = options[6]
+    spec = make_spec(cu_seqlens_q=cu_seqlens_q, block_table=block_table, layout=layout)
+    heads, rows = _heads_and_rows(q, spec)
+    queries = rows if cu_seqlens_q is not None else rows * q.shape[0]
+    shared = 2 * heads * queries * k_prefix.shape[1 if layout == "bhsd" else 0]
+    return (_products(q, k, spec) + shared) * (q.shape[-1] + v.shape[-1])
+
+
 def register() -> None:
-    """Tells torch the formulas."""
+    """Registers the formulas with torch."""
     operators = torch.ops.tilewise
     register_flop_formula(operators.attention_forward, get_raw=True)(_forward)
     register_flop_formula(operators.attention_backward, get_raw=True)(_backward)

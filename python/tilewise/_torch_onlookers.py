@@ -1,6 +1,7 @@
-"""Who in torch looks on at a call, and the refusals where torch would drop a derivative.
+"""Detects observers of a call in torch, and refuses calls where torch would drop a derivative.
 
-The rule of docs/python.md: whatever in torch looks on sees the operator or gets an error.
+The rule of docs/python.md: any part of torch that observes a call sees the operator or gets an
+error.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ _native.use_torch(
 
 
 def is_plain_call(q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> bool:
-    """True when nobody but autograd looks on, and the tensors are plain.
+    """True if only autograd observes the call and the tensors are plain.
 
-    Who may look on: a compiler or an exporter, TorchScript's tracer, a dispatch or function mode, a
-    transform of torch.func, a profiler.
+    Observers are a compiler or exporter, TorchScript's tracer, a dispatch or function mode, a
+    torch.func transform, and a profiler.
     """
     return not torch.compiler.is_compiling() and _native.is_plain_call(q, k, v, spec)
 
@@ -93,8 +94,30 @@ def in_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
+def check_tensors(**arguments: Any) -> None:
+    """For a function of torch tensors alone: names the argument that is none."""
+    for name, t in arguments.items():
+        if t is not None and not isinstance(t, Tensor):
+            raise ValueError(f"{name} is of type {type(t).__name__}: expected a torch tensor")
+
+
+def check_without_gradient(function: str, **arguments: Any) -> None:
+    """For a function of torch tensors without derivatives: refuses them, which would be zeros."""
+    check_tensors(**arguments)
+    if torch.is_grad_enabled():
+        for name, t in arguments.items():
+            if t is not None and t.requires_grad:
+                raise NotImplementedError(
+                    f"{function} has no gradient, and {name} requires one: call it in no_grad"
+                )
+    if in_forward_mode():
+        for name, t in arguments.items():
+            if t is not None and forward_ad.unpack_dual(t).tangent is not None:
+                raise NotImplementedError(f"{function} has no forward-mode derivative of {name}")
+
+
 def refuse_tangents(arguments: Sequence[Any]) -> None:
-    """Forward-mode AD: torch drops the tangents of an operator that is registered in Python."""
+    """Refuses forward-mode AD: torch drops the tangents of an operator registered in Python."""
     if not in_forward_mode():
         return
     for t in arguments:

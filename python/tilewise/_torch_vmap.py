@@ -1,7 +1,7 @@
 """torch.func.vmap of the operators: the mapped axis becomes part of the batch.
 
-What cannot be folded (sinks of each entry, packed or paged sequences, block lists, gradients of
-bias and sinks, and dropout, whose bits depend on the place in the batch) runs as a loop.
+Some calls cannot be folded and run as a loop: sinks per entry, packed or paged sequences, block
+lists, gradients of bias and sinks, and dropout, whose bits depend on the batch index.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _foldable(spec: Any, dims: Any) -> bool:
 
 
 def _loop(operator: Callable[..., Any], size: int, dims: Any, arguments: Any) -> Result:
-    """One call an entry."""
+    """One call per entry."""
 
     def entry(argument: Any, dim: Any, i: int) -> Any:
         if isinstance(argument, list | tuple) and isinstance(dim, list | tuple):
@@ -132,7 +132,7 @@ def _looped(name: str) -> Callable[..., Result]:
 
 
 def register(library: torch.library.Library) -> None:
-    """Tells torch the rules."""
+    """Registers the rules with torch."""
     for name in ("expression_forward", "expression_backward"):
         torch.library.register_vmap(f"tilewise::{name}", _looped(name), lib=library)
     torch.library.register_vmap("tilewise::attention_forward", forward, lib=library)

@@ -1,13 +1,13 @@
-"""From a score function or a mask in Python to the library's formula (docs/expressions.md).
+"""Translates a Python score function or mask into the library's formula (docs/expressions.md).
 
-The function is called once with Traced values, which write down what is done to them. Tensors and
-arrays that it reads become the formula's captures. Nothing is remembered between calls: a closure
-may change.
+The function runs once on Traced values, which record the operations. Tensors and arrays that it
+reads become captures of the formula. No trace is cached, because a closure may change.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import numbers
 import sys
 import types
@@ -20,9 +20,12 @@ from . import _trace_functions
 
 MOST_LANES = 64  # of a short vector: a row of a captured tensor
 
+_PART = "part"  # the operation of a captured tensor that lacks more indices than a short vector
+
 _CURES = {
     "__bool__": "if, and, or, not, and chained comparisons cannot see its value: "
-    "write torch.where, &, |, ~, and (a < b) & (b < c)",
+    "write torch.where, &, |, ~, and (a < b) & (b < c); for max, min and in torch.maximum, "
+    "torch.minimum and torch.isin",
     "__iter__": "it cannot be iterated",
     "__len__": "it has no length",
     "__int__": "int() cannot see its value: write x.to(torch.int32)",
@@ -38,7 +41,8 @@ _CURES = {
 
 
 class TraceError(ValueError):
-    """A score function or a mask does what a formula cannot say. The message has the cure."""
+    """A score function or mask does something that a formula cannot express. The message names the
+    replacement."""
 
 
 def _cure(name: str) -> Callable[..., Any]:
@@ -49,7 +53,7 @@ def _cure(name: str) -> Callable[..., Any]:
 
 
 class Traced:
-    """A value that differs by pair, while a function is traced: an operation on others."""
+    """A value that depends on the pair, during tracing: an operation on other values."""
 
     __slots__ = ("arguments", "lanes", "operation")
     __hash__ = object.__hash__
@@ -68,8 +72,19 @@ class Traced:
         return _trace_functions.method(self, name)
 
     def __getitem__(self, index: Any) -> Any:
+        """An entry of a short vector, or of a captured tensor that lacks indices yet."""
+        indices = index if isinstance(index, tuple) else (index,)
+        if self.operation == _PART:
+            captured, given, _ = self.arguments
+            return captured.load((*given, *indices))
+        indices = tuple(i for i in indices if i is not Ellipsis)
+        if self.lanes and len(indices) == 1 and not _is_whole(indices[0]):
+            return _entry(self, _lane(indices[0], self.lanes))
+        if all(i is None for i in indices) and not self.lanes:
+            return self  # one number, which any short vector takes as it is
         raise TraceError(
-            "a traced value cannot be indexed: index the tensor that is captured once for each axis"
+            "a traced value takes one integer as its index if it is a short vector, and no index "
+            "otherwise: index the captured tensor with one index per axis"
         )
 
     @classmethod
@@ -113,13 +128,15 @@ def constant(value: Any) -> Traced:
         if text not in ("inf", "-inf", "nan") and "." not in text and "e" not in text:
             text += ".0"
     else:
-        raise TraceError(f"{type(value).__name__} is no number of a formula")
+        raise TraceError(f"{type(value).__name__} cannot appear in a formula")
     return Traced(f"({text})" if text[0] == "-" else text, ())
 
 
 def operand(value: Any) -> Traced:
     """A traced value for anything that may stand in a formula."""
     if isinstance(value, Traced):
+        if value.operation == _PART:
+            raise TraceError(value.arguments[2])
         return value
     if isinstance(value, Captured):
         return value.load(())
@@ -160,22 +177,26 @@ class Captured:
                     "not traced, but for ':' on the last axis"
                 )
         missing = len(sizes) - len(indices)
-        if missing not in (0, 1) or len(sizes) > 4:
-            raise TraceError(
-                f"a captured tensor of shape {sizes} is given {len(indices)} indices: expected one "
-                "for each axis, or one fewer for a short vector; at most 4 axes"
-            )
+        wrong = (
+            f"a captured tensor of shape {sizes} is given {len(indices)} indices: expected one "
+            "for each axis, or one fewer for a short vector; at most 4 axes"
+        )
+        if missing < 0 or len(sizes) > 4:
+            raise TraceError(wrong)
         given = tuple(operand(i) for i in indices)
         if missing == 0:
             return Traced("[]", (self, *given), max((i.lanes for i in given), default=0))
+        if missing > 1:
+            return Traced(_PART, (self, given, wrong))
         if any(i.lanes for i in given):
             raise TraceError("a row of a captured tensor is indexed by short vectors")
         if not 1 <= sizes[-1] <= MOST_LANES:
-            raise TraceError(
+            wrong = (
                 f"a row of {sizes[-1]} entries of a captured tensor: short vectors have 1 to "
                 f"{MOST_LANES}; index its last axis too"
             )
-        return Traced("[]", (self, *given, Traced("lane", ())), sizes[-1])
+            return Traced(_PART, (self, given, wrong))
+        return Traced("[]", (self, *given, _LANE), sizes[-1])
 
     def __getitem__(self, index: Any) -> Any:
         indices = index if isinstance(index, tuple) else (index,)
@@ -204,6 +225,39 @@ class Captured:
     __float__ = lambda self: float(self.array)  # noqa: E731
     __bool__ = lambda self: bool(self.array)  # noqa: E731
     __index__ = lambda self: self.array.__index__()  # noqa: E731
+
+
+_LANE = Traced("lane", ())
+
+
+def _lane(index: Any, lanes: int) -> Traced:
+    """The place of a short vector's entry, an index of its tensor's last axis."""
+    if isinstance(index, numbers.Integral):
+        at = int(index)
+        if not -lanes <= at < lanes:
+            raise TraceError(f"index {at} of a short vector of {lanes} entries")
+        return constant(at % lanes)
+    value = operand(index)
+    if value.lanes:
+        raise TraceError("a short vector is indexed by a short vector")
+    return value
+
+
+def _entry(value: Traced, lane: Traced) -> Traced:
+    """One entry of a short vector: its formula at that lane."""
+    made: dict[int, Traced] = {}
+
+    def of(node: Traced) -> Traced:
+        if node is _LANE:
+            return lane
+        if not node.lanes:  # the same in every lane
+            return node
+        if id(node) not in made:
+            arguments = [of(a) if isinstance(a, Traced) else a for a in node.arguments]
+            made[id(node)] = Traced(node.operation, tuple(arguments))
+        return made[id(node)]
+
+    return of(value)
 
 
 _trace_functions.install(Traced, Captured)
@@ -300,6 +354,19 @@ def _is_a_library_s(function: types.FunctionType) -> bool:
     return module in ("torch", "numpy", "math", "tilewise") and not function.__closure__
 
 
+# Integers that the library does not read, and what is made of them. It keeps the low 32 bits.
+_WIDER = {"int8": "int", "int16": "int", "uint16": "int", "uint32": "long", "uint64": "long"}
+
+
+def _readable(array: Any) -> Any:
+    wider = _WIDER.get(str(getattr(array, "dtype", "")).rpartition(".")[2])
+    if wider is None:
+        return array
+    if hasattr(array, "astype"):
+        return array.astype(np.int32 if wider == "int" else np.int64)
+    return getattr(array, wider)()
+
+
 class _Writer:
     """Text of a value. One that is used more than once gets a name, so that the text stays as short
     as the graph is."""
@@ -329,7 +396,7 @@ class _Writer:
         place = self.places.get(id(captured.array))
         if place is None:
             place = self.places[id(captured.array)] = len(self.captures)
-            self.captures.append(captured.array)
+            self.captures.append(_readable(captured.array))
         return f"c{place}"
 
     def _text(self, value: Traced) -> str:
@@ -361,6 +428,16 @@ SCORE = ("score", "b", "h", "i", "j")
 MASK = ("b", "h", "i", "j")
 
 
+def _takes(function: Callable[..., Any], arguments: Sequence[Any]) -> bool:
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:  # nobody knows
+        pass
+    return True
+
+
 def trace(function: Callable[..., Any], leaves: Sequence[str], name: str) -> Traced:
     """What a function makes of traced values. `name` is what messages call it."""
     if not callable(function):
@@ -373,9 +450,15 @@ def trace(function: Callable[..., Any], leaves: Sequence[str], name: str) -> Tra
                 result = plain(*given)
         else:
             result = plain(*given)
+        if result is None:
+            raise TraceError("it returns nothing: return the value")
         value = operand(result)
     except TraceError as error:
         raise TraceError(f"{name}: {error}") from error
+    except TypeError as error:
+        if _takes(plain, given):
+            raise
+        raise TraceError(f"{name}: it does not take ({', '.join(leaves)}): {error}") from error
     if value.lanes:
         raise TraceError(
             f"{name}: its value is a short vector: reduce it by .any(-1), .all(-1) or .sum(-1)"
@@ -386,7 +469,7 @@ def trace(function: Callable[..., Any], leaves: Sequence[str], name: str) -> Tra
 def formulas(
     score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None
 ) -> tuple[str, str, tuple[Any, ...]]:
-    """The texts of a score function and a mask, empty where there is none, and what they read."""
+    """The texts of a score function and a mask, empty if absent, and the tensors that they read."""
     captures: list[Any] = []
     texts = [
         "" if function is None else _Writer(captures).whole(trace(function, leaves, name))

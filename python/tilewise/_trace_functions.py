@@ -1,6 +1,6 @@
-"""What may be done to traced values: operators, methods, functions of torch and of NumPy, by name.
+"""Operations on traced values: operators, methods, functions of torch and NumPy, by name.
 
-Names are torch's and NumPy's; what both call alike stands once.
+Names are torch's and NumPy's. Functions that both share appear once.
 """
 
 from __future__ import annotations
@@ -82,6 +82,10 @@ _TEMPLATES: dict[str, tuple[str, int]] = {
     "log2": ("(log({0}) * 1.4426950408889634)", 1),
     "log1p": ("log(1.0 + {0})", 1),
     "expm1": ("(exp({0}) - 1.0)", 1),
+    "log10": ("(log({0}) * 0.4342944819032518)", 1),
+    "log_sigmoid": ("(min({0}, 0.0) - log(1.0 + exp(-abs({0}))))", 1),
+    "hypot": ("sqrt(({0} * {0}) + ({1} * {1}))", 2),
+    "isinf": ("(abs({0}) == inf)", 1),
     **{
         name: (f"{name}({{0}})", 1)
         for name in (
@@ -110,6 +114,7 @@ _RANDOM = frozenset(
     "poisson dropout random_ uniform_ normal_ bernoulli_ exponential_ log_normal_ cauchy_ "
     "geometric_ native_dropout alpha_dropout feature_dropout".split()
 )
+_READERS = frozenset("index_select take gather embedding take_along_dim index".split())
 _REDUCTIONS = ("any", "all", "sum", "mean")
 _types: dict[str, Any] = {}
 
@@ -120,9 +125,10 @@ def install(traced: type, captured: type) -> None:
 
     _types["Traced"], _types["Captured"] = traced, captured
     _types["make"], _types["error"] = _trace.make, _trace.TraceError
+    _types["operand"] = _trace.operand
     comparisons = "lt le gt ge eq ne".split()
     for name in (
-        "add sub mul truediv floordiv mod pow and or xor lshift rshift".split()
+        "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift".split()
     ) + comparisons:
         function = _FUNCTIONS[name]
         own = getattr(operator, f"__{name}__")
@@ -204,7 +210,9 @@ def _div(a: Any, b: Any, rounding_mode: str | None = None) -> Any:
         return _make("({0} / {1})", a, b)
     if rounding_mode == "floor":
         return _make("({0} // {1})", a, b)
-    raise _error(f"div's rounding_mode {rounding_mode!r} is not traced: expected 'floor'")
+    if rounding_mode == "trunc":
+        return _make("((sign({0}) * sign({1})) * (abs({0}) // abs({1})))", a, b)
+    raise _error(f"div's rounding_mode is {rounding_mode!r}: expected 'floor' or 'trunc'")
 
 
 def _trunc(x: Any) -> Any:
@@ -234,6 +242,16 @@ def _silu(x: Any, inplace: bool = False) -> Any:
     if inplace:
         raise _error("writes in place are not traced: leave inplace out")
     return _make("silu({0})", x)
+
+
+def _leaky_relu(x: Any, negative_slope: Any = 0.01, inplace: bool = False) -> Any:
+    return _make("({0} + ({1} * ({2} - {0})))", _relu(x, inplace), negative_slope, x)
+
+
+def _hardtanh(x: Any, min_val: Any = -1.0, max_val: Any = 1.0, inplace: bool = False) -> Any:
+    if inplace:
+        raise _error("writes in place are not traced: leave inplace out")
+    return _clamp(x, min_val, max_val)
 
 
 def _softplus(x: Any) -> Any:
@@ -271,7 +289,7 @@ def _to(x: Any, *kinds: Any, **options: Any) -> Any:
 
 
 def _as_vector(x: Any, name: str) -> Any:
-    value = _make("{0}", x) if not isinstance(x, _types["Traced"]) else x
+    value = _types["operand"](x)
     if not value.lanes:
         raise _error(
             f"{name} of one number: it reduces a row of a captured tensor, which is indexed once "
@@ -311,8 +329,24 @@ def _same(x: Any, *_: Any, **__: Any) -> Any:
     return x
 
 
-def _full_like(x: Any, value: Any, **_: Any) -> Any:
+def _unsqueeze(x: Any, axis: Any = -1, **options: Any) -> Any:
+    """Beside a short vector one number is taken as it is: an axis of one entry changes nothing."""
+    axis = options.pop("dim", axis)
+    _no_options("unsqueeze", options)
+    value = _types["operand"](x)
+    if value.lanes or axis not in (-1, 0):
+        raise _error("unsqueeze is traced for one number, by axis -1 or 0")
+    return value
+
+
+def _full_like(x: Any, value: Any, dtype: Any = None, **_: Any) -> Any:
+    if dtype is not None:
+        return _to(_make("{0}", value), dtype)
     return _make("where(true, {1}, {0})", x, value) if isinstance(value, bool) else value
+
+
+def _like(value: int) -> Make:
+    return lambda x, dtype=None, **_: value if dtype is None else _full_like(x, value, dtype)
 
 
 _FUNCTIONS: dict[str, Make] = {
@@ -334,6 +368,8 @@ _FUNCTIONS: dict[str, Make] = {
     "relu": _relu,
     "silu": _silu,
     "softplus": _softplus,
+    "leaky_relu": _leaky_relu,
+    "hardtanh": _hardtanh,
     "lerp": _lerp,
     "addcmul": _addcmul,
     "masked_fill": _masked_fill,
@@ -348,8 +384,9 @@ _FUNCTIONS: dict[str, Make] = {
     "min": functools.partial(_minimum, "min", "min({0}, {1})"),
     "max": functools.partial(_minimum, "max", "max({0}, {1})"),
     "isin": _isin,
-    "zeros_like": lambda x, **_: 0,
-    "ones_like": lambda x, **_: 1,
+    "unsqueeze": _unsqueeze,
+    "zeros_like": _like(0),
+    "ones_like": _like(1),
     "full_like": _full_like,
 }
 
@@ -373,6 +410,8 @@ def _unknown(name: str) -> str:
         return f"{name} is random: draw it before, and capture the tensor"
     if name == "item":
         return "item() cannot see its value: leave it out"
+    if name in _READERS:
+        return f"{name} is not traced: index the tensor, table[i] with an integer for each axis"
     if name.endswith("_") or name == "setitem":
         return (
             f"{name} writes in place, which is not traced: use its value, or "
@@ -384,7 +423,13 @@ def _unknown(name: str) -> str:
 def method(value: Traced, name: str) -> Any:
     """A method of a traced value."""
     if name in ("dtype", "device", "shape", "ndim", "layout", "T"):
-        raise _error(f"a traced value has no {name}: it is one number of one pair")
+        cure = {
+            "dtype": "; write x.float() or x.int()",
+            "device": "; name the device, where captured tensors lie beside the query",
+        }
+        raise _error(
+            f"a traced value has no {name}: it is one number of one pair{cure.get(name, '')}"
+        )
     if name not in _FUNCTIONS:
         raise _error(_unknown(name))
     return _Method(value, name)

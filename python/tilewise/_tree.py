@@ -1,7 +1,8 @@
-"""tree_mask: which nodes of a tree of speculative tokens see which."""
+"""tree_mask: the mask of a tree of speculative tokens."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,14 +14,17 @@ MOST_NODES = 1024
 
 
 def _ancestors(parents: Any) -> Any:
-    """bool (B, n, n): node i sees node t, which is i or an ancestor of it."""
+    """bool (B, n, n): True if node t is node i or an ancestor of it."""
     given = np.asarray(parents)
+    if given.size == 0 and isinstance(parents, list | tuple):
+        given = given.astype(np.int64)  # NumPy takes an empty list for floats
     if given.ndim not in (1, 2) or not np.issubdtype(given.dtype, np.integer):
         raise ValueError(
             f"parents is {given.dtype} {given.shape}: expected integers (n,) or (B, n)"
         )
-    of = given.reshape(-1, given.shape[-1])
-    batch, nodes = of.shape
+    nodes = given.shape[-1]
+    of = given.reshape(math.prod(given.shape[:-1]), nodes)
+    batch = len(of)
     if nodes > MOST_NODES:
         raise ValueError(f"parents has {nodes} nodes: expected at most {MOST_NODES}")
     sees = np.zeros((batch, nodes, nodes), bool)
@@ -37,12 +41,12 @@ def _ancestors(parents: Any) -> Any:
 
 
 def tree_words(parents: Any) -> Any:
-    """The words of tree_mask: int32 (n, W) or (B, n, W) of NumPy, W a power of two, n <= 32 W.
+    """The words of tree_mask: NumPy int32 (n, W) or (B, n, W), W a power of two, n <= 32 W.
 
-    Bit t % 32 of word t / 32 of row i is 1 where node i sees node t: itself and its ancestors.
-    parents: integers (n,), or (B, n) with a tree a sequence, on the host: the parent of each node,
-    which comes before it, or -1 where it hangs on the keys before the tree. Raises ValueError for a
-    parent that does not come before, and for more than 1024 nodes.
+    Bit t % 32 of word t / 32 of row i is 1 if node i sees node t: itself or an ancestor. parents
+    are integers on the host: (n,), or (B, n) with a tree per sequence. An entry is the parent of
+    its node, which must come before it, or -1 for a root. Raises ValueError for a parent that does
+    not come before its node, and for more than 1024 nodes.
     """
     sees = _ancestors(parents)
     nodes = sees.shape[-1]
@@ -59,14 +63,16 @@ def tree_words(parents: Any) -> Any:
 def tree_mask(parents: Any = None, *, words: Any = None, device: Any = None) -> Callable[..., Any]:
     """The mask_mod of a tree of speculative tokens, for attention and prefix_attention.
 
-    The queries of a sequence are the nodes of its tree, in an order in which parents come first,
-    and the last keys are theirs. A node sees all keys before the tree, itself and its ancestors.
-    parents: as tree_words takes them; device: where torch shall have their words, None for an
-    array of NumPy. words: int32 (n, W) or (B, n, W) instead, on the device of q, as tree_words
-    gives them; values may change from call to call. n is at least Sq.
+    The queries of a sequence are the nodes of its tree, parents first. The last keys of the
+    sequence belong to them. A node sees all keys before the tree, its ancestors and itself.
 
-    Kernels read the words themselves: a tree costs what causal costs. Raises ValueError where not
-    exactly one of the two is given, and what tree_words raises.
+    - parents: as for tree_words. device: the device of the words as a torch tensor; None keeps a
+      NumPy array.
+    - words: instead of parents, int32 (n, W) or (B, n, W) on the device of q, as from tree_words.
+      Values may change between calls. n is at least Sq.
+
+    Kernels read the words directly: a tree costs as much as a causal mask. Raises ValueError unless
+    exactly one of parents and words is given, and the errors of tree_words.
     """
     if (parents is None) == (words is None):
         raise ValueError("parents and words: expected exactly one of them")
@@ -76,9 +82,12 @@ def tree_mask(parents: Any = None, *, words: Any = None, device: Any = None) -> 
             import torch
 
             words = torch.as_tensor(words, device=device)
+    if not hasattr(words, "shape"):
+        raise ValueError(f"words is of type {type(words).__name__}: expected a tensor or an array")
     table = _trace.Captured(words)
-    rank, width = len(table.array.shape), int(table.array.shape[-1])
-    if rank not in (2, 3) or width & (width - 1) or not 1 <= width <= MOST_NODES // 32:
+    rank = len(table.array.shape)
+    width = int(table.array.shape[-1]) if rank in (2, 3) else 0
+    if width & (width - 1) or not 1 <= width <= MOST_NODES // 32:
         raise ValueError(
             f"words has shape {tuple(table.array.shape)}: expected (n, W) or (B, n, W), W a power "
             f"of two up to {MOST_NODES // 32}"

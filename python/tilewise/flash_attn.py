@@ -2,11 +2,15 @@
 
     from tilewise.flash_attn import flash_attn_func
 
-The same meaning: causal is bottom-right, -1 in window_size is an open side, float32 LSE of shape
-(batch, heads, rows), packed (heads, total). Differences: any float type, also on a CPU; any
-strides; dropout's random bits are Tilewise's own, and the third value that return_attn_probs asks
-for, the test matrix S_dmask, is None; with ALiBi the LSE is that of -slope * |distance|, causal or
-not. What no kernel runs raises NotImplementedError with the reasons, unless fallback="torch".
+The meaning is the same: causal is bottom-right, -1 in window_size means unbounded, and LSE is
+float32 (batch, heads, rows), packed (heads, total). Differences:
+
+- Any float type and any strides work, also on a CPU.
+- Dropout has Tilewise's own random bits. The third value of return_attn_probs, the test matrix
+  S_dmask, is None.
+- With ALiBi the LSE is that of -slope * |distance|, causal or not.
+- A call that no kernel supports raises NotImplementedError with the reasons, unless
+  fallback="torch".
 """
 
 from __future__ import annotations
@@ -31,6 +35,13 @@ __all__ = [
 ]
 
 Result: TypeAlias = Tensor | tuple[Tensor, Tensor, None]
+
+
+def _parts(name: str, packed: Tensor, count: int, axis: int) -> tuple[Tensor, ...]:
+    """q, k and v of one tensor, or k and v."""
+    if packed.dim() <= axis or packed.shape[axis] != count:
+        raise ValueError(f"{name} has shape {tuple(packed.shape)}: expected {count} in axis {axis}")
+    return packed.unbind(axis)
 
 
 def _attend(
@@ -65,7 +76,7 @@ def flash_attn_func(
     *,
     fallback: str | None = None,
 ) -> Result:
-    """Attention of q (B, Sq, Hq, D) over k, v (B, Sk, Hk, D)."""
+    """Attention of q (B, Sq, Hq, D) over k and v (B, Sk, Hk, D)."""
     return _attend(
         q,
         k,
@@ -95,8 +106,8 @@ def flash_attn_qkvpacked_func(
     *,
     fallback: str | None = None,
 ) -> Result:
-    """flash_attn_func of qkv (B, S, 3, H, D)."""
-    q, k, v = qkv.unbind(2)
+    """flash_attn_func for qkv (B, S, 3, H, D)."""
+    q, k, v = _parts("qkv", qkv, 3, 2)
     return flash_attn_func(
         q,
         k,
@@ -127,8 +138,8 @@ def flash_attn_kvpacked_func(
     *,
     fallback: str | None = None,
 ) -> Result:
-    """flash_attn_func of q (B, Sq, Hq, D) and kv (B, Sk, 2, Hk, D)."""
-    k, v = kv.unbind(2)
+    """flash_attn_func for q (B, Sq, Hq, D) and kv (B, Sk, 2, Hk, D)."""
+    k, v = _parts("kv", kv, 2, 2)
     return flash_attn_func(
         q,
         k,
@@ -167,13 +178,13 @@ def flash_attn_varlen_func(
     seqused_k: Tensor | None = None,
     fallback: str | None = None,
 ) -> Result:
-    """Attention of packed sequences: q (total_q, Hq, D), k, v (total_k, Hk, D).
+    """Attention of packed sequences: q (total_q, Hq, D), k and v (total_k, Hk, D).
 
-    cu_seqlens: int32 (sequences + 1), where each sequence begins. With block_table, int32
-    (sequences, max_pages), k and v are pools (pages, page_size, Hk, D), and the differences of
-    cu_seqlens_k are the sequences' key lengths. seqused_q, seqused_k: int32 (sequences), the rows
-    of each sequence that are in use from its offset on; O and gradients of the others are 0. With
-    block_table seqused_k is the key lengths.
+    - cu_seqlens_q, cu_seqlens_k: int32 (sequences + 1), the start of each sequence.
+    - block_table: int32 (sequences, max_pages). k and v are then pools (pages, page_size, Hk, D),
+      and the differences of cu_seqlens_k are the key lengths.
+    - seqused_q, seqused_k: int32 (sequences), the rows in use of each sequence from its offset on.
+      O and gradients of the other rows are 0. With block_table, seqused_k gives the key lengths.
     """
     keys: dict[str, Any] = {"cu_seqlens_k": cu_seqlens_k}
     if block_table is not None:
@@ -217,8 +228,8 @@ def flash_attn_varlen_qkvpacked_func(
     *,
     fallback: str | None = None,
 ) -> Result:
-    """flash_attn_varlen_func of qkv (total, 3, H, D)."""
-    q, k, v = qkv.unbind(1)
+    """flash_attn_varlen_func for qkv (total, 3, H, D)."""
+    q, k, v = _parts("qkv", qkv, 3, 1)
     return flash_attn_varlen_func(
         q,
         k,
@@ -257,8 +268,8 @@ def flash_attn_varlen_kvpacked_func(
     *,
     fallback: str | None = None,
 ) -> Result:
-    """flash_attn_varlen_func of q (total_q, Hq, D) and kv (total_k, 2, Hk, D)."""
-    k, v = kv.unbind(1)
+    """flash_attn_varlen_func for q (total_q, Hq, D) and kv (total_k, 2, Hk, D)."""
+    k, v = _parts("kv", kv, 2, 1)
     return flash_attn_varlen_func(
         q,
         k,

@@ -1,19 +1,20 @@
-"""Tilewise as an attention of Hugging Face transformers.
+"""Tilewise as an attention implementation of Hugging Face transformers.
 
     tilewise.hf.register()
     model = AutoModel.from_pretrained(..., attn_implementation="tilewise")
 
-Masks are made as for "sdpa", except where a mask of every pair can be said in less. A batch that is
-padded on the right, and a static cache that is longer than what has been written, go to the kernel
-as lengths; a sliding window as a window; a batch that is padded on the left, position_ids that
-restart, and cu_seq_lens_q and _k, as packed sequences.
+Masks are made as for "sdpa", but the kernel receives a cheaper form where possible:
+
+- lengths for right-padded batches and for partly filled static caches,
+- a window for sliding windows,
+- packed sequences for left-padded batches, position_ids that restart, and cu_seq_lens_q and _k.
 
     tilewise.hf.register(continuous_batching=True)
     model.set_attn_implementation("tilewise_flash_2")
     model.generate_batch(prompts)
 
-Continuous batching takes names of FlashAttention alone. Under this one transformers' own way to
-FlashAttention calls the functions of this module, over pages where it decodes on a GPU.
+transformers accepts only FlashAttention names for continuous batching. Under this name its
+FlashAttention path calls the functions of this module. On a GPU it decodes from pages.
 """
 
 from __future__ import annotations
@@ -45,25 +46,25 @@ __all__ = ["attention_forward", "attention_mask", "register"]
 
 
 class _Said(Tensor):
-    """What attention_mask says in less than a mask: types, so that no mask of a caller's is taken
-    for one. Four axes, because transformers takes only such a mask for a finished one."""
+    """A mask in a cheaper form than a tensor of all pairs. Distinct types keep it apart from the
+    caller's masks. It has four axes, because transformers then takes it for a finished mask."""
 
 
 class _Lengths(_Said):
-    """int32 (B, 1, 1, 1); (B, 1, 1, 2), each of them twice, with causal from the top left."""
+    """int32 (B, 1, 1, 1), or (B, 1, 1, 2) with each length twice for top-left causal."""
 
 
 class _Window(_Said):
-    """(1, 1, 1, W): causal over W keys, the query's own among them."""
+    """(1, 1, 1, W): causal over W keys, including the query's own."""
 
 
 class _Packed(_Said):
-    """int32 offsets (1, 2, 1, sequences + 1), of queries and of keys, of causal sequences in all
-    batch entries one after the other; (1, 2, 1 + W, sequences + 1) with a window."""
+    """int32 offsets (1, 2, 1, sequences + 1) of queries and keys of causal sequences, over all
+    batch entries in order. (1, 2, 1 + W, sequences + 1) with a window."""
 
 
 class _Padded(_Packed):
-    """The same of what a batch holds that is padded on the left."""
+    """The same for a left-padded batch."""
 
 
 class _PaddedBothWays(_Padded):
@@ -71,14 +72,14 @@ class _PaddedBothWays(_Padded):
 
 
 def _right_padded_lengths(mask: Tensor) -> Tensor | None:
-    """Lengths (B) of a padding mask (B, S) whose padding is on the right; else None."""
+    """Lengths (B) of a right-padded mask (B, S), otherwise None."""
     lengths = mask.sum(-1, dtype=torch.int32)
     places = torch.arange(mask.shape[-1], device=mask.device)
     return lengths if torch.equal(mask.bool(), places < lengths[:, None]) else None
 
 
 def _bidirectional_lengths(padding: Tensor | None, kv_length: int) -> tuple[bool, Tensor | None]:
-    """Whether lengths say it all, and the lengths (B); None = every key is seen."""
+    """Whether lengths express the mask, and the lengths (B). None: every key is visible."""
     if padding is None or padding.shape[-1] != kv_length:
         return False, None
     lengths = _right_padded_lengths(padding)
@@ -207,8 +208,7 @@ def attention_mask(
     kv_offset: int = 0,
     **options: Any,
 ) -> Tensor | None:
-    """What attention_forward takes as its mask: None, bool (B, 1, Sq, Sk), or a type of this module
-    that says the same in less."""
+    """The mask for attention_forward: None, bool (B, 1, Sq, Sk), or a type of this module."""
     if not use_vmap and kv_offset == 0 and not torch.compiler.is_compiling():
         found, lengths = False, None
         if mask_function is bidirectional_mask_function:
@@ -271,7 +271,7 @@ def _mask_options(mask: Tensor | None, position_bias: Tensor | None) -> dict[str
 def _packed_options(
     mask: Tensor | None, rows: int, keys: int, given: dict[str, Any]
 ) -> dict[str, Any]:
-    """The offsets of packed sequences, by the mask or by the model's arguments; {} without."""
+    """The offsets of packed sequences from the mask or the model's arguments, or {}."""
     offsets_q, offsets_k = given.get("cu_seq_lens_q"), given.get("cu_seq_lens_k")
     if (offsets_q is None) != (offsets_k is None):
         raise ValueError("one of cu_seq_lens_q and cu_seq_lens_k is given: expected both, or none")
@@ -279,7 +279,9 @@ def _packed_options(
         if mask is not None and (
             isinstance(mask, _Padded) or not isinstance(mask, _Window | _Packed)
         ):
-            raise ValueError("attention_mask is given with cu_seq_lens_q: expected one of them")
+            raise ValueError(
+                "attention_mask is given with cu_seq_lens_q: expected only one of them"
+            )
         most_q, most_k = (given.get(f"max_length_{side}") or rows for side in "qk")
         found = {"cu_seqlens_q": offsets_q, "cu_seqlens_k": offsets_k}
         return found | {"max_seqlen_q": int(most_q), "max_seqlen_k": int(most_k)}
@@ -291,7 +293,7 @@ def _packed_options(
 
 
 def _pairs(mask: _Packed, batch: int, rows: int, keys: int) -> Tensor:
-    """The mask of every pair, bool (B, 1, Sq, Sk), that packed sequences stand for."""
+    """The full mask, bool (B, 1, Sq, Sk), of packed sequences."""
     offsets_q, offsets_k = mask.as_subclass(Tensor)[0, :, 0]
     i, j = (
         torch.arange(batch * count, dtype=torch.int32, device=mask.device) for count in (rows, keys)
@@ -325,8 +327,8 @@ def attention_forward(
 ) -> tuple[Tensor, None]:
     """One layer's attention: query (B, Hq, Sq, D), key, value (B, Hk, Sk, D) -> (B, Sq, Hq, D).
 
-    cu_seq_lens_q and _k, max_length_q and _k: packed sequences in a batch of 1. Raises ValueError
-    for a mask of an integer type, and for one beside cu_seq_lens.
+    cu_seq_lens_q and _k, max_length_q and _k describe packed sequences in a batch of 1. Raises
+    ValueError for a mask of an integer type, and for a mask together with cu_seq_lens.
     """
     rows, keys = query.shape[2], key.shape[2]
     if isinstance(attention_mask, _Packed) and position_bias is not None:
@@ -382,7 +384,7 @@ def _flash(
     deterministic: bool = False,
     s_aux: Tensor | None = None,
 ) -> Tensor:
-    """flash_attn_func with sinks, as transformers calls it."""
+    """flash_attn_func with sinks, for transformers."""
     out: Tensor = attention(
         q,
         k,
@@ -414,7 +416,7 @@ def _flash_varlen(
     deterministic: bool = False,
     s_aux: Tensor | None = None,
 ) -> Tensor:
-    """flash_attn_varlen_func with sinks, as transformers calls it."""
+    """flash_attn_varlen_func with sinks, for transformers."""
     out: Tensor = attention(
         q,
         k,
@@ -448,7 +450,7 @@ def _flash_with_kvcache(
     softcap: float = 0.0,
     s_aux: Tensor | None = None,
 ) -> Tensor:
-    """flash_attn_with_kvcache with sinks, as transformers decodes: K and V are turned before."""
+    """flash_attn_with_kvcache with sinks, for decoding in transformers, which rotates K before."""
     _, lengths, _ = append_kv(k, v, k_cache, v_cache, cache_seqlens, block_table=block_table)
     out: Tensor = attention(
         q,
@@ -470,7 +472,7 @@ _transformers_imports = modeling_flash_attention_utils._lazy_imports
 
 
 def _lazy_imports(implementation: str | None, *arguments: Any, **options: Any) -> tuple[Any, ...]:
-    """transformers' loader of FlashAttention's functions, which finds ours under our name."""
+    """The FlashAttention loader of transformers, extended by our name."""
     if implementation not in _flash_names:
         found: tuple[Any, ...] = _transformers_imports(implementation, *arguments, **options)
         return found
@@ -479,10 +481,10 @@ def _lazy_imports(implementation: str | None, *arguments: Any, **options: Any) -
 
 
 def register(name: str = "tilewise", continuous_batching: bool = False) -> None:
-    """Makes attn_implementation=name a choice for every model that takes attention functions.
+    """Makes attn_implementation=name available to every model that takes attention functions.
 
-    continuous_batching: also name + "_flash_2", which generate_batch and its managers take. It
-    replaces the function of transformers that loads FlashAttention by one that knows the name.
+    continuous_batching also registers name + "_flash_2" for generate_batch and its managers. It
+    replaces the function of transformers that loads FlashAttention by one that knows this name.
     """
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)

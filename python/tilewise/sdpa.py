@@ -2,10 +2,10 @@
 
     from tilewise.sdpa import scaled_dot_product_attention
 
-The same signature and meaning: causal is top-left, a float mask is added and has a gradient, a
-bool mask shows where it is True. Where torch gives NaN or uniform rows for a fully masked row (it
-depends on its backend), the row is 0 here. What no kernel runs raises NotImplementedError with the
-reasons, unless fallback="torch".
+Signature and meaning are torch's: causal is top-left, a float mask is added and has a gradient, and
+a bool mask is True for visible pairs. A fully masked row is 0; torch's backends return 0, NaN or a
+uniform row. A call that no kernel supports raises NotImplementedError with the reasons, unless
+fallback="torch".
 """
 
 from __future__ import annotations
@@ -20,12 +20,17 @@ from ._attention import attention
 
 __all__ = ["scaled_dot_product_attention"]
 
+
+class SdpaError(ValueError, RuntimeError):
+    """A ValueError, as elsewhere in this package, and a RuntimeError, as torch's own function."""
+
+
 _CAUSAL = {CausalVariant.UPPER_LEFT: "top_left", CausalVariant.LOWER_RIGHT: "bottom_right"}
 
 
 def _heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """(..., S, D) with an axis of heads, which broadcasts among the three; for grouped queries each
-    keeps its own."""
+    """(..., S, D) with a head axis, which broadcasts among the three. Grouped queries keep their
+    own."""
     q, k, v = (t[None] if t.dim() == 2 else t for t in (q, k, v))
     if enable_gqa:
         return q, k, v
@@ -47,7 +52,7 @@ def _broadcast(shapes: list[torch.Size], what: str, q: Tensor, k: Tensor, v: Ten
 
 
 def _one_batch(t: Tensor, batch: torch.Size) -> Tensor:
-    """(..., H, S, D) as (B, H, S, D): all leading axes broadcast, then one."""
+    """(..., H, S, D) as (B, H, S, D): broadcasts all leading axes and joins them."""
     return t.expand(*batch, *t.shape[-3:]).reshape(math.prod(batch), *t.shape[-3:])
 
 
@@ -70,7 +75,7 @@ def _mask_axes(mask: Tensor, batch: torch.Size, heads: int, rows: int, keys: int
 
 
 def _causal_kind(mask: CausalBias, rows: int, keys: int) -> str:
-    """The kind of torch's own causal masks, which say it by their type."""
+    """The kind of torch's causal mask types."""
     if (mask.seq_len_q, mask.seq_len_kv) != (rows, keys):
         raise ValueError(
             f"attn_mask is {mask.variant.name} of ({mask.seq_len_q}, {mask.seq_len_kv}): expected "
@@ -91,18 +96,44 @@ def scaled_dot_product_attention(
     *,
     fallback: str | None = None,
 ) -> Tensor:
-    """softmax(query key^T scale + attn_mask) value, as torch's function of this name.
+    """softmax(query key^T scale + attn_mask) value, like torch's function of this name.
 
-    query (..., Hq, L, E), key (..., H, S, E), value (..., H, S, Ev); the result (..., Hq, L, Ev).
-    Leading axes broadcast. Hq may be a multiple of H with enable_gqa. attn_mask: bool or a float
-    type that broadcasts to (..., Hq, L, S), or torch.nn.attention.bias's causal_upper_left(L, S) or
-    causal_lower_right(L, S). Raises ValueError for shapes that do not fit.
+    query is (..., Hq, L, E), key (..., H, S, E), value (..., H, S, Ev), and the result (..., Hq, L,
+    Ev). Leading axes broadcast. With enable_gqa, Hq may be a multiple of H. attn_mask is a bool or
+    float tensor that broadcasts to (..., Hq, L, S), or causal_upper_left(L, S) or
+    causal_lower_right(L, S) from torch.nn.attention.bias. Raises SdpaError for arguments
+    that do not fit.
     """
+    try:
+        return _attend(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, fallback
+        )
+    except ValueError as error:
+        raise SdpaError(str(error)) from error
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    fallback: str | None,
+) -> Tensor:
     if attn_mask is not None and is_causal:
-        raise ValueError("is_causal is True and attn_mask is given: torch takes one of them")
+        raise ValueError("is_causal is True and attn_mask is given: expected only one of them")
     for name, t in (("query", query), ("key", key), ("value", value)):
         if t.dim() < 2:
             raise ValueError(f"{name} has {t.dim()} axes: expected (..., L, E)")
+    if query.shape[-1] == key.shape[-1] == 0:  # scores are 0: a column of zeros says the same
+        query, key = (torch.nn.functional.pad(t, (0, 1)) for t in (query, key))
+        scale = 1.0
+    dim = value.shape[-1]
+    if dim == 0:  # the result has no column either
+        value = torch.nn.functional.pad(value, (0, 1))
     q, k, v = _heads(query, key, value, enable_gqa)
     leading = [t.shape[:-3] for t in (q, k, v)]
     batch = leading[0]
@@ -128,6 +159,7 @@ def scaled_dot_product_attention(
         layout="bhsd",
         fallback=fallback,
     )
+    out = out[..., :dim] if dim == 0 else out
     if query.dim() == key.dim() == value.dim() == 2:
         return out[0, 0]
     return out if len(batch) == 1 else out.reshape(*batch, *out.shape[1:])

@@ -1,11 +1,11 @@
-"""Tilewise as an attention backend of vLLM (its V1 engine).
+"""Tilewise as an attention backend of vLLM (V1 engine).
 
     vllm serve MODEL --attention-backend CUSTOM
 
-vLLM finds register() by the entry point "vllm.general_plugins" of this package. A step of the
-engine appends its tokens to the pages of their requests and attends to them in place: packed
-queries where lengths differ, a dense batch where all requests have as many. Lengths, offsets and
-block tables stay on the device; of them the host knows bounds alone.
+vLLM finds register() through the entry point "vllm.general_plugins" of this package. A step of the
+engine appends its tokens to the pages of their requests and attends to the pages in place. Queries
+are a dense batch if all requests have the same number, otherwise packed. Lengths, offsets and block
+tables stay on the device. The host knows only upper bounds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _KEYS_STEP = 1024  # of the bound on key lengths: steps of one bound share a pla
 
 @dataclass
 class TilewiseMetadata(AttentionMetadata):  # type: ignore[misc]
-    """What the layers of a step have in common. B counts requests, padding among them."""
+    """The data that the layers of a step share. B counts requests, including padding."""
 
     num_actual_tokens: int
     uniform_rows: int  # queries of each request, where all have as many; else 0
@@ -51,7 +51,7 @@ class TilewiseMetadata(AttentionMetadata):  # type: ignore[misc]
 
 
 class TilewiseMetadataBuilder(AttentionMetadataBuilder[TilewiseMetadata]):  # type: ignore[misc]
-    """Makes a step's metadata; waits for no device."""
+    """Builds a step's metadata without waiting for the device."""
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
 
@@ -67,7 +67,7 @@ class TilewiseMetadataBuilder(AttentionMetadataBuilder[TilewiseMetadata]):  # ty
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> TilewiseMetadata:
-        """common_prefix_len is not used: a shared prefix is read by each request."""
+        """common_prefix_len is ignored: each request reads a shared prefix itself."""
         common = common_attn_metadata
         if not isinstance(common.causal, bool):
             raise NotImplementedError("causal is a tensor: tilewise takes one for all requests")
@@ -89,7 +89,7 @@ class TilewiseMetadataBuilder(AttentionMetadataBuilder[TilewiseMetadata]):  # ty
 
 
 class TilewiseBackend(AttentionBackend):  # type: ignore[misc]
-    """What vLLM asks of a backend before it makes one."""
+    """The properties that vLLM queries before it creates a layer."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
     supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16"]
@@ -118,7 +118,7 @@ class TilewiseBackend(AttentionBackend):  # type: ignore[misc]
         head_size: int,
         cache_dtype_str: str = "auto",
     ) -> tuple[int, ...]:
-        """K and V of a page beside each other: (pages, 2, page_size, Hk, D)."""
+        """K and V of a page are adjacent: (pages, 2, page_size, Hk, D)."""
         return num_blocks, 2, block_size, num_kv_heads, head_size
 
     @classmethod
@@ -193,10 +193,11 @@ class TilewiseImpl(AttentionImpl[TilewiseMetadata]):  # type: ignore[misc]
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """query (tokens, Hq, D), key, value (tokens, Hk, D), kv_cache (pages, 2, page_size, Hk, D).
+        """query (tokens, Hq, D), key and value (tokens, Hk, D), kv_cache (pages, 2, page_size, Hk,
+        D).
 
-        Writes output (tokens, Hq, D) or (tokens, Hq * D) in place and returns it. A request whose
-        pages end too soon keeps its keys.
+        Writes output (tokens, Hq, D) or (tokens, Hq * D) in place and returns it. A request without
+        room in its pages keeps its keys.
         """
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("a quantised output is not supported by tilewise")
@@ -242,7 +243,7 @@ class TilewiseImpl(AttentionImpl[TilewiseMetadata]):  # type: ignore[misc]
 
 
 def register() -> None:
-    """Makes TilewiseBackend vLLM's CUSTOM attention, unless another plug-in has taken the name."""
+    """Registers TilewiseBackend as vLLM's CUSTOM attention, unless another plug-in has the name."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     custom = AttentionBackendEnum.CUSTOM

@@ -77,7 +77,8 @@ Plan plan_anew(const Plan& plan, const Problem& problem) {
     if (problem.device.type == DeviceType::cpu) machine.threads = std::max(1, plan.threads);
     return plan_problem(problem, {.implementation = {}, .kernel = plan.kernel}, &machine);
   } catch (const Unsupported& error) {
-    throw InvalidArgument("plan of " + plan.kernel + " is not for these tensors: " + error.what());
+    throw InvalidArgument("plan of " + plan.kernel +
+                          " does not fit these tensors: " + error.what());
   }
 }
 
@@ -86,7 +87,7 @@ void run_anew(const Plan& plan, const Problem& problem, const Launch& launch) {
   const Plan fresh = plan_anew(plan, problem);
   if (!is_unchanged(plan) && numbers(plan) != numbers(fresh)) {
     throw InvalidArgument("plan of " + plan.kernel + " has " + numbers_text(plan) +
-                          ": for these tensors it takes " + numbers_text(fresh));
+                          ": expected, for these tensors, " + numbers_text(fresh));
   }
   if (plan.workspace_bytes < fresh.workspace_bytes || plan.saved_bytes < fresh.saved_bytes) {
     throw InvalidArgument("plan has " + std::to_string(plan.workspace_bytes) +

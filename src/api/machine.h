@@ -9,7 +9,7 @@ namespace tilewise {
 /// Kept for the life of the process. Throws DeviceError.
 const Hardware& machine_at_hand(Device device);
 
-/// What `tilewise tune` kept of a machine at hand, read once; null with TILEWISE_TUNING=off.
+/// The results of `tilewise tune` on this machine, read once. Null with TILEWISE_TUNING=off.
 const Tuning* tuning_at_hand(const Hardware& machine);
 
 /// Under which such a file is true.

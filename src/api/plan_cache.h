@@ -13,7 +13,7 @@ namespace tilewise {
 /// Bounded. Safe from many threads. Throws what plan() throws; nothing is kept then.
 std::shared_ptr<const Plan> kept_plan(const Problem& problem, const Choice& choice);
 
-/// How many plans are kept.
+/// Maximum number of cached plans.
 std::size_t plan_cache_size();
 
 }  // namespace tilewise

@@ -20,7 +20,7 @@ using arguments::fail_value;
 constexpr std::int64_t kAlignment = 256;
 
 void refuse(bool given, const char* name) {
-  if (given) fail_value(name, "given", "nothing beside a shared prefix");
+  if (given) fail_value(name, "given", "expected a call without it, because the prefix is shared");
 }
 
 void check(const PrefixTensors& t, const AttentionSpec& spec) {
@@ -44,7 +44,8 @@ void check(const PrefixTensors& t, const AttentionSpec& spec) {
   }
   const auto require = [](const char* name, const Tensor& prefix, const Tensor& own,
                           std::int64_t keys) {
-    if (prefix.sizes[0] != 1) fail(name, prefix, "expected a batch axis of 1: all share it");
+    if (prefix.sizes[0] != 1)
+      fail(name, prefix, "expected a batch axis of 1, because all sequences share the prefix");
     if (prefix.dtype != own.dtype || prefix.sizes[1] != own.sizes[1] ||
         prefix.sizes[3] != own.sizes[3])
       fail(name, prefix, "expected the type, heads and head dim of " + own.describe());
@@ -62,9 +63,8 @@ Tensor as_one_sequence(const char* name, const Tensor& t) {
   if (batch == 1) return one;
   if (rows == 1) {
     one.strides[2] = t.strides[0];
-  } else if (t.strides[0] != rows * t.strides[2]) {
-    fail(name, t,
-         "its batch and sequence axes must be one axis in memory, as (B, S, H, D) has them");
+  } else if (batch > 0 && rows > 0 && t.strides[0] != rows * t.strides[2]) {
+    fail(name, t, "its batch and sequence axes must form one axis in memory, as in (B, S, H, D)");
   }
   one.sizes[0] = 1;
   one.sizes[2] = batch * rows;

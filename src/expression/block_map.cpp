@@ -194,7 +194,7 @@ class Rows {
     }
     const auto begin = static_cast<std::int64_t>(map_.block_index.size());
     if (begin + entries > std::numeric_limits<std::int32_t>::max()) {
-      throw OutOfMemory("a block map of more than 2^31 blocks: larger blocks have fewer");
+      throw OutOfMemory("a block map of more than 2^31 blocks is not supported; use larger blocks");
     }
     for (std::size_t row = 1; row <= rows; ++row) at_[row] += at_[row - 1];
     for (const std::int64_t at : at_) {
@@ -215,7 +215,7 @@ class Rows {
   }
 
  private:
-  /// Of the rows that were just added: the blocks that the problem's own list has too.
+  /// Keeps those blocks of the rows just added that the problem's own list has too.
   void keep_listed(std::int64_t b, std::int64_t h) {
     std::int32_t* offsets = map_.row_offsets.data() + map_.row_offsets.size() -
                             static_cast<std::size_t>(map_.query_blocks) - 1;

@@ -68,7 +68,7 @@ Expression logical(Op op, const char* name, const Expression& a, const Expressio
   return make_term(op, Type::boolean, std::array{a, b});
 }
 
-/// Of an integer itself: there is nothing to round.
+/// Rounds a real. An integer stays as it is.
 Expression rounded(Op op, const Expression& x) {
   return type_of(x) == Type::real ? real_of(op, x) : as_number(x);
 }
@@ -111,7 +111,7 @@ Expression reduced(Op op, Type type, std::int64_t count, const Expression& body)
 }  // namespace
 
 const Term& term_of(const Expression& x) {
-  if (!x.defined()) fail("an operand is not given");
+  if (!x.defined()) fail("an operand is missing");
   return *x.term();
 }
 
@@ -182,7 +182,9 @@ Expression pow(const Expression& x, const Expression& exponent) {
   const bool constant = power.op == Op::constant && power.type != Type::real;
   if (type_of(x) != Type::real && type_of(exponent) != Type::real) {
     if (!constant || power.integer < 0 || power.integer > 64) {
-      fail("pow of integers takes a constant exponent from 0 to 64; make one a real with float()");
+      fail(
+          "pow of integers needs a constant exponent from 0 to 64; use float() for other "
+          "exponents");
     }
     return multiplied(as_number(x), power.integer);
   }
@@ -275,7 +277,7 @@ Captured::Captured(std::string name, const Tensor& tensor)
   if (!expression::is_capture_name(data_->name)) {
     throw InvalidArgument("captured tensor \"" + data_->name +
                           "\": its name must be a letter, then letters, digits and underscores, "
-                          "and no word of the formulas' own");
+                          "and not a word of the language");
   }
   const auto fail = [&](const char* expected) {
     throw InvalidArgument("captured tensor " + data_->name + " is " + tensor.describe() + ": " +

@@ -18,7 +18,7 @@ struct Box {
   std::int64_t key = 0, key_end = 1;
 };
 
-/// What does not differ between the boxes of a head.
+/// Data that all boxes of a head share.
 struct Head {
   std::int64_t b = 0, h = 0;
   std::int64_t query_length = 0, key_length = 0;

@@ -81,7 +81,7 @@ class Lowering {
 
 Lowered::Lowered(const Expression& expression) {
   const Term& root = term_of(expression);
-  if (root.lanes) throw InvalidArgument("expression: a lane outside any(), all() and sum()");
+  if (root.lanes) throw InvalidArgument("expression: lane is used outside any(), all() and sum()");
   std::unordered_map<const Term*, std::int32_t> seen;
   collect_captures(root, seen, captures_);
   Lowering lowering(captures_);

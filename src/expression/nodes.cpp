@@ -380,7 +380,7 @@ Program NodeTable::finish(std::span<std::int32_t*> roots) const {
     }
     if (node.op == Op::constant && wrap32(node.integer) != node.integer) {
       throw InvalidArgument("expression: the integer " + std::to_string(node.integer) +
-                            " does not fit in 32 bits; make it a real");
+                            " does not fit in 32 bits; write it as a real");
     }
     moved[static_cast<std::size_t>(n)] = static_cast<std::int32_t>(program.nodes.size());
     program.nodes.push_back(node);

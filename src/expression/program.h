@@ -92,7 +92,7 @@ enum class Op : std::uint8_t {
   sum,
 };
 
-/// What a value may differ by. kDiagonal stands for i - j alone, and never beside kQuery or kKey.
+/// The inputs of a value. kDiagonal means i - j, and never occurs with kQuery or kKey.
 /// Lengths differ by batch.
 enum Depends : std::uint8_t {
   kUniform = 0,
@@ -117,7 +117,7 @@ struct Node {
   bool operator==(const Node&) const = default;
 };
 
-/// What a program knows of a captured tensor; its values, sizes and strides belong to a call.
+/// A captured tensor in a program. Its values, sizes and strides belong to a call.
 struct CaptureType {
   DType dtype = DType::float32;
   int rank = 1;  ///< 1 to 4
@@ -139,7 +139,7 @@ struct Function {
   bool defined() const { return program != nullptr; }
 };
 
-/// What a pair adds to the gradient of one element of a capture.
+/// The contribution of a pair to the gradient of one element of a capture.
 struct CaptureTerm {
   std::int32_t capture = -1;
   std::array<std::int32_t, 4> index{};  ///< nodes of the gradient's program

@@ -45,7 +45,7 @@ Range narrowed(std::int64_t low, std::int64_t high, std::uint32_t known, std::ui
 int known_below(const Range& x) { return std::countr_one(x.known); }
 std::uint32_t lowest_bits(int count) { return count >= 32 ? ~0U : (1U << count) - 1U; }
 
-/// Of a sum, difference or product: the lowest bits depend on the lowest bits alone.
+/// For sums, differences and products: the lowest bits depend only on the lowest bits.
 Range with_low_bits(std::int64_t low, std::int64_t high, const Range& a, const Range& b,
                     std::uint32_t result) {
   const std::uint32_t known = lowest_bits(std::min(known_below(a), known_below(b)));
@@ -278,7 +278,7 @@ double gelu(double x) {
   return std::isinf(x) && x < 0.0 ? 0.0 : 0.5 * x * (1.0 + std::erf(x * std::sqrt(0.5)));
 }
 
-/// Of a function that falls to `lowest` below 0 and rises above it.
+/// The range of a function that falls to `lowest` below 0 and rises above 0.
 Range dipping(const Range& x, double (*f)(double), double lowest) {
   const double most = std::max(f(x.least), f(x.most));
   return rounded(x.least >= 0.0 ? f(x.least) : lowest, std::max(most, 0.0), x.nan, kFunction);

@@ -1,4 +1,4 @@
-/// What is known of a node's value over a box of pairs: bounds, and of an integer its bits.
+/// Bounds of a node's value over a box of pairs, and the known bits of an integer.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,12 @@ namespace tilewise::expression {
 /// Every value lies within it; it may be wider than need be. Bounds of reals hold in float64 and
 /// for the roundings of float32.
 struct Range {
-  // Of an integer of 32 bits, or of a boolean, 0 or 1.
+  // Bounds of a 32-bit integer, or of a boolean as 0 or 1.
   std::int64_t low = 0, high = 0;
   std::uint32_t known = 0;  ///< bits that all values have in common
   std::uint32_t bits = 0;   ///< those bits; 0 elsewhere
 
-  // Of a real.
+  // Bounds of a real.
   double least = 0.0, most = 0.0;
   bool nan = false;  ///< some value may be NaN
 
@@ -32,11 +32,11 @@ inline Range boolean(bool may_be_false, bool may_be_true) {
   return integers(may_be_false ? 0 : 1, may_be_true ? 1 : 0);
 }
 Range reals(double least, double most, bool nan = false);
-/// Of values that float64 holds and that kernels round to float32.
+/// The range of float64 values that kernels round to float32.
 Range stored_reals(double least, double most, bool nan = false);
-/// Whatever a value of the type can be.
+/// All values of the type.
 Range anything(Type type);
-/// What holds every value of both.
+/// The smallest range that holds both.
 Range hull(Type type, const Range& a, const Range& b);
 
 /// The range of `op` over operands of the type `operands` (of where: of its values), as apply() in

@@ -76,7 +76,7 @@ RangeTable::Bounds RangeTable::element(std::int64_t at) const {
   return {value, value, false};
 }
 
-/// Of the elements of one line, whose first is at `at`: singly at the ends, by blocks between.
+/// Bounds of the elements of one line that starts at `at`: blocks, and single elements at the ends.
 RangeTable::Bounds RangeTable::over_line(std::int64_t line, std::int64_t at,
                                          Stretch stretch) const {
   const std::int64_t stride = t_.strides[static_cast<std::size_t>(last_)];

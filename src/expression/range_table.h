@@ -11,7 +11,7 @@
 
 namespace tilewise::expression {
 
-/// Of a tensor in host memory, which outlives it.
+/// Bounds of a tensor in host memory. The tensor must outlive the table.
 class RangeTable {
  public:
   /// `type`: what a load of the tensor is.

@@ -35,7 +35,7 @@ struct Term {
   bool lanes = false;    ///< reads a lane that no reduction around it has bound
   bool reduces = false;  ///< a reduction is in it
 
-  /// Of a root: its program, made once.
+  /// The program of a root, made once.
   mutable std::once_flag once;
   mutable std::shared_ptr<const Lowered> lowered;
 };

@@ -142,7 +142,7 @@ class Parser {
         break;
       }
       if (!is_capture_name(name) || find(name) != nullptr || find_let(name) != nullptr) {
-        fail(begin, "\"" + std::string(name) + "\" has a meaning already");
+        fail(begin, "\"" + std::string(name) + "\" is already defined");
       }
       take("=");
       lets_.emplace_back(name, formula(0));
@@ -306,7 +306,7 @@ class Parser {
     }
     if (!has(kUnary, name) && !has(kBinary, name) && !has(kReductions, name) &&
         !has(std::array{Leaf{"where", nullptr}, Leaf{"clamp", nullptr}}, name)) {
-      fail(at, "\"" + std::string(name) + "\" is no operand, no function and no captured tensor");
+      fail(at, "\"" + std::string(name) + "\" is not an operand, a function or a captured tensor");
     }
     expect("(");
     const std::vector<Expression> args = list(")");
@@ -342,7 +342,7 @@ class Parser {
         takes(2);
         const Term& count = term_of(args[0]);
         if (count.op != Op::constant || count.type != Type::integer) {
-          fail(at, std::string(name) + " takes a constant number of lanes first");
+          fail(at, std::string(name) + " needs a constant number of lanes as its first argument");
         }
         return f->make(count.integer, args[1]);
       }

@@ -52,20 +52,20 @@ void require_positive(const char* name, std::int64_t value) {
 }
 
 void require_share(const char* name, double value) {
-  require(value >= 0.0 && value < 1.0, name, std::to_string(value), "it must lie in [0, 1)");
+  require(value >= 0.0 && value < 1.0, name, std::to_string(value), "it must be in [0, 1)");
 }
 
 void check_pattern(const Config& c) {
   const std::string name(pattern_name(c.pattern));
   if (c.kind == LayerKind::adaptive) {
     require(c.pattern != Pattern::random, "pattern", name,
-            "the adaptive layer has no such pattern");
+            "the adaptive layer does not support this pattern");
   } else if (c.kind == LayerKind::original) {
     require(c.pattern != Pattern::selected && c.pattern != Pattern::automatic, "pattern", name,
-            "the published layer has no such pattern");
+            "the published layer does not support this pattern");
   }
   require(!c.causal || c.kind == LayerKind::adaptive, "causal", "true",
-          "the published layers have no causal mask");
+          "the published layers do not support a causal mask");
 }
 
 }  // namespace
@@ -89,27 +89,26 @@ void check_config(const Config& c) {
   require_share("dropout", c.dropout);
   require_share("gate_dropout", c.gate_dropout);
   require(c.kind != LayerKind::flash || c.heads * c.head_dim == c.dim, "head_dim",
-          std::to_string(c.head_dim), "the flash layer's heads divide dim among them");
+          std::to_string(c.head_dim), "the flash layer needs heads * head_dim = dim");
   const auto block = static_cast<std::uint64_t>(c.block_size);
   require(c.block_size >= 16 && c.block_size <= 256 && std::has_single_bit(block), "block_size",
           std::to_string(c.block_size), "expected a power of two from 16 to 256");
   require(c.density > 0.0 && c.density <= 1.0, "density", std::to_string(c.density),
-          "it must lie in (0, 1]");
+          "it must be in (0, 1]");
   require(c.route_above >= 0.5 && c.route_above <= 1.0, "route_above",
-          std::to_string(c.route_above), "it must lie in [0.5, 1]");
+          std::to_string(c.route_above), "it must be in [0.5, 1]");
   require(c.dtype == DType::float32 || c.dtype == DType::float64, "dtype",
           std::string(dtype_name(c.dtype)), "expected float32 or float64");
   require(c.dtype == DType::float32 || c.device.type == DeviceType::cpu, "device",
-          device_name(c.device), "float64 runs on the CPU");
+          device_name(c.device), "float64 is supported only on the CPU");
   require(
       c.compute == DType::float32 || c.compute == DType::bfloat16 || c.compute == DType::float16,
       "compute", std::string(dtype_name(c.compute)), "expected float32, bfloat16 or float16");
   require(c.compute == DType::float32 || c.device.type == DeviceType::cuda, "compute",
-          std::string(dtype_name(c.compute)), "the CPU's layers compute in float32");
-  require(!c.graph || c.device.type == DeviceType::cuda, "graph", "true",
-          "the model is on the CPU");
+          std::string(dtype_name(c.compute)), "only CUDA supports it");
+  require(!c.graph || c.device.type == DeviceType::cuda, "graph", "true", "only CUDA supports it");
   require(!c.graph || (c.dropout == 0.0 && c.gate_dropout == 0.0), "graph", "true",
-          "replayed steps would drop the same: expected dropout and gate_dropout 0");
+          "expected dropout and gate_dropout 0, because replays repeat their bits");
   check_pattern(c);
 }
 

@@ -172,7 +172,7 @@ class HeadChoice {
   Assignment<T> assigned(const std::vector<T>& x) const {
     return {x.data(), axes_.data(), *c_.temperature, s_.blocks(), s_.heads.dim, s_.clusters};
   }
-  /// Of each pair of blocks, how far they share clusters.
+  /// How much each pair of blocks shares clusters.
   std::vector<T> affinity() const {
     const std::int64_t n = s_.blocks();
     const Assignment<T> q = assigned(q_), k = assigned(k_);

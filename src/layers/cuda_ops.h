@@ -63,7 +63,7 @@ enum class Step : std::uint8_t {
 };
 inline constexpr int kSteps = static_cast<int>(Step::widen) + 1;
 
-/// What a step is compiled from.
+/// The source of a step's kernel.
 cuda::KernelUnit step_unit(Step step);
 
 class CudaOps final : public Ops<float> {
@@ -151,7 +151,7 @@ class CudaOps final : public Ops<float> {
   std::array<Buffer<unsigned short>, 8> halves_;
   Buffer<float> d_tokens_, means_;
   Buffer<std::int32_t> highest_;
-  /// Of choose() and its backward.
+  /// Buffers of choose() and its backward.
   struct {
     Buffer<float> pooled, lengths, cosine, share, d_cosine, d_scaled;
     Buffer<unsigned char> seen;

@@ -10,7 +10,7 @@
 
 namespace tilewise::asam {
 
-/// What a layer keeps from its forward for its backward.
+/// State that a layer's forward saves for its backward.
 template <class T>
 struct LayerKept {
   Buffer<T> h, statistics, qkv, a, x1, h2, statistics2, z, u;
@@ -33,7 +33,7 @@ class Layer {
   void forward(const Run<T>& run, const T* x, T* y, LayerKept<T>& kept, LayerScratch<T>& scratch);
   /// dx from dy, in place.
   void backward(const Run<T>& run, const T* x, T* dx, LayerKept<T>& kept, LayerScratch<T>& scratch);
-  /// Of the last forward.
+  /// Describes the last forward.
   LayerInfo info(Ops<T>& ops, std::int64_t batch) const { return mixer_->info(ops, batch); }
 
  private:

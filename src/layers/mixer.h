@@ -10,7 +10,7 @@
 
 namespace tilewise::asam {
 
-/// What a mixer keeps from its forward for its backward.
+/// State that a mixer's forward saves for its backward.
 template <class T>
 struct MixerKept {
   Buffer<T> q2, o;  ///< adaptive: q twice; o of the sparse and the dense attention in turn
@@ -36,7 +36,7 @@ class Mixer {
   /// dqkv from da; dh += what comes through the gate.
   virtual void backward(const Run<T>& run, const T* h, T* qkv, T* a, T* da, T* dqkv, T* dh,
                         MixerKept<T>& kept, MixerScratch<T>& scratch) = 0;
-  /// Of the last forward.
+  /// Describes the last forward.
   virtual LayerInfo info(Ops<T>&, std::int64_t /*batch*/) const { return {}; }
 
  protected:

@@ -60,9 +60,9 @@ class ModelOf final : public Model::Impl {
     check_input(x);
     check_output("dy", dy, x);
     if (kept_of_ != std::pair(x.sizes[0], x.sizes[1])) {
-      throw InvalidArgument("x is " + x.describe() + ": forward() kept nothing of this shape");
+      throw InvalidArgument("x is " + x.describe() + ": expected the shape of the last forward()");
     }
-    require(!dx.defined() || config.vocabulary == 0, "dx", dx, "none, of token numbers");
+    require(!dx.defined() || config.vocabulary == 0, "dx", dx, "no gradient for token numbers");
     if (dx.defined()) {
       require(dx.rank == 3 && dx.sizes == x.sizes && dx.dtype == x.dtype && lies_without_gaps(dx),
               "dx", dx, "the shape and type of x");
@@ -80,7 +80,7 @@ class ModelOf final : public Model::Impl {
       throw InvalidArgument("index is " + std::to_string(index) + ": the model has " +
                             std::to_string(config.layers) + " layers");
     }
-    if (last_batch_ == 0) throw InvalidArgument("info() before a forward: no layer has run");
+    if (last_batch_ == 0) throw InvalidArgument("info(): expected a forward() before it");
     return layers_[static_cast<std::size_t>(index)]->info(*ops_, last_batch_);
   }
 
@@ -293,7 +293,7 @@ Model::Model(const Config& config, const Launch& launch) {
   if (c.kind == LayerKind::original) c.gate_hidden = 128;
   check_config(c);
   if (c.graph && launch.stream == nullptr) {
-    throw InvalidArgument("launch.stream is the default one: config.graph needs one of its own");
+    throw InvalidArgument("launch.stream is the default stream: config.graph needs another stream");
   }
   if (c.dtype == DType::float64) {
     impl_ = std::make_unique<ModelOf<double>>(c, launch);

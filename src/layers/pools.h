@@ -1,4 +1,4 @@
-/// How the gates' features are cut from a sequence.
+/// The windows of a sequence that make the gates' features.
 #pragma once
 
 #include <algorithm>

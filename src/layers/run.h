@@ -1,4 +1,4 @@
-/// What every part of a model works with: its memory, its parameters, and the pass that runs.
+/// Data that all parts of a model share: memory, parameters, and the current pass.
 #pragma once
 
 #include <cstddef>
@@ -88,13 +88,13 @@ class HeldWorkspace final : public Allocator {
   Buffer<std::byte> room_;
 };
 
-/// How a parameter begins.
+/// The initial value of a parameter.
 struct Start {
   enum class Kind : std::uint8_t { constant, uniform, normal } kind = Kind::constant;
   double size = 0.0;  ///< the constant, the bound, the standard deviation
 };
 
-/// Where a parameter lies in the arrays of values and of gradients.
+/// The place of a parameter in the arrays of values and of gradients.
 struct Weight {
   std::int64_t offset = 0;
 };
@@ -124,7 +124,7 @@ class Parameters {
   Buffer<T> values_, gradients_;
 };
 
-/// Where a layer draws random numbers.
+/// The places where a layer draws random numbers.
 enum class Place : std::uint32_t { projection, hidden, network, gate, pattern };
 
 /// One pass over a batch.
@@ -142,7 +142,7 @@ struct Run {
 
   TokenShape shape() const { return {batch, tokens, config.dim}; }
   HeadShape heads() const { return {batch, tokens, config.heads, config.head_dim}; }
-  /// Of place `place` in layer `layer`; nothing is dropped outside training.
+  /// Dropout at `place` of layer `layer`. Nothing is dropped outside training.
   Drop drop(double p, int layer, Place place) const {
     constexpr std::uint32_t kPlacesOfLayer = 8;
     // Sites of layers begin where the attention's batch times heads does not reach.

@@ -17,8 +17,9 @@ namespace {
 
 using Role = MemoryItem::Role;
 
-/// Of every implementation but flash; a message that lists refusals says it once.
-constexpr std::string_view kOnlyWhenNamed = "only when its implementation is named";
+/// The refusal of every implementation except flash. A list of refusals states it once.
+constexpr std::string_view kOnlyWhenNamed =
+    "not considered by default; name the implementation to use it";
 
 /// Sum of the parts as WorkspaceCutter lays them out.
 std::int64_t aligned_bytes(const std::vector<MemoryPart>& parts, Role role) {
@@ -68,7 +69,8 @@ std::string ms_text(double ms) {
 
 /// Why a row is not even asked whether it supports the problem; empty when it is.
 std::string passed_over(const KernelRow& row, const Choice& choice) {
-  if (!choice.kernel.empty()) return choice.kernel == row.name ? "" : "another kernel was named";
+  if (!choice.kernel.empty())
+    return choice.kernel == row.name ? "" : "the caller named another kernel";
   const std::string_view wanted =
       choice.implementation.empty() ? std::string_view("flash") : choice.implementation;
   return wanted == row.implementation ? "" : std::string(kOnlyWhenNamed);
@@ -78,7 +80,7 @@ std::string passed_over(const KernelRow& row, const Choice& choice) {
 std::string trial_of(const KernelRow& row, const Problem& p, const Choice& choice) {
   if (!choice.kernel.empty() || row.on_trial == nullptr) return "";
   const std::string reason = row.on_trial(row, p);
-  return reason.empty() ? "" : "only when the kernel is named: " + reason;
+  return reason.empty() ? "" : "runs only if named: " + reason;
 }
 
 [[noreturn]] void refuse(const Problem& p, const Choice& choice,
@@ -93,7 +95,7 @@ std::string trial_of(const KernelRow& row, const Problem& p, const Choice& choic
   throw Unsupported(message);
 }
 
-/// Of a kernel named for each pass, FORWARD+BACKWARD, that of `pass`.
+/// The kernel of `pass` if the caller names one per pass, FORWARD+BACKWARD.
 Choice of_pass(const Choice& choice, Pass pass, std::span<const KernelRow> rows) {
   const std::size_t plus = choice.kernel.find('+');
   if (plus == std::string::npos) return choice;
@@ -150,8 +152,9 @@ std::string outdone(const Problem& p, double ms, const std::string& by) {
 
 std::string reason_of(const Problem& p, const Choice& choice, double ms) {
   if (!choice.kernel.empty() || !choice.implementation.empty()) return "named by the caller";
-  if (takes_first_kernel(p)) return "the first flash kernel: packed and deterministic";
-  return std::string("least predicted time of the flash kernels") + compared_for(p) + ms_text(ms);
+  if (takes_first_kernel(p))
+    return "first flash kernel that supports the call (packed and deterministic)";
+  return std::string("lowest predicted time of the flash kernels") + compared_for(p) + ms_text(ms);
 }
 
 Form numbers_of(const Cost& cost) {
@@ -184,13 +187,13 @@ std::optional<Plan> plan_tuned(const Problem& p, const Hardware& machine, const 
     plan->predicted_ms = winner->ms;
     plan->reason = "tuned: measured on this device, " + ms_text(winner->ms);
     if (winner->model_ms > winner->ms)
-      plan->reason += "; what the model takes, " + ms_text(winner->model_ms);
+      plan->reason += "; the model's choice takes " + ms_text(winner->model_ms);
     for (const KernelRow& other : rows) {
       if (other.pass != p.pass || other.device != p.device.type || &other == &row) continue;
       std::string reason = passed_over(other, choice);
       if (reason.empty()) reason = refusal_of(other.prepare(other, p, machine));
       if (reason.empty()) reason = trial_of(other, p, choice);
-      if (reason.empty()) reason = "tuned: " + winner->kernel + " was measured faster";
+      if (reason.empty()) reason = "tuned: " + winner->kernel + " is faster, as measured";
       plan->refusals.push_back({other.name, std::move(reason)});
     }
     return plan;
@@ -307,9 +310,9 @@ Choice with_environment(const Choice& choice, Pass pass, std::span<const KernelR
     if (std::string(row.implementation) == forced) return {.implementation = forced, .kernel = ""};
   }
   if (known) return choice;  // a kernel of the other pass
-  throw InvalidArgument("TILEWISE_FORCE_KERNEL is \"" + std::string(forced) +
-                        "\": expected the name of a kernel, of an implementation, or of a kernel "
-                        "a pass as FORWARD+BACKWARD");
+  throw InvalidArgument(
+      "TILEWISE_FORCE_KERNEL is \"" + std::string(forced) +
+      "\": expected a kernel, an implementation, or FORWARD+BACKWARD (one kernel per pass)");
 }
 
 }  // namespace tilewise

@@ -11,7 +11,7 @@
 
 namespace tilewise {
 
-/// What tells the forms of a row apart: numbers of its plan, as in Plan.
+/// The numbers of a plan that distinguish the forms of a row, as in Plan.
 struct Form {
   int block_m = 0, block_n = 0, splits = 1, threads = 1;
   bool operator==(const Form&) const = default;
@@ -32,7 +32,7 @@ inline bool admits(const Problem& p, const Form& form) {
   return true;
 }
 
-/// Of a row whose model knows one form: that, or the one of `others` that is wanted.
+/// The wanted form of `others`, or else `own`, for a row whose model knows one form.
 inline Form form_of(const Problem& p, const Form& own, const std::vector<Form>& others) {
   Form taken = own;
   if (p.forms == nullptr) return taken;

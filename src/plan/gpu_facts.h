@@ -1,4 +1,4 @@
-/// What a vendor's papers or a driver say of a GPU, and the rates that kernels sustain on it.
+/// Figures of a GPU from the vendor or the driver, and the rates that kernels sustain on it.
 #pragma once
 
 #include <cstdint>

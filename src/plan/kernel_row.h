@@ -38,7 +38,7 @@ MemoryPart memory_part(const char* name, MemoryItem::Role role, DType dtype,
 MemoryPart memory_part(const char* name, MemoryItem::Role role, DType dtype,
                        std::initializer_list<std::int64_t> shape);
 
-/// What a row would cost on a problem.
+/// The cost of a row on a problem.
 struct Cost {
   double ms = 0.0;                                        ///< predicted time
   double bytes_moved = 0.0;                               ///< through memory
@@ -68,7 +68,7 @@ std::shared_ptr<const void> remember(T decision) {
   return std::make_shared<const T>(std::move(decision));
 }
 
-/// What a row gets to run with.
+/// The context of a run.
 struct Context {
   const Plan& plan;
   const void* decision = nullptr;  ///< what the row's prepare() remembered for this problem
@@ -122,7 +122,7 @@ class WorkspaceCutter {
   std::byte* at_;
 };
 
-/// What a Plan remembers of the row that made it (Plan::decision).
+/// The row that made a Plan, and its decision (Plan::decision).
 struct Decision {
   const KernelRow* row = nullptr;
   std::string problem;  ///< problem_key() of the problem that it was made for

@@ -82,7 +82,7 @@ std::string problem_key(const Problem& p, std::string_view more) {
     key.add(size);
   }
   for (const double number : {p.scale64, p.softcap, p.dropout.p}) key.add(number);
-  // Of saved state a plan made before there is memory knows that it will be given.
+  // A plan made before saved state has memory knows that it will be given.
   const bool saves = p.saved.data != nullptr || p.saved.bytes > 0;
   // Sequences of queries are those of keys.
   const bool same = p.packed && p.cu_seqlens_q.data == p.cu_seqlens_k.data;

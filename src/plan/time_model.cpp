@@ -18,12 +18,12 @@ const CpuTerms& cpu_terms(CpuForm form, Pass pass) {
 }
 
 IsaRates isa_rates(std::string_view isa, Pass pass) {
-  // Of an Emerald Rapids, bench/results/cpu. Tiles leave the exponentials to the vector units.
+  // From an Emerald Rapids, bench/results/cpu. With tiles the vector units do the exponentials.
   if (isa == "amx") {
     return pass == Pass::forward ? IsaRates{.products = 10.9, .pairs = 1.0}
                                  : IsaRates{.products = 3.5, .pairs = 1.4};
   }
-  // Of AMD's Zen, the only CPU measured with all three; one with two full 512-bit units has half.
+  // From AMD's Zen, the only CPU measured with all three. Two full 512-bit units would halve it.
   if (isa == "avx512bf16") return {1.8, 1.8};
   if (isa == "avx2") return {0.9, 0.9};
   if (isa == "scalar") return {0.06, 0.06};

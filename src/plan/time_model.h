@@ -40,7 +40,7 @@ struct CudaTerms {
 /// query rows, where laying out K and V is most of the work.
 enum class CpuForm { flash, decode, unfused, unfused_short };
 
-/// Of a form and a pass; decode has a forward only.
+/// The terms of a form and a pass. decode has only a forward.
 const CpuTerms& cpu_terms(CpuForm form, Pass pass);
 std::span<const CudaTerms> cuda_terms();
 
@@ -50,14 +50,14 @@ struct IsaRates {
   double pairs = 1.0;  ///< what every pair of query and key costs beside its products
 };
 
-/// What a CPU pass does.
+/// The work of a CPU pass.
 struct CpuWork {
   double pairs = 0.0, flops = 0.0, bytes = 0.0;
   double packed = 0.0;  ///< elements of K and V that a BLAS library lays out anew, in every task
   IsaRates rates;       ///< of the kernel's instruction set
 };
 
-/// Of the flash kernels of an instruction set ("scalar", "avx2", ...; flash_fwd.md, flash_bwd.md).
+/// Rates of the flash kernels of an instruction set: "scalar", "avx2", ... (flash_fwd.md).
 IsaRates isa_rates(std::string_view isa, Pass pass);
 
 double cpu_time_ms(const CpuTerms& terms, const CpuWork& work, const Hardware& machine);

@@ -108,11 +108,11 @@ Tuning Tuning::parse(const std::string& text, const std::string& path,
   const std::size_t end = text.rfind(kChecksum);
   if (end == std::string::npos ||
       text.substr(end) != kChecksum + checksum(text.substr(0, end)) + '\n')
-    return ignore("it is damaged; `tilewise tune` writes it anew");
+    return ignore("it is damaged; `tilewise tune` replaces it");
   std::istringstream lines(text.substr(0, end));
   std::string line;
   std::getline(lines, line);
-  if (line != kHeader) return ignore("it is of another version of the format");
+  if (line != kHeader) return ignore("it has another format version");
   std::getline(lines, line);
   if (line != identity) return ignore("it was measured on " + line + ", this is " + identity);
   for (int number = 3; std::getline(lines, line); ++number) {
@@ -133,9 +133,10 @@ Tuning Tuning::read(const std::string& path, const std::string& identity) {
     empty.ignored_ = path + " is ignored: " + reason;
     return empty;
   };
-  if (!S_ISREG(status.st_mode) || status.st_size > kMostBytes) return ignore("it is no such file");
+  if (!S_ISREG(status.st_mode) || status.st_size > kMostBytes)
+    return ignore("it is not a tuning file");
   if (status.st_uid != ::geteuid()) return ignore("it belongs to another user");
-  if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0) return ignore("others may write it");
+  if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0) return ignore("other users can write to it");
   std::ifstream file(path, std::ios::binary);
   std::ostringstream text;
   text << file.rdbuf();

@@ -30,12 +30,12 @@ class Tuning {
   Tuning() = default;
   explicit Tuning(std::string identity) : identity_(std::move(identity)) {}
 
-  /// Of a file's text. What is damaged, or was measured under another identity, is ignored whole:
-  /// ignored() says so and names `path`.
+  /// Parses a file's text. A damaged file, or one of another identity, is ignored as a whole.
+  /// ignored() then gives the reason and `path`.
   static Tuning parse(const std::string& text, const std::string& path,
                       const std::string& identity);
-  /// Of the file; one that is not there holds nothing. A file of another user, or one that others
-  /// may write, is ignored.
+  /// Reads the file. A missing file is empty. A file of another user, or one that other users can
+  /// write to, is ignored.
   static Tuning read(const std::string& path, const std::string& identity);
 
   /// Null where the problem was not measured.

@@ -55,7 +55,7 @@ void require_apart(const Named& output, std::span<const Named> others) {
     if (!share_memory(*output.tensor, place, *other.tensor)) continue;
     arguments::fail(
         output.name, *output.tensor,
-        std::string("it shares memory with ") + other.name + "; an output needs memory of its own");
+        std::string("it shares memory with ") + other.name + "; an output needs its own memory");
   }
 }
 
@@ -76,6 +76,15 @@ void require_apart(std::initializer_list<Named> outputs, std::initializer_list<N
 }
 
 }  // namespace
+
+void require_apart(const AppendTensors& t) {
+  const std::array<Named, 5> others = {
+      {{"q", &t.q}, {"k", &t.k}, {"v", &t.v}, {"k_cache", &t.k_cache}, {"v_cache", &t.v_cache}}};
+  require_apart({"rotated_q", &t.rotated_q}, others);
+  for (const Named& cache : std::span(others).last(2)) {
+    require_apart(cache, std::span(others).first(3));
+  }
+}
 
 void require_apart(const ForwardTensors& t, const AttentionSpec& spec) {
   require_apart({{"o", &t.o}, {"lse", &t.lse}}, {{"q", &t.q}, {"k", &t.k}, {"v", &t.v}}, spec);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "problem/apart.h"
 #include "problem/arguments.h"
 #include "problem/blocks.h"
 #include "problem/lengths.h"
@@ -66,14 +67,13 @@ void take_rows(Append& a, const AppendTensors& t, const AppendSpec& spec) {
   a.packed = spec.cu_seqlens.defined();
   if (!a.packed) {
     if (spec.max_seqlen != 0) {
-      arguments::fail_value("max_seqlen", std::to_string(spec.max_seqlen),
-                            "given without cu_seqlens");
+      arguments::fail_value("max_seqlen", std::to_string(spec.max_seqlen), "requires cu_seqlens");
     }
     return;
   }
   require_beside_k("cu_seqlens", spec.cu_seqlens, a.device);
   check_offsets("cu_seqlens", spec.cu_seqlens, a.device);
-  if (a.batch != 1) fail("k", t.k, "packed rows have batch 1: (1, Hk, total, D)");
+  if (a.batch != 1) fail("k", t.k, "packed rows must have batch 1: (1, Hk, total, D)");
   a.rows = packed_bound("cu_seqlens", "max_seqlen", spec.cu_seqlens, spec.max_seqlen, a.rows);
   a.cu_seqlens = spec.cu_seqlens;
   a.batch = spec.cu_seqlens.sizes[0] - 1;
@@ -84,15 +84,13 @@ void take_queries(Append& a, const AppendTensors& t) {
   a.rows_q = a.rows;
   if (t.q.defined() != t.rotated_q.defined()) {
     fail(t.q.defined() ? "rotated_q" : "q", t.q.defined() ? t.rotated_q : t.q,
-         "q and rotated_q are given together or not at all");
+         "q and rotated_q must be given together");
   }
   if (!t.q.defined()) return;
   a.q = rows_of(a, "q", t.q);
   a.rotated_q = rows_of(a, "rotated_q", t.rotated_q);
   require_sizes("rotated_q", a.rotated_q, a.q.sizes);
   arguments::require_no_overlap("rotated_q", a.rotated_q);
-  if (t.q.data == t.rotated_q.data && t.q.numel() > 0)
-    fail("rotated_q", t.rotated_q, "it must not be the memory of q");
   a.heads_q = a.q.sizes[1];
   if (!a.packed) a.rows_q = a.q.sizes[2];
   require_sizes(
@@ -136,10 +134,10 @@ void take_rotary(Append& a, const Rotary& r) {
   a.rotary = r;
   if (r.cos.defined() != r.sin.defined()) {
     fail(r.cos.defined() ? "rotary.sin" : "rotary.cos", r.cos.defined() ? r.sin : r.cos,
-         "cos and sin are given together or not at all");
+         "cos and sin must be given together");
   }
   if (!r.cos.defined()) {
-    if (r.positions.defined()) fail("rotary.positions", r.positions, "given without rotary.cos");
+    if (r.positions.defined()) fail("rotary.positions", r.positions, "requires rotary.cos");
     return;
   }
   if (r.cos.rank != 2 || (r.cos.dtype != DType::float32 && r.cos.dtype != a.dtype))
@@ -158,8 +156,8 @@ void take_rotary(Append& a, const Rotary& r) {
   if (r.positions.defined()) require_vector(a, "rotary.positions", r.positions, DType::int32);
 }
 
-/// Of host tensors: every entry has room, pages and positions. CONTRACT 19: nothing is written
-/// else.
+/// Checks on host tensors that every entry has room, pages and positions. CONTRACT 19: otherwise
+/// nothing is written.
 void check_room(const Append& a) {
   for (std::int64_t b = 0; b < a.batch; ++b) {
     const Append::Entry e = a.entry(b);
@@ -218,7 +216,7 @@ Append make_append(const AppendTensors& t, const AppendSpec& spec) {
     require_vector(a, "new_lengths", t.new_lengths, DType::int32);
     arguments::require_no_overlap("new_lengths", t.new_lengths);
     if (t.new_lengths.data == t.lengths.data && a.batch > 0)
-      fail("new_lengths", t.new_lengths, "it must not be the memory of lengths");
+      fail("new_lengths", t.new_lengths, "it must not share memory with lengths");
     a.new_lengths = t.new_lengths;
   }
   if (t.skipped.defined()) {
@@ -228,6 +226,7 @@ Append make_append(const AppendTensors& t, const AppendSpec& spec) {
     a.skipped = t.skipped;
   }
   take_rotary(a, spec.rotary);
+  require_apart(t);
   if (a.device.type == DeviceType::cpu) check_room(a);
   return a;
 }

@@ -28,8 +28,8 @@ struct Append {
   std::int64_t capacity() const { return table_pages * page_size; }
   bool has_queries() const { return rotated_q.defined(); }
 
-  /// Of host tensors: an entry's new rows and queries along the S axes, its keys before, the
-  /// position of its first new row.
+  /// For host tensors: an entry's new rows and queries along the S axes, its number of keys before
+  /// the call, and the position of its first new row.
   struct Entry {
     std::int64_t begin = 0, rows = 0, rows_q = 0, length = 0, position = 0;
   };

@@ -31,8 +31,8 @@ void require_countable(const char* name, const Tensor& t) {
   }
   if (std::max(elems, span) > static_cast<double>(Tensor::kMaxElems)) {
     fail(name, t,
-         "it and its strides " + shape_text(t.strides.data(), t.rank) +
-             " may take at most 2^56 elements");
+         "it has strides " + shape_text(t.strides.data(), t.rank) +
+             " and spans more than 2^56 elements");
   }
 }
 
@@ -112,7 +112,7 @@ void require_no_overlap(const char* name, const Tensor& t) {
     if (stride < span) {
       fail(name, t,
            "its elements overlap in memory (strides " + shape_text(t.strides.data(), t.rank) +
-               "); an output needs one place for each");
+               "); each element of an output needs its own address");
     }
     span = stride * (size - 1) + span;
   }

@@ -29,7 +29,7 @@ Function take_function(const Problem& p, const char* name, const Expression& giv
     arguments::require_device(who.c_str(), t, p.device);
     arguments::require_countable(who.c_str(), t);
     if (t.numel() == 0 && p.batch * p.seq_q * p.seq_k > 0) {
-      fail(who.c_str(), t, "it must have elements");
+      fail(who.c_str(), t, "it must not be empty");
     }
   }
   Function function = expression::function_of(given);
@@ -48,7 +48,7 @@ Function take_function(const Problem& p, const char* name, const Expression& giv
              std::to_string(out->pair.i) + ", j " + std::to_string(out->pair.j) +
              " the index of axis " + std::to_string(axis) + " is " + std::to_string(out->index) +
              ", expected " + std::to_string(-size) + " to " + std::to_string(size - 1) +
-             " (clamp it, if no pair that is seen is there)");
+             " (clamp it if only hidden pairs reach it)");
   }
   return function;
 }
@@ -162,12 +162,11 @@ void recognize_score(Problem& p) {
 void take_expressions(Problem& p, const AttentionSpec& spec) {
   if (spec.score_expression.defined()) {
     if (spec.score_mod != nullptr) {
-      fail_value("score_expression", "given beside score_mod", "one of them at most");
+      fail_value("score_expression", "given together with score_mod", "give only one of them");
     }
     if (expression::type_of(spec.score_expression) == Type::boolean) {
       fail_value("score_expression", "a boolean",
-                 "its value must be a number; masks go into "
-                 "mask_expression");
+                 "its value must be a number; use mask_expression for masks");
     }
     const Expression score = expression::as_real(spec.score_expression);
     p.score_function = take_function(p, "score_expression", score);
@@ -181,7 +180,8 @@ void take_expressions(Problem& p, const AttentionSpec& spec) {
     const expression::Program& program = *p.mask_function.program;
     const auto& result = program.nodes[static_cast<std::size_t>(program.result)];
     if ((result.depends & expression::kScore) != 0) {
-      fail_value("mask_expression", "a formula of the score", "only score_expression reads it");
+      fail_value("mask_expression", "a formula that reads score",
+                 "only score_expression can read score");
     }
     recognize_mask(p);
   }
@@ -194,7 +194,7 @@ void take_capture_gradients(Problem& p, const BackwardTensors& tensors, const At
   if (!p.score_function.defined()) {
     if (!given.empty()) {
       fail_value("dcaptures", std::to_string(given.size()) + " tensors",
-                 "given without a score_expression");
+                 "requires score_expression");
     }
     return;
   }
@@ -209,7 +209,8 @@ void take_capture_gradients(Problem& p, const BackwardTensors& tensors, const At
     if (!t.defined()) continue;
     const Tensor& of = captures[n].tensor();
     const std::string who = "dcaptures' " + captures[n].name();
-    if (!is_floating(of.dtype)) fail(who.c_str(), t, "given for a tensor that is no float type");
+    if (!is_floating(of.dtype))
+      fail(who.c_str(), t, "expected a gradient only for a tensor of a float type");
     if (t.dtype != of.dtype || t.rank != of.rank || t.sizes != of.sizes) {
       fail(who.c_str(), t, "it must have the shape and type of " + of.describe());
     }

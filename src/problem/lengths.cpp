@@ -35,13 +35,22 @@ std::int64_t longest_sequence(const char* name, const Tensor& t, std::int64_t to
     if (offset < previous || offset > total) {
       fail(name, t,
            "offset " + std::to_string(i) + " is " + std::to_string(offset) + "; expected " +
-               std::to_string(previous) + " (the one before) to " + std::to_string(total) +
+               std::to_string(previous) + " (the previous offset) to " + std::to_string(total) +
                " (rows of the tensor)");
     }
     longest = std::max(longest, offset - previous);
     previous = offset;
   }
   return longest;
+}
+
+/// The rows that a bound allows; one that is not given allows none.
+std::int64_t rows_of_bound(const char* name, std::int64_t bound) {
+  if (bound < kNoRows) {
+    arguments::fail_value(name, std::to_string(bound),
+                          "it must be >= 0, or -1 where no sequence has a row");
+  }
+  return std::max<std::int64_t>(bound, 0);
 }
 
 }  // namespace
@@ -56,21 +65,21 @@ void check_offsets(const char* name, const Tensor& t, Device device) {
 
 std::int64_t packed_bound(const char* offsets_name, const char* bound_name, const Tensor& offsets,
                           std::int64_t bound, std::int64_t total) {
-  if (bound < 0) arguments::fail_value(bound_name, std::to_string(bound), "it must be >= 0");
+  const std::int64_t most = rows_of_bound(bound_name, bound);
   if (!host_readable(offsets)) {
-    if (bound == 0) {
-      arguments::fail_value(
-          bound_name, "0",
-          std::string("it must be given when ") + offsets_name + " cannot be read on the host");
+    if (bound == 0 && total > 0) {
+      arguments::fail_value(bound_name, "0",
+                            std::string("it must be given when ") + offsets_name +
+                                " cannot be read on the host; -1 says that no sequence has a row");
     }
-    return std::min(bound, total);
+    return std::min(most, total);
   }
   const std::int64_t longest = longest_sequence(offsets_name, offsets, total);
-  if (bound != 0 && bound < longest) {
+  if (bound != 0 && most < longest) {
     arguments::fail_value(bound_name, std::to_string(bound),
                           "the longest sequence has " + std::to_string(longest) + " rows");
   }
-  return bound != 0 ? std::min(bound, total) : longest;
+  return bound != 0 ? std::min(most, total) : longest;
 }
 
 namespace {
@@ -105,16 +114,16 @@ void check_page(const Problem& p, std::int64_t b, std::int64_t page) {
 
 void take_packed(Problem& p, const AttentionSpec& spec) {
   if (!spec.cu_seqlens_q.defined())
-    fail("cu_seqlens_q", spec.cu_seqlens_q, "given together with cu_seqlens_k or not at all");
+    fail("cu_seqlens_q", spec.cu_seqlens_q, "cu_seqlens_k requires it");
   if (p.paged && spec.cu_seqlens_k.defined()) {
     fail("cu_seqlens_k", spec.cu_seqlens_k,
-         "not together with block_table, whose keys key_lengths counts");
+         "it cannot be combined with block_table, which uses key_lengths");
   }
   if (!p.paged && !spec.cu_seqlens_k.defined())
-    fail("cu_seqlens_k", spec.cu_seqlens_k, "given together with cu_seqlens_q or not at all");
+    fail("cu_seqlens_k", spec.cu_seqlens_k, "cu_seqlens_q requires it");
   check_offsets("cu_seqlens_q", spec.cu_seqlens_q, p.device);
   if (!p.paged) check_key_offsets(p, spec);
-  if (p.batch != 1) fail("q", p.q, "packed tensors have batch 1: (1, Hq, total_q, D)");
+  if (p.batch != 1) fail("q", p.q, "packed tensors must have batch 1: (1, Hq, total_q, D)");
   p.cu_seqlens_q = spec.cu_seqlens_q;
   p.batch = spec.cu_seqlens_q.sizes[0] - 1;
   p.seq_q =
@@ -122,7 +131,8 @@ void take_packed(Problem& p, const AttentionSpec& spec) {
   p.q.strides[0] = 0;
   if (p.paged) return;
   if (spec.key_lengths.defined())
-    fail("key_lengths", spec.key_lengths, "not together with packed sequences, unless paged");
+    fail("key_lengths", spec.key_lengths,
+         "it cannot be combined with packed sequences, except with block_table");
   p.cu_seqlens_k = spec.cu_seqlens_k;
   p.seq_k =
       packed_bound("cu_seqlens_k", "max_seqlen_k", p.cu_seqlens_k, spec.max_seqlen_k, p.total_k);
@@ -137,9 +147,9 @@ void take_paged(Problem& p, const AttentionSpec& spec) {
   if (table.rank != 2 || table.dtype != DType::int32 || table.sizes[0] != p.batch) {
     fail("block_table", table, "expected int32 (B, max_pages) with B = " + std::to_string(p.batch));
   }
-  if (!spec.key_lengths.defined())
-    fail("key_lengths", spec.key_lengths, "required with block_table");
-  if (p.pass == Pass::backward) fail("block_table", table, "a paged cache has no backward");
+  if (!spec.key_lengths.defined()) fail("key_lengths", spec.key_lengths, "block_table requires it");
+  if (p.pass == Pass::backward)
+    fail("block_table", table, "backward does not support a paged cache");
   p.block_table = table;
   p.page_size = p.k.sizes[2];
   if (p.page_size < 1) fail("k", p.k, "the page size (third axis) must be at least 1");
@@ -148,10 +158,8 @@ void take_paged(Problem& p, const AttentionSpec& spec) {
     fail("block_table", table, "its pages may hold at most 2^56 keys");
   }
   p.seq_k = table.sizes[1] * p.page_size;
-  if (spec.max_seqlen_k < 0) {
-    arguments::fail_value("max_seqlen_k", std::to_string(spec.max_seqlen_k), "it must be >= 0");
-  }
-  if (spec.max_seqlen_k > 0) p.seq_k = std::min(p.seq_k, spec.max_seqlen_k);
+  const std::int64_t most = rows_of_bound("max_seqlen_k", spec.max_seqlen_k);
+  if (spec.max_seqlen_k != 0) p.seq_k = std::min(p.seq_k, most);
 }
 
 void take_key_lengths(Problem& p, const AttentionSpec& spec) {

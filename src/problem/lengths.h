@@ -1,4 +1,4 @@
-/// What the spec says of lengths: packed sequences, pages, keys of each entry.
+/// The lengths in the spec: packed sequences, pages, keys of each entry.
 #pragma once
 
 #include "problem/problem.h"
@@ -10,7 +10,8 @@ std::int64_t integer_at(const Tensor& t, std::int64_t i);
 bool host_readable(const Tensor& t);
 /// Offsets of packed sequences: their shape, type and device.
 void check_offsets(const char* name, const Tensor& offsets, Device device);
-/// Upper bound of the packed lengths: the caller's, cut to the rows that the tensor has.
+/// Upper bound of the packed lengths: the caller's, cut to the rows that the tensor has. 0 is no
+/// bound: it is an error where offsets cannot be read and the tensor has rows.
 std::int64_t packed_bound(const char* offsets_name, const char* bound_name, const Tensor& offsets,
                           std::int64_t bound, std::int64_t total);
 

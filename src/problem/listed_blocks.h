@@ -10,7 +10,7 @@ namespace tilewise {
 /// One row of a list: the key blocks that a query block of a head lists.
 class ListedBlocks {
  public:
-  /// Of a Problem's list, whose axes that broadcast have stride 0.
+  /// The blocks of a Problem's list. Its broadcast axes have stride 0.
   ListedBlocks(const BlockList& list, std::int64_t b, std::int64_t h, std::int64_t query_block)
       : index_(static_cast<const std::int32_t*>(list.block_index.data)),
         full_(static_cast<const std::uint8_t*>(list.block_full.data)),

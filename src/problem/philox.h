@@ -35,7 +35,7 @@ constexpr PhiloxCounter philox4x32_10(PhiloxCounter c, PhiloxKey key) {
   return c;
 }
 
-/// Which probabilities dropout keeps, and what a kept one is multiplied by. (F13) in docs/math.md.
+/// The probabilities that dropout keeps, and the factor of a kept one. (F13) in docs/math.md.
 /// `bh` is b * Hq + h; packed sequences: b is the sequence, i and j count inside it.
 class DropoutMask {
  public:

@@ -94,9 +94,9 @@ void take_scores(Problem& p, const AttentionSpec& spec) {
   if (!std::isfinite(p.scale))
     arguments::fail_value("scale", std::to_string(p.scale64), "it must be finite in float32");
   p.softcap = spec.softcap;
-  if (!std::isfinite(p.softcap) || p.softcap < 0) {
+  if (!std::isfinite(static_cast<float>(p.softcap)) || p.softcap < 0) {
     arguments::fail_value("softcap", std::to_string(spec.softcap),
-                          "it must be finite and >= 0 (0 = off)");
+                          "it must be finite in float32 and >= 0 (0 = off)");
   }
   if (spec.bias.defined()) {
     if (!is_floating(spec.bias.dtype)) fail("bias", spec.bias, "its type must be a float type");
@@ -115,10 +115,10 @@ void take_scores(Problem& p, const AttentionSpec& spec) {
   }
   p.score_mod = spec.score_mod;
   if (p.score_mod != nullptr && !p.score_mod->apply) {
-    arguments::fail_value("score_mod", "no apply function", "apply must be callable");
+    arguments::fail_value("score_mod", "without apply", "apply must be callable");
   }
   if (p.score_mod != nullptr && p.pass == Pass::backward && !p.score_mod->derivative) {
-    arguments::fail_value("score_mod", "no derivative function", "backward needs it");
+    arguments::fail_value("score_mod", "without derivative", "backward needs it");
   }
   p.dropout = spec.dropout;
   if (!(p.dropout.p >= 0.0 && p.dropout.p <= 1.0)) {
@@ -234,7 +234,7 @@ void require_data(std::initializer_list<std::pair<const char*, const Tensor*>> t
 /// What is read only beside another argument is not ignored without it: CONTRACT 19.
 void require_beside(const char* name, std::int64_t value, const char* with) {
   if (value != 0) {
-    arguments::fail_value(name, std::to_string(value), std::string("given without ") + with);
+    arguments::fail_value(name, std::to_string(value), std::string("requires ") + with);
   }
 }
 
@@ -247,7 +247,7 @@ void refuse_strays(const AttentionSpec& spec) {
   const BlockList& list = spec.block_list;
   if (!list.defined()) {
     if (list.block_full.defined())
-      fail("block_list.block_full", list.block_full, "given without block_list.row_offsets");
+      fail("block_list.block_full", list.block_full, "requires block_list.row_offsets");
     require_beside("block_list.block_q", list.block_q, "block_list.row_offsets");
     require_beside("block_list.block_k", list.block_k, "block_list.row_offsets");
   }
@@ -323,7 +323,7 @@ Problem make_problem(const ForwardTensors& t, const AttentionSpec& spec, Purpose
 }
 
 Problem make_problem(const BackwardTensors& t, const AttentionSpec& spec, Purpose purpose) {
-  if (!t.lse.defined()) fail("lse", t.lse, "required by backward");
+  if (!t.lse.defined()) fail("lse", t.lse, "backward requires it");
   if (purpose == Purpose::run) {
     require_data({{"d_o", &t.d_o},
                   {"d_lse", &t.d_lse},
@@ -340,7 +340,7 @@ Problem make_problem(const BackwardTensors& t, const AttentionSpec& spec, Purpos
   p.dk = take_values(p, "dk", t.dk, canonical("k", t.k), p.head_dim, Access::write);
   p.dv = take_values(p, "dv", t.dv, canonical("v", t.v), p.head_dim_v, Access::write);
   if (t.dbias.defined()) {
-    if (!spec.bias.defined()) fail("dbias", t.dbias, "given without a bias");
+    if (!spec.bias.defined()) fail("dbias", t.dbias, "requires bias");
     if (t.dbias.dtype != spec.bias.dtype || t.dbias.rank != spec.bias.rank ||
         t.dbias.sizes != spec.bias.sizes) {
       fail("dbias", t.dbias, "it must have the shape and type of bias, " + spec.bias.describe());
@@ -349,7 +349,7 @@ Problem make_problem(const BackwardTensors& t, const AttentionSpec& spec, Purpos
     p.dbias = take_pairs(p, "dbias", t.dbias);
   }
   if (t.dsinks.defined()) {
-    if (!spec.sinks.defined()) fail("dsinks", t.dsinks, "given without sinks");
+    if (!spec.sinks.defined()) fail("dsinks", t.dsinks, "requires sinks");
     require_device("dsinks", t.dsinks, p.device);
     require_shape("dsinks", t.dsinks, DType::float32, {p.heads_q}, "(Hq)");
     arguments::require_no_overlap("dsinks", t.dsinks);

@@ -94,7 +94,7 @@ struct Problem {
   std::int64_t stored_batch() const { return packed ? 1 : batch; }
   /// Rows of Q in memory, of all entries and heads: the length of a buffer of row statistics.
   std::int64_t query_rows() const { return stored_batch() * heads_q * total_q; }
-  /// Where row `row`, counted along the S axis, of (b, h) stands among query_rows().
+  /// The index of row `row` of (b, h), counted along the S axis, among query_rows().
   std::int64_t query_row(std::int64_t b, std::int64_t h, std::int64_t row) const {
     return ((packed ? 0 : b) * heads_q + h) * total_q + row;
   }
@@ -107,7 +107,7 @@ struct Problem {
   /// True when position alone (causal, window) hides keys.
   bool has_positional_mask() const { return causal != Causal::none || has_window(); }
 
-  /// Where sequence b lies. Lengths must be on the host when they are tensors.
+  /// The place of sequence b. Length tensors must be on the host.
   Sequence sequence(std::int64_t b) const;
 
   /// Keys that row i of a sequence may see by position and length: causal, window, k_length.

@@ -98,7 +98,7 @@ class HeadRows {
     const double d_lse = p.d_lse.defined() ? *query(a_.d_lse, i) : 0.0;
     std::vector<double> o(static_cast<std::size_t>(p.head_dim_v));
     add_output(i, o.data());
-    // Of a row that sees nothing O is 0, and dO plays no part, be it NaN: CONTRACT 3.
+    // A row that sees no key has O = 0, and its dO is ignored, even NaN: CONTRACT 3.
     const bool sees =
         std::any_of(row_.begin(), row_.end(), [](const auto& x) { return !x.hidden(); });
     const double delta = sees ? dot(d_o, o.data(), p.head_dim_v) : 0.0;  // (B2)

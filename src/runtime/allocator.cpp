@@ -34,7 +34,7 @@ class DefaultAllocator final : public Allocator {
                      : std::aligned_alloc(static_cast<std::size_t>(alignment), rounded);
     if (data == nullptr) {
       throw OutOfMemory("default_allocator: " + std::to_string(bytes) +
-                        " bytes on cpu were refused by the system");
+                        " bytes on the CPU could not be allocated");
     }
     if (alignment == kHugePageBytes) madvise(data, rounded, MADV_HUGEPAGE);  // a wish; may fail
     return data;

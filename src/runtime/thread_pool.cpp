@@ -260,8 +260,8 @@ int default_threads() {
   if (const char* text = std::getenv("TILEWISE_NUM_THREADS"); text != nullptr && *text != '\0') {
     const int threads = leading_number(text, false);
     if (threads == 0 || threads > kMaxThreads) {
-      throw InvalidArgument("TILEWISE_NUM_THREADS = \"" + std::string(text) +
-                            "\": expected a whole number from 1 to " + std::to_string(kMaxThreads));
+      throw InvalidArgument("TILEWISE_NUM_THREADS is \"" + std::string(text) +
+                            "\": expected an integer from 1 to " + std::to_string(kMaxThreads));
     }
     return threads;
   }

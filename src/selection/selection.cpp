@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "cuda/kernels/rows/select.h"
 #include "problem/arguments.h"
@@ -23,8 +24,11 @@ bool is_float(DType dtype) {
 }
 
 void check_rule(const BlockSelection& by) {
-  if (by.block_q < 1) fail_value("block_q", std::to_string(by.block_q), "it must be >= 1");
-  if (by.block_k < 1) fail_value("block_k", std::to_string(by.block_k), "it must be >= 1");
+  for (const auto& [name, size] : {std::pair{"block_q", by.block_q}, {"block_k", by.block_k}}) {
+    if (size < 1) fail_value(name, std::to_string(size), "it must be >= 1");
+    if (size > Tensor::kMaxElems)
+      fail_value(name, std::to_string(size), "a block may have at most 2^56 tokens");
+  }
   const PoolWeights& w = by.weights;
   bool any = false;
   for (const double x : {w.mean, w.maximum, w.minimum, w.variance}) {
@@ -43,6 +47,7 @@ void check_rule(const BlockSelection& by) {
 }
 
 void require_contiguous(const char* name, const Tensor& t) {
+  if (t.numel() == 0) return;
   std::int64_t stride = 1;
   for (int axis = t.rank - 1; axis >= 0; --axis) {
     if (t.sizes[axis] > 1 && t.strides[axis] != stride) fail(name, t, "it must be contiguous");
@@ -95,7 +100,7 @@ Shape make_shape(const Tensor& q, const Tensor& k, const BlockSelection& by) {
   s.scale = by.scale.value_or(
       1.0 / std::sqrt(static_cast<double>(std::max<std::int64_t>(1, s.head_dim))));
   if (bound(s, by) > std::numeric_limits<std::int32_t>::max())
-    fail_value("block_k", std::to_string(by.block_k), "more than 2^31 blocks may be taken");
+    fail_value("block_k", std::to_string(by.block_k), "expected at most 2^31 selected blocks");
   return s;
 }
 
@@ -136,6 +141,7 @@ void select_block_mask(const Tensor& q, const Tensor& k, const BlockSelection& b
   }
   arguments::require_device("mask", mask, q.device);
   selection::require_contiguous("mask", mask);
+  if (mask.numel() == 0) return;  // and it may have no memory
   selection::run(s, by, {.mask = static_cast<std::uint8_t*>(mask.data)}, launch);
 }
 

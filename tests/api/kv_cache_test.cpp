@@ -231,7 +231,12 @@ TEST(Append, NamesTheArgument) {
   expect_parts(message([](Call& c) { c.t.v.dtype = DType::float16; }), {"v is", "that of k"});
   expect_parts(message([](Call& c) { c.t.k_cache.sizes[3] = 8; }), {"k_cache is", "(9, 2, 4, 12)"});
   expect_parts(message([](Call& c) { c.t.rotated_q = {}; }), {"rotated_q is not given"});
-  expect_parts(message([](Call& c) { c.t.rotated_q = c.t.q; }), {"rotated_q", "memory of q"});
+  expect_parts(message([](Call& c) { c.t.rotated_q = c.t.q; }), {"rotated_q", "memory with q"});
+  // Rows would be read after others were written over them.
+  expect_parts(message([](Call& c) { c.t.k.data = c.k_pool.bytes.data(); }),
+               {"k_cache", "memory with k;"});
+  expect_parts(message([](Call& c) { c.t.v.data = c.v_pool.bytes.data(); }),
+               {"v_cache", "memory with v;"});
   expect_parts(message([](Call& c) { c.t.new_lengths = c.t.lengths; }), {"new_lengths", "memory"});
   expect_parts(message([](Call& c) { c.spec.rotary.sin = {}; }), {"rotary.sin is not given"});
   expect_parts(

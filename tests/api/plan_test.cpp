@@ -194,7 +194,8 @@ TEST(RunPlan, AChangedPlanIsRefusedWithItsNumbers) {
   Call call(2, 40, 24);
   Plan changed = plan(call.tensors(), call.spec);
   changed.block_n += 16;
-  EXPECT_NE(refusal(changed, call).find("for these tensors it takes tiles of"), std::string::npos);
+  EXPECT_NE(refusal(changed, call).find("expected, for these tensors, tiles of"),
+            std::string::npos);
   changed.block_n -= 16;
   EXPECT_EQ(refusal(changed, call), "");
 }

@@ -2,6 +2,7 @@
 // refuses.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <random>
 #include <string>
@@ -109,6 +110,18 @@ TEST(Prefix, AnEntryMayHaveNoKeysOfItsOwn) {
   both.lengths_all[1] = kPrefix;
   both.spec.causal = both.spec_all.causal = Causal::none;
   both.expect_same();
+}
+
+TEST(Prefix, NoQueriesAreNoError) {
+  for (const int axis : {0, 2}) {
+    Both both;
+    for (Tensor* t : {&both.t.q, &both.t.o}) t->sizes[axis] = 0;
+    both.t.lse.sizes[axis] = 0;
+    both.spec.key_lengths = {};
+    if (axis == 0) both.t.k.sizes[0] = both.t.v.sizes[0] = 0;
+    forward_prefix(both.t, both.spec);
+    EXPECT_TRUE(std::isnan(both.o.data[0]));  // nothing was written
+  }
 }
 
 TEST(Prefix, TakesATreeOfTheLastKeys) {

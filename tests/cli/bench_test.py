@@ -116,7 +116,7 @@ class Bench(CliTest):
     def test_budget_takes_fewer_runs(self) -> None:
         row = self.rows("--seq", "64", "--pass", "fwd", "--repeat", "1000000", "--budget-s", "0.2")
         self.assertEqual(row[0]["status"], "ok")
-        self.assertIn("of 1000000 runs fitted", row[0]["reason"])
+        self.assertIn("of 1000000 runs fit the budget", row[0]["reason"])
 
     def test_case_lines_and_kernels(self) -> None:
         line = "b1 h4/2 q20 k30 d16 f32 causal window=8,0"
@@ -176,8 +176,8 @@ class Bench(CliTest):
     def test_scaling_view(self) -> None:
         small = ["--preset", "baseline-scaling", "--repeat", "1", "--warmup", "0"]
         text = self.ok("bench", *small, "--budget-s", "2")
-        self.assertRegex(text, r"time ~ seq_len\^[0-9.]+ measured, claimed seq_len\^2")
-        self.assertIn("Gain of flash over the baseline", text)
+        self.assertRegex(text, r"measured: time ~ seq_len\^[0-9.]+, claimed seq_len\^2")
+        self.assertIn("Speed-up of flash over the baseline", text)
         self.assert_aligned(text)
 
     def test_bad_arguments(self) -> None:

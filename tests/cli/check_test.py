@@ -48,7 +48,7 @@ class Check(CliTest):
         self.assertEqual(row["passed"] + row["skipped"], 12)
         self.fails(BAD_INPUT, "check", "--random", "-1")
         self.fails(BAD_INPUT, "check", "--formulas", "-1")
-        self.assertIn("on a GPU", self.fails(UNSUPPORTED, "check", "--formulas", "5"))
+        self.assertIn("need a GPU", self.fails(UNSUPPORTED, "check", "--formulas", "5"))
 
     def test_exit_codes(self) -> None:
         self.fails(BAD_INPUT, "check", "--kernel", "magic")
@@ -80,9 +80,9 @@ class Info(CliTest):
         most = str(2**64 - 1)
         self.ok(*args, "--case", "s8 d8", "--seed", most)
         for seed, expected in (
-            ("-1", "a whole number, at least 0"),
-            ("1.5", "a whole number, at least 0"),
-            ("99999999999999999999", f"a whole number from 0 to {most}"),
+            ("-1", "an integer of at least 0"),
+            ("1.5", "an integer of at least 0"),
+            ("99999999999999999999", f"an integer from 0 to {most}"),
         ):
             message = self.fails(BAD_INPUT, *args, "--case", "s8 d8", "--seed", seed)
             self.assertEqual(message, f"tilewise: --seed '{seed}': expected {expected}\n")

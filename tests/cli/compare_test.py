@@ -87,7 +87,7 @@ class Compare(CliTest):
             self.assertIn(name, self.fails(BAD_INPUT, "bench", "--compare", old, new))
         self.new["rows"] = [{**self.new["rows"][0], "seq_q": 1}]
         new = self.write("new.json", self.new)
-        self.assertIn("in common", self.fails(BAD_INPUT, "bench", "--compare", old, new))
+        self.assertIn("share no measurement", self.fails(BAD_INPUT, "bench", "--compare", old, new))
         self.fails(BAD_INPUT, "bench", "--compare", old, self.folder / "missing.json")
 
     def test_own_results(self) -> None:

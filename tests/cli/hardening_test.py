@@ -31,7 +31,7 @@ class Hardening(unittest.TestCase):
         bench.send_signal(signal.SIGINT)
         _, errors = bench.communicate(timeout=60)
         self.assertEqual(bench.returncode, INTERRUPTED)
-        self.assertIn(b"interrupted: 0 of 1 cells were measured", errors)
+        self.assertIn(b"interrupted after 0 of 1 cells", errors)
         # The task takes many times as long, on any machine.
         self.assertLess(time.monotonic() - begin, 5.0)
 
@@ -46,7 +46,7 @@ class Hardening(unittest.TestCase):
             for output in (path, link):
                 done = run("run", path, "-o", output)
                 self.assertEqual(done.returncode, BAD_INPUT, done.stderr)
-                self.assertIn("is one of the inputs", done.stderr)
+                self.assertIn("this is an input file", done.stderr)
             self.assertEqual(path.read_bytes(), before)
 
     def test_names_are_looked_at_before_tensors_are_read(self) -> None:

@@ -15,7 +15,9 @@ class Mask(CliTest):
         lines = text.splitlines()
         self.assertEqual(lines[0], "▒▒" + "··" * 7)
         self.assertEqual(lines[3], "··▒▒██▒▒" + "··" * 4)
-        self.assertIn("21 of 8 x 8 are seen, 7 of them whole; 32.81 % of the pairs", text)
+        self.assertIn(
+            "21 of 8 x 8 are visible, 7 of them full; they hold 32.81 % of the pairs", text
+        )
 
     def test_reads_captured_tensors_and_whole_cases(self) -> None:
         documents = ["--captures", "doc:i32[Sk]=j // 200"]
@@ -27,7 +29,7 @@ class Mask(CliTest):
     def test_writes_a_drawing(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "mask.svg"
-            self.assertIn("made in", self.ok("mask", WINDOW, "--sq", "1024", "-o", str(path)))
+            self.assertIn("built in", self.ok("mask", WINDOW, "--sq", "1024", "-o", str(path)))
             drawing = path.read_text()
         self.assertIn('viewBox="0 0 8 8"', drawing)
         self.assertEqual(len(re.findall("#1f4e79", drawing)), 7)

@@ -72,9 +72,12 @@ class PlanAgainst(CliTest):
         path = self.folder / "results.json"
         path.write_text(json.dumps({"environment": {"gpu": "Voodoo 2"}, "rows": [row]}))
         message = self.fails(UNSUPPORTED, "plan", "--against", path)
-        self.assertIn("'Voodoo 2' is none of the machines of cases/hardware.json", message)
+        self.assertIn("'Voodoo 2' is not a machine of cases/hardware.json", message)
         path.write_text(json.dumps({"environment": {"gpu": "NVIDIA H200"}, "rows": []}))
-        self.assertIn("no row was measured", self.fails(UNSUPPORTED, "plan", "--against", path))
+        self.assertIn(
+            "expected a row that a Tilewise kernel measured",
+            self.fails(UNSUPPORTED, "plan", "--against", path),
+        )
 
 
 if __name__ == "__main__":

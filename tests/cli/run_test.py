@@ -226,14 +226,14 @@ class BadFiles(CliTest):
 class ExitCodes(CliTest):
     def test_numbers_name_what_is_accepted(self) -> None:
         for option, text, expected in (
-            ("--repeat", "x", "a whole number from 1 to 1000000000"),
-            ("--repeat", "1e3", "a whole number from 1 to 1000000000"),
-            ("--threads", "0", "a whole number from 1 to 1024"),
-            ("--threads", "2.5", "a whole number from 1 to 1024"),
-            ("--top", "101", "a whole number from 1 to 100"),
-            ("--dropout-seed", "-1", "a whole number, at least 0"),
-            ("--dropout-seed", "1.5", "a whole number, at least 0"),
-            ("--dropout-offset", "0x10", "a whole number, at least 0"),
+            ("--repeat", "x", "an integer from 1 to 1000000000"),
+            ("--repeat", "1e3", "an integer from 1 to 1000000000"),
+            ("--threads", "0", "an integer from 1 to 1024"),
+            ("--threads", "2.5", "an integer from 1 to 1024"),
+            ("--top", "101", "an integer from 1 to 100"),
+            ("--dropout-seed", "-1", "an integer of at least 0"),
+            ("--dropout-seed", "1.5", "an integer of at least 0"),
+            ("--dropout-offset", "0x10", "an integer of at least 0"),
         ):
             expected = f"{option} '{text}': expected {expected}\n"
             self.assertIn(expected, self.fails(BAD_INPUT, "run", EXAMPLE, option, text))
@@ -248,7 +248,7 @@ class ExitCodes(CliTest):
         for words in ([], ["fly"]):
             self.assertIn("expected one of run, bench, plan", self.fails(BAD_INPUT, *words))
         message = self.fails(BAD_INPUT, "kernels", "fly")
-        self.assertIn("'fly' is no command: expected one of list, build, diff, clear", message)
+        self.assertIn("'fly' is not a command: expected one of list, build, diff, clear", message)
         done = run("plan", "--seq", "8", env={"TILEWISE_CPU_ISA": "avx3"})
         self.assertEqual(done.returncode, BAD_INPUT)
         self.assertIn('TILEWISE_CPU_ISA is "avx3": expected scalar, avx2', done.stderr)
@@ -256,7 +256,7 @@ class ExitCodes(CliTest):
     def test_sizes_beyond_any_memory(self) -> None:
         huge = ["--seq", "9223372036854775807"]
         for command in ("plan", "bench"):
-            self.assertIn("at most 2^56 elements", self.fails(BAD_INPUT, command, *huge))
+            self.assertIn("more than 2^56 elements", self.fails(BAD_INPUT, command, *huge))
         eager = ["plan", "--impl", "eager", "--seq", "2000000000"]
         self.assertIn("more than 2^56", self.fails(OUT_OF_MEMORY, *eager))
         done = run("plan", "--impl", "eager", "--seq", "64,2000000000", "--format", "csv")

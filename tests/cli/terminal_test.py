@@ -87,7 +87,7 @@ class Interrupt(CliTest):
         self.assertEqual(code, INTERRUPTED)
         rows = json.loads(out)["rows"]
         self.assertEqual([(r["seq_q"], r["status"]) for r in rows], [(8, "ok")])
-        self.assertIn(b"interrupted: 1 of 2 cells were measured", terminal.seen)
+        self.assertIn(b"interrupted after 1 of 2 cells", terminal.seen)
 
     def test_into_a_file(self) -> None:
         path = self.folder / "rows.json"
@@ -105,7 +105,7 @@ class Interrupt(CliTest):
             self.assertTrue(terminal.wait_for(b"1/2"), terminal.seen)
             terminal.process.send_signal(wish)
             self.assertEqual(terminal.finish()[0], INTERRUPTED)
-            self.assertIn(b"interrupted: 1 of 2 cells were measured", terminal.seen)
+            self.assertIn(b"interrupted after 1 of 2 cells", terminal.seen)
             rows = json.loads(path.read_text())
             self.assertEqual(rows[0]["batch"], 1)
             self.assertEqual(sum(row["best"] for row in rows), 1)
@@ -120,7 +120,7 @@ class Interrupt(CliTest):
         code, out = terminal.finish()
         self.assertEqual(code, INTERRUPTED)
         self.assertGreater(sum(row["passed"] for row in json.loads(out)["rows"]), 0)
-        self.assertRegex(terminal.seen.decode(), r"interrupted: \d+ of \d+ checks were done")
+        self.assertRegex(terminal.seen.decode(), r"interrupted after \d+ of \d+ checks")
 
 
 if __name__ == "__main__":

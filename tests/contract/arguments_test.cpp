@@ -85,6 +85,7 @@ TEST(Arguments, NumbersOutOfRange) {
   EXPECT_TRUE(names(
       with([](AttentionSpec& a) { a.scale = std::numeric_limits<double>::infinity(); }), "scale"));
   EXPECT_TRUE(names(with([](AttentionSpec& a) { a.softcap = -1.0; }), "softcap"));
+  EXPECT_TRUE(names(with([](AttentionSpec& a) { a.softcap = 1e39; }), "softcap"));
   EXPECT_TRUE(names(with([](AttentionSpec& a) { a.dropout.p = 1.5; }), "dropout.p"));
 }
 

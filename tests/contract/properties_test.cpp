@@ -140,6 +140,24 @@ TEST_P(Forward, PropertySplitKeysMergeToTheWhole) {
   });
 }
 
+TEST(Merge, NamesWhatIsMissing) {
+  Owned o(DType::float32, {1, 1, 2, 3}, constant(6, 1.0));
+  Owned lse(DType::float32, {1, 1, 2}, constant(2, 0.0));
+  const auto told = [&](const char* name, Tensor of, Tensor statistics) {
+    try {
+      merge(o.tensor(), lse.tensor(), of, statistics);
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what()).rfind(name, 0) == 0;
+    }
+    return false;
+  };
+  Tensor without = o.tensor(), none = lse.tensor();
+  without.data = none.data = nullptr;
+  EXPECT_TRUE(told("o_other", without, lse.tensor()));
+  EXPECT_TRUE(told("lse_other", o.tensor(), none));
+  EXPECT_TRUE(told("lse_other", o.tensor(), {}));
+}
+
 /// A part without keys leaves the other's bits, the sign of a zero among them.
 TEST(Merge, APartWithoutKeysChangesNoBit) {
   const Sizes sizes{1, 1, 2, 3};

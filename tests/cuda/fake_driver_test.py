@@ -104,7 +104,7 @@ class FakeDriver(unittest.TestCase):
 
     def test_what_only_a_host_can_see_is_no_failure(self) -> None:
         for line, words in (
-            ("b2 h2 q8 k8 d16 f32 lengths=9,8 expect=invalid", "lies on the device"),
+            ("b2 h2 q8 k8 d16 f32 lengths=9,8 expect=invalid", "is in device memory"),
             ("b1 h1 s64 d8 f32 blocks=48,32:1,1:0.5", "block lists of 48 x 32"),
         ):
             (row,) = self.rows("check", "--kernel", "flash_fwd_sm80", "--case", line)

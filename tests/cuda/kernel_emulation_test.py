@@ -4,7 +4,8 @@ The wrappers of src/cuda/tile hold one instruction each; here each gets a body t
 what its instruction does. Everything above them is compiled as it is. Needs no GPU and no CUDA.
 
 When asynchronous operations take effect and which warps stall is drawn from a seed: 1 here, and
-others by --seeds (`kernel_emulation_test.py bwd_sm90 --seeds 2 50`).
+others by --seeds (`kernel_emulation_test.py bwd_sm90 --seeds 2 50`). --drawn N: the seed also draws
+N shapes for each of some configs, in programs that have draws.
 """
 
 import argparse
@@ -261,6 +262,7 @@ PROGRAMS = {
     "append": False,
     "merge_rows": False,
     "flash_sm80": False,
+    "flash_sm80_wide": True,
     "flash_sm80_ragged": False,
     "flash_sm80_pages": False,
     "flash_sm80_expressions": True,
@@ -358,14 +360,17 @@ def build(program: str, folder: Path, compiler: str) -> Path | None:
     return compile_program(program, folder, compiler, objects)
 
 
-def run(program: str, folder: Path, compiler: str, seeds: range) -> int:
+def run(program: str, folder: Path, compiler: str, seeds: range, drawn: int) -> int:
     """Compiles and runs one program; SKIPPED when it could not be built here."""
     binary = build(program, folder, compiler)
     if binary is None:
         return SKIPPED
     for seed in seeds:
         print(f"{program}, seed {seed}", flush=True)
-        environment = {**os.environ, "TILEWISE_EMULATION_SEED": str(seed)}
+        environment = os.environ | {
+            "TILEWISE_EMULATION_SEED": str(seed),
+            "TILEWISE_EMULATION_DRAWN": str(drawn),
+        }
         if subprocess.run([str(binary)], env=environment, check=False).returncode != 0:
             return 1
     return 0
@@ -376,6 +381,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("programs", nargs="*", metavar="program", help=", ".join(PROGRAMS))
     parser.add_argument("--seeds", nargs=2, type=int, default=(1, 1), metavar=("FIRST", "LAST"))
+    parser.add_argument("--drawn", type=int, default=0, metavar="N")
     options = parser.parse_args()
     if unknown := set(options.programs) - PROGRAMS.keys():
         parser.error(f"no program {', '.join(unknown)}")
@@ -391,7 +397,8 @@ def main() -> int:
         folder = Path(name)
         make_sources(Path(__file__).resolve().parent.parent.parent, folder)
         results = [
-            run(program, folder, compiler, seeds) for program in options.programs or PROGRAMS
+            run(program, folder, compiler, seeds, options.drawn)
+            for program in options.programs or PROGRAMS
         ]
     return next((result for result in results if result not in (0, SKIPPED)), max(results))
 

@@ -250,14 +250,14 @@ TEST(AttentionExpression, NamesTheArgumentAtFault) {
   expect_parts(message([](Call& c) { c.spec.mask_expression = Expression::parse("i - j"); }),
                {"mask_expression is a number", "boolean"});
   expect_parts(message([](Call& c) { c.spec.mask_expression = Expression::parse("score > 0"); }),
-               {"mask_expression is a formula of the score"});
+               {"mask_expression is a formula that reads score"});
   expect_parts(
       message([](Call& c) {
         c.spec.score_expression = expression::score();
         static const ScoreMod mod{[](const ScoreTile&) {}, [](const ScoreTile&, float*) {}};
         c.spec.score_mod = &mod;
       }),
-      {"score_expression is given beside score_mod"});
+      {"score_expression is given together with score_mod"});
   const auto reads_slopes = [](Call& c) {
     c.spec.score_expression = Expression::parse("score*slopes[h]", c.captures());
   };
@@ -278,7 +278,7 @@ TEST(AttentionExpression, NamesTheArgumentAtFault) {
                }),
                {"dcaptures' slopes", "null"});
   expect_parts(message([](Call& c) { c.dcaptures = {Call::tensor(c.dfactor, {1})}; }),
-               {"dcaptures is 1 tensors", "without a score_expression"});
+               {"dcaptures is 1 tensors", "requires score_expression"});
   expect_parts(message([](Call& c) {
                  Tensor t = Call::tensor(c.slopes, {kHeads});
                  t.device = {DeviceType::cuda, 0};
@@ -289,7 +289,7 @@ TEST(AttentionExpression, NamesTheArgumentAtFault) {
                  Tensor t = Call::tensor(c.slopes, {0});
                  c.spec.mask_expression = Captured("empty", t)(expression::head()) > 0;
                }),
-               {"mask_expression's empty is float64 (0)", "must have elements"});
+               {"mask_expression's empty is float64 (0)", "must not be empty"});
   expect_parts(message([](Call& c) {
                  Tensor t = Call::tensor(c.slopes, {kHeads});
                  t.data = nullptr;

@@ -148,7 +148,7 @@ TEST(Text, IntegersHave32Bits) {
 
 TEST(Text, NamesThePositionOfAnError) {
   expect_parts(message("score - "), {"\"score - \"", "at character 9", "expected a number"});
-  expect_parts(message("score + slope[h]"), {"at character 9", "\"slope\" is no operand"});
+  expect_parts(message("score + slope[h]"), {"at character 9", "\"slope\" is not an operand"});
   expect_parts(message("abs(i, j)"), {"at character 1", "abs takes 1 arguments, not 2"});
   expect_parts(message("table[i]"), {"at character 1", "table", "takes 2 indices, not 1"});
   expect_parts(message("slopes[0.5]"), {"index of slopes is a real"});
@@ -158,7 +158,7 @@ TEST(Text, NamesThePositionOfAnError) {
   expect_parts(message("0 <= i < 5"), {"comparisons do not chain", "&"});
   expect_parts(message("i == j == 5"), {"comparisons do not chain"});
   expect_parts(message("where(i, 1, 2)"), {"condition of where takes booleans"});
-  expect_parts(message("lane + 1"), {"lane outside"});
+  expect_parts(message("lane + 1"), {"lane is used outside"});
   expect_parts(message("any(65, lane == i)"), {"1 to 64 lanes, not 65"});
   expect_parts(message("any(i, lane == i)"), {"constant number of lanes"});
   expect_parts(message("any(2, all(2, lane == i))"), {"cannot hold another"});
@@ -166,7 +166,7 @@ TEST(Text, NamesThePositionOfAnError) {
   expect_parts(message("i + 1 2"), {"at character 7", "expected the end"});
   expect_parts(message("2x"), {"at character 2", "letter after a number"});
   expect_parts(message("99999999999999999999"), {"out of range"});
-  expect_parts(message("doc = 1; doc"), {"\"doc\" has a meaning already"});
+  expect_parts(message("doc = 1; doc"), {"\"doc\" is already defined"});
   expect_parts(message(std::string(5000, '(')), {"nested too deep"});
   expect_parts(message(std::string(5000, '-') + "i"), {"nested"});
 }

@@ -31,7 +31,7 @@ TEST(Array, RefusesImpossibleShapes) {
   EXPECT_TRUE(contains(file_error_of([] {
                          make_array("x", DType::float32, {2, -1});
                        }),
-                       "x: the shape (2, -1) is impossible"));
+                       "x: invalid shape (2, -1)"));
   EXPECT_THROW(make_array("x", DType::uint8, {std::int64_t{1} << 62}), OutOfMemory);
 }
 

@@ -29,15 +29,15 @@ TEST_F(Io, ReadsWhereAsked) {
   EXPECT_EQ(source.read_text(3, 4), "3456");
   EXPECT_EQ(source.read_text(10, 0), "");
   EXPECT_TRUE(contains(file_error_of([&] { source.read_text(8, 3); }),
-                       "a: is cut short: it has 10 bytes, and needs 3 from byte 8 on"));
-  EXPECT_TRUE(contains(file_error_of([&] { source.read_text(11, 0); }), "cut short"));
+                       "a: is truncated: it has 10 bytes, and needs 3 from byte 8 on"));
+  EXPECT_TRUE(contains(file_error_of([&] { source.read_text(11, 0); }), "truncated"));
 }
 
 TEST_F(Io, NoticesAFileThatShrinks) {
   put(folder_ / "a", "0123456789");
   FileSource source(folder_ / "a");
   fs::resize_file(folder_ / "a", 5);
-  EXPECT_TRUE(contains(file_error_of([&] { source.read_text(0, 10); }), "cut short while"));
+  EXPECT_TRUE(contains(file_error_of([&] { source.read_text(0, 10); }), "truncated while"));
 }
 
 TEST_F(Io, RefusesToReadWhatIsNoFile) {

@@ -127,8 +127,9 @@ TEST(Npy, RefusesHugeHeadersAndShapes) {
   EXPECT_TRUE(contains(error_of(file_with(header_of("<f4", "(1152921504606846976,)"), kFourBytes)),
                        "needs 4611686018427387904 bytes, and 4 follow"));
   EXPECT_TRUE(contains(error_of(file_with(header_of("<f4", "(9223372036854775808,)"), "")),
-                       "a size below 2^63 is expected"));
-  EXPECT_TRUE(contains(error_of(file_with(header_of("<f4", "(-1,)"), "")), "a size below 2^63"));
+                       "expected a size below 2^63"));
+  EXPECT_TRUE(
+      contains(error_of(file_with(header_of("<f4", "(-1,)"), "")), "expected a size below 2^63"));
   std::string ones = "(";
   for (int axis = 0; axis < 70; ++axis) ones += "1,";
   EXPECT_TRUE(
@@ -143,24 +144,24 @@ TEST(Npy, RefusesOtherTypes) {
         << descr;
   }
   const std::string fields = "{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,)}";
-  EXPECT_TRUE(contains(error_of(file_with(fields, kFourBytes)), "a string is expected at \"["));
+  EXPECT_TRUE(contains(error_of(file_with(fields, kFourBytes)), "expected a string at \"["));
 }
 
 TEST(Npy, RefusesMalformedHeaders) {
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"", "'{' is expected"},
+      {"", "expected '{'"},
       {"{}", "is missing"},
       {"{'descr': '<f4', 'shape': (1,)}", "is missing"},
-      {"{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (1,)}", "there twice"},
+      {"{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (1,)}", "appears twice"},
       {"{'descr': '<f4', 'fortran_order': False, 'shape': (1,), 'more': 1}", "\"more\" is unknown"},
       {"{'descr': '<f4', 'fortran_order': 0, 'shape': (1,)}", "True or False"},
-      {"{'descr': '<f4', 'fortran_order': False, 'shape': (1)}", "(n,) is"},
-      {"{'descr': '<f4', 'fortran_order': False, 'shape': [1]}", "'(' is expected"},
+      {"{'descr': '<f4', 'fortran_order': False, 'shape': (1)}", "expected the tuple (n,)"},
+      {"{'descr': '<f4', 'fortran_order': False, 'shape': [1]}", "expected '('"},
       {"{'descr': '<f4', 'fortran_order': False, 'shape': (1,,)}", "a size"},
-      {"{'descr': '<f4', 'fortran_order': False, 'shape': (1 1)}", "')' is expected"},
-      {"{'descr': '<f4', 'fortran_order': False, 'shape': (1,)", "'}' is expected"},
+      {"{'descr': '<f4', 'fortran_order': False, 'shape': (1 1)}", "expected ')'"},
+      {"{'descr': '<f4', 'fortran_order': False, 'shape': (1,)", "expected '}'"},
       {"{'descr': '<f4', 'fortran_order': False, 'shape': (1,)} x", "\"x\" follows"},
-      {"{'descr: ", "has no end"},
+      {"{'descr: ", "does not end"},
   };
   for (const auto& [header, what] : cases) {
     EXPECT_TRUE(contains(error_of(file_with(header, kFourBytes)), what)) << header;
@@ -177,7 +178,7 @@ TEST(Npy, MessagesCarryNoControlBytes) {
 
 TEST(Npy, RefusesBoolsOtherThanZeroAndOne) {
   EXPECT_TRUE(contains(error_of(file_with(header_of("|b1", "(2, 2)"), "\x01\x00\x02\x01"s)),
-                       "the bool at (1, 0) has the value 2"));
+                       "the bool at (1, 0) is 2"));
 }
 
 TEST(Npy, Bfloat16IsTwoBytesWithoutAType) {
@@ -185,7 +186,7 @@ TEST(Npy, Bfloat16IsTwoBytesWithoutAType) {
   const std::string file = as_npy(array);
   EXPECT_TRUE(contains(file, "'descr': '<V2'"));
   EXPECT_TRUE(contains(error_of(file),
-                       "two bytes without a type (\"<V2\"), as ml_dtypes writes "
+                       "two-byte elements without a type (\"<V2\"), as ml_dtypes writes "
                        "bfloat16: --dtype bf16"));
   MemorySource source("x.npy", as_file(file));
   EXPECT_EQ(read_npy(source, TwoBytes::bfloat16), array);

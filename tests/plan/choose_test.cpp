@@ -74,7 +74,7 @@ TEST(Choose, ARowOnTrialRunsOnlyWhenItsKernelIsNamed) {
   EXPECT_EQ(choose_from(10, {.implementation = "", .kernel = "new"}).kernel, "new");
   const Plan plan = choose_from(10);
   EXPECT_EQ(plan.kernel, "quick");
-  EXPECT_EQ(plan.refusals.back().reason, "only when the kernel is named: more than 5 keys are new");
+  EXPECT_EQ(plan.refusals.back().reason, "runs only if named: more than 5 keys are new");
   EXPECT_EQ(choose_from(5).kernel, "new") << "a problem of which the row is sure";
   EXPECT_EQ(choose_from(101).refusals.back().reason, "more than 100 keys") << "named or not";
 }
@@ -215,7 +215,7 @@ TEST(Explain, KernelsThatShareAReasonShareALine) {
 TEST(Explain, SaysWhatAndWhy) {
   const std::string words = explain(choose_from(101));
   for (const char* part :
-       {"forward on cpu: steady (flash)", "least predicted time", "quick, new: more than 100 keys",
+       {"forward on cpu: steady (flash)", "lowest predicted time", "quick, new: more than 100 keys",
         "(2, 3, 101, 16)", "workspace", "GFLOP"}) {
     EXPECT_NE(words.find(part), std::string::npos) << part << "\n" << words;
   }

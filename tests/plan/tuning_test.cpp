@@ -61,9 +61,10 @@ TEST(Tuning, IsAskedBeforeTheModel) {
   const Plan plan = planned(tuning);
   EXPECT_EQ(plan.block_m, 16);
   EXPECT_EQ(plan.predicted_ms, 0.25);
-  EXPECT_EQ(plan.reason, "tuned: measured on this device, 0.25 ms; what the model takes, 0.5 ms");
+  EXPECT_EQ(plan.reason,
+            "tuned: measured on this device, 0.25 ms; the model's choice takes 0.5 ms");
   ASSERT_EQ(plan.refusals.size(), 2U);
-  EXPECT_EQ(plan.refusals[0].reason, "tuned: many was measured faster");
+  EXPECT_EQ(plan.refusals[0].reason, "tuned: many is faster, as measured");
 }
 
 TEST(Tuning, LeavesWhatIsNamedAndWhatIsDeterministic) {
@@ -134,15 +135,15 @@ TEST_F(TuningFile, WhatIsDamagedOrForeignIsIgnoredAndNamed) {
   for (const std::string& bad : {damaged, text.substr(0, text.size() / 2), std::string("\0", 1)}) {
     const Tuning tuning = read(bad);
     EXPECT_EQ(tuning.size(), 0U);
-    EXPECT_EQ(tuning.ignored(),
-              path_ + " is ignored: it is damaged; `tilewise tune` writes it anew");
+    EXPECT_EQ(tuning.ignored(), path_ + " is ignored: it is damaged; `tilewise tune` replaces it");
     EXPECT_NE(planned(tuning).reason.find(tuning.ignored()), std::string::npos);
   }
   EXPECT_EQ(read(text, "there").ignored(),
             path_ + " is ignored: it was measured on here, this is there");
   read(text);
   ::chmod(path_.c_str(), 0666);
-  EXPECT_EQ(Tuning::read(path_, "here").ignored(), path_ + " is ignored: others may write it");
+  EXPECT_EQ(Tuning::read(path_, "here").ignored(),
+            path_ + " is ignored: other users can write to it");
 }
 
 }  // namespace

@@ -102,9 +102,9 @@ TEST(Problem, NamesTheTensorItsValueAndTheAcceptedSet) {
 TEST(Problem, SizesAndStridesThatNoAddressReachesAreRefused) {
   constexpr std::int64_t kHuge = std::int64_t{1} << 40;
   expect_parts(forward_message([](Call& c) { c.forward.q.sizes[2] = INT64_MAX; }),
-               {"q is float32 (2, 4, 9223372036854775807, 8)", "at most 2^56 elements"});
+               {"q is float32 (2, 4, 9223372036854775807, 8)", "spans more than 2^56 elements"});
   expect_parts(forward_message([](Call& c) { c.forward.k.strides[2] = INT64_MIN; }),
-               {"k is", "strides", "-9223372036854775808", "at most 2^56 elements"});
+               {"k is", "strides", "-9223372036854775808", "spans more than 2^56 elements"});
   expect_parts(forward_message([](Call& c) {
                  c.spec.bias = c.forward.q;
                  c.spec.bias.rank = 7;
@@ -132,13 +132,13 @@ TEST(Problem, StridesOfIntegerArgumentsAreJudged) {
   };
   EXPECT_EQ(message([&](AttentionSpec& s) { list(s); }), "accepted");
   expect_parts(message([&](AttentionSpec& s) { s.key_lengths = far(2); }),
-               {"key_lengths is int32 (2)", "strides (4611686018427387904)", "at most 2^56"});
+               {"key_lengths is int32 (2)", "strides (4611686018427387904)", "more than 2^56"});
   expect_parts(message([&](AttentionSpec& s) { list(s).row_offsets.strides[2] = kFar; }),
-               {"block_list.row_offsets is", "strides", "at most 2^56"});
+               {"block_list.row_offsets is", "strides", "more than 2^56"});
   expect_parts(message([&](AttentionSpec& s) { list(s).block_index = far(2); }),
-               {"block_list.block_index is", "strides", "at most 2^56"});
+               {"block_list.block_index is", "strides", "more than 2^56"});
   expect_parts(message([&](AttentionSpec& s) { list(s).block_full.strides[0] = kFar; }),
-               {"block_list.block_full is", "strides", "at most 2^56"});
+               {"block_list.block_full is", "strides", "more than 2^56"});
   expect_parts(message([&](AttentionSpec& s) { list(s).block_index.sizes[0] = -1; }),
                {"block_list.block_index is", "expected int32 (pairs)"});
 }
@@ -261,15 +261,16 @@ TEST(Problem, BiasAndMaskBroadcast) {
 }
 
 TEST(Problem, GradientsNeedWhatTheyAreOf) {
-  expect_parts(backward_message([](Call& c) { c.backward.lse = {}; }), {"lse", "required"});
+  expect_parts(backward_message([](Call& c) { c.backward.lse = {}; }),
+               {"lse", "backward requires it"});
   expect_parts(backward_message([](Call& c) {
                  c.backward.dbias = Tensor::contiguous(c.memory.data(), DType::float32, {5, 7});
                }),
-               {"dbias", "without a bias"});
+               {"dbias", "requires bias"});
   expect_parts(backward_message([](Call& c) {
                  c.backward.dsinks = Tensor::contiguous(c.memory.data(), DType::float32, {4});
                }),
-               {"dsinks", "without sinks"});
+               {"dsinks", "requires sinks"});
   expect_parts(backward_message([](Call& c) {
                  c.spec.bias = Tensor::contiguous(c.memory.data(), DType::float32, {5, 7});
                  c.backward.dbias = Tensor::contiguous(c.memory.data(), DType::float32, {1, 7});
@@ -354,7 +355,7 @@ TEST_F(Packed, StridesOfOffsetsAreJudged) {
   stride_ = std::int64_t{1} << 62;
   hidden_ = true;
   expect_parts(message({0, 3, 9}, {0, 4, 10}, 10, 10),
-               {"cu_seqlens_q is int32 (3)", "strides (4611686018427387904)", "at most 2^56"});
+               {"cu_seqlens_q is int32 (3)", "strides (4611686018427387904)", "more than 2^56"});
 }
 
 TEST(Problem, WhatNeedsAnotherArgumentIsNotIgnoredWithoutIt) {
@@ -362,20 +363,20 @@ TEST(Problem, WhatNeedsAnotherArgumentIsNotIgnoredWithoutIt) {
     return forward_message([&](Call& c) { spoil(c.spec); });
   };
   EXPECT_EQ(of_spec([](AttentionSpec& s) { s.max_seqlen_q = 5; }),
-            "max_seqlen_q is 5: given without cu_seqlens_q");
+            "max_seqlen_q is 5: requires cu_seqlens_q");
   EXPECT_EQ(of_spec([](AttentionSpec& s) { s.max_seqlen_k = -1; }),
-            "max_seqlen_k is -1: given without cu_seqlens_k or block_table");
+            "max_seqlen_k is -1: requires cu_seqlens_k or block_table");
   EXPECT_EQ(backward_message([](Call& c) { c.spec.max_seqlen_k = 7; }),
-            "max_seqlen_k is 7: given without cu_seqlens_k or block_table");
+            "max_seqlen_k is 7: requires cu_seqlens_k or block_table");
   EXPECT_EQ(of_spec([](AttentionSpec& s) { s.block_list.block_q = 64; }),
-            "block_list.block_q is 64: given without block_list.row_offsets");
+            "block_list.block_q is 64: requires block_list.row_offsets");
   EXPECT_EQ(of_spec([](AttentionSpec& s) { s.block_list.block_k = 64; }),
-            "block_list.block_k is 64: given without block_list.row_offsets");
+            "block_list.block_k is 64: requires block_list.row_offsets");
   static std::uint8_t full[3] = {};
   expect_parts(of_spec([](AttentionSpec& s) {
                  s.block_list.block_full = Tensor::contiguous(full, DType::uint8, {3});
                }),
-               {"block_list.block_full is uint8 (3)", "given without block_list.row_offsets"});
+               {"block_list.block_full is uint8 (3)", "requires block_list.row_offsets"});
 }
 
 TEST(Problem, KeyLengthsAndPages) {
@@ -443,10 +444,10 @@ TEST_F(PackedOverPages, SequencesHaveQueriesByOffsetsAndKeysByLengths) {
 TEST_F(PackedOverPages, WhatDoesNotFitIsNamed) {
   const AttentionSpec right = spec_;
   spec_.cu_seqlens_k = spec_.cu_seqlens_q;
-  expect_parts(message(), {"cu_seqlens_k", "not together with block_table"});
+  expect_parts(message(), {"cu_seqlens_k", "cannot be combined with block_table"});
   spec_ = right;
   spec_.key_lengths = {};
-  expect_parts(message(), {"key_lengths is not given", "required with block_table"});
+  expect_parts(message(), {"key_lengths is not given", "block_table requires it"});
   spec_ = right;
   lengths_[1] = 5;
   expect_parts(message(), {"block_table", "entry (1, 1) is -1", "0 to 2"});
@@ -456,7 +457,9 @@ TEST_F(PackedOverPages, WhatDoesNotFitIsNamed) {
   spec_.max_seqlen_k = 6;
   expect_parts(message(), {"key_lengths", "entry 0 is 7", "0 to 6"});
   spec_.max_seqlen_k = -1;
-  expect_parts(message(), {"max_seqlen_k is -1", ">= 0"});
+  expect_parts(message(), {"key_lengths", "entry 0 is 7", "0 to 0"});
+  spec_.max_seqlen_k = -2;
+  expect_parts(message(), {"max_seqlen_k is -2", ">= 0"});
   spec_ = right;
   spec_.block_table = Tensor::contiguous(table_.data(), DType::int32, {1, 2});
   expect_parts(message(), {"block_table", "B = 2"});

@@ -30,7 +30,15 @@ from report.claims import FAILS, HOLDS, OPEN, Claim, Evidence, evidence  # noqa:
 from report.claims_kernel import leaderboard  # noqa: E402
 from report.data import Measured, Planner, Result, Row, driver_version, load  # noqa: E402
 from report.judge import judge_all  # noqa: E402
-from report.plots import name_series, panels_of, problem_of, shapes_of  # noqa: E402
+from report.plots import (  # noqa: E402
+    REST,
+    name_series,
+    older_peaks,
+    panels_of,
+    problem_of,
+    question_of,
+    shapes_of,
+)
 
 
 def make_report(output: Path, *files: Path) -> None:
@@ -215,6 +223,11 @@ class Verdicts(unittest.TestCase):
         for caption in tables:
             self.assertIn("batch 2, 4 heads, dim 64, full", caption)
 
+    def test_another_card_s_numbers_are_not_judged(self) -> None:
+        claim = self.verdict(self.committed(), "The six tables of an RTX 4090")
+        self.assertEqual(claim.verdict, OPEN)
+        self.assertRegex(claim.sentence, "^No RTX 4090 is measured here.*9 of 9 cells")
+
     def test_forcing_flash_is_judged_by_what_was_forced(self) -> None:
         """Open until a file forces PyTorch's flash kernel in float32; refused there, it fails."""
         title = "SDPA changes kernels"
@@ -345,6 +358,24 @@ class Plots(unittest.TestCase):
             for mask in ("none", "window=1023,0", "softcap=50")
         ]
         self.assertEqual(len(shapes_of(rows)), 3)
+
+    def test_every_file_answers_a_question(self) -> None:
+        for result in load(sorted((SOURCE / "bench" / "results").rglob("*.json"))):
+            self.assertNotEqual(question_of(result), REST, result.name)
+
+    def test_peaks_of_older_kernels_are_told(self) -> None:
+        """Another peak beside the same live memory; not where the meter had another meaning."""
+        same = {"planned_peak_MiB": 20.0, "planned_live_MiB": 4.0}
+        compared = {
+            "old.json": [
+                {**same, "peak_MiB": 20.1, "live_MiB": 4.0},
+                {**same, "peak_MiB": 30.0, "live_MiB": ""},
+                {**same, "peak_MiB": 12.0, "live_MiB": 2.0},
+                {**same, "peak_MiB": 0.0, "live_MiB": 4.0},
+            ],
+            "today.json": [{**same, "peak_MiB": 20.0, "live_MiB": 4.0}],
+        }
+        self.assertEqual(older_peaks(compared), [["old.json", "1 of 2", "1.50"]])
 
     def test_gains_name_their_baseline(self) -> None:
         rows = [

@@ -143,6 +143,23 @@ TEST(Selection, ListIsTheMask) {
   }
 }
 
+/// No heads, no keys: nothing is chosen, and the strides of nothing do not matter.
+TEST(Selection, TakesEmptyOutputs) {
+  Inputs in;
+  const BlockSelection by = {.block_q = 64, .block_k = 32};
+  std::vector<std::int32_t> offsets(16, 7), index(1);
+  Tensor q = in.tq(), k = in.tk();
+  q.sizes[1] = 0;
+  Tensor rows = Tensor::contiguous(offsets.data(), DType::int32, {in.batch, 0, 4});
+  rows.strides[0] = 4;  // as other libraries have them
+  select_blocks(q, k, by, {rows, Tensor::contiguous(index.data(), DType::int32, {1})});
+  EXPECT_EQ(offsets.front(), 7);
+  k.sizes[2] = 0;
+  Tensor mask = Tensor::contiguous(nullptr, DType::uint8, {in.batch, in.heads_q, 3, 0});
+  mask.strides = {3 * in.heads_q, 3, 1, 1};
+  select_block_mask(in.tq(), k, by, mask);
+}
+
 /// On a GPU: the same blocks, and no time that would show beside attention.
 TEST(Selection, OnAGpuAsOnTheCpu) {
   if (cuda::device_count() == 0) GTEST_SKIP() << "no GPU";
@@ -189,6 +206,8 @@ TEST(Selection, BadInputIsNamed) {
   };
   EXPECT_NE(told({.block_q = 0}).find("block_q"), std::string::npos);
   EXPECT_NE(told({.block_k = -1}).find("block_k"), std::string::npos);
+  EXPECT_NE(told({.block_q = INT64_MAX}).find("block_q"), std::string::npos);  // its end overflows
+  EXPECT_NE(told({.block_k = INT64_MAX}).find("block_k"), std::string::npos);
   EXPECT_NE(told({.weights = {.mean = 0.0}}).find("weights"), std::string::npos);
   EXPECT_NE(told({.count = -1}).find("count"), std::string::npos);
   EXPECT_NE(told({.rule = BlockRule::mass, .mass = NAN}).find("mass"), std::string::npos);

@@ -283,11 +283,11 @@ def machine_page(folder: str, results: list[Result]) -> str:
     lines = [
         f"# Results: {folder}",
         "",
-        "`./tw docs` makes this page from the files of this folder.",
-        "OOM: more than the memory limit of the run.",
-        "The problems of a run stand in its preset in `cases/presets`.",
-        "`bench/peers/card.sh` makes GPU results beside peers: ours and the peers in one process,",
-        "every output compared with float64 before it is timed.",
+        "`./tw docs` generates this page from the files in this folder.",
+        "OOM: the problem exceeds the memory limit of the run.",
+        "The preset of a run in `cases/presets` lists its problems.",
+        "`bench/peers/card.sh` measures ours and the peers in one process on a GPU.",
+        "It compares every output with float64 before timing.",
     ]
     lines += ceilings_pages(folder)
     told: set[str] = set()  # texts that stand once on the page
@@ -307,8 +307,8 @@ def performance_page(results: list[Result], beside_peers: list[Result]) -> str:
             cards.setdefault(folder, {})[Path(result.name).stem] = result.rows
     folders = {docs_summary.folder_of(result.name): "" for result in in_order(results)}
     cpu = [
-        "Time of a peer over ours, the range over the cases of one thread and eight heads.",
-        "Every case: [cpu.md](cpu.md).",
+        "The peer's time divided by ours, over the cases with one thread and eight heads.",
+        "[cpu.md](cpu.md) has every case.",
         "",
         *docs_cpu.summary_table([(r.environment.get("cpu", ""), r.rows) for r in beside_peers]),
     ]
@@ -404,8 +404,13 @@ def main() -> None:
     for name, made in (
         ("training", docs_python.training(RESULTS)),
         ("host-time", docs_python.host_time(RESULTS)),
+        ("suites", docs_python.suites(RESULTS, docs_python.DROP_INS)),
     ):
         documents[python] = with_block(documents[python], name, made)
+    expressions = ROOT / "docs" / "expressions.md"
+    documents[expressions] = with_block(
+        expressions.read_text(), "suites", docs_python.suites(RESULTS, ("attention-gym",))
+    )
     for result in results:
         if result.name == README_RESULT:
             documents[readme] = with_block(documents[readme], "seeds", readme_table(result))

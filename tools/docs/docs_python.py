@@ -1,4 +1,4 @@
-"""The measured tables of docs/python.md: the example's training runs, and what a call costs."""
+"""The tables of docs/python.md from results: training runs, a call's cost, peers' own suites."""
 
 from __future__ import annotations
 
@@ -45,3 +45,44 @@ def host_time(results: Path) -> list[str]:
             lines.append(f"| {device} | {name} | {values} |")
             device = ""
     return lines
+
+
+TITLES = {
+    "flash-attention": "FlashAttention, `tests/test_flash_attn.py`",
+    "torch-samples": "PyTorch, sample inputs of `scaled_dot_product_attention`",
+    "torch-sdpa": "PyTorch, `test/test_transformers.py`",
+    "attention-gym": "attention-gym, masks and score functions",
+}
+DROP_INS = ("flash-attention", "torch-samples", "torch-sdpa")
+
+
+def _state(suite: Report) -> str:
+    """What was run: the tag, or the commit."""
+    ref: str = suite.get("ref", "of that torch")
+    return ref[:12] if ref == suite.get("commit") else ref
+
+
+def suites(results: Path, names: tuple[str, ...]) -> list[str]:
+    """./tw peers-suites: counts by suite, and why tests were left out or failed."""
+    columns = ("on", "suite", "state", "cases there", "run", "outside the contract", "pass", "fail")
+    lines = [f"| {' | '.join(columns)} |", "|---|---|---|---:|---:|---:|---:|---:|"]
+    notes = []
+    for report in _reports(results, "peers-suites.json"):
+        on = f"{report['device']}, torch {report['torch'].partition('+')[0]}"
+        for name in names:
+            suite = report["suites"].get(name)
+            if suite is None:
+                continue
+            failed = sum(suite["failed"].values())
+            counts = (suite["combinations"], suite["passed"] + failed)
+            counts += (sum(suite["outside"].values()), suite["passed"], failed)
+            cells = [on, TITLES[name], _state(suite), *(f"{n:,}" for n in counts)]
+            lines.append(f"| {' | '.join(cells)} |")
+            on = ""
+            for what, reasons in (
+                ("outside the contract", suite["outside"]),
+                ("fail", suite["failed"]),
+            ):
+                said = "; ".join(f"{count}: {why}" for why, count in reasons.items())
+                notes += [f"- {TITLES[name]}, {what}. {said}."] if said else []
+    return [*lines, "", *notes] if notes else lines

@@ -68,7 +68,7 @@ def by_type(cell: summary.Cell) -> tuple[Any, ...]:
 
 
 def by_serving(cell: summary.Cell) -> tuple[Any, ...]:
-    keys = "pages" if "paged=" in cell.mask else "side by side"
+    keys = "pages" if "paged=" in cell.mask else "contiguous"
     return ("1 to 8" if cell.seq_q <= 8 else "16 to 2,048", keys)
 
 
@@ -76,56 +76,57 @@ QUESTIONS = (
     Question(
         "The grid: 16,384 tokens, hidden size 2048, bf16",
         {"": "grid-sm90"},
-        "Every pass, mask and head dim of the field's usual grid, 512 to 16,384 tokens.",
+        "The usual grid: every pass, mask and head dim, 512 to 16,384 tokens.",
         by_dim,
         "pass | mask | dim",
     ),
     Question(
-        "The grid in float16, and under sustained load",
+        "The grid in float16 and under sustained load",
         {"float16": "fp16-sm90", "sustained": "sustained-sm90"},
-        "FlashAttention-3 was not part of the float16 run. Sustained launches run back to back.",
+        "The float16 run did not include FlashAttention-3. Sustained launches run back to back.",
         by_pass_and_dim,
         "run | pass | dim",
     ),
     Question(
-        "What people train",
+        "Training shapes",
         {"": "training"},
         "Heads, dims and lengths of published models.",
         by_grouping,
         "pass | mask | key heads | dim",
     ),
     Question(
-        "Packed documents",
+        "Packed sequences",
         {"": "packed"},
-        "Short, long and mixed documents in one tensor, full and causal, dims 64 and 128.",
+        "Short, long and mixed sequences in one tensor, full and causal, dims 64 and 128.",
         by_lengths,
-        "pass | documents",
+        "pass | sequences",
     ),
     Question(
         "Vision, small problems, cross attention",
         {"vision": "vision", "small": "small", "cross": "cross"},
-        "197 to 1,024 rows; 128 to 512 rows, batch 1 to 8; 77 to 1,500 keys.",
+        "Vision has 197 to 1,024 rows. Small has 128 to 512 rows and batch 1 to 8. Cross has 77 to "
+        "1,500 keys.",
         by_pass_and_dim,
         "shapes | pass | dim",
     ),
     Question(
         "Options",
         {"": "options-sm90"},
-        "Grouped heads, a window, a softcap and one query.",
+        "Grouped-query attention, a window, a softcap, a single query.",
         by_shape,
         "pass | mask | heads | dim",
     ),
     Question(
-        "Serving: decoding, pages, chunks of queries on a prefix",
+        "Serving: decoding, paged caches, chunked prefill",
         {"": "serving"},
-        "1,500 to 524,288 keys, grouped heads, batch 1 to 128; pages of 1 to 256 rows.",
+        "1,500 to 524,288 keys, grouped-query attention, batch 1 to 128, pages of 1 to 256 rows.",
         by_serving,
         "queries | keys",
     ),
     Question(
         "float32 and small head dims: one head, batch 1, causal",
         {"": "assignment-sm80"},
-        "The sm_80 kernels take float32 and head dims below 64, on Hopper too.",
+        "On Hopper too, the sm_80 kernels run float32 and head dims below 64.",
         by_type,
         "pass | type | dim",
         lambda row: (
@@ -218,12 +219,12 @@ def page(cards: dict[str, dict[str, list[Row]]], machines: dict[str, str], cpu: 
     lines = [
         "# Performance",
         "",
-        "`./tw docs` makes this page from the committed results in `bench/results`.",
-        "A ratio is the time of the best peer over ours, so that above 1 ours is faster.",
-        "Ours is the plan's own choice where the run measured several of our kernels.",
-        "Both ran in one process in random order, each output compared with float64 before.",
+        "`./tw docs` generates this page from the committed results in `bench/results`.",
+        "A ratio is the best peer's time divided by ours. Above 1, Tilewise is faster.",
+        "If a run measured several of our kernels, the planner's choice counts.",
+        "Both ran in one process in random order. Every output was first compared with float64.",
         "",
-        "Every cell, its machine, versions and protocol:",
+        "All cells, with machine, versions and protocol:",
         *(f"[{name}](../bench/results/{name}/README.md)," for name in machines),
         "and [the CPU beside its peers](cpu.md).",
         "",
@@ -237,7 +238,7 @@ def page(cards: dict[str, dict[str, list[Row]]], machines: dict[str, str], cpu: 
             lines += ["", f"## {question.title}", "", f"{question.sentence} From {source}.", ""]
             lines += table
     lines += ["", "## The seeds' grid: batch 8, one head, dim 64, float32, full", ""]
-    lines += ["Milliseconds under a budget of 24 GiB. flash keeps no S x S matrix.", ""]
+    lines += ["Milliseconds with a memory budget of 24 GiB. flash stores no S x S matrix.", ""]
     lines += [*seeds_lines(results, 64), "", "![time and memory](plots/h200-seed-flash-sm80.svg)"]
     lines += ["", "## The CPU", "", *cpu]
     return "\n".join(lines) + "\n"

@@ -11,7 +11,7 @@ from .claims import evidence
 from .data import ROOT, Measured, Planner, load, load_ceilings, machines
 from .judge import judge_all
 from .page import render
-from .plots import accuracy, plan_of, roofline, sections
+from .plots import accuracy, older_peaks, plan_of, roofline, sections
 
 
 def main() -> int:
@@ -42,12 +42,14 @@ def main() -> int:
     drawn = sections(results)
     roofs = [roofline(machine, machines(), results) for machine in measured.machines]
     compared = plan_of(planner, results)
+    rows = [row for of_file in compared.values() for row in of_file]
     page = render(
         results,
         claims,
         drawn,
         [roof for roof in roofs if roof],
-        accuracy(compared) if compared else None,
+        accuracy(rows) if rows else None,
+        older_peaks(compared),
     )
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(page)

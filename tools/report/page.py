@@ -210,6 +210,7 @@ def render(
     sections: list[dict[str, Any]],
     rooflines: list[dict[str, Any]],
     accuracy: tuple[dict[str, Any], list[list[str]]] | None,
+    older: list[list[str]],
 ) -> str:
     data: Row = {"files": sections, "rooflines": rooflines, "accuracy": None}
     errors = ""
@@ -218,6 +219,12 @@ def render(
         header = ["kernel", "rows", "median error", "90th percentile", "worst"]
         rows = table(header, [list(row) for row in accuracy[1]])
         errors = f"<details><summary>Errors by kernel</summary>{rows}</details>"
+    if older:
+        rows = table(["file", "rows", "largest factor"], older)
+        errors += (
+            f"<details><summary>Files of older kernels: peaks that today's plan does not have, by "
+            f"more than 1 %</summary>{rows}</details>"
+        )
     roofs = "".join(f'<div class="plot" id="roof{i}"></div>' for i in range(len(rooflines)))
     machines = ", ".join(dict.fromkeys(result.machine for result in results))
     # A script's text must not close its element.

@@ -281,8 +281,29 @@ def sections(results: list[Result]) -> list[Plot]:
     return out
 
 
-def plan_of(planner: Planner, results: list[Result]) -> list[Row]:
-    return [row for result in results for row in planner.against(result)]
+def plan_of(planner: Planner, results: list[Result]) -> dict[str, list[Row]]:
+    """What was measured beside what is planned today, by file."""
+    return {result.name: planner.against(result) for result in results}
+
+
+def older_peaks(compared: dict[str, list[Row]]) -> list[list[str]]:
+    """Files whose kernels took other memory than today's: their times are of older kernels too.
+
+    A row whose live memory differs was metered otherwise (a forward that keeps nothing), not older.
+    """
+    found = []
+    for name, rows in compared.items():
+        factors = []
+        for row in rows:
+            peak, planned = row["peak_MiB"], row["planned_peak_MiB"]
+            live = row["live_MiB"] or row["planned_live_MiB"]
+            if not peak or abs(live / row["planned_live_MiB"] - 1) > 0.01:
+                continue
+            factors.append(max(peak / planned, planned / peak))
+        other = sum(factor > 1.01 for factor in factors)
+        if other:
+            found.append([name, f"{other} of {len(factors)}", f"{max(factors):.2f}"])
+    return found
 
 
 # The questions that files answer: a title, and how the files' names begin. A CPU's are one group.
@@ -294,16 +315,22 @@ QUESTIONS = (
         ("grid", "choice", "sustained", "paths", "peers"),
     ),
     ("The seeds' own shapes", ("seed", "baseline-scaling")),
-    ("Decoding: few queries over many keys", ("decode",)),
-    ("Options and masks", ("options", "flex")),
+    ("Shapes that people train", ("training", "vision", "cross", "small", "packed")),
+    ("Serving: caches, pages, shared prefixes", ("serving", "shared", "decode", "mla")),
+    ("Options and masks", ("options", "flex", "lists")),
     ("Types and precisions", ("fp16", "precision")),
 )
 ON_CPU, REST = "On CPUs", "Other files"
 WORDS = {
     "assignment": "The assignment's cells", "baseline-scaling": "Seed 002: the baseline's growth",
-    "choice": "What the plan chooses, on the grid", "decode": "One query over 4k to 512k keys",
+    "choice": "What the plan chooses, on the grid", "cross": "Other tokens as keys",
+    "decode": "One query over 4k to 512k keys",
     "flex": "Masks of FlexAttention", "fp16": "float16", "fused": "Eager and fused",
     "grid": "Grid", "grid1024": "Grid at length 1024", "leaderboard": "The leaderboard's step",
+    "lists": "Block lists", "packed": "Packed sequences",
+    "serving": "Decoding over caches and pages",
+    "shared": "A prefix that sequences share", "small": "Short sequences",
+    "training": "Training: grouped heads, masks, dropout, sinks", "vision": "Vision",
     "options": "Windows, softcap, grouped heads", "paths": "PyTorch's own paths",
     "peers-burst": "Peers alone, cool card", "peers-hot": "Peers alone, hot card",
     "precision": "float32, tf32, bfloat16, float16", "scaling": "Seed 002: the baseline's growth",

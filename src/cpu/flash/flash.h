@@ -14,7 +14,7 @@ std::span<const KernelRow> flash_rows();
 void flash_forward(const KernelRow& row, const Problem& problem, const Context& context);
 void flash_backward(const KernelRow& row, const Problem& problem, const Context& context);
 
-// What the rows would do with a problem that nothing is said against.
+// The decisions of the rows for a problem that they support.
 Prepared flash_forward_prepared(const KernelRow& row, const Problem& problem,
                                 const Hardware& machine);
 Prepared flash_backward_prepared(const KernelRow& row, const Problem& problem,

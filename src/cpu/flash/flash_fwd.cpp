@@ -28,9 +28,9 @@ constexpr int kBlockKeys = 256;
 constexpr int kKeyStep = 64;  // a group's keys begin at a multiple of it: whole panels of every set
 // Rows of a query block of a list that has groups of its own; of shorter blocks one group has some.
 constexpr int kLeastGroup = 12;
-// Of P relative to an early maximum, on the average of all keys: near 1 for scores like the first
-// ones, whatever their spread; more for rows whose first panel has a single key in its window. Of
-// few keys the roundings do not average out.
+// Upper limits for the mean of P over all keys, relative to the first panel's maximum. The mean is
+// near 1 if later scores resemble the first ones, and larger if the first panel shows only one key.
+// With few keys rounding errors do not average out, so their limit is lower.
 constexpr float kMostOfAKey = 16.0F;
 constexpr float kMostOfFewKeys = 4.0F;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
@@ -229,7 +229,7 @@ class Forward {
     }
   }
 
-  /// Of a task's rows from row i on, `left` of them: those of the next group.
+  /// Rows of the next group: at most `left` of the task's rows, from row i on.
   int group_rows(std::int64_t i, int left) const {
     const std::int64_t block = p_.block_list.block_q;
     const int most = std::min(kGroupRows, left);

@@ -225,7 +225,7 @@ class Forward {
     finish({sequence, b, h, i0, rows}, scratch);
   }
 
-  /// Of a task's rows from row i on, `left` of them: those of the next group. Tiles are of 16.
+  /// Rows of the next group: at most `left` of the task's rows, from row i on. Tiles have 16.
   int group_rows(std::int64_t i, int left) const {
     const std::int64_t block = p_.block_list.block_q;
     const int most = std::min(kGroupRows, left);
@@ -242,8 +242,8 @@ class Forward {
     std::fill_n(scratch.sums + std::ptrdiff_t{r} * kLanes, rows * kLanes, 0.0F);
   }
 
-  /// Of slot `at` and the block that key j lies in: 1 where V lets P be relative to an earlier
-  /// maximum, else 0.
+  /// For slot `at` and the block of key j: 1 if V allows P relative to an earlier maximum,
+  /// else 0.
   std::int32_t& keep_m(std::int64_t at, std::int64_t j) const {
     const Geometry& g = geometry_;
     return keep_m_[at * (g.keys / g.block_keys) + j / g.block_keys];
@@ -296,7 +296,7 @@ class Forward {
   bool attend_block(const TilePlace& place, Visibility seen, std::int64_t at, int r,
                     const Bf16Rows& q, const Scratch& scratch) const {
     constexpr int kTile = 32;
-    // Of Q there are rows up to a multiple of 16.
+    // Q has rows up to a multiple of 16.
     if (!geometry_.one_pass || place.rows <= kTile / 2 || keep_m(at, place.j0) == 0) return false;
     if (seen == Visibility::some && !position_alone_hides(p_, place)) return false;
     int begin[kAttendRows];

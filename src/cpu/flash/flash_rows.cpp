@@ -37,7 +37,8 @@ Preparation prepare_bf16(const KernelRow& row, const Problem& problem, const Har
   if (!reason.empty()) return reason;
   if (problem.dtype != DType::bfloat16) return "bfloat16 only";
   if (problem.pass == Pass::forward && faster_as_float32(problem)) {
-    return "few query rows: the float32 rows read the keys where they lie";
+    return "few query rows are not supported by this kernel (the float32 kernels read the keys in "
+           "place)";
   }
   return kPrepare(row, with_map_sizes(problem), machine);
 }

@@ -18,6 +18,9 @@ void check(const char* name, const Tensor& o, const char* lse_name, const Tensor
   arguments::require_device(lse_name, lse, Device{});
   arguments::require_shape(lse_name, lse, DType::float32, {o.sizes[0], o.sizes[1], o.sizes[2]},
                            "(B, Hq, Sq)");
+  if (o.numel() == 0) return;
+  if (o.data == nullptr) arguments::fail(name, o, "its data pointer is null");
+  if (lse.data == nullptr) arguments::fail(lse_name, lse, "its data pointer is null");
 }
 
 }  // namespace
@@ -28,6 +31,7 @@ void merge(Tensor o, Tensor lse, Tensor o_other, Tensor lse_other) {
   if (o.sizes != o_other.sizes)
     arguments::fail("o_other", o_other, "expected the shape of o, " + o.describe());
   arguments::require_no_overlap("o", o);
+  arguments::require_no_overlap("lse", lse);
   constexpr float kNothing = -std::numeric_limits<float>::infinity();
   const std::int64_t dim = o.sizes[3];
   std::vector<float> a(static_cast<std::size_t>(dim));

@@ -1,4 +1,4 @@
-/// Where a tile of scores lies.
+/// The place of a tile of scores.
 #pragma once
 
 #include <cstdint>

@@ -247,8 +247,10 @@ void predict_flash_time(const Problem& p, const Hardware& machine, Isa isa, Cost
 
 std::string tiled_refusal(const Problem& p, Isa isa, const Hardware& machine) {
   if (isa_from_name(machine.isa) < isa) return "the CPU has no " + std::string(isa_name(isa));
-  if (p.dtype == DType::float64) return "float64 runs on the reference";
-  if (p.head_dim > 4096 || p.head_dim_v > 4096) return "head dims above 4096";
+  if (p.dtype == DType::float64)
+    return "float64 is not supported by this kernel (only by the reference)";
+  if (p.head_dim > 4096 || p.head_dim_v > 4096)
+    return "head dims above 4096 are not supported by this kernel";
   return "";
 }
 

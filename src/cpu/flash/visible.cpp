@@ -13,7 +13,7 @@ template <class Use>
 bool all_of_listed(const Problem& p, const QueryRows& q, const Use& use) {
   const BlockList& list = p.block_list;
   const std::int64_t last = (q.i0 + q.rows - 1) / list.block_q;
-  // Of heads that share a list one is enough.
+  // One head is enough if heads share a list.
   const std::int64_t heads = list.row_offsets.strides[1] == 0 ? 1 : q.heads;
   for (std::int64_t h = q.h; h < q.h + heads; ++h) {
     for (std::int64_t block = q.i0 / list.block_q; block <= last; ++block) {

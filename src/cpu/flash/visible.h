@@ -1,4 +1,4 @@
-/// Which keys a tile of scores has to do with: position, lengths, the mask and the block list.
+/// The keys of a tile of scores, by position, lengths, mask and block list.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace tilewise::cpu {
 
-/// What a tile sees of its keys.
+/// How much of its keys a tile sees.
 enum class Visibility : std::uint8_t { none, some, all };
 Visibility tile_visibility(const Problem& p, const TilePlace& at);
 
@@ -35,7 +35,7 @@ std::int64_t first_listed(const Problem& p, const QueryRows& rows, KeyRange with
 /// list: all of `within`.
 KeyRange next_listed(const Problem& p, const QueryRows& rows, KeyRange within, std::int64_t step);
 
-/// How many keys row i of a head sees by position, length and list; at most `most`.
+/// Number of keys that row i of a head sees by position, length and list; at most `most`.
 std::int64_t keys_seen(const Problem& p, const TilePlace& at, std::int64_t i, std::int64_t most);
 
 /// How an axis is cut into tiles: at most `most` long and, where blocks of a list are at least
@@ -65,7 +65,7 @@ class ListedColumns {
                              KeyRange rows, std::int64_t step) const;
 
  private:
-  /// Of the list that (b, h) has.
+  /// The index of the list of (b, h).
   std::int64_t list_of(std::int64_t b, std::int64_t h) const;
 
   const Problem& p_;

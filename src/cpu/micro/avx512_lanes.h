@@ -1,4 +1,4 @@
-/// What units with AVX-512 share. In an unnamed namespace, as in micro_impl.h.
+/// Code that AVX-512 units share. In an unnamed namespace, as in micro_impl.h.
 #pragma once
 
 #include <immintrin.h>

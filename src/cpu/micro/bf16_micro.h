@@ -24,8 +24,8 @@ struct GradientTile {
 };
 
 inline constexpr int kAttendRows = 32;
-// Of |V| where P may be relative to an earlier maximum: a block's P V is below 2^104, and float32
-// holds the sum of 2^24 blocks.
+// Upper limit of |V| for P relative to an earlier maximum: a block's P V is below 2^104, and
+// float32 holds the sum of 2^24 blocks.
 inline constexpr float kKeptValue = 0x1p84F;
 
 /// A block of keys for some query rows in one pass: S (F1), the softmax step (F7)-(F9), O (F10).

@@ -293,7 +293,7 @@ StripFunction function(Op op, Type operands) {
   return one != nullptr ? one : of_reals(op);
 }
 
-/// What a strip holds of an element.
+/// The value of an element in a strip.
 template <class T>
 inline float held(T x) {
   if constexpr (sizeof(T) == sizeof(float) && T(0.5) != T(0)) {

@@ -1,4 +1,4 @@
-/// Which instruction sets this CPU offers, and what the plan may expect of it.
+/// The instruction sets of this CPU, and the rates that the planner may assume.
 #pragma once
 
 #include <cstdint>

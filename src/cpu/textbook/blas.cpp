@@ -102,9 +102,9 @@ struct Opened {
     for (const char* name : {"libopenblas.so.0", "libopenblas.so"}) {
       if (try_library(name)) return;
     }
-    reason = "no OpenBLAS here (" + reason +
-             "); Debian's package libopenblas0-pthread brings it, TILEWISE_BLAS may name another "
-             "library with cblas_sgemm";
+    reason = "OpenBLAS was not found (" + reason +
+             "). Install Debian's libopenblas0-pthread, or set TILEWISE_BLAS to a library with "
+             "cblas_sgemm";
   }
 
  private:

@@ -1,4 +1,4 @@
-/// eager: library products, and between them one walk through the scores for each operation, as a
+/// eager: library products, and between them one pass over the scores for each operation, as a
 /// framework runs it op by op. Schedule, memory and numbers: eager.md.
 #include <algorithm>
 #include <cmath>
@@ -9,7 +9,7 @@
 namespace tilewise::cpu {
 namespace {
 
-/// body(r) for every row of a block: one walk through its scores.
+/// body(r) for every row of a block: one pass over its scores.
 template <class Body>
 void walk(const TilePlace& at, const Body& body) {
   for (int r = 0; r < at.rows; ++r) body(r, r * at.ld);
@@ -64,7 +64,7 @@ constinit const KernelRow kEagerForward{
     "eager",
     DeviceType::cpu,
     Pass::forward,
-    "BLAS products, one walk through S x S per operation; keeps S and P",
+    "BLAS products, one pass over S x S per operation; saves S and P",
     unfused_prepare,
     unfused_run,
     &kPasses};
@@ -73,7 +73,7 @@ constinit const KernelRow kEagerBackward{
     "eager",
     DeviceType::cpu,
     Pass::backward,
-    "BLAS products, one walk through S x S per operation; uses the kept P",
+    "BLAS products, one pass over S x S per operation; uses the saved P",
     unfused_prepare,
     unfused_run,
     &kPasses};

@@ -1,4 +1,4 @@
-/// fused: library products, and between them one walk through the scores with all operations, as a
+/// fused: library products, and between them one pass over the scores with all operations, as a
 /// compiler fuses them; S and P still lie in memory. Schedule, memory and numbers: fused.md.
 #include <algorithm>
 #include <cmath>
@@ -56,21 +56,20 @@ constexpr UnfusedPasses kPasses{.strip_scores = kStripScores,
 
 }  // namespace
 
-constinit const KernelRow kFusedForward{
-    "fused_fwd",
-    "fused",
-    DeviceType::cpu,
-    Pass::forward,
-    "BLAS products, one walk through S x S in all; keeps S and P",
-    unfused_prepare,
-    unfused_run,
-    &kPasses};
+constinit const KernelRow kFusedForward{"fused_fwd",
+                                        "fused",
+                                        DeviceType::cpu,
+                                        Pass::forward,
+                                        "BLAS products, one pass over S x S in all; saves S and P",
+                                        unfused_prepare,
+                                        unfused_run,
+                                        &kPasses};
 constinit const KernelRow kFusedBackward{
     "fused_bwd",
     "fused",
     DeviceType::cpu,
     Pass::backward,
-    "BLAS products, one walk through S x S in all; uses the kept P",
+    "BLAS products, one pass over S x S in all; uses the saved P",
     unfused_prepare,
     unfused_run,
     &kPasses};

@@ -8,7 +8,7 @@
 
 namespace tilewise::cpu {
 
-/// What decides dropout's bits of a row of P, as in DropoutMask. CONTRACT 13.
+/// The inputs of dropout's bits for a row of P, as in DropoutMask. CONTRACT 13.
 struct DropoutRow {
   std::uint32_t key0, key1, offset;
   std::uint32_t head, query;  ///< b * Hq + h, and i

@@ -13,7 +13,8 @@ std::span<const KernelRow> textbook_rows() {
 }
 
 std::string textbook_refusal(const Problem& p) {
-  if (p.dtype == DType::float64) return "float64 runs on the reference";
+  if (p.dtype == DType::float64)
+    return "float64 is not supported by this kernel (only by the reference)";
   if (p.paged) return "paged K and V are not supported by this kernel";
   if (p.block_list.defined()) return "block lists are not supported by this kernel";
   if (p.score_function.defined()) return "a score expression is not supported by this kernel";

@@ -13,7 +13,7 @@ namespace tilewise::cpu {
 /// baseline_fwd, eager_fwd, eager_bwd, fused_fwd, fused_bwd.
 std::span<const KernelRow> textbook_rows();
 
-/// Why none of them runs a problem; empty when they may.
+/// Why no textbook kernel supports a problem. Empty if one may.
 std::string textbook_refusal(const Problem& problem);
 
 /// Shape of S and P: (B, Hq, Sq, Sk); packed: (1, Hq, total_q, max_k), a sequence's rows where its

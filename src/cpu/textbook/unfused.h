@@ -22,7 +22,7 @@
 
 namespace tilewise::cpu {
 
-/// What a pass works with besides the scores.
+/// The buffers of a pass besides the scores.
 struct PassTools {
   const Problem& problem;
   const ScoreSteps& steps;
@@ -42,7 +42,7 @@ struct UnfusedPasses {
   /// (B4), (B5)
   void (*score_gradient)(const PassTools& tools, const TilePlace& at, const float* p, float factor,
                          float* dp, float* delta);
-  /// How often a pass walks through S x S floats of memory: for the predicted time.
+  /// How often a pass reads or writes S x S floats of memory, for the predicted time.
   double walks_forward, walks_backward;
 };
 
@@ -65,7 +65,7 @@ void for_strips(const TilePlace& block, std::int64_t scores, const Body& body) {
 /// nothing, because -inf - -inf would be NaN.
 float softmax_shift(float highest, float sink);
 
-/// What a pass does, for the time model.
+/// The work of a pass, for the time model.
 CpuForm unfused_form(const Problem& problem);
 CpuWork unfused_work(const Problem& problem, double bytes_moved, int threads);
 

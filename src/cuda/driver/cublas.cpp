@@ -62,7 +62,8 @@ OpenedCublas open_cublas() {
   names.emplace_back("libcublas.so");
   if (!library.open(names)) {
     opened.reason =
-        "no cuBLAS (libcublas, of the CUDA toolkit or the Python package nvidia-cublas): " +
+        "cuBLAS was not found (libcublas, from the CUDA toolkit or the Python package "
+        "nvidia-cublas): " +
         library.error();
   } else if (!resolve_all(library, opened.functions)) {
     opened.reason = "cuBLAS is too old: " + library.error();

@@ -77,12 +77,12 @@ OpenedDriver open_driver() {
   SharedLibrary library;
   const std::array<std::string, 1> sonames = {"libcuda.so.1"};
   if (!library.open(sonames)) {
-    opened.reason = "no NVIDIA driver: " + library.error();
+    opened.reason = "no NVIDIA driver was found: " + library.error();
     return opened;
   }
   if (!resolve_all(library, opened.functions)) {
     opened.reason =
-        "the NVIDIA driver is too old (CUDA 12.0 or newer is needed): " + library.error();
+        "the NVIDIA driver is too old (expected CUDA 12.0 or newer): " + library.error();
     return opened;
   }
   const CUresult result = opened.functions.cuInit(0);

@@ -45,7 +45,7 @@ double clocks(const Hardware& machine) {
          (kFloat32 / float32_fma_per_clock(90));
 }
 
-/// Of a tensor that broadcasts along axes of stride 0.
+/// Bytes of a tensor in memory, which broadcasts along axes of stride 0.
 double stored_bytes(const Tensor& t) {
   if (!t.defined()) return 0.0;
   auto bytes = static_cast<double>(dtype_bytes(t.dtype));
@@ -60,7 +60,7 @@ double stored_bytes(const Tensor& t) {
 std::string refusal(const Problem& p, const Hardware& machine, const Takes& takes) {
   if (machine.arch < 80) {
     return "the device has compute capability " + std::to_string(machine.arch / 10) + "." +
-           std::to_string(machine.arch % 10) + ", 8.0 or newer is needed";
+           std::to_string(machine.arch % 10) + ": expected 8.0 or newer";
   }
   std::string reason = option_refusal(p, takes);
   if (!reason.empty()) return reason;
@@ -90,11 +90,13 @@ std::string refusal(const Problem& p, const Hardware& machine, const Takes& take
 }
 
 int padded(std::int64_t dim) {
-  for (const int size : {16, 32, 64, 96, 128, 192, 256}) {
+  for (const int size : {16, 32, 64, 96, 128, 192, 256, 384}) {
     if (dim <= size) return size;
   }
   return 512;
 }
+
+int slices(std::int64_t dim) { return padded(dim) > 256 ? 2 : 1; }
 
 Form form(const Problem& p) {
   if (p.dtype == DType::bfloat16) return {};

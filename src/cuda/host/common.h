@@ -18,9 +18,9 @@
 
 namespace tilewise::cuda::host {
 
-/// What no kernel of the family takes, in words for the user; empty when nothing stands against it.
+/// Why no kernel of the family supports the problem, for the user. Empty if one may.
 std::string refusal(const Problem& problem, const Hardware& machine, const Takes& takes = {});
-/// What the rows of this family take beside what all take.
+/// The options that rows of this family support in addition.
 inline constexpr Takes kTakes = {.packed = true,
                                  .paged = true,
                                  .mask = true,
@@ -29,12 +29,15 @@ inline constexpr Takes kTakes = {.packed = true,
                                  .dropout = true,
                                  .lists = true,
                                  .gradients = true,
-                                 .expressions = true};
+                                 .expressions = true,
+                                 .most_head_dim = 512};
 
-/// Head dim as the kernels are built for it: 16, 32, 64, 96, 128, 192, 256, 512.
+/// Head dim as the kernels are built for it: 16, 32, 64, 96, 128, 192, 256, 384, 512.
 int padded(std::int64_t dim);
+/// Launches that share the columns of a sum of padded(dim) columns: registers hold 256 of a row.
+int slices(std::int64_t dim);
 
-/// How the values of a problem become 16-bit operands.
+/// How values of a problem become 16-bit operands.
 struct Form {
   tile::Element element = tile::Element::bf16;
   int planes = 1;
@@ -49,14 +52,14 @@ bool has_vectors(const Tensor& tensor);
 
 tile::Positions positions(const Problem& problem);
 tile::PairTensors pair_tensors(const Problem& problem);
-/// Of bias, bool mask and the bias's gradient, as they are stored: an axis along which one
-/// broadcasts counts once.
+/// Bytes of bias, bool mask and the bias's gradient in memory. An axis along which one broadcasts
+/// counts once.
 double pair_bytes(const Problem& problem);
 tile::View4 view4(const Tensor& tensor);
 tile::DropoutBits dropout_bits(const Problem& problem);
 /// True when softcap, ALiBi or the scale need the general score path.
 bool is_modified(const Problem& problem);
-/// What scores take of bias and bool mask: staged where their strides allow it.
+/// How scores read bias and bool mask: staged if their strides allow it.
 tile::PairKind pair_kind(const Problem& problem);
 /// ", .pairs = ..." of a Config, nothing without pairs.
 std::string pair_text(const tile::PairKind& kind);
@@ -91,7 +94,7 @@ double time_ms(const Load& load, const Hardware& machine);
 /// rate of mma.sync, the rest of its time (exp, loads, barriers) by the machine's clocks.
 double full_tflops(const Load& load, const Hardware& machine);
 
-/// What the order of tiles takes a machine to have: a run-time query would cost more than a wrong
+/// Number of SMs assumed for the order of tiles. A query of the driver would cost more than a wrong
 /// guess.
 inline constexpr int kTypicalMultiprocessors = 132;
 

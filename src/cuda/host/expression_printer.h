@@ -18,7 +18,7 @@ using expression::Op;
 using expression::Program;
 using expression::Type;
 
-/// Where a node's value is worked out, and who keeps it.
+/// Where a node's value is computed and stored.
 enum class Part : std::uint8_t { uniform, row, column, diagonal, pair };
 
 /// By what a node depends on.

@@ -31,8 +31,8 @@ std::string gradient_text(const expression::Gradient& gradient, const FunctionNa
 /// are `wanted`. `exact`: sums are those of cuda/tile/exact_sum.cuh.
 std::string captures_text(const expression::Gradient& gradient, const std::vector<bool>& wanted,
                           bool exact, const FunctionName& name = {});
-/// Of score_text() or gradient_text(): 4-byte values of each distance that are worth a strip; 0:
-/// none are.
+/// Number of 4-byte values per distance that score_text() or gradient_text() keeps in a strip.
+/// 0 = no strip.
 int strip_values(const expression::Program& score);
 int strip_values(const expression::Gradient& gradient);
 /// `struct MaskFunction<1>`: whether a pair is visible.

@@ -91,7 +91,7 @@ std::string expression_operation(const expression::Node& n, Type operands, const
       return infix(" < ");
     case Op::less_equal:
       return infix(" <= ");
-    // Of both sides: neither is worth a branch.
+    // Evaluates both sides: a branch would cost more.
     case Op::logical_and:
     case Op::bit_and:
       return infix(" & ");

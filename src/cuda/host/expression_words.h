@@ -9,11 +9,11 @@
 namespace tilewise::cuda {
 
 const char* type_text(expression::Type type);
-/// Of 32 bits.
+/// The text of a 32-bit integer.
 std::string integer_text(std::int64_t value);
 /// The shortest text of a float.
 std::string real_text(double value);
-/// Of expression::Stored.
+/// The name of the expression::Stored value.
 const char* stored_text(DType dtype);
 /// The exponent of a power of two, -1 for another number.
 int log2_of(std::int64_t value);

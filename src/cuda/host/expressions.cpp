@@ -1,5 +1,7 @@
 #include "cuda/host/expressions.h"
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -51,8 +53,25 @@ std::string expressions_refusal(const Problem& p) {
   return reason;
 }
 
+bool has_huge_constant(const Problem& p) {
+  constexpr double kHuge = 0x1p16;
+  if (!p.score_function.defined()) return false;
+  const std::vector<expression::Node>& nodes = p.score_function.program->nodes;
+  return std::any_of(nodes.begin(), nodes.end(), [](const expression::Node& node) {
+    return node.op == expression::Op::constant && node.type == expression::Type::real &&
+           std::isfinite(node.real) && std::fabs(node.real) >= kHuge;
+  });
+}
+
 tile::Expressions expressions_of(const Problem& p) {
-  return {.score = p.score_function.defined() ? 1 : 0, .mask = p.mask_function.defined() ? 1 : 0};
+  tile::Expressions of = {.score = p.score_function.defined() ? 1 : 0,
+                          .mask = p.mask_function.defined() ? 1 : 0};
+  if (of.score == 0 || p.pass != Pass::backward) return of;
+  const auto& captures = p.score_function.captures;
+  const bool reads = std::any_of(captures.begin(), captures.end(),
+                                 [](const Tensor& t) { return is_floating(t.dtype); });
+  of.shifts = has_huge_constant(p) || (reads && p.score_affine == nullptr);
+  return of;
 }
 
 bool is_gated(const Problem& p) {
@@ -66,7 +85,10 @@ bool is_gated(const Problem& p) {
 std::string expressions_text(const tile::Expressions& expressions) {
   if (!expressions.any()) return "";
   return ", .expressions = {" + std::to_string(expressions.score) + ", " +
-         std::to_string(expressions.mask) + (expressions.strip ? ", true}" : "}");
+         std::to_string(expressions.mask) +
+         (expressions.shifts  ? expressions.strip ? ", true, true}" : ", false, true}"
+          : expressions.strip ? ", true}"
+                              : "}");
 }
 
 tile::Captures captures_of(const Problem& p, const tile::Strip& strip) {

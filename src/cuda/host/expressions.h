@@ -17,7 +17,11 @@ namespace tilewise::cuda {
 /// What the kernels hold of them is named by its first fault; empty when there is none.
 std::string expressions_refusal(const Problem& problem);
 
-/// Of a kernel's Config.
+/// Whether a constant of the score function may shift scores so far that a float32 LSE has too few
+/// digits left.
+bool has_huge_constant(const Problem& problem);
+/// The expressions of a kernel's Config. What a captured tensor of reals adds may be huge too,
+/// unless the function is affine.
 tile::Expressions expressions_of(const Problem& problem);
 /// True when the derivative of the score function by the score is not 1. Backward only.
 bool is_gated(const Problem& problem);
@@ -34,9 +38,9 @@ KernelUnit with_expressions(KernelUnit unit, const Problem& problem, bool strip 
 std::string score_function_text(const Problem& problem, bool strip);
 /// The same with this text for the score function.
 KernelUnit with_functions(KernelUnit unit, const Problem& problem, const std::string& score);
-/// Of the mask's functions in such a unit: its tensors follow those of the score function.
+/// The mask function's name in such a unit. Its tensors follow those of the score function.
 FunctionName mask_name(const Problem& problem);
-/// What such units are told apart by, beside their configs.
+/// The text that distinguishes such units, besides their configs.
 std::string expressions_key(const Problem& problem);
 
 /// As host::load_config(), of units that `key` tells apart beside their configs.

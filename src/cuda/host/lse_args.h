@@ -1,4 +1,4 @@
-/// Where LSE and its gradient lie, as the arguments of backward kernels have it.
+/// Addresses of LSE and its gradient, as arguments of backward kernels.
 #pragma once
 
 #include "problem/problem.h"

@@ -10,7 +10,7 @@
 
 namespace tilewise::cuda {
 
-/// Of a kernel's Config. In backward sinks are in LSE, and no kernel minds them.
+/// The options of a kernel's Config. In backward LSE includes sinks, so no kernel needs them.
 tile::OptionKinds options_of(const Problem& problem);
 /// True when elements of neighbouring keys lie side by side and every row begins at an even one. Of
 /// its strides alone where the data is not there yet.
@@ -23,7 +23,7 @@ tile::TreeBits tree_words(const Problem& problem);
 
 /// ", .options = {...}" of a Config, nothing without any.
 std::string options_text(const tile::OptionKinds& kinds);
-/// What the kernel reads, with the bits of the mask.
+/// The arguments that the kernel reads, with the bits of the mask.
 tile::Options kernel_options(const Problem& problem, const tile::MaskBits& mask);
 
 /// A unit that takes options.

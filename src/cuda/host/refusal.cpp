@@ -8,7 +8,8 @@ namespace tilewise::cuda {
 bool drops(const Problem& p) { return DropoutMask(p.dropout).threshold() > 0; }
 
 std::string option_refusal(const Problem& p, const Takes& takes) {
-  if (p.dtype == DType::float64) return "float64 runs on the reference";
+  if (p.dtype == DType::float64)
+    return "float64 is not supported by this kernel (only by the reference)";
   if (p.packed && !takes.packed) return "packed sequences are not supported by this kernel";
   if (p.paged && !takes.paged) return "paged K and V are not supported by this kernel";
   if (p.block_list.defined() && !takes.lists) return "block lists are not supported by this kernel";
@@ -33,7 +34,8 @@ std::string option_refusal(const Problem& p, const Takes& takes) {
     const std::string reason = expressions_refusal(p);
     if (!reason.empty()) return reason;
   }
-  if (p.score_mod != nullptr) return "a score function runs on the CPU";
+  if (p.score_mod != nullptr)
+    return "a score function in C++ is not supported by this kernel (only on the CPU)";
   return "";
 }
 

@@ -1,4 +1,4 @@
-/// What no CUDA kernel takes yet, whatever its family.
+/// Problems that no CUDA kernel of any family supports yet.
 #pragma once
 
 #include <string>

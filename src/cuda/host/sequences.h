@@ -12,7 +12,7 @@ namespace tilewise::cuda::host {
 tile::Sequences query_sequences(const Problem& problem);
 tile::Sequences key_sequences(const Problem& problem);
 tile::Pages pages(const Problem& problem);
-/// Of any offsets and tables. Pages are at most 2^29 rows.
+/// For any offsets and tables. Pages have at most 2^29 rows.
 tile::Sequences sequences(const Tensor& offsets, std::int64_t count, std::int64_t rows);
 tile::Pages pages(const Tensor& block_table, std::int64_t page_size);
 

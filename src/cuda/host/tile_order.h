@@ -8,7 +8,7 @@
 
 namespace tilewise::cuda {
 
-/// What decides the order.
+/// The inputs that decide the order.
 struct OrderProblem {
   std::int64_t blocks = 1;         ///< row blocks of a head
   std::int64_t heads = 1;          ///< batch * query heads * splits

@@ -60,7 +60,7 @@ std::string sm90_map_refusal(const char* name, const Tensor& tensor, Sm90Access 
     const TensorMapSpec spec = sm90_map_spec(tensor, 64, packed);
     reason = tensor_map_refusal(spec);
     for (std::size_t axis = 1; axis < 4 && reason.empty(); ++axis) {
-      if (spec.strides[axis] == 0) reason = "an axis of more than one element has stride 0";
+      if (spec.strides[axis] == 0) reason = "an axis with more than one element has stride 0";
     }
   }
   if (reason.empty()) return {};

@@ -22,7 +22,7 @@ TensorMapSpec sm90_panel_map(const Tensor& tensor, int rows, int panels = 0);
 
 enum class Sm90Access { read, write };
 
-/// Why the copy engine cannot read or write a tensor; empty when it can.
+/// Why the copy engine cannot read or write a tensor. Empty if it can.
 std::string sm90_map_refusal(const char* name, const Tensor& tensor, Sm90Access access,
                              bool packed = false);
 

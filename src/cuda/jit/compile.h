@@ -9,7 +9,7 @@
 
 namespace tilewise::cuda {
 
-/// What the compiler said about a kernel.
+/// The compiler's report about a kernel.
 struct CompileReport {
   int registers = 0;  ///< of a thread, at entry
   int spill_store_bytes = 0, spill_load_bytes = 0;

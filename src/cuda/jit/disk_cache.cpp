@@ -60,7 +60,7 @@ std::vector<fs::path> entry_files(const std::string& folder) {
   return files;
 }
 
-/// Of this user alone, if it is not there yet.
+/// Creates the folder for this user only, unless it exists.
 void make_private_folder(const fs::path& folder) {
   std::error_code failed;
   if (fs::create_directories(folder, failed)) fs::permissions(folder, fs::perms::owner_all, failed);

@@ -43,7 +43,8 @@ OpenedNvrtc open_nvrtc() {
   SharedLibrary library;
   if (!library.open(sonames())) {
     opened.reason =
-        "no NVRTC (libnvrtc, of the CUDA toolkit or the Python package nvidia-cuda-nvrtc): " +
+        "NVRTC was not found (libnvrtc, from the CUDA toolkit or the Python package "
+        "nvidia-cuda-nvrtc): " +
         library.error();
     return opened;
   }

@@ -45,13 +45,19 @@ struct BiasBlock {
   }
 
   /// S = S * factor + log2 e * bias. The product is rounded before it is added: see with_bias().
-  template <int kScores>
+  /// kLifts: a bias of -infinity replaces the score, and a finite one whose product overflows is
+  /// no mask. Without, the former may leave NaN, and both give the probability 0 beside a maximum
+  /// that is known.
+  template <bool kLifts, int kScores>
   __forceinline__ void add_to(float (&S)[kScores], float factor, const PairCorner& at) const {
     if constexpr (kKind.staged) {
       copy_async_wait<0>();
       __syncwarp();  // the copies of all lanes have landed
     }
-    Extremes extremes;
+    const auto add = [factor](float& s, float b) {
+      const float x = s * factor;
+      s = kLifts ? with_bias(x, b) : __fmaf_rn(s, factor, __fmul_rn(b, kLog2e));
+    };
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       Row row(*this, at, r);
@@ -60,51 +66,13 @@ struct BiasBlock {
         // A few at a time: read far ahead they would spill.
         if (j % 2 == 0 && j > 0) row.settle(S[4 * (j - 1) + 2 * r]);
         const Pair b = row.pair(j);
-        extremes.add(b);
-        float& x = S[4 * j + 2 * r];
-        float& y = S[4 * j + 2 * r + 1];
-        x = __fmaf_rn(x, factor, __fmul_rn(b.x.x, kLog2e));
-        y = __fmaf_rn(y, factor, __fmul_rn(b.x.y, kLog2e));
+        add(S[4 * j + 2 * r], b.x.x);
+        add(S[4 * j + 2 * r + 1], b.x.y);
       }
     }
-    if (__any_sync(~0U, extremes.may_overflow())) lift(S, at);
   }
 
  private:
-  /// Whether log2 e times an element may be -infinity: a finite one is no mask, and an infinite one
-  /// replaces whatever the score is. CONTRACT 3, 10
-  struct Extremes {
-    u32 largest = 0;
-    float least = 0.0F;
-
-    __forceinline__ void add(const Pair& b) {
-      // As unsigned numbers the most negative ones are the largest.
-      if constexpr (kSize == 2) largest = max_halves(largest, b.word);
-      if constexpr (kType == BiasType::float32) least = fminf(least, fminf(b.x.x, b.x.y));
-    }
-    __forceinline__ bool may_overflow() const {
-      constexpr u32 kFrom = kType == BiasType::bf16 ? 0xff00U : 0xfc00U;  // -2^127, -inf
-      if constexpr (kSize == 2) return largest >> 16 >= kFrom || (largest & 0xffffU) >= kFrom;
-      return least <= -0x1p127F;
-    }
-  };
-  template <int kScores>
-  __forceinline__ void lift(float (&S)[kScores], const PairCorner& at) const {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      Row row(*this, at, r);
-#pragma unroll
-      for (int j = 0; j < kBlockN / 8; ++j) {
-        if (j > 0) row.settle(S[4 * (j - 1) + 2 * r]);
-        const Pair b = row.pair(j);
-        float& x = S[4 * j + 2 * r];
-        float& y = S[4 * j + 2 * r + 1];
-        x = b.x.x == -infinity() ? b.x.x : x == -infinity() ? kLowest : x;
-        y = b.x.y == -infinity() ? b.x.y : y == -infinity() ? kLowest : y;
-      }
-    }
-  }
-
   /// The thread's elements of one of its rows: two of every eight keys.
   struct Row {
     u32 shared = 0;

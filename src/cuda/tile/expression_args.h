@@ -31,7 +31,8 @@ struct Captures {
 /// the emulation has more in one program.
 struct Expressions {
   int score = 0, mask = 0;
-  bool strip = false;  ///< the score function reads what distances decide from Captures::strip
+  bool strip = false;   ///< the score function reads what distances decide from Captures::strip
+  bool shifts = false;  ///< backward: it may shift whole rows so far that LSE lacks all of log l
 
   constexpr bool any() const { return score != 0 || mask != 0; }
   bool operator==(const Expressions&) const = default;

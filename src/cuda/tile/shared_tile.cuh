@@ -2,15 +2,16 @@
 ///
 /// 16-byte chunk c of row r lies at chunk c ^ swizzle(r) of the row: the eight rows that one
 /// ldmatrix phase touches fall into different banks for every row length in use (16, 32, 64, 96,
-/// 128, 192, 256 elements). With two planes the tile of the low parts follows that of the high
-/// parts.
+/// 128, 192, 256, 384, 512 elements). With two planes the tile of the low parts follows that of the
+/// high parts.
 #pragma once
 
 #include "cuda/tile/mma.cuh"
 
 namespace tilewise::tile {
 
-template <int kRows, int kCols, int kPlanes = 1>
+/// `kColsApart`: columns between the planes of a row in memory, more than kCols where it has more.
+template <int kRows, int kCols, int kPlanes = 1, int kColsApart = kCols>
 struct SharedTile {
   static constexpr int kChunks = kCols / 8;
   static constexpr int kPitch = kCols * 2;
@@ -66,7 +67,7 @@ struct SharedTile {
   }
 
   /// Starts copying `rows` rows of `global` (the high plane in columns 0 .. cols-1, the low one
-  /// kCols further on); what lies beyond rows or cols becomes zero. The caller commits.
+  /// kColsApart further on); what lies beyond rows or cols becomes zero. The caller commits.
   template <int kThreads>
   __forceinline__ void load_async(const unsigned short* global, i64 stride, int rows, int cols,
                                   int thread) const {
@@ -98,7 +99,8 @@ struct SharedTile {
   }
   __forceinline__ void copy_chunk(u32 to, const unsigned short* from, int bytes) const {
 #pragma unroll
-    for (int p = 0; p < kPlanes; ++p) copy_async_16(to + p * kPlaneBytes, from + p * kCols, bytes);
+    for (int p = 0; p < kPlanes; ++p)
+      copy_async_16(to + p * kPlaneBytes, from + p * kColsApart, bytes);
   }
 };
 
@@ -139,8 +141,9 @@ __forceinline__ void limit_overlap() {
 }
 
 /// The high plane of a tile.
-template <int kRows, int kCols, int kPlanes>
-__forceinline__ SharedTile<kRows, kCols> high_plane(const SharedTile<kRows, kCols, kPlanes>& tile) {
+template <int kRows, int kCols, int kPlanes, int kApart>
+__forceinline__ SharedTile<kRows, kCols> high_plane(
+    const SharedTile<kRows, kCols, kPlanes, kApart>& tile) {
   return {tile.base};
 }
 
@@ -183,9 +186,9 @@ __forceinline__ void product_rows(Acc (&sum)[kM][kN], const SharedTile<kRowsA, k
 /// the products start from zero, those with a low plane first, and are added as factor * product in
 /// float32.
 template <Element kElement, bool kFresh, int kM, int kN, int kK, int kRows, int kCols, int kPlanes,
-          int kPlanesA>
+          int kApart, int kPlanesA>
 __forceinline__ void product_register(Acc (&sum)[kM][kN], const FragmentA<kPlanesA> (&a)[kM][kK],
-                                      const SharedTile<kRows, kCols, kPlanes>& b, int b_k,
+                                      const SharedTile<kRows, kCols, kPlanes, kApart>& b, int b_k,
                                       int b_col, float factor, int lane) {
   if constexpr (kFresh) {
 #pragma unroll

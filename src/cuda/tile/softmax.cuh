@@ -186,8 +186,11 @@ __forceinline__ void differentiate_scores(Acc (&S)[kM][kN], Acc (&G)[kM][kN],
 
 /// What a score function gave, in the log2 domain less lse2. Rows that see nothing and rows that
 /// pad the last block have the probability 0, whatever the function says.
+/// kShifts: logits may be huge, and are rounded before lse2 is subtracted (see with_bias).
+template <bool kShifts>
 __forceinline__ float less_lse2(float logit, float lse2) {
-  return lse2 == infinity() ? -infinity() : __fmaf_rn(logit, kLog2e, -lse2);
+  if (lse2 == infinity()) return -infinity();
+  return kShifts ? __fmul_rn(logit, kLog2e) - lse2 : __fmaf_rn(logit, kLog2e, -lse2);
 }
 
 /// Hidden scores of a transposed fragment (rows are keys j0 .., columns queries i0 ..) become -inf.

@@ -69,10 +69,54 @@ TEST(FlashSm80, EveryHeadDimHasATileOnEveryArchitecture) {
   }
 }
 
+TEST(FlashSm80, HeadDimsAbove256HaveTilesWhereTheyFit) {
+  for (const int arch : {80, 86, 90}) {
+    for (const std::int64_t dim : {257, 384, 512}) {
+      for (const std::int64_t dim_v : {64, 320, 512}) {
+        const Shape shape{.dim = dim, .dim_v = dim_v};
+        EXPECT_EQ(refusal(kForward, forward_problem(shape), arch), "") << arch << " " << dim;
+        EXPECT_EQ(refusal(kTwoPass, backward_problem(shape), arch), "") << arch << " " << dim;
+        EXPECT_NE(refusal(kOnePass, backward_problem(shape), arch).find("above 256"),
+                  std::string::npos);
+      }
+    }
+  }
+  const Shape exact{.dtype = DType::float32, .dim = 512, .dim_v = 512};
+  EXPECT_EQ(refusal(kForward, forward_problem(exact), 86), "");
+  EXPECT_EQ(refusal(kTwoPass, backward_problem(exact), 80), "");
+  EXPECT_NE(refusal(kTwoPass, backward_problem(exact), 86).find("shared memory"),
+            std::string::npos);
+  EXPECT_NE(refusal(kForward, forward_problem({.dim = 513, .dim_v = 64})).find("above 512"),
+            std::string::npos);
+}
+
+TEST(FlashSm80, EveryColumnOfAGradientIsInOneSlice) {
+  for (const auto& [dim, dim_v] : {std::pair{512, 320}, {264, 64}, {128, 400}}) {
+    const Problem p = backward_problem({.dim = dim, .dim_v = dim_v});
+    const cuda::bwd_tiles::TilePair& pair = cuda::bwd_tiles::two_pass_tiles(p)[0];
+    const auto config = [&](const cuda::bwd_tiles::Tile& tile, cuda::bwd_tiles::Launch launch) {
+      return cuda::bwd_tiles::make_config(p, tile, launch, false, 227);
+    };
+    int keys = 0, values = 0, queries = 0;
+    using cuda::bwd_tiles::Gradients, cuda::bwd_tiles::Launch;
+    for (const auto& c : key_launches(p, pair, config(pair.keys, Launch::keys))) {
+      int& next = c.gradients == Gradients::keys ? keys : values;
+      EXPECT_EQ(c.column, next);
+      EXPECT_LE(c.columns, 256);
+      next += c.columns;
+    }
+    for (const auto& c : query_launches(p, pair, config(pair.queries, Launch::queries))) {
+      EXPECT_EQ(c.column, queries);
+      queries += c.columns;
+    }
+    EXPECT_EQ(keys, cuda::host::padded(dim));
+    EXPECT_EQ(values, cuda::host::padded(dim_v));
+    EXPECT_EQ(queries, cuda::host::padded(dim));
+  }
+}
+
 TEST(FlashSm80, RefusalsNameTheReason) {
   EXPECT_NE(refusal(kForward, forward_problem({}), 75).find("7.5"), std::string::npos);
-  EXPECT_NE(refusal(kForward, forward_problem({.dim = 512, .dim_v = 64})).find("256"),
-            std::string::npos);
   EXPECT_NE(refusal(kOnePass, backward_problem({.dtype = DType::float32})).find("two passes"),
             std::string::npos);
   AttentionSpec deterministic;

@@ -159,7 +159,7 @@ TEST(TileLists, Sm80RowsTakeKeysAndQueriesWhole) {
   EXPECT_EQ(listed_bytes(cost_by(kFlashForwardSm80, one, machine(80))) % 8, 0);
   EXPECT_TRUE(bwd_tiles::make_config(one, bwd_tiles::two_pass_tiles(one)[0].keys,
                                      bwd_tiles::Launch::keys, false, 163)
-                  .listed);
+                  .listed());
 }
 
 TEST(TileLists, ListsOfEntriesWithLengths) {
@@ -194,7 +194,7 @@ TEST(TileLists, CostGoesByTheList) {
   }
 }
 
-/// A mask function has a list that the device makes of it, where sequences are dense and long.
+/// A mask function has a list that the device makes of it, where sequences are long.
 TEST(TileLists, OfMaskFunctions) {
   const std::string mask = " mask_expr='doc[i] == doc[j] & i >= j' captures='doc:i32[Sk]=j // 100'";
   const Hardware hopper = machine(90);
@@ -214,10 +214,37 @@ TEST(TileLists, OfMaskFunctions) {
   for (const std::string& line :
        {std::string("b2 h4 s2048 d64 bf16 mask_expr='i >= j'"),
         "b2 h4 s2048 d64 bf16 blocks=128,128:1,1:0.5" + mask, "b2 h4 s300 d64 bf16" + mask,
-        "packed=700,900 h2 d64 bf16" + mask}) {
+        "packed=300,400 h2 d64 bf16" + mask}) {
     EXPECT_FALSE(maps_mask(problem(line))) << line;
   }
-  EXPECT_EQ(config(problem("packed=700,900 h2 d64 bf16" + mask)).lists, Lists::none);
+}
+
+TEST(TileLists, OfMaskFunctionsOfPackedSequences) {
+  const std::string mask = " mask_expr='doc[i] == doc[j]' captures='doc:i32[Sk]=j // 100'";
+  const std::string line = "packed=700,900 h2 d64 bf16" + mask;
+  const Problem forward = problem(line), backward = problem(line, Pass::backward);
+  EXPECT_TRUE(maps_mask(forward));
+  EXPECT_EQ(sm90_config(forward, sm90_tiles(forward)[0], false).lists, Lists::whole);
+  EXPECT_EQ(TileListsMaker(forward, 128, 128, Lists::whole).blocks(), 2 * 8);
+  EXPECT_EQ(bwd_sm90_config(backward).lists, Lists::none);
+  // Lists would mostly have rows of no sequence, or the others would decide the order of tiles.
+  EXPECT_FALSE(maps_mask(problem("packed=9000,1,1,1,1,1,1 h2 d64 bf16" + mask)));
+  EXPECT_FALSE(maps_mask(problem(line + " deterministic")));
+}
+
+TEST(TileLists, OfMaskFunctionsOnSm80) {
+  const std::string mask = " mask_expr='doc[i] == doc[j]' captures='doc:i32[Sk]=j // 100'";
+  for (const char* shape : {"b1 h2 s1024 d64 f32", "packed=700,900 h2 d64 bf16"}) {
+    const Problem forward = problem(shape + mask), backward = problem(shape + mask, Pass::backward);
+    const Cost cost = cost_by(kFlashForwardSm80, forward, machine(80));
+    EXPECT_GT(listed_bytes(cost), 0) << shape;
+    EXPECT_EQ(cost.splits, 1) << shape;
+    EXPECT_GT(listed_bytes(cost_by(kFlashBackwardTwoPassSm80, backward, machine(80))), 0) << shape;
+    EXPECT_EQ(bwd_tiles::make_config(backward, bwd_tiles::two_pass_tiles(backward)[0].keys,
+                                     bwd_tiles::Launch::keys, false, 163)
+                  .lists,
+              Lists::whole);
+  }
 }
 
 }  // namespace

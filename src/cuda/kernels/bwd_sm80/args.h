@@ -36,15 +36,21 @@ struct Config {
   bool two_plane = false;  ///< P and dS in two planes, where operands have one: small problems
   bool dropout = false;
   bool packed = false;                    ///< sequences beside each other: Args are RaggedArgs
-  bool listed = false;                    ///< a block list, not beside `split`
+  tile::Lists lists = tile::Lists::none;  ///< not beside `split`
   tile::Expressions expressions;          ///< with any, Args are Expressed
   Gradients gradients = Gradients::both;  ///< both, unless with_dq is off and column_warps is 1
+  /// Columns of the gradient of a launch, from `column` on, where it is not all: above 256, one
+  /// gradient a launch. Gradients in Args begin there.
+  int columns = 0, column = 0;
 
-  /// Rows have a low part of lse2: where operands have two planes' accuracy, and under a bias,
-  /// which may be so large that LSE lacks all of log l.
-  [[nodiscard]] constexpr bool keeps_low() const {
-    return scaled || pairs.bias != tile::BiasType::none;
+  /// A bias or a score function may shift rows so far that LSE lacks all of log l.
+  [[nodiscard]] constexpr bool shifts() const {
+    return expressions.shifts || pairs.bias != tile::BiasType::none;
   }
+  /// Rows have a low part of lse2: there, and where operands have two planes' accuracy.
+  [[nodiscard]] constexpr bool keeps_low() const { return scaled || shifts(); }
+
+  [[nodiscard]] constexpr bool listed() const { return lists != tile::Lists::none; }
 
   bool operator==(const Config&) const = default;
 };

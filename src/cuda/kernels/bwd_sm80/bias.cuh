@@ -120,7 +120,7 @@ struct BiasGradient {
                                     {row_block, 0, batch * args.pass.heads_q + head}, captures);
     if (key_block < work.range.begin || key_block >= work.range.end) return;
     Tiles& tiles = work.block;
-    if constexpr (kConfig.listed) {
+    if constexpr (kConfig.listed()) {
       if (!is_listed(args.pass.lists, tiles.list(), row_block, key_block)) return;
     }
     __syncthreads();  // all warps are done with the operands before

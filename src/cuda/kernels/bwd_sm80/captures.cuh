@@ -163,7 +163,7 @@ struct CaptureGradients {
     const int end = min(range.end, (keys.end + kBlockN - 1) / kBlockN);
     bool there = false;
     for (int block = max(range.begin, keys.begin / kBlockN); block < end; ++block) {
-      if constexpr (kConfig.listed) {
+      if constexpr (kConfig.listed()) {
         if (!is_listed(tiles.args.lists, tiles.list(), row_block, block)) continue;
       }
       if (!there) {

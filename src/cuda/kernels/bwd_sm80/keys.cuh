@@ -23,10 +23,11 @@ template <Config kConfig>
 struct Backward : KeyShape<kConfig> {
   using Shape = KeyShape<kConfig>;
   using Shape::kElement, Shape::kPlanes, Shape::kThreads, Shape::kBlockM, Shape::kBlockN, Shape::kD,
-      Shape::kDv, Shape::kColumnWarps, Shape::kKeys, Shape::kM, Shape::kN, Shape::kSub,
-      Shape::kSubs, Shape::kRowWarps, Shape::kQm, Shape::kQCols, Shape::kCross, Shape::kTilesS,
-      Shape::kWithK, Shape::kWithV, Shape::kScorePlanes, Shape::kScore, Shape::kLogits,
-      Shape::kHides, Shape::kLow, Shape::kRowBytes, Shape::kStageBytes;
+      Shape::kDv, Shape::kColsK, Shape::kColsV, Shape::kColumnWarps, Shape::kKeys, Shape::kM,
+      Shape::kN, Shape::kSub, Shape::kSubs, Shape::kRowWarps, Shape::kQm, Shape::kQCols,
+      Shape::kCross, Shape::kTilesS, Shape::kWithK, Shape::kWithV, Shape::kScorePlanes,
+      Shape::kScore, Shape::kLogits, Shape::kHides, Shape::kLow, Shape::kRowBytes,
+      Shape::kStageBytes;
   using typename Shape::TileK, typename Shape::TileV, typename Shape::TileQ, typename Shape::TileO,
       typename Shape::TileS, typename Shape::Kept, typename Shape::Pairs;
 
@@ -42,7 +43,7 @@ struct Backward : KeyShape<kConfig> {
   const u32 shared;
   const Captures* captures = nullptr;  ///< of expressions
   float k_scale = 1.0F, v_scale = 1.0F;
-  Acc rK[kM][kD / kColumnWarps / 8], rV[kM][kDv / kColumnWarps / 8];  ///< dK, dV
+  Acc rK[kM][kColsK / kColumnWarps / 8], rV[kM][kColsV / kColumnWarps / 8];  ///< dK, dV
 
   /// NOTE: made anew where a step is masked. Kept in registers through the loop, they spill others.
   __forceinline__ Diagonals diagonals() const {
@@ -80,7 +81,8 @@ struct Backward : KeyShape<kConfig> {
   __forceinline__ void mask(Acc (&S)[kM][kN], const Queries& at) const {
     const int first = key + warp_key(), row = at.row + at.query;
     mask_transposed(S, diagonals(), seq_k, first, row, lane);
-    if constexpr (kConfig.listed) hide_unlisted<true>(S, args.lists, list(at.head), row, first);
+    if constexpr (kConfig.lists == Lists::parts)
+      hide_unlisted<true>(S, args.lists, list(at.head), row, first);
   }
 
   __forceinline__ Backward(const Args& a, u32 shared_base, TileIndex index, int keys)
@@ -209,7 +211,7 @@ struct Backward : KeyShape<kConfig> {
           for (int half = 0; half < 2; ++half) {
             float& s = S[m][n][2 * half + e];
             if constexpr (kScore != 0) {
-              s = less_lse2(s, lse2);
+              s = less_lse2<kConfig.shifts()>(s, lse2);
             } else if constexpr (kConfig.modified) {
               const int j = key + warp_key() + 16 * m + lane / 4 + 8 * half;
               const int i = at.row + at.query + 8 * n + 2 * (lane % 4) + e;
@@ -225,7 +227,7 @@ struct Backward : KeyShape<kConfig> {
     if constexpr (kConfig.pairs.any()) pairs().hide_from(S, corner(at), shown);
     if constexpr (kConfig.expressions.mask != 0) {
       // What a list shows whole no function cuts.
-      if (!kConfig.listed || masked)
+      if (!kConfig.listed() || masked)
         apply_mask_function<kConfig.expressions.mask, true>(S, corner(at), *captures, opaque(lane));
     }
   }
@@ -305,7 +307,7 @@ struct Backward : KeyShape<kConfig> {
       FragmentA<kScorePlanes> a[kM][kN / 2];
       if constexpr (kConfig.scaled) multiply(S, kProbabilityScale);
       pack_fragments<kElement>(a, S);
-      product_register<kElement, kConfig.scaled>(rV, a, sO(stage), query / 16, 0,
+      product_register<kElement, kConfig.scaled>(rV, a, sO(stage), query / 16, kConfig.column,
                                                  do_scale * (1.0F / kProbabilityScale),
                                                  lane);  // (B3) dV += P^T dO
     }
@@ -314,7 +316,7 @@ struct Backward : KeyShape<kConfig> {
       if constexpr (kConfig.scaled) ds_scale = normalise(dP);
       FragmentA<kScorePlanes> a[kM][kN / 2];
       pack_fragments<kElement>(a, dP);
-      product_register<kElement, kConfig.scaled>(rK, a, sQ(stage), query / 16, 0,
+      product_register<kElement, kConfig.scaled>(rK, a, sQ(stage), query / 16, kConfig.column,
                                                  ds_scale * q_scale, lane);  // (B9) dK += dS^T Q
     }
   }
@@ -435,7 +437,7 @@ struct Backward : KeyShape<kConfig> {
     }
   }
   __forceinline__ void run(const BlockRange& range) {
-    if constexpr (kConfig.listed) {
+    if constexpr (kConfig.listed()) {
       run_listed();
     } else {
       run_range(range);

@@ -12,7 +12,8 @@ __forceinline__ void store_gradients(const Block& b) {
   using Shape = KeyShape<kConfig>;
   constexpr Element kElement = kConfig.element;
   constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
-  constexpr int kColsK = kD / kConfig.column_warps, kColsV = kDv / kConfig.column_warps;
+  constexpr int kColsK = Shape::kColsK / kConfig.column_warps;
+  constexpr int kColsV = Shape::kColsV / kConfig.column_warps;
   const Args& args = b.args;
   const int first = b.key + b.warp_key();
   const int col_k = b.column_warp() * kColsK, col_v = b.column_warp() * kColsV;
@@ -38,18 +39,26 @@ __forceinline__ void store_gradients(const Block& b) {
     }
   } else {
     // Through shared memory, where K and V were, so that a lane stores 16 bytes of a row.
-    const SharedTile<kConfig.block_n, kD> out_k{b.shared};
-    const SharedTile<kConfig.block_n, kDv> out_v{b.shared + Shape::TileK::kBytes};
+    const SharedTile<kConfig.block_n, Shape::kColsK> out_k{b.shared};
+    const SharedTile<kConfig.block_n, Shape::kColsV> out_v{b.shared + Shape::TileK::kBytes};
     __syncthreads();  // all warps are done with K and V
-    stage_rows<kElement>(b.rK, args.scale, out_k, b.warp_key(), col_k, b.lane);
-    stage_rows<kElement>(b.rV, 1.0F, out_v, b.warp_key(), col_v, b.lane);
+    if constexpr (Shape::kWithK)
+      stage_rows<kElement>(b.rK, args.scale, out_k, b.warp_key(), col_k, b.lane);
+    if constexpr (Shape::kWithV)
+      stage_rows<kElement>(b.rV, 1.0F, out_v, b.warp_key(), col_v, b.lane);
     __syncthreads();  // both are complete
     constexpr int kRows = kConfig.block_n / kConfig.warps;
     const int row = b.warp * kRows;
-    store_rows<kRows, kD>(out_k, row, b.template output<unsigned short>(args.dk), args.dk,
-                          args.dk_vectors, b.key + row, args.seq_k, args.head_dim, b.lane);
-    store_rows<kRows, kDv>(out_v, row, b.template output<unsigned short>(args.dv), args.dv,
-                           args.dv_vectors, b.key + row, args.seq_k, args.head_dim_v, b.lane);
+    if constexpr (Shape::kWithK) {
+      store_rows<kRows, Shape::kColsK>(out_k, row, b.template output<unsigned short>(args.dk),
+                                       args.dk, args.dk_vectors, b.key + row, args.seq_k,
+                                       args.head_dim, b.lane);
+    }
+    if constexpr (Shape::kWithV) {
+      store_rows<kRows, Shape::kColsV>(out_v, row, b.template output<unsigned short>(args.dv),
+                                       args.dv, args.dv_vectors, b.key + row, args.seq_k,
+                                       args.head_dim_v, b.lane);
+    }
   }
 }
 

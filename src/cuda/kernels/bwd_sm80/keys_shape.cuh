@@ -20,6 +20,9 @@ struct KeyShape {
   static constexpr int kBlockM = kConfig.block_m, kBlockN = kConfig.block_n;
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
   static constexpr int kColumnWarps = kConfig.column_warps;
+  /// Columns of dK and dV.
+  static constexpr int kColsK = kConfig.columns > 0 ? kConfig.columns : kD;
+  static constexpr int kColsV = kConfig.columns > 0 ? kConfig.columns : kDv;
   static constexpr int kKeyWarps = kConfig.warps / kColumnWarps;
   static constexpr int kKeys = kBlockN / kKeyWarps;  ///< of a warp
   static constexpr int kM = kKeys / 16;
@@ -37,11 +40,12 @@ struct KeyShape {
   static constexpr bool kWithV = kConfig.gradients != Gradients::keys;
   /// Planes of P and dS as operands.
   static constexpr int kScorePlanes = kConfig.two_plane ? 2 : kPlanes;
-  static_assert(!kConfig.listed || !kConfig.split);
+  static_assert(!kConfig.listed() || !kConfig.split);
   static_assert(!kConfig.two_plane || (kPlanes == 1 && !kConfig.scaled));
   static_assert(kKeys % 16 == 0 && kSub % 16 == 0 && kSubs >= 1);
   static_assert(!kCross || (kPlanes == 1 && !kConfig.scaled && kWithK && kWithV));
   static_assert((kWithK && kWithV) || !kConfig.with_dq);
+  static_assert(kConfig.columns == 0 || (!(kWithK && kWithV) && !kConfig.split));
   static_assert(!kConfig.with_dq || kBlockM % (16 * kRowWarps) == 0);
   static_assert(!kConfig.with_dq || (kPlanes == 1 && !kConfig.scaled && kQCols % 16 == 0));
 

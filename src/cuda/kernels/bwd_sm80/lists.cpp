@@ -6,8 +6,8 @@ namespace tilewise::cuda {
 namespace {
 
 std::optional<TileListsMaker> maker(const Problem& p, const bwd_tiles::Tile& tile) {
-  if (!p.block_list.defined()) return std::nullopt;
-  return TileListsMaker(p, tile.block_m, tile.block_n, tile::Lists::parts);
+  if (!has_tile_lists(p)) return std::nullopt;
+  return TileListsMaker(p, tile.block_m, tile.block_n, mma_lists(p));
 }
 
 }  // namespace

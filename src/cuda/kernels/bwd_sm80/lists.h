@@ -1,4 +1,5 @@
-/// A problem's block list in the tiles of the backward on mma.sync. Used by bwd_sm80/row.cpp.
+/// A problem's block list, or what its mask function leaves, in the tiles of the backward on
+/// mma.sync. Used by bwd_sm80/row.cpp.
 #pragma once
 
 #include <optional>

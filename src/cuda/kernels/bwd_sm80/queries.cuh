@@ -47,7 +47,7 @@ __forceinline__ void refine_tile(const Args& args, const TileIndex& tile,
                                  const Captures* captures) {
   extern __shared__ __align__(1024) unsigned char shared[];
   Work<kConfig> work(args, shared_address(shared), tile, captures);
-  constexpr bool kMayLeave = kConfig.planes == 2 || kConfig.pairs.bias != BiasType::none;
+  constexpr bool kMayLeave = kConfig.planes == 2 || kConfig.shifts();
   if (!kMayLeave || __syncthreads_or(work.block.is_coarse())) work.block.refine(work.range);
 }
 

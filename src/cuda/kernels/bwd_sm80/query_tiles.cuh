@@ -1,5 +1,5 @@
-/// bwd_dq_sm80, its refinement, and the gradients of bias and captured tensors: a block of queries
-/// of one head, and the steps that it takes for a block of keys.
+/// bwd_dq_sm80, its refinement, gradients of bias and captured tensors: a block of queries of one
+/// head, and the steps that it takes for a block of keys.
 #pragma once
 
 #include "cuda/kernels/bwd_sm80/expressions.cuh"
@@ -24,12 +24,11 @@ struct QueryGradient {
   static constexpr int kRows = kBlockM / kConfig.warps;  ///< of a warp
   static constexpr int kM = kRows / 16, kN = kBlockN / 8;
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
+  static constexpr int kCols = kConfig.columns > 0 ? kConfig.columns : kD;  ///< of dQ
   static_assert(kRows % 16 == 0 && kBlockN % 16 == 0);
-  static_assert(!kConfig.listed || !kConfig.split);
+  static_assert(!kConfig.listed() || !kConfig.split);
 
-  /// Planes of dS as an operand.
-  static constexpr int kScorePlanes = kConfig.two_plane ? 2 : kPlanes;
-
+  static constexpr int kScorePlanes = kConfig.two_plane ? 2 : kPlanes;  ///< of dS as an operand
   using TileQ = SharedTile<kBlockM, kD, kPlanes>;
   using TileO = SharedTile<kBlockM, kDv, kPlanes>;
   using TileK = SharedTile<kBlockN, kD, kPlanes>;
@@ -40,7 +39,7 @@ struct QueryGradient {
   static constexpr bool kLogits =
       kConfig.modified || kConfig.pairs.any() || kConfig.expressions.any();
   static constexpr int kScore = kConfig.expressions.score;
-  static constexpr bool kMoves = kConfig.pairs.bias != BiasType::none;  ///< refine moves lse2
+  static constexpr bool kMoves = kConfig.shifts();  ///< refine moves lse2
   const Args& args;
   const int thread, warp, lane;
   const int batch, head, head_k, row, seq_k;  ///< row: of the block
@@ -50,7 +49,7 @@ struct QueryGradient {
   float q_scale = 1.0F, do_scale = 1.0F;
   const Captures* captures = nullptr;  ///< of expressions
   float lse2[2 * kM], low[2 * kM], delta[2 * kM];
-  Acc dQ[kM][kD / 8];
+  Acc dQ[kM][kCols / 8];
 
   __forceinline__ int warp_row() const { return row + warp * kRows; }
   __forceinline__ TileQ sQ() const { return {shared}; }
@@ -118,7 +117,8 @@ struct QueryGradient {
   /// (F4) What position, the keys' end and a list hide.
   __forceinline__ void mask(Acc (&S)[kM][kN], int key) const {
     mask_scores(S, diagonals, seq_k, warp_row(), key, lane);
-    if constexpr (kConfig.listed) hide_unlisted<false>(S, args.lists, list(), warp_row(), key);
+    if constexpr (kConfig.lists == Lists::parts)
+      hide_unlisted<false>(S, args.lists, list(), warp_row(), key);
   }
 
   /// Behind the operands.
@@ -214,7 +214,8 @@ struct QueryGradient {
       if constexpr (kConfig.scaled) ds_scale = normalise(dP);
       FragmentA<kScorePlanes> a[kM][kN / 2];
       pack_fragments<kElement>(a, dP);
-      product_register<kElement, kConfig.scaled>(dQ, a, sK(stage), 0, 0, ds_scale * k_scale,
+      product_register<kElement, kConfig.scaled>(dQ, a, sK(stage), 0, kConfig.column,
+                                                 ds_scale * k_scale,
                                                  lane);  // (B8) dQ += dS K
     } else {
       load_pairs();
@@ -263,7 +264,7 @@ struct QueryGradient {
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) S[m][n][e] = less_lse2(S[m][n][e], lse2[2 * m + e / 2]);
+        for (int e = 0; e < 4; ++e) S[m][n][e] = less_lse2<kMoves>(S[m][n][e], lse2[2 * m + e / 2]);
       }
     }
   }
@@ -273,7 +274,7 @@ struct QueryGradient {
     if constexpr (kConfig.pairs.any()) pairs().hide_from(S, corner(key), shown);
     if constexpr (kConfig.expressions.mask != 0) {
       // What a list shows whole no function cuts.
-      if (!kConfig.listed || masked)
+      if (!kConfig.listed() || masked)
         apply_mask_function<kConfig.expressions.mask, false>(S, corner(key), *captures,
                                                              opaque(lane));
     }
@@ -283,7 +284,7 @@ struct QueryGradient {
   /// then step(block, next or -1, whether a mask cuts it) for each.
   template <class Start, class Step>
   __forceinline__ void for_blocks(const BlockRange& range, Start start, Step step) const {
-    if constexpr (kConfig.listed) {
+    if constexpr (kConfig.listed()) {
       ListCursor at(args.lists, list(), row / kBlockM);
       bool more = range.begin < range.end && at.go();
       if (more) start(at.tile());
@@ -445,7 +446,6 @@ struct QueryGradient {
       coarse |= fabsf(lse2[r]) > limit && fabsf(lse2[r]) < infinity();
     return coarse;
   }
-
   /// What refine wrote beside lse2.
   __forceinline__ void read_low() {
     if constexpr (kConfig.keeps_low()) {
@@ -482,13 +482,13 @@ struct QueryGradient {
       store_float_rows(dQ, args.scale, output<float>(), args.dq, args.dq_vectors, warp_row(),
                        args.seq_q, 0, args.head_dim, lane);
     } else {
-      // Through shared memory, each warp where its own rows of Q were.
-      const SharedTile<kBlockM, kD> out{shared};
-      __syncwarp();
+      // Through shared memory, each warp where its own rows of Q were, or all with all.
+      const SharedTile<kBlockM, kCols> out{shared};
+      kCols < kD ? __syncthreads() : __syncwarp();
       stage_rows<kElement>(dQ, args.scale, out, warp * kRows, 0, lane);
       __syncwarp();
-      store_rows<kRows, kD>(out, warp * kRows, output<unsigned short>(), args.dq, args.dq_vectors,
-                            warp_row(), args.seq_q, args.head_dim, lane);
+      store_rows<kRows, kCols>(out, warp * kRows, output<unsigned short>(), args.dq,
+                               args.dq_vectors, warp_row(), args.seq_q, args.head_dim, lane);
     }
   }
   template <class T>

@@ -42,7 +42,7 @@ std::string refusal(const Problem& p, const Hardware& machine) {
 
 /// As Config::keeps_low(), and where the gradient of sinks asks for it.
 bool keeps_low(const Problem& p) {
-  return host::form(p).scaled || p.bias.defined() || p.dsinks.defined();
+  return host::form(p).scaled || p.bias.defined() || p.dsinks.defined() || expressions_of(p).shifts;
 }
 
 void add_row_memory(const Problem& p, std::vector<MemoryPart>& items) {
@@ -116,6 +116,8 @@ Preparation prepare_one_pass(const KernelRow&, const Problem& p, const Hardware&
   std::string reason = refusal(p, machine);
   if (!reason.empty()) return reason;
   if (p.dtype == DType::float32) return "float32 gradients come from two passes";
+  if (std::max(p.head_dim, p.head_dim_v) > 256)
+    return "head dims above 256 are not supported by this kernel";
   if (p.deterministic) return "dQ is summed in any order; deterministic takes two passes";
   const OnePass choice = choose_one_pass(p, machine);
   if (choice.tile == nullptr) return no_tile(p, machine);
@@ -192,13 +194,14 @@ Preparation prepare_two_pass(const KernelRow&, const Problem& p, const Hardware&
     sums("dK parts", parts.keys, p.heads_k, parts.rows_k, dims(p).qk);
     sums("dV parts", parts.keys, p.heads_k, parts.rows_k, dims(p).v);
   }
-  cost.ms = lists.ms() + choice.ms + before_ms(p, operands, machine) +
-            others_ms(p, choice.pair->queries, choice.ms, two_pass_products(*choice.pair), cost) +
-            host::options_ms(p, launches(p, choice.pair->apart ? 3 : 2), machine);
+  cost.ms =
+      lists.ms() + choice.ms + before_ms(p, operands, machine) +
+      others_ms(p, choice.pair->queries, choice.ms, two_pass_products(p, *choice.pair), cost) +
+      host::options_ms(p, launches(p, choice.pair->apart ? 3 : 2), machine);
   // Few query rows over many keys wait for memory.
   cost.ms = std::max(cost.ms, 1e-6 * cost.bytes_moved / machine.bandwidth_gbps);
   const int kib = machine.shared_kib;
-  const auto& [keys, queries, apart] = *choice.pair;
+  const auto& [keys, queries, apart, sliced] = *choice.pair;
   return Prepared{std::move(cost),
                   remember(DecidedTwoPass{*choice.pair, parts, split,
                                           make_config(p, keys, Launch::keys, split, kib),
@@ -375,16 +378,13 @@ void run_two_pass(const KernelRow& /*row*/, const Problem& p, const Context& con
   if (refines(p)) launch_queries(p, whole_queries, pair.queries, args, true, 1, context.stream);
   std::vector<SummedGradient> sums;
   if (split) sums = take_parts(p, parts, args, workspace);
-  if (pair.apart) {
-    Config config = key_config;
-    for (const Gradients gradients : {Gradients::keys, Gradients::values}) {
-      config.gradients = gradients;
-      launch_keys(p, config, pair.keys, args, lists, parts.keys, context.stream);
-    }
-  } else {
-    launch_keys(p, key_config, pair.keys, args, lists, parts.keys, context.stream);
+  for (const Config& config : key_launches(p, pair, key_config)) {
+    launch_keys(p, config, pair.keys, from_column(args, config), lists, parts.keys, context.stream);
   }
-  launch_queries(p, query_config, pair.queries, args, false, parts.queries, context.stream);
+  for (const Config& config : query_launches(p, pair, query_config)) {
+    launch_queries(p, config, pair.queries, from_column(args, config), false, parts.queries,
+                   context.stream);
+  }
   if (split) convert_gradients(p, sums, context.stream);
   launch_others(p, whole_queries, pair.queries.min_blocks, rows, args, workspace, context.stream);
 }

@@ -8,6 +8,7 @@
 
 #include "cuda/host/expressions.h"
 #include "cuda/jit/config_text.h"
+#include "cuda/kernels/rows/tile_lists.h"
 #include "plan/accounting.h"
 #include "plan/batch_invariance.h"
 #include "plan/forms.h"
@@ -52,6 +53,15 @@ constexpr TilePair kFloat256[] = {
     {{16, 64, 4, 1, 16, 1, 1, 50.0}, {64, 16, 4, 1, 32, 1, 1, 50.0}, true},
     {{16, 32, 2, 1, 16, 1, 1, 30.0}, {32, 16, 2, 1, 32, 1, 1, 30.0}, true}};
 
+// Above 256 columns, all by dim 512, of guessed speeds: no card has run them.
+constexpr TilePair kTwo512[] = {
+    {{32, 64, 4, 1, 32, 1, 1, 120.0}, {32, 16, 2, 1, 32, 1, 2, 120.0}, true, true},
+    {{32, 32, 2, 1, 32, 1, 1, 90.0}, {32, 16, 2, 1, 32, 1, 1, 90.0}, true, true},
+    {{16, 32, 2, 1, 16, 1, 1, 70.0}, {32, 16, 2, 1, 32, 1, 1, 70.0}, true, true}};
+constexpr TilePair kFloat512[] = {
+    {{16, 32, 2, 1, 16, 1, 1, 30.0}, {16, 16, 1, 1, 16, 1, 1, 30.0}, true, true},
+    {{16, 16, 1, 1, 16, 1, 1, 20.0}, {16, 16, 1, 1, 16, 1, 1, 20.0}, true, true}};
+
 int largest_dim(const Problem& p) {
   return std::max(host::padded(p.head_dim), host::padded(p.head_dim_v));
 }
@@ -68,12 +78,13 @@ KernelUnit unit(const Config& c, const char* stem, const char* file, int min_blo
                        flag_text("split", c.split) + flag_text("two_plane", c.two_plane);
   if (c.dropout) config += flag_text("dropout", true);
   if (c.packed) config += flag_text("packed", true);
-  if (c.listed) config += flag_text("listed", true);
+  if (c.listed()) config += enum_text("lists", "tilewise::tile::Lists", c.lists);
   config += expressions_text(c.expressions);
   if (c.gradients != Gradients::both) {
     config += std::string(", .gradients = tilewise::bwd_sm80::Gradients::") +
               (c.gradients == Gradients::keys ? "keys" : "values");
   }
+  if (c.columns > 0) config += number_text("columns", c.columns) + number_text("column", c.column);
   return {.stem = stem,
           .file = file,
           .config = std::move(config),
@@ -107,11 +118,13 @@ std::span<const TilePair> two_pass_tiles(const Problem& p) {
   if (dim <= 96) return scaled ? std::span<const TilePair>(kFloat96) : kTwo96;
   if (dim <= 128) return scaled ? std::span<const TilePair>(kFloat128) : kTwo128;
   if (dim <= 192) return scaled ? std::span<const TilePair>(kFloat192) : kTwo192;
-  return scaled ? std::span<const TilePair>(kFloat256) : kTwo256;
+  if (dim <= 256) return scaled ? std::span<const TilePair>(kFloat256) : kTwo256;
+  return scaled ? std::span<const TilePair>(kFloat512) : kTwo512;
 }
 
 Dims dims(const Problem& p) {
-  if (host::form(p).scaled) return {host::padded(p.head_dim), host::padded(p.head_dim_v)};
+  if (host::form(p).scaled || largest_dim(p) > 256)
+    return {host::padded(p.head_dim), host::padded(p.head_dim_v)};
   return {largest_dim(p), largest_dim(p)};
 }
 
@@ -161,7 +174,7 @@ Config make_config(const Problem& p, const Tile& tile, Launch launch, bool split
                    .two_plane = !form.scaled && is_small(p),
                    .dropout = drops(p),
                    .packed = p.packed,
-                   .listed = p.block_list.defined(),
+                   .lists = split ? tile::Lists::none : mma_lists(p),
                    .expressions = expressions_of(p)};
   const int bytes = launch == Launch::queries ? query_shared_bytes(config) : shared_bytes(config);
   config.pairs.staged = config.pairs.staged && bytes <= limit_kib * 1024;
@@ -209,15 +222,62 @@ bool sums_gradients(const Problem& p) {
   return p.dbias.defined() || p.dsinks.defined() || p.precision == Precision::refined;
 }
 
-bool refines(const Problem& p) { return refines_all(p) || p.bias.defined(); }
+bool refines(const Problem& p) {
+  return refines_all(p) || p.bias.defined() || expressions_of(p).shifts;
+}
 
 bool refines_all(const Problem& p) {
   const host::Form form = host::form(p);
   return form.planes == 2 || (!form.scaled && is_tiny(p)) || sums_gradients(p);
 }
 
-// Four for dK and dV, five where they are apart; three for dQ.
-double two_pass_products(const TilePair& pair) { return (pair.apart ? 5.0 : 4.0) + 3.0; }
+// Four for dK and dV, five where they are apart; three for dQ. A slice of dV takes S, one of dK or
+// dQ takes dP too.
+double two_pass_products(const Problem& p, const TilePair& pair) {
+  if (pair.sliced) return 3.0 + 4.0 * host::slices(p.head_dim) + host::slices(p.head_dim_v);
+  return (pair.apart ? 5.0 : 4.0) + 3.0;
+}
+
+namespace {
+
+/// A gradient of `dim` columns in launches of at most 256.
+void add_slices(std::vector<Config>& launches, Config config, std::int64_t dim) {
+  config.columns = host::padded(dim) / host::slices(dim);
+  for (config.column = 0; config.column < host::padded(dim); config.column += config.columns)
+    launches.push_back(config);
+}
+
+}  // namespace
+
+std::vector<Config> key_launches(const Problem& p, const TilePair& pair, const Config& config) {
+  if (!pair.apart) return {config};
+  Config keys = config, values = config;
+  keys.gradients = Gradients::keys;
+  values.gradients = Gradients::values;
+  if (!pair.sliced) return {keys, values};
+  std::vector<Config> launches;
+  add_slices(launches, keys, p.head_dim);
+  add_slices(launches, values, p.head_dim_v);
+  return launches;
+}
+
+std::vector<Config> query_launches(const Problem& p, const TilePair& pair, const Config& config) {
+  if (!pair.sliced) return {config};
+  std::vector<Config> launches;
+  add_slices(launches, config, p.head_dim);
+  return launches;
+}
+
+Args from_column(Args args, const Config& config) {
+  if (config.columns == 0) return args;
+  for (tile::View4* gradient : {&args.dq, &args.dk, &args.dv}) {
+    const long long bytes = config.column * gradient->stride_d * (config.scaled ? 4 : 2);
+    gradient->data = static_cast<char*>(gradient->data) + bytes;
+  }
+  args.head_dim = std::clamp(args.head_dim - config.column, 0, config.columns);
+  args.head_dim_v = std::clamp(args.head_dim_v - config.column, 0, config.columns);
+  return args;
+}
 
 std::int64_t rows_q(const Problem& p) {
   return host::query_blocks(p, tile::kScaleRows) * tile::kScaleRows;
@@ -292,7 +352,7 @@ OnePass choose_one_pass(const Problem& p, const Hardware& machine) {
     const double blocks = full_key_blocks(p, tile);
     const bool full = host::fills(heads * blocks, tile.min_blocks, machine);
     for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24}) {
-      const bool whole = full || p.packed || p.block_list.defined();
+      const bool whole = full || p.packed || has_tile_lists(p);
       if (wanted > 1 && (whole || p.seq_q < std::int64_t{64} * wanted)) break;
       const std::int64_t queries = per_split(p.seq_q, tile.block_m, wanted);
       const int splits = wanted == 1 ? 1 : static_cast<int>(ceil_div(p.seq_q, queries));
@@ -319,7 +379,9 @@ double predict_two_pass(const Problem& p, const TilePair& pair, int splits,
   const Parts parts = parts_of(p, pair, splits);
   const double heads_k = static_cast<double>(p.stored_batch() * p.heads_k);
   const double heads_q = static_cast<double>(p.stored_batch() * p.heads_q);
-  const double all = two_pass_products(pair), queries = 3.0, keys = all - queries;
+  const double all = two_pass_products(p, pair);
+  const double queries = pair.sliced ? 1.0 + 2.0 * host::slices(p.head_dim) : 3.0;
+  const double keys = all - queries;
   double ms = predict(p, pair.keys, heads_k, full_key_blocks(p, pair.keys), pair.keys.block_n,
                       static_cast<double>(p.seq_q * p.group()), parts.keys, {keys, all}, machine);
   const double query_blocks =
@@ -358,7 +420,7 @@ TwoPass choose_two_pass(const Problem& p, const Hardware& machine) {
         pair.keys.min_blocks, machine);
     for (const int splits : {1, 2, 3, 4, 6, 8, 12, 16}) {
       const bool short_rows = std::min(p.seq_q, p.seq_k) < std::int64_t{64} * splits;
-      const bool whole = full || p.packed || p.block_list.defined();
+      const bool whole = full || pair.sliced || p.packed || has_tile_lists(p);
       if (splits > 1 && (whole || short_rows)) break;
       if (!admits(p, {pair.keys.block_m, pair.keys.block_n, splits})) continue;
       const double ms = predict_two_pass(p, pair, splits, machine);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "cuda/host/common.h"
 #include "cuda/kernels/bwd_sm80/args.h"
@@ -24,12 +25,13 @@ struct Tile {
 /// The two launches of the repeatable form.
 struct TilePair {
   Tile keys, queries;
-  bool apart = false;  ///< dK and dV in launches of their own
+  bool apart = false;   ///< dK and dV in launches of their own
+  bool sliced = false;  ///< above 256: each gradient in launches of its own, maybe two
 };
 
 /// Head dims of the config. 16-bit: both the larger one, which is what the tables' tiles divide
 /// among warps; the columns that a tensor lacks are zeros. float32: each its own, as its planes
-/// were packed.
+/// were packed. Likewise above 256, where no warps divide columns.
 struct Dims {
   int qk, v;
 };
@@ -49,6 +51,12 @@ enum class Launch { all, keys, queries };
 Config make_config(const Problem& p, const Tile& tile, Launch launch, bool split, int limit_kib);
 int shared_bytes(const Config& c);
 int query_shared_bytes(const Config& c);
+
+/// The launches of a pair's first member, of its second: of which gradients, which columns.
+std::vector<Config> key_launches(const Problem& p, const TilePair& pair, const Config& config);
+std::vector<Config> query_launches(const Problem& p, const TilePair& pair, const Config& config);
+/// The arguments of one of them: gradients begin at its column.
+Args from_column(Args args, const Config& config);
 
 /// The arguments of packed sequences.
 RaggedArgs ragged_args(const Problem& p, const Args& args);
@@ -78,7 +86,7 @@ std::int64_t per_split(std::int64_t rows, int block, int splits);
 
 /// Matrix products of a pass in one launch; in two (dK and dV, dQ).
 inline constexpr double kOnePassProducts = 5.0;
-double two_pass_products(const TilePair& pair);
+double two_pass_products(const Problem& p, const TilePair& pair);
 
 /// Matrix products of a launch, and of all launches of its pass.
 struct Products {

@@ -60,6 +60,9 @@ struct Config {
   tile::OptionKinds options;  ///< with any, Args are Optioned
   bool operator==(const Config&) const = default;
 
+  /// A bias or a score function may shift rows so far that LSE lacks all of log l: what it lacks
+  /// comes beside it.
+  constexpr bool shifts() const { return expressions.shifts || options.bias(); }
   /// Head dims above 128: the warpgroups share 64 keys and divide the products instead; dQ is left
   /// to bwd_dq_sm90.
   constexpr bool large_dim() const { return shape.block_n == 64; }
@@ -127,7 +130,7 @@ struct SharedPlan {
         offset(gate + (c.gates() && !c.large_dim() ? 128 * c.gate_bytes() * c.shape.block_m : 0)),
         delta(offset + c.shape.q_stages * c.shape.block_m * 4),
         low(delta + c.shape.do_stages * c.shape.block_m * 4),
-        barriers(low + (c.options.bias() ? c.shape.q_stages * c.shape.block_m * 4 : 0)),
+        barriers(low + (c.shifts() ? c.shape.q_stages * c.shape.block_m * 4 : 0)),
         slots(barriers +
               (8 * (2 * c.shape.q_stages + 2 * c.shape.do_stages + 2 * c.shape.k_stages + 2 + 13) +
                15) /

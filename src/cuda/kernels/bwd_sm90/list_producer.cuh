@@ -57,12 +57,12 @@ struct ListProducer {
     mbarrier_wait(producer.shared.q_empty(s), producer.rQ.parity() ^ 1);
     store_shared_4(producer.shared.listed(s), static_cast<u32>(block));
     store_shared_4(producer.shared.listed(s) + 4, static_cast<u32>(g));
-    mbarrier_expect(producer.shared.q_full(s), kPanels * kM * kPanelRowBytes + kM * 4);
+    mbarrier_expect(producer.shared.q_full(s),
+                    kPanels * kM * kPanelRowBytes + Producer<kConfig>::offset_bytes());
     producer.rQ.advance();
     producer.load_rows(producer.shared.q(s), producer.args.q, kPanels, producer.shared.q_full(s),
                        job, head, row);
-    bulk_load(producer.shared.offset(s), producer.args.offset + producer.row_offset(job, head, row),
-              kM * 4, producer.shared.q_full(s));
+    producer.load_offsets(job, head, row, s);
   }
   /// First what a mask cuts, of all heads of the group, then what is seen whole.
   __forceinline__ u32 load_tile(const Job& job) {

@@ -187,10 +187,18 @@ struct Producer {
            (job.kind == JobKind::tile ? job.head : job.head / args.group);
   }
 
-  /// Bytes of a bias beside a stage of Q, and of what rounding took from LSE.
+  /// Bytes of a bias beside a stage of Q.
   static constexpr int bias_bytes() {
     if (!kConfig.options.bias()) return 0;
-    return 2 * (kConfig.options.pairs.staged ? kM : 1) * kPanelRowBytes + kM * 4;
+    return 2 * (kConfig.options.pairs.staged ? kM : 1) * kPanelRowBytes;
+  }
+  /// Of the rows' offsets, and of what rounding took from LSE.
+  static constexpr int offset_bytes() { return kM * (kConfig.shifts() ? 8 : 4); }
+  __forceinline__ void load_offsets(const Job& job, int head, int row, u32 s) const {
+    const i64 at = row_offset(job, head, row);
+    bulk_load(shared.offset(s), args.offset + at, kM * 4, shared.q_full(s));
+    if constexpr (kConfig.shifts())
+      bulk_load(shared.low(s), args.offset_low + at, kM * 4, shared.q_full(s));
   }
   __forceinline__ void load_bias(const Job& job, int head, int row, u32 s) const {
     if constexpr (kConfig.options.bias()) {
@@ -200,15 +208,13 @@ struct Producer {
                  job.block * kBlockN + p * kPanelColumns, of.by_head * head, of.by_query * row,
                  of.by_batch * job.batch, kEvictFirst);
       }
-      bulk_load(shared.low(s), args.offset_low + row_offset(job, head, row), kM * 4,
-                shared.q_full(s));
     }
   }
   /// Rows of Q with their offsets.
   __forceinline__ void load_q(const Job& job, int head, int row) {
-    const u32 s = open_q(kPanels * kM * kPanelRowBytes + kM * 4 + bias_bytes());
+    const u32 s = open_q(kPanels * kM * kPanelRowBytes + offset_bytes() + bias_bytes());
     load_rows(shared.q(s), args.q, kPanels, shared.q_full(s), job, head, row);
-    bulk_load(shared.offset(s), args.offset + row_offset(job, head, row), kM * 4, shared.q_full(s));
+    load_offsets(job, head, row, s);
     load_bias(job, head, row, s);
   }
   /// Rows of dO with their delta.

@@ -49,8 +49,12 @@ std::string function_refusal(const Problem& p) {
     return "a score function beside a softcap, ALiBi or a scale that is not positive is not "
            "supported by this kernel";
   }
-  if (p.packed && (bwd_tiles::refines(p) || p.deterministic)) {
+  if (p.packed && (bwd_tiles::refines_all(p) || p.deterministic)) {
     return "small packed problems with a score function or a mask function are left to "
+           "flash_bwd_sm80";
+  }
+  if (p.packed && has_huge_constant(p)) {
+    return "packed sequences beside a score function with a constant of 65536 or more are left to "
            "flash_bwd_sm80";
   }
   return {};
@@ -175,7 +179,7 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   add("counters", {counters(p, config)});
   add("offsets", {p.stored_batch(), p.heads_q, rows});
   add("delta", {p.stored_batch(), p.heads_q, rows});
-  if (p.bias.defined()) add("offsets, low part", {p.stored_batch(), p.heads_q, rows});
+  if (config.shifts()) add("offsets, low part", {p.stored_batch(), p.heads_q, rows});
   // A second time, by bwd_dq_sm90, or for the additions.
   double again = 0.0;
   if (config.large_dim()) {
@@ -190,7 +194,7 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   }
   if (refines(p, config) && p.packed) {
     add("delta, refined", {p.heads_q, p.total_q});
-  } else if (refines(p, config) || p.bias.defined()) {
+  } else if (refines(p, config) || config.shifts()) {
     add_refined_rows_memory(p, cost.memory);
   }
   if (config.listed()) {
@@ -220,7 +224,7 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   constexpr double kRefineMs = 0.012;
   if (refines(p, config)) cost.ms += kRefineMs;
   // Two launches that read O and dO, or look at LSE.
-  if (p.bias.defined()) cost.ms += 2.0 * host::kKernelMs;
+  if (config.shifts()) cost.ms += 2.0 * host::kKernelMs;
   // Two products of five, on mma.sync. Not measured.
   if (p.precision == Precision::refined) cost.ms *= 1.8;
   cost.ms += mask_bits_ms(mask, machine.bandwidth_gbps);
@@ -317,7 +321,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   if (config.sums.deterministic) args.turns = args.added + cut_tiles(p, config);
   args.offset = workspace.take<float>(rows);
   args.delta = workspace.take<float>(rows);
-  if (p.bias.defined()) args.offset_low = workspace.take<float>(rows);
+  if (config.shifts()) args.offset_low = workspace.take<float>(rows);
   if (!config.large_dim()) args.dq_sum = workspace.take<float>(rows * config.columns_dq());
   const std::int64_t sums = key_sums(p, config);
   if (config.sums.split) {
@@ -330,7 +334,7 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
     packed_delta(p, delta, context.stream);
     args.delta_in = delta;
     args.delta_rows = static_cast<int>(p.total_q);
-  } else if (refines(p, config) || p.bias.defined()) {
+  } else if (refines(p, config) || config.shifts()) {
     given = refined_rows(p, refines(p, config), workspace, context.stream);
     args.delta_in = given.delta;
     args.delta_rows = static_cast<int>(given.rows_q);

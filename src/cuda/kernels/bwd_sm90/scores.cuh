@@ -37,6 +37,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   static_assert(!kCalls ||
                 (kConfig.logits.modified && !kConfig.logits.softcap && !kConfig.logits.alibi));
   static_assert(!kConfig.expressions.any() || !kConfig.large_dim());
+  static_assert(!kConfig.expressions.shifts || (kCalls && !kPacked<kConfig>));
   static_assert(!kConfig.options.mask || (!kConfig.large_dim() && !kPacked<kConfig>));
   static_assert(!kConfig.options.dropout || !kConfig.large_dim());
   static_assert(!kConfig.options.bias() ||
@@ -312,9 +313,11 @@ struct Scores : HeldOptions<kConfig.options.any()> {
           at, of_score, *captures, opaque(worker.lane),
           [&](int, int n, int e, const auto& query, const auto& key, const auto& diagonal) {
             float& s = rS[i + 4 * n + e];
-            s = kLog2e * Function::value(place_of(at), of_score, query.part, key.part, diagonal,
-                                         query.index, key.index, worker.args.scale * s, *captures,
-                                         g[4 * n + e]);
+            const float y =
+                Function::value(place_of(at), of_score, query.part, key.part, diagonal, query.index,
+                                key.index, worker.args.scale * s, *captures, g[4 * n + e]);
+            // As bwd_sm80's less_lse2, by which LSE was taken anew.
+            s = kConfig.expressions.shifts ? __fmul_rn(kLog2e, y) : kLog2e * y;
           });
       if constexpr (kConfig.logits.gated) store_slopes(g, i / 8);
     }
@@ -436,7 +439,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       Floats2 l = {0.0F, 0.0F};
       if constexpr (!kConfig.fold_lse()) l = load_shared_8(offset + j * 32);
       Floats2 low = {0.0F, 0.0F};
-      if constexpr (kConfig.options.bias())
+      if constexpr (kConfig.shifts())
         low = load_shared_8(worker.shared.low(worker.rQ.slot) + worker.lane % 4 * 8 + j * 32);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -448,7 +451,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
         } else if constexpr (kConfig.fold_lse()) {
           a *= worker.args.scale_log2;
           b *= worker.args.scale_log2;
-        } else if constexpr (kConfig.options.bias()) {
+        } else if constexpr (kConfig.shifts()) {
           a = a + l.x - low.x;
           b = b + l.y - low.y;
         } else if constexpr (kConfig.logits.modified) {

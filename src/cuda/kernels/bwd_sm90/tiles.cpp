@@ -109,7 +109,7 @@ Config bwd_sm90_config(const Problem& p) {
   // ALiBi, and functions like it, from the start of the products on: raw scores are divided by the
   // scale. Above head dim 128 distances are subtracted from logits.
   const bool affine = std::max(p.head_dim, p.head_dim_v) <= 128 && p.softcap == 0.0 &&
-                      p.scale > 1e-30F && !biased &&
+                      p.scale > 1e-30F && !biased && !has_huge_constant(p) &&
                       (p.alibi_slopes.defined() != (p.score_affine != nullptr)) &&
                       (p.score_affine != nullptr || !p.score_function.defined());
   config.logits.modified =
@@ -117,6 +117,8 @@ Config bwd_sm90_config(const Problem& p) {
   config.logits.softcap = p.softcap != 0.0;
   config.logits.alibi = affine || p.alibi_slopes.defined();
   config.expressions.strip = !affine && strips_score(p);
+  // NOTE: packed sequences with what captured tensors add are taken at LSE's own accuracy.
+  config.expressions.shifts = config.expressions.shifts && !affine && !p.packed;
   config.sums.deterministic = p.deterministic;
   config.two_plane = bwd_tiles::is_small(p);
   config.lengths = sm90_lengths(p);
@@ -136,7 +138,7 @@ Config bwd_sm90_config(const Problem& p) {
   // What registers allow: bwd_sm90/README.md.
   const bool narrow = config.shape.block_m == 128;
   if (!config.gates()) config.shape.k_stages = 2;
-  if (biased && bwd_sm90::SharedPlan(config).bytes > bwd_sm90::SharedPlan::kRoom)
+  if (config.shifts() && bwd_sm90::SharedPlan(config).bytes > bwd_sm90::SharedPlan::kRoom)
     config.shape.k_stages = 1;
   // Fewer jobs, where the last chunk does not stand half empty: of packed sequences that of the
   // mean one.
@@ -146,7 +148,7 @@ Config bwd_sm90_config(const Problem& p) {
   // Of blocks as large as tiles too: at dim 64 the unit that also looks at bits of blocks took 5 %
   // less time where there was nothing to look at.
   if (p.block_list.defined()) config.lists = tile::Lists::parts;
-  if (maps_mask(p) && !config.two_plane) config.lists = tile::Lists::whole;
+  if (maps_mask(p) && !p.packed && !config.two_plane) config.lists = tile::Lists::whole;
   config.sums.split = bwd_sm90_parts(p, config) > 1 || bwd_sm90_sharers(p, config) > 1;
   return config;
 }

@@ -215,7 +215,7 @@ struct Worker {
       args.delta[base + row] = delta;
     }
     if (t < kConfig.shape.chunk_rows) {
-      if constexpr (kConfig.options.bias()) {
+      if constexpr (kConfig.shifts()) {
         const bool exists = first + t < queries_of<kConfig>(args, job);
         const i64 at =
             (static_cast<i64>(job.batch) * args.heads_q + job.head) * args.delta_rows + given + t;

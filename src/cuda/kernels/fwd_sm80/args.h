@@ -14,7 +14,8 @@ struct Config {
   int planes = 1;       ///< 2: an operand is the sum of two 16-bit planes (float32 accuracy)
   bool scaled = false;  ///< operands carry a scale factor per kScaleRows rows; O is float32 then
   int head_dim = 64;    ///< padded D
-  int head_dim_v = 64;  ///< padded Dv
+  int head_dim_v = 64;  ///< padded Dv, or a slice of it
+  int slices = 1;       ///< of padded Dv, one a launch
   int block_m = 128;    ///< B_r
   int block_n = 64;     ///< B_c
   int warps = 4;
@@ -26,13 +27,14 @@ struct Config {
   tile::PairKind pairs;     ///< a bias or a bool mask
   bool split = false;       ///< keys in parts: O and LSE of each part to float32 workspace
   bool dropout = false;
-  bool packed = false;            ///< sequences beside each other
-  bool paged = false;             ///< K and V through a page table
-  bool listed = false;            ///< a block list, not beside `split`
+  bool packed = false;                    ///< sequences beside each other
+  bool paged = false;                     ///< K and V through a page table
+  tile::Lists lists = tile::Lists::none;  ///< of tiles of keys, not beside `split`
   bool entry_keys = false;        ///< packed queries, whose keys are of batch entries: pages
   tile::Expressions expressions;  ///< with any, Args are Expressed
 
   constexpr bool ragged() const { return packed || paged; }  ///< Args are RaggedArgs
+  constexpr bool listed() const { return lists != tile::Lists::none; }
   bool operator==(const Config&) const = default;
 };
 

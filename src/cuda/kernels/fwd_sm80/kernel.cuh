@@ -41,11 +41,11 @@ struct Forward {
   static_assert(kRows % 16 == 0 && kKeys % 16 == 0);
   static_assert(!kConfig.scaled || kScaleRows % kBlockN == 0,
                 "one scale factor for the keys of a step");
-  static_assert(!kConfig.listed || !kConfig.split);
+  static_assert(!kConfig.listed() || !kConfig.split);
 
   using TileQ = SharedTile<kBlockM, kD, kPlanes>;
   using TileK = SharedTile<kBlockN, kD, kPlanes>;
-  using TileV = SharedTile<kBlockN, kDv, kPlanes>;
+  using TileV = SharedTile<kBlockN, kDv, kPlanes, kDv * kConfig.slices>;
   using Kept = KeptPairs<kConfig.dropout, false, kM, kN>;
   using Pairs = FragmentPairs<kConfig.pairs, false, kM, kN>;
   /// Q, then `stages` of K, then `stages` of V, then the pairs of each warp. O is staged where Q
@@ -225,12 +225,12 @@ struct Forward {
     }
     if constexpr (kConfig.pairs.any()) pairs().hide_from(S, corner(block), shown);
     // What a list shows whole no function cuts.
-    if constexpr (kConfig.expressions.mask != 0 && (kMasked || !kConfig.listed)) {
+    if constexpr (kConfig.expressions.mask != 0 && (kMasked || !kConfig.listed())) {
       apply_mask_function<kConfig.expressions.mask, false>(S, corner(block), *captures,
                                                            opaque(lane));
     }
     if constexpr (kMasked) mask_scores(S, diagonals, seq_k, warp_row(), warp_key(block), lane);
-    if constexpr (kMasked && kConfig.listed)
+    if constexpr (kMasked && kConfig.lists == Lists::parts)
       hide_unlisted<false>(S, args.lists, list(), warp_row(), warp_key(block));
     softmax_step<kBias>(S, rows, scale, [this](int r, float alpha) {
 #pragma unroll
@@ -328,7 +328,7 @@ struct Forward {
     }
   }
   __forceinline__ void run(const BlockRange& range) {
-    if constexpr (kConfig.listed) return run_listed();
+    if constexpr (kConfig.listed()) return run_listed();
     int block = range.end - 1;
     start(block);
     int stage = 0;

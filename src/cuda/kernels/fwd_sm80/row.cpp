@@ -86,8 +86,8 @@ double predict(const Problem& p, const Tile& tile, int bytes, int splits, const 
   // Between 64 and 96 the padding is computed too (dims 72 and 80 on an H200: 0.125 and 0.122 ms).
   const std::int64_t dims = p.head_dim + p.head_dim_v;
   const bool pads = std::max(p.head_dim, p.head_dim_v) > 64;
-  const double padded = static_cast<double>(host::padded(p.head_dim) + host::padded(p.head_dim_v));
-  const double pair_flops = 2.0 * std::max(kLeastDims, pads ? padded : static_cast<double>(dims));
+  const double pair_flops =
+      2.0 * std::max(kLeastDims, pads ? product_columns(p) : static_cast<double>(dims));
   const double keys = keys_computed(p, tile);
   host::Load load;
   load.flops = grid * tile.block_m * keys * pair_flops;
@@ -144,8 +144,7 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
         host::fills(full_tiles(p, tile), resident_blocks(tile, bytes, machine), machine);
     for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32}) {
       // Fewer than 64 keys a part do not pay for the merge.
-      const bool whole =
-          full || row.config != nullptr || tile.key_warps > 1 || p.block_list.defined();
+      const bool whole = full || row.config != nullptr || tile.key_warps > 1 || has_tile_lists(p);
       if (wanted > 1 && (whole || p.seq_k < std::int64_t{64} * wanted)) break;
       const std::int64_t keys = keys_per_split(p, tile.block_n, wanted);
       const int splits = wanted == 1 ? 1 : static_cast<int>(ceil_div(p.seq_k, keys));
@@ -213,11 +212,13 @@ Decided decide(const Problem& p, const Choice& choice, const Hardware& machine) 
 
 /// A list in tiles of rows and keys.
 TileListsMaker lists_of(const Problem& p, int block_m, int block_n) {
-  return {p, block_m, block_n, tile::Lists::parts};
+  return {p, block_m, block_n, mma_lists(p)};
 }
 
 Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& machine) {
-  std::string reason = host::refusal(given, machine, host::kTakes);
+  Takes takes = host::kTakes;
+  if (row.config != nullptr) takes.most_head_dim = 256;
+  std::string reason = host::refusal(given, machine, takes);
   if (reason.empty() && given.block_list.defined())
     reason = tile_lists_refusal(given, machine.shared_kib);
   if (!reason.empty()) return reason;
@@ -243,7 +244,7 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
     partial =
         static_cast<double>(cost.memory.back().bytes + cost.memory[cost.memory.size() - 2].bytes);
   }
-  if (p.block_list.defined())
+  if (has_tile_lists(p))
     lists_of(p, choice.tile->block_m, choice.tile->block_n).add_memory(cost.memory);
   const auto size = [](const Tensor& t) {
     return static_cast<double>(t.numel() * dtype_bytes(t.dtype));
@@ -263,7 +264,7 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
   if (operands.packs()) {
     cost.ms += host::kKernelMs + 1e-6 * operands.bytes() / machine.bandwidth_gbps;
   }
-  if (p.block_list.defined()) cost.ms += host::kKernelMs;
+  if (has_tile_lists(p)) cost.ms += host::kKernelMs;
   return Prepared{std::move(cost), remember(decide(p, choice, machine))};
 }
 
@@ -324,7 +325,7 @@ void run(const KernelRow& /*row*/, const Problem& given, const Context& context)
     fill_parts(args, p, splits, workspace);
     args.keys_per_split = decided.keys_per_split;
   }
-  if (config.listed) {
+  if (config.listed()) {
     TileListsMaker maker = lists_of(p, config.block_m, config.block_n);
     maker.take(workspace);
     maker.make(context.stream);
@@ -334,10 +335,13 @@ void run(const KernelRow& /*row*/, const Problem& given, const Context& context)
   const Kernel kernel = load_expressed(
       p, config, device, [min_blocks](const Config& c) { return unit(c, min_blocks); });
   const std::int64_t tiles = std::int64_t{args.order.blocks} * args.order.heads * splits;
-  const bool follows = operands.packs() || config.listed;
+  const bool follows = operands.packs() || config.listed();
   const Grid grid = follows ? host::following(tiles, device) : Grid{.x = tiles};
-  config.ragged() ? launch_expressed(p, kernel, grid, context.stream, ragged_args(args, p))
-                  : launch_expressed(p, kernel, grid, context.stream, args);
+  for (int slice = 0; slice < config.slices; ++slice) {
+    const Args own = slice_of(args, slice, config);
+    config.ragged() ? launch_expressed(p, kernel, grid, context.stream, ragged_args(own, p))
+                    : launch_expressed(p, kernel, grid, context.stream, own);
+  }
   if (config.split)
     combine_parts(p, static_cast<const float*>(args.o.data), args.lse, splits, context.stream);
 }

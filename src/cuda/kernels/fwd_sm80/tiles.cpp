@@ -6,6 +6,7 @@
 #include "cuda/host/common.h"
 #include "cuda/host/expressions.h"
 #include "cuda/jit/config_text.h"
+#include "cuda/kernels/rows/tile_lists.h"
 
 namespace tilewise::cuda::fwd_tiles {
 namespace {
@@ -30,6 +31,8 @@ constexpr Tile kPairs128[] = {{128, 64, 4, 1, false, 2, 405.0},
                               {16, 128, 4, 1, true, 2, 220.0, 4, 512}};
 constexpr Tile kTiles192[] = {{128, 64, 8, 2, false, 1, 310.0}, {64, 32, 4, 2, false, 2, 285.0}};
 constexpr Tile kTiles256[] = {{128, 64, 8, 2, false, 1, 330.0}, {64, 32, 4, 2, false, 2, 290.0}};
+// Above 256, of guessed speeds: no card has run them.
+constexpr Tile kTiles512[] = {{64, 32, 4, 1, false, 2, 250.0}, {32, 16, 2, 1, false, 2, 180.0}};
 // Two planes: every operand is twice as wide and every product three.
 constexpr Tile kPlanes32[] = {{128, 64, 4, 2, false, 2, 114.0}, {64, 64, 4, 2, false, 3, 102.0}};
 constexpr Tile kPlanes64[] = {{128, 64, 4, 1, false, 2, 145.0}, {64, 64, 4, 1, false, 3, 124.0}};
@@ -37,6 +40,8 @@ constexpr Tile kPlanes96[] = {{64, 64, 4, 1, false, 2, 122.0}};
 constexpr Tile kPlanes128[] = {{64, 64, 4, 1, false, 2, 126.0}};
 constexpr Tile kPlanes192[] = {{64, 32, 4, 1, false, 2, 107.0}};
 constexpr Tile kPlanes256[] = {{64, 16, 4, 1, false, 2, 90.0}};
+constexpr Tile kPlanes512[] = {
+    {64, 16, 4, 1, false, 1, 80.0}, {32, 16, 2, 1, false, 1, 50.0}, {16, 16, 1, 1, false, 1, 30.0}};
 // With expressions: warps of 16 rows leave them registers.
 constexpr Tile kExpressions64[] = {{64, 64, 4, 2, true, 3, 300.0},
                                    {16, 128, 4, 2, true, 4, 250.0, 4, 512}};
@@ -58,7 +63,12 @@ std::span<const Tile> tiles(const Problem& p, bool compares) {
   if (dim <= 128 && !planes && host::pair_kind(p).staged) return kPairs128;
   if (dim <= 128) return planes ? std::span<const Tile>(kPlanes128) : kTiles128;
   if (dim <= 192) return planes ? std::span<const Tile>(kPlanes192) : kTiles192;
-  return planes ? std::span<const Tile>(kPlanes256) : kTiles256;
+  if (dim <= 256) return planes ? std::span<const Tile>(kPlanes256) : kTiles256;
+  return planes ? std::span<const Tile>(kPlanes512) : kTiles512;
+}
+
+double product_columns(const Problem& p) {
+  return host::slices(p.head_dim_v) * host::padded(p.head_dim) + host::padded(p.head_dim_v);
 }
 
 /// As fwd_sm80/kernel.cuh lays it out.
@@ -76,7 +86,8 @@ Config make_config(const Problem& p, const Tile& tile, bool split, int limit_kib
                    .planes = form.planes,
                    .scaled = form.scaled,
                    .head_dim = host::padded(p.head_dim),
-                   .head_dim_v = host::padded(p.head_dim_v),
+                   .head_dim_v = host::padded(p.head_dim_v) / host::slices(p.head_dim_v),
+                   .slices = host::slices(p.head_dim_v),
                    .block_m = tile.block_m,
                    .block_n = tile.block_n,
                    .warps = tile.warps,
@@ -90,7 +101,7 @@ Config make_config(const Problem& p, const Tile& tile, bool split, int limit_kib
                    .dropout = drops(p),
                    .packed = p.packed,
                    .paged = host::reads_pages(p),
-                   .listed = p.block_list.defined(),
+                   .lists = split ? tile::Lists::none : mma_lists(p),
                    .entry_keys = p.packed && p.paged,
                    .expressions = expressions_of(p)};
   config.pairs.staged = config.pairs.staged && shared_bytes(config) <= limit_kib * 1024;
@@ -98,24 +109,36 @@ Config make_config(const Problem& p, const Tile& tile, bool split, int limit_kib
 }
 
 KernelUnit unit(const Config& c, int min_blocks) {
-  return {
-      .stem = "fwd_sm80",
-      .file = "fwd_sm80/kernel",
-      .config =
-          host::form_text({c.element, c.planes, c.scaled}) + number_text("head_dim", c.head_dim) +
-          number_text("head_dim_v", c.head_dim_v) + number_text("block_m", c.block_m) +
-          number_text("block_n", c.block_n) + number_text("warps", c.warps) +
-          number_text("key_warps", c.key_warps) + number_text("stages", c.stages) +
-          flag_text("q_in_registers", c.q_in_registers) + flag_text("positional", c.positional) +
-          flag_text("modified", c.modified) + host::pair_text(c.pairs) +
-          flag_text("split", c.split) + (c.dropout ? flag_text("dropout", true) : "") +
-          (c.packed ? flag_text("packed", true) : "") + (c.paged ? flag_text("paged", true) : "") +
-          (c.listed ? flag_text("listed", true) : "") +
-          (c.entry_keys ? flag_text("entry_keys", true) : "") + expressions_text(c.expressions),
-      .threads = c.warps * 32,
-      .min_blocks = min_blocks,
-      .shared_bytes = shared_bytes(c),
-      .args = c.ragged() ? "RaggedArgs" : "Args"};
+  return {.stem = "fwd_sm80",
+          .file = "fwd_sm80/kernel",
+          .config =
+              host::form_text({c.element, c.planes, c.scaled}) +
+              number_text("head_dim", c.head_dim) + number_text("head_dim_v", c.head_dim_v) +
+              (c.slices > 1 ? number_text("slices", c.slices) : "") +
+              number_text("block_m", c.block_m) + number_text("block_n", c.block_n) +
+              number_text("warps", c.warps) + number_text("key_warps", c.key_warps) +
+              number_text("stages", c.stages) + flag_text("q_in_registers", c.q_in_registers) +
+              flag_text("positional", c.positional) + flag_text("modified", c.modified) +
+              host::pair_text(c.pairs) + flag_text("split", c.split) +
+              (c.dropout ? flag_text("dropout", true) : "") +
+              (c.packed ? flag_text("packed", true) : "") +
+              (c.paged ? flag_text("paged", true) : "") +
+              (c.listed() ? enum_text("lists", "tilewise::tile::Lists", c.lists) : "") +
+              (c.entry_keys ? flag_text("entry_keys", true) : "") + expressions_text(c.expressions),
+          .threads = c.warps * 32,
+          .min_blocks = min_blocks,
+          .shared_bytes = shared_bytes(c),
+          .args = c.ragged() ? "RaggedArgs" : "Args"};
+}
+
+fwd_sm80::Args slice_of(fwd_sm80::Args args, int slice, const Config& config) {
+  const int first = slice * config.head_dim_v;
+  const bool floats = config.split || config.scaled;
+  args.v.data = static_cast<unsigned short*>(args.v.data) + first;
+  args.cols_v = std::clamp(args.cols_v - first, 0, config.head_dim_v);
+  args.head_dim_v = std::clamp(args.head_dim_v - first, 0, config.head_dim_v);
+  args.o.data = static_cast<char*>(args.o.data) + first * args.o.stride_d * (floats ? 4 : 2);
+  return args;
 }
 
 }  // namespace tilewise::cuda::fwd_tiles

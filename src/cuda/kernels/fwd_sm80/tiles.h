@@ -24,9 +24,15 @@ struct Tile {
 /// The tiles of a head dim, best first. `compares`: those of seed 004.
 std::span<const Tile> tiles(const Problem& p, bool compares = false);
 
+/// Columns of Q and of V whose products a launch takes. Each slice of V works out the scores anew.
+double product_columns(const Problem& p);
+
 int shared_bytes(const Config& config);
 /// `limit_kib`: of shared memory. Pairs that do not fit there are read from memory.
 Config make_config(const Problem& p, const Tile& tile, bool split, int limit_kib);
 KernelUnit unit(const Config& config, int min_blocks);
+
+/// The arguments of a slice of V and O. Each slice writes LSE, always the same.
+fwd_sm80::Args slice_of(fwd_sm80::Args args, int slice, const Config& config);
 
 }  // namespace tilewise::cuda::fwd_tiles

@@ -162,8 +162,8 @@ struct Consumer {
     }
   }
 
-  /// The thread's first kCount scores; `half`: those begin there.
-  template <bool kMasked, int kCount = kScores, bool kPreset = false>
+  /// The thread's first kCount scores; `half`: those begin there. kLifts: see add_bias.
+  template <bool kMasked, int kCount = kScores, bool kPreset = false, bool kLifts = true>
   __forceinline__ void adjust_scores(int block, int half = 0) {
     const int first = group_query();
     if constexpr (kListed<kConfig>) block = tile_k;
@@ -173,7 +173,8 @@ struct Consumer {
     const int shift = keys<kConfig>(args, tile) - queries<kConfig>(args, tile);
     const int high = diagonals<kConfig>(args, tile).high;
     scores.template modify<kMasked, kCount, kPreset>(args, of, shift, high, column, lane);
-    if constexpr (kConfig.options.bias()) add_bias<kConfig>(*this, block);
+    if constexpr (kConfig.options.bias())
+      add_bias<kConfig, kLifts || Scores<kConfig>::kCalls>(*this, block);
     if constexpr (kConfig.expressions.any()) {
       // Of a block list, what is not masked is full: no mask applies there.
       scores.template apply_expressions<kMasked || !kListed<kConfig>>(
@@ -267,6 +268,7 @@ struct Consumer {
       trusted_step<kMasked>(block);
     } else {
       release_k();
+      if constexpr (kConfig.options.bias()) finish_step_values();  // lifts take their registers
       bool trusted = false;
       if constexpr (kModification == Modification::softcap && kConfig.trusts_maxima() && !kMasked) {
         trusted = scores.trusted_softcap(args);
@@ -275,7 +277,7 @@ struct Consumer {
         adjust_scores<kMasked, kScores, kPresets>(block);
       }
       if (!trusted) scores.template softmax<false>(args);
-      finish_step_values();
+      if constexpr (!kConfig.options.bias()) finish_step_values();
       // P may be packed only now: the products that just ended read it. So may O be scaled.
       if (!trusted) rescale_o();
       pack_p();
@@ -285,14 +287,14 @@ struct Consumer {
   /// The softmax of a block without a search for its maxima, K kept until P is known to hold.
   template <bool kMasked>
   __forceinline__ void trusted_step(int block) {
-    trusted_exponentials<kScores>([&] { adjust_scores<kMasked, kScores, kPresets>(block); },
+    trusted_exponentials<kScores>([&] { adjust_scores<kMasked, kScores, kPresets, false>(block); },
                                   [&] { adjust_scores<kMasked>(block); }, [&] { pack_p(); });
   }
-  /// P of the thread's first kCount scores. `adjust` makes them of the product, `again` of the
-  /// product made once more, `pack` the operand.
+  /// P of the thread's first kCount scores. `adjust` makes them of the product, `again` of one made
+  /// once more, beside a bias also where maxima are searched for, `pack` the operand.
   template <int kCount, class Adjust, class Again, class Pack>
   __forceinline__ void trusted_exponentials(Adjust adjust, Again again, Pack pack) {
-    adjust();
+    if constexpr (!kConfig.options.bias()) adjust();
     bool searches = kConfig.expressions.score != 0 && scores.outgrown > scores.kMostOutgrown;
     if constexpr (kModification == Modification::alibi) searches |= scores.nears;
     // Rows that have seen nothing yet have no maximum to trust.
@@ -300,6 +302,7 @@ struct Consumer {
       searches |= __any_sync(~0U, !(fmaxf(fabsf(scores.m[0]), fabsf(scores.m[1])) <= kHugeMaximum));
     bool holds = false;
     if (!searches) {
+      if constexpr (kConfig.options.bias()) adjust();
       holds = scores.template trusted_softmax<kCount>(args);
       if constexpr (kConfig.schedule.values_first)
         pack();  // beside the exponentials: no branch between
@@ -310,9 +313,10 @@ struct Consumer {
     if (!holds) {
       if (!searches) {
         recompute_scores();
-        again();
+        if constexpr (!kConfig.options.bias()) again();
         if constexpr (kConfig.expressions.score != 0) ++scores.outgrown;
       }
+      if constexpr (kConfig.options.bias()) again();
       scores.template softmax<false, false, kCount>(args);
       scale_o();
       if constexpr (kConfig.schedule.values_first) pack();

@@ -94,12 +94,13 @@ __forceinline__ auto bias_block(const Consumer& c) {
                                                                  place, c.lane};
 }
 /// (F3) The bias of a block: raw scores become logits in the log2 domain, as far as modify() has
-/// not made them so.
-template <Config kConfig, class Consumer>
+/// not made them so. kLifts: of BiasBlock.
+template <Config kConfig, bool kLifts, class Consumer>
 __forceinline__ void add_bias(Consumer& c, int n) {
-  const bool scaled = c.args.cap_log2 != 0.0F || c.scores.slope != 0.0F;
-  bias_block<kConfig>(c).add_to(c.scores.rS, scaled ? 1.0F : c.args.scale_log2,
-                                pair_corner<kConfig>(c, n));
+  const bool scaled = Consumer::kModification == Modification::general &&
+                      (c.args.cap_log2 != 0.0F || c.scores.slope != 0.0F);
+  bias_block<kConfig>(c).template add_to<kLifts>(c.scores.rS, scaled ? 1.0F : c.args.scale_log2,
+                                                 pair_corner<kConfig>(c, n));
 }
 
 /// What a block needs beside its operands, asked for ahead of its products.

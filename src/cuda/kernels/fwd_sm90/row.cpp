@@ -253,7 +253,8 @@ void add_fwd_sm90_option_units(std::vector<PackUnit>& units, int arch) {
     const auto add = [&](const Problem& p) {
       const auto tiles = sm90_tiles(p);
       // A bias is staged for blocks of 128 keys.
-      const Sm90Tile& tile = p.bias.defined() && tiles[0].shape.block_n != 128 ? tiles[1] : tiles[0];
+      const Sm90Tile& tile =
+          p.bias.defined() && tiles[0].shape.block_n != 128 ? tiles[1] : tiles[0];
       units.push_back({.unit = optioned_unit(fwd_sm90_unit(sm90_config(p, tile, false))),
                        .row = kFlashForwardSm90.name,
                        .instruction = "wgmma.mma_async",

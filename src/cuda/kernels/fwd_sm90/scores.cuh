@@ -46,11 +46,12 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   static constexpr int kScores = kBlockN / 2;  ///< of a thread
   static constexpr Modification kModification = kConfig.modification;
   static constexpr Expressions kExpressions = kConfig.expressions;
-  static constexpr bool kInLog2 = kModification == Modification::general;
+  static constexpr bool kInLog2 = kModification == Modification::general || kConfig.options.bias();
   static constexpr bool kAddsAlibi = kModification == Modification::alibi;
   /// A score function that is asked for every pair.
   static constexpr bool kCalls = kExpressions.score != 0 && !kAddsAlibi;
-  static_assert(!kConfig.options.bias() || kInLog2);
+  static_assert(!kConfig.options.bias() || kModification == Modification::none ||
+                kModification == Modification::general);
   float rS[kBlockN / 2];
   float m[2], l[2],
       alpha[2];        ///< reference maximum (log2 domain), sum, what O is scaled by

@@ -109,7 +109,8 @@ constexpr int kLeastBoxRows = 4;
 constexpr double kPackGain = 0.9;
 
 Modification modification(const Problem& p) {
-  if (p.bias.defined()) return Modification::general;  // added to logits in the log2 domain
+  if (p.bias.defined() && (host::is_modified(p) || p.score_function.defined()))
+    return Modification::general;  // a bias is added to logits in the log2 domain
   if (!host::is_modified(p))
     return p.score_affine != nullptr ? Modification::alibi : Modification::none;
   // What a score function takes is worked out in the general way.
@@ -358,7 +359,8 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   schedule.chain_tiles = good.chain_tiles && !split && dense && !config.pack_heads &&
                          config.mask != Mask::both && (!masked || p.seq_k <= kShortKeys);
   const bool plain = dense && !config.pack_heads && !split;
-  const bool unmodified = config.modification == Modification::none && !config.expressions.any();
+  const bool unmodified =
+      config.modification == Modification::none && !config.expressions.any() && !p.bias.defined();
   // Functions of masked tiles spill then.
   const bool adds = config.modification == Modification::alibi ||
                     (config.modification == Modification::none && config.expressions.mask == 0 &&

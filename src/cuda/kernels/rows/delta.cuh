@@ -89,11 +89,14 @@ __forceinline__ void kernel(const AnyArgs& any) {
   if (exists()) {
     const i64 o = b * args.o.stride_b + h * args.o.stride_h + i * args.o.stride_s;
     const i64 d_o = b * args.d_o.stride_b + h * args.d_o.stride_h + i * args.d_o.stride_s;
-    if (8 * lane < args.head_dim_v) {
+    constexpr int kSteps = (kConfig.head_dim_v + 8 * kLanes - 1) / (8 * kLanes);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int d = 8 * (lane + step * kLanes);
+      if (d >= args.head_dim_v) break;
       float x[8], y[8];
-      read<kConfig.type>(x, args.o.data, o, args.o.stride_d, 8 * lane, args.head_dim_v,
-                         args.vectors);
-      read<kConfig.type>(y, args.d_o.data, d_o, args.d_o.stride_d, 8 * lane, args.head_dim_v,
+      read<kConfig.type>(x, args.o.data, o, args.o.stride_d, d, args.head_dim_v, args.vectors);
+      read<kConfig.type>(y, args.d_o.data, d_o, args.d_o.stride_d, d, args.head_dim_v,
                          args.vectors);
 #pragma unroll
       for (int e = 0; e < 8; ++e) sum += x[e] * y[e], size += fabsf(x[e]);

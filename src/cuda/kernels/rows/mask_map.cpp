@@ -19,12 +19,20 @@ namespace {
 constexpr std::int64_t kLeastLength = 512;
 /// Bits of a row in shared memory.
 constexpr std::int64_t kMostKeys = std::int64_t{1} << 21;
+/// Lists of packed sequences have the rows of the longest one: rows at most, for each there is.
+constexpr std::int64_t kMostIdle = 4;
+
+/// With `deterministic` a sequence's tiles come in an order that no other sequence decides, and
+/// whether there is a map decides it.
+bool maps_sequences(const Problem& p) {
+  return !p.deterministic && p.batch * p.seq_q <= kMostIdle * p.total_q;
+}
 
 }  // namespace
 
 bool maps_mask(const Problem& p) {
-  return p.mask_function.defined() && !p.block_list.defined() && !p.packed && !p.paged &&
-         !p.mask.defined() && p.seq_q >= kLeastLength && p.seq_k >= kLeastLength &&
+  return p.mask_function.defined() && !p.block_list.defined() && !p.paged && !p.mask.defined() &&
+         (!p.packed || maps_sequences(p)) && p.seq_q >= kLeastLength && p.seq_k >= kLeastLength &&
          p.seq_k <= kMostKeys &&
          p.batch * p.heads_q * ceil_div(p.seq_q, 64) < std::int64_t{1}
                                                            << tile_lists::OrderArgs::kClassBits;

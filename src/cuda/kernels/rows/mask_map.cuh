@@ -8,6 +8,7 @@
 #pragma once
 
 #include "cuda/kernels/rows/mask_map_args.h"
+#include "cuda/kernels/rows/tile_lists.cuh"
 #include "cuda/tile/copy.cuh"
 #include "cuda/tile/expression_ranges.cuh"
 
@@ -19,7 +20,7 @@ template <Config kConfig>
 struct Row {
   using Function = MaskFunction<kConfig.expressions.mask>;
   using Ranges = MaskRanges<kConfig.expressions.mask>;
-  static constexpr int kColumns = kConfig.tile_k / 32;  ///< of a lane
+  static constexpr int kColumns = (kConfig.tile_k + 31) / 32;  ///< of a lane
   const Args& args;
   const Captures& captures;
   const int lane;
@@ -32,17 +33,14 @@ struct Row {
   __forceinline__ Row(const Args& a, const Captures& t, int list, int row, int lane_)
       : args(a), captures(t), lane(lane_) {
     const int batch = list / args.list_heads;
+    const tile_lists::Lengths of = tile_lists::lengths_of(args, batch);
     first_query = row * kConfig.tile_q;
-    last_query = min(first_query + kConfig.tile_q, args.seq_q) - 1;
-    keys = args.seq_k;
-    low = args.low;
-    high = args.high;
-    if (args.key_lengths != nullptr) {
-      keys = min(max(args.key_lengths[batch * args.key_lengths_b], 0), args.seq_k);
-      low += keys - args.seq_q;
-      high = min(high + keys - args.seq_q, args.top);
-    }
-    place = {batch, list - batch * args.list_heads, args.seq_q, keys};
+    last_query = min(first_query + kConfig.tile_q, of.queries) - 1;
+    // Rows behind a packed sequence see nothing.
+    keys = first_query > last_query ? 0 : of.keys;
+    low = of.low;
+    high = of.high;
+    place = {batch, list - batch * args.list_heads, of.queries, keys};
     if (keys == 0) return;  // functions are asked for pairs alone
     uniform = Function::uniform(place, captures);
     rows = Ranges::Row::of(row_part(lane));

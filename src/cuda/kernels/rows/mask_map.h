@@ -8,7 +8,7 @@
 namespace tilewise::cuda {
 
 /// True where kernels of tiles take a list that mask_map makes: a mask function without a list of
-/// the caller's, in dense sequences that have many tiles.
+/// the caller's, in sequences that have many tiles.
 bool maps_mask(const Problem& problem);
 
 /// The kernel for tiles of this size, compiled where that is needed.

@@ -7,8 +7,8 @@
 namespace tilewise::mask_map {
 
 struct Config {
-  int tile_q = 128;         ///< queries of a tile, 64 or 128
-  int tile_k = 128;         ///< keys of a tile, a multiple of 32
+  int tile_q = 128;         ///< queries of a tile, a power of two
+  int tile_k = 128;         ///< keys of a tile, 16 or a multiple of 32
   int shared_bytes = 1024;  ///< a power of two
   tile::Expressions expressions = {.score = 0, .mask = 1};
 

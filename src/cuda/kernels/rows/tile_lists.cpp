@@ -90,6 +90,11 @@ tile::Lists tile_lists_kind(const Problem& p, int tile_q, int tile_k) {
   return whole ? tile::Lists::whole : tile::Lists::parts;
 }
 
+tile::Lists mma_lists(const Problem& p) {
+  if (!has_tile_lists(p)) return tile::Lists::none;
+  return p.block_list.defined() ? tile::Lists::parts : tile::Lists::whole;
+}
+
 double listed_pairs(const Problem& p) {
   const BlockList& list = p.block_list;
   const auto all =

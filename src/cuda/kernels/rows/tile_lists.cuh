@@ -15,6 +15,26 @@ namespace tilewise::tile_lists {
 
 using namespace tile;
 
+/// Lengths of an entry, and which pairs its positions show.
+struct Lengths {
+  int queries, keys, low, high;
+};
+__forceinline__ Lengths lengths_of(const Args& args, int batch) {
+  Lengths of{args.seq_q, args.seq_k, args.low, args.high};
+  const bool packed = args.queries.offsets != nullptr;
+  if (packed) of.queries = min(sequence_at(args.queries, batch).length, args.seq_q);
+  if (args.keys.offsets != nullptr) {
+    of.keys = min(sequence_at(args.keys, batch).length, args.seq_k);
+  } else if (args.key_lengths != nullptr) {
+    of.keys = min(max(args.key_lengths[batch * args.key_lengths_b], 0), args.seq_k);
+  }
+  if (packed || args.key_lengths != nullptr) {
+    of.low += of.keys - of.queries;
+    of.high = min(of.high + of.keys - of.queries, args.top);
+  }
+  return of;
+}
+
 template <Config kConfig>
 struct Row {
   const Args& args;
@@ -32,21 +52,11 @@ struct Row {
     const int batch = list / args.list_heads;
     first_block = row * kConfig.tile_q >> args.shift_q;
     blocks = min(block_rows(kConfig.tile_q, args.shift_q), args.query_blocks - first_block);
-    queries = args.seq_q;
-    keys = args.seq_k;
-    low = args.low;
-    high = args.high;
-    const bool packed = args.queries.offsets != nullptr;
-    if (packed) queries = min(sequence_at(args.queries, batch).length, args.seq_q);
-    if (args.keys.offsets != nullptr) {
-      keys = min(sequence_at(args.keys, batch).length, args.seq_k);
-    } else if (args.key_lengths != nullptr) {
-      keys = min(max(args.key_lengths[batch * args.key_lengths_b], 0), args.seq_k);
-    }
-    if (packed || args.key_lengths != nullptr) {
-      low += keys - queries;
-      high = min(high + keys - queries, args.top);
-    }
+    const Lengths of = lengths_of(args, batch);
+    queries = of.queries;
+    keys = of.keys;
+    low = of.low;
+    high = of.high;
   }
 
   /// The bits of what the caller lists.

@@ -1,0 +1,109 @@
+"""tools/suites: where peers' files come from, what is drawn of them and how it is counted."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+sys.path[:0] = [str(TOOLS), str(TOOLS / "suites" / "shims")]
+
+from flash_attn.layers.rotary import apply_rotary_emb  # noqa: E402
+from suites import sources  # noqa: E402
+
+FILE = """
+import pytest
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.17])
+@pytest.mark.parametrize("seqlen_q, seqlen_k", [(3, 4), (5, 4), (9000, 9000)])
+def test_flash_attn_output(dropout_p, seqlen_q, seqlen_k):
+    assert (seqlen_q, dropout_p) != (5, 0.0), f"off by {seqlen_q}"
+
+@pytest.mark.parametrize("seqlen_q", range(200))
+def test_many(seqlen_q):
+    if seqlen_q % 2:
+        pytest.skip()
+"""
+
+
+def test_draws_and_counts(tmp_path: Path) -> None:
+    """Large problems are not drawn on a CPU; what the contract leaves out is not run."""
+    (tmp_path / "test_it.py").write_text(FILE)
+    environment = {
+        "SUITE_RULES": "flash_attention",
+        "SUITE_DRAW": "30",
+        "SUITE_SEED": "1",
+        "SUITE_RECORD": str(tmp_path / "record.json"),
+        "SUITE_DEVICE": "cpu",
+        "PYTHONPATH": str(TOOLS),
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "suites.plugin", str(tmp_path)]
+    command += ["-p", "no:cacheprovider", f"--rootdir={tmp_path}"]
+    subprocess.run(command, env=os.environ | environment, capture_output=True, check=False)
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert record["combinations"] == 206
+    assert list(record["outside"].values()) == [2]  # with dropout, of 3 and 5 queries
+    assert record["failed"] == {"AssertionError: off by N": 1}
+    assert record["failures"] == ["test_it.py::test_flash_attn_output[5-4-0.0]"]
+    assert record["drawn"] == 34
+    assert record["passed"] + record["skipped"] == 31 and record["skipped"] > 5
+
+
+def test_the_pinned_state_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a repository at hand; its newest where it lacks the state; a plain folder as it is."""
+    monkeypatch.setattr(sources, "BUILD", tmp_path / "build")
+    place = tmp_path / "peer"
+    place.mkdir()
+
+    def git(*arguments: str) -> str:
+        command = [
+            "git",
+            "-C",
+            str(place),
+            "-c",
+            "user.name=a",
+            "-c",
+            "user.email=a@b.c",
+            *arguments,
+        ]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init", "--quiet")
+    for text in ("old", "new"):
+        (place / "test.py").write_text(text)
+        git("add", "test.py")
+        git("commit", "--quiet", "-m", text)
+        git("tag", text)
+    for ref, wanted in (("old", "old"), ("new", "new"), ("no-such", "new")):
+        source = sources.Source("owner", "peer", ref, ("*.py",))
+        found = sources.fetch(source, tmp_path)
+        assert (found.folder / "test.py").read_text() == wanted
+        assert found.commit == git("rev-parse", wanted)
+    plain = tmp_path / "places" / "peer"
+    plain.mkdir(parents=True)
+    (plain / "test.py").write_text("plain")
+    found = sources.fetch(source, plain.parent)
+    assert found.commit == "" and (found.folder / "test.py").read_text() == "plain"
+    with pytest.raises(SystemExit, match="holds no peer"):
+        sources.fetch(source, tmp_path / "build")
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotary_is_a_turn(interleaved: bool) -> None:
+    """Of complex numbers, by the angle of the position."""
+    x = torch.randn(2, 5, 3, 12, dtype=torch.float64)
+    angle = torch.randn(20, 4, dtype=torch.float64)
+    offsets = torch.tensor([3, 11])
+    got = apply_rotary_emb(x, angle.cos(), angle.sin(), interleaved, offsets)
+    at = offsets[:, None] + torch.arange(5)
+    turn = torch.polar(torch.ones(()).double(), angle[at])[:, :, None]
+    real, imaginary = (x[..., 0:8:2], x[..., 1:8:2]) if interleaved else (x[..., :4], x[..., 4:8])
+    turned = torch.complex(real, imaginary) * turn
+    parts = (turned.real, turned.imag)
+    wanted = torch.stack(parts, -1).flatten(-2) if interleaved else torch.cat(parts, -1)
+    torch.testing.assert_close(got[..., :8], wanted, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(got[..., 8:], x[..., 8:])

@@ -1,0 +1,1 @@
+"""Peers' own test suites, fetched, adapted in build/ and run on Tilewise: `./tw peers-suites`."""

@@ -1,0 +1,134 @@
+"""Runs peers' own tests on Tilewise: `./tw peers-suites [SUITE...]`.
+
+They are fetched at pinned states and adapted in build/peers-suites: nothing of them is the
+project's. Of each test function some combinations of its parameters are drawn; what the contract
+leaves out is counted apart, with the reason. Exits 1 when a suite passes less than 99 % of what
+the contract covers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from . import sources
+
+HERE = Path(__file__).resolve().parent
+SUITES = {
+    "flash-attention": "flash_attention",
+    "attention-gym": "attention_gym",
+    "torch-samples": "torch_samples",
+    "torch-sdpa": "torch_sdpa",
+}
+ENOUGH = 0.99  # of what the contract covers
+
+
+def run_suite(name: str, options: argparse.Namespace, device: str) -> dict[str, Any]:
+    rules = importlib.import_module(f"suites.{SUITES[name]}")
+    into = sources.BUILD / name
+    shutil.rmtree(into, ignore_errors=True)
+    into.mkdir(parents=True)
+    fetched = None
+    if rules.SOURCE is not None:
+        fetched = sources.fetch(rules.SOURCE, options.places)
+    made = rules.adapt(fetched, into, device)
+    record = into / "record.json"
+    environment = {
+        "SUITE_RULES": SUITES[name],
+        "SUITE_DRAW": str(options.draw),
+        "SUITE_SEED": str(options.seed),
+        "SUITE_RECORD": str(record),
+        "SUITE_DEVICE": device,
+        "SUITE_FETCHED": str(fetched.folder) if fetched else "",
+        "PYTHONPATH": os.pathsep.join(
+            [str(HERE / "shims"), str(into), str(HERE.parent), *filter(None, sys.path)]
+        ),
+    }
+    command = [sys.executable, "-m", "pytest", str(made), "-q", "-p", "suites.plugin"]
+    command += ["-p", "no:cacheprovider", "--tb=short", "-W", "ignore", f"--rootdir={into}"]
+    if options.filter:
+        command += ["-k", options.filter]
+    started = time.monotonic()
+    with (into / "log").open("w") as log:
+        subprocess.run(command, env=os.environ | environment, stdout=log, stderr=log, check=False)
+    if not record.exists():
+        sys.exit(f"peers-suites: {name} could not be run:\n{(into / 'log').read_text()[-2000:]}")
+    found = json.loads(record.read_text())
+    state = {"of": f"{rules.SOURCE.owner}/{rules.SOURCE.name}"} if rules.SOURCE else {}
+    if fetched:
+        state |= {"ref": rules.SOURCE.ref, "commit": fetched.commit}
+    return state | found | {"seconds": round(time.monotonic() - started)}
+
+
+def share(suite: dict[str, Any]) -> float:
+    """Of the tests that the contract covers and that did not skip themselves, those that pass."""
+    ran = suite["passed"] + sum(suite["failed"].values())
+    return suite["passed"] / ran if ran else 0.0
+
+
+def tell(name: str, suite: dict[str, Any]) -> None:
+    ran = suite["passed"] + sum(suite["failed"].values())
+    print(
+        f"{name}: {suite['passed']} of {ran} pass ({100 * share(suite):.1f} %); "
+        f"{suite['drawn']} drawn of {suite['combinations']}, "
+        f"{sum(suite['outside'].values())} outside the contract, "
+        f"{suite['skipped']} skip themselves; {suite['seconds']} s"
+    )
+    for why, count in suite["failed"].items():
+        print(f"  {count:4} {why}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="./tw peers-suites", description=__doc__)
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(SUITES)}")
+    parser.add_argument(
+        "--from",
+        dest="places",
+        type=Path,
+        metavar="DIR",
+        help="take the repositories from DIR/NAME instead of fetching them",
+    )
+    parser.add_argument("--draw", type=int, default=40, help="combinations of a test function")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("-k", dest="filter", help="tests whose name matches, as pytest's -k")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=sources.BUILD / "peers-suites.json",
+        help="counts of these suites are put into this file, beside others that stand there",
+    )
+    options = parser.parse_args()
+    for name in options.suites:
+        if name not in SUITES:
+            parser.error(f"no such suite: {name}")
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    document = json.loads(options.output.read_text()) if options.output.exists() else {}
+    document |= {
+        "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
+        "torch": torch.__version__,
+    }
+    document.setdefault("suites", {})
+    failures = 0
+    for name in options.suites or SUITES:
+        suite = run_suite(name, options, device)
+        tell(name, suite)
+        failures += share(suite) < ENOUGH
+        document["suites"][name] = suite | {"draw": options.draw, "seed": options.seed}
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(document, indent=1) + "\n")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
