@@ -48,10 +48,10 @@ __forceinline__ void kernel(const AnyArgs& any) {
     if constexpr (kConfig.shape.warpgroups > 1) give_registers<registers<kConfig>().producer>();
     if (kConfig.paged() || threadIdx.x < (kConfig.lists == Lists::parts ? 32 : 1)) {
       if constexpr (kConfig.paged()) {
-        PagedProducer<kConfig> producer{args, shared};
+        PagedProducer<kConfig> producer{{args, shared}};
         producer.run();
       } else if constexpr (kListed<kConfig>) {
-        ListProducer<kConfig, typename WalkOf<kConfig>::Type> producer{args, shared};
+        ListProducer<kConfig, typename WalkOf<kConfig>::Type> producer{{args, shared}};
         producer.run();
       } else {
         Producer<kConfig> producer{args, shared};

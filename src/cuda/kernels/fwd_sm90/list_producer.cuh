@@ -13,16 +13,15 @@ namespace tilewise::fwd_sm90 {
 using namespace tile;
 
 template <Config kConfig, class Walk>
-struct ListProducer {
-  using Plain = Producer<kConfig>;
+struct ListProducer : Producer<kConfig> {
+  using Base = Producer<kConfig>;
+  using Base::args, Base::asked, Base::head_k, Base::rK, Base::rQ, Base::rV, Base::shared,
+      Base::tile;
   static constexpr bool kApart = kConfig.lists == Lists::parts;
   static constexpr bool kPacked = kConfig.lengths == Lengths::packed;
   /// parts: tiles of keys that are copied ahead of Q, whose place the slowest warpgroup may hold
   /// for long. No more than there are stages, or nobody would free one.
   static constexpr int kBeforeQ = (kConfig.shape.value_stages + 1) / 2;
-  const Args& args;
-  const Shared<kConfig> shared;
-  Plain plain{args, shared};  ///< tiles, Q, rings
   const int lane = kApart ? static_cast<int>(threadIdx.x) : 0;
   Walk walk;          ///< along the tile's row of its list, or rows
   int listed = 0;     ///< tiles of keys in it; apart: whether there is one
@@ -78,8 +77,8 @@ struct ListProducer {
     const int list = entry / of.tiles;
     after.block = entry - list * of.tiles;
     const int bh = of.list_h == 0   ? (of.list_b == 0 ? nth : list * of.heads + nth)
-                   : of.list_b == 0 ? nth * of.heads + list
-                                    : list;
+                     : of.list_b == 0 ? nth * of.heads + list
+                                      : list;
     after.batch = bh / of.heads;
     after.head = bh - after.batch * of.heads;
     walk_after.find(of, list, after.block, lane);
@@ -87,7 +86,7 @@ struct ListProducer {
   /// One step towards the tile after number `index`.
   __forceinline__ void look_ahead(int index) {
     if (stage == kUnknown) {
-      if (lane == 0) plain.asked = plain.ask(index);
+      if (lane == 0) asked = this->ask(index);
       stage = kAsked;
     } else if (stage == kAsked) {
       next_index = lane == 0 ? answer() : 0;
@@ -100,22 +99,22 @@ struct ListProducer {
     }
   }
   __forceinline__ int answer() const {
-    if constexpr (!kConfig.schedule.dynamic) return static_cast<int>(plain.asked);
-    return tile::answer(args.counter, plain.asked, tiles());
+    if constexpr (!kConfig.schedule.dynamic) return static_cast<int>(asked);
+    return tile::answer(args.counter, asked, tiles());
   }
 
   __forceinline__ void announce(Ring<2>& slots) const {
     const int s = static_cast<int>(slots.slot);
     if (lane == 0) {
       mbarrier_wait(shared.tile_empty(s), slots.parity ^ 1);
-      store_shared_4(shared.slot(s), static_cast<u32>(plain.tile.block));
-      store_shared_4(shared.slot(s) + 4, static_cast<u32>(plain.tile.batch));
-      store_shared_4(shared.slot(s) + 8, static_cast<u32>(plain.tile.head));
+      store_shared_4(shared.slot(s), static_cast<u32>(tile.block));
+      store_shared_4(shared.slot(s) + 4, static_cast<u32>(tile.batch));
+      store_shared_4(shared.slot(s) + 8, static_cast<u32>(tile.head));
       store_shared_4(shared.slot(s) + 12, static_cast<u32>(listed));
       if constexpr (kConfig.lengths != Lengths::dense) {
-        store_shared_4(shared.slot(s) + 16, static_cast<u32>(plain.tile.seq_q));
-        store_shared_4(shared.slot(s) + 20, static_cast<u32>(plain.tile.seq_k));
-        store_shared_4(shared.slot(s) + 24, static_cast<u32>(plain.tile.q_begin));
+        store_shared_4(shared.slot(s) + 16, static_cast<u32>(tile.seq_q));
+        store_shared_4(shared.slot(s) + 20, static_cast<u32>(tile.seq_k));
+        store_shared_4(shared.slot(s) + 24, static_cast<u32>(tile.q_begin));
       }
       if constexpr (!kApart) store_shared_4(shared.slot(s) + 28, static_cast<u32>(walk.whole));
       mbarrier_arrive(shared.tile_full(s));  // releases the stores to the consumers that wait
@@ -123,29 +122,29 @@ struct ListProducer {
     slots.advance();
   }
   __forceinline__ void load_all_q() const {
-    for (int w = 0; w < kConfig.shape.warpgroups && lane == 0; ++w) plain.load_q(w);
+    for (int w = 0; w < kConfig.shape.warpgroups && lane == 0; ++w) this->load_q(w);
   }
   /// K of tile `block` of the keys, and which that is.
   __forceinline__ void load_k(int block) {
-    const int s = static_cast<int>(plain.rK.slot);
-    mbarrier_wait(shared.k_empty(s), plain.rK.parity ^ 1);
+    const int s = static_cast<int>(rK.slot);
+    mbarrier_wait(shared.k_empty(s), rK.parity ^ 1);
     store_shared_4(shared.listed(s), static_cast<u32>(block));
     mbarrier_expect(shared.k_full(s), Shared<kConfig>::kPlan.k_stage);
-    plain.load_rows(&args.k, shared.k(s), shared.k_full(s), Plain::kPanels, block);
-    plain.rK.advance();
+    this->load_rows(&args.k, shared.k(s), shared.k_full(s), Base::kPanels, block);
+    rK.advance();
   }
   /// K and V of a tile of keys, and what it is to the rows: a panel a lane, so that one instruction
   /// does for all of them what would take as long for each. A tile of 64 keys lasts hardly longer
   /// than a thread takes to copy it.
   __forceinline__ void load_both(const SeenTile& seen) {
-    constexpr int kAll = Plain::kPanels + Plain::kPanelsV;
-    const bool is_v = lane >= Plain::kPanels;
-    const int panel = is_v ? lane - Plain::kPanels : lane;
-    const int s = static_cast<int>(is_v ? plain.rV.slot : plain.rK.slot);
+    constexpr int kAll = Base::kPanels + Base::kPanelsV;
+    const bool is_v = lane >= Base::kPanels;
+    const int panel = is_v ? lane - Base::kPanels : lane;
+    const int s = static_cast<int>(is_v ? rV.slot : rK.slot);
     const u32 full = is_v ? shared.v_full(s) : shared.k_full(s);
     if (lane < kAll) {
       mbarrier_wait(is_v ? shared.v_empty(s) : shared.k_empty(s),
-                    (is_v ? plain.rV.parity : plain.rK.parity) ^ 1);
+                    (is_v ? rV.parity : rK.parity) ^ 1);
       if (lane == 0) {
         store_shared_4(shared.listed(s), seen.word);
         store_shared_4(shared.listed(s) + 4, seen.rows);
@@ -156,15 +155,15 @@ struct ListProducer {
     }
     __syncwarp();  // before any of them arrives
     if (lane < kAll) {
-      const u32 to = (is_v ? shared.v(s) : shared.k(s)) + panel * Plain::kBlockN * kPanelRowBytes;
-      plain.load_panel(is_v ? &args.v : &args.k, to, full, panel * kPanelColumns, seen.tile());
+      const u32 to = (is_v ? shared.v(s) : shared.k(s)) + panel * Base::kBlockN * kPanelRowBytes;
+      this->load_panel(is_v ? &args.v : &args.k, to, full, panel * kPanelColumns, seen.tile());
     }
-    plain.rK.advance();
-    plain.rV.advance();
+    rK.advance();
+    rV.advance();
   }
   /// Every tile of keys that rows of a warpgroup list.
   __forceinline__ void copy_apart(int index) {
-    plain.head_k = plain.tile.head / args.group;
+    head_k = tile.head / args.group;
     int copied = 0, left = walk.least();
     SeenTile at = first;
     while (at.there()) {
@@ -176,11 +175,11 @@ struct ListProducer {
       if (--left <= kFound + 1) look_ahead(index);
     }
     if (copied < kBeforeQ) load_all_q();
-    plain.rQ.advance();
+    rQ.advance();
     while (stage != kFound) look_ahead(index);
   }
   __forceinline__ void copy_tile(int index) {
-    plain.head_k = plain.tile.head / args.group;
+    head_k = tile.head / args.group;
     const bool any = listed > 0;
     int block = any ? walk.next() : 0;
     if (any) load_k(block);
@@ -188,13 +187,13 @@ struct ListProducer {
     for (int n = listed - 1; n > 0; --n) {
       const int next = walk.next();
       load_k(next);
-      plain.load_v(block);
+      this->load_v(block);
       block = next;
       if (n <= kFound + 1) look_ahead(index);
     }
-    plain.rQ.advance();
+    rQ.advance();
     while (stage != kFound) look_ahead(index);
-    if (any) plain.load_v(block);
+    if (any) this->load_v(block);
   }
 
   __forceinline__ void run() {
@@ -203,7 +202,7 @@ struct ListProducer {
       tma_prefetch_map(&args.k);
       tma_prefetch_map(&args.v);
       tma_prefetch_map(&args.o);
-      plain.claim_counter();
+      this->claim_counter();
     }
     read_classes();
     Ring<2> slots;
@@ -214,7 +213,7 @@ struct ListProducer {
       find_tile();
     }
     while (next_index < tiles()) {
-      plain.tile = after;
+      tile = after;
       walk = walk_after;
       if constexpr (kApart) {
         first = walk.next();
@@ -224,9 +223,9 @@ struct ListProducer {
       }
       stage = kUnknown;
       const int index = next_index;
-      plain.look_up_lengths();
+      this->look_up_lengths();
       // A sequence may be shorter than the one that rows of lists are counted by.
-      if (kPacked && first_query<kConfig>(args, plain.tile) >= plain.tile.seq_q) {
+      if (kPacked && first_query<kConfig>(args, tile) >= tile.seq_q) {
         while (stage != kFound) look_ahead(index);
         continue;
       }
@@ -237,7 +236,7 @@ struct ListProducer {
         copy_tile(index);
       }
     }
-    plain.tile.block = -1;
+    tile.block = -1;
     announce(slots);
   }
 };

@@ -12,23 +12,22 @@ namespace tilewise::fwd_sm90 {
 using namespace tile;
 
 template <Config kConfig>
-struct PagedProducer {
-  using Plain = Producer<kConfig>;
-  static constexpr int kBlockN = kConfig.shape.block_n;
+struct PagedProducer : Producer<kConfig> {
+  using Base = Producer<kConfig>;
+  using Base::args, Base::asked, Base::head_k, Base::rK, Base::rQ, Base::rV, Base::shared,
+      Base::tile;
+  using Base::kBlockN;
   static_assert(kConfig.shape.q_buffers == 1 && !kConfig.schedule.q_by_need &&
                 kConfig.lists == Lists::none);
   static constexpr bool kByRows = kConfig.pages == PageCopies::rows;
   /// By boxes two warps take every other panel where there are several, and the pairs every other
   /// box.
-  static constexpr int kPanelShare = Plain::kPanels > 1 || Plain::kPanelsV > 1 ? 2 : 1;
+  static constexpr int kPanelShare = Base::kPanels > 1 || Base::kPanelsV > 1 ? 2 : 1;
   static constexpr int kBoxShare = kProducerWarps / kPanelShare;
   /// By rows each warp takes consecutive ones.
   static constexpr int kWarpRows = kBlockN / kProducerWarps;
   static_assert(!kByRows || (kWarpRows % 4 == 0 && kWarpRows <= 32));
 
-  const Args& args;
-  const Shared<kConfig> shared;
-  Plain plain{args, shared};  ///< tiles, Q, rings
   const int warp = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   int last = 0;  ///< of the keys the last one, or the first one of the last box that has a key
@@ -39,7 +38,7 @@ struct PagedProducer {
 
   __forceinline__ const PagedArgs& paged() const { return static_cast<const PagedArgs&>(args); }
   __forceinline__ int block_begin(int block) const {
-    return key_block<kConfig>(args, plain.tile, block) * kBlockN;
+    return key_block<kConfig>(args, tile, block) * kBlockN;
   }
   /// Which of a block's keys is the lane's: it begins the lane's box, or it is its row.
   __forceinline__ int place() const {
@@ -55,7 +54,7 @@ struct PagedProducer {
   }
   __forceinline__ void find_pages(int block) {
     if (has_place())
-      ahead = static_cast<int>(page_row(paged().pages, plain.tile.batch, lane_key(block)).page);
+      ahead = static_cast<int>(page_row(paged().pages, tile.batch, lane_key(block)).page);
   }
   __forceinline__ void pass_pages() {
     values_at = keys_at;
@@ -80,8 +79,8 @@ struct PagedProducer {
     __syncwarp();
     if (!has_place()) return;
     const int key = lane_key(block), row = row_of(key), size = paged().pages.size;
-    const int rows = min(size, plain.tile.seq_k - key + row);  // of the page that are keys
-    const int at[4] = {plain.head_k, size - rows + row, rows, page};
+    const int rows = min(size, tile.seq_k - key + row);  // of the page that are keys
+    const int at[4] = {head_k, size - rows + row, rows, page};
     for (int p = warp % kPanelShare; p < panels; p += kPanelShare) {
       tma_load_5d(to + (p * kBlockN + place()) * kPanelRowBytes, map, full, p * kPanelColumns, at,
                   kEvictLast);
@@ -96,9 +95,9 @@ struct PagedProducer {
                                  u32 parity, int block, int page) {
     const i64 own = page * view.stride_b + row_of(lane_key(block)) * view.stride_s;
     const unsigned short* from =
-        static_cast<const unsigned short*>(view.data) + plain.head_k * view.stride_h + lane % 8 * 8;
+        static_cast<const unsigned short*>(view.data) + head_k * view.stride_h + lane % 8 * 8;
     int row = warp * kWarpRows + lane / 8;
-    const int keys = plain.tile.seq_k - block_begin(block);
+    const int keys = tile.seq_k - block_begin(block);
     const int bytes = 2 * columns - lane % 8 * 16;  // of the lane's chunk of the first panel on
     u32 at = SharedTile<kBlockN, kPanelColumns>{to}.address(row, lane % 8);
     // NOTE: one lane waits. Another that asked late could miss the phase.
@@ -134,50 +133,50 @@ struct PagedProducer {
   /// K of a block, whose pages find_pages() has looked up. `next`: the block after it, or none
   /// (< 0).
   __forceinline__ void load_k(int block, int next) {
-    const int s = static_cast<int>(plain.rK.slot);
+    const int s = static_cast<int>(rK.slot);
     if constexpr (kByRows) {
-      load_rows<Plain::kPanels>(paged().k_pages, paged().columns_k, shared.k(s), shared.k_empty(s),
-                                shared.k_full(s), plain.rK.parity, block, ahead);
+      load_rows<Base::kPanels>(paged().k_pages, paged().columns_k, shared.k(s), shared.k_empty(s),
+                               shared.k_full(s), rK.parity, block, ahead);
     } else {
-      load_boxes(&args.k, shared.k(s), shared.k_empty(s), shared.k_full(s), plain.rK.parity,
-                 Shared<kConfig>::kPlan.k_stage, Plain::kPanels, block, ahead);
+      load_boxes(&args.k, shared.k(s), shared.k_empty(s), shared.k_full(s), rK.parity,
+                 Shared<kConfig>::kPlan.k_stage, Base::kPanels, block, ahead);
     }
-    plain.rK.advance();
+    rK.advance();
     pass_pages();
     if (next >= 0) find_pages(next);
   }
   __forceinline__ void load_v(int block) {
-    const int s = static_cast<int>(plain.rV.slot);
+    const int s = static_cast<int>(rV.slot);
     if constexpr (kByRows) {
-      load_rows<Plain::kPanelsV>(paged().v_pages, paged().columns_v, shared.v(s), shared.v_empty(s),
-                                 shared.v_full(s), plain.rV.parity, block, values_at);
+      load_rows<Base::kPanelsV>(paged().v_pages, paged().columns_v, shared.v(s), shared.v_empty(s),
+                                shared.v_full(s), rV.parity, block, values_at);
     } else {
-      load_boxes(&args.v, shared.v(s), shared.v_empty(s), shared.v_full(s), plain.rV.parity,
-                 Shared<kConfig>::kPlan.v_stage, Plain::kPanelsV, block, values_at);
+      load_boxes(&args.v, shared.v(s), shared.v_empty(s), shared.v_full(s), rV.parity,
+                 Shared<kConfig>::kPlan.v_stage, Base::kPanelsV, block, values_at);
     }
-    plain.rV.advance();
+    rV.advance();
   }
 
   /// As Producer::copy_tile.
   __forceinline__ void copy_tile(int index) {
-    plain.head_k = kConfig.pack_heads ? plain.tile.head : plain.tile.head / args.group;
-    const BlockRange range = tile_range<kConfig>(args, plain.tile);
+    head_k = kConfig.pack_heads ? tile.head : tile.head / args.group;
+    const BlockRange range = tile_range<kConfig>(args, tile);
     int block = range.end - 1;
     const bool any = range.begin < range.end, leads = warp == 0 && lane == 0;
     const auto after = [&](int b) { return b > range.begin ? b - 1 : -1; };
     if (any) {
-      last = plain.tile.seq_k - 1;
+      last = tile.seq_k - 1;
       if constexpr (!kByRows) last = last / paged().box_rows * paged().box_rows;
       find_pages(block);
       load_k(block, after(block));
     }
-    for (int w = 0; w < kConfig.shape.warpgroups && leads; ++w) plain.load_q(w);
+    for (int w = 0; w < kConfig.shape.warpgroups && leads; ++w) this->load_q(w);
     for (; block > range.begin; --block) {
       load_k(block - 1, after(block - 1));
       load_v(block);
     }
-    plain.rQ.advance();
-    if (leads) plain.asked = plain.ask(index);
+    rQ.advance();
+    if (leads) asked = this->ask(index);
     if (any) {
       pass_pages();
       load_v(block);
@@ -187,24 +186,24 @@ struct PagedProducer {
 
   __forceinline__ void announce(Ring<2>& slots) const {
     Ring<2> at = slots;
-    if (lane == 0) plain.announce(at);
+    if (lane == 0) Base::announce(at);
     slots.advance();
   }
   __forceinline__ int next_index() const {
-    return __shfl_sync(~0U, lane == 0 ? plain.answer(plain.asked) : 0, 0);
+    return __shfl_sync(~0U, lane == 0 ? this->answer(asked) : 0, 0);
   }
   /// Queries may be packed; keys are those of the sequence's row of the table.
   __forceinline__ void look_up_lengths() {
-    plain.tile.seq_q = args.seq_q;
+    tile.seq_q = args.seq_q;
     bool behind = false;
     if constexpr (kConfig.lengths == Lengths::packed) {
-      behind = plain.tile.batch == args.sequences;
-      plain.tile.q_begin = offset_at(args.cu_q, plain.tile.batch);
-      const int q_end = behind ? args.q_rows : offset_at(args.cu_q, plain.tile.batch + 1);
-      plain.tile.seq_q = min(max(q_end - plain.tile.q_begin, 0), args.q_rows);
+      behind = tile.batch == args.sequences;
+      tile.q_begin = offset_at(args.cu_q, tile.batch);
+      const int q_end = behind ? args.q_rows : offset_at(args.cu_q, tile.batch + 1);
+      tile.seq_q = min(max(q_end - tile.q_begin, 0), args.q_rows);
     }
-    const int keys = behind ? 0 : args.key_lengths[plain.tile.batch * args.key_lengths_b];
-    plain.tile.seq_k = min(max(keys, 0), args.k_rows);
+    const int keys = behind ? 0 : args.key_lengths[tile.batch * args.key_lengths_b];
+    tile.seq_k = min(max(keys, 0), args.k_rows);
   }
 
   /// The first warp.
@@ -214,23 +213,23 @@ struct PagedProducer {
       tma_prefetch_map(&args.k);
       tma_prefetch_map(&args.v);
       tma_prefetch_map(&args.o);
-      plain.claim_counter();
+      this->claim_counter();
     }
     Ring<2> slots;
     int index = static_cast<int>(blockIdx.x);
     while (index < args.tiles) {
-      plain.tile = plain.tile_at(index);
+      tile = this->tile_at(index);
       look_up_lengths();
-      const int query = first_query<kConfig>(args, plain.tile);
-      if (kConfig.lengths == Lengths::packed && (query < 0 || query >= plain.tile.seq_q)) {
-        if (lane == 0) plain.asked = plain.ask(index);
+      const int query = first_query<kConfig>(args, tile);
+      if (kConfig.lengths == Lengths::packed && (query < 0 || query >= tile.seq_q)) {
+        if (lane == 0) asked = this->ask(index);
       } else {
         announce(slots);
         copy_tile(index);
       }
       index = next_index();
     }
-    plain.tile.block = -1;
+    tile.block = -1;
     announce(slots);
   }
   /// The others copy what it has announced.
@@ -239,11 +238,11 @@ struct PagedProducer {
     for (;;) {
       const int s = static_cast<int>(slots.slot);
       mbarrier_wait(shared.tile_full(s), slots.parity);
-      load_tile(plain.tile, shared, s);
+      load_tile(tile, shared, s);
       __syncwarp();  // all lanes have read the slot
       if (lane == 0) mbarrier_arrive(shared.tile_empty(s));
       slots.advance();
-      if (plain.tile.block < 0) return;
+      if (tile.block < 0) return;
       copy_tile(0);
     }
   }
