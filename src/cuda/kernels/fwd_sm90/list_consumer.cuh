@@ -17,21 +17,22 @@ using namespace tile;
 
 /// A row block: the rows of warpgroup `warpgroup` of a tile, as they were without `held`.
 template <Config kConfig>
-struct RowBlock {
-  Consumer<kConfig> consumer;
+struct RowBlock : Consumer<kConfig> {
+  using Base = Consumer<kConfig>;
+  using Base::args, Base::lane, Base::listed, Base::rK, Base::rO, Base::rP, Base::rQ, Base::scores,
+      Base::shared, Base::tile, Base::tile_k, Base::warp, Base::warpgroup;
+  using Base::Base;
   static constexpr bool kSoftcap = kConfig.modification == Modification::softcap;
 
   bool begun = false;  ///< its rows have seen a tile of keys
 
-  __forceinline__ Scores<kConfig>& scores() { return consumer.scores; }
-
   __forceinline__ void enter(const Tile& at) {
-    consumer.tile = at;
+    tile = at;
     begun = false;
-    scores().m[0] = scores().m[1] = -infinity();
-    scores().l[0] = scores().l[1] = 0.0F;
+    scores.m[0] = scores.m[1] = -infinity();
+    scores.l[0] = scores.l[1] = 0.0F;
 #pragma unroll
-    for (int i = 0; i < kConfig.head_dim_v / 2; ++i) consumer.rO[i] = 0.0F;
+    for (int i = 0; i < kConfig.head_dim_v / 2; ++i) rO[i] = 0.0F;
   }
 
   /// P of the scores at hand, and O scaled by what the maxima moved.
@@ -39,52 +40,48 @@ struct RowBlock {
   __forceinline__ void search() {
     bool trusted = false;
     if constexpr (kSoftcap && kConfig.trusts_maxima() && !kMasked) {
-      trusted = scores().trusted_softcap(consumer.args);
-      if (!trusted) scores().template apply_softcap<kMasked>(consumer.args);
+      trusted = scores.trusted_softcap(args);
+      if (!trusted) scores.template apply_softcap<kMasked>(args);
     } else {
-      consumer.template adjust_scores<kMasked>(0);
+      Base::template adjust_scores<kMasked>(0);
     }
     if (trusted) return;
-    scores().template softmax<false>(consumer.args);
-    consumer.rescale_o();
+    scores.template softmax<false>(args);
+    Base::rescale_o();
   }
   /// The same where the maxima so far are trusted; K is still there when they may not be.
   __forceinline__ void trust() {
-    consumer.template adjust_scores<false>(0);
-    bool searches = kConfig.expressions.score != 0 && scores().outgrown > scores().kMostOutgrown;
+    Base::template adjust_scores<false>(0);
+    bool searches = kConfig.expressions.score != 0 && scores.outgrown > scores.kMostOutgrown;
     // Rows that have seen nothing yet have no maximum to trust.
     if constexpr (kConfig.options.mask || kConfig.options.bias())
-      searches |=
-          __any_sync(~0U, !(fmaxf(fabsf(scores().m[0]), fabsf(scores().m[1])) <= kHugeMaximum));
+      searches |= __any_sync(~0U, !(fmaxf(fabsf(scores.m[0]), fabsf(scores.m[1])) <= kHugeMaximum));
     if (!searches) {
-      if (scores().template trusted_softmax<Consumer<kConfig>::kScores>(consumer.args)) return;
-      scores().recompute(consumer.shared.q(static_cast<int>(consumer.rQ.slot), consumer.warpgroup),
-                         consumer.shared.k(static_cast<int>(consumer.rK.slot)), consumer.warp,
-                         consumer.lane);
-      consumer.template adjust_scores<false>(0);
+      if (scores.template trusted_softmax<Base::kScores>(args)) return;
+      scores.recompute(shared.q(static_cast<int>(rQ.slot), warpgroup),
+                       shared.k(static_cast<int>(rK.slot)), warp, lane);
+      Base::template adjust_scores<false>(0);
     }
-    if constexpr (kConfig.expressions.score != 0) ++scores().outgrown;
-    scores().template softmax<false, false>(consumer.args);
-    consumer.scale_o();
+    if constexpr (kConfig.expressions.score != 0) ++scores.outgrown;
+    scores.template softmax<false, false>(args);
+    Base::scale_o();
   }
 
   /// The tile of keys at hand, which the rows see `seen` of.
   __forceinline__ void take(u32 seen) {
     const bool first = !begun;
     if (first) {
-      consumer.wait_q();
-      consumer.enter_tile();
+      Base::wait_q();
+      Base::enter_tile();
       begun = true;
     }
     if (seen == kCut)
-      consumer.listed =
-          listed_scores<kConfig>(consumer.args, consumer.tile,
-                                 consumer.group_query() + consumer.warp * 16, consumer.tile_k);
-    take_options<kConfig>(consumer, 0);
-    consumer.issue_scores();
-    take_dropout<kConfig>(consumer, 0);
+      listed = listed_scores<kConfig>(args, tile, Base::group_query() + warp * 16, tile_k);
+    take_options<kConfig>(*this, 0);
+    Base::issue_scores();
+    take_dropout<kConfig>(*this, 0);
     wgmma_wait<0>();
-    pin(scores().rS);
+    pin(scores.rS);
     if (seen == kCut) {
       search<true>();
     } else if (first || !kConfig.trusts_maxima() || kSoftcap) {
@@ -92,23 +89,23 @@ struct RowBlock {
     } else {
       trust();
     }
-    consumer.pack_p();
-    consumer.wait_v();
-    consumer.issue_values();
+    Base::pack_p();
+    Base::wait_v();
+    Base::issue_values();
     wgmma_wait<0>();
-    pin(consumer.rO);
-    pin(consumer.rP);
+    pin(rO);
+    pin(rP);
   }
 
   __forceinline__ void finish() {
     if (!begun) {
-      consumer.finish_empty_tile();
+      Base::finish_empty_tile();
       return;
     }
-    const Finished done{consumer.tile, consumer.group_query()};
-    finish_rows<kConfig>(consumer, done);
-    store_o<kConfig>(consumer, done);
-    consumer.release_q();
+    const Finished done{tile, Base::group_query()};
+    finish_rows<kConfig>(*this, done);
+    store_o<kConfig>(*this, done);
+    Base::release_q();
   }
 };
 
@@ -119,33 +116,41 @@ struct RowBlocks;
 template <Config kConfig>
 struct RowBlocks<kConfig, 1> {
   RowBlock<kConfig> of[1];
-  __forceinline__ RowBlocks(const Args& a, u32 base, int group) : of{{{a, base, group}}} {}
+  __forceinline__ RowBlocks(const Args& a, u32 base, int group) : of{{a, base, group}} {}
 };
 template <Config kConfig>
 struct RowBlocks<kConfig, 2> {
   RowBlock<kConfig> of[2];
   __forceinline__ RowBlocks(const Args& a, u32 base, int group)
-      : of{{{a, base, group}}, {{a, base, group + kConfig.shape.computing()}}} {}
+      : of{{a, base, group}, {a, base, group + kConfig.shape.computing()}} {}
 };
 
 template <Config kConfig>
-struct ListConsumer {
+struct ListConsumer : HeldOptions<kConfig.options.any()> {
   static constexpr int kHeld = kConfig.shape.held;
   static_assert(!kConfig.schedule.ping_pong,
                 "a warpgroup that passes over a tile would have to take a turn");
   static_assert(kConfig.shape.warpgroups % kHeld == 0);
+  const Captures* captures = nullptr;
   RowBlocks<kConfig> rows;
 
   __forceinline__ ListConsumer(const Args& a, u32 base, int group) : rows(a, base, group) {}
 
   template <class AnyArgs>
   __forceinline__ void hold(const AnyArgs& any) {
+    captures = captures_of(any);
+    if constexpr (kConfig.options.any()) this->options = options_of(any);
+  }
+  __forceinline__ void take_captures() {
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) rows.of[i].consumer.hold(any);
+    for (int i = 0; i < kHeld; ++i) {
+      rows.of[i].scores.captures = captures;
+      if constexpr (kConfig.options.any()) rows.of[i].scores.options = this->options;
+    }
   }
   /// Every tile of keys that the producer copies, in its order.
   __forceinline__ void take_tiles() {
-    Consumer<kConfig>& one = rows.of[0].consumer;  // its rings are those of all
+    RowBlock<kConfig>& one = rows.of[0];  // its rings are those of all
     bool last = false;
 #pragma unroll 1
     while (!last) {
@@ -156,11 +161,11 @@ struct ListConsumer {
 #pragma unroll
       for (int i = 0; i < kHeld; ++i) {
         RowBlock<kConfig>& row = rows.of[i];
-        const u32 seen = at.seen_by(row.consumer.warpgroup);
+        const u32 seen = at.seen_by(row.warpgroup);
         if (seen == kNothing) continue;
-        row.consumer.rK = one.rK;
-        row.consumer.rV = one.rV;
-        row.consumer.tile_k = at.tile();
+        row.rK = one.rK;
+        row.rV = one.rV;
+        row.tile_k = at.tile();
         row.take(seen);
       }
       one.wait_v();  // not read by all, but what is given back must have landed
@@ -171,7 +176,8 @@ struct ListConsumer {
   }
 
   __forceinline__ void run() {
-    Consumer<kConfig>& one = rows.of[0].consumer;
+    take_captures();
+    RowBlock<kConfig>& one = rows.of[0];
     one.fetch_tile();
     while (one.tile.block >= 0) {
       const Tile tile = one.tile;

@@ -77,8 +77,8 @@ struct ListProducer : Producer<kConfig> {
     const int list = entry / of.tiles;
     after.block = entry - list * of.tiles;
     const int bh = of.list_h == 0   ? (of.list_b == 0 ? nth : list * of.heads + nth)
-                     : of.list_b == 0 ? nth * of.heads + list
-                                      : list;
+                   : of.list_b == 0 ? nth * of.heads + list
+                                    : list;
     after.batch = bh / of.heads;
     after.head = bh - after.batch * of.heads;
     walk_after.find(of, list, after.block, lane);
