@@ -1,5 +1,6 @@
 /// bwd_sm90 with bool masks, dropout and biases on the emulator, against the formulas in float64.
 #include "bwd_sm90_configs.h"
+#include "bwd_sm90_drawn.h"
 
 namespace {
 
@@ -28,6 +29,22 @@ constexpr Added kOfPairs = {
 constexpr Added kOfKeys = {
     .type = DType::float16, .by_batch = true, .by_head = false, .by_query = false, .pitch = 8};
 constexpr Added kOfAll = {.type = DType::bfloat16, .by_head = false, .pitch = 8, .hidden = 0.99};
+
+template <Config kConfig>
+void check_drawn(const char* name, double bound) {
+  constexpr tile::OptionKinds kOptions = kConfig.options;
+  ShapeDraws draws(unsigned(kConfig.head_dim + 7 * int(kConfig.mask) + 31 * int(kOptions.bias())));
+  for (int n = 0; n < ShapeDraws::count(); ++n) {
+    Shape shape = draws.draw(kConfig.mask, kConfig.lengths, kConfig.head_dim, kConfig.head_dim_v);
+    shape.alibi = kConfig.alibi;
+    shape.given_delta = kConfig.exact;
+    if (kOptions.mask) shape.shows = draws.mask();
+    if (kOptions.dropout) shape.dropout = 0.25;
+    if (kOptions.bias()) shape.bias = draws.bias(kOptions.pairs.bias, kOptions.pairs.staged);
+    shape.sinks = !kOptions.dropout && draws.percent(30);
+    check<kConfig>((std::string(name) + ", drawn " + std::to_string(n)).c_str(), shape, bound);
+  }
+}
 
 }  // namespace
 
@@ -175,5 +192,11 @@ int main() {
       "dim 64, a mask, key lengths",
       {.batch = 3, .keys = {200, 0, 77}, .blocks = 2, .shows = {.density = 0.6, .by_batch = true}},
       kBf16);
+  check_drawn<biased(k64, tile::BiasType::bf16, true)>("dim 64, a bias", kBf16);
+  check_drawn<biased(exact(with_alibi(masked(k64, Mask::right))), tile::BiasType::bf16, true)>(
+      "dim 64, a bias and alibi, exact dS, causal", kExact);
+  check_drawn<dropping(ragged(masked(k64, Mask::right), Lengths::packed))>(
+      "dim 64, dropout, packed, causal", kBf16);
+  check_drawn<shown(k64)>("dim 64, a mask", kBf16);
   return failures == 0 ? 0 : 1;
 }

@@ -35,6 +35,7 @@ namespace emulator {
 
 struct Index {
   unsigned x;
+  unsigned y = 0;
 };
 /// What a lane brings to a collective instruction.
 struct Slot {

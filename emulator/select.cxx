@@ -1,13 +1,13 @@
 /// select on the emulator, against the selection of the CPU: rules, statistics, causal rows,
 /// lengths, ragged blocks, grouped heads; a list and a mask.
-#include "cuda/kernels/rows/select.cuh"
+#include "cuda/kernels/rows/select.h"
 
 #include <cstdio>
 #include <cstring>
 #include <random>
 #include <vector>
 
-#include "cuda/kernels/rows/select.h"
+#include "cuda/kernels/rows/select_tokens.cuh"
 
 namespace tilewise::select {
 alignas(1024) unsigned char memory[256 * 1024];
@@ -64,9 +64,21 @@ void check(Case c) {
         static_cast<std::size_t>(cuda::select_workspace(s, c.by, to)), 0xff);
     const cuda::SelectSteps steps = cuda::select_steps(s, c.by, to, workspace.data());
     constexpr select::Config kConfig = {select::Type::float32};
-    run_grid(steps.rows, select::kThreads, [&] { select::pool<kConfig>(steps.of_q); });
-    run_grid(steps.key_blocks, select::kThreads, [&] { select::pool<kConfig>(steps.of_k); });
-    run_grid(steps.rows, select::kThreads, [&] { select::kernel<kConfig>(steps.choice); });
+    if (c.by.scorer == BlockScorer::pooled) {
+      run_grid(steps.rows, select::kThreads, [&] { select::pool<kConfig>(steps.of_q); });
+      run_grid(steps.key_blocks, select::kThreads, [&] { select::pool<kConfig>(steps.of_k); });
+      run_grid(steps.rows, select::kThreads, [&] { select::kernel<kConfig>(steps.choice); });
+    } else if (c.by.scorer == BlockScorer::antidiagonal) {
+      run_grid(steps.scorer_blocks, select::kThreads,
+               [&] { select::antidiagonals<kConfig>(steps.scorer); });
+      run_grid(steps.rows, select::kThreads, [&] { select::scored<kConfig>(steps.choice); });
+    } else {
+      run_grid(steps.scorer_blocks, select::kThreads,
+               [&] { select::lines<kConfig>(steps.scorer); });
+      run_grid(s.batch * s.heads_q, select::kThreads,
+               [&] { select::pick_lines<kConfig>(steps.choice); });
+      run_grid(steps.rows, select::kThreads, [&] { select::scored<kConfig>(steps.choice); });
+    }
     if (!list) continue;
     run_grid(1, select::kScanThreads, [&] { select::scan<kConfig>(steps.list); });
     run_grid(steps.list_blocks, select::kThreads, [&] { select::scatter<kConfig>(steps.list); });
@@ -120,5 +132,56 @@ int main() {
          700,
          24,
          true});
+  check({"antidiagonals, top 2, causal, lengths, grouped",
+         {.block_q = 32,
+          .block_k = 16,
+          .causal = true,
+          .count = 2,
+          .scorer = BlockScorer::antidiagonal,
+          .stride = 8},
+         2,
+         1,
+         70,
+         90,
+         16,
+         true});
+  check({"antidiagonals, half of the mass",
+         {.block_q = 16,
+          .block_k = 24,
+          .rule = BlockRule::mass,
+          .mass = 0.5,
+          .keep_first = false,
+          .scorer = BlockScorer::antidiagonal,
+          .stride = 4},
+         2,
+         2,
+         50,
+         90,
+         16});
+  check({"lines, top 1, causal, lengths, grouped",
+         {.block_q = 32,
+          .block_k = 16,
+          .causal = true,
+          .count = 1,
+          .scorer = BlockScorer::vertical_slash},
+         2,
+         1,
+         70,
+         90,
+         16,
+         true});
+  check({"lines, some of the mass",
+         {.block_q = 16,
+          .block_k = 24,
+          .rule = BlockRule::mass,
+          .mass = 0.25,
+          .keep_diagonal = false,
+          .keep_first = false,
+          .scorer = BlockScorer::vertical_slash},
+         2,
+         2,
+         50,
+         130,
+         16});
   return failures == 0 ? 0 : 1;
 }

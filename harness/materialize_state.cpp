@@ -116,7 +116,7 @@ void CaseState::add_shared(const char* name, std::array<Slot, 3> slots,
 
 Buffer& CaseState::add_vector(std::string name, Slot slot, DType dtype,
                               const std::vector<std::int64_t>& sizes,
-                              const std::vector<double>& values) {
+                              const std::vector<double>& values, bool small) {
   Tensor t;
   t.dtype = dtype;
   t.rank = static_cast<int>(sizes.size());
@@ -126,7 +126,7 @@ Buffer& CaseState::add_vector(std::string name, Slot slot, DType dtype,
     t.strides[n] = stride;
     stride *= sizes[n];
   }
-  Buffer& buffer = add_buffer(std::move(name), stride * dtype_bytes(dtype), true);
+  Buffer& buffer = add_buffer(std::move(name), stride * dtype_bytes(dtype), small);
   bind(slot, buffer, t, 0);
   for (std::size_t n = 0; n < values.size(); ++n) {
     reference::store(slot(host_), static_cast<std::int64_t>(n), values[n]);

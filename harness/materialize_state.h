@@ -70,7 +70,8 @@ class CaseState {
   Buffer& add_values(const char* name, Slot slot, const Sizes& sizes, Layout layout);
   void add_shared(const char* name, std::array<Slot, 3> slots, std::vector<Output>* outputs);
   Buffer& add_vector(std::string name, Slot slot, DType dtype,
-                     const std::vector<std::int64_t>& sizes, const std::vector<double>& values);
+                     const std::vector<std::int64_t>& sizes, const std::vector<double>& values,
+                     bool small = true);
   Buffer& add_statistics(const char* name, Slot slot);
   void add_inputs();
   void add_spec();
@@ -81,6 +82,7 @@ class CaseState {
   void add_outputs();
   void add_score_mod();
   void add_expressions();
+  bool is_read_by_plans(const std::vector<std::int64_t>& sizes) const;
   void add_capture_gradients();
 
   void fill_inputs();

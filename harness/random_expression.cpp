@@ -1,6 +1,7 @@
 #include "harness/random_expression.h"
 
 #include <cmath>
+#include <cstdlib>
 
 namespace tilewise {
 
@@ -18,6 +19,13 @@ RandomCaptures::RandomCaptures(std::uint64_t seed)
               Captured("table", Tensor::contiguous(table.data(), DType::float64, {kSize, kSize})),
               Captured("scalar", Tensor::contiguous(&scalar, DType::float64, {1})),
               Captured("doc", Tensor::contiguous(documents.data(), DType::int32, {kSize}))};
+}
+
+Draws::Draws(int usual) : count(usual) {
+  if (const char* asked = std::getenv("TILEWISE_RANDOM_EXPRESSIONS")) count = std::atoi(asked);
+  if (const char* asked = std::getenv("TILEWISE_RANDOM_SEED")) {
+    seed = std::strtoull(asked, nullptr, 10);
+  }
 }
 
 double RandomExpression::number() {

@@ -24,6 +24,15 @@ struct RandomCaptures {
   std::vector<Captured> captures;
 };
 
+/// What a test draws: `count` formulas from a seed of its own on. TILEWISE_RANDOM_EXPRESSIONS is
+/// another count, TILEWISE_RANDOM_SEED is added to the seed.
+struct Draws {
+  int count;
+  std::uint64_t seed = 0;
+
+  explicit Draws(int usual);
+};
+
 /// Formulas of depth at most `depth`. Their values stay moderate: what can grow is passed through
 /// a bounded function.
 class RandomExpression {

@@ -301,7 +301,7 @@ void add_layer_bench(CLI::App& layer, int& exit_code) {
   app->add_option("--preset", flags->preset,
                   "asam-forward, asam-training or asam-memory; other flags override it")
       ->option_text("NAME [asam-forward]");
-  app->add_option("--layer", flags->kinds, "list of original, flash, adaptive")
+  app->add_option("--layer", flags->kinds, "list of original, flash, adaptive, efficient")
       ->option_text("LIST");
   app->add_option("--seq", flags->seq, "tokens: lists or ranges, for example 128:2048:x2")
       ->option_text("LIST");

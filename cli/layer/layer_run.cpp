@@ -21,7 +21,7 @@ namespace tilewise::cli {
 namespace {
 
 struct RunFlags {
-  std::string model, input, output, d_output, d_input, gradients, format;
+  std::string model, input, output, d_output, d_input, gradients, format, lengths, mask;
   bool training = false;
   int draw = 0;
   ModelFlags options;
@@ -133,12 +133,22 @@ int run_layer(const RunFlags& flags, const CLI::App& app) {
     shape.push_back(config.dim);
   }
   const DeviceArray y(*memory, files::make_array(flags.output, config.dtype, shape));
+  std::optional<DeviceArray> lengths, mask;
+  asam::Visible visible;
+  if (!flags.lengths.empty()) {
+    lengths.emplace(*memory, files::load_npy(flags.lengths));
+    visible.lengths = lengths->view();
+  }
+  if (!flags.mask.empty()) {
+    mask.emplace(*memory, files::load_npy(flags.mask));
+    visible.mask = mask->view();
+  }
   catch_interrupts();
   const bool backward = !flags.d_output.empty();
   if (backward || flags.training) {
-    model.forward(x.view(), y.view(), static_cast<std::uint32_t>(flags.draw));
+    model.forward(x.view(), y.view(), static_cast<std::uint32_t>(flags.draw), visible);
   } else {
-    model.infer(x.view(), y.view());
+    model.infer(x.view(), y.view(), visible);
   }
   memory->synchronize();
   if (!flags.output.empty()) files::save_npy(flags.output, array_of(y.view(), *memory));
@@ -180,6 +190,13 @@ void add_layer_run(CLI::App& layer, int& exit_code) {
   app->add_option("--dx", flags->d_input, "output for the gradient of x")->option_text("DX.npy");
   app->add_option("--gradients", flags->gradients, "output for the gradients of the weights")
       ->option_text("PATH.safetensors");
+  app->add_option("--lengths", flags->lengths,
+                  "int32 (B): tokens of each sequence; the others are padding")
+      ->option_text("L.npy");
+  app->add_option("--mask", flags->mask, "bool, broadcasts to (B, heads, n, n): true attends")
+      ->option_text("MASK.npy");
+  app->add_flag("--efficient", flags->options.efficient,
+                "run a flash layer over --window keys, as EfficientASAMLayer");
   add_integer(*app, "--draw", flags->draw, "seed of the dropout masks", 0)->option_text("N [0]");
   app->add_option("--format", flags->format, "format of the printed output")
       ->option_text("md|csv|json [md]");

@@ -66,6 +66,8 @@ const std::vector<Word>& words() {
       number("route_above", "--route-above", &Config::route_above),
       number("dropout", "--dropout", &Config::dropout),
       number("adaptive_gate", "--no-gate", &Config::adaptive_gate),
+      {"kind", nullptr, [](Config& c, const std::string& text) { c.kind = asam::parse_kind(text); },
+       [](const Config& c) { return std::string(asam::kind_name(c.kind)); }},
       {"readout", nullptr,
        [](Config& c, const std::string& text) {
          c.readout = text == "last" ? asam::Readout::last : asam::Readout::mean;
@@ -192,7 +194,8 @@ Config model_config(const std::string& path, const Safetensors& content, const M
   if (const Array* head = content.find("head.weight")) c.classes = head->shape[0];
   c.dtype = of_layer(content, "norm.weight")->dtype;
   if (of_layer(content, "qkv.weight") != nullptr) {
-    c.kind = LayerKind::flash;
+    const bool windowed = c.kind == LayerKind::efficient || flags.efficient;
+    c.kind = windowed ? LayerKind::efficient : LayerKind::flash;
   } else if (of_layer(content, "adaptive_attn.centroids") != nullptr) {
     c.kind = LayerKind::adaptive;
     c.clusters = size(path, content, "adaptive_attn.centroids", 1);
@@ -209,7 +212,9 @@ Config model_config(const std::string& path, const Safetensors& content, const M
         fmt::format("{}: the file does not state the number of heads: expected --heads N", path));
   }
   const std::int64_t inner =
-      size(path, content, c.kind == LayerKind::flash ? "qkv.weight" : "to_qkv.weight", 0) / 3;
+      size(path, content,
+           of_layer(content, "qkv.weight") != nullptr ? "qkv.weight" : "to_qkv.weight", 0) /
+      3;
   if (inner % c.heads != 0) {
     throw BadInput(
         fmt::format("--heads {}: it must divide the {} features of q in {}", c.heads, inner, path));

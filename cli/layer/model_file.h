@@ -21,6 +21,7 @@ struct ModelFlags {
   std::int64_t window = 128, stride = 32, clusters = 32, block = 64, gate_hidden = 128;
   double density = 0.25, route_above = 0.9, dropout = 0.0;
   bool causal = false, ungated = false, recompute = false;
+  bool efficient = false;  ///< the flash layer of a file over a window
   std::uint64_t seed = 0;
 };
 /// Flags of the layers' options that no weight shows: of every command.

@@ -24,9 +24,10 @@
 namespace tilewise::asam {
 
 enum class LayerKind : std::uint8_t {
-  original,  ///< ASAMLayer as published: masked and dense attention, mixed by a constant gate
-  flash,     ///< FlashASAMLayer as published: dense attention
-  adaptive,  ///< the working layer: block lists, and a gate that depends on the input
+  original,   ///< ASAMLayer as published: masked and dense attention, mixed by a constant gate
+  flash,      ///< FlashASAMLayer as published: dense attention
+  adaptive,   ///< the working layer: block lists, and a gate that depends on the input
+  efficient,  ///< EfficientASAMLayer as published: flash over a window, for longer sequences
 };
 
 /// The pairs that the sparse attention sees. random is only for the original layer. selected and
@@ -55,11 +56,11 @@ struct Config {
   LayerKind kind = LayerKind::adaptive;
   std::int64_t dim = 512;      ///< features per token
   std::int64_t heads = 8;      ///< attention heads
-  std::int64_t head_dim = 64;  ///< features per head; flash needs dim / heads
+  std::int64_t head_dim = 64;  ///< features per head; flash and efficient need dim / heads
   double dropout = 0.1;        ///< after the output projection and in the feed-forward network
   double gate_dropout = 0.1;   ///< in the gate's features
   Pattern pattern = Pattern::local;
-  std::int64_t window_size = 128;  ///< local: number of keys
+  std::int64_t window_size = 128;  ///< local, efficient: number of keys
   std::int64_t stride = 32;        ///< strided: stride in tokens
   std::int64_t clusters = 32;      ///< clustered: number of clusters
   bool adaptive_gate = true;       ///< false: only the sparse attention
@@ -85,12 +86,23 @@ struct Config {
   /// sums and the rest are float32.
   DType compute = DType::float32;
   /// On CUDA, infer() and Trainer::step() are captured at the second call with the same tensors,
-  /// and replayed afterwards. It needs a stream other than the default one, and dropout 0.
+  /// and replayed afterwards. It needs a stream other than the default one.
   bool graph = false;
   bool recompute = false;        ///< recompute each layer's forward in backward, to save memory
   DType dtype = DType::float32;  ///< float64 is the reference for tests, on the CPU
   Device device;
   std::uint64_t seed = 0;  ///< seed of the initial weights and of dropout
+};
+
+/// What of a padded batch counts, beside the layer's own pattern. On the model's device.
+struct Visible {
+  /// int32 (B): tokens of each sequence; the others follow them and are padding. Nobody attends to
+  /// padding. The working gate, its patterns and the read-out leave it out; the published gate
+  /// pools it, as published. From 0 to n. Not given: all tokens.
+  Tensor lengths;
+  /// bool, broadcasts to (B, heads, n, n): true = the pair may attend. Rows of false only attend to
+  /// nothing, and their attention is 0.
+  Tensor mask;
 };
 
 /// A weight and its gradient: views of the model's memory, on its device.
@@ -124,12 +136,13 @@ class TILEWISE_API Model {
 
   /// y = model(x) without dropout. A gate chooses the branches to run. x: (B, n, dim), or int32 (B,
   /// n). y: (B, n, dim), or (B, classes).
-  void infer(const Tensor& x, const Tensor& y);
+  void infer(const Tensor& x, const Tensor& y, const Visible& visible = {});
   /// y = model(x) as in training, and saves state for backward. `draw` selects the random bits of
   /// dropout and of the patterns.
-  void forward(const Tensor& x, const Tensor& y, std::uint32_t draw = 0);
+  void forward(const Tensor& x, const Tensor& y, std::uint32_t draw = 0,
+               const Visible& visible = {});
   /// Call after forward() with the same x. Adds to the parameters' gradients, and writes dx if
-  /// given. Token numbers have no dx.
+  /// given. Token numbers have no dx. The tensors of `visible` must still exist.
   void backward(const Tensor& x, const Tensor& dy, const Tensor& dx = {});
   void clear_gradients();
 
@@ -172,8 +185,8 @@ class TILEWISE_API Trainer {
   Trainer(Model& model, const TrainOptions& options = {});
   ~Trainer();
 
-  /// One step. x: the model's input; labels: int32 (B), below classes.
-  void step(const Tensor& x, const Tensor& labels);
+  /// One step. x: the model's input; labels: int32 (B), below classes. Every step drops anew.
+  void step(const Tensor& x, const Tensor& labels, const Visible& visible = {});
   /// Waits for the device.
   TrainStatus status() const;
 

@@ -26,6 +26,16 @@ struct PoolWeights {
   double variance = 0.0;  ///< over the block's tokens, divided by their number
 };
 
+/// The source of block scores.
+///   pooled: PoolWeights of the blocks' tokens
+///   antidiagonal: for every tile of stride x stride pairs, the sum of the logits on its
+///     antidiagonal, over stride. A softmax over a row of tiles turns them into probabilities, and
+///     a block has those of its tiles (XAttention, Xu et al. 2025). Missing tokens are zeros.
+///   vertical_slash: the probabilities of the last block_q queries over all keys, summed per key
+///     block and per distance in blocks. The rule selects key blocks, and distances, and every row
+///     attends to both (MInference, Jiang et al. 2024; FlexPrefill, Lai et al. 2025).
+enum class BlockScorer { pooled, antidiagonal, vertical_slash };
+
 /// Which key blocks of a row are selected. A softmax over the row's key blocks turns scores into
 /// probabilities.
 ///   top_k: the `count` largest
@@ -36,7 +46,7 @@ enum class BlockRule { top_k, mass, above };
 
 struct BlockSelection {
   std::int64_t block_q = 64, block_k = 64;  ///< tokens per block, >= 1
-  PoolWeights weights;                      ///< at least one is not 0
+  PoolWeights weights;                      ///< pooled: at least one is not 0
   std::optional<double> scale;              ///< default 1/sqrt(D)
   /// Excludes blocks without a pair on or left of the diagonal, which is shifted by Sk - Sq.
   bool causal = false;
@@ -47,6 +57,8 @@ struct BlockSelection {
   double threshold = 0.0;
   /// Always select the blocks on the row's part of the shifted diagonal, and the first block.
   bool keep_diagonal = true, keep_first = true;
+  BlockScorer scorer = BlockScorer::pooled;
+  std::int64_t stride = 8;  ///< antidiagonal: it divides block_q and block_k
 };
 
 /// Number of entries that block_index needs. q (B, Hq, Sq, D) and k (B, Hk, Sk, D) have any float

@@ -191,6 +191,13 @@ typedef enum tw_block_rule {
   TW_BLOCKS_ABOVE = 2
 } tw_block_rule;
 
+/* Where scores of blocks come from: BlockScorer of selection.h. */
+typedef enum tw_block_scorer {
+  TW_SCORES_POOLED = 0,
+  TW_SCORES_ANTIDIAGONAL = 1,
+  TW_SCORES_VERTICAL_SLASH = 2
+} tw_block_scorer;
+
 typedef struct tw_select_args {
   size_t struct_size;
   tw_tensor q, k, key_lengths; /* key_lengths is optional */
@@ -203,6 +210,8 @@ typedef struct tw_select_args {
   int32_t drop_diagonal, drop_first;
   int64_t count;
   double mass, threshold;
+  int32_t scorer; /* tw_block_scorer */
+  int64_t stride; /* TW_SCORES_ANTIDIAGONAL; 0: 8 */
 } tw_select_args;
 
 typedef struct tw_plan {

@@ -32,6 +32,8 @@ void select_call(const nb::tuple& inputs, const nb::tuple& outputs, const nb::tu
   by.mass = by.threshold = nb::cast<double>(options[7]);
   by.keep_diagonal = nb::cast<bool>(options[8]);
   by.keep_first = nb::cast<bool>(options[9]);
+  by.scorer = static_cast<BlockScorer>(nb::cast<int>(options[11]));
+  by.stride = nb::cast<std::int64_t>(options[12]);
   Launch launch;
   const ExchangeApi* api = exchange_api(inputs[0]);
   if (api != nullptr && q.device.type == DeviceType::cuda)

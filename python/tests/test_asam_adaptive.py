@@ -105,16 +105,39 @@ def test_layer_equals_dense_under_its_blocks(
 def test_masks_and_lengths_join_the_blocks(device: str) -> None:
     layer = make(device).eval()
     x = torch.randn(2, 61, 48, device=device)
-    mask = torch.rand(2, 1, 61, 61, device=device) > 0.3
+    mask = torch.rand(2, 3, 61, 61, device=device) > 0.3
     lengths = torch.tensor([61, 23], dtype=torch.int32, device=device)
     y, info = layer(x, mask, True, lengths)
     twin = copy.deepcopy(layer).double()
     expected = slow_layer(twin, x.double(), info, mask, lengths)
-    assert (y - expected).abs().max() <= 1e-5
+    for b, length in enumerate(lengths.tolist()):
+        assert (y - expected)[b, :length].abs().max() <= 1e-5
     poisoned = x.clone()
     poisoned[1, 23:] = 1e4
     again, _ = layer(poisoned, mask, key_lengths=lengths)
     assert torch.equal(again[1, :23], y[1, :23])  # no token past the length is seen
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("pattern", CHOICES)
+def test_padding_changes_nothing(device: str, pattern: str, causal: bool) -> None:
+    """Gradients, too: a sequence in a padded batch is the sequence alone."""
+    layer = make(device, pattern_type=pattern, causal=causal, density=0.4).train()
+    for module in layer.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    x = torch.randn(2, 80, 48, device=device)
+    lengths = torch.tensor([80, 37], dtype=torch.int32, device=device)
+    padded, alone = x.clone().requires_grad_(), x[1:, :37].clone().requires_grad_()
+    y, info = layer(padded, return_info=True, key_lengths=lengths)
+    expected, of_alone = layer(alone, return_info=True)
+    torch.testing.assert_close(y[1:, :37], expected)
+    torch.testing.assert_close(info["density"][1:], of_alone["density"])
+    weights = torch.randn_like(expected)
+    (y[1:, :37] * weights).sum().backward()
+    (expected * weights).sum().backward()
+    torch.testing.assert_close(padded.grad[1:, :37], alone.grad)
+    assert not padded.grad[:1].any() and not padded.grad[1:, 37:].any()
 
 
 def test_route_ends_are_exact(device: str) -> None:
@@ -178,6 +201,19 @@ def test_checkpoints_load_between_modes() -> None:
     published.load_state_dict(working.state_dict())
     encoder = ASAMEncoder(ASAMConfig(**SIZES), 2)
     encoder.load_state_dict(ASAMEncoder(ASAMConfig(**SIZES), 2).state_dict())
+
+
+@pytest.mark.parametrize("pattern", ["hierarchical", "clustered"])
+def test_a_published_layer_that_has_run_loads_a_working_one(pattern: str) -> None:
+    """Its pattern's parameters are there by then, and keep their values."""
+    sizes: dict[str, Any] = {"dim": 32, "num_heads": 2, "dim_head": 16}
+    published = ASAMLayer(ASAMConfig(mode="faithful", pattern_type=pattern, **sizes))
+    published(torch.randn(1, 40, 32))
+    kept = {n: p.clone() for n, p in published.named_parameters() if "_pattern_modules" in n}
+    working = ASAMLayer(ASAMConfig(**sizes))
+    published.load_state_dict(working.state_dict())
+    assert torch.equal(published.norm.weight, working.norm.weight)
+    assert kept and all(torch.equal(published.get_parameter(n), p) for n, p in kept.items())
 
 
 def test_autocast_and_scaler_train(device: str) -> None:

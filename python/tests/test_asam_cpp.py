@@ -12,7 +12,13 @@ import pytest
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
 
-from tilewise.asam import ASAMConfig, ASAMEncoder, ASAMLayer, FlashASAMLayer  # noqa: E402
+from tilewise.asam import (  # noqa: E402
+    ASAMConfig,
+    ASAMEncoder,
+    ASAMLayer,
+    EfficientASAMLayer,
+    FlashASAMLayer,
+)
 from torch import Tensor, nn  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,14 +62,26 @@ CASES: dict[str, tuple[ASAMConfig | None, list[str]]] = {
         ASAMConfig(pattern_type="selected", density=0.3, block_size=16, **SIZES),
         ["--pattern", "selected", "--density", "0.3", "--block", "16"],
     ),
+    "efficient": (None, ["--heads", "3", "--efficient", "--window", "32"]),
 }
+# Padded batches with a mask for each head. Published layers have a mask alone, which hides padding.
+RAGGED = {
+    name: CASES[name]
+    for name in ("flash", "efficient", "local", "hierarchical", "ungated", "adaptive local")
+} | {name: CASES[name] for name in ("adaptive clustered", "adaptive selected")}
+LENGTHS = (70, 41)
 
 
 def make(case: str) -> nn.Module:
     """The torch layer with weights away from their first values, nothing dropped."""
     torch.manual_seed(3)
     config = CASES[case][0]
-    layer = FlashASAMLayer(48, 3, dropout=0.0) if config is None else ASAMLayer(config)
+    if config is not None:
+        layer: nn.Module = ASAMLayer(config)
+    elif case == "efficient":
+        layer = EfficientASAMLayer(48, 3, window_size=32, dropout=0.0)
+    else:
+        layer = FlashASAMLayer(48, 3, dropout=0.0)
     layer(torch.randn(1, 70, 48))  # published patterns make their parameters here
     for part in layer.modules():
         if isinstance(part, nn.Dropout):
@@ -92,13 +110,33 @@ def close(ours: Tensor, theirs: Tensor, what: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_equal_to_the_torch_layer(case: str, tmp_path: Path) -> None:
-    layer, flags = make(case), CASES[case][1]
+    compare(case, CASES[case][1], {}, tmp_path)
+
+
+@pytest.mark.parametrize("case", RAGGED)
+def test_padded_batches_equal_torch(case: str, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(6)
+    mask = torch.rand(2, 3, 70, 70, generator=generator) > 0.1
+    lengths = torch.tensor(LENGTHS, dtype=torch.int32)
+    files = {"--mask": tmp_path / "mask.npy", "--lengths": tmp_path / "lengths.npy"}
+    numpy.save(files["--mask"], mask.numpy())
+    numpy.save(files["--lengths"], lengths.numpy())
+    if case.startswith("adaptive"):
+        options = {"mask": mask, "key_lengths": lengths}
+    else:
+        options = {"mask": mask & (torch.arange(70) < lengths[:, None])[:, None, None]}
+    flags = [*RAGGED[case][1], *(str(word) for pair in files.items() for word in pair)]
+    compare(case, flags, options, tmp_path)
+
+
+def compare(case: str, flags: list[str], options: dict[str, Tensor], tmp_path: Path) -> None:
+    layer = make(case)
     model, x_file, dy_file = tmp_path / "model.safetensors", tmp_path / "x.npy", tmp_path / "dy.npy"
     safetensors.save_file(layer.state_dict(), model)
     x, dy = torch.randn(2, 70, 48, requires_grad=True), torch.randn(2, 70, 48)
     numpy.save(x_file, x.detach().numpy())
     numpy.save(dy_file, dy.numpy())
-    y = layer.train()(x)[0]
+    y = layer.train()(x, **options)[0]
     (y * dy).sum().backward()
     ours = {name: tmp_path / name for name in ("y.npy", "dx.npy", "gradients.safetensors")}
     command(
@@ -113,7 +151,7 @@ def test_equal_to_the_torch_layer(case: str, tmp_path: Path) -> None:
     assert set(gradients) == set(layer.state_dict())
 
     with torch.no_grad():
-        y = layer.eval()(x)[0]
+        y = layer.eval()(x, **options)[0]
     command(model, x_file, "-o", ours["y.npy"], *flags)
     close(torch.from_numpy(numpy.load(ours["y.npy"])), y, "y of inference")
 

@@ -138,3 +138,13 @@ def test_compiled() -> None:
     score_mod = SCORES["t5_relative"].function
     wanted = flex_attention(q, k, v, score_mod, mask)
     assert torch.equal(compiled(q, k, v, score_mod, mask), wanted)
+
+    def step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        made = block_mask(tilewise, MASKS["prefix"].function)
+        return flex_attention(q, k, v, score_mod, made)
+
+    assert torch.equal(torch.compile(step, backend="aot_eager")(q, k, v), wanted)
+    torch._dynamo.reset()
+    whole = torch.compile(step, backend="aot_eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="leave fullgraph=True out"):
+        whole(q, k, v)

@@ -52,6 +52,46 @@ def test_rules(device: str, causal: bool) -> None:
     assert torch.equal(threshold, p > 0.12)
 
 
+def test_antidiagonals(device: str) -> None:
+    """Against torch: tiles of 4 x 4 pairs, ragged ends, grouped heads."""
+    q, k = tensors(device)
+    s = q @ k.repeat_interleave(2, 1).mT / q.shape[-1] ** 0.5
+    s = torch.nn.functional.pad(s, (0, -130 % 4, 0, 0)).unflatten(-1, (-1, 4)).unflatten(2, (-1, 4))
+    tiles = s.flip(-1).diagonal(dim1=3, dim2=5).sum(-1) / 4  # (B, Hq, rows, columns) of tiles
+    last = torch.arange(25, device=device) * 4 + 3 + 30
+    seen = torch.arange(33, device=device) * 4 <= last[:, None]
+    p = tiles.masked_fill(~seen, -torch.inf).softmax(-1)
+    p = torch.nn.functional.pad(p, (0, 3, 0, 3)).unflatten(-1, (9, 4)).sum(-1)
+    p = p.unflatten(2, (7, 4)).sum(3)
+    got = tilewise.select_block_mask(
+        q, k, BLOCK, count=3, causal=True, layout="bhsd", scorer="antidiagonal", stride=4,
+        keep_diagonal=False, keep_first=False,
+    )  # fmt: skip
+    expected = torch.zeros_like(got).scatter_(-1, p.topk(3, -1).indices, True)
+    assert torch.equal(got, expected)
+
+
+def test_vertical_and_slash(device: str) -> None:
+    """Against torch: the best key block and the best distance of the last queries, everywhere."""
+    q, k = tensors(device, rows=128, keys=128)
+    s = q[:, :, -BLOCK:] @ k.repeat_interleave(2, 1).mT / q.shape[-1] ** 0.5
+    at, rows = torch.arange(128, device=device), torch.arange(112, 128, device=device)
+    p = s.masked_fill(at > rows[:, None], -torch.inf).softmax(-1)
+    vertical = p.unflatten(-1, (8, BLOCK)).sum((2, -1)).argmax(-1)
+    distances = torch.div(rows[:, None] - at, BLOCK, rounding_mode="floor")
+    by_distance = [(p * (distances == d)).sum((2, 3)) for d in range(8)]
+    slash = torch.stack(by_distance, -1).argmax(-1)
+    got = tilewise.select_block_mask(
+        q, k, BLOCK, count=1, causal=True, layout="bhsd", scorer="vertical_slash",
+        keep_diagonal=False, keep_first=False,
+    )  # fmt: skip
+    blocks = torch.arange(8, device=device)
+    apart = blocks[:, None] - blocks
+    crossed = (apart == slash[..., None, None]) | (apart == slash[..., None, None] + 1)
+    expected = (crossed | (blocks == vertical[..., None, None])) & (apart >= 0)
+    assert torch.equal(got, expected)
+
+
 def test_list_drives_attention(device: str) -> None:
     q, k = tensors(device, rows=128, keys=128)
     v = torch.randn_like(k)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import _native, _trace
+from . import _native, _torch
 from ._attention import attention
 
 MaskMod = Callable[[Any, Any, Any, Any], Any]
@@ -119,7 +119,7 @@ class BlockMask:
         return math.prod(self.shape)
 
     def _map(self) -> _Map:
-        _, text, captures = _trace.formulas(None, self.mask_mod)
+        _, text, captures = _torch.trace(None, self.mask_mod)
         arrays = tuple(np.atleast_1d(_on_host(array)) for array in captures)
         sizes = *self.shape, *self.BLOCK_SIZE
         batch, heads, offsets, index, full = _native.block_map(text, arrays, *sizes)
@@ -298,7 +298,7 @@ def create_block_mask(
         raise ValueError(f"BLOCK_SIZE is {BLOCK_SIZE!r}: expected one integer or two")
     _sizes(Q_LEN=Q_LEN, KV_LEN=KV_LEN, B=1 if B is None else B, H=1 if H is None else H)
     _sizes(**{f"BLOCK_SIZE[{n}]": size for n, size in enumerate(block_size)})
-    _trace.formulas(None, mask_mod)
+    _torch.trace(None, mask_mod)
     return BlockMask(
         mask_mod, B or 1, H or 1, (Q_LEN, KV_LEN), block_size, torch.device(device or "cpu")
     )

@@ -1,4 +1,4 @@
-"""select_blocks: block lists by pooled scores, by the operator tilewise::select_blocks."""
+"""select_blocks: block lists that scores choose, by the operator tilewise::select_blocks."""
 
 from __future__ import annotations
 
@@ -26,19 +26,25 @@ _TOP_K, _MASS, _ABOVE = range(3)
 _SCHEMA = (
     "(Tensor q, Tensor k, Tensor? key_lengths, SymInt block_q, SymInt block_k, float[] weights, "
     "float? scale, bool causal, int rule, SymInt count, float share, bool keep_diagonal, "
-    "bool keep_first, str layout, bool as_mask) -> (Tensor, Tensor)"
+    "bool keep_first, str layout, bool as_mask, int scorer=0, SymInt stride=8) -> (Tensor, Tensor)"
 )
+_DEFAULTS = (0, 8)  # of scorer and stride
+SCORERS = ("pooled", "antidiagonal", "vertical_slash")
 
 
 def _outputs(q: Tensor, k: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     """Row offsets and indices with room for the largest selection; or a mask, and nothing."""
-    block_q, block_k, _, _, _, rule, count, _, keep_diagonal, keep_first, layout, as_mask = options
+    block_q, block_k, _, _, _, rule, count, _, keep_diagonal, keep_first, layout = options[:11]
+    as_mask = options[11]
+    scorer = options[12] if len(options) > 12 else 0  # torch leaves defaults out
     heads, tokens = (1, 2) if layout == "bhsd" else (2, 1)
     rows = -(-q.shape[tokens] // block_q)
     columns = most = -(-k.shape[tokens] // block_k)
     shape = (q.shape[0], q.shape[heads])
     if as_mask:
         return q.new_empty((*shape, rows, columns), dtype=torch.bool), q.new_empty(0)
+    if SCORERS[scorer] == "vertical_slash":  # a distance touches so many blocks of a row
+        count = count * (2 + (block_q + block_k - 2) // block_k)
     if rule == _TOP_K and count < columns:
         beside = (block_q - 1) // block_k + 2 if keep_diagonal else 0
         most = min(columns, count + beside + int(keep_first))
@@ -53,7 +59,8 @@ def _operator(
     q: Tensor, k: Tensor, key_lengths: Tensor | None, *options: Any
 ) -> tuple[Tensor, Tensor]:
     first, second = _outputs(q, k, *options)
-    *given, as_mask = options
+    as_mask = options[11]
+    given = [*options[:11], *options[12:], *_DEFAULTS[len(options) - 12 :]]
     given[2] = tuple(given[2])
     outputs = (None, None, first) if as_mask else (first, second, None)
     _native.select_blocks((q, k, key_lengths), outputs, tuple(given))
@@ -80,6 +87,8 @@ def _choose(
     keep_diagonal: bool,
     keep_first: bool,
     layout: str,
+    scorer: str,
+    stride: int,
     as_mask: bool,
 ) -> tuple[Tensor, Tensor]:
     rules = [
@@ -91,6 +100,8 @@ def _choose(
         raise ValueError("count, mass and threshold: expected one of them")
     if layout not in ("bshd", "bhsd"):
         raise ValueError(f"layout is {layout!r}: expected bshd or bhsd")
+    if scorer not in SCORERS:
+        raise ValueError(f"scorer is {scorer!r}: expected one of {', '.join(SCORERS)}")
     check_tensors(q=q, k=k, key_lengths=key_lengths)
     if q.dim() != 4 or k.dim() != 4:
         raise ValueError(f"q has {q.dim()} axes and k {k.dim()}: expected 4")
@@ -117,6 +128,8 @@ def _choose(
             keep_first,
             layout,
             as_mask,
+            SCORERS.index(scorer),
+            stride,
         )
     return chosen
 
@@ -137,6 +150,8 @@ def select_blocks(
     keep_diagonal: bool = True,
     keep_first: bool = True,
     layout: str = "bshd",
+    scorer: str = "pooled",
+    stride: int = 8,
 ) -> BlockList:
     """Selects the key blocks that each query block attends to, by scores of blocks.
 
@@ -152,13 +167,18 @@ def select_blocks(
     causal excludes blocks past the diagonal, which is attention's bottom_right. key_lengths is
     int32 (B).
 
+    scorer "antidiagonal" sums logits along the antidiagonal of every tile of stride x stride pairs,
+    and takes a softmax over a row of tiles; stride divides both blocks. "vertical_slash" uses the
+    last block of queries: the rule selects key blocks, and distances, by their probabilities, and
+    every row attends to both. weights only count for "pooled".
+
     No buffer has an element per pair of tokens, and the call never waits for a GPU. There is no
     gradient. Raises ValueError (wrong argument) or NotImplementedError (on a GPU: head dims above
     256, or more than 8192 key blocks).
     """
     offsets, index = _choose(
         q, k, block_q, block_k, count, mass, threshold, causal, weights, scale, key_lengths,
-        keep_diagonal, keep_first, layout, as_mask=False,
+        keep_diagonal, keep_first, layout, scorer, stride, as_mask=False,
     )  # fmt: skip
     return BlockList(offsets, index, None, block_q, block_q if block_k is None else block_k)
 
@@ -179,9 +199,11 @@ def select_block_mask(
     keep_diagonal: bool = True,
     keep_first: bool = True,
     layout: str = "bshd",
+    scorer: str = "pooled",
+    stride: int = 8,
 ) -> Tensor:
     """The same selection as a mask of blocks: bool (B, Hq, query blocks, key blocks)."""
     return _choose(
         q, k, block_q, block_k, count, mass, threshold, causal, weights, scale, key_lengths,
-        keep_diagonal, keep_first, layout, as_mask=True,
+        keep_diagonal, keep_first, layout, scorer, stride, as_mask=True,
     )[0]  # fmt: skip

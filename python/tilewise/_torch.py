@@ -470,7 +470,10 @@ def on_host(q: Tensor) -> bool:
 
 
 # A compiler stops here: the functions are the caller's own and may change between calls.
-trace = torch.compiler.disable(_trace.formulas)
+trace = torch.compiler.disable(
+    _trace.formulas,
+    reason="score_mod and mask_mod are traced at each call: leave fullgraph=True out",
+)
 
 
 def as_tensor(array: Any) -> Tensor:

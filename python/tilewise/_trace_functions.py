@@ -124,8 +124,7 @@ def install(traced: type, captured: type) -> None:
     from . import _trace
 
     _types["Traced"], _types["Captured"] = traced, captured
-    _types["make"], _types["error"] = _trace.make, _trace.TraceError
-    _types["operand"] = _trace.operand
+    _types.update(make=_trace.make, error=_trace.TraceError, operand=_trace.operand)
     comparisons = "lt le gt ge eq ne".split()
     for name in (
         "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift".split()
@@ -232,26 +231,20 @@ def _gelu(x: Any, approximate: str = "none") -> Any:
     return _make("((0.5 * {0}) * (1.0 + tanh({1})))", x, inner)
 
 
-def _relu(x: Any, inplace: bool = False) -> Any:
+def _activation(template: str, x: Any, inplace: bool = False) -> Any:
     if inplace:
         raise _error("writes in place are not traced: leave inplace out")
-    return _make("relu({0})", x)
-
-
-def _silu(x: Any, inplace: bool = False) -> Any:
-    if inplace:
-        raise _error("writes in place are not traced: leave inplace out")
-    return _make("silu({0})", x)
+    return _make(template, x)
 
 
 def _leaky_relu(x: Any, negative_slope: Any = 0.01, inplace: bool = False) -> Any:
-    return _make("({0} + ({1} * ({2} - {0})))", _relu(x, inplace), negative_slope, x)
+    return _make(
+        "({0} + ({1} * ({2} - {0})))", _activation("relu({0})", x, inplace), negative_slope, x
+    )
 
 
 def _hardtanh(x: Any, min_val: Any = -1.0, max_val: Any = 1.0, inplace: bool = False) -> Any:
-    if inplace:
-        raise _error("writes in place are not traced: leave inplace out")
-    return _clamp(x, min_val, max_val)
+    return _clamp(_activation("{0}", x, inplace), min_val, max_val)
 
 
 def _softplus(x: Any) -> Any:
@@ -329,12 +322,10 @@ def _same(x: Any, *_: Any, **__: Any) -> Any:
     return x
 
 
-def _unsqueeze(x: Any, axis: Any = -1, **options: Any) -> Any:
+def _unsqueeze(x: Any, dim: Any = -1) -> Any:
     """Beside a short vector one number is taken as it is: an axis of one entry changes nothing."""
-    axis = options.pop("dim", axis)
-    _no_options("unsqueeze", options)
     value = _types["operand"](x)
-    if value.lanes or axis not in (-1, 0):
+    if value.lanes or dim not in (-1, 0):
         raise _error("unsqueeze is traced for one number, by axis -1 or 0")
     return value
 
@@ -365,8 +356,8 @@ _FUNCTIONS: dict[str, Make] = {
     "fix": _trunc,
     "round": _round,
     "gelu": _gelu,
-    "relu": _relu,
-    "silu": _silu,
+    "relu": functools.partial(_activation, "relu({0})"),
+    "silu": functools.partial(_activation, "silu({0})"),
     "softplus": _softplus,
     "leaky_relu": _leaky_relu,
     "hardtanh": _hardtanh,
@@ -427,9 +418,8 @@ def method(value: Traced, name: str) -> Any:
             "dtype": "; write x.float() or x.int()",
             "device": "; name the device, where captured tensors lie beside the query",
         }
-        raise _error(
-            f"a traced value has no {name}: it is one number of one pair{cure.get(name, '')}"
-        )
+        said = f"a traced value has no {name}: it is one number of one pair"
+        raise _error(said + cure.get(name, ""))
     if name not in _FUNCTIONS:
         raise _error(_unknown(name))
     return _Method(value, name)

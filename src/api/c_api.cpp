@@ -253,6 +253,7 @@ tilewise::ForwardTensors tensors(const tw_forward_args* given, const Spec& /*spe
 
 tilewise::BlockSelection selection(const tw_select_args& a) {
   require_within("args.rule", a.rule, TW_BLOCKS_ABOVE, "a tw_block_rule, 0 to 2");
+  require_within("args.scorer", a.scorer, TW_SCORES_VERTICAL_SLASH, "a tw_block_scorer, 0 to 2");
   tilewise::BlockSelection by{
       .block_q = a.block_q,
       .block_k = a.block_k,
@@ -264,7 +265,9 @@ tilewise::BlockSelection selection(const tw_select_args& a) {
       .mass = a.mass,
       .threshold = a.threshold,
       .keep_diagonal = a.drop_diagonal == 0,
-      .keep_first = a.drop_first == 0};
+      .keep_first = a.drop_first == 0,
+      .scorer = static_cast<tilewise::BlockScorer>(a.scorer)};
+  if (a.stride != 0) by.stride = a.stride;
   if (a.has_scale != 0) by.scale = a.scale;
   return by;
 }

@@ -21,6 +21,18 @@ Tensor head_view(const Run<T>& run, T* data, std::int64_t heads, std::int64_t he
   return t;
 }
 
+/// What every attention of a pass has: the batch's lengths, and its mask where it is given.
+template <class T>
+AttentionSpec visible_spec(const Run<T>& run, const Tensor& mask) {
+  AttentionSpec spec;
+  spec.mask = mask;
+  if (run.lengths != nullptr) {
+    spec.key_lengths = Tensor::contiguous(const_cast<std::int32_t*>(run.lengths), DType::int32,
+                                          {run.batch}, run.config.device);
+  }
+  return spec;
+}
+
 template <class T>
 void attend(const Run<T>& run, const ForwardTensors& tensors, const AttentionSpec& spec);
 template <class T>

@@ -9,10 +9,11 @@
 namespace tilewise::asam {
 namespace {
 
-constexpr std::array<std::pair<LayerKind, std::string_view>, 3> kKinds = {
+constexpr std::array<std::pair<LayerKind, std::string_view>, 4> kKinds = {
     {{LayerKind::original, "original"},
      {LayerKind::flash, "flash"},
-     {LayerKind::adaptive, "adaptive"}}};
+     {LayerKind::adaptive, "adaptive"},
+     {LayerKind::efficient, "efficient"}}};
 constexpr std::array<std::pair<Pattern, std::string_view>, 7> kPatterns = {
     {{Pattern::local, "local"},
      {Pattern::strided, "strided"},
@@ -88,8 +89,9 @@ void check_config(const Config& c) {
   require(c.classes >= 0, "classes", std::to_string(c.classes), "it must be >= 0");
   require_share("dropout", c.dropout);
   require_share("gate_dropout", c.gate_dropout);
-  require(c.kind != LayerKind::flash || c.heads * c.head_dim == c.dim, "head_dim",
-          std::to_string(c.head_dim), "the flash layer needs heads * head_dim = dim");
+  const bool divides = c.kind == LayerKind::flash || c.kind == LayerKind::efficient;
+  require(!divides || c.heads * c.head_dim == c.dim, "head_dim", std::to_string(c.head_dim),
+          "the flash layer needs heads * head_dim = dim");
   const auto block = static_cast<std::uint64_t>(c.block_size);
   require(c.block_size >= 16 && c.block_size <= 256 && std::has_single_bit(block), "block_size",
           std::to_string(c.block_size), "expected a power of two from 16 to 256");
@@ -107,8 +109,6 @@ void check_config(const Config& c) {
   require(c.compute == DType::float32 || c.device.type == DeviceType::cuda, "compute",
           std::string(dtype_name(c.compute)), "only CUDA supports it");
   require(!c.graph || c.device.type == DeviceType::cuda, "graph", "true", "only CUDA supports it");
-  require(!c.graph || (c.dropout == 0.0 && c.gate_dropout == 0.0), "graph", "true",
-          "expected dropout and gate_dropout 0, because replays repeat their bits");
   check_pattern(c);
 }
 

@@ -64,7 +64,12 @@ struct Assignment {
 template <class T>
 class HeadChoice {
  public:
-  HeadChoice(const Choice<T>& c, std::int64_t bh) : c_(c), s_(c.shape), bh_(bh) {
+  HeadChoice(const Choice<T>& c, std::int64_t bh)
+      : c_(c),
+        s_(c.shape),
+        bh_(bh),
+        tokens_(counted(c.lengths, bh / c.shape.heads.heads, c.shape.heads.tokens)),
+        blocks_(ceil_div(tokens_, c.shape.block)) {
     const std::int64_t dim = s_.heads.dim;
     q_ = pooled(0);
     k_ = pooled(1);
@@ -80,6 +85,8 @@ class HeadChoice {
 
   std::int64_t head() const { return bh_ % s_.heads.heads; }
   std::int64_t batch() const { return bh_ / s_.heads.heads; }
+  /// Of the sequence, padding left out.
+  std::int64_t blocks() const { return blocks_; }
 
   /// The pattern's number: fixed, the largest logit, or in training the largest after noise.
   std::int64_t pattern() const {
@@ -92,7 +99,7 @@ class HeadChoice {
 
   /// Whether each (query block, key block) is listed.
   std::vector<std::uint8_t> visible(std::int64_t pattern) const {
-    const std::int64_t n = s_.blocks();
+    const std::int64_t n = blocks_;
     std::vector<std::uint8_t> seen(static_cast<std::size_t>(n * n));
     const std::vector<T> scores =
         kChoicePatterns[static_cast<std::size_t>(pattern)] == Pattern::clustered ? affinity()
@@ -111,7 +118,7 @@ class HeadChoice {
 
   /// The gradient of the mean affinity of the blocks that clustered lists.
   void affinity_backward(T d_shared) const {
-    const std::int64_t n = s_.blocks(), clusters = s_.clusters;
+    const std::int64_t n = blocks_, clusters = s_.clusters;
     const Assignment<T> q = assigned(q_), k = assigned(k_);
     const std::vector<T> scores = affinity();
     std::vector<std::uint8_t> near(scores.size());
@@ -122,7 +129,7 @@ class HeadChoice {
       row[i] = row[0] = 1;
       count += std::count(row, row + n, std::uint8_t{1});
     }
-    const T d = d_shared / static_cast<T>(count);
+    const T d = d_shared / static_cast<T>(std::max<std::int64_t>(count, 1));
     std::vector<T> dq(q.share.size()), dk(k.share.size());
     for (std::int64_t i = 0; i < n; ++i) {
       for (std::int64_t j = 0; j < n; ++j) {
@@ -147,13 +154,13 @@ class HeadChoice {
   /// Means over blocks of q (part 0) or k (part 1): (blocks, dim).
   std::vector<T> pooled(std::int64_t part) const {
     const HeadShape& h = s_.heads;
-    std::vector<T> means(static_cast<std::size_t>(s_.blocks() * h.dim));
-    for (std::int64_t i = 0; i < h.tokens; ++i) {
+    std::vector<T> means(static_cast<std::size_t>(blocks_ * h.dim));
+    for (std::int64_t i = 0; i < tokens_; ++i) {
       const T* row = c_.qkv + at(i, part);
       T* mean = means.data() + i / s_.block * h.dim;
       for (std::int64_t e = 0; e < h.dim; ++e) mean[e] += row[e];
     }
-    for (std::int64_t n = 0; n < s_.blocks(); ++n) {
+    for (std::int64_t n = 0; n < blocks_; ++n) {
       for (std::int64_t e = 0; e < h.dim; ++e) {
         means[static_cast<std::size_t>(n * h.dim + e)] /= static_cast<T>(tokens_of(n));
       }
@@ -166,15 +173,15 @@ class HeadChoice {
     return (((batch() * h.tokens + i) * 3 + part) * h.heads + head()) * h.dim;
   }
   std::int64_t tokens_of(std::int64_t block) const {
-    return std::min(s_.block, s_.heads.tokens - block * s_.block);
+    return std::min(s_.block, tokens_ - block * s_.block);
   }
 
   Assignment<T> assigned(const std::vector<T>& x) const {
-    return {x.data(), axes_.data(), *c_.temperature, s_.blocks(), s_.heads.dim, s_.clusters};
+    return {x.data(), axes_.data(), *c_.temperature, blocks_, s_.heads.dim, s_.clusters};
   }
   /// How much each pair of blocks shares clusters.
   std::vector<T> affinity() const {
-    const std::int64_t n = s_.blocks();
+    const std::int64_t n = blocks_;
     const Assignment<T> q = assigned(q_), k = assigned(k_);
     std::vector<T> scores(static_cast<std::size_t>(n * n));
     for (std::int64_t at = 0; at < n * n; ++at) {
@@ -186,7 +193,7 @@ class HeadChoice {
   }
   /// mean(q) . mean(k): softmax would not change the order.
   std::vector<T> selection_scores() const {
-    const std::int64_t n = s_.blocks(), dim = s_.heads.dim;
+    const std::int64_t n = blocks_, dim = s_.heads.dim;
     std::vector<T> scores(static_cast<std::size_t>(n * n));
     for (std::int64_t at = 0; at < n * n; ++at) {
       scores[static_cast<std::size_t>(at)] =
@@ -198,7 +205,7 @@ class HeadChoice {
   /// Row i of a pattern, before what every row keeps.
   void fill_row(Pattern pattern, const T* scores, std::int64_t i, std::uint8_t* row) const {
     const Config& config = *c_.config;
-    const std::int64_t n = s_.blocks();
+    const std::int64_t n = blocks_;
     if (pattern == Pattern::selected) {
       std::vector<std::int64_t> order;
       return selection::take_largest(scores, config.causal ? i + 1 : n, selected_blocks(config, n),
@@ -226,7 +233,7 @@ class HeadChoice {
     T* d_centroids = c_.d_centroids + head() * clusters * dim;
     std::vector<T> d_unit(static_cast<std::size_t>(dim)), d_mean(d_unit.size());
     std::vector<T> d_axis(d_unit.size());
-    for (std::int64_t n = 0; n < s_.blocks(); ++n) {
+    for (std::int64_t n = 0; n < blocks_; ++n) {
       const T* share = a.share.data() + n * clusters;
       const T* ds = d_share.data() + n * clusters;
       const T* unit = a.unit.data() + n * dim;
@@ -259,14 +266,14 @@ class HeadChoice {
 
   const Choice<T>& c_;
   const ChoiceShape& s_;
-  std::int64_t bh_;
+  std::int64_t bh_, tokens_, blocks_;
   std::vector<T> q_, k_, axes_, axis_lengths_;
 };
 
 /// softmax(logits + Gumbel noise): where it is largest is the draw.
 template <class T>
 void draw_softly(const Choice<T>& c, std::int64_t bh) {
-  const DropoutMask random({.p = 0.0, .seed = c.draw.seed, .offset = c.draw.draw});
+  const DropoutMask random({.p = 0.0, .seed = c.draw.seed, .offset = c.draw.offset()});
   T* soft = c.soft + bh * kChoices;
   for (std::int64_t k = 0; k < kChoices; ++k) {
     const std::uint32_t word =
@@ -310,7 +317,7 @@ void CpuOps<T>::choose(const Choice<T>& c) {
          for (std::int64_t bh = begin; bh < end; ++bh) {
            if (draws) draw_softly(c, bh);
            const HeadChoice<T> head(c, bh);
-           const std::int64_t pattern = head.pattern();
+           const std::int64_t pattern = head.pattern(), own = head.blocks();
            const Route<T> route(*c.config, c.training, c.gate[bh]);
            const std::vector<std::uint8_t> seen = head.visible(pattern);
            c.pattern[bh] =
@@ -323,9 +330,10 @@ void CpuOps<T>::choose(const Choice<T>& c) {
              std::int32_t* offsets = c.offsets + list * (n + 1);
              for (std::int64_t i = 0; i < n; ++i) {
                offsets[i] = next;
-               const std::int64_t there = c.config->causal ? i + 1 : n;
+               if (i >= own) continue;
+               const std::int64_t there = c.config->causal ? i + 1 : own;
                for (std::int64_t j = 0; j < there; ++j) {
-                 const bool in_pattern = seen[static_cast<std::size_t>(i * n + j)] != 0;
+                 const bool in_pattern = seen[static_cast<std::size_t>(i * own + j)] != 0;
                  if (dense == 0 && in_pattern) ++listed;
                  if (dense == 0 ? route.sparse && in_pattern : route.dense) {
                    c.index[next++] = static_cast<std::int32_t>(j);
@@ -334,8 +342,9 @@ void CpuOps<T>::choose(const Choice<T>& c) {
              }
              offsets[n] = next;
            }
-           const std::int64_t every = c.config->causal ? n * (n + 1) / 2 : n * n;
-           c.density[bh] = static_cast<float>(listed) / static_cast<float>(every);
+           const std::int64_t every = c.config->causal ? own * (own + 1) / 2 : own * own;
+           c.density[bh] =
+               static_cast<float>(listed) / static_cast<float>(std::max<std::int64_t>(every, 1));
          }
        });
 }

@@ -170,7 +170,7 @@ void CpuOps<T>::layer_norm_backward(const T* x, const T* gamma, const T* statist
 
 template <class T>
 void CpuOps<T>::drop_add(const T* x, const T* a, T* y, const Drop& drop, Shape s) {
-  const DropoutMask mask({.p = drop.p, .seed = drop.seed, .offset = drop.draw});
+  const DropoutMask mask({.p = drop.p, .seed = drop.seed, .offset = drop.offset()});
   const bool drops = drop.p > 0.0;
   const T scale = drops ? static_cast<T>(mask.scale()) : T{1};
   each(s.rows, (drops ? 16 : 1) * s.cols, [&](std::int64_t begin, std::int64_t end) {
@@ -282,24 +282,50 @@ void CpuOps<T>::embed_backward(const std::int32_t* ids, const T* dy, T* d_table,
 }
 
 template <class T>
-void CpuOps<T>::read_out(const T* x, T* y, Readout readout, TokenShape s) {
+void CpuOps<T>::join_masks(const JoinedMask& m) {
+  const auto at = [](const JoinedMask::Part& part, const std::array<std::int64_t, 4>& i) {
+    return part.data == nullptr || part.data[i[0] * part.strides[0] + i[1] * part.strides[1] +
+                                             i[2] * part.strides[2] + i[3] * part.strides[3]] != 0;
+  };
+  const auto [batch, heads, rows, keys] = m.sizes;
+  const std::int64_t lines = batch * heads * m.repeat * rows, width = keys, height = rows;
+  const std::int64_t copies = heads * m.repeat;
+  each(lines, 4 * width, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t line = begin; line < end; ++line) {
+      std::array<std::int64_t, 4> i = {line / height / copies, line / height % copies / m.repeat,
+                                       line % height, 0};
+      for (; i[3] < width; ++i[3]) {
+        const bool inside = m.lengths == nullptr || i[3] < m.lengths[i[0]];
+        m.out[line * width + i[3]] = inside && at(m.first, i) && at(m.second, i) ? 1 : 0;
+      }
+    }
+  });
+}
+
+template <class T>
+void CpuOps<T>::read_out(const T* x, Lengths lengths, T* y, Readout readout, TokenShape s) {
   for (std::int64_t b = 0; b < s.batch; ++b) {
     const T* tokens = x + b * s.tokens * s.dim;
+    const std::int64_t count = counted(lengths, b, s.tokens);
     T* out = y + b * s.dim;
-    std::copy_n(tokens + (readout == Readout::last ? s.tokens - 1 : 0) * s.dim, s.dim, out);
-    if (readout == Readout::last) continue;
-    for (std::int64_t i = 1; i < s.tokens; ++i) {
+    std::fill_n(out, s.dim, T{0});
+    if (count == 0) continue;
+    const bool last = readout == Readout::last;
+    for (std::int64_t i = last ? count - 1 : 0; i < count; ++i) {
       for (std::int64_t j = 0; j < s.dim; ++j) out[j] += tokens[i * s.dim + j];
     }
-    for (std::int64_t j = 0; j < s.dim; ++j) out[j] /= static_cast<T>(s.tokens);
+    for (std::int64_t j = 0; !last && j < s.dim; ++j) out[j] /= static_cast<T>(count);
   }
 }
 
 template <class T>
-void CpuOps<T>::read_out_backward(const T* dy, T* dx, Readout readout, TokenShape s) {
+void CpuOps<T>::read_out_backward(const T* dy, Lengths lengths, T* dx, Readout readout,
+                                  TokenShape s) {
   for (std::int64_t i = 0; i < s.rows(); ++i) {
-    const bool last = i % s.tokens == s.tokens - 1;
-    const T share = readout == Readout::mean ? T{1} / static_cast<T>(s.tokens) : T(last ? 1 : 0);
+    const std::int64_t token = i % s.tokens, count = counted(lengths, i / s.tokens, s.tokens);
+    const T share = readout == Readout::last ? T(token == count - 1 ? 1 : 0)
+                    : token < count          ? T{1} / static_cast<T>(count)
+                                             : T{0};
     for (std::int64_t j = 0; j < s.dim; ++j) {
       dx[i * s.dim + j] = share * dy[i / s.tokens * s.dim + j];
     }
@@ -355,6 +381,7 @@ void CpuOps<T>::adam(T* w, const T* g, T* m, T* v, std::int64_t elems, const Tra
 
 template <class T>
 void CpuOps<T>::end_step(TrainState* state, const TrainOptions& options) {
+  ++state->draws;
   if (state->not_finite != 0) {
     ++state->skipped;
     state->good_in_a_row = 0;

@@ -35,9 +35,9 @@ class CpuOps final : public Ops<T> {
   void pool_bins(const T* x, T* features, T* kept, TokenShape shape) override;
   void pool_bins_backward(const T* x, const T* kept, const T* d_features, T* dx,
                           TokenShape shape) override;
-  void pool_windows(const T* x, T* features, TokenShape shape) override;
-  void pool_windows_backward(const T* x, const T* features, const T* d_features, T* dx,
-                             TokenShape shape) override;
+  void pool_windows(const T* x, Lengths lengths, T* features, TokenShape shape) override;
+  void pool_windows_backward(const T* x, Lengths lengths, const T* features, const T* d_features,
+                             T* dx, TokenShape shape) override;
   void gate(const T* c, const T* p, const T* threshold, const T* tau, T* g, Shape shape) override;
   void gate_backward(const T* c, const T* p, const T* threshold, const T* tau, const T* g,
                      const T* dg, T* dc, T* dp, T* d_threshold, T* d_tau, Shape shape) override;
@@ -52,8 +52,10 @@ class CpuOps final : public Ops<T> {
                       HeadShape shape, std::int64_t clusters) override;
   void embed(const std::int32_t* ids, const T* table, T* y, Shape shape) override;
   void embed_backward(const std::int32_t* ids, const T* dy, T* d_table, Shape shape) override;
-  void read_out(const T* x, T* y, Readout readout, TokenShape shape) override;
-  void read_out_backward(const T* dy, T* dx, Readout readout, TokenShape shape) override;
+  void join_masks(const JoinedMask& masks) override;
+  void read_out(const T* x, Lengths lengths, T* y, Readout readout, TokenShape shape) override;
+  void read_out_backward(const T* dy, Lengths lengths, T* dx, Readout readout,
+                         TokenShape shape) override;
   void cross_entropy(const T* logits, const std::int32_t* labels, T* d_logits, TrainState* state,
                      Shape shape) override;
   void look_for_infinities(const T* g, std::int64_t elems, TrainState* state) override;

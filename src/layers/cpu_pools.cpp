@@ -32,13 +32,13 @@ void softmax(const T* x, T* y, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) y[i] /= sum;
 }
 
-/// Mean over window `w` of `window` tokens, of feature j.
+/// Mean over window `w` of `window` tokens, of feature j; `count` tokens count.
 template <class T>
-T window_mean(const T* x, const TokenShape& s, std::int64_t window, std::int64_t w,
+T window_mean(const T* x, std::int64_t dim, std::int64_t count, std::int64_t window, std::int64_t w,
               std::int64_t j) {
-  const std::int64_t end = std::min(s.tokens, (w + 1) * window);
+  const std::int64_t end = std::min(count, (w + 1) * window);
   T sum = 0;
-  for (std::int64_t i = w * window; i < end; ++i) sum += x[i * s.dim + j];
+  for (std::int64_t i = w * window; i < end; ++i) sum += x[i * dim + j];
   return sum / static_cast<T>(end - w * window);
 }
 
@@ -124,20 +124,25 @@ void CpuOps<T>::pool_bins_backward(const T* x, const T* kept, const T* d_feature
 }
 
 template <class T>
-void CpuOps<T>::pool_windows(const T* x, T* features, TokenShape s) {
+void CpuOps<T>::pool_windows(const T* x, Lengths lengths, T* features, TokenShape s) {
   each(s.batch * s.dim, 6 * s.tokens, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t at = begin; at < end; ++at) {
       const std::int64_t b = at / s.dim, j = at % s.dim;
       const T* tokens = x + b * s.tokens * s.dim;
       T* out = features + b * kWindowFeatures * s.dim + j;
-      out[0] = window_mean(tokens, s, s.tokens, 0, j);
+      const std::int64_t n = counted(lengths, b, s.tokens);
+      if (n == 0) {
+        for (std::int64_t f = 0; f < kWindowFeatures; ++f) out[f * s.dim] = 0;
+        continue;
+      }
+      out[0] = window_mean(tokens, s.dim, n, n, 0, j);
       for (std::size_t k = 0; k < kPoolWindows.size(); ++k) {
-        const std::int64_t windows = ceil_div(s.tokens, kPoolWindows[k]);
+        const std::int64_t windows = ceil_div(n, kPoolWindows[k]);
         std::vector<T> means(static_cast<std::size_t>(windows));
         T mean = 0, variance = 0;
         for (std::int64_t w = 0; w < windows; ++w) {
           mean += means[static_cast<std::size_t>(w)] =
-              window_mean(tokens, s, kPoolWindows[k], w, j);
+              window_mean(tokens, s.dim, n, kPoolWindows[k], w, j);
         }
         mean /= static_cast<T>(windows);
         for (const T m : means) variance += (m - mean) * (m - mean);
@@ -150,30 +155,30 @@ void CpuOps<T>::pool_windows(const T* x, T* features, TokenShape s) {
 }
 
 template <class T>
-void CpuOps<T>::pool_windows_backward(const T* x, const T*, const T* d_features, T* dx,
-                                      TokenShape s) {
+void CpuOps<T>::pool_windows_backward(const T* x, Lengths lengths, const T*, const T* d_features,
+                                      T* dx, TokenShape s) {
   each(s.batch * s.dim, 10 * s.tokens, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t at = begin; at < end; ++at) {
       const std::int64_t b = at / s.dim, j = at % s.dim;
       const T* tokens = x + b * s.tokens * s.dim;
       T* out = dx + b * s.tokens * s.dim + j;
       const T* df = d_features + b * kWindowFeatures * s.dim + j;
-      for (std::int64_t i = 0; i < s.tokens; ++i)
-        out[i * s.dim] += df[0] / static_cast<T>(s.tokens);
-      for (std::size_t k = 0; k < kPoolWindows.size(); ++k) {
+      const std::int64_t n = counted(lengths, b, s.tokens);
+      for (std::int64_t i = 0; i < n; ++i) out[i * s.dim] += df[0] / static_cast<T>(n);
+      for (std::size_t k = 0; n > 0 && k < kPoolWindows.size(); ++k) {
         const T d_most = df[(2 * static_cast<std::int64_t>(k) + 1) * s.dim];
         const T d_variance = df[(2 * static_cast<std::int64_t>(k) + 2) * s.dim];
-        const std::int64_t window = kPoolWindows[k], windows = ceil_div(s.tokens, window);
+        const std::int64_t window = kPoolWindows[k], windows = ceil_div(n, window);
         std::vector<T> means(static_cast<std::size_t>(windows));
         T mean = 0;
         for (std::int64_t w = 0; w < windows; ++w) {
-          mean += means[static_cast<std::size_t>(w)] = window_mean(tokens, s, window, w, j);
+          mean += means[static_cast<std::size_t>(w)] = window_mean(tokens, s.dim, n, window, w, j);
         }
         mean /= static_cast<T>(windows);
         const std::int64_t highest = std::max_element(means.begin(), means.end()) - means.begin();
-        for (std::int64_t i = 0; i < s.tokens; ++i) {
+        for (std::int64_t i = 0; i < n; ++i) {
           const std::int64_t w = i / window;
-          const T inside = static_cast<T>(std::min(s.tokens, (w + 1) * window) - w * window);
+          const T inside = static_cast<T>(std::min(n, (w + 1) * window) - w * window);
           T d = d_variance * 2 * (means[static_cast<std::size_t>(w)] - mean) /
                 static_cast<T>(windows);
           if (w == highest) d += d_most;
@@ -190,11 +195,11 @@ template void CpuOps<float>::pool_bins_backward(const float*, const float*, cons
                                                 TokenShape);
 template void CpuOps<double>::pool_bins_backward(const double*, const double*, const double*,
                                                  double*, TokenShape);
-template void CpuOps<float>::pool_windows(const float*, float*, TokenShape);
-template void CpuOps<double>::pool_windows(const double*, double*, TokenShape);
-template void CpuOps<float>::pool_windows_backward(const float*, const float*, const float*, float*,
-                                                   TokenShape);
-template void CpuOps<double>::pool_windows_backward(const double*, const double*, const double*,
-                                                    double*, TokenShape);
+template void CpuOps<float>::pool_windows(const float*, Lengths, float*, TokenShape);
+template void CpuOps<double>::pool_windows(const double*, Lengths, double*, TokenShape);
+template void CpuOps<float>::pool_windows_backward(const float*, Lengths, const float*,
+                                                   const float*, float*, TokenShape);
+template void CpuOps<double>::pool_windows_backward(const double*, Lengths, const double*,
+                                                    const double*, double*, TokenShape);
 
 }  // namespace tilewise::asam

@@ -24,12 +24,14 @@ void check_sizes(const ChoiceShape& shape) {
 
 }  // namespace
 
-steps::ChoiceArgs CudaOps::start_choice(const Choice<float>& c) {
-  check_sizes(c.shape);
+steps::ChoiceArgs choice_args(const Choice<float>& c) {
   const HeadShape& h = c.shape.heads;
   const Config& config = *c.config;
-  const std::int64_t n = c.shape.blocks(), lists = h.batch * h.heads, means = 2 * lists * n;
-  const DropoutMask random({.p = 0.0, .seed = c.draw.seed, .offset = c.draw.draw});
+  const std::int64_t n = c.shape.blocks();
+  const DropoutMask random({
+      .p = 0.0,
+      .seed = c.draw.seed,
+  });
   const bool automatic = config.pattern == Pattern::automatic;
   steps::ChoiceArgs a;
   a.batch = static_cast<int>(h.batch);
@@ -45,12 +47,13 @@ steps::ChoiceArgs CudaOps::start_choice(const Choice<float>& c) {
   a.gated = config.adaptive_gate;
   a.reach = static_cast<int>(local_reach(config));
   a.every = static_cast<int>(strided_every(config));
-  a.kept = static_cast<int>(selected_blocks(config, n));
+  a.kept = config.density;
   a.route_above = static_cast<float>(config.route_above);
   a.route_below = static_cast<float>(1.0 - config.route_above);
   std::copy(random.key().begin(), random.key().end(), a.key);
   a.draw = c.draw.draw;
-  if (c.draw.state != nullptr) a.steps = &c.draw.state->steps;
+  a.counter = counter_of(c.draw);
+  a.lengths = c.lengths;
   a.site = c.draw.site;
   a.qkv = c.qkv;
   a.logits = c.logits;
@@ -63,14 +66,30 @@ steps::ChoiceArgs CudaOps::start_choice(const Choice<float>& c) {
   a.density = c.density;
   a.offsets = c.offsets;
   a.index = c.index;
+  a.d_weight = c.d_weight;
+  a.d_logits = c.d_logits;
+  a.d_qkv = c.d_qkv;
+  a.d_centroids = c.d_centroids;
+  a.d_temperature = c.d_temperature;
+  return a;
+}
+
+steps::ChoiceArgs CudaOps::start_choice(const Choice<float>& c) {
+  check_sizes(c.shape);
+  const HeadShape& h = c.shape.heads;
+  const std::int64_t n = c.shape.blocks(), lists = h.batch * h.heads, means = 2 * lists * n;
+  const Pattern pattern = c.config->pattern;
+  steps::ChoiceArgs a = choice_args(c);
   a.pooled = choice_.pooled.room(memory_, means * h.dim);
-  a.lengths = choice_.lengths.room(memory_, means);
+  a.norms = choice_.norms.room(memory_, means);
   a.cosine = choice_.cosine.room(memory_, means * c.shape.clusters);
   a.share = choice_.share.room(memory_, means * c.shape.clusters);
   a.seen = choice_.seen.room(memory_, lists * n * n);
   a.counts = choice_.counts.room(memory_, lists * n);
   start(Step::choice_means, a, means);
-  if (automatic || config.pattern == Pattern::clustered) start(Step::choice_shares, a, means);
+  if (pattern == Pattern::automatic || pattern == Pattern::clustered) {
+    start(Step::choice_shares, a, means);
+  }
   return a;
 }
 
@@ -92,11 +111,6 @@ void CudaOps::choose_backward(const Choice<float>& c) {
   // Means and shares anew: another layer's are there.
   steps::ChoiceArgs a = start_choice(c);
   const std::int64_t means = 2 * lists * a.blocks;
-  a.d_weight = c.d_weight;
-  a.d_logits = c.d_logits;
-  a.d_qkv = c.d_qkv;
-  a.d_centroids = c.d_centroids;
-  a.d_temperature = c.d_temperature;
   a.d_cosine = choice_.d_cosine.room(memory_, means * c.shape.clusters);
   a.d_scaled = choice_.d_scaled.room(memory_, means);
   start(Step::choice_logits_backward, a, blocks_for(lists));

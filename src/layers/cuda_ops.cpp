@@ -40,6 +40,7 @@ constexpr StepName kNames[kSteps] = {
     {"twice_backward", "TwiceArgs"},
     {"embed", "EmbedArgs"},
     {"embed_backward", "EmbedArgs"},
+    {"join_masks", "JoinArgs"},
     {"read_out", "ReadArgs"},
     {"read_out_backward", "ReadArgs"},
     {"cross_entropy", "LossArgs"},
@@ -68,8 +69,8 @@ constexpr StepName kNames[kSteps] = {
     {"widen", "TwinArgs"},
 };
 
-steps::Tokens tokens_of(const TokenShape& s) {
-  return {static_cast<int>(s.batch), static_cast<int>(s.tokens), static_cast<int>(s.dim)};
+steps::Tokens tokens_of(const TokenShape& s, Lengths lengths = nullptr) {
+  return {static_cast<int>(s.batch), static_cast<int>(s.tokens), static_cast<int>(s.dim), lengths};
 }
 std::int64_t column_blocks(std::int64_t cols) { return ceil_div(cols, steps::kColumns); }
 steps::Activation device_name_of(Activation f) { return static_cast<steps::Activation>(f); }
@@ -196,6 +197,7 @@ void CudaOps::drop_add(const float* x, const float* a, float* y, const Drop& dro
                        .cols = static_cast<int>(s.cols)};
   args.bits.key = tile::PhiloxKeys(mask.key()[0], mask.key()[1]);
   args.bits.offset = mask.offset();
+  args.bits.counter = counter_of(drop);
   args.bits.limit = static_cast<unsigned>(mask.threshold() - 1);
   args.bits.scale = static_cast<float>(mask.scale());
   start(Step::drop_add, args, blocks_for(s.rows * ceil_div(s.cols, 4)));
@@ -228,8 +230,8 @@ void CudaOps::pool_bins_backward(const float* x, const float* kept, const float*
   start(Step::bin_inputs_backward, args, blocks_for(s.elems()));
 }
 
-void CudaOps::pool_windows(const float* x, float* features, TokenShape s) {
-  const steps::WindowArgs args{.shape = tokens_of(s),
+void CudaOps::pool_windows(const float* x, Lengths lengths, float* features, TokenShape s) {
+  const steps::WindowArgs args{.shape = tokens_of(s, lengths),
                                .x = x,
                                .features = features,
                                .means = means_.room(memory_, 3 * s.batch * s.dim),
@@ -237,11 +239,11 @@ void CudaOps::pool_windows(const float* x, float* features, TokenShape s) {
   start(Step::pool_windows, args, s.batch * column_blocks(s.dim));
 }
 
-void CudaOps::pool_windows_backward(const float* x, const float* features, const float* d_features,
-                                    float* dx, TokenShape s) {
+void CudaOps::pool_windows_backward(const float* x, Lengths lengths, const float* features,
+                                    const float* d_features, float* dx, TokenShape s) {
   // The windows' means and maxima anew: another layer's may be there.
-  pool_windows(x, const_cast<float*>(features), s);
-  const steps::WindowArgs args{.shape = tokens_of(s),
+  pool_windows(x, lengths, const_cast<float*>(features), s);
+  const steps::WindowArgs args{.shape = tokens_of(s, lengths),
                                .x = x,
                                .means = means_.get(),
                                .highest = highest_.get(),
@@ -333,6 +335,25 @@ void CudaOps::clustered_mask(const float*, const float*, const float*, std::uint
   throw Unsupported("the clustered pattern of the original layer is not supported on cuda");
 }
 
+void CudaOps::join_masks(const JoinedMask& m) {
+  const auto part = [](const JoinedMask::Part& from) {
+    steps::JoinArgs::Part to{.data = from.data};
+    std::copy(from.strides.begin(), from.strides.end(), to.strides);
+    return to;
+  };
+  const steps::JoinArgs args{.first = part(m.first),
+                             .second = part(m.second),
+                             .lengths = m.lengths,
+                             .batch = static_cast<int>(m.sizes[0]),
+                             .heads = static_cast<int>(m.sizes[1]),
+                             .rows = static_cast<int>(m.sizes[2]),
+                             .keys = static_cast<int>(m.sizes[3]),
+                             .repeat = static_cast<int>(m.repeat),
+                             .out = m.out};
+  start(Step::join_masks, args,
+        blocks_for(args.batch * m.sizes[1] * m.repeat * m.sizes[2] * m.sizes[3]));
+}
+
 void CudaOps::embed(const std::int32_t* ids, const float* table, float* y, Shape s) {
   const steps::EmbedArgs args{
       .ids = ids, .table = table, .y = y, .rows = s.rows, .cols = static_cast<int>(s.cols)};
@@ -345,15 +366,16 @@ void CudaOps::embed_backward(const std::int32_t* ids, const float* dy, float* d_
   start(Step::embed_backward, args, vocabulary_);
 }
 
-void CudaOps::read_out(const float* x, float* y, Readout readout, TokenShape s) {
+void CudaOps::read_out(const float* x, Lengths lengths, float* y, Readout readout, TokenShape s) {
   const steps::ReadArgs args{
-      .shape = tokens_of(s), .last = readout == Readout::last, .from = x, .to = y};
+      .shape = tokens_of(s, lengths), .last = readout == Readout::last, .from = x, .to = y};
   start(Step::read_out, args, s.batch * column_blocks(s.dim));
 }
 
-void CudaOps::read_out_backward(const float* dy, float* dx, Readout readout, TokenShape s) {
+void CudaOps::read_out_backward(const float* dy, Lengths lengths, float* dx, Readout readout,
+                                TokenShape s) {
   const steps::ReadArgs args{
-      .shape = tokens_of(s), .last = readout == Readout::last, .from = dy, .to = dx};
+      .shape = tokens_of(s, lengths), .last = readout == Readout::last, .from = dy, .to = dx};
   start(Step::read_out_backward, args, blocks_for(s.elems()));
 }
 

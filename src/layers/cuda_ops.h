@@ -34,6 +34,7 @@ enum class Step : std::uint8_t {
   twice_backward,
   embed,
   embed_backward,
+  join_masks,
   read_out,
   read_out_backward,
   cross_entropy,
@@ -63,8 +64,16 @@ enum class Step : std::uint8_t {
 };
 inline constexpr int kSteps = static_cast<int>(Step::widen) + 1;
 
+/// The low word of a trainer's draws, where the device reads it; null without one.
+inline const unsigned* counter_of(const Drop& drop) {
+  return drop.state == nullptr ? nullptr : reinterpret_cast<const unsigned*>(&drop.state->draws);
+}
+
 /// The source of a step's kernel.
 cuda::KernelUnit step_unit(Step step);
+
+/// What the choice's kernels are given, without the memory between them.
+layer_steps::ChoiceArgs choice_args(const Choice<float>& choice);
 
 class CudaOps final : public Ops<float> {
  public:
@@ -93,9 +102,9 @@ class CudaOps final : public Ops<float> {
   void pool_bins(const float* x, float* features, float* kept, TokenShape shape) override;
   void pool_bins_backward(const float* x, const float* kept, const float* d_features, float* dx,
                           TokenShape shape) override;
-  void pool_windows(const float* x, float* features, TokenShape shape) override;
-  void pool_windows_backward(const float* x, const float* features, const float* d_features,
-                             float* dx, TokenShape shape) override;
+  void pool_windows(const float* x, Lengths lengths, float* features, TokenShape shape) override;
+  void pool_windows_backward(const float* x, Lengths lengths, const float* features,
+                             const float* d_features, float* dx, TokenShape shape) override;
   void gate(const float* c, const float* p, const float* threshold, const float* tau, float* g,
             Shape shape) override;
   void gate_backward(const float* c, const float* p, const float* threshold, const float* tau,
@@ -113,8 +122,11 @@ class CudaOps final : public Ops<float> {
   void embed(const std::int32_t* ids, const float* table, float* y, Shape shape) override;
   void embed_backward(const std::int32_t* ids, const float* dy, float* d_table,
                       Shape shape) override;
-  void read_out(const float* x, float* y, Readout readout, TokenShape shape) override;
-  void read_out_backward(const float* dy, float* dx, Readout readout, TokenShape shape) override;
+  void join_masks(const JoinedMask& masks) override;
+  void read_out(const float* x, Lengths lengths, float* y, Readout readout,
+                TokenShape shape) override;
+  void read_out_backward(const float* dy, Lengths lengths, float* dx, Readout readout,
+                         TokenShape shape) override;
   void cross_entropy(const float* logits, const std::int32_t* labels, float* d_logits,
                      TrainState* state, Shape shape) override;
   void look_for_infinities(const float* g, std::int64_t elems, TrainState* state) override;
@@ -153,7 +165,7 @@ class CudaOps final : public Ops<float> {
   Buffer<std::int32_t> highest_;
   /// Buffers of choose() and its backward.
   struct {
-    Buffer<float> pooled, lengths, cosine, share, d_cosine, d_scaled;
+    Buffer<float> pooled, norms, cosine, share, d_cosine, d_scaled;
     Buffer<unsigned char> seen;
     Buffer<std::int32_t> counts;
   } choice_;

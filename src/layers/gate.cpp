@@ -54,7 +54,7 @@ void Gate<T>::forward(const Run<T>& run, const T* h) {
   const std::int64_t hidden = projection_.out;
   T* features = features_.room(run.memory, run.batch * projection_.in);
   if (sees_windows_) {
-    run.ops.pool_windows(h, features, run.shape());
+    run.ops.pool_windows(h, run.lengths, features, run.shape());
   } else {
     const std::int64_t kept = run.config.dim + 2 * run.tokens + 3 * projection_.in;
     run.ops.pool_bins(h, features, kept_.room(run.memory, run.batch * kept), run.shape());
@@ -109,7 +109,7 @@ void Gate<T>::backward(const Run<T>& run, const T* h, const T* dg, const T* d_lo
   linear_backward<T>(run, projection_, features_.get(), z_.get(), d_z, d_z, d_features,
                      Activation::none, run.batch);
   if (sees_windows_) {
-    run.ops.pool_windows_backward(h, features_.get(), d_features, dh, run.shape());
+    run.ops.pool_windows_backward(h, run.lengths, features_.get(), d_features, dh, run.shape());
   } else {
     run.ops.pool_bins_backward(h, kept_.get(), d_features, dh, run.shape());
   }

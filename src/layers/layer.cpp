@@ -36,7 +36,7 @@ Layer<T>::Layer(Parameters<T>& parameters, const std::string& prefix, const Conf
                 int index)
     : config_(config), index_(index) {
   const std::int64_t inner = config.heads * config.head_dim;
-  if (config.kind == LayerKind::flash) {
+  if (!norms_twice()) {
     qkv_ = declare_xavier(parameters, prefix + "qkv", config.dim, 3 * inner);
     out_ = declare_xavier(parameters, prefix + "out_proj", inner, config.dim);
   } else {
@@ -127,7 +127,7 @@ void Layer<T>::backward(const Run<T>& run, const T* x, T* dx, LayerKept<T>& kept
   mixer_->backward(run, kept.h.get(), kept.qkv.get(), kept.a.get(), da, dqkv, narrow, kept.mixer,
                    scratch.mixer);
   linear_backward<T>(run, qkv_, kept.h.get(), nullptr, dqkv, dqkv, dh, Activation::none, rows);
-  if (config_.kind != LayerKind::flash) run.ops.add(narrow, dh, rows * dim);
+  if (norms_twice()) run.ops.add(narrow, dh, rows * dim);
   run.ops.layer_norm_backward(x, p.value(norm_.gamma), kept.statistics.get(), dh, dx,
                               p.gradient(norm_.gamma), p.gradient(norm_.beta), {rows, dim});
 }

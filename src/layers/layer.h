@@ -1,6 +1,6 @@
 /// A layer: attention and a feed-forward network, each around a residual.
 ///
-///   h = LN(x)                       flash: h2 = x1, the published layer's missing norm
+///   h = LN(x)                       flash, efficient: h2 = x1, the published layers' missing norm
 ///   x1 = x + drop(W_o mix(W_qkv h))
 ///   h2 = LN2(x1)
 ///   y = x1 + drop(W_2 drop(gelu(W_1 h2)))
@@ -37,7 +37,9 @@ class Layer {
   LayerInfo info(Ops<T>& ops, std::int64_t batch) const { return mixer_->info(ops, batch); }
 
  private:
-  bool norms_twice() const { return config_.kind != LayerKind::flash; }
+  bool norms_twice() const {
+    return config_.kind == LayerKind::original || config_.kind == LayerKind::adaptive;
+  }
 
   const Config& config_;
   int index_;

@@ -34,7 +34,49 @@ LayerInfo gate_info(Ops<T>& ops, std::int64_t batch, std::int64_t heads, const G
   return info;
 }
 
-/// FlashASAMLayer's: every pair.
+/// A mask of pairs as join_masks() reads it.
+JoinedMask::Part part_of(const Tensor& mask) {
+  JoinedMask::Part part{.data = static_cast<const std::uint8_t*>(mask.data)};
+  std::copy_n(mask.strides.begin(), 4, part.strides.begin());
+  return part;
+}
+
+/// `first` (broadcast to 4 axes) and the batch's mask, each head `repeat` times, in `room`.
+template <class T>
+Tensor joined(const Run<T>& run, const Tensor& first, std::int64_t repeat,
+              Buffer<std::uint8_t>& room) {
+  const auto axis = [&](std::size_t n, std::int64_t full) {
+    const bool spread = (first.defined() && first.strides[n] == 0) || !first.defined();
+    return spread && run.mask.strides[n] == 0 ? 1 : full;
+  };
+  JoinedMask m;
+  m.sizes = {axis(0, run.batch), axis(1, run.config.heads), run.tokens, run.tokens};
+  m.repeat = m.sizes[1] == 1 ? 1 : repeat;
+  m.first = part_of(first);
+  m.second = part_of(run.mask);
+  const std::int64_t heads = m.sizes[1] * m.repeat;
+  m.out = room.room(run.memory, m.sizes[0] * heads * run.tokens * run.tokens);
+  run.ops.join_masks(m);
+  return contiguous(m.out, DType::boolean, {m.sizes[0], heads, run.tokens, run.tokens},
+                    run.config.device);
+}
+
+/// The batch's mask and its lengths as one mask.
+template <class T>
+Tensor with_lengths(const Run<T>& run, Buffer<std::uint8_t>& room) {
+  const bool masked = run.mask.defined();
+  JoinedMask m;
+  m.first = masked ? part_of(run.mask) : JoinedMask::Part{};
+  m.lengths = run.lengths;
+  m.sizes = {run.batch, m.first.strides[1] != 0 ? run.config.heads : 1,
+             m.first.strides[2] != 0 ? run.tokens : 1, run.tokens};
+  m.out = room.room(run.memory, m.sizes[0] * m.sizes[1] * m.sizes[2] * m.sizes[3]);
+  run.ops.join_masks(m);
+  return contiguous(m.out, DType::boolean, {m.sizes[0], m.sizes[1], m.sizes[2], m.sizes[3]},
+                    run.config.device);
+}
+
+/// FlashASAMLayer's: every pair; EfficientASAMLayer's: those in a window.
 template <class T>
 class DenseMixer final : public Mixer<T> {
  public:
@@ -49,7 +91,7 @@ class DenseMixer final : public Mixer<T> {
             .v = this->part(run, qkv, 2),
             .o = merged(run, a),
             .lse = this->lse_view(run, lse, heads)},
-           spec(run));
+           spec(run, kept));
   }
 
   void backward(const Run<T>& run, const T*, T* qkv, T* a, T* da, T* dqkv, T*, MixerKept<T>& kept,
@@ -64,7 +106,7 @@ class DenseMixer final : public Mixer<T> {
                      .dq = this->part(run, dqkv, 0),
                      .dk = this->part(run, dqkv, 1),
                      .dv = this->part(run, dqkv, 2)},
-                    spec(run));
+                    spec(run, kept));
   }
 
  private:
@@ -72,12 +114,28 @@ class DenseMixer final : public Mixer<T> {
     const HeadShape s = run.heads();
     return head_view(run, a, s.heads, s.dim, s.heads * s.dim);
   }
-  AttentionSpec spec(const Run<T>& run) const {
-    AttentionSpec spec;
+  AttentionSpec spec(const Run<T>& run, MixerKept<T>& kept) const {
+    const Config& config = run.config;
+    const bool windowed = config.kind == LayerKind::efficient && run.tokens > config.window_size;
+    AttentionSpec spec = visible_spec(run, run.mask);
+    if (windowed) {
+      spec.window = {.left = config.window_size / 2, .right = config.window_size / 2};
+      // A window's diagonal goes with the lengths, and this layer's does not: they become a mask.
+      if (run.lengths != nullptr) {
+        spec.key_lengths = {};
+        spec.mask = with_lengths(run, kept.joined);
+      }
+    }
     // A key of its own for each layer.
     const std::uint64_t seed = run.config.seed ^ (static_cast<std::uint64_t>(this->layer_) + 1)
                                                      << 32;
-    if (run.training) spec.dropout = {.p = run.config.dropout, .seed = seed, .offset = run.draw};
+    if (run.training && config.dropout > 0.0) {
+      spec.dropout = {.p = config.dropout, .seed = seed, .offset = run.draw};
+      if (run.state != nullptr) {
+        auto* draws = const_cast<std::int64_t*>(&run.state->draws);
+        spec.dropout_counter = contiguous(draws, DType::int64, {1}, config.device);
+      }
+    }
     return spec;
   }
 };
@@ -111,11 +169,12 @@ class PublishedMixer final : public Mixer<T> {
     const std::int64_t rows = s.rows() * s.heads;
     float* lse = kept.lse.room(run.memory, 2 * rows);
     make_mask(run, qkv, kept);
-    if (gate_ == nullptr) return attention(run, qkv, a, s.dim, lse, masked(run, kept));
+    const AttentionSpec pattern = masked(run, kept);
+    if (gate_ == nullptr) return attention(run, qkv, a, s.dim, lse, pattern);
     gate_->forward(run, h);
     T* o = kept.o.room(run.memory, 2 * rows * s.dim);
-    attention(run, qkv, o, 2 * s.dim, lse, masked(run, kept));
-    attention(run, qkv, o + s.dim, 2 * s.dim, lse + rows, {});
+    attention(run, qkv, o, 2 * s.dim, lse, pattern);
+    attention(run, qkv, o + s.dim, 2 * s.dim, lse + rows, visible_spec(run, run.mask));
     run.ops.mix(o, gate_->values(), a, s);
   }
 
@@ -124,16 +183,16 @@ class PublishedMixer final : public Mixer<T> {
     const HeadShape s = run.heads();
     const std::int64_t rows = s.rows() * s.heads;
     float* lse = kept.lse.get();
-    if (gate_ == nullptr) {
-      return gradients(run, qkv, a, da, dqkv, s.dim, lse, masked(run, kept));
-    }
+    const AttentionSpec pattern = masked(run, kept);
+    if (gate_ == nullptr) return gradients(run, qkv, a, da, dqkv, s.dim, lse, pattern);
     T* d_o = scratch.d_o.room(run.memory, 2 * rows * s.dim);
     T* dg = scratch.dg.room(run.memory, s.batch * s.heads);
     T* dense = scratch.dqkv.room(run.memory, 3 * rows * s.dim);
     T* o = kept.o.get();
     run.ops.mix_backward(o, gate_->values(), da, d_o, dg, nullptr, s);
-    gradients(run, qkv, o, d_o, dqkv, 2 * s.dim, lse, masked(run, kept));
-    gradients(run, qkv, o + s.dim, d_o + s.dim, dense, 2 * s.dim, lse + rows, {});
+    gradients(run, qkv, o, d_o, dqkv, 2 * s.dim, lse, pattern);
+    gradients(run, qkv, o + s.dim, d_o + s.dim, dense, 2 * s.dim, lse + rows,
+              visible_spec(run, run.mask));
     run.ops.add(dense, dqkv, 3 * rows * s.dim);
     gate_->backward(run, h, dg, nullptr, dh);
   }
@@ -192,15 +251,18 @@ class PublishedMixer final : public Mixer<T> {
     tokens_ = run.tokens;
     weights_ = weights;
   }
-  AttentionSpec masked(const Run<T>& run, const MixerKept<T>& kept) const {
+  /// The pattern, and the batch's mask with it.
+  AttentionSpec masked(const Run<T>& run, MixerKept<T>& kept) const {
     const bool clustered = run.config.pattern == Pattern::clustered;
-    AttentionSpec spec;
-    spec.mask =
+    const std::int64_t square = run.tokens * run.tokens;
+    const std::int64_t heads = clustered ? run.config.heads : mask_heads(run.config);
+    Tensor pattern =
         contiguous(clustered ? kept.mask.get() : mask_.get(), DType::boolean,
-                   {clustered ? run.batch : 1,
-                    clustered ? run.config.heads : mask_heads(run.config), run.tokens, run.tokens},
-                   run.config.device);
-    return spec;
+                   {run.batch, run.config.heads, run.tokens, run.tokens}, run.config.device);
+    pattern.strides[0] = clustered ? heads * square : 0;
+    pattern.strides[1] = heads == 1 ? 0 : square;
+    const Tensor all = run.mask.defined() ? joined(run, pattern, 1, kept.joined) : pattern;
+    return visible_spec(run, all);
   }
 
   std::unique_ptr<Gate<T>> gate_;
@@ -240,7 +302,7 @@ class RoutedMixer final : public Mixer<T> {
             .v = this->part(run, qkv, 2),
             .o = doubled(run, o),
             .lse = this->lse_view(run, lse, 2 * s.heads)},
-           listed(run, choice));
+           listed(run, choice, kept));
     run.ops.mix(o, choice.mixing, a, s);
   }
 
@@ -270,7 +332,7 @@ class RoutedMixer final : public Mixer<T> {
                      .dq = doubled(run, dq2),
                      .dk = this->part(run, dqkv, 1),
                      .dv = this->part(run, dqkv, 2)},
-                    listed(run, choice));
+                    listed(run, choice, kept));
     run.ops.twice_backward(dq2, dqkv, s);
     run.ops.choose_backward(choice);
     if (!run.config.adaptive_gate) {  // the gate is a constant 1
@@ -309,6 +371,7 @@ class RoutedMixer final : public Mixer<T> {
     Choice<T> choice;
     choice.shape = {s, run.config.block_size, run.config.clusters};
     choice.config = &run.config;
+    choice.lengths = run.lengths;
     choice.training = run.training;
     choice.draw = run.drop(0.0, this->layer_, Place::pattern);
     choice.qkv = qkv;
@@ -325,10 +388,12 @@ class RoutedMixer final : public Mixer<T> {
     choice.index = index_.room(run.memory, 2 * count * n * n);
     return choice;
   }
-  static AttentionSpec listed(const Run<T>& run, const Choice<T>& choice) {
+  static AttentionSpec listed(const Run<T>& run, const Choice<T>& choice, MixerKept<T>& kept) {
     const HeadShape& s = choice.shape.heads;
     const std::int64_t n = choice.shape.blocks();
-    AttentionSpec spec;
+    const bool by_head = run.mask.defined() && run.mask.strides[1] != 0;
+    AttentionSpec spec =
+        visible_spec(run, by_head ? joined(run, Tensor{}, 2, kept.joined) : run.mask);
     if (run.config.causal) spec.causal = Causal::top_left;
     spec.block_list.row_offsets =
         contiguous(choice.offsets, DType::int32, {s.batch, 2 * s.heads, n + 1}, run.config.device);
@@ -357,6 +422,7 @@ std::unique_ptr<Mixer<T>> make_mixer(Parameters<T>& parameters, const std::strin
                                      const Config& config, int layer) {
   switch (config.kind) {
     case LayerKind::flash:
+    case LayerKind::efficient:
       return std::make_unique<DenseMixer<T>>(config, layer);
     case LayerKind::original:
       return std::make_unique<PublishedMixer<T>>(parameters, prefix, config, layer);

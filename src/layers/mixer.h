@@ -16,6 +16,8 @@ struct MixerKept {
   Buffer<T> q2, o;  ///< adaptive: q twice; o of the sparse and the dense attention in turn
   Buffer<float> lse;
   Buffer<std::uint8_t> mask;  ///< of the published clustered pattern
+  Buffer<std::uint8_t>
+      joined;  ///< the batch's mask with the pattern's, or for heads that are twice there
 };
 /// Gradients on their way, which no other step needs.
 template <class T>

@@ -3,6 +3,7 @@
 #include "layers/backend.h"
 #include "layers/layer.h"
 #include "layers/replay.h"
+#include "problem/arguments.h"
 
 namespace tilewise::asam {
 namespace {
@@ -47,12 +48,16 @@ class ModelOf final : public Model::Impl {
 
   const std::vector<Parameter>& parameters() const override { return parameters_.list(); }
 
-  void forward(const Tensor& x, const Tensor& y, bool training, std::uint32_t draw) override {
+  void forward(const Tensor& x, const Tensor& y, bool training, std::uint32_t draw,
+               const Visible& visible) override {
     check_input(x);
     check_output("y", y, x);
-    const Run<T> run = make_run(x, training, draw);
+    const Run<T> run = make_run(x, training, draw, visible);
     T* const out = static_cast<T*>(y.data);
-    if (training) return forward_pass(run, x, out);
+    if (training) {
+      visible_ = visible;
+      return forward_pass(run, x, out);
+    }
     replayed(inference_, run, x, y, [&] { forward_pass(run, x, out); });
   }
 
@@ -67,7 +72,7 @@ class ModelOf final : public Model::Impl {
       require(dx.rank == 3 && dx.sizes == x.sizes && dx.dtype == x.dtype && lies_without_gaps(dx),
               "dx", dx, "the shape and type of x");
     }
-    backward_pass(make_run(x, true, draw_), x, static_cast<const T*>(dy.data),
+    backward_pass(make_run(x, true, draw_, visible_), x, static_cast<const T*>(dy.data),
                   static_cast<T*>(dx.data));
   }
 
@@ -97,12 +102,12 @@ class ModelOf final : public Model::Impl {
   }
 
   void train(const Tensor& x, const Tensor& labels, const TrainOptions& options,
-             std::uint32_t draw) override {
+             const Visible& visible) override {
     check_input(x);
     require(labels.rank == 1 && labels.sizes[0] == x.sizes[0] && labels.dtype == DType::int32 &&
                 labels.device == config.device && lies_without_gaps(labels),
             "labels", labels, "int32 (B) on " + device_name(config.device));
-    Run<T> run = make_run(x, true, draw);
+    Run<T> run = make_run(x, true, 0, visible);
     run.state = state_.get();
     T* logits = logits_.room(memory_, run.batch * config.classes);
     T* d_logits = d_logits_.room(memory_, run.batch * config.classes);
@@ -124,7 +129,8 @@ class ModelOf final : public Model::Impl {
   void replayed(Replay& replay, const Run<T>& run, const Tensor& x, const Tensor& y,
                 const std::function<void()>& work) {
     if (!config.graph) return work();
-    replay.run(config.device.index, launch.stream, {x.data, y.data, run.batch, run.tokens}, work);
+    replay.run(config.device.index, launch.stream,
+               {x.data, y.data, run.lengths, run.mask.data, run.batch, run.tokens}, work);
   }
 
   void train_pass(const Run<T>& run, const Tensor& x, const Tensor& labels, T* logits, T* d_logits,
@@ -140,16 +146,39 @@ class ModelOf final : public Model::Impl {
     ops_->end_step(state_.get(), options);
   }
 
-  Run<T> make_run(const Tensor& x, bool training, std::uint32_t draw) {
-    return {.config = config,
-            .ops = *ops_,
-            .memory = memory_,
-            .parameters = parameters_,
-            .launch = {.stream = launch.stream, .allocator = &held_, .executor = launch.executor},
-            .batch = x.sizes[0],
-            .tokens = x.sizes[1],
-            .training = training,
-            .draw = draw};
+  Run<T> make_run(const Tensor& x, bool training, std::uint32_t draw, const Visible& visible) {
+    Run<T> run{
+        .config = config,
+        .ops = *ops_,
+        .memory = memory_,
+        .parameters = parameters_,
+        .launch = {.stream = launch.stream, .allocator = &held_, .executor = launch.executor},
+        .batch = x.sizes[0],
+        .tokens = x.sizes[1],
+        .training = training,
+        .draw = draw};
+    if (visible.lengths.defined()) {
+      arguments::require_shape("lengths", visible.lengths, DType::int32, {run.batch}, "(B)");
+      arguments::require_device("lengths", visible.lengths, config.device);
+      require(lies_without_gaps(visible.lengths), "lengths", visible.lengths, "no gaps");
+      run.lengths = static_cast<const std::int32_t*>(visible.lengths.data);
+      const bool on_host = config.device.type == DeviceType::cpu;
+      for (std::int64_t b = 0; on_host && b < run.batch; ++b) {
+        if (run.lengths[b] >= 0 && run.lengths[b] <= run.tokens) continue;
+        throw InvalidArgument("lengths: entry " + std::to_string(b) + " is " +
+                              std::to_string(run.lengths[b]) + ": expected 0 to " +
+                              std::to_string(run.tokens));
+      }
+    }
+    if (visible.mask.defined()) {
+      arguments::require_device("mask", visible.mask, config.device);
+      require(visible.mask.dtype == DType::boolean && visible.mask.data != nullptr, "mask",
+              visible.mask, "bool");
+      run.mask =
+          arguments::expand("mask", visible.mask, {run.batch, config.heads, run.tokens, run.tokens},
+                            "(B, heads, n, n)");
+    }
+    return run;
   }
 
   void check_input(const Tensor& x) const {
@@ -222,7 +251,7 @@ class ModelOf final : public Model::Impl {
     }
     if (!reads) return;
     T* pooled = pooled_.room(memory_, run.batch * shape.dim);
-    ops_->read_out(out, pooled, config.readout, shape);
+    ops_->read_out(out, run.lengths, pooled, config.readout, shape);
     linear<T>(run, head_, pooled, y, nullptr, Activation::none, run.batch);
   }
 
@@ -237,7 +266,7 @@ class ModelOf final : public Model::Impl {
       ops_->copy(dy, dz, run.batch * config.classes);
       linear_backward<T>(run, head_, pooled_.get(), nullptr, dz, dz, d_pooled, Activation::none,
                          run.batch);
-      ops_->read_out_backward(d_pooled, d_out, config.readout, shape);
+      ops_->read_out_backward(d_pooled, run.lengths, d_out, config.readout, shape);
     } else {
       ops_->copy(dy, d_out, shape.elems());
     }
@@ -280,6 +309,7 @@ class ModelOf final : public Model::Impl {
   std::int64_t last_batch_ = 0;
   std::pair<std::int64_t, std::int64_t> kept_of_{-1, -1};
   std::uint32_t draw_ = 0;
+  Visible visible_;  ///< of the last forward() in training
   Replay inference_, training_;
 
   Buffer<TrainState> state_;
@@ -307,9 +337,11 @@ Model& Model::operator=(Model&&) noexcept = default;
 
 const Config& Model::config() const { return impl_->config; }
 const std::vector<Parameter>& Model::parameters() const { return impl_->parameters(); }
-void Model::infer(const Tensor& x, const Tensor& y) { impl_->forward(x, y, false, 0); }
-void Model::forward(const Tensor& x, const Tensor& y, std::uint32_t draw) {
-  impl_->forward(x, y, true, draw);
+void Model::infer(const Tensor& x, const Tensor& y, const Visible& visible) {
+  impl_->forward(x, y, false, 0, visible);
+}
+void Model::forward(const Tensor& x, const Tensor& y, std::uint32_t draw, const Visible& visible) {
+  impl_->forward(x, y, true, draw, visible);
 }
 void Model::backward(const Tensor& x, const Tensor& dy, const Tensor& dx) {
   impl_->backward(x, dy, dx);
@@ -323,7 +355,6 @@ class Trainer::Impl {
  public:
   Model::Impl& model;
   TrainOptions options;
-  std::uint32_t draw = 0;
 };
 
 Trainer::Trainer(Model& model, const TrainOptions& options)
@@ -334,8 +365,8 @@ Trainer::Trainer(Model& model, const TrainOptions& options)
   model.impl().start_training(options);
 }
 Trainer::~Trainer() = default;
-void Trainer::step(const Tensor& x, const Tensor& labels) {
-  impl_->model.train(x, labels, impl_->options, impl_->draw++);
+void Trainer::step(const Tensor& x, const Tensor& labels, const Visible& visible) {
+  impl_->model.train(x, labels, impl_->options, visible);
 }
 TrainStatus Trainer::status() const { return impl_->model.status(); }
 

@@ -20,7 +20,8 @@ class Model::Impl {
   Launch launch;
 
   virtual const std::vector<Parameter>& parameters() const = 0;
-  virtual void forward(const Tensor& x, const Tensor& y, bool training, std::uint32_t draw) = 0;
+  virtual void forward(const Tensor& x, const Tensor& y, bool training, std::uint32_t draw,
+                       const Visible& visible) = 0;
   virtual void backward(const Tensor& x, const Tensor& dy, const Tensor& dx) = 0;
   virtual void clear_gradients() = 0;
   virtual LayerInfo info(int index) const = 0;
@@ -28,7 +29,7 @@ class Model::Impl {
   virtual void synchronize() const = 0;
   /// Forward, loss, backward, Adam.
   virtual void train(const Tensor& x, const Tensor& labels, const TrainOptions& options,
-                     std::uint32_t draw) = 0;
+                     const Visible& visible) = 0;
   virtual void start_training(const TrainOptions& options) = 0;
   virtual TrainStatus status() const = 0;
 };

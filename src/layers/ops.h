@@ -6,6 +6,8 @@
 /// said. Shapes stand in brackets.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <span>
 
@@ -31,10 +33,19 @@ struct HeadShape {
   std::int64_t rows() const { return batch * tokens; }
 };
 
+/// Tokens of each sequence, int32 (batch); null: all count.
+using Lengths = const std::int32_t*;
+/// Tokens of sequence b that count, on the host.
+inline std::int64_t counted(Lengths lengths, std::int64_t b, std::int64_t tokens) {
+  return lengths == nullptr ? tokens : std::clamp<std::int64_t>(lengths[b], 0, tokens);
+}
+
 enum class Activation : std::uint8_t { none, gelu, relu, sigmoid };
 
 /// Adam's and the loss scaler's state, on the model's device, so that a step never waits for it.
 struct TrainState {
+  /// Steps so far, skipped ones too: what dropout and noise draw by. First: attention reads it.
+  std::int64_t draws = 0;
   float loss = 0.0F;
   float scale = 1.0F;
   std::int32_t good_in_a_row = 0;
@@ -48,8 +59,13 @@ struct Drop {
   double p = 0.0;
   std::uint64_t seed = 0;
   std::uint32_t site = 0, draw = 0;
-  /// A trainer's, whose steps and skipped steps together are the draw: a replayed graph reads them.
+  /// A trainer's, whose draws are added: a replayed graph reads them.
   const TrainState* state = nullptr;
+
+  /// On the host.
+  std::uint64_t offset() const {
+    return draw + (state == nullptr ? 0 : static_cast<std::uint64_t>(state->draws));
+  }
 };
 
 /// Blocks that each head attends: what the working layer's patterns list.
@@ -62,6 +78,7 @@ template <class T>
 struct Choice {
   ChoiceShape shape;
   const Config* config = nullptr;
+  Lengths lengths = nullptr;  ///< blocks past them are in no list
   bool training = false;
   Drop draw;                     ///< seed, site and draw of the Gumbel noise
   const T* qkv = nullptr;        ///< (rows, 3 heads dim)
@@ -82,6 +99,20 @@ struct Choice {
   T* d_qkv = nullptr;     ///< added to
   T* d_centroids = nullptr;
   T* d_temperature = nullptr;
+};
+
+/// Two masks of pairs as one: out [b, h * repeat + r, i, j] = first and second at [b, h, i, j], and
+/// j below the length of b.
+struct JoinedMask {
+  struct Part {
+    const std::uint8_t* data = nullptr;        ///< null: every pair
+    std::array<std::int64_t, 4> strides = {};  ///< 0 where it broadcasts
+  };
+  Part first, second;
+  Lengths lengths = nullptr;
+  std::array<std::int64_t, 4> sizes = {};  ///< batch, heads, rows, keys: without the repeats
+  std::int64_t repeat = 1;
+  std::uint8_t* out = nullptr;
 };
 
 template <class T>
@@ -135,11 +166,11 @@ class Ops {
   virtual void pool_bins_backward(const T* x, const T* kept, const T* d_features, T* dx,
                                   TokenShape shape) = 0;
   /// The working gate's [batch, 7 dim]: the mean, then maximum and variance for windows of 1, 8 and
-  /// 64 tokens.
-  virtual void pool_windows(const T* x, T* features, TokenShape shape) = 0;
+  /// 64 tokens, of the tokens that count; 0 where there are none.
+  virtual void pool_windows(const T* x, Lengths lengths, T* features, TokenShape shape) = 0;
   /// dx += ...
-  virtual void pool_windows_backward(const T* x, const T* features, const T* d_features, T* dx,
-                                     TokenShape shape) = 0;
+  virtual void pool_windows_backward(const T* x, Lengths lengths, const T* features,
+                                     const T* d_features, T* dx, TokenShape shape) = 0;
 
   /// g = sigmoid((threshold - c) p / |tau|), all [batch, heads], threshold [heads], tau [1].
   virtual void gate(const T* c, const T* p, const T* threshold, const T* tau, T* g,
@@ -163,13 +194,16 @@ class Ops {
   /// query's and a key's clusters is above 0.1.
   virtual void clustered_mask(const T* qkv, const T* centroids, const T* temperature,
                               std::uint8_t* mask, HeadShape shape, std::int64_t clusters) = 0;
+  virtual void join_masks(const JoinedMask& masks) = 0;
 
   /// y [rows, cols] = rows of table, by token number.
   virtual void embed(const std::int32_t* ids, const T* table, T* y, Shape shape) = 0;
   virtual void embed_backward(const std::int32_t* ids, const T* dy, T* d_table, Shape shape) = 0;
-  /// y [batch, dim]: the mean over tokens, or the last one.
-  virtual void read_out(const T* x, T* y, Readout readout, TokenShape shape) = 0;
-  virtual void read_out_backward(const T* dy, T* dx, Readout readout, TokenShape shape) = 0;
+  /// y [batch, dim]: the mean over the tokens that count, or the last of them; 0 where there are
+  /// none.
+  virtual void read_out(const T* x, Lengths lengths, T* y, Readout readout, TokenShape shape) = 0;
+  virtual void read_out_backward(const T* dy, Lengths lengths, T* dx, Readout readout,
+                                 TokenShape shape) = 0;
 
   /// state.loss = mean of -log softmax(logits)[label]; dlogits is its gradient times state.scale.
   virtual void cross_entropy(const T* logits, const std::int32_t* labels, T* d_logits,

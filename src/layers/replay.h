@@ -16,6 +16,8 @@ class Replay {
   struct Key {
     const void* x = nullptr;
     const void* y = nullptr;
+    const void* lengths = nullptr;
+    const void* mask = nullptr;
     std::int64_t batch = 0, tokens = 0;
     bool operator==(const Key&) const = default;
   };

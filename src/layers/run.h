@@ -139,6 +139,8 @@ struct Run {
   bool training = false;
   std::uint32_t draw = 0;
   const TrainState* state = nullptr;  ///< a trainer's
+  Lengths lengths = nullptr;
+  Tensor mask;  ///< (B, heads, n, n), strides of 0 where it broadcasts; may be undefined
 
   TokenShape shape() const { return {batch, tokens, config.dim}; }
   HeadShape heads() const { return {batch, tokens, config.heads, config.head_dim}; }

@@ -35,7 +35,12 @@ void check_rule(const BlockSelection& by) {
     if (!std::isfinite(x)) fail_value("weights", std::to_string(x), "each must be finite");
     any = any || x != 0.0;
   }
-  if (!any) fail_value("weights", "0", "one of them must not be 0");
+  if (!any && by.scorer == BlockScorer::pooled)
+    fail_value("weights", "0", "one of them must not be 0");
+  if (by.scorer == BlockScorer::antidiagonal &&
+      (by.stride < 1 || by.block_q % by.stride != 0 || by.block_k % by.stride != 0)) {
+    fail_value("stride", std::to_string(by.stride), "it must divide block_q and block_k");
+  }
   if (by.scale.has_value() && !std::isfinite(*by.scale))
     fail_value("scale", std::to_string(*by.scale), "it must be finite");
   if (by.rule == BlockRule::top_k && by.count < 0)
@@ -60,7 +65,11 @@ std::int64_t bound(const Shape& s, const BlockSelection& by) {
   if (by.rule == BlockRule::top_k) {
     // A block of queries lies beside at most so many blocks of keys of the diagonal.
     const std::int64_t beside = by.keep_diagonal ? (by.block_q - 1) / by.block_k + 2 : 0;
-    if (by.count < most) most = std::min(most, by.count + beside + (by.keep_first ? 1 : 0));
+    // A distance touches so many blocks of a row, and a row's blocks of keys come beside them.
+    const bool lines = by.scorer == BlockScorer::vertical_slash;
+    const std::int64_t touched = (by.block_q + by.block_k - 2) / by.block_k + 1;
+    const std::int64_t count = lines ? by.count * (1 + touched) : by.count;
+    if (count < most) most = std::min(most, count + beside + (by.keep_first ? 1 : 0));
   }
   return s.all_rows() * most;
 }

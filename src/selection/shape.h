@@ -38,6 +38,21 @@ inline Candidates candidates(const Shape& s, const BlockSelection& by, std::int6
   return c;
 }
 
+/// The largest number not above x / y, and not below it; y > 0.
+constexpr std::int64_t floor_div(std::int64_t x, std::int64_t y) {
+  return x >= 0 ? x / y : -((-x + y - 1) / y);
+}
+
+/// Of vertical_slash: the queries that are asked, and how distances in blocks are numbered.
+struct Lines {
+  std::int64_t queries = 0, columns = 0;
+  Lines(const Shape& s, const BlockSelection& by)
+      : queries(std::min(by.block_q, s.seq_q)), columns(s.columns) {}
+  std::int64_t distances() const { return 2 * columns + 1; }
+  std::int64_t all() const { return columns + distances(); }  ///< blocks of keys, then distances
+  std::int64_t number(std::int64_t distance) const { return distance + columns; }
+};
+
 /// What a selection is written to: a list or a mask.
 struct Target {
   std::int32_t* row_offsets = nullptr;

@@ -284,6 +284,7 @@ PROGRAMS = {
     "decode_sm90": True,
     "mla_sm90": True,
     "select": True,
+    "layer_steps": True,
 }
 
 

@@ -186,9 +186,10 @@ TEST(BlockMap, HasPositionLengthsAndTheCallersListInIt) {
 }
 
 TEST(BlockMap, LosesNoPairOfRandomMasks) {
-  constexpr int kMasksDrawn = 300;
+  const Draws draws(300);
   int mixed = 0;
-  for (std::uint64_t seed = 1; seed <= kMasksDrawn; ++seed) {
+  for (int n = 1; n <= draws.count; ++n) {
+    const std::uint64_t seed = draws.seed + static_cast<std::uint64_t>(n);
     RandomCaptures tensors(seed);
     RandomExpression random(seed, tensors);
     const Expression drawn = random.boolean(5);
@@ -200,12 +201,14 @@ TEST(BlockMap, LosesNoPairOfRandomMasks) {
     const BlockMap map = make_block_map(problem_of(40, 50), mask, 8, 8);
     if (!map.block_index.empty() && map.block_index.size() < 35) ++mixed;
   }
-  EXPECT_GT(mixed, kMasksDrawn / 20);
+  EXPECT_GT(mixed, draws.count / 20);
 }
 
 TEST(Intervals, HoldEveryValueOfRandomFormulas) {
   std::mt19937 generator(7);
-  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
+  const Draws draws(300);
+  for (int n = 1; n <= draws.count; ++n) {
+    const std::uint64_t seed = draws.seed + static_cast<std::uint64_t>(n);
     RandomCaptures tensors(seed);
     RandomExpression random(seed, tensors);
     const Expression drawn = seed % 2 == 0 ? random.integer(5) : random.real(5, false);

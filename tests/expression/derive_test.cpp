@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 #include <string>
 #include <vector>
@@ -181,12 +180,13 @@ double difference(const Function& f, const Point& at, double* moved) {
 }
 
 TEST(Derive, EqualsCentralDifferencesOfRandomFormulas) {
-  const char* asked = std::getenv("TILEWISE_RANDOM_EXPRESSIONS");
-  const int count = asked != nullptr ? std::atoi(asked) : 300;
+  const Draws draws(300);
+  const int count = draws.count;
   int judged = 0;
   for (int n = 0; n < count; ++n) {
-    RandomCaptures tensors(static_cast<std::uint64_t>(n));
-    RandomExpression random(static_cast<std::uint64_t>(n) + 1, tensors);
+    const std::uint64_t seed = draws.seed + static_cast<std::uint64_t>(n);
+    RandomCaptures tensors(seed);
+    RandomExpression random(seed + 1, tensors);
     const Expression e = to_real(random.real(1 + n % 8, true));
     const Function f = function_of(e);
     Point at{.b = n % 3, .h = n % 4, .i = n % 7, .j = n % 5, .query_length = 7, .key_length = 5};

@@ -68,6 +68,18 @@ TEST(Materialize, ProblemsAreAccepted) {
   EXPECT_NO_THROW(make_problem(paged.forward(), paged.spec(), Purpose::run));
 }
 
+TEST(Materialize, PlansDoNotFillLongCaptures) {
+  const auto captured = [](const char* keys, Device device) {
+    const std::string line = std::string("h1 q1 d4 pass=fwd k") + keys +
+                             " mask_expr='doc[j] == 0' captures='doc:i32[Sk]=j // 64'";
+    const PlannedCase planned(parse_case(line), device);
+    return planned.spec().mask_expression.captures().front().tensor().data;
+  };
+  EXPECT_NE(captured("4096", {}), nullptr);  // the blocks that the mask leaves are counted
+  EXPECT_EQ(captured("1073741824", {}), nullptr);
+  EXPECT_EQ(captured("4096", {DeviceType::cuda, 0}), nullptr);
+}
+
 TEST(Materialize, RandomValuesFollowSeedAndTensor) {
   const std::vector<double> first = to_double(make("h2 s300 d40", 1).forward().q);
   EXPECT_EQ(to_double(make("h2 s300 d40", 1).forward().q), first);

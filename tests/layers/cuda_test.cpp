@@ -149,8 +149,16 @@ TEST_F(OnDevice, Pools) {
         {s.elems(), s.batch * kWindowFeatures * s.dim, s.batch * kWindowFeatures * s.dim,
          s.elems()},
         [&](Ops<float>& ops, const Arrays& x, const std::int32_t*) {
-          ops.pool_windows(x[0], x[1], s);
-          ops.pool_windows_backward(x[0], x[1], x[2], x[3], s);
+          ops.pool_windows(x[0], nullptr, x[1], s);
+          ops.pool_windows_backward(x[0], nullptr, x[1], x[2], x[3], s);
+        },
+        1e-4);
+    agree(
+        {s.elems(), s.batch * kWindowFeatures * s.dim, s.batch * kWindowFeatures * s.dim,
+         s.elems()},
+        [&](Ops<float>& ops, const Arrays& x, const std::int32_t* ids) {
+          ops.pool_windows(x[0], ids, x[1], s);  // lengths of 0 to 10
+          ops.pool_windows_backward(x[0], ids, x[1], x[2], x[3], s);
         },
         1e-4);
   }
@@ -184,10 +192,10 @@ TEST_F(OnDevice, EmbeddingAndReadOut) {
         [&](Ops<float>& ops, const Arrays& x, const std::int32_t* ids) {
           ops.embed(ids, x[0], x[1], {s.rows(), s.dim});
           ops.embed_backward(ids, x[1], x[2], {s.rows(), s.dim});
-          ops.read_out(x[1], x[3], Readout::mean, s);
-          ops.read_out_backward(x[3], x[4], Readout::mean, s);
-          ops.read_out(x[1], x[5], Readout::last, s);
-          ops.read_out_backward(x[5], x[6], Readout::last, s);
+          ops.read_out(x[1], ids, x[3], Readout::mean, s);
+          ops.read_out_backward(x[3], ids, x[4], Readout::mean, s);
+          ops.read_out(x[1], nullptr, x[5], Readout::last, s);
+          ops.read_out_backward(x[5], nullptr, x[6], Readout::last, s);
           ops.add(x[4], x[6], s.elems());
           ops.copy(x[6], x[4], s.elems());
         });
@@ -201,7 +209,7 @@ Config pupil(LayerKind kind, Pattern pattern, bool on_device) {
   c.heads = 2;
   c.head_dim = 32;
   c.layers = 2;
-  c.dropout = c.gate_dropout = 0.0;
+  c.dropout = c.gate_dropout = 0.1;
   c.block_size = 16;
   c.clusters = 6;
   c.gate_hidden = 32;

@@ -52,8 +52,11 @@ struct Trial {
   static constexpr std::int64_t kBatch = 2, kTokens = 70;
   Model model;
   std::vector<T> x, dy, y, dx;
+  std::vector<std::int32_t> lengths = {70, 37};
+  std::vector<std::uint8_t> mask;
+  Visible visible;
 
-  explicit Trial(Config c)
+  explicit Trial(Config c, bool ragged = false)
       : model([&] {
           c.dtype = std::is_same_v<T, float> ? DType::float32 : DType::float64;
           return c;
@@ -65,15 +68,23 @@ struct Trial {
     y.assign(elems, static_cast<T>(NAN));
     dx.assign(elems, static_cast<T>(NAN));
     perturb();
+    if (!ragged) return;
+    visible.lengths = tensor(lengths, {kBatch});
+    std::mt19937 random(4);
+    for (std::int64_t n = 0; n < kBatch * c.heads * kTokens * kTokens; ++n) {
+      mask.push_back(random() % 8 == 0 ? 0 : 1);
+    }
+    visible.mask =
+        Tensor::contiguous(mask.data(), DType::boolean, {kBatch, c.heads, kTokens, kTokens});
   }
   Tensor view(std::vector<T>& v) { return tensor(v, {kBatch, kTokens, model.config().dim}); }
   void run(std::uint32_t number = 0) {
     model.clear_gradients();
-    model.forward(view(x), view(y), number);
+    model.forward(view(x), view(y), number, visible);
     model.backward(view(x), view(dy), view(dx));
   }
   double loss() {
-    model.forward(view(x), view(y));
+    model.forward(view(x), view(y), 0, visible);
     double sum = 0.0;
     for (std::size_t i = 0; i < y.size(); ++i) {
       sum += static_cast<double>(y[i]) * static_cast<double>(dy[i]);
@@ -101,6 +112,7 @@ struct Kind {
   Pattern pattern;
   bool causal = false;
   bool gated = true;
+  bool ragged = false;  ///< lengths, and a mask for each head
 };
 
 class Models : public testing::TestWithParam<Kind> {
@@ -118,7 +130,7 @@ class Models : public testing::TestWithParam<Kind> {
 class Derivatives : public Models {};
 
 TEST_P(Derivatives, AreFiniteDifferences) {
-  Trial<double> trial(config());
+  Trial<double> trial(config(), GetParam().ragged);
   trial.run();
   // Along a random direction of each parameter, and of x.
   const auto compare = [&](double* values, const double* gradient, std::size_t count,
@@ -148,8 +160,8 @@ TEST_P(Derivatives, AreFiniteDifferences) {
 }
 
 TEST_P(Models, Float32IsNearItsTwin) {
-  Trial<double> twin(config());
-  Trial<float> trial(config());
+  Trial<double> twin(config(), GetParam().ragged);
+  Trial<float> trial(config(), GetParam().ragged);
   twin.run();
   trial.run();
   double worst = 0.0;
@@ -198,14 +210,22 @@ const Kind kDerivable[] = {{LayerKind::flash, Pattern::local},
                            {LayerKind::adaptive, Pattern::strided},
                            {LayerKind::adaptive, Pattern::hierarchical, true},
                            {LayerKind::adaptive, Pattern::selected},
-                           {LayerKind::adaptive, Pattern::local, false, false}};
+                           {LayerKind::adaptive, Pattern::local, false, false},
+                           {LayerKind::efficient, Pattern::local},
+                           {LayerKind::efficient, Pattern::local, false, true, true},
+                           {LayerKind::original, Pattern::strided, false, true, true},
+                           {LayerKind::adaptive, Pattern::local, true, true, true},
+                           {LayerKind::adaptive, Pattern::selected, false, true, true}};
 const Kind kChosen[] = {{LayerKind::original, Pattern::clustered},
                         {LayerKind::adaptive, Pattern::clustered},
-                        {LayerKind::adaptive, Pattern::automatic}};
+                        {LayerKind::adaptive, Pattern::automatic},
+                        {LayerKind::original, Pattern::clustered, false, true, true},
+                        {LayerKind::adaptive, Pattern::clustered, false, true, true}};
 
 std::string case_name(const testing::TestParamInfo<Kind>& at) {
   return std::string(kind_name(at.param.kind)) + "_" + std::string(pattern_name(at.param.pattern)) +
-         (at.param.causal ? "_causal" : "") + (at.param.gated ? "" : "_ungated");
+         (at.param.causal ? "_causal" : "") + (at.param.gated ? "" : "_ungated") +
+         (at.param.ragged ? "_ragged" : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, Derivatives, testing::ValuesIn(kDerivable), case_name);
@@ -225,6 +245,36 @@ TEST(Model, RoutedInferenceRunsWhatTheGateLeaves) {
   }
   EXPECT_NEAR(info.density_run, run / static_cast<double>(info.gate.size()), 1e-6);
   for (const float value : trial.y) EXPECT_TRUE(std::isfinite(value));
+}
+
+/// Sequences in one padded batch answer as each alone does, whatever the padding holds.
+TEST(Model, PaddingChangesNothing) {
+  for (const LayerKind kind :
+       {LayerKind::flash, LayerKind::efficient, LayerKind::original, LayerKind::adaptive}) {
+    for (const Readout readout : {Readout::mean, Readout::last}) {
+      Config c = small(kind, Pattern::local);
+      c.adaptive_gate = kind == LayerKind::adaptive;  // the published gate pools the padding
+      c.vocabulary = 10;
+      c.classes = 3;
+      c.readout = readout;
+      Model model(c);
+      std::vector<std::int32_t> ids, lengths = {50, 33, 0};
+      std::mt19937 random(7);
+      for (int i = 0; i < 150; ++i) ids.push_back(static_cast<std::int32_t>(random() % 10));
+      std::vector<float> y(9, NAN), alone(3);
+      model.infer(tensor(ids, {3, 50}), tensor(y, {3, 3}), {.lengths = tensor(lengths, {3})});
+      for (std::size_t b = 0; b < 2; ++b) {
+        std::vector<std::int32_t> own(
+            ids.begin() + 50 * static_cast<std::ptrdiff_t>(b),
+            ids.begin() + 50 * static_cast<std::ptrdiff_t>(b) + lengths[b]);
+        model.infer(tensor(own, {1, lengths[b]}), tensor(alone, {1, 3}));
+        for (std::size_t j = 0; j < 3; ++j) {
+          EXPECT_NEAR(y[3 * b + j], alone[j], 2e-6) << kind_name(kind) << " sequence " << b;
+        }
+      }
+      for (std::size_t j = 6; j < 9; ++j) EXPECT_TRUE(std::isfinite(y[j])) << kind_name(kind);
+    }
+  }
 }
 
 TEST(Model, BadInputNamesTheArgument) {
@@ -252,6 +302,18 @@ TEST(Model, BadInputNamesTheArgument) {
   std::vector<float> few(8);
   EXPECT_THROW(trial.model.infer(tensor(few, {1, 1, 8}), trial.view(trial.y)), InvalidArgument);
   EXPECT_THROW(trial.model.backward(trial.view(trial.x), trial.view(trial.dy)), InvalidArgument);
+  std::vector<std::int32_t> three(3);
+  EXPECT_THROW(
+      trial.model.infer(trial.view(trial.x), trial.view(trial.y), {.lengths = tensor(three, {3})}),
+      InvalidArgument);
+  std::vector<std::int32_t> outside = {70, 71};
+  EXPECT_THROW(trial.model.infer(trial.view(trial.x), trial.view(trial.y),
+                                 {.lengths = tensor(outside, {2})}),
+               InvalidArgument);
+  std::vector<float> mask(70);
+  EXPECT_THROW(
+      trial.model.infer(trial.view(trial.x), trial.view(trial.y), {.mask = tensor(mask, {1, 70})}),
+      InvalidArgument);
 }
 
 /// Two classes of token sequences that the token at a fixed place tells apart.
@@ -326,6 +388,27 @@ TEST(Trainer, AnInfinityLeavesTheWeightsBitwiseAloneAndHalvesTheScale) {
   for (int n = 0; n < 3; ++n) trainer.step(ids, labels);
   EXPECT_EQ(trainer.status().scale, 65536.0);  // doubled after three good steps in a row
   EXPECT_EQ(trainer.status().steps, 4);
+}
+
+/// Dropout of the layers, the gates and the attention goes with the steps, and with nothing else.
+TEST(Trainer, EveryStepDropsAnew) {
+  for (const LayerKind kind : {LayerKind::flash, LayerKind::adaptive}) {
+    Config c = pupil(kind);
+    c.dropout = c.gate_dropout = 0.3;
+    std::vector<double> losses[2];
+    for (std::vector<double>& of : losses) {
+      Model model(c);
+      Trainer trainer(model, {.learning_rate = 0.0});
+      Lesson lesson(1);
+      for (int n = 0; n < 3; ++n) {
+        trainer.step(tensor(lesson.ids, {8, 40}), tensor(lesson.labels, {8}));
+        of.push_back(trainer.status().loss);
+      }
+    }
+    EXPECT_EQ(losses[0], losses[1]) << kind_name(kind);
+    EXPECT_NE(losses[0][0], losses[0][1]) << kind_name(kind);
+    EXPECT_NE(losses[0][1], losses[0][2]) << kind_name(kind);
+  }
 }
 
 TEST(Trainer, TheScaleOfTheLossChangesWeightsByRoundingAlone) {

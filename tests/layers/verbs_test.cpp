@@ -173,9 +173,9 @@ TEST_P(Pools, Windows) {
   const TokenShape s = GetParam();
   check(
       {s.elems()}, s.batch * kWindowFeatures * s.dim,
-      [&](auto& ops, auto& in, auto& y) { ops.pool_windows(in[0].data(), y.data(), s); },
+      [&](auto& ops, auto& in, auto& y) { ops.pool_windows(in[0].data(), nullptr, y.data(), s); },
       [&](auto& ops, auto& in, auto& y, const auto& dy, auto& d) {
-        ops.pool_windows_backward(in[0].data(), y.data(), dy.data(), d[0].data(), s);
+        ops.pool_windows_backward(in[0].data(), nullptr, y.data(), dy.data(), d[0].data(), s);
       });
 }
 
@@ -236,9 +236,11 @@ TEST(Verbs, ReadOut) {
   for (const Readout readout : {Readout::mean, Readout::last}) {
     check(
         {s.elems()}, s.batch * s.dim,
-        [&](auto& ops, auto& in, auto& y) { ops.read_out(in[0].data(), y.data(), readout, s); },
+        [&](auto& ops, auto& in, auto& y) {
+          ops.read_out(in[0].data(), nullptr, y.data(), readout, s);
+        },
         [&](auto& ops, auto&, auto&, const auto& dy, auto& d) {
-          ops.read_out_backward(dy.data(), d[0].data(), readout, s);
+          ops.read_out_backward(dy.data(), nullptr, d[0].data(), readout, s);
         });
   }
 }

@@ -10,6 +10,9 @@
 #include <vector>
 
 #include "cuda/device_tensor.h"
+#include "cuda/jit/compile.h"
+#include "cuda/jit/nvrtc.h"
+#include "cuda/kernels/rows/select.h"
 #include "tilewise/error.h"
 
 namespace tilewise {
@@ -143,6 +146,104 @@ TEST(Selection, ListIsTheMask) {
   }
 }
 
+/// Probabilities of all pairs of a head, causal.
+std::vector<double> all_pairs(const Inputs& in, std::int64_t b, std::int64_t h) {
+  std::vector<double> p(static_cast<std::size_t>(in.seq_q * in.seq_k));
+  for (std::int64_t i = 0; i < in.seq_q; ++i) {
+    double all = 0.0;
+    for (std::int64_t j = 0; j <= i + in.seq_k - in.seq_q; ++j) {
+      double dot = 0.0;
+      for (std::int64_t d = 0; d < in.dim; ++d) {
+        dot += static_cast<double>(in.q[((b * in.heads_q + h) * in.seq_q + i) * in.dim + d]) *
+               static_cast<double>(in.k[((b * in.heads_k + h / 2) * in.seq_k + j) * in.dim + d]);
+      }
+      all += p[i * in.seq_k + j] = std::exp(dot / std::sqrt(static_cast<double>(in.dim)));
+    }
+    for (std::int64_t j = 0; j < in.seq_k; ++j) p[i * in.seq_k + j] /= all;
+  }
+  return p;
+}
+
+/// Tiles of one pair are the pairs: a block has the probabilities of all of its.
+TEST(Selection, AntidiagonalsOfOnePairAreProbabilities) {
+  Inputs in;
+  const BlockSelection by = {.block_q = 32,
+                             .block_k = 16,
+                             .causal = true,
+                             .rule = BlockRule::above,
+                             .threshold = 0.1,
+                             .keep_diagonal = false,
+                             .keep_first = false,
+                             .scorer = BlockScorer::antidiagonal,
+                             .stride = 1};
+  const std::int64_t rows = 5, columns = 11;
+  std::vector<std::uint8_t> mask(static_cast<std::size_t>(in.batch * in.heads_q * rows * columns),
+                                 7);
+  select_block_mask(
+      in.tq(), in.tk(), by,
+      Tensor::contiguous(mask.data(), DType::uint8, {in.batch, in.heads_q, rows, columns}));
+  for (std::int64_t pair = 0; pair < in.batch * in.heads_q; ++pair) {
+    const std::vector<double> p = all_pairs(in, pair / in.heads_q, pair % in.heads_q);
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const std::int64_t end = std::min((row + 1) * 32, in.seq_q);
+      for (std::int64_t column = 0; column < columns; ++column) {
+        double sum = 0.0;
+        for (std::int64_t i = row * 32; i < end; ++i) {
+          for (std::int64_t j = column * 16; j < std::min(in.seq_k, column * 16 + 16); ++j)
+            sum += p[i * in.seq_k + j];
+        }
+        sum /= static_cast<double>(end - row * 32);
+        if (std::abs(sum - 0.1) < 1e-6) continue;
+        EXPECT_EQ(mask[(pair * rows + row) * columns + column], sum > 0.1 ? 1 : 0);
+      }
+    }
+  }
+}
+
+/// The best block of keys and the best distance of the last queries cross every row.
+TEST(Selection, LinesOfTheLastQueriesCrossEveryRow) {
+  Inputs in;
+  const BlockSelection by = {.block_q = 16,
+                             .block_k = 16,
+                             .causal = true,
+                             .count = 1,
+                             .keep_diagonal = false,
+                             .keep_first = false,
+                             .scorer = BlockScorer::vertical_slash};
+  const std::int64_t rows = 9, columns = 11, shift = in.seq_k - in.seq_q;
+  std::vector<std::uint8_t> mask(static_cast<std::size_t>(in.batch * in.heads_q * rows * columns),
+                                 7);
+  select_block_mask(
+      in.tq(), in.tk(), by,
+      Tensor::contiguous(mask.data(), DType::uint8, {in.batch, in.heads_q, rows, columns}));
+  for (std::int64_t pair = 0; pair < in.batch * in.heads_q; ++pair) {
+    const std::vector<double> p = all_pairs(in, pair / in.heads_q, pair % in.heads_q);
+    std::vector<double> vertical(11), slash(11);
+    for (std::int64_t i = in.seq_q - 16; i < in.seq_q; ++i) {
+      for (std::int64_t j = 0; j <= i + shift; ++j) {
+        vertical[j / 16] += p[i * in.seq_k + j];
+        slash[(i + shift - j) / 16] += p[i * in.seq_k + j];
+      }
+    }
+    const std::int64_t key = std::max_element(vertical.begin(), vertical.end()) - vertical.begin();
+    const std::int64_t far = std::max_element(slash.begin(), slash.end()) - slash.begin();
+    for (std::int64_t row = 0; row < rows; ++row) {
+      for (std::int64_t column = 0; column < columns; ++column) {
+        bool crossed = false, seen = false;
+        for (std::int64_t i = row * 16; i < std::min(in.seq_q, row * 16 + 16); ++i) {
+          for (std::int64_t j = column * 16; j < std::min(in.seq_k, column * 16 + 16); ++j) {
+            crossed = crossed || (i + shift >= j && (i + shift - j) / 16 == far);
+            seen = seen || i + shift >= j;
+          }
+        }
+        EXPECT_EQ(mask[(pair * rows + row) * columns + column],
+                  seen && (crossed || column == key) ? 1 : 0)
+            << pair << " " << row << " " << column;
+      }
+    }
+  }
+}
+
 /// No heads, no keys: nothing is chosen, and the strides of nothing do not matter.
 TEST(Selection, TakesEmptyOutputs) {
   Inputs in;
@@ -169,8 +270,10 @@ TEST(Selection, OnAGpuAsOnTheCpu) {
     std::vector<std::byte> host_q = q.read(), host_k = k.read();
     const Tensor cpu_q = Tensor::bhsd(host_q.data(), dtype, 1, kHeads, kSeq, kDim);
     const Tensor cpu_k = Tensor::bhsd(host_k.data(), dtype, 1, kHeads, kSeq, kDim);
-    for (const BlockRule rule : {BlockRule::top_k, BlockRule::mass, BlockRule::above}) {
+    for (int n = 0; n < 9; ++n) {
+      const auto rule = static_cast<BlockRule>(n % 3);
       BlockSelection by = {.causal = true, .rule = rule, .count = 9, .mass = 0.4};
+      by.scorer = static_cast<BlockScorer>(n / 3);
       by.threshold = 0.02;
       by.weights = {.mean = 1.0, .maximum = 0.3, .minimum = 0.3, .variance = 0.5};
       std::vector<std::uint8_t> expected(static_cast<std::size_t>(kHeads * kBlocks * kBlocks), 7);
@@ -189,8 +292,20 @@ TEST(Selection, OnAGpuAsOnTheCpu) {
       // Scores that differ by a rounding may stand on either side.
       std::size_t off = 0;
       for (std::size_t i = 0; i < got.size(); ++i) off += got[i] != expected[i] ? 1 : 0;
-      EXPECT_LE(off, 4U) << static_cast<int>(rule);
+      EXPECT_LE(off, n >= 6 ? 64U : 4U) << n;  // a line crosses up to two blocks of every row
     }
+  }
+}
+
+TEST(Selection, ScorersCompileWithoutSpills) {
+  std::string why_not;
+  if (cuda::find_nvrtc(&why_not) == nullptr) GTEST_SKIP() << why_not;
+  for (const auto& [entry, args] :
+       {std::pair{"antidiagonals", "ScorerArgs"}, std::pair{"lines", "ScorerArgs"},
+        std::pair{"pick_lines", "Args"}, std::pair{"scored", "Args"}}) {
+    const cuda::KernelUnit unit = cuda::select_unit({.type = select::Type::bf16}, entry, args,
+                                                    select::kThreads, 4096, "rows/select_tokens");
+    EXPECT_EQ(cuda::compile(unit, 90).report.spill_store_bytes, 0) << entry;
   }
 }
 
@@ -212,6 +327,8 @@ TEST(Selection, BadInputIsNamed) {
   EXPECT_NE(told({.count = -1}).find("count"), std::string::npos);
   EXPECT_NE(told({.rule = BlockRule::mass, .mass = NAN}).find("mass"), std::string::npos);
   EXPECT_EQ(told({.count = 2}), "");
+  EXPECT_NE(told({.scorer = BlockScorer::antidiagonal, .stride = 5}).find("stride"),
+            std::string::npos);
 }
 
 }  // namespace

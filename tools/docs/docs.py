@@ -1,7 +1,8 @@
 """Tables and plots of the docs, made from the committed results in bench/results.
 
 `./tw docs` rewrites docs/performance.md, the full tables in bench/results/<machine>/README.md, the
-plots in docs/plots and the marked blocks of README.md, docs/cpu.md and docs/python.md.
+plots in docs/plots and the marked blocks of README.md, docs/asam.md, docs/cpu.md and
+docs/python.md.
 Every number comes from a result file; this script only arranges. `--check` writes nothing and fails
 when a document is stale.
 """
@@ -19,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # bench.peers, whose summaries the tables hold
 
+import docs_asam  # noqa: E402
 import docs_cpu  # noqa: E402
 import docs_gpu  # noqa: E402
 import docs_python  # noqa: E402
@@ -407,6 +409,8 @@ def main() -> None:
         ("suites", docs_python.suites(RESULTS, docs_python.DROP_INS)),
     ):
         documents[python] = with_block(documents[python], name, made)
+    asam = ROOT / "docs" / "asam.md"
+    documents[asam] = with_block(asam.read_text(), "asam", docs_asam.tables(RESULTS))
     expressions = ROOT / "docs" / "expressions.md"
     documents[expressions] = with_block(
         expressions.read_text(), "suites", docs_python.suites(RESULTS, ("attention-gym",))

@@ -56,7 +56,7 @@ def _clone(source: Source, into: Path) -> str:
                 f"{done.stderr.strip()}\n"
                 "Without a network, give a folder that holds the repository: --from DIR"
             )
-    return _git("-C", str(into), "rev-parse", "FETCH_HEAD").stdout.strip()
+    return _git("-C", str(into), "rev-parse", "FETCH_HEAD^{commit}").stdout.strip()
 
 
 def _at_hand(source: Source, places: Path) -> Path | None:

@@ -4,7 +4,10 @@ import argparse
 import csv
 import io
 import json
+import os
 import platform
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -21,11 +24,13 @@ from ._models import (
     Job,
     device_ms,
     inputs_of_three_kinds,
+    inputs_of_three_languages,
     make_layer,
     peak_bytes,
     timed,
 )
-from ._tasks import needle
+from ._picture import blocks_svg
+from ._tasks import TASKS, learn
 from ._text import markdown
 
 Row = dict[str, Any]
@@ -99,16 +104,19 @@ def memory(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def behaviour(arguments: argparse.Namespace) -> Iterator[Row]:
-    """The gate on seed 003's three kinds of input, of the published and the working layer.
+    """The gate on seed 003's three kinds of input and three of text, published and working layer.
 
     gate: mean over heads and sequences; spread: the standard deviation over the kinds, in the
     head where it is largest; density: share of the blocks that the heads' patterns list.
     """
+    kinds = inputs_of_three_kinds(arguments.device) | inputs_of_three_languages(arguments.device)
+    pictures = {}
     for kind in ("original", "working"):
         torch.manual_seed(0)
-        layer = make_layer(kind).to(arguments.device).eval()
+        options = {"block_size": 32} if kind == "working" else {}
+        layer = make_layer(kind, **options).to(arguments.device).eval()
         infos = {}
-        for name, x in inputs_of_three_kinds(arguments.device).items():
+        for name, x in kinds.items():
             with torch.no_grad():
                 infos[name] = layer(x, return_info=True)[1]
         gates = torch.stack([i["gate_values"][..., 0].mean(0) for i in infos.values()])
@@ -121,13 +129,158 @@ def behaviour(arguments: argparse.Namespace) -> Iterator[Row]:
             row["patterns"] = " ".join(
                 f"{choice}:{chosen.count(i)}" for i, choice in enumerate(CHOICES) if i in chosen
             )
+            if "blocks" in info:
+                of_first = [CHOICES[i] for i in info["pattern"][0].tolist()]
+                pictures[name] = list(zip(of_first, info["blocks"][0].cpu(), strict=True))
             yield row
+    if arguments.picture:
+        arguments.picture.write_text(blocks_svg(pictures), encoding="utf-8")
 
 
 def tasks(arguments: argparse.Namespace) -> Iterator[Row]:
-    """The needle, copied by dense, working and published layers trained on the same batches."""
+    """Dense, working and published layers learn a needle and nested lists on the same batches."""
+    for name in arguments.tasks:
+        for n in arguments.lengths or [None]:
+            yield from learn(
+                name, n, arguments.steps, arguments.device, arguments.examined, arguments.tell
+            )
+
+
+def precision(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Which type trains fastest: a threshold is measured at batch 4, then tried on a grid.
+
+    chosen: 16 bits from the first length on at which they saved 5 % there, and at all longer ones.
+    right: no type was more than 5 % faster.
+    """
+    lengths = arguments.lengths or [128, 256, 512, 1024]
+    narrow = "fp16" if torch.device(arguments.device).type == "cuda" else "bf16"
+
+    def ms(batch: int, n: int, precision: str) -> float:
+        arguments.tell(f"batch {batch}, {n} tokens, {precision}")
+        job = Job("flash", batch, n, arguments.device, True, precision)
+        return timed(job.step(), arguments.device, 3, arguments.runs).median_ms
+
+    threshold = None
+    for n in sorted(lengths, reverse=True):
+        if ms(4, n, narrow) > 0.95 * ms(4, n, "fp32"):
+            break
+        threshold = n
+    for n in lengths:
+        for batch in (1, 2, 8):
+            both = {"fp32": ms(batch, n, "fp32"), narrow: ms(batch, n, narrow)}
+            chosen = narrow if threshold is not None and n >= threshold else "fp32"
+            yield {
+                "seq": n,
+                "batch": batch,
+                "fp32_ms": both["fp32"],
+                f"{narrow}_ms": both[narrow],
+                "threshold": threshold or "none",
+                "chosen": chosen,
+                "right": "yes" if both[chosen] <= 1.05 * min(both.values()) else "no",
+            }
+
+
+def fusion(arguments: argparse.Namespace) -> Iterator[Row]:
+    """What fusing saves at short lengths: inference at batch 2, a training step at batch 4.
+
+    ms of torch eager, torch.compile and the layers without Python (`tilewise layer bench`, where
+    the program is found: TILEWISE_CLI or PATH), whose CUDA graph has a column on a GPU.
+    """
+    on_gpu = torch.device(arguments.device).type == "cuda"
+    for n in arguments.lengths or [128, 256, 512]:
+        for training, batch in ((False, 2), (True, 4)):
+            row: Row = {"seq": n, "pass": "training" if training else "inference"}
+            for compiled in (False, True):
+                name = "compiled" if compiled else "eager"
+                arguments.tell(f"{n} tokens, {row['pass']}, {name}")
+                job = Job("flash", batch, n, arguments.device, training, compiled=compiled)
+                step = job.step()
+                row[f"{name}_ms"] = timed(step, arguments.device, 5, arguments.runs).median_ms
+            for graph in (False, True) if on_gpu else (False,):
+                arguments.tell(f"{n} tokens, {row['pass']}, layer bench")
+                name = "layer_bench_graph_ms" if graph else "layer_bench_ms"
+                row[name] = layer_bench_ms(arguments, n, batch, training, graph)
+            row["compiled_gain"] = row["eager_ms"] / row["compiled_ms"]
+            yield row
+
+
+def layer_bench_ms(
+    arguments: argparse.Namespace, n: int, batch: int, training: bool, graph: bool
+) -> float | None:
+    """The median of `tilewise layer bench`; None where there is no such program."""
+    program = os.environ.get("TILEWISE_CLI") or shutil.which("tilewise")
+    if program is None:
+        return None
+    device = torch.device(arguments.device)
+    place = f"cuda:{device.index or 0}" if device.type == "cuda" else "cpu"
+    words = ["--layer", "flash", "--seq", n, "--batch", batch, "--device", place]
+    words += ["--pass", "train" if training else "infer", "--repeat", arguments.runs]
+    words += ["--warmup", 5, "--compute", "f32", "--format", "json", *["--graph"] * graph]
+    done = subprocess.run(
+        [program, "layer", "bench", *map(str, words)], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"tilewise layer bench failed: {done.stderr[-500:]}")
+    ms: float = json.loads(done.stdout)["rows"][0]["ms_median"]
+    return ms
+
+
+SCENARIOS: dict[
+    str, tuple[int, int, bool, bool]
+] = {  # what seed 003 recommends for each (its 5.1): batch, length, training, checkpointing
+    "real-time": (1, 128, False, False),
+    "document": (4, 1024, False, False),
+    "long": (1, 2048, True, False),
+    "long, checkpointing": (1, 2048, True, True),
+    "large batch": (16, 256, True, False),
+}
+
+
+def scenarios(arguments: argparse.Namespace) -> Iterator[Row]:
+    """The working layers in the four situations that seed 003 has advice for.
+
+    saved_percent, slower_percent: of checkpointing, beside the same step without.
+    """
+    plain: Row = {}
+    for name, (batch, n, training, checkpointing) in SCENARIOS.items():
+        arguments.tell(name)
+        job = Job("working", batch, n, arguments.device, training, checkpointing=checkpointing)
+        ms = timed(job.step(), arguments.device, 3, arguments.runs).median_ms
+        row: Row = {"scenario": name, "batch": batch, "seq": n}
+        row |= {"pass": "training" if training else "inference", "ms": ms}
+        row |= {"tokens_per_s": 1e3 * batch * n / ms, "mib": mib(peak_bytes(job))}
+        row |= {"saved_percent": "-", "slower_percent": "-"}
+        if checkpointing and row["mib"] and plain["mib"]:
+            row["saved_percent"] = 100 * (1 - row["mib"] / plain["mib"])
+            row["slower_percent"] = 100 * (ms / plain["ms"] - 1)
+        plain = row
+        yield row
+
+
+def batches(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Training throughput of Flash over the batch, in 32 and in 16 bits, and what memory it takes.
+
+    best: the batch of the most sequences a second. Batches double until one does not fit
+    --mem-limit.
+    """
+    narrow = "fp16" if torch.device(arguments.device).type == "cuda" else "bf16"
     for n in arguments.lengths or [512]:
-        yield from needle(n, arguments.steps, arguments.device)
+        for kind in ("fp32", narrow):
+            rows: list[Row] = []
+            batch = 1
+            while batch <= arguments.most:
+                arguments.tell(f"{n} tokens, {kind}, batch {batch}")
+                job = Job("flash", batch, n, arguments.device, True, kind)
+                peak = peak_bytes(job, arguments.mem_limit)
+                if peak is None:
+                    break
+                ms = timed(job.step(), arguments.device, 2, arguments.runs).median_ms
+                rows.append({"seq": n, "precision": kind, "batch": batch, "ms": ms})
+                rows[-1] |= {"sequences_per_s": 1e3 * batch / ms, "mib": mib(peak)}
+                batch *= 2
+            most = max((row["sequences_per_s"] for row in rows), default=0.0)
+            for row in rows:
+                yield row | {"best": "yes" if row["sequences_per_s"] == most else ""}
 
 
 TABLES = {
@@ -136,6 +289,10 @@ TABLES = {
     "memory": memory,
     "behaviour": behaviour,
     "tasks": tasks,
+    "precision": precision,
+    "fusion": fusion,
+    "scenarios": scenarios,
+    "batches": batches,
 }
 
 
@@ -225,20 +382,39 @@ def main() -> int:
     parser.add_argument(
         "--longest", type=int, default=262144, help="memory: no sequence beyond (default: 262144)"
     )
-    parser.add_argument("--steps", type=int, default=400, help="tasks: training steps (400)")
+    parser.add_argument(
+        "--steps", type=int, help="tasks: steps of the first stage (the task's own)"
+    )
+    parser.add_argument(
+        "--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="tasks: which (all)"
+    )
+    parser.add_argument(
+        "--examined", type=int, default=512, help="tasks: sequences of the examination (512)"
+    )
+    parser.add_argument("--most", type=int, default=256, help="batches: no batch beyond (256)")
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE.svg", help="behaviour: the heads' blocks as a picture"
+    )
     parser.add_argument("--format", choices=("md", "csv", "json"), default="md")
     parser.add_argument("-o", "--output", type=Path, help="a file instead of the terminal")
     arguments = parser.parse_args()
 
     rows: list[Row] = []
     stopped = False
+
+    def tell(what: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{arguments.table}: {len(rows)} rows; {what}", end="", file=sys.stderr)
+
+    arguments.tell = tell
     try:
         for row in TABLES[arguments.table](arguments):
             rows.append(row)
-            if sys.stderr.isatty():
-                print(f"{arguments.table}: {len(rows)} rows", end="\r", file=sys.stderr)
+            tell("")
     except KeyboardInterrupt:  # what was measured is kept
         stopped = True
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr)
     text = render(arguments.table, rows, environment(arguments.device), arguments.format)
     if arguments.output:
         arguments.output.write_text(text, encoding="utf-8")

@@ -57,7 +57,8 @@ class ASAMLayer(nn.Module):
     """Pre-norm attention and feed-forward network: x + A(LN x), then x + F(LN x).
 
     mode "faithful": the published layer, the report's "Original", whose "sparse" path computes n^2
-    scores. mode "adaptive": RoutedAttention, and key_lengths, int32 (B): tokens of each sequence.
+    scores. mode "adaptive": RoutedAttention, and key_lengths, int32 (B): tokens of each sequence,
+    whose padding nobody attends to and no choice sees.
     """
 
     def __init__(self, config: ASAMConfig) -> None:
@@ -141,6 +142,9 @@ class ASAMLayer(nn.Module):
             else:
                 del state[name]
         own = self.state_dict(prefix=prefix)
+        if f"{prefix}adaptive_attn.centroids" in state:  # the adaptive mode's: it has no patterns
+            patterns = f"{prefix}_pattern_modules."
+            state.update({n: x for n, x in own.items() if n.startswith(patterns)})
         mixed = [f"{prefix}adaptive_attn.{part}" for part in ("gate.", "centroids", "temperature")]
         for name in [n for n in {**state, **own} if n.startswith(tuple(mixed))]:
             if name not in own:

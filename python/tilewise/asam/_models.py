@@ -1,5 +1,7 @@
 """The models that seed 003's experiments measure, and how a run of one is timed and weighed."""
 
+import argparse
+import inspect
 import json
 import subprocess
 import sys
@@ -24,10 +26,10 @@ KINDS = ("original", "flash", "working")
 class Classifier(nn.Module):
     """Embedding, layers of one kind, LayerNorm, mean over tokens, Linear: ids (B, n) -> (B, 10)."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, **options: Any) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, DIM)
-        self.layers = nn.ModuleList(make_layer(kind) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(make_layer(kind, **options) for _ in range(LAYERS))
         self.norm = nn.LayerNorm(DIM)
         self.head = nn.Linear(DIM, CLASSES)
 
@@ -39,9 +41,12 @@ class Classifier(nn.Module):
         return y
 
 
-def make_layer(kind: str) -> nn.Module:
-    """A layer of one of KINDS: the published one, its "Flash", or the working one."""
-    sizes: dict[str, Any] = {"dim": DIM, "num_heads": HEADS, "dim_head": DIM // HEADS}
+def make_layer(kind: str, **options: Any) -> nn.Module:
+    """A layer of one of KINDS: the published one, its "Flash", or the working one.
+
+    options: fields of ASAMConfig, for those that have one.
+    """
+    sizes: dict[str, Any] = {"dim": DIM, "num_heads": HEADS, "dim_head": DIM // HEADS} | options
     match kind:
         case "original":
             return ASAMLayer(ASAMConfig(mode="faithful", pattern_type="local", **sizes))
@@ -60,11 +65,32 @@ def inputs_of_three_kinds(device: str) -> dict[str, Tensor]:
     return {"random": noise, "structured": noise.cumsum(1), "half zeros": halves}
 
 
+def inputs_of_three_languages(device: str) -> dict[str, Tensor]:
+    """Bytes of prose, of a program and of a table of numbers, embedded at random: (4, 512, DIM)."""
+    numbers = (f"{i},{i * i % 997},{i**3 % 1009 / 7:.2f}" for i in range(1000))
+    texts = {
+        "prose": "\n".join(str(inspect.getdoc(thing)) for thing in PROSE),
+        "program": inspect.getsource(argparse),
+        "numbers": "\n".join(numbers),
+    }
+    table = torch.randn(256, DIM, generator=torch.Generator().manual_seed(2))
+    inputs = {}
+    for name, text in texts.items():
+        data = text.encode()[: 4 * 512]
+        inputs[name] = table[torch.tensor(list(data)).view(4, 512)].to(device)
+    return inputs
+
+
+# What Python says of these, so that the text is there wherever Python is.
+PROSE = (inspect, json.JSONEncoder, subprocess.Popen, subprocess.run, argparse, time, dataclass)
+
+
 @dataclass
 class Job:
     """A forward (inference) or a training step of one model on one shape.
 
-    precision: "fp32", "fp16" (autocast and a GradScaler) or "bf16" (autocast).
+    precision: "fp32", "fp16" (autocast and a GradScaler) or "bf16" (autocast). checkpointing: the
+    working layers keep their inputs alone for backward. compiled: by torch.compile.
     """
 
     kind: str
@@ -73,15 +99,20 @@ class Job:
     device: str
     training: bool = False
     precision: str = "fp32"
+    checkpointing: bool = False
+    compiled: bool = False
 
     def step(self) -> Callable[[], Tensor]:
         """A function that runs one step, and the loss or the logits that it returns."""
         torch.manual_seed(0)
         device = torch.device(self.device)
-        model = Classifier(self.kind).to(device).train(self.training)
+        options = {"use_gradient_checkpointing": True} if self.checkpointing else {}
+        model: nn.Module = Classifier(self.kind, **options).to(device).train(self.training)
         ids = torch.randint(VOCABULARY, (self.batch, self.n), device=device)
         dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.precision)
         cast = torch.autocast(device.type, dtype, enabled=dtype is not None)
+        if self.compiled:
+            model.compile()
         if not self.training:
 
             def infer() -> Tensor:
@@ -112,6 +143,7 @@ class Job:
 class Timing:
     mean_ms: float
     std_ms: float
+    median_ms: float
 
 
 def synchronize(device: str) -> None:
@@ -131,7 +163,8 @@ def timed(step: Callable[[], Tensor], device: str, warm_ups: int, runs: int) -> 
         synchronize(device)
         times.append(1e3 * (time.perf_counter() - begin))
     all_times = torch.tensor(times)
-    return Timing(float(all_times.mean()), float(all_times.std(correction=1)))
+    spread = float(all_times.std(correction=1)) if runs > 1 else 0.0
+    return Timing(float(all_times.mean()), spread, float(all_times.median()))
 
 
 def device_ms(step: Callable[[], Tensor], device: str) -> tuple[float, int] | None:
@@ -190,10 +223,12 @@ def _measure(arguments: str) -> int:
     import resource
 
     fields, limit = json.loads(arguments)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if limit is not None:
-        used = _data_bytes()
+        used = _status_bytes("VmData")  # what RLIMIT_DATA counts
         resource.setrlimit(resource.RLIMIT_DATA, (used + limit, used + limit))
+    # NOTE: getrusage's maximum would be that of the process which started this one.
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    before = _status_bytes("VmRSS")
     try:
         step = Job(**fields).step()
         step()
@@ -202,14 +237,14 @@ def _measure(arguments: str) -> int:
         if isinstance(error, MemoryError) or "memory" in str(error):
             return OUT_OF_MEMORY
         raise
-    print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+    print(_status_bytes("VmHWM") - before)
     return 0
 
 
-def _data_bytes() -> int:
-    """What RLIMIT_DATA counts of this process now (proc(5), VmData)."""
+def _status_bytes(name: str) -> int:
+    """A line of this process's status (proc(5))."""
     status = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return 1024 * int(next(line for line in status if line.startswith("VmData:")).split()[1])
+    return 1024 * int(next(line for line in status if line.startswith(f"{name}:")).split()[1])
 
 
 if __name__ == "__main__":

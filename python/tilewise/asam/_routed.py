@@ -15,6 +15,33 @@ from ._gate import InputGate
 from ._heads import merge_heads, split_heads
 
 
+class Pool:
+    """Means over blocks of a batch's tokens, padding left out.
+
+    counted: bool (B, 1, blocks, blocks), pairs of blocks with tokens in both; None without lengths.
+    own: (B, 1, 1, 1), blocks of each sequence.
+    """
+
+    def __init__(self, size: int, n: int, key_lengths: Tensor | None) -> None:
+        self.size = size
+        self.counted: Tensor | None = None
+        if key_lengths is None:
+            return
+        at = torch.arange(n, device=key_lengths.device)
+        self.inside = (at < key_lengths[:, None])[:, None, :, None]
+        self.shares = _select.pooled(self.inside.float(), size)
+        there = self.shares > 0
+        self.own = there.sum(-2, keepdim=True)
+        self.counted = there & there.mT
+
+    def means(self, x: Tensor) -> Tensor:
+        """(B, heads, n, d) -> (B, heads, blocks, d); 0 where no token counts."""
+        if self.counted is None:
+            return _select.pooled(x, self.size)
+        sums = _select.pooled(x.masked_fill(~self.inside, 0.0), self.size)
+        return sums / self.shares.where(self.shares > 0, 1.0).to(x.dtype)
+
+
 class RoutedAttention(nn.Module):
     """a = g Sparse(q, k, v) + (1 - g) Dense(q, k, v), each only where its weight is not 0.
 
@@ -47,14 +74,17 @@ class RoutedAttention(nn.Module):
         gate, confidence, logits = self.gate(x, key_lengths)
         q, k, v = split_heads(self.to_qkv(x), config.num_heads)
         chosen, one_hot = self._choose(logits)
-        blocks, weight = self._blocks(*_within(q, k, key_lengths), chosen, one_hot)
+        pool = Pool(config.block_size, x.shape[1], key_lengths)
+        blocks, weight = self._blocks(q, k, pool, chosen, one_hot)
         runs_sparse, runs_dense, g = self._route(gate)
         shown = _doubled(blocks, runs_sparse, runs_dense)
+        if pool.counted is not None:
+            shown = shown & pool.counted
         o = attention(
             q.repeat_interleave(2, dim=1),
             k,
             v,
-            mask=mask,
+            mask=_of_both(mask),
             causal="top_left" if config.causal else False,
             key_lengths=key_lengths,
             layout="bhsd",
@@ -66,7 +96,7 @@ class RoutedAttention(nn.Module):
         y = self.to_out(merge_heads(mixed))
         if not return_info:
             return y, None
-        density = self._density(blocks)
+        density = self._density(blocks, pool)
         return y, {
             "gate_values": gate.unsqueeze(-1).expand(-1, -1, x.shape[1]),
             "confidence": confidence,
@@ -78,12 +108,15 @@ class RoutedAttention(nn.Module):
             "blocks": blocks,
         }
 
-    def _density(self, blocks: Tensor) -> Tensor:
+    def _density(self, blocks: Tensor, pool: "Pool") -> Tensor:
         """The share of the blocks that each head may see: (B, heads)."""
-        count = blocks.shape[-1]
+        count: Tensor | int = blocks.shape[-1]
+        if pool.counted is not None:
+            blocks = blocks & pool.counted
+            count = pool.own.flatten(1).clamp_min(1)
         if not self.config.causal:
             return blocks.sum((-2, -1)) / count**2
-        listed = blocks & _select.lower(count, blocks.device)
+        listed = blocks & _select.lower(blocks.shape[-1], blocks.device)
         return listed.sum((-2, -1)) / (count * (count + 1) / 2)
 
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -102,7 +135,7 @@ class RoutedAttention(nn.Module):
         return one_hot.argmax(-1), one_hot
 
     def _blocks(
-        self, q: Tensor, k: Tensor, chosen: Tensor, one_hot: Tensor | None
+        self, q: Tensor, k: Tensor, pool: "Pool", chosen: Tensor, one_hot: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """The chosen mask of blocks (B, heads, blocks, blocks), and 1 as a weight (B, heads, 1, 1).
 
@@ -119,27 +152,32 @@ class RoutedAttention(nn.Module):
         by_clusters = trained or "clustered" in may
         if by_clusters:
             affinity = _select.clustered(
-                _select.pooled(q, size),
-                _select.pooled(k, size),
-                self.centroids,
-                self.temperature,
+                pool.means(q), pool.means(k), self.centroids, self.temperature
             )
-            near = _select.above_mean(affinity)
+            near = _select.above_mean(affinity, pool.counted)
             blocks = blocks | (_picks(chosen, "clustered") & near)
         if "selected" in may:
-            best = select_block_mask(
-                q,
-                k,
-                size,
-                count=max(1, round(config.density * fixed.shape[-1])),
-                causal=config.causal,
-                layout="bhsd",
-            )
+            if pool.counted is None:
+                best = select_block_mask(
+                    q,
+                    k,
+                    size,
+                    count=max(1, round(config.density * fixed.shape[-1])),
+                    causal=config.causal,
+                    layout="bhsd",
+                )
+            else:
+                count = (config.density * pool.own).round().clamp_min(1)
+                scores = pool.means(q) @ pool.means(k).mT
+                best = _select.best(scores, count, pool.counted, config.causal)
             blocks = blocks | (_picks(chosen, "selected") & best)
         if not trained:
             return blocks, None
         near = near | fixed[-1]
-        shared = (affinity * near).sum((-2, -1), keepdim=True) / near.sum((-2, -1), keepdim=True)
+        if pool.counted is not None:
+            near = near & pool.counted
+        count = near.sum((-2, -1), keepdim=True).clamp_min(1)
+        shared = (affinity * near).sum((-2, -1), keepdim=True) / count
         soft = _picks(chosen, "clustered") * shared
         if one_hot is not None:
             soft = soft + (one_hot * one_hot.detach()).sum(-1)[..., None, None]
@@ -159,6 +197,13 @@ class RoutedAttention(nn.Module):
         return runs_sparse, runs_dense, gate.where(runs_sparse, 0.0).where(runs_dense, 1.0)
 
 
+def _of_both(mask: Tensor | None) -> Tensor | None:
+    """A mask for heads that stand twice."""
+    if mask is None or mask.dim() < 3 or mask.shape[-3] == 1:
+        return mask
+    return mask.repeat_interleave(2, dim=-3)
+
+
 def _doubled(blocks: Tensor, runs_sparse: Tensor, runs_dense: Tensor) -> Tensor:
     """The blocks of both copies of each head: (B, 2 heads, blocks, blocks)."""
     sparse = blocks & runs_sparse[..., None, None]
@@ -169,12 +214,3 @@ def _doubled(blocks: Tensor, runs_sparse: Tensor, runs_dense: Tensor) -> Tensor:
 def _picks(chosen: Tensor, name: str) -> Tensor:
     """Where a head chose a pattern: bool (B, heads, 1, 1)."""
     return (chosen == CHOICES.index(name))[..., None, None]
-
-
-def _within(q: Tensor, k: Tensor, key_lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """q and k with zeros past the lengths, so that nothing there takes part in a choice."""
-    if key_lengths is None:
-        return q, k
-    at = torch.arange(q.shape[2], device=q.device)
-    past = (at >= key_lengths[:, None])[:, None, :, None]
-    return q.masked_fill(past, 0.0), k.masked_fill(past, 0.0)

@@ -67,10 +67,24 @@ def clustered(q: Tensor, k: Tensor, centroids: Tensor, temperature: Tensor) -> T
     return affinity
 
 
-def above_mean(affinity: Tensor) -> Tensor:
-    """Pairs above their row's mean, so that the threshold follows 1 / clusters."""
+def above_mean(affinity: Tensor, counted: Tensor | None = None) -> Tensor:
+    """Pairs above their row's mean, so that the threshold follows 1 / clusters.
+
+    counted: bool, pairs of blocks that are no padding; the others are in no mean.
+    """
     affinity = affinity.detach()
-    return affinity > affinity.mean(-1, keepdim=True)
+    if counted is None:
+        return affinity > affinity.mean(-1, keepdim=True)
+    mean = (affinity * counted).sum(-1, keepdim=True) / counted.sum(-1, keepdim=True).clamp_min(1)
+    return (affinity > mean) & counted
+
+
+def best(scores: Tensor, count: Tensor, counted: Tensor, causal: bool) -> Tensor:
+    """The `count` (B, 1, 1, 1) largest scores of each row, of pairs that are no padding."""
+    may = counted & lower(scores.shape[-1], scores.device) if causal else counted
+    scores = scores.detach().masked_fill(~may, -torch.inf)
+    rank = scores.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+    return (rank < count) & may
 
 
 def ends(blocks: int, device: torch.device) -> Tensor:

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <random>
 #include <string>
@@ -220,22 +222,38 @@ TEST_P(ExpressionTilesTest, Functions) {
   expect_same("min(score, 0.5) * max(row_bias[j], score) / clamp(score, 0.5, 1.0)");
 }
 
+/// Whether a formula has a function that jumps.
+bool jumps(const std::string& text) {
+  const char* const words[] = {"floor(", "ceil(", "round(", "sign(", "int(", "//", "%"};
+  return std::any_of(std::begin(words), std::end(words),
+                     [&](const char* word) { return text.find(word) != std::string::npos; });
+}
+
 TEST_P(ExpressionTilesTest, RandomFormulas) {
-  const RandomCaptures tensors(1);
-  RandomExpression random(2, tensors);
-  for (int n = 0; n < 300; ++n) {
+  const Draws draws(300);
+  const RandomCaptures tensors(draws.seed + 1);
+  RandomExpression random(draws.seed + 2, tensors);
+  int jumped = 0;
+  for (int n = 0; n < draws.count; ++n) {
     const Place& place = kPlaces[static_cast<std::size_t>(n) % kPlaces.size()];
     const Expression formula = random.real(1 + n % 8, false);
     const int wrong = differences(formula, place, 1e-5);
-    // A rounding on the other side of a comparison or a floor: few pairs.
+    // A rounding on the other side of a comparison or a floor: few pairs. But erf(4.0) is 1 in
+    // float32, and its floor is another one in every pair.
+    if (wrong > place.rows * place.cols / 50 && jumps(formula.text())) {
+      ++jumped;
+      continue;
+    }
     EXPECT_LE(wrong, place.rows * place.cols / 50) << formula.text() << " at " << first_;
   }
+  EXPECT_LE(jumped, draws.count / 200);
 }
 
 TEST_P(ExpressionTilesTest, RandomMasks) {
-  const RandomCaptures tensors(3);
-  RandomExpression random(4, tensors);
-  for (int n = 0; n < 300; ++n) {
+  const Draws draws(300);
+  const RandomCaptures tensors(draws.seed + 3);
+  RandomExpression random(draws.seed + 4, tensors);
+  for (int n = 0; n < draws.count; ++n) {
     const Place& place = kPlaces[static_cast<std::size_t>(n) % kPlaces.size()];
     const Expression formula = random.boolean(1 + n % 8);
     EXPECT_EQ(differences(formula, place, 0.0), 0) << formula.text() << " at " << first_;

@@ -203,10 +203,11 @@ TEST_P(ExpressionsTest, BesideTheOtherOptions) {
 }
 
 TEST_P(ExpressionsTest, RandomFormulas) {
-  const RandomCaptures tensors(17);
-  RandomExpression random(18, tensors);
+  const Draws draws(60);
+  const RandomCaptures tensors(draws.seed + 17);
+  RandomExpression random(draws.seed + 18, tensors);
   const std::string type = of_bfloat16(GetParam()) ? "bf16" : "f32";
-  for (int n = 0; n < 60; ++n) {
+  for (int n = 0; n < draws.count; ++n) {
     // What jumps would move results by more than any bound: its gradient is judged by values alone.
     AttentionSpec spec;
     spec.score_expression = random.real(1 + n % 7, true);

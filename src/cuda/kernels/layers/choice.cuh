@@ -9,9 +9,12 @@ namespace tilewise::layer_steps {
 using tile::u32;
 using tile::u64;
 
-/// Tokens of a block: the last one may be ragged.
-__forceinline__ int block_tokens(const ChoiceArgs& a, int block) {
-  return min(a.block, a.tokens - block * a.block);
+/// Blocks of sequence b, padding left out; tokens of one: the last may be ragged.
+__forceinline__ int own_blocks(const ChoiceArgs& a, i64 b) {
+  return (counted(a.lengths, b, a.tokens) + a.block - 1) / a.block;
+}
+__forceinline__ int block_tokens(const ChoiceArgs& a, i64 b, int block) {
+  return max(min(a.block, counted(a.lengths, b, a.tokens) - block * a.block), 0);
 }
 /// Where a token's q (part 0) or k (part 1) begins in qkv.
 __forceinline__ i64 vector_at(const ChoiceArgs& a, i64 bh, int token, int part) {
@@ -27,17 +30,17 @@ __forceinline__ void choice_means(const ChoiceArgs& a) {
   const int block = static_cast<int>(place % a.blocks),
             part = static_cast<int>(place / a.blocks % 2);
   const i64 bh = place / a.blocks / 2;
-  const int count = block_tokens(a, block);
+  const int count = block_tokens(a, bh / a.heads, block);
   float squares = 0.0F;
   for (int e = threadIdx.x; e < a.dim; e += kThreads) {
     float sum = 0.0F;
     for (int i = 0; i < count; ++i) sum += a.qkv[vector_at(a, bh, block * a.block + i, part) + e];
-    sum /= static_cast<float>(count);
+    sum /= static_cast<float>(max(count, 1));
     a.pooled[place * a.dim + e] = sum;
     squares += sum * sum;
   }
   squares = sum_of_block(squares);
-  if (threadIdx.x == 0) a.lengths[place] = fmaxf(sqrtf(squares), 1e-12F);
+  if (threadIdx.x == 0) a.norms[place] = fmaxf(sqrtf(squares), 1e-12F);
 }
 
 /// The length of a centroid.
@@ -53,7 +56,7 @@ __forceinline__ void choice_shares(const ChoiceArgs& a) {
   const i64 place = blockIdx.x;
   const int head = static_cast<int>(place / a.blocks / 2 % a.heads);
   const float* mean = a.pooled + place * a.dim;
-  const float scale = 1.0F / (a.lengths[place] * fabsf(*a.temperature));
+  const float scale = 1.0F / (a.norms[place] * fabsf(*a.temperature));
   float most = -tile::infinity();
   const int c = threadIdx.x;  // kMostClusters threads
   float scaled = -tile::infinity();
@@ -62,7 +65,7 @@ __forceinline__ void choice_shares(const ChoiceArgs& a) {
     float dot = 0.0F;
     for (int e = 0; e < a.dim; ++e) dot += mean[e] * axis[e];
     dot /= axis_length(axis, a.dim);
-    a.cosine[place * a.clusters + c] = dot / a.lengths[place];
+    a.cosine[place * a.clusters + c] = dot / a.norms[place];
     most = scaled = dot * scale;
   }
   most = block_reduce<kThreads>(most, Max{});
@@ -73,7 +76,7 @@ __forceinline__ void choice_shares(const ChoiceArgs& a) {
 
 /// Philox 4x32-10 as src/problem/philox.h has it: the word of `which` for a (sequence, head).
 __forceinline__ u32 noise_word(const ChoiceArgs& a, u32 bh, int which) {
-  const u32 draw = a.steps == nullptr ? a.draw : static_cast<u32>(a.steps[0] + a.steps[1]);
+  const u32 draw = a.draw + (a.counter == nullptr ? 0 : *a.counter);
   u32 c[4] = {static_cast<u32>(which) / 4, bh, a.site, draw};
   u32 key0 = a.key[0], key1 = a.key[1];
   for (int round = 0; round < 10; ++round) {
@@ -133,9 +136,10 @@ template <class Near>
 __forceinline__ void each_near(const ChoiceArgs& a, i64 bh, int i, float* scores,
                                const Near& near) {
   float sum = 0.0F;
-  for (int j = threadIdx.x; j < a.blocks; j += kThreads) sum += scores[j] = affinity(a, bh, i, j);
-  const float mean = sum_of_block(sum) / static_cast<float>(a.blocks);
-  for (int j = threadIdx.x; j < a.blocks; j += kThreads) near(j, scores[j] > mean);
+  const int own = own_blocks(a, bh / a.heads);
+  for (int j = threadIdx.x; j < own; j += kThreads) sum += scores[j] = affinity(a, bh, i, j);
+  const float mean = sum_of_block(sum) / static_cast<float>(max(own, 1));
+  for (int j = threadIdx.x; j < a.blocks; j += kThreads) near(j, j < own && scores[j] > mean);
 }
 
 /// One block: one row of blocks; blockIdx.x = (bh, row).
@@ -146,7 +150,8 @@ __forceinline__ void choice_rows(const ChoiceArgs& a) {
   const int i = static_cast<int>(blockIdx.x % a.blocks);
   const auto pattern = static_cast<ChoicePattern>(a.pattern[bh]);
   unsigned char* seen = a.seen + static_cast<i64>(blockIdx.x) * a.blocks;
-  const int there = a.causal ? i + 1 : a.blocks;
+  const int own = own_blocks(a, bh / a.heads);
+  const int there = i >= own ? 0 : a.causal ? i + 1 : own;
   int count = 0;
   const auto keep = [&](int j, bool in_pattern) {
     const bool listed = (in_pattern || j == i || j == 0) && j < there;
@@ -156,6 +161,8 @@ __forceinline__ void choice_rows(const ChoiceArgs& a) {
   if (pattern == ChoicePattern::clustered) {
     each_near(a, bh, i, scores, keep);
   } else if (pattern == ChoicePattern::selected) {
+    // As src/layers/choices.h; rintf, too, takes halves to the even number.
+    const int kept = max(1, static_cast<int>(rint(a.kept * own)));
     const float* q = a.pooled + (2 * bh * a.blocks + i) * a.dim;
     for (int j = threadIdx.x; j < there; j += kThreads) {
       const float* k = a.pooled + ((2 * bh + 1) * a.blocks + j) * a.dim;
@@ -170,7 +177,7 @@ __forceinline__ void choice_rows(const ChoiceArgs& a) {
         const bool wins = scores[other] > scores[j] || (scores[other] == scores[j] && other < j);
         better += wins ? 1 : 0;
       }
-      keep(j, better < a.kept);
+      keep(j, better < kept);
     }
   } else {
     for (int j = threadIdx.x; j < a.blocks; j += kThreads) {
@@ -195,17 +202,18 @@ __forceinline__ void choice_lists(const ChoiceArgs& a) {
   const bool both = a.training && a.gated;
   const bool runs = both || (dense ? mixing < 1.0F : mixing > 0.0F);
   if (threadIdx.x == 0) {
+    const int own = own_blocks(a, bh / a.heads);
     int next = static_cast<int>(list * a.blocks * a.blocks), listed = 0;
     for (int i = 0; i < a.blocks; ++i) {
       begins[i] = next;
-      const int row = dense ? (a.causal ? i + 1 : a.blocks) : a.counts[bh * a.blocks + i];
+      const int all = i >= own ? 0 : a.causal ? i + 1 : own;
+      const int row = dense ? all : a.counts[bh * a.blocks + i];
       next += runs ? row : 0;
       listed += row;
     }
     begins[a.blocks] = next;
-    const float every =
-        static_cast<float>(a.causal ? a.blocks * (a.blocks + 1) / 2 : a.blocks * a.blocks);
-    if (!dense) a.density[bh] = static_cast<float>(listed) / every;
+    const int every = a.causal ? own * (own + 1) / 2 : own * own;
+    if (!dense) a.density[bh] = static_cast<float>(listed) / static_cast<float>(max(every, 1));
   }
   __syncthreads();  // the rows' places are there
   for (int i = threadIdx.x; i <= a.blocks; i += kThreads) {
@@ -215,7 +223,7 @@ __forceinline__ void choice_lists(const ChoiceArgs& a) {
   const int lane = threadIdx.x % 32;
   for (int i = threadIdx.x / 32; i < a.blocks; i += kThreads / 32) {
     const unsigned char* seen = a.seen + (bh * a.blocks + i) * a.blocks;
-    const int there = a.causal ? i + 1 : a.blocks;
+    const int own = own_blocks(a, bh / a.heads), there = i >= own ? 0 : a.causal ? i + 1 : own;
     int at = begins[i];
     for (int first = 0; first < there; first += 32) {
       const int j = first + lane;
@@ -249,9 +257,10 @@ __forceinline__ void choice_near(const ChoiceArgs& a) {
   const int i = static_cast<int>(blockIdx.x % a.blocks);
   if (static_cast<ChoicePattern>(a.pattern[bh]) != ChoicePattern::clustered) return;
   unsigned char* seen = a.seen + static_cast<i64>(blockIdx.x) * a.blocks;
+  const int own = own_blocks(a, bh / a.heads);
   int count = 0;
   each_near(a, bh, i, scores, [&](int j, bool near) {
-    seen[j] = near || j == i || j == 0 ? 1 : 0;
+    seen[j] = i < own && (near || j == i || j == 0) ? 1 : 0;
     count += seen[j];
   });
   const float total = sum_of_block(static_cast<float>(count));
@@ -277,7 +286,7 @@ __forceinline__ void choice_shares_backward(const ChoiceArgs& a) {
   for (int i = threadIdx.x; i < a.blocks; i += kThreads) {
     count += static_cast<float>(a.counts[bh * a.blocks + i]);
   }
-  const float d = a.d_weight[bh] / sum_of_block(count);
+  const float d = a.d_weight[bh] / fmaxf(sum_of_block(count), 1.0F);
   float d_share = 0.0F, share = 0.0F, cosine = 0.0F;
   if (c < a.clusters) {
     share = a.share[place * a.clusters + c];
@@ -304,7 +313,7 @@ __forceinline__ void choice_shares_backward(const ChoiceArgs& a) {
   }
   __syncthreads();  // all clusters' gradients are there
   const float* mean = a.pooled + place * a.dim;
-  const float length = a.lengths[place];
+  const float length = a.norms[place];
   const auto d_unit = [&](int e) {
     float x = 0.0F;
     for (int k = 0; k < a.clusters; ++k) {
@@ -315,10 +324,10 @@ __forceinline__ void choice_shares_backward(const ChoiceArgs& a) {
   float toward = 0.0F;
   for (int e = threadIdx.x; e < a.dim; e += kThreads) toward += d_unit(e) * mean[e] / length;
   toward = sum_of_block(toward);
-  const int tokens = block_tokens(a, block);
+  const int tokens = block_tokens(a, bh / a.heads, block);
   for (int e = threadIdx.x; e < a.dim; e += kThreads) {
     const float d_mean =
-        (d_unit(e) - mean[e] / length * toward) / length / static_cast<float>(tokens);
+        (d_unit(e) - mean[e] / length * toward) / length / static_cast<float>(max(tokens, 1));
     for (int i = 0; i < tokens; ++i) {
       a.d_qkv[vector_at(a, bh, block * a.block + i, part) + e] += d_mean;
     }
@@ -338,7 +347,7 @@ __forceinline__ void choice_centroids_backward(const ChoiceArgs& a) {
       const i64 first = (static_cast<i64>(b) * a.heads + head) * 2 * a.blocks;
       for (int n = 0; n < 2 * a.blocks; ++n) {
         const i64 mean = first + n;
-        x += a.d_cosine[mean * a.clusters + c] * a.pooled[mean * a.dim + e] / a.lengths[mean];
+        x += a.d_cosine[mean * a.clusters + c] * a.pooled[mean * a.dim + e] / a.norms[mean];
       }
     }
     return x;

@@ -206,13 +206,14 @@ __forceinline__ void pool_windows(const WindowArgs& a) {
   const i64 b = blockIdx.x / groups;
   const int col = static_cast<int>(blockIdx.x) % groups * kColumns + threadIdx.x % kColumns;
   const bool there = col < s.dim;
+  const int count = counted(s.lengths, b, s.tokens);
   const float* x = a.x + b * s.tokens * s.dim + col;
   // body(k, w, mean): window w of kWindows[k] tokens.
   const auto each_window = [&](const auto& body) {
-    for (int begin = static_cast<int>(threadIdx.x) / kColumns * 64; there && begin < s.tokens;
+    for (int begin = static_cast<int>(threadIdx.x) / kColumns * 64; there && begin < count;
          begin += kThreads / kColumns * 64) {
       float sum8 = 0.0F, sum64 = 0.0F;
-      const int end = min(begin + 64, s.tokens);
+      const int end = min(begin + 64, count);
       for (int i = begin; i < end; ++i) {
         const float value = x[static_cast<i64>(i) * s.dim];
         body(0, i, value);
@@ -232,10 +233,10 @@ __forceinline__ void pool_windows(const WindowArgs& a) {
     sums[k] += mean;
     if (mean > highest[k].value) highest[k] = {mean, w};
   });
-  all = column_sum(sums[0]) / static_cast<float>(s.tokens);
+  all = column_sum(sums[0]) / static_cast<float>(max(count, 1));
   float means[3];
   for (int k = 0; k < 3; ++k) {
-    const int windows = (s.tokens + kWindows[k] - 1) / kWindows[k];
+    const int windows = (max(count, 1) + kWindows[k] - 1) / kWindows[k];
     means[k] = column_sum(sums[k]) / static_cast<float>(windows);
     highest[k] = column_highest(highest[k]);
   }
@@ -245,8 +246,8 @@ __forceinline__ void pool_windows(const WindowArgs& a) {
   float* out = a.features + b * kWindowFeatures * s.dim + col;
   out[0] = all;
   for (int k = 0; k < 3; ++k) {
-    const int windows = (s.tokens + kWindows[k] - 1) / kWindows[k];
-    out[(2 * k + 1) * s.dim] = highest[k].value;
+    const int windows = (max(count, 1) + kWindows[k] - 1) / kWindows[k];
+    out[(2 * k + 1) * s.dim] = count > 0 ? highest[k].value : 0.0F;
     out[(2 * k + 2) * s.dim] = squares[k] / static_cast<float>(windows);
     a.means[(b * 3 + k) * s.dim + col] = means[k];
     a.highest[(b * 3 + k) * s.dim + col] = highest[k].at;
@@ -263,8 +264,9 @@ __forceinline__ void pool_windows_backward(const WindowArgs& a) {
   const int span = static_cast<int>(blockIdx.x) / columns % spans;
   const int col = static_cast<int>(blockIdx.x) % columns * kColumns + threadIdx.x % kColumns;
   const bool there = col < s.dim;
+  const int count = counted(s.lengths, b, s.tokens);
   const int begin = span * 64 + static_cast<int>(threadIdx.x) / kColumns * 8;
-  const int end = min(begin + 8, s.tokens);
+  const int end = min(begin + 8, count);
   float sum = 0.0F;
   for (int i = begin; there && i < end; ++i) sum += a.x[(b * s.tokens + i) * s.dim + col];
   const float sum64 = column_sum(sum);
@@ -272,13 +274,13 @@ __forceinline__ void pool_windows_backward(const WindowArgs& a) {
   const float* df = a.d_features + b * kWindowFeatures * s.dim + col;
   for (int i = begin; i < end; ++i) {
     const i64 at = (b * s.tokens + i) * s.dim + col;
-    float d = df[0] / static_cast<float>(s.tokens);
+    float d = df[0] / static_cast<float>(count);
     for (int k = 0; k < 3; ++k) {
       const int w = i / kWindows[k];
-      const int inside = min(s.tokens, (w + 1) * kWindows[k]) - w * kWindows[k];
+      const int inside = min(count, (w + 1) * kWindows[k]) - w * kWindows[k];
       const float total = k == 0 ? a.x[at] : k == 1 ? sum : sum64;
       const float mean = total / static_cast<float>(inside);
-      const int windows = (s.tokens + kWindows[k] - 1) / kWindows[k];
+      const int windows = (count + kWindows[k] - 1) / kWindows[k];
       float of_mean = 2.0F * df[(2 * k + 2) * s.dim] * (mean - a.means[(b * 3 + k) * s.dim + col]) /
                       static_cast<float>(windows);
       if (w == a.highest[(b * 3 + k) * s.dim + col]) of_mean += df[(2 * k + 1) * s.dim];

@@ -22,6 +22,11 @@ __forceinline__ void each(i64 count, const Body& body) {
   }
 }
 
+/// Tokens of sequence b that count.
+__forceinline__ int counted(const int* lengths, i64 b, int tokens) {
+  return lengths == nullptr ? tokens : min(max(lengths[b], 0), tokens);
+}
+
 __forceinline__ float sum_of_block(float x) { return block_reduce<kThreads>(x, Sum{}); }
 __forceinline__ float sigmoid(float x) { return 1.0F / (1.0F + expf(-x)); }
 __forceinline__ float normal_area(float x) { return 0.5F * (1.0F + erff(x * 0.70710678F)); }
@@ -276,6 +281,21 @@ __forceinline__ void twice_backward(const TwiceArgs& a) {
 }
 
 template <Config>
+__forceinline__ void join_masks(const JoinArgs& a) {
+  const auto sees = [](const JoinArgs::Part& part, i64 b, i64 h, i64 i, i64 j) {
+    return part.data == nullptr || part.data[b * part.strides[0] + h * part.strides[1] +
+                                             i * part.strides[2] + j * part.strides[3]] != 0;
+  };
+  const i64 copies = static_cast<i64>(a.heads) * a.repeat;
+  each(a.batch * copies * a.rows * a.keys, [&](i64 at) {
+    const i64 j = at % a.keys, i = at / a.keys % a.rows, line = at / a.keys / a.rows;
+    const i64 b = line / copies, h = line % copies / a.repeat;
+    const bool inside = a.lengths == nullptr || j < a.lengths[b];
+    a.out[at] = inside && sees(a.first, b, h, i, j) && sees(a.second, b, h, i, j) ? 1 : 0;
+  });
+}
+
+template <Config>
 __forceinline__ void embed(const EmbedArgs& a) {
   each(a.rows * a.cols,
        [&](i64 i) { a.y[i] = a.table[static_cast<i64>(a.ids[i / a.cols]) * a.cols + i % a.cols]; });
@@ -301,16 +321,17 @@ __forceinline__ void read_out(const ReadArgs& a) {
   const int b = static_cast<int>(blockIdx.x) / groups;
   const int col = static_cast<int>(blockIdx.x) % groups * kColumns + threadIdx.x % kColumns;
   const float* x = a.from + static_cast<i64>(b) * a.shape.tokens * a.shape.dim;
+  const int count = counted(a.shape.lengths, b, a.shape.tokens);
   float sum = 0.0F;
   if (col < a.shape.dim) {
-    const int first = a.last ? a.shape.tokens - 1 : 0;
-    for (int i = first + threadIdx.x / kColumns; i < a.shape.tokens; i += kThreads / kColumns) {
+    const int first = a.last ? max(count - 1, 0) : 0;
+    for (int i = first + threadIdx.x / kColumns; i < count; i += kThreads / kColumns) {
       sum += x[static_cast<i64>(i) * a.shape.dim + col];
     }
   }
   sum = sum_of_rows(sum);
   if (threadIdx.x >= kColumns || col >= a.shape.dim) return;
-  a.to[b * a.shape.dim + col] = a.last ? sum : sum / static_cast<float>(a.shape.tokens);
+  a.to[b * a.shape.dim + col] = a.last ? sum : sum / static_cast<float>(max(count, 1));
 }
 
 template <Config>
@@ -318,8 +339,10 @@ __forceinline__ void read_out_backward(const ReadArgs& a) {
   const Tokens& s = a.shape;
   each(static_cast<i64>(s.batch) * s.tokens * s.dim, [&](i64 i) {
     const i64 row = i / s.dim;
-    const bool last = row % s.tokens == s.tokens - 1;
-    const float share = a.last ? (last ? 1.0F : 0.0F) : 1.0F / static_cast<float>(s.tokens);
+    const int token = static_cast<int>(row % s.tokens);
+    const int count = counted(s.lengths, row / s.tokens, s.tokens);
+    float share = a.last ? (token == count - 1 ? 1.0F : 0.0F) : 0.0F;
+    if (!a.last && token < count) share = 1.0F / static_cast<float>(count);
     a.to[i] = share * a.from[row / s.tokens * s.dim + i % s.dim];
   });
 }
@@ -381,6 +404,7 @@ template <Config>
 __forceinline__ void end_step(const EndArgs& a) {
   if (threadIdx.x != 0) return;
   State& state = *a.state;
+  ++state.draws;
   if (state.not_finite != 0) {
     state.not_finite = 0;
     ++state.skipped;

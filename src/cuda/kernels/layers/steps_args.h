@@ -81,6 +81,7 @@ struct DropArgs {
 /// Of a batch of sequences.
 struct Tokens {
   int batch = 0, tokens = 0, dim = 0;
+  const int* lengths = nullptr;  ///< (batch): tokens that count; null: all
 };
 
 /// The published gate's features: src/layers/pools.h cuts the bins.
@@ -152,10 +153,12 @@ struct ChoiceArgs {
   // The layer's options.
   int fixed = -1;  ///< the number of the one pattern's logit; -1: the gate chooses
   bool training = false, causal = false, gated = true;
-  int reach = 0, every = 2, kept = 1;  ///< of local and strided, in blocks; that selected keeps
+  int reach = 0, every = 2;  ///< of local and strided, in blocks
+  double kept = 1.0;         ///< of the blocks, that selected keeps
   float route_above = 1.0F, route_below = 0.0F;
   unsigned key[2] = {}, draw = 0, site = 0;  ///< of the Gumbel noise
-  const int* steps = nullptr;                ///< where given, steps[0] + steps[1] is the draw
+  const unsigned* counter = nullptr;         ///< in memory: added to draw; may be null
+  const int* lengths = nullptr;              ///< (batch): tokens that count; null: all
   const float* qkv = nullptr;                ///< (batch, tokens, 3, heads, dim)
   const float* logits = nullptr;             ///< (batch, heads, kChoices)
   const float* gate = nullptr;               ///< (batch, heads)
@@ -169,7 +172,7 @@ struct ChoiceArgs {
   int* index = nullptr;      ///< (batch, heads, 2, blocks^2)
   // Between kernels.
   float* pooled = nullptr;        ///< (batch, heads, 2, blocks, dim): means of q and of k
-  float* lengths = nullptr;       ///< (batch, heads, 2, blocks): of the means
+  float* norms = nullptr;         ///< (batch, heads, 2, blocks): of the means
   float* cosine = nullptr;        ///< (batch, heads, 2, blocks, clusters)
   float* share = nullptr;         ///< (batch, heads, 2, blocks, clusters)
   unsigned char* seen = nullptr;  ///< (batch, heads, blocks, blocks)
@@ -182,6 +185,18 @@ struct ChoiceArgs {
   float* d_centroids = nullptr;     ///< added to
   float* d_scaled = nullptr;        ///< (batch, heads, 2, blocks): of the temperature
   float* d_temperature = nullptr;   ///< added to
+};
+
+/// Two masks of pairs as one: src/layers/ops.h, JoinedMask.
+struct JoinArgs {
+  struct Part {
+    const unsigned char* data = nullptr;  ///< null: every pair
+    long long strides[4] = {};
+  };
+  Part first, second;
+  const int* lengths = nullptr;  ///< (batch), may be null
+  int batch = 0, heads = 0, rows = 0, keys = 0, repeat = 1;
+  unsigned char* out = nullptr;
 };
 
 struct EmbedArgs {
@@ -202,6 +217,7 @@ struct ReadArgs {
 
 /// As src/layers/ops.h has it.
 struct State {
+  long long draws;
   float loss, scale;
   int good_in_a_row, not_finite, steps, skipped;
 };

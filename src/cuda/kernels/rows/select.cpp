@@ -25,11 +25,13 @@ select::Type type_of(DType dtype) {
                                    : select::Type::float32;
 }
 
-KernelUnit unit(const Config& config, const char* entry, const char* args, int threads,
-                int shared_bytes) {
+}  // namespace
+
+KernelUnit select_unit(const Config& config, const char* entry, const char* args, int threads,
+                       int shared_bytes, const char* file) {
   return {
       .stem = "select",
-      .file = "rows/select",
+      .file = file,
       .config = ".type = static_cast<Type>(" + std::to_string(static_cast<int>(config.type)) + ")",
       .threads = threads,
       .shared_bytes = shared_bytes,
@@ -37,7 +39,9 @@ KernelUnit unit(const Config& config, const char* entry, const char* args, int t
       .args = args};
 }
 
-void check(const Shape& s) {
+namespace {
+
+void check(const Shape& s, const BlockSelection& by) {
   const auto refuse = [](const std::string& what) {
     throw Unsupported("select_blocks on a GPU: " + what + " are not supported");
   };
@@ -45,6 +49,12 @@ void check(const Shape& s) {
   if (s.head_dim > select::kMostDim) refuse("head dims above " + std::to_string(select::kMostDim));
   if (s.columns > select::kMostColumns)
     refuse("more than " + std::to_string(select::kMostColumns) + " blocks of keys");
+  if (by.scorer == BlockScorer::antidiagonal) {
+    if (ceil_div(s.seq_k, by.stride) > select::kMostTiles)
+      refuse("more than " + std::to_string(select::kMostTiles) + " strides of keys");
+    if (by.stride * s.head_dim > select::kMostTileElems)
+      refuse("strides of more than " + std::to_string(select::kMostTileElems) + " elements");
+  }
   if (s.all_rows() > std::int64_t{1} << 30 || s.batch * s.heads_k * s.columns > std::int64_t{1}
                                                                                     << 30)
     refuse("more than 2^30 blocks");
@@ -81,6 +91,21 @@ class Scratch {
 
 namespace {
 
+/// Floats and bytes of a scorer that looks at tokens.
+std::int64_t scores_of(const Shape& s, const BlockSelection& by) {
+  if (by.scorer == BlockScorer::antidiagonal) return s.all_rows() * s.columns;
+  const selection::Lines lines(s, by);
+  return s.batch * s.heads_q * lines.queries * lines.all();
+}
+std::int64_t flags_of(const Shape& s, const BlockSelection& by) {
+  return s.batch * s.heads_q * selection::Lines(s, by).all();
+}
+int power_from(std::int64_t bytes) {
+  int power = 4096;  // kernels are told apart by it
+  while (power < bytes) power *= 2;
+  return power;
+}
+
 /// Of all statistics whose weight is not 0.
 std::int64_t features_of(const Shape& s, const BlockSelection& by) {
   const PoolWeights& w = by.weights;
@@ -95,12 +120,56 @@ std::int64_t features_of(const Shape& s, const BlockSelection& by) {
 std::int64_t select_workspace(const Shape& s, const BlockSelection& by,
                               const selection::Target& to) {
   const std::int64_t features = features_of(s, by), rows = s.all_rows();
-  std::int64_t bytes = align_workspace(rows * features * 4) +
-                       align_workspace(s.batch * s.heads_k * s.columns * features * 4);
+  std::int64_t bytes =
+      by.scorer == BlockScorer::pooled
+          ? align_workspace(rows * features * 4) +
+                align_workspace(s.batch * s.heads_k * s.columns * features * 4)
+          : align_workspace(scores_of(s, by) * 4) + align_workspace(flags_of(s, by));
   if (to.mask == nullptr)
     bytes += align_workspace(rows * ceil_div(s.columns, 32) * 4) + align_workspace(rows * 4);
   return std::max<std::int64_t>(bytes, 256);
 }
+
+namespace {
+
+void add_scorer(const Shape& s, const BlockSelection& by, WorkspaceCutter& cutter,
+                SelectSteps& steps) {
+  const selection::Lines lines(s, by);
+  select::ScorerArgs& scorer = steps.scorer;
+  Args& args = steps.choice;
+  scorer.q = steps.of_q.from;
+  scorer.k = steps.of_k.from;
+  scorer.scale = static_cast<float>(s.scale);
+  scorer.heads_q = args.heads_q;
+  scorer.group = args.group;
+  scorer.rows = args.rows;
+  scorer.columns = args.columns;
+  scorer.head_dim = static_cast<int>(s.head_dim);
+  scorer.seq_q = args.seq_q;
+  scorer.seq_k = args.seq_k;
+  scorer.block_q = args.block_q;
+  scorer.block_k = args.block_k;
+  scorer.lengths = args.lengths;
+  scorer.lengths_b = args.lengths_b;
+  scorer.causal = args.causal;
+  constexpr int kWarps = select::kThreads / 32;
+  scorer.to = cutter.take<float>(scores_of(s, by));
+  if (by.scorer == BlockScorer::antidiagonal) {
+    scorer.stride = static_cast<int>(by.stride);
+    args.scores = scorer.to;
+    steps.scorer_blocks = steps.rows;
+    steps.scorer_shared_bytes = power_from(
+        4 * (ceil_div(s.seq_k, by.stride) + by.stride * s.head_dim + s.columns + kWarps));
+    return;
+  }
+  scorer.queries = args.queries = static_cast<int>(lines.queries);
+  args.lines = scorer.to;
+  args.line = cutter.take<unsigned char>(flags_of(s, by));
+  steps.scorer_blocks = s.batch * s.heads_q * lines.queries;
+  steps.scorer_shared_bytes = power_from(4 * (lines.all() + s.head_dim + kWarps));
+}
+
+}  // namespace
 
 SelectSteps select_steps(const Shape& s, const BlockSelection& by, const selection::Target& to,
                          void* workspace) {
@@ -126,12 +195,13 @@ SelectSteps select_steps(const Shape& s, const BlockSelection& by, const selecti
     args->head_dim = static_cast<int>(s.head_dim);
     args->features = static_cast<int>(features);
   }
-  of_q.to = cutter.take<float>(steps.rows * features);
+  const bool pools = by.scorer == BlockScorer::pooled;
+  if (pools) of_q.to = cutter.take<float>(steps.rows * features);
   of_q.heads = static_cast<int>(s.heads_q);
   of_q.tokens = static_cast<int>(s.seq_q);
   of_q.block = static_cast<int>(by.block_q);
   of_q.blocks = static_cast<int>(s.rows);
-  of_k.to = cutter.take<float>(steps.key_blocks * features);
+  if (pools) of_k.to = cutter.take<float>(steps.key_blocks * features);
   of_k.heads = static_cast<int>(s.heads_k);
   of_k.tokens = static_cast<int>(s.seq_k);
   of_k.block = static_cast<int>(by.block_k);
@@ -161,10 +231,9 @@ SelectSteps select_steps(const Shape& s, const BlockSelection& by, const selecti
   args.threshold = static_cast<float>(by.threshold);
   args.words = static_cast<int>(words);
   args.mask = to.mask;
-  // A power of two: kernels are told apart by it.
-  steps.shared_bytes = 4096;
-  while (steps.shared_bytes < 4 * (s.columns + features + select::kThreads / 32))
-    steps.shared_bytes *= 2;
+  constexpr int kWarps = select::kThreads / 32;
+  steps.shared_bytes = power_from(4 * (s.columns + (pools ? features : 0) + kWarps));
+  if (!pools) add_scorer(s, by, cutter, steps);
   if (to.mask != nullptr) return steps;
   args.bits = cutter.take<unsigned>(steps.rows * words);
   args.counts = cutter.take<int>(steps.rows);
@@ -182,18 +251,32 @@ SelectSteps select_steps(const Shape& s, const BlockSelection& by, const selecti
 
 void select_on_gpu(const Shape& s, const BlockSelection& by, const selection::Target& to,
                    const Launch& launch) {
-  check(s);
+  check(s, by);
   const Scratch scratch(select_workspace(s, by, to), s.q.device, launch);
   const SelectSteps steps = select_steps(s, by, to, scratch.data());
+  const bool pools = by.scorer == BlockScorer::pooled;
   const auto start = [&](const char* entry, const char* args, int threads, int shared,
                          std::int64_t blocks, const void* given) {
-    const Kernel kernel = load(unit(steps.config, entry, args, threads, shared), s.q.device.index);
+    const KernelUnit what = select_unit(steps.config, entry, args, threads, shared,
+                                        pools ? "rows/select" : "rows/select_tokens");
+    const Kernel kernel = load(what, s.q.device.index);
     launch_kernel(kernel, {.x = blocks}, launch.stream, given);
   };
   constexpr int kThreads = select::kThreads;
-  start("pool", "PoolArgs", kThreads, select::kPoolBytes, steps.rows, &steps.of_q);
-  start("pool", "PoolArgs", kThreads, select::kPoolBytes, steps.key_blocks, &steps.of_k);
-  start("kernel", "Args", kThreads, steps.shared_bytes, steps.rows, &steps.choice);
+  if (pools) {
+    start("pool", "PoolArgs", kThreads, select::kPoolBytes, steps.rows, &steps.of_q);
+    start("pool", "PoolArgs", kThreads, select::kPoolBytes, steps.key_blocks, &steps.of_k);
+    start("kernel", "Args", kThreads, steps.shared_bytes, steps.rows, &steps.choice);
+  } else {
+    const bool lines = by.scorer == BlockScorer::vertical_slash;
+    const int shared = steps.scorer_shared_bytes;
+    start(lines ? "lines" : "antidiagonals", "ScorerArgs", kThreads, shared, steps.scorer_blocks,
+          &steps.scorer);
+    if (lines) {
+      start("pick_lines", "Args", kThreads, shared, s.batch * s.heads_q, &steps.choice);
+    }
+    start("scored", "Args", kThreads, steps.shared_bytes, steps.rows, &steps.choice);
+  }
   if (to.mask != nullptr) return;
   start("scan", "ListArgs", select::kScanThreads, select::kScanBytes, 1, &steps.list);
   start("scatter", "ListArgs", kThreads, 0, steps.list_blocks, &steps.list);

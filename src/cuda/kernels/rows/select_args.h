@@ -46,7 +46,27 @@ struct Args {
   unsigned* bits = nullptr;
   int* counts = nullptr;
   int words = 0;
+  // Of the scorers that look at tokens.
+  const float* scores = nullptr;  ///< (B * Hq * rows, columns): logarithms of probabilities
+  const float* lines = nullptr;   ///< (B * Hq, queries, 3 columns + 1)
+  unsigned char* line = nullptr;  ///< (B * Hq, 3 columns + 1): whether it is taken
+  int queries = 0;
 };
+
+/// What antidiagonals and lines read, and what they make: Args::scores, Args::lines.
+struct ScorerArgs {
+  tile::View4 q, k;
+  float* to = nullptr;
+  float scale = 1.0F;
+  int heads_q = 1, group = 1, rows = 0, columns = 0, head_dim = 0;
+  int seq_q = 0, seq_k = 0, block_q = 1, block_k = 1;
+  int stride = 1, queries = 0;
+  const int* lengths = nullptr;  ///< (B), may be null
+  long long lengths_b = 0;
+  bool causal = false;
+};
+inline constexpr int kMostTiles = 16384;  ///< of keys, by a row of tiles
+inline constexpr int kMostTileElems = 4096;
 
 /// From bits to a list.
 struct ListArgs {

@@ -1,0 +1,264 @@
+/// layer_steps on the emulator against the CPU's verbs: padded batches, masks that are joined, and
+/// dropout and noise that read a trainer's counter.
+#include <cmath>
+#include <cstdio>
+#include <random>
+#include <vector>
+
+// One block runs at a time, so that its threads share what is static.
+#undef __shared__
+#define __shared__ static
+
+// CUDA's own functions stand in this namespace here.
+namespace tilewise::tile {}
+namespace tilewise::layer_steps {
+using namespace tilewise::tile;
+}
+
+#include "cuda/kernels/layers/choice.cuh"
+#include "cuda/kernels/layers/pools.cuh"
+#include "layers/cpu_ops.h"
+#include "layers/cuda_ops.h"
+#include "layers/pools.h"
+#include "problem/philox.h"
+
+namespace {
+
+using namespace tilewise;
+namespace asam = tilewise::asam;
+namespace steps = tilewise::layer_steps;
+
+constexpr steps::Config kConfig;
+int failures = 0;
+std::mt19937 random_bits(3);
+
+std::vector<float> draw(std::int64_t count) {
+  std::normal_distribution<float> normal;
+  std::vector<float> x(static_cast<std::size_t>(count));
+  for (float& value : x) value = normal(random_bits);
+  return x;
+}
+std::vector<float> nans(std::int64_t count) {
+  return std::vector<float>(static_cast<std::size_t>(count), NAN);
+}
+
+template <class Kernel>
+void run(std::int64_t blocks, const Kernel& kernel) {
+  emulator::grid_size.x = static_cast<unsigned>(blocks);
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    emulator::run_block(static_cast<unsigned>(b), steps::kThreads, kernel);
+  }
+}
+
+template <class T>
+void compare(const char* what, const std::vector<T>& ours, const std::vector<T>& expected,
+             double bound = 1e-5) {
+  double worst = ours.size() == expected.size() ? 0.0 : 1e30;
+  for (std::size_t i = 0; i < ours.size(); ++i) {
+    const auto a = static_cast<double>(ours[i]), b = static_cast<double>(expected[i]);
+    const double error = std::abs(a - b) / (1.0 + std::abs(b));
+    worst = std::max(worst, std::isnan(error) ? 1e30 : error);
+  }
+  const bool good = worst <= bound;
+  std::printf("%s %s: off by %.1e\n", good ? "ok" : "FAILED", what, worst);
+  failures += good ? 0 : 1;
+}
+
+asam::CpuOps<float>& cpu() {
+  static asam::CpuOps<float> ops(default_executor());
+  return ops;
+}
+
+std::vector<int> lengths = {70, 0, 19};
+
+void check_pools() {
+  const asam::TokenShape s{3, 70, 5};
+  const steps::Tokens shape{3, 70, 5, lengths.data()};
+  const std::int64_t features = s.batch * asam::kWindowFeatures * s.dim;
+  const std::vector<float> x = draw(s.elems()), df = draw(features);
+  std::vector<float> expected = nans(features), ours = expected;
+  std::vector<float> dx = draw(s.elems()), our_dx = dx, means = nans(3 * 3 * 5);
+  std::vector<int> highest(45, -1);
+  cpu().pool_windows(x.data(), lengths.data(), expected.data(), s);
+  cpu().pool_windows_backward(x.data(), lengths.data(), expected.data(), df.data(), dx.data(), s);
+  steps::WindowArgs args{.shape = shape,
+                         .x = x.data(),
+                         .features = ours.data(),
+                         .means = means.data(),
+                         .highest = highest.data()};
+  run(s.batch, [&] { steps::pool_windows<kConfig>(args); });
+  args.d_features = df.data();
+  args.dx = our_dx.data();
+  run(s.batch * 2, [&] { steps::pool_windows_backward<kConfig>(args); });
+  compare("pool_windows", ours, expected);
+  compare("pool_windows_backward", our_dx, dx);
+
+  for (const bool last : {false, true}) {
+    const asam::Readout readout = last ? asam::Readout::last : asam::Readout::mean;
+    std::vector<float> y = nans(s.batch * s.dim), our_y = y;
+    std::vector<float> d = nans(s.elems()), our_d = d;
+    cpu().read_out(x.data(), lengths.data(), y.data(), readout, s);
+    cpu().read_out_backward(y.data(), lengths.data(), d.data(), readout, s);
+    steps::ReadArgs read{.shape = shape, .last = last, .from = x.data(), .to = our_y.data()};
+    run(s.batch, [&] { steps::read_out<kConfig>(read); });
+    read = {.shape = shape, .last = last, .from = y.data(), .to = our_d.data()};
+    run(2, [&] { steps::read_out_backward<kConfig>(read); });
+    compare(last ? "read_out of the last" : "read_out of the mean", our_y, y);
+    compare("read_out_backward", our_d, d);
+  }
+}
+
+void check_masks() {
+  // (2, 3, 5, 7) from a mask of heads and one of sequences and keys; heads twice.
+  const std::vector<unsigned char> by_head = {1, 0, 1},
+                                   by_key = {1, 1, 0, 1, 0, 1, 1, 0, 1, 1, 1, 1, 0, 1};
+  const std::vector<int> two_lengths = {7, 4};
+  std::vector<unsigned char> expected(2 * 6 * 5 * 7, 9), ours = expected;
+  cpu().join_masks({.first = {by_head.data(), {0, 1, 0, 0}},
+                    .second = {by_key.data(), {7, 0, 0, 1}},
+                    .lengths = two_lengths.data(),
+                    .sizes = {2, 3, 5, 7},
+                    .repeat = 2,
+                    .out = expected.data()});
+  const steps::JoinArgs args{.first = {by_head.data(), {0, 1, 0, 0}},
+                             .second = {by_key.data(), {7, 0, 0, 1}},
+                             .lengths = two_lengths.data(),
+                             .batch = 2,
+                             .heads = 3,
+                             .rows = 5,
+                             .keys = 7,
+                             .repeat = 2,
+                             .out = ours.data()};
+  run(2, [&] { steps::join_masks<kConfig>(args); });
+  compare("join_masks", ours, expected, 0.0);
+}
+
+/// Three steps of one replayed graph: the arguments stay, the counter goes on.
+void check_dropout() {
+  asam::TrainState state;
+  steps::State device{};
+  device.scale = 1.0F;
+  const std::vector<float> x = draw(9 * 13);
+  std::vector<float> last;
+  const asam::Drop drop{.p = 0.4, .seed = (7ULL << 32) + 5, .site = 9, .draw = 2, .state = &state};
+  const DropoutMask mask({.p = drop.p, .seed = drop.seed, .offset = drop.draw});
+  std::vector<float> ours = nans(9 * 13);
+  steps::DropArgs args{
+      .a = x.data(), .y = ours.data(), .site = drop.site, .drops = true, .rows = 9, .cols = 13};
+  args.bits.key = tile::PhiloxKeys(mask.key()[0], mask.key()[1]);
+  args.bits.offset = mask.offset();
+  args.bits.limit = static_cast<unsigned>(mask.threshold() - 1);
+  args.bits.scale = static_cast<float>(mask.scale());
+  args.bits.counter = reinterpret_cast<const unsigned*>(&device.draws);
+  const steps::EndArgs end{.state = &device};
+  for (int step = 0; step < 3; ++step) {
+    std::vector<float> expected = nans(9 * 13);
+    cpu().drop_add(nullptr, x.data(), expected.data(), drop, {9, 13});
+    run(1, [&] { steps::drop_add<kConfig>(args); });
+    compare("drop_add of a step", ours, expected, 1e-6);
+    const bool anew = ours != last;
+    std::printf("%s drops anew\n", anew ? "ok" : "FAILED");
+    failures += anew ? 0 : 1;
+    last = ours;
+    cpu().end_step(&state, {});
+    run(1, [&] { steps::end_step<kConfig>(end); });
+  }
+}
+
+void check_choice() {
+  const std::int64_t blocks = 5, heads = 2, batch = 3, dim = 8, clusters = 6, tokens = 70;
+  asam::Config config;
+  config.pattern = asam::Pattern::automatic;
+  config.block_size = 16;
+  config.window_size = 20;
+  config.density = 0.4;
+  asam::TrainState state;
+  state.draws = 3;
+  const std::vector<float> qkv = draw(batch * tokens * 3 * heads * dim);
+  std::vector<float> logits = draw(batch * heads * 5);
+  logits[2] += 9.0F;   // clusters, so that they have gradients
+  logits[24] += 9.0F;  // of the sequence of 19 tokens: blocks that are selected
+  const std::vector<float> gate = draw(batch * heads), weight = draw(batch * heads);
+  const std::vector<float> centroids = draw(heads * clusters * dim), temperature = {0.5F};
+  struct Results {
+    std::vector<int> pattern = std::vector<int>(6, -1), offsets = std::vector<int>(12 * 6, -1);
+    std::vector<int> index = std::vector<int>(12 * 25, -1);
+    std::vector<float> soft = nans(30), mixing = nans(6), density = nans(6), d_logits = nans(30);
+    std::vector<float> d_qkv, d_centroids, d_temperature = {0.0F};
+  } expected, ours;
+  const auto fill = [&](Results& r) {
+    r.d_qkv.assign(qkv.size(), 0.0F);
+    r.d_centroids.assign(centroids.size(), 0.0F);
+    asam::Choice<float> c;
+    c.shape = {{batch, tokens, heads, dim}, 16, clusters};
+    c.config = &config;
+    c.lengths = lengths.data();
+    c.training = true;
+    c.draw = {.seed = 11, .site = 4, .draw = 2, .state = &state};
+    c.qkv = qkv.data();
+    c.logits = logits.data();
+    c.gate = gate.data();
+    c.centroids = centroids.data();
+    c.temperature = temperature.data();
+    c.pattern = r.pattern.data();
+    c.soft = r.soft.data();
+    c.mixing = r.mixing.data();
+    c.density = r.density.data();
+    c.offsets = r.offsets.data();
+    c.index = r.index.data();
+    c.d_weight = weight.data();
+    c.d_logits = r.d_logits.data();
+    c.d_qkv = r.d_qkv.data();
+    c.d_centroids = r.d_centroids.data();
+    c.d_temperature = r.d_temperature.data();
+    return c;
+  };
+  const asam::Choice<float> truth = fill(expected);
+  cpu().choose(truth);
+  cpu().choose_backward(truth);
+
+  steps::ChoiceArgs a = asam::choice_args(fill(ours));
+  const std::int64_t lists = batch * heads, means = 2 * lists * blocks;
+  std::vector<float> pooled = nans(means * dim), norms = nans(means), cosine = nans(means * 6);
+  std::vector<float> share = cosine, d_cosine = cosine, d_scaled = norms;
+  std::vector<unsigned char> seen(static_cast<std::size_t>(lists * 25), 9);
+  std::vector<int> counts(static_cast<std::size_t>(lists * blocks), -1);
+  a.pooled = pooled.data();
+  a.norms = norms.data();
+  a.cosine = cosine.data();
+  a.share = share.data();
+  a.d_cosine = d_cosine.data();
+  a.d_scaled = d_scaled.data();
+  a.seen = seen.data();
+  a.counts = counts.data();
+  run(means, [&] { steps::choice_means<kConfig>(a); });
+  run(means, [&] { steps::choice_shares<kConfig>(a); });
+  run(1, [&] { steps::choice_heads<kConfig>(a); });
+  run(lists * blocks, [&] { steps::choice_rows<kConfig>(a); });
+  run(2 * lists, [&] { steps::choice_lists<kConfig>(a); });
+  compare("patterns", ours.pattern, expected.pattern, 0.0);
+  compare("soft choices", ours.soft, expected.soft);
+  compare("mixing", ours.mixing, expected.mixing);
+  compare("density", ours.density, expected.density);
+  compare("offsets", ours.offsets, expected.offsets, 0.0);
+  compare("index", ours.index, expected.index, 0.0);
+  run(1, [&] { steps::choice_logits_backward<kConfig>(a); });
+  run(lists * blocks, [&] { steps::choice_near<kConfig>(a); });
+  run(means, [&] { steps::choice_shares_backward<kConfig>(a); });
+  run(heads * clusters, [&] { steps::choice_centroids_backward<kConfig>(a); });
+  run(1, [&] { steps::choice_temperature_backward<kConfig>(a); });
+  compare("d_logits", ours.d_logits, expected.d_logits);
+  compare("d_qkv", ours.d_qkv, expected.d_qkv);
+  compare("d_centroids", ours.d_centroids, expected.d_centroids);
+  compare("d_temperature", ours.d_temperature, expected.d_temperature);
+}
+
+}  // namespace
+
+int main() {
+  check_pools();
+  check_masks();
+  check_dropout();
+  check_choice();
+  return failures == 0 ? 0 : 1;
+}

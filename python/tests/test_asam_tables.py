@@ -1,0 +1,65 @@
+"""Seed 003's tables: `python -m tilewise.asam`."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tilewise.asam import __main__ as tables  # noqa: E402
+from tilewise.asam._models import Job, peak_bytes  # noqa: E402
+from tilewise.asam._tasks import TASKS  # noqa: E402
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> dict:
+    out = Path(str(words[-1]))
+    arguments = ["tilewise.asam", *map(str, words[:-1]), "--format", "json", "-o", str(out)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert tables.main() == 0
+    return json.loads(out.read_text())
+
+
+def test_memory_is_of_the_job_alone() -> None:
+    """However much the process has held that asks."""
+    held = torch.ones(2**27)  # 512 MiB
+    del held
+    short, long = (peak_bytes(Job("flash", 1, n, "cpu", True)) for n in (64, 1024))
+    assert short is not None and long is not None
+    assert 2**20 < short < long
+    assert long - short > 2 * 1024 * 4 * 256 * 4  # two layers keep at least what F widens
+
+
+def test_behaviour_sees_the_input(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    picture = tmp_path / "blocks.svg"
+    rows = run(monkeypatch, "behaviour", "--picture", picture, tmp_path / "rows.json")["rows"]
+    assert len(rows) == 12
+    for row in rows:
+        assert (row["gate_spread"] > 1e-3) == (row["layer"] == "working")
+    working = [row["patterns"] for row in rows if row["layer"] == "working"]
+    assert len(set(working)) > 1
+    assert picture.read_text().count("<path") == 6 * 4
+
+
+def test_answers_of_tasks_follow_from_their_tokens() -> None:
+    generator = torch.Generator().manual_seed(1)
+    ids, kinds = TASKS["needle"].draw(8, 40, generator)
+    assert ((ids == 50 + kinds[:, None]).sum(1) == 1).all()
+    ids, values = TASKS["listops"].draw(64, 40, generator)
+    for row, value in zip(ids.tolist(), values.tolist(), strict=True):
+        inner: list[int] = []
+        for depth in (1, 0):
+            marks = [t - 50 - 12 * depth for t in row if 0 <= t - 50 - 12 * depth < 12]
+            digits = [mark for mark in marks if mark < 10] + inner
+            inner = [min(digits) if 11 in marks else max(digits)]
+        assert inner == [value]
+
+
+def test_tasks_have_a_row_for_each_layer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    words = ("tasks", "--tasks", "needle", "--lengths", 64, "--steps", 2, "--examined", 8)
+    rows = run(monkeypatch, *words, tmp_path / "rows.json")["rows"]
+    assert [row["layer"] for row in rows] == ["dense", "working", "published"]
+    assert rows[0]["density"] == 1.0
