@@ -193,7 +193,7 @@ int main() {
       {.batch = 3, .keys = {200, 0, 77}, .blocks = 2, .shows = {.density = 0.6, .by_batch = true}},
       kBf16);
   check_drawn<biased(k64, tile::BiasType::bf16, true)>("dim 64, a bias", kBf16);
-  check_drawn<biased(exact(with_alibi(masked(k64, Mask::right))), tile::BiasType::bf16, true)>(
+  check_drawn<biased(two_plane(with_alibi(masked(k64, Mask::right))), tile::BiasType::bf16, true)>(
       "dim 64, a bias and alibi, exact dS, causal", kExact);
   check_drawn<dropping(ragged(masked(k64, Mask::right), Lengths::packed))>(
       "dim 64, dropout, packed, causal", kBf16);
