@@ -36,8 +36,8 @@ void check_drawn(const char* name, double bound) {
   ShapeDraws draws(unsigned(kConfig.head_dim + 7 * int(kConfig.mask) + 31 * int(kOptions.bias())));
   for (int n = 0; n < ShapeDraws::count(); ++n) {
     Shape shape = draws.draw(kConfig.mask, kConfig.lengths, kConfig.head_dim, kConfig.head_dim_v);
-    shape.alibi = kConfig.alibi;
-    shape.given_delta = kConfig.exact;
+    shape.alibi = kConfig.logits.alibi;
+    shape.given_delta = kConfig.two_plane;
     if (kOptions.mask) shape.shows = draws.mask();
     if (kOptions.dropout) shape.dropout = 0.25;
     if (kOptions.bias()) shape.bias = draws.bias(kOptions.pairs.bias, kOptions.pairs.staged);
