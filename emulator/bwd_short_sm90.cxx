@@ -165,7 +165,7 @@ int main() {
   check_drawn<with_mask(kShort128, Mask::right)>("dim 128, causal", kBf16);
   check_drawn<refined(with_mask(kShort128, Mask::both))>("dim 128, window, refined", kExact);
   // delta comes from a rounded O.
-  check_drawn<helped(cut(exact(kShort64)))>("dim 64, exact, cut, helped", 1.5 * kExact);
+  check_drawn<helped(cut(two_plane(kShort64)))>("dim 64, exact, cut, helped", 1.5 * kExact);
   check_drawn<packed(kShort64)>("packed, dim 64", kBf16);
   check_drawn<packed(with_mask(kShort128, Mask::right))>("packed, dim 128, causal", kBf16);
   check_drawn<packed(with_mask(kShort64, Mask::both))>("packed, dim 64, window", kBf16);

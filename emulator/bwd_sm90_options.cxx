@@ -36,8 +36,8 @@ void check_drawn(const char* name, double bound) {
   ShapeDraws draws(unsigned(kConfig.head_dim + 7 * int(kConfig.mask) + 31 * int(kOptions.bias())));
   for (int n = 0; n < ShapeDraws::count(); ++n) {
     Shape shape = draws.draw(kConfig.mask, kConfig.lengths, kConfig.head_dim, kConfig.head_dim_v);
-    shape.alibi = kConfig.alibi;
-    shape.given_delta = kConfig.exact;
+    shape.alibi = kConfig.logits.alibi;
+    shape.given_delta = kConfig.two_plane;
     if (kOptions.mask) shape.shows = draws.mask();
     if (kOptions.dropout) shape.dropout = 0.25;
     if (kOptions.bias()) shape.bias = draws.bias(kOptions.pairs.bias, kOptions.pairs.staged);
@@ -193,7 +193,7 @@ int main() {
       {.batch = 3, .keys = {200, 0, 77}, .blocks = 2, .shows = {.density = 0.6, .by_batch = true}},
       kBf16);
   check_drawn<biased(k64, tile::BiasType::bf16, true)>("dim 64, a bias", kBf16);
-  check_drawn<biased(exact(with_alibi(masked(k64, Mask::right))), tile::BiasType::bf16, true)>(
+  check_drawn<biased(two_plane(with_alibi(masked(k64, Mask::right))), tile::BiasType::bf16, true)>(
       "dim 64, a bias and alibi, exact dS, causal", kExact);
   check_drawn<dropping(ragged(masked(k64, Mask::right), Lengths::packed))>(
       "dim 64, dropout, packed, causal", kBf16);

@@ -123,7 +123,7 @@ std::vector<TargetUnit> guard_units() {
     std::vector<PackUnit> options;
     add_fwd_sm80_dropout_units(options, arch);
     add_bwd_sm80_option_units(options, arch);
-    add_bwd_sm90_wide_units(options, arch);
+    add_bwd_sm90_large_dim_units(options, arch);
     units.add(std::move(options), arch);
   }
   add_drawn(units);

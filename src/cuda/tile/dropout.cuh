@@ -6,7 +6,7 @@
 
 namespace tilewise::tile {
 
-/// (F13) Philox 4x32-10, as src/problem/philox.h has it, of the counter (j / 4, i, pair, offset):
+/// (F13) Philox 4x32-10, as src/problem/philox.h has it, of the counter (j / 4, i, bh, offset):
 /// four words, each of a key. Of its 20 products the first two rounds and half of the third
 /// multiply what belongs to the keys alone, to the query alone or to the pair of batch entry and
 /// head: KeyWords serve every query, QueryWords every key, and 15 products are left of each
@@ -36,17 +36,17 @@ struct PhiloxRounds {
   struct QueryWords {
     u32 second, third;
   };
-  __forceinline__ KeyWords of_keys(u32 keys_by_4, u32 pair) const {
+  __forceinline__ KeyWords of_keys(u32 keys_by_4, u32 bh) const {
     const u64 one = times(0, keys_by_4);
     u32 offset = d.offset;
     if (d.counter != nullptr) offset += __ldg(d.counter);
     const u64 two = times(1, high(one) ^ offset ^ key(0, 1));
-    const u64 three = times(0, high(two) ^ static_cast<u32>(times(1, pair)) ^ key(1, 0));
+    const u64 three = times(0, high(two) ^ static_cast<u32>(times(1, bh)) ^ key(1, 0));
     return {static_cast<u32>(one), static_cast<u32>(two) ^ key(2, 0), high(three),
             static_cast<u32>(three)};
   }
-  __forceinline__ QueryWords of_query(u32 query, u32 pair) const {
-    const u64 two = times(0, high(times(1, pair)) ^ query ^ key(0, 0));
+  __forceinline__ QueryWords of_query(u32 query, u32 bh) const {
+    const u64 two = times(0, high(times(1, bh)) ^ query ^ key(0, 0));
     return {high(two) ^ key(1, 1), static_cast<u32>(two) ^ key(2, 1)};
   }
   /// Shifts into `kept` a bit for each of the four words, the last one's first: whether it is above
@@ -77,10 +77,10 @@ struct PhiloxRounds {
 };
 
 /// Of one counter: bit w says whether word w is above the limit.
-__forceinline__ u32 kept_words(const DropoutBits& d, u32 keys_by_4, u32 query, u32 pair) {
+__forceinline__ u32 kept_words(const DropoutBits& d, u32 keys_by_4, u32 query, u32 bh) {
   const PhiloxRounds<false> rounds(d);
   u32 kept = 0;
-  rounds.shift_in(kept, rounds.of_keys(keys_by_4, pair), rounds.of_query(query, pair));
+  rounds.shift_in(kept, rounds.of_keys(keys_by_4, bh), rounds.of_query(query, bh));
   return kept;
 }
 
@@ -120,14 +120,14 @@ struct KeptPairs {
 
   u32 bits[kTiles / kGroup];  ///< element e of tile x of a group: bit 4 x + e
 
-  /// `row0`, `col0`: of the fragment's corner, multiples of 8; `pair`: b * Hq + h; `place`: of the
+  /// `row0`, `col0`: of the fragment's corner, multiples of 8; `bh`: b * Hq + h; `place`: of the
   /// words of keys.
-  __forceinline__ KeptPairs(const DropoutBits& d, int pair, int row0, int col0, int thread_lane,
+  __forceinline__ KeptPairs(const DropoutBits& d, int bh, int row0, int col0, int thread_lane,
                             u32 place = 0) {
     if constexpr (kOn) {
       const int lane = opaque(thread_lane);
       const Rounds rounds(d);
-      const auto of = static_cast<u32>(pair);
+      const auto of = static_cast<u32>(bh);
       if constexpr (kShared) place_keys(rounds, of, col0, lane, place);
 #pragma unroll
       for (int group = 0; group < kTiles / kGroup; ++group) {
@@ -202,13 +202,13 @@ struct KeptPairs {
     return static_cast<u32>(kTransposed ? row + 8 * (g / 2 % 2) + g / 4 * 4 : col + t / 2 * 4);
   }
   /// Those of all columns, a lane each, once all lanes have read what lay there.
-  static __forceinline__ void place_keys(const Rounds& rounds, u32 pair, int col0, int lane,
+  static __forceinline__ void place_keys(const Rounds& rounds, u32 bh, int col0, int lane,
                                          u32 place) {
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < 2 * kN; i += 32) {
       if (2 * kN % 32 != 0 && i + lane >= 2 * kN) break;
-      const KeyWords w = rounds.of_keys(static_cast<u32>(col0 / 4 + i + lane), pair);
+      const KeyWords w = rounds.of_keys(static_cast<u32>(col0 / 4 + i + lane), bh);
       store_shared_16(place + (i + lane) * 16, __uint_as_float(w.second), __uint_as_float(w.third),
                       __uint_as_float(w.third_high), __uint_as_float(w.third_low));
     }

@@ -8,7 +8,7 @@ namespace tilewise::tile {
 struct TileIndex {
   int block = 0;  ///< row block
   int split = 0;
-  int pair = 0;  ///< batch * heads + head
+  int bh = 0;  ///< batch * heads + head
 };
 
 __forceinline__ TileIndex tile_index(const TileOrder& order, unsigned index) {
@@ -21,7 +21,7 @@ __forceinline__ TileIndex tile_index(const TileOrder& order, unsigned index) {
   const unsigned in_block = rest - block * per_block;
   TileIndex tile;
   tile.block = static_cast<int>(order.last_first ? order.blocks - 1 - block : block);
-  tile.pair = static_cast<int>(first + in_block / order.splits);
+  tile.bh = static_cast<int>(first + in_block / order.splits);
   tile.split = static_cast<int>(in_block % order.splits);
   return tile;
 }

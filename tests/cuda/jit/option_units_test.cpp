@@ -66,9 +66,9 @@ TEST(WideUnits, CompileCleanly) {
   std::string why_not;
   if (find_nvrtc(&why_not) == nullptr) GTEST_SKIP() << why_not;
   std::vector<PackUnit> units;
-  add_bwd_sm90_wide_units(units, 80);
+  add_bwd_sm90_large_dim_units(units, 80);
   EXPECT_TRUE(units.empty());
-  add_bwd_sm90_wide_units(units, 90);
+  add_bwd_sm90_large_dim_units(units, 90);
   EXPECT_EQ(units.size(), 8U);
   // At dim 256 those who compute spill outside of their loops too, so that it is more than a
   // packed kernel may (bwd_sm90/README.md).

@@ -19,8 +19,8 @@ struct KeyPass {
   float rGradS[kRows / 2];                                      ///< dP
   u32 rP[kRows / 4], rPlow[kConfig.two_plane ? kRows / 4 : 1];  ///< and what rounding took
   u32 rdS[kRows / 4], rdSlow[kConfig.two_plane ? kRows / 4 : 1];
-  bwd_sm90::WideSums<kD> rDk;  ///< / scale
-  bwd_sm90::WideSums<kDv> rDv;
+  bwd_sm90::LargeDimSums<kD> rDk;  ///< / scale
+  bwd_sm90::LargeDimSums<kDv> rDv;
 
   __forceinline__ explicit KeyPass(Worker<kConfig>& w) : worker(w) {}
 

@@ -22,9 +22,9 @@ struct Producer {
   Ring<2> slots;
   Job job;
 
-  __forceinline__ void locate(int pair) {
-    job.batch = pair / args.heads_k;
-    job.head = pair - job.batch * args.heads_k;
+  __forceinline__ void locate(int bh) {
+    job.batch = bh / args.heads_k;
+    job.head = bh - job.batch * args.heads_k;
   }
   /// Cut: passes over keys come first, which are the longer ones where heads are grouped; of both
   /// those first that a causal mask leaves long.

@@ -18,8 +18,8 @@ struct QueryPass {
   float rS[kRows / 2];      ///< S, then P
   float rGradS[kRows / 2];  ///< dP
   u32 rdS[kRows / 4], rdSlow[kConfig.two_plane ? kRows / 4 : 1];
-  bwd_sm90::WideSums<kD> rDq;  ///< / scale
-  float offset[2], delta[2];   ///< of the thread's two rows
+  bwd_sm90::LargeDimSums<kD> rDq;  ///< / scale
+  float offset[2], delta[2];       ///< of the thread's two rows
 
   __forceinline__ explicit QueryPass(Worker<kConfig>& w) : worker(w) {}
 

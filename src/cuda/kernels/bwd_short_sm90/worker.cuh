@@ -2,8 +2,8 @@
 #pragma once
 
 #include "cuda/kernels/bwd_short_sm90/statistics.cuh"
+#include "cuda/kernels/bwd_sm90/large_dim_sums.cuh"
 #include "cuda/kernels/bwd_sm90/rows.cuh"
-#include "cuda/kernels/bwd_sm90/wide_sums.cuh"
 #include "cuda/tile/hopper/warpgroup.cuh"
 
 namespace tilewise::bwd_short_sm90 {
@@ -113,7 +113,7 @@ struct Worker {
   }
   /// sums += A B, A in registers, in two planes or one; B of rows that pass by
   template <bool kPlanes, int kColumns, int kLow>
-  __forceinline__ void issue_sums(bwd_sm90::WideSums<kColumns>& sums, const u32 (&a)[kRows / 4],
+  __forceinline__ void issue_sums(bwd_sm90::LargeDimSums<kColumns>& sums, const u32 (&a)[kRows / 4],
                                   const u32 (&low)[kLow], u32 rows) const {
     const u64 b = panel_descriptor(rows, SharedPlan::kPanel);
     wgmma_fence();

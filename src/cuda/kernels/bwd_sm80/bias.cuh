@@ -222,9 +222,9 @@ struct BiasGradient {
     });
   }
   __forceinline__ void store_part(int part, int batch, int head, int row, int key) const {
-    const i64 pair = static_cast<i64>(batch) * args.axes.heads + head;
+    const i64 bh = static_cast<i64>(batch) * args.axes.heads + head;
     const i64 pairs = static_cast<i64>(args.axes.batch) * args.axes.heads;
-    float* to = args.sums + (part * pairs + pair) * args.padded_rows * args.padded_keys;
+    float* to = args.sums + (part * pairs + bh) * args.padded_rows * args.padded_keys;
     for_each_sum(row, key, [&](int i, int j, float total) {
       const i64 fragment = static_cast<i64>(i / 16) * (args.padded_keys / 8) + j / 8;
       to[fragment * 128 + (i % 8 * 4 + j % 8 / 2) * 4 + i % 16 / 8 * 2 + j % 2] = total;

@@ -16,11 +16,11 @@ __forceinline__ void kernel(const AnyArgs& any) {
   using Function = ScoreFunction<kConfig.expressions.score>;
   const Args& args = plain_args(any);
   const Captures& captures = *captures_of(any);
-  const int pair = static_cast<int>(blockIdx.x) / args.blocks, b = pair / args.heads;
+  const int bh = static_cast<int>(blockIdx.x) / args.blocks, b = bh / args.heads;
   const int block = static_cast<int>(blockIdx.x) % args.blocks;
   int seq_k = args.seq_k;
   if (args.key_lengths != nullptr) seq_k = args.key_lengths[b * args.key_lengths_b];
-  const Place place = {b, pair % args.heads, args.seq_q, seq_k};
+  const Place place = {b, bh % args.heads, args.seq_q, seq_k};
   const typename Function::Uniform u = Function::uniform(place, captures);
   bwd_sm80::MovingSum<kConfig.exact> sums[Function::kTerms];
   const int first = (block * kThreads + static_cast<int>(threadIdx.x)) * kRun - args.last_key;
@@ -28,7 +28,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
   for (int d = first; d < first + kRun; ++d) {
     // Others have no pairs, and their indices may lie outside of the tensors.
     if (d <= -seq_k || d >= args.seq_q) continue;
-    const i64 at = static_cast<i64>(pair) * args.count + d + args.last_key;
+    const i64 at = static_cast<i64>(bh) * args.count + d + args.last_key;
     float g = 0.0F;
     if constexpr (kConfig.exact) {
       g = static_cast<float>(

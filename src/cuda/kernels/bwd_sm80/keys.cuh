@@ -91,13 +91,13 @@ struct Backward : KeyShape<kConfig> {
         warp(__shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0)),
         lane(static_cast<int>(threadIdx.x) % 32),
         tile(index),
-        batch(index.pair / (a.heads_q / a.group)),
-        head_k(index.pair % (a.heads_q / a.group)),
+        batch(index.bh / (a.heads_q / a.group)),
+        head_k(index.bh % (a.heads_q / a.group)),
         key(index.block * kBlockN),
         seq_k(keys),
         shared(shared_base) {
     if constexpr (kConfig.scaled) {
-      const i64 at = static_cast<i64>(tile.pair) * args.k_scale_blocks +
+      const i64 at = static_cast<i64>(tile.bh) * args.k_scale_blocks +
                      min((key + warp_key()) / kScaleRows, args.k_scale_blocks - 1);
       k_scale = args.k_scale[at];
       v_scale = args.v_scale[at];
@@ -462,7 +462,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
   if constexpr (kConfig.packed) {
     if (!enter_keys<kConfig>(plain_args(any), own.args, tile)) return;
   }
-  const int seq_k = keys_of(args, tile.pair / (args.heads_q / args.group));
+  const int seq_k = keys_of(args, tile.bh / (args.heads_q / args.group));
   Backward<kConfig> block(args, shared_address(shared), tile, seq_k);
   block.captures = captures_of(any);
   const int key_end = min(block.key + kConfig.block_n, seq_k);

@@ -18,12 +18,12 @@ __forceinline__ void store_gradients(const Block& b) {
   const int first = b.key + b.warp_key();
   const int col_k = b.column_warp() * kColsK, col_v = b.column_warp() * kColsV;
   if constexpr (kConfig.split && kConfig.with_dq) {
-    const i64 at = static_cast<i64>(b.tile.pair) * args.rows_k;
+    const i64 at = static_cast<i64>(b.tile.bh) * args.rows_k;
     add_fragments(b.rK, args.dk_sum + at * kD, first, col_k, kD, b.lane);
     add_fragments(b.rV, args.dv_sum + at * kDv, first, col_v, kDv, b.lane);
   } else if constexpr (kConfig.split) {
     // A sum for each part: bwd_convert adds them in their order.
-    const i64 at = (static_cast<i64>(b.tile.split) * args.order.heads + b.tile.pair) * args.rows_k;
+    const i64 at = (static_cast<i64>(b.tile.split) * args.order.heads + b.tile.bh) * args.rows_k;
     if constexpr (Shape::kWithK)
       store_fragments(b.rK, args.dk_sum + at * kD, first, col_k, kD, b.lane);
     if constexpr (Shape::kWithV)

@@ -20,7 +20,7 @@ struct Work {
 
   __forceinline__ Work(const Args& args, u32 shared, const TileIndex& tile,
                        const Captures* captures = nullptr)
-      : block(args, shared, tile, keys_of(args, tile.pair / args.heads_q)) {
+      : block(args, shared, tile, keys_of(args, tile.bh / args.heads_q)) {
     block.captures = captures;
     const int row_end = min(block.row + kConfig.block_m, args.seq_q);
     range = key_blocks<kConfig.block_n>(block.diagonals, block.row, row_end, block.seq_k);

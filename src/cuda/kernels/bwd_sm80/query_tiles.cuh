@@ -65,26 +65,26 @@ struct QueryGradient {
         thread(static_cast<int>(threadIdx.x)),
         warp(__shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0)),
         lane(static_cast<int>(threadIdx.x) % 32),
-        batch(index.pair / a.heads_q),
-        head(index.pair % a.heads_q),
-        head_k(index.pair % a.heads_q / a.group),
+        batch(index.bh / a.heads_q),
+        head(index.bh % a.heads_q),
+        head_k(index.bh % a.heads_q / a.group),
         row(index.block * kBlockM),
         seq_k(keys),
         part(index.split),
         diagonals(a.positions, a.seq_q, keys),
         shared(shared_base) {
-    const i64 pair = index.pair;
+    const i64 bh = index.bh;
     if constexpr (kConfig.scaled) {
       const i64 at =
-          pair * args.q_scale_blocks + min(warp_row() / kScaleRows, args.q_scale_blocks - 1);
+          bh * args.q_scale_blocks + min(warp_row() / kScaleRows, args.q_scale_blocks - 1);
       q_scale = args.q_scale[at];
       do_scale = args.do_scale[at];
     }
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
       const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
-      lse2[r] = i < args.seq_q ? args.lse2[pair * args.rows_q + i] : infinity();
-      delta[r] = i < args.seq_q ? args.delta[pair * args.rows_q + i] : 0.0F;
+      lse2[r] = i < args.seq_q ? args.lse2[bh * args.rows_q + i] : infinity();
+      delta[r] = i < args.seq_q ? args.delta[bh * args.rows_q + i] : 0.0F;
       low[r] = 0.0F;
     }
     clear(dQ);
@@ -475,8 +475,8 @@ struct QueryGradient {
   __forceinline__ void finish() const {
     if constexpr (kConfig.split) {
       // A sum for each part: bwd_convert adds them in their order.
-      const i64 pair = static_cast<i64>(batch) * args.heads_q + head;
-      const i64 at = (static_cast<i64>(part) * args.order.heads + pair) * args.rows_dq;
+      const i64 bh = static_cast<i64>(batch) * args.heads_q + head;
+      const i64 at = (static_cast<i64>(part) * args.order.heads + bh) * args.rows_dq;
       store_fragments(dQ, args.dq_sum + at * kD, warp_row(), 0, kD, lane);
     } else if constexpr (kConfig.scaled) {
       store_float_rows(dQ, args.scale, output<float>(), args.dq, args.dq_vectors, warp_row(),

@@ -57,7 +57,7 @@ template <Config kConfig>
 __forceinline__ bool enter_keys(const RaggedArgs& ragged, Args& args, TileIndex& tile) {
   const Sequence k = sequence_of<kConfig.block_n>(ragged.keys, tile.block);
   tile.block -= first_block<kConfig.block_n>(k);
-  tile.pair += k.index * (args.heads_q / args.group);
+  tile.bh += k.index * (args.heads_q / args.group);
   if (tile.block < 0 || tile.block * kConfig.block_n >= k.length) return false;
   // Keys behind the last sequence are seen by none: their gradients are 0.
   const bool behind = k.index == ragged.keys.count;
@@ -70,7 +70,7 @@ template <Config kConfig>
 __forceinline__ bool enter_queries(const RaggedArgs& ragged, Args& args, TileIndex& tile) {
   const Sequence q = sequence_of<kConfig.block_m>(ragged.queries, tile.block);
   tile.block -= first_block<kConfig.block_m>(q);
-  tile.pair += q.index * args.heads_q;
+  tile.bh += q.index * args.heads_q;
   if (tile.block < 0 || tile.block * kConfig.block_m >= q.length) return false;
   const bool behind = q.index == ragged.queries.count;
   const Sequence k = behind ? Sequence{q.index, 0, 0} : sequence_at(ragged.keys, q.index);

@@ -50,7 +50,7 @@ struct Consumer {
     for (int i = 0; i < kDv / 2; ++i) rDv[i] = 0.0F;
     if (range.begin < range.end) {
       const int head = worker.job.head * worker.args.group;
-      scores.pair = entry_of<kConfig>(worker.job) * worker.args.heads_q + head;
+      scores.bh = entry_of<kConfig>(worker.job) * worker.args.heads_q + head;
       scores.load_slope(head);
       first_step(range);
       worker.signal_done();
@@ -143,18 +143,18 @@ struct Consumer {
   // ---- steps: steps.cuh
   void next_k();
   template <bool kMasked, bool kLast>
-  void step(int next_pair, int next_block);
+  void step(int next_bh, int next_block);
   template <bool kMasked, bool kLast>
-  void exact_step(int next_pair, int next_block);
+  void exact_step(int next_bh, int next_block);
   template <bool kMasked, bool kLast>
-  void keys_step(int next_pair, int next_block);
+  void keys_step(int next_bh, int next_block);
   template <bool kMasked, bool kLast>
-  void dropout_step(int next_pair, int next_block);
+  void dropout_step(int next_bh, int next_block);
   template <bool kMasked, bool kLast>
-  void finish_step(u32 stage_q, int next_pair, int next_block);
-  void take_next(int next_pair, int next_block);
+  void finish_step(u32 stage_q, int next_bh, int next_block);
+  void take_next(int next_bh, int next_block);
   template <bool kBehind>
-  void take_next_mask(int next_pair, int next_block);
+  void take_next_mask(int next_bh, int next_block);
   void await_buffer() const;
   void await_buffers() const;
   void first_step(const BlockRange& range);

@@ -1,5 +1,6 @@
 /// bwd_sm90: dQ, dK, dV on Hopper. FlashAttention-2, Dao 2023, Algorithm 2, on TMA, mbarriers and
-/// wgmma, in one launch; above head dim 128 dK and dV only (bwd_sm90/wide.cuh), dQ by bwd_dq_sm90.
+/// wgmma, in one launch; above head dim 128 dK and dV only (bwd_sm90/large_dim.cuh), dQ by
+/// bwd_dq_sm90.
 ///
 ///   delta = rowsum(dO O); P = exp(min(S - LSE, 0)); dP = dO V^T; dS = P (dP - delta)
 ///   dV = P^T dO; dK = scale dS^T Q; dQ = scale dS K  (docs/math.md B1-B9)
@@ -11,11 +12,11 @@
 /// Schedule, budgets, measurements: bwd_sm90/README.md.
 #pragma once
 
+#include "cuda/kernels/bwd_sm90/large_dim.cuh"
 #include "cuda/kernels/bwd_sm90/list_producer.cuh"
 #include "cuda/kernels/bwd_sm90/queries.cuh"
 #include "cuda/kernels/bwd_sm90/steps.cuh"
 #include "cuda/kernels/bwd_sm90/stores.cuh"
-#include "cuda/kernels/bwd_sm90/wide.cuh"
 
 namespace tilewise::bwd_sm90 {
 
@@ -67,10 +68,10 @@ __forceinline__ void kernel(const AnyArgs& any) {
   } else {
     take_registers<240>();
     if (role == 1) {
-      WideValues<kConfig> values(args, shared.base);
+      LargeDimValues<kConfig> values(args, shared.base);
       run_jobs(values, values.scores.worker);
     } else {
-      WideKeys<kConfig> keys(args, shared.base);
+      LargeDimKeys<kConfig> keys(args, shared.base);
       run_jobs(keys, keys.worker);
     }
   }

@@ -86,9 +86,9 @@ struct Queue {
     return args.order.heads *
            (2 * all_chunks<kConfig>(args, shared) * args.group + all_blocks<kConfig>(args, shared));
   }
-  __forceinline__ void locate(Job& job, int pair, int heads) const {
-    job.batch = pair / heads;
-    job.head = pair - job.batch * heads;
+  __forceinline__ void locate(Job& job, int bh, int heads) const {
+    job.batch = bh / heads;
+    job.head = bh - job.batch * heads;
   }
   __forceinline__ void locate_rows(Job& job, int rest, int section) const {
     const int here = heads(section) * args.group;
@@ -182,7 +182,7 @@ struct Producer {
     return static_cast<i64>(entry_of<kConfig>(job) * args.heads_q + head) * args.rows_q +
            kept_row<kConfig>(job) + row;
   }
-  __forceinline__ int key_pair(const Job& job) const {
+  __forceinline__ int key_bh(const Job& job) const {
     return entry_of<kConfig>(job) * args.heads_k +
            (job.kind == JobKind::tile ? job.head : job.head / args.group);
   }
@@ -249,9 +249,9 @@ struct Producer {
 
   /// A job that is none of its sequence's is done: it counts for those who wait.
   __forceinline__ void pass_over(const Job& job) const {
-    if (job.kind == JobKind::prepare) signal_add(args.prepared + key_pair(job), kConsumerWarps);
+    if (job.kind == JobKind::prepare) signal_add(args.prepared + key_bh(job), kConsumerWarps);
     if (!kConfig.large_dim() && job.kind == JobKind::tile)
-      signal_add(args.finished + key_pair(job), kConfig.dq_warps());
+      signal_add(args.finished + key_bh(job), kConfig.dq_warps());
   }
 
   __forceinline__ u32 ask() const { return atomicAdd(args.next_job, 1U); }
@@ -260,7 +260,7 @@ struct Producer {
   __forceinline__ void await_prepared(const Job& job) const {
     const u32 warps =
         static_cast<u32>(all_chunks<kConfig>(args, shared) * args.group * kConsumerWarps);
-    signal_wait(args.prepared + key_pair(job), warps);
+    signal_wait(args.prepared + key_bh(job), warps);
   }
 
   /// All parts of a tile have been added up.
@@ -325,7 +325,7 @@ struct Producer {
     // NOTE: where no tile sees anything none has waited for it; the sums may not be zero yet.
     if constexpr (kConfig.ragged() || kConfig.listed()) await_prepared(job);
     const int tiles = all_blocks<kConfig>(args, shared) * (kConfig.sums.split ? args.parts : 1);
-    signal_wait(args.finished + key_pair(job), static_cast<u32>(tiles * kConfig.dq_warps()));
+    signal_wait(args.finished + key_bh(job), static_cast<u32>(tiles * kConfig.dq_warps()));
     fence_async();
     const float* sums =
         args.dq_sum +

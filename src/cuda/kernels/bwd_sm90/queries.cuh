@@ -71,7 +71,7 @@ struct Queries {
   /// Adds dS of the warp's 32 keys and of 64 queries to the sums by i - j: first blocks of 8 x 8
   /// along a diagonal of blocks, then what the threads have of each diagonal, by way of the place
   /// where dQ is staged next.
-  __forceinline__ void add_diagonals(int part, int pair, int block) const {
+  __forceinline__ void add_diagonals(int part, int bh, int block) const {
     constexpr int kKeys = 32, kBlocks = kKeys / 8 + 7;   // diagonals of blocks
     constexpr int kSums = kKeys + 64 - 1, kPitch = 105;  // floats of a row of a block; banks differ
     static_assert((7 * kPitch + kSums) * 4 <= kStage);
@@ -104,7 +104,7 @@ struct Queries {
     __syncwarp();  // all lanes' sums are there
     const int query = block * kM + (kBelow ? 64 * part : 0);
     const int key = worker.job.block * kBlockN + kKeys * warp;
-    const i64 to = static_cast<i64>(pair) * worker.args.diagonal_count + query - key - (kKeys - 1) +
+    const i64 to = static_cast<i64>(bh) * worker.args.diagonal_count + query - key - (kKeys - 1) +
                    worker.args.last_key;
 #pragma unroll
     for (int n = 0; n < (kSums + 31) / 32; ++n) {
@@ -126,15 +126,15 @@ struct Queries {
     // Staging waits for all lanes itself: see await_stage().
   }
   /// Of a block of queries, or of a plane of its dS, added to its sums
-  __forceinline__ void step(int pair, int block, bool first_plane = true) {
+  __forceinline__ void step(int bh, int block, bool first_plane = true) {
     float* to =
-        worker.args.dq_sum + (static_cast<i64>(pair) * worker.args.rows_q +
+        worker.args.dq_sum + (static_cast<i64>(bh) * worker.args.rows_q +
                               kept_row<kConfig>(worker.job) + block * kM + 16 * worker.warp) *
                                  kColumns;
     if constexpr (kConfig.sums.deterministic) {
       if (worker.lane == 0 && first_plane) {
         worker.pass_turn();
-        worker.await_turn(worker.turn_at(pair, block), pair, block);
+        worker.await_turn(worker.turn_at(bh, block), bh, block);
       } else if (worker.lane == 0) {
         bulk_wait();  // the first has been added
       }
@@ -144,7 +144,7 @@ struct Queries {
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
       if constexpr (kConfig.sums.diagonals) {
-        if (kBelow || part == 0) add_diagonals(part, pair, block);
+        if (kBelow || part == 0) add_diagonals(part, bh, block);
       }
       issue_product(part);
       wgmma_wait<0>();
@@ -159,10 +159,10 @@ struct Queries {
   __forceinline__ void listed_step() {
     mbarrier_wait(worker.shared.ds_full(buffers.slot), buffers.parity);
     const u32 of = worker.shared.ds_of(buffers.slot);
-    const int pair = static_cast<int>(load_shared_4(of));
+    const int bh = static_cast<int>(load_shared_4(of));
     const int block = static_cast<int>(load_shared_4(of + 4));
-    step(pair, block);
-    if constexpr (kConfig.two_plane) step(pair, block, false);
+    step(bh, block);
+    if constexpr (kConfig.two_plane) step(bh, block, false);
   }
 
   __forceinline__ void run_tile() {

@@ -410,8 +410,8 @@ PackUnit held(KernelUnit unit) {
 
 /// Emulated alone.
 std::string on_trial(const KernelRow& /*row*/, const Problem& p) {
-  const bool wide = std::max(p.head_dim, p.head_dim_v) > 128;
-  if (wide && p.packed && sm90_mask(p).mask != bwd_sm90::Mask::none)
+  const bool large_dim = std::max(p.head_dim, p.head_dim_v) > 128;
+  if (large_dim && p.packed && sm90_mask(p).mask != bwd_sm90::Mask::none)
     return "no card has checked its packed sequences under a mask above head dim 128";
   return p.bias.defined() ? "a bias here has not been timed beside flash_bwd_sm80" : "";
 }
@@ -448,7 +448,7 @@ void add_bwd_sm90_grouped_units(std::vector<PackUnit>& units, int arch) {
   }
 }
 
-void add_bwd_sm90_wide_units(std::vector<PackUnit>& units, int arch) {
+void add_bwd_sm90_large_dim_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;
   for (const std::int64_t dim : {192, 256}) {
     for (const bool causal : {false, true}) {

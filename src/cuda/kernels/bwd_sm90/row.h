@@ -18,7 +18,7 @@ std::string bwd_sm90_maps_refusal(const Problem& problem);
 
 void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch);
 /// Head dims above 128, with bwd_dq_sm90's: left to their first use, watched by a test.
-void add_bwd_sm90_wide_units(std::vector<PackUnit>& units, int arch);
+void add_bwd_sm90_large_dim_units(std::vector<PackUnit>& units, int arch);
 /// With grouped heads under a causal mask, whose tiles are cut.
 void add_bwd_sm90_grouped_units(std::vector<PackUnit>& units, int arch);
 /// With a bool mask, with dropout: compiled at first use.

@@ -30,10 +30,10 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   static constexpr SharedPlan kPlan{kConfig};
   static constexpr int kScore = kConfig.expressions.score, kHidden = kConfig.expressions.mask;
   /// ALiBi, or a score function of the form of tile::Slant, from the start of the products on.
-  static constexpr bool kSlanted = kConfig.logits.alibi && kConfig.fold_lse();
+  static constexpr bool kAddsAlibi = kConfig.logits.alibi && kConfig.fold_lse();
   /// A score function that is asked for every pair.
-  static constexpr bool kCalls = kScore != 0 && !kSlanted;
-  static_assert(!kSlanted || !kConfig.large_dim());
+  static constexpr bool kCalls = kScore != 0 && !kAddsAlibi;
+  static_assert(!kAddsAlibi || !kConfig.large_dim());
   static_assert(!kCalls ||
                 (kConfig.logits.modified && !kConfig.logits.softcap && !kConfig.logits.alibi));
   static_assert(!kConfig.expressions.any() || !kConfig.large_dim());
@@ -50,18 +50,18 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   /// Descriptors: 64 rows of K as A, the first stage of Q as B.
   u64 dK;
   const u64 dQ;
-  int pair = 0, block = 0;  ///< head (of the whole batch) and block of queries whose P is ready
-  float rS[kM / 2];         ///< S^T
-  u32 rP[kM / 4];           ///< P^T
+  int bh = 0, block = 0;  ///< head (of the whole batch) and block of queries whose P is ready
+  float rS[kM / 2];       ///< S^T
+  u32 rP[kM / 4];         ///< P^T
   u32 rPlow[kConfig.two_plane ? kM / 4 : 1];  ///< what rounding took from it
   u32 rGate[kConfig.logits.softcap && kConfig.large_dim() ? kM / 4
                                                           : 1];  ///< slope of the softcap, float16
   u32 rHalf[kConfig.half_registers() ? kD / 8 : 1];              ///< half of K as A fragments
   float slope = 0.0F;                                            ///< ALiBi's, log2 domain
-  /// kSlanted, log2 domain: of a block of queries a logit is rS times the scale, `side` a query
+  /// kAddsAlibi, log2 domain: of a block of queries a logit is rS times the scale, `side` a query
   /// from the thread's first one on, and `base` of the key. Where the diagonal crosses the block
   /// without the distance.
-  Slant slanted;
+  Slant affine;
   float side = 0.0F, base[2];
   bool crosses = false;
   // expressions
@@ -95,9 +95,9 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       query_head = of_head;
       const Place place = place_of(corner(0));
       if constexpr (kCalls) of_score = ScoreFunction<kScore>::uniform(place, *captures);
-      if constexpr (kSlanted && kScore != 0) {
-        slanted = ScoreSlant<kScore>::of(place, *captures);
-        slanted.multiply(kLog2e);
+      if constexpr (kAddsAlibi && kScore != 0) {
+        affine = ScoreSlant<kScore>::of(place, *captures);
+        affine.multiply(kLog2e);
       }
       if constexpr (kHidden != 0) of_mask = MaskFunction<kHidden>::uniform(place, *captures);
     }
@@ -110,8 +110,8 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   /// (F3) ALiBi of a block of queries, before its products. Votes, though all lanes agree: see
   /// fwd_sm90/functions_and_lists.md.
   __forceinline__ void enter_block(int of_block) {
-    if constexpr (kSlanted) {
-      Slant of = slanted;
+    if constexpr (kAddsAlibi) {
+      Slant of = affine;
       if constexpr (kScore == 0) {
         of.distance = slope;
         of.shift = shift();
@@ -146,7 +146,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       block = static_cast<int>(load_shared_4(at));
       const int head =
           worker.job.head * worker.args.group + static_cast<int>(load_shared_4(at + 4));
-      pair = worker.job.batch * worker.args.heads_q + head;
+      bh = worker.job.batch * worker.args.heads_q + head;
       load_slope(head);
       if constexpr (kMasked && kConfig.lists == Lists::parts) return listed_columns(head);
     }
@@ -154,9 +154,9 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   }
   /// Asks for what the bool mask shows of a block of queries of a head (of the whole batch), before
   /// the products that its scores come from.
-  __forceinline__ void take_mask(int of_pair, int of_block) {
+  __forceinline__ void take_mask(int of_bh, int of_block) {
     if constexpr (kConfig.options.mask) {
-      const int head = of_pair - worker.job.batch * worker.args.heads_q;
+      const int head = of_bh - worker.job.batch * worker.args.heads_q;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int key = min(key_row() + 8 * r, keys_of<kConfig>(worker.args, worker.job) - 1);
@@ -170,9 +170,9 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   /// code, which may lie between products and their wait.
   static constexpr bool kDropsAhead = kConfig.options.dropout && !kConfig.two_plane;
   /// Makes dropout's bits of a block of queries of a head (of the whole batch).
-  __forceinline__ void take_dropout(int of_pair, int of_block) {
+  __forceinline__ void take_dropout(int of_bh, int of_block) {
     if constexpr (kConfig.options.dropout) {
-      const int head = of_pair - entry_of<kConfig>(worker.job) * worker.args.heads_q;
+      const int head = of_bh - entry_of<kConfig>(worker.job) * worker.args.heads_q;
       constexpr int kAbreast = kD + kConfig.head_dim_v <= 128 ? 4 : 2;
       const KeptPairs<true, true, 1, kM / 8, kAbreast, false, kDropsAhead> made(
           this->options->dropout, worker.job.batch * worker.args.heads_q + head,
@@ -238,7 +238,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   /// (F1) S^T = K Q^T; with fold_lse S - LSE
   __forceinline__ void issue_scores() {
     if constexpr (kConfig.fold_lse()) load_columns(rS, worker.shared.offset(worker.rQ.slot));
-    if constexpr (kSlanted) {
+    if constexpr (kAddsAlibi) {
       const float raw = side * (-kLn2 * worker.args.offset_factor);
 #pragma unroll
       for (int i = 0; i < kM / 2; ++i) {
@@ -367,11 +367,11 @@ struct Scores : HeldOptions<kConfig.options.any()> {
 #pragma unroll
       for (int i = 0; i < kM / 2; ++i) rS[i] *= worker.args.scale_log2;
     }
-    if constexpr (kSlanted) {
+    if constexpr (kAddsAlibi) {
       if (__any_sync(~0U, crosses)) {
-        const float factor = kScore != 0 ? slanted.distance : slope;
+        const float factor = kScore != 0 ? affine.distance : slope;
         subtract_distance(factor * (-kLn2 * worker.args.offset_factor),
-                          kScore != 0 ? slanted.shift : shift());
+                          kScore != 0 ? affine.shift : shift());
       }
     } else if constexpr (kConfig.logits.alibi) {
       subtract_distance(slope, shift());
@@ -445,7 +445,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       for (int r = 0; r < 2; ++r) {
         float& a = rS[4 * j + 2 * r];
         float& b = rS[4 * j + 2 * r + 1];
-        if constexpr (kSlanted) {
+        if constexpr (kAddsAlibi) {
           a = __fmaf_rn(a, worker.args.scale_log2, base[r]);
           b = __fmaf_rn(b, worker.args.scale_log2, base[r]);
         } else if constexpr (kConfig.fold_lse()) {

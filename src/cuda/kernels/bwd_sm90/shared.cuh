@@ -66,7 +66,7 @@ struct Shared {
   // Wide: P has been left for the next warpgroup, has been taken.
   __forceinline__ u32 p_full(u32 buffer) const { return barrier(kFirst + 6 + buffer); }
   __forceinline__ u32 p_empty(u32 buffer) const { return barrier(kFirst + 8 + buffer); }
-  // Not wide: dS has been used for dQ; all who compute have come.
+  // To head dim 128: dS has been used for dQ; all who compute have come.
   __forceinline__ u32 ds_empty(u32 buffer) const { return barrier(kFirst + 10 + buffer); }
   __forceinline__ u32 all_met() const { return barrier(kFirst + 12); }
   __forceinline__ u32 slot(u32 index) const { return base + kPlan.slots + index * kSlotBytes; }
@@ -149,7 +149,7 @@ __forceinline__ const DeviceLengths& ragged(const Args& args) {
   static_assert(kConfig.ragged());
   return static_cast<const RaggedArgs&>(args).of;
 }
-/// First row of a job's queries in what is kept for (pair, row): offset, delta, sums of dQ.
+/// First row of a job's queries in what is kept for (bh, row): offset, delta, sums of dQ.
 template <Config kConfig>
 __forceinline__ int kept_row(const Job& job) {
   constexpr int kC = kConfig.shape.chunk_rows;

@@ -159,7 +159,7 @@ __forceinline__ void Consumer<kConfig>::store_ds(const u32 (&of)[kWords]) {
   }
   if constexpr (kConfig.listed()) {
     if (worker.warpgroup == 0 && worker.thread == 0) {
-      store_shared_4(worker.shared.ds_of(buffers.slot), static_cast<u32>(scores.pair));
+      store_shared_4(worker.shared.ds_of(buffers.slot), static_cast<u32>(scores.bh));
       store_shared_4(worker.shared.ds_of(buffers.slot) + 4, static_cast<u32>(scores.block));
     }
   }
@@ -231,27 +231,27 @@ __forceinline__ void Consumer<kConfig>::hide_slopes(u32 offsets) {
 
 // ---- steps
 
-/// Entry: P of (pair, block) is ready, nothing is in flight. Exit: the same for the next block.
+/// Entry: P of (bh, block) is ready, nothing is in flight. Exit: the same for the next block.
 /// No branch may lie between a product and its wait, or ptxas serialises them (C7514).
 template <Config kConfig>
 template <bool kMasked, bool kLast>
-__forceinline__ void Consumer<kConfig>::step(int next_pair, int next_block) {
+__forceinline__ void Consumer<kConfig>::step(int next_bh, int next_block) {
   if constexpr (kConfig.two_plane) {
-    exact_step<kMasked, kLast>(next_pair, next_block);
+    exact_step<kMasked, kLast>(next_bh, next_block);
   } else if constexpr (kConfig.options.dropout) {
-    dropout_step<kMasked, kLast>(next_pair, next_block);
+    dropout_step<kMasked, kLast>(next_bh, next_block);
   } else {
-    keys_step<kMasked, kLast>(next_pair, next_block);
+    keys_step<kMasked, kLast>(next_bh, next_block);
   }
 }
 /// One thing after the other: dS in two planes, each a step of dQ.
 template <Config kConfig>
 template <bool kMasked, bool kLast>
-__forceinline__ void Consumer<kConfig>::exact_step(int next_pair, int next_block) {
+__forceinline__ void Consumer<kConfig>::exact_step(int next_bh, int next_block) {
   Worker<kConfig>& worker = scores.worker;
   worker.wait_do();
   hide_rows();
-  scores.take_dropout(scores.pair, scores.block);
+  scores.take_dropout(scores.bh, scores.block);
   scores.drop(scores.rP);
   scores.drop(scores.rPlow);
   issue_dv(scores.rP);
@@ -281,15 +281,15 @@ __forceinline__ void Consumer<kConfig>::exact_step(int next_pair, int next_block
     worker.release(worker.shared.k_empty(worker.rK.slot));
     next_k();
   } else {
-    take_next_mask<false>(next_pair, next_block);
+    take_next_mask<false>(next_bh, next_block);
     worker.wait_q();
     const u32 listed = scores.template take_listed<kMasked>();
-    take_next_mask<true>(next_pair, next_block);
+    take_next_mask<true>(next_bh, next_block);
     scores.enter_block(kConfig.listed() ? scores.block : next_block);
     scores.issue_scores();
     wgmma_wait<0>();
     pin(scores.rS);
-    take_next(next_pair, next_block);
+    take_next(next_bh, next_block);
     scores.template probabilities<kMasked>(listed);
   }
 }
@@ -297,7 +297,7 @@ __forceinline__ void Consumer<kConfig>::exact_step(int next_pair, int next_block
 /// out here. At most P, dP and the sums are held at a time, or S, P and the sums: 208 registers.
 template <Config kConfig>
 template <bool kMasked, bool kLast>
-__forceinline__ void Consumer<kConfig>::keys_step(int next_pair, int next_block) {
+__forceinline__ void Consumer<kConfig>::keys_step(int next_bh, int next_block) {
   Worker<kConfig>& worker = scores.worker;
   worker.wait_do();
   hide_rows();
@@ -317,13 +317,13 @@ __forceinline__ void Consumer<kConfig>::keys_step(int next_pair, int next_block)
   const u32 stage_q = worker.rQ.slot;
   worker.rQ.advance();
   issue_dk(stage_q, rdS);
-  finish_step<kMasked, kLast>(stage_q, next_pair, next_block);
+  finish_step<kMasked, kLast>(stage_q, next_bh, next_block);
 }
 /// The same with dropout: dS is made of P, dV of what is kept of it, so that dV comes after dS. P
 /// has left before S of the next block takes its registers.
 template <Config kConfig>
 template <bool kMasked, bool kLast>
-__forceinline__ void Consumer<kConfig>::dropout_step(int next_pair, int next_block) {
+__forceinline__ void Consumer<kConfig>::dropout_step(int next_bh, int next_block) {
   Worker<kConfig>& worker = scores.worker;
   worker.wait_do();
   hide_rows();
@@ -346,24 +346,24 @@ __forceinline__ void Consumer<kConfig>::dropout_step(int next_pair, int next_blo
   pin(scores.rP);
   worker.release(worker.shared.do_empty(worker.rO.slot));
   worker.rO.advance();
-  finish_step<kMasked, kLast>(stage_q, next_pair, next_block);
+  finish_step<kMasked, kLast>(stage_q, next_bh, next_block);
 }
 /// The end of a step, dK issued: S and P of the next block, and what is released.
 template <Config kConfig>
 template <bool kMasked, bool kLast>
-__forceinline__ void Consumer<kConfig>::finish_step(u32 stage_q, int next_pair, int next_block) {
+__forceinline__ void Consumer<kConfig>::finish_step(u32 stage_q, int next_bh, int next_block) {
   Worker<kConfig>& worker = scores.worker;
   u32 listed = ~0U;
   if constexpr (!kLast) {
-    take_next_mask<false>(next_pair, next_block);
+    take_next_mask<false>(next_bh, next_block);
     worker.wait_q();
     listed = scores.template take_listed<kMasked>();
-    take_next_mask<true>(next_pair, next_block);
+    take_next_mask<true>(next_bh, next_block);
     scores.enter_block(kConfig.listed() ? scores.block : next_block);
     scores.issue_scores();
     if constexpr (Scores<kConfig>::kDropsAhead) {
       // Of a list the stage of Q has told what is next.
-      scores.take_dropout(kConfig.listed() ? scores.pair : next_pair,
+      scores.take_dropout(kConfig.listed() ? scores.bh : next_bh,
                           kConfig.listed() ? scores.block : next_block);
     }
   }
@@ -378,24 +378,24 @@ __forceinline__ void Consumer<kConfig>::finish_step(u32 stage_q, int next_pair, 
     next_k();
   } else {
     pin(scores.rS);
-    take_next(next_pair, next_block);
+    take_next(next_bh, next_block);
     scores.template probabilities<kMasked>(listed);
   }
 }
 /// A list has told by the stage of Q what is next.
 template <Config kConfig>
-__forceinline__ void Consumer<kConfig>::take_next(int next_pair, int next_block) {
+__forceinline__ void Consumer<kConfig>::take_next(int next_bh, int next_block) {
   if constexpr (kConfig.listed()) return;
-  scores.pair = next_pair;
+  scores.bh = next_bh;
   scores.block = next_block;
 }
 /// Before the wait for Q, which keeps the loads from moving down to where they are used first; of
 /// a list behind it.
 template <Config kConfig>
 template <bool kBehind>
-__forceinline__ void Consumer<kConfig>::take_next_mask(int next_pair, int next_block) {
+__forceinline__ void Consumer<kConfig>::take_next_mask(int next_bh, int next_block) {
   if constexpr (kBehind == kConfig.listed())
-    scores.take_mask(kBehind ? scores.pair : next_pair, kBehind ? scores.block : next_block);
+    scores.take_mask(kBehind ? scores.bh : next_bh, kBehind ? scores.block : next_block);
 }
 /// dQ of what was stored in the next buffer of dS before has been worked out.
 template <Config kConfig>
@@ -418,10 +418,10 @@ __forceinline__ void Consumer<kConfig>::first_step(const BlockRange& range) {
   worker.await_producer(worker.shared.k_full(worker.rK.slot), worker.rK.parity);
   worker.wait_q();
   const u32 listed = scores.template take_listed<true>();
-  scores.take_mask(scores.pair, scores.block);
+  scores.take_mask(scores.bh, scores.block);
   scores.enter_block(scores.block);
   scores.issue_scores();
-  if constexpr (Scores<kConfig>::kDropsAhead) scores.take_dropout(scores.pair, scores.block);
+  if constexpr (Scores<kConfig>::kDropsAhead) scores.take_dropout(scores.bh, scores.block);
   wgmma_wait<0>();
   pin(scores.rS);
   const int first = kConfig.listed() ? range.begin : scores.block;

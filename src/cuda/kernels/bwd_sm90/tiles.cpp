@@ -24,7 +24,7 @@ using bwd_sm90::Mask;
 
 /// Head dims above 128: tiles of 64 keys and, where their blocks end, those of 128 queries of
 /// bwd_dq_sm90. Fitted to 16 cells on an H200, off by at most 2 % (bwd_sm90/README.md).
-double wide_ms(const Problem& p, const Config& config, const Hardware& machine) {
+double large_dim_ms(const Problem& p, const Config& config, const Hardware& machine) {
   const double sms = std::max(1, machine.multiprocessors);
   const bool is_192 = std::max(config.head_dim, config.head_dim_v) <= 192;
   const double fixed_us = is_192 ? 4.1 : 5.3;  // of a tile: its start and end, rows to prepare
@@ -108,17 +108,17 @@ Config bwd_sm90_config(const Problem& p) {
   if (biased) config.options.pairs.staged = p.bias.strides[2] != 0 && p.seq_q > 1;
   // ALiBi, and functions like it, from the start of the products on: raw scores are divided by the
   // scale. Above head dim 128 distances are subtracted from logits.
-  const bool slanted = std::max(p.head_dim, p.head_dim_v) <= 128 && p.softcap == 0.0 &&
-                       p.scale > 1e-30F && !biased && !has_huge_constant(p) &&
-                       (p.alibi_slopes.defined() != (p.score_affine != nullptr)) &&
-                       (p.score_affine != nullptr || !p.score_function.defined());
+  const bool affine = std::max(p.head_dim, p.head_dim_v) <= 128 && p.softcap == 0.0 &&
+                      p.scale > 1e-30F && !biased && !has_huge_constant(p) &&
+                      (p.alibi_slopes.defined() != (p.score_affine != nullptr)) &&
+                      (p.score_affine != nullptr || !p.score_function.defined());
   config.logits.modified =
-      !slanted && (host::is_modified(p) || config.expressions.score != 0 || biased);
+      !affine && (host::is_modified(p) || config.expressions.score != 0 || biased);
   config.logits.softcap = p.softcap != 0.0;
-  config.logits.alibi = slanted || p.alibi_slopes.defined();
-  config.expressions.strip = !slanted && strips_score(p);
+  config.logits.alibi = affine || p.alibi_slopes.defined();
+  config.expressions.strip = !affine && strips_score(p);
   // NOTE: packed sequences with what captured tensors add are taken at LSE's own accuracy.
-  config.expressions.shifts = config.expressions.shifts && !slanted && !p.packed;
+  config.expressions.shifts = config.expressions.shifts && !affine && !p.packed;
   config.sums.deterministic = p.deterministic;
   config.two_plane = bwd_tiles::is_small(p);
   config.lengths = sm90_lengths(p);
@@ -245,7 +245,7 @@ int bwd_sm90_sections_apart(const bwd_sm90::SectionOrder& order, const Config& c
 }
 
 double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machine) {
-  if (config.large_dim()) return wide_ms(p, config, machine);
+  if (config.large_dim()) return large_dim_ms(p, config, machine);
   const double sms = std::max(1, machine.multiprocessors);
   const int parts = config.sums.split ? bwd_sm90_parts(p, config) : 1;
   const int sharers = config.sums.split ? bwd_sm90_sharers(p, config) : 1;

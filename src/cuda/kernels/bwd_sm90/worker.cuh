@@ -108,11 +108,10 @@ struct Worker {
   // ---- deterministic: a warp's fragments of a block of queries are added to in the order of the
   // key blocks
 
-  __forceinline__ u32* turn_at(int of_pair, int of_block) const {
+  __forceinline__ u32* turn_at(int of_bh, int of_block) const {
     if constexpr (!kConfig.sums.deterministic) return nullptr;
     return args.turns +
-           (static_cast<i64>(of_pair) * (args.rows_q / kM) + kept_row<kConfig>(job) / kM +
-            of_block) *
+           (static_cast<i64>(of_bh) * (args.rows_q / kM) + kept_row<kConfig>(job) / kM + of_block) *
                kConfig.dq_warps() +
            warp;
   }
@@ -125,10 +124,10 @@ struct Worker {
     turn_taken = nullptr;
   }
   /// How many tiles of keys add to a listed block of queries before this one.
-  __forceinline__ u32 listed_before(int of_pair, int of_block) const {
+  __forceinline__ u32 listed_before(int of_bh, int of_block) const {
     const TileLists& of = listed<kConfig>(args).of_queries;
-    const int head = of_pair % args.heads_q;
-    const i64 list = static_cast<i64>(of_pair / args.heads_q) * of.list_b + head * of.list_h;
+    const int head = of_bh % args.heads_q;
+    const i64 list = static_cast<i64>(of_bh / args.heads_q) * of.list_b + head * of.list_h;
     const unsigned* row = of.bits + (list * of.rows + of_block) * 2 * of.words;
     const int here = job.block / 32, bit = job.block % 32;
     u32 before = 0;
@@ -141,10 +140,10 @@ struct Worker {
     return before;
   }
   /// Lane 0: key blocks that come before this one have added.
-  __forceinline__ void await_turn(u32* turn, int pair, int block) {
+  __forceinline__ void await_turn(u32* turn, int bh, int block) {
     u32 before = 0;
     if constexpr (kConfig.listed()) {
-      before = listed_before(pair, block);
+      before = listed_before(bh, block);
     } else {
       const int row = block * kM;
       const BlockRange keys = key_blocks<kBlockN>(diagonals<kConfig>(args, job), row,

@@ -71,8 +71,8 @@ struct Forward {
   Acc rO[kM][kDv / 8];
   RowStatistics<kM> rows;
 
-  __forceinline__ int batch() const { return tile.pair / args.heads_q; }
-  __forceinline__ int head() const { return tile.pair % args.heads_q; }
+  __forceinline__ int batch() const { return tile.bh / args.heads_q; }
+  __forceinline__ int head() const { return tile.bh % args.heads_q; }
   __forceinline__ int list() const {
     return batch() * args.lists.list_b + head() * args.lists.list_h;
   }
@@ -99,7 +99,7 @@ struct Forward {
     head_k = head() / args.group;
     if constexpr (kConfig.scaled) {
       const int block = min(warp_row() / kScaleRows, args.q_scale_blocks - 1);
-      q_scale = args.q_scale[static_cast<i64>(tile.pair) * args.q_scale_blocks + block];
+      q_scale = args.q_scale[static_cast<i64>(tile.bh) * args.q_scale_blocks + block];
     } else {
       q_scale = 1.0F;
     }
@@ -272,7 +272,7 @@ struct Forward {
     FragmentA<kPlanes> P[kM][kN / 2];
     if (shown.some) {
       // Ahead of the scores, which take the registers.
-      const Kept kept(args.dropout, tile.pair, warp_row(), warp_key(block), lane);
+      const Kept kept(args.dropout, tile.bh, warp_row(), warp_key(block), lane);
       Acc S[kM][kN];
       scores(S, stage);
       softmax<kMasked>(S, block, shown);
@@ -449,7 +449,7 @@ template <Config kConfig>
 __forceinline__ void run(const Args& args, const Captures* captures) {
   const TileIndex tile = tile_index(args.order, blockIdx.x);
   wait_for_previous();  // for packed operands
-  attend<kConfig>(args, tile, keys_of(args, tile.pair / args.heads_q), {}, captures);
+  attend<kConfig>(args, tile, keys_of(args, tile.bh / args.heads_q), {}, captures);
 }
 
 template <Config kConfig>
@@ -462,7 +462,7 @@ __forceinline__ void run(const RaggedArgs& ragged, const Captures* captures) {
     if (!enter_sequence<kConfig>(ragged, args, tile, seq_k)) return;
     attend<kConfig>(args, tile, seq_k, kConfig.paged ? ragged.pages : Pages{}, captures);
   } else {
-    attend<kConfig>(ragged.args, tile, keys_of(ragged.args, tile.pair / ragged.args.heads_q),
+    attend<kConfig>(ragged.args, tile, keys_of(ragged.args, tile.bh / ragged.args.heads_q),
                     ragged.pages, captures);
   }
 }

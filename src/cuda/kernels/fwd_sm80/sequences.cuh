@@ -16,7 +16,7 @@ __forceinline__ bool enter_sequence(const RaggedArgs& ragged, Args& args, TileIn
                                     int& seq_k) {
   const Sequence q = sequence_of<kConfig.block_m>(ragged.queries, tile.block);
   tile.block -= first_block<kConfig.block_m>(q);
-  tile.pair += q.index * args.heads_q;
+  tile.bh += q.index * args.heads_q;
   if (tile.block < 0 || tile.block * kConfig.block_m >= q.length) return false;
   // Rows behind the last sequence see nothing, sinks neither; slopes of each sequence have none.
   const bool behind = q.index == ragged.queries.count;

@@ -97,6 +97,21 @@ struct Config {
   bool operator==(const Config&) const = default;
 };
 
+/// What a consumer can do at once.
+constexpr bool goes_together(const Config& c) {
+  const Schedule& s = c.schedule;
+  const bool listed = c.lists != Lists::none;
+  const bool chains = c.mask != Mask::both && c.shape.own_o && !c.split;
+  const bool halves = c.modification == Modification::none ||
+                      (c.modification == Modification::softcap && c.mask == Mask::right);
+  const bool hides = c.options.mask || c.options.dropout || c.options.tree || c.expressions.any();
+  if (s.chain_tiles && (!chains || listed)) return false;
+  if (s.ping_pong && c.shape.warpgroups < 2) return false;
+  if (s.halve_cut && (!halves || hides || listed || !c.trusts_maxima())) return false;
+  if (c.pack_heads && (c.expressions.any() || c.options.dropout || listed)) return false;
+  return !(listed && (s.skip_blocks || c.split));
+}
+
 /// What lies where in shared memory, in bytes from its 1024-byte aligned start.
 struct SharedPlan {
   static constexpr int kPanel = 64 * 128;                    ///< 64 rows x 64 columns

@@ -12,31 +12,24 @@ namespace tilewise::fwd_sm90 {
 using namespace tile;
 
 template <Config kConfig>
-struct Consumer : Rows<kConfig> {
-  using Base = Rows<kConfig>;
-  using Base::alpha, Base::l, Base::m, Base::rO, Base::rS, Base::slope;
-  using Base::args, Base::lane, Base::shared, Base::thread, Base::warp, Base::warpgroup;
-  using Base::kModification, Base::kScores, Base::query;
-  static constexpr int kBlockN = kConfig.shape.block_n;
+struct Consumer {
+  static constexpr Modification kModification = kConfig.modification;
+  static constexpr bool kPresets = Scores<kConfig>::kAddsAlibi;
+  static constexpr int kBlockN = kConfig.shape.block_n, kScores = Scores<kConfig>::kScores;
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
   static constexpr SharedPlan kPlan{kConfig};
   static constexpr int kTurnThreads = 256;  ///< a turn passes from one warpgroup to the next
   using ScoreProduct = Wgmma<kConfig.element, kBlockN>;
   using ValueProduct = Wgmma<kConfig.element, kDv>;
-  static_assert(!kConfig.schedule.chain_tiles ||
-                (kConfig.mask != Mask::both && kConfig.shape.own_o && !kConfig.split));
-  static_assert(!kConfig.schedule.ping_pong || kConfig.shape.warpgroups > 1);
-  static_assert(!kConfig.schedule.halve_cut || kModification == Modification::none ||
-                (kModification == Modification::softcap && kConfig.mask == Mask::right));
-  static_assert(!kConfig.schedule.halve_cut || kConfig.trusts_maxima());
-  static_assert(!kConfig.expressions.any() || (!kConfig.schedule.halve_cut && !kConfig.pack_heads));
-  static_assert(!(kConfig.options.mask || kConfig.options.dropout || kConfig.options.tree) ||
-                !kConfig.schedule.halve_cut);
-  static_assert(!kConfig.options.dropout || !kConfig.pack_heads);
-  static_assert(!kListed<kConfig> ||
-                !(kConfig.schedule.skip_blocks || kConfig.schedule.halve_cut ||
-                  kConfig.schedule.chain_tiles || kConfig.pack_heads || kConfig.split));
+  static_assert(goes_together(kConfig));
 
+  Scores<kConfig> scores;  ///< S, then P; m, l
+  const Args& args;
+  const Shared<kConfig> shared;
+  const int warpgroup;
+  const int thread = static_cast<int>(threadIdx.x) & 127, warp = thread / 32;  ///< of the warpgroup
+  const int lane = thread % 32;
+  float rO[kDv / 2];
   const u64 dQ, dK, dV;  ///< descriptors of the first buffer
   Ring<kConfig.shape.stages> rK;
   Ring<kConfig.shape.value_stages> rV;
@@ -48,13 +41,22 @@ struct Consumer : Rows<kConfig> {
   bool first_halved = false;  ///< halve_cut: of the first block only the left half is visible
   int tile_k = 0;             ///< a list: which tile of keys the block at hand is
   u32 listed = ~0U;           ///< parts of it that the warp lists, a bit a score of a row
-  u32 rP[kBlockN / 4];
+  u32 rP[kBlockN / 4];        ///< P as the products take it
 
   __forceinline__ Consumer(const Args& a, u32 shared_base, int group)
-      : Base(a, shared_base, group),
+      : args(a),
+        shared{shared_base},
+        warpgroup(group),
         dQ(panel_descriptor(shared.q(0, group), 16)),
         dK(panel_descriptor(shared.k(0), 16)),
         dV(panel_descriptor(shared.v(0), kBlockN * kPanelRowBytes)) {}
+
+  /// What the caller's functions and the options take of the kernel's parameters.
+  template <class AnyArgs>
+  __forceinline__ void hold(const AnyArgs& any) {
+    scores.captures = captures_of(any);
+    if constexpr (kConfig.options.any()) scores.options = options_of(any);
+  }
 
   /// The first query of the warpgroup's rows.
   __forceinline__ int group_query() const {
@@ -137,7 +139,7 @@ struct Consumer : Rows<kConfig> {
 #pragma unroll
     for (int i = 0; i < kD / 16; ++i) {
       ScoreProduct::multiply_shared(
-          rS, q + (i / 4) * (SharedPlan::kPanel / 16) + (i % 4) * kStepColumns,
+          scores.rS, q + (i / 4) * (SharedPlan::kPanel / 16) + (i % 4) * kStepColumns,
           k + (i / 4) * (kBlockN * kPanelRowBytes / 16) + (i % 4) * kStepColumns,
           kPreset || i != 0);
     }
@@ -148,14 +150,14 @@ struct Consumer : Rows<kConfig> {
 
   /// Before the products of a step: what its scores begin with.
   __forceinline__ void enter_block(int block) {
-    if constexpr (Base::kSlanted) {
+    if constexpr (kPresets) {
       if constexpr (kListed<kConfig>) block = tile_k;
       const int first = group_query();
       const int column = key_block<kConfig>(args, tile, block) * kBlockN + 2 * (lane % 4);
-      const int rows[2] = {query(first, 0), query(first, 1)};
-      Base::slant(args, rows, keys<kConfig>(args, tile) - queries<kConfig>(args, tile),
-                  diagonals<kConfig>(args, tile).high, column, lane);
-      Base::preset(args);
+      const int of[2] = {query<kConfig>(*this, first, 0), query<kConfig>(*this, first, 1)};
+      scores.add_alibi(args, of, keys<kConfig>(args, tile) - queries<kConfig>(args, tile),
+                       diagonals<kConfig>(args, tile).high, column, lane);
+      scores.preset(args);
     }
   }
 
@@ -166,29 +168,31 @@ struct Consumer : Rows<kConfig> {
     if constexpr (kListed<kConfig>) block = tile_k;
     const int column =
         key_block<kConfig>(args, tile, block) * kBlockN + half * (kBlockN / 2) + 2 * (lane % 4);
-    const int rows[2] = {query(first, 0), query(first, 1)};
+    const int of[2] = {query<kConfig>(*this, first, 0), query<kConfig>(*this, first, 1)};
     const int shift = keys<kConfig>(args, tile) - queries<kConfig>(args, tile);
     const int high = diagonals<kConfig>(args, tile).high;
-    Base::template modify<kMasked, kCount, kPreset>(args, rows, shift, high, column, lane);
-    if constexpr (kConfig.options.bias()) add_bias<kConfig, kLifts || Base::kCalls>(*this, block);
+    scores.template modify<kMasked, kCount, kPreset>(args, of, shift, high, column, lane);
+    if constexpr (kConfig.options.bias())
+      add_bias<kConfig, kLifts || Scores<kConfig>::kCalls>(*this, block);
     if constexpr (kConfig.expressions.any()) {
       // Of a block list, what is not masked is full: no mask applies there.
-      Base::template apply_expressions<kMasked || !kListed<kConfig>>(
+      scores.template apply_expressions<kMasked || !kListed<kConfig>>(
           args, corner_of<kConfig>(args, tile, first + warp * 16, column - 2 * (lane % 4)),
           opaque(lane));
     }
     if constexpr (kMasked) {
-      if constexpr (kConfig.options.tree) take_tree<kConfig>(*this, rows, column);
-      Base::template mask_rows<kCount>(args, tile, rows, column,
-                                       kConfig.lists == Lists::parts ? listed : ~0U);
+      if constexpr (kConfig.options.tree) take_tree<kConfig>(*this, of, column);
+      scores.template mask_rows<kCount>(args, tile, of, column,
+                                        kConfig.lists == Lists::parts ? listed : ~0U);
     } else if constexpr (kConfig.options.mask) {
-      Base::mask_shown();
+      scores.mask_shown();
     }
   }
   __forceinline__ void pack_p() {
-    Base::drop();
+    scores.drop();
 #pragma unroll
-    for (int i = 0; i < kBlockN / 4; ++i) rP[i] = pack<kConfig.element>(rS[2 * i], rS[2 * i + 1]);
+    for (int i = 0; i < kBlockN / 4; ++i)
+      rP[i] = pack<kConfig.element>(scores.rS[2 * i], scores.rS[2 * i + 1]);
   }
 
   // ---- accumulate
@@ -217,11 +221,12 @@ struct Consumer : Rows<kConfig> {
 
   __forceinline__ void scale_o() {
 #pragma unroll
-    for (int i = 0; i < kDv / 2; ++i) rO[i] *= alpha[i / 2 % 2];
+    for (int i = 0; i < kDv / 2; ++i) rO[i] *= scores.alpha[i / 2 % 2];
   }
 
   __forceinline__ void rescale_o() {
-    if (!kConfig.schedule.lazy_rescale || __any_sync(~0U, alpha[0] != 1.0F || alpha[1] != 1.0F))
+    if (!kConfig.schedule.lazy_rescale ||
+        __any_sync(~0U, scores.alpha[0] != 1.0F || scores.alpha[1] != 1.0F))
       scale_o();
   }
 
@@ -232,22 +237,22 @@ struct Consumer : Rows<kConfig> {
       wait_k();
       await_turn();
       issue_values();
-      issue_scores<Base::kSlanted>();
+      issue_scores<kPresets>();
       pass_turn();
       take_dropout<kConfig>(*this, block);
       finish_values();
-      pin(rS);
+      pin(scores.rS);
       return;
     }
     wait_k();
     await_turn();
-    issue_scores<Base::kSlanted>();
+    issue_scores<kPresets>();
     wait_v();
     issue_values();
     pass_turn();
     take_dropout<kConfig>(*this, block);
     wgmma_wait<1>();  // S; O is still being summed
-    pin(rS);
+    pin(scores.rS);
   }
 
   /// The products, then the block's softmax. `kSeen`: rows that see a key of the block have seen
@@ -265,12 +270,12 @@ struct Consumer : Rows<kConfig> {
       if constexpr (kConfig.options.bias()) finish_step_values();  // lifts take their registers
       bool trusted = false;
       if constexpr (kModification == Modification::softcap && kConfig.trusts_maxima() && !kMasked) {
-        trusted = Base::trusted_softcap(args);
-        if (!trusted) Base::template bend<kMasked>(args);
+        trusted = scores.trusted_softcap(args);
+        if (!trusted) scores.template apply_softcap<kMasked>(args);
       } else {
-        adjust_scores<kMasked, kScores, Base::kSlanted>(block);
+        adjust_scores<kMasked, kScores, kPresets>(block);
       }
-      if (!trusted) Base::template softmax<false>(args);
+      if (!trusted) scores.template softmax<false>(args);
       if constexpr (!kConfig.options.bias()) finish_step_values();
       // P may be packed only now: the products that just ended read it. So may O be scaled.
       if (!trusted) rescale_o();
@@ -281,24 +286,23 @@ struct Consumer : Rows<kConfig> {
   /// The softmax of a block without a search for its maxima, K kept until P is known to hold.
   template <bool kMasked>
   __forceinline__ void trusted_step(int block) {
-    trusted_exponentials<kScores>(
-        [&] { adjust_scores<kMasked, kScores, Base::kSlanted, false>(block); },
-        [&] { adjust_scores<kMasked>(block); }, [&] { pack_p(); });
+    trusted_exponentials<kScores>([&] { adjust_scores<kMasked, kScores, kPresets, false>(block); },
+                                  [&] { adjust_scores<kMasked>(block); }, [&] { pack_p(); });
   }
   /// P of the thread's first kCount scores. `adjust` makes them of the product, `again` of one made
   /// once more, beside a bias also where maxima are searched for, `pack` the operand.
   template <int kCount, class Adjust, class Again, class Pack>
   __forceinline__ void trusted_exponentials(Adjust adjust, Again again, Pack pack) {
     if constexpr (!kConfig.options.bias()) adjust();
-    bool searches = kConfig.expressions.score != 0 && Base::outgrown > Base::kMostOutgrown;
-    if constexpr (kModification == Modification::alibi) searches |= Base::nears;
+    bool searches = kConfig.expressions.score != 0 && scores.outgrown > scores.kMostOutgrown;
+    if constexpr (kModification == Modification::alibi) searches |= scores.nears;
     // Rows that have seen nothing yet have no maximum to trust.
     if constexpr (kConfig.options.mask || kConfig.options.bias())
-      searches |= __any_sync(~0U, !(fmaxf(fabsf(m[0]), fabsf(m[1])) <= kHugeMaximum));
+      searches |= __any_sync(~0U, !(fmaxf(fabsf(scores.m[0]), fabsf(scores.m[1])) <= kHugeMaximum));
     bool holds = false;
     if (!searches) {
       if constexpr (kConfig.options.bias()) adjust();
-      holds = Base::template trusted_softmax<kCount>(args);
+      holds = scores.template trusted_softmax<kCount>(args);
       if constexpr (kConfig.schedule.values_first)
         pack();  // beside the exponentials: no branch between
     }
@@ -309,10 +313,10 @@ struct Consumer : Rows<kConfig> {
       if (!searches) {
         recompute_scores();
         if constexpr (!kConfig.options.bias()) again();
-        if constexpr (kConfig.expressions.score != 0) ++Base::outgrown;
+        if constexpr (kConfig.expressions.score != 0) ++scores.outgrown;
       }
       if constexpr (kConfig.options.bias()) again();
-      Base::template softmax<false, false, kCount>(args);
+      scores.template softmax<false, false, kCount>(args);
       scale_o();
       if constexpr (kConfig.schedule.values_first) pack();
     }
@@ -320,34 +324,25 @@ struct Consumer : Rows<kConfig> {
     rK.advance();
   }
   __forceinline__ void recompute_scores() {
-    Base::recompute(shared.q(static_cast<int>(rQ.slot), warpgroup),
-                    shared.k(static_cast<int>(rK.slot)), warp, lane);
+    scores.recompute(shared.q(static_cast<int>(rQ.slot), warpgroup),
+                     shared.k(static_cast<int>(rK.slot)), warp, lane);
     __syncwarp();  // all lanes have read K
     if (lane == 0) mbarrier_arrive(shared.k_empty(static_cast<int>(rK.slot)));
   }
 
   // ---- halves: a cut block of which these rows see one half only
 
-  /// The half of `block` that all visible keys of these rows lie in, -1: none.
-  __forceinline__ int visible_half(int block) const {
-    if constexpr (!kConfig.schedule.halve_cut) return -1;
-    const Diagonals d = diagonals<kConfig>(args, tile);
-    const int first = group_query(), last = min(first + 64, queries<kConfig>(args, tile)) - 1;
-    const int middle = block * kBlockN + kBlockN / 2;
-    const bool left = min(last + d.high, keys<kConfig>(args, tile)) <= middle;
-    return left ? 0 : first + d.low >= middle ? 1 : -1;
-  }
   /// P of the hidden half is 0.
   __forceinline__ void pack_half(int half) {
 #pragma unroll
     for (int i = 0; i < kBlockN / 8; ++i) {
-      rP[half * (kBlockN / 8) + i] = pack<kConfig.element>(rS[2 * i], rS[2 * i + 1]);
+      rP[half * (kBlockN / 8) + i] = pack<kConfig.element>(scores.rS[2 * i], scores.rS[2 * i + 1]);
       rP[(1 - half) * (kBlockN / 8) + i] = 0;
     }
   }
   __forceinline__ void take_right_half(int block) {
 #pragma unroll
-    for (int i = 0; i < kScores / 2; ++i) rS[i] = rS[kScores / 2 + i];
+    for (int i = 0; i < kScores / 2; ++i) scores.rS[i] = scores.rS[kScores / 2 + i];
     adjust_scores<true, kScores / 2>(block, 1);
   }
   /// The last block of a window, its left half hidden.
@@ -361,11 +356,12 @@ struct Consumer : Rows<kConfig> {
   __forceinline__ void enter_tile() {
     constexpr bool kAlibi = kModification == Modification::alibi && kConfig.expressions.score == 0;
     if constexpr (kAlibi || kModification == Modification::general) {
-      slope = args.alibi == nullptr
-                  ? 0.0F
-                  : kLog2e * args.alibi[tile.batch * args.alibi_b + tile.head * args.alibi_h];
+      scores.slope =
+          args.alibi == nullptr
+              ? 0.0F
+              : kLog2e * args.alibi[tile.batch * args.alibi_b + tile.head * args.alibi_h];
     }
-    if constexpr (kConfig.expressions.any()) Base::enter_place(args, tile);
+    if constexpr (kConfig.expressions.any()) scores.enter_place(args, tile);
   }
   /// From the finished scores of the first block to P of the last.
   __forceinline__ void process_blocks() {
@@ -374,7 +370,7 @@ struct Consumer : Rows<kConfig> {
     for (int i = 0; i < kDv / 2; ++i) rO[i] = 0.0F;
     if (kConfig.schedule.halve_cut && first_halved) {
       adjust_scores<true, kScores / 2>(block);
-      Base::template softmax<true, kConfig.schedule.lazy_rescale, kScores / 2>(args);
+      scores.template softmax<true, kConfig.schedule.lazy_rescale, kScores / 2>(args);
       pack_half(0);
     } else {
       if (block >= blocks.full_end || (kConfig.mask == Mask::both && block < blocks.full_begin)) {
@@ -382,7 +378,7 @@ struct Consumer : Rows<kConfig> {
       } else {
         adjust_scores<false>(block);
       }
-      Base::template softmax<true>(args);
+      scores.template softmax<true>(args);
       pack_p();
     }
     --block;
@@ -398,7 +394,8 @@ struct Consumer : Rows<kConfig> {
     if constexpr (kCutOnLeft) {
 #pragma unroll 1
       for (; block >= blocks.begin; --block) {
-        if (kConfig.schedule.halve_cut && block == blocks.begin && visible_half(block) == 1) {
+        if (kConfig.schedule.halve_cut && block == blocks.begin &&
+            visible_half<kConfig>(*this, block) == 1) {
           half_step(block);
           break;
         }
@@ -413,23 +410,23 @@ struct Consumer : Rows<kConfig> {
   __forceinline__ void finish_empty_tile() {
     wait_q();  // not read, but its place may be where O is staged
     if (group_query() < queries<kConfig>(args, tile)) {
-      m[0] = m[1] = -infinity();
-      l[0] = l[1] = 0.0F;
+      scores.m[0] = scores.m[1] = -infinity();
+      scores.l[0] = scores.l[1] = 0.0F;
 #pragma unroll
       for (int i = 0; i < kDv / 2; ++i) rO[i] = 0.0F;
       const Finished done{tile, group_query()};
-      Base::finish_rows(done);
-      Base::store_o(done);
+      finish_rows<kConfig>(*this, done);
+      store_o<kConfig>(*this, done);
     } else if constexpr (!kConfig.shape.own_o) {
       // One thread releases Q for all warps: a warp that still waited would miss the Q's phase.
-      Base::sync_warpgroup();
+      sync_warpgroup<kConfig>(*this);
     }
     release_q();
   }
 
   __forceinline__ void first_scores_wait() {
     wgmma_wait<0>();
-    pin(rS);
+    pin(scores.rS);
     release_k();
   }
 
@@ -446,7 +443,8 @@ struct Consumer : Rows<kConfig> {
       }
       wait_q();
       wait_k();
-      if constexpr (kConfig.schedule.halve_cut) first_halved = visible_half(blocks.end - 1) == 0;
+      if constexpr (kConfig.schedule.halve_cut)
+        first_halved = visible_half<kConfig>(*this, blocks.end - 1) == 0;
       take_listed();
       take_first_options<kConfig>(*this, blocks.end - 1);
       issue_scores();
@@ -461,19 +459,19 @@ struct Consumer : Rows<kConfig> {
           if (tile.block >= 0 && blocks.begin < blocks.end) {
             const int skipped = skip_right<kConfig, true>(*this);
             if constexpr (kConfig.schedule.halve_cut)
-              first_halved = visible_half(blocks.end - 1) == 0;
+              first_halved = visible_half<kConfig>(*this, blocks.end - 1) == 0;
             take_first_options<kConfig>(*this, blocks.end - 1);
             wait_v();
             issue_values();
             wait_q();
             wait_k();
             issue_scores();
-            Base::finish_rows(done);
+            finish_rows<kConfig>(*this, done);
             wgmma_wait<1>();
             pin(rO);
             pin(rP);
             release_v();
-            Base::store_o(done);
+            store_o<kConfig>(*this, done);
             first_scores_wait();
             for (int i = 0; i < skipped; ++i) {
               wait_v();
@@ -484,10 +482,10 @@ struct Consumer : Rows<kConfig> {
         }
         wait_v();
         issue_values();
-        Base::finish_rows(done);
+        finish_rows<kConfig>(*this, done);
         finish_values();
         skip_left<kConfig>(*this);
-        Base::store_o(done);
+        store_o<kConfig>(*this, done);
         if constexpr (!kConfig.shape.own_o) release_q();
         break;
       }

@@ -61,8 +61,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
   } else {
     if constexpr (kConfig.shape.warpgroups > 1) take_registers<registers<kConfig>().consumer>();
     ConsumerOf<kConfig> consumer(args, shared.base, role - 1);
-    consumer.captures = captures_of(any);
-    if constexpr (kConfig.options.any()) consumer.options = options_of(any);
+    consumer.hold(any);
     consumer.run();
   }
 }

@@ -19,8 +19,8 @@ using namespace tile;
 template <Config kConfig>
 struct RowBlock : Consumer<kConfig> {
   using Base = Consumer<kConfig>;
-  using Base::args, Base::l, Base::lane, Base::listed, Base::m, Base::rK, Base::rO, Base::rP,
-      Base::rQ, Base::rS, Base::shared, Base::tile, Base::tile_k, Base::warp, Base::warpgroup;
+  using Base::args, Base::lane, Base::listed, Base::rK, Base::rO, Base::rP, Base::rQ, Base::scores,
+      Base::shared, Base::tile, Base::tile_k, Base::warp, Base::warpgroup;
   using Base::Base;
   static constexpr bool kSoftcap = kConfig.modification == Modification::softcap;
 
@@ -29,8 +29,8 @@ struct RowBlock : Consumer<kConfig> {
   __forceinline__ void enter(const Tile& at) {
     tile = at;
     begun = false;
-    m[0] = m[1] = -infinity();
-    l[0] = l[1] = 0.0F;
+    scores.m[0] = scores.m[1] = -infinity();
+    scores.l[0] = scores.l[1] = 0.0F;
 #pragma unroll
     for (int i = 0; i < kConfig.head_dim_v / 2; ++i) rO[i] = 0.0F;
   }
@@ -40,30 +40,30 @@ struct RowBlock : Consumer<kConfig> {
   __forceinline__ void search() {
     bool trusted = false;
     if constexpr (kSoftcap && kConfig.trusts_maxima() && !kMasked) {
-      trusted = Base::trusted_softcap(args);
-      if (!trusted) Base::template bend<kMasked>(args);
+      trusted = scores.trusted_softcap(args);
+      if (!trusted) scores.template apply_softcap<kMasked>(args);
     } else {
       Base::template adjust_scores<kMasked>(0);
     }
     if (trusted) return;
-    Base::template softmax<false>(args);
+    scores.template softmax<false>(args);
     Base::rescale_o();
   }
   /// The same where the maxima so far are trusted; K is still there when they may not be.
   __forceinline__ void trust() {
     Base::template adjust_scores<false>(0);
-    bool searches = kConfig.expressions.score != 0 && Base::outgrown > Base::kMostOutgrown;
+    bool searches = kConfig.expressions.score != 0 && scores.outgrown > scores.kMostOutgrown;
     // Rows that have seen nothing yet have no maximum to trust.
     if constexpr (kConfig.options.mask || kConfig.options.bias())
-      searches |= __any_sync(~0U, !(fmaxf(fabsf(m[0]), fabsf(m[1])) <= kHugeMaximum));
+      searches |= __any_sync(~0U, !(fmaxf(fabsf(scores.m[0]), fabsf(scores.m[1])) <= kHugeMaximum));
     if (!searches) {
-      if (Base::template trusted_softmax<Base::kScores>(args)) return;
-      Base::recompute(shared.q(static_cast<int>(rQ.slot), warpgroup),
-                      shared.k(static_cast<int>(rK.slot)), warp, lane);
+      if (scores.template trusted_softmax<Base::kScores>(args)) return;
+      scores.recompute(shared.q(static_cast<int>(rQ.slot), warpgroup),
+                       shared.k(static_cast<int>(rK.slot)), warp, lane);
       Base::template adjust_scores<false>(0);
     }
-    if constexpr (kConfig.expressions.score != 0) ++Base::outgrown;
-    Base::template softmax<false, false>(args);
+    if constexpr (kConfig.expressions.score != 0) ++scores.outgrown;
+    scores.template softmax<false, false>(args);
     Base::scale_o();
   }
 
@@ -81,7 +81,7 @@ struct RowBlock : Consumer<kConfig> {
     Base::issue_scores();
     take_dropout<kConfig>(*this, 0);
     wgmma_wait<0>();
-    pin(rS);
+    pin(scores.rS);
     if (seen == kCut) {
       search<true>();
     } else if (first || !kConfig.trusts_maxima() || kSoftcap) {
@@ -103,8 +103,8 @@ struct RowBlock : Consumer<kConfig> {
       return;
     }
     const Finished done{tile, Base::group_query()};
-    Base::finish_rows(done);
-    Base::store_o(done);
+    finish_rows<kConfig>(*this, done);
+    store_o<kConfig>(*this, done);
     Base::release_q();
   }
 };
@@ -136,11 +136,16 @@ struct ListConsumer : HeldOptions<kConfig.options.any()> {
 
   __forceinline__ ListConsumer(const Args& a, u32 base, int group) : rows(a, base, group) {}
 
+  template <class AnyArgs>
+  __forceinline__ void hold(const AnyArgs& any) {
+    captures = captures_of(any);
+    if constexpr (kConfig.options.any()) this->options = options_of(any);
+  }
   __forceinline__ void take_captures() {
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
-      rows.of[i].captures = captures;
-      if constexpr (kConfig.options.any()) rows.of[i].options = this->options;
+      rows.of[i].scores.captures = captures;
+      if constexpr (kConfig.options.any()) rows.of[i].scores.options = this->options;
     }
   }
   /// Every tile of keys that the producer copies, in its order.

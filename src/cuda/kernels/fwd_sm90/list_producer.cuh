@@ -76,11 +76,11 @@ struct ListProducer : Producer<kConfig> {
     }
     const int list = entry / of.tiles;
     after.block = entry - list * of.tiles;
-    const int pair = of.list_h == 0   ? (of.list_b == 0 ? nth : list * of.heads + nth)
-                     : of.list_b == 0 ? nth * of.heads + list
-                                      : list;
-    after.batch = pair / of.heads;
-    after.head = pair - after.batch * of.heads;
+    const int bh = of.list_h == 0   ? (of.list_b == 0 ? nth : list * of.heads + nth)
+                   : of.list_b == 0 ? nth * of.heads + list
+                                    : list;
+    after.batch = bh / of.heads;
+    after.head = bh - after.batch * of.heads;
     walk_after.find(of, list, after.block, lane);
   }
   /// One step towards the tile after number `index`.

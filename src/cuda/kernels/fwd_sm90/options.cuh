@@ -25,11 +25,11 @@ __forceinline__ void load_mask(const Consumer& c, int n, u32 (&words)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     // Rows past the last query see what it does.
-    int line = min(c.query(first, r), queries<kConfig>(c.args, c.tile) - 1);
+    int line = min(query<kConfig>(c, first, r), queries<kConfig>(c.args, c.tile) - 1);
     if constexpr (kConfig.lengths == Lengths::packed) line += c.tile.q_begin;
-    const int head = c.row_head(c.tile, c.local_row(r));
-    words[r] = load_global_early(mask_words(c.options->mask, c.tile.batch, head, line, block) +
-                                 c.lane % 4);
+    const int head = row_head<kConfig>(c, c.tile, local_row<kConfig>(c, r));
+    words[r] = load_global_early(
+        mask_words(c.scores.options->mask, c.tile.batch, head, line, block) + c.lane % 4);
   }
 }
 /// What it shows of a block, ahead of the products that its scores come from. Words are asked for a
@@ -38,10 +38,10 @@ __forceinline__ void load_mask(const Consumer& c, int n, u32 (&words)[2]) {
 template <Config kConfig, class Consumer>
 __forceinline__ void take_mask(Consumer& c, int n) {
   if constexpr (kListed<kConfig>) {
-    load_mask<kConfig>(c, n, c.shown);
+    load_mask<kConfig>(c, n, c.scores.shown);
   } else {
-    c.shown[0] = c.coming[0], c.shown[1] = c.coming[1];
-    load_mask<kConfig>(c, max(n - 1, 0), c.coming);
+    c.scores.shown[0] = c.scores.coming[0], c.scores.shown[1] = c.scores.coming[1];
+    load_mask<kConfig>(c, max(n - 1, 0), c.scores.coming);
   }
 }
 
@@ -53,8 +53,8 @@ __forceinline__ void take_tree(Consumer& c, const int (&rows)[2], int column) {
   for (int r = 0; r < 2; ++r) {
     // Rows past the last query see what it does.
     const u32 bits = tree_bits<kConfig.shape.block_n>(
-        c.options->tree, c.tile.batch, min(rows[r], seq_q - 1), column - (seq_k - seq_q));
-    c.shown[r] = kConfig.options.mask ? c.shown[r] & bits : bits;
+        c.scores.options->tree, c.tile.batch, min(rows[r], seq_q - 1), column - (seq_k - seq_q));
+    c.scores.shown[r] = kConfig.options.mask ? c.scores.shown[r] & bits : bits;
   }
 }
 
@@ -64,13 +64,14 @@ template <Config kConfig, class Consumer>
 __forceinline__ void take_dropout(Consumer& c, int n) {
   if constexpr (kConfig.options.dropout) {
     const int key = block_at<kConfig>(c, n) * kConfig.shape.block_n;
-    const typename Consumer::Kept made(c.options->dropout,
-                                       c.tile.batch * c.args.heads_q + c.tile.head,
-                                       c.group_query() + c.warp * 16, key, c.lane,
-                                       c.shared.base + Consumer::kPlan.dropout +
-                                           (c.warpgroup * 4 + c.warp) * Consumer::Kept::kKeyBytes);
+    const typename Scores<kConfig>::Kept made(
+        c.scores.options->dropout, c.tile.batch * c.args.heads_q + c.tile.head,
+        c.group_query() + c.warp * 16, key, c.lane,
+        c.shared.base + Consumer::kPlan.dropout +
+            (c.warpgroup * 4 + c.warp) * Scores<kConfig>::Kept::kKeyBytes);
 #pragma unroll
-    for (int i = 0; i < Consumer::kScores / Consumer::kPerWord; ++i) c.kept[i] = made.bits[i];
+    for (int i = 0; i < Consumer::kScores / Scores<kConfig>::kPerWord; ++i)
+      c.scores.kept[i] = made.bits[i];
   }
 }
 
@@ -89,16 +90,16 @@ template <Config kConfig, class Consumer>
 __forceinline__ auto bias_block(const Consumer& c) {
   const u32 place = c.shared.base + Consumer::kPlan.bias +
                     (c.warpgroup * 4 + c.warp) * SharedPlan::bias_warp(kConfig);
-  return BiasBlock<kConfig.options.pairs, kConfig.shape.block_n>{c.options->pairs.bias, place,
-                                                                 c.lane};
+  return BiasBlock<kConfig.options.pairs, kConfig.shape.block_n>{c.scores.options->pairs.bias,
+                                                                 place, c.lane};
 }
 /// (F3) The bias of a block: raw scores become logits in the log2 domain, as far as modify() has
 /// not made them so. kLifts: of BiasBlock.
 template <Config kConfig, bool kLifts, class Consumer>
 __forceinline__ void add_bias(Consumer& c, int n) {
   const bool scaled = Consumer::kModification == Modification::general &&
-                      (c.args.cap_log2 != 0.0F || c.slope != 0.0F);
-  bias_block<kConfig>(c).template add_to<kLifts>(c.rS, scaled ? 1.0F : c.args.scale_log2,
+                      (c.args.cap_log2 != 0.0F || c.scores.slope != 0.0F);
+  bias_block<kConfig>(c).template add_to<kLifts>(c.scores.rS, scaled ? 1.0F : c.args.scale_log2,
                                                  pair_corner<kConfig>(c, n));
 }
 
@@ -112,7 +113,8 @@ __forceinline__ void take_options(Consumer& c, int n) {
 /// The same of a tile's first block.
 template <Config kConfig, class Consumer>
 __forceinline__ void take_first_options(Consumer& c, int n) {
-  if constexpr (kConfig.options.mask && !kListed<kConfig>) load_mask<kConfig>(c, n, c.coming);
+  if constexpr (kConfig.options.mask && !kListed<kConfig>)
+    load_mask<kConfig>(c, n, c.scores.coming);
   take_options<kConfig>(c, n);
   take_dropout<kConfig>(c, n);
 }

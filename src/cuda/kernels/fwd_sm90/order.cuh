@@ -10,7 +10,7 @@ using namespace tile;
 
 /// A row block and a head (of the whole batch, with its parts).
 struct OrderedTile {
-  int block, pair;
+  int block, bh;
 };
 
 /// Tile `index` of an order (tile_order.h): inside a section the last block first, heads fastest.

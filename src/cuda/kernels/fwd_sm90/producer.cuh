@@ -48,17 +48,17 @@ struct Producer {
     const OrderedTile tile = ordered_tile(args.order, index);
     Tile at;
     at.block = tile.block;
-    int pair = tile.pair;
+    int bh = tile.bh;
     if constexpr (kConfig.split) {
-      at.split = pair % args.splits;
-      pair /= args.splits;
+      at.split = bh % args.splits;
+      bh /= args.splits;
     }
     if constexpr (kConfig.lengths == Lengths::packed) {
-      at.head = pair;
+      at.head = bh;
       find_sequence(at);
     } else {
-      at.batch = pair / args.tile_heads;
-      at.head = pair - at.batch * args.tile_heads;
+      at.batch = bh / args.tile_heads;
+      at.head = bh - at.batch * args.tile_heads;
     }
     return at;
   }

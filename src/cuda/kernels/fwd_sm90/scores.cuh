@@ -47,9 +47,9 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   static constexpr Modification kModification = kConfig.modification;
   static constexpr Expressions kExpressions = kConfig.expressions;
   static constexpr bool kInLog2 = kModification == Modification::general || kConfig.options.bias();
-  static constexpr bool kSlanted = kModification == Modification::alibi;
+  static constexpr bool kAddsAlibi = kModification == Modification::alibi;
   /// A score function that is asked for every pair.
-  static constexpr bool kCalls = kExpressions.score != 0 && !kSlanted;
+  static constexpr bool kCalls = kExpressions.score != 0 && !kAddsAlibi;
   static_assert(!kConfig.options.bias() || kModification == Modification::none ||
                 kModification == Modification::general);
   float rS[kBlockN / 2];
@@ -59,7 +59,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
 
   // alibi, log2 domain: a logit of the block is rS times the scale, and `side` a column from the
   // thread's first one on, and `offset` of the row
-  Slant slanted;  ///< of a score function
+  Slant affine;  ///< of a score function
   float side = 0.0F, offset[2];
   bool crosses = false;  ///< the diagonal crosses the block: its distances are subtracted apart
   bool nears = false;    ///< the block lies where maxima are not yet to be trusted
@@ -115,19 +115,19 @@ struct Scores : HeldOptions<kConfig.options.any()> {
                               int column, int lane) {
     if constexpr (kModification == Modification::softcap) {
       find_largest<kCount>();
-      bend<kMasked || kConfig.options.mask, kCount>(args);
+      apply_softcap<kMasked || kConfig.options.mask, kCount>(args);
     }
-    if constexpr (kSlanted) {
+    if constexpr (kAddsAlibi) {
       if constexpr (!kPreset) {
-        slant(args, rows, shift, high, column, lane);
+        add_alibi(args, rows, shift, high, column, lane);
 #pragma unroll
         for (int i = 0; i < kCount; ++i)
           rS[i] = __fmaf_rn(side * args.scale_inverse, column_of(i), rS[i]);
       }
       if (__any_sync(~0U, crosses)) {
         constexpr bool kText = kExpressions.score != 0;
-        subtract_distance((kText ? slanted.distance : slope) * args.scale_inverse, rows,
-                          kText ? slanted.shift : shift, column);
+        subtract_distance((kText ? affine.distance : slope) * args.scale_inverse, rows,
+                          kText ? affine.shift : shift, column);
       }
     }
     if constexpr (kModification == Modification::general) {
@@ -148,9 +148,9 @@ struct Scores : HeldOptions<kConfig.options.any()> {
     outgrown = 0;
     const Place place = place_of(corner_of<kConfig>(args, tile, 0, 0));
     if constexpr (kCalls) of_score = ScoreFunction<kExpressions.score>::uniform(place, *captures);
-    if constexpr (kSlanted && kExpressions.score != 0) {
-      slanted = ScoreSlant<kExpressions.score>::of(place, *captures);
-      slanted.multiply(kLog2e);
+    if constexpr (kAddsAlibi && kExpressions.score != 0) {
+      affine = ScoreSlant<kExpressions.score>::of(place, *captures);
+      affine.multiply(kLog2e);
     }
     if constexpr (kExpressions.mask != 0)
       of_mask = MaskFunction<kExpressions.mask>::uniform(place, *captures);
@@ -203,7 +203,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   /// another exponential. Hidden scores, -inf, stay so in the longer series only. After
   /// find_largest().
   template <bool kMasked, int kCount = kScores>
-  __forceinline__ void bend(const Args& args) {
+  __forceinline__ void apply_softcap(const Args& args) {
     const float top = fmaxf(largest[0], largest[1]);
     if (!kMasked && !__any_sync(~0U, top > args.cap_cubic)) {
       cap = Cap::cubic;
@@ -216,7 +216,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
     }
   }
 
-  /// What the products of a block begin with, after slant().
+  /// What the products of a block begin with, after add_alibi().
   __forceinline__ void preset(const Args& args) {
     const float raw = side * args.scale_inverse;
 #pragma unroll
@@ -228,9 +228,9 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   /// tile's diagonals: args.high leaves Sk - Sq out where the device looks lengths up.
   /// NOTE: votes, though all lanes agree. A branch that ptxas takes for divergent takes every
   /// descriptor of the loop out of uniform registers.
-  __forceinline__ void slant(const Args& args, const int (&rows)[2], int shift, int high,
-                             int column, int lane) {
-    Slant of = slanted;
+  __forceinline__ void add_alibi(const Args& args, const int (&rows)[2], int shift, int high,
+                                 int column, int lane) {
+    Slant of = affine;
     if constexpr (kExpressions.score == 0) of.distance = slope, of.shift = shift;
     // Distance of the warp's first row to the last key, of its last row to the first one.
     const int first = rows[0] - lane / 4 + of.shift - (column - 2 * (lane % 4));
@@ -354,7 +354,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       if constexpr (kModification == Modification::softcap) {
         const bool before = cap == Cap::before;
         now[r] = quad_max(x * (before ? scale : cap_narrow(x * x, scale, args.cap_1, args.cap_2)));
-      } else if constexpr (kSlanted) {
+      } else if constexpr (kAddsAlibi) {
         now[r] = quad_max(x * scale + offset[r]);  // the offset is the thread's own
       } else {
         now[r] = quad_max(x) * scale;
@@ -390,7 +390,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       // is 0 wherever `before` is -inf. CONTRACT 3
       base[r] = fmaxf(m[r], -kLargest);
       alpha[r] = kFirst ? 0.0F : exp2_approx(before - base[r]);
-      if constexpr (kSlanted) base[r] -= offset[r];
+      if constexpr (kAddsAlibi) base[r] -= offset[r];
     }
   }
 
@@ -420,7 +420,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       base[r] = fabsf(m[r]) <= kHugeMaximum ? m[r] : not_a_number();
-      if constexpr (kSlanted) base[r] -= offset[r];
+      if constexpr (kAddsAlibi) base[r] -= offset[r];
     }
     exponentials<Cap::before, kCount>(args, exponent_scale(args), base, sum);
     const float here[2] = {sum[0][0] + sum[0][1], sum[1][0] + sum[1][1]};

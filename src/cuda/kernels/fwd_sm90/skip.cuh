@@ -1,4 +1,5 @@
-/// fwd_sm90: how a consumer passes over the tile's blocks that its own rows do not see.
+/// fwd_sm90: how a consumer passes over the tile's blocks, and halves of blocks, that its own rows
+/// do not see.
 #pragma once
 
 #include "cuda/kernels/fwd_sm90/shared.cuh"
@@ -43,6 +44,18 @@ __forceinline__ void skip_left(Consumer& c) {
       c.release_v();
     }
   }
+}
+
+/// The half of `block` that all visible keys of the warpgroup's rows lie in, -1: none.
+template <Config kConfig, class Consumer>
+__forceinline__ int visible_half(const Consumer& c, int block) {
+  if constexpr (!kConfig.schedule.halve_cut) return -1;
+  const Diagonals d = diagonals<kConfig>(c.args, c.tile);
+  const int first = c.group_query();
+  const int last = min(first + 64, queries<kConfig>(c.args, c.tile)) - 1;
+  const int middle = block * kConfig.shape.block_n + kConfig.shape.block_n / 2;
+  const bool left = min(last + d.high, keys<kConfig>(c.args, c.tile)) <= middle;
+  return left ? 0 : first + d.low >= middle ? 1 : -1;
 }
 
 }  // namespace tilewise::fwd_sm90

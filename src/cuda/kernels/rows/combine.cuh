@@ -169,8 +169,8 @@ __forceinline__ void kernel(const Args& args) {
   if constexpr (kShares > 1) merge_shares<kConfig>(share, base, sum, O);
   const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;
   if (share > 0 || group / kShares >= args.rows || parts == 0) return;
-  const i64 pair = row / args.seq_q, i = row % args.seq_q;
-  const i64 b = pair / args.heads, h = pair % args.heads;
+  const i64 bh = row / args.seq_q, i = row % args.seq_q;
+  const i64 b = bh / args.heads, h = bh % args.heads;
   if (lane == 0 && args.lse_to != nullptr) {
     args.lse_to[b * args.lse_b + h * args.lse_h + i * args.lse_s] =
         base == kLowest ? args.lowest : (base + log2_approx(sum)) * kLn2;

@@ -63,7 +63,7 @@ __forceinline__ void convert(const Source& s, const Sequences* sequences) {
   const int per_band = s.padded / 8, bands = s.padded_rows / 16;
   const int col = static_cast<int>(fragment % per_band) * 8;
   const i64 band = fragment / per_band;
-  const i64 pair = band / bands;
+  const i64 bh = band / bands;
   int row = static_cast<int>(band % bands) * 16 + g;
   float upper[8] = {}, lower[8] = {};
   const i64 part_elems = s.items * 16;
@@ -78,7 +78,7 @@ __forceinline__ void convert(const Source& s, const Sequences* sequences) {
       lower[2 * t + 1] += __int_as_float(static_cast<int>(v.w));
     }
   }
-  i64 base = pair / s.heads * s.to.stride_b + pair % s.heads * s.to.stride_h;
+  i64 base = bh / s.heads * s.to.stride_b + bh % s.heads * s.to.stride_h;
   if constexpr (kConfig.packed) {
     const Sequence of = sequence_of<kScaleRows>(*sequences, row / kScaleRows);
     row -= first_block<kScaleRows>(of) * kScaleRows;

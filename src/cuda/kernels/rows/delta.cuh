@@ -79,9 +79,9 @@ __forceinline__ void kernel(const AnyArgs& any) {
   const i64 row = (blockIdx.x * static_cast<i64>(kThreads) + threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   if (row >= args.rows) return;  // whole groups of lanes leave together
-  const i64 pair = row / args.rows_q;
+  const i64 bh = row / args.rows_q;
   i64 i = row % args.rows_q;
-  const i64 b = pair / args.heads, h = pair % args.heads;
+  const i64 b = bh / args.heads, h = bh % args.heads;
   bool found = true;
   if constexpr (kConfig.packed) found = find_row(any.queries, i);
   const auto exists = [&] { return kConfig.packed ? found : i < args.seq_q; };

@@ -76,8 +76,8 @@ __forceinline__ void kernel(const Args& args) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const i64 row = (blockIdx.x * static_cast<i64>(kThreads) + threadIdx.x) / kLanes;
   const bool exists = row < args.rows;
-  const i64 pair = exists ? row / args.seq_q : 0, i = exists ? row % args.seq_q : 0;
-  const i64 b = pair / args.heads, h = pair % args.heads;
+  const i64 bh = exists ? row / args.seq_q : 0, i = exists ? row % args.seq_q : 0;
+  const i64 b = bh / args.heads, h = bh % args.heads;
   const auto statistic = [&](const RowStatistics& of) {
     return of.data + b * of.stride_b + h * of.stride_h + i * of.stride_s;
   };

@@ -89,14 +89,14 @@ struct PagedRows {
 
 /// Rows row0 .. row0 + rows - 1 of `from` to rows `row` .. of the head, which are block `block`.
 template <Config kConfig, class Offset>
-__forceinline__ void pack_floats(const Source& s, const float* from, const Offset& offset, i64 pair,
+__forceinline__ void pack_floats(const Source& s, const float* from, const Offset& offset, i64 bh,
                                  int block, int row, int row0, int rows) {
   const int chunks = s.padded / 8, total = rows * chunks, pitch = kConfig.planes * s.padded;
   const auto read = [&](float(&x)[8], int i) {
     read_floats(x, from + offset(s, row0 + i / chunks), s.from.stride_d, i % chunks * 8, s.cols,
                 s.vectors);
   };
-  unsigned short* to = s.to + (pair * s.rows + row) * pitch;
+  unsigned short* to = s.to + (bh * s.rows + row) * pitch;
   const auto write = [&](const float(&x)[8], int i, float inverse) {
     write_chunk<kConfig>(to + i / chunks * pitch + i % chunks * 8, s.padded, x, inverse);
   };
@@ -121,7 +121,7 @@ __forceinline__ void pack_floats(const Source& s, const float* from, const Offse
   // The largest value lands in [2^14, 2^15): inside fp16, with room for the sum of its products in
   // float32.
   const float scale = power_below(block_max(top)) * 0x1p-14F, inverse = power_inverse(scale);
-  if (thread == 0) s.scale[pair * s.blocks + block] = scale;
+  if (thread == 0) s.scale[bh * s.blocks + block] = scale;
 #pragma unroll
   for (int k = 0; k < kKept; ++k) {
     const int i = thread + k * kThreads;
@@ -136,8 +136,8 @@ __forceinline__ void pack_floats(const Source& s, const float* from, const Offse
 
 template <class Offset>
 __forceinline__ void copy_elements(const Source& s, const unsigned short* from,
-                                   const Offset& offset, i64 pair, int first, int row0, int rows) {
-  unsigned short* to = s.to + (pair * s.rows + first) * s.padded;
+                                   const Offset& offset, i64 bh, int first, int row0, int rows) {
+  unsigned short* to = s.to + (bh * s.rows + first) * s.padded;
   for (int i = static_cast<int>(threadIdx.x); i < rows * s.padded; i += kThreads) {
     const int row = i / s.padded, col = i % s.padded;
     to[i] = col < s.cols ? from[offset(s, row0 + row) + col * s.from.stride_d]
@@ -146,14 +146,14 @@ __forceinline__ void copy_elements(const Source& s, const unsigned short* from,
 }
 
 template <Config kConfig, class Offset>
-__forceinline__ void pack_block(const Source& s, i64 head, const Offset& offset, i64 pair,
-                                int block, int row, int row0, int rows) {
+__forceinline__ void pack_block(const Source& s, i64 head, const Offset& offset, i64 bh, int block,
+                                int row, int row0, int rows) {
   if constexpr (kConfig.from_float) {
-    pack_floats<kConfig>(s, static_cast<const float*>(s.from.data) + head, offset, pair, block, row,
+    pack_floats<kConfig>(s, static_cast<const float*>(s.from.data) + head, offset, bh, block, row,
                          row0, rows);
   } else {
-    copy_elements(s, static_cast<const unsigned short*>(s.from.data) + head, offset, pair, row,
-                  row0, rows);
+    copy_elements(s, static_cast<const unsigned short*>(s.from.data) + head, offset, bh, row, row0,
+                  rows);
   }
 }
 
@@ -168,11 +168,11 @@ __forceinline__ void kernel(const Args& args) {
   let_next_start();
   const Source& s = args.sources[source_of(args)];
   const i64 index = blockIdx.x - s.first_block;
-  const i64 pair = index / s.blocks;
+  const i64 bh = index / s.blocks;
   const int block = static_cast<int>(index % s.blocks);
   const int row0 = block * kScaleRows, rows = min(kScaleRows, s.rows - row0);
-  const i64 head = pair / s.heads * s.from.stride_b + pair % s.heads * s.from.stride_h;
-  pack_block<kConfig>(s, head, DenseRows{}, pair, block, row0, row0, rows);
+  const i64 head = bh / s.heads * s.from.stride_b + bh % s.heads * s.from.stride_h;
+  pack_block<kConfig>(s, head, DenseRows{}, bh, block, row0, row0, rows);
 }
 
 template <Config kConfig>
@@ -181,17 +181,17 @@ __forceinline__ void kernel(const RaggedArgs& ragged) {
   const int which = source_of(ragged.args);
   const Source& s = ragged.args.sources[which];
   const i64 index = blockIdx.x - s.first_block;
-  const i64 pair = index / s.blocks;
+  const i64 bh = index / s.blocks;
   const int block = static_cast<int>(index % s.blocks), row = block * kScaleRows;
-  i64 head = pair % s.heads * s.from.stride_h;
+  i64 head = bh % s.heads * s.from.stride_h;
   if (ragged.paged[which]) {
-    const int batch = static_cast<int>(pair / s.heads);
+    const int batch = static_cast<int>(bh / s.heads);
     const int end = min(s.rows, ragged.key_lengths[batch * ragged.key_lengths_b]);
-    pack_block<kConfig>(s, head, PagedRows{ragged.pages, batch}, pair, block, row, row,
+    pack_block<kConfig>(s, head, PagedRows{ragged.pages, batch}, bh, block, row, row,
                         max(0, min(kScaleRows, end - row)));
     return;
   }
-  head += pair / s.heads * s.from.stride_b;
+  head += bh / s.heads * s.from.stride_b;
   int row0 = row, end = s.rows;
   if (ragged.sequences[which].offsets != nullptr) {
     const Sequence of = sequence_of<kScaleRows>(ragged.sequences[which], block);
@@ -199,7 +199,7 @@ __forceinline__ void kernel(const RaggedArgs& ragged) {
     end = row0 < 0 ? 0 : of.length;
     head += of.begin * s.from.stride_s;
   }
-  pack_block<kConfig>(s, head, DenseRows{}, pair, block, row, row0,
+  pack_block<kConfig>(s, head, DenseRows{}, bh, block, row, row0,
                       max(0, min(kScaleRows, end - row0)));
 }
 

@@ -13,17 +13,17 @@ template <Config kConfig>
 __forceinline__ void kernel(const Expressed<Args>& expressed) {
   using Function = ScoreFunction<kConfig.expressions.score>;
   const Args& args = expressed.args;
-  const int pair = static_cast<int>(blockIdx.x) / args.blocks;
+  const int bh = static_cast<int>(blockIdx.x) / args.blocks;
   const int block = static_cast<int>(blockIdx.x) % args.blocks;
-  const int at = block * kThreads + static_cast<int>(threadIdx.x), b = pair / args.strip.heads;
+  const int at = block * kThreads + static_cast<int>(threadIdx.x), b = bh / args.strip.heads;
   if (at >= args.strip.count) return;
   int seq_k = args.seq_k;
   if (args.key_lengths != nullptr) seq_k = args.key_lengths[b * args.key_lengths_b];
-  const Place place = {b, pair % args.strip.heads, args.seq_q, seq_k};
+  const Place place = {b, bh % args.strip.heads, args.seq_q, seq_k};
   const typename Function::Uniform u = Function::uniform(place, expressed.captures);
   // No pair has a distance beyond: that of the last one is as good.
   const int d = max(min(at - args.strip.zero, args.seq_q - 1), min(1 - seq_k, 0));
-  static_cast<typename Function::Diagonal*>(args.values)[pair * args.strip.count + at] =
+  static_cast<typename Function::Diagonal*>(args.values)[bh * args.strip.count + at] =
       Function::diagonal(place, u, d, static_cast<float>(d), expressed.captures);
 }
 

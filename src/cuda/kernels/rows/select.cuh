@@ -43,8 +43,8 @@ __forceinline__ void pool(const PoolArgs& args) {
   Column* shares = reinterpret_cast<Column*>(memory);  // of each warp, kMostDim of them
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int block = static_cast<int>(blockIdx.x) % args.blocks;
-  const int pair = static_cast<int>(blockIdx.x) / args.blocks;
-  const int batch = pair / args.heads, head = pair - batch * args.heads;
+  const int bh = static_cast<int>(blockIdx.x) / args.blocks;
+  const int batch = bh / args.heads, head = bh - batch * args.heads;
   int tokens = args.tokens;
   if (args.lengths != nullptr) tokens = min(max(args.lengths[batch * args.lengths_b], 0), tokens);
   const int begin = block * args.block, end = min(begin + args.block, tokens);
@@ -175,8 +175,8 @@ __forceinline__ void kernel(const Args& args) {
   float* shares = q + args.features;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const i64 at = blockIdx.x;
-  const int pair = static_cast<int>(at / args.rows), row = static_cast<int>(at % args.rows);
-  const int batch = pair / args.heads_q, head = pair - batch * args.heads_q;
+  const int bh = static_cast<int>(at / args.rows), row = static_cast<int>(at % args.rows);
+  const int batch = bh / args.heads_q, head = bh - batch * args.heads_q;
   int tokens = args.seq_k;
   if (args.lengths != nullptr) tokens = min(max(args.lengths[batch * args.lengths_b], 0), tokens);
   const int shift = tokens - args.seq_q, blocks = (tokens + args.block_k - 1) / args.block_k;

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "cuda/kernels/bwd_sm90/dq/shared.cuh"
+#include "cuda/kernels/bwd_sm90/large_dim_sums.cuh"
 #include "cuda/kernels/bwd_sm90/rows.cuh"
-#include "cuda/kernels/bwd_sm90/wide_sums.cuh"
 #include "cuda/tile/hopper/warpgroup.cuh"
 #include "cuda/tile/softcap.cuh"
 
@@ -32,10 +32,10 @@ struct Consumer {
   Tile tile;
   u32 held = 0;  ///< stage of the K that dQ of the last block needs
   float offset[2], delta[2];
-  float slope = 0.0F;          ///< ALiBi's, log2 domain
-  float rS[kBlockN / 2];       ///< S, then P, then dS
-  float rdP[kBlockN / 2];      ///< dP
-  bwd_sm90::WideSums<kD> rDq;  ///< dQ / scale
+  float slope = 0.0F;              ///< ALiBi's, log2 domain
+  float rS[kBlockN / 2];           ///< S, then P, then dS
+  float rdP[kBlockN / 2];          ///< dP
+  bwd_sm90::LargeDimSums<kD> rDq;  ///< dQ / scale
   u32 rdS[kBlockN / 4];
   u32 rdSlow[kConfig.two_plane ? kBlockN / 4 : 1];  ///< what rounding took from it
 

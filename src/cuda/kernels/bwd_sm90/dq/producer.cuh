@@ -26,8 +26,8 @@ struct Producer {
 
   __forceinline__ Tile tile_at(int index) const {
     const fwd_sm90::OrderedTile at = fwd_sm90::ordered_tile(args.order, index);
-    const int batch = at.pair / args.heads_q;
-    return {at.block, batch, at.pair - batch * args.heads_q};
+    const int batch = at.bh / args.heads_q;
+    return {at.block, batch, at.bh - batch * args.heads_q};
   }
   __forceinline__ void announce() {
     mbarrier_wait(shared.tile_empty(slots.slot), slots.parity ^ 1);

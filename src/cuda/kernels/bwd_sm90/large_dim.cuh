@@ -8,8 +8,8 @@
 /// from the places of the last dO and Q. dQ has a kernel of its own, bwd_dq_sm90.
 #pragma once
 
+#include "cuda/kernels/bwd_sm90/large_dim_sums.cuh"
 #include "cuda/kernels/bwd_sm90/scores.cuh"
-#include "cuda/kernels/bwd_sm90/wide_sums.cuh"
 
 namespace tilewise::bwd_sm90 {
 
@@ -33,7 +33,7 @@ __forceinline__ void run_jobs(Role& role, Worker<kConfig>& worker) {
 }
 
 template <Config kConfig>
-struct WideValues {
+struct LargeDimValues {
   static constexpr int kM = kConfig.shape.block_m;
   static constexpr int kDv = kConfig.head_dim_v;
   static constexpr Element kElement = kConfig.element;
@@ -42,9 +42,9 @@ struct WideValues {
   Scores<kConfig> scores;
   const u64 dOt;          ///< dO as B of dV
   Ring<2> buffers, last;  ///< of P; the one that was left last
-  WideSums<kDv> rDv;
+  LargeDimSums<kDv> rDv;
 
-  __forceinline__ WideValues(const Args& a, u32 shared_base)
+  __forceinline__ LargeDimValues(const Args& a, u32 shared_base)
       : scores(a, shared_base, 0),
         dOt(panel_descriptor(scores.worker.shared.d_o(0), kM * kPanelRowBytes)) {}
 
@@ -110,9 +110,9 @@ struct WideValues {
     worker.rQ.advance();
   }
 
-  /// Entry: P of (pair, block) is ready, nothing is in flight. Exit: the same for the next block.
+  /// Entry: P of (bh, block) is ready, nothing is in flight. Exit: the same for the next block.
   template <bool kMasked>
-  __forceinline__ void step(int next_pair, int next_block) {
+  __forceinline__ void step(int next_bh, int next_block) {
     Worker<kConfig>& worker = scores.worker;
     leave_p();
     worker.wait_do();
@@ -125,7 +125,7 @@ struct WideValues {
     worker.rO.advance();
     wgmma_wait<0>();
     pin(scores.rS);
-    scores.pair = next_pair;
+    scores.bh = next_bh;
     scores.block = next_block;
     scores.template probabilities<kMasked>();
     pass_q();
@@ -174,7 +174,7 @@ struct WideValues {
     if (range.begin < range.end) {
       const int head = worker.job.head * worker.args.group,
                 of = entry_of<kConfig>(worker.job) * worker.args.heads_q + head;
-      scores.pair = of;
+      scores.bh = of;
       scores.load_slope(head);
       first_step(range);
       int next = range.begin + 1;
@@ -212,7 +212,7 @@ struct WideValues {
 };
 
 template <Config kConfig>
-struct WideKeys {
+struct LargeDimKeys {
   static constexpr int kM = kConfig.shape.block_m, kBlockN = kConfig.shape.block_n;
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
   static constexpr Element kElement = kConfig.element;
@@ -223,12 +223,12 @@ struct WideKeys {
   const u64 dV, dO, dQt;  ///< V as A, dO as B of dP; Q as B of dK
   Ring<2> rP;             ///< buffers of P
   float rGradS[kM / 2];   ///< dP^T, then dS^T
-  WideSums<kD> rDk;
+  LargeDimSums<kD> rDk;
   u32 rdS[kM / 4];
   u32 rdSlow[kConfig.two_plane ? kM / 4 : 1];
   u32 rHalf[kConfig.half_registers() ? kDv / 8 : 1];  ///< half of V as A fragments
 
-  __forceinline__ WideKeys(const Args& a, u32 shared_base)
+  __forceinline__ LargeDimKeys(const Args& a, u32 shared_base)
       : worker(a, shared_base, 1),
         dV(panel_descriptor(worker.shared.v(), 16)),
         dO(panel_descriptor(worker.shared.d_o(0), 16)),

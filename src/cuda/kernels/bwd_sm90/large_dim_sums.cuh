@@ -11,7 +11,7 @@ using namespace tile;
 
 /// Accumulators of 64 rows x kColumns columns.
 template <int kColumns>
-struct WideSums {
+struct LargeDimSums {
   float r[kColumns / 2];
 
   __forceinline__ void clear() {
@@ -46,7 +46,7 @@ __forceinline__ void load_rows(u32 (&to)[kWords], u32 from, int warp, int lane) 
 
 /// 64 rows from accumulators to panels at `to`.
 template <Element kElement, int kColumns>
-__forceinline__ void stage_rows(const WideSums<kColumns>& sums, float factor, u32 to, int warp,
+__forceinline__ void stage_rows(const LargeDimSums<kColumns>& sums, float factor, u32 to, int warp,
                                 int lane) {
   const int row = warp * 16 + lane % 16;
 #pragma unroll
@@ -63,7 +63,7 @@ __forceinline__ void stage_rows(const WideSums<kColumns>& sums, float factor, u3
 
 /// The sums of a tile to memory by way of `place`, which is then empty: each warp says so.
 template <Config kConfig, int kColumns>
-__forceinline__ void leave_tile(const Worker<kConfig>& worker, const WideSums<kColumns>& sums,
+__forceinline__ void leave_tile(const Worker<kConfig>& worker, const LargeDimSums<kColumns>& sums,
                                 float factor, u32 place, const TensorMapBytes& map, u32 empty) {
   // One warp's wait does not prove that the others' products have read what lay in `place`.
   worker.sync_warpgroup();
