@@ -310,20 +310,13 @@ def performance_page(results: list[Result], beside_peers: list[Result]) -> str:
     folders = {docs_summary.folder_of(result.name): "" for result in in_order(results)}
     everyday = [r for r in beside_peers if Path(r.name).stem == docs_cpu.EVERYDAY]
     grids = [r for r in beside_peers if r not in everyday]
+    told = [docs_cpu.everyday_sentence(result.rows) for result in everyday]
     cpu = [
         "The peer's time divided by ours, over the cases with one thread and eight heads.",
-        "[cpu.md](cpu.md) has every case.",
+        " ".join(["[cpu.md](cpu.md) has every case.", *told]),
         "",
         *docs_cpu.summary_table([(r.environment.get("cpu", ""), r.rows) for r in grids]),
     ]
-    for result in everyday:
-        cpu += ["", "### Everyday shapes", ""]
-        cpu += [
-            "The best peer's time divided by ours, one thread, arrays as NumPy allocates them.",
-            f"From `{result.name}`, preset `cpu-everyday`.",
-            "",
-            *docs_cpu.everyday_summary(result.rows),
-        ]
     return docs_summary.page(cards, folders, cpu)
 
 

@@ -75,8 +75,19 @@ def everyday_summary(rows: list[Row]) -> list[str]:
     return lines
 
 
+def everyday_sentence(rows: list[Row]) -> str:
+    """The best peer's time over ours, over all cells."""
+    ratios = [best_ratio(case) for case in groups(rows)]
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    return (
+        f"In {len(ratios)} [everyday shapes](cpu.md#everyday-shapes) the best peer takes "
+        f"{mean:.2f} times our time (geometric mean), at least {min(ratios):.2f}."
+    )
+
+
 def everyday_block(machine: str, environment: dict[str, Any], rows: list[Row]) -> list[str]:
     lines = ["", f"{machine}. {environment['note']}.", ""]
+    lines += ["The best peer's time divided by ours:", "", *everyday_summary(rows), ""]
     lines += ["| shape | pass | type | kernel | ms | PyTorch | ONNX Runtime |"]
     lines += ["|---|---|---|---|---:|---:|---:|"]
     for contestants in groups(rows):

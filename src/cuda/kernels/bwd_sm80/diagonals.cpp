@@ -123,7 +123,7 @@ void DiagonalGradients::make(void* stream) const {
   for (const bool one : which_) key += one ? '1' : '0';
   const Kernel kernel = load_by_key(std::move(key), p.deterministic, p.device.index,
                                     [&](bool /*exact*/) { return unit(); });
-  constexpr std::int64_t kOfBlock = bwd_diagonals::kThreads * bwd_diagonals::kRun;
+  constexpr std::int64_t kOfBlock = std::int64_t{bwd_diagonals::kThreads} * bwd_diagonals::kRun;
   args.blocks = static_cast<int>(ceil_div(count(), kOfBlock));
   launch(kernel, {.x = args.blocks * p.batch * p.heads_q}, stream,
          tile::Expressed<bwd_diagonals::Args>{args, captures});

@@ -30,7 +30,7 @@ KernelUnit score_strip_unit(const Problem& p) {
 }
 
 std::int64_t ScoreStrip::count() const {
-  return problem_.seq_q + problem_.seq_k + 2 * score_strip::kPadding;
+  return problem_.seq_q + problem_.seq_k + std::int64_t{2} * score_strip::kPadding;
 }
 std::int64_t ScoreStrip::words() const {
   return problem_.batch * problem_.heads_q * count() * values_of(problem_);
