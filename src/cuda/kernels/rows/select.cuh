@@ -165,6 +165,82 @@ struct Row {
   }
 };
 
+/// The rule's choice among a row's candidates. All threads make it; one warp then asks in order,
+/// so that the first of equal ones are known.
+struct Choice {
+  Row of;
+  u32 least = 0;  ///< the smallest key that is taken; 0: all are, or the rule has a threshold
+  int equal = 0;  ///< how many of that key are left to take
+
+  __forceinline__ explicit Choice(const Row& row) : of(row) {
+    const Rule rule = of.args.rule;
+    if (rule != Rule::top_k) of.normalise();
+    if (rule == Rule::above || of.end == 0) return;
+    least = of.last_key();
+    equal = least == 0 ? 0 : of.of_equal(least);
+  }
+  /// Whether the candidate of this lane is taken, if it is `here`.
+  __forceinline__ bool takes(u32 key, bool here, int lane) {
+    const bool above = of.args.rule == Rule::above;
+    const bool by_rule = above ? of.weight(key) > of.args.threshold : key > least;
+    const bool same = here && !above && least != 0 && key == least;
+    const u32 all_same = __ballot_sync(~0U, same);
+    const bool first = same && __popc(all_same & ((1U << lane) - 1)) < equal;
+    equal = max(equal - __popc(all_same), 0);
+    return (here && by_rule) || first;
+  }
+};
+
+/// Keys of a batch entry.
+template <class Given>
+__forceinline__ int keys_of(const Given& args, int batch) {
+  if (args.lengths == nullptr) return args.seq_k;
+  return min(max(args.lengths[batch * args.lengths_b], 0), args.seq_k);
+}
+
+/// Where a row of blocks lies beside the blocks of keys.
+struct Position {
+  int tokens;                  ///< keys of the batch entry
+  int first, last;             ///< the diagonal's keys of the row's first and last query
+  int end;                     ///< candidates: blocks of keys
+  int diagonal, diagonal_end;  ///< blocks that the diagonal crosses
+
+  __forceinline__ Position(const Args& args, int batch, int row)
+      : tokens(keys_of(args, batch)),
+        first(row * args.block_q + tokens - args.seq_q),
+        last(min((row + 1) * args.block_q, args.seq_q) - 1 + tokens - args.seq_q) {
+    const int blocks = (tokens + args.block_k - 1) / args.block_k;
+    const int on_diagonal = last < 0 ? 0 : last / args.block_k + 1;
+    end = args.causal ? min(on_diagonal, blocks) : blocks;
+    diagonal = first < 0 ? 0 : min(first / args.block_k, end);
+    diagonal_end = min(on_diagonal, end);
+  }
+  /// Whether the block is kept whatever its score.
+  __forceinline__ bool keeps(const Args& args, int j) const {
+    return (args.keep_first && j == 0) || (args.keep_diagonal && j >= diagonal && j < diagonal_end);
+  }
+};
+
+/// Writes a row's choice, by one warp: take(j, whether j is a candidate).
+template <class Take>
+__forceinline__ void write_row(const Args& args, i64 at, const Position& position, int lane,
+                               Take take) {
+  int taken = 0;
+  for (int word = 0; word < args.words; ++word) {
+    const int j = word * 32 + lane;
+    const bool here = j < position.end;
+    const bool chosen = take(j, here);
+    const u32 bits = __ballot_sync(~0U, chosen || (here && position.keeps(args, j)));
+    taken += __popc(bits);
+    if (args.mask != nullptr) {
+      if (j < args.columns) args.mask[at * args.columns + j] = (bits >> lane & 1U) != 0 ? 1 : 0;
+    } else if (lane == 0) {
+      args.bits[at * args.words + word] = bits;
+    }
+  }
+  if (lane == 0 && args.counts != nullptr) args.counts[at] = taken;
+}
+
 /// One block takes one row: scores of its candidates, a softmax, the rule, and what is kept
 /// whatever the scores.
 template <Config kConfig>
@@ -177,15 +253,8 @@ __forceinline__ void kernel(const Args& args) {
   const i64 at = blockIdx.x;
   const int bh = static_cast<int>(at / args.rows), row = static_cast<int>(at % args.rows);
   const int batch = bh / args.heads_q, head = bh - batch * args.heads_q;
-  int tokens = args.seq_k;
-  if (args.lengths != nullptr) tokens = min(max(args.lengths[batch * args.lengths_b], 0), tokens);
-  const int shift = tokens - args.seq_q, blocks = (tokens + args.block_k - 1) / args.block_k;
-  const int first = row * args.block_q + shift;
-  const int last = min((row + 1) * args.block_q, args.seq_q) - 1 + shift;
-  const int on_diagonal = last < 0 ? 0 : last / args.block_k + 1;
-  const int end = args.causal ? min(on_diagonal, blocks) : blocks;
-  const int diagonal = first < 0 ? 0 : min(first / args.block_k, end);
-  const int diagonal_end = min(on_diagonal, end);
+  const Position position(args, batch, row);
+  const int end = position.end;
   for (int f = thread; f < args.features; f += kThreads) q[f] = args.q[at * args.features + f];
   __syncthreads();  // the row's statistics are there
   const i64 heads_k = args.heads_q / args.group;
@@ -199,37 +268,10 @@ __forceinline__ void kernel(const Args& args) {
     if (lane == 0) keys[j] = ordered(dot);
   }
   __syncthreads();  // the scores of all warps are there
-  Row of{args, keys, shares, thread, end};
-  u32 least = 0;
-  int equal = 0;
-  if (args.rule != Rule::top_k) of.normalise();
-  if (args.rule != Rule::above && end > 0) {
-    least = of.last_key();
-    equal = least == 0 ? 0 : of.of_equal(least);
-  }
-  // One warp, in order: which of equal ones are the first is known then.
+  Choice choice({args, keys, shares, thread, end});
   if (warp > 0) return;
-  int taken = 0;
-  for (int word = 0; word < args.words; ++word) {
-    const int j = word * 32 + lane;
-    const bool here = j < end;
-    const u32 key = here ? keys[j] : 0;
-    bool take = here && (args.rule == Rule::above ? of.weight(key) > args.threshold : key > least);
-    const bool same = here && args.rule != Rule::above && least != 0 && key == least;
-    const u32 all_same = __ballot_sync(~0U, same);
-    take |= same && __popc(all_same & ((1U << lane) - 1)) < equal;
-    equal = max(equal - __popc(all_same), 0);
-    take |= here && ((args.keep_first && j == 0) ||
-                     (args.keep_diagonal && j >= diagonal && j < diagonal_end));
-    const u32 bits = __ballot_sync(~0U, take);
-    taken += __popc(bits);
-    if (args.mask != nullptr) {
-      if (j < args.columns) args.mask[at * args.columns + j] = take ? 1 : 0;
-    } else if (lane == 0) {
-      args.bits[at * args.words + word] = bits;
-    }
-  }
-  if (lane == 0 && args.counts != nullptr) args.counts[at] = taken;
+  write_row(args, at, position, lane,
+            [&](int j, bool here) { return choice.takes(here ? keys[j] : 0, here, lane); });
 }
 
 /// Where each row's blocks begin: one block, each thread rows that lie side by side.

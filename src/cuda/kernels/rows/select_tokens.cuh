@@ -6,12 +6,6 @@
 
 namespace tilewise::select {
 
-/// Keys of a batch entry.
-template <class Given>
-__forceinline__ int keys_of(const Given& args, int batch) {
-  if (args.lengths == nullptr) return args.seq_k;
-  return min(max(args.lengths[batch * args.lengths_b], 0), args.seq_k);
-}
 __forceinline__ int floor_div(int x, int y) { return x >= 0 ? x / y : -((-x + y - 1) / y); }
 
 /// Where the tokens of a head begin.
@@ -30,8 +24,8 @@ __forceinline__ void antidiagonals(const ScorerArgs& args) {
   float* shares = sums + args.columns;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const i64 at = blockIdx.x;
-  const int pair = static_cast<int>(at / args.rows), row = static_cast<int>(at % args.rows);
-  const int batch = pair / args.heads_q, head = pair % args.heads_q;
+  const int bh = static_cast<int>(at / args.rows), row = static_cast<int>(at % args.rows);
+  const int batch = bh / args.heads_q, head = bh % args.heads_q;
   const int keys = keys_of(args, batch), shift = keys - args.seq_q;
   const int tiles = (keys + args.stride - 1) / args.stride;
   const i64 of_q = head_base(args.q, batch, head);
@@ -88,8 +82,8 @@ __forceinline__ void lines(const ScorerArgs& args) {
   float* far = near + args.columns;
   float* shares = far + args.columns;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-  const int pair = static_cast<int>(blockIdx.x) / args.queries;
-  const int batch = pair / args.heads_q, head = pair % args.heads_q;
+  const int bh = static_cast<int>(blockIdx.x) / args.queries;
+  const int batch = bh / args.heads_q, head = bh % args.heads_q;
   const int keys = keys_of(args, batch);
   const int i = args.seq_q - args.queries + static_cast<int>(blockIdx.x) % args.queries;
   const int position = i + keys - args.seq_q;
@@ -147,35 +141,16 @@ __forceinline__ void lines(const ScorerArgs& args) {
   }
 }
 
-/// Whether `key` of number j is taken by the rule, for 32 of them in order. `equal`: how many of
-/// the least are left.
-__forceinline__ bool takes(const Row& of, u32 key, bool here, u32 least, int lane, int& equal) {
-  const bool by_rule =
-      of.args.rule == Rule::above ? of.weight(key) > of.args.threshold : key > least;
-  const bool same = here && of.args.rule != Rule::above && least != 0 && key == least;
-  const u32 all_same = __ballot_sync(~0U, same);
-  const bool first = same && __popc(all_same & ((1U << lane) - 1)) < equal;
-  equal = max(equal - __popc(all_same), 0);
-  return (here && by_rule) || first;
-}
-
 /// The rule's choice among `end` keys, which begin in shared memory: write(j, taken), by one warp.
 template <class Write>
 __forceinline__ void apply_rule(const Args& args, const u32* keys, float* shares, int end,
                                 const Write& write) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-  Row of{args, const_cast<u32*>(keys), shares, thread, end};
-  u32 least = 0;
-  int equal = 0;
-  if (args.rule != Rule::top_k) of.normalise();
-  if (args.rule != Rule::above && end > 0) {
-    least = of.last_key();
-    equal = least == 0 ? 0 : of.of_equal(least);
-  }
+  Choice choice({args, const_cast<u32*>(keys), shares, thread, end});
   if (thread >= 32) return;
   for (int j = lane; j - lane < end; j += 32) {
     const bool here = j < end;
-    const bool taken = takes(of, here ? keys[j] : 0, here, least, lane, equal);
+    const bool taken = choice.takes(here ? keys[j] : 0, here, lane);
     if (here) write(j, taken);
   }
 }
@@ -188,15 +163,15 @@ __forceinline__ void pick_lines(const Args& args) {
   u32* keys = reinterpret_cast<u32*>(memory);
   float* shares = reinterpret_cast<float*>(memory) + count;
   const int thread = static_cast<int>(threadIdx.x);
-  const int pair = static_cast<int>(blockIdx.x), batch = pair / args.heads_q;
-  const float* from = args.lines + static_cast<i64>(pair) * args.queries * count;
+  const int bh = static_cast<int>(blockIdx.x), batch = bh / args.heads_q;
+  const float* from = args.lines + static_cast<i64>(bh) * args.queries * count;
   for (int n = thread; n < count; n += kThreads) {
     float sum = 0.0F;
     for (int i = 0; i < args.queries; ++i) sum += from[static_cast<i64>(i) * count + n];
     keys[n] = ordered(logf(sum));
   }
   __syncthreads();  // all sums are there
-  unsigned char* line = args.line + static_cast<i64>(pair) * count;
+  unsigned char* line = args.line + static_cast<i64>(bh) * count;
   for (int n = thread; n < args.columns; n += kThreads) line[n] = 0;
   __syncthreads();  // blocks past the keys stay out
   const int blocks = (keys_of(args, batch) + args.block_k - 1) / args.block_k;
@@ -215,55 +190,30 @@ __forceinline__ void scored(const Args& args) {
   float* shares = reinterpret_cast<float*>(memory) + args.columns;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const i64 at = blockIdx.x;
-  const int pair = static_cast<int>(at / args.rows), row = static_cast<int>(at % args.rows);
-  const int tokens = keys_of(args, pair / args.heads_q), shift = tokens - args.seq_q;
-  const int blocks = (tokens + args.block_k - 1) / args.block_k;
-  const int first = row * args.block_q + shift;
-  const int last = min((row + 1) * args.block_q, args.seq_q) - 1 + shift;
-  const int on_diagonal = last < 0 ? 0 : last / args.block_k + 1;
-  const int end = args.causal ? min(on_diagonal, blocks) : blocks;
-  const int diagonal = first < 0 ? 0 : min(first / args.block_k, end);
-  const int diagonal_end = min(on_diagonal, end);
-  const unsigned char* line = args.line + static_cast<i64>(pair) * (3 * args.columns + 1);
+  const int bh = static_cast<int>(at / args.rows), row = static_cast<int>(at % args.rows);
+  const Position position(args, bh / args.heads_q, row);
+  const int end = position.end;
+  const unsigned char* line = args.line + static_cast<i64>(bh) * (3 * args.columns + 1);
   for (int j = thread; j < end; j += kThreads)
     keys[j] = args.line != nullptr ? 0 : ordered(args.scores[at * args.columns + j]);
   __syncthreads();  // the scores are there
-  Row of{args, keys, shares, thread, end};
-  u32 least = 0;
-  int equal = 0;
   if (args.line == nullptr) {
-    if (args.rule != Rule::top_k) of.normalise();
-    if (args.rule != Rule::above && end > 0) {
-      least = of.last_key();
-      equal = least == 0 ? 0 : of.of_equal(least);
-    }
+    Choice choice({args, keys, shares, thread, end});
+    if (thread >= 32) return;
+    return write_row(args, at, position, lane, [&](int j, bool here) {
+      return choice.takes(here ? keys[j] : 0, here, lane);
+    });
   }
   const auto crossed = [&](int j) {
     bool any = line[j] != 0;
-    const int begin = j * args.block_k, stop = min(begin + args.block_k, tokens);
-    const int nearest = max(floor_div(first - (stop - 1), args.block_k), -args.columns);
-    const int farthest = min(floor_div(last - begin, args.block_k), args.columns);
+    const int begin = j * args.block_k, stop = min(begin + args.block_k, position.tokens);
+    const int nearest = max(floor_div(position.first - (stop - 1), args.block_k), -args.columns);
+    const int farthest = min(floor_div(position.last - begin, args.block_k), args.columns);
     for (int d = nearest; d <= farthest; ++d) any |= line[2 * args.columns + d] != 0;
     return any;
   };
-  if (thread >= 32) return;  // one warp, in order
-  int taken = 0;
-  for (int word = 0; word < args.words; ++word) {
-    const int j = word * 32 + lane;
-    const bool here = j < end;
-    bool take = args.line != nullptr ? here && crossed(j)
-                                     : takes(of, here ? keys[j] : 0, here, least, lane, equal);
-    take |= here && ((args.keep_first && j == 0) ||
-                     (args.keep_diagonal && j >= diagonal && j < diagonal_end));
-    const u32 bits = __ballot_sync(~0U, take);
-    taken += __popc(bits);
-    if (args.mask != nullptr) {
-      if (j < args.columns) args.mask[at * args.columns + j] = take ? 1 : 0;
-    } else if (lane == 0) {
-      args.bits[at * args.words + word] = bits;
-    }
-  }
-  if (lane == 0 && args.counts != nullptr) args.counts[at] = taken;
+  if (thread < 32)
+    write_row(args, at, position, lane, [&](int j, bool here) { return here && crossed(j); });
 }
 
 }  // namespace tilewise::select
