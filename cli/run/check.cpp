@@ -17,6 +17,8 @@
 #include "cli/shell/progress.h"
 #include "harness/conformance.h"
 #include "harness/formulas.h"
+#include "harness/materialize.h"
+#include "problem/problem.h"
 
 namespace tilewise::cli {
 namespace {
@@ -47,9 +49,22 @@ struct Report {
   bool stopped = false;
 };
 
+/// The problem of a line. A problem that no call takes is a bad line, not the fault of a kernel.
+Case case_of(const std::string& line) {
+  Case problem = parse_case(line);
+  if (problem.invalid) return problem;
+  const PlannedCase tensors(problem);
+  try {
+    static_cast<void>(make_problem(tensors.forward(), tensors.spec(), Purpose::plan));
+  } catch (const InvalidArgument& error) {
+    throw BadInput(fmt::format("--case '{}': {}", line, error.what()));
+  }
+  return problem;
+}
+
 std::vector<Case> wanted_cases(const CheckFlags& flags) {
   std::vector<Case> cases;
-  for (const std::string& line : flags.cases) cases.push_back(parse_case(line));
+  for (const std::string& line : flags.cases) cases.push_back(case_of(line));
   if (!cases.empty()) return cases;
   for (std::int64_t n = 0; n < flags.random; ++n) {
     cases.push_back(flags.lists ? random_list_case(flags.seed, n)
@@ -221,6 +236,9 @@ int check_text(const CheckFlags& flags) {
 }
 
 int check(const CheckFlags& flags) {
+  if (flags.random == 0 && flags.lists) throw BadInput("--lists: expected --random beside it");
+  if (flags.random == 0 && flags.variants > 1)
+    throw BadInput("--variants: expected --random beside it");
   if (flags.formulas > 0) return check_text(flags);
   const Format format = output_format(flags.format, flags.output);
   check_output(flags.output);

@@ -50,6 +50,20 @@ class Check(CliTest):
         self.fails(BAD_INPUT, "check", "--formulas", "-1")
         self.assertIn("need a GPU", self.fails(UNSUPPORTED, "check", "--formulas", "5"))
 
+    def test_a_line_that_no_call_takes_is_bad_input(self) -> None:
+        """It is told once, with the line, and no kernel fails by it."""
+        wrong = run("check", "--case", "b1 h3/2 s10 d8")
+        self.assertEqual(wrong.returncode, BAD_INPUT)
+        self.assertEqual(wrong.stdout, "")
+        self.assertIn("--case 'b1 h3/2 s10 d8': q is", wrong.stderr)
+        self.assertEqual(wrong.stderr.count("query heads"), 1)
+
+    def test_flags_of_random_problems_alone(self) -> None:
+        for flags in (["--lists"], ["--variants", "3"]):
+            alone = run("check", "--smoke", *flags)
+            self.assertEqual(alone.returncode, BAD_INPUT)
+            self.assertIn(f"{flags[0]}: expected --random", alone.stderr)
+
     def test_exit_codes(self) -> None:
         self.fails(BAD_INPUT, "check", "--kernel", "magic")
         self.fails(BAD_INPUT, "check", "--case", "q1 q")
