@@ -301,6 +301,20 @@ def test_closures_may_change_between_calls() -> None:
 TABLE = np.random.default_rng(0).standard_normal((H, 2 * S)).astype("float32")
 
 
+def test_integers_of_more_than_32_bits_are_refused() -> None:
+    """Two hashed ids with the same low half would be one document."""
+    q, k, v, _ = inputs()
+    ids = torch.arange(S) % 3 * 2**40 + 5
+    for _ in range(2):  # the second call is planned already
+        with pytest.raises(ValueError, match=r"int64 .* expected integers of 32 bits"):
+            tilewise.attention(q, k, v, mask_mod=lambda b, h, i, j: ids[i] == ids[j])
+    small = torch.arange(S) % 3
+    tilewise.attention(q, k, v, mask_mod=lambda b, h, i, j: small[i] == small[j])
+    with pytest.raises(ValueError, match=r"expected integers of 32 bits"):
+        small += 2**33
+        tilewise.attention(q, k, v, mask_mod=lambda b, h, i, j: small[i] == small[j])
+
+
 NARROW = torch.randint(-3, 9, (S,), dtype=torch.int16)
 ROWS = torch.randn(2, S, 8)
 SAYS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {

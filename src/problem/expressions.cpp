@@ -1,6 +1,8 @@
 #include "problem/expressions.h"
 
 #include <algorithm>
+#include <array>
+#include <limits>
 #include <string>
 
 #include "expression/bounds.h"
@@ -22,6 +24,31 @@ std::string called(const char* argument, const Captured& capture) {
   return std::string(argument) + "'s " + capture.name();
 }
 
+/// Integers of a formula have 32 bits. Names an element of host memory that has more, signed or not
+/// (words of bits are not): two of them that differ above would be equal.
+void require_32_bits(const std::string& who, const Tensor& t) {
+  if (t.dtype != DType::int64 || t.device.type != DeviceType::cpu || t.data == nullptr) return;
+  const auto* elements = static_cast<const std::int64_t*>(t.data);
+  std::array<std::int64_t, Tensor::kMaxRank> counts = {1, 1, 1, 1};  // an axis of stride 0 once
+  for (std::size_t axis = 0; axis < static_cast<std::size_t>(t.rank); ++axis)
+    counts[axis] = t.strides[axis] == 0 ? std::min<std::int64_t>(t.sizes[axis], 1) : t.sizes[axis];
+  for (std::int64_t x = 0; x < counts[0]; ++x) {
+    for (std::int64_t y = 0; y < counts[1]; ++y) {
+      for (std::int64_t z = 0; z < counts[2]; ++z) {
+        const std::int64_t* row = elements + x * t.strides[0] + y * t.strides[1] + z * t.strides[2];
+        for (std::int64_t w = 0; w < counts[3]; ++w) {
+          const std::int64_t value = row[w * t.strides[3]];
+          if (value >= std::numeric_limits<std::int32_t>::min() &&
+              value <= std::numeric_limits<std::uint32_t>::max())
+            continue;
+          fail(who.c_str(), t,
+               "it contains " + std::to_string(value) + ", expected integers of 32 bits");
+        }
+      }
+    }
+  }
+}
+
 Function take_function(const Problem& p, const char* name, const Expression& given) {
   for (const Captured& capture : given.captures()) {
     const Tensor& t = capture.tensor();
@@ -31,6 +58,7 @@ Function take_function(const Problem& p, const char* name, const Expression& giv
     if (t.numel() == 0 && p.batch * p.seq_q * p.seq_k > 0) {
       fail(who.c_str(), t, "it must not be empty");
     }
+    require_32_bits(who, t);
   }
   Function function = expression::function_of(given);
   const expression::Domain domain{.batch = p.batch,

@@ -296,6 +296,12 @@ TEST(AttentionExpression, NamesTheArgumentAtFault) {
                  c.spec.mask_expression = Captured("none", t)(expression::head()) > 0;
                }),
                {"mask_expression's none", "null"});
+  std::vector<std::int64_t> hashes = {1, 5, -7, (std::int64_t{1} << 40) + 5};
+  expect_parts(message([&](Call& c) {
+                 const Tensor t = Tensor::contiguous(hashes.data(), DType::int64, {kHeads});
+                 c.spec.mask_expression = Captured("hashes", t)(expression::head()) == 5;
+               }),
+               {"mask_expression's hashes is int64 (4)", "contains 1099511627781", "32 bits"});
 }
 
 TEST(AttentionExpression, IndicesOutsideTheirAxisAreNamed) {
