@@ -146,6 +146,17 @@ TEST(Selection, ListIsTheMask) {
   }
 }
 
+/// select_block_mask, into memory that holds neither 0 nor 1.
+std::vector<std::uint8_t> mask_of(Inputs& in, const BlockSelection& by, std::int64_t rows,
+                                  std::int64_t columns) {
+  std::vector<std::uint8_t> mask(static_cast<std::size_t>(in.batch * in.heads_q * rows * columns),
+                                 7);
+  select_block_mask(
+      in.tq(), in.tk(), by,
+      Tensor::contiguous(mask.data(), DType::uint8, {in.batch, in.heads_q, rows, columns}));
+  return mask;
+}
+
 /// Probabilities of all pairs of a head, causal.
 std::vector<double> all_pairs(const Inputs& in, std::int64_t b, std::int64_t h) {
   std::vector<double> p(static_cast<std::size_t>(in.seq_q * in.seq_k));
@@ -177,11 +188,7 @@ TEST(Selection, AntidiagonalsOfOnePairAreProbabilities) {
                              .scorer = BlockScorer::antidiagonal,
                              .stride = 1};
   const std::int64_t rows = 5, columns = 11;
-  std::vector<std::uint8_t> mask(static_cast<std::size_t>(in.batch * in.heads_q * rows * columns),
-                                 7);
-  select_block_mask(
-      in.tq(), in.tk(), by,
-      Tensor::contiguous(mask.data(), DType::uint8, {in.batch, in.heads_q, rows, columns}));
+  const std::vector<std::uint8_t> mask = mask_of(in, by, rows, columns);
   for (std::int64_t pair = 0; pair < in.batch * in.heads_q; ++pair) {
     const std::vector<double> p = all_pairs(in, pair / in.heads_q, pair % in.heads_q);
     for (std::int64_t row = 0; row < rows; ++row) {
@@ -211,11 +218,7 @@ TEST(Selection, LinesOfTheLastQueriesCrossEveryRow) {
                              .keep_first = false,
                              .scorer = BlockScorer::vertical_slash};
   const std::int64_t rows = 9, columns = 11, shift = in.seq_k - in.seq_q;
-  std::vector<std::uint8_t> mask(static_cast<std::size_t>(in.batch * in.heads_q * rows * columns),
-                                 7);
-  select_block_mask(
-      in.tq(), in.tk(), by,
-      Tensor::contiguous(mask.data(), DType::uint8, {in.batch, in.heads_q, rows, columns}));
+  const std::vector<std::uint8_t> mask = mask_of(in, by, rows, columns);
   for (std::int64_t pair = 0; pair < in.batch * in.heads_q; ++pair) {
     const std::vector<double> p = all_pairs(in, pair / in.heads_q, pair % in.heads_q);
     std::vector<double> vertical(11), slash(11);

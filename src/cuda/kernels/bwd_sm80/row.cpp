@@ -32,8 +32,10 @@ std::string no_tile(const Problem& p, const Hardware& machine) {
          " KiB of shared memory";
 }
 
-std::string refusal(const Problem& p, const Hardware& machine) {
-  std::string reason = host::refusal(p, machine, host::kTakes);
+std::string refusal(const Problem& p, const Hardware& machine, int most_head_dim) {
+  Takes takes = host::kTakes;
+  takes.most_head_dim = most_head_dim;
+  std::string reason = host::refusal(p, machine, takes);
   if (reason.empty() && p.packed && p.dbias.defined()) {
     reason = "the gradient of a bias of packed sequences is not supported by this kernel";
   }
@@ -113,11 +115,9 @@ struct DecidedOnePass {
 };
 
 Preparation prepare_one_pass(const KernelRow&, const Problem& p, const Hardware& machine) {
-  std::string reason = refusal(p, machine);
+  std::string reason = refusal(p, machine, 256);
   if (!reason.empty()) return reason;
   if (p.dtype == DType::float32) return "float32 gradients come from two passes";
-  if (std::max(p.head_dim, p.head_dim_v) > 256)
-    return "head dims above 256 are not supported by this kernel";
   if (p.deterministic) return "dQ is summed in any order; deterministic takes two passes";
   const OnePass choice = choose_one_pass(p, machine);
   if (choice.tile == nullptr) return no_tile(p, machine);
@@ -167,7 +167,7 @@ struct DecidedTwoPass {
 };
 
 Preparation prepare_two_pass(const KernelRow&, const Problem& p, const Hardware& machine) {
-  std::string reason = refusal(p, machine);
+  std::string reason = refusal(p, machine, host::kTakes.most_head_dim);
   if (!reason.empty()) return reason;
   const TwoPass choice = choose_two_pass(p, machine);
   if (choice.pair == nullptr) return no_tile(p, machine);
