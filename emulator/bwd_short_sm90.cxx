@@ -74,6 +74,7 @@ void check_short(const char* name, const Shape& shape, double bound) {
 
 constexpr Short kShort64 = bwd_short_sm90::with_stages({.head_dim = 64, .head_dim_v = 64});
 constexpr Short kShort128 = bwd_short_sm90::with_stages({});
+constexpr Short kHalves128 = bwd_short_sm90::with_halves(kShort128);
 
 constexpr Short with_mask(Short c, Mask mask) {
   c.mask = mask;
@@ -117,7 +118,7 @@ void check_packed() {
   check_short<packed(kShort64)>("packed, dim 64, 2 blocks",
                                 of({.heads_q = 4, .heads_k = 2, .tail = 25, .blocks = 2}, 64),
                                 kBf16);
-  check_short<packed(with_mask(kShort128, Mask::right))>(
+  check_short<packed(with_mask(kHalves128, Mask::right))>(
       "packed, dim 128, causal, rows that see nothing",
       of({.high = 1, .d_lse = true, .tail = 130, .blocks = 3}, 128), kBf16);
   check_short<packed(with_mask(kShort64, Mask::both))>(
@@ -156,18 +157,18 @@ int main() {
       {.seq_q = 70, .seq_k = 130, .dim = 96, .dim_v = 128, .blocks = 2}, kFp16);
   check_short<helped(cut(two_plane(kShort64)))>("dim 64, exact, cut, helped", {.blocks = 4},
                                                 kExact);
-  check_short<refined(with_mask(kShort128, Mask::both))>(
+  check_short<refined(with_mask(kHalves128, Mask::both))>(
       "dim 128, window, refined",
       {.seq_q = 150, .seq_k = 150, .dim = 128, .dim_v = 128, .low = -50, .high = 21, .d_lse = true},
       kExact);
   check_packed();
   check_drawn<cut(with_mask(kShort64, Mask::right))>("dim 64, causal, cut", kBf16);
   check_drawn<with_mask(kShort128, Mask::right)>("dim 128, causal", kBf16);
-  check_drawn<refined(with_mask(kShort128, Mask::both))>("dim 128, window, refined", kExact);
+  check_drawn<refined(with_mask(kHalves128, Mask::both))>("dim 128, window, refined", kExact);
   // delta comes from a rounded O.
   check_drawn<helped(cut(two_plane(kShort64)))>("dim 64, exact, cut, helped", 1.5 * kExact);
   check_drawn<packed(kShort64)>("packed, dim 64", kBf16);
-  check_drawn<packed(with_mask(kShort128, Mask::right))>("packed, dim 128, causal", kBf16);
+  check_drawn<packed(with_mask(kHalves128, Mask::right))>("packed, dim 128, causal", kBf16);
   check_drawn<packed(with_mask(kShort64, Mask::both))>("packed, dim 64, window", kBf16);
   check_drawn<packed(refined(with_mask(kShort64, Mask::right)))>("packed, causal, refined", kExact);
   return failures == 0 ? 0 : 1;

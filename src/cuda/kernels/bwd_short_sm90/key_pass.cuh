@@ -36,8 +36,7 @@ struct KeyPass {
   }
   /// (B3) dV += P^T dO
   __forceinline__ void issue_dv() {
-    const u32 rows = worker.shared.stage_v(worker.stages.slot);
-    worker.template issue_sums<kConfig.two_plane>(rDv, rP, rPlow, rows);
+    worker.template issue_sums<kConfig.two_plane>(rDv, rP, rPlow, worker.second());
   }
 
   // ---- scores
@@ -119,18 +118,21 @@ struct KeyPass {
     if (!__any_sync(~0U, any)) return;
     worker.sync_consumers();  // nobody reads Q any more
     const int t = opaque(worker.warpgroup * 128 + worker.thread);
+    const auto clear = [&](u32 from, int bytes) {
 #pragma unroll 1
-    for (int i = t; i < Worker<kConfig>::kPlan.stage / 16; i += 256) {
-      const int in_panel = i % (SharedPlan::kPanel / 16);
-      if (sees_nothing(in_panel / 8))
-        store_shared_16(worker.shared.stage(worker.stages.slot) + i * 16, 0.0F, 0.0F, 0.0F, 0.0F);
-    }
+      for (int i = t; i < bytes / 16; i += 256) {
+        const int in_panel = i % (SharedPlan::kPanel / 16);
+        if (sees_nothing(in_panel / 8)) store_shared_16(from + i * 16, 0.0F, 0.0F, 0.0F, 0.0F);
+      }
+    };
+    clear(worker.shared.stage(worker.stages.slot), Worker<kConfig>::kPlan.stage);
+    if constexpr (kConfig.halves()) clear(worker.second(), Worker<kConfig>::kPlan.columns_v);
     fence_async_shared();
     worker.sync_consumers();  // the zeros are there, for all
   }
   template <bool kMasked>
   __forceinline__ void first_queries(int first, int block) {
-    worker.wait_stage();
+    worker.wait_first();
     worker.issue_s(rS);
     wgmma_wait<0>();
     pin(rS);
@@ -139,6 +141,7 @@ struct KeyPass {
   /// Entry: P of a block is ready, nothing is in flight. Exit: so is its dS, and dV has it; but for
   /// `two_plane` dK does not yet.
   __forceinline__ void gradients(int block) {
+    worker.wait_second();
     hide_rows(block);
     if constexpr (kConfig.two_plane) {
       issue_dv();
@@ -154,6 +157,7 @@ struct KeyPass {
       pin(rGradS);
       rDv.pin_all();
     }
+    worker.leave_second();
     key_gradients(block);
   }
   /// Entry: P of the block before is ready, nothing is in flight. Exit: the same of `block`.
@@ -170,7 +174,7 @@ struct KeyPass {
       worker.leave_stage(held);
       first_queries<kMasked>(first, block);
     } else {
-      worker.wait_stage();
+      worker.wait_first();
       issue_dk(held);
       worker.issue_s(rS);
       wgmma_wait<0>();

@@ -31,6 +31,7 @@ using bwd_short_sm90::Args;
 using bwd_short_sm90::Config;
 using bwd_short_sm90::kBlock;
 using bwd_short_sm90::kMostRows;
+using bwd_short_sm90::kMostRowsOfHalves;
 using bwd_short_sm90::kRows;
 using bwd_short_sm90::Lengths;
 using bwd_short_sm90::Mask;
@@ -54,13 +55,16 @@ std::string option_refusal(const Problem& p) {
   return {};
 }
 
+/// Query rows of a job's heads, as statistics count them.
+std::int64_t job_rows(const Problem& p) { return p.group() * round_up(p.seq_q, kRows); }
+
 std::string refusal(const Problem& p, const Hardware& machine) {
   std::string reason = sm90_refusal(p, machine);
   if (reason.empty()) reason = option_refusal(p);
   if (!reason.empty()) return reason;
   if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0)
     return "an empty problem is not supported by this kernel";
-  if (p.group() * round_up(p.seq_q, kRows) > kMostRows) {
+  if (job_rows(p) > kMostRows) {
     return "more than " + std::to_string(kMostRows) +
            " query rows to a key head are not supported by this kernel";
   }
@@ -185,8 +189,13 @@ Config bwd_short_sm90_config(const Problem& p, bool cut) {
   config.cut = cut;
   config.two_plane = bwd_tiles::is_small(p);
   config.refined = refines(p);
-  config.helped = !config.refined && bwd_short_sm90_jobs(p, cut) <= host::kTypicalMultiprocessors;
-  return bwd_short_sm90::with_stages(config);
+  const bool one_job = bwd_short_sm90_jobs(p, cut) <= host::kTypicalMultiprocessors;
+  config.helped = !config.refined && one_job;
+  config = bwd_short_sm90::with_stages(config);
+  // A block with several passes: the next one's rows should be there when it begins.
+  if (config.kept == 1 && !one_job && job_rows(p) <= kMostRowsOfHalves)
+    config = bwd_short_sm90::with_halves(config);
+  return config;
 }
 
 std::int64_t bwd_short_sm90_jobs(const Problem& p, bool cut) {
@@ -231,10 +240,11 @@ KernelUnit bwd_short_sm90_unit(const Config& c) {
   unit.file = "bwd_short_sm90/kernel";
   unit.config = element_text(c.element) + number_text("head_dim", c.head_dim) +
                 number_text("head_dim_v", c.head_dim_v) + number_text("kept", c.kept) +
-                number_text("stages", c.stages) + enum_text("mask", "Mask", c.mask) +
-                enum_text("lengths", "Lengths", c.lengths) + flag_text("cut", c.cut) +
-                flag_text("helped", c.helped) + flag_text("two_plane", c.two_plane) +
-                flag_text("refined", c.refined);
+                number_text("stages", c.stages) +
+                (c.halves() ? number_text("stages_v", c.stages_v) : "") +
+                enum_text("mask", "Mask", c.mask) + enum_text("lengths", "Lengths", c.lengths) +
+                flag_text("cut", c.cut) + flag_text("helped", c.helped) +
+                flag_text("two_plane", c.two_plane) + flag_text("refined", c.refined);
   unit.threads = bwd_short_sm90::kThreads;
   unit.shared_bytes = bwd_short_sm90::SharedPlan(c).bytes;
   std::map<int, WgmmaShape> shapes;  // by N
@@ -265,7 +275,9 @@ void add_bwd_short_sm90_units(std::vector<PackUnit>& units, int arch, bool two_p
     config.mask = Mask::right;
     config.two_plane = config.refined = two_plane;
     config.lengths = two_plane ? Lengths::dense : Lengths::packed;
-    units.push_back({.unit = bwd_short_sm90_unit(bwd_short_sm90::with_stages(config)),
+    config = bwd_short_sm90::with_stages(config);
+    if (config.kept == 1) config = bwd_short_sm90::with_halves(config);
+    units.push_back({.unit = bwd_short_sm90_unit(config),
                      .row = kFlashBackwardShortSm90.name,
                      .instruction = "wgmma.mma_async",
                      .allowed_spill_bytes = 160});

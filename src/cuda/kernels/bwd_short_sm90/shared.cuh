@@ -23,7 +23,7 @@ inline constexpr int kConsumerWarps = 8, kStatisticsWarps = 3;
 template <Config kConfig>
 struct Shared {
   static constexpr SharedPlan kPlan{kConfig};
-  static constexpr u32 kStages = kConfig.stages;
+  static constexpr u32 kStages = kConfig.stages, kStagesV = kConfig.stages_v;
   u32 base;
 
   // Rows that a pass keeps, 64 of a warpgroup: of K or Q; of V or dO.
@@ -35,12 +35,15 @@ struct Shared {
   }
   // Rows that pass by: of Q or K; of dO or V.
   __forceinline__ u32 stage(u32 index) const { return base + kPlan.stages + index * kPlan.stage; }
-  __forceinline__ u32 stage_v(u32 index) const { return stage(index) + kPlan.columns; }
+  __forceinline__ u32 stage_v(u32 index) const {
+    if constexpr (kConfig.halves()) return base + kPlan.stages_v + index * kPlan.columns_v;
+    return stage(index) + kPlan.columns;
+  }
   // Of query rows: -LSE log2 e, rowsum(dO O) - dLSE.
   __forceinline__ u32 offset(u32 buffer) const {
-    return base + kPlan.statistics + buffer * (2 * SharedPlan::kStatistics);
+    return base + kPlan.statistics + buffer * (2 * kPlan.known);
   }
-  __forceinline__ u32 delta(u32 buffer) const { return offset(buffer) + SharedPlan::kStatistics; }
+  __forceinline__ u32 delta(u32 buffer) const { return offset(buffer) + kPlan.known; }
   __forceinline__ u32 barrier(u32 index) const {
     return base + kPlan.barriers + index * kMbarrierBytes;
   }
@@ -52,6 +55,11 @@ struct Shared {
   __forceinline__ u32 job_empty(u32 slot) const { return barrier(2 * kStages + 6 + slot); }
   __forceinline__ u32 known(u32 buffer) const { return barrier(2 * kStages + 8 + buffer); }
   __forceinline__ u32 known_empty(u32 buffer) const { return barrier(2 * kStages + 10 + buffer); }
+  // Of halves: dO, V.
+  __forceinline__ u32 full_v(u32 index) const { return barrier(2 * kStages + 12 + index); }
+  __forceinline__ u32 empty_v(u32 index) const {
+    return barrier(2 * kStages + 12 + kStagesV + index);
+  }
   __forceinline__ u32 slot(u32 index) const {
     return base + kPlan.slots + index * SharedPlan::kSlot;
   }
@@ -64,6 +72,10 @@ struct Shared {
     for (u32 s = 0; s < kStages; ++s) {
       mbarrier_init(stage_full(s), 1);
       mbarrier_init(stage_empty(s), kConsumerWarps);
+    }
+    for (u32 s = 0; s < kStagesV; ++s) {
+      mbarrier_init(full_v(s), 1);
+      mbarrier_init(empty_v(s), kConsumerWarps);
     }
     for (u32 s = 0; s < 2; ++s) {
       mbarrier_init(kept_full(s), 1);
