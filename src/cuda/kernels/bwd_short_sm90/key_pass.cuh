@@ -118,15 +118,18 @@ struct KeyPass {
     if (!__any_sync(~0U, any)) return;
     worker.sync_consumers();  // nobody reads Q any more
     const int t = opaque(worker.warpgroup * 128 + worker.thread);
-    const auto clear = [&](u32 from, int bytes) {
-#pragma unroll 1
-      for (int i = t; i < bytes / 16; i += 256) {
-        const int in_panel = i % (SharedPlan::kPanel / 16);
-        if (sees_nothing(in_panel / 8)) store_shared_16(from + i * 16, 0.0F, 0.0F, 0.0F, 0.0F);
+    constexpr SharedPlan kPlan = Worker<kConfig>::kPlan;
+    const auto place = [&](int i) {
+      if constexpr (kConfig.halves()) {
+        if (i * 16 >= kPlan.columns) return worker.second() - kPlan.columns + i * 16;
       }
+      return worker.shared.stage(worker.stages.slot) + i * 16;
     };
-    clear(worker.shared.stage(worker.stages.slot), Worker<kConfig>::kPlan.stage);
-    if constexpr (kConfig.halves()) clear(worker.second(), Worker<kConfig>::kPlan.columns_v);
+#pragma unroll 1
+    for (int i = t; i < (kPlan.columns + kPlan.columns_v) / 16; i += 256) {
+      const int in_panel = i % (SharedPlan::kPanel / 16);
+      if (sees_nothing(in_panel / 8)) store_shared_16(place(i), 0.0F, 0.0F, 0.0F, 0.0F);
+    }
     fence_async_shared();
     worker.sync_consumers();  // the zeros are there, for all
   }
