@@ -57,6 +57,17 @@ struct ShortCheck : Check<kShort.element> {
     a.q_rows = q_rows, a.k_rows = k_rows;
     unsigned long long word = 77;
     a.counter = {&word, 5};
+    std::vector<unsigned long long> done;
+    std::vector<float> parts;
+    if (kShort.shares) {
+      const int places = 2 * s.batch * s.heads_k * k_passes;
+      a.sharers = a.group, a.group = 1, a.heads_k = s.heads_q;
+      a.jobs = s.batch * s.heads_q;
+      done.assign(places, 99);
+      parts.assign(std::size_t(places) * a.sharers * 64 * (kShort.head_dim + kShort.head_dim_v),
+                   std::numeric_limits<float>::quiet_NaN());
+      a.sharers_done = {done.data(), 6}, a.parts = parts.data();
+    }
     // As the row: no block without a job.
     const unsigned blocks = std::min(s.blocks, unsigned(a.jobs));
     emulator::run_grid(bwd_short_sm90::memory, blocks, bwd_short_sm90::kThreads,
@@ -99,6 +110,10 @@ constexpr Short two_plane(Short c) {
 constexpr Short refined(Short c) {
   c.refined = true;
   return two_plane(c);
+}
+constexpr Short shares(Short c) {
+  c.shares = true;
+  return c;
 }
 constexpr Short of_half(Short c) {
   c.element = Element::fp16;
@@ -155,6 +170,21 @@ int main() {
   check_short<helped(cut(of_half(kShort128)))>(
       "dims 96, 128, fp16, cut, helped",
       {.seq_q = 70, .seq_k = 130, .dim = 96, .dim_v = 128, .blocks = 2}, kFp16);
+  check_short<shares(refined(with_mask(kHalves128, Mask::right)))>(
+      "dim 128, causal, refined, heads of a group share, 3 blocks",
+      {.heads_q = 6,
+       .heads_k = 2,
+       .seq_q = 70,
+       .seq_k = 200,
+       .dim = 128,
+       .dim_v = 128,
+       .high = 131,
+       .d_lse = true,
+       .blocks = 3},
+      kExact);
+  check_short<helped(shares(kShort64))>(
+      "dim 64, heads of a group share",
+      {.batch = 2, .heads_q = 4, .heads_k = 2, .seq_q = 150, .seq_k = 40, .blocks = 8}, kBf16);
   check_short<helped(cut(two_plane(kShort64)))>("dim 64, exact, cut, helped", {.blocks = 4},
                                                 kExact);
   check_short<refined(with_mask(kHalves128, Mask::both))>(

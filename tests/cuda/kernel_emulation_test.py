@@ -236,6 +236,7 @@ BODIES = {
     ],
     "hopper/signal.cuh": [
         ("void signal_add(", "++emulator::events; *counter += value;"),
+        ("void fence_device(", ""),
         ("u32 signal_count(", "++emulator::events; return (*counter)++;"),
         ("u32 signal_read(", "emulator::yield(); return *counter;"),
     ],

@@ -34,6 +34,7 @@ struct Config {
   bool helped = false;               ///< who computes helps with the statistics
   bool two_plane = false;            ///< small problems: P and dS in two planes
   bool refined = false;              ///< delta comes from P; not with cut
+  bool shares = false;  ///< a job is all of a query head: the last of a group sums dK and dV
   bool operator==(const Config&) const = default;
 
   /// Whether position may leave a row no key.
@@ -70,7 +71,9 @@ struct SharedPlan {
         barriers(statistics + 4 * known),
         slots(barriers + (8 * (2 * (c.stages + c.stages_v) + 12) + 15) / 16 * 16),
         order(slots + 2 * kSlot),
-        bytes(order + (c.ragged() ? 4 * kMostSorted : 0)) {}
+        bytes(order + (c.ragged() ? 4 * kMostSorted
+                       : c.shares ? 16
+                                  : 0)) {}
 };
 
 /// Four stages, so that the warpgroups may drift apart; two buffers where there is room for both.
@@ -112,7 +115,12 @@ struct Args {
   long long lse_b = 0, lse_h = 0, lse_s = 0;
   const float* d_lse = nullptr;  ///< may be null
   long long d_lse_b = 0, d_lse_h = 0, d_lse_s = 0;
-  TileCounter counter;         ///< where there are more jobs than blocks
+  TileCounter counter;  ///< where there are more jobs than blocks
+  /// shares: heads_k counts the `sharers` of each key head, group is 1. For (entry, key head, pass
+  /// over keys, warpgroup): who comes last, and the sharers' dV and dK in fragment order.
+  TileCounter sharers_done;
+  float* parts = nullptr;
+  int sharers = 1;
   Offsets cu_q, cu_k;          ///< packed
   int q_rows = 0, k_rows = 0;  ///< packed: all rows, N of the maps
 };

@@ -148,11 +148,11 @@ struct Producer {
       const BlockRange range = key_range<kConfig>(args, job, row, kBlock);
 #pragma unroll 1
       for (int sweep = 0; sweep < (kConfig.refined ? 2 : 1); ++sweep)
-        pass_by<true>(args.k, args.v, job.head, range);
+        pass_by<true>(args.k, args.v, key_head<kConfig>(args, job), range);
     }
 #pragma unroll 1
     for (int pass = keys.begin; pass < keys.end; ++pass) {
-      keep<true>(args.k, args.v, job.head, pass * kBlock);
+      keep<true>(args.k, args.v, key_head<kConfig>(args, job), pass * kBlock);
       const BlockRange range = query_range<kConfig>(args, job, pass * kBlock, kBlock);
 #pragma unroll 1
       for (int g = 0; g < args.group; ++g)

@@ -74,7 +74,7 @@ std::string refusal(const Problem& p, const Hardware& machine) {
   const bool hides_all = !p.packed && (mask.low >= p.seq_k || mask.high <= 1 - p.seq_q);
   if (bwd_sm90_hides_rows(p) || hides_all || mask.low >= mask.high)
     return "a mask that leaves rows no key is not supported by this kernel";
-  if (bwd_short_sm90_jobs(p, true) >= std::int64_t{1} << tile::TileCounter::kCountBits)
+  if (bwd_short_sm90_jobs(p, ShortJobs::passes) >= std::int64_t{1} << tile::TileCounter::kCountBits)
     return "more than 2^24 jobs are not supported by this kernel";
   return bwd_sm90_maps_refusal(p);
 }
@@ -96,18 +96,34 @@ bool refines(const Problem& p) {
 
 /// What run() goes by.
 struct Decided {
-  bool cut = false;
+  ShortJobs jobs = ShortJobs::key_heads;
   Config config;
 };
 
 Decided decide(const Problem& p, const Hardware& machine) {
-  const bool cut = !p.packed && !refines(p) &&
-                   bwd_short_sm90_ms(p, true, machine) < bwd_short_sm90_ms(p, false, machine);
-  return {cut, bwd_short_sm90_config(p, cut)};
+  ShortJobs best = ShortJobs::key_heads;
+  const auto consider = [&](ShortJobs jobs) {
+    if (bwd_short_sm90_ms(p, jobs, machine) < bwd_short_sm90_ms(p, best, machine)) best = jobs;
+  };
+  if (!p.packed && !refines(p)) consider(ShortJobs::passes);
+  // With few jobs the sums of a group stay in the L2 cache.
+  const std::int64_t heads = bwd_short_sm90_jobs(p, ShortJobs::query_heads);
+  if (!p.packed && p.group() > 1 && heads <= 2 * host::kTypicalMultiprocessors)
+    consider(ShortJobs::query_heads);
+  return {best, bwd_short_sm90_config(p, best)};
 }
 
 bool counts(const Problem& p, const Decided& decided) {
-  return bwd_short_sm90_jobs(p, decided.cut) > host::kTypicalMultiprocessors;
+  return bwd_short_sm90_jobs(p, decided.jobs) > host::kTypicalMultiprocessors;
+}
+
+/// Warpgroups' passes over keys, whose sums the query heads of a group hand over.
+std::int64_t shared_passes(const Problem& p) {
+  return 2 * p.batch * p.heads_k * ceil_div(p.seq_k, kBlock);
+}
+/// Floats of what they hand over.
+std::int64_t shared_floats(const Problem& p, const Config& config) {
+  return shared_passes(p) * p.group() * kRows * (config.head_dim + config.head_dim_v);
 }
 
 Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
@@ -117,10 +133,17 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   Cost cost;
   cost.block_m = cost.block_n = kBlock;
   if (counts(p, decided)) cost.memory.push_back(host::tile_counter_memory());
+  if (decided.config.shares) {
+    cost.memory.push_back(memory_part("group counters", MemoryItem::Role::workspace, DType::int64,
+                                      {shared_passes(p)}));
+    cost.memory.push_back(memory_part("dK, dV of query heads", MemoryItem::Role::workspace,
+                                      DType::float32, {shared_floats(p, decided.config)}));
+    cost.bytes_moved += 2.0 * static_cast<double>(cost.memory.back().bytes);
+  }
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv, &p.d_lse}) {
     if (t->defined()) cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
-  cost.ms = std::max(bwd_short_sm90_ms(p, decided.cut, machine),
+  cost.ms = std::max(bwd_short_sm90_ms(p, decided.jobs, machine),
                      1e-6 * cost.bytes_moved / machine.bandwidth_gbps);
   return Prepared{std::move(cost), remember(decided)};
 }
@@ -171,39 +194,50 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   WorkspaceCutter workspace(context.workspace);
   Args args;
   fill(args, p);
-  args.jobs = static_cast<int>(bwd_short_sm90_jobs(p, decided.cut));
+  args.jobs = static_cast<int>(bwd_short_sm90_jobs(p, decided.jobs));
   if (counts(p, decided)) args.counter = host::take_tile_counter(workspace);
+  if (decided.config.shares) {
+    args.sharers = args.group;
+    args.heads_k = args.heads_q;
+    args.group = 1;
+    args.sharers_done = host::take_tile_counter(workspace, shared_passes(p));
+    args.parts = workspace.take<float>(shared_floats(p, decided.config));
+  }
   const std::int64_t grid = std::min<std::int64_t>(args.jobs, host::kTypicalMultiprocessors);
   launch(kernel, {.x = grid}, context.stream, args);
 }
 
 }  // namespace
 
-Config bwd_short_sm90_config(const Problem& p, bool cut) {
+Config bwd_short_sm90_config(const Problem& p, ShortJobs jobs) {
   Config config;
   config.element = p.dtype == DType::bfloat16 ? tile::Element::bf16 : tile::Element::fp16;
   config.head_dim = bwd_sm90_padded(p.head_dim);
   config.head_dim_v = bwd_sm90_padded(p.head_dim_v);
   config.mask = sm90_mask(p).mask;
   config.lengths = p.packed ? Lengths::packed : Lengths::dense;
-  config.cut = cut;
+  config.cut = jobs == ShortJobs::passes;
+  config.shares = jobs == ShortJobs::query_heads;
   config.two_plane = bwd_tiles::is_small(p);
   config.refined = refines(p);
-  const bool one_job = bwd_short_sm90_jobs(p, cut) <= host::kTypicalMultiprocessors;
+  const bool one_job = bwd_short_sm90_jobs(p, jobs) <= host::kTypicalMultiprocessors;
   config.helped = !config.refined && one_job;
   config = bwd_short_sm90::with_stages(config);
   // A block with several passes: the next one's rows should be there when it begins.
-  if (config.kept == 1 && !one_job && job_rows(p) <= kMostRowsOfHalves)
+  const bool several = !one_job || !config.cut;
+  const std::int64_t rows = job_rows(p) / (config.shares ? p.group() : 1);
+  if (config.kept == 1 && several && rows <= kMostRowsOfHalves)
     config = bwd_short_sm90::with_halves(config);
   return config;
 }
 
-std::int64_t bwd_short_sm90_jobs(const Problem& p, bool cut) {
-  if (!cut) return key_heads(p);
+std::int64_t bwd_short_sm90_jobs(const Problem& p, ShortJobs jobs) {
+  if (jobs == ShortJobs::key_heads) return key_heads(p);
+  if (jobs == ShortJobs::query_heads) return p.batch * p.heads_q;
   return p.batch * (p.heads_k * ceil_div(p.seq_k, kBlock) + p.heads_q * ceil_div(p.seq_q, kBlock));
 }
 
-double bwd_short_sm90_ms(const Problem& p, bool cut, const Hardware& machine) {
+double bwd_short_sm90_ms(const Problem& p, ShortJobs of, const Hardware& machine) {
   const double sms = std::max(1, machine.multiprocessors);
   const bool narrow = std::max(p.head_dim, p.head_dim_v) <= 64;
   // Of 128 rows of a pass and 64 that pass by: four products over keys, three over queries.
@@ -222,7 +256,7 @@ double bwd_short_sm90_ms(const Problem& p, bool cut, const Hardware& machine) {
   const double of_keys =
       pass_us + key_us * (pairs / (over_keys * kBlock * kRows) + cut_steps * group);
   const double total = over_queries * of_queries + over_keys * of_keys;
-  if (cut) {
+  if (of == ShortJobs::passes) {
     // A pass over keys waits for the statistics of all its queries; under a mask one is twice as
     // long as the mean.
     const double statistics = 4e-3 * group * static_cast<double>(p.seq_q) * (narrow ? 1.0 : 2.0);
@@ -231,7 +265,13 @@ double bwd_short_sm90_ms(const Problem& p, bool cut, const Hardware& machine) {
   }
   const double jobs = static_cast<double>(p.batch * p.heads_k);
   const double waves = p.packed ? jobs / sms + 0.3 : std::ceil(jobs / sms);
-  return 1e-3 * (kStartUs + std::max(waves, 1.0) * total / jobs);
+  const double all_us = kStartUs + std::max(waves, 1.0) * total / jobs;
+  if (of == ShortJobs::key_heads) return 1e-3 * all_us;
+  // Each head passes over the keys for itself; the last of a group adds up.
+  const double heads = jobs * group, head_waves = std::ceil(heads / sms);
+  const double exchange_us = 1.0 + 1.0 * group;
+  const double again_us = over_keys * (group - 1.0) * pass_us;
+  return 1e-3 * (kStartUs + head_waves * ((total + again_us) / heads + exchange_us));
 }
 
 KernelUnit bwd_short_sm90_unit(const Config& c) {
@@ -244,7 +284,8 @@ KernelUnit bwd_short_sm90_unit(const Config& c) {
                 (c.halves() ? number_text("stages_v", c.stages_v) : "") +
                 enum_text("mask", "Mask", c.mask) + enum_text("lengths", "Lengths", c.lengths) +
                 flag_text("cut", c.cut) + flag_text("helped", c.helped) +
-                flag_text("two_plane", c.two_plane) + flag_text("refined", c.refined);
+                flag_text("two_plane", c.two_plane) + flag_text("refined", c.refined) +
+                (c.shares ? flag_text("shares", true) : "");
   unit.threads = bwd_short_sm90::kThreads;
   unit.shared_bytes = bwd_short_sm90::SharedPlan(c).bytes;
   std::map<int, WgmmaShape> shapes;  // by N

@@ -67,6 +67,9 @@ struct Shared {
   /// Packed: the sequence at a place in the order.
   __forceinline__ u32 order(int place) const { return base + kPlan.order + 4 * place; }
 
+  /// Shares: whether a warpgroup is the last of its group.
+  __forceinline__ u32 last(int warpgroup) const { return base + kPlan.order + 4 * warpgroup; }
+
   __forceinline__ void init_barriers() const {
     // Every warp arrives for itself: one warp's wait does not prove that the others have read.
     for (u32 s = 0; s < kStages; ++s) {
@@ -99,6 +102,12 @@ struct Job {
   int pass = 0, batch = 0, head = 0;
   int seq_q = 0, seq_k = 0, q_begin = 0, k_begin = 0;
 };
+
+/// The head that K and V are of.
+template <Config kConfig>
+__forceinline__ int key_head(const Args& args, const Job& job) {
+  return kConfig.shares ? job.head / args.sharers : job.head;
+}
 
 /// Half-open range of passes.
 struct Passes {
