@@ -299,7 +299,10 @@ void check_backward(const char* name, const Shape& s, const Side& q_side, const 
   }
   a.rows_q = b.q.blocks(tile::kScaleRows) * tile::kScaleRows;
   const auto count = static_cast<std::size_t>(heads * a.rows_q);
-  std::vector<float> lse2(count, kNan), delta(count, kNan), low(count, kNan);
+  // What lies behind `low` must stay what it is: sinks have it written for each row.
+  std::vector<float> lse2(count, kNan), delta(count, kNan), low((1 + b.q.count()) * count, kNan);
+  const std::vector<float> no_sinks(static_cast<std::size_t>(heads), -INFINITY);
+  if (refine) a.sinks = no_sinks.data(), a.sinks_h = 1;
   a.lse2 = lse2.data(), a.delta = delta.data(), a.lse2_low = low.data();
   std::vector<float> sums(count * kWidth, kNan);
   a.dq_sum = sums.data();
@@ -365,6 +368,9 @@ void check_backward(const char* name, const Shape& s, const Side& q_side, const 
   expect(name, "dQ", error(truth(b.q, heads, get_dq), floats(dq)), bound);
   expect(name, "dK", error(truth(b.k, s.heads_k, get_dk), floats(dk)), bound);
   expect(name, "dV", error(truth(b.k, s.heads_k, get_dv), floats(dv)), bound);
+  const bool outside = std::any_of(low.begin() + static_cast<long>(count), low.end(),
+                                   [](float x) { return x == x; });
+  expect(name, "writes behind the rows", outside ? 1.0 : 0.0, 0.5);
 }
 
 }  // namespace
