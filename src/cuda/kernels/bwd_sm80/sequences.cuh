@@ -38,6 +38,9 @@ __forceinline__ void enter_sequence(const RaggedArgs& ragged, Args& args, const 
     move_blocks(args.do_scale, q, heads_q, args.q_scale_blocks);
     move_blocks(args.k_scale, k, heads_k, args.k_scale_blocks);
     move_blocks(args.v_scale, k, heads_k, args.k_scale_blocks);
+  }
+  // Biases, shifting functions and sinks keep it without scales too.
+  if (args.lse2_low != nullptr) {
     move_blocks(args.lse2_low, q, heads_q, args.rows_q / kScaleRows, kScaleRows);
   }
   move_blocks(args.lse2, q, heads_q, args.rows_q / kScaleRows, kScaleRows);
