@@ -5,11 +5,13 @@
 
 #include "cuda/driver/launch.h"
 #include "cuda/host/common.h"
+#include "cuda/jit/config_text.h"
 #include "cuda/jit/kernel.h"
 #include "cuda/kernels/rows/copy_args.h"
 #include "problem/blocks.h"
 
 namespace tilewise::cuda {
+
 namespace {
 
 /// Neighbours on the innermost axis that both tensors hold side by side in aligned words of at most
@@ -37,10 +39,7 @@ tile::View4 view_of(const Tensor& t, std::int64_t words) {
   return view;
 }
 
-}  // namespace
-
-void copy_elements(const Tensor& from, const Tensor& to, void* stream) {
-  copy_rows::Args args;
+void start(copy_rows::Args args, const Tensor& from, const Tensor& to, void* stream) {
   const std::int64_t words = neighbours(from, to);
   args.from = view_of(from, words);
   args.to = view_of(to, words);
@@ -51,10 +50,26 @@ void copy_elements(const Tensor& from, const Tensor& to, void* stream) {
   const KernelUnit unit = {
       .stem = "copy_rows",
       .file = "rows/copy",
-      .config = ".element_bytes = " + std::to_string(dtype_bytes(to.dtype) * words),
+      .config = ".element_bytes = " + std::to_string(dtype_bytes(to.dtype) * words) +
+                (args.lse != nullptr ? flag_text("hides", true) : ""),
       .threads = copy_rows::kThreads};
   launch(load(unit, to.device.index), {.x = ceil_div(args.elements, copy_rows::kThreads)}, stream,
          args);
+}
+
+}  // namespace
+
+void copy_elements(const Tensor& from, const Tensor& to, void* stream) {
+  start({}, from, to, stream);
+}
+
+void copy_seen_rows(const Tensor& from, const Tensor& to, const Tensor& lse, void* stream) {
+  copy_rows::Args args;
+  args.lse = static_cast<const float*>(lse.data);
+  args.lse_b = lse.strides[0];
+  args.lse_h = lse.strides[1];
+  args.lse_s = lse.strides[2];
+  start(args, from, to, stream);
 }
 
 }  // namespace tilewise::cuda

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/kernels/rows/copy_args.h"
+#include "cuda/tile/math.cuh"
 
 namespace tilewise::copy_rows {
 
@@ -23,19 +24,22 @@ struct Word<8> {
 };
 
 /// Copies element `index` of all; divisions are those of Int.
-template <int kBytes, class Int>
+template <Config kConfig, class Int>
 __forceinline__ void copy(const Args& a, Int index) {
   const Int dim = static_cast<Int>(a.dim), rows = static_cast<Int>(a.rows);
   const Int heads = static_cast<Int>(a.heads);
-  const Int row = index / dim, d = index - row * dim;
-  const Int bh = row / rows, s = row - bh * rows;
-  const Int b = bh / heads, h = bh - b * heads;
+  const Int row = index / dim, bh = row / rows;
+  const long long d = index - row * dim, s = row - bh * rows;
+  const long long b = bh / heads, h = bh % heads;
   const auto place = [&](const tile::View4& view) {
-    return static_cast<long long>(b) * view.stride_b + static_cast<long long>(h) * view.stride_h +
-           static_cast<long long>(s) * view.stride_s + static_cast<long long>(d) * view.stride_d;
+    return b * view.stride_b + h * view.stride_h + s * view.stride_s + d * view.stride_d;
   };
-  using Type = typename Word<kBytes>::Type;
-  static_cast<Type*>(a.to.data)[place(a.to)] = static_cast<const Type*>(a.from.data)[place(a.from)];
+  using Type = typename Word<kConfig.element_bytes>::Type;
+  Type value = static_cast<const Type*>(a.from.data)[place(a.from)];
+  if constexpr (kConfig.hides) {
+    if (a.lse[b * a.lse_b + h * a.lse_h + s * a.lse_s] == -tile::infinity()) value = 0;
+  }
+  static_cast<Type*>(a.to.data)[place(a.to)] = value;
 }
 
 template <Config kConfig>
@@ -43,9 +47,9 @@ void kernel(const Args& a) {
   const long long element = static_cast<long long>(blockIdx.x) * kThreads + threadIdx.x;
   if (element >= a.elements) return;
   if (a.elements < 1LL << 31) {
-    copy<kConfig.element_bytes>(a, static_cast<unsigned>(element));
+    copy<kConfig>(a, static_cast<unsigned>(element));
   } else {
-    copy<kConfig.element_bytes>(a, element);
+    copy<kConfig>(a, element);
   }
 }
 
