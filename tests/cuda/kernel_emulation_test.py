@@ -237,6 +237,7 @@ BODIES = {
     "hopper/signal.cuh": [
         ("void signal_add(", "++emulator::events; *counter += value;"),
         ("void fence_device(", ""),
+        ("void prefetch_line(", ""),
         ("u32 signal_count(", "++emulator::events; return (*counter)++;"),
         ("u32 signal_read(", "emulator::yield(); return *counter;"),
     ],
