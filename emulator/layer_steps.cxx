@@ -283,7 +283,9 @@ void check_choice() {
   std::vector<float> share = cosine, d_cosine = cosine, d_scaled = norms;
   std::vector<unsigned char> seen(static_cast<std::size_t>(lists * 25), 9);
   std::vector<int> counts(static_cast<std::size_t>(lists * blocks), -1);
+  std::vector<float> extremes = nans(2 * means * dim);
   a.pooled = pooled.data();
+  a.extremes = extremes.data();
   a.norms = norms.data();
   a.cosine = cosine.data();
   a.share = share.data();

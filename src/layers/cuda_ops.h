@@ -175,7 +175,7 @@ class CudaOps final : public Ops<float> {
   Buffer<std::int32_t> highest_;
   /// Buffers of choose() and its backward.
   struct {
-    Buffer<float> pooled, norms, cosine, share, d_cosine, d_scaled;
+    Buffer<float> pooled, extremes, norms, cosine, share, d_cosine, d_scaled;
     Buffer<unsigned char> seen;
     Buffer<std::int32_t> counts;
   } choice_;

@@ -7,18 +7,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .._attention import attention
-from .._select import select_block_mask
+from .._select import PoolWeights, select_block_mask
 from .._spec import BlockList
 from . import _select
 from ._config import CHOICES, ASAMConfig
 from ._gate import InputGate
 from ._heads import merge_heads, split_heads
 
+# Of a block's statistics. Means would hide the one token of a block that others look for.
+_BY_EXTREMES = PoolWeights(mean=0.0, maximum=1.0, minimum=1.0)
+
 
 class Pool:
-    """Means over blocks of a batch's tokens, padding left out.
+    """Statistics of blocks of a batch's tokens, padding left out.
 
-    counted: bool (B, 1, blocks, blocks), pairs of blocks with tokens in both; None without lengths.
+    counted: bool (B, 1, blocks, blocks), pairs of blocks with tokens in both; None without lengths,
+    which extremes() needs.
     own: (B, 1, 1, 1), blocks of each sequence.
     """
 
@@ -40,6 +44,12 @@ class Pool:
             return _select.pooled(x, self.size)
         sums = _select.pooled(x.masked_fill(~self.inside, 0.0), self.size)
         return sums / self.shares.where(self.shares > 0, 1.0).to(x.dtype)
+
+    def extremes(self, x: Tensor) -> Tensor:
+        """Maxima, then minima: (B, heads, blocks, 2 d); 0 where no token counts."""
+        highest = _select.pooled(x.masked_fill(~self.inside, -torch.inf), self.size, "max")
+        lowest = _select.pooled(x.masked_fill(~self.inside, torch.inf), self.size, "min")
+        return torch.cat([highest, lowest], -1).masked_fill(self.shares == 0, 0.0)
 
 
 class RoutedAttention(nn.Module):
@@ -164,11 +174,12 @@ class RoutedAttention(nn.Module):
                     size,
                     count=max(1, round(config.density * fixed.shape[-1])),
                     causal=config.causal,
+                    weights=_BY_EXTREMES,
                     layout="bhsd",
                 )
             else:
                 count = (config.density * pool.own).round().clamp_min(1)
-                scores = pool.means(q) @ pool.means(k).mT
+                scores = pool.extremes(q) @ pool.extremes(k).mT
                 best = _select.best(scores, count, pool.counted, config.causal)
             blocks = blocks | (_picks(chosen, "selected") & best)
         if not trained:

@@ -189,6 +189,7 @@ struct ChoiceArgs {
   int* index = nullptr;      ///< (batch, heads, 2, blocks^2)
   // Between kernels.
   float* pooled = nullptr;        ///< (batch, heads, 2, blocks, dim): means of q and of k
+  float* extremes = nullptr;      ///< (batch, heads, 2, blocks, 2, dim): maxima and minima
   float* norms = nullptr;         ///< (batch, heads, 2, blocks): of the means
   float* cosine = nullptr;        ///< (batch, heads, 2, blocks, clusters)
   float* share = nullptr;         ///< (batch, heads, 2, blocks, clusters)
