@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .._attention import attention
+from .._block_scores import pooled
 from .._select import PoolWeights, select_block_mask
 from .._spec import BlockList
 from . import _select
@@ -33,7 +34,7 @@ class Pool:
             return
         at = torch.arange(n, device=key_lengths.device)
         self.inside = (at < key_lengths[:, None])[:, None, :, None]
-        self.shares = _select.pooled(self.inside.float(), size)
+        self.shares = pooled(self.inside.float(), size)
         there = self.shares > 0
         self.own = there.sum(-2, keepdim=True)
         self.counted = there & there.mT
@@ -41,14 +42,14 @@ class Pool:
     def means(self, x: Tensor) -> Tensor:
         """(B, heads, n, d) -> (B, heads, blocks, d); 0 where no token counts."""
         if self.counted is None:
-            return _select.pooled(x, self.size)
-        sums = _select.pooled(x.masked_fill(~self.inside, 0.0), self.size)
+            return pooled(x, self.size)
+        sums = pooled(x.masked_fill(~self.inside, 0.0), self.size)
         return sums / self.shares.where(self.shares > 0, 1.0).to(x.dtype)
 
     def extremes(self, x: Tensor) -> Tensor:
         """Maxima, then minima: (B, heads, blocks, 2 d); 0 where no token counts."""
-        highest = _select.pooled(x.masked_fill(~self.inside, -torch.inf), self.size, "max")
-        lowest = _select.pooled(x.masked_fill(~self.inside, torch.inf), self.size, "min")
+        highest = pooled(x.masked_fill(~self.inside, -torch.inf), self.size, "max")
+        lowest = pooled(x.masked_fill(~self.inside, torch.inf), self.size, "min")
         return torch.cat([highest, lowest], -1).masked_fill(self.shares == 0, 0.0)
 
 
