@@ -246,4 +246,5 @@ def _shares(labels: Tensor, clusters: int, block: int) -> Tensor:
 
 
 def _along(x: Tensor, order: Tensor) -> Tensor:
-    return x.gather(2, order.expand(*order.shape[:3], x.shape[-1]))
+    found: Tensor = x.gather(2, order.expand(*order.shape[:3], x.shape[-1]))
+    return found
