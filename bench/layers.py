@@ -96,7 +96,11 @@ def as_graph(step: Step) -> Step:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+
+    def replay(_kept: Step = step) -> None:  # the graph reads the step's tensors
+        graph.replay()
+
+    return replay
 
 
 def timed(step: Step, device: str, warmup: int, repeat: int) -> list[float]:
