@@ -242,7 +242,8 @@ def _shares(labels: Tensor, clusters: int, block: int) -> Tensor:
         -1, at * (clusters + 1) + labels, torch.ones_like(labels, dtype=torch.float)
     )
     sizes = (n - torch.arange(blocks, device=labels.device) * block).clamp(max=block)
-    return counts.unflatten(-1, (blocks, -1))[..., :clusters] / sizes[:, None]
+    shares: Tensor = counts.unflatten(-1, (blocks, -1))[..., :clusters] / sizes[:, None]
+    return shares
 
 
 def _along(x: Tensor, order: Tensor) -> Tensor:
