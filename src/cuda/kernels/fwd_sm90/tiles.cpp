@@ -167,8 +167,8 @@ bool is_short_window(const Problem& p) {
 /// that one warp copied).
 double paged_us(const Problem& p, const Sm90Tile& tile, double block_us) {
   if (!p.paged) return block_us;
-  // Of a warp's box of a panel; of a panel's row that threads copy, an estimate.
-  constexpr double kBoxUs = 0.035, kRowUs = 2.5e-3;
+  // Of a warp's box of a panel; of a panel's row that threads copy.
+  constexpr double kBoxUs = 0.035, kRowUs = 1.8e-3;
   const int boxes = tile.shape.block_n / sm90_box_rows(p, tile.shape.block_n);
   const auto panels = static_cast<double>(ceil_div(p.head_dim, 64) + ceil_div(p.head_dim_v, 64));
   const bool by_rows = sm90_page_copies(p, tile.shape.block_n) == fwd_sm90::PageCopies::rows;
