@@ -7,7 +7,7 @@
 #include "cuda/driver/memory.h"
 #include "cuda/host/common.h"
 #include "cuda/host/expressions.h"
-#include "cuda/host/lse_args.h"
+#include "cuda/host/fill.h"
 #include "cuda/kernels/bwd_sm80/args.h"
 #include "cuda/kernels/bwd_sm80/bias.h"
 #include "cuda/kernels/bwd_sm80/captures.h"

@@ -7,6 +7,7 @@
 #include "cuda/driver/device.h"
 #include "cuda/host/common.h"
 #include "cuda/host/expressions.h"
+#include "cuda/host/fill.h"
 #include "cuda/kernels/fwd_sm80/args.h"
 #include "cuda/kernels/fwd_sm80/tiles.h"
 #include "cuda/kernels/rows/combine.h"
@@ -272,12 +273,7 @@ void fill(Args& args, const Problem& p, const Operands& operands) {
   fill_shared(args, p, operands);
   args.o = host::view4(p.o);
   args.o_vectors = host::has_vectors(p.o);
-  if (p.lse.defined()) {
-    args.lse = static_cast<float*>(p.lse.data);
-    args.lse_b = p.lse.strides[0];
-    args.lse_h = p.lse.strides[1];
-    args.lse_s = p.lse.strides[2];
-  }
+  host::fill_lse_output(args, p);
 }
 
 /// O, m and l of each part to workspace.
