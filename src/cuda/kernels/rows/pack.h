@@ -46,7 +46,7 @@ class Operands {
     tile::Sequences sequences = {};
     bool paged = false;
   };
-  host::Form form_;
+  tile::Form form_;
   int device_ = 0;
   std::array<Operand, 4> operands_;
   std::vector<Source> sources_;
