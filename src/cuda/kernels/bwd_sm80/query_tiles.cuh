@@ -459,9 +459,10 @@ struct QueryGradient {
 
   __forceinline__ void run(const BlockRange& range) {
     read_low();
-    load_queries();
     int stage = 0;
     const auto start = [&](int block) {
+      // Not where nothing is listed: no step would wait for them, and dQ is staged in their place.
+      load_queries();
       load_keys(block, 0);
       pairs().load_async(corner(block * kBlockN));
       copy_async_commit();
