@@ -448,20 +448,20 @@ struct QueryGradient {
   }
   /// What refine wrote beside lse2.
   __forceinline__ void read_low() {
-    if constexpr (kConfig.keeps_low()) {
+    if constexpr (!kConfig.keeps_low()) return;
 #pragma unroll
-      for (int r = 0; r < 2 * kM; ++r) {
-        const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
-        low[r] = i < args.seq_q ? args.lse2_low[row_index(i)] : 0.0F;
-      }
+    for (int r = 0; r < 2 * kM; ++r) {
+      const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
+      low[r] = i < args.seq_q ? args.lse2_low[row_index(i)] : 0.0F;
     }
   }
 
   __forceinline__ void run(const BlockRange& range) {
     read_low();
-    load_queries();
     int stage = 0;
     const auto start = [&](int block) {
+      // Not where nothing is listed: no step would wait for them, and dQ is staged in their place.
+      load_queries();
       load_keys(block, 0);
       pairs().load_async(corner(block * kBlockN));
       copy_async_commit();
