@@ -460,8 +460,7 @@ struct QueryGradient {
     read_low();
     int stage = 0;
     const auto start = [&](int block) {
-      // Not where nothing is listed: no step would wait for them, and dQ is staged in their place.
-      load_queries();
+      load_queries();  // not where nothing is listed: dQ is staged there, and no step would wait
       load_keys(block, 0);
       pairs().load_async(corner(block * kBlockN));
       copy_async_commit();
