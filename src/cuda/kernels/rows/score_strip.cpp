@@ -3,6 +3,7 @@
 #include "cuda/driver/launch.h"
 #include "cuda/host/expression_text.h"
 #include "cuda/host/expressions.h"
+#include "cuda/host/fill.h"
 #include "cuda/kernels/rows/score_strip_args.h"
 #include "problem/blocks.h"
 
@@ -54,10 +55,7 @@ tile::Strip ScoreStrip::make(WorkspaceCutter& workspace, void* stream) const {
   args.blocks = static_cast<int>(ceil_div(count(), score_strip::kThreads));
   args.seq_q = static_cast<int>(p.seq_q);
   args.seq_k = static_cast<int>(p.seq_k);
-  if (p.key_lengths.defined()) {
-    args.key_lengths = static_cast<const int*>(p.key_lengths.data);
-    args.key_lengths_b = p.key_lengths.strides[0];
-  }
+  host::fill_key_lengths(args, p);
   const Kernel kernel =
       load_by_key("score_strip\n" + expressions_key(p), score_strip::Config{}, p.device.index,
                   [&](const score_strip::Config&) { return score_strip_unit(p); });
