@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <utility>
+#include <vector>
 
 #include "expression/shift.h"
 
@@ -37,6 +38,45 @@ tile::Capture capture_of(const Tensor& t) {
     capture.strides[axis] = t.strides[axis];
   }
   return capture;
+}
+
+/// Whether what the function gives is 0 where the score is, as far as its operations tell.
+bool vanishes_with_score(const expression::Program& program) {
+  using expression::Op;
+  std::vector<bool> zero(program.nodes.size(), false);
+  const auto is_zero = [&](std::int32_t node) { return zero[static_cast<std::size_t>(node)]; };
+  for (std::size_t n = 0; n < zero.size(); ++n) {
+    const expression::Node& node = program.nodes[n];
+    const auto& of = node.args;
+    switch (node.op) {
+      case Op::score:
+        zero[n] = true;
+        break;
+      case Op::multiply:
+        zero[n] = is_zero(of[0]) || is_zero(of[1]);
+        break;
+      case Op::add:
+      case Op::subtract:
+        zero[n] = is_zero(of[0]) && is_zero(of[1]);
+        break;
+      case Op::divide:
+      case Op::negate:
+      case Op::absolute:
+      case Op::tanh:
+      case Op::erf:
+      case Op::relu:
+      case Op::silu:
+      case Op::gelu:
+        zero[n] = is_zero(of[0]);
+        break;
+      case Op::where:
+        zero[n] = is_zero(of[1]) && is_zero(of[2]);
+        break;
+      default:
+        break;
+    }
+  }
+  return is_zero(program.result);
 }
 
 }  // namespace
@@ -103,7 +143,10 @@ tile::Expressions expressions_of(const Problem& p) {
   tile::Expressions of = {.score = p.score_function.defined() ? 1 : 0,
                           .mask = p.mask_function.defined() ? 1 : 0};
   if (of.score == 0 || p.pass != Pass::backward) return of;
-  of.shifts = moves_rows_far(p) || (reads_reals(p) && p.score_affine == nullptr);
+  // What only scales scores moves a row no further than a scale does.
+  const bool adds = reads_reals(p) && p.score_affine == nullptr &&
+                    !vanishes_with_score(*p.score_function.program);
+  of.shifts = moves_rows_far(p) || adds;
   return of;
 }
 

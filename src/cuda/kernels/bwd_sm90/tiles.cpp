@@ -127,7 +127,10 @@ Config bwd_sm90_config(const Problem& p) {
   // A step of 128 queries would take what two blocks of 64 list.
   const bool short_blocks = p.block_list.defined() && p.block_list.block_q < 128;
   const bool spills = config.options.dropout || biased;
-  config.shape.block_m = is_narrow && !config.two_plane && !short_blocks && !spills ? 128 : 64;
+  // Slopes of 128 queries and low parts of LSE together do not fit into shared memory.
+  const bool full = config.gates() && config.shifts();
+  const bool tall = is_narrow && !config.two_plane && !short_blocks && !spills && !full;
+  config.shape.block_m = tall ? 128 : 64;
   if (std::max(config.head_dim, config.head_dim_v) > 128) {
     config.shape.block_n = 64;
     config.sums.deterministic = false;  // it is so by itself: nothing is added in memory
