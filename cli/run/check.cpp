@@ -125,16 +125,16 @@ void count(const CheckResult& result, Tally& tally) {
   }
 }
 
-Report check_all(const std::vector<Case>& cases, const std::vector<const KernelRow*>& rows,
-                 const CheckOptions& options, bool keep_results) {
-  Report report;
+/// Fills `report`, which the last words of an interrupt may read meanwhile.
+void check_all(const std::vector<Case>& cases, const std::vector<const KernelRow*>& rows,
+               const CheckOptions& options, bool keep_results, Report& report) {
   for (const KernelRow* row : rows) report.tallies.emplace_back(row, Tally{});
   Progress progress(cases.size() * rows.size());
   for (const Case& c : cases) {
     for (auto& [row, tally] : report.tallies) {
       if (interrupted()) {
         report.stopped = true;
-        return report;
+        return;
       }
       progress.show(fmt::format("{}  {}", row->name, c.id.empty() ? format_case(c) : c.id));
       CheckResult result = check_case(*row, c, options);
@@ -154,7 +154,6 @@ Report check_all(const std::vector<Case>& cases, const std::vector<const KernelR
     }
   }
   report.stopped = interrupted();
-  return report;
 }
 
 Table summary_table(const Report& report) {
@@ -219,8 +218,9 @@ int check_text(const CheckFlags& flags) {
   check_output(flags.output);
   const Device device = parse_device("--device", flags.common.device);
   static_cast<void>(hardware(device));
-  const FormulaCheck report =
-      check_formulas(device, flags.formulas, flags.seed, thread_count(flags.common), flags.seconds);
+  catch_interrupts();
+  const FormulaCheck report = check_formulas(
+      device, flags.formulas, flags.seed, thread_count(flags.common), flags.seconds, interrupted);
   for (const std::string& failure : report.failures)
     std::fputs(fmt::format("FAILED {}\n", failure).c_str(), stderr);
   Table table({{"formulas"}, {"points"}, {"points_that_differ"}, {"failed"}, {"seconds"}});
@@ -230,6 +230,10 @@ int check_text(const CheckFlags& flags) {
   write_output(flags.output, format == Format::csv        ? table.csv()
                              : format == Format::markdown ? table.markdown()
                                                           : document.dump(2) + "\n");
+  if (interrupted()) {
+    complain(fmt::format("interrupted after {} of {} formulas", report.formulas, flags.formulas));
+    return kInterrupted;
+  }
   if (failed == 0) return kDone;
   complain(fmt::format("{} of {} formulas failed", failed, report.formulas));
   return kCheckFailed;
@@ -254,13 +258,22 @@ int check(const CheckFlags& flags) {
   const bool single = !flags.cases.empty();
 
   catch_interrupts();
-  const Report report = check_all(cases, rows, options, single);
+  Report report;
+  const auto say_how_far = [&] {
+    complain(fmt::format("interrupted after {} of {} checks", report.finished,
+                         cases.size() * rows.size()));
+  };
+  set_last_words([&] {
+    write_output(flags.output, report_text(report, format, single));
+    say_how_far();
+  });
+  check_all(cases, rows, options, single, report);
+  set_last_words({});
   write_output(flags.output, report_text(report, format, single));
   std::int64_t ran = 0;
   for (const auto& [row, tally] : report.tallies) ran += tally.passed + tally.failed;
   if (report.stopped) {
-    complain(fmt::format("interrupted after {} of {} checks", report.finished,
-                         cases.size() * rows.size()));
+    say_how_far();
     return kInterrupted;
   }
   if (!report.failures.empty()) {

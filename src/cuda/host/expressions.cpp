@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "expression/shift.h"
+
 namespace tilewise::cuda {
 namespace {
 
@@ -93,27 +95,58 @@ std::string expressions_refusal(const Problem& p) {
   return reason;
 }
 
-bool has_huge_constant(const Problem& p) {
-  constexpr double kHuge = 0x1p16;
-  if (!p.score_function.defined()) return false;
-  const std::vector<expression::Node>& nodes = p.score_function.program->nodes;
-  return std::any_of(nodes.begin(), nodes.end(), [](const expression::Node& node) {
+namespace {
+
+/// Beyond it a float32 LSE has too few digits of log l left.
+constexpr double kHuge = 0x1p16;
+
+bool has_huge_constant(const expression::Program& program) {
+  return std::any_of(program.nodes.begin(), program.nodes.end(), [](const expression::Node& node) {
     return node.op == expression::Op::constant && node.type == expression::Type::real &&
            std::isfinite(node.real) && std::fabs(node.real) >= kHuge;
   });
+}
+
+/// Whether every row sees the key at distance 0.
+bool sees_diagonal(const Problem& p) {
+  return !p.mask.defined() && !p.mask_function.defined() && !p.block_list.defined() &&
+         p.seq_q <= p.seq_k && !p.packed && !p.key_lengths.defined() && p.left >= 0 &&
+         p.right >= 0 && (p.causal != Causal::top_left || p.seq_q == p.seq_k);
+}
+
+bool reads_reals(const Problem& p) {
+  const auto& captures = p.score_function.captures;
+  return std::any_of(captures.begin(), captures.end(),
+                     [](const Tensor& t) { return is_floating(t.dtype); });
+}
+
+}  // namespace
+
+bool moves_rows_far(const Problem& p) {
+  if (!p.score_function.defined()) return false;
+  const expression::Program& program = *p.score_function.program;
+  if (has_huge_constant(program)) return true;
+  if (p.score_affine == nullptr && reads_reals(p)) return false;
+  const expression::Domain domain{.batch = p.batch,
+                                  .heads = p.heads_q,
+                                  .queries = p.seq_q,
+                                  .keys = p.seq_k,
+                                  .same_lengths = !p.packed && !p.key_lengths.defined()};
+  const double most =
+      p.score_affine == nullptr
+          ? expression::largest_shift(program, domain)
+          : expression::largest_shift(*p.score_affine, domain, sees_diagonal(p), p.right <= 0);
+  return most >= kHuge;
 }
 
 tile::Expressions expressions_of(const Problem& p) {
   tile::Expressions of = {.score = p.score_function.defined() ? 1 : 0,
                           .mask = p.mask_function.defined() ? 1 : 0};
   if (of.score == 0 || p.pass != Pass::backward) return of;
-  const auto& captures = p.score_function.captures;
-  const bool reads = std::any_of(captures.begin(), captures.end(),
-                                 [](const Tensor& t) { return is_floating(t.dtype); });
   // What only scales scores moves a row no further than a scale does.
-  const bool adds =
-      reads && p.score_affine == nullptr && !vanishes_with_score(*p.score_function.program);
-  of.shifts = has_huge_constant(p) || adds;
+  const bool adds = reads_reals(p) && p.score_affine == nullptr &&
+                    !vanishes_with_score(*p.score_function.program);
+  of.shifts = moves_rows_far(p) || adds;
   return of;
 }
 

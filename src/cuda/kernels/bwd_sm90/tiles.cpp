@@ -109,7 +109,7 @@ Config bwd_sm90_config(const Problem& p) {
   // ALiBi, and functions like it, from the start of the products on: raw scores are divided by the
   // scale. Above head dim 128 distances are subtracted from logits.
   const bool affine = std::max(p.head_dim, p.head_dim_v) <= 128 && p.softcap == 0.0 &&
-                      p.scale > 1e-30F && !biased && !has_huge_constant(p) &&
+                      p.scale > 1e-30F && !biased && !moves_rows_far(p) &&
                       (p.alibi_slopes.defined() != (p.score_affine != nullptr)) &&
                       (p.score_affine != nullptr || !p.score_function.defined());
   config.logits.modified =
