@@ -379,7 +379,17 @@ struct Check {
       p.seq_q = s.seq_q, p.seq_k = s.seq_k;
       if (s.low != -kFar) p.left = shift - s.low;
       if (s.high != kFar) p.right = s.high - 1 - shift;
-      if (!s.keys.empty())
+      if (!s.queries.empty()) {
+        const auto longest = [](const std::vector<int>& of) {
+          return *std::max_element(of.begin(), of.end());
+        };
+        p.packed = true;
+        p.batch = static_cast<std::int64_t>(s.queries.size());
+        p.total_q = s.seq_q, p.total_k = s.seq_k;
+        p.seq_q = longest(s.queries), p.seq_k = longest(s.keys);
+        p.cu_seqlens_q = Tensor::contiguous(cu_q.data(), DType::int32, {p.batch + 1}, p.device);
+        p.cu_seqlens_k = Tensor::contiguous(cu_k.data(), DType::int32, {p.batch + 1}, p.device);
+      } else if (!s.keys.empty())
         p.key_lengths = Tensor::contiguous(s.keys.data(), DType::int32, {s.batch}, p.device);
       lists.give(p, s.list);
       if (s.formula != nullptr) p.mask_function = s.formula->mask;

@@ -219,6 +219,15 @@ int main() {
       kBf16);
   check_sample<mapped(k64), 1>("a map of documents, GQA",
                                {.heads_q = 2, .heads_k = 1, .seq_q = 530, .seq_k = 601}, kBf16);
+  check_sample<mapped(ragged(masked(k64, Mask::right), Lengths::packed)), 1>(
+      "a map of documents, packed, causal",
+      {.heads_q = 2,
+       .heads_k = 1,
+       .high = 1,
+       .queries = {70, 0, 530, 33},
+       .keys = {200, 40, 601, 5},
+       .tail = 150},
+      kBf16);
   check_sample<mapped(masked(k128, Mask::right)), 3>(
       "a map of chosen blocks, causal",
       {.heads_q = 1, .seq_q = 520, .seq_k = 640, .dim = 128, .dim_v = 128, .high = 121}, kBf16);

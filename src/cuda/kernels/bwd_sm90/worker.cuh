@@ -97,8 +97,8 @@ struct Worker {
     }
     if constexpr (kConfig.listed()) {
       const u32 at = shared.slot(slots.slot) + Shared<kConfig>::kSlotBytes - 16;
-      job.seq_q = static_cast<int>(load_shared_4(at));
-      job.part = static_cast<int>(load_shared_4(at + 4));
+      job.steps = static_cast<int>(load_shared_4(at));
+      job.cut = static_cast<int>(load_shared_4(at + 4));
     }
     __syncwarp();  // all lanes have read the slot
     release(shared.job_empty(slots.slot));
