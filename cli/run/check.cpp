@@ -62,15 +62,39 @@ Case case_of(const std::string& line) {
   return problem;
 }
 
-std::vector<Case> wanted_cases(const CheckFlags& flags) {
+/// Whether one of the rows takes the case.
+bool is_taken(const Case& problem, const std::vector<const KernelRow*>& rows, Device device) {
+  const PlannedCase tensors(problem, device);
+  return std::any_of(rows.begin(), rows.end(), [&](const KernelRow* row) {
+    const bool forward = row->pass == Pass::forward;
+    if (!(forward ? problem.forward : problem.backward)) return false;
+    const Problem p = forward ? make_problem(tensors.forward(), tensors.spec(), Purpose::plan)
+                              : make_problem(tensors.backward(), tensors.spec(), Purpose::plan);
+    return refusal_of(row->prepare(*row, p, hardware(device))).empty();
+  });
+}
+
+/// --random: problems that the rows take. After kMostDraws for each without so many, what there is.
+std::vector<Case> random_cases(const CheckFlags& flags, const std::vector<const KernelRow*>& rows,
+                               Device device) {
+  constexpr std::int64_t kMostDraws = 50;
+  std::vector<Case> cases;
+  for (std::int64_t n = 0; n < kMostDraws * flags.random; ++n) {
+    if (std::ssize(cases) == flags.random) break;
+    Case c = flags.lists ? random_list_case(flags.seed, n, flags.variants)
+                         : random_case(flags.seed, n, flags.variants);
+    if (is_taken(c, rows, device)) cases.push_back(std::move(c));
+  }
+  return cases;
+}
+
+std::vector<Case> wanted_cases(const CheckFlags& flags, const std::vector<const KernelRow*>& rows,
+                               Device device) {
   std::vector<Case> cases;
   for (const std::string& line : flags.cases) cases.push_back(case_of(line));
   if (!cases.empty()) return cases;
-  for (std::int64_t n = 0; n < flags.random; ++n) {
-    cases.push_back(flags.lists ? random_list_case(flags.seed, n)
-                                : random_case(flags.seed, n, flags.variants));
-  }
-  const bool none = cases.empty() && !flags.smoke && !flags.conformance && !flags.three_way &&
+  if (flags.random > 0) cases = random_cases(flags, rows, device);
+  const bool none = flags.random == 0 && !flags.smoke && !flags.conformance && !flags.three_way &&
                     !flags.edge && !flags.expressions && !flags.seeds && !flags.large && !flags.all;
   const std::pair<const char*, bool> sets[] = {{"smoke", flags.smoke || none},
                                                {"conformance", flags.conformance},
@@ -253,8 +277,8 @@ int check(const CheckFlags& flags) {
   options.cache = make_reference_cache();
   WatchedExecutor executor(thread_count(flags.common));
   options.executor = &executor;
-  const std::vector<Case> cases = wanted_cases(flags);
   const std::vector<const KernelRow*> rows = wanted_rows(flags, options.device);
+  const std::vector<Case> cases = wanted_cases(flags, rows, options.device);
   const bool single = !flags.cases.empty();
 
   catch_interrupts();
