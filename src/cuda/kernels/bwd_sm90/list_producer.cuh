@@ -23,7 +23,9 @@ struct ListProducer {
   /// How many blocks of queries of all heads of the group see the tile's keys.
   __forceinline__ void count_steps(const Job& job) {
     steps = cut = 0;
-    if (kPacked<kConfig> && job.seq_q == 0) return;  // of no list, behind the last sequence
+    if constexpr (kPacked<kConfig>) {
+      if (job.batch == ragged<kConfig>(producer.args).sequences) return;  // behind the last one
+    }
     const TileLists& of = listed<kConfig>(producer.args).of_keys;
     for (int g = 0; g < producer.args.group; ++g) {
       const int* counts = of.counts + 2 * (static_cast<i64>(list_of(job, g)) * of.rows + job.block);
@@ -96,6 +98,7 @@ struct ListProducer {
   __forceinline__ void run() {
     Queue<kConfig> queue{producer.args, producer.shared};
     u32 index = producer.ask();
+    bool has_lists = false;
     while (true) {
       Job job = queue.job(static_cast<int>(index));
       if constexpr (kConfig.ragged()) {
@@ -108,7 +111,13 @@ struct ListProducer {
           continue;
         }
       }
-      if (job.kind == JobKind::tile) count_steps(job);
+      if (job.kind == JobKind::tile) {
+        // Rows are prepared while the lists are still being made. Those who compute read lists
+        // behind the announcement.
+        if (!has_lists) wait_for_previous();
+        has_lists = true;
+        count_steps(job);
+      }
       announce(job);
       if (job.kind == JobKind::tile) {
         index = load_tile(job);

@@ -98,7 +98,7 @@ struct Worker {
     if constexpr (kConfig.listed()) {
       const u32 at = shared.slot(slots.slot) + Shared<kConfig>::kSlotBytes - 16;
       job.steps = static_cast<int>(load_shared_4(at));
-      job.cut = static_cast<int>(load_shared_4(at + 4));
+      job.part = static_cast<int>(load_shared_4(at + 4));
     }
     __syncwarp();  // all lanes have read the slot
     release(shared.job_empty(slots.slot));
@@ -127,7 +127,7 @@ struct Worker {
   __forceinline__ u32 listed_before(int of_bh, int of_block) const {
     const TileLists& of = listed<kConfig>(args).of_queries;
     const int head = of_bh % args.heads_q;
-    const i64 list = static_cast<i64>(of_bh / args.heads_q) * of.list_b + head * of.list_h;
+    const i64 list = static_cast<i64>(job.batch) * of.list_b + head * of.list_h;
     const unsigned* row = of.bits + (list * of.rows + of_block) * 2 * of.words;
     const int here = job.block / 32, bit = job.block % 32;
     u32 before = 0;
