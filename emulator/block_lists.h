@@ -102,7 +102,7 @@ struct BlockLists {
 
 /// Runs mask_map (mask_maps.h).
 using RunMap =
-    std::function<void(const tile_lists::Config&, const mask_map::Args&, std::int64_t blocks)>;
+    std::function<void(const tile_lists::Config&, const tile_lists::Args&, std::int64_t blocks)>;
 
 /// The rows of tiles of a list, made by the kernel in memory that held other things.
 struct MadeLists {
@@ -117,28 +117,19 @@ struct MadeLists {
     maker.add_memory(parts);
     maker.add_order_memory(parts);
     maker.add_transposed_memory(parts);
-    const bool maps = map && !p.block_list.defined();
     std::int64_t bytes = 0;
     for (const MemoryPart& part : parts) bytes += align_workspace(part.bytes);
     workspace.assign(static_cast<std::size_t>(bytes), 0xff);
     WorkspaceCutter cutter(workspace.data());
     maker.take(cutter);
     maker.take_order(cutter);
-    const mask_map::Args in_order = maker.map_args();
     maker.take_transposed(cutter);
     lists = maker.lists();
     transposed = maker.transposed();
-    if (maps) {
-      // A launch has the order made or the rows turned round.
-      mask_map::Args turned = maker.map_args();
-      turned.order = {};
-      map(maker.config(), in_order, maker.blocks());
-      map(maker.config(), turned, maker.blocks());
-      return;
-    }
     const tile_lists::Args args = maker.args();
+    if (map && !p.block_list.defined()) map(maker.config(), args, maker.blocks());
     emulator::shared_base = tile_lists::memory;
-    for (unsigned i = 0; i < maker.blocks(); ++i) {
+    for (unsigned i = 0; p.block_list.defined() && i < maker.blocks(); ++i) {
       emulator::run_block(i, tile_lists::kThreads, [&] { run(maker.config(), args); });
     }
     const tile_lists::OrderArgs order = maker.order_args();

@@ -77,7 +77,6 @@ inline int __syncthreads_or(int value) {
   any[which] = 0;
   return result;
 }
-inline void __threadfence() {}
 inline void __syncwarp() { emulator::meet({}); }
 inline int __shfl_xor_sync(unsigned, int x, int mask) {
   const unsigned lane = emulator::current->thread % 32;

@@ -19,7 +19,6 @@ template <mask_map::Config kConfig>
 void run_mask_map(const mask_map::Args& args, std::int64_t blocks, const tile::Captures& captures) {
   const tile::Expressed<mask_map::Args> expressed{args, captures};
   emulator::shared_base = mask_map::memory;
-  emulator::grid_size = {static_cast<unsigned>(blocks)};
   for (unsigned i = 0; i < blocks; ++i)
     emulator::run_block(i, mask_map::kThreads, [&] { mask_map::kernel<kConfig>(expressed); });
 }

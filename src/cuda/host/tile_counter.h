@@ -1,8 +1,6 @@
 /// Counters that hand out tiles (tile/hopper/tile_counter.cuh) on the host.
 #pragma once
 
-#include <cstdint>
-
 #include "cuda/tile/hopper/tile_counter_args.h"
 #include "plan/kernel_row.h"
 
@@ -10,7 +8,7 @@ namespace tilewise::cuda::host {
 
 /// The workspace of a counter.
 MemoryPart tile_counter_memory();
-/// Takes it, for one launch. `count`: counters side by side, with one tag.
-tile::TileCounter take_tile_counter(WorkspaceCutter& workspace, std::int64_t count = 1);
+/// Takes it, for one launch.
+tile::TileCounter take_tile_counter(WorkspaceCutter& workspace);
 
 }  // namespace tilewise::cuda::host

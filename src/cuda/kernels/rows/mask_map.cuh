@@ -4,14 +4,13 @@
 /// One block takes one row of tiles of one list, each warp one tile after another. What a tile's
 /// rows and columns have is known by its smallest and largest value; what the mask can be between
 /// these often decides. Where it does not the warp asks pair by pair, until one is seen and one
-/// hidden. The last block to end puts the rows in order, or turns them round.
+/// hidden.
 #pragma once
 
 #include "cuda/kernels/rows/mask_map_args.h"
 #include "cuda/kernels/rows/tile_lists.cuh"
 #include "cuda/tile/copy.cuh"
 #include "cuda/tile/expression_ranges.cuh"
-#include "cuda/tile/hopper/tile_counter.cuh"
 
 namespace tilewise::mask_map {
 
@@ -118,33 +117,6 @@ struct Row {
   }
 };
 
-/// What the last of the blocks makes when all rows are there, of all lists or of this one.
-__forceinline__ void finish(const Args& args, int list, unsigned char* memory) {
-  const bool turned = args.transpose.to_bits != nullptr;
-  if (!turned && args.order.order == nullptr) return;
-  const int thread = static_cast<int>(threadIdx.x);
-  u64* before = reinterpret_cast<u64*>(memory);
-  __syncthreads();  // the row is written, what is in shared memory read
-  if (thread == 0) {
-    const TileCounter done = {args.done.word + (turned ? list : 0), args.done.tag};
-    __threadfence();  // the row before the count
-    before[0] = came_last(done, turned ? args.rows : static_cast<int>(gridDim.x)) ? 1 : 0;
-    __threadfence();  // the count before the rows of others
-    before[kThreads] = 0;
-  }
-  __syncthreads();  // it is known who came last
-  const bool last = before[0] != 0;
-  __syncthreads();  // by all
-  if (!last) return;
-  if (turned) {
-    const tile_lists::TransposeArgs& to = args.transpose;
-    for (int n = thread / 32; n < 2 * to.words; n += kThreads / 32)
-      tile_lists::transpose_word(to, list, n / 2, n % 2, thread % 32);
-  } else {
-    tile_lists::order_rows<kThreads>(args.order, before);
-  }
-}
-
 template <Config kConfig>
 __forceinline__ void kernel(const Expressed<Args>& expressed) {
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -155,9 +127,6 @@ __forceinline__ void kernel(const Expressed<Args>& expressed) {
   unsigned* counts = reinterpret_cast<unsigned*>(memory);
   unsigned* row_bits = counts + tile_lists::kCountWords;
   let_next_start();
-  // By a warp that has few tiles under a causal mask: the answer takes as long as one.
-  if (thread == kThreads - 32 && args.done.word != nullptr)
-    claim({args.done.word + (args.transpose.to_bits != nullptr ? list : 0), args.done.tag});
   for (int i = thread; i < tile_lists::kCountWords + 2 * args.words; i += kThreads) counts[i] = 0;
   __syncthreads();  // all bits are 0
   const Row<kConfig> row(args, expressed.captures, list, of_list, lane);
@@ -173,7 +142,6 @@ __forceinline__ void kernel(const Expressed<Args>& expressed) {
   for (int i = thread; i < 2 * args.words; i += kThreads)
     args.bits[at * 2 * args.words + i] = row_bits[i];
   if (thread < 2) args.counts[at * 2 + thread] = static_cast<int>(counts[thread]);
-  finish(args, list, memory);
 }
 
 }  // namespace tilewise::mask_map

@@ -6,7 +6,6 @@
 
 #include "cuda/host/common.h"
 #include "cuda/host/sequences.h"
-#include "cuda/host/tile_counter.h"
 #include "cuda/jit/config_text.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/rows/mask_map.h"
@@ -20,11 +19,6 @@ using Role = MemoryItem::Role;
 
 constexpr std::int64_t kLeastBlock = 16;
 constexpr std::int64_t kSharedLimit = 128 * 1024;
-
-/// Counters of blocks that have ended.
-MemoryPart done_memory(std::int64_t lists) {
-  return memory_part("rows of tiles done", Role::workspace, DType::int64, {lists});
-}
 
 bool is_power_of_two(std::int64_t x) { return x > 0 && (x & (x - 1)) == 0; }
 int log2_of(std::int64_t x) { return std::countr_zero(static_cast<std::uint64_t>(x)); }
@@ -192,18 +186,15 @@ void TileListsMaker::take_list() {
 void TileListsMaker::add_order_memory(std::vector<MemoryPart>& items) const {
   items.push_back(memory_part("order of rows", Role::workspace, DType::int32,
                               {order_.entries + tile::kListClasses}));
-  if (maps()) items.push_back(done_memory(1));
 }
 
 void TileListsMaker::take_order(WorkspaceCutter& workspace) {
   order_.order = workspace.take<int>(order_.entries + tile::kListClasses);
   order_.classes = order_.order + order_.entries;
   order_.counts = args_.counts;
-  if (maps()) done_ = host::take_tile_counter(workspace);
 }
 
 void TileListsMaker::order(void* stream) const {
-  if (maps()) return;  // mask_map has
   const int device = problem_.device.index;
   launch(host::load_config(config_, device, [](const Config&) { return order_unit(); }),
          host::following(1, device), stream, order_);
@@ -215,7 +206,6 @@ void TileListsMaker::add_transposed_memory(std::vector<MemoryPart>& items) const
                               {rows * 2 * transpose_.to_words}));
   items.push_back(
       memory_part("counts of tiles, transposed", Role::workspace, DType::int32, {rows * 2}));
-  if (maps()) items.push_back(done_memory(lists_));
 }
 
 void TileListsMaker::take_transposed(WorkspaceCutter& workspace) {
@@ -223,7 +213,6 @@ void TileListsMaker::take_transposed(WorkspaceCutter& workspace) {
   transpose_.bits = args_.bits;
   transpose_.to_bits = workspace.take<unsigned>(rows * 2 * transpose_.to_words);
   transpose_.to_counts = workspace.take<int>(rows * 2);
-  if (maps()) done_ = host::take_tile_counter(workspace, lists_);
 }
 
 tile::TileLists TileListsMaker::transposed() const {
@@ -236,7 +225,6 @@ tile::TileLists TileListsMaker::transposed() const {
 }
 
 void TileListsMaker::transpose(void* stream) const {
-  if (maps()) return;  // mask_map has
   const int device = problem_.device.index;
   launch(host::load_config(config_, device, [](const Config&) { return transpose_unit(); }),
          host::following(transpose_blocks(), device), stream, transpose_);
@@ -281,23 +269,13 @@ tile::TileLists TileListsMaker::lists() const {
           .heads = heads_};
 }
 
-bool TileListsMaker::maps() const { return !problem_.block_list.defined(); }
-
-mask_map::Args TileListsMaker::map_args() const {
-  mask_map::Args args = {args_};
-  if (order_.order != nullptr) args.order = order_;
-  if (transpose_.to_bits != nullptr) args.transpose = transpose_;
-  args.done = done_;
-  return args;
-}
-
 void TileListsMaker::make(void* stream) const {
-  if (maps()) {
-    const auto map = mask_map_config(config_.tile_q, config_.tile_k, args_.words);
-    launch_mask_map(problem_, map, map_args(), blocks(), stream);
-  } else {
+  if (problem_.block_list.defined()) {
     const int device = problem_.device.index;
     launch(host::load_config(config_, device, unit), {.x = blocks()}, stream, args_);
+  } else {
+    const auto map = mask_map_config(config_.tile_q, config_.tile_k, args_.words);
+    launch_mask_map(problem_, map, args_, blocks(), stream);
   }
 }
 

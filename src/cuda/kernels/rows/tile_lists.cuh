@@ -148,17 +148,23 @@ __forceinline__ void kernel(const Args& args) {
 }
 
 /// Rows with many tiles first, so that none of them begins when the others are nearly done: class
-/// by class, in each class in the order that they have. By one block; each thread takes rows that
-/// lie side by side, and a sum over the threads before it says where they go. The counts of all
-/// classes share a word. `before` has a word for each thread and a last one, which is 0.
-template <int kAll>
-__forceinline__ void order_rows(const OrderArgs& args, u64* before) {
+/// by class, in each class in the order that they have. One block; each thread takes rows that lie
+/// side by side, and a sum over the threads before it says where they go. The counts of all classes
+/// share a word.
+template <Config kConfig>
+__forceinline__ void order(const OrderArgs& args) {
+  extern __shared__ __align__(1024) unsigned char memory[];
   constexpr int kBits = OrderArgs::kClassBits;
   constexpr u64 kMask = (1ULL << kBits) - 1;
-  u64* all = before + kAll;
+  u64* before = reinterpret_cast<u64*>(memory);
+  u64* all = before + kOrderThreads;
   const int thread = static_cast<int>(threadIdx.x);
-  const int each = (args.entries + kAll - 1) / kAll;
+  const int each = (args.entries + kOrderThreads - 1) / kOrderThreads;
   const int first = min(thread * each, args.entries), end = min(first + each, args.entries);
+  let_next_start();
+  if (thread == 0) *all = 0;
+  __syncthreads();      // the sum is 0
+  wait_for_previous();  // for the counts
   const auto tiles = [&](int i) {
     const int list = i / args.tiles, row = (i - list * args.tiles) * args.rows_of_tile;
     const int end = min(row + args.rows_of_tile, args.rows);
@@ -181,14 +187,14 @@ __forceinline__ void order_rows(const OrderArgs& args, u64* before) {
   mine = 0;
   for (int i = first; i < end; ++i) mine += 1ULL << (kBits * class_of(i));
   before[thread] = mine;
-  for (int step = 1; step < kAll; step *= 2) {
+  for (int step = 1; step < kOrderThreads; step *= 2) {
     __syncthreads();  // the sums so far are there
     const u64 other = thread >= step ? before[thread - step] : 0;
     __syncthreads();  // and have been read
     before[thread] += other;
   }
   __syncthreads();  // the sums are complete
-  const u64 counts = before[kAll - 1];
+  const u64 counts = before[kOrderThreads - 1];
   u64 at = before[thread] - mine;
   // Where each class begins is added in its own part of the word.
   at += (counts & kMask) << kBits;
@@ -202,25 +208,20 @@ __forceinline__ void order_rows(const OrderArgs& args, u64* before) {
     args.classes[thread] = static_cast<int>(counts >> (kBits * thread) & kMask);
 }
 
+/// One block takes 32 tiles of keys of a list, word after word of the rows of tiles that see them;
+/// one warp those seen whole, one those that a mask cuts. Nothing is added in an order that could
+/// differ.
 template <Config kConfig>
-__forceinline__ void order(const OrderArgs& args) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  u64* before = reinterpret_cast<u64*>(memory);
-  let_next_start();
-  if (threadIdx.x == 0) before[kOrderThreads] = 0;
-  __syncthreads();      // the sum is 0
-  wait_for_previous();  // for the counts
-  order_rows<kOrderThreads>(args, before);
-}
-
-/// A warp turns 32 tiles of keys of a list round, those of a word: the rows of tiles that see them
-/// whole, or with `half` 1 those that a mask cuts. Nothing is added in an order that could differ.
-__forceinline__ void transpose_word(const TransposeArgs& args, int list, int word, int half,
-                                    int lane) {
+__forceinline__ void transpose(const TransposeArgs& args) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, half = static_cast<int>(threadIdx.x) / 32;
+  const int list = static_cast<int>(blockIdx.x) / args.words;
+  const int word = static_cast<int>(blockIdx.x) - list * args.words;
   const int row = word * 32 + lane;  // of what is made
   const unsigned* from =
       args.bits + static_cast<i64>(list) * args.rows * 2 * args.words + half * args.words + word;
   const i64 to = static_cast<i64>(list) * args.to_rows + row;
+  let_next_start();
+  wait_for_previous();  // for the rows
   int count = 0;
   for (int w = 0; w < args.to_words; ++w) {
     const int at = w * 32 + lane;
@@ -235,17 +236,6 @@ __forceinline__ void transpose_word(const TransposeArgs& args, int list, int wor
     count += __popc(mine);
   }
   if (row < args.to_rows) args.to_counts[to * 2 + half] = count;
-}
-
-/// One block takes a word of a list; one warp the tiles seen whole, one those that a mask cuts.
-template <Config kConfig>
-__forceinline__ void transpose(const TransposeArgs& args) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, half = static_cast<int>(threadIdx.x) / 32;
-  const int list = static_cast<int>(blockIdx.x) / args.words;
-  const int word = static_cast<int>(blockIdx.x) - list * args.words;
-  let_next_start();
-  wait_for_previous();  // for the rows
-  transpose_word(args, list, word, half, lane);
 }
 
 }  // namespace tilewise::tile_lists

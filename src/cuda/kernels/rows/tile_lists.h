@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "cuda/jit/unit.h"
-#include "cuda/kernels/rows/mask_map_args.h"
 #include "cuda/kernels/rows/tile_lists_args.h"
 #include "cuda/tile/lists_args.h"
 #include "plan/kernel_row.h"
@@ -45,11 +44,8 @@ class TileListsMaker {
   const tile_lists::Config& config() const { return config_; }
   std::int64_t blocks() const { return lists_ * args_.rows; }  ///< of the grid
   tile::TileLists lists() const;
-  /// What mask_map takes: besides args() what take_order() or take_transposed() has taken, one of
-  /// them.
-  mask_map::Args map_args() const;
-  /// Starts tile_lists, or mask_map, which makes the order and the other way round as well. The
-  /// next kernel may start before it ends and waits by wait_for_previous().
+  /// Starts tile_lists, or mask_map. The next kernel may start before it ends and waits by
+  /// wait_for_previous().
   void make(void* stream) const;
 
   // The order of rows, longest first.
@@ -77,10 +73,8 @@ class TileListsMaker {
   std::int64_t lists_ = 1;
   int list_b_ = 0, list_h_ = 0;
   int sharing_ = 1, heads_ = 1;
-  tile::TileCounter done_;  ///< of a map's blocks
 
   void take_list();
-  bool maps() const;
   std::int64_t bit_words() const;
   std::int64_t listed_words() const;
 };

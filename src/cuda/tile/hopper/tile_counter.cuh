@@ -22,15 +22,6 @@ __forceinline__ void claim(const TileCounter& counter) {
 /// tiles, once after each.
 __forceinline__ u64 ask(const TileCounter& counter) { return atomicAdd(counter.word, 1ULL); }
 
-/// For kernels whose blocks count themselves, once each: whether this one is the last of `blocks`.
-/// Leaves 0 then.
-__forceinline__ bool came_last(const TileCounter& counter, int blocks) {
-  const u64 before = ask(counter) & ((1ULL << TileCounter::kCountBits) - 1);
-  if (before != static_cast<u64>(blocks - 1)) return false;
-  *reinterpret_cast<volatile u64*>(counter.word) = 0;
-  return true;
-}
-
 /// The tile of an answer, one of `tiles` or none. No block comes to claim the counter after the
 /// last answer, which leaves 0: a replay with the same tag starts anew.
 __forceinline__ int answer(const TileCounter& counter, u64 asked, int tiles) {
