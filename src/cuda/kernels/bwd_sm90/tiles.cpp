@@ -66,7 +66,8 @@ constexpr std::int64_t kSpanRows = 8192;
 /// Whether a head of packed sequences is divided into spans: where it does not stay in the L2
 /// cache, and a span has long tiles of several sequences. Grouped heads keep theirs together.
 bool takes_spans(const Problem& p, Config config) {
-  if (!p.packed || config.large_dim() || config.mask != Mask::right || p.group() > 1) return false;
+  if (!p.packed || config.large_dim() || config.listed()) return false;
+  if (config.mask != Mask::right || p.group() > 1) return false;
   constexpr std::int64_t kMeanRows = 1024;
   if (p.total_q < 2 * kSpanRows || p.seq_q > kSpanRows || p.total_q < kMeanRows * p.batch)
     return false;
@@ -170,7 +171,7 @@ Config bwd_sm90_config(const Problem& p) {
   // Of blocks as large as tiles too: at dim 64 the unit that also looks at bits of blocks took 5 %
   // less time where there was nothing to look at.
   if (p.block_list.defined()) config.lists = tile::Lists::parts;
-  if (maps_mask(p) && !p.packed && !config.two_plane) config.lists = tile::Lists::whole;
+  if (maps_mask(p) && !config.two_plane) config.lists = tile::Lists::whole;
   config.sums.split = bwd_sm90_parts(p, config) > 1 || bwd_sm90_sharers(p, config) > 1;
   config.spans = takes_spans(p, config);
   return config;
