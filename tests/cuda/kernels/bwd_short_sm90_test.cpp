@@ -57,10 +57,10 @@ TEST(BwdShortSm90, EveryConfigFitsSharedMemory) {
         const SharedPlan plan(config);
         EXPECT_LE(plan.bytes, SharedPlan::kRoom) << dim << ' ' << dim_v;
         // The next pass's rows come early: into the second buffer, beside halves where it is large.
-        const bool large = std::min(dim, dim_v) > 64, one_pass = jobs == ShortJobs::passes;
-        EXPECT_EQ(config.halves(), large && !one_pass) << dim << ' ' << dim_v;
+        const bool large = std::min(dim, dim_v) > 64, shares = jobs == ShortJobs::query_heads;
+        EXPECT_EQ(config.halves(), large && shares) << dim << ' ' << dim_v;
         EXPECT_EQ(config.stages, config.halves() ? 3 : 4);
-        EXPECT_EQ(config.kept, large && one_pass ? 1 : 2) << dim << ' ' << dim_v;
+        EXPECT_EQ(config.kept, large && !shares ? 1 : 2) << dim << ' ' << dim_v;
         EXPECT_EQ(plan.slots % 16, 0);
         for (const int at : {plan.kept, plan.stages, plan.stage, plan.stages_v})
           EXPECT_EQ(at % 1024, 0);
@@ -115,6 +115,16 @@ TEST(BwdShortSm90, HeadsOfAGroupShareWhereJobsAreFew) {
   Problem many = problem(16, 32, 128, 128, true);
   many.heads_k = 8;
   EXPECT_TRUE(cost_by(kFlashBackwardShortSm90, many, h200()).memory.size() <= 1U);
+}
+
+TEST(BwdShortSm90, PackedPassesAreLoadedEarly) {
+  Problem p = problem(64, 16, 384, 128, true);
+  p.packed = true;
+  p.total_q = p.total_k = 64 * 256;
+  EXPECT_TRUE(bwd_short_sm90_config(p, ShortJobs::key_heads).halves());
+  // Statistics of so many rows leave no room for a second buffer.
+  p.heads_k = 4;
+  EXPECT_FALSE(bwd_short_sm90_config(p, ShortJobs::key_heads).halves());
 }
 
 TEST(BwdShortSm90, WorkspaceIsACounterOrNothing) {

@@ -41,8 +41,12 @@ struct Config {
   constexpr bool hides_rows() const { return lengths == Lengths::packed && mask != Mask::none; }
   constexpr bool halves() const { return stages_v > 0; }
   constexpr int most_rows() const { return halves() ? kMostRowsOfHalves : kMostRows; }
+  /// Statistics find their rows in the L2 cache, where few copies are under way at a time.
+  constexpr bool fetches() const { return ragged() || shares; }
   /// Registers of a thread that computes, and of others: 3 x 168 for the three warpgroups.
-  constexpr int registers() const { return head_dim + head_dim_v > 128 ? 224 : 208; }
+  constexpr int registers() const {
+    return head_dim + head_dim_v <= 128 ? 208 : fetches() ? 224 : 232;
+  }
   constexpr int other_registers() const { return 504 - 2 * registers(); }
   /// The name that bwd_sm90's lookups ask for.
   constexpr bool ragged() const { return lengths != Lengths::dense; }

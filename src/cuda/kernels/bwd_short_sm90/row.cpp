@@ -94,6 +94,12 @@ bool refines(const Problem& p) {
   return bwd_tiles::is_tiny(p) || (bwd_tiles::is_small(p) && sm90_mask(p).mask != Mask::none);
 }
 
+/// Few jobs of key heads that cannot be cut into passes. The sums of a group stay in the L2 cache.
+bool may_share(const Problem& p) {
+  return !p.packed && p.group() > 1 && refines(p) &&
+         bwd_short_sm90_jobs(p, ShortJobs::query_heads) <= 2 * host::kTypicalMultiprocessors;
+}
+
 /// What run() goes by.
 struct Decided {
   ShortJobs jobs = ShortJobs::key_heads;
@@ -106,10 +112,7 @@ Decided decide(const Problem& p, const Hardware& machine) {
     if (bwd_short_sm90_ms(p, jobs, machine) < bwd_short_sm90_ms(p, best, machine)) best = jobs;
   };
   if (!p.packed && !refines(p)) consider(ShortJobs::passes);
-  // With few jobs the sums of a group stay in the L2 cache.
-  const std::int64_t heads = bwd_short_sm90_jobs(p, ShortJobs::query_heads);
-  if (!p.packed && p.group() > 1 && heads <= 2 * host::kTypicalMultiprocessors)
-    consider(ShortJobs::query_heads);
+  if (may_share(p)) consider(ShortJobs::query_heads);
   return {best, bwd_short_sm90_config(p, best)};
 }
 
@@ -207,6 +210,10 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   launch(kernel, {.x = grid}, context.stream, args);
 }
 
+std::string on_trial(const KernelRow& /*row*/, const Problem& p) {
+  return may_share(p) ? "no card has timed query heads that share their sums" : "";
+}
+
 }  // namespace
 
 Config bwd_short_sm90_config(const Problem& p, ShortJobs jobs) {
@@ -223,10 +230,10 @@ Config bwd_short_sm90_config(const Problem& p, ShortJobs jobs) {
   const bool one_job = bwd_short_sm90_jobs(p, jobs) <= host::kTypicalMultiprocessors;
   config.helped = !config.refined && one_job;
   config = bwd_short_sm90::with_stages(config);
-  // A block with several passes: the next one's rows should be there when it begins.
-  const bool several = !one_job || !config.cut;
+  // Of several passes the next one's rows should be there when it begins. Dense jobs of a key head
+  // took longer with halves (b64 h16 s256 d128: 1.21 ms instead of 0.73).
   const std::int64_t rows = job_rows(p) / (config.shares ? p.group() : 1);
-  if (config.kept == 1 && several && rows <= kMostRowsOfHalves)
+  if (config.kept == 1 && config.fetches() && rows <= kMostRowsOfHalves)
     config = bwd_short_sm90::with_halves(config);
   return config;
 }
@@ -242,9 +249,9 @@ double bwd_short_sm90_ms(const Problem& p, ShortJobs of, const Hardware& machine
   const bool narrow = std::max(p.head_dim, p.head_dim_v) <= 64;
   // Of 128 rows of a pass and 64 that pass by: four products over keys, three over queries.
   const double planes = bwd_tiles::is_small(p) ? 1.5 : 1.0, sweeps = refines(p) ? 1.3 : 1.0;
-  const double key_us = (narrow ? 0.95 : 2.4) * planes;
-  const double query_us = (narrow ? 0.7 : 1.8) * planes * sweeps;
-  const double pass_us = narrow ? 2.4 : 2.8;
+  const double key_us = (narrow ? 0.95 : p.packed ? 1.9 : 2.4) * planes;
+  const double query_us = (narrow ? 0.7 : p.packed ? 1.6 : 1.8) * planes * sweeps;
+  const double pass_us = narrow ? 2.4 : p.packed ? 2.0 : 2.8;
   constexpr double kStartUs = 8.0;
   // Steps of a pass that are seen in part.
   const double cut_steps = !p.has_positional_mask() ? 0.25 : narrow ? 1.0 : 1.5;
@@ -306,7 +313,8 @@ const KernelRow kFlashBackwardShortSm90 = {
     .pass = Pass::backward,
     .summary = "short sequences in one launch, no sums in memory; head dims to 128; wgmma, TMA",
     .prepare = prepare,
-    .run = run};
+    .run = run,
+    .on_trial = on_trial};
 
 void add_bwd_short_sm90_units(std::vector<PackUnit>& units, int arch, bool two_plane) {
   if (arch != 90) return;

@@ -14,7 +14,7 @@ struct Statistics {
   /// Eight lanes have a row, each 16 bytes of every 128.
   static constexpr int kParts = kConfig.refined ? 0 : SharedPlan::panels(kConfig.head_dim_v);
   /// As many copies as registers allow who has few, and who has many.
-  static constexpr int kFew = kParts == 2 ? 2 : 4, kMany = 4;
+  static constexpr int kFew = kParts != 2 ? 4 : kConfig.fetches() ? 2 : 1, kMany = 4;
 
   const Args& args;
   const Shared<kConfig> shared;
@@ -85,7 +85,7 @@ struct Statistics {
     }
     const int rows = known.heads * (end - begin);
     // Where few copies are under way at a time, they find their lines in the L2 cache.
-    if constexpr (kParts > 1 && kAtOnce == kFew) {
+    if constexpr (kConfig.fetches() && kParts > 1 && kAtOnce == kFew) {
 #pragma unroll 1
       for (int n = warp * 8 + lane / 4; n < rows; n += warps * 8) {
         const Row r = row_at(job, known, index_of(n, begin, end, known));

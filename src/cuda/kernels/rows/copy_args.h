@@ -6,7 +6,7 @@
 namespace tilewise::copy_rows {
 
 struct Config {
-  int element_bytes = 2;  ///< 2, 4 or 8: several elements are one where strides allow
+  int element_bytes = 2;  ///< 2 or 4
   bool hides = false;     ///< rows whose LSE is -inf become 0
 };
 
