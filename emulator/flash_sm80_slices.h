@@ -18,30 +18,21 @@ namespace {
 
 using namespace tilewise;
 
-constexpr fwd_sm80::Config kSliced = {.head_dim = 384,
-                                      .head_dim_v = 192,
-                                      .slices = 2,
-                                      .block_m = 32,
-                                      .block_n = 32,
-                                      .warps = 2,
-                                      .stages = 1,
-                                      .positional = true};
-constexpr bwd_sm80::Config kSlicedKeys = {.head_dim = 384,
-                                          .head_dim_v = 384,
-                                          .block_m = 16,
-                                          .block_n = 32,
-                                          .warps = 2,
-                                          .sub_m = 16,
-                                          .stages = 1,
-                                          .with_dq = false,
-                                          .columns = 192};
-constexpr bwd_sm80::Config kSlicedQueries = {.head_dim = 384,
-                                             .head_dim_v = 384,
-                                             .block_m = 32,
-                                             .block_n = 16,
-                                             .warps = 2,
-                                             .stages = 1,
-                                             .with_dq = false,
-                                             .columns = 192};
+constexpr fwd_sm80::Config kSliced = {
+    .head_dim = 384,
+    .head_dim_v = 192,
+    .slices = 2,
+    .shape = {.block_m = 32, .block_n = 32, .warps = 2, .stages = 1},
+    .positional = true};
+constexpr bwd_sm80::Config kSlicedKeys = {
+    .head_dim = 384,
+    .head_dim_v = 384,
+    .shape = {.block_m = 16, .block_n = 32, .warps = 2, .sub_m = 16, .stages = 1},
+    .output = {.with_dq = false, .columns = 192}};
+constexpr bwd_sm80::Config kSlicedQueries = {
+    .head_dim = 384,
+    .head_dim_v = 384,
+    .shape = {.block_m = 32, .block_n = 16, .warps = 2, .stages = 1},
+    .output = {.with_dq = false, .columns = 192}};
 
 }  // namespace
