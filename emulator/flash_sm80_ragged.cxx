@@ -487,6 +487,7 @@ int main() {
   wide.formula = &wide_squares.formula;
   constexpr auto mapped = [](auto config) {
     config.packed = true, config.lists = tile::Lists::whole;
+    if constexpr (requires { config.keys; }) config.keys = fwd_sm80::Keys::packed;
     return config;
   };
   check_forward<mapped(kSliced)>("packed, a map, dim 264", wide, few, long_keys, false, kBf16);
