@@ -96,6 +96,16 @@ void check_backwards() {
                       {.q = 32, .k = 32, .density = 0.7, .by_head = true});
   check_backward<with_pairs(kOne), with_pairs(kSecond), Delta::p>("one pass, bias, mask, sinks",
                                                                   hidden.shape, kBf16, kExact);
+  const Listed shifted({.heads_q = 1,
+                        .seq_q = 60,
+                        .seq_k = 90,
+                        .causal = true,
+                        .pairs = true,
+                        .alike = true,
+                        .shift = -1e30F},
+                       {.q = 32, .k = 32, .density = 0.7, .by_head = true});
+  check_backward<with_pairs(kOne), with_pairs(kSecond), Delta::p>("one pass, shifted rows",
+                                                                  shifted.shape, kBf16, kExact);
   const Listed nothing({.seq_q = 150, .seq_k = 200}, {.q = 128, .k = 128, .density = 0.0});
   check_backward<kFirst, kSecond, Delta::p>("two passes, nothing listed", nothing.shape, 0.0, 0.0);
 }

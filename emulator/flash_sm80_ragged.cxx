@@ -10,6 +10,16 @@
 #include "flash_sm80_configs.h"
 #include "flash_sm80_grids.h"
 
+// The host's, whose headers hide names that kernels use.
+namespace tilewise::cuda {
+namespace fwd_tiles {
+fwd_sm80::Args slice_of(fwd_sm80::Args args, int slice, const fwd_sm80::Config& config);
+}
+namespace bwd_tiles {
+bwd_sm80::Args from_column(bwd_sm80::Args args, const bwd_sm80::Config& config);
+}
+}  // namespace tilewise::cuda
+
 namespace {
 
 /// Rows of one side of the sequences.
@@ -209,8 +219,13 @@ void check_forward(const char* name, const Shape& s, const Side& q_side, const S
   a.order = order(b.q.blocks(kConfig.shape.block_m), heads, kParts);
   if constexpr (kConfig.listed())
     a.lists = s.formula->lists(kConfig.shape.block_m, kConfig.shape.block_n, false);
-  run_grid(static_cast<long long>(a.order.blocks) * heads * kParts, kConfig.shape.warps * 32,
-           fwd_sm80::shared, [&] { fwd_sm80::kernel<kConfig>(ragged); });
+  const fwd_sm80::Args whole = a;
+  for (int i = 0; i < kConfig.slices; ++i) {
+    if (kConfig.slices > 1) a = cuda::fwd_tiles::slice_of(whole, i, kConfig);
+    run_grid(static_cast<long long>(a.order.blocks) * heads * kParts, kConfig.shape.warps * 32,
+             fwd_sm80::shared, [&] { fwd_sm80::kernel<kConfig>(ragged); });
+  }
+  a = whole;
   if (kConfig.split)
     merge_parts<kWidth>(s, total, kParts, part_o, part_rows, view4(got, total, dim), lse.data());
   for (std::size_t i = 0; !kConfig.form.scaled && !kConfig.split && i < o.size(); ++i) {
@@ -223,7 +238,7 @@ void check_forward(const char* name, const Shape& s, const Side& q_side, const S
 }
 
 /// What bwd_delta makes; `sums` becomes zero.
-template <bwd_delta::Type kType, class T>
+template <bwd_delta::Type kType, int kPadded, class T>
 void run_delta(const Batch& b, std::vector<T>& o, std::vector<T>& d_o, std::vector<float>& lse,
                bool wide, bwd_sm80::Args& to, std::vector<float>& sums, int width) {
   bwd_delta::RaggedArgs ragged;
@@ -235,8 +250,8 @@ void run_delta(const Batch& b, std::vector<T>& o, std::vector<T>& d_o, std::vect
   a.clear = sums.data(), a.clear_cols = width;
   a.heads = b.shape.heads_q, a.rows_q = to.rows_q, a.head_dim_v = b.shape.dim;
   a.rows = static_cast<long long>(a.heads) * a.rows_q;
-  constexpr bwd_delta::Config kConfig = {.type = kType, .head_dim_v = 64, .packed = true};
-  const long long threads = a.rows * bwd_delta::lanes(64);
+  constexpr bwd_delta::Config kConfig = {.type = kType, .head_dim_v = kPadded, .packed = true};
+  const long long threads = a.rows * bwd_delta::lanes(kPadded);
   run_grid((threads + bwd_delta::kThreads - 1) / bwd_delta::kThreads, bwd_delta::kThreads,
            bwd_sm80::shared, [&] { bwd_delta::kernel<kConfig>(ragged); });
 }
@@ -248,6 +263,23 @@ constexpr Gradient packed(Gradient config) {
 constexpr Gradient listed(Gradient config) {
   config.lists = tile::Lists::whole;
   return config;
+}
+
+constexpr Gradient of_slice(Gradient config, bwd_sm80::Gradients gradients, int column) {
+  config.output.gradients = gradients;
+  config.output.column = column;
+  return config;
+}
+/// Calls run<config>() with the arguments of each launch that a gradient takes.
+template <Gradient kConfig, bwd_sm80::Gradients kWhich, int kColumn = 0, class Run>
+void in_slices(bwd_sm80::Args& a, Run run) {
+  constexpr Gradient kSlice = of_slice(kConfig, kWhich, kColumn);
+  const bwd_sm80::Args whole = a;
+  a = cuda::bwd_tiles::from_column(whole, kSlice);
+  run.template operator()<kSlice>();
+  a = whole;
+  if constexpr (kConfig.output.columns > 0 && kColumn + kConfig.output.columns < kConfig.head_dim)
+    in_slices<kConfig, kWhich, kColumn + kConfig.output.columns>(a, run);
 }
 
 /// What refine leaves beside lse2 where that is `off` too large, of every row that sees a key.
@@ -320,7 +352,7 @@ void check_backward(const char* name, const Shape& s, const Side& q_side, const 
   a.lse2 = lse2.data(), a.delta = delta.data(), a.lse2_low = low.data();
   std::vector<float> sums(count * kWidth, kNan);
   a.dq_sum = sums.data();
-  run_delta<bwd_delta::Type::float32>(b, o, d_o, lse, wide, a, sums, kWidth);
+  run_delta<bwd_delta::Type::float32, kWidth>(b, o, d_o, lse, wide, a, sums, kWidth);
 
   using Value = std::conditional_t<kScaled, float, Bits>;
   const Value poison = kScaled ? static_cast<Value>(kNan) : static_cast<Value>(kPoison);
@@ -347,8 +379,14 @@ void check_backward(const char* name, const Shape& s, const Side& q_side, const 
   }
   a.order = order(b.k.blocks(kKeys.shape.block_n), s.heads_k);
   give_lists.template operator()<kKeys>(true);
-  run_grid(a.order.blocks * a.order.heads, kKeys.shape.warps * 32, bwd_sm80::shared,
-           [&] { bwd_sm80::kernel<kKeys>(ragged); });
+  const auto run_keys = [&]<Gradient kConfig>() {
+    run_grid(a.order.blocks * a.order.heads, kConfig.shape.warps * 32, bwd_sm80::shared,
+             [&] { bwd_sm80::kernel<kConfig>(ragged); });
+  };
+  using bwd_sm80::Gradients;
+  constexpr Gradients kFirst = kKeys.output.columns > 0 ? Gradients::keys : Gradients::both;
+  in_slices<kKeys, kFirst>(a, run_keys);
+  if constexpr (kKeys.output.columns > 0) in_slices<kKeys, Gradients::values>(a, run_keys);
   if constexpr (kKeys.output.with_dq) {
     bwd_convert::RaggedArgs convert;
     convert.sequences = b.q.sequences(wide);
@@ -365,8 +403,10 @@ void check_backward(const char* name, const Shape& s, const Side& q_side, const 
   } else {
     a.order = queries;
     give_lists.template operator()<kQueries>(false);
-    run_grid(queries.blocks * queries.heads, kQueries.shape.warps * 32, bwd_dq_sm80::shared,
-             [&] { bwd_dq_sm80::kernel<kQueries>(ragged); });
+    in_slices<kQueries, Gradients::both>(a, [&]<Gradient kConfig>() {
+      run_grid(queries.blocks * queries.heads, kConfig.shape.warps * 32, bwd_dq_sm80::shared,
+               [&] { bwd_dq_sm80::kernel<kConfig>(ragged); });
+    });
   }
   const auto floats = [](const std::vector<Value>& x) {
     std::vector<float> y;
@@ -447,10 +487,37 @@ int main() {
   check_backward<kOne, kSecond>("packed, one pass", causal, q, k, true, false, kBf16);
   check_backward<with_dropout(kOne), with_dropout(kSecond)>("packed, one pass, dropout", dropped,
                                                             many, keys, false, true, kBf16);
-  check_backward<listed(kFirst), listed(kSecond)>("packed, two passes, a map", squared, q, k, false,
-                                                  true, kBf16);
   check_backward<listed(kOne), listed(kSecond)>("packed, one pass, a map", squared, q, k, false,
                                                 false, kBf16);
+  // Above 256 columns, in slices, with a map.
+  const Side few({9, 0, 140}, 3), long_keys({40, 3, 150}, 5);
+  Shape wide = {.heads_q = 1, .dim = 264, .scale = 0.062F, .causal = true};
+  const Squares wide_squares(wide, few, long_keys);
+  wide.formula = &wide_squares.formula;
+  constexpr Forward kSliced = {.head_dim = 384,
+                               .head_dim_v = 192,
+                               .slices = 2,
+                               .shape = {.block_m = 32, .block_n = 32, .warps = 2, .stages = 1},
+                               .positional = true,
+                               .packed = true,
+                               .lists = tile::Lists::whole};
+  constexpr Gradient kSlicedKeys = {
+      .head_dim = 384,
+      .head_dim_v = 384,
+      .shape = {.block_m = 16, .block_n = 32, .warps = 2, .sub_m = 16, .stages = 1},
+      .output = {.with_dq = false, .columns = 192},
+      .packed = true,
+      .lists = tile::Lists::whole};
+  constexpr Gradient kSlicedQueries = {
+      .head_dim = 384,
+      .head_dim_v = 384,
+      .shape = {.block_m = 32, .block_n = 16, .warps = 2, .stages = 1},
+      .output = {.with_dq = false, .columns = 192},
+      .packed = true,
+      .lists = tile::Lists::whole};
+  check_forward<kSliced>("packed, a map, dim 264", wide, few, long_keys, false, kBf16);
+  check_backward<kSlicedKeys, kSlicedQueries>("packed, a map, dim 264", wide, few, long_keys, false,
+                                              true, kBf16);
   check_backward<kFirst, kSecond>("packed, no sequence", plain, none, none, false, false, kBf16);
   check_backward<kFloatFirst, kFloatSecond>("packed, float32", causal, q, k, false, true, 2e-6);
   return failures == 0 ? 0 : 1;

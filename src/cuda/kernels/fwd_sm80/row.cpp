@@ -17,6 +17,7 @@
 #include "plan/batch_invariance.h"
 #include "plan/forms.h"
 #include "problem/blocks.h"
+#include "problem/grouped.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -161,31 +162,6 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
     }
   }
   return best;
-}
-
-/// One query of a group's heads, which differ in nothing else, as rows of one head: K and V are
-/// read once. Other problems as they are.
-Problem grouped(const Problem& given) {
-  Problem p = given;
-  const bool alike = !p.bias.defined() && !p.mask.defined() && !p.alibi_slopes.defined() &&
-                     !p.sinks.defined() && !drops(p) && !expressions_of(p).any() &&
-                     !p.block_list.defined();
-  const bool sees_all =
-      p.left == Problem::kUnbounded && p.right >= 0 && p.causal != Causal::top_left;
-  if (p.packed || p.seq_q != 1 || p.group() <= 1 || !alike || !sees_all) return p;
-  const std::int64_t group = p.group();
-  for (Tensor* t : {&p.q, &p.o, &p.lse}) {
-    if (!t->defined()) continue;
-    t->sizes[1] = p.heads_k;
-    t->sizes[2] = group;
-    t->strides[2] = t->strides[1];
-    t->strides[1] *= group;
-  }
-  p.heads_q = p.heads_k;
-  p.seq_q = p.total_q = group;
-  p.causal = Causal::none;
-  p.right = Problem::kUnbounded;
-  return p;
 }
 
 /// What run() goes by.
