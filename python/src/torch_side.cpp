@@ -58,7 +58,7 @@ bool is_true(nb::handle object) {
   return answer != 0;
 }
 
-/// What a function without arguments says.
+/// The truth of what a function without arguments gives.
 bool asks(nb::handle function) { return is_true(checked(PyObject_CallNoArgs(function.ptr()))); }
 
 bool somebody_looks_on() {
