@@ -151,7 +151,7 @@ Config bwd_sm90_config(const Problem& p) {
   // Of blocks as large as tiles too: at dim 64 the unit that also looks at bits of blocks took 5 %
   // less time where there was nothing to look at.
   if (p.block_list.defined()) config.lists = tile::Lists::parts;
-  if (maps_mask(p) && !p.packed && !config.two_plane) config.lists = tile::Lists::whole;
+  if (maps_mask(p) && !config.two_plane) config.lists = tile::Lists::whole;
   config.sums.split = bwd_sm90_parts(p, config) > 1 || bwd_sm90_sharers(p, config) > 1;
   return config;
 }
