@@ -110,9 +110,9 @@ struct MadeLists {
   tile::TileLists lists, transposed;
 
   MadeLists(const Problem& p, int tile_q, int tile_k, tile::Lists kind, int rows_of_tile = 1,
-            const RunMap& map = {}) {
+            const RunMap& map = {}, bool packs_heads = false) {
     if (!p.block_list.defined() && !map) return;
-    cuda::TileListsMaker maker(p, tile_q, tile_k, kind, rows_of_tile);
+    cuda::TileListsMaker maker(p, tile_q, tile_k, kind, rows_of_tile, packs_heads);
     std::vector<MemoryPart> parts;
     maker.add_memory(parts);
     maker.add_order_memory(parts);
@@ -157,7 +157,8 @@ struct MadeLists {
         run_as<Config{128, 64, false}>(c, args) || run_as<Config{128, 64, true}>(c, args) ||
         run_as<Config{64, 128, false}>(c, args) || run_as<Config{64, 128, true}>(c, args) ||
         run_as<Config{32, 128, true}>(c, args) || run_as<Config{128, 32, true}>(c, args) ||
-        run_as<Config{64, 64, true}>(c, args))
+        run_as<Config{64, 64, true}>(c, args) || run_as<Config{64, 64, false}>(c, args) ||
+        run_as<Config{32, 64, false}>(c, args))
       return;
     std::abort();
   }

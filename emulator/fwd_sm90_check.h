@@ -180,8 +180,9 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
   PagedArgs args;
   const bool maps = map_sample && cuda::maps_mask(p);
   const int rows = config.lists == Lists::parts ? config.shape.warpgroups : 1;
-  const MadeLists made(p, tile.block_m() / rows, tile.shape.block_n, config.lists, rows,
-                       maps ? map_sample(c.sample, cuda::captures_of(p)) : RunMap{});
+  const MadeLists made(p, (tile.block_m() >> shift) / rows, tile.shape.block_n, config.lists, rows,
+                       maps ? map_sample(c.sample, cuda::captures_of(p)) : RunMap{},
+                       config.pack_heads);
   args.lists = made.lists;
   cuda::sm90_fill(args, p, config, shift, set_map);
   args.order = cuda::sm90_order(p, config, tile.block_m() >> shift, c.splits);

@@ -84,7 +84,9 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   if (reason.empty()) reason = bwd_sm90_options_refusal(p);
   if (!reason.empty()) return reason;
   if (p.block_list.defined()) {
-    if (p.packed) return "packed sequences beside a block list are not supported by this kernel";
+    // delta of listed rows comes from a rounded O.
+    if (p.packed && bwd_tiles::is_tiny(p))
+      return "small packed problems beside a block list are left to flash_bwd_sm80";
     // delta of listed rows comes from a rounded O, which dropout scales.
     if (drops(p) && bwd_tiles::is_tiny(p))
       return "small problems with dropout beside a block list are left to flash_bwd_sm80";
@@ -418,6 +420,8 @@ std::string on_trial(const KernelRow& /*row*/, const Problem& p) {
   const bool large_dim = std::max(p.head_dim, p.head_dim_v) > 128;
   if (large_dim && p.packed && sm90_mask(p).mask != bwd_sm90::Mask::none)
     return "no card has checked its packed sequences under a mask above head dim 128";
+  if (p.packed && p.block_list.defined())
+    return "no card has checked its packed sequences beside a block list";
   return p.bias.defined() ? "a bias here has not been timed beside flash_bwd_sm80" : "";
 }
 

@@ -109,7 +109,7 @@ double listed_pairs(const Problem& p) {
 }
 
 TileListsMaker::TileListsMaker(const Problem& p, int tile_q, int tile_k, tile::Lists kind,
-                               int rows_of_tile)
+                               int rows_of_tile, bool packs_heads)
     : problem_(p) {
   // Lengths cut the list of each batch entry differently.
   bool of_batch = p.key_lengths.defined() || p.packed, of_heads = false;
@@ -143,8 +143,8 @@ TileListsMaker::TileListsMaker(const Problem& p, int tile_q, int tile_k, tile::L
   lists_ = (of_batch ? p.batch : 1) * args_.list_heads;
   args_.rows = static_cast<int>(ceil_div(p.seq_q, tile_q));
   args_.words = static_cast<int>(ceil_div(ceil_div(p.seq_k, tile_k), 32));
-  sharing_ = static_cast<int>(p.batch * p.heads_q / lists_);
-  heads_ = static_cast<int>(p.heads_q);
+  heads_ = static_cast<int>(packs_heads ? p.heads_k : p.heads_q);
+  sharing_ = static_cast<int>(p.batch * heads_ / lists_);
   order_.rows = args_.rows;
   order_.rows_of_tile = rows_of_tile;
   order_.tiles = static_cast<int>(ceil_div(args_.rows, rows_of_tile));
