@@ -279,7 +279,7 @@ PROGRAMS = {
     "merge_rows": False,
     "flash_sm80": False,
     "flash_sm80_wide": True,
-    "flash_sm80_ragged": False,
+    "flash_sm80_ragged": True,
     "flash_sm80_pages": False,
     "flash_sm80_expressions": True,
     "exact_sums": False,

@@ -9,7 +9,7 @@
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
 #include "cuda/host/expressions.h"
-#include "cuda/host/lse_args.h"
+#include "cuda/host/fill.h"
 #include "cuda/host/options.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/bwd_sm80/captures.h"
@@ -285,15 +285,8 @@ void fill(RaggedArgs& args, const Problem& p, const Decided& decided) {
     args.scale_cap = static_cast<float>(p.scale / p.softcap);
     args.cap_log2 = static_cast<float>(p.softcap * kLog2e);
   }
-  if (p.alibi_slopes.defined()) {
-    args.alibi = static_cast<const float*>(p.alibi_slopes.data);
-    args.alibi_b = p.alibi_slopes.strides[0];
-    args.alibi_h = p.alibi_slopes.strides[1];
-  }
-  if (p.sinks.defined() && (config.hides_rows() || config.picks_rows())) {
-    args.sinks = static_cast<const float*>(p.sinks.data);
-    args.sinks_h = p.sinks.strides[0];
-  }
+  host::fill_alibi(args, p);
+  if (config.hides_rows() || config.picks_rows()) host::fill_sinks(args, p);
   const Sm90Mask mask = sm90_mask(p);
   args.low = mask.low;
   args.high = mask.high;

@@ -4,6 +4,7 @@
 
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
+#include "cuda/host/fill.h"
 #include "cuda/host/options.h"
 #include "cuda/host/tma_maps.h"
 
@@ -22,23 +23,22 @@ void decode_fill(decode_sm90::Args& args, const Problem& p, const DecodeChoice& 
                  void (*set_map)(tile::TensorMapBytes&, const TensorMapSpec&)) {
   const int rows = choice.config.box_rows;
   if (rows > 0) {
-    const auto map = [&](const Tensor& t) {
-      return choice.config.whole_rows ? sm90_panel_map(t, rows) : sm90_map_spec(t, rows);
+    const auto map = [&](const Tensor& t, int columns) {
+      TensorMapSpec spec = choice.config.whole_rows
+                               ? sm90_row_map(t, rows, decode_sm90::panels_beside(columns / 64))
+                               : sm90_map_spec(t, rows);
+      spec.promotion = TensorMapSpec::Promotion::bytes128;
+      return spec;
     };
-    set_map(args.k_map, map(p.k));
-    set_map(args.v_map, map(p.v));
+    set_map(args.k_map, map(p.k, choice.config.head_dim));
+    set_map(args.v_map, map(p.v, choice.config.head_dim_v));
   }
   args.q = view(p.q);
   args.k = view(p.k);
   args.v = view(p.v);
   args.o = host::view4(p.o);
   args.o_pairs = host::has_vectors(p.o);
-  if (p.lse.defined()) {
-    args.lse = static_cast<float*>(p.lse.data);
-    args.lse_b = p.lse.strides[0];
-    args.lse_h = p.lse.strides[1];
-    args.lse_s = p.lse.strides[2];
-  }
+  host::fill_lse_output(args, p);
   args.batch = static_cast<int>(p.batch);
   args.heads_q = static_cast<int>(p.heads_q);
   args.heads_k = static_cast<int>(p.heads_k);
@@ -52,15 +52,8 @@ void decode_fill(decode_sm90::Args& args, const Problem& p, const DecodeChoice& 
   args.scale = p.scale;
   args.scale_log2 = static_cast<float>(static_cast<double>(p.scale) * kLog2e);
   args.softcap = static_cast<float>(p.softcap);
-  if (p.alibi_slopes.defined()) {
-    args.alibi = static_cast<const float*>(p.alibi_slopes.data);
-    args.alibi_b = p.alibi_slopes.strides[0];
-    args.alibi_h = p.alibi_slopes.strides[1];
-  }
-  if (p.sinks.defined()) {
-    args.sinks = static_cast<const float*>(p.sinks.data);
-    args.sinks_h = p.sinks.strides[0];
-  }
+  host::fill_alibi(args, p);
+  host::fill_sinks(args, p);
   if (p.paged) args.pages = host::pages(p);
   if (p.tree.defined()) args.tree = tree_words(p);
   args.keys = decode_key_parts(p, choice.keys);

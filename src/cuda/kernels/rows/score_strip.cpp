@@ -3,6 +3,7 @@
 #include "cuda/driver/launch.h"
 #include "cuda/host/expression_text.h"
 #include "cuda/host/expressions.h"
+#include "cuda/host/fill.h"
 #include "cuda/host/sequences.h"
 #include "cuda/kernels/rows/score_strip_args.h"
 #include "problem/blocks.h"
@@ -68,10 +69,7 @@ tile::Strip ScoreStrip::make(WorkspaceCutter& workspace, void* stream) const {
     args.queries = host::query_sequences(p);
     if (!p.paged) args.keys = host::key_sequences(p);
   }
-  if (p.key_lengths.defined()) {
-    args.key_lengths = static_cast<const int*>(p.key_lengths.data);
-    args.key_lengths_b = p.key_lengths.strides[0];
-  }
+  host::fill_key_lengths(args, p);
   const Kernel kernel =
       load_by_key("score_strip\n" + expressions_key(p), score_strip::Config{}, p.device.index,
                   [&](const score_strip::Config&) { return score_strip_unit(p); });

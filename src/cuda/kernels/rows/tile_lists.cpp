@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "cuda/host/common.h"
+#include "cuda/host/fill.h"
 #include "cuda/host/sequences.h"
 #include "cuda/jit/config_text.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
@@ -129,10 +130,7 @@ TileListsMaker::TileListsMaker(const Problem& p, int tile_q, int tile_k, tile::L
   args_.low = mask.low;
   args_.high = mask.high;
   args_.top = mask.top;
-  if (p.key_lengths.defined()) {
-    args_.key_lengths = static_cast<const int*>(p.key_lengths.data);
-    args_.key_lengths_b = p.key_lengths.strides[0];
-  }
+  host::fill_key_lengths(args_, p);
   if (p.packed) {
     args_.queries = host::query_sequences(p);
     if (!p.paged) args_.keys = host::key_sequences(p);
