@@ -34,10 +34,11 @@ void fill_maps(Args& args, const Problem& p, const Config& config, int shift, Se
     return shift > 0 ? grouped_map(spec, p.group(), shift) : spec;
   };
   const auto key_map = [&](const Tensor& t) {
-    // Tiles of one warpgroup are for few queries, which take as long as memory does: it gives up to
-    // 6 % more where L2 fetches no more than it is asked for.
-    const auto promotion = config.shape.warpgroups == 1 ? TensorMapSpec::Promotion::bytes128
-                                                        : TensorMapSpec::Promotion::bytes256;
+    // Tiles of one warpgroup are for few queries, but for those of lists: they take as long as
+    // memory does, which gives up to 6 % more where L2 fetches no more than it is asked for.
+    const bool few = config.shape.warpgroups == 1 && config.lists == fwd_sm90::Lists::none;
+    const auto promotion =
+        few ? TensorMapSpec::Promotion::bytes128 : TensorMapSpec::Promotion::bytes256;
     if (p.paged) {
       TensorMapSpec spec = sm90_map_spec(t, sm90_box_rows(p, config.shape.block_n));
       spec.promotion = promotion;
