@@ -242,7 +242,10 @@ struct Check {
     const int kM = config.shape.block_m, kChunk = config.shape.chunk_rows;
     const bool kPacked = config.lengths == Lengths::packed;
     bwd_sm90::ListArgs a;
-    const MadeLists made = make_lists();
+    std::optional<MadeBits> bits;
+    if (config.options.any()) bits.emplace(optioned_problem(), kM, true);
+    const MadeLists made =
+        make_lists(bits.has_value() && config.options.mask ? bits->bits : tile::MaskBits{});
     a.of_queries = made.lists, a.of_keys = made.transposed;
     const int q_rows = kPacked ? s.seq_q : 0, k_rows = kPacked ? s.seq_k : 0;
     const int k_ragged = config.ragged() ? s.seq_k : 0;
@@ -309,19 +312,8 @@ struct Check {
     }
     tile::Optioned<bwd_sm90::ListArgs> all{a, {}, {}};
     if (s.formula != nullptr) all.captures = s.formula->captures;
-    std::optional<MadeBits> bits;
     std::vector<float> low(rows, nan);
-    if (config.options.any()) {
-      Problem p;
-      p.device = {DeviceType::cuda, 0};
-      p.batch = s.batch, p.heads_q = s.heads_q;
-      p.seq_q = p.total_q = s.seq_q, p.seq_k = p.total_k = s.seq_k;
-      bools.give(p, s.batch, s.heads_q, s.seq_q, s.seq_k);
-      bits.emplace(p, kM, true);
-      p.dropout = dropped();
-      bias.give(p, s.batch, s.heads_q, s.seq_q, s.seq_k);
-      all.options = cuda::kernel_options(p, bits->bits);
-    }
+    if (bits.has_value()) all.options = cuda::kernel_options(optioned_problem(), bits->bits);
     if (config.options.bias()) all.options.bias_tiles = bias_tiles();
     if (config.shifts()) {
       all.args.lse2_in = lse2.data(), all.args.low_in = lse2_low.data();
@@ -369,8 +361,19 @@ struct Check {
     a.next_tile = &next;
     launches.dq(a, s.blocks);
   }
+  /// Its options alone.
+  Problem optioned_problem() {
+    Problem p;
+    p.device = {DeviceType::cuda, 0};
+    p.batch = s.batch, p.heads_q = s.heads_q;
+    p.seq_q = p.total_q = s.seq_q, p.seq_k = p.total_k = s.seq_k;
+    bools.give(p, s.batch, s.heads_q, s.seq_q, s.seq_k);
+    p.dropout = dropped();
+    bias.give(p, s.batch, s.heads_q, s.seq_q, s.seq_k);
+    return p;
+  }
   /// The list in tiles of the kernel.
-  MadeLists make_lists() {
+  MadeLists make_lists(const tile::MaskBits& mask) {
     Problem p;
     if (config.listed()) {
       const int shift = config.ragged() ? 0 : s.seq_k - s.seq_q;
@@ -383,9 +386,11 @@ struct Check {
         p.key_lengths = Tensor::contiguous(s.keys.data(), DType::int32, {s.batch}, p.device);
       lists.give(p, s.list);
       if (s.formula != nullptr) p.mask_function = s.formula->mask;
+      if (mask.words != nullptr) bools.give(p, s.batch, s.heads_q, s.seq_q, s.seq_k);
     }
     return MadeLists(p, config.shape.block_m, config.shape.block_n, config.lists, 1,
-                     s.formula != nullptr ? s.formula->map : RunMap{});
+                     s.formula != nullptr ? s.formula->map : RunMap{},
+                     {cuda::MaskLines::keys, mask});
   }
   void compare(const char* name, const char* quantity, Stored<kElement>& got,
                const std::vector<double>& truth, double bound) {

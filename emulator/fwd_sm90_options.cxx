@@ -14,7 +14,19 @@ constexpr Config from_diagonal(Config c) {
   c.schedule.from_diagonal = true;
   return c;
 }
+/// What a mask leaves, in tiles of 192 x 128.
+constexpr Config mapped64(Mask mask) {
+  Config c = optioned(tile64(3, mask), false, true);
+  c.schedule.chain_tiles = c.schedule.skip_blocks = false;
+  c.shape.q_buffers = 1;
+  c.lists = Lists::whole;
+  return c;
+}
 constexpr Config kConfigs[] = {
+    mapped64(Mask::none),
+    optioned(with(mapped64(Mask::right), Lengths::packed, false, false), true, true),
+    optioned(with(listed(128, 128, Lists::whole, Mask::right), Lengths::keys, false, false), false,
+             true),
     with_tree(optioned(tile64(3, Mask::right), false, true)),
     optioned(tile64(3, Mask::none), true, false),
     optioned(tile64(3, Mask::none), false, true),
@@ -56,6 +68,36 @@ constexpr Added kLeast16 = {.type = DType::bfloat16, .shift = -0x1.fep127F};
 constexpr Added kLeast = {.shift = -std::numeric_limits<float>::max()};
 
 const Case kCases[] = {
+    {.name = "a map of a mask of every pair",
+     .heads_k = 1,
+     .queries = {530},
+     .keys = {700},
+     .block_m = 192,
+     .shows = {.density = 0.5, .by_head = true, .square = 192},
+     .mapped = true},
+    {.name = "a map of a mask, packed sequences, causal",
+     .heads_q = 1,
+     .heads_k = 1,
+     .queries = {0, 193, 1, 520},
+     .keys = {70, 33, 90, 600},
+     .packed = true,
+     .causal = Causal::bottom_right,
+     .tail = 7,
+     .block_m = 192,
+     .shows = {.density = 0.4, .square = 128},
+     .mapped = true,
+     .sinks = true},
+    {.name = "a map of a mask of keys, lengths, causal, dim 128",
+     .dim = 128,
+     .dim_v = 128,
+     .heads_q = 1,
+     .heads_k = 1,
+     .queries = {512, 512},
+     .keys = {700, 90},
+     .lengths = true,
+     .causal = Causal::bottom_right,
+     .shows = {.density = 0.7, .by_batch = true, .by_query = false, .square = 128},
+     .mapped = true},
     {.name = "a tree of 250 nodes and a mask",
      .dim = 64,
      .dim_v = 64,

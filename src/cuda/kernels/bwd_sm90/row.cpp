@@ -157,6 +157,10 @@ DiagonalGradients diagonal_gradients(const Problem& p, const Config& config) {
           bwd_sm90_key_blocks(p, config) * config.shape.block_n};
 }
 
+TileListsMaker lists_of(const Problem& p, const Config& config) {
+  return {p, config.shape.block_m, config.shape.block_n, config.lists, 1, MaskLines::keys};
+}
+
 /// What run() goes by.
 struct Decided {
   Config config;
@@ -198,7 +202,7 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
     add_refined_rows_memory(p, cost.memory);
   }
   if (config.listed()) {
-    const TileListsMaker maker(p, config.shape.block_m, config.shape.block_n, config.lists);
+    const TileListsMaker maker = lists_of(p, config);
     maker.add_memory(cost.memory);
     maker.add_transposed_memory(cost.memory);
   }
@@ -352,15 +356,14 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   MaskBitsMaker mask(p, config.shape.block_m, true);
   const std::int64_t grid = std::min<std::int64_t>(args.jobs, host::kTypicalMultiprocessors);
   if (config.listed()) {
-    TileListsMaker maker(p, config.shape.block_m, config.shape.block_n, config.lists);
+    TileListsMaker maker = lists_of(p, config);
     maker.take(workspace);
     maker.take_transposed(workspace);
     args.of_queries = maker.lists();
     args.of_keys = maker.transposed();
-    maker.make(context.stream);
-    maker.transpose(context.stream);
     mask.take(workspace);
     mask.make(context.stream);
+    maker.make_by_keys(context.stream, mask.bits(), config.sums.deterministic);
     launch_optioned(p, kernel, host::following(grid, p.device.index), context.stream, args,
                     mask.bits(), strip);
   } else {

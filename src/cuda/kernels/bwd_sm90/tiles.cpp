@@ -12,6 +12,7 @@
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/rows/mask_map.h"
+#include "cuda/kernels/rows/mask_tiles.h"
 #include "cuda/kernels/rows/score_strip.h"
 #include "cuda/kernels/rows/tile_lists.h"
 #include "plan/accounting.h"
@@ -149,6 +150,10 @@ Config bwd_sm90_config(const Problem& p) {
   // less time where there was nothing to look at.
   if (p.block_list.defined()) config.lists = tile::Lists::parts;
   if (maps_mask(p) && !p.packed && !config.two_plane) config.lists = tile::Lists::whole;
+  // Tiles of a list are not cut into parts, nor are the heads of a group.
+  if (prefers_map(p) && !config.two_plane && bwd_sm90_parts(p, config) == 1 &&
+      bwd_sm90_sharers(p, config) == 1)
+    config.lists = tile::Lists::whole;
   config.sums.split = bwd_sm90_parts(p, config) > 1 || bwd_sm90_sharers(p, config) > 1;
   return config;
 }

@@ -181,10 +181,12 @@ struct Consumer {
           opaque(lane));
     }
     if constexpr (kMasked) {
+      if constexpr (kConfig.options.mask && kListed<kConfig>)
+        settle_shown(scores.shown, scores.rS, scores.options->zero);
       if constexpr (kConfig.options.tree) take_tree<kConfig>(*this, of, column);
       scores.template mask_rows<kCount>(args, tile, of, column,
                                         kConfig.lists == Lists::parts ? listed : ~0U);
-    } else if constexpr (kConfig.options.mask) {
+    } else if constexpr (kConfig.options.mask && !kListed<kConfig>) {
       scores.mask_shown();
     }
   }
@@ -256,11 +258,11 @@ struct Consumer {
   }
 
   /// The products, then the block's softmax. `kSeen`: rows that see a key of the block have seen
-  /// one before, so that their maxima may be trusted.
+  /// one before, or it is looked at whether they have: their maxima may be trusted.
   template <bool kMasked, bool kSeen = !kMasked>
   __forceinline__ void step(int block) {
     take_listed();
-    take_options<kConfig>(*this, block);
+    take_options<kConfig, kMasked>(*this, block);
     enter_block(block);
     products(block);
     if constexpr (kConfig.trusts_maxima() && kSeen && kModification != Modification::softcap) {
@@ -384,7 +386,8 @@ struct Consumer {
     --block;
     if constexpr (kConfig.mask != Mask::none || kListed<kConfig>) {
 #pragma unroll 1
-      for (; block >= blocks.begin && block >= blocks.full_end; --block) step<true>(block);
+      for (; block >= blocks.begin && block >= blocks.full_end; --block)
+        step<true, kListed<kConfig> && kConfig.options.mask>(block);
     }
     constexpr bool kCutOnLeft = kConfig.mask == Mask::both && !kListed<kConfig>;
     const int full_begin = kCutOnLeft ? blocks.full_begin : blocks.begin;

@@ -63,7 +63,12 @@ struct Decided {
 /// Rows of a tile's queries, or where blocks are smaller those of each warpgroup.
 TileListsMaker lists_of(const Problem& p, const Config& config) {
   const int rows = config.lists == fwd_sm90::Lists::parts ? config.shape.warpgroups : 1;
-  return {p, 64 * config.shape.warpgroups / rows, config.shape.block_n, config.lists, rows};
+  return {p,
+          64 * config.shape.warpgroups / rows,
+          config.shape.block_n,
+          config.lists,
+          rows,
+          MaskLines::queries};
 }
 
 /// Workspace beside the caller's tensors: the tile counter, then what the parts leave.
@@ -78,7 +83,7 @@ std::vector<MemoryPart> workspace_items(const Problem& p, const Config& config, 
     items.push_back(memory_part("partial m, l", Role::workspace, DType::float32,
                                 {2, splits, sm90_query_rows(p)}));
   }
-  if (has_tile_lists(p)) {
+  if (config.lists != fwd_sm90::Lists::none) {
     const TileListsMaker maker = lists_of(p, config);
     maker.add_memory(items);
     maker.add_order_memory(items);
@@ -129,8 +134,9 @@ Preparation prepare(const KernelRow& row, const Problem& p, const Hardware& mach
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.lse}) {
     cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
-  // tile_lists, which the kernel's start overlaps.
-  const double lists_ms = has_tile_lists(p) ? host::kKernelMs : 0.0;
+  // tile_lists or mask_tiles, which the kernel's start overlaps.
+  const bool listed = decided.config.lists != fwd_sm90::Lists::none;
+  const double lists_ms = listed ? host::kKernelMs : 0.0;
   const double mask_ms =
       mask_bits_ms(MaskBitsMaker(p, choice.tile->shape.block_n, false), machine.bandwidth_gbps);
   cost.ms = std::max(choice.ms + split_ms(p, choice, machine) + lists_ms + mask_ms,
@@ -167,15 +173,15 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   const std::int64_t grid = std::min(args.tiles, host::kTypicalMultiprocessors);
   const tile::Strip strip = ScoreStrip(p, config.expressions.strip).make(workspace, context.stream);
   MaskBitsMaker mask(p, config.shape.block_n, false);
-  if (has_tile_lists(p)) {
+  if (config.lists != fwd_sm90::Lists::none) {
     TileListsMaker maker = lists_of(p, config);
     maker.take(workspace);
     maker.take_order(workspace);
     args.lists = maker.lists();
-    maker.make(context.stream);
-    maker.order(context.stream);
     mask.take(workspace);
     mask.make(context.stream);
+    maker.make(context.stream, mask.bits());
+    maker.order(context.stream);
     launch_optioned<ListArgs>(p, kernel, host::following(grid, p.device.index), context.stream,
                               args, mask.bits(), strip);
   } else if (p.paged) {

@@ -9,6 +9,7 @@
 #include "cuda/host/expressions.h"
 #include "cuda/host/options.h"
 #include "cuda/host/tile_order.h"
+#include "cuda/kernels/rows/mask_tiles.h"
 #include "cuda/kernels/rows/score_strip.h"
 #include "cuda/kernels/rows/tile_lists.h"
 #include "expression/affine.h"
@@ -94,6 +95,19 @@ constexpr Sm90Tile kLists256[] = {
     {fewer_values(o_in_q(shape(2, 64, 3))), {4.3, 1.3}, {4.3, 1.4}, kListed},
     {fewer_values(o_in_q(shape(2, 64, 3))), {4.3, 1.3}, {4.3, 1.4}, kAlone}};
 
+// Of what a bool mask leaves, in tiles of any size.
+constexpr Sm90Tile mapped(Sm90Tile tile) {
+  tile.maps = true;
+  return tile;
+}
+constexpr Sm90Tile kMasked64[] = {mapped({shape(3, 128, 3),
+                                          {1.2, 1.228},
+                                          {0.9, 1.225},
+                                          {.skip_blocks = false, .values_first = true}}),
+                                  mapped(kLists64[0])};
+constexpr Sm90Tile kMasked128[] = {mapped(kLists128[0])};
+constexpr Sm90Tile kMasked256[] = {mapped(kLists256[0])};
+
 /// Up to this many keys, memory is a large part of the time: sections of heads are small, and the
 /// start and end of a tile count.
 constexpr std::int64_t kShortKeys = 2048;
@@ -121,6 +135,8 @@ Modification modification(const Problem& p) {
   return softcap ? Modification::softcap : Modification::alibi;
 }
 
+bool lists_tiles(const Problem& p, const Sm90Tile& tile) { return tile.maps || has_tile_lists(p); }
+
 /// Queries of a tile, row blocks of a head, heads as tiles see them.
 struct QueryGrid {
   std::int64_t queries, blocks, heads;
@@ -129,7 +145,7 @@ QueryGrid query_grid(const Problem& p, const Sm90Tile& tile) {
   const int shift = sm90_pack_shift(p, tile);
   const std::int64_t queries = tile.block_m() >> shift;
   const std::int64_t heads = shift > 0 ? p.heads_k : p.heads_q;
-  if (p.packed && !has_tile_lists(p))
+  if (p.packed && !lists_tiles(p, tile))
     return {queries, packed_blocks(p.total_q, p.batch, queries), heads};
   return {queries, ceil_div(p.seq_q, queries), p.batch * heads};
 }
@@ -250,9 +266,16 @@ std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
   return tiles;
 }
 
+std::span<const Sm90Tile> sm90_masked_tiles(const Problem& p) {
+  if (!maps_bool_mask(p)) return {};
+  const int larger = std::max(host::padded(p.head_dim), host::padded(p.head_dim_v));
+  if (larger <= 64) return kMasked64;
+  return larger <= 128 ? std::span<const Sm90Tile>(kMasked128) : kMasked256;
+}
+
 int sm90_pack_shift(const Problem& p, const Sm90Tile& tile) {
   const std::int64_t group = p.group();
-  const bool apart = p.alibi_slopes.defined() || p.bias.defined() || p.block_list.defined() ||
+  const bool apart = p.alibi_slopes.defined() || p.bias.defined() || lists_tiles(p, tile) ||
                      drops(p) || expressions_of(p).any();
   if (group <= 1 || group > 64 || apart) return 0;
   int shift = 0;
@@ -335,7 +358,8 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   config.head_dim_v = host::padded(p.head_dim_v);
   config.shape = tile.shape;
   config.mask = sm90_mask(p).mask;
-  config.lists = tile_lists_kind(p, tile.block_m(), tile.shape.block_n);
+  config.lists =
+      tile.maps ? tile::Lists::whole : tile_lists_kind(p, tile.block_m(), tile.shape.block_n);
   config.modification = modification(p);
   config.expressions = expressions_of(p);
   config.expressions.strip = config.modification != Modification::alibi && strips_score(p);
@@ -389,7 +413,7 @@ fwd_sm90::SectionOrder sm90_order(const Problem& p, const Config& config, std::i
   const std::int64_t heads = config.pack_heads ? p.heads_k : p.heads_q;
   OrderProblem order;
   // Lists have rows of each sequence, as many as the longest has.
-  const bool ragged = p.packed && !has_tile_lists(p);
+  const bool ragged = p.packed && config.lists == tile::Lists::none;
   order.blocks = ragged ? packed_blocks(p.total_q, p.batch, queries) : ceil_div(p.seq_q, queries);
   order.heads = (ragged ? 1 : p.batch) * heads * splits;
   order.heads_per_kv = heads / p.heads_k * splits;
@@ -416,14 +440,14 @@ Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
     const Sm90Tile& tile = sm90_tiles(p).front();
     return {&tile, 1, predict(p, tile, 1, machine)};
   }
-  for (const Sm90Tile& tile : sm90_tiles(p)) {
+  for (const Sm90Tile& tile : prefers_map(p) ? sm90_masked_tiles(p) : sm90_tiles(p)) {
     if (tile.for_windows() && !is_short_window(p)) continue;
     const std::int64_t blocks = ceil_div(p.seq_k, tile.shape.block_n);
     const auto consider = [&](std::int64_t wanted) {
       if (wanted < 1) return;
       // Fewer than two blocks a part do not pay for the merge.
       if (wanted > 1 && (blocks < 2 * wanted || wanted > kMostSplits)) return;
-      if (wanted > 1 && has_tile_lists(p)) return;
+      if (wanted > 1 && lists_tiles(p, tile)) return;
       const std::int64_t per_part = ceil_div(blocks, wanted);
       const int splits = static_cast<int>(ceil_div(blocks, per_part));
       if (!admits(p, {tile.block_m(), tile.shape.block_n, splits})) return;
