@@ -181,8 +181,6 @@ struct Consumer {
           opaque(lane));
     }
     if constexpr (kMasked) {
-      if constexpr (kConfig.options.mask && kListed<kConfig>)
-        settle_shown(scores.shown, scores.rS, scores.options->zero);
       if constexpr (kConfig.options.tree) take_tree<kConfig>(*this, of, column);
       scores.template mask_rows<kCount>(args, tile, of, column,
                                         kConfig.lists == Lists::parts ? listed : ~0U);
@@ -232,7 +230,9 @@ struct Consumer {
       scale_o();
   }
 
-  /// Scores of a block beside the values of the block before, and dropout's bits under both.
+  /// Scores of a block beside the values of the block before. Under both dropout's bits are made,
+  /// and it is asked what a mask shows of a block that a list has cut.
+  template <bool kMasked = true>
   __forceinline__ void products(int block) {
     if constexpr (kConfig.schedule.values_first) {
       wait_v();
@@ -242,6 +242,7 @@ struct Consumer {
       issue_scores<kPresets>();
       pass_turn();
       take_dropout<kConfig>(*this, block);
+      take_listed_mask<kConfig, kMasked>(*this, block);
       finish_values();
       pin(scores.rS);
       return;
@@ -253,6 +254,7 @@ struct Consumer {
     issue_values();
     pass_turn();
     take_dropout<kConfig>(*this, block);
+    take_listed_mask<kConfig, kMasked>(*this, block);
     wgmma_wait<1>();  // S; O is still being summed
     pin(scores.rS);
   }
@@ -262,9 +264,9 @@ struct Consumer {
   template <bool kMasked, bool kSeen = !kMasked>
   __forceinline__ void step(int block) {
     take_listed();
-    take_options<kConfig, kMasked>(*this, block);
+    take_options<kConfig>(*this, block);
     enter_block(block);
-    products(block);
+    products<kMasked>(block);
     if constexpr (kConfig.trusts_maxima() && kSeen && kModification != Modification::softcap) {
       trusted_step<kMasked>(block);
     } else {
@@ -451,6 +453,7 @@ struct Consumer {
       take_listed();
       take_first_options<kConfig>(*this, blocks.end - 1);
       issue_scores();
+      take_listed_mask<kConfig, true>(*this, 0);
       first_scores_wait();
       while (true) {
         enter_tile();

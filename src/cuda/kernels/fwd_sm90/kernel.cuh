@@ -27,6 +27,7 @@ struct Registers {
 };
 template <Config kConfig>
 constexpr Registers registers() {
+  if (Scores<kConfig>::kMasksListed && kConfig.shape.computing() == 3) return {32, 160};
   if (kListed<kConfig>)
     return kConfig.shape.computing() == 3 ? Registers{56, 152} : Registers{56, 224};
   if (kConfig.shape.warpgroups > 2) return {32, 160};

@@ -77,9 +77,10 @@ struct RowBlock : Consumer<kConfig> {
     }
     if (seen == kCut)
       listed = listed_scores<kConfig>(args, tile, Base::group_query() + warp * 16, tile_k);
-    take_options<kConfig, true>(*this, 0);
+    take_options<kConfig>(*this, 0);
     Base::issue_scores();
     take_dropout<kConfig>(*this, 0);
+    take_listed_mask<kConfig, true>(*this, 0);
     wgmma_wait<0>();
     pin(scores.rS);
     if (seen == kCut) {

@@ -34,16 +34,20 @@ __forceinline__ void load_mask(const Consumer& c, int n, u32 (&words)[2]) {
 }
 /// What it shows of a block, ahead of the products that its scores come from. Words are asked for a
 /// block ahead: looked at as soon as products may be issued, they must be there, or the turn waits
-/// for them. Of a list the next block is not known: settle_shown() has them looked at behind the
-/// products, and of what it has whole nothing is hidden.
-template <Config kConfig, bool kMasked, class Consumer>
+/// for them. Of a list the next block is not known: take_listed_mask().
+template <Config kConfig, class Consumer>
 __forceinline__ void take_mask(Consumer& c, int n) {
-  if constexpr (kListed<kConfig>) {
-    if constexpr (kMasked) load_mask<kConfig>(c, n, c.scores.shown);
-  } else {
+  if constexpr (!kListed<kConfig>) {
     c.scores.shown[0] = c.scores.coming[0], c.scores.shown[1] = c.scores.coming[1];
     load_mask<kConfig>(c, max(n - 1, 0), c.scores.coming);
   }
+}
+
+/// The same of a block that a list has cut, under its products: of what the list has whole nothing
+/// is hidden.
+template <Config kConfig, bool kMasked, class Consumer>
+__forceinline__ void take_listed_mask(Consumer& c, int n) {
+  if constexpr (Scores<kConfig>::kMasksListed && kMasked) load_mask<kConfig>(c, n, c.scores.shown);
 }
 
 /// What a tree shows the thread's rows of a block, from `column` on.
@@ -105,9 +109,9 @@ __forceinline__ void add_bias(Consumer& c, int n) {
 }
 
 /// What a block needs beside its operands, asked for ahead of its products.
-template <Config kConfig, bool kMasked, class Consumer>
+template <Config kConfig, class Consumer>
 __forceinline__ void take_options(Consumer& c, int n) {
-  if constexpr (kConfig.options.mask) take_mask<kConfig, kMasked>(c, n);
+  if constexpr (kConfig.options.mask) take_mask<kConfig>(c, n);
   if constexpr (kConfig.options.bias())
     bias_block<kConfig>(c).load_async(pair_corner<kConfig>(c, n));
 }
@@ -116,7 +120,7 @@ template <Config kConfig, class Consumer>
 __forceinline__ void take_first_options(Consumer& c, int n) {
   if constexpr (kConfig.options.mask && !kListed<kConfig>)
     load_mask<kConfig>(c, n, c.scores.coming);
-  take_options<kConfig, true>(c, n);
+  take_options<kConfig>(c, n);
   take_dropout<kConfig>(c, n);
 }
 

@@ -274,6 +274,8 @@ struct Scores : HeldOptions<kConfig.options.any()> {
     }
   }
 
+  /// A list has blocks whole of which the bool mask hides nothing.
+  static constexpr bool kMasksListed = kConfig.options.mask && kConfig.lists != Lists::none;
   /// Hidden scores become -inf: replaced, so that nothing of a hidden key leaks. CONTRACT 4, 5, 10.
   /// `begin`, `end`: columns that each row sees, from the thread's first one on; of them those in
   /// `listed`, a bit a score.
@@ -281,15 +283,21 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   __forceinline__ void mask(const int (&begin)[2], const int (&end)[2], u32 listed = ~0U) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      // One bit a score: the tests of eight of them are one instruction.
+      // One bit a score: the tests of seven of them are one instruction.
       const int from = scores_before(begin[r]), to = scores_before(end[r]);
       u32 visible = bit_mask(static_cast<u32>(from), static_cast<u32>(max(to - from, 0))) & listed;
+      if constexpr (kMasksListed) {
+        // Under a vote, or each of the tests joins the words anew.
+        if (__any_sync(~0U, visible != ~0U)) this->shown[r] &= visible;
+        continue;
+      }
       if constexpr (kConfig.options.mask || kConfig.options.tree) visible &= this->shown[r];
 #pragma unroll
       for (int i = 0; i < kCount / 2; ++i) {
         if ((visible >> i & 1) == 0) rS[4 * (i / 2) + 2 * r + i % 2] = -infinity();
       }
     }
+    if constexpr (kMasksListed) mask_shown();
   }
   /// By the bool mask alone, where it hides a score of the warp.
   __forceinline__ void mask_shown() {
