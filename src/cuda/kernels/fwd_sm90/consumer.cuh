@@ -12,7 +12,7 @@ namespace tilewise::fwd_sm90 {
 using namespace tile;
 
 template <Config kConfig>
-struct Consumer {
+struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
   static constexpr Modification kModification = kConfig.modification;
   static constexpr bool kPresets = Scores<kConfig>::kAddsAlibi;
   static constexpr int kBlockN = kConfig.shape.block_n, kScores = Scores<kConfig>::kScores;
@@ -267,6 +267,7 @@ struct Consumer {
     take_options<kConfig>(*this, block);
     enter_block(block);
     products<kMasked>(block);
+    take_kept<kConfig>(*this);
     if constexpr (kConfig.trusts_maxima() && kSeen && kModification != Modification::softcap) {
       trusted_step<kMasked>(block);
     } else {
@@ -370,6 +371,7 @@ struct Consumer {
   /// From the finished scores of the first block to P of the last.
   __forceinline__ void process_blocks() {
     int block = blocks.end - 1;
+    take_kept<kConfig>(*this);
 #pragma unroll
     for (int i = 0; i < kDv / 2; ++i) rO[i] = 0.0F;
     if (kConfig.schedule.halve_cut && first_halved) {

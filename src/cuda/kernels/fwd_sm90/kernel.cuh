@@ -12,6 +12,7 @@
 /// fwd_sm90/README.md.
 #pragma once
 
+#include "cuda/kernels/fwd_sm90/dropping_producer.cuh"
 #include "cuda/kernels/fwd_sm90/list_consumer.cuh"
 #include "cuda/kernels/fwd_sm90/list_producer.cuh"
 #include "cuda/kernels/fwd_sm90/paged_producer.cuh"
@@ -30,6 +31,8 @@ constexpr Registers registers() {
   if (Scores<kConfig>::kMasksListed && kConfig.shape.computing() == 3) return {32, 160};
   if (kListed<kConfig>)
     return kConfig.shape.computing() == 3 ? Registers{56, 152} : Registers{56, 224};
+  if (kConfig.schedule.makes_bits)
+    return kConfig.head_dim + kConfig.head_dim_v > 128 ? Registers{64, 224} : Registers{112, 200};
   if (kConfig.shape.warpgroups > 2) return {32, 160};
   return kConfig.pages == PageCopies::rows ? Registers{56, 224} : Registers{40, 232};
 }
@@ -47,9 +50,13 @@ __forceinline__ void kernel(const AnyArgs& any) {
   const int role = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
   if (role == 0) {
     if constexpr (kConfig.shape.warpgroups > 1) give_registers<registers<kConfig>().producer>();
-    if (kConfig.paged() || threadIdx.x < (kConfig.lists == Lists::parts ? 32 : 1)) {
+    if (kConfig.paged() || kConfig.schedule.makes_bits ||
+        threadIdx.x < (kConfig.lists == Lists::parts ? 32 : 1)) {
       if constexpr (kConfig.paged()) {
         PagedProducer<kConfig> producer{{args, shared}};
+        producer.run();
+      } else if constexpr (kConfig.schedule.makes_bits) {
+        DroppingProducer<kConfig> producer{{args, shared}, options_of(any)->dropout};
         producer.run();
       } else if constexpr (kListed<kConfig>) {
         ListProducer<kConfig, typename WalkOf<kConfig>::Type> producer{{args, shared}};

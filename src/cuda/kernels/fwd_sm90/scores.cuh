@@ -315,7 +315,16 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   /// (F10) Z P of what has been summed; 1 / (1 - p) comes at the end.
   /// NOTE: opaque, or the tests of two places of a step are made once, and their answers kept.
   __forceinline__ void drop() {
-    if constexpr (kConfig.options.dropout) {
+    if constexpr (kConfig.schedule.makes_bits) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const u32 bits = static_cast<u32>(opaque(static_cast<int>(this->kept[r])));
+#pragma unroll
+        for (int i = 0; i < kScores / 2; ++i) {
+          if ((bits >> i & 1) == 0) rS[4 * (i / 2) + 2 * r + i % 2] = 0.0F;
+        }
+      }
+    } else if constexpr (kConfig.options.dropout) {
 #pragma unroll
       for (int word = 0; word < kScores / kPerWord; ++word) {
         const u32 bits = static_cast<u32>(opaque(static_cast<int>(this->kept[word])));

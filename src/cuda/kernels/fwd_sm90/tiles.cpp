@@ -95,6 +95,15 @@ constexpr Sm90Tile kLists256[] = {
     {fewer_values(o_in_q(shape(2, 64, 3))), {4.3, 1.3}, {4.3, 1.4}, kListed},
     {fewer_values(o_in_q(shape(2, 64, 3))), {4.3, 1.3}, {4.3, 1.4}, kAlone}};
 
+// With dropout, whose bits the producer's warpgroup makes: two warpgroups leave it registers.
+constexpr Sm90Tile kDrops64[] = {{two_q(shape(2, 128, 4)),
+                                  {1.2, 0.85},
+                                  {0.9, 0.9},
+                                  {.values_first = true, .chain_tiles = true, .dynamic = true}},
+                                 kTiles64[1]};
+constexpr Sm90Tile kDrops96[] = {kTiles96[1], kTiles96[2]};
+constexpr Sm90Tile kDrops128[] = {kTiles128[1], kTiles128[3]};
+
 // Of what a bool mask leaves, in tiles of any size.
 constexpr Sm90Tile mapped(Sm90Tile tile) {
   tile.maps = true;
@@ -251,6 +260,10 @@ std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
         modification(p) == Modification::none && !expressions_of(p).any() && !options_of(p).any();
     return plain ? of.subspan(2) : of.subspan(3);
   }
+  if (drops(p) && !p.paged && larger <= 128) {
+    if (larger <= 64) return kDrops64;
+    return larger <= 96 ? std::span<const Sm90Tile>(kDrops96) : kDrops128;
+  }
   std::span<const Sm90Tile> tiles = kTiles256;
   if (dim == 192 && dim_v <= 128) {
     tiles = kTiles192Values128;
@@ -402,6 +415,8 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   // The short tiles of a window wait for Q as often as for keys.
   const bool short_window = is_short_window(p) && plain && !listed;
   schedule.q_by_need = good.q_by_need && short_window;
+  schedule.makes_bits = drops(p) && !listed && !config.paged() && tile.shape.warpgroups > 1 &&
+                        tile.shape.block_n == 128;
   // A second buffer of Q where the tile has room for one.
   if (!schedule.chain_tiles && !(short_window && unmodified)) config.shape.q_buffers = 1;
   make_room(config);
@@ -440,7 +455,9 @@ Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
     const Sm90Tile& tile = sm90_tiles(p).front();
     return {&tile, 1, predict(p, tile, 1, machine)};
   }
-  for (const Sm90Tile& tile : prefers_map(p) ? sm90_masked_tiles(p) : sm90_tiles(p)) {
+  // Of a list consumers make the bits of dropout themselves.
+  const bool maps = prefers_map(p) && !drops(p);
+  for (const Sm90Tile& tile : maps ? sm90_masked_tiles(p) : sm90_tiles(p)) {
     if (tile.for_windows() && !is_short_window(p)) continue;
     const std::int64_t blocks = ceil_div(p.seq_k, tile.shape.block_n);
     const auto consider = [&](std::int64_t wanted) {
