@@ -42,7 +42,7 @@ struct Check {
   std::vector<float> lse, d_lse, slopes, sinks, true_delta;
   std::vector<bool> blind;                                      ///< of each row: it sees no key
   std::vector<double> q_values, k_values, v_values, do_values;  ///< of the inputs, as they lie
-  std::vector<double> true_dq, true_dk, true_dv, true_diagonals;
+  std::vector<double> true_dq, true_dk, true_dv, true_diagonals, true_bias;
 
   std::vector<Span> sequences;
   std::vector<int> cu_q = {0}, cu_k = {0};
@@ -92,6 +92,8 @@ struct Check {
     true_dk.assign(k.data.size(), 0.0);
     true_dv.assign(v.data.size(), 0.0);
     true_diagonals.assign(std::size_t(s.batch) * s.heads_q * diagonal_count(), 0.0);
+    if (config.sums.bias)
+      true_bias.assign(std::size_t(bias.batch * bias.heads) * s.seq_q * s.seq_k, 0.0);
     add_sequences();
     if (config.ragged()) poison_behind();
     q_values = q.values(), k_values = k.values(), v_values = v.values(), do_values = d_o.values();
@@ -229,6 +231,7 @@ struct Check {
       }
       dp *= kept[j - begin];
       const double dx = p[j - begin] / l * (dp - delta) * gate[j - begin], ds = dx * s.scale;
+      if (config.sums.bias) true_bias[bias_place(b, h, i, j)] += dx;
       true_diagonals[(std::size_t(b) * s.heads_q + h) * diagonal_count() + i - j + padded_keys() -
                      1] += dx;
       for (int d = 0; d < s.dim; ++d) {
@@ -315,6 +318,13 @@ struct Check {
     std::vector<float> low(rows, nan);
     if (bits.has_value()) all.options = cuda::kernel_options(optioned_problem(), bits->bits);
     if (config.options.bias()) all.options.bias_tiles = bias_tiles();
+    std::vector<float> bias_sums;
+    if (config.sums.bias) {
+      const std::int64_t head = std::int64_t{padded_queries()} * padded_keys();
+      bias_sums.assign(std::size_t(bias.batch * bias.heads * head), 0.0F);
+      all.options.bias_sums = {bias_sums.data(), bias.batch > 1 ? bias.heads * head : 0,
+                               bias.heads > 1 ? head : 0, padded_keys() / 8};
+    }
     if (config.shifts()) {
       all.args.lse2_in = lse2.data(), all.args.low_in = lse2_low.data();
       all.args.delta_in = true_delta.data(), all.args.delta_rows = s.seq_q;
@@ -326,6 +336,35 @@ struct Check {
     compare(name, "dK", dk, true_dk, bound);
     compare(name, "dV", dv, true_dv, bound);
     if (config.sums.diagonals) compare_diagonals(name, diagonals, bound);
+    if (config.sums.bias) compare_bias(name, bias_sums, bound);
+  }
+  int padded_queries() const { return (s.seq_q + 63) / 64 * 64; }
+  /// Of an element's gradient.
+  std::size_t bias_place(int b, int h, int i, int j) const {
+    return ((std::size_t(bias.batch > 1 ? b : 0) * bias.heads + (bias.heads > 1 ? h : 0)) *
+                s.seq_q +
+            i) *
+               s.seq_k +
+           j;
+  }
+  /// Fragments of 16 queries x 8 keys, a lane of four floats with two of each row.
+  void compare_bias(const char* name, const std::vector<float>& sums, double bound) const {
+    Largest error;
+    for (int b = 0; b < bias.batch; ++b) {
+      for (int h = 0; h < bias.heads; ++h) {
+        for (int i = 0; i < s.seq_q; ++i) {
+          for (int j = 0; j < s.seq_k; ++j) {
+            const std::size_t band =
+                std::size_t(b * bias.heads + h) * (padded_queries() / 16) + i / 16;
+            const std::size_t fragment = band * (padded_keys() / 8) + j / 8;
+            const int lane = i % 8 * 4 + j % 8 / 2;
+            const float sum = sums[fragment * 128 + lane * 4 + i % 16 / 8 * 2 + j % 2];
+            error.add(true_bias[bias_place(b, h, i, j)], sum);
+          }
+        }
+      }
+    }
+    error.expect(name, "bias", bound);
   }
   void compare_diagonals(const char* name, const std::vector<float>& got, double bound) const {
     Largest error;

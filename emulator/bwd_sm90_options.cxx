@@ -31,8 +31,15 @@ constexpr Config biased(Config c, tile::BiasType type, bool rows) {
   return c;
 }
 
+/// Its gradient is summed too.
+constexpr Config summed(Config c) {
+  c.sums.bias = true;
+  return c;
+}
+
 constexpr Added kOfPairs = {
     .type = DType::bfloat16, .by_batch = true, .pitch = 8, .hidden = 0.2, .shift = -3.3895e38F};
+constexpr Added kShared = {.type = DType::bfloat16, .by_head = false, .pitch = 8};
 constexpr Added kOfKeys = {
     .type = DType::float16, .by_batch = true, .by_head = false, .by_query = false, .pitch = 8};
 constexpr Added kOfAll = {.type = DType::bfloat16, .by_head = false, .pitch = 8, .hidden = 0.99};
@@ -56,16 +63,29 @@ void check_drawn(const char* name, double bound) {
 }  // namespace
 
 int main() {
-  check<biased(k64, tile::BiasType::bf16, true)>("dim 64, a bias of every pair, one row of least",
-                                                 {.batch = 2,
-                                                  .heads_q = 4,
-                                                  .heads_k = 2,
-                                                  .seq_k = 332,
-                                                  .alibi = false,
-                                                  .d_lse = true,
-                                                  .blocks = 2,
-                                                  .bias = &kOfPairs},
-                                                 kBf16);
+  check<summed(biased(k64, tile::BiasType::bf16, true))>(
+      "dim 64, a bias of every pair, one row of least",
+      {.batch = 2,
+       .heads_q = 4,
+       .heads_k = 2,
+       .seq_k = 332,
+       .alibi = false,
+       .d_lse = true,
+       .blocks = 2,
+       .bias = &kOfPairs},
+      kBf16);
+  check<summed(biased(half(split(masked(k128, Mask::right), 128)), tile::BiasType::bf16, true))>(
+      "dim 128, a bias of all heads and its gradient, causal, 2 parts",
+      {.heads_q = 4,
+       .seq_q = 200,
+       .seq_k = 300,
+       .dim = 128,
+       .dim_v = 128,
+       .high = 101,
+       .blocks = 2,
+       .parts = 2,
+       .bias = &kShared},
+      kFp16);
   check<biased(half(split(masked(k128, Mask::right), 128)), tile::BiasType::fp16, false)>(
       "dim 128, a bias of keys, causal, 2 parts",
       {.batch = 2,

@@ -10,6 +10,7 @@
 #include "cuda/host/tile_order.h"
 #include "cuda/kernels/bwd_sm80/diagonals.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
+#include "cuda/kernels/bwd_sm90/options.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/rows/mask_map.h"
 #include "cuda/kernels/rows/mask_tiles.h"
@@ -134,6 +135,7 @@ Config bwd_sm90_config(const Problem& p) {
     config.sums.deterministic = false;  // it is so by itself: nothing is added in memory
     return bwd_sm90::with_stages(config);
   }
+  config.sums.bias = bwd_sm90_sums_bias(p, config);
   const std::vector<bool> diagonal = diagonal_captures(p);
   config.sums.diagonals = std::find(diagonal.begin(), diagonal.end(), true) != diagonal.end();
   // What registers allow: bwd_sm90/README.md.

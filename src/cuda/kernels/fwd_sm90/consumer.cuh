@@ -40,6 +40,7 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
   int tile_begin = 0, tile_end = 0;
   bool first_halved = false;  ///< halve_cut: of the first block only the left half is visible
   int tile_k = 0;             ///< a list: which tile of keys the block at hand is
+  int next_tile_k = 0;        ///< beside a mask: and the one after it
   u32 listed = ~0U;           ///< parts of it that the warp lists, a bit a score of a row
   u32 rP[kBlockN / 4];        ///< P as the products take it
 
@@ -124,7 +125,10 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
   __forceinline__ void take_listed() {
     if constexpr (kConfig.lists == Lists::whole) {
       wait_k();
-      tile_k = static_cast<int>(load_shared_4(shared.listed(static_cast<int>(rK.slot))));
+      const u32 at = shared.listed(static_cast<int>(rK.slot));
+      tile_k = static_cast<int>(load_shared_4(at));
+      if constexpr (Scores<kConfig>::kMasksListed)
+        next_tile_k = static_cast<int>(load_shared_4(at + 4));
     }
   }
 
@@ -230,9 +234,7 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
       scale_o();
   }
 
-  /// Scores of a block beside the values of the block before. Under both dropout's bits are made,
-  /// and it is asked what a mask shows of a block that a list has cut.
-  template <bool kMasked = true>
+  /// Scores of a block beside the values of the block before, and dropout's bits under both.
   __forceinline__ void products(int block) {
     if constexpr (kConfig.schedule.values_first) {
       wait_v();
@@ -242,7 +244,6 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
       issue_scores<kPresets>();
       pass_turn();
       take_dropout<kConfig>(*this, block);
-      take_listed_mask<kConfig, kMasked>(*this, block);
       finish_values();
       pin(scores.rS);
       return;
@@ -254,7 +255,6 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
     issue_values();
     pass_turn();
     take_dropout<kConfig>(*this, block);
-    take_listed_mask<kConfig, kMasked>(*this, block);
     wgmma_wait<1>();  // S; O is still being summed
     pin(scores.rS);
   }
@@ -264,9 +264,9 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
   template <bool kMasked, bool kSeen = !kMasked>
   __forceinline__ void step(int block) {
     take_listed();
-    take_options<kConfig>(*this, block);
+    take_options<kConfig, kMasked>(*this, block);
     enter_block(block);
-    products<kMasked>(block);
+    products(block);
     take_kept<kConfig>(*this);
     if constexpr (kConfig.trusts_maxima() && kSeen && kModification != Modification::softcap) {
       trusted_step<kMasked>(block);
@@ -455,7 +455,6 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
       take_listed();
       take_first_options<kConfig>(*this, blocks.end - 1);
       issue_scores();
-      take_listed_mask<kConfig, true>(*this, 0);
       first_scores_wait();
       while (true) {
         enter_tile();

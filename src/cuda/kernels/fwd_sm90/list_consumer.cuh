@@ -77,10 +77,12 @@ struct RowBlock : Consumer<kConfig> {
     }
     if (seen == kCut)
       listed = listed_scores<kConfig>(args, tile, Base::group_query() + warp * 16, tile_k);
-    take_options<kConfig>(*this, 0);
+    // It passes over tiles: which one is next is not known.
+    if constexpr (kConfig.options.mask) load_mask<kConfig>(*this, tile_k, scores.shown);
+    if constexpr (kConfig.options.bias())
+      bias_block<kConfig>(*this).load_async(pair_corner<kConfig>(*this, 0));
     Base::issue_scores();
     take_dropout<kConfig>(*this, 0);
-    take_listed_mask<kConfig, true>(*this, 0);
     wgmma_wait<0>();
     pin(scores.rS);
     if (seen == kCut) {

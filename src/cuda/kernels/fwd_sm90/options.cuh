@@ -18,10 +18,11 @@ __forceinline__ int block_at(const Consumer& c, int n) {
   return key_block<kConfig>(c.args, c.tile, n);
 }
 
-/// Asks for what the bool mask shows of a block.
+/// Asks for what the bool mask shows of a block, of a list of a tile of keys.
 template <Config kConfig, class Consumer>
 __forceinline__ void load_mask(const Consumer& c, int n, u32 (&words)[2]) {
-  const int first = c.group_query(), block = block_at<kConfig>(c, n);
+  const int first = c.group_query();
+  const int block = kListed<kConfig> ? n : key_block<kConfig>(c.args, c.tile, n);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     // Rows past the last query see what it does.
@@ -34,20 +35,12 @@ __forceinline__ void load_mask(const Consumer& c, int n, u32 (&words)[2]) {
 }
 /// What it shows of a block, ahead of the products that its scores come from. Words are asked for a
 /// block ahead: looked at as soon as products may be issued, they must be there, or the turn waits
-/// for them. Of a list the next block is not known: take_listed_mask().
-template <Config kConfig, class Consumer>
-__forceinline__ void take_mask(Consumer& c, int n) {
-  if constexpr (!kListed<kConfig>) {
-    c.scores.shown[0] = c.scores.coming[0], c.scores.shown[1] = c.scores.coming[1];
-    load_mask<kConfig>(c, max(n - 1, 0), c.scores.coming);
-  }
-}
-
-/// The same of a block that a list has cut, under its products: of what the list has whole nothing
-/// is hidden.
+/// for them. Of what a list has whole nothing is hidden.
 template <Config kConfig, bool kMasked, class Consumer>
-__forceinline__ void take_listed_mask(Consumer& c, int n) {
-  if constexpr (Scores<kConfig>::kMasksListed && kMasked) load_mask<kConfig>(c, n, c.scores.shown);
+__forceinline__ void take_mask(Consumer& c, int n) {
+  if constexpr (kListed<kConfig> && !kMasked) return;
+  c.scores.shown[0] = c.scores.coming[0], c.scores.shown[1] = c.scores.coming[1];
+  load_mask<kConfig>(c, kListed<kConfig> ? c.next_tile_k : max(n - 1, 0), c.scores.coming);
 }
 
 /// What a tree shows the thread's rows of a block, from `column` on.
@@ -147,18 +140,18 @@ __forceinline__ void add_bias(Consumer& c, int n) {
 }
 
 /// What a block needs beside its operands, asked for ahead of its products.
-template <Config kConfig, class Consumer>
+template <Config kConfig, bool kMasked, class Consumer>
 __forceinline__ void take_options(Consumer& c, int n) {
-  if constexpr (kConfig.options.mask) take_mask<kConfig>(c, n);
+  if constexpr (kConfig.options.mask) take_mask<kConfig, kMasked>(c, n);
   if constexpr (kConfig.options.bias())
     bias_block<kConfig>(c).load_async(pair_corner<kConfig>(c, n));
 }
 /// The same of a tile's first block.
 template <Config kConfig, class Consumer>
 __forceinline__ void take_first_options(Consumer& c, int n) {
-  if constexpr (kConfig.options.mask && !kListed<kConfig>)
-    load_mask<kConfig>(c, n, c.scores.coming);
-  take_options<kConfig>(c, n);
+  if constexpr (kConfig.options.mask)
+    load_mask<kConfig>(c, kListed<kConfig> ? c.tile_k : n, c.scores.coming);
+  take_options<kConfig, true>(c, n);
   take_dropout<kConfig>(c, n);
 }
 
