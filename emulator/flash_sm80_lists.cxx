@@ -92,7 +92,7 @@ void check_backwards() {
   check_backward<with_pairs(kOne), with_pairs(kSecond), Delta::p>("one pass, bias, mask, sinks",
                                                                   hidden.shape, kBf16, kExact);
   const Listed nothing({.seq_q = 150, .seq_k = 200}, {.q = 128, .k = 128, .density = 0.0});
-  check_backward<kOne, kOne>("one pass, nothing listed", nothing.shape, 0.0, 0.0);
+  check_backward<kFirst, kSecond, Delta::p>("two passes, nothing listed", nothing.shape, 0.0, 0.0);
 }
 
 }  // namespace

@@ -250,6 +250,20 @@ constexpr Gradient listed(Gradient config) {
   return config;
 }
 
+/// What refine leaves beside lse2 where that is `off` too large, of every row that sees a key.
+void check_low(const char* name, const Batch& b, const bwd_sm80::Args& a, float off) {
+  double largest = 0.0;
+  for (int n = 0; n < b.q.count(); ++n) {
+    for (int row = 0; row < b.shape.heads_q * b.q.lengths[n]; ++row) {
+      const int h = row / b.q.lengths[n], i = row % b.q.lengths[n];
+      if (b.truths[n].lse[row] == kNothing) continue;
+      const float low = a.lse2_low[h * a.rows_q + b.q.chunk(n) * tile::kScaleRows + i];
+      largest = std::max(largest, std::fabs(static_cast<double>(low) + off));
+    }
+  }
+  expect(name, "low part of LSE", largest, 1e-3);
+}
+
 /// kKeys: bwd_sm80, with dQ (then bwd_convert follows) or without (then bwd_dq_sm80 does).
 template <Gradient kKeys, Gradient kQueries>
 void check_backward(const char* name, const Shape& s, const Side& q_side, const Side& k_side,
@@ -299,7 +313,10 @@ void check_backward(const char* name, const Shape& s, const Side& q_side, const 
   }
   a.rows_q = b.q.blocks(tile::kScaleRows) * tile::kScaleRows;
   const auto count = static_cast<std::size_t>(heads * a.rows_q);
-  std::vector<float> lse2(count, kNan), delta(count, kNan), low(count, kNan);
+  // What lies behind `low` must stay what it is: sinks have it written for each row.
+  std::vector<float> lse2(count, kNan), delta(count, kNan), low((1 + b.q.count()) * count, kNan);
+  const std::vector<float> no_sinks(static_cast<std::size_t>(heads), -INFINITY);
+  if (refine) a.sinks = no_sinks.data(), a.sinks_h = 1;
   a.lse2 = lse2.data(), a.delta = delta.data(), a.lse2_low = low.data();
   std::vector<float> sums(count * kWidth, kNan);
   a.dq_sum = sums.data();
@@ -319,8 +336,14 @@ void check_backward(const char* name, const Shape& s, const Side& q_side, const 
   give_lists.template operator()<kQueries>(false);
   if (refine) {
     a.order = queries;
+    // With sinks rows of any config have a low part.
+    const float off = kScaled ? 0.0F : 1.0F / 64;
+    for (float& x : lse2) x += off;
+    a.coarse = -1.0F;
     run_grid(queries.blocks * queries.heads, kQueries.warps * 32, bwd_dq_sm80::shared,
              [&] { bwd_dq_sm80::refine<kQueries>(ragged); });
+    if (!kScaled) check_low(name, b, a, off);
+    for (float& x : lse2) x -= off;
   }
   a.order = order(b.k.blocks(kKeys.block_n), s.heads_k);
   give_lists.template operator()<kKeys>(true);
@@ -365,6 +388,9 @@ void check_backward(const char* name, const Shape& s, const Side& q_side, const 
   expect(name, "dQ", error(truth(b.q, heads, get_dq), floats(dq)), bound);
   expect(name, "dK", error(truth(b.k, s.heads_k, get_dk), floats(dk)), bound);
   expect(name, "dV", error(truth(b.k, s.heads_k, get_dv), floats(dv)), bound);
+  const bool outside = std::any_of(low.begin() + static_cast<long>(count), low.end(),
+                                   [](float x) { return x == x; });
+  expect(name, "writes behind the rows", outside ? 1.0 : 0.0, 0.5);
 }
 
 }  // namespace

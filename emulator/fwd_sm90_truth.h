@@ -137,7 +137,7 @@ void compare(const Case& c, const BlockLists& lists, const BoolMask& mask, const
   std::vector<int> seen;
   double largest = 1.0;
   for (auto j = range.begin; j < range.end; ++j) {
-    if (!lists.has(c.blocks, at.batch, at.head, at.i, j)) continue;
+    if (!lists.has(c.blocks, at.position, at.head, at.i, j)) continue;
     if (!mask.has(at.batch, at.head, c.packed ? at.q_row : at.i, j)) continue;
     if (!tree.shows(at.position, at.i, at.queries, static_cast<int>(j), at.keys)) continue;
     seen.push_back(static_cast<int>(j));

@@ -204,8 +204,9 @@ std::vector<Case> read_case_file(const std::string& path);
 /// after another have the same kinds of everything and differ in sizes: on a GPU they share
 /// kernels.
 Case random_case(std::uint64_t seed, std::int64_t index, std::int64_t variants = 1);
-/// The same problem with a random block list: blocks of 1 to 320 rows and keys.
-Case random_list_case(std::uint64_t seed, std::int64_t index);
+/// The same problem with a random block list: blocks of 1 to 320 rows and keys, the same in all
+/// variants.
+Case random_list_case(std::uint64_t seed, std::int64_t index, std::int64_t variants = 1);
 
 /// The folder of the case files: TILEWISE_CASES_DIR in the environment, else `fallback`.
 std::string cases_dir(std::string_view fallback);

@@ -317,9 +317,9 @@ Case random_case(std::uint64_t seed, std::int64_t index, std::int64_t variants) 
   return c;
 }
 
-Case random_list_case(std::uint64_t seed, std::int64_t index) {
-  Case c = random_case(seed, index);
-  Draw draw(~seed, index);
+Case random_list_case(std::uint64_t seed, std::int64_t index, std::int64_t variants) {
+  Case c = random_case(seed, index, variants);
+  Draw draw(~seed, index / variants);
   const auto block = [&] {
     return draw.percent(60) ? draw.one_of<std::int64_t>({16, 32, 64, 128, 256})
                             : draw.between(1, draw.percent(50) ? 20 : 320);

@@ -195,7 +195,7 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 }  // namespace
 
 FormulaCheck check_formulas(Device device, std::int64_t count, std::uint64_t seed, int threads,
-                            double seconds) {
+                            double seconds, const std::function<bool()>& stop) {
   if (device.type != DeviceType::cuda)
     throw Unsupported("random formulas need a GPU (the test suite checks them on a CPU)");
   const auto begin = std::chrono::steady_clock::now();
@@ -208,7 +208,7 @@ FormulaCheck check_formulas(Device device, std::int64_t count, std::uint64_t see
       const std::unique_ptr<DeviceMemory> memory = device_memory(device);
       while (true) {
         const std::int64_t first = next.fetch_add(kOfUnit);
-        if (first >= count || seconds_since(begin) > seconds) return;
+        if (first >= count || seconds_since(begin) > seconds || stop()) return;
         FormulaCheck of_unit;
         Unit unit(seed * 1000003 + static_cast<std::uint64_t>(first), first,
                   std::min(kOfUnit, count - first));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -20,9 +21,9 @@ struct FormulaCheck {
 /// Draws `count` formulas, of depth to 8: scores with their derivative by the score, and masks in
 /// turn. Compiles and runs 16 at a time, `threads` such units at once. A mask must be equal at
 /// every point. A score may differ by 1e-4 of its size, and more at 2 % of its points: a rounding
-/// on the other side of a comparison or a floor. Stops early after `seconds`. Throws Unsupported
-/// for a device that is no GPU.
+/// on the other side of a comparison or a floor. Stops early after `seconds`, and once `stop` says
+/// so, which every thread asks. Throws Unsupported for a device that is no GPU.
 FormulaCheck check_formulas(Device device, std::int64_t count, std::uint64_t seed, int threads,
-                            double seconds);
+                            double seconds, const std::function<bool()>& stop);
 
 }  // namespace tilewise

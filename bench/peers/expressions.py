@@ -257,19 +257,24 @@ def _word(text: str) -> str:
 
 
 class Ours:
-    """`tilewise bench` of all entries in one process, and of each alone for what it compiles."""
+    """`tilewise bench` of all entries in one process, and of each alone for what it compiles.
+
+    An entry that fails alone has failed rows, and the others are measured without it.
+    """
 
     def __init__(self, build: Path, rounds: int) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        presets = Path(self._folder.name) / "presets"
-        presets.mkdir()
+        self._presets = Path(self._folder.name) / "presets"
+        self._presets.mkdir()
         axes = f"--heads {HEADS} --seq {LENGTH} --dim {','.join(map(str, DIMS))} --dtype bf16"
-        lines = [f"{axes} --impl flash {' '.join(map(_word, entry.flags))}" for entry in ENTRIES]
-        (presets / "all.txt").write_text("\n".join(lines) + "\n")
-        for number, line in enumerate(lines):
-            (presets / f"one-{number}.txt").write_text(line + "\n")
+        self._lines = [
+            f"{axes} --impl flash {' '.join(map(_word, entry.flags))}" for entry in ENTRIES
+        ]
+        for number, line in enumerate(self._lines):
+            (self._presets / f"one-{number}.txt").write_text(line + "\n")
         self._tilewise = build / "tilewise"
         self._repeat = str(3 * rounds)
+        self._failed: dict[int, str] = {}
 
     def _start(self, preset: str, *flags: str) -> subprocess.Popen[str]:
         command = [str(self._tilewise), "bench", "--device", "cuda:0", "--preset", preset, *flags]
@@ -277,22 +282,40 @@ class Ours:
             [*command, "--format", "json"],
             env=os.environ | {"TILEWISE_CASES_DIR": self._folder.name},
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
 
     def compile(self) -> None:
         once = ("--repeat", "1", "--warmup", "0")
-        for process in [self._start(f"one-{n}", *once) for n in range(len(ENTRIES))]:
-            process.communicate()
+        for number, process in enumerate(
+            [self._start(f"one-{n}", *once) for n in range(len(ENTRIES))]
+        ):
+            errors = process.communicate()[1]
+            if process.returncode != 0:
+                reason = " ".join(errors.split())[-200:] or f"exit code {process.returncode}"
+                print(f"{ENTRIES[number].name}: ours: {reason}", flush=True)
+                self._failed[number] = reason
 
     def measure(self) -> dict[str, Any]:
+        good = [number for number in range(len(ENTRIES)) if number not in self._failed]
+        lines = [self._lines[number] for number in good]
+        (self._presets / "all.txt").write_text("\n".join(lines) + "\n")
         process = self._start("all", "--protocol", "burst", "--repeat", self._repeat)
-        report = json.loads(process.communicate()[0])
+        output, errors = process.communicate()
+        report = json.loads(output)
         rows = report["rows"]
-        each = len(rows) // len(ENTRIES)
+        each = 2 * len(DIMS)  # passes
+        if len(rows) != each * len(good):
+            raise RuntimeError(f"{len(rows)} rows of {len(good)} entries: {errors[-400:]}")
         for number, one in enumerate(rows):
-            one["mask"] = ENTRIES[number // each].name
+            one["mask"] = ENTRIES[good[number // each]].name
             one["reason"] = one.get("reason") or "the plan's choice"
+        for number, reason in self._failed.items():
+            for dim in DIMS:
+                for which in ("fwd", "bwd"):
+                    failed = row(ENTRIES[number].name, dim, which, None, reason)
+                    rows.append(failed | {"implementation": "flash", "kernel": ""})
         return report
 
 

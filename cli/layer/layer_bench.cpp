@@ -272,8 +272,19 @@ int bench_layers(const BenchFlags& flags, const CLI::App& app) {
   catch_interrupts();
   std::vector<Measurement> rows;
   bool stopped = false;
+  const std::size_t all = cells.size() + (preset.longest ? kinds.size() * computes.size() : 0);
+  const auto write = [&] {
+    write_output(flags.output, bench_report(rows, View::cells, format, read_environment()));
+  };
+  const auto say_how_far = [&] {
+    complain(fmt::format("interrupted after {} of {} cells", rows.size(), all));
+  };
+  set_last_words([&] {
+    write();
+    say_how_far();
+  });
   try {
-    Progress progress(cells.size() + (preset.longest ? kinds.size() * computes.size() : 0));
+    Progress progress(all);
     for (const Cell& cell : cells) {
       progress.show(fmt::format("{}: {} tokens", asam::kind_name(cell.kind), cell.tokens));
       rows.push_back(bench.measure(cell));
@@ -288,8 +299,11 @@ int bench_layers(const BenchFlags& flags, const CLI::App& app) {
   } catch (const Interrupted&) {
     stopped = true;
   }
-  write_output(flags.output, bench_report(rows, View::cells, format, read_environment()));
-  return stopped ? kInterrupted : kDone;
+  set_last_words({});
+  write();
+  if (!stopped) return kDone;
+  say_how_far();
+  return kInterrupted;
 }
 
 }  // namespace

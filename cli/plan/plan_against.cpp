@@ -101,15 +101,18 @@ std::string cell_key(const Value& row) {
   return key;
 }
 
+/// Of a flash kernel of the CPU.
+cpu::Isa isa_of(const KernelRow& kernel) {
+  const std::string name = kernel.name;
+  return cpu::isa_from_name(name.substr(name.rfind('_') + 1));
+}
+
 /// The terms of the CPU's model: its work counted as the kernels' cost functions do.
-std::array<double, 5> features_of(const KernelRow& kernel, const Problem& problem, const Plan& plan,
-                                  const Hardware& machine) {
+std::array<double, kCpuTerms> features_of(const KernelRow& kernel, const Problem& problem,
+                                          const Plan& plan, const Hardware& machine) {
   if (std::string_view(kernel.implementation) != "flash")
     return cpu_features(cpu::unfused_work(problem, plan.bytes_moved, machine.threads), machine);
-  CpuWork work{.pairs = visible_pairs(problem), .flops = plan.flops, .bytes = plan.bytes_moved};
-  const std::string name = kernel.name;
-  work.rates = isa_rates(name.substr(name.rfind('_') + 1), problem.pass);
-  return cpu_features(work, machine);
+  return cpu_features(cpu::flash_work(problem, machine, isa_of(kernel)), machine);
 }
 
 /// Whether a file's live_mib is without workspace, the schema's meaning. Beside peers it held the
@@ -162,8 +165,7 @@ std::optional<Compared> compare(const Value& row, bool with_backward, Hardware m
   if (out.implementation != "flash") {
     out.form = cpu::unfused_form(judged);
   } else {
-    const bool decode = !out.backward && cpu::few_query_rows(judged);
-    out.form = decode ? CpuForm::decode : CpuForm::flash;
+    if (machine.arch == 0) out.form = cpu::flash_form(judged, isa_of(*kernel));
   }
   out.arch = machine.arch;
   if (machine.arch == 0)

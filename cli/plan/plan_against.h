@@ -22,10 +22,10 @@ struct Compared {
   double model_ms = 0.0;  ///< of the kernel's own cost function, before a fit
   bool backward = false, masked = false;
   Arithmetic arithmetic = Arithmetic::bits16;
-  CpuForm form = CpuForm::unfused;        ///< CPU
-  int arch = 0;                           ///< 0: a CPU
-  std::array<double, 5> features = {};    ///< CPU: the terms of its model, see time_model.h
-  double live_mib = 0.0, peak_mib = 0.0;  ///< measured; 0 when the file does not say
+  CpuForm form = CpuForm::unfused;              ///< CPU
+  int arch = 0;                                 ///< 0: a CPU
+  std::array<double, kCpuTerms> features = {};  ///< CPU: the terms of its model, see time_model.h
+  double live_mib = 0.0, peak_mib = 0.0;        ///< measured; 0 when the file does not say
   double planned_live_mib = 0.0, planned_peak_mib = 0.0;
   std::string chosen;  ///< the kernel that the plan takes by itself, of the flash rows
 

@@ -62,15 +62,39 @@ Case case_of(const std::string& line) {
   return problem;
 }
 
-std::vector<Case> wanted_cases(const CheckFlags& flags) {
+/// Whether one of the rows takes the case.
+bool is_taken(const Case& problem, const std::vector<const KernelRow*>& rows, Device device) {
+  const PlannedCase tensors(problem, device);
+  return std::any_of(rows.begin(), rows.end(), [&](const KernelRow* row) {
+    const bool forward = row->pass == Pass::forward;
+    if (!(forward ? problem.forward : problem.backward)) return false;
+    const Problem p = forward ? make_problem(tensors.forward(), tensors.spec(), Purpose::plan)
+                              : make_problem(tensors.backward(), tensors.spec(), Purpose::plan);
+    return refusal_of(row->prepare(*row, p, hardware(device))).empty();
+  });
+}
+
+/// --random: problems that the rows take. After kMostDraws for each without so many, what there is.
+std::vector<Case> random_cases(const CheckFlags& flags, const std::vector<const KernelRow*>& rows,
+                               Device device) {
+  constexpr std::int64_t kMostDraws = 50;
+  std::vector<Case> cases;
+  for (std::int64_t n = 0; n < kMostDraws * flags.random; ++n) {
+    if (std::ssize(cases) == flags.random) break;
+    Case c = flags.lists ? random_list_case(flags.seed, n, flags.variants)
+                         : random_case(flags.seed, n, flags.variants);
+    if (is_taken(c, rows, device)) cases.push_back(std::move(c));
+  }
+  return cases;
+}
+
+std::vector<Case> wanted_cases(const CheckFlags& flags, const std::vector<const KernelRow*>& rows,
+                               Device device) {
   std::vector<Case> cases;
   for (const std::string& line : flags.cases) cases.push_back(case_of(line));
   if (!cases.empty()) return cases;
-  for (std::int64_t n = 0; n < flags.random; ++n) {
-    cases.push_back(flags.lists ? random_list_case(flags.seed, n)
-                                : random_case(flags.seed, n, flags.variants));
-  }
-  const bool none = cases.empty() && !flags.smoke && !flags.conformance && !flags.three_way &&
+  if (flags.random > 0) cases = random_cases(flags, rows, device);
+  const bool none = flags.random == 0 && !flags.smoke && !flags.conformance && !flags.three_way &&
                     !flags.edge && !flags.expressions && !flags.seeds && !flags.large && !flags.all;
   const std::pair<const char*, bool> sets[] = {{"smoke", flags.smoke || none},
                                                {"conformance", flags.conformance},
@@ -125,16 +149,16 @@ void count(const CheckResult& result, Tally& tally) {
   }
 }
 
-Report check_all(const std::vector<Case>& cases, const std::vector<const KernelRow*>& rows,
-                 const CheckOptions& options, bool keep_results) {
-  Report report;
+/// Fills `report`, which the last words of an interrupt may read meanwhile.
+void check_all(const std::vector<Case>& cases, const std::vector<const KernelRow*>& rows,
+               const CheckOptions& options, bool keep_results, Report& report) {
   for (const KernelRow* row : rows) report.tallies.emplace_back(row, Tally{});
   Progress progress(cases.size() * rows.size());
   for (const Case& c : cases) {
     for (auto& [row, tally] : report.tallies) {
       if (interrupted()) {
         report.stopped = true;
-        return report;
+        return;
       }
       progress.show(fmt::format("{}  {}", row->name, c.id.empty() ? format_case(c) : c.id));
       CheckResult result = check_case(*row, c, options);
@@ -154,7 +178,6 @@ Report check_all(const std::vector<Case>& cases, const std::vector<const KernelR
     }
   }
   report.stopped = interrupted();
-  return report;
 }
 
 Table summary_table(const Report& report) {
@@ -219,8 +242,9 @@ int check_text(const CheckFlags& flags) {
   check_output(flags.output);
   const Device device = parse_device("--device", flags.common.device);
   static_cast<void>(hardware(device));
-  const FormulaCheck report =
-      check_formulas(device, flags.formulas, flags.seed, thread_count(flags.common), flags.seconds);
+  catch_interrupts();
+  const FormulaCheck report = check_formulas(
+      device, flags.formulas, flags.seed, thread_count(flags.common), flags.seconds, interrupted);
   for (const std::string& failure : report.failures)
     std::fputs(fmt::format("FAILED {}\n", failure).c_str(), stderr);
   Table table({{"formulas"}, {"points"}, {"points_that_differ"}, {"failed"}, {"seconds"}});
@@ -230,6 +254,10 @@ int check_text(const CheckFlags& flags) {
   write_output(flags.output, format == Format::csv        ? table.csv()
                              : format == Format::markdown ? table.markdown()
                                                           : document.dump(2) + "\n");
+  if (interrupted()) {
+    complain(fmt::format("interrupted after {} of {} formulas", report.formulas, flags.formulas));
+    return kInterrupted;
+  }
   if (failed == 0) return kDone;
   complain(fmt::format("{} of {} formulas failed", failed, report.formulas));
   return kCheckFailed;
@@ -249,18 +277,27 @@ int check(const CheckFlags& flags) {
   options.cache = make_reference_cache();
   WatchedExecutor executor(thread_count(flags.common));
   options.executor = &executor;
-  const std::vector<Case> cases = wanted_cases(flags);
   const std::vector<const KernelRow*> rows = wanted_rows(flags, options.device);
+  const std::vector<Case> cases = wanted_cases(flags, rows, options.device);
   const bool single = !flags.cases.empty();
 
   catch_interrupts();
-  const Report report = check_all(cases, rows, options, single);
+  Report report;
+  const auto say_how_far = [&] {
+    complain(fmt::format("interrupted after {} of {} checks", report.finished,
+                         cases.size() * rows.size()));
+  };
+  set_last_words([&] {
+    write_output(flags.output, report_text(report, format, single));
+    say_how_far();
+  });
+  check_all(cases, rows, options, single, report);
+  set_last_words({});
   write_output(flags.output, report_text(report, format, single));
   std::int64_t ran = 0;
   for (const auto& [row, tally] : report.tallies) ran += tally.passed + tally.failed;
   if (report.stopped) {
-    complain(fmt::format("interrupted after {} of {} checks", report.finished,
-                         cases.size() * rows.size()));
+    say_how_far();
     return kInterrupted;
   }
   if (!report.failures.empty()) {

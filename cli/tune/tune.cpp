@@ -118,12 +118,29 @@ int tune(const CLI::App& app, const TuneFlags& flags) {
   Tuner tuner(options);
   std::vector<TunedPass> passes;
   bool stopped = false;
+  const auto write = [&] {
+    const std::string path = keep(machine, passes);
+    std::string text = report(passes, options.device, format);
+    if (format == Format::markdown) {
+      text += path.empty() ? "\nThe result is not stored: set TILEWISE_STATE_DIR or HOME.\n"
+                           : fmt::format("\nStored in {}: plans on this device use it.\n", path);
+    }
+    write_output(flags.output, text);
+  };
+  const auto say_how_far = [&] {
+    complain(fmt::format("interrupted after {} of {} passes", passes.size(), passes_of_all));
+  };
+  // A form that is being compiled does not ask whether it may go on.
+  set_last_words([&] {
+    write();
+    say_how_far();
+  });
   {
     Progress progress(cells.size());
     for (const Cell& cell : cells) {
       progress.show(format_case(cell.problem));
       try {
-        for (TunedPass& pass : tuner.run(cell)) passes.push_back(std::move(pass));
+        tuner.run(cell, [&](TunedPass pass) { passes.push_back(std::move(pass)); });
       } catch (const Interrupted&) {
         stopped = true;
         break;
@@ -131,14 +148,11 @@ int tune(const CLI::App& app, const TuneFlags& flags) {
       progress.advance();
     }
   }
-  const std::string path = keep(machine, passes);
-  std::string text = report(passes, options.device, format);
-  if (format == Format::markdown) {
-    text += path.empty() ? "\nThe result is not stored: set TILEWISE_STATE_DIR or HOME.\n"
-                         : fmt::format("\nStored in {}: plans on this device use it.\n", path);
-  }
-  write_output(flags.output, text);
-  return stopped ? kInterrupted : kDone;
+  set_last_words({});
+  write();
+  if (!stopped) return kDone;
+  say_how_far();
+  return kInterrupted;
 }
 
 }  // namespace

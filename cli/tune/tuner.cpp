@@ -41,13 +41,14 @@ struct Runner {
 /// The passes of one cell.
 class Tuner::Trial {
  public:
-  Trial(Tuner& tuner, const Cell& cell)
+  Trial(Tuner& tuner, const Cell& cell, const Keep& keep)
       : tuner_(tuner),
         cell_(cell),
+        keep_(keep),
         meter_(tuner.options_.limit_bytes),
         memory_(device_memory(tuner.options_.device, &meter_)) {}
 
-  std::vector<TunedPass> run() {
+  void run() {
     const bool both = cell_.has(Timed::both);
     const bool backward = both || cell_.has(Timed::backward);
     MaterializedCase made(cell_.problem, tuner_.options_.seed, *memory_, {.guards = false});
@@ -68,7 +69,6 @@ class Tuner::Trial {
              tilewise::run(plan, tensors, made.spec(), launch);
            });
     }
-    return std::move(passes_);
   }
 
  private:
@@ -93,7 +93,8 @@ class Tuner::Trial {
         out.reason = error.what();
       }
     }
-    passes_.push_back(std::move(out));
+    throw_if_interrupted();
+    keep_(std::move(out));
   }
 
   void measure_all(const Problem& problem, const Run& run, TunedPass& out) {
@@ -167,9 +168,9 @@ class Tuner::Trial {
 
   Tuner& tuner_;
   const Cell& cell_;
+  const Keep& keep_;
   MemoryMeter meter_;
   std::unique_ptr<DeviceMemory> memory_;
-  std::vector<TunedPass> passes_;
 };
 
 Tuner::Tuner(const Options& options)
@@ -181,6 +182,6 @@ Tuner::Tuner(const Options& options)
   machine_.threads = options.threads;
 }
 
-std::vector<TunedPass> Tuner::run(const Cell& cell) { return Trial(*this, cell).run(); }
+void Tuner::run(const Cell& cell, const Keep& keep) { Trial(*this, cell, keep).run(); }
 
 }  // namespace tilewise::cli

@@ -1,9 +1,9 @@
 /// Tuner: measures every kernel and form that could run a problem, beside each other.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "cli/bench/grid.h"
 #include "cli/shell/interrupt.h"
@@ -35,8 +35,10 @@ class Tuner {
 
   explicit Tuner(const Options& options);
 
-  /// The cell's passes. Throws Interrupted; what does not fit or is not supported becomes a reason.
-  std::vector<TunedPass> run(const Cell& cell);
+  using Keep = std::function<void(TunedPass)>;
+  /// Hands each of the cell's passes to `keep` as it is done. Throws Interrupted; what does not fit
+  /// or is not supported becomes a reason.
+  void run(const Cell& cell, const Keep& keep);
 
  private:
   class Trial;

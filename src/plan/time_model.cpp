@@ -32,7 +32,7 @@ IsaRates isa_rates(std::string_view isa, Pass pass) {
 
 std::span<const CudaTerms> cuda_terms() { return kCuda; }
 
-std::array<double, 5> cpu_features(const CpuWork& work, const Hardware& machine) {
+std::array<double, kCpuTerms> cpu_features(const CpuWork& work, const Hardware& machine) {
   const double float32_per_ms = std::max(machine.float32_tflops, 1e-6) * 1e9;
   const double flops_per_ms = float32_per_ms * work.rates.products;
   const double bytes_per_ms = std::max(machine.bandwidth_gbps, 1e-3) * 1e6;
@@ -40,14 +40,23 @@ std::array<double, 5> cpu_features(const CpuWork& work, const Hardware& machine)
   constexpr double kFits = 0.75, kCached = 0.35;
   const bool cached = work.bytes < kFits * static_cast<double>(machine.l2_bytes);
   const double share = cached ? kCached : 1.0;
-  return {1e-3, work.pairs / (float32_per_ms * work.rates.pairs), work.flops / flops_per_ms,
-          share * work.bytes / bytes_per_ms, share * work.packed / flops_per_ms};
+  // What is neither a product nor a pair is done in float32's vectors, or in those of a lesser set.
+  const double others_per_ms = float32_per_ms * std::min(1.0, work.rates.pairs);
+  return {1e-3,
+          work.pairs / (float32_per_ms * work.rates.pairs),
+          work.flops / flops_per_ms,
+          share * work.bytes / bytes_per_ms,
+          share * work.packed / flops_per_ms,
+          work.copied / others_per_ms,
+          work.widened / others_per_ms,
+          work.starts / others_per_ms};
 }
 
 double cpu_time_ms(const CpuTerms& terms, const CpuWork& work, const Hardware& machine) {
-  const std::array<double, 5> f = cpu_features(work, machine);
+  const std::array<double, kCpuTerms> f = cpu_features(work, machine);
   return terms.fixed_us * f[0] + terms.flops_per_pair * f[1] + terms.flop_factor * f[2] +
-         terms.byte_factor * f[3] + terms.flops_per_packed * f[4];
+         terms.byte_factor * f[3] + terms.flops_per_packed * f[4] + terms.flops_per_copied * f[5] +
+         terms.flops_per_widened * f[6] + terms.flops_per_start * f[7];
 }
 
 Arithmetic arithmetic(const Problem& p) {

@@ -55,8 +55,9 @@ class Bench(CliTest):
         ) as process:
             time.sleep(1.0)
             process.send_signal(signal.SIGINT)
-            out, _ = process.communicate(timeout=60)
+            out, errors = process.communicate(timeout=60)
         self.assertEqual(process.returncode, INTERRUPTED)
+        self.assertRegex(errors, r"interrupted after \d of 2 cells")
         self.assertIsInstance(json.loads(out)["rows"], list)
 
 

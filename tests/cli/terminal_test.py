@@ -16,9 +16,10 @@ PATIENCE_S = 600  # of a test that hangs; nothing else depends on the clock
 class Terminal:
     """A command whose standard error is a terminal."""
 
-    def __init__(self, *args: str) -> None:
+    def __init__(self, *args: str, env: dict[str, str] | None = None) -> None:
         self.master, slave = pty.openpty()
         environment = {**os.environ, "TERM": "xterm", "TILEWISE_CASES_DIR": str(SOURCE / "cases")}
+        environment |= env or {}
         self.process = subprocess.Popen(
             [CLI, *args], stdout=subprocess.PIPE, stderr=slave, env=environment, text=True
         )
@@ -121,6 +122,38 @@ class Interrupt(CliTest):
         self.assertEqual(code, INTERRUPTED)
         self.assertGreater(sum(row["passed"] for row in json.loads(out)["rows"]), 0)
         self.assertRegex(terminal.seen.decode(), r"interrupted after \d+ of \d+ checks")
+
+    def test_a_check_that_must_be_left_has_its_summary(self) -> None:
+        """Its second case is one task of several seconds, which does not ask."""
+        terminal = Terminal(
+            *("check", "--kernel", "reference_fwd", "--threads", "1", "--format", "json"),
+            *("--case", "s8 d8 f32 pass=fwd", "--case", "s6000 d128 f32 pass=fwd"),
+        )
+        self.assertTrue(terminal.wait_for(b"1/2"), terminal.seen)
+        time.sleep(2.0)  # into the task
+        terminal.process.send_signal(signal.SIGINT)
+        code, out = terminal.finish()
+        self.assertEqual(code, INTERRUPTED)
+        self.assertEqual({row["status"] for row in json.loads(out)["rows"]}, {"passed"})
+        self.assertIn(b"interrupted after 1 of 2 checks", terminal.seen)
+
+    def test_tuned_passes_are_kept(self) -> None:
+        """The second problem takes hours to tune."""
+        path = self.folder / "tuned.json"
+        terminal = Terminal(
+            *("tune", "--seq", "8,4096", "--dim", "16", "--batch", "1", "--pass", "fwd"),
+            *("--seconds", "40000", "-o", str(path)),
+            env={"TILEWISE_STATE_DIR": str(self.folder), "TILEWISE_TUNING": ""},
+        )
+        self.assertTrue(terminal.wait_for(b"1/2"), terminal.seen)
+        terminal.process.send_signal(signal.SIGINT)
+        self.assertEqual(terminal.finish()[0], INTERRUPTED)
+        self.assertIn(b"interrupted after 1 of 2 passes", terminal.seen)
+        rows = json.loads(path.read_text())
+        self.assertEqual([" s8 " in row["problem"] for row in rows], [True])
+        plan = ["plan", "--seq", "8", "--dim", "16", "--batch", "1", "--pass", "fwd"]
+        known = run(*plan, env={"TILEWISE_STATE_DIR": str(self.folder), "TILEWISE_TUNING": ""})
+        self.assertIn("tuned: measured on this device", known.stdout)
 
 
 if __name__ == "__main__":

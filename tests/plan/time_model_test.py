@@ -74,7 +74,12 @@ class TimeModel(unittest.TestCase):
                 self.errors_within(rows, 12.0, 25.0, f"{card}, flash bf16")
 
     def test_cpu(self) -> None:
-        self.errors_within(self.of_folder("cpu/"), 20.0, 40.0, "CPU")
+        rows = self.of_folder("cpu/")
+        self.errors_within(rows, 10.0, 30.0, "CPU")
+        # Nothing is off by a factor of 2.5: short sequences and single rows among them.
+        for row in rows:
+            factor = row["predicted_ms"] / row["measured_ms"]
+            self.assertTrue(0.4 <= factor <= 2.5, f"{factor:.2f}: {row['kernel']} {row['problem']}")
 
     def test_precision(self) -> None:
         """Where flash was measured in several types, the one that the plan expects to be fastest is

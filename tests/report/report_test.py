@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -116,6 +117,19 @@ class Report(unittest.TestCase):
             self.assertIn(f"{view.name}: plot empty is not drawn", problems)
             self.assertRegex(problems, rf"{view.name}: console: .*missing is not defined")
         self.assertIn("phone-light: the page is", problems)
+
+    def test_an_interrupt_leaves_no_traceback(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            pipe = Path(folder) / "waits.json"
+            os.mkfifo(pipe)
+            command = [str(PYTHON), "-m", "report", str(pipe), "-o", str(Path(folder) / "page")]
+            environment = {**os.environ, "PYTHONPATH": str(SOURCE / "tools")}
+            report = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment)
+            with pipe.open("w"):  # it has begun to read
+                report.send_signal(signal.SIGINT)
+                _, errors = report.communicate(timeout=60)
+            self.assertEqual(report.returncode, 130)
+            self.assertEqual(errors, b"report: interrupted\n")
 
 
 class Verdicts(unittest.TestCase):

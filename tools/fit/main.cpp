@@ -1,6 +1,7 @@
 // tilewise_fit RESULTS OUTPUT: fits the constants of the time model to the result files of a folder
 // and writes them as src/plan/fitted_constants.inc. Prints the errors before and after.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -156,8 +157,7 @@ std::string cpu_constants(const std::vector<Compared>& rows) {
     if (samples.size() < kLeastRows) throw std::runtime_error(std::string(name) + ": too few rows");
     const std::vector<double> x = fit(samples);
     report(name, samples, x, true);
-    out += fmt::format("constexpr CpuTerms {} = {{{:.4g}, {:.4g}, {:.4g}, {:.4g}, {:.4g}}};\n",
-                       name, x[0], x[1], x[2], x[3], x[4]);
+    out += fmt::format("constexpr CpuTerms {} = {{{:.4g}}};\n", name, fmt::join(x, ", "));
   }
   return out;
 }
@@ -251,8 +251,8 @@ int run(const fs::path& folder, const fs::path& output) {
   for (auto& [key, kept] : newest) rows.push_back(std::move(kept.second));
   const std::string text =
       "// Made by ./tw fit from bench/results; do not edit.\n"
-      "// Microseconds, flops for a pair, factors of flops and bytes, flops for a packed "
-      "element.\n" +
+      "// Microseconds, flops for a pair, factors of flops and bytes, flops for an element that "
+      "is\n// packed, copied and widened, and for a start.\n" +
       cpu_constants(rows) +
       "// Kernel, architecture, arithmetic, masked, microseconds, factor of its own model.\n" +
       "constexpr CudaTerms kCuda[] = {\n" + cuda_constants(rows) + "};\n";

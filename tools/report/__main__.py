@@ -71,4 +71,8 @@ def look(page: Path, folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("report: interrupted", file=sys.stderr)
+        sys.exit(130)

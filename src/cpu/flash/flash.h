@@ -4,7 +4,9 @@
 
 #include <span>
 
+#include "cpu/micro/isa.h"
 #include "plan/kernel_row.h"
+#include "plan/time_model.h"
 
 namespace tilewise::cpu {
 
@@ -35,6 +37,9 @@ bool few_query_rows(const Problem& problem);
 bool faster_as_float32(const Problem& problem);
 /// Backward: true for sequences that fill half of a tile of bfloat16 products or less.
 bool half_tiles(const Problem& problem);
+/// What the time model counts, and whose terms it takes.
+CpuForm flash_form(const Problem& problem, Isa isa);
+CpuWork flash_work(const Problem& problem, const Hardware& machine, Isa isa);
 void flash_decode(const KernelRow& row, const Problem& problem, const Context& context);
 Prepared flash_decode_prepared(const KernelRow& row, const Problem& problem,
                                const Hardware& machine);

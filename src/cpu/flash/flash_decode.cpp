@@ -469,6 +469,13 @@ bool faster_as_float32(const Problem& p) {
   return few && few_query_rows(p);
 }
 
+CpuForm flash_form(const Problem& p, Isa isa) {
+  const bool float32 = isa <= Isa::avx512;
+  const bool reads = p.pass == Pass::forward && float32 && few_query_rows(p) &&
+                     p.group() * p.seq_q <= kReadingRows;
+  return reads ? CpuForm::decode : CpuForm::flash;
+}
+
 void flash_decode(const KernelRow& row, const Problem& problem, const Context& context) {
   const Micro& m = micro(*static_cast<const Isa*>(row.config));
   Decode(problem, m, context).run();
@@ -477,8 +484,6 @@ void flash_decode(const KernelRow& row, const Problem& problem, const Context& c
 Prepared flash_decode_prepared(const KernelRow& row, const Problem& problem,
                                const Hardware& machine) {
   const Isa isa = *static_cast<const Isa*>(row.config);
-  const bool reads = problem.group() * problem.seq_q <= kReadingRows;
-  const CpuForm form = reads ? CpuForm::decode : CpuForm::flash;
   const auto of_threads = [&](int threads) {
     const Geometry g(problem, micro(isa), threads);
     return Form{static_cast<int>(g.strip_rows), static_cast<int>(g.block_keys),
@@ -491,7 +496,7 @@ Prepared flash_decode_prepared(const KernelRow& row, const Problem& problem,
   Cost cost;
   set_form(cost, taken);
   cost.memory = workspace_items(g);
-  predict_flash_time(problem, machine, isa, cost, form);
+  predict_flash_time(problem, machine, isa, cost);
   return {std::move(cost), remember(g)};
 }
 

@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "cpu/flash/flash.h"
 #include "cpu/key_run.h"
 #include "cpu/micro/bf16_micro.h"
 #include "cpu/micro/elements.h"
@@ -192,6 +193,16 @@ bool has_fast_bf16(const Hardware& machine) {
   return fast;
 }
 
+/// Of q, k, v and o, in backward of their gradients too.
+double tensor_elements(const Problem& p) {
+  const auto keys = static_cast<double>(p.packed_keys() ? p.total_k : p.batch * p.seq_k);
+  const double rows = static_cast<double>(p.query_rows()) + keys * static_cast<double>(p.heads_k);
+  const double passes = p.pass == Pass::backward ? 2.0 : 1.0;
+  return passes * rows * static_cast<double>(p.head_dim + p.head_dim_v);
+}
+
+}  // namespace
+
 CpuWork flash_work(const Problem& p, const Hardware& machine, Isa isa) {
   CpuWork work;
   work.pairs = visible_pairs(p);
@@ -200,10 +211,12 @@ CpuWork flash_work(const Problem& p, const Hardware& machine, Isa isa) {
   // isa_rates() has those of a CPU whose vdpbf16ps is as fast as a float32 multiply-add.
   if (isa == Isa::avx512bf16 && !has_fast_bf16(machine)) work.rates = {0.5, 0.5};
   work.bytes = problem_bytes(p);
+  const bool reads = flash_form(p, isa) == CpuForm::decode;
+  if (!reads) work.copied = tensor_elements(p);
+  if (dtype_bytes(p.dtype) == 2) work.widened = work.copied;
+  work.starts = static_cast<double>(reads ? p.query_rows() : p.batch * p.heads_q);
   return work;
 }
-
-}  // namespace
 
 int threads_with_work(const Problem& p, const Hardware& machine) {
   // About 50 us of one thread. No rate of the machine counts, so that a plan made elsewhere for as
@@ -242,11 +255,10 @@ void set_form(Cost& cost, const Form& form) {
   cost.threads = form.threads;
 }
 
-void predict_flash_time(const Problem& p, const Hardware& machine, Isa isa, Cost& cost,
-                        CpuForm form) {
+void predict_flash_time(const Problem& p, const Hardware& machine, Isa isa, Cost& cost) {
   const CpuWork work = flash_work(p, machine, isa);
   cost.bytes_moved = work.bytes;
-  cost.ms = cpu_time_ms(cpu_terms(form, p.pass), work, machine);
+  cost.ms = cpu_time_ms(cpu_terms(flash_form(p, isa), p.pass), work, machine);
 }
 
 std::string tiled_refusal(const Problem& p, Isa isa, const Hardware& machine) {

@@ -108,7 +108,6 @@ void set_form(Cost& cost, const Form& form);
 
 /// Fills cost.ms and cost.bytes_moved of a tiled kernel: arithmetic at the set's rate beside one
 /// reading of the tensors, and the cost of starting the parallel regions.
-void predict_flash_time(const Problem& p, const Hardware& machine, Isa isa, Cost& cost,
-                        CpuForm form = CpuForm::flash);
+void predict_flash_time(const Problem& p, const Hardware& machine, Isa isa, Cost& cost);
 
 }  // namespace tilewise::cpu

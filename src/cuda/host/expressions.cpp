@@ -4,6 +4,9 @@
 #include <cmath>
 #include <limits>
 #include <utility>
+#include <vector>
+
+#include "expression/shift.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -37,6 +40,45 @@ tile::Capture capture_of(const Tensor& t) {
   return capture;
 }
 
+/// Whether what the function gives is 0 where the score is, as far as its operations tell.
+bool vanishes_with_score(const expression::Program& program) {
+  using expression::Op;
+  std::vector<bool> zero(program.nodes.size(), false);
+  const auto is_zero = [&](std::int32_t node) { return zero[static_cast<std::size_t>(node)]; };
+  for (std::size_t n = 0; n < zero.size(); ++n) {
+    const expression::Node& node = program.nodes[n];
+    const auto& of = node.args;
+    switch (node.op) {
+      case Op::score:
+        zero[n] = true;
+        break;
+      case Op::multiply:
+        zero[n] = is_zero(of[0]) || is_zero(of[1]);
+        break;
+      case Op::add:
+      case Op::subtract:
+        zero[n] = is_zero(of[0]) && is_zero(of[1]);
+        break;
+      case Op::divide:
+      case Op::negate:
+      case Op::absolute:
+      case Op::tanh:
+      case Op::erf:
+      case Op::relu:
+      case Op::silu:
+      case Op::gelu:
+        zero[n] = is_zero(of[0]);
+        break;
+      case Op::where:
+        zero[n] = is_zero(of[1]) && is_zero(of[2]);
+        break;
+      default:
+        break;
+    }
+  }
+  return is_zero(program.result);
+}
+
 }  // namespace
 
 std::string expressions_refusal(const Problem& p) {
@@ -53,24 +95,58 @@ std::string expressions_refusal(const Problem& p) {
   return reason;
 }
 
-bool has_huge_constant(const Problem& p) {
-  constexpr double kHuge = 0x1p16;
-  if (!p.score_function.defined()) return false;
-  const std::vector<expression::Node>& nodes = p.score_function.program->nodes;
-  return std::any_of(nodes.begin(), nodes.end(), [](const expression::Node& node) {
+namespace {
+
+/// Beyond it a float32 LSE has too few digits of log l left.
+constexpr double kHuge = 0x1p16;
+
+bool has_huge_constant(const expression::Program& program) {
+  return std::any_of(program.nodes.begin(), program.nodes.end(), [](const expression::Node& node) {
     return node.op == expression::Op::constant && node.type == expression::Type::real &&
            std::isfinite(node.real) && std::fabs(node.real) >= kHuge;
   });
+}
+
+/// Whether every row sees the key at distance 0.
+bool sees_diagonal(const Problem& p) {
+  return !p.mask.defined() && !p.mask_function.defined() && !p.block_list.defined() &&
+         p.seq_q <= p.seq_k && !p.packed && !p.key_lengths.defined() && p.left >= 0 &&
+         p.right >= 0 && (p.causal != Causal::top_left || p.seq_q == p.seq_k);
+}
+
+bool reads_reals(const Problem& p) {
+  const auto& captures = p.score_function.captures;
+  return std::any_of(captures.begin(), captures.end(),
+                     [](const Tensor& t) { return is_floating(t.dtype); });
+}
+
+}  // namespace
+
+bool moves_rows_far(const Problem& p) {
+  if (!p.score_function.defined()) return false;
+  const expression::Program& program = *p.score_function.program;
+  if (has_huge_constant(program)) return true;
+  if (p.score_affine == nullptr && reads_reals(p)) return false;
+  const expression::Domain domain{.batch = p.batch,
+                                  .heads = p.heads_q,
+                                  .queries = p.seq_q,
+                                  .keys = p.seq_k,
+                                  .same_lengths = !p.packed && !p.key_lengths.defined()};
+  const double most =
+      p.score_affine == nullptr
+          ? expression::largest_shift(program, domain)
+          : expression::largest_shift(*p.score_affine, domain, sees_diagonal(p), p.right <= 0);
+  return most >= kHuge;
 }
 
 tile::Expressions expressions_of(const Problem& p) {
   tile::Expressions of = {.score = p.score_function.defined() ? 1 : 0,
                           .mask = p.mask_function.defined() ? 1 : 0};
   if (of.score == 0 || p.pass != Pass::backward) return of;
-  const auto& captures = p.score_function.captures;
-  const bool reads = std::any_of(captures.begin(), captures.end(),
-                                 [](const Tensor& t) { return is_floating(t.dtype); });
-  of.shifts = has_huge_constant(p) || (reads && p.score_affine == nullptr);
+  // What only scales scores moves a row no further than a scale does.
+  const bool adds = reads_reals(p) && p.score_affine == nullptr &&
+                    !vanishes_with_score(*p.score_function.program);
+  of.shifts = moves_rows_far(p) || adds;
   return of;
 }
 

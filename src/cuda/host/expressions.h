@@ -17,11 +17,12 @@ namespace tilewise::cuda {
 /// What the kernels hold of them is named by its first fault; empty when there is none.
 std::string expressions_refusal(const Problem& problem);
 
-/// Whether a constant of the score function may shift scores so far that a float32 LSE has too few
-/// digits left.
-bool has_huge_constant(const Problem& problem);
+/// Whether the score function may move whole rows so far that a float32 LSE has too few digits
+/// left, as far as the host can tell: by its constants, or by captured reals that an affine
+/// function adds.
+bool moves_rows_far(const Problem& problem);
 /// The expressions of a kernel's Config. What a captured tensor of reals adds may be huge too,
-/// unless the function is affine.
+/// unless the function is affine: then it counts as a slope.
 tile::Expressions expressions_of(const Problem& problem);
 /// True when the derivative of the score function by the score is not 1. Backward only.
 bool is_gated(const Problem& problem);

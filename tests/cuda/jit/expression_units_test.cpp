@@ -168,6 +168,42 @@ TEST_P(ExpressionUnits, SumsByDistanceCompile) {
   }
 }
 
+TEST(ExpressionSizes, HopperKernelsHaveRoom) {
+  const Sample samples[] = {
+      kSamples[0],
+      kSamples[1],
+      kSamples[2],
+      kSamples[3],
+      {"scales", "score*slopes[h]", ""},
+      {"scales and shifts", "score*slopes[h] + table[j % 32, h]", ""},
+      {"the same, documents", "score*slopes[h] + table[j % 32, h]", "doc[b, i] == doc[b, j]"}};
+  for (const Sample& sample : samples) {
+    for (const int dim : {32, 64, 96, 128}) {
+      const Problem forward = problem(sample, dim, Pass::forward);
+      for (const Sm90Tile& tile : sm90_tiles(forward)) {
+        const KernelUnit unit = fwd_sm90_unit(sm90_config(forward, tile, false));
+        EXPECT_LE(unit.shared_bytes, bwd_sm90::SharedPlan::kRoom) << sample.name << ", " << dim;
+      }
+      Problem p = problem(sample, dim, Pass::backward);
+      for (const double softcap : {0.0, 30.0}) {
+        p.softcap = softcap;
+        EXPECT_LE(bwd_sm90_unit(bwd_sm90_config(p)).shared_bytes, bwd_sm90::SharedPlan::kRoom)
+            << sample.name << ", " << dim << ", softcap " << softcap;
+      }
+    }
+  }
+}
+
+TEST(ExpressionSizes, FunctionsThatOnlyScaleDoNotShiftRows) {
+  const auto shifts = [](const char* score) {
+    return expressions_of(problem({"", score, ""}, 64, Pass::backward)).shifts;
+  };
+  EXPECT_FALSE(shifts("score*slopes[h]"));
+  EXPECT_FALSE(shifts("where(i < j, -score, tanh(score/slopes[0])*slopes[h])"));
+  EXPECT_TRUE(shifts("score*slopes[h] + table[j % 32, h]"));
+  EXPECT_TRUE(shifts("where(i < j, slopes[h], score)"));
+}
+
 TEST(FormulaText, RandomFormulasCompile) {
   std::string why_not;
   if (find_nvrtc(&why_not) == nullptr) GTEST_SKIP() << why_not;

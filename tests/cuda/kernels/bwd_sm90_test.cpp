@@ -11,6 +11,7 @@
 #include "cuda/kernels/bwd_sm90/row.h"
 #include "cuda/kernels/bwd_sm90/tiles.h"
 #include "cuda/kernels/bwd_sm90/unit.h"
+#include "expression/lower.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -54,6 +55,38 @@ Hardware h100() {
 }
 
 std::string refusal(const Problem& p) { return refusal_by(kFlashBackwardSm90, p, h100()); }
+
+Problem with_function(Problem p, const char* text) {
+  static float gate[4] = {};
+  const std::vector<Captured> captures{
+      Captured("gate", Tensor::contiguous(gate, DType::float32, {4}, p.device))};
+  const Expression score = Expression::parse(text, captures);
+  const expression::Lowered& lowered = expression::lower(score);
+  p.score_function = expression::function_of(score);
+  p.score_affine = lowered.affine();
+  p.score_gradient = lowered.gradient();
+  return p;
+}
+
+// The low part of LSE, which only functions that are called for every pair have.
+TEST(BwdSm90, FunctionsThatMoveRowsFarAreCalledForEveryPair) {
+  const auto shifts = [](const Problem& p) {
+    const Config config = bwd_sm90_config(p);
+    EXPECT_NE(config.expressions.shifts, config.fold_lse());
+    return config.expressions.shifts;
+  };
+  const Problem full = problem(1024, 64, false), causal = problem(1024, 64, true);
+  EXPECT_FALSE(shifts(with_function(full, "score - 0.7*abs(i - j)")));
+  EXPECT_FALSE(shifts(with_function(full, "score - 1000.0*abs(i - j)")));
+  EXPECT_FALSE(shifts(with_function(full, "score - gate[h]*abs(i - j)")));
+  EXPECT_FALSE(shifts(with_function(causal, "score + 1000.0*(j - i)")));
+  EXPECT_TRUE(shifts(with_function(full, "score + 1000.0*(j - i)")));
+  EXPECT_TRUE(shifts(with_function(full, "score + 100.0*abs(i - j)")));
+  EXPECT_TRUE(shifts(with_function(causal, "score + gate[h]")));
+  Problem masked = with_function(full, "score - 1000.0*abs(i - j)");
+  masked.mask.rank = 4;
+  EXPECT_TRUE(shifts(masked));
+}
 
 TEST(BwdSm90, EveryConfigFitsSharedMemory) {
   for (const std::int64_t dim : {16, 64, 80, 96, 128, 192, 256}) {

@@ -459,9 +459,9 @@ struct QueryGradient {
 
   __forceinline__ void run(const BlockRange& range) {
     read_low();
-    load_queries();
     int stage = 0;
     const auto start = [&](int block) {
+      load_queries();  // not where nothing is listed: dQ is staged there, and no step would wait
       load_keys(block, 0);
       pairs().load_async(corner(block * kBlockN));
       copy_async_commit();

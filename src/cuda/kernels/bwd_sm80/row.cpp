@@ -1,6 +1,7 @@
 #include "cuda/kernels/bwd_sm80/row.h"
 
 #include <algorithm>
+#include <array>
 #include <span>
 
 #include "cuda/driver/device.h"
@@ -242,6 +243,9 @@ int limit_kib(const Problem& p) { return host::shared_kib(device_arch(p.device.i
 /// dK and dV, with dQ where the config says so: one block for block_n keys of a kv head.
 void launch_keys(const Problem& p, const Config& config, const Tile& tile, Args args,
                  const ListsInTiles& lists, int splits, void* stream) {
+  if (p.heads_q == 0) {
+    return clear_gradients(p, std::array{&p.dk, &p.dv}, stream);
+  }
   args.lists = lists.of_keys();
   const std::int64_t heads = p.stored_batch() * p.heads_k;
   const std::int64_t blocks = host::key_blocks(p, tile.block_n);

@@ -8,6 +8,7 @@
 
 #include "cuda/host/expressions.h"
 #include "cuda/jit/config_text.h"
+#include "cuda/kernels/bwd_sm80/captures.h"
 #include "cuda/kernels/rows/tile_lists.h"
 #include "plan/accounting.h"
 #include "plan/batch_invariance.h"
@@ -228,7 +229,8 @@ bool refines(const Problem& p) {
 
 bool refines_all(const Problem& p) {
   const host::Form form = host::form(p);
-  return form.planes == 2 || (!form.scaled && is_tiny(p)) || sums_gradients(p);
+  const bool shows = is_tiny(p) || (is_small(p) && wants_captures(p));
+  return form.planes == 2 || (!form.scaled && shows) || sums_gradients(p);
 }
 
 // Four for dK and dV, five where they are apart; three for dQ. A slice of dV takes S, one of dK or

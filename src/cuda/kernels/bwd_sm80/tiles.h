@@ -68,9 +68,10 @@ KernelUnit refine_unit(const Config& c, int min_blocks);
 /// True when the gradient of a bias or of sinks is asked for: sums of P (dP - delta) over rows and
 /// keys, in which the two terms nearly cancel. And with Precision::refined, for sums times K.
 bool sums_gradients(const Problem& p);
-/// float32: lse2 is refined where it is too coarse. 16-bit, very small problems, and one plane,
-/// those that sums_gradients() names: delta is taken from P, not from O, which has other rounding.
-/// Under a bias, rows whose lse2 is so large that log l is lost.
+/// float32: lse2 is refined where it is too coarse. 16-bit, very small problems, small ones whose
+/// captured tensors have gradients (of a gate of blocks the sum over rows that see one block alone
+/// is 0), and one plane, those that sums_gradients() names: delta is taken from P, not from O,
+/// which has other rounding. Under a bias, rows whose lse2 is so large that log l is lost.
 bool refines(const Problem& p);
 /// Whether the problem itself is one of them, whatever its gradients are summed over.
 bool is_tiny(const Problem& p);

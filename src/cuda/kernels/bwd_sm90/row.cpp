@@ -53,9 +53,10 @@ std::string function_refusal(const Problem& p) {
     return "small packed problems with a score function or a mask function are left to "
            "flash_bwd_sm80";
   }
-  if (p.packed && has_huge_constant(p)) {
-    return "packed sequences beside a score function with a constant of 65536 or more are left to "
-           "flash_bwd_sm80";
+  if (p.packed && moves_rows_far(p)) {
+    return "packed sequences beside a score function that moves whole rows by 65536 or more are "
+           "left "
+           "to flash_bwd_sm80";
   }
   return {};
 }

@@ -111,7 +111,7 @@ Config bwd_sm90_config(const Problem& p) {
   // ALiBi, and functions like it, from the start of the products on: raw scores are divided by the
   // scale. Above head dim 128 distances are subtracted from logits.
   const bool affine = std::max(p.head_dim, p.head_dim_v) <= 128 && p.softcap == 0.0 &&
-                      p.scale > 1e-30F && !biased && !has_huge_constant(p) &&
+                      p.scale > 1e-30F && !biased && !moves_rows_far(p) &&
                       (p.alibi_slopes.defined() != (p.score_affine != nullptr)) &&
                       (p.score_affine != nullptr || !p.score_function.defined());
   config.logits.modified =
@@ -129,7 +129,10 @@ Config bwd_sm90_config(const Problem& p) {
   // A step of 128 queries would take what two blocks of 64 list.
   const bool short_blocks = p.block_list.defined() && p.block_list.block_q < 128;
   const bool spills = config.options.dropout || biased;
-  config.shape.block_m = is_narrow && !config.two_plane && !short_blocks && !spills ? 128 : 64;
+  // Slopes of 128 queries and low parts of LSE together do not fit into shared memory.
+  const bool full = config.gates() && config.shifts();
+  const bool tall = is_narrow && !config.two_plane && !short_blocks && !spills && !full;
+  config.shape.block_m = tall ? 128 : 64;
   if (std::max(config.head_dim, config.head_dim_v) > 128) {
     config.shape.block_n = 64;
     config.sums.deterministic = false;  // it is so by itself: nothing is added in memory

@@ -23,6 +23,10 @@ struct SummedGradient {
 void convert_gradients(const Problem& problem, std::span<const SummedGradient> gradients,
                        void* stream);
 
+/// Writes zeros to up to three of them, packed or not: no query adds to them.
+void clear_gradients(const Problem& problem, std::span<const Tensor* const> gradients,
+                     void* stream);
+
 void add_bwd_convert_units(std::vector<PackUnit>& units);
 
 }  // namespace tilewise::cuda

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/kernels/rows/copy_args.h"
+#include "cuda/tile/math.cuh"
 
 namespace tilewise::copy_rows {
 
@@ -31,7 +32,11 @@ void kernel(const Args& a) {
   const auto place = [&](const tile::View4& view) {
     return b * view.stride_b + h * view.stride_h + s * view.stride_s + d * view.stride_d;
   };
-  static_cast<Type*>(a.to.data)[place(a.to)] = static_cast<const Type*>(a.from.data)[place(a.from)];
+  Type value = static_cast<const Type*>(a.from.data)[place(a.from)];
+  if constexpr (kConfig.hides) {
+    if (a.lse[b * a.lse_b + h * a.lse_h + s * a.lse_s] == -tile::infinity()) value = 0;
+  }
+  static_cast<Type*>(a.to.data)[place(a.to)] = value;
 }
 
 }  // namespace tilewise::copy_rows

@@ -7,6 +7,7 @@ namespace tilewise::copy_rows {
 
 struct Config {
   int element_bytes = 2;  ///< 2 or 4
+  bool hides = false;     ///< rows whose LSE is -inf become 0
 };
 
 struct Args {
@@ -14,7 +15,9 @@ struct Args {
   int heads = 1;
   long long rows = 0;  ///< S
   int dim = 0;
-  long long elements = 0;  ///< of all
+  long long elements = 0;      ///< of all
+  const float* lse = nullptr;  ///< with hides: (B, H, S)
+  long long lse_b = 0, lse_h = 0, lse_s = 0;
 };
 
 inline constexpr int kThreads = 256;

@@ -56,6 +56,13 @@ std::vector<Named> product_outputs(const Problem& p) {
   return {{"dQ copy", &p.dq}, {"dK copy", &p.dk}, {"dV copy", &p.dv}};
 }
 
+/// Whether position leaves some rows no key: their dO may hold anything. CONTRACT 3.
+bool hides_rows(const Problem& p) {
+  const std::int64_t shift = p.seq_k - p.seq_q;
+  if (p.left < 0 || p.right < -p.left || p.right < -shift) return true;
+  return p.causal == Causal::top_left && shift > p.left;
+}
+
 /// True when the call brings no saved state, and S and P lie in workspace. In planning its size
 /// stands for it.
 bool state_is_dropped(const Problem& p) { return p.saved.data == nullptr && p.saved.bytes == 0; }
@@ -86,7 +93,7 @@ std::vector<MemoryPart> memory_items(const KernelRow& row, const Problem& p) {
   }
   for (const auto& list : {product_inputs(p), product_outputs(p)}) {
     for (const Named& named : list) {
-      if (is_dense(*named.tensor)) continue;
+      if (is_dense(*named.tensor) && !(named.tensor == &p.d_o && hides_rows(p))) continue;
       add(named.name, Role::workspace, p.dtype, named.tensor->sizes);
     }
   }
@@ -168,7 +175,7 @@ class Call {
   void backward() {
     // Without the forward's state it is made again.
     if (p_.saved.data == nullptr) probabilities();
-    const Tensor d_o = input("dO copy", p_.d_o);
+    const Tensor d_o = gradient_of_o();
     const Tensor dq = dense(p_.dq, parts_.find<void>("dQ copy"));
     const Tensor dk = dense(p_.dk, parts_.find<void>("dK copy"));
     const Tensor dv = dense(p_.dv, parts_.find<void>("dV copy"));
@@ -201,6 +208,13 @@ class Call {
     const Tensor stands_for = dense(t, parts_.find<void>(copy_name));
     if (stands_for.data != t.data) copy_elements(t, stands_for, stream_);
     return stands_for;
+  }
+
+  Tensor gradient_of_o() {
+    if (!hides_rows(p_)) return input("dO copy", p_.d_o);
+    const Tensor seen = dense(p_.d_o, parts_.find<void>("dO copy"));
+    copy_seen_rows(p_.d_o, seen, p_.lse, stream_);
+    return seen;
   }
 
   void finish(const Tensor& from, const Tensor& to) {
