@@ -82,8 +82,6 @@ struct BiasSums {
       if (job.kind != JobKind::tile) continue;
       const BlockRange range = tile_range<kConfig>(args, job);
       for (int g = 0; g < args.group; ++g) {
-        // Of a cut tile job.head counts the sharers of a key head: they have its query heads in
-        // turn.
         const int head = job.head * args.group + g;
         float* const sums = to.sums + job.batch * to.stride_b + head * to.stride_h;
 #pragma unroll 1

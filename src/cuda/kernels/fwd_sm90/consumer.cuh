@@ -3,6 +3,7 @@
 
 #include "cuda/kernels/fwd_sm90/listed.cuh"
 #include "cuda/kernels/fwd_sm90/options.cuh"
+#include "cuda/kernels/fwd_sm90/recompute.cuh"
 #include "cuda/kernels/fwd_sm90/rows.cuh"
 #include "cuda/kernels/fwd_sm90/skip.cuh"
 #include "cuda/tile/hopper/wgmma.cuh"
@@ -118,18 +119,6 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
     tile_begin = all.begin;
     tile_end = all.end;
     own_range<kConfig>(blocks, args, tile, group_query(), all);
-  }
-
-  /// Which tile of keys has come to the stage at hand, before that is released. Those of
-  /// Lists::parts are taken by ListConsumer.
-  __forceinline__ void take_listed() {
-    if constexpr (kConfig.lists == Lists::whole) {
-      wait_k();
-      const u32 at = shared.listed(static_cast<int>(rK.slot));
-      tile_k = static_cast<int>(load_shared_4(at));
-      if constexpr (Scores<kConfig>::kMasksListed)
-        next_tile_k = static_cast<int>(load_shared_4(at + 4));
-    }
   }
 
   // ---- scores
@@ -263,7 +252,7 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
   /// one before, or it is looked at whether they have: their maxima may be trusted.
   template <bool kMasked, bool kSeen = !kMasked>
   __forceinline__ void step(int block) {
-    take_listed();
+    take_listed<kConfig>(*this);
     take_options<kConfig, kMasked>(*this, block);
     enter_block(block);
     products(block);
@@ -329,8 +318,8 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
     rK.advance();
   }
   __forceinline__ void recompute_scores() {
-    scores.recompute(shared.q(static_cast<int>(rQ.slot), warpgroup),
-                     shared.k(static_cast<int>(rK.slot)), warp, lane);
+    recompute<kConfig>(scores.rS, shared.q(static_cast<int>(rQ.slot), warpgroup),
+                       shared.k(static_cast<int>(rK.slot)), warp, lane);
     __syncwarp();  // all lanes have read K
     if (lane == 0) mbarrier_arrive(shared.k_empty(static_cast<int>(rK.slot)));
   }
@@ -452,7 +441,7 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
       wait_k();
       if constexpr (kConfig.schedule.halve_cut)
         first_halved = visible_half<kConfig>(*this, blocks.end - 1) == 0;
-      take_listed();
+      take_listed<kConfig>(*this);
       take_first_options<kConfig>(*this, blocks.end - 1);
       issue_scores();
       first_scores_wait();

@@ -58,8 +58,8 @@ struct RowBlock : Consumer<kConfig> {
       searches |= __any_sync(~0U, !(fmaxf(fabsf(scores.m[0]), fabsf(scores.m[1])) <= kHugeMaximum));
     if (!searches) {
       if (scores.template trusted_softmax<Base::kScores>(args)) return;
-      scores.recompute(shared.q(static_cast<int>(rQ.slot), warpgroup),
-                       shared.k(static_cast<int>(rK.slot)), warp, lane);
+      recompute<kConfig>(scores.rS, shared.q(static_cast<int>(rQ.slot), warpgroup),
+                         shared.k(static_cast<int>(rK.slot)), warp, lane);
       Base::template adjust_scores<false>(0);
     }
     if constexpr (kConfig.expressions.score != 0) ++scores.outgrown;

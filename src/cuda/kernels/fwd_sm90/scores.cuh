@@ -75,38 +75,6 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   Cap cap = Cap::before;
   float largest[2];  ///< size of a raw score in each row
 
-  /// (F1) The warp's own rows of S once more, by products of a warp: no other warp has to come.
-  /// `q`, `k`: the warpgroup's rows and the block in shared memory.
-  __forceinline__ void recompute(u32 q, u32 k, int warp, int lane) {
-    // Worked out here alone: in registers of the loop it would spill.
-    const int at_lane = opaque(lane);
-    const int row = warp * 16 + at_lane % 16, key = at_lane % 8 + at_lane / 16 * 8;
-    q += row * kPanelRowBytes;
-    k += key * kPanelRowBytes;
-#pragma unroll
-    for (int i = 0; i < kBlockN / 2; ++i) rS[i] = 0.0F;
-#pragma unroll 1
-    for (int step = 0; step < kConfig.head_dim / 16; ++step) {
-      const int chunk = step % 4 * 2;
-      u32 a[4], b[4];
-      load_matrix_x4(a,
-                     q + step / 4 * SharedPlan::kPanel + ((chunk + at_lane / 16) ^ row % 8) * 16);
-#pragma unroll
-      for (int n = 0; n < kBlockN / 16; ++n) {
-        load_matrix_x4(b, k + (step / 4 * kBlockN + n * 16) * kPanelRowBytes +
-                              ((chunk + at_lane / 8 % 2) ^ key % 8) * 16);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int at = 8 * n + 4 * half;
-          Acc c = {rS[at], rS[at + 1], rS[at + 2], rS[at + 3]};
-          mma<kConfig.element>(c, a, b[2 * half], b[2 * half + 1]);
-#pragma unroll
-          for (int e = 0; e < 4; ++e) rS[at + e] = c[e];
-        }
-      }
-    }
-  }
-
   /// (F2) Softcap, (F3) ALiBi and (F1) the scale, as far as softmax() does not apply it. `rows`: of
   /// the thread; `column`: of its first score. `high`: of the tile's diagonals().
   /// `kPreset`: the products began with what grows with the column (preset()).
@@ -311,26 +279,21 @@ struct Scores : HeldOptions<kConfig.options.any()> {
     }
   }
   using Kept = KeptPairs<kConfig.options.dropout, false, 1, kBlockN / 8, 5, true, true>;
-  static constexpr int kPerWord = 4 * Kept::kGroup;  ///< scores of a word of `kept`
+  /// Scores of a word of `kept`.
+  static constexpr int kPerWord = kConfig.schedule.makes_bits ? kScores / 2 : 4 * Kept::kGroup;
   /// (F10) Z P of what has been summed; 1 / (1 - p) comes at the end.
   /// NOTE: opaque, or the tests of two places of a step are made once, and their answers kept.
   __forceinline__ void drop() {
-    if constexpr (kConfig.schedule.makes_bits) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const u32 bits = static_cast<u32>(opaque(static_cast<int>(this->kept[r])));
-#pragma unroll
-        for (int i = 0; i < kScores / 2; ++i) {
-          if ((bits >> i & 1) == 0) rS[4 * (i / 2) + 2 * r + i % 2] = 0.0F;
-        }
-      }
-    } else if constexpr (kConfig.options.dropout) {
+    if constexpr (kConfig.options.dropout) {
 #pragma unroll
       for (int word = 0; word < kScores / kPerWord; ++word) {
         const u32 bits = static_cast<u32>(opaque(static_cast<int>(this->kept[word])));
 #pragma unroll
         for (int i = 0; i < kPerWord; ++i) {
-          if ((bits >> i & 1) == 0) rS[word * kPerWord + i] = 0.0F;
+          // Words that the producer makes are each of a row.
+          const int at =
+              kConfig.schedule.makes_bits ? 4 * (i / 2) + 2 * word + i % 2 : word * kPerWord + i;
+          if ((bits >> i & 1) == 0) rS[at] = 0.0F;
         }
       }
     }
