@@ -172,6 +172,29 @@ TEST(Sm90Options, BackwardTakesAMasksListWhereItCutsNoTiles) {
   EXPECT_EQ(lists("b2 h16 s512 d64 bf16 mask=b,1,1,k bias=1,1,q,k:bf16"), tile::Lists::none);
 }
 
+TEST(Sm90Options, TheMainKernelSumsTheGradientOfABiasOfPairs) {
+  const auto sums = [](const std::string& line) {
+    const Problem p = problem(line, Pass::backward);
+    const bool taken = bwd_sm90_config(p).sums.bias;
+    const Cost cost = cost_by(kFlashBackwardSm90, p, machine(90));
+    const auto has = [&](const char* name) {
+      return std::any_of(cost.memory.begin(), cost.memory.end(),
+                         [&](const MemoryPart& part) { return std::string(part.name) == name; });
+    };
+    EXPECT_EQ(has("dbias sums"), taken) << line;
+    EXPECT_FALSE(taken && has("dbias parts")) << line;
+    return taken;
+  };
+  const std::string shape = "b2 h8 s2048 d64 bf16 ";
+  EXPECT_TRUE(sums(shape + "bias=1,1,q,k:bf16"));
+  EXPECT_TRUE(sums(shape + "bias=b,h,q,k:bf16 causal dropout=0.1 mask=b,1,1,k"));
+  EXPECT_TRUE(sums("b2 h8/2 s2048 d128 f16 bias=1,h,q,k:f16 lengths=2048,9"));
+  for (const char* other :
+       {"bias=b,1,1,k:bf16", "bias=1,1,q,k:bf16 deterministic", "bias=1,1,q,k:bf16 softcap=20"})
+    EXPECT_FALSE(sums(shape + other)) << other;
+  EXPECT_FALSE(sums("b1 h1 s512 d64 bf16 bias=1,1,q,k:bf16")) << "two planes";
+}
+
 TEST(Sm90Options, TheProducerMakesDropoutsBits) {
   for (const char* dims : {"d64", "d96", "d128"}) {
     const std::string line = std::string("b1 h16 s8192 bf16 dropout=0.1 ") + dims;

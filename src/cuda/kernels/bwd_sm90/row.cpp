@@ -475,13 +475,22 @@ void add_bwd_sm90_option_units(std::vector<PackUnit>& units, int arch) {
   for (const std::int64_t dim : {64, 128}) {
     Problem p = typical(DType::bfloat16, dim, false);
     p.mask.rank = 4;
-    units.push_back(held(optioned_unit(bwd_sm90_unit(bwd_sm90_config(p)))));
+    Config config = bwd_sm90_config(p);
+    config.lists = tile::Lists::none;  // as where tiles are few
+    units.push_back(held(optioned_unit(bwd_sm90_unit(config))));
     p.mask = {};
     p.dropout.p = 0.1;
     units.push_back(held(optioned_unit(bwd_sm90_unit(bwd_sm90_config(p)))));
     // At dim 128 a step reads two words back: the bits are made while the most registers are taken.
     units.back().allowed_spill_bytes = 96;
   }
+}
+
+void add_bwd_sm90_mask_units(std::vector<PackUnit>& units, int arch) {
+  if (arch != 90) return;
+  Problem p = typical(DType::bfloat16, 128, false);
+  p.mask.rank = 4;
+  units.push_back(held(optioned_unit(bwd_sm90_unit(bwd_sm90_config(p)))));
 }
 
 }  // namespace tilewise::cuda

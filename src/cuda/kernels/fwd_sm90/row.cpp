@@ -287,4 +287,22 @@ void add_fwd_sm90_option_units(std::vector<PackUnit>& units, int arch) {
   }
 }
 
+void add_fwd_sm90_mask_units(std::vector<PackUnit>& units, int arch) {
+  if (arch != 90) return;
+  for (const std::int64_t dim : {64, 128}) {
+    Problem p;
+    p.dtype = DType::bfloat16;
+    p.batch = p.heads_q = p.heads_k = 16;
+    p.seq_q = p.seq_k = 8192;
+    p.head_dim = p.head_dim_v = dim;
+    p.scale = 1.0F;
+    p.mask.rank = 4;
+    const Config config = sm90_config(p, sm90_masked_tiles(p)[0], false);
+    units.push_back({.unit = optioned_unit(fwd_sm90_unit(config)),
+                     .row = kFlashForwardSm90.name,
+                     .instruction = "wgmma.mma_async",
+                     .allowed_spill_bytes = 160});
+  }
+}
+
 }  // namespace tilewise::cuda
