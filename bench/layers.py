@@ -96,7 +96,11 @@ def as_graph(step: Step) -> Step:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+
+    def replay(_kept: Step = step) -> None:  # the graph reads the step's tensors
+        graph.replay()
+
+    return replay
 
 
 def timed(step: Step, device: str, warmup: int, repeat: int) -> list[float]:
@@ -118,9 +122,8 @@ def timed(step: Step, device: str, warmup: int, repeat: int) -> list[float]:
 
 
 def torch_rows(arguments: argparse.Namespace) -> Iterator[Row]:
-    kinds = ["torch-eager", "torch-compile"]
-    if arguments.device.startswith("cuda"):
-        kinds.insert(1, "torch-graph")
+    on_gpu = arguments.device.startswith("cuda")
+    kinds = [f"torch-{kind}" for kind in arguments.torch if on_gpu or kind != "graph"]
     for training in (False, True):
         batch = 4 if training else 2
         for kind in kinds:
@@ -185,6 +188,8 @@ def main() -> int:
     default = "cuda:0" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=default)
     parser.add_argument("--seq", type=int, nargs="+", default=[128, 256, 512])
+    ways = ("eager", "graph", "compile")
+    parser.add_argument("--torch", nargs="*", choices=ways, default=ways, help="torch's runs")
     parser.add_argument("--warmup", type=int, default=10)
     parser.add_argument("--repeat", type=int, default=100)
     parser.add_argument("-o", "--output", type=Path, help="a JSON file for the rows")

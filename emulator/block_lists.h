@@ -120,10 +120,10 @@ struct MadeLists {
   tile::TileLists lists, transposed;
 
   MadeLists(const Problem& p, int tile_q, int tile_k, tile::Lists kind, int rows_of_tile = 1,
-            const RunMap& map = {}, const MaskOfLists& mask = {}) {
+            const RunMap& map = {}, bool packs_heads = false, const MaskOfLists& mask = {}) {
     const bool narrowed = mask.bits.words != nullptr && kind != tile::Lists::none;
     if (!p.block_list.defined() && !map && !narrowed) return;
-    cuda::TileListsMaker maker(p, tile_q, tile_k, kind, rows_of_tile, mask.lines);
+    cuda::TileListsMaker maker(p, tile_q, tile_k, kind, rows_of_tile, packs_heads, mask.lines);
     std::vector<MemoryPart> parts;
     maker.add_memory(parts);
     maker.add_order_memory(parts);
@@ -199,7 +199,8 @@ struct MadeLists {
         run_as<Config{128, 64, false}>(c, args) || run_as<Config{128, 64, true}>(c, args) ||
         run_as<Config{64, 128, false}>(c, args) || run_as<Config{64, 128, true}>(c, args) ||
         run_as<Config{32, 128, true}>(c, args) || run_as<Config{128, 32, true}>(c, args) ||
-        run_as<Config{64, 64, true}>(c, args))
+        run_as<Config{64, 64, true}>(c, args) || run_as<Config{64, 64, false}>(c, args) ||
+        run_as<Config{32, 64, false}>(c, args))
       return;
     std::abort();
   }

@@ -60,6 +60,12 @@ struct Check {
     }
     return shape;
   }
+  bool packed() const { return config.lengths == Lengths::packed; }
+  /// That lists are of: sequences, where they are packed.
+  int entries(const Shape& of) const { return packed() ? int(of.queries.size()) : of.batch; }
+  int longest(const std::vector<int>& of, int otherwise) const {
+    return packed() ? *std::max_element(of.begin(), of.end()) : otherwise;
+  }
   Check(const Config& c, const Shape& shape)
       : config(c),
         s(stored(c, shape)),
@@ -71,8 +77,8 @@ struct Check {
         dq(q),
         dk(k),
         dv(v),
-        lists(s.list, s.batch, s.heads_q, s.seq_q, s.seq_k,
-              [this](int b, int i, int j) { return sees(b, i, j); }),
+        lists(s.list, entries(shape), s.heads_q, longest(shape.queries, s.seq_q),
+              longest(shape.keys, s.seq_k), [this](int b, int i, int j) { return sees(b, i, j); }),
         bools(s.shows, s.batch, s.heads_q, s.seq_q, s.seq_k),
         bias(s.bias, s.batch, s.heads_q, s.seq_q, s.seq_k) {
     std::mt19937 random(s.values);
@@ -151,7 +157,7 @@ struct Check {
   /// Whether position and lengths show a pair.
   bool sees(int b, int i, int j) const {
     const int keys = s.keys.empty() ? s.seq_k : s.keys[b];
-    const int shift = config.ragged() ? keys - s.seq_q : 0;
+    const int shift = config.ragged() ? keys - (packed() ? s.queries[b] : s.seq_q) : 0;
     return j >= i + s.low + shift && j < std::min(keys, i + s.high + shift);
   }
 
@@ -185,7 +191,8 @@ struct Check {
         x = y.visible ? y.value : -std::numeric_limits<double>::infinity();
         gate[j - begin] = y.visible ? y.slope : 0.0;
       }
-      if (!lists.has(s.list, b, h, i, j) || !bools.has(b, h, i, j)) x = -tile::infinity();
+      const int list = packed() ? static_cast<int>(&of - sequences.data()) : b;
+      if (!lists.has(s.list, list, h, i, j) || !bools.has(b, h, i, j)) x = -tile::infinity();
       p[j - begin] = x;
       m = std::max(m, x);
     }
@@ -417,11 +424,19 @@ struct Check {
     if (config.listed()) {
       const int shift = config.ragged() ? 0 : s.seq_k - s.seq_q;
       p.device = {DeviceType::cuda, 0};
-      p.batch = s.batch, p.heads_q = s.heads_q, p.heads_k = s.heads_k;
-      p.seq_q = s.seq_q, p.seq_k = s.seq_k;
+      p.batch = entries(s), p.heads_q = s.heads_q, p.heads_k = s.heads_k;
+      p.seq_q = longest(s.queries, s.seq_q), p.seq_k = longest(s.keys, s.seq_k);
+      if (packed()) {
+        p.packed = true, p.total_q = s.seq_q, p.total_k = s.seq_k;
+        const auto offsets = [&](std::vector<int>& of) {
+          return Tensor::contiguous(of.data(), DType::int32, {static_cast<long>(of.size())},
+                                    p.device);
+        };
+        p.cu_seqlens_q = offsets(cu_q), p.cu_seqlens_k = offsets(cu_k);
+      }
       if (s.low != -kFar) p.left = shift - s.low;
       if (s.high != kFar) p.right = s.high - 1 - shift;
-      if (!s.keys.empty())
+      if (!s.keys.empty() && !packed())
         p.key_lengths = Tensor::contiguous(s.keys.data(), DType::int32, {s.batch}, p.device);
       lists.give(p, s.list);
       if (s.formula != nullptr) p.mask_function = s.formula->mask;
@@ -429,7 +444,7 @@ struct Check {
     }
     return MadeLists(p, config.shape.block_m, config.shape.block_n, config.lists, 1,
                      s.formula != nullptr ? s.formula->map : RunMap{},
-                     {cuda::MaskLines::keys, mask});
+                     false, {cuda::MaskLines::keys, mask});
   }
   void compare(const char* name, const char* quantity, Stored<kElement>& got,
                const std::vector<double>& truth, double bound) {

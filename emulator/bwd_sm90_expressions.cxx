@@ -66,13 +66,24 @@ std::vector<float> make_strip(const Shape& s, tile::Captures& captures) {
   constexpr score_strip::Config kConfig = {{.score = kFunction}};
   tile::Expressed<score_strip::Args> all{{}, captures};
   score_strip::Args& a = all.args;
+  int batch = s.batch;
   a.seq_q = s.seq_q, a.seq_k = s.seq_k;
-  a.strip.count = s.seq_q + s.seq_k + 2 * score_strip::kPadding;
-  a.strip.zero = s.seq_k + score_strip::kPadding, a.strip.heads = s.heads_q;
-  std::vector<float> values(std::size_t(s.batch * s.heads_q * a.strip.count), NAN);
+  std::vector<int> cu_q = {0}, cu_k = {0};
+  if (!s.queries.empty()) {
+    batch = static_cast<int>(s.queries.size());
+    for (const int length : s.queries) cu_q.push_back(cu_q.back() + length);
+    for (const int length : s.keys) cu_k.push_back(cu_k.back() + length);
+    a.queries = {cu_q.data(), 1, false, batch, cu_q.back()};
+    a.keys = {cu_k.data(), 1, false, batch, cu_k.back()};
+    a.seq_q = *std::max_element(s.queries.begin(), s.queries.end());
+    a.seq_k = *std::max_element(s.keys.begin(), s.keys.end());
+  }
+  a.strip.count = a.seq_q + a.seq_k + 2 * score_strip::kPadding;
+  a.strip.zero = a.seq_k + score_strip::kPadding, a.strip.heads = s.heads_q;
+  std::vector<float> values(std::size_t(batch * s.heads_q * a.strip.count), NAN);
   a.values = values.data();
   a.blocks = int(a.strip.count + score_strip::kThreads - 1) / score_strip::kThreads;
-  emulator::run_grid(bwd_sm90::memory, unsigned(a.blocks * s.batch * s.heads_q),
+  emulator::run_grid(bwd_sm90::memory, unsigned(a.blocks * batch * s.heads_q),
                      score_strip::kThreads, [&] { score_strip::kernel<kConfig>(all); });
   captures.strip = a.strip;
   captures.strip.values = values.data();
@@ -176,8 +187,9 @@ int main() {
       "the same, causal", {.heads_q = 1, .dim = 128, .dim_v = 128, .high = 51}, kBf16);
   check_sample<short_steps(k64), samples::kShifting>(
       "shifted rows", {.heads_q = 1, .heads_k = 1, .given_delta = true}, kBf16);
-  check_sample<mapped(masked(k128, Mask::right)), samples::kShifting>(
-      "shifted rows, a list", {.heads_q = 1, .dim = 128, .dim_v = 128, .high = 51}, kBf16);
+  check_sample<deterministic(mapped(masked(k128, Mask::right))), samples::kShifting>(
+      "shifted rows, a list, deterministic", {.heads_q = 1, .dim = 128, .dim_v = 128, .high = 51},
+      kBf16);
   check_sample<k64, 1>("softcap, floors, documents", {.heads_q = 2, .heads_k = 2}, kBf16);
   check_sample<stripped(diagonal(masked(k128, Mask::both))), 2>(
       "hidden infinite slopes, window",
@@ -196,8 +208,27 @@ int main() {
        .keys = {33, 90, 5, 129, 300, 40},
        .tail = 25},
       kBf16);
+  check_sample<stripped(ragged(masked(k64, Mask::both), Lengths::packed)), 2>(
+      "hidden infinite slopes, packed, window",
+      {.heads_q = 1,
+       .heads_k = 1,
+       .low = -60,
+       .high = 20,
+       .queries = {70, 0, 129},
+       .keys = {90, 5, 200},
+       .tail = 9},
+      kBf16);
   check_sample<mapped(k64), 1>("a map of documents, GQA",
                                {.heads_q = 2, .heads_k = 1, .seq_q = 530, .seq_k = 601}, kBf16);
+  check_sample<mapped(ragged(masked(k64, Mask::right), Lengths::packed)), 1>(
+      "a map of documents, packed, causal",
+      {.heads_q = 2,
+       .heads_k = 1,
+       .high = 1,
+       .queries = {70, 0, 530, 33},
+       .keys = {200, 40, 601, 5},
+       .tail = 150},
+      kBf16);
   check_sample<mapped(masked(k128, Mask::right)), 3>(
       "a map of chosen blocks, causal",
       {.heads_q = 1, .seq_q = 520, .seq_k = 640, .dim = 128, .dim_v = 128, .high = 121}, kBf16);

@@ -114,6 +114,29 @@ int main() {
                                               .blocks = 3,
                                               .list = {.q = 32, .k = 32, .by_head = true}},
                                              kBf16);
+  // A row block of each lists nothing; the second has no queries.
+  check<ragged(listed(masked(k128, Mask::right), kParts), Lengths::packed)>(
+      "dim 128, packed sequences with a list each, causal, GQA, rows behind the last",
+      {.heads_q = 4,
+       .heads_k = 2,
+       .dim = 128,
+       .dim_v = 128,
+       .high = 1,
+       .queries = {90, 0, 300, 40},
+       .keys = {130, 70, 200, 40},
+       .tail = 70,
+       .blocks = 2,
+       .list = {.q = 64, .k = 32, .by_batch = true, .by_head = true, .full = true}},
+      kBf16);
+  check<deterministic(ragged(listed(k64, kParts), Lengths::packed))>(
+      "dim 64, packed sequences, one list, deterministic",
+      {.heads_q = 2,
+       .heads_k = 1,
+       .queries = {300, 150},
+       .keys = {200, 300},
+       .blocks = 2,
+       .list = {.q = 128, .k = 64, .by_head = true}},
+      kBf16);
   check<listed(k64, kParts)>("dim 64, nothing listed",
                              {.batch = 2,
                               .heads_q = 2,

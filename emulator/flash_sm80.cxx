@@ -28,12 +28,9 @@ void check_kinds_of_pairs() {
   check_pairs<tile::PairKind{BiasType::float32, true, false}>("bias, mask, any strides", odd);
   check_pairs<tile::PairKind{BiasType::fp16, false, false}>("fp16 bias, any strides", even);
   check_pairs<tile::PairKind{BiasType::none, true, false}>("mask, any strides", masked);
-  check_forward<fwd_sm80::Config{.block_m = 16,
-                                 .block_n = 128,
-                                 .key_warps = 4,
-                                 .stages = 1,
-                                 .q_in_registers = true,
-                                 .pairs = {BiasType::bf16, true, true}}>("key warps, pairs", even);
+  check_forward<fwd_sm80::Config{
+      .shape = {.block_m = 16, .block_n = 128, .key_warps = 4, .stages = 1, .q_in_registers = true},
+      .pairs = {BiasType::bf16, true, true}}>("key warps, pairs", even);
   // The smallest fragments: 16 keys.
   constexpr tile::PairKind kAny = {BiasType::float32, true, false};
   check_float<with_pairs(kFloatWideKeys, kAny), with_pairs(kFloatWideQueries, kAny)>(
@@ -48,25 +45,21 @@ void check_dropout() {
   const Shape some = {.seq_q = 100, .seq_k = 150, .causal = true, .dropout = 0.3};
   const Shape wide = {.seq_q = 70, .seq_k = 140, .dim = 104, .causal = true, .dropout = 0.3};
   const Shape hidden = {.seq_q = 100, .seq_k = 70, .causal = true, .pairs = true, .dropout = 0.5};
-  check_forward<fwd_sm80::Config{.q_in_registers = true, .positional = true, .dropout = true}>(
-      "forward, dropout", some);
+  check_forward<fwd_sm80::Config{
+      .shape = {.q_in_registers = true}, .positional = true, .dropout = true}>("forward, dropout",
+                                                                               some);
   check_forward<fwd_sm80::Config{.positional = true, .split = true, .dropout = true}>(
       "forward, dropout, three parts", some);
-  constexpr fwd_sm80::Config kSharedRows = {.block_m = 32,
-                                            .block_n = 128,
-                                            .key_warps = 2,
-                                            .q_in_registers = true,
-                                            .positional = true,
-                                            .dropout = true};
+  constexpr fwd_sm80::Config kSharedRows = {
+      .shape = {.block_m = 32, .block_n = 128, .key_warps = 2, .q_in_registers = true},
+      .positional = true,
+      .dropout = true};
   check_forward<kSharedRows>("forward, dropout, two warps a row", some);
-  constexpr fwd_sm80::Config kFloat = {.element = Element::fp16,
-                                       .planes = 2,
-                                       .scaled = true,
-                                       .block_m = 64,
-                                       .block_n = 16,
-                                       .stages = 1,
-                                       .positional = true,
-                                       .dropout = true};
+  constexpr fwd_sm80::Config kFloat = {
+      .form = {.element = Element::fp16, .planes = 2, .scaled = true},
+      .shape = {.block_m = 64, .block_n = 16, .stages = 1},
+      .positional = true,
+      .dropout = true};
   check_forward<kFloat>("forward, dropout, float32", some, kExact);
   check_forward<fwd_sm80::Config{.positional = true, .pairs = kPairs, .dropout = true}>(
       "forward, dropout, bias, mask", hidden);
@@ -93,26 +86,27 @@ void check_dropout() {
 
 int main() {
   emulator::checks_races = true;
-  check_forward<fwd_sm80::Config{.q_in_registers = true, .positional = true}>(
+  check_forward<fwd_sm80::Config{.shape = {.q_in_registers = true}, .positional = true}>(
       "forward, fully masked rows", {.seq_q = 150, .seq_k = 129, .causal = true});
   check_forward<fwd_sm80::Config{.head_dim = 128, .head_dim_v = 128}>(
       "forward, dim 104", {.seq_q = 33, .seq_k = 200, .dim = 104});
   constexpr fwd_sm80::Config kNarrow = {
-      .block_m = 32, .block_n = 128, .key_warps = 2, .q_in_registers = true, .positional = true};
+      .shape = {.block_m = 32, .block_n = 128, .key_warps = 2, .q_in_registers = true},
+      .positional = true};
   check_forward<kNarrow>("forward, keys of two warps",
                          {.seq_q = 150, .seq_k = 129, .causal = true});
-  constexpr fwd_sm80::Config kNarrowest = {.head_dim = 128,
-                                           .head_dim_v = 128,
-                                           .block_m = 16,
-                                           .block_n = 128,
-                                           .key_warps = 4,
-                                           .stages = 1};
+  constexpr fwd_sm80::Config kNarrowest = {
+      .head_dim = 128,
+      .head_dim_v = 128,
+      .shape = {.block_m = 16, .block_n = 128, .key_warps = 4, .stages = 1}};
   check_forward<kNarrowest>("forward, keys of four warps", {.seq_q = 33, .seq_k = 200, .dim = 104});
-  constexpr fwd_sm80::Config kTf32 = {
-      .element = Element::fp16, .scaled = true, .block_n = 64, .q_in_registers = true};
+  constexpr fwd_sm80::Config kTf32 = {.form = {.element = Element::fp16, .scaled = true},
+                                      .shape = {.block_n = 64, .q_in_registers = true}};
   check_forward<kTf32>("forward, tf32", {.seq_q = 100, .seq_k = 150}, kFp16);
   constexpr fwd_sm80::Config kFloat = {
-      .element = Element::fp16, .planes = 2, .scaled = true, .stages = 1, .positional = true};
+      .form = {.element = Element::fp16, .planes = 2, .scaled = true},
+      .shape = {.stages = 1},
+      .positional = true};
   check_forward<kFloat>("forward, float32", {.seq_q = 100, .seq_k = 150, .causal = true}, kExact);
   check_forward<fwd_sm80::Config{.positional = true, .split = true}>(
       "forward, three parts", {.seq_q = 70, .seq_k = 150, .causal = true});

@@ -47,7 +47,7 @@ void with_captures(const Shape& s, const Args& args, Launch launch) {
 template <auto kConfig, class Args>
 void give_lists(const Shape& s, Args& args, bool of_keys) {
   if constexpr (kConfig.listed())
-    args.lists = s.formula->lists(kConfig.block_m, kConfig.block_n, of_keys);
+    args.lists = s.formula->lists(kConfig.shape.block_m, kConfig.shape.block_n, of_keys);
 }
 
 tile::TileOrder order(int rows, int block, int heads, bool last_first, int parts = 1) {
@@ -58,13 +58,13 @@ tile::TileOrder order(int rows, int block, int heads, bool last_first, int parts
 /// O is of the operands' type, or float32 when they have scale factors or the keys are split.
 template <fwd_sm80::Config kConfig>
 void check_forward(const char* name, const Shape& s, double bound = 1.2e-2) {
-  constexpr Element kElement = kConfig.element;
+  constexpr Element kElement = kConfig.form.element;
   constexpr int kWidth = kConfig.slices * kConfig.head_dim_v;
   const Truth t = make_truth(
-      s, [](float x) { return kConfig.scaled ? x : widened<kElement>(narrow<kElement>(x)); });
+      s, [](float x) { return kConfig.form.scaled ? x : widened<kElement>(narrow<kElement>(x)); });
   const Rows<kElement> q(t.q, s.dim, s.dim, s.seq_q), v(t.v, s.dim, s.dim, s.seq_k);
   const Rows<kElement> k(t.k, s.dim, kConfig.head_dim, s.seq_k);
-  using Packed = Planes<kConfig.planes>;
+  using Packed = Planes<kConfig.form.planes>;
   const Packed q_planes(t.q, s.dim, kConfig.head_dim, s.seq_q, s.heads_q);
   const Packed k_planes(t.k, s.dim, kConfig.head_dim, s.seq_k, s.heads_k);
   const Packed v_planes(t.v, s.dim, kWidth, s.seq_k, s.heads_k);
@@ -74,7 +74,7 @@ void check_forward(const char* name, const Shape& s, double bound = 1.2e-2) {
   a.q = q.view, a.k = k.view, a.v = v.view;
   a.cols_q = a.cols_v = s.dim;
   a.cols_k = kConfig.head_dim;
-  if (kConfig.scaled) {
+  if (kConfig.form.scaled) {
     a.q = q_planes.view, a.k = k_planes.view, a.v = v_planes.view;
     a.q_scale = q_planes.scales.data(), a.k_scale = k_planes.scales.data();
     a.v_scale = v_planes.scales.data();
@@ -84,7 +84,7 @@ void check_forward(const char* name, const Shape& s, double bound = 1.2e-2) {
   fill_shape(a, s);
   a.seq_q = s.seq_q, a.seq_k = s.seq_k;
   a.o = view4(o, s.seq_q, s.dim), a.o_vectors = s.dim % 8 == 0;
-  if (kConfig.scaled) a.o = view4(got, s.seq_q, s.dim);
+  if (kConfig.form.scaled) a.o = view4(got, s.seq_q, s.dim);
   a.lse = lse.data(), a.lse_h = s.seq_q, a.lse_s = 1;
   Pairs pairs(s, kConfig.pairs);
   a.pairs = pairs.tensors, a.sinks = sinks_of(s), a.sinks_h = 1;
@@ -94,13 +94,13 @@ void check_forward(const char* name, const Shape& s, double bound = 1.2e-2) {
   std::vector<float> part_rows(static_cast<std::size_t>(2 * kParts * rows), kNan);
   if (kConfig.split) {
     a.o = view4(part_o, s.seq_q, kWidth), a.o_vectors = true, a.o_split = rows * kWidth;
-    a.lse = part_rows.data(), a.lse_split = rows, a.keys_per_split = kConfig.block_n;
+    a.lse = part_rows.data(), a.lse_split = rows, a.keys_per_split = kConfig.shape.block_n;
   }
-  a.order = order(s.seq_q, kConfig.block_m, s.heads_q, true, kParts);
+  a.order = order(s.seq_q, kConfig.shape.block_m, s.heads_q, true, kParts);
   give_lists<kConfig>(s, a, false);
   const auto run = [&](const fwd_sm80::Args& args) {
     with_captures<kConfig>(s, args, [&](const auto& all) {
-      run_grid(a.order.blocks * a.order.heads * kParts, kConfig.warps * 32, fwd_sm80::shared,
+      run_grid(a.order.blocks * a.order.heads * kParts, kConfig.shape.warps * 32, fwd_sm80::shared,
                [&] { fwd_sm80::kernel<kConfig>(all); });
     });
   };
@@ -113,14 +113,14 @@ void check_forward(const char* name, const Shape& s, double bound = 1.2e-2) {
     merge_parts<kWidth>(s, s.seq_q, kParts, part_o, part_rows, view4(got, s.seq_q, s.dim),
                         lse.data());
   }
-  for (std::size_t i = 0; !kConfig.scaled && !kConfig.split && i < o.size(); ++i) {
+  for (std::size_t i = 0; !kConfig.form.scaled && !kConfig.split && i < o.size(); ++i) {
     got[i] = widened<kElement>(o[i]);
   }
   expect(name, "O", error(t.o, got), bound);
   // Of logits of a few units; operands of one plane are rounded to 11 bits.
   const double unit = std::max(1.0, std::fabs(static_cast<double>(s.shift)));
   expect(name, "LSE", lse_error(t.lse, lse) / unit,
-         kConfig.scaled && kConfig.planes == 1 ? 3e-3 : 1e-5);
+         kConfig.form.scaled && kConfig.form.planes == 1 ? 3e-3 : 1e-5);
 }
 
 /// What bwd_delta makes.
@@ -160,11 +160,11 @@ bwd_sm80::Args backward_args(const Shape& s, Statistics& rows) {
 }
 
 constexpr Gradient at_column(Gradient config, int column) {
-  config.column = column;
+  config.output.column = column;
   return config;
 }
 constexpr Gradient with_gradients(Gradient config, bwd_sm80::Gradients gradients) {
-  config.gradients = gradients;
+  config.output.gradients = gradients;
   return config;
 }
 /// Runs a kernel in the launches of a gradient's columns.
@@ -172,19 +172,19 @@ template <Gradient kConfig, int kDim, int kColumn, class Run>
 void in_slices(const bwd_sm80::Args& a, Run run) {
   constexpr Gradient kSlice = at_column(kConfig, kColumn);
   run.template operator()<kSlice>(cuda::bwd_tiles::from_column(a, kSlice));
-  if constexpr (kColumn + kConfig.columns < kDim)
-    in_slices<kConfig, kDim, kColumn + kConfig.columns>(a, run);
+  if constexpr (kColumn + kConfig.output.columns < kDim)
+    in_slices<kConfig, kDim, kColumn + kConfig.output.columns>(a, run);
 }
 
 template <Gradient kKeys>
 void run_keys(const Shape& s, const bwd_sm80::Args& a) {
   const auto run = [&]<Gradient kConfig>(const bwd_sm80::Args& args) {
     with_captures<kConfig>(s, args, [&](const auto& all) {
-      run_grid(a.order.blocks * a.order.heads * a.order.splits, kConfig.warps * 32,
+      run_grid(a.order.blocks * a.order.heads * a.order.splits, kConfig.shape.warps * 32,
                bwd_sm80::shared, [&] { bwd_sm80::kernel<kConfig>(all); });
     });
   };
-  if constexpr (kKeys.columns > 0) {
+  if constexpr (kKeys.output.columns > 0) {
     using bwd_sm80::Gradients;
     in_slices<with_gradients(kKeys, Gradients::keys), kKeys.head_dim, 0>(a, run);
     in_slices<with_gradients(kKeys, Gradients::values), kKeys.head_dim_v, 0>(a, run);
@@ -196,11 +196,11 @@ template <Gradient kQueries>
 void run_queries(const Shape& s, const bwd_sm80::Args& a) {
   const auto run = [&]<Gradient kConfig>(const bwd_sm80::Args& args) {
     with_captures<kConfig>(s, args, [&](const auto& all) {
-      run_grid(a.order.blocks * a.order.heads * a.order.splits, kConfig.warps * 32,
+      run_grid(a.order.blocks * a.order.heads * a.order.splits, kConfig.shape.warps * 32,
                bwd_dq_sm80::shared, [&] { bwd_dq_sm80::kernel<kConfig>(all); });
     });
   };
-  if constexpr (kQueries.columns > 0) {
+  if constexpr (kQueries.output.columns > 0) {
     in_slices<kQueries, kQueries.head_dim, 0>(a, run);
   } else {
     run.template operator()<kQueries>(a);
@@ -213,7 +213,7 @@ enum class Delta { exact_o, rounded_o, p };
 /// kKeys: bwd_sm80, with dQ or, when kQueries is another config, without.
 template <Gradient kKeys, Gradient kQueries, Delta kDelta = Delta::exact_o>
 double check_backward(const char* name, const Shape& s, double bound, double dq_bound) {
-  constexpr Element kElement = kKeys.element;
+  constexpr Element kElement = kKeys.form.element;
   const auto rounded = [](float x) { return widened<kElement>(narrow<kElement>(x)); };
   const Truth t = make_truth(s, rounded);
   const int width = kKeys.head_dim;
@@ -233,14 +233,14 @@ double check_backward(const char* name, const Shape& s, double bound, double dq_
   Pairs pairs(s, kKeys.pairs);
   a.pairs = pairs.tensors, a.sinks = sinks_of(s), a.sinks_h = 1;
   if constexpr (kDelta == Delta::p) {
-    a.order = order(s.seq_q, kQueries.block_m, s.heads_q, true);
+    a.order = order(s.seq_q, kQueries.shape.block_m, s.heads_q, true);
     give_lists<kQueries>(s, a, false);
     with_captures<kQueries>(s, a, [&](const auto& all) {
-      run_grid(a.order.blocks * a.order.heads, kQueries.warps * 32, bwd_dq_sm80::shared,
+      run_grid(a.order.blocks * a.order.heads, kQueries.shape.warps * 32, bwd_dq_sm80::shared,
                [&] { bwd_dq_sm80::refine<kQueries>(all); });
     });
   }
-  a.order = order(s.seq_k, kKeys.block_n, s.heads_k, false);
+  a.order = order(s.seq_k, kKeys.shape.block_n, s.heads_k, false);
   give_lists<kKeys>(s, a, true);
   run_keys<kKeys>(s, a);
   const auto floats = [](const std::vector<Bits>& x) {
@@ -249,10 +249,10 @@ double check_backward(const char* name, const Shape& s, double bound, double dq_
     return y;
   };
   std::vector<float> got_dq;
-  if constexpr (kKeys.with_dq) {
+  if constexpr (kKeys.output.with_dq) {
     got_dq = from_fragments(sums, s, rows.rows_q, width);
   } else {
-    a.order = order(s.seq_q, kQueries.block_m, s.heads_q, true);
+    a.order = order(s.seq_q, kQueries.shape.block_m, s.heads_q, true);
     give_lists<kQueries>(s, a, false);
     run_queries<kQueries>(s, a);
     got_dq = floats(dq);
@@ -300,7 +300,7 @@ template <Gradient kKeys, Gradient kQueries>
 FloatErrors check_float(const char* name, const Shape& s, bool refine, double bound) {
   const Truth t = make_truth(s, [](float x) { return x; });
   const int width = kKeys.head_dim;
-  using Packed = Planes<kKeys.planes>;
+  using Packed = Planes<kKeys.form.planes>;
   const Packed q(t.q, s.dim, width, s.seq_q, s.heads_q), k(t.k, s.dim, width, s.seq_k, s.heads_k);
   const Packed v(t.v, s.dim, width, s.seq_k, s.heads_k);
   const Packed d_o(t.d_o, s.dim, width, s.seq_q, s.heads_q);
@@ -316,28 +316,29 @@ FloatErrors check_float(const char* name, const Shape& s, bool refine, double bo
   a.dv = view4(dv, s.seq_k, s.dim);
   Pairs pairs(s, kKeys.pairs);
   a.pairs = pairs.tensors, a.sinks = sinks_of(s), a.sinks_h = 1;
-  const tile::TileOrder queries = order(s.seq_q, kQueries.block_m, s.heads_q, true);
+  const tile::TileOrder queries = order(s.seq_q, kQueries.shape.block_m, s.heads_q, true);
   const unsigned query_blocks = queries.blocks * queries.heads;
   if (refine) {
     a.order = queries;
     give_lists<kQueries>(s, a, false);
     with_captures<kQueries>(s, a, [&](const auto& all) {
-      run_grid(query_blocks, kQueries.warps * 32, bwd_dq_sm80::shared,
+      run_grid(query_blocks, kQueries.shape.warps * 32, bwd_dq_sm80::shared,
                [&] { bwd_dq_sm80::refine<kQueries>(all); });
     });
   }
   const int parts = kKeys.split ? PartSums::kParts : 1;
-  a.queries_per_split = kKeys.block_m, a.keys_per_split = kQueries.block_n;
-  a.rows_k = (s.seq_k + kKeys.block_n - 1) / kKeys.block_n * kKeys.block_n;
-  a.rows_dq = (s.seq_q + kQueries.block_m - 1) / kQueries.block_m * kQueries.block_m;
+  a.queries_per_split = kKeys.shape.block_m, a.keys_per_split = kQueries.shape.block_n;
+  a.rows_k = (s.seq_k + kKeys.shape.block_n - 1) / kKeys.shape.block_n * kKeys.shape.block_n;
+  a.rows_dq =
+      (s.seq_q + kQueries.shape.block_m - 1) / kQueries.shape.block_m * kQueries.shape.block_m;
   PartSums sums_q(s.heads_q, a.rows_dq, width, a.dq, s, s.seq_q);
   PartSums sums_k(s.heads_k, a.rows_k, width, a.dk, s, s.seq_k);
   PartSums sums_v(s.heads_k, a.rows_k, width, a.dv, s, s.seq_k);
   a.dq_sum = sums_q.sums.data(), a.dk_sum = sums_k.sums.data(), a.dv_sum = sums_v.sums.data();
-  a.order = order(s.seq_k, kKeys.block_n, s.heads_k, false, parts);
+  a.order = order(s.seq_k, kKeys.shape.block_n, s.heads_k, false, parts);
   give_lists<kKeys>(s, a, true);
   run_keys<kKeys>(s, a);
-  a.order = order(s.seq_q, kQueries.block_m, s.heads_q, true, parts);
+  a.order = order(s.seq_q, kQueries.shape.block_m, s.heads_q, true, parts);
   give_lists<kQueries>(s, a, false);
   run_queries<kQueries>(s, a);
   if constexpr (kKeys.split) {

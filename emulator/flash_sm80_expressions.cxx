@@ -173,7 +173,7 @@ void check_gate(const Shape& s, const Interpreted& of, const bwd_sm80::Args& pas
     std::vector<float> sums(truth[n].size());
     tile::Expressed<bwd_captures_sm80::BlockArgs> all{args, of.formula.captures};
     all.captures.at[n].gradient = sums.data();
-    run_grid(static_cast<unsigned>(sums.size()), kGate.warps * 32, bwd_captures_sm80::shared,
+    run_grid(static_cast<unsigned>(sums.size()), kGate.shape.warps * 32, bwd_captures_sm80::shared,
              [&] { bwd_captures_sm80::blocks<kGate>(all); });
     expect("gate of blocks", "d", error(truth[n], sums), bound);
     return;
@@ -189,7 +189,7 @@ void check_captures(const Shape& s, const Interpreted& of, double bound) {
     config.expressions.score = samples::kCaptures + kSample + 1;
     return config;
   }();
-  constexpr Element kElement = kSums.element;
+  constexpr Element kElement = kSums.form.element;
   const auto rounded = [](float x) { return widened<kElement>(narrow<kElement>(x)); };
   const Truth t = make_truth(s, rounded);
   const int width = kSums.head_dim;
@@ -200,7 +200,7 @@ void check_captures(const Shape& s, const Interpreted& of, double bound) {
   a.q = q.view, a.k = k.view, a.v = v.view, a.d_o = d_o.view;
   a.cols_q = a.cols_o = s.dim;
   a.cols_k = a.cols_v = width;
-  a.order = order(s.seq_q, kSums.block_m, s.heads_q, true);
+  a.order = order(s.seq_q, kSums.shape.block_m, s.heads_q, true);
   const std::vector<std::vector<double>> truth = capture_gradients(s, t, of);
   std::vector<std::vector<float>> sums;
   for (const std::vector<double>& x : truth) sums.emplace_back(x.size());
@@ -214,7 +214,7 @@ void check_captures(const Shape& s, const Interpreted& of, double bound) {
         to->emplace_back(x.size() * tile::ExactSum::kWords, 0);
       for (std::size_t n = 0; n < to->size(); ++n)
         all.captures.at[n].gradient = reinterpret_cast<float*>((*to)[n].data());
-      run_grid(a.order.blocks * a.order.heads, kSums.warps * 32, bwd_captures_sm80::shared,
+      run_grid(a.order.blocks * a.order.heads, kSums.shape.warps * 32, bwd_captures_sm80::shared,
                [&] { bwd_captures_sm80::kernel<kSums>(all); });
     }
     for (std::size_t n = 0; n < sums.size(); ++n) {
@@ -225,7 +225,7 @@ void check_captures(const Shape& s, const Interpreted& of, double bound) {
     }
   } else {
     for (std::size_t n = 0; n < sums.size(); ++n) all.captures.at[n].gradient = sums[n].data();
-    run_grid(a.order.blocks * a.order.heads, kSums.warps * 32, bwd_captures_sm80::shared,
+    run_grid(a.order.blocks * a.order.heads, kSums.shape.warps * 32, bwd_captures_sm80::shared,
              [&] { bwd_captures_sm80::kernel<kSums>(all); });
   }
   for (std::size_t n = 0; n < sums.size(); ++n)
@@ -292,10 +292,13 @@ void check_others(const Shape& plain) {
   Shape shape = plain;
   shape.formula = &interpreted.formula;
   constexpr fwd_sm80::Config kFloat = {
-      .element = Element::fp16, .planes = 2, .scaled = true, .stages = 1, .positional = true};
+      .form = {.element = Element::fp16, .planes = 2, .scaled = true},
+      .shape = {.stages = 1},
+      .positional = true};
   check_forward<with_sample(kFloat, kSample)>("forward, float32", shape, kExact);
   constexpr fwd_sm80::Config kKeyWarps = {
-      .block_m = 32, .block_n = 128, .key_warps = 2, .q_in_registers = true, .positional = true};
+      .shape = {.block_m = 32, .block_n = 128, .key_warps = 2, .q_in_registers = true},
+      .positional = true};
   check_forward<with_sample(kKeyWarps, kSample)>("forward, keys of two warps", shape);
   check_float<with_sample(kFloatKeys, kSample), with_sample(kFloatQueries, kSample)>(
       "float32", shape, true, 4e-6);

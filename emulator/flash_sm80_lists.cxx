@@ -45,18 +45,23 @@ constexpr Gradient listed(Gradient config) {
 }
 
 void check_forwards() {
-  constexpr fwd_sm80::Config kPlain = listed({.q_in_registers = true, .positional = true});
+  constexpr fwd_sm80::Config kPlain =
+      listed({.shape = {.q_in_registers = true}, .positional = true});
   const Listed causal({.seq_q = 300, .seq_k = 333, .causal = true},
                       {.q = 32, .k = 32, .by_head = true, .full = true});
   check_forward<kPlain>("forward, blocks of 32, causal", causal.shape);
   const Listed large({.seq_q = 400, .seq_k = 300},
                      {.q = 256, .k = 128, .density = 0.6, .by_head = true, .mangled = true});
-  check_forward<listed({.q_in_registers = true})>("forward, blocks of 256 x 128", large.shape);
+  check_forward<listed({.shape = {.q_in_registers = true}})>("forward, blocks of 256 x 128",
+                                                             large.shape);
   const Listed narrow({.seq_q = 70, .seq_k = 600}, {.q = 16, .k = 16, .by_head = true});
-  check_forward<listed({.block_m = 32, .block_n = 128, .key_warps = 2, .q_in_registers = true})>(
+  check_forward<listed(
+      {.shape = {.block_m = 32, .block_n = 128, .key_warps = 2, .q_in_registers = true}})>(
       "forward, keys of two warps, blocks of 16", narrow.shape);
-  constexpr fwd_sm80::Config kFloat = listed(
-      {.element = Element::fp16, .planes = 2, .scaled = true, .stages = 1, .positional = true});
+  constexpr fwd_sm80::Config kFloat =
+      listed({.form = {.element = Element::fp16, .planes = 2, .scaled = true},
+              .shape = {.stages = 1},
+              .positional = true});
   const Listed wide({.seq_q = 200, .seq_k = 180, .causal = true},
                     {.q = 64, .k = 16, .by_head = true, .full = true});
   check_forward<kFloat>("forward, float32, blocks of 64 x 16", wide.shape, kExact);
@@ -91,6 +96,16 @@ void check_backwards() {
                       {.q = 32, .k = 32, .density = 0.7, .by_head = true});
   check_backward<with_pairs(kOne), with_pairs(kSecond), Delta::p>("one pass, bias, mask, sinks",
                                                                   hidden.shape, kBf16, kExact);
+  const Listed shifted({.heads_q = 1,
+                        .seq_q = 60,
+                        .seq_k = 90,
+                        .causal = true,
+                        .pairs = true,
+                        .alike = true,
+                        .shift = -1e30F},
+                       {.q = 32, .k = 32, .density = 0.7, .by_head = true});
+  check_backward<with_pairs(kOne), with_pairs(kSecond), Delta::p>("one pass, shifted rows",
+                                                                  shifted.shape, kBf16, kExact);
   const Listed nothing({.seq_q = 150, .seq_k = 200}, {.q = 128, .k = 128, .density = 0.0});
   check_backward<kFirst, kSecond, Delta::p>("two passes, nothing listed", nothing.shape, 0.0, 0.0);
 }

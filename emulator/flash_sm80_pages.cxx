@@ -49,7 +49,7 @@ struct Pools {
 /// As many queries in each entry.
 template <fwd_sm80::Config kConfig>
 void check_pages(const char* name, const Shape& s, const std::vector<int>& lengths, int size) {
-  constexpr Element kElement = kConfig.element;
+  constexpr Element kElement = kConfig.form.element;
   const int entries = static_cast<int>(lengths.size()), dim = s.dim, heads = s.heads_q;
   Pools pools(lengths, size, s);
   std::vector<Bits> q, o(static_cast<std::size_t>(entries * heads * s.seq_q * dim), kPoison);
@@ -76,8 +76,8 @@ void check_pages(const char* name, const Shape& s, const std::vector<int>& lengt
   a.seq_q = s.seq_q, a.seq_k = pools.columns * size;
   a.key_lengths = lengths.data(), a.key_lengths_b = 1;
   ragged.pages = pools.pages;
-  a.order = order((s.seq_q + kConfig.block_m - 1) / kConfig.block_m, entries * heads);
-  run_grid(static_cast<long long>(a.order.blocks) * a.order.heads, kConfig.warps * 32,
+  a.order = order((s.seq_q + kConfig.shape.block_m - 1) / kConfig.shape.block_m, entries * heads);
+  run_grid(static_cast<long long>(a.order.blocks) * a.order.heads, kConfig.shape.warps * 32,
            fwd_sm80::shared, [&] { fwd_sm80::kernel<kConfig>(ragged); });
   for (const Bits x : o) got.push_back(widened<kElement>(x));
   expect(name, "O", error(o_truth, got), kBf16);
@@ -112,7 +112,7 @@ std::vector<Bits> gathered(const Pools& pools, const tile::View& from, int width
 template <fwd_sm80::Config kConfig>
 void check_packed(const char* name, const Shape& s, const std::vector<int>& queries,
                   const std::vector<int>& lengths, int size) {
-  constexpr Element kElement = kConfig.element;
+  constexpr Element kElement = kConfig.form.element;
   constexpr int kBehind = 3;
   const int count = static_cast<int>(lengths.size()), dim = s.dim, heads = s.heads_q;
   std::vector<int> offsets = {0};
@@ -147,7 +147,7 @@ void check_packed(const char* name, const Shape& s, const std::vector<int>& quer
   a.k = pools.k_view, a.v = pools.v_view;
   a.cols_q = a.cols_k = a.cols_v = dim;
   std::vector<Bits> k, v;
-  if constexpr (!kConfig.paged) {
+  if constexpr (!kConfig.paged()) {
     k = gathered(pools, pools.k_view, kConfig.head_dim, a.k);
     v = gathered(pools, pools.v_view, kConfig.head_dim_v, a.v);
     a.cols_k = a.cols_v = kConfig.head_dim;
@@ -158,8 +158,8 @@ void check_packed(const char* name, const Shape& s, const std::vector<int>& quer
   a.key_lengths = lengths.data(), a.key_lengths_b = 1;
   ragged.pages = pools.pages;
   ragged.queries = {offsets.data(), 1, false, count, total};
-  a.order = order(total / kConfig.block_m + count + 1, heads);
-  run_grid(static_cast<long long>(a.order.blocks) * a.order.heads, kConfig.warps * 32,
+  a.order = order(total / kConfig.shape.block_m + count + 1, heads);
+  run_grid(static_cast<long long>(a.order.blocks) * a.order.heads, kConfig.shape.warps * 32,
            fwd_sm80::shared, [&] { fwd_sm80::kernel<kConfig>(ragged); });
   for (const Bits x : o) got.push_back(widened<kElement>(x));
   expect(name, "O", error(o_truth, got), kBf16);
@@ -171,22 +171,22 @@ void check_packed(const char* name, const Shape& s, const std::vector<int>& quer
 int main() {
   emulator::checks_races = true;
   using Forward = fwd_sm80::Config;
-  constexpr Forward kPages = {.q_in_registers = true, .positional = true, .paged = true};
-  constexpr Forward kPagesWide = {
-      .head_dim = 96, .head_dim_v = 96, .block_m = 64, .stages = 1, .paged = true};
+  constexpr Forward kPages = {
+      .shape = {.q_in_registers = true}, .positional = true, .keys = fwd_sm80::Keys::pages};
+  constexpr Forward kPagesWide = {.head_dim = 96,
+                                  .head_dim_v = 96,
+                                  .shape = {.block_m = 64, .stages = 1},
+                                  .keys = fwd_sm80::Keys::pages};
   for (const int size : {1, 7, 16, 64, 200}) {
     check_pages<kPages>("pages", {.seq_q = 5, .causal = true}, {77, 0, 130}, size);
   }
   check_pages<kPagesWide>("pages, dim 72", {.seq_q = 70, .dim = 72}, {64, 129}, 16);
 
-  constexpr Forward kPacked = {.block_m = 64,
-                               .q_in_registers = true,
+  constexpr Forward kPacked = {.shape = {.block_m = 64, .q_in_registers = true},
                                .positional = true,
                                .packed = true,
-                               .paged = true,
-                               .entry_keys = true};
-  constexpr Forward kGathered = {
-      .block_m = 64, .positional = true, .packed = true, .entry_keys = true};
+                               .keys = fwd_sm80::Keys::pages};
+  constexpr Forward kGathered = {.shape = {.block_m = 64}, .positional = true, .packed = true};
   for (const int size : {1, 7, 64}) {
     check_packed<kPacked>("packed over pages", {.causal = true}, {5, 0, 70, 1, 2},
                           {77, 12, 130, 0, 64}, size);

@@ -50,8 +50,8 @@ std::vector<float> emulated_dbias(const Shape& s, const bwd_sm80::Args& pass, co
   a.batch = 1;
   const auto blocks = [](int count, int block) { return (count + block - 1) / block; };
   if (axes[0]) a.axes.heads = s.heads_q;
-  if (axes[1]) a.axes.rows = blocks(s.seq_q, kConfig.block_m);
-  if (axes[2]) a.axes.keys = blocks(s.seq_k, kConfig.block_n);
+  if (axes[1]) a.axes.rows = blocks(s.seq_q, kConfig.shape.block_m);
+  if (axes[2]) a.axes.keys = blocks(s.seq_k, kConfig.shape.block_n);
   a.parts = parts, a.padded_rows = blocks(rows, 16) * 16, a.padded_keys = blocks(keys, 8) * 8;
   std::vector<float> sums(
       static_cast<std::size_t>(parts * a.axes.heads * a.padded_rows * a.padded_keys),
@@ -62,7 +62,8 @@ std::vector<float> emulated_dbias(const Shape& s, const bwd_sm80::Args& pass, co
   const bool is_half = parts == 1 && kConfig.pairs.bias != tile::BiasType::float32;
   if (is_half) a.dbias.data = halves.data();
   run_grid(static_cast<unsigned>(a.axes.heads * a.axes.rows * a.axes.keys * parts),
-           kConfig.warps * 32, bwd_dbias_sm80::shared, [&] { bwd_dbias_sm80::kernel<kConfig>(a); });
+           kConfig.shape.warps * 32, bwd_dbias_sm80::shared,
+           [&] { bwd_dbias_sm80::kernel<kConfig>(a); });
   if (parts > 1) convert_parts(a, rows, keys, parts);
   for (std::size_t i = 0; is_half && i < halves.size(); ++i) {
     dbias[i] = kConfig.pairs.bias == tile::BiasType::bf16 ? widened<Element::bf16>(halves[i])

@@ -10,6 +10,16 @@
 #include "flash_sm80_configs.h"
 #include "flash_sm80_grids.h"
 
+// The host's, whose headers hide names that kernels use.
+namespace tilewise::cuda {
+namespace fwd_tiles {
+fwd_sm80::Args slice_of(fwd_sm80::Args args, int slice, const fwd_sm80::Config& config);
+}
+namespace bwd_tiles {
+bwd_sm80::Args from_column(bwd_sm80::Args args, const bwd_sm80::Config& config);
+}
+}  // namespace tilewise::cuda
+
 namespace {
 
 /// Rows of one side of the sequences.
@@ -165,10 +175,10 @@ struct Copied {
 template <fwd_sm80::Config kConfig>
 void check_forward(const char* name, const Shape& s, const Side& q_side, const Side& k_side,
                    bool wide, double bound) {
-  constexpr Element kElement = kConfig.element;
+  constexpr Element kElement = kConfig.form.element;
   constexpr int kWidth = kConfig.head_dim, kParts = kConfig.split ? 2 : 1;
   const Batch b(s, q_side, k_side, [](float x) {
-    return kConfig.scaled ? x : widened<kElement>(narrow<kElement>(x));
+    return kConfig.form.scaled ? x : widened<kElement>(narrow<kElement>(x));
   });
   const auto get_q = [](const Truth& t) -> const auto& { return t.q; };
   const auto get_k = [](const Truth& t) -> const auto& { return t.k; };
@@ -188,7 +198,7 @@ void check_forward(const char* name, const Shape& s, const Side& q_side, const S
   a.q = q.view, a.k = k_copied.view, a.v = v.view;
   a.cols_q = a.cols_v = dim, a.cols_k = kWidth;
   ragged.chunked_k = true;
-  if (kConfig.scaled) {
+  if (kConfig.form.scaled) {
     a.q = q_planes.view, a.k = k_planes.view, a.v = v_planes.view;
     a.q_scale = q_planes.scales.data(), a.k_scale = k_planes.scales.data();
     a.v_scale = v_planes.scales.data();
@@ -198,22 +208,27 @@ void check_forward(const char* name, const Shape& s, const Side& q_side, const S
   }
   std::vector<Bits> o(static_cast<std::size_t>(heads * total * dim), kPoison);
   std::vector<float> got(o.size(), kNan), lse(static_cast<std::size_t>(heads * total), kNan);
-  a.o = kConfig.scaled ? view4(got, total, dim) : view4(o, total, dim);
+  a.o = kConfig.form.scaled ? view4(got, total, dim) : view4(o, total, dim);
   a.lse = lse.data(), a.lse_h = total, a.lse_s = 1;
   std::vector<float> part_o(static_cast<std::size_t>(kParts * heads * total * kWidth), kNan);
   std::vector<float> part_rows(static_cast<std::size_t>(2 * kParts * heads * total), kNan);
   if (kConfig.split) {
     a.o = view4(part_o, total, kWidth), a.o_vectors = true, a.o_split = heads * total * kWidth;
-    a.lse = part_rows.data(), a.lse_split = heads * total, a.keys_per_split = kConfig.block_n;
+    a.lse = part_rows.data(), a.lse_split = heads * total, a.keys_per_split = kConfig.shape.block_n;
   }
-  a.order = order(b.q.blocks(kConfig.block_m), heads, kParts);
+  a.order = order(b.q.blocks(kConfig.shape.block_m), heads, kParts);
   if constexpr (kConfig.listed())
-    a.lists = s.formula->lists(kConfig.block_m, kConfig.block_n, false);
-  run_grid(static_cast<long long>(a.order.blocks) * heads * kParts, kConfig.warps * 32,
-           fwd_sm80::shared, [&] { fwd_sm80::kernel<kConfig>(ragged); });
+    a.lists = s.formula->lists(kConfig.shape.block_m, kConfig.shape.block_n, false);
+  const fwd_sm80::Args whole = a;
+  for (int i = 0; i < kConfig.slices; ++i) {
+    if (kConfig.slices > 1) a = cuda::fwd_tiles::slice_of(whole, i, kConfig);
+    run_grid(static_cast<long long>(a.order.blocks) * heads * kParts, kConfig.shape.warps * 32,
+             fwd_sm80::shared, [&] { fwd_sm80::kernel<kConfig>(ragged); });
+  }
+  a = whole;
   if (kConfig.split)
     merge_parts<kWidth>(s, total, kParts, part_o, part_rows, view4(got, total, dim), lse.data());
-  for (std::size_t i = 0; !kConfig.scaled && !kConfig.split && i < o.size(); ++i) {
+  for (std::size_t i = 0; !kConfig.form.scaled && !kConfig.split && i < o.size(); ++i) {
     got[i] = widened<kElement>(o[i]);
   }
   const auto get_o = [](const Truth& t) -> const auto& { return t.o; };
@@ -223,7 +238,7 @@ void check_forward(const char* name, const Shape& s, const Side& q_side, const S
 }
 
 /// What bwd_delta makes; `sums` becomes zero.
-template <bwd_delta::Type kType, class T>
+template <bwd_delta::Type kType, int kPadded, class T>
 void run_delta(const Batch& b, std::vector<T>& o, std::vector<T>& d_o, std::vector<float>& lse,
                bool wide, bwd_sm80::Args& to, std::vector<float>& sums, int width) {
   bwd_delta::RaggedArgs ragged;
@@ -235,8 +250,8 @@ void run_delta(const Batch& b, std::vector<T>& o, std::vector<T>& d_o, std::vect
   a.clear = sums.data(), a.clear_cols = width;
   a.heads = b.shape.heads_q, a.rows_q = to.rows_q, a.head_dim_v = b.shape.dim;
   a.rows = static_cast<long long>(a.heads) * a.rows_q;
-  constexpr bwd_delta::Config kConfig = {.type = kType, .head_dim_v = 64, .packed = true};
-  const long long threads = a.rows * bwd_delta::lanes(64);
+  constexpr bwd_delta::Config kConfig = {.type = kType, .head_dim_v = kPadded, .packed = true};
+  const long long threads = a.rows * bwd_delta::lanes(kPadded);
   run_grid((threads + bwd_delta::kThreads - 1) / bwd_delta::kThreads, bwd_delta::kThreads,
            bwd_sm80::shared, [&] { bwd_delta::kernel<kConfig>(ragged); });
 }
@@ -248,6 +263,23 @@ constexpr Gradient packed(Gradient config) {
 constexpr Gradient listed(Gradient config) {
   config.lists = tile::Lists::whole;
   return config;
+}
+
+constexpr Gradient of_slice(Gradient config, bwd_sm80::Gradients gradients, int column) {
+  config.output.gradients = gradients;
+  config.output.column = column;
+  return config;
+}
+/// Calls run<config>() with the arguments of each launch that a gradient takes.
+template <Gradient kConfig, bwd_sm80::Gradients kWhich, int kColumn = 0, class Run>
+void in_slices(bwd_sm80::Args& a, Run run) {
+  constexpr Gradient kSlice = of_slice(kConfig, kWhich, kColumn);
+  const bwd_sm80::Args whole = a;
+  a = cuda::bwd_tiles::from_column(whole, kSlice);
+  run.template operator()<kSlice>();
+  a = whole;
+  if constexpr (kConfig.output.columns > 0 && kColumn + kConfig.output.columns < kConfig.head_dim)
+    in_slices<kConfig, kWhich, kColumn + kConfig.output.columns>(a, run);
 }
 
 /// What refine leaves beside lse2 where that is `off` too large, of every row that sees a key.
@@ -268,9 +300,9 @@ void check_low(const char* name, const Batch& b, const bwd_sm80::Args& a, float 
 template <Gradient kKeys, Gradient kQueries>
 void check_backward(const char* name, const Shape& s, const Side& q_side, const Side& k_side,
                     bool wide, bool refine, double bound) {
-  constexpr Element kElement = kKeys.element;
+  constexpr Element kElement = kKeys.form.element;
   constexpr int kWidth = kKeys.head_dim;
-  constexpr bool kScaled = kKeys.scaled;
+  constexpr bool kScaled = kKeys.form.scaled;
   const auto rounded = [](float x) { return kScaled ? x : widened<kElement>(narrow<kElement>(x)); };
   const Batch b(s, q_side, k_side, rounded);
   const auto get_q = [](const Truth& t) -> const auto& { return t.q; };
@@ -320,7 +352,7 @@ void check_backward(const char* name, const Shape& s, const Side& q_side, const 
   a.lse2 = lse2.data(), a.delta = delta.data(), a.lse2_low = low.data();
   std::vector<float> sums(count * kWidth, kNan);
   a.dq_sum = sums.data();
-  run_delta<bwd_delta::Type::float32>(b, o, d_o, lse, wide, a, sums, kWidth);
+  run_delta<bwd_delta::Type::float32, kWidth>(b, o, d_o, lse, wide, a, sums, kWidth);
 
   using Value = std::conditional_t<kScaled, float, Bits>;
   const Value poison = kScaled ? static_cast<Value>(kNan) : static_cast<Value>(kPoison);
@@ -328,10 +360,10 @@ void check_backward(const char* name, const Shape& s, const Side& q_side, const 
   std::vector<Value> dk(static_cast<std::size_t>(s.heads_k * b.k.total * dim), poison), dv = dk;
   a.dq = view4(dq, total, dim), a.dk = view4(dk, b.k.total, dim);
   a.dv = view4(dv, b.k.total, dim);
-  const tile::TileOrder queries = order(b.q.blocks(kQueries.block_m), heads);
+  const tile::TileOrder queries = order(b.q.blocks(kQueries.shape.block_m), heads);
   const auto give_lists = [&]<Gradient kConfig>(bool of_keys) {
     if constexpr (kConfig.listed())
-      a.lists = s.formula->lists(kConfig.block_m, kConfig.block_n, of_keys);
+      a.lists = s.formula->lists(kConfig.shape.block_m, kConfig.shape.block_n, of_keys);
   };
   give_lists.template operator()<kQueries>(false);
   if (refine) {
@@ -340,16 +372,22 @@ void check_backward(const char* name, const Shape& s, const Side& q_side, const 
     const float off = kScaled ? 0.0F : 1.0F / 64;
     for (float& x : lse2) x += off;
     a.coarse = -1.0F;
-    run_grid(queries.blocks * queries.heads, kQueries.warps * 32, bwd_dq_sm80::shared,
+    run_grid(queries.blocks * queries.heads, kQueries.shape.warps * 32, bwd_dq_sm80::shared,
              [&] { bwd_dq_sm80::refine<kQueries>(ragged); });
     if (!kScaled) check_low(name, b, a, off);
     for (float& x : lse2) x -= off;
   }
-  a.order = order(b.k.blocks(kKeys.block_n), s.heads_k);
+  a.order = order(b.k.blocks(kKeys.shape.block_n), s.heads_k);
   give_lists.template operator()<kKeys>(true);
-  run_grid(a.order.blocks * a.order.heads, kKeys.warps * 32, bwd_sm80::shared,
-           [&] { bwd_sm80::kernel<kKeys>(ragged); });
-  if constexpr (kKeys.with_dq) {
+  const auto run_keys = [&]<Gradient kConfig>() {
+    run_grid(a.order.blocks * a.order.heads, kConfig.shape.warps * 32, bwd_sm80::shared,
+             [&] { bwd_sm80::kernel<kConfig>(ragged); });
+  };
+  using bwd_sm80::Gradients;
+  constexpr Gradients kFirst = kKeys.output.columns > 0 ? Gradients::keys : Gradients::both;
+  in_slices<kKeys, kFirst>(a, run_keys);
+  if constexpr (kKeys.output.columns > 0) in_slices<kKeys, Gradients::values>(a, run_keys);
+  if constexpr (kKeys.output.with_dq) {
     bwd_convert::RaggedArgs convert;
     convert.sequences = b.q.sequences(wide);
     bwd_convert::Source& source = convert.args.sources[0];
@@ -365,8 +403,10 @@ void check_backward(const char* name, const Shape& s, const Side& q_side, const 
   } else {
     a.order = queries;
     give_lists.template operator()<kQueries>(false);
-    run_grid(queries.blocks * queries.heads, kQueries.warps * 32, bwd_dq_sm80::shared,
-             [&] { bwd_dq_sm80::kernel<kQueries>(ragged); });
+    in_slices<kQueries, Gradients::both>(a, [&]<Gradient kConfig>() {
+      run_grid(queries.blocks * queries.heads, kConfig.shape.warps * 32, bwd_dq_sm80::shared,
+               [&] { bwd_dq_sm80::kernel<kConfig>(ragged); });
+    });
   }
   const auto floats = [](const std::vector<Value>& x) {
     std::vector<float> y;
@@ -402,18 +442,24 @@ int main() {
   const Side none({}, 3), nothing({0, 0}, 1);
   const Shape plain, causal = {.causal = true}, dropped = {.causal = true, .dropout = 0.3};
   using Forward = fwd_sm80::Config;
-  constexpr Forward kCut = {.q_in_registers = true, .positional = true, .packed = true};
-  constexpr Forward kWhole = {.packed = true};
+  constexpr Forward kCut = {.shape = {.q_in_registers = true},
+                            .positional = true,
+                            .packed = true,
+                            .keys = fwd_sm80::Keys::packed};
+  constexpr Forward kWhole = {.packed = true, .keys = fwd_sm80::Keys::packed};
   constexpr Forward kShared = {
-      .block_m = 16, .block_n = 128, .key_warps = 4, .q_in_registers = true, .packed = true};
-  constexpr Forward kParts = {.positional = true, .split = true, .packed = true};
-  constexpr Forward kDrop = {.positional = true, .dropout = true, .packed = true};
-  constexpr Forward kFloat = {.element = Element::fp16,
-                              .planes = 2,
-                              .scaled = true,
-                              .stages = 1,
+      .shape = {.block_m = 16, .block_n = 128, .key_warps = 4, .q_in_registers = true},
+      .packed = true,
+      .keys = fwd_sm80::Keys::packed};
+  constexpr Forward kParts = {
+      .positional = true, .split = true, .packed = true, .keys = fwd_sm80::Keys::packed};
+  constexpr Forward kDrop = {
+      .positional = true, .dropout = true, .packed = true, .keys = fwd_sm80::Keys::packed};
+  constexpr Forward kFloat = {.form = {.element = Element::fp16, .planes = 2, .scaled = true},
+                              .shape = {.stages = 1},
                               .positional = true,
-                              .packed = true};
+                              .packed = true,
+                              .keys = fwd_sm80::Keys::packed};
   check_forward<kCut>("packed", causal, q, k, false, kBf16);
   check_forward<kWhole>("packed, int64", plain, many, keys, true, kBf16);
   check_forward<kWhole>("packed, no sequence", plain, none, none, false, kBf16);
@@ -425,7 +471,10 @@ int main() {
   Shape squared = causal;
   const Squares squares(causal, q, k);
   squared.formula = &squares.formula;
-  constexpr Forward kMapped = {.positional = true, .packed = true, .lists = tile::Lists::whole};
+  constexpr Forward kMapped = {.positional = true,
+                               .packed = true,
+                               .keys = fwd_sm80::Keys::packed,
+                               .lists = tile::Lists::whole};
   check_forward<kMapped>("packed, a map", squared, q, k, false, kBf16);
   check_forward<kFloat>("packed, float32", causal, q, k, false, kExact);
 
@@ -438,10 +487,37 @@ int main() {
   check_backward<kOne, kSecond>("packed, one pass", causal, q, k, true, false, kBf16);
   check_backward<with_dropout(kOne), with_dropout(kSecond)>("packed, one pass, dropout", dropped,
                                                             many, keys, false, true, kBf16);
-  check_backward<listed(kFirst), listed(kSecond)>("packed, two passes, a map", squared, q, k, false,
-                                                  true, kBf16);
   check_backward<listed(kOne), listed(kSecond)>("packed, one pass, a map", squared, q, k, false,
                                                 false, kBf16);
+  // Above 256 columns, in slices, with a map.
+  const Side few({9, 0, 140}, 3), long_keys({40, 3, 150}, 5);
+  Shape wide = {.heads_q = 1, .dim = 264, .scale = 0.062F, .causal = true};
+  const Squares wide_squares(wide, few, long_keys);
+  wide.formula = &wide_squares.formula;
+  constexpr Forward kSliced = {.head_dim = 384,
+                               .head_dim_v = 192,
+                               .slices = 2,
+                               .shape = {.block_m = 32, .block_n = 32, .warps = 2, .stages = 1},
+                               .positional = true,
+                               .packed = true,
+                               .lists = tile::Lists::whole};
+  constexpr Gradient kSlicedKeys = {
+      .head_dim = 384,
+      .head_dim_v = 384,
+      .shape = {.block_m = 16, .block_n = 32, .warps = 2, .sub_m = 16, .stages = 1},
+      .output = {.with_dq = false, .columns = 192},
+      .packed = true,
+      .lists = tile::Lists::whole};
+  constexpr Gradient kSlicedQueries = {
+      .head_dim = 384,
+      .head_dim_v = 384,
+      .shape = {.block_m = 32, .block_n = 16, .warps = 2, .stages = 1},
+      .output = {.with_dq = false, .columns = 192},
+      .packed = true,
+      .lists = tile::Lists::whole};
+  check_forward<kSliced>("packed, a map, dim 264", wide, few, long_keys, false, kBf16);
+  check_backward<kSlicedKeys, kSlicedQueries>("packed, a map, dim 264", wide, few, long_keys, false,
+                                              true, kBf16);
   check_backward<kFirst, kSecond>("packed, no sequence", plain, none, none, false, false, kBf16);
   check_backward<kFloatFirst, kFloatSecond>("packed, float32", causal, q, k, false, true, 2e-6);
   return failures == 0 ? 0 : 1;

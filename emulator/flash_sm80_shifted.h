@@ -8,13 +8,12 @@ void check_shifted_rows() {
   constexpr tile::PairKind kBias = {tile::BiasType::float32, false, true};
   constexpr tile::PairKind kBf16Bias = {tile::BiasType::bf16, true, true};
   constexpr fwd_sm80::Config kParts = {.positional = true, .pairs = kBias, .split = true};
-  constexpr fwd_sm80::Config kFloat = {.element = Element::fp16,
-                                       .planes = 2,
-                                       .scaled = true,
-                                       .stages = 1,
-                                       .positional = true,
-                                       .pairs = kBias,
-                                       .split = true};
+  constexpr fwd_sm80::Config kFloat = {
+      .form = {.element = Element::fp16, .planes = 2, .scaled = true},
+      .shape = {.stages = 1},
+      .positional = true,
+      .pairs = kBias,
+      .split = true};
   for (const float shift : {-1e30F, -1.2345e9F * 0x1p50F, tile::kLowest, 1e30F}) {
     const Shape s = {
         .seq_q = 70, .seq_k = 139, .causal = true, .pairs = true, .alike = true, .shift = shift};

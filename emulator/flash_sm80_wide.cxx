@@ -4,51 +4,35 @@
 
 namespace {
 
-constexpr fwd_sm80::Config kForward = {.head_dim = 384,
-                                       .head_dim_v = 192,
-                                       .slices = 2,
-                                       .block_m = 32,
-                                       .block_n = 32,
-                                       .warps = 2,
-                                       .stages = 1,
-                                       .positional = true};
+constexpr fwd_sm80::Config kForward = {
+    .head_dim = 384,
+    .head_dim_v = 192,
+    .slices = 2,
+    .shape = {.block_m = 32, .block_n = 32, .warps = 2, .stages = 1},
+    .positional = true};
 constexpr fwd_sm80::Config in_parts(fwd_sm80::Config config) {
   config.split = true;
   return config;
 }
-constexpr fwd_sm80::Config kFloatForward = {.element = Element::fp16,
-                                            .planes = 2,
-                                            .scaled = true,
-                                            .head_dim = 384,
-                                            .head_dim_v = 192,
-                                            .slices = 2,
-                                            .block_m = 16,
-                                            .block_n = 16,
-                                            .warps = 1,
-                                            .stages = 1};
-constexpr Gradient kKeys = {.head_dim = 384,
-                            .head_dim_v = 384,
-                            .block_m = 16,
-                            .block_n = 32,
-                            .warps = 2,
-                            .sub_m = 16,
-                            .stages = 1,
-                            .with_dq = false,
-                            .columns = 192};
+constexpr fwd_sm80::Config kFloatForward = {
+    .form = {.element = Element::fp16, .planes = 2, .scaled = true},
+    .head_dim = 384,
+    .head_dim_v = 192,
+    .slices = 2,
+    .shape = {.block_m = 16, .block_n = 16, .warps = 1, .stages = 1}};
+constexpr Gradient kKeys = {
+    .head_dim = 384,
+    .head_dim_v = 384,
+    .shape = {.block_m = 16, .block_n = 32, .warps = 2, .sub_m = 16, .stages = 1},
+    .output = {.with_dq = false, .columns = 192}};
 constexpr Gradient kQueries = {.head_dim = 384,
                                .head_dim_v = 384,
-                               .block_m = 32,
-                               .block_n = 16,
-                               .warps = 2,
-                               .stages = 1,
-                               .with_dq = false,
-                               .columns = 192};
+                               .shape = {.block_m = 32, .block_n = 16, .warps = 2, .stages = 1},
+                               .output = {.with_dq = false, .columns = 192}};
 constexpr Gradient of_floats(Gradient config, int block, int warps) {
-  config.element = Element::fp16;
-  config.planes = 2;
-  config.scaled = true;
-  config.block_m = config.block_n = block;
-  config.warps = warps;
+  config.form = {.element = Element::fp16, .planes = 2, .scaled = true};
+  config.shape.block_m = config.shape.block_n = block;
+  config.shape.warps = warps;
   return config;
 }
 

@@ -181,9 +181,9 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
   const bool maps = map_sample && cuda::maps_mask(p);
   const int rows = config.lists == Lists::parts ? config.shape.warpgroups : 1;
   const MadeBits bits(p, config.shape.block_n, false);
-  const MadeLists made(p, tile.block_m() / rows, tile.shape.block_n, config.lists, rows,
+  const MadeLists made(p, (tile.block_m() >> shift) / rows, tile.shape.block_n, config.lists, rows,
                        maps ? map_sample(c.sample, cuda::captures_of(p)) : RunMap{},
-                       {cuda::MaskLines::queries, bits.bits});
+                       config.pack_heads, {cuda::MaskLines::queries, bits.bits});
   args.lists = made.lists;
   cuda::sm90_fill(args, p, config, shift, set_map);
   args.order = cuda::sm90_order(p, config, tile.block_m() >> shift, c.splits);

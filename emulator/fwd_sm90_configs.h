@@ -167,16 +167,15 @@ void run_kernel(const Config& config, const PagedArgs& args, const tile::Capture
     constexpr Config kConfig = kConfigs[kIndex];
     const tile::Expressed<PagedArgs> expressed{args, captures};
     const tile::Optioned<PagedArgs> optioned{args, captures, options};
-    emulator::run_grid(fwd_sm90::memory, std::min(args.tiles, 3),
-                       128 * (config.shape.computing() + 1), [&] {
-                         if constexpr (kConfig.options.any()) {
-                           fwd_sm90::kernel<kConfig>(optioned);
-                         } else if constexpr (kConfig.expressions.any()) {
-                           fwd_sm90::kernel<kConfig>(expressed);
-                         } else {
-                           fwd_sm90::kernel<kConfig>(args);
-                         }
-                       });
+    emulator::run_grid(fwd_sm90::memory, std::min(args.tiles, 3), config.shape.threads(), [&] {
+      if constexpr (kConfig.options.any()) {
+        fwd_sm90::kernel<kConfig>(optioned);
+      } else if constexpr (kConfig.expressions.any()) {
+        fwd_sm90::kernel<kConfig>(expressed);
+      } else {
+        fwd_sm90::kernel<kConfig>(args);
+      }
+    });
   }
 }
 
@@ -186,8 +185,8 @@ constexpr Config paged(Config c, fwd_sm90::PageCopies copies = fwd_sm90::PageCop
   return c;
 }
 
-/// A list's tile at dim 64, 128 or 256, of 128 queries. parts: by 64 keys; at dims 64 and 128,
-/// where scores are not modified, of more, two row blocks a warpgroup.
+/// A list's tile at dim 64, 128 or 256, of 128 queries. parts: by 64 keys; where scores are not
+/// modified two on a multiprocessor at dim 64, with two row blocks a warpgroup at dim 128.
 constexpr Config listed(int dim, int block_n, Lists lists, Mask mask, bool plain = true) {
   const bool apart = lists == Lists::parts;
   Config c;
@@ -198,10 +197,10 @@ constexpr Config listed(int dim, int block_n, Lists lists, Mask mask, bool plain
   c.shape.own_o = dim <= 64 || (dim <= 128 && !apart);
   c.schedule.lazy_rescale = dim != 128;
   if (apart && dim <= 128 && plain) {
-    c.shape.warpgroups = dim > 64 ? 4 : 6;
-    c.shape.held = 2;
-    c.shape.stages = dim > 64 ? 5 : 11;
     c.shape.own_o = false;
+    c.shape.resident = dim > 64 ? 1 : 2;
+    c.shape.stages = dim > 64 ? 5 : 6;
+    if (dim > 64) c.shape.warpgroups = 4, c.shape.held = 2;
     c.schedule.lazy_rescale = true;
   }
   c.shape.value_stages = dim > 128 ? 2 : c.shape.stages;
@@ -210,6 +209,17 @@ constexpr Config listed(int dim, int block_n, Lists lists, Mask mask, bool plain
   c.schedule.skip_blocks = false;
   c.mask = mask;
   c.lists = lists;
+  return c;
+}
+/// For blocks of 64: tiles of 64 queries, several on a multiprocessor.
+constexpr Config listed_alone(int dim, Mask mask) {
+  Config c = listed(dim, 64, Lists::whole, mask);
+  c.shape.warpgroups = 1;
+  c.shape.resident = dim > 64 ? 2 : 3;
+  c.shape.stages = c.shape.value_stages = dim > 64 ? 3 : 4;
+  c.shape.own_o = false;
+  c.schedule.ping_pong = false;
+  c.schedule.lazy_rescale = true;
   return c;
 }
 

@@ -17,6 +17,7 @@ using namespace tilewise::tile;
 
 #include "cuda/kernels/layers/choice.cuh"
 #include "cuda/kernels/layers/pools.cuh"
+#include "cuda/kernels/layers/product.cuh"
 #include "layers/cpu_ops.h"
 #include "layers/cuda_ops.h"
 #include "layers/pools.h"
@@ -106,6 +107,65 @@ void check_pools() {
     compare(last ? "read_out of the last" : "read_out of the mean", our_y, y);
     compare("read_out_backward", our_d, d);
   }
+}
+
+/// Products with every epilogue, of ragged shapes; two and three slices of k.
+void check_products() {
+  struct Case {
+    asam::LinearShape s;
+    bool bias, residual, z;
+    asam::Activation f;
+  };
+  for (const Case& c : {Case{{70, 68, 65}, true, true, true, asam::Activation::gelu},
+                        Case{{3, 36, 10}, false, false, false, asam::Activation::none}}) {
+    const std::vector<float> x = draw(c.s.rows * c.s.in), w = draw(c.s.out * c.s.in);
+    const std::vector<float> bias = draw(c.s.out), residual = draw(c.s.rows * c.s.out);
+    std::vector<float> y = nans(c.s.rows * c.s.out), z = y, our_y = y, our_z = y;
+    cpu().linear(x.data(), w.data(), y.data(),
+                 {.bias = c.bias ? bias.data() : nullptr,
+                  .residual = c.residual ? residual.data() : nullptr,
+                  .z = c.z ? z.data() : nullptr,
+                  .f = c.f},
+                 c.s);
+    steps::ProductArgs args{.x = x.data(),
+                            .w = w.data(),
+                            .bias = c.bias ? bias.data() : nullptr,
+                            .residual = c.residual ? residual.data() : nullptr,
+                            .z = c.z ? our_z.data() : nullptr,
+                            .y = our_y.data(),
+                            .f = asam::device_activation(c.f),
+                            .rows = c.s.rows,
+                            .in = static_cast<int>(c.s.in),
+                            .out = static_cast<int>(c.s.out)};
+    for (const int rows : {64, 32}) {
+      const std::int64_t blocks = (c.s.rows + rows - 1) / rows * ((c.s.out + 63) / 64);
+      std::fill(our_y.begin(), our_y.end(), NAN);
+      std::fill(our_z.begin(), our_z.end(), NAN);
+      run(blocks, [&] {
+        rows == 64 ? steps::product_64<kConfig>(args) : steps::product_32<kConfig>(args);
+      });
+      compare("product", our_y, y, 3e-6);
+      if (c.z) compare("product before its activation", our_z, z, 3e-6);
+    }
+  }
+}
+
+void check_norm() {
+  const asam::Shape s{11, 41};
+  const std::vector<float> x = draw(s.rows * s.cols), gamma = draw(s.cols), beta = draw(s.cols);
+  std::vector<float> y = nans(s.rows * s.cols), statistics = nans(2 * s.rows);
+  std::vector<float> our_y = y, our_statistics = statistics;
+  cpu().layer_norm(x.data(), gamma.data(), beta.data(), y.data(), statistics.data(), s);
+  const steps::NormArgs args{.x = x.data(),
+                             .gamma = gamma.data(),
+                             .beta = beta.data(),
+                             .y = our_y.data(),
+                             .statistics = our_statistics.data(),
+                             .rows = s.rows,
+                             .cols = static_cast<int>(s.cols)};
+  run(2, [&] { steps::layer_norm<kConfig>(args); });
+  compare("layer_norm", our_y, y);
+  compare("statistics", our_statistics, statistics);
 }
 
 void check_masks() {
@@ -223,7 +283,9 @@ void check_choice() {
   std::vector<float> share = cosine, d_cosine = cosine, d_scaled = norms;
   std::vector<unsigned char> seen(static_cast<std::size_t>(lists * 25), 9);
   std::vector<int> counts(static_cast<std::size_t>(lists * blocks), -1);
+  std::vector<float> extremes = nans(2 * means * dim);
   a.pooled = pooled.data();
+  a.extremes = extremes.data();
   a.norms = norms.data();
   a.cosine = cosine.data();
   a.share = share.data();
@@ -257,6 +319,8 @@ void check_choice() {
 
 int main() {
   check_pools();
+  check_products();
+  check_norm();
   check_masks();
   check_dropout();
   check_choice();

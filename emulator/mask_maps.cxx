@@ -142,7 +142,7 @@ void check_bools(const char* name, const Shape& shape, const Shows& shows, bool 
                 int_of(p.seq_k));
   mask.give(p, int_of(p.batch), int_of(p.heads_q), int_of(p.total_q), int_of(p.seq_k));
   const MadeBits bits(p, by_keys ? shape.tile_q : shape.tile_k, by_keys);
-  const MadeLists made(p, shape.tile_q, shape.tile_k, tile::Lists::whole, 1, {},
+  const MadeLists made(p, shape.tile_q, shape.tile_k, tile::Lists::whole, 1, {}, false,
                        {by_keys ? cuda::MaskLines::keys : cuda::MaskLines::queries, bits.bits});
   const auto visible = [&](int b, int h, std::int64_t i, std::int64_t j) {
     return mask.has(b, h, i + (p.packed ? shaped.cu_q[b] : 0), j);

@@ -40,6 +40,7 @@ inline std::vector<Fiber> make_fibers(std::vector<Block>& blocks) {
   std::vector<Fiber> fibers;
   for (Block& block : blocks) {
     block.warps.assign(block.threads / 32, {});
+    if (block.warps.size() > kMostWarps) std::abort();
     block.slow_warp = draw(block.threads / 32);
     for (unsigned w = 0; w < block.warps.size(); ++w) block.warps[w].clocks.of[w] = 1;
     for (unsigned i = 0; i < block.threads; ++i) {

@@ -80,4 +80,38 @@ TILEWISE_API void select_block_mask(const Tensor& q, const Tensor& k,
                                     const BlockSelection& selection, const Tensor& mask,
                                     const Launch& launch = {});
 
+/// The scores that the pooled scorer compares, before the softmax: contiguous float32 (B, Hq, query
+/// blocks, key blocks). A block that a row excludes has -inf. Of `selection`, the rule, what is
+/// kept and the scorer are ignored. Throws InvalidArgument, Unsupported (on a GPU).
+TILEWISE_API void score_blocks(const Tensor& q, const Tensor& k, const BlockSelection& selection,
+                               const Tensor& scores, const Launch& launch = {});
+
+/// dq and dk from the gradient of the scores, which is like the scores: float32, with the shapes of
+/// q and k and any strides. A maximum and a minimum give theirs to the first token that has it, and
+/// scores of -inf give nothing. Throws InvalidArgument, Unsupported (on a GPU).
+TILEWISE_API void score_blocks_backward(const Tensor& q, const Tensor& k,
+                                        const BlockSelection& selection, const Tensor& d_scores,
+                                        const Tensor& dq, const Tensor& dk,
+                                        const Launch& launch = {});
+
+/// Which blocks of sorted tokens share clusters. A token belongs to the centroid of the largest
+/// cosine. Of a query block the `top` clusters with the most tokens count, of a key block all; and
+/// only clusters with more than threshold / C of the block's tokens.
+struct ClusterRouting {
+  std::int64_t block_q = 64, block_k = 64;  ///< tokens per block, >= 1
+  std::int64_t top = 2;                     ///< 1 to C
+  double threshold = 1.0;                   ///< >= 0
+  Tensor key_lengths;  ///< int32 (B): number of keys of each batch entry; the others are padding
+};
+
+/// Sorts tokens by their clusters, stably, and pairs the blocks that share one. Every query block
+/// also gets the key block that shares the most tokens with it. centroids: (Hk, C, D), of q's type.
+/// query_order, int32 (B, Hq, Sq), and key_order, int32 (B, Hk, Sk), get the token at each place,
+/// padding last; mask, bool or uint8 (B, Hq, query blocks, key blocks), gets 1 for a pair. All
+/// three are contiguous. Throws InvalidArgument, Unsupported (on a GPU).
+TILEWISE_API void cluster_route(const Tensor& q, const Tensor& k, const Tensor& centroids,
+                                const ClusterRouting& routing, const Tensor& query_order,
+                                const Tensor& key_order, const Tensor& mask,
+                                const Launch& launch = {});
+
 }  // namespace tilewise

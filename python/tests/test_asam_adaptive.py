@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tilewise import BlockList  # noqa: E402
+from tilewise._block_scores import pooled  # noqa: E402
 from tilewise.asam import (  # noqa: E402
     CHOICES,
     ASAMConfig,
@@ -250,11 +251,11 @@ def test_autocast_and_scaler_train(device: str) -> None:
 def test_pools_and_ends() -> None:
     q = torch.randn(2, 3, 100, 16)
     means = torch.stack([q[:, :, i : i + BLOCK].mean(2) for i in range(0, 100, BLOCK)], 2)
-    torch.testing.assert_close(_select.pooled(q, BLOCK), means)
+    torch.testing.assert_close(pooled(q, BLOCK), means)
     torch.testing.assert_close(
-        _select.pooled(q, BLOCK, "variance")[:, :, -1], q[:, :, 96:].var(2, correction=0)
+        pooled(q, BLOCK, "variance")[:, :, -1], q[:, :, 96:].var(2, correction=0)
     )
-    torch.testing.assert_close(_select.pooled(q, BLOCK, "min")[:, :, -1], q[:, :, 96:].amin(2))
+    torch.testing.assert_close(pooled(q, BLOCK, "min")[:, :, -1], q[:, :, 96:].amin(2))
     assert _select.ends(4, torch.device("cpu")).tolist() == [
         [i == j or j == 0 for j in range(4)] for i in range(4)
     ]

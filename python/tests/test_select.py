@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tilewise  # noqa: E402
-from tilewise.asam._select import pooled  # noqa: E402
+from tilewise._block_scores import pooled  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 BLOCK = 16

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,21 @@ def test_rotary_is_a_turn(interleaved: bool) -> None:
     wanted = torch.stack(parts, -1).flatten(-2) if interleaved else torch.cat(parts, -1)
     torch.testing.assert_close(got[..., :8], wanted, atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(got[..., 8:], x[..., 8:])
+
+
+def test_folders_of_a_distribution_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the archive of that version at hand, and nothing but what is asked for."""
+    monkeypatch.setattr(sources, "BUILD", tmp_path / "build")
+    for name in ("tests/test_it.py", "src/it.py"):
+        path = tmp_path / "peer-1.2" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(name)
+    with tarfile.open(tmp_path / "peer-1.2.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "peer-1.2", "peer-1.2")
+    fetched = sources.fetch(sources.Distribution("peer", "1.2", ("tests",)), tmp_path)
+    files = [path for path in fetched.folder.rglob("*") if path.is_file()]
+    assert [str(path.relative_to(fetched.folder)) for path in files] == ["tests/test_it.py"]
+    with pytest.raises(SystemExit, match=r"peer-1\.3"):
+        sources.fetch(sources.Distribution("peer", "1.3", ("tests",)), tmp_path)

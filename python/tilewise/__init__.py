@@ -7,7 +7,8 @@
 - tilewise.sdpa, tilewise.flash_attn: drop-ins for torch's and FlashAttention's functions.
 - tilewise.hf.register(): attn_implementation="tilewise" in Hugging Face transformers.
 - flex_attention, create_block_mask and others: FlexAttention's functions.
-- select_blocks: block lists by scores of blocks.
+- select_blocks: block lists by scores of blocks. block_scores, block_gate: how a selector learns.
+- cluster_attention: attention between tokens of the same clusters.
 - append_kv: appends keys and values to a contiguous or paged cache.
 - prefix_attention: attention over a prefix that all sequences share.
 - tree_mask: the mask of a tree of speculative tokens.
@@ -48,6 +49,14 @@ _OF_FLEX = (
     "or_masks",
 )
 
+_OF_BLOCK_SCORES = (
+    "ClusterRoute",
+    "block_gate",
+    "block_scores",
+    "cluster_attention",
+    "cluster_route",
+)
+
 if TYPE_CHECKING:
     from . import asam as asam
     from . import flash_attn as flash_attn
@@ -55,6 +64,11 @@ if TYPE_CHECKING:
     from . import sdpa as sdpa
     from ._append import Appended as Appended
     from ._append import append_kv as append_kv
+    from ._block_scores import ClusterRoute as ClusterRoute
+    from ._block_scores import block_gate as block_gate
+    from ._block_scores import block_scores as block_scores
+    from ._block_scores import cluster_attention as cluster_attention
+    from ._block_scores import cluster_route as cluster_route
     from ._flex import AuxOutput as AuxOutput
     from ._flex import AuxRequest as AuxRequest
     from ._flex import BlockMask as BlockMask
@@ -79,6 +93,8 @@ else:
             return importlib.import_module("._prefix", __name__).prefix_attention
         if name in ("PoolWeights", "select_block_mask", "select_blocks"):
             return getattr(importlib.import_module("._select", __name__), name)
+        if name in _OF_BLOCK_SCORES:
+            return getattr(importlib.import_module("._block_scores", __name__), name)
         if name in _OF_FLEX:
             return getattr(importlib.import_module("._flex", __name__), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

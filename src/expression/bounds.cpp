@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "expression/nodes.h"
@@ -19,15 +21,21 @@ class Search {
     for (std::size_t n = 0; n < program.nodes.size(); ++n) look_at(n);
   }
 
+  /// Whether ranges do not say of all indices that nothing is outside.
+  bool needs_pairs() const {
+    return std::any_of(program_.nodes.begin(), program_.nodes.end(), [&](const Node& node) {
+      for (std::size_t axis = 0; node.op == Op::load && axis < node.count; ++axis)
+        if (may_leave(node, axis)) return true;
+      return false;
+    });
+  }
+
   std::optional<Outside> run() const {
     for (const Node& node : program_.nodes) {
       if (node.op != Op::load) continue;
-      const Tensor& t = captures_[static_cast<std::size_t>(node.capture)];
       for (std::size_t axis = 0; axis < node.count; ++axis) {
-        const auto index = static_cast<std::size_t>(node.args[axis]);
-        const std::int64_t size = t.sizes[axis];
-        if (!told_[index] || (ranges_[index].low >= -size && ranges_[index].high < size)) continue;
-        if (std::optional<Outside> found = try_pairs(node.args[axis], size)) {
+        if (!may_leave(node, axis)) continue;
+        if (std::optional<Outside> found = try_pairs(node.args[axis], size_of(node, axis))) {
           found->capture = node.capture;
           found->axis = static_cast<int>(axis);
           return found;
@@ -38,6 +46,14 @@ class Search {
   }
 
  private:
+  std::int64_t size_of(const Node& load, std::size_t axis) const {
+    return captures_[static_cast<std::size_t>(load.capture)].sizes[axis];
+  }
+  bool may_leave(const Node& load, std::size_t axis) const {
+    const auto index = static_cast<std::size_t>(load.args[axis]);
+    const std::int64_t size = size_of(load, axis);
+    return told_[index] && (ranges_[index].low < -size || ranges_[index].high >= size);
+  }
   Range leaf(Op op) const {
     switch (op) {
       case Op::batch:
@@ -128,6 +144,42 @@ class Search {
   std::vector<bool> told_;  ///< by the pair alone
 };
 
+/// Programs whose pairs were tried, none of them outside: trying takes thousands of evaluations,
+/// and a model asks in every call. What is found depends on nothing else.
+class Known {
+ public:
+  struct Key {
+    std::vector<Node> nodes;
+    std::vector<std::array<std::int64_t, Tensor::kMaxRank>> sizes;
+    Domain domain;
+    bool operator==(const Key&) const = default;
+  };
+
+  bool has(const Key& key) {
+    const std::lock_guard lock(mutex_);
+    return std::find(keys_.begin(), keys_.end(), key) != keys_.end();
+  }
+  void add(Key key) {
+    const std::lock_guard lock(mutex_);
+    if (keys_.size() < kMost) {
+      keys_.push_back(std::move(key));
+    } else {
+      keys_[next_++ % kMost] = std::move(key);
+    }
+  }
+
+ private:
+  static constexpr std::size_t kMost = 64;
+  std::mutex mutex_;
+  std::vector<Key> keys_;
+  std::size_t next_ = 0;  ///< to be replaced
+};
+
+Known& known() {
+  static Known programs;
+  return programs;
+}
+
 }  // namespace
 
 std::optional<Outside> find_outside(const Program& program, std::span<const Tensor> captures,
@@ -135,7 +187,14 @@ std::optional<Outside> find_outside(const Program& program, std::span<const Tens
   if (captures.empty() || std::min({domain.batch, domain.heads, domain.queries, domain.keys}) < 1) {
     return std::nullopt;
   }
-  return Search(program, captures, domain).run();
+  const Search search(program, captures, domain);
+  if (!search.needs_pairs()) return std::nullopt;
+  Known::Key key = {.nodes = program.nodes, .sizes = {}, .domain = domain};
+  for (const Tensor& t : captures) key.sizes.push_back(t.sizes);
+  if (known().has(key)) return std::nullopt;
+  std::optional<Outside> found = search.run();
+  if (!found) known().add(std::move(key));
+  return found;
 }
 
 }  // namespace tilewise::expression

@@ -15,6 +15,7 @@ struct Domain {
   std::int64_t batch = 1, heads = 1;
   std::int64_t queries = 1, keys = 1;  ///< longest lengths
   bool same_lengths = true;            ///< of every batch entry
+  bool operator==(const Domain&) const = default;
 };
 
 /// A pair at which an index leaves its axis.

@@ -71,9 +71,9 @@ class HeadChoice {
         tokens_(counted(c.lengths, bh / c.shape.heads.heads, c.shape.heads.tokens)),
         blocks_(ceil_div(tokens_, c.shape.block)) {
     const std::int64_t dim = s_.heads.dim;
+    if (!needs_affinity()) return;
     q_ = pooled(0);
     k_ = pooled(1);
-    if (!needs_affinity()) return;
     axes_.resize(static_cast<std::size_t>(s_.clusters * dim));
     axis_lengths_.resize(static_cast<std::size_t>(s_.clusters));
     const T* centroids = c.centroids + head() * s_.clusters * dim;
@@ -191,13 +191,30 @@ class HeadChoice {
     }
     return scores;
   }
-  /// mean(q) . mean(k): softmax would not change the order.
+  /// Maxima and minima over blocks of q (part 0) or k (part 1): (blocks, 2, dim).
+  std::vector<T> extremes(std::int64_t part) const {
+    const std::int64_t dim = s_.heads.dim;
+    std::vector<T> found(static_cast<std::size_t>(2 * blocks_ * dim));
+    for (std::int64_t i = 0; i < tokens_; ++i) {
+      const T* row = c_.qkv + at(i, part);
+      T* highest = found.data() + i / s_.block * 2 * dim;
+      T* lowest = highest + dim;
+      const bool first = i % s_.block == 0;
+      for (std::int64_t e = 0; e < dim; ++e) {
+        highest[e] = first ? row[e] : std::max(highest[e], row[e]);
+        lowest[e] = first ? row[e] : std::min(lowest[e], row[e]);
+      }
+    }
+    return found;
+  }
+  /// max(q) . max(k) + min(q) . min(k): softmax would not change the order.
   std::vector<T> selection_scores() const {
-    const std::int64_t n = blocks_, dim = s_.heads.dim;
+    const std::int64_t n = blocks_, width = 2 * s_.heads.dim;
+    const std::vector<T> q = extremes(0), k = extremes(1);
     std::vector<T> scores(static_cast<std::size_t>(n * n));
     for (std::int64_t at = 0; at < n * n; ++at) {
       scores[static_cast<std::size_t>(at)] =
-          dot(q_.data() + at / n * dim, k_.data() + at % n * dim, dim);
+          dot(q.data() + at / n * width, k.data() + at % n * width, width);
     }
     return scores;
   }

@@ -21,7 +21,8 @@ class CpuOps final : public Ops<T> {
   void download(void* to, const void* from, std::int64_t bytes) override;
   void copy(const T* x, T* y, std::int64_t elems) override;
   void add(const T* x, T* y, std::int64_t elems) override;
-  void linear(const T* x, const T* w, T* y, LinearShape shape) override;
+  void linear(const T* x, const T* w, T* y, const Epilogue<T>& epilogue,
+              LinearShape shape) override;
   void linear_backward(const T* x, const T* w, const T* dy, T* dx, T* dw,
                        LinearShape shape) override;
   void activate(T* z, const T* bias, T* y, Activation f, Shape shape) override;

@@ -58,11 +58,13 @@ class QuietBlas {
 }  // namespace
 
 template <class T>
-void CpuOps<T>::linear(const T* x, const T* w, T* y, LinearShape s) {
+void CpuOps<T>::linear(const T* x, const T* w, T* y, const Epilogue<T>& epilogue, LinearShape s) {
   const QuietBlas<T> quiet;
+  T* z = epilogue.z != nullptr ? epilogue.z : y;
   each(s.rows, s.in * s.out, [&](std::int64_t begin, std::int64_t end) {
-    product<T>(begin, end, s.out, s.in, {x, s.in, false}, {w, s.in, true}, 0, y);
+    product<T>(begin, end, s.out, s.in, {x, s.in, false}, {w, s.in, true}, 0, z);
   });
+  this->finish_linear(z, y, epilogue, {s.rows, s.out});
 }
 
 template <class T>
@@ -78,8 +80,10 @@ void CpuOps<T>::linear_backward(const T* x, const T* w, const T* dy, T* dx, T* d
   });
 }
 
-template void CpuOps<float>::linear(const float*, const float*, float*, LinearShape);
-template void CpuOps<double>::linear(const double*, const double*, double*, LinearShape);
+template void CpuOps<float>::linear(const float*, const float*, float*, const Epilogue<float>&,
+                                    LinearShape);
+template void CpuOps<double>::linear(const double*, const double*, double*, const Epilogue<double>&,
+                                     LinearShape);
 template void CpuOps<float>::linear_backward(const float*, const float*, const float*, float*,
                                              float*, LinearShape);
 template void CpuOps<double>::linear_backward(const double*, const double*, const double*, double*,

@@ -81,6 +81,7 @@ steps::ChoiceArgs CudaOps::start_choice(const Choice<float>& c) {
   const Pattern pattern = c.config->pattern;
   steps::ChoiceArgs a = choice_args(c);
   a.pooled = choice_.pooled.room(memory_, means * h.dim);
+  a.extremes = choice_.extremes.room(memory_, 2 * means * h.dim);
   a.norms = choice_.norms.room(memory_, means);
   a.cosine = choice_.cosine.room(memory_, means * c.shape.clusters);
   a.share = choice_.share.room(memory_, means * c.shape.clusters);

@@ -16,6 +16,7 @@ namespace steps = layer_steps;
 constexpr const char* kPlain = "layers/steps";
 constexpr const char* kPools = "layers/pools";
 constexpr const char* kChoice = "layers/choice";
+constexpr const char* kProduct = "layers/product";
 /// Entry, its parameter and its file.
 struct StepName {
   const char* entry;
@@ -67,13 +68,14 @@ constexpr StepName kNames[kSteps] = {
     {"choice_temperature_backward", "ChoiceArgs", kChoice},
     {"narrow", "TwinArgs"},
     {"widen", "TwinArgs"},
+    {"product_64", "ProductArgs", kProduct},
+    {"product_32", "ProductArgs", kProduct},
 };
 
 steps::Tokens tokens_of(const TokenShape& s, Lengths lengths = nullptr) {
   return {static_cast<int>(s.batch), static_cast<int>(s.tokens), static_cast<int>(s.dim), lengths};
 }
 std::int64_t column_blocks(std::int64_t cols) { return ceil_div(cols, steps::kColumns); }
-steps::Activation device_name_of(Activation f) { return static_cast<steps::Activation>(f); }
 /// The kernel reads TrainState through its own declaration.
 static_assert(sizeof(steps::State) == sizeof(TrainState));
 steps::State* device_state(const TrainState* state) {
@@ -129,7 +131,7 @@ void CudaOps::activate(float* z, const float* bias, float* y, Activation f, Shap
   const steps::ActivateArgs args{.z = z,
                                  .bias = bias,
                                  .y = y,
-                                 .f = device_name_of(f),
+                                 .f = device_activation(f),
                                  .rows = s.rows,
                                  .cols = static_cast<int>(s.cols)};
   start(Step::activate, args, blocks_for(s.rows * s.cols));
@@ -142,7 +144,7 @@ void CudaOps::activate_backward(const float* z, const float* dy, float* dz, floa
     const steps::ActivateArgs args{.z = const_cast<float*>(z),
                                    .dy = dy,
                                    .y = dz,
-                                   .f = device_name_of(f),
+                                   .f = device_activation(f),
                                    .rows = s.rows,
                                    .cols = cols};
     start(Step::activate_backward, args, blocks_for(s.rows * s.cols));
@@ -161,7 +163,7 @@ void CudaOps::layer_norm(const float* x, const float* gamma, const float* beta, 
                              .statistics = statistics,
                              .rows = s.rows,
                              .cols = static_cast<int>(s.cols)};
-  start(Step::layer_norm, args, s.rows);
+  start(Step::layer_norm, args, ceil_div(s.rows, std::int64_t{steps::kNormRows}));
 }
 
 void CudaOps::layer_norm_backward(const float* x, const float* gamma, const float* statistics,
@@ -369,7 +371,7 @@ void CudaOps::embed_backward(const std::int32_t* ids, const float* dy, float* d_
 void CudaOps::read_out(const float* x, Lengths lengths, float* y, Readout readout, TokenShape s) {
   const steps::ReadArgs args{
       .shape = tokens_of(s, lengths), .last = readout == Readout::last, .from = x, .to = y};
-  start(Step::read_out, args, s.batch * column_blocks(s.dim));
+  start(Step::read_out, args, s.batch * ceil_div(s.dim, std::int64_t{steps::kReadColumns}));
 }
 
 void CudaOps::read_out_backward(const float* dy, Lengths lengths, float* dx, Readout readout,

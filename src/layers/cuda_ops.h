@@ -61,8 +61,10 @@ enum class Step : std::uint8_t {
   choice_temperature_backward,
   narrow,
   widen,
+  product_64,
+  product_32,
 };
-inline constexpr int kSteps = static_cast<int>(Step::widen) + 1;
+inline constexpr int kSteps = static_cast<int>(Step::product_32) + 1;
 
 /// The low word of a trainer's draws, where the device reads it; null without one.
 inline const unsigned* counter_of(const Drop& drop) {
@@ -71,6 +73,10 @@ inline const unsigned* counter_of(const Drop& drop) {
 
 /// The source of a step's kernel.
 cuda::KernelUnit step_unit(Step step);
+
+inline layer_steps::Activation device_activation(Activation f) {
+  return static_cast<layer_steps::Activation>(f);
+}
 
 /// What the choice's kernels are given, without the memory between them.
 layer_steps::ChoiceArgs choice_args(const Choice<float>& choice);
@@ -87,7 +93,8 @@ class CudaOps final : public Ops<float> {
   void add(const float* x, float* y, std::int64_t elems) override;
   void narrow(std::span<Tensor> tensors, int filled) override;
   void widen(std::span<const Tensor> twins, std::span<const Tensor> tensors) override;
-  void linear(const float* x, const float* w, float* y, LinearShape shape) override;
+  void linear(const float* x, const float* w, float* y, const Epilogue<float>& epilogue,
+              LinearShape shape) override;
   void linear_backward(const float* x, const float* w, const float* dy, float* dx, float* dw,
                        LinearShape shape) override;
   void activate(float* z, const float* bias, float* y, Activation f, Shape shape) override;
@@ -147,6 +154,9 @@ class CudaOps final : public Ops<float> {
     std::int64_t rows, cols;
     bool transposed;
   };
+  /// linear() by a kernel of its own, in float32.
+  void multiply(const float* x, const float* w, float* y, const Epilogue<float>& epilogue,
+                LinearShape shape);
   std::vector<cuda::MatrixBatch> factors(std::initializer_list<Factor> wide);
 
   /// What all kernels of a choice are given, and the first two of them: means and soft clusters.
@@ -165,7 +175,7 @@ class CudaOps final : public Ops<float> {
   Buffer<std::int32_t> highest_;
   /// Buffers of choose() and its backward.
   struct {
-    Buffer<float> pooled, norms, cosine, share, d_cosine, d_scaled;
+    Buffer<float> pooled, extremes, norms, cosine, share, d_cosine, d_scaled;
     Buffer<unsigned char> seen;
     Buffer<std::int32_t> counts;
   } choice_;

@@ -1,7 +1,9 @@
-/// Products by cuBLAS, and the 16-bit twins that they and the attention take.
+/// Products by cuBLAS or by the kernel of product.cuh, and the 16-bit twins that they and the
+/// attention take.
 #include <algorithm>
 
 #include "layers/cuda_ops.h"
+#include "problem/blocks.h"
 
 namespace tilewise::asam {
 namespace {
@@ -76,12 +78,37 @@ std::vector<cuda::MatrixBatch> CudaOps::factors(std::initializer_list<Factor> wi
   return out;
 }
 
-void CudaOps::linear(const float* x, const float* w, float* y, LinearShape s) {
+void CudaOps::linear(const float* x, const float* w, float* y, const Epilogue<float>& epilogue,
+                     LinearShape s) {
+  if (compute_ == DType::float32 && s.in % 4 == 0) return multiply(x, w, y, epilogue, s);
+  float* z = epilogue.z != nullptr ? epilogue.z : y;
   const auto f = factors({{x, s.rows, s.in, false}, {w, s.out, s.in, true}});
   cuda::CublasSession session(device_, stream_, products_.get(), cuda::kCublasWorkspaceBytes,
                               false);
   session.multiply(
-      {.m = s.rows, .n = s.out, .k = s.in, .a = f[0], .b = f[1], .c = y, .c_row_stride = s.out});
+      {.m = s.rows, .n = s.out, .k = s.in, .a = f[0], .b = f[1], .c = z, .c_row_stride = s.out});
+  finish_linear(z, y, epilogue, {s.rows, s.out});
+}
+
+void CudaOps::multiply(const float* x, const float* w, float* y, const Epilogue<float>& epilogue,
+                       LinearShape s) {
+  const steps::ProductArgs args{.x = x,
+                                .w = w,
+                                .bias = epilogue.bias,
+                                .residual = epilogue.residual,
+                                .z = epilogue.z,
+                                .y = y,
+                                .f = device_activation(epilogue.f),
+                                .rows = s.rows,
+                                .in = static_cast<int>(s.in),
+                                .out = static_cast<int>(s.out)};
+  const auto blocks = [&](std::int64_t rows) {
+    return ceil_div(s.rows, rows) * ceil_div(s.out, std::int64_t{steps::kProductColumns});
+  };
+  // Fewer blocks than multiprocessors leave some without work: then blocks of half the rows.
+  constexpr std::int64_t kMultiprocessors = 132;
+  const bool large = blocks(64) >= kMultiprocessors;
+  start(large ? Step::product_64 : Step::product_32, args, blocks(large ? 64 : 32));
 }
 
 void CudaOps::linear_backward(const float* x, const float* w, const float* dy, float* dx, float* dw,

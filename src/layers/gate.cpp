@@ -16,9 +16,10 @@ void GateHead<T>::forward(const Run<T>& run, const T* x) {
   T* z1 = z1_.room(run.memory, run.batch * first_.out);
   T* u1 = u1_.room(run.memory, run.batch * first_.out);
   T* z2 = z2_.room(run.memory, run.batch * second_.out);
-  T* y = last_ == Activation::none ? nullptr : y_.room(run.memory, run.batch * second_.out);
-  linear(run, first_, x, z1, u1, Activation::relu, run.batch);
-  linear(run, second_, u1, z2, y, last_, run.batch);
+  linear<T>(run, first_, x, u1, run.batch, {.z = z1, .f = Activation::relu});
+  if (last_ == Activation::none) return linear<T>(run, second_, u1, z2, run.batch);
+  T* y = y_.room(run.memory, run.batch * second_.out);
+  linear<T>(run, second_, u1, y, run.batch, {.z = z2, .f = last_});
 }
 
 template <class T>
@@ -63,7 +64,7 @@ void Gate<T>::forward(const Run<T>& run, const T* h) {
   T* normal = normal_.room(run.memory, run.batch * hidden);
   T* activated = hidden_.room(run.memory, run.batch * hidden);
   T* g = g_.room(run.memory, run.batch * run.config.heads);
-  linear<T>(run, projection_, features, z, nullptr, Activation::none, run.batch);
+  linear<T>(run, projection_, features, z, run.batch);
   run.ops.layer_norm(z, run.parameters.value(norm_.gamma), run.parameters.value(norm_.beta), normal,
                      statistics_.room(run.memory, 2 * run.batch), {run.batch, hidden});
   run.ops.activate(normal, nullptr, activated, Activation::gelu, {run.batch, hidden});

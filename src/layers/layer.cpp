@@ -63,17 +63,13 @@ void Layer<T>::forward(const Run<T>& run, const T* x, T* y, LayerKept<T>& kept,
   T* qkv = kept.qkv.room(run.memory, 3 * rows * inner);
   T* a = kept.a.room(run.memory, rows * inner);
   T* x1 = kept.x1.room(run.memory, rows * dim);
-  T* z = kept.z.room(run.memory, rows * first_.out);
   T* u = kept.u.room(run.memory, rows * first_.out);
-  T* projected = scratch.projected.room(run.memory, rows * dim);
 
   run.ops.layer_norm(x, p.value(norm_.gamma), p.value(norm_.beta), h,
                      kept.statistics.room(run.memory, 2 * rows), {rows, dim});
-  linear<T>(run, qkv_, h, qkv, nullptr, Activation::none, rows);
+  linear<T>(run, qkv_, h, qkv, rows);
   mixer_->forward(run, h, qkv, a, kept.mixer);
-  linear<T>(run, out_, a, projected, nullptr, Activation::none, rows);
-  run.ops.drop_add(x, projected, x1, run.drop(config_.dropout, index_, Place::projection),
-                   {rows, dim});
+  add_to(run, out_, a, x, x1, Place::projection, scratch);
   const T* h2 = x1;
   if (norms_twice()) {
     T* normal = kept.h2.room(run.memory, rows * dim);
@@ -81,12 +77,23 @@ void Layer<T>::forward(const Run<T>& run, const T* x, T* y, LayerKept<T>& kept,
                        kept.statistics2.room(run.memory, 2 * rows), {rows, dim});
     h2 = normal;
   }
-  linear(run, first_, h2, z, u, Activation::gelu, rows);
+  // Backward alone wants what the activation receives.
+  T* z = run.training ? kept.z.room(run.memory, rows * first_.out) : nullptr;
+  linear<T>(run, first_, h2, u, rows, {.z = z, .f = Activation::gelu});
   const Drop hidden = run.drop(config_.dropout, index_, Place::hidden);
   if (hidden.p > 0.0) run.ops.drop_add(nullptr, u, u, hidden, {rows, first_.out});
-  linear<T>(run, second_, u, projected, nullptr, Activation::none, rows);
-  run.ops.drop_add(x1, projected, y, run.drop(config_.dropout, index_, Place::network),
-                   {rows, dim});
+  add_to(run, second_, u, x1, y, Place::network, scratch);
+}
+
+template <class T>
+void Layer<T>::add_to(const Run<T>& run, const LinearWeights& w, const T* a, const T* x, T* y,
+                      Place place, LayerScratch<T>& scratch) const {
+  const std::int64_t rows = run.shape().rows();
+  const Drop drop = run.drop(config_.dropout, index_, place);
+  if (drop.p == 0.0) return linear<T>(run, w, a, y, rows, {.residual = x});
+  T* projected = scratch.projected.room(run.memory, rows * config_.dim);
+  linear<T>(run, w, a, projected, rows);
+  run.ops.drop_add(x, projected, y, drop, {rows, config_.dim});
 }
 
 template <class T>

@@ -40,6 +40,9 @@ class Layer {
   bool norms_twice() const {
     return config_.kind == LayerKind::original || config_.kind == LayerKind::adaptive;
   }
+  /// y = x + drop(a w^T + bias); y is not x.
+  void add_to(const Run<T>& run, const LinearWeights& w, const T* a, const T* x, T* y, Place place,
+              LayerScratch<T>& scratch) const;
 
   const Config& config_;
   int index_;

@@ -252,7 +252,7 @@ class ModelOf final : public Model::Impl {
     if (!reads) return;
     T* pooled = pooled_.room(memory_, run.batch * shape.dim);
     ops_->read_out(out, run.lengths, pooled, config.readout, shape);
-    linear<T>(run, head_, pooled, y, nullptr, Activation::none, run.batch);
+    linear<T>(run, head_, pooled, y, run.batch);
   }
 
   void backward_pass(const Run<T>& run, const Tensor& x, const T* dy, T* dx) {

@@ -42,6 +42,15 @@ inline std::int64_t counted(Lengths lengths, std::int64_t b, std::int64_t tokens
 
 enum class Activation : std::uint8_t { none, gelu, relu, sigmoid };
 
+/// What follows a product.
+template <class T>
+struct Epilogue {
+  const T* bias = nullptr;      ///< [out]; null: none
+  const T* residual = nullptr;  ///< [rows, out]; null: none
+  T* z = nullptr;               ///< [rows, out]: gets what f receives; null: nobody wants it
+  Activation f = Activation::none;
+};
+
 /// Adam's and the loss scaler's state, on the model's device, so that a step never waits for it.
 struct TrainState {
   /// Steps so far, skipped ones too: what dropout and noise draw by. First: attention reads it.
@@ -123,6 +132,14 @@ class Ops {
   Ops& operator=(const Ops&) = delete;
   virtual ~Ops() = default;
 
+  /// The rest of linear() after z = x w^T, by the other verbs. z may be y.
+  void finish_linear(T* z, T* y, const Epilogue<T>& epilogue, Shape shape) {
+    if (epilogue.bias != nullptr || epilogue.f != Activation::none || y != z) {
+      activate(z, epilogue.bias, y, epilogue.f, shape);
+    }
+    if (epilogue.residual != nullptr) add(epilogue.residual, y, shape.rows * shape.cols);
+  }
+
   virtual void synchronize() = 0;
   virtual void clear(void* x, std::int64_t bytes) = 0;
   virtual void upload(void* to, const void* from, std::int64_t bytes) = 0;
@@ -137,8 +154,9 @@ class Ops {
   /// Brings twins that narrow() made back into the tensors they stand for.
   virtual void widen(std::span<const Tensor> /*twins*/, std::span<const Tensor> /*tensors*/) {}
 
-  /// y [rows, out] = x [rows, in] w^T, w [out, in].
-  virtual void linear(const T* x, const T* w, T* y, LinearShape shape) = 0;
+  /// y [rows, out] = f(x [rows, in] w^T + bias) + residual, w [out, in]. y is not residual.
+  virtual void linear(const T* x, const T* w, T* y, const Epilogue<T>& epilogue,
+                      LinearShape shape) = 0;
   /// dx = dy w, where given; dw += dy^T x.
   virtual void linear_backward(const T* x, const T* w, const T* dy, T* dx, T* dw,
                                LinearShape shape) = 0;

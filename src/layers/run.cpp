@@ -90,12 +90,10 @@ LinearWeights declare_linear(Parameters<T>& parameters, const std::string& name,
 }
 
 template <class T>
-void linear(const Run<T>& run, const LinearWeights& w, const T* x, T* z, T* y, Activation f,
-            std::int64_t rows) {
-  run.ops.linear(x, run.parameters.value(w.weight), z, {rows, w.in, w.out});
-  const T* bias = w.has_bias ? run.parameters.value(w.bias) : nullptr;
-  if (bias == nullptr && f == Activation::none) return;
-  run.ops.activate(z, bias, y != nullptr ? y : z, f, {rows, w.out});
+void linear(const Run<T>& run, const LinearWeights& w, const T* x, T* y, std::int64_t rows,
+            Epilogue<T> epilogue) {
+  if (w.has_bias) epilogue.bias = run.parameters.value(w.bias);
+  run.ops.linear(x, run.parameters.value(w.weight), y, epilogue, {rows, w.in, w.out});
 }
 
 template <class T>
@@ -123,10 +121,10 @@ template LinearWeights declare_linear(Parameters<float>&, const std::string&, st
                                       std::int64_t, bool);
 template LinearWeights declare_linear(Parameters<double>&, const std::string&, std::int64_t,
                                       std::int64_t, bool);
-template void linear(const Run<float>&, const LinearWeights&, const float*, float*, float*,
-                     Activation, std::int64_t);
-template void linear(const Run<double>&, const LinearWeights&, const double*, double*, double*,
-                     Activation, std::int64_t);
+template void linear(const Run<float>&, const LinearWeights&, const float*, float*, std::int64_t,
+                     Epilogue<float>);
+template void linear(const Run<double>&, const LinearWeights&, const double*, double*, std::int64_t,
+                     Epilogue<double>);
 template void linear_backward(const Run<float>&, const LinearWeights&, const float*, const float*,
                               const float*, float*, float*, Activation, std::int64_t);
 template void linear_backward(const Run<double>&, const LinearWeights&, const double*,

@@ -166,10 +166,10 @@ struct LinearWeights {
 template <class T>
 LinearWeights declare_linear(Parameters<T>& parameters, const std::string& name, std::int64_t in,
                              std::int64_t out, bool bias);
-/// z = x w^T + bias; y = f(z), where y is given.
+/// y = f(x w^T + bias) + residual. The bias is that of w.
 template <class T>
-void linear(const Run<T>& run, const LinearWeights& w, const T* x, T* z, T* y, Activation f,
-            std::int64_t rows);
+void linear(const Run<T>& run, const LinearWeights& w, const T* x, T* y, std::int64_t rows,
+            Epilogue<T> epilogue = {});
 /// From dy to dz (which may be dy), dx where given, and the weights' gradients.
 template <class T>
 void linear_backward(const Run<T>& run, const LinearWeights& w, const T* x, const T* z, const T* dy,

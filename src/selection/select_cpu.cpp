@@ -1,39 +1,13 @@
-#include <bit>
 #include <cmath>
-#include <cstring>
 #include <numeric>
 #include <vector>
 
+#include "selection/elements.h"
 #include "selection/largest.h"
 #include "selection/shape.h"
 
 namespace tilewise::selection {
 namespace {
-
-float from_half(std::uint16_t bits) {
-  const std::uint32_t sign = (bits & 0x8000U) << 16, exponent = bits >> 10 & 0x1fU;
-  const std::uint32_t fraction = bits & 0x3ffU;
-  if (exponent == 0) {
-    const float x = std::ldexp(static_cast<float>(fraction), -24);
-    return sign != 0 ? -x : x;
-  }
-  const std::uint32_t high = exponent == 31 ? 0xffU : exponent + 112;
-  return std::bit_cast<float>(sign | high << 23 | fraction << 13);
-}
-
-float element(const Tensor& t, std::int64_t at) {
-  switch (t.dtype) {
-    case DType::bfloat16:
-      return std::bit_cast<float>(std::uint32_t{static_cast<const std::uint16_t*>(t.data)[at]}
-                                  << 16);
-    case DType::float16:
-      return from_half(static_cast<const std::uint16_t*>(t.data)[at]);
-    case DType::float64:
-      return static_cast<float>(static_cast<const double*>(t.data)[at]);
-    default:
-      return static_cast<const float*>(t.data)[at];
-  }
-}
 
 /// Statistics whose weight is not 0, of the blocks of one head: rows of `features` numbers.
 class Pool {
@@ -174,12 +148,6 @@ class Chooser {
   }
 };
 
-std::int64_t keys_of(const Shape& s, const BlockSelection& by, std::int64_t b) {
-  if (!by.key_lengths.defined()) return s.seq_k;
-  const auto* lengths = static_cast<const std::int32_t*>(by.key_lengths.data);
-  return std::clamp<std::int64_t>(lengths[b * by.key_lengths.strides[0]], 0, s.seq_k);
-}
-
 void write_list(const Shape& s, const std::uint8_t* mask, const Target& to) {
   std::int32_t at = 0;
   const std::int64_t heads = s.batch * s.heads_q;
@@ -202,7 +170,8 @@ void by_pools(const Shape& s, const BlockSelection& by, std::uint8_t* mask, Exec
   std::vector<std::vector<float>> keys(static_cast<std::size_t>(s.batch * s.heads_k));
   executor.parallel_for(s.batch * s.heads_k, [&](std::int64_t task, int /*worker*/) {
     const std::int64_t b = task / s.heads_k, h = task % s.heads_k;
-    keys[task] = pool.blocks(s.k, b, h, keys_of(s, by, b), by.block_k, s.columns, false, 1.0);
+    keys[task] =
+        pool.blocks(s.k, b, h, keys_of(s, by.key_lengths, b), by.block_k, s.columns, false, 1.0);
   });
   executor.parallel_for(s.batch * s.heads_q, [&](std::int64_t task, int /*worker*/) {
     const std::int64_t b = task / s.heads_q, h = task % s.heads_q;
@@ -215,7 +184,8 @@ void by_pools(const Shape& s, const BlockSelection& by, std::uint8_t* mask, Exec
       const auto score = [&](std::int64_t j) {
         return dot(of_q, of_k.data() + j * features, features);
       };
-      chooser.choose(score, keys_of(s, by, b), row, mask + (task * s.rows + row) * s.columns);
+      chooser.choose(score, keys_of(s, by.key_lengths, b), row,
+                     mask + (task * s.rows + row) * s.columns);
     }
   });
 }
@@ -226,7 +196,7 @@ class Scorer {
   Scorer(const Shape& s, const BlockSelection& by, std::int64_t task)
       : s_(s),
         by_(by),
-        keys_(keys_of(s, by, task / s.heads_q)),
+        keys_(keys_of(s, by.key_lengths, task / s.heads_q)),
         shift_(keys_ - s.seq_q),
         q_(tokens(s.q, task / s.heads_q, task % s.heads_q, s.seq_q)),
         k_(tokens(s.k, task / s.heads_q, task % s.heads_q / (s.heads_q / s.heads_k), keys_)),

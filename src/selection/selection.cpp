@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "cuda/kernels/rows/select.h"
@@ -58,6 +59,16 @@ void require_contiguous(const char* name, const Tensor& t) {
     if (t.sizes[axis] > 1 && t.strides[axis] != stride) fail(name, t, "it must be contiguous");
     stride *= t.sizes[axis];
   }
+}
+
+void require_mask(const Tensor& mask, const Shape& s) {
+  const bool bytes = mask.dtype == DType::boolean || mask.dtype == DType::uint8;
+  if (!bytes || mask.rank != 4 || mask.sizes[0] != s.batch || mask.sizes[1] != s.heads_q ||
+      mask.sizes[2] != s.rows || mask.sizes[3] != s.columns) {
+    fail("mask", mask, "expected bool or uint8 (B, Hq, query blocks, key blocks)");
+  }
+  arguments::require_device("mask", mask, s.q.device);
+  require_contiguous("mask", mask);
 }
 
 std::int64_t bound(const Shape& s, const BlockSelection& by) {
@@ -141,17 +152,104 @@ void select_blocks(const Tensor& q, const Tensor& k, const BlockSelection& by,
 
 void select_block_mask(const Tensor& q, const Tensor& k, const BlockSelection& by,
                        const Tensor& mask, const Launch& launch) {
-  using arguments::fail;
   const selection::Shape s = selection::make_shape(q, k, by);
-  const bool bytes = mask.dtype == DType::boolean || mask.dtype == DType::uint8;
-  if (!bytes || mask.rank != 4 || mask.sizes[0] != s.batch || mask.sizes[1] != s.heads_q ||
-      mask.sizes[2] != s.rows || mask.sizes[3] != s.columns) {
-    fail("mask", mask, "expected bool or uint8 (B, Hq, query blocks, key blocks)");
-  }
-  arguments::require_device("mask", mask, q.device);
-  selection::require_contiguous("mask", mask);
+  selection::require_mask(mask, s);
   if (mask.numel() == 0) return;  // and it may have no memory
   selection::run(s, by, {.mask = static_cast<std::uint8_t*>(mask.data)}, launch);
+}
+
+namespace {
+
+using selection::Shape;
+
+Executor& executor_of(const Launch& launch) {
+  return launch.executor != nullptr ? *launch.executor : default_executor();
+}
+
+void require_cpu(const char* what, const Tensor& q) {
+  if (q.device.type == DeviceType::cpu) return;
+  throw Unsupported(std::string(what) + " is not supported on " + device_name(q.device));
+}
+
+/// float32, contiguous, of a row for each block of queries.
+void require_scores(const char* name, const Tensor& t, const Shape& s) {
+  arguments::require_shape(name, t, DType::float32, {s.batch, s.heads_q, s.rows, s.columns},
+                           "(B, Hq, query blocks, key blocks)");
+  selection::require_contiguous(name, t);
+}
+
+void require_order(const char* name, const Tensor& t, const Tensor& of) {
+  arguments::require_shape(name, t, DType::int32, {of.sizes[0], of.sizes[1], of.sizes[2]},
+                           "(B, H, S)");
+  selection::require_contiguous(name, t);
+}
+
+}  // namespace
+
+void score_blocks(const Tensor& q, const Tensor& k, const BlockSelection& by, const Tensor& scores,
+                  const Launch& launch) {
+  BlockSelection pooled = by;
+  pooled.scorer = BlockScorer::pooled;
+  const Shape s = selection::make_shape(q, k, pooled);
+  require_cpu("score_blocks", q);
+  require_scores("scores", scores, s);
+  if (scores.numel() == 0) return;
+  selection::score_on_cpu(s, pooled, static_cast<float*>(scores.data), executor_of(launch));
+}
+
+void score_blocks_backward(const Tensor& q, const Tensor& k, const BlockSelection& by,
+                           const Tensor& d_scores, const Tensor& dq, const Tensor& dk,
+                           const Launch& launch) {
+  BlockSelection pooled = by;
+  pooled.scorer = BlockScorer::pooled;
+  const Shape s = selection::make_shape(q, k, pooled);
+  require_cpu("score_blocks_backward", q);
+  require_scores("d_scores", d_scores, s);
+  selection::ScoreGradients to{.d_scores = static_cast<const float*>(d_scores.data)};
+  for (const auto& [name, given, like, made] :
+       {std::tuple{"dq", &dq, &s.q, &to.dq}, {"dk", &dk, &s.k, &to.dk}}) {
+    *made = arguments::canonical(name, *given);
+    if (given->dtype != DType::float32 || made->sizes != like->sizes)
+      arguments::fail(name, *given, "expected float32 with the sizes of its tensor");
+    for (std::int64_t at = 0; at < made->numel(); ++at) {
+      const auto& n = made->sizes;
+      const std::int64_t e = at % n[3], i = at / n[3] % n[2], h = at / n[3] / n[2] % n[1];
+      static_cast<float*>(
+          made->data)[at / n[3] / n[2] / n[1] * made->strides[0] + h * made->strides[1] +
+                      i * made->strides[2] + e * made->strides[3]] = 0.0F;
+    }
+  }
+  if (d_scores.numel() == 0) return;
+  selection::score_backward_on_cpu(s, pooled, to, executor_of(launch));
+}
+
+void cluster_route(const Tensor& q, const Tensor& k, const Tensor& centroids,
+                   const ClusterRouting& by, const Tensor& query_order, const Tensor& key_order,
+                   const Tensor& mask, const Launch& launch) {
+  using arguments::fail;
+  using arguments::fail_value;
+  selection::Routing r;
+  r.shape = selection::make_shape(
+      q, k, {.block_q = by.block_q, .block_k = by.block_k, .key_lengths = by.key_lengths});
+  require_cpu("cluster_route", q);
+  const Shape& s = r.shape;
+  if (centroids.rank != 3 || centroids.dtype != q.dtype || centroids.sizes[0] != s.heads_k ||
+      centroids.sizes[1] < 1 || centroids.sizes[2] != s.head_dim || centroids.device != q.device) {
+    fail("centroids", centroids, "expected (Hk, C, D) of q's type and device, C >= 1");
+  }
+  if (by.top < 1 || by.top > centroids.sizes[1])
+    fail_value("top", std::to_string(by.top), "expected 1 to the number of clusters");
+  if (!(by.threshold >= 0.0))
+    fail_value("threshold", std::to_string(by.threshold), "it must be >= 0");
+  require_order("query_order", query_order, s.q);
+  require_order("key_order", key_order, s.k);
+  selection::require_mask(mask, s);
+  r.by = by;
+  r.centroids = centroids;
+  r.query_order = static_cast<std::int32_t*>(query_order.data);
+  r.key_order = static_cast<std::int32_t*>(key_order.data);
+  r.mask = static_cast<std::uint8_t*>(mask.data);
+  selection::route_on_cpu(r, executor_of(launch));
 }
 
 }  // namespace tilewise

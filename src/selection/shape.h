@@ -60,6 +60,26 @@ struct Target {
   std::uint8_t* mask = nullptr;
 };
 
+/// Where the tensors of score_blocks_backward() lie; dq and dk are of rank 4.
+struct ScoreGradients {
+  const float* d_scores = nullptr;
+  Tensor dq, dk;
+};
+void score_on_cpu(const Shape& s, const BlockSelection& by, float* scores, Executor& executor);
+void score_backward_on_cpu(const Shape& s, const BlockSelection& by, const ScoreGradients& to,
+                           Executor& executor);
+
+/// What cluster_route() is given and writes.
+struct Routing {
+  Shape shape;
+  ClusterRouting by;
+  Tensor centroids;  ///< (Hk, C, D), any strides
+  std::int32_t *query_order = nullptr, *key_order = nullptr;
+  std::uint8_t* mask = nullptr;
+  std::int64_t clusters() const { return centroids.sizes[1]; }
+};
+void route_on_cpu(const Routing& routing, Executor& executor);
+
 void select_on_cpu(const Shape& s, const BlockSelection& by, const Target& to, Executor& executor);
 
 }  // namespace tilewise::selection

@@ -65,6 +65,21 @@ MMA = """
   }
 """
 
+MMA_TF32 = """
+  const int lane = emulator::current->thread % 32;
+  const emulator::Slot* w = emulator::meet({{a[0], a[1], a[2], a[3], b0, b1}});
+  const auto kept = [](u32 x) { return static_cast<double>(emulator::number(x & 0xffffe000U)); };
+  for (int e = 0; e < 4; ++e) {
+    const int row = lane / 4 + 8 * (e / 2), col = 2 * (lane % 4) + e % 2;
+    double sum = c[e];
+    for (int k = 0; k < 8; ++k) {
+      sum += kept(w[row % 8 * 4 + k % 4].words[row / 8 + 2 * (k / 4)]) *
+             kept(w[col * 4 + k % 4].words[4 + k / 4]);
+    }
+    c[e] = static_cast<float>(sum);
+  }
+"""
+
 PACK = """
   const auto one = [](float x) -> u32 {
     if constexpr (kElement == Element::bf16) {
@@ -207,6 +222,7 @@ BODIES = {
         ),
     ],
     "mma.cuh": [("void mma(", MMA)],
+    "mma_tf32.cuh": [("void mma_tf32(", MMA_TF32)],
     "softcap.cuh": [("float reciprocal_approx(", "return 1.0F / x;")],
     "hopper/mbarrier.cuh": [
         (
@@ -270,7 +286,7 @@ PROGRAMS = {
     "merge_rows": False,
     "flash_sm80": False,
     "flash_sm80_wide": True,
-    "flash_sm80_ragged": False,
+    "flash_sm80_ragged": True,
     "flash_sm80_pages": False,
     "flash_sm80_expressions": True,
     "exact_sums": False,

@@ -94,10 +94,24 @@ TEST_F(OnDevice, Linear) {
   agree(
       {70 * 33, 50 * 33, 70 * 50, 70 * 33, 50 * 33},
       [&](Ops<float>& ops, const Arrays& x, const std::int32_t*) {
-        ops.linear(x[0], x[1], x[2], s);
+        ops.linear(x[0], x[1], x[2], {}, s);
         ops.linear_backward(x[0], x[1], x[2], x[3], x[4], s);
       },
       1e-4);
+}
+
+TEST_F(OnDevice, LinearWithWhatFollows) {
+  for (const LinearShape s : {LinearShape{70, 36, 50}, LinearShape{1000, 1024, 600}}) {
+    const std::int64_t all = s.rows * s.out;
+    agree(
+        {s.rows * s.in, s.out * s.in, s.out, all, all, all},
+        [&](Ops<float>& ops, const Arrays& x, const std::int32_t*) {
+          const Epilogue<float> epilogue{
+              .bias = x[2], .residual = x[3], .z = x[4], .f = Activation::gelu};
+          ops.linear(x[0], x[1], x[5], epilogue, s);
+        },
+        1e-4);
+  }
 }
 
 TEST_F(OnDevice, Activations) {

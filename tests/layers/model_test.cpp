@@ -186,9 +186,9 @@ TEST_P(Models, RecomputationChangesNoBit) {
   Config c = config();
   c.dropout = 0.2;
   c.gate_dropout = 0.2;
-  Trial<float> kept(c);
+  Trial<float> kept(c, GetParam().ragged);
   c.recompute = true;
-  Trial<float> again(c);
+  Trial<float> again(c, GetParam().ragged);
   kept.run(3);
   again.run(3);
   EXPECT_EQ(std::memcmp(kept.dx.data(), again.dx.data(), kept.dx.size() * sizeof(float)), 0);

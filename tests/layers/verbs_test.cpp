@@ -84,7 +84,9 @@ TEST(Verbs, Linear) {
   const LinearShape s{13, 7, 5};
   check(
       {13 * 7, 5 * 7}, 13 * 5,
-      [&](auto& ops, auto& in, auto& y) { ops.linear(in[0].data(), in[1].data(), y.data(), s); },
+      [&](auto& ops, auto& in, auto& y) {
+        ops.linear(in[0].data(), in[1].data(), y.data(), {}, s);
+      },
       [&](auto& ops, auto& in, auto&, const auto& dy, auto& d) {
         ops.linear_backward(in[0].data(), in[1].data(), dy.data(), d[0].data(), d[1].data(), s);
       });

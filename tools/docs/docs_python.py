@@ -51,9 +51,10 @@ TITLES = {
     "flash-attention": "FlashAttention, `tests/test_flash_attn.py`",
     "torch-samples": "PyTorch, sample inputs of `scaled_dot_product_attention`",
     "torch-sdpa": "PyTorch, `test/test_transformers.py`",
+    "transformers": "transformers, its tests of every model, on twelve small ones",
     "attention-gym": "attention-gym, masks and score functions",
 }
-DROP_INS = ("flash-attention", "torch-samples", "torch-sdpa")
+DROP_INS = ("flash-attention", "torch-samples", "torch-sdpa", "transformers")
 
 
 def _state(suite: Report) -> str:

@@ -1,25 +1,30 @@
 #include "guard_units.h"
 
-#include <algorithm>
-#include <array>
-#include <random>
 #include <set>
 #include <string>
 #include <utility>
 
+#include "cuda/host/expressions.h"
+#include "cuda/kernels/bwd_short_sm90/row.h"
+#include "cuda/kernels/bwd_sm80/bias.h"
 #include "cuda/kernels/bwd_sm80/row.h"
+#include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/bwd_sm90/dq/launch.h"
 #include "cuda/kernels/bwd_sm90/row.h"
 #include "cuda/kernels/bwd_sm90/tiles.h"
 #include "cuda/kernels/bwd_sm90/unit.h"
 #include "cuda/kernels/fwd_sm80/row.h"
+#include "cuda/kernels/fwd_sm80/tiles.h"
+#include "cuda/kernels/fwd_sm90/row.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/fwd_sm90/unit.h"
+#include "guard_draw.h"
 
 namespace tilewise::cuda {
 namespace {
 
-constexpr int kDrawnUnits = 60;
+/// Drawn: units of plain problems; problems of each kind; problems of the sm_80 rows.
+constexpr int kDrawnUnits = 60, kDrawnOptions = 12, kDrawnMma = 24, kDrawnMmaPages = 4;
 
 /// Distinct units, in the order in which they were first named.
 class UnitList {
@@ -39,79 +44,78 @@ class UnitList {
   std::vector<TargetUnit> units_;
 };
 
-/// Draws problems of sm_90. std::mt19937_64 gives the same numbers everywhere, the standard's
-/// distributions do not.
-class ProblemDraw {
- public:
-  Problem problem() {
-    Problem p;
-    p.dtype = pick(std::array{DType::bfloat16, DType::float16});
-    p.device = {DeviceType::cuda, 0};
-    p.head_dim = p.head_dim_v = pick(std::array<std::int64_t, 5>{64, 96, 128, 192, 256});
-    p.batch = 4;
-    p.heads_q = 8;
-    p.heads_k = p.heads_q / pick(std::array<std::int64_t, 2>{1, 4});
-    p.seq_q = p.total_q = pick(std::array<std::int64_t, 5>{1, 100, 1024, 4096, 16384});
-    p.seq_k = p.total_k = std::max<std::int64_t>(p.seq_q, 1024);
-    p.scale = 0.1F;
-    p.deterministic = below(2) == 1;
-    set_mask(p);
-    set_scores(p);
-    set_lengths(p);
-    return p;
-  }
-
-  std::size_t below(std::size_t count) { return numbers_() % count; }
-
- private:
-  template <class T, std::size_t kCount>
-  T pick(const std::array<T, kCount>& choices) {
-    return choices[below(kCount)];
-  }
-  void set_mask(Problem& p) {
-    const std::size_t kind = below(3);
-    if (kind > 0) p.causal = Causal::bottom_right, p.right = 0;
-    if (kind == 2) p.left = 1023;
-  }
-  void set_scores(Problem& p) {
-    if (below(2) == 1) p.softcap = 30.0;
-    if (below(2) == 1) {
-      p.alibi_slopes = Tensor::contiguous(slopes_.data(), DType::float32, {8}, p.device);
-    }
-  }
-  void set_lengths(Problem& p) {
-    const std::size_t kind = below(3);
-    if (kind == 1) {
-      p.key_lengths = Tensor::contiguous(offsets_.data(), DType::int32, {4}, p.device);
-    }
-    if (kind == 2) {
-      p.packed = true;
-      p.cu_seqlens_q = p.cu_seqlens_k =
-          Tensor::contiguous(offsets_.data(), DType::int32, {5}, p.device);
-      p.total_q = p.batch * p.seq_q;
-      p.total_k = p.batch * p.seq_k;
-    }
-  }
-
-  std::mt19937_64 numbers_{16};
-  // Configs ask whether such a tensor is given, never for what it holds.
-  std::array<float, 8> slopes_{};
-  std::array<int, 5> offsets_{};
-};
+/// Units of both passes on Hopper; `split`: keys of the forward in parts.
+void add_sm90(UnitList& units, Problem p, const Sm90Tile& tile, bool split) {
+  const auto add = [&](KernelUnit unit, const tile::Expressions& of) {
+    units.add(of.any() ? with_expressions(std::move(unit), p, of.strip) : std::move(unit), 90);
+  };
+  const fwd_sm90::Config forward = sm90_config(p, tile, split);
+  add(fwd_sm90_unit(forward), forward.expressions);
+  if (p.paged) return;
+  p.pass = Pass::backward;
+  const bwd_sm90::Config config = bwd_sm90_config(p);
+  add(bwd_sm90_unit(config), config.expressions);
+  if (config.large_dim()) units.add(bwd_dq_sm90_unit(bwd_dq_sm90::config_beside(config)), 90);
+}
 
 void add_drawn(UnitList& units) {
-  ProblemDraw draw;
+  ProblemDraw draw(16);
   const std::size_t wanted = units.size() + kDrawnUnits;
   while (units.size() < wanted) {
-    Problem p = draw.problem();
+    const Problem p = draw.problem();
     const auto tiles = sm90_tiles(p);
     const Sm90Tile& tile = tiles[draw.below(tiles.size())];
-    units.add(fwd_sm90_unit(sm90_config(p, tile, draw.below(2) == 1)), 90);
-    p.pass = Pass::backward;
-    const bwd_sm90::Config config = bwd_sm90_config(p);
-    units.add(bwd_sm90_unit(config), 90);
-    if (config.large_dim()) units.add(bwd_dq_sm90_unit(bwd_dq_sm90::config_beside(config)), 90);
+    add_sm90(units, p, tile, draw.below(2) == 1);
   }
+}
+
+/// Block lists, pages, functions.
+void add_drawn_options(UnitList& units) {
+  ProblemDraw draw(17);
+  for (int i = 0; i < kDrawnOptions; ++i) {
+    for (const Problem& p : {draw.listed(), draw.paged(), draw.expressed()}) {
+      const auto tiles = sm90_tiles(p);
+      add_sm90(units, p, tiles[draw.below(tiles.size())], false);
+    }
+  }
+}
+
+/// A launch of either pass on mma.sync.
+void add_mma(UnitList& units, Problem p, ProblemDraw& draw) {
+  constexpr int kArch = 80;
+  const int kib = host::shared_kib(kArch);
+  const auto add = [&](KernelUnit unit) {
+    if (unit.shared_bytes > kib * 1024) return;
+    units.add(expressions_of(p).any() ? with_expressions(std::move(unit), p) : std::move(unit),
+              kArch);
+  };
+  const auto tiles = fwd_tiles::tiles(p);
+  const fwd_tiles::Tile& tile = tiles[draw.below(tiles.size())];
+  const bool split = !p.block_list.defined() && draw.below(4) == 1;
+  add(fwd_tiles::unit(fwd_tiles::make_config(p, tile, split, kib), tile.min_blocks));
+  if (p.paged) return;
+  using namespace bwd_tiles;
+  p.pass = Pass::backward;
+  const std::size_t launch = draw.below(4);
+  if (launch == 0 && p.dtype != DType::float32 && p.head_dim <= 256) {
+    const Tile& one = one_pass_tiles(p)[0];
+    return add(key_unit(make_config(p, one, Launch::all, false, kib), one.min_blocks));
+  }
+  const TilePair& two = two_pass_tiles(p)[0];
+  if (launch <= 1) {
+    const Config keys = make_config(p, two.keys, Launch::keys, false, kib);
+    return add(key_unit(key_launches(p, two, keys).back(), two.keys.min_blocks));
+  }
+  const Config queries = make_config(p, two.queries, Launch::queries, false, kib);
+  if (launch == 2) return add(refine_unit(queries, two.queries.min_blocks));
+  add(query_unit(query_launches(p, two, queries).back(), two.queries.min_blocks));
+  if (p.bias.defined()) add(bias_unit(queries, two.queries.min_blocks));
+}
+
+void add_drawn_mma(UnitList& units) {
+  ProblemDraw draw(18);
+  for (int i = 0; i < kDrawnMma; ++i) add_mma(units, draw.mma(), draw);
+  for (int i = 0; i < kDrawnMmaPages; ++i) add_mma(units, draw.paged(), draw);
 }
 
 }  // namespace
@@ -124,9 +128,15 @@ std::vector<TargetUnit> guard_units() {
     add_fwd_sm80_dropout_units(options, arch);
     add_bwd_sm80_option_units(options, arch);
     add_bwd_sm90_large_dim_units(options, arch);
+    add_bwd_sm90_grouped_units(options, arch);
+    add_fwd_sm90_option_units(options, arch);
+    add_bwd_sm90_option_units(options, arch);
+    for (const bool two_plane : {false, true}) add_bwd_short_sm90_units(options, arch, two_plane);
     units.add(std::move(options), arch);
   }
   add_drawn(units);
+  add_drawn_options(units);
+  add_drawn_mma(units);
   return units.take();
 }
 

@@ -131,6 +131,10 @@ def load_ceilings(paths: list[Path]) -> dict[str, dict[str, Row]]:
     return found
 
 
+def _named(machine: str, fields: Row) -> tuple[str, ...]:
+    return (machine, str(fields.get("implementation")), str(fields.get("pass")))
+
+
 class Measured:
     """Looks measurements up across files, one machine at a time. A number is of the newest run that
     has it, so that a sentence can say which file that is."""
@@ -141,17 +145,22 @@ class Measured:
         self.results = results
         self.ceilings = ceilings or {}
         self.machines = list(dict.fromkeys(result.machine for result in results))
+        # By machine, implementation and pass, which most questions name; and by machine alone.
+        self._rows: dict[tuple[str, ...], list[Row]] = {}
+        self._runs: dict[str, list[Measured]] = {}
+        for result in results:
+            for row in result.rows:
+                if row["seq_q"] == row["seq_k"] and row.get("mask") in (None, "none", "causal"):
+                    for key in ((result.machine,), _named(result.machine, row)):
+                        self._rows.setdefault(key, []).append(row)
 
     def rows(self, machine: str, **fields: object) -> list[Row]:
         """Rows of self-attention without options, which is all that the seeds are about."""
+        by_name = "implementation" in fields and "pass" in fields
         return [
             row
-            for result in self.results
-            if result.machine == machine
-            for row in result.rows
-            if row["seq_q"] == row["seq_k"]
-            and row.get("mask") in (None, "none", "causal")
-            and all(row.get(name) == value for name, value in fields.items())
+            for row in self._rows.get(_named(machine, fields) if by_name else (machine,), [])
+            if all(row.get(name) == value for name, value in fields.items())
         ]
 
     def find(
@@ -193,12 +202,14 @@ class Measured:
     def runs(self, machine: str) -> list[Measured]:
         """The files of a machine by the run that made them, those of one date, the newest first.
         Times of different runs say little about each other."""
-        dates: dict[str, list[Result]] = {}
-        for result in self.results:
-            if result.machine == machine:
-                date = str(result.environment.get("date", result.name))
-                dates.setdefault(date, []).append(result)
-        return [Measured(dates[date]) for date in sorted(dates, reverse=True)]
+        if machine not in self._runs:
+            dates: dict[str, list[Result]] = {}
+            for result in self.results:
+                if result.machine == machine:
+                    date = str(result.environment.get("date", result.name))
+                    dates.setdefault(date, []).append(result)
+            self._runs[machine] = [Measured(dates[date]) for date in sorted(dates, reverse=True)]
+        return self._runs[machine]
 
 
 # How most rows are timed, the most trusted first. "board" and "seed" time more than a kernel.

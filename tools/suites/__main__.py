@@ -27,6 +27,7 @@ SUITES = {
     "attention-gym": "attention_gym",
     "torch-samples": "torch_samples",
     "torch-sdpa": "torch_sdpa",
+    "transformers": "transformers_models",
 }
 ENOUGH = 0.99  # of what the contract covers
 
@@ -54,6 +55,9 @@ def run_suite(name: str, options: argparse.Namespace, device: str) -> dict[str, 
     }
     command = [sys.executable, "-m", "pytest", str(made), "-q", "-p", "suites.plugin"]
     command += ["-p", "no:cacheprovider", "--tb=short", "-W", "ignore", f"--rootdir={into}"]
+    # Not this project's settings, which know no other marks.
+    (into / "pytest.ini").write_text("[pytest]\n")
+    command += ["-c", str(into / "pytest.ini")]
     if options.filter:
         command += ["-k", options.filter]
     started = time.monotonic()
@@ -62,9 +66,12 @@ def run_suite(name: str, options: argparse.Namespace, device: str) -> dict[str, 
     if not record.exists():
         sys.exit(f"peers-suites: {name} could not be run:\n{(into / 'log').read_text()[-2000:]}")
     found = json.loads(record.read_text())
-    state = {"of": f"{rules.SOURCE.owner}/{rules.SOURCE.name}"} if rules.SOURCE else {}
-    if fetched:
-        state |= {"ref": rules.SOURCE.ref, "commit": fetched.commit}
+    state: dict[str, str] = {}
+    if isinstance(rules.SOURCE, sources.Distribution):
+        state = {"of": rules.SOURCE.name, "ref": rules.SOURCE.version}
+    elif fetched:
+        state = {"of": f"{rules.SOURCE.owner}/{rules.SOURCE.name}", "ref": rules.SOURCE.ref}
+        state |= {"commit": fetched.commit}
     return state | found | {"seconds": round(time.monotonic() - started)}
 
 

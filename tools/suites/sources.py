@@ -1,4 +1,5 @@
-"""The peers' files: fetched by git at a pinned state, or from repositories that are at hand."""
+"""The peers' files: fetched by git at a pinned state, or of a source distribution by pip, or from
+what is at hand."""
 
 from __future__ import annotations
 
@@ -21,9 +22,17 @@ class Source(NamedTuple):
     paths: tuple[str, ...]  # that a suite needs
 
 
+class Distribution(NamedTuple):
+    """A package as its authors publish its source."""
+
+    name: str
+    version: str
+    paths: tuple[str, ...]
+
+
 class Fetched(NamedTuple):
     folder: Path
-    commit: str  # "" for a plain folder
+    commit: str  # "" for a plain folder or a distribution
 
 
 def _git(*arguments: str, binary: bool = False) -> subprocess.CompletedProcess:
@@ -80,11 +89,34 @@ def _copy(source: Source, found: Path, into: Path) -> str:
     return commit
 
 
-def fetch(source: Source, places: Path | None) -> Fetched:
+def _unpack(source: Distribution, places: Path | None, into: Path) -> Path:
+    """The folders of the archive, which pip fetches where it is not at hand."""
+    archive = f"{source.name}-{source.version}.tar.gz"
+    if places is None:
+        places = into.parent
+        command = ["pip", "download", "--quiet", "--no-deps", "--no-binary=:all:"]
+        command += ["--no-build-isolation", f"--dest={places}", f"{source.name}=={source.version}"]
+        done = subprocess.run(
+            [sys.executable, "-m", *command], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            sys.exit(f"peers-suites: pip cannot fetch {archive}:\n{done.stderr.strip()}")
+    elif not (places / archive).exists():
+        sys.exit(f"peers-suites: {places} holds no {archive}")
+    inside = tuple(f"{source.name}-{source.version}/{path}/" for path in source.paths)
+    with tarfile.open(places / archive) as files:
+        members = [member for member in files if member.name.startswith(inside)]
+        files.extractall(into, members, filter="data")
+    return into / f"{source.name}-{source.version}"
+
+
+def fetch(source: Source | Distribution, places: Path | None) -> Fetched:
     """The source's files in a folder of build/, made anew."""
     into = BUILD / "fetched" / source.name
     shutil.rmtree(into, ignore_errors=True)
     into.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(source, Distribution):
+        return Fetched(_unpack(source, places, into), "")
     if places is None:
         return Fetched(into, _clone(source, into))
     found = _at_hand(source, places)

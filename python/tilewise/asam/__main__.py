@@ -30,7 +30,7 @@ from ._models import (
     timed,
 )
 from ._picture import blocks_svg
-from ._tasks import TASKS, learn
+from ._tasks import TASK_KINDS, TASKS, learn
 from ._text import markdown
 
 Row = dict[str, Any]
@@ -141,9 +141,17 @@ def tasks(arguments: argparse.Namespace) -> Iterator[Row]:
     """Dense, working and published layers learn a needle and nested lists on the same batches."""
     for name in arguments.tasks:
         for n in arguments.lengths or [None]:
-            yield from learn(
-                name, n, arguments.steps, arguments.device, arguments.examined, arguments.tell
-            )
+            for seed in arguments.seeds:
+                yield from learn(
+                    name,
+                    n,
+                    arguments.steps,
+                    arguments.device,
+                    arguments.examined,
+                    arguments.tell,
+                    arguments.layers,
+                    seed,
+                )
 
 
 def precision(arguments: argparse.Namespace) -> Iterator[Row]:
@@ -387,6 +395,12 @@ def main() -> int:
     )
     parser.add_argument(
         "--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="tasks: which (all)"
+    )
+    parser.add_argument(
+        "--layers", nargs="+", choices=TASK_KINDS, default=TASK_KINDS, help="tasks: which (all)"
+    )
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0], help="tasks: of weights and batches (0)"
     )
     parser.add_argument(
         "--examined", type=int, default=512, help="tasks: sequences of the examination (512)"

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ._select import pooled
+from .._block_scores import pooled
 
 
 class AdaptiveGate(nn.Module):

@@ -7,18 +7,23 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .._attention import attention
-from .._select import select_block_mask
+from .._block_scores import pooled
+from .._select import PoolWeights, select_block_mask
 from .._spec import BlockList
 from . import _select
 from ._config import CHOICES, ASAMConfig
 from ._gate import InputGate
 from ._heads import merge_heads, split_heads
 
+# Of a block's statistics. Means would hide the one token of a block that others look for.
+_BY_EXTREMES = PoolWeights(mean=0.0, maximum=1.0, minimum=1.0)
+
 
 class Pool:
-    """Means over blocks of a batch's tokens, padding left out.
+    """Statistics of blocks of a batch's tokens, padding left out.
 
-    counted: bool (B, 1, blocks, blocks), pairs of blocks with tokens in both; None without lengths.
+    counted: bool (B, 1, blocks, blocks), pairs of blocks with tokens in both; None without lengths,
+    which extremes() needs.
     own: (B, 1, 1, 1), blocks of each sequence.
     """
 
@@ -29,7 +34,7 @@ class Pool:
             return
         at = torch.arange(n, device=key_lengths.device)
         self.inside = (at < key_lengths[:, None])[:, None, :, None]
-        self.shares = _select.pooled(self.inside.float(), size)
+        self.shares = pooled(self.inside.float(), size)
         there = self.shares > 0
         self.own = there.sum(-2, keepdim=True)
         self.counted = there & there.mT
@@ -37,9 +42,15 @@ class Pool:
     def means(self, x: Tensor) -> Tensor:
         """(B, heads, n, d) -> (B, heads, blocks, d); 0 where no token counts."""
         if self.counted is None:
-            return _select.pooled(x, self.size)
-        sums = _select.pooled(x.masked_fill(~self.inside, 0.0), self.size)
+            return pooled(x, self.size)
+        sums = pooled(x.masked_fill(~self.inside, 0.0), self.size)
         return sums / self.shares.where(self.shares > 0, 1.0).to(x.dtype)
+
+    def extremes(self, x: Tensor) -> Tensor:
+        """Maxima, then minima: (B, heads, blocks, 2 d); 0 where no token counts."""
+        highest = pooled(x.masked_fill(~self.inside, -torch.inf), self.size, "max")
+        lowest = pooled(x.masked_fill(~self.inside, torch.inf), self.size, "min")
+        return torch.cat([highest, lowest], -1).masked_fill(self.shares == 0, 0.0)
 
 
 class RoutedAttention(nn.Module):
@@ -164,11 +175,12 @@ class RoutedAttention(nn.Module):
                     size,
                     count=max(1, round(config.density * fixed.shape[-1])),
                     causal=config.causal,
+                    weights=_BY_EXTREMES,
                     layout="bhsd",
                 )
             else:
                 count = (config.density * pool.own).round().clamp_min(1)
-                scores = pool.means(q) @ pool.means(k).mT
+                scores = pool.extremes(q) @ pool.extremes(k).mT
                 best = _select.best(scores, count, pool.counted, config.causal)
             blocks = blocks | (_picks(chosen, "selected") & best)
         if not trained:

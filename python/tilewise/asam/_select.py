@@ -4,37 +4,11 @@ A mask of blocks is bool (B|1, H|1, query blocks, key blocks); nothing here is a
 A layer adds ends() to what a pattern chose, so that no row is left without keys.
 """
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ._config import CHOICES, ASAMConfig
-
-REDUCTIONS: dict[str, Callable[..., Tensor]] = {
-    "mean": torch.mean,
-    "max": torch.amax,
-    "min": torch.amin,
-    "variance": partial(torch.var, correction=0),
-}
-
-
-def pooled(x: Tensor, block: int, how: str = "mean", dim: int = 2) -> Tensor:
-    """One vector a block along `dim`: (B, H, n, d) -> (B, H, blocks, d); the last may be ragged.
-
-    how: mean, max, min or variance (over the block's tokens).
-    """
-    if how not in REDUCTIONS:
-        raise ValueError(f"how is {how!r}: expected {', '.join(REDUCTIONS)}")
-    reduce = REDUCTIONS[how]
-    n = x.shape[dim]
-    whole = n - n % block
-    blocks = reduce(x.narrow(dim, 0, whole).unflatten(dim, (-1, block)), dim=dim + 1)
-    if whole == n:
-        return blocks
-    return torch.cat([blocks, reduce(x.narrow(dim, whole, n - whole), dim=dim, keepdim=True)], dim)
 
 
 def local(blocks: int, block: int, window: int, device: torch.device) -> Tensor:

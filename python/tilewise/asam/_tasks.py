@@ -4,7 +4,7 @@ Token 0 to FILLER - 1 mean nothing. The last token asks the question, and the an
 models have no positions, so a token of a list carries its depth.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ class Task:
     """draw(batch, n, generator) -> ids (batch, n), classes (batch).
 
     length: tokens of the examination. first: tokens, batch and steps that training begins with.
+    density: the share of the key blocks that the working layer selects.
     """
 
     vocabulary: int
@@ -39,6 +40,7 @@ class Task:
     draw: Draw
     length: int
     first: tuple[int, int, int]
+    density: float
 
     def stages(self, n: int, steps: int | None) -> list[tuple[int, int, int]]:
         """Tokens, batch and steps of each part of the training, up to n tokens."""
@@ -95,8 +97,8 @@ def _lists(batch: int, n: int, generator: Generator) -> tuple[Tensor, Tensor]:
 
 
 TASKS = {
-    "needle": Task(FILLER + NEEDLES + 1, NEEDLES, _needles, 2048, (256, 16, 600)),
-    "listops": Task(FILLER + DEPTH * _MARKS + 1, 10, _lists, 512, (64, 64, 2000)),
+    "needle": Task(FILLER + NEEDLES + 1, NEEDLES, _needles, 2048, (256, 16, 600), 0.25),
+    "listops": Task(FILLER + DEPTH * _MARKS + 1, 10, _lists, 512, (64, 64, 2000), 0.4),
 }
 
 
@@ -106,7 +108,7 @@ class Reader(nn.Module):
     def __init__(self, kind: str, task: Task) -> None:
         super().__init__()
         self.embedding = nn.Embedding(task.vocabulary, WIDTH)
-        self.layers = nn.ModuleList(_layer(kind) for _ in range(2))
+        self.layers = nn.ModuleList(_layer(kind, task.density) for _ in range(2))
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, task.classes)
 
@@ -118,7 +120,7 @@ class Reader(nn.Module):
         return self.head(self.norm(x[:, -1])), infos
 
 
-def _layer(kind: str) -> nn.Module:
+def _layer(kind: str, density: float) -> nn.Module:
     sizes: dict[str, Any] = {
         "dim": WIDTH,
         "num_heads": TASK_HEADS,
@@ -128,9 +130,8 @@ def _layer(kind: str) -> nn.Module:
     if kind == "dense":
         return FlashASAMLayer(WIDTH, TASK_HEADS, dropout=0.0)
     if kind == "working":
-        return ASAMLayer(
-            ASAMConfig(pattern_type="selected", block_size=TASK_BLOCK, route_above=0.75, **sizes)
-        )
+        sizes |= {"block_size": TASK_BLOCK, "density": density, "route_above": 0.75}
+        return ASAMLayer(ASAMConfig(pattern_type="selected", **sizes))
     return ASAMLayer(ASAMConfig(mode="faithful", pattern_type="local", **sizes))
 
 
@@ -141,19 +142,22 @@ def learn(
     device: str,
     examined: int,
     tell: Callable[[str], None],
+    kinds: Sequence[str] = TASK_KINDS,
+    seed: int = 0,
 ) -> Iterator[dict[str, Any]]:
-    """Trains each of TASK_KINDS on the same batches, then examines it at n tokens.
+    """Trains each of `kinds` on the same batches, then examines it at n tokens.
 
-    n, steps (of the first stage): the task's own where None. The row: accuracy in percent on
-    `examined` new sequences; density, the share of block pairs that ran in inference, the dense
-    lists counted in; sparsity_percent, what did not run.
+    n, steps (of the first stage): the task's own where None. seed: of weights and batches. The row:
+    accuracy in percent on `examined` new sequences, the same for all kinds; density, the share of
+    block pairs that ran in inference, the dense lists counted in; sparsity_percent, what did not
+    run.
     """
     task = TASKS[name]
     n = n or task.length
     plan = task.stages(n, steps)
-    for kind in TASK_KINDS:
-        torch.manual_seed(0)
-        draws = Generator().manual_seed(7)
+    for kind in kinds:
+        torch.manual_seed(seed)
+        draws = Generator().manual_seed(7 + seed)
         model = Reader(kind, task).to(device).train()
         for length, _, _ in plan:  # published patterns come with a call
             with torch.no_grad():
@@ -178,6 +182,7 @@ def learn(
             "task": name,
             "seq": n,
             "layer": kind,
+            "seed": seed,
             "steps": sum(count for _, _, count in plan),
             "loss": float(loss.detach()),
             "accuracy_percent": 100 * accuracy,

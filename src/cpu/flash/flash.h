@@ -26,6 +26,8 @@ Prepared flash_backward_prepared(const KernelRow& row, const Problem& problem,
 void flash_forward_bf16(const KernelRow& row, const Problem& problem, const Context& context);
 Prepared flash_forward_bf16_prepared(const KernelRow& row, const Problem& problem,
                                      const Hardware& machine);
+/// As many tasks as flash_forward_bf16 has at most.
+std::int64_t smallest_tasks_bf16(const Problem& problem);
 void flash_backward_bf16(const KernelRow& row, const Problem& problem, const Context& context);
 Prepared flash_backward_bf16_prepared(const KernelRow& row, const Problem& problem,
                                       const Hardware& machine);

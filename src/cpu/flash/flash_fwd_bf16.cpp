@@ -384,6 +384,10 @@ class Forward {
   float* scratch_;
 };
 
+std::int64_t tasks_of(const Problem& p, int rows) {
+  return p.batch * p.heads_q * ceil_div(p.seq_q, rows);
+}
+
 }  // namespace
 
 void flash_forward_bf16(const KernelRow& row, const Problem& problem, const Context& context) {
@@ -391,12 +395,19 @@ void flash_forward_bf16(const KernelRow& row, const Problem& problem, const Cont
   Forward(problem, micro(isa), bf16_micro(isa), context).run();
 }
 
+std::int64_t smallest_tasks_bf16(const Problem& p) { return tasks_of(p, kGroupRows); }
+
 Prepared flash_forward_bf16_prepared(const KernelRow& row, const Problem& problem,
                                      const Hardware& machine) {
   const Isa isa = *static_cast<const Isa*>(row.config);
   const int keys = takes_one_pass(problem, bf16_micro(isa)) ? kOnePassKeys : kStripKeys;
+  const int threads = threads_with_work(problem, machine);
+  // Where threads would find no task: smaller ones, of whole groups of rows, whose bits are the
+  // same.
+  int task_rows = kTaskRows;
+  while (task_rows > kGroupRows && tasks_of(problem, task_rows) < threads) task_rows /= 2;
   const Form form = form_of(
-      problem, {kTaskRows, keys, 1, threads_with_work(problem, machine)},
+      problem, {task_rows, keys, 1, threads},
       cpu_forms(machine, {kTaskRows, kTaskRows / 2, kTaskRows / 4}, {256, 512, 1024, 2048}));
   const Geometry g(problem, bf16_micro(isa), form);
   Cost cost;

@@ -4,6 +4,7 @@
 #include "cpu/flash/flash.h"
 #include "cpu/flash/mapped_mask.h"
 #include "cpu/flash/tiles.h"
+#include "problem/grouped.h"
 
 namespace tilewise::cpu {
 namespace {
@@ -31,12 +32,22 @@ void run(const KernelRow& row, const Problem& problem, const Context& context) {
   kRun(row, mapped.problem(), context);
 }
 
+/// Few query rows of heads that are alike, and more than the float32 rows read in place: as rows of
+/// one head they fill tiles, at twice the speed. The keys are not split, so there must be tasks for
+/// half of the threads, whose number must not matter with `deterministic`.
+bool fills_as_rows(const Problem& p, const Problem& rows, const Hardware& machine) {
+  return !p.deterministic && rows.seq_q > p.seq_q && !faster_as_float32(rows) &&
+         2 * smallest_tasks_bf16(rows) >= threads_with_work(p, machine);
+}
+
 template <Prepare kPrepare>
 Preparation prepare_bf16(const KernelRow& row, const Problem& problem, const Hardware& machine) {
   std::string reason = tiled_refusal(problem, *static_cast<const Isa*>(row.config), machine);
   if (!reason.empty()) return reason;
   if (problem.dtype != DType::bfloat16) return "bfloat16 only";
   if (problem.pass == Pass::forward && faster_as_float32(problem)) {
+    const Problem rows = grouped(problem);
+    if (fills_as_rows(problem, rows, machine)) return kPrepare(row, rows, machine);
     return "few query rows are not supported by this kernel (the float32 kernels read the keys in "
            "place)";
   }
@@ -46,6 +57,12 @@ Preparation prepare_bf16(const KernelRow& row, const Problem& problem, const Har
   return kPrepare(row, with_map_sizes(problem), machine);
 }
 
+/// Few query rows came through prepare_bf16 as rows of one head.
+void run_forward_bf16(const KernelRow& row, const Problem& problem, const Context& context) {
+  if (faster_as_float32(problem)) return flash_forward_bf16(row, grouped(problem), context);
+  run<flash_forward_bf16>(row, problem, context);
+}
+
 constexpr KernelRow bf16_forward_row(const char* name, const char* summary, const Isa& isa) {
   return {.name = name,
           .implementation = "flash",
@@ -53,7 +70,7 @@ constexpr KernelRow bf16_forward_row(const char* name, const char* summary, cons
           .pass = Pass::forward,
           .summary = summary,
           .prepare = prepare_bf16<flash_forward_bf16_prepared>,
-          .run = run<flash_forward_bf16>,
+          .run = run_forward_bf16,
           .config = &isa};
 }
 constexpr KernelRow bf16_backward_row(const char* name, const char* summary, const Isa& isa) {

@@ -98,7 +98,7 @@ int padded(std::int64_t dim) {
 
 int slices(std::int64_t dim) { return padded(dim) > 256 ? 2 : 1; }
 
-Form form(const Problem& p) {
+tile::Form form(const Problem& p) {
   if (p.dtype == DType::bfloat16) return {};
   if (p.dtype == DType::float16) return {.element = tile::Element::fp16};
   return {.element = tile::Element::fp16,
@@ -108,8 +108,9 @@ Form form(const Problem& p) {
 
 double products(const Problem& p) { return form(p).planes == 2 ? 3.0 : 1.0; }
 
-std::string form_text(const Form& f) {
-  return element_text(f.element) + number_text("planes", f.planes) + flag_text("scaled", f.scaled);
+std::string form_text(const tile::Form& f) {
+  return ".form = {" + element_text(f.element) + number_text("planes", f.planes) +
+         flag_text("scaled", f.scaled) + "}";
 }
 
 bool has_vectors(const Tensor& t) { return rows_are_aligned(t, 16 / dtype_bytes(t.dtype)); }

@@ -13,6 +13,7 @@
 #include "cuda/host/sequences.h"
 #include "cuda/jit/kernel.h"
 #include "cuda/tile/dropout_args.h"
+#include "cuda/tile/form_args.h"
 #include "cuda/tile/types.h"
 #include "plan/kernel_row.h"
 
@@ -38,14 +39,9 @@ int padded(std::int64_t dim);
 int slices(std::int64_t dim);
 
 /// How values of a problem become 16-bit operands.
-struct Form {
-  tile::Element element = tile::Element::bf16;
-  int planes = 1;
-  bool scaled = false;  ///< float32 inputs: scale factors, float32 outputs
-};
-Form form(const Problem& problem);
-/// ".element = Element::bf16, .planes = 1, .scaled = false": of a Config.
-std::string form_text(const Form& form);
+tile::Form form(const Problem& problem);
+/// ".form = {.element = Element::bf16, .planes = 1, .scaled = false}": the first field of a Config.
+std::string form_text(const tile::Form& form);
 
 /// True when rows can be read and written 16 bytes at a time.
 bool has_vectors(const Tensor& tensor);

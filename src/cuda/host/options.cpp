@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "cuda/host/fill.h"
 #include "cuda/jit/config_text.h"
 
 namespace tilewise::cuda {
@@ -56,10 +57,7 @@ KernelUnit optioned_unit(KernelUnit unit) {
 
 tile::Options kernel_options(const Problem& p, const tile::MaskBits& mask) {
   tile::Options options;
-  if (p.sinks.defined()) {
-    options.sinks = static_cast<const float*>(p.sinks.data);
-    options.sinks_h = p.sinks.strides[0];
-  }
+  host::fill_sinks(options, p);
   options.mask = mask;
   options.pairs = host::pair_tensors(p);
   if (drops(p)) options.dropout = host::dropout_bits(p);

@@ -100,14 +100,14 @@ TEST(FlashSm80, EveryColumnOfAGradientIsInOneSlice) {
     int keys = 0, values = 0, queries = 0;
     using cuda::bwd_tiles::Gradients, cuda::bwd_tiles::Launch;
     for (const auto& c : key_launches(p, pair, config(pair.keys, Launch::keys))) {
-      int& next = c.gradients == Gradients::keys ? keys : values;
-      EXPECT_EQ(c.column, next);
-      EXPECT_LE(c.columns, 256);
-      next += c.columns;
+      int& next = c.output.gradients == Gradients::keys ? keys : values;
+      EXPECT_EQ(c.output.column, next);
+      EXPECT_LE(c.output.columns, 256);
+      next += c.output.columns;
     }
     for (const auto& c : query_launches(p, pair, config(pair.queries, Launch::queries))) {
-      EXPECT_EQ(c.column, queries);
-      queries += c.columns;
+      EXPECT_EQ(c.output.column, queries);
+      queries += c.output.columns;
     }
     EXPECT_EQ(keys, cuda::host::padded(dim));
     EXPECT_EQ(values, cuda::host::padded(dim_v));

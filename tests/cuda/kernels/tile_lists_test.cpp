@@ -60,12 +60,46 @@ TEST(TileLists, BlocksBesideTiles) {
   EXPECT_NE(refusal_by(kFlashBackwardSm90, problem(wide, Pass::backward), hopper)
                 .find("block lists above head dim 128"),
             std::string::npos);
-  // The backward's lists are by batch entry: on a card a packed problem read outside them.
+  // delta of small packed problems is taken from P, which the Hopper row does not do beside a list.
   const std::string packed = "packed=70,33/90,130 h4/2 d64 bf16 blocks=64,64:b,1:0.5";
   EXPECT_NE(refusal_by(kFlashBackwardSm90, problem(packed, Pass::backward), hopper)
-                .find("beside a block list"),
+                .find("small packed problems beside a block list"),
             std::string::npos);
   EXPECT_EQ(refusal_by(kFlashForwardSm90, problem(packed), hopper), "");
+  const std::string large = "packed=2000,33/3000,130 h4/2 d64 bf16 blocks=64,64:b,1:0.5";
+  EXPECT_EQ(refusal_by(kFlashBackwardSm90, problem(large, Pass::backward), hopper), "");
+}
+
+// Where the heads of a group share a list, a tile of 128 rows is a block of it for some of them.
+TEST(TileLists, HeadsOfAGroupInOneTile) {
+  const auto pack_shift = [](const std::string& line) {
+    const Problem p = problem(line);
+    const Sm90Tile& tile = sm90_tiles(p).front();
+    const fwd_sm90::Config config = sm90_config(p, tile, false);
+    EXPECT_EQ(config.pack_heads, sm90_pack_shift(p, tile) > 0) << line;
+    EXPECT_TRUE(!config.pack_heads || config.lists == Lists::whole) << line;
+    return sm90_pack_shift(p, tile);
+  };
+  EXPECT_EQ(pack_shift("b1 h4/2 s4096 d128 bf16 blocks=64,64:1,1:0.5"), 1);
+  EXPECT_EQ(pack_shift("b2 h32/8 s4096 d64 bf16 blocks=32,64:b,1:0.5 causal"), 2);
+  EXPECT_EQ(pack_shift("b1 h28/4 s4096 d128 bf16 blocks=16,128:1,1:0.5"), 3);
+  EXPECT_EQ(pack_shift("b1 h32/8 s4096 d256 bf16 blocks=32,64:1,1:0.5"), 2);
+  EXPECT_EQ(pack_shift("packed=700,33 h4/2 d128 bf16 blocks=64,64:b,1:0.5"), 1);
+  // Blocks that have tiles of their own, lists of heads, blocks that are smaller than the queries
+  // of a tile or than its keys, places that too many rows would leave empty, options.
+  for (const char* rest :
+       {"h4/2 s4096 d128 bf16 blocks=128,128:1,1:0.5", "h4/2 s4096 d64 bf16 blocks=64,64:1,1:0.5",
+        "h4/2 s4096 d128 bf16 blocks=64,64:1,h:0.5", "h4/2 s4096 d128 bf16 blocks=32,64:1,1:0.5",
+        "h8/2 s4096 d128 bf16 blocks=64,32:1,1:0.5", "h10/2 s4096 d128 bf16 blocks=64,64:1,1:0.5",
+        "h4 s4096 d128 bf16 blocks=64,64:1,1:0.5",
+        "h4/2 s4096 d128 bf16 blocks=64,64:1,1:0.5 alibi",
+        "h4/2 s4096 d128 bf16 blocks=64,64:1,1:0.5 dropout=0.1"})
+    EXPECT_EQ(pack_shift("b1 " + std::string(rest)), 0) << rest;
+  EXPECT_EQ(pack_shift("packed=700,33 h6/2 d128 bf16 blocks=64,64:b,1:0.5"), 0);
+  const Problem p = problem("b2 h8/2 s4096 d64 bf16 blocks=64,64:b,1:0.5");
+  const TileListsMaker maker(p, 32, 64, Lists::whole, 1, true);
+  EXPECT_EQ(maker.lists().heads, 2);
+  EXPECT_EQ(maker.lists().sharing, 2);
 }
 
 TEST(TileLists, TilesOfPackedSequencesAreThoseOfTheLongest) {
@@ -92,20 +126,31 @@ TEST(TileLists, ConfigOfAList) {
   EXPECT_FALSE(b.schedule.skip_blocks || b.schedule.chain_tiles || b.schedule.halve_cut ||
                b.pack_heads);
   // The rows of each warpgroup list tiles of their own: nobody takes turns.
-  const fwd_sm90::Config c = sm90_config(narrow, sm90_tiles(narrow).front(), false);
+  const Problem small = problem("b1 h2 s4096 d64 bf16 blocks=32,64:1,h:0.5");
+  const fwd_sm90::Config c = sm90_config(small, sm90_tiles(small).front(), false);
   EXPECT_EQ(c.lists, Lists::parts);
   EXPECT_EQ(c.shape.block_n, 64);
   EXPECT_FALSE(c.schedule.ping_pong);
   EXPECT_TRUE(b.schedule.ping_pong);
-  // With one row block's registers where scores are modified, or for few tiles.
-  EXPECT_GT(c.shape.held, 1);
-  EXPECT_EQ(sm90_config(narrow, sm90_tiles(narrow).back(), false).shape.held, 1);
-  const Problem capped = problem("b1 h2 s4096 d64 bf16 blocks=64,64:1,h:0.5 softcap=20");
-  for (const Sm90Tile& tile : sm90_tiles(capped)) EXPECT_EQ(tile.shape.held, 1);
+  // Blocks of 64 queries have tiles of their own, several of which share a multiprocessor.
+  const fwd_sm90::Config d = sm90_config(narrow, sm90_tiles(narrow).front(), false);
+  EXPECT_EQ(d.lists, Lists::whole);
+  EXPECT_EQ(d.shape.warpgroups, 1);
+  EXPECT_GT(d.shape.resident, 1);
+  // With the registers of one row block and one block of the kernel where scores are modified.
+  EXPECT_GT(c.shape.resident, 1);
+  for (const char* blocks : {"64,64", "32,32"}) {
+    const std::string line = "b1 h2 s4096 d64 bf16 softcap=20 blocks=" + std::string(blocks);
+    for (const Sm90Tile& tile : sm90_tiles(problem(line + ":1,h:0.5"))) {
+      EXPECT_EQ(tile.shape.held, 1);
+      EXPECT_EQ(tile.shape.resident, 1);
+    }
+  }
+  // For few tiles too.
   EXPECT_EQ(
-      sm90_choose(problem("b1 h1 s1024 d64 bf16 blocks=64,64:1,1:0.5"), hopper).tile->shape.held,
+      sm90_choose(problem("b1 h1 s1024 d128 bf16 blocks=32,32:1,1:0.5"), hopper).tile->shape.held,
       1);
-  const Problem many = problem("b4 h16 s16384 d64 bf16 blocks=64,64:1,1:0.25");
+  const Problem many = problem("b4 h16 s16384 d128 bf16 blocks=32,32:1,1:0.25");
   EXPECT_GT(sm90_choose(many, hopper).tile->shape.held, 1);
   EXPECT_EQ(bwd_sm90_config(narrow).shape.block_m, 64);
   EXPECT_EQ(bwd_sm90_config(parts).shape.block_m, 128);
@@ -226,7 +271,7 @@ TEST(TileLists, OfMaskFunctionsOfPackedSequences) {
   EXPECT_TRUE(maps_mask(forward));
   EXPECT_EQ(sm90_config(forward, sm90_tiles(forward)[0], false).lists, Lists::whole);
   EXPECT_EQ(TileListsMaker(forward, 128, 128, Lists::whole).blocks(), 2 * 8);
-  EXPECT_EQ(bwd_sm90_config(backward).lists, Lists::none);
+  EXPECT_EQ(bwd_sm90_config(backward).lists, Lists::whole);
   // Lists would mostly have rows of no sequence, or the others would decide the order of tiles.
   EXPECT_FALSE(maps_mask(problem("packed=9000,1,1,1,1,1,1 h2 d64 bf16" + mask)));
   EXPECT_FALSE(maps_mask(problem(line + " deterministic")));

@@ -10,7 +10,7 @@
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
 #include "cuda/host/expressions.h"
-#include "cuda/host/lse_args.h"
+#include "cuda/host/fill.h"
 #include "cuda/host/options.h"
 #include "cuda/host/tile_counter.h"
 #include "cuda/host/tma_maps.h"

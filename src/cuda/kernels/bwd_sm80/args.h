@@ -3,6 +3,7 @@
 
 #include "cuda/tile/dropout_args.h"
 #include "cuda/tile/expression_args.h"
+#include "cuda/tile/form_args.h"
 #include "cuda/tile/lists_args.h"
 #include "cuda/tile/sequences_args.h"
 #include "cuda/tile/types.h"
@@ -13,23 +14,38 @@ namespace tilewise::bwd_sm80 {
 /// dims need it.
 enum class Gradients : int { both, keys, values };
 
-struct Config {
-  tile::Element element = tile::Element::bf16;  ///< of the operands as the tensor cores read them
-  int planes = 1;  ///< 2: an operand is the sum of two 16-bit planes (float32 accuracy)
-  bool scaled =
-      false;  ///< operands carry a scale factor per kScaleRows rows; gradients are float32 then
-  int head_dim = 64;    ///< padded D
-  int head_dim_v = 64;  ///< padded Dv
-  int block_m = 64;     ///< query rows of a step (bwd_dq_sm80: of a block)
-  int block_n = 128;    ///< keys of a block (bwd_dq_sm80: of a step)
+/// What shared memory and registers hold: literals of the tile.
+struct Shape {
+  int block_m = 64;   ///< query rows of a step (bwd_dq_sm80: of a block)
+  int block_n = 128;  ///< keys of a block (bwd_dq_sm80: of a step)
   int warps = 4;
   int column_warps = 1;  ///< warps that share the same keys and halve queries and columns; 1: P, dS
                          ///< stay in registers
   int sub_m = 32;        ///< queries that a warp takes at a time
   int stages = 2;        ///< of Q and dO in shared memory (bwd_dq_sm80: of K and V)
+
+  bool operator==(const Shape&) const = default;
+};
+
+/// Which gradients a launch writes.
+struct Output {
+  bool with_dq = true;  ///< one pass: dQ is accumulated in memory by atomic additions
+  Gradients gradients = Gradients::both;  ///< both, unless with_dq is off and column_warps is 1
+  /// Columns of the gradient, from `column` on, where it is not all: above 256, one gradient a
+  /// launch. Gradients in Args begin there.
+  int columns = 0, column = 0;
+
+  bool operator==(const Output&) const = default;
+};
+
+struct Config {
+  tile::Form form;
+  int head_dim = 64;    ///< padded D
+  int head_dim_v = 64;  ///< padded Dv
+  Shape shape;
   bool modified = false;  ///< softcap, ALiBi, a scale that is not positive
   tile::PairKind pairs;   ///< a bias or a bool mask
-  bool with_dq = true;    ///< one pass: dQ is accumulated in memory by atomic additions
+  Output output;
   /// bwd_sm80: queries in parts; with dQ dK and dV are accumulated in memory too, without each part
   /// has its own. bwd_dq_sm80: keys in parts, each with its own dQ.
   bool split = false;
@@ -38,17 +54,13 @@ struct Config {
   bool packed = false;                    ///< sequences beside each other: Args are RaggedArgs
   tile::Lists lists = tile::Lists::none;  ///< not beside `split`
   tile::Expressions expressions;          ///< with any, Args are Expressed
-  Gradients gradients = Gradients::both;  ///< both, unless with_dq is off and column_warps is 1
-  /// Columns of the gradient of a launch, from `column` on, where it is not all: above 256, one
-  /// gradient a launch. Gradients in Args begin there.
-  int columns = 0, column = 0;
 
   /// A bias or a score function may shift rows so far that LSE lacks all of log l.
   [[nodiscard]] constexpr bool shifts() const {
     return expressions.shifts || pairs.bias != tile::BiasType::none;
   }
   /// Rows have a low part of lse2: there, and where operands have two planes' accuracy.
-  [[nodiscard]] constexpr bool keeps_low() const { return scaled || shifts(); }
+  [[nodiscard]] constexpr bool keeps_low() const { return form.scaled || shifts(); }
 
   [[nodiscard]] constexpr bool listed() const { return lists != tile::Lists::none; }
 

@@ -16,7 +16,7 @@ KernelUnit bias_unit(const bwd_sm80::Config& c, int min_blocks) {
   made.stem = "bwd_dbias_sm80";
   made.file = "bwd_sm80/bias";
   // The sums of a tile lie where its operands were.
-  made.shared_bytes = std::max(made.shared_bytes, c.block_m * c.block_n * 4);
+  made.shared_bytes = std::max(made.shared_bytes, c.shape.block_m * c.shape.block_n * 4);
   return made;
 }
 
@@ -56,7 +56,7 @@ void bias_gradient(const Problem& p, const bwd_sm80::Args& pass, bwd_sm80::Confi
                    int min_blocks, WorkspaceCutter& workspace, void* stream) {
   if (!p.dbias.defined()) return;
   config.split = false;
-  const BiasParts parts(p, config.block_m, config.block_n);
+  const BiasParts parts(p, config.shape.block_m, config.shape.block_n);
   if (parts.blocks == 0) return;
   bwd_dbias_sm80::Args args;
   args.pass = pass;

@@ -99,7 +99,7 @@ __forceinline__ void multiply(Acc (&product)[kM][kN], const SharedTile<kRowsA, k
 template <Config kConfig>
 struct BiasGradient {
   using Tiles = bwd_dq_sm80::QueryGradient<kConfig>;
-  static constexpr int kBlockM = kConfig.block_m, kBlockN = kConfig.block_n;
+  static constexpr int kBlockM = kConfig.shape.block_m, kBlockN = kConfig.shape.block_n;
   static constexpr int kM = Tiles::kM, kN = Tiles::kN;
   static_assert(kConfig.pairs.bias != BiasType::none && !kConfig.split);
 
@@ -142,9 +142,9 @@ struct BiasGradient {
   /// a mask.
   __forceinline__ void logit_gradients(Acc (&dX)[kM][kN], const Tiles& t, int key,
                                        const typename Tiles::Pairs::Shown& shown) const {
-    constexpr Element kElement = kConfig.element;
+    constexpr Element kElement = kConfig.form.element;
     float k_scale = 1.0F, v_scale = 1.0F;
-    if constexpr (kConfig.scaled) {
+    if constexpr (kConfig.form.scaled) {
       k_scale = args.pass.k_scale[t.key_scale_index(key)];
       v_scale = args.pass.v_scale[t.key_scale_index(key)];
     }

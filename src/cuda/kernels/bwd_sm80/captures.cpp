@@ -157,7 +157,7 @@ void capture_gradients(const Problem& p, const bwd_sm80::Args& pass, const bwd_s
     fill_bytes(captures.at[n].gradient, 0, floats * 4, p.device.index, stream);
   }
   const std::int64_t heads = p.stored_batch() * p.heads_q;
-  const std::int64_t blocks = host::query_blocks(p, config.block_m);
+  const std::int64_t blocks = host::query_blocks(p, config.shape.block_m);
   args.order = {.blocks = static_cast<unsigned>(blocks),
                 .splits = 1,
                 .heads = static_cast<unsigned>(heads),

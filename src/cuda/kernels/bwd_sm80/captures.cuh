@@ -36,7 +36,7 @@ template <Config kConfig, bool kOwned = false>
 struct CaptureGradients {
   using Tiles = bwd_dq_sm80::QueryGradient<kConfig>;
   using Function = ScoreFunction<kConfig.expressions.score>;
-  static constexpr int kBlockN = kConfig.block_n, kM = Tiles::kM, kN = Tiles::kN;
+  static constexpr int kBlockN = kConfig.shape.block_n, kM = Tiles::kM, kN = Tiles::kN;
   static constexpr bool kInLog2 = kConfig.modified || kConfig.pairs.bias != BiasType::none;
   static_assert(!kConfig.split);
 
@@ -61,12 +61,12 @@ struct CaptureGradients {
 
   /// The keys in stage 0, from `key` on.
   __forceinline__ void add_block(int key) {
-    constexpr Element kElement = kConfig.element;
+    constexpr Element kElement = kConfig.form.element;
     const Args& args = tiles.args;
     const typename Tiles::Pairs::Shown shown = tiles.pairs().shown(tiles.corner(key));
     if (!shown.some) return;
     float k_scale = 1.0F, v_scale = 1.0F;
-    if constexpr (kConfig.scaled) {
+    if constexpr (kConfig.form.scaled) {
       k_scale = args.k_scale[tiles.key_scale_index(key)];
       v_scale = args.v_scale[tiles.key_scale_index(key)];
     }
@@ -228,7 +228,7 @@ __forceinline__ void blocks(const AnyArgs& any) {
         break;
     }
   }
-  constexpr int kBlockM = kConfig.block_m;
+  constexpr int kBlockM = kConfig.shape.block_m;
   const int first = queries.begin / kBlockM, end = (queries.end + kBlockM - 1) / kBlockM;
   wait_for_previous();  // for packed operands, lse2 and delta
   float sum = 0.0F;
@@ -258,7 +258,8 @@ __forceinline__ void blocks(const AnyArgs& any) {
   __syncthreads();  // the sums of all warps are there
   if (thread > 0) return;
   float total = 0.0F;
-  for (int w = 0; w < kConfig.warps; ++w) total += load_shared_f32(parts + static_cast<u32>(4 * w));
+  for (int w = 0; w < kConfig.shape.warps; ++w)
+    total += load_shared_f32(parts + static_cast<u32>(4 * w));
   captures->at[args.capture].gradient[blockIdx.x] = total;
 }
 

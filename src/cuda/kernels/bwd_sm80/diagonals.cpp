@@ -8,6 +8,7 @@
 #include "cuda/host/expression_printer.h"
 #include "cuda/host/expression_text.h"
 #include "cuda/host/expressions.h"
+#include "cuda/host/fill.h"
 #include "cuda/kernels/bwd_sm80/captures.h"
 #include "cuda/kernels/bwd_sm80/diagonals_args.h"
 #include "cuda/kernels/bwd_sm80/gate.h"
@@ -115,10 +116,7 @@ void DiagonalGradients::make(void* stream) const {
   args.heads = static_cast<int>(p.heads_q);
   args.seq_q = static_cast<int>(p.seq_q);
   args.seq_k = static_cast<int>(p.seq_k);
-  if (p.key_lengths.defined()) {
-    args.key_lengths = static_cast<const int*>(p.key_lengths.data);
-    args.key_lengths_b = p.key_lengths.strides[0];
-  }
+  host::fill_key_lengths(args, p);
   std::string key = "diagonals " + expressions_key(p);
   for (const bool one : which_) key += one ? '1' : '0';
   const Kernel kernel = load_by_key(std::move(key), p.deterministic, p.device.index,

@@ -17,18 +17,18 @@ using namespace tile;
 template <Config kConfig, class TileO>
 __forceinline__ void hide_rows(const TileO& sO, u32 lse2, int rows) {
   const int thread = opaque(static_cast<int>(threadIdx.x));
-  constexpr int kThreads = kConfig.warps * 32, kChunks = kConfig.head_dim_v / 8;
+  constexpr int kThreads = kConfig.shape.warps * 32, kChunks = kConfig.head_dim_v / 8;
   const auto sees_nothing = [&](int row) {
     return load_shared_f32(lse2 + 4 * static_cast<u32>(row)) == infinity();
   };
-  static_assert(kConfig.block_m <= kThreads);
-  const bool hidden = thread < min(kConfig.block_m, rows) && sees_nothing(thread);
+  static_assert(kConfig.shape.block_m <= kThreads);
+  const bool hidden = thread < min(kConfig.shape.block_m, rows) && sees_nothing(thread);
   if (!__syncthreads_or(hidden)) return;
 #pragma unroll 1
-  for (int i = thread; i < kConfig.block_m * kChunks; i += kThreads) {
+  for (int i = thread; i < kConfig.shape.block_m * kChunks; i += kThreads) {
     if (!sees_nothing(i / kChunks)) continue;
 #pragma unroll
-    for (int plane = 0; plane < kConfig.planes; ++plane) {
+    for (int plane = 0; plane < kConfig.form.planes; ++plane) {
       const u32 at =
           sO.address(i / kChunks, i % kChunks) + static_cast<u32>(plane * TileO::kPlaneBytes);
       store_shared_16(at, 0.0F, 0.0F, 0.0F, 0.0F);

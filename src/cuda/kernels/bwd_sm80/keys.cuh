@@ -62,12 +62,12 @@ struct Backward : KeyShape<kConfig> {
   __forceinline__ u32 s_lse(int stage) const {
     return stage_base(stage) + TileQ::kBytes + TileO::kBytes;
   }
-  __forceinline__ TileS sS() const { return {stage_base(kConfig.stages)}; }
-  __forceinline__ TileS sP() const { return {stage_base(kConfig.stages) + TileS::kBytes}; }
+  __forceinline__ TileS sS() const { return {stage_base(kConfig.shape.stages)}; }
+  __forceinline__ TileS sP() const { return {stage_base(kConfig.shape.stages) + TileS::kBytes}; }
   /// Of a warp, behind all that.
   __forceinline__ Pairs pairs() const {
     const int at = kTilesS * TileS::kBytes + warp * Pairs::kRoom.bytes;
-    return {args.pairs, stage_base(kConfig.stages) + static_cast<u32>(at), opaque(lane)};
+    return {args.pairs, stage_base(kConfig.shape.stages) + static_cast<u32>(at), opaque(lane)};
   }
   __forceinline__ PairCorner corner(const Queries& at) const {
     return {batch, at.head, at.row + at.query, key + warp_key(), args.seq_q, seq_k};
@@ -96,7 +96,7 @@ struct Backward : KeyShape<kConfig> {
         key(index.block * kBlockN),
         seq_k(keys),
         shared(shared_base) {
-    if constexpr (kConfig.scaled) {
+    if constexpr (kConfig.form.scaled) {
       const i64 at = static_cast<i64>(tile.bh) * args.k_scale_blocks +
                      min((key + warp_key()) / kScaleRows, args.k_scale_blocks - 1);
       k_scale = args.k_scale[at];
@@ -181,7 +181,7 @@ struct Backward : KeyShape<kConfig> {
           for (int half = 0; half < 2; ++half) {
             float& x = dP[m][n][2 * half + e];
             const float p = P[m][n][2 * half + e];
-            x = kConfig.scaled ? p * __fmaf_rn(x, factor, -delta) : p * (x - delta);
+            x = kConfig.form.scaled ? p * __fmaf_rn(x, factor, -delta) : p * (x - delta);
           }
         }
       }
@@ -245,7 +245,7 @@ struct Backward : KeyShape<kConfig> {
   __forceinline__ void sub_step(const Queries& at, const Queries& next, int stage, bool masked) {
     const auto [head, row, query] = at;
     float q_scale = 1.0F, do_scale = 1.0F;
-    if constexpr (kConfig.scaled) {
+    if constexpr (kConfig.form.scaled) {
       const i64 index = (static_cast<i64>(batch) * args.heads_q + head) * args.q_scale_blocks +
                         min((row + query) / kScaleRows, args.q_scale_blocks - 1);
       q_scale = args.q_scale[index];
@@ -254,7 +254,7 @@ struct Backward : KeyShape<kConfig> {
     const typename Pairs::Shown shown = pairs().shown(corner(at));
     if (!shown.some) {
       load_pairs(next);
-      if constexpr (kCross || kConfig.with_dq) {
+      if constexpr (kCross || kConfig.output.with_dq) {
         const Acc none[kM][kN] = {};
         stage_rows<kElement>(none, 1.0F, sS(), warp_key(), query, lane);
         if constexpr (kCross) stage_rows<kElement>(none, 1.0F, sP(), warp_key(), query, lane);
@@ -284,7 +284,7 @@ struct Backward : KeyShape<kConfig> {
       }
     } else {
       float scale = args.scale_log2;
-      if constexpr (kConfig.scaled) {
+      if constexpr (kConfig.form.scaled) {
         scale = fminf(fmaxf(scale * (k_scale * q_scale), 1e-37F), 3e38F);
       }
       if (masked) mask(S, at);
@@ -302,22 +302,25 @@ struct Backward : KeyShape<kConfig> {
       stage_rows<kElement>(dP, 1.0F, sS(), warp_key(), query, lane);
       return;
     }
-    if constexpr (kConfig.with_dq) stage_rows<kElement>(dP, 1.0F, sS(), warp_key(), query, lane);
+    if constexpr (kConfig.output.with_dq)
+      stage_rows<kElement>(dP, 1.0F, sS(), warp_key(), query, lane);
     if constexpr (kWithV) {
       FragmentA<kScorePlanes> a[kM][kN / 2];
-      if constexpr (kConfig.scaled) multiply(S, kProbabilityScale);
+      if constexpr (kConfig.form.scaled) multiply(S, kProbabilityScale);
       pack_fragments<kElement>(a, S);
-      product_register<kElement, kConfig.scaled>(rV, a, sO(stage), query / 16, kConfig.column,
-                                                 do_scale * (1.0F / kProbabilityScale),
-                                                 lane);  // (B3) dV += P^T dO
+      product_register<kElement, kConfig.form.scaled>(rV, a, sO(stage), query / 16,
+                                                      kConfig.output.column,
+                                                      do_scale * (1.0F / kProbabilityScale),
+                                                      lane);  // (B3) dV += P^T dO
     }
     if constexpr (kWithK) {
       float ds_scale = 1.0F;
-      if constexpr (kConfig.scaled) ds_scale = normalise(dP);
+      if constexpr (kConfig.form.scaled) ds_scale = normalise(dP);
       FragmentA<kScorePlanes> a[kM][kN / 2];
       pack_fragments<kElement>(a, dP);
-      product_register<kElement, kConfig.scaled>(rK, a, sQ(stage), query / 16, kConfig.column,
-                                                 ds_scale * q_scale, lane);  // (B9) dK += dS^T Q
+      product_register<kElement, kConfig.form.scaled>(rK, a, sQ(stage), query / 16,
+                                                      kConfig.output.column, ds_scale * q_scale,
+                                                      lane);  // (B9) dK += dS^T Q
     }
   }
 
@@ -363,7 +366,7 @@ struct Backward : KeyShape<kConfig> {
     // Q and dO have landed, for all threads; all warps are done with dS, P and the other stage.
     copy_async_wait<0>();
     __syncthreads();
-    if constexpr (kConfig.stages == 2) {
+    if constexpr (kConfig.shape.stages == 2) {
       if (next_block >= 0) load_queries(next_head, next_block, stage ^ 1);
       copy_async_commit();
     }
@@ -377,12 +380,12 @@ struct Backward : KeyShape<kConfig> {
       const Queries next = {next_head, next_block * kBlockM, first};
       sub_step(at, sub + 1 < kSubs ? after : next, stage, masked);
     }
-    if constexpr (kConfig.with_dq || kCross) {
+    if constexpr (kConfig.output.with_dq || kCross) {
       __syncthreads();  // dS (and P) of all warps are written before any warp reads them
       if constexpr (kCross) crossed_products(stage);
-      if constexpr (kConfig.with_dq) query_gradient(head, row);
+      if constexpr (kConfig.output.with_dq) query_gradient(head, row);
     }
-    if constexpr (kConfig.stages == 1) {
+    if constexpr (kConfig.shape.stages == 1) {
       __syncthreads();  // all warps are done with Q and dO before the next ones land there
       if (next_block >= 0) load_queries(next_head, next_block, 0);
       copy_async_commit();
@@ -417,7 +420,7 @@ struct Backward : KeyShape<kConfig> {
       const bool cut = at.cut();
       more = go();
       step(of_head, block, head, more ? at.tile() : -1, stage, cut);
-      if constexpr (kConfig.stages == 2) stage ^= 1;
+      if constexpr (kConfig.shape.stages == 2) stage ^= 1;
     }
   }
   __forceinline__ void run_range(const BlockRange& range) {
@@ -432,7 +435,7 @@ struct Backward : KeyShape<kConfig> {
         const int next_block = !wraps ? block + 1 : g + 1 < args.group ? range.begin : -1;
         step(head0 + g, block, head0 + g + (wraps ? 1 : 0), next_block, stage,
              block < range.full_begin || block >= range.full_end);
-        if constexpr (kConfig.stages == 2) stage ^= 1;
+        if constexpr (kConfig.shape.stages == 2) stage ^= 1;
       }
     }
   }
@@ -465,18 +468,18 @@ __forceinline__ void kernel(const AnyArgs& any) {
   const int seq_k = keys_of(args, tile.bh / (args.heads_q / args.group));
   Backward<kConfig> block(args, shared_address(shared), tile, seq_k);
   block.captures = captures_of(any);
-  const int key_end = min(block.key + kConfig.block_n, seq_k);
+  const int key_end = min(block.key + kConfig.shape.block_n, seq_k);
   BlockRange range;
   if (key_end > block.key) {
-    range = query_blocks<kConfig.block_m>(block.diagonals(), block.key, key_end, args.seq_q);
+    range = query_blocks<kConfig.shape.block_m>(block.diagonals(), block.key, key_end, args.seq_q);
     // Keys beyond the end must be masked in every step.
-    if (key_end - block.key < kConfig.block_n) range.full_end = range.full_begin;
+    if (key_end - block.key < kConfig.shape.block_n) range.full_end = range.full_begin;
   }
   if constexpr (kConfig.split) {
-    const int blocks = args.queries_per_split / kConfig.block_m;
+    const int blocks = args.queries_per_split / kConfig.shape.block_m;
     range.clip(tile.split * blocks, (tile.split + 1) * blocks);
     // What nobody sees adds nothing; a sum of its own must become zero.
-    if (kConfig.with_dq && range.begin >= range.end) return;
+    if (kConfig.output.with_dq && range.begin >= range.end) return;
   }
   if (range.begin < range.end) block.run(range);
   let_next_start();

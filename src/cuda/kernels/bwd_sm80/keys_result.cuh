@@ -10,14 +10,14 @@ using namespace tile;
 template <Config kConfig, class Block>
 __forceinline__ void store_gradients(const Block& b) {
   using Shape = KeyShape<kConfig>;
-  constexpr Element kElement = kConfig.element;
+  constexpr Element kElement = kConfig.form.element;
   constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
-  constexpr int kColsK = Shape::kColsK / kConfig.column_warps;
-  constexpr int kColsV = Shape::kColsV / kConfig.column_warps;
+  constexpr int kColsK = Shape::kColsK / kConfig.shape.column_warps;
+  constexpr int kColsV = Shape::kColsV / kConfig.shape.column_warps;
   const Args& args = b.args;
   const int first = b.key + b.warp_key();
   const int col_k = b.column_warp() * kColsK, col_v = b.column_warp() * kColsV;
-  if constexpr (kConfig.split && kConfig.with_dq) {
+  if constexpr (kConfig.split && kConfig.output.with_dq) {
     const i64 at = static_cast<i64>(b.tile.bh) * args.rows_k;
     add_fragments(b.rK, args.dk_sum + at * kD, first, col_k, kD, b.lane);
     add_fragments(b.rV, args.dv_sum + at * kDv, first, col_v, kDv, b.lane);
@@ -28,7 +28,7 @@ __forceinline__ void store_gradients(const Block& b) {
       store_fragments(b.rK, args.dk_sum + at * kD, first, col_k, kD, b.lane);
     if constexpr (Shape::kWithV)
       store_fragments(b.rV, args.dv_sum + at * kDv, first, col_v, kDv, b.lane);
-  } else if constexpr (kConfig.scaled) {
+  } else if constexpr (kConfig.form.scaled) {
     if constexpr (Shape::kWithK) {
       store_float_rows(b.rK, args.scale, b.template output<float>(args.dk), args.dk,
                        args.dk_vectors, first, args.seq_k, 0, args.head_dim, b.lane);
@@ -39,15 +39,15 @@ __forceinline__ void store_gradients(const Block& b) {
     }
   } else {
     // Through shared memory, where K and V were, so that a lane stores 16 bytes of a row.
-    const SharedTile<kConfig.block_n, Shape::kColsK> out_k{b.shared};
-    const SharedTile<kConfig.block_n, Shape::kColsV> out_v{b.shared + Shape::TileK::kBytes};
+    const SharedTile<kConfig.shape.block_n, Shape::kColsK> out_k{b.shared};
+    const SharedTile<kConfig.shape.block_n, Shape::kColsV> out_v{b.shared + Shape::TileK::kBytes};
     __syncthreads();  // all warps are done with K and V
     if constexpr (Shape::kWithK)
       stage_rows<kElement>(b.rK, args.scale, out_k, b.warp_key(), col_k, b.lane);
     if constexpr (Shape::kWithV)
       stage_rows<kElement>(b.rV, 1.0F, out_v, b.warp_key(), col_v, b.lane);
     __syncthreads();  // both are complete
-    constexpr int kRows = kConfig.block_n / kConfig.warps;
+    constexpr int kRows = kConfig.shape.block_n / kConfig.shape.warps;
     const int row = b.warp * kRows;
     if constexpr (Shape::kWithK) {
       store_rows<kRows, Shape::kColsK>(out_k, row, b.template output<unsigned short>(args.dk),

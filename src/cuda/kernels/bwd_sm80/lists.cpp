@@ -7,7 +7,7 @@ namespace {
 
 std::optional<TileListsMaker> maker(const Problem& p, const bwd_tiles::Tile& tile) {
   if (!has_tile_lists(p)) return std::nullopt;
-  return TileListsMaker(p, tile.block_m, tile.block_n, mma_lists(p));
+  return TileListsMaker(p, tile.shape.block_m, tile.shape.block_n, mma_lists(p));
 }
 
 }  // namespace

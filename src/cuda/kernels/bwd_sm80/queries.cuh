@@ -22,10 +22,10 @@ struct Work {
                        const Captures* captures = nullptr)
       : block(args, shared, tile, keys_of(args, tile.bh / args.heads_q)) {
     block.captures = captures;
-    const int row_end = min(block.row + kConfig.block_m, args.seq_q);
-    range = key_blocks<kConfig.block_n>(block.diagonals, block.row, row_end, block.seq_k);
+    const int row_end = min(block.row + kConfig.shape.block_m, args.seq_q);
+    range = key_blocks<kConfig.shape.block_n>(block.diagonals, block.row, row_end, block.seq_k);
     if constexpr (kConfig.split) {
-      const int blocks = args.keys_per_split / kConfig.block_n;
+      const int blocks = args.keys_per_split / kConfig.shape.block_n;
       range.clip(tile.split * blocks, (tile.split + 1) * blocks);
     }
   }
@@ -47,7 +47,7 @@ __forceinline__ void refine_tile(const Args& args, const TileIndex& tile,
                                  const Captures* captures) {
   extern __shared__ __align__(1024) unsigned char shared[];
   Work<kConfig> work(args, shared_address(shared), tile, captures);
-  constexpr bool kMayLeave = kConfig.planes == 2 || kConfig.shifts();
+  constexpr bool kMayLeave = kConfig.form.planes == 2 || kConfig.shifts();
   if (!kMayLeave || __syncthreads_or(work.block.is_coarse())) work.block.refine(work.range);
 }
 

@@ -17,14 +17,14 @@ using namespace tile;
 
 template <Config kConfig>
 struct QueryGradient {
-  static constexpr Element kElement = kConfig.element;
-  static constexpr int kPlanes = kConfig.planes;
-  static constexpr int kThreads = kConfig.warps * 32;
-  static constexpr int kBlockM = kConfig.block_m, kBlockN = kConfig.block_n;
-  static constexpr int kRows = kBlockM / kConfig.warps;  ///< of a warp
+  static constexpr Element kElement = kConfig.form.element;
+  static constexpr int kPlanes = kConfig.form.planes;
+  static constexpr int kThreads = kConfig.shape.warps * 32;
+  static constexpr int kBlockM = kConfig.shape.block_m, kBlockN = kConfig.shape.block_n;
+  static constexpr int kRows = kBlockM / kConfig.shape.warps;  ///< of a warp
   static constexpr int kM = kRows / 16, kN = kBlockN / 8;
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
-  static constexpr int kCols = kConfig.columns > 0 ? kConfig.columns : kD;  ///< of dQ
+  static constexpr int kCols = kConfig.output.columns > 0 ? kConfig.output.columns : kD;  ///< of dQ
   static_assert(kRows % 16 == 0 && kBlockN % 16 == 0);
   static_assert(!kConfig.listed() || !kConfig.split);
 
@@ -74,7 +74,7 @@ struct QueryGradient {
         diagonals(a.positions, a.seq_q, keys),
         shared(shared_base) {
     const i64 bh = index.bh;
-    if constexpr (kConfig.scaled) {
+    if constexpr (kConfig.form.scaled) {
       const i64 at =
           bh * args.q_scale_blocks + min(warp_row() / kScaleRows, args.q_scale_blocks - 1);
       q_scale = args.q_scale[at];
@@ -123,7 +123,7 @@ struct QueryGradient {
 
   /// Behind the operands.
   __forceinline__ Pairs pairs() const {
-    const u32 first = stage_base(kConfig.stages);
+    const u32 first = stage_base(kConfig.shape.stages);
     return {args.pairs, first + static_cast<u32>(warp * Pairs::kRoom.bytes), opaque(lane)};
   }
   __forceinline__ PairCorner corner(int key) const {
@@ -151,7 +151,7 @@ struct QueryGradient {
           const float s = S[m][n][e];  // modified scores have lost lse2 already
           const float p = probability(kLogits ? s : __fmaf_rn(s, scale, -lse2[r]), low[r]);
           float x = dP[m][n][e];
-          x = kConfig.scaled ? p * __fmaf_rn(x, factor, -delta[r]) : p * (x - delta[r]);
+          x = kConfig.form.scaled ? p * __fmaf_rn(x, factor, -delta[r]) : p * (x - delta[r]);
           dP[m][n][e] = masked && p == 0.0F ? 0.0F : x;
         }
       }
@@ -162,13 +162,13 @@ struct QueryGradient {
     // This block's K and V have landed, for all threads; all warps are done with the other stage.
     copy_async_wait<0>();
     __syncthreads();
-    if constexpr (kConfig.stages == 2) {
+    if constexpr (kConfig.shape.stages == 2) {
       if (next >= 0) load_keys(next, stage ^ 1);
       copy_async_commit();
     }
     const int key = block * kBlockN;
     float k_scale = 1.0F, v_scale = 1.0F;
-    if constexpr (kConfig.scaled) {
+    if constexpr (kConfig.form.scaled) {
       const i64 at = key_scale_index(key);
       k_scale = args.k_scale[at];
       v_scale = args.v_scale[at];
@@ -179,7 +179,7 @@ struct QueryGradient {
       if constexpr (kConfig.pairs.staged) {
         __syncwarp();  // all lanes are done with the pairs
         if (next >= 0) pairs().load_async(corner(next * kBlockN));
-        if constexpr (kConfig.stages == 2) copy_async_commit();
+        if constexpr (kConfig.shape.stages == 2) copy_async_commit();
       }
     };
     if (shown.some) {
@@ -204,23 +204,23 @@ struct QueryGradient {
         }
       } else {
         float scale = args.scale_log2;
-        if constexpr (kConfig.scaled) {
+        if constexpr (kConfig.form.scaled) {
           scale = fminf(fmaxf(scale * (k_scale * q_scale), 1e-37F), 3e38F);
         }
         if (masked) mask(S, key);
         score_gradients(S, dP, scale, v_scale * do_scale, masked);
       }
       float ds_scale = 1.0F;
-      if constexpr (kConfig.scaled) ds_scale = normalise(dP);
+      if constexpr (kConfig.form.scaled) ds_scale = normalise(dP);
       FragmentA<kScorePlanes> a[kM][kN / 2];
       pack_fragments<kElement>(a, dP);
-      product_register<kElement, kConfig.scaled>(dQ, a, sK(stage), 0, kConfig.column,
-                                                 ds_scale * k_scale,
-                                                 lane);  // (B8) dQ += dS K
+      product_register<kElement, kConfig.form.scaled>(dQ, a, sK(stage), 0, kConfig.output.column,
+                                                      ds_scale * k_scale,
+                                                      lane);  // (B8) dQ += dS K
     } else {
       load_pairs();
     }
-    if constexpr (kConfig.stages == 1) {
+    if constexpr (kConfig.shape.stages == 1) {
       __syncthreads();  // all warps are done with K and V before the next ones land there
       if (next >= 0) load_keys(next, 0);
       copy_async_commit();
@@ -332,7 +332,7 @@ struct QueryGradient {
           const typename Pairs::Shown shown = pairs().shown(corner(key));
           if (!shown.some) return;
           float k_scale = 1.0F, v_scale = 1.0F;
-          if constexpr (kConfig.scaled) {
+          if constexpr (kConfig.form.scaled) {
             const i64 at = key_scale_index(key);
             k_scale = args.k_scale[at];
             v_scale = args.v_scale[at];
@@ -397,7 +397,7 @@ struct QueryGradient {
       if (kMoves && base2 != 0.0F) args.lse2[row_index(i)] = lse2[r] + base2;
       // A sink's gradient is a sum over rows: what rounding took from P of each shows.
       const bool shows = args.sinks != nullptr && args.lse2_low != nullptr;
-      if (kConfig.scaled || shows || (kMoves && fabsf(lse2[r]) > kCoarseUnderBias)) {
+      if (kConfig.form.scaled || shows || (kMoves && fabsf(lse2[r]) > kCoarseUnderBias)) {
         args.lse2_low[row_index(i)] = log2_approx(total);
       }
       const float d_lse =
@@ -448,12 +448,11 @@ struct QueryGradient {
   }
   /// What refine wrote beside lse2.
   __forceinline__ void read_low() {
-    if constexpr (kConfig.keeps_low()) {
+    if constexpr (!kConfig.keeps_low()) return;
 #pragma unroll
-      for (int r = 0; r < 2 * kM; ++r) {
-        const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
-        low[r] = i < args.seq_q ? args.lse2_low[row_index(i)] : 0.0F;
-      }
+    for (int r = 0; r < 2 * kM; ++r) {
+      const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
+      low[r] = i < args.seq_q ? args.lse2_low[row_index(i)] : 0.0F;
     }
   }
 
@@ -468,7 +467,7 @@ struct QueryGradient {
     };
     for_blocks(range, start, [&](int block, int next, bool masked) {
       step(block, next, stage, masked);
-      if constexpr (kConfig.stages == 2) stage ^= 1;
+      if constexpr (kConfig.shape.stages == 2) stage ^= 1;
     });
   }
 
@@ -478,7 +477,7 @@ struct QueryGradient {
       const i64 bh = static_cast<i64>(batch) * args.heads_q + head;
       const i64 at = (static_cast<i64>(part) * args.order.heads + bh) * args.rows_dq;
       store_fragments(dQ, args.dq_sum + at * kD, warp_row(), 0, kD, lane);
-    } else if constexpr (kConfig.scaled) {
+    } else if constexpr (kConfig.form.scaled) {
       store_float_rows(dQ, args.scale, output<float>(), args.dq, args.dq_vectors, warp_row(),
                        args.seq_q, 0, args.head_dim, lane);
     } else {

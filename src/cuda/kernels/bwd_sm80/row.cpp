@@ -8,7 +8,7 @@
 #include "cuda/driver/memory.h"
 #include "cuda/host/common.h"
 #include "cuda/host/expressions.h"
-#include "cuda/host/lse_args.h"
+#include "cuda/host/fill.h"
 #include "cuda/kernels/bwd_sm80/args.h"
 #include "cuda/kernels/bwd_sm80/bias.h"
 #include "cuda/kernels/bwd_sm80/captures.h"
@@ -86,7 +86,7 @@ double others_ms(const Problem& p, const Tile& queries, double products_ms, doub
   double ms = 0.0;
   if (p.dsinks.defined()) ms += host::kKernelMs;
   if (p.dbias.defined()) {
-    const BiasParts parts(p, queries.block_m, queries.block_n);
+    const BiasParts parts(p, queries.shape.block_m, queries.shape.block_n);
     parts.add_memory(cost.memory);
     if (parts.count > 1) {
       cost.bytes_moved += 2.0 * static_cast<double>(cost.memory.back().bytes);
@@ -124,8 +124,8 @@ Preparation prepare_one_pass(const KernelRow&, const Problem& p, const Hardware&
   if (choice.tile == nullptr) return no_tile(p, machine);
   const Operands operands(p);
   Cost cost;
-  cost.block_m = choice.tile->block_m;
-  cost.block_n = choice.tile->block_n;
+  cost.block_m = choice.tile->shape.block_m;
+  cost.block_n = choice.tile->shape.block_n;
   cost.splits = choice.splits;
   const Tile& queries = two_pass_tiles(p)[0].queries;
   const ListsInTiles lists(p, *choice.tile, queries);
@@ -141,7 +141,7 @@ Preparation prepare_one_pass(const KernelRow&, const Problem& p, const Hardware&
   const double dq = sums("dQ sums", p.heads_q, rows_q(p), dims(p).qk);
   double moved = 3.0 * dq;
   if (choice.splits > 1) {
-    const std::int64_t rows = rows_k(p, choice.tile->block_n);
+    const std::int64_t rows = rows_k(p, choice.tile->shape.block_n);
     moved += 3.0 * sums("dK sums", p.heads_k, rows, dims(p).qk);
     moved += 3.0 * sums("dV sums", p.heads_k, rows, dims(p).v);
   }
@@ -174,8 +174,8 @@ Preparation prepare_two_pass(const KernelRow&, const Problem& p, const Hardware&
   if (choice.pair == nullptr) return no_tile(p, machine);
   const Operands operands(p);
   Cost cost;
-  cost.block_m = choice.pair->keys.block_m;
-  cost.block_n = choice.pair->keys.block_n;
+  cost.block_m = choice.pair->keys.shape.block_m;
+  cost.block_n = choice.pair->keys.shape.block_n;
   cost.splits = choice.splits;
   const ListsInTiles lists(p, choice.pair->keys, choice.pair->queries);
   lists.add_memory(cost.memory);
@@ -248,10 +248,10 @@ void launch_keys(const Problem& p, const Config& config, const Tile& tile, Args 
   }
   args.lists = lists.of_keys();
   const std::int64_t heads = p.stored_batch() * p.heads_k;
-  const std::int64_t blocks = host::key_blocks(p, tile.block_n);
+  const std::int64_t blocks = host::key_blocks(p, tile.shape.block_n);
   const double head_bytes = static_cast<double>(p.total_q * p.group()) *
                             (config.head_dim + config.head_dim_v) *
-                            (2.0 * config.planes + (config.with_dq ? 2.0 : 0.0));
+                            (2.0 * config.form.planes + (config.output.with_dq ? 2.0 : 0.0));
   args.order = {.blocks = static_cast<unsigned>(blocks),
                 .splits = static_cast<unsigned>(splits),
                 .heads = static_cast<unsigned>(heads),
@@ -263,7 +263,7 @@ void launch_keys(const Problem& p, const Config& config, const Tile& tile, Args 
       p, config, p.device.index, [min_blocks](const Config& c) { return key_unit(c, min_blocks); });
   const std::int64_t grid = blocks * heads * splits;
   // In one pass with splits the sums were cleared last, which is no kernel.
-  const bool cleared = splits > 1 && config.with_dq;
+  const bool cleared = splits > 1 && config.output.with_dq;
   launch_tiles(p, kernel, cleared ? Grid{.x = grid} : host::following(grid, p.device.index), stream,
                args);
 }
@@ -272,9 +272,9 @@ void launch_keys(const Problem& p, const Config& config, const Tile& tile, Args 
 void launch_queries(const Problem& p, const Config& config, const Tile& tile, Args args,
                     bool refine, int splits, void* stream) {
   const std::int64_t heads = p.stored_batch() * p.heads_q;
-  const std::int64_t blocks = host::query_blocks(p, tile.block_m);
+  const std::int64_t blocks = host::query_blocks(p, tile.shape.block_m);
   const double head_bytes = static_cast<double>(p.total_k) * (config.head_dim + config.head_dim_v) *
-                            2.0 * config.planes / static_cast<double>(p.group());
+                            2.0 * config.form.planes / static_cast<double>(p.group());
   args.order = {.blocks = static_cast<unsigned>(blocks),
                 .splits = static_cast<unsigned>(splits),
                 .heads = static_cast<unsigned>(heads),
@@ -320,7 +320,7 @@ void run_one_pass(const KernelRow& /*row*/, const Problem& p, const Context& con
   Operands operands(p);
   operands.prepare(workspace, context.stream);
   RowStatistics rows = take_rows(p, workspace);
-  const std::int64_t heads_k = p.batch * p.heads_k, keys = rows_k(p, tile.block_n);
+  const std::int64_t heads_k = p.batch * p.heads_k, keys = rows_k(p, tile.shape.block_n);
   Args args;
   args.dq_sum = workspace.take<float>(p.stored_batch() * p.heads_q * rows.rows_q * config.head_dim);
   rows.clear = args.dq_sum;
@@ -334,7 +334,7 @@ void run_one_pass(const KernelRow& /*row*/, const Problem& p, const Context& con
     args.dk_sum = workspace.take<float>(heads_k * keys * config.head_dim);
     args.dv_sum = workspace.take<float>(heads_k * keys * config.head_dim_v);
     args.rows_k = static_cast<int>(keys);
-    args.queries_per_split = static_cast<int>(per_split(p.seq_q, tile.block_m, splits));
+    args.queries_per_split = static_cast<int>(per_split(p.seq_q, tile.shape.block_m, splits));
     fill_bytes(args.dk_sum, 0, heads_k * keys * config.head_dim * 4, p.device.index,
                context.stream);
     fill_bytes(args.dv_sum, 0, heads_k * keys * config.head_dim_v * 4, p.device.index,
@@ -431,7 +431,7 @@ void add_bias_gradient_memory(const Problem& p, std::vector<MemoryPart>& items) 
   const Tile& queries = two_pass_tiles(p)[0].queries;
   ListsInTiles(p, queries).add_memory(items);
   Operands(p).add_memory(items);
-  BiasParts(p, queries.block_m, queries.block_n).add_memory(items);
+  BiasParts(p, queries.shape.block_m, queries.shape.block_n).add_memory(items);
 }
 
 void capture_gradients_apart(const Problem& p, WorkspaceCutter& workspace, void* stream) {

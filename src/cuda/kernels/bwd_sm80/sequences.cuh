@@ -25,7 +25,7 @@ struct OwnArgs<true> {
 template <Config kConfig>
 __forceinline__ void enter_sequence(const RaggedArgs& ragged, Args& args, const Sequence& q,
                                     const Sequence& k) {
-  constexpr int kGradientBytes = kConfig.scaled ? 4 : 2;
+  constexpr int kGradientBytes = kConfig.form.scaled ? 4 : 2;
   args.seq_q = q.length;
   args.seq_k = k.length;
   move_rows(args.q, q, ragged.chunked_q);
@@ -33,7 +33,7 @@ __forceinline__ void enter_sequence(const RaggedArgs& ragged, Args& args, const 
   move_rows(args.v, k, ragged.chunked_v);
   move_rows(args.d_o, q, ragged.chunked_o);
   const int heads_q = args.heads_q, heads_k = heads_q / args.group;
-  if constexpr (kConfig.scaled) {
+  if constexpr (kConfig.form.scaled) {
     move_blocks(args.q_scale, q, heads_q, args.q_scale_blocks);
     move_blocks(args.do_scale, q, heads_q, args.q_scale_blocks);
     move_blocks(args.k_scale, k, heads_k, args.k_scale_blocks);
@@ -44,7 +44,7 @@ __forceinline__ void enter_sequence(const RaggedArgs& ragged, Args& args, const 
     move_blocks(args.lse2_low, q, heads_q, args.rows_q / kScaleRows, kScaleRows);
   move_blocks(args.lse2, q, heads_q, args.rows_q / kScaleRows, kScaleRows);
   move_blocks(args.delta, q, heads_q, args.rows_q / kScaleRows, kScaleRows);
-  if constexpr (kConfig.with_dq) {
+  if constexpr (kConfig.output.with_dq) {
     move_blocks(args.dq_sum, q, heads_q, args.rows_q / kScaleRows, kScaleRows * kConfig.head_dim);
   }
   if (args.d_lse != nullptr) args.d_lse += q.begin * args.d_lse_s;
@@ -57,10 +57,10 @@ __forceinline__ void enter_sequence(const RaggedArgs& ragged, Args& args, const 
 /// A tile of keys of all sequences: of one. False: it is none of a sequence's.
 template <Config kConfig>
 __forceinline__ bool enter_keys(const RaggedArgs& ragged, Args& args, TileIndex& tile) {
-  const Sequence k = sequence_of<kConfig.block_n>(ragged.keys, tile.block);
-  tile.block -= first_block<kConfig.block_n>(k);
+  const Sequence k = sequence_of<kConfig.shape.block_n>(ragged.keys, tile.block);
+  tile.block -= first_block<kConfig.shape.block_n>(k);
   tile.bh += k.index * (args.heads_q / args.group);
-  if (tile.block < 0 || tile.block * kConfig.block_n >= k.length) return false;
+  if (tile.block < 0 || tile.block * kConfig.shape.block_n >= k.length) return false;
   // Keys behind the last sequence are seen by none: their gradients are 0.
   const bool behind = k.index == ragged.keys.count;
   const Sequence q = behind ? Sequence{k.index, 0, 0} : sequence_at(ragged.queries, k.index);
@@ -70,10 +70,10 @@ __forceinline__ bool enter_keys(const RaggedArgs& ragged, Args& args, TileIndex&
 /// The same of queries.
 template <Config kConfig>
 __forceinline__ bool enter_queries(const RaggedArgs& ragged, Args& args, TileIndex& tile) {
-  const Sequence q = sequence_of<kConfig.block_m>(ragged.queries, tile.block);
-  tile.block -= first_block<kConfig.block_m>(q);
+  const Sequence q = sequence_of<kConfig.shape.block_m>(ragged.queries, tile.block);
+  tile.block -= first_block<kConfig.shape.block_m>(q);
   tile.bh += q.index * args.heads_q;
-  if (tile.block < 0 || tile.block * kConfig.block_m >= q.length) return false;
+  if (tile.block < 0 || tile.block * kConfig.shape.block_m >= q.length) return false;
   const bool behind = q.index == ragged.queries.count;
   const Sequence k = behind ? Sequence{q.index, 0, 0} : sequence_at(ragged.keys, q.index);
   enter_sequence<kConfig>(ragged, args, q, k);

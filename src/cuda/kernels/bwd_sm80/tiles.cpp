@@ -19,77 +19,89 @@ namespace tilewise::cuda::bwd_tiles {
 namespace {
 
 // By the larger padded head dim, best first; smaller tiles are for little shared memory.
-constexpr Tile kOne32[] = {{64, 128, 4, 1, 32, 2, 2, 260.0}, {64, 64, 4, 1, 32, 2, 3, 205.0}};
+constexpr Tile kOne32[] = {{{64, 128, 4, 1, 32, 2}, 2, 260.0}, {{64, 64, 4, 1, 32, 2}, 3, 205.0}};
 // With expressions: fragments that leave them registers.
-constexpr Tile kExpressions64[] = {{64, 64, 4, 1, 32, 2, 2, 270.0}};
-constexpr Tile kExpressions128[] = {{64, 128, 8, 2, 16, 2, 1, 300.0}};
-constexpr Tile kOne64[] = {{64, 128, 4, 1, 32, 2, 2, 350.0}, {64, 64, 4, 1, 32, 2, 2, 270.0}};
-constexpr Tile kOne96[] = {{64, 64, 4, 1, 64, 2, 2, 260.0}};
-constexpr Tile kOne128[] = {{64, 128, 8, 2, 32, 2, 1, 325.0}, {64, 64, 4, 1, 64, 1, 2, 300.0}};
-constexpr Tile kOne192[] = {{64, 64, 8, 2, 32, 2, 1, 250.0}, {32, 64, 8, 2, 16, 1, 1, 200.0}};
-constexpr Tile kOne256[] = {{32, 64, 8, 2, 16, 2, 1, 225.0}, {32, 32, 4, 2, 16, 1, 1, 120.0}};
+constexpr Tile kExpressions64[] = {{{64, 64, 4, 1, 32, 2}, 2, 270.0}};
+constexpr Tile kExpressions128[] = {{{64, 128, 8, 2, 16, 2}, 1, 300.0}};
+constexpr Tile kOne64[] = {{{64, 128, 4, 1, 32, 2}, 2, 350.0}, {{64, 64, 4, 1, 32, 2}, 2, 270.0}};
+constexpr Tile kOne96[] = {{{64, 64, 4, 1, 64, 2}, 2, 260.0}};
+constexpr Tile kOne128[] = {{{64, 128, 8, 2, 32, 2}, 1, 325.0}, {{64, 64, 4, 1, 64, 1}, 2, 300.0}};
+constexpr Tile kOne192[] = {{{64, 64, 8, 2, 32, 2}, 1, 250.0}, {{32, 64, 8, 2, 16, 1}, 1, 200.0}};
+constexpr Tile kOne256[] = {{{32, 64, 8, 2, 16, 2}, 1, 225.0}, {{32, 32, 4, 2, 16, 1}, 1, 120.0}};
 
 // The first member is bwd_sm80 without dQ, the second bwd_dq_sm80, whose column_warps and sub_m do
 // not matter.
 constexpr TilePair kTwo32[] = {
-    {{64, 128, 4, 1, 32, 2, 2, 150.0}, {128, 32, 4, 1, 32, 2, 2, 150.0}}};
+    {{{64, 128, 4, 1, 32, 2}, 2, 150.0}, {{128, 32, 4, 1, 32, 2}, 2, 150.0}}};
 constexpr TilePair kTwo64[] = {
-    {{64, 128, 4, 1, 32, 2, 2, 290.0}, {128, 32, 4, 1, 32, 2, 2, 290.0}}};
-constexpr TilePair kTwo96[] = {{{64, 64, 4, 1, 64, 2, 2, 240.0}, {64, 64, 4, 1, 32, 2, 2, 240.0}}};
+    {{{64, 128, 4, 1, 32, 2}, 2, 290.0}, {{128, 32, 4, 1, 32, 2}, 2, 290.0}}};
+constexpr TilePair kTwo96[] = {
+    {{{64, 64, 4, 1, 64, 2}, 2, 240.0}, {{64, 64, 4, 1, 32, 2}, 2, 240.0}}};
 constexpr TilePair kTwo128[] = {
-    {{64, 64, 4, 1, 64, 2, 2, 260.0}, {128, 32, 4, 1, 32, 2, 2, 260.0}}};
-constexpr TilePair kTwo192[] = {{{64, 64, 8, 2, 32, 2, 1, 200.0}, {64, 32, 4, 1, 32, 1, 2, 200.0}},
-                                {{32, 64, 8, 2, 16, 1, 1, 160.0}, {64, 32, 4, 1, 32, 1, 2, 160.0}}};
-constexpr TilePair kTwo256[] = {{{32, 64, 8, 2, 16, 2, 1, 180.0}, {64, 32, 4, 1, 32, 1, 2, 180.0}},
-                                {{32, 32, 4, 2, 16, 1, 1, 100.0}, {64, 32, 4, 1, 32, 1, 2, 100.0}}};
+    {{{64, 64, 4, 1, 64, 2}, 2, 260.0}, {{128, 32, 4, 1, 32, 2}, 2, 260.0}}};
+constexpr TilePair kTwo192[] = {
+    {{{64, 64, 8, 2, 32, 2}, 1, 200.0}, {{64, 32, 4, 1, 32, 1}, 2, 200.0}},
+    {{{32, 64, 8, 2, 16, 1}, 1, 160.0}, {{64, 32, 4, 1, 32, 1}, 2, 160.0}}};
+constexpr TilePair kTwo256[] = {
+    {{{32, 64, 8, 2, 16, 2}, 1, 180.0}, {{64, 32, 4, 1, 32, 1}, 2, 180.0}},
+    {{{32, 32, 4, 2, 16, 1}, 1, 100.0}, {{64, 32, 4, 1, 32, 1}, 2, 100.0}}};
 // float32: operands in one or two planes with scale factors; no column_warps.
 constexpr TilePair kFloat32[] = {
-    {{64, 128, 4, 1, 32, 2, 2, 80.0}, {128, 32, 4, 1, 32, 2, 2, 80.0}}};
-constexpr TilePair kFloat64[] = {{{64, 64, 4, 1, 64, 1, 2, 87.0}, {64, 64, 4, 1, 32, 1, 2, 87.0}}};
-constexpr TilePair kFloat96[] = {{{32, 64, 4, 1, 32, 1, 2, 85.0}, {64, 32, 4, 1, 32, 1, 2, 85.0}}};
-constexpr TilePair kFloat128[] = {{{32, 64, 4, 1, 32, 1, 2, 74.0}, {64, 32, 4, 1, 32, 1, 2, 74.0}}};
-constexpr TilePair kFloat192[] = {{{16, 64, 4, 1, 16, 1, 1, 60.0}, {64, 16, 4, 1, 32, 1, 1, 60.0}},
-                                  {{16, 32, 2, 1, 16, 1, 1, 35.0}, {32, 16, 2, 1, 32, 1, 1, 35.0}}};
+    {{{64, 128, 4, 1, 32, 2}, 2, 80.0}, {{128, 32, 4, 1, 32, 2}, 2, 80.0}}};
+constexpr TilePair kFloat64[] = {
+    {{{64, 64, 4, 1, 64, 1}, 2, 87.0}, {{64, 64, 4, 1, 32, 1}, 2, 87.0}}};
+constexpr TilePair kFloat96[] = {
+    {{{32, 64, 4, 1, 32, 1}, 2, 85.0}, {{64, 32, 4, 1, 32, 1}, 2, 85.0}}};
+constexpr TilePair kFloat128[] = {
+    {{{32, 64, 4, 1, 32, 1}, 2, 74.0}, {{64, 32, 4, 1, 32, 1}, 2, 74.0}}};
+constexpr TilePair kFloat192[] = {
+    {{{16, 64, 4, 1, 16, 1}, 1, 60.0}, {{64, 16, 4, 1, 32, 1}, 1, 60.0}},
+    {{{16, 32, 2, 1, 16, 1}, 1, 35.0}, {{32, 16, 2, 1, 32, 1}, 1, 35.0}}};
 constexpr TilePair kFloat256[] = {
-    {{16, 64, 4, 1, 16, 1, 1, 50.0}, {64, 16, 4, 1, 32, 1, 1, 50.0}, true},
-    {{16, 32, 2, 1, 16, 1, 1, 30.0}, {32, 16, 2, 1, 32, 1, 1, 30.0}, true}};
+    {{{16, 64, 4, 1, 16, 1}, 1, 50.0}, {{64, 16, 4, 1, 32, 1}, 1, 50.0}, true},
+    {{{16, 32, 2, 1, 16, 1}, 1, 30.0}, {{32, 16, 2, 1, 32, 1}, 1, 30.0}, true}};
 
 // Above 256 columns, all by dim 512, of guessed speeds: no card has run them.
 constexpr TilePair kTwo512[] = {
-    {{32, 64, 4, 1, 32, 1, 1, 120.0}, {32, 16, 2, 1, 32, 1, 2, 120.0}, true, true},
-    {{32, 32, 2, 1, 32, 1, 1, 90.0}, {32, 16, 2, 1, 32, 1, 1, 90.0}, true, true},
-    {{16, 32, 2, 1, 16, 1, 1, 70.0}, {32, 16, 2, 1, 32, 1, 1, 70.0}, true, true}};
+    {{{32, 64, 4, 1, 32, 1}, 1, 120.0}, {{32, 16, 2, 1, 32, 1}, 2, 120.0}, true, true},
+    {{{32, 32, 2, 1, 32, 1}, 1, 90.0}, {{32, 16, 2, 1, 32, 1}, 1, 90.0}, true, true},
+    {{{16, 32, 2, 1, 16, 1}, 1, 70.0}, {{32, 16, 2, 1, 32, 1}, 1, 70.0}, true, true}};
 constexpr TilePair kFloat512[] = {
-    {{16, 32, 2, 1, 16, 1, 1, 30.0}, {16, 16, 1, 1, 16, 1, 1, 30.0}, true, true},
-    {{16, 16, 1, 1, 16, 1, 1, 20.0}, {16, 16, 1, 1, 16, 1, 1, 20.0}, true, true}};
+    {{{16, 32, 2, 1, 16, 1}, 1, 30.0}, {{16, 16, 1, 1, 16, 1}, 1, 30.0}, true, true},
+    {{{16, 16, 1, 1, 16, 1}, 1, 20.0}, {{16, 16, 1, 1, 16, 1}, 1, 20.0}, true, true}};
 
 int largest_dim(const Problem& p) {
   return std::max(host::padded(p.head_dim), host::padded(p.head_dim_v));
 }
 
 std::int64_t pairs_of(const Problem& p) { return planned_batch(p) * p.heads_q * p.seq_q * p.seq_k; }
+std::string shape_text(const bwd_sm80::Shape& s) {
+  return number_text("block_m", s.block_m) + number_text("block_n", s.block_n) +
+         number_text("warps", s.warps) + number_text("column_warps", s.column_warps) +
+         number_text("sub_m", s.sub_m) + number_text("stages", s.stages);
+}
+std::string output_text(const bwd_sm80::Output& o) {
+  std::string text = flag_text("with_dq", o.with_dq);
+  if (o.gradients != Gradients::both)
+    text += enum_text("gradients", "tilewise::bwd_sm80::Gradients", o.gradients);
+  if (o.columns > 0) text += number_text("columns", o.columns) + number_text("column", o.column);
+  return text;
+}
 KernelUnit unit(const Config& c, const char* stem, const char* file, int min_blocks, int bytes) {
-  std::string config = host::form_text({c.element, c.planes, c.scaled}) +
-                       number_text("head_dim", c.head_dim) +
-                       number_text("head_dim_v", c.head_dim_v) + number_text("block_m", c.block_m) +
-                       number_text("block_n", c.block_n) + number_text("warps", c.warps) +
-                       number_text("column_warps", c.column_warps) + number_text("sub_m", c.sub_m) +
-                       number_text("stages", c.stages) + flag_text("modified", c.modified) +
-                       host::pair_text(c.pairs) + flag_text("with_dq", c.with_dq) +
-                       flag_text("split", c.split) + flag_text("two_plane", c.two_plane);
+  std::string config = host::form_text(c.form) + number_text("head_dim", c.head_dim) +
+                       number_text("head_dim_v", c.head_dim_v) +
+                       group_text("shape", shape_text(c.shape)) +
+                       flag_text("modified", c.modified) + host::pair_text(c.pairs) +
+                       group_text("output", output_text(c.output)) + flag_text("split", c.split) +
+                       flag_text("two_plane", c.two_plane);
   if (c.dropout) config += flag_text("dropout", true);
   if (c.packed) config += flag_text("packed", true);
   if (c.listed()) config += enum_text("lists", "tilewise::tile::Lists", c.lists);
   config += expressions_text(c.expressions);
-  if (c.gradients != Gradients::both) {
-    config += std::string(", .gradients = tilewise::bwd_sm80::Gradients::") +
-              (c.gradients == Gradients::keys ? "keys" : "values");
-  }
-  if (c.columns > 0) config += number_text("columns", c.columns) + number_text("column", c.column);
   return {.stem = stem,
           .file = file,
           .config = std::move(config),
-          .threads = c.warps * 32,
+          .threads = c.shape.warps * 32,
           .min_blocks = min_blocks,
           .shared_bytes = bytes,
           .args = c.packed ? "RaggedArgs" : "Args"};
@@ -133,44 +145,39 @@ namespace {
 
 /// Pairs of a warp of bwd_sm80, of bwd_dq_sm80.
 tile::PairRoom key_room(const Config& c) {
-  return {c.pairs, true, c.sub_m, c.block_n * c.column_warps / c.warps};
+  return {c.pairs, true, c.shape.sub_m, c.shape.block_n * c.shape.column_warps / c.shape.warps};
 }
 tile::PairRoom query_room(const Config& c) {
-  return {c.pairs, false, c.block_m / c.warps, c.block_n};
+  return {c.pairs, false, c.shape.block_m / c.shape.warps, c.shape.block_n};
 }
 
 }  // namespace
 
 /// As bwd_sm80/keys.cuh lays it out.
 int shared_bytes(const Config& c) {
-  const int row = (c.head_dim + c.head_dim_v) * c.planes * 2;
-  const int crossing = c.block_n * c.block_m * 2 * (c.two_plane ? 2 : 1);
-  const int crossing_ds = c.with_dq || c.column_warps > 1 ? crossing : 0;
-  return c.block_n * row + c.stages * c.block_m * (row + (c.keeps_low() ? 12 : 8)) + crossing_ds +
-         (c.column_warps > 1 ? crossing : 0) + c.warps * key_room(c).bytes;
+  const int row = (c.head_dim + c.head_dim_v) * c.form.planes * 2;
+  const int crossing = c.shape.block_n * c.shape.block_m * 2 * (c.two_plane ? 2 : 1);
+  const int crossing_ds = c.output.with_dq || c.shape.column_warps > 1 ? crossing : 0;
+  return c.shape.block_n * row +
+         c.shape.stages * c.shape.block_m * (row + (c.keeps_low() ? 12 : 8)) + crossing_ds +
+         (c.shape.column_warps > 1 ? crossing : 0) + c.shape.warps * key_room(c).bytes;
 }
 /// As bwd_sm80/queries.cuh lays it out.
 int query_shared_bytes(const Config& c) {
-  return (c.block_m + c.stages * c.block_n) * (c.head_dim + c.head_dim_v) * c.planes * 2 +
-         c.warps * query_room(c).bytes;
+  return (c.shape.block_m + c.shape.stages * c.shape.block_n) * (c.head_dim + c.head_dim_v) *
+             c.form.planes * 2 +
+         c.shape.warps * query_room(c).bytes;
 }
 
 Config make_config(const Problem& p, const Tile& tile, Launch launch, bool split, int limit_kib) {
-  const host::Form form = host::form(p);
-  Config config = {.element = form.element,
-                   .planes = form.planes,
-                   .scaled = form.scaled,
+  const tile::Form form = host::form(p);
+  Config config = {.form = form,
                    .head_dim = dims(p).qk,
                    .head_dim_v = dims(p).v,
-                   .block_m = tile.block_m,
-                   .block_n = tile.block_n,
-                   .warps = tile.warps,
-                   .column_warps = tile.column_warps,
-                   .sub_m = tile.sub_m,
-                   .stages = tile.stages,
+                   .shape = tile.shape,
                    .modified = host::is_modified(p),
                    .pairs = host::pair_kind(p),
-                   .with_dq = launch == Launch::all,
+                   .output = {.with_dq = launch == Launch::all},
                    .split = split,
                    .two_plane = !form.scaled && is_small(p),
                    .dropout = drops(p),
@@ -228,7 +235,7 @@ bool refines(const Problem& p) {
 }
 
 bool refines_all(const Problem& p) {
-  const host::Form form = host::form(p);
+  const tile::Form form = host::form(p);
   const bool shows = is_tiny(p) || (is_small(p) && wants_captures(p));
   return form.planes == 2 || (!form.scaled && shows) || sums_gradients(p);
 }
@@ -244,8 +251,9 @@ namespace {
 
 /// A gradient of `dim` columns in launches of at most 256.
 void add_slices(std::vector<Config>& launches, Config config, std::int64_t dim) {
-  config.columns = host::padded(dim) / host::slices(dim);
-  for (config.column = 0; config.column < host::padded(dim); config.column += config.columns)
+  config.output.columns = host::padded(dim) / host::slices(dim);
+  for (config.output.column = 0; config.output.column < host::padded(dim);
+       config.output.column += config.output.columns)
     launches.push_back(config);
 }
 
@@ -254,8 +262,8 @@ void add_slices(std::vector<Config>& launches, Config config, std::int64_t dim) 
 std::vector<Config> key_launches(const Problem& p, const TilePair& pair, const Config& config) {
   if (!pair.apart) return {config};
   Config keys = config, values = config;
-  keys.gradients = Gradients::keys;
-  values.gradients = Gradients::values;
+  keys.output.gradients = Gradients::keys;
+  values.output.gradients = Gradients::values;
   if (!pair.sliced) return {keys, values};
   std::vector<Config> launches;
   add_slices(launches, keys, p.head_dim);
@@ -271,13 +279,14 @@ std::vector<Config> query_launches(const Problem& p, const TilePair& pair, const
 }
 
 Args from_column(Args args, const Config& config) {
-  if (config.columns == 0) return args;
+  if (config.output.columns == 0) return args;
   for (tile::View4* gradient : {&args.dq, &args.dk, &args.dv}) {
-    const long long bytes = config.column * gradient->stride_d * (config.scaled ? 4 : 2);
+    const long long bytes =
+        config.output.column * gradient->stride_d * (config.form.scaled ? 4 : 2);
     gradient->data = static_cast<char*>(gradient->data) + bytes;
   }
-  args.head_dim = std::clamp(args.head_dim - config.column, 0, config.columns);
-  args.head_dim_v = std::clamp(args.head_dim_v - config.column, 0, config.columns);
+  args.head_dim = std::clamp(args.head_dim - config.output.column, 0, config.output.columns);
+  args.head_dim_v = std::clamp(args.head_dim_v - config.output.column, 0, config.output.columns);
   return args;
 }
 
@@ -291,14 +300,14 @@ std::int64_t per_split(std::int64_t rows, int block, int splits) {
 
 Parts parts_of(const Problem& p, const TilePair& pair, int splits) {
   Parts parts;
-  parts.queries_per_split = per_split(p.seq_q, pair.keys.block_m, splits);
-  parts.keys_per_split = per_split(p.seq_k, pair.queries.block_n, splits);
+  parts.queries_per_split = per_split(p.seq_q, pair.keys.shape.block_m, splits);
+  parts.keys_per_split = per_split(p.seq_k, pair.queries.shape.block_n, splits);
   parts.keys =
       static_cast<int>(std::max<std::int64_t>(1, ceil_div(p.seq_q, parts.queries_per_split)));
   parts.queries =
       static_cast<int>(std::max<std::int64_t>(1, ceil_div(p.seq_k, parts.keys_per_split)));
-  parts.rows_k = rows_k(p, pair.keys.block_n);
-  parts.rows_dq = round_up(p.seq_q, pair.queries.block_m);
+  parts.rows_k = rows_k(p, pair.keys.shape.block_n);
+  parts.rows_dq = round_up(p.seq_q, pair.queries.shape.block_m);
   return parts;
 }
 
@@ -317,8 +326,8 @@ double predict(const Problem& p, const Tile& tile, double heads, double blocks, 
   // Blocks that a diagonal cuts are computed whole: half a square of the larger side of a tile. So
   // are those that a length ends in.
   const double seen = std::max(1.0, pairs / (tiles * block_rows));
-  const int step = block_rows == tile.block_n ? tile.block_m : tile.block_n;
-  const double cut = 0.5 * std::max(tile.block_m, tile.block_n);
+  const int step = block_rows == tile.shape.block_n ? tile.shape.block_m : tile.shape.block_n;
+  const double cut = 0.5 * std::max(tile.shape.block_m, tile.shape.block_n);
   const double ends = p.packed ? 0.5 * step : 0.0;
   const double whole = p.has_positional_mask() ? seen + cut + ends
                        : p.packed              ? seen + ends
@@ -339,7 +348,7 @@ namespace {
 
 /// Blocks of keys of a head that have some.
 double full_key_blocks(const Problem& p, const Tile& tile) {
-  return static_cast<double>(host::key_blocks(p, tile.block_n)) - host::idle_blocks(p);
+  return static_cast<double>(host::key_blocks(p, tile.shape.block_n)) - host::idle_blocks(p);
 }
 
 }  // namespace
@@ -356,17 +365,17 @@ OnePass choose_one_pass(const Problem& p, const Hardware& machine) {
     for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24}) {
       const bool whole = full || p.packed || has_tile_lists(p);
       if (wanted > 1 && (whole || p.seq_q < std::int64_t{64} * wanted)) break;
-      const std::int64_t queries = per_split(p.seq_q, tile.block_m, wanted);
+      const std::int64_t queries = per_split(p.seq_q, tile.shape.block_m, wanted);
       const int splits = wanted == 1 ? 1 : static_cast<int>(ceil_div(p.seq_q, queries));
-      double ms =
-          predict(p, tile, heads, blocks, tile.block_n, static_cast<double>(p.seq_q * p.group()),
-                  splits, {kOnePassProducts, kOnePassProducts}, machine);
+      double ms = predict(p, tile, heads, blocks, tile.shape.block_n,
+                          static_cast<double>(p.seq_q * p.group()), splits,
+                          {kOnePassProducts, kOnePassProducts}, machine);
       if (splits > 1) {
-        const double sums =
-            heads * static_cast<double>(rows_k(p, tile.block_n)) * (dims(p).qk + dims(p).v) * 4.0;
+        const double sums = heads * static_cast<double>(rows_k(p, tile.shape.block_n)) *
+                            (dims(p).qk + dims(p).v) * 4.0;
         ms += host::kKernelMs + 1e-6 * sums * (2.0 + 0.25 * splits) / machine.bandwidth_gbps;
       }
-      if (!admits(p, {tile.block_m, tile.block_n, splits})) continue;
+      if (!admits(p, {tile.shape.block_m, tile.shape.block_n, splits})) continue;
       if (best.tile == nullptr || ms < best.ms) best = {&tile, splits, ms};
     }
   }
@@ -384,11 +393,11 @@ double predict_two_pass(const Problem& p, const TilePair& pair, int splits,
   const double all = two_pass_products(p, pair);
   const double queries = pair.sliced ? 1.0 + 2.0 * host::slices(p.head_dim) : 3.0;
   const double keys = all - queries;
-  double ms = predict(p, pair.keys, heads_k, full_key_blocks(p, pair.keys), pair.keys.block_n,
+  double ms = predict(p, pair.keys, heads_k, full_key_blocks(p, pair.keys), pair.keys.shape.block_n,
                       static_cast<double>(p.seq_q * p.group()), parts.keys, {keys, all}, machine);
   const double query_blocks =
-      static_cast<double>(host::query_blocks(p, pair.queries.block_m)) - host::idle_blocks(p);
-  ms += predict(p, pair.queries, heads_q, query_blocks, pair.queries.block_m,
+      static_cast<double>(host::query_blocks(p, pair.queries.shape.block_m)) - host::idle_blocks(p);
+  ms += predict(p, pair.queries, heads_q, query_blocks, pair.queries.shape.block_m,
                 static_cast<double>(p.seq_k), parts.queries, {queries, all}, machine);
   if (splits > 1) {
     const double sums = heads_k * static_cast<double>(parts.rows_k * parts.keys) *
@@ -424,7 +433,7 @@ TwoPass choose_two_pass(const Problem& p, const Hardware& machine) {
       const bool short_rows = std::min(p.seq_q, p.seq_k) < std::int64_t{64} * splits;
       const bool whole = full || pair.sliced || p.packed || has_tile_lists(p);
       if (splits > 1 && (whole || short_rows)) break;
-      if (!admits(p, {pair.keys.block_m, pair.keys.block_n, splits})) continue;
+      if (!admits(p, {pair.keys.shape.block_m, pair.keys.shape.block_n, splits})) continue;
       const double ms = predict_two_pass(p, pair, splits, machine);
       if (best.pair == nullptr || ms < best.ms) best = {&pair, splits, ms};
     }

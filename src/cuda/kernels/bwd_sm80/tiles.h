@@ -18,7 +18,7 @@ using bwd_sm80::RaggedArgs;
 
 /// A tile that was found good: see bwd_sm80/README.md.
 struct Tile {
-  int block_m, block_n, warps, column_warps, sub_m, stages;
+  bwd_sm80::Shape shape;
   int min_blocks;  ///< on a multiprocessor
   double tflops;   ///< reached on an H100 with every multiprocessor full
 };

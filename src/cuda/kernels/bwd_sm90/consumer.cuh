@@ -43,7 +43,7 @@ struct Consumer {
 
   __forceinline__ void run_tile() {
     Worker<kConfig>& worker = scores.worker;
-    const BlockRange range = tile_range<kConfig>(worker.args, worker.job);
+    const BlockRange range = worker.tile_range();
 #pragma unroll
     for (int i = 0; i < kD / 2; ++i) rDk[i] = 0.0F;
 #pragma unroll

@@ -36,7 +36,6 @@ __forceinline__ void kernel(const AnyArgs& any) {
   }
   __syncthreads();
   if constexpr (kConfig.large_dim()) let_next_start();  // where blocks of this kernel end
-  if constexpr (kConfig.listed()) wait_for_previous();  // for the lists
   // A warp-uniform role: what depends on it stays in uniform registers.
   const int role = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
   if (role == 0) {

@@ -23,6 +23,9 @@ struct ListProducer {
   /// How many blocks of queries of all heads of the group see the tile's keys.
   __forceinline__ void count_steps(const Job& job) {
     steps = cut = 0;
+    if constexpr (kPacked<kConfig>) {
+      if (job.batch == ragged<kConfig>(producer.args).sequences) return;  // behind the last one
+    }
     const TileLists& of = listed<kConfig>(producer.args).of_keys;
     for (int g = 0; g < producer.args.group; ++g) {
       const int* counts = of.counts + 2 * (static_cast<i64>(list_of(job, g)) * of.rows + job.block);
@@ -40,8 +43,8 @@ struct ListProducer {
     if constexpr (kConfig.ragged()) {
       store_shared_4(at + 16, static_cast<u32>(job.seq_q));
       store_shared_4(at + 20, static_cast<u32>(job.seq_k));
-      store_shared_4(at + 24, 0);
-      store_shared_4(at + 28, 0);
+      store_shared_4(at + 24, static_cast<u32>(job.q_begin));
+      store_shared_4(at + 28, static_cast<u32>(job.k_begin));
     }
     const u32 counts = at + Shared<kConfig>::kSlotBytes - 16;
     store_shared_4(counts, static_cast<u32>(steps));
@@ -95,14 +98,26 @@ struct ListProducer {
   __forceinline__ void run() {
     Queue<kConfig> queue{producer.args, producer.shared};
     u32 index = producer.ask();
+    bool has_lists = false;
     while (true) {
       Job job = queue.job(static_cast<int>(index));
       if constexpr (kConfig.ragged()) {
-        if (job.kind != JobKind::end)
-          look_up<kConfig.lengths>(ragged<kConfig>(producer.args), job, job.kind == JobKind::tile,
-                                   kM);
+        const bool tile = job.kind == JobKind::tile;
+        const int rows = tile ? kConfig.shape.block_n : kConfig.shape.chunk_rows;
+        if (job.kind != JobKind::end &&
+            !look_up<kConfig.lengths>(producer.lengths(), job, tile, rows)) {
+          producer.pass_over(job);
+          index = producer.ask();
+          continue;
+        }
       }
-      if (job.kind == JobKind::tile) count_steps(job);
+      if (job.kind == JobKind::tile) {
+        // Rows are prepared while the lists are still being made. Those who compute read lists
+        // behind the announcement.
+        if (!has_lists) wait_for_previous();
+        has_lists = true;
+        count_steps(job);
+      }
       announce(job);
       if (job.kind == JobKind::tile) {
         index = load_tile(job);

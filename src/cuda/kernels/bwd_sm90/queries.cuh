@@ -166,7 +166,7 @@ struct Queries {
   }
 
   __forceinline__ void run_tile() {
-    const BlockRange range = tile_range<kConfig>(worker.args, worker.job);
+    const BlockRange range = worker.tile_range();
     if (range.begin < range.end) {
       mbarrier_wait(worker.shared.k_full(worker.rK.slot), worker.rK.parity);
       const int of =

@@ -9,7 +9,7 @@
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
 #include "cuda/host/expressions.h"
-#include "cuda/host/lse_args.h"
+#include "cuda/host/fill.h"
 #include "cuda/host/options.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/bwd_sm80/captures.h"
@@ -83,7 +83,9 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   if (reason.empty()) reason = bwd_sm90_options_refusal(p);
   if (!reason.empty()) return reason;
   if (p.block_list.defined()) {
-    if (p.packed) return "packed sequences beside a block list are not supported by this kernel";
+    // delta of listed rows comes from a rounded O.
+    if (p.packed && bwd_tiles::is_tiny(p))
+      return "small packed problems beside a block list are left to flash_bwd_sm80";
     // delta of listed rows comes from a rounded O, which dropout scales.
     if (drops(p) && bwd_tiles::is_tiny(p))
       return "small problems with dropout beside a block list are left to flash_bwd_sm80";
@@ -284,15 +286,8 @@ void fill(RaggedArgs& args, const Problem& p, const Decided& decided) {
     args.scale_cap = static_cast<float>(p.scale / p.softcap);
     args.cap_log2 = static_cast<float>(p.softcap * kLog2e);
   }
-  if (p.alibi_slopes.defined()) {
-    args.alibi = static_cast<const float*>(p.alibi_slopes.data);
-    args.alibi_b = p.alibi_slopes.strides[0];
-    args.alibi_h = p.alibi_slopes.strides[1];
-  }
-  if (p.sinks.defined() && (config.hides_rows() || config.picks_rows())) {
-    args.sinks = static_cast<const float*>(p.sinks.data);
-    args.sinks_h = p.sinks.strides[0];
-  }
+  host::fill_alibi(args, p);
+  if (config.hides_rows() || config.picks_rows()) host::fill_sinks(args, p);
   const Sm90Mask mask = sm90_mask(p);
   args.low = mask.low;
   args.high = mask.high;
@@ -424,6 +419,8 @@ std::string on_trial(const KernelRow& /*row*/, const Problem& p) {
   const bool large_dim = std::max(p.head_dim, p.head_dim_v) > 128;
   if (large_dim && p.packed && sm90_mask(p).mask != bwd_sm90::Mask::none)
     return "no card has checked its packed sequences under a mask above head dim 128";
+  if (p.packed && p.block_list.defined())
+    return "no card has checked its packed sequences beside a block list";
   return p.bias.defined() ? "a bias here has not been timed beside flash_bwd_sm80" : "";
 }
 

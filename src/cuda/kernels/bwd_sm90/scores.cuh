@@ -147,7 +147,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       block = static_cast<int>(load_shared_4(at));
       const int head =
           worker.job.head * worker.args.group + static_cast<int>(load_shared_4(at + 4));
-      bh = worker.job.batch * worker.args.heads_q + head;
+      bh = entry_of<kConfig>(worker.job) * worker.args.heads_q + head;
       load_slope(head);
       if constexpr (kMasked && kConfig.lists == Lists::parts) return listed_columns(head);
     }

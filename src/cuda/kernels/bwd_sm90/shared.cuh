@@ -120,8 +120,8 @@ enum class JobKind : int { prepare, tile, convert, end, keys };
 /// `block`: chunk of rows or block of keys; `head`: query head, of a tile key head (a sharer of
 /// it), of keys key head. `part`: of a tile's queries. Packed: `batch` is the sequence, `block` is
 /// of it. The lengths, and where the sequence begins in the packed tensors, only where Args does
-/// not say. With a list `seq_q` is the number of blocks of queries that see a tile, `part` how
-/// many of them a mask cuts: they come first.
+/// not say. With a list `part` is how many of the blocks of queries that see a tile a mask cuts:
+/// they come first.
 struct Job {
   JobKind kind = JobKind::end;
   int block = 0, batch = 0, head = 0, part = 0;
@@ -212,16 +212,6 @@ __forceinline__ BlockRange query_range(const Args& args, const Job& job) {
     if constexpr (kConfig.mask != Mask::both) range.full_end = range.end;
   }
   return range;
-}
-
-/// The same for those who compute: with a list in its order.
-template <Config kConfig>
-__forceinline__ BlockRange tile_range(const Args& args, const Job& job) {
-  if constexpr (kConfig.listed()) {
-    return {0, job.seq_q, job.part, job.seq_q};
-  } else {
-    return query_range<kConfig>(args, job);
-  }
 }
 
 }  // namespace tilewise::bwd_sm90

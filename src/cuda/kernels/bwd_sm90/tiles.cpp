@@ -154,9 +154,9 @@ Config bwd_sm90_config(const Problem& p) {
   // Of blocks as large as tiles too: at dim 64 the unit that also looks at bits of blocks took 5 %
   // less time where there was nothing to look at.
   if (p.block_list.defined()) config.lists = tile::Lists::parts;
-  if (maps_mask(p) && !p.packed && !config.two_plane) config.lists = tile::Lists::whole;
+  if (maps_mask(p) && !config.two_plane) config.lists = tile::Lists::whole;
   // Tiles of a list are not cut into parts, nor are the heads of a group.
-  if (prefers_map(p) && !config.two_plane && bwd_sm90_parts(p, config) == 1 &&
+  if (prefers_map(p) && !p.packed && !config.two_plane && bwd_sm90_parts(p, config) == 1 &&
       bwd_sm90_sharers(p, config) == 1)
     config.lists = tile::Lists::whole;
   config.sums.split = bwd_sm90_parts(p, config) > 1 || bwd_sm90_sharers(p, config) > 1;

@@ -11,8 +11,16 @@ namespace tilewise::bwd_sm90 {
 
 using namespace tile;
 
+/// With a list: how many blocks of queries see the tile at hand.
+template <bool kListed>
+struct ListedSteps {};
+template <>
+struct ListedSteps<true> {
+  int steps = 0;
+};
+
 template <Config kConfig>
-struct Worker {
+struct Worker : ListedSteps<kConfig.listed()> {
   static constexpr int kM = kConfig.shape.block_m, kBlockN = kConfig.shape.block_n;
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
   static constexpr SharedPlan kPlan{kConfig};
@@ -97,12 +105,21 @@ struct Worker {
     }
     if constexpr (kConfig.listed()) {
       const u32 at = shared.slot(slots.slot) + Shared<kConfig>::kSlotBytes - 16;
-      job.seq_q = static_cast<int>(load_shared_4(at));
+      this->steps = static_cast<int>(load_shared_4(at));
       job.part = static_cast<int>(load_shared_4(at + 4));
     }
     __syncwarp();  // all lanes have read the slot
     release(shared.job_empty(slots.slot));
     slots.advance();
+  }
+
+  /// Blocks of queries that see the tile's keys, with a list in its order.
+  __forceinline__ BlockRange tile_range() const {
+    if constexpr (kConfig.listed()) {
+      return {0, this->steps, job.part, this->steps};
+    } else {
+      return query_range<kConfig>(args, job);
+    }
   }
 
   // ---- deterministic: a warp's fragments of a block of queries are added to in the order of the
@@ -127,7 +144,7 @@ struct Worker {
   __forceinline__ u32 listed_before(int of_bh, int of_block) const {
     const TileLists& of = listed<kConfig>(args).of_queries;
     const int head = of_bh % args.heads_q;
-    const i64 list = static_cast<i64>(of_bh / args.heads_q) * of.list_b + head * of.list_h;
+    const i64 list = static_cast<i64>(job.batch) * of.list_b + head * of.list_h;
     const unsigned* row = of.bits + (list * of.rows + of_block) * 2 * of.words;
     const int here = job.block / 32, bit = job.block % 32;
     u32 before = 0;

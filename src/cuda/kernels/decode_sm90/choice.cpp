@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cuda/host/common.h"
+#include "cuda/host/fill.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/jit/config_text.h"
 #include "cuda/kernels/fwd_sm90/fill.h"
@@ -221,10 +222,7 @@ DecodeChoice decode_choose(const Problem& p, const Hardware& machine) {
 tile::KeyParts decode_key_parts(const Problem& p, int keys) {
   tile::KeyParts parts;
   parts.keys = keys;
-  if (p.key_lengths.defined()) {
-    parts.key_lengths = static_cast<const int*>(p.key_lengths.data);
-    parts.key_lengths_b = p.key_lengths.strides[0];
-  }
+  host::fill_key_lengths(parts, p);
   parts.seq_q = static_cast<int>(p.seq_q);
   parts.seq_k = static_cast<int>(p.seq_k);
   parts.positions = host::positions(p);

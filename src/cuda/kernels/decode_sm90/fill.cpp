@@ -4,6 +4,7 @@
 
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
+#include "cuda/host/fill.h"
 #include "cuda/host/options.h"
 #include "cuda/host/tma_maps.h"
 
@@ -33,12 +34,7 @@ void decode_fill(decode_sm90::Args& args, const Problem& p, const DecodeChoice& 
   args.v = view(p.v);
   args.o = host::view4(p.o);
   args.o_pairs = host::has_vectors(p.o);
-  if (p.lse.defined()) {
-    args.lse = static_cast<float*>(p.lse.data);
-    args.lse_b = p.lse.strides[0];
-    args.lse_h = p.lse.strides[1];
-    args.lse_s = p.lse.strides[2];
-  }
+  host::fill_lse_output(args, p);
   args.batch = static_cast<int>(p.batch);
   args.heads_q = static_cast<int>(p.heads_q);
   args.heads_k = static_cast<int>(p.heads_k);
@@ -52,15 +48,8 @@ void decode_fill(decode_sm90::Args& args, const Problem& p, const DecodeChoice& 
   args.scale = p.scale;
   args.scale_log2 = static_cast<float>(static_cast<double>(p.scale) * kLog2e);
   args.softcap = static_cast<float>(p.softcap);
-  if (p.alibi_slopes.defined()) {
-    args.alibi = static_cast<const float*>(p.alibi_slopes.data);
-    args.alibi_b = p.alibi_slopes.strides[0];
-    args.alibi_h = p.alibi_slopes.strides[1];
-  }
-  if (p.sinks.defined()) {
-    args.sinks = static_cast<const float*>(p.sinks.data);
-    args.sinks_h = p.sinks.strides[0];
-  }
+  host::fill_alibi(args, p);
+  host::fill_sinks(args, p);
   if (p.paged) args.pages = host::pages(p);
   if (p.tree.defined()) args.tree = tree_words(p);
   args.keys = decode_key_parts(p, choice.keys);

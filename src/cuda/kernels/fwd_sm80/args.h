@@ -3,37 +3,47 @@
 
 #include "cuda/tile/dropout_args.h"
 #include "cuda/tile/expression_args.h"
+#include "cuda/tile/form_args.h"
 #include "cuda/tile/lists_args.h"
 #include "cuda/tile/sequences_args.h"
 #include "cuda/tile/types.h"
 
 namespace tilewise::fwd_sm80 {
 
-struct Config {
-  tile::Element element = tile::Element::bf16;  ///< of the operands as the tensor cores read them
-  int planes = 1;       ///< 2: an operand is the sum of two 16-bit planes (float32 accuracy)
-  bool scaled = false;  ///< operands carry a scale factor per kScaleRows rows; O is float32 then
-  int head_dim = 64;    ///< padded D
-  int head_dim_v = 64;  ///< padded Dv, or a slice of it
-  int slices = 1;       ///< of padded Dv, one a launch
-  int block_m = 128;    ///< B_r
-  int block_n = 64;     ///< B_c
+/// Where the keys of a row block lie: in a batch entry, in a packed sequence, in pages of a batch
+/// entry.
+enum class Keys : int { entry, packed, pages };
+
+/// What shared memory and registers hold: literals of the tile.
+struct Shape {
+  int block_m = 128;  ///< B_r
+  int block_n = 64;   ///< B_c
   int warps = 4;
   int key_warps = 1;  ///< warps that share rows, each with its part of a block's keys
   int stages = 2;     ///< of K and V in shared memory
   bool q_in_registers = false;
+
+  bool operator==(const Shape&) const = default;
+};
+
+struct Config {
+  tile::Form form;
+  int head_dim = 64;    ///< padded D
+  int head_dim_v = 64;  ///< padded Dv, or a slice of it
+  int slices = 1;       ///< of padded Dv, one a launch
+  Shape shape;
   bool positional = false;  ///< causal or window
   bool modified = false;    ///< softcap, ALiBi, a scale that is not positive
   tile::PairKind pairs;     ///< a bias or a bool mask
   bool split = false;       ///< keys in parts: O and LSE of each part to float32 workspace
   bool dropout = false;
-  bool packed = false;                    ///< sequences beside each other
-  bool paged = false;                     ///< K and V through a page table
+  bool packed = false;  ///< queries of sequences beside each other
+  Keys keys = Keys::entry;
   tile::Lists lists = tile::Lists::none;  ///< of tiles of keys, not beside `split`
-  bool entry_keys = false;        ///< packed queries, whose keys are of batch entries: pages
-  tile::Expressions expressions;  ///< with any, Args are Expressed
+  tile::Expressions expressions;          ///< with any, Args are Expressed
 
-  constexpr bool ragged() const { return packed || paged; }  ///< Args are RaggedArgs
+  constexpr bool paged() const { return keys == Keys::pages; }
+  constexpr bool ragged() const { return packed || paged(); }  ///< Args are RaggedArgs
   constexpr bool listed() const { return lists != tile::Lists::none; }
   bool operator==(const Config&) const = default;
 };
@@ -71,7 +81,7 @@ struct Args {
 /// strides of `pages` are those of pages.
 struct RaggedArgs {
   Args args;
-  tile::Sequences queries, keys;                                 ///< packed; keys: not entry_keys
+  tile::Sequences queries, keys;                                 ///< packed; Keys::packed
   bool chunked_q = false, chunked_k = false, chunked_v = false;  ///< as pack_rows lays rows out
   tile::Pages pages;                                             ///< paged
 };

@@ -27,19 +27,19 @@ using namespace tile;
 
 template <Config kConfig>
 struct Forward {
-  static constexpr Element kElement = kConfig.element;
-  static constexpr int kPlanes = kConfig.planes;
-  static constexpr int kThreads = kConfig.warps * 32;
-  static constexpr int kBlockM = kConfig.block_m, kBlockN = kConfig.block_n;
-  static constexpr int kKeyWarps = kConfig.key_warps;
-  static constexpr int kRowWarps = kConfig.warps / kKeyWarps;
+  static constexpr Element kElement = kConfig.form.element;
+  static constexpr int kPlanes = kConfig.form.planes;
+  static constexpr int kThreads = kConfig.shape.warps * 32;
+  static constexpr int kBlockM = kConfig.shape.block_m, kBlockN = kConfig.shape.block_n;
+  static constexpr int kKeyWarps = kConfig.shape.key_warps;
+  static constexpr int kRowWarps = kConfig.shape.warps / kKeyWarps;
   static constexpr int kRows = kBlockM / kRowWarps;  ///< of a warp
   static constexpr int kKeys = kBlockN / kKeyWarps;  ///< of a block, for a warp
   static constexpr int kM = kRows / 16, kN = kKeys / 8;
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
   static constexpr int kBias = kPlanes == 2 ? 7 : 0;
   static_assert(kRows % 16 == 0 && kKeys % 16 == 0);
-  static_assert(!kConfig.scaled || kScaleRows % kBlockN == 0,
+  static_assert(!kConfig.form.scaled || kScaleRows % kBlockN == 0,
                 "one scale factor for the keys of a step");
   static_assert(!kConfig.listed() || !kConfig.split);
 
@@ -55,7 +55,7 @@ struct Forward {
   /// Row statistics and O of a warp, where K and V were.
   static constexpr int kPartBytes = 512 * kM * (kDv / 8 + 1);
   static_assert((kKeyWarps - 1) * kRowWarps * kPartBytes <=
-                kConfig.stages * (TileK::kBytes + TileV::kBytes));
+                kConfig.shape.stages * (TileK::kBytes + TileV::kBytes));
 
   const Args& args;
   const int thread, warp, lane;
@@ -67,7 +67,8 @@ struct Forward {
   ScoreModification mod;
   u32 shared;
   float q_scale;
-  FragmentA<kPlanes> rQ[kConfig.q_in_registers ? kM : 1][kConfig.q_in_registers ? kD / 16 : 1];
+  FragmentA<kPlanes> rQ[kConfig.shape.q_in_registers ? kM : 1]
+                       [kConfig.shape.q_in_registers ? kD / 16 : 1];
   Acc rO[kM][kDv / 8];
   RowStatistics<kM> rows;
 
@@ -83,7 +84,7 @@ struct Forward {
   __forceinline__ TileQ sQ() const { return {shared}; }
   __forceinline__ TileK sK(int stage) const { return {shared + kQBytes + stage * TileK::kBytes}; }
   __forceinline__ TileV sV(int stage) const {
-    return {shared + kQBytes + kConfig.stages * TileK::kBytes + stage * TileV::kBytes};
+    return {shared + kQBytes + kConfig.shape.stages * TileK::kBytes + stage * TileV::kBytes};
   }
 
   __forceinline__ Forward(const Args& a, u32 shared_base, TileIndex index, int keys)
@@ -97,7 +98,7 @@ struct Forward {
         diagonals(a.positions, a.seq_q, keys),
         shared(shared_base) {
     head_k = head() / args.group;
-    if constexpr (kConfig.scaled) {
+    if constexpr (kConfig.form.scaled) {
       const int block = min(warp_row() / kScaleRows, args.q_scale_blocks - 1);
       q_scale = args.q_scale[static_cast<i64>(tile.bh) * args.q_scale_blocks + block];
     } else {
@@ -130,19 +131,19 @@ struct Forward {
     load_pages_async<kThreads>(to, pages, batch(), first, pool, view, seq_k - first, cols, thread);
   }
   __forceinline__ void load_k(int block, int stage) const {
-    if constexpr (kConfig.paged) return load_paged(sK(stage), args.k, args.cols_k, block);
+    if constexpr (kConfig.paged()) return load_paged(sK(stage), args.k, args.cols_k, block);
     sK(stage).template load_async<kThreads>(
         key_rows(args.k) + static_cast<i64>(block) * kBlockN * args.k.stride_s, args.k.stride_s,
         seq_k - block * kBlockN, args.cols_k, thread);
   }
   __forceinline__ void load_v(int block, int stage) const {
-    if constexpr (kConfig.paged) return load_paged(sV(stage), args.v, args.cols_v, block);
+    if constexpr (kConfig.paged()) return load_paged(sV(stage), args.v, args.cols_v, block);
     sV(stage).template load_async<kThreads>(
         key_rows(args.v) + static_cast<i64>(block) * kBlockN * args.v.stride_s, args.v.stride_s,
         seq_k - block * kBlockN, args.cols_v, thread);
   }
   __forceinline__ void keep_q() {
-    if constexpr (kConfig.q_in_registers) {
+    if constexpr (kConfig.shape.q_in_registers) {
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -154,7 +155,7 @@ struct Forward {
   // ---- bias and mask
 
   __forceinline__ Pairs pairs() const {
-    constexpr int kOperands = kQBytes + kConfig.stages * (TileK::kBytes + TileV::kBytes);
+    constexpr int kOperands = kQBytes + kConfig.shape.stages * (TileK::kBytes + TileV::kBytes);
     return {args.pairs, shared + kOperands + static_cast<u32>(warp * Pairs::kRoom.bytes),
             opaque(lane)};
   }
@@ -167,7 +168,7 @@ struct Forward {
   /// (F1) S = Q K^T
   __forceinline__ void scores(Acc (&S)[kM][kN], int stage) const {
     clear(S);
-    if constexpr (kConfig.q_in_registers) {
+    if constexpr (kConfig.shape.q_in_registers) {
 #pragma unroll
       for (int k = 0; k < kD / 16; ++k) {
 #pragma unroll
@@ -196,7 +197,7 @@ struct Forward {
   template <bool kMasked>
   __forceinline__ void softmax(Acc (&S)[kM][kN], int block, const typename Pairs::Shown& shown) {
     float scale = args.scale_log2;
-    if constexpr (kConfig.scaled) {
+    if constexpr (kConfig.form.scaled) {
       const float factor = q_scale * args.k_scale[key_scale_index(block)];
       if constexpr (kConfig.modified) {
         mod.scale = args.scale * factor;
@@ -218,7 +219,7 @@ struct Forward {
       constexpr bool kBiased = kConfig.pairs.bias != BiasType::none;
       constexpr bool kInLog2 = kConfig.modified || kBiased;
       float natural = kInLog2 ? kLn2 : args.scale;
-      if constexpr (kConfig.scaled && !kInLog2) natural = scale * kLn2;
+      if constexpr (kConfig.form.scaled && !kInLog2) natural = scale * kLn2;
       apply_score_function<kConfig.expressions.score, false, kBiased>(S, natural, corner(block),
                                                                       *captures, opaque(lane));
       scale = kLog2e;
@@ -246,9 +247,9 @@ struct Forward {
   /// (F10) O += P V
   __forceinline__ void accumulate(const FragmentA<kPlanes> (&P)[kM][kN / 2], int stage, int block) {
     float v_scale = 1.0F;
-    if constexpr (kConfig.scaled) v_scale = args.v_scale[key_scale_index(block)];
-    product_register<kElement, kConfig.scaled>(rO, P, sV(stage), key_warp() * (kKeys / 16), 0,
-                                               v_scale, lane);
+    if constexpr (kConfig.form.scaled) v_scale = args.v_scale[key_scale_index(block)];
+    product_register<kElement, kConfig.form.scaled>(rO, P, sV(stage), key_warp() * (kKeys / 16), 0,
+                                                    v_scale, lane);
   }
 
   /// One block of keys. `next` >= 0 is the block to fetch meanwhile.
@@ -258,7 +259,7 @@ struct Forward {
     // copies overwrite.
     copy_async_wait<0>();
     __syncthreads();
-    if constexpr (kConfig.stages == 2) {
+    if constexpr (kConfig.shape.stages == 2) {
       if (next >= 0) {
         load_k(next, stage ^ 1);
         load_v(next, stage ^ 1);
@@ -279,7 +280,7 @@ struct Forward {
       kept.drop(S, 1.0F);  // (F10) Z P; 1 / (1 - p) comes at the end
       pack_fragments<kElement>(P, S);
     }
-    if constexpr (kConfig.stages == 1) {
+    if constexpr (kConfig.shape.stages == 1) {
       // V has landed, for all threads; all warps are done with K.
       copy_async_wait<0>();
       __syncthreads();
@@ -289,7 +290,7 @@ struct Forward {
       __syncwarp();  // all lanes are done with the pairs
       if (next >= 0) pairs().load_async(corner(next));
     }
-    if constexpr (kConfig.stages == 1 || kConfig.pairs.staged) copy_async_commit();
+    if constexpr (kConfig.shape.stages == 1 || kConfig.pairs.staged) copy_async_commit();
     if (shown.some) accumulate(P, stage, block);
   }
 
@@ -297,10 +298,10 @@ struct Forward {
   __forceinline__ void start(int block) {
     load_q();
     load_k(block, 0);
-    if constexpr (kConfig.stages == 2) load_v(block, 0);
+    if constexpr (kConfig.shape.stages == 2) load_v(block, 0);
     pairs().load_async(corner(block));
     copy_async_commit();
-    if constexpr (kConfig.q_in_registers) {
+    if constexpr (kConfig.shape.q_in_registers) {
       copy_async_wait<0>();
       __syncthreads();
       keep_q();
@@ -317,14 +318,14 @@ struct Forward {
       const int block = at.tile();
       more = at.go();
       step<true>(block, more ? at.tile() : -1, stage);
-      if constexpr (kConfig.stages == 2) stage ^= 1;
+      if constexpr (kConfig.shape.stages == 2) stage ^= 1;
     }
 #pragma unroll 1
     while (more) {
       const int block = at.tile();
       more = at.go();
       step<false>(block, more ? at.tile() : -1, stage);
-      if constexpr (kConfig.stages == 2) stage ^= 1;
+      if constexpr (kConfig.shape.stages == 2) stage ^= 1;
     }
   }
   __forceinline__ void run(const BlockRange& range) {
@@ -336,18 +337,18 @@ struct Forward {
 #pragma unroll 1
     for (; block >= range.full_end; --block) {
       step<true>(block, next(block), stage);
-      if constexpr (kConfig.stages == 2) stage ^= 1;
+      if constexpr (kConfig.shape.stages == 2) stage ^= 1;
     }
 #pragma unroll 1
     for (; block >= range.full_begin; --block) {
       step<false>(block, next(block), stage);
-      if constexpr (kConfig.stages == 2) stage ^= 1;
+      if constexpr (kConfig.shape.stages == 2) stage ^= 1;
     }
     if constexpr (kConfig.positional) {
 #pragma unroll 1
       for (; block >= range.begin; --block) {
         step<true>(block, next(block), stage);
-        if constexpr (kConfig.stages == 2) stage ^= 1;
+        if constexpr (kConfig.shape.stages == 2) stage ^= 1;
       }
     }
   }
@@ -391,7 +392,7 @@ struct Forward {
         rO[r / 2][n][2 * (r % 2) + 1] *= inverse;
       }
     }
-    if constexpr (kConfig.split || kConfig.scaled) {
+    if constexpr (kConfig.split || kConfig.form.scaled) {
       store_floats();
     } else {
       store_elements();
@@ -430,10 +431,10 @@ __forceinline__ void attend(const Args& args, const TileIndex& tile, int seq_k, 
   Block block(args, shared_address(shared), tile, seq_k);
   block.pages = pages;
   block.captures = captures;
-  const int row_end = min(block.row + kConfig.block_m, args.seq_q);
-  BlockRange range = key_blocks<kConfig.block_n>(block.diagonals, block.row, row_end, seq_k);
+  const int row_end = min(block.row + kConfig.shape.block_m, args.seq_q);
+  BlockRange range = key_blocks<kConfig.shape.block_n>(block.diagonals, block.row, row_end, seq_k);
   if constexpr (kConfig.split) {
-    const int blocks = args.keys_per_split / kConfig.block_n;
+    const int blocks = args.keys_per_split / kConfig.shape.block_n;
     range.clip(tile.split * blocks, (tile.split + 1) * blocks);
   }
   if (range.begin < range.end) block.run(range);
@@ -460,7 +461,7 @@ __forceinline__ void run(const RaggedArgs& ragged, const Captures* captures) {
     Args args = ragged.args;
     int seq_k = 0;
     if (!enter_sequence<kConfig>(ragged, args, tile, seq_k)) return;
-    attend<kConfig>(args, tile, seq_k, kConfig.paged ? ragged.pages : Pages{}, captures);
+    attend<kConfig>(args, tile, seq_k, kConfig.paged() ? ragged.pages : Pages{}, captures);
   } else {
     attend<kConfig>(ragged.args, tile, keys_of(ragged.args, tile.bh / ragged.args.heads_q),
                     ragged.pages, captures);

@@ -7,6 +7,7 @@
 #include "cuda/driver/device.h"
 #include "cuda/host/common.h"
 #include "cuda/host/expressions.h"
+#include "cuda/host/fill.h"
 #include "cuda/kernels/fwd_sm80/args.h"
 #include "cuda/kernels/fwd_sm80/tiles.h"
 #include "cuda/kernels/rows/combine.h"
@@ -16,6 +17,7 @@
 #include "plan/batch_invariance.h"
 #include "plan/forms.h"
 #include "problem/blocks.h"
+#include "problem/grouped.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -36,7 +38,7 @@ std::int64_t keys_per_split(const Problem& p, int block_n, int splits) {
 }
 
 std::int64_t row_blocks(const Problem& p, const Tile& tile) {
-  return host::query_blocks(p, tile.block_m);
+  return host::query_blocks(p, tile.shape.block_m);
 }
 /// Tiles that have rows.
 double full_tiles(const Problem& p, const Tile& tile) {
@@ -71,10 +73,12 @@ constexpr double kLeastDims = 56.0;
 double keys_computed(const Problem& p, const Tile& tile) {
   const double seen = visible_pairs(p) / static_cast<double>(p.query_rows());
   if (p.has_positional_mask()) {
-    const double cut = 0.5 * (tile.block_m + tile.block_n) + (p.packed ? 0.5 * tile.block_n : 0.0);
+    const double cut = 0.5 * (tile.shape.block_m + tile.shape.block_n) +
+                       (p.packed ? 0.5 * tile.shape.block_n : 0.0);
     return std::min(static_cast<double>(p.seq_k), seen + cut);
   }
-  return p.packed ? seen + 0.5 * tile.block_n : std::ceil(seen / tile.block_n) * tile.block_n;
+  return p.packed ? seen + 0.5 * tile.shape.block_n
+                  : std::ceil(seen / tile.shape.block_n) * tile.shape.block_n;
 }
 
 /// Predicted milliseconds of a tile with the keys in `splits` parts.
@@ -90,21 +94,23 @@ double predict(const Problem& p, const Tile& tile, int bytes, int splits, const 
       2.0 * std::max(kLeastDims, pads ? product_columns(p) : static_cast<double>(dims));
   const double keys = keys_computed(p, tile);
   host::Load load;
-  load.flops = grid * tile.block_m * keys * pair_flops;
+  load.flops = grid * tile.shape.block_m * keys * pair_flops;
   load.tflops = tile.tflops;
   load.products = host::products(p);
-  load.tile_ms = kTileMs + kTileRowMs * tile.block_m + (tile.key_warps > 1 ? kMergeMs : 0.0);
+  load.tile_ms =
+      kTileMs + kTileRowMs * tile.shape.block_m + (tile.shape.key_warps > 1 ? kMergeMs : 0.0);
   load.blocks_per_sm = resident_blocks(tile, bytes, machine);
-  double part_keys = most_keys(p, tile.block_m), parts = 1.0;
+  double part_keys = most_keys(p, tile.shape.block_m), parts = 1.0;
   if (splits > 1) {
-    part_keys = std::min(part_keys, static_cast<double>(keys_per_split(p, tile.block_n, splits)));
+    part_keys =
+        std::min(part_keys, static_cast<double>(keys_per_split(p, tile.shape.block_n, splits)));
     parts = std::min<double>(splits, keys / part_keys + 0.5);
   }
   load.tiles = grid * std::max(1.0, parts);
-  load.largest = tile.block_m * part_keys * pair_flops;
+  load.largest = tile.shape.block_m * part_keys * pair_flops;
   double ms = host::kKernelMs + host::time_ms(load, machine);
   if (splits > 1) {
-    const double partial = grid * tile.block_m * parts * host::padded(p.head_dim_v) * 4.0;
+    const double partial = grid * tile.shape.block_m * parts * host::padded(p.head_dim_v) * 4.0;
     ms += kCombineMs + 1e-6 * 2.0 * partial / machine.bandwidth_gbps;
   }
   return ms;
@@ -118,8 +124,8 @@ struct Choice {
 
 /// False for what a tile is not for. A step has one scale factor for its keys.
 bool suits(const Tile& t, const Problem& p, int bytes, const Hardware& machine) {
-  if (host::form(p).scaled && t.block_n > tile::kScaleRows) return false;
-  if (t.key_warps == 1) return true;
+  if (host::form(p).scaled && t.shape.block_n > tile::kScaleRows) return false;
+  if (t.shape.key_warps == 1) return true;
   const double at_once =
       static_cast<double>(machine.multiprocessors) * resident_blocks(t, bytes, machine);
   // Where all rows of a head fit one of them, larger tiles have nothing to fill them with.
@@ -144,42 +150,18 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
         host::fills(full_tiles(p, tile), resident_blocks(tile, bytes, machine), machine);
     for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32}) {
       // Fewer than 64 keys a part do not pay for the merge.
-      const bool whole = full || row.config != nullptr || tile.key_warps > 1 || has_tile_lists(p);
+      const bool whole =
+          full || row.config != nullptr || tile.shape.key_warps > 1 || has_tile_lists(p);
       if (wanted > 1 && (whole || p.seq_k < std::int64_t{64} * wanted)) break;
-      const std::int64_t keys = keys_per_split(p, tile.block_n, wanted);
+      const std::int64_t keys = keys_per_split(p, tile.shape.block_n, wanted);
       const int splits = wanted == 1 ? 1 : static_cast<int>(ceil_div(p.seq_k, keys));
-      if (!admits(p, {tile.block_m, tile.block_n, splits})) continue;
+      if (!admits(p, {tile.shape.block_m, tile.shape.block_n, splits})) continue;
       const double ms = predict(p, tile, bytes, splits, machine);
       if (best.tile == nullptr || ms < best.ms) best = {&tile, splits, ms};
       if (takes_first_kernel(p)) return best;
     }
   }
   return best;
-}
-
-/// One query of a group's heads, which differ in nothing else, as rows of one head: K and V are
-/// read once. Other problems as they are.
-Problem grouped(const Problem& given) {
-  Problem p = given;
-  const bool alike = !p.bias.defined() && !p.mask.defined() && !p.alibi_slopes.defined() &&
-                     !p.sinks.defined() && !drops(p) && !expressions_of(p).any() &&
-                     !p.block_list.defined();
-  const bool sees_all =
-      p.left == Problem::kUnbounded && p.right >= 0 && p.causal != Causal::top_left;
-  if (p.packed || p.seq_q != 1 || p.group() <= 1 || !alike || !sees_all) return p;
-  const std::int64_t group = p.group();
-  for (Tensor* t : {&p.q, &p.o, &p.lse}) {
-    if (!t->defined()) continue;
-    t->sizes[1] = p.heads_k;
-    t->sizes[2] = group;
-    t->strides[2] = t->strides[1];
-    t->strides[1] *= group;
-  }
-  p.heads_q = p.heads_k;
-  p.seq_q = p.total_q = group;
-  p.causal = Causal::none;
-  p.right = Problem::kUnbounded;
-  return p;
 }
 
 /// What run() goes by.
@@ -195,11 +177,11 @@ Decided decide(const Problem& p, const Choice& choice, const Hardware& machine) 
   Decided decided;
   decided.config = make_config(p, tile, choice.splits > 1, machine.shared_kib);
   decided.min_blocks = tile.min_blocks;
-  decided.keys_per_split = static_cast<int>(keys_per_split(p, tile.block_n, choice.splits));
+  decided.keys_per_split = static_cast<int>(keys_per_split(p, tile.shape.block_n, choice.splits));
   const Config& config = decided.config;
   const std::int64_t blocks = row_blocks(p, tile), heads = p.stored_batch() * p.heads_q;
   const double head_bytes = static_cast<double>(p.packed_keys() ? p.total_k : p.seq_k) *
-                            config.planes * 2.0 * (config.head_dim + config.head_dim_v) /
+                            config.form.planes * 2.0 * (config.head_dim + config.head_dim_v) /
                             static_cast<double>(p.group());
   decided.order = {.blocks = static_cast<unsigned>(blocks),
                    .splits = static_cast<unsigned>(choice.splits),
@@ -231,8 +213,8 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
   }
   const Operands operands(p);
   Cost cost;
-  cost.block_m = choice.tile->block_m;
-  cost.block_n = choice.tile->block_n;
+  cost.block_m = choice.tile->shape.block_m;
+  cost.block_n = choice.tile->shape.block_n;
   cost.splits = choice.splits;
   operands.add_memory(cost.memory);
   double partial = 0.0;
@@ -245,7 +227,7 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
         static_cast<double>(cost.memory.back().bytes + cost.memory[cost.memory.size() - 2].bytes);
   }
   if (has_tile_lists(p))
-    lists_of(p, choice.tile->block_m, choice.tile->block_n).add_memory(cost.memory);
+    lists_of(p, choice.tile->shape.block_m, choice.tile->shape.block_n).add_memory(cost.memory);
   const auto size = [](const Tensor& t) {
     return static_cast<double>(t.numel() * dtype_bytes(t.dtype));
   };
@@ -272,12 +254,7 @@ void fill(Args& args, const Problem& p, const Operands& operands) {
   fill_shared(args, p, operands);
   args.o = host::view4(p.o);
   args.o_vectors = host::has_vectors(p.o);
-  if (p.lse.defined()) {
-    args.lse = static_cast<float*>(p.lse.data);
-    args.lse_b = p.lse.strides[0];
-    args.lse_h = p.lse.strides[1];
-    args.lse_s = p.lse.strides[2];
-  }
+  host::fill_lse_output(args, p);
 }
 
 /// O, m and l of each part to workspace.
@@ -326,7 +303,7 @@ void run(const KernelRow& /*row*/, const Problem& given, const Context& context)
     args.keys_per_split = decided.keys_per_split;
   }
   if (config.listed()) {
-    TileListsMaker maker = lists_of(p, config.block_m, config.block_n);
+    TileListsMaker maker = lists_of(p, config.shape.block_m, config.shape.block_n);
     maker.take(workspace);
     maker.make(context.stream);
     args.lists = maker.lists();

@@ -10,15 +10,15 @@
 namespace tilewise::cuda::fwd_tiles {
 
 using fwd_sm80::Config;
+using fwd_sm80::Keys;
 
 /// A tile that was found good: see fwd_sm80/README.md.
 struct Tile {
-  int block_m, block_n, warps, stages;
-  bool q_in_registers;
+  fwd_sm80::Shape shape;
   int min_blocks;  ///< on a multiprocessor
   double tflops;   ///< reached on an H100 by long tiles with every multiprocessor full
-  /// That share rows: for few rows or grids whose tiles run all at once, up to most_keys keys.
-  int key_warps = 1, most_keys = 0;
+  /// With several key_warps, for few rows or grids whose tiles run all at once: up to so many keys.
+  int most_keys = 0;
 };
 
 /// The tiles of a head dim, best first. `compares`: those of seed 004.

@@ -44,8 +44,13 @@ struct Shape {
   /// Lists::parts: a warpgroup has the rows of so many, one after the other.
   int held = 1;
   bool own_o = true;  ///< O is staged in shared memory of its own, not in Q's place
+  /// Blocks of the kernel on a multiprocessor. Of several each has a producer of one warp, behind
+  /// the consumers, and all threads have equally many registers.
+  int resident = 1;
 
+  constexpr bool alone() const { return resident == 1; }
   constexpr int computing() const { return warpgroups / held; }  ///< warpgroups there are
+  constexpr int threads() const { return 128 * computing() + (alone() ? 128 : 32); }
   bool operator==(const Shape&) const = default;
 };
 
@@ -111,7 +116,9 @@ constexpr bool goes_together(const Config& c) {
   if (s.halve_cut && (!halves || hides || listed || !c.trusts_maxima())) return false;
   if (s.makes_bits && (!c.options.dropout || listed || c.paged() || c.shape.block_n != 128))
     return false;
-  if (c.pack_heads && (c.expressions.any() || c.options.dropout || listed)) return false;
+  if (c.pack_heads && (c.expressions.any() || c.options.dropout)) return false;
+  if (c.pack_heads && c.lists == Lists::parts) return false;
+  if (!c.shape.alone() && c.paged()) return false;
   return !(listed && (s.skip_blocks || c.split));
 }
 

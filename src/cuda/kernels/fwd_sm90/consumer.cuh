@@ -69,9 +69,15 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
 
   __forceinline__ void wait_k() const {
     mbarrier_wait(shared.k_full(static_cast<int>(rK.slot)), rK.parity);
+    see_rows();
   }
   __forceinline__ void wait_v() const {
     mbarrier_wait(shared.v_full(static_cast<int>(rV.slot)), rV.parity);
+    see_rows();
+  }
+  /// Rows that threads have copied, to the tensor cores: the copy engine's they see without it.
+  __forceinline__ void see_rows() const {
+    if constexpr (kConfig.pages == PageCopies::rows) fence_async_shared();
   }
   __forceinline__ void wait_q() const {
     mbarrier_wait(shared.q_full(static_cast<int>(rQ.slot), warpgroup), rQ.parity);

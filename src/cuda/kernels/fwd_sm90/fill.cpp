@@ -2,6 +2,7 @@
 
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
+#include "cuda/host/fill.h"
 #include "cuda/host/sequences.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
@@ -61,11 +62,7 @@ void fill_modification(Args& args, const Problem& p) {
     args.cubic_0 = static_cast<float>(scale_log2 * tile::SoftcapCubic::k0);
     args.cubic_1 = static_cast<float>(scale_log2 * tile::SoftcapCubic::k1 * square);
   }
-  if (p.alibi_slopes.defined()) {
-    args.alibi = static_cast<const float*>(p.alibi_slopes.data);
-    args.alibi_b = p.alibi_slopes.strides[0];
-    args.alibi_h = p.alibi_slopes.strides[1];
-  }
+  host::fill_alibi(args, p);
 }
 
 }  // namespace
@@ -128,12 +125,7 @@ void sm90_fill(PagedArgs& args, const Problem& p, const Config& config, int shif
   args.seq_k = static_cast<int>(p.seq_k);
   args.scale_log2 = static_cast<float>(static_cast<double>(p.scale) * kLog2e);
   fill_modification(args, p);
-  if (p.lse.defined()) {
-    args.lse = static_cast<float*>(p.lse.data);
-    args.lse_b = p.lse.strides[0];
-    args.lse_h = p.lse.strides[1];
-    args.lse_s = p.lse.strides[2];
-  }
+  host::fill_lse_output(args, p);
   const Sm90Mask mask = sm90_mask(p);
   args.low = mask.low;
   args.high = mask.high;

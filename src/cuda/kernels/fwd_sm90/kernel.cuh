@@ -4,12 +4,12 @@
 ///   S = scale * Q K^T; m = rowmax; P = 2^(S - m); l = rowsum(P); O = P V / l; LSE = m + log l
 ///   (docs/math.md F1-F12)
 ///
-/// One block a multiprocessor takes tile after tile. Roles: one thread of warpgroup 0 copies
-/// (Producer), all of them where K and V lie in pages; every other warpgroup computes 64 query rows
-/// of the tile (Consumer), the scores of one block of keys while the tensor cores still multiply P
-/// of the block before with V. Keys go from right to left: the blocks that the right edge cuts,
-/// those that nothing cuts, those that a window's left edge cuts. Schedule, budgets, measurements:
-/// fwd_sm90/README.md.
+/// A block, one or several of a multiprocessor, takes tile after tile. Roles: one thread of
+/// warpgroup 0 copies (Producer), all of them where K and V lie in pages; every other warpgroup
+/// computes 64 query rows of the tile (Consumer), the scores of one block of keys while the tensor
+/// cores still multiply P of the block before with V. Keys go from right to left: the blocks that
+/// the right edge cuts, those that nothing cuts, those that a window's left edge cuts. Schedule,
+/// budgets, measurements: fwd_sm90/README.md.
 #pragma once
 
 #include "cuda/kernels/fwd_sm90/dropping_producer.cuh"
@@ -21,11 +21,16 @@ namespace tilewise::fwd_sm90 {
 
 using namespace tile;
 
-/// Registers of a thread that produces, and of one that computes. Lists and rows of pages need more
-/// than boxes do; three warpgroups leave none.
+/// Registers of a thread that produces, and of one that computes, where they differ. Lists and rows
+/// of pages need more than boxes do; three warpgroups leave none.
 struct Registers {
   int producer, consumer;
 };
+template <Config kConfig>
+inline constexpr bool kGivesRegisters = kConfig.shape.warpgroups > 1 && kConfig.shape.alone();
+/// Behind the consumers where it is a warp, else before them.
+template <Config kConfig>
+inline constexpr int kProducerRole = kConfig.shape.alone() ? 0 : kConfig.shape.computing();
 template <Config kConfig>
 constexpr Registers registers() {
   if (Scores<kConfig>::kMasksListed && kConfig.shape.computing() == 3) return {32, 160};
@@ -48,10 +53,11 @@ __forceinline__ void kernel(const AnyArgs& any) {
   if constexpr (kListed<kConfig>) wait_for_previous();  // for the lists
   // A warp-uniform role: what depends on it stays in uniform registers.
   const int role = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
-  if (role == 0) {
-    if constexpr (kConfig.shape.warpgroups > 1) give_registers<registers<kConfig>().producer>();
+  if (role == kProducerRole<kConfig>) {
+    if constexpr (kGivesRegisters<kConfig>) give_registers<registers<kConfig>().producer>();
+    const u32 thread = threadIdx.x - 128 * kProducerRole<kConfig>;
     if (kConfig.paged() || kConfig.schedule.makes_bits ||
-        threadIdx.x < (kConfig.lists == Lists::parts ? 32 : 1)) {
+        thread < (kConfig.lists == Lists::parts ? 32 : 1)) {
       if constexpr (kConfig.paged()) {
         PagedProducer<kConfig> producer{{args, shared}};
         producer.run();
@@ -67,8 +73,8 @@ __forceinline__ void kernel(const AnyArgs& any) {
       }
     }
   } else {
-    if constexpr (kConfig.shape.warpgroups > 1) take_registers<registers<kConfig>().consumer>();
-    ConsumerOf<kConfig> consumer(args, shared.base, role - 1);
+    if constexpr (kGivesRegisters<kConfig>) take_registers<registers<kConfig>().consumer>();
+    ConsumerOf<kConfig> consumer(args, shared.base, kProducerRole<kConfig> == 0 ? role - 1 : role);
     consumer.hold(any);
     consumer.run();
   }

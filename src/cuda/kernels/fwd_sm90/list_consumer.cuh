@@ -93,7 +93,7 @@ struct RowBlock : Consumer<kConfig> {
       trust();
     }
     Base::pack_p();
-    Base::wait_v();
+    if constexpr (!kOneRing<kConfig>) Base::wait_v();
     Base::issue_values();
     wgmma_wait<0>();
     pin(rO);
@@ -171,10 +171,15 @@ struct ListConsumer : HeldOptions<kConfig.options.any()> {
         row.tile_k = at.tile();
         row.take(seen);
       }
-      one.wait_v();  // not read by all, but what is given back must have landed
-      __syncwarp();  // all lanes have read which tile it is
+      if constexpr (!kOneRing<kConfig>)
+        one.wait_v();  // not read by all, but what is given back must have landed
+      __syncwarp();    // all lanes have read which tile it is
       one.release_k();
-      one.release_v();
+      if constexpr (kOneRing<kConfig>) {
+        one.rV.advance();
+      } else {
+        one.release_v();
+      }
     }
   }
 

@@ -24,7 +24,7 @@ struct ListProducer : Producer<kConfig> {
   /// parts: tiles of keys that are copied ahead of Q, whose place the slowest warpgroup may hold
   /// for long. No more than there are stages, or nobody would free one.
   static constexpr int kBeforeQ = (kConfig.shape.value_stages + 1) / 2;
-  const int lane = kApart ? static_cast<int>(threadIdx.x) : 0;
+  const int lane = kApart ? static_cast<int>(threadIdx.x) % 32 : 0;
   Walk walk;          ///< along the tile's row of its list, or rows
   int listed = 0;     ///< tiles of keys in it; apart: whether there is one
   SeenTile first;     ///< apart: of them
@@ -46,9 +46,9 @@ struct ListProducer : Producer<kConfig> {
   __forceinline__ int tiles() const { return kPacked ? all_tiles : args.tiles; }
   /// packed: row blocks behind the last sequence.
   __forceinline__ int rows_behind() const {
-    constexpr int kRows = 64 * kConfig.shape.warpgroups;
+    const int rows = kConfig.shape.warpgroups * warpgroup_queries<kConfig>(args);
     const int behind = args.q_rows - offset_at(args.cu_q, args.sequences);
-    return (max(behind, 0) + kRows - 1) / kRows;
+    return (max(behind, 0) + rows - 1) / rows;
   }
   /// Asks which row of which list tile next_index is of.
   __forceinline__ void ask_order() {
@@ -144,17 +144,21 @@ struct ListProducer : Producer<kConfig> {
     const bool is_v = lane >= Base::kPanels;
     const int panel = is_v ? lane - Base::kPanels : lane;
     const int s = static_cast<int>(is_v ? rV.slot : rK.slot);
-    const u32 full = is_v ? shared.v_full(s) : shared.k_full(s);
+    const bool by_v = is_v && !kOneRing<kConfig>;
+    const u32 full = by_v ? shared.v_full(s) : shared.k_full(s);
     if (lane < kAll) {
-      mbarrier_wait(is_v ? shared.v_empty(s) : shared.k_empty(s),
-                    (is_v ? rV.parity : rK.parity) ^ 1);
+      mbarrier_wait(by_v ? shared.v_empty(s) : shared.k_empty(s),
+                    (by_v ? rV.parity : rK.parity) ^ 1);
       if (lane == 0) {
         store_shared_4(shared.listed(s), seen.word);
         store_shared_4(shared.listed(s) + 4, seen.rows);
       }
-      if (panel == 0)
-        mbarrier_expect(full,
-                        is_v ? Shared<kConfig>::kPlan.v_stage : Shared<kConfig>::kPlan.k_stage);
+      constexpr SharedPlan kPlan{kConfig};
+      if (kOneRing<kConfig>) {
+        if (lane == 0) mbarrier_expect(full, kPlan.k_stage + kPlan.v_stage);
+      } else if (panel == 0) {
+        mbarrier_expect(full, is_v ? kPlan.v_stage : kPlan.k_stage);
+      }
     }
     __syncwarp();  // before any of them arrives
     if (lane < kAll) {
@@ -182,7 +186,7 @@ struct ListProducer : Producer<kConfig> {
     while (stage != kFound) look_ahead(index);
   }
   __forceinline__ void copy_tile(int index) {
-    head_k = tile.head / args.group;
+    head_k = kConfig.pack_heads ? tile.head : tile.head / args.group;
     const bool any = listed > 0;
     int block = any ? walk.next() : 0;
     int after = kTellsNext && listed > 1 ? walk.next() : block;

@@ -14,6 +14,10 @@ __forceinline__ const TileLists& lists(const Args& args) {
   static_assert(kListed<kConfig>);
   return static_cast<const ListArgs&>(args).lists;
 }
+/// parts: K and V of a tile of keys come and go together, behind the barriers of K. Where there are
+/// fewer stages of V they do not.
+template <Config kConfig>
+inline constexpr bool kOneRing = kConfig.shape.stages == kConfig.shape.value_stages;
 /// The list of a tile's head.
 template <Config kConfig>
 __forceinline__ int list_of(const Args& args, const Tile& tile) {

@@ -34,7 +34,6 @@ struct PagedProducer : Producer<kConfig> {
   // Pages of the lane's keys: of the block that is next, of the one whose keys were last, of the
   // one whose values are next.
   int ahead = 0, keys_at = 0, values_at = 0;
-  u32 untold = 0;  ///< the barrier of rows that are on their way, 0: of none
 
   __forceinline__ const PagedArgs& paged() const { return static_cast<const PagedArgs&>(args); }
   __forceinline__ int block_begin(int block) const {
@@ -89,43 +88,59 @@ struct PagedProducer : Producer<kConfig> {
 
   // ---- rows
 
-  /// Eight lanes copy a row of a panel. Rows behind the last key become zeros.
+  /// Eight lanes copy a row of a panel. Consumers fence what has landed before they read it: a
+  /// producer that waits to do so copies less at a time.
   template <int kCount>
   __forceinline__ void load_rows(const View& view, int columns, u32 to, u32 empty, u32 full,
-                                 u32 parity, int block, int page) {
+                                 u32 parity, int block, int page) const {
     const i64 own = page * view.stride_b + row_of(lane_key(block)) * view.stride_s;
-    const unsigned short* from =
-        static_cast<const unsigned short*>(view.data) + head_k * view.stride_h + lane % 8 * 8;
-    int row = warp * kWarpRows + lane / 8;
-    const int keys = tile.seq_k - block_begin(block);
-    const int bytes = 2 * columns - lane % 8 * 16;  // of the lane's chunk of the first panel on
-    u32 at = SharedTile<kBlockN, kPanelColumns>{to}.address(row, lane % 8);
+    const int keys = tile.seq_k - block_begin(block), chunk = lane % 8;
     // NOTE: one lane waits. Another that asked late could miss the phase.
     if (lane == 0) mbarrier_wait(empty, parity ^ 1);
     __syncwarp();
+    const u32 at =
+        SharedTile<kBlockN, kPanelColumns>{to}.address(warp * kWarpRows + lane / 8, chunk);
+    if (keys >= kBlockN && columns == kCount * kPanelColumns) {
+      load_whole_rows<kCount>(reinterpret_cast<i64>(view.data) + 2 * (head_k * view.stride_h + own),
+                              at);
+    } else {
+      load_cut_rows<kCount>(
+          static_cast<const unsigned short*>(view.data) + head_k * view.stride_h + 8 * chunk, own,
+          2 * columns - 16 * chunk, keys, at);
+    }
+    mbarrier_arrive_copies(full);
+  }
+  /// Shared memory of the lane's row four rows on: the swizzle differs in one bit.
+  static __forceinline__ u32 four_rows_on(u32 at) { return (at ^ 64U) + 4 * kPanelRowBytes; }
+  /// Of a block with all its keys, in columns that rows have. `begin`: address of the lane's row.
+  template <int kCount>
+  __forceinline__ void load_whole_rows(i64 begin, u32 at) const {
+    // Where three warpgroups compute, producers have 32 registers.
+    constexpr int kAtATime = kConfig.shape.warpgroups > 2 ? 1 : kWarpRows / 4;
+#pragma unroll kAtATime
+    for (int n = 0; n < kWarpRows / 4; ++n, at = four_rows_on(at)) {
+      const auto* row =
+          reinterpret_cast<const char*>(__shfl_sync(~0U, begin, 4 * n + lane / 8) + lane % 8 * 16);
+#pragma unroll
+      for (int p = 0; p < kCount; ++p)
+        copy_async_16(at + p * kBlockN * kPanelRowBytes, row + p * kPanelRowBytes, 16);
+    }
+  }
+  /// Rows behind the last key become zeros, and columns behind the last one. `own`: where the
+  /// lane's row begins; `bytes`: that are there from the lane's chunk of the first panel on.
+  template <int kCount>
+  __forceinline__ void load_cut_rows(const unsigned short* from, i64 own, int bytes, int keys,
+                                     u32 at) const {
+    int row = warp * kWarpRows + lane / 8;
 #pragma unroll 1
-    for (int n = 0; n < kWarpRows / 4; ++n, row += 4) {
+    for (int n = 0; n < kWarpRows / 4; ++n, row += 4, at = four_rows_on(at)) {
       const unsigned short* of_row = from + __shfl_sync(~0U, own, 4 * n + lane / 8);
 #pragma unroll
       for (int p = 0; p < kCount; ++p) {
         copy_async_16(at + p * kBlockN * kPanelRowBytes, of_row + p * kPanelColumns,
                       row < keys ? min(max(bytes - p * kPanelRowBytes, 0), 16) : 0);
       }
-      at = (at ^ 64U) + 4 * kPanelRowBytes;  // four rows on, whose swizzle differs in one bit
     }
-    copy_async_commit();
-    tell<1>();
-    untold = full;
-  }
-  /// Tells those who wait that the copies before the kYounger last ones have landed. NOTE: one copy
-  /// late, which nobody who must free a place for the next one waits for. In consumers the fence
-  /// would stand before each product.
-  template <int kYounger>
-  __forceinline__ void tell() {
-    copy_async_wait<kYounger>();
-    fence_async_shared();
-    if (untold != 0) mbarrier_arrive(untold);
-    untold = 0;
   }
 
   // ---- blocks of keys
@@ -180,7 +195,6 @@ struct PagedProducer : Producer<kConfig> {
     if (any) {
       pass_pages();
       load_v(block);
-      if constexpr (kByRows) tell<0>();
     }
   }
 

@@ -61,18 +61,16 @@ struct Decided {
 };
 
 /// Rows of a tile's queries, or where blocks are smaller those of each warpgroup.
-TileListsMaker lists_of(const Problem& p, const Config& config) {
+TileListsMaker lists_of(const Problem& p, const Config& config, int pack_shift) {
   const int rows = config.lists == fwd_sm90::Lists::parts ? config.shape.warpgroups : 1;
-  return {p,
-          64 * config.shape.warpgroups / rows,
-          config.shape.block_n,
-          config.lists,
-          rows,
-          MaskLines::queries};
+  const int queries = 64 * config.shape.warpgroups / rows >> pack_shift;
+  return {p,    queries,           config.shape.block_n, config.lists,
+          rows, config.pack_heads, MaskLines::queries};
 }
 
 /// Workspace beside the caller's tensors: the tile counter, then what the parts leave.
-std::vector<MemoryPart> workspace_items(const Problem& p, const Config& config, int splits) {
+std::vector<MemoryPart> workspace_items(const Problem& p, const Decided& decided) {
+  const auto& [config, order, pack_shift, splits] = decided;
   std::vector<MemoryPart> items;
   if (config.schedule.dynamic) {
     items.push_back(host::tile_counter_memory());
@@ -84,7 +82,7 @@ std::vector<MemoryPart> workspace_items(const Problem& p, const Config& config, 
                                 {2, splits, sm90_query_rows(p)}));
   }
   if (config.lists != fwd_sm90::Lists::none) {
-    const TileListsMaker maker = lists_of(p, config);
+    const TileListsMaker maker = lists_of(p, config, pack_shift);
     maker.add_memory(items);
     maker.add_order_memory(items);
   }
@@ -130,7 +128,7 @@ Preparation prepare(const KernelRow& row, const Problem& p, const Hardware& mach
   cost.block_m = choice.tile->block_m();
   cost.block_n = choice.tile->shape.block_n;
   cost.splits = choice.splits;
-  cost.memory = workspace_items(p, decided.config, choice.splits);
+  cost.memory = workspace_items(p, decided);
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.lse}) {
     cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
@@ -170,11 +168,12 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
     args.m_part = workspace.take<float>(std::int64_t{2} * splits * rows);
   }
   const Kernel kernel = load_optioned(p, config, p.device.index, fwd_sm90_unit);
-  const std::int64_t grid = std::min(args.tiles, host::kTypicalMultiprocessors);
+  const std::int64_t grid = std::min<std::int64_t>(
+      args.tiles, std::int64_t{host::kTypicalMultiprocessors} * config.shape.resident);
   const tile::Strip strip = ScoreStrip(p, config.expressions.strip).make(workspace, context.stream);
   MaskBitsMaker mask(p, config.shape.block_n, false);
   if (config.lists != fwd_sm90::Lists::none) {
-    TileListsMaker maker = lists_of(p, config);
+    TileListsMaker maker = lists_of(p, config, decided.pack_shift);
     maker.take(workspace);
     maker.take_order(workspace);
     args.lists = maker.lists();

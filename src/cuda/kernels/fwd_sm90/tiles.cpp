@@ -48,6 +48,10 @@ constexpr Shape fewer_values(Shape shape) {
   --shape.value_stages;
   return shape;
 }
+constexpr Shape resident(int blocks, Shape shape) {
+  shape.resident = blocks;
+  return shape;
+}
 constexpr Shape two_q(Shape shape) {
   shape.q_buffers = 2;
   return shape;
@@ -78,19 +82,27 @@ constexpr Sm90Tile kTiles256[] = {
     {o_in_q(shape(1, 64, 3)), {4.0, 1.5}, {4.0, 1.5}, kAlone}};
 
 // With a block list: a row block of two warpgroups is one of the list's of 128 queries or a part of
-// it. Keys by 128, by 64 where blocks of keys are smaller or dims larger. From the third on rows of
-// 64 list different tiles: nobody takes turns, many stages let one warpgroup go ahead of the other.
-// With more rows a tile of keys is copied for more who list it; where scores are modified there are
-// no registers for two row blocks.
+// it. Keys by 128, by 64 where blocks of keys are smaller or dims larger.
 constexpr Schedule kApart128 = {.ping_pong = false, .skip_blocks = false, .lazy_rescale = false};
 constexpr Sm90Tile kLists64[] = {{shape(2, 128, 4), {2.0, 0.85}, {2.0, 0.9}, kListed},
-                                 {shape(2, 64, 6), {2.0, 0.5}, {2.0, 0.55}, kListed},
-                                 {o_in_q(shape(6, 64, 11), 2), {4.0, 2.2}, {4.0, 2.3}, kAlone},
-                                 {shape(2, 64, 8), {2.0, 0.95}, {2.0, 1.0}, kAlone}};
+                                 {shape(2, 64, 6), {2.0, 0.5}, {2.0, 0.55}, kListed}};
 constexpr Sm90Tile kLists128[] = {{shape(2, 128, 2), {2.1, 1.284}, {2.1, 1.35}, kSquare},
-                                  {shape(2, 64, 4), {2.1, 0.7}, {2.1, 0.75}, kSquare},
-                                  {o_in_q(shape(4, 64, 5), 2), {4.0, 2.2}, {4.0, 2.3}, kAlone},
-                                  {o_in_q(shape(2, 64, 6)), {2.1, 1.33}, {2.1, 1.38}, kApart128}};
+                                  {shape(2, 64, 4), {2.1, 0.7}, {2.1, 0.75}, kSquare}};
+// Blocks of 64 queries: a tile of its own for each, and several blocks of the kernel on a
+// multiprocessor, one of which computes while another waits.
+constexpr Sm90Tile kListsAlone64 = {
+    resident(3, o_in_q(shape(1, 64, 4))), {4.8, 0.755}, {4.8, 0.8}, kAlone};
+constexpr Sm90Tile kListsAlone128 = {
+    resident(2, o_in_q(shape(1, 64, 3))), {5.8, 0.816}, {5.8, 0.85}, kAlone};
+// Smaller blocks: rows of 64 list different tiles of keys. Nobody takes turns, many stages let one
+// warpgroup go ahead of the other. Where scores are modified there are no registers for two row
+// blocks of a warpgroup, nor for two blocks of the kernel.
+constexpr Sm90Tile kListsApart64[] = {
+    {resident(2, o_in_q(shape(2, 64, 6))), {10.0, 1.07}, {10.0, 1.1}, kAlone},
+    {shape(2, 64, 8), {2.0, 0.95}, {2.0, 1.0}, kAlone}};
+constexpr Sm90Tile kListsApart128[] = {
+    {o_in_q(shape(4, 64, 5), 2), {4.0, 2.2}, {4.0, 2.3}, kAlone},
+    {o_in_q(shape(2, 64, 6)), {2.1, 1.33}, {2.1, 1.38}, kApart128}};
 constexpr Sm90Tile kLists256[] = {
     {fewer_values(o_in_q(shape(2, 64, 3))), {4.3, 1.3}, {4.3, 1.4}, kListed},
     {fewer_values(o_in_q(shape(2, 64, 3))), {4.3, 1.3}, {4.3, 1.4}, kAlone}};
@@ -146,6 +158,29 @@ Modification modification(const Problem& p) {
 
 bool lists_tiles(const Problem& p, const Sm90Tile& tile) { return tile.maps || has_tile_lists(p); }
 
+/// log2 of the query heads that a tile of 128 rows packs, so that its queries are a block of the
+/// list: where the heads of a group share the list and few rows stand for none. 0: none.
+int listed_pack_shift(const Problem& p) {
+  constexpr std::int64_t kRows = 128;
+  constexpr double kLeastFilled = 0.75;
+  const BlockList& list = p.block_list;
+  const std::int64_t group = p.group();
+  if (!list.defined() || list.row_offsets.sizes[1] != 1 || group <= 1 || group > 64) return 0;
+  if (list.block_q >= kRows || list.block_k < 64) return 0;
+  // To head dim 64 tiles of 64 rows are faster.
+  if (std::max(p.head_dim, p.head_dim_v) <= 64 && list.block_q >= 64) return 0;
+  if (p.alibi_slopes.defined() || p.bias.defined() || drops(p) || expressions_of(p).any()) return 0;
+  // Heads of a mask have lists of their own.
+  if (p.mask.defined() && p.mask.strides[1] != 0) return 0;
+  int shift = 0;
+  while (std::int64_t{1} << shift < group) ++shift;
+  const std::int64_t places = std::int64_t{1} << shift;
+  // The map of packed sequences has no axis left for the heads of a group.
+  if (p.packed && places != group) return 0;
+  const bool filled = static_cast<double>(group) >= kLeastFilled * static_cast<double>(places);
+  return filled && list.block_q >= kRows >> shift ? shift : 0;
+}
+
 /// Queries of a tile, row blocks of a head, heads as tiles see them.
 struct QueryGrid {
   std::int64_t queries, blocks, heads;
@@ -192,8 +227,8 @@ bool is_short_window(const Problem& p) {
 /// that one warp copied).
 double paged_us(const Problem& p, const Sm90Tile& tile, double block_us) {
   if (!p.paged) return block_us;
-  // Of a warp's box of a panel; of a panel's row that threads copy, an estimate.
-  constexpr double kBoxUs = 0.035, kRowUs = 2.5e-3;
+  // Of a warp's box of a panel; of a panel's row that threads copy.
+  constexpr double kBoxUs = 0.035, kRowUs = 1.8e-3;
   const int boxes = tile.shape.block_n / sm90_box_rows(p, tile.shape.block_n);
   const auto panels = static_cast<double>(ceil_div(p.head_dim, 64) + ceil_div(p.head_dim_v, 64));
   const bool by_rows = sm90_page_copies(p, tile.shape.block_n) == fwd_sm90::PageCopies::rows;
@@ -215,7 +250,7 @@ double options_factor(const Problem& p, const Sm90Tile& tile) {
 }
 
 double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardware& machine) {
-  const double sms = std::max(1, machine.multiprocessors);
+  const double sms = std::max(1, machine.multiprocessors) * tile.shape.resident;
   const QueryGrid g = query_grid(p, tile);
   // About half of the last row blocks of packed sequences are none.
   const double none = p.packed ? 0.5 * static_cast<double>(p.batch) : 0.0;
@@ -244,22 +279,30 @@ double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardwar
   return ms * options_factor(p, tile);
 }
 
+/// Those of a problem with a list or a mapped mask function.
+std::span<const Sm90Tile> list_tiles(const Problem& p, int larger) {
+  const BlockList& list = p.block_list;
+  const bool half = list.defined() && list.block_k < 128;
+  const bool whole =
+      !list.defined() || listed_pack_shift(p) > 0 || (list.block_q >= 128 && list.block_k >= 64);
+  if (larger > 128) return std::span<const Sm90Tile>(kLists256).subspan(whole ? 0 : 1, 1);
+  const bool narrow = larger <= 64;
+  if (whole)
+    return std::span<const Sm90Tile>(narrow ? kLists64 : kLists128).subspan(half ? 1 : 0, 1);
+  const bool plain =
+      modification(p) == Modification::none && !expressions_of(p).any() && !options_of(p).any();
+  if (plain && list.block_q >= 64 && list.block_k >= 64)
+    return {narrow ? &kListsAlone64 : &kListsAlone128, 1};
+  const std::span<const Sm90Tile> apart = narrow ? kListsApart64 : kListsApart128;
+  return plain ? apart : apart.subspan(1);
+}
+
 }  // namespace
 
 std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
   const int dim = host::padded(p.head_dim), dim_v = host::padded(p.head_dim_v);
   const int larger = std::max(dim, dim_v);
-  if (has_tile_lists(p)) {
-    const BlockList& list = p.block_list;
-    const bool apart = list.defined() && (list.block_q < 128 || list.block_k < 64);
-    const bool half = list.defined() && list.block_k < 128;
-    if (larger > 128) return std::span<const Sm90Tile>(kLists256).subspan(apart ? 1 : 0, 1);
-    const std::span<const Sm90Tile> of = larger <= 64 ? kLists64 : kLists128;
-    if (!apart) return of.subspan(half ? 1 : 0, 1);
-    const bool plain =
-        modification(p) == Modification::none && !expressions_of(p).any() && !options_of(p).any();
-    return plain ? of.subspan(2) : of.subspan(3);
-  }
+  if (has_tile_lists(p)) return list_tiles(p, larger);
   if (drops(p) && !p.paged && larger <= 128) {
     if (larger <= 64) return kDrops64;
     return larger <= 96 ? std::span<const Sm90Tile>(kDrops96) : kDrops128;
@@ -287,9 +330,11 @@ std::span<const Sm90Tile> sm90_masked_tiles(const Problem& p) {
 }
 
 int sm90_pack_shift(const Problem& p, const Sm90Tile& tile) {
+  if (tile.maps) return 0;
+  if (p.block_list.defined()) return listed_pack_shift(p);
   const std::int64_t group = p.group();
-  const bool apart = p.alibi_slopes.defined() || p.bias.defined() || lists_tiles(p, tile) ||
-                     drops(p) || expressions_of(p).any();
+  const bool apart =
+      p.alibi_slopes.defined() || p.bias.defined() || drops(p) || expressions_of(p).any();
   if (group <= 1 || group > 64 || apart) return 0;
   int shift = 0;
   while (std::int64_t{1} << shift < group) ++shift;
@@ -371,8 +416,9 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   config.head_dim_v = host::padded(p.head_dim_v);
   config.shape = tile.shape;
   config.mask = sm90_mask(p).mask;
-  config.lists =
-      tile.maps ? tile::Lists::whole : tile_lists_kind(p, tile.block_m(), tile.shape.block_n);
+  config.lists = tile.maps ? tile::Lists::whole
+                           : tile_lists_kind(p, tile.block_m() >> sm90_pack_shift(p, tile),
+                                             tile.shape.block_n);
   config.modification = modification(p);
   config.expressions = expressions_of(p);
   config.expressions.strip = config.modification != Modification::alibi && strips_score(p);
@@ -418,7 +464,7 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   schedule.makes_bits = drops(p) && !listed && !config.paged() && tile.shape.warpgroups > 1 &&
                         tile.shape.block_n == 128;
   // A second buffer of Q where the tile has room for one.
-  if (!schedule.chain_tiles && !(short_window && unmodified)) config.shape.q_buffers = 1;
+  if (!schedule.chain_tiles && !listed && !(short_window && unmodified)) config.shape.q_buffers = 1;
   make_room(config);
   return config;
 }

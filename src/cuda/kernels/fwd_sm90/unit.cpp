@@ -8,15 +8,16 @@
 namespace tilewise::cuda {
 namespace {
 
-constexpr int kSharedLimit = 227 * 1024;
+/// Of a multiprocessor. A block takes 1 KiB of it beside what the kernel asks for.
+constexpr int kSharedMemory = 228 * 1024, kSharedReserved = 1024;
 /// Accumulators and P fragments of a thread that compile without spills (fwd_sm90/README.md).
-constexpr int kRegisters2 = 200, kRegisters3 = 128;
+constexpr int kRegisters2 = 200, kRegisters3 = 128, kRegisters4 = 80;
 
 std::string shape_text(const fwd_sm90::Shape& s) {
   return number_text("warpgroups", s.warpgroups) + number_text("block_n", s.block_n) +
          number_text("stages", s.stages) + number_text("value_stages", s.value_stages) +
          number_text("q_buffers", s.q_buffers) + (s.held > 1 ? number_text("held", s.held) : "") +
-         flag_text("own_o", s.own_o);
+         flag_text("own_o", s.own_o) + (s.resident > 1 ? number_text("resident", s.resident) : "");
 }
 std::string schedule_text(const fwd_sm90::Schedule& s) {
   return flag_text("ping_pong", s.ping_pong) + flag_text("skip_blocks", s.skip_blocks) +
@@ -31,13 +32,15 @@ std::string schedule_text(const fwd_sm90::Schedule& s) {
 
 std::string config_refusal(const fwd_sm90::Config& config) {
   const int bytes = fwd_sm90::SharedPlan(config).bytes;
-  if (bytes > kSharedLimit) {
+  const int most = kSharedMemory / config.shape.resident - kSharedReserved;
+  if (bytes > most) {
     return "its tiles take " + std::to_string(bytes) + " bytes of shared memory (at most " +
-           std::to_string(kSharedLimit) + ")";
+           std::to_string(most) + ")";
   }
   const int registers = config.shape.block_n / 2 + config.shape.block_n / 4 +
                         config.shape.held * config.head_dim_v / 2;
-  const int limit = config.shape.computing() == 3 ? kRegisters3 : kRegisters2;
+  const int warpgroups = config.shape.computing() * config.shape.resident;
+  const int limit = warpgroups > 3 ? kRegisters4 : warpgroups == 3 ? kRegisters3 : kRegisters2;
   if (registers > limit) {
     return "S, P and O take " + std::to_string(registers) + " registers of a thread (at most " +
            std::to_string(limit) + ")";
@@ -65,7 +68,8 @@ KernelUnit fwd_sm90_unit(const fwd_sm90::Config& c) {
     unit.args = "PagedArgs";
   }
   unit.config += expressions_text(c.expressions) + options_text(c.options);
-  unit.threads = 128 * (c.shape.computing() + 1);
+  unit.threads = c.shape.threads();
+  unit.min_blocks = c.shape.resident;
   unit.shared_bytes = fwd_sm90::SharedPlan(c).bytes;
   unit.prelude = "#include \"cuda/tile/hopper/wgmma.cuh\"\n";
   if (c.shape.block_n == c.head_dim_v) {

@@ -23,7 +23,8 @@ __forceinline__ i64 vector_at(const ChoiceArgs& a, i64 bh, int token, int part) 
 }
 __forceinline__ bool may_cluster(const ChoiceArgs& a) { return a.fixed < 0 || a.fixed == 2; }
 
-/// One block: the mean of q or k over a block of tokens; blockIdx.x = (bh, part, block).
+/// One block: mean, maximum and minimum of q or k over a block of tokens; blockIdx.x = (bh, part,
+/// block).
 template <Config>
 __forceinline__ void choice_means(const ChoiceArgs& a) {
   const i64 place = blockIdx.x;
@@ -33,8 +34,15 @@ __forceinline__ void choice_means(const ChoiceArgs& a) {
   const int count = block_tokens(a, bh / a.heads, block);
   float squares = 0.0F;
   for (int e = threadIdx.x; e < a.dim; e += kThreads) {
-    float sum = 0.0F;
-    for (int i = 0; i < count; ++i) sum += a.qkv[vector_at(a, bh, block * a.block + i, part) + e];
+    float sum = 0.0F, highest = -tile::infinity(), lowest = tile::infinity();
+    for (int i = 0; i < count; ++i) {
+      const float x = a.qkv[vector_at(a, bh, block * a.block + i, part) + e];
+      sum += x;
+      highest = fmaxf(highest, x);
+      lowest = fminf(lowest, x);
+    }
+    a.extremes[2 * place * a.dim + e] = highest;
+    a.extremes[(2 * place + 1) * a.dim + e] = lowest;
     sum /= static_cast<float>(max(count, 1));
     a.pooled[place * a.dim + e] = sum;
     squares += sum * sum;
@@ -163,11 +171,11 @@ __forceinline__ void choice_rows(const ChoiceArgs& a) {
   } else if (pattern == ChoicePattern::selected) {
     // As src/layers/choices.h; rintf, too, takes halves to the even number.
     const int kept = max(1, static_cast<int>(rint(a.kept * own)));
-    const float* q = a.pooled + (2 * bh * a.blocks + i) * a.dim;
+    const float* q = a.extremes + 2 * (2 * bh * a.blocks + i) * a.dim;
     for (int j = threadIdx.x; j < there; j += kThreads) {
-      const float* k = a.pooled + ((2 * bh + 1) * a.blocks + j) * a.dim;
+      const float* k = a.extremes + 2 * ((2 * bh + 1) * a.blocks + j) * a.dim;
       float sum = 0.0F;
-      for (int e = 0; e < a.dim; ++e) sum += q[e] * k[e];
+      for (int e = 0; e < 2 * a.dim; ++e) sum += q[e] * k[e];
       scores[j] = sum;
     }
     __syncthreads();  // all scores are there

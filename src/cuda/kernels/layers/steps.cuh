@@ -31,6 +31,12 @@ __forceinline__ float sum_of_block(float x) { return block_reduce<kThreads>(x, S
 __forceinline__ float sigmoid(float x) { return 1.0F / (1.0F + expf(-x)); }
 __forceinline__ float normal_area(float x) { return 0.5F * (1.0F + erff(x * 0.70710678F)); }
 
+__forceinline__ float activated(Activation f, float z) {
+  if (f == Activation::gelu) return z * normal_area(z);
+  if (f == Activation::relu) return fmaxf(z, 0.0F);
+  return f == Activation::sigmoid ? sigmoid(z) : z;
+}
+
 template <Config>
 __forceinline__ void copy(const CopyArgs& a) {
   each(a.elems, [&](i64 i) { a.y[i] = a.x[i]; });
@@ -72,10 +78,7 @@ __forceinline__ void activate(const ActivateArgs& a) {
   each(a.rows * a.cols, [&](i64 i) {
     const float z = a.z[i] + (a.bias == nullptr ? 0.0F : a.bias[i % a.cols]);
     a.z[i] = z;
-    if (a.f == Activation::gelu) a.y[i] = z * normal_area(z);
-    if (a.f == Activation::relu) a.y[i] = fmaxf(z, 0.0F);
-    if (a.f == Activation::sigmoid) a.y[i] = sigmoid(z);
-    if (a.f == Activation::none) a.y[i] = z;
+    a.y[i] = activated(a.f, z);
   });
 }
 
@@ -94,14 +97,15 @@ __forceinline__ void activate_backward(const ActivateArgs& a) {
 }
 
 /// Adds up what each of a block's rows of threads found of its column; the first row gets it.
+template <int kCols = kColumns>
 __forceinline__ float sum_of_rows(float x) {
   __shared__ float parts[kThreads];
   __syncthreads();  // readers of the last sum are done
   parts[threadIdx.x] = x;
   __syncthreads();
-  if (threadIdx.x >= kColumns) return 0.0F;
+  if (threadIdx.x >= kCols) return 0.0F;
   float sum = 0.0F;
-  for (int row = 0; row < kThreads / kColumns; ++row) sum += parts[row * kColumns + threadIdx.x];
+  for (int row = 0; row < kThreads / kCols; ++row) sum += parts[row * kCols + threadIdx.x];
   return sum;
 }
 
@@ -137,21 +141,28 @@ __forceinline__ void norm_columns(const ColumnArgs& a) {
   a.along[col] += along;
 }
 
-/// One block: one row.
+__forceinline__ float sum_of_warp(float x) {
+  for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(0xFFFFFFFFU, x, lane);
+  return x;
+}
+
+/// One warp: one row.
 template <Config>
 __forceinline__ void layer_norm(const NormArgs& a) {
-  const i64 row = blockIdx.x;
+  const i64 row = static_cast<i64>(blockIdx.x) * kNormRows + threadIdx.x / 32;
+  if (row >= a.rows) return;
+  const int lane = threadIdx.x % 32;
   const float* x = a.x + row * a.cols;
   float sum = 0.0F;
-  for (int j = threadIdx.x; j < a.cols; j += kThreads) sum += x[j];
-  const float mean = sum_of_block(sum) / static_cast<float>(a.cols);
+  for (int j = lane; j < a.cols; j += 32) sum += x[j];
+  const float mean = sum_of_warp(sum) / static_cast<float>(a.cols);
   float squares = 0.0F;
-  for (int j = threadIdx.x; j < a.cols; j += kThreads) squares += (x[j] - mean) * (x[j] - mean);
-  const float rstd = rsqrtf(sum_of_block(squares) / static_cast<float>(a.cols) + 1e-5F);
-  for (int j = threadIdx.x; j < a.cols; j += kThreads) {
+  for (int j = lane; j < a.cols; j += 32) squares += (x[j] - mean) * (x[j] - mean);
+  const float rstd = rsqrtf(sum_of_warp(squares) / static_cast<float>(a.cols) + 1e-5F);
+  for (int j = lane; j < a.cols; j += 32) {
     a.y[row * a.cols + j] = (x[j] - mean) * rstd * a.gamma[j] + a.beta[j];
   }
-  if (threadIdx.x != 0) return;
+  if (lane != 0) return;
   a.statistics[2 * row] = mean;
   a.statistics[2 * row + 1] = rstd;
 }
@@ -314,23 +325,23 @@ __forceinline__ void embed_backward(const EmbedArgs& a) {
   }
 }
 
-/// One block: kColumns features of a sequence.
+/// One block: kReadColumns features of a sequence.
 template <Config>
 __forceinline__ void read_out(const ReadArgs& a) {
-  const int groups = (a.shape.dim + kColumns - 1) / kColumns;
+  const int groups = (a.shape.dim + kReadColumns - 1) / kReadColumns;
   const int b = static_cast<int>(blockIdx.x) / groups;
-  const int col = static_cast<int>(blockIdx.x) % groups * kColumns + threadIdx.x % kColumns;
+  const int col = static_cast<int>(blockIdx.x) % groups * kReadColumns + threadIdx.x % kReadColumns;
   const float* x = a.from + static_cast<i64>(b) * a.shape.tokens * a.shape.dim;
   const int count = counted(a.shape.lengths, b, a.shape.tokens);
   float sum = 0.0F;
   if (col < a.shape.dim) {
     const int first = a.last ? max(count - 1, 0) : 0;
-    for (int i = first + threadIdx.x / kColumns; i < count; i += kThreads / kColumns) {
+    for (int i = first + threadIdx.x / kReadColumns; i < count; i += kThreads / kReadColumns) {
       sum += x[static_cast<i64>(i) * a.shape.dim + col];
     }
   }
-  sum = sum_of_rows(sum);
-  if (threadIdx.x >= kColumns || col >= a.shape.dim) return;
+  sum = sum_of_rows<kReadColumns>(sum);
+  if (threadIdx.x >= kReadColumns || col >= a.shape.dim) return;
   a.to[b * a.shape.dim + col] = a.last ? sum : sum / static_cast<float>(max(count, 1));
 }
 

@@ -43,6 +43,21 @@ struct ActivateArgs {
   int cols = 0;
 };
 
+/// y = f(x w^T + bias) + residual. `in` is a multiple of 4, and rows lie at multiples of 16 bytes.
+struct ProductArgs {
+  const float* x = nullptr;         ///< (rows, in)
+  const float* w = nullptr;         ///< (out, in)
+  const float* bias = nullptr;      ///< (out), may be null
+  const float* residual = nullptr;  ///< (rows, out), may be null
+  float* z = nullptr;               ///< (rows, out): what f receives; may be null
+  float* y = nullptr;               ///< (rows, out)
+  Activation f = Activation::none;
+  long long rows = 0;
+  int in = 0, out = 0;
+};
+inline constexpr int kProductColumns = 64;  ///< of y, that one block computes
+inline constexpr int kProductSlice = 32;    ///< of `in`, that is in shared memory at a time
+
 struct NormArgs {
   const float* x = nullptr;  ///< (rows, cols)
   const float* gamma = nullptr;
@@ -54,6 +69,8 @@ struct NormArgs {
   long long rows = 0;
   int cols = 0;
 };
+
+inline constexpr int kNormRows = kThreads / 32;  ///< of layer_norm, that one block takes
 
 /// Sums over rows, added to what is there: of dy, and of dy times normalised x.
 struct ColumnArgs {
@@ -172,6 +189,7 @@ struct ChoiceArgs {
   int* index = nullptr;      ///< (batch, heads, 2, blocks^2)
   // Between kernels.
   float* pooled = nullptr;        ///< (batch, heads, 2, blocks, dim): means of q and of k
+  float* extremes = nullptr;      ///< (batch, heads, 2, blocks, 2, dim): maxima and minima
   float* norms = nullptr;         ///< (batch, heads, 2, blocks): of the means
   float* cosine = nullptr;        ///< (batch, heads, 2, blocks, clusters)
   float* share = nullptr;         ///< (batch, heads, 2, blocks, clusters)
@@ -208,6 +226,7 @@ struct EmbedArgs {
   int cols = 0;
 };
 
+inline constexpr int kReadColumns = 8;  ///< that one block of read_out takes
 struct ReadArgs {
   Tokens shape;
   bool last = false;

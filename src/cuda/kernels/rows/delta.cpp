@@ -1,7 +1,7 @@
 #include "cuda/kernels/rows/delta.h"
 
 #include "cuda/host/common.h"
-#include "cuda/host/lse_args.h"
+#include "cuda/host/fill.h"
 #include "cuda/kernels/rows/delta_args.h"
 #include "problem/blocks.h"
 
@@ -44,10 +44,7 @@ void prepare_rows(const Problem& p, const RowStatistics& rows, void* stream) {
   args.d_o = host::view4(p.d_o);
   args.vectors = host::has_vectors(p.o) && host::has_vectors(p.d_o);
   args.lse = host::fill_lse(args, p);
-  if (p.sinks.defined()) {
-    args.sinks = static_cast<const float*>(p.sinks.data);
-    args.sinks_h = p.sinks.strides[0];
-  }
+  host::fill_sinks(args, p);
   args.lse2 = rows.lse2;
   args.delta = rows.delta;
   args.lse2_low = rows.lse2_low;

@@ -40,8 +40,7 @@ Operands::Operands(const Problem& p) : form_(host::form(p)), device_(p.device.in
   const bool gathers = p.paged && !host::reads_pages(p);
   if (gathers) {
     ragged_.pages = host::pages(p);
-    ragged_.key_lengths = static_cast<const int*>(p.key_lengths.data);
-    ragged_.key_lengths_b = p.key_lengths.strides[0];
+    host::fill_key_lengths(ragged_, p);
   }
   const std::array<const Tensor*, 4> tensors = {&p.q, &p.k, &p.v, &p.d_o};
   const std::size_t count = p.pass == Pass::forward ? 3 : 4;

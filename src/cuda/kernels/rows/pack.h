@@ -8,6 +8,7 @@
 
 #include "cuda/driver/launch.h"
 #include "cuda/host/common.h"
+#include "cuda/host/fill.h"
 #include "cuda/jit/unit.h"
 #include "cuda/kernels/rows/pack_args.h"
 #include "plan/kernel_row.h"
@@ -45,7 +46,7 @@ class Operands {
     tile::Sequences sequences = {};
     bool paged = false;
   };
-  host::Form form_;
+  tile::Form form_;
   int device_ = 0;
   std::array<Operand, 4> operands_;
   std::vector<Source> sources_;
@@ -72,22 +73,12 @@ void fill_shared(Args& args, const Problem& p, const Operands& operands) {
   args.seq_q = static_cast<int>(p.seq_q);
   args.seq_k = static_cast<int>(p.seq_k);
   args.head_dim_v = static_cast<int>(p.head_dim_v);
-  if (p.key_lengths.defined()) {
-    args.key_lengths = static_cast<const int*>(p.key_lengths.data);
-    args.key_lengths_b = p.key_lengths.strides[0];
-  }
+  host::fill_key_lengths(args, p);
   args.scale = p.scale;
   args.scale_log2 = static_cast<float>(static_cast<double>(p.scale) * kLog2e);
   args.softcap = static_cast<float>(p.softcap);
-  if (p.alibi_slopes.defined()) {
-    args.alibi = static_cast<const float*>(p.alibi_slopes.data);
-    args.alibi_b = p.alibi_slopes.strides[0];
-    args.alibi_h = p.alibi_slopes.strides[1];
-  }
-  if (p.sinks.defined()) {
-    args.sinks = static_cast<const float*>(p.sinks.data);
-    args.sinks_h = p.sinks.strides[0];
-  }
+  host::fill_alibi(args, p);
+  host::fill_sinks(args, p);
   args.pairs = host::pair_tensors(p);
   args.positions = host::positions(p);
   if (drops(p)) args.dropout = host::dropout_bits(p);

@@ -2,6 +2,7 @@
 
 #include "cuda/driver/launch.h"
 #include "cuda/host/common.h"
+#include "cuda/host/fill.h"
 #include "cuda/jit/config_text.h"
 #include "cuda/kernels/fwd_sm90/fill.h"
 #include "cuda/kernels/rows/packed_delta_args.h"
@@ -37,11 +38,7 @@ void packed_delta(const Problem& p, float* delta, void* stream) {
     args.d_lse_h = p.d_lse.strides[1];
     args.d_lse_s = p.d_lse.strides[2];
   }
-  if (p.alibi_slopes.defined()) {
-    args.alibi = static_cast<const float*>(p.alibi_slopes.data);
-    args.alibi_b = p.alibi_slopes.strides[0];
-    args.alibi_h = p.alibi_slopes.strides[1];
-  }
+  host::fill_alibi(args, p);
   args.cu_q = sm90_offsets(p.cu_seqlens_q);
   args.cu_k = sm90_offsets(p.cu_seqlens_k);
   args.sequences = static_cast<int>(p.batch);

@@ -3,6 +3,8 @@
 #include "cuda/driver/launch.h"
 #include "cuda/host/expression_text.h"
 #include "cuda/host/expressions.h"
+#include "cuda/host/fill.h"
+#include "cuda/host/sequences.h"
 #include "cuda/kernels/rows/score_strip_args.h"
 #include "problem/blocks.h"
 
@@ -14,10 +16,21 @@ int values_of(const Problem& p) {
                                   : strip_values(*p.score_function.program);
 }
 
+std::int64_t distances(const Problem& p) {
+  return p.seq_q + p.seq_k + std::int64_t{2} * score_strip::kPadding;
+}
+
+/// Each sequence has a strip as long as the longest ones need. With `deterministic` no other
+/// sequence may decide how one is computed.
+bool strips_sequences(const Problem& p) {
+  constexpr std::int64_t kMostIdle = 4;  // values, for each row
+  return !p.deterministic && p.batch * distances(p) <= kMostIdle * (p.total_q + p.total_k);
+}
+
 }  // namespace
 
 bool strips_score(const Problem& p) {
-  return p.score_function.defined() && !p.packed && values_of(p) > 0;
+  return p.score_function.defined() && (!p.packed || strips_sequences(p)) && values_of(p) > 0;
 }
 
 KernelUnit score_strip_unit(const Problem& p) {
@@ -29,9 +42,7 @@ KernelUnit score_strip_unit(const Problem& p) {
   return with_functions(std::move(unit), p, score_function_text(p, false));
 }
 
-std::int64_t ScoreStrip::count() const {
-  return problem_.seq_q + problem_.seq_k + std::int64_t{2} * score_strip::kPadding;
-}
+std::int64_t ScoreStrip::count() const { return distances(problem_); }
 std::int64_t ScoreStrip::words() const {
   return problem_.batch * problem_.heads_q * count() * values_of(problem_);
 }
@@ -54,10 +65,11 @@ tile::Strip ScoreStrip::make(WorkspaceCutter& workspace, void* stream) const {
   args.blocks = static_cast<int>(ceil_div(count(), score_strip::kThreads));
   args.seq_q = static_cast<int>(p.seq_q);
   args.seq_k = static_cast<int>(p.seq_k);
-  if (p.key_lengths.defined()) {
-    args.key_lengths = static_cast<const int*>(p.key_lengths.data);
-    args.key_lengths_b = p.key_lengths.strides[0];
+  if (p.packed) {
+    args.queries = host::query_sequences(p);
+    if (!p.paged) args.keys = host::key_sequences(p);
   }
+  host::fill_key_lengths(args, p);
   const Kernel kernel =
       load_by_key("score_strip\n" + expressions_key(p), score_strip::Config{}, p.device.index,
                   [&](const score_strip::Config&) { return score_strip_unit(p); });

@@ -11,8 +11,8 @@
 
 namespace tilewise::cuda {
 
-/// Whether the score function of a problem has parts of i - j that are worth it. Not of packed
-/// sequences, whose lengths differ.
+/// Whether the score function of a problem has parts of i - j that are worth it. Of packed
+/// sequences where their lengths are alike.
 bool strips_score(const Problem& problem);
 
 KernelUnit score_strip_unit(const Problem& problem);

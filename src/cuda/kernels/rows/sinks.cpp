@@ -1,6 +1,7 @@
 #include "cuda/kernels/rows/sinks.h"
 
 #include "cuda/host/common.h"
+#include "cuda/host/fill.h"
 #include "cuda/jit/config_text.h"
 #include "cuda/kernels/rows/sinks_args.h"
 
@@ -24,8 +25,7 @@ void sink_gradient(const Problem& p, const RowStatistics& rows, void* stream, fl
   args.lse2 = rows.lse2;
   args.lse2_low = rows.lse2_low;
   args.delta = rows.delta;
-  args.sinks = static_cast<const float*>(p.sinks.data);
-  args.sinks_h = p.sinks.strides[0];
+  host::fill_sinks(args, p);
   args.d_sinks = static_cast<float*>(p.dsinks.data);
   args.d_sinks_h = p.dsinks.strides[0];
   // Of packed sequences all blocks of rows: where there is no row, nothing was seen.

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "cuda/host/common.h"
+#include "cuda/host/fill.h"
 #include "cuda/host/sequences.h"
 #include "cuda/jit/config_text.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
@@ -110,7 +111,7 @@ double listed_pairs(const Problem& p) {
 }
 
 TileListsMaker::TileListsMaker(const Problem& p, int tile_q, int tile_k, tile::Lists kind,
-                               int rows_of_tile, MaskLines lines)
+                               int rows_of_tile, bool packs_heads, MaskLines lines)
     : problem_(p), lines_(p.mask.defined() ? lines : MaskLines::none) {
   // Lengths cut the list of each batch entry differently.
   bool of_batch = p.key_lengths.defined() || p.packed, of_heads = false;
@@ -134,10 +135,7 @@ TileListsMaker::TileListsMaker(const Problem& p, int tile_q, int tile_k, tile::L
   args_.low = mask.low;
   args_.high = mask.high;
   args_.top = mask.top;
-  if (p.key_lengths.defined()) {
-    args_.key_lengths = static_cast<const int*>(p.key_lengths.data);
-    args_.key_lengths_b = p.key_lengths.strides[0];
-  }
+  host::fill_key_lengths(args_, p);
   if (p.packed) {
     args_.queries = host::query_sequences(p);
     if (!p.paged) args_.keys = host::key_sequences(p);
@@ -148,8 +146,8 @@ TileListsMaker::TileListsMaker(const Problem& p, int tile_q, int tile_k, tile::L
   lists_ = (of_batch ? p.batch : 1) * args_.list_heads;
   args_.rows = static_cast<int>(ceil_div(p.seq_q, tile_q));
   args_.words = static_cast<int>(ceil_div(ceil_div(p.seq_k, tile_k), 32));
-  sharing_ = static_cast<int>(p.batch * p.heads_q / lists_);
-  heads_ = static_cast<int>(p.heads_q);
+  heads_ = static_cast<int>(packs_heads ? p.heads_k : p.heads_q);
+  sharing_ = static_cast<int>(p.batch * heads_ / lists_);
   order_.rows = args_.rows;
   order_.rows_of_tile = rows_of_tile;
   order_.tiles = static_cast<int>(ceil_div(args_.rows, rows_of_tile));

@@ -40,9 +40,10 @@ enum class MaskLines { none, queries, keys };
 class TileListsMaker {
  public:
   /// `kind`: parts also where blocks are whole tiles keeps their bits. `rows_of_tile`: rows of
-  /// tile_q queries that order() hands out together. `lines` counts where there is a bool mask.
+  /// tile_q queries that order() hands out together. `packs_heads`: a tile has the query heads of a
+  /// group, which share their list. `lines` counts where there is a bool mask.
   TileListsMaker(const Problem& problem, int tile_q, int tile_k, tile::Lists kind,
-                 int rows_of_tile = 1, MaskLines lines = MaskLines::none);
+                 int rows_of_tile = 1, bool packs_heads = false, MaskLines lines = MaskLines::none);
   void add_memory(std::vector<MemoryPart>& items) const;
   /// Takes the workspace of add_memory() and fills in where everything lies.
   void take(WorkspaceCutter& workspace);

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "cuda/host/fill.h"
 #include "cuda/host/refusal.h"
 
 namespace tilewise::cuda {
@@ -33,11 +34,7 @@ textbook::LogitRule logit_rule(const Problem& p) {
   textbook::LogitRule rule;
   rule.scale = p.scale;
   rule.softcap = static_cast<float>(p.softcap);
-  if (p.alibi_slopes.defined()) {
-    rule.alibi = static_cast<const float*>(p.alibi_slopes.data);
-    rule.alibi_b = p.alibi_slopes.strides[0];
-    rule.alibi_h = p.alibi_slopes.strides[1];
-  }
+  host::fill_alibi(rule, p);
   rule.left = p.left;
   rule.right = p.right;
   rule.top_left = p.causal == Causal::top_left;
