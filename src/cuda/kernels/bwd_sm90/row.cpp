@@ -161,7 +161,7 @@ DiagonalGradients diagonal_gradients(const Problem& p, const Config& config) {
 }
 
 TileListsMaker lists_of(const Problem& p, const Config& config) {
-  return {p, config.shape.block_m, config.shape.block_n, config.lists, 1, MaskLines::keys};
+  return {p, config.shape.block_m, config.shape.block_n, config.lists, 1, false, MaskLines::keys};
 }
 
 /// What run() goes by.
