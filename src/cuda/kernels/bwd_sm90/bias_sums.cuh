@@ -80,7 +80,7 @@ struct BiasSums {
       fetch_job();
       if (job.kind == JobKind::end) return;
       if (job.kind != JobKind::tile) continue;
-      const BlockRange range = tile_range<kConfig>(args, job);
+      const BlockRange range = query_range<kConfig>(args, job);
       for (int g = 0; g < args.group; ++g) {
         const int head = job.head * args.group + g;
         float* const sums = to.sums + job.batch * to.stride_b + head * to.stride_h;
