@@ -9,16 +9,7 @@
 #include "cuda/kernels/rows/sinks.cuh"
 #include "flash_sm80_configs.h"
 #include "flash_sm80_grids.h"
-
-// The host's, whose headers hide names that kernels use.
-namespace tilewise::cuda {
-namespace fwd_tiles {
-fwd_sm80::Args slice_of(fwd_sm80::Args args, int slice, const fwd_sm80::Config& config);
-}
-namespace bwd_tiles {
-bwd_sm80::Args from_column(bwd_sm80::Args args, const bwd_sm80::Config& config);
-}
-}  // namespace tilewise::cuda
+#include "flash_sm80_slices.h"
 
 namespace {
 

@@ -9,16 +9,7 @@
 #include "cuda/kernels/rows/pack.cuh"
 #include "flash_sm80_configs.h"
 #include "flash_sm80_grids.h"
-
-// The host's, whose headers hide names that kernels use.
-namespace tilewise::cuda {
-namespace fwd_tiles {
-fwd_sm80::Args slice_of(fwd_sm80::Args args, int slice, const fwd_sm80::Config& config);
-}
-namespace bwd_tiles {
-bwd_sm80::Args from_column(bwd_sm80::Args args, const bwd_sm80::Config& config);
-}
-}  // namespace tilewise::cuda
+#include "flash_sm80_slices.h"
 
 namespace {
 
@@ -494,30 +485,14 @@ int main() {
   Shape wide = {.heads_q = 1, .dim = 264, .scale = 0.062F, .causal = true};
   const Squares wide_squares(wide, few, long_keys);
   wide.formula = &wide_squares.formula;
-  constexpr Forward kSliced = {.head_dim = 384,
-                               .head_dim_v = 192,
-                               .slices = 2,
-                               .shape = {.block_m = 32, .block_n = 32, .warps = 2, .stages = 1},
-                               .positional = true,
-                               .packed = true,
-                               .lists = tile::Lists::whole};
-  constexpr Gradient kSlicedKeys = {
-      .head_dim = 384,
-      .head_dim_v = 384,
-      .shape = {.block_m = 16, .block_n = 32, .warps = 2, .sub_m = 16, .stages = 1},
-      .output = {.with_dq = false, .columns = 192},
-      .packed = true,
-      .lists = tile::Lists::whole};
-  constexpr Gradient kSlicedQueries = {
-      .head_dim = 384,
-      .head_dim_v = 384,
-      .shape = {.block_m = 32, .block_n = 16, .warps = 2, .stages = 1},
-      .output = {.with_dq = false, .columns = 192},
-      .packed = true,
-      .lists = tile::Lists::whole};
-  check_forward<kSliced>("packed, a map, dim 264", wide, few, long_keys, false, kBf16);
-  check_backward<kSlicedKeys, kSlicedQueries>("packed, a map, dim 264", wide, few, long_keys, false,
-                                              true, kBf16);
+  constexpr auto mapped = [](auto config) {
+    config.packed = true, config.lists = tile::Lists::whole;
+    if constexpr (requires { config.keys; }) config.keys = fwd_sm80::Keys::packed;
+    return config;
+  };
+  check_forward<mapped(kSliced)>("packed, a map, dim 264", wide, few, long_keys, false, kBf16);
+  check_backward<mapped(kSlicedKeys), mapped(kSlicedQueries)>("packed, a map, dim 264", wide, few,
+                                                              long_keys, false, true, kBf16);
   check_backward<kFirst, kSecond>("packed, no sequence", plain, none, none, false, false, kBf16);
   check_backward<kFloatFirst, kFloatSecond>("packed, float32", causal, q, k, false, true, 2e-6);
   return failures == 0 ? 0 : 1;

@@ -4,12 +4,6 @@
 
 namespace {
 
-constexpr fwd_sm80::Config kForward = {
-    .head_dim = 384,
-    .head_dim_v = 192,
-    .slices = 2,
-    .shape = {.block_m = 32, .block_n = 32, .warps = 2, .stages = 1},
-    .positional = true};
 constexpr fwd_sm80::Config in_parts(fwd_sm80::Config config) {
   config.split = true;
   return config;
@@ -20,15 +14,6 @@ constexpr fwd_sm80::Config kFloatForward = {
     .head_dim_v = 192,
     .slices = 2,
     .shape = {.block_m = 16, .block_n = 16, .warps = 1, .stages = 1}};
-constexpr Gradient kKeys = {
-    .head_dim = 384,
-    .head_dim_v = 384,
-    .shape = {.block_m = 16, .block_n = 32, .warps = 2, .sub_m = 16, .stages = 1},
-    .output = {.with_dq = false, .columns = 192}};
-constexpr Gradient kQueries = {.head_dim = 384,
-                               .head_dim_v = 384,
-                               .shape = {.block_m = 32, .block_n = 16, .warps = 2, .stages = 1},
-                               .output = {.with_dq = false, .columns = 192}};
 constexpr Gradient of_floats(Gradient config, int block, int warps) {
   config.form = {.element = Element::fp16, .planes = 2, .scaled = true};
   config.shape.block_m = config.shape.block_n = block;
@@ -42,21 +27,22 @@ int main() {
   emulator::checks_races = true;
   const Shape some = {
       .heads_q = 2, .heads_k = 1, .seq_q = 50, .seq_k = 70, .dim = 328, .causal = true};
-  check_forward<kForward>("forward, dim 328", some);
-  check_forward<in_parts(kForward)>("forward, dim 328, three parts", some);
+  check_forward<kSliced>("forward, dim 328", some);
+  check_forward<in_parts(kSliced)>("forward, dim 328, three parts", some);
   const Shape odd = {.heads_q = 1, .heads_k = 1, .seq_q = 20, .seq_k = 37, .dim = 301};
   check_forward<kFloatForward>("forward, dim 301, float32", odd, kExact);
-  check_backward<kKeys, kQueries>("dim 328", some, kBf16, kBf16);
-  check_backward<with_pairs(kKeys), with_pairs(kQueries), Delta::p>("dim 264, bias and mask",
-                                                                    {.heads_q = 1,
-                                                                     .heads_k = 1,
-                                                                     .seq_q = 40,
-                                                                     .seq_k = 40,
-                                                                     .dim = 264,
-                                                                     .scale = 0.062F,
-                                                                     .pairs = true},
-                                                                    kBf16, kBf16);
-  check_float<of_floats(kKeys, 16, 1), of_floats(kQueries, 16, 1)>("dim 301, float32", odd, true,
-                                                                   2e-6);
+  check_backward<kSlicedKeys, kSlicedQueries>("dim 328", some, kBf16, kBf16);
+  check_backward<with_pairs(kSlicedKeys), with_pairs(kSlicedQueries), Delta::p>(
+      "dim 264, bias and mask",
+      {.heads_q = 1,
+       .heads_k = 1,
+       .seq_q = 40,
+       .seq_k = 40,
+       .dim = 264,
+       .scale = 0.062F,
+       .pairs = true},
+      kBf16, kBf16);
+  check_float<of_floats(kSlicedKeys, 16, 1), of_floats(kSlicedQueries, 16, 1)>("dim 301, float32",
+                                                                               odd, true, 2e-6);
   return failures == 0 ? 0 : 1;
 }

@@ -81,6 +81,37 @@ void backward_call(const nb::tuple& inputs, const nb::tuple& outputs, const nb::
   run_pass(call, backward_tensors(call, inputs, outputs), inputs[0]);
 }
 
+/// (o, lse) of torch tensors, made here; without with_lse, None stands for lse.
+nb::tuple new_forward(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& spec,
+                      bool with_lse) {
+  nb::tuple outputs = empty_outputs(q, v, spec, with_lse);
+  forward_call(nb::make_tuple(q, k, v), outputs, spec);
+  return outputs;
+}
+
+/// new_forward() of a plain call. None: the call is not plain. A bool: autograd records it, and
+/// whether the spec has tensors.
+nb::object plain_forward(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& spec,
+                         bool with_lse) {
+  if (!is_plain_call(q, k, v, spec)) return nb::none();
+  if (is_recorded(q, k, v, spec)) return nb::bool_(has_tensors(spec));
+  return new_forward(q, k, v, spec, with_lse);
+}
+
+/// (dq, dk, dv) of a plain call that autograd recorded, whose spec has no tensors. None: somebody
+/// looks on. inputs: those of backward_tensors(); d_o may be None.
+nb::object plain_backward(const nb::tuple& inputs, const nb::tuple& spec) {
+  if (nb::handle(inputs[5]).is_none() || is_grad_enabled()) return nb::none();
+  if (!is_plain_call(inputs[0], inputs[1], inputs[2], spec)) return nb::none();
+  for (const std::size_t other : {3, 4, 5, 6}) {
+    if (is_special(inputs[other])) return nb::none();
+  }
+  const nb::tuple outputs =
+      empty_gradients(inputs[0], inputs[1], inputs[2], false, false, nb::tuple(), spec);
+  backward_call(inputs, outputs, spec);
+  return nb::make_tuple(outputs[0], outputs[1], outputs[2]);
+}
+
 /// inputs: q, k_prefix, v_prefix, k, v. outputs: o, lse.
 void forward_prefix_call(const nb::tuple& inputs, const nb::tuple& outputs, const nb::tuple& spec) {
   Call call(spec);
@@ -188,6 +219,10 @@ void bind_torch_side(nb::module_& m) {
   m.def("is_plain_call", &is_plain_call);
   m.def("empty_outputs", &empty_outputs);
   m.def("empty_gradients", &empty_gradients);
+  m.def("is_special", &is_special);
+  m.def("new_forward", &new_forward);
+  m.def("plain_forward", &plain_forward);
+  m.def("plain_backward", &plain_backward);
 }
 
 }  // namespace

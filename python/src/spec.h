@@ -11,7 +11,8 @@
 namespace tilewise::python {
 
 /// Places in the tuple of a spec; its tensors come first.
-inline constexpr std::size_t kBias = 1, kSinks = 3, kCuSeqlensQ = 5, kTensorFields = 12;
+inline constexpr std::size_t kBias = 1, kSlopes = 2, kSinks = 3, kCuSeqlensQ = 5,
+                             kTensorFields = 12;
 inline constexpr std::size_t kLayout = kTensorFields, kCaptures = kTensorFields + 17;
 
 /// The tensors that the expressions read, the last field. An operator of torch gives them as a

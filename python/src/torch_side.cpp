@@ -15,7 +15,7 @@ namespace {
 /// Never released: a call may come while the interpreter ends.
 struct Torch {
   nb::tuple plain_types, watches;
-  nb::object empty_like, float32;
+  nb::object grad_enabled, is_batched, empty_like, float32;
   nb::tuple dtype_keyword;  ///< ("dtype",), as a vector call names a keyword
 };
 
@@ -58,11 +58,19 @@ bool is_true(nb::handle object) {
   return answer != 0;
 }
 
+/// The truth of what a function without arguments gives.
+bool asks(nb::handle function) { return is_true(checked(PyObject_CallNoArgs(function.ptr()))); }
+
 bool somebody_looks_on() {
   for (const nb::handle watch : torch->watches) {
-    if (is_true(checked(PyObject_CallNoArgs(watch.ptr())))) return true;
+    if (asks(watch)) return true;
   }
   return false;
+}
+
+bool requires_grad(nb::handle tensor) {
+  static const Name name("requires_grad");
+  return !tensor.is_none() && is_true(name.of(tensor));
 }
 
 /// A tensor's sizes, which may be a compiler's symbols.
@@ -145,9 +153,14 @@ nb::object empty_statistics(nb::handle q, const nb::tuple& sizes, const nb::tupl
 
 }  // namespace
 
-void use_torch(const nb::tuple& plain_types, const nb::tuple& watches, nb::object empty_like,
-               nb::object float32) {
-  torch = new Torch{plain_types, watches, std::move(empty_like), std::move(float32),
+void use_torch(const nb::tuple& plain_types, const nb::tuple& watches, nb::object grad_enabled,
+               nb::object is_batched, nb::object empty_like, nb::object float32) {
+  torch = new Torch{plain_types,
+                    watches,
+                    std::move(grad_enabled),
+                    std::move(is_batched),
+                    std::move(empty_like),
+                    std::move(float32),
                     nb::make_tuple(nb::str("dtype"))};
 }
 
@@ -171,6 +184,34 @@ bool is_plain_call(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& sp
     if (!is_plain(captured)) return false;
   }
   return is_plain(q) && is_plain(k) && is_plain(v) && !is_true(is_meta.of(q));
+}
+
+bool is_grad_enabled() { return asks(torch->grad_enabled); }
+
+bool is_recorded(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& spec) {
+  if (!is_grad_enabled()) return false;
+  if (requires_grad(q) || requires_grad(k) || requires_grad(v)) return true;
+  for (const std::size_t field : {kBias, kSlopes, kSinks}) {
+    if (requires_grad(spec[field])) return true;
+  }
+  for (const nb::handle captured : captures_of(spec)) {
+    if (requires_grad(captured)) return true;
+  }
+  return false;
+}
+
+bool has_tensors(const nb::tuple& spec) {
+  for (std::size_t i = 0; i < kTensorFields; ++i) {
+    if (!nb::handle(PyTuple_GET_ITEM(spec.ptr(), static_cast<Py_ssize_t>(i))).is_none())
+      return true;
+  }
+  return nb::len(captures_of(spec)) > 0;
+}
+
+bool is_special(nb::handle tensor) {
+  if (tensor.is_none()) return false;
+  return !is_plain(tensor) ||
+         is_true(checked(PyObject_CallOneArg(torch->is_batched.ptr(), tensor.ptr())));
 }
 
 nb::tuple empty_outputs(nb::handle q, nb::handle v, const nb::tuple& spec, bool with_lse) {

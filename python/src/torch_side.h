@@ -10,9 +10,10 @@ namespace nb = nanobind;
 
 /// Hands over what is needed of torch, once, before any other function here is called.
 /// plain_types: types whose tensors have no behaviour of their own. watches: functions that return
-/// something true while somebody looks on.
-void use_torch(const nb::tuple& plain_types, const nb::tuple& watches, nb::object empty_like,
-               nb::object float32);
+/// something true while somebody looks on. The rest is torch's own: is_grad_enabled, whether a
+/// tensor stands for many gradients at once, empty_like, float32.
+void use_torch(const nb::tuple& plain_types, const nb::tuple& watches, nb::object grad_enabled,
+               nb::object is_batched, nb::object empty_like, nb::object float32);
 
 /// True when the numbers of a tensor lie in memory as they are. Those of a conjugate's imaginary
 /// part have the other sign there (torch's negative bit); the dispatcher makes plain tensors of
@@ -22,6 +23,19 @@ bool is_plain(nb::handle tensor);
 /// True when nobody but autograd looks on, q, k, v and the spec's tensors are plain, and q has
 /// memory.
 bool is_plain_call(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& spec);
+
+bool is_grad_enabled();
+
+/// True when autograd would record a plain call: it is on, and any of the tensors that have
+/// gradients requires one.
+bool is_recorded(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& spec);
+
+/// Whether the spec has any tensor.
+bool has_tensors(const nb::tuple& spec);
+
+/// True for the many gradients at once of torch.autograd.grad(is_grads_batched=True), and for
+/// tensors that are not plain. None is not special.
+bool is_special(nb::handle tensor);
 
 /// (o, lse) of a forward, uninitialised. o lies in memory as q does; lse is float32: (B, H, S);
 /// packed (H, S); of q (B, S, D) without heads, (B, S). Takes tensors of any kind, fake ones too.

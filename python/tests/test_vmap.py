@@ -43,17 +43,17 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How often the library was called."""
     counts = {"forward": 0, "backward": 0}
 
-    def count(name: str) -> Any:
-        original = getattr(tilewise._native, name)
+    def count(name: str, function: str) -> None:
+        original = getattr(tilewise._native, function)
 
-        def counted(*arguments: Any) -> None:
+        def counted(*arguments: Any) -> Any:
             counts[name] += 1
-            original(*arguments)
+            return original(*arguments)
 
-        return counted
+        monkeypatch.setattr(tilewise._native, function, counted)
 
-    for name in counts:
-        monkeypatch.setattr(tilewise._native, name, count(name))
+    count("forward", "new_forward")
+    count("backward", "backward")
     return counts
 
 

@@ -75,15 +75,19 @@ def plan(inputs: tuple[Any, ...], outputs: tuple[Any, ...], spec: tuple[Any, ...
 def describe(array: Any, name: str) -> tuple[list[int], str, bool, int]: ...
 def new_array(sizes: Sequence[int], dtype: str, cuda: bool, index: int) -> Any: ...
 
-# Of torch: plain types of tensors, who may look on, its empty_like and its float32.
+# From torch: plain types of tensors, who may look on, its is_grad_enabled, whether a tensor is a
+# batch of gradients, its empty_like and its float32.
 def use_torch(
     plain_types: tuple[type, ...],
     watches: tuple[Callable[[], Any], ...],
+    grad_enabled: Any,
+    is_batched: Any,
     empty_like: Any,
     float32: Any,
 ) -> None: ...
 def is_plain(tensor: Any) -> bool: ...
 def is_plain_call(q: Any, k: Any, v: Any, spec: tuple[Any, ...]) -> bool: ...
+def is_special(tensor: Any) -> bool: ...
 def empty_outputs(q: Any, v: Any, spec: tuple[Any, ...], with_lse: bool) -> tuple[Any, Any]: ...
 def empty_gradients(
     q: Any,
@@ -94,6 +98,23 @@ def empty_gradients(
     need_dcaptures: tuple[bool, ...],
     spec: tuple[Any, ...],
 ) -> tuple[Any, Any, Any, Any, Any, tuple[Any, ...]]: ...
+
+# (o, lse): empty_outputs and forward in one.
+def new_forward(
+    q: Any, k: Any, v: Any, spec: tuple[Any, ...], with_lse: bool
+) -> tuple[Any, Any]: ...
+
+# new_forward of a plain call. None: it is not plain. A bool: autograd records it, and whether the
+# spec has tensors.
+def plain_forward(
+    q: Any, k: Any, v: Any, spec: tuple[Any, ...], with_lse: bool
+) -> tuple[Any, Any] | bool | None: ...
+
+# (dq, dk, dv) of a plain call that autograd recorded, whose spec has no tensors. None: somebody
+# looks on. inputs: those of backward.
+def plain_backward(
+    inputs: tuple[Any, ...], spec: tuple[Any, ...]
+) -> tuple[Any, Any, Any] | None: ...
 
 # B, H, row offsets and block indices (int32) and whether each block is full (uint8).
 def block_map(

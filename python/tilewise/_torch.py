@@ -100,10 +100,13 @@ def _empty_outputs(q: Tensor, k: Tensor, v: Tensor, *spec: Any) -> tuple[Tensor,
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *fields: Any) -> tuple[Tensor, Tensor]:
-    spec = _whole(fields)
-    outputs = _native.empty_outputs(q, v, spec, True)
-    _native.forward((q, k, v), outputs, spec)
-    return outputs
+    return _native.new_forward(q, k, v, _whole(fields), True)
+
+
+def _make_context_current() -> None:
+    """Ours may be the first work of autograd's thread: any call of the runtime makes the context
+    current there, which our driver calls do not, and which cuBLAS warns of when it is next."""
+    torch.cuda.is_current_stream_capturing()
 
 
 def _run_backward(
@@ -115,9 +118,7 @@ def _run_backward(
     if d_o is None:
         d_o = o.new_zeros(()).expand(o.shape)
     if q.is_cuda:
-        # Ours may be the first work of autograd's thread: any call of the runtime makes the context
-        # current there, which our driver calls do not, and which cuBLAS warns of when it is next.
-        torch.cuda.is_current_stream_capturing()
+        _make_context_current()
     _native.backward((q, k, v, o, lse, d_o, d_lse), gradients, spec)
     return gradients
 
@@ -318,6 +319,18 @@ class _TransformedBackward(torch.autograd.Function):
 
 
 _GIVEN = object()
+_NOTHING_ELSE = _Needed(False, False, False, ())
+
+
+def _plain_gradients(
+    saved: tuple[Tensor, ...], spec: Spec, d_o: Tensor | None, d_lse: Tensor | None
+) -> tuple[Any, ...] | None:
+    """dq, dk and dv, if nobody looks on."""
+    if torch.compiler.is_compiling() or in_forward_mode():
+        return None
+    if saved[0].is_cuda:
+        _make_context_current()
+    return _native.plain_backward((*saved, d_o, d_lse), spec)
 
 
 class _Attention(torch.autograd.Function):
@@ -325,41 +338,37 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        bias: Tensor | None,
-        sinks: Tensor | None,
-        slopes: Tensor | None,
-        spec: Spec,
-        return_lse: bool,
-        *captures: Tensor,
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, spec: Spec, return_lse: bool, *others: Any
     ) -> Tensor | tuple[Tensor, Tensor]:
-        output = _forward(q, k, v, *spec)
+        """others: bias, sinks and slopes, or None, and the captured tensors; nothing where the spec
+        has no tensor at all."""
+        output = _native.new_forward(q, k, v, spec, True)
         ctx.set_materialize_grads(False)
-        # Tensors are kept where autograd watches over them, and leave a mark in the spec.
-        given = [t for t in spec[: len(TENSOR_FIELDS)] if t is not None]
-        ctx.save_for_backward(q, k, v, *output, *captures, *given)
-        if given:
-            tensors = (None if t is None else _GIVEN for t in spec[: len(TENSOR_FIELDS)])
-            spec = (*tensors, *spec[len(TENSOR_FIELDS) :])
-        ctx.spec = (*spec[:CAPTURES], ())
+        if others:
+            # Tensors are kept where autograd watches over them, and leave a mark in the spec.
+            tensors = spec[: len(TENSOR_FIELDS)]
+            given = (t for t in tensors if t is not None)
+            ctx.save_for_backward(q, k, v, *output, *others[3:], *given)
+            marks = (None if t is None else _GIVEN for t in tensors)
+            spec = (*marks, *spec[len(TENSOR_FIELDS) : CAPTURES], ())
+        else:
+            ctx.save_for_backward(q, k, v, *output)
+        ctx.spec = spec
         return output if return_lse else output[0]
 
     @staticmethod
     def backward(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None = None) -> tuple[Any, ...]:
-        saved = ctx.saved_tensors
-        spec = ctx.spec
-        asked = ctx.needs_input_grad[8:]
-        if len(saved) > 5:
-            given = iter(saved[5 + len(asked) :])
-            fields = (next(given) if field is _GIVEN else field for field in spec[:CAPTURES])
-            spec = (*fields, saved[5 : 5 + len(asked)])
-        bias, sinks, slopes = ctx.needs_input_grad[3:6]
+        saved, spec = ctx.saved_tensors, ctx.spec
+        if len(ctx.needs_input_grad) == 5:
+            made = _plain_gradients(saved, spec, d_o, d_lse)
+            return *(made or _gradients(saved, spec, _NOTHING_ELSE, d_o, d_lse)[:3]), None, None
+        bias, sinks, slopes, *asked = ctx.needs_input_grad[5:]
+        given = iter(saved[5 + len(asked) :])
+        fields = (next(given) if field is _GIVEN else field for field in spec[:CAPTURES])
+        spec = (*fields, saved[5 : 5 + len(asked)])
         needed = _Needed(bias, sinks, slopes, asked)
-        *made, dcaptures = _gradients(saved[:5], spec, needed, d_o, d_lse)
-        return *made, None, None, None, *dcaptures
+        dq, dk, dv, *own, dcaptures = _gradients(saved[:5], spec, needed, d_o, d_lse)
+        return dq, dk, dv, None, None, *own, None, *dcaptures
 
 
 # What torch.autograd.Function.apply comes to where no transform is active, as _plain has made sure.
@@ -378,7 +387,7 @@ def _check_kinds(spec: Spec, **arrays: Any) -> None:
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Casts q, k and v under autocast, as torch's own attention does. float64 is not cast."""
-    if not _any_autocast():
+    if not (isinstance(k, Tensor) and isinstance(v, Tensor)):
         return q, k, v
     device = q.device.type
     if not torch.is_autocast_enabled(device) or q.dtype == torch.float64:
@@ -387,49 +396,38 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
-def _requires_grad(t: Tensor | None) -> bool:
-    return t is not None and t.requires_grad
-
-
 def attention(
     q: Tensor, k: Tensor, v: Tensor, spec: Spec, return_lse: bool = True
 ) -> tuple[Tensor, Tensor | None]:
     """O and, if requested, LSE, recorded by autograd."""
-    plain = is_plain_call(q, k, v, spec)
-    if not plain:
-        _check_kinds(spec, k=k, v=v)
-    q, k, v = _autocast(q, k, v)
+    if _any_autocast():
+        q, k, v = _autocast(q, k, v)
     if in_forward_mode() and not in_transform():
         refuse_tangents((q, k, v, *spec))
-    if not plain:
-        if _has_expressions(spec):
-            if not torch.compiler.is_compiling() and in_grad():
-                raise NotImplementedError(TRANSFORMED_EXPRESSIONS)
-            o, lse = torch.ops.tilewise.expression_forward(q, k, v, *spec[:-1], list(spec[-1]))
-            return o, lse
-        fields = spec[:SCORE_EXPRESSION]
-        if not torch.compiler.is_compiling() and in_grad():
-            o, lse = _Transformed.apply(q, k, v, *fields)
-        else:
-            o, lse = torch.ops.tilewise.attention_forward(q, k, v, *fields)
-        return o, lse
-    bias, sinks, slopes = spec[BIAS], spec[SINKS], spec[ALIBI_SLOPES]
-    recorded = torch.is_grad_enabled() and (
-        q.requires_grad
-        or k.requires_grad
-        or v.requires_grad
-        or _requires_grad(bias)
-        or _requires_grad(sinks)
-        or _requires_grad(slopes)
-        or (spec[CAPTURES] and any(t.requires_grad for t in spec[CAPTURES]))
-    )
-    if recorded:
-        made = _record(q, k, v, bias, sinks, slopes, spec, return_lse, *spec[CAPTURES])
-        return made if return_lse else (made, None)
+    compiling = torch.compiler.is_compiling()
     # An LSE that nobody reads is not made: it costs the call a microsecond.
-    outputs = _native.empty_outputs(q, v, spec, return_lse)
-    _native.forward((q, k, v), outputs, spec)
-    return outputs
+    made = None if compiling else _native.plain_forward(q, k, v, spec, return_lse)
+    if made is None:
+        _check_kinds(spec, k=k, v=v)
+        return _watched(q, k, v, spec, compiling)
+    if isinstance(made, tuple):
+        return made
+    others = (spec[BIAS], spec[SINKS], spec[ALIBI_SLOPES], *spec[CAPTURES]) if made else ()
+    recorded = _record(q, k, v, spec, return_lse, *others)
+    return recorded if return_lse else (recorded, None)
+
+
+def _watched(q: Tensor, k: Tensor, v: Tensor, spec: Spec, compiling: bool) -> tuple[Tensor, Tensor]:
+    """By an operator, which those see who look on."""
+    transformed = not compiling and in_grad()
+    if _has_expressions(spec):
+        if transformed:
+            raise NotImplementedError(TRANSFORMED_EXPRESSIONS)
+        o, lse = torch.ops.tilewise.expression_forward(q, k, v, *spec[:-1], list(spec[-1]))
+        return o, lse
+    operator = _Transformed.apply if transformed else torch.ops.tilewise.attention_forward
+    o, lse = operator(q, k, v, *spec[:SCORE_EXPRESSION])
+    return o, lse
 
 
 def gradients(

@@ -44,6 +44,8 @@ _no_dispatch = Tensor.__torch_dispatch__
 _native.use_torch(
     (Tensor, torch.nn.Parameter),
     (_dispatch_modes, _function_modes, _transforms, _tracing, _profiling),
+    torch.is_grad_enabled,
+    _is_batched,
     torch.empty_like,
     torch.float32,
 )
@@ -61,7 +63,7 @@ def is_plain_call(q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> bool:
 def is_special(*tensors: Tensor | None) -> bool:
     """True for the many gradients at once of torch.autograd.grad(is_grads_batched=True), and for
     tensors that are not plain."""
-    return any(t is not None and (_is_batched(t) or not _native.is_plain(t)) for t in tensors)
+    return any(t is not None and _native.is_special(t) for t in tensors)
 
 
 def in_transform() -> bool:

@@ -40,7 +40,7 @@ Problem ProblemDraw::problem() {
   return p;
 }
 
-/// Of sequences that are not packed, and of head dims that the backward takes with anything.
+/// Sequences are not packed, and the backward takes the head dim with any option.
 Problem ProblemDraw::narrow() {
   Problem p = problem();
   while (p.packed || p.head_dim > 128) p = problem();

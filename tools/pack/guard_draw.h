@@ -20,15 +20,15 @@ class ProblemDraw {
   ProblemDraw& operator=(const ProblemDraw&) = delete;
   ~ProblemDraw();
 
-  /// Of the Hopper rows: masks, softcap, ALiBi, key lengths, packed sequences.
+  /// For the Hopper rows: masks, softcap, ALiBi, key lengths, packed sequences.
   Problem problem();
   /// With a block list.
   Problem listed();
   /// With K and V in pages, the queries packed or not.
   Problem paged();
-  /// Of the sm_80 rows: any type, any head dim, and half of the options at a time.
+  /// For the sm_80 rows: any type, any head dim, and half of the options at a time.
   Problem mma();
-  /// Of the Hopper rows with a score function, a mask function, or both.
+  /// For the Hopper rows, with a score function, a mask function, or both.
   Problem expressed();
 
   std::size_t below(std::size_t count) { return numbers_() % count; }

@@ -116,7 +116,7 @@ def draw_everything(driver: webdriver.Chrome) -> None:
 
 
 def problems_of(driver: webdriver.Chrome, view: View) -> list[str]:
-    """What is wrong with the page as it stands."""
+    """The page's problems at this moment."""
     problems = [
         f"console: {entry['message']}"
         for entry in driver.get_log("browser")

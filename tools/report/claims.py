@@ -41,7 +41,7 @@ class Claim:
 
 @dataclass
 class Evidence:
-    """What claims are judged by."""
+    """The plan, the measurements and published numbers, which claims are judged by."""
 
     plan: Planner
     measured: Measured
@@ -117,7 +117,7 @@ def shape_words(row: Row, *, without: tuple[str, ...] = ()) -> str:
 
 @dataclass(frozen=True)
 class Contender:
-    """What ran, with the fields in which it differs from the others: ("flash", dtype=...)."""
+    """An implementation and the fields that set it apart: ("flash", dtype=...)."""
 
     name: str
     implementation: str

@@ -84,7 +84,7 @@ def verdict_of(holds: list[bool]) -> str:
 
 
 def layer_words(tables: list[Figures]) -> str:
-    """What stands in a measurement's place: no file holds a layer."""
+    """The words in a measurement's place: no file holds a layer."""
     if tables:
         return f"{LAYER} The tables are of its attention alone."
     return f"{LAYER} Its attention alone: {PRESET}"
@@ -98,7 +98,7 @@ def layer_gflop(length: int) -> float:
 
 
 def attention_tables(e: Evidence, which: str, pairs: list[list[Contender]]) -> list[Figures]:
-    """Of each pair of contenders at the seed's shape: times and the gain along the length."""
+    """Times and the gain along the length, for each pair of contenders at the seed's shape."""
     tables = []
     for slow, fast in pairs:
         for grid in grids(e, [slow, fast], which, LENGTHS, **PROBLEM):
@@ -175,8 +175,8 @@ def sweet_spot(e: Evidence) -> Claim:
         f"{listed(alone)} ms at {listed(LENGTHS)}.",
         "" if layers.gains else missing(LAYER_BENCH),
         verdict_of([length in (256, 512) for length in best.values()]),
-        f"In the seed's own table the flash layer's time differs by {100 * (flat - 1):.1f} % from "
-        f"128 to 512, while a layer's products grow {number(work[1] / work[0])} times "
+        f"The seed's own table: from 128 to 512 the flash layer's time differs by "
+        f"{100 * (flat - 1):.1f} %. A layer's products grow {number(work[1] / work[0])} times "
         f"({number(work[0])} to {number(work[1])} GFLOP).{measured}",
         tables,
     )
@@ -390,7 +390,7 @@ def half_the_memory(e: Evidence) -> Claim:
     return Claim(
         "003",
         "FP16 saves half the memory, so twice the batch fits",
-        "About 50 % at 1024, no source recorded; 11 % at 512, none below.",
+        "About 50 % at 1024, no source recorded. 11 % at 512, 0 % below.",
         f"Our flash at 1024, batch 4: {saved['live_MiB']:.0f} % of what lives before the backward, "
         f"{saved['peak_MiB']:.0f} % of the peak.",
         layer_words(tables),

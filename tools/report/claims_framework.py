@@ -186,7 +186,7 @@ def memory_unchanged(e: Evidence) -> Claim:
         )
     return Claim(
         "000",
-        "Compiling leaves memory as it is",
+        "Compiling does not change memory",
         "4273.08 MB before compiling, 4273.28 after, at 8192 and dim 128: both matrices of "
         "length x length stay.",
         "The plan counts our kernels only; our eager and our fused keep S and P alike.",

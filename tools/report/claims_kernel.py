@@ -281,11 +281,11 @@ def twice_read(e: Evidence) -> Claim:
     return Claim(
         "004",
         "The backward reads P from memory twice",
-        "The standard backward reads the matrix P twice, for dV and for dS; FlashAttention never "
+        "The standard backward reads the matrix P twice, for dV and for dS. FlashAttention never "
         "stores it.",
         f"Batch 8, length 8192, dim 16, float32: P is {matrix:.2f} GB. Our eager backward moves "
-        f"{rows['eager']['GB_moved']:.1f} GB, {rows['eager']['GB_moved'] / matrix:.1f} such "
-        f"matrices, our flash {rows['flash']['GB_moved']:.2f} GB.",
+        f"{rows['eager']['GB_moved']:.1f} GB, {rows['eager']['GB_moved'] / matrix:.1f} times "
+        f"P; our flash moves {rows['flash']['GB_moved']:.2f} GB.",
         "Not measured in the files given: bytes are counted by the plan, no profiler read them.",
         OPEN,
         "Equations 7 and 9 each use P, so that a backward that stores it reads it twice. How often "

@@ -50,7 +50,7 @@ class Result:
         return bool(self.environment.get("gpus"))
 
     def facts(self) -> list[tuple[str, str]]:
-        """What a reader wants to know of where the numbers come from."""
+        """Where the numbers come from, for a reader."""
         env = self.environment
         rows = [
             ("machine", self.machine),
@@ -191,7 +191,7 @@ class Measured:
         return None if row is None else float(row["ms_median"])
 
     def card(self, hardware: dict[str, Any]) -> str:
-        """The GPU of `hardware` with the most rows; the H100 when none was measured."""
+        """The GPU of `hardware` with the most rows, or the H100 without any."""
         rows: dict[str, int] = {}
         for result in self.results:
             for name, entry in hardware.items():

@@ -1,4 +1,4 @@
-"""What the page's script draws: series as plain numbers; colours and themes are the page's."""
+"""Series that the page's script draws, as plain numbers. Colours and themes are the page's."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def words_of(row: Row, told: list[str]) -> str:
 
 
 def axes_of(row: Row) -> list[tuple[str, dict[str, int]]]:
-    """What a row may be drawn along, and the sizes that stay."""
+    """Axes that a row may be drawn along, and the sizes that stay."""
     if row["seq_q"] == row["seq_k"]:
         return [("length", {})]
     return [("keys", {"queries": row["seq_q"]}), ("queries", {"keys": row["seq_k"]})]
@@ -282,7 +282,7 @@ def sections(results: list[Result]) -> list[Plot]:
 
 
 def plan_of(planner: Planner, results: list[Result]) -> dict[str, list[Row]]:
-    """What was measured beside what is planned today, by file."""
+    """Measured rows beside today's plan, by file."""
     return {result.name: planner.against(result) for result in results}
 
 
@@ -323,7 +323,7 @@ QUESTIONS = (
 ON_CPU, REST = "On CPUs", "Other files"
 WORDS = {
     "assignment": "The assignment's cells", "baseline-scaling": "Seed 002: the baseline's growth",
-    "choice": "What the plan chooses, on the grid", "cross": "Other tokens as keys",
+    "choice": "The plan's choice, on the grid", "cross": "Other tokens as keys",
     "decode": "One query over 4k to 512k keys",
     "flex": "Masks of FlexAttention", "fp16": "float16", "fused": "Eager and fused",
     "grid": "Grid", "grid1024": "Grid at length 1024", "leaderboard": "The leaderboard's step",

@@ -470,15 +470,12 @@ bool faster_as_float32(const Problem& p) {
 }
 
 CpuForm flash_form(const Problem& p, Isa isa) {
-  const bool float32 = isa <= Isa::avx512;
-  const bool reads = p.pass == Pass::forward && float32 && few_query_rows(p) &&
-                     p.group() * p.seq_q <= kReadingRows;
-  return reads ? CpuForm::decode : CpuForm::flash;
+  const bool reads = p.group() * p.seq_q <= kReadingRows && few_query_rows(p);
+  return reads && isa <= Isa::avx512 && p.pass == Pass::forward ? CpuForm::decode : CpuForm::flash;
 }
 
 void flash_decode(const KernelRow& row, const Problem& problem, const Context& context) {
-  const Micro& m = micro(*static_cast<const Isa*>(row.config));
-  Decode(problem, m, context).run();
+  Decode(problem, micro(*static_cast<const Isa*>(row.config)), context).run();
 }
 
 Prepared flash_decode_prepared(const KernelRow& row, const Problem& problem,

@@ -9,7 +9,6 @@ namespace {
 constexpr std::int64_t kMaxSize = std::int64_t{1} << 32;
 constexpr std::int64_t kMaxStride = std::int64_t{1} << 40;
 constexpr int kMaxBox = 256;
-constexpr int kL2Promotion256 = 3;  // CU_TENSOR_MAP_L2_PROMOTION_L2_256B
 
 /// CUtensorMapDataType; -1 for a type that has none.
 int data_type(DType dtype) {
@@ -48,13 +47,13 @@ TensorMap encode(const TensorMapSpec& spec) {
   }
   TensorMap map{};
   const ContextScope scope(spec.device);  // the call wants one, though it touches no device
-  check(
-      driver().cuTensorMapEncodeTiled(&map, data_type(spec.dtype), static_cast<unsigned>(spec.rank),
-                                      const_cast<void*>(spec.data), sizes.data(), strides.data(),
-                                      box.data(), element_strides.data(), /*interleave=*/0,
-                                      static_cast<int>(spec.swizzle), kL2Promotion256,
-                                      /*fill=*/0),
-      "cuTensorMapEncodeTiled", spec.device);
+  check(driver().cuTensorMapEncodeTiled(
+            &map, data_type(spec.dtype), static_cast<unsigned>(spec.rank),
+            const_cast<void*>(spec.data), sizes.data(), strides.data(), box.data(),
+            element_strides.data(), /*interleave=*/0, static_cast<int>(spec.swizzle),
+            static_cast<int>(spec.promotion),
+            /*fill=*/0),
+        "cuTensorMapEncodeTiled", spec.device);
   return map;
 }
 

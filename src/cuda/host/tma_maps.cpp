@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "problem/blocks.h"
 
@@ -43,6 +44,14 @@ TensorMapSpec sm90_panel_map(const Tensor& tensor, int rows, int panels) {
   spec.sizes = {columns, plain.sizes[2], all, plain.sizes[1], plain.sizes[3]};
   spec.strides = {0, plain.strides[2], 128, plain.strides[1], plain.strides[3]};
   spec.box = {64, rows, panels > 0 ? panels : static_cast<std::int32_t>(all), 1, 1};
+  return spec;
+}
+
+TensorMapSpec sm90_row_map(const Tensor& tensor, int rows, int panels) {
+  TensorMapSpec spec = sm90_panel_map(tensor, rows, panels);
+  std::swap(spec.sizes[1], spec.sizes[2]);
+  std::swap(spec.strides[1], spec.strides[2]);
+  std::swap(spec.box[1], spec.box[2]);
   return spec;
 }
 

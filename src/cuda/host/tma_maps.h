@@ -20,6 +20,10 @@ TensorMapSpec sm90_ragged_map(TensorMapSpec spec, std::int64_t rows, int heads);
 /// Boxes of `rows` rows with `panels` panels of 64 columns, or all: axes {64, S, panels, H, B}.
 TensorMapSpec sm90_panel_map(const Tensor& tensor, int rows, int panels = 0);
 
+/// Boxes of `rows` rows with `panels` panels of 64 columns, those of a row next to each other: axes
+/// {64, panels, S, H, B}.
+TensorMapSpec sm90_row_map(const Tensor& tensor, int rows, int panels);
+
 enum class Sm90Access { read, write };
 
 /// Why the copy engine cannot read or write a tensor. Empty if it can.

@@ -2,8 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "cuda/kernels/decode_sm90/choice.h"
+#include "cuda/kernels/decode_sm90/fill.h"
 #include "cuda/machine.h"
 #include "harness/case.h"
 #include "harness/materialize.h"
@@ -45,6 +48,36 @@ TEST(DecodeSm90, ABoxHasAllColumnsWherePanelsDivideThem) {
   EXPECT_TRUE(whole("d40 dv256"));
   EXPECT_FALSE(whole("d96"));
   EXPECT_FALSE(whole("d64 dv80"));
+}
+
+std::vector<TensorMapSpec> maps;  // of the last fill
+void keep_map(tile::TensorMapBytes& /*to*/, const TensorMapSpec& spec) { maps.push_back(spec); }
+
+/// A box reads up to 384 bytes of a row one after another, and L2 fetches no more than it asks for.
+TEST(DecodeSm90, ABoxHasPanelsOfARowNextToEachOther) {
+  const auto panels = [](const char* dims) {
+    const Problem p = problem("b2 h8/2 q1 k2048 bf16 layout=bshd " + std::string(dims));
+    decode_sm90::Args args;
+    maps.clear();
+    decode_fill(args, p, decode_choose(p, machine(90)), keep_map);
+    for (const TensorMapSpec& map : maps) {
+      EXPECT_EQ(map.promotion, TensorMapSpec::Promotion::bytes128);
+      EXPECT_EQ(map.strides[1], 128);
+      EXPECT_EQ(map.box[2], 64);
+    }
+    return std::pair{maps[0].box[1], maps[1].box[1]};
+  };
+  EXPECT_EQ(panels("d64"), std::pair(1, 1));
+  EXPECT_EQ(panels("d128"), std::pair(2, 2));
+  EXPECT_EQ(panels("d192 dv256"), std::pair(3, 2));
+}
+
+/// 96 of 132 multiprocessors read 5 % less than 128 (bench/results/h200/serving-tried.csv).
+TEST(DecodeSm90, PartsKeepMostMultiprocessorsBusy) {
+  Hardware h200 = machine(90);
+  h200.bandwidth_gbps = 4320.0;
+  const Problem p = problem("b16 h16/2 q1 k16384 d256 bf16 layout=bshd");
+  EXPECT_EQ(decode_choose(p, h200).most_parts, 4);
 }
 
 TEST(DecodeSm90, AStrideOfNothingComesByRows) {

@@ -15,6 +15,10 @@ inline constexpr int kBlockN = 64;
 /// Warps that compute, and those before them, which copy.
 inline constexpr int kWarps = 4, kProducerWarps = 4;
 
+/// Panels of 64 columns that one box brings, those of a row next to each other: memory is read 256
+/// bytes or more at a place.
+constexpr int panels_beside(int panels) { return panels == 4 ? 2 : panels; }
+
 struct Config {
   tile::Element element = tile::Element::bf16;
   int head_dim = 128;    ///< padded D, a multiple of 64
@@ -25,7 +29,7 @@ struct Config {
   /// Rows of the copy engine's boxes: 16, 32 or 64, all in one page. 0: K and V come row by row, by
   /// cp.async.
   int box_rows = kBlockN;
-  bool whole_rows = true;  ///< a box has all columns, not 64
+  bool whole_rows = true;  ///< a box has panels_beside() panels of a row, not one
   bool paged = false;      ///< through a page table
   bool modified = false;   ///< softcap, ALiBi, a scale that is not positive
   bool tree = false;       ///< words say which of the last keys, the queries' own, a query sees

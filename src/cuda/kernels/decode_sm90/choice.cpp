@@ -35,6 +35,8 @@ constexpr double kBlockBytes = 32.0 * 1024;
 /// An item's start and end, where no other hides them; the start of a launch; the merge of parts,
 /// and each of them.
 constexpr double kItemMs = 3.5e-3, kFirstMs = 0.5e-3, kMergeMs = 2.5e-3, kMergedPartMs = 6e-5;
+/// What one multiprocessor reads at most.
+constexpr double kMostOfOneGbps = 42.0;
 /// How much of a last item runs alone, and of a wave that is not full is lost.
 constexpr double kTail = 0.3, kIdle = 0.4;
 /// Of K and V together: from here on, rows of 256 bytes and more come by cp.async, which reads them
@@ -133,7 +135,9 @@ double predict(const Problem& p, const DecodeChoice& c, const Hardware& machine)
       std::max(1.0, std::min<double>(static_cast<double>(most_keys(p)), c.keys) / kBlockN);
   const double waves = std::ceil(items / slots);
   // Other tiles of the same rows find K and V in L2.
-  const double memory = 1e-6 * pairs * all_keys * bytes_of_key / machine.bandwidth_gbps;
+  const double busy = std::min<double>(items, std::max(1, machine.multiprocessors));
+  const double memory = 1e-6 * pairs * all_keys * bytes_of_key /
+                        std::min(machine.bandwidth_gbps, kMostOfOneGbps * busy);
   const double idle = waves > 1.0 ? kIdle * (waves * slots / items - 1.0) : 0.0;
   double ms = std::max({(1.0 + idle) * memory, items / slots * longest, longest});
   // Of two blocks on a multiprocessor one hides what the other starts and ends.

@@ -49,23 +49,25 @@ struct Producer {
     return box < first || box > last ? 0 : page_of(item, box * kRows);
   }
   static constexpr int kRows = kConfig.box_rows > 0 ? kConfig.box_rows : kBlockN;
-  static constexpr int kInBlock = kBlockN / kRows;                            ///< boxes of rows
-  static constexpr int kBoxes = kConfig.whole_rows ? 2 : kPanels + kPanelsV;  ///< of the same rows
+  static constexpr int kInBlock = kBlockN / kRows;  ///< boxes of rows
+  using BlockK = Block<kConfig, kConfig.head_dim>;
+  using BlockV = Block<kConfig, kConfig.head_dim_v>;
+  static constexpr int kBoxes = BlockK::kBoxes + BlockV::kBoxes;  ///< of the same rows
   static constexpr int kBoxBytes = kRows * (kConfig.head_dim + kConfig.head_dim_v) * 2;
 
   __forceinline__ void copy_box(const Item& item, int place, int which, int row, int page) const {
     const u32 full = shared.full(ring.slot);
-    const auto k = shared.k(ring.slot).panel(place * kRows, 0);
-    const auto v = shared.v(ring.slot).panel(place * kRows, 0);
+    const bool is_k = which < BlockK::kBoxes;
+    const int panel = is_k ? which * BlockK::kBeside : (which - BlockK::kBoxes) * BlockV::kBeside;
+    const u32 to = (is_k ? shared.k(ring.slot).panel(place * kRows, 0).base
+                         : shared.v(ring.slot).panel(place * kRows, 0).base) +
+                   static_cast<u32>(panel * BlockK::kPanelBytes);
+    const TensorMapBytes* map = is_k ? &args.k_map : &args.v_map;
     if constexpr (kConfig.whole_rows) {
-      const int at[4] = {row, 0, item.head, page};
-      tma_load_5d(which == 0 ? k.base : v.base, which == 0 ? &args.k_map : &args.v_map, full, 0, at,
-                  args.policy);
+      const int at[4] = {panel, row, item.head, page};
+      tma_load_5d(to, map, full, 0, at, args.policy);
     } else {
-      const bool is_k = which < kPanels;
-      const int p = is_k ? which : which - kPanels;
-      tma_load((is_k ? k.base : v.base) + p * k.kBytes, is_k ? &args.k_map : &args.v_map, full,
-               64 * p, item.head, row, page, args.policy);
+      tma_load(to, map, full, 64 * panel, item.head, row, page, args.policy);
     }
   }
 
