@@ -137,15 +137,16 @@ constexpr Config with_tree(Config c) {
   c.schedule.halve_cut = false;
   return c;
 }
-/// Of two warpgroups the third makes the bits.
 constexpr Config dropping(Config c) {
   c.options.dropout = true;
-  c.schedule.makes_bits = c.lists == Lists::none && c.shape.warpgroups > 1;
-  if (c.schedule.makes_bits) {
-    c.shape.warpgroups = 2;
-    if (c.head_dim <= 64) c.shape.stages = c.shape.value_stages = 4;
-  }
   return c;
+}
+/// By the producer, beside two warpgroups.
+constexpr Config dropping_ahead(Config c) {
+  c.schedule.makes_bits = true;
+  c.shape.warpgroups = 2;
+  if (c.head_dim <= 64) c.shape.stages = c.shape.value_stages = 4;
+  return dropping(c);
 }
 constexpr Config biased(Config c, tile::BiasType type, bool staged) {
   c.options.pairs = {.bias = type, .staged = staged};

@@ -133,7 +133,7 @@ TEST(Sm90Options, PlainProblemsHaveThePlainKernel) {
 TEST(Sm90Options, MasksOfManyTilesMakeLists) {
   for (const char* line :
        {"b1 h16 s8192 d64 bf16 mask=b,1,1,k", "b32 h12 s512 d64 bf16 mask=b,1,1,k",
-        "b1 h16 s8192 d96 bf16 mask=1,1,q,k", "b2 h8 s2048 d256 f16 mask=b,h,q,k",
+        "b1 h16 s8192 d96 bf16 mask=b,1,1,k", "b2 h8 s2048 d256 f16 mask=b,h,1,k",
         "b2 h8 s2048 d128 bf16 mask=b,1,1,k causal sink lengths=2048,77"}) {
     const Problem p = problem(line);
     EXPECT_TRUE(prefers_map(p)) << line;
@@ -149,7 +149,8 @@ TEST(Sm90Options, MasksOfManyTilesMakeLists) {
   for (const char* line :
        {"b1 h2 s2048 d64 bf16 mask=b,1,1,k", "b64 h12 s256 d64 bf16 mask=b,1,1,k",
         "b1 h16 s8192 d64 bf16 mask=b,1,1,k bias=1,1,q,k:bf16",
-        "b1 h16 s8192 d64 bf16 mask=b,1,1,k dropout=0.1", "b1 h16 s8192 d64 bf16"}) {
+        "b1 h16 s8192 d64 bf16 mask=b,1,1,k dropout=0.1", "b1 h16 s8192 d64 bf16",
+        "b1 h16 s8192 d64 bf16 mask=1,1,q,k"}) {
     EXPECT_EQ(forward_config(line).lists, tile::Lists::none) << line;
   }
 }
@@ -166,7 +167,7 @@ TEST(Sm90Options, BackwardTakesAMasksListWhereItCutsNoTiles) {
     return bwd_sm90_config(problem(line, Pass::backward)).lists;
   };
   EXPECT_EQ(lists("b1 h16 s8192 d64 bf16 mask=b,1,1,k"), tile::Lists::whole);
-  EXPECT_EQ(lists("b1 h16 s8192 d128 bf16 mask=1,1,q,k causal"), tile::Lists::whole);
+  EXPECT_EQ(lists("b1 h16 s8192 d128 bf16 mask=b,1,1,k causal"), tile::Lists::whole);
   EXPECT_EQ(lists("b4 h32/4 s4096 d128 bf16 mask=b,1,1,k causal"), tile::Lists::none) << "sharers";
   EXPECT_EQ(lists("b1 h2 s8192 d64 bf16 mask=b,1,1,k"), tile::Lists::none) << "parts";
   EXPECT_EQ(lists("b2 h16 s512 d64 bf16 mask=b,1,1,k bias=1,1,q,k:bf16"), tile::Lists::none);
@@ -195,19 +196,21 @@ TEST(Sm90Options, TheMainKernelSumsTheGradientOfABiasOfPairs) {
   EXPECT_FALSE(sums("b1 h1 s512 d64 bf16 bias=1,1,q,k:bf16")) << "two planes";
 }
 
-TEST(Sm90Options, TheProducerMakesDropoutsBits) {
+TEST(Sm90Options, TilesWhoseProducerMakesDropoutsBits) {
   for (const char* dims : {"d64", "d96", "d128"}) {
     const std::string line = std::string("b1 h16 s8192 bf16 dropout=0.1 ") + dims;
     for (const char* more : {"", " causal sink mask=1,1,q,k", " bias=1,1,q,k", " window=900,0"}) {
-      const fwd_sm90::Config config = forward_config(line + more);
+      const Problem p = problem(line + more);
+      ASSERT_EQ(sm90_dropping_tiles(p).size(), 1U) << line << more;
+      const fwd_sm90::Config config = sm90_config(p, sm90_dropping_tiles(p)[0], false);
       EXPECT_TRUE(config.schedule.makes_bits) << line << more;
-      EXPECT_EQ(config.shape.warpgroups, 2) << line << more;
+      EXPECT_TRUE(goes_together(config)) << line << more;
       EXPECT_LE(fwd_sm90::SharedPlan(config).bytes, 227 * 1024) << line << more;
+      EXPECT_FALSE(forward_config(line + more).schedule.makes_bits) << "no plan takes it yet";
     }
-    EXPECT_FALSE(forward_config(line + " blocks=128,128:1,1:0.5").schedule.makes_bits);
   }
-  EXPECT_FALSE(forward_config("b1 h16 s8192 d256 bf16 dropout=0.1").schedule.makes_bits);
-  EXPECT_FALSE(forward_config("b1 h16 s8192 d64 bf16").schedule.makes_bits);
+  EXPECT_TRUE(sm90_dropping_tiles(problem("b1 h16 s8192 d256 bf16 dropout=0.1")).empty());
+  EXPECT_TRUE(sm90_dropping_tiles(problem("b1 h16 s8192 d64 bf16")).empty());
 }
 
 // A mask takes a bit a pair of what it does not broadcast over; words of 128 or fewer elements.

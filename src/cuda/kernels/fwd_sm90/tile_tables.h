@@ -92,14 +92,17 @@ inline constexpr Sm90Tile kLists256[] = {
     {fewer_values(o_in_q(shape(2, 64, 3))), {4.3, 1.3}, {4.3, 1.4}, kAlone}};
 
 // With dropout, whose bits the producer's warpgroup makes: two warpgroups leave it registers.
+constexpr Sm90Tile makes_bits(Sm90Tile tile) {
+  tile.makes_bits = true;
+  return tile;
+}
 inline constexpr Sm90Tile kDrops64[] = {
-    {two_q(shape(2, 128, 4)),
-     {1.2, 0.85},
-     {0.9, 0.9},
-     {.values_first = true, .chain_tiles = true, .dynamic = true}},
-    kTiles64[1]};
-inline constexpr Sm90Tile kDrops96[] = {kTiles96[1], kTiles96[2]};
-inline constexpr Sm90Tile kDrops128[] = {kTiles128[1], kTiles128[3]};
+    makes_bits({two_q(shape(2, 128, 4)),
+                {1.2, 0.85},
+                {0.9, 0.9},
+                {.values_first = true, .chain_tiles = true, .dynamic = true}})};
+inline constexpr Sm90Tile kDrops96[] = {makes_bits(kTiles96[1])};
+inline constexpr Sm90Tile kDrops128[] = {makes_bits(kTiles128[1])};
 
 // Of what a bool mask leaves, in tiles of any size.
 constexpr Sm90Tile mapped(Sm90Tile tile) {

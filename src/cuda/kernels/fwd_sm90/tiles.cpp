@@ -203,10 +203,6 @@ std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
   const int dim = host::padded(p.head_dim), dim_v = host::padded(p.head_dim_v);
   const int larger = std::max(dim, dim_v);
   if (has_tile_lists(p)) return list_tiles(p, larger);
-  if (drops(p) && !p.paged && larger <= 128) {
-    if (larger <= 64) return kDrops64;
-    return larger <= 96 ? std::span<const Sm90Tile>(kDrops96) : kDrops128;
-  }
   std::span<const Sm90Tile> tiles = kTiles256;
   if (dim == 192 && dim_v <= 128) {
     tiles = kTiles192Values128;
@@ -227,6 +223,13 @@ std::span<const Sm90Tile> sm90_masked_tiles(const Problem& p) {
   const int larger = std::max(host::padded(p.head_dim), host::padded(p.head_dim_v));
   if (larger <= 64) return kMasked64;
   return larger <= 128 ? std::span<const Sm90Tile>(kMasked128) : kMasked256;
+}
+
+std::span<const Sm90Tile> sm90_dropping_tiles(const Problem& p) {
+  const int larger = std::max(host::padded(p.head_dim), host::padded(p.head_dim_v));
+  if (!drops(p) || p.paged || larger > 128) return {};
+  if (larger <= 64) return kDrops64;
+  return larger <= 96 ? std::span<const Sm90Tile>(kDrops96) : kDrops128;
 }
 
 int sm90_pack_shift(const Problem& p, const Sm90Tile& tile) {
@@ -361,8 +364,7 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   // The short tiles of a window wait for Q as often as for keys.
   const bool short_window = is_short_window(p) && plain && !listed;
   schedule.q_by_need = good.q_by_need && short_window;
-  schedule.makes_bits = drops(p) && !listed && !config.paged() && tile.shape.warpgroups > 1 &&
-                        tile.shape.block_n == 128;
+  schedule.makes_bits = tile.makes_bits && drops(p) && !listed && !config.paged();
   // A second buffer of Q where the tile has room for one.
   if (!schedule.chain_tiles && !listed && !(short_window && unmodified)) config.shape.q_buffers = 1;
   make_room(config);
@@ -401,7 +403,7 @@ Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
     const Sm90Tile& tile = sm90_tiles(p).front();
     return {&tile, 1, predict(p, tile, 1, machine)};
   }
-  // Of a list consumers make the bits of dropout themselves.
+  // Beside dropout nobody has timed it.
   const bool maps = prefers_map(p) && !drops(p);
   for (const Sm90Tile& tile : maps ? sm90_masked_tiles(p) : sm90_tiles(p)) {
     if (tile.for_windows() && !is_short_window(p)) continue;

@@ -22,6 +22,8 @@ bool maps_bool_mask(const Problem& p) {
 }
 
 bool prefers_map(const Problem& p) {
+  // Of masks of pairs that hide few in every tile the kernels are slower by a list.
+  if (!p.mask.defined() || p.mask.strides[2] != 0) return false;
   return maps_bool_mask(p) &&
          planned_batch(p) * p.heads_q * ceil_div(p.seq_q, kRow) >= host::kTypicalMultiprocessors;
 }
