@@ -30,7 +30,13 @@ void run_kernel(const mla_sm90::Config& config, const mla_sm90::Args& args) {
     emulator::run_grid(mla_sm90::memory, 2, 128 * (1 + mla_sm90::kWarpgroups),
                        [&] { kernel(args); });
   };
-  if (config.paged) {
+  if (config.few && config.paged) {
+    run([](const mla_sm90::Args& a) {
+      mla_sm90::kernel<mla_sm90::Config{.paged = true, .few = true}>(a);
+    });
+  } else if (config.few) {
+    run([](const mla_sm90::Args& a) { mla_sm90::kernel<mla_sm90::Config{.few = true}>(a); });
+  } else if (config.paged) {
     run([](const mla_sm90::Args& a) { mla_sm90::kernel<mla_sm90::Config{.paged = true}>(a); });
   } else if (config.early) {
     run([](const mla_sm90::Args& a) { mla_sm90::kernel<mla_sm90::Config{.early = true}>(a); });
@@ -171,8 +177,8 @@ const Case kCases[] = {
      .lengths = false,
      .causal = Causal::bottom_right,
      .part = 192},
-    {.name = "pages of 64, window, sinks",
-     .heads_q = 8,
+    {.name = "pages of 64, window, sinks, 20 rows",
+     .heads_q = 10,
      .heads_k = 1,
      .queries = 2,
      .keys = {301, 20, 129},
@@ -181,6 +187,15 @@ const Case kCases[] = {
      .left = 90,
      .sinks = true,
      .part = 64},
+    {.name = "16 rows, one part, window, sinks",
+     .heads_q = 8,
+     .heads_k = 1,
+     .queries = 2,
+     .keys = {301, 20, 0},
+     .causal = Causal::bottom_right,
+     .left = 90,
+     .sinks = true,
+     .part = 1 << 20},
 };
 
 }  // namespace

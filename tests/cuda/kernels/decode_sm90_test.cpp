@@ -160,14 +160,13 @@ TEST(DecodeSm90, PartsFillTheCardAWholeNumberOfTimes) {
   EXPECT_EQ(items("b16 h16/2 q1 k16384 d128 paged=256" + lengths(16, "16384") + served), 256);
 }
 
-TEST(DecodeSm90, ManyBytesOfPagesComeByRows) {
-  const auto rows = [](int batch) {
-    const std::string b = "b" + std::to_string(batch);
-    return choice(b + " h32/8 q1 k8192 d128 bf16 layout=bshd paged=64" + lengths(batch, "8192"))
-        .config.box_rows;
-  };
-  EXPECT_EQ(rows(16), 64);
-  EXPECT_EQ(rows(64), 0);
+/// One block a multiprocessor: 4 parts 0.1444 ms, 8 parts 0.1508.
+TEST(DecodeSm90, PartsOfWideRowsAreOneWave) {
+  Hardware h200 = machine(90);
+  h200.bandwidth_gbps = 4320.0;
+  const Problem p =
+      problem("b16 h16/2 q1 k16384 d256 bf16 layout=bshd paged=256" + lengths(16, "16384"));
+  EXPECT_EQ(decode_choose(p, h200).most_parts, 4);
 }
 
 TEST(DecodeSm90, RefusesByName) {

@@ -86,6 +86,14 @@ TEST(MlaSm90, ABlockFitsAMultiprocessor) {
 }
 
 /// Tiles of 64 rows, and parts that give every multiprocessor as much.
+TEST(MlaSm90, AtMost16RowsHaveProductsOfTheirOwn) {
+  EXPECT_TRUE(choice("b1 h16/1 q1 k4096" + kLatent).config.few);
+  EXPECT_TRUE(choice("b1 h16/2 q2 k4096" + kLatent).config.few);
+  EXPECT_FALSE(choice("b1 h17/1 q1 k4096" + kLatent).config.few);
+  const MlaChoice c = choice("b1 h16/1 q1 k4096" + kLatent);
+  EXPECT_LE(mla_unit(c.config).shared_bytes, 227 * 1024);
+}
+
 TEST(MlaSm90, PartsFillTheCard) {
   Hardware hopper = machine(90);
   hopper.bandwidth_gbps = 4320.0;  // an H200

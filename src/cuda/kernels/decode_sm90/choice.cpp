@@ -38,11 +38,8 @@ constexpr double kItemMs = 3.5e-3, kFirstMs = 0.5e-3, kMergeMs = 2.5e-3, kMerged
 /// What one multiprocessor reads at most.
 constexpr double kMostOfOneGbps = 42.0;
 /// How much of a last item runs alone, and of a wave that is not full is lost.
-constexpr double kTail = 0.3, kIdle = 0.4;
-/// Of K and V together: from here on, rows of 256 bytes and more come by cp.async, which reads them
-/// whole. The copy engine reads panels of 128 bytes, and memory gives 2.5 % less.
-constexpr double kManyBytes = 1.5e9;
-
+/// kTailAlone: where a multiprocessor has one block.
+constexpr double kTail = 0.3, kTailAlone = 0.1, kIdle = 0.4;
 int panels(std::int64_t dim) { return static_cast<int>(ceil_div(dim, 64)); }
 
 /// Rows of a box: those of pages end where pages do. 0: no boxes.
@@ -53,11 +50,6 @@ int box_rows(const Problem& p) {
   if (!p.paged) return kBlockN;
   const int shift = std::min(6, std::countr_zero(static_cast<std::uint64_t>(p.page_size)));
   return 1 << shift < kLeastBoxRows ? 0 : 1 << shift;
-}
-/// Bytes of K and V, of entries with all their keys.
-double key_bytes(const Problem& p) {
-  return 2.0 * static_cast<double>(p.batch * p.heads_k * p.seq_k) *
-         static_cast<double>(p.head_dim + p.head_dim_v);
 }
 /// Whether columns can be an axis of panels.
 bool in_panels(std::int64_t dim) { return dim <= 64 || dim % 64 == 0; }
@@ -82,8 +74,7 @@ Config make_config(const Problem& p) {
   c.head_dim = 64 * panels(p.head_dim);
   c.head_dim_v = 64 * panels(p.head_dim_v);
   c.row_warps = row_warps(p);
-  const bool wide = std::min(p.head_dim, p.head_dim_v) >= 128;
-  c.box_rows = p.paged && wide && key_bytes(p) >= kManyBytes ? 0 : box_rows(p);
+  c.box_rows = box_rows(p);
   c.whole_rows = c.box_rows > 0 && in_panels(p.head_dim) && in_panels(p.head_dim_v);
   c.paged = p.paged;
   c.modified = host::is_modified(p);
@@ -143,7 +134,8 @@ double predict(const Problem& p, const DecodeChoice& c, const Hardware& machine)
   // Of two blocks on a multiprocessor one hides what the other starts and ends.
   ms += kItemMs * (c.config.blocks > 1 ? std::min(waves, 2.0) : waves);
   // Lengths that differ, and waves that are not full, leave some multiprocessors alone at the end.
-  if (p.key_lengths.defined() || (waves > 1.0 && items < waves * slots)) ms += kTail * longest;
+  if (p.key_lengths.defined() || (waves > 1.0 && items < waves * slots))
+    ms += (c.config.blocks > 1 ? kTail : kTailAlone) * longest;
   ms += host::kKernelMs + kFirstMs;
   if (c.most_parts > 1) {
     const double partial =

@@ -20,6 +20,9 @@ struct Config {
   /// Scores of a block ahead of O += P V of the block before, where its keys come before that P.
   /// Else behind it.
   bool early = false;
+  /// At most 16 rows: keys are the rows of products, queries their columns, and the two warpgroups
+  /// take whole blocks in turn.
+  bool few = false;
   bool operator==(const Config&) const = default;
 };
 
@@ -43,6 +46,26 @@ struct SharedPlan {
   static constexpr int items = (barriers + 8 * kBarriers + 15) / 16 * 16;
   static constexpr int agreed = items + kItems * kItem;  ///< by a warpgroup, in turn
   static constexpr int bytes = agreed + 2 * kWarpgroups * 4;
+};
+
+/// The same where there are at most 16 rows.
+struct FewPlan : SharedPlan {
+  static constexpr int kFewRows = 16;
+  static constexpr int kPanel = kFewRows * 128;  ///< of Q
+  static constexpr int kPassed = kBlockN * 128;  ///< P of a block, rows of 64 columns
+  static constexpr int kMergedRow = 4 * (kHeadDimV + 4);
+
+  static constexpr int q = 0;
+  static constexpr int k = q + kHeadDim / 64 * kPanel;
+  static constexpr int passed = k + kStages * kStage;
+  static constexpr int merged = passed + kWarpgroups * kPassed;  ///< O of a warpgroup's blocks
+  static constexpr int maxima = merged + kFewRows * kMergedRow;
+  static constexpr int sums = maxima + kWarpgroups * 4 * kMaxima;
+  static constexpr int merged_maxima = sums + kWarpgroups * 4 * kSums;
+  static constexpr int barriers = merged_maxima + kMaxima;
+  static constexpr int items = (barriers + 8 * kBarriers + 15) / 16 * 16;
+  static constexpr int agreed = items + kItems * kItem;
+  static constexpr int bytes = agreed;
 };
 
 using Args = decode_sm90::Args;

@@ -24,7 +24,7 @@ struct Consumer {
   using Fragment = u32[kBlockN / 4];  ///< P of the thread's two rows
 
   const Args& args;
-  const Shared shared;
+  const Shared<kConfig> shared;
   const int warpgroup, warp, lane;
   const u64 dQ, dK, dV;  ///< descriptors of the first stage
   u32 done = 0;          ///< blocks, of all items
@@ -41,7 +41,8 @@ struct Consumer {
   float alpha[2];
   RowStatistics<1> rows;  ///< l: of the blocks whose scores are this warpgroup's
 
-  __forceinline__ Consumer(const Args& a, const Shared& s, int warpgroup_, int warp_, int lane_)
+  __forceinline__ Consumer(const Args& a, const Shared<kConfig>& s, int warpgroup_, int warp_,
+                           int lane_)
       : args(a),
         shared(s),
         warpgroup(warpgroup_),

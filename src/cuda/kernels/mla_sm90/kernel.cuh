@@ -8,6 +8,7 @@
 #pragma once
 
 #include "cuda/kernels/mla_sm90/consumer.cuh"
+#include "cuda/kernels/mla_sm90/few_consumer.cuh"
 #include "cuda/kernels/mla_sm90/producer.cuh"
 
 namespace tilewise::mla_sm90 {
@@ -17,7 +18,7 @@ using namespace tile;
 template <Config kConfig>
 __forceinline__ void kernel(const Args& args) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  const Shared shared{shared_address(memory)};
+  const Shared<kConfig> shared{shared_address(memory)};
   if (threadIdx.x == 0) shared.init_barriers();
   __syncthreads();
   let_next_start();  // the merge, where blocks of this kernel end
@@ -30,13 +31,18 @@ __forceinline__ void kernel(const Args& args) {
       Producer<kConfig> producer{args, shared, lane};
       producer.run();
     } else {
-      QueryCopier copier{args, shared, warp - 1, lane};
+      QueryCopier<kConfig> copier{args, shared, warp - 1, lane};
       copier.run();
     }
   } else {
     take_registers<224>();
-    Consumer<kConfig> consumer(args, shared, warp / 4 - 1, warp % 4, lane);
-    consumer.run();
+    if constexpr (kConfig.few) {
+      FewConsumer<kConfig> consumer(args, shared, warp / 4 - 1, warp % 4, lane);
+      consumer.run();
+    } else {
+      Consumer<kConfig> consumer(args, shared, warp / 4 - 1, warp % 4, lane);
+      consumer.run();
+    }
   }
 }
 

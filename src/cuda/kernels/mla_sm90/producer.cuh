@@ -17,7 +17,7 @@ struct Producer {
   static constexpr int kPiecePanels = kHeadDim / 64 / kPieces;
   static_assert(kPieces * kBoxes <= 32);
   const Args& args;
-  const Shared shared;
+  const Shared<kConfig> shared;
   const int lane;
   Ring<kStages> ring;
   Ring<SharedPlan::kItems> slots;
@@ -106,9 +106,13 @@ struct Producer {
 
 /// Q of an item: rows of 576 columns to panels of 64, by three warps. Rows that it has not become
 /// zeros.
+template <Config kConfig>
 struct QueryCopier {
+  using Plan = typename Shared<kConfig>::Plan;
+  static constexpr int kTileRows = Plan::kPanel / 128;
+  static constexpr int kQueryWarps = Shared<kConfig>::kQueryWarps;
   const Args& args;
-  const Shared shared;
+  const Shared<kConfig> shared;
   const int warp, lane;
   u32 parity = 0;
   Ring<SharedPlan::kItems> slots;
@@ -121,7 +125,7 @@ struct QueryCopier {
                               item.head * args.group * args.q.stride_h + 8 * lane;
     const int first = item.row_tile * kRows, rows = args.keys.seq_q * args.group;
 #pragma unroll 2
-    for (int row = warp; row < kRows; row += Shared::kQueryWarps) {
+    for (int row = warp; row < kTileRows; row += kQueryWarps) {
       const int query = (first + row) / args.group, head = first + row - query * args.group;
       const bool exists = first + row < rows;
       const unsigned short* from =
@@ -130,7 +134,7 @@ struct QueryCopier {
       for (int part = 0; part < (kChunks + 31) / 32; ++part) {
         const int chunk = 32 * part + lane;
         if (chunk >= kChunks) continue;
-        const SharedTile<kRows, 64> panel{shared.q() + chunk / 8 * SharedPlan::kPanel};
+        const SharedTile<kTileRows, 64> panel{shared.q() + chunk / 8 * Plan::kPanel};
         copy_async_16(panel.address(row, chunk % 8), from + 256 * part, exists ? 16 : 0);
       }
     }

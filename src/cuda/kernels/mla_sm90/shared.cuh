@@ -16,10 +16,20 @@ using decode_sm90::next_item;
 inline constexpr decode_sm90::Config kItemsConfig{.row_warps = kRows / 16};
 static_assert(decode_sm90::kTileRows<kItemsConfig> == kRows);
 
+template <bool kFew>
+struct PlanOf {
+  using Type = SharedPlan;
+};
+template <>
+struct PlanOf<true> {
+  using Type = FewPlan;
+};
+
 /// Addresses of what SharedPlan lays out. "full": the copies have landed; "empty": the readers are
 /// done.
+template <Config kConfig>
 struct Shared {
-  using Plan = SharedPlan;
+  using Plan = typename PlanOf<kConfig.few>::Type;
   /// Warps that read an announced item: the consumers, and those that copy Q.
   static constexpr int kConsumers = 4 * kWarpgroups, kQueryWarps = 3;
   static constexpr u32 kFirst = (1 + kPieces) * kStages;  ///< barrier that is no stage's
@@ -56,7 +66,7 @@ struct Shared {
     // Every warp arrives for itself: one warp's wait does not prove that the others have read.
     for (u32 s = 0; s < kStages; ++s) {
       for (int piece = 0; piece < kPieces; ++piece) mbarrier_init(full(s, piece), 1);
-      mbarrier_init(empty(s), kConsumers);
+      mbarrier_init(empty(s), kConfig.few ? 4 : kConsumers);
     }
     mbarrier_init(q_full(), kQueryWarps);
     mbarrier_init(q_empty(), kConsumers);
