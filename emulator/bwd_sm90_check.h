@@ -445,8 +445,8 @@ struct Check {
       if (mask.words != nullptr) bools.give(p, s.batch, s.heads_q, s.seq_q, s.seq_k);
     }
     return MadeLists(p, config.shape.block_m, config.shape.block_n, config.lists, 1,
-                     s.formula != nullptr ? s.formula->map : RunMap{},
-                     false, {cuda::MaskLines::keys, mask});
+                     s.formula != nullptr ? s.formula->map : RunMap{}, false,
+                     {cuda::MaskLines::keys, mask});
   }
   void compare(const char* name, const char* quantity, Stored<kElement>& got,
                const std::vector<double>& truth, double bound) {
