@@ -7,11 +7,15 @@
 #include <random>
 #include <vector>
 
+#include "cuda/kernels/rows/mask_tiles.cuh"
 #include "cuda/kernels/rows/tile_lists.cuh"
 #include "cuda/kernels/rows/tile_lists.h"
 
 namespace tilewise::tile_lists {
 alignas(1024) unsigned char memory[64 * 1024];
+}
+namespace tilewise::mask_tiles {
+alignas(1024) unsigned char memory[1024];
 }
 
 namespace {
@@ -104,15 +108,22 @@ struct BlockLists {
 using RunMap =
     std::function<void(const tile_lists::Config&, const tile_lists::Args&, std::int64_t blocks)>;
 
-/// The rows of tiles of a list, made by the kernel in memory that held other things.
+/// The lines of a bool mask's bits, and the bits.
+struct MaskOfLists {
+  cuda::MaskLines lines = cuda::MaskLines::none;
+  tile::MaskBits bits;
+};
+
+/// The rows of tiles of a list, made by the kernels in memory that held other things.
 struct MadeLists {
   std::vector<unsigned char> workspace;
   tile::TileLists lists, transposed;
 
   MadeLists(const Problem& p, int tile_q, int tile_k, tile::Lists kind, int rows_of_tile = 1,
-            const RunMap& map = {}, bool packs_heads = false) {
-    if (!p.block_list.defined() && !map) return;
-    cuda::TileListsMaker maker(p, tile_q, tile_k, kind, rows_of_tile, packs_heads);
+            const RunMap& map = {}, bool packs_heads = false, const MaskOfLists& mask = {}) {
+    const bool narrowed = mask.bits.words != nullptr && kind != tile::Lists::none;
+    if (!p.block_list.defined() && !map && !narrowed) return;
+    cuda::TileListsMaker maker(p, tile_q, tile_k, kind, rows_of_tile, packs_heads, mask.lines);
     std::vector<MemoryPart> parts;
     maker.add_memory(parts);
     maker.add_order_memory(parts);
@@ -132,17 +143,48 @@ struct MadeLists {
     for (unsigned i = 0; p.block_list.defined() && i < maker.blocks(); ++i) {
       emulator::run_block(i, tile_lists::kThreads, [&] { run(maker.config(), args); });
     }
+    if (narrowed && mask.lines == cuda::MaskLines::queries) narrow(maker, mask.bits);
     const tile_lists::OrderArgs order = maker.order_args();
     emulator::run_block(0, tile_lists::kOrderThreads,
                         [&] { tile_lists::order<tile_lists::Config{}>(order); });
-    const tile_lists::TransposeArgs way_back = maker.transpose_args();
-    for (unsigned i = 0; i < maker.transpose_blocks(); ++i) {
-      emulator::run_block(i, tile_lists::kTransposeThreads,
-                          [&] { tile_lists::transpose<tile_lists::Config{}>(way_back); });
+    transpose(maker.transpose_args(), maker.transpose_blocks());
+    if (narrowed && mask.lines == cuda::MaskLines::keys) {
+      narrow(maker, mask.bits);
+      transpose(maker.way_back_args(), maker.way_back_blocks());
     }
   }
 
  private:
+  static void transpose(const tile_lists::TransposeArgs& args, std::int64_t blocks) {
+    for (unsigned i = 0; i < blocks; ++i) {
+      emulator::run_block(i, tile_lists::kTransposeThreads,
+                          [&] { tile_lists::transpose<tile_lists::Config{}>(args); });
+    }
+  }
+  template <mask_tiles::Config kConfig>
+  static bool narrow_as(const mask_tiles::Config& c, const mask_tiles::Args& args) {
+    if (c.tile_q != kConfig.tile_q || c.tile_k != kConfig.tile_k || c.by_keys != kConfig.by_keys)
+      return false;
+    mask_tiles::kernel<kConfig>(args);
+    return true;
+  }
+  static void narrow(const cuda::TileListsMaker& maker, const tile::MaskBits& bits) {
+    using mask_tiles::Config;
+    const mask_tiles::Args args = maker.mask_args(bits);
+    const Config c = maker.mask_config();
+    emulator::shared_base = mask_tiles::memory;
+    for (unsigned i = 0; i < maker.mask_blocks(); ++i) {
+      emulator::run_block(i, mask_tiles::kThreads, [&] {
+        if (!narrow_as<Config{192, 128, false}>(c, args) &&
+            !narrow_as<Config{128, 128, false}>(c, args) &&
+            !narrow_as<Config{64, 64, false}>(c, args) &&
+            !narrow_as<Config{128, 128, true}>(c, args) &&
+            !narrow_as<Config{64, 128, true}>(c, args))
+          std::abort();
+      });
+    }
+    emulator::shared_base = tile_lists::memory;
+  }
   template <tile_lists::Config kConfig>
   static bool run_as(const tile_lists::Config& config, const tile_lists::Args& args) {
     if (config.tile_q != kConfig.tile_q || config.tile_k != kConfig.tile_k ||

@@ -22,6 +22,9 @@ struct Shows {
   bool by_batch = false, by_head = false, by_query = true, by_key = true;
   int pitch = 16;           ///< rows are whole multiples of so many bytes
   bool transposed = false;  ///< elements of neighbouring queries lie side by side
+  /// Squares of so many queries and 128 keys: a third of them is hidden and a third shown, but for
+  /// row 3. 0: none.
+  int square = 0;
 };
 
 struct BoolMask {
@@ -44,10 +47,14 @@ struct BoolMask {
     for (std::int64_t n = 0; n < batch * heads; ++n) {
       for (std::int64_t i = 0; i < queries; ++i) {
         for (std::int64_t j = 0; j < keys; ++j) {
-          const bool hidden =
-              (queries > 4 && i == 3) || (keys > 90 && (j >= keys - 40 || (j >= 130 && j < 270)));
+          bool hidden = keys > 90 && (j >= keys - 40 || (j >= 130 && j < 270)), shown = false;
+          if (shows.square > 0) {
+            const std::int64_t third = (n + i / shows.square + 2 * (j / 128)) % 3;
+            hidden = third == 0, shown = third == 1;
+          }
+          hidden |= queries > 4 && i == 3;
           // Any byte but 0 shows.
-          data[place(n, i, j)] = !hidden && draw(random) ? 1 + j % 200 : 0;
+          data[place(n, i, j)] = !hidden && (draw(random) || shown) ? 1 + j % 200 : 0;
         }
       }
     }

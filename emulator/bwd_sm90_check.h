@@ -42,7 +42,7 @@ struct Check {
   std::vector<float> lse, d_lse, slopes, sinks, true_delta;
   std::vector<bool> blind;                                      ///< of each row: it sees no key
   std::vector<double> q_values, k_values, v_values, do_values;  ///< of the inputs, as they lie
-  std::vector<double> true_dq, true_dk, true_dv, true_diagonals;
+  std::vector<double> true_dq, true_dk, true_dv, true_diagonals, true_bias;
 
   std::vector<Span> sequences;
   std::vector<int> cu_q = {0}, cu_k = {0};
@@ -98,6 +98,8 @@ struct Check {
     true_dk.assign(k.data.size(), 0.0);
     true_dv.assign(v.data.size(), 0.0);
     true_diagonals.assign(std::size_t(entries(s)) * s.heads_q * diagonal_count(), 0.0);
+    if (config.sums.bias)
+      true_bias.assign(std::size_t(bias.batch * bias.heads) * s.seq_q * s.seq_k, 0.0);
     add_sequences();
     if (config.ragged()) poison_behind();
     q_values = q.values(), k_values = k.values(), v_values = v.values(), do_values = d_o.values();
@@ -238,6 +240,7 @@ struct Check {
       }
       dp *= kept[j - begin];
       const double dx = p[j - begin] / l * (dp - delta) * gate[j - begin], ds = dx * s.scale;
+      if (config.sums.bias) true_bias[bias_place(b, h, i, j)] += dx;
       const std::size_t entry = packed() ? std::size_t(&of - sequences.data()) : std::size_t(b);
       true_diagonals[(entry * s.heads_q + h) * diagonal_count() + i - j + padded_keys() - 1] += dx;
       for (int d = 0; d < s.dim; ++d) {
@@ -251,7 +254,10 @@ struct Check {
     const int kM = config.shape.block_m, kChunk = config.shape.chunk_rows;
     const bool kPacked = config.lengths == Lengths::packed;
     bwd_sm90::ListArgs a;
-    const MadeLists made = make_lists();
+    std::optional<MadeBits> bits;
+    if (config.options.any()) bits.emplace(optioned_problem(), kM, true);
+    const MadeLists made =
+        make_lists(bits.has_value() && config.options.mask ? bits->bits : tile::MaskBits{});
     a.of_queries = made.lists, a.of_keys = made.transposed;
     const int q_rows = kPacked ? s.seq_q : 0, k_rows = kPacked ? s.seq_k : 0;
     const int k_ragged = config.ragged() ? s.seq_k : 0;
@@ -318,20 +324,16 @@ struct Check {
     }
     tile::Optioned<bwd_sm90::ListArgs> all{a, {}, {}};
     if (s.formula != nullptr) all.captures = s.formula->captures;
-    std::optional<MadeBits> bits;
     std::vector<float> low(rows, nan);
-    if (config.options.any()) {
-      Problem p;
-      p.device = {DeviceType::cuda, 0};
-      p.batch = s.batch, p.heads_q = s.heads_q;
-      p.seq_q = p.total_q = s.seq_q, p.seq_k = p.total_k = s.seq_k;
-      bools.give(p, s.batch, s.heads_q, s.seq_q, s.seq_k);
-      bits.emplace(p, kM, true);
-      p.dropout = dropped();
-      bias.give(p, s.batch, s.heads_q, s.seq_q, s.seq_k);
-      all.options = cuda::kernel_options(p, bits->bits);
-    }
+    if (bits.has_value()) all.options = cuda::kernel_options(optioned_problem(), bits->bits);
     if (config.options.bias()) all.options.bias_tiles = bias_tiles();
+    std::vector<float> bias_sums;
+    if (config.sums.bias) {
+      const std::int64_t head = std::int64_t{padded_queries()} * padded_keys();
+      bias_sums.assign(std::size_t(bias.batch * bias.heads * head), 0.0F);
+      all.options.bias_sums = {bias_sums.data(), bias.batch > 1 ? bias.heads * head : 0,
+                               bias.heads > 1 ? head : 0, padded_keys() / 8};
+    }
     if (config.shifts()) {
       all.args.lse2_in = lse2.data(), all.args.low_in = lse2_low.data();
       all.args.delta_in = true_delta.data(), all.args.delta_rows = s.seq_q;
@@ -343,6 +345,35 @@ struct Check {
     compare(name, "dK", dk, true_dk, bound);
     compare(name, "dV", dv, true_dv, bound);
     if (config.sums.diagonals) compare_diagonals(name, diagonals, bound);
+    if (config.sums.bias) compare_bias(name, bias_sums, bound);
+  }
+  int padded_queries() const { return (s.seq_q + 63) / 64 * 64; }
+  /// Of an element's gradient.
+  std::size_t bias_place(int b, int h, int i, int j) const {
+    return ((std::size_t(bias.batch > 1 ? b : 0) * bias.heads + (bias.heads > 1 ? h : 0)) *
+                s.seq_q +
+            i) *
+               s.seq_k +
+           j;
+  }
+  /// Fragments of 16 queries x 8 keys, a lane of four floats with two of each row.
+  void compare_bias(const char* name, const std::vector<float>& sums, double bound) const {
+    Largest error;
+    for (int b = 0; b < bias.batch; ++b) {
+      for (int h = 0; h < bias.heads; ++h) {
+        for (int i = 0; i < s.seq_q; ++i) {
+          for (int j = 0; j < s.seq_k; ++j) {
+            const std::size_t band =
+                std::size_t(b * bias.heads + h) * (padded_queries() / 16) + i / 16;
+            const std::size_t fragment = band * (padded_keys() / 8) + j / 8;
+            const int lane = i % 8 * 4 + j % 8 / 2;
+            const float sum = sums[fragment * 128 + lane * 4 + i % 16 / 8 * 2 + j % 2];
+            error.add(true_bias[bias_place(b, h, i, j)], sum);
+          }
+        }
+      }
+    }
+    error.expect(name, "bias", bound);
   }
   void compare_diagonals(const char* name, const std::vector<float>& got, double bound) const {
     Largest error;
@@ -378,8 +409,19 @@ struct Check {
     a.next_tile = &next;
     launches.dq(a, s.blocks);
   }
+  /// Its options alone.
+  Problem optioned_problem() {
+    Problem p;
+    p.device = {DeviceType::cuda, 0};
+    p.batch = s.batch, p.heads_q = s.heads_q;
+    p.seq_q = p.total_q = s.seq_q, p.seq_k = p.total_k = s.seq_k;
+    bools.give(p, s.batch, s.heads_q, s.seq_q, s.seq_k);
+    p.dropout = dropped();
+    bias.give(p, s.batch, s.heads_q, s.seq_q, s.seq_k);
+    return p;
+  }
   /// The list in tiles of the kernel.
-  MadeLists make_lists() {
+  MadeLists make_lists(const tile::MaskBits& mask) {
     Problem p;
     if (config.listed()) {
       const int shift = config.ragged() ? 0 : s.seq_k - s.seq_q;
@@ -400,9 +442,11 @@ struct Check {
         p.key_lengths = Tensor::contiguous(s.keys.data(), DType::int32, {s.batch}, p.device);
       lists.give(p, s.list);
       if (s.formula != nullptr) p.mask_function = s.formula->mask;
+      if (mask.words != nullptr) bools.give(p, s.batch, s.heads_q, s.seq_q, s.seq_k);
     }
     return MadeLists(p, config.shape.block_m, config.shape.block_n, config.lists, 1,
-                     s.formula != nullptr ? s.formula->map : RunMap{});
+                     s.formula != nullptr ? s.formula->map : RunMap{}, false,
+                     {cuda::MaskLines::keys, mask});
   }
   void compare(const char* name, const char* quantity, Stored<kElement>& got,
                const std::vector<double>& truth, double bound) {

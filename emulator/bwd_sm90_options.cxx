@@ -9,6 +9,13 @@ constexpr Config shown(Config c) {
   return c;
 }
 
+/// What the mask leaves, or that of a caller's list.
+constexpr Config mapped(Config c, Lists lists = Lists::whole) {
+  c = shown(c);
+  c.lists = lists;
+  return c;
+}
+
 constexpr Config dropping(Config c) {
   c.options.dropout = true;
   if (c.shape.block_m == 128) c.shape.block_m = 64;
@@ -24,8 +31,15 @@ constexpr Config biased(Config c, tile::BiasType type, bool rows) {
   return c;
 }
 
+/// Its gradient is summed too.
+constexpr Config summed(Config c) {
+  c.sums.bias = true;
+  return c;
+}
+
 constexpr Added kOfPairs = {
     .type = DType::bfloat16, .by_batch = true, .pitch = 8, .hidden = 0.2, .shift = -3.3895e38F};
+constexpr Added kShared = {.type = DType::bfloat16, .by_head = false, .pitch = 8};
 constexpr Added kOfKeys = {
     .type = DType::float16, .by_batch = true, .by_head = false, .by_query = false, .pitch = 8};
 constexpr Added kOfAll = {.type = DType::bfloat16, .by_head = false, .pitch = 8, .hidden = 0.99};
@@ -49,16 +63,29 @@ void check_drawn(const char* name, double bound) {
 }  // namespace
 
 int main() {
-  check<biased(k64, tile::BiasType::bf16, true)>("dim 64, a bias of every pair, one row of least",
-                                                 {.batch = 2,
-                                                  .heads_q = 4,
-                                                  .heads_k = 2,
-                                                  .seq_k = 332,
-                                                  .alibi = false,
-                                                  .d_lse = true,
-                                                  .blocks = 2,
-                                                  .bias = &kOfPairs},
-                                                 kBf16);
+  check<summed(biased(k64, tile::BiasType::bf16, true))>(
+      "dim 64, a bias of every pair, one row of least",
+      {.batch = 2,
+       .heads_q = 4,
+       .heads_k = 2,
+       .seq_k = 332,
+       .alibi = false,
+       .d_lse = true,
+       .blocks = 2,
+       .bias = &kOfPairs},
+      kBf16);
+  check<summed(biased(half(split(masked(k128, Mask::right), 128)), tile::BiasType::bf16, true))>(
+      "dim 128, a bias of all heads and its gradient, causal, 2 parts",
+      {.heads_q = 4,
+       .seq_q = 200,
+       .seq_k = 300,
+       .dim = 128,
+       .dim_v = 128,
+       .high = 101,
+       .blocks = 2,
+       .parts = 2,
+       .bias = &kShared},
+      kFp16);
   check<biased(half(split(masked(k128, Mask::right), 128)), tile::BiasType::fp16, false)>(
       "dim 128, a bias of keys, causal, 2 parts",
       {.batch = 2,
@@ -191,6 +218,46 @@ int main() {
   check<shown(ragged(k64, Lengths::keys))>(
       "dim 64, a mask, key lengths",
       {.batch = 3, .keys = {200, 0, 77}, .blocks = 2, .shows = {.density = 0.6, .by_batch = true}},
+      kBf16);
+  check<mapped(k64)>("dim 64, a map of a mask of every pair",
+                     {.batch = 2,
+                      .heads_q = 4,
+                      .heads_k = 2,
+                      .seq_q = 300,
+                      .seq_k = 332,
+                      .d_lse = true,
+                      .sinks = true,
+                      .shows = {.density = 0.4, .by_head = true, .square = 128}},
+                     kBf16);
+  check<mapped(deterministic(masked(k128, Mask::both)))>(
+      "dim 128, a map of a mask, window, deterministic, 3 blocks",
+      {.seq_q = 300,
+       .seq_k = 300,
+       .dim = 128,
+       .dim_v = 128,
+       .low = -190,
+       .high = 51,
+       .blocks = 3,
+       .shows = {.density = 0.6, .by_head = true, .square = 64}},
+      kBf16);
+  check<mapped(ragged(k64, Lengths::keys))>(
+      "dim 64, a map of a mask of keys, key lengths",
+      {.batch = 3,
+       .seq_q = 200,
+       .seq_k = 600,
+       .keys = {600, 0, 277},
+       .blocks = 2,
+       .shows = {.density = 0.8, .by_batch = true, .by_query = false, .square = 128}},
+      kBf16);
+  check<mapped(masked(k64, Mask::right), Lists::parts)>(
+      "dim 64, a block list that a mask narrows, causal",
+      {.heads_q = 2,
+       .heads_k = 2,
+       .seq_q = 400,
+       .seq_k = 400,
+       .high = 1,
+       .list = {.q = 128, .k = 64, .density = 0.7, .full = true},
+       .shows = {.density = 0.5, .by_head = true, .square = 128}},
       kBf16);
   check_drawn<biased(k64, tile::BiasType::bf16, true)>("dim 64, a bias", kBf16);
   check_drawn<biased(two_plane(with_alibi(masked(k64, Mask::right))), tile::BiasType::bf16, true)>(

@@ -25,7 +25,10 @@ void set_map(tile::TensorMapBytes& to, const cuda::TensorMapSpec& spec) {
 }
 
 const cuda::Sm90Tile& pick_tile(const Case& c, const Problem& p) {
-  for (const cuda::Sm90Tile& tile : cuda::sm90_tiles(p)) {
+  const auto tiles = c.mapped  ? cuda::sm90_masked_tiles(p)
+                     : c.ahead ? cuda::sm90_dropping_tiles(p)
+                               : cuda::sm90_tiles(p);
+  for (const cuda::Sm90Tile& tile : tiles) {
     if ((c.block_m == 0 || tile.block_m() == c.block_m) &&
         (c.block_n == 0 || tile.shape.block_n == c.block_n))
       return tile;
@@ -180,9 +183,10 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
   PagedArgs args;
   const bool maps = map_sample && cuda::maps_mask(p);
   const int rows = config.lists == Lists::parts ? config.shape.warpgroups : 1;
+  const MadeBits bits(p, config.shape.block_n, false);
   const MadeLists made(p, (tile.block_m() >> shift) / rows, tile.shape.block_n, config.lists, rows,
                        maps ? map_sample(c.sample, cuda::captures_of(p)) : RunMap{},
-                       config.pack_heads);
+                       config.pack_heads, {cuda::MaskLines::queries, bits.bits});
   args.lists = made.lists;
   cuda::sm90_fill(args, p, config, shift, set_map);
   args.order = cuda::sm90_order(p, config, tile.block_m() >> shift, c.splits);
@@ -198,7 +202,6 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
     args.o_part = o_part.data();
     args.m_part = m_part.data();
   }
-  const MadeBits bits(p, config.shape.block_n, false);
   run_kernel<kConfigs>(config, args, cuda::captures_of(p), cuda::kernel_options(p, bits.bits));
   if (split) merge(c, args, config.head_dim_v, rows_q, o, lse);
 

@@ -141,6 +141,13 @@ constexpr Config dropping(Config c) {
   c.options.dropout = true;
   return c;
 }
+/// By the producer, beside two warpgroups.
+constexpr Config dropping_ahead(Config c) {
+  c.schedule.makes_bits = true;
+  c.shape.warpgroups = 2;
+  if (c.head_dim <= 64) c.shape.stages = c.shape.value_stages = 4;
+  return dropping(c);
+}
 constexpr Config biased(Config c, tile::BiasType type, bool staged) {
   c.options.pairs = {.bias = type, .staged = staged};
   if (c.expressions.score != 0) c.modification = Modification::general;

@@ -1,7 +1,8 @@
-/// mask_map on the emulator: the tiles of many masks beside position and lengths, against every
-/// pair.
+/// mask_map and mask_tiles on the emulator: the tiles of many masks beside position and lengths,
+/// against every pair.
 #include "emulator.h"
 //
+#include "bool_masks.h"
 #include "cuda/tile/expression_ranges.cuh"
 #include "expression_texts.h"
 #include "interpreted.h"
@@ -36,73 +37,118 @@ const Shape kShapes[] = {
      {200, 0, 70}},
 };
 
-template <int kMask>
-void check(const Shape& shape) {
-  const samples::Interpreted of({"", samples::kMasks[kMask]});
-  Problem p;
-  p.device = {DeviceType::cuda, 0};
-  p.batch = shape.batch;
-  p.heads_q = p.heads_k = shape.heads;
-  p.seq_q = shape.seq_q;
-  p.seq_k = shape.seq_k;
-  p.left = std::min<std::int64_t>(p.left, shape.left);
-  p.right = std::min<std::int64_t>(p.right, shape.right);
-  std::vector<int> lengths = shape.lengths;
-  const auto before = [](const std::vector<int>& of) {
-    std::vector<int> offsets = {0};
-    for (const int length : of) offsets.push_back(offsets.back() + length);
-    return offsets;
-  };
-  std::vector<int> cu_q = before(shape.queries), cu_k = before(lengths);
-  p.packed = !shape.queries.empty();
-  if (p.packed) {
-    p.cu_seqlens_q = Tensor::contiguous(cu_q.data(), DType::int32, {p.batch + 1}, p.device);
-    p.cu_seqlens_k = Tensor::contiguous(cu_k.data(), DType::int32, {p.batch + 1}, p.device);
-    p.total_q = cu_q.back();
-    p.total_k = cu_k.back();
-  } else if (!lengths.empty()) {
-    p.key_lengths = Tensor::contiguous(lengths.data(), DType::int32, {p.batch}, p.device);
+/// A shape's problem without a mask, and the tensors of its lengths.
+struct Shaped {
+  Problem problem;
+  std::vector<int> lengths, cu_q, cu_k;
+
+  explicit Shaped(const Shape& shape) : lengths(shape.lengths) {
+    Problem& p = problem;
+    p.device = {DeviceType::cuda, 0};
+    p.batch = shape.batch;
+    p.heads_q = p.heads_k = shape.heads;
+    p.seq_q = p.total_q = shape.seq_q;
+    p.seq_k = p.total_k = shape.seq_k;
+    p.left = std::min<std::int64_t>(p.left, shape.left);
+    p.right = std::min<std::int64_t>(p.right, shape.right);
+    const auto before = [](const std::vector<int>& of) {
+      std::vector<int> offsets = {0};
+      for (const int length : of) offsets.push_back(offsets.back() + length);
+      return offsets;
+    };
+    cu_q = before(shape.queries), cu_k = before(lengths);
+    p.packed = !shape.queries.empty();
+    if (p.packed) {
+      p.cu_seqlens_q = Tensor::contiguous(cu_q.data(), DType::int32, {p.batch + 1}, p.device);
+      p.cu_seqlens_k = Tensor::contiguous(cu_k.data(), DType::int32, {p.batch + 1}, p.device);
+      p.total_q = cu_q.back();
+      p.total_k = cu_k.back();
+    } else if (!lengths.empty()) {
+      p.key_lengths = Tensor::contiguous(lengths.data(), DType::int32, {p.batch}, p.device);
+    }
   }
-  p.mask_function = of.problem.mask_function;
-  constexpr TileSize kNarrow = {64, 16};
-  const MadeLists made(p, shape.tile_q, shape.tile_k, tile::Lists::whole, 1,
-                       map_of<samples::kMasksFrom + kMask, kNarrow>(cuda::captures_of(p)));
+};
+
+/// Rows of tiles against every pair. `shows(b, h, i, j, queries, keys)`: the mask alone. `joint`:
+/// a tile is seen where a pair is that mask and position show, else where either shows one.
+/// `by_keys`: the rows are of keys.
+template <class Shows>
+void compare(const char* name, const Shape& shape, const Problem& p, const tile::TileLists& lists,
+             bool by_keys, bool joint, Shows shows) {
   int wrong = 0, tiles[3] = {};
+  const std::int64_t tile_k = shape.tile_k, tile_q = shape.tile_q;
   for (int b = 0; b < p.batch; ++b) {
-    const std::int64_t keys = lengths.empty() ? p.seq_k : lengths[b];
-    const std::int64_t queries = p.packed ? shape.queries[b] : p.seq_q, tile_k = shape.tile_k;
+    const std::int64_t keys = shape.lengths.empty() ? p.seq_k : shape.lengths[b];
+    const std::int64_t queries = p.packed ? shape.queries[b] : p.seq_q;
     for (int h = 0; h < p.heads_q; ++h) {
-      const int list = b * made.lists.list_b + h * made.lists.list_h;
-      for (int row = 0; row < made.lists.rows; ++row) {
-        const std::int64_t at = static_cast<std::int64_t>(list) * made.lists.rows + row;
+      const int list = b * lists.list_b + h * lists.list_h;
+      for (int row = 0; row < lists.rows; ++row) {
+        const std::int64_t at = static_cast<std::int64_t>(list) * lists.rows + row;
         int counts[2] = {};
-        for (int c = 0; c < 32 * made.lists.words; ++c) {
-          bool seen = false, hidden = (c + 1) * tile_k > keys;
-          for (std::int64_t i = row * shape.tile_q;
-               i < std::min<std::int64_t>((row + 1) * shape.tile_q, queries); ++i) {
+        for (int n = 0; n < 32 * lists.words; ++n) {
+          const std::int64_t r = by_keys ? n : row, c = by_keys ? row : n;
+          bool both = false, by_mask = false, placed = false, hidden = (c + 1) * tile_k > keys;
+          for (std::int64_t i = r * tile_q; i < std::min((r + 1) * tile_q, queries); ++i) {
             const KeyRange range = p.visible_keys({0, queries, 0, keys}, i);
             for (std::int64_t j = c * tile_k; j < std::min((c + 1) * tile_k, keys); ++j) {
-              const bool shows = j >= range.begin && j < range.end &&
-                                 of.is_visible({b, h, i, j, queries, keys, 0.0});
-              (shows ? seen : hidden) = true;
+              const bool in = j >= range.begin && j < range.end, shown = shows(b, h, i, j);
+              both |= in && shown;
+              by_mask |= shown;
+              placed |= in;
+              hidden |= !in || !shown;
             }
           }
-          const unsigned* bits = made.lists.bits + at * 2 * made.lists.words + c / 32;
-          const bool whole = (*bits >> (c % 32) & 1U) != 0;
-          const bool cut = (bits[made.lists.words] >> (c % 32) & 1U) != 0;
+          const bool seen = joint ? both : by_mask && placed;
+          const unsigned* bits = lists.bits + at * 2 * lists.words + n / 32;
+          const bool whole = (*bits >> (n % 32) & 1U) != 0;
+          const bool cut = (bits[lists.words] >> (n % 32) & 1U) != 0;
           if (whole != (seen && !hidden) || cut != (seen && hidden)) ++wrong;
           ++tiles[whole ? 0 : cut ? 1 : 2];
           counts[0] += whole;
           counts[1] += cut;
         }
-        if (counts[0] != made.lists.counts[2 * at] || counts[1] != made.lists.counts[2 * at + 1])
-          ++wrong;
+        if (counts[0] != lists.counts[2 * at] || counts[1] != lists.counts[2 * at + 1]) ++wrong;
       }
     }
   }
-  std::printf("%s %s: %s: whole %d, cut %d, not seen %d\n", wrong == 0 ? "ok" : "FAILED",
-              samples::kMasks[kMask], shape.name, tiles[0], tiles[1], tiles[2]);
+  std::printf("%s %s: %s: whole %d, cut %d, not seen %d\n", wrong == 0 ? "ok" : "FAILED", name,
+              shape.name, tiles[0], tiles[1], tiles[2]);
   failures += wrong;
+}
+
+template <int kMask>
+void check(const Shape& shape) {
+  const samples::Interpreted of({"", samples::kMasks[kMask]});
+  Shaped shaped(shape);
+  Problem& p = shaped.problem;
+  p.mask_function = of.problem.mask_function;
+  constexpr TileSize kNarrow = {64, 16};
+  const MadeLists made(p, shape.tile_q, shape.tile_k, tile::Lists::whole, 1,
+                       map_of<samples::kMasksFrom + kMask, kNarrow>(cuda::captures_of(p)));
+  compare(samples::kMasks[kMask], shape, p, made.lists, false, true,
+          [&](int b, int h, std::int64_t i, std::int64_t j) {
+            const std::int64_t keys = shape.lengths.empty() ? p.seq_k : shape.lengths[b];
+            const std::int64_t queries = p.packed ? shape.queries[b] : p.seq_q;
+            return of.is_visible({b, h, i, j, queries, keys, 0.0});
+          });
+}
+
+/// A bool mask, its lines queries or keys.
+void check_bools(const char* name, const Shape& shape, const Shows& shows, bool by_keys) {
+  Shaped shaped(shape);
+  Problem& p = shaped.problem;
+  const auto int_of = [](std::int64_t x) { return static_cast<int>(x); };
+  BoolMask mask(shows, p.packed ? 1 : int_of(p.batch), int_of(p.heads_q), int_of(p.total_q),
+                int_of(p.seq_k));
+  mask.give(p, int_of(p.batch), int_of(p.heads_q), int_of(p.total_q), int_of(p.seq_k));
+  const MadeBits bits(p, by_keys ? shape.tile_q : shape.tile_k, by_keys);
+  const MadeLists made(p, shape.tile_q, shape.tile_k, tile::Lists::whole, 1, {}, false,
+                       {by_keys ? cuda::MaskLines::keys : cuda::MaskLines::queries, bits.bits});
+  const auto visible = [&](int b, int h, std::int64_t i, std::int64_t j) {
+    return mask.has(b, h, i + (p.packed ? shaped.cu_q[b] : 0), j);
+  };
+  compare(name, shape, p, by_keys ? made.transposed : made.lists, by_keys, false, visible);
+  if (by_keys) compare("turned round", shape, p, made.lists, false, false, visible);
 }
 
 template <int kMask = 0>
@@ -117,5 +163,18 @@ void check_all() {
 
 int main() {
   check_all();
+  const Shows squares = {.density = 0.5, .by_batch = true, .by_head = true, .square = 128};
+  const Shows keys = {.density = 1.0, .by_batch = true, .by_query = false, .square = 128};
+  const Shows queries = {.density = 0.9, .by_key = false};
+  const Shape window = {"a window, more keys", 1, 3, 530, 1000, 300, 77, {}, 64};
+  Shape packed = kShapes[3];
+  packed.tile_k = 64;
+  check_bools("squares", kShapes[0], squares, false);
+  check_bools("squares", kShapes[0], squares, true);
+  check_bools("squares", window, squares, true);
+  check_bools("keys", kShapes[2], keys, false);
+  check_bools("keys", kShapes[2], keys, true);
+  check_bools("queries", kShapes[0], queries, false);
+  check_bools("squares", packed, {.density = 0.02, .by_head = true, .square = 64}, false);
   return failures == 0 ? 0 : 1;
 }

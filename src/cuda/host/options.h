@@ -50,12 +50,13 @@ Kernel load_optioned(const Problem& problem, const Config& config, int device, M
 template <class Args>
 void launch_optioned(const Problem& problem, const Kernel& kernel, const Grid& grid, void* stream,
                      const Args& args, const tile::MaskBits& mask, const tile::Strip& strip = {},
-                     const tile::BiasTiles& bias = {}) {
+                     const tile::BiasTiles& bias = {}, const tile::BiasSums& sums = {}) {
   if (!options_of(problem).any())
     return launch_expressed(problem, kernel, grid, stream, args, strip);
   tile::Optioned<Args> optioned = {args, captures_of(problem, strip),
                                    kernel_options(problem, mask)};
   optioned.options.bias_tiles = bias;
+  optioned.options.bias_sums = sums;
   launch(kernel, grid, stream, optioned);
 }
 

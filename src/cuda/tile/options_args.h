@@ -25,6 +25,14 @@ struct BiasTiles {
   int by_batch = 0, by_head = 0, by_query = 0;
 };
 
+/// Backward: float32 sums of the bias's gradient, in fragments of 16 queries x 8 keys: (B|1, Hq|1,
+/// rows of fragments, fragments, 128). Strides count floats, 0 where the bias broadcasts.
+struct BiasSums {
+  float* sums = nullptr;
+  long long stride_b = 0, stride_h = 0;
+  int fragments = 0;  ///< of 16 queries
+};
+
 /// The words of a tree of speculative tokens: bit t of a query's row shows it the key of query t.
 struct TreeBits {
   const unsigned* words = nullptr;
@@ -52,6 +60,7 @@ struct Options {
   DropoutBits dropout;
   BiasTiles bias_tiles;
   TreeBits tree;
+  BiasSums bias_sums;
 };
 
 /// The parameters of a kernel that takes any of them.

@@ -156,6 +156,17 @@ TEST(Sm90OptionUnits, CompileCleanly) {
   expect_clean(biased, 24);
 }
 
+// At dim 64 forward the producer has 32 registers, backward 24: it spills, consumers hardly do.
+TEST(MaskTileUnits, CompileCleanly) {
+  std::string why_not;
+  if (find_nvrtc(&why_not) == nullptr) GTEST_SKIP() << why_not;
+  std::vector<PackUnit> units;
+  add_fwd_sm90_mask_units(units, 90);
+  add_bwd_sm90_mask_units(units, 90);
+  EXPECT_EQ(units.size(), 3U);
+  expect_clean(units, 352);
+}
+
 // 86 and 89 have the shared memory of 120, and 100 that of 90.
 INSTANTIATE_TEST_SUITE_P(Architectures, OptionUnits, testing::Values(80, 90, 120));
 

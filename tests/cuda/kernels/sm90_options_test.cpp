@@ -2,6 +2,7 @@
 // is refused, configs, memory.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 
 #include "cuda/ask_row.h"
@@ -12,6 +13,7 @@
 #include "cuda/kernels/fwd_sm90/row.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/rows/mask_bits.h"
+#include "cuda/kernels/rows/mask_tiles.h"
 #include "cuda/machine.h"
 #include "harness/case.h"
 #include "harness/materialize.h"
@@ -127,15 +129,88 @@ TEST(Sm90Options, PlainProblemsHaveThePlainKernel) {
   EXPECT_FALSE(bwd_sm90_config(p).options.any()) << "sinks are in LSE";
 }
 
-TEST(Sm90Options, MasksKeepTheTilesOfPlainProblems) {
-  for (const char* dims : {"d64", "d96", "d128"}) {
-    const std::string line = std::string("b1 h16 s8192 bf16 ") + dims;
-    const Sm90Choice plain = sm90_choose(problem(line), machine(90));
-    const Sm90Choice masked = sm90_choose(problem(line + " mask=b,1,1,k"), machine(90));
-    EXPECT_EQ(masked.tile, plain.tile) << dims;
-    EXPECT_EQ(masked.splits, plain.splits) << dims;
-    EXPECT_GT(masked.ms, plain.ms) << dims;
+// Of many tiles a mask makes a list: tiles that it hides are skipped.
+TEST(Sm90Options, MasksOfManyTilesMakeLists) {
+  for (const char* line :
+       {"b1 h16 s8192 d64 bf16 mask=b,1,1,k", "b32 h12 s512 d64 bf16 mask=b,1,1,k",
+        "b1 h16 s8192 d96 bf16 mask=b,1,1,k", "b2 h8 s2048 d256 f16 mask=b,h,1,k",
+        "b2 h8 s2048 d128 bf16 mask=b,1,1,k causal sink lengths=2048,77"}) {
+    const Problem p = problem(line);
+    EXPECT_TRUE(prefers_map(p)) << line;
+    const fwd_sm90::Config config = forward_config(line);
+    EXPECT_EQ(config.lists, tile::Lists::whole) << line;
+    EXPECT_LE(fwd_sm90::SharedPlan(config).bytes, 227 * 1024) << line;
+    const Cost cost = cost_by(kFlashForwardSm90, p, machine(90));
+    const auto is_list = [](const MemoryPart& part) {
+      return std::string(part.name) == "tiles listed";
+    };
+    EXPECT_TRUE(std::any_of(cost.memory.begin(), cost.memory.end(), is_list)) << line;
   }
+  for (const char* line :
+       {"b1 h2 s2048 d64 bf16 mask=b,1,1,k", "b64 h12 s256 d64 bf16 mask=b,1,1,k",
+        "b1 h16 s8192 d64 bf16 mask=b,1,1,k bias=1,1,q,k:bf16",
+        "b1 h16 s8192 d64 bf16 mask=b,1,1,k dropout=0.1", "b1 h16 s8192 d64 bf16",
+        "b1 h16 s8192 d64 bf16 mask=1,1,q,k"}) {
+    EXPECT_EQ(forward_config(line).lists, tile::Lists::none) << line;
+  }
+}
+
+TEST(Sm90Options, WhetherAMaskMakesAListDependsOnNoOtherEntry) {
+  EXPECT_TRUE(prefers_map(problem("b64 h2 s1024 d64 bf16 mask=b,1,1,k")));
+  EXPECT_FALSE(prefers_map(problem("b64 h2 s1024 d64 bf16 mask=b,1,1,k deterministic")));
+  EXPECT_TRUE(prefers_map(problem("b1 h16 s2048 d64 bf16 mask=b,1,1,k deterministic")));
+  EXPECT_FALSE(prefers_map(problem("packed=4000,4000 h16 d64 bf16 mask=1,q,k deterministic")));
+}
+
+TEST(Sm90Options, BackwardTakesAMasksListWhereItCutsNoTiles) {
+  const auto lists = [](const char* line) {
+    return bwd_sm90_config(problem(line, Pass::backward)).lists;
+  };
+  EXPECT_EQ(lists("b1 h16 s8192 d64 bf16 mask=b,1,1,k"), tile::Lists::whole);
+  EXPECT_EQ(lists("b1 h16 s8192 d128 bf16 mask=b,1,1,k causal"), tile::Lists::whole);
+  EXPECT_EQ(lists("b4 h32/4 s4096 d128 bf16 mask=b,1,1,k causal"), tile::Lists::none) << "sharers";
+  EXPECT_EQ(lists("b1 h2 s8192 d64 bf16 mask=b,1,1,k"), tile::Lists::none) << "parts";
+  EXPECT_EQ(lists("b2 h16 s512 d64 bf16 mask=b,1,1,k bias=1,1,q,k:bf16"), tile::Lists::none);
+}
+
+TEST(Sm90Options, TheMainKernelSumsTheGradientOfABiasOfPairs) {
+  const auto sums = [](const std::string& line) {
+    const Problem p = problem(line, Pass::backward);
+    const bool taken = bwd_sm90_config(p).sums.bias;
+    const Cost cost = cost_by(kFlashBackwardSm90, p, machine(90));
+    const auto has = [&](const char* name) {
+      return std::any_of(cost.memory.begin(), cost.memory.end(),
+                         [&](const MemoryPart& part) { return std::string(part.name) == name; });
+    };
+    EXPECT_EQ(has("dbias sums"), taken) << line;
+    EXPECT_FALSE(taken && has("dbias parts")) << line;
+    return taken;
+  };
+  const std::string shape = "b2 h8 s2048 d64 bf16 ";
+  EXPECT_TRUE(sums(shape + "bias=1,1,q,k:bf16"));
+  EXPECT_TRUE(sums(shape + "bias=b,h,q,k:bf16 causal dropout=0.1 mask=b,1,1,k"));
+  EXPECT_TRUE(sums("b2 h8/2 s2048 d128 f16 bias=1,h,q,k:f16 lengths=2048,9"));
+  for (const char* other :
+       {"bias=b,1,1,k:bf16", "bias=1,1,q,k:bf16 deterministic", "bias=1,1,q,k:bf16 softcap=20"})
+    EXPECT_FALSE(sums(shape + other)) << other;
+  EXPECT_FALSE(sums("b1 h1 s512 d64 bf16 bias=1,1,q,k:bf16")) << "two planes";
+}
+
+TEST(Sm90Options, TilesWhoseProducerMakesDropoutsBits) {
+  for (const char* dims : {"d64", "d96", "d128"}) {
+    const std::string line = std::string("b1 h16 s8192 bf16 dropout=0.1 ") + dims;
+    for (const char* more : {"", " causal sink mask=1,1,q,k", " bias=1,1,q,k", " window=900,0"}) {
+      const Problem p = problem(line + more);
+      ASSERT_EQ(sm90_dropping_tiles(p).size(), 1U) << line << more;
+      const fwd_sm90::Config config = sm90_config(p, sm90_dropping_tiles(p)[0], false);
+      EXPECT_TRUE(config.schedule.makes_bits) << line << more;
+      EXPECT_TRUE(goes_together(config)) << line << more;
+      EXPECT_LE(fwd_sm90::SharedPlan(config).bytes, 227 * 1024) << line << more;
+      EXPECT_FALSE(forward_config(line + more).schedule.makes_bits) << "no plan takes it yet";
+    }
+  }
+  EXPECT_TRUE(sm90_dropping_tiles(problem("b1 h16 s8192 d256 bf16 dropout=0.1")).empty());
+  EXPECT_TRUE(sm90_dropping_tiles(problem("b1 h16 s8192 d64 bf16")).empty());
 }
 
 // A mask takes a bit a pair of what it does not broadcast over; words of 128 or fewer elements.

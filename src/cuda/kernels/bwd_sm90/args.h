@@ -40,6 +40,7 @@ struct Sums {
   bool deterministic = false;  ///< dQ in the order of the key blocks
   bool split = false;          ///< tiles are cut: dK, dV of the parts
   bool diagonals = false;      ///< dS by i - j too
+  bool bias = false;           ///< dS is the gradient of the bias and added to its sums
   bool operator==(const Sums&) const = default;
 };
 

@@ -12,6 +12,7 @@
 /// Schedule, budgets, measurements: bwd_sm90/README.md.
 #pragma once
 
+#include "cuda/kernels/bwd_sm90/bias_sums.cuh"
 #include "cuda/kernels/bwd_sm90/large_dim.cuh"
 #include "cuda/kernels/bwd_sm90/list_producer.cuh"
 #include "cuda/kernels/bwd_sm90/queries.cuh"
@@ -50,6 +51,12 @@ __forceinline__ void kernel(const AnyArgs& any) {
         Producer<kConfig> producer{args, shared};
         if constexpr (kConfig.options.bias()) producer.copied.options = options_of(any);
         producer.run();
+      }
+    }
+    if constexpr (kConfig.sums.bias) {
+      if (threadIdx.x >= 32) {
+        BiasSums<kConfig> sums(args, shared.base, options_of(any));
+        sums.run();
       }
     }
   } else if constexpr (!kConfig.large_dim()) {

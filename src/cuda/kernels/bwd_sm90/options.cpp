@@ -2,10 +2,13 @@
 
 #include <algorithm>
 
+#include "cuda/driver/memory.h"
 #include "cuda/host/common.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/bwd_sm90/tiles.h"
+#include "cuda/kernels/rows/convert.h"
+#include "problem/blocks.h"
 
 namespace tilewise::cuda {
 
@@ -13,9 +16,8 @@ using bwd_sm90::Config;
 
 namespace {
 
-/// Axes along which the bias broadcasts have one element.
-Tensor stored_bias(const Problem& p) {
-  Tensor own = p.bias;
+/// Axes along which a bias broadcasts have one element.
+Tensor stored(Tensor own) {
   for (int axis = 0; axis < own.rank; ++axis) {
     if (own.strides[axis] == 0) own.sizes[axis] = 1;
   }
@@ -37,7 +39,7 @@ std::string bias_refusal(const Problem& p) {
   if (bwd_sm90::SharedPlan(bwd_sm90_config(p)).bytes > bwd_sm90::SharedPlan::kRoom)
     return "a bias of every query beside a softcap above head dim 64 is not supported by this "
            "kernel";
-  return sm90_map_refusal("bias", stored_bias(p), Sm90Access::read);
+  return sm90_map_refusal("bias", stored(p.bias), Sm90Access::read);
 }
 
 }  // namespace
@@ -56,10 +58,49 @@ std::string bwd_sm90_options_refusal(const Problem& p) {
   return bias_refusal(p);
 }
 
+bool bwd_sm90_sums_bias(const Problem& p, const Config& config) {
+  return p.dbias.defined() && config.options.pairs.staged && p.dbias.strides[3] != 0 &&
+         p.seq_k > 1 && !config.logits.softcap && !config.sums.deterministic && !config.two_plane &&
+         !config.large_dim();
+}
+
+BiasSumsMaker::BiasSumsMaker(const Problem& p, const Config& config)
+    : problem_(p), defined_(config.sums.bias) {
+  if (!defined_) return;
+  own_ = stored(p.dbias);
+  rows_ = round_up(p.seq_q, config.shape.block_m);
+  keys_ = round_up(p.seq_k, config.shape.block_n);
+}
+
+std::int64_t BiasSumsMaker::floats() const { return own_.sizes[0] * own_.sizes[1] * rows_ * keys_; }
+
+void BiasSumsMaker::add_memory(std::vector<MemoryPart>& items) const {
+  if (!defined_) return;
+  items.push_back(memory_part("dbias sums", MemoryItem::Role::workspace, DType::float32,
+                              {own_.sizes[0], own_.sizes[1], rows_, keys_}));
+}
+
+tile::BiasSums BiasSumsMaker::take(WorkspaceCutter& workspace, void* stream) {
+  if (!defined_) return {};
+  sums_ = workspace.take<float>(floats());
+  fill_bytes(sums_, 0, 4 * floats(), problem_.device.index, stream);
+  const std::int64_t head = rows_ * keys_;
+  return {.sums = sums_,
+          .stride_b = own_.sizes[0] > 1 ? own_.sizes[1] * head : 0,
+          .stride_h = own_.sizes[1] > 1 ? head : 0,
+          .fragments = static_cast<int>(keys_ / 8)};
+}
+
+void BiasSumsMaker::make_gradient(void* stream) const {
+  if (!defined_) return;
+  const SummedGradient sum{sums_, &own_, rows_, static_cast<int>(keys_), 1.0F, 1};
+  convert_gradients(problem_, {&sum, 1}, stream);
+}
+
 tile::BiasTiles bwd_sm90_bias_tiles(const Problem& p, const Config& config) {
   tile::BiasTiles tiles;
   if (!p.bias.defined()) return tiles;
-  const Tensor own = stored_bias(p);
+  const Tensor own = stored(p.bias);
   const int rows = config.options.pairs.staged ? config.shape.block_m : 1;
   sm90_set_map(tiles.map, sm90_map_spec(own, rows));
   tiles.by_batch = own.sizes[0] > 1 ? 1 : 0;

@@ -164,6 +164,10 @@ DiagonalGradients diagonal_gradients(const Problem& p, const Config& config) {
           padded(p.seq_k, config.shape.block_n)};
 }
 
+TileListsMaker lists_of(const Problem& p, const Config& config) {
+  return {p, config.shape.block_m, config.shape.block_n, config.lists, 1, false, MaskLines::keys};
+}
+
 /// What run() goes by.
 struct Decided {
   Config config;
@@ -205,7 +209,7 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
     add_refined_rows_memory(p, cost.memory);
   }
   if (config.listed()) {
-    const TileListsMaker maker(p, config.shape.block_m, config.shape.block_n, config.lists);
+    const TileListsMaker maker = lists_of(p, config);
     maker.add_memory(cost.memory);
     maker.add_transposed_memory(cost.memory);
   }
@@ -219,7 +223,8 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
     add_refined_rows_memory(p, cost.memory);
     add_capture_memory(diagonals.others(), cost.memory);
   }
-  add_bias_gradient_memory(p, cost.memory);
+  BiasSumsMaker(p, config).add_memory(cost.memory);
+  if (!config.sums.bias) add_bias_gradient_memory(p, cost.memory);
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv, &p.d_lse}) {
     if (t->defined()) cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
@@ -239,7 +244,7 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   // Two more products of five, on mma.sync.
   if (apart) cost.ms *= 1.8;
   if (diagonals.any()) cost.ms = 1.15 * cost.ms + 3.0 * host::kKernelMs;  // not measured
-  if (p.dbias.defined()) cost.ms *= 1.8;
+  if (p.dbias.defined() && !config.sums.bias) cost.ms *= 1.8;
   // Above dim 128 two planes of P and dS were not measured: left to flash_bwd_sm80.
   if (config.two_plane && config.columns_dq() > 128) cost.ms *= 3.0;
   return Prepared{std::move(cost),
@@ -350,17 +355,18 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   args.last_key = static_cast<int>(diagonals.last_key());
   const tile::Strip strip = ScoreStrip(p, config.expressions.strip).make(workspace, context.stream);
   MaskBitsMaker mask(p, config.shape.block_m, true);
+  BiasSumsMaker bias_sums(p, config);
+  const tile::BiasSums sums_of_bias = bias_sums.take(workspace, context.stream);
   const std::int64_t grid = std::min<std::int64_t>(args.jobs, host::kTypicalMultiprocessors);
   if (config.listed()) {
-    TileListsMaker maker(p, config.shape.block_m, config.shape.block_n, config.lists);
+    TileListsMaker maker = lists_of(p, config);
     maker.take(workspace);
     maker.take_transposed(workspace);
     args.of_queries = maker.lists();
     args.of_keys = maker.transposed();
-    maker.make(context.stream);
-    maker.transpose(context.stream);
     mask.take(workspace);
     mask.make(context.stream);
+    maker.make_by_keys(context.stream, mask.bits(), config.sums.deterministic);
     launch_optioned(p, kernel, host::following(grid, p.device.index), context.stream, args,
                     mask.bits(), strip);
   } else {
@@ -368,10 +374,10 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
     mask.make(context.stream);
     if (config.ragged()) {
       launch_optioned<RaggedArgs>(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip,
-                                  bwd_sm90_bias_tiles(p, config));
+                                  bwd_sm90_bias_tiles(p, config), sums_of_bias);
     } else {
       launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip,
-                            bwd_sm90_bias_tiles(p, config));
+                            bwd_sm90_bias_tiles(p, config), sums_of_bias);
     }
   }
   if (config.large_dim()) {
@@ -386,7 +392,11 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   sink_gradient(p, of_rows, context.stream, config.fold_lse() ? -args.scale_log2 : -1.0F);
   diagonals.make(context.stream);
   if (wants_captures(p)) capture_gradients_apart(diagonals.others(), workspace, context.stream);
-  bias_gradient_apart(p, given, workspace, context.stream);
+  if (config.sums.bias) {
+    bias_sums.make_gradient(context.stream);
+  } else {
+    bias_gradient_apart(p, given, workspace, context.stream);
+  }
 }
 
 /// A problem whose kernels are watched.
@@ -466,13 +476,22 @@ void add_bwd_sm90_option_units(std::vector<PackUnit>& units, int arch) {
   for (const std::int64_t dim : {64, 128}) {
     Problem p = typical(DType::bfloat16, dim, false);
     p.mask.rank = 4;
-    units.push_back(held(optioned_unit(bwd_sm90_unit(bwd_sm90_config(p)))));
+    Config config = bwd_sm90_config(p);
+    config.lists = tile::Lists::none;  // as where tiles are few
+    units.push_back(held(optioned_unit(bwd_sm90_unit(config))));
     p.mask = {};
     p.dropout.p = 0.1;
     units.push_back(held(optioned_unit(bwd_sm90_unit(bwd_sm90_config(p)))));
     // At dim 128 a step reads two words back: the bits are made while the most registers are taken.
     units.back().allowed_spill_bytes = 96;
   }
+}
+
+void add_bwd_sm90_mask_units(std::vector<PackUnit>& units, int arch) {
+  if (arch != 90) return;
+  Problem p = typical(DType::bfloat16, 128, false);
+  p.mask.rank = 4;
+  units.push_back(held(optioned_unit(bwd_sm90_unit(bwd_sm90_config(p)))));
 }
 
 }  // namespace tilewise::cuda

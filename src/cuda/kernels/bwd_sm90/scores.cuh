@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/kernels/bwd_sm90/bias.cuh"
+#include "cuda/kernels/bwd_sm90/shown.cuh"
 #include "cuda/tile/dropout.cuh"
 #include "cuda/tile/expression.cuh"
 #include "cuda/tile/options.cuh"
@@ -200,6 +201,9 @@ struct Scores : HeldOptions<kConfig.options.any()> {
     if constexpr (kConfig.options.dropout)
       for_dropped([&](int i) { words[i / 2] &= i % 2 == 0 ? ~0xffffU : 0xffffU; });
   }
+  /// A list has blocks whole of which the mask hides nothing: it is looked at in the others alone,
+  /// together with what position hides.
+  static constexpr bool kMasksListed = kConfig.options.mask && kConfig.listed();
   /// (F4) by the bool mask, where it hides a score of the warp. CONTRACT 10
   __forceinline__ void mask_shown() {
     if (!__any_sync(~0U, (this->shown[0] & this->shown[1]) != ~0U)) return;
@@ -426,13 +430,18 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   /// (B1) P = exp(min(S - LSE, 0)). The minimum is taken after the exponential, of two at a time.
   template <bool kMasked>
   __forceinline__ void probabilities(u32 listed_columns = ~0U) {
-    if constexpr (kConfig.options.mask) settle_shown(this->shown, rS, this->options->zero);
+    if constexpr (kConfig.options.mask && (kMasked || !kMasksListed))
+      settle_shown(this->shown, rS, this->options->zero);
     modify();
     if constexpr (kConfig.options.bias()) add_bias<kConfig>(worker, rS);
     // Of a block list, what is not masked is full: no mask applies there.
     if constexpr (kHidden != 0 && (kMasked || !kConfig.listed())) mask_function();
-    if constexpr (kConfig.options.mask) mask_shown();
-    if constexpr (kMasked) mask(listed_columns);
+    if constexpr (kMasked && kMasksListed) {
+      mask_by_bits<kConfig>(*this, listed_columns);
+    } else {
+      if constexpr (kConfig.options.mask && !kMasksListed) mask_shown();
+      if constexpr (kMasked) mask(listed_columns);
+    }
     const u32 offset = worker.shared.offset(worker.rQ.slot) + worker.lane % 4 * 8;
 #pragma unroll
     for (int j = 0; j < kM / 8; ++j) {

@@ -90,6 +90,7 @@ struct Shared {
     // Wide: V and K are released by the four warps that read them.
     constexpr int kKeysLeave = kConfig.large_dim() ? 4 : kConsumerWarps;
     constexpr int kWarps = kConfig.threads() / 32 - 4;  // but the producer's
+    constexpr int kOfBias = kConfig.sums.bias ? 3 : 0;  // of BiasSums
     mbarrier_init(v_full(), 1);
     mbarrier_init(v_empty(), kKeysLeave);
     for (int s = 0; s < kStagesK; ++s) {
@@ -99,12 +100,12 @@ struct Shared {
     for (int s = 0; s < 2; ++s) {
       mbarrier_init(ds_full(s), kConfig.large_dim() ? 4 : kConsumerWarps);
       mbarrier_init(job_full(s), 1);
-      mbarrier_init(job_empty(s), kWarps);
+      mbarrier_init(job_empty(s), kWarps + kOfBias);
     }
     for (int s = 0; s < 2; ++s) {
       mbarrier_init(p_full(s), 4);
       mbarrier_init(p_empty(s), 4);
-      mbarrier_init(ds_empty(s), 4);
+      mbarrier_init(ds_empty(s), 4 + kOfBias);
     }
     mbarrier_init(all_met(), kWarps);
     mbarrier_fence_init();

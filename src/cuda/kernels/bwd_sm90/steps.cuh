@@ -284,7 +284,7 @@ __forceinline__ void Consumer<kConfig>::exact_step(int next_bh, int next_block) 
     take_next_mask<false>(next_bh, next_block);
     worker.wait_q();
     const u32 listed = scores.template take_listed<kMasked>();
-    take_next_mask<true>(next_bh, next_block);
+    if constexpr (kMasked) take_next_mask<true>(next_bh, next_block);
     scores.enter_block(kConfig.listed() ? scores.block : next_block);
     scores.issue_scores();
     wgmma_wait<0>();
@@ -358,7 +358,7 @@ __forceinline__ void Consumer<kConfig>::finish_step(u32 stage_q, int next_bh, in
     take_next_mask<false>(next_bh, next_block);
     worker.wait_q();
     listed = scores.template take_listed<kMasked>();
-    take_next_mask<true>(next_bh, next_block);
+    if constexpr (kMasked) take_next_mask<true>(next_bh, next_block);
     scores.enter_block(kConfig.listed() ? scores.block : next_block);
     scores.issue_scores();
     if constexpr (Scores<kConfig>::kDropsAhead) {
@@ -390,7 +390,7 @@ __forceinline__ void Consumer<kConfig>::take_next(int next_bh, int next_block) {
   scores.block = next_block;
 }
 /// Before the wait for Q, which keeps the loads from moving down to where they are used first; of
-/// a list behind it.
+/// a list behind it, where it does not have the block whole.
 template <Config kConfig>
 template <bool kBehind>
 __forceinline__ void Consumer<kConfig>::take_next_mask(int next_bh, int next_block) {

@@ -10,8 +10,10 @@
 #include "cuda/host/tile_order.h"
 #include "cuda/kernels/bwd_sm80/diagonals.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
+#include "cuda/kernels/bwd_sm90/options.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/rows/mask_map.h"
+#include "cuda/kernels/rows/mask_tiles.h"
 #include "cuda/kernels/rows/score_strip.h"
 #include "cuda/kernels/rows/tile_lists.h"
 #include "plan/accounting.h"
@@ -136,6 +138,7 @@ Config bwd_sm90_config(const Problem& p) {
     config.sums.deterministic = false;  // it is so by itself: nothing is added in memory
     return bwd_sm90::with_stages(config);
   }
+  config.sums.bias = bwd_sm90_sums_bias(p, config);
   const std::vector<bool> diagonal = diagonal_captures(p);
   config.sums.diagonals = std::find(diagonal.begin(), diagonal.end(), true) != diagonal.end();
   // What registers allow: bwd_sm90/README.md.
@@ -152,6 +155,10 @@ Config bwd_sm90_config(const Problem& p) {
   // less time where there was nothing to look at.
   if (p.block_list.defined()) config.lists = tile::Lists::parts;
   if (maps_mask(p) && !config.two_plane) config.lists = tile::Lists::whole;
+  // Tiles of a list are not cut into parts, nor are the heads of a group.
+  if (prefers_map(p) && !p.packed && !config.two_plane && bwd_sm90_parts(p, config) == 1 &&
+      bwd_sm90_sharers(p, config) == 1)
+    config.lists = tile::Lists::whole;
   config.sums.split = bwd_sm90_parts(p, config) > 1 || bwd_sm90_sharers(p, config) > 1;
   return config;
 }

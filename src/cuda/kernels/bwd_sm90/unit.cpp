@@ -18,7 +18,8 @@ std::string shape_text(const bwd_sm90::Shape& s) {
 }
 std::string sums_text(const bwd_sm90::Sums& s) {
   return flag_text("deterministic", s.deterministic) + flag_text("split", s.split) +
-         (s.diagonals ? flag_text("diagonals", true) : "");
+         (s.diagonals ? flag_text("diagonals", true) : "") +
+         (s.bias ? flag_text("bias", true) : "");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include "cuda/kernels/fwd_sm90/listed.cuh"
 #include "cuda/kernels/fwd_sm90/options.cuh"
+#include "cuda/kernels/fwd_sm90/recompute.cuh"
 #include "cuda/kernels/fwd_sm90/rows.cuh"
 #include "cuda/kernels/fwd_sm90/skip.cuh"
 #include "cuda/tile/hopper/wgmma.cuh"
@@ -12,7 +13,7 @@ namespace tilewise::fwd_sm90 {
 using namespace tile;
 
 template <Config kConfig>
-struct Consumer {
+struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
   static constexpr Modification kModification = kConfig.modification;
   static constexpr int kBlockN = kConfig.shape.block_n, kScores = Scores<kConfig>::kScores;
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
@@ -39,6 +40,7 @@ struct Consumer {
   int tile_begin = 0, tile_end = 0;
   bool first_halved = false;  ///< halve_cut: of the first block only the left half is visible
   int tile_k = 0;             ///< a list: which tile of keys the block at hand is
+  int next_tile_k = 0;        ///< beside a mask: and the one after it
   u32 listed = ~0U;           ///< parts of it that the warp lists, a bit a score of a row
   u32 rP[kBlockN / 4];        ///< P as the products take it
 
@@ -124,15 +126,6 @@ struct Consumer {
     own_range<kConfig>(blocks, args, tile, group_query(), all);
   }
 
-  /// Which tile of keys has come to the stage at hand, before that is released. Those of
-  /// Lists::parts are taken by ListConsumer.
-  __forceinline__ void take_listed() {
-    if constexpr (kConfig.lists == Lists::whole) {
-      wait_k();
-      tile_k = static_cast<int>(load_shared_4(shared.listed(static_cast<int>(rK.slot))));
-    }
-  }
-
   // ---- scores
 
   /// (F1) S = Q K^T, issued
@@ -174,7 +167,7 @@ struct Consumer {
       if constexpr (kConfig.options.tree) take_tree<kConfig>(*this, of, column);
       scores.template mask_rows<kCount>(args, tile, of, column,
                                         kConfig.lists == Lists::parts ? listed : ~0U);
-    } else if constexpr (kConfig.options.mask) {
+    } else if constexpr (kConfig.options.mask && !kListed<kConfig>) {
       scores.mask_shown();
     }
   }
@@ -246,12 +239,13 @@ struct Consumer {
   }
 
   /// The products, then the block's softmax. `kSeen`: rows that see a key of the block have seen
-  /// one before, so that their maxima may be trusted.
+  /// one before, or it is looked at whether they have: their maxima may be trusted.
   template <bool kMasked, bool kSeen = !kMasked>
   __forceinline__ void step(int block) {
-    take_listed();
-    take_options<kConfig>(*this, block);
+    take_listed<kConfig>(*this);
+    take_options<kConfig, kMasked>(*this, block);
     products(block);
+    take_kept<kConfig>(*this);
     if constexpr (kConfig.trusts_maxima() && kSeen && kModification != Modification::softcap) {
       trusted_step<kMasked>(block);
     } else {
@@ -313,8 +307,8 @@ struct Consumer {
     rK.advance();
   }
   __forceinline__ void recompute_scores() {
-    scores.recompute(shared.q(static_cast<int>(rQ.slot), warpgroup),
-                     shared.k(static_cast<int>(rK.slot)), warp, lane);
+    recompute<kConfig>(scores.rS, shared.q(static_cast<int>(rQ.slot), warpgroup),
+                       shared.k(static_cast<int>(rK.slot)), warp, lane);
     __syncwarp();  // all lanes have read K
     if (lane == 0) mbarrier_arrive(shared.k_empty(static_cast<int>(rK.slot)));
   }
@@ -355,6 +349,7 @@ struct Consumer {
   /// From the finished scores of the first block to P of the last.
   __forceinline__ void process_blocks() {
     int block = blocks.end - 1;
+    take_kept<kConfig>(*this);
 #pragma unroll
     for (int i = 0; i < kDv / 2; ++i) rO[i] = 0.0F;
     if (kConfig.schedule.halve_cut && first_halved) {
@@ -373,7 +368,8 @@ struct Consumer {
     --block;
     if constexpr (kConfig.mask != Mask::none || kListed<kConfig>) {
 #pragma unroll 1
-      for (; block >= blocks.begin && block >= blocks.full_end; --block) step<true>(block);
+      for (; block >= blocks.begin && block >= blocks.full_end; --block)
+        step<true, kListed<kConfig> && kConfig.options.mask>(block);
     }
     constexpr bool kCutOnLeft = kConfig.mask == Mask::both && !kListed<kConfig>;
     const int full_begin = kCutOnLeft ? blocks.full_begin : blocks.begin;
@@ -434,7 +430,7 @@ struct Consumer {
       wait_k();
       if constexpr (kConfig.schedule.halve_cut)
         first_halved = visible_half<kConfig>(*this, blocks.end - 1) == 0;
-      take_listed();
+      take_listed<kConfig>(*this);
       take_first_options<kConfig>(*this, blocks.end - 1);
       issue_scores();
       first_scores_wait();

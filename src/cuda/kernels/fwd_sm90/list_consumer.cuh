@@ -58,8 +58,8 @@ struct RowBlock : Consumer<kConfig> {
       searches |= __any_sync(~0U, !(fmaxf(fabsf(scores.m[0]), fabsf(scores.m[1])) <= kHugeMaximum));
     if (!searches) {
       if (scores.template trusted_softmax<Base::kScores>(args)) return;
-      scores.recompute(shared.q(static_cast<int>(rQ.slot), warpgroup),
-                       shared.k(static_cast<int>(rK.slot)), warp, lane);
+      recompute<kConfig>(scores.rS, shared.q(static_cast<int>(rQ.slot), warpgroup),
+                         shared.k(static_cast<int>(rK.slot)), warp, lane);
       Base::template adjust_scores<false>(0);
     }
     if constexpr (kConfig.expressions.score != 0) ++scores.outgrown;
@@ -77,7 +77,10 @@ struct RowBlock : Consumer<kConfig> {
     }
     if (seen == kCut)
       listed = listed_scores<kConfig>(args, tile, Base::group_query() + warp * 16, tile_k);
-    take_options<kConfig>(*this, 0);
+    // It passes over tiles: which one is next is not known.
+    if constexpr (kConfig.options.mask) load_mask<kConfig>(*this, tile_k, scores.shown);
+    if constexpr (kConfig.options.bias())
+      bias_block<kConfig>(*this).load_async(pair_corner<kConfig>(*this, 0));
     Base::issue_scores();
     take_dropout<kConfig>(*this, 0);
     wgmma_wait<0>();

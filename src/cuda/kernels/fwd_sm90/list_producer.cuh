@@ -19,6 +19,8 @@ struct ListProducer : Producer<kConfig> {
       Base::tile;
   static constexpr bool kApart = kConfig.lists == Lists::parts;
   static constexpr bool kPacked = kConfig.lengths == Lengths::packed;
+  /// Consumers ask for a mask's words of the tile after the one at hand.
+  static constexpr bool kTellsNext = kConfig.options.mask && !kApart;
   /// parts: tiles of keys that are copied ahead of Q, whose place the slowest warpgroup may hold
   /// for long. No more than there are stages, or nobody would free one.
   static constexpr int kBeforeQ = (kConfig.shape.value_stages + 1) / 2;
@@ -124,11 +126,12 @@ struct ListProducer : Producer<kConfig> {
   __forceinline__ void load_all_q() const {
     for (int w = 0; w < kConfig.shape.warpgroups && lane == 0; ++w) this->load_q(w);
   }
-  /// K of tile `block` of the keys, and which that is.
-  __forceinline__ void load_k(int block) {
+  /// K of tile `block` of the keys, and which that is. `after`: the one that follows.
+  __forceinline__ void load_k(int block, [[maybe_unused]] int after) {
     const int s = static_cast<int>(rK.slot);
     mbarrier_wait(shared.k_empty(s), rK.parity ^ 1);
     store_shared_4(shared.listed(s), static_cast<u32>(block));
+    if constexpr (kTellsNext) store_shared_4(shared.listed(s) + 4, static_cast<u32>(after));
     mbarrier_expect(shared.k_full(s), Shared<kConfig>::kPlan.k_stage);
     this->load_rows(&args.k, shared.k(s), shared.k_full(s), Base::kPanels, block);
     rK.advance();
@@ -186,11 +189,13 @@ struct ListProducer : Producer<kConfig> {
     head_k = kConfig.pack_heads ? tile.head : tile.head / args.group;
     const bool any = listed > 0;
     int block = any ? walk.next() : 0;
-    if (any) load_k(block);
+    int after = kTellsNext && listed > 1 ? walk.next() : block;
+    if (any) load_k(block, after);
     load_all_q();
     for (int n = listed - 1; n > 0; --n) {
-      const int next = walk.next();
-      load_k(next);
+      const int next = kTellsNext ? after : walk.next();
+      if (kTellsNext && n > 1) after = walk.next();
+      load_k(next, after);
       this->load_v(block);
       block = next;
       if (n <= kFound + 1) look_ahead(index);

@@ -25,6 +25,18 @@ __forceinline__ int list_of(const Args& args, const Tile& tile) {
   return tile.batch * of.list_b + tile.head * of.list_h;
 }
 
+/// Which tile of keys has come to the stage of a consumer, before that is released, and beside a
+/// mask the one after it. Those of Lists::parts are taken by ListConsumer.
+template <Config kConfig, class Consumer>
+__forceinline__ void take_listed(Consumer& c) {
+  if constexpr (kConfig.lists == Lists::whole) {
+    c.wait_k();
+    const u32 at = c.shared.listed(static_cast<int>(c.rK.slot));
+    c.tile_k = static_cast<int>(load_shared_4(at));
+    if constexpr (kConfig.options.mask) c.next_tile_k = static_cast<int>(load_shared_4(at + 4));
+  }
+}
+
 /// What the 16 rows of a warp, which begin at `query`, list of tile `tile_k` of the keys: a bit for
 /// each of a row's scores in a thread, four for 16 keys. They are rows of one block of queries.
 template <Config kConfig>

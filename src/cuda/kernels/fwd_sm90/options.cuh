@@ -18,10 +18,11 @@ __forceinline__ int block_at(const Consumer& c, int n) {
   return key_block<kConfig>(c.args, c.tile, n);
 }
 
-/// Asks for what the bool mask shows of a block.
+/// Asks for what the bool mask shows of a block, of a list of a tile of keys.
 template <Config kConfig, class Consumer>
 __forceinline__ void load_mask(const Consumer& c, int n, u32 (&words)[2]) {
-  const int first = c.group_query(), block = block_at<kConfig>(c, n);
+  const int first = c.group_query();
+  const int block = kListed<kConfig> ? n : key_block<kConfig>(c.args, c.tile, n);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     // Rows past the last query see what it does.
@@ -34,15 +35,12 @@ __forceinline__ void load_mask(const Consumer& c, int n, u32 (&words)[2]) {
 }
 /// What it shows of a block, ahead of the products that its scores come from. Words are asked for a
 /// block ahead: looked at as soon as products may be issued, they must be there, or the turn waits
-/// for them. Of a list the next block is not known.
-template <Config kConfig, class Consumer>
+/// for them. Of what a list has whole nothing is hidden.
+template <Config kConfig, bool kMasked, class Consumer>
 __forceinline__ void take_mask(Consumer& c, int n) {
-  if constexpr (kListed<kConfig>) {
-    load_mask<kConfig>(c, n, c.scores.shown);
-  } else {
-    c.scores.shown[0] = c.scores.coming[0], c.scores.shown[1] = c.scores.coming[1];
-    load_mask<kConfig>(c, max(n - 1, 0), c.scores.coming);
-  }
+  if constexpr (kListed<kConfig> && !kMasked) return;
+  c.scores.shown[0] = c.scores.coming[0], c.scores.shown[1] = c.scores.coming[1];
+  load_mask<kConfig>(c, kListed<kConfig> ? c.next_tile_k : max(n - 1, 0), c.scores.coming);
 }
 
 /// What a tree shows the thread's rows of a block, from `column` on.
@@ -62,7 +60,7 @@ __forceinline__ void take_tree(Consumer& c, const int (&rows)[2], int column) {
 /// wait, or ptxas serialises them.
 template <Config kConfig, class Consumer>
 __forceinline__ void take_dropout(Consumer& c, int n) {
-  if constexpr (kConfig.options.dropout) {
+  if constexpr (kConfig.options.dropout && !kConfig.schedule.makes_bits) {
     const int key = block_at<kConfig>(c, n) * kConfig.shape.block_n;
     const typename Scores<kConfig>::Kept made(
         c.scores.options->dropout, c.tile.batch * c.args.heads_q + c.tile.head,
@@ -72,6 +70,44 @@ __forceinline__ void take_dropout(Consumer& c, int n) {
 #pragma unroll
     for (int i = 0; i < Consumer::kScores / Scores<kConfig>::kPerWord; ++i)
       c.scores.kept[i] = made.bits[i];
+  }
+}
+
+/// Where a consumer has come to in the bits that the producer makes.
+template <bool kAny>
+struct HeldBits {};
+template <>
+struct HeldBits<true> {
+  Ring<2> rBits;
+};
+/// Bits of a block that is passed over.
+template <Config kConfig, class Consumer>
+__forceinline__ void pass_kept(Consumer& c) {
+  if constexpr (kConfig.schedule.makes_bits) {
+    const int slot = static_cast<int>(c.rBits.slot);
+    mbarrier_wait(c.shared.bits_full(slot), c.rBits.parity);
+    if (c.lane == 0) mbarrier_arrive(c.shared.bits_empty(slot));
+    c.rBits.advance();
+  }
+}
+/// The bits of the thread's scores of a block, which the producer has made: each byte of a row's
+/// four words is one lane's.
+template <Config kConfig, class Consumer>
+__forceinline__ void take_kept(Consumer& c) {
+  if constexpr (kConfig.schedule.makes_bits) {
+    const int slot = static_cast<int>(c.rBits.slot);
+    mbarrier_wait(c.shared.bits_full(slot), c.rBits.parity);
+    const u32 from = c.shared.bits(slot) + local_row<kConfig>(c, 0) * 16 + c.warpgroup * 1024;
+    const u32 mine = static_cast<u32>(c.lane % 4) * 0x11U + 0x40U;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Bytes16 w = load_shared_16(from + r * 128);
+      c.scores.kept[r] =
+          permute_bytes(permute_bytes(w.x, w.y, mine), permute_bytes(w.z, w.w, mine), 0x5410U);
+    }
+    __syncwarp();  // all lanes have read
+    if (c.lane == 0) mbarrier_arrive(c.shared.bits_empty(slot));
+    c.rBits.advance();
   }
 }
 
@@ -104,18 +140,18 @@ __forceinline__ void add_bias(Consumer& c, int n) {
 }
 
 /// What a block needs beside its operands, asked for ahead of its products.
-template <Config kConfig, class Consumer>
+template <Config kConfig, bool kMasked, class Consumer>
 __forceinline__ void take_options(Consumer& c, int n) {
-  if constexpr (kConfig.options.mask) take_mask<kConfig>(c, n);
+  if constexpr (kConfig.options.mask) take_mask<kConfig, kMasked>(c, n);
   if constexpr (kConfig.options.bias())
     bias_block<kConfig>(c).load_async(pair_corner<kConfig>(c, n));
 }
 /// The same of a tile's first block.
 template <Config kConfig, class Consumer>
 __forceinline__ void take_first_options(Consumer& c, int n) {
-  if constexpr (kConfig.options.mask && !kListed<kConfig>)
-    load_mask<kConfig>(c, n, c.scores.coming);
-  take_options<kConfig>(c, n);
+  if constexpr (kConfig.options.mask)
+    load_mask<kConfig>(c, kListed<kConfig> ? c.tile_k : n, c.scores.coming);
+  take_options<kConfig, true>(c, n);
   take_dropout<kConfig>(c, n);
 }
 

@@ -6,6 +6,7 @@
 #include "cuda/kernels/fwd_sm90/shared.cuh"
 #include "cuda/tile/hopper/tile_counter.cuh"
 #include "cuda/tile/hopper/tma.cuh"
+#include "cuda/tile/hopper/wgmma.cuh"
 
 namespace tilewise::fwd_sm90 {
 

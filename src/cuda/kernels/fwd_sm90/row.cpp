@@ -64,7 +64,8 @@ struct Decided {
 TileListsMaker lists_of(const Problem& p, const Config& config, int pack_shift) {
   const int rows = config.lists == fwd_sm90::Lists::parts ? config.shape.warpgroups : 1;
   const int queries = 64 * config.shape.warpgroups / rows >> pack_shift;
-  return {p, queries, config.shape.block_n, config.lists, rows, config.pack_heads};
+  return {p,    queries,           config.shape.block_n, config.lists,
+          rows, config.pack_heads, MaskLines::queries};
 }
 
 /// Workspace beside the caller's tensors: the tile counter, then what the parts leave.
@@ -80,7 +81,7 @@ std::vector<MemoryPart> workspace_items(const Problem& p, const Decided& decided
     items.push_back(memory_part("partial m, l", Role::workspace, DType::float32,
                                 {2, splits, sm90_query_rows(p)}));
   }
-  if (has_tile_lists(p)) {
+  if (config.lists != fwd_sm90::Lists::none) {
     const TileListsMaker maker = lists_of(p, config, pack_shift);
     maker.add_memory(items);
     maker.add_order_memory(items);
@@ -131,8 +132,9 @@ Preparation prepare(const KernelRow& row, const Problem& p, const Hardware& mach
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.lse}) {
     cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
-  // tile_lists, which the kernel's start overlaps.
-  const double lists_ms = has_tile_lists(p) ? host::kKernelMs : 0.0;
+  // tile_lists or mask_tiles, which the kernel's start overlaps.
+  const bool listed = decided.config.lists != fwd_sm90::Lists::none;
+  const double lists_ms = listed ? host::kKernelMs : 0.0;
   const double mask_ms =
       mask_bits_ms(MaskBitsMaker(p, choice.tile->shape.block_n, false), machine.bandwidth_gbps);
   cost.ms = std::max(choice.ms + split_ms(p, choice, machine) + lists_ms + mask_ms,
@@ -170,15 +172,15 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
       args.tiles, std::int64_t{host::kTypicalMultiprocessors} * config.shape.resident);
   const tile::Strip strip = ScoreStrip(p, config.expressions.strip).make(workspace, context.stream);
   MaskBitsMaker mask(p, config.shape.block_n, false);
-  if (has_tile_lists(p)) {
+  if (config.lists != fwd_sm90::Lists::none) {
     TileListsMaker maker = lists_of(p, config, decided.pack_shift);
     maker.take(workspace);
     maker.take_order(workspace);
     args.lists = maker.lists();
-    maker.make(context.stream);
-    maker.order(context.stream);
     mask.take(workspace);
     mask.make(context.stream);
+    maker.make(context.stream, mask.bits());
+    maker.order(context.stream);
     launch_optioned<ListArgs>(p, kernel, host::following(grid, p.device.index), context.stream,
                               args, mask.bits(), strip);
   } else if (p.paged) {
@@ -281,6 +283,24 @@ void add_fwd_sm90_option_units(std::vector<PackUnit>& units, int arch) {
     p.causal = Causal::bottom_right, p.right = 0;
     p.tree.rank = 3;
     if (dim == 128) add(p);
+  }
+}
+
+void add_fwd_sm90_mask_units(std::vector<PackUnit>& units, int arch) {
+  if (arch != 90) return;
+  for (const std::int64_t dim : {64, 128}) {
+    Problem p;
+    p.dtype = DType::bfloat16;
+    p.batch = p.heads_q = p.heads_k = 16;
+    p.seq_q = p.seq_k = 8192;
+    p.head_dim = p.head_dim_v = dim;
+    p.scale = 1.0F;
+    p.mask.rank = 4;
+    const Config config = sm90_config(p, sm90_masked_tiles(p)[0], false);
+    units.push_back({.unit = optioned_unit(fwd_sm90_unit(config)),
+                     .row = kFlashForwardSm90.name,
+                     .instruction = "wgmma.mma_async",
+                     .allowed_spill_bytes = 160});
   }
 }
 

@@ -75,38 +75,6 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   Cap cap = Cap::before;
   float largest[2];  ///< size of a raw score in each row
 
-  /// (F1) The warp's own rows of S once more, by products of a warp: no other warp has to come.
-  /// `q`, `k`: the warpgroup's rows and the block in shared memory.
-  __forceinline__ void recompute(u32 q, u32 k, int warp, int lane) {
-    // Worked out here alone: in registers of the loop it would spill.
-    const int at_lane = opaque(lane);
-    const int row = warp * 16 + at_lane % 16, key = at_lane % 8 + at_lane / 16 * 8;
-    q += row * kPanelRowBytes;
-    k += key * kPanelRowBytes;
-#pragma unroll
-    for (int i = 0; i < kBlockN / 2; ++i) rS[i] = 0.0F;
-#pragma unroll 1
-    for (int step = 0; step < kConfig.head_dim / 16; ++step) {
-      const int chunk = step % 4 * 2;
-      u32 a[4], b[4];
-      load_matrix_x4(a,
-                     q + step / 4 * SharedPlan::kPanel + ((chunk + at_lane / 16) ^ row % 8) * 16);
-#pragma unroll
-      for (int n = 0; n < kBlockN / 16; ++n) {
-        load_matrix_x4(b, k + (step / 4 * kBlockN + n * 16) * kPanelRowBytes +
-                              ((chunk + at_lane / 8 % 2) ^ key % 8) * 16);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int at = 8 * n + 4 * half;
-          Acc c = {rS[at], rS[at + 1], rS[at + 2], rS[at + 3]};
-          mma<kConfig.element>(c, a, b[2 * half], b[2 * half + 1]);
-#pragma unroll
-          for (int e = 0; e < 4; ++e) rS[at + e] = c[e];
-        }
-      }
-    }
-  }
-
   /// (F2) Softcap, (F3) ALiBi and (F1) the scale, as far as softmax() does not apply it. `rows`: of
   /// the thread; `column`: of its first score. `high`: of the tile's diagonals().
   template <bool kMasked, int kCount = kScores>
@@ -262,6 +230,8 @@ struct Scores : HeldOptions<kConfig.options.any()> {
     }
   }
 
+  /// A list has blocks whole of which the bool mask hides nothing.
+  static constexpr bool kMasksListed = kConfig.options.mask && kConfig.lists != Lists::none;
   /// Hidden scores become -inf: replaced, so that nothing of a hidden key leaks. CONTRACT 4, 5, 10.
   /// `begin`, `end`: columns that each row sees, from the thread's first one on; of them those in
   /// `listed`, a bit a score.
@@ -269,15 +239,21 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   __forceinline__ void mask(const int (&begin)[2], const int (&end)[2], u32 listed = ~0U) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      // One bit a score: the tests of eight of them are one instruction.
+      // One bit a score: the tests of seven of them are one instruction.
       const int from = scores_before(begin[r]), to = scores_before(end[r]);
       u32 visible = bit_mask(static_cast<u32>(from), static_cast<u32>(max(to - from, 0))) & listed;
+      if constexpr (kMasksListed) {
+        // Under a vote, or each of the tests joins the words anew.
+        if (__any_sync(~0U, visible != ~0U)) this->shown[r] &= visible;
+        continue;
+      }
       if constexpr (kConfig.options.mask || kConfig.options.tree) visible &= this->shown[r];
 #pragma unroll
       for (int i = 0; i < kCount / 2; ++i) {
         if ((visible >> i & 1) == 0) rS[4 * (i / 2) + 2 * r + i % 2] = -infinity();
       }
     }
+    if constexpr (kMasksListed) mask_shown();
   }
   /// By the bool mask alone, where it hides a score of the warp.
   __forceinline__ void mask_shown() {
@@ -291,7 +267,8 @@ struct Scores : HeldOptions<kConfig.options.any()> {
     }
   }
   using Kept = KeptPairs<kConfig.options.dropout, false, 1, kBlockN / 8, 5, true, true>;
-  static constexpr int kPerWord = 4 * Kept::kGroup;  ///< scores of a word of `kept`
+  /// Scores of a word of `kept`.
+  static constexpr int kPerWord = kConfig.schedule.makes_bits ? kScores / 2 : 4 * Kept::kGroup;
   /// (F10) Z P of what has been summed; 1 / (1 - p) comes at the end.
   /// NOTE: opaque, or the tests of two places of a step are made once, and their answers kept.
   __forceinline__ void drop() {
@@ -301,7 +278,10 @@ struct Scores : HeldOptions<kConfig.options.any()> {
         const u32 bits = static_cast<u32>(opaque(static_cast<int>(this->kept[word])));
 #pragma unroll
         for (int i = 0; i < kPerWord; ++i) {
-          if ((bits >> i & 1) == 0) rS[word * kPerWord + i] = 0.0F;
+          // Words that the producer makes are each of a row.
+          const int at =
+              kConfig.schedule.makes_bits ? 4 * (i / 2) + 2 * word + i % 2 : word * kPerWord + i;
+          if ((bits >> i & 1) == 0) rS[at] = 0.0F;
         }
       }
     }

@@ -2,7 +2,7 @@
 /// do not see.
 #pragma once
 
-#include "cuda/kernels/fwd_sm90/shared.cuh"
+#include "cuda/kernels/fwd_sm90/options.cuh"
 
 namespace tilewise::fwd_sm90 {
 
@@ -21,6 +21,7 @@ __forceinline__ int skip_right(Consumer& c) {
         c.await_turn();
         c.pass_turn();
       }
+      pass_kept<kConfig>(c);
       c.release_k();
       if constexpr (kKeysOnly) {
         ++skipped;
@@ -39,6 +40,7 @@ __forceinline__ void skip_left(Consumer& c) {
       c.wait_k();
       c.await_turn();
       c.pass_turn();
+      pass_kept<kConfig>(c);
       c.release_k();
       c.wait_v();
       c.release_v();

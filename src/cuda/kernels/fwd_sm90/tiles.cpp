@@ -9,6 +9,8 @@
 #include "cuda/host/expressions.h"
 #include "cuda/host/options.h"
 #include "cuda/host/tile_order.h"
+#include "cuda/kernels/fwd_sm90/tile_tables.h"
+#include "cuda/kernels/rows/mask_tiles.h"
 #include "cuda/kernels/rows/score_strip.h"
 #include "cuda/kernels/rows/tile_lists.h"
 #include "expression/affine.h"
@@ -25,86 +27,7 @@ using fwd_sm90::Lengths;
 using fwd_sm90::Mask;
 using fwd_sm90::Modification;
 using fwd_sm90::Schedule;
-using fwd_sm90::Shape;
-
-/// Of a tile of one warpgroup, and of those whose rows list different tiles of keys.
-constexpr Schedule kAlone = {.ping_pong = false, .skip_blocks = false};
-/// Of 128 x 128 at dims 96 and 128.
-constexpr Schedule kSquare = {.skip_blocks = false, .lazy_rescale = false};
-constexpr Schedule kWindow = {.ping_pong = false, .q_by_need = true};
-constexpr Schedule kListed = {.skip_blocks = false};
-
-constexpr Shape shape(int warpgroups, int block_n, int stages) {
-  return {.warpgroups = warpgroups, .block_n = block_n, .stages = stages, .value_stages = stages};
-}
-/// O is staged in Q's place.
-constexpr Shape o_in_q(Shape shape, int held = 1) {
-  shape.own_o = false;
-  shape.held = held;
-  return shape;
-}
-constexpr Shape fewer_values(Shape shape) {
-  --shape.value_stages;
-  return shape;
-}
-constexpr Shape resident(int blocks, Shape shape) {
-  shape.resident = blocks;
-  return shape;
-}
-constexpr Shape two_q(Shape shape) {
-  shape.q_buffers = 2;
-  return shape;
-}
-
-// shape, full, masked, schedule.
-// The tiles of one warpgroup are for few queries: copying K and V takes all the time then.
-constexpr Sm90Tile kTiles64[] = {
-    {two_q(shape(3, 128, 3)),
-     {1.2, 1.228},
-     {0.9, 1.225},
-     {.values_first = true, .halve_cut = true, .chain_tiles = true, .dynamic = true}},
-    {shape(1, 128, 4), {2.0, 0.9}, {2.0, 0.9}, kAlone}};
-constexpr Sm90Tile kTiles96[] = {{shape(3, 96, 2), {2.4, 1.164}, {2.6, 1.147}, {}, true, 1.1},
-                                 {shape(2, 128, 2), {2.0, 1.13}, {1.55, 1.13}, kSquare, true, 1.33},
-                                 {shape(1, 128, 3), {3.0, 1.2}, {3.0, 1.2}, kAlone}};
-constexpr Sm90Tile kTiles128[] = {{shape(3, 80, 2), {2.3, 1.182}, {2.3, 1.148}, {}, false},
-                                  {shape(2, 128, 2), {2.1, 1.284}, {1.55, 1.29}, kSquare},
-                                  {shape(3, 64, 4), {1.2, 0.94}, {1.2, 0.94}, kWindow},
-                                  {shape(1, 128, 3), {2.2, 1.25}, {2.2, 1.25}, kAlone}};
-constexpr Sm90Tile kTiles192[] = {{o_in_q(shape(2, 112, 2)), {4.55, 1.626}, {4.75, 1.537}, {}},
-                                  {shape(1, 64, 3), {4.0, 1.2}, {4.0, 1.2}, kAlone}};
-constexpr Sm90Tile kTiles192Values128[] = {{shape(2, 112, 2), {3.7, 1.356}, {3.9, 1.29}, {}},
-                                           {shape(1, 64, 3), {4.0, 1.0}, {4.0, 1.0}, kAlone}};
-constexpr Sm90Tile kTiles256[] = {
-    {o_in_q(shape(2, 80, 2)), {4.6, 1.563}, {4.3, 1.505}, {}},
-    {fewer_values(o_in_q(shape(2, 64, 3))), {4.3, 1.16}, {4.3, 1.16}, kWindow},
-    {o_in_q(shape(1, 64, 3)), {4.0, 1.5}, {4.0, 1.5}, kAlone}};
-
-// With a block list: a row block of two warpgroups is one of the list's of 128 queries or a part of
-// it. Keys by 128, by 64 where blocks of keys are smaller or dims larger.
-constexpr Schedule kApart128 = {.ping_pong = false, .skip_blocks = false, .lazy_rescale = false};
-constexpr Sm90Tile kLists64[] = {{shape(2, 128, 4), {2.0, 0.85}, {2.0, 0.9}, kListed},
-                                 {shape(2, 64, 6), {2.0, 0.5}, {2.0, 0.55}, kListed}};
-constexpr Sm90Tile kLists128[] = {{shape(2, 128, 2), {2.1, 1.284}, {2.1, 1.35}, kSquare},
-                                  {shape(2, 64, 4), {2.1, 0.7}, {2.1, 0.75}, kSquare}};
-// Blocks of 64 queries: a tile of its own for each, and several blocks of the kernel on a
-// multiprocessor, one of which computes while another waits.
-constexpr Sm90Tile kListsAlone64 = {
-    resident(3, o_in_q(shape(1, 64, 4))), {4.8, 0.755}, {4.8, 0.8}, kAlone};
-constexpr Sm90Tile kListsAlone128 = {
-    resident(2, o_in_q(shape(1, 64, 3))), {5.8, 0.816}, {5.8, 0.85}, kAlone};
-// Smaller blocks: rows of 64 list different tiles of keys. Nobody takes turns, many stages let one
-// warpgroup go ahead of the other. Where scores are modified there are no registers for two row
-// blocks of a warpgroup, nor for two blocks of the kernel.
-constexpr Sm90Tile kListsApart64[] = {
-    {resident(2, o_in_q(shape(2, 64, 6))), {10.0, 1.07}, {10.0, 1.1}, kAlone},
-    {shape(2, 64, 8), {2.0, 0.95}, {2.0, 1.0}, kAlone}};
-constexpr Sm90Tile kListsApart128[] = {
-    {o_in_q(shape(4, 64, 5), 2), {4.0, 2.2}, {4.0, 2.3}, kAlone},
-    {o_in_q(shape(2, 64, 6)), {2.1, 1.33}, {2.1, 1.38}, kApart128}};
-constexpr Sm90Tile kLists256[] = {
-    {fewer_values(o_in_q(shape(2, 64, 3))), {4.3, 1.3}, {4.3, 1.4}, kListed},
-    {fewer_values(o_in_q(shape(2, 64, 3))), {4.3, 1.3}, {4.3, 1.4}, kAlone}};
+using namespace sm90_tables;
 
 /// Up to this many keys, memory is a large part of the time: sections of heads are small, and the
 /// start and end of a tile count.
@@ -133,6 +56,8 @@ Modification modification(const Problem& p) {
   return softcap ? Modification::softcap : Modification::alibi;
 }
 
+bool lists_tiles(const Problem& p, const Sm90Tile& tile) { return tile.maps || has_tile_lists(p); }
+
 /// log2 of the query heads that a tile of 128 rows packs, so that its queries are a block of the
 /// list: where the heads of a group share the list and few rows stand for none. 0: none.
 int listed_pack_shift(const Problem& p) {
@@ -145,6 +70,8 @@ int listed_pack_shift(const Problem& p) {
   // To head dim 64 tiles of 64 rows are faster.
   if (std::max(p.head_dim, p.head_dim_v) <= 64 && list.block_q >= 64) return 0;
   if (p.alibi_slopes.defined() || p.bias.defined() || drops(p) || expressions_of(p).any()) return 0;
+  // Heads of a mask have lists of their own.
+  if (p.mask.defined() && p.mask.strides[1] != 0) return 0;
   int shift = 0;
   while (std::int64_t{1} << shift < group) ++shift;
   const std::int64_t places = std::int64_t{1} << shift;
@@ -162,7 +89,7 @@ QueryGrid query_grid(const Problem& p, const Sm90Tile& tile) {
   const int shift = sm90_pack_shift(p, tile);
   const std::int64_t queries = tile.block_m() >> shift;
   const std::int64_t heads = shift > 0 ? p.heads_k : p.heads_q;
-  if (p.packed && !has_tile_lists(p))
+  if (p.packed && !lists_tiles(p, tile))
     return {queries, packed_blocks(p.total_q, p.batch, queries), heads};
   return {queries, ceil_div(p.seq_q, queries), p.batch * heads};
 }
@@ -291,7 +218,22 @@ std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
   return tiles;
 }
 
+std::span<const Sm90Tile> sm90_masked_tiles(const Problem& p) {
+  if (!maps_bool_mask(p)) return {};
+  const int larger = std::max(host::padded(p.head_dim), host::padded(p.head_dim_v));
+  if (larger <= 64) return kMasked64;
+  return larger <= 128 ? std::span<const Sm90Tile>(kMasked128) : kMasked256;
+}
+
+std::span<const Sm90Tile> sm90_dropping_tiles(const Problem& p) {
+  const int larger = std::max(host::padded(p.head_dim), host::padded(p.head_dim_v));
+  if (!drops(p) || p.paged || larger > 128) return {};
+  if (larger <= 64) return kDrops64;
+  return larger <= 96 ? std::span<const Sm90Tile>(kDrops96) : kDrops128;
+}
+
 int sm90_pack_shift(const Problem& p, const Sm90Tile& tile) {
+  if (tile.maps) return 0;
   if (p.block_list.defined()) return listed_pack_shift(p);
   const std::int64_t group = p.group();
   const bool apart =
@@ -377,7 +319,9 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   config.head_dim_v = host::padded(p.head_dim_v);
   config.shape = tile.shape;
   config.mask = sm90_mask(p).mask;
-  config.lists = tile_lists_kind(p, tile.block_m() >> sm90_pack_shift(p, tile), tile.shape.block_n);
+  config.lists = tile.maps ? tile::Lists::whole
+                           : tile_lists_kind(p, tile.block_m() >> sm90_pack_shift(p, tile),
+                                             tile.shape.block_n);
   config.modification = modification(p);
   config.expressions = expressions_of(p);
   config.expressions.strip = config.modification != Modification::alibi && strips_score(p);
@@ -420,6 +364,7 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   // The short tiles of a window wait for Q as often as for keys.
   const bool short_window = is_short_window(p) && plain && !listed;
   schedule.q_by_need = good.q_by_need && short_window;
+  schedule.makes_bits = tile.makes_bits && drops(p) && !listed && !config.paged();
   // A second buffer of Q where the tile has room for one.
   if (!schedule.chain_tiles && !listed && !(short_window && unmodified)) config.shape.q_buffers = 1;
   make_room(config);
@@ -431,7 +376,7 @@ fwd_sm90::SectionOrder sm90_order(const Problem& p, const Config& config, std::i
   const std::int64_t heads = config.pack_heads ? p.heads_k : p.heads_q;
   OrderProblem order;
   // Lists have rows of each sequence, as many as the longest has.
-  const bool ragged = p.packed && !has_tile_lists(p);
+  const bool ragged = p.packed && config.lists == tile::Lists::none;
   order.blocks = ragged ? packed_blocks(p.total_q, p.batch, queries) : ceil_div(p.seq_q, queries);
   order.heads = (ragged ? 1 : p.batch) * heads * splits;
   order.heads_per_kv = heads / p.heads_k * splits;
@@ -458,14 +403,16 @@ Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
     const Sm90Tile& tile = sm90_tiles(p).front();
     return {&tile, 1, predict(p, tile, 1, machine)};
   }
-  for (const Sm90Tile& tile : sm90_tiles(p)) {
+  // Beside dropout nobody has timed it.
+  const bool maps = prefers_map(p) && !drops(p);
+  for (const Sm90Tile& tile : maps ? sm90_masked_tiles(p) : sm90_tiles(p)) {
     if (tile.for_windows() && !is_short_window(p)) continue;
     const std::int64_t blocks = ceil_div(p.seq_k, tile.shape.block_n);
     const auto consider = [&](std::int64_t wanted) {
       if (wanted < 1) return;
       // Fewer than two blocks a part do not pay for the merge.
       if (wanted > 1 && (blocks < 2 * wanted || wanted > kMostSplits)) return;
-      if (wanted > 1 && has_tile_lists(p)) return;
+      if (wanted > 1 && lists_tiles(p, tile)) return;
       const std::int64_t per_part = ceil_div(blocks, wanted);
       const int splits = static_cast<int>(ceil_div(blocks, per_part));
       if (!admits(p, {tile.block_m(), tile.shape.block_n, splits})) return;

@@ -24,7 +24,8 @@ std::string schedule_text(const fwd_sm90::Schedule& s) {
          flag_text("lazy_rescale", s.lazy_rescale) + flag_text("values_first", s.values_first) +
          flag_text("halve_cut", s.halve_cut) + flag_text("q_by_need", s.q_by_need) +
          flag_text("chain_tiles", s.chain_tiles) + flag_text("dynamic", s.dynamic) +
-         (s.from_diagonal ? flag_text("from_diagonal", true) : "");
+         (s.from_diagonal ? flag_text("from_diagonal", true) : "") +
+         (s.makes_bits ? flag_text("makes_bits", true) : "");
 }
 
 }  // namespace

@@ -30,12 +30,16 @@ bool maps_sequences(const Problem& p) {
 
 }  // namespace
 
-bool maps_mask(const Problem& p) {
-  return p.mask_function.defined() && !p.block_list.defined() && !p.paged && !p.mask.defined() &&
-         (!p.packed || maps_sequences(p)) && p.seq_q >= kLeastLength && p.seq_k >= kLeastLength &&
+bool has_many_tiles(const Problem& p) {
+  return (!p.packed || maps_sequences(p)) && p.seq_q >= kLeastLength && p.seq_k >= kLeastLength &&
          p.seq_k <= kMostKeys &&
          p.batch * p.heads_q * ceil_div(p.seq_q, 64) < std::int64_t{1}
                                                            << tile_lists::OrderArgs::kClassBits;
+}
+
+bool maps_mask(const Problem& p) {
+  return p.mask_function.defined() && !p.block_list.defined() && !p.paged && !p.mask.defined() &&
+         has_many_tiles(p);
 }
 
 Config mask_map_config(int tile_q, int tile_k, int words) {

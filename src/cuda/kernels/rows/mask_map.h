@@ -7,6 +7,10 @@
 
 namespace tilewise::cuda {
 
+/// True where a map of tiles pays: sequences have many, and the order of one sequence's tiles may
+/// depend on others.
+bool has_many_tiles(const Problem& problem);
+
 /// True where kernels of tiles take a list that mask_map makes: a mask function without a list of
 /// the caller's, in sequences that have many tiles.
 bool maps_mask(const Problem& problem);

@@ -10,6 +10,7 @@
 #include "cuda/jit/config_text.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/rows/mask_map.h"
+#include "cuda/kernels/rows/mask_tiles.h"
 #include "problem/blocks.h"
 
 namespace tilewise::cuda {
@@ -110,19 +111,23 @@ double listed_pairs(const Problem& p) {
 }
 
 TileListsMaker::TileListsMaker(const Problem& p, int tile_q, int tile_k, tile::Lists kind,
-                               int rows_of_tile, bool packs_heads)
-    : problem_(p) {
+                               int rows_of_tile, bool packs_heads, MaskLines lines)
+    : problem_(p), lines_(p.mask.defined() ? lines : MaskLines::none) {
   // Lengths cut the list of each batch entry differently.
   bool of_batch = p.key_lengths.defined() || p.packed, of_heads = false;
   if (p.block_list.defined()) {
     of_batch = of_batch || p.block_list.row_offsets.sizes[0] > 1;
     of_heads = p.block_list.row_offsets.sizes[1] > 1;
     take_list();
-  } else {
+  } else if (p.mask_function.defined()) {
     const expression::Program& mask = *p.mask_function.program;
     const unsigned depends = mask.nodes[static_cast<std::size_t>(mask.result)].depends;
     of_batch = of_batch || (depends & expression::kBatch) != 0;
     of_heads = (depends & expression::kHead) != 0;
+  }
+  if (lines_ != MaskLines::none) {
+    of_batch = of_batch || (p.mask.strides[0] != 0 && p.batch > 1);
+    of_heads = of_heads || (p.mask.strides[1] != 0 && p.heads_q > 1);
   }
   args_.seq_q = static_cast<int>(p.seq_q);
   args_.seq_k = static_cast<int>(p.seq_k);
@@ -222,10 +227,67 @@ tile::TileLists TileListsMaker::transposed() const {
   return made;
 }
 
-void TileListsMaker::transpose(void* stream) const {
+void TileListsMaker::start_transpose(const tile_lists::TransposeArgs& args, std::int64_t blocks,
+                                     void* stream) const {
   const int device = problem_.device.index;
   launch(host::load_config(config_, device, [](const Config&) { return transpose_unit(); }),
-         host::following(transpose_blocks(), device), stream, transpose_);
+         host::following(blocks, device), stream, args);
+}
+void TileListsMaker::transpose(void* stream) const {
+  start_transpose(transpose_, transpose_blocks(), stream);
+}
+
+bool TileListsMaker::lists_ahead() const {
+  return problem_.block_list.defined() || problem_.mask_function.defined();
+}
+
+mask_tiles::Config TileListsMaker::mask_config() const {
+  mask_tiles::Config config = {
+      .tile_q = config_.tile_q, .tile_k = config_.tile_k, .by_keys = lines_ == MaskLines::keys};
+  const int words = config.by_keys ? transpose_.to_words : args_.words;
+  while (config.shared_bytes < mask_tiles::shared_bytes(words)) config.shared_bytes *= 2;
+  return config;
+}
+
+mask_tiles::Args TileListsMaker::mask_args(const tile::MaskBits& mask) const {
+  mask_tiles::Args args = {.of = args_, .mask = mask, .listed = lists_ahead()};
+  if (lines_ == MaskLines::keys) {
+    args.of.rows = transpose_.to_rows;
+    args.of.words = transpose_.to_words;
+    args.of.bits = transpose_.to_bits;
+    args.of.counts = transpose_.to_counts;
+  }
+  return args;
+}
+
+std::int64_t TileListsMaker::mask_blocks() const {
+  return lists_ * (lines_ == MaskLines::keys ? transpose_.to_rows : args_.rows);
+}
+
+tile_lists::TransposeArgs TileListsMaker::way_back_args() const {
+  return {.bits = transpose_.to_bits,
+          .rows = transpose_.to_rows,
+          .words = transpose_.to_words,
+          .to_bits = args_.bits,
+          .to_counts = args_.counts,
+          .to_rows = args_.rows,
+          .to_words = args_.words};
+}
+
+void TileListsMaker::narrow(void* stream, const tile::MaskBits& mask) const {
+  const int device = problem_.device.index;
+  launch(host::load_config(mask_config(), device, mask_tiles_unit),
+         host::following(mask_blocks(), device), stream, mask_args(mask));
+}
+
+void TileListsMaker::make_by_keys(void* stream, const tile::MaskBits& mask, bool both) const {
+  if (lists_ahead()) {
+    make_rows(stream);
+    transpose(stream);
+  }
+  if (lines_ == MaskLines::none) return;
+  narrow(stream, mask);
+  if (both) start_transpose(way_back_args(), way_back_blocks(), stream);
 }
 
 std::int64_t TileListsMaker::bit_words() const { return lists_ * args_.rows * 2 * args_.words; }
@@ -267,7 +329,7 @@ tile::TileLists TileListsMaker::lists() const {
           .heads = heads_};
 }
 
-void TileListsMaker::make(void* stream) const {
+void TileListsMaker::make_rows(void* stream) const {
   if (problem_.block_list.defined()) {
     const int device = problem_.device.index;
     launch(host::load_config(config_, device, unit), {.x = blocks()}, stream, args_);
@@ -275,6 +337,11 @@ void TileListsMaker::make(void* stream) const {
     const auto map = mask_map_config(config_.tile_q, config_.tile_k, args_.words);
     launch_mask_map(problem_, map, args_, blocks(), stream);
   }
+}
+
+void TileListsMaker::make(void* stream, const tile::MaskBits& mask) const {
+  if (lists_ahead()) make_rows(stream);
+  if (lines_ == MaskLines::queries) narrow(stream, mask);
 }
 
 }  // namespace tilewise::cuda
